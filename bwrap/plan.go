@@ -1,0 +1,398 @@
+package bwrap
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/environ"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+// Plan is a sandbox that is decided in every detail and not started. It owns
+// the descriptors that bwrap will get; Close gives them up.
+type Plan struct {
+	Program Program
+	Workdir string // of the payload
+
+	command []string
+	env     []environ.Var
+	options []string // bwrap's, but for those of Start
+	ops     []op
+	staged  []*os.File // sources that only root can reach
+	copies  []*os.File // what is copied in; descriptor firstCopy + i of bwrap
+	texts   []string   // the text of copies[i] if it was made here, for print
+	cred    *proc.Cred
+}
+
+// Caller is who asks: what Prepare must know about the world outside.
+type Caller struct {
+	Path string // PATH: where bwrap is, and where a command could have been
+	Home string // HOME
+	UID  int    // effective
+	GID  int
+}
+
+// Descriptors of bwrap next to the payload's 0, 1 and 2.
+const (
+	argsFD = iota + 3
+	blockFD
+	statusFD
+	firstCopy
+)
+
+// Prepare decides how bwrap will be called. It looks at the host's files and
+// opens some, but starts no process. Errors are *[result.Error].
+func Prepare(p Policy, c Caller) (_ *Plan, err error) {
+	if err := p.validate(); err != nil {
+		return nil, err
+	}
+	if p.TmpSize == 0 {
+		p.TmpSize = DefaultTmpSize
+	}
+	if p.Hostname == "" {
+		p.Hostname = DefaultHostname
+	}
+	plan := &Plan{command: p.Command}
+	defer func() {
+		if err != nil {
+			plan.Close()
+		}
+	}()
+	if plan.Program, err = Find(c.Path); err != nil {
+		return nil, err
+	}
+	user, identity := plan.identity(&p, c)
+	if plan.Workdir = p.Workdir; plan.Workdir == "" {
+		if plan.Workdir, err = currentDirectory(&p, c.Home); err != nil {
+			return nil, err
+		}
+	}
+	if p.Terminal != "" {
+		p.Mounts = append(p.Mounts, Mount{Kind: ReadOnly, Source: p.Terminal, Dest: terminalProgram})
+		plan.command = append([]string{terminalProgram, TerminalCommand}, p.Command...)
+	}
+	if plan.ops, err = layout(&p, user, p.Hostname); err != nil {
+		return nil, err
+	}
+	v := view(plan.ops)
+	if err := checkDests(plan.ops, v); err != nil {
+		return nil, err
+	}
+	if err := checkWorkdir(v, plan.Workdir); err != nil {
+		return nil, err
+	}
+	sandboxPath, given := p.Env.Lookup("PATH")
+	if !given {
+		sandboxPath = sandboxPathOf(v, c.Path)
+	}
+	if err := checkCommand(v, p.Command[0], plan.Workdir, sandboxPath, c.Path); err != nil {
+		return nil, err
+	}
+	plan.environment(&p, sandboxPath)
+	if plan.cred != nil {
+		if err := plan.stage(); err != nil {
+			return nil, err
+		}
+	}
+	if err := plan.build(&p, identity); err != nil {
+		return nil, err
+	}
+	return plan, nil
+}
+
+// Close closes the plan's descriptors. After Start they are not needed.
+func (p *Plan) Close() {
+	for _, f := range append(p.copies, p.staged...) {
+		f.Close() // only ever read from: nothing can be lost
+	}
+	for _, o := range p.ops {
+		if o.from != nil {
+			o.from.Close()
+		}
+	}
+	p.copies, p.staged, p.ops = nil, nil, nil
+}
+
+// identity settles who the payload is. Started by root, bwrap itself runs under
+// an unprivileged uid, because a payload whose uid outside is 0 owns whatever
+// root owns; inside it may still be called root.
+func (p *Plan) identity(pol *Policy, c Caller) (user User, options []string) {
+	user = User{UID: uint32(c.UID), GID: uint32(c.GID)}
+	if c.UID == 0 {
+		user = User{UID: Nobody, GID: Nobody}
+		if pol.User != nil && pol.User.UID != 0 {
+			user = *pol.User
+		}
+		if user.GID == 0 {
+			user.GID = Nobody
+		}
+		p.cred = &proc.Cred{UID: user.UID, GID: user.GID}
+	}
+	if pol.User != nil && *pol.User != user {
+		user = *pol.User
+		options = []string{"--uid", strconv.Itoa(int(user.UID)), "--gid", strconv.Itoa(int(user.GID))}
+	}
+	return user, options
+}
+
+// environment is the payload's: clean, with what the policy adds. bwrap itself
+// runs with none at all and sets these last, from its argument descriptor: so
+// they are in no command line and no /proc/PID/environ, and a LD_PRELOAD meant
+// for the payload cannot act on bwrap, outside the sandbox.
+func (p *Plan) environment(pol *Policy, sandboxPath string) {
+	var set environ.Set
+	set.Put(environ.Var{Name: "PATH", Value: sandboxPath})
+	set.Put(environ.Var{Name: "HOME", Value: Home})
+	set.Put(environ.Var{Name: "USER", Value: UserName})
+	set.Put(environ.Var{Name: "LOGNAME", Value: UserName})
+	for _, v := range pol.Env.Vars() {
+		set.Put(v)
+	}
+	p.env = set.Vars()
+}
+
+// build makes bwrap's options out of what is settled.
+func (p *Plan) build(pol *Policy, identity []string) error {
+	add := func(args ...string) { p.options = append(p.options, args...) }
+	add("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup")
+	if pol.Network != NetHost {
+		add("--unshare-net")
+	}
+	add("--die-with-parent", "--new-session", "--cap-drop", "ALL")
+	if p.Program.DisableUserns && !readOnlySysctl() {
+		add("--disable-userns")
+	}
+	add(identity...)
+	add("--hostname", pol.Hostname)
+	staged := 0
+	for i := range p.ops {
+		o := &p.ops[i]
+		src := o.src
+		if o.from != nil && o.kind != opCopy {
+			src = path.Join(proc.StageDir, strconv.Itoa(staged))
+			staged++
+		}
+		switch o.kind {
+		case opSymlink:
+			add("--symlink", src, o.dst)
+		case opBind:
+			add("--ro-bind", src, o.dst)
+		case opBindRW:
+			add("--bind", src, o.dst)
+		case opCopy:
+			f := o.from
+			text := ""
+			if f == nil {
+				var err error
+				if f, err = memory(path.Base(o.dst), o.data); err != nil {
+					return err
+				}
+				text = string(o.data)
+			}
+			o.from = nil // the plan's now
+			add("--perms", "0444", "--file", strconv.Itoa(firstCopy+len(p.copies)), o.dst)
+			p.copies, p.texts = append(p.copies, f), append(p.texts, text)
+		case opTmpfs:
+			add("--perms", tmpfsMode(o.dst), "--size", strconv.FormatInt(o.size, 10), "--tmpfs", o.dst)
+		case opDir:
+			add("--dir", o.dst)
+		case opProc:
+			add("--proc", o.dst)
+		case opDev:
+			add("--dev", o.dst)
+		}
+	}
+	// Both are tmpfs of bwrap's own, without a bound: not to be written to.
+	add("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", p.Workdir)
+	for _, v := range p.env {
+		add("--setenv", v.Name, v.Value)
+	}
+	return nil
+}
+
+// tmpfsMode is what programs expect of the well-known places.
+func tmpfsMode(dst string) string {
+	switch dst {
+	case "/tmp", "/var/tmp", "/dev/shm":
+		return "1777"
+	case Home:
+		return "0700"
+	}
+	return "0755"
+}
+
+// memory is a descriptor that reads data.
+func memory(name string, data []byte) (*os.File, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("memfd_create (Linux 3.17): %w", err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	if _, err = f.Write(data); err == nil {
+		_, err = f.Seek(0, 0)
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("memfd %s: %w", name, err)
+	}
+	return f, nil
+}
+
+// readOnlySysctl: --disable-userns writes user.max_user_namespaces of the new
+// namespace through /proc/sys, which container engines mount read-only.
+func readOnlySysctl() bool {
+	var st unix.Statfs_t
+	err := unix.Statfs("/proc/sys/user/max_user_namespaces", &st)
+	return err != nil || st.Flags&unix.ST_RDONLY != 0
+}
+
+// stage opens the sources of the user's binds if the unprivileged uid could not
+// reach one of them. bwrap resolves the text of a descriptor's path, so handing
+// it descriptors is not enough (bubblewrap, resolve_symlinks_in_ops): the
+// keeper binds them to places that can be reached, in a mount namespace that
+// only bwrap sees. All of them, because the staging place hides /tmp.
+func (p *Plan) stage() error {
+	need := false
+	for _, o := range p.ops {
+		if o.kind == opBind || o.kind == opBindRW {
+			need = need || !reachable(o.src)
+		}
+	}
+	if !need {
+		return nil
+	}
+	for i := range p.ops {
+		o := &p.ops[i]
+		if o.kind != opBind && o.kind != opBindRW || reachable(o.src) && !within(o.src, proc.StageDir) {
+			continue
+		}
+		fd, err := unix.Open(o.src, unix.O_PATH|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %v", o.src, err), Err: err}
+		}
+		o.from = os.NewFile(uintptr(fd), o.src)
+		p.staged = append(p.staged, o.from)
+	}
+	return nil
+}
+
+// reachable says whether everybody may search all directories on the way to a
+// path. Groups and ACLs are left out of account: saying no is always right.
+func reachable(name string) bool {
+	real, err := filepath.EvalSymlinks(name)
+	if err != nil {
+		return false
+	}
+	for dir := path.Dir(real); ; dir = path.Dir(dir) {
+		st, err := os.Stat(dir)
+		if err != nil || st.Mode().Perm()&0o001 == 0 {
+			return false
+		}
+		if dir == "/" {
+			return true
+		}
+	}
+}
+
+// currentDirectory makes the caller's current directory the payload's, shown
+// read-only at its own path unless one of the mounts shows it already. Where
+// that would show too much, or something the sandbox has its own of, it is an
+// error: what to show is the user's to say.
+func currentDirectory(p *Policy, home string) (string, error) {
+	refuse := func(format string, args ...any) (string, error) {
+		return "", &result.Error{Code: "workdir", Message: fmt.Sprintf(format, args...),
+			Hint: "--workdir /tmp starts in the sandbox's own empty /tmp; --ro-bind DIR or --bind DIR shows a directory"}
+	}
+	var st unix.Stat_t
+	dir, err := unix.Getwd()
+	if err == nil {
+		err = unix.Stat(dir, &st)
+	}
+	if err != nil || !path.IsAbs(dir) {
+		return refuse("the current directory cannot be used: it was removed, or cannot be reached")
+	}
+	for _, m := range p.Mounts {
+		if within(dir, m.Dest) {
+			return dir, nil
+		}
+	}
+	for _, own := range []string{"/proc", "/dev", "/sys", "/run", "/var/run", "/etc"} {
+		if within(dir, own) {
+			return refuse("the current directory %s is not shown in a sandbox by itself", dir)
+		}
+	}
+	for _, top := range append(toplevel, "/tmp", "/var/tmp") {
+		if dir == "/tmp" || dir == "/var/tmp" {
+			return refuse("the current directory is %s, of which the sandbox has its own", dir)
+		}
+		if top[1] != 't' && top[1] != 'v' && within(dir, top) {
+			return dir, nil // visible anyway
+		}
+	}
+	if dir == "/" {
+		return refuse("the current directory is /: all of the host would be shown")
+	}
+	if h := homeWithin(dir, home); h != "" {
+		if h == dir {
+			return refuse("the current directory %s is a home directory, with its keys and tokens", dir)
+		}
+		return refuse("the current directory %s holds home directories, such as %s", dir, h)
+	}
+	p.Mounts = append(p.Mounts, Mount{Kind: ReadOnly, Source: dir, Dest: dir})
+	return dir, nil
+}
+
+// homeWithin is a home directory at or below dir, or "": the caller's, root's,
+// one below /home, or that of an account people log in to.
+func homeWithin(dir, home string) string {
+	homes := []string{home, "/root"}
+	// Unreadable: then there are the well-known places.
+	passwd, _ := os.ReadFile("/etc/passwd")
+	for _, line := range strings.Split(string(passwd), "\n") {
+		f := strings.Split(line, ":")
+		if len(f) < 7 {
+			continue
+		}
+		if uid, err := strconv.Atoi(f[2]); err == nil && (uid >= 1000 && uid != Nobody) {
+			homes = append(homes, f[5])
+		}
+	}
+	for _, h := range homes {
+		if h = path.Clean(h); h != "/" && path.IsAbs(h) && within(h, dir) {
+			return h
+		}
+	}
+	if dir == "/home" || path.Dir(dir) == "/home" {
+		return dir
+	}
+	return ""
+}
+
+// checkWorkdir makes sure that bwrap's chdir(2), which comes after release,
+// will find a directory.
+func checkWorkdir(v view, dir string) error {
+	e := &result.Error{Code: "workdir", Hint: "--ro-bind or --bind the directory, or name one that is there with --workdir"}
+	host, err := v.resolve(dir)
+	switch st, serr := os.Stat(host); {
+	case err != nil:
+		e.Message = fmt.Sprintf("working directory %q is not there in the sandbox", dir)
+		e.Err = err
+	case host == "":
+		return nil // the sandbox's own
+	case serr != nil:
+		e.Message, e.Err = fmt.Sprintf("working directory %q: %v", dir, serr), serr
+	case st.Mode()&fs.ModeDir == 0:
+		e.Message = fmt.Sprintf("working directory %q is not a directory", dir)
+	default:
+		return nil
+	}
+	return e
+}

@@ -1,0 +1,89 @@
+// Package cleanup brings a sandbox to nothing and says whether that is proven.
+//
+// Killing the init of a PID namespace makes the kernel kill every process in
+// it, and init is not gone before all of them are dead and reaped
+// (pid_namespaces(7)). So the proof has two halves: init's pidfd is readable,
+// which speaks for everything in the namespace; and the keeper has exited with
+// the word that it has no children any more, which speaks for bwrap's own
+// processes and for zombies.
+package cleanup
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hashicorp/go-multierror"
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+// Sandbox is what has to go.
+type Sandbox struct {
+	Init   *proc.Process // verified
+	PIDNS  uint64        // inode of its PID namespace, to name survivors
+	Keeper *proc.Keeper
+}
+
+// Outcome is what the teardown came to.
+type Outcome struct {
+	Verdict   result.Verdict
+	Survivors []result.Survivor // if unproven
+	End       proc.End          // if proven
+	Err       error             // every step that failed
+}
+
+// maxSurvivors bounds the list in the report.
+const maxSurvivors = 100
+
+// Teardown kills the sandbox and waits, at most until the deadline, for the
+// proof. Every step is made whatever the others came to. A zero deadline does
+// not wait at all.
+func Teardown(sb Sandbox, deadline time.Time) Outcome {
+	var failed *multierror.Error
+	if err := sb.Init.Signal(unix.SIGKILL); err != nil && !errors.Is(err, proc.ErrGone) {
+		failed = multierror.Append(failed, fmt.Errorf("kill init %d: %w", sb.Init.PID, err))
+	}
+	// The monitor, too: it has nothing more to say, and dies beside init
+	// instead of after it.
+	sb.Keeper.Kill()
+
+	if err := sb.Init.Wait(deadline); err != nil {
+		failed = multierror.Append(failed, fmt.Errorf("wait for init %d: %w", sb.Init.PID, err))
+	}
+	end, err := sb.Keeper.Reap(deadline)
+	if err != nil {
+		failed = multierror.Append(failed, fmt.Errorf("wait for the keeper: %w", err))
+	}
+	if failed == nil {
+		return Outcome{Verdict: result.Proven, End: end}
+	}
+	failed.ErrorFormat = inOneLine
+	return Outcome{Verdict: result.Unproven, Survivors: survivors(sb), Err: failed}
+}
+
+// survivors names what is left: the namespace's members, and what the keeper
+// still has.
+func survivors(sb Sandbox) (left []result.Survivor) {
+	seen := map[int]bool{}
+	for _, st := range append(proc.Members(sb.PIDNS, maxSurvivors), proc.Descendants(sb.Keeper.PID, maxSurvivors)...) {
+		if !seen[st.PID] && len(left) < maxSurvivors {
+			seen[st.PID] = true
+			left = append(left, result.Survivor{PID: st.PID, Comm: st.Comm, State: st.State})
+		}
+	}
+	return left
+}
+
+func inOneLine(errs []error) string {
+	line := ""
+	for i, err := range errs {
+		if i > 0 {
+			line += "; "
+		}
+		line += err.Error()
+	}
+	return line
+}

@@ -1,0 +1,62 @@
+// Command sbxrun runs a command in a bubblewrap sandbox and leaves nothing
+// behind. Each of its commands has a file of its own here; this package is the
+// only one that prints and exits.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+// version is set by the linker.
+var version = "devel"
+
+func main() {
+	begin := time.Now()
+	args := os.Args[1:]
+	if len(args) > 0 && args[0] == bwrap.TerminalCommand {
+		os.Exit(execOnTerminal(args[1:]))
+	}
+	os.Exit(dispatch(args, begin))
+}
+
+// dispatch picks the command. Only the very first word can name one, so that
+// everything after a flag, and after --, is the payload's.
+func dispatch(args []string, begin time.Time) int {
+	if len(args) > 0 {
+		switch args[0] {
+		case "run":
+			return runCommand(args[1:], begin)
+		case "doctor":
+			return doctorCommand(args[1:])
+		}
+	}
+	return runCommand(args, begin)
+}
+
+// fail prints an error in one line, with the remedy if it is known, and returns
+// the exit code.
+func fail(err error) int {
+	var e *result.Error
+	if !errors.As(err, &e) {
+		e = &result.Error{Message: err.Error()}
+	}
+	line := e.Message
+	if e.Hint != "" {
+		line += "; " + e.Hint
+	}
+	fmt.Fprintln(os.Stderr, "sbxrun: error: "+line)
+	if e.ExitCode != 0 {
+		return e.ExitCode
+	}
+	return result.ExitNotStarted
+}
+
+func usageError(err error) error {
+	return &result.Error{Code: "usage", Message: err.Error(), Hint: "see sbxrun --help", Err: err}
+}

@@ -1,0 +1,335 @@
+package main
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/internal/environ"
+	"github.com/sbxrun/sbxrun/internal/quantity"
+	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/supervise"
+)
+
+func runCommand(args []string, begin time.Time) int {
+	var flags runFlags
+	command, err := parse(&flags, args)
+	switch {
+	case err != nil:
+		return fail(err)
+	case flags.Help:
+		return help()
+	case flags.Version:
+		fmt.Println("sbxrun " + version)
+		return 0
+	}
+	r := runner{flags: &flags, command: command, begin: begin}
+	return r.run()
+}
+
+// runner is one run of the run command.
+type runner struct {
+	flags   *runFlags
+	command []string
+	begin   time.Time
+
+	plan   *bwrap.Plan
+	report *reportFile
+}
+
+func (r *runner) run() int {
+	var err error
+	// The report's place first, so that every later failure can be written there.
+	if r.report, err = openReport(r.flags.Report); err != nil {
+		return fail(err)
+	}
+	if err = r.prepare(); err != nil {
+		return r.notStarted(err)
+	}
+	defer r.plan.Close()
+	if r.flags.PrintCommand {
+		fmt.Println(r.plan.ShellCommand())
+		r.report.discard()
+		return 0
+	}
+	streams, err := openStreams(r.flags)
+	if err != nil {
+		return r.notStarted(err)
+	}
+	defer streams.restore()
+
+	ctx, hurry := watchSignals()
+	res := supervise.Run(ctx, r.plan, supervise.Options{
+		Timeout:      time.Duration(r.flags.Timeout),
+		Grace:        time.Duration(r.flags.Grace),
+		ProofTimeout: time.Duration(r.flags.ProofTimeout),
+		Stdio:        streams.payload,
+		Terminal:     streams.terminal,
+		Started:      streams.started,
+		Begin:        r.begin,
+		Hurry:        hurry,
+	})
+	streams.drain(res.Verdict)
+	streams.restore()
+	return r.finish(res, streams)
+}
+
+// prepare turns the flags into a policy, and that into a plan.
+func (r *runner) prepare() error {
+	policy, err := r.policy()
+	if err != nil {
+		return usageError(err)
+	}
+	r.plan, err = bwrap.Prepare(policy, bwrap.Caller{
+		Path: os.Getenv("PATH"),
+		Home: os.Getenv("HOME"),
+		UID:  os.Geteuid(),
+		GID:  os.Getegid(),
+	})
+	return err
+}
+
+func (r *runner) policy() (p bwrap.Policy, err error) {
+	f := r.flags
+	p = bwrap.Policy{
+		Command:  r.command,
+		Workdir:  f.Workdir,
+		TmpSize:  int64(f.TmpSize),
+		Network:  bwrap.Network(f.Net),
+		Hostname: f.Hostname,
+	}
+	if f.JSON && f.Tty {
+		return p, errors.New("--json and --tty do not go together: a terminal has one stream for both")
+	}
+	if f.TmpSize == 0 {
+		return p, errors.New("--tmp-size: must be greater than 0")
+	}
+	if p.Mounts, err = mounts(f); err != nil {
+		return p, err
+	}
+	if p.Env, err = environment(f); err != nil {
+		return p, err
+	}
+	if p.User, err = parseUser(f.User); err != nil {
+		return p, err
+	}
+	if f.Tty {
+		if p.Terminal, err = os.Executable(); err != nil {
+			return p, fmt.Errorf("--tty: %w", err)
+		}
+	}
+	return p, nil
+}
+
+func mounts(f *runFlags) (list []bwrap.Mount, err error) {
+	dir, err := unix.Getwd()
+	if err != nil {
+		dir = "/" // a relative path will not be found, which is the truth
+	}
+	for _, kind := range []struct {
+		args []string
+		kind bwrap.MountKind
+		try  bool
+	}{
+		{f.RoBind, bwrap.ReadOnly, false},
+		{f.Bind, bwrap.ReadWrite, false},
+		{f.RoBindTry, bwrap.ReadOnly, true},
+		{f.BindTry, bwrap.ReadWrite, true},
+	} {
+		for _, arg := range kind.args {
+			source, dest, err := bwrap.ParseBind(arg, dir)
+			if err != nil {
+				return nil, err
+			}
+			list = append(list, bwrap.Mount{Kind: kind.kind, Source: source, Dest: dest, Try: kind.try})
+		}
+	}
+	for _, arg := range f.Tmpfs {
+		dest, size, err := bwrap.ParseTmpfs(arg)
+		if err != nil {
+			return nil, err
+		}
+		m := bwrap.Mount{Kind: bwrap.Tmpfs, Dest: dest}
+		if size != "" {
+			if m.Size, err = quantity.ParseSize(size); err != nil {
+				return nil, fmt.Errorf("tmpfs %q: %w", arg, err)
+			}
+			if m.Size == 0 {
+				return nil, fmt.Errorf("tmpfs %q: the size must be greater than 0", arg)
+			}
+		}
+		list = append(list, m)
+	}
+	return list, nil
+}
+
+// passed are the variables every payload gets from the caller, beside LC_*.
+var passed = []string{"LANG", "LANGUAGE", "TERM", "TZ"}
+
+// own are the variables that describe the sandbox and not the host.
+var own = []string{"PATH", "HOME", "USER", "LOGNAME", "PWD", "OLDPWD"}
+
+// environment is what the payload gets beside PATH, HOME and USER: what comes
+// later wins.
+func environment(f *runFlags) (set environ.Set, err error) {
+	for _, pair := range os.Environ() {
+		v, ok, err := environ.Parse(pair, os.LookupEnv)
+		if err != nil || !ok || slices.Contains(own, v.Name) {
+			continue // names that no shell could set, such as exported functions
+		}
+		if f.InheritEnv || slices.Contains(passed, v.Name) || strings.HasPrefix(v.Name, "LC_") {
+			set.Put(v)
+		}
+	}
+	for _, name := range f.EnvFile {
+		if err := environmentFile(&set, name); err != nil {
+			return set, err
+		}
+	}
+	for _, arg := range f.Env {
+		v, ok, err := environ.Parse(arg, os.LookupEnv)
+		if err != nil {
+			return set, fmt.Errorf("--env: %w", err)
+		}
+		if ok {
+			set.Put(v)
+		}
+	}
+	return set, nil
+}
+
+func environmentFile(set *environ.Set, name string) error {
+	file, err := os.Open(name)
+	if err != nil {
+		return fmt.Errorf("--env-file: %w", err)
+	}
+	defer file.Close()
+	vars, err := environ.ParseFile(file, name, os.LookupEnv)
+	if err != nil {
+		return fmt.Errorf("--env-file: %w", err)
+	}
+	for _, v := range vars {
+		set.Put(v)
+	}
+	return nil
+}
+
+// parseUser parses UID[:GID]; the group id is the user id unless given.
+func parseUser(arg string) (*bwrap.User, error) {
+	if arg == "" {
+		return nil, nil
+	}
+	uid, gid, found := strings.Cut(arg, ":")
+	if !found {
+		gid = uid
+	}
+	u, err1 := strconv.ParseUint(uid, 10, 32)
+	g, err2 := strconv.ParseUint(gid, 10, 32)
+	if err1 != nil || err2 != nil || u == 1<<32-1 || g == 1<<32-1 {
+		return nil, fmt.Errorf("--user %q: want UID or UID:GID, as numbers", arg)
+	}
+	return &bwrap.User{UID: uint32(u), GID: uint32(g)}, nil
+}
+
+// watchSignals makes a context that the first signal cancels, and a channel that
+// the second closes. A signal that the caller ignores, as nohup(1) does SIGHUP,
+// stays ignored.
+func watchSignals() (context.Context, <-chan struct{}) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	hurry := make(chan struct{})
+	signals := make(chan os.Signal, 2)
+	for _, sig := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
+		if !signal.Ignored(sig) {
+			signal.Notify(signals, sig)
+		}
+	}
+	go func() {
+		sig := <-signals
+		cancel(supervise.SignalError{Signal: sig.(syscall.Signal)})
+		<-signals
+		close(hurry)
+	}()
+	return ctx, hurry
+}
+
+// notStarted finishes a run that came to nothing before there was a sandbox.
+func (r *runner) notStarted(err error) int {
+	var e *result.Error
+	if !errors.As(err, &e) {
+		e = &result.Error{Code: "setup", Message: err.Error(), Err: err}
+	}
+	res := result.Result{Cause: result.StartFailed, Verdict: result.NotApplicable, StartedAt: r.begin, Duration: time.Since(r.begin), Err: e}
+	return r.finish(res, nil)
+}
+
+// finish prints what there is to say and returns the exit code.
+func (r *runner) finish(res result.Result, streams *streams) int {
+	code := res.ExitCode()
+	rep := res.Report(newID(), r.command)
+	if r.plan != nil {
+		rep.Bwrap = &result.ReportBwrap{Path: r.plan.Program.Path, Version: r.plan.Program.Version}
+	}
+	if r.flags.JSON {
+		if streams != nil {
+			rep.SetOutput(streams.captured())
+		} else {
+			rep.SetOutput(result.Stream{UTF8: true}, result.Stream{UTF8: true})
+		}
+	}
+	if res.Err != nil {
+		fail(res.Err)
+	} else if !r.flags.Quiet {
+		r.note(res)
+	}
+	if err := r.report.write(rep); err != nil {
+		fail(err)
+		if code == 0 {
+			code = result.ExitUnproven
+		}
+	}
+	if r.flags.JSON {
+		b, err := rep.JSON()
+		if err == nil {
+			_, err = os.Stdout.Write(b)
+		}
+		if err != nil {
+			return fail(fmt.Errorf("print the report: %w", err))
+		}
+	}
+	return code
+}
+
+// note tells on stderr why a command was ended that did not end itself.
+func (r *runner) note(res result.Result) {
+	why := ""
+	switch res.Cause {
+	case result.Timeout:
+		why = "timeout after " + r.flags.Timeout.String()
+	case result.Lost:
+		why = "the sandbox was killed from outside"
+	default:
+		return
+	}
+	fmt.Fprintf(os.Stderr, "sbxrun: %s; everything in the sandbox is gone (%s)\n", why, res.Verdict)
+}
+
+// newID is a name for the run that nobody else has.
+func newID() string {
+	var b [8]byte
+	if _, err := unix.Getrandom(b[:], 0); err != nil {
+		// Only before the machine's generator is seeded, early in its boot.
+		return strconv.FormatInt(time.Now().UnixNano(), 16)
+	}
+	return hex.EncodeToString(b[:])
+}

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/internal/capture"
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+// streams are the payload's stdin, stdout and stderr: sbxrun's own, passed
+// through untouched; or pipes, whose ends are kept up to a bound; or a terminal.
+type streams struct {
+	payload  [3]*os.File
+	terminal *bwrap.Terminal // to be restored if sbxrun is killed
+
+	buffers [2]*capture.Buffer // stdout, stderr; nil unless captured
+	sources []*os.File         // read ends that are being copied
+	copying sync.WaitGroup
+	undo    func()
+}
+
+func openStreams(f *runFlags) (*streams, error) {
+	s := &streams{payload: [3]*os.File{os.Stdin, os.Stdout, os.Stderr}, undo: func() {}}
+	switch {
+	case f.JSON:
+		return s, s.capture(int64(f.MaxOutput))
+	case f.Tty:
+		return s, s.openTerminal()
+	}
+	return s, nil
+}
+
+// capture puts pipes in the place of stdout and stderr, and reads them to the
+// end however much comes: a full pipe would stop the payload.
+func (s *streams) capture(limit int64) error {
+	for i := range s.buffers {
+		r, w, err := pipe()
+		if err != nil {
+			return fmt.Errorf("make a pipe: %w", err)
+		}
+		s.payload[i+1], s.buffers[i] = w, capture.New(limit)
+		s.copy(s.buffers[i], r)
+	}
+	return nil
+}
+
+// pipe is os.Pipe, but the end for writing is the payload's and blocks, as
+// programs expect of their stdout.
+func pipe() (r, w *os.File, err error) {
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
+		return nil, nil, err
+	}
+	if err := unix.SetNonblock(fds[0], true); err != nil {
+		unix.Close(fds[0])
+		unix.Close(fds[1])
+		return nil, nil, err
+	}
+	return os.NewFile(uintptr(fds[0]), "pipe"), os.NewFile(uintptr(fds[1]), "pipe"), nil
+}
+
+// copy copies src, which takes deadlines, to dst in the background.
+func (s *streams) copy(dst io.Writer, src *os.File) {
+	s.sources = append(s.sources, src)
+	s.copying.Go(func() {
+		// An error is the end: a closed pipe, EIO of a terminal, the deadline
+		// of drain, or that nobody reads what we write.
+		_, _ = io.Copy(dst, src)
+		// Should dst be what failed, the payload must not wait for a reader.
+		_, _ = io.Copy(io.Discard, src)
+	})
+}
+
+// started gives up the payload's ends: with the payload's own they are the last
+// that keep the streams from ending. Called when the payload has them.
+func (s *streams) started() {
+	for _, f := range s.payload {
+		if f != os.Stdin && f != os.Stdout && f != os.Stderr {
+			f.Close()
+		}
+	}
+}
+
+// drain waits until all output has been read. After a proven end every writer
+// is dead, so there is an end to read up to; else what came in time must do.
+func (s *streams) drain(verdict result.Verdict) {
+	s.started() // in case it never got that far
+	if verdict == result.Unproven {
+		for _, f := range s.sources {
+			_ = f.SetReadDeadline(time.Now().Add(100 * time.Millisecond)) // if not, the process exits anyway
+		}
+	}
+	s.copying.Wait()
+}
+
+// captured is what was kept of stdout and stderr. After drain.
+func (s *streams) captured() (stdout, stderr result.Stream) {
+	return captured(s.buffers[0]), captured(s.buffers[1])
+}
+
+func captured(b *capture.Buffer) result.Stream {
+	text, valid := b.Text()
+	return result.Stream{Text: text, UTF8: valid, Bytes: b.Len(), Truncated: b.Truncated()}
+}
+
+// restore puts the caller's terminal back. It may be called more than once.
+func (s *streams) restore() { s.undo() }

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+
+	"github.com/creack/pty"
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
+
+	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+// openTerminal gives the payload a terminal of its own, and connects it with
+// ours. Sharing ours would let the payload type into it (TIOCSTI).
+func (s *streams) openTerminal() error {
+	ptmx, tty, err := pty.Open()
+	if err != nil {
+		return fmt.Errorf("open a terminal: %w", err)
+	}
+	s.payload = [3]*os.File{tty, tty, tty}
+	in := int(os.Stdin.Fd())
+	if term.IsTerminal(in) {
+		if err := s.makeRaw(in, ptmx); err != nil {
+			return err
+		}
+	}
+	s.copy(os.Stdout, ptmx)
+	go func() {
+		_, _ = writeAll(ptmx, os.Stdin)
+		// Our stdin has ended: so does the payload's, by what a person types.
+		_, _ = ptmx.Write([]byte{4})
+	}()
+	return nil
+}
+
+func writeAll(dst, src *os.File) (n int64, err error) {
+	buf := make([]byte, 4096)
+	for {
+		got, err := src.Read(buf)
+		if got > 0 {
+			if _, err := dst.Write(buf[:got]); err != nil {
+				return n, err
+			}
+			n += int64(got)
+		}
+		if err != nil {
+			return n, err
+		}
+	}
+}
+
+// makeRaw lets every key through to the payload's terminal, and its size follow
+// ours, until restore.
+func (s *streams) makeRaw(in int, ptmx *os.File) error {
+	before, err := unix.IoctlGetTermios(in, unix.TCGETS)
+	if err != nil {
+		return fmt.Errorf("read the terminal's state: %w", err)
+	}
+	state, err := term.MakeRaw(in)
+	if err != nil {
+		return fmt.Errorf("switch the terminal to raw mode: %w", err)
+	}
+	s.terminal = &bwrap.Terminal{File: os.Stdin, State: *before}
+	// An error leaves the size as it is, which is an inconvenience only.
+	_ = pty.InheritSize(os.Stdin, ptmx)
+	resized := make(chan os.Signal, 1)
+	signal.Notify(resized, syscall.SIGWINCH)
+	go func() {
+		for range resized {
+			_ = pty.InheritSize(os.Stdin, ptmx)
+		}
+	}()
+	s.undo = func() { _ = term.Restore(in, state) } // a terminal that was closed needs no restoring
+	return nil
+}
+
+// execOnTerminal is what the sandbox starts in place of the payload when there
+// is a terminal: it leads a session with stdin as its controlling terminal, as
+// a shell's job control needs it, and becomes the payload.
+func execOnTerminal(args []string) int {
+	if len(args) == 0 {
+		return fail(errors.New("no command given"))
+	}
+	if _, err := unix.Setsid(); err != nil {
+		return fail(fmt.Errorf("make a session: %w", err))
+	}
+	if err := unix.IoctlSetInt(0, unix.TIOCSCTTY, 0); err != nil {
+		return fail(fmt.Errorf("take the terminal: %w", err))
+	}
+	path, err := exec.LookPath(args[0])
+	if err != nil {
+		return fail(&result.Error{Code: "not-found", ExitCode: result.ExitNotFound, Message: err.Error()})
+	}
+	err = syscall.Exec(path, args, os.Environ())
+	return fail(&result.Error{Code: "not-executable", ExitCode: result.ExitNotExecutable, Message: fmt.Sprintf("command %q cannot be executed: %v", args[0], err)})
+}

@@ -1,0 +1,115 @@
+// Package capture keeps the beginning and the end of a stream of any length in
+// a bounded amount of memory.
+//
+// What a program printed first says what it was doing, what it printed last says
+// how it ended, and there may be gigabytes between. Half of the limit therefore
+// goes to the head, which is filled once. The other half goes to the tail, a
+// ring that is overwritten from then on. Everything is counted, so that what was
+// left out can be said.
+package capture
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"unicode/utf8"
+)
+
+// A Buffer is an [io.Writer] that remembers both ends of what it was given. It
+// is not safe for concurrent use: wait for the writer before reading.
+type Buffer struct {
+	headMax, tailMax int
+	total            int64
+
+	head []byte
+	tail []byte // a ring once it has grown to tailMax
+	next int    // where the ring is overwritten next, and so its oldest byte
+}
+
+// New returns a Buffer that keeps at most limit bytes, or none when the limit is
+// not positive. Memory is taken as the stream arrives, not in advance.
+func New(limit int64) *Buffer {
+	n := int(min(max(limit, 0), math.MaxInt))
+	return &Buffer{headMax: n / 2, tailMax: n - n/2}
+}
+
+// Write takes all of p and never fails, so that a program is never blocked or
+// killed by SIGPIPE because it printed too much.
+func (b *Buffer) Write(p []byte) (int, error) {
+	n := len(p)
+	b.total += int64(n)
+
+	b.head, p = fill(b.head, p, b.headMax)
+	// Of one large write, only the end can stay.
+	p = p[max(0, len(p)-b.tailMax):]
+	b.tail, p = fill(b.tail, p, b.tailMax)
+	for len(p) > 0 {
+		k := copy(b.tail[b.next:], p)
+		b.next = (b.next + k) % b.tailMax
+		p = p[k:]
+	}
+	return n, nil
+}
+
+// fill appends to dst what it has room for below limit, and returns the rest of p.
+func fill(dst, p []byte, limit int) (_, rest []byte) {
+	k := min(len(p), limit-len(dst))
+	return append(dst, p[:k]...), p[k:]
+}
+
+// Len returns the length of the whole stream so far, including what was left out.
+func (b *Buffer) Len() int64 {
+	return b.total
+}
+
+// Truncated reports whether anything was left out.
+func (b *Buffer) Truncated() bool {
+	return b.total > int64(b.headMax)+int64(b.tailMax)
+}
+
+// Text returns what was kept, and whether it is valid UTF-8. If something was
+// left out, a line between head and tail says how many bytes:
+//
+//	[… 4194304 bytes left out …]
+//
+// Where the gap splits a character, the pieces of it next to the gap are left
+// out too, provided that the rest is valid. Otherwise the stream is taken for
+// binary, and all the bytes are there as they were kept, around the same line.
+func (b *Buffer) Text() (s string, valid bool) {
+	head, tail := b.head, slices.Concat(b.tail[b.next:], b.tail[:b.next])
+	if !b.Truncated() {
+		s = string(head) + string(tail)
+		return s, utf8.ValidString(s)
+	}
+
+	textHead, textTail := trimEnd(head), trimStart(tail)
+	valid = utf8.Valid(textHead) && utf8.Valid(textTail)
+	if valid {
+		head, tail = textHead, textTail
+	}
+	leftOut := b.total - int64(len(head)) - int64(len(tail))
+	return fmt.Sprintf("%s\n[… %d bytes left out …]\n%s", head, leftOut, tail), valid
+}
+
+// trimEnd returns p without an incomplete character at its end.
+func trimEnd(p []byte) []byte {
+	for i := len(p) - 1; i >= 0 && i > len(p)-utf8.UTFMax; i-- {
+		if utf8.RuneStart(p[i]) {
+			if !utf8.FullRune(p[i:]) {
+				return p[:i]
+			}
+			break
+		}
+	}
+	return p
+}
+
+// trimStart returns p without the continuation bytes at its start that can
+// belong to a single character.
+func trimStart(p []byte) []byte {
+	i := 0
+	for i < min(len(p), utf8.UTFMax-1) && !utf8.RuneStart(p[i]) {
+		i++
+	}
+	return p[i:]
+}

@@ -1,0 +1,213 @@
+package environ
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// host is the environment that sbxrun was started with.
+var host = map[string]string{
+	"LANG":    "C.UTF-8",
+	"EMPTY":   "",
+	"KEY":     "line 1\nline 2",
+	"BAD_NUL": "hunter2\x00",
+}
+
+// lookup stands in for os.LookupEnv.
+func lookup(name string) (string, bool) {
+	value, ok := host[name]
+	return value, ok
+}
+
+func TestParse(t *testing.T) {
+	tests := []struct {
+		arg  string
+		want Var
+		ok   bool
+	}{
+		{"A=1", Var{"A", "1"}, true},
+		{"_a9=x", Var{"_a9", "x"}, true},
+		{"A=", Var{"A", ""}, true},
+		{"A==", Var{"A", "="}, true},
+		{"A=b=c", Var{"A", "b=c"}, true},
+		{"A= \"b\" $C ", Var{"A", " \"b\" $C "}, true},
+		{"A=1\n2\r\n", Var{"A", "1\n2\r\n"}, true},
+		{"A=\xff", Var{"A", "\xff"}, true},
+		{"LANG", Var{"LANG", "C.UTF-8"}, true},
+		{"LANG=de", Var{"LANG", "de"}, true},
+		{"EMPTY", Var{"EMPTY", ""}, true},
+		{"KEY", Var{"KEY", "line 1\nline 2"}, true},
+		{"UNSET", Var{"UNSET", ""}, false},
+	}
+	for _, tt := range tests {
+		got, ok, err := Parse(tt.arg, lookup)
+		if err != nil || ok != tt.ok || got != tt.want {
+			t.Errorf("Parse(%q) = %q, %v, %v; want %q, %v", tt.arg, got, ok, err, tt.want, tt.ok)
+		}
+	}
+}
+
+func TestParseErrors(t *testing.T) {
+	tests := []struct {
+		arg     string
+		wantErr string
+	}{
+		{"", `environment variable "": invalid name: want letters, digits and underscores, not a digit first`},
+		{"=hunter2", `environment variable "": invalid name: want letters, digits and underscores, not a digit first`},
+		{"1A=hunter2", `environment variable "1A": invalid name: want letters, digits and underscores, not a digit first`},
+		{"A-B=hunter2", `environment variable "A-B": invalid name: want letters, digits and underscores, not a digit first`},
+		{"A =hunter2", `environment variable "A ": invalid name: want letters, digits and underscores, not a digit first`},
+		{"A\n=hunter2", `environment variable "A\n": invalid name: want letters, digits and underscores, not a digit first`},
+		{"Ä=hunter2", `environment variable "Ä": invalid name: want letters, digits and underscores, not a digit first`},
+		{"A=hunter2\x00", `environment variable "A": value contains a NUL byte`},
+		{"BAD_NUL", `environment variable "BAD_NUL": value contains a NUL byte`},
+	}
+	for _, tt := range tests {
+		got, ok, err := Parse(tt.arg, lookup)
+		if err == nil || err.Error() != tt.wantErr || ok || got != (Var{}) {
+			t.Errorf("Parse(%q) = %q, %v, %v; want error %s", tt.arg, got, ok, err, tt.wantErr)
+		}
+	}
+}
+
+func TestParseFile(t *testing.T) {
+	tests := []struct {
+		name string
+		in   string
+		want []Var
+	}{
+		{"empty", "", nil},
+		{"blank lines", "\n \n\t\n\r\n", nil},
+		{"comments", "# a\n  # b=c\n\t#\nA=1\n", []Var{{"A", "1"}}},
+		{"no comment after a value", "A=1 # 2\n", []Var{{"A", "1 # 2"}}},
+		{"no newline at the end", "A=1\nB=2", []Var{{"A", "1"}, {"B", "2"}}},
+		{"value verbatim", "A= \"x\" '$B' \\n \t\n", []Var{{"A", " \"x\" '$B' \\n \t"}}},
+		{"equals in the value", "A=b=c\n", []Var{{"A", "b=c"}}},
+		{"empty value", "A=\n", []Var{{"A", ""}}},
+		{"blanks before the name", " \tA=1\n", []Var{{"A", "1"}}},
+		{"DOS line ends", "A=1\r\nLANG\r\nB=2\r\r\n", []Var{{"A", "1"}, {"LANG", "C.UTF-8"}, {"B", "2\r"}}},
+		{"byte order mark", "\ufeffA=1\n", []Var{{"A", "1"}}},
+		{"byte order mark and comment", "\ufeff# x\nA=\ufeff\n", []Var{{"A", "\ufeff"}}},
+		{"passed on", "LANG\nUNSET\nEMPTY\nKEY\n", []Var{{"LANG", "C.UTF-8"}, {"EMPTY", ""}, {"KEY", "line 1\nline 2"}}},
+		{"duplicates", "A=1\nB=2\nA=3\n", []Var{{"A", "1"}, {"B", "2"}, {"A", "3"}}},
+		{"not UTF-8", "A=\xff\xfe\n", []Var{{"A", "\xff\xfe"}}},
+		{"as large as may be", "A=" + strings.Repeat("x", MaxFileSize-2), []Var{{"A", strings.Repeat("x", MaxFileSize-2)}}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := ParseFile(strings.NewReader(tt.in), "f", lookup)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestParseFileErrors(t *testing.T) {
+	const badName = "invalid name: want letters, digits and underscores, not a digit first"
+	tests := []struct {
+		name    string
+		in      string
+		wantErr string
+	}{
+		{"bad name", "# c\n\nA=1\n9=hunter2\n", `read environment file "my env": line 4: ` + badName},
+		{"shell syntax", "export A=hunter2\n", `read environment file "my env": line 1: ` + badName},
+		{"no name", "A=1\n=hunter2\n", `read environment file "my env": line 2: ` + badName},
+		{"blank before equals", "A =hunter2\n", `read environment file "my env": line 1: ` + badName},
+		{"blank after a name alone", "LANG \n", `read environment file "my env": line 1: ` + badName},
+		{"value over several lines", "KEY=-----BEGIN\nhunter2/+==\n", `read environment file "my env": line 2: ` + badName},
+		{"second byte order mark", "A=1\n\ufeffB=2\n", `read environment file "my env": line 2: ` + badName},
+		{"UTF-16", "\xff\xfeA\x00=\x001\x00", `read environment file "my env": line 1: ` + badName},
+		{"NUL in a value", "A=1\nB=hunter2\x00\n", `read environment file "my env": line 2: value contains a NUL byte`},
+		{"NUL in a name", "A\x00=hunter2\n", `read environment file "my env": line 1: ` + badName},
+		{"too large", "A=" + strings.Repeat("x", MaxFileSize-1), `read environment file "my env": larger than 1048576 bytes`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := ParseFile(strings.NewReader(tt.in), "my env", lookup)
+			if err == nil || err.Error() != tt.wantErr || got != nil {
+				t.Errorf("got %q, error %v\nwant error %s", got, err, tt.wantErr)
+			}
+		})
+	}
+}
+
+func TestParseFileReader(t *testing.T) {
+	if _, err := ParseFile(iotest.ErrReader(io.ErrUnexpectedEOF), "f", lookup); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("failing reader: got error %v", err)
+	}
+	// An endless file, such as /dev/zero, must end in an error.
+	if _, err := ParseFile(endless{}, "f", lookup); err == nil || !strings.Contains(err.Error(), "larger than") {
+		t.Errorf("endless reader: got error %v", err)
+	}
+}
+
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error) { return len(p), nil }
+
+func TestSet(t *testing.T) {
+	var s Set
+	if got, ok := s.Lookup("A"); ok || s.Vars() != nil {
+		t.Errorf("empty set has A=%q and %q", got, s.Vars())
+	}
+	for _, v := range []Var{{"B", "1"}, {"A", "2"}, {"B", "3"}, {"C", ""}} {
+		s.Put(v)
+	}
+	want := []Var{{"B", "3"}, {"A", "2"}, {"C", ""}}
+	if diff := cmp.Diff(want, s.Vars()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	s.Vars()[0].Value = "changed"
+	if got, ok := s.Lookup("B"); got != "3" || !ok {
+		t.Errorf("Lookup(B) = %q, %v; want 3", got, ok)
+	}
+	if got, ok := s.Lookup("D"); got != "" || ok {
+		t.Errorf("Lookup(D) = %q, %v; want none", got, ok)
+	}
+}
+
+func FuzzParseFile(f *testing.F) {
+	for _, s := range []string{"", "A=1\nB", "# c\r\n\n A=b=c\r\n", "\ufeffLANG\nKEY\nUNSET", "export A=1", "A=\x00", "9=hunter2", "BAD_NUL"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, in string) {
+		vars, err := ParseFile(strings.NewReader(in), "f", lookup)
+		if err != nil {
+			// The text of an error depends on nothing but the line number.
+			var line int
+			if _, scanErr := fmt.Sscanf(err.Error(), `read environment file "f": line %d:`, &line); scanErr != nil {
+				t.Fatalf("unexpected error: %v", err)
+			}
+			if lines := strings.Count(in, "\n") + 1; line < 1 || line > lines {
+				t.Fatalf("line %d of %d: %v", line, lines, err)
+			}
+			if reason := errors.Unwrap(err); reason != errName && reason != errNUL {
+				t.Fatalf("unexpected reason: %v", err)
+			}
+			return
+		}
+		if len(vars) > strings.Count(in, "\n")+1 {
+			t.Fatalf("%d variables from %q", len(vars), in)
+		}
+		for _, v := range vars {
+			pair := v.Name + "=" + v.Value
+			got, ok, err := Parse(pair, nil)
+			if err != nil || !ok || got != v {
+				t.Fatalf("%q gives %q, which parses to %q, %v, %v", in, v, got, ok, err)
+			}
+			if passed, ok := lookup(v.Name); !strings.Contains(in, pair) && !(ok && passed == v.Value) {
+				t.Fatalf("%q gives %q, which is not in it", in, v)
+			}
+		}
+	})
+}

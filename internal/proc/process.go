@@ -1,0 +1,157 @@
+package proc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrGone says that the process has ended and been reaped.
+var ErrGone = errors.New("no such process")
+
+// Process is one process, held by a pidfd. PID is for looking at /proc and for
+// people; only the pidfd is ever signalled or waited for.
+type Process struct {
+	PID  int
+	file *os.File // pidfd, in Go's poller
+}
+
+// Adopt makes a Process of a child and the pidfd that clone(2) gave of it. The
+// Process owns the pidfd.
+func Adopt(pid, fd int) *Process {
+	p := newProcess(pid, fd)
+	return &p
+}
+
+func newProcess(pid, fd int) Process {
+	// Non-blocking is what makes os.NewFile use the poller, so that waiting
+	// costs no thread (PIDFD_NONBLOCK, Linux 5.10, does the same at open).
+	_ = unix.SetNonblock(fd, true)
+	return Process{PID: pid, file: os.NewFile(uintptr(fd), "pidfd:"+strconv.Itoa(pid))}
+}
+
+// Open takes hold of a process by its pid (pidfd_open(2), Linux 5.3). What the
+// pid meant to the caller must be verified afterwards, and then [Process.Exited]
+// asked once more: only if it still runs was it the same process all the time.
+// The caller owns the Process and closes it.
+func Open(pid int) (*Process, error) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err == unix.ESRCH {
+		return nil, ErrGone
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pidfd_open %d: %w", pid, err)
+	}
+	return Adopt(pid, fd), nil
+}
+
+// Close gives up the pidfd, not the process.
+func (p *Process) Close() error { return p.file.Close() }
+
+// FD is the pidfd, still owned by p and valid until its Close.
+func (p *Process) FD() int { return Descriptor(p.file) }
+
+// Descriptor is f's descriptor number, -1 if f is closed. Unlike [os.File.Fd]
+// it leaves the file in the mode it is in: Fd makes it a blocking one.
+func Descriptor(f *os.File) int {
+	number := -1
+	if conn, err := f.SyscallConn(); err == nil {
+		// An error means closed, and leaves -1.
+		_ = conn.Control(func(fd uintptr) { number = int(fd) })
+	}
+	return number
+}
+
+// Signal sends sig (pidfd_send_signal(2), Linux 5.1). A process that has ended
+// is [ErrGone].
+func (p *Process) Signal(sig syscall.Signal) error {
+	err := unix.PidfdSendSignal(p.FD(), sig, nil, 0)
+	if err == unix.ESRCH {
+		return ErrGone
+	}
+	return err
+}
+
+// Exited reports, without blocking, whether the process has ended. Of a PID
+// namespace's init it means more: every other process of the namespace is dead
+// and reaped (pid_namespaces(7)).
+func (p *Process) Exited() bool { return p.ready(unix.POLLIN) }
+
+// Wait blocks until the process has ended, or the deadline has passed
+// ([os.ErrDeadlineExceeded]); the zero time is no deadline.
+func (p *Process) Wait(deadline time.Time) error { return p.wait(unix.POLLIN, deadline) }
+
+// WaitContext is Wait, and also returns ([os.ErrDeadlineExceeded]) when ctx is
+// done. One Wait at a time.
+func (p *Process) WaitContext(ctx context.Context, deadline time.Time) error {
+	if err := p.file.SetReadDeadline(deadline); err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = p.file.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	return p.read(unix.POLLIN)
+}
+
+// WaitReaped blocks until the process has ended and its parent has collected
+// it, or the deadline has passed. Linux before 6.9 does not tell (POLLHUP), so
+// the deadline must be short.
+func (p *Process) WaitReaped(deadline time.Time) error { return p.wait(unix.POLLHUP, deadline) }
+
+func (p *Process) ready(events int16) bool {
+	fds := []unix.PollFd{{Fd: int32(p.FD()), Events: events}}
+	n, err := unix.Poll(fds, 0)
+	return err == nil && n > 0 && fds[0].Revents&(events|unix.POLLNVAL) != 0
+}
+
+func (p *Process) wait(events int16, deadline time.Time) error {
+	if err := p.file.SetReadDeadline(deadline); err != nil {
+		return err
+	}
+	return p.read(events)
+}
+
+func (p *Process) read(events int16) error {
+	conn, err := p.file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return conn.Read(func(fd uintptr) bool {
+		fds := []unix.PollFd{{Fd: int32(fd), Events: events}}
+		n, err := unix.Poll(fds, 0)
+		return err == nil && n > 0 && fds[0].Revents&events != 0
+	})
+}
+
+// ExitStatus is the exact wait status of a process that has ended and been
+// reaped, although it is no child of ours: ioctl PIDFD_GET_INFO with
+// PIDFD_INFO_EXIT, Linux 6.15. ok is false where the kernel cannot tell.
+func (p *Process) ExitStatus() (status unix.WaitStatus, ok bool) {
+	info := unix.PidfdInfo{Mask: unix.PIDFD_INFO_EXIT}
+	if err := unix.IoctlPidfdInfo(p.FD(), &info); err != nil || info.Mask&unix.PIDFD_INFO_EXIT == 0 {
+		return 0, false
+	}
+	return unix.WaitStatus(info.Exit_code), true
+}
+
+// WaitHangup blocks until nobody can read any more what is written to the pipe
+// w, or the deadline has passed.
+func WaitHangup(w *os.File, deadline time.Time) error {
+	if err := w.SetWriteDeadline(deadline); err != nil {
+		return err
+	}
+	conn, err := w.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return conn.Write(func(fd uintptr) bool {
+		fds := []unix.PollFd{{Fd: int32(fd)}}
+		n, err := unix.Poll(fds, 0)
+		return err == nil && n > 0 && fds[0].Revents&unix.POLLERR != 0
+	})
+}

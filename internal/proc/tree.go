@@ -1,0 +1,189 @@
+package proc
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Stat is what /proc/PID/stat says of one process.
+type Stat struct {
+	PID    int
+	Parent int
+	Comm   string // as the process named itself: hostile, at most 15 bytes
+	State  string // one letter: R, S, D, T, t, Z, X …
+	CPU    Times
+}
+
+// Times is CPU time.
+type Times struct{ User, System time.Duration }
+
+// clockTick is the unit of times in /proc: USER_HZ, which is 100 on every
+// architecture Go runs on (time(7)).
+const clockTick = 10 * time.Millisecond
+
+// ReadStat reads /proc/PID/stat. [ErrGone] if there is no such process.
+func ReadStat(pid int) (Stat, error) {
+	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return Stat{}, ErrGone
+	}
+	return ParseStat(data)
+}
+
+// ParseStat parses the text of /proc/PID/stat (proc_pid_stat(5)). The name
+// stands in parentheses and may itself hold blanks, newlines and parentheses,
+// so the fields are counted from the last one.
+func ParseStat(data []byte) (Stat, error) {
+	open, end := bytes.IndexByte(data, '('), bytes.LastIndexByte(data, ')')
+	if open < 1 || end < open {
+		return Stat{}, fmt.Errorf("parse stat: no name in %.80q", data)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data[:open])))
+	if err != nil || pid < 1 {
+		return Stat{}, fmt.Errorf("parse stat: no pid in %.80q", data)
+	}
+	// Fields 3 (state), 4 (ppid), … 14 (utime), 15 (stime).
+	f := strings.Fields(string(data[end+1:]))
+	if len(f) < 13 || len(f[0]) != 1 {
+		return Stat{}, fmt.Errorf("parse stat: %d fields after the name in %.80q", len(f), data)
+	}
+	st := Stat{PID: pid, Comm: string(data[open+1 : end]), State: f[0]}
+	if st.Parent, err = strconv.Atoi(f[1]); err != nil || st.Parent < 0 {
+		return Stat{}, fmt.Errorf("parse stat: bad parent %q", f[1])
+	}
+	for i, t := range []*time.Duration{&st.CPU.User, &st.CPU.System} {
+		ticks, err := strconv.ParseUint(f[11+i], 10, 63)
+		if err != nil || ticks > uint64(1<<62/clockTick) {
+			return Stat{}, fmt.Errorf("parse stat: bad time %q", f[11+i])
+		}
+		*t = time.Duration(ticks) * clockTick
+	}
+	return st, nil
+}
+
+// Namespace is the inode of a namespace of the process: type "pid", "user" ….
+func Namespace(pid int, kind string) (uint64, error) {
+	var st unix.Stat_t
+	path := "/proc/" + strconv.Itoa(pid) + "/ns/" + kind
+	if err := unix.Stat(path, &st); err != nil {
+		return 0, fmt.Errorf("stat %s: %w", path, err)
+	}
+	return st.Ino, nil
+}
+
+// NSPID is the pid of the process in its own, innermost PID namespace: the last
+// number of the NSpid line of /proc/PID/status (Linux 4.1).
+func NSPID(pid int) (int, error) {
+	path := "/proc/" + strconv.Itoa(pid) + "/status"
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return 0, ErrGone
+	}
+	return parseNSPID(data)
+}
+
+func parseNSPID(status []byte) (int, error) {
+	// The Name line comes first and escapes newlines, so a process cannot
+	// fake this line by its name (proc_pid_status(5)).
+	i := bytes.Index(status, []byte("\nNSpid:"))
+	if i < 0 {
+		return 0, fmt.Errorf("parse status: no NSpid line")
+	}
+	line, _, _ := strings.Cut(string(status[i+1:]), "\n")
+	f := strings.Fields(line)
+	n, err := strconv.Atoi(f[len(f)-1])
+	if err != nil || n < 1 {
+		return 0, fmt.Errorf("parse status: bad line %q", line)
+	}
+	return n, nil
+}
+
+// Children lists the children of one thread, zombies included.
+func Children(pid, tid int) []int {
+	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/task/" + strconv.Itoa(tid) + "/children")
+	if err != nil {
+		return nil // ended meanwhile: it has no children any more
+	}
+	return parseChildren(data)
+}
+
+func parseChildren(data []byte) (pids []int) {
+	for _, f := range strings.Fields(string(data)) {
+		if pid, err := strconv.Atoi(f); err == nil && pid > 1 {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// Descendants lists what lives below a process that is known to run, breadth
+// first and at most limit of them. It is a look, not a lock: a process that
+// forks meanwhile may be missed, which is why ending a sandbox never depends
+// on it.
+func Descendants(root, limit int) (found []Stat) {
+	queue := []int{root}
+	for len(queue) > 0 {
+		pid := queue[0]
+		queue = queue[1:]
+		for _, tid := range threads(pid) {
+			for _, child := range Children(pid, tid) {
+				st, err := ReadStat(child)
+				if err != nil {
+					continue
+				}
+				found = append(found, st)
+				if len(found) == limit {
+					return found
+				}
+				queue = append(queue, child)
+			}
+		}
+	}
+	return found
+}
+
+func threads(pid int) (tids []int) {
+	dir, err := os.Open("/proc/" + strconv.Itoa(pid) + "/task")
+	if err != nil {
+		return nil // ended meanwhile
+	}
+	defer dir.Close()
+	names, _ := dir.Readdirnames(-1) // what could be read is all there is to see
+	for _, name := range names {
+		if tid, err := strconv.Atoi(name); err == nil {
+			tids = append(tids, tid)
+		}
+	}
+	return tids
+}
+
+// Members lists every process of a PID namespace, nested namespaces apart, by
+// looking through all of /proc; at most limit. For the survivors of a teardown
+// that could not be proven: exact, and too slow for anything else.
+func Members(ns uint64, limit int) (found []Stat) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil
+	}
+	defer dir.Close()
+	names, _ := dir.Readdirnames(-1)
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		if in, err := Namespace(pid, "pid"); err != nil || in != ns {
+			continue
+		}
+		if st, err := ReadStat(pid); err == nil && len(found) < limit {
+			found = append(found, st)
+		}
+	}
+	return found
+}

@@ -1,0 +1,155 @@
+package result
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"time"
+)
+
+// ReportVersion changes only when a reader of the report would go wrong. New
+// members do not change it: readers ignore what they do not know.
+const ReportVersion = 1
+
+// Report is the document that --report and --json write; docs/report.md
+// explains every member.
+type Report struct {
+	Version   int            `json:"version"`
+	ID        string         `json:"id"`
+	Argv      []string       `json:"argv"`
+	Started   bool           `json:"started"`
+	Cause     Cause          `json:"cause"`
+	Status    Status         `json:"status"`
+	ExitCode  int            `json:"exit_code"`
+	Payload   *ReportPayload `json:"payload,omitempty"`
+	TimedOut  bool           `json:"timed_out"`
+	StartedAt string         `json:"started_at"`
+	Duration  float64        `json:"duration_ms"`
+	Setup     *float64       `json:"setup_ms,omitempty"`
+	TeardownT *float64       `json:"teardown_ms,omitempty"`
+	Teardown  ReportTeardown `json:"teardown"`
+	Usage     *ReportUsage   `json:"usage,omitempty"`
+
+	Stdout          *string `json:"stdout,omitempty"`
+	StdoutBase64    *string `json:"stdout_base64,omitempty"`
+	StdoutBytes     *int64  `json:"stdout_bytes,omitempty"`
+	StdoutTruncated *bool   `json:"stdout_truncated,omitempty"`
+	Stderr          *string `json:"stderr,omitempty"`
+	StderrBase64    *string `json:"stderr_base64,omitempty"`
+	StderrBytes     *int64  `json:"stderr_bytes,omitempty"`
+	StderrTruncated *bool   `json:"stderr_truncated,omitempty"`
+
+	Error *ReportError `json:"error,omitempty"`
+	Bwrap *ReportBwrap `json:"bwrap,omitempty"`
+}
+
+// ReportPayload is the command's own end.
+type ReportPayload struct {
+	ExitCode *int    `json:"exit_code,omitempty"`
+	Signal   *string `json:"signal,omitempty"`
+	Source   Source  `json:"source"`
+}
+
+// ReportTeardown is the proof, or what stands against it.
+type ReportTeardown struct {
+	Verdict   Verdict    `json:"verdict"`
+	Strays    int        `json:"strays"`
+	Survivors []Survivor `json:"survivors"`
+}
+
+// ReportUsage is what the sandbox used.
+type ReportUsage struct {
+	CPUUser   float64 `json:"cpu_user_ms"`
+	CPUSystem float64 `json:"cpu_system_ms"`
+	MaxRSS    int64   `json:"max_rss_bytes"`
+}
+
+// ReportError is an [Error].
+type ReportError struct {
+	Code    string `json:"code"`
+	Message string `json:"message"`
+	Hint    string `json:"hint,omitempty"`
+}
+
+// ReportBwrap is the bubblewrap that was used.
+type ReportBwrap struct {
+	Path    string `json:"path"`
+	Version string `json:"version"`
+}
+
+// Stream is a captured stream: Text is the kept part, UTF8 whether it is valid.
+type Stream struct {
+	Text      string
+	UTF8      bool
+	Bytes     int64
+	Truncated bool
+}
+
+// Report turns a result into its document.
+func (r Result) Report(id string, argv []string) Report {
+	rep := Report{
+		Version:   ReportVersion,
+		ID:        id,
+		Argv:      argv,
+		Started:   r.Started,
+		Cause:     r.Cause,
+		Status:    r.Status(),
+		ExitCode:  r.ExitCode(),
+		TimedOut:  r.Cause == Timeout,
+		StartedAt: r.StartedAt.UTC().Format("2006-01-02T15:04:05.000Z"),
+		Duration:  milliseconds(r.Duration),
+		Teardown:  ReportTeardown{Verdict: r.Verdict, Strays: r.Strays, Survivors: r.Survivors},
+	}
+	if rep.Argv == nil {
+		rep.Argv = []string{}
+	}
+	if rep.Teardown.Survivors == nil {
+		rep.Teardown.Survivors = []Survivor{}
+	}
+	if p := r.Payload; p != nil {
+		rep.Payload = &ReportPayload{Source: p.Source}
+		if p.Signal != 0 {
+			name := SignalName(p.Signal)
+			rep.Payload.Signal = &name
+		} else {
+			rep.Payload.ExitCode = &p.ExitCode
+		}
+	}
+	if r.Started {
+		setup := milliseconds(r.Setup)
+		rep.Setup = &setup
+	}
+	if r.Verdict != NotApplicable {
+		teardown := milliseconds(r.Teardown)
+		rep.TeardownT = &teardown
+		rep.Usage = &ReportUsage{CPUUser: milliseconds(r.CPUUser), CPUSystem: milliseconds(r.CPUSystem), MaxRSS: r.MaxRSS}
+	}
+	if r.Err != nil {
+		rep.Error = &ReportError{Code: r.Err.Code, Message: r.Err.Message, Hint: r.Err.Hint}
+	}
+	return rep
+}
+
+// SetOutput adds the captured streams.
+func (r *Report) SetOutput(stdout, stderr Stream) {
+	r.Stdout, r.StdoutBase64 = stdout.members()
+	r.Stderr, r.StderrBase64 = stderr.members()
+	r.StdoutBytes, r.StdoutTruncated = &stdout.Bytes, &stdout.Truncated
+	r.StderrBytes, r.StderrTruncated = &stderr.Bytes, &stderr.Truncated
+}
+
+func (s Stream) members() (text, encoded *string) {
+	if s.UTF8 {
+		return &s.Text, nil
+	}
+	b := base64.StdEncoding.EncodeToString([]byte(s.Text))
+	return nil, &b
+}
+
+// JSON is the report as one line, ended by a newline.
+func (r Report) JSON() ([]byte, error) {
+	b, err := json.Marshal(r)
+	return append(b, '\n'), err
+}
+
+// milliseconds keeps microseconds and drops what is below.
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

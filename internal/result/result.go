@@ -1,0 +1,188 @@
+// Package result says how a run ended, as a value, and which exit code that
+// means. It knows nothing of processes; whoever saw the end fills it in.
+package result
+
+import (
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Cause is the one thing that ended a run. It is decided once, before anything
+// is killed: afterwards every end looks like SIGKILL.
+type Cause string
+
+const (
+	Exited      Cause = "exited"       // the command returned
+	Signaled    Cause = "signaled"     // the command died of a signal that we did not cause
+	Timeout     Cause = "timeout"      // the deadline
+	Killed      Cause = "killed"       // sbxrun was asked to kill it
+	Canceled    Cause = "canceled"     // sbxrun itself was signalled
+	StartFailed Cause = "start-failed" // the command never ran
+	Lost        Cause = "lost"         // the sandbox was ended from outside, not by sbxrun
+)
+
+// Status is the cause boiled down to what a list shows.
+type Status string
+
+const (
+	StatusCompleted Status = "completed"
+	StatusFailed    Status = "failed"
+	StatusKilled    Status = "killed"
+	StatusError     Status = "error"
+)
+
+// Verdict says whether the sandbox is known to be gone.
+type Verdict string
+
+const (
+	Proven        Verdict = "proven"
+	Unproven      Verdict = "unproven"
+	NotApplicable Verdict = "not_applicable" // nothing was started
+)
+
+// Exit codes of sbxrun itself, next to the command's own and 128+n. They follow
+// timeout(1) and the shells; 123 is free in both.
+const (
+	ExitUnproven      = 123
+	ExitTimeout       = 124
+	ExitNotStarted    = 125
+	ExitNotExecutable = 126
+	ExitNotFound      = 127
+	ExitKilled        = 137
+)
+
+// Source tells how the command's own end is known.
+type Source string
+
+const (
+	// FromKernel: the wait status itself (PIDFD_GET_INFO, Linux 6.15).
+	FromKernel Source = "kernel"
+	// Inferred: from bwrap, which reports 128+n for a signal, so that exit 137
+	// and SIGKILL look alike. Codes of 129 and more that name a signal are
+	// taken for the signal, as shells do.
+	Inferred Source = "inferred"
+)
+
+// Payload is the command's own end. Exactly one of ExitCode and Signal counts:
+// Signal is 0 if it exited.
+type Payload struct {
+	ExitCode int
+	Signal   syscall.Signal
+	Source   Source
+}
+
+// FromWaitStatus is the payload's end as the kernel tells it.
+func FromWaitStatus(ws unix.WaitStatus) Payload {
+	if ws.Signaled() {
+		return Payload{Signal: ws.Signal(), Source: FromKernel}
+	}
+	return Payload{ExitCode: ws.ExitStatus(), Source: FromKernel}
+}
+
+// FromShellCode is the payload's end as bwrap tells it.
+func FromShellCode(code int) Payload {
+	if n := code - 128; n > 0 && unix.SignalName(syscall.Signal(n)) != "" {
+		return Payload{Signal: syscall.Signal(n), Source: Inferred}
+	}
+	return Payload{ExitCode: code, Source: Inferred}
+}
+
+// Code is the exit code in the shells' convention, 128+n for a signal.
+func (p Payload) Code() int {
+	if p.Signal != 0 {
+		return 128 + int(p.Signal)
+	}
+	return p.ExitCode
+}
+
+// SignalName is the name without SIG, as kill(1) takes it: "KILL".
+func SignalName(sig syscall.Signal) string {
+	if name := unix.SignalName(sig); name != "" {
+		return strings.TrimPrefix(name, "SIG")
+	}
+	return "unknown"
+}
+
+// Survivor is a process that was still there when the proof deadline passed.
+type Survivor struct {
+	PID   int    `json:"pid"`
+	Comm  string `json:"comm"`
+	State string `json:"state"`
+}
+
+// Result is how a run ended.
+type Result struct {
+	Started bool // the command was, or may have been, executed
+	Cause   Cause
+	Signal  syscall.Signal // Canceled: the signal that sbxrun got
+	Payload *Payload       // nil if unknown
+
+	StartedAt time.Time     // when sbxrun began
+	Duration  time.Duration // from there to the end of the teardown
+	Setup     time.Duration // from there until the command could run
+	Teardown  time.Duration // from the decision to end it until the proof
+
+	Verdict   Verdict
+	Strays    int
+	Survivors []Survivor
+
+	CPUUser, CPUSystem time.Duration
+	MaxRSS             int64 // bytes
+
+	Err *Error // why the command did not start, or what the teardown could not do
+}
+
+// ExitCode is what sbxrun exits with.
+func (r Result) ExitCode() int {
+	if r.Verdict == Unproven {
+		return ExitUnproven
+	}
+	switch r.Cause {
+	case Exited, Signaled:
+		return r.Payload.Code()
+	case Timeout:
+		return ExitTimeout
+	case Canceled:
+		return 128 + int(r.Signal)
+	case Killed, Lost:
+		// Lost too: init was killed, and the kernel killed the command with it.
+		return ExitKilled
+	}
+	if r.Err != nil && r.Err.ExitCode != 0 {
+		return r.Err.ExitCode
+	}
+	return ExitNotStarted
+}
+
+// Status is derived from the cause; an exit code counts only where the cause
+// is the command's own end.
+func (r Result) Status() Status {
+	switch r.Cause {
+	case Exited:
+		if r.Payload.Code() == 0 {
+			return StatusCompleted
+		}
+		return StatusFailed
+	case Signaled:
+		return StatusFailed
+	case Timeout, Killed, Canceled:
+		return StatusKilled
+	}
+	return StatusError
+}
+
+// Error is a failure that is not the command's: what happened, and what to type
+// against it. Code is for programs and stable; Message and Hint are for people.
+type Error struct {
+	Code     string
+	Message  string
+	Hint     string
+	ExitCode int   // 0 stands for ExitNotStarted
+	Err      error // the cause, if there is one, already part of Message
+}
+
+func (e *Error) Error() string { return e.Message }
+func (e *Error) Unwrap() error { return e.Err }

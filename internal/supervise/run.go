@@ -1,0 +1,233 @@
+// Package supervise owns the order of a run, and its single decision: what
+// ended it. Everything it does comes in this order, with no way back:
+//
+//	start     bwrap below the keeper, held; init known and verified
+//	release   the payload begins, and with it the deadline
+//	watch     one select: the payload's end, the deadline, a signal to sbxrun.
+//	          The first to happen is the cause, settled before anything is killed
+//	grace     if one was asked for
+//	teardown  on every path: init killed, its end and the keeper's awaited
+package supervise
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/cleanup"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/nsenter"
+)
+
+// Options are how to run a plan.
+type Options struct {
+	Timeout      time.Duration // from the payload's begin; 0 for none
+	Grace        time.Duration // from SIGTERM to SIGKILL; 0 for SIGKILL at once
+	ProofTimeout time.Duration // how long the proof may take
+	Stdio        [3]*os.File   // the payload's; stay the caller's
+	Terminal     *bwrap.Terminal
+	// Started is called when the sandbox has its copies of Stdio.
+	Started func()
+	Begin   time.Time // when sbxrun was started
+	// Hurry cuts a grace period short when it is closed.
+	Hurry <-chan struct{}
+}
+
+// SignalError cancels a run's context: sbxrun was signalled.
+type SignalError struct{ Signal syscall.Signal }
+
+func (e SignalError) Error() string { return "signal " + result.SignalName(e.Signal) }
+
+// Run carries a plan out and returns when nothing of it is left, or when the
+// proof timeout says that this cannot be shown. Cancelling ctx with a
+// [SignalError] as cause forwards the signal to the payload and ends the run.
+func Run(ctx context.Context, plan *bwrap.Plan, o Options) result.Result {
+	r := result.Result{StartedAt: o.Begin, Verdict: result.NotApplicable, Cause: result.StartFailed}
+	sb, err := plan.Start(ctx, o.Stdio, o.Terminal)
+	if err != nil {
+		r = failed(ctx, err, r)
+		r.Duration = time.Since(o.Begin)
+		return r
+	}
+	defer sb.Close()
+	if o.Started != nil {
+		o.Started()
+	}
+
+	run := run{ctx: ctx, o: o, sb: sb, result: &r}
+	cause := run.watch()
+	decided := time.Now()
+	run.end(cause)
+	now := time.Now()
+	r.Teardown, r.Duration = now.Sub(decided), now.Sub(o.Begin)
+	return r
+}
+
+type run struct {
+	ctx    context.Context
+	o      Options
+	sb     *bwrap.Sandbox
+	result *result.Result
+
+	payloadErr error // why the payload's end is not known
+	lost       bool  // init ended, and the payload by SIGKILL, before we did anything
+}
+
+// watch releases the payload and waits for the one thing that ends the run.
+func (r *run) watch() result.Cause {
+	if r.ctx.Err() != nil {
+		return result.Canceled // before the release: it never ran
+	}
+	if err := r.sb.Release(); err != nil {
+		r.payloadErr = err
+		return result.StartFailed
+	}
+	r.result.Started = true // or will be, any moment
+	select {
+	case <-r.sb.Running:
+	case <-r.ctx.Done():
+		return result.Canceled
+	}
+	r.result.Setup = time.Since(r.o.Begin)
+	var deadline <-chan time.Time
+	if r.o.Timeout > 0 {
+		timer := time.NewTimer(r.o.Timeout) // monotonic: suspend and a clock set back do not matter
+		defer timer.Stop()
+		deadline = timer.C
+	}
+	select {
+	case <-r.sb.Exited:
+		return result.Exited
+	case <-deadline:
+		return result.Timeout
+	case <-r.ctx.Done():
+		return result.Canceled
+	}
+}
+
+// end brings the sandbox down and completes the result.
+func (r *run) end(cause result.Cause) {
+	res := r.result
+	res.Cause = cause
+	proofBy := func() time.Time { return time.Now().Add(r.o.ProofTimeout) }
+	var graceErr error
+	var running proc.Times // what nobody will wait for
+	switch cause {
+	case result.Exited:
+		res.Payload, r.payloadErr = r.sb.ExitStatus(proofBy())
+		r.lost = r.lostInit()
+		res.Strays, running = r.sb.Strays()
+	case result.Timeout:
+		if r.o.Grace > 0 {
+			graceErr = r.grace(func() error { return nsenter.Signal(r.sb.Init, unix.SIGTERM) }, nil, r.ctx.Done())
+		}
+		running = r.sb.Used()
+	case result.Canceled:
+		var canceled SignalError
+		errors.As(context.Cause(r.ctx), &canceled)
+		res.Signal = canceled.Signal
+		if r.o.Grace > 0 && res.Started {
+			// Only the command is told, so only for the command is waited.
+			graceErr = r.grace(func() error { return r.sb.Signal(res.Signal) }, r.sb.Exited, nil)
+		}
+		running = r.sb.Used()
+	}
+	out := cleanup.Teardown(cleanup.Sandbox{Init: r.sb.Init, PIDNS: r.sb.PIDNS, Keeper: r.sb.Keeper}, proofBy())
+	res.Verdict, res.Survivors = out.Verdict, out.Survivors
+	res.CPUUser, res.CPUSystem, res.MaxRSS = out.End.User+running.User, out.End.System+running.System, out.End.MaxRSS
+	if cause == result.Exited {
+		r.settle(out)
+	} else if res.Started && out.Verdict == result.Proven {
+		<-r.sb.Exited                                     // dead, so at once
+		res.Payload, _ = r.sb.ExitStatus(time.Unix(1, 0)) // nil where the kernel does not tell
+	}
+	switch {
+	case out.Err != nil:
+		res.Err = &result.Error{Code: "unproven", Err: out.Err,
+			Message: fmt.Sprintf("the sandbox could not be proven empty within %v: %v", r.o.ProofTimeout, out.Err),
+			Hint:    "the report lists what is left; a process in state D waits for the kernel or a device"}
+	case graceErr != nil:
+		res.Err = &result.Error{Code: "grace", Err: graceErr,
+			Message: fmt.Sprintf("no grace period, the sandbox was killed at once: %v", graceErr)}
+	}
+}
+
+// grace tells the sandbox to end and gives it time. It ends when init has
+// exited, which it does by itself when it has no children left; when until is
+// closed; when the grace period is over; or when somebody is in a hurry.
+func (r *run) grace(tell func() error, until, alsoHurry <-chan struct{}) error {
+	if err := tell(); err != nil && !errors.Is(err, proc.ErrGone) {
+		return err
+	}
+	over := time.Now().Add(r.o.Grace)
+	ctx, enough := context.WithCancel(context.Background())
+	waited := make(chan struct{})
+	go func() {
+		defer close(waited)
+		_ = r.sb.Init.WaitContext(ctx, over) // an error means that the time is over
+	}()
+	select {
+	case <-waited:
+	case <-until:
+	case <-alsoHurry:
+	case <-r.o.Hurry:
+	}
+	enough()
+	<-waited
+	return nil
+}
+
+// lostInit finds out whether somebody killed init, and the payload with it. A
+// payload that died of SIGKILL may have done so by itself: then init still
+// waits for what the payload has left behind, or exits in good order.
+func (r *run) lostInit() bool {
+	if p := r.result.Payload; p == nil || p.Signal != unix.SIGKILL {
+		return false
+	}
+	const moment = 20 * time.Millisecond // a killed init is gone as soon as its children are
+	return r.sb.Init.Wait(time.Now().Add(moment)) == nil
+}
+
+// settle names the cause where the payload has ended without us.
+func (r *run) settle(out cleanup.Outcome) {
+	res := r.result
+	switch {
+	case r.lost && out.End.Init.Signaled():
+		res.Cause = result.Lost
+	case res.Payload != nil && res.Payload.Signal != 0:
+		res.Cause = result.Signaled
+	case res.Payload != nil:
+		res.Cause = result.Exited
+	case errors.Is(r.payloadErr, bwrap.ErrNotExecuted):
+		res.Cause, res.Started = result.StartFailed, false
+		res.Err = &result.Error{Code: "not-executable", ExitCode: result.ExitNotExecutable,
+			Message: "the command could not be executed; bubblewrap says why"}
+	case errors.Is(r.payloadErr, bwrap.ErrSetup) || out.End.Monitor.ExitStatus() == 1:
+		// bwrap exits with 1 when it gives up, and with init's 128+n when init was killed.
+		res.Cause, res.Started = result.StartFailed, false
+		res.Err = &result.Error{Code: "setup", Message: "bubblewrap could not set up the sandbox",
+			Hint: "sbxrun doctor tells what this machine allows"}
+	default:
+		res.Cause = result.Lost
+	}
+}
+
+// failed is the result of a start that came to nothing.
+func failed(ctx context.Context, err error, res result.Result) result.Result {
+	var canceled SignalError
+	if errors.As(context.Cause(ctx), &canceled) {
+		res.Cause, res.Signal = result.Canceled, canceled.Signal
+		return res
+	}
+	if !errors.As(err, &res.Err) {
+		res.Err = &result.Error{Code: "setup", Message: err.Error(), Err: err}
+	}
+	return res
+}
