@@ -11,4 +11,7 @@ require (
 	golang.org/x/term v0.47.0
 )
 
-require github.com/hashicorp/errwrap v1.0.0 // indirect
+require (
+	github.com/hashicorp/errwrap v1.0.0 // indirect
+	github.com/rogpeppe/go-internal v1.16.0 // indirect
+)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"time"
 
@@ -56,28 +57,39 @@ type Terminal struct {
 // Start forks the keeper with bwrap below it, and returns once init exists, is
 // verified and held by a pidfd. The payload waits for [Sandbox.Release]. stdio
 // stays the caller's. An error is a *[result.Error], and nothing is left.
-func (p *Plan) Start(ctx context.Context, stdio [3]*os.File, tty *Terminal) (sb *Sandbox, err error) {
+//
+// forked is called as soon as the sandbox has descriptors of its own, while
+// bwrap is at work.
+func (p *Plan) Start(ctx context.Context, stdio [3]*os.File, tty *Terminal, forked func()) (*Sandbox, error) {
+	sb := &Sandbox{Running: make(chan struct{}), Exited: make(chan struct{})}
+	if err := p.start(ctx, sb, stdio, tty, forked); err != nil {
+		return nil, sb.abandon(err)
+	}
+	return sb, nil
+}
+
+// start leaves it to its caller to bring an unfinished sandbox to an end.
+func (p *Plan) start(ctx context.Context, sb *Sandbox, stdio [3]*os.File, tty *Terminal, forked func()) error {
 	args, err := memory("args", []byte(strings.Join(p.options, "\x00")))
 	if err != nil {
-		return nil, setupError("cannot prepare the sandbox", err)
+		return err
 	}
 	defer args.Close()
 	blockEnd, block, err := blockPipe()
 	if err != nil {
-		return nil, setupError("cannot prepare the sandbox", err)
+		return err
 	}
 	defer blockEnd.Close()
+	sb.block = block
 	status, statusEnd, err := statusPipe()
 	if err != nil {
-		block.Close()
-		return nil, setupError("cannot prepare the sandbox", err)
+		return err
 	}
-	defer statusEnd.Close()
-
+	sb.status, sb.stream = status, newStatusStream(status)
 	cmd := proc.Command{
 		Path: p.Program.Path,
 		Args: append([]string{p.Program.Path,
-			"--args", fmt.Sprint(argsFD), "--block-fd", fmt.Sprint(blockFD), "--json-status-fd", fmt.Sprint(statusFD), "--"}, p.command...),
+			"--args", strconv.Itoa(argsFD), "--block-fd", strconv.Itoa(blockFD), "--json-status-fd", strconv.Itoa(statusFD), "--"}, p.command...),
 		Files: append([]*os.File{stdio[0], stdio[1], stdio[2], args, blockEnd, statusEnd}, p.copies...),
 		Cred:  p.cred,
 		Stage: p.staged,
@@ -85,29 +97,17 @@ func (p *Plan) Start(ctx context.Context, stdio [3]*os.File, tty *Terminal) (sb 
 	if tty != nil {
 		cmd.Terminal, cmd.Restore = tty.File, &tty.State
 	}
-	keeper, err := proc.Keep(cmd)
-	if err != nil {
-		block.Close()
-		status.Close()
-		return nil, setupError("cannot start bubblewrap", err)
-	}
-	sb = &Sandbox{
-		Keeper:  keeper,
-		Running: make(chan struct{}),
-		Exited:  make(chan struct{}),
-		status:  status,
-		stream:  newStatusStream(status),
-		block:   block,
-	}
+	sb.Keeper, err = proc.Keep(cmd)
 	// bwrap's must be the only writer left, so that its death ends the stream.
 	statusEnd.Close()
+	if err != nil {
+		return err
+	}
+	forked()
 	if err := sb.identify(ctx); err != nil {
-		return nil, sb.abandon(err)
+		return err
 	}
-	if err := sb.fillStatus(); err != nil {
-		return nil, sb.abandon(err)
-	}
-	return sb, nil
+	return sb.fillStatus()
 }
 
 // blockPipe makes the pipe that holds init. bwrap's end is open for writing
@@ -205,14 +205,17 @@ func verify(init *proc.Process, child statusChild, keeper int) (ns uint64, err e
 	return ns, nil
 }
 
-// abandon ends a sandbox that could not be identified. Init may be unknown, so
-// it is the keeper that kills what it has.
+// abandon ends a sandbox that did not come to be. Init may be unknown, so it is
+// the keeper that kills what it has.
 func (sb *Sandbox) abandon(cause error) error {
-	startErr := sb.Keeper.StartError(time.Now().Add(10 * time.Millisecond))
-	sb.Keeper.Kill()
-	_, reapErr := sb.Keeper.Reap(time.Now().Add(setupBound))
+	var startErr, reapErr error
+	if sb.Keeper != nil {
+		startErr = sb.Keeper.StartError(time.Now().Add(10 * time.Millisecond))
+		sb.Keeper.Kill()
+		_, reapErr = sb.Keeper.Reap(time.Now().Add(setupBound))
+	}
 	sb.Close()
-	e := &result.Error{Code: "setup", Message: "bubblewrap could not set up the sandbox", Hint: "sbxrun doctor tells what this machine allows", Err: cause}
+	e := &result.Error{Code: "setup", Message: "bubblewrap could not set up the sandbox", Err: cause}
 	switch {
 	case startErr != nil:
 		e.Message, e.Err = fmt.Sprintf("cannot start bubblewrap: %v", startErr), startErr
@@ -227,12 +230,17 @@ func (sb *Sandbox) abandon(cause error) error {
 	return e
 }
 
-// Close gives up all descriptors. Whatever still runs is not affected, but for
-// the keeper, which then ends it.
+// Close gives up all descriptors. Should the keeper still have something, it
+// goes on killing it.
 func (sb *Sandbox) Close() {
-	sb.Keeper.Kill()
-	sb.block.Close()
-	sb.status.Close()
+	if sb.Keeper != nil {
+		sb.Keeper.Kill()
+	}
+	for _, f := range []*os.File{sb.block, sb.status} {
+		if f != nil {
+			f.Close()
+		}
+	}
 	if sb.Init != nil {
 		sb.Init.Close()
 	}
@@ -425,8 +433,4 @@ func (sb *Sandbox) ExitStatus(deadline time.Time) (*result.Payload, error) {
 func (sb *Sandbox) readExitCode(deadline time.Time) (int, error) {
 	_ = sb.status.SetReadDeadline(deadline) // an error shows in the read
 	return sb.stream.exitCode()
-}
-
-func setupError(what string, err error) error {
-	return &result.Error{Code: "setup", Message: fmt.Sprintf("%s: %v", what, err), Err: err}
 }

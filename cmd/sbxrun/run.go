@@ -23,24 +23,24 @@ import (
 )
 
 func runCommand(args []string, begin time.Time) int {
-	var flags runFlags
-	command, err := parse(&flags, args)
-	switch {
-	case err != nil:
+	r := runner{begin: begin}
+	var err error
+	if r.command, err = parse(&r.flags, args); err != nil {
 		return fail(err)
-	case flags.Help:
+	}
+	switch {
+	case r.flags.Help:
 		return help()
-	case flags.Version:
+	case r.flags.Version:
 		fmt.Println("sbxrun " + version)
 		return 0
 	}
-	r := runner{flags: &flags, command: command, begin: begin}
 	return r.run()
 }
 
 // runner is one run of the run command.
 type runner struct {
-	flags   *runFlags
+	flags   runFlags
 	command []string
 	begin   time.Time
 
@@ -63,22 +63,25 @@ func (r *runner) run() int {
 		r.report.discard()
 		return 0
 	}
-	streams, err := openStreams(r.flags)
+	streams, err := openStreams(&r.flags)
 	if err != nil {
 		return r.notStarted(err)
 	}
 	defer streams.restore()
 
-	ctx, hurry := watchSignals()
-	res := supervise.Run(ctx, r.plan, supervise.Options{
+	signals := newSignals()
+	res := supervise.Run(signals.ctx, r.plan, supervise.Options{
 		Timeout:      time.Duration(r.flags.Timeout),
 		Grace:        time.Duration(r.flags.Grace),
 		ProofTimeout: time.Duration(r.flags.ProofTimeout),
 		Stdio:        streams.payload,
 		Terminal:     streams.terminal,
-		Started:      streams.started,
-		Begin:        r.begin,
-		Hurry:        hurry,
+		Forked: func() {
+			signals.watch()
+			streams.started()
+		},
+		Begin: r.begin,
+		Hurry: signals.hurry,
 	})
 	streams.drain(res.Verdict)
 	streams.restore()
@@ -101,7 +104,7 @@ func (r *runner) prepare() error {
 }
 
 func (r *runner) policy() (p bwrap.Policy, err error) {
-	f := r.flags
+	f := &r.flags
 	p = bwrap.Policy{
 		Command:  r.command,
 		Workdir:  f.Workdir,
@@ -242,25 +245,36 @@ func parseUser(arg string) (*bwrap.User, error) {
 	return &bwrap.User{UID: uint32(u), GID: uint32(g)}, nil
 }
 
-// watchSignals makes a context that the first signal cancels, and a channel that
-// the second closes. A signal that the caller ignores, as nohup(1) does SIGHUP,
-// stays ignored.
-func watchSignals() (context.Context, <-chan struct{}) {
+// signals turn the first signal into a cancelled context, and the second into
+// a closed channel.
+type signals struct {
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	hurry  chan struct{}
+}
+
+func newSignals() *signals {
 	ctx, cancel := context.WithCancelCause(context.Background())
-	hurry := make(chan struct{})
-	signals := make(chan os.Signal, 2)
+	return &signals{ctx: ctx, cancel: cancel, hurry: make(chan struct{})}
+}
+
+// watch begins to listen. That takes package signal half a millisecond, so it
+// is done while bwrap is at work; a signal before that ends sbxrun by default,
+// and the keeper ends the rest. What the caller ignores, as nohup(1) does
+// SIGHUP, stays ignored.
+func (s *signals) watch() {
+	got := make(chan os.Signal, 2)
 	for _, sig := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
 		if !signal.Ignored(sig) {
-			signal.Notify(signals, sig)
+			signal.Notify(got, sig)
 		}
 	}
 	go func() {
-		sig := <-signals
-		cancel(supervise.SignalError{Signal: sig.(syscall.Signal)})
-		<-signals
-		close(hurry)
+		sig := <-got
+		s.cancel(supervise.SignalError{Signal: sig.(syscall.Signal)})
+		<-got
+		close(s.hurry)
 	}()
-	return ctx, hurry
 }
 
 // notStarted finishes a run that came to nothing before there was a sandbox.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strconv"
 	"syscall"
 	"time"
 	"unsafe"
@@ -68,8 +69,10 @@ func (e *StartError) Unwrap() error { return e.Err }
 // Keeper is the running keeper, seen from sbxrun.
 type Keeper struct {
 	Process
-	report   *os.File // the keeper's records
-	lifeline *os.File // its end lets the keeper kill what it has
+	// A socket pair is all there is between the two. The keeper's records come
+	// this way; and when our end is shut down or closes, because we say so or
+	// are dead, the keeper kills all.
+	socket *os.File
 }
 
 // The steps that can fail after the fork. They are numbers there, because a
@@ -106,8 +109,8 @@ var stepNames = [...]string{
 	stepExec:      "exec bwrap",
 }
 
-// record is what the keeper writes to its report pipe: one when a step failed,
-// one when all is reaped. Smaller than PIPE_BUF, so it arrives whole (pipe(7)).
+// record is a message of the keeper's: one when a step failed, one when all is
+// reaped. A SOCK_SEQPACKET keeps each whole (unix(7)).
 type record struct {
 	kind   int64 // recordFailed, recordEmpty
 	step   int64 // recordFailed: the step, or …
@@ -124,21 +127,22 @@ const (
 	recordEmpty  = 2
 )
 
-// Descriptors of the keeper, after it has closed all others.
+// Descriptors of the keeper, once it has closed all others.
 const (
-	keeperLifeline = iota // read end of the lifeline
-	keeperReport          // write end of the report pipe
-	keeperChildren        // /proc/thread-self/children
-	keeperSignals         // signalfd for SIGCHLD
-	keeperTerminal        // the terminal to restore, if any
-	keeperFiles           // how many there are
+	keeperSocket   = iota
+	keeperChildren // /proc/thread-self/children
+	keeperSignals  // signalfd for SIGCHLD
+	keeperTerminal // the terminal to restore, if there is one
+	keeperFiles    // how many there are
 )
 
-// keeperState is everything the keeper needs, laid out before the fork.
+// keeperState is the keeper's memory, and everything it needs, laid out before
+// the fork.
 type keeperState struct {
 	pidfd    int32 // of the keeper, for the parent
 	pid      uintptr
 	command  uintptr // pid of bwrap
+	ended    bool    // the lifeline
 	rec      record
 	usage    unix.Rusage
 	status   int32
@@ -150,18 +154,21 @@ type keeperState struct {
 	name     [16]byte
 	children [32]byte
 
-	lifeline, report, terminal int
-	restore                    unix.Termios
-	path                       *byte
-	argv, envv                 **byte
-	files                      []int
-	cred                       *Cred
-	stage                      []staged
+	// Descriptors: sbxrun's numbers, which the fork inherits.
+	socket   int
+	files    []int
+	stage    []staged
+	terminal int // -1 for none
+
+	path       *byte
+	argv, envv **byte
+	cred       *Cred
+	restore    unix.Termios
 }
 
 // staged is one bind of [Command.Stage].
 type staged struct {
-	source uintptr // descriptor
+	source uintptr
 	target *byte
 	dir    bool
 }
@@ -178,78 +185,73 @@ var (
 // the command was really executed shows in what it does; [Keeper.StartError]
 // tells why it was not. The caller owns the Keeper and must [Keeper.Reap] it.
 func Keep(c Command) (*Keeper, error) {
-	path, err := syscall.BytePtrFromString(c.Path)
-	if err != nil {
-		return nil, fmt.Errorf("path of %q: %w", c.Path, err)
-	}
-	argv, err := syscall.SlicePtrFromStrings(c.Args)
-	if err != nil {
-		return nil, fmt.Errorf("arguments of %q: %w", c.Path, err)
-	}
-	envv, err := syscall.SlicePtrFromStrings(c.Env)
-	if err != nil {
-		return nil, fmt.Errorf("environment of %q: %w", c.Path, err)
-	}
-	r, w, err := os.Pipe()
-	if err != nil {
-		return nil, err
-	}
-	defer w.Close()
-	// Not a pidfd of sbxrun but a pipe, of which only sbxrun has the other end:
-	// it closes with sbxrun's death, and sbxrun can close it before.
-	lifelineEnd, lifeline, err := os.Pipe()
-	if err != nil {
-		r.Close()
-		return nil, err
-	}
-	defer lifelineEnd.Close()
-
 	k := &keeperState{
 		pidfd:    -1,
-		lifeline: Descriptor(lifelineEnd),
-		report:   Descriptor(w),
 		terminal: -1,
-		path:     path,
-		argv:     &argv[0],
-		envv:     &envv[0],
 		cred:     c.Cred,
 		// Not 0: a core_pattern that is a pipe is fed whatever the limit, except
 		// at 1 (core(5), fs/coredump.c); for files 1 is below any core's size.
 		core: unix.Rlimit{Cur: 1, Max: 1},
 	}
+	if err := k.lay(c); err != nil {
+		return nil, err
+	}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("socketpair: %w", err)
+	}
+	defer unix.Close(pair[1])
+	k.socket = pair[1]
+	// PR_SET_CHILD_SUBREAPER for sbxrun as well: should somebody kill the
+	// keeper, what it had comes to us and not to a PID 1 that may not reap.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		unix.Close(pair[0])
+		return nil, fmt.Errorf("become a subreaper (Linux 3.4): %w", err)
+	}
+	pid, errno := k.fork()
+	runtime.KeepAlive(c)
+	if errno != 0 {
+		unix.Close(pair[0])
+		return nil, &StartError{Step: "fork the keeper", Err: errno}
+	}
+	_ = unix.SetNonblock(pair[0], true) // for the poller
+	return &Keeper{Process: newProcess(int(pid), int(k.pidfd)), socket: os.NewFile(uintptr(pair[0]), "keeper")}, nil
+}
+
+// lay puts everything into the form that system calls take.
+func (k *keeperState) lay(c Command) (err error) {
 	copy(k.name[:], "sbxrun-keeper")
 	copy(k.children[:], "/proc/thread-self/children")
+	if k.path, err = syscall.BytePtrFromString(c.Path); err != nil {
+		return fmt.Errorf("path of %q: %w", c.Path, err)
+	}
+	argv, err := syscall.SlicePtrFromStrings(c.Args)
+	if err != nil {
+		return fmt.Errorf("arguments of %q: %w", c.Path, err)
+	}
+	envv, err := syscall.SlicePtrFromStrings(c.Env)
+	if err != nil {
+		return fmt.Errorf("environment of %q: %w", c.Path, err)
+	}
+	k.argv, k.envv = &argv[0], &envv[0]
 	for _, f := range c.Files {
 		k.files = append(k.files, Descriptor(f))
 	}
 	for i, f := range c.Stage {
 		st, err := f.Stat()
 		if err != nil {
-			return nil, err
+			return err
 		}
-		target, err := syscall.BytePtrFromString(fmt.Sprintf("%s/%d", StageDir, i))
+		target, err := syscall.BytePtrFromString(StageDir + "/" + strconv.Itoa(i))
 		if err != nil {
-			return nil, err
+			return err
 		}
 		k.stage = append(k.stage, staged{uintptr(Descriptor(f)), target, st.IsDir()})
 	}
 	if c.Terminal != nil && c.Restore != nil {
 		k.terminal, k.restore = Descriptor(c.Terminal), *c.Restore
 	}
-
-	// PR_SET_CHILD_SUBREAPER for sbxrun as well: should somebody kill the
-	// keeper, what it had comes to us and not to a PID 1 that may not reap.
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		return nil, fmt.Errorf("become a subreaper (Linux 3.4): %w", err)
-	}
-	pid, errno := k.fork()
-	runtime.KeepAlive(c)
-	if errno != 0 {
-		r.Close()
-		lifeline.Close()
-		return nil, &StartError{Step: "fork the keeper", Err: errno}
-	}
-	return &Keeper{Process: newProcess(int(pid), int(k.pidfd)), report: r, lifeline: lifeline}, nil
+	return nil
 }
 
 // fork makes the keeper. The call of run comes after the child has come back
@@ -267,64 +269,76 @@ func (k *keeperState) fork() (pid uintptr, errno syscall.Errno) {
 	return pid, errno
 }
 
-// run is the life of the keeper.
+// run is the life of the keeper. All its parts are called from here, because
+// together they have to fit into the stack that a nosplit function may use.
 //
 //go:nosplit
 //go:norace
+//go:nocheckptr
 func (k *keeperState) run() {
+	k.setUp()
+	k.command = k.must(stepFork, unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0)
+	if k.command == 0 {
+		k.defaultSignals()
+		k.bindStage()
+		k.takeFiles()
+		k.become()
+	}
+	k.dropFiles()
+	for {
+		k.reap()
+		if k.ended {
+			k.killChildren()
+		}
+		k.wait()
+	}
+}
+
+// setUp makes the bare fork what a keeper is.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (k *keeperState) setUp() {
 	k.pid, _, _ = syscall.RawSyscall(unix.SYS_GETPID, 0, 0, 0)
 	// Every signal is blocked for good: nobody but SIGKILL can end the keeper
 	// before its work is done.
 	k.sigs = ^uint64(0)
-	k.check(stepSignals, k.sigmask())
-	k.check(stepSubreaper, k.prctl(unix.PR_SET_CHILD_SUBREAPER, 1))
+	k.must(stepSignals, unix.SYS_RT_SIGPROCMASK, sigSetmask, uintptr(unsafe.Pointer(&k.sigs)), 0, 8, 0)
+	k.must(stepSubreaper, unix.SYS_PRCTL, unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 	// A session of its own: neither the caller's Ctrl-C nor its kill(0, …)
 	// reaches the keeper, and its kill never reaches the caller's group.
-	_, _, e := syscall.RawSyscall(unix.SYS_SETSID, 0, 0, 0)
-	k.check(stepSession, e)
-	k.prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&k.name))) // for ps(1) only
+	k.must(stepSession, unix.SYS_SETSID, 0, 0, 0, 0, 0)
+}
 
-	// The thread's own list of children, opened while failing is still free.
-	at := unix.AT_FDCWD
-	children, _, e := syscall.RawSyscall6(unix.SYS_OPENAT, uintptr(at), uintptr(unsafe.Pointer(&k.children)), unix.O_RDONLY|unix.O_CLOEXEC, 0, 0, 0)
-	k.check(stepChildren, e)
+// dropFiles leaves the keeper with nothing but its own descriptors: with others
+// it would hold the caller's pipes open.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (k *keeperState) dropFiles() {
+	k.must(stepSession, unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&k.name)), 0, 0, 0) // for ps(1)
+	// The thread's own list of children.
+	children := k.must(stepChildren, unix.SYS_OPENAT, uintptr(at), uintptr(unsafe.Pointer(&k.children)), unix.O_RDONLY, 0, 0)
 	k.sigs = 1 << (unix.SIGCHLD - 1)
-	signals, _, e := syscall.RawSyscall6(unix.SYS_SIGNALFD4, ^uintptr(0), uintptr(unsafe.Pointer(&k.sigs)), 8, unix.SFD_NONBLOCK|unix.SFD_CLOEXEC, 0, 0)
-	k.check(stepSignals, e)
-
-	k.command, _, e = syscall.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
-	k.check(stepFork, e)
-	if k.command == 0 {
-		k.exec()
-	}
-	// Hold nothing but what is polled: otherwise the keeper keeps the caller's
-	// pipes open, and other keepers' descriptors alive.
-	k.files = k.files[:0]
-	k.lift(&k.lifeline, keeperFiles)
-	k.lift(&k.report, keeperFiles)
-	k.liftRaw(&children, keeperFiles)
-	k.liftRaw(&signals, keeperFiles)
-	k.move(uintptr(k.lifeline), keeperLifeline)
-	k.move(uintptr(k.report), keeperReport)
+	signals := k.must(stepSignals, unix.SYS_SIGNALFD4, ^uintptr(0), uintptr(unsafe.Pointer(&k.sigs)), 8, unix.SFD_NONBLOCK, 0)
+	// First all up, out of the way, then down to their places.
+	socket := k.must(stepFiles, unix.SYS_FCNTL, uintptr(k.socket), unix.F_DUPFD, keeperFiles, 0, 0)
+	k.socket = int(socket)
+	children = k.must(stepFiles, unix.SYS_FCNTL, children, unix.F_DUPFD, keeperFiles, 0, 0)
+	signals = k.must(stepFiles, unix.SYS_FCNTL, signals, unix.F_DUPFD, keeperFiles, 0, 0)
 	if k.terminal >= 0 {
-		k.lift(&k.terminal, keeperFiles)
-		k.move(uintptr(k.terminal), keeperTerminal)
+		terminal := k.must(stepFiles, unix.SYS_FCNTL, uintptr(k.terminal), unix.F_DUPFD, keeperFiles, 0, 0)
+		k.must(stepFiles, unix.SYS_DUP3, terminal, keeperTerminal, 0, 0, 0)
 	} else {
-		syscall.RawSyscall(unix.SYS_CLOSE, keeperTerminal, 0, 0)
+		syscall.RawSyscall(unix.SYS_CLOSE, keeperTerminal, 0, 0) // whatever it was
 	}
-	k.move(children, keeperChildren)
-	k.move(signals, keeperSignals)
-	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, keeperFiles, uintptr(maxFD), 0)
-	k.report = keeperReport
-
-	orphaned := false
-	for {
-		k.reap()
-		if orphaned {
-			k.killChildren()
-		}
-		k.wait(&orphaned)
-	}
+	k.must(stepFiles, unix.SYS_DUP3, socket, keeperSocket, 0, 0, 0)
+	k.socket = keeperSocket
+	k.must(stepFiles, unix.SYS_DUP3, children, keeperChildren, 0, 0, 0)
+	k.must(stepFiles, unix.SYS_DUP3, signals, keeperSignals, 0, 0, 0)
+	k.must(stepFiles, unix.SYS_CLOSE_RANGE, keeperFiles, maxFD, 0, 0, 0)
 }
 
 // reap collects whatever has ended; with nothing left at all it reports so and
@@ -332,6 +346,7 @@ func (k *keeperState) run() {
 //
 //go:nosplit
 //go:norace
+//go:nocheckptr
 func (k *keeperState) reap() {
 	for {
 		pid, _, e := syscall.RawSyscall6(unix.SYS_WAIT4, ^uintptr(0), uintptr(unsafe.Pointer(&k.status)), unix.WNOHANG, uintptr(unsafe.Pointer(&k.usage)), 0, 0)
@@ -340,7 +355,7 @@ func (k *keeperState) reap() {
 		}
 		if e == unix.ECHILD {
 			k.rec.kind = recordEmpty
-			k.write()
+			k.report()
 			Exit(0)
 		}
 		if e != 0 || pid == 0 {
@@ -361,27 +376,30 @@ func (k *keeperState) reap() {
 	}
 }
 
-// wait blocks until the lifeline has ended or a child has.
+// wait blocks until a child or the lifeline has ended.
 //
 //go:nosplit
 //go:norace
-func (k *keeperState) wait(orphaned *bool) {
+//go:nocheckptr
+func (k *keeperState) wait() {
 	k.poll[0] = unix.PollFd{Fd: keeperSignals, Events: unix.POLLIN}
-	k.poll[1] = unix.PollFd{Fd: keeperLifeline, Events: unix.POLLIN}
+	k.poll[1] = unix.PollFd{Fd: keeperSocket, Events: unix.POLLIN}
 	n := uintptr(2)
-	if *orphaned {
-		n = 1
+	if k.ended {
+		n = 1 // the socket stays readable
 	}
 	syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&k.poll)), n, 0, 0, 0, 0)
-	if !*orphaned && k.poll[1].Revents != 0 {
-		*orphaned = true
-		if k.terminal >= 0 {
-			// Harmless if sbxrun lives and has done it already. TCSETS from outside the terminal's session is not stopped by job
-			// control: the keeper has no controlling terminal (tty_ioctl(4)).
-			syscall.RawSyscall(unix.SYS_IOCTL, keeperTerminal, unix.TCSETS, uintptr(unsafe.Pointer(&k.restore)))
-		}
-	}
 	syscall.RawSyscall(unix.SYS_READ, keeperSignals, uintptr(unsafe.Pointer(&k.buf)), uintptr(len(k.buf)))
+	if k.ended || k.poll[1].Revents == 0 {
+		return
+	}
+	k.ended = true // nothing is ever sent to the keeper
+	if k.terminal >= 0 {
+		// Harmless if sbxrun lives and has done it already. TCSETS from outside
+		// the terminal's session is not stopped by job control: the keeper has
+		// no controlling terminal (tty_ioctl(4)).
+		syscall.RawSyscall(unix.SYS_IOCTL, keeperTerminal, unix.TCSETS, uintptr(unsafe.Pointer(&k.restore)))
+	}
 }
 
 // killChildren sends SIGKILL to every child there is now. Those that are
@@ -389,6 +407,7 @@ func (k *keeperState) wait(orphaned *bool) {
 //
 //go:nosplit
 //go:norace
+//go:nocheckptr
 func (k *keeperState) killChildren() {
 	n, _, e := syscall.RawSyscall6(unix.SYS_PREAD64, keeperChildren, uintptr(unsafe.Pointer(&k.buf)), uintptr(len(k.buf)), 0, 0, 0)
 	if e != 0 {
@@ -409,57 +428,20 @@ func (k *keeperState) killChildren() {
 	}
 }
 
-// exec is the child that becomes bwrap.
+// What follows runs in the child that becomes bwrap.
+
+// defaultSignals: exec resets handlers to the default but lets SIG_IGN through,
+// and a bwrap that ignores SIGCHLD hangs for ever (bubblewrap before 0.11.1).
 //
 //go:nosplit
 //go:norace
-func (k *keeperState) exec() {
-	// exec resets handlers to the default but lets SIG_IGN through, and a bwrap
-	// that ignores SIGCHLD hangs for ever (bubblewrap before 0.11.1).
+//go:nocheckptr
+func (k *keeperState) defaultSignals() {
 	for sig := uintptr(1); sig <= 64; sig++ {
 		if sig != uintptr(unix.SIGKILL) && sig != uintptr(unix.SIGSTOP) {
 			syscall.RawSyscall6(unix.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&k.noAction)), 0, 8, 0, 0)
 		}
 	}
-	if len(k.stage) > 0 {
-		k.bindStage()
-	}
-	// First all descriptors up, out of the way, then down to their places.
-	n := len(k.files)
-	k.lift(&k.report, n+1)
-	for i := range k.files {
-		k.lift(&k.files[i], n+1)
-	}
-	for i := range k.files {
-		k.move(uintptr(k.files[i]), uintptr(i))
-	}
-	_, _, e := syscall.RawSyscall(unix.SYS_DUP3, uintptr(k.report), uintptr(n), unix.O_CLOEXEC)
-	k.check(stepFiles, e)
-	k.report = n
-	_, _, e = syscall.RawSyscall(unix.SYS_CLOSE_RANGE, uintptr(n+1), uintptr(maxFD), 0)
-	k.check(stepFiles, e)
-	_, _, e = syscall.RawSyscall6(unix.SYS_PRLIMIT64, 0, unix.RLIMIT_CORE, uintptr(unsafe.Pointer(&k.core)), 0, 0, 0)
-	k.check(stepLimits, e)
-	if k.cred != nil {
-		_, _, e = syscall.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0)
-		k.check(stepGroups, e)
-		gid, uid := uintptr(k.cred.GID), uintptr(k.cred.UID)
-		_, _, e = syscall.RawSyscall(unix.SYS_SETRESGID, gid, gid, gid)
-		k.check(stepGID, e)
-		_, _, e = syscall.RawSyscall(unix.SYS_SETRESUID, uid, uid, uid)
-		k.check(stepUID, e)
-	}
-	// After the change of uid, which clears it (prctl(2)). The keeper is
-	// single-threaded, so "the thread that forked" is the keeper itself.
-	k.check(stepParent, k.prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL)))
-	// The keeper may have died before the line above could notice.
-	if parent, _, _ := syscall.RawSyscall(unix.SYS_GETPPID, 0, 0, 0); parent != k.pid {
-		k.check(stepParent, unix.ESRCH)
-	}
-	k.sigs = 0
-	k.check(stepSignals, k.sigmask())
-	_, _, e = syscall.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(k.path)), uintptr(unsafe.Pointer(k.argv)), uintptr(unsafe.Pointer(k.envv)))
-	k.check(stepExec, e)
 }
 
 // bindStage makes [Command.Stage] visible below StageDir. The new mount API
@@ -469,100 +451,118 @@ func (k *keeperState) exec() {
 //
 //go:nosplit
 //go:norace
+//go:nocheckptr
 func (k *keeperState) bindStage() {
-	at := unix.AT_FDCWD
+	if len(k.stage) == 0 {
+		return
+	}
+	here, none := uintptr(at), uintptr(unsafe.Pointer(&empty))
 	for i := range k.stage {
 		s := &k.stage[i]
-		tree, _, e := syscall.RawSyscall(unix.SYS_OPEN_TREE, s.source, uintptr(unsafe.Pointer(&empty)), unix.AT_EMPTY_PATH|unix.AT_RECURSIVE|unix.OPEN_TREE_CLONE)
-		k.check(stepStage, e)
-		s.source = tree
+		s.source = k.must(stepStage, unix.SYS_OPEN_TREE, s.source, none, unix.AT_EMPTY_PATH|unix.AT_RECURSIVE|unix.OPEN_TREE_CLONE, 0, 0)
 	}
-	_, _, e := syscall.RawSyscall(unix.SYS_UNSHARE, unix.CLONE_NEWNS, 0, 0)
-	k.check(stepStage, e)
+	k.must(stepStage, unix.SYS_UNSHARE, unix.CLONE_NEWNS, 0, 0, 0, 0)
 	// Slave: nothing mounted here shows on the host (mount_namespaces(7)).
-	k.check(stepStage, k.mount(nil, &slash[0], nil, unix.MS_SLAVE|unix.MS_REC, nil))
-	k.check(stepStage, k.mount(&stageType[0], &stageDir[0], &stageType[0], unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, &stageMode[0]))
+	k.must(stepStage, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&slash)), 0, unix.MS_SLAVE|unix.MS_REC, 0)
+	k.must(stepStage, unix.SYS_MOUNT, uintptr(unsafe.Pointer(&stageType[0])), uintptr(unsafe.Pointer(&stageDir[0])), uintptr(unsafe.Pointer(&stageType[0])),
+		unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, uintptr(unsafe.Pointer(&stageMode[0])))
 	for i := range k.stage {
 		s := &k.stage[i]
 		if s.dir {
-			_, _, e = syscall.RawSyscall(unix.SYS_MKDIRAT, uintptr(at), uintptr(unsafe.Pointer(s.target)), 0o755)
+			k.must(stepStage, unix.SYS_MKDIRAT, here, uintptr(unsafe.Pointer(s.target)), 0o755, 0, 0)
 		} else {
-			_, _, e = syscall.RawSyscall6(unix.SYS_MKNODAT, uintptr(at), uintptr(unsafe.Pointer(s.target)), unix.S_IFREG|0o644, 0, 0, 0)
+			k.must(stepStage, unix.SYS_MKNODAT, here, uintptr(unsafe.Pointer(s.target)), unix.S_IFREG|0o644, 0, 0)
 		}
-		k.check(stepStage, e)
-		_, _, e = syscall.RawSyscall6(unix.SYS_MOVE_MOUNT, s.source, uintptr(unsafe.Pointer(&empty)), uintptr(at), uintptr(unsafe.Pointer(s.target)), unix.MOVE_MOUNT_F_EMPTY_PATH, 0)
-		k.check(stepStage, e)
+		k.must(stepStage, unix.SYS_MOVE_MOUNT, s.source, none, here, uintptr(unsafe.Pointer(s.target)), unix.MOVE_MOUNT_F_EMPTY_PATH)
 	}
 }
 
-//go:nosplit
-//go:norace
-func (k *keeperState) mount(source, target, fstype *byte, flags uintptr, data *byte) syscall.Errno {
-	_, _, e := syscall.RawSyscall6(unix.SYS_MOUNT, uintptr(unsafe.Pointer(source)), uintptr(unsafe.Pointer(target)), uintptr(unsafe.Pointer(fstype)), flags, uintptr(unsafe.Pointer(data)), 0)
-	return e
-}
-
-// check reports a failed step and ends the process; 0 is no failure.
+// takeFiles moves the command's descriptors to 0, 1, 2 …, the keeper's socket
+// behind them, closed by a successful exec, and closes all others.
 //
 //go:nosplit
 //go:norace
-func (k *keeperState) check(step int64, e syscall.Errno) {
-	if e == 0 {
-		return
+//go:nocheckptr
+func (k *keeperState) takeFiles() {
+	n := len(k.files)
+	// First all up, out of the way, then down to their places.
+	free := uintptr(n + 1)
+	k.socket = int(k.must(stepFiles, unix.SYS_FCNTL, uintptr(k.socket), unix.F_DUPFD_CLOEXEC, free, 0, 0))
+	for i := range k.files {
+		if uintptr(k.files[i]) < free { // in the way, or about to be overwritten
+			k.files[i] = int(k.must(stepFiles, unix.SYS_FCNTL, uintptr(k.files[i]), unix.F_DUPFD_CLOEXEC, free, 0, 0))
+		}
 	}
-	k.rec.kind, k.rec.step, k.rec.errno = recordFailed, step, int64(e)
-	k.write()
+	for i := range k.files {
+		k.must(stepFiles, unix.SYS_DUP3, uintptr(k.files[i]), uintptr(i), 0, 0, 0)
+	}
+	k.must(stepFiles, unix.SYS_DUP3, uintptr(k.socket), uintptr(n), unix.O_CLOEXEC, 0, 0)
+	k.socket = n
+	k.must(stepFiles, unix.SYS_CLOSE_RANGE, free, maxFD, 0, 0, 0)
+}
+
+// become takes on the command's identity and execs it.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (k *keeperState) become() {
+	k.must(stepLimits, unix.SYS_PRLIMIT64, 0, unix.RLIMIT_CORE, uintptr(unsafe.Pointer(&k.core)), 0, 0)
+	if k.cred != nil {
+		gid, uid := uintptr(k.cred.GID), uintptr(k.cred.UID)
+		k.must(stepGroups, unix.SYS_SETGROUPS, 0, 0, 0, 0, 0)
+		k.must(stepGID, unix.SYS_SETRESGID, gid, gid, gid, 0, 0)
+		k.must(stepUID, unix.SYS_SETRESUID, uid, uid, uid, 0, 0)
+	}
+	// After the change of uid, which clears it (prctl(2)). The keeper is
+	// single-threaded, so "the thread that forked" is the keeper itself.
+	k.must(stepParent, unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
+	// The keeper may have died before the line above could notice.
+	if k.must(stepParent, unix.SYS_GETPPID, 0, 0, 0, 0, 0) != k.pid {
+		k.fail(stepParent, unix.ESRCH)
+	}
+	k.sigs = 0
+	k.must(stepSignals, unix.SYS_RT_SIGPROCMASK, sigSetmask, uintptr(unsafe.Pointer(&k.sigs)), 0, 8, 0)
+	k.must(stepExec, unix.SYS_EXECVE, uintptr(unsafe.Pointer(k.path)), uintptr(unsafe.Pointer(k.argv)), uintptr(unsafe.Pointer(k.envv)), 0, 0)
+}
+
+// must makes a system call, and does not come back if it fails.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (k *keeperState) must(step int64, call, a, b, c, d, e uintptr) uintptr {
+	r, _, errno := syscall.RawSyscall6(call, a, b, c, d, e, 0)
+	if errno != 0 {
+		k.fail(step, errno)
+	}
+	return r
+}
+
+// fail reports the step that failed, and ends the process.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (k *keeperState) fail(step int64, errno syscall.Errno) {
+	k.rec.kind, k.rec.step, k.rec.errno = recordFailed, step, int64(errno)
+	k.report()
 	Exit(125)
 }
 
 //go:nosplit
 //go:norace
-func (k *keeperState) write() {
-	// Nothing can be done about a failure: sbxrun is dead, or will miss the record.
-	syscall.RawSyscall(unix.SYS_WRITE, uintptr(k.report), uintptr(unsafe.Pointer(&k.rec)), unsafe.Sizeof(k.rec))
+//go:nocheckptr
+func (k *keeperState) report() {
+	// Nothing can be done about a failure: sbxrun is dead.
+	syscall.RawSyscall(unix.SYS_WRITE, uintptr(k.socket), uintptr(unsafe.Pointer(&k.rec)), unsafe.Sizeof(k.rec))
 }
 
-//go:nosplit
-//go:norace
-func (k *keeperState) prctl(option, arg uintptr) syscall.Errno {
-	_, _, e := syscall.RawSyscall6(unix.SYS_PRCTL, option, arg, 0, 0, 0, 0)
-	return e
-}
+// sigSetmask is SIG_SETMASK of sigprocmask(2).
+const sigSetmask = 2
 
-//go:nosplit
-//go:norace
-func (k *keeperState) sigmask() syscall.Errno {
-	const sigSetmask = 2
-	_, _, e := syscall.RawSyscall6(unix.SYS_RT_SIGPROCMASK, sigSetmask, uintptr(unsafe.Pointer(&k.sigs)), 0, 8, 0, 0)
-	return e
-}
-
-// lift duplicates *fd to a number of at least low.
-//
-//go:nosplit
-//go:norace
-func (k *keeperState) lift(fd *int, low int) {
-	r, _, e := syscall.RawSyscall(unix.SYS_FCNTL, uintptr(*fd), unix.F_DUPFD_CLOEXEC, uintptr(low))
-	k.check(stepFiles, e)
-	*fd = int(r)
-}
-
-//go:nosplit
-//go:norace
-func (k *keeperState) liftRaw(fd *uintptr, low int) {
-	r, _, e := syscall.RawSyscall(unix.SYS_FCNTL, *fd, unix.F_DUPFD_CLOEXEC, uintptr(low))
-	k.check(stepFiles, e)
-	*fd = r
-}
-
-// move makes from also the descriptor to, without close-on-exec.
-//
-//go:nosplit
-//go:norace
-func (k *keeperState) move(from, to uintptr) {
-	_, _, e := syscall.RawSyscall(unix.SYS_DUP3, from, to, 0)
-	k.check(stepFiles, e)
-}
+// at is AT_FDCWD, as a variable: a constant could not become a uintptr.
+var at = unix.AT_FDCWD
 
 // maxFD is the greatest descriptor close_range(2) accepts.
 const maxFD = 1<<32 - 1
@@ -584,10 +584,10 @@ func (k *Keeper) StartError(deadline time.Time) error {
 }
 
 func (k *Keeper) read(deadline time.Time) (rec record, err error) {
-	// A pipe takes deadlines; an error here shows in the read.
-	_ = k.report.SetReadDeadline(deadline)
+	// A socket takes deadlines; an error here shows in the read.
+	_ = k.socket.SetReadDeadline(deadline)
 	buf := (*[unsafe.Sizeof(rec)]byte)(unsafe.Pointer(&rec))
-	n, err := k.report.Read(buf[:])
+	n, err := k.socket.Read(buf[:])
 	if err != nil {
 		return record{}, err
 	}
@@ -599,11 +599,13 @@ func (k *Keeper) read(deadline time.Time) (rec record, err error) {
 
 // Kill lets the keeper kill whatever it still has; Reap tells when it has. It
 // does not block, and may be called more than once.
-func (k *Keeper) Kill() { k.lifeline.Close() }
+func (k *Keeper) Kill() {
+	// An error means that the keeper is dead.
+	_ = unix.Shutdown(Descriptor(k.socket), unix.SHUT_WR)
+}
 
 func (k *Keeper) close() {
-	k.lifeline.Close()
-	k.report.Close()
+	k.socket.Close()
 	k.Close()
 }
 

@@ -7,6 +7,30 @@ import (
 	"time"
 )
 
+func keep(t *testing.T, c Command) *Keeper {
+	t.Helper()
+	k, err := Keep(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+func TestKeeperKills(t *testing.T) {
+	k, out := start(t, "sh", "-c", "setsid sh -c 'trap \"\" TERM; echo up; sleep 100' & sleep 100")
+	if _, err := out.Read(make([]byte, 3)); err != nil {
+		t.Fatal(err)
+	}
+	k.Kill()
+	end, err := k.Reap(time.Now().Add(10 * time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !end.Monitor.Signaled() || end.Monitor.Signal() != 9 {
+		t.Errorf("command's end: %v", end.Monitor)
+	}
+}
+
 func start(t *testing.T, args ...string) (*Keeper, *os.File) {
 	t.Helper()
 	path, err := exec.LookPath(args[0])
@@ -23,10 +47,7 @@ func start(t *testing.T, args ...string) (*Keeper, *os.File) {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	k, err := Keep(Command{Path: path, Args: args, Env: []string{"A=b"}, Files: []*os.File{null, w, null}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	k := keep(t, Command{Path: path, Args: args, Env: []string{"A=b"}, Files: []*os.File{null, w, null}})
 	t.Cleanup(func() { r.Close() })
 	return k, r
 }
@@ -48,10 +69,7 @@ func TestKeeperStartError(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	k, err := Keep(Command{Path: "/nonexistent", Args: []string{"x"}, Files: []*os.File{null}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	k := keep(t, Command{Path: "/nonexistent", Args: []string{"x"}, Files: []*os.File{null}})
 	err = k.StartError(time.Now().Add(10 * time.Second))
 	if want := "exec bwrap: no such file or directory"; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)

@@ -33,9 +33,10 @@ type Options struct {
 	ProofTimeout time.Duration // how long the proof may take
 	Stdio        [3]*os.File   // the payload's; stay the caller's
 	Terminal     *bwrap.Terminal
-	// Started is called when the sandbox has its copies of Stdio.
-	Started func()
-	Begin   time.Time // when sbxrun was started
+	// Forked is called when the sandbox has its copies of Stdio, and bwrap is at
+	// work: the time for what needs time.
+	Forked func()
+	Begin  time.Time // when sbxrun was started
 	// Hurry cuts a grace period short when it is closed.
 	Hurry <-chan struct{}
 }
@@ -50,16 +51,13 @@ func (e SignalError) Error() string { return "signal " + result.SignalName(e.Sig
 // [SignalError] as cause forwards the signal to the payload and ends the run.
 func Run(ctx context.Context, plan *bwrap.Plan, o Options) result.Result {
 	r := result.Result{StartedAt: o.Begin, Verdict: result.NotApplicable, Cause: result.StartFailed}
-	sb, err := plan.Start(ctx, o.Stdio, o.Terminal)
+	sb, err := plan.Start(ctx, o.Stdio, o.Terminal, o.forked)
 	if err != nil {
 		r = failed(ctx, err, r)
 		r.Duration = time.Since(o.Begin)
 		return r
 	}
 	defer sb.Close()
-	if o.Started != nil {
-		o.Started()
-	}
 
 	run := run{ctx: ctx, o: o, sb: sb, result: &r}
 	cause := run.watch()
@@ -68,6 +66,12 @@ func Run(ctx context.Context, plan *bwrap.Plan, o Options) result.Result {
 	now := time.Now()
 	r.Teardown, r.Duration = now.Sub(decided), now.Sub(o.Begin)
 	return r
+}
+
+func (o *Options) forked() {
+	if o.Forked != nil {
+		o.Forked()
+	}
 }
 
 type run struct {
@@ -227,7 +231,7 @@ func failed(ctx context.Context, err error, res result.Result) result.Result {
 		return res
 	}
 	if !errors.As(err, &res.Err) {
-		res.Err = &result.Error{Code: "setup", Message: err.Error(), Err: err}
+		res.Err = &result.Error{Code: "setup", Message: "cannot set up the sandbox: " + err.Error(), Err: err}
 	}
 	return res
 }
