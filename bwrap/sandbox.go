@@ -135,17 +135,12 @@ func reopen(f *os.File, flags int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), f.Name()), nil
 }
 
-// statusPipe makes a pipe that holds one message and no more: packet mode
-// (O_DIRECT, Linux 3.4) with a capacity of one page. See [Sandbox.Release].
+// statusPipe makes the pipe for bwrap's status. Ours is the reading end, which
+// takes deadlines.
 func statusPipe() (ours, bwrapEnd *os.File, err error) {
 	var fds [2]int
-	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_DIRECT); err != nil {
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
 		return nil, nil, err
-	}
-	if _, err := unix.FcntlInt(uintptr(fds[1]), unix.F_SETPIPE_SZ, os.Getpagesize()); err != nil {
-		unix.Close(fds[0])
-		unix.Close(fds[1])
-		return nil, nil, fmt.Errorf("F_SETPIPE_SZ: %w", err)
 	}
 	if err := unix.SetNonblock(fds[0], true); err != nil {
 		unix.Close(fds[0])
@@ -259,8 +254,8 @@ func (sb *Sandbox) Close() {
 // When the payload ends, bwrap's monitor writes its exit code to the status
 // pipe and exits, and init is killed with it (--die-with-parent): what the
 // payload has left behind would be gone before anybody could count it or give
-// it a grace period. So the pipe, which holds one message, is filled before: the
-// monitor waits in write(2) until we read. The filling is white space to JSON.
+// it a grace period. So the pipe was filled before (fillStatus): the monitor
+// waits in write(2) until we read. The filling is white space to JSON.
 func (sb *Sandbox) Release() error {
 	if _, err := sb.block.Write([]byte{0}); err != nil {
 		return fmt.Errorf("release init: %w", err)
@@ -269,21 +264,25 @@ func (sb *Sandbox) Release() error {
 	return nil
 }
 
-// fillStatus makes the monitor wait with the exit code.
+// fillStatus makes the monitor wait with the exit code: the pipe is made to hold
+// one message and no more, and gets one.
 func (sb *Sandbox) fillStatus() error {
 	w, err := reopen(sb.status, unix.O_WRONLY)
 	if err != nil {
 		return err
 	}
 	defer w.Close()
-	// A message of its own, or bwrap's would be added to it: packet mode, which
-	// open(2) does not take for a pipe (fcntl: Linux 4.5). And not blocking:
-	// were there something in the pipe already, it would be full as it is.
-	if _, err := unix.FcntlInt(uintptr(proc.Descriptor(w)), unix.F_SETFL, unix.O_DIRECT|unix.O_NONBLOCK); err != nil {
+	fd := uintptr(proc.Descriptor(w))
+	if _, err := unix.FcntlInt(fd, unix.F_SETPIPE_SZ, os.Getpagesize()); err != nil {
+		return fmt.Errorf("shrink the status pipe: %w", err)
+	}
+	// In packet mode nothing is added to a message, however short it is (open(2)
+	// does not take O_DIRECT for a pipe; fcntl(2) does, since Linux 4.5). And not
+	// blocking: were there something in the pipe already, it would be full as it is.
+	if _, err := unix.FcntlInt(fd, unix.F_SETFL, unix.O_DIRECT|unix.O_NONBLOCK); err != nil {
 		return fmt.Errorf("packet mode of the status pipe: %w", err)
 	}
-	_, err = unix.Write(proc.Descriptor(w), []byte(" "))
-	if err != nil && err != unix.EAGAIN {
+	if _, err := unix.Write(int(fd), []byte(" ")); err != nil && err != unix.EAGAIN {
 		return fmt.Errorf("fill the status pipe: %w", err)
 	}
 	return nil

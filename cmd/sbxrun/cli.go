@@ -102,7 +102,11 @@ func takesValue(model *kong.Application, word string) bool {
 }
 
 // parse fills flags from args and returns the payload's words.
-func parse(flags any, args []string) (payload []string, err error) {
+func parse[F any](flags *F, args []string) (payload []string, err error) {
+	if payload, ok := quickParse(flags, args); ok {
+		return payload, nil
+	}
+	*flags = *new(F) // what the quick way may have left
 	k, err := parser(flags)
 	if err != nil {
 		return nil, err

@@ -290,6 +290,14 @@ func (r *runner) notStarted(err error) int {
 // finish prints what there is to say and returns the exit code.
 func (r *runner) finish(res result.Result, streams *streams) int {
 	code := res.ExitCode()
+	if res.Err != nil {
+		fail(res.Err)
+	} else if !r.flags.Quiet {
+		r.note(res)
+	}
+	if r.report == nil && !r.flags.JSON {
+		return code
+	}
 	rep := res.Report(newID(), r.command)
 	if r.plan != nil {
 		rep.Bwrap = &result.ReportBwrap{Path: r.plan.Program.Path, Version: r.plan.Program.Version}
@@ -300,11 +308,6 @@ func (r *runner) finish(res result.Result, streams *streams) int {
 		} else {
 			rep.SetOutput(result.Stream{UTF8: true}, result.Stream{UTF8: true})
 		}
-	}
-	if res.Err != nil {
-		fail(res.Err)
-	} else if !r.flags.Quiet {
-		r.note(res)
 	}
 	if err := r.report.write(rep); err != nil {
 		fail(err)

@@ -143,7 +143,8 @@ type keeperState struct {
 	pid      uintptr
 	command  uintptr // pid of bwrap
 	ended    bool    // the lifeline
-	rec      record
+	rec      record  // how it ended
+	failure  record  // or why it did not begin
 	usage    unix.Rusage
 	status   int32
 	poll     [2]unix.PollFd
@@ -270,7 +271,8 @@ func (k *keeperState) fork() (pid uintptr, errno syscall.Errno) {
 }
 
 // run is the life of the keeper. All its parts are called from here, because
-// together they have to fit into the stack that a nosplit function may use.
+// together they have to fit into the stack that a nosplit function may use; the
+// linker makes sure of that.
 //
 //go:nosplit
 //go:norace
@@ -554,7 +556,7 @@ func (k *keeperState) fail(step int64, errno syscall.Errno) {
 //go:norace
 //go:nocheckptr
 func (k *keeperState) report() {
-	// Nothing can be done about a failure: sbxrun is dead.
+	// Nothing can be done about an error: sbxrun is dead.
 	syscall.RawSyscall(unix.SYS_WRITE, uintptr(k.socket), uintptr(unsafe.Pointer(&k.rec)), unsafe.Sizeof(k.rec))
 }
 

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"encoding"
+	"reflect"
+	"strings"
+)
+
+// quickParse reads a command line in which nothing is wrong, without kong,
+// which takes half a millisecond to build its model of the flags: a tenth of a
+// run. It knows the flags by the same struct tags. Whatever it does not
+// understand, an error first of all, it leaves to kong, which words it; that
+// both agree on the rest is a test.
+func quickParse(flags any, args []string) (payload []string, ok bool) {
+	v := reflect.ValueOf(flags).Elem()
+	given := map[string]bool{}
+	for len(args) > 0 {
+		word := args[0]
+		if word == "--" {
+			args = args[1:]
+			break
+		}
+		if word == "-" || !strings.HasPrefix(word, "-") {
+			break
+		}
+		name, isLong := strings.CutPrefix(word, "--")
+		if !isLong {
+			return nil, false
+		}
+		name, value, hasValue := strings.Cut(name, "=")
+		field, found := fieldOf(v, name)
+		if !found {
+			return nil, false
+		}
+		args = args[1:]
+		if field.Kind() == reflect.Bool {
+			if hasValue {
+				return nil, false
+			}
+			field.SetBool(true)
+			continue
+		}
+		if !hasValue {
+			if len(args) == 0 || strings.HasPrefix(args[0], "-") {
+				return nil, false // missing, or looks like a flag: kong decides
+			}
+			value, args = args[0], args[1:]
+		}
+		if !set(field, value) {
+			return nil, false
+		}
+		given[name] = true
+	}
+	t := v.Type()
+	for i := range t.NumField() {
+		f := t.Field(i)
+		if f.Tag.Get("enum") != "" {
+			return nil, false
+		}
+		if def, has := f.Tag.Lookup("default"); has && !given[flagName(f.Name)] && !set(v.Field(i), def) {
+			return nil, false
+		}
+	}
+	return args, true
+}
+
+func fieldOf(v reflect.Value, name string) (reflect.Value, bool) {
+	t := v.Type()
+	for i := range t.NumField() {
+		if flagName(t.Field(i).Name) == name {
+			return v.Field(i), true
+		}
+	}
+	return reflect.Value{}, false
+}
+
+// flagName is the flag of a field: RoBindTry is ro-bind-try, JSON is json.
+func flagName(field string) string {
+	var b strings.Builder
+	for i, c := range []byte(field) {
+		upper := c >= 'A' && c <= 'Z'
+		if upper && i > 0 && field[i-1] >= 'a' {
+			b.WriteByte('-')
+		}
+		if upper {
+			c += 'a' - 'A'
+		}
+		b.WriteByte(c)
+	}
+	return b.String()
+}
+
+func set(field reflect.Value, value string) bool {
+	if u, ok := field.Addr().Interface().(encoding.TextUnmarshaler); ok {
+		return u.UnmarshalText([]byte(value)) == nil
+	}
+	switch field.Kind() {
+	case reflect.String:
+		field.SetString(value)
+	case reflect.Slice:
+		field.Set(reflect.Append(field, reflect.ValueOf(value)))
+	default:
+		return false
+	}
+	return true
+}
