@@ -156,7 +156,9 @@ func TestPolicyValidate(t *testing.T) {
 		{"NUL in an argument", func(p *Policy) { p.Command = []string{"true", "a\x00b"} }, `argument "a\x00b" holds a NUL byte`},
 		{"empty argument", func(p *Policy) { p.Command = []string{"", ""} }, ""}, // found out by looking for it
 		{"relative workdir", func(p *Policy) { p.Workdir = "x" }, `working directory "x": must be an absolute path in the sandbox`},
-		{"same place twice", func(p *Policy) { p.Mounts = []Mount{{Source: "/a", Dest: "/x"}, {Source: "/b", Dest: "/x", Kind: ReadWrite}} },
+		{"same place twice", func(p *Policy) {
+			p.Mounts = []Mount{{Source: "/a", Dest: "/x"}, {Source: "/b", Dest: "/x", Kind: ReadWrite}}
+		},
 			`"/x" is given twice as a place in the sandbox`},
 		{"same place twice, one left out if missing", func(p *Policy) { p.Mounts = []Mount{{Source: "/a", Dest: "/x", Try: true}, {Kind: Tmpfs, Dest: "/x"}} },
 			`"/x" is given twice as a place in the sandbox`},

@@ -54,6 +54,9 @@ func Teardown(sb Sandbox, deadline time.Time) Outcome {
 		failed = multierror.Append(failed, fmt.Errorf("wait for init %d: %w", sb.Init.PID, err))
 	}
 	end, err := sb.Keeper.Reap(deadline)
+	if errors.Is(err, proc.ErrNotEmpty) {
+		err = sb.Keeper.Inherit(sb.Init, deadline)
+	}
 	if err != nil {
 		failed = multierror.Append(failed, fmt.Errorf("wait for the keeper: %w", err))
 	}

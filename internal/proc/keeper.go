@@ -53,7 +53,11 @@ type Usage struct {
 type End struct {
 	Usage
 	Monitor unix.WaitStatus // of bwrap's outer process
-	Init    unix.WaitStatus // of the last one reparented to the keeper: init
+	Init    unix.WaitStatus // if ReapedInit
+	// ReapedInit: init was reparented to the keeper, as it is when the monitor
+	// ends first. The monitor reaps init itself only if init is killed, by
+	// somebody else, while the monitor waits for it.
+	ReapedInit bool
 }
 
 // A StartError names the step in the keeper, or between its fork and the exec
@@ -118,8 +122,9 @@ type record struct {
 	user   int64 // recordEmpty: µs
 	system int64 // µs
 	maxrss int64 // KiB
-	// recordEmpty: wait statuses, of bwrap's monitor and of init.
-	monitor, init int64
+	// recordEmpty: wait statuses, of bwrap's monitor and of init, and whether
+	// there is one of init.
+	monitor, init, reapedInit int64
 }
 
 const (
@@ -364,12 +369,18 @@ func (k *keeperState) reap() {
 			return
 		}
 		if pid == k.command {
-			// bwrap's monitor. Its usage does not count: until its exec it was
-			// a copy of sbxrun.
+			// bwrap's monitor. Its usage counts only if it has reaped init
+			// itself: until its exec it was a copy of sbxrun.
 			k.rec.monitor = int64(k.status)
-			continue
+			if k.rec.reapedInit != 0 {
+				continue
+			}
+		} else {
+			if k.rec.reapedInit == 0 {
+				k.rec.user, k.rec.system, k.rec.maxrss = 0, 0, 0 // the monitor's
+			}
+			k.rec.init, k.rec.reapedInit = int64(k.status), 1
 		}
-		k.rec.init = int64(k.status)
 		k.rec.user += k.usage.Utime.Sec*1e6 + int64(k.usage.Utime.Usec)
 		k.rec.system += k.usage.Stime.Sec*1e6 + int64(k.usage.Stime.Usec)
 		if k.usage.Maxrss > k.rec.maxrss {
@@ -612,8 +623,38 @@ func (k *Keeper) close() {
 }
 
 // ErrNotEmpty says that the keeper ended without having reaped all it had,
-// which only somebody else's SIGKILL can bring about.
+// which only somebody else's SIGKILL can bring about. What it had is now sbxrun's.
 var ErrNotEmpty = errors.New("the keeper was killed before it had reaped the sandbox")
+
+// Inherit kills and reaps what a killed keeper has left to sbxrun, which is a
+// subreaper too: init, and bwrap's monitor, the only one in the keeper's session.
+// Other children that sbxrun may have, from before it was executed, are not
+// touched. It blocks until none is left, or the deadline has passed.
+func (k *Keeper) Inherit(init *Process, deadline time.Time) error {
+	for {
+		left := 0
+		for _, tid := range threads(os.Getpid()) {
+			for _, pid := range Children(os.Getpid(), tid) {
+				// Our own unreaped children: their pids cannot be recycled.
+				st, err := ReadStat(pid)
+				if err != nil || pid != init.PID && st.Session != k.PID {
+					continue
+				}
+				_ = unix.Kill(pid, unix.SIGKILL)
+				if _, err := unix.Wait4(pid, nil, unix.WNOHANG, nil); err != nil || st.State != "Z" {
+					left++
+				}
+			}
+		}
+		if left == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return os.ErrDeadlineExceeded
+		}
+		time.Sleep(time.Millisecond) // between two looks, in a case that nobody waits for
+	}
+}
 
 // Reap waits for the keeper's end, at most until deadline, and collects it.
 // After a nil error all that the keeper ever had is dead and reaped.
@@ -646,5 +687,7 @@ func (k *Keeper) Reap(deadline time.Time) (End, error) {
 		},
 		Monitor: unix.WaitStatus(rec.monitor),
 		Init:    unix.WaitStatus(rec.init),
+
+		ReapedInit: rec.reapedInit != 0,
 	}, nil
 }

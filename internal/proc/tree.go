@@ -15,9 +15,11 @@ import (
 type Stat struct {
 	PID    int
 	Parent int
-	Comm   string // as the process named itself: hostile, at most 15 bytes
-	State  string // one letter: R, S, D, T, t, Z, X …
-	CPU    Times
+	// Session is the id of its session: the pid of the process that made it.
+	Session int
+	Comm    string // as the process named itself: hostile, at most 15 bytes
+	State   string // one letter: R, S, D, T, t, Z, X …
+	CPU     Times
 }
 
 // Times is CPU time.
@@ -48,7 +50,7 @@ func ParseStat(data []byte) (Stat, error) {
 	if err != nil || pid < 1 {
 		return Stat{}, fmt.Errorf("parse stat: no pid in %.80q", data)
 	}
-	// Fields 3 (state), 4 (ppid), … 14 (utime), 15 (stime).
+	// Fields 3 (state), 4 (ppid), 5 (pgrp), 6 (session), … 14 (utime), 15 (stime).
 	f := strings.Fields(string(data[end+1:]))
 	if len(f) < 13 || len(f[0]) != 1 {
 		return Stat{}, fmt.Errorf("parse stat: %d fields after the name in %.80q", len(f), data)
@@ -56,6 +58,9 @@ func ParseStat(data []byte) (Stat, error) {
 	st := Stat{PID: pid, Comm: string(data[open+1 : end]), State: f[0]}
 	if st.Parent, err = strconv.Atoi(f[1]); err != nil || st.Parent < 0 {
 		return Stat{}, fmt.Errorf("parse stat: bad parent %q", f[1])
+	}
+	if st.Session, err = strconv.Atoi(f[3]); err != nil {
+		return Stat{}, fmt.Errorf("parse stat: bad session %q", f[3])
 	}
 	for i, t := range []*time.Duration{&st.CPU.User, &st.CPU.System} {
 		ticks, err := strconv.ParseUint(f[11+i], 10, 63)

@@ -203,7 +203,7 @@ func (r *run) lostInit() bool {
 func (r *run) settle(out cleanup.Outcome) {
 	res := r.result
 	switch {
-	case r.lost && out.End.Init.Signaled():
+	case r.lost && (out.End.Init.Signaled() || !out.End.ReapedInit): // the latter also if the keeper was killed
 		res.Cause = result.Lost
 	case res.Payload != nil && res.Payload.Signal != 0:
 		res.Cause = result.Signaled
