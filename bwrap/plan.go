@@ -277,6 +277,10 @@ func (p *Plan) stage() error {
 	if !need {
 		return nil
 	}
+	if within(p.Program.Path, proc.StageDir) {
+		return &result.Error{Code: "bwrap-unusable", Message: fmt.Sprintf("%s: bubblewrap must not lie below %s, which root needs to bind what only root can reach", p.Program.Path, proc.StageDir),
+			Hint: "install it elsewhere"}
+	}
 	for i := range p.ops {
 		o := &p.ops[i]
 		if o.kind != opBind && o.kind != opBindRW || reachable(o.src) && !within(o.src, proc.StageDir) {

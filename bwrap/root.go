@@ -6,8 +6,8 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -56,7 +56,19 @@ var etcFiles = []string{
 // etcDirs are bound: alternatives holds the links behind awk, java, editor …;
 // a JVM does not start without its security policy; crypto-policies configures
 // OpenSSL on Fedora.
-var etcDirs = []string{"alternatives", "crypto-policies", "java-*-openjdk", "java"}
+var etcDirs = []string{"alternatives", "crypto-policies", "java"}
+
+// jvmDirs are Debian's, one for each version; looking for them one by one is
+// quicker than reading /etc.
+func jvmDirs() (dirs []string) {
+	if _, err := os.Stat("/usr/lib/jvm"); err != nil {
+		return nil
+	}
+	for version := 8; version <= 40; version++ {
+		dirs = append(dirs, "java-"+strconv.Itoa(version)+"-openjdk")
+	}
+	return dirs
+}
 
 // etcNetFiles and etcNetDirs are for a payload that can reach a network.
 var (
@@ -132,10 +144,10 @@ func systemOps() (ops []op) {
 }
 
 func etcOps(p *Policy, user User, hostname string) (ops []op, err error) {
-	files, dirs := etcFiles, etcDirs
+	files, dirs := etcFiles, append(jvmDirs(), etcDirs...)
 	if p.Network == NetHost {
 		files = append(slices.Clone(files), etcNetFiles...)
-		dirs = append(slices.Clone(dirs), etcNetDirs...)
+		dirs = append(dirs, etcNetDirs...)
 	} else {
 		ops = append(ops, op{kind: opCopy, dst: "/etc/hosts", data: []byte("127.0.0.1 localhost " + hostname + "\n::1 localhost " + hostname + "\n")})
 	}
@@ -144,15 +156,10 @@ func etcOps(p *Policy, user User, hostname string) (ops []op, err error) {
 			ops = append(ops, o)
 		}
 	}
-	for _, pattern := range dirs {
-		found := []string{"/etc/" + pattern}
-		if strings.Contains(pattern, "*") {
-			found, _ = filepath.Glob("/etc/" + pattern) // the pattern is a constant and well-formed
-		}
-		for _, dir := range found {
-			if st, err := os.Stat(dir); err == nil && st.IsDir() {
-				ops = append(ops, op{kind: opBind, src: dir, dst: dir})
-			}
+	for _, name := range dirs {
+		var st unix.Stat_t
+		if err := unix.Stat("/etc/"+name, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
+			ops = append(ops, op{kind: opBind, src: "/etc/" + name, dst: "/etc/" + name})
 		}
 	}
 	// The accounts of the sandbox, not of the host.

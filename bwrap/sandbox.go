@@ -27,6 +27,7 @@ type Sandbox struct {
 	Keeper *proc.Keeper
 	Init   *proc.Process // PID 1 of the sandbox
 	PIDNS  uint64        // inode of the sandbox's PID namespace
+	Cred   *proc.Cred    // who bwrap runs as; nil if as sbxrun
 
 	// Running is closed when init has started the payload, or failed to;
 	// Exited when the payload has ended, or never came to be.
@@ -61,9 +62,9 @@ type Terminal struct {
 // forked is called as soon as the sandbox has descriptors of its own, while
 // bwrap is at work.
 func (p *Plan) Start(ctx context.Context, stdio [3]*os.File, tty *Terminal, forked func()) (*Sandbox, error) {
-	sb := &Sandbox{Running: make(chan struct{}), Exited: make(chan struct{})}
+	sb := &Sandbox{Cred: p.cred, Running: make(chan struct{}), Exited: make(chan struct{})}
 	if err := p.start(ctx, sb, stdio, tty, forked); err != nil {
-		return nil, sb.abandon(err)
+		return nil, sb.abandon(err, p.staged)
 	}
 	return sb, nil
 }
@@ -202,7 +203,7 @@ func verify(init *proc.Process, child statusChild, keeper int) (ns uint64, err e
 
 // abandon ends a sandbox that did not come to be. Init may be unknown, so it is
 // the keeper that kills what it has.
-func (sb *Sandbox) abandon(cause error) error {
+func (sb *Sandbox) abandon(cause error, staged []*os.File) error {
 	var startErr, reapErr error
 	if sb.Keeper != nil {
 		startErr = sb.Keeper.StartError(time.Now().Add(10 * time.Millisecond))
@@ -214,6 +215,9 @@ func (sb *Sandbox) abandon(cause error) error {
 	switch {
 	case startErr != nil:
 		e.Message, e.Err = fmt.Sprintf("cannot start bubblewrap: %v", startErr), startErr
+		if len(staged) > 0 && errors.Is(startErr, unix.EPERM) {
+			e.Code, e.Hint = "stage", fmt.Sprintf("root needs CAP_SYS_ADMIN to bind %q, which only root can reach; make it reachable for everybody, or run sbxrun as its owner", staged[0].Name())
+		}
 	case errors.Is(cause, os.ErrDeadlineExceeded):
 		e.Message = fmt.Sprintf("bubblewrap did not set up the sandbox within %v", setupBound)
 	case !errors.Is(cause, io.EOF): // its own words are on stderr

@@ -1,6 +1,7 @@
 package nsenter
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"syscall"
@@ -15,24 +16,34 @@ import (
 // bound is how long an entry may take: it is a handful of system calls.
 const bound = 2 * time.Second
 
-// The steps that can fail; they come back as A's exit code.
+// What A and B can fail at. A's exit code says which: for setns(2) the errno,
+// which no errno of Linux makes greater than 133; for the others these.
 const (
-	stepEnter = iota + 1
-	stepFork
-	stepSignal
+	failedIdentity = 201 + iota
+	failedFork
+	failedSignal
 )
 
-var stepNames = [...]string{
-	stepEnter:  "enter the sandbox's namespaces (setns(2) on a pidfd, Linux 5.8)",
-	stepFork:   "fork inside the sandbox",
-	stepSignal: "kill(-1)",
+func reason(code int) error {
+	switch code {
+	case failedIdentity:
+		return errors.New("cannot take on the sandbox's uid")
+	case failedFork:
+		return errors.New("cannot fork")
+	case failedSignal:
+		return errors.New("kill(-1) was refused")
+	}
+	return fmt.Errorf("setns(2) on a pidfd (Linux 5.8): %w", syscall.Errno(code))
 }
 
 // Signal sends sig to every process of the sandbox but init, in one step of the
 // kernel's (kill(2), pid -1), so that nothing can fork its way out of it. init
-// must have been verified by the caller. It blocks for as long as a fork takes.
-func Signal(init *proc.Process, sig syscall.Signal) error {
-	e := entry{init: uintptr(init.FD()), sig: uintptr(sig), pidfd: -1, argv: commandLine()}
+// must have been verified by the caller. cred is who bwrap runs as, if it is
+// somebody else: the owner of a user namespace may enter it without the
+// capabilities that root often lacks in a container (user_namespaces(7)). It
+// blocks for as long as a fork takes.
+func Signal(init *proc.Process, cred *proc.Cred, sig syscall.Signal) error {
+	e := entry{init: uintptr(init.FD()), cred: cred, sig: uintptr(sig), pidfd: -1, argv: commandLine()}
 	pid, errno := e.fork()
 	if errno != 0 {
 		return fmt.Errorf("enter sandbox of init %d: fork: %w", init.PID, errno)
@@ -53,12 +64,11 @@ func Signal(init *proc.Process, sig syscall.Signal) error {
 		}
 		break
 	}
-	if step := ws.ExitStatus(); step != 0 {
-		name := "ended unexpectedly"
-		if step > 0 && step < len(stepNames) {
-			name = stepNames[step]
-		}
-		return fmt.Errorf("enter sandbox of init %d: %s failed", init.PID, name)
+	if !ws.Exited() {
+		return fmt.Errorf("enter sandbox of init %d: killed meanwhile", init.PID)
+	}
+	if code := ws.ExitStatus(); code != 0 {
+		return fmt.Errorf("enter sandbox of init %d: %w", init.PID, reason(code))
 	}
 	return nil
 }
@@ -66,6 +76,7 @@ func Signal(init *proc.Process, sig syscall.Signal) error {
 // entry is what the forked processes need, laid out before the fork.
 type entry struct {
 	init   uintptr // pidfd
+	cred   *proc.Cred
 	sig    uintptr
 	pidfd  int32
 	argv   []byte
@@ -108,20 +119,29 @@ func (e *entry) run() {
 	for i := range e.argv {
 		e.argv[i] = 0
 	}
+	if e.cred != nil {
+		_, _, e1 := syscall.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0)
+		gid, uid := uintptr(e.cred.GID), uintptr(e.cred.UID)
+		_, _, e2 := syscall.RawSyscall(unix.SYS_SETRESGID, gid, gid, gid)
+		_, _, e3 := syscall.RawSyscall(unix.SYS_SETRESUID, uid, uid, uid)
+		if e1 != 0 || e2 != 0 || e3 != 0 {
+			proc.Exit(failedIdentity)
+		}
+	}
 	_, _, errno := syscall.RawSyscall(unix.SYS_SETNS, e.init, unix.CLONE_NEWUSER|unix.CLONE_NEWPID, 0)
 	if errno != 0 {
-		proc.Exit(stepEnter)
+		proc.Exit(uintptr(errno))
 	}
 	b, _, errno := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
 	if errno != 0 {
-		proc.Exit(stepFork)
+		proc.Exit(failedFork)
 	}
 	if b == 0 {
 		// -1: all but init and ourselves. ESRCH: there is nobody.
 		all := -1
 		_, _, errno = syscall.RawSyscall(unix.SYS_KILL, uintptr(all), e.sig, 0)
 		if errno != 0 && errno != unix.ESRCH {
-			proc.Exit(stepSignal)
+			proc.Exit(failedSignal)
 		}
 		proc.Exit(0)
 	}

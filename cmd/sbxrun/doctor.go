@@ -1,12 +1,87 @@
 package main
 
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/doctor"
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
 func doctorCommand(args []string) int {
-	var flags doctorFlags
-	if _, err := parse(&flags, args); err != nil {
-		return fail(err)
+	var flags cli.Doctor
+	words, err := cli.Parse(&flags, args)
+	if err == nil && len(words) > 0 {
+		err = fmt.Errorf("doctor takes no arguments, got %q", words[0])
+	}
+	if err != nil {
+		return fail(usageError(err))
 	}
 	if flags.Help {
 		return help("doctor")
 	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	rep := doctor.Examine(ctx, thisCaller())
+	if flags.JSON {
+		enc := json.NewEncoder(os.Stdout)
+		enc.SetEscapeHTML(false) // for people, too: a fix may hold < and &
+		err = enc.Encode(rep)
+	} else {
+		err = printFindings(os.Stdout, rep)
+	}
+	switch {
+	case err != nil:
+		return fail(fmt.Errorf("print the findings: %w", err))
+	case !rep.OK:
+		return result.ExitNotStarted
+	}
 	return 0
+}
+
+// printFindings prints a line a check, what to do about it below, and what
+// follows from all of them.
+func printFindings(w io.Writer, rep doctor.Report) error {
+	name := 0
+	for _, f := range rep.Checks {
+		name = max(name, len(f.Name))
+	}
+	var text strings.Builder
+	for _, f := range rep.Checks {
+		said := f.Cause
+		if f.Verdict == doctor.OK {
+			said = f.Detail
+		}
+		fmt.Fprintf(&text, "%-8s %-*s  %s\n", f.Verdict, name, f.Name, said)
+		if f.Verdict != doctor.OK && f.Detail != "" && !strings.Contains(f.Cause, f.Detail) {
+			fmt.Fprintf(&text, "%-8s   seen: %s\n", "", f.Detail)
+		}
+		for i, fix := range strings.Split(f.Fix, "\n") {
+			label := "fix:"
+			if i > 0 {
+				label = "    "
+			}
+			if fix != "" {
+				fmt.Fprintf(&text, "%-8s   %s  %s\n", "", label, fix)
+			}
+		}
+	}
+	fmt.Fprintln(&text)
+	switch bad := rep.Failed(); {
+	case rep.OK && rep.RoundTrip != nil:
+		fmt.Fprintf(&text, "sbxrun works here: `true` took %.1f ms, from start to proven end\n", *rep.RoundTrip)
+	case bad != nil:
+		fmt.Fprintf(&text, "sbxrun does not work here: %s: %s\n", bad.Name, bad.Cause)
+	default:
+		fmt.Fprintln(&text, "interrupted: nothing is known")
+	}
+	_, err := io.WriteString(w, text.String())
+	return err
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/result"
 )
 
@@ -55,6 +56,19 @@ func fail(err error) int {
 		return e.ExitCode
 	}
 	return result.ExitNotStarted
+}
+
+// help prints the help of the whole command line, or of one command.
+func help(command string) int {
+	if err := cli.Help(os.Stdout, command); err != nil {
+		return fail(err)
+	}
+	return 0
+}
+
+// thisCaller is who asks for a run, or for a diagnosis of one.
+func thisCaller() bwrap.Caller {
+	return bwrap.Caller{Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), UID: os.Geteuid(), GID: os.Getegid()}
 }
 
 func usageError(err error) error {

@@ -16,6 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/doctor"
 	"github.com/sbxrun/sbxrun/internal/environ"
 	"github.com/sbxrun/sbxrun/internal/quantity"
 	"github.com/sbxrun/sbxrun/internal/result"
@@ -25,12 +27,12 @@ import (
 func runCommand(args []string, begin time.Time) int {
 	r := runner{begin: begin}
 	var err error
-	if r.command, err = parse(&r.flags, args); err != nil {
-		return fail(err)
+	if r.command, err = cli.Parse(&r.flags, args); err != nil {
+		return fail(usageError(err))
 	}
 	switch {
 	case r.flags.Help:
-		return help()
+		return help("")
 	case r.flags.Version:
 		fmt.Println("sbxrun " + version)
 		return 0
@@ -40,7 +42,7 @@ func runCommand(args []string, begin time.Time) int {
 
 // runner is one run of the run command.
 type runner struct {
-	flags   runFlags
+	flags   cli.Run
 	command []string
 	begin   time.Time
 
@@ -85,6 +87,12 @@ func (r *runner) run() int {
 	})
 	streams.drain(res.Verdict)
 	streams.restore()
+	if res.Err != nil && res.Err.Code == "setup" {
+		// Why, if it is this machine. Not the run's context, which may be cancelled.
+		if e := doctor.Diagnose(context.Background(), thisCaller()); e != nil {
+			res.Err = e
+		}
+	}
 	return r.finish(res, streams)
 }
 
@@ -94,12 +102,7 @@ func (r *runner) prepare() error {
 	if err != nil {
 		return usageError(err)
 	}
-	r.plan, err = bwrap.Prepare(policy, bwrap.Caller{
-		Path: os.Getenv("PATH"),
-		Home: os.Getenv("HOME"),
-		UID:  os.Geteuid(),
-		GID:  os.Getegid(),
-	})
+	r.plan, err = bwrap.Prepare(policy, thisCaller())
 	return err
 }
 
@@ -135,7 +138,7 @@ func (r *runner) policy() (p bwrap.Policy, err error) {
 	return p, nil
 }
 
-func mounts(f *runFlags) (list []bwrap.Mount, err error) {
+func mounts(f *cli.Run) (list []bwrap.Mount, err error) {
 	dir, err := unix.Getwd()
 	if err != nil {
 		dir = "/" // a relative path will not be found, which is the truth
@@ -185,7 +188,7 @@ var own = []string{"PATH", "HOME", "USER", "LOGNAME", "PWD", "OLDPWD"}
 
 // environment is what the payload gets beside PATH, HOME and USER: what comes
 // later wins.
-func environment(f *runFlags) (set environ.Set, err error) {
+func environment(f *cli.Run) (set environ.Set, err error) {
 	for _, pair := range os.Environ() {
 		v, ok, err := environ.Parse(pair, os.LookupEnv)
 		if err != nil || !ok || slices.Contains(own, v.Name) {

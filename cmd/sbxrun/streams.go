@@ -11,6 +11,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/capture"
+	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/result"
 )
 
@@ -26,7 +27,7 @@ type streams struct {
 	undo    func()
 }
 
-func openStreams(f *runFlags) (*streams, error) {
+func openStreams(f *cli.Run) (*streams, error) {
 	s := &streams{payload: [3]*os.File{os.Stdin, os.Stdout, os.Stderr}, undo: func() {}}
 	switch {
 	case f.JSON:

@@ -130,7 +130,7 @@ func (r *run) end(cause result.Cause) {
 		res.Strays, running = r.sb.Strays()
 	case result.Timeout:
 		if r.o.Grace > 0 {
-			graceErr = r.grace(func() error { return nsenter.Signal(r.sb.Init, unix.SIGTERM) }, nil, r.ctx.Done())
+			graceErr = r.grace(func() error { return nsenter.Signal(r.sb.Init, r.sb.Cred, unix.SIGTERM) }, nil, r.ctx.Done())
 		}
 		running = r.sb.Used()
 	case result.Canceled:

@@ -1,23 +1,23 @@
-package main
+// Package cli is the definition of sbxrun's command line: the structs that kong
+// parses, and from which --help, the man page and the completions are made.
+package cli
 
 import (
-	"errors"
-	"strings"
-
 	"github.com/alecthomas/kong"
 
 	"github.com/sbxrun/sbxrun/internal/quantity"
 )
 
-// cli is the whole command line: what --help, the man page and the completions
+// CLI is the whole command line: what --help, the man page and the completions
 // are made from. A command is parsed with its own struct alone, which is
 // quicker, and leaves no doubt about what belongs to the payload.
-type cli struct {
-	Run    runFlags    `cmd:"" default:"withargs" help:"Run a command in a new sandbox, and leave nothing behind (the default command)."`
-	Doctor doctorFlags `cmd:"" help:"Try what a run needs on this machine, and tell what is missing."`
+type CLI struct {
+	Run    Run    `cmd:"" default:"withargs" help:"Run a command in a new sandbox, and leave nothing behind (the default command)."`
+	Doctor Doctor `cmd:"" help:"Try what a run needs on this machine, and tell what is missing."`
 }
 
-type runFlags struct {
+// Run is the flags of sbxrun run, which is also sbxrun without a command.
+type Run struct {
 	Timeout      quantity.Duration `help:"Kill everything after this time: 5, 0.5, 1500ms, 5m. 0 is never." default:"0" placeholder:"DUR" group:"end"`
 	Grace        quantity.Duration `help:"At the deadline send SIGTERM to every process first, and SIGKILL after this time." default:"0" placeholder:"DUR" group:"end"`
 	ProofTimeout quantity.Duration `help:"How long to wait for the proof that nothing is left." default:"5s" placeholder:"DUR" group:"end"`
@@ -47,11 +47,13 @@ type runFlags struct {
 	Help         bool          `help:"Print this." short:"h" group:"tell"`
 }
 
-type doctorFlags struct {
+// Doctor is the flags of sbxrun doctor.
+type Doctor struct {
 	JSON bool `help:"Print the findings as JSON."`
 	Help bool `help:"Print this." short:"h"`
 }
 
+// groups are the topics of the flags, in the order of --help and the man page.
 var groups = []kong.Group{
 	{Key: "end", Title: "How it ends:"},
 	{Key: "see", Title: "What it sees:"},
@@ -59,88 +61,12 @@ var groups = []kong.Group{
 	{Key: "tell", Title: "What sbxrun tells:"},
 }
 
-// parser is a kong parser for one command's flags.
-func parser(flags any) (*kong.Kong, error) {
-	return kong.New(flags, kong.Name("sbxrun"), kong.NoDefaultHelp(), kong.ExplicitGroups(groups))
-}
-
-// split divides the words after the command's name into sbxrun's flags and the
-// payload's words. The payload begins at the first word that is neither a flag
-// nor a flag's value, or after --, and is taken verbatim.
-func split(model *kong.Application, args []string) (flags, payload []string) {
-	for i := 0; i < len(args); i++ {
-		word := args[i]
-		switch {
-		case word == "--":
-			return args[:i], args[i+1:]
-		case word == "-" || !strings.HasPrefix(word, "-"):
-			return args[:i], args[i:]
-		case takesValue(model, word):
-			i++
-		}
-	}
-	return args, nil
-}
-
-// takesValue says whether the next word belongs to this flag. Of a flag that
-// does not exist nothing is known; kong will complain about it.
-func takesValue(model *kong.Application, word string) bool {
-	name, long := strings.CutPrefix(word, "--")
-	if strings.Contains(name, "=") {
-		return false
-	}
-	for _, flag := range model.Flags {
-		if long && flag.Name == name {
-			return !flag.IsBool()
-		}
-		// The last of -qt decides; -uVALUE would not end in a flag's letter.
-		if !long && strings.HasSuffix(word, string(flag.Short)) && flag.Short != 0 {
-			return !flag.IsBool()
-		}
-	}
-	return false
-}
-
-// parse fills flags from args and returns the payload's words.
-func parse[F any](flags *F, args []string) (payload []string, err error) {
-	if payload, ok := quickParse(flags, args); ok {
-		return payload, nil
-	}
-	*flags = *new(F) // what the quick way may have left
-	k, err := parser(flags)
-	if err != nil {
-		return nil, err
-	}
-	words, payload := split(k.Model, args)
-	if _, err := k.Parse(words); err != nil {
-		return nil, usageError(unwrapParse(err))
-	}
-	return payload, nil
-}
-
-// unwrapParse takes the text of a kong error without its wrapping.
-func unwrapParse(err error) error {
-	var p *kong.ParseError
-	if errors.As(err, &p) {
-		return p.Unwrap()
-	}
-	return err
-}
-
-// help prints the help of the whole command line, or of one command.
-func help(args ...string) int {
-	k, err := kong.New(&cli{}, kong.Name("sbxrun"), kong.NoDefaultHelp(), kong.ExplicitGroups(groups),
+// New is a kong parser for [CLI], or for the flags of one command.
+func New(flags any, options ...kong.Option) (*kong.Kong, error) {
+	return kong.New(flags, append([]kong.Option{
+		kong.Name("sbxrun"),
 		kong.Description("Run a command in a sandbox, and leave nothing behind."),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}))
-	if err != nil {
-		return fail(err)
-	}
-	ctx, err := kong.Trace(k, args)
-	if err != nil {
-		return fail(err)
-	}
-	if err := kong.DefaultHelpPrinter(kong.HelpOptions{Compact: true, WrapUpperBound: 100, NoExpandSubcommands: true}, ctx); err != nil {
-		return fail(err)
-	}
-	return 0
+		kong.NoDefaultHelp(),
+		kong.ExplicitGroups(groups),
+	}, options...)...)
 }

@@ -1,0 +1,113 @@
+package cli
+
+import (
+	"io"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// byKong parses without the quick way.
+func byKong(args []string) (flags Run, payload []string, err error) {
+	k, err := New(&flags)
+	if err != nil {
+		return flags, nil, err
+	}
+	words, payload := split(k.Model, args)
+	_, err = k.Parse(words)
+	return flags, payload, err
+}
+
+// same checks that what the quick way accepts is what kong makes of it.
+func same(t *testing.T, args []string) (wasQuick bool) {
+	t.Helper()
+	var got Run
+	payload, ok := quick(&got, args)
+	if !ok {
+		return false
+	}
+	want, wantPayload, err := byKong(args)
+	if err != nil {
+		t.Fatalf("%q: kong says %v, the quick way nothing", args, err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%q (-kong +quick):\n%s", args, diff)
+	}
+	if !slices.Equal(wantPayload, payload) {
+		t.Errorf("%q: payload %q by kong, %q by the quick way", args, wantPayload, payload)
+	}
+	return true
+}
+
+func TestQuickAgreesWithKong(t *testing.T) {
+	for _, c := range []struct {
+		line  string
+		quick bool // must be, or its speed is lost
+	}{
+		{"true", true},
+		{"--timeout 5 python3 job.py --timeout 7", true},
+		{"--timeout=5 --grace=1s --proof-timeout 2 -- x", true},
+		{"--ro-bind /a --ro-bind /b:/c --bind=/d --env A=b --env B --tmpfs /x:1M --json x", true},
+		{"--report fd:3 --max-output 10K --quiet --inherit-env --net host x y", true},
+		{"--tmp-size 1G --user 1:2 --hostname h --workdir /w --env-file f --print-command --tty x", true},
+		{"--ro-bind-try /a --bind-try /b x", true},
+		{"--env= x", false},
+		{"-t x", true},
+		{"-qt --timeout 5 x", true},
+		{"-x y", false},
+		{"--nosuch x", false},
+		{"--timeout", false},
+		{"--timeout -1 x", false},
+		{"--timeout 1.5x x", false},
+		{"--json=false x", false},
+		{"--version", true},
+		{"--help", true},
+		{"-- --timeout 5", true},
+		{"- x", true},
+		{"", true},
+	} {
+		if got := same(t, strings.Fields(c.line)); got != c.quick && c.line != "--env= x" {
+			t.Errorf("%q: quick is %v", c.line, got)
+		}
+	}
+}
+
+func TestQuickKeepsBytes(t *testing.T) {
+	var flags Run
+	if _, err := Parse(&flags, []string{"-q", "--bind", "/\xff:/x", "y"}); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"/\xff:/x"}, flags.Bind); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func FuzzQuick(f *testing.F) {
+	f.Add("--timeout\n5\n--env\nA=b\n--\nx")
+	f.Add("--tty\n--json\n-")
+	f.Fuzz(func(t *testing.T, text string) {
+		if utf8.ValidString(text) {
+			same(t, strings.Split(text, "\n"))
+		}
+	})
+}
+
+func TestHelp(t *testing.T) {
+	for _, command := range []string{"", "doctor"} {
+		if err := Help(io.Discard, command); err != nil {
+			t.Errorf("help of %q: %v", command, err)
+		}
+	}
+	var text strings.Builder
+	if err := Help(&text, ""); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"COMMAND [ARG...]", "sbxrun doctor", "(default 5s)", "(default 256M)", "Default:"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("no %q in the help:\n%s", want, text.String())
+		}
+	}
+}

@@ -1,0 +1,357 @@
+package doctor
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/bwrap"
+)
+
+func caller() bwrap.Caller {
+	return bwrap.Caller{Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), UID: os.Geteuid(), GID: os.Getegid()}
+}
+
+// TestMain lets this program break something about the machine it sees, when
+// it is started in namespaces of its own, and print the diagnosis.
+func TestMain(m *testing.M) {
+	if broken := os.Getenv("SBXRUN_TEST_BREAK"); broken != "" {
+		os.Exit(diagnoseBroken(broken))
+	}
+	os.Exit(m.Run())
+}
+
+func diagnoseBroken(what string) int {
+	c := caller()
+	var err error
+	switch what {
+	case "masked":
+		// As an ordinary user: root of this namespace could not become another.
+		c.UID, c.GID = 1000, 1000
+		if err = unix.Mount("/proc/sys", "/proc/sys", "", unix.MS_BIND|unix.MS_REC, ""); err == nil {
+			err = unix.Mount("", "/proc/sys", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
+		}
+	case "limit":
+		c.UID, c.GID = 1000, 1000
+		err = os.WriteFile("/proc/sys/user/max_user_namespaces", []byte("0"), 0)
+	case "noproc":
+		err = unix.Mount("none", "/proc", "tmpfs", 0, "")
+	}
+	if err != nil {
+		fmt.Println("cannot break it:", err)
+		return 2
+	}
+	if d := Diagnose(context.Background(), c); d != nil {
+		fmt.Printf("%s\n%s\n", d.Message, d.Hint)
+	}
+	return 0
+}
+
+// works skips where nothing can be tested, unless a skip is a failure.
+func works(t *testing.T) {
+	t.Helper()
+	if d := Diagnose(context.Background(), caller()); d != nil {
+		if os.Getenv("SBXRUN_TESTS_NO_SKIP") != "" {
+			t.Fatalf("%s; %s", d.Message, d.Hint)
+		}
+		t.Skipf("%s; %s", d.Message, d.Hint)
+	}
+}
+
+func TestDiagnoseBroken(t *testing.T) {
+	works(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	onlyRoot := []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
+	onlyGroup := []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
+	tests := []struct {
+		name string
+		attr *syscall.SysProcAttr
+		want []string
+	}{
+		{"unmapped", &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER}, []string{"user namespace: uid ", " is not mapped", "newuidmap"}},
+		{"root without nobody", &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER, UidMappings: onlyRoot, GidMappings: onlyGroup},
+			[]string{"unprivileged uid: ", "does not have", "ordinary user"}},
+		{"masked", &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNS, UidMappings: onlyRoot, GidMappings: onlyGroup}, []string{"fresh /proc: parts of /proc are hidden by other mounts (/proc/sys)"}},
+		{"limit", &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER, UidMappings: onlyRoot, GidMappings: onlyGroup}, []string{"user.max_user_namespaces is 0", "sysctl -w user.max_user_namespaces="}},
+		{"noproc", &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNS, UidMappings: onlyRoot, GidMappings: onlyGroup}, []string{"process table: /proc is not mounted", "mount -t proc proc /proc"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			cmd := exec.Command(self)
+			cmd.Env = append(os.Environ(), "SBXRUN_TEST_BREAK="+tt.name)
+			cmd.SysProcAttr = tt.attr
+			out, err := cmd.CombinedOutput()
+			if err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			rest := string(out)
+			for _, part := range tt.want {
+				_, after, ok := strings.Cut(rest, part)
+				if !ok {
+					t.Fatalf("got %swant a part %q", out, part)
+				}
+				rest = after
+			}
+			if n := strings.Count(string(out), "\n"); n != 2 {
+				t.Errorf("%d lines, want message and hint: %s", n, out)
+			}
+		})
+	}
+}
+
+func TestExamine(t *testing.T) {
+	works(t)
+	before := children(t)
+	r := Examine(context.Background(), caller())
+	for _, f := range r.Checks {
+		t.Logf("%-8s %-20s %s%s", f.Verdict, f.Name, f.Detail, f.Cause)
+	}
+	if !r.OK || r.Failed() != nil || r.RoundTrip == nil || r.Bwrap == nil || r.Kernel == "" {
+		t.Errorf("not everything works, or is told: %+v", r)
+	}
+	if diff := cmp.Diff(before, children(t)); diff != "" {
+		t.Errorf("processes left behind (-before +after):\n%s", diff)
+	}
+	if left, _ := filepath.Glob(filepath.Join(os.TempDir(), "sbxrun-doctor-*")); len(left) > 0 {
+		t.Errorf("files left behind: %q", left)
+	}
+}
+
+// children are ours, zombies included, of all threads.
+func children(t *testing.T) (pids []string) {
+	t.Helper()
+	lists, err := filepath.Glob("/proc/self/task/*/children")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, list := range lists {
+		b, _ := os.ReadFile(list) // a thread that has ended has none
+		pids = append(pids, strings.Fields(string(b))...)
+	}
+	return pids
+}
+
+func TestReportJSON(t *testing.T) {
+	ms := 6.5
+	r := Report{Version: 1, OK: true, RoundTrip: &ms, Kernel: "6.1.0", Checks: []Finding{{Name: "kernel", Verdict: OK, Detail: "Linux 6.1.0"}, {Name: "run", Verdict: Skipped, Cause: "needs: bwrap"}}}
+	b, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `{"version":1,"ok":true,"checks":[{"name":"kernel","verdict":"ok","detail":"Linux 6.1.0"},{"name":"run","verdict":"skipped","cause":"needs: bwrap"}],"round_trip_ms":6.5,"kernel":"6.1.0"}`
+	if diff := cmp.Diff(want, string(b)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestChecksNeedWhatComesBefore(t *testing.T) {
+	all := map[string]bool{}
+	for _, c := range checks(true) {
+		all[c.name] = true
+	}
+	for _, asRoot := range []bool{true, false} {
+		seen := map[string]bool{}
+		for _, c := range checks(asRoot) {
+			if seen[c.name] {
+				t.Errorf("%q is there twice", c.name)
+			}
+			for _, need := range c.needs {
+				if !all[need] {
+					t.Errorf("%q needs %q, which there is not", c.name, need)
+				}
+				if all[need] && asRoot && !seen[need] {
+					t.Errorf("%q needs %q, which comes later", c.name, need)
+				}
+			}
+			seen[c.name] = true
+		}
+	}
+}
+
+func TestExamineSkips(t *testing.T) {
+	finding := func(v Verdict) func(*env) Finding { return func(*env) Finding { return Finding{Verdict: v} } }
+	list := []check{
+		{name: "a", run: finding(Warning)},
+		{name: "b", needs: []string{"a"}, run: finding(Failed)},
+		{name: "c", needs: []string{"a", "b"}, run: finding(OK)},
+		{name: "d", needs: []string{"c"}, run: finding(OK)},
+		{name: "e", needs: []string{"a"}, run: finding(OK)},
+	}
+	want := []Finding{{Name: "a", Verdict: Warning}, {Name: "b", Verdict: Failed}, {Name: "c", Verdict: Skipped, Cause: "needs: b"}, {Name: "d", Verdict: Skipped, Cause: "needs: b"}, {Name: "e", Verdict: OK}}
+	e := newEnv(context.Background(), bwrap.Caller{})
+	if diff := cmp.Diff(want, examine(e, list)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	e.firstOnly = true
+	if diff := cmp.Diff(want[:2], examine(e, list)); diff != "" {
+		t.Errorf("first only (-want +got):\n%s", diff)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if got := examine(newEnv(ctx, bwrap.Caller{}), list); len(got) != 0 {
+		t.Errorf("interrupted: %+v", got)
+	}
+}
+
+// fakeBwrap is an env whose bwrap is a shell script, which is started as we are.
+func fakeBwrap(t *testing.T, script string) *env {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "bwrap")
+	if err := os.WriteFile(name, []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	e := newEnv(context.Background(), bwrap.Caller{UID: 1000, GID: 1000})
+	e.program = bwrap.Program{Path: name, Version: "0.8.0"}
+	return e
+}
+
+// ended fails the test if the process whose pid the script printed is there.
+func ended(t *testing.T, words string) {
+	t.Helper()
+	pid, err := strconv.Atoi(strings.TrimSpace(words))
+	if err != nil || pid <= 1 {
+		t.Fatalf("the script printed %q, want a pid", words)
+	}
+	if err := unix.Kill(pid, 0); err != unix.ESRCH {
+		t.Errorf("process %d is left: %v", pid, err)
+	}
+}
+
+func TestExecuteLeavesNothing(t *testing.T) {
+	for name, script := range map[string]string{
+		"background":       `sleep 100 & echo $! >&2`,
+		"deaf, background": `(trap "" TERM HUP; sleep 100) & echo $! >&2; exit 3`,
+		"orphan":           `( (sleep 100 & echo $! >&2) & ) & wait`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := children(t)
+			e := fakeBwrap(t, script)
+			_, words, err := e.execute([]string{e.program.Path})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if words != "" { // the orphan may have been killed before it could speak
+				ended(t, words)
+			}
+			if diff := cmp.Diff(before, children(t)); diff != "" {
+				t.Errorf("(-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestExecuteHangs(t *testing.T) {
+	e := fakeBwrap(t, `sleep 100 & echo $! >&2; wait`)
+	e.bound = 200 * time.Millisecond
+	ws, words, err := e.execute([]string{e.program.Path})
+	if !errors.Is(err, os.ErrDeadlineExceeded) || ws.Signal() != unix.SIGKILL {
+		t.Errorf("%v, %v", ws, err)
+	}
+	ended(t, words)
+	if f, ok := e.tryBwrap(e.program.Path); ok || !strings.Contains(f.text, "within 200ms") {
+		t.Errorf("%+v, %v", f, ok)
+	}
+}
+
+func TestExecuteFloods(t *testing.T) {
+	e := fakeBwrap(t, `head -c 3000000 /dev/zero | tr '\0' x >&2; echo >&2; echo "bwrap: setting up uid map: Permission denied" >&2; exit 1`)
+	f, ok := e.tryBwrap(e.program.Path)
+	if want := (failure{stepIDMap, unix.EACCES, "setting up uid map: Permission denied"}); ok || f != want {
+		t.Errorf("%+v, want %+v", f, want)
+	}
+}
+
+func TestTryBwrap(t *testing.T) {
+	tests := []struct {
+		script string
+		ok     bool
+		want   failure
+	}{
+		{"exit 0", true, failure{}},
+		{"exit 7", false, failure{text: "bubblewrap exited with 7 and said nothing"}},
+		{"kill -SYS $$", false, failure{step: stepCall, text: "bubblewrap was killed by SIGSYS"}},
+		{"kill -SEGV $$", false, failure{text: "bubblewrap was killed by SIGSEGV"}},
+	}
+	for _, tt := range tests {
+		e := fakeBwrap(t, "ulimit -c 0; "+tt.script)
+		if f, ok := e.tryBwrap(e.program.Path); ok != tt.ok || f != tt.want {
+			t.Errorf("%s: %+v, %v; want %+v", tt.script, f, ok, tt.want)
+		}
+	}
+	e := fakeBwrap(t, "")
+	if f, ok := e.tryBwrap("/nonexistent"); ok || f.step != stepStart || f.errno != unix.ENOENT {
+		t.Errorf("not there: %+v, %v", f, ok)
+	}
+	// A command that is not there says that the sandbox is.
+	e = fakeBwrap(t, `echo "bwrap: execvp true: No such file or directory" >&2; exit 1`)
+	if f, ok := e.trySandbox("--unshare-user"); !ok {
+		t.Errorf("%+v", f)
+	}
+}
+
+func TestDiagnoseMissing(t *testing.T) {
+	c := caller()
+	c.Path = t.TempDir()
+	d := Diagnose(context.Background(), c)
+	if d == nil || !strings.Contains(d.Message, "bubblewrap is not installed") || d.Code != "setup" {
+		t.Fatalf("%+v", d)
+	}
+	if strings.ContainsAny(d.Message+d.Hint, "\n") || d.Hint == "" {
+		t.Errorf("want one line and a hint: %+v", d)
+	}
+}
+
+func TestInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if r := Examine(ctx, caller()); r.OK {
+		t.Error("ok, although nothing was tried")
+	}
+	if d := Diagnose(ctx, caller()); d != nil {
+		t.Errorf("%v", d)
+	}
+}
+
+func TestEndGroupWantsAChild(t *testing.T) {
+	for _, pid := range []int{1, 0, -1} {
+		if ws := endGroup(pid); ws != 0 { // must not signal anybody
+			t.Error(ws)
+		}
+	}
+}
+
+func TestReadFrom(t *testing.T) {
+	f, err := memoryFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if got := readFrom(f); got != "" {
+		t.Errorf("%q", got)
+	}
+	if _, err := f.Write(append(bytes.Repeat([]byte("x"), 10000), "end"...)); err != nil {
+		t.Fatal(err)
+	}
+	if got := readFrom(f); len(got) != 4096 || !strings.HasSuffix(got, "xend") {
+		t.Errorf("%d bytes, …%q", len(got), got[len(got)-4:])
+	}
+}

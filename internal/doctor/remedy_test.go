@@ -1,0 +1,367 @@
+package doctor
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// other is a machine that has only these files.
+func other(files map[string]string) machine {
+	const kinds = "/proc/self/ns/"
+	return machine{
+		uid:   1000,
+		gid:   100,
+		bwrap: "/usr/bin/bwrap",
+		read: func(name string) (string, error) {
+			if text, ok := files[name]; ok {
+				if text == forbidden {
+					return "", os.ErrPermission
+				}
+				return text, nil
+			}
+			if strings.HasPrefix(name, kinds) && files["lacks"] != strings.TrimPrefix(name, kinds) {
+				return "", unix.EINVAL // as reading one of these links' targets
+			}
+			return "", os.ErrNotExist
+		},
+		sameRoot: func() (same, known bool) { return files["elsewhere"] == "", files["asked by root"] != "" },
+	}
+}
+
+const forbidden = "for root's eyes only"
+
+const (
+	wholeMap   = "         0          0 4294967295\n"
+	plainTable = "22 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n24 22 0:21 / /proc rw,relatime - proc proc rw\n" +
+		"30 24 0:30 / /proc/sys/fs/binfmt_misc rw - autofs systemd-1 rw\n"
+	maskedTable = plainTable + "31 24 0:21 /sys /proc/sys ro,relatime - proc proc rw\n32 24 0:5 /null /proc/kcore rw - tmpfs tmpfs rw\n" +
+		"33 24 0:5 /null /proc/keys rw - tmpfs tmpfs rw\n34 24 0:5 /null /proc/timer_list rw - tmpfs tmpfs rw\n"
+	// A chroot into a directory that is no mount point has no root in the table.
+	chrootTable = "24 22 0:21 / /proc rw,relatime - proc proc rw\n"
+	filtered    = "Name:\tsbxrun\nSeccomp:\t2\nSeccomp_filters:\t1\n"
+)
+
+// words of bubblewrap 0.8 and 0.11.
+const (
+	noPermissions = "bwrap: No permissions to create new namespace, likely because the kernel does not allow non-privileged user namespaces. See <https://deb.li/bubblewrap>.\n"
+	exceeded      = "bwrap: Creating new namespace failed: nesting depth or /proc/sys/user/max_*_namespaces exceeded (ENOSPC)\n"
+	noSupport     = "bwrap: Creating new namespace failed, likely because the kernel does not support user namespaces.  bwrap must be installed setuid on such systems.\n"
+)
+
+func TestExplain(t *testing.T) {
+	tests := []struct {
+		name  string
+		words string
+		files map[string]string
+		root  bool
+		cause string   // is part of
+		fix   []string // are parts of, in this order
+		not   string   // is no part of the fix
+	}{
+		{
+			name: "Debian", words: noPermissions,
+			files: map[string]string{"/proc/sys/kernel/unprivileged_userns_clone": "0\n", "/proc/self/uid_map": wholeMap},
+			cause: "kernel.unprivileged_userns_clone is 0",
+			fix:   []string{"sudo sysctl -w kernel.unprivileged_userns_clone=1\n", "/etc/sysctl.d/"},
+		},
+		{
+			name: "Debian, asked by root", words: noPermissions, root: true,
+			files: map[string]string{"/proc/sys/kernel/unprivileged_userns_clone": "0\n"},
+			cause: "kernel.unprivileged_userns_clone is 0",
+			fix:   []string{"sysctl -w kernel.unprivileged_userns_clone=1\n"}, not: "sudo",
+		},
+		{
+			name: "Ubuntu 24.04: namespaces without capabilities", words: "bwrap: setting up uid map: Permission denied\n",
+			files: map[string]string{"/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1\n", "/proc/self/attr/current": "unconfined\n"},
+			cause: "AppArmor takes away",
+			fix:   []string{"profile sbxrun-bwrap /usr/bin/bwrap", "sudo apparmor_parser", "\nor, for every program: sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"},
+		},
+		{
+			name: "Ubuntu 24.04: loopback", words: "bwrap: loopback: Failed RTM_NEWADDR: Operation not permitted\n",
+			files: map[string]string{"/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1\n"},
+			cause: "AppArmor takes away", fix: []string{"profile sbxrun-bwrap"},
+		},
+		{
+			name: "Ubuntu 24.04: creation denied", words: "bwrap: Creating new namespace failed: Permission denied\n",
+			files: map[string]string{"/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1\n"},
+			cause: "AppArmor takes away", fix: []string{"profile sbxrun-bwrap"},
+		},
+		{
+			name: "Ubuntu 23.10: only root may read the setting", words: "bwrap: setting up uid map: Permission denied\n",
+			files: map[string]string{"/proc/sys/kernel/apparmor_restrict_unprivileged_userns": forbidden},
+			cause: "AppArmor takes away", fix: []string{"profile sbxrun-bwrap"},
+		},
+		{
+			name: "Ubuntu: within such a namespace", words: "bwrap: Failed to make / slave: Permission denied\n",
+			files: map[string]string{"/proc/self/attr/current": "unprivileged_userns (enforce)\n"},
+			cause: "AppArmor takes away", fix: []string{"profile sbxrun-bwrap"},
+		},
+		{
+			name: "Ubuntu switched off", words: "bwrap: loopback: Failed RTM_NEWADDR: Operation not permitted\n",
+			files: map[string]string{"/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "0\n"},
+			cause: "no setting here is known", fix: []string{"dmesg"},
+		},
+		{
+			name: "Docker: seccomp, on an Ubuntu host", words: noPermissions,
+			files: map[string]string{"/.dockerenv": "", "/proc/self/status": filtered, "/proc/self/attr/current": "docker-default (enforce)\n",
+				"/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1\n", "/proc/sys/kernel/unprivileged_userns_clone": "1\n", "/proc/self/uid_map": wholeMap},
+			cause: "system call filter", fix: []string{"docker run --security-opt seccomp=unconfined …\n"}, not: "sysctl",
+		},
+		{
+			name: "Docker: AppArmor", words: "bwrap: Failed to make / slave: Permission denied\n",
+			files: map[string]string{"/.dockerenv": "", "/proc/self/attr/current": "docker-default (enforce)\n"},
+			cause: `AppArmor profile "docker-default"`, fix: []string{"docker run --security-opt apparmor=unconfined …\n"}, not: "sysctl",
+		},
+		{
+			name: "Docker: AppArmor, on an Ubuntu host", words: "bwrap: Failed to make / slave: Permission denied\n",
+			files: map[string]string{"/.dockerenv": "", "/proc/self/attr/apparmor/current": "docker-default (enforce)\n", "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1\n"},
+			cause: `AppArmor profile "docker-default"`, fix: []string{"apparmor=unconfined", "on the host: sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"},
+		},
+		{
+			name: "Docker: unconfined, on an Ubuntu host", words: "bwrap: setting up uid map: Permission denied\n",
+			files: map[string]string{"/.dockerenv": "", "/proc/self/attr/current": "unconfined\n", "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1\n"},
+			cause: "AppArmor takes away", fix: []string{"on the host: sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"}, not: "apparmor_parser",
+		},
+		{
+			name: "Docker: masked /proc", words: "bwrap: Can't mount proc on /newroot/proc: Operation not permitted\n",
+			files: map[string]string{"/.dockerenv": "", "/proc/self/mountinfo": maskedTable},
+			cause: "(/proc/sys, /proc/kcore, /proc/keys, …)", fix: []string{"docker run --security-opt systempaths=unconfined …\n"},
+		},
+		{
+			name: "Podman: masked /proc", words: "bwrap: Can't mount proc on /newroot/proc: Operation not permitted\n",
+			files: map[string]string{"/run/.containerenv": "engine=\"podman\"", "/proc/self/mountinfo": maskedTable},
+			cause: "hidden by other mounts", fix: []string{"podman run --security-opt unmask=ALL"},
+		},
+		{
+			name: "Kubernetes: masked /proc", words: "bwrap: Can't mount proc on /newroot/proc: Operation not permitted\n",
+			files: map[string]string{"/proc/1/cgroup": "0::/kubepods/burstable/pod1/x\n", "/proc/self/mountinfo": maskedTable},
+			cause: "hidden by other mounts", fix: []string{"procMount: Unmasked"},
+		},
+		{
+			name: "Kubernetes: seccomp", words: noPermissions,
+			files: map[string]string{"/var/run/secrets/kubernetes.io/serviceaccount/namespace": "default", "/proc/self/status": filtered},
+			cause: "system call filter", fix: []string{"seccompProfile: {type: Unconfined}"},
+		},
+		{
+			name: "LXC: masked /proc", words: "bwrap: Can't mount proc on /newroot/proc: Operation not permitted\n",
+			files: map[string]string{"/run/systemd/container": "lxc\n", "/proc/self/mountinfo": maskedTable},
+			cause: "hidden by other mounts", fix: []string{"security.nesting=true"},
+		},
+		{
+			name: "systemd unit: ProtectKernelTunables", words: "bwrap: Can't mount proc on /newroot/proc: Operation not permitted\n",
+			files: map[string]string{"/proc/self/mountinfo": maskedTable},
+			cause: "hidden by other mounts", fix: []string{"sudo mkdir -p /run/proc && sudo mount -t proc proc /run/proc\n", "ProtectKernelTunables"},
+		},
+		{
+			name: "systemd unit: RestrictNamespaces", words: noPermissions,
+			files: map[string]string{"/proc/self/status": filtered, "/proc/self/uid_map": wholeMap, "/proc/self/mountinfo": plainTable},
+			cause: "system call filter", fix: []string{"RestrictNamespaces="},
+		},
+		{
+			name: "systemd unit: RestrictAddressFamilies", words: "bwrap: loopback: Failed to create NETLINK_ROUTE socket: Address family not supported by protocol\n",
+			files: map[string]string{"/proc/self/status": filtered},
+			cause: "no netlink socket", fix: []string{"AF_NETLINK"},
+		},
+		{
+			name: "/proc is whole, and mounting one refused", words: "bwrap: Can't mount proc on /newroot/proc: Operation not permitted\n",
+			files: map[string]string{"/proc/self/mountinfo": plainTable},
+			cause: "no setting here is known that would: Can't mount proc", fix: []string{"dmesg"},
+		},
+		{
+			name: "chroot", words: noPermissions,
+			files: map[string]string{"/proc/self/mountinfo": chrootTable, "/proc/self/uid_map": wholeMap},
+			cause: "this is a chroot", fix: []string{"systemd-nspawn -D DIR"},
+		},
+		{
+			name: "chroot to a mount point, asked by root", words: noPermissions, root: true,
+			files: map[string]string{"/proc/self/mountinfo": plainTable, "asked by root": "yes", "elsewhere": "yes"},
+			cause: "this is a chroot", fix: []string{"systemd-nspawn -D DIR"},
+		},
+		{
+			name: "chroot that cannot be told for certain", words: noPermissions,
+			files: map[string]string{"/proc/self/mountinfo": plainTable, "/proc/self/uid_map": wholeMap, "elsewhere": "yes"},
+			cause: "as it does in a chroot", fix: []string{"if this is a chroot: ", "dmesg"},
+		},
+		{
+			name: "initial ramfs", words: "bwrap: pivot_root: Invalid argument\n",
+			files: map[string]string{"/proc/self/mountinfo": "1 1 0:2 / / rw - rootfs rootfs rw\n"},
+			cause: "initial ramfs", fix: []string{"switch_root"},
+		},
+		{
+			name: "switched off by limit", words: exceeded,
+			files: map[string]string{"/proc/sys/user/max_user_namespaces": "0\n", "/proc/self/uid_map": wholeMap},
+			cause: "user.max_user_namespaces is 0", fix: []string{"sudo sysctl -w user.max_user_namespaces=15000\n"},
+		},
+		{
+			name: "another limit", words: exceeded,
+			files: map[string]string{"/proc/sys/user/max_user_namespaces": "100\n", "/proc/sys/user/max_net_namespaces": "0\n"},
+			cause: "user.max_net_namespaces is 0", fix: []string{"user.max_net_namespaces=15000"},
+		},
+		{
+			name: "used up", words: exceeded,
+			files: map[string]string{"/proc/sys/user/max_user_namespaces": "10000\n", "/proc/self/uid_map": wholeMap},
+			cause: "user namespaces: 10000", fix: []string{"user.max_user_namespaces=20000", "lsns"},
+		},
+		{
+			name: "within a sandbox", words: exceeded,
+			files: map[string]string{"/proc/sys/user/max_user_namespaces": "96365\n", "/proc/self/uid_map": "      1000       1000          1\n"},
+			cause: "--disable-userns", fix: []string{"outside of it"},
+		},
+		{
+			name: "uid not mapped", words: noPermissions,
+			files: map[string]string{"/proc/self/uid_map": "", "/proc/self/mountinfo": plainTable},
+			cause: "uid 1000 is not mapped", fix: []string{"newuidmap"},
+		},
+		{
+			name: "gid not mapped", words: noPermissions,
+			files: map[string]string{"/proc/self/uid_map": wholeMap, "/proc/self/gid_map": "0 1000 1\n"},
+			cause: "gid 100 is not mapped", fix: []string{"gid 100", "/etc/subgid"},
+		},
+		{
+			name: "built without", words: noSupport,
+			files: map[string]string{"lacks": "user"},
+			cause: "built without CONFIG_USER_NS", fix: []string{"CONFIG_USER_NS=y"},
+		},
+		{
+			name: "built without another", words: "bwrap: Creating new namespace failed: Invalid argument\n",
+			files: map[string]string{"lacks": "net"},
+			cause: "built without CONFIG_NET_NS",
+		},
+		{
+			name: "booted without", words: noSupport,
+			files: map[string]string{"/sys/module/user_namespace/parameters/enable": "N\n"},
+			cause: "booted without", fix: []string{"user_namespace.enable=1"},
+		},
+		{
+			name: "SELinux", words: "bwrap: Creating new namespace failed: Permission denied\n",
+			files: map[string]string{"/sys/fs/selinux/enforce": "1"},
+			cause: "SELinux", fix: []string{"sudo ausearch"},
+		},
+		{
+			name: "Podman and SELinux", words: "bwrap: Failed to make / slave: Permission denied\n",
+			files: map[string]string{"/sys/fs/selinux/enforce": "1", "/run/.containerenv": ""},
+			cause: "SELinux", fix: []string{"podman run --security-opt label=disable …\n", "ausearch"},
+		},
+		{
+			name: "process limit", words: "bwrap: Can't fork for pid 1: Resource temporarily unavailable\n",
+			cause: "no more processes: the limit of uid 1000", fix: []string{"ulimit -u"},
+		},
+		{
+			name: "ambient capabilities", words: "bwrap: Unexpected capabilities but not setuid, old file caps config?\n",
+			cause: "with capabilities", fix: []string{"sudo setcap -r /usr/bin/bwrap\n", "--ambient-caps"},
+		},
+		{
+			name: "read-only /proc/sys", words: "bwrap: cannot open /proc/sys/user/max_user_namespaces: Read-only file system\n",
+			cause: "cannot be set within the sandbox", fix: []string{"remount,rw /proc/sys"},
+		},
+		{
+			name: "something new", words: "bwrap: the moon is full\n",
+			cause: "the moon is full",
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			m := other(tt.files)
+			m.root = tt.root
+			a := explain(understand(tt.words), m)
+			if !strings.Contains(a.cause, tt.cause) {
+				t.Errorf("cause %q, want a part %q", a.cause, tt.cause)
+			}
+			rest := a.fix
+			for _, part := range tt.fix {
+				_, after, ok := strings.Cut(rest, part)
+				if !ok {
+					t.Fatalf("fix %q, want a part %q", a.fix, part)
+				}
+				rest = after
+			}
+			if tt.not != "" && strings.Contains(a.fix, tt.not) {
+				t.Errorf("fix %q, must not say %q", a.fix, tt.not)
+			}
+			if strings.ContainsAny(a.cause, "\n") {
+				t.Errorf("cause %q has more than one line", a.cause)
+			}
+		})
+	}
+}
+
+func TestExplainStart(t *testing.T) {
+	tests := []struct {
+		name       string
+		f          failure
+		files      map[string]string
+		cause, fix string
+	}{
+		{"no CAP_SETUID", failure{step: stepIdentity, errno: unix.EPERM}, map[string]string{"/proc/self/uid_map": wholeMap}, "may not change its uid", "ordinary user"},
+		{"not mapped", failure{step: stepIdentity, errno: unix.EINVAL}, map[string]string{"/proc/self/uid_map": "0 1000 1\n"}, "does not have", "newuidmap"},
+		{"out of reach", failure{step: stepStart, errno: unix.EACCES}, nil, "uid 1000 may not execute /usr/bin/bwrap", "chmod o+x"},
+		{"too many", failure{step: stepStart, errno: unix.EAGAIN}, nil, "no more processes", "ulimit"},
+		{"another architecture", failure{step: stepStart, errno: unix.ENOEXEC, text: "exec format error"}, nil, "exec format error", ""},
+		{"pidfd_open forbidden", failure{step: stepCall, errno: unix.EPERM}, map[string]string{"/proc/self/status": filtered, "/run/systemd/container": "systemd-nspawn"}, "probably the container's", "pidfd_open"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			a := explain(tt.f, other(tt.files))
+			if !strings.Contains(a.cause, tt.cause) || !strings.Contains(a.fix, tt.fix) {
+				t.Errorf("%+v\nwant cause %q, fix %q", a, tt.cause, tt.fix)
+			}
+		})
+	}
+}
+
+func TestUnderstand(t *testing.T) {
+	tests := []struct {
+		words string
+		want  failure
+	}{
+		{"", failure{}},
+		{"bwrap: execvp true: No such file or directory\n", failure{stepPayload, unix.ENOENT, "execvp true: No such file or directory"}},
+		{"a wrapper's own words\nbwrap: setting up uid map: Permission denied\n", failure{stepIDMap, unix.EACCES, "setting up uid map: Permission denied"}},
+		{"bwrap: error: Failed to mount tmpfs: no space left on device", failure{stepMount, unix.ENOSPC, "Failed to mount tmpfs: no space left on device"}},
+		{"bwrap: Creating new namespace failed: Cannot allocate memory", failure{stepCreate, unix.ENOMEM, "Creating new namespace failed: Cannot allocate memory"}},
+		{"bwrap: cannot open /proc/sys/user/max_user_namespaces: Permission denied", failure{stepSysctl, unix.EACCES, "cannot open /proc/sys/user/max_user_namespaces: Permission denied"}},
+	}
+	for _, tt := range tests {
+		if got := understand(tt.words); got != tt.want {
+			t.Errorf("understand(%q) = %+v, want %+v", tt.words, got, tt.want)
+		}
+	}
+}
+
+func FuzzUnderstand(f *testing.F) {
+	f.Add(noPermissions)
+	f.Add(exceeded)
+	f.Add("bwrap: \xff: " + strings.Repeat("é", 400))
+	f.Fuzz(func(t *testing.T, words string) {
+		a := explain(understand(words), other(nil))
+		if strings.Contains(a.cause, "\n") || len(a.cause) > 1000 {
+			t.Errorf("cause %q", a.cause)
+		}
+	})
+}
+
+func FuzzMachine(f *testing.F) {
+	f.Add(maskedTable, wholeMap, filtered)
+	f.Add("1 2 0:1 / /a\\040b rw - - -", "x y z", "Seccomp:")
+	f.Fuzz(func(t *testing.T, table, ids, status string) {
+		m := other(map[string]string{"/proc/self/mountinfo": table, "/proc/self/uid_map": ids, "/proc/self/status": status})
+		for _, words := range []string{noPermissions, exceeded, "bwrap: Can't mount proc on /newroot/proc: Operation not permitted"} {
+			if a := explain(understand(words), m); a.cause == "" || a.fix == "" {
+				t.Errorf("%+v", a)
+			}
+		}
+	})
+}
+
+func TestJudgeKernel(t *testing.T) {
+	for release, want := range map[string]Verdict{
+		"6.18.44-fc-v669": OK, "5.11.0": OK, "5.10.0-30-amd64": Warning, "4.18.0-553.el8": Warning, "7.0-rc1": OK, "strange": Warning, "": Warning,
+	} {
+		if got := judgeKernel(release).Verdict; got != want {
+			t.Errorf("%q: %s, want %s", release, got, want)
+		}
+	}
+}

@@ -1,0 +1,191 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/supervise"
+)
+
+// plan is the product's own for a command that needs nothing.
+func (e *env) plan(command ...string) (*bwrap.Plan, error) {
+	return bwrap.Prepare(bwrap.Policy{Command: command, Workdir: "/"}, e.caller)
+}
+
+// runBound is how long a whole run may take.
+const runBound = 10 * time.Second
+
+// run carries a plan out as the run command does. words is what bwrap said.
+func (e *env) run(plan *bwrap.Plan, begin time.Time, timeout, grace time.Duration) (res result.Result, words string, err error) {
+	stderr, err := memoryFile()
+	if err != nil {
+		return res, "", err
+	}
+	defer stderr.Close()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return res, "", err
+	}
+	defer null.Close()
+	ctx, cancel := context.WithTimeout(e.ctx, runBound)
+	defer cancel()
+	res = supervise.Run(ctx, plan, supervise.Options{
+		Timeout:      timeout,
+		Grace:        grace,
+		ProofTimeout: probeBound,
+		Stdio:        [3]*os.File{null, null, stderr},
+		Begin:        begin,
+	})
+	return res, readFrom(stderr), nil
+}
+
+// judge says whether a run ended as it had to; nil if so.
+func (e *env) judge(res result.Result, words string, want result.Cause) *Finding {
+	switch {
+	case res.Verdict == result.Unproven:
+		f := Finding{Verdict: Failed, Cause: "the sandbox was not gone in time"}
+		if res.Err != nil {
+			f.Detail = res.Err.Message
+		}
+		return &f
+	case res.Cause == want && res.Verdict == result.Proven:
+		return nil
+	case res.Cause == result.Canceled:
+		return &Finding{Verdict: Failed, Cause: fmt.Sprintf("the run did not come to an end within %v", runBound)}
+	}
+	if f := understand(words); f.step != stepOther && f.step != stepPayload || f.errno == unix.EAGAIN {
+		finding := e.failed(f)
+		return &finding
+	}
+	f := Finding{Verdict: Failed, Cause: fmt.Sprintf("the run ended with cause %s in place of %s", res.Cause, want)}
+	if res.Err != nil {
+		f = errorFinding(res.Err)
+	}
+	if f.Detail = lastLine(words); f.Detail != "" {
+		f.Cause += ": " + f.Detail
+	}
+	return &f
+}
+
+// tryRun makes a run that has to end in a certain way. bad is nil if it did.
+func (e *env) tryRun(want result.Cause, timeout, grace time.Duration, command ...string) (res result.Result, bad *Finding) {
+	begin := time.Now()
+	plan, err := e.plan(command...)
+	if err != nil {
+		f := errorFinding(err)
+		return res, &f
+	}
+	defer plan.Close()
+	res, words, err := e.run(plan, begin, timeout, grace)
+	if err != nil {
+		f := errorFinding(err)
+		return res, &f
+	}
+	return res, e.judge(res, words, want)
+}
+
+// checkRun is the round trip.
+func checkRun(e *env) Finding {
+	res, bad := e.tryRun(result.Exited, probeBound, 0, "true")
+	if bad != nil {
+		return *bad
+	}
+	if code := res.Payload.Code(); code != 0 {
+		return Finding{Verdict: Failed, Cause: fmt.Sprintf("`true` exited with %d in the sandbox", code)}
+	}
+	e.roundTrip = res.Duration
+	return ok("`true` from start to %s end in %.1f ms", res.Verdict, float64(res.Duration.Microseconds())/1000)
+}
+
+// checkStatus is for information: both sources are right, but one can tell
+// `exit 137` from SIGKILL.
+func checkStatus(e *env) Finding {
+	if e.kernelTells {
+		return ok("the kernel tells it of any process (PIDFD_INFO_EXIT)")
+	}
+	return ok("inferred from bwrap's: `exit 137` and SIGKILL look alike (Linux 6.15 tells them apart)")
+}
+
+// trialTimeout is the deadline of the runs that have to miss it.
+const trialTimeout = 20 * time.Millisecond
+
+func checkDeadline(e *env) Finding {
+	res, bad := e.tryRun(result.Timeout, trialTimeout, 0, "sleep", "60")
+	if bad != nil {
+		return *bad
+	}
+	return ok("killed after %v; %.1f ms later all was gone, %s", trialTimeout, float64(res.Teardown.Microseconds())/1000, res.Verdict)
+}
+
+// checkGrace enters a sandbox, which only a grace period does.
+func checkGrace(e *env) Finding {
+	const without = "--grace does not work"
+	res, bad := e.tryRun(result.Timeout, trialTimeout, probeBound, "sleep", "60")
+	switch {
+	case bad != nil:
+		return *bad
+	case res.Err != nil:
+		f := failure{step: stepCall, text: res.Err.Message}
+		if res.Err.Err != nil {
+			f.text = res.Err.Err.Error()
+		}
+		finding := e.warned(f, without)
+		if finding.Fix == "" && e.caller.UID == 0 {
+			finding.Fix = withoutRoot(e.machine())
+		}
+		return finding
+	}
+	return ok("SIGTERM by a process that entered the sandbox (setns with a pidfd)")
+}
+
+// checkStaged binds something that only root can reach: by descriptor, with
+// open_tree(2) and move_mount(2), in a mount namespace of bwrap's own.
+func checkStaged(e *env) Finding {
+	const without = "--bind of what only root can reach does not work, nor does a current directory of that kind"
+	dir, err := os.MkdirTemp("", "sbxrun-doctor-")
+	if err != nil {
+		return Finding{Verdict: Warning, Cause: "not tried, for lack of a directory: " + err.Error()}
+	}
+	defer os.RemoveAll(dir) // on a failure it is an empty directory that stays
+	inner := filepath.Join(dir, "bound")
+	if err := os.Mkdir(inner, 0o755); err != nil {
+		return Finding{Verdict: Warning, Cause: "not tried, for lack of a directory: " + err.Error()}
+	}
+	plan, err := bwrap.Prepare(bwrap.Policy{Command: []string{"true"}, Workdir: "/",
+		Mounts: []bwrap.Mount{{Kind: bwrap.ReadOnly, Source: inner, Dest: "/mnt/bound"}}}, e.caller)
+	if err != nil {
+		return errorFinding(err)
+	}
+	defer plan.Close()
+	res, words, err := e.run(plan, time.Now(), probeBound, 0)
+	if err != nil {
+		return errorFinding(err)
+	}
+	bad := e.judge(res, words, result.Exited)
+	if bad == nil {
+		return ok("bound by descriptor (open_tree, move_mount)")
+	}
+	bad.Verdict, bad.Cause = Warning, without+": "+bad.Cause
+	bad.Fix = ""
+	if res.Err != nil && errors.Is(res.Err, unix.EPERM) {
+		bad.Fix = fixes(withoutRoot(e.machine()), "or make such paths reachable: chmod o+x on their directories")
+	}
+	return *bad
+}
+
+// withoutRoot: what root does beyond others needs CAP_SYS_ADMIN, which the root
+// of most containers lacks.
+func withoutRoot(m machine) string {
+	if m.engine() == "" {
+		return "run sbxrun as an ordinary user"
+	}
+	return fixes("run sbxrun as an ordinary user", "or give the container CAP_SYS_ADMIN: --cap-add SYS_ADMIN")
+}
