@@ -35,7 +35,6 @@ type Sandbox struct {
 	Exited  chan struct{}
 
 	payload  *proc.Process // nil until Running, and if it was too quick for us
-	strays   []proc.Stat   // what was alive when the payload had ended; set before Exited
 	fallback exitReport    // of the status stream, if payload is nil; set before Exited
 
 	status *os.File // read end
@@ -208,7 +207,9 @@ func (sb *Sandbox) abandon(cause error, staged []*os.File) error {
 	if sb.Keeper != nil {
 		startErr = sb.Keeper.StartError(time.Now().Add(10 * time.Millisecond))
 		sb.Keeper.Kill()
-		_, reapErr = sb.Keeper.Reap(time.Now().Add(setupBound))
+		if _, reapErr = sb.Keeper.Empty(time.Now().Add(setupBound)); reapErr == nil {
+			reapErr = sb.Keeper.Reap(time.Now().Add(setupBound))
+		}
 	}
 	sb.Close()
 	e := &result.Error{Code: "setup", Message: "bubblewrap could not set up the sandbox", Err: cause}
@@ -312,7 +313,6 @@ func (sb *Sandbox) follow() {
 	}
 	// No deadline: ended by whoever kills init.
 	_ = sb.payload.Wait(time.Time{})
-	sb.strays = sb.live()
 }
 
 // findPayload takes hold of the payload, which init is forking right now. It
@@ -346,19 +346,18 @@ func (sb *Sandbox) findPayload() *proc.Process {
 // maxLook bounds every look at the sandbox's processes: it delays the kill.
 const maxLook = 1000
 
-// live lists the processes of the sandbox that are alive, init and payload apart.
-func (sb *Sandbox) live() (alive []proc.Stat) {
+// Strays looks at what the payload has left behind: how many processes are
+// alive, at most 1,000, and the CPU time they have used. After Exited, and while
+// init still lives.
+func (sb *Sandbox) Strays() (n int, used proc.Times) {
+	var alive []proc.Stat
 	for _, st := range proc.Descendants(sb.Init.PID, maxLook) {
 		if st.State != "Z" && st.State != "X" && (sb.payload == nil || st.PID != sb.payload.PID) {
 			alive = append(alive, st)
 		}
 	}
-	return alive
+	return len(alive), sum(alive)
 }
-
-// Strays is how many processes were alive when the payload had ended, at most
-// 1,000, and the CPU time they had used. After Exited.
-func (sb *Sandbox) Strays() (n int, used proc.Times) { return len(sb.strays), sum(sb.strays) }
 
 func sum(stats []proc.Stat) (total proc.Times) {
 	for _, st := range stats {

@@ -1,10 +1,15 @@
 package bwrap
 
 import (
+	"errors"
 	"fmt"
+	"os"
+	"os/exec"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
@@ -49,6 +54,24 @@ func (p *Plan) ShellCommand() string {
 	}
 	script += "mount --move \"$stage\" " + path.Clean(proc.StageDir) + "\nexec " + line + "\n"
 	return "unshare --mount --propagation slave bash -c " + shellQuote(script)
+}
+
+// Cmd is the same as ShellCommand, to be started without a shell: what a run is
+// compared with. Its files are the plan's and can be read once. It cannot stand
+// for a plan that stages sources.
+func (p *Plan) Cmd() (*exec.Cmd, error) {
+	if len(p.staged) > 0 {
+		return nil, errors.New("a plan with sources that only root can reach has no plain command")
+	}
+	args := append(slices.Clone(p.options), "--")
+	cmd := exec.Command(p.Program.Path, append(args, p.command...)...)
+	cmd.Env = []string{}
+	// The numbers below firstCopy are Start's.
+	cmd.ExtraFiles = append(make([]*os.File, firstCopy-argsFD), p.copies...)
+	if p.cred != nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: p.cred.UID, Gid: p.cred.GID}}
+	}
+	return cmd, nil
 }
 
 // shellQuote is the word as sh(1) reads it back.

@@ -3,9 +3,9 @@
 // Killing the init of a PID namespace makes the kernel kill every process in
 // it, and init is not gone before all of them are dead and reaped
 // (pid_namespaces(7)). So the proof has two halves: init's pidfd is readable,
-// which speaks for everything in the namespace; and the keeper has exited with
-// the word that it has no children any more, which speaks for bwrap's own
-// processes and for zombies.
+// which speaks for everything in the namespace; and the keeper has said that it
+// has no children any more, which speaks for bwrap's own processes and for
+// zombies.
 package cleanup
 
 import (
@@ -30,6 +30,7 @@ type Sandbox struct {
 // Outcome is what the teardown came to.
 type Outcome struct {
 	Verdict   result.Verdict
+	At        time.Time         // of the proof, or when it was given up
 	Survivors []result.Survivor // if unproven
 	End       proc.End          // if proven
 	Err       error             // every step that failed
@@ -50,21 +51,27 @@ func Teardown(sb Sandbox, deadline time.Time) Outcome {
 	// instead of after it.
 	sb.Keeper.Kill()
 
-	if err := sb.Init.Wait(deadline); err != nil {
-		failed = multierror.Append(failed, fmt.Errorf("wait for init %d: %w", sb.Init.PID, err))
-	}
-	end, err := sb.Keeper.Reap(deadline)
+	// The keeper's word first: it comes when init has ended, and spares a wait.
+	end, err := sb.Keeper.Empty(deadline)
 	if errors.Is(err, proc.ErrNotEmpty) {
 		err = sb.Keeper.Inherit(sb.Init, deadline)
 	}
 	if err != nil {
 		failed = multierror.Append(failed, fmt.Errorf("wait for the keeper: %w", err))
 	}
+	if err := sb.Init.Wait(deadline); err != nil {
+		failed = multierror.Append(failed, fmt.Errorf("wait for init %d: %w", sb.Init.PID, err))
+	}
+	at := time.Now()
+	// The keeper is no part of the sandbox, but it must not be left either.
+	if err := sb.Keeper.Reap(deadline); err != nil {
+		failed = multierror.Append(failed, fmt.Errorf("collect the keeper: %w", err))
+	}
 	if failed == nil {
-		return Outcome{Verdict: result.Proven, End: end}
+		return Outcome{Verdict: result.Proven, At: at, End: end}
 	}
 	failed.ErrorFormat = inOneLine
-	return Outcome{Verdict: result.Unproven, Survivors: survivors(sb), Err: failed}
+	return Outcome{Verdict: result.Unproven, At: at, Survivors: survivors(sb), Err: failed}
 }
 
 // survivors names what is left: the namespace's members, and what the keeper

@@ -16,16 +16,27 @@ func keep(t *testing.T, c Command) *Keeper {
 	return k
 }
 
+// finish waits for the keeper's word and end.
+func finish(t *testing.T, k *Keeper) End {
+	t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	end, err := k.Empty(deadline)
+	if err != nil {
+		t.Error(err)
+	}
+	if err := k.Reap(deadline); err != nil {
+		t.Error(err)
+	}
+	return end
+}
+
 func TestKeeperKills(t *testing.T) {
 	k, out := start(t, "sh", "-c", "setsid sh -c 'trap \"\" TERM; echo up; sleep 100' & sleep 100")
 	if _, err := out.Read(make([]byte, 3)); err != nil {
 		t.Fatal(err)
 	}
 	k.Kill()
-	end, err := k.Reap(time.Now().Add(10 * time.Second))
-	if err != nil {
-		t.Fatal(err)
-	}
+	end := finish(t, k)
 	if !end.Monitor.Signaled() || end.Monitor.Signal() != 9 {
 		t.Errorf("command's end: %v", end.Monitor)
 	}
@@ -54,10 +65,7 @@ func start(t *testing.T, args ...string) (*Keeper, *os.File) {
 
 func TestKeeperReapsOrphans(t *testing.T) {
 	k, _ := start(t, "sh", "-c", "setsid sleep 0.1 & exit 3")
-	usage, err := k.Reap(time.Now().Add(10 * time.Second))
-	if err != nil {
-		t.Fatal(err)
-	}
+	usage := finish(t, k)
 	if usage.MaxRSS == 0 {
 		t.Errorf("usage of the orphan was not counted: %+v", usage)
 	}
@@ -74,9 +82,7 @@ func TestKeeperStartError(t *testing.T) {
 	if want := "exec bwrap: no such file or directory"; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
-	if _, err := k.Reap(time.Now().Add(10 * time.Second)); err != nil {
-		t.Error(err)
-	}
+	finish(t, k)
 }
 
 func TestKeeperHidesDescriptors(t *testing.T) {
@@ -87,9 +93,7 @@ func TestKeeperHidesDescriptors(t *testing.T) {
 	if got := string(buf[:n]); got != "0 1 2 3 " {
 		t.Errorf("descriptors %q", got)
 	}
-	if _, err := k.Reap(time.Now().Add(10 * time.Second)); err != nil {
-		t.Error(err)
-	}
+	finish(t, k)
 }
 
 func TestExitStatus(t *testing.T) {

@@ -62,9 +62,8 @@ func Run(ctx context.Context, plan *bwrap.Plan, o Options) result.Result {
 	run := run{ctx: ctx, o: o, sb: sb, result: &r}
 	cause := run.watch()
 	decided := time.Now()
-	run.end(cause)
-	now := time.Now()
-	r.Teardown, r.Duration = now.Sub(decided), now.Sub(o.Begin)
+	proven := run.end(cause)
+	r.Teardown, r.Duration = proven.Sub(decided), time.Since(o.Begin)
 	return r
 }
 
@@ -80,8 +79,9 @@ type run struct {
 	sb     *bwrap.Sandbox
 	result *result.Result
 
-	payloadErr error // why the payload's end is not known
-	lost       bool  // init ended, and the payload by SIGKILL, before we did anything
+	used       proc.Times // by what runs, and nobody will wait for
+	payloadErr error      // why the payload's end is not known
+	lost       bool       // init ended, and the payload by SIGKILL, before we did anything
 }
 
 // watch releases the payload and waits for the one thing that ends the run.
@@ -100,39 +100,47 @@ func (r *run) watch() result.Cause {
 		return result.Canceled
 	}
 	r.result.Setup = time.Since(r.o.Begin)
-	var deadline <-chan time.Time
-	if r.o.Timeout > 0 {
-		timer := time.NewTimer(r.o.Timeout) // monotonic: suspend and a clock set back do not matter
-		defer timer.Stop()
-		deadline = timer.C
+	// Monotonic timers: a clock that is set does not matter.
+	var deadline, before <-chan time.Time
+	if t := r.o.Timeout; t > 0 {
+		deadline = time.After(t)
+		before = time.After(max(0, t-lookAhead))
 	}
-	select {
-	case <-r.sb.Exited:
-		return result.Exited
-	case <-deadline:
-		return result.Timeout
-	case <-r.ctx.Done():
-		return result.Canceled
+	for {
+		select {
+		case <-r.sb.Exited:
+			return result.Exited
+		case <-before:
+			r.used = r.sb.Used()
+		case <-deadline:
+			return result.Timeout
+		case <-r.ctx.Done():
+			return result.Canceled
+		}
 	}
 }
 
-// end brings the sandbox down and completes the result.
-func (r *run) end(cause result.Cause) {
+// lookAhead is how long before the deadline is asked what the sandbox has used:
+// at the deadline it would delay the kill.
+const lookAhead = 10 * time.Millisecond
+
+// end brings the sandbox down, completes the result, and returns the time of the
+// proof.
+func (r *run) end(cause result.Cause) time.Time {
 	res := r.result
 	res.Cause = cause
 	proofBy := func() time.Time { return time.Now().Add(r.o.ProofTimeout) }
 	var graceErr error
-	var running proc.Times // what nobody will wait for
 	switch cause {
 	case result.Exited:
 		res.Payload, r.payloadErr = r.sb.ExitStatus(proofBy())
 		r.lost = r.lostInit()
-		res.Strays, running = r.sb.Strays()
+		res.Strays, r.used = r.sb.Strays()
 	case result.Timeout:
 		if r.o.Grace > 0 {
 			graceErr = r.grace(func() error { return nsenter.Signal(r.sb.Init, r.sb.Cred, unix.SIGTERM) }, nil, r.ctx.Done())
+			r.used = r.sb.Used()
 		}
-		running = r.sb.Used()
 	case result.Canceled:
 		var canceled SignalError
 		errors.As(context.Cause(r.ctx), &canceled)
@@ -141,11 +149,11 @@ func (r *run) end(cause result.Cause) {
 			// Only the command is told, so only for the command is waited.
 			graceErr = r.grace(func() error { return r.sb.Signal(res.Signal) }, r.sb.Exited, nil)
 		}
-		running = r.sb.Used()
+		r.used = r.sb.Used()
 	}
 	out := cleanup.Teardown(cleanup.Sandbox{Init: r.sb.Init, PIDNS: r.sb.PIDNS, Keeper: r.sb.Keeper}, proofBy())
 	res.Verdict, res.Survivors = out.Verdict, out.Survivors
-	res.CPUUser, res.CPUSystem, res.MaxRSS = out.End.User+running.User, out.End.System+running.System, out.End.MaxRSS
+	res.CPUUser, res.CPUSystem, res.MaxRSS = out.End.User+r.used.User, out.End.System+r.used.System, out.End.MaxRSS
 	if cause == result.Exited {
 		r.settle(out)
 	} else if res.Started && out.Verdict == result.Proven {
@@ -161,6 +169,7 @@ func (r *run) end(cause result.Cause) {
 		res.Err = &result.Error{Code: "grace", Err: graceErr,
 			Message: fmt.Sprintf("no grace period, the sandbox was killed at once: %v", graceErr)}
 	}
+	return out.At
 }
 
 // grace tells the sandbox to end and gives it time. It ends when init has
