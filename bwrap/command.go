@@ -39,15 +39,11 @@ func checkCommand(v view, name, workdir, sandboxPath, callers string) error {
 		return notFound(name, "the command is an empty string", "")
 	}
 	if strings.Contains(name, "/") {
-		p := name
-		if !path.IsAbs(p) {
-			p = path.Join(workdir, p)
-		}
-		return checkFile(v, name, p)
+		return checkFile(v, name, inDir(workdir, name))
 	}
 	var denied error
 	for _, dir := range strings.Split(sandboxPath, ":") {
-		p := path.Join(dir, name)
+		p := inDir(inDir(workdir, dir), name) // an empty entry is the current directory
 		host, err := v.resolve(p)
 		if err != nil || host == "" || !isFile(host) {
 			continue
@@ -71,6 +67,15 @@ func checkCommand(v view, name, workdir, sandboxPath, callers string) error {
 	return notFound(name, fmt.Sprintf("command %q not found in the sandbox's PATH %s", name, sandboxPath), "")
 }
 
+// inDir is name in dir, unless it is absolute. Not path.Join: where dir/link/..
+// leads is only known when the link is followed.
+func inDir(dir, name string) string {
+	if path.IsAbs(name) {
+		return name
+	}
+	return dir + "/" + name
+}
+
 // bindFor is the directory to bind so that the program at host works: of
 // prefix/bin/name the prefix, because its libraries are beside bin.
 func bindFor(host string) string {
@@ -92,7 +97,7 @@ func lookHost(name, callers string) string {
 
 func isFile(host string) bool {
 	st, err := os.Stat(host)
-	return err == nil && !st.IsDir()
+	return err == nil && st.Mode().IsRegular()
 }
 
 // checkFile looks at the file that would be executed.
@@ -108,6 +113,8 @@ func checkFile(v view, name, p string) error {
 		return notFound(name, fmt.Sprintf("command %q: no such file", name), "")
 	case err != nil:
 		return notExecutable(name, err.Error(), "")
+	case host == "" && v.isCopy(p):
+		return notExecutable(name, "permission denied", "")
 	case host == "":
 		return notExecutable(name, "it is a directory", "")
 	}
@@ -117,6 +124,8 @@ func checkFile(v view, name, p string) error {
 		return notExecutable(name, err.Error(), "")
 	case st.IsDir():
 		return notExecutable(name, "it is a directory", "")
+	case !st.Mode().IsRegular():
+		return notExecutable(name, "it is not a regular file", "")
 	case st.Mode()&0o111 == 0 || unix.Access(host, unix.X_OK) != nil:
 		return notExecutable(name, "permission denied", "chmod +x "+shellQuote(host))
 	}
@@ -128,7 +137,7 @@ func checkFile(v view, name, p string) error {
 		return nil // relative to the working directory; the kernel will say
 	}
 	if at, err := v.resolve(interpreter); err != nil || at == "" {
-		e := notExecutable(name, fmt.Sprintf("its interpreter %s is not there in the sandbox", interpreter), "")
+		e := notExecutable(name, fmt.Sprintf("its interpreter %q is not there in the sandbox", interpreter), "")
 		if _, err := os.Stat(interpreter); err == nil {
 			e.Hint = "--ro-bind " + shellQuote(bindFor(interpreter))
 		}

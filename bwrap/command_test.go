@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/result"
 )
@@ -36,6 +37,13 @@ func TestCheckCommand(t *testing.T) {
 	write("work/blank", "#! \n", 0o755)
 	write("work/relative", "#!prog\n", 0o755)
 	write("work/a'b c", "text", 0o644)
+	write("work/escape", "#!/no/\x1b[2J\a\x9b\n", 0o755)
+	if err := errors.Join(os.Symlink("/usr/lib", filepath.Join(top, "work/far")), unix.Mkfifo(filepath.Join(top, "work/pipe"), 0o755),
+		unix.Mkfifo(filepath.Join(top, "usr/bin/piped"), 0o755), os.Mkdir(filepath.Join(top, "work/tools"), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	write("work/tools/own", "\x7fELF", 0o755)
+	write("usr/lib/piped", "\x7fELF", 0o755)
 	tools := tree(t, "lib/pyenv/shims/tool", "tools/tool2", "lib/python/bin/tool3", "dirs/tool4/", "bin/both2")
 	if err := os.WriteFile(filepath.Join(tools, "bin/notool"), nil, 0o644); err != nil {
 		t.Fatal(err)
@@ -60,6 +68,16 @@ func TestCheckCommand(t *testing.T) {
 		{name: "absolute by bwrap's link", command: "/bin/prog"},
 		{name: "relative to the working directory", command: "./run"},
 		{name: "relative, up", command: "../run", workdir: "/w/dir"},
+		{name: "relative, up from a link", command: "../run", workdir: "/w/link"},
+		{name: "dot-dot after a link, which leads elsewhere", command: "./far/../lib/real"}, // there is no /w/lib
+		{name: "dot-dot after a link, absolute", command: "/w/far/../lib/real"},
+		{name: "by an empty entry of PATH", command: "run", path: "/usr/bin:"},
+		{name: "by an empty entry in the middle", command: "run", path: "/usr/bin::/usr/lib"},
+		{name: "by an empty PATH", command: "tools/../run"},
+		{name: "by a relative entry of PATH", command: "own", path: "/usr/bin:tools"},
+		{name: "by the entry .", command: "run", path: ".:/usr/bin"},
+		{name: "by a relative entry over a link", command: "real", path: "far/../lib"},
+		{name: "by PATH, the first is a named pipe", command: "piped", path: "/usr/bin:/usr/lib"},
 		{name: "on a writable bind", command: "/w/run"},
 		{name: "script", command: "./script"},
 		{name: "script, interpreter by links", command: "./linked"},
@@ -75,6 +93,9 @@ func TestCheckCommand(t *testing.T) {
 		{name: "dangling", command: "/usr/bin/dangling", want: notFound(`command "/usr/bin/dangling": no such file`, "")},
 		{name: "odd name", command: "a\n\x1b\xff", want: notFound(`command "a\n\x1b\xff" not found in the sandbox's PATH /usr/bin`, "")},
 		{name: "not by an empty PATH entry", command: "run", path: "/usr/bin:/usr/lib", want: notFound(`command "run" not found in the sandbox's PATH /usr/bin:/usr/lib`, "")},
+
+		{name: "not where dot-dot leads by the text alone", command: "/w/far/../run", want: notFound(`command "/w/far/../run": no such file`, "")}, // that is /usr/run
+		{name: "a relative entry of PATH, from elsewhere", command: "own", path: "/usr/bin:tools", workdir: "/usr", want: notFound(`command "own" not found in the sandbox's PATH /usr/bin:tools`, "")},
 
 		{name: "only on the host, by PATH", command: "tool",
 			want: notFound(`command "tool" is at TOOLS/lib/pyenv/shims/tool, which is not visible in the sandbox`,
@@ -97,15 +118,19 @@ func TestCheckCommand(t *testing.T) {
 			want: notExecutable(`command "./a'b c" cannot be executed: permission denied`, `chmod +x 'TOP/work/a'\''b c'`)},
 		{name: "not executable, by PATH", command: "plain",
 			want: notExecutable(`command "plain" cannot be executed: permission denied`, "chmod +x TOP/usr/bin/plain")},
+		{name: "a copied file", command: "/etc/hosts", want: notExecutable(`command "/etc/hosts" cannot be executed: permission denied`, "")},
+		{name: "a named pipe", command: "./pipe", want: notExecutable(`command "./pipe" cannot be executed: it is not a regular file`, "")},
+		{name: "escape sequence as an interpreter", command: "./escape",
+			want: notExecutable(`command "./escape" cannot be executed: its interpreter "/no/\x1b[2J\a\x9b" is not there in the sandbox`, "")},
 		{name: "a directory", command: "./dir", want: notExecutable(`command "./dir" cannot be executed: it is a directory`, "")},
 		{name: "a directory of the sandbox's own", command: "/tmp", want: notExecutable(`command "/tmp" cannot be executed: it is a directory`, "")},
 		{name: "a loop", command: "/usr/bin/loop", want: notExecutable(`command "/usr/bin/loop" cannot be executed: too many levels of symbolic links`, "")},
 		{name: "bad interpreter", command: "./missing",
-			want: notExecutable(`command "./missing" cannot be executed: its interpreter /usr/bin/none is not there in the sandbox`, "")},
+			want: notExecutable(`command "./missing" cannot be executed: its interpreter "/usr/bin/none" is not there in the sandbox`, "")},
 		{name: "bad interpreter, no newline", command: "./noline",
-			want: notExecutable(`command "./noline" cannot be executed: its interpreter /usr/bin/none is not there in the sandbox`, "")},
+			want: notExecutable(`command "./noline" cannot be executed: its interpreter "/usr/bin/none" is not there in the sandbox`, "")},
 		{name: "interpreter only on the host", command: "./hosts",
-			want: notExecutable(`command "./hosts" cannot be executed: its interpreter TOP/opt/prog is not there in the sandbox`, "--ro-bind TOP/opt")},
+			want: notExecutable(`command "./hosts" cannot be executed: its interpreter "TOP/opt/prog" is not there in the sandbox`, "--ro-bind TOP/opt")},
 	}
 	places := strings.NewReplacer("TOP", top, "TOOLS", tools)
 	for _, tt := range tests {

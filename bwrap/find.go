@@ -2,12 +2,15 @@ package bwrap
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -45,6 +48,14 @@ func Find(searchPath string) (Program, error) {
 			Code:    "bwrap-setuid",
 			Message: fmt.Sprintf("%s is setuid: sbxrun could not end what it starts", name),
 			Hint:    "chmod u-s,g-s " + shellQuote(name) + ", and allow user namespaces (sbxrun doctor tells how)",
+		}
+	}
+	if sys, ok := st.Sys().(*syscall.Stat_t); ok && os.Geteuid() == 0 && (!rootOwns(name, sys.Uid) || st.Mode().Perm()&0o022 != 0) {
+		// Somebody else's program, in a directory of root's PATH.
+		return Program{}, &result.Error{
+			Code:    "bwrap-untrusted",
+			Message: fmt.Sprintf("%s could have been written by others than root, who would run it", name),
+			Hint:    "take its directory out of PATH, or chown root and chmod go-w it",
 		}
 	}
 	p, text, err := inspect(name)
@@ -85,6 +96,15 @@ func lookup(searchPath string) string {
 // maxProgram bounds what is read of a bwrap: the real one has 70 to 100 kB.
 const maxProgram = 8 << 20
 
+// rootOwns says whether a file belongs to root, or to the overflow uid in a user
+// namespace where the real root has no name and we are not its equal.
+func rootOwns(name string, uid uint32) bool {
+	return uid == 0 || uid == Nobody && unix.Access(name, unix.W_OK) != nil
+}
+
+// askBound is how long a bwrap may take to tell its version.
+const askBound = 5 * time.Second
+
 // inspect reads the version out of the program's text, or asks the program.
 func inspect(name string) (p Program, text []byte, err error) {
 	p.Path = name
@@ -96,7 +116,9 @@ func inspect(name string) (p Program, text []byte, err error) {
 		}
 	}
 	// A wrapper script, or a build we do not know.
-	out, err := exec.Command(name, "--version").Output()
+	ctx, cancel := context.WithTimeout(context.Background(), askBound)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, name, "--version").Output()
 	if err != nil {
 		return p, nil, fmt.Errorf("%s --version: %w", name, err)
 	}
@@ -104,8 +126,10 @@ func inspect(name string) (p Program, text []byte, err error) {
 	if !ok {
 		return p, nil, fmt.Errorf("%s --version printed %.60q", name, out)
 	}
-	p.Version = version
-	if text, err = exec.Command(name, "--help").Output(); err != nil {
+	if p.Version = version; tooOld(version) {
+		return p, nil, nil // and may not know the question
+	}
+	if text, err = exec.CommandContext(ctx, name, "--help").Output(); err != nil {
 		return p, nil, fmt.Errorf("%s --help: %w", name, err)
 	}
 	return p, text, nil

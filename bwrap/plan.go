@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -94,7 +95,7 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	if err := checkDests(plan.ops, v); err != nil {
 		return nil, err
 	}
-	if err := checkWorkdir(v, plan.Workdir); err != nil {
+	if err := checkWorkdir(v, plan.Workdir, plan.cred); err != nil {
 		return nil, err
 	}
 	sandboxPath, given := p.Env.Lookup("PATH")
@@ -223,8 +224,14 @@ func (p *Plan) build(pol *Policy, identity []string) error {
 	for _, v := range p.env {
 		add("--setenv", v.Name, v.Value)
 	}
+	if n := len(p.options) + len(p.command); n > maxWords {
+		return &result.Error{Code: "too-many-words", Message: fmt.Sprintf("%d arguments, variables and binds are more than bubblewrap takes", n), Hint: "hand long lists over in a file or by stdin"}
+	}
 	return nil
 }
+
+// maxWords: bubblewrap's own limit is 9,000, for all of its words.
+const maxWords = 8900
 
 // tmpfsMode is what programs expect of the well-known places.
 func tmpfsMode(dst string) string {
@@ -283,10 +290,18 @@ func (p *Plan) stage() error {
 	}
 	for i := range p.ops {
 		o := &p.ops[i]
-		if o.kind != opBind && o.kind != opBindRW || reachable(o.src) && !within(o.src, proc.StageDir) {
+		if o.kind != opBind && o.kind != opBindRW {
 			continue
 		}
-		fd, err := unix.Open(o.src, unix.O_PATH|unix.O_CLOEXEC, 0)
+		real, err := trusted(o.src)
+		if err != nil {
+			return err
+		}
+		if reachable(real) && !within(real, proc.StageDir) {
+			continue
+		}
+		// No link is followed that was not looked at (openat2(2), Linux 5.6).
+		fd, err := unix.Openat2(unix.AT_FDCWD, real, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
 		if err != nil {
 			return &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %v", o.src, err), Err: err}
 		}
@@ -294,6 +309,38 @@ func (p *Plan) stage() error {
 		p.staged = append(p.staged, o.from)
 	}
 	return nil
+}
+
+// trusted follows the symbolic links of a source that root is asked to open for
+// others, and refuses one that root did not make: an earlier payload may have
+// left it, in a directory that it could write to.
+func trusted(name string) (real string, err error) {
+	done, todo := "/", strings.Split(name, "/")
+	for links := 0; len(todo) > 0; {
+		next := path.Join(done, todo[0])
+		todo = todo[1:]
+		var st unix.Stat_t
+		if err := unix.Lstat(next, &st); err != nil {
+			return "", &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %v", name, err), Err: err}
+		}
+		if st.Mode&unix.S_IFMT != unix.S_IFLNK {
+			done = next
+			continue
+		}
+		if links++; st.Uid != 0 || links > 40 {
+			return "", &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %q is a symbolic link that root did not make", name, next),
+				Hint: "name the path that is meant"}
+		}
+		target, err := os.Readlink(next)
+		if err != nil {
+			return "", &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %v", name, err), Err: err}
+		}
+		if path.IsAbs(target) {
+			done = "/"
+		}
+		todo = append(strings.Split(target, "/"), todo...)
+	}
+	return done, nil
 }
 
 // reachable says whether everybody may search all directories on the way to a
@@ -311,6 +358,20 @@ func reachable(name string) bool {
 		if dir == "/" {
 			return true
 		}
+	}
+}
+
+// searchable says whether an identity without supplementary groups may enter a
+// directory, by its mode.
+func searchable(st fs.FileInfo, cred *proc.Cred) bool {
+	sys, ok := st.Sys().(*syscall.Stat_t)
+	switch perm := st.Mode().Perm(); {
+	case ok && sys.Uid == cred.UID:
+		return perm&0o100 != 0
+	case ok && sys.Gid == cred.GID:
+		return perm&0o010 != 0
+	default:
+		return perm&0o001 != 0
 	}
 }
 
@@ -338,7 +399,7 @@ func currentDirectory(p *Policy, home string) (string, error) {
 	}
 	for _, own := range []string{"/proc", "/dev", "/sys", "/run", "/var/run", "/etc"} {
 		if within(dir, own) {
-			return refuse("the current directory %s is not shown in a sandbox by itself", dir)
+			return refuse("the current directory %q is not shown in a sandbox by itself", dir)
 		}
 	}
 	for _, top := range append(toplevel, "/tmp", "/var/tmp") {
@@ -354,9 +415,9 @@ func currentDirectory(p *Policy, home string) (string, error) {
 	}
 	if h := homeWithin(dir, home); h != "" {
 		if h == dir {
-			return refuse("the current directory %s is a home directory, with its keys and tokens", dir)
+			return refuse("the current directory %q is a home directory, with its keys and tokens", dir)
 		}
-		return refuse("the current directory %s holds home directories, such as %s", dir, h)
+		return refuse("the current directory %q holds home directories, such as %q", dir, h)
 	}
 	p.Mounts = append(p.Mounts, Mount{Kind: ReadOnly, Source: dir, Dest: dir})
 	return dir, nil
@@ -365,7 +426,16 @@ func currentDirectory(p *Policy, home string) (string, error) {
 // homeWithin is a home directory at or below dir, or "": the caller's, root's,
 // one below /home, or that of an account people log in to.
 func homeWithin(dir, home string) string {
+	// The current directory has no links in its path; HOME, and /home on some
+	// systems, may.
 	homes := []string{home, "/root"}
+	if real, err := filepath.EvalSymlinks(home); err == nil {
+		homes = append(homes, real)
+	}
+	tops := []string{"/home"}
+	if real, err := filepath.EvalSymlinks("/home"); err == nil && real != "/home" {
+		tops = append(tops, real)
+	}
 	// Unreadable: then there are the well-known places.
 	passwd, _ := os.ReadFile("/etc/passwd")
 	for _, line := range strings.Split(string(passwd), "\n") {
@@ -382,27 +452,34 @@ func homeWithin(dir, home string) string {
 			return h
 		}
 	}
-	if dir == "/home" || path.Dir(dir) == "/home" {
-		return dir
+	for _, top := range tops {
+		if dir == top || path.Dir(dir) == top || within(top, dir) {
+			return dir
+		}
 	}
 	return ""
 }
 
 // checkWorkdir makes sure that bwrap's chdir(2), which comes after release,
 // will find a directory.
-func checkWorkdir(v view, dir string) error {
+func checkWorkdir(v view, dir string, cred *proc.Cred) error {
 	e := &result.Error{Code: "workdir", Hint: "--ro-bind or --bind the directory, or name one that is there with --workdir"}
 	host, err := v.resolve(dir)
 	switch st, serr := os.Stat(host); {
 	case err != nil:
 		e.Message = fmt.Sprintf("working directory %q is not there in the sandbox", dir)
 		e.Err = err
-	case host == "":
+	case host == "" && !v.isCopy(dir):
 		return nil // the sandbox's own
+	case host == "":
+		e.Message = fmt.Sprintf("working directory %q is not a directory", dir)
 	case serr != nil:
 		e.Message, e.Err = fmt.Sprintf("working directory %q: %v", dir, serr), serr
 	case st.Mode()&fs.ModeDir == 0:
 		e.Message = fmt.Sprintf("working directory %q is not a directory", dir)
+	case cred != nil && !searchable(st, cred):
+		e.Message = fmt.Sprintf("working directory %q cannot be entered by uid %d, which root's sandboxes run under", dir, cred.UID)
+		e.Hint = "chmod it, or run as its owner: --user UID"
 	default:
 		return nil
 	}

@@ -112,7 +112,11 @@ func layout(p *Policy, user User, hostname string) ([]op, error) {
 	}
 	// What the user mounts replaces the default at and below that place.
 	ops = slices.DeleteFunc(ops, func(o op) bool {
-		return slices.ContainsFunc(mounts, func(m op) bool { return within(o.dst, m.dst) })
+		replaced := slices.ContainsFunc(mounts, func(m op) bool { return within(o.dst, m.dst) })
+		if replaced && o.from != nil {
+			o.from.Close()
+		}
+		return replaced
 	})
 	ops = append(ops, mounts...)
 	slices.SortStableFunc(ops, func(a, b op) int { return depth(a.dst) - depth(b.dst) })
@@ -230,24 +234,39 @@ func mountOp(p *Policy, m Mount) (o op, skip bool, err error) {
 	return o, false, nil
 }
 
-// checkDests finds a mount whose place does not exist and cannot be made,
-// because it lies inside a directory that is shown read-only.
+// checkDests finds a mount whose place lies in another mount and is not good:
+// one that does not exist and cannot be made, because it is in a directory shown
+// read-only; or one that is reached by a symbolic link. bwrap follows links on
+// the way to a mount point, and does so while the host's root is still there
+// (/oldroot): one that an earlier payload planted in a writable bind would make
+// it create directories and files on the host.
 func checkDests(ops []op, v view) error {
 	for _, o := range ops {
 		if o.kind == opSymlink || o.kind == opCopy || o.kind == opDir {
 			continue
 		}
+		refuse := func(format string, args ...any) error {
+			return &result.Error{Code: "bind-destination", Message: fmt.Sprintf("cannot mount at %q: ", o.dst) + fmt.Sprintf(format, args...),
+				Hint: "mount it at another place, such as " + path.Join("/mnt", path.Base(o.dst))}
+		}
+		for dir := o.dst; dir != "/"; dir = path.Dir(dir) {
+			if _, isLink := v.link(dir); isLink {
+				return refuse("%s is a symbolic link in the sandbox", dir)
+			}
+		}
 		parent, ok := v.mountOf(path.Dir(o.dst))
-		if !ok || parent.kind != opBind {
+		if !ok || parent.src == "" {
 			continue
 		}
-		host := parent.src + strings.TrimPrefix(o.dst, parent.dst)
-		if _, err := os.Lstat(host); err != nil {
-			return &result.Error{
-				Code:    "bind-destination",
-				Message: fmt.Sprintf("cannot mount at %q: it does not exist in the read-only %s", o.dst, parent.dst),
-				Hint:    "mount it at another place, such as " + path.Join("/mnt", path.Base(o.dst)),
-				Err:     err,
+		host := parent.src
+		for _, name := range strings.Split(strings.TrimPrefix(o.dst, parent.dst+"/"), "/") {
+			host = path.Join(host, name)
+			st, err := os.Lstat(host)
+			switch {
+			case err == nil && st.Mode()&fs.ModeSymlink != 0:
+				return refuse("%q is a symbolic link", host)
+			case err != nil && parent.kind == opBind:
+				return refuse("it does not exist in the read-only %s", parent.dst)
 			}
 		}
 	}

@@ -57,7 +57,7 @@ func (v view) hostPath(p string) string {
 func (v view) resolve(p string) (host string, err error) {
 	const maxLinks = 40 // as in path_resolution(7)
 	links := 0
-	done, todo := "/", strings.Split(path.Clean(p), "/")[1:]
+	done, todo := "/", strings.Split(p, "/")
 	for len(todo) > 0 {
 		name := todo[0]
 		todo = todo[1:]
@@ -107,6 +107,12 @@ func (v view) resolve(p string) (host string, err error) {
 		todo = append(strings.Split(target, "/"), todo...)
 	}
 	return v.hostPath(done), nil
+}
+
+// isCopy says whether a clean path is a file that is copied into the sandbox.
+func (v view) isCopy(p string) bool {
+	o, ok := v.mountOf(path.Clean(p))
+	return ok && o.kind == opCopy
 }
 
 // own says whether bwrap makes p itself: as a mount, or as a directory on the

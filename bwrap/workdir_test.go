@@ -2,13 +2,17 @@ package bwrap
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
 )
 
@@ -41,17 +45,17 @@ func TestCurrentDirectory(t *testing.T) {
 		{name: "visible anyway", dir: "/usr/bin"},
 		{name: "mounted over /tmp", dir: "/tmp", mounts: []Mount{{Source: "/tmp", Dest: "/tmp"}}, want: []Mount{{Source: "/tmp", Dest: "/tmp"}}},
 
-		{name: "home directory", dir: home, err: "the current directory " + home + " is a home directory, with its keys and tokens"},
-		{name: "above a home directory", dir: at("homes"), err: "the current directory " + at("homes") + " holds home directories, such as " + home},
-		{name: "far above a home directory", dir: top, err: "the current directory " + top + " holds home directories, such as " + home},
+		{name: "home directory", dir: home, err: fmt.Sprintf("the current directory %q is a home directory, with its keys and tokens", home)},
+		{name: "above a home directory", dir: at("homes"), err: fmt.Sprintf("the current directory %q holds home directories, such as %q", at("homes"), home)},
+		{name: "far above a home directory", dir: top, err: fmt.Sprintf("the current directory %q holds home directories, such as %q", top, home)},
 		{name: "root", dir: "/", err: "the current directory is /: all of the host would be shown"},
 		{name: "/tmp", dir: "/tmp", err: "the current directory is /tmp, of which the sandbox has its own"},
 		{name: "/var/tmp", dir: "/var/tmp", err: "the current directory is /var/tmp, of which the sandbox has its own"},
-		{name: "/home", dir: "/home", err: "the current directory /home "},
-		{name: "/etc", dir: "/etc", err: "the current directory /etc is not shown in a sandbox by itself"},
-		{name: "/proc", dir: "/proc/self", err: "the current directory /proc/"},
-		{name: "/dev", dir: "/dev", err: "the current directory /dev is not shown in a sandbox by itself"},
-		{name: "/sys", dir: "/sys/kernel", err: "the current directory /sys/kernel is not shown in a sandbox by itself"},
+		{name: "/home", dir: "/home", err: `the current directory "/home" `},
+		{name: "/etc", dir: "/etc", err: `the current directory "/etc" is not shown in a sandbox by itself`},
+		{name: "/proc", dir: "/proc/self", err: `the current directory "/proc/`},
+		{name: "/dev", dir: "/dev", err: `the current directory "/dev" is not shown in a sandbox by itself`},
+		{name: "/sys", dir: "/sys/kernel", err: `the current directory "/sys/kernel" is not shown in a sandbox by itself`},
 		{name: "removed", dir: at("gone"), err: "the current directory cannot be used: it was removed, or cannot be reached"},
 	}
 	for _, tt := range tests {
@@ -81,6 +85,59 @@ func TestCurrentDirectory(t *testing.T) {
 	}
 }
 
+// HOME may be a symbolic link, or lie below one; the current directory is given
+// without.
+func TestCurrentDirectoryHomeIsALink(t *testing.T) {
+	top := tree(t, "data/me/project/", "data/other/", "home -> data", "me -> data/me", "far -> TOP/home/me", "dangling -> none")
+	for _, home := range []string{"me", "home/me", "far", "home/me/", "home/../me"} {
+		home = top + "/" + home
+		for dir, want := range map[string]string{
+			"data/me":         fmt.Sprintf("the current directory %q is a home directory", top+"/data/me"),
+			"data":            fmt.Sprintf("the current directory %q holds home directories", top+"/data"),
+			"data/me/project": "",
+			"data/other":      "",
+		} {
+			t.Chdir(filepath.Join(top, dir))
+			got, err := currentDirectory(&Policy{}, home)
+			switch {
+			case want == "" && (err != nil || got != filepath.Join(top, dir)):
+				t.Errorf("HOME=%s in %s: got %q, %v", home, dir, got, err)
+			case want != "" && (err == nil || !strings.HasPrefix(err.Error(), want)):
+				t.Errorf("HOME=%s in %s: got %q, %v; want error %s", home, dir, got, err, want)
+			}
+		}
+	}
+	t.Chdir(top + "/data/me")
+	if _, err := currentDirectory(&Policy{}, top+"/dangling"); err != nil {
+		t.Errorf("HOME that leads nowhere: %v", err)
+	}
+}
+
+// On some systems /home is a link. Here it is one in a root directory that this
+// test makes for itself.
+func TestHomeWithinHomeIsALink(t *testing.T) {
+	const inside = "SBXRUN_TEST_ROOT"
+	if root := os.Getenv(inside); root != "" {
+		if err := errors.Join(unix.Chroot(root), os.Chdir("/")); err != nil {
+			t.Fatal(err)
+		}
+		for dir, want := range map[string]string{
+			"/var/homes/me": "/var/homes/me", "/var/homes": "/var/homes", "/var": "/var", "/var/homes/me/project": "", "/var/other": "", "/home": "/home",
+		} {
+			if got := homeWithin(dir, "/nonexistent"); got != want {
+				t.Errorf("homeWithin(%q) = %q, want %q", dir, got, want)
+			}
+		}
+		return
+	}
+	root := tree(t, "var/homes/me/project/", "var/other/", "home -> var/homes")
+	c := exec.Command("unshare", "--user", "--map-root-user", os.Args[0], "-test.run=^TestHomeWithinHomeIsALink$")
+	c.Env = append(os.Environ(), inside+"="+root)
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Errorf("with a root directory of its own: %v\n%s", err, out)
+	}
+}
+
 func TestHomeWithin(t *testing.T) {
 	tests := []struct{ dir, home, want string }{
 		{"/data", "/data", "/data"},
@@ -105,7 +162,10 @@ func TestHomeWithin(t *testing.T) {
 }
 
 func TestCheckWorkdir(t *testing.T) {
-	v, _ := sample(t)
+	v, top := sample(t)
+	if err := os.Symlink("/usr/lib", filepath.Join(top, "work/far")); err != nil {
+		t.Fatal(err)
+	}
 	tests := []struct{ dir, want string }{
 		{"/w", ""},
 		{"/w/dir", ""},
@@ -120,12 +180,15 @@ func TestCheckWorkdir(t *testing.T) {
 		{"/opt", `working directory "/opt" is not there in the sandbox`},
 		{"/w/out", `working directory "/w/out" is not there in the sandbox`},
 		{"/usr/bin/loop", `working directory "/usr/bin/loop" is not there in the sandbox`},
+		{"/w/far/../lib", ""}, // of /usr; there is no /w/lib
 		{"/w/run", `working directory "/w/run" is not a directory`},
+		{"/etc/hosts", `working directory "/etc/hosts" is not a directory`}, // a copy
+		{"/etc/hosts/", `working directory "/etc/hosts/" is not a directory`},
 		{"/w/run/x", `working directory "/w/run/x" is not there in the sandbox`},
 	}
 	for _, tt := range tests {
 		got := ""
-		if err := checkWorkdir(v, tt.dir); err != nil {
+		if err := checkWorkdir(v, tt.dir, nil); err != nil {
 			var e *result.Error
 			if !errors.As(err, &e) || e.Code != "workdir" || e.Hint == "" {
 				t.Errorf("checkWorkdir(%q): %#v", tt.dir, err)
@@ -135,5 +198,62 @@ func TestCheckWorkdir(t *testing.T) {
 		if got != tt.want {
 			t.Errorf("checkWorkdir(%q): %q, want %q", tt.dir, got, tt.want)
 		}
+	}
+}
+
+// Root's sandboxes run under another uid, which may not enter every directory.
+func TestCheckWorkdirOfAnotherUser(t *testing.T) {
+	top := tree(t, "dir/")
+	v := view{{kind: opBind, dst: "/w", src: top + "/dir"}, {kind: opTmpfs, dst: "/tmp"}}
+	me, mine := uint32(os.Getuid()), uint32(os.Getgid())
+	const other = 4711
+	for _, tt := range []struct {
+		mode os.FileMode
+		cred proc.Cred
+		ok   bool
+	}{
+		{0o700, proc.Cred{UID: other, GID: other}, false},
+		{0o770, proc.Cred{UID: other, GID: other}, false},
+		{0o706, proc.Cred{UID: other, GID: other}, false},
+		{0o701, proc.Cred{UID: other, GID: other}, true},
+		{0o710, proc.Cred{UID: other, GID: mine}, true},
+		{0o701, proc.Cred{UID: other, GID: mine}, false},
+		{0o700, proc.Cred{UID: me, GID: other}, true},
+		{0o077, proc.Cred{UID: me, GID: mine}, false},
+	} {
+		if err := os.Chmod(top+"/dir", tt.mode); err != nil {
+			t.Fatal(err)
+		}
+		err := checkWorkdir(v, "/w", &tt.cred)
+		if tt.ok {
+			if err != nil {
+				t.Errorf("mode %o for %v: %v", tt.mode, tt.cred, err)
+			}
+			continue
+		}
+		var e *result.Error
+		want := fmt.Sprintf(`working directory "/w" cannot be entered by uid %d`, tt.cred.UID)
+		if !errors.As(err, &e) || e.Code != "workdir" || !strings.HasPrefix(e.Message, want) || e.Hint == "" {
+			t.Errorf("mode %o for %v: got %#v, want %s", tt.mode, tt.cred, err, want)
+		}
+	}
+	if err := checkWorkdir(v, "/tmp", &proc.Cred{UID: other, GID: other}); err != nil {
+		t.Errorf("the sandbox's own: %v", err)
+	}
+}
+
+// The same, from the current directory on.
+func TestPrepareRootInADirectoryOfAnotherUser(t *testing.T) {
+	top := tree(t, "private/")
+	dir := top + "/private"
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(dir)
+	plan, err := Prepare(Policy{Command: []string{"true"}}, Caller{Path: os.Getenv("PATH"), Home: "/nonexistent"})
+	var e *result.Error
+	want := fmt.Sprintf("working directory %q cannot be entered by uid 65534", dir)
+	if plan != nil || !errors.As(err, &e) || e.Code != "workdir" || !strings.HasPrefix(e.Message, want) {
+		t.Errorf("got %v, %#v; want %s", plan, err, want)
 	}
 }

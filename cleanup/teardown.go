@@ -40,8 +40,7 @@ type Outcome struct {
 const maxSurvivors = 100
 
 // Teardown kills the sandbox and waits, at most until the deadline, for the
-// proof. Every step is made whatever the others came to. A zero deadline does
-// not wait at all.
+// proof. Every step is made whatever the others came to.
 func Teardown(sb Sandbox, deadline time.Time) Outcome {
 	var failed *multierror.Error
 	if err := sb.Init.Signal(unix.SIGKILL); err != nil && !errors.Is(err, proc.ErrGone) {

@@ -6,20 +6,22 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/result"
 )
 
-// reportFile is where --report goes. It is opened before anything starts: a
-// place that cannot be written to is an error then and not after the run.
+// reportFile is where --report goes. That it can be written to is seen to before
+// anything starts.
 type reportFile struct {
-	file *os.File
-	// A regular file is written beside its place and renamed, so that a reader
-	// finds the old one, or none, or the whole new one.
-	dir       *os.File
-	name, tmp string
+	place string
+	file  *os.File // what has no place to be renamed to: a descriptor, a device, a pipe
+	// Otherwise a file is made beside its place and renamed, so that a reader
+	// finds the old one, or none, or the whole new one. It is made when the
+	// sandbox is gone: a payload that can write there never sees it.
+	dir *os.File
 }
 
 // openReport opens PATH or fd:N; "" is no report, and a nil reportFile.
@@ -34,28 +36,23 @@ func openReport(place string) (*reportFile, error) {
 		if st.IsDir() {
 			return nil, reportError(place, unix.EISDIR)
 		}
-		// /dev/stderr, a named pipe: there is nothing to rename.
-		f, err := os.OpenFile(place, os.O_WRONLY, 0)
+		// Not to wait for a reader of a named pipe, which need not ever come.
+		f, err := os.OpenFile(place, os.O_WRONLY|unix.O_NONBLOCK, 0)
 		if err != nil {
 			return nil, reportError(place, err)
 		}
-		return &reportFile{file: f}, nil
+		return &reportFile{place: place, file: f}, nil
 	}
-	// By a descriptor of the directory from here on, whatever is done to its
-	// path meanwhile; O_EXCL never follows a link that the payload may plant.
+	// By a descriptor of the directory from here on, whatever becomes of its path.
 	dir, err := os.OpenFile(filepath.Dir(place), unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, reportError(place, err)
 	}
-	r := &reportFile{dir: dir, name: filepath.Base(place)}
-	r.tmp = "." + r.name + "." + newID()
-	fd, err := unix.Openat(int(dir.Fd()), r.tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o666)
-	if err != nil {
+	if err := unix.Faccessat(int(dir.Fd()), ".", unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
 		dir.Close()
 		return nil, reportError(place, err)
 	}
-	r.file = os.NewFile(uintptr(fd), place)
-	return r, nil
+	return &reportFile{place: place, dir: dir}, nil
 }
 
 func openReportFD(number string) (*reportFile, error) {
@@ -70,19 +67,15 @@ func openReportFD(number string) (*reportFile, error) {
 	if flags&unix.O_ACCMODE == unix.O_RDONLY {
 		return nil, usageError(fmt.Errorf("--report fd:%d: it is open for reading only", n))
 	}
-	return &reportFile{file: os.NewFile(uintptr(n), "fd:"+number)}, nil
+	return &reportFile{place: "fd:" + number, file: os.NewFile(uintptr(n), "fd:"+number)}, nil
 }
 
 func reportError(place string, err error) error {
 	return &result.Error{Code: "report", Message: fmt.Sprintf("cannot write the report to %q: %v", place, err), Err: err}
 }
 
-// discard leaves no trace.
-func (r *reportFile) discard() {
-	if r != nil && r.dir != nil {
-		_ = unix.Unlinkat(int(r.dir.Fd()), r.tmp, 0) // already gone is fine
-	}
-}
+// writeBound is how long a reader of a pipe may take.
+const writeBound = 10 * time.Second
 
 // write writes the report at once and whole.
 func (r *reportFile) write(rep result.Report) error {
@@ -90,19 +83,39 @@ func (r *reportFile) write(rep result.Report) error {
 		return nil
 	}
 	b, err := rep.JSON()
-	if err == nil {
+	switch {
+	case err != nil:
+	case r.dir != nil:
+		err = replace(int(r.dir.Fd()), filepath.Base(r.place), b)
+	default:
+		// A pipe that nobody empties shall not keep us; what takes no deadline does
+		// not need one.
+		_ = r.file.SetWriteDeadline(time.Now().Add(writeBound))
 		_, err = r.file.Write(b)
 	}
-	if r.dir != nil {
-		if err == nil {
-			err = unix.Renameat(int(r.dir.Fd()), r.tmp, int(r.dir.Fd()), r.name)
-		}
-		if err != nil {
-			r.discard()
-		}
-	}
 	if err != nil {
-		return reportError(r.file.Name(), err)
+		return reportError(r.place, err)
 	}
 	return nil
+}
+
+// replace puts a new file in the place of name, in one step.
+func replace(dir int, name string, data []byte) error {
+	tmp := ".sbxrun." + newID()
+	fd, err := unix.Openat(dir, tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o666)
+	if err != nil {
+		return err
+	}
+	f := os.NewFile(uintptr(fd), tmp)
+	_, err = f.Write(data)
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = unix.Renameat(dir, tmp, dir, name)
+	}
+	if err != nil {
+		_ = unix.Unlinkat(dir, tmp, 0) // the error that counts is the first one
+	}
+	return err
 }

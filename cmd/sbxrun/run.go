@@ -25,7 +25,7 @@ import (
 )
 
 func runCommand(args []string, begin time.Time) int {
-	r := runner{begin: begin}
+	r := runner{begin: begin, signals: watchSignals()}
 	var err error
 	if r.command, err = cli.Parse(&r.flags, args); err != nil {
 		return fail(usageError(err))
@@ -45,6 +45,7 @@ type runner struct {
 	flags   cli.Run
 	command []string
 	begin   time.Time
+	signals *signals
 
 	plan   *bwrap.Plan
 	report *reportFile
@@ -62,28 +63,24 @@ func (r *runner) run() int {
 	defer r.plan.Close()
 	if r.flags.PrintCommand {
 		fmt.Println(r.plan.ShellCommand())
-		r.report.discard()
 		return 0
 	}
-	streams, err := openStreams(&r.flags)
+	streams, err := openStreams(&r.flags, func() { r.signals.cancel(supervise.SignalError{Signal: syscall.SIGPIPE}) })
 	if err != nil {
 		return r.notStarted(err)
 	}
 	defer streams.restore()
 
-	signals := newSignals()
-	res := supervise.Run(signals.ctx, r.plan, supervise.Options{
+	<-r.signals.ready
+	res := supervise.Run(r.signals.ctx, r.plan, supervise.Options{
 		Timeout:      time.Duration(r.flags.Timeout),
 		Grace:        time.Duration(r.flags.Grace),
 		ProofTimeout: time.Duration(r.flags.ProofTimeout),
 		Stdio:        streams.payload,
 		Terminal:     streams.terminal,
-		Forked: func() {
-			signals.watch()
-			streams.started()
-		},
-		Begin: r.begin,
-		Hurry: signals.hurry,
+		Forked:       streams.started,
+		Begin:        r.begin,
+		Hurry:        r.signals.hurry,
 	})
 	streams.drain(res.Verdict)
 	streams.restore()
@@ -254,30 +251,35 @@ type signals struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	hurry  chan struct{}
+	ready  chan struct{} // closed when signals are listened to
 }
 
-func newSignals() *signals {
+// watchSignals begins to listen, in the background, because that takes package
+// signal some tenths of a millisecond. Before ready a signal ends sbxrun, which
+// must not have started anything.
+func watchSignals() *signals {
 	ctx, cancel := context.WithCancelCause(context.Background())
-	return &signals{ctx: ctx, cancel: cancel, hurry: make(chan struct{})}
+	s := &signals{ctx: ctx, cancel: cancel, hurry: make(chan struct{}), ready: make(chan struct{})}
+	go s.listen()
+	return s
 }
 
-// watch begins to listen. That takes package signal half a millisecond, so it
-// is done while bwrap is at work; a signal before that ends sbxrun by default,
-// and the keeper ends the rest. What the caller ignores, as nohup(1) does
-// SIGHUP, stays ignored.
-func (s *signals) watch() {
+func (s *signals) listen() {
 	got := make(chan os.Signal, 2)
 	for _, sig := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
+		// What the caller ignores, as nohup(1) does SIGHUP, stays ignored.
 		if !signal.Ignored(sig) {
 			signal.Notify(got, sig)
 		}
 	}
-	go func() {
-		sig := <-got
-		s.cancel(supervise.SignalError{Signal: sig.(syscall.Signal)})
-		<-got
-		close(s.hurry)
-	}()
+	// A closed stdout is an error of write(2), and no reason to leave a sandbox
+	// behind. (The payload gets the default back.)
+	signal.Ignore(syscall.SIGPIPE)
+	close(s.ready)
+	sig := <-got
+	s.cancel(supervise.SignalError{Signal: sig.(syscall.Signal)})
+	<-got
+	close(s.hurry)
 }
 
 // notStarted finishes a run that came to nothing before there was a sandbox.
@@ -314,17 +316,19 @@ func (r *runner) finish(res result.Result, streams *streams) int {
 	}
 	if err := r.report.write(rep); err != nil {
 		fail(err)
-		if code == 0 {
-			code = result.ExitUnproven
-		}
+		code = max(code, 1) // the command has run, so not 125
 	}
 	if r.flags.JSON {
 		b, err := rep.JSON()
 		if err == nil {
 			_, err = os.Stdout.Write(b)
 		}
+		if errors.Is(err, syscall.EPIPE) {
+			return 128 + int(syscall.SIGPIPE) // as anybody who writes to a closed pipe
+		}
 		if err != nil {
-			return fail(fmt.Errorf("print the report: %w", err))
+			fail(fmt.Errorf("print the report: %w", err))
+			return max(code, 1)
 		}
 	}
 	return code

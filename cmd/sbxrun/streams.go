@@ -24,11 +24,12 @@ type streams struct {
 	buffers [2]*capture.Buffer // stdout, stderr; nil unless captured
 	sources []*os.File         // read ends that are being copied
 	copying sync.WaitGroup
+	broken  func() // is called when nobody reads our stdout any more
 	undo    func()
 }
 
-func openStreams(f *cli.Run) (*streams, error) {
-	s := &streams{payload: [3]*os.File{os.Stdin, os.Stdout, os.Stderr}, undo: func() {}}
+func openStreams(f *cli.Run, broken func()) (*streams, error) {
+	s := &streams{payload: [3]*os.File{os.Stdin, os.Stdout, os.Stderr}, broken: broken, undo: func() {}}
 	switch {
 	case f.JSON:
 		return s, s.capture(int64(f.MaxOutput))
@@ -71,12 +72,26 @@ func pipe() (r, w *os.File, err error) {
 func (s *streams) copy(dst io.Writer, src *os.File) {
 	s.sources = append(s.sources, src)
 	s.copying.Go(func() {
+		out := &output{dst: dst}
 		// An error is the end: a closed pipe, EIO of a terminal, the deadline
-		// of drain, or that nobody reads what we write.
-		_, _ = io.Copy(dst, src)
-		// Should dst be what failed, the payload must not wait for a reader.
-		_, _ = io.Copy(io.Discard, src)
+		// of drain; or that nobody reads what we write.
+		_, _ = io.Copy(out, src)
+		if out.err != nil {
+			s.broken()
+			_, _ = io.Copy(io.Discard, src) // the payload must not wait for a reader
+		}
 	})
+}
+
+// output remembers whether writing failed.
+type output struct {
+	dst io.Writer
+	err error
+}
+
+func (o *output) Write(b []byte) (n int, err error) {
+	n, o.err = o.dst.Write(b)
+	return n, o.err
 }
 
 // started gives up the payload's ends: with the payload's own they are the last

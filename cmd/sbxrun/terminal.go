@@ -13,6 +13,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
 )
 
@@ -23,8 +24,12 @@ func (s *streams) openTerminal() error {
 	if err != nil {
 		return fmt.Errorf("open a terminal: %w", err)
 	}
+	// Package os made it non-blocking, for its poller; programs do not expect that.
+	if err := unix.SetNonblock(proc.Descriptor(tty), false); err != nil {
+		return fmt.Errorf("open a terminal: %w", err)
+	}
 	s.payload = [3]*os.File{tty, tty, tty}
-	in := int(os.Stdin.Fd())
+	in := proc.Descriptor(os.Stdin)
 	if term.IsTerminal(in) {
 		if err := s.makeRaw(in, ptmx); err != nil {
 			return err

@@ -76,7 +76,8 @@ type Keeper struct {
 	// A socket pair is all there is between the two. The keeper's records come
 	// this way; and when our end is shut down or closes, because we say so or
 	// are dead, the keeper kills all.
-	socket *os.File
+	socket  *os.File
+	failure error // a StartError that was read on the way
 }
 
 // Keep forks the keeper, which starts c as its child, and returns at once: that
@@ -153,19 +154,15 @@ func (k *keeperState) lay(c Command) (err error) {
 }
 
 // StartError tells which step between the keeper's fork and the exec of its
-// command failed, or nil if none did. It reads the keeper's report without
-// blocking for longer than a failed start takes to arrive, so it belongs after
-// the first sign that the command is not there.
-func (k *Keeper) StartError(deadline time.Time) error {
-	rec, err := k.read(deadline)
-	if err != nil || rec.kind != recordFailed {
-		return nil
-	}
+// command failed, or nil if none did. After Empty.
+func (k *Keeper) StartError() error { return k.failure }
+
+func (r record) startError() error {
 	step := "start"
-	if rec.step > 0 && rec.step < int64(len(stepNames)) {
-		step = stepNames[rec.step]
+	if r.step > 0 && r.step < int64(len(stepNames)) {
+		step = stepNames[r.step]
 	}
-	return &StartError{Step: step, Err: syscall.Errno(rec.errno)}
+	return &StartError{Step: step, Err: syscall.Errno(r.errno)}
 }
 
 func (k *Keeper) read(deadline time.Time) (rec record, err error) {
@@ -232,10 +229,14 @@ func (k *Keeper) Empty(deadline time.Time) (End, error) {
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			return End{}, err
 		}
-		if err != nil {
+		if err != nil && k.failure == nil {
 			return End{}, ErrNotEmpty // nobody is left to say it
 		}
+		if err != nil {
+			return End{}, nil // it failed before it had anything
+		}
 		if rec.kind != recordEmpty {
+			k.failure = rec.startError()
 			continue
 		}
 		return End{

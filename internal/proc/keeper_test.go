@@ -78,11 +78,11 @@ func TestKeeperStartError(t *testing.T) {
 	}
 	defer null.Close()
 	k := keep(t, Command{Path: "/nonexistent", Args: []string{"x"}, Files: []*os.File{null}})
-	err = k.StartError(time.Now().Add(10 * time.Second))
+	finish(t, k)
+	err = k.StartError()
 	if want := "exec bwrap: no such file or directory"; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
-	finish(t, k)
 }
 
 func TestKeeperHidesDescriptors(t *testing.T) {

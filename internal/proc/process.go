@@ -90,12 +90,25 @@ func (p *Process) Wait(deadline time.Time) error { return p.wait(unix.POLLIN, de
 // WaitContext is Wait, and also returns ([os.ErrDeadlineExceeded]) when ctx is
 // done. One Wait at a time.
 func (p *Process) WaitContext(ctx context.Context, deadline time.Time) error {
-	if err := p.file.SetReadDeadline(deadline); err != nil {
-		return err
-	}
-	stop := context.AfterFunc(ctx, func() { _ = p.file.SetReadDeadline(time.Unix(1, 0)) })
-	defer stop()
+	defer ReadUntil(ctx, p.file, deadline)()
 	return p.read(unix.POLLIN)
+}
+
+// ReadUntil bounds the reads of f until stop is called: by the deadline, and by
+// ctx. After stop nothing more is done to f.
+func ReadUntil(ctx context.Context, f *os.File, deadline time.Time) (stop func()) {
+	// Files that take no deadline are not waited for, they are ready.
+	_ = f.SetReadDeadline(deadline)
+	done := make(chan struct{})
+	cancel := context.AfterFunc(ctx, func() {
+		_ = f.SetReadDeadline(time.Unix(1, 0))
+		close(done)
+	})
+	return func() {
+		if !cancel() {
+			<-done // or it would cut the next read short
+		}
+	}
 }
 
 // WaitReaped blocks until the process has ended and its parent has collected

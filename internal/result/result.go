@@ -3,6 +3,7 @@
 package result
 
 import (
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -103,7 +104,7 @@ func SignalName(sig syscall.Signal) string {
 	if name := unix.SignalName(sig); name != "" {
 		return strings.TrimPrefix(name, "SIG")
 	}
-	return "unknown"
+	return strconv.Itoa(int(sig)) // a real-time signal has only its number
 }
 
 // Survivor is a process that was still there when the proof deadline passed.
@@ -167,6 +168,11 @@ func (r Result) Status() Status {
 		}
 		return StatusFailed
 	case Signaled:
+		// Where only bwrap's 128+n is known, 137 and 143 are most likely the work
+		// of somebody who killed the command.
+		if p := r.Payload; p.Source == Inferred && (p.Signal == unix.SIGKILL || p.Signal == unix.SIGTERM) {
+			return StatusKilled
+		}
 		return StatusFailed
 	case Timeout, Killed, Canceled:
 		return StatusKilled

@@ -51,6 +51,9 @@ func (e SignalError) Error() string { return "signal " + result.SignalName(e.Sig
 // [SignalError] as cause forwards the signal to the payload and ends the run.
 func Run(ctx context.Context, plan *bwrap.Plan, o Options) result.Result {
 	r := result.Result{StartedAt: o.Begin, Verdict: result.NotApplicable, Cause: result.StartFailed}
+	if ctx.Err() != nil {
+		return failed(ctx, ctx.Err(), r)
+	}
 	sb, err := plan.Start(ctx, o.Stdio, o.Terminal, o.forked)
 	if err != nil {
 		r = failed(ctx, err, r)
@@ -89,15 +92,15 @@ func (r *run) watch() result.Cause {
 	if r.ctx.Err() != nil {
 		return result.Canceled // before the release: it never ran
 	}
-	if err := r.sb.Release(); err != nil {
-		r.payloadErr = err
-		return result.StartFailed
-	}
+	r.sb.Release()
 	r.result.Started = true // or will be, any moment
 	select {
 	case <-r.sb.Running:
 	case <-r.ctx.Done():
 		return result.Canceled
+	case <-time.After(bwrap.SetupBound):
+		r.payloadErr = bwrap.ErrSetup
+		return result.Exited // there never was a payload
 	}
 	r.result.Setup = time.Since(r.o.Begin)
 	// Monotonic timers: a clock that is set does not matter.
@@ -133,9 +136,11 @@ func (r *run) end(cause result.Cause) time.Time {
 	var graceErr error
 	switch cause {
 	case result.Exited:
-		res.Payload, r.payloadErr = r.sb.ExitStatus(proofBy())
-		r.lost = r.lostInit()
-		res.Strays, r.used = r.sb.Strays()
+		if r.payloadErr == nil {
+			res.Payload, r.payloadErr = r.sb.ExitStatus(proofBy())
+			r.lost = r.lostInit()
+			res.Strays, r.used = r.sb.Strays()
+		}
 	case result.Timeout:
 		if r.o.Grace > 0 {
 			graceErr = r.grace(func() error { return nsenter.Signal(r.sb.Init, r.sb.Cred, unix.SIGTERM) }, nil, r.ctx.Done())

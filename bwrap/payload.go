@@ -1,0 +1,304 @@
+package bwrap
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+// Release lets init start the payload. From here on the sandbox is followed in
+// the background until Exited is closed.
+//
+// When the payload ends, bwrap's monitor writes its exit code to the status
+// pipe and exits, and init is killed with it (--die-with-parent): what the
+// payload has left behind would be gone before anybody could count it or give
+// it a grace period. So the pipe was filled before (fillStatus): the monitor
+// waits in write(2) until we read. The filling is white space to JSON.
+func (sb *Sandbox) Release() { go sb.follow() }
+
+// follow sees the payload begin and end.
+func (sb *Sandbox) follow() {
+	defer close(sb.Exited)
+	err := sb.begin()
+	if err != nil {
+		sb.fallback.err = fmt.Errorf("%w: %w", ErrSetup, err)
+	}
+	close(sb.Running)
+	switch {
+	case err != nil:
+	case sb.payload != nil:
+		// No deadline: ended by whoever kills init.
+		_ = sb.payload.Wait(time.Time{})
+	default:
+		sb.fallback.code, sb.fallback.err = sb.stream.exitCode()
+	}
+}
+
+// begin releases init and takes hold of the payload. A payload may be over in
+// half a millisecond, so init is traced for the moment of the fork. Where that
+// is forbidden (Yama, a container without CAP_SYS_PTRACE) it is looked for, as
+// quickly as can be, and may be missed: then bwrap's word on its end must do.
+func (sb *Sandbox) begin() error {
+	done := make(chan error, 1)
+	go func() { done <- sb.traceFork() }()
+	err := <-done
+	if !errors.Is(err, errNoTrace) {
+		return err
+	}
+	if err := sb.release(); err != nil {
+		return err
+	}
+	// When init has read the release it closes the block pipe, and as nobody
+	// else has that end open, ours reports an error: now comes the fork.
+	if err := proc.WaitHangup(sb.block, time.Now().Add(SetupBound)); err != nil {
+		return err
+	}
+	sb.payload = sb.findPayload()
+	return nil
+}
+
+func (sb *Sandbox) release() error {
+	if _, err := sb.block.Write([]byte{0}); err != nil {
+		return fmt.Errorf("release init: %w", err)
+	}
+	return nil
+}
+
+var errNoTrace = errors.New("init cannot be traced")
+
+// traceFork releases init, with ptrace(2) telling of its next fork: the payload
+// is stopped then, and so is init, until we have a pidfd of it and let both go.
+// It blocks until then, or until init is dead; if sbxrun dies, the kernel lets
+// them go.
+//
+// A tracer is a thread. The caller's goroutine must end after the call, and with
+// it the thread, which stays locked to it: then the kernel detaches whatever is
+// still traced because it was killed meanwhile. Nobody else could reap it.
+func (sb *Sandbox) traceFork() error {
+	runtime.LockOSThread()
+	if unix.Gettid() == unix.Getpid() {
+		// The main thread never ends. While we sit on it, another gets the work.
+		defer runtime.UnlockOSThread()
+		done := make(chan error, 1)
+		go func() { done <- sb.traceFork() }()
+		return <-done
+	}
+	pid := sb.Init.PID
+	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(pid), 0, unix.PTRACE_O_TRACEFORK, 0, 0)
+	if errno != 0 {
+		return errNoTrace
+	}
+	if sb.Init.Exited() {
+		return proc.ErrGone // so the pid may be a stranger's
+	}
+	if err := sb.release(); err != nil {
+		return err
+	}
+	for {
+		var ws unix.WaitStatus
+		_, err := unix.Wait4(pid, &ws, unix.WALL, nil)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return fmt.Errorf("trace init: %w", err)
+		case !ws.Stopped():
+			// Dead, before it had a payload. Its parent collects it all the same.
+			return errors.New("init ended")
+		case ws.TrapCause() == unix.PTRACE_EVENT_FORK:
+			return sb.takePayload(pid)
+		}
+		// Some other stop: of a signal, which goes on to where it was sent.
+		sig := int(ws.StopSignal())
+		if ws.TrapCause() > 0 {
+			sig = 0
+		}
+		if err := unix.PtraceCont(pid, sig); err != nil {
+			return fmt.Errorf("trace init: %w", err)
+		}
+	}
+}
+
+// takePayload opens the payload that init has just forked, and lets both run.
+func (sb *Sandbox) takePayload(init int) error {
+	child, err := unix.PtraceGetEventMsg(init)
+	if err != nil {
+		return fmt.Errorf("trace init: %w", err)
+	}
+	// Traced and stopped, or about to be: it cannot end, nor its pid change hands,
+	// unless it is killed, and then its zombie waits for us.
+	payload, err := proc.Open(int(child))
+	if err != nil {
+		return fmt.Errorf("the payload: %w", err)
+	}
+	for {
+		var ws unix.WaitStatus
+		if _, err = unix.Wait4(int(child), &ws, unix.WALL, nil); err == unix.EINTR {
+			continue
+		}
+		if err == nil && ws.Stopped() {
+			err = unix.PtraceDetach(int(child))
+		}
+		break
+	}
+	if derr := unix.PtraceDetach(init); err == nil {
+		err = derr
+	}
+	if err != nil && err != unix.ESRCH { // ESRCH: killed meanwhile
+		payload.Close()
+		return fmt.Errorf("let the payload go: %w", err)
+	}
+	sb.payload = payload
+	return nil
+}
+
+// findPayload looks for the payload, which init is forking right now; nil if
+// there was none to be seen.
+func (sb *Sandbox) findPayload() *proc.Process {
+	const bound = 20 * time.Millisecond
+	for start := time.Now(); time.Since(start) < bound && !sb.Init.Exited(); runtime.Gosched() {
+		children := proc.Children(sb.Init.PID, sb.Init.PID)
+		if len(children) == 0 {
+			continue
+		}
+		p, err := proc.Open(children[0])
+		if err != nil {
+			return nil
+		}
+		// An orphan of the payload's could be the first child if the payload
+		// has ended already; the payload is process 2 of its namespace.
+		st, err := proc.ReadStat(p.PID)
+		n, nerr := proc.NSPID(p.PID)
+		if err != nil || nerr != nil || st.Parent != sb.Init.PID || n != 2 {
+			p.Close()
+			return nil
+		}
+		return p
+	}
+	return nil
+}
+
+// fillStatus makes the monitor wait with the exit code: the pipe is made to hold
+// one message and no more, and gets one.
+func (sb *Sandbox) fillStatus() error {
+	w, err := reopen(sb.status, unix.O_WRONLY)
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	fd := uintptr(proc.Descriptor(w))
+	if _, err := unix.FcntlInt(fd, unix.F_SETPIPE_SZ, os.Getpagesize()); err != nil {
+		return fmt.Errorf("shrink the status pipe: %w", err)
+	}
+	// In packet mode nothing is added to a message, however short it is (open(2)
+	// does not take O_DIRECT for a pipe; fcntl(2) does, since Linux 4.5). And not
+	// blocking: were there something in the pipe already, it would be full as it is.
+	if _, err := unix.FcntlInt(fd, unix.F_SETFL, unix.O_DIRECT|unix.O_NONBLOCK); err != nil {
+		return fmt.Errorf("packet mode of the status pipe: %w", err)
+	}
+	if _, err := unix.Write(int(fd), []byte(" ")); err != nil && err != unix.EAGAIN {
+		return fmt.Errorf("fill the status pipe: %w", err)
+	}
+	return nil
+}
+
+// maxLook bounds every look at the sandbox's processes: it delays the kill.
+const maxLook = 1000
+
+// Strays looks at what the payload has left behind: how many processes are
+// alive, at most 1,000, and the CPU time they have used. After Exited, and while
+// init still lives.
+func (sb *Sandbox) Strays() (n int, used proc.Times) {
+	var alive []proc.Stat
+	for _, st := range proc.Descendants(sb.Init.PID, maxLook) {
+		if st.State != "Z" && st.State != "X" && (sb.payload == nil || st.PID != sb.payload.PID) {
+			alive = append(alive, st)
+		}
+	}
+	return len(alive), sum(alive)
+}
+
+func sum(stats []proc.Stat) (total proc.Times) {
+	for _, st := range stats {
+		total.User += st.CPU.User
+		total.System += st.CPU.System
+	}
+	return total
+}
+
+// Signal sends a signal to the payload alone. [proc.ErrGone] if it has ended or
+// is not known.
+func (sb *Sandbox) Signal(sig unix.Signal) error {
+	select {
+	case <-sb.Running:
+	default:
+		return proc.ErrGone
+	}
+	if sb.payload == nil {
+		return proc.ErrGone
+	}
+	return sb.payload.Signal(sig)
+}
+
+// Used is the CPU time of the processes that run now and that nobody may wait
+// for any more: when init is killed the kernel discards it (zap_pid_ns_processes
+// ignores SIGCHLD). Up to 100 processes are asked, so as not to delay the kill.
+func (sb *Sandbox) Used() proc.Times { return sum(proc.Descendants(sb.Init.PID, 100)) }
+
+// ErrSetup says that init never came to the point of starting the payload.
+var ErrSetup = errors.New("the sandbox was not set up")
+
+// ErrNotExecuted says that the payload was never executed.
+var ErrNotExecuted = errors.New("the command was not executed")
+
+// ErrUnknown says that the payload was executed, or may have been, and that
+// nobody can tell how it ended.
+var ErrUnknown = errors.New("the command's end is unknown")
+
+// ExitStatus is the payload's end. After Exited; it blocks until deadline at
+// the most. Otherwise ErrSetup, ErrNotExecuted or ErrUnknown.
+func (sb *Sandbox) ExitStatus(deadline time.Time) (*result.Payload, error) {
+	if sb.payload == nil {
+		if sb.fallback.err == nil {
+			p := result.FromShellCode(sb.fallback.code)
+			return &p, nil
+		}
+		if errors.Is(sb.fallback.err, ErrSetup) {
+			return nil, sb.fallback.err
+		}
+		return nil, ErrUnknown
+	}
+	// The kernel keeps the status from the moment the payload is reaped, which
+	// is a matter of microseconds; and where it does not, there is nothing to
+	// wait for.
+	soon := time.Now().Add(5 * time.Millisecond)
+	_ = sb.payload.WaitReaped(soon)
+	if ws, ok := sb.payload.ExitStatus(); ok {
+		// bwrap's child exits with 1 if it could not exec: only then ask.
+		if p := result.FromWaitStatus(ws); p.Signal != 0 || p.ExitCode != 1 {
+			return &p, nil
+		} else if _, err := sb.readExitCode(deadline); err != nil {
+			return nil, ErrNotExecuted
+		} else {
+			return &p, nil
+		}
+	}
+	code, err := sb.readExitCode(deadline)
+	if err != nil {
+		return nil, ErrUnknown
+	}
+	p := result.FromShellCode(code)
+	return &p, nil
+}
+
+func (sb *Sandbox) readExitCode(deadline time.Time) (int, error) {
+	_ = sb.status.SetReadDeadline(deadline) // an error shows in the read
+	return sb.stream.exitCode()
+}

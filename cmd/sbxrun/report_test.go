@@ -1,0 +1,253 @@
+package main
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+// report is a report and its text.
+func report(t *testing.T) (result.Report, string) {
+	t.Helper()
+	rep := result.Result{Cause: result.StartFailed, Verdict: result.NotApplicable}.Report("ID", []string{"x"})
+	text, err := rep.JSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rep, string(text)
+}
+
+// contents maps the files of a directory to what they hold.
+func contents(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{}
+	for _, e := range entries {
+		if files[e.Name()] = e.Type().String(); e.Type().IsRegular() {
+			text, err := os.ReadFile(filepath.Join(dir, e.Name()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			files[e.Name()] = string(text)
+		}
+	}
+	return files
+}
+
+func TestReportFile(t *testing.T) {
+	rep, text := report(t)
+	tests := []struct {
+		name, place string
+		before      func(dir string) error
+		want        map[string]string
+	}{
+		{"new file", "r.json", nil, map[string]string{"r.json": text}},
+		{"absolute path", "DIR/r.json", nil, map[string]string{"r.json": text}},
+		{"odd name", "-r \n'\xff", nil, map[string]string{"-r \n'\xff": text}},
+		{"hidden file", ".r", nil, map[string]string{".r": text}},
+		{"looks like a descriptor", "./fd:1", nil, map[string]string{"fd:1": text}},
+		{"existing file", "r.json", func(dir string) error {
+			return os.WriteFile(dir+"/r.json", []byte(strings.Repeat("old", 10_000)), 0o600)
+		}, map[string]string{"r.json": text}},
+		// Replaced and not followed: its target may be the payload's choice.
+		{"link", "r.json", func(dir string) error {
+			return errors.Join(os.WriteFile(dir+"/target", []byte("old"), 0o600), os.Symlink("target", dir+"/r.json"))
+		}, map[string]string{"r.json": text, "target": "old"}},
+		{"dangling link", "r.json", func(dir string) error { return os.Symlink("target", dir+"/r.json") }, map[string]string{"r.json": text}},
+		{"hard link", "r.json", func(dir string) error {
+			return errors.Join(os.WriteFile(dir+"/target", []byte("old"), 0o600), os.Link(dir+"/target", dir+"/r.json"))
+		}, map[string]string{"r.json": text, "target": "old"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			t.Chdir(dir)
+			if tt.before != nil {
+				if err := tt.before(dir); err != nil {
+					t.Fatal(err)
+				}
+			}
+			before := contents(t, dir)
+			r, err := openReport(strings.ReplaceAll(tt.place, "DIR", dir))
+			if err != nil {
+				t.Fatal(err)
+			}
+			// Until it is written, whoever looks finds what was there.
+			for name, old := range before {
+				if got := contents(t, dir)[name]; got != old {
+					t.Errorf("before the report is written: %s holds %q", name, got)
+				}
+			}
+			if err := r.write(rep); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, contents(t, dir)); diff != "" {
+				t.Errorf("directory afterwards (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// The directory that was meant gets the report, wherever it is by then.
+func TestReportDirectoryMoved(t *testing.T) {
+	rep, text := report(t)
+	top := t.TempDir()
+	for _, dir := range []string{"/a", "/b"} {
+		if err := os.Mkdir(top+dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, err := openReport(top + "/a/r.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Rename(top+"/a", top+"/c"), os.Symlink("b", top+"/a")); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.write(rep); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string]string{"r.json": text}, contents(t, top+"/c")); diff != "" {
+		t.Errorf("the directory (-want +got):\n%s", diff)
+	}
+	if got := contents(t, top+"/b"); len(got) != 0 {
+		t.Errorf("in the directory that took its name: %q", got)
+	}
+}
+
+func TestReportDiscard(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(dir+"/r.json", []byte("old"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r, err := openReport(dir + "/r.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.discard()
+	r.discard()
+	if diff := cmp.Diff(map[string]string{"r.json": "old"}, contents(t, dir)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	(*reportFile)(nil).discard() // no report was asked for
+}
+
+func TestReportNone(t *testing.T) {
+	rep, _ := report(t)
+	r, err := openReport("")
+	if r != nil || err != nil {
+		t.Fatalf("got %v, %v", r, err)
+	}
+	if err := r.write(rep); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestReportDevice(t *testing.T) {
+	rep, _ := report(t)
+	r, err := openReport("/dev/null")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.write(rep); err != nil {
+		t.Error(err)
+	}
+	r.discard()
+	if st, err := os.Stat("/dev/null"); err != nil || st.Mode()&fs.ModeCharDevice == 0 {
+		t.Fatalf("/dev/null is %v, %v", st.Mode(), err)
+	}
+}
+
+func TestReportDescriptor(t *testing.T) {
+	rep, text := report(t)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	file, err := openReport("fd:" + strconv.Itoa(int(w.Fd())))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := file.write(rep); err != nil {
+		t.Fatal(err)
+	}
+	file.discard() // there is nothing to discard
+	// Two files stand for one descriptor here; neither may close it after the other.
+	if err := file.file.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err == nil {
+		t.Error("not the same descriptor")
+	}
+	if got, err := io.ReadAll(r); err != nil || string(got) != text {
+		t.Errorf("got %q, %v; want %q", got, err, text)
+	}
+}
+
+func TestReportErrors(t *testing.T) {
+	dir := t.TempDir()
+	readOnly, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer readOnly.Close()
+	number := strconv.Itoa(int(readOnly.Fd()))
+	tests := []struct{ place, code, message string }{
+		{dir, "report", "cannot write the report to " + strconv.Quote(dir) + ": is a directory"},
+		{dir + "/", "report", "cannot write the report to " + strconv.Quote(dir+"/") + ": is a directory"},
+		{dir + "/none/r", "report", "cannot write the report to " + strconv.Quote(dir+"/none/r") + ": open " + dir + "/none: no such file or directory"},
+		{"/dev/null/r", "report", `cannot write the report to "/dev/null/r": open /dev/null: not a directory`},
+		{"/proc/r", "report", `cannot write the report to "/proc/r": `},
+		{dir + "/" + strings.Repeat("x", 256), "report", "cannot write the report to "},
+		{"fd:", "usage", "--report fd:: want the number of an open descriptor"},
+		{"fd:-1", "usage", "--report fd:-1: want the number of an open descriptor"},
+		{"fd:x", "usage", "--report fd:x: want the number of an open descriptor"},
+		{"fd:1x", "usage", "--report fd:1x: want the number of an open descriptor"},
+		{"fd:99999999999", "usage", "--report fd:99999999999: want the number of an open descriptor"},
+		{"fd:2147483647", "usage", "--report fd:2147483647: no such descriptor is open"},
+		{"fd:" + number, "usage", "--report fd:" + number + ": it is open for reading only"},
+	}
+	for _, tt := range tests {
+		r, err := openReport(tt.place)
+		var e *result.Error
+		if r != nil || !errors.As(err, &e) || e.Code != tt.code || !strings.HasPrefix(e.Message, tt.message) {
+			t.Errorf("openReport(%q) = %v, %v; want error %s", tt.place, r, err, tt.message)
+		}
+	}
+	if got := contents(t, dir); len(got) != 0 {
+		t.Errorf("left behind: %q", got)
+	}
+}
+
+// What cannot be written leaves no trace.
+func TestReportWriteFails(t *testing.T) {
+	rep, _ := report(t)
+	dir := t.TempDir()
+	r, err := openReport(dir + "/r.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(dir+"/r.json", 0o755); err != nil { // cannot be replaced by a file
+		t.Fatal(err)
+	}
+	var e *result.Error
+	if err := r.write(rep); !errors.As(err, &e) || e.Code != "report" {
+		t.Errorf("got %v", err)
+	}
+	if diff := cmp.Diff(map[string]string{"r.json": fs.ModeDir.String()}, contents(t, dir)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,183 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/internal/cli"
+)
+
+func TestParseUser(t *testing.T) {
+	tests := []struct {
+		in   string
+		want *bwrap.User // nil is an error, but for the empty string
+	}{
+		{"", nil},
+		{"0", &bwrap.User{}},
+		{"1000", &bwrap.User{UID: 1000, GID: 1000}},
+		{"1000:100", &bwrap.User{UID: 1000, GID: 100}},
+		{"0:7", &bwrap.User{GID: 7}},
+		{"4294967294:4294967294", &bwrap.User{UID: 1<<32 - 2, GID: 1<<32 - 2}},
+		{"4294967295", nil}, // -1 to the kernel: no change
+		{"1:4294967295", nil},
+		{"4294967296", nil},
+		{"-1", nil}, {"+1", nil}, {" 1", nil}, {"1 ", nil}, {"1:", nil}, {":", nil}, {":1", nil}, {"1:2:3", nil}, {"root", nil}, {"1:root", nil},
+		{"0x10", nil}, {"1_0", nil}, {"1.0", nil}, {"1\n", nil}, {"١", nil},
+	}
+	for _, tt := range tests {
+		got, err := parseUser(tt.in)
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("parseUser(%q) (-want +got):\n%s", tt.in, diff)
+		}
+		if (err != nil) != (tt.want == nil && tt.in != "") {
+			t.Errorf("parseUser(%q): error %v", tt.in, err)
+		}
+	}
+}
+
+// alone makes the variables the only ones there are.
+func alone(t *testing.T, pairs ...string) {
+	t.Helper()
+	before := os.Environ()
+	t.Cleanup(func() {
+		os.Clearenv()
+		for _, pair := range before {
+			name, value, _ := strings.Cut(pair, "=")
+			if err := os.Setenv(name, value); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	os.Clearenv()
+	for _, pair := range pairs {
+		name, value, _ := strings.Cut(pair, "=")
+		if err := os.Setenv(name, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestEnvironment(t *testing.T) {
+	alone(t, "API_KEY=secret", "LANG=C.UTF-8", "LC_ALL=de", "LANGUAGE=de", "TERM=xterm", "TZ=UTC", "LCX=1", "LANGX=1", "PATH=/p", "HOME=/h", "USER=u", "LOGNAME=u",
+		"PWD=/x", "OLDPWD=/y", "A=host", "EMPTY=", "NEWLINE=a\nb=c", "BASH_FUNC_f%%=() { :; }")
+	file := func(text string) string {
+		name := filepath.Join(t.TempDir(), "env")
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return name
+	}
+	inherited := map[string]string{"LANG": "C.UTF-8", "LC_ALL": "de", "LANGUAGE": "de", "TERM": "xterm", "TZ": "UTC"}
+	with := func(pairs ...string) map[string]string {
+		m := map[string]string{}
+		for name, value := range inherited {
+			m[name] = value
+		}
+		for _, pair := range pairs {
+			name, value, _ := strings.Cut(pair, "=")
+			m[name] = value
+		}
+		return m
+	}
+	tests := []struct {
+		name  string
+		flags cli.Run
+		want  map[string]string
+		err   string // how it begins
+	}{
+		{name: "default", want: inherited},
+		{name: "set and passed through", flags: cli.Run{Env: []string{"A=1", "NEWLINE", "EMPTY", "UNSET", "B=", "C=x=y"}},
+			want: with("A=1", "NEWLINE=a\nb=c", "EMPTY=", "B=", "C=x=y")},
+		{name: "the last one wins", flags: cli.Run{Env: []string{"A=1", "A=2", "A"}}, want: with("A=host")},
+		{name: "unset passes nothing and removes nothing", flags: cli.Run{Env: []string{"UNSET=1", "UNSET"}}, want: with("UNSET=1")},
+		{name: "over what is inherited", flags: cli.Run{Env: []string{"LANG=C", "TZ="}}, want: with("LANG=C", "TZ=")},
+		{name: "file", flags: cli.Run{EnvFile: []string{file("# x\nA=1\nAPI_KEY\nLANG=C\n")}}, want: with("A=1", "API_KEY=secret", "LANG=C")},
+		{name: "files in order", flags: cli.Run{EnvFile: []string{file("A=1\nB=1\n"), file("A=2\n")}}, want: with("A=2", "B=1")},
+		{name: "options over files", flags: cli.Run{EnvFile: []string{file("A=1\nB=1\n")}, Env: []string{"A=2"}}, want: with("A=2", "B=1")},
+		{name: "all, but for what describes the host", flags: cli.Run{InheritEnv: true},
+			want: with("API_KEY=secret", "LCX=1", "LANGX=1", "A=host", "EMPTY=", "NEWLINE=a\nb=c")},
+		{name: "options over all", flags: cli.Run{InheritEnv: true, Env: []string{"A=1"}, EnvFile: []string{file("API_KEY=other\n")}},
+			want: with("API_KEY=other", "LCX=1", "LANGX=1", "A=1", "EMPTY=", "NEWLINE=a\nb=c")},
+		{name: "asked for by name", flags: cli.Run{Env: []string{"PATH", "HOME", "USER=me"}}, want: with("PATH=/p", "HOME=/h", "USER=me")},
+		{name: "bad name", flags: cli.Run{Env: []string{"1A=secret"}}, err: `--env: environment variable "1A": invalid name`},
+		{name: "NUL", flags: cli.Run{Env: []string{"A=secret\x00"}}, err: `--env: environment variable "A": value contains a NUL byte`},
+		{name: "bad line", flags: cli.Run{EnvFile: []string{file("A=1\nsecret line\n")}}, err: "--env-file: read environment file "},
+		{name: "missing file", flags: cli.Run{EnvFile: []string{"/nonexistent/env"}}, err: "--env-file: open /nonexistent/env: no such file"},
+		{name: "a directory", flags: cli.Run{EnvFile: []string{"/"}}, err: "--env-file: read environment file "},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			set, err := environment(&tt.flags)
+			if tt.err != "" {
+				if err == nil || !strings.HasPrefix(err.Error(), tt.err) {
+					t.Fatalf("got error %v, want %s", err, tt.err)
+				}
+				if strings.Contains(err.Error(), "secret") {
+					t.Errorf("the error tells the value: %v", err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := map[string]string{}
+			for _, v := range set.Vars() {
+				got[v.Name] = v.Value
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestMounts(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	tests := []struct {
+		name  string
+		flags cli.Run
+		want  []bwrap.Mount
+		err   string
+	}{
+		{name: "none"},
+		{name: "every kind", flags: cli.Run{
+			RoBind: []string{"/a", "b"}, Bind: []string{"/c:/d"}, RoBindTry: []string{"/e"}, BindTry: []string{"/f:/g"}, Tmpfs: []string{"/h", "/i:1M"},
+		}, want: []bwrap.Mount{
+			{Source: "/a", Dest: "/a"},
+			{Source: dir + "/b", Dest: dir + "/b"},
+			{Kind: bwrap.ReadWrite, Source: "/c", Dest: "/d"},
+			{Source: "/e", Dest: "/e", Try: true},
+			{Kind: bwrap.ReadWrite, Source: "/f", Dest: "/g", Try: true},
+			{Kind: bwrap.Tmpfs, Dest: "/h"},
+			{Kind: bwrap.Tmpfs, Dest: "/i", Size: 1 << 20},
+		}},
+		{name: "comma", flags: cli.Run{Bind: []string{"/a,b:/c,d"}}, want: []bwrap.Mount{{Kind: bwrap.ReadWrite, Source: "/a,b", Dest: "/c,d"}}},
+		{name: "bad bind", flags: cli.Run{BindTry: []string{"/a:b"}}, err: `bind "/a:b": the path in the sandbox, "b", must be absolute`},
+		{name: "bad tmpfs", flags: cli.Run{Tmpfs: []string{"x"}}, err: `tmpfs "x": the path in the sandbox, "x", must be absolute`},
+		{name: "bad size", flags: cli.Run{Tmpfs: []string{"/x:much"}}, err: `tmpfs "/x:much": invalid size "much"`},
+		{name: "no size", flags: cli.Run{Tmpfs: []string{"/x:0"}}, err: `tmpfs "/x:0": the size must be greater than 0`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := mounts(&tt.flags)
+			if tt.err != "" {
+				if err == nil || !strings.HasPrefix(err.Error(), tt.err) {
+					t.Errorf("got error %v, want %s", err, tt.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,220 @@
+package proc
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"strconv"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func open(t *testing.T, pid int) *Process {
+	t.Helper()
+	p, err := Open(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+func soon() time.Time { return time.Now().Add(10 * time.Second) }
+
+func TestOpenErrors(t *testing.T) {
+	if p, err := Open(1 << 22); err != ErrGone || p != nil { // one more than the greatest
+		t.Errorf("a pid that cannot be: %v, %v", p, err)
+	}
+	for _, pid := range []int{0, -1, -1 << 31} {
+		if p, err := Open(pid); err == nil || err == ErrGone || p != nil {
+			t.Errorf("pid %d: %v, %v; want an error", pid, p, err)
+		}
+	}
+}
+
+// From running over zombie to reaped, and what each call says on the way.
+func TestProcess(t *testing.T) {
+	c, end := held(t, "cat")
+	p := open(t, c.Process.Pid)
+	if p.PID != c.Process.Pid || p.FD() < 3 {
+		t.Errorf("pid %d, descriptor %d", p.PID, p.FD())
+	}
+	if flags, err := unix.FcntlInt(uintptr(p.FD()), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+		t.Errorf("descriptor flags %#x, %v", flags, err)
+	}
+	if p.Exited() {
+		t.Error("exited, but it runs")
+	}
+	if err := p.Signal(0); err != nil {
+		t.Errorf("signal 0: %v", err)
+	}
+	if err := p.Signal(65); !errors.Is(err, unix.EINVAL) {
+		t.Errorf("signal 65: %v", err)
+	}
+	if err := p.Wait(time.Now().Add(time.Millisecond)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("wait for one that runs: %v", err)
+	}
+	if err := p.Wait(time.Unix(1, 0)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("wait, deadline long past: %v", err)
+	}
+	if _, ok := p.ExitStatus(); ok {
+		t.Error("exit status of one that runs")
+	}
+
+	if err := p.Signal(unix.SIGKILL); err != nil {
+		t.Errorf("kill: %v", err)
+	}
+	if err := p.Wait(soon()); err != nil {
+		t.Errorf("wait for the zombie: %v", err)
+	}
+	if err := p.Wait(time.Time{}); err != nil {
+		t.Errorf("wait again, without a deadline: %v", err)
+	}
+	if err := p.Signal(0); err != nil {
+		t.Errorf("signal to the zombie: %v", err) // its pid is still its own
+	}
+	if err := p.WaitReaped(time.Now().Add(time.Millisecond)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("wait for the zombie's reaping: %v", err)
+	}
+
+	end()
+	if !p.Exited() {
+		t.Error("reaped, and not exited")
+	}
+	if err := p.Signal(unix.SIGKILL); err != ErrGone {
+		t.Errorf("signal after reaping: %v", err)
+	}
+	if got, err := Open(c.Process.Pid); err != ErrGone {
+		t.Errorf("open after reaping: %v, %v", got, err)
+	}
+	if ws, ok := p.ExitStatus(); ok {
+		if !ws.Signaled() || ws.Signal() != unix.SIGKILL {
+			t.Errorf("exit status %#x, want killed by 9", ws)
+		}
+		if err := p.WaitReaped(soon()); err != nil {
+			t.Errorf("reaped, on a kernel that tells: %v", err)
+		}
+	}
+
+	p.Close()
+	if p.FD() != -1 {
+		t.Errorf("descriptor %d after close", p.FD())
+	}
+	if err := p.Signal(0); !errors.Is(err, unix.EBADF) {
+		t.Errorf("signal after close: %v", err)
+	}
+	if err := p.Wait(soon()); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("wait after close: %v", err)
+	}
+}
+
+// A handle never reaches another process that has got the same number. Which
+// number comes next can be chosen in a PID namespace of one's own.
+func TestProcessPIDReuse(t *testing.T) {
+	const inside = "SBXRUN_TEST_IN_NAMESPACE"
+	if os.Getenv(inside) == "" {
+		c := exec.Command("unshare", "--user", "--map-root-user", "--fork", "--pid", "--mount-proc", os.Args[0], "-test.run=^TestProcessPIDReuse$")
+		c.Env = append(os.Environ(), inside+"=1")
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Errorf("in a PID namespace of its own: %v\n%s", err, out)
+		}
+		return
+	}
+	for range 100 {
+		c, end := held(t, "cat")
+		p := open(t, c.Process.Pid)
+		end()
+		if err := os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(c.Process.Pid-1)), 0); err != nil {
+			t.Fatal(err)
+		}
+		d, end := held(t, "cat")
+		if d.Process.Pid != c.Process.Pid {
+			end() // a thread of ours was quicker
+			continue
+		}
+		if err := p.Signal(unix.SIGKILL); err != ErrGone {
+			t.Errorf("signal: %v, want %v", err, ErrGone)
+		}
+		if !p.Exited() {
+			t.Error("the first process is taken for the second")
+		}
+		if q := open(t, d.Process.Pid); q.Exited() {
+			t.Error("the second process is gone")
+		}
+		end()
+		return
+	}
+	t.Error("the number was never reused")
+}
+
+func TestWaitContext(t *testing.T) {
+	c, end := held(t, "cat")
+	p := open(t, c.Process.Pid)
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	later, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+	defer cancel()
+	for name, wait := range map[string]func() error{
+		"canceled before":    func() error { return p.WaitContext(canceled, soon()) },
+		"canceled meanwhile": func() error { return p.WaitContext(later, soon()) },
+		"no deadline":        func() error { return p.WaitContext(canceled, time.Time{}) },
+		"deadline":           func() error { return p.WaitContext(t.Context(), time.Now().Add(time.Millisecond)) },
+	} {
+		begin := time.Now()
+		if err := wait(); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if took := time.Since(begin); took > 5*time.Second {
+			t.Errorf("%s: took %v", name, took)
+		}
+	}
+	end()
+	if err := p.WaitContext(t.Context(), soon()); err != nil {
+		t.Errorf("exited: %v", err)
+	}
+}
+
+func TestWaitHangup(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	second, err := unix.Dup(int(r.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	brief := func() time.Time { return time.Now().Add(time.Millisecond) }
+	if err := WaitHangup(w, brief()); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("two readers: %v", err)
+	}
+	r.Close()
+	if err := WaitHangup(w, brief()); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("one reader: %v", err)
+	}
+	if err := w.SetWriteDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Write(make([]byte, 4096)); err != nil {
+		t.Fatal(err)
+	}
+	if err := WaitHangup(w, brief()); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("one reader, and something to read: %v", err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- WaitHangup(w, soon()) }()
+	unix.Close(second)
+	if err := <-done; err != nil {
+		t.Errorf("no reader: %v", err)
+	}
+	if err := WaitHangup(w, time.Unix(1, 0)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("deadline long past: %v", err)
+	}
+	w.Close()
+	if err := WaitHangup(w, soon()); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("closed: %v", err)
+	}
+}

@@ -1,0 +1,332 @@
+package proc
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
+)
+
+// rest is fields 5 to 52 of a stat line: the session is 5, the times are 250 and 13.
+const rest = " 6 5 34816 1 4194560 100 0 0 0 250 13 0 0 20 0 1 0 100 1 1 18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
+
+func TestParseStat(t *testing.T) {
+	times := Times{2500 * time.Millisecond, 130 * time.Millisecond}
+	tests := []struct {
+		name, in string
+		want     Stat
+	}{
+		{"plain", "42 (sh) S 7" + rest, Stat{42, 7, 5, "sh", "S", times}},
+		{"no newline", "42 (sh) S 7" + strings.TrimSuffix(rest, "\n"), Stat{42, 7, 5, "sh", "S", times}},
+		{"blanks", "42 (a b  c) R 7" + rest, Stat{42, 7, 5, "a b  c", "R", times}},
+		{"newline", "42 (a\nb) R 7" + rest, Stat{42, 7, 5, "a\nb", "R", times}},
+		{"parentheses", "42 ()) ((() Z 7" + rest, Stat{42, 7, 5, ")) (((", "Z", times}},
+		{"fakes another line", "42 (x) S 1 1 (y) T 7" + rest, Stat{42, 7, 5, "x) S 1 1 (y", "T", times}},
+		{"empty name", "42 () S 7" + rest, Stat{42, 7, 5, "", "S", times}},
+		{"not UTF-8", "42 (\xff\x01) S 7" + rest, Stat{42, 7, 5, "\xff\x01", "S", times}},
+		{"no parent that we can see", "42 (init) S 0" + rest, Stat{42, 0, 5, "init", "S", times}},
+		{"future fields", "42 (sh) S 7" + strings.TrimSuffix(rest, "\n") + " 1 x y\n", Stat{42, 7, 5, "sh", "S", times}},
+		{"just enough fields", "42 (sh) S 7 3 5 5 6 7 8 9 10 11 1 2", Stat{42, 7, 5, "sh", "S", Times{10 * time.Millisecond, 20 * time.Millisecond}}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := ParseStat([]byte(tt.in))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestParseStatErrors(t *testing.T) {
+	fields := func(utime, stime string) string {
+		return "42 (sh) S 7 3 4 5 6 7 8 9 10 11 " + utime + " " + stime + " 1"
+	}
+	tests := []struct{ name, in string }{
+		{"empty", ""},
+		{"newline", "\n"},
+		{"no name", "42 sh S 7" + rest},
+		{"name not ended", "42 (sh S 7" + rest},
+		{"name the wrong way", "42 )sh( S 7" + rest},
+		{"no pid", "(sh) S 7" + rest},
+		{"blank pid", " (sh) S 7" + rest},
+		{"pid 0", "0 (sh) S 7" + rest},
+		{"negative pid", "-42 (sh) S 7" + rest},
+		{"pid not a number", "4x2 (sh) S 7" + rest},
+		{"two pids", "4 2 (sh) S 7" + rest},
+		{"pid too great", "99999999999999999999 (sh) S 7" + rest},
+		{"nothing after the name", "42 (sh)"},
+		{"cut after the state", "42 (sh) S"},
+		{"cut in the middle", "42 (sh) S 7 3 4 5 6"},
+		{"one field short", "42 (sh) S 7 3 4 5 6 7 8 9 10 11 1"},
+		{"state of two letters", "42 (sh) SS 7" + rest},
+		{"parent not a number", "42 (sh) S x" + rest},
+		{"negative parent", "42 (sh) S -7" + rest},
+		{"session not a number", "42 (sh) S 7 3 x 5 6 7 8 9 10 11 1 2"},
+		{"negative time", fields("-1", "0")},
+		{"time not a number", fields("0", "1.5")},
+		{"time that would overflow a duration", fields("0", "922337203686")},
+		{"time beyond 63 bits", fields("9223372036854775808", "0")},
+		{"time beyond 64 bits", fields("0", "99999999999999999999")},
+	}
+	for _, tt := range tests {
+		if got, err := ParseStat([]byte(tt.in)); err == nil || got != (Stat{}) {
+			t.Errorf("%s: got %+v, %v; want an error and nothing else", tt.name, got, err)
+		}
+	}
+}
+
+// FuzzParseStat: what is accepted can be written out and read back.
+func FuzzParseStat(f *testing.F) {
+	f.Add([]byte("42 (sh) S 7" + rest))
+	f.Add([]byte("42 (x) S 1 1 (y) T 7" + rest))
+	f.Add([]byte("1 () ) Z 0 0 0 0 0 0 0 0 0 0 1 1"))
+	f.Add([]byte("42 )("))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		st, err := ParseStat(data)
+		if err != nil {
+			return
+		}
+		if st.PID < 1 || st.Parent < 0 || len(st.State) != 1 || st.CPU.User < 0 || st.CPU.System < 0 {
+			t.Errorf("accepted %+v", st)
+		}
+		ticks := func(d time.Duration) string { return strconv.FormatInt(int64(d/clockTick), 10) }
+		line := strconv.Itoa(st.PID) + " (" + st.Comm + ") " + st.State + " " + strconv.Itoa(st.Parent) +
+			" 0 " + strconv.Itoa(st.Session) + strings.Repeat(" 0", 7) + " " + ticks(st.CPU.User) + " " + ticks(st.CPU.System)
+		again, err := ParseStat([]byte(line))
+		if err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		if diff := cmp.Diff(st, again); diff != "" {
+			t.Errorf("read back from %q (-first +again):\n%s", line, diff)
+		}
+	})
+}
+
+func TestParseNSPID(t *testing.T) {
+	const name = "Name:\tsh\nUmask:\t0022\nNgid:\t0\n"
+	tests := []struct {
+		in   string
+		want int // 0 is an error
+	}{
+		{name + "NSpid:\t42\nNSpgid:\t1\n", 42},
+		{name + "NSpid:\t4711\t5\t1\nNSpgid:\t4711\t5\t1\n", 1},
+		{name + "NSpid:\t4711\t2", 2},
+		{"Name:\tNSpid:\\n NSpid:\t7\nNSpid:\t3\n", 3}, // the name stands on a line that begins otherwise
+		{"", 0},
+		{"NSpid:\t42\n", 0}, // never the first line
+		{name, 0},
+		{name + "NSpid:", 0},
+		{name + "NSpid:\n42\n", 0},
+		{name + "NSpid:\t0\n", 0},
+		{name + "NSpid:\t-1\n", 0},
+		{name + "NSpid:\t4711\tx\n", 0},
+		{name + "NSpid:\t99999999999999999999\n", 0},
+		{name + "NSpgid:\t42\n", 0},
+	}
+	for _, tt := range tests {
+		got, err := parseNSPID([]byte(tt.in))
+		if got != tt.want || (err == nil) != (tt.want > 0) {
+			t.Errorf("parseNSPID(%q) = %d, %v; want %d", tt.in, got, err, tt.want)
+		}
+	}
+}
+
+func FuzzParseNSPID(f *testing.F) {
+	for _, seed := range []string{"", "\nNSpid:", "\nNSpid:\t4711\t1\n", "Name:\tx\nNSpid:\t-1\n"} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if n, err := parseNSPID(data); (err == nil) != (n > 0) {
+			t.Errorf("%d, %v", n, err)
+		}
+	})
+}
+
+func TestParseChildren(t *testing.T) {
+	tests := []struct {
+		in   string
+		want []int
+	}{
+		{"", nil},
+		{" \n", nil},
+		{"42 ", []int{42}},
+		{"42 43 4194304 ", []int{42, 43, 4194304}},
+		{"2", []int{2}},
+		{"0 1 -1 -42 2", []int{2}}, // kill(2) takes these for something else
+		{"x 4x 42 0x10 99999999999999999999", []int{42}},
+	}
+	for _, tt := range tests {
+		if diff := cmp.Diff(tt.want, parseChildren([]byte(tt.in))); diff != "" {
+			t.Errorf("parseChildren(%q) (-want +got):\n%s", tt.in, diff)
+		}
+	}
+}
+
+func FuzzParseChildren(f *testing.F) {
+	f.Add([]byte("42 1 -1 0 43 "))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		for _, pid := range parseChildren(data) {
+			if pid <= 1 {
+				t.Errorf("pid %d", pid)
+			}
+		}
+	})
+}
+
+// eventually waits for a condition, which is checked every millisecond.
+func eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !condition(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never came to pass: %s", what)
+		}
+	}
+}
+
+// held starts a command that runs until its stdin ends, which end brings about.
+func held(t *testing.T, args ...string) (c *exec.Cmd, end func()) {
+	t.Helper()
+	c = exec.Command(args[0], args[1:]...)
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := false
+	end = func() {
+		if !ended {
+			ended = true
+			in.Close()
+			_ = c.Wait() // how it ended is the test's business
+		}
+	}
+	t.Cleanup(end)
+	return c, end
+}
+
+// comms are the names of processes.
+func comms(list []Stat) (names []string) {
+	for _, st := range list {
+		names = append(names, st.Comm)
+	}
+	return names
+}
+
+var anyOrder = cmpopts.SortSlices(func(a, b string) bool { return a < b })
+
+func TestReadStat(t *testing.T) {
+	session, err := unix.Getsid(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := ReadStat(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.PID != os.Getpid() || got.Parent != os.Getppid() || got.Session != session {
+		t.Errorf("of ourselves: %+v", got)
+	}
+	if _, err := ReadStat(1 << 30); err != ErrGone {
+		t.Errorf("of a pid that cannot be: %v", err)
+	}
+	// Hostile names, as the kernel prints them.
+	for _, name := range []string{"a b", "x) S 1 (y", ")", "(", "\n", "\xff"} {
+		c, end := held(t, "sh", "-c", `printf %s "$1" >/proc/self/comm; read x`, "sh", name)
+		// The redirection is the shell's own, so it renames itself.
+		eventually(t, "named "+strconv.Quote(name), func() bool {
+			st, err := ReadStat(c.Process.Pid)
+			return err == nil && st.Comm == name && st.Parent == os.Getpid()
+		})
+		end()
+	}
+}
+
+func TestNamespaces(t *testing.T) {
+	unshare := []string{"unshare", "--fork", "--pid"}
+	if os.Geteuid() != 0 {
+		unshare = append(unshare, "--user", "--map-root-user")
+	}
+	// init of the new namespace, which has a child and a grandchild.
+	c, end := held(t, append(unshare, "sh", "-c", `sleep 1000 & sh -c 'read x <&3' 3<&0 & read x; kill -9 -1; exit`)...)
+	var below []Stat
+	eventually(t, "a tree of four", func() bool {
+		below = Descendants(c.Process.Pid, 100)
+		names := comms(below)
+		return cmp.Equal(names, []string{"sh", "sleep", "sh"}, anyOrder)
+	})
+	init := below[0]
+	if init.Parent != c.Process.Pid {
+		t.Errorf("breadth first, but the first one is %+v", init)
+	}
+	if n, err := NSPID(init.PID); n != 1 || err != nil {
+		t.Errorf("NSPID of init: %d, %v", n, err)
+	}
+	if n, err := NSPID(below[1].PID); n < 2 || err != nil {
+		t.Errorf("NSPID of its child: %d, %v", n, err)
+	}
+	if n, err := NSPID(os.Getpid()); n != os.Getpid() || err != nil {
+		t.Errorf("NSPID of ourselves: %d, %v, want %d", n, err, os.Getpid())
+	}
+	ns, err := Namespace(init.PID, "pid")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, err := Namespace(os.Getpid(), "pid")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ns == ours || ns == 0 {
+		t.Errorf("namespaces %d and %d", ns, ours)
+	}
+	if diff := cmp.Diff([]string{"sh", "sleep", "sh"}, comms(Members(ns, 100)), anyOrder); diff != "" {
+		t.Errorf("members (-want +got):\n%s", diff)
+	}
+	for _, limit := range []int{1, 2, 3} {
+		if got := len(Descendants(c.Process.Pid, limit)); got != limit {
+			t.Errorf("%d descendants, limit %d", got, limit)
+		}
+		if got := len(Members(ns, limit)); got != limit {
+			t.Errorf("%d members, limit %d", got, limit)
+		}
+	}
+	end()
+	if got := Members(ns, 100); got != nil {
+		t.Errorf("members of a namespace that has ended: %+v", got)
+	}
+	if got := Descendants(c.Process.Pid, 100); got != nil {
+		t.Errorf("descendants of a process that has ended: %+v", got)
+	}
+	if _, err := Namespace(init.PID, "pid"); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("namespace of a process that has ended: %v", err)
+	}
+	if _, err := NSPID(init.PID); err != ErrGone {
+		t.Errorf("NSPID of a process that has ended: %v", err)
+	}
+}
+
+// Children of any thread are found, zombies included.
+func TestDescendantsZombie(t *testing.T) {
+	c, end := held(t, "sh", "-c", "exec 3<&0; (exit 0) & exec cat <&3")
+	eventually(t, "a zombie", func() bool {
+		below := Descendants(c.Process.Pid, 10)
+		return len(below) == 1 && below[0].State == "Z" && below[0].Parent == c.Process.Pid
+	})
+	end()
+	if c.ProcessState.Sys().(syscall.WaitStatus).ExitStatus() != 0 {
+		t.Errorf("cat ended with %v", c.ProcessState)
+	}
+}

@@ -1,0 +1,67 @@
+package result
+
+import (
+	"os"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestReportIsDocumented: docs/report.md has a row for every member of the
+// report, and for none that is not there.
+func TestReportIsDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/report.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, members, _ := strings.Cut(string(doc), "\n## Members\n")
+	members, _, _ = strings.Cut(members, "\n## ")
+	var documented []string
+	for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\| .+ \\| .+ \\| .+ \\|$").FindAllStringSubmatch(members, -1) {
+		documented = append(documented, row[1])
+	}
+	if diff := cmp.Diff(memberNames("", reflect.TypeFor[Report]()), documented); diff != "" {
+		t.Errorf("members in the order of the struct, against rows of docs/report.md (-struct +doc):\n%s", diff)
+	}
+}
+
+// memberNames lists a struct's members by their paths, depth first.
+func memberNames(prefix string, t reflect.Type) (names []string) {
+	switch t.Kind() {
+	case reflect.Pointer:
+		return memberNames(prefix, t.Elem())
+	case reflect.Slice:
+		return memberNames(prefix+"[]", t.Elem())
+	case reflect.Struct:
+	default:
+		return nil
+	}
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		path := strings.TrimPrefix(prefix+"."+name, ".")
+		names = append(append(names, path), memberNames(path, f.Type)...)
+	}
+	return names
+}
+
+// TestReportValuesAreDocumented: so are the values that a reader compares with.
+func TestReportValuesAreDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/report.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := []string{
+		string(Exited), string(Signaled), string(Timeout), string(Killed), string(Canceled), string(StartFailed), string(Lost),
+		string(StatusCompleted), string(StatusFailed), string(StatusKilled), string(StatusError),
+		string(Proven), string(Unproven), string(NotApplicable), string(FromKernel), string(Inferred),
+	}
+	missing := slices.DeleteFunc(values, func(v string) bool { return strings.Contains(string(doc), "`"+v+"`") })
+	if len(missing) > 0 {
+		t.Errorf("docs/report.md does not have %q", missing)
+	}
+}

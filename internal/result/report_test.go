@@ -1,0 +1,195 @@
+package result
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+// moment is 2026-03-01 12:00:00.123456789 at UTC+1.
+var moment = time.Date(2026, 3, 1, 12, 0, 0, 123456789, time.FixedZone("", 3600))
+
+func TestReport(t *testing.T) {
+	tests := []struct {
+		name   string
+		in     Result
+		argv   []string
+		change func(*Report)
+		want   string // of one line, but for the line ends
+	}{
+		{
+			name: "everything",
+			in: Result{
+				Started: true, Cause: Exited, Payload: &Payload{ExitCode: 3, Source: FromKernel},
+				StartedAt: moment, Duration: 1234567 * time.Microsecond, Setup: 3500 * time.Microsecond, Teardown: 999 * time.Nanosecond,
+				Verdict: Proven, Strays: 2, CPUUser: 2 * time.Second, CPUSystem: 1500 * time.Nanosecond, MaxRSS: 1 << 40,
+			},
+			argv: []string{"sh", "-c", "a\nb", ""},
+			change: func(r *Report) {
+				r.SetOutput(Stream{Text: "ä\n", UTF8: true, Bytes: 3}, Stream{Text: "\xff\x00", Bytes: 1 << 33, Truncated: true})
+				r.Bwrap = &ReportBwrap{Path: "/usr/bin/bwrap", Version: "0.8.0"}
+			},
+			want: `{"version":1,"id":"ID","argv":["sh","-c","a\nb",""],"started":true,"cause":"exited","status":"failed","exit_code":3,
+"payload":{"exit_code":3,"source":"kernel"},"timed_out":false,"started_at":"2026-03-01T11:00:00.123Z","duration_ms":1234.567,
+"setup_ms":3.5,"teardown_ms":0,"teardown":{"verdict":"proven","strays":2,"survivors":[]},
+"usage":{"cpu_user_ms":2000,"cpu_system_ms":0.001,"max_rss_bytes":1099511627776},
+"stdout":"ä\n","stdout_bytes":3,"stdout_truncated":false,"stderr_base64":"/wA=","stderr_bytes":8589934592,"stderr_truncated":true,
+"bwrap":{"path":"/usr/bin/bwrap","version":"0.8.0"}}`,
+		},
+		{
+			name: "exit 0 is there",
+			in:   Result{Started: true, Cause: Exited, Payload: &Payload{Source: Inferred}, StartedAt: moment, Verdict: Proven},
+			argv: []string{"true"},
+			want: `{"version":1,"id":"ID","argv":["true"],"started":true,"cause":"exited","status":"completed","exit_code":0,
+"payload":{"exit_code":0,"source":"inferred"},"timed_out":false,"started_at":"2026-03-01T11:00:00.123Z","duration_ms":0,
+"setup_ms":0,"teardown_ms":0,"teardown":{"verdict":"proven","strays":0,"survivors":[]},
+"usage":{"cpu_user_ms":0,"cpu_system_ms":0,"max_rss_bytes":0}}`,
+		},
+		{
+			name: "died of a signal",
+			in:   Result{Started: true, Cause: Signaled, Payload: &Payload{Signal: unix.SIGSEGV, Source: Inferred}, StartedAt: moment, Verdict: Proven},
+			argv: []string{"x"},
+			want: `{"version":1,"id":"ID","argv":["x"],"started":true,"cause":"signaled","status":"failed","exit_code":139,
+"payload":{"signal":"SEGV","source":"inferred"},"timed_out":false,"started_at":"2026-03-01T11:00:00.123Z","duration_ms":0,
+"setup_ms":0,"teardown_ms":0,"teardown":{"verdict":"proven","strays":0,"survivors":[]},
+"usage":{"cpu_user_ms":0,"cpu_system_ms":0,"max_rss_bytes":0}}`,
+		},
+		{
+			name: "timeout, unproven",
+			in: Result{Started: true, Cause: Timeout, StartedAt: moment, Verdict: Unproven,
+				Survivors: []Survivor{{PID: 42, Comm: "a\n\"", State: "D"}},
+				Err:       &Error{Code: "unproven", Message: "still there", Err: unix.ETIMEDOUT, ExitCode: 1}},
+			argv: []string{"x"},
+			want: `{"version":1,"id":"ID","argv":["x"],"started":true,"cause":"timeout","status":"killed","exit_code":123,
+"timed_out":true,"started_at":"2026-03-01T11:00:00.123Z","duration_ms":0,
+"setup_ms":0,"teardown_ms":0,"teardown":{"verdict":"unproven","strays":0,"survivors":[{"pid":42,"comm":"a\n\"","state":"D"}]},
+"usage":{"cpu_user_ms":0,"cpu_system_ms":0,"max_rss_bytes":0},
+"error":{"code":"unproven","message":"still there"}}`,
+		},
+		{
+			name: "not started",
+			in: Result{Cause: StartFailed, StartedAt: moment, Duration: time.Millisecond, Verdict: NotApplicable,
+				Err: &Error{Code: "not-found", ExitCode: ExitNotFound, Message: "no", Hint: "try"}},
+			want: `{"version":1,"id":"ID","argv":[],"started":false,"cause":"start-failed","status":"error","exit_code":127,
+"timed_out":false,"started_at":"2026-03-01T11:00:00.123Z","duration_ms":1,
+"teardown":{"verdict":"not_applicable","strays":0,"survivors":[]},
+"error":{"code":"not-found","message":"no","hint":"try"}}`,
+		},
+		{
+			name: "canceled before the release",
+			in:   Result{Cause: Canceled, Signal: unix.SIGTERM, StartedAt: moment, Verdict: Proven},
+			argv: []string{"x"},
+			want: `{"version":1,"id":"ID","argv":["x"],"started":false,"cause":"canceled","status":"killed","exit_code":143,
+"timed_out":false,"started_at":"2026-03-01T11:00:00.123Z","duration_ms":0,
+"teardown_ms":0,"teardown":{"verdict":"proven","strays":0,"survivors":[]},
+"usage":{"cpu_user_ms":0,"cpu_system_ms":0,"max_rss_bytes":0}}`,
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			rep := tt.in.Report("ID", tt.argv)
+			if tt.change != nil {
+				tt.change(&rep)
+			}
+			got, err := rep.JSON()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if bytes.Count(got, []byte("\n")) != 1 || got[len(got)-1] != '\n' {
+				t.Errorf("not one line: %q", got)
+			}
+			if diff := cmp.Diff(lines(strings.ReplaceAll(tt.want, "\n", "")), lines(strings.TrimSpace(string(got)))); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// lines breaks a JSON text before every member, for a readable difference.
+func lines(text string) []string { return strings.SplitAfter(text, ",") }
+
+// Readers take the report for what it is by these names.
+func TestReportMembers(t *testing.T) {
+	rep := Result{Started: true, Cause: Exited, Payload: &Payload{}, Verdict: Proven, Err: &Error{}}.Report("ID", nil)
+	rep.SetOutput(Stream{UTF8: true}, Stream{})
+	rep.Bwrap = &ReportBwrap{}
+	text, err := rep.JSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var members map[string]any
+	if err := json.Unmarshal(text, &members); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for name := range members {
+		got = append(got, name)
+	}
+	slices.Sort(got)
+	want := []string{"argv", "bwrap", "cause", "duration_ms", "error", "exit_code", "id", "payload", "setup_ms", "started", "started_at", "status",
+		"stderr_base64", "stderr_bytes", "stderr_truncated", "stdout", "stdout_bytes", "stdout_truncated", "teardown", "teardown_ms", "timed_out", "usage", "version"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// A stream is one of two members and comes back byte by byte.
+func TestSetOutput(t *testing.T) {
+	tests := []struct {
+		name string
+		in   Stream
+	}{
+		{"empty", Stream{UTF8: true}},
+		{"text", Stream{Text: "a<b>&\u2028\x1b[2J\x00\\\"\n", UTF8: true, Bytes: 14}},
+		{"the replacement character itself", Stream{Text: "\ufffd", UTF8: true, Bytes: 3}},
+		{"not UTF-8", Stream{Text: "a\xffb", Bytes: 3}},
+		{"every byte", Stream{Text: allBytes(), Bytes: 256, Truncated: true}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var rep Report
+			rep.SetOutput(tt.in, Stream{UTF8: true, Text: "other", Bytes: 5})
+			text, err := rep.JSON()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got struct {
+				Stdout    *string `json:"stdout"`
+				Base64    *string `json:"stdout_base64"`
+				Bytes     int64   `json:"stdout_bytes"`
+				Truncated bool    `json:"stdout_truncated"`
+				Stderr    string  `json:"stderr"`
+			}
+			if err := json.Unmarshal(text, &got); err != nil {
+				t.Fatal(err)
+			}
+			if (got.Stdout != nil) == (got.Base64 != nil) || got.Stderr != "other" {
+				t.Fatalf("not one of stdout and stdout_base64, or not its own stderr: %s", text)
+			}
+			back := Stream{UTF8: got.Stdout != nil, Bytes: got.Bytes, Truncated: got.Truncated}
+			if got.Stdout != nil {
+				back.Text = *got.Stdout
+			} else if b, err := base64.StdEncoding.DecodeString(*got.Base64); err == nil {
+				back.Text = string(b)
+			}
+			if diff := cmp.Diff(tt.in, back); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func allBytes() string {
+	b := make([]byte, 256)
+	for i := range b {
+		b[i] = byte(i)
+	}
+	return string(b)
+}

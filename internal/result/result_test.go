@@ -1,0 +1,144 @@
+package result
+
+import (
+	"errors"
+	"io/fs"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestFromWaitStatus(t *testing.T) {
+	tests := []struct {
+		status unix.WaitStatus
+		want   Payload
+		code   int
+	}{
+		{0, Payload{Source: FromKernel}, 0},
+		{1 << 8, Payload{ExitCode: 1, Source: FromKernel}, 1},
+		{137 << 8, Payload{ExitCode: 137, Source: FromKernel}, 137}, // and not SIGKILL
+		{255 << 8, Payload{ExitCode: 255, Source: FromKernel}, 255},
+		{9, Payload{Signal: syscall.SIGKILL, Source: FromKernel}, 137},
+		{15, Payload{Signal: syscall.SIGTERM, Source: FromKernel}, 143},
+		{11 | 0x80, Payload{Signal: syscall.SIGSEGV, Source: FromKernel}, 139}, // core dumped
+		{34, Payload{Signal: 34, Source: FromKernel}, 162},                     // a real-time signal
+		{64, Payload{Signal: 64, Source: FromKernel}, 192},
+	}
+	for _, tt := range tests {
+		got := FromWaitStatus(tt.status)
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("wait status %#x (-want +got):\n%s", tt.status, diff)
+		}
+		if got.Code() != tt.code {
+			t.Errorf("wait status %#x: code %d, want %d", tt.status, got.Code(), tt.code)
+		}
+	}
+}
+
+// Every code that bwrap can report keeps its value, whatever it is taken for.
+func TestFromShellCode(t *testing.T) {
+	signals := map[int]syscall.Signal{
+		129: unix.SIGHUP, 130: unix.SIGINT, 131: unix.SIGQUIT, 132: unix.SIGILL, 133: unix.SIGTRAP, 134: unix.SIGABRT, 135: unix.SIGBUS,
+		136: unix.SIGFPE, 137: unix.SIGKILL, 138: unix.SIGUSR1, 139: unix.SIGSEGV, 140: unix.SIGUSR2, 141: unix.SIGPIPE, 142: unix.SIGALRM,
+		143: unix.SIGTERM, 144: unix.SIGSTKFLT, 145: unix.SIGCHLD, 146: unix.SIGCONT, 147: unix.SIGSTOP, 148: unix.SIGTSTP, 149: unix.SIGTTIN,
+		150: unix.SIGTTOU, 151: unix.SIGURG, 152: unix.SIGXCPU, 153: unix.SIGXFSZ, 154: unix.SIGVTALRM, 155: unix.SIGPROF, 156: unix.SIGWINCH,
+		157: unix.SIGIO, 158: unix.SIGPWR, 159: unix.SIGSYS,
+	}
+	for code := range 256 {
+		want := Payload{ExitCode: code, Source: Inferred}
+		if sig, ok := signals[code]; ok {
+			want = Payload{Signal: sig, Source: Inferred}
+		}
+		got := FromShellCode(code)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("code %d (-want +got):\n%s", code, diff)
+		}
+		if got.Code() != code {
+			t.Errorf("code %d became %d", code, got.Code())
+		}
+	}
+}
+
+func TestSignalName(t *testing.T) {
+	for sig, want := range map[syscall.Signal]string{1: "HUP", 2: "INT", 9: "KILL", 13: "PIPE", 15: "TERM", 31: "SYS"} {
+		if got := SignalName(sig); got != want {
+			t.Errorf("signal %d: %s, want %s", int(sig), got, want)
+		}
+	}
+	for _, sig := range []syscall.Signal{0, 34, 64, 65, -1} {
+		if got := SignalName(sig); got == "" || strings.HasPrefix(got, "SIG") {
+			t.Errorf("signal %d: %q", int(sig), got)
+		}
+	}
+}
+
+func TestExitCodeAndStatus(t *testing.T) {
+	type end struct {
+		Code   int
+		Status Status
+	}
+	exited := func(code int) *Payload { return &Payload{ExitCode: code} }
+	died := func(sig syscall.Signal) *Payload { return &Payload{Signal: sig} }
+	tests := []struct {
+		name string
+		in   Result
+		want end
+	}{
+		{"exit 0", Result{Cause: Exited, Payload: exited(0)}, end{0, StatusCompleted}},
+		{"exit 1", Result{Cause: Exited, Payload: exited(1)}, end{1, StatusFailed}},
+		// The command's own codes, whatever else they could mean.
+		{"exit 123", Result{Cause: Exited, Payload: exited(123)}, end{123, StatusFailed}},
+		{"exit 124", Result{Cause: Exited, Payload: exited(124)}, end{124, StatusFailed}},
+		{"exit 125", Result{Cause: Exited, Payload: exited(125)}, end{125, StatusFailed}},
+		{"exit 126", Result{Cause: Exited, Payload: exited(126)}, end{126, StatusFailed}},
+		{"exit 127", Result{Cause: Exited, Payload: exited(127)}, end{127, StatusFailed}},
+		{"exit 130", Result{Cause: Exited, Payload: exited(130)}, end{130, StatusFailed}},
+		{"exit 137", Result{Cause: Exited, Payload: exited(137)}, end{137, StatusFailed}},
+		{"exit 143", Result{Cause: Exited, Payload: exited(143)}, end{143, StatusFailed}},
+		{"exit 255", Result{Cause: Exited, Payload: exited(255)}, end{255, StatusFailed}},
+		{"died of INT", Result{Cause: Signaled, Payload: died(unix.SIGINT)}, end{130, StatusFailed}},
+		{"died of KILL", Result{Cause: Signaled, Payload: died(unix.SIGKILL)}, end{137, StatusFailed}},
+		{"died of TERM", Result{Cause: Signaled, Payload: died(unix.SIGTERM)}, end{143, StatusFailed}},
+		{"died of SEGV", Result{Cause: Signaled, Payload: died(unix.SIGSEGV)}, end{139, StatusFailed}},
+		{"died of a real-time signal", Result{Cause: Signaled, Payload: died(34)}, end{162, StatusFailed}},
+
+		{"timeout", Result{Cause: Timeout, Payload: died(unix.SIGKILL)}, end{124, StatusKilled}},
+		{"timeout, end unknown", Result{Cause: Timeout}, end{124, StatusKilled}},
+		{"timeout, went by itself in the grace period", Result{Cause: Timeout, Payload: exited(0)}, end{124, StatusKilled}},
+		{"killed", Result{Cause: Killed}, end{137, StatusKilled}},
+		{"killed, went by itself in the grace period", Result{Cause: Killed, Payload: exited(0)}, end{137, StatusKilled}},
+		{"Ctrl-C", Result{Cause: Canceled, Signal: unix.SIGINT}, end{130, StatusKilled}},
+		{"Ctrl-C, command took it well", Result{Cause: Canceled, Signal: unix.SIGINT, Payload: exited(0)}, end{130, StatusKilled}},
+		{"terminal closed", Result{Cause: Canceled, Signal: unix.SIGHUP}, end{129, StatusKilled}},
+		{"killed from outside", Result{Cause: Lost}, end{137, StatusError}},
+		{"killed from outside, end known", Result{Cause: Lost, Payload: died(unix.SIGKILL)}, end{137, StatusError}},
+
+		{"not started", Result{Cause: StartFailed}, end{125, StatusError}},
+		{"not started, error without a code", Result{Cause: StartFailed, Err: &Error{}}, end{125, StatusError}},
+		{"not executable", Result{Cause: StartFailed, Err: &Error{ExitCode: ExitNotExecutable}}, end{126, StatusError}},
+		{"not found", Result{Cause: StartFailed, Err: &Error{ExitCode: ExitNotFound}}, end{127, StatusError}},
+		{"zero value", Result{}, end{125, StatusError}},
+
+		// Whatever ended it: not proven is what the caller must hear of.
+		{"unproven, exit 0", Result{Verdict: Unproven, Cause: Exited, Payload: exited(0)}, end{123, StatusCompleted}},
+		{"unproven, timeout", Result{Verdict: Unproven, Cause: Timeout}, end{123, StatusKilled}},
+		{"unproven, Ctrl-C", Result{Verdict: Unproven, Cause: Canceled, Signal: unix.SIGINT}, end{123, StatusKilled}},
+		{"proven, error beside it", Result{Verdict: Proven, Cause: Exited, Payload: exited(3), Err: &Error{ExitCode: 126}}, end{3, StatusFailed}},
+	}
+	for _, tt := range tests {
+		if diff := cmp.Diff(tt.want, end{tt.in.ExitCode(), tt.in.Status()}); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+		}
+	}
+}
+
+func TestError(t *testing.T) {
+	var err error = &Error{Code: "x", Message: "cannot open it", Hint: "try", Err: fs.ErrPermission}
+	if err.Error() != "cannot open it" || !errors.Is(err, fs.ErrPermission) {
+		t.Errorf("%q, wraps its cause: %v", err, errors.Is(err, fs.ErrPermission))
+	}
+}

@@ -1,0 +1,127 @@
+package tests
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// R24: arguments of every size either arrive as they were, or there is a clear
+// error; the limits are the kernel's (execve(2)).
+func TestR24LongArguments(t *testing.T) {
+	t.Parallel()
+	count := func(args ...string) *harness.Result {
+		t.Helper()
+		return harness.Run(t, harness.Options{}, append([]string{"python3", "-c", "import sys; print(len(sys.argv) - 1, sum(map(len, sys.argv[1:])))"}, args...)...)
+	}
+	expect := func(r *harness.Result, want string) {
+		t.Helper()
+		r.Expect(t, 0, "exited")
+		if got := string(r.Stdout); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	// 130,000 bytes, in one and in many; the longest there can be.
+	expect(count(strings.Repeat("x", 130000)), "1 130000\n")
+	many := make([]string, 8000)
+	for i := range many {
+		many[i] = "0123456789abcdef"
+	}
+	expect(count(many...), "8000 128000\n")
+	const longest = 128<<10 - 1
+	expect(count(strings.Repeat("x", longest)), "1 131071\n")
+
+	// One byte more, and the kernel refuses to start sbxrun itself.
+	p, err := harness.TryStart(t, harness.Options{}, "echo", strings.Repeat("x", longest+1))
+	if err == nil {
+		p.Wait()
+	}
+	if !errors.Is(err, syscall.E2BIG) {
+		t.Errorf("an argument of 131072 bytes: %v", err)
+	}
+}
+
+// R24: as much as can be given to sbxrun can be given to the command: what
+// sbxrun itself has to tell bwrap does not count.
+func TestR24AllArguments(t *testing.T) {
+	// Not in parallel: it takes all of a processor.
+	// Strings and pointers share a quarter of the stack limit, at most 6 MiB
+	// (execve(2)). Coming from above, these are the first that the kernel takes.
+	var stack unix.Rlimit
+	harness.Must(t, unix.Getrlimit(unix.RLIMIT_STACK, &stack))
+	size := int(min(stack.Cur/4, 6<<20))
+	for started := 0; started < 2; size -= 1000 {
+		args := []string{"true"}
+		for left := size; left > 0; left -= 100 << 10 {
+			args = append(args, strings.Repeat("x", min(left, 100<<10)))
+		}
+		p, err := harness.TryStart(t, harness.Options{}, args...)
+		if errors.Is(err, syscall.E2BIG) {
+			continue
+		}
+		harness.Must(t, err)
+		started++
+		p.Wait().Expect(t, 0, "exited")
+	}
+}
+
+// R24: bubblewrap takes 9,000 arguments in all, its own included: more is a
+// clear error.
+func TestR24ManyArguments(t *testing.T) {
+	// Not in parallel: should it leave an orphan, no other test is blamed.
+	r := harness.Run(t, harness.Options{}, append([]string{"true"}, make([]string, 9000)...)...)
+	r.Expect(t, 125, "start-failed")
+	if n := len(harness.Lines(r.Stderr)); n != 1 || !strings.Contains(string(r.Stderr), "arguments") {
+		t.Errorf("%d lines on stderr: %.500s", n, r.Stderr)
+	}
+}
+
+// R24: the environment of the command is bounded by the same limit; that shows
+// only at its exec.
+func TestR24LongEnvironment(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(harness.Dir(t), "env")
+	write := func(n int) {
+		harness.Must(t, os.WriteFile(file, []byte("LONG="+strings.Repeat("x", n)+"\n"), 0o600))
+	}
+	write(128<<10 - 1 - len("LONG="))
+	r := harness.Run(t, harness.Options{}, "--env-file", file, "sh", "-c", "echo ${#LONG}")
+	r.Expect(t, 0, "exited")
+	if string(r.Stdout) != "131066\n" {
+		t.Errorf("%q", r.Stdout)
+	}
+	write(128 << 10)
+	r = harness.Run(t, harness.Options{}, "--env-file", file, "true")
+	if r.Report == nil || r.Report.Started || r.ExitCode < 125 || r.ExitCode > 126 || len(r.Stderr) == 0 {
+		t.Errorf("exit code %d, stderr %.500q", r.ExitCode, r.Stderr)
+	}
+}
+
+// R24: values with line breaks, empty ones, and odd text.
+func TestR24EnvironmentValues(t *testing.T) {
+	t.Parallel()
+	r := harness.Run(t, harness.Options{Env: []string{"PASSED=three\nlines\n"}},
+		"--env", "A=one\ntwo", "--env", "EMPTY=", "--env", "PASSED", "--env", `ODD=a=b $(c) "d" \`,
+		"sh", "-c", `printf '<%s>' "$A" "$EMPTY" "$PASSED" "$ODD"`)
+	r.Expect(t, 0, "exited")
+	if want := "<one\ntwo><><three\nlines\n>" + `<a=b $(c) "d" \>`; string(r.Stdout) != want {
+		t.Errorf("%q, want %q", r.Stdout, want)
+	}
+}
+
+// R24: an argument that is no UTF-8 arrives, and the report is valid JSON.
+func TestR24Bytes(t *testing.T) {
+	t.Parallel()
+	r := harness.Run(t, harness.Options{}, "printf", "%s", "\xff\x01\n")
+	r.Expect(t, 0, "exited")
+	if string(r.Stdout) != "\xff\x01\n" {
+		t.Errorf("%q", r.Stdout)
+	}
+}

@@ -1,0 +1,117 @@
+package tests
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// R23: the current directory is shown at its own path, whatever it is called,
+// and read-only.
+func TestR23CurrentDirectoryNames(t *testing.T) {
+	t.Parallel()
+	for name, dir := range map[string]string{
+		"space":     "with two  spaces ",
+		"newline":   "line\nbreak\n",
+		"quotes":    `single' double" back\slash $(x) ;`,
+		"dash":      "-rf",
+		"dashes":    "--bind",
+		"colon":     "a:b:c",
+		"non-UTF-8": "caf\xe9\xff",
+		"glob":      "*[a]?",
+		"long":      strings.Repeat("n", 255),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := filepath.Join(harness.Dir(t), dir)
+			harness.Must(t, os.Mkdir(dir, 0o755))
+			harness.Must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("content"), 0o644))
+			r := harness.Run(t, harness.Options{Dir: dir}, "sh", "-c", "pwd; cat file; touch new 2>/dev/null && echo writable")
+			r.Expect(t, 1, "exited")
+			if got, want := string(r.Stdout), dir+"\ncontent"; got != want {
+				t.Errorf("%q, want %q", got, want)
+			}
+			// And when it is bound by name.
+			escaped := strings.NewReplacer(`\`, `\\`, ":", `\:`).Replace(dir)
+			r = harness.Run(t, harness.Options{Dir: "/usr"}, "--ro-bind="+escaped+":/mnt/it", "cat", "/mnt/it/file")
+			r.Expect(t, 0, "exited")
+			if string(r.Stdout) != "content" {
+				t.Errorf("bound: %q", r.Stdout)
+			}
+		})
+	}
+}
+
+// R23: a directory that is gone.
+func TestR23CurrentDirectoryDeleted(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(harness.Dir(t), "gone")
+	harness.Must(t, os.Mkdir(dir, 0o755))
+	deleted := []string{"sh", "-c", `rmdir "$PWD" && exec "$@"`, "-"}
+	r := harness.Run(t, harness.Options{Dir: dir, Wrap: deleted}, "true")
+	r.Expect(t, 125, "start-failed")
+	if r.Report.Error.Code != "workdir" || !strings.Contains(string(r.Stderr), "current directory") || !strings.Contains(string(r.Stderr), "--workdir") {
+		t.Errorf("%s", r.Stderr)
+	}
+	harness.Must(t, os.Mkdir(dir, 0o755))
+	r = harness.Run(t, harness.Options{Dir: dir, Wrap: deleted}, "--workdir", "/tmp", "pwd")
+	r.Expect(t, 0, "exited")
+}
+
+// R23: a directory that only its owner can enter. For root it is somebody
+// else's: the sandbox, which runs as a third, is shown it all the same, as far
+// as the permissions inside go. For everybody else it is their own.
+func TestR23CurrentDirectoryPrivate(t *testing.T) {
+	t.Parallel()
+	parent := filepath.Join(harness.Dir(t), "private")
+	dir := filepath.Join(parent, "dir")
+	harness.Must(t, os.Mkdir(parent, 0o700))
+	harness.Must(t, os.Mkdir(dir, 0o755))
+	harness.Must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("content"), 0o644))
+	if harness.Root() {
+		harness.Must(t, os.Chown(parent, 1234, 1234))
+		harness.Must(t, os.Chown(dir, 1234, 1234))
+	}
+	r := harness.Run(t, harness.Options{Dir: dir}, "sh", "-c", "pwd; cat file")
+	r.Expect(t, 0, "exited")
+	if got := string(r.Stdout); got != dir+"\ncontent" {
+		t.Errorf("%q", got)
+	}
+	// Also bound, as a directory and as a file, beside others that anybody
+	// can reach.
+	r = harness.Run(t, harness.Options{Dir: "/usr"}, "--ro-bind", dir+":/mnt/d", "--ro-bind", dir+"/file:/mnt/f", "cat", "/mnt/d/file", "/mnt/f", "/fixtures/README.md")
+	r.Expect(t, 0, "exited")
+	if !strings.HasPrefix(string(r.Stdout), "contentcontent# Fixtures") {
+		t.Errorf("%.100q", r.Stdout)
+	}
+
+	// The directory itself is closed: the command starts in it, or there is
+	// an error that names it; nothing is opened up.
+	harness.Must(t, os.Chmod(dir, 0o700))
+	r = harness.Run(t, harness.Options{Dir: dir}, "sh", "-c", "cat file && echo shown")
+	shown := strings.Contains(string(r.Stdout), "shown")
+	if named := strings.Contains(string(r.Stderr), dir); shown == harness.Root() || harness.Root() && !named {
+		t.Errorf("as root %v: exit code %d, stdout %q, stderr %q", harness.Root(), r.ExitCode, r.Stdout, r.Stderr)
+	}
+}
+
+// R23: a directory that has become unreachable for the caller itself after it
+// was entered.
+func TestR23CurrentDirectoryClosed(t *testing.T) {
+	t.Parallel()
+	parent := filepath.Join(harness.Dir(t), "closed")
+	dir := filepath.Join(parent, "dir")
+	harness.Must(t, os.MkdirAll(dir, 0o755))
+	r := harness.Run(t, harness.Options{Dir: dir, Wrap: []string{"sh", "-c", `chmod 0 "$PWD/.." && exec "$@"`, "-"}}, "pwd")
+	if harness.Root() {
+		r.Expect(t, 0, "exited") // nothing is closed to root
+		return
+	}
+	r.Expect(t, 125, "start-failed")
+	if !strings.Contains(string(r.Stderr), "current directory") && !strings.Contains(string(r.Stderr), dir) {
+		t.Errorf("%s", r.Stderr)
+	}
+}

@@ -1,0 +1,49 @@
+package tests
+
+import (
+	"os"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// R14: of all descriptors the caller has open, and of sbxrun's own, the command
+// sees 0, 1 and 2.
+func TestR14Descriptors(t *testing.T) {
+	t.Parallel()
+	// 3 to 9: files, the two ends of a pipe, a directory.
+	var extra []*os.File
+	open := func(f *os.File, err error) {
+		harness.Must(t, err)
+		t.Cleanup(func() { f.Close() })
+		extra = append(extra, f)
+	}
+	read, write, err := os.Pipe()
+	open(read, err)
+	open(write, err)
+	for _, name := range []string{"/etc/passwd", "/", "/dev/null", "/proc/self/stat", "/etc/hostname"} {
+		open(os.Open(name))
+	}
+	for _, mode := range [][]string{nil, {"--json"}, {"--tty"}, {"--timeout", "30", "--grace", "1"}} {
+		r := harness.Run(t, harness.Options{ExtraFiles: extra}, append(mode, "/fixtures/probe-fds")...)
+		if r.ExitCode != 0 {
+			t.Errorf("%v: %s", mode, r.Stdout)
+		}
+	}
+}
+
+// R14: nor does the keeper or bwrap hold the caller's descriptors: a pipe whose
+// ends all others have closed is at its end although a run goes on.
+func TestR14DescriptorsNotHeld(t *testing.T) {
+	t.Parallel()
+	read, write, err := os.Pipe()
+	harness.Must(t, err)
+	defer read.Close()
+	p := harness.Start(t, harness.Options{ExtraFiles: []*os.File{write}}, "sh", "-c", "echo up; read x")
+	write.Close()
+	p.WaitOutput("up\n")
+	p.Wait().Expect(t, 1, "exited") // read from /dev/null fails
+	if n, err := read.Read(make([]byte, 1)); n != 0 || err == nil {
+		t.Errorf("%d, %v", n, err)
+	}
+}

@@ -1,0 +1,277 @@
+package harness
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Proc is one process as /proc shows it. Comm is for people.
+type Proc struct {
+	PID    int
+	Parent int
+	State  string
+	Comm   string
+	Start  string // in clock ticks since boot: with PID, an identity
+	Why    string // how it was found
+}
+
+func (p Proc) String() string {
+	return fmt.Sprintf("%d (%s) state %s parent %d: %s", p.PID, p.Comm, p.State, p.Parent, p.Why)
+}
+
+func list(procs []Proc) string {
+	var b strings.Builder
+	for _, p := range procs {
+		fmt.Fprintf(&b, "\t%v\n", p)
+	}
+	return b.String()
+}
+
+func procFile(pid int, name string) string { return fmt.Sprintf("/proc/%d/%s", pid, name) }
+
+// ReadProc reads /proc/PID/stat; false if there is no such process.
+func ReadProc(pid int) (Proc, bool) {
+	data, err := os.ReadFile(procFile(pid, "stat"))
+	if err != nil {
+		return Proc{}, false
+	}
+	// The name may hold anything; the fields are counted from its end.
+	open, end := bytes.IndexByte(data, '('), bytes.LastIndexByte(data, ')')
+	if open < 0 || end < open {
+		return Proc{}, false
+	}
+	f := strings.Fields(string(data[end+1:]))
+	if len(f) < 20 {
+		return Proc{}, false
+	}
+	parent, _ := strconv.Atoi(f[1])
+	return Proc{PID: pid, Parent: parent, State: f[0], Comm: string(data[open+1 : end]), Start: f[19]}, true
+}
+
+// pidNamespace is the inode of a process's PID namespace; 0 for a zombie, which
+// has none any more, and for what belongs to others.
+func pidNamespace(pid int) uint64 {
+	var st unix.Stat_t
+	if unix.Stat(procFile(pid, "ns/pid"), &st) != nil {
+		return 0
+	}
+	return st.Ino
+}
+
+func allPIDs() (pids []int) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	for _, e := range entries {
+		if pid, err := strconv.Atoi(e.Name()); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// find looks through all of /proc for what belongs to a run. Processes of
+// others, whose environment cannot be read, cannot be a run's either: they are
+// recognised by the namespace or as orphans.
+func find(marker string, ns uint64) (found []Proc) {
+	for _, pid := range allPIDs() {
+		why := ""
+		if ns != 0 && pidNamespace(pid) == ns {
+			why = fmt.Sprintf("in the PID namespace %d of the run", ns)
+		}
+		for _, name := range []string{"environ", "cmdline"} {
+			if data, err := os.ReadFile(procFile(pid, name)); err == nil && bytes.Contains(data, []byte(marker)) {
+				why = "has the run's marker in its " + name
+			}
+		}
+		if why == "" {
+			continue
+		}
+		if p, ok := ReadProc(pid); ok {
+			p.Why = why
+			found = append(found, p)
+		}
+	}
+	return found
+}
+
+// children lists the children of all threads of a process, zombies included.
+func children(pid int) (pids []int) {
+	tasks, err := os.ReadDir(procFile(pid, "task"))
+	if err != nil {
+		return nil
+	}
+	for _, task := range tasks {
+		data, err := os.ReadFile(procFile(pid, "task/"+task.Name()+"/children"))
+		if err != nil {
+			continue
+		}
+		for _, f := range strings.Fields(string(data)) {
+			if child, err := strconv.Atoi(f); err == nil {
+				pids = append(pids, child)
+			}
+		}
+	}
+	return pids
+}
+
+// Descendants lists the processes below one, parents first.
+func Descendants(pid int) (pids []int) {
+	for _, child := range children(pid) {
+		pids = append(append(pids, child), Descendants(child)...)
+	}
+	return pids
+}
+
+// ours are the children that the harness has started and not yet waited for.
+// Whoever holds the lock sees no child between its birth and its entry here.
+var ours = struct {
+	sync.Mutex
+	pids map[int]bool
+	// killed are the runs whose sbxrun was killed; the keeper of each becomes
+	// our zombie, once: there is nobody else to reap it.
+	killed map[string]bool
+	// owners names the run below which a process was seen.
+	owners map[identity]string
+}{pids: map[int]bool{}, killed: map[string]bool{}, owners: map[identity]string{}}
+
+// identity is a pid and when its process was started, so that it means one
+// process for ever.
+type identity struct {
+	pid   int
+	start string
+}
+
+// own notes the processes below a run.
+func own(marker string, pids []int) {
+	ours.Lock()
+	defer ours.Unlock()
+	for _, pid := range pids {
+		if p, ok := ReadProc(pid); ok {
+			ours.owners[identity{pid, p.Start}] = marker
+		}
+	}
+}
+
+// Register tells the harness of a child that the caller starts and waits for
+// by itself: start returns its pid. done is called after the child was reaped.
+func Register(start func() (pid int, err error)) (done func(), err error) {
+	ours.Lock()
+	defer ours.Unlock()
+	pid, err := start()
+	if err != nil {
+		return func() {}, err
+	}
+	ours.pids[pid] = true
+	return func() {
+		ours.Lock()
+		defer ours.Unlock()
+		delete(ours.pids, pid)
+	}, nil
+}
+
+// orphans are our children that we have not started: abandoned by an sbxrun,
+// namely that of the marker's run, as far as is known; "" is any. Where an sbxrun
+// was killed, its keeper is reaped here in its place, once.
+func orphans(marker string) (found []Proc) {
+	ours.Lock()
+	defer ours.Unlock()
+	for _, pid := range children(os.Getpid()) {
+		if ours.pids[pid] {
+			continue
+		}
+		p, ok := ReadProc(pid)
+		if !ok || p.Parent != os.Getpid() {
+			continue
+		}
+		if owner := ours.owners[identity{pid, p.Start}]; owner != "" && marker != "" && owner != marker {
+			continue
+		}
+		if p.State == "Z" && ours.killed[marker] {
+			if got, err := unix.Wait4(pid, nil, unix.WNOHANG, nil); err == nil && got == pid {
+				delete(ours.killed, marker)
+				continue
+			}
+		}
+		p.Why = "was abandoned to the parent of sbxrun"
+		found = append(found, p)
+	}
+	return found
+}
+
+// orphansBy waits until there are no orphans. The tests run at the same time, so
+// what is seen may be about to end; a zombie does not. Those are reaped in the
+// end, so that one failure is not reported by every later test.
+func orphansBy(marker string, deadline time.Time) (found []Proc) {
+	holdsBy(deadline, func() bool {
+		found = orphans(marker)
+		return len(found) == 0
+	})
+	for _, p := range found {
+		end(p)
+		_, _ = unix.Wait4(p.PID, nil, unix.WNOHANG, nil) // not a zombie yet: reported again
+	}
+	return found
+}
+
+// end kills what a failed run has left, so that no other test suffers from it.
+// The pidfd is opened first and the identity compared then: no stranger that
+// got the same pid meanwhile is ever hit.
+func end(p Proc) {
+	if p.PID <= 1 || p.PID == os.Getpid() {
+		return
+	}
+	fd, err := unix.PidfdOpen(p.PID, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	if now, ok := ReadProc(p.PID); ok && now.Start == p.Start {
+		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) // gone meanwhile is fine
+	}
+}
+
+// Target is a process of a run that a test may signal, held by a pidfd.
+type Target struct {
+	PID int
+	fd  int
+}
+
+// Open takes hold of a process that is below a run; close it after use.
+func Open(pid int) (*Target, error) {
+	if pid <= 1 || pid == os.Getpid() {
+		return nil, fmt.Errorf("pid %d is not to be signalled", pid)
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, err
+	}
+	return &Target{PID: pid, fd: fd}, nil
+}
+
+// Signal sends a signal; a process that has ended is no error.
+func (t *Target) Signal(sig unix.Signal) error {
+	if err := unix.PidfdSendSignal(t.fd, sig, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return err
+	}
+	return nil
+}
+
+// Ended says whether the process has ended.
+func (t *Target) Ended() bool {
+	fds := []unix.PollFd{{Fd: int32(t.fd), Events: unix.POLLIN}}
+	n, err := unix.Poll(fds, 0)
+	return err == nil && n > 0
+}
+
+// Close gives up the pidfd, not the process.
+func (t *Target) Close() { unix.Close(t.fd) }

@@ -1,0 +1,618 @@
+package harness
+
+import (
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// MarkerName is the variable that holds a run's marker.
+const MarkerName = "SBXRUN_TEST_RUN"
+
+// Options are how sbxrun is started. The zero value is right for most tests.
+type Options struct {
+	// Dir is sbxrun's current directory; "" is an empty one made for the run.
+	Dir string
+	// Env is added to a small environment: PATH without what only a developer
+	// has, HOME, LANG, TMPDIR. NAME= alone removes nothing, it sets empty.
+	Env []string
+	// Bare leaves the command line exactly as given: no --report, no marker in
+	// the sandbox, no /fixtures. The marker is still in sbxrun's environment.
+	Bare bool
+	// Wrap is a command that starts sbxrun; sbxrun and its arguments follow.
+	Wrap []string
+	// Stdin is sbxrun's; nil is /dev/null. A file is handed over as it is,
+	// anything else is written into a pipe.
+	Stdin io.Reader
+	// Stdout and Stderr replace the pipes that are read into Result.
+	Stdout, Stderr *os.File
+	// ExtraFiles are descriptors 3, 4 … of sbxrun.
+	ExtraFiles []*os.File
+	// Attr is for a session, a terminal or a process group of its own.
+	Attr *syscall.SysProcAttr
+	// Bound replaces the constant Bound.
+	Bound time.Duration
+}
+
+// Result is a run that is over.
+type Result struct {
+	ExitCode int            // -1 if it died of Signal
+	Signal   syscall.Signal // that ended sbxrun itself
+	Stdout   []byte
+	Stderr   []byte
+	Report   *Report       // nil if there is none
+	Elapsed  time.Duration // from start to the exit of sbxrun
+	Ended    time.Time     // when sbxrun exited
+	// EOF is when both outputs had ended, counted from sbxrun's exit.
+	EOF time.Duration
+}
+
+// Process is a run in progress.
+type Process struct {
+	PID    int
+	Marker string
+
+	t       T
+	o       Options
+	cmd     *exec.Cmd
+	begin   time.Time
+	dir     string // of the run: report, TMPDIR
+	outputs [2]*output
+
+	exited chan struct{} // closed after the fields below are set
+	exit   time.Time
+	err    error
+
+	watched chan struct{} // closed when the look-out for the namespace is over
+	ns      uint64        // after watched
+	// held keeps the namespace from being freed as long as it is looked for:
+	// the next one made would get the same inode.
+	held   *os.File
+	killed bool
+}
+
+// Run runs sbxrun to its end; see [Process.Wait] for what it asserts.
+func Run(t T, o Options, args ...string) *Result {
+	t.Helper()
+	return Start(t, o, args...).Wait()
+}
+
+// Start starts sbxrun. The test must Wait.
+func Start(t T, o Options, args ...string) *Process {
+	t.Helper()
+	p, err := start(t, o, args)
+	if err != nil {
+		t.Fatalf("start sbxrun: %v", err)
+	}
+	return p
+}
+
+// TryStart is Start where the system call may fail.
+func TryStart(t T, o Options, args ...string) (*Process, error) {
+	t.Helper()
+	return start(t, o, args)
+}
+
+func start(t T, o Options, args []string) (*Process, error) {
+	t.Helper()
+	p := &Process{Marker: newMarker(), t: t, o: o, dir: Dir(t), exited: make(chan struct{}), watched: make(chan struct{})}
+	tmp := filepath.Join(p.dir, "tmp")
+	if err := os.Mkdir(tmp, 0o700); err != nil {
+		return nil, err
+	}
+	words := append(slices.Clone(o.Wrap), Binary(t))
+	words = append(words, p.arguments(args)...)
+	p.cmd = exec.Command(words[0], words[1:]...)
+	p.cmd.Dir = o.Dir
+	if o.Dir == "" {
+		p.cmd.Dir = Dir(t)
+	}
+	p.cmd.Env = append([]string{"PATH=" + Path, "HOME=/nonexistent", "LANG=C.UTF-8", "TMPDIR=" + tmp, MarkerName + "=" + p.Marker}, o.Env...)
+	p.cmd.ExtraFiles, p.cmd.SysProcAttr = o.ExtraFiles, o.Attr
+
+	mine, err := p.connect()
+	defer func() {
+		for _, f := range mine {
+			f.Close()
+		}
+	}()
+	if err != nil {
+		return nil, err
+	}
+	p.begin = time.Now()
+	done, err := Register(func() (int, error) {
+		if err := p.cmd.Start(); err != nil {
+			return 0, err
+		}
+		return p.cmd.Process.Pid, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	p.PID = p.cmd.Process.Pid
+	go func() {
+		p.err = p.cmd.Wait()
+		p.exit = time.Now()
+		done()
+		close(p.exited)
+	}()
+	go p.watch()
+	return p, nil
+}
+
+// Path is the PATH of a run: where a distribution puts its programs.
+const Path = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+
+// arguments puts the harness's own flags before the test's, behind the name of
+// the command if there is one.
+func (p *Process) arguments(args []string) []string {
+	if p.o.Bare {
+		return args
+	}
+	own := []string{
+		"--report", p.reportPath(),
+		"--env", MarkerName + "=" + p.Marker,
+		"--env", "FIXTURE_SECONDS=60", // should a test fail, the rest ends by itself
+		"--ro-bind", strings.NewReplacer(`\`, `\\`, ":", `\:`).Replace(FixturesDir(p.t)) + ":/fixtures",
+	}
+	if len(args) > 0 && args[0] == "run" {
+		return append(append([]string{"run"}, own...), args[1:]...)
+	}
+	return append(own, args...)
+}
+
+func (p *Process) reportPath() string { return filepath.Join(p.dir, "report.json") }
+
+// connect sets up the standard streams and returns the ends that only the child
+// needs.
+func (p *Process) connect() (mine []*os.File, err error) {
+	stdin := p.o.Stdin
+	if _, ok := stdin.(*os.File); !ok && stdin != nil {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return mine, err
+		}
+		mine = append(mine, r)
+		// Not by package exec: its Wait would wait for this to end.
+		go func(src io.Reader) {
+			_, _ = io.Copy(w, src) // who does not read gets us EPIPE
+			w.Close()
+		}(stdin)
+		stdin = r
+	}
+	p.cmd.Stdin = stdin
+	for i, file := range []*os.File{p.o.Stdout, p.o.Stderr} {
+		if file == nil {
+			r, w, err := os.Pipe()
+			if err != nil {
+				return mine, err
+			}
+			mine = append(mine, w)
+			p.outputs[i], file = newOutput(r), w
+		}
+		if i == 0 {
+			p.cmd.Stdout = file
+		} else {
+			p.cmd.Stderr = file
+		}
+	}
+	return mine, nil
+}
+
+// watch looks for the sandbox's PID namespace below sbxrun while it runs.
+func (p *Process) watch() {
+	defer close(p.watched)
+	host := pidNamespace(os.Getpid())
+	for pause := time.Millisecond; ; pause = min(pause+pause/4, 50*time.Millisecond) {
+		below := Descendants(p.PID)
+		own(p.Marker, below)
+		for _, pid := range below {
+			ns := pidNamespace(pid)
+			if ns == 0 || ns == host {
+				continue
+			}
+			held, err := os.Open(procFile(pid, "ns/pid"))
+			if err != nil {
+				continue // it has just ended
+			}
+			// Looked at again, through what is held: pid may be another by now.
+			var st unix.Stat_t
+			if unix.Fstat(int(held.Fd()), &st) == nil && st.Ino != host {
+				p.ns, p.held = st.Ino, held
+				return
+			}
+			held.Close()
+		}
+		select {
+		case <-p.exited:
+			return
+		case <-time.After(pause):
+		}
+	}
+}
+
+// Namespace waits until the sandbox's PID namespace is known.
+func (p *Process) Namespace() uint64 {
+	p.t.Helper()
+	<-p.watched
+	if p.ns == 0 {
+		p.t.Fatalf("sbxrun ended before its sandbox was seen")
+	}
+	return p.ns
+}
+
+// Signal sends a signal to the process that was started: sbxrun, or Wrap.
+func (p *Process) Signal(sig syscall.Signal) {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		p.t.Errorf("signal %v: %v", sig, err)
+	}
+}
+
+// Kill kills sbxrun itself, from where on nobody waits for the sandbox: what is
+// left may take a moment to end, and its keeper is ours to reap.
+func (p *Process) Kill() {
+	p.killed = true
+	ours.Lock()
+	ours.killed[p.Marker] = true
+	ours.Unlock()
+	_ = p.cmd.Process.Kill() // it has ended already: nothing to kill
+}
+
+// Exited is closed when sbxrun has ended.
+func (p *Process) Exited() <-chan struct{} { return p.exited }
+
+// The processes of a run, from the outside in.
+const (
+	RoleKeeper  = 1 // child of sbxrun
+	RoleMonitor = 2 // bwrap's outer process
+	RoleInit    = 3
+	RolePayload = 4
+)
+
+// Role waits for one of the run's processes and takes hold of it. It fails the
+// test if sbxrun ends first.
+func (p *Process) Role(role int) *Target {
+	p.t.Helper()
+	var target *Target
+	Until(p.t, p.bound(), "process "+strconv.Itoa(role)+" of the run", func() bool {
+		select {
+		case <-p.exited:
+			p.t.Fatalf("sbxrun ended before process %d of the run was seen", role)
+		default:
+		}
+		pid := p.PID
+		for range role {
+			c := children(pid)
+			if len(c) == 0 {
+				return false
+			}
+			pid = slices.Min(c) // the first, but for wrapped pids: the payload and not its orphans
+		}
+		var err error
+		target, err = Open(pid)
+		return err == nil
+	})
+	p.t.Cleanup(target.Close)
+	return target
+}
+
+// WaitOutput waits until stdout holds a text. It fails the test if stdout ends
+// first.
+func (p *Process) WaitOutput(text string) {
+	p.t.Helper()
+	p.waitOutput(0, text)
+}
+
+// WaitStderr is WaitOutput for stderr.
+func (p *Process) WaitStderr(text string) {
+	p.t.Helper()
+	p.waitOutput(1, text)
+}
+
+func (p *Process) waitOutput(i int, text string) {
+	p.t.Helper()
+	if !p.outputs[i].waitFor(text, time.Now().Add(p.bound())) {
+		p.t.Errorf("no %q in the output %.2000q", text, p.outputs[i].text())
+		p.Wait()
+		p.t.Fatalf("gave up")
+	}
+}
+
+// Output is what stdout holds by now.
+func (p *Process) Output() string { return p.outputs[0].text() }
+
+func (p *Process) bound() time.Duration {
+	if p.o.Bound > 0 {
+		return p.o.Bound
+	}
+	return Bound
+}
+
+// Command runs something else than sbxrun, which the tests need, to its end or
+// until the bound. It returns stdout and stderr in one.
+func Command(t T, cmd *exec.Cmd, bound time.Duration) (string, error) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		return "", err
+	}
+	out := newOutput(r)
+	cmd.Stdout, cmd.Stderr = w, w
+	done, err := Register(func() (int, error) {
+		if err := cmd.Start(); err != nil {
+			return 0, err
+		}
+		return cmd.Process.Pid, nil
+	})
+	w.Close()
+	if err != nil {
+		return "", err
+	}
+	timer := time.AfterFunc(bound, func() {
+		_ = cmd.Process.Kill() // it has just ended: nothing to kill
+	})
+	err = cmd.Wait()
+	done()
+	if !timer.Stop() {
+		t.Errorf("%s was killed after %v", cmd.Args[0], bound)
+	}
+	<-out.ended
+	return out.text(), err
+}
+
+// Wait waits for sbxrun's end and asserts all that holds for every run:
+//
+//   - it ends within the bound; or else it is killed, and the test fails;
+//   - when it returns no process of the run is alive, not even for a moment;
+//     after Kill: soon;
+//   - stdout and stderr are at their end, nobody holds them;
+//   - nothing was abandoned to sbxrun's parent, not even a zombie;
+//   - no file was left but the report;
+//   - the report says the same as the exit code, and is consistent.
+func (p *Process) Wait() *Result {
+	p.t.Helper()
+	select {
+	case <-p.exited:
+	case <-time.After(p.bound()):
+		p.t.Errorf("sbxrun still runs after %v and is killed now; below it:\n%s", p.bound(), p.tree())
+		p.Kill()
+		<-p.exited
+	}
+	p.gone()
+	r := &Result{Elapsed: p.exit.Sub(p.begin), Ended: p.exit}
+	state := p.cmd.ProcessState
+	r.ExitCode = state.ExitCode()
+	if ws, ok := state.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+		r.Signal = ws.Signal()
+	}
+	r.Stdout, r.Stderr = p.drain(0, r), p.drain(1, r)
+	if left := orphansBy(p.Marker, time.Now().Add(reap)); len(left) > 0 {
+		p.t.Errorf("left for PID 1 to reap:\n%s", list(left))
+	}
+	p.checkFiles()
+	p.readReport(r)
+	return r
+}
+
+func (p *Process) tree() string {
+	var procs []Proc
+	for _, pid := range Descendants(p.PID) {
+		if proc, ok := ReadProc(pid); ok {
+			procs = append(procs, proc)
+		}
+	}
+	return list(procs)
+}
+
+// gone asserts that no process of the run is left, and ends those that are.
+func (p *Process) gone() {
+	p.t.Helper()
+	<-p.watched
+	if p.held != nil {
+		defer p.held.Close()
+	}
+	deadline := p.exit // one look, and no second chance
+	if p.killed {
+		deadline = time.Now().Add(settle)
+	}
+	var left []Proc
+	if !holdsBy(deadline, func() bool {
+		left = find(p.Marker, p.ns)
+		return len(left) == 0
+	}) {
+		p.t.Errorf("%d processes of the run are left %v after sbxrun has ended:\n%s", len(left), time.Since(p.exit).Round(time.Millisecond), list(left))
+		for _, proc := range left {
+			end(proc)
+		}
+	}
+}
+
+// drain waits for the end of one output.
+func (p *Process) drain(i int, r *Result) []byte {
+	p.t.Helper()
+	out := p.outputs[i]
+	if out == nil {
+		return nil
+	}
+	select {
+	case <-out.ended:
+		r.EOF = max(r.EOF, out.eof.Sub(p.exit))
+	case <-time.After(settle):
+		p.t.Errorf("output %d is still open %v after sbxrun has ended", i+1, settle)
+	}
+	return []byte(out.text())
+}
+
+func (p *Process) checkFiles() {
+	p.t.Helper()
+	if p.killed {
+		return // nobody can remove files of a killed process
+	}
+	err := filepath.WalkDir(p.dir, func(path string, d os.DirEntry, err error) error {
+		switch path {
+		case p.dir, filepath.Join(p.dir, "tmp"), p.reportPath():
+		default:
+			p.t.Errorf("sbxrun left a file behind: %s", path)
+		}
+		return err
+	})
+	if err != nil {
+		p.t.Errorf("look for files: %v", err)
+	}
+}
+
+func (p *Process) readReport(r *Result) {
+	p.t.Helper()
+	if p.o.Bare || p.killed {
+		return
+	}
+	data, err := os.ReadFile(p.reportPath())
+	if err != nil {
+		if r.ExitCode != 125 && r.Signal == 0 && len(p.o.Wrap) == 0 {
+			p.t.Errorf("exit code %d without a report; stderr: %.2000s", r.ExitCode, r.Stderr)
+		}
+		return // a usage error, which a test sees by the code
+	}
+	if r.Report, err = ParseReport(data); err != nil {
+		p.t.Errorf("%v", err)
+		return
+	}
+	for _, wrong := range r.Report.check() {
+		p.t.Errorf("report: %s; it is %.2000s", wrong, data)
+	}
+	if r.Report.ExitCode != r.ExitCode && len(p.o.Wrap) == 0 {
+		p.t.Errorf("exit code %d, but %d in the report", r.ExitCode, r.Report.ExitCode)
+	}
+	if r.Report.Started && r.Report.Teardown.Verdict != "proven" {
+		p.t.Errorf("the end is not proven: %.2000s", data)
+	}
+}
+
+// Expect asserts how the run has ended.
+func (r *Result) Expect(t T, code int, cause string) {
+	t.Helper()
+	if r.ExitCode != code {
+		t.Errorf("exit code %d (signal %v), want %d; stdout %.500q; stderr %.500q", r.ExitCode, r.Signal, code, r.Stdout, r.Stderr)
+	}
+	switch {
+	case r.Report == nil:
+		t.Fatalf("there is no report; stderr %.500q", r.Stderr)
+	case r.Report.Cause != cause:
+		t.Errorf("cause %q, want %q; report %.2000s", r.Report.Cause, cause, r.Report.Raw())
+	}
+}
+
+// Within asserts a measured time: at least low, and at most high plus Slack.
+func Within(t T, what string, got, low, high time.Duration) {
+	t.Helper()
+	if got < low || got > high+Slack {
+		t.Errorf("%s took %v, want %v to %v (and %v of slack)", what, got, low, high, Slack)
+	}
+}
+
+// PeakRSS is the most memory sbxrun has had resident so far, in bytes; 0 if it
+// has ended. Not by getrusage(2): that includes what was before the exec.
+func (p *Process) PeakRSS() int64 {
+	data, err := os.ReadFile(procFile(p.PID, "status"))
+	if err != nil {
+		return 0
+	}
+	for _, line := range strings.Split(string(data), "\n") {
+		if f := strings.Fields(line); len(f) == 3 && f[0] == "VmHWM:" {
+			kib, _ := strconv.ParseInt(f[1], 10, 64)
+			return kib << 10
+		}
+	}
+	return 0
+}
+
+// output collects a stream and lets others wait for a text in it.
+type output struct {
+	mu     sync.Mutex
+	data   []byte
+	more   chan struct{} // closed and replaced when data has grown
+	ended  chan struct{} // closed at end-of-file, after eof is set
+	eof    time.Time
+	closed bool
+}
+
+func newOutput(r *os.File) *output {
+	o := &output{more: make(chan struct{}), ended: make(chan struct{})}
+	go func() {
+		defer r.Close()
+		buf := make([]byte, 64<<10)
+		for {
+			n, err := r.Read(buf)
+			o.add(buf[:n], err != nil)
+			if err != nil {
+				o.eof = time.Now()
+				close(o.ended)
+				return
+			}
+		}
+	}()
+	return o
+}
+
+func (o *output) add(data []byte, last bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.data = append(o.data, data...)
+	o.closed = o.closed || last
+	close(o.more)
+	o.more = make(chan struct{})
+}
+
+func (o *output) text() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return string(o.data)
+}
+
+func (o *output) waitFor(text string, deadline time.Time) bool {
+	for {
+		o.mu.Lock()
+		found, closed, more := strings.Contains(string(o.data), text), o.closed, o.more
+		o.mu.Unlock()
+		if found || closed {
+			return found
+		}
+		select {
+		case <-more:
+		case <-time.After(time.Until(deadline)):
+			return false
+		}
+	}
+}
+
+// HostFork makes and reaps one process on the host, and says how long it took.
+func HostFork(t T) time.Duration {
+	t.Helper()
+	begin := time.Now()
+	if _, err := Command(t, exec.Command("/bin/true"), Bound); err != nil {
+		t.Errorf("the host cannot fork: %v", err)
+	}
+	return time.Since(begin)
+}
+
+// Must fails the test on an error.
+func Must(t T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+}
+
+// Root says whether the tests run as root; some rows expect more then.
+func Root() bool { return os.Geteuid() == 0 }

@@ -1,0 +1,168 @@
+package tests
+
+import (
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// R4: signals to everything there is reach nobody outside: neither sbxrun nor
+// its caller nor the caller's process group, and the deadline fires.
+func TestR04SignalsEverybody(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		kind string
+		code int
+	}{
+		{"stop-group", 124},
+		{"stop-all", 124},
+		{"kill-group", 137},
+		{"kill-all", 124},
+		{"stop-parent", 124},
+		{"kill-init", 124},
+	} {
+		t.Run(c.kind, func(t *testing.T) {
+			t.Parallel()
+			// The caller is a shell in a group of its own, with a bystander.
+			caller := `sleep 30 >&- 2>&- & "$@"; code=$?
+				read -r state </proc/$!/stat; [[ $state == *" S "* ]] && echo bystander lives
+				kill $!; wait; echo caller lives; exit $code`
+			p := harness.Start(t, harness.Options{
+				Wrap:  []string{"bash", "-c", caller, "-"},
+				Attr:  &syscall.SysProcAttr{Setpgid: true},
+				Bound: 20 * time.Second,
+			}, "--timeout", "1", "/fixtures/signal-all", c.kind)
+			p.WaitOutput("ready 3\n")
+			r := p.Wait()
+			cause := "timeout"
+			if c.code == 137 {
+				cause = "signaled"
+			}
+			r.Expect(t, c.code, cause)
+			for _, want := range []string{"bystander lives\n", "caller lives\n"} {
+				if !strings.Contains(string(r.Stdout), want) {
+					t.Errorf("no %q in %q", want, r.Stdout)
+				}
+			}
+			if c.code == 124 {
+				harness.Within(t, "the run", r.Elapsed, time.Second, 1300*time.Millisecond)
+			}
+		})
+	}
+}
+
+// R5: a fork bomb is gone at the deadline, and the host can fork all the time.
+func TestR05ForkBomb(t *testing.T) {
+	// Not in parallel: it is about who gets the processor.
+	for _, kind := range []string{"spin", "sleep", "session"} {
+		t.Run(kind, func(t *testing.T) {
+			p := harness.Start(t, harness.Options{}, "--timeout", "2", "/fixtures/fork-bomb", kind)
+			p.WaitOutput("ready 201\n")
+			forks := 0
+			for running := true; running; forks++ {
+				if took := harness.HostFork(t); took > time.Second+harness.Slack {
+					t.Errorf("a fork on the host took %v", took)
+				}
+				select {
+				case <-p.Exited():
+					running = false
+				default:
+				}
+			}
+			r := p.Wait()
+			r.Expect(t, 124, "timeout")
+			if forks < 2 {
+				t.Errorf("the host could fork only %d times meanwhile", forks)
+			}
+			// 200 spinning processes on few processors: the deadline is heard
+			// late, though it is by far the oldest to wait.
+			harness.Within(t, "the run", r.Elapsed, 2*time.Second, 3*time.Second)
+		})
+	}
+}
+
+// R5: a moving target, of which no look at /proc ever sees the present.
+func TestR05ForkChain(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{}, "--timeout", "1", "/fixtures/fork-chain")
+	p.WaitOutput("ready 2\n")
+	r := p.Wait()
+	r.Expect(t, 124, "timeout")
+	harness.Within(t, "the run", r.Elapsed, time.Second, 1300*time.Millisecond)
+}
+
+// R6: the teardown of many threads, much memory and many stopped sessions is
+// bounded, and reported.
+func TestR06BigTeardown(t *testing.T) {
+	// Not in parallel: it is about how long the kernel takes.
+	for _, c := range []struct {
+		fixture, ready string
+		env            string
+	}{
+		{"many-threads", "ready 400\n", "FIXTURE_COUNT=400"},
+		{"mem-hog", "ready 1024\n", "FIXTURE_MIB=1024"},
+		{"many-stopped", "ready 501\n", "FIXTURE_COUNT=500"},
+		{"leave-zombies", "ready 201\n", "FIXTURE_COUNT=200"},
+	} {
+		t.Run(c.fixture, func(t *testing.T) {
+			p := harness.Start(t, harness.Options{}, "--timeout", "50", "--env", c.env, "/fixtures/"+c.fixture)
+			p.WaitOutput(c.ready)
+			sent := time.Now()
+			p.Signal(syscall.SIGTERM)
+			r := p.Wait()
+			r.Expect(t, 128+15, "canceled")
+			const bound = 500 * time.Millisecond
+			harness.Within(t, "the end", r.Ended.Sub(sent), 0, bound)
+			teardown := time.Duration(*r.Report.TeardownMS * float64(time.Millisecond))
+			harness.Within(t, "teardown_ms", teardown, time.Microsecond, r.Ended.Sub(sent))
+		})
+	}
+}
+
+// R6: the memory a command has used is in the report.
+func TestR06MemoryIsReported(t *testing.T) {
+	t.Parallel()
+	r := harness.Run(t, harness.Options{}, "python3", "-c", "x = b'x' * (200 << 20)")
+	r.Expect(t, 0, "exited")
+	if got := r.Report.Usage.MaxRSSBytes >> 20; got < 200 || got > 260 {
+		t.Errorf("%d MiB reported, want a little more than 200", got)
+	}
+}
+
+// R7: a sandbox in the sandbox dies with it, or is refused in good order.
+func TestR07Nested(t *testing.T) {
+	t.Parallel()
+	inside := filepath.Dir(harness.Binary(t))
+	for _, tool := range []string{"unshare", "bwrap", "sbxrun"} {
+		t.Run(tool, func(t *testing.T) {
+			t.Parallel()
+			p := harness.Start(t, harness.Options{}, "--timeout", "1.5", "--ro-bind", inside+":/mnt/sbxrun", "--workdir", "/tmp",
+				"/fixtures/nested", tool, "/mnt/sbxrun/sbxrun")
+			p.WaitOutput("nested " + tool + ": ")
+			r := p.Wait()
+			if strings.Contains(string(r.Stdout), "refused") {
+				r.Expect(t, 1, "exited")
+				return
+			}
+			r.Expect(t, 124, "timeout")
+			harness.Within(t, "the run", r.Elapsed, 1500*time.Millisecond, 1800*time.Millisecond)
+		})
+	}
+}
+
+// Process names made to mislead whoever reads /proc by lines and blanks.
+func TestOddNames(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []string{"paren", "newline", "bytes", "empty"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			p := harness.Start(t, harness.Options{}, "--timeout", "0.5", "/fixtures/odd-name", kind)
+			p.WaitOutput("ready 2\n")
+			p.Wait().Expect(t, 124, "timeout")
+		})
+	}
+}

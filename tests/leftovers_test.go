@@ -1,0 +1,59 @@
+package tests
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// R1: a child that holds stdout keeps nobody waiting, and is dead before sbxrun
+// returns.
+func TestR01LeavesStdoutHeld(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{}, "/fixtures/leave-stdout", "7")
+	p.WaitOutput("left 1\n")
+	r := p.Wait()
+	r.Expect(t, 7, "exited")
+	if r.Report.Teardown.Strays != 1 {
+		t.Errorf("%d strays, want 1", r.Report.Teardown.Strays)
+	}
+	// From the command's exit to the proof, by sbxrun's own clock, and from
+	// there to end-of-file by ours.
+	teardown := time.Duration(*r.Report.TeardownMS * float64(time.Millisecond))
+	harness.Within(t, "from the command's exit to the end of its output", teardown+r.EOF, 0, 50*time.Millisecond)
+}
+
+// R2: not one byte is written after sbxrun has returned.
+func TestR02WriterIsStopped(t *testing.T) {
+	t.Parallel()
+	// A writer that outlives its sandbox does so for milliseconds: look at once
+	// and for a while, many times.
+	const runs, watch = 20, 25 * time.Millisecond
+	for range runs {
+		dir := harness.SharedDir(t)
+		file := filepath.Join(dir, "file")
+		r := harness.Run(t, harness.Options{}, "--bind", dir+":/out", "/fixtures/leave-writer", "/out/file")
+		size := fileSize(t, file)
+		r.Expect(t, 0, "exited")
+		if size == 0 {
+			t.Fatalf("the writer has not written")
+		}
+		for over := time.Now().Add(watch); time.Now().Before(over); time.Sleep(time.Millisecond) {
+			if now := fileSize(t, file); now != size {
+				t.Fatalf("the file has grown from %d to %d bytes after sbxrun had returned", size, now)
+			}
+		}
+	}
+}
+
+func fileSize(t *testing.T, name string) int64 {
+	t.Helper()
+	st, err := os.Stat(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st.Size()
+}

@@ -1,0 +1,71 @@
+package tests
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// R22: neither the host's loopback nor its sockets, abstract or by path, can be
+// reached.
+func TestR22Network(t *testing.T) {
+	t.Parallel()
+	listen := func(network, address string) net.Listener {
+		l, err := net.Listen(network, address)
+		harness.Must(t, err)
+		t.Cleanup(func() { l.Close() })
+		return l
+	}
+	tcp := listen("tcp4", "127.0.0.1:0").Addr().(*net.TCPAddr)
+	abstract := fmt.Sprintf("@sbxrun-test-%d", os.Getpid())
+	listen("unix", abstract)
+	// Where docker.sock is; only root can make one there.
+	dir := harness.Dir(t)
+	if harness.Root() {
+		var err error
+		dir, err = os.MkdirTemp("/run", "sbxrun-test-")
+		harness.Must(t, err)
+		t.Cleanup(func() { os.RemoveAll(dir) })
+		harness.Must(t, os.Chmod(dir, 0o755))
+	}
+	socket := filepath.Join(dir, "docker.sock")
+	listen("unix", socket)
+	harness.Must(t, os.Chmod(socket, 0o777))
+
+	targets := []string{strconv.Itoa(tcp.Port), abstract, socket, "/run/docker.sock", "/var/run/docker.sock"}
+	r := harness.Run(t, harness.Options{}, append([]string{"/fixtures/probe-net"}, targets...)...)
+	r.Expect(t, 0, "exited")
+	if n := strings.Count(string(r.Stdout), ": unreachable ("); n != len(targets) {
+		t.Errorf("%d of %d unreachable:\n%s", n, len(targets), r.Stdout)
+	}
+
+	// The same probe with the host's network sees what is there, but still no
+	// socket below /run.
+	r = harness.Run(t, harness.Options{}, append([]string{"--net", "host", "/fixtures/probe-net"}, targets...)...)
+	for _, want := range []string{strconv.Itoa(tcp.Port) + ": reachable\n", abstract + ": reachable\n", socket + ": unreachable"} {
+		if !strings.Contains(string(r.Stdout), want) {
+			t.Errorf("--net host: no %q in:\n%s", want, r.Stdout)
+		}
+	}
+}
+
+// R22: the sandbox has a loopback of its own that is up, and nothing else.
+func TestR22OwnLoopback(t *testing.T) {
+	t.Parallel()
+	r := harness.Run(t, harness.Options{}, "python3", "-c", `
+import os, socket
+print(os.listdir("/sys/class/net") if os.path.exists("/sys/class/net") else "", [n for _, n in socket.if_nameindex()])
+s = socket.create_server(("127.0.0.1", 0))
+c = socket.create_connection(s.getsockname())
+print("connected", os.listdir("/run"))`)
+	r.Expect(t, 0, "exited")
+	if got := string(r.Stdout); got != " ['lo']\nconnected []\n" {
+		t.Errorf("%q", got)
+	}
+}

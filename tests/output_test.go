@@ -1,0 +1,211 @@
+package tests
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// maxRSS is what sbxrun itself may take, however much is printed.
+const maxRSS = 32 << 20
+
+// captured runs with --json and returns the run, with the report that was
+// printed, and the most memory sbxrun was seen to have.
+func captured(t *testing.T, args ...string) (*harness.Result, *harness.Report) {
+	t.Helper()
+	p := harness.Start(t, harness.Options{}, append([]string{"--json"}, args...)...)
+	var peak int64
+	for running := true; running; {
+		select {
+		case <-p.Exited():
+			running = false
+		case <-time.After(20 * time.Millisecond):
+			peak = max(peak, p.PeakRSS())
+		}
+	}
+	r := p.Wait()
+	if peak > maxRSS {
+		t.Errorf("sbxrun had %d bytes resident, more than %d", peak, maxRSS)
+	}
+	rep, err := harness.ParseReport(r.Stdout)
+	if err != nil {
+		t.Fatalf("--json: %v; stderr %.2000s", err, r.Stderr)
+	}
+	if rep.StdoutBytes == nil || rep.StderrBytes == nil || rep.StdoutTruncated == nil || rep.StderrTruncated == nil {
+		t.Fatalf("stream members are missing: %.2000s", rep.Raw())
+	}
+	return r, rep
+}
+
+// bulk is what fixtures/out-bulk prints on each stream.
+func bulk(tag string, lines int) []byte {
+	var b bytes.Buffer
+	for i := range lines {
+		fmt.Fprintf(&b, "%s%08d\n", tag, i)
+	}
+	return b.Bytes()
+}
+
+// R12: passed through, every byte arrives as it was.
+func TestR12PassThrough(t *testing.T) {
+	t.Parallel()
+	r := harness.Run(t, harness.Options{}, "/fixtures/out-bulk")
+	r.Expect(t, 0, "exited")
+	if !bytes.Equal(r.Stdout, bulk("o", 500000)) || !bytes.Equal(r.Stderr, bulk("e", 300000)) {
+		t.Errorf("stdout (%d bytes) or stderr (%d bytes) is not what was printed", len(r.Stdout), len(r.Stderr))
+	}
+	every := make([]byte, 256)
+	for i := range every {
+		every[i] = byte(i)
+	}
+	r = harness.Run(t, harness.Options{}, "/fixtures/out-bytes")
+	if !bytes.Equal(r.Stdout, every) {
+		t.Errorf("all 256 bytes became %q", r.Stdout)
+	}
+}
+
+// R12: the output is the payload's own descriptor, not a copy: sbxrun does not
+// come in between.
+func TestR12PassThroughFile(t *testing.T) {
+	t.Parallel()
+	file, err := os.CreateTemp(harness.Dir(t), "out")
+	harness.Must(t, err)
+	defer file.Close()
+	harness.Run(t, harness.Options{Stdout: file}, "/fixtures/out-bulk").Expect(t, 0, "exited")
+	got, err := os.ReadFile(file.Name())
+	harness.Must(t, err)
+	if !bytes.Equal(got, bulk("o", 500000)) {
+		t.Errorf("%d bytes in the file are not what was printed", len(got))
+	}
+}
+
+// R12: captured, each stream is capped, counted to its end, and drained.
+func TestR12CaptureBulk(t *testing.T) {
+	t.Parallel()
+	r, rep := captured(t, "--max-output", "100k", "/fixtures/out-bulk")
+	r.Expect(t, 0, "exited")
+	if *rep.StdoutBytes != 5000000 || *rep.StderrBytes != 3000000 {
+		t.Errorf("%d and %d bytes", *rep.StdoutBytes, *rep.StderrBytes)
+	}
+	for name, text := range map[string]*string{"stdout": rep.Stdout, "stderr": rep.Stderr} {
+		if text == nil {
+			t.Errorf("%s: not there as text", name)
+			continue
+		}
+		if len(*text) > 100<<10+100 || len(*text) < 99<<10 {
+			t.Errorf("%s: %d bytes kept of 100k", name, len(*text))
+		}
+		tag := name[3:4] // o of stdout, e of stderr
+		last := map[string]string{"o": "o00499999\n", "e": "e00299999\n"}[tag]
+		if !strings.HasPrefix(*text, tag+"00000000\n") || !strings.HasSuffix(*text, last) || !strings.Contains(*text, "bytes left out") {
+			t.Errorf("%s: head or tail is missing: %.30q … %q", name, *text, (*text)[len(*text)-30:])
+		}
+	}
+	if !*rep.StdoutTruncated || !*rep.StderrTruncated {
+		t.Errorf("not said to be truncated")
+	}
+}
+
+// R12: output without end, until the deadline.
+func TestR12CaptureFlood(t *testing.T) {
+	// Not in parallel: it takes all of a processor.
+	r, rep := captured(t, "--timeout", "1", "/fixtures/out-flood")
+	r.Expect(t, 124, "timeout")
+	harness.Within(t, "the run", r.Elapsed, time.Second, 1300*time.Millisecond)
+	if !*rep.StdoutTruncated || *rep.StdoutBytes < 10<<20 {
+		t.Errorf("%d bytes, truncated: %v: the command was held up", *rep.StdoutBytes, *rep.StdoutTruncated)
+	}
+	if rep.Stdout == nil || len(*rep.Stdout) > 1<<20+100 {
+		t.Errorf("more than 1 MiB kept, or no text")
+	}
+}
+
+// R12: one line of 1 GiB.
+func TestR12CaptureLine(t *testing.T) {
+	// Not in parallel: it takes all of a processor.
+	r, rep := captured(t, "/fixtures/out-line", "1024")
+	r.Expect(t, 0, "exited")
+	if want := int64(1<<30 + 1); *rep.StdoutBytes != want {
+		t.Errorf("%d bytes, want %d", *rep.StdoutBytes, want)
+	}
+	if rep.Stdout == nil || !strings.HasSuffix(*rep.Stdout, "xxx\n") || len(*rep.Stdout) > 1<<20+100 {
+		t.Errorf("not the head and tail of the line")
+	}
+}
+
+// R12: a character that two reads, or the cap, cut in two.
+func TestR12CaptureSplitCharacter(t *testing.T) {
+	t.Parallel()
+	r, rep := captured(t, "/fixtures/out-split", "65536")
+	r.Expect(t, 0, "exited")
+	if want := strings.Repeat("a", 65535) + "€\n"; rep.Stdout == nil || *rep.Stdout != want || *rep.StdoutTruncated {
+		t.Errorf("the character was not kept whole")
+	}
+	// Every place the cap can fall on.
+	for limit := 98; limit <= 106; limit++ {
+		_, rep := captured(t, "--max-output", fmt.Sprint(limit), "printf", "€%.0s", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "")
+		if rep.Stdout == nil || strings.ContainsRune(*rep.Stdout, '\uFFFD') || *rep.StdoutBytes != 41*3 || !*rep.StdoutTruncated {
+			t.Errorf("limit %d: %s", limit, rep.Raw())
+		}
+	}
+}
+
+// R12: what is no text is there as base64, and the JSON is valid all the same.
+func TestR12CaptureBytes(t *testing.T) {
+	t.Parallel()
+	_, rep := captured(t, "/fixtures/out-bytes", "010203")
+	if rep.Stdout == nil || *rep.Stdout != "\x01\x02\x03" || rep.StdoutBase64 != nil {
+		t.Errorf("control characters: %s", rep.Raw())
+	}
+	_, rep = captured(t, "/fixtures/out-bytes")
+	if rep.Stdout != nil || len(rep.StdoutBase64) != 256 || rep.StdoutBase64[255] != 255 {
+		t.Errorf("all bytes: %s", rep.Raw())
+	}
+	_, rep = captured(t, "true")
+	if rep.Stdout == nil || *rep.Stdout != "" || *rep.StdoutBytes != 0 || *rep.StdoutTruncated {
+		t.Errorf("no output: %s", rep.Raw())
+	}
+}
+
+// R12: what --json prints and what --report writes is one and the same run.
+func TestR12CaptureAndReport(t *testing.T) {
+	t.Parallel()
+	r, rep := captured(t, "sh", "-c", "echo out; echo err >&2; exit 3")
+	r.Expect(t, 3, "exited")
+	if *rep.Stdout != "out\n" || *rep.Stderr != "err\n" || rep.ID != r.Report.ID || len(r.Stderr) != 0 {
+		t.Errorf("printed %s, reported %s, stderr %q", rep.Raw(), r.Report.Raw(), r.Stderr)
+	}
+	// Also of what never started.
+	r, rep = captured(t, "no-such-command")
+	r.Expect(t, 127, "start-failed")
+	if rep.Started || *rep.StdoutBytes != 0 {
+		t.Errorf("printed %s", rep.Raw())
+	}
+}
+
+// The report can go to a descriptor, and is one write: whole or not at all.
+func TestReportToDescriptor(t *testing.T) {
+	t.Parallel()
+	read, write, err := os.Pipe()
+	harness.Must(t, err)
+	defer read.Close()
+	p := harness.Start(t, harness.Options{Bare: true, ExtraFiles: []*os.File{write}}, "--report", "fd:3", "--timeout", "0.2", "sleep", "60")
+	write.Close()
+	r := p.Wait()
+	buf := make([]byte, 64<<10)
+	n, err := read.Read(buf)
+	harness.Must(t, err)
+	rep, err := harness.ParseReport(buf[:n])
+	harness.Must(t, err)
+	if r.ExitCode != 124 || rep.Cause != "timeout" {
+		t.Errorf("exit code %d, report %s", r.ExitCode, buf[:n])
+	}
+	if n, err := read.Read(buf); n != 0 {
+		t.Errorf("then came %q, %v", buf[:n], err)
+	}
+}

@@ -1,0 +1,49 @@
+package tests
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// R26: 50 runs at once in one directory, half of which end by themselves and
+// half by their deadline, do not disturb one another.
+func TestR26Concurrent(t *testing.T) {
+	const runs = 50
+	dir := harness.SharedDir(t)
+	var wg sync.WaitGroup
+	ids := make([]string, runs)
+	for i := range runs {
+		wg.Go(func() {
+			code, cause, last := i+1, "exited", fmt.Sprintf("exit %d", i+1)
+			args := []string{"--timeout", "50"}
+			if i%2 == 1 {
+				code, cause, last = 124, "timeout", "sleep 60"
+				args = []string{"--timeout", "3"}
+			}
+			script := fmt.Sprintf("setsid sleep 60 & echo run %d; echo %d >>file-%d; %s", i, i, i, last)
+			p := harness.Start(t, harness.Options{Dir: dir}, append(args, "--bind", dir, "sh", "-c", script)...)
+			r := p.Wait()
+			r.Expect(t, code, cause)
+			if want := fmt.Sprintf("run %d\n", i); string(r.Stdout) != want {
+				t.Errorf("run %d printed %q", i, r.Stdout)
+			}
+			if got, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("file-%d", i))); err != nil || string(got) != fmt.Sprintf("%d\n", i) {
+				t.Errorf("run %d wrote %q, %v", i, got, err)
+			}
+			ids[i] = r.Report.ID
+		})
+	}
+	wg.Wait()
+	seen := map[string]bool{}
+	for i, id := range ids {
+		if id == "" || seen[id] {
+			t.Errorf("run %d has the id %q, which is empty or another's", i, id)
+		}
+		seen[id] = true
+	}
+}

@@ -1,0 +1,74 @@
+package tests
+
+import (
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// pid1 is the first process of a PID namespace that waits for its own children
+// and for nobody else's, like many a server in a container. It counts all tasks
+// there are: after two runs to warm up, and after all of them.
+const pid1 = `
+import os, subprocess, sys, time
+
+sbxrun, runs = sys.argv[1], int(sys.argv[2])
+assert os.getpid() == 1
+
+def tasks():
+    return sorted(f"{pid}/{task}" for pid in os.listdir("/proc") if pid.isdigit() for task in os.listdir(f"/proc/{pid}/task"))
+
+def run(code, *args):
+    r = subprocess.run([sbxrun, "--quiet", *args], stdin=subprocess.DEVNULL, capture_output=True)
+    if r.returncode != code:
+        sys.exit(f"exit code {r.returncode}, want {code}: {r.stderr}")
+
+def many(what, code, *args):
+    for _ in range(runs):
+        run(code, *args)
+    after = tasks()
+    if after != before:
+        for task in set(after) - set(before):
+            print(open(f"/proc/{task}/stat").read())
+        sys.exit(f"{len(before)} tasks before, {len(after)} after {runs} {what}")
+
+run(0, "true")
+run(124, "--timeout", "0.05", "sleep", "60")
+before = tasks()
+many("runs", 0, "true")
+many("runs that leave a daemon", 3, "sh", "-c", "setsid sleep 60 & exit 3")
+many("timeouts", 124, "--timeout", "0.03", "sh", "-c", "setsid sleep 60 & sleep 60")
+many("runs that never start", 127, "/no/such/command")
+print("tasks", len(before))
+`
+
+// R25: runs and timeouts under a PID 1 that never reaps leave no task, not even
+// a zombie. 100 of each kind, or SBXRUN_SOAK of them.
+func TestR25NeverReaped(t *testing.T) {
+	// Not in parallel: it takes all of a processor.
+	runs := 100
+	if soak := os.Getenv("SBXRUN_SOAK"); soak != "" {
+		n, err := strconv.Atoi(soak)
+		if err != nil || n < 1 {
+			t.Fatalf("SBXRUN_SOAK=%q: want a number of runs", soak)
+		}
+		runs = n
+	}
+	args := []string{"--fork", "--pid", "--mount-proc", "--kill-child"}
+	if !harness.Root() {
+		args = append(args, "--user", "--map-current-user")
+	}
+	args = append(args, "--", "/usr/bin/python3", "-c", pid1, harness.Binary(t), strconv.Itoa(runs))
+	cmd := exec.Command("unshare", args...)
+	cmd.Dir = harness.Dir(t)
+	bound := time.Minute + time.Duration(runs)*time.Second
+	out, err := harness.Command(t, cmd, bound)
+	if err != nil || !strings.HasPrefix(out, "tasks ") {
+		t.Fatalf("%v: %s", err, out)
+	}
+}

@@ -1,0 +1,136 @@
+package tests
+
+import (
+	"regexp"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// TestScripts runs scripts/*.txt, one behaviour each; tests/README.md lists
+// their commands. After each run the harness asserts that nothing is left, so
+// no script has to.
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir: "scripts",
+		// Not testscript's own, which nobody else can search: started by root,
+		// the sandbox is somebody else.
+		WorkdirRoot:        harness.Dir(t),
+		RequireUniqueNames: true,
+		Setup: func(env *testscript.Env) error {
+			env.Setenv("PATH", harness.Path)
+			env.Setenv("FIXTURES", harness.FixturesDir(t))
+			env.Values[last{}] = new(runs)
+			return nil
+		},
+		Condition: func(name string) (bool, error) {
+			return name == "root" && harness.Root(), nil
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"sbxrun": func(ts *testscript.TestScript, neg bool, args []string) {
+				refuse(ts, neg)
+				scriptRun(ts, 0, args)
+			},
+			"fail":   fail,
+			"json":   json,
+			"within": within,
+			"lines":  lines,
+		},
+	})
+}
+
+// runs is what the commands of one script share: its last run.
+type runs struct{ result *harness.Result }
+
+type last struct{}
+
+// scriptT makes a script a harness.T.
+type scriptT struct{ *testscript.TestScript }
+
+func (scriptT) Helper()                             {}
+func (s scriptT) Errorf(format string, args ...any) { s.Fatalf(format, args...) }
+func (s scriptT) Cleanup(f func())                  { s.Defer(f) }
+
+func refuse(ts *testscript.TestScript, neg bool) {
+	if neg {
+		ts.Fatalf("no ! here: say which exit code with fail N")
+	}
+}
+
+func scriptRun(ts *testscript.TestScript, code int, args []string) {
+	r := harness.Run(scriptT{ts}, harness.Options{
+		Dir: ts.MkAbs("."),
+		Env: []string{"PATH=" + ts.Getenv("PATH"), "HOME=" + ts.Getenv("HOME")},
+	}, args...)
+	ts.Value(last{}).(*runs).result = r
+	ts.Stdout().Write(r.Stdout)
+	ts.Stderr().Write(r.Stderr)
+	if r.ExitCode != code {
+		ts.Fatalf("exit code %d, want %d; stderr: %.2000s", r.ExitCode, code, r.Stderr)
+	}
+}
+
+func result(ts *testscript.TestScript) *harness.Result {
+	r := ts.Value(last{}).(*runs).result
+	if r == nil {
+		ts.Fatalf("nothing was run yet")
+	}
+	return r
+}
+
+// fail N ARG...: sbxrun must exit with N.
+func fail(ts *testscript.TestScript, neg bool, args []string) {
+	refuse(ts, neg)
+	if len(args) == 0 {
+		ts.Fatalf("usage: fail N [ARG...]")
+	}
+	code, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	scriptRun(ts, code, args[1:])
+}
+
+// json PATH RE: the whole of the report's member matches; absent if there is none.
+func json(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) != 2 {
+		ts.Fatalf("usage: json PATH RE")
+	}
+	re, err := regexp.Compile("^(?s:" + args[1] + ")$")
+	ts.Check(err)
+	r := result(ts)
+	if r.Report == nil {
+		ts.Fatalf("there is no report")
+	}
+	if got := r.Report.Value(args[0]); re.MatchString(got) == neg {
+		ts.Fatalf("%s is %s in the report %s", args[0], got, r.Report.Raw())
+	}
+}
+
+// within LOW HIGH: how long the last run took, with the harness's slack.
+func within(ts *testscript.TestScript, neg bool, args []string) {
+	refuse(ts, neg)
+	if len(args) != 2 {
+		ts.Fatalf("usage: within LOW HIGH")
+	}
+	low, err := time.ParseDuration(args[0])
+	ts.Check(err)
+	high, err := time.ParseDuration(args[1])
+	ts.Check(err)
+	harness.Within(scriptT{ts}, "the run", result(ts).Elapsed, low, high)
+}
+
+// lines N: how many lines sbxrun has printed on stderr.
+func lines(ts *testscript.TestScript, neg bool, args []string) {
+	refuse(ts, neg)
+	if len(args) != 1 {
+		ts.Fatalf("usage: lines N")
+	}
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	if got := harness.Lines(result(ts).Stderr); len(got) != want {
+		ts.Fatalf("%d lines on stderr, want %d: %q", len(got), want, got)
+	}
+}

@@ -1,0 +1,89 @@
+package tests
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// secret is put together here so that a look at command lines does not find
+// the test's own.
+var secret = "s3cr3t" + strconv.Itoa(os.Getpid())
+
+// R21: a secret of the caller's is nowhere in the sandbox, however hard one
+// looks.
+func TestR21SecretStaysOutside(t *testing.T) {
+	t.Parallel()
+	env := []string{"API_KEY=" + secret, "LD_LIBRARY_PATH=/tmp/" + secret}
+	r := harness.Run(t, harness.Options{Env: env}, "/fixtures/probe-env", secret[:3], secret[3:])
+	if r.ExitCode != 0 {
+		t.Errorf("exit code %d: %s", r.ExitCode, r.Stdout)
+	}
+	// And the probe does find what is there.
+	r = harness.Run(t, harness.Options{Env: env}, "--env", "API_KEY", "/fixtures/probe-env", secret[:3], secret[3:])
+	if r.ExitCode != 1 || !bytes.Contains(r.Stdout, []byte("found in env\n")) {
+		t.Errorf("the probe is blind: exit code %d: %s", r.ExitCode, r.Stdout)
+	}
+	if bytes.Contains(r.Stdout, []byte("found in /proc/1/")) {
+		t.Errorf("passed through for the command, but init shows it: %s", r.Stdout)
+	}
+}
+
+// R21: what is passed to the command is in no command line on the host, where
+// ps(1) shows it to everybody, and in no environment but the caller's and the
+// command's.
+func TestR21SecretNotInCommandLines(t *testing.T) {
+	t.Parallel()
+	dir := harness.Dir(t)
+	file := filepath.Join(dir, "env")
+	harness.Must(t, os.WriteFile(file, []byte("FROM_FILE="+secret+"\n"), 0o600))
+	p := harness.Start(t, harness.Options{Env: []string{"API_KEY=" + secret}},
+		"--timeout", "20", "--env", "API_KEY", "--env-file", file,
+		"sh", "-c", `[ "$API_KEY" = "$FROM_FILE" ] && echo same; read x; exec sleep 60`)
+	p.WaitOutput("same\n")
+	payload := p.Role(harness.RolePayload).PID
+	keeper := p.Role(harness.RoleKeeper).PID
+	pids, err := filepath.Glob("/proc/[0-9]*")
+	harness.Must(t, err)
+	for _, dir := range pids {
+		if line, err := os.ReadFile(dir + "/cmdline"); err == nil && bytes.Contains(line, []byte(secret)) {
+			t.Errorf("%s/cmdline: %q", dir, line)
+		}
+	}
+	for _, role := range []int{harness.RoleMonitor, harness.RoleInit} {
+		pid := p.Role(role).PID
+		if env, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ"); err == nil && bytes.Contains(env, []byte(secret)) {
+			t.Errorf("environ of bwrap, process %d", pid)
+		}
+	}
+	if payload == keeper {
+		t.Errorf("the harness is blind")
+	}
+	p.Signal(15)
+	p.Wait().Expect(t, 128+15, "canceled")
+}
+
+// R21: without any flag, the environment is this and nothing else.
+func TestR21CleanEnvironment(t *testing.T) {
+	t.Parallel()
+	r := harness.Run(t, harness.Options{Bare: true, Env: []string{"LANG=C.UTF-8", "LC_TIME=C", "TERM=dumb", "TZ=UTC", "EDITOR=vi", "SSH_AUTH_SOCK=/run/x", "LD_PRELOAD=", "BASH_ENV=/x"}}, "env", "-0")
+	got := map[string]bool{}
+	for _, pair := range bytes.Split(bytes.Trim(r.Stdout, "\x00"), []byte{0}) {
+		name, _, _ := bytes.Cut(pair, []byte("="))
+		got[string(name)] = true
+	}
+	for _, name := range []string{"PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_TIME", "TERM", "TZ"} {
+		if !got[name] {
+			t.Errorf("%s is not set", name)
+		}
+		delete(got, name)
+	}
+	delete(got, "PWD") // bwrap's own, by --chdir
+	if len(got) > 0 {
+		t.Errorf("also set: %v", got)
+	}
+}

@@ -1,0 +1,155 @@
+package tests
+
+import (
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/creack/pty"
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+var endSignals = []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT}
+
+// R15: a signal to sbxrun ends everything at once, and the code says which.
+func TestR15Signal(t *testing.T) {
+	t.Parallel()
+	for _, sig := range endSignals {
+		t.Run(unix.SignalName(sig), func(t *testing.T) {
+			t.Parallel()
+			p := harness.Start(t, harness.Options{}, "/fixtures/tree-daemon")
+			p.WaitOutput("ready 2\n")
+			sent := time.Now()
+			p.Signal(sig)
+			r := p.Wait()
+			r.Expect(t, 128+int(sig), "canceled")
+			harness.Within(t, "the end", r.Ended.Sub(sent), 0, 200*time.Millisecond)
+		})
+	}
+}
+
+// R15: with a grace period the command is told by the same signal, and may end
+// in its own time.
+func TestR15SignalForwarded(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{}, "--grace", "20s", "/fixtures/term-handler")
+	p.WaitOutput("ready 1\n")
+	sent := time.Now()
+	p.Signal(syscall.SIGTERM)
+	r := p.Wait()
+	r.Expect(t, 128+15, "canceled")
+	if !strings.HasSuffix(string(r.Stdout), "cleaned\n") {
+		t.Errorf("stdout %q", r.Stdout)
+	}
+	harness.Within(t, "the end", r.Ended.Sub(sent), 0, 300*time.Millisecond)
+}
+
+// R15: a second signal kills at once, whatever is left of the grace period.
+func TestR15SecondSignal(t *testing.T) {
+	t.Parallel()
+	for _, sig := range endSignals {
+		t.Run(unix.SignalName(sig), func(t *testing.T) {
+			t.Parallel()
+			p := harness.Start(t, harness.Options{}, "--grace", "50s", "/fixtures/term-swallow")
+			p.WaitOutput("ready 1\n")
+			p.Signal(sig)
+			p.WaitOutput("got " + unix.SignalName(sig) + "\n")
+			sent := time.Now()
+			p.Signal(sig)
+			r := p.Wait()
+			r.Expect(t, 128+int(sig), "canceled") // the first one is the cause
+			harness.Within(t, "the end", r.Ended.Sub(sent), 0, 200*time.Millisecond)
+		})
+	}
+}
+
+// R15: a signal in the grace period after a deadline cuts it short.
+func TestR15SignalAfterDeadline(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{}, "--timeout", "0.8", "--grace", "50s", "/fixtures/term-swallow")
+	p.WaitOutput("got SIGTERM\n")
+	sent := time.Now()
+	p.Signal(syscall.SIGINT)
+	p.Signal(syscall.SIGINT)
+	r := p.Wait()
+	r.Expect(t, 124, "timeout")
+	harness.Within(t, "the end", r.Ended.Sub(sent), 0, 200*time.Millisecond)
+}
+
+// R15: a signal while the sandbox is still being set up, at many moments.
+func TestR15SignalEarly(t *testing.T) {
+	// Not in parallel: should it leave an orphan, no other test is blamed.
+	for i := range 40 {
+		p := harness.Start(t, harness.Options{}, "/fixtures/tree-sleep")
+		// Not a wait for something: the moment is what is varied.
+		time.Sleep(time.Duration(i) * 250 * time.Microsecond)
+		p.Signal(syscall.SIGTERM)
+		r := p.Wait()
+		if r.Signal == syscall.SIGTERM {
+			continue // nobody was listening yet, and nothing was there to be left
+		}
+		r.Expect(t, 128+15, "canceled")
+	}
+}
+
+// R15: what the caller ignores, as nohup(1) does, stays ignored.
+func TestR15SignalIgnored(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{Wrap: []string{"sh", "-c", `trap '' HUP; exec "$@"`, "-"}},
+		"--timeout", "1", "/fixtures/tree-sleep")
+	p.WaitOutput("ready 2\n")
+	p.Signal(syscall.SIGHUP)
+	p.Wait().Expect(t, 124, "timeout")
+}
+
+// R15: sbxrun ... | head -1.
+func TestR15OutputClosed(t *testing.T) {
+	t.Parallel()
+	closing := []string{"bash", "-c", `"$@" | head -1; exit ${PIPESTATUS[0]}`, "-"}
+	r := harness.Run(t, harness.Options{Wrap: closing}, "--timeout", "20", "/fixtures/out-flood")
+	r.Expect(t, 128+13, "signaled") // the command's own SIGPIPE
+	harness.Within(t, "the run", r.Elapsed, 0, 2*time.Second)
+	if string(r.Stdout) != "y\n" {
+		t.Errorf("stdout %q", r.Stdout)
+	}
+}
+
+// R15: the same where it is sbxrun that writes. It must not die of SIGPIPE
+// before the sandbox has ended and the report is written.
+func TestR15OutputClosedTerminal(t *testing.T) {
+	// Not in parallel: should it leave an orphan, no other test is blamed.
+	closing := []string{"bash", "-c", `"$@" | head -1; exit ${PIPESTATUS[0]}`, "-"}
+	r := harness.Run(t, harness.Options{Wrap: closing}, "--tty", "--timeout", "3", "/fixtures/out-flood")
+	if r.Report == nil {
+		t.Fatalf("exit code %d without a report", r.ExitCode)
+	}
+	harness.Within(t, "the run", r.Elapsed, 0, 3500*time.Millisecond)
+}
+
+// R15: the terminal is closed: the kernel sends SIGHUP to its session's leader.
+func TestR15TerminalClosed(t *testing.T) {
+	t.Parallel()
+	for _, mode := range [][]string{nil, {"--tty"}} {
+		ptmx, tty, err := pty.Open()
+		harness.Must(t, err)
+		dir := harness.SharedDir(t)
+		p := harness.Start(t, harness.Options{
+			Stdin: tty, Stdout: tty, Stderr: tty,
+			Attr: &syscall.SysProcAttr{Setsid: true, Setctty: true},
+		}, append(mode, "--bind", dir+":/out", "sh", "-c", "echo up >/out/up; exec sleep 60")...)
+		tty.Close()
+		harness.Until(t, harness.Bound, "the command", func() bool {
+			_, err := os.Stat(dir + "/up")
+			return err == nil
+		})
+		closed := time.Now()
+		ptmx.Close()
+		r := p.Wait()
+		r.Expect(t, 128+1, "canceled")
+		harness.Within(t, "the end", r.Ended.Sub(closed), 0, 200*time.Millisecond)
+	}
+}

@@ -1,0 +1,318 @@
+package tests
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/creack/pty"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// screen is a terminal with sbxrun --tty in the foreground of its session.
+type screen struct {
+	t      *testing.T
+	ptmx   *os.File
+	tty    *os.File // ours, to look at the terminal's state
+	before *unix.Termios
+	p      *harness.Process
+
+	mu   sync.Mutex
+	text []byte
+}
+
+func newScreen(t *testing.T, size *pty.Winsize, args ...string) *screen {
+	t.Helper()
+	ptmx, tty, err := pty.Open()
+	harness.Must(t, err)
+	t.Cleanup(func() {
+		ptmx.Close()
+		tty.Close()
+	})
+	if size != nil {
+		harness.Must(t, pty.Setsize(ptmx, size))
+	}
+	s := &screen{t: t, ptmx: ptmx, tty: tty}
+	s.before = s.state()
+	s.p = harness.Start(t, harness.Options{
+		Stdin: tty, Stdout: tty, Stderr: tty,
+		Env:  []string{"TERM=xterm"},
+		Attr: &syscall.SysProcAttr{Setsid: true, Setctty: true},
+	}, append([]string{"--tty"}, args...)...)
+	go func() {
+		buf := make([]byte, 4096)
+		for {
+			n, err := ptmx.Read(buf)
+			s.mu.Lock()
+			s.text = append(s.text, buf[:n]...)
+			s.mu.Unlock()
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return s
+}
+
+func (s *screen) state() *unix.Termios {
+	s.t.Helper()
+	state, err := unix.IoctlGetTermios(int(s.tty.Fd()), unix.TCGETS)
+	harness.Must(s.t, err)
+	return state
+}
+
+func (s *screen) shows() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return string(s.text)
+}
+
+func (s *screen) waitFor(text string) {
+	s.t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !strings.Contains(s.shows(), text); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			s.t.Errorf("no %q on the terminal: %.500q", text, s.shows())
+			s.p.Signal(syscall.SIGTERM)
+			s.p.Wait()
+			s.t.FailNow()
+		}
+	}
+}
+
+func (s *screen) typeIn(text string) {
+	s.t.Helper()
+	_, err := io.WriteString(s.ptmx, text)
+	harness.Must(s.t, err)
+}
+
+// restored asserts that the terminal is as it was before sbxrun.
+func (s *screen) restored() {
+	s.t.Helper()
+	if diff := cmp.Diff(s.before, s.state()); diff != "" {
+		s.t.Errorf("the terminal's state was not restored (-before +after):\n%s", diff)
+	}
+}
+
+// The command has a terminal on 0, 1 and 2, and it is its controlling one. Ours
+// is in raw mode meanwhile, and afterwards as it was.
+func TestTerminalIsReal(t *testing.T) {
+	t.Parallel()
+	s := newScreen(t, nil, "sh", "-c", `test -t 0 && test -t 1 && test -t 2 && (: </dev/tty) && echo all of it; read line; echo "<$line>"; exit 3`)
+	s.waitFor("all of it\r\n")
+	if s.state().Lflag&(unix.ICANON|unix.ECHO|unix.ISIG) != 0 {
+		t.Errorf("the outer terminal is not in raw mode")
+	}
+	s.typeIn("word\r")
+	s.p.Wait().Expect(t, 3, "exited")
+	s.waitFor("<word>\r\n")
+	// Echoed once, by the inner terminal.
+	if n := strings.Count(s.shows(), "word"); n != 2 {
+		t.Errorf("%q", s.shows())
+	}
+	s.restored()
+}
+
+// However sbxrun ends, the terminal is restored.
+func TestTerminalRestored(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name  string
+		flags []string
+		code  int
+		cause string
+		end   func(*screen)
+	}{
+		{"timeout", []string{"--timeout", "1"}, 124, "timeout", func(*screen) {}},
+		{"grace", []string{"--timeout", "0.5", "--grace", "0.5"}, 124, "timeout", func(*screen) {}},
+		{"SIGTERM", nil, 128 + 15, "canceled", func(s *screen) { s.p.Signal(syscall.SIGTERM) }},
+		{"SIGHUP", nil, 128 + 1, "canceled", func(s *screen) { s.p.Signal(syscall.SIGHUP) }},
+		{"SIGQUIT", nil, 128 + 3, "canceled", func(s *screen) { s.p.Signal(syscall.SIGQUIT) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s := newScreen(t, nil, append(c.flags, "sh", "-c", "trap '' TERM HUP; echo up; while :; do sleep 60; done")...)
+			s.waitFor("up\r\n")
+			c.end(s)
+			s.p.Wait().Expect(t, c.code, c.cause)
+			s.restored()
+		})
+	}
+	// By the keeper, when sbxrun cannot.
+	t.Run("SIGKILL", func(t *testing.T) {
+		t.Parallel()
+		s := newScreen(t, nil, "sh", "-c", "echo up; exec sleep 60")
+		s.waitFor("up\r\n")
+		s.p.Kill()
+		s.p.Wait()
+		s.restored()
+	})
+	// Where nothing was started.
+	t.Run("start-failed", func(t *testing.T) {
+		t.Parallel()
+		s := newScreen(t, nil, "no-such-command")
+		s.p.Wait().Expect(t, 127, "start-failed")
+		s.restored()
+		if strings.Contains(strings.ReplaceAll(s.shows(), "\r\n", ""), "\n") {
+			t.Errorf("a message was printed in raw mode: %q", s.shows())
+		}
+	})
+}
+
+// sbxrun's own messages appear after the terminal was restored: their lines
+// begin at the left.
+func TestTerminalMessages(t *testing.T) {
+	t.Parallel()
+	s := newScreen(t, nil, "--timeout", "0.5", "sleep", "60")
+	s.p.Wait().Expect(t, 124, "timeout")
+	s.waitFor("sbxrun: timeout")
+	s.waitFor("\r\n")
+	if strings.Contains(strings.ReplaceAll(s.shows(), "\r\n", ""), "\n") {
+		t.Errorf("printed in raw mode: %q", s.shows())
+	}
+}
+
+// The inner terminal has the outer one's size, and follows it.
+func TestTerminalSize(t *testing.T) {
+	t.Parallel()
+	s := newScreen(t, &pty.Winsize{Rows: 33, Cols: 101}, "bash", "-c",
+		`trap 'echo now $(stty size)' WINCH; echo first $(stty size); while ! read -t 0.05 -r line; do :; done`)
+	s.waitFor("first 33 101\r\n")
+	harness.Must(t, pty.Setsize(s.ptmx, &pty.Winsize{Rows: 44, Cols: 55}))
+	s.waitFor("now 44 55\r\n")
+	s.typeIn("\r")
+	s.p.Wait().Expect(t, 0, "exited")
+}
+
+// Ctrl-C and Ctrl-\ are the command's, and sbxrun does not act on them.
+func TestTerminalKeys(t *testing.T) {
+	t.Parallel()
+	s := newScreen(t, nil, "/fixtures/term-swallow")
+	s.waitFor("ready 1\r\n")
+	s.typeIn("\x03")
+	s.waitFor("got SIGINT\r\n")
+	s.typeIn("\x1c")
+	s.waitFor("got SIGQUIT\r\n")
+	s.p.Signal(syscall.SIGTERM)
+	s.p.Wait().Expect(t, 128+15, "canceled")
+	s.restored()
+
+	// Who does not handle it dies of it.
+	s = newScreen(t, nil, "sh", "-c", "echo up; exec sleep 60")
+	s.waitFor("up\r\n")
+	s.typeIn("\x03")
+	s.p.Wait().Expect(t, 128+2, "signaled")
+	s.restored()
+}
+
+// A shell has job control: it stops a job by Ctrl-Z and continues it.
+func TestTerminalJobControl(t *testing.T) {
+	t.Parallel()
+	s := newScreen(t, nil, "bash", "--norc", "--noprofile", "-i")
+	s.typeIn("PS1='prompt> '; echo rea''dy\r")
+	s.waitFor("ready\r\n")
+	s.typeIn("sleep 50\r")
+	s.waitFor("sleep 50\r\n")
+	// Until the job is in the foreground the key would be the shell's.
+	stopped := false
+	for range 100 {
+		s.typeIn("\x1a")
+		time.Sleep(20 * time.Millisecond)
+		if stopped = strings.Contains(s.shows(), "Stopped"); stopped {
+			break
+		}
+	}
+	if !stopped {
+		t.Errorf("Ctrl-Z did not stop the job")
+	}
+	s.typeIn("jobs | grep -c Stopped | sed s/^/count=/; kill %1; fg; exit 6\r")
+	s.p.Wait().Expect(t, 6, "exited")
+	s.waitFor("count=1\r\n")
+	for _, complaint := range []string{"no job control", "cannot set terminal"} {
+		if strings.Contains(s.shows(), complaint) {
+			t.Errorf("%q", s.shows())
+		}
+	}
+	s.restored()
+}
+
+// The outer terminal cannot be reached from inside, to type into it (TIOCSTI).
+func TestTerminalIsAnother(t *testing.T) {
+	t.Parallel()
+	s := newScreen(t, nil, "python3", "-c", `
+import fcntl, os, termios
+try:
+    for c in b"echo injected\n":
+        fcntl.ioctl(0, termios.TIOCSTI, bytes([c]))
+    print("typed into", os.ttyname(0))
+except OSError as e:
+    print("refused:", e.strerror)
+`)
+	s.p.Wait()
+	s.typeIn("end\n")
+	if s.before.Lflag&unix.ICANON == 0 {
+		t.Fatalf("the outer terminal does not collect lines")
+	}
+	buf := make([]byte, 100)
+	n, err := s.tty.Read(buf)
+	harness.Must(t, err)
+	if got := string(buf[:n]); got != "end\n" {
+		t.Errorf("the outer terminal has got %q", got)
+	}
+}
+
+// Output of any size arrives on the terminal to its last byte, the command's
+// own end notwithstanding.
+func TestTerminalOutputComplete(t *testing.T) {
+	t.Parallel()
+	const lines = 20000
+	s := newScreen(t, nil, "seq", "-f", "line %.0f", fmt.Sprint(lines))
+	s.p.Wait().Expect(t, 0, "exited")
+	s.waitFor(fmt.Sprintf("line %d\r\n", lines))
+	if n := strings.Count(s.shows(), "\r\n"); n != lines {
+		t.Errorf("%d lines, want %d", n, lines)
+	}
+}
+
+// --tty works where stdin is no terminal: the command has one all the same, and
+// the end of stdin is Ctrl-D.
+func TestTerminalFromPipe(t *testing.T) {
+	t.Parallel()
+	r := harness.Run(t, harness.Options{Stdin: strings.NewReader("one\ntwo\n")}, "--tty", "sh", "-c", "test -t 0 && cat -n")
+	r.Expect(t, 0, "exited")
+	for _, want := range []string{"1\tone\r\n", "2\ttwo\r\n"} {
+		if !strings.Contains(string(r.Stdout), want) {
+			t.Errorf("no %q in %q", want, r.Stdout)
+		}
+	}
+}
+
+// --tty: a tree that holds the terminal keeps nobody waiting.
+func TestTerminalHeld(t *testing.T) {
+	t.Parallel()
+	s := newScreen(t, nil, "/fixtures/leave-stdout", "7")
+	r := s.p.Wait()
+	r.Expect(t, 7, "exited")
+	harness.Within(t, "the run", r.Elapsed, 0, 300*time.Millisecond)
+	s.waitFor("left 1\r\n")
+	s.restored()
+}
+
+// The command's descriptors block, as programs expect of a terminal: where they
+// do not, a read finds nothing to read (EAGAIN) and a long output is cut short.
+func TestTerminalBlocks(t *testing.T) {
+	t.Parallel()
+	s := newScreen(t, nil, "python3", "-c", "import os; print([os.get_blocking(fd) for fd in range(3)])")
+	s.p.Wait().Expect(t, 0, "exited")
+	s.waitFor("]\r\n")
+	if got := s.shows(); got != "[True, True, True]\r\n" {
+		t.Errorf("%q", got)
+	}
+}
