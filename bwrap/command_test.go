@@ -73,7 +73,7 @@ func TestCheckCommand(t *testing.T) {
 		{name: "dot-dot after a link, absolute", command: "/w/far/../lib/real"},
 		{name: "by an empty entry of PATH", command: "run", path: "/usr/bin:"},
 		{name: "by an empty entry in the middle", command: "run", path: "/usr/bin::/usr/lib"},
-		{name: "by an empty PATH", command: "tools/../run"},
+		{name: "dot-dot without a link", command: "tools/../run"},
 		{name: "by a relative entry of PATH", command: "own", path: "/usr/bin:tools"},
 		{name: "by the entry .", command: "run", path: ".:/usr/bin"},
 		{name: "by a relative entry over a link", command: "real", path: "far/../lib"},

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/result"
 )
@@ -135,6 +136,64 @@ func TestFind(t *testing.T) {
 				t.Errorf("error (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// Root runs no bwrap that somebody else could have written, not even to ask for
+// its version. Anybody else may have one of their own.
+func TestFindBwrapOfAnotherUser(t *testing.T) {
+	root := os.Geteuid() == 0
+	tests := []struct {
+		mode  os.FileMode
+		owner int
+		ok    bool
+	}{
+		{0o755, 0, true},
+		{0o555, 0, true},
+		{0o775, 0, false},
+		{0o757, 0, false},
+		{0o777, 0, false},
+		{0o755, Nobody, false},
+		{0o555, Nobody, false}, // its owner can chmod it
+		{0o755, 1000, false},
+	}
+	for _, tt := range tests {
+		marker := filepath.Join(t.TempDir(), "asked")
+		dir := fake(t, script("echo bubblewrap 0.8.0; : >"+marker, "echo --size"), tt.mode)
+		name := filepath.Join(dir, "bwrap")
+		if root {
+			if err := os.Chown(name, tt.owner, tt.owner); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// By a link of root's, too.
+		for _, dir := range []string{dir, tree(t, "bwrap -> "+name)} {
+			p, err := Find(dir)
+			if tt.ok || !root {
+				if err != nil || p.Version != "0.8.0" {
+					t.Errorf("mode %o, owner %d: got %+v, %v", tt.mode, tt.owner, p, err)
+				}
+				continue
+			}
+			var e *result.Error
+			if !errors.As(err, &e) || e.Code != "bwrap-untrusted" || !strings.Contains(e.Message, dir+"/bwrap") || e.Hint == "" {
+				t.Errorf("mode %o, owner %d: got %+v, %v; want bwrap-untrusted", tt.mode, tt.owner, p, err)
+			}
+			if _, err := os.Stat(marker); err == nil {
+				t.Errorf("mode %o, owner %d: it was executed", tt.mode, tt.owner)
+			}
+		}
+	}
+}
+
+// A named pipe that is called bwrap is passed over and not waited for.
+func TestFindNamedPipe(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mkfifo(filepath.Join(dir, "bwrap"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if got := lookup(dir); got != "" {
+		t.Errorf("found %q", got)
 	}
 }
 

@@ -213,9 +213,9 @@ func (sb *Sandbox) fillStatus() error {
 const maxLook = 1000
 
 // Strays looks at what the payload has left behind: how many processes are
-// alive, at most 1,000, and the CPU time they have used. After Exited, and while
-// init still lives.
-func (sb *Sandbox) Strays() (n int, used proc.Times) {
+// alive, at most 1,000, and what they have used. After Exited, and while init
+// still lives.
+func (sb *Sandbox) Strays() (n int, used proc.Usage) {
 	var alive []proc.Stat
 	for _, st := range proc.Descendants(sb.Init.PID, maxLook) {
 		if st.State != "Z" && st.State != "X" && (sb.payload == nil || st.PID != sb.payload.PID) {
@@ -225,10 +225,22 @@ func (sb *Sandbox) Strays() (n int, used proc.Times) {
 	return len(alive), sum(alive)
 }
 
-func sum(stats []proc.Stat) (total proc.Times) {
-	for _, st := range stats {
+// Used is what the processes that run now have used, and what nobody may wait
+// for any more: when init is killed the kernel discards it (zap_pid_ns_processes
+// ignores SIGCHLD).
+func (sb *Sandbox) Used() proc.Usage { return sum(proc.Descendants(sb.Init.PID, maxUsage)) }
+
+// maxUsage bounds how many processes are asked.
+const maxUsage = 100
+
+func sum(stats []proc.Stat) (total proc.Usage) {
+	for i, st := range stats {
+		if i == maxUsage {
+			break
+		}
 		total.User += st.CPU.User
 		total.System += st.CPU.System
+		total.MaxRSS = max(total.MaxRSS, proc.PeakRSS(st.PID))
 	}
 	return total
 }
@@ -246,11 +258,6 @@ func (sb *Sandbox) Signal(sig unix.Signal) error {
 	}
 	return sb.payload.Signal(sig)
 }
-
-// Used is the CPU time of the processes that run now and that nobody may wait
-// for any more: when init is killed the kernel discards it (zap_pid_ns_processes
-// ignores SIGCHLD). Up to 100 processes are asked, so as not to delay the kill.
-func (sb *Sandbox) Used() proc.Times { return sum(proc.Descendants(sb.Init.PID, 100)) }
 
 // ErrSetup says that init never came to the point of starting the payload.
 var ErrSetup = errors.New("the sandbox was not set up")

@@ -6,10 +6,13 @@ import (
 	"io"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -516,5 +519,188 @@ func TestPrepareStages(t *testing.T) {
 	}
 	if staged == 0 || staged != len(plan.staged) {
 		t.Errorf("%d of %d staged files are bound", staged, len(plan.staged))
+	}
+}
+
+// foreign makes a link somebody else's than root's. Whoever is not root has no
+// others.
+func foreign(t *testing.T, name string) {
+	t.Helper()
+	if os.Geteuid() == 0 {
+		if err := os.Lchown(name, Nobody, Nobody); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Root opens no source for its payload that lies behind a link which root did
+// not make: an earlier payload may have.
+func TestPrepareStagesNoLinkOfAnotherUser(t *testing.T) {
+	top := tree(t, "private/data/", "private/file", "public/",
+		"shared/out -> ../private/data", "shared/way -> TOP/private", "shared/file -> ../private/file", "shared/far -> near", "shared/near -> TOP/private/data",
+		"shared/harmless -> TOP/public", "shared/rooted -> out")
+	if err := os.Chmod(top+"/private", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"out", "way", "file", "near", "harmless"} {
+		foreign(t, top+"/shared/"+name)
+	}
+	for source, link := range map[string]string{
+		"/shared/out": "/shared/out", "/shared/out/": "/shared/out", "/shared/way/data": "/shared/way", "/shared/file": "/shared/file", "/shared/rooted": "/shared/out",
+		"/shared/far": "/shared/near", "/shared/../shared/way/file": "/shared/way", "/shared/way/../private/data": "/shared/way",
+		"/shared/harmless": "/shared/harmless",
+	} {
+		if os.Geteuid() != 0 { // all links are foreign then, and the first one is refused
+			link = map[string]string{"/shared/rooted": "/shared/rooted", "/shared/far": "/shared/far"}[source]
+			if link == "" {
+				link = "/shared/"
+			}
+		}
+		for _, kind := range []MountKind{ReadOnly, ReadWrite} {
+			plan, err := Prepare(Policy{Command: []string{"true"}, Workdir: "/tmp", Mounts: []Mount{{Kind: kind, Source: top + source, Dest: "/x"}, {Source: top + "/private/data", Dest: "/y"}}},
+				Caller{Path: os.Getenv("PATH")})
+			var e *result.Error
+			if plan != nil || !errors.As(err, &e) || e.Code != "bind-source" || !strings.Contains(e.Message, top+link) || !strings.Contains(e.Message, "is a symbolic link that root did not make") {
+				t.Errorf("%s: got %v, %v; want that %s is refused", source, plan, err, link)
+			}
+		}
+	}
+}
+
+// The links that root made are followed, to the same place as by the kernel.
+func TestTrustedLinkOfRoot(t *testing.T) {
+	names := []string{"/bin/sh", "/bin", "/usr/../bin/./sh", "/etc/passwd", "/", "/usr/"}
+	if os.Geteuid() == 0 {
+		top := tree(t, "data/sub/", "a -> data", "b -> TOP/a", "c -> ./b/../a/sub", "d -> /..//../tmp", "e -> .")
+		names = append(names, top+"/a", top+"/b", top+"/b/sub", top+"/c", top+"/c/..", top+"/c/../../a", top+"/d", top+"/e/e/e/a")
+	}
+	for _, name := range names {
+		want, err := filepath.EvalSymlinks(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := trusted(name); err != nil || got != want {
+			t.Errorf("trusted(%q) = %q, %v; want %q", name, got, err, want)
+		}
+	}
+	top := tree(t, "loop -> loop", "file")
+	for _, name := range []string{"/none", "/none/x", "/loop", "/file/x"} {
+		var e *result.Error
+		if got, err := trusted(top + name); !errors.As(err, &e) || e.Code != "bind-source" {
+			t.Errorf("trusted(%q) = %q, %v", top+name, got, err)
+		}
+	}
+}
+
+// More words than bubblewrap takes are an error before it is started, and what
+// is not refused it takes.
+func TestPrepareMoreWordsThanBwrapTakes(t *testing.T) {
+	caller := Caller{Path: os.Getenv("PATH"), UID: os.Getuid(), GID: os.Getgid()}
+	policy := func(args, variables int) Policy {
+		var env environ.Set
+		for i := range variables {
+			env.Put(environ.Var{Name: fmt.Sprintf("V%d", i)})
+		}
+		return Policy{Command: append([]string{"sh", "-c", "echo $#"}, slices.Repeat([]string{""}, args)...), Workdir: "/tmp", Env: env}
+	}
+	for _, n := range [][2]int{{9000, 0}, {20000, 0}, {0, 3000}, {5000, 2000}} {
+		plan, err := Prepare(policy(n[0], n[1]), caller)
+		var e *result.Error
+		if plan != nil || !errors.As(err, &e) || e.ExitCode != 0 || !strings.Contains(e.Message, "more than bubblewrap takes") {
+			t.Errorf("%d arguments, %d variables: got %v", n[0], n[1], err)
+		}
+	}
+	most := func(fits func(n int) Policy) Policy {
+		n := sort.Search(9000, func(n int) bool {
+			plan, err := Prepare(fits(n), caller)
+			if err == nil {
+				plan.Close()
+			}
+			return err != nil
+		})
+		return fits(n - 1)
+	}
+	for name, p := range map[string]Policy{
+		"arguments": most(func(n int) Policy { return policy(n, 0) }),
+		"variables": most(func(n int) Policy { return policy(0, n) }),
+	} {
+		want := strconv.Itoa(max(0, len(p.Command)-4)) + "\n" // $0 is not counted
+		if got, end := play(t, p); got != want || end == nil || end.Code() != 0 {
+			t.Errorf("as many %s as are let through: got %q, %+v; want %q", name, got, end, want)
+		}
+	}
+}
+
+// A copied file is neither a directory nor a program.
+func TestPrepareCopiedFile(t *testing.T) {
+	for _, name := range []string{"/etc/passwd", "/etc/hosts"} {
+		for _, tt := range []struct {
+			p       Policy
+			code    string
+			message string
+		}{
+			{Policy{Command: []string{name}, Workdir: "/tmp"}, "not-executable", fmt.Sprintf("command %q cannot be executed: permission denied", name)},
+			{Policy{Command: []string{"true"}, Workdir: name}, "workdir", fmt.Sprintf("working directory %q is not a directory", name)},
+		} {
+			_, err := Prepare(tt.p, Caller{Path: os.Getenv("PATH"), UID: 1000, GID: 1000})
+			var e *result.Error
+			if !errors.As(err, &e) || e.Code != tt.code || e.Message != tt.message {
+				t.Errorf("got %v, want %s", err, tt.message)
+			}
+		}
+	}
+}
+
+// Escape sequences in what a payload may have named never reach a message raw.
+func TestPrepareEscapeSequences(t *testing.T) {
+	const odd = "\x1b[2J\x9b\a\r\n"
+	top := tree(t, odd+"/home/", odd+"/file", "w/"+odd+" -> /", odd+"/sub/")
+	if err := os.WriteFile(top+"/script", []byte("#!/none/\x1b[2J\x9b\a\r\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(top+"/"+odd+"/sub", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	at := top + "/" + odd
+	bind := func(source, dest string) Mount { return Mount{Kind: ReadWrite, Source: source, Dest: dest} }
+	for name, tt := range map[string]struct {
+		p    Policy
+		dir  string // the current directory
+		home string
+	}{
+		"interpreter":                  {p: Policy{Command: []string{"./script"}}, dir: top},
+		"home directory":               {dir: at + "/home", home: at + "/home"},
+		"above a home directory":       {dir: at, home: at + "/home"},
+		"directory of another user":    {dir: at + "/sub"},
+		"missing working directory":    {p: Policy{Workdir: "/" + odd}},
+		"a file as working directory":  {p: Policy{Workdir: at + "/file", Mounts: []Mount{bind(at, at)}}},
+		"missing source":               {p: Policy{Workdir: "/tmp", Mounts: []Mount{bind(at+"/none", "/x")}}},
+		"a link at a mount":            {p: Policy{Workdir: "/tmp", Mounts: []Mount{bind(top+"/w", "/w"), {Kind: Tmpfs, Dest: "/w/" + odd}}}},
+		"command in such a directory":  {p: Policy{Workdir: "/tmp", Command: []string{at + "/file"}}},
+		"a directory as command":       {p: Policy{Workdir: at, Command: []string{"./sub"}, Mounts: []Mount{bind(at, at)}}},
+		"missing command in such a":    {p: Policy{Workdir: at, Command: []string{at + "/none"}, Mounts: []Mount{bind(at, at)}}},
+		"twice the same place":         {p: Policy{Workdir: "/tmp", Mounts: []Mount{bind("/", "/"+odd), bind("/", "/"+odd)}}},
+		"no place in such a directory": {p: Policy{Workdir: "/tmp", Mounts: []Mount{{Source: at, Dest: "/x"}, {Kind: Tmpfs, Dest: "/x/none" + odd}}}},
+	} {
+		if tt.p.Command == nil {
+			tt.p.Command = []string{"true"}
+		}
+		if tt.dir == "" {
+			tt.dir = top
+		}
+		t.Chdir(tt.dir)
+		uid := 1000
+		if name == "directory of another user" {
+			uid = 0
+		}
+		plan, err := Prepare(tt.p, Caller{Path: os.Getenv("PATH"), Home: tt.home, UID: uid, GID: uid})
+		if err == nil {
+			plan.Close()
+			t.Errorf("%s: no error", name)
+			continue
+		}
+		if strings.ContainsFunc(err.Error(), func(r rune) bool { return r < ' ' || r >= 0x7f && r < 0xa0 || r == utf8.RuneError }) {
+			t.Errorf("%s: %q", name, err.Error())
+		}
 	}
 }

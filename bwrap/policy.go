@@ -79,7 +79,7 @@ func ParseBind(arg, dir string) (source, dest string, err error) {
 	parts := splitColon(arg)
 	switch {
 	case len(parts) > 2:
-		return "", "", fmt.Errorf("bind %q: want SRC or SRC:DST; write a colon in a path as \\:", arg)
+		return "", "", fmt.Errorf("bind %q: want SRC or SRC:DST, with \\: for a colon in a path", arg)
 	case parts[0] == "":
 		return "", "", fmt.Errorf("bind %q: the source is empty", arg)
 	}
@@ -102,7 +102,7 @@ func ParseBind(arg, dir string) (source, dest string, err error) {
 func ParseTmpfs(arg string) (dest, size string, err error) {
 	parts := splitColon(arg)
 	if len(parts) > 2 {
-		return "", "", fmt.Errorf("tmpfs %q: want DST or DST:SIZE; write a colon in a path as \\:", arg)
+		return "", "", fmt.Errorf("tmpfs %q: want DST or DST:SIZE, with \\: for a colon in a path", arg)
 	}
 	if dest, err = cleanDest(parts[0]); err != nil {
 		return "", "", fmt.Errorf("tmpfs %q: %w", arg, err)

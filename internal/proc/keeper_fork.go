@@ -80,7 +80,6 @@ type keeperState struct {
 	command  uintptr // pid of bwrap
 	ended    bool    // the lifeline
 	rec      record  // how it ended
-	failure  record  // or why it did not begin
 	usage    unix.Rusage
 	status   int32
 	poll     [2]unix.PollFd

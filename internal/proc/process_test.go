@@ -177,6 +177,91 @@ func TestWaitContext(t *testing.T) {
 	}
 }
 
+// A context that is cancelled while a wait comes to its end does not cut the
+// next one short.
+func TestWaitContextLateCancellation(t *testing.T) {
+	c, end := held(t, "cat")
+	defer end()
+	p := open(t, c.Process.Pid)
+	const next = 300 * time.Microsecond
+	for i := range 1000 {
+		ctx, cancel := context.WithCancel(t.Context())
+		// Now a little earlier than the deadline, now a little later.
+		begin := time.Now()
+		over := begin.Add(time.Duration(i%10) * 20 * time.Microsecond)
+		go func() {
+			time.Sleep(time.Until(over))
+			cancel()
+		}()
+		if i%3 == 0 {
+			<-ctx.Done() // the wait begins with one that is cancelled
+		}
+		if err := p.WaitContext(ctx, over); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatalf("round %d: %v", i, err)
+		}
+		begin = time.Now()
+		if err := p.Wait(begin.Add(next)); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatalf("round %d, the next wait: %v", i, err)
+		}
+		if took := time.Since(begin); took < next {
+			t.Fatalf("round %d: the next wait took %v instead of %v", i, took, next)
+		}
+		cancel()
+	}
+}
+
+// The same for reads: what comes after a read that was bounded is not lost.
+func TestReadUntilLateCancellation(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	buf := make([]byte, 1)
+	for i := range 1000 {
+		ctx, cancel := context.WithCancel(t.Context())
+		stop := ReadUntil(ctx, r, soon())
+		go cancel()
+		if i%2 == 0 {
+			if _, err := r.Read(buf); !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Fatalf("round %d: %v", i, err)
+			}
+		}
+		stop()
+		if err := r.SetReadDeadline(soon()); err != nil {
+			t.Fatal(err)
+		}
+		go func() { _, _ = w.Write(buf) }()
+		if _, err := r.Read(buf); err != nil {
+			t.Fatalf("round %d: the next read: %v", i, err)
+		}
+		<-ctx.Done()
+	}
+}
+
+func TestReadUntil(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, bound := range map[string]func() func(){
+		"deadline":                   func() func() { return ReadUntil(t.Context(), r, time.Now().Add(time.Millisecond)) },
+		"canceled":                   func() func() { return ReadUntil(canceled, r, soon()) },
+		"canceled, without deadline": func() func() { return ReadUntil(canceled, r, time.Time{}) },
+	} {
+		stop := bound()
+		if _, err := r.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%s: %v", name, err)
+		}
+		stop()
+	}
+}
+
 func TestWaitHangup(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {

@@ -109,6 +109,29 @@ func parseNSPID(status []byte) (int, error) {
 	return n, nil
 }
 
+// PeakRSS is the most memory the process has had, in bytes: VmHWM of
+// /proc/PID/status. 0 for a zombie and for one that is gone.
+func PeakRSS(pid int) int64 {
+	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+	if err != nil {
+		return 0
+	}
+	return parsePeakRSS(data)
+}
+
+func parsePeakRSS(status []byte) int64 {
+	_, rest, found := bytes.Cut(status, []byte("\nVmHWM:"))
+	if !found {
+		return 0
+	}
+	line, _, _ := bytes.Cut(rest, []byte("\n"))
+	kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(string(line)), " kB"), 10, 43)
+	if err != nil || kib < 0 {
+		return 0
+	}
+	return kib << 10
+}
+
 // Children lists the children of one thread, zombies included.
 func Children(pid, tid int) []int {
 	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/task/" + strconv.Itoa(tid) + "/children")

@@ -64,7 +64,7 @@ func TestFromShellCode(t *testing.T) {
 }
 
 func TestSignalName(t *testing.T) {
-	for sig, want := range map[syscall.Signal]string{1: "HUP", 2: "INT", 9: "KILL", 13: "PIPE", 15: "TERM", 31: "SYS"} {
+	for sig, want := range map[syscall.Signal]string{1: "HUP", 2: "INT", 9: "KILL", 13: "PIPE", 15: "TERM", 31: "SYS", 34: "34", 64: "64"} {
 		if got := SignalName(sig); got != want {
 			t.Errorf("signal %d: %s, want %s", int(sig), got, want)
 		}
@@ -83,6 +83,7 @@ func TestExitCodeAndStatus(t *testing.T) {
 	}
 	exited := func(code int) *Payload { return &Payload{ExitCode: code} }
 	died := func(sig syscall.Signal) *Payload { return &Payload{Signal: sig} }
+	inferred := func(code int) *Payload { p := FromShellCode(code); return &p }
 	tests := []struct {
 		name string
 		in   Result
@@ -105,6 +106,16 @@ func TestExitCodeAndStatus(t *testing.T) {
 		{"died of TERM", Result{Cause: Signaled, Payload: died(unix.SIGTERM)}, end{143, StatusFailed}},
 		{"died of SEGV", Result{Cause: Signaled, Payload: died(unix.SIGSEGV)}, end{139, StatusFailed}},
 		{"died of a real-time signal", Result{Cause: Signaled, Payload: died(34)}, end{162, StatusFailed}},
+		// Known from bwrap's 128+n only: somebody has killed it, most likely.
+		{"137, inferred", Result{Cause: Signaled, Payload: inferred(137)}, end{137, StatusKilled}},
+		{"143, inferred", Result{Cause: Signaled, Payload: inferred(143)}, end{143, StatusKilled}},
+		{"130, inferred", Result{Cause: Signaled, Payload: inferred(130)}, end{130, StatusFailed}},
+		{"134, inferred", Result{Cause: Signaled, Payload: inferred(134)}, end{134, StatusFailed}},
+		{"139, inferred", Result{Cause: Signaled, Payload: inferred(139)}, end{139, StatusFailed}},
+		{"137, from the kernel", Result{Cause: Signaled, Payload: &Payload{Signal: unix.SIGKILL, Source: FromKernel}}, end{137, StatusFailed}},
+		{"exit 137, from the kernel", Result{Cause: Exited, Payload: &Payload{ExitCode: 137, Source: FromKernel}}, end{137, StatusFailed}},
+		{"exit 1, inferred", Result{Cause: Exited, Payload: inferred(1)}, end{1, StatusFailed}},
+		{"unproven, 137 inferred", Result{Verdict: Unproven, Cause: Signaled, Payload: inferred(137)}, end{123, StatusKilled}},
 
 		{"timeout", Result{Cause: Timeout, Payload: died(unix.SIGKILL)}, end{124, StatusKilled}},
 		{"timeout, end unknown", Result{Cause: Timeout}, end{124, StatusKilled}},

@@ -82,7 +82,7 @@ type run struct {
 	sb     *bwrap.Sandbox
 	result *result.Result
 
-	used       proc.Times // by what runs, and nobody will wait for
+	used       proc.Usage // by what runs, and nobody will wait for
 	payloadErr error      // why the payload's end is not known
 	lost       bool       // init ended, and the payload by SIGKILL, before we did anything
 }
@@ -158,7 +158,7 @@ func (r *run) end(cause result.Cause) time.Time {
 	}
 	out := cleanup.Teardown(cleanup.Sandbox{Init: r.sb.Init, PIDNS: r.sb.PIDNS, Keeper: r.sb.Keeper}, proofBy())
 	res.Verdict, res.Survivors = out.Verdict, out.Survivors
-	res.CPUUser, res.CPUSystem, res.MaxRSS = out.End.User+r.used.User, out.End.System+r.used.System, out.End.MaxRSS
+	res.CPUUser, res.CPUSystem, res.MaxRSS = out.End.User+r.used.User, out.End.System+r.used.System, max(out.End.MaxRSS, r.used.MaxRSS)
 	if cause == result.Exited {
 		r.settle(out)
 	} else if res.Started && out.Verdict == result.Proven {

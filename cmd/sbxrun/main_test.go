@@ -1,0 +1,221 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// asCommand is a variable that makes the test binary sbxrun itself.
+const asCommand = "SBXRUN_TEST_AS_COMMAND"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asCommand) != "" {
+		os.Unsetenv(asCommand)
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// command is sbxrun, with an environment of its own. As root it also runs under
+// another uid, if that is not 0.
+func command(t *testing.T, uid uint32, dir string, args ...string) *exec.Cmd {
+	t.Helper()
+	c := exec.CommandContext(t.Context(), "/proc/self/exe", args...)
+	c.Args[0] = "sbxrun"
+	c.Dir = dir
+	c.Env = []string{asCommand + "=1", "PATH=/usr/local/bin:/usr/bin:/bin", "HOME=/nonexistent"}
+	if uid != 0 {
+		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	}
+	return c
+}
+
+// identities are whom sbxrun can be run as: 0 stands for whoever the tests run
+// as, and root can be somebody else as well.
+func identities() []uint32 {
+	if os.Geteuid() == 0 {
+		return []uint32{0, 65534}
+	}
+	return []uint32{0}
+}
+
+// sbxrun runs to its end, which must come soon.
+func sbxrun(t *testing.T, c *exec.Cmd) (stdout, stderr string, code int) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	c.Stdout, c.Stderr = &out, &errs
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	timer := time.AfterFunc(20*time.Second, func() { _ = c.Process.Kill() }) // may just have ended
+	err := c.Wait()
+	if !timer.Stop() {
+		t.Errorf("%q hangs; stderr %q", c.Args, errs.String())
+	}
+	if err != nil && !errors.As(err, new(*exec.ExitError)) {
+		t.Fatal(err)
+	}
+	return out.String(), errs.String(), c.ProcessState.ExitCode()
+}
+
+// open is a new directory that everybody may enter and write to.
+func open(t *testing.T) string {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Chmod(dir, 0o777), os.Chmod(filepath.Dir(dir), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// The payload sees nothing of the report in a directory that it can write to,
+// and cannot put another in its place.
+func TestRunReportInWritableDirectory(t *testing.T) {
+	for _, uid := range identities() {
+		dir := open(t)
+		const forge = `ls -A; ls -A >seen; echo '{"status":"forged"}' >r.json; ln -s r.json .r.json.tmp; (sleep 0.2; echo late >>r.json) & exit 3`
+		stdout, stderr, code := sbxrun(t, command(t, uid, dir, "--report", "r.json", "--bind", ".", "sh", "-c", forge))
+		if stdout != "" || code != 3 {
+			t.Errorf("uid %d: the payload sees %q; code %d, stderr %q", uid, stdout, code, stderr)
+		}
+		text, err := os.ReadFile(dir + "/r.json")
+		var rep struct{ Status string }
+		if err != nil || json.Unmarshal(text, &rep) != nil || rep.Status != "failed" {
+			t.Errorf("uid %d: report %q, %v", uid, text, err)
+		}
+		if got := names(t, dir); got != ".r.json.tmp r.json seen" {
+			t.Errorf("uid %d: left in the directory: %s", uid, got)
+		}
+	}
+}
+
+// What never comes to a report leaves nothing in its place.
+func TestRunReportNeverWritten(t *testing.T) {
+	for _, uid := range identities() {
+		dir := open(t)
+		if _, stderr, code := sbxrun(t, command(t, uid, dir, "--report", "r.json", "--print-command", "true")); code != 0 {
+			t.Errorf("uid %d: code %d, stderr %q", uid, code, stderr)
+		}
+		if got := names(t, dir); got != "" {
+			t.Errorf("uid %d: left by --print-command: %s", uid, got)
+		}
+
+		c := command(t, uid, dir, "--report", "r.json", "--bind", ".", "sh", "-c", "echo up; exec sleep 100")
+		out, err := c.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(out, make([]byte, 3)); err != nil {
+			t.Errorf("uid %d: the payload does not start: %v", uid, err)
+		}
+		if got := names(t, dir); got != "" {
+			t.Errorf("uid %d: while the payload runs: %s", uid, got)
+		}
+		if err := c.Process.Kill(); err != nil {
+			t.Error(err)
+		}
+		if err := c.Wait(); err == nil {
+			t.Errorf("uid %d: ended in good order", uid)
+		}
+		if got := names(t, dir); got != "" {
+			t.Errorf("uid %d: left by a killed sbxrun: %s", uid, got)
+		}
+	}
+}
+
+func names(t *testing.T, dir string) string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []string
+	for _, e := range entries {
+		list = append(list, e.Name())
+	}
+	return strings.Join(list, " ")
+}
+
+// Nobody writes to these pipes or reads from them, and sbxrun does not wait.
+func TestRunNamedPipes(t *testing.T) {
+	for _, uid := range identities() {
+		dir := open(t)
+		if err := errors.Join(unix.Mkfifo(dir+"/pipe", 0o777), os.Chmod(dir+"/pipe", 0o777)); err != nil {
+			t.Fatal(err)
+		}
+		for _, tt := range []struct {
+			args []string
+			code int
+			want string
+		}{
+			{[]string{"--report", "pipe", "true"}, 125, `sbxrun: error: cannot write the report to "pipe"`},
+			{[]string{"./pipe"}, 126, `sbxrun: error: command "./pipe" cannot be executed: it is not a regular file`},
+			{[]string{"--env", "PATH=.", "pipe"}, 127, `sbxrun: error: command "pipe" not found`},
+		} {
+			stdout, stderr, code := sbxrun(t, command(t, uid, dir, tt.args...))
+			if code != tt.code || stdout != "" || !strings.HasPrefix(stderr, tt.want) {
+				t.Errorf("uid %d, %q: code %d, stderr %q; want %d, %q", uid, tt.args, code, stderr, tt.code, tt.want)
+			}
+		}
+	}
+}
+
+// --env X= as the last variable, through the whole command line.
+func TestRunLastVariableEmpty(t *testing.T) {
+	for _, uid := range identities() {
+		for _, args := range [][]string{{"--env", "X="}, {"--env=X="}, {"--env", "Y=1", "--env", "X="}} {
+			args = append(args, "sh", "-c", `echo "${X-unset}."`)
+			if stdout, stderr, code := sbxrun(t, command(t, uid, open(t), args...)); stdout != ".\n" || stderr != "" || code != 0 {
+				t.Errorf("uid %d, %q: code %d, stdout %q, stderr %q", uid, args, code, stdout, stderr)
+			}
+		}
+	}
+}
+
+// A link that one run has planted in a writable bind is not followed by the next.
+func TestRunLinkPlantedByAPayload(t *testing.T) {
+	for _, uid := range identities() {
+		dir, host := open(t), open(t)
+		bind := "--bind=" + dir + ":/w"
+		if _, stderr, code := sbxrun(t, command(t, uid, dir, bind, "ln", "-s", "/oldroot"+host, "/w/link")); code != 0 {
+			t.Fatalf("uid %d: code %d, stderr %q", uid, code, stderr)
+		}
+		for _, dest := range []string{"/w/link/new", "/w/link"} {
+			_, stderr, code := sbxrun(t, command(t, uid, dir, bind, "--tmpfs", dest, "true"))
+			if code != 125 || !strings.Contains(stderr, "is a symbolic link") || strings.Count(stderr, "\n") != 1 {
+				t.Errorf("uid %d, %s: code %d, stderr %q", uid, dest, code, stderr)
+			}
+		}
+		if got := names(t, host); got != "" {
+			t.Errorf("uid %d: made on the host: %s", uid, got)
+		}
+	}
+}
+
+// More words than bubblewrap takes are one clear line.
+func TestRunTooManyWords(t *testing.T) {
+	for _, uid := range identities() {
+		args := append([]string{"true"}, strings.Split(strings.Repeat("x", 9000), "")...)
+		_, stderr, code := sbxrun(t, command(t, uid, open(t), args...))
+		if code != 125 || !strings.Contains(stderr, "more than bubblewrap takes") || strings.Count(stderr, "\n") != 1 {
+			t.Errorf("uid %d: code %d, stderr %q", uid, code, stderr)
+		}
+	}
+}

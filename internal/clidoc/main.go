@@ -1,0 +1,58 @@
+// Command clidoc writes sbxrun's man page and its shell completions. They are
+// made from the definition of the command line in internal/cli, so that a new
+// flag is in all of them at once. The command is apart from sbxrun because none
+// of this must cost a run its start-up time.
+//
+// usage: clidoc [-C ROOT] man|completions DIR
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+func main() {
+	root := flag.String("C", ".", "root of the source `tree`")
+	flag.Parse()
+	if flag.NArg() != 2 {
+		fmt.Fprintln(os.Stderr, "usage: clidoc [-C ROOT] man|completions DIR")
+		os.Exit(2)
+	}
+	if err := run(*root, flag.Arg(0), flag.Arg(1)); err != nil {
+		fmt.Fprintln(os.Stderr, "clidoc: error:", err)
+		os.Exit(1)
+	}
+}
+
+func run(root, what, dir string) error {
+	line, err := define()
+	if err != nil {
+		return err
+	}
+	files := map[string]func() ([]byte, error){}
+	switch what {
+	case "man":
+		files["sbxrun.1"] = func() ([]byte, error) { return manPage(line, filepath.Join(root, manSource)) }
+	case "completions":
+		for name, shell := range shells {
+			files[name] = func() ([]byte, error) { return completion(line, shell) }
+		}
+	default:
+		return fmt.Errorf("%q: want man or completions", what)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for name, make := range files {
+		text, err := make()
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,20 @@
+#!/bin/sh
+# Runs one test binary as somebody else: go test -exec as.sh. test.sh sets
+#   SBXRUN_TEST_AS     the user id; 0 is reached by sudo, any other from root
+#   SBXRUN_TEST_ROOT   the source tree that go test runs in
+#   SBXRUN_TEST_COPY   a copy of it that the user can read, with home and tmp beside it
+set -eu
+program=$1
+shift
+if [ "$SBXRUN_TEST_AS" = 0 ]; then
+    exec sudo -n env PATH="$PATH" HOME=/root SBXRUN_BIN="$SBXRUN_BIN" SBXRUN_TESTS_NO_SKIP="${SBXRUN_TESTS_NO_SKIP-}" "$program" "$@"
+fi
+# go test keeps the binary where only root can read it.
+place=${SBXRUN_TEST_COPY%/*}
+mkdir -p "$place/tests"
+own=$place/tests/${program##*/}.$$
+cp "$program" "$own"
+chmod 755 "$own"
+cd "$SBXRUN_TEST_COPY${PWD#"$SBXRUN_TEST_ROOT"}"
+exec setpriv --reuid "$SBXRUN_TEST_AS" --regid "$SBXRUN_TEST_AS" --clear-groups \
+    env HOME="$place/home" TMPDIR="$place/tmp" SBXRUN_BIN="$SBXRUN_TEST_COPY/bin/sbxrun" "$own" "$@"

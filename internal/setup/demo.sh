@@ -1,0 +1,26 @@
+#!/bin/sh
+# Runs the main job: the three process trees that kill(1) and timeout(1) leave
+# behind, each under bin/sbxrun with a deadline of one second, and its report.
+set -eu
+cd "$(dirname "$0")/../.."
+
+failed=0
+for tree in tree-sleep tree-python tree-node; do
+    echo
+    echo "\$ sbxrun --timeout 1 --report report.json fixtures/$tree"
+    report=$(mktemp)
+    code=0
+    bin/sbxrun --timeout 1 --report "$report" "fixtures/$tree" || code=$?
+    sed -n '/^# Does:/,/^# Beats:/{/^# Beats:/d;s/^# Does://;s/^# *//;s/^ */  /;p;}' "fixtures/$tree"
+    echo "  exit code $code; of the report:"
+    for member in cause timed_out exit_code duration_ms teardown_ms teardown; do
+        grep -o "\"$member\":\({[^}]*}\|[^,}]*\)" "$report" | sed 's/^/    /'
+    done
+    if [ "$code" != 124 ] || ! grep -q '"verdict":"proven"' "$report"; then
+        echo "  this is not what it should be: exit code 124, verdict proven"
+        cat "$report"
+        failed=1
+    fi
+    rm -f "$report"
+done
+exit "$failed"

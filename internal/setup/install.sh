@@ -1,0 +1,121 @@
+#!/bin/sh
+# Installs what sbxrun, its fixtures and its tests need and this machine lacks.
+#
+# usage: install.sh [--dry-run]    only print the commands that would be run
+#
+# What is needed is looked up where sbxrun and the fixtures look, in /usr/bin and
+# its like and not in PATH: a python3 in a home directory is not visible in the
+# sandbox. SETUP_ROOT is another place than / to look in; the tests use it.
+set -eu
+
+root=${SETUP_ROOT:-}
+dry=
+case ${1-} in
+--dry-run) dry=1 ;;
+'') ;;
+*) echo "usage: install.sh [--dry-run]" >&2; exit 2 ;;
+esac
+
+die() {
+    echo "setup: error: $1" >&2
+    [ $# -lt 2 ] || echo "setup: hint: $2" >&2
+    exit 1
+}
+
+# has NAME: a program of the system. An applet of busybox does not count, its
+# setpriv and unshare lack most options.
+has() {
+    for dir in /usr/bin /bin /usr/sbin /sbin; do
+        if [ -x "$root$dir/$1" ]; then
+            case $(readlink -f "$root$dir/$1") in
+            */busybox) ;;
+            *) return 0 ;;
+            esac
+        fi
+    done
+    return 1
+}
+
+# The distribution, or the one it is made from.
+family() {
+    [ -r "$root/etc/os-release" ] || return 0
+    ids=$(. "$root/etc/os-release" && echo "${ID-} ${ID_LIKE-}")
+    for id in $ids; do
+        case $id in
+        debian | ubuntu) echo debian; return ;;
+        fedora | rhel) echo fedora; return ;;
+        alpine) echo alpine; return ;;
+        esac
+    done
+}
+
+# package PROGRAM: the package that has it.
+package() {
+    case $family/$1 in
+    */bwrap) echo bubblewrap ;;
+    */python3) echo python3 ;;
+    */node) echo nodejs ;;
+    */bash) echo bash ;;
+    alpine/setpriv) echo setpriv ;;
+    */setpriv | */unshare | */setsid) echo util-linux ;;
+    esac
+}
+
+run() {
+    echo "setup: $*"
+    [ -n "$dry" ] || "$@"
+}
+
+family=$(family)
+missing=
+for program in bwrap python3 node bash setpriv unshare setsid; do
+    has "$program" && continue
+    name=$(package "$program")
+    case " $missing " in
+    *" $name "*) ;;
+    *) missing="$missing $name" ;;
+    esac
+done
+missing=${missing# }
+if [ -z "$missing" ]; then
+    echo "setup: nothing is missing"
+    exit 0
+fi
+
+case $family in
+debian) manager=apt-get ;;
+fedora) manager=dnf ;;
+alpine) manager=apk ;;
+*) die "this distribution is none of Debian, Ubuntu, Fedora and Alpine, nor made from one" \
+    "install with its package manager: $missing" ;;
+esac
+command -v "$manager" >/dev/null || die "no $manager here" "install: $missing"
+
+as_root=
+if [ "$(id -u)" != 0 ]; then
+    if command -v sudo >/dev/null; then
+        as_root=sudo
+    elif command -v doas >/dev/null; then
+        as_root=doas
+    else
+        die "only root can install packages, and neither sudo nor doas is here" "as root, let $manager install: $missing"
+    fi
+fi
+
+# $missing, $as_root: package names and at most one word, split on purpose.
+case $family in
+debian)
+    # Fresh machines come without package lists, and old lists name packages
+    # that are gone: so the lists are fetched if there are none, or if it fails.
+    set -- $as_root env DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $missing
+    if ! ls "$root"/var/lib/apt/lists/*_Packages* >/dev/null 2>&1; then
+        run $as_root apt-get update
+        run "$@"
+    elif ! run "$@"; then
+        run $as_root apt-get update
+        run "$@"
+    fi
+    ;;
+fedora) run $as_root dnf install --assumeyes --setopt=install_weak_deps=False $missing ;;
+alpine) run $as_root apk add --no-cache $missing ;;
+esac

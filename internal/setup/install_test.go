@@ -1,0 +1,215 @@
+package setup
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// machine is a made-up machine: its /etc/os-release, the programs it has and who
+// is logged in. Its package managers write down how they are called.
+type machine struct {
+	release  string   // contents of /etc/os-release
+	has      []string // programs in /usr/bin
+	busybox  []string // programs in /usr/bin that are links to busybox
+	commands []string // in PATH, beside the basic ones
+	lists    bool     // apt-get has package lists
+	stale    bool     // the first apt-get install fails
+	user     bool     // not root
+}
+
+const (
+	debian = "PRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\nID=debian\nVERSION_ID=\"12\"\n"
+	ubuntu = "NAME=\"Ubuntu\"\nID=ubuntu\nID_LIKE=debian\nVERSION_ID=\"24.04\"\n"
+	mint   = "ID=linuxmint\nID_LIKE=\"ubuntu debian\"\n"
+	fedora = "NAME=\"Fedora Linux\"\nID=fedora\nVERSION_ID=41\n"
+	rocky  = "ID=\"rocky\"\nID_LIKE=\"rhel centos fedora\"\n"
+	alpine = "NAME=\"Alpine Linux\"\nID=alpine\nVERSION_ID=3.20.3\n"
+	arch   = "ID=arch\n"
+
+	apt = "env DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends "
+	dnf = "dnf install --assumeyes --setopt=install_weak_deps=False "
+	apk = "apk add --no-cache "
+)
+
+var all = []string{"bwrap", "python3", "node", "bash", "setpriv", "unshare", "setsid"}
+
+func but(names ...string) (rest []string) {
+	for _, name := range all {
+		if !strings.Contains(" "+strings.Join(names, " ")+" ", " "+name+" ") {
+			rest = append(rest, name)
+		}
+	}
+	return rest
+}
+
+func TestInstall(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		machine
+		code   int
+		ran    []string // the command lines, in order
+		stderr string   // a part of it
+	}{
+		{name: "nothing is missing", machine: machine{release: debian, has: all, commands: []string{"apt-get"}}},
+		{name: "nothing is missing on an unknown distribution", machine: machine{release: arch, has: all}},
+
+		{name: "Debian without lists", machine: machine{release: debian, has: but("bwrap"), commands: []string{"apt-get"}},
+			ran: []string{"apt-get update", apt + "bubblewrap"}},
+		{name: "Debian with lists", machine: machine{release: debian, has: but("bwrap"), commands: []string{"apt-get"}, lists: true},
+			ran: []string{apt + "bubblewrap"}},
+		{name: "Debian with old lists", machine: machine{release: debian, has: but("bwrap"), commands: []string{"apt-get"}, lists: true, stale: true},
+			ran: []string{apt + "bubblewrap", "apt-get update", apt + "bubblewrap"}},
+		{name: "Debian without anything", machine: machine{release: debian, commands: []string{"apt-get"}, lists: true},
+			ran: []string{apt + "bubblewrap python3 nodejs bash util-linux"}},
+		{name: "Ubuntu by sudo", machine: machine{release: ubuntu, has: but("bwrap", "node"), commands: []string{"apt-get", "sudo"}, user: true},
+			ran: []string{"sudo apt-get update", "sudo " + apt + "bubblewrap nodejs"}},
+		{name: "made from Ubuntu", machine: machine{release: mint, has: but("bwrap"), commands: []string{"apt-get"}, lists: true},
+			ran: []string{apt + "bubblewrap"}},
+
+		{name: "Fedora", machine: machine{release: fedora, has: but("bwrap", "node"), commands: []string{"dnf"}},
+			ran: []string{dnf + "bubblewrap nodejs"}},
+		{name: "Fedora without anything", machine: machine{release: fedora, commands: []string{"dnf"}},
+			ran: []string{dnf + "bubblewrap python3 nodejs bash util-linux"}},
+		{name: "Fedora by sudo", machine: machine{release: fedora, has: but("bwrap"), commands: []string{"dnf", "sudo"}, user: true},
+			ran: []string{"sudo " + dnf + "bubblewrap"}},
+		{name: "made from Fedora", machine: machine{release: rocky, has: but("bwrap"), commands: []string{"dnf"}},
+			ran: []string{dnf + "bubblewrap"}},
+
+		{name: "Alpine with busybox alone", machine: machine{release: alpine, busybox: []string{"setpriv", "unshare", "setsid"}, commands: []string{"apk"}},
+			ran: []string{apk + "bubblewrap python3 nodejs bash setpriv util-linux"}},
+		{name: "Alpine by doas", machine: machine{release: alpine, has: but("bwrap"), commands: []string{"apk", "doas"}, user: true},
+			ran: []string{"doas " + apk + "bubblewrap"}},
+
+		{name: "neither root nor sudo", machine: machine{release: debian, has: but("bwrap"), commands: []string{"apt-get"}, user: true},
+			code: 1, stderr: "only root can install packages, and neither sudo nor doas is here\nsetup: hint: as root, let apt-get install: bubblewrap\n"},
+		{name: "unknown distribution", machine: machine{release: arch, has: but("bwrap", "node"), commands: []string{"pacman"}},
+			code: 1, stderr: "setup: hint: install with its package manager: bubblewrap nodejs\n"},
+		{name: "no os-release", machine: machine{has: but("bwrap")},
+			code: 1, stderr: "setup: hint: install with its package manager: bubblewrap\n"},
+		{name: "no package manager", machine: machine{release: fedora, has: but("bwrap")},
+			code: 1, stderr: "no dnf here\nsetup: hint: install: bubblewrap\n"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			m := tt.build(t)
+			code, stdout, stderr, ran := m.install(t)
+			if code != tt.code || !strings.Contains(stderr, tt.stderr) || (tt.stderr == "" && stderr != "") {
+				t.Errorf("exit code %d and stderr %q, want %d and %q", code, stderr, tt.code, tt.stderr)
+			}
+			if diff := cmp.Diff(tt.ran, ran); diff != "" {
+				t.Errorf("commands (-want +got):\n%s", diff)
+			}
+			var want string
+			for _, line := range tt.ran {
+				want += "setup: " + line + "\n"
+			}
+			if want == "" && code == 0 {
+				want = "setup: nothing is missing\n"
+			}
+			if diff := cmp.Diff(want, stdout); diff != "" {
+				t.Errorf("stdout (-want +got):\n%s", diff)
+			}
+
+			// A dry run says the same and does nothing. It cannot know that the
+			// lists are old.
+			dryCode, dry, _, dryRan := m.install(t, "--dry-run")
+			if tt.stale {
+				stdout, _, _ = strings.Cut(stdout, "setup: apt-get update")
+			}
+			if dryCode != code || dry != stdout || dryRan != nil {
+				t.Errorf("--dry-run: exit code %d, stdout %q, and it ran %q", dryCode, dry, dryRan)
+			}
+		})
+	}
+}
+
+// built is a machine on disk.
+type built struct{ root, path, log string }
+
+func (m machine) build(t *testing.T) built {
+	t.Helper()
+	dir := t.TempDir()
+	b := built{root: filepath.Join(dir, "root"), path: filepath.Join(dir, "path"), log: filepath.Join(dir, "log")}
+	if m.release != "" {
+		put(t, filepath.Join(b.root, "etc/os-release"), m.release)
+	}
+	for _, name := range m.has {
+		put(t, filepath.Join(b.root, "usr/bin", name), "")
+	}
+	for i, name := range m.busybox {
+		if i == 0 {
+			put(t, filepath.Join(b.root, "bin/busybox"), "")
+			if err := os.MkdirAll(filepath.Join(b.root, "usr/bin"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.Symlink("../../bin/busybox", filepath.Join(b.root, "usr/bin", name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if m.lists {
+		put(t, filepath.Join(b.root, "var/lib/apt/lists/somewhere_Packages.lz4"), "")
+	}
+
+	uid := 0
+	if m.user {
+		uid = 1000
+	}
+	put(t, filepath.Join(b.path, "id"), fmt.Sprintf("#!/bin/sh\necho %d\n", uid))
+	for _, name := range []string{"readlink", "ls"} {
+		real, err := exec.LookPath(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(real, filepath.Join(b.path, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range append([]string{"env"}, m.commands...) {
+		fails := ""
+		if m.stale {
+			fails = `case "$(wc -l <` + b.log + `) $*" in "1 "*install*) exit 100 ;; esac` + "\n"
+		}
+		put(t, filepath.Join(b.path, name), "#!/bin/sh\nPATH=/usr/bin:/bin\necho "+name+` "$@" >>`+b.log+"\n"+fails)
+	}
+	return b
+}
+
+func put(t *testing.T, name, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// install runs the script on the machine, and returns what it did.
+func (b built) install(t *testing.T, args ...string) (code int, stdout, stderr string, ran []string) {
+	t.Helper()
+	if err := os.RemoveAll(b.log); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/bin/sh", append([]string{"install.sh"}, args...)...)
+	cmd.Env = []string{"PATH=" + b.path, "SETUP_ROOT=" + b.root}
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
+		t.Fatal(err)
+	}
+	log, err := os.ReadFile(b.log)
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	if text := strings.TrimSuffix(string(log), "\n"); text != "" {
+		ran = strings.Split(text, "\n")
+	}
+	return cmd.ProcessState.ExitCode(), out.String(), errs.String(), ran
+}
