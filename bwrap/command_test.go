@@ -95,6 +95,7 @@ func TestCheckCommand(t *testing.T) {
 		{name: "not by an empty PATH entry", command: "run", path: "/usr/bin:/usr/lib", want: notFound(`command "run" not found in the sandbox's PATH /usr/bin:/usr/lib`, "")},
 
 		{name: "not where dot-dot leads by the text alone", command: "/w/far/../run", want: notFound(`command "/w/far/../run": no such file`, "")}, // that is /usr/run
+		{name: "by PATH, only a named pipe", command: "piped", want: notFound(`command "piped" not found in the sandbox's PATH /usr/bin`, "")},
 		{name: "a relative entry of PATH, from elsewhere", command: "own", path: "/usr/bin:tools", workdir: "/usr", want: notFound(`command "own" not found in the sandbox's PATH /usr/bin:tools`, "")},
 
 		{name: "only on the host, by PATH", command: "tool",

@@ -3,6 +3,7 @@ package bwrap
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -50,7 +51,7 @@ func Find(searchPath string) (Program, error) {
 			Hint:    "chmod u-s,g-s " + shellQuote(name) + ", and allow user namespaces (sbxrun doctor tells how)",
 		}
 	}
-	if sys, ok := st.Sys().(*syscall.Stat_t); ok && os.Geteuid() == 0 && (!rootOwns(name, sys.Uid) || st.Mode().Perm()&0o022 != 0) {
+	if sys, ok := st.Sys().(*syscall.Stat_t); ok && os.Geteuid() == 0 && (!rootOwns(name, sys.Uid) || st.Mode().Perm()&0o022 != 0 || !othersKeepOut(filepath.Dir(name))) {
 		// Somebody else's program, in a directory of root's PATH.
 		return Program{}, &result.Error{
 			Code:    "bwrap-untrusted",
@@ -102,8 +103,14 @@ func rootOwns(name string, uid uint32) bool {
 	return uid == 0 || uid == Nobody && unix.Access(name, unix.W_OK) != nil
 }
 
+// othersKeepOut says whether nobody but its owner can change the names in dir.
+func othersKeepOut(dir string) bool {
+	st, err := os.Stat(dir)
+	return err == nil && (st.Mode().Perm()&0o022 == 0 || st.Mode()&os.ModeSticky != 0)
+}
+
 // askBound is how long a bwrap may take to tell its version.
-const askBound = 5 * time.Second
+const askBound = 2 * time.Second
 
 // inspect reads the version out of the program's text, or asks the program.
 func inspect(name string) (p Program, text []byte, err error) {
@@ -116,11 +123,9 @@ func inspect(name string) (p Program, text []byte, err error) {
 		}
 	}
 	// A wrapper script, or a build we do not know.
-	ctx, cancel := context.WithTimeout(context.Background(), askBound)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, name, "--version").Output()
+	out, err := ask(name, "--version")
 	if err != nil {
-		return p, nil, fmt.Errorf("%s --version: %w", name, err)
+		return p, nil, err
 	}
 	version, ok := strings.CutPrefix(strings.TrimSpace(string(out)), "bubblewrap ")
 	if !ok {
@@ -129,10 +134,37 @@ func inspect(name string) (p Program, text []byte, err error) {
 	if p.Version = version; tooOld(version) {
 		return p, nil, nil // and may not know the question
 	}
-	if text, err = exec.CommandContext(ctx, name, "--help").Output(); err != nil {
-		return p, nil, fmt.Errorf("%s --help: %w", name, err)
+	text, err = ask(name, "--help")
+	return p, text, err
+}
+
+// ask runs bwrap with one option and returns what it prints, up to a bound, in
+// bounded time. It is a process group of its own, and ended as such.
+func ask(name, option string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), askBound)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, name, option)
+	cmd.Env = []string{}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 100 * time.Millisecond // for a pipe that a grandchild holds
+	var out limited
+	cmd.Stdout = &out
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("%s %s: %w", name, option, err)
 	}
-	return p, text, nil
+	return out.text, nil
+}
+
+// limited keeps the first 64 KiB; more is an error, and ends the program.
+type limited struct{ text []byte }
+
+func (l *limited) Write(b []byte) (int, error) {
+	if len(l.text)+len(b) > 64<<10 {
+		return 0, errors.New("says too much")
+	}
+	l.text = append(l.text, b...)
+	return len(b), nil
 }
 
 // embeddedVersion finds the string that --version prints, "bubblewrap 0.8.0".

@@ -1,11 +1,14 @@
 package bwrap
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"runtime"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -27,27 +30,38 @@ func (sb *Sandbox) Release() { go sb.follow() }
 func (sb *Sandbox) follow() {
 	defer close(sb.Exited)
 	err := sb.begin()
-	if err != nil {
-		sb.fallback.err = fmt.Errorf("%w: %w", ErrSetup, err)
+	if errors.Is(err, ErrSetup) {
+		sb.fallback.err = err
+		close(sb.Running)
+		return
 	}
 	close(sb.Running)
-	switch {
-	case err != nil:
-	case sb.payload != nil:
+	if sb.payload != nil {
 		// No deadline: ended by whoever kills init.
 		_ = sb.payload.Wait(time.Time{})
-	default:
-		sb.fallback.code, sb.fallback.err = sb.stream.exitCode()
+		return
 	}
+	sb.fallback.code, sb.fallback.err = sb.stream.exitCode()
 }
 
 // begin releases init and takes hold of the payload. A payload may be over in
 // half a millisecond, so init is traced for the moment of the fork. Where that
 // is forbidden (Yama, a container without CAP_SYS_PTRACE) it is looked for, as
 // quickly as can be, and may be missed: then bwrap's word on its end must do.
+// The error is ErrSetup if it is certain that there was no payload.
 func (sb *Sandbox) begin() error {
+	ctx, traced := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- sb.traceFork() }()
+	go func() {
+		defer traced()
+		done <- sb.traceFork()
+	}()
+	if err := sb.monitor.WaitContext(ctx, time.Time{}); err == nil {
+		// The monitor died first. An init that still waits for it to write the uid
+		// map waits for ever (bubblewrap #633); another may yet get to its payload.
+		// Either way it is over, and the trace tells which it was.
+		_ = sb.Init.Signal(unix.SIGKILL) // an error means that it is gone
+	}
 	err := <-done
 	if !errors.Is(err, errNoTrace) {
 		return err
@@ -58,7 +72,7 @@ func (sb *Sandbox) begin() error {
 	// When init has read the release it closes the block pipe, and as nobody
 	// else has that end open, ours reports an error: now comes the fork.
 	if err := proc.WaitHangup(sb.block, time.Now().Add(SetupBound)); err != nil {
-		return err
+		return fmt.Errorf("%w: %w", ErrSetup, err)
 	}
 	sb.payload = sb.findPayload()
 	return nil
@@ -66,7 +80,7 @@ func (sb *Sandbox) begin() error {
 
 func (sb *Sandbox) release() error {
 	if _, err := sb.block.Write([]byte{0}); err != nil {
-		return fmt.Errorf("release init: %w", err)
+		return fmt.Errorf("%w: release init: %w", ErrSetup, err)
 	}
 	return nil
 }
@@ -96,67 +110,82 @@ func (sb *Sandbox) traceFork() error {
 		return errNoTrace
 	}
 	if sb.Init.Exited() {
-		return proc.ErrGone // so the pid may be a stranger's
+		return fmt.Errorf("%w: init ended", ErrSetup) // so the pid may be a stranger's
 	}
 	if err := sb.release(); err != nil {
 		return err
 	}
-	for {
-		var ws unix.WaitStatus
-		_, err := unix.Wait4(pid, &ws, unix.WALL, nil)
-		switch {
-		case err == unix.EINTR:
-			continue
-		case err != nil:
+	initStopped, payloadStopped := false, false
+	for !initStopped || !payloadStopped {
+		pid, err := waitThread()
+		if err != nil {
 			return fmt.Errorf("trace init: %w", err)
+		}
+		if pid != sb.Init.PID && sb.payload == nil {
+			if sb.payload, err = sb.traced(pid); err != nil {
+				return err
+			}
+		}
+		var ws unix.WaitStatus
+		if _, err := unix.Wait4(pid, &ws, unix.WALL|unix.WNOHANG, nil); err != nil {
+			return fmt.Errorf("trace init: %w", err)
+		}
+		switch {
+		case pid != sb.Init.PID && !ws.Stopped():
+			return nil // killed with init, before it did anything
+		case pid != sb.Init.PID:
+			payloadStopped = true
 		case !ws.Stopped():
 			// Dead, before it had a payload. Its parent collects it all the same.
-			return errors.New("init ended")
+			return fmt.Errorf("%w: init ended", ErrSetup)
 		case ws.TrapCause() == unix.PTRACE_EVENT_FORK:
-			return sb.takePayload(pid)
+			initStopped = true
+		default:
+			// Some other stop: of a signal, which goes on to where it was sent.
+			sig := int(ws.StopSignal())
+			if ws.TrapCause() > 0 {
+				sig = 0
+			}
+			if err := unix.PtraceCont(pid, sig); err != nil {
+				return fmt.Errorf("trace init: %w", err)
+			}
 		}
-		// Some other stop: of a signal, which goes on to where it was sent.
-		sig := int(ws.StopSignal())
-		if ws.TrapCause() > 0 {
-			sig = 0
+	}
+	// An error means that it was killed meanwhile.
+	_ = unix.PtraceDetach(sb.payload.PID)
+	_ = unix.PtraceDetach(sb.Init.PID)
+	return nil
+}
+
+// waitThread waits for a change in any of this thread's tracees and children,
+// and leaves it to be collected. For any: init may be killed with a payload that
+// nobody knows of yet, and then it waits for that one's end, and that for us.
+func waitThread() (pid int, err error) {
+	const wNoThread = 0x20000000 // __WNOTHREAD, wait(2)
+	for {
+		var info unix.Siginfo
+		err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WSTOPPED|unix.WNOWAIT|unix.WALL|wNoThread, nil)
+		if err == unix.EINTR {
+			continue
 		}
-		if err := unix.PtraceCont(pid, sig); err != nil {
-			return fmt.Errorf("trace init: %w", err)
+		if err != nil {
+			return 0, err
 		}
+		// si_pid is the first member of the union behind the three numbers, which
+		// starts at 16 bytes where addresses have 8 (sigaction(2)).
+		return int(*(*int32)(unsafe.Add(unsafe.Pointer(&info), 16))), nil
 	}
 }
 
-// takePayload opens the payload that init has just forked, and lets both run.
-func (sb *Sandbox) takePayload(init int) error {
-	child, err := unix.PtraceGetEventMsg(init)
-	if err != nil {
-		return fmt.Errorf("trace init: %w", err)
+// traced opens a tracee that is not init, which must be init's child: the
+// payload. It is stopped or a zombie, and nobody but us can collect it, so the
+// pid is its own. What else this thread has is not ours to collect here.
+func (sb *Sandbox) traced(pid int) (*proc.Process, error) {
+	st, err := proc.ReadStat(pid)
+	if err != nil || st.Parent != sb.Init.PID {
+		return nil, fmt.Errorf("trace init: child %d has ended", pid)
 	}
-	// Traced and stopped, or about to be: it cannot end, nor its pid change hands,
-	// unless it is killed, and then its zombie waits for us.
-	payload, err := proc.Open(int(child))
-	if err != nil {
-		return fmt.Errorf("the payload: %w", err)
-	}
-	for {
-		var ws unix.WaitStatus
-		if _, err = unix.Wait4(int(child), &ws, unix.WALL, nil); err == unix.EINTR {
-			continue
-		}
-		if err == nil && ws.Stopped() {
-			err = unix.PtraceDetach(int(child))
-		}
-		break
-	}
-	if derr := unix.PtraceDetach(init); err == nil {
-		err = derr
-	}
-	if err != nil && err != unix.ESRCH { // ESRCH: killed meanwhile
-		payload.Close()
-		return fmt.Errorf("let the payload go: %w", err)
-	}
-	sb.payload = payload
-	return nil
+	return proc.Open(pid)
 }
 
 // findPayload looks for the payload, which init is forking right now; nil if
@@ -288,14 +317,15 @@ func (sb *Sandbox) ExitStatus(deadline time.Time) (*result.Payload, error) {
 	soon := time.Now().Add(5 * time.Millisecond)
 	_ = sb.payload.WaitReaped(soon)
 	if ws, ok := sb.payload.ExitStatus(); ok {
-		// bwrap's child exits with 1 if it could not exec: only then ask.
-		if p := result.FromWaitStatus(ws); p.Signal != 0 || p.ExitCode != 1 {
-			return &p, nil
-		} else if _, err := sb.readExitCode(deadline); err != nil {
-			return nil, ErrNotExecuted
-		} else {
-			return &p, nil
+		// bwrap's child exits with 1 if it could not exec: only then ask, and only
+		// the end of the stream without a word on the exit says so.
+		p := result.FromWaitStatus(ws)
+		if p.Signal == 0 && p.ExitCode == 1 {
+			if _, err := sb.readExitCode(deadline); errors.Is(err, io.EOF) {
+				return nil, ErrNotExecuted
+			}
 		}
+		return &p, nil
 	}
 	code, err := sb.readExitCode(deadline)
 	if err != nil {
@@ -306,6 +336,10 @@ func (sb *Sandbox) ExitStatus(deadline time.Time) (*result.Payload, error) {
 }
 
 func (sb *Sandbox) readExitCode(deadline time.Time) (int, error) {
+	// The monitor is only waiting for us.
+	if soon := time.Now().Add(2 * time.Second); soon.Before(deadline) {
+		deadline = soon
+	}
 	_ = sb.status.SetReadDeadline(deadline) // an error shows in the read
 	return sb.stream.exitCode()
 }

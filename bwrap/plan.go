@@ -273,12 +273,18 @@ func readOnlySysctl() bool {
 // reach one of them. bwrap resolves the text of a descriptor's path, so handing
 // it descriptors is not enough (bubblewrap, resolve_symlinks_in_ops): the
 // keeper binds them to places that can be reached, in a mount namespace that
-// only bwrap sees. All of them, because the staging place hides /tmp.
+// only bwrap sees. All of them: the staging place hides /tmp, and a source that
+// bwrap still looked for by its path could become a link into that place.
 func (p *Plan) stage() error {
 	need := false
-	for _, o := range p.ops {
-		if o.kind == opBind || o.kind == opBindRW {
-			need = need || !reachable(o.src)
+	for i := range p.ops {
+		if o := &p.ops[i]; o.users {
+			real, err := trusted(o.src)
+			if err != nil {
+				return err
+			}
+			o.src = real
+			need = need || !reachable(real)
 		}
 	}
 	if !need {
@@ -290,18 +296,11 @@ func (p *Plan) stage() error {
 	}
 	for i := range p.ops {
 		o := &p.ops[i]
-		if o.kind != opBind && o.kind != opBindRW {
-			continue
-		}
-		real, err := trusted(o.src)
-		if err != nil {
-			return err
-		}
-		if reachable(real) && !within(real, proc.StageDir) {
+		if !o.users {
 			continue
 		}
 		// No link is followed that was not looked at (openat2(2), Linux 5.6).
-		fd, err := unix.Openat2(unix.AT_FDCWD, real, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
+		fd, err := unix.Openat2(unix.AT_FDCWD, o.src, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
 		if err != nil {
 			return &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %v", o.src, err), Err: err}
 		}
@@ -327,8 +326,9 @@ func trusted(name string) (real string, err error) {
 			done = next
 			continue
 		}
-		if links++; st.Uid != 0 || links > 40 {
-			return "", &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %q is a symbolic link that root did not make", name, next),
+		// Root's own link in a directory of somebody else's can be renamed.
+		if links++; st.Uid != 0 || links > 40 || !rootsDir(done) {
+			return "", &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %q is a symbolic link that others than root could have put there", name, next),
 				Hint: "name the path that is meant"}
 		}
 		target, err := os.Readlink(next)
@@ -341,6 +341,14 @@ func trusted(name string) (real string, err error) {
 		todo = append(strings.Split(target, "/"), todo...)
 	}
 	return done, nil
+}
+
+// rootsDir says whether only root can change the names in a directory; in a
+// sticky one others can change only their own.
+func rootsDir(dir string) bool {
+	var st unix.Stat_t
+	err := unix.Stat(dir, &st)
+	return err == nil && st.Uid == 0 && (st.Mode&0o022 == 0 || st.Mode&unix.S_ISVTX != 0)
 }
 
 // reachable says whether everybody may search all directories on the way to a

@@ -121,8 +121,14 @@ func cleanDest(dest string) (string, error) {
 		return "", fmt.Errorf("the path in the sandbox, %q, must be absolute", dest)
 	}
 	dest = path.Clean(dest)
-	if dest == "/" || dest == "/proc" || dest == "/dev" {
+	if dest == "/" || dest == "/dev" || within(dest, "/proc") {
 		return "", fmt.Errorf("%s of the sandbox cannot be replaced", dest)
+	}
+	// Links that bwrap makes in /dev, into /proc.
+	for _, link := range []string{"/dev/fd", "/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/core", "/dev/ptmx"} {
+		if within(dest, link) {
+			return "", fmt.Errorf("%s of the sandbox is a symbolic link", link)
+		}
 	}
 	return dest, nil
 }

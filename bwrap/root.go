@@ -24,6 +24,8 @@ type op struct {
 	size int64    // tmpfs
 	data []byte   // copies of text made here
 	from *os.File // binds that are staged: the source, held open
+	// users: a bind whose source was named by the user, not by us.
+	users bool
 }
 
 type opKind int
@@ -227,7 +229,7 @@ func mountOp(p *Policy, m Mount) (o op, skip bool, err error) {
 		}
 		return op{}, false, e
 	}
-	o = op{kind: opBind, src: m.Source, dst: m.Dest}
+	o = op{kind: opBind, src: m.Source, dst: m.Dest, users: true}
 	if m.Kind == ReadWrite {
 		o.kind = opBindRW
 	}
@@ -255,6 +257,9 @@ func checkDests(ops []op, v view) error {
 			}
 		}
 		parent, ok := v.mountOf(path.Dir(o.dst))
+		if ok && parent.kind == opCopy {
+			return refuse("%s is a file", parent.dst)
+		}
 		if !ok || parent.src == "" {
 			continue
 		}

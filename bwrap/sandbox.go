@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"strconv"
 	"strings"
@@ -33,6 +34,7 @@ type Sandbox struct {
 	Running chan struct{}
 	Exited  chan struct{}
 
+	monitor  *proc.Process // bwrap's outer process
 	payload  *proc.Process // nil until Running, and if it was too quick for us
 	fallback exitReport    // of the status stream, if payload is nil; set before Exited
 
@@ -163,7 +165,14 @@ func (sb *Sandbox) identify(ctx context.Context) error {
 	if sb.PIDNS, err = verify(sb.Init, child, sb.Keeper.PID); err != nil {
 		return err
 	}
-	return nil
+	// Its parent is still bwrap, or was a moment ago: then it is a stranger that
+	// we look at, or nobody.
+	st, err := proc.ReadStat(sb.Init.PID)
+	if err != nil {
+		return err
+	}
+	sb.monitor, err = proc.Open(st.Parent)
+	return err
 }
 
 // verify makes sure that init is what bwrap says: a child of our keeper's
@@ -202,10 +211,13 @@ func verify(init *proc.Process, child statusChild, keeper int) (ns uint64, err e
 func (sb *Sandbox) abandon(cause error, staged []*os.File) error {
 	var startErr, reapErr error
 	if sb.Keeper != nil {
+		deadline := time.Now().Add(SetupBound)
 		sb.Keeper.Kill()
-		if _, reapErr = sb.Keeper.Empty(time.Now().Add(SetupBound)); reapErr == nil {
-			reapErr = sb.Keeper.Reap(time.Now().Add(SetupBound))
+		_, reapErr = sb.Keeper.Empty(deadline)
+		if errors.Is(reapErr, proc.ErrNotEmpty) {
+			reapErr = sb.Keeper.Inherit(sb.Init, deadline)
 		}
+		reapErr = errors.Join(reapErr, sb.Keeper.Reap(deadline))
 		startErr = sb.Keeper.StartError()
 	}
 	sb.Close()
@@ -218,7 +230,7 @@ func (sb *Sandbox) abandon(cause error, staged []*os.File) error {
 		}
 	case errors.Is(cause, os.ErrDeadlineExceeded):
 		e.Message = fmt.Sprintf("bubblewrap did not set up the sandbox within %v", SetupBound)
-	case !errors.Is(cause, io.EOF): // its own words are on stderr
+	case !errors.Is(cause, io.EOF) && !errors.Is(cause, proc.ErrGone) && !errors.Is(cause, fs.ErrNotExist): // its own words are on stderr
 		e.Message += ": " + cause.Error()
 	}
 	if reapErr != nil {
@@ -238,8 +250,10 @@ func (sb *Sandbox) Close() {
 			f.Close()
 		}
 	}
-	if sb.Init != nil {
-		sb.Init.Close()
+	for _, p := range []*proc.Process{sb.Init, sb.monitor} {
+		if p != nil {
+			p.Close()
+		}
 	}
 	select {
 	case <-sb.Running:

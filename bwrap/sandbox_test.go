@@ -131,32 +131,53 @@ func TestStartRelativePath(t *testing.T) {
 	}
 }
 
-// A source may be a link into /tmp, which is where root's sources are staged.
-func TestStartSourceLinksIntoTmp(t *testing.T) {
-	shared, err := os.MkdirTemp("/tmp", "sbxrun-test-")
+// directory makes one that everybody can reach, below parent.
+func directory(t *testing.T, parent string) string {
+	t.Helper()
+	dir, err := os.MkdirTemp(parent, "sbxrun-test-")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := os.RemoveAll(shared); err != nil {
+		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := errors.Join(os.Chmod(shared, 0o755), os.WriteFile(shared+"/file", []byte("shared\n"), 0o644)); err != nil {
+	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	top := tree(t, "private/", "link -> "+shared, "way -> /tmp", "0 -> "+shared)
-	if err := errors.Join(os.WriteFile(top+"/private/file", []byte("private\n"), 0o644), os.Chmod(top, 0o700)); err != nil {
+	return dir
+}
+
+// A source may be a link into /tmp, which the place where root's sources are
+// staged hides.
+func TestStartSourceLinksIntoTmp(t *testing.T) {
+	data, links := directory(t, "/tmp"), directory(t, "/var/tmp")
+	private := tree(t, "private/") + "/private"
+	if err := errors.Join(
+		os.WriteFile(data+"/file", []byte("shared\n"), 0o644),
+		os.WriteFile(private+"/file", []byte("private\n"), 0o644),
+		os.Symlink(data, links+"/link"), os.Symlink("/tmp", links+"/way"), os.Symlink("link", links+"/twice"), os.Symlink(data, private+"/link"),
+		os.Chmod(filepath.Dir(private), 0o700),
+	); err != nil {
 		t.Fatal(err)
 	}
-	for _, source := range []string{top + "/link", top + "/link/file", top + "/way/" + filepath.Base(shared), top + "/0", shared} {
+	for _, source := range []string{data, links + "/link", links + "/link/file", links + "/twice", links + "/way/" + filepath.Base(data), private + "/link", private + "/link/file"} {
 		dest := "/b"
 		if filepath.Base(source) == "file" {
 			dest = "/b/file"
 		}
-		p := Policy{Command: []string{"cat", "/a/file", "/b/file"}, Workdir: "/tmp", Mounts: []Mount{{Source: top + "/private", Dest: "/a"}, {Source: source, Dest: dest}}}
-		if got, end := play(t, p); got != "private\nshared\n" || end == nil || end.Code() != 0 {
+		mounts := []Mount{{Source: source, Dest: dest}, {Source: private, Dest: "/a"}}
+		p := Policy{Command: []string{"cat", "/b/file", "/a/file"}, Workdir: "/tmp", Mounts: mounts}
+		if got, end := play(t, p); got != "shared\nprivate\n" || end == nil || end.Code() != 0 {
 			t.Errorf("%s: got %q, %+v", source, got, end)
+		}
+		if filepath.Dir(source) == private || filepath.Dir(filepath.Dir(source)) == private {
+			continue // beside it only: the link itself is staged with what it leads to
+		}
+		p.Command, p.Mounts = p.Command[:2], mounts[:1]
+		if got, end := play(t, p); got != "shared\n" || end == nil || end.Code() != 0 {
+			t.Errorf("%s alone: got %q, %+v", source, got, end)
 		}
 	}
 }

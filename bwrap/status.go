@@ -69,8 +69,13 @@ func (s statusStream) exitCode() (int, error) {
 
 // streamError takes an object that was cut for the end: bwrap died writing it.
 func streamError(err error) error {
-	if errors.Is(err, io.ErrUnexpectedEOF) {
+	var syntax *json.SyntaxError
+	var kind *json.UnmarshalTypeError
+	switch {
+	case errors.Is(err, io.ErrUnexpectedEOF):
 		return io.EOF
+	case errors.As(err, &syntax), errors.As(err, &kind):
+		return errors.New("bwrap's status is not what bubblewrap writes")
 	}
 	return err
 }

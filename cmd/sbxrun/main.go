@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/cli"
@@ -51,7 +53,7 @@ func fail(err error) int {
 	if e.Hint != "" {
 		line += "; " + e.Hint
 	}
-	fmt.Fprintln(os.Stderr, "sbxrun: error: "+line)
+	fmt.Fprintln(os.Stderr, "sbxrun: error: "+printable(line))
 	if e.ExitCode != 0 {
 		return e.ExitCode
 	}
@@ -69,6 +71,20 @@ func help(command string) int {
 // thisCaller is who asks for a run, or for a diagnosis of one.
 func thisCaller() bwrap.Caller {
 	return bwrap.Caller{Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), UID: os.Geteuid(), GID: os.Getegid()}
+}
+
+// printable makes one line of a text, without what a terminal would obey: names
+// of files may come from a payload.
+func printable(text string) string {
+	var b strings.Builder
+	for _, r := range text {
+		if unicode.IsPrint(r) {
+			b.WriteRune(r)
+		} else {
+			fmt.Fprintf(&b, "\\x%02x", r)
+		}
+	}
+	return b.String()
 }
 
 func usageError(err error) error {

@@ -69,8 +69,8 @@ func sbxrun(t *testing.T, c *exec.Cmd) (stdout, stderr string, code int) {
 	return out.String(), errs.String(), c.ProcessState.ExitCode()
 }
 
-// open is a new directory that everybody may enter and write to.
-func open(t *testing.T) string {
+// shared is a new directory that everybody may enter and write to.
+func shared(t *testing.T) string {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
@@ -86,7 +86,7 @@ func open(t *testing.T) string {
 // and cannot put another in its place.
 func TestRunReportInWritableDirectory(t *testing.T) {
 	for _, uid := range identities() {
-		dir := open(t)
+		dir := shared(t)
 		const forge = `ls -A; ls -A >seen; echo '{"status":"forged"}' >r.json; ln -s r.json .r.json.tmp; (sleep 0.2; echo late >>r.json) & exit 3`
 		stdout, stderr, code := sbxrun(t, command(t, uid, dir, "--report", "r.json", "--bind", ".", "sh", "-c", forge))
 		if stdout != "" || code != 3 {
@@ -106,7 +106,7 @@ func TestRunReportInWritableDirectory(t *testing.T) {
 // What never comes to a report leaves nothing in its place.
 func TestRunReportNeverWritten(t *testing.T) {
 	for _, uid := range identities() {
-		dir := open(t)
+		dir := shared(t)
 		if _, stderr, code := sbxrun(t, command(t, uid, dir, "--report", "r.json", "--print-command", "true")); code != 0 {
 			t.Errorf("uid %d: code %d, stderr %q", uid, code, stderr)
 		}
@@ -156,7 +156,7 @@ func names(t *testing.T, dir string) string {
 // Nobody writes to these pipes or reads from them, and sbxrun does not wait.
 func TestRunNamedPipes(t *testing.T) {
 	for _, uid := range identities() {
-		dir := open(t)
+		dir := shared(t)
 		if err := errors.Join(unix.Mkfifo(dir+"/pipe", 0o777), os.Chmod(dir+"/pipe", 0o777)); err != nil {
 			t.Fatal(err)
 		}
@@ -182,7 +182,7 @@ func TestRunLastVariableEmpty(t *testing.T) {
 	for _, uid := range identities() {
 		for _, args := range [][]string{{"--env", "X="}, {"--env=X="}, {"--env", "Y=1", "--env", "X="}} {
 			args = append(args, "sh", "-c", `echo "${X-unset}."`)
-			if stdout, stderr, code := sbxrun(t, command(t, uid, open(t), args...)); stdout != ".\n" || stderr != "" || code != 0 {
+			if stdout, stderr, code := sbxrun(t, command(t, uid, shared(t), args...)); stdout != ".\n" || stderr != "" || code != 0 {
 				t.Errorf("uid %d, %q: code %d, stdout %q, stderr %q", uid, args, code, stdout, stderr)
 			}
 		}
@@ -192,7 +192,7 @@ func TestRunLastVariableEmpty(t *testing.T) {
 // A link that one run has planted in a writable bind is not followed by the next.
 func TestRunLinkPlantedByAPayload(t *testing.T) {
 	for _, uid := range identities() {
-		dir, host := open(t), open(t)
+		dir, host := shared(t), shared(t)
 		bind := "--bind=" + dir + ":/w"
 		if _, stderr, code := sbxrun(t, command(t, uid, dir, bind, "ln", "-s", "/oldroot"+host, "/w/link")); code != 0 {
 			t.Fatalf("uid %d: code %d, stderr %q", uid, code, stderr)
@@ -213,7 +213,7 @@ func TestRunLinkPlantedByAPayload(t *testing.T) {
 func TestRunTooManyWords(t *testing.T) {
 	for _, uid := range identities() {
 		args := append([]string{"true"}, strings.Split(strings.Repeat("x", 9000), "")...)
-		_, stderr, code := sbxrun(t, command(t, uid, open(t), args...))
+		_, stderr, code := sbxrun(t, command(t, uid, shared(t), args...))
 		if code != 125 || !strings.Contains(stderr, "more than bubblewrap takes") || strings.Count(stderr, "\n") != 1 {
 			t.Errorf("uid %d: code %d, stderr %q", uid, code, stderr)
 		}

@@ -32,6 +32,9 @@ func openReport(place string) (*reportFile, error) {
 	if number, ok := strings.CutPrefix(place, "fd:"); ok {
 		return openReportFD(number)
 	}
+	if number := descriptor(place); number != "" {
+		return openReportFD(number)
+	}
 	if st, err := os.Stat(place); err == nil && !st.Mode().IsRegular() {
 		if st.IsDir() {
 			return nil, reportError(place, unix.EISDIR)
@@ -48,11 +51,51 @@ func openReport(place string) (*reportFile, error) {
 	if err != nil {
 		return nil, reportError(place, err)
 	}
-	if err := unix.Faccessat(int(dir.Fd()), ".", unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
+	if err := tryOut(int(dir.Fd()), filepath.Base(place)); err != nil {
 		dir.Close()
 		return nil, reportError(place, err)
 	}
 	return &reportFile{place: place, dir: dir}, nil
+}
+
+// descriptor is the number of the open descriptor that place, such as
+// /dev/stderr, is a link to. Other links are not followed, but replaced: they
+// could be a payload's.
+func descriptor(place string) (number string) {
+	for range 10 {
+		for _, dir := range []string{"/dev/fd/", "/proc/self/fd/"} {
+			if n, ok := strings.CutPrefix(place, dir); ok {
+				return n
+			}
+		}
+		target, err := os.Readlink(place)
+		if err != nil {
+			break // no link
+		}
+		if !filepath.IsAbs(target) {
+			target = filepath.Join(filepath.Dir(place), target)
+		}
+		place = target
+	}
+	return ""
+}
+
+// tryOut makes sure that a report can be made in dir under this name, before
+// there is one.
+func tryOut(dir int, name string) error {
+	tmp := ".sbxrun." + newID()
+	fd, err := unix.Openat(dir, tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o666)
+	if err != nil {
+		return err
+	}
+	unix.Close(fd)
+	if err := unix.Unlinkat(dir, tmp, 0); err != nil {
+		return err
+	}
+	if len(name) > unix.NAME_MAX {
+		return unix.ENAMETOOLONG
+	}
+	return nil
 }
 
 func openReportFD(number string) (*reportFile, error) {

@@ -9,8 +9,10 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/result"
 )
@@ -127,21 +129,99 @@ func TestReportDirectoryMoved(t *testing.T) {
 	}
 }
 
-func TestReportDiscard(t *testing.T) {
+// Before a report is written, and if it never is, its directory is as it was.
+func TestReportLeavesNothingBefore(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(dir+"/r.json", []byte("old"), 0o600); err != nil {
+	for _, old := range []map[string]string{{}, {"r.json": "old"}} {
+		for name, text := range old {
+			if err := os.WriteFile(dir+"/"+name, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := openReport(dir + "/r.json"); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(old, contents(t, dir)); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	}
+}
+
+// Whatever the payload puts in the report's place while it runs is replaced, and
+// not written to.
+func TestReportForged(t *testing.T) {
+	rep, text := report(t)
+	for name, forge := range map[string]func(place string) error{
+		"file":          func(place string) error { return os.WriteFile(place, []byte("forged"), 0o444) },
+		"link":          func(place string) error { return os.Symlink("target", place) },
+		"dangling link": func(place string) error { return os.Symlink("none", place) },
+		"hard link":     func(place string) error { return os.Link(filepath.Dir(place)+"/target", place) },
+		"named pipe":    func(place string) error { return unix.Mkfifo(place, 0o666) }, // whose reader never comes
+		"socket":        func(place string) error { return unix.Mknod(place, unix.S_IFSOCK|0o666, 0) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := os.WriteFile(dir+"/target", []byte("old"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			r, err := openReport(dir + "/r.json")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := forge(dir + "/r.json"); err != nil {
+				t.Fatal(err)
+			}
+			if err := r.write(rep); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(map[string]string{"r.json": text, "target": "old"}, contents(t, dir)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// A named pipe that nobody reads is an error at once; one with a reader gets the
+// report.
+func TestReportNamedPipe(t *testing.T) {
+	rep, text := report(t)
+	place := t.TempDir() + "/pipe"
+	if err := unix.Mkfifo(place, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r, err := openReport(dir + "/r.json")
+	opened := make(chan error, 1)
+	go func() {
+		_, err := openReport(place)
+		opened <- err
+	}()
+	select {
+	case err := <-opened:
+		var e *result.Error
+		if !errors.As(err, &e) || e.Code != "report" || !errors.Is(err, unix.ENXIO) {
+			t.Errorf("without a reader: %v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("waits for a reader")
+	}
+	in, err := os.OpenFile(place, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.discard()
-	r.discard()
-	if diff := cmp.Diff(map[string]string{"r.json": "old"}, contents(t, dir)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
+	defer in.Close()
+	r, err := openReport(place)
+	if err != nil {
+		t.Fatal(err)
 	}
-	(*reportFile)(nil).discard() // no report was asked for
+	if err := r.write(rep); err != nil {
+		t.Fatal(err)
+	}
+	r.file.Close()
+	if got, err := io.ReadAll(in); err != nil || string(got) != text {
+		t.Errorf("got %q, %v; want %q", got, err, text)
+	}
+	if st, err := os.Lstat(place); err != nil || st.Mode()&fs.ModeNamedPipe == 0 {
+		t.Errorf("it is no named pipe any more: %v, %v", st, err)
+	}
 }
 
 func TestReportNone(t *testing.T) {
@@ -164,7 +244,6 @@ func TestReportDevice(t *testing.T) {
 	if err := r.write(rep); err != nil {
 		t.Error(err)
 	}
-	r.discard()
 	if st, err := os.Stat("/dev/null"); err != nil || st.Mode()&fs.ModeCharDevice == 0 {
 		t.Fatalf("/dev/null is %v, %v", st.Mode(), err)
 	}
@@ -184,7 +263,6 @@ func TestReportDescriptor(t *testing.T) {
 	if err := file.write(rep); err != nil {
 		t.Fatal(err)
 	}
-	file.discard() // there is nothing to discard
 	// Two files stand for one descriptor here; neither may close it after the other.
 	if err := file.file.Close(); err != nil {
 		t.Fatal(err)
@@ -210,8 +288,6 @@ func TestReportErrors(t *testing.T) {
 		{dir + "/", "report", "cannot write the report to " + strconv.Quote(dir+"/") + ": is a directory"},
 		{dir + "/none/r", "report", "cannot write the report to " + strconv.Quote(dir+"/none/r") + ": open " + dir + "/none: no such file or directory"},
 		{"/dev/null/r", "report", `cannot write the report to "/dev/null/r": open /dev/null: not a directory`},
-		{"/proc/r", "report", `cannot write the report to "/proc/r": `},
-		{dir + "/" + strings.Repeat("x", 256), "report", "cannot write the report to "},
 		{"fd:", "usage", "--report fd:: want the number of an open descriptor"},
 		{"fd:-1", "usage", "--report fd:-1: want the number of an open descriptor"},
 		{"fd:x", "usage", "--report fd:x: want the number of an open descriptor"},
@@ -229,6 +305,44 @@ func TestReportErrors(t *testing.T) {
 	}
 	if got := contents(t, dir); len(got) != 0 {
 		t.Errorf("left behind: %q", got)
+	}
+}
+
+// Some places show only when they are written to that they cannot be; then it is
+// an error too.
+func TestReportPlaceThatCannotBe(t *testing.T) {
+	rep, _ := report(t)
+	dir := t.TempDir()
+	for _, place := range []string{"/proc/r", dir + "/" + strings.Repeat("x", 256)} {
+		r, err := openReport(place)
+		if err == nil {
+			err = r.write(rep)
+		}
+		var e *result.Error
+		if want := "cannot write the report to " + strconv.Quote(place) + ": "; !errors.As(err, &e) || e.Code != "report" || !strings.HasPrefix(e.Message, want) {
+			t.Errorf("%v; want error %s", err, want)
+		}
+	}
+	if got := contents(t, dir); len(got) != 0 {
+		t.Errorf("left behind: %q", got)
+	}
+}
+
+// A directory that cannot be written to is an error before anything starts.
+func TestReportReadOnlyDirectory(t *testing.T) {
+	dir := shared(t)
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	uid := uint32(0)
+	if os.Geteuid() == 0 {
+		uid = 65534 // root may write everywhere
+	} else if err := os.Chmod(dir, 0o555); err != nil {
+		t.Fatal(err)
+	}
+	_, stderr, code := sbxrun(t, command(t, uid, "/", "--report", dir+"/r", "--workdir", "/tmp", "sh", "-c", "echo ran >&2"))
+	if want := "sbxrun: error: cannot write the report to " + strconv.Quote(dir+"/r") + ": permission denied\n"; code != 125 || stderr != want {
+		t.Errorf("code %d, stderr %q; want 125, %q", code, stderr, want)
 	}
 }
 

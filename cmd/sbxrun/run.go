@@ -82,15 +82,30 @@ func (r *runner) run() int {
 		Begin:        r.begin,
 		Hurry:        r.signals.hurry,
 	})
-	streams.drain(res.Verdict)
+	r.plan.Close() // descriptors may be few
+	streams.drain(res)
 	streams.restore()
-	if res.Err != nil && res.Err.Code == "setup" {
-		// Why, if it is this machine. Not the run's context, which may be cancelled.
-		if e := doctor.Diagnose(context.Background(), thisCaller()); e != nil {
-			res.Err = e
+	r.diagnose(&res)
+	return r.finish(res, streams)
+}
+
+// diagnose finds out why a sandbox could not be set up, if it is this machine.
+func (r *runner) diagnose(res *result.Result) {
+	const bound = 1500 * time.Millisecond
+	if res.Err == nil || res.Err.Code != "setup" {
+		return
+	}
+	// What is scarce for us is scarce for the diagnosis.
+	for _, scarce := range []error{unix.EMFILE, unix.ENFILE, unix.EAGAIN, unix.ENOMEM, unix.ENOSPC} {
+		if errors.Is(res.Err, scarce) {
+			return
 		}
 	}
-	return r.finish(res, streams)
+	ctx, cancel := context.WithTimeout(r.signals.ctx, bound)
+	defer cancel()
+	if e := doctor.Diagnose(ctx, thisCaller()); e != nil && ctx.Err() == nil {
+		res.Err = e
+	}
 }
 
 // prepare turns the flags into a policy, and that into a plan.
@@ -294,6 +309,8 @@ func (r *runner) notStarted(err error) int {
 
 // finish prints what there is to say and returns the exit code.
 func (r *runner) finish(res result.Result, streams *streams) int {
+	// There is no sandbox any more: a signal may end us while we write.
+	signal.Reset(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	code := res.ExitCode()
 	if res.Err != nil {
 		fail(res.Err)
@@ -323,10 +340,7 @@ func (r *runner) finish(res result.Result, streams *streams) int {
 		if err == nil {
 			_, err = os.Stdout.Write(b)
 		}
-		if errors.Is(err, syscall.EPIPE) {
-			return 128 + int(syscall.SIGPIPE) // as anybody who writes to a closed pipe
-		}
-		if err != nil {
+		if err != nil && !errors.Is(err, syscall.EPIPE) { // nobody who wants to read it is no failure
 			fail(fmt.Errorf("print the report: %w", err))
 			return max(code, 1)
 		}

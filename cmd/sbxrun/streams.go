@@ -104,16 +104,32 @@ func (s *streams) started() {
 	}
 }
 
-// drain waits until all output has been read. After a proven end every writer
-// is dead, so there is an end to read up to; else what came in time must do.
-func (s *streams) drain(verdict result.Verdict) {
+// drain waits until all output has been read and passed on. After a proven end
+// every writer is dead, so there is an end to read up to. If there is none, or
+// we were told to stop and our own stdout does not take the rest, what came in
+// time must do.
+func (s *streams) drain(res result.Result) {
+	const moment = 500 * time.Millisecond
 	s.started() // in case it never got that far
-	if verdict == result.Unproven {
+	all := make(chan struct{})
+	go func() {
+		s.copying.Wait()
+		close(all)
+	}()
+	var enough <-chan time.Time
+	if res.Verdict == result.Unproven || res.Cause == result.Canceled {
+		enough = time.After(moment)
+	}
+	select {
+	case <-all:
+	case <-enough:
 		for _, f := range s.sources {
-			_ = f.SetReadDeadline(time.Now().Add(100 * time.Millisecond)) // if not, the process exits anyway
+			_ = f.SetReadDeadline(time.Unix(1, 0)) // ends the copying, unless it hangs in a write
+		}
+		if s.buffers[0] != nil {
+			<-all // it writes to memory only
 		}
 	}
-	s.copying.Wait()
 }
 
 // captured is what was kept of stdout and stderr. After drain.

@@ -186,28 +186,33 @@ func (k *Keeper) Kill() {
 	_ = unix.Shutdown(Descriptor(k.socket), unix.SHUT_WR)
 }
 
-// ErrNotEmpty says that the keeper ended without having reaped all it had,
-// which only somebody else's SIGKILL can bring about. What it had is now sbxrun's.
+// ErrNotEmpty says that the keeper ended without having reaped all it had:
+// somebody killed it, or it failed before it had anything. What it had is now
+// sbxrun's.
 var ErrNotEmpty = errors.New("the keeper was killed before it had reaped the sandbox")
 
 // Inherit kills and reaps what a killed keeper has left to sbxrun, which is a
-// subreaper too: init, and bwrap's monitor, the only one in the keeper's session.
-// Other children that sbxrun may have, from before it was executed, are not
+// subreaper too: bwrap's processes, which are in the keeper's session, and init,
+// which may have made one of its own; nil if it is not known yet, and then it has
+// not. Other children that sbxrun may have, from before it was executed, are not
 // touched. It blocks until none is left, or the deadline has passed.
 func (k *Keeper) Inherit(init *Process, deadline time.Time) error {
+	// Its socket closes before its children are reparented; its pidfd tells later.
+	if err := k.Wait(deadline); err != nil {
+		return err
+	}
 	for {
 		left := 0
 		for _, tid := range threads(os.Getpid()) {
 			for _, pid := range Children(os.Getpid(), tid) {
 				// Our own unreaped children: their pids cannot be recycled.
 				st, err := ReadStat(pid)
-				if err != nil || pid != init.PID && st.Session != k.PID {
+				if err != nil || pid == k.PID || st.Session != k.PID && (init == nil || pid != init.PID) {
 					continue
 				}
 				_ = unix.Kill(pid, unix.SIGKILL)
-				if _, err := unix.Wait4(pid, nil, unix.WNOHANG, nil); err != nil || st.State != "Z" {
-					left++
-				}
+				_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
+				left++ // or gone, but what it had may be ours only now: look again
 			}
 		}
 		if left == 0 {
@@ -229,11 +234,8 @@ func (k *Keeper) Empty(deadline time.Time) (End, error) {
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			return End{}, err
 		}
-		if err != nil && k.failure == nil {
-			return End{}, ErrNotEmpty // nobody is left to say it
-		}
 		if err != nil {
-			return End{}, nil // it failed before it had anything
+			return End{}, ErrNotEmpty // nobody is left to say it
 		}
 		if rec.kind != recordEmpty {
 			k.failure = rec.startError()
