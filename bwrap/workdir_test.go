@@ -116,7 +116,7 @@ func TestCurrentDirectoryHomeIsALink(t *testing.T) {
 // On some systems /home is a link. Here it is one in a root directory that this
 // test makes for itself.
 func TestHomeWithinHomeIsALink(t *testing.T) {
-	const inside = "SBXRUN_TEST_ROOT"
+	const inside = "SBXRUN_TEST_CHROOT"
 	if root := os.Getenv(inside); root != "" {
 		if err := errors.Join(unix.Chroot(root), os.Chdir("/")); err != nil {
 			t.Fatal(err)

@@ -78,7 +78,8 @@ type keeperState struct {
 	pidfd    int32 // of the keeper, for the parent
 	pid      uintptr
 	command  uintptr // pid of bwrap
-	ended    bool    // the lifeline
+	ended    bool    // sbxrun has said that it is over, or is dead
+	orphaned bool    // it is dead
 	rec      record  // how it ended
 	usage    unix.Rusage
 	status   int32
@@ -256,18 +257,23 @@ func (k *keeperState) wait() {
 	k.poll[1] = unix.PollFd{Fd: keeperSocket, Events: unix.POLLIN}
 	n := uintptr(2)
 	if k.ended {
-		n = 1 // the socket stays readable
+		k.poll[1].Events = 0 // it stays readable; POLLHUP needs no asking
+	}
+	if k.orphaned {
+		n = 1
 	}
 	syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&k.poll)), n, 0, 0, 0, 0)
 	syscall.RawSyscall(unix.SYS_READ, keeperSignals, uintptr(unsafe.Pointer(&k.buf)), uintptr(len(k.buf)))
-	if k.ended || k.poll[1].Revents == 0 {
+	if n < 2 || k.poll[1].Revents == 0 {
 		return
 	}
 	k.ended = true // nothing is ever sent to the keeper
-	if k.terminal >= 0 {
-		// Harmless if sbxrun lives and has done it already. TCSETS from outside
-		// the terminal's session is not stopped by job control: the keeper has
-		// no controlling terminal (tty_ioctl(4)).
+	// Shut down is not yet closed, and as long as sbxrun lives it restores the
+	// terminal itself, when all output is out.
+	k.orphaned = k.poll[1].Revents&unix.POLLHUP != 0
+	if k.orphaned && k.terminal >= 0 {
+		// TCSETS from outside the terminal's session is not stopped by job control:
+		// the keeper has no controlling terminal (tty_ioctl(4)).
 		syscall.RawSyscall(unix.SYS_IOCTL, keeperTerminal, unix.TCSETS, uintptr(unsafe.Pointer(&k.restore)))
 	}
 }
