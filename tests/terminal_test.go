@@ -234,7 +234,7 @@ func TestTerminalJobControl(t *testing.T) {
 	}
 	s.typeIn("jobs | grep -c Stopped | sed s/^/count=/; kill %1; fg; exit 6\r")
 	s.p.Wait().Expect(t, 6, "exited")
-	s.waitFor("count=1\r\n")
+	s.waitFor("count=1\r")
 	for _, complaint := range []string{"no job control", "cannot set terminal"} {
 		if strings.Contains(s.shows(), complaint) {
 			t.Errorf("%q", s.shows())

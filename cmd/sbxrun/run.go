@@ -83,7 +83,7 @@ func (r *runner) run() int {
 		Hurry:        r.signals.hurry,
 	})
 	r.plan.Close() // descriptors may be few
-	streams.drain(res)
+	streams.drain(r.signals.ctx, res.Verdict)
 	streams.restore()
 	r.diagnose(&res)
 	return r.finish(res, streams)

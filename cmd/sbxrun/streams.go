@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -25,11 +26,12 @@ type streams struct {
 	sources []*os.File         // read ends that are being copied
 	copying sync.WaitGroup
 	broken  func() // is called when nobody reads our stdout any more
-	undo    func()
+	raw     func() // makes our terminal raw
+	undo    func() // and puts it back
 }
 
 func openStreams(f *cli.Run, broken func()) (*streams, error) {
-	s := &streams{payload: [3]*os.File{os.Stdin, os.Stdout, os.Stderr}, broken: broken, undo: func() {}}
+	s := &streams{payload: [3]*os.File{os.Stdin, os.Stdout, os.Stderr}, broken: broken, raw: func() {}, undo: func() {}}
 	switch {
 	case f.JSON:
 		return s, s.capture(int64(f.MaxOutput))
@@ -97,6 +99,8 @@ func (o *output) Write(b []byte) (n int, err error) {
 // started gives up the payload's ends: with the payload's own they are the last
 // that keep the streams from ending. Called when the payload has them.
 func (s *streams) started() {
+	s.raw()
+	s.raw = func() {}
 	for _, f := range s.payload {
 		if f != os.Stdin && f != os.Stdout && f != os.Stderr {
 			f.Close()
@@ -106,23 +110,27 @@ func (s *streams) started() {
 
 // drain waits until all output has been read and passed on. After a proven end
 // every writer is dead, so there is an end to read up to. If there is none, or
-// we were told to stop and our own stdout does not take the rest, what came in
-// time must do.
-func (s *streams) drain(res result.Result) {
+// we are told to stop (ctx) and our own stdout does not take the rest, what came
+// in time must do.
+func (s *streams) drain(ctx context.Context, verdict result.Verdict) {
 	const moment = 500 * time.Millisecond
+	s.raw = func() {}
 	s.started() // in case it never got that far
 	all := make(chan struct{})
 	go func() {
 		s.copying.Wait()
 		close(all)
 	}()
-	var enough <-chan time.Time
-	if res.Verdict == result.Unproven || res.Cause == result.Canceled {
-		enough = time.After(moment)
+	if verdict != result.Unproven {
+		select {
+		case <-all:
+			return
+		case <-ctx.Done():
+		}
 	}
 	select {
 	case <-all:
-	case <-enough:
+	case <-time.After(moment):
 		for _, f := range s.sources {
 			_ = f.SetReadDeadline(time.Unix(1, 0)) // ends the copying, unless it hangs in a write
 		}

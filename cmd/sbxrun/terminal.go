@@ -67,10 +67,6 @@ func (s *streams) makeRaw(in int, ptmx *os.File) error {
 	if err != nil {
 		return fmt.Errorf("read the terminal's state: %w", err)
 	}
-	state, err := term.MakeRaw(in)
-	if err != nil {
-		return fmt.Errorf("switch the terminal to raw mode: %w", err)
-	}
 	s.terminal = &bwrap.Terminal{File: os.Stdin, State: *before}
 	// An error leaves the size as it is, which is an inconvenience only.
 	_ = pty.InheritSize(os.Stdin, ptmx)
@@ -81,7 +77,13 @@ func (s *streams) makeRaw(in int, ptmx *os.File) error {
 			_ = pty.InheritSize(os.Stdin, ptmx)
 		}
 	}()
-	s.undo = func() { _ = term.Restore(in, state) } // a terminal that was closed needs no restoring
+	s.raw = func() {
+		// Only when there is a keeper, to put it back if we are killed. Without the
+		// raw mode the terminal is less comfortable, and that is all.
+		if state, err := term.MakeRaw(in); err == nil {
+			s.undo = func() { _ = term.Restore(in, state) } // a terminal that was closed needs no restoring
+		}
+	}
 	return nil
 }
 

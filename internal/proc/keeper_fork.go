@@ -219,6 +219,7 @@ func (k *keeperState) reap() {
 			continue
 		}
 		if e == unix.ECHILD {
+			k.restoreTerminal() // nobody could, should sbxrun be killed now
 			k.rec.kind = recordEmpty
 			k.report()
 			Exit(0)
@@ -268,12 +269,23 @@ func (k *keeperState) wait() {
 		return
 	}
 	k.ended = true // nothing is ever sent to the keeper
-	// Shut down is not yet closed, and as long as sbxrun lives it restores the
-	// terminal itself, when all output is out.
+	// Shut down is not yet closed: then the sandbox still has something to say.
 	k.orphaned = k.poll[1].Revents&unix.POLLHUP != 0
-	if k.orphaned && k.terminal >= 0 {
-		// TCSETS from outside the terminal's session is not stopped by job control:
-		// the keeper has no controlling terminal (tty_ioctl(4)).
+	if k.orphaned {
+		k.restoreTerminal()
+	}
+}
+
+// restoreTerminal puts the caller's terminal back, if it was made raw. sbxrun does
+// so itself if it can; twice does no harm. TCSETS from outside the terminal's
+// session is not stopped by job control: the keeper has no controlling terminal
+// (tty_ioctl(4)).
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (k *keeperState) restoreTerminal() {
+	if k.terminal >= 0 {
 		syscall.RawSyscall(unix.SYS_IOCTL, keeperTerminal, unix.TCSETS, uintptr(unsafe.Pointer(&k.restore)))
 	}
 }

@@ -1,0 +1,42 @@
+// Package faults kills, stops and starves the processes of a run at every step
+// of its way, and counts what is left.
+//
+// A run has five processes, each the parent of the next:
+//
+//	sbxrun   keeper   monitor   init   payload
+//
+// and passes through the phases below. A phase is seen from outside, by what
+// exists below sbxrun; the system-call tests need no phase, they kill a victim
+// at its first, second, third … system call, for as many as it makes.
+//
+//	phase      begins when                     victims
+//	started    sbxrun has been started         sbxrun
+//	keeper     it has a child                  sbxrun keeper
+//	monitor    the keeper has a child          sbxrun keeper monitor
+//	bwrap      that child has executed bwrap   sbxrun keeper monitor
+//	init       bwrap has a child               sbxrun keeper monitor init
+//	payload    init has a child                sbxrun keeper monitor init
+//	running    the command has written a file  sbxrun keeper monitor init
+//	ended      the command has ended           sbxrun keeper
+//	grace      SIGTERM has been ignored        sbxrun keeper monitor init
+//	teardown   500 processes are being killed  sbxrun keeper
+//	any call   the victim's n-th system call   sbxrun keeper monitor init
+//
+// What is asserted after each of them:
+//
+//   - nothing is left: no process with the run's marker in its environment or
+//     command line, none in its PID namespace, and none below the test process,
+//     which is a child subreaper and so inherits whatever is abandoned. If sbxrun
+//     returned by itself this must hold at that very moment, zombies included; if
+//     it was killed, soon, and then the forks of sbxrun itself (the keeper, or one
+//     that was delivering SIGTERM) are zombies that its caller has to reap, as
+//     it reaps sbxrun;
+//   - the command never goes on: the files it appends to do not grow any more;
+//   - the exit code and the report agree, and neither says that a command
+//     completed that was killed, or never started that has left its trace.
+//
+// The tests of this package run one after the other: that is what makes
+// everything below the test process the current run's. SBXRUN_SOAK=N sets the
+// number of repetitions, 100 being what it is by default; from 1000 on, every
+// system call is tried and not a sample.
+package faults

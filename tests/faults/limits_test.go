@@ -1,0 +1,258 @@
+package faults
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// rightOrError asserts what holds of a run that was short of something: either
+// it went well, or it never began and that is said in one line.
+func (r *run) rightOrError(o outcome) {
+	r.t.Helper()
+	switch {
+	case o.code == 7 && r.wrote("ran"):
+	case o.code == 125 && !r.wrote("ran"):
+		o.oneLine(r.t)
+	default:
+		r.t.Errorf("want 7, or 125 with one line of sbxrun's: %v", o)
+	}
+}
+
+// limited starts sbxrun under a limit of the shell's.
+func limited(t *testing.T, limit string, n int) *run {
+	t.Helper()
+	wrap := []string{"bash", "-c", fmt.Sprintf(`ulimit %s %d || exit 99; exec "$@"`, limit, n), "-"}
+	return start(t, options{wrap: wrap}, append([]string{"--timeout", "5"}, leaver...)...)
+}
+
+// Too few descriptors. Below 10 the Go runtime itself cannot start.
+func TestFewDescriptors(t *testing.T) {
+	for n := 10; n <= 40; n++ {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			r := limited(t, "-n", n)
+			o := r.wait()
+			r.rightOrError(o)
+			if n == 40 && o.code != 7 {
+				t.Errorf("40 descriptors are not enough: %v", o)
+			}
+		})
+	}
+}
+
+// Too few processes, which is a limit of the user's and not of root's. It counts
+// what the user has running already.
+func TestFewProcesses(t *testing.T) {
+	if harness.Root() {
+		// The limit binds bwrap all the same, which runs under another uid.
+		for _, n := range []int{0, 1, 2} {
+			r := limited(t, "-u", n)
+			r.rightOrError(r.wait())
+		}
+		return
+	}
+	now := tasksOf(os.Getuid())
+	for more := 0; more <= 14; more += 2 {
+		r := limited(t, "-u", now+more)
+		o := r.wait()
+		if o.code == 2 && strings.Contains(o.stderr, "failed to create new OS thread") {
+			continue // the Go runtime's own end, before there was a sandbox or with the keeper to end it
+		}
+		if o.code == 254 || o.code == 1 || o.code == 126 {
+			continue // bash could not fork, or exec
+		}
+		if o.code == 7 || o.code == 125 {
+			r.rightOrError(o)
+			continue
+		}
+		// The command's own forks may fail, too: then the code is the shell's.
+		if o.report == nil || o.report.Cause != "exited" {
+			t.Errorf("%d processes more: %v", more, o)
+		}
+	}
+}
+
+// tasksOf counts a user's threads, as RLIMIT_NPROC does.
+func tasksOf(uid int) (n int) {
+	dirs, _ := filepath.Glob("/proc/[0-9]*/task/*")
+	for _, dir := range dirs {
+		var st unix.Stat_t
+		if unix.Stat(dir, &st) == nil && int(st.Uid) == uid {
+			n++
+		}
+	}
+	return n
+}
+
+// Nobody reads stdout, and it is full: the deadline holds.
+func TestFullStdout(t *testing.T) {
+	for _, tty := range []bool{false, true} {
+		reader, writer, err := os.Pipe()
+		harness.Must(t, err)
+		flags := []string{"--timeout", "0.3"}
+		if tty {
+			flags = append(flags, "--tty")
+		}
+		r := start(t, options{stdout: writer}, append(flags, "sh", "-c", ": >/out/ran; setsid yes & exec yes")...)
+		writer.Close()
+		r.until("the command", func() bool { r.processes(); return r.wrote("ran") })
+		if tty {
+			// What the terminal held is sbxrun's to write, and it waits for a
+			// reader as any program does; the sandbox does not.
+			r.until("the end of the sandbox", func() bool { return time.Since(r.begin) > 300*time.Millisecond && len(below(r.pid)) == 0 })
+			go func() { _, _ = io.Copy(io.Discard, reader) }() // ends with the pipe
+		}
+		o := r.wait()
+		if o.code != 124 || o.report == nil || o.report.Cause != "timeout" || o.report.Teardown.Verdict != "proven" {
+			t.Errorf("tty %v: want a proven timeout: %v", tty, o)
+		}
+		if !tty {
+			harness.Within(t, "the run", r.end.Sub(r.begin), 300*time.Millisecond, 500*time.Millisecond)
+		}
+		reader.Close()
+	}
+}
+
+// The command's own terminal blocks, as every terminal does: neither a full nor
+// an empty one is an error (EAGAIN) to programs that know nothing of it.
+func TestTerminalBlocks(t *testing.T) {
+	r := start(t, options{}, "--tty", "--timeout", "5", "python3", "-c",
+		`import os, sys; sys.exit(any(not os.get_blocking(fd) for fd in (0, 1, 2)))`)
+	if o := r.wait(); o.code != 0 {
+		t.Errorf("the command's terminal is non-blocking: %v", o)
+	}
+}
+
+// full is a pipe that takes no byte more.
+func full(t *testing.T) (reader, writer *os.File) {
+	t.Helper()
+	reader, writer, err := os.Pipe()
+	harness.Must(t, err)
+	fd := int(writer.Fd()) // blocking, from here on
+	harness.Must(t, unix.SetNonblock(fd, true))
+	for junk := make([]byte, 4096); ; {
+		if _, err := unix.Write(fd, junk); err != nil {
+			break
+		}
+	}
+	harness.Must(t, unix.SetNonblock(fd, false))
+	return reader, writer
+}
+
+// --json into a full pipe: the sandbox is gone long before somebody reads; and
+// then the report is whole.
+func TestFullStdoutJSON(t *testing.T) {
+	reader, writer := full(t)
+	defer reader.Close()
+	r := start(t, options{stdout: writer}, "--json", "--timeout", "0.2", "sh", "-c", ": >/out/ran; setsid yes & exec yes")
+	writer.Close()
+	r.until("the report on disk", func() bool {
+		_, err := os.Stat(r.report)
+		return err == nil
+	})
+	if left := below(r.pid); len(left) > 0 {
+		t.Errorf("left while sbxrun waits for its reader:\n%s", describe(left))
+	}
+	read := make(chan []byte)
+	go func() {
+		data, _ := io.ReadAll(reader) // what there is must do
+		read <- data
+	}()
+	o := r.wait()
+	if o.code != 124 {
+		t.Errorf("want a timeout: %v", o)
+	}
+	var doc map[string]any
+	if err := json.Unmarshal(bytes.TrimLeft(<-read, "\x00"), &doc); err != nil || doc["cause"] != "timeout" {
+		t.Errorf("what was printed: %v, %v", err, doc["cause"])
+	}
+}
+
+// A signal ends an sbxrun that waits for a reader of its stdout, after the
+// sandbox's end as well as before.
+func TestFullStdoutSignal(t *testing.T) {
+	for _, flag := range []string{"--json", "--tty"} {
+		t.Run(flag, func(t *testing.T) {
+			reader, writer := full(t)
+			defer reader.Close()
+			r := start(t, options{stdout: writer}, flag, "--timeout", "0.1", "sh", "-c", ": >/out/ran; exec yes")
+			writer.Close()
+			r.until("the end of the sandbox", func() bool { r.processes(); return r.wrote("ran") && r.ns != 0 && len(below(r.pid)) == 0 })
+			r.signal(unix.SIGTERM)
+			r.signal(unix.SIGTERM)
+			r.briefly(3 * time.Second)
+			r.wait()
+		})
+	}
+}
+
+// Whoever reads stdout goes away: nothing is left, whatever sbxrun makes of it.
+func TestClosedStdout(t *testing.T) {
+	for _, flags := range [][]string{{"--json"}, {"--tty"}, {}} {
+		reader, writer, err := os.Pipe()
+		harness.Must(t, err)
+		r := start(t, options{stdout: writer}, append(flags, "--timeout", "0.3", "sh", "-c", ": >/out/ran; setsid sleep 600 & exec yes")...)
+		writer.Close()
+		reader.Close()
+		if o := r.wait(); !r.wrote("ran") {
+			t.Errorf("%v: it did not run: %v", flags, o)
+		} else if o.signal == unix.SIGPIPE && slices.Contains(flags, "--tty") {
+			t.Errorf("%v: sbxrun died of SIGPIPE while its sandbox ran", flags)
+		}
+	}
+}
+
+// Nothing may be written below /tmp, nor to $TMPDIR.
+func TestReadOnlyTmp(t *testing.T) {
+	r := start(t, options{env: []string{"TMPDIR=/nonexistent"}}, append([]string{"--timeout", "5"}, leaver...)...)
+	r.rightOrError(r.wait())
+
+	dir := harness.SharedDir(t) // for the report: everything else is read-only
+	wrap := []string{"bwrap", "--dev-bind", "/", "/", "--ro-bind", "/tmp", "/tmp", "--bind", dir, dir}
+	r = start(t, options{wrap: wrap, report: filepath.Join(dir, "report.json"), dir: "/usr"}, "--timeout", "5", "sh", "-c", "setsid sleep 600 & exit 7")
+	if o := r.wait(); o.code != 7 || o.report == nil || o.report.Teardown.Verdict != "proven" {
+		t.Errorf("want 7 and proven: %v", o)
+	}
+}
+
+// The report's place goes away while the command runs: the command's own end is
+// told all the same, and the loss is.
+func TestReportVanishes(t *testing.T) {
+	for _, code := range []int{0, 7} {
+		dir := filepath.Join(harness.SharedDir(t), "reports")
+		harness.Must(t, os.Mkdir(dir, 0o777))
+		r := start(t, options{report: filepath.Join(dir, "report.json")}, "--timeout", "10", "sh", "-c",
+			fmt.Sprintf(": >/out/ran; setsid sleep 600 & until [ -e /out/go ]; do sleep 0.01; done; exit %d", code))
+		r.until("the command", func() bool { r.processes(); return r.wrote("ran") })
+		harness.Must(t, os.RemoveAll(dir))
+		harness.Must(t, os.WriteFile(filepath.Join(r.out, "go"), nil, 0o644))
+		o := r.wait()
+		o.oneLine(t)
+		if o.code != code && (code != 0 || o.code == 125) || o.code == 0 {
+			t.Errorf("want the command's %d, but not 0, and not 125 for a command that ran: %v", code, o)
+		}
+	}
+}
+
+// The reader of the report goes away.
+func TestReportUnread(t *testing.T) {
+	reader, writer, err := os.Pipe()
+	harness.Must(t, err)
+	r := start(t, options{stdout: writer, report: "fd:1"}, "--timeout", "10", "sh", "-c", ": >/out/ran; setsid sleep 600 & sleep 0.05; exit 7")
+	writer.Close()
+	reader.Close()
+	if o := r.wait(); !r.wrote("ran") || o.code == 0 || o.code == 125 {
+		t.Errorf("%v", o)
+	}
+}

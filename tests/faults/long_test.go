@@ -1,0 +1,44 @@
+package faults
+
+import (
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// R18: bwrap dies with the thread that has started it (PR_SET_PDEATHSIG), and a
+// Go program's threads come and go. So: one processor, a collection for every
+// megabyte of the output that is captured, and a signal every millisecond, for
+// seconds. The command ends by itself, or the thread was ours.
+func TestR18Churn(t *testing.T) {
+	seconds := "2"
+	if soak(t) >= 1000 {
+		seconds = "10"
+	}
+	for _, procs := range []string{"1", "2"} {
+		r := start(t, options{env: []string{
+			"GOMAXPROCS=" + procs, "GOGC=1", "GODEBUG=gctrace=1,gcstoptheworld=1,asyncpreemptoff=0",
+		}}, "--json", "--timeout", "30", "sh", "-c", ": >/out/ran; timeout "+seconds+" yes; setsid sleep 600 & exit 7")
+		for beat := time.NewTicker(time.Millisecond); ; {
+			select {
+			case <-beat.C:
+				// Both are nothing to sbxrun but work for its runtime.
+				r.signal(unix.SIGURG)
+				r.signal(unix.SIGWINCH)
+				continue
+			case <-r.exited:
+			}
+			beat.Stop()
+			break
+		}
+		o := r.wait()
+		if o.code != 7 || o.report == nil || o.report.Cause != "exited" || o.report.Teardown.Verdict != "proven" {
+			t.Errorf("GOMAXPROCS=%s: want 7: code %d, signal %v", procs, o.code, o.signal)
+			continue
+		}
+		if *o.report.StdoutBytes < 1<<20 {
+			t.Errorf("only %d bytes of output", *o.report.StdoutBytes)
+		}
+	}
+}

@@ -1,0 +1,209 @@
+package faults
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// busy is a payload that leaves a trace at once, has a process in a session of
+// its own, and goes on writing for as long as it lives.
+var busy = []string{"sh", "-c", `: >/out/ran; setsid sleep 600 & while echo x; do sleep 0.01; done >>/out/log`}
+
+// leaver ends by itself, with 7, and leaves a process behind.
+var leaver = []string{"sh", "-c", `: >/out/ran; setsid sleep 600 & exit 7`}
+
+// deaf ignores SIGTERM, and tells that it got one.
+var deaf = []string{"sh", "-c", `trap ': >/out/term' TERM; : >/out/ran; setsid sh -c 'trap "" TERM; sleep 600' & while echo x; do sleep 0.01; done >>/out/log`}
+
+// crowd is 500 processes, each in a session of its own.
+var crowd = []string{"python3", "-c", `
+import os, time
+for _ in range(500):
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(600)
+        os._exit(0)
+open("/out/ran", "w").close()
+time.sleep(600)
+`}
+
+// phase is a moment of a run, recognised from outside.
+type phase struct {
+	name    string
+	flags   []string
+	payload []string
+	// reached says whether the run is there, given its processes.
+	reached func(r *run, pids [roles]int) bool
+	// before, if not nil, brings the run there.
+	before  func(r *run)
+	victims []int
+	tries   int
+}
+
+var phases = []phase{
+	{name: "started", reached: func(*run, [roles]int) bool { return true }, victims: []int{roleSbxrun}},
+	{name: "keeper", reached: exists(roleKeeper), victims: []int{roleSbxrun, roleKeeper}},
+	{name: "monitor", reached: exists(roleMonitor), victims: []int{roleSbxrun, roleKeeper, roleMonitor}},
+	{name: "bwrap", reached: func(_ *run, pids [roles]int) bool {
+		p, ok := harness.ReadProc(pids[roleMonitor])
+		return ok && p.Comm == "bwrap"
+	}, victims: []int{roleSbxrun, roleKeeper, roleMonitor}},
+	{name: "init", reached: exists(roleInit), victims: []int{roleSbxrun, roleKeeper, roleMonitor, roleInit}},
+	{name: "payload", reached: exists(rolePayload), victims: []int{roleSbxrun, roleKeeper, roleMonitor, roleInit}},
+	{name: "running", reached: func(r *run, pids [roles]int) bool { return pids[rolePayload] > 0 && r.wrote("ran") },
+		victims: []int{roleSbxrun, roleKeeper, roleMonitor, roleInit}},
+	{name: "ended", payload: leaver, reached: func(r *run, pids [roles]int) bool {
+		return r.wrote("ran") && (pids[rolePayload] == 0 || zombie(pids[rolePayload]))
+	}, victims: []int{roleSbxrun, roleKeeper}},
+	{name: "grace", payload: deaf, flags: []string{"--timeout", "0.05", "--grace", "2"},
+		reached: func(r *run, pids [roles]int) bool { return r.wrote("term") },
+		victims: []int{roleSbxrun, roleKeeper, roleMonitor, roleInit}},
+	{name: "teardown", payload: crowd, before: func(r *run) {
+		if r.until("500 processes", func() bool { return r.wrote("ran") }) {
+			r.processes() // its namespace
+			r.signal(unix.SIGTERM)
+		}
+	}, reached: func(r *run, pids [roles]int) bool {
+		return pids[roleInit] == 0 || pids[rolePayload] == 0 || zombie(pids[rolePayload])
+	}, victims: []int{roleSbxrun, roleKeeper}, tries: 2},
+}
+
+func exists(role int) func(*run, [roles]int) bool {
+	return func(_ *run, pids [roles]int) bool { return pids[role] > 0 }
+}
+
+func zombie(pid int) bool {
+	p, ok := harness.ReadProc(pid)
+	return !ok || p.State == "Z" || p.State == "X"
+}
+
+// R16, R17: each process is killed in each phase, five times at the least.
+func TestR16Phases(t *testing.T) {
+	for _, ph := range phases {
+		for _, victim := range ph.victims {
+			t.Run(ph.name+"/"+roleNames[victim], func(t *testing.T) {
+				tries := 5
+				if ph.tries > 0 {
+					tries = ph.tries
+				}
+				tries = max(tries, scaled(t, tries))
+				hits := 0
+				// A phase of microseconds may be over when the signal comes.
+				for range 6 * tries {
+					if hits == tries || t.Failed() {
+						break
+					}
+					if ph.strike(t, victim) {
+						hits++
+					}
+				}
+				if hits < tries && !t.Failed() {
+					t.Errorf("the %s was met alive %d times, want %d", roleNames[victim], hits, tries)
+				}
+			})
+		}
+	}
+}
+
+// strike does one run, and kills the victim when the phase is reached. It says
+// whether the victim was still there.
+func (ph phase) strike(t *testing.T, victim int) bool {
+	t.Helper()
+	payload := ph.payload
+	if payload == nil {
+		payload = busy
+	}
+	flags := ph.flags
+	if flags == nil {
+		// Short, because a monitor that dies while init has not yet asked to die
+		// with it is not missed before the deadline.
+		flags = []string{"--timeout", "1"}
+	}
+	r := start(t, options{}, slices.Concat(flags, payload)...)
+	if ph.before != nil {
+		ph.before(r)
+	}
+	var pids [roles]int
+	for deadline := time.Now().Add(bound); !r.over() && time.Now().Before(deadline); runtime.Gosched() {
+		if pids = r.processes(); ph.reached(r, pids) {
+			break
+		}
+	}
+	hit := r.hit(pids, victim, unix.SIGKILL)
+	o := r.wait()
+	if hit {
+		r.judge(o, victim)
+	}
+	return hit
+}
+
+// judge asserts that sbxrun tells the truth about a run of which one process was
+// killed. What is true depends on how far it had come:
+//
+//	125  nothing was started
+//	137  lost: the command was killed with init
+//	123  it may well be over, but that cannot be proven
+//
+// and the outcome of a run that had come to its end before.
+func (r *run) judge(o outcome, victim int) {
+	r.t.Helper()
+	if victim == roleSbxrun {
+		if o.signal != unix.SIGKILL {
+			r.t.Errorf("sbxrun was killed: %v", o)
+		}
+		return
+	}
+	if o.report == nil {
+		r.t.Errorf("no report: %v", o)
+		return
+	}
+	want := ""
+	switch o.code {
+	case 125:
+		want = "start-failed"
+	case 137:
+		want = "lost"
+	case 124:
+		want = "timeout"
+	case 128 + 15:
+		want = "canceled"
+	case 7:
+		want = "exited"
+	case 123:
+		if o.report.Teardown.Verdict != "unproven" || o.report.Error == nil {
+			r.t.Errorf("123 is for what could not be proven: %v", o)
+		}
+		return
+	default:
+		r.t.Errorf("the %s was killed: %v", roleNames[victim], o)
+		return
+	}
+	if o.report.Cause != want {
+		r.t.Errorf("cause %q, want %q: %v", o.report.Cause, want, o)
+	}
+	if o.code == 125 && r.wrote("ran") {
+		r.t.Errorf("the command has run: %v", o)
+	}
+	if o.report.Started && o.report.Teardown.Verdict != "proven" {
+		r.t.Errorf("not proven, and not said by the exit code: %v", o)
+	}
+}
+
+// R16: sbxrun is killed at fixed moments.
+func TestR16Moments(t *testing.T) {
+	const us = time.Microsecond
+	for _, after := range []time.Duration{0, 500 * us, 1000 * us, 2000 * us, 5000 * us, 10000 * us, 20000 * us, 100000 * us} {
+		t.Run(fmt.Sprint(after), func(t *testing.T) {
+			for range scaled(t, 5) {
+				killAfter(t, after, options{}, nil, busy)
+			}
+		})
+	}
+}

@@ -1,0 +1,530 @@
+package faults
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+const (
+	// bound is far above what a run of this package takes: who exceeds it hangs.
+	bound = 20 * time.Second
+	// settle is how long the keeper may take after sbxrun was killed.
+	settle = 5 * time.Second
+)
+
+// The processes of a run, from the outside in.
+const (
+	roleSbxrun = iota
+	roleKeeper
+	roleMonitor
+	roleInit
+	rolePayload
+	roles
+)
+
+var roleNames = [roles]string{"sbxrun", "keeper", "monitor", "init", "payload"}
+
+// options are how a run is started; the zero value is right for most.
+type options struct {
+	env    []string
+	stdin  *os.File
+	stdout *os.File // instead of a file of the run's
+	attr   *syscall.SysProcAttr
+	wrap   []string // a command that becomes sbxrun
+	report string   // instead of the run's own; "none" for none
+	dir    string   // the current directory
+}
+
+// run is one run of sbxrun. Unlike the harness's, its processes may be killed in
+// any order, so everything is looked for and nothing is taken for granted.
+type run struct {
+	t      testing.TB
+	pid    int
+	marker string
+	out    string // the directory that the payload sees as /out
+	report string
+	stderr string
+	stdout string
+
+	cmd    *exec.Cmd
+	exited chan struct{} // closed when sbxrun has been reaped
+	begin  time.Time
+	end    time.Time // after exited
+	// ns is the inode of the sandbox's PID namespace once it was seen. held
+	// keeps it from being given to the next one.
+	ns   uint64
+	held *os.File
+	// killed: sbxrun was, so nobody waits for the rest and there is no report.
+	killed bool
+}
+
+// start runs sbxrun with flags of its own: the marker, the report, /out.
+func start(t testing.TB, o options, args ...string) *run {
+	t.Helper()
+	top := harness.Dir(t)
+	r := &run{
+		t: t, out: harness.SharedDir(t), exited: make(chan struct{}),
+		marker: fmt.Sprintf("fault-%d-%d", os.Getpid(), time.Now().UnixNano()),
+		report: filepath.Join(top, "report.json"),
+		stdout: filepath.Join(top, "stdout"),
+		stderr: filepath.Join(top, "stderr"),
+	}
+	flags := []string{"--env", harness.MarkerName + "=" + r.marker, "--bind", r.out + ":/out"}
+	if o.report != "" {
+		r.report = o.report
+	}
+	if o.report != "none" {
+		flags = append(flags, "--report", r.report)
+	}
+	words := slices.Concat(o.wrap, []string{harness.Binary(t)}, flags, args)
+	r.cmd = exec.Command(words[0], words[1:]...)
+	r.cmd.Dir = o.dir
+	if o.dir == "" {
+		r.cmd.Dir = r.out
+	}
+	r.cmd.Env = append([]string{"PATH=" + harness.Path, "HOME=/nonexistent", "LANG=C.UTF-8", "TMPDIR=" + top, harness.MarkerName + "=" + r.marker}, o.env...)
+	r.cmd.SysProcAttr = o.attr
+	if o.stdin != nil {
+		r.cmd.Stdin = o.stdin
+	}
+	// Files and no pipes: nobody has to read them, and nobody can fill them.
+	stderr, err := os.Create(r.stderr)
+	harness.Must(t, err)
+	defer stderr.Close()
+	r.cmd.Stderr = stderr
+	r.cmd.Stdout = o.stdout
+	if o.stdout == nil {
+		stdout, err := os.Create(r.stdout)
+		harness.Must(t, err)
+		defer stdout.Close()
+		r.cmd.Stdout = stdout
+	}
+	r.begin = time.Now()
+	done, err := harness.Register(func() (int, error) {
+		if err := r.cmd.Start(); err != nil {
+			return 0, err
+		}
+		return r.cmd.Process.Pid, nil
+	})
+	harness.Must(t, err)
+	r.pid = r.cmd.Process.Pid
+	registered[r.pid] = true
+	go func() {
+		_ = r.cmd.Wait() // shows in ProcessState
+		r.end = time.Now()
+		done()
+		close(r.exited)
+	}()
+	return r
+}
+
+// registered are the children that this package has started. The tests run one
+// after the other, so nothing guards it.
+var registered = map[int]bool{}
+
+// over says whether sbxrun has been reaped.
+func (r *run) over() bool {
+	select {
+	case <-r.exited:
+		return true
+	default:
+		return false
+	}
+}
+
+// processes are the pids of the run's processes by role, as far as they exist,
+// found by descent from sbxrun.
+func (r *run) processes() (pids [roles]int) {
+	pids[roleSbxrun] = r.pid
+	for role := roleKeeper; role < roles; role++ {
+		below := childrenOf(pids[role-1])
+		if len(below) == 0 {
+			break
+		}
+		pids[role] = slices.Min(below)
+		if role == roleInit {
+			r.remember(pids[role])
+		}
+	}
+	return pids
+}
+
+// remember notes the namespace of init.
+func (r *run) remember(pid int) {
+	if r.held != nil || pid <= 1 {
+		return
+	}
+	held, err := os.Open(fmt.Sprintf("/proc/%d/ns/pid", pid))
+	if err != nil {
+		return // it has ended, or belongs to somebody else
+	}
+	var mine, its unix.Stat_t
+	if unix.Stat("/proc/self/ns/pid", &mine) == nil && unix.Fstat(int(held.Fd()), &its) == nil && its.Ino != mine.Ino {
+		r.ns, r.held = its.Ino, held
+		return
+	}
+	held.Close()
+}
+
+// childrenOf lists the children of all threads of a process, zombies included.
+func childrenOf(pid int) (pids []int) {
+	task := fmt.Sprintf("/proc/%d/task", pid)
+	threads, err := os.ReadDir(task)
+	if err != nil {
+		return nil // ended: it has no children any more
+	}
+	for _, thread := range threads {
+		data, err := os.ReadFile(task + "/" + thread.Name() + "/children")
+		if err != nil {
+			continue
+		}
+		for _, field := range bytes.Fields(data) {
+			if child, err := strconv.Atoi(string(field)); err == nil && child > 1 {
+				pids = append(pids, child)
+			}
+		}
+	}
+	return pids
+}
+
+// hit sends a signal to a process of the run, if it is still the child of the
+// process it was found below, and says whether it was alive to receive it. The
+// pidfd comes first and the look second: no stranger is ever hit.
+func (r *run) hit(pids [roles]int, role int, sig unix.Signal) bool {
+	r.t.Helper()
+	if role == roleSbxrun {
+		return r.signal(sig)
+	}
+	if pids[role] <= 1 {
+		return false
+	}
+	target, err := harness.Open(pids[role])
+	if err != nil {
+		return false
+	}
+	defer target.Close()
+	p, ok := harness.ReadProc(pids[role])
+	if !ok || p.Parent != pids[role-1] || p.State == "Z" || p.State == "X" {
+		return false
+	}
+	if err := target.Signal(sig); err != nil {
+		r.t.Fatalf("signal %v to the %s: %v", sig, roleNames[role], err)
+	}
+	return true
+}
+
+// signal signals sbxrun, and says whether it ran.
+func (r *run) signal(sig unix.Signal) bool {
+	if r.over() {
+		return false
+	}
+	if sig == unix.SIGKILL {
+		r.killed = true
+	}
+	return r.cmd.Process.Signal(sig) == nil
+}
+
+// until waits for something that a run comes to. false if sbxrun has ended
+// before; the test fails if it takes for ever.
+func (r *run) until(what string, holds func() bool) bool {
+	r.t.Helper()
+	for deadline := time.Now().Add(bound); !holds(); {
+		if r.over() {
+			return holds()
+		}
+		if time.Now().After(deadline) {
+			r.t.Errorf("waited %v in vain for %s; stderr %q", bound, what, r.text(r.stderr))
+			r.abort()
+			return false
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
+	return true
+}
+
+// wrote says whether the payload has made a file.
+func (r *run) wrote(name string) bool {
+	_, err := os.Stat(filepath.Join(r.out, name))
+	return err == nil
+}
+
+func (r *run) text(name string) string {
+	data, err := os.ReadFile(name)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		r.t.Errorf("%v", err)
+	}
+	return string(data)
+}
+
+// abort ends a run that has failed.
+func (r *run) abort() {
+	r.signal(unix.SIGKILL)
+	<-r.exited
+}
+
+// outcome is how sbxrun ended.
+type outcome struct {
+	code   int
+	signal syscall.Signal
+	report *harness.Report // nil if there is none
+	stderr string
+}
+
+func (o outcome) String() string {
+	text := fmt.Sprintf("code %d, signal %d, stderr %.300q, ", o.code, int(o.signal), o.stderr)
+	if o.report == nil {
+		return text + "no report"
+	}
+	return text + fmt.Sprintf("report: cause %s, started %v, code %d, teardown %+v", o.report.Cause, o.report.Started, o.report.ExitCode, o.report.Teardown)
+}
+
+// wait waits for sbxrun's end and then asserts that nothing is left and that the
+// outcome agrees with itself.
+func (r *run) wait() outcome {
+	r.t.Helper()
+	select {
+	case <-r.exited:
+	case <-time.After(bound):
+		r.t.Errorf("sbxrun still runs after %v; below it:\n%s", bound, describe(below(r.pid)))
+		r.abort()
+	}
+	r.gone()
+	return r.outcome()
+}
+
+func (r *run) outcome() outcome {
+	r.t.Helper()
+	o := outcome{stderr: r.text(r.stderr), code: r.cmd.ProcessState.ExitCode()}
+	if ws := r.cmd.ProcessState.Sys().(syscall.WaitStatus); ws.Signaled() {
+		o.signal = ws.Signal()
+	}
+	r.readReport(&o)
+	return o
+}
+
+func (r *run) readReport(o *outcome) {
+	r.t.Helper()
+	data, err := os.ReadFile(r.report)
+	if err != nil {
+		return
+	}
+	if o.report, err = harness.ParseReport(data); err != nil {
+		r.t.Errorf("%v", err)
+		o.report = nil
+		return
+	}
+	if o.signal == 0 && o.report.ExitCode != o.code {
+		r.t.Errorf("the report says another exit code: %v", o)
+	}
+	if r.wrote("ran") && !o.report.Started {
+		r.t.Errorf("the command has run, and the report says that it was not started: %v", o)
+	}
+	if o.report.Teardown.Verdict == "not_applicable" && o.report.Started {
+		r.t.Errorf("started, and nothing to prove: %v", o)
+	}
+}
+
+// gone asserts that nothing of the run is left: at once, or soon if sbxrun was
+// killed. What is left all the same is ended, so that no other test suffers.
+func (r *run) gone() {
+	r.t.Helper()
+	if r.held != nil {
+		defer func() { r.held.Close(); r.held = nil }()
+	}
+	deadline := time.Now()
+	if r.killed {
+		deadline = deadline.Add(settle)
+	}
+	var left []harness.Proc
+	for {
+		left = r.left()
+		if len(left) == 0 || time.Now().After(deadline) {
+			break
+		}
+		time.Sleep(200 * time.Microsecond)
+	}
+	if len(left) > 0 {
+		after := time.Since(r.end).Round(time.Microsecond)
+		// For the message only: does it end by itself?
+		last := r.left()
+		for patience := time.Now().Add(time.Second); len(last) > 0 && time.Now().Before(patience); last = r.left() {
+			time.Sleep(time.Millisecond)
+		}
+		r.t.Errorf("%d processes are left %v after the end of sbxrun:\n%sand %d of them a second later:\n%s", len(left), after, describe(left), len(last), describe(last))
+		sweep(r.t, r.left)
+	}
+	for _, pid := range childrenOf(os.Getpid()) {
+		if !registered[pid] {
+			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil) // the zombie that gone has accepted
+		}
+	}
+	delete(registered, r.pid)
+	r.frozen()
+}
+
+// left are the processes of the run, found by marker, namespace and descent.
+func (r *run) left() (left []harness.Proc) {
+	for _, p := range orphans() {
+		if r.killed && p.Parent == os.Getpid() && p.State == "Z" && strings.HasPrefix(p.Comm, "sbxrun") {
+			continue // a fork of sbxrun's: its caller reaps it, as it reaps sbxrun
+		}
+		left = append(left, p)
+	}
+	for _, p := range marked(r.marker, r.ns) {
+		if !slices.ContainsFunc(left, func(q harness.Proc) bool { return q.PID == p.PID }) {
+			left = append(left, p)
+		}
+	}
+	return left
+}
+
+// orphans is what hangs below the test process and was not started by it.
+func orphans() (found []harness.Proc) {
+	for _, pid := range childrenOf(os.Getpid()) {
+		if registered[pid] {
+			continue
+		}
+		if p, ok := harness.ReadProc(pid); ok && p.Parent == os.Getpid() {
+			p.Why = "was abandoned"
+			found = append(append(found, p), below(pid)...)
+		}
+	}
+	return found
+}
+
+func below(pid int) (found []harness.Proc) {
+	for _, pid := range harness.Descendants(pid) {
+		if p, ok := harness.ReadProc(pid); ok {
+			p.Why = "is a descendant"
+			found = append(found, p)
+		}
+	}
+	return found
+}
+
+// marked looks through all of /proc.
+func marked(marker string, ns uint64) (found []harness.Proc) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		why := ""
+		var st unix.Stat_t
+		if ns != 0 && unix.Stat(fmt.Sprintf("/proc/%d/ns/pid", pid), &st) == nil && st.Ino == ns {
+			why = "is in the sandbox's PID namespace"
+		}
+		for _, name := range []string{"environ", "cmdline"} {
+			if data, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name)); err == nil && bytes.Contains(data, []byte(marker)) {
+				why = "has the marker in its " + name
+			}
+		}
+		if why == "" {
+			continue
+		}
+		if p, ok := harness.ReadProc(pid); ok {
+			p.Why = why
+			found = append(found, p)
+		}
+	}
+	return found
+}
+
+func describe(procs []harness.Proc) string {
+	var b strings.Builder
+	for _, p := range procs {
+		fmt.Fprintf(&b, "\t%v\n", p)
+	}
+	return b.String()
+}
+
+// sweep kills and reaps what a failed test has left, each process by a pidfd
+// whose identity was checked.
+func sweep(t testing.TB, left func() []harness.Proc) {
+	t.Helper()
+	harness.Until(t, settle, "the end of what was left", func() bool {
+		procs := left()
+		for _, p := range procs {
+			if p.PID <= 1 || p.PID == os.Getpid() || registered[p.PID] {
+				continue
+			}
+			if target, err := harness.Open(p.PID); err == nil {
+				if now, ok := harness.ReadProc(p.PID); ok && now.Start == p.Start {
+					_ = target.Signal(unix.SIGKILL) // the next look tells
+				}
+				target.Close()
+			}
+			_, _ = unix.Wait4(p.PID, nil, unix.WNOHANG, nil) // not ours, or not yet: the next look tells
+		}
+		return len(procs) == 0
+	})
+}
+
+// grown remembers how much payloads had written when they were gone.
+var grown = map[string]int64{}
+
+// frozen notes the size of the log, and looks at those of the earlier runs of
+// the test again: nothing may have gone on writing. The later runs are the time
+// that passes between the two looks.
+func (r *run) frozen() {
+	r.t.Helper()
+	for name, size := range grown {
+		switch st, err := os.Stat(name); {
+		case errors.Is(err, fs.ErrNotExist):
+			delete(grown, name) // its test is over
+		case err != nil:
+			r.t.Errorf("%v", err)
+		case st.Size() != size:
+			r.t.Errorf("a command went on after everything was gone: %s has grown from %d to %d bytes", name, size, st.Size())
+			delete(grown, name)
+		}
+	}
+	name := filepath.Join(r.out, "log")
+	if st, err := os.Stat(name); err == nil {
+		grown[name] = st.Size()
+	}
+}
+
+// oneLine asserts that sbxrun has said one thing: one line, in its own words,
+// and for people.
+func (o outcome) oneLine(t testing.TB) {
+	t.Helper()
+	lines := strings.Split(strings.TrimSuffix(o.stderr, "\n"), "\n")
+	// What bwrap itself had to say comes first.
+	// It may have been killed in the middle of a line.
+	for i, line := range lines {
+		if at := strings.Index(line, "sbxrun: "); at > 0 && strings.HasPrefix(line, "bwrap: ") {
+			lines[i] = line[at:]
+		}
+	}
+	lines = slices.DeleteFunc(lines, func(line string) bool { return strings.HasPrefix(line, "bwrap: ") })
+	text := strings.Join(lines, "\n")
+	if !strings.HasPrefix(text, "sbxrun: error: ") || strings.Contains(text, "\n") {
+		t.Errorf("want one line of sbxrun's: %v", o)
+	}
+	if strings.Contains(text, "keeper was killed") {
+		t.Errorf("nobody has killed the keeper: %v", o)
+	}
+	if strings.Contains(text, "Go value") || strings.Contains(text, "Go struct") {
+		t.Errorf("these are words of package json: %v", o)
+	}
+}

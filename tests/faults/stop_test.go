@@ -1,0 +1,203 @@
+package faults
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// begun starts a run, and returns when its command has left its trace.
+func begun(t *testing.T, flags, payload []string) (*run, [roles]int) {
+	t.Helper()
+	r := start(t, options{}, slices.Concat(flags, payload)...)
+	var pids [roles]int
+	r.until("the command", func() bool {
+		pids = r.processes()
+		return pids[rolePayload] > 0 && r.wrote("ran")
+	})
+	return r, pids
+}
+
+// stopped asserts that a process of a run has come to a stop.
+func (r *run) stopped(pid int) {
+	r.t.Helper()
+	r.until("a stop", func() bool {
+		p, ok := harness.ReadProc(pid)
+		return ok && p.State == "T"
+	})
+}
+
+// R17: the deadline works while a process between is stopped: the monitor, init,
+// the command.
+func TestR17StoppedBelow(t *testing.T) {
+	for _, victim := range []int{roleMonitor, roleInit, rolePayload} {
+		for _, flags := range [][]string{{"--timeout", "0.3"}, {"--timeout", "0.3", "--grace", "0.2"}} {
+			t.Run(roleNames[victim]+" "+strings.Join(flags, " "), func(t *testing.T) {
+				r, pids := begun(t, flags, busy)
+				if !r.hit(pids, victim, unix.SIGSTOP) {
+					t.Fatalf("there is no %s", roleNames[victim])
+				}
+				r.stopped(pids[victim])
+				o := r.wait()
+				if o.code != 124 || o.report == nil || o.report.Cause != "timeout" || o.report.Teardown.Verdict != "proven" {
+					t.Errorf("want a proven timeout: %v", o)
+				}
+				harness.Within(t, "the run", r.end.Sub(r.begin), 300*time.Millisecond, 700*time.Millisecond)
+			})
+		}
+	}
+}
+
+// R17: the monitor or init is stopped when it has just been made, so that the
+// set-up never comes to its end: a signal to sbxrun ends that, and so would its
+// bound of 30 s.
+func TestR17StoppedEarly(t *testing.T) {
+	for _, victim := range []int{roleMonitor, roleInit} {
+		t.Run(roleNames[victim], func(t *testing.T) {
+			for range scaled(t, 4) {
+				r := start(t, options{}, append([]string{"--timeout", "1"}, busy...)...)
+				var pids [roles]int
+				for !r.over() && pids[victim] == 0 {
+					pids = r.processes()
+				}
+				r.hit(pids, victim, unix.SIGSTOP)
+				r.signal(unix.SIGTERM)
+				r.briefly(5 * time.Second)
+				// Before sbxrun listens, a signal ends it by default, and the
+				// keeper ends the rest: soon, and not before sbxrun returns.
+				r.killed = r.killed || r.cmd.ProcessState.ExitCode() < 0
+				o := r.wait()
+				if o.code != 128+15 && o.signal != unix.SIGTERM {
+					t.Errorf("want canceled: %v", o)
+				}
+				harness.Within(t, "the run", r.end.Sub(r.begin), 0, 300*time.Millisecond)
+			}
+		})
+	}
+}
+
+// R17: sbxrun itself is stopped beyond the deadline. Nobody acts in its place,
+// but once it goes on, everything does.
+func TestR17StoppedSelf(t *testing.T) {
+	r, pids := begun(t, []string{"--timeout", "0.1"}, busy)
+	r.signal(unix.SIGSTOP)
+	r.stopped(r.pid)
+	r.until("the deadline", func() bool { return time.Since(r.begin) > 200*time.Millisecond })
+	if zombie(pids[rolePayload]) {
+		t.Errorf("the command was killed while sbxrun was stopped")
+	}
+	r.signal(unix.SIGCONT)
+	if o := r.wait(); o.code != 124 {
+		t.Errorf("want a timeout: %v", o)
+	}
+
+	// And killed while it is stopped.
+	r, _ = begun(t, nil, busy)
+	r.signal(unix.SIGSTOP)
+	r.stopped(r.pid)
+	r.signal(unix.SIGKILL)
+	r.wait()
+}
+
+// A stopped keeper cannot give its half of the proof: sbxrun must not wait for
+// ever, and must say so. When the keeper goes on, everything goes away.
+func TestStoppedKeeper(t *testing.T) {
+	for _, end := range []struct {
+		name  string
+		flags []string
+		sig   unix.Signal // to sbxrun; 0 for none
+	}{
+		{"deadline", []string{"--timeout", "0.2"}, 0},
+		{"grace", []string{"--timeout", "0.1", "--grace", "0.1"}, 0},
+		{"signal", nil, unix.SIGTERM},
+		{"kill", nil, unix.SIGKILL},
+	} {
+		t.Run(end.name, func(t *testing.T) {
+			r, pids := begun(t, append([]string{"--proof-timeout", "0.3"}, end.flags...), busy)
+			keeper, err := harness.Open(pids[roleKeeper])
+			harness.Must(t, err)
+			defer keeper.Close()
+			if !r.hit(pids, roleKeeper, unix.SIGSTOP) {
+				t.Fatal("there is no keeper")
+			}
+			r.stopped(pids[roleKeeper])
+			if end.sig != 0 {
+				r.signal(end.sig)
+			}
+			select {
+			case <-r.exited:
+			case <-time.After(bound):
+				t.Errorf("sbxrun waits for a stopped keeper")
+			}
+			if end.sig != unix.SIGKILL {
+				o := r.outcome()
+				if o.code != 123 || o.report == nil || o.report.Teardown.Verdict != "unproven" || len(o.report.Teardown.Survivors) == 0 || o.report.Error == nil {
+					t.Errorf("want unproven, with survivors and an error: %v", o)
+				}
+				if o.stderr == "" {
+					t.Errorf("nothing was said of it")
+				}
+			}
+			harness.Must(t, keeper.Signal(unix.SIGCONT))
+			r.killed = true // by itself, it could not wait any longer
+			r.wait()
+		})
+	}
+}
+
+// Init is killed from outside: lost, whatever the command was about to say.
+func TestLostInit(t *testing.T) {
+	for _, flags := range [][]string{nil, {"--json"}, {"--timeout", "10", "--grace", "10"}} {
+		t.Run(strings.Join(flags, " "), func(t *testing.T) {
+			r, pids := begun(t, flags, busy)
+			if !r.hit(pids, roleInit, unix.SIGKILL) {
+				t.Fatal("there is no init")
+			}
+			o := r.wait()
+			if o.code != 137 || o.report == nil || o.report.Cause != "lost" || o.report.Teardown.Verdict != "proven" || !o.report.Started {
+				t.Errorf("want lost and proven: %v", o)
+			}
+		})
+	}
+}
+
+// The command alone is killed from outside: that is its own end, not init's.
+func TestKilledPayload(t *testing.T) {
+	r, pids := begun(t, nil, busy)
+	if !r.hit(pids, rolePayload, unix.SIGKILL) {
+		t.Fatal("there is no command")
+	}
+	o := r.wait()
+	if o.code != 137 || o.report == nil || o.report.Cause != "signaled" || o.report.Payload == nil || o.report.Payload.Signal != "KILL" {
+		t.Errorf("want signaled: %v", o)
+	}
+	if o.report != nil && o.report.Teardown.Strays == 0 {
+		t.Errorf("it had left a process behind: %v", o)
+	}
+}
+
+// The keeper is killed while it is stopped, and while there are 500 processes.
+func TestKilledKeeper(t *testing.T) {
+	for _, payload := range [][]string{busy, deaf, crowd} {
+		r, pids := begun(t, []string{"--timeout", "10"}, payload)
+		if !r.hit(pids, roleKeeper, unix.SIGSTOP) || !r.hit(pids, roleKeeper, unix.SIGKILL) {
+			t.Fatal("there is no keeper")
+		}
+		o := r.wait()
+		r.judge(o, roleKeeper)
+		if o.code != 123 && o.code != 137 {
+			t.Errorf("want lost or unproven: %v", o)
+		}
+		if o.report != nil && !o.report.Started {
+			t.Errorf("it had been started: %v", o)
+		}
+		if took := r.end.Sub(r.begin); took > 8*time.Second {
+			t.Errorf("the keeper's death was noticed only at the deadline, after %v: %v", took, o)
+		}
+	}
+}

@@ -1,0 +1,167 @@
+package faults
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// tracerEnv makes the test binary a tracer instead: "VICTIM N" is the role and
+// the number of the stop at which it is killed. Every system call stops twice:
+// before it and after it.
+const tracerEnv = "SBXRUN_FAULTS_TRACER"
+
+// tracerStops is where the tracer writes how often the victim stopped.
+const tracerStops = "SBXRUN_FAULTS_STOPS"
+
+// tracerMain starts its arguments, which are sbxrun's, under ptrace(2), follows
+// the forks down to the victim, and kills that one alone. It then dies as
+// sbxrun did, with the same code, or of the same signal.
+//
+// It is a process of its own, because it waits for any child there is: in the
+// test process that would be the orphans that are to be counted.
+func tracerMain() int {
+	var victim, at int
+	if _, err := fmt.Sscan(os.Getenv(tracerEnv), &victim, &at); err != nil {
+		fmt.Fprintln(os.Stderr, "tracer:", err)
+		return 200
+	}
+	runtime.LockOSThread() // a tracer is a thread
+	cmd := exec.Cmd{Path: os.Args[1], Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
+		SysProcAttr: &syscall.SysProcAttr{Ptrace: true}}
+	if err := cmd.Start(); err != nil {
+		fmt.Fprintln(os.Stderr, "tracer:", err)
+		return 201
+	}
+	tr := tracer{root: cmd.Process.Pid, victim: victim, at: at, tasks: map[int]*task{}}
+	tr.tasks[tr.root] = &task{process: tr.root}
+	if err := tr.loop(); err != nil {
+		fmt.Fprintln(os.Stderr, "tracer:", err)
+		return 202
+	}
+	if name := os.Getenv(tracerStops); name != "" {
+		if err := os.WriteFile(name, []byte(strconv.Itoa(tr.stops)), 0o644); err != nil {
+			fmt.Fprintln(os.Stderr, "tracer:", err)
+			return 203
+		}
+	}
+	if tr.status.Signaled() {
+		_ = unix.Kill(os.Getpid(), tr.status.Signal()) // SIGKILL in all the tests
+		return 204
+	}
+	return tr.status.ExitStatus()
+}
+
+// task is a thread that is traced.
+type task struct {
+	role    int
+	process int
+	ready   bool // has made its first stop
+}
+
+type tracer struct {
+	root       int
+	victim, at int
+	stops      int
+	tasks      map[int]*task
+	status     syscall.WaitStatus // of sbxrun
+}
+
+// loop goes on until sbxrun is dead; who still is traced then is let go by the
+// tracer's own end.
+func (tr *tracer) loop() error {
+	early := map[int]bool{} // stopped before their birth was reported
+	for {
+		var ws syscall.WaitStatus
+		pid, err := syscall.Wait4(-1, &ws, unix.WALL, nil)
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("wait: %w", err)
+		}
+		if !ws.Stopped() {
+			delete(tr.tasks, pid)
+			if pid == tr.root {
+				tr.status = ws
+				return nil
+			}
+			continue
+		}
+		t, known := tr.tasks[pid]
+		if !known {
+			early[pid] = true
+			continue
+		}
+		if !t.ready {
+			tr.first(pid, t) // the exec of the first one, the SIGSTOP of the others
+			continue
+		}
+		tr.stopped(pid, t, ws, early)
+	}
+}
+
+// first lets a new task go. Threads are followed, and forks as far as to the
+// victim: what it forks itself is not touched, not even by the SIGSTOP with
+// which a traced process is born, and which would outlive the tracer.
+func (tr *tracer) first(pid int, t *task) {
+	options := unix.PTRACE_O_TRACECLONE | unix.PTRACE_O_TRACESYSGOOD
+	if t.role < tr.victim {
+		options |= unix.PTRACE_O_TRACEFORK | unix.PTRACE_O_TRACEVFORK
+	}
+	t.ready = true
+	_ = syscall.PtraceSetOptions(pid, options) // killed meanwhile: the next wait tells
+	tr.resume(pid, t, 0)
+}
+
+// stopped handles one stop of a known task.
+func (tr *tracer) stopped(pid int, t *task, ws syscall.WaitStatus, early map[int]bool) {
+	sig := ws.StopSignal()
+	switch {
+	case sig == syscall.SIGTRAP && ws.TrapCause() > 0:
+		if child, err := syscall.PtraceGetEventMsg(pid); err == nil {
+			tr.born(int(child), t, ws.TrapCause(), early)
+		}
+		sig = 0
+	case sig == syscall.SIGTRAP|0x80:
+		if t.role == tr.victim {
+			tr.stops++
+			if tr.stops == tr.at {
+				_ = unix.Kill(t.process, unix.SIGKILL) // it is stopped, so it exists
+			}
+		}
+		sig = 0
+	case sig == syscall.SIGTRAP:
+		sig = 0 // after an exec
+	}
+	tr.resume(pid, t, int(sig))
+}
+
+// born takes note of a new task: a thread of the same process, or the process
+// one step further in.
+func (tr *tracer) born(child int, parent *task, event int, early map[int]bool) {
+	t := &task{role: parent.role, process: parent.process}
+	if event != unix.PTRACE_EVENT_CLONE {
+		t.role, t.process = parent.role+1, child
+	}
+	tr.tasks[child] = t
+	if early[child] {
+		delete(early, child)
+		tr.first(child, t)
+	}
+}
+
+// resume lets a task run, and to its next system call only if it is the
+// victim's. It may have been killed meanwhile, which the next wait tells.
+func (tr *tracer) resume(pid int, t *task, sig int) {
+	if t.role == tr.victim && (tr.at == 0 || tr.stops < tr.at) {
+		_ = syscall.PtraceSyscall(pid, sig)
+	} else {
+		_ = syscall.PtraceCont(pid, sig)
+	}
+}
