@@ -162,29 +162,35 @@ func (sb *Sandbox) identify(ctx context.Context) error {
 	if sb.Init, err = proc.Open(child.pid); err != nil {
 		return fmt.Errorf("bwrap's child %d: %w", child.pid, err)
 	}
-	if sb.PIDNS, err = verify(sb.Init, child, sb.Keeper.PID); err != nil {
-		return err
-	}
-	// Its parent is still bwrap, or was a moment ago: then it is a stranger that
-	// we look at, or nobody.
-	st, err := proc.ReadStat(sb.Init.PID)
-	if err != nil {
-		return err
-	}
-	sb.monitor, err = proc.Open(st.Parent)
+	sb.monitor, sb.PIDNS, err = verify(sb.Init, child, sb.Keeper.PID)
 	return err
 }
 
 // verify makes sure that init is what bwrap says: a child of our keeper's
 // child, the first process of the reported PID namespace. Only then may it ever
 // be signalled.
-func verify(init *proc.Process, child statusChild, keeper int) (ns uint64, err error) {
+func verify(init *proc.Process, child statusChild, keeper int) (monitor *proc.Process, ns uint64, err error) {
 	st, err := proc.ReadStat(init.PID)
+	if err != nil {
+		return nil, 0, err
+	}
+	if monitor, err = proc.Open(st.Parent); err != nil {
+		return nil, 0, err
+	}
+	if ns, err = verifyBelow(init, monitor, child, keeper); err != nil {
+		monitor.Close()
+		return nil, 0, err
+	}
+	return monitor, ns, nil
+}
+
+func verifyBelow(init, monitor *proc.Process, child statusChild, keeper int) (ns uint64, err error) {
+	// Read after it was opened; and with both dead init would be our own child.
+	above, err := proc.ReadStat(monitor.PID)
 	if err != nil {
 		return 0, err
 	}
-	monitor, err := proc.ReadStat(st.Parent)
-	if err != nil || monitor.Parent != keeper {
+	if above.Parent != keeper {
 		return 0, fmt.Errorf("process %d is not below our bwrap", init.PID)
 	}
 	if ns, err = proc.Namespace(init.PID, "pid"); err != nil {

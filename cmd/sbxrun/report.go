@@ -83,15 +83,18 @@ func descriptor(place string) (number string) {
 // tryOut makes sure that a report can be made in dir under this name, before
 // there is one.
 func tryOut(dir int, name string) error {
-	tmp := ".sbxrun." + newID()
-	fd, err := unix.Openat(dir, tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o666)
+	// Without a name, where the file system can do that: nothing is ever left.
+	fd, err := unix.Openat(dir, ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, 0o666)
+	if err == unix.EOPNOTSUPP || err == unix.EISDIR {
+		tmp := ".sbxrun." + newID()
+		if fd, err = unix.Openat(dir, tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o666); err == nil {
+			err = unix.Unlinkat(dir, tmp, 0)
+		}
+	}
 	if err != nil {
 		return err
 	}
 	unix.Close(fd)
-	if err := unix.Unlinkat(dir, tmp, 0); err != nil {
-		return err
-	}
 	if len(name) > unix.NAME_MAX {
 		return unix.ENAMETOOLONG
 	}

@@ -309,8 +309,6 @@ func (r *runner) notStarted(err error) int {
 
 // finish prints what there is to say and returns the exit code.
 func (r *runner) finish(res result.Result, streams *streams) int {
-	// There is no sandbox any more: a signal may end us while we write.
-	signal.Reset(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	code := res.ExitCode()
 	if res.Err != nil {
 		fail(res.Err)
@@ -338,7 +336,7 @@ func (r *runner) finish(res result.Result, streams *streams) int {
 	if r.flags.JSON {
 		b, err := rep.JSON()
 		if err == nil {
-			_, err = os.Stdout.Write(b)
+			err = r.print(b)
 		}
 		if err != nil && !errors.Is(err, syscall.EPIPE) { // nobody who wants to read it is no failure
 			fail(fmt.Errorf("print the report: %w", err))
@@ -346,6 +344,26 @@ func (r *runner) finish(res result.Result, streams *streams) int {
 		}
 	}
 	return code
+}
+
+// print writes to stdout, and does not insist on a reader when it is told to end.
+func (r *runner) print(b []byte) error {
+	written := make(chan error, 1)
+	go func() {
+		_, err := os.Stdout.Write(b)
+		written <- err
+	}()
+	select {
+	case err := <-written:
+		return err
+	case <-r.signals.ctx.Done():
+	}
+	select {
+	case err := <-written:
+		return err
+	case <-time.After(500 * time.Millisecond):
+		return errors.New("nobody reads it")
+	}
 }
 
 // note tells on stderr why a command was ended that did not end itself.

@@ -209,6 +209,9 @@ func (r *run) lostInit() bool {
 	if p := r.result.Payload; p == nil || p.Signal != unix.SIGKILL {
 		return false
 	}
+	if r.sb.Keeper.Exited() {
+		return true // bwrap dies with it, and init with bwrap
+	}
 	const moment = 20 * time.Millisecond // a killed init is gone as soon as its children are
 	return r.sb.Init.Wait(time.Now().Add(moment)) == nil
 }
