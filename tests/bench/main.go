@@ -270,7 +270,7 @@ func bareKill(n int) (took, killed time.Duration, err error) {
 
 // memory shows what a waiting sbxrun costs.
 func memory() error {
-	cmd := exec.Command(*binary, "sh", "-c", "echo ready; read x")
+	cmd := exec.Command(*binary, "sh", "-c", "echo ready; read x; exit 0")
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return err
