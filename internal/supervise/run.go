@@ -109,10 +109,22 @@ func (r *run) watch() result.Cause {
 		deadline = time.After(t)
 		before = time.After(max(0, t-lookAhead))
 	}
+	unkept, enough := r.watchKeeper()
+	defer enough()
 	for {
 		select {
 		case <-r.sb.Exited:
 			return result.Exited
+		case <-unkept:
+			// Usually the payload dies with it, and can tell more. But an init that
+			// has not yet asked to die with its parent lives on, without anybody who
+			// would end it if we were killed.
+			select {
+			case <-r.sb.Exited:
+				return result.Exited
+			case <-time.After(moment):
+				return result.Lost
+			}
 		case <-before:
 			r.used = r.sb.Used()
 		case <-deadline:
@@ -122,6 +134,29 @@ func (r *run) watch() result.Cause {
 		}
 	}
 }
+
+// watchKeeper returns a channel that is closed when the keeper is dead.
+func (r *run) watchKeeper() (dead <-chan struct{}, enough func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	gone := make(chan struct{})
+	// A pidfd of our own: the other one is for the teardown. Our unreaped child,
+	// so the pid is its own.
+	keeper, err := proc.Open(r.sb.Keeper.PID)
+	if err != nil {
+		return nil, cancel // unwatched: the deadline and the payload's end remain
+	}
+	go func() {
+		defer keeper.Close()
+		if keeper.WaitContext(ctx, time.Time{}) == nil {
+			close(gone)
+		}
+	}()
+	return gone, cancel
+}
+
+// moment is how long the death of one process may take to bring about the death
+// of those that depend on it.
+const moment = 20 * time.Millisecond
 
 // lookAhead is how long before the deadline is asked what the sandbox has used:
 // at the deadline it would delay the kill.
@@ -212,7 +247,6 @@ func (r *run) lostInit() bool {
 	if r.sb.Keeper.Exited() {
 		return true // bwrap dies with it, and init with bwrap
 	}
-	const moment = 20 * time.Millisecond // a killed init is gone as soon as its children are
 	return r.sb.Init.Wait(time.Now().Add(moment)) == nil
 }
 

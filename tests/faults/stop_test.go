@@ -169,6 +169,7 @@ func TestLostInit(t *testing.T) {
 // The command alone is killed from outside: that is its own end, not init's.
 func TestKilledPayload(t *testing.T) {
 	r, pids := begun(t, nil, busy)
+	r.until("a process that it will leave behind", func() bool { return len(below(pids[rolePayload])) > 0 })
 	if !r.hit(pids, rolePayload, unix.SIGKILL) {
 		t.Fatal("there is no command")
 	}
