@@ -22,6 +22,9 @@ func Parse[F any](flags *F, args []string) (payload []string, err error) {
 		return nil, err
 	}
 	words, payload := split(k.Model, args)
+	if n := len(words); n > 0 && payload == nil && takesValue(k.Model, words[n-1]) {
+		return nil, fmt.Errorf("%s: needs a value", words[n-1]) // kong's words for it are hard to read
+	}
 	if _, err := k.Parse(words); err != nil {
 		var p *kong.ParseError
 		if errors.As(err, &p) {

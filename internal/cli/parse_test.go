@@ -85,6 +85,20 @@ func TestQuickKeepsBytes(t *testing.T) {
 	}
 }
 
+func TestMissingValue(t *testing.T) {
+	for _, line := range []string{"--timeout", "--quiet --timeout", "-q --env A=b --report"} {
+		args := strings.Fields(line)
+		_, err := Parse(&Run{}, args)
+		if want := args[len(args)-1] + ": needs a value"; err == nil || err.Error() != want {
+			t.Errorf("%q: got %v, want %s", line, err, want)
+		}
+	}
+	// A value that looks like a flag is still one.
+	if _, err := Parse(&Run{}, []string{"--env", "A=--timeout", "x"}); err != nil {
+		t.Error(err)
+	}
+}
+
 func FuzzQuick(f *testing.F) {
 	f.Add("--timeout\n5\n--env\nA=b\n--\nx")
 	f.Add("--tty\n--json\n-")
