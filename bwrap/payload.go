@@ -28,14 +28,14 @@ func (sb *Sandbox) Release() { go sb.follow() }
 
 // follow sees the payload begin and end.
 func (sb *Sandbox) follow() {
-	defer close(sb.Exited)
+	defer close(sb.exited)
 	err := sb.begin()
-	if errors.Is(err, ErrSetup) {
+	if errors.Is(err, result.ErrSetup) {
 		sb.fallback.err = err
-		close(sb.Running)
+		close(sb.running)
 		return
 	}
-	close(sb.Running)
+	close(sb.running)
 	if sb.payload != nil {
 		// No deadline: ended by whoever kills init.
 		_ = sb.payload.Wait(time.Time{})
@@ -48,7 +48,7 @@ func (sb *Sandbox) follow() {
 // half a millisecond, so init is traced for the moment of the fork. Where that
 // is forbidden (Yama, a container without CAP_SYS_PTRACE) it is looked for, as
 // quickly as can be, and may be missed: then bwrap's word on its end must do.
-// The error is ErrSetup if it is certain that there was no payload.
+// The error is result.ErrSetup if it is certain that there was no payload.
 func (sb *Sandbox) begin() error {
 	ctx, traced := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -72,7 +72,7 @@ func (sb *Sandbox) begin() error {
 	// When init has read the release it closes the block pipe, and as nobody
 	// else has that end open, ours reports an error: now comes the fork.
 	if err := proc.WaitHangup(sb.block, time.Now().Add(SetupBound)); err != nil {
-		return fmt.Errorf("%w: %w", ErrSetup, err)
+		return fmt.Errorf("%w: %w", result.ErrSetup, err)
 	}
 	sb.payload = sb.findPayload()
 	return nil
@@ -80,7 +80,7 @@ func (sb *Sandbox) begin() error {
 
 func (sb *Sandbox) release() error {
 	if _, err := sb.block.Write([]byte{0}); err != nil {
-		return fmt.Errorf("%w: release init: %w", ErrSetup, err)
+		return fmt.Errorf("%w: release init: %w", result.ErrSetup, err)
 	}
 	return nil
 }
@@ -110,7 +110,7 @@ func (sb *Sandbox) traceFork() error {
 		return errNoTrace
 	}
 	if sb.Init.Exited() {
-		return fmt.Errorf("%w: init ended", ErrSetup) // so the pid may be a stranger's
+		return fmt.Errorf("%w: init ended", result.ErrSetup) // so the pid may be a stranger's
 	}
 	if err := sb.release(); err != nil {
 		return err
@@ -137,7 +137,7 @@ func (sb *Sandbox) traceFork() error {
 			payloadStopped = true
 		case !ws.Stopped():
 			// Dead, before it had a payload. Its parent collects it all the same.
-			return fmt.Errorf("%w: init ended", ErrSetup)
+			return fmt.Errorf("%w: init ended", result.ErrSetup)
 		case ws.TrapCause() == unix.PTRACE_EVENT_FORK:
 			initStopped = true
 		default:
@@ -238,47 +238,22 @@ func (sb *Sandbox) fillStatus() error {
 	return nil
 }
 
-// maxLook bounds every look at the sandbox's processes: it delays the kill.
-const maxLook = 1000
-
 // Strays looks at what the payload has left behind: how many processes are
 // alive, at most 1,000, and what they have used. After Exited, and while init
 // still lives.
 func (sb *Sandbox) Strays() (n int, used proc.Usage) {
-	var alive []proc.Stat
-	for _, st := range proc.Descendants(sb.Init.PID, maxLook) {
-		if st.State != "Z" && st.State != "X" && (sb.payload == nil || st.PID != sb.payload.PID) {
-			alive = append(alive, st)
-		}
+	payload := 0
+	if sb.payload != nil {
+		payload = sb.payload.PID
 	}
-	return len(alive), sum(alive)
-}
-
-// Used is what the processes that run now have used, and what nobody may wait
-// for any more: when init is killed the kernel discards it (zap_pid_ns_processes
-// ignores SIGCHLD).
-func (sb *Sandbox) Used() proc.Usage { return sum(proc.Descendants(sb.Init.PID, maxUsage)) }
-
-// maxUsage bounds how many processes are asked.
-const maxUsage = 100
-
-func sum(stats []proc.Stat) (total proc.Usage) {
-	for i, st := range stats {
-		if i == maxUsage {
-			break
-		}
-		total.User += st.CPU.User
-		total.System += st.CPU.System
-		total.MaxRSS = max(total.MaxRSS, proc.PeakRSS(st.PID))
-	}
-	return total
+	return sb.Kept.Strays(payload)
 }
 
 // Signal sends a signal to the payload alone. [proc.ErrGone] if it has ended or
 // is not known.
 func (sb *Sandbox) Signal(sig unix.Signal) error {
 	select {
-	case <-sb.Running:
+	case <-sb.running:
 	default:
 		return proc.ErrGone
 	}
@@ -288,28 +263,19 @@ func (sb *Sandbox) Signal(sig unix.Signal) error {
 	return sb.payload.Signal(sig)
 }
 
-// ErrSetup says that init never came to the point of starting the payload.
-var ErrSetup = errors.New("the sandbox was not set up")
-
-// ErrNotExecuted says that the payload was never executed.
-var ErrNotExecuted = errors.New("the command was not executed")
-
-// ErrUnknown says that the payload was executed, or may have been, and that
-// nobody can tell how it ended.
-var ErrUnknown = errors.New("the command's end is unknown")
-
 // ExitStatus is the payload's end. After Exited; it blocks until deadline at
-// the most. Otherwise ErrSetup, ErrNotExecuted or ErrUnknown.
+// the most. Otherwise [result.ErrSetup], [result.ErrUnknown], or a
+// *[result.Error] if the command could not be executed.
 func (sb *Sandbox) ExitStatus(deadline time.Time) (*result.Payload, error) {
 	if sb.payload == nil {
 		if sb.fallback.err == nil {
 			p := result.FromShellCode(sb.fallback.code)
 			return &p, nil
 		}
-		if errors.Is(sb.fallback.err, ErrSetup) {
+		if errors.Is(sb.fallback.err, result.ErrSetup) {
 			return nil, sb.fallback.err
 		}
-		return nil, ErrUnknown
+		return nil, result.ErrUnknown
 	}
 	// The kernel keeps the status from the moment the payload is reaped, which
 	// is a matter of microseconds; and where it does not, there is nothing to
@@ -322,14 +288,15 @@ func (sb *Sandbox) ExitStatus(deadline time.Time) (*result.Payload, error) {
 		p := result.FromWaitStatus(ws)
 		if p.Signal == 0 && p.ExitCode == 1 {
 			if _, err := sb.readExitCode(deadline); errors.Is(err, io.EOF) {
-				return nil, ErrNotExecuted
+				return nil, &result.Error{Code: "not-executable", ExitCode: result.ExitNotExecutable,
+					Message: "the command could not be executed; bubblewrap says why"}
 			}
 		}
 		return &p, nil
 	}
 	code, err := sb.readExitCode(deadline)
 	if err != nil {
-		return nil, ErrUnknown
+		return nil, result.ErrUnknown
 	}
 	p := result.FromShellCode(code)
 	return &p, nil

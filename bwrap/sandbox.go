@@ -24,19 +24,15 @@ const SetupBound = 30 * time.Second
 // Sandbox is a running bwrap with an init that is known for certain. Whoever
 // started it ends it: package cleanup.
 type Sandbox struct {
-	Keeper *proc.Keeper
-	Init   *proc.Process // PID 1 of the sandbox
-	PIDNS  uint64        // inode of the sandbox's PID namespace
-	Cred   *proc.Cred    // who bwrap runs as; nil if as sbxrun
+	proc.Kept
+	Cred *proc.Cred // who bwrap runs as; nil if as sbxrun
 
-	// Running is closed when init has started the payload, or failed to;
-	// Exited when the payload has ended, or never came to be.
-	Running chan struct{}
-	Exited  chan struct{}
+	running chan struct{}
+	exited  chan struct{}
 
 	monitor  *proc.Process // bwrap's outer process
-	payload  *proc.Process // nil until Running, and if it was too quick for us
-	fallback exitReport    // of the status stream, if payload is nil; set before Exited
+	payload  *proc.Process // nil until running, and if it was too quick for us
+	fallback exitReport    // of the status stream, if payload is nil; set before exited
 
 	status *os.File // read end
 	stream statusStream
@@ -48,21 +44,14 @@ type exitReport struct {
 	err  error
 }
 
-// Terminal is the caller's terminal in raw mode, to be restored by the keeper
-// if sbxrun is killed.
-type Terminal struct {
-	File  *os.File
-	State unix.Termios
-}
-
 // Start forks the keeper with bwrap below it, and returns once init exists, is
 // verified and held by a pidfd. The payload waits for [Sandbox.Release]. stdio
 // stays the caller's. An error is a *[result.Error], and nothing is left.
 //
 // forked is called as soon as the sandbox has descriptors of its own, while
 // bwrap is at work.
-func (p *Plan) Start(ctx context.Context, stdio [3]*os.File, tty *Terminal, forked func()) (*Sandbox, error) {
-	sb := &Sandbox{Cred: p.cred, Running: make(chan struct{}), Exited: make(chan struct{})}
+func (p *Plan) Start(ctx context.Context, stdio [3]*os.File, tty *proc.Terminal, forked func()) (*Sandbox, error) {
+	sb := &Sandbox{Cred: p.cred, running: make(chan struct{}), exited: make(chan struct{})}
 	if err := p.start(ctx, sb, stdio, tty, forked); err != nil {
 		return nil, sb.abandon(err, p.staged)
 	}
@@ -70,7 +59,7 @@ func (p *Plan) Start(ctx context.Context, stdio [3]*os.File, tty *Terminal, fork
 }
 
 // start leaves it to its caller to bring an unfinished sandbox to an end.
-func (p *Plan) start(ctx context.Context, sb *Sandbox, stdio [3]*os.File, tty *Terminal, forked func()) error {
+func (p *Plan) start(ctx context.Context, sb *Sandbox, stdio [3]*os.File, tty *proc.Terminal, forked func()) error {
 	// Each word ends with a NUL, the last one too: it may be empty.
 	args, err := memory("args", []byte(strings.Join(p.options, "\x00")+"\x00"))
 	if err != nil {
@@ -95,9 +84,8 @@ func (p *Plan) start(ctx context.Context, sb *Sandbox, stdio [3]*os.File, tty *T
 		Files: append([]*os.File{stdio[0], stdio[1], stdio[2], args, blockEnd, statusEnd}, p.copies...),
 		Cred:  p.cred,
 		Stage: p.staged,
-	}
-	if tty != nil {
-		cmd.Terminal, cmd.Restore = tty.File, &tty.State
+
+		Terminal: tty,
 	}
 	sb.Keeper, err = proc.Keep(cmd)
 	// bwrap's must be the only writer left, so that its death ends the stream.
@@ -217,13 +205,7 @@ func verifyBelow(init, monitor *proc.Process, child statusChild, keeper int) (ns
 func (sb *Sandbox) abandon(cause error, staged []*os.File) error {
 	var startErr, reapErr error
 	if sb.Keeper != nil {
-		deadline := time.Now().Add(SetupBound)
-		sb.Keeper.Kill()
-		_, reapErr = sb.Keeper.Empty(deadline)
-		if errors.Is(reapErr, proc.ErrNotEmpty) {
-			reapErr = sb.Keeper.Inherit(sb.Init, deadline)
-		}
-		reapErr = errors.Join(reapErr, sb.Keeper.Reap(deadline))
+		reapErr = sb.Abandon(time.Now().Add(SetupBound))
 		startErr = sb.Keeper.StartError()
 	}
 	sb.Close()
@@ -245,6 +227,15 @@ func (sb *Sandbox) abandon(cause error, staged []*os.File) error {
 	return e
 }
 
+// Ends is what has to go for the sandbox to be gone.
+func (sb *Sandbox) Ends() *proc.Kept { return &sb.Kept }
+
+// Running is closed when init has started the payload, or failed to.
+func (sb *Sandbox) Running() <-chan struct{} { return sb.running }
+
+// Exited is closed when the payload has ended, or never came to be.
+func (sb *Sandbox) Exited() <-chan struct{} { return sb.exited }
+
 // Close gives up all descriptors. Should the keeper still have something, it
 // goes on killing it.
 func (sb *Sandbox) Close() {
@@ -262,7 +253,7 @@ func (sb *Sandbox) Close() {
 		}
 	}
 	select {
-	case <-sb.Running:
+	case <-sb.running:
 		if sb.payload != nil {
 			sb.payload.Close()
 		}

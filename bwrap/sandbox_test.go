@@ -45,7 +45,7 @@ func play(t *testing.T, p Policy) (stdout string, end *result.Payload) {
 	sb.Release()
 	deadline := time.Now().Add(20 * time.Second)
 	select {
-	case <-sb.Exited:
+	case <-sb.Exited():
 		if end, err = sb.ExitStatus(deadline); err != nil {
 			t.Errorf("the payload's end: %v", err)
 		}

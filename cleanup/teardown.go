@@ -14,18 +14,10 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-multierror"
-	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
 )
-
-// Sandbox is what has to go.
-type Sandbox struct {
-	Init   *proc.Process // verified
-	PIDNS  uint64        // inode of its PID namespace, to name survivors
-	Keeper *proc.Keeper
-}
 
 // Outcome is what the teardown came to.
 type Outcome struct {
@@ -41,9 +33,9 @@ const maxSurvivors = 100
 
 // Teardown kills the sandbox and waits, at most until the deadline, for the
 // proof. Every step is made whatever the others came to.
-func Teardown(sb Sandbox, deadline time.Time) Outcome {
+func Teardown(sb *proc.Kept, deadline time.Time) Outcome {
 	var failed *multierror.Error
-	if err := sb.Init.Signal(unix.SIGKILL); err != nil && !errors.Is(err, proc.ErrGone) {
+	if err := sb.KillInit(); err != nil {
 		failed = multierror.Append(failed, fmt.Errorf("kill init %d: %w", sb.Init.PID, err))
 	}
 	// The monitor, too: it has nothing more to say, and dies beside init
@@ -75,7 +67,7 @@ func Teardown(sb Sandbox, deadline time.Time) Outcome {
 
 // survivors names what is left: the namespace's members, and what the keeper
 // still has.
-func survivors(sb Sandbox) (left []result.Survivor) {
+func survivors(sb *proc.Kept) (left []result.Survivor) {
 	seen := map[int]bool{}
 	for _, st := range append(proc.Members(sb.PIDNS, maxSurvivors), proc.Descendants(sb.Keeper.PID, maxSurvivors)...) {
 		if !seen[st.PID] && len(left) < maxSurvivors {

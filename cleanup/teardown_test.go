@@ -61,10 +61,6 @@ func up(t *testing.T, sb *bwrap.Sandbox, stdout *os.File, n int) {
 	}
 }
 
-func target(sb *bwrap.Sandbox) cleanup.Sandbox {
-	return cleanup.Sandbox{Init: sb.Init, PIDNS: sb.PIDNS, Keeper: sb.Keeper}
-}
-
 // gone checks that a proven outcome is true.
 func gone(t *testing.T, sb *bwrap.Sandbox, stdout *os.File, out cleanup.Outcome) {
 	t.Helper()
@@ -97,7 +93,7 @@ func TestTeardownTree(t *testing.T) {
 		echo payload
 		sleep 100`)
 	up(t, sb, stdout, 4)
-	out := cleanup.Teardown(target(sb), soon())
+	out := cleanup.Teardown(sb.Ends(), soon())
 	gone(t, sb, stdout, out)
 	// Who reaps init, the monitor or the keeper, is a matter of microseconds.
 	if out.End.ReapedInit && !out.End.Init.Signaled() || out.End.ReapedInit && out.End.Init.Signal() != unix.SIGKILL {
@@ -111,7 +107,7 @@ func TestTeardownTree(t *testing.T) {
 // A payload that was never released never runs, not even by its sandbox's end.
 func TestTeardownHeld(t *testing.T) {
 	sb, stdout := held(t, "echo ran")
-	out := cleanup.Teardown(target(sb), soon())
+	out := cleanup.Teardown(sb.Ends(), soon())
 	if err := stdout.SetReadDeadline(soon()); err != nil {
 		t.Fatal(err)
 	}
@@ -126,11 +122,11 @@ func TestTeardownEnded(t *testing.T) {
 		sb, stdout := held(t, script)
 		up(t, sb, stdout, 1)
 		select {
-		case <-sb.Exited:
+		case <-sb.Exited():
 		case <-time.After(20 * time.Second):
 			t.Errorf("%s: has not exited", script)
 		}
-		gone(t, sb, stdout, cleanup.Teardown(target(sb), soon()))
+		gone(t, sb, stdout, cleanup.Teardown(sb.Ends(), soon()))
 	}
 }
 
@@ -158,7 +154,7 @@ func TestTeardownKilledBefore(t *testing.T) {
 			if err := kill(sb); err != nil {
 				t.Fatal(err)
 			}
-			gone(t, sb, stdout, cleanup.Teardown(target(sb), soon()))
+			gone(t, sb, stdout, cleanup.Teardown(sb.Ends(), soon()))
 		})
 	}
 }
@@ -167,9 +163,9 @@ func TestTeardownKilledBefore(t *testing.T) {
 func TestTeardownDeadline(t *testing.T) {
 	sb, stdout := held(t, "for i in 1 2 3 4 5 6 7 8 9 10; do sleep 100 & done; echo up; sleep 100")
 	up(t, sb, stdout, 1)
-	out := cleanup.Teardown(target(sb), time.Unix(1, 0))
+	out := cleanup.Teardown(sb.Ends(), time.Unix(1, 0))
 	if out.Verdict != result.Unproven || !errors.Is(out.Err, os.ErrDeadlineExceeded) {
 		t.Errorf("deadline long past: %+v", out)
 	}
-	gone(t, sb, stdout, cleanup.Teardown(target(sb), soon()))
+	gone(t, sb, stdout, cleanup.Teardown(sb.Ends(), soon()))
 }

@@ -43,7 +43,7 @@ func reason(code int) error {
 // capabilities that root often lacks in a container (user_namespaces(7)). It
 // blocks for as long as a fork takes.
 func Signal(init *proc.Process, cred *proc.Cred, sig syscall.Signal) error {
-	e := entry{init: uintptr(init.FD()), cred: cred, sig: uintptr(sig), pidfd: -1, argv: commandLine()}
+	e := visit{init: uintptr(init.FD()), cred: cred, sig: uintptr(sig), pidfd: -1, argv: commandLine()}
 	pid, errno := e.fork()
 	if errno != 0 {
 		return fmt.Errorf("enter sandbox of init %d: fork: %w", init.PID, errno)
@@ -73,8 +73,8 @@ func Signal(init *proc.Process, cred *proc.Cred, sig syscall.Signal) error {
 	return nil
 }
 
-// entry is what the forked processes need, laid out before the fork.
-type entry struct {
+// visit is what the forked processes need, laid out before the fork.
+type visit struct {
 	init   uintptr // pidfd
 	cred   *proc.Cred
 	sig    uintptr
@@ -101,7 +101,7 @@ func commandLine() []byte {
 
 //go:norace
 //go:noinline
-func (e *entry) fork() (pid uintptr, errno syscall.Errno) {
+func (e *visit) fork() (pid uintptr, errno syscall.Errno) {
 	syscall.ForkLock.Lock()
 	pid, errno = proc.BareFork(0, &e.pidfd)
 	if pid == 0 && errno == 0 {
@@ -115,7 +115,7 @@ func (e *entry) fork() (pid uintptr, errno syscall.Errno) {
 //
 //go:nosplit
 //go:norace
-func (e *entry) run() {
+func (e *visit) run() {
 	for i := range e.argv {
 		e.argv[i] = 0
 	}

@@ -54,7 +54,7 @@ func sandbox(t *testing.T, script string) (sb *bwrap.Sandbox, lines *bufio.Scann
 
 func end(t *testing.T, sb *bwrap.Sandbox) {
 	t.Helper()
-	if out := cleanup.Teardown(cleanup.Sandbox{Init: sb.Init, PIDNS: sb.PIDNS, Keeper: sb.Keeper}, soon()); out.Verdict != result.Proven {
+	if out := cleanup.Teardown(sb.Ends(), soon()); out.Verdict != result.Proven {
 		t.Errorf("teardown: %+v", out)
 	}
 	sb.Close()

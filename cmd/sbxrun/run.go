@@ -6,10 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
-	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -18,8 +15,6 @@ import (
 	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/doctor"
-	"github.com/sbxrun/sbxrun/internal/environ"
-	"github.com/sbxrun/sbxrun/internal/quantity"
 	"github.com/sbxrun/sbxrun/internal/result"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
@@ -65,20 +60,18 @@ func (r *runner) run() int {
 		fmt.Println(r.plan.ShellCommand())
 		return 0
 	}
-	streams, err := openStreams(&r.flags, func() { r.signals.cancel(supervise.SignalError{Signal: syscall.SIGPIPE}) })
+	streams, err := openStreams(r.flags.JSON, r.flags.Tty, int64(r.flags.MaxOutput), func() { r.signals.cancelBy(syscall.SIGPIPE) })
 	if err != nil {
 		return r.notStarted(err)
 	}
 	defer streams.restore()
 
 	<-r.signals.ready
-	res := supervise.Run(r.signals.ctx, r.plan, supervise.Options{
+	start := supervise.InSandbox(r.plan, streams.payload, streams.terminal, streams.started)
+	res := supervise.Run(r.signals.ctx, start, supervise.Options{
 		Timeout:      time.Duration(r.flags.Timeout),
 		Grace:        time.Duration(r.flags.Grace),
 		ProofTimeout: time.Duration(r.flags.ProofTimeout),
-		Stdio:        streams.payload,
-		Terminal:     streams.terminal,
-		Forked:       streams.started,
 		Begin:        r.begin,
 		Hurry:        r.signals.hurry,
 	})
@@ -108,193 +101,24 @@ func (r *runner) diagnose(res *result.Result) {
 	}
 }
 
+var errJSONOnTerminal = errors.New("--json and --tty do not go together: a terminal has one stream for both")
+
 // prepare turns the flags into a policy, and that into a plan.
 func (r *runner) prepare() error {
-	policy, err := r.policy()
+	if r.flags.JSON && r.flags.Tty {
+		return usageError(errJSONOnTerminal)
+	}
+	policy, err := policyOf(&r.flags.View, r.command)
 	if err != nil {
 		return usageError(err)
 	}
+	if r.flags.Tty {
+		if policy.Terminal, err = os.Executable(); err != nil {
+			return usageError(fmt.Errorf("--tty: %w", err))
+		}
+	}
 	r.plan, err = bwrap.Prepare(policy, thisCaller())
 	return err
-}
-
-func (r *runner) policy() (p bwrap.Policy, err error) {
-	f := &r.flags
-	p = bwrap.Policy{
-		Command:  r.command,
-		Workdir:  f.Workdir,
-		TmpSize:  int64(f.TmpSize),
-		Network:  bwrap.Network(f.Net),
-		Hostname: f.Hostname,
-	}
-	if f.JSON && f.Tty {
-		return p, errors.New("--json and --tty do not go together: a terminal has one stream for both")
-	}
-	if f.TmpSize == 0 {
-		return p, errors.New("--tmp-size: must be greater than 0")
-	}
-	if p.Mounts, err = mounts(f); err != nil {
-		return p, err
-	}
-	if p.Env, err = environment(f); err != nil {
-		return p, err
-	}
-	if p.User, err = parseUser(f.User); err != nil {
-		return p, err
-	}
-	if f.Tty {
-		if p.Terminal, err = os.Executable(); err != nil {
-			return p, fmt.Errorf("--tty: %w", err)
-		}
-	}
-	return p, nil
-}
-
-func mounts(f *cli.Run) (list []bwrap.Mount, err error) {
-	dir, err := unix.Getwd()
-	if err != nil {
-		dir = "/" // a relative path will not be found, which is the truth
-	}
-	for _, kind := range []struct {
-		args []string
-		kind bwrap.MountKind
-		try  bool
-	}{
-		{f.RoBind, bwrap.ReadOnly, false},
-		{f.Bind, bwrap.ReadWrite, false},
-		{f.RoBindTry, bwrap.ReadOnly, true},
-		{f.BindTry, bwrap.ReadWrite, true},
-	} {
-		for _, arg := range kind.args {
-			source, dest, err := bwrap.ParseBind(arg, dir)
-			if err != nil {
-				return nil, err
-			}
-			list = append(list, bwrap.Mount{Kind: kind.kind, Source: source, Dest: dest, Try: kind.try})
-		}
-	}
-	for _, arg := range f.Tmpfs {
-		dest, size, err := bwrap.ParseTmpfs(arg)
-		if err != nil {
-			return nil, err
-		}
-		m := bwrap.Mount{Kind: bwrap.Tmpfs, Dest: dest}
-		if size != "" {
-			if m.Size, err = quantity.ParseSize(size); err != nil {
-				return nil, fmt.Errorf("tmpfs %q: %w", arg, err)
-			}
-			if m.Size == 0 {
-				return nil, fmt.Errorf("tmpfs %q: the size must be greater than 0", arg)
-			}
-		}
-		list = append(list, m)
-	}
-	return list, nil
-}
-
-// passed are the variables every payload gets from the caller, beside LC_*.
-var passed = []string{"LANG", "LANGUAGE", "TERM", "TZ"}
-
-// own are the variables that describe the sandbox and not the host.
-var own = []string{"PATH", "HOME", "USER", "LOGNAME", "PWD", "OLDPWD"}
-
-// environment is what the payload gets beside PATH, HOME and USER: what comes
-// later wins.
-func environment(f *cli.Run) (set environ.Set, err error) {
-	for _, pair := range os.Environ() {
-		v, ok, err := environ.Parse(pair, os.LookupEnv)
-		if err != nil || !ok || slices.Contains(own, v.Name) {
-			continue // names that no shell could set, such as exported functions
-		}
-		if f.InheritEnv || slices.Contains(passed, v.Name) || strings.HasPrefix(v.Name, "LC_") {
-			set.Put(v)
-		}
-	}
-	for _, name := range f.EnvFile {
-		if err := environmentFile(&set, name); err != nil {
-			return set, err
-		}
-	}
-	for _, arg := range f.Env {
-		v, ok, err := environ.Parse(arg, os.LookupEnv)
-		if err != nil {
-			return set, fmt.Errorf("--env: %w", err)
-		}
-		if ok {
-			set.Put(v)
-		}
-	}
-	return set, nil
-}
-
-func environmentFile(set *environ.Set, name string) error {
-	file, err := os.Open(name)
-	if err != nil {
-		return fmt.Errorf("--env-file: %w", err)
-	}
-	defer file.Close()
-	vars, err := environ.ParseFile(file, name, os.LookupEnv)
-	if err != nil {
-		return fmt.Errorf("--env-file: %w", err)
-	}
-	for _, v := range vars {
-		set.Put(v)
-	}
-	return nil
-}
-
-// parseUser parses UID[:GID]; the group id is the user id unless given.
-func parseUser(arg string) (*bwrap.User, error) {
-	if arg == "" {
-		return nil, nil
-	}
-	uid, gid, found := strings.Cut(arg, ":")
-	if !found {
-		gid = uid
-	}
-	u, err1 := strconv.ParseUint(uid, 10, 32)
-	g, err2 := strconv.ParseUint(gid, 10, 32)
-	if err1 != nil || err2 != nil || u == 1<<32-1 || g == 1<<32-1 {
-		return nil, fmt.Errorf("--user %q: want UID or UID:GID, as numbers", arg)
-	}
-	return &bwrap.User{UID: uint32(u), GID: uint32(g)}, nil
-}
-
-// signals turn the first signal into a cancelled context, and the second into
-// a closed channel.
-type signals struct {
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	hurry  chan struct{}
-	ready  chan struct{} // closed when signals are listened to
-}
-
-// watchSignals begins to listen, in the background, because that takes package
-// signal some tenths of a millisecond. Before ready a signal ends sbxrun, which
-// must not have started anything.
-func watchSignals() *signals {
-	ctx, cancel := context.WithCancelCause(context.Background())
-	s := &signals{ctx: ctx, cancel: cancel, hurry: make(chan struct{}), ready: make(chan struct{})}
-	go s.listen()
-	return s
-}
-
-func (s *signals) listen() {
-	got := make(chan os.Signal, 2)
-	for _, sig := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
-		// What the caller ignores, as nohup(1) does SIGHUP, stays ignored.
-		if !signal.Ignored(sig) {
-			signal.Notify(got, sig)
-		}
-	}
-	// A closed stdout is an error of write(2), and no reason to leave a sandbox
-	// behind. (The payload gets the default back.)
-	signal.Ignore(syscall.SIGPIPE)
-	close(s.ready)
-	sig := <-got
-	s.cancel(supervise.SignalError{Signal: sig.(syscall.Signal)})
-	<-got
-	close(s.hurry)
 }
 
 // notStarted finishes a run that came to nothing before there was a sandbox.

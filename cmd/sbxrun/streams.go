@@ -10,9 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/capture"
-	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
 )
 
@@ -20,7 +19,7 @@ import (
 // through untouched; or pipes, whose ends are kept up to a bound; or a terminal.
 type streams struct {
 	payload  [3]*os.File
-	terminal *bwrap.Terminal // to be restored if sbxrun is killed
+	terminal *proc.Terminal // to be restored if sbxrun is killed
 
 	buffers [2]*capture.Buffer // stdout, stderr; nil unless captured
 	sources []*os.File         // read ends that are being copied
@@ -30,12 +29,12 @@ type streams struct {
 	undo    func() // and puts it back
 }
 
-func openStreams(f *cli.Run, broken func()) (*streams, error) {
+func openStreams(captured, tty bool, limit int64, broken func()) (*streams, error) {
 	s := &streams{payload: [3]*os.File{os.Stdin, os.Stdout, os.Stderr}, broken: broken, raw: func() {}, undo: func() {}}
 	switch {
-	case f.JSON:
-		return s, s.capture(int64(f.MaxOutput))
-	case f.Tty:
+	case captured:
+		return s, s.capture(limit)
+	case tty:
 		return s, s.openTerminal()
 	}
 	return s, nil

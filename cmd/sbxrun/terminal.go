@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
-	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
 )
@@ -67,7 +66,7 @@ func (s *streams) makeRaw(in int, ptmx *os.File) error {
 	if err != nil {
 		return fmt.Errorf("read the terminal's state: %w", err)
 	}
-	s.terminal = &bwrap.Terminal{File: os.Stdin, State: *before}
+	s.terminal = &proc.Terminal{File: os.Stdin, State: *before}
 	// An error leaves the size as it is, which is an inconvenience only.
 	_ = pty.InheritSize(os.Stdin, ptmx)
 	resized := make(chan os.Signal, 1)

@@ -8,20 +8,28 @@ import (
 	"github.com/sbxrun/sbxrun/internal/quantity"
 )
 
-// CLI is the whole command line: what --help, the man page and the completions
+// CLI is the whole command line: what --help, the man pages and the completions
 // are made from. A command is parsed with its own struct alone, which is
 // quicker, and leaves no doubt about what belongs to the payload.
+//
+// The tag words is what follows the command's name; SANDBOX and COMMAND in it say
+// what is completed there (see [Words]). The help has to fit on one line of the
+// list of commands.
 type CLI struct {
-	Run    Run    `cmd:"" default:"withargs" help:"Run a command in a new sandbox, and leave nothing behind (the default command)."`
-	Doctor Doctor `cmd:"" help:"Try what a run needs on this machine, and tell what is missing."`
+	Run     Run     `cmd:"" default:"withargs" words:"[flags] [--] COMMAND [ARG...]" help:"Run a command in a new sandbox, and leave nothing behind (default)."`
+	Start   Start   `cmd:"" words:"[flags] [[--] COMMAND [ARG...]]" help:"Start a sandbox that lives on, and print its id and name."`
+	Exec    Exec    `cmd:"" words:"[flags] SANDBOX [--] COMMAND [ARG...]" help:"Run a command in a running sandbox, and leave nothing of it behind."`
+	Ps      Ps      `cmd:"" words:"[flags]" help:"List the sandboxes."`
+	Inspect Inspect `cmd:"" words:"[flags] SANDBOX..." help:"Print all that is known of sandboxes, as JSON."`
+	Wait    Wait    `cmd:"" words:"[flags] SANDBOX" help:"Wait for a sandbox's end, and exit with its command's code."`
+	Logs    Logs    `cmd:"" words:"[flags] SANDBOX" help:"Print what a sandbox's command has written."`
+	Kill    Kill    `cmd:"" words:"[flags] SANDBOX...|--all" help:"End sandboxes, and prove it."`
+	Cleanup Cleanup `cmd:"" words:"[flags]" help:"Remove what ended sandboxes and crashes have left."`
+	Doctor  Doctor  `cmd:"" words:"[--json]" help:"Try what a run needs on this machine, and tell what is missing."`
 }
 
-// Run is the flags of sbxrun run, which is also sbxrun without a command.
-type Run struct {
-	Timeout      quantity.Duration `help:"Kill everything after this time: 5, 0.5, 1500ms, 5m. 0 is never." default:"0" placeholder:"DUR" group:"end"`
-	Grace        quantity.Duration `help:"At the deadline send SIGTERM to every process first, and SIGKILL after this time." default:"0" placeholder:"DUR" group:"end"`
-	ProofTimeout quantity.Duration `help:"How long to wait for the proof that nothing is left." default:"5s" placeholder:"DUR" group:"end"`
-
+// View is the flags that say what a sandbox shows, of run and of start.
+type View struct {
 	RoBind    []string      `help:"Show a host path read-only." placeholder:"SRC[:DST]" sep:"none" group:"see"`
 	Bind      []string      `help:"Show a host path, writable." placeholder:"SRC[:DST]" sep:"none" group:"see"`
 	RoBindTry []string      `help:"As --ro-bind, if the path exists." placeholder:"SRC[:DST]" sep:"none" group:"see"`
@@ -31,12 +39,26 @@ type Run struct {
 	Workdir   string        `help:"Working directory in the sandbox. Default: the current one, shown read-only." placeholder:"DIR" group:"see"`
 	Net       string        `help:"Network: none, or the host's." default:"none" placeholder:"none|host" group:"see"`
 
+	Vars
+	User     string `help:"User and group id in the sandbox." placeholder:"UID[:GID]" group:"be"`
+	Hostname string `help:"Host name in the sandbox." default:"sandbox" placeholder:"NAME" group:"be"`
+}
+
+// Vars is the flags for the command's environment.
+type Vars struct {
 	Env        []string `help:"Set a variable, or pass one through." placeholder:"NAME[=VALUE]" sep:"none" group:"be"`
 	EnvFile    []string `help:"Set the variables in a file of NAME=VALUE lines." placeholder:"FILE" sep:"none" group:"be"`
 	InheritEnv bool     `help:"Pass the whole environment through, but for PATH, HOME and USER." group:"be"`
-	User       string   `help:"User and group id in the sandbox." placeholder:"UID[:GID]" group:"be"`
-	Hostname   string   `help:"Host name in the sandbox." default:"sandbox" placeholder:"NAME" group:"be"`
-	Tty        bool     `help:"Run on a terminal of its own." short:"t" group:"be"`
+}
+
+// Run is the flags of sbxrun run, which is also sbxrun without a command.
+type Run struct {
+	Timeout      quantity.Duration `help:"Kill everything after this time: 5, 0.5, 1500ms, 5m. 0 is never." default:"0" placeholder:"DUR" group:"end"`
+	Grace        quantity.Duration `help:"At the deadline send SIGTERM to every process first, and SIGKILL after this time." default:"0" placeholder:"DUR" group:"end"`
+	ProofTimeout quantity.Duration `help:"How long to wait for the proof that nothing is left." default:"5s" placeholder:"DUR" group:"end"`
+
+	View
+	Tty bool `help:"Run on a terminal of its own." short:"t" group:"be"`
 
 	Report       string        `help:"Write the JSON report to a file or an open descriptor." placeholder:"PATH|fd:N" group:"tell"`
 	JSON         bool          `help:"Capture stdout and stderr, and print the report with them." group:"tell"`
@@ -45,6 +67,101 @@ type Run struct {
 	Quiet        bool          `help:"Do not say on stderr why the command was ended." short:"q" group:"tell"`
 	Version      bool          `help:"Print the version." group:"tell"`
 	Help         bool          `help:"Print this." short:"h" group:"tell"`
+}
+
+// Start is the flags of sbxrun start.
+type Start struct {
+	Name string   `help:"A name, which no other running sandbox may have." placeholder:"NAME" group:"be"`
+	Tag  []string `help:"A tag, to select sandboxes by." placeholder:"KEY=VALUE" sep:"none" group:"be"`
+
+	Timeout      quantity.Duration `help:"Lifetime: kill everything after this time. 0 is never." default:"0" placeholder:"DUR" group:"end"`
+	IdleTimeout  quantity.Duration `help:"Kill everything when for this time no exec has run in it. 0 is never." default:"0" placeholder:"DUR" group:"end"`
+	Grace        quantity.Duration `help:"When the time is over send SIGTERM to every process first, and SIGKILL after this time." default:"0" placeholder:"DUR" group:"end"`
+	ProofTimeout quantity.Duration `help:"How long to wait for the proof that nothing is left." default:"5s" placeholder:"DUR" group:"end"`
+
+	View
+
+	ReadyTCP      string            `help:"Ready when something listens on this TCP port of the sandbox." placeholder:"PORT" xor:"probe" group:"ready"`
+	ReadyExec     string            `help:"Ready when this shell command succeeds in the sandbox." placeholder:"COMMAND" xor:"probe" group:"ready"`
+	ReadyLog      string            `help:"Ready when a line of the output matches this regular expression." placeholder:"RE" xor:"probe" group:"ready"`
+	ReadyInterval quantity.Duration `help:"Pause between two looks." default:"100ms" placeholder:"DUR" group:"ready"`
+	ReadyTimeout  quantity.Duration `help:"Look no longer than this. The sandbox lives on." default:"5m" placeholder:"DUR" group:"ready"`
+	WaitReady     bool              `help:"Return when it is ready." group:"ready"`
+
+	LogMax quantity.Size `help:"How much of stdout, and of stderr, is kept; the head." default:"64M" placeholder:"SIZE" group:"tell"`
+	JSON   bool          `help:"Print what was started as JSON." group:"tell"`
+	Help   bool          `help:"Print this." short:"h" group:"tell"`
+}
+
+// Exec is the flags of sbxrun exec.
+type Exec struct {
+	Timeout      quantity.Duration `help:"Kill everything of this command after this time. 0 is never." default:"0" placeholder:"DUR" group:"end"`
+	Grace        quantity.Duration `help:"At the deadline send SIGTERM to every process of this command first, and SIGKILL after this time." default:"0" placeholder:"DUR" group:"end"`
+	ProofTimeout quantity.Duration `help:"How long to wait for the proof that nothing is left." default:"5s" placeholder:"DUR" group:"end"`
+
+	Workdir string `help:"Working directory in the sandbox. Default: the sandbox's." placeholder:"DIR" group:"be"`
+	Vars
+	Tty    bool `help:"Run on a terminal of its own." short:"t" group:"be"`
+	Detach bool `help:"Return when the command runs; it ends with the sandbox, or at its deadline." short:"d" group:"end"`
+
+	Report    string        `help:"Write the JSON report to a file or an open descriptor." placeholder:"PATH|fd:N" group:"tell"`
+	JSON      bool          `help:"Capture stdout and stderr, and print the report with them." group:"tell"`
+	MaxOutput quantity.Size `help:"With --json: how much of each stream is kept, head and tail." default:"1M" placeholder:"SIZE" group:"tell"`
+	Quiet     bool          `help:"Do not say on stderr why the command was ended." short:"q" group:"tell"`
+	Help      bool          `help:"Print this." short:"h" group:"tell"`
+}
+
+// Ps is the flags of sbxrun ps.
+type Ps struct {
+	All    bool     `help:"Those that have ended, too." short:"a"`
+	Status []string `help:"Only those of this status, ended or not." placeholder:"starting|running|completed|failed|killed|error|lost" sep:"none"`
+	Tag    []string `help:"Only those with this tag." placeholder:"KEY=VALUE" sep:"none"`
+	Names  bool     `help:"Print only the names, one per line; the id of what has none." xor:"as"`
+	JSON   bool     `help:"Print a JSON array." xor:"as"`
+	Help   bool     `help:"Print this." short:"h"`
+}
+
+// Inspect is the flags of sbxrun inspect.
+type Inspect struct {
+	JSON bool `help:"Print JSON, as it does anyway."`
+	Help bool `help:"Print this." short:"h"`
+}
+
+// Wait is the flags of sbxrun wait.
+type Wait struct {
+	Ready   bool              `help:"Wait until it is ready, by the probe that start was given." xor:"for"`
+	Log     string            `help:"Wait until a line of its output matches this regular expression." placeholder:"RE" xor:"for"`
+	Timeout quantity.Duration `help:"Wait no longer than this. The sandbox lives on. 0 is for ever." default:"0" placeholder:"DUR"`
+	JSON    bool              `help:"Print what came of it as JSON."`
+	Help    bool              `help:"Print this." short:"h"`
+}
+
+// Logs is the flags of sbxrun logs.
+type Logs struct {
+	Follow bool   `help:"Go on printing until the sandbox has ended." short:"f"`
+	Stream string `help:"Only this stream." placeholder:"stdout|stderr"`
+	Tail   string `help:"Only the last lines of each stream." placeholder:"N"`
+	JSON   bool   `help:"Print a JSON object for each piece of output."`
+	Help   bool   `help:"Print this." short:"h"`
+}
+
+// Kill is the flags of sbxrun kill.
+type Kill struct {
+	Signal       string            `help:"What every process gets first." default:"TERM" placeholder:"SIGNAL"`
+	Grace        quantity.Duration `help:"SIGKILL comes after this time. 0 is at once." default:"5s" placeholder:"DUR"`
+	ProofTimeout quantity.Duration `help:"How long to wait for the proof that nothing is left." default:"5s" placeholder:"DUR"`
+	All          bool              `help:"All that run." short:"a"`
+	Tag          []string          `help:"With --all: only those with this tag." placeholder:"KEY=VALUE" sep:"none"`
+	JSON         bool              `help:"Print a JSON array of what came of it."`
+	Help         bool              `help:"Print this." short:"h"`
+}
+
+// Cleanup is the flags of sbxrun cleanup.
+type Cleanup struct {
+	OlderThan quantity.Duration `help:"Keep the records of what has ended within this time." default:"0" placeholder:"DUR"`
+	DryRun    bool              `help:"Only say what would be done." short:"n"`
+	JSON      bool              `help:"Print a JSON array of what was found and done."`
+	Help      bool              `help:"Print this." short:"h"`
 }
 
 // Doctor is the flags of sbxrun doctor.
@@ -58,6 +175,7 @@ var groups = []kong.Group{
 	{Key: "end", Title: "How it ends:"},
 	{Key: "see", Title: "What it sees:"},
 	{Key: "be", Title: "What it is:"},
+	{Key: "ready", Title: "When it is ready:"},
 	{Key: "tell", Title: "What sbxrun tells:"},
 }
 

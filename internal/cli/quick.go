@@ -33,9 +33,9 @@ func quick(flags any, args []string) (payload []string, ok bool) {
 			continue
 		}
 		name, value, hasValue := strings.Cut(name, "=")
-		field, found := fieldOf(v, name)
-		if !found {
-			return nil, false
+		field, tag, found := fieldOf(v, name)
+		if _, excludes := tag.Lookup("xor"); !found || excludes {
+			return nil, false // what it does not go with is kong's to know
 		}
 		args = args[1:]
 		if field.Kind() == reflect.Bool {
@@ -56,42 +56,66 @@ func quick(flags any, args []string) (payload []string, ok bool) {
 		}
 		given[name] = true
 	}
+	return args, setDefaults(v, given)
+}
+
+// setDefaults fills in what was not given.
+func setDefaults(v reflect.Value, given map[string]bool) bool {
 	t := v.Type()
 	for i := range t.NumField() {
 		f := t.Field(i)
-		if def, has := f.Tag.Lookup("default"); has && !given[flagName(f.Name)] && !set(v.Field(i), def) {
-			return nil, false
-		}
-	}
-	return args, true
-}
-
-// setShort sets the switches of a word such as -qt.
-func setShort(v reflect.Value, letters string) bool {
-	t := v.Type()
-	for _, letter := range letters {
-		found := false
-		for i := range t.NumField() {
-			if t.Field(i).Tag.Get("short") == string(letter) && v.Field(i).Kind() == reflect.Bool {
-				v.Field(i).SetBool(true)
-				found = true
+		if f.Anonymous {
+			if !setDefaults(v.Field(i), given) {
+				return false
 			}
+			continue
 		}
-		if !found {
+		if def, has := f.Tag.Lookup("default"); has && !given[flagName(f.Name)] && !set(v.Field(i), def) {
 			return false
 		}
 	}
 	return true
 }
 
-func fieldOf(v reflect.Value, name string) (reflect.Value, bool) {
-	t := v.Type()
-	for i := range t.NumField() {
-		if flagName(t.Field(i).Name) == name {
-			return v.Field(i), true
+// setShort sets the switches of a word such as -qt.
+func setShort(v reflect.Value, letters string) bool {
+	for _, letter := range letters {
+		if !setSwitch(v, string(letter)) {
+			return false
 		}
 	}
-	return reflect.Value{}, false
+	return true
+}
+
+func setSwitch(v reflect.Value, letter string) bool {
+	t := v.Type()
+	for i := range t.NumField() {
+		switch f := t.Field(i); {
+		case f.Anonymous:
+			if setSwitch(v.Field(i), letter) {
+				return true
+			}
+		case f.Tag.Get("short") == letter && f.Type.Kind() == reflect.Bool:
+			v.Field(i).SetBool(true)
+			return true
+		}
+	}
+	return false
+}
+
+func fieldOf(v reflect.Value, name string) (field reflect.Value, tag reflect.StructTag, found bool) {
+	t := v.Type()
+	for i := range t.NumField() {
+		f := t.Field(i)
+		if f.Anonymous {
+			if field, tag, found := fieldOf(v.Field(i), name); found {
+				return field, tag, true
+			}
+		} else if flagName(f.Name) == name {
+			return v.Field(i), f.Tag, true
+		}
+	}
+	return reflect.Value{}, "", false
 }
 
 // flagName is the flag of a field: RoBindTry is ro-bind-try, JSON is json.

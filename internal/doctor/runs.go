@@ -37,11 +37,10 @@ func (e *env) run(plan *bwrap.Plan, begin time.Time, timeout, grace time.Duratio
 	defer null.Close()
 	ctx, cancel := context.WithTimeout(e.ctx, runBound)
 	defer cancel()
-	res = supervise.Run(ctx, plan, supervise.Options{
+	res = supervise.Run(ctx, supervise.InSandbox(plan, [3]*os.File{null, null, stderr}, nil, func() {}), supervise.Options{
 		Timeout:      timeout,
 		Grace:        grace,
 		ProofTimeout: probeBound,
-		Stdio:        [3]*os.File{null, null, stderr},
 		Begin:        begin,
 	})
 	return res, readFrom(stderr), nil

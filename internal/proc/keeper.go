@@ -13,11 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Command is what the keeper execs as its only child.
+// Command is what the keeper starts as its only child.
 type Command struct {
 	Path string   // absolute
 	Args []string // with argv[0]
 	Env  []string
+	// Enter, if it is not nil, is called with Arg in place of an exec, after the
+	// child has become all that Command says. It must be a function, not a method
+	// or closure, that follows the rules of [BareFork] and never returns.
+	Enter func(unsafe.Pointer)
+	Arg   unsafe.Pointer
 	// Files become descriptors 0, 1, 2 … of the command; it gets no other.
 	// They stay the caller's.
 	Files []*os.File
@@ -28,10 +33,15 @@ type Command struct {
 	// bound to StageDir/i, in a mount namespace that only the command sees,
 	// before Cred is taken on. They stay the caller's (O_PATH is enough).
 	Stage []*os.File
-	// Terminal, if not nil, is the caller's terminal in raw mode: the keeper
-	// puts it back to Restore when sbxrun is killed and cannot do so itself.
-	Terminal *os.File
-	Restore  *unix.Termios
+	// Terminal, if not nil, is put back by the keeper when sbxrun is killed and
+	// cannot do so itself.
+	Terminal *Terminal
+}
+
+// Terminal is the caller's terminal, made raw, and the state to be restored.
+type Terminal struct {
+	File  *os.File
+	State unix.Termios
 }
 
 // StageDir is where Stage appears. It hides what is there on the host, and is
@@ -121,6 +131,7 @@ func Keep(c Command) (*Keeper, error) {
 func (k *keeperState) lay(c Command) (err error) {
 	copy(k.name[:], "sbxrun-keeper")
 	copy(k.children[:], "/proc/thread-self/children")
+	k.enter, k.arg = c.Enter, c.Arg
 	if k.path, err = syscall.BytePtrFromString(c.Path); err != nil {
 		return fmt.Errorf("path of %q: %w", c.Path, err)
 	}
@@ -147,8 +158,8 @@ func (k *keeperState) lay(c Command) (err error) {
 		}
 		k.stage = append(k.stage, staged{uintptr(Descriptor(f)), target, st.IsDir()})
 	}
-	if c.Terminal != nil && c.Restore != nil {
-		k.terminal, k.restore = Descriptor(c.Terminal), *c.Restore
+	if c.Terminal != nil {
+		k.terminal, k.restore = Descriptor(c.Terminal.File), c.Terminal.State
 	}
 	return nil
 }

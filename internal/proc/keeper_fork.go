@@ -99,6 +99,8 @@ type keeperState struct {
 
 	path       *byte
 	argv, envv **byte
+	enter      func(unsafe.Pointer)
+	arg        unsafe.Pointer
 	cred       *Cred
 	restore    unix.Termios
 }
@@ -411,6 +413,9 @@ func (k *keeperState) become() {
 	}
 	k.sigs = 0
 	k.must(stepSignals, unix.SYS_RT_SIGPROCMASK, sigSetmask, uintptr(unsafe.Pointer(&k.sigs)), 0, 8, 0)
+	if k.enter != nil {
+		k.enter(k.arg)
+	}
 	k.must(stepExec, unix.SYS_EXECVE, uintptr(unsafe.Pointer(k.path)), uintptr(unsafe.Pointer(k.argv)), uintptr(unsafe.Pointer(k.envv)), 0, 0)
 }
 

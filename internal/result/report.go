@@ -94,7 +94,7 @@ func (r Result) Report(id string, argv []string) Report {
 		Cause:     r.Cause,
 		Status:    r.Status(),
 		ExitCode:  r.ExitCode(),
-		TimedOut:  r.Cause == Timeout,
+		TimedOut:  r.Cause == Timeout || r.Cause == IdleTimeout,
 		StartedAt: r.StartedAt.UTC().Format("2006-01-02T15:04:05.000Z"),
 		Duration:  milliseconds(r.Duration),
 		Teardown:  ReportTeardown{Verdict: r.Verdict, Strays: r.Strays, Survivors: r.Survivors},

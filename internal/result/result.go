@@ -3,6 +3,7 @@
 package result
 
 import (
+	"errors"
 	"strconv"
 	"strings"
 	"syscall"
@@ -19,6 +20,7 @@ const (
 	Exited      Cause = "exited"       // the command returned
 	Signaled    Cause = "signaled"     // the command died of a signal that we did not cause
 	Timeout     Cause = "timeout"      // the deadline
+	IdleTimeout Cause = "idle-timeout" // no exec has run in it for long enough
 	Killed      Cause = "killed"       // sbxrun was asked to kill it
 	Canceled    Cause = "canceled"     // sbxrun itself was signalled
 	StartFailed Cause = "start-failed" // the command never ran
@@ -144,7 +146,7 @@ func (r Result) ExitCode() int {
 	switch r.Cause {
 	case Exited, Signaled:
 		return r.Payload.Code()
-	case Timeout:
+	case Timeout, IdleTimeout:
 		return ExitTimeout
 	case Canceled:
 		return 128 + int(r.Signal)
@@ -174,7 +176,7 @@ func (r Result) Status() Status {
 			return StatusKilled
 		}
 		return StatusFailed
-	case Timeout, Killed, Canceled:
+	case Timeout, IdleTimeout, Killed, Canceled:
 		return StatusKilled
 	}
 	return StatusError
@@ -192,3 +194,10 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Message }
 func (e *Error) Unwrap() error { return e.Err }
+
+// ErrSetup says that init never came to the point of starting the payload.
+var ErrSetup = errors.New("the sandbox was not set up")
+
+// ErrUnknown says that the payload was executed, or may have been, and that
+// nobody can tell how it ended.
+var ErrUnknown = errors.New("the command's end is unknown")

@@ -26,43 +26,99 @@ import (
 	"github.com/sbxrun/sbxrun/nsenter"
 )
 
-// Options are how to run a plan.
+// Options are how a run is carried out.
 type Options struct {
 	Timeout      time.Duration // from the payload's begin; 0 for none
 	Grace        time.Duration // from SIGTERM to SIGKILL; 0 for SIGKILL at once
 	ProofTimeout time.Duration // how long the proof may take
-	Stdio        [3]*os.File   // the payload's; stay the caller's
-	Terminal     *bwrap.Terminal
-	// Forked is called when the sandbox has its copies of Stdio, and bwrap is at
-	// work: the time for what needs time.
-	Forked func()
-	Begin  time.Time // when sbxrun was started
+	Begin        time.Time     // when sbxrun was started
 	// Hurry cuts a grace period short when it is closed.
 	Hurry <-chan struct{}
+	// Hold, if not nil, is called with the payload held. An error ends the run.
+	Hold func(*proc.Kept) error
+	// Released, if not nil, is called when the payload runs.
+	Released func()
+	// Doomed, if not nil, says whether what the payload ran in was ended, when
+	// the payload was ended from outside: then it is killed, and not lost.
+	Doomed func() bool
 }
 
-// SignalError cancels a run's context: sbxrun was signalled.
-type SignalError struct{ Signal syscall.Signal }
+// Held is a payload that waits for its release, and all that can be done with
+// it: a [bwrap.Sandbox], or a [nsenter.Exec].
+type Held interface {
+	Ends() *proc.Kept
+	Release()
+	Running() <-chan struct{} // closed when the payload runs, or cannot
+	Exited() <-chan struct{}  // closed when it has ended, or never came to be
+	// ExitStatus is the payload's end; or [result.ErrSetup], [result.ErrUnknown],
+	// or a *[result.Error] if it was never executed.
+	ExitStatus(deadline time.Time) (*result.Payload, error)
+	Strays() (n int, used proc.Usage)
+	Used() proc.Usage
+	Signal(syscall.Signal) error    // to the payload alone
+	SignalAll(syscall.Signal) error // to everything but init
+	Close()
+}
 
-func (e SignalError) Error() string { return "signal " + result.SignalName(e.Signal) }
+// Start makes a held payload. An error is a *[result.Error], and nothing is left.
+type Start func(context.Context) (Held, error)
 
-// Run carries a plan out and returns when nothing of it is left, or when the
-// proof timeout says that this cannot be shown. Cancelling ctx with a
-// [SignalError] as cause forwards the signal to the payload and ends the run.
-func Run(ctx context.Context, plan *bwrap.Plan, o Options) result.Result {
+// InSandbox is the start of a plan, in a sandbox of its own. forked is called as
+// soon as the sandbox has its copies of stdio.
+func InSandbox(plan *bwrap.Plan, stdio [3]*os.File, tty *proc.Terminal, forked func()) Start {
+	return func(ctx context.Context) (Held, error) {
+		sb, err := plan.Start(ctx, stdio, tty, forked)
+		if err != nil {
+			return nil, err
+		}
+		return sandbox{sb}, nil
+	}
+}
+
+// sandbox adds what bwrap cannot do from outside.
+type sandbox struct{ *bwrap.Sandbox }
+
+func (sb sandbox) SignalAll(sig syscall.Signal) error { return nsenter.Signal(sb.Init, sb.Cred, sig) }
+
+// Inside is the start of an entry, in a sandbox that runs.
+func Inside(entry *nsenter.Entry, stdio [3]*os.File, tty *proc.Terminal, forked func()) Start {
+	return func(ctx context.Context) (Held, error) {
+		x, err := entry.Start(ctx, stdio, tty, forked)
+		if err != nil {
+			return nil, err
+		}
+		return x, nil
+	}
+}
+
+// A Request ends a run: it is the cause that the run's context is cancelled with.
+type Request struct {
+	Cause  result.Cause // Canceled, Killed, IdleTimeout
+	Signal syscall.Signal
+	// Grace is from the signal, which goes to all of the sandbox, to SIGKILL. But
+	// one that is cancelled passes it on to the payload, with the run's own grace.
+	Grace time.Duration
+}
+
+func (r Request) Error() string { return string(r.Cause) + " by " + result.SignalName(r.Signal) }
+
+// Run carries a start out and returns when nothing of it is left, or when the
+// proof timeout says that this cannot be shown. Cancelling ctx with a [Request]
+// as cause ends the run.
+func Run(ctx context.Context, start Start, o Options) result.Result {
 	r := result.Result{StartedAt: o.Begin, Verdict: result.NotApplicable, Cause: result.StartFailed}
 	if ctx.Err() != nil {
 		return failed(ctx, ctx.Err(), r)
 	}
-	sb, err := plan.Start(ctx, o.Stdio, o.Terminal, o.forked)
+	held, err := start(ctx)
 	if err != nil {
 		r = failed(ctx, err, r)
 		r.Duration = time.Since(o.Begin)
 		return r
 	}
-	defer sb.Close()
+	defer held.Close()
 
-	run := run{ctx: ctx, o: o, sb: sb, result: &r}
+	run := run{ctx: ctx, o: o, held: held, result: &r}
 	cause := run.watch()
 	decided := time.Now()
 	proven := run.end(cause)
@@ -70,18 +126,13 @@ func Run(ctx context.Context, plan *bwrap.Plan, o Options) result.Result {
 	return r
 }
 
-func (o *Options) forked() {
-	if o.Forked != nil {
-		o.Forked()
-	}
-}
-
 type run struct {
 	ctx    context.Context
 	o      Options
-	sb     *bwrap.Sandbox
+	held   Held
 	result *result.Result
 
+	request    Request    // if there was one
 	used       proc.Usage // by what runs, and nobody will wait for
 	payloadErr error      // why the payload's end is not known
 	lost       bool       // init ended, and the payload by SIGKILL, before we did anything
@@ -90,19 +141,28 @@ type run struct {
 // watch releases the payload and waits for the one thing that ends the run.
 func (r *run) watch() result.Cause {
 	if r.ctx.Err() != nil {
-		return result.Canceled // before the release: it never ran
+		return r.requested() // before the release: it never ran
 	}
-	r.sb.Release()
+	if r.o.Hold != nil {
+		if err := r.o.Hold(r.held.Ends()); err != nil {
+			r.payloadErr = err
+			return result.StartFailed
+		}
+	}
+	r.held.Release()
 	r.result.Started = true // or will be, any moment
 	select {
-	case <-r.sb.Running:
+	case <-r.held.Running():
 	case <-r.ctx.Done():
-		return result.Canceled
+		return r.requested()
 	case <-time.After(bwrap.SetupBound):
-		r.payloadErr = bwrap.ErrSetup
+		r.payloadErr = result.ErrSetup
 		return result.Exited // there never was a payload
 	}
 	r.result.Setup = time.Since(r.o.Begin)
+	if r.o.Released != nil {
+		r.o.Released()
+	}
 	// Monotonic timers: a clock that is set does not matter.
 	var deadline, before <-chan time.Time
 	if t := r.o.Timeout; t > 0 {
@@ -113,26 +173,38 @@ func (r *run) watch() result.Cause {
 	defer enough()
 	for {
 		select {
-		case <-r.sb.Exited:
+		case <-r.held.Exited():
 			return result.Exited
 		case <-unkept:
 			// Usually the payload dies with it, and can tell more. But an init that
 			// has not yet asked to die with its parent lives on, without anybody who
 			// would end it if we were killed.
 			select {
-			case <-r.sb.Exited:
+			case <-r.held.Exited():
 				return result.Exited
 			case <-time.After(moment):
 				return result.Lost
 			}
 		case <-before:
-			r.used = r.sb.Used()
+			r.used = r.held.Used()
 		case <-deadline:
 			return result.Timeout
 		case <-r.ctx.Done():
-			return result.Canceled
+			return r.requested()
 		}
 	}
+}
+
+// requested takes over who ends the run, and how.
+func (r *run) requested() result.Cause {
+	r.request = requestOf(r.ctx)
+	return r.request.Cause
+}
+
+func requestOf(ctx context.Context) Request {
+	request := Request{Cause: result.Canceled, Signal: unix.SIGTERM}
+	errors.As(context.Cause(ctx), &request)
+	return request
 }
 
 // watchKeeper returns a channel that is closed when the keeper is dead.
@@ -141,7 +213,7 @@ func (r *run) watchKeeper() (dead <-chan struct{}, enough func()) {
 	gone := make(chan struct{})
 	// A pidfd of our own: the other one is for the teardown. Our unreaped child,
 	// so the pid is its own.
-	keeper, err := proc.Open(r.sb.Keeper.PID)
+	keeper, err := proc.Open(r.held.Ends().Keeper.PID)
 	if err != nil {
 		return nil, cancel // unwatched: the deadline and the payload's end remain
 	}
@@ -172,33 +244,38 @@ func (r *run) end(cause result.Cause) time.Time {
 	switch cause {
 	case result.Exited:
 		if r.payloadErr == nil {
-			res.Payload, r.payloadErr = r.sb.ExitStatus(proofBy())
+			res.Payload, r.payloadErr = r.held.ExitStatus(proofBy())
 			r.lost = r.lostInit()
-			res.Strays, r.used = r.sb.Strays()
+			res.Strays, r.used = r.held.Strays()
 		}
 	case result.Timeout:
 		if r.o.Grace > 0 {
-			graceErr = r.grace(func() error { return nsenter.Signal(r.sb.Init, r.sb.Cred, unix.SIGTERM) }, nil, r.ctx.Done())
-			r.used = r.sb.Used()
+			graceErr = r.grace(r.o.Grace, func() error { return r.held.SignalAll(unix.SIGTERM) }, nil, r.ctx.Done())
+			r.used = r.held.Used()
 		}
 	case result.Canceled:
-		var canceled SignalError
-		errors.As(context.Cause(r.ctx), &canceled)
-		res.Signal = canceled.Signal
+		res.Signal = r.request.Signal
 		if r.o.Grace > 0 && res.Started {
 			// Only the command is told, so only for the command is waited.
-			graceErr = r.grace(func() error { return r.sb.Signal(res.Signal) }, r.sb.Exited, nil)
+			graceErr = r.grace(r.o.Grace, func() error { return r.held.Signal(res.Signal) }, r.held.Exited(), nil)
 		}
-		r.used = r.sb.Used()
+		r.used = r.held.Used()
+	case result.Killed, result.IdleTimeout:
+		if r.request.Grace > 0 && res.Started {
+			graceErr = r.grace(r.request.Grace, func() error { return r.held.SignalAll(r.request.Signal) }, nil, nil)
+		}
+		r.used = r.held.Used()
+	case result.StartFailed:
+		res.Err = asError(r.payloadErr)
 	}
-	out := cleanup.Teardown(cleanup.Sandbox{Init: r.sb.Init, PIDNS: r.sb.PIDNS, Keeper: r.sb.Keeper}, proofBy())
+	out := cleanup.Teardown(r.held.Ends(), proofBy())
 	res.Verdict, res.Survivors = out.Verdict, out.Survivors
 	res.CPUUser, res.CPUSystem, res.MaxRSS = out.End.User+r.used.User, out.End.System+r.used.System, max(out.End.MaxRSS, r.used.MaxRSS)
 	if cause == result.Exited {
 		r.settle(out)
 	} else if res.Started && out.Verdict == result.Proven {
-		<-r.sb.Exited                                     // dead, so at once
-		res.Payload, _ = r.sb.ExitStatus(time.Unix(1, 0)) // nil where the kernel does not tell
+		<-r.held.Exited()                                   // dead, so at once
+		res.Payload, _ = r.held.ExitStatus(time.Unix(1, 0)) // nil where the kernel does not tell
 	}
 	switch {
 	case out.Err != nil:
@@ -215,16 +292,16 @@ func (r *run) end(cause result.Cause) time.Time {
 // grace tells the sandbox to end and gives it time. It ends when init has
 // exited, which it does by itself when it has no children left; when until is
 // closed; when the grace period is over; or when somebody is in a hurry.
-func (r *run) grace(tell func() error, until, alsoHurry <-chan struct{}) error {
+func (r *run) grace(period time.Duration, tell func() error, until, alsoHurry <-chan struct{}) error {
 	if err := tell(); err != nil && !errors.Is(err, proc.ErrGone) {
 		return err
 	}
-	over := time.Now().Add(r.o.Grace)
+	over := time.Now().Add(period)
 	ctx, enough := context.WithCancel(context.Background())
 	waited := make(chan struct{})
 	go func() {
 		defer close(waited)
-		_ = r.sb.Init.WaitContext(ctx, over) // an error means that the time is over
+		_ = r.held.Ends().Init.WaitContext(ctx, over) // an error means that the time is over
 	}()
 	select {
 	case <-waited:
@@ -244,10 +321,11 @@ func (r *run) lostInit() bool {
 	if p := r.result.Payload; p == nil || p.Signal != unix.SIGKILL {
 		return false
 	}
-	if r.sb.Keeper.Exited() {
-		return true // bwrap dies with it, and init with bwrap
+	ends := r.held.Ends()
+	if ends.Keeper.Exited() {
+		return true // what it had dies with it
 	}
-	return r.sb.Init.Wait(time.Now().Add(moment)) == nil
+	return ends.Init.Wait(time.Now().Add(moment)) == nil
 }
 
 // settle names the cause where the payload has ended without us.
@@ -260,11 +338,9 @@ func (r *run) settle(out cleanup.Outcome) {
 		res.Cause = result.Signaled
 	case res.Payload != nil:
 		res.Cause = result.Exited
-	case errors.Is(r.payloadErr, bwrap.ErrNotExecuted):
+	case errors.As(r.payloadErr, &res.Err):
 		res.Cause, res.Started = result.StartFailed, false
-		res.Err = &result.Error{Code: "not-executable", ExitCode: result.ExitNotExecutable,
-			Message: "the command could not be executed; bubblewrap says why"}
-	case errors.Is(r.payloadErr, bwrap.ErrSetup) || out.End.Monitor.ExitStatus() == 1:
+	case errors.Is(r.payloadErr, result.ErrSetup) || out.End.Monitor.ExitStatus() == 1:
 		// bwrap exits with 1 when it gives up, and with init's 128+n when init was killed.
 		res.Cause, res.Started = result.StartFailed, false
 		res.Err = &result.Error{Code: "setup", Message: "bubblewrap could not set up the sandbox",
@@ -272,17 +348,26 @@ func (r *run) settle(out cleanup.Outcome) {
 	default:
 		res.Cause = result.Lost
 	}
+	if res.Cause == result.Lost && r.o.Doomed != nil && r.o.Doomed() {
+		res.Cause = result.Killed
+	}
 }
 
 // failed is the result of a start that came to nothing.
 func failed(ctx context.Context, err error, res result.Result) result.Result {
-	var canceled SignalError
-	if errors.As(context.Cause(ctx), &canceled) {
-		res.Cause, res.Signal = result.Canceled, canceled.Signal
+	if ctx.Err() != nil {
+		request := requestOf(ctx)
+		res.Cause, res.Signal = request.Cause, request.Signal
 		return res
 	}
-	if !errors.As(err, &res.Err) {
-		res.Err = &result.Error{Code: "setup", Message: "cannot set up the sandbox: " + err.Error(), Err: err}
-	}
+	res.Err = asError(err)
 	return res
+}
+
+func asError(err error) *result.Error {
+	var e *result.Error
+	if !errors.As(err, &e) {
+		e = &result.Error{Code: "setup", Message: "cannot set up the sandbox: " + err.Error(), Err: err}
+	}
+	return e
 }

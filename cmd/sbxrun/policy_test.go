@@ -86,29 +86,29 @@ func TestEnvironment(t *testing.T) {
 	}
 	tests := []struct {
 		name  string
-		flags cli.Run
+		flags cli.Vars
 		want  map[string]string
 		err   string // how it begins
 	}{
 		{name: "default", want: inherited},
-		{name: "set and passed through", flags: cli.Run{Env: []string{"A=1", "NEWLINE", "EMPTY", "UNSET", "B=", "C=x=y"}},
+		{name: "set and passed through", flags: cli.Vars{Env: []string{"A=1", "NEWLINE", "EMPTY", "UNSET", "B=", "C=x=y"}},
 			want: with("A=1", "NEWLINE=a\nb=c", "EMPTY=", "B=", "C=x=y")},
-		{name: "the last one wins", flags: cli.Run{Env: []string{"A=1", "A=2", "A"}}, want: with("A=host")},
-		{name: "unset passes nothing and removes nothing", flags: cli.Run{Env: []string{"UNSET=1", "UNSET"}}, want: with("UNSET=1")},
-		{name: "over what is inherited", flags: cli.Run{Env: []string{"LANG=C", "TZ="}}, want: with("LANG=C", "TZ=")},
-		{name: "file", flags: cli.Run{EnvFile: []string{file("# x\nA=1\nAPI_KEY\nLANG=C\n")}}, want: with("A=1", "API_KEY=secret", "LANG=C")},
-		{name: "files in order", flags: cli.Run{EnvFile: []string{file("A=1\nB=1\n"), file("A=2\n")}}, want: with("A=2", "B=1")},
-		{name: "options over files", flags: cli.Run{EnvFile: []string{file("A=1\nB=1\n")}, Env: []string{"A=2"}}, want: with("A=2", "B=1")},
-		{name: "all, but for what describes the host", flags: cli.Run{InheritEnv: true},
+		{name: "the last one wins", flags: cli.Vars{Env: []string{"A=1", "A=2", "A"}}, want: with("A=host")},
+		{name: "unset passes nothing and removes nothing", flags: cli.Vars{Env: []string{"UNSET=1", "UNSET"}}, want: with("UNSET=1")},
+		{name: "over what is inherited", flags: cli.Vars{Env: []string{"LANG=C", "TZ="}}, want: with("LANG=C", "TZ=")},
+		{name: "file", flags: cli.Vars{EnvFile: []string{file("# x\nA=1\nAPI_KEY\nLANG=C\n")}}, want: with("A=1", "API_KEY=secret", "LANG=C")},
+		{name: "files in order", flags: cli.Vars{EnvFile: []string{file("A=1\nB=1\n"), file("A=2\n")}}, want: with("A=2", "B=1")},
+		{name: "options over files", flags: cli.Vars{EnvFile: []string{file("A=1\nB=1\n")}, Env: []string{"A=2"}}, want: with("A=2", "B=1")},
+		{name: "all, but for what describes the host", flags: cli.Vars{InheritEnv: true},
 			want: with("API_KEY=secret", "LCX=1", "LANGX=1", "A=host", "EMPTY=", "NEWLINE=a\nb=c")},
-		{name: "options over all", flags: cli.Run{InheritEnv: true, Env: []string{"A=1"}, EnvFile: []string{file("API_KEY=other\n")}},
+		{name: "options over all", flags: cli.Vars{InheritEnv: true, Env: []string{"A=1"}, EnvFile: []string{file("API_KEY=other\n")}},
 			want: with("API_KEY=other", "LCX=1", "LANGX=1", "A=1", "EMPTY=", "NEWLINE=a\nb=c")},
-		{name: "asked for by name", flags: cli.Run{Env: []string{"PATH", "HOME", "USER=me"}}, want: with("PATH=/p", "HOME=/h", "USER=me")},
-		{name: "bad name", flags: cli.Run{Env: []string{"1A=secret"}}, err: `--env: environment variable "1A": invalid name`},
-		{name: "NUL", flags: cli.Run{Env: []string{"A=secret\x00"}}, err: `--env: environment variable "A": value contains a NUL byte`},
-		{name: "bad line", flags: cli.Run{EnvFile: []string{file("A=1\nsecret line\n")}}, err: "--env-file: read environment file "},
-		{name: "missing file", flags: cli.Run{EnvFile: []string{"/nonexistent/env"}}, err: "--env-file: open /nonexistent/env: no such file"},
-		{name: "a directory", flags: cli.Run{EnvFile: []string{"/"}}, err: "--env-file: read environment file "},
+		{name: "asked for by name", flags: cli.Vars{Env: []string{"PATH", "HOME", "USER=me"}}, want: with("PATH=/p", "HOME=/h", "USER=me")},
+		{name: "bad name", flags: cli.Vars{Env: []string{"1A=secret"}}, err: `--env: environment variable "1A": invalid name`},
+		{name: "NUL", flags: cli.Vars{Env: []string{"A=secret\x00"}}, err: `--env: environment variable "A": value contains a NUL byte`},
+		{name: "bad line", flags: cli.Vars{EnvFile: []string{file("A=1\nsecret line\n")}}, err: "--env-file: read environment file "},
+		{name: "missing file", flags: cli.Vars{EnvFile: []string{"/nonexistent/env"}}, err: "--env-file: open /nonexistent/env: no such file"},
+		{name: "a directory", flags: cli.Vars{EnvFile: []string{"/"}}, err: "--env-file: read environment file "},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -141,12 +141,12 @@ func TestMounts(t *testing.T) {
 	t.Chdir(dir)
 	tests := []struct {
 		name  string
-		flags cli.Run
+		flags cli.View
 		want  []bwrap.Mount
 		err   string
 	}{
 		{name: "none"},
-		{name: "every kind", flags: cli.Run{
+		{name: "every kind", flags: cli.View{
 			RoBind: []string{"/a", "b"}, Bind: []string{"/c:/d"}, RoBindTry: []string{"/e"}, BindTry: []string{"/f:/g"}, Tmpfs: []string{"/h", "/i:1M"},
 		}, want: []bwrap.Mount{
 			{Source: "/a", Dest: "/a"},
@@ -157,11 +157,11 @@ func TestMounts(t *testing.T) {
 			{Kind: bwrap.Tmpfs, Dest: "/h"},
 			{Kind: bwrap.Tmpfs, Dest: "/i", Size: 1 << 20},
 		}},
-		{name: "comma", flags: cli.Run{Bind: []string{"/a,b:/c,d"}}, want: []bwrap.Mount{{Kind: bwrap.ReadWrite, Source: "/a,b", Dest: "/c,d"}}},
-		{name: "bad bind", flags: cli.Run{BindTry: []string{"/a:b"}}, err: `bind "/a:b": the path in the sandbox, "b", must be absolute`},
-		{name: "bad tmpfs", flags: cli.Run{Tmpfs: []string{"x"}}, err: `tmpfs "x": the path in the sandbox, "x", must be absolute`},
-		{name: "bad size", flags: cli.Run{Tmpfs: []string{"/x:much"}}, err: `tmpfs "/x:much": invalid size "much"`},
-		{name: "no size", flags: cli.Run{Tmpfs: []string{"/x:0"}}, err: `tmpfs "/x:0": the size must be greater than 0`},
+		{name: "comma", flags: cli.View{Bind: []string{"/a,b:/c,d"}}, want: []bwrap.Mount{{Kind: bwrap.ReadWrite, Source: "/a,b", Dest: "/c,d"}}},
+		{name: "bad bind", flags: cli.View{BindTry: []string{"/a:b"}}, err: `bind "/a:b": the path in the sandbox, "b", must be absolute`},
+		{name: "bad tmpfs", flags: cli.View{Tmpfs: []string{"x"}}, err: `tmpfs "x": the path in the sandbox, "x", must be absolute`},
+		{name: "bad size", flags: cli.View{Tmpfs: []string{"/x:much"}}, err: `tmpfs "/x:much": invalid size "much"`},
+		{name: "no size", flags: cli.View{Tmpfs: []string{"/x:0"}}, err: `tmpfs "/x:0": the size must be greater than 0`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/environ"
+	"github.com/sbxrun/sbxrun/internal/quantity"
+)
+
+// policyOf turns the flags that say what a sandbox shows into a policy.
+func policyOf(f *cli.View, command []string) (p bwrap.Policy, err error) {
+	p = bwrap.Policy{
+		Command:  command,
+		Workdir:  f.Workdir,
+		TmpSize:  int64(f.TmpSize),
+		Network:  bwrap.Network(f.Net),
+		Hostname: f.Hostname,
+	}
+	if f.TmpSize == 0 {
+		return p, errors.New("--tmp-size: must be greater than 0")
+	}
+	if p.Mounts, err = mounts(f); err != nil {
+		return p, err
+	}
+	if p.Env, err = environment(&f.Vars); err != nil {
+		return p, err
+	}
+	p.User, err = parseUser(f.User)
+	return p, err
+}
+
+func mounts(f *cli.View) (list []bwrap.Mount, err error) {
+	dir, err := unix.Getwd()
+	if err != nil {
+		dir = "/" // a relative path will not be found, which is the truth
+	}
+	for _, kind := range []struct {
+		args []string
+		kind bwrap.MountKind
+		try  bool
+	}{
+		{f.RoBind, bwrap.ReadOnly, false},
+		{f.Bind, bwrap.ReadWrite, false},
+		{f.RoBindTry, bwrap.ReadOnly, true},
+		{f.BindTry, bwrap.ReadWrite, true},
+	} {
+		for _, arg := range kind.args {
+			source, dest, err := bwrap.ParseBind(arg, dir)
+			if err != nil {
+				return nil, err
+			}
+			list = append(list, bwrap.Mount{Kind: kind.kind, Source: source, Dest: dest, Try: kind.try})
+		}
+	}
+	for _, arg := range f.Tmpfs {
+		dest, size, err := bwrap.ParseTmpfs(arg)
+		if err != nil {
+			return nil, err
+		}
+		m := bwrap.Mount{Kind: bwrap.Tmpfs, Dest: dest}
+		if size != "" {
+			if m.Size, err = quantity.ParseSize(size); err != nil {
+				return nil, fmt.Errorf("tmpfs %q: %w", arg, err)
+			}
+			if m.Size == 0 {
+				return nil, fmt.Errorf("tmpfs %q: the size must be greater than 0", arg)
+			}
+		}
+		list = append(list, m)
+	}
+	return list, nil
+}
+
+// passed are the variables every payload gets from the caller, beside LC_*.
+var passed = []string{"LANG", "LANGUAGE", "TERM", "TZ"}
+
+// own are the variables that describe the sandbox and not the host.
+var own = []string{"PATH", "HOME", "USER", "LOGNAME", "PWD", "OLDPWD"}
+
+// environment is what the payload of a new sandbox gets beside PATH, HOME and
+// USER: what comes later wins.
+func environment(f *cli.Vars) (set environ.Set, err error) {
+	inherit(&set, f.InheritEnv)
+	return set, addVariables(&set, f)
+}
+
+// inherit adds the caller's variables: all, or those that are always passed.
+func inherit(set *environ.Set, all bool) {
+	for _, pair := range os.Environ() {
+		v, ok, err := environ.Parse(pair, os.LookupEnv)
+		if err != nil || !ok || slices.Contains(own, v.Name) {
+			continue // names that no shell could set, such as exported functions
+		}
+		if all || slices.Contains(passed, v.Name) || strings.HasPrefix(v.Name, "LC_") {
+			set.Put(v)
+		}
+	}
+}
+
+// addVariables adds what the flags name: files first, then --env.
+func addVariables(set *environ.Set, f *cli.Vars) error {
+	for _, name := range f.EnvFile {
+		if err := environmentFile(set, name); err != nil {
+			return err
+		}
+	}
+	for _, arg := range f.Env {
+		v, ok, err := environ.Parse(arg, os.LookupEnv)
+		if err != nil {
+			return fmt.Errorf("--env: %w", err)
+		}
+		if ok {
+			set.Put(v)
+		}
+	}
+	return nil
+}
+
+func environmentFile(set *environ.Set, name string) error {
+	file, err := os.Open(name)
+	if err != nil {
+		return fmt.Errorf("--env-file: %w", err)
+	}
+	defer file.Close()
+	vars, err := environ.ParseFile(file, name, os.LookupEnv)
+	if err != nil {
+		return fmt.Errorf("--env-file: %w", err)
+	}
+	for _, v := range vars {
+		set.Put(v)
+	}
+	return nil
+}
+
+// parseUser parses UID[:GID]; the group id is the user id unless given.
+func parseUser(arg string) (*bwrap.User, error) {
+	if arg == "" {
+		return nil, nil
+	}
+	uid, gid, found := strings.Cut(arg, ":")
+	if !found {
+		gid = uid
+	}
+	u, err1 := strconv.ParseUint(uid, 10, 32)
+	g, err2 := strconv.ParseUint(gid, 10, 32)
+	if err1 != nil || err2 != nil || u == 1<<32-1 || g == 1<<32-1 {
+		return nil, fmt.Errorf("--user %q: want UID or UID:GID, as numbers", arg)
+	}
+	return &bwrap.User{UID: uint32(u), GID: uint32(g)}, nil
+}
+

@@ -1,0 +1,54 @@
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/supervise"
+)
+
+// signals turn the first signal into a cancelled context, and the second into
+// a closed channel.
+type signals struct {
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	hurry  chan struct{}
+	ready  chan struct{} // closed when signals are listened to
+}
+
+// watchSignals begins to listen, in the background, because that takes package
+// signal some tenths of a millisecond. Before ready a signal ends sbxrun, which
+// must not have started anything.
+func watchSignals() *signals {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	s := &signals{ctx: ctx, cancel: cancel, hurry: make(chan struct{}), ready: make(chan struct{})}
+	go s.listen()
+	return s
+}
+
+// cancelBy ends the run as a signal does.
+func (s *signals) cancelBy(sig syscall.Signal) {
+	s.cancel(supervise.Request{Cause: result.Canceled, Signal: sig})
+}
+
+func (s *signals) listen() {
+	got := make(chan os.Signal, 2)
+	for _, sig := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
+		// What the caller ignores, as nohup(1) does SIGHUP, stays ignored.
+		if !signal.Ignored(sig) {
+			signal.Notify(got, sig)
+		}
+	}
+	// A closed stdout is an error of write(2), and no reason to leave a sandbox
+	// behind. (The payload gets the default back.)
+	signal.Ignore(syscall.SIGPIPE)
+	close(s.ready)
+	sig := <-got
+	s.cancelBy(sig.(syscall.Signal))
+	<-got
+	close(s.hurry)
+}
+
