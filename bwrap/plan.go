@@ -117,6 +117,12 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	return plan, nil
 }
 
+// Env is the payload's environment.
+func (p *Plan) Env() []environ.Var { return p.env }
+
+// Cred is who bwrap will run as; nil if as sbxrun.
+func (p *Plan) Cred() *proc.Cred { return p.cred }
+
 // Close closes the plan's descriptors. After Start they are not needed.
 func (p *Plan) Close() {
 	for _, f := range append(p.copies, p.staged...) {

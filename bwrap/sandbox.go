@@ -79,7 +79,9 @@ func (p *Plan) start(ctx context.Context, sb *Sandbox, stdio [3]*os.File, tty *p
 	sb.status, sb.stream = status, newStatusStream(status)
 	cmd := proc.Command{
 		Path: p.Program.Path,
-		Args: append([]string{p.Program.Path,
+		// The name is for who looks for what a crash has left. It is not printed:
+		// bwrap calls itself bwrap.
+		Args: append([]string{proc.Marker,
 			"--args", strconv.Itoa(argsFD), "--block-fd", strconv.Itoa(blockFD), "--json-status-fd", strconv.Itoa(statusFD), "--"}, p.command...),
 		Files: append([]*os.File{stdio[0], stdio[1], stdio[2], args, blockEnd, statusEnd}, p.copies...),
 		Cred:  p.cred,

@@ -25,6 +25,9 @@ func main() {
 	if len(args) > 0 && args[0] == bwrap.TerminalCommand {
 		os.Exit(execOnTerminal(args[1:]))
 	}
+	if len(args) == 1 && args[0] == backgroundCommand {
+		os.Exit(backgroundMain(begin))
+	}
 	os.Exit(dispatch(args, begin))
 }
 
@@ -35,6 +38,22 @@ func dispatch(args []string, begin time.Time) int {
 		switch args[0] {
 		case "run":
 			return runCommand(args[1:], begin)
+		case "start":
+			return startCommand(args[1:])
+		case "exec":
+			return execCommand(args[1:], begin)
+		case "wait":
+			return waitCommand(args[1:])
+		case "logs":
+			return logsCommand(args[1:])
+		case "ps":
+			return psCommand(args[1:])
+		case "inspect":
+			return inspectCommand(args[1:])
+		case "kill":
+			return killCommand(args[1:])
+		case "cleanup":
+			return cleanupCommand(args[1:])
 		case "doctor":
 			return doctorCommand(args[1:])
 		}
@@ -45,19 +64,29 @@ func dispatch(args []string, begin time.Time) int {
 // fail prints an error in one line, with the remedy if it is known, and returns
 // the exit code.
 func fail(err error) int {
-	var e *result.Error
-	if !errors.As(err, &e) {
-		e = &result.Error{Message: err.Error()}
-	}
+	e := asError(err)
 	line := e.Message
 	if e.Hint != "" {
 		line += "; " + e.Hint
 	}
-	fmt.Fprintln(os.Stderr, "sbxrun: error: "+printable(line))
+	code := result.ExitNotStarted
 	if e.ExitCode != 0 {
-		return e.ExitCode
+		code = e.ExitCode
 	}
-	return result.ExitNotStarted
+	if caller != nil {
+		caller.fail(e, code)
+	} else {
+		fmt.Fprintln(os.Stderr, "sbxrun: error: "+printable(line))
+	}
+	return code
+}
+
+func asError(err error) *result.Error {
+	var e *result.Error
+	if !errors.As(err, &e) {
+		e = &result.Error{Code: "failed", Message: err.Error(), Err: err}
+	}
+	return e
 }
 
 // help prints the help of the whole command line, or of one command.

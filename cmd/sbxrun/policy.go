@@ -157,4 +157,3 @@ func parseUser(arg string) (*bwrap.User, error) {
 	}
 	return &bwrap.User{UID: uint32(u), GID: uint32(g)}, nil
 }
-

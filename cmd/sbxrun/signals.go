@@ -51,4 +51,3 @@ func (s *signals) listen() {
 	<-got
 	close(s.hurry)
 }
-

@@ -51,22 +51,32 @@ type Vars struct {
 	InheritEnv bool     `help:"Pass the whole environment through, but for PATH, HOME and USER." group:"be"`
 }
 
-// Run is the flags of sbxrun run, which is also sbxrun without a command.
-type Run struct {
+// Ends is the flags that say how a command is ended, of run and exec.
+type Ends struct {
 	Timeout      quantity.Duration `help:"Kill everything after this time: 5, 0.5, 1500ms, 5m. 0 is never." default:"0" placeholder:"DUR" group:"end"`
 	Grace        quantity.Duration `help:"At the deadline send SIGTERM to every process first, and SIGKILL after this time." default:"0" placeholder:"DUR" group:"end"`
 	ProofTimeout quantity.Duration `help:"How long to wait for the proof that nothing is left." default:"5s" placeholder:"DUR" group:"end"`
+}
+
+// Tells is the flags that say what is told of a command, of run and exec.
+type Tells struct {
+	Report    string        `help:"Write the JSON report to a file or an open descriptor." placeholder:"PATH|fd:N" group:"tell"`
+	JSON      bool          `help:"Capture stdout and stderr, and print the report with them." group:"tell"`
+	MaxOutput quantity.Size `help:"With --json: how much of each stream is kept, head and tail." default:"1M" placeholder:"SIZE" group:"tell"`
+	Quiet     bool          `help:"Do not say on stderr why the command was ended." short:"q" group:"tell"`
+}
+
+// Run is the flags of sbxrun run, which is also sbxrun without a command.
+type Run struct {
+	Ends
 
 	View
 	Tty bool `help:"Run on a terminal of its own." short:"t" group:"be"`
 
-	Report       string        `help:"Write the JSON report to a file or an open descriptor." placeholder:"PATH|fd:N" group:"tell"`
-	JSON         bool          `help:"Capture stdout and stderr, and print the report with them." group:"tell"`
-	MaxOutput    quantity.Size `help:"With --json: how much of each stream is kept, head and tail." default:"1M" placeholder:"SIZE" group:"tell"`
-	PrintCommand bool          `help:"Print the bwrap command, and run nothing." group:"tell"`
-	Quiet        bool          `help:"Do not say on stderr why the command was ended." short:"q" group:"tell"`
-	Version      bool          `help:"Print the version." group:"tell"`
-	Help         bool          `help:"Print this." short:"h" group:"tell"`
+	Tells
+	PrintCommand bool `help:"Print the bwrap command, and run nothing." group:"tell"`
+	Version      bool `help:"Print the version." group:"tell"`
+	Help         bool `help:"Print this." short:"h" group:"tell"`
 }
 
 // Start is the flags of sbxrun start.
@@ -95,20 +105,15 @@ type Start struct {
 
 // Exec is the flags of sbxrun exec.
 type Exec struct {
-	Timeout      quantity.Duration `help:"Kill everything of this command after this time. 0 is never." default:"0" placeholder:"DUR" group:"end"`
-	Grace        quantity.Duration `help:"At the deadline send SIGTERM to every process of this command first, and SIGKILL after this time." default:"0" placeholder:"DUR" group:"end"`
-	ProofTimeout quantity.Duration `help:"How long to wait for the proof that nothing is left." default:"5s" placeholder:"DUR" group:"end"`
+	Ends
 
 	Workdir string `help:"Working directory in the sandbox. Default: the sandbox's." placeholder:"DIR" group:"be"`
 	Vars
 	Tty    bool `help:"Run on a terminal of its own." short:"t" group:"be"`
 	Detach bool `help:"Return when the command runs; it ends with the sandbox, or at its deadline." short:"d" group:"end"`
 
-	Report    string        `help:"Write the JSON report to a file or an open descriptor." placeholder:"PATH|fd:N" group:"tell"`
-	JSON      bool          `help:"Capture stdout and stderr, and print the report with them." group:"tell"`
-	MaxOutput quantity.Size `help:"With --json: how much of each stream is kept, head and tail." default:"1M" placeholder:"SIZE" group:"tell"`
-	Quiet     bool          `help:"Do not say on stderr why the command was ended." short:"q" group:"tell"`
-	Help      bool          `help:"Print this." short:"h" group:"tell"`
+	Tells
+	Help bool `help:"Print this." short:"h" group:"tell"`
 }
 
 // Ps is the flags of sbxrun ps.

@@ -1,10 +1,8 @@
 package cli
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 
 	"github.com/alecthomas/kong"
@@ -23,16 +21,25 @@ func Parse[F any](flags *F, args []string) (payload []string, err error) {
 	}
 	words, payload := split(k.Model, args)
 	if n := len(words); n > 0 && payload == nil && takesValue(k.Model, words[n-1]) {
-		return nil, fmt.Errorf("%s: needs a value", words[n-1]) // kong's words for it are hard to read
+		return nil, needsValue(words[n-1])
 	}
-	if _, err := k.Parse(words); err != nil {
-		var p *kong.ParseError
-		if errors.As(err, &p) {
-			err = p.Unwrap()
-		}
+	if err := parse(k, words); err != nil {
 		return nil, err
 	}
 	return payload, nil
+}
+
+// needsValue says what kong says in words that are hard to read.
+func needsValue(flag string) error { return fmt.Errorf("%s: needs a value", flag) }
+
+// parse parses flags, and nothing but flags.
+func parse(k *kong.Kong, words []string) error {
+	_, err := k.Parse(words)
+	var p *kong.ParseError
+	if errors.As(err, &p) {
+		return p.Unwrap()
+	}
+	return err
 }
 
 // split divides the words after the command's name into sbxrun's flags and the
@@ -70,42 +77,4 @@ func takesValue(model *kong.Application, word string) bool {
 		}
 	}
 	return false
-}
-
-// synopsis stands in the place of kong's first line, which knows nothing of the
-// payload's words.
-var synopsis = map[string]string{
-	"": `Usage: sbxrun [run] [flags] [--] COMMAND [ARG...]
-       sbxrun doctor [--json]
-
-Example: sbxrun --timeout 5 python3 job.py`,
-	"doctor": "Usage: sbxrun doctor [--json]",
-}
-
-// Help writes the help of the whole command line, or of one command.
-func Help(w io.Writer, command string) error {
-	var text bytes.Buffer
-	k, err := New(&CLI{}, kong.Writers(&text, &text))
-	if err != nil {
-		return err
-	}
-	ctx, err := kong.Trace(k, strings.Fields(command))
-	if err != nil {
-		return err
-	}
-	options := kong.HelpOptions{Compact: true, NoExpandSubcommands: true, WrapUpperBound: 100, ValueFormatter: withDefault}
-	if err := kong.DefaultHelpPrinter(options, ctx); err != nil {
-		return err
-	}
-	_, rest, _ := bytes.Cut(text.Bytes(), []byte("\n"))
-	_, err = fmt.Fprintf(w, "%s\n%s", synopsis[command], rest)
-	return err
-}
-
-// withDefault is a flag's help with its default, if that says something.
-func withDefault(v *kong.Value) string {
-	if v.Default == "" || v.Default == "0" || strings.Contains(v.Help, "efault") {
-		return v.Help
-	}
-	return strings.TrimSuffix(v.Help, ".") + " (default " + v.Default + ")."
 }

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -11,7 +10,7 @@ import (
 )
 
 // byKong parses without the quick way.
-func byKong(args []string) (flags Run, payload []string, err error) {
+func byKong[F any](args []string) (flags F, payload []string, err error) {
 	k, err := New(&flags)
 	if err != nil {
 		return flags, nil, err
@@ -22,14 +21,14 @@ func byKong(args []string) (flags Run, payload []string, err error) {
 }
 
 // same checks that what the quick way accepts is what kong makes of it.
-func same(t *testing.T, args []string) (wasQuick bool) {
+func same[F any](t *testing.T, args []string) (wasQuick bool) {
 	t.Helper()
-	var got Run
+	var got F
 	payload, ok := quick(&got, args)
 	if !ok {
 		return false
 	}
-	want, wantPayload, err := byKong(args)
+	want, wantPayload, err := byKong[F](args)
 	if err != nil {
 		t.Fatalf("%q: kong says %v, the quick way nothing", args, err)
 	}
@@ -69,7 +68,35 @@ func TestQuickAgreesWithKong(t *testing.T) {
 		{"- x", true},
 		{"", true},
 	} {
-		if got := same(t, strings.Fields(c.line)); got != c.quick && c.line != "--env= x" {
+		if got := same[Run](t, strings.Fields(c.line)); got != c.quick && c.line != "--env= x" {
+			t.Errorf("%q: quick is %v", c.line, got)
+		}
+	}
+}
+
+// TestQuickAgreesWithKongEmbedded: the same for structs that embed others.
+func TestQuickAgreesWithKongEmbedded(t *testing.T) {
+	for _, c := range []struct {
+		command func(*testing.T, []string) bool
+		line    string
+		quick   bool
+	}{
+		{same[Start], "", true},
+		{same[Start], "--name web --tag a=b --tag c=d=e --env A=b --net host -- sleep 9", true},
+		{same[Start], "--timeout 1h --idle-timeout=5m --ro-bind /a --tmpfs /x --hostname h --log-max 1M --json x --json", true},
+		{same[Start], "--wait-ready --ready-interval 1s --ready-timeout 2 --inherit-env --env-file f --user 1 x", true},
+		{same[Start], "--ready-tcp 80 x", false}, // excludes the other two
+		{same[Start], "--ready-tcp 80 --ready-log x y", false},
+		{same[Start], "-t x", false},
+		{same[Start], "-h", true},
+		{same[Exec], "web true", true},
+		{same[Exec], "--timeout 5 --grace 1 --env A=b --env B --env-file f --inherit-env -- web true", true},
+		{same[Exec], "-dqt --workdir=/w --report fd:3 --max-output 1K --proof-timeout 2 web -- true -x", true},
+		{same[Exec], "--json --quiet --detach --tty web", true},
+		{same[Exec], "--net host web true", false},
+		{same[Exec], "-x web true", false},
+	} {
+		if got := c.command(t, strings.Fields(c.line)); got != c.quick {
 			t.Errorf("%q: quick is %v", c.line, got)
 		}
 	}
@@ -102,26 +129,14 @@ func TestMissingValue(t *testing.T) {
 func FuzzQuick(f *testing.F) {
 	f.Add("--timeout\n5\n--env\nA=b\n--\nx")
 	f.Add("--tty\n--json\n-")
+	f.Add("--name\nweb\n--ready-tcp\n80\n--net=host\nx")
+	f.Add("-dq\n--workdir\n/w\nweb\n--\nx")
 	f.Fuzz(func(t *testing.T, text string) {
 		if utf8.ValidString(text) {
-			same(t, strings.Split(text, "\n"))
+			args := strings.Split(text, "\n")
+			same[Run](t, args)
+			same[Start](t, args)
+			same[Exec](t, args)
 		}
 	})
-}
-
-func TestHelp(t *testing.T) {
-	for _, command := range []string{"", "doctor"} {
-		if err := Help(io.Discard, command); err != nil {
-			t.Errorf("help of %q: %v", command, err)
-		}
-	}
-	var text strings.Builder
-	if err := Help(&text, ""); err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"COMMAND [ARG...]", "sbxrun doctor", "(default 5s)", "(default 256M)", "Default:"} {
-		if !strings.Contains(text.String(), want) {
-			t.Errorf("no %q in the help:\n%s", want, text.String())
-		}
-	}
 }

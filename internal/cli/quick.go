@@ -80,27 +80,27 @@ func setDefaults(v reflect.Value, given map[string]bool) bool {
 // setShort sets the switches of a word such as -qt.
 func setShort(v reflect.Value, letters string) bool {
 	for _, letter := range letters {
-		if !setSwitch(v, string(letter)) {
+		field, found := shortOf(v, string(letter))
+		if !found || field.Kind() != reflect.Bool {
 			return false
 		}
+		field.SetBool(true)
 	}
 	return true
 }
 
-func setSwitch(v reflect.Value, letter string) bool {
+func shortOf(v reflect.Value, letter string) (reflect.Value, bool) {
 	t := v.Type()
 	for i := range t.NumField() {
-		switch f := t.Field(i); {
-		case f.Anonymous:
-			if setSwitch(v.Field(i), letter) {
-				return true
+		if t.Field(i).Anonymous {
+			if field, found := shortOf(v.Field(i), letter); found {
+				return field, true
 			}
-		case f.Tag.Get("short") == letter && f.Type.Kind() == reflect.Bool:
-			v.Field(i).SetBool(true)
-			return true
+		} else if t.Field(i).Tag.Get("short") == letter {
+			return v.Field(i), true
 		}
 	}
-	return false
+	return reflect.Value{}, false
 }
 
 func fieldOf(v reflect.Value, name string) (field reflect.Value, tag reflect.StructTag, found bool) {

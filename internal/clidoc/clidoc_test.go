@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -42,35 +43,46 @@ func read(t *testing.T, elem ...string) string {
 	return string(b)
 }
 
-// TestEverywhere: every flag and every command of the definition is in the man
-// page and in each completion, in the form that belongs there.
+// pages are the man pages there are, and their sources.
+func pages(t *testing.T) map[string]string {
+	t.Helper()
+	pages, err := manPages("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pages
+}
+
+// TestEverywhere: every flag and every command of the definition is in each
+// completion, and in the command's man page, in the form that belongs there; and
+// the page of all has every command.
 func TestEverywhere(t *testing.T) {
-	completions := write(t, "completions")
-	for name, text := range map[string]string{
-		"sbxrun.1":    read(t, write(t, "man"), "sbxrun.1"),
-		"sbxrun.bash": read(t, completions, "sbxrun.bash"),
-		"_sbxrun":     read(t, completions, "_sbxrun"),
-		"sbxrun.fish": read(t, completions, "sbxrun.fish"),
-	} {
+	completions, man := write(t, "completions"), write(t, "man")
+	for _, file := range []string{"man", "sbxrun.bash", "_sbxrun", "sbxrun.fish"} {
 		for _, c := range commands(t).Commands {
+			name, dir := file, completions
+			if name == "man" {
+				name, dir = pageOf(c.Name, pages(t)), man
+			}
+			text := read(t, dir, name)
 			if !regexp.MustCompile(`\b` + c.Name + `\b`).MatchString(text) {
 				t.Errorf("%s: no command %s", name, c.Name)
 			}
 			for _, o := range c.Flags {
 				for _, word := range o.Words() {
 					want := regexp.QuoteMeta(word) + `([^a-z-]|$)`
-					switch name {
-					case "sbxrun.1":
+					switch file {
+					case "man":
 						want = `\\fB` + regexp.QuoteMeta(strings.ReplaceAll(word, "-", `\-`)) + `\\fP`
 					case "sbxrun.fish":
 						letter := map[bool]string{true: "-l ", false: "-s "}[strings.HasPrefix(word, "--")]
-						want = `__sbxrun_at flags ` + c.Name + `'.* ` + letter + strings.TrimLeft(word, "-") + " "
+						want = `__sbxrun_at "\*flags ` + c.Name + ` \*"'.* ` + letter + strings.TrimLeft(word, "-") + " "
 					}
 					if !regexp.MustCompile(`(?m)` + want).MatchString(text) {
 						t.Errorf("%s: no %s of sbxrun %s", name, word, c.Name)
 					}
 				}
-				if name != "sbxrun.bash" {
+				if file != "sbxrun.bash" {
 					flat := strings.NewReplacer(`\-`, "-", `'\''`, "'", `\`, "").Replace(text)
 					if !strings.Contains(flat, strings.ReplaceAll(o.Help, `\`, "")) {
 						t.Errorf("%s: the help of --%s is not there: %s", name, o.Name, o.Help)
@@ -81,20 +93,65 @@ func TestEverywhere(t *testing.T) {
 	}
 }
 
-// TestManSections: the sections people look for, in the usual order.
+// TestManSections: each page has the sections people look for, in the usual
+// order, and a synopsis from the definition.
 func TestManSections(t *testing.T) {
-	page := read(t, write(t, "man"), "sbxrun.1")
-	var got []string
-	for _, m := range regexp.MustCompile(`(?m)^\.SH (.*)$`).FindAllStringSubmatch(page, -1) {
-		got = append(got, m[1])
+	dir := write(t, "man")
+	for name := range pages(t) {
+		page := read(t, dir, name)
+		var got []string
+		for _, m := range regexp.MustCompile(`(?m)^\.SH (.*)$`).FindAllStringSubmatch(page, -1) {
+			got = append(got, m[1])
+		}
+		want := []string{"NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "EXIT STATUS", "EXAMPLES", "SEE ALSO"}
+		if name == "sbxrun.1" {
+			want = []string{"NAME", "SYNOPSIS", "DESCRIPTION", "COMMANDS", "OPTIONS", "EXIT STATUS", "SIGNALS",
+				"ENVIRONMENT", "FILES", "EXAMPLES", "SEE ALSO"}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: sections (-want +got):\n%s", name, diff)
+		}
+		if strings.Contains(page, "{{") {
+			t.Errorf("%s: a template action was left in the page", name)
+		}
 	}
-	want := []string{"NAME", "SYNOPSIS", "DESCRIPTION", "COMMANDS", "OPTIONS", "EXIT STATUS", "SIGNALS",
-		"ENVIRONMENT", "FILES", "EXAMPLES", "SEE ALSO"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("sections (-want +got):\n%s", diff)
+}
+
+// TestManPages: every command but run and doctor, which sbxrun.1 is about, has a
+// page, which begins as pages do; no page is left of a command that is gone; and
+// pages refer only to pages that exist.
+func TestManPages(t *testing.T) {
+	all := pages(t)
+	want := []string{"sbxrun.1"}
+	for _, c := range commands(t).Commands {
+		if c.Name != "run" && c.Name != "doctor" {
+			want = append(want, "sbxrun-"+c.Name+".1")
+		}
 	}
-	if strings.Contains(page, "{{") {
-		t.Error("a template action was left in the page")
+	slices.Sort(want)
+	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(all))); diff != "" {
+		t.Fatalf("pages (-want +got):\n%s", diff)
+	}
+	for name, source := range all {
+		text := read(t, source)
+		title := strings.TrimSuffix(name, ".1")
+		if !strings.HasPrefix(text, title+" 1 ") || !strings.Contains(text, "# NAME\n\n"+title+" - ") {
+			t.Errorf("%s does not begin as the page of %s", source, title)
+		}
+		if command, found := strings.CutPrefix(title, "sbxrun-"); found && !strings.Contains(text, `{{synopsis "`+command+`"}}`) {
+			t.Errorf("%s: no synopsis of %s", source, command)
+		}
+		for _, m := range regexp.MustCompile(`\*\*(sbxrun[a-z-]*)\*\*\(1\)`).FindAllStringSubmatch(text, -1) {
+			if all[m[1]+".1"] == "" {
+				t.Errorf("%s refers to %s(1), which does not exist", source, m[1])
+			}
+		}
+	}
+	general := read(t, all["sbxrun.1"])
+	for name := range all {
+		if title := strings.TrimSuffix(name, ".1"); title != "sbxrun" && !strings.Contains(general, "**"+title+"**(1)") {
+			t.Errorf("sbxrun.1 does not refer to %s", title)
+		}
 	}
 }
 
@@ -105,9 +162,12 @@ func TestManIsClean(t *testing.T) {
 		t.Log("no groff here: not checked")
 		return
 	}
-	out, err := exec.Command(groff, "-man", "-ww", "-z", "-Tutf8", filepath.Join(write(t, "man"), "sbxrun.1")).CombinedOutput()
-	if err != nil || len(out) > 0 {
-		t.Errorf("groff: %v\n%s", err, out)
+	dir := write(t, "man")
+	for name := range pages(t) {
+		out, err := exec.Command(groff, "-man", "-ww", "-z", "-Tutf8", filepath.Join(dir, name)).CombinedOutput()
+		if err != nil || len(out) > 0 {
+			t.Errorf("groff: %v\n%s", err, out)
+		}
 	}
 }
 
@@ -138,6 +198,7 @@ func TestBash(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	path := fakeSbxrun(t)
 	for _, tt := range []struct{ line, want string }{
 		{"sbxrun --time", "--timeout"},
 		{"sbxrun --ro-bind-", "--ro-bind-try"},
@@ -158,6 +219,42 @@ func TestBash(t *testing.T) {
 		{"sbxrun doctor --", "--json --help"},
 		{"sbxrun doctor ", ""},
 		{"sbxrun doctor --json job", ""},
+		// Names of sandboxes: of those that run, or of all.
+		{"sbxrun kill ", "web worker"},
+		{"sbxrun kill we", "web"},
+		{"sbxrun kill web --signal KILL w", "web worker"},
+		{"sbxrun kill web --signal ", "TERM INT HUP QUIT USR1 USR2 KILL"},
+		{"sbxrun kill web --gr", "--grace"},
+		{"sbxrun kill -- web --gr", ""},
+		{"sbxrun kill -- w", "web worker"},
+		{"sbxrun wait ", "ended web worker"},
+		{"sbxrun wait --timeout 5 e", "ended"},
+		{"sbxrun wait web ", ""},
+		{"sbxrun wait web --r", "--ready"},
+		{"sbxrun inspect web e", "ended"},
+		{"sbxrun logs --stream std", "stdout stderr"},
+		{"sbxrun logs --stream=stdo", "stdout"},
+		{"sbxrun ps ", ""},
+		{"sbxrun ps --status r", "running"},
+		{"sbxrun ps w", ""},
+		{"sbxrun cleanup --old", "--older-than"},
+		{"sbxrun cleanup w", ""},
+		{"sbxrun run --ready", ""},
+		{"sbxrun start --ready-t", "--ready-tcp --ready-timeout"},
+		{"sbxrun start --name x doctor-of-nothing", ""},
+		{"sbxrun start cat --time", ""},
+		{"sbxrun start -- --time", ""},
+		// exec has a sandbox first, and then the command.
+		{"sbxrun exec --det", "--detach"},
+		{"sbxrun exec w", "web worker"},
+		{"sbxrun exec --timeout 5 -q w", "web worker"},
+		{"sbxrun exec -- w", "web worker"},
+		{"sbxrun exec web -", "--"},
+		{"sbxrun exec web sbxrun-of-no", ""},
+		{"sbxrun exec web sbxrun-of-t", "sbxrun-of-test"},
+		{"sbxrun exec web -- sbxrun-of-t", "sbxrun-of-test"},
+		{"sbxrun exec -- web sbxrun-of-t", "sbxrun-of-test"},
+		{"sbxrun exec web cat --time", ""},
 		// After the command's name nothing is a flag of sbxrun.
 		{"sbxrun cat --time", ""},
 		{"sbxrun -- --time", ""},
@@ -174,7 +271,7 @@ func TestBash(t *testing.T) {
 				printf '%s\n' "${COMPREPLY[@]}"`, "bash", script, tt.line)
 			cmd.Args = append(cmd.Args, cut(tt.line)...)
 			cmd.Dir = here
-			cmd.Env = append(os.Environ(), "SBXRUN_TEST_VARIABLE=1")
+			cmd.Env = append(os.Environ(), "SBXRUN_TEST_VARIABLE=1", path)
 			var stderr bytes.Buffer
 			cmd.Stderr = &stderr
 			out, err := cmd.Output()
@@ -190,6 +287,79 @@ func TestBash(t *testing.T) {
 				t.Errorf("proposals (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// fakeSbxrun is a PATH with an sbxrun that knows some sandboxes, and with a
+// program to complete.
+func fakeSbxrun(t *testing.T) (path string) {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"sbxrun": `#!/bin/sh
+			case $* in
+			"ps --names") printf 'web\nworker\n' ;;
+			"ps --all --names") printf 'ended\nweb\nworker\n' ;;
+			*) echo "sbxrun $*: unexpected"; exit 125 ;;
+			esac`,
+		"sbxrun-of-test": "#!/bin/sh",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return "PATH=" + dir + ":" + os.Getenv("PATH")
+}
+
+// TestFish completes command lines with a real fish, where there is one.
+func TestFish(t *testing.T) {
+	fish, err := exec.LookPath("fish")
+	if err != nil {
+		t.Log("no fish here: not checked")
+		return
+	}
+	script := filepath.Join(write(t, "completions"), "sbxrun.fish")
+	path := fakeSbxrun(t)
+	for _, tt := range []struct{ line, want string }{
+		{"sbxrun --time", "--timeout"},
+		{"sbxrun doct", "doctor"},
+		{"sbxrun --net ", "none host"},
+		{"sbxrun -q sbxrun-of-t", "sbxrun-of-test"},
+		{"sbxrun --timeout 5 -- sbxrun-of-t", "sbxrun-of-test"},
+		{"sbxrun cat --no-such", ""},
+		{"sbxrun doctor ", ""},
+		{"sbxrun kill ", "web worker"},
+		{"sbxrun kill web --signal KILL w", "web worker"},
+		{"sbxrun kill web --gr", "--grace"},
+		{"sbxrun kill -- web --gr", ""},
+		{"sbxrun wait ", "ended web worker"},
+		{"sbxrun wait web ", ""},
+		{"sbxrun wait web --r", "--ready"},
+		{"sbxrun inspect web e", "ended"},
+		{"sbxrun ps --status r", "running"},
+		{"sbxrun ps w", ""},
+		{"sbxrun start --ready-t", "--ready-tcp --ready-timeout"},
+		{"sbxrun start sbxrun-of-t", "sbxrun-of-test"},
+		{"sbxrun start -- sbxrun-of-t", "sbxrun-of-test"},
+		{"sbxrun exec --det", "--detach"},
+		{"sbxrun exec w", "web worker"},
+		{"sbxrun exec --timeout 5 -q w", "web worker"},
+		{"sbxrun exec -- w", "web worker"},
+		{"sbxrun exec web sbxrun-of-t", "sbxrun-of-test"},
+		{"sbxrun exec web -- sbxrun-of-t", "sbxrun-of-test"},
+		{"sbxrun exec -- web sbxrun-of-t", "sbxrun-of-test"},
+	} {
+		cmd := exec.Command(fish, "--no-config", "-c", `source $argv[1]; complete -C "$argv[2]"`, script, tt.line)
+		cmd.Env = append(os.Environ(), path)
+		cmd.Dir = t.TempDir()
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: fish: %v\n%s", tt.line, err, out)
+		}
+		described := regexp.MustCompile(`(?m)\t.*$`).ReplaceAllString(strings.TrimSuffix(string(out), "\n"), "")
+		if diff := cmp.Diff(sorted(tt.want, " "), sorted(described, "\n")); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.line, diff)
+		}
 	}
 }
 

@@ -48,9 +48,18 @@ func words(c command) string {
 	return strings.Join(all, " ")
 }
 
-// patterns are the spellings of a command's flags whose value is of a kind, as
-// the case of bash takes them; of all that take a value if the kind is "any".
-func patterns(c command, of kind) string { return strings.Join(spellings(c, of), "|") }
+// patterns are the flags of all commands whose value is of a kind, as the case of
+// bash takes them, each after its command: exec:--workdir|start:--workdir. For
+// the kind "any" they are all that take a value.
+func patterns(line commandLine, of kind) string {
+	var all []string
+	for _, c := range line.Commands {
+		for _, word := range spellings(c, of) {
+			all = append(all, c.Name+":"+word)
+		}
+	}
+	return strings.Join(all, "|")
+}
 
 func spellings(c command, of kind) []string {
 	var all []string

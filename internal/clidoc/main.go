@@ -1,4 +1,4 @@
-// Command clidoc writes sbxrun's man page and its shell completions. They are
+// Command clidoc writes sbxrun's man pages and its shell completions. They are
 // made from the definition of the command line in internal/cli, so that a new
 // flag is in all of them at once. The command is apart from sbxrun because none
 // of this must cost a run its start-up time.
@@ -34,7 +34,13 @@ func run(root, what, dir string) error {
 	files := map[string]func() ([]byte, error){}
 	switch what {
 	case "man":
-		files["sbxrun.1"] = func() ([]byte, error) { return manPage(line, filepath.Join(root, manSource)) }
+		pages, err := manPages(root)
+		if err != nil {
+			return err
+		}
+		for name := range pages {
+			files[name] = func() ([]byte, error) { return manPage(line, pages, name) }
+		}
 	case "completions":
 		for name, shell := range shells {
 			files[name] = func() ([]byte, error) { return completion(line, shell) }

@@ -4,24 +4,49 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"text/template"
 
 	"github.com/cpuguy83/go-md2man/v2/md2man"
 )
 
-// manSource is the man page's prose: Markdown, with a template action wherever
-// something comes from the definition.
-const manSource = "docs/sbxrun.1.md"
+// manSources is where the prose of the man pages is: Markdown, with a template
+// action wherever something comes from the definition.
+const manSources = "docs/man"
 
-// manPage makes the page in man(7) form.
-func manPage(line commandLine, source string) ([]byte, error) {
-	prose, err := os.ReadFile(source)
+// manPages are the pages that there are, sbxrun.1 and others, and their sources.
+func manPages(root string) (map[string]string, error) {
+	sources, err := filepath.Glob(filepath.Join(root, manSources, "*.md"))
 	if err != nil {
 		return nil, err
 	}
-	page, err := template.New(source).Funcs(template.FuncMap{
-		"options": func(command, topic string) (string, error) { return manOptions(line, command, topic) },
+	pages := map[string]string{}
+	for _, source := range sources {
+		pages[strings.TrimSuffix(filepath.Base(source), ".md")] = source
+	}
+	return pages, nil
+}
+
+// pageOf is the page that has the flags of a command: its own if there is one.
+func pageOf(command string, pages map[string]string) string {
+	if own := "sbxrun-" + command + ".1"; pages[own] != "" {
+		return own
+	}
+	return "sbxrun.1"
+}
+
+// manPage makes one of the pages in man(7) form.
+func manPage(line commandLine, pages map[string]string, name string) ([]byte, error) {
+	prose, err := os.ReadFile(pages[name])
+	if err != nil {
+		return nil, err
+	}
+	page, err := template.New(name).Funcs(template.FuncMap{
+		"options":  func(command, topic string) (string, error) { return manOptions(line, command, topic) },
+		"synopsis": func(command string) (string, error) { return manSynopsis(line, command) },
+		"commands": func() string { return manCommands(line, pages) },
 		"help": func(command string) (string, error) {
 			c, err := line.command(command)
 			return c.Help, err
@@ -35,6 +60,38 @@ func manPage(line commandLine, source string) ([]byte, error) {
 		return nil, err
 	}
 	return minuses(md2man.Render(markdown.Bytes())), nil
+}
+
+// manSynopsis is a command and its words, with what stands for something else in
+// italics and what is to be typed in bold.
+func manSynopsis(line commandLine, command string) (string, error) {
+	c, err := line.command(command)
+	if err != nil {
+		return "", err
+	}
+	name := "**sbxrun " + c.Name + "** "
+	if c.Name == line.Default {
+		name = "**sbxrun** [**" + c.Name + "**] "
+	}
+	return name + regexp.MustCompile(`[A-Za-z-]+`).ReplaceAllStringFunc(c.Words, func(word string) string {
+		if strings.HasPrefix(word, "-") {
+			return "**" + word + "**"
+		}
+		return "*" + strings.ToLower(word) + "*"
+	}), nil
+}
+
+// manCommands is all commands as a definition list.
+func manCommands(line commandLine, pages map[string]string) string {
+	var b strings.Builder
+	for _, c := range line.Commands {
+		fmt.Fprintf(&b, "**%s**\n: %s", c.Name, c.Help)
+		if page := pageOf(c.Name, pages); page != "sbxrun.1" {
+			fmt.Fprintf(&b, " See **%s**(1).", strings.TrimSuffix(page, ".1"))
+		}
+		fmt.Fprint(&b, "\n\n")
+	}
+	return b.String()
 }
 
 // minuses keeps what is to be typed searchable and fit for copying: groff shows

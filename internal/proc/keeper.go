@@ -48,6 +48,13 @@ type Terminal struct {
 // the one directory that bwrap needs to exist anyway.
 const StageDir = "/tmp"
 
+// KeeperName is what ps(1) shows of a keeper.
+const KeeperName = "sbxrun-keeper"
+
+// Marker is the name that a sandbox's bwrap is started under, its first argument,
+// for who looks for what crashes have left to tell it from everybody else's.
+const Marker = "sbxrun-bwrap"
+
 // Cred is the identity a command runs under.
 type Cred struct{ UID, GID uint32 }
 
@@ -129,7 +136,7 @@ func Keep(c Command) (*Keeper, error) {
 
 // lay puts everything into the form that system calls take.
 func (k *keeperState) lay(c Command) (err error) {
-	copy(k.name[:], "sbxrun-keeper")
+	copy(k.name[:], KeeperName)
 	copy(k.children[:], "/proc/thread-self/children")
 	k.enter, k.arg = c.Enter, c.Arg
 	if k.path, err = syscall.BytePtrFromString(c.Path); err != nil {

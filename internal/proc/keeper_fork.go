@@ -150,6 +150,12 @@ func (k *keeperState) run() {
 		k.bindStage()
 		k.takeFiles()
 		k.become()
+		if k.enter != nil {
+			// From here, because what it calls is added to what is on the stack now,
+			// and of calls through pointers the linker does not know.
+			k.enter(k.arg)
+		}
+		k.must(stepExec, unix.SYS_EXECVE, uintptr(unsafe.Pointer(k.path)), uintptr(unsafe.Pointer(k.argv)), uintptr(unsafe.Pointer(k.envv)), 0, 0)
 	}
 	k.dropFiles()
 	for {
@@ -391,7 +397,7 @@ func (k *keeperState) takeFiles() {
 	k.must(stepFiles, unix.SYS_CLOSE_RANGE, free, maxFD, 0, 0, 0)
 }
 
-// become takes on the command's identity and execs it.
+// become takes on the command's identity.
 //
 //go:nosplit
 //go:norace
@@ -413,10 +419,6 @@ func (k *keeperState) become() {
 	}
 	k.sigs = 0
 	k.must(stepSignals, unix.SYS_RT_SIGPROCMASK, sigSetmask, uintptr(unsafe.Pointer(&k.sigs)), 0, 8, 0)
-	if k.enter != nil {
-		k.enter(k.arg)
-	}
-	k.must(stepExec, unix.SYS_EXECVE, uintptr(unsafe.Pointer(k.path)), uintptr(unsafe.Pointer(k.argv)), uintptr(unsafe.Pointer(k.envv)), 0, 0)
 }
 
 // must makes a system call, and does not come back if it fails.

@@ -2,6 +2,7 @@ package proc
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -20,6 +21,7 @@ type Stat struct {
 	Comm    string // as the process named itself: hostile, at most 15 bytes
 	State   string // one letter: R, S, D, T, t, Z, X …
 	CPU     Times
+	Start   uint64 // clock ticks from the machine's boot to its start
 }
 
 // Times is CPU time.
@@ -29,11 +31,16 @@ type Times struct{ User, System time.Duration }
 // architecture Go runs on (time(7)).
 const clockTick = 10 * time.Millisecond
 
-// ReadStat reads /proc/PID/stat. [ErrGone] if there is no such process.
+// ReadStat reads /proc/PID/stat. [ErrGone] if there is no such process; any
+// other error does not say that.
 func ReadStat(pid int) (Stat, error) {
 	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
+	// It may end before the file is opened, or before it is read.
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) {
 		return Stat{}, ErrGone
+	}
+	if err != nil {
+		return Stat{}, err
 	}
 	return ParseStat(data)
 }
@@ -50,9 +57,9 @@ func ParseStat(data []byte) (Stat, error) {
 	if err != nil || pid < 1 {
 		return Stat{}, fmt.Errorf("parse stat: no pid in %.80q", data)
 	}
-	// Fields 3 (state), 4 (ppid), 5 (pgrp), 6 (session), … 14 (utime), 15 (stime).
+	// Fields 3 (state), 4 (ppid), 5 (pgrp), 6 (session), … 14 (utime), 15 (stime), … 22 (starttime).
 	f := strings.Fields(string(data[end+1:]))
-	if len(f) < 13 || len(f[0]) != 1 {
+	if len(f) < 20 || len(f[0]) != 1 {
 		return Stat{}, fmt.Errorf("parse stat: %d fields after the name in %.80q", len(f), data)
 	}
 	st := Stat{PID: pid, Comm: string(data[open+1 : end]), State: f[0]}
@@ -68,6 +75,9 @@ func ParseStat(data []byte) (Stat, error) {
 			return Stat{}, fmt.Errorf("parse stat: bad time %q", f[11+i])
 		}
 		*t = time.Duration(ticks) * clockTick
+	}
+	if st.Start, err = strconv.ParseUint(f[19], 10, 64); err != nil {
+		return Stat{}, fmt.Errorf("parse stat: bad start time %q", f[19])
 	}
 	return st, nil
 }

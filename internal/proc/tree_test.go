@@ -15,7 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rest is fields 5 to 52 of a stat line: the session is 5, the times are 250 and 13.
+// rest is fields 5 to 52 of a stat line: the session is 5, the times are 250 and
+// 13, the start is 100.
 const rest = " 6 5 34816 1 4194560 100 0 0 0 250 13 0 0 20 0 1 0 100 1 1 18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
 
 func TestParseStat(t *testing.T) {
@@ -24,17 +25,18 @@ func TestParseStat(t *testing.T) {
 		name, in string
 		want     Stat
 	}{
-		{"plain", "42 (sh) S 7" + rest, Stat{42, 7, 5, "sh", "S", times}},
-		{"no newline", "42 (sh) S 7" + strings.TrimSuffix(rest, "\n"), Stat{42, 7, 5, "sh", "S", times}},
-		{"blanks", "42 (a b  c) R 7" + rest, Stat{42, 7, 5, "a b  c", "R", times}},
-		{"newline", "42 (a\nb) R 7" + rest, Stat{42, 7, 5, "a\nb", "R", times}},
-		{"parentheses", "42 ()) ((() Z 7" + rest, Stat{42, 7, 5, ")) (((", "Z", times}},
-		{"fakes another line", "42 (x) S 1 1 (y) T 7" + rest, Stat{42, 7, 5, "x) S 1 1 (y", "T", times}},
-		{"empty name", "42 () S 7" + rest, Stat{42, 7, 5, "", "S", times}},
-		{"not UTF-8", "42 (\xff\x01) S 7" + rest, Stat{42, 7, 5, "\xff\x01", "S", times}},
-		{"no parent that we can see", "42 (init) S 0" + rest, Stat{42, 0, 5, "init", "S", times}},
-		{"future fields", "42 (sh) S 7" + strings.TrimSuffix(rest, "\n") + " 1 x y\n", Stat{42, 7, 5, "sh", "S", times}},
-		{"just enough fields", "42 (sh) S 7 3 5 5 6 7 8 9 10 11 1 2", Stat{42, 7, 5, "sh", "S", Times{10 * time.Millisecond, 20 * time.Millisecond}}},
+		{"plain", "42 (sh) S 7" + rest, Stat{42, 7, 5, "sh", "S", times, 100}},
+		{"no newline", "42 (sh) S 7" + strings.TrimSuffix(rest, "\n"), Stat{42, 7, 5, "sh", "S", times, 100}},
+		{"blanks", "42 (a b  c) R 7" + rest, Stat{42, 7, 5, "a b  c", "R", times, 100}},
+		{"newline", "42 (a\nb) R 7" + rest, Stat{42, 7, 5, "a\nb", "R", times, 100}},
+		{"parentheses", "42 ()) ((() Z 7" + rest, Stat{42, 7, 5, ")) (((", "Z", times, 100}},
+		{"fakes another line", "42 (x) S 1 1 (y) T 7" + rest, Stat{42, 7, 5, "x) S 1 1 (y", "T", times, 100}},
+		{"empty name", "42 () S 7" + rest, Stat{42, 7, 5, "", "S", times, 100}},
+		{"not UTF-8", "42 (\xff\x01) S 7" + rest, Stat{42, 7, 5, "\xff\x01", "S", times, 100}},
+		{"no parent that we can see", "42 (init) S 0" + rest, Stat{42, 0, 5, "init", "S", times, 100}},
+		{"future fields", "42 (sh) S 7" + strings.TrimSuffix(rest, "\n") + " 1 x y\n", Stat{42, 7, 5, "sh", "S", times, 100}},
+		{"just enough fields", "42 (sh) S 7 3 5 5 6 7 8 9 10 11 1 2 16 17 18 19 20 21 22", Stat{42, 7, 5, "sh", "S", Times{10 * time.Millisecond, 20 * time.Millisecond}, 22}},
+		{"greatest start", "42 (sh) S 7 3 5 5 6 7 8 9 10 11 250 13 0 0 20 0 1 0 18446744073709551615", Stat{42, 7, 5, "sh", "S", times, 1<<64 - 1}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -51,7 +53,10 @@ func TestParseStat(t *testing.T) {
 
 func TestParseStatErrors(t *testing.T) {
 	fields := func(utime, stime string) string {
-		return "42 (sh) S 7 3 4 5 6 7 8 9 10 11 " + utime + " " + stime + " 1"
+		return "42 (sh) S 7 3 4 5 6 7 8 9 10 11 " + utime + " " + stime + " 16 17 18 19 20 21 22 1"
+	}
+	start := func(start string) string {
+		return "42 (sh) S 7 3 4 5 6 7 8 9 10 11 1 2 16 17 18 19 20 21 " + start
 	}
 	tests := []struct{ name, in string }{
 		{"empty", ""},
@@ -69,16 +74,19 @@ func TestParseStatErrors(t *testing.T) {
 		{"nothing after the name", "42 (sh)"},
 		{"cut after the state", "42 (sh) S"},
 		{"cut in the middle", "42 (sh) S 7 3 4 5 6"},
-		{"one field short", "42 (sh) S 7 3 4 5 6 7 8 9 10 11 1"},
+		{"one field short", "42 (sh) S 7 3 4 5 6 7 8 9 10 11 1 2 16 17 18 19 20 21"},
 		{"state of two letters", "42 (sh) SS 7" + rest},
 		{"parent not a number", "42 (sh) S x" + rest},
 		{"negative parent", "42 (sh) S -7" + rest},
-		{"session not a number", "42 (sh) S 7 3 x 5 6 7 8 9 10 11 1 2"},
+		{"session not a number", "42 (sh) S 7 3 x 5 6 7 8 9 10 11 1 2 16 17 18 19 20 21 22"},
 		{"negative time", fields("-1", "0")},
 		{"time not a number", fields("0", "1.5")},
 		{"time that would overflow a duration", fields("0", "922337203686")},
 		{"time beyond 63 bits", fields("9223372036854775808", "0")},
 		{"time beyond 64 bits", fields("0", "99999999999999999999")},
+		{"negative start", start("-1")},
+		{"start not a number", start("2x2")},
+		{"start beyond 64 bits", start("18446744073709551616")},
 	}
 	for _, tt := range tests {
 		if got, err := ParseStat([]byte(tt.in)); err == nil || got != (Stat{}) {
@@ -91,7 +99,7 @@ func TestParseStatErrors(t *testing.T) {
 func FuzzParseStat(f *testing.F) {
 	f.Add([]byte("42 (sh) S 7" + rest))
 	f.Add([]byte("42 (x) S 1 1 (y) T 7" + rest))
-	f.Add([]byte("1 () ) Z 0 0 0 0 0 0 0 0 0 0 1 1"))
+	f.Add([]byte("1 () ) Z 0 0 0 0 0 0 0 0 0 0 1 1 0 0 0 0 0 0 18446744073709551615"))
 	f.Add([]byte("42 )("))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		st, err := ParseStat(data)
@@ -103,7 +111,8 @@ func FuzzParseStat(f *testing.F) {
 		}
 		ticks := func(d time.Duration) string { return strconv.FormatInt(int64(d/clockTick), 10) }
 		line := strconv.Itoa(st.PID) + " (" + st.Comm + ") " + st.State + " " + strconv.Itoa(st.Parent) +
-			" 0 " + strconv.Itoa(st.Session) + strings.Repeat(" 0", 7) + " " + ticks(st.CPU.User) + " " + ticks(st.CPU.System)
+			" 0 " + strconv.Itoa(st.Session) + strings.Repeat(" 0", 7) + " " + ticks(st.CPU.User) + " " + ticks(st.CPU.System) +
+			strings.Repeat(" 0", 6) + " " + strconv.FormatUint(st.Start, 10)
 		again, err := ParseStat([]byte(line))
 		if err != nil {
 			t.Fatalf("%q: %v", line, err)

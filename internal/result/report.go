@@ -10,6 +10,9 @@ import (
 // members do not change it: readers ignore what they do not know.
 const ReportVersion = 1
 
+// TimeFormat is how instants are written, always in UTC. It sorts.
+const TimeFormat = "2006-01-02T15:04:05.000Z"
+
 // Report is the document that --report and --json write; docs/report.md
 // explains every member.
 type Report struct {
@@ -95,8 +98,8 @@ func (r Result) Report(id string, argv []string) Report {
 		Status:    r.Status(),
 		ExitCode:  r.ExitCode(),
 		TimedOut:  r.Cause == Timeout || r.Cause == IdleTimeout,
-		StartedAt: r.StartedAt.UTC().Format("2006-01-02T15:04:05.000Z"),
-		Duration:  milliseconds(r.Duration),
+		StartedAt: r.StartedAt.UTC().Format(TimeFormat),
+		Duration:  Milliseconds(r.Duration),
 		Teardown:  ReportTeardown{Verdict: r.Verdict, Strays: r.Strays, Survivors: r.Survivors},
 	}
 	if rep.Argv == nil {
@@ -115,13 +118,13 @@ func (r Result) Report(id string, argv []string) Report {
 		}
 	}
 	if r.Started {
-		setup := milliseconds(r.Setup)
+		setup := Milliseconds(r.Setup)
 		rep.Setup = &setup
 	}
 	if r.Verdict != NotApplicable {
-		teardown := milliseconds(r.Teardown)
+		teardown := Milliseconds(r.Teardown)
 		rep.TeardownT = &teardown
-		rep.Usage = &ReportUsage{CPUUser: milliseconds(r.CPUUser), CPUSystem: milliseconds(r.CPUSystem), MaxRSS: r.MaxRSS}
+		rep.Usage = &ReportUsage{CPUUser: Milliseconds(r.CPUUser), CPUSystem: Milliseconds(r.CPUSystem), MaxRSS: r.MaxRSS}
 	}
 	if r.Err != nil {
 		rep.Error = &ReportError{Code: r.Err.Code, Message: r.Err.Message, Hint: r.Err.Hint}
@@ -151,5 +154,5 @@ func (r Report) JSON() ([]byte, error) {
 	return append(b, '\n'), err
 }
 
-// milliseconds keeps microseconds and drops what is below.
-func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+// Milliseconds is the unit of all times in JSON. It keeps microseconds and drops what is below.
+func Milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

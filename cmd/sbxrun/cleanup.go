@@ -1,0 +1,97 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/sbxrun/sbxrun/cleanup"
+	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/state"
+)
+
+func cleanupCommand(args []string) int {
+	var flags cli.Cleanup
+	words, err := cli.ParseNames(&flags, args)
+	if err == nil && len(words) > 0 {
+		err = fmt.Errorf("cleanup takes no names, got %q", words[0])
+	}
+	switch {
+	case err != nil:
+		return fail(usageError(err))
+	case flags.Help:
+		return help("cleanup")
+	}
+	dir, err := state.Look(stateCaller())
+	if err != nil {
+		return fail(err)
+	}
+	found := cleanup.Sweep(dir, cleanup.SweepOptions{OlderThan: time.Duration(flags.OlderThan), DryRun: flags.DryRun})
+	code := 0
+	for _, f := range found {
+		if f.Err != "" {
+			code = result.ExitNotStarted
+		}
+	}
+	if flags.JSON {
+		if found == nil {
+			found = []cleanup.Finding{}
+		}
+		err = json.NewEncoder(os.Stdout).Encode(found)
+	} else {
+		err = printFound(found, flags.DryRun)
+	}
+	if err != nil {
+		return fail(fmt.Errorf("print: %w", err))
+	}
+	return code
+}
+
+// printFound prints a line for each thing that was found, and what was done.
+func printFound(found []cleanup.Finding, dryRun bool) error {
+	for _, f := range found {
+		did := "left   "
+		switch {
+		case f.Err != "":
+			did = "failed "
+		case f.Done:
+			did = "removed"
+		case dryRun && f.Kind != "zombie":
+			did = "would  "
+		}
+		line := did + "  " + f.Kind
+		if f.ID != "" {
+			line += " " + f.ID
+		}
+		if f.Name != "" {
+			line += " " + f.Name
+		}
+		if f.PID != 0 {
+			line += fmt.Sprintf(" %d", f.PID)
+		}
+		line += ": " + f.What
+		if f.Err != "" {
+			line += ": " + f.Err
+		}
+		if _, err := fmt.Println(printable(line)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sweepSoon ends, when the command has run for a while, what crashes have left
+// running: so that it costs a short command nothing.
+func sweepSoon() {
+	const while = 300 * time.Millisecond
+	time.AfterFunc(while, func() {
+		dir, err := state.Look(stateCaller())
+		if err != nil {
+			return // whoever uses it will be told
+		}
+		defer dir.Close()
+		_ = cleanup.Sweep(dir, cleanup.SweepOptions{Quick: true}) // cleanup tells; here it is not asked for
+	})
+}

@@ -1,0 +1,156 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+// A detached command (start, and exec --detach) is carried out by another sbxrun
+// in the background, the supervisor, which the one that was called waits for until
+// the payload runs. The two talk over a socket:
+//
+//	to the supervisor    what it was called with. Not by its command line and its
+//	                     environment: they are there to be seen as long as it lives
+//	from the supervisor  one [handover]: the payload runs, or why it does not
+//
+// Should the caller die before, the supervisor sees the socket close, and gives up.
+
+// backgroundCommand is the first argument of a supervisor.
+const backgroundCommand = "supervise-detached"
+
+// backgroundSocket is its descriptor.
+const backgroundSocket = 3
+
+// assignment is what a supervisor is to do.
+type assignment struct {
+	Command string   `json:"command"`
+	Args    []string `json:"args"`
+	Env     []string `json:"env"`
+}
+
+// handover is a supervisor's word.
+type handover struct {
+	ID     string              `json:"id"`
+	Name   string              `json:"name,omitempty"`
+	Status string              `json:"status"`
+	PID    int                 `json:"supervisor_pid"`
+	Error  *result.ReportError `json:"error,omitempty"`
+	Code   int                 `json:"exit_code,omitempty"` // of Error
+}
+
+// caller is the one that waits for a supervisor's word; nil if this is none.
+var caller *waiting
+
+// waiting is a caller until it is told.
+type waiting struct {
+	socket *os.File
+	told   atomic.Bool
+}
+
+var errDetached = errors.New("--detach goes neither with --json nor with --tty: nobody is there any more for what is written")
+
+// detach has a command carried out in the background, and prints what comes of it.
+func detach(command string, args []string, print func(handover) error) int {
+	said, err := spawn(assignment{command, args, os.Environ()})
+	if err != nil {
+		return fail(&result.Error{Code: "detach", Message: "cannot start the supervisor: " + err.Error(), Err: err})
+	}
+	if e := said.Error; e != nil {
+		return fail(&result.Error{Code: e.Code, Message: e.Message, Hint: e.Hint, ExitCode: said.Code})
+	}
+	if err := print(said); err != nil {
+		return fail(fmt.Errorf("print: %w", err))
+	}
+	return 0
+}
+
+// spawn starts a supervisor and waits for its word.
+func spawn(a assignment) (said handover, err error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return said, fmt.Errorf("socketpair: %w", err)
+	}
+	ours, theirs := os.NewFile(uintptr(pair[0]), "supervisor"), os.NewFile(uintptr(pair[1]), "supervisor")
+	defer ours.Close()
+	cmd := exec.Command("/proc/self/exe", backgroundCommand)
+	cmd.Args[0] = "sbxrun"
+	// One processor is enough for who waits, and saves threads.
+	cmd.Env = []string{"GOMAXPROCS=1"}
+	cmd.ExtraFiles = []*os.File{theirs}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	err = cmd.Start()
+	theirs.Close()
+	if err != nil {
+		return said, err
+	}
+	defer func() { _ = cmd.Process.Release() }() // it lives on, or will be our parent's
+	if err := json.NewEncoder(ours).Encode(a); err != nil {
+		return said, err
+	}
+	if err := json.NewDecoder(io.LimitReader(ours, 1<<20)).Decode(&said); err != nil {
+		return said, fmt.Errorf("it ended without a word: %w", err)
+	}
+	return said, nil
+}
+
+// backgroundMain is a supervisor.
+func backgroundMain(begin time.Time) int {
+	unix.CloseOnExec(backgroundSocket)
+	_ = unix.SetNonblock(backgroundSocket, true)
+	caller = &waiting{socket: os.NewFile(backgroundSocket, "caller")}
+	var a assignment
+	if err := json.NewDecoder(caller.socket).Decode(&a); err != nil {
+		return result.ExitNotStarted // nobody is there
+	}
+	// Ours is for the time until the sandbox's is known.
+	for _, pair := range a.Env {
+		if name, value, ok := strings.Cut(pair, "="); ok && name != "GOMAXPROCS" {
+			_ = os.Setenv(name, value) // it was one
+		}
+	}
+	switch a.Command {
+	case "start":
+		return superviseSandbox(a.Args, begin)
+	case "exec":
+		return execCommand(a.Args, begin)
+	}
+	return result.ExitNotStarted
+}
+
+// orElse calls giveUp if the caller dies before it is told.
+func (c *waiting) orElse(giveUp func()) {
+	go func() {
+		var b [1]byte
+		if _, err := c.socket.Read(b[:]); err != nil && !c.told.Load() {
+			giveUp()
+		}
+	}()
+}
+
+// tell gives the caller its word, once. An error means that nobody has heard it.
+func (c *waiting) tell(said handover) error {
+	if c.told.Swap(true) {
+		return nil
+	}
+	defer c.socket.Close()
+	said.PID = os.Getpid()
+	return json.NewEncoder(c.socket).Encode(said)
+}
+
+// fail tells the caller why there is nothing, if it still waits.
+func (c *waiting) fail(e *result.Error, code int) {
+	// Dead is as good as told.
+	_ = c.tell(handover{Error: &result.ReportError{Code: e.Code, Message: e.Message, Hint: e.Hint}, Code: code})
+}

@@ -1,0 +1,295 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/state"
+)
+
+func killCommand(args []string) int {
+	k := killer{}
+	names, err := cli.ParseNames(&k.flags, args)
+	if err == nil && !k.flags.Help {
+		err = k.check(names)
+	}
+	switch {
+	case err != nil:
+		return fail(usageError(err))
+	case k.flags.Help:
+		return help("kill")
+	}
+	if err := k.find(names); err != nil {
+		return fail(err)
+	}
+	k.killAll()
+	return k.tell()
+}
+
+// killer ends sandboxes.
+type killer struct {
+	flags  cli.Kill
+	tags   map[string]string
+	signal string // its name
+	kills  []*kill
+	code   int // of names that there are not
+}
+
+// kill is the end of one sandbox.
+type kill struct {
+	sandbox    *state.Entry
+	supervisor *proc.Process // nil if it has ended
+	err        error         // why it could not be ended
+	already    bool          // it had ended before
+	verdict    result.Verdict
+}
+
+func (k *killer) check(names []string) (err error) {
+	switch {
+	case k.flags.All && len(names) > 0:
+		return errors.New("kill: either names or --all")
+	case !k.flags.All && len(names) == 0:
+		return errors.New("kill what? name a sandbox, or --all")
+	case len(k.flags.Tag) > 0 && !k.flags.All:
+		return errors.New("--tag goes with --all")
+	}
+	if k.signal, err = signalName(k.flags.Signal); err != nil {
+		return err
+	}
+	k.tags, err = parseTags(k.flags.Tag)
+	return err
+}
+
+// signalName takes a signal by its name, with or without SIG, or its number.
+func signalName(word string) (string, error) {
+	name := strings.TrimPrefix(strings.ToUpper(word), "SIG")
+	if n, err := strconv.Atoi(word); err == nil && n > 0 {
+		name = strings.TrimPrefix(unix.SignalName(unix.Signal(n)), "SIG")
+	}
+	if name == "" || unix.SignalNum("SIG"+name) == 0 {
+		return "", fmt.Errorf("--signal %q: no such signal", word)
+	}
+	return name, nil
+}
+
+func (k *killer) find(names []string) error {
+	if k.flags.All {
+		entries, err := list()
+		for _, e := range entries {
+			if lives(e) && tagged(e, k.tags) {
+				k.kills = append(k.kills, &kill{sandbox: e})
+			}
+		}
+		return err
+	}
+	seen := map[string]bool{}
+	for _, name := range names {
+		e, err := find(name)
+		if err != nil {
+			k.code = fail(err) // the others are ended all the same
+			continue
+		}
+		if !seen[e.ID] {
+			seen[e.ID] = true
+			k.kills = append(k.kills, &kill{sandbox: e})
+		}
+	}
+	return nil
+}
+
+// killAll asks all supervisors first, so that all grace periods are one, and then
+// waits for each.
+func (k *killer) killAll() {
+	begin := time.Now()
+	for _, one := range k.kills {
+		one.request(state.Kill{Signal: k.signal, GraceMS: result.Milliseconds(time.Duration(k.flags.Grace))})
+	}
+	// The supervisor gets a moment more than we give ourselves, to tell the verdict.
+	const moment = 2 * time.Second
+	graceOver := begin.Add(time.Duration(k.flags.Grace))
+	proofBy := graceOver.Add(time.Duration(k.flags.ProofTimeout))
+	var waiting sync.WaitGroup
+	for _, one := range k.kills {
+		waiting.Go(func() { one.await(graceOver.Add(moment), proofBy.Add(moment)) })
+	}
+	waiting.Wait()
+}
+
+// request asks the supervisor: the request is on disk before the signal says that
+// it is there, so the cause is known before anything is killed.
+func (k *kill) request(what state.Kill) {
+	e := k.sandbox
+	if k.already = !lives(e); k.already {
+		return
+	}
+	supervisor, err := e.Record.Supervisor.Open()
+	if errors.Is(err, proc.ErrGone) {
+		return
+	}
+	if err == nil {
+		k.supervisor = supervisor
+		if err = e.WriteKill(what); err != nil {
+			// A full disk must not keep a sandbox alive. Without a request the supervisor
+			// ends it as by any SIGTERM.
+			warn(err)
+		}
+		err = supervisor.Signal(unix.SIGTERM)
+	}
+	if err != nil && !errors.Is(err, proc.ErrGone) {
+		k.err = err
+	}
+}
+
+// await waits until the supervisor has ended, and has told how. One that does not
+// (it is stopped, say) is not needed: by late its init is killed from here.
+func (k *kill) await(late, proofBy time.Time) {
+	k.verdict = result.NotApplicable
+	if k.supervisor != nil {
+		defer k.supervisor.Close()
+		// Its own proof may take as long as ours, if init is dead by then.
+		err := k.supervisor.Wait(late)
+		if err != nil && k.initEnded() {
+			err = k.supervisor.Wait(proofBy)
+		}
+		if err == nil {
+			k.err = k.sandbox.Refresh()
+		}
+	}
+	if r := k.sandbox.Record.Report; r != nil {
+		k.verdict = r.Teardown.Verdict
+		return
+	}
+	k.killInit(proofBy)
+}
+
+func (k *kill) initEnded() bool {
+	init, err := k.init()
+	if err == nil {
+		defer init.Close()
+		return init.Exited()
+	}
+	return errors.Is(err, proc.ErrGone)
+}
+
+func (k *kill) init() (*proc.Process, error) {
+	if k.sandbox.Record.Init == nil {
+		return nil, proc.ErrGone
+	}
+	return k.sandbox.Record.Init.Open()
+}
+
+// killInit ends the sandbox without its supervisor.
+func (k *kill) killInit(proofBy time.Time) {
+	init, err := k.init()
+	if errors.Is(err, proc.ErrGone) {
+		k.verdict = result.Proven // init is gone, and it goes last (pid_namespaces(7))
+		return
+	}
+	if err == nil {
+		defer init.Close()
+		if err = init.Signal(unix.SIGKILL); err == nil || errors.Is(err, proc.ErrGone) {
+			err = init.Wait(proofBy)
+		}
+	}
+	if err != nil {
+		k.verdict = result.Unproven
+		k.err = fmt.Errorf("init %d: %w", k.sandbox.Record.Init.PID, err)
+		return
+	}
+	k.verdict = result.Proven
+}
+
+// killed is what kill --json prints of one sandbox.
+type killed struct {
+	ID        string              `json:"id"`
+	Name      string              `json:"name,omitempty"`
+	Status    string              `json:"status"`
+	Already   bool                `json:"already_ended"`
+	Verdict   result.Verdict      `json:"verdict"`
+	ExitCode  *int                `json:"exit_code,omitempty"` // of the sandbox
+	Survivors []result.Survivor   `json:"survivors"`
+	Error     *result.ReportError `json:"error,omitempty"`
+}
+
+func (k *kill) told() killed {
+	e := k.sandbox
+	t := killed{ID: e.ID, Name: e.Record.Name, Status: e.Status(), Already: k.already, Verdict: k.verdict, Survivors: []result.Survivor{}}
+	if r := e.Record.Report; r != nil {
+		t.ExitCode = &r.ExitCode
+		t.Survivors = append(t.Survivors, r.Teardown.Survivors...)
+	} else if k.verdict == result.Unproven && e.Record.Init != nil {
+		for _, st := range proc.Members(e.Record.Init.PIDNS, 100) {
+			t.Survivors = append(t.Survivors, result.Survivor{PID: st.PID, Comm: st.Comm, State: st.State})
+		}
+	}
+	if k.err != nil {
+		known := asError(k.err)
+		t.Error = &result.ReportError{Code: known.Code, Message: known.Message, Hint: known.Hint}
+	}
+	return t
+}
+
+func (k *killer) tell() int {
+	code := k.code
+	all := []killed{}
+	for _, one := range k.kills {
+		told := one.told()
+		all = append(all, told)
+		if one.verdict == result.Unproven {
+			code = result.ExitUnproven
+		}
+		if one.err != nil {
+			other := fail(fmt.Errorf("%s: %w", title(one.sandbox), one.err))
+			if code == 0 {
+				code = other
+			}
+		}
+	}
+	var err error
+	if k.flags.JSON {
+		err = json.NewEncoder(os.Stdout).Encode(all)
+	} else {
+		err = k.printLines(all)
+	}
+	if err != nil {
+		return fail(fmt.Errorf("print: %w", err))
+	}
+	return code
+}
+
+func (k *killer) printLines(all []killed) error {
+	for i, t := range all {
+		line := title(k.kills[i].sandbox)
+		switch {
+		case t.Already:
+			line += " had ended: " + t.Status
+		default:
+			line += " " + t.Status + ", everything in it is gone (" + string(t.Verdict) + ")"
+		}
+		if t.Verdict == result.Unproven {
+			line = fmt.Sprintf("%s: unproven, %d processes are left", title(k.kills[i].sandbox), len(t.Survivors))
+			for _, s := range t.Survivors {
+				line += fmt.Sprintf("\n  %d %s %s", s.PID, s.State, printable(s.Comm))
+			}
+		}
+		if _, err := fmt.Println(line); err != nil {
+			return err
+		}
+	}
+	if k.flags.All {
+		_, err := fmt.Println(len(all), "killed")
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,161 @@
+package main
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"unicode/utf8"
+
+	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/logfile"
+	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/state"
+)
+
+func logsCommand(args []string) int {
+	var flags cli.Logs
+	names, err := cli.ParseNames(&flags, args)
+	tail := -1
+	if err == nil && flags.Tail != "" {
+		if tail, err = strconv.Atoi(flags.Tail); err != nil || tail < 0 {
+			err = fmt.Errorf("--tail %q: want a number of lines", flags.Tail)
+		}
+	}
+	if err == nil && len(names) != 1 && !flags.Help {
+		err = fmt.Errorf("logs takes one sandbox, got %d", len(names))
+	}
+	switch {
+	case err != nil:
+		return fail(usageError(err))
+	case flags.Help:
+		return help("logs")
+	}
+	sandbox, err := find(names[0])
+	if err != nil {
+		return fail(err)
+	}
+	l := reader{sandbox: sandbox, flags: flags, tail: tail}
+	err = l.print()
+	var stopped stoppedError
+	switch {
+	case errors.As(err, &stopped):
+		return 128 + int(stopped.signal)
+	case errors.Is(err, syscall.EPIPE):
+		return 128 + int(syscall.SIGPIPE)
+	case err != nil:
+		return fail(err)
+	}
+	return 0
+}
+
+// reader prints a sandbox's logs.
+type reader struct {
+	sandbox *state.Entry
+	flags   cli.Logs
+	tail    int // lines; -1 for all
+}
+
+// stoppedError: we were told to.
+type stoppedError struct{ signal syscall.Signal }
+
+func (e stoppedError) Error() string { return "stopped by " + result.SignalName(e.signal) }
+
+func (l *reader) print() error {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	over := make(chan struct{})
+	if l.flags.Follow {
+		got := make(chan os.Signal, 1)
+		signal.Notify(got, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+		go func() { cancel(stoppedError{(<-got).(syscall.Signal)}) }()
+		go func() {
+			if ended(ctx, l.sandbox) == nil {
+				close(over)
+			}
+		}()
+	} else {
+		close(over) // what is there is all
+	}
+	var streams []logfile.Stream
+	for _, s := range []struct {
+		name, file string
+		out        *os.File
+	}{{"stdout", stdoutFile, os.Stdout}, {"stderr", stderrFile, os.Stderr}} {
+		if l.flags.Stream != "" && l.flags.Stream != s.name {
+			continue
+		}
+		file, err := l.sandbox.OpenFile(s.file)
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		if l.tail >= 0 {
+			offset, err := logfile.Tail(file, l.tail)
+			if err == nil {
+				_, err = file.Seek(offset, io.SeekStart)
+			}
+			if err != nil {
+				return fmt.Errorf("%s: %w", s.file, err)
+			}
+		}
+		emit := func(p []byte) error {
+			_, err := s.out.Write(p)
+			return err
+		}
+		if l.flags.JSON {
+			emit = func(p []byte) error { return printPiece(s.name, p) }
+		}
+		streams = append(streams, logfile.Stream{File: file, Emit: emit})
+	}
+	if err := logfile.Follow(ctx, over, streams...); err != nil {
+		return err
+	}
+	return l.cut()
+}
+
+// piece is what logs --json prints: text, or base64 if it is not UTF-8.
+type piece struct {
+	Stream string  `json:"stream"`
+	Text   *string `json:"text,omitempty"`
+	Base64 *string `json:"base64,omitempty"`
+}
+
+func printPiece(stream string, p []byte) error {
+	it := piece{Stream: stream}
+	text := string(p)
+	if utf8.ValidString(text) {
+		it.Text = &text
+	} else {
+		text = base64.StdEncoding.EncodeToString(p)
+		it.Base64 = &text
+	}
+	return json.NewEncoder(os.Stdout).Encode(it)
+}
+
+// cut marks, on stderr, that a log is only the head of what was written.
+func (l *reader) cut() error {
+	if err := l.sandbox.Refresh(); err != nil {
+		return nil // it was removed meanwhile; all of it was printed
+	}
+	logs := l.sandbox.Record.Logs
+	if logs == nil {
+		return nil
+	}
+	for _, s := range []struct {
+		name  string
+		bytes int64
+		cut   bool
+	}{{"stdout", logs.StdoutBytes, logs.StdoutTruncated}, {"stderr", logs.StderrBytes, logs.StderrTruncated}} {
+		if s.cut && (l.flags.Stream == "" || l.flags.Stream == s.name) {
+			fmt.Fprintf(os.Stderr, "sbxrun: %s is cut: the command has written %d bytes, only the head was kept (--log-max)\n", s.name, s.bytes)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,163 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/state"
+)
+
+func psCommand(args []string) int {
+	var flags cli.Ps
+	words, err := cli.ParseNames(&flags, args)
+	if err == nil && len(words) > 0 {
+		err = fmt.Errorf("ps takes no names, got %q", words[0])
+	}
+	tags, tagErr := parseTags(flags.Tag)
+	switch {
+	case err != nil:
+		return fail(usageError(err))
+	case tagErr != nil:
+		return fail(usageError(tagErr))
+	case flags.Help:
+		return help("ps")
+	}
+	entries, err := list()
+	if err != nil {
+		return fail(err)
+	}
+	entries = slices.DeleteFunc(entries, func(e *state.Entry) bool {
+		switch {
+		case !tagged(e, tags):
+			return true
+		case len(flags.Status) > 0:
+			return !slices.Contains(flags.Status, e.Status())
+		}
+		return !flags.All && !lives(e)
+	})
+	switch {
+	case flags.Names:
+		for _, e := range entries {
+			if _, err = fmt.Println(title(e)); err != nil {
+				break
+			}
+		}
+	case flags.JSON:
+		all := make([]described, 0, len(entries))
+		for _, e := range entries {
+			all = append(all, describe(e))
+		}
+		err = json.NewEncoder(os.Stdout).Encode(all)
+	default:
+		err = printTable(os.Stdout, entries, time.Now())
+	}
+	if err != nil {
+		return fail(fmt.Errorf("print: %w", err))
+	}
+	return 0
+}
+
+// list is all sandboxes of the caller. What cannot be read is passed over, with a
+// word on stderr.
+func list() ([]*state.Entry, error) {
+	dir, err := state.Look(stateCaller())
+	if err != nil {
+		return nil, err
+	}
+	entries, warnings := dir.List()
+	for _, w := range warnings {
+		warn(w)
+	}
+	return entries, nil
+}
+
+// warn says on stderr what does not stop us.
+func warn(err error) {
+	e := asError(err)
+	line := e.Message
+	if e.Hint != "" {
+		line += "; " + e.Hint
+	}
+	fmt.Fprintln(os.Stderr, "sbxrun: warning: "+printable(line))
+}
+
+// lives: it has a supervisor that has not recorded its end yet.
+func lives(e *state.Entry) bool { return e.Alive && e.Record.Phase != state.Ended }
+
+// tagged says whether a sandbox has all of the tags.
+func tagged(e *state.Entry, tags map[string]string) bool {
+	for key, value := range tags {
+		if got, ok := e.Record.Tags[key]; !ok || got != value {
+			return false
+		}
+	}
+	return true
+}
+
+// described is a sandbox in the JSON of ps and inspect.
+type described struct {
+	state.Record
+	Status string `json:"status"`
+	Alive  bool   `json:"alive"`
+}
+
+func describe(e *state.Entry) described { return described{e.Record, e.Status(), e.Alive} }
+
+func printTable(w io.Writer, entries []*state.Entry, now time.Time) error {
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(t, "ID\tNAME\tSTATUS\tAGE\tCOMMAND")
+	for _, e := range entries {
+		name := e.Record.Name
+		if name == "" {
+			name = "-"
+		}
+		status := e.Status()
+		if r := e.Record.Ready; r != nil && r.ReadyAt != "" && status == string(state.Running) {
+			status = "ready"
+		}
+		if r := e.Record.Report; r != nil && r.ExitCode != 0 {
+			status = fmt.Sprintf("%s (%d)", status, r.ExitCode)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", e.ID, name, status, age(e.Record.CreatedAt, now), commandLine(e.Record.Argv))
+	}
+	return t.Flush()
+}
+
+// age is how long ago it was, in one unit.
+func age(created string, now time.Time) string {
+	at, err := time.Parse(result.TimeFormat, created)
+	if err != nil {
+		return "?"
+	}
+	switch d := now.Sub(at); {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", int(d.Hours()))
+	default:
+		return fmt.Sprintf("%dd", int(d.Hours()/24))
+	}
+}
+
+// commandLine is a command for people, in one line that is not too long.
+func commandLine(argv []string) string {
+	const most = 60
+	if len(argv) == 0 {
+		return "(idle)"
+	}
+	line := []rune(printable(strings.Join(argv, " ")))
+	if len(line) > most {
+		return string(line[:most-1]) + "…"
+	}
+	return string(line)
+}

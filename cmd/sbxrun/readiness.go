@@ -1,0 +1,107 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/logfile"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/ready"
+	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/internal/supervise"
+	"github.com/sbxrun/sbxrun/nsenter"
+)
+
+// becomeReady looks whether the sandbox is ready, until it is, and puts it on
+// record: so whoever asks later knows at once.
+func (s *supervisor) becomeReady() {
+	ctx, cancel := context.WithTimeout(s.ctx, time.Duration(s.flags.ReadyTimeout))
+	defer cancel()
+	err := s.awaitReady(ctx)
+	if err != nil && s.ctx.Err() != nil {
+		return // it ends, and that is on record
+	}
+	_ = s.write(func(r *state.Record) { // a full disk: it is not known to be ready
+		switch {
+		case err == nil:
+			r.Ready.ReadyAt = time.Now().UTC().Format(result.TimeFormat)
+		case errors.Is(err, context.DeadlineExceeded):
+			r.Ready.Error = fmt.Sprintf("not ready within %v", s.flags.ReadyTimeout)
+		default:
+			r.Ready.Error = err.Error()
+		}
+	})
+}
+
+func (s *supervisor) awaitReady(ctx context.Context) error {
+	probe := s.flags.probe
+	if probe.log != nil {
+		select {
+		case <-s.matched:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	try := s.tryExec
+	if probe.port != 0 {
+		try = s.tryPort
+	}
+	return ready.Probe(ctx, time.Duration(s.flags.ReadyInterval), try)
+}
+
+// tryPort looks into the tables of the sandbox's own network namespace.
+func (s *supervisor) tryPort(context.Context) (bool, error) {
+	found, err := ready.Listens(s.kept.Init.PID, s.flags.probe.port)
+	if s.kept.Init.Exited() {
+		return false, proc.ErrGone // and whose tables it were, nobody knows
+	}
+	return found, err
+}
+
+// probeBound is how long one try by a command may take.
+const probeBound = 30 * time.Second
+
+// tryExec runs the command in the sandbox, as exec does, but does not count as
+// its use.
+func (s *supervisor) tryExec(ctx context.Context) (bool, error) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return false, nil // the next try may have one
+	}
+	defer null.Close()
+	path := ""
+	for _, v := range s.plan.Env() {
+		if v.Name == "PATH" {
+			path = v.Value
+		}
+	}
+	entry := &nsenter.Entry{Init: s.kept.Init, Cred: s.plan.Cred(), HostNet: s.flags.Net == "host", Workdir: s.plan.Workdir,
+		Command: []string{"/bin/sh", "-c", s.flags.probe.exec}, Path: path, Env: pairs(s.plan.Env())}
+	res := supervise.Run(ctx, supervise.Inside(entry, [3]*os.File{null, null, null}, nil, func() {}),
+		supervise.Options{Timeout: probeBound, ProofTimeout: time.Duration(s.flags.ProofTimeout), Begin: time.Now()})
+	return res.Cause == result.Exited && res.ExitCode() == 0, nil
+}
+
+// matching looks for the line that says that the sandbox is ready, in one stream.
+func (s *supervisor) matching() func([]byte) {
+	m := logfile.NewMatcher(s.flags.probe.log)
+	return func(p []byte) {
+		if m.Feed(p) {
+			s.match()
+		}
+	}
+}
+
+func signalNumber(name string) unix.Signal {
+	return unix.SignalNum("SIG" + name)
+}
+
+var _ sync.Once

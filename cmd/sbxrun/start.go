@@ -1,0 +1,142 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/state"
+)
+
+func startCommand(args []string) int {
+	flags, _, err := parseStart(args)
+	if err != nil {
+		return fail(usageError(err))
+	}
+	if flags.Help {
+		return help("start")
+	}
+	ready := 0
+	code := detach("start", args, func(said handover) error {
+		if flags.WaitReady {
+			ready = waitReady(said.ID)
+		}
+		return printStarted(said, flags.JSON)
+	})
+	return max(code, ready)
+}
+
+func printStarted(said handover, asJSON bool) error {
+	name := said.Name
+	if name == "" {
+		name = said.ID
+	}
+	if asJSON {
+		if dir, err := find(said.ID); err == nil {
+			said.Status = dir.Status()
+		}
+		said.Name = name
+		return json.NewEncoder(os.Stdout).Encode(said)
+	}
+	_, err := fmt.Println(said.ID, name)
+	return err
+}
+
+// probe is how a sandbox says that it is ready; one member at most is set.
+type probe struct {
+	port uint16
+	exec string
+	log  *regexp.Regexp
+}
+
+func (p probe) String() string {
+	switch {
+	case p.port != 0:
+		return "tcp:" + strconv.Itoa(int(p.port))
+	case p.exec != "":
+		return "exec:" + p.exec
+	case p.log != nil:
+		return "log:" + p.log.String()
+	}
+	return ""
+}
+
+// startFlags are start's flags, checked.
+type startFlags struct {
+	cli.Start
+	tags  map[string]string
+	probe probe
+}
+
+// idle is what a sandbox runs that was given no command.
+var idle = []string{"sleep", "infinity"}
+
+func parseStart(args []string) (f startFlags, command []string, err error) {
+	if command, err = cli.Parse(&f.Start, args); err != nil || f.Help {
+		return f, nil, err
+	}
+	if f.Name != "" {
+		if err := state.ValidName(f.Name); err != nil {
+			return f, nil, err
+		}
+	}
+	if f.tags, err = parseTags(f.Tag); err != nil {
+		return f, nil, err
+	}
+	f.probe, err = parseProbe(&f.Start)
+	return f, command, err
+}
+
+// parseTags parses KEY=VALUE; the last one of a key wins.
+func parseTags(args []string) (map[string]string, error) {
+	tags := map[string]string{}
+	for _, arg := range args {
+		key, value, found := strings.Cut(arg, "=")
+		if !found || key == "" {
+			return nil, fmt.Errorf("--tag %q: want KEY=VALUE", arg)
+		}
+		tags[key] = value
+	}
+	return tags, nil
+}
+
+func parseProbe(f *cli.Start) (p probe, err error) {
+	n := 0
+	for _, given := range []string{f.ReadyTCP, f.ReadyExec, f.ReadyLog} {
+		if given != "" {
+			n++
+		}
+	}
+	switch {
+	case n > 1:
+		return p, errors.New("--ready-tcp, --ready-exec and --ready-log: only one of them")
+	case n == 0 && f.WaitReady:
+		return p, errors.New("--wait-ready: how is it known? give --ready-tcp, --ready-exec or --ready-log")
+	case f.ReadyTCP != "" && f.Net == "host":
+		return p, errors.New("--ready-tcp: with --net host a port of the sandbox cannot be told from one of the host; use --ready-exec or --ready-log")
+	case f.ReadyInterval == 0:
+		return p, errors.New("--ready-interval: must be greater than 0")
+	}
+	if f.ReadyTCP != "" {
+		port, err := strconv.ParseUint(f.ReadyTCP, 10, 16)
+		if err != nil || port == 0 {
+			return p, fmt.Errorf("--ready-tcp %q: want a port from 1 to 65535", f.ReadyTCP)
+		}
+		p.port = uint16(port)
+	}
+	if f.ReadyLog != "" {
+		if p.log, err = regexp.Compile(f.ReadyLog); err != nil {
+			return p, fmt.Errorf("--ready-log: %w", err)
+		}
+	}
+	p.exec = f.ReadyExec
+	return p, nil
+}
+
+var _ = result.Exited

@@ -1,0 +1,321 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/internal/logfile"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/internal/supervise"
+)
+
+// supervisor is the process that lives as long as a sandbox that was started. All
+// it knows is in the sandbox's record; what it is asked to do comes as SIGTERM.
+type supervisor struct {
+	flags   startFlags
+	command []string
+	begin   time.Time
+	plan    *bwrap.Plan
+	own     *state.Own
+	logs    [2]*logfile.Writer // stdout, stderr
+	matched chan struct{}      // closed when a line of them says that it is ready
+
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	hurry  chan struct{}
+	now    func() // closes hurry
+	match  func() // closes matched
+
+	mu     sync.Mutex // of the record
+	record state.Record
+	kept   *proc.Kept // once it is held
+}
+
+func superviseSandbox(args []string, begin time.Time) int {
+	s := &supervisor{begin: begin, hurry: make(chan struct{}), matched: make(chan struct{})}
+	s.now = sync.OnceFunc(func() { close(s.hurry) })
+	s.match = sync.OnceFunc(func() { close(s.matched) })
+	s.ctx, s.cancel = context.WithCancelCause(context.Background())
+	caller.orElse(func() { s.cancel(supervise.Request{Cause: result.Killed, Signal: unix.SIGKILL}) })
+	err := s.prepare(args)
+	if err == nil {
+		err = s.run()
+	}
+	if err != nil {
+		return fail(err)
+	}
+	return 0
+}
+
+// prepare does all that can fail before anything is started but the directory.
+func (s *supervisor) prepare(args []string) (err error) {
+	if s.flags, s.command, err = parseStart(args); err != nil {
+		return usageError(err)
+	}
+	argv := s.command
+	if len(argv) == 0 {
+		argv = idle
+	}
+	policy, err := policyOf(&s.flags.View, argv)
+	if err != nil {
+		return usageError(err)
+	}
+	if s.plan, err = bwrap.Prepare(policy, thisCaller()); err != nil {
+		return err
+	}
+	dir, err := state.Open(stateCaller())
+	if err != nil {
+		return err
+	}
+	// From here on there is nothing of the caller's in us: neither what its
+	// variables hold nor its current directory, which somebody may want to unmount.
+	os.Clearenv()
+	if err := os.Chdir("/"); err != nil {
+		return err
+	}
+	s.own, err = dir.Create(newID(), s.flags.Name)
+	return err
+}
+
+func (s *supervisor) run() error {
+	started, err := s.start()
+	if started == nil {
+		_ = s.own.Remove() // the error that counts is the first one
+		return err
+	}
+	defer s.plan.Close()
+	go s.listen()
+	res := supervise.Run(s.ctx, started.start, supervise.Options{
+		Timeout:      time.Duration(s.flags.Timeout),
+		Grace:        time.Duration(s.flags.Grace),
+		ProofTimeout: time.Duration(s.flags.ProofTimeout),
+		Begin:        s.begin,
+		Hurry:        s.hurry,
+		Hold:         s.hold,
+		Released:     s.released,
+	})
+	started.drain(res.Verdict)
+	return s.finish(res)
+}
+
+// output is the payload's stdout and stderr on their way into the logs.
+type logging struct {
+	start   supervise.Start
+	sources []*os.File
+	copying sync.WaitGroup
+}
+
+// start makes what has to be there before the sandbox: record, logs, pipes.
+func (s *supervisor) start() (l *logging, err error) {
+	self, err := proc.Identify(os.Getpid())
+	if err != nil {
+		return nil, err
+	}
+	s.record = state.Record{
+		Tags: s.flags.tags, Argv: s.command, CreatedAt: s.begin.UTC().Format(result.TimeFormat), Phase: state.Starting, Supervisor: self,
+		Workdir: s.plan.Workdir, Net: s.flags.Net, Hostname: s.flags.Hostname,
+		TimeoutMS: result.Milliseconds(time.Duration(s.flags.Timeout)), IdleTimeoutMS: result.Milliseconds(time.Duration(s.flags.IdleTimeout)),
+	}
+	if s.record.Argv == nil {
+		s.record.Argv = []string{}
+	}
+	if cred := s.plan.Cred(); cred != nil {
+		s.record.UID, s.record.GID = &cred.UID, &cred.GID
+	}
+	if p := s.flags.probe.String(); p != "" {
+		s.record.Ready = &state.Ready{Probe: p}
+	}
+	if err := s.own.WriteFile(envFile, []byte(strings.Join(append(pairs(s.plan.Env()), ""), "\x00"))); err != nil {
+		return nil, err
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_RDONLY, 0)
+	if err != nil {
+		return nil, err
+	}
+	l = &logging{}
+	stdio := [3]*os.File{null}
+	for i, name := range []string{stdoutFile, stderrFile} {
+		file, err := s.own.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|os.O_APPEND)
+		if err != nil {
+			return nil, err
+		}
+		r, w, err := pipe()
+		if err != nil {
+			return nil, err
+		}
+		s.logs[i], stdio[i+1] = logfile.NewWriter(file, int64(s.flags.LogMax)), w
+		l.sources = append(l.sources, r)
+	}
+	if err := s.own.Write(s.record); err != nil {
+		return nil, err
+	}
+	var once sync.Once
+	l.start = supervise.InSandbox(s.plan, stdio, nil, func() {
+		once.Do(func() {
+			for _, f := range stdio {
+				f.Close()
+			}
+			for i, r := range l.sources {
+				l.copying.Go(func() { s.copy(i, r) })
+			}
+		})
+	})
+	return l, nil
+}
+
+// copy writes one stream to its log, to the end.
+func (s *supervisor) copy(i int, r *os.File) {
+	seen := func([]byte) {}
+	if s.flags.probe.log != nil {
+		seen = s.matching()
+	}
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := r.Read(buf)
+		if n > 0 {
+			_, _ = s.logs[i].Write(buf[:n]) // it never fails
+			seen(buf[:n])
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// drain waits until all output is in the logs. After a proven end every writer is
+// dead; else what came in time must do.
+func (l *logging) drain(verdict result.Verdict) {
+	if verdict == result.Unproven {
+		for _, r := range l.sources {
+			_ = r.SetReadDeadline(time.Now())
+		}
+	}
+	l.copying.Wait()
+}
+
+// hold puts on disk who init is, before the payload may start.
+func (s *supervisor) hold(kept *proc.Kept) error {
+	init, err := proc.Identify(kept.Init.PID)
+	if err == nil && kept.Init.Exited() {
+		err = proc.ErrGone // so that may have been another
+	}
+	if err != nil {
+		return err
+	}
+	return s.write(func(r *state.Record) { r.Init, s.kept = &init, kept })
+}
+
+// write changes the record.
+func (s *supervisor) write(change func(*state.Record)) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.record.Phase == state.Ended {
+		return nil // too late
+	}
+	change(&s.record)
+	return s.own.Write(s.record)
+}
+
+// released tells the world that the payload runs, and begins what goes on beside it.
+func (s *supervisor) released() {
+	err := s.write(func(r *state.Record) { r.Phase = state.Running })
+	if err == nil {
+		err = caller.tell(handover{ID: s.own.ID, Name: s.own.Name, Status: string(state.Running)})
+	}
+	if err != nil {
+		// Nobody knows of the sandbox, or nobody could find it.
+		s.cancel(supervise.Request{Cause: result.Killed, Signal: unix.SIGKILL})
+		return
+	}
+	if s.record.Ready != nil {
+		go s.becomeReady()
+	}
+	if s.flags.IdleTimeout > 0 {
+		go s.endWhenIdle(time.Duration(s.flags.IdleTimeout))
+	}
+	sweepSoon()
+	debug.FreeOSMemory() // it will be idle for a long time
+}
+
+// listen waits for requests to end the sandbox: kill.json, and a signal to look.
+func (s *supervisor) listen() {
+	got := make(chan os.Signal, 4)
+	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
+	signal.Notify(got, syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT)
+	first := true
+	for sig := range got {
+		request := supervise.Request{Cause: result.Canceled, Signal: sig.(syscall.Signal)}
+		if kill, err := s.own.ReadKill(); err == nil && kill != nil {
+			request = supervise.Request{Cause: result.Killed, Signal: signalNumber(kill.Signal), Grace: time.Duration(kill.GraceMS * float64(time.Millisecond))}
+		}
+		if first {
+			s.cancel(request)
+			first = false
+			continue
+		}
+		// Somebody with less patience than the one before.
+		time.AfterFunc(request.Grace, s.now)
+	}
+}
+
+// endWhenIdle ends the sandbox when nothing has used it for so long.
+func (s *supervisor) endWhenIdle(timeout time.Duration) {
+	for {
+		wait, err := s.own.EndIfIdle(timeout)
+		if err != nil {
+			wait = min(timeout, time.Second) // not to be told now
+		} else if wait <= 0 {
+			s.cancel(supervise.Request{Cause: result.IdleTimeout, Signal: unix.SIGTERM, Grace: time.Duration(s.flags.Grace)})
+			return
+		}
+		select {
+		case <-time.After(wait):
+		case <-s.ctx.Done():
+			return
+		}
+	}
+}
+
+// finish records how it ended, or removes a sandbox that never was.
+func (s *supervisor) finish(res result.Result) error {
+	if res.Cause == result.StartFailed && !caller.told.Load() {
+		err := s.because(res.Err)
+		_ = s.own.Remove() // the error that counts is the first one
+		return err
+	}
+	report := res.Report(s.own.ID, s.command)
+	report.Bwrap = &result.ReportBwrap{Path: s.plan.Program.Path, Version: s.plan.Program.Version}
+	err := s.write(func(r *state.Record) {
+		r.Phase, r.Report = state.Ended, &report
+		r.Logs = &state.Logs{StdoutBytes: s.logs[0].Len(), StderrBytes: s.logs[1].Len(), StdoutTruncated: s.logs[0].Truncated(), StderrTruncated: s.logs[1].Truncated()}
+	})
+	return errors.Join(err, s.own.Close())
+}
+
+// because adds to an error what bwrap has said on stderr, which nobody sees.
+func (s *supervisor) because(e *result.Error) error {
+	file, err := s.own.OpenFile(stderrFile, os.O_RDONLY)
+	if err != nil || e == nil {
+		return e
+	}
+	defer file.Close()
+	line, _ := bufio.NewReaderSize(file, 512).ReadSlice('\n')
+	if line = bytes.TrimSpace(line); len(line) > 0 {
+		e.Message += " (" + string(line) + ")"
+	}
+	return e
+}

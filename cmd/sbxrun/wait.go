@@ -1,0 +1,232 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"time"
+
+	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/logfile"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/ready"
+	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/state"
+)
+
+func waitCommand(args []string) int {
+	var flags cli.Wait
+	names, err := cli.ParseNames(&flags, args)
+	switch {
+	case err != nil:
+		return fail(usageError(err))
+	case flags.Help:
+		return help("wait")
+	case len(names) != 1:
+		return fail(usageError(fmt.Errorf("wait takes one sandbox, got %d", len(names))))
+	}
+	w := waiter{name: names[0]}
+	if flags.Log != "" {
+		if w.log, err = regexp.Compile(flags.Log); err != nil {
+			return fail(usageError(fmt.Errorf("--log: %w", err)))
+		}
+	}
+	ctx := context.Background()
+	if flags.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(flags.Timeout))
+		defer cancel()
+	}
+	switch {
+	case flags.Ready:
+		err = w.untilReady(ctx)
+	case w.log != nil:
+		err = w.untilLogged(ctx)
+	default:
+		err = w.untilEnded(ctx)
+	}
+	return w.tell(err, flags.JSON)
+}
+
+// waitReady waits as wait --ready does, for a sandbox that was just started.
+func waitReady(id string) int {
+	w := waiter{name: id}
+	return w.tell(w.untilReady(context.Background()), false)
+}
+
+// waiter is one who waits for a sandbox.
+type waiter struct {
+	name    string
+	log     *regexp.Regexp
+	sandbox *state.Entry
+	code    int // to exit with, if nothing was wrong
+}
+
+// waited is what wait --json prints.
+type waited struct {
+	ID       string              `json:"id,omitempty"`
+	Name     string              `json:"name,omitempty"`
+	Status   string              `json:"status,omitempty"`
+	ExitCode int                 `json:"exit_code"` // what wait exits with
+	ReadyAt  string              `json:"ready_at,omitempty"`
+	Report   *result.Report      `json:"report,omitempty"`
+	Error    *result.ReportError `json:"error,omitempty"`
+}
+
+func (w *waiter) tell(err error, asJSON bool) int {
+	code := w.code
+	said := waited{}
+	if e := w.sandbox; e != nil {
+		said = waited{ID: e.ID, Name: e.Record.Name, Status: e.Status(), Report: e.Record.Report}
+		if r := e.Record.Ready; r != nil {
+			said.ReadyAt = r.ReadyAt
+		}
+	}
+	if err != nil {
+		code = fail(err)
+		e := asError(err)
+		said.Error = &result.ReportError{Code: e.Code, Message: e.Message, Hint: e.Hint}
+	}
+	if asJSON {
+		said.ExitCode = code
+		if err := json.NewEncoder(os.Stdout).Encode(said); err != nil {
+			return fail(fmt.Errorf("print: %w", err))
+		}
+	}
+	return code
+}
+
+func (w *waiter) find() (err error) {
+	w.sandbox, err = find(w.name)
+	return err
+}
+
+// untilEnded waits for the supervisor's end: then the record is final.
+func (w *waiter) untilEnded(ctx context.Context) error {
+	if err := w.find(); err != nil {
+		return err
+	}
+	if err := ended(ctx, w.sandbox); err != nil {
+		return w.late(err)
+	}
+	if err := w.sandbox.Refresh(); err != nil {
+		return err
+	}
+	if r := w.sandbox.Record.Report; r != nil {
+		w.code = r.ExitCode
+		return nil
+	}
+	return lostError(w.sandbox)
+}
+
+// ended waits until a sandbox's supervisor is no more.
+func ended(ctx context.Context, e *state.Entry) error {
+	if !e.Alive {
+		return nil
+	}
+	supervisor, err := e.Record.Supervisor.Open()
+	if errors.Is(err, proc.ErrGone) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer supervisor.Close()
+	return supervisor.WaitContext(ctx, time.Time{})
+}
+
+// late words why the waiting was given up.
+func (w *waiter) late(err error) error {
+	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
+		return &result.Error{Code: "wait-timeout", ExitCode: result.ExitTimeout, Message: fmt.Sprintf("the time for waiting is over; the sandbox %s lives on (%s)", title(w.sandbox), w.sandbox.Status())}
+	}
+	return err
+}
+
+func lostError(e *state.Entry) error {
+	return &result.Error{Code: "lost", Message: "the supervisor of the sandbox " + title(e) + " was killed; how its command has ended is not known", ExitCode: result.ExitKilled,
+		Hint: "sbxrun cleanup removes what is left"}
+}
+
+// lookInterval is the pause between two looks at a record.
+const lookInterval = 20 * time.Millisecond
+
+func (w *waiter) untilReady(ctx context.Context) error {
+	if err := w.find(); err != nil {
+		return err
+	}
+	if w.sandbox.Record.Ready == nil {
+		return &result.Error{Code: "no-probe", Message: "the sandbox " + title(w.sandbox) + " was started without a probe", Hint: "start it with --ready-tcp, --ready-exec or --ready-log"}
+	}
+	err := ready.Probe(ctx, lookInterval, func(context.Context) (bool, error) {
+		if err := w.sandbox.Refresh(); err != nil {
+			return false, err
+		}
+		switch r := w.sandbox.Record.Ready; {
+		case r.ReadyAt != "" && w.sandbox.Alive && w.sandbox.Record.Report == nil:
+			return true, nil
+		case !w.sandbox.Alive || w.sandbox.Record.Report != nil:
+			return false, endedError(w.sandbox, "before it was ready")
+		case r.Error != "":
+			return false, &result.Error{Code: "not-ready", ExitCode: result.ExitTimeout, Message: "the sandbox " + title(w.sandbox) + " is not ready: " + r.Error}
+		}
+		return false, nil
+	})
+	return w.late(err)
+}
+
+// endedError says how a sandbox has ended that should not have.
+func endedError(e *state.Entry, before string) error {
+	how := e.Status()
+	if r := e.Record.Report; r != nil {
+		how = fmt.Sprintf("%s, with exit code %d", how, r.ExitCode)
+	}
+	return &result.Error{Code: "ended", Message: fmt.Sprintf("the sandbox %s has ended %s: %s", title(e), before, how), Hint: "sbxrun logs " + title(e)}
+}
+
+var errMatched = errors.New("the line is there")
+
+func (w *waiter) untilLogged(ctx context.Context) error {
+	if err := w.find(); err != nil {
+		return err
+	}
+	over := make(chan struct{})
+	follow, stop := context.WithCancel(ctx)
+	defer stop()
+	go func() {
+		if ended(follow, w.sandbox) == nil {
+			close(over)
+		}
+	}()
+	var streams []logfile.Stream
+	var matchers []*logfile.Matcher
+	for _, name := range []string{stdoutFile, stderrFile} {
+		file, err := w.sandbox.OpenFile(name)
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		m := logfile.NewMatcher(w.log)
+		matchers = append(matchers, m)
+		streams = append(streams, logfile.Stream{File: file, Emit: func(p []byte) error {
+			if m.Feed(p) {
+				return errMatched
+			}
+			return nil
+		}})
+	}
+	err := logfile.Follow(ctx, over, streams...)
+	switch {
+	case errors.Is(err, errMatched) || err == nil && (matchers[0].End() || matchers[1].End()):
+		return nil
+	case err != nil:
+		return w.late(err)
+	}
+	if err := w.sandbox.Refresh(); err != nil {
+		return err
+	}
+	return endedError(w.sandbox, "without such a line")
+}

@@ -1,0 +1,306 @@
+package logfile
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+var errTest = errors.New("test")
+
+// reopen opens the file again, as another process would.
+func reopen(t *testing.T, f *os.File) *os.File {
+	t.Helper()
+	r, err := os.Open(f.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	return r
+}
+
+// receive gets the next value, or gives the test up after a while.
+func receive[T any](t *testing.T, c <-chan T, what string) (v T) {
+	t.Helper()
+	select {
+	case v = <-c:
+	case <-time.After(20 * time.Second):
+		t.Fatalf("waited in vain for %s", what)
+	}
+	return v
+}
+
+// collect emits into b.
+func collect(b *bytes.Buffer) func([]byte) error {
+	return func(p []byte) error { b.Write(p); return nil }
+}
+
+// hand emits to a channel.
+func hand(c chan<- string) func([]byte) error {
+	return func(p []byte) error { c <- string(p); return nil }
+}
+
+// start follows in the background. The follower is over when the test is.
+func start(t *testing.T, ctx context.Context, ended <-chan struct{}, streams ...Stream) <-chan error {
+	ctx, cancel := context.WithCancel(ctx)
+	result, done := make(chan error, 1), make(chan struct{})
+	go func() {
+		defer close(done)
+		result <- Follow(ctx, ended, streams...)
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+	return result
+}
+
+// answer writes lines, each as soon as the one before has come out. Should a
+// follower miss that something was written, nothing would wake it again.
+func answer(t *testing.T, rounds int) {
+	t.Helper()
+	f := create(t)
+	ended, lines := make(chan struct{}), make(chan string, 1)
+	result := start(t, t.Context(), ended, Stream{reopen(t, f), hand(lines)})
+	for i := range rounds {
+		line := fmt.Sprintf("line %d\n", i)
+		write(t, f, line)
+		if got := receive(t, lines, line); got != line {
+			t.Fatalf("got %q, want %q", got, line)
+		}
+	}
+	close(ended)
+	if err := receive(t, result, "the end"); err != nil || len(lines) > 0 {
+		t.Errorf("%v, %d more lines", err, len(lines))
+	}
+}
+
+func TestFollowAtOnce(t *testing.T) { answer(t, 3000) }
+
+// What is written while a follower starts is neither missed nor taken twice.
+func TestFollowStart(t *testing.T) {
+	for i := range 40 {
+		f := create(t)
+		lines := make(chan string, 1)
+		go func() { // at some point of the start, which takes about 0.1 ms
+			for begin := time.Now(); time.Since(begin) < time.Duration(i)*5*time.Microsecond; {
+			}
+			f.WriteString(binary)
+		}()
+		start(t, t.Context(), nil, Stream{reopen(t, f), hand(lines)})
+		if got := receive(t, lines, "a line"); got != binary {
+			t.Errorf("got %q", got)
+		}
+	}
+}
+
+// Without inotify it is late, but complete.
+func TestFollowWithoutInotify(t *testing.T) {
+	f := create(t)
+	write(t, f, "history\n")
+	r := reopen(t, f)
+	lines := make(chan string, 1)
+
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: old.Max}); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err := watch([]Stream{{File: r}})
+	ended := make(chan struct{})
+	result := start(t, t.Context(), ended, Stream{r, hand(lines)})
+	first := receive(t, lines, "history") // so it has given up inotify
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+		t.Fatal(err)
+	}
+
+	if !errors.Is(err, unix.EMFILE) {
+		t.Errorf("watch: %v; want EMFILE", err)
+	}
+	write(t, f, "more\n")
+	if more := receive(t, lines, "more"); first != "history\n" || more != "more\n" {
+		t.Errorf("got %q and %q", first, more)
+	}
+	close(ended)
+	if err := receive(t, result, "the end"); err != nil {
+		t.Error(err)
+	}
+}
+
+// A file that cannot be watched, and nothing stays open of the attempt.
+func TestWatchErrors(t *testing.T) {
+	f := create(t)
+	before := descriptors(t)
+	f.Close()
+	if _, _, err := watch([]Stream{{File: f}}); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("closed file: %v; want ENOENT", err)
+	}
+	if after := descriptors(t); after != before-1 {
+		t.Errorf("%d descriptors, then one closed: %d", before, after)
+	}
+}
+
+func descriptors(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
+// The name of a file may go while it is followed.
+func TestFollowRemoved(t *testing.T) {
+	f := create(t)
+	r := reopen(t, f)
+	if err := os.Remove(f.Name()); err != nil {
+		t.Fatal(err)
+	}
+	lines := make(chan string, 1)
+	start(t, t.Context(), nil, Stream{r, hand(lines)})
+	write(t, f, binary)
+	if got := receive(t, lines, "a line"); got != binary {
+		t.Errorf("got %q", got)
+	}
+}
+
+// Eight followers of both streams, begun at different times, and one more that
+// is cancelled in the middle.
+func TestFollowers(t *testing.T) {
+	const rounds, followers = 400, 8
+	before := descriptors(t)
+	out, err := create(t), create(t)
+	ended := make(chan struct{})
+	var wantOut, wantErr strings.Builder
+	var results []<-chan error
+	var got [followers][2]bytes.Buffer
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	var cancelled <-chan error
+	var part bytes.Buffer
+
+	for i := range rounds {
+		if i%(rounds/followers) == 0 {
+			n := len(results)
+			results = append(results, start(t, t.Context(), ended,
+				Stream{reopen(t, out), collect(&got[n][0])}, Stream{reopen(t, err), collect(&got[n][1])}))
+		}
+		switch i {
+		case rounds / 4:
+			cancelled = start(t, ctx, ended, Stream{reopen(t, out), collect(&part)})
+		case rounds / 2:
+			cancel(errTest)
+			if err := receive(t, cancelled, "the cancelled"); err != errTest {
+				t.Errorf("cancelled: %v", err)
+			}
+		}
+		line := fmt.Sprintf("%d%s%s", i, binary, strings.Repeat("\x00", 7*i))
+		write(t, out, line)
+		wantOut.WriteString(line)
+		write(t, err, "E"+line)
+		wantErr.WriteString("E" + line)
+	}
+	close(ended)
+	for i, result := range results {
+		if err := receive(t, result, "a follower"); err != nil {
+			t.Errorf("follower %d: %v", i, err)
+		}
+		if got[i][0].String() != wantOut.String() || got[i][1].String() != wantErr.String() {
+			t.Errorf("follower %d: %d and %d bytes, want %d and %d, or they differ",
+				i, got[i][0].Len(), got[i][1].Len(), wantOut.Len(), wantErr.Len())
+		}
+	}
+	if !strings.HasPrefix(wantOut.String(), part.String()) {
+		t.Error("the cancelled got something else")
+	}
+	// The files of the test itself are closed by its Cleanup.
+	if after, opened := descriptors(t), 2+2*followers+1; after > before+opened {
+		t.Errorf("%d descriptors before, %d after, of which %d are the test's", before, after, opened)
+	}
+}
+
+// Over before it begins: all is read, in turns.
+func TestFollowEnded(t *testing.T) {
+	a, b := create(t), create(t)
+	write(t, a, strings.Repeat("a", 2*chunk+1))
+	write(t, b, strings.Repeat("b", chunk))
+	ended := make(chan struct{})
+	close(ended)
+	var got []string
+	emit := func(p []byte) error { got = append(got, fmt.Sprintf("%d%c", len(p), p[0])); return nil }
+	if err := Follow(t.Context(), ended, Stream{reopen(t, a), emit}, Stream{reopen(t, b), emit}); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"32768a", "32768b", "32768a", "1a"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// From where the file stands.
+func TestFollowTail(t *testing.T) {
+	f := create(t)
+	write(t, f, "1\n2\n3\n")
+	r := reopen(t, f)
+	offset, err := Tail(r, 2)
+	if err == nil {
+		_, err = r.Seek(offset, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := make(chan string, 1)
+	start(t, t.Context(), nil, Stream{r, hand(lines)})
+	if got := receive(t, lines, "the tail"); got != "2\n3\n" {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestFollowCancelled(t *testing.T) {
+	f := create(t)
+	write(t, f, strings.Repeat("x", 10*chunk))
+
+	// While there is more to read.
+	ctx, cancel := context.WithCancelCause(t.Context())
+	calls := 0
+	stop := func([]byte) error { calls++; cancel(errTest); return nil }
+	if err := Follow(ctx, nil, Stream{reopen(t, f), stop}, Stream{reopen(t, f), stop}); err != errTest || calls != 1 {
+		t.Errorf("in the middle: %v after %d calls", err, calls)
+	}
+	if err := Follow(ctx, nil, Stream{reopen(t, f), stop}); err != errTest || calls != 1 {
+		t.Errorf("before: %v after %d calls", err, calls)
+	}
+
+	// While there is not.
+	for range 20 {
+		ctx, cancel := context.WithCancel(t.Context())
+		came := make(chan string, 10)
+		result := start(t, ctx, nil, Stream{reopen(t, f), hand(came)})
+		for range 10 {
+			receive(t, came, "history")
+		}
+		cancel()
+		if err := receive(t, result, "the cancelled"); err != context.Canceled {
+			t.Errorf("idle: %v", err)
+		}
+	}
+}
+
+func TestFollowErrors(t *testing.T) {
+	f := create(t)
+	write(t, f, "x")
+	if err := Follow(t.Context(), nil, Stream{reopen(t, f), func([]byte) error { return errTest }}); err != errTest {
+		t.Errorf("Emit: %v", err)
+	}
+	r := reopen(t, f)
+	r.Close()
+	if err := Follow(t.Context(), nil, Stream{r, nil}); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("closed file: %v", err)
+	}
+}

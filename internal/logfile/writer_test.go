@@ -1,0 +1,137 @@
+package logfile
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// binary has every byte, with zeros, line breaks and broken characters.
+const binary = "\x00\xff\n\r\n\xc3\x28 \xe2\x82\xac\x00\n"
+
+func create(t *testing.T) *os.File {
+	t.Helper()
+	f, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+// content reads what is in f from another descriptor, as followers do.
+func content(t *testing.T, f *os.File) string {
+	t.Helper()
+	data, err := os.ReadFile(f.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+func write(t *testing.T, w io.Writer, s string) {
+	t.Helper()
+	if n, err := w.Write([]byte(s)); n != len(s) || err != nil {
+		t.Fatalf("Write of %d bytes: %d, %v", len(s), n, err)
+	}
+}
+
+func check(t *testing.T, w *Writer, length, kept int64, wantErr error) {
+	t.Helper()
+	if w.Len() != length || w.Kept() != kept || w.Truncated() != (kept < length) || !errors.Is(w.Err(), wantErr) {
+		t.Errorf("length %d, kept %d, truncated %t, error %v; want %d, %d, %t, %v",
+			w.Len(), w.Kept(), w.Truncated(), w.Err(), length, kept, kept < length, wantErr)
+	}
+}
+
+// Every limit around every piece size.
+func TestWriterLimit(t *testing.T) {
+	for limit := -1; limit <= len(binary)+1; limit++ {
+		for piece := 1; piece <= len(binary); piece++ {
+			t.Run(fmt.Sprintf("%d by %d", limit, piece), func(t *testing.T) {
+				f := create(t)
+				w := NewWriter(f, int64(limit))
+				for rest := binary; rest != ""; {
+					n := min(piece, len(rest))
+					write(t, w, rest[:n])
+					rest = rest[n:]
+				}
+				write(t, w, "")
+				want := binary[:min(max(limit, 0), len(binary))]
+				check(t, w, int64(len(binary)), int64(len(want)), nil)
+				if got := content(t, f); got != want {
+					t.Errorf("kept %q, want %q", got, want)
+				}
+			})
+		}
+	}
+}
+
+func TestWriterDiskFull(t *testing.T) {
+	f, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	w := NewWriter(f, 100)
+	check(t, w, 0, 0, nil)
+	for i := range 3 {
+		write(t, w, binary)
+		check(t, w, int64((i+1)*len(binary)), 0, unix.ENOSPC)
+	}
+}
+
+// After an error that took only a part, nothing is added: no hole.
+func TestWriterErrorIsTheEnd(t *testing.T) {
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &old); err != nil {
+		t.Fatal(err)
+	}
+	f := create(t)
+	w := NewWriter(f, 100)
+	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 5, Max: old.Max}); err != nil {
+		t.Fatal(err)
+	}
+	write(t, w, "12345678")
+	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &old); err != nil {
+		t.Fatal(err)
+	}
+	check(t, w, 8, 5, unix.EFBIG)
+	write(t, w, "9")
+	check(t, w, 9, 5, unix.EFBIG)
+	if got := content(t, f); got != "12345" {
+		t.Errorf("kept %q", got)
+	}
+}
+
+// The counters are asked while it is written: for the race detector, and what
+// is said to be kept is in the file.
+func TestWriterAsked(t *testing.T) {
+	const rounds = 2000
+	f := create(t)
+	w := NewWriter(f, rounds*int64(len(binary))/2)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range rounds {
+			w.Write([]byte(binary)) // never fails
+		}
+	}()
+	for over := false; !over; {
+		select {
+		case <-done:
+			over = true
+		default:
+		}
+		kept, length := w.Kept(), w.Len()
+		if info, err := f.Stat(); err != nil || info.Size() < kept || length < kept {
+			t.Fatalf("size %d, %v, of which %d kept, of %d", info.Size(), err, kept, length)
+		}
+	}
+	check(t, w, rounds*int64(len(binary)), rounds*int64(len(binary))/2, nil)
+}

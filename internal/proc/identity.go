@@ -1,0 +1,99 @@
+package proc
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+)
+
+// Identity tells one process from every other that has had, or will have, its
+// number: a pid is used again, a start time not within one boot, and the same
+// pid and start time in another PID namespace is somebody else.
+type Identity struct {
+	PID    int    `json:"pid"`
+	Start  uint64 `json:"start_time"`    // clock ticks since boot
+	BootID string `json:"boot_id"`       // random(4)
+	PIDNS  uint64 `json:"pid_namespace"` // inode of the PID namespace that the process itself is in
+}
+
+// Identify is for a process that the caller knows to be the one it means while
+// this looks: a child not yet reaped, itself, or one held by a pidfd and asked
+// [Process.Exited] afterwards.
+func Identify(pid int) (Identity, error) {
+	id := Identity{PID: pid}
+	st, err := ReadStat(pid)
+	if err != nil {
+		return Identity{}, err
+	}
+	id.Start = st.Start
+	if id.PIDNS, err = Namespace(pid, "pid"); err != nil {
+		return Identity{}, err
+	}
+	if id.BootID, err = bootID(); err != nil {
+		return Identity{}, err
+	}
+	return id, nil
+}
+
+// Open takes hold of the process that id was made of. [ErrGone] means that it
+// has ended, whoever has its number now; any other error, that it could not be
+// told. The caller owns the Process and closes it.
+func (id Identity) Open() (*Process, error) {
+	// No sandbox is, or is supervised by, process 1; below it kill(2) and others
+	// take a number for something else than a process.
+	if id.PID <= 1 {
+		return nil, ErrGone
+	}
+	// The pidfd comes first: what is read after it is of this process, or of one
+	// that got the number later, and then this one has ended.
+	p, err := Open(id.PID)
+	if err != nil {
+		// The number may be that of a stranger's thread now, which has no pidfd.
+		if id.verify() == ErrGone {
+			err = ErrGone
+		}
+		return nil, err
+	}
+	if err = id.verify(); p.Exited() {
+		err = ErrGone
+	}
+	if err != nil {
+		p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// verify compares what everybody may read first. So a stranger, whose namespace
+// we may not look at, is known as one by his start time.
+func (id Identity) verify() error {
+	if boot, err := bootID(); err != nil {
+		return err
+	} else if boot != id.BootID {
+		return ErrGone
+	}
+	if st, err := ReadStat(id.PID); err != nil {
+		return err
+	} else if st.Start != id.Start {
+		return ErrGone
+	}
+	if ns, err := Namespace(id.PID, "pid"); err != nil {
+		return err
+	} else if ns != id.PIDNS {
+		return ErrGone
+	}
+	return nil
+}
+
+// bootID is a number that the kernel draws once per boot (random(4)).
+func bootID() (string, error) {
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("boot id: %w", err)
+	}
+	if data = bytes.TrimSpace(data); len(data) == 0 {
+		return "", errors.New("boot id: the kernel gives none")
+	}
+	return string(data), nil
+}

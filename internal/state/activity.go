@@ -1,0 +1,98 @@
+package state
+
+import (
+	"cmp"
+	"errors"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+// EndIfIdle tells how long the sandbox may still be idle, which is to be
+// asked again then: the timeout counts from its making or the end of its last use. 0 means
+// that the time is up, and that no use begins any more: [Entry.HoldActivity] fails
+// from now on.
+func (o *Own) EndIfIdle(timeout time.Duration) (wait time.Duration, err error) {
+	now := monotonic()
+	// For the moment until it is given up again, HoldActivity has patience.
+	switch err := tryLock(o.activity, unix.F_WRLCK); {
+	case errors.Is(err, unix.EAGAIN):
+		// In use. Whenever that ends, the time is not up before it has passed from now.
+		o.busy = now
+		return timeout, nil
+	case err != nil:
+		return 0, failed(o.folder.fail("lock", activityName, err))
+	}
+	last, err := touched(o.activity)
+	if err == nil && last < o.busy {
+		// A use that was seen has not told its end: it was killed, perhaps just now.
+		last, o.busy = now, 0
+		err = touch(o.activity)
+	}
+	wait = last + timeout - now
+	if err == nil && wait <= 0 {
+		return 0, nil // the lock is kept
+	}
+	if err := cmp.Or(err, tryLock(o.activity, unix.F_UNLCK)); err != nil {
+		return 0, failed(o.folder.fail("ask", activityName, err))
+	}
+	return wait, nil
+}
+
+// lookPatience is for how long the supervisor may hold the activity while it looks
+// whether the sandbox is idle; longer than that, and it is to end.
+const lookPatience = 100 * time.Millisecond
+
+// HoldActivity marks the sandbox as used, until release is called or the process
+// ends. If its idle timeout has passed, the error's code is "ending".
+func (e *Entry) HoldActivity() (release func(), err error) {
+	fd := -1
+	err = e.in(func(f folder) (err error) {
+		if fd, err = f.open(activityName, unix.O_RDONLY); err != nil {
+			return err
+		}
+		err = lock(fd, unix.F_RDLCK, lookPatience)
+		if err == nil {
+			err = touch(fd) // one that is killed will not say when it ended
+		}
+		if errors.Is(err, unix.EAGAIN) {
+			err = &result.Error{Code: "ending", Message: "the sandbox " + e.ID + " has reached its idle timeout and is about to end", Hint: "start it anew"}
+		} else if err != nil {
+			err = f.fail("lock", activityName, err)
+		}
+		if err != nil {
+			_ = unix.Close(fd)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return func() {
+		// In this order: once the lock is free, the time counts.
+		_ = touch(fd) // our own file; and it would end a little early
+		_ = unix.Close(fd)
+	}, nil
+}
+
+// touch sets the file's modification time to now, in CLOCK_MONOTONIC: somebody may
+// set the machine's clock, and the sandbox must not end for that.
+func touch(fd int) error {
+	t := unix.NsecToTimespec(int64(monotonic()))
+	return unix.UtimesNanoAt(fd, "", []unix.Timespec{t, t}, unix.AT_EMPTY_PATH)
+}
+
+// touched is the time that touch has set.
+func touched(fd int) (time.Duration, error) {
+	var st unix.Stat_t
+	err := unix.Fstat(fd, &st)
+	return time.Duration(st.Mtim.Nano()), err
+}
+
+func monotonic() time.Duration {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // cannot fail: the clock exists
+	return time.Duration(t.Nano())
+}

@@ -1,0 +1,205 @@
+package state
+
+import (
+	"cmp"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxFile bounds what is read from a file as a whole, in bytes. More is not
+// written either.
+const maxFile = 4 << 20
+
+var (
+	// errDamaged marks what cannot have been put there by us, or not all of it. It
+	// will not get better.
+	errDamaged      = errors.New("damaged")
+	errNotRegular   = fmt.Errorf("%w: not a regular file", errDamaged)
+	errNotDirectory = fmt.Errorf("%w: not a directory", errDamaged)
+	errTooLarge     = fmt.Errorf("%w: more than 4 MiB", errDamaged)
+)
+
+// folder is an open directory, in which no name is followed anywhere. The
+// descriptor is a bare one: an *os.File could be closed by the garbage collector,
+// and the supervisor's locks must last.
+type folder struct {
+	fd   int
+	path string // for messages
+}
+
+func (f folder) close() { _ = unix.Close(f.fd) } // only looked into
+
+func (f folder) fail(op, name string, err error) error {
+	return &fs.PathError{Op: op, Path: filepath.Join(f.path, name), Err: err}
+}
+
+// sub opens a directory in f.
+func (f folder) sub(name string) (folder, error) {
+	fd, err := unix.Openat(f.fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err == unix.ENOTDIR || err == unix.ELOOP {
+		err = errNotDirectory
+	}
+	if err != nil {
+		return folder{}, f.fail("open", name, err)
+	}
+	return folder{fd, filepath.Join(f.path, name)}, nil
+}
+
+// open opens a regular file in f. Other kinds are refused before they are read
+// or written, and without waiting for the other end of a pipe (O_NONBLOCK). The
+// descriptor is a blocking one all the same, so that [os.NewFile] keeps it out of
+// Go's poller, whose own start is fatal when there are no descriptors left.
+func (f folder) open(name string, flags int) (fd int, err error) {
+	if name == "" || name == "." || name == ".." || strings.ContainsRune(name, '/') {
+		return -1, f.fail("open", name, unix.EINVAL)
+	}
+	fd, err = unix.Openat(f.fd, name, flags|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0o600)
+	if err == unix.ELOOP || err == unix.ENXIO || err == unix.EISDIR { // link, socket or pipe, directory
+		err = errNotRegular
+	}
+	if err != nil {
+		return -1, f.fail("open", name, err)
+	}
+	var st unix.Stat_t
+	if err = unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
+		err = errNotRegular
+	}
+	if err == nil {
+		err = unix.SetNonblock(fd, false)
+	}
+	if err != nil {
+		_ = unix.Close(fd) // nothing was written
+		return -1, f.fail("open", name, err)
+	}
+	return fd, nil
+}
+
+func (f folder) openFile(name string, flags int) (*os.File, error) {
+	fd, err := f.open(name, flags)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), filepath.Join(f.path, name)), nil
+}
+
+func (f folder) read(name string) ([]byte, error) {
+	file, err := f.openFile(name, unix.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	data, err := io.ReadAll(io.LimitReader(file, maxFile+1))
+	if err == nil && len(data) > maxFile {
+		err = f.fail("read", name, errTooLarge)
+	}
+	return data, err
+}
+
+// write makes the file, or replaces it at once: a reader sees all of the old or
+// all of the new, and if it fails there is still the old.
+func (f folder) write(name string, data []byte) error {
+	if len(data) > maxFile {
+		return f.fail("write", name, errTooLarge)
+	}
+	var random [8]byte
+	if _, err := unix.Getrandom(random[:], 0); err != nil {
+		return f.fail("write", name, err)
+	}
+	tmp := "." + name + "." + hex.EncodeToString(random[:])
+	file, err := f.openFile(tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL)
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(data)
+	err = cmp.Or(err, file.Close())
+	if err == nil {
+		if err = unix.Renameat(f.fd, tmp, f.fd, name); err != nil {
+			err = f.fail("rename", name, err)
+		}
+	}
+	if err != nil {
+		_ = unix.Unlinkat(f.fd, tmp, 0) // the first error is what counts
+	}
+	return err
+}
+
+// names lists what is in f. It moves the descriptor's offset, so f must not be
+// shared.
+func (f folder) names() (names []string, err error) {
+	if _, err := unix.Seek(f.fd, 0, io.SeekStart); err != nil {
+		return nil, f.fail("read", "", err)
+	}
+	for buf := make([]byte, 8<<10); ; {
+		n, err := unix.ReadDirent(f.fd, buf)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return nil, f.fail("read", "", err)
+		}
+		if n == 0 {
+			return names, nil
+		}
+		_, _, names = unix.ParseDirent(buf[:n], -1, names)
+	}
+}
+
+// unlink removes a name that is not a directory, a symbolic link as such. That
+// there is none is well.
+func (f folder) unlink(name string) error {
+	if err := unix.Unlinkat(f.fd, name, 0); err != nil && err != unix.ENOENT {
+		return f.fail("remove", name, err)
+	}
+	return nil
+}
+
+// clear removes all that is in f but what is to be kept; a directory stays, and
+// is an error.
+func (f folder) clear(keep ...string) error {
+	names, err := f.names()
+	for _, name := range names {
+		if !slices.Contains(keep, name) {
+			err = cmp.Or(err, f.unlink(name))
+		}
+	}
+	return err
+}
+
+// scrap removes a directory in f with the files in it, or whatever else has the
+// name.
+func (f folder) scrap(name string) error {
+	sub, err := f.sub(name)
+	if errors.Is(err, errDamaged) {
+		return f.unlink(name)
+	}
+	if err != nil {
+		return err
+	}
+	defer sub.close()
+	return cmp.Or(sub.clear(), f.rmdir(name))
+}
+
+// rmdir removes an empty directory. That there is none is well.
+func (f folder) rmdir(name string) error {
+	if err := unix.Unlinkat(f.fd, name, unix.AT_REMOVEDIR); err != nil && err != unix.ENOENT {
+		return f.fail("remove", name, err)
+	}
+	return nil
+}
+
+// rename gives what is in f another name. A directory replaces at most an empty one.
+func (f folder) rename(from, to string) error {
+	if err := unix.Renameat(f.fd, from, f.fd, to); err != nil {
+		return f.fail("rename", to, err)
+	}
+	return nil
+}

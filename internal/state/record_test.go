@@ -1,0 +1,299 @@
+package state
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+// fullRecord has every member.
+func fullRecord() Record {
+	uid, gid := uint32(65534), uint32(0)
+	return Record{
+		Version: 1, ID: testID(1), Name: "web-1.x_y", Tags: map[string]string{"a": "b", "": "\x00\n\"{}"},
+		Argv: []string{"sh", "-c", "echo \"}\" <&>"}, CreatedAt: "2026-01-01T00:00:00.000Z", Phase: Ended,
+		Supervisor: proc.Identity{PID: 2, Start: 1<<64 - 1, BootID: "25fe2ea7-6fbe-4e2a-bd25-bf5a4c9a8b9e", PIDNS: 4026531836},
+		Init:       &proc.Identity{PID: 1 << 22, Start: 5, BootID: "25fe2ea7-6fbe-4e2a-bd25-bf5a4c9a8b9e", PIDNS: 4026532000},
+		UID:        &uid, GID: &gid, Workdir: "/w", Net: "none", Hostname: "h", TimeoutMS: 1.5, IdleTimeoutMS: 1e6,
+		Ready:  &Ready{Probe: "tcp:80", ReadyAt: "x", Error: "y"},
+		Logs:   &Logs{StdoutBytes: 1 << 40, StderrBytes: 2, StdoutTruncated: true, StderrTruncated: true},
+		Report: &result.Report{Version: 1, Status: result.StatusKilled, Argv: []string{}, Teardown: result.ReportTeardown{Survivors: []result.Survivor{}}},
+	}
+}
+
+func encoded(t testing.TB, v any) []byte {
+	t.Helper()
+	data, err := marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func TestRecord(t *testing.T) {
+	want := fullRecord()
+	data := encoded(t, &want)
+	got, err := ParseRecord(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if bytes.Count(data, []byte("\n")) != 1 || !bytes.HasSuffix(data, []byte("}\n")) {
+		t.Errorf("not one line: %q", data)
+	}
+	// A reader ignores what it does not know.
+	data = bytes.Replace(data, []byte("{"), []byte(`{"new":{"pid":-1},`), 1)
+	if again, err := ParseRecord(data); err != nil || !cmp.Equal(got, again) {
+		t.Errorf("%+v, %v", again, err)
+	}
+	// What need not be there is not written.
+	small := record("x", Running)
+	for _, member := range []string{"init", "sandbox_uid", "sandbox_gid", "name", "tags", "report", "ready", "logs", "timeout_ms", "idle_timeout_ms"} {
+		if bytes.Contains(encoded(t, &small), []byte(`"`+member+`"`)) {
+			t.Errorf("%s is written although it is unknown", member)
+		}
+	}
+}
+
+// Cut anywhere, a record is refused, alone and in its place; only its last byte,
+// the newline, says nothing.
+func TestRecordTruncated(t *testing.T) {
+	d := opened(t)
+	o := created(t, d, 1, "web-1.x_y")
+	r := fullRecord()
+	must(t, o.Write(r))
+	must(t, o.Close())
+	data := encoded(t, &r)
+	path := filepath.Join(d.Path(), testID(1), recordName)
+	for n := range len(data) - 1 {
+		if _, err := ParseRecord(data[:n]); !errors.Is(err, errDamaged) {
+			t.Fatalf("%d bytes: %v", n, err)
+		}
+		must(t, os.WriteFile(path, data[:n], 0o600))
+		warnings := wantIDs(t, d)
+		if len(warnings) != 1 {
+			t.Fatalf("%d bytes: warnings %v", n, warnings)
+		}
+		wantCode(t, "warning", warnings[0], "state")
+		_, err := d.Find(testID(1))
+		wantCode(t, "found by its id", err, "state")
+		_, err = d.Find("web-1.x_y")
+		wantCode(t, "found by its name", err, "no-such-sandbox")
+	}
+	if _, err := ParseRecord(data[:len(data)-1]); err != nil {
+		t.Error(err)
+	}
+	// Another byte in place of each: no panic, and what is accepted is sound.
+	for n := range data {
+		for _, c := range []byte{0, '"', '}', '-', '9', 0xff} {
+			changed := bytes.Clone(data)
+			changed[n] = c
+			checkAccepted(t, changed)
+		}
+	}
+	if w := d.Sweep(); w != nil {
+		t.Error(w)
+	}
+	wantFiles(t, d, "lock", "names")
+}
+
+func TestRecordRefused(t *testing.T) {
+	good := record("x", Running)
+	good.Version, good.ID = 1, testID(1)
+	text := string(encoded(t, &good))
+	if _, err := ParseRecord([]byte(text)); err != nil {
+		t.Fatal(err)
+	}
+	ended := fullRecord()
+	endedText := string(encoded(t, &ended))
+	change := func(text, from, to string) string {
+		if !strings.Contains(text, from) {
+			t.Fatalf("%q is not in %q", from, text)
+		}
+		return strings.Replace(text, from, to, 1)
+	}
+	pid := func(pid string) string { return change(text, `"pid":4711`, `"pid":`+pid) }
+	tests := []struct{ name, in string }{
+		{"empty", ""},
+		{"newline", "\n"},
+		{"null", "null"},
+		{"not an object", "[]"},
+		{"nothing in it", "{}"},
+		{"two", text + text},
+		{"something after it", text + "x"},
+		{"zeros, as after a crash", strings.Repeat("\x00", 4096)},
+		{"nested too deep", strings.Repeat(`{"a":`, 20000)},
+		{"pid 1", pid("1")},
+		{"pid 0", pid("0")},
+		{"pid -1", pid("-1")},
+		{"process group", pid("-4711")},
+		{"pid too great", pid("4194305")},
+		{"pid beyond 32 bits", pid("4294967297")}, // would be 1
+		{"pid beyond 64 bits", pid("18446744073709551618")},
+		{"pid with a fraction", pid("4711.5")},
+		{"pid a text", pid(`"4711"`)},
+		{"pid null", pid("null")},
+		{"no pid", change(text, `"pid":4711`, `"pod":4711`)},
+		{"no supervisor", change(text, `"supervisor"`, `"x"`)},
+		{"supervisor null", change(text, `"supervisor":{`, `"supervisor":null,"x":{`)},
+		{"two supervisors", change(text, `"supervisor"`, `"supervisor":{"pid":4711},"supervisor":{"pid":1},"x"`)},
+		{"start negative", change(text, `"start_time":1`, `"start_time":-1`)},
+		{"init pid 1", change(endedText, `"pid":4194304`, `"pid":1`)},
+		{"init without a pid", change(endedText, `"pid":4194304`, `"x":1`)},
+		{"version 0", change(text, `"version":1`, `"version":0`)},
+		{"version 2", change(text, `"version":1`, `"version":2`)},
+		{"no id", change(text, testID(1), "")},
+		{"id a path", change(text, testID(1), "../../etc/passwd")},
+		{"id of 16 dots and slashes", change(text, testID(1), "../../../../../..")},
+		{"id in capitals", change(text, testID(1), strings.ToUpper(testID(1)))},
+		{"id too long", change(text, testID(1), testID(1)+"0")},
+		{"id too short", change(text, testID(1), testID(1)[1:])},
+		{"name a path", change(endedText, "web-1.x_y", "../x")},
+		{"name with an escape", change(endedText, "web-1.x_y", `\u001b[2J`)},
+		{"phase unknown", change(text, `"running"`, `"resting"`)},
+		{"no phase", change(text, `"running"`, `""`)},
+		{"ended without a report", change(text, `"running"`, `"ended"`)},
+		{"running with a report", change(endedText, `"ended"`, `"running"`)},
+		{"status unknown", change(endedText, `"killed"`, `"\u001b[2J"`)},
+	}
+	for _, tt := range tests {
+		if got, err := ParseRecord([]byte(tt.in)); !errors.Is(err, errDamaged) || !cmp.Equal(got, Record{}) {
+			t.Errorf("%s: %+v, %v; want an error and nothing else", tt.name, got, err)
+		}
+	}
+}
+
+// checkAccepted: a record that is accepted names no process that must not be
+// signalled, and can be written out and read back.
+func checkAccepted(t *testing.T, data []byte) {
+	t.Helper()
+	r, err := ParseRecord(data)
+	if err != nil {
+		return
+	}
+	for _, id := range []*proc.Identity{&r.Supervisor, r.Init} {
+		if id != nil && (id.PID <= 1 || id.PID > 1<<22) {
+			t.Errorf("pid %d", id.PID)
+		}
+	}
+	if !validID(r.ID) || r.Name != "" && ValidName(r.Name) != nil {
+		t.Errorf("id %q, name %q", r.ID, r.Name)
+	}
+	again, err := ParseRecord(encoded(t, &r))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// By what is written: an empty map is left out, and comes back as none.
+	if diff := cmp.Diff(encoded(t, &r), encoded(t, &again)); diff != "" {
+		t.Errorf("(-first +again):\n%s", diff)
+	}
+	for _, alive := range []bool{false, true} {
+		switch s := (&Entry{Record: r, Alive: alive}).Status(); s {
+		case "starting", "running", "completed", "failed", "killed", "error", "lost":
+		default:
+			t.Errorf("status %q", s)
+		}
+	}
+}
+
+func FuzzRecord(f *testing.F) {
+	full, small := fullRecord(), record("x", Starting)
+	small.Version, small.ID = 1, testID(2)
+	data := encoded(f, &full)
+	f.Add(data)
+	f.Add(encoded(f, &small))
+	f.Add(data[:len(data)/2])
+	f.Add([]byte(`{"supervisor":{"pid":-1}}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		checkAccepted(t, data)
+		if k, err := parseKill(data); err == nil && !(k.GraceMS >= 0 && k.GraceMS <= 1e12) {
+			t.Errorf("%+v", k)
+		}
+	})
+}
+
+func TestWriteRefused(t *testing.T) {
+	d := opened(t)
+	o := written(t, d, 1, "")
+	bad := record("2", Running)
+	bad.Supervisor.PID = 1
+	wantCode(t, "pid 1", o.Write(bad), "state")
+	long := record("2", Running)
+	long.Argv = []string{strings.Repeat("x", maxFile)}
+	wantCode(t, "too long", o.Write(long), "state")
+	wantCode(t, "too long a file", o.WriteFile("env", make([]byte, maxFile+1)), "state")
+	must(t, o.WriteFile("env", make([]byte, maxFile)))
+	if e := found(t, d, testID(1)); e.Record.CreatedAt == "2" {
+		t.Error("the record was replaced")
+	}
+	// What somebody else has made too long is not read.
+	must(t, os.Truncate(filepath.Join(d.Path(), testID(1), recordName), 1<<40))
+	_, err := d.Find(testID(1))
+	wantCode(t, "a record of a terabyte", err, "state")
+	for _, name := range []string{"", ".", "..", "/etc/passwd", "../lock", "a/b"} {
+		_, err := o.OpenFile(name, os.O_RDONLY)
+		wantCode(t, "open "+name, err, "state")
+		wantCode(t, "write "+name, o.WriteFile(name, nil), "state")
+	}
+}
+
+func TestKill(t *testing.T) {
+	d := opened(t)
+	o := written(t, d, 1, "")
+	if k, err := o.ReadKill(); k != nil || err != nil {
+		t.Errorf("%v, %v", k, err)
+	}
+	e := found(t, d, testID(1))
+	for _, want := range []Kill{{}, {Signal: "TERM", GraceMS: 1500.5, Token: "abc"}, {Signal: "34"}, {Signal: "KILL", GraceMS: 1e12}} {
+		must(t, e.WriteKill(want))
+		if got, err := o.ReadKill(); err != nil || *got != want {
+			t.Errorf("%+v, %v; want %+v", got, err, want)
+		}
+	}
+	for _, bad := range []Kill{{Signal: "NONE"}, {Signal: "0"}, {Signal: "65"}, {Signal: "-1"}, {Signal: "SIGTERM"}, {Signal: "term"}, {GraceMS: -1}, {GraceMS: 1e13}, {Token: strings.Repeat("x", 65)}} {
+		wantCode(t, "a bad request", e.WriteKill(bad), "state")
+	}
+	path := filepath.Join(d.Path(), testID(1), killName)
+	for _, bad := range []string{"", "{", "null x", `{"signal":"FOO"}`, `{"signal":9}`, `{"grace_ms":1e400}`, `{"grace_ms":-0.1}`, `{"grace_ms":"1"}`} {
+		must(t, os.WriteFile(path, []byte(bad), 0o600))
+		_, err := o.ReadKill()
+		wantCode(t, bad, err, "state")
+	}
+}
+
+// Whoever reads while the record is replaced sees one that is whole.
+func TestWriteIsAtomic(t *testing.T) {
+	d := opened(t)
+	o := written(t, d, 1, "web")
+	done := make(chan error)
+	go func() {
+		defer close(done)
+		r := record("2026", Running)
+		for i := range 300 {
+			r.Argv = []string{strings.Repeat("x", i*100)}
+			if err := o.Write(r); err != nil {
+				done <- err
+			}
+		}
+	}()
+	for {
+		select {
+		case err := <-done:
+			must(t, err)
+			wantFiles(t, d, testID(1), testID(1)+"/activity", testID(1)+"/lock", testID(1)+"/record.json", "lock", "names", "names/web")
+			return
+		default:
+			found(t, d, "web")
+		}
+	}
+}

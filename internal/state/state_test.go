@@ -1,0 +1,297 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+// The role that a test plays in a process of its own.
+const roleVar = "SBXRUN_TEST_ROLE"
+
+// TestMain is also the supervisor that TestKilledSupervisor kills: it makes a sandbox,
+// says so, and waits until it is killed or its stdin ends.
+func TestMain(m *testing.M) {
+	if os.Getenv(roleVar) == "supervisor" {
+		d, err := Open(Caller{StateDir: os.Args[1], UID: os.Geteuid()})
+		if err == nil {
+			var o *Own
+			if o, err = d.Create(os.Args[2], os.Args[3]); err == nil {
+				err = o.Write(record("2026-01-01T00:00:00.000Z", Running))
+			}
+		}
+		fmt.Println(err)
+		_, _ = os.Stdin.Read(make([]byte, 1))
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// opened is a new state directory.
+func opened(t *testing.T) *Dir {
+	t.Helper()
+	// Below /tmp itself: an unprivileged user may have no other, and what
+	// t.TempDir makes is open to others.
+	return openAt(t, filepath.Join(t.TempDir(), "state"))
+}
+
+func openAt(t *testing.T, path string) *Dir {
+	t.Helper()
+	d, err := Open(Caller{StateDir: path, UID: os.Geteuid()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	return d
+}
+
+func testID(n int) string { return fmt.Sprintf("%016x", 0x5bcd000000000000+n) }
+
+func created(t *testing.T, d *Dir, n int, name string) *Own {
+	t.Helper()
+	o, err := d.Create(testID(n), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { o.giveUp() })
+	return o
+}
+
+// written is a sandbox with a record.
+func written(t *testing.T, d *Dir, n int, name string) *Own {
+	t.Helper()
+	o := created(t, d, n, name)
+	if err := o.Write(record(fmt.Sprintf("2026-01-01T00:00:%02d.000Z", n), Running)); err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+func record(createdAt string, phase Phase) Record {
+	r := Record{Argv: []string{"true"}, CreatedAt: createdAt, Phase: phase, Supervisor: proc.Identity{PID: 4711, Start: 1, BootID: "b", PIDNS: 1}}
+	if phase == Ended {
+		r.Report = &result.Report{Status: result.StatusCompleted}
+	}
+	return r
+}
+
+func found(t *testing.T, d *Dir, word string) *Entry {
+	t.Helper()
+	e, err := d.Find(word)
+	if err != nil {
+		t.Fatalf("find %q: %v", word, err)
+	}
+	return e
+}
+
+// wantCode checks that an error is one of this package, with its code, and fit to
+// be shown: one line and a remedy.
+func wantCode(t *testing.T, what string, err error, code string) {
+	t.Helper()
+	var e *result.Error
+	if !errors.As(err, &e) || e.Code != code {
+		t.Errorf("%s: %v; want an error with code %q", what, err, code)
+		return
+	}
+	if e.Message == "" || e.Hint == "" || strings.ContainsAny(e.Message+e.Hint, "\n\x00\x1b") {
+		t.Errorf("%s: message %q, hint %q", what, e.Message, e.Hint)
+	}
+}
+
+// wantIDs checks what List shows, and returns its warnings.
+func wantIDs(t *testing.T, d *Dir, want ...int) []error {
+	t.Helper()
+	entries, warnings := d.List()
+	var got, ids []string
+	for _, e := range entries {
+		got = append(got, e.ID)
+	}
+	for _, n := range want {
+		ids = append(ids, testID(n))
+	}
+	if strings.Join(got, " ") != strings.Join(ids, " ") {
+		t.Errorf("listed %v, want %v", got, ids)
+	}
+	return warnings
+}
+
+// wantFiles checks which paths there are below the state directory.
+func wantFiles(t *testing.T, d *Dir, want ...string) {
+	t.Helper()
+	var got []string
+	err := filepath.WalkDir(d.Path(), func(path string, _ os.DirEntry, err error) error {
+		if path != d.Path() {
+			got = append(got, strings.TrimPrefix(path, d.Path()+"/"))
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	if strings.Join(got, " ") != strings.Join(want, " ") {
+		t.Errorf("there is %v, want %v", got, want)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// From its making to its removal, as its supervisor and as others see it.
+func TestLife(t *testing.T) {
+	d := opened(t)
+	o := created(t, d, 1, "web")
+	wantFiles(t, d, testID(1), testID(1)+"/activity", testID(1)+"/lock", "lock", "names", "names/web")
+	if w := wantIDs(t, d); w != nil {
+		t.Errorf("without a record: %v", w)
+	}
+	_, err := d.Find("web")
+	wantCode(t, "without a record", err, "no-such-sandbox")
+
+	r := record("2026-01-01T00:00:01.000Z", Starting)
+	must(t, o.Write(r))
+	e := found(t, d, "web")
+	if !e.Alive || e.Status() != "starting" || e.ID != testID(1) || e.Record.ID != testID(1) || e.Record.Name != "web" || e.Record.Version != 1 {
+		t.Errorf("%+v, %s", e, e.Status())
+	}
+	r.Phase, r.Init = Running, &proc.Identity{PID: 4712}
+	must(t, o.Write(r))
+	must(t, e.Refresh())
+	if e.Status() != "running" || e.Record.Init.PID != 4712 {
+		t.Errorf("%+v, %s", e.Record, e.Status())
+	}
+	must(t, o.WriteFile("env", []byte("A=1")))
+	if data, err := e.ReadFile("env"); err != nil || string(data) != "A=1" {
+		t.Errorf("%q, %v", data, err)
+	}
+	log, err := o.OpenFile("stdout", os.O_WRONLY|os.O_CREATE|os.O_APPEND)
+	must(t, err)
+	_, err = log.WriteString("hello\n")
+	must(t, err)
+	log.Close()
+	file, err := e.OpenFile("stdout")
+	must(t, err)
+	file.Close()
+	for _, name := range []string{"env", "stdout", recordName, lockName, activityName} {
+		st, err := os.Lstat(filepath.Join(d.Path(), testID(1), name))
+		if err != nil || st.Mode() != 0o600 {
+			t.Errorf("%s: %v, %v", name, st, err)
+		}
+	}
+	wantCode(t, "remove the living", e.Remove(), "still-alive")
+	_, err = d.Create(testID(1), "")
+	wantCode(t, "the same id", err, "state")
+	must(t, e.Refresh())
+
+	// The report counts as soon as it is there.
+	r.Phase, r.Report = Ended, &result.Report{Status: result.StatusFailed}
+	must(t, o.Write(r))
+	must(t, e.Refresh())
+	if !e.Alive || e.Status() != "failed" {
+		t.Errorf("alive %v, %s", e.Alive, e.Status())
+	}
+	must(t, o.Close())
+	must(t, o.Close())
+	wantFiles(t, d, testID(1), testID(1)+"/activity", testID(1)+"/env", testID(1)+"/lock", testID(1)+"/record.json", testID(1)+"/stdout", "lock", "names")
+	if e = found(t, d, "web"); e.Alive || e.Status() != "failed" {
+		t.Errorf("alive %v, %s", e.Alive, e.Status())
+	}
+	must(t, e.Remove())
+	must(t, e.Remove())
+	wantFiles(t, d, "lock", "names")
+	wantCode(t, "refresh after removal", e.Refresh(), "no-such-sandbox")
+	_, err = e.ReadFile("env")
+	wantCode(t, "read after removal", err, "no-such-sandbox")
+}
+
+// A start that has failed leaves nothing.
+func TestOwnRemove(t *testing.T) {
+	d := opened(t)
+	o := written(t, d, 1, "web")
+	must(t, o.WriteFile("env", nil))
+	must(t, o.Remove())
+	must(t, o.Remove())
+	wantFiles(t, d, "lock", "names")
+	if again := created(t, d, 2, "web"); again.ID != testID(2) {
+		t.Error(again.ID)
+	}
+}
+
+// supervisor runs one in another process, until end is called or it is killed.
+func supervisor(t *testing.T, d *Dir, n int, name string) (c *exec.Cmd, end func()) {
+	t.Helper()
+	c = exec.Command(os.Args[0], d.Path(), testID(n), name)
+	c.Env = append(os.Environ(), roleVar+"=supervisor")
+	in, err := c.StdinPipe()
+	must(t, err)
+	out, err := c.StdoutPipe()
+	must(t, err)
+	must(t, c.Start())
+	end = func() { in.Close(); _ = c.Wait() }
+	buf := make([]byte, 1000)
+	if k, err := out.Read(buf); err != nil || string(buf[:k]) != "<nil>\n" {
+		end()
+		t.Fatalf("supervisor: %q, %v", buf[:k], err)
+	}
+	return c, end
+}
+
+// A supervisor that is killed leaves its record, and its name to whoever wants it.
+func TestKilledSupervisor(t *testing.T) {
+	d := opened(t)
+	c, end := supervisor(t, d, 1, "web")
+	defer end()
+	if e := found(t, d, "web"); !e.Alive || e.Status() != "running" {
+		t.Errorf("alive %v, %s", e.Alive, e.Status())
+	}
+	_, err := d.Create(testID(2), "web")
+	wantCode(t, "a name that is taken", err, "name-in-use")
+	if !strings.Contains(err.Error(), testID(1)) {
+		t.Errorf("the message does not tell by whom: %v", err)
+	}
+	wantIDs(t, d, 1)
+	must(t, c.Process.Kill())
+	_ = c.Wait()
+	e := found(t, d, "web")
+	if e.Alive || e.Status() != "lost" {
+		t.Errorf("alive %v, %s", e.Alive, e.Status())
+	}
+	o := written(t, d, 2, "web")
+	if got := found(t, d, "web"); got.ID != o.ID || !got.Alive {
+		t.Errorf("%+v", got)
+	}
+	must(t, e.Remove()) // leaves the name to its new owner
+	wantIDs(t, d, 2)
+	if got := found(t, d, "web"); got.ID != o.ID {
+		t.Errorf("%+v", got)
+	}
+	must(t, o.Remove())
+	wantFiles(t, d, "lock", "names")
+}
+
+// Whoever stops while he holds the lock keeps nobody for ever.
+func TestLockPatience(t *testing.T) {
+	d := opened(t)
+	fd, err := d.root.open("x", os.O_RDWR|os.O_CREATE)
+	must(t, err)
+	must(t, tryLock(fd, 1)) // F_WRLCK
+	other, err := d.root.open("x", os.O_RDWR)
+	must(t, err)
+	begin := time.Now()
+	err = failed(d.root.fail("lock", "x", lock(other, 1, 20*time.Millisecond)))
+	wantCode(t, "a lock that is held", err, "state")
+	if took := time.Since(begin); took < 20*time.Millisecond || took > 5*time.Second {
+		t.Errorf("took %v", took)
+	}
+}
