@@ -31,6 +31,7 @@ type Plan struct {
 	copies  []*os.File // what is copied in; descriptor firstCopy + i of bwrap
 	texts   []string   // the text of copies[i] if it was made here, for print
 	cred    *proc.Cred
+	hostNet bool
 }
 
 // Caller is who asks: what Prepare must know about the world outside.
@@ -61,7 +62,7 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	if p.Hostname == "" {
 		p.Hostname = DefaultHostname
 	}
-	plan := &Plan{command: p.Command}
+	plan := &Plan{command: p.Command, hostNet: p.Network == NetHost}
 	defer func() {
 		if err != nil {
 			plan.Close()

@@ -25,7 +25,8 @@ const SetupBound = 30 * time.Second
 // started it ends it: package cleanup.
 type Sandbox struct {
 	proc.Kept
-	Cred *proc.Cred // who bwrap runs as; nil if as sbxrun
+	Cred    *proc.Cred // who bwrap runs as; nil if as sbxrun
+	HostNet bool       // it has the caller's network namespace
 
 	running chan struct{}
 	exited  chan struct{}
@@ -51,7 +52,7 @@ type exitReport struct {
 // forked is called as soon as the sandbox has descriptors of its own, while
 // bwrap is at work.
 func (p *Plan) Start(ctx context.Context, stdio [3]*os.File, tty *proc.Terminal, forked func()) (*Sandbox, error) {
-	sb := &Sandbox{Cred: p.cred, running: make(chan struct{}), exited: make(chan struct{})}
+	sb := &Sandbox{Cred: p.cred, HostNet: p.hostNet, running: make(chan struct{}), exited: make(chan struct{})}
 	if err := p.start(ctx, sb, stdio, tty, forked); err != nil {
 		return nil, sb.abandon(err, p.staged)
 	}
@@ -81,7 +82,7 @@ func (p *Plan) start(ctx context.Context, sb *Sandbox, stdio [3]*os.File, tty *p
 		Path: p.Program.Path,
 		// The name is for who looks for what a crash has left. It is not printed:
 		// bwrap calls itself bwrap.
-		Args: append([]string{proc.Marker,
+		Args: append([]string{proc.Marker(os.Geteuid()),
 			"--args", strconv.Itoa(argsFD), "--block-fd", strconv.Itoa(blockFD), "--json-status-fd", strconv.Itoa(statusFD), "--"}, p.command...),
 		Files: append([]*os.File{stdio[0], stdio[1], stdio[2], args, blockEnd, statusEnd}, p.copies...),
 		Cred:  p.cred,

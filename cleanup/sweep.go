@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -52,17 +53,29 @@ func Sweep(dir *state.Dir, o SweepOptions) []Finding {
 	if o.Quick {
 		return s.found
 	}
-	for _, err := range warnings {
-		// Of what it may have known nothing is known: its processes are found by looking.
-		s.note(Finding{Kind: "damaged", What: err.Error(), Done: !o.DryRun})
-	}
-	if !o.DryRun {
-		for _, err := range dir.Sweep() {
-			s.note(Finding{Kind: "damaged", What: "something in the state directory", Err: err.Error()})
-		}
-	}
+	s.damaged(dir, warnings)
 	s.processes()
 	return s.found
+}
+
+// damaged removes what has no usable record and does not live. Of what it may have
+// known nothing is known: its processes are found by looking.
+func (s *sweep) damaged(dir *state.Dir, warnings []error) {
+	var failed, left []error
+	if !s.DryRun {
+		failed = dir.Sweep()
+		_, left = dir.List() // what is still there has a supervisor
+	}
+	for _, err := range warnings {
+		f := Finding{Kind: "damaged", What: err.Error(), Done: !s.DryRun}
+		if slices.ContainsFunc(left, func(other error) bool { return other.Error() == err.Error() }) {
+			f.Done = false
+		}
+		s.note(f)
+	}
+	for _, err := range failed {
+		s.note(Finding{Kind: "damaged", What: "something in the state directory", Err: err.Error()})
+	}
 }
 
 type sweep struct {
@@ -166,7 +179,7 @@ func (s *sweep) process(pid int) {
 	if !stale(pid) || init.Exited() {
 		return
 	}
-	s.do(Finding{Kind: "held-init", PID: pid, What: "init of a sandbox that was never started, without keeper and monitor"}, func() error { return end(init) })
+	s.do(Finding{Kind: "held-init", PID: pid, What: "init of a sandbox that has lost its keeper and monitor, and would stay for ever"}, func() error { return end(init) })
 }
 
 // stale says whether a process is the init of one of our sandboxes, and has lost
@@ -179,19 +192,34 @@ func stale(pid int) bool {
 		return false
 	}
 	st, err := proc.ReadStat(pid)
-	if err != nil || marked(st.Parent) {
-		return false // it has its monitor
+	if err != nil {
+		return false
+	}
+	if marked(st.Parent) {
+		return unkept(st.Parent)
 	}
 	// A keeper, or an sbxrun in the place of one that was killed, is about to end it.
 	above, err := proc.ReadStat(st.Parent)
 	return err == nil && above.Comm != proc.KeeperName && above.Comm != "sbxrun"
 }
 
+// unkept says whether a monitor has lost its keeper, and so is about to die, maybe
+// before its init has asked to die with it. It is in the session that the keeper
+// leads, and as long as it is, the keeper's number is nobody else's.
+func unkept(monitor int) bool {
+	st, err := proc.ReadStat(monitor)
+	if err != nil || st.Session <= 1 || st.Session == monitor {
+		return false
+	}
+	keeper, err := proc.ReadStat(st.Session)
+	return err == proc.ErrGone || err == nil && (keeper.State == "Z" || keeper.State == "X")
+}
+
 // marked says whether a process is our bubblewrap, by its first argument.
 func marked(pid int) bool {
 	cmdline, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cmdline")
 	first, _, _ := bytes.Cut(cmdline, []byte{0})
-	return err == nil && string(first) == proc.Marker
+	return err == nil && string(first) == proc.Marker(os.Geteuid())
 }
 
 // own says whether a process is the caller's, who may be root.
@@ -203,16 +231,12 @@ func own(pid int) bool {
 
 // zombie reports one of ours that its parent does not collect. Nobody else can.
 func (s *sweep) zombie(st proc.Stat) {
-	if st.Comm != proc.KeeperName && st.Comm != "sbxrun" && st.Comm != "bwrap" || !own(st.PID) {
+	if st.Comm != proc.KeeperName && st.Comm != "sbxrun" || !own(st.PID) {
 		return
 	}
 	above, err := proc.ReadStat(st.Parent)
 	if err != nil || above.Comm == proc.KeeperName || above.Comm == "sbxrun" {
 		return // about to be collected
-	}
-	if pid, err := unix.Wait4(st.PID, nil, unix.WNOHANG, nil); err == nil && pid == st.PID {
-		s.note(Finding{Kind: "zombie", PID: st.PID, What: "zombie of " + st.Comm, Done: true})
-		return
 	}
 	s.note(Finding{Kind: "zombie", PID: st.PID, What: fmt.Sprintf("zombie of %s, which only its parent %d (%s) can collect", st.Comm, st.Parent, above.Comm)})
 }

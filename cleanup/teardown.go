@@ -32,8 +32,10 @@ type Outcome struct {
 const maxSurvivors = 100
 
 // Teardown kills the sandbox and waits, at most until the deadline, for the
-// proof. Every step is made whatever the others came to.
-func Teardown(sb *proc.Kept, deadline time.Time) Outcome {
+// proof. Every step is made whatever the others came to. emptied, if not nil, is
+// called when the proof is there or given up, while the keeper still keeps the
+// terminal.
+func Teardown(sb *proc.Kept, deadline time.Time, emptied func(proven bool)) Outcome {
 	var failed *multierror.Error
 	if err := sb.KillInit(); err != nil {
 		failed = multierror.Append(failed, fmt.Errorf("kill init %d: %w", sb.Init.PID, err))
@@ -54,6 +56,9 @@ func Teardown(sb *proc.Kept, deadline time.Time) Outcome {
 		failed = multierror.Append(failed, fmt.Errorf("wait for init %d: %w", sb.Init.PID, err))
 	}
 	at := time.Now()
+	if emptied != nil {
+		emptied(failed == nil)
+	}
 	// The keeper is no part of the sandbox, but it must not be left either.
 	if err := sb.Keeper.Reap(deadline); err != nil {
 		failed = multierror.Append(failed, fmt.Errorf("collect the keeper: %w", err))

@@ -93,7 +93,7 @@ func TestTeardownTree(t *testing.T) {
 		echo payload
 		sleep 100`)
 	up(t, sb, stdout, 4)
-	out := cleanup.Teardown(sb.Ends(), soon())
+	out := cleanup.Teardown(sb.Ends(), soon(), nil)
 	gone(t, sb, stdout, out)
 	// Who reaps init, the monitor or the keeper, is a matter of microseconds.
 	if out.End.ReapedInit && !out.End.Init.Signaled() || out.End.ReapedInit && out.End.Init.Signal() != unix.SIGKILL {
@@ -107,7 +107,7 @@ func TestTeardownTree(t *testing.T) {
 // A payload that was never released never runs, not even by its sandbox's end.
 func TestTeardownHeld(t *testing.T) {
 	sb, stdout := held(t, "echo ran")
-	out := cleanup.Teardown(sb.Ends(), soon())
+	out := cleanup.Teardown(sb.Ends(), soon(), nil)
 	if err := stdout.SetReadDeadline(soon()); err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +126,7 @@ func TestTeardownEnded(t *testing.T) {
 		case <-time.After(20 * time.Second):
 			t.Errorf("%s: has not exited", script)
 		}
-		gone(t, sb, stdout, cleanup.Teardown(sb.Ends(), soon()))
+		gone(t, sb, stdout, cleanup.Teardown(sb.Ends(), soon(), nil))
 	}
 }
 
@@ -154,7 +154,7 @@ func TestTeardownKilledBefore(t *testing.T) {
 			if err := kill(sb); err != nil {
 				t.Fatal(err)
 			}
-			gone(t, sb, stdout, cleanup.Teardown(sb.Ends(), soon()))
+			gone(t, sb, stdout, cleanup.Teardown(sb.Ends(), soon(), nil))
 		})
 	}
 }
@@ -163,9 +163,9 @@ func TestTeardownKilledBefore(t *testing.T) {
 func TestTeardownDeadline(t *testing.T) {
 	sb, stdout := held(t, "for i in 1 2 3 4 5 6 7 8 9 10; do sleep 100 & done; echo up; sleep 100")
 	up(t, sb, stdout, 1)
-	out := cleanup.Teardown(sb.Ends(), time.Unix(1, 0))
+	out := cleanup.Teardown(sb.Ends(), time.Unix(1, 0), nil)
 	if out.Verdict != result.Unproven || !errors.Is(out.Err, os.ErrDeadlineExceeded) {
 		t.Errorf("deadline long past: %+v", out)
 	}
-	gone(t, sb, stdout, cleanup.Teardown(sb.Ends(), soon()))
+	gone(t, sb, stdout, cleanup.Teardown(sb.Ends(), soon(), nil))
 }

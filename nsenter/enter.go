@@ -15,8 +15,10 @@ import (
 // parent namespace, and no process ever changes its own (pid_namespaces(7)):
 //
 //	enters   joins the sandbox's namespaces by init's pidfd (setns(2), Linux 5.8)
-//	inside   is born in the sandbox's PID namespace
-//	init     is born in a new one, below that; starts the payload and reaps
+//	inside   is born in the sandbox's PID namespace; if there is only a signal to be
+//	         sent, sends it
+//	init     is born in a new one, below that; forks the payload, which waits to be
+//	         released, and reaps
 //
 // Each is made with CLONE_PARENT, so that the keeper is the parent of all: it
 // alone kills and reaps them, and nothing of it is left to the sandbox's init.
@@ -24,7 +26,8 @@ import (
 // Descriptors on the way in, next to the payload's 0, 1 and 2.
 const (
 	entrySocket = 3 // to sbxrun
-	entryTarget = 4 // pidfd of the sandbox's init
+	entryGate   = 4 // what the payload waits for: a byte, or the end, which is none
+	entryTarget = 5 // pidfd of the sandbox's init
 )
 
 // The steps that can fail, in their order.
@@ -32,7 +35,10 @@ const (
 	stepHide = iota + 1
 	stepSetns
 	stepInside
+	stepSignal
 	stepInit
+	stepParent
+	stepIdentity
 	stepMounts
 	stepProc
 	stepFiles
@@ -40,7 +46,6 @@ const (
 	stepPrivileges
 	stepBounding
 	stepCapabilities
-	stepParent
 	stepPayload
 	stepSession
 	stepTerminal
@@ -52,8 +57,10 @@ var stepNames = [...]string{
 	stepHide:         "make the entering process undumpable",
 	stepSetns:        "setns(2) on the pidfd of the sandbox's init (Linux 5.8)",
 	stepInside:       "fork into the sandbox",
+	stepSignal:       "signal all of the sandbox",
 	stepInit:         "make a PID namespace in the sandbox",
 	stepParent:       "tie init to the keeper",
+	stepIdentity:     "look at /proc/self/ns/pid",
 	stepMounts:       "make mounts private",
 	stepProc:         "mount /proc",
 	stepFiles:        "close descriptors",
@@ -73,19 +80,21 @@ var stepNames = [...]string{
 // unix(7)): the one way to learn it that no process inside can forge.
 type message struct {
 	kind   int64
-	step   int64 // messageFailed
-	value  int64 // messageFailed: errno; messageExited: wait status
-	pidNS  uint64
-	inside int64 // messageReady: what getpid(2) says, 1
+	step   int64  // messageFailed
+	value  int64  // messageFailed: errno; messageExited: wait status
+	pidNS  uint64 // messageReady: inode of the new PID namespace
+	inside int64  // messageReady: what getpid(2) says, 1
+	alone  int64  // messageExited: 1 if nothing else is left
 }
 
 const (
-	messageReady  = iota + 1 // init is there and waits for the release
-	messageFailed            // a step failed; the process that says so is over
-	messageExited            // the payload
+	messageReady    = iota + 1 // init is there and waits for the release
+	messageFailed              // a step failed; the process that says so is over
+	messageExited              // the payload
+	messageSignaled            // all of the sandbox
 )
 
-// order is what goes in: the release, which is all zero, or a signal.
+// order is what goes in: a signal.
 type order struct {
 	signal  int32
 	payload int32 // 1: for the payload alone, 0: for all
@@ -94,20 +103,21 @@ type order struct {
 // entry is all that the way in needs, laid out before the fork.
 type entry struct {
 	namespaces uintptr
-	cmdline    []byte
+	signal     uintptr // if not 0, to be sent to all of the sandbox; and that is all
 	terminal   bool
 	workdir    *byte
 	argv, envv **byte
 	// candidates are the paths to try, as execvp(3) does; shell is argv for a
-	// script without an interpreter line, with the place of its path second.
+	// script without an interpreter line, with the place of its path second. It is
+	// no list of pointers, because to store one the compiler may call the garbage
+	// collector's write barrier, which a bare fork must not.
 	candidates []*byte
-	shell      []*byte
+	shell      []uintptr
 
 	msg     message
 	ord     order
 	stat    unix.Stat_t
 	status  int32
-	init    uintptr
 	payload uintptr
 	sigs    uint64
 	poll    [2]unix.PollFd
@@ -120,8 +130,8 @@ var (
 	slash     = [...]byte{'/', 0}
 	procDir   = [...]byte{'/', 'p', 'r', 'o', 'c', 0}
 	procType  = [...]byte{'p', 'r', 'o', 'c', 0}
-	ownPIDNS  = append([]byte("/proc/self/ns/pid"), 0)
-	shellPath = append([]byte("/bin/sh"), 0)
+	ownPIDNS  = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 's', 'e', 'l', 'f', '/', 'n', 's', '/', 'p', 'i', 'd', 0}
+	shellPath = [...]byte{'/', 'b', 'i', 'n', '/', 's', 'h', 0}
 )
 
 // enter runs in the keeper's child; e is an *entry.
@@ -135,35 +145,75 @@ func enter(e unsafe.Pointer) { (*entry)(e).run() }
 //go:norace
 //go:nocheckptr
 func (e *entry) run() {
-	// What we are a copy of has secrets in its memory, and the sandbox's own
+	// What we are a copy of may have secrets in its memory, and the sandbox's own
 	// processes may have our uid: without this they could attach to us (ptrace(2)).
+	// What sbxrun was called with does not even show in /proc: the keeper has given
+	// it up.
 	e.must(stepHide, unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
-	// And what sbxrun was called with shows in the sandbox's /proc.
-	for i := range e.cmdline {
-		e.cmdline[i] = 0
-	}
 	e.must(stepSetns, unix.SYS_SETNS, entryTarget, e.namespaces, 0, 0, 0)
 	if e.must(stepInside, unix.SYS_CLONE, uintptr(unix.SIGCHLD)|unix.CLONE_PARENT, 0, 0, 0, 0) != 0 {
 		proc.Exit(0)
 	}
+	if e.signal != 0 {
+		e.signalAll()
+	}
 	if e.must(stepInit, unix.SYS_CLONE, uintptr(unix.SIGCHLD)|unix.CLONE_PARENT|unix.CLONE_NEWPID|unix.CLONE_NEWNS, 0, 0, 0, 0) != 0 {
 		proc.Exit(0)
 	}
+	// While sbxrun looks who we are, and before it lets go what waits at the gate,
+	// there is time for the rest.
+	e.present()
 	e.setUp()
-	e.hold()
 	e.payload = e.must(stepPayload, unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0)
 	if e.payload == 0 {
 		e.become()
 	}
 	// Whoever reads the payload's output shall see its end.
 	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, 0, entrySocket-1, 0)
+	syscall.RawSyscall(unix.SYS_CLOSE, entryGate, 0, 0)
+	e.sigs = 1 << (unix.SIGCHLD - 1)
+	fd := e.must(stepSignals, unix.SYS_SIGNALFD4, ^uintptr(0), uintptr(unsafe.Pointer(&e.sigs)), 8, unix.SFD_NONBLOCK|unix.SFD_CLOEXEC, 0)
+	e.poll[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
+	e.poll[1] = unix.PollFd{Fd: entrySocket, Events: unix.POLLIN}
 	for {
 		e.reap()
 		e.wait()
 	}
 }
 
-// setUp makes the new init what it has to be before anybody knows of it.
+// signalAll sends the signal to all of the sandbox but its init and ourselves.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) signalAll() {
+	// ESRCH: there is nobody.
+	if _, _, errno := syscall.RawSyscall(unix.SYS_KILL, ^uintptr(0), e.signal, 0); errno != 0 && errno != unix.ESRCH {
+		e.fail(stepSignal, errno)
+	}
+	e.msg.kind = messageSignaled
+	e.say()
+	proc.Exit(0)
+}
+
+// present says that init is there.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) present() {
+	// Should the keeper be killed: sbxrun would find us in its session, but sbxrun
+	// may be dead as well. Had both died before this line, the payload finds the
+	// gate closed, and we the socket.
+	e.must(stepParent, unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
+	// The /proc that is here is the sandbox's, in which we are as well.
+	e.must(stepIdentity, unix.SYS_NEWFSTATAT, uintptr(at), uintptr(unsafe.Pointer(&ownPIDNS)), uintptr(unsafe.Pointer(&e.stat)), 0, 0)
+	pid, _, _ := syscall.RawSyscall(unix.SYS_GETPID, 0, 0, 0)
+	e.msg = message{kind: messageReady, pidNS: e.stat.Ino, inside: int64(pid)}
+	e.say()
+}
+
+// setUp makes the new init what it has to be before there is a payload.
 //
 //go:nosplit
 //go:norace
@@ -187,33 +237,6 @@ func (e *entry) setUp() {
 	}
 	e.must(stepCapabilities, unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
 	e.must(stepCapabilities, unix.SYS_CAPSET, uintptr(unsafe.Pointer(&e.header)), uintptr(unsafe.Pointer(&e.none)), 0, 0, 0)
-	// Should the keeper be killed: sbxrun would find us in its session, but sbxrun
-	// may be dead as well. Had both died before this line, hold finds the socket
-	// closed.
-	e.must(stepParent, unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
-	e.must(stepProc, unix.SYS_NEWFSTATAT, uintptr(at), uintptr(unsafe.Pointer(&ownPIDNS[0])), uintptr(unsafe.Pointer(&e.stat)), 0, 0)
-	e.init, _, _ = syscall.RawSyscall(unix.SYS_GETPID, 0, 0, 0)
-}
-
-// hold says that init is there, and waits for the release. An end of file is
-// none: then sbxrun is dead.
-//
-//go:nosplit
-//go:norace
-//go:nocheckptr
-func (e *entry) hold() {
-	e.msg = message{kind: messageReady, pidNS: e.stat.Ino, inside: int64(e.init)}
-	e.say()
-	for {
-		n, _, errno := syscall.RawSyscall(unix.SYS_READ, entrySocket, uintptr(unsafe.Pointer(&e.ord)), unsafe.Sizeof(e.ord))
-		if errno == unix.EINTR {
-			continue
-		}
-		if errno != 0 || n != unsafe.Sizeof(e.ord) {
-			proc.Exit(0)
-		}
-		return
-	}
 }
 
 // become makes the payload of init's child.
@@ -222,12 +245,23 @@ func (e *entry) hold() {
 //go:norace
 //go:nocheckptr
 func (e *entry) become() {
+	for {
+		n, _, errno := syscall.RawSyscall(unix.SYS_READ, entryGate, uintptr(unsafe.Pointer(&e.buf)), 1)
+		if errno == unix.EINTR {
+			continue
+		}
+		if errno != 0 || n != 1 {
+			proc.Exit(0) // sbxrun is dead, or has thought better of it
+		}
+		break
+	}
 	e.must(stepSession, unix.SYS_SETSID, 0, 0, 0, 0, 0)
 	if e.terminal {
 		e.must(stepTerminal, unix.SYS_IOCTL, 0, unix.TIOCSCTTY, 0, 0, 0)
 	}
 	e.must(stepWorkdir, unix.SYS_CHDIR, uintptr(unsafe.Pointer(e.workdir)), 0, 0, 0, 0)
 	e.must(stepFiles, unix.SYS_FCNTL, entrySocket, unix.F_SETFD, unix.FD_CLOEXEC, 0, 0)
+	e.must(stepFiles, unix.SYS_FCNTL, entryGate, unix.F_SETFD, unix.FD_CLOEXEC, 0, 0)
 	e.sigs = 0
 	e.must(stepSignals, unix.SYS_RT_SIGPROCMASK, sigSetmask, uintptr(unsafe.Pointer(&e.sigs)), 0, 8, 0)
 	// As execvp(3): what cannot be executed is remembered, what is not there is not.
@@ -236,8 +270,8 @@ func (e *entry) become() {
 		path := uintptr(unsafe.Pointer(e.candidates[i]))
 		_, _, errno := syscall.RawSyscall(unix.SYS_EXECVE, path, uintptr(unsafe.Pointer(e.argv)), uintptr(unsafe.Pointer(e.envv)))
 		if errno == unix.ENOEXEC {
-			e.shell[1] = e.candidates[i]
-			_, _, errno = syscall.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(&shellPath[0])), uintptr(unsafe.Pointer(&e.shell[0])), uintptr(unsafe.Pointer(e.envv)))
+			e.shell[1] = path
+			_, _, errno = syscall.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(&shellPath)), uintptr(unsafe.Pointer(&e.shell[0])), uintptr(unsafe.Pointer(e.envv)))
 		}
 		if errno != unix.ENOENT && errno != unix.ENOTDIR {
 			why = errno
@@ -261,17 +295,25 @@ func (e *entry) reap() {
 		if errno == unix.EINTR {
 			continue
 		}
+		if errno == 0 && pid != 0 && pid == e.payload {
+			e.payload = 0
+			e.msg = message{kind: messageExited, value: int64(e.status)}
+			continue
+		}
+		if errno == 0 && pid != 0 {
+			continue
+		}
+		if errno == unix.ECHILD {
+			e.msg.alone = 1
+		}
+		if e.msg.kind == messageExited {
+			e.say()
+			e.msg.kind = 0
+		}
 		if errno == unix.ECHILD {
 			proc.Exit(0)
 		}
-		if errno != 0 || pid == 0 {
-			return
-		}
-		if pid == e.payload {
-			e.payload = 0
-			e.msg = message{kind: messageExited, value: int64(e.status)}
-			e.say()
-		}
+		return
 	}
 }
 
@@ -281,15 +323,6 @@ func (e *entry) reap() {
 //go:norace
 //go:nocheckptr
 func (e *entry) wait() {
-	if e.poll[0].Fd == 0 {
-		e.sigs = 1 << (unix.SIGCHLD - 1)
-		fd := e.must(stepSignals, unix.SYS_SIGNALFD4, ^uintptr(0), uintptr(unsafe.Pointer(&e.sigs)), 8, unix.SFD_NONBLOCK|unix.SFD_CLOEXEC, 0)
-		// Not 0, which was free: the loop of descriptors begins behind the socket.
-		fd = e.must(stepSignals, unix.SYS_FCNTL, fd, unix.F_DUPFD_CLOEXEC, entrySocket+1, 0, 0)
-		e.poll[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
-		e.poll[1] = unix.PollFd{Fd: entrySocket, Events: unix.POLLIN}
-		return // what has ended before the signalfd was there, is asked for once more
-	}
 	syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&e.poll)), uintptr(len(e.poll)), 0, 0, 0, 0)
 	syscall.RawSyscall(unix.SYS_READ, uintptr(e.poll[0].Fd), uintptr(unsafe.Pointer(&e.buf)), uintptr(len(e.buf)))
 	if e.poll[1].Revents == 0 {

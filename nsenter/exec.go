@@ -21,27 +21,28 @@ const SetupBound = 10 * time.Second
 
 // Entry is what to run in which sandbox.
 type Entry struct {
-	Init    *proc.Process // the sandbox's, verified; stays the caller's
-	Cred    *proc.Cred    // who the sandbox runs as; nil if as sbxrun
-	HostNet bool          // it has the host's network namespace
+	Target
 	Command []string
 	Path    string   // where the command is looked for, in the sandbox
 	Env     []string // NAME=VALUE
 	Workdir string   // in the sandbox
 	// Terminal makes stdin the controlling terminal.
 	Terminal bool
+	// Confirm makes [Exec.Running] wait until the command was really executed.
+	Confirm bool
 }
 
 // Exec is a payload in a PID namespace of its own, below that of a sandbox.
 // Whoever started it ends it: package cleanup.
 type Exec struct {
-	proc.Kept
-	entry   *entry
-	name    string   // of the command, for errors
-	workdir string   // for errors
-	socket  *os.File // to init
+	way
+	name    string // of the command, for errors
+	workdir string // for errors
+	running chan struct{}
+	confirm bool
 	exited  chan struct{}
-	payload *result.Payload // before exited is closed
+	payload *result.Payload // these, before exited is closed
+	alone   bool            // it has left nothing behind
 	err     error
 }
 
@@ -50,69 +51,38 @@ type Exec struct {
 // caller's. An error is a *[result.Error], and nothing is left. forked is called
 // when the payload has descriptors of its own.
 func (e *Entry) Start(ctx context.Context, stdio [3]*os.File, tty *proc.Terminal, forked func()) (*Exec, error) {
-	x := &Exec{exited: make(chan struct{}), name: e.Command[0], workdir: e.Workdir}
-	err := x.start(ctx, e, stdio, tty, forked)
+	x := &Exec{name: e.Command[0], workdir: e.Workdir, running: make(chan struct{}), confirm: e.Confirm, exited: make(chan struct{})}
+	entry, err := e.lay()
+	if err == nil {
+		err = x.enter(&e.Target, entry, stdio, tty)
+	}
+	if err == nil {
+		forked()
+		err = x.identify(ctx)
+	}
 	if err == nil {
 		return x, nil
 	}
-	if x.Keeper != nil {
-		if abandonErr := x.Abandon(time.Now().Add(SetupBound)); abandonErr != nil {
-			err = fmt.Errorf("%w; and it could not be ended: %w", err, abandonErr)
-		}
-		if startErr := x.Keeper.StartError(); startErr != nil {
-			err = startErr
-		}
+	if abandonErr := x.abandon(); abandonErr != nil {
+		err = abandonErr // it says more: a step in the keeper, or that something is left
 	}
 	x.Close()
 	known := &result.Error{Code: "enter", Message: "cannot enter the sandbox: " + err.Error(), Err: err}
-	if e.Init.Exited() {
+	switch {
+	case e.Init.Exited():
 		known.Code, known.Message = "ended", "the sandbox has ended"
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		known.Message, known.Hint = "cannot enter the sandbox in time", "does something in it stop what comes in? sbxrun kill ends it"
 	}
 	return nil, known
-}
-
-func (x *Exec) start(ctx context.Context, e *Entry, stdio [3]*os.File, tty *proc.Terminal, forked func()) error {
-	entry, err := e.lay()
-	if err != nil {
-		return err
-	}
-	x.entry = entry
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("socketpair: %w", err)
-	}
-	theirs := os.NewFile(uintptr(pair[1]), "entry")
-	defer theirs.Close()
-	_ = unix.SetNonblock(pair[0], true) // for the poller
-	x.socket = os.NewFile(uintptr(pair[0]), "entry")
-	if err := unix.SetsockoptInt(pair[0], unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
-		return fmt.Errorf("SO_PASSCRED: %w", err)
-	}
-	x.Keeper, err = proc.Keep(proc.Command{
-		Files:    []*os.File{stdio[0], stdio[1], stdio[2], theirs, e.Init.File()},
-		Cred:     e.Cred,
-		Terminal: tty,
-		Enter:    enter,
-		Arg:      unsafe.Pointer(entry),
-	})
-	theirs.Close() // init's must be the only one left, so that its death ends the stream
-	if err != nil {
-		return err
-	}
-	forked()
-	return x.identify(ctx)
 }
 
 // lay puts everything into the form that system calls take.
 func (e *Entry) lay() (*entry, error) {
 	n := &entry{
-		namespaces: unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP,
-		cmdline:    commandLine(),
+		namespaces: e.Target.namespaces(),
 		terminal:   e.Terminal,
 		header:     unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3},
-	}
-	if e.HostNet {
-		n.namespaces &^= unix.CLONE_NEWNET // the host's, which only its owner may join
 	}
 	words := func(list []string) (**byte, []*byte, error) {
 		p, err := syscall.SlicePtrFromStrings(list)
@@ -126,7 +96,10 @@ func (e *Entry) lay() (*entry, error) {
 		return nil, err
 	}
 	n.argv = argv
-	n.shell = append([]*byte{&shellPath[0], nil}, all[1:]...)
+	n.shell = []uintptr{uintptr(unsafe.Pointer(&shellPath)), 0}
+	for _, word := range all[1:] { // with the nil at the end; argv keeps them
+		n.shell = append(n.shell, uintptr(unsafe.Pointer(word)))
+	}
 	if n.envv, _, err = words(e.Env); err != nil {
 		return nil, err
 	}
@@ -153,7 +126,11 @@ func (e *Entry) lay() (*entry, error) {
 
 // identify waits for init's first word and makes sure of who said it.
 func (x *Exec) identify(ctx context.Context) error {
-	stop := proc.ReadUntil(ctx, x.socket, time.Now().Add(SetupBound))
+	deadline := time.Now().Add(SetupBound)
+	if own, ok := ctx.Deadline(); ok && own.Before(deadline) {
+		deadline = own
+	}
+	stop := proc.ReadUntil(ctx, x.socket, deadline)
 	msg, pid, err := x.read()
 	stop()
 	if err != nil {
@@ -165,18 +142,14 @@ func (x *Exec) identify(ctx context.Context) error {
 	if x.Init, err = proc.Open(pid); err != nil {
 		return err
 	}
-	// The kernel says who has sent the message. That it is our keeper's child, and
-	// the first process of a namespace, is looked at now; that it has not ended
-	// meanwhile, last.
+	// The kernel says who has sent the message, and only what we have forked has the
+	// socket. That it is our keeper's child is looked at all the same; and that it
+	// has not ended meanwhile, last.
 	st, err := proc.ReadStat(pid)
 	if err != nil {
 		return err
 	}
-	n, err := proc.NSPID(pid)
-	if err != nil {
-		return err
-	}
-	if st.Parent != x.Keeper.PID || n != 1 || msg.inside != 1 {
+	if st.Parent != x.Keeper.PID || msg.inside != 1 {
 		return fmt.Errorf("process %d is not the init that was started", pid)
 	}
 	if x.Init.Exited() {
@@ -186,63 +159,12 @@ func (x *Exec) identify(ctx context.Context) error {
 	return nil
 }
 
-// read takes one message, with its sender as the kernel names it.
-func (x *Exec) read() (msg message, pid int, err error) {
-	conn, err := x.socket.SyscallConn()
-	if err != nil {
-		return msg, 0, err
-	}
-	buf := (*[unsafe.Sizeof(msg)]byte)(unsafe.Pointer(&msg))
-	var oob [64]byte
-	var n, oobn int
-	var failed error
-	err = conn.Read(func(fd uintptr) bool {
-		n, oobn, _, _, failed = unix.Recvmsg(int(fd), buf[:], oob[:], unix.MSG_CMSG_CLOEXEC)
-		return failed != unix.EAGAIN && failed != unix.EINTR
-	})
-	switch {
-	case err != nil:
-		return msg, 0, err
-	case failed != nil:
-		return msg, 0, failed
-	case n == 0:
-		return msg, 0, errClosed
-	case n != len(buf):
-		return msg, 0, errors.New("short message from the sandbox")
-	}
-	for _, c := range controls(oob[:oobn]) {
-		if cred, err := unix.ParseUnixCredentials(&c); err == nil {
-			return msg, int(cred.Pid), nil
-		}
-	}
-	return msg, 0, errors.New("message without its sender's pid (SO_PASSCRED)")
-}
-
-func controls(oob []byte) []unix.SocketControlMessage {
-	list, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil // and so no sender, which is an error
-	}
-	return list
-}
-
-// errClosed: nobody is left who could say something.
-var errClosed = errors.New("it ended before it was ready")
-
-// err is a step that failed.
-func (m message) err() error {
-	step := "enter"
-	if m.step > 0 && m.step < int64(len(stepNames)) {
-		step = stepNames[m.step]
-	}
-	return &proc.StartError{Step: step, Err: syscall.Errno(m.value)}
-}
-
 // Release lets init start the payload. From here on it is followed in the
 // background until Exited is closed.
 func (x *Exec) Release() {
-	if err := x.send(order{}); err != nil {
-		x.err = result.ErrUnknown // init is dead: the next read says so, too
+	_, _ = x.gate.Write([]byte{0}) // nobody is there any more: follow will see
+	if !x.confirm {
+		close(x.running)
 	}
 	go x.follow()
 }
@@ -255,24 +177,37 @@ func (x *Exec) send(o order) error {
 // follow waits for the payload's end, or for init's.
 func (x *Exec) follow() {
 	defer close(x.exited)
+	if x.confirm && x.executed() {
+		close(x.running)
+	}
 	_ = x.socket.SetReadDeadline(time.Time{}) // ended by whoever kills init
 	for {
 		msg, _, err := x.read()
 		switch {
 		case err != nil:
-			if x.err == nil {
-				x.err = result.ErrUnknown
-			}
+			x.err = result.ErrUnknown
 			return
 		case msg.kind == messageFailed:
 			x.err = x.notExecuted(msg)
 			return
 		case msg.kind == messageExited:
 			p := result.FromWaitStatus(unix.WaitStatus(msg.value))
-			x.payload = &p
+			x.payload, x.alone = &p, msg.alone == 1
 			return
 		}
 	}
+}
+
+// executed waits until the payload has executed its command, or could not. Both
+// close the gate, which nobody else has open for reading any more; but who could not
+// has said so before.
+func (x *Exec) executed() bool {
+	if proc.WaitHangup(x.gate, time.Now().Add(SetupBound)) != nil {
+		return false
+	}
+	fds := []unix.PollFd{{Fd: int32(proc.Descriptor(x.socket)), Events: unix.POLLIN}}
+	n, err := unix.Poll(fds, 0)
+	return n == 0 && err == nil
 }
 
 // notExecuted words why there was no payload.
@@ -292,14 +227,9 @@ func (x *Exec) notExecuted(m message) error {
 // Ends is what has to go for the exec to be gone.
 func (x *Exec) Ends() *proc.Kept { return &x.Kept }
 
-// Running is closed: after its release the payload runs, or cannot.
-func (x *Exec) Running() <-chan struct{} { return always }
-
-var always = func() chan struct{} {
-	c := make(chan struct{})
-	close(c)
-	return c
-}()
+// Running is closed when the payload runs; right after its release, if that is not
+// to be confirmed.
+func (x *Exec) Running() <-chan struct{} { return x.running }
 
 // Exited is closed when the payload has ended, or never came to be.
 func (x *Exec) Exited() <-chan struct{} { return x.exited }
@@ -310,7 +240,12 @@ func (x *Exec) ExitStatus(time.Time) (*result.Payload, error) { return x.payload
 
 // Strays looks at what the payload has left behind: how many processes are
 // alive, at most 1,000, and what they have used. After Exited.
-func (x *Exec) Strays() (n int, used proc.Usage) { return x.Kept.Strays(0) }
+func (x *Exec) Strays() (n int, used proc.Usage) {
+	if x.alone {
+		return 0, used
+	}
+	return x.Kept.Strays(0)
+}
 
 // Signal sends a signal to the payload alone. An init that has ended is no error.
 func (x *Exec) Signal(sig syscall.Signal) error { return x.order(order{int32(sig), 1}) }
@@ -325,18 +260,4 @@ func (x *Exec) order(o order) error {
 		return proc.ErrGone
 	}
 	return err
-}
-
-// Close gives up all descriptors. Should the keeper still have something, it
-// goes on killing it.
-func (x *Exec) Close() {
-	if x.Keeper != nil {
-		x.Keeper.Kill()
-	}
-	if x.socket != nil {
-		x.socket.Close()
-	}
-	if x.Init != nil {
-		x.Init.Close()
-	}
 }

@@ -54,7 +54,7 @@ func sandbox(t *testing.T, script string) (sb *bwrap.Sandbox, lines *bufio.Scann
 
 func end(t *testing.T, sb *bwrap.Sandbox) {
 	t.Helper()
-	if out := cleanup.Teardown(sb.Ends(), soon()); out.Verdict != result.Proven {
+	if out := cleanup.Teardown(sb.Ends(), soon(), nil); out.Verdict != result.Proven {
 		t.Errorf("teardown: %+v", out)
 	}
 	sb.Close()
@@ -98,7 +98,7 @@ func TestSignalReachesAll(t *testing.T) {
 	if diff := cmp.Diff([]string{"up", "up", "up", "up"}, read(t, lines, 4)); diff != "" {
 		t.Fatalf("(-want +got):\n%s", diff)
 	}
-	if err := nsenter.Signal(sb.Init, sb.Cred, unix.SIGTERM); err != nil {
+	if err := nsenter.Signal(target(sb), unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff([]string{"child", "session", "orphan", "payload"}, read(t, lines, 4), anyOrder); diff != "" {
@@ -117,10 +117,14 @@ func TestSignalStops(t *testing.T) {
 	// A process that waits for its child of vfork(2) to exec cannot stop, so not
 	// before both have executed what they are to be.
 	until(t, sb, "two sleeps", func(st proc.Stat) bool { return st.Comm == "sleep" })
-	if err := nsenter.Signal(sb.Init, sb.Cred, unix.SIGSTOP); err != nil {
+	if err := nsenter.Signal(target(sb), unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	until(t, sb, "two stopped", func(st proc.Stat) bool { return st.State == "T" })
+}
+
+func target(sb *bwrap.Sandbox) nsenter.Target {
+	return nsenter.Target{Init: sb.Init, Cred: sb.Cred, HostNet: sb.HostNet}
 }
 
 // until waits for two processes below init to be as wanted.
@@ -145,7 +149,7 @@ func TestSignalConcurrently(t *testing.T) {
 	for range 4 {
 		all.Go(func() {
 			for range 10 {
-				if err := nsenter.Signal(sb.Init, sb.Cred, unix.SIGCONT); err != nil {
+				if err := nsenter.Signal(target(sb), unix.SIGCONT); err != nil {
 					t.Error(err)
 				}
 			}
@@ -160,7 +164,7 @@ func TestSignalConcurrently(t *testing.T) {
 func TestSignalErrors(t *testing.T) {
 	sb, lines := sandbox(t, "echo up; sleep 100")
 	read(t, lines, 1)
-	if err := nsenter.Signal(sb.Init, sb.Cred, 65); err == nil {
+	if err := nsenter.Signal(target(sb), 65); err == nil {
 		t.Error("signal 65: no error")
 	}
 	if err := sb.Init.Signal(unix.SIGKILL); err != nil {
@@ -169,7 +173,7 @@ func TestSignalErrors(t *testing.T) {
 	if err := sb.Init.Wait(soon()); err != nil {
 		t.Fatal(err)
 	}
-	if err := nsenter.Signal(sb.Init, sb.Cred, unix.SIGTERM); err == nil || !strings.HasPrefix(err.Error(), "enter sandbox of init ") {
+	if err := nsenter.Signal(target(sb), unix.SIGTERM); err == nil || !strings.HasPrefix(err.Error(), "enter the sandbox of init ") {
 		t.Errorf("to a sandbox that has ended: %v", err)
 	}
 }

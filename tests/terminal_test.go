@@ -31,6 +31,21 @@ type screen struct {
 
 func newScreen(t *testing.T, size *pty.Winsize, args ...string) *screen {
 	t.Helper()
+	return screenOf(t, size, func(o harness.Options) *harness.Process {
+		return harness.Start(t, o, append([]string{"--tty"}, args...)...)
+	})
+}
+
+// newExecScreen is a terminal with sbxrun exec --tty.
+func newExecScreen(t *testing.T, b *harness.Sandbox, flags []string, command ...string) *screen {
+	t.Helper()
+	return screenOf(t, nil, func(o harness.Options) *harness.Process {
+		return b.StartExec(o, append([]string{"--tty"}, flags...), command...)
+	})
+}
+
+func screenOf(t *testing.T, size *pty.Winsize, start func(harness.Options) *harness.Process) *screen {
+	t.Helper()
 	ptmx, tty, err := pty.Open()
 	harness.Must(t, err)
 	t.Cleanup(func() {
@@ -42,11 +57,11 @@ func newScreen(t *testing.T, size *pty.Winsize, args ...string) *screen {
 	}
 	s := &screen{t: t, ptmx: ptmx, tty: tty}
 	s.before = s.state()
-	s.p = harness.Start(t, harness.Options{
+	s.p = start(harness.Options{
 		Stdin: tty, Stdout: tty, Stderr: tty,
 		Env:  []string{"TERM=xterm"},
 		Attr: &syscall.SysProcAttr{Setsid: true, Setctty: true},
-	}, append([]string{"--tty"}, args...)...)
+	})
 	go func() {
 		buf := make([]byte, 4096)
 		for {

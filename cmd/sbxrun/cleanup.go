@@ -84,14 +84,13 @@ func printFound(found []cleanup.Finding, dryRun bool) error {
 
 // sweepSoon ends, when the command has run for a while, what crashes have left
 // running: so that it costs a short command nothing.
-func sweepSoon() {
+func sweepSoon(open func() (*state.Dir, error)) {
 	const while = 300 * time.Millisecond
 	time.AfterFunc(while, func() {
-		dir, err := state.Look(stateCaller())
+		dir, err := open()
 		if err != nil {
 			return // whoever uses it will be told
 		}
-		defer dir.Close()
 		_ = cleanup.Sweep(dir, cleanup.SweepOptions{Quick: true}) // cleanup tells; here it is not asked for
 	})
 }

@@ -35,9 +35,10 @@ const backgroundSocket = 3
 
 // assignment is what a supervisor is to do.
 type assignment struct {
-	Command string   `json:"command"`
-	Args    []string `json:"args"`
-	Env     []string `json:"env"`
+	Command string `json:"command"`
+	// Bytes, because JSON's texts are UTF-8, and these need not be.
+	Args [][]byte `json:"args"`
+	Env  [][]byte `json:"env"`
 }
 
 // handover is a supervisor's word.
@@ -59,21 +60,42 @@ type waiting struct {
 	told   atomic.Bool
 }
 
-var errDetached = errors.New("--detach goes neither with --json nor with --tty: nobody is there any more for what is written")
+var errDetached = errors.New("--detach and --tty do not go together: nobody is there any more for what is written")
 
 // detach has a command carried out in the background, and prints what comes of it.
-func detach(command string, args []string, print func(handover) error) int {
-	said, err := spawn(assignment{command, args, os.Environ()})
+func detach(command string, args []string, asJSON bool, print func(handover) error) int {
+	said, err := spawn(assignment{command, toBytes(args), toBytes(os.Environ())})
 	if err != nil {
 		return fail(&result.Error{Code: "detach", Message: "cannot start the supervisor: " + err.Error(), Err: err})
 	}
 	if e := said.Error; e != nil {
+		if asJSON {
+			if err := json.NewEncoder(os.Stdout).Encode(said); err != nil {
+				return fail(fmt.Errorf("print: %w", err))
+			}
+		}
 		return fail(&result.Error{Code: e.Code, Message: e.Message, Hint: e.Hint, ExitCode: said.Code})
 	}
 	if err := print(said); err != nil {
 		return fail(fmt.Errorf("print: %w", err))
 	}
 	return 0
+}
+
+func toBytes(list []string) [][]byte {
+	out := make([][]byte, 0, len(list))
+	for _, s := range list {
+		out = append(out, []byte(s))
+	}
+	return out
+}
+
+func toStrings(list [][]byte) []string {
+	out := make([]string, 0, len(list))
+	for _, b := range list {
+		out = append(out, string(b))
+	}
+	return out
 }
 
 // spawn starts a supervisor and waits for its word.
@@ -90,12 +112,26 @@ func spawn(a assignment) (said handover, err error) {
 	cmd.Env = []string{"GOMAXPROCS=1"}
 	cmd.ExtraFiles = []*os.File{theirs}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	err = cmd.Start()
+	// What we have inherited open, a lock perhaps, is not to be kept open as long as
+	// a sandbox lives.
+	err = unix.CloseRange(backgroundSocket, 1<<32-1, unix.CLOSE_RANGE_CLOEXEC)
+	if err == nil {
+		err = cmd.Start()
+	}
 	theirs.Close()
 	if err != nil {
 		return said, err
 	}
-	defer func() { _ = cmd.Process.Release() }() // it lives on, or will be our parent's
+	defer func() {
+		if err == nil && said.Error == nil {
+			_ = cmd.Process.Release() // it lives on
+			return
+		}
+		// Nothing is left when we say that nothing was started, not even a zombie: it
+		// ends by itself, at the latest when it sees our end close.
+		ours.Close()
+		_ = cmd.Wait() // its word counts, not its exit code
+	}()
 	if err := json.NewEncoder(ours).Encode(a); err != nil {
 		return said, err
 	}
@@ -107,6 +143,9 @@ func spawn(a assignment) (said handover, err error) {
 
 // backgroundMain is a supervisor.
 func backgroundMain(begin time.Time) int {
+	// Not the exe of /proc/self/exe: people look for it, and so does cleanup. Without
+	// it is only harder to find.
+	_ = os.WriteFile("/proc/self/comm", []byte("sbxrun"), 0)
 	unix.CloseOnExec(backgroundSocket)
 	_ = unix.SetNonblock(backgroundSocket, true)
 	caller = &waiting{socket: os.NewFile(backgroundSocket, "caller")}
@@ -115,16 +154,18 @@ func backgroundMain(begin time.Time) int {
 		return result.ExitNotStarted // nobody is there
 	}
 	// Ours is for the time until the sandbox's is known.
-	for _, pair := range a.Env {
-		if name, value, ok := strings.Cut(pair, "="); ok && name != "GOMAXPROCS" {
+	os.Clearenv()
+	for _, pair := range toStrings(a.Env) {
+		if name, value, ok := strings.Cut(pair, "="); ok {
 			_ = os.Setenv(name, value) // it was one
 		}
 	}
+	args := toStrings(a.Args)
 	switch a.Command {
 	case "start":
-		return superviseSandbox(a.Args, begin)
+		return superviseSandbox(args, begin)
 	case "exec":
-		return execCommand(a.Args, begin)
+		return execCommand(args, begin)
 	}
 	return result.ExitNotStarted
 }

@@ -1,11 +1,17 @@
 package main
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"os"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/environ"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
 	"github.com/sbxrun/sbxrun/internal/state"
@@ -35,7 +41,8 @@ type execution struct {
 	job
 	flags   cli.Exec
 	sandbox *state.Entry
-	init    *proc.Process
+	access  state.Access
+	init    *proc.Process // the sandbox's
 }
 
 func (x *execution) run(name string, args []string) int {
@@ -43,25 +50,20 @@ func (x *execution) run(name string, args []string) int {
 	switch {
 	case x.flags.JSON && x.flags.Tty:
 		return fail(usageError(errJSONOnTerminal))
-	case x.flags.Detach && (x.flags.JSON || x.flags.Tty):
+	case x.flags.Detach && x.flags.Tty:
 		return fail(usageError(errDetached))
 	case x.flags.Detach && caller == nil:
-		return detach("exec", args, printExec)
+		return detach("exec", args, x.flags.JSON, x.printStarted)
 	}
+	x.flags.JSON = x.flags.JSON && !x.flags.Detach // printStarted has seen to that
 	if x.report, err = openReport(x.flags.Report); err != nil {
 		return fail(err)
 	}
-	if x.sandbox, err = find(name); err != nil {
-		return x.notStarted(err)
-	}
-	release, err := x.sandbox.HoldActivity()
+	release, err := x.find(name)
 	if err != nil {
 		return x.notStarted(err)
 	}
 	defer release()
-	if x.init, err = initOf(x.sandbox); err != nil {
-		return x.notStarted(err)
-	}
 	entry, err := x.entry()
 	if err != nil {
 		return x.notStarted(err)
@@ -70,15 +72,84 @@ func (x *execution) run(name string, args []string) int {
 	if caller != nil {
 		caller.orElse(func() { x.signals.cancel(supervise.Request{Cause: result.Killed, Signal: syscall.SIGKILL}) })
 	}
-	start := func(s *streams) supervise.Start { return supervise.Inside(entry, s.payload, s.terminal, s.started) }
-	return x.carryOut(start, supervise.Options{Doomed: x.doomed, Released: x.released}, nil)
+	start := func(s *streams) supervise.Start {
+		inside := supervise.Inside(entry, s.payload, s.terminal, s.started)
+		return func(ctx context.Context) (supervise.Held, error) {
+			if limit := time.Duration(x.flags.Timeout); limit > 0 {
+				// Something in the sandbox may stop who comes in.
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, limit)
+				defer cancel()
+			}
+			return inside(ctx)
+		}
+	}
+	return x.carryOut(start, supervise.Options{Doomed: x.doomed, Released: x.released}, x.endedWith)
+}
+
+// endedWith names the cause where the command has ended because its sandbox was to
+// end: sbxrun kill signals all that is in a sandbox, and what the command made of
+// that does not matter.
+func (x *execution) endedWith(res *result.Result) {
+	if res.Err == nil {
+		x.released() // if it was over before that could be told
+	}
+	if res.Cause != result.Signaled && res.Cause != result.Exited {
+		return
+	}
+	if kill, err := x.sandbox.ReadKill(); err == nil && kill != nil {
+		res.Cause = result.Killed
+	}
+}
+
+// find finds the sandbox, marks it as used, and takes hold of its init.
+func (x *execution) find(name string) (release func(), err error) {
+	dir, err := state.Look(stateCaller())
+	if err != nil {
+		return nil, err
+	}
+	sandbox, access, ok := dir.Access(name)
+	if !ok {
+		// Perhaps the beginning of an id. Or there is nothing to enter.
+		e, err := dir.Find(name)
+		if err != nil {
+			return nil, err
+		}
+		if sandbox, access, ok = dir.Access(e.ID); !ok {
+			return nil, cannotEnter(e)
+		}
+	}
+	if x.init, err = access.Init.Open(); errors.Is(err, proc.ErrGone) {
+		if err = sandbox.Refresh(); err == nil {
+			err = cannotEnter(sandbox)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	x.sandbox, x.access = sandbox, access
+	return sandbox.HoldActivity()
+}
+
+// cannotEnter says why there is nothing to enter.
+func cannotEnter(e *state.Entry) error {
+	if e.Status() == string(state.Starting) {
+		return &result.Error{Code: "starting", Message: "the sandbox " + title(e) + " is still being set up", Hint: "try again in a moment"}
+	}
+	status := e.Status()
+	if lives(e) {
+		status = "just now"
+	}
+	return &result.Error{Code: "ended", Message: "the sandbox " + title(e) + " has ended: " + status}
 }
 
 // entry is what is run in the sandbox, and as whom.
 func (x *execution) entry() (*nsenter.Entry, error) {
-	set, err := variables(x.sandbox)
-	if err != nil {
-		return nil, err
+	var set environ.Set
+	for _, pair := range x.access.Env {
+		if name, value, ok := strings.Cut(pair, "="); ok {
+			set.Put(environ.Var{Name: name, Value: value})
+		}
 	}
 	if x.flags.InheritEnv {
 		inherit(&set, true)
@@ -88,13 +159,13 @@ func (x *execution) entry() (*nsenter.Entry, error) {
 	}
 	workdir := x.flags.Workdir
 	if workdir == "" {
-		workdir = x.sandbox.Record.Workdir
+		workdir = x.access.Workdir
 	}
+	set.Put(environ.Var{Name: "PWD", Value: workdir})
 	path, _ := set.Lookup("PATH")
 	return &nsenter.Entry{
-		Init:     x.init,
-		Cred:     credOf(&x.sandbox.Record),
-		HostNet:  x.sandbox.Record.Net == "host",
+		Target:   nsenter.Target{Init: x.init, Cred: x.access.Cred, HostNet: x.access.Net == "host"},
+		Confirm:  caller != nil,
 		Command:  x.command,
 		Path:     path,
 		Env:      pairs(set.Vars()),
@@ -117,7 +188,10 @@ func (x *execution) released() {
 	}
 }
 
-func printExec(said handover) error {
+func (x *execution) printStarted(said handover) error {
+	if x.flags.JSON {
+		return json.NewEncoder(os.Stdout).Encode(said)
+	}
 	_, err := fmt.Println(said.ID)
 	return err
 }

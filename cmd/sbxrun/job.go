@@ -45,11 +45,18 @@ func (j *job) carryOut(start func(*streams) supervise.Start, o supervise.Options
 	<-j.signals.ready
 	o.Timeout, o.Grace, o.ProofTimeout = time.Duration(j.ends.Timeout), time.Duration(j.ends.Grace), time.Duration(j.ends.ProofTimeout)
 	o.Begin, o.Hurry = j.begin, j.signals.hurry
+	if j.tty {
+		// The last output first, or it would come to a terminal that is not raw any more.
+		o.Emptied = func(proven bool) {
+			streams.drain(j.signals.ctx, proven)
+			streams.restore()
+		}
+	}
 	res := supervise.Run(j.signals.ctx, start(streams), o)
 	if over != nil {
 		over(&res)
 	}
-	streams.drain(j.signals.ctx, res.Verdict)
+	streams.drain(j.signals.ctx, res.Verdict != result.Unproven)
 	streams.restore()
 	return j.finish(res, streams)
 }

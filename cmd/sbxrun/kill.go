@@ -43,7 +43,9 @@ type killer struct {
 	tags   map[string]string
 	signal string // its name
 	kills  []*kill
-	code   int // of names that there are not
+	// Of names that there are not.
+	unknown []killed
+	code    int
 }
 
 // kill is the end of one sandbox.
@@ -52,6 +54,7 @@ type kill struct {
 	supervisor *proc.Process // nil if it has ended
 	err        error         // why it could not be ended
 	already    bool          // it had ended before
+	removed    bool          // its record was, when it had ended
 	verdict    result.Verdict
 }
 
@@ -98,6 +101,9 @@ func (k *killer) find(names []string) error {
 		e, err := find(name)
 		if err != nil {
 			k.code = fail(err) // the others are ended all the same
+			known := asError(err)
+			k.unknown = append(k.unknown, killed{Name: name, Verdict: result.NotApplicable, Survivors: []result.Survivor{},
+				Error: &result.ReportError{Code: known.Code, Message: known.Message, Hint: known.Hint}})
 			continue
 		}
 		if !seen[e.ID] {
@@ -154,19 +160,20 @@ func (k *kill) request(what state.Kill) {
 // await waits until the supervisor has ended, and has told how. One that does not
 // (it is stopped, say) is not needed: by late its init is killed from here.
 func (k *kill) await(late, proofBy time.Time) {
-	k.verdict = result.NotApplicable
 	if k.supervisor != nil {
 		defer k.supervisor.Close()
 		// Its own proof may take as long as ours, if init is dead by then.
-		err := k.supervisor.Wait(late)
-		if err != nil && k.initEnded() {
-			err = k.supervisor.Wait(proofBy)
-		}
-		if err == nil {
-			k.err = k.sandbox.Refresh()
+		if k.supervisor.Wait(late) != nil && k.initEnded() {
+			_ = k.supervisor.Wait(proofBy) // the record tells
 		}
 	}
-	if r := k.sandbox.Record.Report; r != nil {
+	// What is known now: init too, perhaps, which was not there when we first looked.
+	err := k.sandbox.Refresh()
+	if k.removed = err != nil && asError(err).Code == "no-such-sandbox"; err != nil && !k.removed {
+		k.err = err
+	}
+	// What was unproven may be gone by now, or go at last.
+	if r := k.sandbox.Record.Report; r != nil && r.Teardown.Verdict != result.Unproven {
 		k.verdict = r.Teardown.Verdict
 		return
 	}
@@ -191,6 +198,16 @@ func (k *kill) init() (*proc.Process, error) {
 
 // killInit ends the sandbox without its supervisor.
 func (k *kill) killInit(proofBy time.Time) {
+	switch e := k.sandbox; {
+	case e.Record.Init != nil:
+	case e.Alive && !k.removed:
+		k.verdict = result.Unproven
+		k.err = fmt.Errorf("its supervisor %d does not answer, and nobody else knows of an init", e.Record.Supervisor.PID)
+		return
+	default:
+		k.verdict = result.NotApplicable // no init was ever released
+		return
+	}
 	init, err := k.init()
 	if errors.Is(err, proc.ErrGone) {
 		k.verdict = result.Proven // init is gone, and it goes last (pid_namespaces(7))
@@ -225,10 +242,13 @@ type killed struct {
 func (k *kill) told() killed {
 	e := k.sandbox
 	t := killed{ID: e.ID, Name: e.Record.Name, Status: e.Status(), Already: k.already, Verdict: k.verdict, Survivors: []result.Survivor{}}
+	if k.removed || e.Record.Report == nil && k.verdict == result.Proven {
+		t.Status = string(result.StatusKilled) // by us, as far as anybody can know
+	}
 	if r := e.Record.Report; r != nil {
 		t.ExitCode = &r.ExitCode
-		t.Survivors = append(t.Survivors, r.Teardown.Survivors...)
-	} else if k.verdict == result.Unproven && e.Record.Init != nil {
+	}
+	if k.verdict == result.Unproven && e.Record.Init != nil {
 		for _, st := range proc.Members(e.Record.Init.PIDNS, 100) {
 			t.Survivors = append(t.Survivors, result.Survivor{PID: st.PID, Comm: st.Comm, State: st.State})
 		}
@@ -258,7 +278,7 @@ func (k *killer) tell() int {
 	}
 	var err error
 	if k.flags.JSON {
-		err = json.NewEncoder(os.Stdout).Encode(all)
+		err = json.NewEncoder(os.Stdout).Encode(append(all, k.unknown...))
 	} else {
 		err = k.printLines(all)
 	}

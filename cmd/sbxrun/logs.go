@@ -154,7 +154,7 @@ func (l *reader) cut() error {
 		cut   bool
 	}{{"stdout", logs.StdoutBytes, logs.StdoutTruncated}, {"stderr", logs.StderrBytes, logs.StderrTruncated}} {
 		if s.cut && (l.flags.Stream == "" || l.flags.Stream == s.name) {
-			fmt.Fprintf(os.Stderr, "sbxrun: %s is cut: the command has written %d bytes, only the head was kept (--log-max)\n", s.name, s.bytes)
+			fmt.Fprintf(os.Stderr, "sbxrun: %s is cut: of %d bytes or more that the command has written only the head is kept (--log-max)\n", s.name, s.bytes)
 		}
 	}
 	return nil

@@ -105,11 +105,18 @@ func tagged(e *state.Entry, tags map[string]string) bool {
 // described is a sandbox in the JSON of ps and inspect.
 type described struct {
 	state.Record
-	Status string `json:"status"`
-	Alive  bool   `json:"alive"`
+	Status   string `json:"status"`
+	Alive    bool   `json:"alive"`
+	ExitCode *int   `json:"exit_code,omitempty"` // of what has ended
 }
 
-func describe(e *state.Entry) described { return described{e.Record, e.Status(), e.Alive} }
+func describe(e *state.Entry) described {
+	d := described{Record: e.Record, Status: e.Status(), Alive: e.Alive}
+	if e.Record.Report != nil {
+		d.ExitCode = &e.Record.Report.ExitCode
+	}
+	return d
+}
 
 func printTable(w io.Writer, entries []*state.Entry, now time.Time) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)

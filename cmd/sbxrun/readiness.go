@@ -5,10 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/logfile"
 	"github.com/sbxrun/sbxrun/internal/proc"
@@ -83,7 +80,7 @@ func (s *supervisor) tryExec(ctx context.Context) (bool, error) {
 			path = v.Value
 		}
 	}
-	entry := &nsenter.Entry{Init: s.kept.Init, Cred: s.plan.Cred(), HostNet: s.flags.Net == "host", Workdir: s.plan.Workdir,
+	entry := &nsenter.Entry{Target: nsenter.Target{Init: s.kept.Init, Cred: s.plan.Cred(), HostNet: s.flags.Net == "host"}, Workdir: s.plan.Workdir,
 		Command: []string{"/bin/sh", "-c", s.flags.probe.exec}, Path: path, Env: pairs(s.plan.Env())}
 	res := supervise.Run(ctx, supervise.Inside(entry, [3]*os.File{null, null, null}, nil, func() {}),
 		supervise.Options{Timeout: probeBound, ProofTimeout: time.Duration(s.flags.ProofTimeout), Begin: time.Now()})
@@ -99,9 +96,3 @@ func (s *supervisor) matching() func([]byte) {
 		}
 	}
 }
-
-func signalNumber(name string) unix.Signal {
-	return unix.SignalNum("SIG" + name)
-}
-
-var _ sync.Once

@@ -58,7 +58,7 @@ func (r *runner) run() int {
 	start := func(s *streams) supervise.Start {
 		return supervise.InSandbox(r.plan, s.payload, s.terminal, s.started)
 	}
-	return r.carryOut(start, supervise.Options{Released: sweepSoon}, func(res *result.Result) {
+	return r.carryOut(start, supervise.Options{Released: func() { sweepSoon(lookAtState) }}, func(res *result.Result) {
 		r.plan.Close() // descriptors may be few
 		r.diagnose(res)
 	})

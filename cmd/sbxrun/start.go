@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/sbxrun/sbxrun/internal/cli"
-	"github.com/sbxrun/sbxrun/internal/result"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
@@ -23,9 +22,9 @@ func startCommand(args []string) int {
 		return help("start")
 	}
 	ready := 0
-	code := detach("start", args, func(said handover) error {
+	code := detach("start", args, flags.JSON, func(said handover) error {
 		if flags.WaitReady {
-			ready = waitReady(said.ID)
+			ready, said.Error = waitReady(said.ID)
 		}
 		return printStarted(said, flags.JSON)
 	})
@@ -82,7 +81,7 @@ func parseStart(args []string) (f startFlags, command []string, err error) {
 		return f, nil, err
 	}
 	if f.Name != "" {
-		if err := state.ValidName(f.Name); err != nil {
+		if err := state.ValidName(string(f.Name)); err != nil {
 			return f, nil, err
 		}
 	}
@@ -138,5 +137,3 @@ func parseProbe(f *cli.Start) (p probe, err error) {
 	p.exec = f.ReadyExec
 	return p, nil
 }
-
-var _ = result.Exited

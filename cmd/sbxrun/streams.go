@@ -111,7 +111,7 @@ func (s *streams) started() {
 // every writer is dead, so there is an end to read up to. If there is none, or
 // we are told to stop (ctx) and our own stdout does not take the rest, what came
 // in time must do.
-func (s *streams) drain(ctx context.Context, verdict result.Verdict) {
+func (s *streams) drain(ctx context.Context, proven bool) {
 	const moment = 500 * time.Millisecond
 	s.raw = func() {}
 	s.started() // in case it never got that far
@@ -120,7 +120,7 @@ func (s *streams) drain(ctx context.Context, verdict result.Verdict) {
 		s.copying.Wait()
 		close(all)
 	}()
-	if verdict != result.Unproven {
+	if proven {
 		select {
 		case <-all:
 			return

@@ -8,7 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
-	"strings"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -30,9 +30,12 @@ type supervisor struct {
 	command []string
 	begin   time.Time
 	plan    *bwrap.Plan
+	dir     *state.Dir
 	own     *state.Own
 	logs    [2]*logfile.Writer // stdout, stderr
 	matched chan struct{}      // closed when a line of them says that it is ready
+
+	signals chan os.Signal
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -40,13 +43,18 @@ type supervisor struct {
 	now    func() // closes hurry
 	match  func() // closes matched
 
-	mu     sync.Mutex // of the record
-	record state.Record
-	kept   *proc.Kept // once it is held
+	probing sync.WaitGroup
+	mu      sync.Mutex // of the record
+	record  state.Record
+	kept    *proc.Kept // once it is held
 }
 
 func superviseSandbox(args []string, begin time.Time) int {
 	s := &supervisor{begin: begin, hurry: make(chan struct{}), matched: make(chan struct{})}
+	// Before anybody can know of us: SIGTERM is a request, and would end us.
+	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
+	s.signals = make(chan os.Signal, 4)
+	signal.Notify(s.signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT)
 	s.now = sync.OnceFunc(func() { close(s.hurry) })
 	s.match = sync.OnceFunc(func() { close(s.matched) })
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
@@ -77,8 +85,7 @@ func (s *supervisor) prepare(args []string) (err error) {
 	if s.plan, err = bwrap.Prepare(policy, thisCaller()); err != nil {
 		return err
 	}
-	dir, err := state.Open(stateCaller())
-	if err != nil {
+	if s.dir, err = state.Open(stateCaller()); err != nil {
 		return err
 	}
 	// From here on there is nothing of the caller's in us: neither what its
@@ -87,18 +94,18 @@ func (s *supervisor) prepare(args []string) (err error) {
 	if err := os.Chdir("/"); err != nil {
 		return err
 	}
-	s.own, err = dir.Create(newID(), s.flags.Name)
+	s.own, err = s.dir.Create(newID(), string(s.flags.Name))
 	return err
 }
 
 func (s *supervisor) run() error {
+	go s.listen()
 	started, err := s.start()
 	if started == nil {
 		_ = s.own.Remove() // the error that counts is the first one
 		return err
 	}
 	defer s.plan.Close()
-	go s.listen()
 	res := supervise.Run(s.ctx, started.start, supervise.Options{
 		Timeout:      time.Duration(s.flags.Timeout),
 		Grace:        time.Duration(s.flags.Grace),
@@ -107,12 +114,15 @@ func (s *supervisor) run() error {
 		Hurry:        s.hurry,
 		Hold:         s.hold,
 		Released:     s.released,
+		Doomed:       s.doomed,
 	})
+	s.cancel(nil)    // so that the probe ends,
+	s.probing.Wait() // with all that it has in the sandbox
 	started.drain(res.Verdict)
 	return s.finish(res)
 }
 
-// output is the payload's stdout and stderr on their way into the logs.
+// logging is the payload's stdout and stderr on their way into the logs.
 type logging struct {
 	start   supervise.Start
 	sources []*os.File
@@ -138,9 +148,6 @@ func (s *supervisor) start() (l *logging, err error) {
 	}
 	if p := s.flags.probe.String(); p != "" {
 		s.record.Ready = &state.Ready{Probe: p}
-	}
-	if err := s.own.WriteFile(envFile, []byte(strings.Join(append(pairs(s.plan.Env()), ""), "\x00"))); err != nil {
-		return nil, err
 	}
 	null, err := os.OpenFile(os.DevNull, os.O_RDONLY, 0)
 	if err != nil {
@@ -169,6 +176,7 @@ func (s *supervisor) start() (l *logging, err error) {
 			for _, f := range stdio {
 				f.Close()
 			}
+			s.plan.Close() // bwrap has them
 			for i, r := range l.sources {
 				l.copying.Go(func() { s.copy(i, r) })
 			}
@@ -183,17 +191,26 @@ func (s *supervisor) copy(i int, r *os.File) {
 	if s.flags.probe.log != nil {
 		seen = s.matching()
 	}
-	buf := make([]byte, 32<<10)
+	buf, cut := make([]byte, 32<<10), false
 	for {
 		n, err := r.Read(buf)
 		if n > 0 {
 			_, _ = s.logs[i].Write(buf[:n]) // it never fails
+			if s.logs[i].Truncated() && !cut {
+				cut = true
+				_ = s.write(func(r *state.Record) { r.Logs = s.written() }) // a full disk: they are cut for that
+			}
 			seen(buf[:n])
 		}
 		if err != nil {
 			return
 		}
 	}
+}
+
+// written is how much there was of both streams, up to now.
+func (s *supervisor) written() *state.Logs {
+	return &state.Logs{StdoutBytes: s.logs[0].Len(), StderrBytes: s.logs[1].Len(), StdoutTruncated: s.logs[0].Truncated(), StderrTruncated: s.logs[1].Truncated()}
 }
 
 // drain waits until all output is in the logs. After a proven end every writer is
@@ -214,6 +231,10 @@ func (s *supervisor) hold(kept *proc.Kept) error {
 		err = proc.ErrGone // so that may have been another
 	}
 	if err != nil {
+		return err
+	}
+	access := state.Access{Init: init, Cred: s.plan.Cred(), Net: s.flags.Net, Workdir: s.plan.Workdir, Env: pairs(s.plan.Env())}
+	if err := s.own.WriteAccess(access); err != nil {
 		return err
 	}
 	return s.write(func(r *state.Record) { r.Init, s.kept = &init, kept })
@@ -242,34 +263,44 @@ func (s *supervisor) released() {
 		return
 	}
 	if s.record.Ready != nil {
-		go s.becomeReady()
+		s.probing.Go(s.becomeReady)
 	}
 	if s.flags.IdleTimeout > 0 {
 		go s.endWhenIdle(time.Duration(s.flags.IdleTimeout))
 	}
-	sweepSoon()
+	sweepSoon(func() (*state.Dir, error) { return s.dir, nil })
 	debug.FreeOSMemory() // it will be idle for a long time
 }
 
 // listen waits for requests to end the sandbox: kill.json, and a signal to look.
 func (s *supervisor) listen() {
-	got := make(chan os.Signal, 4)
-	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
-	signal.Notify(got, syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT)
-	first := true
-	for sig := range got {
+	for sig := range s.signals {
 		request := supervise.Request{Cause: result.Canceled, Signal: sig.(syscall.Signal)}
 		if kill, err := s.own.ReadKill(); err == nil && kill != nil {
 			request = supervise.Request{Cause: result.Killed, Signal: signalNumber(kill.Signal), Grace: time.Duration(kill.GraceMS * float64(time.Millisecond))}
 		}
-		if first {
+		if s.ctx.Err() == nil {
 			s.cancel(request)
-			first = false
 			continue
 		}
-		// Somebody with less patience than the one before.
+		// It is about to end anyway; but here is somebody with less patience.
 		time.AfterFunc(request.Grace, s.now)
 	}
+}
+
+// doomed says whether somebody was asked to kill the sandbox, and did so without
+// us: sbxrun kill, when we are stopped.
+func (s *supervisor) doomed() bool {
+	kill, err := s.own.ReadKill()
+	return err == nil && kill != nil
+}
+
+// signalNumber is the signal that [result.SignalName] has named; 0 for none.
+func signalNumber(name string) syscall.Signal {
+	if n, err := strconv.Atoi(name); err == nil {
+		return syscall.Signal(n)
+	}
+	return unix.SignalNum("SIG" + name)
 }
 
 // endWhenIdle ends the sandbox when nothing has used it for so long.
@@ -297,11 +328,13 @@ func (s *supervisor) finish(res result.Result) error {
 		_ = s.own.Remove() // the error that counts is the first one
 		return err
 	}
+	// Ended before its time, by somebody else than its caller.
+	caller.fail(&result.Error{Code: "ended", Message: "the sandbox was ended while it was being set up: " + string(res.Cause)}, res.ExitCode())
 	report := res.Report(s.own.ID, s.command)
 	report.Bwrap = &result.ReportBwrap{Path: s.plan.Program.Path, Version: s.plan.Program.Version}
 	err := s.write(func(r *state.Record) {
 		r.Phase, r.Report = state.Ended, &report
-		r.Logs = &state.Logs{StdoutBytes: s.logs[0].Len(), StderrBytes: s.logs[1].Len(), StdoutTruncated: s.logs[0].Truncated(), StderrTruncated: s.logs[1].Truncated()}
+		r.Logs = s.written()
 	})
 	return errors.Join(err, s.own.Close())
 }

@@ -52,9 +52,14 @@ func waitCommand(args []string) int {
 }
 
 // waitReady waits as wait --ready does, for a sandbox that was just started.
-func waitReady(id string) int {
+func waitReady(id string) (code int, why *result.ReportError) {
 	w := waiter{name: id}
-	return w.tell(w.untilReady(context.Background()), false)
+	err := w.untilReady(context.Background())
+	if err == nil {
+		return 0, nil
+	}
+	e := asError(err)
+	return fail(err), &result.ReportError{Code: e.Code, Message: e.Message, Hint: e.Hint}
 }
 
 // waiter is one who waits for a sandbox.

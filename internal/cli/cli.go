@@ -3,6 +3,8 @@
 package cli
 
 import (
+	"errors"
+
 	"github.com/alecthomas/kong"
 
 	"github.com/sbxrun/sbxrun/internal/quantity"
@@ -81,7 +83,7 @@ type Run struct {
 
 // Start is the flags of sbxrun start.
 type Start struct {
-	Name string   `help:"A name, which no other running sandbox may have." placeholder:"NAME" group:"be"`
+	Name Name     `help:"A name, which no other running sandbox may have." placeholder:"NAME" group:"be"`
 	Tag  []string `help:"A tag, to select sandboxes by." placeholder:"KEY=VALUE" sep:"none" group:"be"`
 
 	Timeout      quantity.Duration `help:"Lifetime: kill everything after this time. 0 is never." default:"0" placeholder:"DUR" group:"end"`
@@ -101,6 +103,19 @@ type Start struct {
 	LogMax quantity.Size `help:"How much of stdout, and of stderr, is kept; the head." default:"64M" placeholder:"SIZE" group:"tell"`
 	JSON   bool          `help:"Print what was started as JSON." group:"tell"`
 	Help   bool          `help:"Print this." short:"h" group:"tell"`
+}
+
+// Name is a sandbox's name. That none was given is the empty one, so nobody can
+// give that.
+type Name string
+
+// UnmarshalText sets n to any text but the empty one.
+func (n *Name) UnmarshalText(text []byte) error {
+	if len(text) == 0 {
+		return errors.New("a name is not empty")
+	}
+	*n = Name(text)
+	return nil
 }
 
 // Exec is the flags of sbxrun exec.

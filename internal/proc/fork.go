@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"os"
 	"syscall"
 	"unsafe"
 
@@ -56,4 +57,20 @@ func Exit(code uintptr) {
 	for {
 		syscall.RawSyscall(unix.SYS_EXIT_GROUP, code, 0, 0)
 	}
+}
+
+// CommandLine is the memory that /proc/PID/cmdline shows. A bare fork inherits a
+// copy, and may be visible to a sandbox, so it wipes that: what sbxrun was called
+// with is none of the payload's business.
+func CommandLine() []byte {
+	if len(os.Args) == 0 || len(os.Args[0]) == 0 {
+		return nil
+	}
+	// The runtime's os.Args point into the memory the kernel made, one after
+	// the other with a NUL between.
+	size := 0
+	for _, arg := range os.Args {
+		size += len(arg) + 1
+	}
+	return unsafe.Slice(unsafe.StringData(os.Args[0]), size-1)
 }

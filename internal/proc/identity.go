@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"os"
 )
 
 // Identity tells one process from every other that has had, or will have, its
@@ -88,7 +87,7 @@ func (id Identity) verify() error {
 
 // bootID is a number that the kernel draws once per boot (random(4)).
 func bootID() (string, error) {
-	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	data, err := read("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return "", fmt.Errorf("boot id: %w", err)
 	}

@@ -51,9 +51,10 @@ const StageDir = "/tmp"
 // KeeperName is what ps(1) shows of a keeper.
 const KeeperName = "sbxrun-keeper"
 
-// Marker is the name that a sandbox's bwrap is started under, its first argument,
-// for who looks for what crashes have left to tell it from everybody else's.
-const Marker = "sbxrun-bwrap"
+// Marker is the name that the bwrap of a user's sandbox is started under, its first
+// argument: for who looks for what crashes have left, to tell it from everybody
+// else's. Root's sandboxes do not run as root.
+func Marker(uid int) string { return "sbxrun-bwrap:" + strconv.Itoa(uid) }
 
 // Cred is the identity a command runs under.
 type Cred struct{ UID, GID uint32 }
@@ -136,6 +137,11 @@ func Keep(c Command) (*Keeper, error) {
 
 // lay puts everything into the form that system calls take.
 func (k *keeperState) lay(c Command) (err error) {
+	// Go's heap, which has the stacks of goroutines as well, is in one place, and has
+	// less than four gigabytes.
+	const heap = 1 << 32
+	k.cmdline = CommandLine()
+	k.high = uintptr(unsafe.Pointer(k))&^(heap-1) + 2*heap
 	copy(k.name[:], KeeperName)
 	copy(k.children[:], "/proc/thread-self/children")
 	k.enter, k.arg = c.Enter, c.Arg
@@ -274,6 +280,7 @@ func (k *Keeper) Empty(deadline time.Time) (End, error) {
 
 // Reap waits for the keeper's own end, at most until deadline, and collects it.
 func (k *Keeper) Reap(deadline time.Time) error {
+	k.socket.Close() // a keeper of a terminal waits for that
 	if err := k.Wait(deadline); err != nil {
 		return err
 	}
@@ -285,7 +292,6 @@ func (k *Keeper) Reap(deadline time.Time) error {
 		if err != nil {
 			return fmt.Errorf("wait for the keeper: %w", err)
 		}
-		k.socket.Close()
 		k.Close()
 		return nil
 	}

@@ -13,7 +13,8 @@ import (
 // The steps that can fail after the fork. They are numbers there, because a
 // bare fork cannot allocate.
 const (
-	stepSubreaper = iota + 1
+	stepForget = iota + 1
+	stepSubreaper
 	stepSession
 	stepSignals
 	stepChildren
@@ -29,6 +30,7 @@ const (
 )
 
 var stepNames = [...]string{
+	stepForget:    "give up sbxrun's memory",
 	stepSubreaper: "become a subreaper",
 	stepSession:   "make a session",
 	stepSignals:   "set up signals",
@@ -75,6 +77,8 @@ const (
 // keeperState is the keeper's memory, and everything it needs, laid out before
 // the fork.
 type keeperState struct {
+	high     uintptr // above all that the keeper uses
+	cmdline  []byte
 	pidfd    int32 // of the keeper, for the parent
 	pid      uintptr
 	command  uintptr // pid of bwrap
@@ -174,6 +178,7 @@ func (k *keeperState) run() {
 //go:nocheckptr
 func (k *keeperState) setUp() {
 	k.pid, _, _ = syscall.RawSyscall(unix.SYS_GETPID, 0, 0, 0)
+	k.forget()
 	// Every signal is blocked for good: nobody but SIGKILL can end the keeper
 	// before its work is done.
 	k.sigs = ^uint64(0)
@@ -182,6 +187,32 @@ func (k *keeperState) setUp() {
 	// A session of its own: neither the caller's Ctrl-C nor its kill(0, …)
 	// reaches the keeper, and its kill never reaches the caller's group.
 	k.must(stepSession, unix.SYS_SETSID, 0, 0, 0, 0, 0)
+}
+
+// forget gives up the memory that only the Go runtime needs, and the arguments and
+// environment that sbxrun was called with, which may be secrets: they are in
+// nothing that the keeper forks, and that is copied and ended in half the time.
+// With a C library only the arguments are wiped, because everybody may read them.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (k *keeperState) forget() {
+	if withLibc {
+		for i := range k.cmdline {
+			k.cmdline[i] = 0
+		}
+		return
+	}
+	for i := range addressEnds {
+		if addressEnds[i] <= k.high {
+			continue
+		}
+		if _, _, errno := syscall.RawSyscall(unix.SYS_MUNMAP, k.high, addressEnds[i]-k.high, 0); errno == 0 {
+			return
+		}
+	}
+	k.fail(stepForget, unix.EINVAL)
 }
 
 // dropFiles leaves the keeper with nothing but its own descriptors: with others
@@ -227,9 +258,9 @@ func (k *keeperState) reap() {
 			continue
 		}
 		if e == unix.ECHILD {
-			k.restoreTerminal() // nobody could, should sbxrun be killed now
 			k.rec.kind = recordEmpty
 			k.report()
+			k.keepTerminal()
 			Exit(0)
 		}
 		if e != 0 || pid == 0 {
@@ -282,6 +313,23 @@ func (k *keeperState) wait() {
 	if k.orphaned {
 		k.restoreTerminal()
 	}
+}
+
+// keepTerminal waits, where there is a terminal, until sbxrun has passed on the last
+// output and put the terminal back, or has been killed and cannot.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (k *keeperState) keepTerminal() {
+	if k.terminal < 0 {
+		return
+	}
+	k.poll[1] = unix.PollFd{Fd: keeperSocket} // POLLHUP needs no asking
+	for !k.orphaned && k.poll[1].Revents == 0 {
+		syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&k.poll[1])), 1, 0, 0, 0, 0)
+	}
+	k.restoreTerminal()
 }
 
 // restoreTerminal puts the caller's terminal back, if it was made raw. sbxrun does
@@ -458,6 +506,12 @@ const sigSetmask = 2
 
 // at is AT_FDCWD, as a variable: a constant could not become a uintptr.
 var at = unix.AT_FDCWD
+
+// addressEnds are where a process's addresses can end, with the stack just below,
+// and somewhat below that what was mapped without asking for a place: on arm64, on
+// amd64, and on arm64 with three levels of page tables. munmap(2) takes none that
+// is too high.
+var addressEnds = [...]uintptr{1 << 48, 1<<47 - 4096, 1 << 39}
 
 // maxFD is the greatest descriptor close_range(2) accepts.
 const maxFD = 1<<32 - 1

@@ -56,7 +56,7 @@ func TestReportValuesAreDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	values := []string{
-		string(Exited), string(Signaled), string(Timeout), string(Killed), string(Canceled), string(StartFailed), string(Lost),
+		string(Exited), string(Signaled), string(Timeout), string(IdleTimeout), string(Killed), string(Canceled), string(StartFailed), string(Lost),
 		string(StatusCompleted), string(StatusFailed), string(StatusKilled), string(StatusError),
 		string(Proven), string(Unproven), string(NotApplicable), string(FromKernel), string(Inferred),
 	}

@@ -10,10 +10,10 @@ import (
 	"github.com/sbxrun/sbxrun/internal/result"
 )
 
-// EndIfIdle tells how long the sandbox may still be idle, which is to be
-// asked again then: the timeout counts from its making or the end of its last use. 0 means
-// that the time is up, and that no use begins any more: [Entry.HoldActivity] fails
-// from now on.
+// EndIfIdle tells after how long to ask again, because only then the sandbox can
+// have been out of use for the timeout; that begins with its making and with the end
+// of each use. 0 means that it has been, and that no use begins any more:
+// [Entry.HoldActivity] fails from now on.
 func (o *Own) EndIfIdle(timeout time.Duration) (wait time.Duration, err error) {
 	now := monotonic()
 	// For the moment until it is given up again, HoldActivity has patience.
@@ -56,6 +56,9 @@ func (e *Entry) HoldActivity() (release func(), err error) {
 		err = lock(fd, unix.F_RDLCK, lookPatience)
 		if err == nil {
 			err = touch(fd) // one that is killed will not say when it ended
+			if err == unix.EROFS {
+				err = nil // by then nobody writes down anything
+			}
 		}
 		if errors.Is(err, unix.EAGAIN) {
 			err = &result.Error{Code: "ending", Message: "the sandbox " + e.ID + " has reached its idle timeout and is about to end", Hint: "start it anew"}
@@ -71,9 +74,12 @@ func (e *Entry) HoldActivity() (release func(), err error) {
 		return nil, err
 	}
 	return func() {
-		// In this order: once the lock is free, the time counts.
-		_ = touch(fd) // our own file; and it would end a little early
+		if fd < 0 {
+			return
+		}
+		_ = touch(fd) // before the lock is free; should it fail, it counts as killed
 		_ = unix.Close(fd)
+		fd = -1
 	}, nil
 }
 

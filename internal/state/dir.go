@@ -72,6 +72,9 @@ func open(c Caller, create bool) (*Dir, error) {
 	if err == unix.ENOTDIR || err == unix.ELOOP {
 		err = errors.New("not a directory; a symbolic link is not followed")
 	}
+	if err == unix.ENOENT {
+		return nil, &result.Error{Code: "state", Message: fmt.Sprintf("cannot make the state directory %q: %v", path, err), Hint: fmt.Sprintf("make %q first", filepath.Dir(path)), Err: err}
+	}
 	if err != nil {
 		return nil, failed(&fs.PathError{Op: "open state directory", Path: path, Err: err})
 	}
@@ -145,11 +148,9 @@ func failed(err error) error {
 		e.Hint = "the machine has no more open files (sysctl fs.file-max)"
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		e.Hint = "free space or inodes there (df, df -i), or " + ownDirHint
-	case errors.Is(err, unix.ENOENT):
-		e.Hint = "make the directory that it is to be in, or " + ownDirHint
 	case errors.Is(err, unix.EAGAIN):
 		e.Hint = "another sbxrun holds it; is one stopped?"
-	case errors.Is(err, errDamaged):
+	case isDamaged(err):
 		e.Hint = "sbxrun cleanup removes what does not live"
 	default:
 		e.Hint = ownDirHint

@@ -47,7 +47,7 @@ func (d *Dir) load(id string) (e *Entry, err error) {
 	}
 	r, err := ParseRecord(data)
 	if err == nil && r.ID != id {
-		err = damaged("id %s", r.ID)
+		err = damage("id " + r.ID)
 	}
 	if err != nil {
 		return nil, f.fail("read", recordName, err)
@@ -58,7 +58,7 @@ func (d *Dir) load(id string) (e *Entry, err error) {
 // alive asks whether the supervisor holds the lock. An error is neither yes nor no.
 func (f folder) alive() (bool, error) {
 	fd, err := f.open(lockName, unix.O_RDONLY)
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, errDamaged) {
+	if errors.Is(err, unix.ENOENT) || isDamaged(err) {
 		return false, nil // nobody can hold what is not there
 	}
 	if err != nil {
@@ -74,7 +74,7 @@ func (f folder) alive() (bool, error) {
 
 func (d *Dir) alive(id string) (bool, error) {
 	f, err := d.root.sub(id)
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, errDamaged) {
+	if errors.Is(err, unix.ENOENT) || isDamaged(err) {
 		return false, nil
 	}
 	if err != nil {
@@ -138,6 +138,15 @@ func (e *Entry) ReadFile(name string) (data []byte, err error) {
 		return err
 	})
 	return data, err
+}
+
+// ReadKill reads the request that WriteKill has left; nil if there is none.
+func (e *Entry) ReadKill() (kill *Kill, err error) {
+	err = e.in(func(f folder) (err error) {
+		kill, err = f.readKill()
+		return err
+	})
+	return kill, err
 }
 
 // WriteKill leaves a request to the supervisor, in place of an earlier one.

@@ -51,7 +51,7 @@ func (d *Dir) list() ([]string, error) {
 // that had the name last; else by the beginning of the id, of 4 digits or more. If there
 // is none, the error's code is "no-such-sandbox"; "ambiguous" if several begin so.
 func (d *Dir) Find(word string) (*Entry, error) {
-	if d.root.fd < 0 {
+	if d.root.fd < 0 || !validName(word) { // and every beginning of an id is a valid name
 		return nil, unknown(word)
 	}
 	if validID(word) {
@@ -59,10 +59,8 @@ func (d *Dir) Find(word string) (*Entry, error) {
 			return e, failed(err)
 		}
 	}
-	if validName(word) {
-		if e := d.named(word); e != nil {
-			return e, nil
-		}
+	if e := d.named(word); e != nil {
+		return e, nil
 	}
 	entries, _ := d.List() // what cannot be read cannot be meant
 	for _, e := range slices.Backward(entries) {

@@ -19,14 +19,21 @@ import (
 // written either.
 const maxFile = 4 << 20
 
-var (
-	// errDamaged marks what cannot have been put there by us, or not all of it. It
-	// will not get better.
-	errDamaged      = errors.New("damaged")
-	errNotRegular   = fmt.Errorf("%w: not a regular file", errDamaged)
-	errNotDirectory = fmt.Errorf("%w: not a directory", errDamaged)
-	errTooLarge     = fmt.Errorf("%w: more than 4 MiB", errDamaged)
+// damage is an error for what cannot have been put there by us, or not all of it.
+// It will not get better.
+type damage string
+
+func (d damage) Error() string { return "damaged: " + string(d) }
+
+const (
+	errNotRegular   damage = "not a regular file"
+	errNotDirectory damage = "not a directory"
+	errTooLarge     damage = "more than 4 MiB"
 )
+
+func damaged(format string, args ...any) error { return damage(fmt.Sprintf(format, args...)) }
+
+func isDamaged(err error) bool { return errors.As(err, new(damage)) }
 
 // folder is an open directory, in which no name is followed anywhere. The
 // descriptor is a bare one: an *os.File could be closed by the garbage collector,
@@ -49,7 +56,7 @@ func (f folder) sub(name string) (folder, error) {
 		err = errNotDirectory
 	}
 	if err != nil {
-		return folder{}, f.fail("open", name, err)
+		return folder{fd: -1}, f.fail("open", name, err)
 	}
 	return folder{fd, filepath.Join(f.path, name)}, nil
 }
@@ -140,14 +147,13 @@ func (f folder) names() (names []string, err error) {
 	}
 	for buf := make([]byte, 8<<10); ; {
 		n, err := unix.ReadDirent(f.fd, buf)
-		if err == unix.EINTR {
+		switch {
+		case err == unix.EINTR:
 			continue
-		}
-		if err != nil {
-			return nil, f.fail("read", "", err)
-		}
-		if n == 0 {
+		case err == nil && n == 0, err == unix.ENOENT: // the end, or f itself was removed
 			return names, nil
+		case err != nil:
+			return nil, f.fail("read", "", err)
 		}
 		_, _, names = unix.ParseDirent(buf[:n], -1, names)
 	}
@@ -175,10 +181,10 @@ func (f folder) clear(keep ...string) error {
 }
 
 // scrap removes a directory in f with the files in it, or whatever else has the
-// name.
+// name. That there is nothing is well.
 func (f folder) scrap(name string) error {
 	sub, err := f.sub(name)
-	if errors.Is(err, errDamaged) {
+	if isDamaged(err) || errors.Is(err, unix.ENOENT) {
 		return f.unlink(name)
 	}
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"os"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -35,7 +36,7 @@ type Own struct {
 // error nothing is left. Others see the sandbox once its first record is written.
 func (d *Dir) Create(id, name string) (*Own, error) {
 	if !validID(id) {
-		return nil, failed(damaged("id %.80q", id))
+		return nil, failed(damage("id of a sandbox: " + strconv.Quote(id)))
 	}
 	if name != "" && !validName(name) {
 		return nil, ValidName(name)
@@ -124,16 +125,21 @@ func (o *Own) OpenFile(name string, flags int) (*os.File, error) {
 
 // ReadKill reads the request that [Entry.WriteKill] has left; nil if there is none.
 func (o *Own) ReadKill() (*Kill, error) {
-	data, err := o.folder.read(killName)
+	k, err := o.folder.readKill()
+	return k, failed(err)
+}
+
+func (f folder) readKill() (*Kill, error) {
+	data, err := f.read(killName)
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, failed(err)
+		return nil, err
 	}
 	k, err := parseKill(data)
 	if err != nil {
-		return nil, failed(o.folder.fail("read", killName, err))
+		return nil, f.fail("read", killName, err)
 	}
 	return &k, nil
 }

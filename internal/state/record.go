@@ -2,7 +2,7 @@ package state
 
 import (
 	"encoding/json"
-	"fmt"
+	"errors"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -65,8 +65,16 @@ type Logs struct {
 	StderrTruncated bool  `json:"stderr_truncated"`
 }
 
-func damaged(format string, args ...any) error {
-	return fmt.Errorf("%w: "+format, append([]any{errDamaged}, args...)...)
+// notOurs words an error of package json without its words for Go's types.
+func notOurs(err error) error {
+	var kind *json.UnmarshalTypeError
+	if !errors.As(err, &kind) {
+		return damage(err.Error())
+	}
+	if kind.Field == "" {
+		return damaged("a %s, not an object", kind.Value)
+	}
+	return damaged("%q is a %s", kind.Field, kind.Value)
 }
 
 // ParseRecord parses and checks a record. What is dangerous is checked strictly;
@@ -74,7 +82,7 @@ func damaged(format string, args ...any) error {
 func ParseRecord(data []byte) (Record, error) {
 	var r Record
 	if err := json.Unmarshal(data, &r); err != nil {
-		return Record{}, damaged("%w", err)
+		return Record{}, notOurs(err)
 	}
 	if err := r.check(); err != nil {
 		return Record{}, err
@@ -123,7 +131,7 @@ type Kill struct {
 func parseKill(data []byte) (Kill, error) {
 	var k Kill
 	if err := json.Unmarshal(data, &k); err != nil {
-		return Kill{}, damaged("%w", err)
+		return Kill{}, notOurs(err)
 	}
 	if err := k.check(); err != nil {
 		return Kill{}, err

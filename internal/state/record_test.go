@@ -2,7 +2,6 @@ package state
 
 import (
 	"bytes"
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -76,7 +75,7 @@ func TestRecordTruncated(t *testing.T) {
 	data := encoded(t, &r)
 	path := filepath.Join(d.Path(), testID(1), recordName)
 	for n := range len(data) - 1 {
-		if _, err := ParseRecord(data[:n]); !errors.Is(err, errDamaged) {
+		if _, err := ParseRecord(data[:n]); !isDamaged(err) {
 			t.Fatalf("%d bytes: %v", n, err)
 		}
 		must(t, os.WriteFile(path, data[:n], 0o600))
@@ -167,7 +166,7 @@ func TestRecordRefused(t *testing.T) {
 		{"status unknown", change(endedText, `"killed"`, `"\u001b[2J"`)},
 	}
 	for _, tt := range tests {
-		if got, err := ParseRecord([]byte(tt.in)); !errors.Is(err, errDamaged) || !cmp.Equal(got, Record{}) {
+		if got, err := ParseRecord([]byte(tt.in)); !isDamaged(err) || !cmp.Equal(got, Record{}) {
 			t.Errorf("%s: %+v, %v; want an error and nothing else", tt.name, got, err)
 		}
 	}

@@ -83,7 +83,7 @@ func (d *Dir) scrap(name string) bool {
 		return false
 	}
 	_, err = d.load(name)
-	return err == errUnrecorded || errors.Is(err, errDamaged)
+	return err == errUnrecorded || isDamaged(err)
 }
 
 func (d *Dir) sweepNames() error {

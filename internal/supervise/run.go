@@ -38,6 +38,9 @@ type Options struct {
 	Hold func(*proc.Kept) error
 	// Released, if not nil, is called when the payload runs.
 	Released func()
+	// Emptied, if not nil, is called when nothing of it is left, or that cannot be
+	// shown, and the keeper still keeps the terminal.
+	Emptied func(proven bool)
 	// Doomed, if not nil, says whether what the payload ran in was ended, when
 	// the payload was ended from outside: then it is killed, and not lost.
 	Doomed func() bool
@@ -48,7 +51,7 @@ type Options struct {
 type Held interface {
 	Ends() *proc.Kept
 	Release()
-	Running() <-chan struct{} // closed when the payload runs, or cannot
+	Running() <-chan struct{} // closed when the payload runs
 	Exited() <-chan struct{}  // closed when it has ended, or never came to be
 	// ExitStatus is the payload's end; or [result.ErrSetup], [result.ErrUnknown],
 	// or a *[result.Error] if it was never executed.
@@ -78,7 +81,9 @@ func InSandbox(plan *bwrap.Plan, stdio [3]*os.File, tty *proc.Terminal, forked f
 // sandbox adds what bwrap cannot do from outside.
 type sandbox struct{ *bwrap.Sandbox }
 
-func (sb sandbox) SignalAll(sig syscall.Signal) error { return nsenter.Signal(sb.Init, sb.Cred, sig) }
+func (sb sandbox) SignalAll(sig syscall.Signal) error {
+	return nsenter.Signal(nsenter.Target{Init: sb.Init, Cred: sb.Cred, HostNet: sb.HostNet}, sig)
+}
 
 // Inside is the start of an entry, in a sandbox that runs.
 func Inside(entry *nsenter.Entry, stdio [3]*os.File, tty *proc.Terminal, forked func()) Start {
@@ -153,6 +158,12 @@ func (r *run) watch() result.Cause {
 	r.result.Started = true // or will be, any moment
 	select {
 	case <-r.held.Running():
+	case <-r.held.Exited():
+		select {
+		case <-r.held.Running():
+		default:
+			return result.Exited // it never ran, and can tell why
+		}
 	case <-r.ctx.Done():
 		return r.requested()
 	case <-time.After(bwrap.SetupBound):
@@ -211,19 +222,23 @@ func requestOf(ctx context.Context) Request {
 func (r *run) watchKeeper() (dead <-chan struct{}, enough func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	gone := make(chan struct{})
-	// A pidfd of our own: the other one is for the teardown. Our unreaped child,
-	// so the pid is its own.
-	keeper, err := proc.Open(r.held.Ends().Keeper.PID)
-	if err != nil {
-		return nil, cancel // unwatched: the deadline and the payload's end remain
-	}
-	go func() {
+	// Not at once: most keepers of short runs need no watching.
+	timer := time.AfterFunc(moment, func() {
+		// A pidfd of our own: the other one is for the teardown. Our unreaped child,
+		// so the pid is its own.
+		keeper, err := proc.Open(r.held.Ends().Keeper.PID)
+		if err != nil {
+			return // unwatched: the deadline and the payload's end remain
+		}
 		defer keeper.Close()
 		if keeper.WaitContext(ctx, time.Time{}) == nil {
 			close(gone)
 		}
-	}()
-	return gone, cancel
+	})
+	return gone, func() {
+		timer.Stop()
+		cancel()
+	}
 }
 
 // moment is how long the death of one process may take to bring about the death
@@ -268,7 +283,7 @@ func (r *run) end(cause result.Cause) time.Time {
 	case result.StartFailed:
 		res.Err = asError(r.payloadErr)
 	}
-	out := cleanup.Teardown(r.held.Ends(), proofBy())
+	out := cleanup.Teardown(r.held.Ends(), proofBy(), r.o.Emptied)
 	res.Verdict, res.Survivors = out.Verdict, out.Survivors
 	res.CPUUser, res.CPUSystem, res.MaxRSS = out.End.User+r.used.User, out.End.System+r.used.System, max(out.End.MaxRSS, r.used.MaxRSS)
 	if cause == result.Exited {

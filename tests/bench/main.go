@@ -31,7 +31,7 @@ var (
 	binary = flag.String("sbxrun", "bin/sbxrun", "the program to measure")
 	runs   = flag.Int("runs", 200, "pairs of runs of the start-up comparison, and runs of the deadline")
 	trees  = flag.String("trees", "1,10,100,1000,5000", "sizes of the trees to be ended")
-	only   = flag.String("only", "start,deadline,trees,memory", "which parts to run")
+	only   = flag.String("only", "start,deadline,trees,memory,exec,many", "which parts to run")
 )
 
 func main() {
@@ -56,7 +56,7 @@ func bench() error {
 	for _, part := range []struct {
 		name string
 		run  func() error
-	}{{"start", start}, {"deadline", deadline}, {"trees", teardowns}, {"memory", memory}} {
+	}{{"start", start}, {"deadline", deadline}, {"trees", teardowns}, {"memory", memory}, {"exec", execs}, {"many", many}} {
 		if strings.Contains(*only, part.name) {
 			if err := part.run(); err != nil {
 				return fmt.Errorf("%s: %w", part.name, err)
@@ -203,7 +203,7 @@ func teardowns() error {
 		if err != nil {
 			return err
 		}
-		pairs := max(3, min(30, 3000/n))
+		pairs := max(3, min(30, 10000/n))
 		var with, without sample
 		for range pairs {
 			took, killed, err := bareKill(n)
@@ -255,6 +255,9 @@ func bareKill(n int) (took, killed time.Duration, err error) {
 		return 0, 0, err
 	}
 	defer init.Close()
+	if err := settled(init.PID, n, "sleep"); err != nil {
+		return 0, 0, err
+	}
 	begin = time.Now()
 	if err := init.Signal(unix.SIGKILL); err != nil {
 		return 0, 0, err

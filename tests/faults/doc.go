@@ -35,6 +35,15 @@
 //   - the exit code and the report agree, and neither says that a command
 //     completed that was killed, or never started that has left its trace.
 //
+// Sandboxes that live on, and execs in them, have a state directory of their own in
+// each test (estate), of which in the end nothing is left but its lock: no process
+// below the test, none with its marker, none in one of its PID namespaces, no
+// record, no name. Their supervisors become the test's children when their clients
+// end; the zombies of these, and of what was killed above others, are the test's to
+// reap, which stands for the machine's init. A process is killed by a pidfd, after a
+// look at whose child it is; beside it runs a bystander that nobody may signal.
+// SBXRUN_SOAK=500 starts as many sandboxes at random.
+//
 // The tests of this package run one after the other: that is what makes
 // everything below the test process the current run's. SBXRUN_SOAK=N sets the
 // number of repetitions, 100 being what it is by default; from 1000 on, every

@@ -207,7 +207,7 @@ func newVictim(t *testing.T) []victim {
 	return victims
 }
 
-func namespace(t *testing.T, pid int) uint64 {
+func namespace(t testing.TB, pid int) uint64 {
 	t.Helper()
 	var st unix.Stat_t
 	harness.Must(t, unix.Stat(fmt.Sprintf("/proc/%d/ns/pid", pid), &st))

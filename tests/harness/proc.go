@@ -209,12 +209,23 @@ func orphans(marker string) (found []Proc) {
 }
 
 // orphansBy waits until there are no orphans. The tests run at the same time, so
-// what is seen may be about to end; a zombie does not. Those are reaped in the
-// end, so that one failure is not reported by every later test.
+// what is seen may be about to end, or to be adopted; a zombie is not. Those that
+// were there all the time are reaped in the end, so that one failure is not
+// reported by every later test.
 func orphansBy(marker string, deadline time.Time) (found []Proc) {
-	holdsBy(deadline, func() bool {
-		found = orphans(marker)
-		return len(found) == 0
+	window := time.Until(deadline)
+	seen := map[identity]time.Time{}
+	holdsBy(time.Now().Add(3*window), func() bool {
+		now, there := time.Now(), orphans(marker)
+		for _, p := range there {
+			id := identity{p.PID, p.Start}
+			if first, ok := seen[id]; !ok {
+				seen[id] = now
+			} else if now.Sub(first) >= window {
+				found = append(found, p)
+			}
+		}
+		return len(there) == 0 || len(found) > 0
 	})
 	for _, p := range found {
 		end(p)

@@ -117,7 +117,7 @@ func (r *Report) Value(path string) string {
 // statusOf is what a list shows for each cause; exited depends on the code.
 var statusOf = map[string]string{
 	"signaled": "failed", "timeout": "killed", "killed": "killed",
-	"canceled": "killed", "start-failed": "error", "lost": "error",
+	"canceled": "killed", "start-failed": "error", "lost": "error", "idle-timeout": "killed",
 }
 
 // check finds what no report may contain, whatever the run was.

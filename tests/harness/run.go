@@ -42,6 +42,12 @@ type Options struct {
 	Attr *syscall.SysProcAttr
 	// Bound replaces the constant Bound.
 	Bound time.Duration
+
+	inside *Sandbox // an exec: the sandbox that it is in
+	others bool     // it has to do with sandboxes that are not its own
+	// handover is called when what was started has ended, and its stdout, before
+	// anything is asserted: what lives on by intention is taken over there.
+	handover func(stdout string)
 }
 
 // Result is a run that is over.
@@ -79,6 +85,7 @@ type Process struct {
 	// the next one made would get the same inode.
 	held   *os.File
 	killed bool
+	before map[identity]bool // an exec: what ran in the sandbox's own PID namespace
 }
 
 // Run runs sbxrun to its end; see [Process.Wait] for what it asserts.
@@ -129,6 +136,9 @@ func start(t T, o Options, args []string) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
+	if o.inside != nil {
+		p.before = o.inside.members()
+	}
 	p.begin = time.Now()
 	done, err := Register(func() (int, error) {
 		if err := p.cmd.Start(); err != nil {
@@ -146,7 +156,11 @@ func start(t T, o Options, args []string) (*Process, error) {
 		done()
 		close(p.exited)
 	}()
-	go p.watch()
+	if o.others {
+		close(p.watched) // what runs below it may be in another's namespace
+	} else {
+		go p.watch()
+	}
 	return p, nil
 }
 
@@ -159,16 +173,24 @@ func (p *Process) arguments(args []string) []string {
 	if p.o.Bare {
 		return args
 	}
+	if p.o.inside != nil {
+		return append([]string{args[0], "--report", p.reportPath(), "--env", MarkerName + "=" + p.Marker}, args[1:]...)
+	}
 	own := []string{
 		"--report", p.reportPath(),
 		"--env", MarkerName + "=" + p.Marker,
 		"--env", "FIXTURE_SECONDS=60", // should a test fail, the rest ends by itself
-		"--ro-bind", strings.NewReplacer(`\`, `\\`, ":", `\:`).Replace(FixturesDir(p.t)) + ":/fixtures",
+		"--ro-bind", fixturesBind(p.t),
 	}
 	if len(args) > 0 && args[0] == "run" {
 		return append(append([]string{"run"}, own...), args[1:]...)
 	}
 	return append(own, args...)
+}
+
+func fixturesBind(t T) string {
+	t.Helper()
+	return strings.NewReplacer(`\`, `\\`, ":", `\:`).Replace(FixturesDir(t)) + ":/fixtures"
 }
 
 func (p *Process) reportPath() string { return filepath.Join(p.dir, "report.json") }
@@ -213,12 +235,16 @@ func (p *Process) connect() (mine []*os.File, err error) {
 func (p *Process) watch() {
 	defer close(p.watched)
 	host := pidNamespace(os.Getpid())
+	outer := host // on its way in an exec is in the sandbox's for a moment
+	if p.o.inside != nil {
+		outer = p.o.inside.NS
+	}
 	for pause := time.Millisecond; ; pause = min(pause+pause/4, 50*time.Millisecond) {
 		below := Descendants(p.PID)
 		own(p.Marker, below)
 		for _, pid := range below {
 			ns := pidNamespace(pid)
-			if ns == 0 || ns == host {
+			if ns == 0 || ns == host || ns == outer {
 				continue
 			}
 			held, err := os.Open(procFile(pid, "ns/pid"))
@@ -227,7 +253,7 @@ func (p *Process) watch() {
 			}
 			// Looked at again, through what is held: pid may be another by now.
 			var st unix.Stat_t
-			if unix.Fstat(int(held.Fd()), &st) == nil && st.Ino != host {
+			if unix.Fstat(int(held.Fd()), &st) == nil && st.Ino != host && st.Ino != outer {
 				p.ns, p.held = st.Ino, held
 				return
 			}
@@ -389,7 +415,13 @@ func (p *Process) Wait() *Result {
 		p.Kill()
 		<-p.exited
 	}
+	if p.o.handover != nil {
+		p.o.handover(string(p.drain(0, &Result{})))
+	}
 	p.gone()
+	if p.o.inside != nil {
+		p.o.inside.unchanged(p.before)
+	}
 	r := &Result{Elapsed: p.exit.Sub(p.begin), Ended: p.exit}
 	state := p.cmd.ProcessState
 	r.ExitCode = state.ExitCode()
@@ -523,13 +555,16 @@ func Within(t T, what string, got, low, high time.Duration) {
 
 // PeakRSS is the most memory sbxrun has had resident so far, in bytes; 0 if it
 // has ended. Not by getrusage(2): that includes what was before the exec.
-func (p *Process) PeakRSS() int64 {
-	data, err := os.ReadFile(procFile(p.PID, "status"))
+func (p *Process) PeakRSS() int64 { return memory(p.PID, "VmHWM:") }
+
+// memory is a line of /proc/PID/status, in bytes.
+func memory(pid int, name string) int64 {
+	data, err := os.ReadFile(procFile(pid, "status"))
 	if err != nil {
 		return 0
 	}
 	for _, line := range strings.Split(string(data), "\n") {
-		if f := strings.Fields(line); len(f) == 3 && f[0] == "VmHWM:" {
+		if f := strings.Fields(line); len(f) == 3 && f[0] == name {
 			kib, _ := strconv.ParseInt(f[1], 10, 64)
 			return kib << 10
 		}

@@ -1,0 +1,515 @@
+package cleanup
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/state"
+)
+
+// The tests make what crashes leave: records without a supervisor, and processes
+// that look like bubblewrap's. These are this binary, told by sweepRole what to be.
+const sweepRole = "SBXRUN_SWEEP_ROLE"
+
+func TestMain(m *testing.M) {
+	if role := os.Getenv(sweepRole); role != "" {
+		os.Exit(play(role))
+	}
+	os.Exit(m.Run())
+}
+
+// play is what a process does until its stdin ends: nothing, after it has started
+// the rest of the roles as its child. "name:" sets its name.
+func play(role string) int {
+	role, rest, _ := strings.Cut(role, ",")
+	if name, found := strings.CutPrefix(role, "name:"); found {
+		if err := os.WriteFile("/proc/self/comm", []byte(name), 0); err != nil {
+			return 1
+		}
+	}
+	if rest != "" {
+		child := actor(rest)
+		child.Stdin = os.Stdin
+		if role == "keeper" {
+			child.SysProcAttr.Pdeathsig = 0
+		}
+		out, err := child.StdoutPipe()
+		if err != nil || child.Start() != nil {
+			return 2
+		}
+		line := make([]byte, 32)
+		n, _ := out.Read(line)
+		os.Stdout.Write(line[:n])
+	} else {
+		pid, err := os.Readlink("/proc/self") // as /proc, which is the host's, numbers us
+		if err != nil {
+			return 3
+		}
+		fmt.Println(pid)
+	}
+	os.Stdin.Read(make([]byte, 1)) // the end of it is that of the test
+	return 0
+}
+
+// actor is a process that plays the roles, one below the other. The role "init" is
+// the first of a PID namespace; "marked" and "init" have our bubblewrap's name.
+func actor(roles string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = []string{sweepRole + "=" + roles}
+	role, _, _ := strings.Cut(roles, ",")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	switch role {
+	case "keeper":
+		cmd.SysProcAttr.Setsid = true
+	case "init", "plain init":
+		cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWPID
+		if os.Geteuid() != 0 {
+			cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
+		}
+	}
+	if role == "init" || role == "marked" {
+		cmd.Args[0] = proc.Marker(os.Geteuid())
+	}
+	return cmd
+}
+
+// cast starts actors and returns the pid of the innermost one, as the host sees it.
+func cast(t *testing.T, roles string) (inner *proc.Process) {
+	t.Helper()
+	inner, _ = castBelow(t, roles)
+	return inner
+}
+
+// castBelow also returns the outermost.
+func castBelow(t *testing.T, roles string) (inner *proc.Process, outer *os.Process) {
+	t.Helper()
+	cmd := actor(roles)
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		stdin.Close()
+		_ = cmd.Process.Kill() // and those below die with it (Pdeathsig)
+		_ = cmd.Wait()
+	})
+	line := make([]byte, 32)
+	if n, err := out.Read(line); err != nil || n < 2 {
+		t.Fatalf("no word of %s: %v", roles, err)
+	}
+	// The last one below us: it may have another idea of its pid.
+	pid := cmd.Process.Pid
+	for range strings.Count(roles, ",") {
+		children := proc.Children(pid, pid)
+		for _, tid := range tasks(t, pid) {
+			children = append(children, proc.Children(pid, tid)...)
+		}
+		if len(children) == 0 {
+			t.Fatalf("%s: %d has no child", roles, pid)
+		}
+		pid = children[0]
+	}
+	if inner, err = proc.Open(pid); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { inner.Close() })
+	return inner, cmd.Process
+}
+
+func tasks(t *testing.T, pid int) (tids []int) {
+	t.Helper()
+	dir, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range dir {
+		var tid int
+		if _, err := fmt.Sscan(entry.Name(), &tid); err == nil {
+			tids = append(tids, tid)
+		}
+	}
+	return tids
+}
+
+// findings are what a sweep has found of one process.
+func findings(found []Finding, pid int) (mine []Finding) {
+	for _, f := range found {
+		if f.PID == pid {
+			mine = append(mine, f)
+		}
+	}
+	return mine
+}
+
+func TestStaleInit(t *testing.T) {
+	for _, test := range []struct {
+		roles string
+		stale bool
+	}{
+		{"init", true},                               // below the test, as if that were PID 1
+		{"parent,init", true},                        // below a stranger
+		{"marked,init", false},                       // it has its monitor
+		{"name:" + proc.KeeperName + ",init", false}, // or its keeper, which is about to end it
+		{"name:sbxrun,init", false},                  // or sbxrun, in the place of that
+		{"plain init", false},                        // somebody else's
+		{"marked", false},                            // ours, and no init
+		{"parent,marked", false},
+	} {
+		t.Run(test.roles, func(t *testing.T) {
+			init := cast(t, test.roles)
+			s := sweep{SweepOptions: SweepOptions{DryRun: true}}
+			s.process(init.PID)
+			if got := len(findings(s.found, init.PID)) == 1; got != test.stale {
+				t.Fatalf("found %+v, want stale: %v", s.found, test.stale)
+			}
+			if init.Exited() {
+				t.Fatal("a look has ended it")
+			}
+			s = sweep{}
+			s.process(init.PID)
+			mine := findings(s.found, init.PID)
+			if !test.stale {
+				if len(mine) > 0 || init.Exited() {
+					t.Errorf("touched: %+v", mine)
+				}
+				return
+			}
+			if len(mine) != 1 || !mine[0].Done || mine[0].Kind != "held-init" || mine[0].Err != "" || !init.Exited() {
+				t.Errorf("not ended: %+v", mine)
+			}
+			s = sweep{}
+			s.process(init.PID) // a zombie by now, or gone
+			for _, f := range findings(s.found, init.PID) {
+				if f.Kind != "zombie" {
+					t.Errorf("ended twice: %+v", f)
+				}
+			}
+		})
+	}
+}
+
+// A monitor that has lost its keeper is dying, and may leave its init behind.
+func TestStaleInitBelowMonitor(t *testing.T) {
+	init, keeper := castBelow(t, "keeper,marked,init")
+	s := sweep{}
+	s.process(init.PID)
+	if len(s.found) > 0 || init.Exited() {
+		t.Fatalf("touched, with its keeper alive: %+v", s.found)
+	}
+	held, err := proc.Open(keeper.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	if err := keeper.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := held.Wait(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	s.process(init.PID)
+	if len(s.found) != 1 || !s.found[0].Done || !init.Exited() {
+		t.Errorf("not ended: %+v", s.found)
+	}
+}
+
+// Many sweeps at once, and an init that ends by itself: nobody fails.
+func TestStaleInitRace(t *testing.T) {
+	for range 5 {
+		init := cast(t, "init")
+		done := make(chan []Finding)
+		const n = 4
+		for range n {
+			go func() {
+				s := sweep{}
+				s.process(init.PID)
+				done <- s.found
+			}()
+		}
+		for range n {
+			for _, f := range <-done {
+				if f.Err != "" {
+					t.Errorf("%+v", f)
+				}
+			}
+		}
+		if !init.Exited() {
+			t.Error("not ended")
+		}
+	}
+}
+
+// A zombie is told of, with who alone can collect it.
+func TestZombie(t *testing.T) {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = []string{sweepRole + "=name:" + proc.KeeperName}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer in.Close()
+	if _, err := out.Read(make([]byte, 8)); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	zombie, err := proc.Open(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer zombie.Close()
+	if err := zombie.Wait(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	st, err := proc.ReadStat(cmd.Process.Pid)
+	if err != nil || st.State != "Z" {
+		t.Fatalf("%+v, %v", st, err)
+	}
+	for _, dry := range []bool{true, false} {
+		s := sweep{SweepOptions: SweepOptions{DryRun: dry}}
+		s.process(cmd.Process.Pid)
+		if len(s.found) != 1 || s.found[0].Kind != "zombie" || s.found[0].Done || !strings.Contains(s.found[0].What, strconv.Itoa(os.Getpid())) {
+			t.Errorf("%+v", s.found)
+		}
+		if st, err := proc.ReadStat(cmd.Process.Pid); err != nil || st.State != "Z" {
+			t.Fatalf("it was collected, and that is its parent's to do: %+v, %v", st, err)
+		}
+	}
+}
+
+// record is how a record is to be.
+type record struct {
+	init, supervisor proc.Identity
+	report           *result.Report
+	created          time.Time
+	alive            bool
+}
+
+// recorded makes a state directory with one sandbox in it.
+func recorded(t *testing.T, r record) (*state.Dir, string) {
+	t.Helper()
+	root := filepath.Join(t.TempDir(), "state")
+	dir, err := state.Open(state.Caller{StateDir: root, UID: os.Geteuid()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { dir.Close() })
+	const id = "0123456789abcdef"
+	own, err := dir.Create(id, "box")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := state.Record{Phase: state.Running, Supervisor: r.supervisor, Argv: []string{}, CreatedAt: r.created.UTC().Format(result.TimeFormat), Report: r.report}
+	if r.report != nil {
+		rec.Phase = state.Ended
+	}
+	if r.init.PID != 0 {
+		rec.Init = &r.init
+	}
+	if err := own.Write(rec); err != nil {
+		t.Fatal(err)
+	}
+	if r.alive {
+		t.Cleanup(func() { own.Close() })
+	} else if err := own.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return dir, filepath.Join(root, id)
+}
+
+func exists(t *testing.T, path string) bool {
+	t.Helper()
+	_, err := os.Lstat(path)
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+// noProc sweeps without a look through /proc, where others have things, too.
+func noProc(dir *state.Dir, o SweepOptions) []Finding {
+	return slices.DeleteFunc(Sweep(dir, o), func(f Finding) bool { return f.Kind == "held-init" || f.Kind == "zombie" })
+}
+
+func TestSweepRecords(t *testing.T) {
+	self, err := proc.Identify(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	bystander := cast(t, "parent")
+	exact, err := proc.Identify(bystander.PID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed := func(f func(*proc.Identity)) proc.Identity {
+		id := exact
+		f(&id)
+		return id
+	}
+	now := time.Now()
+	hour := func(n time.Duration) time.Time { return now.Add(-n * time.Hour) }
+	report := func(d time.Duration) *result.Report {
+		r := result.Result{Cause: result.Killed, Verdict: result.Proven, StartedAt: now, Duration: d}.Report("0123456789abcdef", []string{})
+		return &r
+	}
+	gone := changed(func(id *proc.Identity) { id.Start-- })
+	for _, test := range []struct {
+		name    string
+		record  record
+		o       SweepOptions
+		removed bool
+	}{
+		{"dead", record{init: gone, created: now}, SweepOptions{}, true},
+		{"never had an init", record{created: now}, SweepOptions{}, true},
+		{"ended", record{init: gone, report: report(time.Second), created: now}, SweepOptions{}, true},
+		{"alive", record{init: gone, created: hour(100), alive: true}, SweepOptions{}, false},
+		{"dry run", record{init: gone, created: now}, SweepOptions{DryRun: true}, false},
+		{"quick", record{init: gone, created: hour(100)}, SweepOptions{Quick: true}, false},
+		{"young", record{created: hour(1)}, SweepOptions{OlderThan: 2 * time.Hour}, false},
+		{"old", record{created: hour(3)}, SweepOptions{OlderThan: 2 * time.Hour}, true},
+		{"old, ended lately", record{report: report(2 * time.Hour), created: hour(3)}, SweepOptions{OlderThan: 2 * time.Hour}, false},
+		{"old, ended long ago", record{report: report(time.Minute), created: hour(3)}, SweepOptions{OlderThan: 2 * time.Hour}, true},
+		{"of the future", record{created: hour(-100)}, SweepOptions{OlderThan: time.Hour}, false},
+		{"another start time", record{init: changed(func(id *proc.Identity) { id.Start++ }), created: now}, SweepOptions{}, true},
+		{"another boot", record{init: changed(func(id *proc.Identity) { id.BootID = "x" }), created: now}, SweepOptions{}, true},
+		{"another namespace", record{init: changed(func(id *proc.Identity) { id.PIDNS++ }), created: now}, SweepOptions{}, true},
+		{"exact, but alive", record{init: exact, created: now, alive: true}, SweepOptions{}, false},
+		{"exact, dry run", record{init: exact, created: now}, SweepOptions{DryRun: true}, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			test.record.supervisor = self
+			dir, path := recorded(t, test.record)
+			found := noProc(dir, test.o)
+			if removed := !exists(t, path); removed != test.removed {
+				t.Errorf("removed: %v, want %v; found %+v", removed, test.removed, found)
+			}
+			for _, f := range found {
+				if f.Err != "" || f.Done && test.o.DryRun {
+					t.Errorf("%+v", f)
+				}
+			}
+			if bystander.Exited() {
+				t.Fatalf("a stranger was ended: %+v", found)
+			}
+		})
+	}
+	t.Run("unreadable time", func(t *testing.T) {
+		dir, path := recorded(t, record{supervisor: self, created: now})
+		edit(t, path, func(r map[string]any) { r["created_at"] = "\x1b" })
+		noProc(dir, SweepOptions{OlderThan: time.Hour})
+		if exists(t, path) {
+			t.Error("a record without a time is kept for ever")
+		}
+	})
+	// Last: it is what all the others must not do.
+	t.Run("exact", func(t *testing.T) {
+		dir, path := recorded(t, record{init: exact, supervisor: self, created: now})
+		found := noProc(dir, SweepOptions{Quick: true})
+		if !bystander.Exited() || len(found) != 1 || !found[0].Done {
+			t.Errorf("an init without its supervisor was not ended: %+v", found)
+		}
+		if !exists(t, path) {
+			t.Error("a quick sweep has removed a record")
+		}
+		noProc(dir, SweepOptions{})
+		if exists(t, path) {
+			t.Error("the record is still there")
+		}
+	})
+}
+
+func edit(t *testing.T, path string, change func(map[string]any)) {
+	t.Helper()
+	name := filepath.Join(path, "record.json")
+	data, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r map[string]any
+	if err := json.Unmarshal(data, &r); err != nil {
+		t.Fatal(err)
+	}
+	change(r)
+	if data, err = json.Marshal(r); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A damaged record of a dead sandbox goes, one of a living stays; and what is made
+// or removed at the moment is nobody's to judge.
+func TestSweepDamaged(t *testing.T) {
+	self, err := proc.Identify(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, alive := range []bool{true, false} {
+		dir, path := recorded(t, record{supervisor: self, created: time.Now(), alive: alive})
+		if err := os.WriteFile(filepath.Join(path, "record.json"), []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		hidden := filepath.Join(filepath.Dir(path), ".fedcba9876543210")
+		if err := os.Mkdir(hidden, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		found := noProc(dir, SweepOptions{DryRun: true})
+		if !exists(t, path) || !exists(t, hidden) {
+			t.Error("a look has removed something")
+		}
+		if len(found) == 0 {
+			t.Error("nothing was found")
+		}
+		found = noProc(dir, SweepOptions{})
+		if exists(t, path) != alive || exists(t, hidden) {
+			t.Errorf("alive %v: is there: %v, %v; found %+v", alive, exists(t, path), exists(t, hidden), found)
+		}
+		for _, f := range found {
+			if f.Done && alive && strings.Contains(f.What, filepath.Base(path)) {
+				t.Errorf("said to be removed, and is not: %+v", f)
+			}
+		}
+	}
+}
+
+// No state directory is no sandbox.
+func TestSweepNothing(t *testing.T) {
+	dir, err := state.Look(state.Caller{StateDir: filepath.Join(t.TempDir(), "none"), UID: os.Geteuid()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if found := noProc(dir, SweepOptions{}); len(found) > 0 {
+		t.Errorf("%+v", found)
+	}
+}

@@ -1,0 +1,209 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+// attempt makes a sandbox with its record and environment, or undoes it.
+func attempt(path string) (d *Dir, o *Own, err error) {
+	if d, err = Open(Caller{StateDir: path, UID: os.Geteuid()}); err != nil {
+		return nil, nil, err
+	}
+	if o, err = d.Create(testID(1), "web"); err != nil {
+		return d, nil, err
+	}
+	if err = o.Write(record("1", Starting)); err == nil {
+		err = o.WriteFile("env", make([]byte, 5000))
+	}
+	if err != nil {
+		if rerr := o.Remove(); rerr != nil {
+			err = fmt.Errorf("%w; and then: %w", err, rerr)
+		}
+		return d, nil, err
+	}
+	return d, o, nil
+}
+
+// wantNothing checks that nothing of a sandbox is left.
+func wantNothing(t *testing.T, path string) {
+	t.Helper()
+	_ = filepath.WalkDir(path, func(p string, _ os.DirEntry, err error) error {
+		if p != path && p != path+"/lock" && p != path+"/names" {
+			t.Errorf("left: %s, %v", p, err)
+		}
+		return nil
+	})
+}
+
+// At whatever point there are no more descriptors: an error that says so, and
+// nothing is left.
+func TestNoDescriptors(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state")
+	var limit unix.Rlimit
+	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	restore := func() { must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) }
+	free := func(n int) {
+		restore()
+		lowest, err := unix.Dup(0)
+		must(t, err)
+		unix.Close(lowest)
+		must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(lowest + n), Max: limit.Max}))
+	}
+	defer restore()
+	for n := 0; ; n++ {
+		free(n)
+		d, o, err := attempt(path)
+		restore()
+		if err == nil {
+			if n < 5 {
+				t.Errorf("%d descriptors were enough", n)
+			}
+			// Those who look need some too. To have none is not to be dead.
+			free(0)
+			entries, w := d.List()
+			if len(entries) != 0 || len(w) != 1 {
+				t.Errorf("%v, %v", entries, w)
+			}
+			free(2)
+			entries, w = d.List()
+			if len(entries) != 0 || len(w) != 1 {
+				t.Errorf("%v, %v", entries, w)
+			}
+			for m := range 3 {
+				free(m)
+				if w := d.Sweep(); len(w) != 1 {
+					t.Errorf("with %d descriptors, sweep: %v", m, w)
+				}
+			}
+			restore()
+			if e := found(t, d, "web"); !e.Alive {
+				t.Error("not alive")
+			}
+			// What runs out later must not keep a start from being undone.
+			free(20)
+			var taken []int
+			for fd, err := unix.Dup(0); err == nil; fd, err = unix.Dup(0) {
+				taken = append(taken, fd)
+			}
+			wantCode(t, "write", o.Write(record("2", Running)), "state")
+			err := o.Remove()
+			for _, fd := range taken {
+				unix.Close(fd)
+			}
+			must(t, err)
+			wantNothing(t, path)
+			return
+		}
+		wantCode(t, fmt.Sprintf("%d descriptors", n), err, "state")
+		if !errors.Is(err, unix.EMFILE) {
+			t.Errorf("%d descriptors: %v", n, err)
+		}
+		wantNothing(t, path)
+		if d != nil {
+			d.Close()
+		}
+		if n > 50 {
+			t.Fatal("not even with 50")
+		}
+	}
+}
+
+// A disk that is full, has no inodes, or is read-only; on file systems of our own,
+// in a mount namespace of our own.
+func TestFullDisk(t *testing.T) {
+	if os.Getenv(roleVar) != "mount" {
+		c := exec.Command("unshare", "--user", "--map-root-user", "--mount", os.Args[0], "-test.run=^TestFullDisk$")
+		c.Env = append(os.Environ(), roleVar+"=mount")
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Errorf("in a mount namespace of its own: %v\n%s", err, out)
+		}
+		return
+	}
+	mounted := func(options string) (path string) {
+		t.Helper()
+		dir := t.TempDir()
+		must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, options))
+		t.Cleanup(func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+		return dir
+	}
+	// enough tries with more and more, and wants failures that are clear first.
+	enough := func(what string, least int, options func(n int) string) {
+		for n := 1; n < 50; n++ {
+			path := mounted(options(n)) + "/state"
+			_, _, err := attempt(path)
+			if err == nil {
+				if n < least {
+					t.Errorf("%d %s were enough", n, what)
+				}
+				return
+			}
+			wantCode(t, fmt.Sprintf("%d %s", n, what), err, "state")
+			if !errors.Is(err, unix.ENOSPC) {
+				t.Errorf("%d %s: %v", n, what, err)
+			}
+			wantNothing(t, path)
+		}
+		t.Errorf("not even 50 %s are enough", what)
+	}
+	enough("inodes", 9, func(n int) string { return fmt.Sprintf("mode=700,nr_inodes=%d", n) })
+	enough("pages", 3, func(n int) string { return fmt.Sprintf("mode=700,size=%dk", 4*n) })
+
+	// A disk that gets full later leaves the record as it was, and can be cleaned up.
+	dir := mounted("mode=700,size=64k")
+	d, o, err := attempt(dir + "/state")
+	must(t, err)
+	if err := os.WriteFile(dir+"/filler", make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	r := record("2", Running)
+	err = o.Write(r)
+	wantCode(t, "write", err, "state")
+	if e := found(t, d, "web"); e.Record.CreatedAt != "1" || e.Status() != "starting" {
+		t.Errorf("%+v", e)
+	}
+	err = found(t, d, "web").WriteKill(Kill{Signal: "TERM"})
+	wantCode(t, "kill", err, "state")
+	must(t, o.Close())
+	must(t, found(t, d, "web").Remove())
+	wantNothing(t, d.Path())
+
+	// Read-only: to look is possible, to start is not.
+	o = written(t, d, 2, "")
+	frozen := mounted("mode=700")
+	must(t, unix.Mount(dir, frozen, "", unix.MS_BIND, ""))
+	defer func() { must(t, unix.Unmount(frozen, unix.MNT_DETACH)) }()
+	must(t, unix.Mount("", frozen, "", unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_BIND, ""))
+	caller := Caller{StateDir: frozen + "/state", UID: os.Geteuid()}
+	for name, open := range map[string]func(Caller) (*Dir, error){"Open": Open, "Look": Look} {
+		d, err := open(caller)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if e := found(t, d, testID(2)); !e.Alive {
+			t.Errorf("%s: not alive", name)
+		}
+		_, err = d.Create(testID(3), "web")
+		wantCode(t, name+" and create", err, "state")
+		if !errors.Is(err, unix.EROFS) {
+			t.Error(err)
+		}
+		d.Close()
+	}
+	caller.StateDir += "2"
+	_, err = Open(caller)
+	wantCode(t, "read-only parent", err, "state")
+	if e := (*result.Error)(nil); !errors.As(err, &e) || !errors.Is(e, unix.EROFS) {
+		t.Error(err)
+	}
+	o.giveUp()
+}

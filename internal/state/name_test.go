@@ -1,0 +1,172 @@
+package state
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+func TestValidName(t *testing.T) {
+	for _, name := range []string{"a", "Z", "0", "_", "a.b-c_D9", "_-.", "web-1", strings.Repeat("x", 63)} {
+		if err := ValidName(name); err != nil {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+	for _, name := range []string{"", ".", "..", ".a", "-", "-a", "a/b", "a b", "a\n", "a\x00", "é", "\xff", "a:b", "a*", "~", strings.Repeat("x", 64)} {
+		wantCode(t, name, ValidName(name), "usage")
+	}
+}
+
+func TestCreateRefused(t *testing.T) {
+	d := opened(t)
+	for _, id := range []string{"", "x", ".", "..", "../x", strings.Repeat("g", 16), strings.Repeat("0", 15), strings.Repeat("0", 17), "0123456789ABCDEF", "names", "lock"} {
+		_, err := d.Create(id, "")
+		wantCode(t, id, err, "state")
+	}
+	_, err := d.Create(testID(1), "../x")
+	wantCode(t, "name", err, "usage")
+	wantFiles(t, d)
+}
+
+// Fifty claim one name at a time: one has it, be the name free, or left by one who
+// was killed, or in the way of something that is no name's link.
+func TestClaim(t *testing.T) {
+	d := opened(t)
+	link := filepath.Join(d.Path(), "names", "web")
+	for round, left := range []func(){
+		func() {},
+		func() { must(t, os.Symlink(testID(0), link)) },     // never was there
+		func() { must(t, os.Symlink("/etc/passwd", link)) }, // no id
+		func() { must(t, os.Symlink("../"+testID(99)+"/lock", link)) },
+		func() { must(t, os.WriteFile(link, []byte(testID(99)), 0o600)) },
+		func() { // of a dead one
+			dead := written(t, d, 98, "web")
+			must(t, os.Rename(link, link+"-kept"))
+			must(t, dead.Close())
+			must(t, os.Rename(link+"-kept", link))
+			_ = found(t, d, testID(98))
+		},
+	} {
+		if round == 0 {
+			written(t, d, 99, "other") // lives all the time
+		}
+		left()
+		var wg sync.WaitGroup
+		won := make(chan *Own, 50)
+		for i := range 50 {
+			wg.Go(func() {
+				// Each with a descriptor of its own, as in another process.
+				own, err := Open(Caller{StateDir: d.Path(), UID: os.Geteuid()})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer own.Close()
+				o, err := own.Create(testID(100+round*100+i), "web")
+				if err == nil {
+					o.dir = d
+					won <- o
+					return
+				}
+				if e := (*result.Error)(nil); !errors.As(err, &e) || e.Code != "name-in-use" {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		close(won)
+		if len(won) != 1 {
+			t.Fatalf("round %d: %d have the name", round, len(won))
+		}
+		o := <-won
+		must(t, o.Write(record("2027", Running)))
+		if e := found(t, d, "web"); e.ID != o.ID {
+			t.Errorf("round %d: it belongs to %s, not to %s", round, e.ID, o.ID)
+		}
+		must(t, o.Remove())
+	}
+	dead := found(t, d, testID(98))
+	must(t, dead.Remove())
+	if got := found(t, d, "other"); !got.Alive {
+		t.Error("the other one is gone")
+	}
+	wantFiles(t, d, testID(99), testID(99)+"/activity", testID(99)+"/lock", testID(99)+"/record.json", "lock", "names", "names/other")
+}
+
+// A directory in the place of a name is not ours to remove.
+func TestClaimDirectory(t *testing.T) {
+	d := opened(t)
+	must(t, os.MkdirAll(filepath.Join(d.Path(), "names", "web", "x"), 0o700))
+	_, err := d.Create(testID(1), "web")
+	wantCode(t, "a directory", err, "state")
+	wantFiles(t, d, "lock", "names", "names/web", "names/web/x")
+}
+
+// Who ends frees his name only if it is still his.
+func TestRelease(t *testing.T) {
+	d := opened(t)
+	first := written(t, d, 1, "web")
+	must(t, os.Remove(filepath.Join(d.Path(), "names", "web"))) // somebody meddles
+	second := written(t, d, 2, "web")
+	must(t, first.Close())
+	if e := found(t, d, "web"); e.ID != second.ID {
+		t.Errorf("it belongs to %s", e.ID)
+	}
+	must(t, second.Close())
+	// Of those that ended, the youngest.
+	if e := found(t, d, "web"); e.ID != second.ID || e.Alive {
+		t.Errorf("it was %s's, alive: %v", e.ID, e.Alive)
+	}
+	third := written(t, d, 0, "web") // older by its clock, but alive
+	if e := found(t, d, "web"); e.ID != third.ID || !e.Alive {
+		t.Errorf("it belongs to %s, alive: %v", e.ID, e.Alive)
+	}
+}
+
+func TestFind(t *testing.T) {
+	d := opened(t)
+	id := testID(1)[:12] + "ffff"
+	o, err := d.Create(id, "ffff")
+	must(t, err)
+	defer o.giveUp()
+	must(t, o.Write(record("1", Running)))
+	written(t, d, 1, testID(1)[:6]) // its name is the beginning of its id, and of others'
+	written(t, d, 2, "b")
+	written(t, d, 3, "")
+	tests := []struct{ word, want string }{
+		{testID(2), testID(2)},
+		{testID(2)[:15] + "2", testID(2)},
+		{id, id},
+		{id[:13], id},
+		{"ffff", id},
+		{testID(1)[:6], testID(1)}, // a name counts more than a beginning
+		{"b", testID(2)},
+		{testID(1)[:5], "ambiguous"},
+		{testID(1)[:15], "ambiguous"},
+		{testID(1)[:3], "no-such-sandbox"},
+		{"", "no-such-sandbox"},
+		{"c", "no-such-sandbox"},
+		{testID(4), "no-such-sandbox"},
+		{testID(2) + "0", "no-such-sandbox"},
+		{strings.ToUpper(testID(2)), "no-such-sandbox"},
+		{"names", "no-such-sandbox"},
+		{"lock", "no-such-sandbox"},
+		{"../" + testID(2), "no-such-sandbox"},
+		{"./" + testID(2), "no-such-sandbox"},
+		{strings.Repeat("f", 5000), "no-such-sandbox"},
+		{"\x00\n", "no-such-sandbox"},
+	}
+	for _, tt := range tests {
+		e, err := d.Find(tt.word)
+		if len(tt.want) != 16 || !isHex(tt.want) {
+			wantCode(t, tt.word, err, tt.want)
+		} else if err != nil || e.ID != tt.want {
+			t.Errorf("%q: %+v, %v", tt.word, e, err)
+		}
+	}
+}

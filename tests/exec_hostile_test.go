@@ -1,0 +1,221 @@
+package tests
+
+import (
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// What sbxrun exec was called with, its command line and its environment, is never
+// to be seen in the sandbox, however fast the sandbox's own command looks while 50
+// execs come in.
+func TestExecSecrets(t *testing.T) {
+	t.Parallel()
+	const scanner = `
+import os, sys
+key, token = sys.argv[1][::-1].encode(), sys.argv[2][::-1].encode()
+me, seen, rounds = str(os.getpid()), set(), 0
+while not os.path.exists("/tmp/stop"):
+    for pid in os.listdir("/proc"):
+        if not pid.isdigit() or pid == me:
+            continue
+        for name in ("cmdline", "environ"):
+            try:
+                data = open(f"/proc/{pid}/{name}", "rb").read()
+            except OSError:
+                continue
+            if key in data or token in data and name == "cmdline":
+                print("found in", name, "of", pid, repr(data[:300]), flush=True)
+            if token in data and name == "environ":
+                seen.add(pid)
+    rounds += 1
+    if rounds == 1:
+        print("looking", flush=True)
+print("saw", len(seen), flush=True)
+`
+	key, token := "k3y"+secret, "t0ken"+secret
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{Env: []string{"API_KEY=" + key}}, "--log-max", "64K", "python3", "-c", scanner, reversed(key), reversed(token))
+	s.Run("wait", "--log", "looking", b.ID)
+	var wg sync.WaitGroup
+	for range 5 {
+		wg.Go(func() {
+			for range 10 {
+				p := b.StartExec(harness.Options{Env: []string{"API_KEY=" + key}}, []string{"--env", "TOKEN=" + token}, "true")
+				p.Wait().Expect(t, 0, "exited")
+			}
+		})
+	}
+	wg.Wait()
+	// That the scanner is not blind: the command's own environment is there to be seen
+	// by those who are the same user.
+	p := b.StartExec(harness.Options{}, []string{"--env", "TOKEN=" + token}, "sleep", "0.5")
+	p.Wait().Expect(t, 0, "exited")
+	b.Dying = true
+	b.Exec(harness.Options{}, nil, "touch", "/tmp/stop")
+	b.Ended()
+	out := string(s.Run("logs", b.ID).Stdout)
+	if !strings.HasPrefix(out, "looking\nsaw ") || strings.HasSuffix(out, "saw 0\n") {
+		t.Errorf("%.2000s", out)
+	}
+	// Nor is it in the sandbox's own processes, or in the supervisor's.
+	for _, file := range b.Files("cmdline", "environ") {
+		if strings.Contains(file, key) {
+			t.Errorf("%.500q", file)
+		}
+	}
+}
+
+func reversed(s string) string {
+	b := []byte(s)
+	for i, j := 0, len(b)-1; i < j; i, j = i+1, j-1 {
+		b[i], b[j] = b[j], b[i]
+	}
+	return string(b)
+}
+
+// One exec neither sees another's processes nor reaches them, though they are the
+// same user.
+func TestExecsApart(t *testing.T) {
+	t.Parallel()
+	b := harness.NewState(t).Sandbox(harness.Options{}, "sleep", "60")
+	w := newWitness(b)
+	r := b.Exec(harness.Options{}, nil, "python3", "-c", `
+import os
+for pid in range(1, 3000):
+    if pid not in (1, os.getpid()):
+        try:
+            os.kill(pid, 9)
+            print("could signal", pid)
+        except ProcessLookupError:
+            pass
+print(sorted(int(p) for p in os.listdir("/proc") if p.isdigit()))`)
+	r.Expect(t, 0, "exited")
+	if string(r.Stdout) != "[1, 2]\n" {
+		t.Errorf("%q", r.Stdout)
+	}
+	// kill(-1) reaches itself alone.
+	b.Exec(harness.Options{}, []string{"--timeout", "1"}, "/fixtures/signal-all", "kill-all").Expect(t, 124, "timeout")
+	w.end(t)
+	b.Alive()
+}
+
+// hostileMain does one thing to every process that appears in the sandbox, as fast
+// as it can.
+const hostileMain = `
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+what, me = sys.argv[1], os.getpid()
+PTRACE_ATTACH, PTRACE_SEIZE, PTRACE_DETACH = 16, 0x4206, 17
+print("at it", flush=True)
+known = set()
+while True:
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) in (1, me):
+            continue
+        pid = int(name)
+        try:
+            if what == "kill":
+                os.kill(pid, 9)
+            elif what == "stop":
+                os.kill(pid, 19)
+            elif what == "trace-wait":
+                if libc.ptrace(PTRACE_ATTACH, pid, None, None) == 0:
+                    os.waitpid(pid, 0x40000000)
+            elif what == "trace" and libc.ptrace(PTRACE_SEIZE, pid, None, None) == 0:
+                print("traces", pid, flush=True)
+        except OSError:
+            pass
+    if what == "trace-wait":
+        try:
+            while os.waitpid(-1, 1 | 0x40000000)[0]:
+                pass
+        except OSError:
+            pass
+`
+
+// A sandbox whose own command attacks every exec, by root's and anybody else's
+// sandbox alike: it is the same user, so it may spoil the exec. But sbxrun says what
+// has happened, in time, leaves nothing, and nobody else suffers.
+func TestExecHostileMain(t *testing.T) {
+	t.Parallel()
+	for _, what := range []string{"kill", "stop", "trace-wait"} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			s := harness.NewState(t)
+			b := s.Sandbox(harness.Options{}, "python3", "-c", hostileMain, what)
+			s.Run("wait", "--log", "at it", b.ID)
+			b.Busy = true // what is stopped on its way in is there until its exec gives up
+			each := 4
+			if what == "stop" {
+				each = 1 // that takes 10 s
+			}
+			var wg sync.WaitGroup
+			for range 3 {
+				wg.Go(func() {
+					for range each {
+						p := b.StartExec(harness.Options{}, []string{"--timeout", "0.5"}, "/fixtures/tree-setsid")
+						r := p.Wait() // asserts the proof, and that nothing is left
+						switch {
+						case r.Report == nil:
+							t.Errorf("exit code %d without a report", r.ExitCode)
+						case r.Report.Started:
+							harness.Within(t, "the exec", r.Elapsed, 0, time.Second)
+							if what == "stop" && r.Report.Cause != "timeout" && r.Report.Cause != "exited" {
+								t.Errorf("stopped: %.2000s", r.Report.Raw())
+							}
+						case r.Report.Error == nil || r.ExitCode != 125:
+							t.Errorf("exit code %d: %.2000s", r.ExitCode, r.Report.Raw())
+						default: // caught on its way in
+							harness.Within(t, "the way in", r.Elapsed, 0, 11*time.Second)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			k, took := timedKill(t, s, 0, "--grace", "0", b.ID)
+			harness.Within(t, "kill", took, 0, 300*time.Millisecond)
+			if k[0].Verdict != "proven" {
+				t.Errorf("%+v", k)
+			}
+		})
+	}
+}
+
+// A command that is traced from the sandbox, by somebody who does not wait for it,
+// cannot be reaped by anybody else (ptrace(2)): the exec is unproven, says so in
+// time and names what is left; with the tracer's end all of it is gone.
+func TestExecTraced(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{}, "--log-max", "64K", "python3", "-c", hostileMain, "trace")
+	b.Dying = true
+	s.Run("wait", "--log", "at it", b.ID)
+	p := s.Start(harness.Options{}, "exec", "--json", "--timeout", "50", "--proof-timeout", "1", b.ID, "--", "sleep", "60")
+	if r := s.Run("wait", "--log", "^traces", b.ID); r.ExitCode != 0 {
+		t.Fatalf("%s", r.Stderr)
+	}
+	// Its keeper is given up by sbxrun, and then ours to reap.
+	keeper, err := harness.Adopt(p.Role(harness.RoleKeeper).PID)
+	harness.Must(t, err)
+	defer keeper.Close()
+	p.Signal(15)
+	r := p.Wait()
+	rep, err := harness.ParseReport(r.Stdout)
+	harness.Must(t, err)
+	if r.ExitCode != 123 || rep.Teardown.Verdict != "unproven" || len(rep.Teardown.Survivors) == 0 || rep.Cause != "canceled" {
+		t.Errorf("exit code %d: %.2000s", r.ExitCode, r.Stdout)
+	}
+	if k := kill(t, s, 0, "--grace", "0", b.ID); k[0].Verdict != "proven" {
+		t.Errorf("%+v", k)
+	}
+	b.Ended()
+	select {
+	case <-keeper.Reaped():
+	case <-time.After(harness.Bound):
+		t.Errorf("the keeper still runs")
+	}
+}

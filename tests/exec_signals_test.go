@@ -1,0 +1,187 @@
+package tests
+
+import (
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// A signal to sbxrun exec ends that exec, all of it, and nothing else.
+func TestExecSignal(t *testing.T) {
+	t.Parallel()
+	b := harness.NewState(t).Sandbox(harness.Options{}, "/fixtures/term-handler")
+	w := newWitness(b)
+	for _, sig := range endSignals {
+		p := b.StartExec(harness.Options{}, nil, "/fixtures/tree-daemon")
+		p.WaitOutput("ready 2\n")
+		sent := time.Now()
+		p.Signal(sig)
+		r := p.Wait()
+		r.Expect(t, 128+int(sig), "canceled")
+		harness.Within(t, "the end by "+unix.SignalName(sig), r.Ended.Sub(sent), 0, 200*time.Millisecond)
+		w.lives(t, unix.SignalName(sig))
+	}
+	// With a grace period the command is told, and a second signal is in a hurry.
+	p := b.StartExec(harness.Options{}, []string{"--grace", "20"}, "/fixtures/term-handler")
+	p.WaitOutput("ready 1\n")
+	p.Signal(syscall.SIGTERM)
+	r := p.Wait()
+	r.Expect(t, 128+15, "canceled")
+	if !strings.HasSuffix(string(r.Stdout), "cleaned\n") {
+		t.Errorf("stdout %q", r.Stdout)
+	}
+	p = b.StartExec(harness.Options{}, []string{"--grace", "50"}, "/fixtures/term-swallow")
+	p.WaitOutput("ready 1\n")
+	p.Signal(syscall.SIGINT)
+	p.WaitOutput("got SIGINT\n")
+	sent := time.Now()
+	p.Signal(syscall.SIGINT)
+	r = p.Wait()
+	r.Expect(t, 128+2, "canceled")
+	harness.Within(t, "the end by a second signal", r.Ended.Sub(sent), 0, 200*time.Millisecond)
+	w.end(t)
+	if out := b.State.Run("logs", b.ID).Stdout; string(out) != "ready 1\n" {
+		t.Errorf("the sandbox's own command has noticed: %q", out)
+	}
+}
+
+// A signal while the exec is on its way in, at many moments.
+func TestExecSignalEarly(t *testing.T) {
+	// Not in parallel: should it leave an orphan, no other test is blamed.
+	b := harness.NewState(t).Sandbox(harness.Options{})
+	for i := range 40 {
+		p := b.StartExec(harness.Options{}, nil, "/fixtures/tree-sleep")
+		// Not a wait for something: the moment is what is varied.
+		time.Sleep(time.Duration(i) * 200 * time.Microsecond)
+		p.Signal(syscall.SIGTERM)
+		r := p.Wait()
+		if r.Signal == syscall.SIGTERM {
+			continue // nobody was listening yet, and nothing was there to be left
+		}
+		r.Expect(t, 128+15, "canceled")
+	}
+}
+
+// sbxrun exec killed by SIGKILL at random moments of its first 10 ms: nothing of it
+// is left in the sandbox, and the sandbox is alive. 200 times, scaled by
+// SBXRUN_SOAK.
+func TestExecKilled(t *testing.T) {
+	// Not in parallel: should it leave an orphan, no other test is blamed.
+	b := harness.NewState(t).Sandbox(harness.Options{})
+	for range 2 * soak(t) {
+		p := b.StartExec(harness.Options{}, nil, "/fixtures/tree-daemon")
+		time.Sleep(rand.N(10 * time.Millisecond)) // the moment is what is varied
+		p.Kill()
+		p.Wait()
+		if t.Failed() {
+			return
+		}
+	}
+	// And when the tree is complete.
+	p := b.StartExec(harness.Options{}, nil, "/fixtures/tree-node")
+	p.WaitOutput("ready 5\n")
+	p.Kill()
+	p.Wait()
+	b.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
+}
+
+// What kills the processes between sbxrun exec and its command ends the exec, and
+// the truth is told.
+func TestExecRolesKilled(t *testing.T) {
+	t.Parallel()
+	b := harness.NewState(t).Sandbox(harness.Options{})
+	// Below sbxrun exec are the keeper, init and the payload.
+	for role, cause := range map[int]string{1: "lost", 2: "lost", 3: "signaled"} {
+		p := b.StartExec(harness.Options{}, []string{"--timeout", "50"}, "/fixtures/tree-setsid")
+		p.WaitOutput("ready 2\n")
+		target := p.Role(role)
+		harness.Must(t, target.Signal(unix.SIGKILL))
+		r := p.Wait()
+		r.Expect(t, 137, cause)
+	}
+	// Stopped, init and the payload do not keep the deadline from being kept.
+	for role := 2; role <= 3; role++ {
+		p := b.StartExec(harness.Options{}, []string{"--timeout", "1"}, "/fixtures/tree-setsid")
+		p.WaitOutput("ready 2\n")
+		target := p.Role(role)
+		harness.Must(t, target.Signal(unix.SIGSTOP))
+		r := p.Wait()
+		r.Expect(t, 124, "timeout")
+		harness.Within(t, "the exec", r.Elapsed, time.Second, 1500*time.Millisecond)
+	}
+}
+
+// 500 execs in a row (100, but for SBXRUN_SOAK) leave the sandbox's tasks, and its
+// supervisor's descriptors and memory, where they were.
+func TestExecSoak(t *testing.T) {
+	// Not in parallel: it takes all of a processor.
+	b := harness.NewState(t).Sandbox(harness.Options{})
+	measure := func() (tasks, fds int, rss int64) {
+		for _, p := range b.Members() {
+			tasks += countDir(t, "/proc/%d/task", p.PID)
+		}
+		return tasks, countDir(t, "/proc/%d/fd", b.Supervisor.PID), b.Supervisor.RSS()
+	}
+	for range 5 {
+		b.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
+	}
+	tasks, fds, rss := measure()
+	for i := range soak(t) {
+		switch i % 4 {
+		case 0:
+			b.Exec(harness.Options{}, nil, "sh", "-c", "setsid sleep 60 & exit 3").Expect(t, 3, "exited")
+		case 1:
+			b.Exec(harness.Options{}, []string{"--timeout", "0.03"}, "sh", "-c", "setsid sleep 60 & sleep 60").Expect(t, 124, "timeout")
+		case 2:
+			b.Exec(harness.Options{}, nil, "no-such-command").Expect(t, 127, "start-failed")
+		default:
+			b.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
+		}
+		if t.Failed() {
+			return
+		}
+	}
+	nowTasks, nowFDs, nowRSS := measure()
+	if nowTasks != tasks || nowFDs != fds || nowRSS > rss+1<<20 {
+		t.Errorf("before: %d tasks, %d descriptors, %d bytes; after %d execs: %d, %d, %d", tasks, fds, rss, soak(t), nowTasks, nowFDs, nowRSS)
+	}
+}
+
+// Fifty at once are independent of one another.
+func TestExecParallel(t *testing.T) {
+	b := harness.NewState(t).Sandbox(harness.Options{})
+	var ps []*harness.Process
+	for i := range 50 {
+		flags := []string{"--timeout", "50"}
+		if i%2 == 1 {
+			flags = []string{"--timeout", "2"}
+		}
+		ps = append(ps, b.StartExec(harness.Options{}, flags, "sh", "-c", `setsid sleep 60 & echo "number $1"; [ $(($1 % 2)) = 1 ] && sleep 60; exit $1`, "-", strconv.Itoa(i)))
+	}
+	for i, p := range ps {
+		r := p.Wait()
+		if i%2 == 1 {
+			r.Expect(t, 124, "timeout")
+		} else {
+			r.Expect(t, i, "exited")
+		}
+		if string(r.Stdout) != "number "+strconv.Itoa(i)+"\n" {
+			t.Errorf("%d: stdout %q", i, r.Stdout)
+		}
+	}
+}
+
+func countDir(t *testing.T, format string, pid int) int {
+	t.Helper()
+	entries, err := os.ReadDir(strings.Replace(format, "%d", strconv.Itoa(pid), 1))
+	harness.Must(t, err)
+	return len(entries)
+}

@@ -1,0 +1,291 @@
+package tests
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// L2: what an exec leaves running ends with it, and the next one sees nothing.
+func TestL02NothingLeft(t *testing.T) {
+	t.Parallel()
+	b := harness.NewState(t).Sandbox(harness.Options{})
+	for _, leave := range []string{"sleep 77 &", "setsid sleep 77 &", "(setsid setsid sleep 77 &) &", "trap '' TERM HUP; (trap '' TERM HUP; sleep 77) &"} {
+		r := b.Exec(harness.Options{}, nil, "sh", "-c", leave+" exit 5")
+		r.Expect(t, 5, "exited")
+		harness.Within(t, "the exec", r.Elapsed, 0, 100*time.Millisecond)
+		r = b.Exec(harness.Options{}, nil, "sh", "-c", `cat /proc/[0-9]*/comm`)
+		if got := string(r.Stdout); strings.Contains(got, "sleep") || strings.Count(got, "\n") > 3 {
+			t.Errorf("after %q the next exec sees %q", leave, got)
+		}
+	}
+	r := b.Exec(harness.Options{}, nil, "/fixtures/leave-stdout", "7")
+	r.Expect(t, 7, "exited")
+	if r.Report.Teardown.Strays != 1 {
+		t.Errorf("%d strays, want 1", r.Report.Teardown.Strays)
+	}
+}
+
+// L3: two execs at once take as long as one, and share no output.
+func TestL03Concurrent(t *testing.T) {
+	t.Parallel()
+	b := harness.NewState(t).Sandbox(harness.Options{}, "--name", "two")
+	begin := time.Now()
+	var ps []*harness.Process
+	for _, word := range []string{"one", "two"} {
+		ps = append(ps, b.StartExec(harness.Options{}, nil, "sh", "-c", "sleep 2 && echo "+word+"; echo "+word+" >>/tmp/both"))
+	}
+	for i, word := range []string{"one\n", "two\n"} {
+		r := ps[i].Wait()
+		r.Expect(t, 0, "exited")
+		if string(r.Stdout) != word {
+			t.Errorf("stdout %q, want %q", r.Stdout, word)
+		}
+	}
+	harness.Within(t, "both", time.Since(begin), 2*time.Second, 2300*time.Millisecond)
+	r := b.Exec(harness.Options{}, nil, "sort", "/tmp/both")
+	if string(r.Stdout) != "one\ntwo\n" {
+		t.Errorf("written to the one /tmp: %q", r.Stdout)
+	}
+}
+
+// L4: exit codes, a command that is not there or cannot be executed, stdin.
+func TestL04Codes(t *testing.T) {
+	t.Parallel()
+	b := harness.NewState(t).Sandbox(harness.Options{})
+	b.Exec(harness.Options{}, nil, "sh", "-c", "echo no >/tmp/not-executable; printf 'exit 8' >/tmp/script; chmod +x /tmp/script; printf '#!/no/such\n' >/tmp/bad; chmod +x /tmp/bad; mkdir /tmp/dir").Expect(t, 0, "exited")
+	for _, c := range []struct {
+		command []string
+		code    int
+		cause   string
+		says    string // on stderr
+	}{
+		{[]string{"sh", "-c", "exit 42"}, 42, "exited", ""},
+		{[]string{"false"}, 1, "exited", ""},
+		{[]string{"true"}, 0, "exited", ""},
+		{[]string{"/tmp/script"}, 8, "exited", ""}, // as execvp(3): by /bin/sh
+		{[]string{"no-such-command"}, 127, "start-failed", "no-such-command"},
+		{[]string{"/no/such/command"}, 127, "start-failed", "/no/such/command"},
+		{[]string{""}, 127, "start-failed", ""},
+		{[]string{"/tmp/not-executable"}, 126, "start-failed", "/tmp/not-executable"},
+		{[]string{"/tmp/dir"}, 126, "start-failed", "/tmp/dir"},
+		{[]string{"sh", "-c", "kill -SEGV $$"}, 128 + 11, "signaled", ""},
+		{[]string{"sh", "-c", "kill -KILL $$"}, 128 + 9, "signaled", ""},
+		{[]string{"sh", "-c", "exit 124"}, 124, "exited", ""},
+		{[]string{"sh", "-c", "exit 137"}, 137, "exited", ""},
+		{[]string{"bash", "-c", "read -t 1 x; echo $?"}, 0, "exited", ""},
+	} {
+		r := b.Exec(harness.Options{}, nil, c.command...)
+		r.Expect(t, c.code, c.cause)
+		if r.Report.Started != (c.cause != "start-failed") {
+			t.Errorf("%q: started is %v", c.command, r.Report.Started)
+		}
+		if n := len(harness.Lines(r.Stderr)); c.cause == "start-failed" && n != 1 || !strings.Contains(string(r.Stderr), c.says) {
+			t.Errorf("%q: stderr %q", c.command, r.Stderr)
+		}
+	}
+	// A script whose interpreter is not there: as for run, not executable.
+	if r := b.Exec(harness.Options{}, nil, "/tmp/bad"); r.ExitCode != 126 && r.ExitCode != 127 {
+		t.Errorf("bad interpreter: exit code %d", r.ExitCode)
+	}
+}
+
+// L4: the exit status comes from the kernel on every version: an exec's init is
+// the payload's own parent.
+func TestL04StatusFromKernel(t *testing.T) {
+	t.Parallel()
+	b := harness.NewState(t).Sandbox(harness.Options{})
+	for _, script := range []string{"exit 137", "kill -KILL $$"} {
+		r := b.Exec(harness.Options{}, nil, "sh", "-c", script)
+		p := r.Report.Payload
+		if r.ExitCode != 137 || p == nil || p.Source != "kernel" || (p.Signal == "KILL") != strings.HasPrefix(script, "kill") {
+			t.Errorf("%s: %.2000s", script, r.Report.Raw())
+		}
+	}
+}
+
+// L4: stdin is the caller's: its end at once, its data to the last byte, and
+// nobody minds a command that does not read.
+func TestL04Stdin(t *testing.T) {
+	t.Parallel()
+	b := harness.NewState(t).Sandbox(harness.Options{})
+	r := b.Exec(harness.Options{}, nil, "bash", "-c", "read -t 20 x; echo $?")
+	if string(r.Stdout) != "1\n" {
+		t.Errorf("read from /dev/null: %q", r.Stdout)
+	}
+	harness.Within(t, "end of file", r.Elapsed, 0, 100*time.Millisecond)
+	data := strings.Repeat("0123456789abcde\n", 3<<16)
+	r = b.Exec(harness.Options{Stdin: strings.NewReader(data)}, nil, "cat")
+	r.Expect(t, 0, "exited")
+	if string(r.Stdout) != data {
+		t.Errorf("cat: %d bytes of %d", len(r.Stdout), len(data))
+	}
+	b.Exec(harness.Options{Stdin: strings.NewReader(data)}, nil, "true").Expect(t, 0, "exited")
+}
+
+// An exec sees the sandbox's files, network, user, group, host name and working
+// directory, and of the processes just its own.
+func TestExecView(t *testing.T) {
+	t.Parallel()
+	dir := harness.SharedDir(t)
+	b := harness.NewState(t).Sandbox(harness.Options{}, "--hostname", "inside", "--user", "1234:4321", "--bind", dir+":/work", "--workdir", "/work",
+		"--env", "COLOR=red", "--env", "SIZE=1",
+		"sh", "-c", `echo of main >/tmp/file; hostname >/work/main; exec python3 -c '
+import socket
+s = socket.create_server(("127.0.0.1", 8765))
+open("/work/up", "w").close()
+while True:
+    c = s.accept()[0]
+    c.sendall(b"hello from main\n")
+    c.close()'`)
+	harness.Until(t, harness.Bound, "the server", func() bool { _, err := os.Stat(dir + "/up"); return err == nil })
+	r := b.Exec(harness.Options{}, []string{"--env", "SIZE=2"}, "bash", "-c", `
+cat /tmp/file; cat <>/dev/tcp/127.0.0.1/8765; hostname; id -u; id -g; pwd; echo $COLOR $SIZE $HOME
+touch file && echo can write; [ -e /proc/$$/stat ] && ls /proc | grep -c '^[0-9]' ; readlink /proc/self/exe >/dev/null && echo proc is ours; cut -d' ' -f1 /proc/self/stat >/dev/null
+echo $$ $PPID; echo x 2>/dev/null >/usr/file || echo read-only`)
+	r.Expect(t, 0, "exited")
+	lines := harness.Lines(r.Stdout)
+	want := []string{"of main", "hello from main", "inside", "1234", "4321", "/work", "red 2", "can write", "", "proc is ours", "2 1", "read-only"}
+	if len(lines) != len(want) {
+		t.Fatalf("%q, want %q; stderr %q", lines, want, r.Stderr)
+	}
+	for i := range want {
+		switch {
+		case i == 6:
+			if !strings.HasPrefix(lines[i], want[i]) {
+				t.Errorf("%q, want %q", lines[i], want[i])
+			}
+		case i == 8: // init, bash, ls, grep and perhaps a subshell
+			if lines[i] > "5" || len(lines[i]) != 1 {
+				t.Errorf("%s processes in /proc", lines[i])
+			}
+		case lines[i] != want[i]:
+			t.Errorf("%q, want %q", lines[i], want[i])
+		}
+	}
+	if _, err := os.Stat(dir + "/file"); err != nil {
+		t.Errorf("written in the sandbox's directory: %v", err)
+	}
+	// Another directory, and one that is not there.
+	r = b.Exec(harness.Options{}, []string{"--workdir", "/usr"}, "pwd")
+	if string(r.Stdout) != "/usr\n" {
+		t.Errorf("--workdir: %q", r.Stdout)
+	}
+	r = b.Exec(harness.Options{}, []string{"--workdir", "/no/such"}, "pwd")
+	r.Expect(t, 125, "start-failed")
+	if r.Report.Error.Code != "workdir" || !strings.Contains(string(r.Stderr), "/no/such") {
+		t.Errorf("%s: %s", r.Report.Error.Code, r.Stderr)
+	}
+}
+
+// With --net host an exec is in the host's network, as the sandbox is.
+func TestExecNetHost(t *testing.T) {
+	t.Parallel()
+	host, err := os.Readlink("/proc/self/ns/net")
+	harness.Must(t, err)
+	for _, net := range []string{"host", "none"} {
+		b := harness.NewState(t).Sandbox(harness.Options{}, "--net", net)
+		r := b.Exec(harness.Options{}, nil, "readlink", "/proc/self/ns/net")
+		r.Expect(t, 0, "exited")
+		if got := strings.TrimSpace(string(r.Stdout)); (got == host) != (net == "host") {
+			t.Errorf("--net %s: %s, and the host has %s", net, got, host)
+		}
+	}
+}
+
+// An exec has no privileges, whoever has started the sandbox, and of descriptors
+// 0, 1 and 2.
+func TestExecPrivileges(t *testing.T) {
+	t.Parallel()
+	b := harness.NewState(t).Sandbox(harness.Options{})
+	r := b.Exec(harness.Options{}, nil, "/fixtures/probe-privileges")
+	if r.ExitCode != 0 {
+		t.Errorf("%s", r.Stdout)
+	}
+	var extra []*os.File
+	for range 7 {
+		f, err := os.Open("/")
+		harness.Must(t, err)
+		defer f.Close()
+		extra = append(extra, f)
+	}
+	for _, flags := range [][]string{nil, {"--json"}, {"--tty"}, {"--timeout", "30", "--grace", "1"}, {"--report", "fd:3"}} {
+		o := harness.Options{ExtraFiles: extra}
+		if len(flags) == 2 && flags[1] == "fd:3" {
+			f, err := os.OpenFile(harness.Dir(t)+"/report", os.O_CREATE|os.O_RDWR, 0o600)
+			harness.Must(t, err)
+			defer f.Close()
+			p := b.State.Start(harness.Options{ExtraFiles: append([]*os.File{f}, extra...)}, "exec", "--report", "fd:3", b.ID, "/fixtures/probe-fds")
+			if r := p.Wait(); r.ExitCode != 0 {
+				t.Errorf("%v: %s", flags, r.Stdout)
+			}
+			data, err := os.ReadFile(f.Name())
+			harness.Must(t, err)
+			if rep, err := harness.ParseReport(data); err != nil || rep.Cause != "exited" {
+				t.Errorf("report to a descriptor: %v: %s", err, data)
+			}
+			continue
+		}
+		if r := b.Exec(o, flags, "/fixtures/probe-fds"); r.ExitCode != 0 {
+			t.Errorf("%v: %s", flags, r.Stdout)
+		}
+	}
+	// The same as the sandbox's own command, limits and masks included.
+	same := `grep -E '^(Cap|NoNewPrivs|Seccomp|Groups|Uid|Gid|Sig(Blk|Ign|Cgt)|Umask)' /proc/self/status; ulimit -a`
+	own := harness.NewState(t).Sandbox(harness.Options{}, "sh", "-c", same)
+	own.Ended()
+	want := own.State.Run("logs", own.ID).Stdout
+	got := b.Exec(harness.Options{}, nil, "sh", "-c", same).Stdout
+	if string(want) != string(got) || len(want) == 0 {
+		t.Errorf("of the sandbox's command:\n%s\nof an exec:\n%s", want, got)
+	}
+}
+
+// exec --json: one object, with both streams.
+func TestExecJSON(t *testing.T) {
+	t.Parallel()
+	b := harness.NewState(t).Sandbox(harness.Options{})
+	r := b.Exec(harness.Options{}, []string{"--json", "--timeout", "1"}, "sh", "-c", `printf 'to \001 out'; echo to err >&2; sleep 60`)
+	rep, err := harness.ParseReport(r.Stdout)
+	harness.Must(t, err)
+	if r.ExitCode != 124 || rep.Cause != "timeout" || rep.Stdout == nil || *rep.Stdout != "to \x01 out" || *rep.Stderr != "to err\n" {
+		t.Errorf("exit code %d: %s", r.ExitCode, r.Stdout)
+	}
+	// A refusal is JSON, too.
+	r = b.State.Run("exec", "--json", "nobody", "true")
+	rep, err = harness.ParseReport(r.Stdout)
+	harness.Must(t, err)
+	if r.ExitCode != 125 || rep.Cause != "start-failed" || rep.Error.Code != "no-such-sandbox" {
+		t.Errorf("exit code %d: %s", r.ExitCode, r.Stdout)
+	}
+}
+
+// By name, by id, by the beginning of the id; with -- and without; what follows
+// is the command's.
+func TestExecWords(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{}, "--name", "box")
+	for _, word := range []string{"box", b.ID, b.ID[:8]} {
+		for _, command := range [][]string{{"echo", "--timeout", "x"}, {"--", "echo", "--timeout", "x"}} {
+			r := s.Run(append([]string{"exec", word}, command...)...)
+			if r.ExitCode != 0 || string(r.Stdout) != "--timeout x\n" {
+				t.Errorf("exec %s %q: exit code %d: %s%s", word, command, r.ExitCode, r.Stdout, r.Stderr)
+			}
+		}
+	}
+	for _, args := range [][]string{{}, {"box"}, {"box", "--"}, {"--timeout", "-1", "box", "true"}, {"nobody", "true"}, {"--no-such-flag", "box", "true"}, {"../box", "true"}} {
+		r := s.Run(append([]string{"exec"}, args...)...)
+		if r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 1 {
+			t.Errorf("exec %q: exit code %d: %s", args, r.ExitCode, r.Stderr)
+		}
+	}
+	long := strings.Repeat("x", 100_000)
+	if r := b.Exec(harness.Options{}, nil, "sh", "-c", `echo ${#1} "<$2>" "$3"`, "-", long, "", "a\nb"); string(r.Stdout) != fmt.Sprintf("%d <> a\nb\n", len(long)) {
+		t.Errorf("%.200q", r.Stdout)
+	}
+}

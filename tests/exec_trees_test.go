@@ -1,0 +1,152 @@
+package tests
+
+import (
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// trees are those of section 1, and what each says when it is complete.
+var trees = []struct{ fixture, ready string }{
+	{"tree-sleep", "ready 2\n"},
+	{"tree-python", "ready 3\n"},
+	{"tree-node", "ready 5\n"},
+	{"tree-setsid", "ready 2\n"},
+	{"tree-daemon", "ready 2\n"},
+	{"tree-term-immune", "ready 2\n"},
+	{"tree-stopped", "ready 2\n"},
+	{"tree-nested", "ready "}, // 2 or 3: a nested namespace may be refused
+}
+
+// witness is a second exec that must not be affected by what becomes of others:
+// it answers every line.
+type witness struct {
+	p  *harness.Process
+	in *io.PipeWriter
+}
+
+func newWitness(b *harness.Sandbox) *witness {
+	r, w := io.Pipe()
+	p := b.StartExec(harness.Options{Stdin: r}, nil, "sh", "-c", `while read -r x; do echo "heard $x"; done; exit 9`)
+	return &witness{p, w}
+}
+
+func (w *witness) lives(t *testing.T, word string) {
+	t.Helper()
+	_, err := io.WriteString(w.in, word+"\n")
+	harness.Must(t, err)
+	w.p.WaitOutput("heard " + word + "\n")
+}
+
+func (w *witness) end(t *testing.T) {
+	t.Helper()
+	w.lives(t, "last")
+	w.in.Close()
+	w.p.Wait().Expect(t, 9, "exited")
+}
+
+// L1: each tree of section 1 is gone at its exec's deadline, all of it, while the
+// sandbox, its command and another exec live on.
+func TestL01Trees(t *testing.T) {
+	t.Parallel()
+	b := harness.NewState(t).Sandbox(harness.Options{}, "/fixtures/tree-sleep")
+	w := newWitness(b)
+	before := len(b.Members())
+	t.Run("trees", func(t *testing.T) {
+		for _, tree := range trees {
+			t.Run(tree.fixture, func(t *testing.T) {
+				t.Parallel()
+				p := b.StartExec(harness.Options{}, []string{"--timeout", "1"}, "/fixtures/"+tree.fixture)
+				p.WaitOutput(tree.ready)
+				r := p.Wait()
+				r.Expect(t, 124, "timeout")
+				harness.Within(t, "the exec", r.Elapsed, time.Second, 1300*time.Millisecond)
+				w.lives(t, tree.fixture)
+			})
+		}
+	})
+	w.end(t)
+	if after := len(b.Members()); after != before || before < 3 {
+		t.Errorf("%d processes in the sandbox before, %d after", before, after)
+	}
+}
+
+// L1, with a grace period: a tree that dies of SIGTERM does not wait for its end,
+// one that does not is gone when it is over. SIGTERM goes to that exec alone.
+func TestL01TreesGrace(t *testing.T) {
+	t.Parallel()
+	b := harness.NewState(t).Sandbox(harness.Options{}, "/fixtures/term-handler")
+	w := newWitness(b)
+	t.Run("trees", func(t *testing.T) {
+		for _, tree := range []struct {
+			fixture, ready string
+			low            time.Duration
+		}{
+			{"tree-sleep", "ready 2\n", 800 * time.Millisecond},
+			{"tree-node", "ready 5\n", 800 * time.Millisecond},
+			{"tree-setsid", "ready 2\n", 800 * time.Millisecond},
+			{"tree-daemon", "ready 2\n", 800 * time.Millisecond},
+			{"tree-term-immune", "ready 2\n", 1300 * time.Millisecond},
+			{"tree-stopped", "ready 2\n", 1300 * time.Millisecond},
+		} {
+			t.Run(tree.fixture, func(t *testing.T) {
+				t.Parallel()
+				p := b.StartExec(harness.Options{}, []string{"--timeout", "0.8", "--grace", "0.5"}, "/fixtures/"+tree.fixture)
+				p.WaitOutput(tree.ready)
+				r := p.Wait()
+				r.Expect(t, 124, "timeout")
+				harness.Within(t, "the exec", r.Elapsed, tree.low, tree.low+300*time.Millisecond)
+				w.lives(t, tree.fixture)
+			})
+		}
+	})
+	w.end(t)
+	if r := b.State.Run("logs", b.ID); strings.Contains(string(r.Stdout), "cleaned") {
+		t.Errorf("SIGTERM has reached the sandbox's own command: %q", r.Stdout)
+	}
+}
+
+// L1: the three ways in which a Modal sandbox keeps what its exec's deadline
+// should have ended.
+func TestL01Modal(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name      string
+		command   []string
+		processes string
+	}{
+		{"BashSleep", []string{"bash", "-c", "sleep 300 & echo ready; wait"}, "bash sleep"},
+		{"BashPythonSleep", []string{"bash", "-c", `python3 -c "
+import subprocess
+p = subprocess.Popen(['sleep', '300'])
+print('ready', flush=True)
+p.wait()"; true`}, "bash python3 sleep"},
+		{"BashNodePythonChild", []string{"/fixtures/tree-node"}, "tree-node node python3 python3 sleep"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			b := harness.NewState(t).Sandbox(harness.Options{})
+			p := b.StartExec(harness.Options{}, []string{"--timeout", "1"}, c.command...)
+			p.WaitOutput("ready")
+			harness.Until(t, harness.Bound, "the processes "+c.processes, func() bool {
+				names := ""
+				for _, proc := range p.Members() {
+					names += " " + proc.Comm
+				}
+				// Before them is init, if we may look at it.
+				return strings.HasSuffix(names, " "+c.processes)
+			})
+			r := p.Wait()
+			r.Expect(t, 124, "timeout")
+			harness.Within(t, "the exec", r.Elapsed, time.Second, 1300*time.Millisecond)
+			// Nobody there, as the sandbox itself sees it: init, and the idle command.
+			if n := len(b.Members()); n != 2 {
+				t.Errorf("%d processes in the sandbox, want 2", n)
+			}
+			b.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
+		})
+	}
+}

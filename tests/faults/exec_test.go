@@ -1,0 +1,433 @@
+package faults
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// The processes of an exec, from the outside in; its init is the keeper's child.
+const (
+	execSbxrun = iota
+	execKeeper
+	execInit
+	execPayload
+	execRoles
+)
+
+var execNames = [execRoles]string{"sbxrun", "keeper", "init", "payload"}
+
+// execution is one exec in progress.
+type execution struct {
+	*call
+	e      *estate
+	report string
+}
+
+// exec starts one.
+func (b *sandbox) exec(flags []string, payload ...string) *execution {
+	b.e.t.Helper()
+	b.e.n++
+	x := &execution{e: b.e, report: filepath.Join(b.e.top, fmt.Sprintf("report-%d", b.e.n))}
+	args := slices.Concat([]string{"exec", "--report", x.report, "--env", harness.MarkerName + "=" + b.e.marker}, flags, []string{b.ID, "--"}, payload)
+	c, err := b.e.begin(args...)
+	harness.Must(b.e.t, err)
+	x.call = c
+	return x
+}
+
+// processes are an exec's processes, as far as they exist.
+func (x *execution) processes() (pids [execRoles]int) {
+	pids[execSbxrun] = x.pid
+	if below := childrenOf(x.pid); len(below) > 0 {
+		pids[execKeeper] = slices.Min(below)
+	}
+	for _, pid := range childrenOf(pids[execKeeper]) {
+		if first(pid) {
+			pids[execInit] = pid
+			x.e.remember(pid)
+		}
+	}
+	if below := childrenOf(pids[execInit]); len(below) > 0 {
+		pids[execPayload] = slices.Min(below)
+	}
+	return pids
+}
+
+// first says whether a process is number 1 of a PID namespace two levels down.
+func first(pid int) bool {
+	f := pidsOf(pid)
+	return len(f) >= 3 && f[len(f)-1] == "1"
+}
+
+// pidsOf is a process's numbers, from our PID namespace inwards.
+func pidsOf(pid int) []string {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return nil // it has ended
+	}
+	_, rest, _ := strings.Cut(string(data), "\nNSpid:")
+	line, _, _ := strings.Cut(rest, "\n")
+	return strings.Fields(line)
+}
+
+// hit kills one of them, if it is there.
+func (x *execution) hit(pids [execRoles]int, victim int) bool {
+	if victim == execSbxrun {
+		return !x.over() && x.cmd.Process.Kill() == nil
+	}
+	target, ok := strike(pids[victim], parentOf(pids, victim), unix.SIGKILL)
+	if ok {
+		target.Close()
+	}
+	return ok
+}
+
+func parentOf(pids [execRoles]int, role int) int { return pids[role-1] }
+
+// finish waits for its end, and asserts that nothing of it is left: at once, or
+// soon if sbxrun was killed.
+func (x *execution) finish(living ...*sandbox) outcome {
+	x.e.t.Helper()
+	s := x.e.wait(x.call)
+	o := outcome{code: s.code, signal: s.signal, stderr: s.stderr}
+	within := time.Duration(0)
+	if s.signal == unix.SIGKILL {
+		within = settle
+	}
+	x.e.gone(within, living...)
+	if data, err := os.ReadFile(x.report); err == nil {
+		if o.report, err = harness.ParseReport(data); err != nil {
+			x.e.t.Errorf("%v", err)
+		} else if o.report.ExitCode != o.code {
+			x.e.t.Errorf("the report says another exit code: %v", o)
+		}
+	} else if s.signal == 0 {
+		x.e.t.Errorf("no report: %v", o)
+	}
+	reapZombies(living...)
+	return o
+}
+
+// judgeExec asserts that an exec of which one process was killed tells the truth.
+func (e *estate) judgeExec(o outcome, victim int) {
+	e.t.Helper()
+	if victim == execSbxrun {
+		if o.signal != unix.SIGKILL {
+			e.t.Errorf("sbxrun was killed: %v", o)
+		}
+		return
+	}
+	if o.report == nil {
+		return
+	}
+	want := ""
+	switch o.code {
+	case 7:
+		want = "exited"
+	case 125:
+		want = "start-failed"
+		outcome{code: o.code, stderr: o.stderr}.atMostOneLine(e.t)
+		if e.wrote("ran") {
+			e.t.Errorf("the command has run: %v", o)
+		}
+	case 137:
+		want = "lost"
+		if victim == execPayload {
+			want = "signaled"
+		}
+	case 123:
+		if o.report.Teardown.Verdict != "unproven" {
+			e.t.Errorf("123 is for what could not be proven: %v", o)
+		}
+		return
+	default:
+		e.t.Errorf("the %s was killed: %v", execNames[victim], o)
+		return
+	}
+	if o.report.Cause != want {
+		e.t.Errorf("the %s was killed: cause %q, want %q: %v", execNames[victim], o.report.Cause, want, o)
+	}
+	if o.report.Started && o.report.Teardown.Verdict != "proven" {
+		e.t.Errorf("not proven: %v", o)
+	}
+}
+
+// atMostOneLine is oneLine for who may also be silent.
+func (o outcome) atMostOneLine(t testing.TB) {
+	t.Helper()
+	if o.stderr != "" {
+		o.oneLine(t)
+	}
+}
+
+// execBusy leaves a trace, a process in a session of its own, and goes on writing.
+var execBusy = []string{"sh", "-c", `: >/out/ran; setsid sleep 600 & while echo x; do sleep 0.01; done >>/out/log`}
+
+// execLeaver ends by itself, with 7, and leaves a process behind.
+var execLeaver = []string{"sh", "-c", `: >/out/ran; setsid sleep 600 & sleep 0.005; exit 7`}
+
+// L1: each process of an exec is killed in each of its phases. The sandbox lives
+// on, and nothing of the exec does.
+func TestL01ExecPhases(t *testing.T) {
+	for _, ph := range []struct {
+		name    string
+		reached func(e *estate, pids [execRoles]int) bool
+		victims []int
+	}{
+		{"started", func(*estate, [execRoles]int) bool { return true }, []int{execSbxrun}},
+		{"keeper", func(_ *estate, pids [execRoles]int) bool { return pids[execKeeper] > 0 }, []int{execSbxrun, execKeeper}},
+		{"entering", func(_ *estate, pids [execRoles]int) bool { return len(childrenOf(pids[execKeeper])) > 0 }, []int{execSbxrun, execKeeper}},
+		{"init", func(_ *estate, pids [execRoles]int) bool { return pids[execInit] > 0 }, []int{execSbxrun, execKeeper, execInit}},
+		{"payload", func(_ *estate, pids [execRoles]int) bool { return pids[execPayload] > 0 }, []int{execSbxrun, execKeeper, execInit, execPayload}},
+		{"running", func(e *estate, pids [execRoles]int) bool { return pids[execPayload] > 0 && e.wrote("ran") },
+			[]int{execSbxrun, execKeeper, execInit, execPayload}},
+	} {
+		for _, victim := range ph.victims {
+			t.Run(ph.name+"/"+execNames[victim], func(t *testing.T) {
+				e := newEstate(t)
+				b := e.start(nil)
+				hits, tries := 0, scaled(t, 4)
+				if victim == execKeeper || victim == execInit {
+					tries = scaled(t, 1) // sbxrun looks for half a second whether the sandbox has ended, too
+				}
+				for range 8 * tries {
+					if hits == tries || t.Failed() {
+						break
+					}
+					_ = os.Remove(filepath.Join(e.out, "ran"))
+					x := b.exec([]string{"--timeout", "5"}, execBusy...)
+					var pids [execRoles]int
+					for !x.over() {
+						if pids = x.processes(); ph.reached(e, pids) {
+							break
+						}
+						runtime.Gosched()
+					}
+					hit := x.hit(pids, victim)
+					if !hit && !x.over() {
+						_ = x.cmd.Process.Signal(unix.SIGTERM) // another try
+					}
+					o := x.finish(b)
+					if hit {
+						hits++
+						e.judgeExec(o, victim)
+					}
+				}
+				if hits < tries && !t.Failed() {
+					t.Errorf("the %s was met %d times, want %d", execNames[victim], hits, tries)
+				}
+				b.alive()
+				e.clean()
+			})
+		}
+	}
+}
+
+// The same at random moments, of commands that go on, that end, and on --json; and
+// of sbxrun and its keeper in the same instant.
+func TestL01ExecRandom(t *testing.T) {
+	const both = execRoles
+	e := newEstate(t)
+	b := e.start(nil)
+	for i := range scaled(t, 40) {
+		_ = os.Remove(filepath.Join(e.out, "ran"))
+		payload := [][]string{execBusy, execLeaver}[i%2]
+		flags := [][]string{nil, {"--json"}, {"--timeout", "0.02"}}[i%3]
+		x := b.exec(flags, payload...)
+		victim, after := rand.IntN(execRoles+1), rand.N(20*time.Millisecond)
+		pids := x.processes()
+		for time.Since(x.begin) < after && !x.over() {
+			pids = x.processes()
+		}
+		hit := false
+		if victim == both {
+			// The keeper first: it would do its work in the moment between.
+			keeper := x.hit(pids, execKeeper)
+			hit = x.hit(pids, execSbxrun) && keeper
+			victim = execSbxrun
+		} else {
+			hit = x.hit(pids, victim)
+		}
+		if !hit && !x.over() {
+			_ = x.cmd.Process.Kill()
+		}
+		o := x.finish(b)
+		switch {
+		case !hit || o.signal == unix.SIGKILL:
+		case victim == execSbxrun: // it was about to exit
+		case o.code == 124 && o.report != nil && o.report.Cause == "timeout": // it was quicker
+		default:
+			e.judgeExec(o, victim)
+		}
+		if t.Failed() {
+			t.Fatalf("that was try %d, the %s killed after %v", i, (append(execNames[:], "sbxrun and keeper"))[victim], after)
+		}
+	}
+	b.alive()
+	e.clean()
+}
+
+// An exec while its sandbox is ended, in every way there is: 137 and killed; or, if
+// it had not begun, 125 and why.
+func TestL06ExecWhileKilled(t *testing.T) {
+	ways := []struct {
+		name string
+		end  func(b *sandbox) *call
+	}{
+		{"kill", func(b *sandbox) *call {
+			c, err := b.e.begin("kill", "--grace", "0", b.ID)
+			harness.Must(t, err)
+			return c
+		}},
+		{"init", func(b *sandbox) *call { b.strikeInit(); return nil }},
+		{"supervisor", func(b *sandbox) *call {
+			if target, ok := b.strikeSupervisor(unix.SIGKILL); ok {
+				target.Close()
+			}
+			return nil
+		}},
+	}
+	for _, way := range ways {
+		t.Run(way.name, func(t *testing.T) {
+			e := newEstate(t)
+			begun, ended, killed := 0, 0, 0
+			for i := range scaled(t, 24) {
+				_ = os.Remove(filepath.Join(e.out, "ran"))
+				b := e.start(nil)
+				x := b.exec(nil, execBusy...)
+				for after := rand.N(14 * time.Millisecond); time.Since(x.begin) < after; {
+					x.processes()
+				}
+				kill := way.end(b)
+				s := e.wait(x.call)
+				data, err := os.ReadFile(x.report)
+				harness.Must(t, err)
+				report, err := harness.ParseReport(data)
+				harness.Must(t, err)
+				o := outcome{code: s.code, signal: s.signal, stderr: s.stderr, report: report}
+				switch {
+				case o.code == 137 && report.Cause == "killed" && report.Teardown.Verdict == "proven":
+					killed++
+				case o.code == 125 && report.Error != nil && slices.Contains([]string{"ended", "no-such-sandbox"}, report.Error.Code) && !e.wrote("ran"):
+					ended++
+					o.oneLine(t)
+				default:
+					t.Errorf("try %d: want 137 killed, or 125 ended: %v: %.600s", i, o, data)
+				}
+				if report.Started {
+					begun++
+				}
+				if kill != nil {
+					if s := e.wait(kill); s.code != 0 {
+						t.Errorf("want 0: %v", s)
+					}
+				}
+				b.ended(3 * time.Second)
+				e.gone(settle)
+				reapZombies()
+				if t.Failed() {
+					break
+				}
+			}
+			t.Logf("%d killed, %d not begun", killed, ended)
+			e.clean()
+		})
+	}
+}
+
+// strikeInit kills the sandbox's init.
+func (b *sandbox) strikeInit() bool {
+	pids := family(b.PID)
+	target, ok := strike(pids[roleInit], pids[roleMonitor], unix.SIGKILL)
+	if ok {
+		target.Close()
+	}
+	return ok
+}
+
+// A stopped exec does not keep the others, or the sandbox's end, from anything but
+// the proof: and once it goes on, it ends.
+func TestL16StoppedExec(t *testing.T) {
+	for _, victim := range []int{execSbxrun, execKeeper, execInit, execPayload} {
+		t.Run(execNames[victim], func(t *testing.T) {
+			e := newEstate(t)
+			b := e.start([]string{"--proof-timeout", "0.5"})
+			x := b.exec([]string{"--proof-timeout", "5"}, execBusy...)
+			var pids [execRoles]int
+			e.until(settle, "the payload", func() bool { pids = x.processes(); return pids[execPayload] > 0 && e.wrote("ran") })
+			parent := os.Getpid()
+			if victim > execSbxrun {
+				parent = pids[victim-1]
+			}
+			target, hit := strike(pids[victim], parent, unix.SIGSTOP)
+			if !hit {
+				t.Fatalf("there is no %s", execNames[victim])
+			}
+			defer target.Close()
+			b.alive()
+			s := e.do("kill", "--grace", "0", "--proof-timeout", "0.5", "--json", b.ID)
+			harness.Within(t, "kill", s.took, 0, 3500*time.Millisecond)
+			var told []struct {
+				Verdict   string           `json:"verdict"`
+				Survivors []map[string]any `json:"survivors"`
+			}
+			harness.Must(t, json.Unmarshal([]byte(s.stdout), &told))
+			// Only the keeper reaps its init, and the kernel waits for that.
+			if victim == execKeeper {
+				if s.code != 123 || told[0].Verdict != "unproven" || len(told[0].Survivors) == 0 {
+					t.Errorf("want 123, unproven, and what is left: %v", s)
+				}
+			} else if s.code != 0 || told[0].Verdict != "proven" {
+				t.Errorf("want 0 and proven: %v", s)
+			}
+			harness.Must(t, target.Signal(unix.SIGCONT))
+			if s := e.wait(x.call); s.code != 137 {
+				t.Errorf("the exec: want 137: %v", s)
+			}
+			b.ended(3 * time.Second)
+			e.ok("cleanup")
+			e.cleared()
+		})
+	}
+}
+
+// exec --detach: its own supervisor, or the client, is killed at any moment. What
+// lives on belongs to the sandbox, and ends with it.
+func TestExecDetachedRandom(t *testing.T) {
+	e := newEstate(t)
+	b := e.start(nil)
+	for i := range scaled(t, 20) {
+		c, err := e.begin(append([]string{"exec", "--detach", "--timeout", "30", "--env", harness.MarkerName + "=" + e.marker, b.ID, "--"}, execBusy...)...)
+		harness.Must(t, err)
+		supervisor := 0
+		for after := rand.N(20 * time.Millisecond); time.Since(c.begin) < after; {
+			if below := childrenOf(c.pid); supervisor == 0 && len(below) > 0 {
+				supervisor = below[0]
+			}
+		}
+		if i%2 == 0 {
+			_ = c.cmd.Process.Kill() // it may have ended
+		} else {
+			for _, parent := range []int{c.pid, os.Getpid()} {
+				if target, ok := strike(supervisor, parent, unix.SIGKILL); ok {
+					target.Close()
+				}
+			}
+		}
+		e.wait(c)
+	}
+	b.alive()
+	e.clean()
+}

@@ -1,0 +1,202 @@
+package faults
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// mountEnv makes the test binary one that mounts a small file system in a mount
+// namespace of its own, and becomes a shell in it: "OPTIONS DIR", or with "ro "
+// before.
+const mountEnv = "SBXRUN_FAULTS_MOUNT"
+
+func init() {
+	if text := os.Getenv(mountEnv); text != "" {
+		runtime.LockOSThread() // the capabilities are a thread's
+		err := becomeShell(text)
+		fmt.Fprintln(os.Stderr, "mount:", err)
+		os.Exit(200)
+	}
+}
+
+func becomeShell(text string) error {
+	options, dir, _ := strings.Cut(text, " ")
+	flags := uintptr(unix.MS_NOSUID | unix.MS_NODEV)
+	if rest, found := strings.CutPrefix(options, "ro,"); found {
+		options, flags = rest, flags|unix.MS_RDONLY
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", flags, options); err != nil {
+		return fmt.Errorf("mount %s at %s: %w", options, dir, err)
+	}
+	if os.Getuid() != 0 {
+		// From here on as powerless as before. With the ambient set empty the exec
+		// leaves none of the others.
+		if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
+			return err
+		}
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var none [2]unix.CapUserData
+		if err := unix.Capset(&header, &none[0]); err != nil {
+			return err
+		}
+	}
+	os.Unsetenv(mountEnv)
+	return unix.Exec("/bin/sh", []string{"sh"}, os.Environ())
+}
+
+// shell is a shell in a mount namespace where the state directory is a small file
+// system. It is the parent of what is started in it.
+type shell struct {
+	e   *estate
+	c   *call
+	in  io.WriteCloser
+	out *bufio.Reader
+	n   int
+}
+
+// mounted makes the estate's state directory a tmpfs of these options.
+func (e *estate) mounted(options string) *shell {
+	e.t.Helper()
+	sh := &shell{e: e}
+	self, err := os.Executable()
+	harness.Must(e.t, err)
+	reader, writer, err := os.Pipe()
+	harness.Must(e.t, err)
+	stdin, in, err := os.Pipe()
+	harness.Must(e.t, err)
+	sh.in = in
+	sh.out = bufio.NewReader(reader)
+	c, err := e.command(func(cmd *exec.Cmd) {
+		cmd.Stdin, cmd.Stdout = stdin, writer
+		cmd.Env = append(cmd.Env, fmt.Sprintf("%s=%s %s", mountEnv, options, e.state))
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
+		if uid, gid := os.Getuid(), os.Getgid(); uid != 0 {
+			cmd.SysProcAttr = &syscall.SysProcAttr{
+				Cloneflags:  unix.CLONE_NEWNS | unix.CLONE_NEWUSER,
+				UidMappings: []syscall.SysProcIDMap{{ContainerID: uid, HostID: uid, Size: 1}},
+				GidMappings: []syscall.SysProcIDMap{{ContainerID: gid, HostID: gid, Size: 1}},
+				AmbientCaps: []uintptr{unix.CAP_SYS_ADMIN},
+			}
+		}
+	}, self)
+	stdin.Close()
+	writer.Close()
+	harness.Must(e.t, err)
+	sh.c = c
+	e.t.Cleanup(func() {
+		in.Close() // it ends
+		e.wait(c)
+		reader.Close()
+	})
+	if s := sh.run("test -d " + e.state + " && echo ready"); s.stdout != "ready\n" {
+		e.t.Fatalf("no shell with a small file system: %v; %v", s, e.wait(c))
+	}
+	return sh
+}
+
+// inside is a path of the namespace, seen from outside.
+func (sh *shell) inside(path ...string) string {
+	return filepath.Join(append([]string{fmt.Sprintf("/proc/%d/root", sh.c.pid), sh.e.state}, path...)...)
+}
+
+// run has the shell run a line, to its end.
+func (sh *shell) run(line string) said {
+	sh.e.t.Helper()
+	sh.n++
+	name := filepath.Join(sh.e.top, fmt.Sprintf("shell-%d", sh.n))
+	begin := time.Now()
+	if _, err := fmt.Fprintf(sh.in, "{ %s\n} >%s.out 2>%s.err; echo done $?\n", line, name, name); err != nil {
+		sh.e.t.Fatalf("the shell is gone: %v", err)
+	}
+	type answer struct {
+		line string
+		err  error
+	}
+	answers := make(chan answer, 1)
+	go func() {
+		text, err := sh.out.ReadString('\n')
+		answers <- answer{text, err}
+	}()
+	s := said{args: []string{line}}
+	select {
+	case a := <-answers:
+		if _, err := fmt.Sscanf(a.line, "done %d", &s.code); err != nil || a.err != nil {
+			sh.e.t.Fatalf("the shell said %q, %v; %v", a.line, a.err, sh.e.wait(sh.c))
+		}
+	case <-time.After(bound):
+		_ = sh.c.cmd.Process.Kill() // what it waits for is found as left over
+		sh.e.t.Fatalf("%q still runs after %v", line, bound)
+	}
+	s.took = time.Since(begin)
+	stdout, err := os.ReadFile(name + ".out")
+	harness.Must(sh.e.t, err)
+	stderr, err := os.ReadFile(name + ".err")
+	harness.Must(sh.e.t, err)
+	s.stdout, s.stderr = string(stdout), string(stderr)
+	sh.e.unpanicked(s)
+	return s
+}
+
+// do runs sbxrun in the namespace.
+func (sh *shell) do(args ...string) said {
+	sh.e.t.Helper()
+	words := []string{harness.Binary(sh.e.t)}
+	for _, arg := range args {
+		words = append(words, "'"+strings.ReplaceAll(arg, "'", `'\''`)+"'")
+	}
+	return sh.run(strings.Join(words, " "))
+}
+
+// fill leaves that many free pages of 4 KiB.
+func (sh *shell) fill(free int) {
+	sh.e.t.Helper()
+	name := sh.inside("filler")
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	harness.Must(sh.e.t, err)
+	page := make([]byte, 4096)
+	size := int64(0)
+	for {
+		n, err := f.Write(page)
+		size += int64(n)
+		if err != nil {
+			break
+		}
+	}
+	harness.Must(sh.e.t, f.Truncate(max(0, size-int64(free)*4096)))
+	harness.Must(sh.e.t, f.Close())
+}
+
+func (sh *shell) empty() {
+	sh.e.t.Helper()
+	harness.Must(sh.e.t, os.Remove(sh.inside("filler")))
+}
+
+// listing is what is in the state directory, without what is always there.
+func (sh *shell) listing() (names []string) {
+	sh.e.t.Helper()
+	entries, err := os.ReadDir(sh.inside())
+	harness.Must(sh.e.t, err)
+	for _, entry := range entries {
+		switch entry.Name() {
+		case "lock", "names", "filler":
+		default:
+			names = append(names, entry.Name())
+		}
+	}
+	return names
+}

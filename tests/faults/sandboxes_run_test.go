@@ -1,0 +1,561 @@
+package faults
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// This file is how the tests of this package handle sandboxes that live on: each
+// test has a state directory of its own, and in the end nothing may be left of
+// what was started with it.
+
+// lifetime ends every sandbox of a test, should the test not.
+const lifetime = "60"
+
+// estate is a state directory and what belongs to it.
+type estate struct {
+	t      testing.TB
+	marker string // in the environment of every command and payload
+	top    string
+	state  string // SBXRUN_STATE_DIR
+	out    string // what the payloads see as /out
+
+	mu sync.Mutex
+	n  int               // commands so far
+	ns map[uint64]string // PID namespaces that were seen, and the handles that keep them
+	h  []*os.File
+}
+
+func newEstate(t testing.TB) *estate {
+	t.Helper()
+	top := harness.Dir(t)
+	e := &estate{t: t, top: top, state: filepath.Join(top, "state"), out: harness.SharedDir(t), ns: map[uint64]string{},
+		marker: fmt.Sprintf("estate-%d-%d", os.Getpid(), time.Now().UnixNano())}
+	harness.Must(t, os.Mkdir(e.state, 0o700))
+	t.Cleanup(e.finish)
+	return e
+}
+
+// call is one command in progress: sbxrun, or what starts it.
+type call struct {
+	pid    int
+	begin  time.Time
+	end    time.Time // after exited
+	cmd    *exec.Cmd
+	exited chan struct{}
+	files  [2]string // stdout, stderr
+}
+
+// said is how a command ended.
+type said struct {
+	args           []string
+	code           int
+	signal         syscall.Signal
+	stdout, stderr string
+	took           time.Duration
+}
+
+func (s said) String() string {
+	return fmt.Sprintf("%.120q: code %d, signal %d, stdout %.300q, stderr %.500q", s.args, s.code, int(s.signal), s.stdout, s.stderr)
+}
+
+var registering sync.Mutex
+
+// begin starts sbxrun. It may be called by several goroutines.
+func (e *estate) begin(args ...string) (*call, error) {
+	binary := harness.Binary(e.t)
+	return e.command(nil, append([]string{binary}, args...)...)
+}
+
+// command starts any command in sbxrun's environment.
+func (e *estate) command(adjust func(*exec.Cmd), words ...string) (*call, error) {
+	e.mu.Lock()
+	e.n++
+	name := filepath.Join(e.top, fmt.Sprintf("call-%d", e.n))
+	e.mu.Unlock()
+	c := &call{files: [2]string{name + ".out", name + ".err"}, exited: make(chan struct{}), cmd: exec.Command(words[0], words[1:]...)}
+	c.cmd.Dir = e.out
+	c.cmd.Env = []string{"PATH=" + harness.Path, "HOME=/nonexistent", "LANG=C.UTF-8", "TMPDIR=" + e.top,
+		"SBXRUN_STATE_DIR=" + e.state, harness.MarkerName + "=" + e.marker}
+	for i, to := range c.files {
+		f, err := os.Create(to)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		if i == 0 {
+			c.cmd.Stdout = f
+		} else {
+			c.cmd.Stderr = f
+		}
+	}
+	if adjust != nil {
+		adjust(c.cmd)
+	}
+	c.begin = time.Now()
+	done, err := harness.Register(func() (int, error) {
+		registering.Lock()
+		defer registering.Unlock()
+		if err := c.cmd.Start(); err != nil {
+			return 0, err
+		}
+		registered[c.cmd.Process.Pid] = true
+		return c.cmd.Process.Pid, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	c.pid = c.cmd.Process.Pid
+	go func() {
+		_ = c.cmd.Wait() // shows in ProcessState
+		c.end = time.Now()
+		registering.Lock()
+		delete(registered, c.pid)
+		registering.Unlock()
+		done()
+		close(c.exited)
+	}()
+	return c, nil
+}
+
+func (c *call) over() bool {
+	select {
+	case <-c.exited:
+		return true
+	default:
+		return false
+	}
+}
+
+// wait waits for a command's end; one that hangs is killed, and fails the test.
+func (e *estate) wait(c *call) said {
+	e.t.Helper()
+	select {
+	case <-c.exited:
+	case <-time.After(bound):
+		e.t.Errorf("%.120q still runs after %v; below it:\n%s", c.cmd.Args, bound, describe(below(c.pid)))
+		_ = c.cmd.Process.Kill() // it has just ended
+		<-c.exited
+	}
+	s := said{args: c.cmd.Args, code: c.cmd.ProcessState.ExitCode(), took: c.end.Sub(c.begin)}
+	if ws := c.cmd.ProcessState.Sys().(syscall.WaitStatus); ws.Signaled() {
+		s.signal = ws.Signal()
+	}
+	for i, name := range c.files {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			e.t.Errorf("%v", err)
+		}
+		if i == 0 {
+			s.stdout = string(data)
+		} else {
+			s.stderr = string(data)
+		}
+	}
+	e.unpanicked(s)
+	return s
+}
+
+// unpanicked asserts that a command has not ended as a Go program does in distress.
+func (e *estate) unpanicked(s said) {
+	e.t.Helper()
+	for _, what := range []string{"panic:", "goroutine ", "fatal error:", "runtime: "} {
+		if strings.Contains(s.stderr, what) {
+			e.t.Errorf("it panicked: %v", s)
+		}
+	}
+}
+
+// do runs sbxrun to its end.
+func (e *estate) do(args ...string) said {
+	e.t.Helper()
+	c, err := e.begin(args...)
+	harness.Must(e.t, err)
+	return e.wait(c)
+}
+
+// ok is do for what has to succeed.
+func (e *estate) ok(args ...string) said {
+	e.t.Helper()
+	s := e.do(args...)
+	if s.code != 0 {
+		e.t.Fatalf("want 0: %v", s)
+	}
+	return s
+}
+
+// refused asserts that sbxrun has refused with this code and in one line.
+func (e *estate) refused(s said, codes ...int) {
+	e.t.Helper()
+	if !slices.Contains(codes, s.code) {
+		e.t.Errorf("want %v: %v", codes, s)
+	}
+	outcome{code: s.code, signal: s.signal, stderr: s.stderr}.oneLine(e.t)
+}
+
+// startFlags are what every sandbox of a test is started with.
+func (e *estate) startFlags(flags ...string) []string {
+	own := []string{"start", "--json", "--env", harness.MarkerName + "=" + e.marker, "--bind", e.out + ":/out"}
+	if !slices.Contains(flags, "--timeout") {
+		own = append(own, "--timeout", lifetime)
+	}
+	return append(own, flags...)
+}
+
+// sandbox is one that runs.
+type sandbox struct {
+	e    *estate
+	ID   string `json:"id"`
+	Name string `json:"name"`
+	PID  int    `json:"supervisor_pid"`
+	// init's identity, from the record.
+	init record
+	ns   uint64
+}
+
+// record is the part of a sandbox's record that is about processes, as somebody
+// outside the project would declare it.
+type record struct {
+	Phase      string    `json:"phase"`
+	Supervisor identity  `json:"supervisor"`
+	Init       *identity `json:"init"`
+	Report     *struct {
+		Cause    string `json:"cause"`
+		ExitCode int    `json:"exit_code"`
+		Started  bool   `json:"started"`
+		Teardown struct {
+			Verdict string `json:"verdict"`
+		} `json:"teardown"`
+	} `json:"report"`
+}
+
+type identity struct {
+	PID    int    `json:"pid"`
+	Start  uint64 `json:"start_time"`
+	BootID string `json:"boot_id"`
+	PIDNS  uint64 `json:"pid_namespace"`
+}
+
+// start starts a sandbox; without a payload it idles.
+func (e *estate) start(flags []string, payload ...string) *sandbox {
+	e.t.Helper()
+	args := e.startFlags(flags...)
+	if len(payload) > 0 {
+		args = append(append(args, "--"), payload...)
+	}
+	s := e.ok(args...)
+	box := &sandbox{e: e}
+	if err := json.Unmarshal([]byte(s.stdout), box); err != nil || box.PID <= 1 {
+		e.t.Fatalf("no sandbox in %q: %v", s.stdout, err)
+	}
+	box.init = box.record()
+	if box.init.Init == nil {
+		e.t.Fatalf("started, but without an init in its record")
+	}
+	box.ns = e.remember(box.init.Init.PID)
+	return box
+}
+
+// remember notes a PID namespace, and keeps its inode from being used again.
+func (e *estate) remember(pid int) uint64 {
+	if pid <= 1 {
+		return 0
+	}
+	held, err := os.Open(fmt.Sprintf("/proc/%d/ns/pid", pid))
+	if err != nil {
+		return 0 // it has ended, or does not belong to us
+	}
+	var mine, its unix.Stat_t
+	if unix.Stat("/proc/self/ns/pid", &mine) != nil || unix.Fstat(int(held.Fd()), &its) != nil || its.Ino == mine.Ino {
+		held.Close()
+		return 0
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if _, known := e.ns[its.Ino]; known {
+		held.Close()
+		return its.Ino
+	}
+	e.ns[its.Ino] = fmt.Sprintf("below %d", pid)
+	e.h = append(e.h, held)
+	return its.Ino
+}
+
+func (b *sandbox) path(name string) string { return filepath.Join(b.e.state, b.ID, name) }
+
+func (b *sandbox) record() (r record) {
+	b.e.t.Helper()
+	data, err := os.ReadFile(b.path("record.json"))
+	harness.Must(b.e.t, err)
+	harness.Must(b.e.t, json.Unmarshal(data, &r))
+	return r
+}
+
+// family is the sandbox's processes by role: supervisor, keeper, monitor, init, payload.
+func family(supervisor int) (pids [roles]int) {
+	pids[roleSbxrun] = supervisor
+	for role := roleKeeper; role < roles; role++ {
+		children := childrenOf(pids[role-1])
+		if len(children) == 0 {
+			break
+		}
+		pids[role] = slices.Min(children)
+	}
+	return pids
+}
+
+// strike sends a signal to a process that is a child of a certain other one, and
+// says whether it lived. The pidfd comes first and the look second.
+func strike(pid, parent int, sig unix.Signal) (target *harness.Target, hit bool) {
+	if pid <= 1 {
+		return nil, false
+	}
+	target, err := harness.Open(pid)
+	if err != nil {
+		return nil, false
+	}
+	p, ok := harness.ReadProc(pid)
+	if !ok || p.Parent != parent || p.State == "Z" || p.State == "X" || target.Signal(sig) != nil {
+		target.Close()
+		return nil, false
+	}
+	return target, true
+}
+
+// strikeSupervisor is strike for the supervisor, a child of the test's as soon as
+// its client has ended.
+func (b *sandbox) strikeSupervisor(sig unix.Signal) (*harness.Target, bool) {
+	return strike(b.PID, os.Getpid(), sig)
+}
+
+// ended waits for the supervisor's own end.
+func (b *sandbox) ended(within time.Duration) {
+	b.e.t.Helper()
+	b.e.until(within, "the end of the supervisor", func() bool { return zombie(b.PID) })
+}
+
+// until waits for a condition.
+func (e *estate) until(within time.Duration, what string, holds func() bool) bool {
+	e.t.Helper()
+	for deadline := time.Now().Add(within); !holds(); time.Sleep(200 * time.Microsecond) {
+		if time.Now().After(deadline) {
+			e.t.Errorf("waited %v in vain for %s", within, what)
+			return false
+		}
+	}
+	return true
+}
+
+// alive asserts that a command can be run in the sandbox.
+func (b *sandbox) alive() {
+	b.e.t.Helper()
+	if s := b.e.do("exec", "--timeout", "10", b.ID, "true"); s.code != 0 {
+		b.e.t.Errorf("the sandbox does not live any more: %v", s)
+	}
+}
+
+// wrote says whether a payload has made a file.
+func (e *estate) wrote(name string) bool {
+	_, err := os.Stat(filepath.Join(e.out, name))
+	return err == nil
+}
+
+// left is what still is of an estate: everything below the test that it did not
+// start itself, what has the marker, and what is in one of the namespaces. The
+// zombies whose parent is the test do not count: nobody else can collect them.
+func (e *estate) left(living ...*sandbox) (found []harness.Proc) {
+	skip := map[int]bool{}
+	for _, b := range living {
+		skip[b.PID] = true
+		for _, p := range below(b.PID) {
+			skip[p.PID] = true
+		}
+	}
+	registering.Lock()
+	mine := map[int]bool{os.Getpid(): true}
+	for pid := range registered {
+		mine[pid] = true
+	}
+	registering.Unlock()
+	add := func(p harness.Proc) {
+		if skip[p.PID] || mine[p.PID] || p.State == "Z" && p.Parent == os.Getpid() {
+			return
+		}
+		skip[p.PID] = true
+		found = append(found, p)
+	}
+	for _, pid := range childrenOf(os.Getpid()) {
+		if mine[pid] {
+			continue
+		}
+		if p, ok := harness.ReadProc(pid); ok && p.Parent == os.Getpid() {
+			p.Why = "was abandoned"
+			for _, p := range append([]harness.Proc{p}, below(pid)...) {
+				add(p)
+			}
+		}
+	}
+	for _, p := range e.members() {
+		add(p)
+	}
+	return found
+}
+
+// members are the processes with the marker, or in one of the namespaces.
+func (e *estate) members() (found []harness.Proc) {
+	found = marked(e.marker, 0)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.ns) == 0 {
+		return found
+	}
+	entries, _ := os.ReadDir("/proc") // marked has read it as well
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		var st unix.Stat_t
+		if unix.Stat(fmt.Sprintf("/proc/%d/ns/pid", pid), &st) != nil || e.ns[st.Ino] == "" {
+			continue
+		}
+		if p, ok := harness.ReadProc(pid); ok {
+			p.Why = "is in a PID namespace of the test"
+			found = append(found, p)
+		}
+	}
+	return found
+}
+
+// gone asserts that nothing is left but the living: soon, for what ends by itself.
+func (e *estate) gone(within time.Duration, living ...*sandbox) {
+	e.t.Helper()
+	var found []harness.Proc
+	for deadline := time.Now().Add(within); ; time.Sleep(time.Millisecond) {
+		if found = e.left(living...); len(found) == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			e.t.Errorf("%d processes are left:\n%s", len(found), describe(found))
+			sweep(e.t, func() []harness.Proc { return e.left(living...) })
+			break
+		}
+	}
+}
+
+// reapZombies collects what ended supervisors, and killed ones, have left to the
+// test, which stands for the machine's init. All must be zombies: see left.
+func reapZombies(keep ...*sandbox) {
+	for _, pid := range childrenOf(os.Getpid()) {
+		registering.Lock()
+		mine := registered[pid]
+		registering.Unlock()
+		if mine || slices.ContainsFunc(keep, func(b *sandbox) bool { return b.PID == pid }) {
+			continue
+		}
+		if p, ok := harness.ReadProc(pid); ok && p.State == "Z" && p.Parent == os.Getpid() {
+			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil) // it is a zombie, and ours
+		}
+	}
+}
+
+// finish is the end of every test with sandboxes: nothing is left, and what is all
+// the same is ended, so that no other test suffers.
+func (e *estate) finish() {
+	e.t.Helper()
+	e.gone(settle)
+	reapZombies()
+	for _, h := range e.h {
+		h.Close()
+	}
+}
+
+// cleared asserts that the state directory holds no trace of a sandbox.
+func (e *estate) cleared() {
+	e.t.Helper()
+	err := filepath.WalkDir(e.state, func(path string, d os.DirEntry, err error) error {
+		switch path {
+		case e.state, filepath.Join(e.state, "lock"), filepath.Join(e.state, "names"):
+		default:
+			e.t.Errorf("left in the state directory: %s", strings.TrimPrefix(path, e.state))
+		}
+		return err
+	})
+	if err != nil {
+		e.t.Errorf("%v", err)
+	}
+}
+
+// clean ends all sandboxes and removes their records, by sbxrun's own commands.
+func (e *estate) clean() {
+	e.t.Helper()
+	e.ok("kill", "--all", "--grace", "0")
+	e.ok("cleanup")
+	e.gone(settle)
+	e.cleared()
+}
+
+// bystander is a process that sbxrun has no business with: a child of the test.
+type bystander struct {
+	t   testing.TB
+	cmd *exec.Cmd
+	id  identity
+}
+
+func newBystander(t testing.TB) *bystander {
+	t.Helper()
+	b := &bystander{t: t, cmd: exec.Command("sleep", "600")}
+	done, err := harness.Register(func() (int, error) {
+		registering.Lock()
+		defer registering.Unlock()
+		if err := b.cmd.Start(); err != nil {
+			return 0, err
+		}
+		registered[b.cmd.Process.Pid] = true
+		return b.cmd.Process.Pid, nil
+	})
+	harness.Must(t, err)
+	t.Cleanup(func() {
+		_ = b.cmd.Process.Kill() // it has ended: seen before
+		_ = b.cmd.Wait()
+		registering.Lock()
+		delete(registered, b.cmd.Process.Pid)
+		registering.Unlock()
+		done()
+	})
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	harness.Must(t, err)
+	p, ok := harness.ReadProc(b.cmd.Process.Pid)
+	if !ok {
+		t.Fatal("the bystander has ended")
+	}
+	begun, err := strconv.ParseUint(p.Start, 10, 64)
+	harness.Must(t, err)
+	b.id = identity{PID: p.PID, Start: begun, BootID: strings.TrimSpace(string(boot)), PIDNS: namespace(t, p.PID)}
+	return b
+}
+
+// unharmed asserts that nobody has signalled the bystander.
+func (b *bystander) unharmed() bool {
+	b.t.Helper()
+	p, ok := harness.ReadProc(b.id.PID)
+	if !ok || p.State != "S" && p.State != "R" && p.State != "D" || p.Start != strconv.FormatUint(b.id.Start, 10) {
+		b.t.Errorf("a stranger was signalled: %v", p)
+		return false
+	}
+	return true
+}

@@ -1,0 +1,621 @@
+package faults
+
+import (
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// The victims of the random test beside the roles of a run: roleSbxrun is the
+// supervisor.
+const (
+	victimClient = roles + iota
+	victimBoth   // supervisor and keeper in the same instant
+	victims
+)
+
+// L14: any process of many sandboxes is killed at any moment from the client's
+// first on, and each supervisor in the end; after one cleanup nothing is left.
+func TestL14Random(t *testing.T) {
+	const atOnce = 5
+	left := scaled(t, 60)
+	if soak(t) > 100 {
+		left = soak(t) // that many sandboxes
+	}
+	stranger := newBystander(t)
+	var hits, running atomic.Int64
+	for left > 0 && !t.Failed() {
+		n := min(left, 60)
+		left -= n
+		e := newEstate(t)
+		var work sync.WaitGroup
+		next := make(chan int, n)
+		for i := range n {
+			next <- i
+		}
+		close(next)
+		for range atOnce {
+			work.Go(func() {
+				for i := range next {
+					if e.strikeOne(i) {
+						hits.Add(1)
+					}
+				}
+			})
+		}
+		work.Wait()
+		running.Add(int64(e.killSupervisors()))
+		s := e.ok("cleanup")
+		if found := e.members(); len(found) > 0 {
+			t.Errorf("alive when cleanup had ended:\n%s%v", describe(found), s)
+		}
+		e.cleared()
+		e.gone(settle)
+		stranger.unharmed()
+		e.finish()
+	}
+	t.Logf("%d were hit alive, %d supervisors were killed in the end", hits.Load(), running.Load())
+	if hits.Load() == 0 || running.Load() == 0 {
+		t.Errorf("the moments are all wrong")
+	}
+}
+
+// strikeOne starts a sandbox and kills one of its processes at a random moment. It
+// says whether it was there.
+func (e *estate) strikeOne(i int) (alive bool) {
+	payloads := [][]string{{}, busy, deaf, leaver}
+	args := e.startFlags()
+	if i%6 == 0 {
+		args = append(args, "--name", fmt.Sprintf("box-%d", i%7)) // so some are refused
+	}
+	if p := payloads[i%len(payloads)]; len(p) > 0 {
+		args = append(append(args, "--"), p...)
+	}
+	c, err := e.begin(args...)
+	if err != nil {
+		e.t.Errorf("%v", err)
+		return false
+	}
+	victim, after := rand.IntN(victims), rand.N(40*time.Millisecond)
+	supervisor := 0
+	for time.Since(c.begin) < after {
+		if supervisor == 0 {
+			if pids := childrenOf(c.pid); len(pids) > 0 {
+				supervisor = pids[0]
+			}
+		}
+		time.Sleep(300 * time.Microsecond)
+	}
+	parent := func() int {
+		if c.over() {
+			return os.Getpid()
+		}
+		return c.pid
+	}
+	pids := family(supervisor)
+	var targets []*harness.Target
+	hit := func(pid, parent int) {
+		if target, ok := strike(pid, parent, unix.SIGKILL); ok {
+			targets = append(targets, target)
+		}
+	}
+	switch {
+	case victim == victimClient:
+		alive = !c.over() && c.cmd.Process.Kill() == nil
+	case supervisor == 0: // not yet, or was never seen
+	case victim == victimBoth:
+		hit(pids[roleSbxrun], parent())
+		hit(pids[roleKeeper], pids[roleSbxrun])
+	case victim == roleSbxrun:
+		hit(supervisor, parent())
+	default:
+		hit(pids[victim], pids[victim-1])
+	}
+	for _, target := range targets {
+		target.Close()
+	}
+	e.wait(c)
+	return alive || len(targets) > 0
+}
+
+// killSupervisors kills all that are left, every other one with its keeper, and
+// waits until they are dead. It says how many there were.
+func (e *estate) killSupervisors() (n int) {
+	var targets []*harness.Target
+	for i, pid := range childrenOf(os.Getpid()) {
+		registering.Lock()
+		mine := registered[pid]
+		registering.Unlock()
+		p, ok := harness.ReadProc(pid)
+		// Some of them are keepers whose supervisor is dead: those are at work.
+		if mine || !ok || strings.HasSuffix(p.Comm, "-keeper") || p.Comm == "bwrap" {
+			continue
+		}
+		pids := family(pid)
+		if target, ok := strike(pid, os.Getpid(), unix.SIGKILL); ok {
+			targets = append(targets, target)
+			n++
+		}
+		if i%2 == 0 {
+			if target, ok := strike(pids[roleKeeper], pid, unix.SIGKILL); ok {
+				targets = append(targets, target)
+			}
+		}
+	}
+	for _, target := range targets {
+		e.until(settle, "the end of a process that was killed", target.Ended)
+		target.Close()
+	}
+	return n
+}
+
+// forge writes a record whose processes are as given, and takes the place of its
+// supervisor if it is to look alive. release gives that up.
+func (e *estate) forge(id, name, phase string, supervisor, init identity, alive bool) (release func()) {
+	e.t.Helper()
+	dir := filepath.Join(e.state, id)
+	harness.Must(e.t, os.MkdirAll(dir, 0o700))
+	harness.Must(e.t, os.MkdirAll(filepath.Join(e.state, "names"), 0o700))
+	_ = os.Remove(filepath.Join(e.state, "names", name)) // of an earlier one
+	harness.Must(e.t, os.Symlink(id, filepath.Join(e.state, "names", name)))
+	data, err := json.Marshal(map[string]any{"version": 1, "id": id, "name": name, "argv": []string{}, "created_at": "2026-11-20T00:00:00.000Z",
+		"phase": phase, "supervisor": supervisor, "init": init, "workdir": "/", "net": "none"})
+	harness.Must(e.t, err)
+	harness.Must(e.t, os.WriteFile(filepath.Join(dir, "record.json"), data, 0o600))
+	for _, file := range []string{"activity", "env", "stdout.log", "stderr.log"} {
+		harness.Must(e.t, os.WriteFile(filepath.Join(dir, file), nil, 0o600))
+	}
+	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	harness.Must(e.t, err)
+	if alive {
+		harness.Must(e.t, unix.FcntlFlock(lock.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}))
+	}
+	return func() { lock.Close() }
+}
+
+const forgedID = "00112233aabbccdd"
+
+// everyCommand is every command on one sandbox.
+func everyCommand(name string) [][]string {
+	return [][]string{
+		{"ps", "--all"}, {"inspect", name}, {"logs", name}, {"exec", "--timeout", "5", name, "true"},
+		{"wait", "--timeout", "0.3", name}, {"kill", "--grace", "0", "--proof-timeout", "0.3", name},
+		{"kill", "--all", "--grace", "0", "--proof-timeout", "0.3"}, {"cleanup", "--dry-run"}, {"cleanup"},
+	}
+}
+
+// L15: the pids of a record mean other processes by now. Nothing is signalled and
+// nothing entered, whether the sandbox looks alive or not.
+func TestL15Recycled(t *testing.T) {
+	stranger := newBystander(t)
+	exact := stranger.id
+	change := func(f func(*identity)) identity {
+		id := exact
+		f(&id)
+		return id
+	}
+	others := []struct {
+		name string
+		id   identity
+	}{
+		{"start time", change(func(id *identity) { id.Start++ })},
+		{"earlier", change(func(id *identity) { id.Start-- })},
+		{"no start time", change(func(id *identity) { id.Start = 0 })},
+		{"boot", change(func(id *identity) { id.BootID = "00000000-0000-0000-0000-000000000000" })},
+		{"no boot", change(func(id *identity) { id.BootID = "" })},
+		{"namespace", change(func(id *identity) { id.PIDNS++ })},
+		{"no namespace", change(func(id *identity) { id.PIDNS = 0 })},
+	}
+	for _, other := range others {
+		for _, alive := range []bool{true, false} {
+			t.Run(fmt.Sprint(other.name, " alive ", alive), func(t *testing.T) {
+				e := newEstate(t)
+				stranger := &bystander{t: t, id: stranger.id}
+				for _, args := range everyCommand(forgedID) {
+					release := e.forge(forgedID, "forged", "running", other.id, other.id, alive)
+					s := e.do(args...)
+					release()
+					if !stranger.unharmed() {
+						t.Fatalf("by %v", s)
+					}
+					if args[0] == "exec" && s.code != 125 {
+						t.Errorf("entered a stranger: %v", s)
+					}
+					if s.code != 0 {
+						e.refused(s, s.code)
+					}
+				}
+			})
+		}
+	}
+	// The other way round, or nobody knew that the test means something.
+	t.Run("exact", func(t *testing.T) {
+		e := newEstate(t)
+		mortal := newBystander(t)
+		defer e.forge(forgedID, "forged", "running", change(func(id *identity) { id.Start++ }), mortal.id, false)()
+		e.ok("cleanup")
+		if !zombie(mortal.id.PID) {
+			t.Errorf("a process that matches its record was not ended")
+		}
+		e.cleared()
+	})
+}
+
+// L14: each process is killed once the sandbox runs. What the supervisor can tell
+// it does; cleanup removes the rest.
+func TestL14Running(t *testing.T) {
+	for victim := roleSbxrun; victim < roles; victim++ {
+		t.Run(roleNames[victim], func(t *testing.T) {
+			e := newEstate(t)
+			for range scaled(t, 3) {
+				b := e.start([]string{"--name", "box"}, busy...)
+				pids := family(b.PID)
+				// An init that waits for its children has asked to die with its monitor.
+				e.until(settle, "the payload", func() bool {
+					pids = family(b.PID)
+					p, _ := harness.ReadProc(pids[roleInit])
+					return pids[rolePayload] > 0 && e.wrote("ran") && p.State == "S"
+				})
+				parent := os.Getpid()
+				if victim > roleSbxrun {
+					parent = pids[victim-1]
+				}
+				target, hit := strike(pids[victim], parent, unix.SIGKILL)
+				if !hit {
+					t.Fatalf("there is no %s", roleNames[victim])
+				}
+				target.Close()
+				_ = os.Remove(filepath.Join(e.out, "ran"))
+				b.ended(3 * time.Second)
+				e.gone(settle)
+				if victim == roleSbxrun {
+					e.refused(e.do("wait", b.ID), 137)
+					if s := e.ok("ps", "--all"); !strings.Contains(s.stdout, "lost") {
+						t.Errorf("want lost: %v", s)
+					}
+				} else {
+					r := b.record()
+					want := "lost"
+					if victim == rolePayload {
+						want = "signaled"
+					}
+					if r.Report == nil || r.Report.Cause != want || r.Report.ExitCode != 137 {
+						t.Errorf("want %s and 137: %+v", want, r.Report)
+					}
+					if s := e.do("wait", b.ID); s.code != 137 {
+						t.Errorf("want 137: %v", s)
+					}
+				}
+				e.ok("cleanup")
+				e.cleared()
+				reapZombies()
+			}
+		})
+	}
+}
+
+// The client of start is killed before it is told of its sandbox, for certain: the
+// supervisor is stopped meanwhile. Nothing is left.
+func TestStartClientKilled(t *testing.T) {
+	for _, sig := range []unix.Signal{unix.SIGKILL, unix.SIGINT, unix.SIGTERM} {
+		t.Run(sig.String(), func(t *testing.T) {
+			e := newEstate(t)
+			early := 0
+			for i := range scaled(t, 12) {
+				c, err := e.begin(append(e.startFlags(), busy...)...)
+				harness.Must(t, err)
+				// From the supervisor's first moment to just before the payload.
+				deepest := []int{roleSbxrun, roleKeeper, roleMonitor, roleInit}[i%4]
+				var pids [roles]int
+				for !c.over() && pids[deepest] == 0 {
+					if below := childrenOf(c.pid); len(below) > 0 {
+						pids = family(below[0])
+					}
+					runtime.Gosched()
+				}
+				stopped, hit := strike(pids[roleSbxrun], c.pid, unix.SIGSTOP)
+				if !hit {
+					e.wait(c) // it was quicker
+					continue
+				}
+				e.until(settle, "a stop", func() bool {
+					p, ok := harness.ReadProc(pids[roleSbxrun])
+					return !ok || p.State == "T" || p.State == "Z"
+				})
+				// As long as there is no payload, the client cannot have been told.
+				before := family(pids[roleSbxrun])[rolePayload] == 0 && !c.over()
+				_ = c.cmd.Process.Signal(sig) // unless it has ended
+				s := e.wait(c)
+				harness.Must(t, stopped.Signal(unix.SIGCONT))
+				if before && s.signal == sig {
+					early++
+					e.until(settle, "the end of the supervisor", stopped.Ended)
+					e.gone(settle, e.running()...)
+				}
+				stopped.Close()
+				e.clean()
+			}
+			if early == 0 {
+				t.Errorf("no client was killed early enough")
+			}
+		})
+	}
+}
+
+// running is the sandboxes that ps lists.
+func (e *estate) running() (boxes []*sandbox) {
+	e.t.Helper()
+	var list []struct {
+		ID         string   `json:"id"`
+		Supervisor identity `json:"supervisor"`
+	}
+	s := e.ok("ps", "--json")
+	harness.Must(e.t, json.Unmarshal([]byte(s.stdout), &list))
+	for _, one := range list {
+		boxes = append(boxes, &sandbox{e: e, ID: one.ID, PID: one.Supervisor.PID})
+	}
+	return boxes
+}
+
+// The client of start is killed at a random moment: either nothing is left, or the
+// sandbox is one like any other.
+func TestStartClientKilledRandom(t *testing.T) {
+	e := newEstate(t)
+	for range scaled(t, 30) {
+		c, err := e.begin(append(e.startFlags(), busy...)...)
+		harness.Must(t, err)
+		for after := rand.N(25 * time.Millisecond); time.Since(c.begin) < after; {
+			runtime.Gosched()
+		}
+		_ = c.cmd.Process.Kill() // it may have ended
+		e.wait(c)
+	}
+	// All that were not told of end by themselves.
+	e.until(settle, "the supervisors that nobody waits for", func() bool {
+		living := map[int]bool{}
+		for _, b := range e.running() {
+			living[b.PID] = true
+		}
+		return !slices.ContainsFunc(childrenOf(os.Getpid()), func(pid int) bool {
+			return !living[pid] && !registered[pid] && !zombie(pid)
+		})
+	})
+	e.clean()
+}
+
+// A stopped supervisor cannot do what it is told: kill ends its sandbox in its
+// place, and when it goes on it ends by itself.
+func TestStoppedSupervisor(t *testing.T) {
+	e := newEstate(t)
+	b := e.start(nil, deaf...)
+	e.until(settle, "the payload", func() bool { return e.wrote("ran") })
+	target, hit := b.strikeSupervisor(unix.SIGSTOP)
+	if !hit {
+		t.Fatal("there is no supervisor")
+	}
+	defer target.Close()
+	s := e.do("kill", "--grace", "0", "--json", b.ID)
+	var told []struct {
+		Verdict string `json:"verdict"`
+	}
+	if err := json.Unmarshal([]byte(s.stdout), &told); err != nil || s.code != 0 || len(told) != 1 || told[0].Verdict != "proven" {
+		t.Errorf("want 0 and proven: %v", s)
+	}
+	harness.Within(t, "kill", s.took, 0, 4*time.Second)
+	var inside []harness.Proc
+	for _, p := range e.members() {
+		if p.State != "Z" {
+			inside = append(inside, p)
+		}
+	}
+	if len(inside) > 0 {
+		t.Errorf("kill has ended, and these live:\n%s", describe(inside))
+	}
+	harness.Must(t, target.Signal(unix.SIGCONT))
+	b.ended(3 * time.Second)
+	e.ok("cleanup")
+	e.cleared()
+}
+
+// The keeper or the monitor of a sandbox is stopped: kill ends it all the same.
+func TestStoppedBelowSupervisor(t *testing.T) {
+	for _, victim := range []int{roleKeeper, roleMonitor, roleInit, rolePayload} {
+		t.Run(roleNames[victim], func(t *testing.T) {
+			e := newEstate(t)
+			b := e.start([]string{"--proof-timeout", "0.5"}, busy...)
+			e.until(settle, "the payload", func() bool { return e.wrote("ran") })
+			pids := family(b.PID)
+			target, hit := strike(pids[victim], pids[victim-1], unix.SIGSTOP)
+			if !hit {
+				t.Fatalf("there is no %s", roleNames[victim])
+			}
+			defer target.Close()
+			s := e.do("kill", "--grace", "0", "--proof-timeout", "0.5", b.ID)
+			harness.Within(t, "kill", s.took, 0, 3500*time.Millisecond)
+			// A stopped keeper cannot say that nothing is left; kill may see so itself.
+			if s.code != 0 && (victim != roleKeeper || s.code != 123) {
+				t.Errorf("want 0: %v", s)
+			}
+			harness.Must(t, target.Signal(unix.SIGCONT))
+			b.ended(3 * time.Second)
+			e.ok("cleanup")
+			e.cleared()
+		})
+	}
+}
+
+// Somebody signals the supervisor by hand: its sandbox ends in good order.
+func TestSignalledSupervisor(t *testing.T) {
+	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGQUIT, unix.SIGHUP} {
+		t.Run(sig.String(), func(t *testing.T) {
+			e := newEstate(t)
+			b := e.start(nil, busy...)
+			target, hit := b.strikeSupervisor(sig)
+			if !hit {
+				t.Fatal("there is no supervisor")
+			}
+			target.Close()
+			if sig == unix.SIGHUP { // of a terminal that it has nothing to do with
+				b.alive()
+				e.clean()
+				return
+			}
+			b.ended(3 * time.Second)
+			r := b.record()
+			if r.Report == nil || r.Report.Cause != "canceled" || r.Report.ExitCode != 128+int(sig) || r.Report.Teardown.Verdict != "proven" {
+				t.Errorf("want canceled, %d, proven: %+v", 128+int(sig), r.Report)
+			}
+			if s := e.do("wait", b.ID); s.code != 128+int(sig) {
+				t.Errorf("want %d: %v", 128+int(sig), s)
+			}
+			e.clean()
+		})
+	}
+}
+
+// entries is all there is below a directory, with what would show a change.
+func entries(t testing.TB, dir string) (list []string) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		text := ""
+		if d.Type().IsRegular() {
+			data, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			text = string(data)
+		}
+		list = append(list, fmt.Sprintf("%s %v %d %v %q", path, info.Mode(), info.Size(), info.ModTime().UnixNano(), text))
+		return nil
+	})
+	if err != nil {
+		t.Errorf("%v", err)
+	}
+	return list
+}
+
+// cleanup --dry-run changes nothing, and says what would be done.
+func TestCleanupDryRun(t *testing.T) {
+	e := newEstate(t)
+	living := e.start([]string{"--name", "living"})
+	lost := e.start([]string{"--name", "lost"})
+	if target, hit := lost.strikeSupervisor(unix.SIGKILL); hit {
+		e.until(settle, "its end", target.Ended)
+		target.Close()
+	}
+	e.gone(settle, living)
+	mortal := newBystander(t)
+	e.forge(forgedID, "forged", "running", identity{PID: mortal.id.PID, Start: 1, BootID: "x", PIDNS: 1}, mortal.id, false)()
+	damaged := filepath.Join(e.state, "fedcba9876543210")
+	harness.Must(t, os.Mkdir(damaged, 0o700))
+	harness.Must(t, os.WriteFile(filepath.Join(damaged, "record.json"), []byte("{"), 0o600))
+	harness.Must(t, os.Mkdir(filepath.Join(e.state, ".0123456789abcdef"), 0o700))
+	before := entries(t, e.state)
+	s := e.ok("cleanup", "--dry-run")
+	if after := entries(t, e.state); !slices.Equal(before, after) {
+		t.Errorf("it changed something: %q, %q: %v", before, after, s)
+	}
+	mortal.unharmed()
+	for _, what := range []string{lost.ID, forgedID, "damaged"} {
+		if !strings.Contains(s.stdout, what) {
+			t.Errorf("%s is not listed: %v", what, s)
+		}
+	}
+	if strings.Contains(s.stdout, living.ID) {
+		t.Errorf("a living sandbox is listed: %v", s)
+	}
+	living.alive()
+	e.ok("cleanup")
+	if !zombie(mortal.id.PID) {
+		t.Errorf("cleanup did not end the init that is left")
+	}
+	living.alive()
+	e.clean()
+}
+
+// cleanups run all the time while sandboxes are started: none that lives loses
+// anything.
+func TestCleanupWhileStarting(t *testing.T) {
+	e := newEstate(t)
+	stop := make(chan struct{})
+	var sweeper sync.WaitGroup
+	sweeper.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			c, err := e.begin("cleanup")
+			if err != nil {
+				t.Errorf("%v", err)
+				return
+			}
+			if s := e.wait(c); s.code != 0 {
+				t.Errorf("want 0: %v", s)
+			}
+		}
+	})
+	defer sweeper.Wait()
+	defer close(stop)
+	for range scaled(t, 10) {
+		var batch []*call
+		for i := range 10 {
+			args := e.startFlags()
+			if i%2 == 0 {
+				args = append(args, "--name", fmt.Sprintf("box-%d", i))
+			}
+			c, err := e.begin(append(args, "--", "sh", "-c", "sleep 30; exit 3")...)
+			harness.Must(t, err)
+			batch = append(batch, c)
+			if len(batch) >= 3 { // so many at once
+				<-batch[len(batch)-3].exited
+			}
+		}
+		for _, c := range batch {
+			s := e.wait(c)
+			b := &sandbox{e: e}
+			if err := json.Unmarshal([]byte(s.stdout), b); s.code != 0 || err != nil {
+				t.Errorf("a start has failed: %v", s)
+				continue
+			}
+			if zombie(b.PID) {
+				t.Errorf("a sandbox has ended: %v; %s", s, describe(e.members()))
+			}
+			r := b.record()
+			if r.Init == nil || zombie(r.Init.PID) || r.Phase != "running" {
+				t.Errorf("a sandbox is not whole: %+v", r)
+			}
+		}
+		// The same of those that nobody has a record of.
+		if s := e.do("run", "--env", harness.MarkerName+"="+e.marker, "sh", "-c", "exit 7"); s.code != 7 {
+			t.Errorf("want 7: %v", s)
+		}
+		if s := e.ok("kill", "--all", "--grace", "0"); !strings.Contains(s.stdout, "10 killed") && !t.Failed() {
+			t.Errorf("want 10 killed: %v", s)
+		}
+		reapZombies()
+	}
+	e.clean()
+}

@@ -1,0 +1,678 @@
+package faults
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// stays is a payload that leaves a trace and goes on.
+var stays = []string{"sh", "-c", ": >/out/ran; exec sleep 600"}
+
+// startOrError starts a sandbox under a shortage: it runs and is listed, or sbxrun
+// has said in one line why not, nothing is left, and the command has not run.
+func (sh *shell) startOrError(what string, payload ...string) (started bool) {
+	e := sh.e
+	e.t.Helper()
+	_ = os.Remove(filepath.Join(e.out, "ran"))
+	s := sh.do(slices.Concat(e.startFlags("--name", "box"), []string{"--"}, payload)...)
+	if s.code == 0 {
+		if list := sh.do("ps"); !strings.Contains(list.stdout, "box") {
+			e.t.Errorf("%s: it runs and is not listed: %v", what, list)
+		}
+		if x := sh.do("exec", "--timeout", "10", "box", "true"); x.code != 0 {
+			e.t.Errorf("%s: an exec in it: %v", what, x)
+		}
+		if k := sh.do("kill", "--grace", "0", "box"); k.code != 0 {
+			e.t.Errorf("%s: %v", what, k)
+		}
+	} else {
+		e.refused(s, 125)
+		if strings.Contains(s.stderr, "without a word") {
+			e.t.Errorf("%s: that says nothing: %v", what, s)
+		}
+		if e.wrote("ran") {
+			e.t.Errorf("%s: refused, and the command has run: %v", what, s)
+		}
+		if left := sh.listing(); len(left) > 0 {
+			e.t.Errorf("%s: refused, and left %q: %v", what, left, s)
+		}
+	}
+	e.gone(settle)
+	reapZombies()
+	if c := sh.do("cleanup"); c.code != 0 {
+		e.t.Errorf("%s: %v", what, c)
+	}
+	if left := sh.listing(); len(left) > 0 {
+		e.t.Errorf("%s: cleanup has left %q", what, left)
+	}
+	return s.code == 0
+}
+
+// The state directory is on a full disk, or nearly: start refuses, or all is well.
+func TestStateFull(t *testing.T) {
+	e := newEstate(t)
+	sh := e.mounted("size=256k,mode=700")
+	worked := false
+	for free := 0; free <= 8; free++ {
+		sh.fill(free)
+		worked = sh.startOrError(fmt.Sprintf("%d free pages", free), stays...)
+		sh.empty()
+	}
+	if !worked {
+		t.Errorf("32 KiB are not enough for a sandbox")
+	}
+}
+
+// Out of inodes.
+func TestStateInodes(t *testing.T) {
+	worked := false
+	for n := 2; n <= 14 && !t.Failed(); n++ { // the first is the directory itself
+		e := newEstate(t)
+		sh := e.mounted(fmt.Sprintf("size=1m,nr_inodes=%d,mode=700", n))
+		worked = sh.startOrError(fmt.Sprintf("%d inodes", n), stays...)
+	}
+	if !worked {
+		t.Errorf("14 inodes are not enough for a sandbox")
+	}
+}
+
+// The disk becomes full while a sandbox runs, which writes all the time: it keeps
+// its deadline; kill and exec work.
+func TestStateFillsUp(t *testing.T) {
+	for _, end := range []struct {
+		name  string
+		flags []string
+		act   func(sh *shell, b *sandbox)
+	}{
+		{"deadline", []string{"--timeout", "0.7"}, nil},
+		{"grace", []string{"--timeout", "0.7", "--grace", "0.1"}, nil},
+		{"idle", []string{"--timeout", "60", "--idle-timeout", "0.7"}, nil},
+		{"kill", nil, func(sh *shell, b *sandbox) {
+			if s := sh.do("exec", "--timeout", "10", b.ID, "true"); s.code != 0 {
+				t.Errorf("exec: %v", s)
+			}
+			if s := sh.do("kill", "--grace", "0", b.ID); s.code != 0 {
+				t.Errorf("kill: %v", s)
+			}
+		}},
+		{"signal", nil, func(_ *shell, b *sandbox) {
+			if target, ok := b.strikeSupervisor(unix.SIGTERM); ok {
+				target.Close()
+			}
+		}},
+	} {
+		t.Run(end.name, func(t *testing.T) {
+			e := newEstate(t)
+			sh := e.mounted("size=256k,mode=700")
+			begin := time.Now()
+			s := sh.do(slices.Concat(e.startFlags(end.flags...), []string{"--", "sh", "-c", ": >/out/ran; setsid sleep 600 & exec yes"})...)
+			b := &sandbox{e: e}
+			if err := json.Unmarshal([]byte(s.stdout), b); s.code != 0 || err != nil {
+				t.Fatalf("no sandbox: %v", s)
+			}
+			if pids := family(b.PID); pids[roleInit] > 0 {
+				e.remember(pids[roleInit])
+			}
+			sh.fill(0)
+			if end.act != nil {
+				end.act(sh, b)
+			}
+			b.ended(3 * time.Second)
+			if end.act == nil {
+				harness.Within(t, "the sandbox", time.Since(begin), 650*time.Millisecond, 900*time.Millisecond)
+			}
+			e.gone(settle)
+			// What can be known is told, and all goes away.
+			if s := sh.do("ps", "--all"); s.code != 0 || !strings.Contains(s.stdout, b.ID) {
+				t.Errorf("%v", s)
+			}
+			if s := sh.do("wait", b.ID); s.code != 137 && s.code != 124 && s.code != 143 {
+				t.Errorf("%v", s)
+			}
+			if s := sh.do("cleanup"); s.code != 0 {
+				t.Errorf("%v", s)
+			}
+			if left := sh.listing(); len(left) > 0 {
+				t.Errorf("cleanup has left %q", left)
+			}
+		})
+	}
+}
+
+// Nothing can be written.
+func TestStateReadOnly(t *testing.T) {
+	e := newEstate(t)
+	sh := e.mounted("ro,size=64k,mode=700")
+	s := sh.do(slices.Concat(e.startFlags(), []string{"--"}, stays)...)
+	e.refused(s, 125)
+	if !strings.Contains(s.stderr, "read-only") || !strings.Contains(s.stderr, e.state) || e.wrote("ran") {
+		t.Errorf("want the reason and the place, and nothing run: %v", s)
+	}
+	for _, args := range [][]string{{"ps", "--all"}, {"ps", "--json"}, {"kill", "--all"}} {
+		if s := sh.do(args...); s.code != 0 || s.stderr != "" {
+			t.Errorf("want 0, in silence: %v", s)
+		}
+	}
+	for _, args := range [][]string{{"inspect", "x"}, {"logs", "x"}, {"exec", "x", "true"}, {"wait", "x"}, {"kill", "x"}} {
+		e.refused(sh.do(args...), 125)
+	}
+	if s := sh.do("cleanup", "--dry-run"); s.code != 0 || s.stderr != "" {
+		t.Errorf("%v", s)
+	}
+	e.gone(settle)
+}
+
+// The directory is not the caller's alone, or not to be entered at all.
+func TestStateDenied(t *testing.T) {
+	e := newEstate(t)
+	b := e.start(nil, stays...)
+	refuse := func(what string) {
+		t.Helper()
+		for _, args := range [][]string{append(e.startFlags(), "true"), {"ps"}, {"inspect", b.ID}, {"logs", b.ID}, {"exec", b.ID, "true"},
+			{"wait", b.ID}, {"kill", b.ID}, {"kill", "--all"}, {"cleanup"}} {
+			s := e.do(args...)
+			e.refused(s, 125)
+			if !strings.Contains(s.stderr, e.state) {
+				t.Errorf("%s: want the place: %v", what, s)
+			}
+		}
+		if zombie(b.PID) {
+			t.Errorf("%s: the sandbox has ended", what)
+		}
+	}
+	for _, mode := range []os.FileMode{0o755, 0o770, 0o701, 0o777} {
+		harness.Must(t, os.Chmod(e.state, mode))
+		refuse(mode.String())
+	}
+	if harness.Root() {
+		harness.Must(t, os.Chmod(e.state, 0o700))
+		harness.Must(t, os.Chown(e.state, 1000, 1000))
+		refuse("another owner")
+		harness.Must(t, os.Chown(e.state, 0, 0))
+	} else {
+		harness.Must(t, os.Chmod(e.state, 0))
+		refuse("no permission")
+		harness.Must(t, os.Chmod(e.state, 0o700))
+		// The sandbox's own directory: everything but what writes.
+		harness.Must(t, os.Chmod(b.path(""), 0o500))
+		b.alive()
+		if s := e.do("kill", "--grace", "0", b.ID); s.code != 0 {
+			t.Errorf("want 0: %v", s)
+		}
+		b.ended(3 * time.Second)
+		harness.Must(t, os.Chmod(b.path(""), 0o700))
+	}
+	harness.Must(t, os.Chmod(e.state, 0o700))
+	e.clean()
+}
+
+// Too few descriptors, for every command: it works, or says so in one line; and in
+// no case is anything left.
+func TestStateDescriptors(t *testing.T) {
+	e := newEstate(t)
+	b := e.start([]string{"--name", "other"})
+	with := func(n int, args ...string) said {
+		c, err := e.command(nil, append([]string{"bash", "-c", fmt.Sprintf(`ulimit -n %d || exit 99; exec "$@"`, n), "-", harness.Binary(t)}, args...)...)
+		harness.Must(t, err)
+		return e.wait(c)
+	}
+	step := 1
+	if soak(t) < 1000 {
+		step = 3
+	}
+	enough := 0
+	for n := 10; n <= 56; n += step {
+		_ = os.Remove(filepath.Join(e.out, "ran"))
+		s := with(n, append(append(e.startFlags("--name", "box"), "--"), stays...)...)
+		switch s.code {
+		case 0:
+			if enough == 0 {
+				enough = n
+			}
+			if s := e.do("kill", "--grace", "0", "box"); s.code != 0 {
+				t.Errorf("%d descriptors: %v", n, s)
+			}
+			e.until(settle, "its end", func() bool { return len(e.left(b)) == 0 })
+			e.ok("cleanup")
+		default:
+			e.refused(s, 125)
+			if strings.Contains(s.stderr, "without a word") {
+				t.Errorf("%d descriptors: %v", n, s)
+			}
+			e.gone(settle, b)
+			if list := e.ok("ps", "--all"); strings.Contains(list.stdout, "box") {
+				t.Errorf("%d descriptors: refused, and there is a record: %v", n, list)
+			}
+			if e.wrote("ran") {
+				t.Errorf("%d descriptors: refused, and the command has run: %v", n, s)
+			}
+		}
+		reapZombies(b)
+		for _, args := range [][]string{{"exec", "--timeout", "10", "other", "true"}, {"ps", "--all"}, {"inspect", "other"}, {"logs", "other"}, {"cleanup"}} {
+			if args[0] == "logs" && n < 12 {
+				continue // Go's own poller needs three to wait for a file, and ends the process without
+			}
+			if s := with(n, args...); s.code != 0 {
+				e.refused(s, 125)
+			}
+		}
+		if s := with(n, "wait", "--timeout", "0.01", "other"); s.code != 124 {
+			e.refused(s, 125)
+		}
+		e.gone(0, b)
+		if t.Failed() {
+			t.Fatalf("that was with %d", n)
+		}
+	}
+	if enough == 0 {
+		t.Errorf("56 descriptors are not enough for start")
+	}
+	t.Logf("start works with %d", enough)
+	for n := 10; !zombie(b.PID) && n <= 56; n++ {
+		// It may have a warning on its way, that nothing could be written.
+		if s := with(n, "kill", "--grace", "0", "other"); s.code != 0 && s.code != 125 {
+			t.Errorf("%v", s)
+		}
+	}
+	e.clean()
+}
+
+// trap is a directory outside of the state directory, to which planted links lead.
+// Nothing in it may change.
+type trap struct {
+	t      testing.TB
+	dir    string
+	before []string
+}
+
+func newTrap(t testing.TB) *trap {
+	t.Helper()
+	p := &trap{t: t, dir: harness.Dir(t)}
+	for _, name := range []string{"file", "record.json", "lock", "activity", "kill.json", "env", "stdout.log", "stderr.log", "name"} {
+		harness.Must(t, os.WriteFile(filepath.Join(p.dir, name), []byte("do not touch\n"), 0o644))
+	}
+	p.before = entries(t, p.dir)
+	return p
+}
+
+func (p *trap) path(name string) string { return filepath.Join(p.dir, name) }
+
+func (p *trap) untouched(s said) {
+	p.t.Helper()
+	if after := entries(p.t, p.dir); !slices.Equal(p.before, after) {
+		p.t.Errorf("a link was followed by %v:\n%q\n%q", s, p.before, after)
+	}
+}
+
+// plants put something in the place of a file.
+var plants = []struct {
+	name  string
+	plant func(path string, p *trap) error
+}{
+	{"link to a file", func(path string, p *trap) error { return os.Symlink(p.path("file"), path) }},
+	{"link to a directory", func(path string, p *trap) error { return os.Symlink(p.dir, path) }},
+	{"link to a device", func(path string, _ *trap) error { return os.Symlink("/dev/zero", path) }},
+	{"dangling link", func(path string, p *trap) error { return os.Symlink(p.path("new"), path) }},
+	{"pipe", func(path string, _ *trap) error { return unix.Mkfifo(path, 0o600) }},
+	{"socket", func(path string, _ *trap) error { return unix.Mknod(path, unix.S_IFSOCK|0o600, 0) }},
+	{"directory", func(path string, _ *trap) error { return os.Mkdir(path, 0o700) }},
+	{"nothing", func(string, *trap) error { return nil }},
+}
+
+// Something else is in the place of each file of a sandbox that runs. Every command
+// does its work or says why not; no link is followed, nothing hangs, and the
+// supervisor still ends what it has.
+func TestStatePlanted(t *testing.T) {
+	files := []string{"lock", "activity", "record.json", "kill.json", "env", "stdout.log", "stderr.log"}
+	for i, file := range files {
+		t.Run(file, func(t *testing.T) {
+			for j, plant := range plants {
+				if (i+j)%2 == 0 && soak(t) < 1000 {
+					continue // each of them with some files
+				}
+				e := newEstate(t)
+				p := newTrap(t)
+				b := e.start([]string{"--name", "box"}, stays...)
+				if err := os.Remove(b.path(file)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+					t.Fatal(err)
+				}
+				harness.Must(t, plant.plant(b.path(file), p))
+				what := file + ": " + plant.name
+				for _, args := range [][]string{{"ps", "--all"}, {"inspect", b.ID}, {"logs", "box"}, {"exec", "--timeout", "5", b.ID, "true"},
+					{"wait", "--timeout", "0.02", b.ID}, {"cleanup", "--dry-run"}} {
+					s := e.do(args...)
+					p.untouched(s)
+					if s.code != 0 {
+						e.refused(s, 124, 125, 137)
+					}
+					if zombie(b.PID) {
+						t.Fatalf("%s: the sandbox was ended by %v", what, s)
+					}
+				}
+				s := e.do("kill", "--grace", "0", b.ID)
+				p.untouched(s)
+				if s.code != 0 && file != "record.json" && file != "lock" {
+					t.Errorf("%s: want 0: %v", what, s)
+				}
+				if !zombie(b.PID) {
+					if target, ok := b.strikeSupervisor(unix.SIGTERM); ok {
+						target.Close()
+					}
+					b.ended(3 * time.Second)
+				}
+				e.gone(settle)
+				reapZombies()
+				s = e.do("cleanup")
+				p.untouched(s)
+				if plant.name == "directory" && s.code != 0 {
+					// It may be somebody's, and cleanup says so.
+					_ = os.Remove(b.path(file))
+					_ = os.Remove(filepath.Join(e.state, "."+b.ID, file))
+					s = e.do("cleanup")
+				}
+				if s.code != 0 {
+					t.Errorf("%s: %v", what, s)
+				}
+				e.cleared()
+				if t.Failed() {
+					t.Fatalf("that was %s", what)
+				}
+			}
+		})
+	}
+}
+
+// The same of the places that are no sandbox's alone.
+func TestStatePlantedAbove(t *testing.T) {
+	commands := func(e *estate) [][]string {
+		return [][]string{append(e.startFlags("--name", "box"), "--", "true"), {"ps", "--all"}, {"inspect", forgedID}, {"inspect", "name"}, {"logs", forgedID},
+			{"exec", "--timeout", "5", forgedID, "true"}, {"wait", "--timeout", "0.02", forgedID}, {"kill", "--grace", "0", forgedID},
+			{"kill", "--grace", "0", "name"}, {"kill", "--all"}, {"cleanup", "--dry-run"}, {"cleanup"}}
+	}
+	for _, place := range []string{"", "lock", "names", "names/name", "names/box", forgedID, "." + forgedID} {
+		t.Run("place "+place, func(t *testing.T) {
+			for _, plant := range plants {
+				if plant.name == "directory" && (place == "" || place == "names") || plant.name == "nothing" {
+					continue
+				}
+				e := newEstate(t)
+				p := newTrap(t)
+				path := filepath.Join(e.state, place)
+				if strings.HasPrefix(place, "names/") {
+					harness.Must(t, os.Mkdir(filepath.Dir(path), 0o700))
+				}
+				if place == "" {
+					harness.Must(t, os.Remove(path))
+				}
+				harness.Must(t, plant.plant(path, p))
+				for _, args := range commands(e) {
+					s := e.do(args...)
+					p.untouched(s)
+					if s.code == 0 {
+						continue
+					}
+					if args[0] != "cleanup" {
+						e.refused(s, 125)
+					} else if s.code != 125 || s.stdout == "" && s.stderr == "" {
+						t.Errorf("want 125 and a reason: %v", s)
+					}
+				}
+				e.gone(settle)
+				reapZombies()
+				if t.Failed() {
+					t.Fatalf("that was %s: %s", place, plant.name)
+				}
+			}
+		})
+	}
+}
+
+// A record is cut off at every byte. It names a living process by all that
+// identifies it, as the supervisor and as init: none may be signalled or entered.
+func TestStateTruncated(t *testing.T) {
+	e := newEstate(t)
+	stranger := newBystander(t)
+	all := everyCommand(forgedID)
+	e.forge(forgedID, "forged", "running", stranger.id, stranger.id, false)()
+	name := filepath.Join(e.state, forgedID, "record.json")
+	whole, err := os.ReadFile(name)
+	harness.Must(t, err)
+	for n := range len(whole) {
+		for i, args := range all {
+			if i != n%len(all) && soak(t) < 1000 {
+				continue
+			}
+			release := e.forge(forgedID, "forged", "running", stranger.id, stranger.id, n%2 == 0)
+			harness.Must(t, os.WriteFile(name, whole[:n], 0o600))
+			s := e.do(args...)
+			release()
+			if !stranger.unharmed() {
+				t.Fatalf("by %v", s)
+			}
+			if s.code != 0 {
+				e.refused(s, 125)
+			} else if slices.Contains([]string{"inspect", "exec", "wait"}, args[0]) {
+				t.Errorf("%d of %d bytes: %v", n, len(whole), s)
+			}
+			if t.Failed() {
+				t.Fatalf("that was %d of %d bytes", n, len(whole))
+			}
+		}
+	}
+	e.ok("cleanup")
+	e.cleared()
+}
+
+// garbage is what no file of a sandbox should hold.
+func garbage() map[string]string {
+	return map[string]string{
+		"empty": "", "NUL": "\x00", "space": " \n\n", "object": "{}", "null": "null", "list": "[]", "text": "\"x\"", "number": "1e999",
+		"binary": "\xff\xfe\x00\x01\x80{\"version\":1}", "deep": strings.Repeat("[", 100000), "deeper": strings.Repeat(`{"a":`, 100000),
+		"long": strings.Repeat("x", 5<<20), "two": `{"version":1}{"version":1}`, "terminal": "\x1b]0;x\x07\x1b[2J\r\n", "members": `{"version":"1","id":[],"pid":{},"signal":9,"grace_ms":"x"}`,
+	}
+}
+
+// badRecords are well-formed records that lead to the wrong processes.
+func badRecords(id identity) map[string]map[string]any {
+	record := func(change func(r map[string]any)) map[string]any {
+		r := map[string]any{"version": 1, "id": forgedID, "name": "forged", "argv": []string{"x"}, "created_at": "2026-11-20T00:00:00.000Z", "phase": "running",
+			"supervisor": id, "init": id, "workdir": "/"}
+		change(r)
+		return r
+	}
+	pid := func(n any) map[string]any {
+		return map[string]any{"pid": n, "start_time": id.Start, "boot_id": id.BootID, "pid_namespace": id.PIDNS}
+	}
+	bad := map[string]map[string]any{
+		"version":     record(func(r map[string]any) { r["version"] = 2 }),
+		"other id":    record(func(r map[string]any) { r["id"] = "ffffffffffffffff" }),
+		"path as id":  record(func(r map[string]any) { r["id"] = "../../../../etc" }),
+		"path":        record(func(r map[string]any) { r["name"] = "../../x" }),
+		"phase":       record(func(r map[string]any) { r["phase"] = "\x1b[2J" }),
+		"ended":       record(func(r map[string]any) { r["phase"] = "ended" }),
+		"report":      record(func(r map[string]any) { r["report"] = map[string]any{} }),
+		"no phase":    record(func(r map[string]any) { delete(r, "phase") }),
+		"start below": record(func(r map[string]any) { r["init"] = map[string]any{"pid": id.PID, "start_time": -1} }),
+	}
+	for _, n := range []any{0, 1, -1, -id.PID, 4194305, 1 << 31, 1 << 32, 1<<32 + id.PID, 1e300, "12", nil, true} {
+		bad[fmt.Sprint("pid of init ", n)] = record(func(r map[string]any) { r["init"] = pid(n) })
+		bad[fmt.Sprint("pid of the supervisor ", n)] = record(func(r map[string]any) { r["supervisor"] = pid(n) })
+	}
+	return bad
+}
+
+// Garbage in the record: never a panic, and never a signal. The test itself is in
+// the process group that 0 and -1 would reach.
+func TestStateGarbageRecord(t *testing.T) {
+	e := newEstate(t)
+	stranger := newBystander(t)
+	texts := garbage()
+	for name, r := range badRecords(stranger.id) {
+		data, err := json.Marshal(r)
+		harness.Must(t, err)
+		texts[name] = string(data)
+	}
+	all := everyCommand(forgedID)
+	i := 0
+	for what, text := range texts {
+		i++
+		for j, args := range all {
+			// Those that signal or enter, always; of the others a part.
+			if j < 4 && j != i%4 && soak(t) < 1000 && args[0] != "exec" {
+				continue
+			}
+			release := e.forge(forgedID, "forged", "running", stranger.id, stranger.id, j%2 == 0)
+			harness.Must(t, os.WriteFile(filepath.Join(e.state, forgedID, "record.json"), []byte(text), 0o600))
+			s := e.do(args...)
+			release()
+			if !stranger.unharmed() {
+				t.Fatalf("%s: by %v", what, s)
+			}
+			if s.code != 0 {
+				e.refused(s, 125, 137)
+			}
+			if strings.ContainsAny(s.stdout+s.stderr, "\x1b\x07\r") {
+				t.Errorf("%s: a terminal would obey that: %v", what, s)
+			}
+			if t.Failed() {
+				t.Fatalf("that was %s", what)
+			}
+		}
+	}
+	e.ok("cleanup")
+	e.cleared()
+}
+
+// Garbage in the other files of a sandbox that runs.
+func TestStateGarbageFiles(t *testing.T) {
+	for what, text := range garbage() {
+		request := what == "null" || what == "object"
+		e := newEstate(t)
+		b := e.start([]string{"--name", "box"}, stays...)
+		for _, file := range []string{"activity", "kill.json", "env", "lock"} {
+			harness.Must(t, os.WriteFile(b.path(file), []byte(text), 0o600))
+		}
+		for _, args := range [][]string{{"ps"}, {"inspect", "box"}, {"logs", "box"}, {"exec", "--timeout", "5", "box", "/bin/true"}, {"cleanup"}} {
+			s := e.do(args...)
+			// Garbage for variables may be refused; and a request without particulars is
+			// one, of which an exec thinks that it is about to be carried out.
+			if s.code != 0 && (args[0] != "exec" || s.code != 125 && (s.code != 137 || !request)) {
+				t.Errorf("%s: want 0: %v", what, s)
+			}
+		}
+		if zombie(b.PID) {
+			t.Errorf("%s: the sandbox has ended", what)
+		}
+		// As one who has cut off his own request, or somebody else's.
+		if target, ok := b.strikeSupervisor(unix.SIGTERM); ok {
+			target.Close()
+		}
+		b.ended(3 * time.Second)
+		want := 143
+		if request {
+			want = 137
+		}
+		if r := b.record(); r.Report == nil || r.Report.ExitCode != want || r.Report.Teardown.Verdict != "proven" {
+			t.Errorf("%s: want %d and proven: %+v", what, want, r.Report)
+		}
+		e.clean()
+		if t.Failed() {
+			t.Fatalf("that was %s", what)
+		}
+	}
+}
+
+// Garbage for a name's link.
+func TestStateGarbageNames(t *testing.T) {
+	e := newEstate(t)
+	b := e.start(nil, stays...)
+	names := filepath.Join(e.state, "names")
+	_ = os.Mkdir(names, 0o700) // there may be one
+	for _, text := range []string{"x", "..", "../" + b.ID, "/", forgedID, b.ID, b.ID + "/", strings.Repeat("x", 4000), "\x1b[2J"} {
+		_ = os.Remove(filepath.Join(names, "box"))
+		harness.Must(t, os.Symlink(text, filepath.Join(names, "box")))
+		e.refused(e.do("inspect", "box"), 0, 125)
+		if s := e.do("kill", "--grace", "0", "box"); s.code != 125 || zombie(b.PID) {
+			t.Fatalf("link to %q: a sandbox without a name was killed by one: %v", text, s)
+		}
+		s := e.do(append(e.startFlags("--name", "box"), "true")...)
+		if s.code != 0 && text != b.ID {
+			t.Errorf("link to %q: the name cannot be had: %v", text, s)
+		}
+		e.gone(settle, b)
+		reapZombies(b)
+		e.ok("cleanup")
+	}
+	b.alive()
+	e.clean()
+}
+
+// The directory is removed below a sandbox that runs: its deadline holds.
+func TestStateRemoved(t *testing.T) {
+	for _, what := range []string{"all", "its own"} {
+		t.Run(what, func(t *testing.T) {
+			e := newEstate(t)
+			b := e.start([]string{"--timeout", "0.6", "--name", "box"}, "sh", "-c", ": >/out/ran; setsid sleep 600 & exec yes")
+			if what == "all" {
+				harness.Must(t, os.RemoveAll(e.state))
+			} else {
+				harness.Must(t, os.RemoveAll(b.path("")))
+			}
+			for _, args := range [][]string{{"inspect", "box"}, {"exec", b.ID, "true"}, {"kill", b.ID}, {"wait", b.ID}, {"logs", b.ID}} {
+				e.refused(e.do(args...), 125)
+			}
+			for _, args := range [][]string{{"ps"}, {"cleanup"}, {"kill", "--all"}} {
+				if s := e.do(args...); s.code != 0 {
+					t.Errorf("want 0: %v", s)
+				}
+			}
+			b.ended(3 * time.Second)
+			e.gone(settle)
+			_ = os.Mkdir(e.state, 0o700) // for what follows; it may be there
+			e.clean()
+		})
+	}
+}
+
+// Another user's state directory, by its name: nothing is seen or touched. As root,
+// of a user's; there is no permission the other way round.
+func TestStateOfAnother(t *testing.T) {
+	if !harness.Root() {
+		return // TestStateDenied: a user gets no further
+	}
+	e := newEstate(t)
+	harness.Must(t, os.Chown(e.state, 1000, 1000))
+	before := entries(t, e.state)
+	for _, user := range []bool{false, true} {
+		adjust := func(cmd *exec.Cmd) {}
+		want := 125
+		if user {
+			adjust = func(cmd *exec.Cmd) {
+				cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1000, Gid: 1000}}
+			}
+			want = 0
+		}
+		c, err := e.command(adjust, harness.Binary(t), "ps", "--all")
+		harness.Must(t, err)
+		if s := e.wait(c); s.code != want {
+			t.Errorf("user %v: want %d: %v", user, want, s)
+		}
+	}
+	if after := entries(t, e.state); !slices.Equal(before, after) {
+		t.Errorf("it was changed")
+	}
+}

@@ -1,0 +1,356 @@
+package tests
+
+import (
+	"bufio"
+	stdjson "encoding/json"
+	"fmt"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// decode reads what a command has printed as JSON.
+func decode(t *testing.T, r *harness.Result, into any) {
+	t.Helper()
+	if err := stdjson.Unmarshal(r.Stdout, into); err != nil {
+		t.Fatalf("%v: %.2000s%s", err, r.Stdout, r.Stderr)
+	}
+}
+
+// killed is what kill --json says of one sandbox.
+type killed struct {
+	ID        string `json:"id"`
+	Status    string `json:"status"`
+	Already   bool   `json:"already_ended"`
+	Verdict   string `json:"verdict"`
+	ExitCode  *int   `json:"exit_code"`
+	Survivors []struct {
+		PID  int    `json:"pid"`
+		Comm string `json:"comm"`
+	} `json:"survivors"`
+	Error *struct {
+		Code string `json:"code"`
+	} `json:"error"`
+}
+
+// kill runs kill --json, which must exit with the code.
+func kill(t *testing.T, s *harness.State, code int, args ...string) []killed {
+	t.Helper()
+	all, _ := timedKill(t, s, code, args...)
+	return all
+}
+
+func timedKill(t *testing.T, s *harness.State, code int, args ...string) ([]killed, time.Duration) {
+	t.Helper()
+	r := s.Run(append([]string{"kill", "--json"}, args...)...)
+	if r.ExitCode != code {
+		t.Errorf("kill %q: exit code %d, want %d: %s%s", args, r.ExitCode, code, r.Stdout, r.Stderr)
+	}
+	var all []killed
+	decode(t, r, &all)
+	return all, r.Elapsed
+}
+
+// L6: of an unknown id; of one that has ended; twice; of several, of which not
+// all are there.
+func TestL06Kill(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	if r := s.Run("kill", "nobody"); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), `"nobody"`) {
+		t.Errorf("unknown: exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+	ended := s.Sandbox(harness.Options{}, "sh", "-c", "exit 42")
+	ended.Ended()
+	if k := kill(t, s, 0, ended.ID); len(k) != 1 || !k[0].Already || k[0].Status != "failed" || *k[0].ExitCode != 42 {
+		t.Errorf("ended before: %+v", k)
+	}
+	if r := s.Run("kill", ended.ID); r.ExitCode != 0 || !strings.Contains(string(r.Stdout), "failed") {
+		t.Errorf("ended before: exit code %d: %s", r.ExitCode, r.Stdout)
+	}
+	b := s.Sandbox(harness.Options{}, "--name", "b")
+	if k := kill(t, s, 0, "b"); len(k) != 1 || k[0].Already || k[0].Status != "killed" || k[0].Verdict != "proven" || *k[0].ExitCode != 137 {
+		t.Errorf("alive: %+v", k)
+	}
+	if rec := b.Ended(); rec.Report.Cause != "killed" || rec.Report.ExitCode != 137 || rec.Status != "killed" {
+		t.Errorf("%+v", rec)
+	}
+	if k := kill(t, s, 0, "b"); len(k) != 1 || !k[0].Already || k[0].Status != "killed" {
+		t.Errorf("twice: %+v", k)
+	}
+	// One of three is not there: the others are ended, and the failure is told.
+	one, two := s.Sandbox(harness.Options{}), s.Sandbox(harness.Options{})
+	r := s.Run("kill", "--grace", "0", one.ID, "nobody", two.ID, "nobody-else", one.ID)
+	if r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 2 || len(harness.Lines(r.Stdout)) != 2 {
+		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	one.Ended()
+	two.Ended()
+	for _, args := range [][]string{{}, {"--all", "b"}, {"--tag", "a=b", "b"}, {"--signal", "NONE", "b"}, {"--grace", "-1", "b"}} {
+		if r := s.Run(append([]string{"kill"}, args...)...); r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 1 {
+			t.Errorf("kill %q: exit code %d: %s", args, r.ExitCode, r.Stderr)
+		}
+	}
+}
+
+// L6: an exec ends with its sandbox, and says so.
+func TestL06KillDuringExec(t *testing.T) {
+	t.Parallel()
+	for _, grace := range []string{"0", "0.5"} {
+		b := harness.NewState(t).Sandbox(harness.Options{}, "--name", "box")
+		b.Dying = true
+		var ps []*harness.Process
+		for _, tree := range []string{"tree-daemon", "tree-stopped", "term-ignore"} {
+			p := b.StartExec(harness.Options{}, []string{"--timeout", "50"}, "/fixtures/"+tree)
+			p.WaitOutput("ready ")
+			ps = append(ps, p)
+		}
+		if k := kill(t, b.State, 0, "--grace", grace, "box"); k[0].Verdict != "proven" {
+			t.Errorf("%+v", k)
+		}
+		killedAt := time.Now()
+		for _, p := range ps {
+			r := p.Wait()
+			r.Expect(t, 137, "killed")
+			harness.Within(t, "the exec's end", max(0, r.Ended.Sub(killedAt)), 0, 100*time.Millisecond)
+		}
+		b.Ended()
+		r := b.State.Run("exec", "box", "true")
+		if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "ended") {
+			t.Errorf("exec after the end: exit code %d: %s", r.ExitCode, r.Stderr)
+		}
+	}
+}
+
+// L6: the signal reaches all that runs, execs included, and who ends of it keeps
+// nobody waiting.
+func TestL06KillSignal(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{}, "sh", "-c", "trap 'echo main got USR1; exit 0' USR1; echo up; while :; do sleep 0.05; done")
+	b.Busy, b.Dying = true, true
+	if r := s.Run("wait", "--log", "up", b.ID); r.ExitCode != 0 {
+		t.Fatalf("%s", r.Stderr)
+	}
+	p := b.StartExec(harness.Options{}, nil, "bash", "-c", "trap 'echo exec got USR1; exit 3' USR1; echo up; while :; do sleep 0.05; done")
+	p.WaitOutput("up\n")
+	_, took := timedKill(t, s, 0, "--signal", "USR1", "--grace", "20", b.ID)
+	harness.Within(t, "the end", took, 0, 300*time.Millisecond)
+	if rec := b.Ended(); rec.Report.Cause != "killed" || rec.Status != "killed" {
+		t.Errorf("%+v", rec)
+	}
+	if out := s.Run("logs", b.ID).Stdout; !strings.HasSuffix(string(out), "main got USR1\n") {
+		t.Errorf("main: %q", out)
+	}
+	if r := p.Wait(); r.ExitCode != 137 && r.ExitCode != 3 {
+		t.Errorf("exec: exit code %d: %s", r.ExitCode, r.Stderr)
+	} else if r.ExitCode == 3 && !strings.HasSuffix(string(r.Stdout), "exec got USR1\n") {
+		t.Errorf("exec: %q", r.Stdout)
+	}
+}
+
+// L7: a command that ignores SIGTERM is dead after the default grace period.
+func TestL07TermIgnored(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{}, "sh", "-c", `trap "" TERM; echo up; while :; do sleep 0.02; done`)
+	s.Run("wait", "--log", "up", b.ID)
+	k, took := timedKill(t, s, 0, b.ID)
+	harness.Within(t, "kill", took, 5*time.Second, 5500*time.Millisecond)
+	if k[0].Status != "killed" || *k[0].ExitCode != 137 || k[0].Verdict != "proven" {
+		t.Errorf("%+v", k)
+	}
+	b.Ended()
+}
+
+// Somebody with less patience than an earlier kill gets his way.
+func TestL07SecondKill(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{}, "/fixtures/term-swallow")
+	s.Run("wait", "--log", "ready 1", b.ID)
+	patient := s.Start(harness.Options{}, "kill", "--grace", "50", b.ID)
+	if r := s.Run("wait", "--log", "got SIGTERM", "--timeout", "20", b.ID); r.ExitCode != 0 {
+		t.Errorf("%s", r.Stderr)
+	}
+	_, took := timedKill(t, s, 0, "--grace", "0", b.ID)
+	harness.Within(t, "the second kill", took, 0, 200*time.Millisecond)
+	if r := patient.Wait(); r.ExitCode != 0 {
+		t.Errorf("the first kill: exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+	b.Ended()
+}
+
+// L8: all share one grace period.
+func TestL08KillAll(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	var all []*harness.Sandbox
+	for range 3 {
+		all = append(all, s.Sandbox(harness.Options{}, "--tag", "job=7", "bash", "-c", "sleep 120 & wait"))
+	}
+	// And with those that do not end of SIGTERM.
+	for range 3 {
+		b := s.Sandbox(harness.Options{}, "--tag", "job=7", "/fixtures/term-ignore")
+		s.Run("wait", "--log", "ready", b.ID)
+		all = append(all, b)
+	}
+	other := s.Sandbox(harness.Options{}, "--tag", "job=8")
+	r := s.Run("kill", "--all", "--tag", "job=7", "--grace", "1")
+	harness.Within(t, "kill --all", r.Elapsed, time.Second, 1300*time.Millisecond)
+	if r.ExitCode != 0 || !strings.Contains(string(r.Stdout), "6 killed\n") {
+		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	for _, b := range all {
+		b.Ended()
+	}
+	other.Alive()
+	if r := s.Run("kill", "--all"); r.ExitCode != 0 || !strings.Contains(string(r.Stdout), "1 killed\n") {
+		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	if r := s.Run("kill", "--all"); r.ExitCode != 0 || !strings.Contains(string(r.Stdout), "0 killed\n") {
+		t.Errorf("none left: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+}
+
+// L8: 200 sandboxes at once, without a grace period.
+func TestL08KillMany(t *testing.T) {
+	// Not in parallel: it takes all of the machine.
+	const sandboxes = 200
+	s := harness.NewState(t)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range sandboxes / 4 {
+				s.Sandbox(harness.Options{})
+			}
+		})
+	}
+	wg.Wait()
+	r := s.Run("ps", "--names")
+	harness.Within(t, "ps", r.Elapsed, 0, 50*time.Millisecond)
+	if n := len(harness.Lines(r.Stdout)); n != sandboxes {
+		t.Errorf("ps shows %d", n)
+	}
+	r = s.Run("kill", "--all", "--grace", "0")
+	harness.Within(t, "kill --all", r.Elapsed, 0, time.Second)
+	if want := fmt.Sprintf("%d killed\n", sandboxes); r.ExitCode != 0 || !strings.Contains(string(r.Stdout), want) || strings.Count(string(r.Stdout), "(proven)") != sandboxes {
+		t.Errorf("exit code %d: %.2000s%.2000s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+}
+
+// L16: a supervisor that is stopped is not needed for the kill.
+func TestL16SupervisorStopped(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{}, "/fixtures/tree-daemon")
+	harness.Must(t, b.Supervisor.Signal(unix.SIGSTOP))
+	k, took := timedKill(t, s, 0, "--grace", "0.2", b.ID)
+	harness.Within(t, "kill", took, 200*time.Millisecond, 2500*time.Millisecond)
+	if len(k) != 1 || k[0].Verdict != "proven" || k[0].Error != nil {
+		t.Errorf("%+v", k)
+	}
+	if !b.Init.Ended() {
+		t.Errorf("init lives")
+	}
+	harness.Must(t, b.Supervisor.Signal(unix.SIGCONT))
+	if rec := b.Ended(); rec.Status != "killed" || rec.Report.Cause != "killed" {
+		t.Errorf("%+v", rec)
+	}
+}
+
+// L16: the same for an exec that is stopped while its sandbox is killed.
+func TestL16ExecStopped(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{})
+	b.Dying = true
+	p := b.StartExec(harness.Options{}, nil, "/fixtures/tree-daemon")
+	p.WaitOutput("ready 2\n")
+	p.Signal(unix.SIGSTOP)
+	k, took := timedKill(t, s, 0, "--grace", "0", b.ID)
+	harness.Within(t, "kill", took, 0, 500*time.Millisecond)
+	if len(k) != 1 || k[0].Verdict != "proven" {
+		t.Errorf("%+v", k)
+	}
+	p.Signal(unix.SIGCONT)
+	p.Wait().Expect(t, 137, "killed")
+}
+
+// L16: a process that was entered from outside, and whose parent outside does not
+// reap it, keeps init from ending: kill says so in time and names it; with the
+// parent's end it is proven.
+func TestL16EnteredFromOutside(t *testing.T) {
+	t.Parallel()
+	t.Run("SupervisorWaits", func(t *testing.T) {
+		t.Parallel()
+		enteredFromOutside(t, "20")
+	})
+	t.Run("SupervisorGivesUp", func(t *testing.T) {
+		t.Parallel()
+		enteredFromOutside(t, "0.5")
+	})
+}
+
+func enteredFromOutside(t *testing.T, proofTimeout string) {
+	t.Helper()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{}, "--proof-timeout", proofTimeout)
+	// A parent in our namespace that joins the sandbox's, starts one process in it
+	// and never waits for it.
+	script := `
+import ctypes, os, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+uid = int(sys.argv[2])
+if uid:
+    os.setgroups([]); os.setresgid(uid, uid, uid); os.setresuid(uid, uid, uid)
+fd = os.pidfd_open(int(sys.argv[1]))
+if libc.setns(fd, 0x10000000 | 0x20000000):
+    sys.exit("setns: " + os.strerror(ctypes.get_errno()))
+if os.fork() == 0:
+    os.execv("/bin/sleep", ["sleep", "50"])
+print("entered", flush=True)
+sys.stdin.read()`
+	uid := "0"
+	if harness.Root() {
+		uid = "65534"
+	}
+	cmd := exec.Command("/usr/bin/python3", "-c", script, fmt.Sprint(b.Init.PID), uid)
+	stdin, err := cmd.StdinPipe()
+	harness.Must(t, err)
+	stdout, err := cmd.StdoutPipe()
+	harness.Must(t, err)
+	done, err := harness.Register(func() (int, error) {
+		if err := cmd.Start(); err != nil {
+			return 0, err
+		}
+		return cmd.Process.Pid, nil
+	})
+	harness.Must(t, err)
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "entered\n" {
+		t.Errorf("could not enter: %q, %v", line, err)
+	}
+	harness.Until(t, harness.Bound, "the process", func() bool { return len(b.Members()) == 3 })
+	// With its parent's end it becomes ours, and so does the keeper if the supervisor
+	// gives up.
+	b.AdoptAll()
+
+	k, took := timedKill(t, s, 123, "--grace", "0", "--proof-timeout", "1", b.ID)
+	harness.Within(t, "kill", took, 500*time.Millisecond, 3500*time.Millisecond)
+	if len(k) != 1 || k[0].Verdict != "unproven" || len(k[0].Survivors) == 0 {
+		t.Errorf("%+v", k)
+	}
+	stdin.Close()
+	_ = cmd.Wait() // it was told to end
+	done()
+	harness.Until(t, harness.Bound, "init's end", b.Init.Ended)
+	b.Ended()
+	if k := kill(t, s, 0, b.ID); len(k) != 1 || !k[0].Already || k[0].Verdict != "proven" || len(k[0].Survivors) != 0 {
+		t.Errorf("after all: %+v", k)
+	}
+}

@@ -1,0 +1,189 @@
+package tests
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// L5: a name is one living sandbox's, and free again after its end.
+func TestL05Names(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	first := s.Sandbox(harness.Options{}, "--name", "web.1_a-b")
+	b, r := s.TrySandbox(harness.Options{}, "--name", "web.1_a-b")
+	if b != nil || r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 1 || !strings.Contains(string(r.Stderr), "web.1_a-b") {
+		t.Errorf("a name in use: exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+	first.Alive()
+	if r := s.Run("kill", "--grace", "0", "web.1_a-b"); r.ExitCode != 0 {
+		t.Fatalf("kill: exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+	first.Ended()
+	second := s.Sandbox(harness.Options{}, "--name", "web.1_a-b")
+	if r := s.Run("ps", "--names"); string(r.Stdout) != "web.1_a-b\n" {
+		t.Errorf("ps --names: %q", r.Stdout)
+	}
+	// The name is that of the one that lives; the id of the other is still known.
+	var recs []harness.Record
+	decode(t, s.Run("inspect", "web.1_a-b", first.ID), &recs)
+	if len(recs) != 2 || recs[0].ID != second.ID || recs[1].ID != first.ID || recs[1].Status != "killed" {
+		t.Errorf("inspect: %+v", recs)
+	}
+}
+
+// L5: of many who want one name at the same time, one gets it.
+func TestL05NameRace(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	const starts = 12
+	var wg sync.WaitGroup
+	codes := make([]int, starts)
+	for i := range starts {
+		wg.Go(func() {
+			_, r := s.TrySandbox(harness.Options{}, "--name", "one")
+			codes[i] = r.ExitCode
+		})
+	}
+	wg.Wait()
+	got := 0
+	for _, code := range codes {
+		switch code {
+		case 0:
+			got++
+		case 125:
+		default:
+			t.Errorf("exit codes %v", codes)
+		}
+	}
+	if got != 1 {
+		t.Errorf("%d sandboxes have got one name: exit codes %v", got, codes)
+	}
+}
+
+// L5: what is no name is a usage error, and nothing is started.
+func TestL05BadNames(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	for _, name := range []string{strings.Repeat("x", 65), strings.Repeat("x", 64), "a/b", "..", ".", "", "-a", ".a", "a b", "a\nb", "ä", "a\x00"[:1] + "*"} {
+		b, r := s.TrySandbox(harness.Options{}, "--name="+name)
+		if b != nil || r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 1 {
+			t.Errorf("--name %q: exit code %d: %q", name, r.ExitCode, r.Stderr)
+		}
+	}
+	if r := s.Run("ps", "--all", "--names"); len(r.Stdout) > 0 {
+		t.Errorf("there is a sandbox: %s", r.Stdout)
+	}
+	s.Sandbox(harness.Options{}, "--name", strings.Repeat("x", 63))
+}
+
+// Tags select, and all that is given must be had.
+func TestPsSelects(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	s.Sandbox(harness.Options{}, "--name", "a", "--tag", "job=7", "--tag", "who=me")
+	s.Sandbox(harness.Options{}, "--name", "b", "--tag", "job=7")
+	s.Sandbox(harness.Options{}, "--name", "c", "--tag", "job=8", "true").Ended()
+	s.Sandbox(harness.Options{}, "--name", "d", "false").Ended()
+	unnamed := s.Sandbox(harness.Options{}, "sleep", "60")
+	for _, c := range []struct{ flags, want string }{
+		{"", "a b " + unnamed.ID},
+		{"--all", "a b c d " + unnamed.ID},
+		{"--tag job=7", "a b"},
+		{"--tag job=7 --tag who=me", "a"},
+		{"--tag job=8", ""},
+		{"--tag job=8 --all", "c"},
+		{"--tag job=", ""},
+		{"--status completed", "c"},
+		{"--status failed --status completed", "c d"},
+		{"--status running --tag who=me", "a"},
+		{"--status lost", ""},
+	} {
+		r := s.Run(append([]string{"ps", "--names"}, strings.Fields(c.flags)...)...)
+		if got := strings.Join(strings.Fields(string(r.Stdout)), " "); r.ExitCode != 0 || got != c.want {
+			t.Errorf("ps %s: exit code %d: %q, want %q; %s", c.flags, r.ExitCode, got, c.want, r.Stderr)
+		}
+		var recs []harness.Record
+		decode(t, s.Run(append([]string{"ps", "--json"}, strings.Fields(c.flags)...)...), &recs)
+		if len(recs) != len(strings.Fields(c.want)) {
+			t.Errorf("ps --json %s: %d sandboxes, want %q", c.flags, len(recs), c.want)
+		}
+	}
+	table := string(s.Run("ps", "--all").Stdout)
+	for _, want := range []string{"ID", "STATUS", unnamed.ID, "running", "completed", "failed (1)", "sleep 60", "(idle)"} {
+		if !strings.Contains(table, want) {
+			t.Errorf("no %q in\n%s", want, table)
+		}
+	}
+	for _, args := range []string{"ps --status dead", "ps --tag job", "ps word", "ps --json --names", "inspect", "inspect nobody", "start --tag job", "start --no-such-flag"} {
+		if r := s.Run(strings.Fields(args)...); r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 1 {
+			t.Errorf("%s: exit code %d: %s", args, r.ExitCode, r.Stderr)
+		}
+	}
+}
+
+// What a payload can choose, its command line, does not get to the terminal.
+func TestPsPrintable(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	s.Sandbox(harness.Options{}, "sh", "-c", "exec sleep 60 # \x1b[31m\nsecond line")
+	r := s.Run("ps")
+	if strings.ContainsAny(string(r.Stdout), "\x1b") || len(harness.Lines(r.Stdout)) != 2 {
+		t.Errorf("%q", r.Stdout)
+	}
+}
+
+// start prints one line, id and name; of one without a name the id.
+func TestStartPrints(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	for _, name := range []string{"", "named"} {
+		b := s.Sandbox(harness.Options{}, "--name", "x"+name)
+		rec := b.Inspect()
+		if rec.Name != "x"+name || rec.Status != "running" || !rec.Alive || rec.ExitCode != nil {
+			t.Errorf("%+v", rec)
+		}
+	}
+	b := s.Sandbox(harness.Options{})
+	if b.Name != b.ID {
+		t.Errorf("id %q, name %q", b.ID, b.Name)
+	}
+}
+
+// What start cannot start leaves nothing, not even a zombie.
+func TestStartFails(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	for _, c := range []struct {
+		args []string
+		code int
+	}{
+		{[]string{"no-such-command"}, 127},
+		{[]string{"/etc/passwd"}, 126},
+		{[]string{"--bind", "/no/such", "true"}, 125},
+		{[]string{"--workdir", "/no/such", "true"}, 125},
+		{[]string{"--timeout", "-1", "true"}, 125},
+		{[]string{"--ready-tcp", "0"}, 125},
+		{[]string{"--ready-tcp", "80", "--ready-log", "x"}, 125},
+		{[]string{"--ready-log", "("}, 125},
+		{[]string{"--wait-ready"}, 125},
+	} {
+		b, r := s.TrySandbox(harness.Options{}, c.args...)
+		if b != nil || r.ExitCode != c.code || len(harness.Lines(r.Stderr)) != 1 {
+			t.Errorf("start %q: exit code %d, want %d: %q", c.args, r.ExitCode, c.code, r.Stderr)
+		}
+	}
+	if r := s.Run("ps", "--all", "--names"); len(r.Stdout) > 0 {
+		t.Errorf("there is a sandbox: %s", r.Stdout)
+	}
+	// A command that ends at once was started.
+	for code := range 3 {
+		b := s.Sandbox(harness.Options{}, "sh", "-c", fmt.Sprintf("exit %d", code))
+		if rec := b.Ended(); rec.ExitCode == nil || *rec.ExitCode != code {
+			t.Errorf("%+v", rec)
+		}
+	}
+}

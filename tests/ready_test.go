@@ -1,0 +1,153 @@
+package tests
+
+import (
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// L12: each of the three probes sees what becomes ready after 500 ms, for all who
+// wait; who asks again is told at once.
+func TestL12Ready(t *testing.T) {
+	t.Parallel()
+	const server = `
+import socket, time
+time.sleep(0.5)
+s = socket.create_server(("127.0.0.1", 8123))
+open("/tmp/up", "w").close()
+print("listening on 8123", flush=True)
+time.sleep(60)`
+	for _, c := range []struct {
+		name  string
+		flags []string
+	}{
+		{"tcp", []string{"--ready-tcp", "8123"}},
+		{"exec", []string{"--ready-exec", "test -e /tmp/up"}},
+		{"log", []string{"--ready-log", "^listening on [0-9]+$"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s := harness.NewState(t)
+			begin := time.Now()
+			b := s.Sandbox(harness.Options{}, append(c.flags, "--name", "web", "--ready-interval", "0.05", "python3", "-c", server)...)
+			b.Busy = true // the probe's own commands
+			p := s.Start(harness.Options{}, "wait", "--ready", "web")
+			q := s.Start(harness.Options{}, "wait", "--ready", "--timeout", "20", "web")
+			for _, p := range []*harness.Process{p, q} {
+				if r := p.Wait(); r.ExitCode != 0 {
+					t.Errorf("wait --ready: exit code %d: %s", r.ExitCode, r.Stderr)
+				}
+			}
+			harness.Within(t, "ready", time.Since(begin), 500*time.Millisecond, 900*time.Millisecond)
+			r := s.Run("wait", "--ready", "--json", "web")
+			if r.ExitCode != 0 || !strings.Contains(string(r.Stdout), `"ready_at":"2`) {
+				t.Errorf("asked again: exit code %d: %s", r.ExitCode, r.Stdout)
+			}
+			harness.Within(t, "asked again", r.Elapsed, 0, 50*time.Millisecond)
+			if rec := b.Inspect(); rec.Ready == nil || rec.Ready.ReadyAt == "" || rec.Ready.Error != "" {
+				t.Errorf("%+v", rec.Ready)
+			}
+			if table := s.Run("ps").Stdout; !strings.Contains(string(table), " ready ") {
+				t.Errorf("ps: %s", table)
+			}
+			b.Alive()
+		})
+	}
+}
+
+// A TCP probe looks at the sandbox's own ports, and not at the host's.
+func TestL12ReadyNotTheHosts(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	port := listenSomewhere(t)
+	b := s.Sandbox(harness.Options{}, "--ready-tcp", port)
+	if r := s.Run("wait", "--ready", "--timeout", "0.5", b.ID); r.ExitCode != 124 {
+		t.Errorf("exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+	if _, r := s.TrySandbox(harness.Options{}, "--ready-tcp", port, "--net", "host"); r.ExitCode != 125 {
+		t.Errorf("--net host: exit code %d", r.ExitCode)
+	}
+}
+
+func listenSomewhere(t *testing.T) (port string) {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	harness.Must(t, err)
+	t.Cleanup(func() { l.Close() })
+	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
+}
+
+// L12: never ready; ends before; no probe; not that line.
+func TestL12NotReady(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	never := s.Sandbox(harness.Options{}, "--name", "never", "--ready-exec", "false", "--ready-interval", "0.2")
+	never.Busy = true
+	r := s.Run("wait", "--ready", "--timeout", "1", "--json", "never")
+	if r.ExitCode != 124 || !strings.Contains(string(r.Stdout), `"wait-timeout"`) {
+		t.Errorf("never: exit code %d: %s", r.ExitCode, r.Stdout)
+	}
+	harness.Within(t, "never", r.Elapsed, time.Second, 1200*time.Millisecond)
+	never.Alive()
+
+	late, r := s.TrySandbox(harness.Options{}, "--ready-log", "x", "--ready-timeout", "0.5", "--wait-ready")
+	if late == nil || r.ExitCode != 124 || len(harness.Lines(r.Stderr)) != 1 {
+		t.Fatalf("--wait-ready: exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+	late.Alive()
+	r = s.Run("wait", "--ready", "--json", late.ID)
+	if r.ExitCode != 124 || !strings.Contains(string(r.Stdout), `"not-ready"`) {
+		t.Errorf("asked after: exit code %d: %s", r.ExitCode, r.Stdout)
+	}
+
+	ends, r := s.TrySandbox(harness.Options{}, "--ready-tcp", "80", "--wait-ready", "sh", "-c", "sleep 0.3; exit 42")
+	if ends == nil || r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "42") {
+		t.Errorf("ends first, --wait-ready: exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+	ends = s.Sandbox(harness.Options{}, "--ready-log", "x", "sh", "-c", "sleep 0.3; exit 42")
+	for range 2 {
+		r = s.Run("wait", "--ready", "--json", ends.ID)
+		if r.ExitCode != 125 || !strings.Contains(string(r.Stdout), `"ended"`) || !strings.Contains(string(r.Stderr), "42") {
+			t.Errorf("ends first: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+		}
+	}
+	r = s.Run("wait", "--log", "x", "--json", ends.ID)
+	if r.ExitCode != 125 || !strings.Contains(string(r.Stdout), `"ended"`) || !strings.Contains(string(r.Stderr), "42") {
+		t.Errorf("ends without the line: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	none := s.Sandbox(harness.Options{})
+	r = s.Run("wait", "--ready", "--json", none.ID)
+	if r.ExitCode != 125 || !strings.Contains(string(r.Stdout), `"no-probe"`) {
+		t.Errorf("no probe: exit code %d: %s", r.ExitCode, r.Stdout)
+	}
+}
+
+// L12: a line of the output, whenever it has come, and however it was written.
+func TestL12WaitLog(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	dir := harness.SharedDir(t)
+	b := s.Sandbox(harness.Options{}, "--bind", dir+":/go", "sh", "-c",
+		`echo early; printf 'in two pie'; while [ ! -e /go/on ]; do sleep 0.02; done; printf 'ces\n'; echo complaint >&2; printf 'no line break'; sleep 60`)
+	b.Busy = true
+	if r := s.Run("wait", "--log", "^early$", b.ID); r.ExitCode != 0 {
+		t.Errorf("exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+	p := s.Start(harness.Options{}, "wait", "--log", "^in two pieces$", b.ID)
+	q := s.Start(harness.Options{}, "wait", "--log", "complaint", b.ID)
+	harness.Must(t, os.WriteFile(dir+"/on", nil, 0o644))
+	for _, p := range []*harness.Process{p, q} {
+		if r := p.Wait(); r.ExitCode != 0 {
+			t.Errorf("exit code %d: %s", r.ExitCode, r.Stderr)
+		}
+	}
+	if r := s.Run("wait", "--log", "^never$", "--timeout", "0.3", b.ID); r.ExitCode != 124 {
+		t.Errorf("exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+	b.Alive()
+}

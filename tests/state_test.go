@@ -1,0 +1,255 @@
+package tests
+
+import (
+	stdjson "encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// L14: with its supervisor a sandbox dies at once, execs included; it is called
+// lost; cleanup removes every trace.
+func TestL14SupervisorKilled(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{}, "--name", "orphan", "/fixtures/tree-term-immune")
+	b.Dying = true
+	p := b.StartExec(harness.Options{}, []string{"--timeout", "50"}, "/fixtures/tree-daemon")
+	p.WaitOutput("ready 2\n")
+	waiter := s.Start(harness.Options{}, "wait", "orphan")
+	follower := s.Start(harness.Options{}, "logs", "-f", "orphan")
+	follower.WaitOutput("ready 2\n")
+	begin := time.Now()
+	b.KillSupervisor()
+	p.Wait().Expect(t, 137, "killed")
+	harness.Within(t, "the end", time.Since(begin), 0, 300*time.Millisecond)
+	if rec := b.Ended(); rec.Status != "lost" || rec.Alive || rec.Report != nil {
+		t.Errorf("%+v", rec)
+	}
+	if r := waiter.Wait(); r.ExitCode != 137 && r.ExitCode != 125 {
+		t.Errorf("wait: exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+	if r := follower.Wait(); r.ExitCode != 0 {
+		t.Errorf("logs -f: exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+	if r := s.Run("ps", "--names"); len(r.Stdout) > 0 {
+		t.Errorf("ps: %s", r.Stdout)
+	}
+	if r := s.Run("ps", "--all"); !strings.Contains(string(r.Stdout), "lost") {
+		t.Errorf("ps --all: %s", r.Stdout)
+	}
+	if r := s.Run("exec", "orphan", "true"); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "lost") {
+		t.Errorf("exec: exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+	if k := kill(t, s, 0, "orphan"); !k[0].Already || k[0].Status != "lost" || k[0].Verdict != "proven" {
+		t.Errorf("%+v", k)
+	}
+	again := s.Sandbox(harness.Options{}, "--name", "orphan") // the name is free
+	if r := s.Run("cleanup"); r.ExitCode != 0 || !strings.Contains(string(r.Stdout), b.ID) || strings.Contains(string(r.Stdout), again.ID) {
+		t.Errorf("cleanup: exit code %d: %s", r.ExitCode, r.Stdout)
+	}
+	again.Alive()
+	if r := s.Run("inspect", b.ID); r.ExitCode != 125 {
+		t.Errorf("inspect: exit code %d: %s", r.ExitCode, r.Stdout)
+	}
+}
+
+// crashed is the directory of a sandbox that has lost its supervisor.
+func crashed(t *testing.T, s *harness.State) (b *harness.Sandbox, dir string) {
+	t.Helper()
+	b = s.Sandbox(harness.Options{}, "--name", "crashed")
+	b.KillSupervisor()
+	return b, filepath.Join(s.Dir, b.ID)
+}
+
+// rewrite changes the record of a sandbox.
+func rewrite(t *testing.T, dir string, change func(map[string]any)) {
+	t.Helper()
+	file := filepath.Join(dir, "record.json")
+	data, err := os.ReadFile(file)
+	harness.Must(t, err)
+	var rec map[string]any
+	harness.Must(t, stdjson.Unmarshal(data, &rec))
+	change(rec)
+	data, err = stdjson.Marshal(rec)
+	harness.Must(t, err)
+	harness.Must(t, os.WriteFile(file, data, 0o600))
+}
+
+// L15: a record of a crash whose pids are now others', or of another boot: nobody
+// is signalled.
+func TestL15Strangers(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name   string
+		change func(id map[string]any, pid int, start uint64, ns float64)
+	}{
+		{"recycled pid", func(id map[string]any, pid int, _ uint64, _ float64) { id["pid"] = pid }},
+		{"recycled pid, same namespace", func(id map[string]any, pid int, _ uint64, ns float64) { id["pid"], id["pid_namespace"] = pid, ns }},
+		{"another boot", func(id map[string]any, pid int, start uint64, ns float64) {
+			id["pid"], id["start_time"], id["pid_namespace"] = pid, start, ns
+			id["boot_id"] = "00000000-0000-0000-0000-000000000000"
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s := harness.NewState(t)
+			b, dir := crashed(t, s)
+			cmd := exec.Command("sleep", "60")
+			done, err := harness.Register(func() (int, error) {
+				if err := cmd.Start(); err != nil {
+					return 0, err
+				}
+				return cmd.Process.Pid, nil
+			})
+			harness.Must(t, err)
+			stranger, err := harness.Open(cmd.Process.Pid)
+			harness.Must(t, err)
+			defer stranger.Close()
+			start, ns := harness.Identify(t, cmd.Process.Pid)
+			rewrite(t, dir, func(rec map[string]any) {
+				for _, member := range []string{"supervisor", "init"} {
+					c.change(rec[member].(map[string]any), cmd.Process.Pid, start, float64(ns))
+				}
+			})
+			kill(t, s, 0, "--grace", "0", b.ID)
+			for _, args := range [][]string{{"kill", "--all"}, {"ps", "--all"}, {"wait", b.ID}, {"exec", b.ID, "true"}, {"logs", "-f", b.ID}, {"cleanup"}} {
+				s.Run(args...)
+			}
+			if stranger.Ended() {
+				t.Errorf("a stranger was killed: %v", cmd.ProcessState)
+			}
+			harness.Must(t, stranger.Signal(unix.SIGKILL))
+			if err := cmd.Wait(); err == nil {
+				t.Errorf("the stranger has ended by itself")
+			}
+			done()
+			if _, err := os.Lstat(dir); err == nil {
+				t.Errorf("cleanup has left the record")
+			}
+		})
+	}
+}
+
+// L15: a record that is cut, empty, or not there: it is passed over with a word, the
+// others are listed, and cleanup removes it.
+func TestL15Damaged(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	live := s.Sandbox(harness.Options{}, "--name", "live")
+	for _, cut := range []float64{0, 0.01, 0.5, 0.99, -1} {
+		b, dir := crashed(t, s)
+		file := filepath.Join(dir, "record.json")
+		data, err := os.ReadFile(file)
+		harness.Must(t, err)
+		if cut < 0 {
+			harness.Must(t, os.Remove(file))
+		} else {
+			harness.Must(t, os.Truncate(file, int64(cut*float64(len(data)))))
+		}
+		r := s.Run("ps", "--all", "--names")
+		if r.ExitCode != 0 || string(r.Stdout) != "live\n" || cut >= 0 && len(harness.Lines(r.Stderr)) != 1 {
+			t.Errorf("cut at %v: ps: exit code %d: %q %q", cut, r.ExitCode, r.Stdout, r.Stderr)
+		}
+		for _, args := range [][]string{{"kill", b.ID}, {"exec", b.ID, "true"}, {"inspect", b.ID}, {"wait", b.ID}, {"logs", b.ID}} {
+			if r := s.Run(args...); r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 1 {
+				t.Errorf("cut at %v: %q: exit code %d: %s", cut, args, r.ExitCode, r.Stderr)
+			}
+		}
+		b.Forget()
+		if r := s.Run("cleanup"); r.ExitCode != 0 {
+			t.Errorf("cut at %v: cleanup: exit code %d: %s%s", cut, r.ExitCode, r.Stdout, r.Stderr)
+		}
+		if _, err := os.Lstat(dir); err == nil {
+			t.Errorf("cut at %v: cleanup has left it", cut)
+		}
+	}
+	live.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
+}
+
+// L15: symbolic links that were planted are not followed: what they lead to is
+// neither read nor removed.
+func TestL15Links(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	outside := harness.Dir(t)
+	treasure := filepath.Join(outside, "record.json")
+	b, dir := crashed(t, s)
+	data, err := os.ReadFile(filepath.Join(dir, "record.json"))
+	harness.Must(t, err)
+	harness.Must(t, os.WriteFile(treasure, data, 0o600))
+	harness.Must(t, os.WriteFile(filepath.Join(outside, "lock"), nil, 0o600))
+	harness.Must(t, os.Remove(filepath.Join(dir, "record.json")))
+	harness.Must(t, os.Symlink(treasure, filepath.Join(dir, "record.json")))
+	harness.Must(t, os.Remove(filepath.Join(dir, "stdout.log")))
+	harness.Must(t, os.Symlink("/etc/passwd", filepath.Join(dir, "stdout.log")))
+	harness.Must(t, os.Symlink(outside, filepath.Join(s.Dir, "0123456789abcdef")))
+	harness.Must(t, os.Symlink("../"+filepath.Base(outside), filepath.Join(s.Dir, "names", "planted")))
+	b.Forget()
+	for _, args := range [][]string{{"ps", "--all"}, {"inspect", b.ID}, {"inspect", "0123456789abcdef"}, {"inspect", "planted"}, {"logs", b.ID}, {"kill", "--all"}} {
+		if r := s.Run(args...); strings.Contains(string(r.Stdout), "root:") || strings.Contains(string(r.Stdout), "boot_id") {
+			t.Errorf("%q has followed a link: %s", args, r.Stdout)
+		}
+	}
+	if r := s.Run("cleanup"); r.ExitCode != 0 {
+		t.Errorf("cleanup: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	entries, err := os.ReadDir(outside)
+	harness.Must(t, err)
+	if now, err := os.ReadFile(treasure); err != nil || string(now) != string(data) || len(entries) != 2 {
+		t.Errorf("what a link led to was touched: %v, %v", entries, err)
+	}
+}
+
+// L6: another user's sandboxes can be neither seen nor touched, by root or anybody.
+func TestL06AnotherUser(t *testing.T) {
+	t.Parallel()
+	commands := [][]string{{"ps"}, {"ps", "--all"}, {"inspect", "box"}, {"kill", "box"}, {"kill", "--all"}, {"exec", "box", "true"}, {"logs", "box"}, {"wait", "box"}, {"cleanup"}, {"start"}}
+	refused := func(s *harness.State, wrap []string) {
+		for _, args := range commands {
+			r := s.Start(harness.Options{Wrap: wrap}, args...).Wait()
+			if r.ExitCode != 125 || strings.Contains(string(r.Stdout), "box") || len(harness.Lines(r.Stderr)) != 1 || !strings.Contains(string(r.Stderr), s.Dir) {
+				t.Errorf("%q %q: exit code %d: %s%s", wrap, args, r.ExitCode, r.Stdout, r.Stderr)
+			}
+		}
+	}
+	if !harness.Root() {
+		// What belongs to somebody else is no place for our records.
+		refused(&harness.State{Dir: "/usr", Work: harness.Dir(t), T: t}, nil)
+		return
+	}
+	s := harness.NewState(t)
+	s.Wrap = harness.As(23456)
+	b := s.Sandbox(harness.Options{}, "--name", "box")
+	if r := s.Run("exec", "box", "id", "-u"); string(r.Stdout) != "23456\n" {
+		t.Errorf("its owner: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	others := harness.Shared(s)
+	refused(others, nil)
+	refused(others, harness.As(34567))
+	b.Alive()
+}
+
+// A state directory that others can get into, or that is not one, is refused.
+func TestStateDirectoryRefused(t *testing.T) {
+	t.Parallel()
+	dir := harness.Dir(t) // open to others
+	link, file := filepath.Join(dir, "link"), filepath.Join(dir, "file")
+	own := filepath.Join(dir, "own")
+	harness.Must(t, os.Mkdir(own, 0o700))
+	harness.Must(t, os.Symlink(own, link))
+	harness.Must(t, os.WriteFile(file, nil, 0o600))
+	for _, place := range []string{dir, link, file, "relative", filepath.Join(dir, "no", "such")} {
+		s := &harness.State{Dir: place, Work: harness.Dir(t), T: t}
+		if r := s.Run("start"); r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 1 || !strings.Contains(string(r.Stderr), place) {
+			t.Errorf("%s: exit code %d: %s", place, r.ExitCode, r.Stderr)
+		}
+	}
+}

@@ -1,0 +1,238 @@
+package tests
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// L9: what status an end has: by its cause, and where that is the command's own
+// end, by its code.
+func TestL09Status(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	for _, c := range []struct {
+		script, status, cause string
+		code                  int
+	}{
+		{"exit 0", "completed", "exited", 0},
+		{"exit 1", "failed", "exited", 1},
+		{"exit 130", "failed", "exited", 130},
+		{"exit 255", "failed", "exited", 255},
+		// The recorded cause says more than the code does: it has exited by itself.
+		{"exit 137", "failed", "exited", 137},
+		{"exit 143", "failed", "exited", 143},
+		{"exit 124", "failed", "exited", 124},
+		{"kill -KILL $$", "failed", "signaled", 137},
+		{"kill -TERM $$", "failed", "signaled", 143},
+		{"kill -SEGV $$", "failed", "signaled", 139},
+	} {
+		b := s.Sandbox(harness.Options{}, "sh", "-c", c.script)
+		rec := b.Ended()
+		if c.code > 128 && rec.Report.Payload.Source == "inferred" {
+			continue // where the kernel does not tell, 137 and 143 are taken for killed
+		}
+		if rec.Status != c.status || rec.Report.Cause != c.cause || *rec.ExitCode != c.code {
+			t.Errorf("%s: status %s, cause %s, code %d: %.2000s", c.script, rec.Status, rec.Report.Cause, *rec.ExitCode, s.Run("inspect", b.ID).Stdout)
+		}
+		if r := s.Run("wait", b.ID); r.ExitCode != c.code {
+			t.Errorf("%s: wait exits with %d", c.script, r.ExitCode)
+		}
+	}
+	if r := s.Run("ps", "--names", "--status", "completed"); len(harness.Lines(r.Stdout)) != 1 {
+		t.Errorf("completed: %s", r.Stdout)
+	}
+}
+
+// L10: the code is known from the end on, to everybody, until cleanup.
+func TestL10Wait(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{}, "--name", "job", "sh", "-c", "sleep 0.5; exit 42")
+	if rec := b.Inspect(); rec.Status != "running" || rec.ExitCode != nil || rec.Report != nil {
+		t.Errorf("%+v", rec)
+	}
+	one, two := s.Start(harness.Options{}, "wait", "job"), s.Start(harness.Options{}, "wait", "--json", b.ID)
+	for _, p := range []*harness.Process{one, two} {
+		r := p.Wait()
+		if r.ExitCode != 42 {
+			t.Errorf("wait: exit code %d: %s", r.ExitCode, r.Stderr)
+		}
+		harness.Within(t, "wait", r.Elapsed, 0, 700*time.Millisecond)
+	}
+	if rec := b.Ended(); rec.Status != "failed" || *rec.ExitCode != 42 {
+		t.Errorf("%+v", rec)
+	}
+	for range 2 {
+		r := s.Run("wait", "job")
+		if r.ExitCode != 42 {
+			t.Errorf("after the end: exit code %d: %s", r.ExitCode, r.Stderr)
+		}
+	}
+	if r := s.Run("cleanup", "--dry-run"); r.ExitCode != 0 || !strings.Contains(string(r.Stdout), b.ID) {
+		t.Errorf("cleanup --dry-run: exit code %d: %s", r.ExitCode, r.Stdout)
+	}
+	if r := s.Run("cleanup", "--older-than", "1h"); r.ExitCode != 0 || s.Run("wait", "job").ExitCode != 42 {
+		t.Errorf("cleanup --older-than: exit code %d: %s", r.ExitCode, r.Stdout)
+	}
+	live := s.Sandbox(harness.Options{}, "--name", "live")
+	if r := s.Run("cleanup"); r.ExitCode != 0 || !strings.Contains(string(r.Stdout), b.ID) || strings.Contains(string(r.Stdout), live.ID) {
+		t.Errorf("cleanup: exit code %d: %s", r.ExitCode, r.Stdout)
+	}
+	live.Alive()
+	r := s.Run("wait", "--json", "job")
+	if r.ExitCode != 125 || !strings.Contains(string(r.Stdout), `"no-such-sandbox"`) {
+		t.Errorf("after cleanup: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+}
+
+// L10: waiting that takes too long is given up, and the sandbox untouched.
+func TestL10WaitTimeout(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{}, "--name", "box")
+	r := s.Run("wait", "--json", "--timeout", "0.5", "box")
+	if r.ExitCode != 124 || !strings.Contains(string(r.Stdout), `"wait-timeout"`) || len(harness.Lines(r.Stderr)) != 1 {
+		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	harness.Within(t, "wait", r.Elapsed, 500*time.Millisecond, 700*time.Millisecond)
+	b.Alive()
+	// A waiter that goes away is not noticed.
+	p := s.Start(harness.Options{}, "wait", "box")
+	p.Signal(unix.SIGTERM)
+	p.Wait()
+	b.Alive()
+	for _, args := range [][]string{{"wait"}, {"wait", "a", "b"}, {"wait", "nobody"}, {"wait", "--ready", "box"}, {"wait", "--log", "(", "box"}} {
+		if r := s.Run(args...); r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 1 {
+			t.Errorf("%q: exit code %d: %s", args, r.ExitCode, r.Stderr)
+		}
+	}
+}
+
+// L13: the lifetime ends everything, execs too, and SIGTERM comes first if there is
+// a grace period.
+func TestL13Lifetime(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	begin := time.Now()
+	b := s.Sandbox(harness.Options{}, "--timeout", "2", "/fixtures/tree-daemon")
+	b.Dying = true
+	p := b.StartExec(harness.Options{}, nil, "/fixtures/tree-setsid")
+	p.WaitOutput("ready 2\n")
+	r := p.Wait()
+	r.Expect(t, 137, "killed")
+	rec := b.Ended()
+	harness.Within(t, "the sandbox", time.Since(begin), 2*time.Second, 2300*time.Millisecond)
+	if rec.Report.Cause != "timeout" || rec.Status != "killed" || *rec.ExitCode != 124 || !rec.Report.TimedOut {
+		t.Errorf("%+v", rec.Report)
+	}
+	if r := s.Run("wait", b.ID); r.ExitCode != 124 {
+		t.Errorf("wait: exit code %d", r.ExitCode)
+	}
+	b = s.Sandbox(harness.Options{}, "--timeout", "0.5", "--grace", "20", "/fixtures/term-handler")
+	rec = b.Ended()
+	if out := s.Run("logs", b.ID).Stdout; rec.Report.Cause != "timeout" || string(out) != "ready 1\ncleaned\n" {
+		t.Errorf("cause %s, logs %q", rec.Report.Cause, out)
+	}
+}
+
+// L13: what runs an exec is not idle, and ends when for long enough none has run.
+func TestL13IdleTimeout(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{}, "--idle-timeout", "1")
+	begin := time.Now()
+	r := b.Exec(harness.Options{}, nil, "sleep", "3") // asserts that the sandbox is alive afterwards
+	r.Expect(t, 0, "exited")
+	rec := b.Ended()
+	harness.Within(t, "the sandbox", time.Since(begin), 4*time.Second, r.Ended.Sub(begin)+1300*time.Millisecond)
+	if rec.Report.Cause != "idle-timeout" || rec.Status != "killed" {
+		t.Errorf("%+v", rec.Report)
+	}
+	// Of two that overlap, the last one counts; logs and ps are no use.
+	b = s.Sandbox(harness.Options{}, "--idle-timeout", "1")
+	begin = time.Now()
+	one := b.StartExec(harness.Options{}, nil, "sleep", "0.5")
+	two := b.StartExec(harness.Options{}, nil, "sleep", "1.5")
+	one.Wait()
+	ended := two.Wait().Ended
+	for range 5 {
+		s.Run("ps")
+		s.Run("logs", b.ID)
+	}
+	b.Ended()
+	harness.Within(t, "the sandbox", time.Since(begin), 2500*time.Millisecond, ended.Sub(begin)+1300*time.Millisecond)
+	// With a command of its own it is idle all the same.
+	begin = time.Now()
+	rec = s.Sandbox(harness.Options{}, "--idle-timeout", "0.5", "sleep", "60").Ended()
+	harness.Within(t, "idle", time.Since(begin), 500*time.Millisecond, 800*time.Millisecond)
+	if rec.Report.Cause != "idle-timeout" {
+		t.Errorf("%+v", rec.Report)
+	}
+}
+
+// L17: what one sandbox writes is not there in another.
+func TestL17Separate(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	one, two := s.Sandbox(harness.Options{}), s.Sandbox(harness.Options{})
+	one.Exec(harness.Options{}, nil, "sh", "-c", "head -c 44040192 /dev/zero >/tmp/data; echo x >/tmp/$(hostname)").Expect(t, 0, "exited")
+	if r := two.Exec(harness.Options{}, nil, "sh", "-c", "ls /tmp/data; df --output=used /tmp | tail -1"); strings.TrimSpace(string(r.Stdout)) != "0" {
+		t.Errorf("the other one's /tmp: %q", r.Stdout)
+	}
+	if r := one.Exec(harness.Options{}, nil, "stat", "-c", "%s", "/tmp/data"); string(r.Stdout) != "44040192\n" {
+		t.Errorf("its own: %q", r.Stdout)
+	}
+}
+
+// L18: what was written when the sandbox is killed is there to the last byte.
+func TestL18WrittenIsKept(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	for _, grace := range []string{"0", "1"} {
+		dir := harness.SharedDir(t)
+		b := s.Sandbox(harness.Options{}, "--bind", dir+":/out")
+		b.Dying = true
+		p := b.StartExec(harness.Options{}, nil, "sh", "-c", "head -c 52428800 /dev/urandom | tee /out/data | sha256sum; exec sleep 60")
+		p.WaitOutput("-\n")
+		kill(t, s, 0, "--grace", grace, b.ID)
+		r := p.Wait()
+		r.Expect(t, 137, "killed")
+		if sum := sha256File(t, dir+"/data"); fmt.Sprintf("%s  -\n", sum) != string(r.Stdout) {
+			t.Errorf("written %s, found %s", r.Stdout, sum)
+		}
+	}
+}
+
+// L19: a sandbox goes on without anybody who is attached, and its code is known.
+func TestL19NobodyAttached(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	// Who has started it is in a session of its own, and dies with it.
+	b := s.Sandbox(harness.Options{Wrap: []string{"setsid", "--wait"}}, "sh", "-c", "while [ ! -e /tmp/go ]; do sleep 0.02; done; echo done; exit 7")
+	b.Busy = true
+	follower := s.Start(harness.Options{}, "logs", "-f", b.ID)
+	follower.Signal(unix.SIGKILL)
+	follower.Wait()
+	// A client that goes away during its own exec takes nothing but that.
+	p := b.StartExec(harness.Options{}, nil, "yes")
+	p.WaitOutput("y\ny\n")
+	p.Kill()
+	p.Wait()
+	b.Alive()
+	b.Dying = true
+	b.Exec(harness.Options{}, nil, "touch", "/tmp/go")
+	if rec := b.Ended(); *rec.ExitCode != 7 || string(s.Run("logs", b.ID).Stdout) != "done\n" {
+		t.Errorf("%+v", rec)
+	}
+	// And a plain run dies with its client.
+	p = harness.Start(t, harness.Options{}, "yes")
+	p.WaitOutput("y\ny\n")
+	p.Kill()
+	p.Wait()
+}
