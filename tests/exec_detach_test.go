@@ -36,8 +36,8 @@ func TestExecDetach(t *testing.T) {
 	}
 	// What cannot be started is said at once.
 	b = s.Sandbox(harness.Options{})
-	for _, args := range [][]string{{"exec", "-d", "nobody", "true"}, {"exec", "-d", "--json", b.ID, "true"}, {"exec", "-d", "-t", b.ID, "true"}} {
-		if r := s.Run(args...); r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 1 {
+	for _, args := range [][]string{{"exec", "-d", "nobody", "true"}, {"exec", "-d", b.ID, "nosuch-command"}, {"exec", "-d", "-t", b.ID, "true"}} {
+		if r := s.Run(args...); r.ExitCode != 125 && r.ExitCode != 127 || len(harness.Lines(r.Stderr)) != 1 {
 			t.Errorf("%q: exit code %d: %s", args, r.ExitCode, r.Stderr)
 		}
 	}

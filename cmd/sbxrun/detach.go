@@ -46,7 +46,7 @@ type handover struct {
 	ID     string              `json:"id"`
 	Name   string              `json:"name,omitempty"`
 	Status string              `json:"status"`
-	PID    int                 `json:"supervisor_pid"`
+	PID    int                 `json:"supervisor_pid,omitempty"`
 	Error  *result.ReportError `json:"error,omitempty"`
 	Code   int                 `json:"exit_code,omitempty"` // of Error
 }
@@ -186,7 +186,9 @@ func (c *waiting) tell(said handover) error {
 		return nil
 	}
 	defer c.socket.Close()
-	said.PID = os.Getpid()
+	if said.Error == nil {
+		said.PID = os.Getpid()
+	}
 	return json.NewEncoder(c.socket).Encode(said)
 }
 

@@ -242,7 +242,7 @@ type killed struct {
 func (k *kill) told() killed {
 	e := k.sandbox
 	t := killed{ID: e.ID, Name: e.Record.Name, Status: e.Status(), Already: k.already, Verdict: k.verdict, Survivors: []result.Survivor{}}
-	if k.removed || e.Record.Report == nil && k.verdict == result.Proven {
+	if k.removed || !k.already && e.Record.Report == nil && k.verdict == result.Proven {
 		t.Status = string(result.StatusKilled) // by us, as far as anybody can know
 	}
 	if r := e.Record.Report; r != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -286,3 +287,38 @@ func (t *Target) Ended() bool {
 
 // Close gives up the pidfd, not the process.
 func (t *Target) Close() { unix.Close(t.fd) }
+
+// Members are the processes in the PID namespace of a run or exec, in the order of
+// their pids.
+func (p *Process) Members() []Proc {
+	p.t.Helper()
+	return membersOf(p.Namespace())
+}
+
+func membersOf(ns uint64) (found []Proc) {
+	pids := allPIDs()
+	slices.Sort(pids)
+	for _, pid := range pids {
+		if pidNamespace(pid) == ns {
+			if p, ok := ReadProc(pid); ok {
+				found = append(found, p)
+			}
+		}
+	}
+	return found
+}
+
+// RSS is how much memory the process has resident, in bytes; 0 if it has ended.
+func (t *Target) RSS() int64 { return memory(t.PID, "VmRSS:") }
+
+// Identify is when a process was started, in clock ticks since boot, and its PID
+// namespace.
+func Identify(t T, pid int) (start, ns uint64) {
+	t.Helper()
+	p, ok := ReadProc(pid)
+	start, err := strconv.ParseUint(p.Start, 10, 64)
+	if ns = pidNamespace(pid); !ok || err != nil || ns == 0 {
+		t.Fatalf("process %d cannot be identified", pid)
+	}
+	return start, ns
+}

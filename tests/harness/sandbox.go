@@ -2,45 +2,12 @@ package harness
 
 import (
 	"encoding/json"
-	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
-
-// State is a state directory of a test's own. When the test is over all of its
-// sandboxes are killed, and it is asserted that
-//
-//   - nothing of them is left: by PID namespace, by marker, and every supervisor
-//     has ended with 0 and was reaped;
-//   - after sbxrun cleanup the directory holds its lock and no names, and that
-//     is all.
-type State struct {
-	Dir  string
-	Work string // current directory of what is run, unless Options say otherwise
-	// Wrap is in front of every sbxrun, for another user's.
-	Wrap []string
-
-	T  T
-	mu sync.Mutex // for the tests that start many at once
-	// Everything that was started in the background.
-	sandboxes []*Sandbox
-	detached  []*Detached
-}
-
-// NewState makes one.
-func NewState(t T) *State {
-	t.Helper()
-	s := &State{Dir: filepath.Join(SharedDir(t), "state"), Work: Dir(t), T: t}
-	t.Cleanup(s.finish)
-	return s
-}
 
 // Sandbox is a sandbox that was started.
 type Sandbox struct {
@@ -89,73 +56,6 @@ type Record struct {
 type Identity struct {
 	PID       int    `json:"pid"`
 	Namespace uint64 `json:"pid_namespace"`
-}
-
-// Run runs a command that only looks or waits, or kills: its arguments as given.
-func (s *State) Run(args ...string) *Result {
-	s.T.Helper()
-	return s.Start(Options{}, args...).Wait()
-}
-
-// Start starts such a command. The test must Wait.
-func (s *State) Start(o Options, args ...string) *Process {
-	s.T.Helper()
-	o.Bare, o.others = true, true
-	return Start(s.T, s.options(o), args...)
-}
-
-func (s *State) options(o Options) Options {
-	o.Env = append([]string{"SBXRUN_STATE_DIR=" + s.Dir}, o.Env...)
-	o.Wrap = append(slices.Clone(s.Wrap), o.Wrap...)
-	if o.Dir == "" {
-		o.Dir = s.Work
-	}
-	return o
-}
-
-// Sandbox starts a sandbox, which must succeed: args are start's flags and the
-// command, none for an idle one.
-func (s *State) Sandbox(o Options, args ...string) *Sandbox {
-	s.T.Helper()
-	b, r := s.TrySandbox(o, args...)
-	if b == nil || r.ExitCode != 0 {
-		s.T.Fatalf("start %q: exit code %d: %s", args, r.ExitCode, r.Stderr)
-	}
-	return b
-}
-
-// TrySandbox starts a sandbox; nil if there is none.
-func (s *State) TrySandbox(o Options, args ...string) (b *Sandbox, r *Result) {
-	s.T.Helper()
-	marker := newMarker()
-	own := []string{"start", "--json", "--env", MarkerName + "=" + marker, "--env", "FIXTURE_SECONDS=60", "--ro-bind", fixturesBind(s.T)}
-	o = s.options(o)
-	o.Bare, o.others = true, true
-	o.handover = func(stdout string) {
-		var said struct {
-			ID            string `json:"id"`
-			Name          string `json:"name"`
-			SupervisorPID int    `json:"supervisor_pid"`
-		}
-		if stdout == "" || json.Unmarshal([]byte(stdout), &said) != nil {
-			return
-		}
-		b = &Sandbox{ID: said.ID, Name: said.Name, Marker: marker, State: s}
-		var err error
-		if b.Supervisor, err = Adopt(said.SupervisorPID); err != nil {
-			s.T.Errorf("supervisor: %v", err)
-			b = nil
-		}
-	}
-	r = Start(s.T, o, append(own, args...)...).Wait()
-	if b == nil {
-		return nil, r
-	}
-	s.mu.Lock()
-	s.sandboxes = append(s.sandboxes, b)
-	s.mu.Unlock()
-	b.know()
-	return b, r
 }
 
 // know takes hold of what the record names.
@@ -329,106 +229,6 @@ func goneBy(t T, marker string, ns uint64, deadline time.Time) {
 	}
 }
 
-// Detached is an exec --detach.
-type Detached struct {
-	ID         string
-	Marker     string
-	Supervisor *Adopted
-	report     string
-	t          T
-}
-
-// Detach starts an exec --detach of a command that goes on for a while, and
-// returns when sbxrun has.
-func (b *Sandbox) Detach(flags []string, command ...string) *Detached {
-	t := b.State.T
-	t.Helper()
-	d := &Detached{Marker: newMarker(), report: filepath.Join(Dir(t), "report.json"), t: t}
-	args := append([]string{"exec", "--detach", "--report", d.report, "--env", MarkerName + "=" + d.Marker}, flags...)
-	o := b.State.options(Options{Bare: true, others: true})
-	o.handover = func(stdout string) {
-		d.ID = strings.TrimSpace(stdout)
-		// The supervisor is our child, above whatever has the marker.
-		var supervisor int
-		holdsBy(time.Now().Add(settle), func() bool {
-			for _, p := range find(d.Marker, 0) {
-				for p.Parent != os.Getpid() && p.Parent > 1 {
-					if above, ok := ReadProc(p.Parent); ok {
-						p = above
-					} else {
-						break
-					}
-				}
-				if p.Parent == os.Getpid() {
-					supervisor = p.PID
-				}
-			}
-			return supervisor != 0
-		})
-		var err error
-		if d.Supervisor, err = Adopt(supervisor); err != nil {
-			t.Fatalf("the supervisor of the detached command: %v", err)
-		}
-	}
-	r := Start(t, o, append(append(args, b.ID, "--"), command...)...).Wait()
-	if r.ExitCode != 0 || d.ID == "" || d.Supervisor == nil {
-		t.Fatalf("exec --detach: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
-	b.State.mu.Lock()
-	b.State.detached = append(b.State.detached, d)
-	b.State.mu.Unlock()
-	return d
-}
-
-// Ended waits for the end of a detached exec, asserts that nothing of it is left,
-// and reads its report.
-func (d *Detached) Ended() *Report {
-	d.t.Helper()
-	d.gone()
-	data, err := os.ReadFile(d.report)
-	Must(d.t, err)
-	r, err := ParseReport(data)
-	Must(d.t, err)
-	for _, wrong := range r.check() {
-		d.t.Errorf("report: %s; it is %.2000s", wrong, data)
-	}
-	if r.ID != d.ID {
-		d.t.Errorf("exec --detach has printed the id %q, and the report says %q", d.ID, r.ID)
-	}
-	return r
-}
-
-func (d *Detached) gone() {
-	d.t.Helper()
-	select {
-	case <-d.Supervisor.Reaped():
-	case <-time.After(Bound):
-		d.t.Fatalf("the detached command still runs after %v", Bound)
-	}
-	goneBy(d.t, d.Marker, 0, time.Now())
-}
-
-// finish ends all that the test has started here, and asserts that it has ended.
-func (s *State) finish() {
-	s.T.Helper()
-	if slices.ContainsFunc(s.sandboxes, func(b *Sandbox) bool { return !b.Supervisor.Ended() }) {
-		if r := s.Run("kill", "--all", "--grace", "0"); r.ExitCode != 0 {
-			s.T.Errorf("kill --all: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-		}
-	}
-	for _, b := range s.sandboxes {
-		b.finish()
-	}
-	for _, d := range s.detached {
-		d.gone()
-		d.Supervisor.Close()
-	}
-	if r := s.Run("cleanup"); r.ExitCode != 0 {
-		s.T.Errorf("cleanup: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
-	s.empty()
-}
-
 func (b *Sandbox) finish() {
 	t := b.State.T
 	select {
@@ -449,56 +249,6 @@ func (b *Sandbox) finish() {
 	}
 }
 
-// empty asserts that the state directory is as if it had never been used.
-func (s *State) empty() {
-	s.T.Helper()
-	var found []string
-	err := filepath.WalkDir(s.Dir, func(path string, d os.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		switch name, _ := filepath.Rel(s.Dir, path); name {
-		case ".", "lock", "names":
-		default:
-			found = append(found, name)
-		}
-		return nil
-	})
-	if err != nil && !os.IsNotExist(err) {
-		s.T.Errorf("state directory: %v", err)
-	}
-	if len(found) > 0 {
-		s.T.Errorf("left in the state directory after cleanup: %q", found)
-	}
-}
-
-// As is a command that runs another as an unprivileged user, for Wrap. Only root
-// can.
-func As(uid int) []string {
-	id := fmt.Sprint(uid)
-	return []string{"setpriv", "--reuid", id, "--regid", id, "--clear-groups"}
-}
-
-// Members are the processes in the PID namespace of a run or exec, in the order of
-// their pids.
-func (p *Process) Members() []Proc {
-	p.t.Helper()
-	return membersOf(p.Namespace())
-}
-
-func membersOf(ns uint64) (found []Proc) {
-	pids := allPIDs()
-	slices.Sort(pids)
-	for _, pid := range pids {
-		if pidNamespace(pid) == ns {
-			if p, ok := ReadProc(pid); ok {
-				found = append(found, p)
-			}
-		}
-	}
-	return found
-}
-
 // Files is what these files of /proc/PID hold, of the supervisor and everything
 // below it that is still there.
 func (b *Sandbox) Files(names ...string) (all []string) {
@@ -512,9 +262,6 @@ func (b *Sandbox) Files(names ...string) (all []string) {
 	return all
 }
 
-// RSS is how much memory the process has resident, in bytes; 0 if it has ended.
-func (t *Target) RSS() int64 { return memory(t.PID, "VmRSS:") }
-
 // Forget makes the harness not ask for the sandbox again: the test has damaged its
 // record.
 func (b *Sandbox) Forget() {
@@ -522,20 +269,4 @@ func (b *Sandbox) Forget() {
 	b.State.mu.Lock()
 	defer b.State.mu.Unlock()
 	b.State.sandboxes = slices.DeleteFunc(b.State.sandboxes, func(other *Sandbox) bool { return other == b })
-}
-
-// Shared is the same directory for somebody else, who is not expected to get into
-// it.
-func Shared(s *State) *State { return &State{Dir: s.Dir, Work: s.Work, T: s.T} }
-
-// Identify is when a process was started, in clock ticks since boot, and its PID
-// namespace.
-func Identify(t T, pid int) (start, ns uint64) {
-	t.Helper()
-	p, ok := ReadProc(pid)
-	start, err := strconv.ParseUint(p.Start, 10, 64)
-	if ns = pidNamespace(pid); !ok || err != nil || ns == 0 {
-		t.Fatalf("process %d cannot be identified", pid)
-	}
-	return start, ns
 }

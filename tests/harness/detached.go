@@ -1,0 +1,87 @@
+package harness
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Detached is an exec --detach.
+type Detached struct {
+	ID         string
+	Marker     string
+	Supervisor *Adopted
+	report     string
+	t          T
+}
+
+// Detach starts an exec --detach of a command that goes on for a while, and
+// returns when sbxrun has.
+func (b *Sandbox) Detach(flags []string, command ...string) *Detached {
+	t := b.State.T
+	t.Helper()
+	d := &Detached{Marker: newMarker(), report: filepath.Join(Dir(t), "report.json"), t: t}
+	args := append([]string{"exec", "--detach", "--report", d.report, "--env", MarkerName + "=" + d.Marker}, flags...)
+	o := b.State.options(Options{Bare: true, others: true})
+	o.handover = func(stdout string) {
+		d.ID = strings.TrimSpace(stdout)
+		// The supervisor is our child, above whatever has the marker.
+		var supervisor int
+		holdsBy(time.Now().Add(settle), func() bool {
+			for _, p := range find(d.Marker, 0) {
+				for p.Parent != os.Getpid() && p.Parent > 1 {
+					if above, ok := ReadProc(p.Parent); ok {
+						p = above
+					} else {
+						break
+					}
+				}
+				if p.Parent == os.Getpid() {
+					supervisor = p.PID
+				}
+			}
+			return supervisor != 0
+		})
+		var err error
+		if d.Supervisor, err = Adopt(supervisor); err != nil {
+			t.Fatalf("the supervisor of the detached command: %v", err)
+		}
+	}
+	r := Start(t, o, append(append(args, b.ID, "--"), command...)...).Wait()
+	if r.ExitCode != 0 || d.ID == "" || d.Supervisor == nil {
+		t.Fatalf("exec --detach: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	b.State.mu.Lock()
+	b.State.detached = append(b.State.detached, d)
+	b.State.mu.Unlock()
+	return d
+}
+
+// Ended waits for the end of a detached exec, asserts that nothing of it is left,
+// and reads its report.
+func (d *Detached) Ended() *Report {
+	d.t.Helper()
+	d.gone()
+	data, err := os.ReadFile(d.report)
+	Must(d.t, err)
+	r, err := ParseReport(data)
+	Must(d.t, err)
+	for _, wrong := range r.check() {
+		d.t.Errorf("report: %s; it is %.2000s", wrong, data)
+	}
+	if r.ID != d.ID {
+		d.t.Errorf("exec --detach has printed the id %q, and the report says %q", d.ID, r.ID)
+	}
+	return r
+}
+
+func (d *Detached) gone() {
+	d.t.Helper()
+	select {
+	case <-d.Supervisor.Reaped():
+	case <-time.After(Bound):
+		d.t.Fatalf("the detached command still runs after %v", Bound)
+	}
+	goneBy(d.t, d.Marker, 0, time.Now())
+}
