@@ -19,6 +19,9 @@ import (
 // SetupBound is how long the way in may take.
 const SetupBound = 10 * time.Second
 
+// dying is how long the end of a sandbox may take that shows in what it refuses.
+const dying = 500 * time.Millisecond
+
 // Entry is what to run in which sandbox.
 type Entry struct {
 	Target
@@ -69,10 +72,10 @@ func (e *Entry) Start(ctx context.Context, stdio [3]*os.File, tty *proc.Terminal
 	x.Close()
 	known := &result.Error{Code: "enter", Message: "cannot enter the sandbox: " + err.Error(), Err: err}
 	switch {
-	case e.Init.Exited():
-		known.Code, known.Message = "ended", "the sandbox has ended"
-	case errors.Is(err, os.ErrDeadlineExceeded):
+	case errors.Is(err, os.ErrDeadlineExceeded), ctx.Err() != nil:
 		known.Message, known.Hint = "cannot enter the sandbox in time", "does something in it stop what comes in? sbxrun kill ends it"
+	case e.Init.Wait(time.Now().Add(dying)) == nil:
+		known.Code, known.Message = "ended", "the sandbox has ended"
 	}
 	return nil, known
 }

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
 )
 
@@ -178,6 +179,13 @@ func (c *waiting) orElse(giveUp func()) {
 			giveUp()
 		}
 	}()
+}
+
+// gone says whether the caller has died without having been told.
+func (c *waiting) gone() bool {
+	fds := []unix.PollFd{{Fd: int32(proc.Descriptor(c.socket)), Events: unix.POLLRDHUP}}
+	n, err := unix.Poll(fds, 0)
+	return n > 0 && err == nil
 }
 
 // tell gives the caller its word, once. An error means that nobody has heard it.

@@ -97,7 +97,11 @@ func (x *execution) endedWith(res *result.Result) {
 	if res.Cause != result.Signaled && res.Cause != result.Exited {
 		return
 	}
-	if kill, err := x.sandbox.ReadKill(); err == nil && kill != nil {
+	// The file is quick to look for; that the supervisor has taken it, its record tells.
+	if kill, err := x.sandbox.ReadKill(); err != nil || kill == nil {
+		return
+	}
+	if err := x.sandbox.Refresh(); err == nil && x.sandbox.Record.KilledAt != "" {
 		res.Cause = result.Killed
 	}
 }

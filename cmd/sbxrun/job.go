@@ -45,7 +45,7 @@ func (j *job) carryOut(start func(*streams) supervise.Start, o supervise.Options
 	<-j.signals.ready
 	o.Timeout, o.Grace, o.ProofTimeout = time.Duration(j.ends.Timeout), time.Duration(j.ends.Grace), time.Duration(j.ends.ProofTimeout)
 	o.Begin, o.Hurry = j.begin, j.signals.hurry
-	if j.tty {
+	if streams.terminal != nil {
 		// The last output first, or it would come to a terminal that is not raw any more.
 		o.Emptied = func(proven bool) {
 			streams.drain(j.signals.ctx, proven)

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -115,9 +116,11 @@ func (s *supervisor) run() error {
 		Hold:         s.hold,
 		Released:     s.released,
 		Doomed:       s.doomed,
+		Emptied: func(bool) {
+			s.cancel(nil) // so that the probe ends, as long as its init is ours to look at
+			s.probing.Wait()
+		},
 	})
-	s.cancel(nil)    // so that the probe ends,
-	s.probing.Wait() // with all that it has in the sandbox
 	started.drain(res.Verdict)
 	return s.finish(res)
 }
@@ -162,7 +165,7 @@ func (s *supervisor) start() (l *logging, err error) {
 		}
 		r, w, err := pipe()
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("make a pipe: %w", err)
 		}
 		s.logs[i], stdio[i+1] = logfile.NewWriter(file, int64(s.flags.LogMax)), w
 		l.sources = append(l.sources, r)
@@ -226,6 +229,9 @@ func (l *logging) drain(verdict result.Verdict) {
 
 // hold puts on disk who init is, before the payload may start.
 func (s *supervisor) hold(kept *proc.Kept) error {
+	if caller.gone() {
+		return errors.New("who has started the sandbox is gone") // and nobody hears that
+	}
 	init, err := proc.Identify(kept.Init.PID)
 	if err == nil && kept.Init.Exited() {
 		err = proc.ErrGone // so that may have been another
@@ -278,6 +284,8 @@ func (s *supervisor) listen() {
 		request := supervise.Request{Cause: result.Canceled, Signal: sig.(syscall.Signal)}
 		if kill, err := s.own.ReadKill(); err == nil && kill != nil {
 			request = supervise.Request{Cause: result.Killed, Signal: signalNumber(kill.Signal), Grace: time.Duration(kill.GraceMS * float64(time.Millisecond))}
+			// For its execs, which end with it; on a full disk they do not know why.
+			_ = s.write(func(r *state.Record) { r.KilledAt = time.Now().UTC().Format(result.TimeFormat) })
 		}
 		if s.ctx.Err() == nil {
 			s.cancel(request)
@@ -336,13 +344,13 @@ func (s *supervisor) finish(res result.Result) error {
 		r.Phase, r.Report = state.Ended, &report
 		r.Logs = s.written()
 	})
-	return errors.Join(err, s.own.Close())
+	return errors.Join(err, s.own.DropAccess(), s.own.Close())
 }
 
 // because adds to an error what bwrap has said on stderr, which nobody sees.
 func (s *supervisor) because(e *result.Error) error {
 	file, err := s.own.OpenFile(stderrFile, os.O_RDONLY)
-	if err != nil || e == nil {
+	if err != nil {
 		return e
 	}
 	defer file.Close()

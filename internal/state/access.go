@@ -37,6 +37,9 @@ func (o *Own) WriteAccess(a Access) error {
 	return o.WriteFile(accessName, []byte(text))
 }
 
+// DropAccess ends that, and with it what the variables hold.
+func (o *Own) DropAccess() error { return failed(o.folder.unlink(accessName)) }
+
 func parseAccess(text string) (a Access, err error) {
 	text, whole := strings.CutSuffix(text, "\x00\n")
 	words := strings.Split(text, "\x00")

@@ -1,9 +1,9 @@
 package harness
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 )
 
@@ -16,35 +16,24 @@ type Detached struct {
 	t          T
 }
 
-// Detach starts an exec --detach of a command that goes on for a while, and
-// returns when sbxrun has.
+// Detach starts an exec --detach, and returns when sbxrun has.
 func (b *Sandbox) Detach(flags []string, command ...string) *Detached {
 	t := b.State.T
 	t.Helper()
 	d := &Detached{Marker: newMarker(), report: filepath.Join(Dir(t), "report.json"), t: t}
-	args := append([]string{"exec", "--detach", "--report", d.report, "--env", MarkerName + "=" + d.Marker}, flags...)
+	args := append([]string{"exec", "--detach", "--json", "--report", d.report, "--env", MarkerName + "=" + d.Marker}, flags...)
 	o := b.State.options(Options{Bare: true, others: true})
 	o.handover = func(stdout string) {
-		d.ID = strings.TrimSpace(stdout)
-		// The supervisor is our child, above whatever has the marker.
-		var supervisor int
-		holdsBy(time.Now().Add(settle), func() bool {
-			for _, p := range find(d.Marker, 0) {
-				for p.Parent != os.Getpid() && p.Parent > 1 {
-					if above, ok := ReadProc(p.Parent); ok {
-						p = above
-					} else {
-						break
-					}
-				}
-				if p.Parent == os.Getpid() {
-					supervisor = p.PID
-				}
-			}
-			return supervisor != 0
-		})
+		var said struct {
+			ID            string `json:"id"`
+			SupervisorPID int    `json:"supervisor_pid"`
+		}
+		if json.Unmarshal([]byte(stdout), &said) != nil || said.ID == "" {
+			return
+		}
+		d.ID = said.ID
 		var err error
-		if d.Supervisor, err = Adopt(supervisor); err != nil {
+		if d.Supervisor, err = Adopt(said.SupervisorPID); err != nil {
 			t.Fatalf("the supervisor of the detached command: %v", err)
 		}
 	}

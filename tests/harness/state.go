@@ -83,8 +83,8 @@ func (s *State) TrySandbox(o Options, args ...string) (b *Sandbox, r *Result) {
 			Name          string `json:"name"`
 			SupervisorPID int    `json:"supervisor_pid"`
 		}
-		if stdout == "" || json.Unmarshal([]byte(stdout), &said) != nil {
-			return
+		if json.Unmarshal([]byte(stdout), &said) != nil || said.ID == "" {
+			return // it was not started; why, is in a member error
 		}
 		b = &Sandbox{ID: said.ID, Name: said.Name, Marker: marker, State: s}
 		var err error
