@@ -277,12 +277,12 @@ func (sb *Sandbox) ExitStatus(deadline time.Time) (*result.Payload, error) {
 		}
 		return nil, result.ErrUnknown
 	}
-	// The kernel keeps the status from the moment the payload is reaped, which
-	// is a matter of microseconds; and where it does not, there is nothing to
-	// wait for.
-	soon := time.Now().Add(5 * time.Millisecond)
-	_ = sb.payload.WaitReaped(soon)
-	if ws, ok := sb.payload.ExitStatus(); ok {
+	// Init reaps it in a matter of microseconds, on a busy machine of milliseconds.
+	soon := time.Now().Add(time.Second)
+	if deadline.Before(soon) {
+		soon = deadline
+	}
+	if ws, ok := sb.payload.ExitStatus(soon); ok {
 		// bwrap's child exits with 1 if it could not exec: only then ask, and only
 		// the end of the stream without a word on the exit says so.
 		p := result.FromWaitStatus(ws)

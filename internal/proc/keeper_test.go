@@ -124,7 +124,7 @@ func TestExitStatus(t *testing.T) {
 		t.Error("waited for, but not exited")
 	}
 	c.Wait()
-	if ws, ok := p.ExitStatus(); ok && (!ws.Exited() || ws.ExitStatus() != 137) {
+	if ws, ok := p.ExitStatus(time.Now().Add(time.Second)); ok && (!ws.Exited() || ws.ExitStatus() != 137) {
 		t.Errorf("status %v, want exit 137", ws)
 	} else {
 		t.Logf("kernel tells: %v", ok)

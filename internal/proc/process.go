@@ -114,11 +114,6 @@ func ReadUntil(ctx context.Context, f *os.File, deadline time.Time) (stop func()
 	}
 }
 
-// WaitReaped blocks until the process has ended and its parent has collected
-// it, or the deadline has passed. Linux before 6.9 does not tell (POLLHUP), so
-// the deadline must be short.
-func (p *Process) WaitReaped(deadline time.Time) error { return p.wait(unix.POLLHUP, deadline) }
-
 func (p *Process) ready(events int16) bool {
 	fds := []unix.PollFd{{Fd: int32(p.FD()), Events: events}}
 	n, err := unix.Poll(fds, 0)
@@ -144,11 +139,17 @@ func (p *Process) read(events int16) error {
 	})
 }
 
-// ExitStatus is the exact wait status of a process that has ended and been
-// reaped, although it is no child of ours: ioctl PIDFD_GET_INFO with
-// PIDFD_INFO_EXIT, Linux 6.15. ok is false where the kernel cannot tell.
-func (p *Process) ExitStatus() (status unix.WaitStatus, ok bool) {
+// ExitStatus is the exact wait status of a process that has ended, although it is
+// no child of ours: ioctl PIDFD_GET_INFO with PIDFD_INFO_EXIT, Linux 6.15. It blocks
+// until the process is reaped, which keeps the status, but no longer than to the
+// deadline. ok is false where the kernel cannot tell.
+func (p *Process) ExitStatus(deadline time.Time) (status unix.WaitStatus, ok bool) {
 	info := unix.PidfdInfo{Mask: unix.PIDFD_INFO_EXIT}
+	if err := unix.IoctlPidfdInfo(p.FD(), &info); err == unix.ENOTTY || err == unix.EINVAL {
+		return 0, false // before Linux 6.13, and there is nothing to wait for
+	}
+	_ = p.wait(unix.POLLHUP, deadline) // Linux 6.9; and if it was not reaped, the kernel does not tell
+	info = unix.PidfdInfo{Mask: unix.PIDFD_INFO_EXIT}
 	if err := unix.IoctlPidfdInfo(p.FD(), &info); err != nil || info.Mask&unix.PIDFD_INFO_EXIT == 0 {
 		return 0, false
 	}
