@@ -11,9 +11,11 @@ package cleanup
 import (
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/hashicorp/go-multierror"
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
@@ -27,6 +29,9 @@ type Outcome struct {
 	End       proc.End          // if proven
 	Err       error             // every step that failed
 }
+
+// instead is how long it may take to do a keeper's work that does not do it.
+const instead = 500 * time.Millisecond
 
 // maxSurvivors bounds the list in the report.
 const maxSurvivors = 100
@@ -46,6 +51,10 @@ func Teardown(sb *proc.Kept, deadline time.Time, emptied func(proven bool)) Outc
 
 	// The keeper's word first: it comes when init has ended, and spares a wait.
 	end, err := sb.Keeper.Empty(deadline)
+	if errors.Is(err, os.ErrDeadlineExceeded) && stopped(sb.Keeper) && sb.Keeper.Signal(unix.SIGKILL) == nil {
+		// Without it, what it should reap is ours.
+		err, deadline = proc.ErrNotEmpty, time.Now().Add(instead)
+	}
 	if errors.Is(err, proc.ErrNotEmpty) {
 		err = sb.Keeper.Inherit(sb.Init, deadline)
 	}
@@ -68,6 +77,13 @@ func Teardown(sb *proc.Kept, deadline time.Time, emptied func(proven bool)) Outc
 	}
 	failed.ErrorFormat = inOneLine
 	return Outcome{Verdict: result.Unproven, At: at, Survivors: survivors(sb), Err: failed}
+}
+
+// stopped says whether somebody has stopped the keeper (SIGSTOP). Any other that is
+// late waits for something, and will go on reaping when we are gone.
+func stopped(k *proc.Keeper) bool {
+	st, err := proc.ReadStat(k.PID)
+	return err == nil && st.State == "T"
 }
 
 // survivors names what is left: the namespace's members, and what the keeper

@@ -169,3 +169,13 @@ func TestTeardownDeadline(t *testing.T) {
 	}
 	gone(t, sb, stdout, cleanup.Teardown(sb.Ends(), soon(), nil))
 }
+
+// A keeper that somebody has stopped is no obstacle.
+func TestTeardownKeeperStopped(t *testing.T) {
+	sb, stdout := held(t, "setsid sleep 100 & echo up; sleep 100")
+	up(t, sb, stdout, 1)
+	if err := sb.Keeper.Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	gone(t, sb, stdout, cleanup.Teardown(sb.Ends(), time.Now().Add(300*time.Millisecond), nil))
+}

@@ -70,6 +70,10 @@ func (x *execution) run(name string, args []string) int {
 	}
 	x.tty = x.flags.Tty
 	if caller != nil {
+		// Somebody may want to unmount the caller's directory.
+		if err := os.Chdir("/"); err != nil {
+			return x.notStarted(err)
+		}
 		caller.orElse(func() { x.signals.cancel(supervise.Request{Cause: result.Killed, Signal: syscall.SIGKILL}) })
 	}
 	start := func(s *streams) supervise.Start {
@@ -88,8 +92,8 @@ func (x *execution) run(name string, args []string) int {
 }
 
 // endedWith names the cause where the command has ended because its sandbox was to
-// end: sbxrun kill signals all that is in a sandbox, and what the command made of
-// that does not matter.
+// end: first all that is in a sandbox is signalled, and what the command made of that
+// does not matter.
 func (x *execution) endedWith(res *result.Result) {
 	if res.Err == nil {
 		x.released() // if it was over before that could be told
@@ -97,11 +101,7 @@ func (x *execution) endedWith(res *result.Result) {
 	if res.Cause != result.Signaled && res.Cause != result.Exited {
 		return
 	}
-	// The file is quick to look for; that the supervisor has taken it, its record tells.
-	if kill, err := x.sandbox.ReadKill(); err != nil || kill == nil {
-		return
-	}
-	if err := x.sandbox.Refresh(); err == nil && x.sandbox.Record.KilledAt != "" {
+	if x.sandbox.Ending() {
 		res.Cause = result.Killed
 	}
 }

@@ -116,6 +116,7 @@ func (s *supervisor) run() error {
 		Hold:         s.hold,
 		Released:     s.released,
 		Doomed:       s.doomed,
+		Ending:       func() { _ = s.own.MarkEnding() }, // on a full disk its execs do not know why they end
 		Emptied: func(bool) {
 			s.cancel(nil) // so that the probe ends, as long as its init is ours to look at
 			s.probing.Wait()
@@ -284,8 +285,6 @@ func (s *supervisor) listen() {
 		request := supervise.Request{Cause: result.Canceled, Signal: sig.(syscall.Signal)}
 		if kill, err := s.own.ReadKill(); err == nil && kill != nil {
 			request = supervise.Request{Cause: result.Killed, Signal: signalNumber(kill.Signal), Grace: time.Duration(kill.GraceMS * float64(time.Millisecond))}
-			// For its execs, which end with it; on a full disk they do not know why.
-			_ = s.write(func(r *state.Record) { r.KilledAt = time.Now().UTC().Format(result.TimeFormat) })
 		}
 		if s.ctx.Err() == nil {
 			s.cancel(request)

@@ -7,6 +7,7 @@
 //	STATE/ID/activity     held, shared, by everything that uses the sandbox; see [Own.EndIfIdle]
 //	STATE/ID/record.json  [Record]
 //	STATE/ID/kill.json    [Kill], a request to the supervisor
+//	STATE/ID/ending       is there from when the supervisor has begun to end the sandbox
 //	STATE/ID/...          what the supervisor adds, such as the environment and logs
 //	STATE/.ID             a sandbox's directory that is being made or removed
 //

@@ -140,13 +140,17 @@ func (e *Entry) ReadFile(name string) (data []byte, err error) {
 	return data, err
 }
 
-// ReadKill reads the request that WriteKill has left; nil if there is none.
-func (e *Entry) ReadKill() (kill *Kill, err error) {
-	err = e.in(func(f folder) (err error) {
-		kill, err = f.readKill()
+// Ending says whether the supervisor has begun to end the sandbox, with all that is
+// in it. No if that cannot be told.
+func (e *Entry) Ending() bool {
+	err := e.in(func(f folder) error {
+		fd, err := f.open(endingName, unix.O_RDONLY)
+		if err == nil {
+			_ = unix.Close(fd)
+		}
 		return err
 	})
-	return kill, err
+	return err == nil
 }
 
 // WriteKill leaves a request to the supervisor, in place of an earlier one.

@@ -17,6 +17,7 @@ const (
 	activityName = "activity"
 	recordName   = "record.json"
 	killName     = "kill.json"
+	endingName   = "ending"
 )
 
 // Own is a sandbox as its supervisor has it: alive until Close or Remove, or
@@ -125,24 +126,23 @@ func (o *Own) OpenFile(name string, flags int) (*os.File, error) {
 
 // ReadKill reads the request that [Entry.WriteKill] has left; nil if there is none.
 func (o *Own) ReadKill() (*Kill, error) {
-	k, err := o.folder.readKill()
-	return k, failed(err)
-}
-
-func (f folder) readKill() (*Kill, error) {
-	data, err := f.read(killName)
+	data, err := o.folder.read(killName)
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, err
+		return nil, failed(err)
 	}
 	k, err := parseKill(data)
 	if err != nil {
-		return nil, f.fail("read", killName, err)
+		return nil, failed(o.folder.fail("read", killName, err))
 	}
 	return &k, nil
 }
+
+// MarkEnding tells that the sandbox is about to end, before anything in it is
+// signalled: an exec that dies of that signal has ended with its sandbox.
+func (o *Own) MarkEnding() error { return o.WriteFile(endingName, nil) }
 
 // Close frees the name and gives up the lock: to others the sandbox has ended now.
 // The record stays.

@@ -45,9 +45,6 @@ type Record struct {
 	TimeoutMS     float64 `json:"timeout_ms,omitempty"`
 	IdleTimeoutMS float64 `json:"idle_timeout_ms,omitempty"`
 
-	// KilledAt is when its supervisor was asked to kill it.
-	KilledAt string `json:"killed_at,omitempty"`
-
 	Ready  *Ready         `json:"ready,omitempty"`
 	Logs   *Logs          `json:"logs,omitempty"`
 	Report *result.Report `json:"report,omitempty"`

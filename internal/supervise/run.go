@@ -41,6 +41,8 @@ type Options struct {
 	// Emptied, if not nil, is called when nothing of it is left, or that cannot be
 	// shown, and the keeper still keeps the terminal.
 	Emptied func(proven bool)
+	// Ending, if not nil, is called before all is signalled that a grace period is for.
+	Ending func()
 	// Doomed, if not nil, says whether what the payload ran in was ended, when
 	// the payload was ended from outside: then it is killed, and not lost.
 	Doomed func() bool
@@ -265,7 +267,7 @@ func (r *run) end(cause result.Cause) time.Time {
 		}
 	case result.Timeout:
 		if r.o.Grace > 0 {
-			graceErr = r.grace(r.o.Grace, func() error { return r.held.SignalAll(unix.SIGTERM) }, nil, r.ctx.Done())
+			graceErr = r.grace(r.o.Grace, func() error { return r.signalAll(unix.SIGTERM) }, nil, r.ctx.Done())
 			r.used = r.held.Used()
 		}
 	case result.Canceled:
@@ -277,7 +279,7 @@ func (r *run) end(cause result.Cause) time.Time {
 		r.used = r.held.Used()
 	case result.Killed, result.IdleTimeout:
 		if r.request.Grace > 0 && res.Started {
-			graceErr = r.grace(r.request.Grace, func() error { return r.held.SignalAll(r.request.Signal) }, nil, nil)
+			graceErr = r.grace(r.request.Grace, func() error { return r.signalAll(r.request.Signal) }, nil, nil)
 		}
 		r.used = r.held.Used()
 	case result.StartFailed:
@@ -302,6 +304,13 @@ func (r *run) end(cause result.Cause) time.Time {
 			Message: fmt.Sprintf("no grace period, the sandbox was killed at once: %v", graceErr)}
 	}
 	return out.At
+}
+
+func (r *run) signalAll(sig syscall.Signal) error {
+	if r.o.Ending != nil {
+		r.o.Ending()
+	}
+	return r.held.SignalAll(sig)
 }
 
 // grace tells the sandbox to end and gives it time. It ends when init has
