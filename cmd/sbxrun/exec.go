@@ -124,9 +124,7 @@ func (x *execution) find(name string) (release func(), err error) {
 		}
 	}
 	if x.init, err = access.Init.Open(); errors.Is(err, proc.ErrGone) {
-		if err = sandbox.Refresh(); err == nil {
-			err = cannotEnter(sandbox)
-		}
+		err = &result.Error{Code: "ended", Message: "the sandbox " + name + " has just ended"}
 	}
 	if err != nil {
 		return nil, err
@@ -137,14 +135,13 @@ func (x *execution) find(name string) (release func(), err error) {
 
 // cannotEnter says why there is nothing to enter.
 func cannotEnter(e *state.Entry) error {
-	if e.Status() == string(state.Starting) {
+	switch {
+	case !lives(e):
+		return &result.Error{Code: "ended", Message: "the sandbox " + title(e) + " has ended: " + e.Status()}
+	case e.Record.Phase == state.Starting:
 		return &result.Error{Code: "starting", Message: "the sandbox " + title(e) + " is still being set up", Hint: "try again in a moment"}
 	}
-	status := e.Status()
-	if lives(e) {
-		status = "just now"
-	}
-	return &result.Error{Code: "ended", Message: "the sandbox " + title(e) + " has ended: " + status}
+	return &result.Error{Code: "enter", Message: "the sandbox " + title(e) + " cannot be entered: what is needed for that is damaged"}
 }
 
 // entry is what is run in the sandbox, and as whom.
