@@ -39,6 +39,13 @@ type SweepOptions struct {
 // sweepBound is how long a sweep waits for the end of one init.
 const sweepBound = 5 * time.Second
 
+type sweep struct {
+	SweepOptions
+	found []Finding
+}
+
+func (s *sweep) note(f Finding) { s.found = append(s.found, f) }
+
 // Sweep removes what has no supervisor any more: processes, each after it was
 // verified to be what a record says, and records. A supervisor that lives is never
 // touched, nor is anything of its sandbox.
@@ -77,13 +84,6 @@ func (s *sweep) damaged(dir *state.Dir, warnings []error) {
 		s.note(Finding{Kind: "damaged", What: "something in the state directory", Err: err.Error()})
 	}
 }
-
-type sweep struct {
-	SweepOptions
-	found []Finding
-}
-
-func (s *sweep) note(f Finding) { s.found = append(s.found, f) }
 
 // do does what is to be done about a finding, unless this is only a look.
 func (s *sweep) do(f Finding, what func() error) bool {
@@ -135,6 +135,7 @@ func (s *sweep) young(e *state.Entry) bool {
 	return time.Since(at) < s.OlderThan
 }
 
+// end kills an init and waits, at most sweepBound, until all of its namespace is gone.
 func end(init *proc.Process) error {
 	if err := init.Signal(unix.SIGKILL); err != nil && !errors.Is(err, proc.ErrGone) {
 		return err
@@ -160,6 +161,8 @@ func (s *sweep) processes() {
 	}
 }
 
+// process ends one process if it is an abandoned init, and reports it if it is a zombie
+// of ours.
 func (s *sweep) process(pid int) {
 	st, err := proc.ReadStat(pid)
 	if err != nil {
@@ -176,15 +179,15 @@ func (s *sweep) process(pid int) {
 		return
 	}
 	defer init.Close()
-	if !stale(pid) || init.Exited() {
+	if !abandoned(pid) || init.Exited() {
 		return
 	}
 	s.do(Finding{Kind: "held-init", PID: pid, What: "init of a sandbox that has lost its keeper and monitor, and would stay for ever"}, func() error { return end(init) })
 }
 
-// stale says whether a process is the init of one of our sandboxes, and has lost
+// abandoned says whether a process is the init of one of our sandboxes, and has lost
 // all that could end it.
-func stale(pid int) bool {
+func abandoned(pid int) bool {
 	if !marked(pid) || !own(pid) {
 		return false
 	}
@@ -222,7 +225,7 @@ func marked(pid int) bool {
 	return err == nil && string(first) == proc.Marker(os.Geteuid())
 }
 
-// own says whether a process is the caller's, who may be root.
+// own says whether a process is the caller's; to root all are.
 func own(pid int) bool {
 	var st unix.Stat_t
 	err := unix.Stat("/proc/"+strconv.Itoa(pid), &st)

@@ -5,7 +5,10 @@
 // (pid_namespaces(7)). So the proof has two halves: init's pidfd is readable,
 // which speaks for everything in the namespace; and the keeper has said that it
 // has no children any more, which speaks for bwrap's own processes and for
-// zombies.
+// zombies. That is [Teardown].
+//
+// [Sweep] is for what was left without a supervisor to do that: it ends processes,
+// each verified to be a sandbox's, and removes records.
 package cleanup
 
 import (
@@ -65,6 +68,7 @@ func Teardown(sb *proc.Kept, deadline time.Time, emptied func(proven bool)) Outc
 		failed = multierror.Append(failed, fmt.Errorf("wait for init %d: %w", sb.Init.PID, err))
 	}
 	at := time.Now()
+	go sb.Unmount() // the process does not end before that is done
 	if emptied != nil {
 		emptied(failed == nil)
 	}

@@ -141,6 +141,8 @@ var (
 //go:nocheckptr
 func enter(e unsafe.Pointer) { (*entry)(e).run() }
 
+// run is the life of all three.
+//
 //go:nosplit
 //go:norace
 //go:nocheckptr
@@ -358,6 +360,8 @@ func (e *entry) must(step int64, call, a, b, c, d, f uintptr) uintptr {
 	return r
 }
 
+// fail tells sbxrun which step failed, and ends the process.
+//
 //go:nosplit
 //go:norace
 //go:nocheckptr
@@ -367,6 +371,8 @@ func (e *entry) fail(step int64, errno syscall.Errno) {
 	proc.Exit(125)
 }
 
+// say sends the message.
+//
 //go:nosplit
 //go:norace
 //go:nocheckptr

@@ -44,15 +44,17 @@ type Exec struct {
 	running chan struct{}
 	confirm bool
 	exited  chan struct{}
-	payload *result.Payload // these, before exited is closed
+	// Set before exited is closed.
+	payload *result.Payload // nil if not known
 	alone   bool            // it has left nothing behind
-	err     error
+	err     error           // why payload is nil
 }
 
 // Start enters the sandbox and returns once the new init exists, is verified and
 // held by a pidfd. The payload waits for [Exec.Release]. stdio stays the
 // caller's. An error is a *[result.Error], and nothing is left. forked is called
-// when the payload has descriptors of its own.
+// when the payload has descriptors of its own. It blocks for at most [SetupBound], or
+// until ctx is done, and then until nothing is left.
 func (e *Entry) Start(ctx context.Context, stdio [3]*os.File, tty *proc.Terminal, forked func()) (*Exec, error) {
 	x := &Exec{name: e.Command[0], workdir: e.Workdir, running: make(chan struct{}), confirm: e.Confirm, exited: make(chan struct{})}
 	entry, err := e.lay()
@@ -172,11 +174,6 @@ func (x *Exec) Release() {
 	go x.follow()
 }
 
-func (x *Exec) send(o order) error {
-	_, err := x.socket.Write((*[unsafe.Sizeof(o)]byte)(unsafe.Pointer(&o))[:])
-	return err
-}
-
 // follow waits for the payload's end, or for init's.
 func (x *Exec) follow() {
 	defer close(x.exited)
@@ -258,7 +255,7 @@ func (x *Exec) Signal(sig syscall.Signal) error { return x.order(order{int32(sig
 func (x *Exec) SignalAll(sig syscall.Signal) error { return x.order(order{int32(sig), 0}) }
 
 func (x *Exec) order(o order) error {
-	err := x.send(o)
+	_, err := x.socket.Write((*[unsafe.Sizeof(o)]byte)(unsafe.Pointer(&o))[:])
 	if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
 		return proc.ErrGone
 	}

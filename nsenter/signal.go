@@ -18,7 +18,8 @@ const bound = 2 * time.Second
 
 // Signal sends sig to every process of the sandbox but init, in one step of the
 // kernel's (kill(2), pid -1), so that nothing can fork its way out of it. It blocks
-// for as long as some forks take.
+// for as long as some forks take, bounded by two seconds, and by [SetupBound] if what
+// was forked does not go. [proc.ErrGone]: the sandbox has ended.
 func Signal(t Target, sig syscall.Signal) error {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {

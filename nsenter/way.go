@@ -29,14 +29,15 @@ func (t *Target) namespaces() uintptr {
 	return all
 }
 
-// way is a way into a sandbox: the keeper above what goes it, and what that says.
+// way is a way into a sandbox: the keeper above what goes in, and what that says.
 type way struct {
 	proc.Kept
 	socket *os.File // to what is inside
 	gate   *os.File // write end: a byte releases the payload
 }
 
-// enter begins to go. The processes have descriptors of their own when it returns.
+// enter begins to go. What was forked has descriptors of its own when it returns. Also
+// after an error the caller abandons the way and closes it.
 func (w *way) enter(t *Target, e *entry, stdio [3]*os.File, tty *proc.Terminal) error {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -68,7 +69,8 @@ func (w *way) enter(t *Target, e *entry, stdio [3]*os.File, tty *proc.Terminal) 
 	return err
 }
 
-// abandon ends all that has gone this way.
+// abandon ends all that has gone this way, and returns when nothing is left, or after
+// SetupBound with an error. One that the keeper has told comes first.
 func (w *way) abandon() error {
 	if w.Keeper == nil {
 		return nil

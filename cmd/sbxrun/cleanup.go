@@ -24,7 +24,7 @@ func cleanupCommand(args []string) int {
 	case flags.Help:
 		return help("cleanup")
 	}
-	dir, err := state.Look(stateCaller())
+	dir, err := lookAtState()
 	if err != nil {
 		return fail(err)
 	}

@@ -61,7 +61,7 @@ type waiting struct {
 	told   atomic.Bool
 }
 
-var errDetached = errors.New("--detach and --tty do not go together: nobody is there any more for what is written")
+var errDetachedOnTerminal = errors.New("--detach and --tty do not go together: nobody is there any more for what is written")
 
 // detach has a command carried out in the background, and prints what comes of it.
 func detach(command string, args []string, asJSON bool, print func(handover) error) int {
@@ -99,7 +99,8 @@ func toStrings(list [][]byte) []string {
 	return out
 }
 
-// spawn starts a supervisor and waits for its word.
+// spawn starts a supervisor and waits for its word, for as long as the supervisor
+// takes. After an error, or one that the word holds, nothing is left of it.
 func spawn(a assignment) (said handover, err error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -203,5 +204,5 @@ func (c *waiting) tell(said handover) error {
 // fail tells the caller why there is nothing, if it still waits.
 func (c *waiting) fail(e *result.Error, code int) {
 	// Dead is as good as told.
-	_ = c.tell(handover{Error: &result.ReportError{Code: e.Code, Message: e.Message, Hint: e.Hint}, Code: code})
+	_ = c.tell(handover{Error: e.Report(), Code: code})
 }

@@ -51,7 +51,7 @@ func (x *execution) run(name string, args []string) int {
 	case x.flags.JSON && x.flags.Tty:
 		return fail(usageError(errJSONOnTerminal))
 	case x.flags.Detach && x.flags.Tty:
-		return fail(usageError(errDetached))
+		return fail(usageError(errDetachedOnTerminal))
 	case x.flags.Detach && caller == nil:
 		return detach("exec", args, x.flags.JSON, x.printStarted)
 	}
@@ -108,7 +108,7 @@ func (x *execution) endedWith(res *result.Result) {
 
 // find finds the sandbox, marks it as used, and takes hold of its init.
 func (x *execution) find(name string) (release func(), err error) {
-	dir, err := state.Look(stateCaller())
+	dir, err := lookAtState()
 	if err != nil {
 		return nil, err
 	}

@@ -43,7 +43,7 @@ type killer struct {
 	tags   map[string]string
 	signal string // its name
 	kills  []*kill
-	// Of names that there are not.
+	// For each name that no sandbox has.
 	unknown []killed
 	code    int
 }
@@ -101,9 +101,7 @@ func (k *killer) find(names []string) error {
 		e, err := find(name)
 		if err != nil {
 			k.code = fail(err) // the others are ended all the same
-			known := asError(err)
-			k.unknown = append(k.unknown, killed{Name: name, Verdict: result.NotApplicable, Survivors: []result.Survivor{},
-				Error: &result.ReportError{Code: known.Code, Message: known.Message, Hint: known.Hint}})
+			k.unknown = append(k.unknown, killed{Name: name, Verdict: result.NotApplicable, Survivors: []result.Survivor{}, Error: asError(err).Report()})
 			continue
 		}
 		if !seen[e.ID] {
@@ -189,6 +187,8 @@ func (k *kill) initEnded() bool {
 	return errors.Is(err, proc.ErrGone)
 }
 
+// init takes hold of init, as the record knows it. [proc.ErrGone]: it has ended, or
+// never was.
 func (k *kill) init() (*proc.Process, error) {
 	if k.sandbox.Record.Init == nil {
 		return nil, proc.ErrGone
@@ -239,6 +239,7 @@ type killed struct {
 	Error     *result.ReportError `json:"error,omitempty"`
 }
 
+// told is what came of it.
 func (k *kill) told() killed {
 	e := k.sandbox
 	t := killed{ID: e.ID, Name: e.Record.Name, Status: e.Status(), Already: k.already, Verdict: k.verdict, Survivors: []result.Survivor{}}
@@ -254,12 +255,12 @@ func (k *kill) told() killed {
 		}
 	}
 	if k.err != nil {
-		known := asError(k.err)
-		t.Error = &result.ReportError{Code: known.Code, Message: known.Message, Hint: known.Hint}
+		t.Error = asError(k.err).Report()
 	}
 	return t
 }
 
+// tell prints what came of all, and returns the exit code.
 func (k *killer) tell() int {
 	code := k.code
 	all := []killed{}

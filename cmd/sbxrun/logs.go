@@ -117,7 +117,8 @@ func (l *reader) print() error {
 	if err := logfile.Follow(ctx, over, streams...); err != nil {
 		return err
 	}
-	return l.cut()
+	l.noteCut()
+	return nil
 }
 
 // piece is what logs --json prints: text, or base64 if it is not UTF-8.
@@ -139,14 +140,14 @@ func printPiece(stream string, p []byte) error {
 	return json.NewEncoder(os.Stdout).Encode(it)
 }
 
-// cut marks, on stderr, that a log is only the head of what was written.
-func (l *reader) cut() error {
+// noteCut says, on stderr, that a log is only the head of what was written.
+func (l *reader) noteCut() {
 	if err := l.sandbox.Refresh(); err != nil {
-		return nil // it was removed meanwhile; all of it was printed
+		return // it was removed meanwhile; all of it was printed
 	}
 	logs := l.sandbox.Record.Logs
 	if logs == nil {
-		return nil
+		return
 	}
 	for _, s := range []struct {
 		name  string
@@ -157,5 +158,4 @@ func (l *reader) cut() error {
 			fmt.Fprintf(os.Stderr, "sbxrun: %s is cut: of %d bytes or more that the command has written only the head is kept (--log-max)\n", s.name, s.bytes)
 		}
 	}
-	return nil
 }

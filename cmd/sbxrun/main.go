@@ -61,14 +61,10 @@ func dispatch(args []string, begin time.Time) int {
 	return runCommand(args, begin)
 }
 
-// fail prints an error in one line, with the remedy if it is known, and returns
-// the exit code.
+// fail prints an error in one line, with the remedy if it is known, or tells it the
+// caller of a detached command, and returns the exit code.
 func fail(err error) int {
 	e := asError(err)
-	line := e.Message
-	if e.Hint != "" {
-		line += "; " + e.Hint
-	}
 	code := result.ExitNotStarted
 	if e.ExitCode != 0 {
 		code = e.ExitCode
@@ -76,11 +72,24 @@ func fail(err error) int {
 	if caller != nil {
 		caller.fail(e, code)
 	} else {
-		fmt.Fprintln(os.Stderr, "sbxrun: error: "+printable(line))
+		fmt.Fprintln(os.Stderr, "sbxrun: error: "+inOneLine(e))
 	}
 	return code
 }
 
+// warn says on stderr what does not stop us.
+func warn(err error) { fmt.Fprintln(os.Stderr, "sbxrun: warning: "+inOneLine(asError(err))) }
+
+// inOneLine is an error with its remedy, if that is known, for a terminal.
+func inOneLine(e *result.Error) string {
+	line := e.Message
+	if e.Hint != "" {
+		line += "; " + e.Hint
+	}
+	return printable(line)
+}
+
+// asError is an error as a [result.Error], so that all have a code.
 func asError(err error) *result.Error {
 	var e *result.Error
 	if !errors.As(err, &e) {
@@ -116,6 +125,7 @@ func printable(text string) string {
 	return b.String()
 }
 
+// usageError is an error of the command line.
 func usageError(err error) error {
 	return &result.Error{Code: "usage", Message: err.Error(), Hint: "see sbxrun --help", Err: err}
 }

@@ -65,43 +65,6 @@ func psCommand(args []string) int {
 	return 0
 }
 
-// list is all sandboxes of the caller. What cannot be read is passed over, with a
-// word on stderr.
-func list() ([]*state.Entry, error) {
-	dir, err := state.Look(stateCaller())
-	if err != nil {
-		return nil, err
-	}
-	entries, warnings := dir.List()
-	for _, w := range warnings {
-		warn(w)
-	}
-	return entries, nil
-}
-
-// warn says on stderr what does not stop us.
-func warn(err error) {
-	e := asError(err)
-	line := e.Message
-	if e.Hint != "" {
-		line += "; " + e.Hint
-	}
-	fmt.Fprintln(os.Stderr, "sbxrun: warning: "+printable(line))
-}
-
-// lives: it has a supervisor that has not recorded its end yet.
-func lives(e *state.Entry) bool { return e.Alive && e.Record.Phase != state.Ended }
-
-// tagged says whether a sandbox has all of the tags.
-func tagged(e *state.Entry, tags map[string]string) bool {
-	for key, value := range tags {
-		if got, ok := e.Record.Tags[key]; !ok || got != value {
-			return false
-		}
-	}
-	return true
-}
-
 // described is a sandbox in the JSON of ps and inspect.
 type described struct {
 	state.Record

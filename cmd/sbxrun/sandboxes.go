@@ -1,9 +1,15 @@
 package main
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"os"
+	"strings"
+	"time"
 
 	"github.com/sbxrun/sbxrun/internal/environ"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
@@ -15,20 +21,79 @@ const (
 	stderrFile = "stderr.log"
 )
 
+// stateCaller is whose sandboxes are meant.
 func stateCaller() state.Caller {
 	return state.Caller{StateDir: os.Getenv("SBXRUN_STATE_DIR"), RuntimeDir: os.Getenv("XDG_RUNTIME_DIR"), UID: os.Geteuid()}
 }
 
+// lookAtState opens the state directory, if there is one.
 func lookAtState() (*state.Dir, error) { return state.Look(stateCaller()) }
 
-// find is the sandbox of this name or id.
+// find is the sandbox of this name, or of this id or its beginning.
 func find(name string) (*state.Entry, error) {
-	dir, err := state.Look(stateCaller())
+	dir, err := lookAtState()
 	if err != nil {
 		return nil, err
 	}
 	// Entries need it for as long as they are looked at: until we exit.
 	return dir.Find(name)
+}
+
+// list is all sandboxes of the caller. What cannot be read is passed over, with a
+// word on stderr.
+func list() ([]*state.Entry, error) {
+	dir, err := lookAtState()
+	if err != nil {
+		return nil, err
+	}
+	entries, warnings := dir.List()
+	for _, w := range warnings {
+		warn(w)
+	}
+	return entries, nil
+}
+
+// lives: it has a supervisor that has not recorded its end yet.
+func lives(e *state.Entry) bool { return e.Alive && e.Record.Phase != state.Ended }
+
+// tagged says whether a sandbox has all of the tags.
+func tagged(e *state.Entry, tags map[string]string) bool {
+	for key, value := range tags {
+		if got, ok := e.Record.Tags[key]; !ok || got != value {
+			return false
+		}
+	}
+	return true
+}
+
+// parseTags parses KEY=VALUE; the last one of a key wins.
+func parseTags(args []string) (map[string]string, error) {
+	tags := map[string]string{}
+	for _, arg := range args {
+		key, value, found := strings.Cut(arg, "=")
+		if !found || key == "" {
+			return nil, fmt.Errorf("--tag %q: want KEY=VALUE", arg)
+		}
+		tags[key] = value
+	}
+	return tags, nil
+}
+
+// ended waits until a sandbox's supervisor is no more: then the record is final. With
+// ctx done first it is os.ErrDeadlineExceeded.
+func ended(ctx context.Context, e *state.Entry) error {
+	if !e.Alive {
+		return nil
+	}
+	supervisor, err := e.Record.Supervisor.Open()
+	if errors.Is(err, proc.ErrGone) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer supervisor.Close()
+	return supervisor.WaitContext(ctx, time.Time{})
 }
 
 // title is what people call a sandbox.

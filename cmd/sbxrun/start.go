@@ -7,7 +7,6 @@ import (
 	"os"
 	"regexp"
 	"strconv"
-	"strings"
 
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/state"
@@ -90,19 +89,6 @@ func parseStart(args []string) (f startFlags, command []string, err error) {
 	}
 	f.probe, err = parseProbe(&f.Start)
 	return f, command, err
-}
-
-// parseTags parses KEY=VALUE; the last one of a key wins.
-func parseTags(args []string) (map[string]string, error) {
-	tags := map[string]string{}
-	for _, arg := range args {
-		key, value, found := strings.Cut(arg, "=")
-		if !found || key == "" {
-			return nil, fmt.Errorf("--tag %q: want KEY=VALUE", arg)
-		}
-		tags[key] = value
-	}
-	return tags, nil
 }
 
 func parseProbe(f *cli.Start) (p probe, err error) {

@@ -50,6 +50,7 @@ type supervisor struct {
 	kept    *proc.Kept // once it is held
 }
 
+// superviseSandbox is the supervisor of a sandbox from its making to its end.
 func superviseSandbox(args []string, begin time.Time) int {
 	s := &supervisor{begin: begin, hurry: make(chan struct{}), matched: make(chan struct{})}
 	// Before anybody can know of us: SIGTERM is a request, and would end us.
@@ -102,7 +103,7 @@ func (s *supervisor) prepare(args []string) (err error) {
 func (s *supervisor) run() error {
 	go s.listen()
 	started, err := s.start()
-	if started == nil {
+	if err != nil {
 		_ = s.own.Remove() // the error that counts is the first one
 		return err
 	}
@@ -133,25 +134,11 @@ type logging struct {
 	copying sync.WaitGroup
 }
 
-// start makes what has to be there before the sandbox: record, logs, pipes.
+// start makes what has to be there before the sandbox: record, logs, pipes. Descriptors
+// that it leaves open after an error end with us.
 func (s *supervisor) start() (l *logging, err error) {
-	self, err := proc.Identify(os.Getpid())
-	if err != nil {
+	if s.record, err = s.firstRecord(); err != nil {
 		return nil, err
-	}
-	s.record = state.Record{
-		Tags: s.flags.tags, Argv: s.command, CreatedAt: s.begin.UTC().Format(result.TimeFormat), Phase: state.Starting, Supervisor: self,
-		Workdir: s.plan.Workdir, Net: s.flags.Net, Hostname: s.flags.Hostname,
-		TimeoutMS: result.Milliseconds(time.Duration(s.flags.Timeout)), IdleTimeoutMS: result.Milliseconds(time.Duration(s.flags.IdleTimeout)),
-	}
-	if s.record.Argv == nil {
-		s.record.Argv = []string{}
-	}
-	if cred := s.plan.Cred(); cred != nil {
-		s.record.UID, s.record.GID = &cred.UID, &cred.GID
-	}
-	if p := s.flags.probe.String(); p != "" {
-		s.record.Ready = &state.Ready{Probe: p}
 	}
 	null, err := os.OpenFile(os.DevNull, os.O_RDONLY, 0)
 	if err != nil {
@@ -187,6 +174,29 @@ func (s *supervisor) start() (l *logging, err error) {
 		})
 	})
 	return l, nil
+}
+
+// firstRecord is what is known of the sandbox before there is one.
+func (s *supervisor) firstRecord() (state.Record, error) {
+	self, err := proc.Identify(os.Getpid())
+	if err != nil {
+		return state.Record{}, err
+	}
+	r := state.Record{
+		Tags: s.flags.tags, Argv: s.command, CreatedAt: s.begin.UTC().Format(result.TimeFormat), Phase: state.Starting, Supervisor: self,
+		Workdir: s.plan.Workdir, Net: s.flags.Net, Hostname: s.flags.Hostname,
+		TimeoutMS: result.Milliseconds(time.Duration(s.flags.Timeout)), IdleTimeoutMS: result.Milliseconds(time.Duration(s.flags.IdleTimeout)),
+	}
+	if r.Argv == nil {
+		r.Argv = []string{}
+	}
+	if cred := s.plan.Cred(); cred != nil {
+		r.UID, r.GID = &cred.UID, &cred.GID
+	}
+	if p := s.flags.probe.String(); p != "" {
+		r.Ready = &state.Ready{Probe: p}
+	}
+	return r, nil
 }
 
 // copy writes one stream to its log, to the end.
@@ -295,7 +305,7 @@ func (s *supervisor) listen() {
 	}
 }
 
-// doomed says whether somebody was asked to kill the sandbox, and did so without
+// doomed says whether somebody was to kill the sandbox, and so has done it without
 // us: sbxrun kill, when we are stopped.
 func (s *supervisor) doomed() bool {
 	kill, err := s.own.ReadKill()

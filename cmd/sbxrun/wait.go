@@ -11,7 +11,6 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/logfile"
-	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/ready"
 	"github.com/sbxrun/sbxrun/internal/result"
 	"github.com/sbxrun/sbxrun/internal/state"
@@ -58,8 +57,7 @@ func waitReady(id string) (code int, why *result.ReportError) {
 	if err == nil {
 		return 0, nil
 	}
-	e := asError(err)
-	return fail(err), &result.ReportError{Code: e.Code, Message: e.Message, Hint: e.Hint}
+	return fail(err), asError(err).Report()
 }
 
 // waiter is one who waits for a sandbox.
@@ -92,8 +90,7 @@ func (w *waiter) tell(err error, asJSON bool) int {
 	}
 	if err != nil {
 		code = fail(err)
-		e := asError(err)
-		said.Error = &result.ReportError{Code: e.Code, Message: e.Message, Hint: e.Hint}
+		said.Error = asError(err).Report()
 	}
 	if asJSON {
 		said.ExitCode = code
@@ -125,22 +122,6 @@ func (w *waiter) untilEnded(ctx context.Context) error {
 		return nil
 	}
 	return lostError(w.sandbox)
-}
-
-// ended waits until a sandbox's supervisor is no more.
-func ended(ctx context.Context, e *state.Entry) error {
-	if !e.Alive {
-		return nil
-	}
-	supervisor, err := e.Record.Supervisor.Open()
-	if errors.Is(err, proc.ErrGone) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer supervisor.Close()
-	return supervisor.WaitContext(ctx, time.Time{})
 }
 
 // late words why the waiting was given up.

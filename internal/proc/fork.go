@@ -59,10 +59,10 @@ func Exit(code uintptr) {
 	}
 }
 
-// CommandLine is the memory that /proc/PID/cmdline shows. A bare fork inherits a
-// copy, and may be visible to a sandbox, so it wipes that: what sbxrun was called
-// with is none of the payload's business.
-func CommandLine() []byte {
+// commandLine is the memory that /proc/PID/cmdline shows. A bare fork inherits a
+// copy, and may be visible to a sandbox, so it gives that up, or wipes it: what
+// sbxrun was called with is none of the payload's business.
+func commandLine() []byte {
 	if len(os.Args) == 0 || len(os.Args[0]) == 0 {
 		return nil
 	}

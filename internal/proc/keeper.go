@@ -13,21 +13,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Command is what the keeper starts as its only child.
+// Command is what the keeper starts: the only child that it forks itself.
 type Command struct {
 	Path string   // absolute
 	Args []string // with argv[0]
 	Env  []string
 	// Enter, if it is not nil, is called with Arg in place of an exec, after the
-	// child has become all that Command says. It must be a function, not a method
-	// or closure, that follows the rules of [BareFork] and never returns.
+	// child has become all that Command says; Path, Args and Env are not used then.
+	// It must be a function, not a method or closure, that follows the rules of
+	// [BareFork] and never returns. The keeper's socket is still open, next to Files.
 	Enter func(unsafe.Pointer)
 	Arg   unsafe.Pointer
-	// Files become descriptors 0, 1, 2 … of the command; it gets no other.
-	// They stay the caller's.
+	// Files become descriptors 0, 1, 2 … of the command; what is executed gets no
+	// other. They stay the caller's.
 	Files []*os.File
-	// UID and GID are taken on, and all supplementary groups dropped, before
-	// the exec. Only root can ask for them; nil leaves the identity alone.
+	// Cred is taken on, and all supplementary groups dropped, before the exec. Only
+	// root can ask for it; nil leaves the identity alone.
 	Cred *Cred
 	// Stage are files and directories that only root can reach: the i-th is
 	// bound to StageDir/i, in a mount namespace that only the command sees,
@@ -59,9 +60,7 @@ func Marker(uid int) string { return "sbxrun-bwrap:" + strconv.Itoa(uid) }
 // Cred is the identity a command runs under.
 type Cred struct{ UID, GID uint32 }
 
-// Usage is what the sandbox used: what was reaped of it, so not what was still
-// running when init was killed (the kernel discards the times of children that
-// nobody waits for: wait(2), zap_pid_ns_processes).
+// Usage is CPU time and memory that processes have used.
 type Usage struct {
 	User, System time.Duration
 	MaxRSS       int64 // bytes, of the largest process
@@ -69,17 +68,21 @@ type Usage struct {
 
 // End is how the keeper's children ended.
 type End struct {
+	// Usage is what was reaped of the sandbox, so not what was still running when
+	// init was killed (the kernel discards the times of children that nobody waits
+	// for: wait(2), zap_pid_ns_processes).
 	Usage
-	Monitor unix.WaitStatus // of bwrap's outer process
+	Monitor unix.WaitStatus // of the [Command]: bwrap's outer process, or what enters
 	Init    unix.WaitStatus // if ReapedInit
-	// ReapedInit: init was reparented to the keeper, as it is when the monitor
-	// ends first. The monitor reaps init itself only if init is killed, by
-	// somebody else, while the monitor waits for it.
+	// ReapedInit: the keeper has reaped init. An exec's is its own child. A
+	// sandbox's is reparented to it when the monitor ends first; the monitor reaps
+	// init itself only if init is killed, by somebody else, while the monitor waits
+	// for it.
 	ReapedInit bool
 }
 
 // A StartError names the step in the keeper, or between its fork and the exec
-// of bwrap, that failed. Nothing of the sandbox exists then.
+// of bwrap, or on the way into a sandbox, that failed. There is no payload then.
 type StartError struct {
 	Step string
 	Err  error
@@ -140,7 +143,7 @@ func (k *keeperState) lay(c Command) (err error) {
 	// Go's heap, which has the stacks of goroutines as well, is in one place, and has
 	// less than four gigabytes.
 	const heap = 1 << 32
-	k.cmdline = CommandLine()
+	k.cmdline = commandLine()
 	k.high = uintptr(unsafe.Pointer(k))&^(heap-1) + 2*heap
 	copy(k.name[:], KeeperName)
 	copy(k.children[:], "/proc/thread-self/children")

@@ -50,13 +50,13 @@ var stepNames = [...]string{
 // reaped. A SOCK_SEQPACKET keeps each whole (unix(7)).
 type record struct {
 	kind   int64 // recordFailed, recordEmpty
-	step   int64 // recordFailed: the step, or …
-	errno  int64
+	step   int64 // recordFailed
+	errno  int64 // recordFailed
 	user   int64 // recordEmpty: µs
-	system int64 // µs
-	maxrss int64 // KiB
-	// recordEmpty: wait statuses, of bwrap's monitor and of init, and whether
-	// there is one of init.
+	system int64 // recordEmpty: µs
+	maxrss int64 // recordEmpty: KiB
+	// recordEmpty: wait statuses, of the command (bwrap's monitor) and of init, and
+	// whether there is one of init.
 	monitor, init, reapedInit int64
 }
 
@@ -81,10 +81,10 @@ type keeperState struct {
 	cmdline  []byte
 	pidfd    int32 // of the keeper, for the parent
 	pid      uintptr
-	command  uintptr // pid of bwrap
+	command  uintptr // pid of the Command: bwrap, or what enters a sandbox
 	ended    bool    // sbxrun has said that it is over, or is dead
-	orphaned bool    // it is dead
-	rec      record  // how it ended
+	orphaned bool    // sbxrun has closed its end, or is dead
+	rec      record  // to be reported
 	usage    unix.Rusage
 	status   int32
 	poll     [2]unix.PollFd
@@ -267,8 +267,8 @@ func (k *keeperState) reap() {
 			return
 		}
 		if pid == k.command {
-			// bwrap's monitor. Its usage counts only if it has reaped init
-			// itself: until its exec it was a copy of sbxrun.
+			// bwrap's monitor, or what enters. Its usage counts only if it has reaped
+			// init itself: until its exec it was a copy of sbxrun.
 			k.rec.monitor = int64(k.status)
 			if k.rec.reapedInit != 0 {
 				continue
@@ -287,7 +287,8 @@ func (k *keeperState) reap() {
 	}
 }
 
-// wait blocks until a child or the lifeline has ended.
+// wait blocks until a child has ended, or sbxrun's end of the socket was shut down or
+// closed.
 //
 //go:nosplit
 //go:norace
@@ -372,7 +373,7 @@ func (k *keeperState) killChildren() {
 	}
 }
 
-// What follows runs in the child that becomes bwrap.
+// What follows runs in the child that becomes bwrap, or enters a sandbox.
 
 // defaultSignals: exec resets handlers to the default but lets SIG_IGN through,
 // and a bwrap that ignores SIGCHLD hangs for ever (bubblewrap before 0.11.1).
@@ -493,6 +494,8 @@ func (k *keeperState) fail(step int64, errno syscall.Errno) {
 	Exit(125)
 }
 
+// report sends the record.
+//
 //go:nosplit
 //go:norace
 //go:nocheckptr

@@ -1,6 +1,8 @@
 package proc
 
 import (
+	"os"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -12,6 +14,7 @@ type Kept struct {
 	Keeper *Keeper
 	Init   *Process // PID 1 of the namespace, verified
 	PIDNS  uint64   // inode of the namespace, to name survivors
+	mounts *os.File // init's mount namespace, if it is held
 }
 
 // maxLook bounds every look at the processes: it delays the kill.
@@ -21,7 +24,8 @@ const maxLook = 1000
 const maxUsage = 100
 
 // Strays looks at what is alive besides init and the payload: how many
-// processes, at most 1,000, and what they have used. While init still lives.
+// processes, at most 1,000, and what the first 100 have used. payload is its pid, 0
+// if it is no more. While init still lives.
 func (k *Kept) Strays(payload int) (n int, used Usage) {
 	var alive []Stat
 	for _, st := range Descendants(k.Init.PID, maxLook) {
@@ -32,9 +36,9 @@ func (k *Kept) Strays(payload int) (n int, used Usage) {
 	return len(alive), sum(alive)
 }
 
-// Used is what the processes that run now have used, and what nobody may wait
-// for any more: when init is killed the kernel discards it (zap_pid_ns_processes
-// ignores SIGCHLD).
+// Used is what the processes that run now have used, up to 100 of them, and what
+// nobody may wait for any more: when init is killed the kernel discards it
+// (zap_pid_ns_processes ignores SIGCHLD).
 func (k *Kept) Used() Usage { return sum(Descendants(k.Init.PID, maxUsage)) }
 
 func sum(stats []Stat) (total Usage) {
@@ -62,6 +66,30 @@ func (k *Kept) Abandon(deadline time.Time) error {
 		err = reapErr
 	}
 	return err
+}
+
+// HoldMounts holds init's mount namespace. As long as somebody does, init can end
+// without having to take all mounts down before, which takes the kernel longer than
+// all the rest (namespace_unlock waits for RCU). Where it is not allowed, the end
+// takes that much longer.
+func (k *Kept) HoldMounts() {
+	mounts, err := os.Open("/proc/" + strconv.Itoa(k.Init.PID) + "/ns/mnt")
+	if err != nil {
+		return
+	}
+	if k.Init.Exited() {
+		mounts.Close() // it may be another's
+		return
+	}
+	k.mounts = mounts
+}
+
+// Unmount gives the mount namespace up, if it is held. It blocks while the kernel
+// takes it down: half a millisecond.
+func (k *Kept) Unmount() {
+	if k.mounts != nil {
+		_ = k.mounts.Close() // an error means that it was closed
+	}
 }
 
 // KillInit sends SIGKILL to init, and with it to everything in the namespace

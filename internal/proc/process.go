@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrGone says that the process has ended and been reaped.
+// ErrGone says that the process has ended.
 var ErrGone = errors.New("no such process")
 
 // Process is one process, held by a pidfd. PID is for looking at /proc and for
@@ -71,8 +71,8 @@ func Descriptor(f *os.File) int {
 	return number
 }
 
-// Signal sends sig (pidfd_send_signal(2), Linux 5.1). A process that has ended
-// is [ErrGone].
+// Signal sends sig (pidfd_send_signal(2), Linux 5.1). A process that was reaped is
+// [ErrGone]; one that has ended and waits for that takes it without effect.
 func (p *Process) Signal(sig syscall.Signal) error {
 	err := unix.PidfdSendSignal(p.FD(), sig, nil, 0)
 	if err == unix.ESRCH {
@@ -91,7 +91,8 @@ func (p *Process) Exited() bool { return p.ready(unix.POLLIN) }
 func (p *Process) Wait(deadline time.Time) error { return p.wait(unix.POLLIN, deadline) }
 
 // WaitContext is Wait, and also returns ([os.ErrDeadlineExceeded]) when ctx is
-// done. One Wait at a time.
+// done. One Wait, WaitContext or ExitStatus of a Process at a time: the deadline is
+// the pidfd's.
 func (p *Process) WaitContext(ctx context.Context, deadline time.Time) error {
 	defer ReadUntil(ctx, p.file, deadline)()
 	return p.read(unix.POLLIN)

@@ -132,7 +132,7 @@ func parseNSPID(status []byte) (int, error) {
 	// fake this line by its name (proc_pid_status(5)).
 	i := bytes.Index(status, []byte("\nNSpid:"))
 	if i < 0 {
-		return 0, fmt.Errorf("parse status: no NSpid line")
+		return 0, errors.New("parse status: no NSpid line")
 	}
 	line, _, _ := strings.Cut(string(status[i+1:]), "\n")
 	f := strings.Fields(line)
@@ -184,8 +184,8 @@ func parseChildren(data []byte) (pids []int) {
 	return pids
 }
 
-// Descendants lists what lives below a process that is known to run, breadth
-// first and at most limit of them. It is a look, not a lock: a process that
+// Descendants lists what is below a process that is known to run, zombies included,
+// breadth first and at most limit of them. It is a look, not a lock: a process that
 // forks meanwhile may be missed, which is why ending a sandbox never depends
 // on it.
 func Descendants(root, limit int) (found []Stat) {

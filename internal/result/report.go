@@ -127,7 +127,7 @@ func (r Result) Report(id string, argv []string) Report {
 		rep.Usage = &ReportUsage{CPUUser: Milliseconds(r.CPUUser), CPUSystem: Milliseconds(r.CPUSystem), MaxRSS: r.MaxRSS}
 	}
 	if r.Err != nil {
-		rep.Error = &ReportError{Code: r.Err.Code, Message: r.Err.Message, Hint: r.Err.Hint}
+		rep.Error = r.Err.Report()
 	}
 	return rep
 }

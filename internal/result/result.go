@@ -195,6 +195,11 @@ type Error struct {
 func (e *Error) Error() string { return e.Message }
 func (e *Error) Unwrap() error { return e.Err }
 
+// Report is the error as JSON documents have it.
+func (e *Error) Report() *ReportError {
+	return &ReportError{Code: e.Code, Message: e.Message, Hint: e.Hint}
+}
+
 // ErrSetup says that init never came to the point of starting the payload.
 var ErrSetup = errors.New("the sandbox was not set up")
 

@@ -19,8 +19,6 @@ type Access struct {
 	Env     []string // NAME=VALUE
 }
 
-const accessName = "access"
-
 // accessFields are the words before the variables.
 const accessFields = 9
 

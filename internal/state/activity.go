@@ -84,7 +84,8 @@ func (e *Entry) HoldActivity() (release func(), err error) {
 }
 
 // touch sets the file's modification time to now, in CLOCK_MONOTONIC: somebody may
-// set the machine's clock, and the sandbox must not end for that.
+// set the machine's clock, and the sandbox must not end for that. (utimensat(2) takes
+// AT_EMPTY_PATH since Linux 5.8.)
 func touch(fd int) error {
 	t := unix.NsecToTimespec(int64(monotonic()))
 	return unix.UtimesNanoAt(fd, "", []unix.Timespec{t, t}, unix.AT_EMPTY_PATH)

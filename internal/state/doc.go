@@ -4,11 +4,12 @@
 //	STATE/lock            held while a sandbox is made or removed, or a name taken over
 //	STATE/names/NAME      a symbolic link whose text is the id; it is read, never followed
 //	STATE/ID/lock         held by the supervisor as long as it lives
-//	STATE/ID/activity     held, shared, by everything that uses the sandbox; see [Own.EndIfIdle]
+//	STATE/ID/activity     held, shared, by every exec in the sandbox; see [Own.EndIfIdle]
 //	STATE/ID/record.json  [Record]
 //	STATE/ID/kill.json    [Kill], a request to the supervisor
 //	STATE/ID/ending       is there from when the supervisor has begun to end the sandbox
-//	STATE/ID/...          what the supervisor adds, such as the environment and logs
+//	STATE/ID/access       [Access], as long as the sandbox can be entered
+//	STATE/ID/...          what the supervisor adds: the logs
 //	STATE/.ID             a sandbox's directory that is being made or removed
 //
 // The state directory is its owner's alone (0700), so whatever lies in it was put

@@ -8,7 +8,7 @@ import (
 )
 
 // Entry is a sandbox as others than its supervisor see it, when they last looked.
-// It holds no descriptor.
+// It holds no descriptor, but needs that of its [Dir].
 type Entry struct {
 	ID     string
 	Record Record
@@ -122,7 +122,7 @@ func (e *Entry) in(f func(folder) error) error {
 	return failed(f(sub))
 }
 
-// OpenFile opens one of the sandbox's files for reading.
+// OpenFile opens one of the sandbox's files for reading. The caller closes it.
 func (e *Entry) OpenFile(name string) (file *os.File, err error) {
 	err = e.in(func(f folder) (err error) {
 		file, err = f.openFile(name, os.O_RDONLY)

@@ -17,6 +17,7 @@ const (
 	activityName = "activity"
 	recordName   = "record.json"
 	killName     = "kill.json"
+	accessName   = "access"
 	endingName   = "ending"
 )
 
@@ -118,7 +119,7 @@ func (o *Own) Write(r Record) error {
 func (o *Own) WriteFile(name string, data []byte) error { return failed(o.folder.write(name, data)) }
 
 // OpenFile opens a private file of the sandbox, such as a log; flags are those of
-// [os.OpenFile].
+// [os.OpenFile]. The caller closes it.
 func (o *Own) OpenFile(name string, flags int) (*os.File, error) {
 	file, err := o.folder.openFile(name, flags)
 	return file, failed(err)

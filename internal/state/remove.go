@@ -60,7 +60,7 @@ func (d *Dir) Sweep() (warnings []error) {
 	warn(d.alone(func() error {
 		left, err := d.list()
 		for _, name := range left {
-			if d.scrap(name) {
+			if d.useless(name) {
 				warn(d.root.scrap(name))
 			}
 		}
@@ -69,9 +69,9 @@ func (d *Dir) Sweep() (warnings []error) {
 	return warnings
 }
 
-// scrap says whether what has this name in the state directory is of no use. The
+// useless says whether what has this name in the state directory is of no use. The
 // caller is alone.
-func (d *Dir) scrap(name string) bool {
+func (d *Dir) useless(name string) bool {
 	if hidden, found := strings.CutPrefix(name, "."); found {
 		return validID(hidden)
 	}
@@ -86,6 +86,7 @@ func (d *Dir) scrap(name string) bool {
 	return err == errUnrecorded || isDamaged(err)
 }
 
+// sweepNames removes the names of all that does not live. The caller is alone.
 func (d *Dir) sweepNames() error {
 	names, err := d.names()
 	if errors.Is(err, unix.ENOENT) {

@@ -1,10 +1,11 @@
 // Package supervise owns the order of a run, and its single decision: what
 // ended it. Everything it does comes in this order, with no way back:
 //
-//	start     bwrap below the keeper, held; init known and verified
+//	start     bwrap, or what enters a sandbox, below the keeper, held; init known
+//	          and verified
 //	release   the payload begins, and with it the deadline
-//	watch     one select: the payload's end, the deadline, a signal to sbxrun.
-//	          The first to happen is the cause, settled before anything is killed
+//	watch     one select: the payload's end, the deadline, a [Request]. The first
+//	          to happen is the cause, settled before anything is killed
 //	grace     if one was asked for
 //	teardown  on every path: init killed, its end and the keeper's awaited
 package supervise
@@ -13,7 +14,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"syscall"
 	"time"
 
@@ -23,7 +23,6 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
-	"github.com/sbxrun/sbxrun/nsenter"
 )
 
 // Options are how a run is carried out.
@@ -31,7 +30,7 @@ type Options struct {
 	Timeout      time.Duration // from the payload's begin; 0 for none
 	Grace        time.Duration // from SIGTERM to SIGKILL; 0 for SIGKILL at once
 	ProofTimeout time.Duration // how long the proof may take
-	Begin        time.Time     // when sbxrun was started
+	Begin        time.Time     // when sbxrun, or this use of it, began
 	// Hurry cuts a grace period short when it is closed.
 	Hurry <-chan struct{}
 	// Hold, if not nil, is called with the payload held. An error ends the run.
@@ -48,62 +47,13 @@ type Options struct {
 	Doomed func() bool
 }
 
-// Held is a payload that waits for its release, and all that can be done with
-// it: a [bwrap.Sandbox], or a [nsenter.Exec].
-type Held interface {
-	Ends() *proc.Kept
-	Release()
-	Running() <-chan struct{} // closed when the payload runs
-	Exited() <-chan struct{}  // closed when it has ended, or never came to be
-	// ExitStatus is the payload's end; or [result.ErrSetup], [result.ErrUnknown],
-	// or a *[result.Error] if it was never executed.
-	ExitStatus(deadline time.Time) (*result.Payload, error)
-	Strays() (n int, used proc.Usage)
-	Used() proc.Usage
-	Signal(syscall.Signal) error    // to the payload alone
-	SignalAll(syscall.Signal) error // to everything but init
-	Close()
-}
-
-// Start makes a held payload. An error is a *[result.Error], and nothing is left.
-type Start func(context.Context) (Held, error)
-
-// InSandbox is the start of a plan, in a sandbox of its own. forked is called as
-// soon as the sandbox has its copies of stdio.
-func InSandbox(plan *bwrap.Plan, stdio [3]*os.File, tty *proc.Terminal, forked func()) Start {
-	return func(ctx context.Context) (Held, error) {
-		sb, err := plan.Start(ctx, stdio, tty, forked)
-		if err != nil {
-			return nil, err
-		}
-		return sandbox{sb}, nil
-	}
-}
-
-// sandbox adds what bwrap cannot do from outside.
-type sandbox struct{ *bwrap.Sandbox }
-
-func (sb sandbox) SignalAll(sig syscall.Signal) error {
-	return nsenter.Signal(nsenter.Target{Init: sb.Init, Cred: sb.Cred, HostNet: sb.HostNet}, sig)
-}
-
-// Inside is the start of an entry, in a sandbox that runs.
-func Inside(entry *nsenter.Entry, stdio [3]*os.File, tty *proc.Terminal, forked func()) Start {
-	return func(ctx context.Context) (Held, error) {
-		x, err := entry.Start(ctx, stdio, tty, forked)
-		if err != nil {
-			return nil, err
-		}
-		return x, nil
-	}
-}
-
 // A Request ends a run: it is the cause that the run's context is cancelled with.
 type Request struct {
 	Cause  result.Cause // Canceled, Killed, IdleTimeout
 	Signal syscall.Signal
-	// Grace is from the signal, which goes to all of the sandbox, to SIGKILL. But
-	// one that is cancelled passes it on to the payload, with the run's own grace.
+	// Grace is from the signal, which goes to all of the sandbox, to SIGKILL. It does
+	// not count for Canceled: there the signal goes to the payload alone, and the grace
+	// period is the run's own.
 	Grace time.Duration
 }
 
@@ -126,7 +76,10 @@ func Run(ctx context.Context, start Start, o Options) result.Result {
 	defer held.Close()
 
 	run := run{ctx: ctx, o: o, held: held, result: &r}
-	cause := run.watch()
+	cause := run.release()
+	if cause == "" {
+		cause = run.watch()
+	}
 	decided := time.Now()
 	proven := run.end(cause)
 	r.Teardown, r.Duration = proven.Sub(decided), time.Since(o.Begin)
@@ -145,8 +98,9 @@ type run struct {
 	lost       bool       // init ended, and the payload by SIGKILL, before we did anything
 }
 
-// watch releases the payload and waits for the one thing that ends the run.
-func (r *run) watch() result.Cause {
+// release lets the payload begin. If it did not come to that, it returns the cause;
+// otherwise none.
+func (r *run) release() result.Cause {
 	if r.ctx.Err() != nil {
 		return r.requested() // before the release: it never ran
 	}
@@ -176,6 +130,11 @@ func (r *run) watch() result.Cause {
 	if r.o.Released != nil {
 		r.o.Released()
 	}
+	return ""
+}
+
+// watch waits for the one thing that ends a run whose payload runs.
+func (r *run) watch() result.Cause {
 	// Monotonic timers: a clock that is set does not matter.
 	var deadline, before <-chan time.Time
 	if t := r.o.Timeout; t > 0 {
@@ -200,6 +159,7 @@ func (r *run) watch() result.Cause {
 			}
 		case <-before:
 			r.used = r.held.Used()
+			r.held.Ends().HoldMounts()
 		case <-deadline:
 			return result.Timeout
 		case <-r.ctx.Done():
@@ -306,6 +266,8 @@ func (r *run) end(cause result.Cause) time.Time {
 	return out.At
 }
 
+// signalAll sends the signal that begins a grace period for all, and first lets that be
+// known.
 func (r *run) signalAll(sig syscall.Signal) error {
 	if r.o.Ending != nil {
 		r.o.Ending()
