@@ -52,6 +52,8 @@ func (x *execution) run(name string, args []string) int {
 		return fail(usageError(errJSONOnTerminal))
 	case x.flags.Detach && x.flags.Tty:
 		return fail(usageError(errDetachedOnTerminal))
+	case x.flags.Detach && (strings.HasPrefix(x.flags.Report, "fd:") || descriptor(x.flags.Report) != ""):
+		return fail(usageError(errors.New("--detach: the report cannot go to a descriptor, which ends with us; name a file")))
 	case x.flags.Detach && caller == nil:
 		return detach("exec", args, x.flags.JSON, x.printStarted)
 	}

@@ -309,7 +309,13 @@ func (k *killer) printLines(all []killed) error {
 		}
 	}
 	if k.flags.All {
-		_, err := fmt.Println(len(all), "killed")
+		gone := 0
+		for _, t := range all {
+			if t.Verdict != result.Unproven {
+				gone++
+			}
+		}
+		_, err := fmt.Println(gone, "killed")
 		return err
 	}
 	return nil

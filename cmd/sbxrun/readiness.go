@@ -7,6 +7,8 @@ import (
 	"os"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sbxrun/sbxrun/internal/logfile"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/ready"
@@ -60,6 +62,9 @@ func (s *supervisor) tryPort(context.Context) (bool, error) {
 	if s.kept.Init.Exited() {
 		return false, proc.ErrGone // and whose tables it were, nobody knows
 	}
+	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+		err = nil // the next try may have a descriptor
+	}
 	return found, err
 }
 
@@ -74,13 +79,20 @@ func (s *supervisor) tryExec(ctx context.Context) (bool, error) {
 		return false, nil // the next try may have one
 	}
 	defer null.Close()
+	// A pidfd of its own: the other one is for the end of the sandbox, and takes one
+	// wait at a time.
+	init, err := s.record.Init.Open()
+	if err != nil {
+		return false, nil // likewise; or it is about to end
+	}
+	defer init.Close()
 	path := ""
 	for _, v := range s.plan.Env() {
 		if v.Name == "PATH" {
 			path = v.Value
 		}
 	}
-	entry := &nsenter.Entry{Target: nsenter.Target{Init: s.kept.Init, Cred: s.plan.Cred(), HostNet: s.flags.Net == "host"}, Workdir: s.plan.Workdir,
+	entry := &nsenter.Entry{Target: nsenter.Target{Init: init, Cred: s.plan.Cred(), HostNet: s.flags.Net == "host"}, Workdir: s.plan.Workdir,
 		Command: []string{"/bin/sh", "-c", s.flags.probe.exec}, Path: path, Env: pairs(s.plan.Env())}
 	res := supervise.Run(ctx, supervise.Inside(entry, [3]*os.File{null, null, null}, nil, func() {}),
 		supervise.Options{Timeout: probeBound, ProofTimeout: time.Duration(s.flags.ProofTimeout), Begin: time.Now()})

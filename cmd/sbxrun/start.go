@@ -7,6 +7,7 @@ import (
 	"os"
 	"regexp"
 	"strconv"
+	"time"
 
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/state"
@@ -23,7 +24,7 @@ func startCommand(args []string) int {
 	ready := 0
 	code := detach("start", args, flags.JSON, func(said handover) error {
 		if flags.WaitReady {
-			ready, said.Error = waitReady(said.ID)
+			ready, said.Error = waitReady(said.ID, time.Duration(flags.ReadyTimeout))
 		}
 		return printStarted(said, flags.JSON)
 	})

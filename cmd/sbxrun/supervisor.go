@@ -250,10 +250,6 @@ func (s *supervisor) hold(kept *proc.Kept) error {
 	if err != nil {
 		return err
 	}
-	access := state.Access{Init: init, Cred: s.plan.Cred(), Net: s.flags.Net, Workdir: s.plan.Workdir, Env: pairs(s.plan.Env())}
-	if err := s.own.WriteAccess(access); err != nil {
-		return err
-	}
 	return s.write(func(r *state.Record) { r.Init, s.kept = &init, kept })
 }
 
@@ -270,7 +266,13 @@ func (s *supervisor) write(change func(*state.Record)) error {
 
 // released tells the world that the payload runs, and begins what goes on beside it.
 func (s *supervisor) released() {
-	err := s.write(func(r *state.Record) { r.Phase = state.Running })
+	// Not before: until it comes to its payload, init still sees the host's files, and
+	// so would who enters.
+	access := state.Access{Init: *s.record.Init, Cred: s.plan.Cred(), Net: s.flags.Net, Workdir: s.plan.Workdir, Env: pairs(s.plan.Env())}
+	err := s.own.WriteAccess(access)
+	if err == nil {
+		err = s.write(func(r *state.Record) { r.Phase = state.Running })
+	}
 	if err == nil {
 		err = caller.tell(handover{ID: s.own.ID, Name: s.own.Name, Status: string(state.Running)})
 	}
@@ -340,7 +342,7 @@ func (s *supervisor) endWhenIdle(timeout time.Duration) {
 
 // finish records how it ended, or removes a sandbox that never was.
 func (s *supervisor) finish(res result.Result) error {
-	if res.Cause == result.StartFailed && !caller.told.Load() {
+	if res.Cause == result.StartFailed && res.Verdict != result.Unproven && !caller.told.Load() {
 		err := s.because(res.Err)
 		_ = s.own.Remove() // the error that counts is the first one
 		return err

@@ -85,6 +85,7 @@ const (
 	statusCheck     = "exit status"
 	deadlineCheck   = "deadline"
 	graceCheck      = "grace period"
+	execCheck       = "exec"
 )
 
 // checks is the table, in the order in which a run needs things. asRoot adds
@@ -119,6 +120,7 @@ func checks(asRoot bool) []check {
 		check{name: statusCheck, whole: true, needs: []string{bwrapCheck, uidCheck}, run: checkStatus},
 		check{name: deadlineCheck, whole: true, needs: []string{runCheck}, run: checkDeadline},
 		check{name: graceCheck, whole: true, needs: []string{deadlineCheck}, run: checkGrace},
+		check{name: execCheck, whole: true, needs: []string{deadlineCheck}, run: checkExec},
 	)
 }
 

@@ -11,8 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
 	"github.com/sbxrun/sbxrun/internal/supervise"
+	"github.com/sbxrun/sbxrun/nsenter"
 )
 
 // plan is the product's own for a command that needs nothing.
@@ -124,7 +126,7 @@ func checkDeadline(e *env) Finding {
 	return ok("killed after %v; %.1f ms later all was gone, %s", trialTimeout, float64(res.Teardown.Microseconds())/1000, res.Verdict)
 }
 
-// checkGrace enters a sandbox, which only a grace period does.
+// checkGrace enters a sandbox to signal all that is in it.
 func checkGrace(e *env) Finding {
 	const without = "--grace does not work"
 	res, bad := e.tryRun(result.Timeout, trialTimeout, probeBound, "sleep", "60")
@@ -143,6 +145,49 @@ func checkGrace(e *env) Finding {
 		return finding
 	}
 	return ok("SIGTERM by a process that entered the sandbox (setns with a pidfd)")
+}
+
+// checkExec runs a command in a sandbox that is there already.
+func checkExec(e *env) Finding {
+	const without = "sbxrun exec does not work"
+	plan, err := e.plan("sleep", "60")
+	if err != nil {
+		return errorFinding(err)
+	}
+	defer plan.Close()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return errorFinding(err)
+	}
+	defer null.Close()
+	stdio := [3]*os.File{null, null, null}
+	ctx, cancel := context.WithTimeout(e.ctx, runBound)
+	defer cancel()
+	var init *proc.Process
+	var inside result.Result
+	outside := supervise.Run(ctx, supervise.InSandbox(plan, stdio, nil, func() {}), supervise.Options{
+		Timeout: trialTimeout, ProofTimeout: probeBound, Begin: time.Now(),
+		Hold: func(kept *proc.Kept) (err error) {
+			init, err = proc.Open(kept.Init.PID) // a pidfd of its own: one wait at a time
+			return err
+		},
+		// Not before the release: until then the sandbox is not complete.
+		Released: func() {
+			defer init.Close()
+			entry := &nsenter.Entry{Target: nsenter.Target{Init: init, Cred: plan.Cred()}, Command: []string{"/bin/true"}, Workdir: "/"}
+			inside = supervise.Run(ctx, supervise.Inside(entry, stdio, nil, func() {}), supervise.Options{Timeout: probeBound, ProofTimeout: probeBound, Begin: time.Now()})
+		},
+	})
+	text := fmt.Sprintf("`true` ended with cause %q", inside.Cause)
+	switch {
+	case inside.Cause == result.Exited && inside.ExitCode() == 0:
+		return ok("`true` in a running sandbox, from start to %s end in %.1f ms (setns with a pidfd)", inside.Verdict, float64(inside.Duration.Microseconds())/1000)
+	case inside.Err != nil:
+		text = inside.Err.Message
+	case outside.Err != nil:
+		text = outside.Err.Message
+	}
+	return e.warned(failure{step: stepCall, text: text}, without)
 }
 
 // checkStaged binds something that only root can reach: by descriptor, with

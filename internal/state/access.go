@@ -7,8 +7,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// Access is what one needs to enter a sandbox. It is settled before the payload is
-// released and never changes. It has a file of its own because of the variables,
+// Access is what one needs to enter a sandbox. It is there from when the payload
+// runs, for only then the sandbox is complete, and never changes. It has a file of its own because of the variables,
 // which may be secrets and are for nobody to be shown, and because an exec is
 // quicker without JSON.
 type Access struct {

@@ -277,8 +277,9 @@ func (r *run) signalAll(sig syscall.Signal) error {
 
 // grace tells the sandbox to end and gives it time. It ends when init has
 // exited, which it does by itself when it has no children left; when until is
-// closed; when the grace period is over; or when somebody is in a hurry.
-func (r *run) grace(period time.Duration, tell func() error, until, alsoHurry <-chan struct{}) error {
+// closed; when the grace period is over, that of a later request included; or when
+// somebody is in a hurry.
+func (r *run) grace(period time.Duration, tell func() error, until, request <-chan struct{}) error {
 	if err := tell(); err != nil && !errors.Is(err, proc.ErrGone) {
 		return err
 	}
@@ -292,8 +293,14 @@ func (r *run) grace(period time.Duration, tell func() error, until, alsoHurry <-
 	select {
 	case <-waited:
 	case <-until:
-	case <-alsoHurry:
 	case <-r.o.Hurry:
+	case <-request:
+		// Somebody wants an end who has perhaps less patience.
+		select {
+		case <-waited:
+		case <-time.After(requestOf(r.ctx).Grace):
+		case <-r.o.Hurry:
+		}
 	}
 	enough()
 	<-waited
