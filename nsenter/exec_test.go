@@ -196,12 +196,12 @@ func TestExecDeadline(t *testing.T) {
 		want    string
 		atLeast time.Duration
 	}{
-		{stubborn, 0, "up\n", 300 * time.Millisecond},
-		{stubborn, 300 * time.Millisecond, "up\n", 600 * time.Millisecond},
+		{stubborn, 0, "up\n", time.Second},
+		{stubborn, 300 * time.Millisecond, "up\n", 1300 * time.Millisecond},
 		// All get it, the payload, its child and what is in a session of its own.
-		{`trap 'echo got; exit 3' TERM; setsid sh -c "trap 'echo got; exit' TERM; while :; do sleep 0.05; done" & while :; do sleep 0.05; done`, 20 * time.Second, "got\ngot\n", 300 * time.Millisecond},
+		{`trap 'echo got; exit 3' TERM; setsid sh -c "trap 'echo got; exit' TERM; while :; do sleep 0.05; done" & while :; do sleep 0.05; done`, 20 * time.Second, "got\ngot\n", time.Second},
 	} {
-		text, res := run(t, shell(sb, tt.script), supervise.Options{Timeout: 300 * time.Millisecond, Grace: tt.grace})
+		text, res := run(t, shell(sb, tt.script), supervise.Options{Timeout: time.Second, Grace: tt.grace})
 		if text != tt.want || res.Cause != result.Timeout || res.ExitCode() != 124 || res.Duration < tt.atLeast || res.Duration > 15*time.Second {
 			t.Errorf("%q: %q, %+v", tt.script, text, res)
 		}

@@ -250,6 +250,10 @@ func (s *supervisor) hold(kept *proc.Kept) error {
 	if err != nil {
 		return err
 	}
+	access := state.Access{Init: init, Cred: s.plan.Cred(), Net: s.flags.Net, Workdir: s.plan.Workdir, Env: pairs(s.plan.Env())}
+	if err := s.own.WriteAccess(access); err != nil {
+		return err
+	}
 	return s.write(func(r *state.Record) { r.Init, s.kept = &init, kept })
 }
 
@@ -268,8 +272,7 @@ func (s *supervisor) write(change func(*state.Record)) error {
 func (s *supervisor) released() {
 	// Not before: until it comes to its payload, init still sees the host's files, and
 	// so would who enters.
-	access := state.Access{Init: *s.record.Init, Cred: s.plan.Cred(), Net: s.flags.Net, Workdir: s.plan.Workdir, Env: pairs(s.plan.Env())}
-	err := s.own.WriteAccess(access)
+	err := s.own.GrantAccess()
 	if err == nil {
 		err = s.write(func(r *state.Record) { r.Phase = state.Running })
 	}

@@ -19,10 +19,14 @@ type Access struct {
 	Env     []string // NAME=VALUE
 }
 
+// heldAccessName is the file while the payload is held.
+const heldAccessName = ".access"
+
 // accessFields are the words before the variables.
 const accessFields = 9
 
-// WriteAccess makes the sandbox one that can be entered.
+// WriteAccess writes down how the sandbox can be entered, for [Own.GrantAccess]: so
+// what a full disk refuses is refused before the payload runs.
 func (o *Own) WriteAccess(a Access) error {
 	uid, gid := "", ""
 	if a.Cred != nil {
@@ -32,8 +36,11 @@ func (o *Own) WriteAccess(a Access) error {
 		uid, gid, a.Net, a.Workdir}
 	// Each word ends with a NUL, which none can hold; so a file that was cut is known.
 	text := strings.Join(append(words, a.Env...), "\x00") + "\x00\n"
-	return o.WriteFile(accessName, []byte(text))
+	return o.WriteFile(heldAccessName, []byte(text))
 }
+
+// GrantAccess makes the sandbox one that can be entered. It takes no space.
+func (o *Own) GrantAccess() error { return failed(o.folder.rename(heldAccessName, accessName)) }
 
 // DropAccess ends that, and with it what the variables hold.
 func (o *Own) DropAccess() error { return failed(o.folder.unlink(accessName)) }

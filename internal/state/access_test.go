@@ -49,6 +49,12 @@ func TestAccess(t *testing.T) {
 	if err := o.WriteAccess(want); err != nil {
 		t.Fatal(err)
 	}
+	if _, _, ok := d.Access("box"); ok {
+		t.Error("access before it was granted")
+	}
+	if err := o.GrantAccess(); err != nil {
+		t.Fatal(err)
+	}
 	for _, word := range []string{"box", o.ID} {
 		e, got, ok := d.Access(word)
 		if !ok || e.ID != o.ID {
@@ -88,6 +94,9 @@ func TestAccessDead(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := o.WriteAccess(Access{Init: proc.Identity{PID: 4711}, Net: "none", Workdir: "/"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := o.GrantAccess(); err != nil {
 		t.Fatal(err)
 	}
 	if err := o.Close(); err != nil {

@@ -43,7 +43,7 @@ func (o *Own) EndIfIdle(timeout time.Duration) (wait time.Duration, err error) {
 
 // lookPatience is for how long the supervisor may hold the activity while it looks
 // whether the sandbox is idle; longer than that, and it is to end.
-const lookPatience = 100 * time.Millisecond
+const lookPatience = 500 * time.Millisecond
 
 // HoldActivity marks the sandbox as used, until release is called or the process
 // ends. If its idle timeout has passed, the error's code is "ending".

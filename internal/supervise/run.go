@@ -205,7 +205,7 @@ func (r *run) watchKeeper() (dead <-chan struct{}, enough func()) {
 
 // moment is how long the death of one process may take to bring about the death
 // of those that depend on it.
-const moment = 20 * time.Millisecond
+const moment = 50 * time.Millisecond
 
 // lookAhead is how long before the deadline is asked what the sandbox has used:
 // at the deadline it would delay the kill.
