@@ -24,7 +24,7 @@ func (s *supervisor) becomeReady() {
 	ctx, cancel := context.WithTimeout(s.ctx, time.Duration(s.flags.ReadyTimeout))
 	defer cancel()
 	err := s.awaitReady(ctx)
-	if err != nil && s.ctx.Err() != nil {
+	if err != nil && s.ctx.Err() != nil || errors.Is(err, proc.ErrGone) {
 		return // it ends, and that is on record
 	}
 	_ = s.write(func(r *state.Record) { // a full disk: it is not known to be ready
