@@ -1,0 +1,210 @@
+package limits
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Loosen is [LoosenDirs] for the group, and what is within.
+func (g *Group) Loosen() error { return LoosenDirs(g.Dirs()) }
+
+// LoosenDirs thaws cgroups and takes the CPU quotas away, so that what is killed gets
+// to die: a thread that is throttled does not. What is gone is no error.
+func LoosenDirs(dirs []string) error {
+	var errs []error
+	for _, top := range dirs {
+		_ = filepath.WalkDir(top, func(dir string, e os.DirEntry, err error) error {
+			if err == nil && e.IsDir() {
+				errs = append(errs, thaw(dir), change(dir+"/cpu.max", "max"), change(dir+"/cpu.cfs_quota_us", "-1"))
+			}
+			return nil
+		})
+	}
+	return errors.Join(errs...)
+}
+
+// change writes a value to a file that is there and has another.
+func change(path, value string) error {
+	data, err := read(path)
+	if err != nil || strings.HasPrefix(string(data), value) {
+		return nil
+	}
+	if err = write(path, value); err != nil && exists(path) {
+		return fmt.Errorf("write %s to %s: %w", value, path, err)
+	}
+	return nil
+}
+
+// thaw thaws a cgroup, of v2 or the v1 freezer, if it is frozen.
+func thaw(dir string) error {
+	return errors.Join(change(dir+"/cgroup.freeze", "0"), change(dir+"/freezer.state", "THAWED"))
+}
+
+// Thaw thaws the cgroups that a process, a sandbox's init, is in, if somebody has put
+// it where the caller is not: SIGKILL does not end what a v1 freezer holds.
+func (m *Machine) Thaw(pid int) error {
+	theirs, err := read(m.root + "/proc/" + strconv.Itoa(pid) + "/cgroup")
+	if err != nil {
+		return nil // it is gone
+	}
+	own, err := read(m.root + "/proc/self/cgroup")
+	if err != nil {
+		return err
+	}
+	var errs []error
+	mine, paths := parseMembership(own), parseMembership(theirs)
+	for _, mt := range m.mount {
+		c := ""
+		if !mt.v2 {
+			if c = "freezer"; !slices.Contains(mt.controllers, c) {
+				continue
+			}
+		}
+		dir, ok := mt.own(paths[c])
+		ours, _ := mt.own(mine[c])
+		// What holds the caller too was not frozen, or nobody would ask.
+		for ok && len(dir) > len(mt.point) && !strings.HasPrefix(ours+"/", dir+"/") {
+			errs = append(errs, thaw(dir))
+			dir = filepath.Dir(dir)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Kill kills all of the v2 cgroup at once (cgroup.kill, Linux 5.14): the second
+// way, if init cannot be killed. [errors.ErrUnsupported] without v2.
+func (g *Group) Kill() error {
+	if g.v2 == "" {
+		return errors.ErrUnsupported
+	}
+	err := write(g.v2+"/cgroup.kill", "1")
+	if err == unix.ENOENT && exists(g.v2) {
+		return errors.ErrUnsupported
+	}
+	return err
+}
+
+// Remove removes the cgroups. They stay busy for a moment after the last process
+// is reaped; it tries until the deadline. It may be called again after an error.
+func (g *Group) Remove(deadline time.Time) error {
+	err := RemoveDirs(g.Dirs(), deadline)
+	if err == nil {
+		for _, n := range g.nodes {
+			_ = unix.Close(n.lock)
+		}
+		g.nodes = nil
+	}
+	return err
+}
+
+// RemoveDirs removes cgroups and what is in them, by their directories. One that is not there is
+// no error, one that holds processes is: [unix.EBUSY].
+func RemoveDirs(dirs []string, deadline time.Time) error {
+	var errs []error
+	for _, dir := range dirs {
+		if !strings.HasPrefix(filepath.Base(dir), prefix) {
+			errs = append(errs, fmt.Errorf("remove %s: it was not made by sbxrun", dir))
+			continue
+		}
+		wait := 100 * time.Microsecond
+		for {
+			err := removeTree(dir)
+			if err == nil {
+				break
+			}
+			left := time.Until(deadline)
+			if !errors.Is(err, unix.EBUSY) || left <= 0 {
+				errs = append(errs, err)
+				break
+			}
+			// The kernel tells v2 alone when one is empty, and not when it can be removed.
+			time.Sleep(min(wait, left))
+			wait = min(2*wait, 20*time.Millisecond)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// removeTree: a directory with children is busy, and so is one that was left
+// with cgroups of execs.
+func removeTree(dir string) error {
+	err := unix.Rmdir(dir)
+	if err == nil || err == unix.ENOENT {
+		return nil
+	}
+	if err == unix.EBUSY || err == unix.ENOTEMPTY {
+		entries, _ := os.ReadDir(dir) // if it is gone, rmdir says so
+		for _, e := range entries {
+			if e.IsDir() {
+				if err := removeTree(dir + "/" + e.Name()); err != nil {
+					return err
+				}
+			}
+		}
+		if err = unix.Rmdir(dir); err == nil || err == unix.ENOENT {
+			return nil
+		}
+	}
+	return fmt.Errorf("remove %s: %w", dir, err)
+}
+
+// Leftover is a cgroup that a crash has left.
+type Leftover struct{ ID, Dir string }
+
+// Leftovers finds sbxrun's cgroups that hold no processes and whose owner is dead,
+// in all that is mounted.
+func (m *Machine) Leftovers() (found []Leftover) {
+	for _, mt := range m.mount {
+		_ = filepath.WalkDir(mt.point, func(dir string, e os.DirEntry, err error) error {
+			if err != nil || !e.IsDir() {
+				return nil // not ours to read, or gone
+			}
+			id, ok := strings.CutPrefix(e.Name(), prefix)
+			if !ok {
+				return nil
+			}
+			if !owned(dir) && unpopulated(dir) {
+				found = append(found, Leftover{id, dir})
+			}
+			return filepath.SkipDir
+		})
+	}
+	return found
+}
+
+func owned(dir string) bool {
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return true // we cannot know
+	}
+	defer unix.Close(fd)
+	return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) != nil
+}
+
+// unpopulated: neither it nor one below has a process.
+func unpopulated(dir string) bool {
+	empty := true
+	_ = filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
+		if err != nil {
+			empty = false
+		} else if e.IsDir() {
+			empty = empty && holdsNone(path)
+		}
+		return nil
+	})
+	return empty
+}
+
+// holdsNone: no process is in the cgroup itself.
+func holdsNone(dir string) bool {
+	procs, err := read(dir + "/cgroup.procs")
+	return err == nil && len(procs) == 0
+}

@@ -1,0 +1,327 @@
+package limits
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+// prefix of the names of all cgroups made here.
+const prefix = "sbxrun-"
+
+// leaf holds the processes of a v2 cgroup that others can be made in.
+const leaf = "main"
+
+// Group is the cgroups of one sandbox or exec, one for each hierarchy in use; there may be none.
+type Group struct {
+	plan  *Plan
+	nodes []node
+	join  []string          // directories that init goes to
+	read  map[string]string // by controller, the directory to read
+	v2    string            // the v2 cgroup, if there is one
+}
+
+type node struct {
+	dir  string
+	lock int // a descriptor of dir that holds a shared lock: its owner lives
+}
+
+// Make makes the cgroups, named sbxrun-ID, and sets their limits; nothing is in
+// them. With nest, execs can have cgroups within ([Machine.Within]). If a required limit cannot be set,
+// nothing is left and the error is a [*result.Error]. Of a plan that is not required,
+// the limit is marked. The caller owns the group and removes it.
+func (p *Plan) Make(id string, nest bool) (*Group, error) {
+	g := &Group{plan: p, read: map[string]string{}}
+	g.inherit()
+	if err := g.make(id, nest); err != nil {
+		return nil, errors.Join(err, g.Remove(time.Now().Add(time.Second)))
+	}
+	return g, nil
+}
+
+// inherit has init join the sandbox's cgroups, unless it gets one below.
+func (g *Group) inherit() {
+	for _, dir := range g.plan.machine.base {
+		if !exists(dir + "/cgroup.controllers") { // v1
+			g.join = append(g.join, dir)
+		} else if exists(dir + "/" + leaf) {
+			g.join = append(g.join, dir+"/"+leaf)
+		} else {
+			g.join = append(g.join, dir)
+		}
+	}
+}
+
+func (g *Group) make(id string, nest bool) error {
+	p := g.plan
+	for _, controller := range p.v1 {
+		parent := p.machine.v1[controller]
+		if g.read[controller] != "" {
+			continue
+		}
+		dir, err := g.mkdir(parent, id, parent)
+		if err != nil {
+			if err := g.failAll("cgroup v1 "+controller+".", err); err != nil {
+				return err
+			}
+			continue
+		}
+		for c, d := range p.machine.v1 { // cpu and cpuacct are often one hierarchy
+			if d == parent && exists(dir+"/"+probes[c]) {
+				g.read[c] = dir
+			}
+		}
+	}
+	if p.v2.dir != "" {
+		if err := g.makeV2(id, nest); err != nil {
+			if err := g.failAll("cgroup v2 ", err); err != nil {
+				return err
+			}
+		}
+	}
+	for _, s := range g.settings() {
+		if !p.enforced(s.limit) {
+			continue
+		}
+		if err := write(s.path, s.value); err != nil {
+			if s.optional && err == unix.ENOENT && noSwap(p.machine.root) {
+				continue
+			}
+			if err := p.fail(s.limit, fmt.Errorf("write %s to %s: %w", s.value, s.path, err), hintFor(err)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// probes are files that only a cgroup with the controller has.
+var probes = map[string]string{"memory": "memory.limit_in_bytes", "pids": "pids.max", "cpu": "cpu.cfs_quota_us", "cpuacct": "cpuacct.usage", "freezer": "freezer.state"}
+
+func (g *Group) makeV2(id string, nest bool) error {
+	p := g.plan
+	var on []string
+	for name, asked := range map[string]bool{"memory": p.request.Memory > 0, "pids": p.request.Pids > 0, "cpu": p.request.CPUs > 0} {
+		if asked && slices.Contains(p.v2.more, name) {
+			on = append(on, "+"+name)
+		}
+	}
+	if len(on) > 0 {
+		if err := write(p.v2.dir+"/cgroup.subtree_control", strings.Join(on, " ")); err != nil {
+			return fmt.Errorf("enable %s in %s: %w", strings.Join(on, " "), p.v2.dir, err)
+		}
+	}
+	dir, err := g.mkdir(p.v2.dir, id, p.v2.dir)
+	if err != nil {
+		return err
+	}
+	g.v2 = dir
+	for _, c := range append(slices.Clone(p.v2.enabled), p.v2.more...) {
+		g.read[c] = dir
+	}
+	g.read["cpuacct"] = dir
+	if !nest {
+		return nil
+	}
+	controllers, err := read(dir + "/cgroup.controllers")
+	if err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir+"/"+leaf, 0o755); err != nil {
+		return err
+	}
+	g.join[len(g.join)-1] = dir + "/" + leaf
+	for _, c := range strings.Fields(string(controllers)) {
+		if slices.Contains([]string{"memory", "pids", "cpu"}, c) {
+			if err := write(dir+"/cgroup.subtree_control", "+"+c); err != nil {
+				return fmt.Errorf("enable %s in %s: %w", c, dir, err)
+			}
+		}
+	}
+	return nil
+}
+
+// mkdir makes one cgroup, which init will join in place of what is there.
+func (g *Group) mkdir(parent, id, instead string) (string, error) {
+	dir := parent + "/" + prefix + id
+	if err := unix.Mkdir(dir, 0o755); err != nil {
+		return "", fmt.Errorf("make %s: %w", dir, err)
+	}
+	// Between these two [Leftovers] might take it for one; then setting its
+	// limits fails, and the run is refused.
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err == nil {
+		err = unix.Flock(fd, unix.LOCK_SH|unix.LOCK_NB)
+	}
+	g.nodes = append(g.nodes, node{dir, fd})
+	if err != nil {
+		return "", fmt.Errorf("lock %s: %w", dir, err)
+	}
+	g.join = slices.DeleteFunc(g.join, func(d string) bool { return d == instead || d == instead+"/"+leaf })
+	g.join = append(g.join, dir)
+	return dir, nil
+}
+
+func hintFor(err error) string {
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return "boot a kernel that has it (for swap: swapaccount=1)"
+	case errors.Is(err, unix.EINVAL):
+		return "ask for no more than the caller's own cgroup has"
+	case errors.Is(err, unix.EAGAIN):
+		return "raise cgroup.max.descendants above, or run sbxrun cleanup"
+	}
+	return ""
+}
+
+func (p *Plan) enforced(name string) bool {
+	return slices.ContainsFunc(p.Limits, func(l Limit) bool { return l.Name == name && l.Enforced })
+}
+
+// failAll fails all limits whose mechanism begins so.
+func (g *Group) failAll(mechanism string, err error) error {
+	for _, l := range slices.Clone(g.plan.Limits) {
+		if l.Enforced && strings.HasPrefix(l.Mechanism, mechanism) {
+			if err := g.plan.fail(l.Name, err, hintFor(err)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Add is [Group.Move] and [Group.Set]: it puts init, which is held, under all the limits.
+// All that it starts later inherits them.
+func (g *Group) Add(init *proc.Process) error {
+	if err := g.Move(init); err != nil {
+		return err
+	}
+	return g.Set(init)
+}
+
+// Join is where what becomes init can go by itself, in place of [Group.Move]: by writing
+// "0" to each v1 file, while it has one thread, and by being born in the v2
+// directory, if there is one (clone3(2), CLONE_INTO_CGROUP, Linux 5.7).
+//
+// It saves the time that Move takes if nobody has moved a process for a tenth of a
+// second: 3 to 15 ms, a grace period of RCU, for which the kernel stops all forks
+// and exits (cgroup_threadgroup_rwsem). A thread that moves itself stops nobody.
+func (g *Group) Join() (tasks []string, v2 string) {
+	for _, dir := range g.join {
+		if exists(dir + "/cgroup.controllers") {
+			v2 = dir
+		} else {
+			tasks = append(tasks, dir+"/tasks")
+		}
+	}
+	return tasks, v2
+}
+
+// Move moves init into the cgroups from outside. [proc.ErrGone] if it has ended
+// meanwhile; a [*result.Error] if a required limit would not hold: the payload must not be
+// released then.
+func (g *Group) Move(init *proc.Process) error {
+	p := g.plan
+	for _, dir := range g.join {
+		err := write(dir+"/cgroup.procs", strconv.Itoa(init.PID))
+		if err == nil {
+			continue
+		}
+		if init.Exited() {
+			return proc.ErrGone
+		}
+		err = fmt.Errorf("move init to %s: %w", dir, err)
+		inherited := !slices.ContainsFunc(g.nodes, func(n node) bool { return n.dir == dir || n.dir+"/"+leaf == dir })
+		if inherited {
+			return err // an exec may not run outside of its sandbox's limits
+		}
+		for _, l := range slices.Clone(p.Limits) {
+			if l.Enforced && g.dirOf(l.Name) != "" && strings.HasPrefix(dir+"/", g.dirOf(l.Name)+"/") {
+				if err := p.fail(l.Name, err, hintFor(err)); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// Set sets what is set on a process and not on a cgroup. The errors are those of [Group.Move].
+func (g *Group) Set(init *proc.Process) error {
+	p, pid := g.plan, strconv.Itoa(init.PID)
+	set := func(name string, err error) error {
+		if err == nil || !p.enforced(name) {
+			return nil
+		}
+		if init.Exited() {
+			return proc.ErrGone
+		}
+		return p.fail(name, err, "run sbxrun as root with CAP_SYS_RESOURCE and CAP_SYS_NICE")
+	}
+	var errs []error
+	for _, l := range p.request.rlimits() {
+		if p.enforced(l.name) {
+			v := unix.Rlimit{Cur: uint64(l.value), Max: uint64(l.value)}
+			errs = append(errs, set(l.name, asOwner(init.PID, func() error { return unix.Prlimit(init.PID, l.resource, &v, nil) })))
+		}
+	}
+	if n := p.request.Nice; n != nil {
+		errs = append(errs, set("nice", asOwner(init.PID, func() error { return unix.Setpriority(unix.PRIO_PROCESS, init.PID, *n) })))
+	}
+	if n := p.request.OOMScoreAdj; n != nil {
+		errs = append(errs, set("oom-score-adj", asOwner(init.PID, func() error { return write("/proc/"+pid+"/oom_score_adj", strconv.Itoa(*n)) })))
+	}
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	if p.request.CPUs > 0 {
+		// So that nproc fits. It is no limit, a program can undo it; the quota is.
+		var set unix.CPUSet
+		for _, cpu := range CPUSet(p.request.CPUs, init.PID) {
+			set.Set(cpu)
+		}
+		if set.Count() > 0 {
+			_ = asOwner(init.PID, func() error { return unix.SchedSetaffinity(init.PID, &set) })
+		}
+	}
+	if init.Exited() {
+		return proc.ErrGone // and its pid may have been somebody else's
+	}
+	return nil
+}
+
+// dirOf is the cgroup that enforces the limit.
+func (g *Group) dirOf(limit string) string {
+	switch limit {
+	case "memory", "memory-swap":
+		return g.read["memory"]
+	case "pids":
+		return g.read["pids"]
+	case "cpus":
+		return g.read["cpu"]
+	case "cpu-time":
+		return g.read["cpuacct"]
+	}
+	return ""
+}
+
+// Dirs are the cgroups' directories, for the record: [Machine.Within] and
+// [RemoveDirs] take them.
+func (g *Group) Dirs() (dirs []string) {
+	for _, n := range g.nodes {
+		dirs = append(dirs, n.dir)
+	}
+	return dirs
+}
+
+func exists(path string) bool { return unix.Access(path, unix.F_OK) == nil }

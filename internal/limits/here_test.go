@@ -1,0 +1,730 @@
+package limits
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+// held is a shell that runs its script when it is released, in place of a
+// sandbox's init. All that it leaves in its group is killed when the test ends.
+type held struct {
+	*proc.Process
+	cmd    *exec.Cmd
+	gate   io.WriteCloser
+	output bytes.Buffer
+}
+
+func hold(t *testing.T, script string) *held {
+	t.Helper()
+	h := &held{cmd: exec.Command("sh", "-c", "echo >&3; exec 3>&-; read x; "+script)}
+	h.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if os.Geteuid() == 0 {
+		h.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: 65534, Gid: 65534}
+	}
+	h.cmd.Dir, h.cmd.Stdout, h.cmd.Stderr, h.cmd.WaitDelay = "/", &h.output, &h.output, 100*time.Millisecond
+	var err error
+	if h.gate, err = h.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	ready, end, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ready.Close()
+	h.cmd.ExtraFiles = []*os.File{end}
+	err = h.cmd.Start()
+	end.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = h.Signal(unix.SIGKILL); _ = h.cmd.Wait(); h.Close() })
+	if h.Process, err = proc.Open(h.cmd.Process.Pid); err != nil {
+		t.Fatal(err)
+	}
+	// While it is being executed the kernel puts its old stack limit back (finalize_exec); init is past that.
+	if _, err := ready.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func (h *held) release(t *testing.T) {
+	t.Helper()
+	if _, err := io.WriteString(h.gate, "\n"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// end is how the shell ended; it is killed at the deadline.
+func (h *held) end(d time.Duration) syscall.WaitStatus {
+	_ = h.Wait(time.Now().Add(d * slower()))
+	_ = h.Signal(unix.SIGKILL)
+	_ = h.cmd.Wait()
+	return h.cmd.ProcessState.Sys().(syscall.WaitStatus)
+}
+
+// slower is how much slower an emulated machine is.
+func slower() time.Duration {
+	if os.Getenv("VMRUN") != "" {
+		return 20
+	}
+	return 1
+}
+
+func here(t *testing.T) *Machine {
+	t.Helper()
+	m, err := Detect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// can is what the tests are built on: that a limit is refused where it cannot be.
+func can(m *Machine, controllers ...string) bool {
+	for _, c := range controllers {
+		if m.v1[c] == "" && !m.candidate(controllers).has(c) || c == "cpuacct" && m.v1[c] == "" && len(m.v2) == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func id(t *testing.T) string {
+	return fmt.Sprintf("test-%s-%d", strings.ReplaceAll(t.Name(), "/", "-"), os.Getpid())
+}
+
+// made makes a group, or asserts the refusal and returns nil.
+func made(t *testing.T, nest bool, r Request, controllers ...string) *Group {
+	t.Helper()
+	m := here(t)
+	p, err := m.Plan(r, true)
+	if !can(m, controllers...) {
+		var refused *result.Error
+		if !errors.As(err, &refused) || refused.Code != "limit" || refused.Hint == "" || strings.Contains(refused.Message, "\n") {
+			t.Fatalf("nothing can be made here, and Plan says %#v", err)
+		}
+		t.Logf("refused: %s; hint: %s", refused.Message, refused.Hint)
+		p, err = m.Plan(r, false)
+		if err != nil {
+			t.Fatalf("best effort is refused: %v", err)
+		}
+		left := 0
+		for _, l := range p.Limits {
+			if l.Enforced != (l.Reason == "") || l.Enforced != (l.Mechanism != "") {
+				t.Errorf("best effort claims %+v", l)
+			}
+			if !l.Enforced {
+				left++
+			}
+		}
+		if left == 0 {
+			t.Errorf("best effort claims all of %+v", p.Limits)
+		}
+		return nil
+	}
+	if err != nil {
+		t.Fatalf("Plan: %v; hint: %s", err, err.(*result.Error).Hint)
+	}
+	g, err := p.Make(id(t), nest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%+v in %v", p.Limits, g.Dirs())
+	dirs := g.Dirs()
+	t.Cleanup(func() {
+		empty(t, dirs)
+		if err := g.Remove(time.Now().Add(5 * time.Second)); err != nil {
+			t.Error(err)
+		}
+		for _, dir := range dirs {
+			if exists(dir) {
+				t.Errorf("%s is left", dir)
+			}
+		}
+	})
+	return g
+}
+
+// empty kills what a test has left in its own cgroups.
+func empty(t *testing.T, dirs []string) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		left := 0
+		for _, dir := range dirs {
+			procs, _ := os.ReadFile(dir + "/cgroup.procs")
+			inside, _ := os.ReadFile(dir + "/" + leaf + "/cgroup.procs")
+			procs = append(procs, inside...)
+			for _, f := range strings.Fields(string(procs)) {
+				pid, _ := strconv.Atoi(f)
+				if pid > 1 && pid != os.Getpid() {
+					_ = unix.Kill(pid, unix.SIGKILL)
+					left++
+				}
+			}
+		}
+		if left == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d processes do not die in %v", left, dirs)
+		}
+	}
+}
+
+func limit(t *testing.T, limits []Limit, name string) Limit {
+	t.Helper()
+	for _, l := range limits {
+		if l.Name == name {
+			return l
+		}
+	}
+	t.Fatalf("no limit %s in %+v", name, limits)
+	return Limit{}
+}
+
+func add(t *testing.T, g *Group, h *held) {
+	t.Helper()
+	if err := g.Add(h.Process); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestMemoryHog(t *testing.T) {
+	g := made(t, false, Request{Memory: 64 << 20}, "memory")
+	if g == nil {
+		return
+	}
+	h := hold(t, "head -c 200M /dev/zero | tail -n 1 | wc -c; sleep 60")
+	add(t, g, h)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	events := g.Watch(ctx)
+	if g.OOMKilled() || limit(t, g.Limits(0), "memory").Hit {
+		t.Error("hit before anything ran")
+	}
+	h.release(t)
+	start := time.Now()
+	select {
+	case e := <-events:
+		if e != OOM {
+			t.Errorf("event %q", e)
+		}
+	case <-time.After(20 * time.Second * slower()):
+		t.Fatal("nobody tells of the kill")
+	}
+	t.Logf("told after %v", time.Since(start))
+	peak := g.Usage().MemoryPeak
+	if !g.OOMKilled() || !limit(t, g.Limits(0), "memory").Hit {
+		t.Errorf("not hit: %+v", g.Limits(0))
+	}
+	if known := g.number("memory", "memory.peak", "", "memory.max_usage_in_bytes", "") > 0; known && (peak < 50<<20 || peak > 64<<20) {
+		t.Errorf("peak %d", peak)
+	}
+	t.Logf("usage %+v", g.Usage())
+}
+
+// TestMemoryKillIsCounted: of a payload that dies of it, no event is needed.
+func TestMemoryKillIsCounted(t *testing.T) {
+	g := made(t, false, Request{Memory: 64 << 20, MemorySwap: 64 << 20}, "memory")
+	if g == nil {
+		return
+	}
+	h := hold(t, "exec tail -n 1 /dev/zero")
+	add(t, g, h)
+	h.release(t)
+	if ws := h.end(20 * time.Second); ws.Signal() != unix.SIGKILL || !g.OOMKilled() {
+		t.Errorf("ended with %v, counted %v, %s", ws, g.OOMKilled(), h.output.String())
+	}
+	if l := g.Limits(unix.SIGKILL); !limit(t, l, "memory").Hit || !limit(t, l, "memory-swap").Hit {
+		t.Errorf("%+v", l)
+	}
+}
+
+// TestMemoryWithin: page cache is dropped to stay below, and that is no hit.
+func TestMemoryWithin(t *testing.T) {
+	g := made(t, false, Request{Memory: 32 << 20, MemorySwap: -1}, "memory")
+	if g == nil {
+		return
+	}
+	file := t.TempDir() + "/f"
+	if err := os.WriteFile(file, make([]byte, 48<<20), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	h := hold(t, "cat | wc -c")
+	add(t, g, h)
+	h.release(t)
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := io.Copy(h.gate, f); err != nil {
+		t.Fatal(err)
+	}
+	h.gate.Close()
+	if ws := h.end(20 * time.Second); ws != 0 || strings.TrimSpace(h.output.String()) != strconv.Itoa(48<<20) {
+		t.Errorf("ended with %v: %s", ws, h.output.String())
+	}
+	if l := limit(t, g.Limits(0), "memory"); l.Hit {
+		t.Errorf("%+v", l)
+	}
+}
+
+func TestForkBomb(t *testing.T) {
+	for _, nest := range []bool{false, true} {
+		t.Run(fmt.Sprint("nest ", nest), func(t *testing.T) { forkBomb(t, nest) })
+	}
+}
+
+func forkBomb(t *testing.T, nest bool) {
+	g := made(t, nest, Request{Pids: 32}, "pids")
+	if g == nil {
+		return
+	}
+	h := hold(t, "i=0; while [ $i -lt 100 ]; do sleep 60 & i=$((i+1)); done; echo all")
+	add(t, g, h)
+	if limit(t, g.Limits(0), "pids").Hit {
+		t.Error("hit before anything ran")
+	}
+	h.release(t)
+	h.end(10 * time.Second)
+	if out := h.output.String(); strings.Contains(out, "all") || !strings.Contains(strings.ToLower(out), "fork") {
+		t.Errorf("the bomb says %q", out)
+	}
+	if l := limit(t, g.Limits(0), "pids"); !l.Hit || g.Watch(t.Context()) != nil {
+		t.Errorf("%+v", l)
+	}
+	if peak := g.Usage().PidsPeak; peak != 32 && peak != 0 || peak == 0 && exists(g.read["pids"]+"/pids.peak") {
+		t.Errorf("peak %d", peak)
+	}
+}
+
+func TestCPUQuota(t *testing.T) {
+	g := made(t, false, Request{CPUs: 0.5}, "cpu", "cpuacct")
+	if g == nil {
+		return
+	}
+	h := hold(t, "while :; do :; done")
+	add(t, g, h)
+	h.release(t)
+	start := time.Now()
+	time.Sleep(800 * time.Millisecond)
+	used, wall := g.cpu(), time.Since(start)
+	if g.read["cpuacct"] == "" { // v1 has no need of it for a quota
+		st, err := proc.ReadStat(h.PID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		used, wall = st.CPU.User+st.CPU.System, time.Since(start)
+	}
+	ratio := used.Seconds() / wall.Seconds()
+	t.Logf("%v of CPU in %v: %.2f", used, wall, ratio)
+	if ratio > 0.75 || ratio < 0.1 {
+		t.Errorf("used %.2f of a CPU", ratio)
+	}
+	if l := limit(t, g.Limits(0), "cpus"); !l.Hit {
+		t.Errorf("%+v", l)
+	}
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(h.PID, &set); err != nil || set.Count() != 1 {
+		t.Errorf("%d CPUs, %v", set.Count(), err)
+	}
+}
+
+// TestTinyQuota: with 0.1 % of a CPU the quota is taken away, and what is killed dies.
+func TestTinyQuota(t *testing.T) {
+	g := made(t, false, Request{CPUs: 0.001}, "cpu")
+	if g == nil {
+		return
+	}
+	h := hold(t, "while :; do :; done")
+	add(t, g, h)
+	h.release(t)
+	time.Sleep(50 * time.Millisecond)
+	start := time.Now()
+	if err := g.Loosen(); err != nil {
+		t.Fatal(err)
+	}
+	if ws := h.end(0); ws.Signal() != unix.SIGKILL || time.Since(start) > time.Second*slower() {
+		t.Errorf("ended with %v after %v", ws, time.Since(start))
+	}
+}
+
+func TestCPUTime(t *testing.T) {
+	g := made(t, false, Request{CPUTime: 200 * time.Millisecond}, "cpuacct")
+	if g == nil {
+		return
+	}
+	h := hold(t, "(while :; do :; done) & while :; do :; done")
+	add(t, g, h)
+	events := g.Watch(t.Context())
+	h.release(t)
+	select {
+	case e := <-events:
+		used := g.Usage().CPU
+		t.Logf("told at %v", used)
+		if e != CPUTime || used < 200*time.Millisecond || used > 400*time.Millisecond*slower() || !limit(t, g.Limits(0), "cpu-time").Hit {
+			t.Errorf("%q at %v: %+v", e, used, g.Limits(0))
+		}
+	case <-time.After(10 * time.Second * slower()):
+		t.Fatal("never told")
+	}
+}
+
+func TestKill(t *testing.T) {
+	g := made(t, false, Request{Memory: 64 << 20}, "memory")
+	if g == nil {
+		return
+	}
+	h := hold(t, "sleep 60 & sleep 60")
+	add(t, g, h)
+	h.release(t)
+	if g.v2 == "" {
+		if err := g.Kill(); !errors.Is(err, errors.ErrUnsupported) {
+			t.Error(err)
+		}
+		return
+	}
+	if err := write(g.v2+"/cgroup.freeze", "1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Loosen(); err != nil {
+		t.Error(err)
+	}
+	if data, _ := read(g.v2 + "/cgroup.freeze"); string(data) != "0\n" {
+		t.Errorf("still frozen: %q", data)
+	}
+	if err := g.Remove(time.Now().Add(20 * time.Millisecond)); !errors.Is(err, unix.EBUSY) {
+		t.Errorf("removed with processes inside: %v", err)
+	}
+	if err := g.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Wait(time.Now().Add(5 * time.Second * slower())); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestFrozenV1: what the v1 freezer holds does not die before it is thawed. Somebody else's
+// freezer, that is: sbxrun makes none.
+func TestFrozenV1(t *testing.T) {
+	m := here(t)
+	own := m.v1["freezer"]
+	if own == "" {
+		if err := m.Thaw(os.Getpid()); err != nil {
+			t.Error(err)
+		}
+		return
+	}
+	dir := own + "/" + prefix + id(t)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	h := hold(t, "sleep 60")
+	t.Cleanup(func() {
+		_ = write(dir+"/freezer.state", "THAWED")
+		_ = h.Signal(unix.SIGKILL)
+		_ = h.Wait(time.Now().Add(5 * time.Second))
+		if err := RemoveDirs([]string{dir}, time.Now().Add(5*time.Second)); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := write(dir+"/cgroup.procs", strconv.Itoa(h.PID)); err != nil {
+		t.Fatal(err)
+	}
+	if err := write(dir+"/freezer.state", "FROZEN"); err != nil {
+		t.Fatal(err)
+	}
+	for range 1000 { // FREEZING first
+		if data, _ := read(dir + "/freezer.state"); string(data) == "FROZEN\n" {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	_ = h.Signal(unix.SIGKILL)
+	if err := h.Wait(time.Now().Add(50 * time.Millisecond)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a frozen process died: %v", err)
+	}
+	if err := m.Thaw(h.PID); err != nil {
+		t.Error(err)
+	}
+	if err := h.Wait(time.Now().Add(2 * time.Second)); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestProcessLimits: prlimit and the like act on init from outside, as root on nobody's
+// process and as a user on one's own, and are inherited.
+func TestProcessLimits(t *testing.T) {
+	nice, adj := 7, 500
+	p, err := here(t).Plan(Request{FSize: 10 << 20, NoFile: 64, Stack: 4 << 20, Nice: &nice, OOMScoreAdj: &adj}, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := p.Make(id(t), false)
+	if err != nil || len(g.Dirs()) != 0 {
+		t.Fatal(err, g.Dirs())
+	}
+	h := hold(t, "nice; cat /proc/self/oom_score_adj")
+	add(t, g, h)
+	h.release(t)
+	ws := h.end(5 * time.Second)
+	if out := strings.Join(strings.Fields(h.output.String()), " "); out != "7 500" {
+		t.Errorf("%v, %s", ws, out)
+	}
+	h = hold(t, "ulimit -n; ulimit -f; ulimit -s; ulimit -Hn; exec head -c 11M /dev/zero >"+h.file(t))
+	add(t, g, h)
+	h.release(t)
+	ws = h.end(5 * time.Second)
+	if diff := strings.Join(strings.Fields(h.output.String()), " "); diff != "64 20480 4096 64" || ws.Signal() != unix.SIGXFSZ {
+		t.Errorf("%s, %v", diff, ws)
+	}
+	if l := g.Limits(unix.SIGXFSZ); !limit(t, l, "fsize").Hit || limit(t, l, "nofile").Hit {
+		t.Errorf("%+v", l)
+	}
+}
+
+// file is one that the shell may write.
+func (h *held) file(t *testing.T) string {
+	f, err := os.CreateTemp("", "limits")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	t.Cleanup(func() { os.Remove(f.Name()) })
+	if err := os.Chmod(f.Name(), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if os.Geteuid() == 0 {
+		if err := os.Chown(f.Name(), 65534, 65534); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return f.Name()
+}
+
+// TestMayNotBeSet: what only root may set is refused before the payload runs.
+func TestMayNotBeSet(t *testing.T) {
+	if os.Geteuid() == 0 {
+		return // may
+	}
+	nice := -5
+	for _, required := range []bool{true, false} {
+		p, err := here(t).Plan(Request{Nice: &nice}, required)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g, err := p.Make(id(t), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := hold(t, "true")
+		err = g.Add(h.Process)
+		var refused *result.Error
+		if required != (errors.As(err, &refused) && refused.Code == "limit") || limit(t, g.Limits(0), "nice").Enforced {
+			t.Errorf("required %v: %v, %+v", required, err, g.Limits(0))
+		}
+	}
+	hard := unix.Rlimit{}
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &hard); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := here(t).Plan(Request{NoFile: int64(hard.Max) + 1}, true); err == nil || !strings.Contains(err.Error(), "hard limit") {
+		t.Error(err)
+	}
+}
+
+func TestGone(t *testing.T) {
+	p, err := here(t).Plan(Request{NoFile: 64}, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := p.Make(id(t), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := hold(t, "true")
+	h.end(0)
+	if err := g.Add(h.Process); err != proc.ErrGone {
+		t.Error(err)
+	}
+}
+
+// TestJoin: what becomes init goes by itself, and is born in v2.
+func TestJoin(t *testing.T) {
+	g := made(t, false, Request{Memory: 64 << 20, Pids: 10}, "memory", "pids")
+	if g == nil {
+		return
+	}
+	tasks, v2 := g.Join()
+	cmd := exec.Command("sh", append([]string{"-c", `for f; do echo 0 >"$f" || exit; done; cat /proc/self/cgroup; exec sleep 60`, "sh"}, tasks...)...)
+	if v2 != "" {
+		dir, err := os.Open(v2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer dir.Close()
+		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd())}
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	var seen []byte
+	for buf := make([]byte, 4096); bytes.Count(seen, []byte(id(t))) < len(g.Dirs()); {
+		n, err := out.Read(buf)
+		if seen = append(seen, buf[:n]...); err != nil {
+			t.Fatalf("%v after %s", err, seen)
+		}
+	}
+	p, err := proc.Open(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if err := g.Set(p); err != nil {
+		t.Error(err)
+	}
+	if peak := g.Usage().PidsPeak; peak > 3 {
+		t.Errorf("%d tasks", peak)
+	}
+}
+
+// TestExecWithin: an exec's own limits are below the sandbox's; without any it joins.
+func TestExecWithin(t *testing.T) {
+	m := here(t)
+	if !can(m, "memory", "pids") {
+		made(t, false, Request{Memory: 1 << 30, Pids: 100}, "memory", "pids")
+		return
+	}
+	make := func(m *Machine, r Request, id string, nest bool) *Group {
+		p, err := m.Plan(r, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g, err := p.Make(id, nest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := g.Remove(time.Now().Add(5 * time.Second)); err != nil {
+				t.Error(err)
+			}
+		})
+		return g
+	}
+	sandbox := make(m, Request{Memory: 64 << 20, Pids: 20}, id(t), true)
+	first := hold(t, "sleep 60")
+	add(t, sandbox, first)
+	joins := make(m.Within(sandbox.Dirs()), Request{}, "exec-1", false)
+	second := hold(t, "sleep 60")
+	add(t, joins, second)
+	same := func(a, b *held) bool {
+		x, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", a.PID))
+		y, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", b.PID))
+		return bytes.Equal(x, y)
+	}
+	if !same(first, second) || len(joins.Dirs()) != 0 {
+		t.Errorf("an exec without limits is not where the sandbox is")
+	}
+	limited := make(m.Within(sandbox.Dirs()), Request{Pids: 5}, "exec-2", false)
+	third := hold(t, "i=0; while [ $i -lt 10 ]; do sleep 60 & i=$((i+1)); done")
+	add(t, limited, third)
+	third.release(t)
+	for end := time.Now().Add(5 * time.Second * slower()); !limit(t, limited.Limits(0), "pids").Hit; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%+v", limited.Limits(0))
+		}
+	}
+	for _, dir := range limited.Dirs() {
+		if !strings.Contains(dir, prefix+id(t)+"/"+prefix+"exec-2") {
+			t.Errorf("%s is not within the sandbox's", dir)
+		}
+	}
+	dirs := append(limited.Dirs(), sandbox.Dirs()...)
+	_ = first.Signal(unix.SIGKILL)
+	_ = second.Signal(unix.SIGKILL)
+	empty(t, dirs)
+}
+
+// TestLeftovers: a cgroup whose owner is dead is found, one with an owner or a
+// process is not.
+func TestLeftovers(t *testing.T) {
+	g := made(t, false, Request{Pids: 10}, "pids")
+	if g == nil {
+		return
+	}
+	m := here(t)
+	find := func() (n int) {
+		for _, l := range m.Leftovers() {
+			if l.ID == id(t) {
+				n++
+			}
+		}
+		return n
+	}
+	if n := find(); n != 0 {
+		t.Errorf("%d with an owner", n)
+	}
+	for _, n := range g.nodes {
+		unix.Close(n.lock) // as a crash does
+	}
+	h := hold(t, "sleep 60")
+	add(t, g, h)
+	if n := find(); n != 0 {
+		t.Errorf("%d with a process", n)
+	}
+	h.end(0)
+	if n := find(); n != len(g.nodes) {
+		t.Errorf("found %d of %d", n, len(g.nodes))
+	}
+	if err := RemoveDirs(g.Dirs(), time.Now().Add(5*time.Second)); err != nil {
+		t.Error(err)
+	}
+	if n := find(); n != 0 {
+		t.Errorf("%d after removal", n)
+	}
+	g.nodes = nil
+}
+
+// BenchmarkGroup is what limits cost a run: all but the run itself.
+func BenchmarkGroup(b *testing.B) {
+	for i := range b.N {
+		m, err := Detect()
+		if err != nil {
+			b.Fatal(err)
+		}
+		p, err := m.Plan(Request{Memory: 1 << 30, Pids: 100, CPUs: 1}, false)
+		if err != nil {
+			b.Fatal(err)
+		}
+		g, err := p.Make(fmt.Sprintf("bench-%d-%d", os.Getpid(), i), false)
+		if err != nil {
+			b.Fatal(err)
+		}
+		_, _ = g.Usage(), g.Limits(0)
+		if err := g.Remove(time.Now().Add(time.Second)); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

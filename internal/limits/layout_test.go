@@ -1,0 +1,163 @@
+package limits
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+// layout is a cgroup v2 tree of files. Each directory has the controllers it gives
+// its children, the processes it holds and its mode.
+type layout struct {
+	dir, available, enabled, procs string
+	mode                           os.FileMode
+}
+
+func fake(t *testing.T, own string, dirs ...layout) (*Machine, string) {
+	t.Helper()
+	root := t.TempDir()
+	put := func(path, text string, mode os.FileMode) {
+		path = root + path
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("/proc/self/mountinfo", "30 23 0:26 / /cg rw - cgroup2 cgroup2 rw\n", 0o644)
+	put("/proc/self/cgroup", "0::"+own+"\n", 0o644)
+	put("/proc/swaps", "Filename Type Size Used Priority\n", 0o644)
+	for _, d := range dirs {
+		put("/cg"+d.dir+"/cgroup.controllers", d.available, 0o444)
+		put("/cg"+d.dir+"/cgroup.subtree_control", d.enabled, 0o644)
+		put("/cg"+d.dir+"/cgroup.procs", d.procs, 0o644)
+		if d.dir != "" {
+			put("/cg"+d.dir+"/cgroup.type", "domain\n", 0o444)
+		}
+	}
+	for _, d := range dirs {
+		if d.mode != 0 {
+			dir := root + "/cg" + d.dir
+			if err := os.Chmod(dir, d.mode); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = os.Chmod(dir, 0o755) })
+		}
+	}
+	m, err := detect(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m, root
+}
+
+// deadline is long enough for what is not busy.
+func deadline() time.Time { return time.Now().Add(time.Second) }
+
+const all = "cpu memory pids"
+
+func TestLayouts(t *testing.T) {
+	asked := Request{Memory: 64 << 20, Pids: 10, CPUs: 1}
+	tests := []struct {
+		name, own string
+		dirs      []layout
+		want      string // the parent of what will be made; "" is refused
+		refused   string // part of the message
+	}{
+		{"beside a leaf", "/a/leaf", []layout{{"", all, all, "1\n", 0}, {"/a", all, all, "", 0}, {"/a/leaf", all, "", "2\n", 0}}, "/cg/a", ""},
+		{"controllers can be enabled", "/a/leaf", []layout{{"", all, all, "1\n", 0}, {"/a", all, "", "", 0}, {"/a/leaf", "", "", "2\n", 0}}, "/cg/a", ""},
+		{"the parent lacks one, the next has it", "/a/leaf", []layout{{"", all, all, "1\n", 0}, {"/a", "memory pids", "memory pids", "", 0}, {"/a/leaf", "", "", "2\n", 0}}, "/cg", ""},
+		{"the root of all cgroups", "/", []layout{{"", all, "", "1\n", 0}}, "/cg", ""},
+		{"a container's root that holds processes", "/c", []layout{{"/c", all, "", "1\n", 0}}, "", "which holds processes"},
+		{"no memory controller", "/a/leaf", []layout{{"/a", "cpu pids", "cpu pids", "", 0}, {"/a/leaf", "cpu pids", "", "2\n", 0}}, "", "no cgroup that may be written has the controller memory"},
+		{"not ours to see", "/../x", []layout{{"", all, all, "", 0}}, "", "not below what is mounted"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			m, root := fake(t, tt.own, tt.dirs...)
+			p, err := m.Plan(asked, true)
+			if tt.want == "" {
+				var e *result.Error
+				if !errors.As(err, &e) || e.Code != "limit" || !strings.Contains(e.Message, tt.refused) || e.Hint == "" || strings.Contains(e.Message, "\n") {
+					t.Fatalf("%+v, %#v", p, err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p.v2.dir != root+tt.want {
+				t.Errorf("below %s, want %s", p.v2.dir, tt.want)
+			}
+		})
+	}
+}
+
+// TestNotWritable: a plain login on v2 owns nothing.
+func TestNotWritable(t *testing.T) {
+	m, _ := fake(t, "/a/leaf", layout{"", all, all, "1\n", 0o555}, layout{"/a", all, all, "", 0o555}, layout{"/a/leaf", all, "", "2\n", 0o555})
+	p, err := m.Plan(Request{Pids: 10}, true)
+	if os.Geteuid() == 0 { // to whom modes are nothing
+		if err != nil {
+			t.Error(err)
+		}
+		return
+	}
+	var e *result.Error
+	if !errors.As(err, &e) || !strings.Contains(e.Message, "permission denied") || !strings.Contains(e.Hint, "Delegate=yes") {
+		t.Errorf("%+v, %#v", p, err)
+	}
+}
+
+// TestMakeFails: files of a directory that is no cgroup are not made up; a
+// required limit leaves nothing, and one of best effort is marked.
+func TestMakeFails(t *testing.T) {
+	for _, required := range []bool{true, false} {
+		m, root := fake(t, "/a/leaf", layout{"/a", all, all, "", 0}, layout{"/a/leaf", all, "", "2\n", 0})
+		p, err := m.Plan(Request{Memory: 1 << 20, Pids: 10}, required)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g, err := p.Make("x", false)
+		dir := root + "/cg/a/sbxrun-x"
+		if required {
+			var e *result.Error
+			if !errors.As(err, &e) || !errors.Is(err, unix.ENOENT) || exists(dir) {
+				t.Errorf("%v, left: %v", err, exists(dir))
+			}
+			continue
+		}
+		if err != nil || !exists(dir) {
+			t.Fatal(err)
+		}
+		for _, l := range g.Limits(0) {
+			if l.Enforced || l.Reason == "" {
+				t.Errorf("%+v", l)
+			}
+		}
+	}
+}
+
+func TestRemoveDirs(t *testing.T) {
+	dir := t.TempDir()
+	if err := RemoveDirs([]string{dir}, deadline()); err == nil || !exists(dir) {
+		t.Errorf("what is not sbxrun's was removed: %v", err)
+	}
+	if err := RemoveDirs([]string{dir + "/sbxrun-gone"}, deadline()); err != nil {
+		t.Error(err)
+	}
+	if err := os.MkdirAll(dir+"/sbxrun-a/main/x", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := RemoveDirs([]string{dir + "/sbxrun-a"}, deadline()); err != nil || exists(dir+"/sbxrun-a") {
+		t.Error(err)
+	}
+}

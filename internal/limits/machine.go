@@ -1,0 +1,216 @@
+package limits
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Machine is what the caller may do with cgroups, where it is.
+type Machine struct {
+	root  string            // "", or where a test has its files
+	v2    []candidate       // the caller's v2 cgroup and its ancestors that may be written, nearest first
+	v1    map[string]string // by controller, where a v1 cgroup can be made
+	whys  map[string]why    // by controller, why not
+	mount []mount
+	base  []string // the sandbox's cgroups, which an exec joins
+}
+
+// candidate is a v2 cgroup below which one can be made.
+type candidate struct {
+	dir     string
+	enabled []string // controllers of its children
+	more    []string // that can be enabled
+}
+
+// has: CPU time is counted without a controller.
+func (c candidate) has(controller string) bool {
+	return controller == "cpuacct" || slices.Contains(c.enabled, controller) || slices.Contains(c.more, controller)
+}
+
+type why struct{ reason, hint string }
+
+// Detect looks at where the caller is and what it may write. It changes nothing.
+func Detect() (*Machine, error) { return detect("") }
+
+// detect takes all paths below root, for tests; the paths that it gives have it in front.
+func detect(root string) (*Machine, error) {
+	mountinfo, err := read(root + "/proc/self/mountinfo")
+	if err != nil {
+		return nil, fmt.Errorf("find the cgroups: %w", err)
+	}
+	membership, err := read(root + "/proc/self/cgroup")
+	if err != nil {
+		return nil, fmt.Errorf("find the cgroups: %w", err) // a kernel without
+	}
+	m := &Machine{root: root, v1: map[string]string{}, whys: map[string]why{}, mount: parseMounts(mountinfo)}
+	paths := parseMembership(membership)
+	for i := range m.mount {
+		mt := &m.mount[i]
+		mt.point = root + mt.point
+		if mt.v2 {
+			m.lookV2(*mt, paths[""])
+			continue
+		}
+		for _, c := range mt.controllers {
+			if m.v1[c] != "" {
+				continue
+			}
+			if own, ok := mt.own(paths[c]); !ok {
+				m.whys[c] = why{fmt.Sprintf("the caller's cgroup %q is not below what is mounted at %s", paths[c], mt.point), "mount the whole cgroup hierarchy"}
+			} else if err := unix.Access(own, unix.W_OK|unix.X_OK); err != nil {
+				m.whys[c] = why{fmt.Sprintf("no cgroup v1 can be made in %s: %v", own, err), remedyV1(own, err)}
+			} else {
+				m.v1[c] = own
+			}
+		}
+	}
+	return m, nil
+}
+
+// lookV2 walks from the caller's cgroup up to the mount.
+func (m *Machine) lookV2(mt mount, path string) {
+	own, ok := mt.own(path)
+	if !ok {
+		m.whys[""] = why{fmt.Sprintf("the caller's cgroup %q is not below what is mounted at %s", path, mt.point), "mount the whole cgroup hierarchy"}
+		return
+	}
+	for dir := own; ; dir = filepath.Dir(dir) {
+		if available, err := read(dir + "/cgroup.controllers"); err == nil {
+			m.consider(dir, strings.Fields(string(available)))
+		}
+		if len(dir) <= len(mt.point) {
+			return
+		}
+	}
+}
+
+func (m *Machine) consider(dir string, available []string) {
+	note := func(c string, w why) {
+		if _, told := m.whys[c]; !told { // the nearest counts
+			m.whys[c] = w
+		}
+	}
+	// A process moves if the common ancestor's cgroup.procs may be written too (cgroup-v2.rst, delegation).
+	for _, path := range []string{dir, dir + "/cgroup.procs"} {
+		if err := unix.Access(path, unix.W_OK); err != nil {
+			for _, c := range append(available, "") {
+				note(c, why{fmt.Sprintf("no cgroup can be made in %s: %v", dir, err), remedyV2(err)})
+			}
+			return
+		}
+	}
+	kind, err := read(dir + "/cgroup.type")
+	top := err != nil // the root of all cgroups has no type, and may have processes
+	if !top && strings.TrimSpace(string(kind)) != "domain" {
+		return
+	}
+	enabled, _ := read(dir + "/cgroup.subtree_control") // none, if it cannot be read
+	c := candidate{dir: dir, enabled: strings.Fields(string(enabled))}
+	for _, name := range available {
+		if slices.Contains(c.enabled, name) {
+			continue
+		}
+		if err := unix.Access(dir+"/cgroup.subtree_control", unix.W_OK); err != nil {
+			note(name, why{fmt.Sprintf("controller %s is not enabled in %s: %v", name, dir, err), "as root: echo +" + name + " >" + dir + "/cgroup.subtree_control"})
+		} else if !top && !holdsNone(dir) {
+			m.whys[name] = why{"controller " + name + " cannot be enabled in " + dir + ", which holds processes", fmt.Sprintf("d=%s; mkdir $d/leaf && for p in $(cat $d/cgroup.procs); do echo $p >$d/leaf/cgroup.procs; done", dir)}
+		} else {
+			c.more = append(c.more, name)
+		}
+	}
+	m.v2 = append(m.v2, c)
+}
+
+// candidate is the nearest that has most of the wanted controllers: a process is
+// in one v2 cgroup.
+func (m *Machine) candidate(wanted []string) (best candidate) {
+	most := -1
+	for _, c := range m.v2 {
+		n := 0
+		for _, w := range wanted {
+			if c.has(w) {
+				n++
+			}
+		}
+		if n > most {
+			best, most = c, n
+		}
+	}
+	return best
+}
+
+// why there is nowhere to enforce it, and the smallest change.
+func (m *Machine) why(controller string) (reason, hint string) {
+	if controller == "cpuacct" {
+		if w, ok := m.whys[""]; ok { // where v2 is, it counts CPU time
+			return w.reason, w.hint
+		}
+	}
+	if w, ok := m.whys[controller]; ok {
+		return w.reason, w.hint
+	}
+	if len(m.mount) == 0 {
+		return "no cgroup hierarchy is mounted", "mount -t cgroup2 cgroup2 /sys/fs/cgroup"
+	}
+	if w, ok := m.whys[""]; ok && !slices.ContainsFunc(m.mount, func(mt mount) bool { return !mt.v2 }) {
+		return w.reason, w.hint
+	}
+	if len(m.v2) > 0 {
+		return "no cgroup that may be written has the controller " + controller, "enable " + controller + " for the caller's cgroup (systemd: Delegate=yes), and in the kernel (no cgroup_disable=" + controller + ")"
+	}
+	return "the cgroup controller " + controller + " is not there", "boot a kernel with it (no cgroup_disable=" + controller + ")"
+}
+
+func remedyV2(err error) string {
+	if err == unix.EROFS {
+		return "mount /sys/fs/cgroup so that it can be written in this container"
+	}
+	return "systemd-run --user --scope -p Delegate=yes sbxrun …"
+}
+
+func remedyV1(dir string, err error) string {
+	if err == unix.EROFS {
+		return "mount " + dir + " so that it can be written in this container"
+	}
+	return fmt.Sprintf("as root: d=%s/u%d; mkdir $d && chown -R %d $d && echo PID-OF-CALLER >$d/cgroup.procs", strings.TrimSuffix(dir, "/"), os.Geteuid(), os.Geteuid())
+}
+
+// Within is the machine for an exec in a sandbox whose group has these [Group.Dirs]:
+// its cgroups are made below the sandbox's, and where it has none of its own it
+// joins the sandbox's.
+func (m *Machine) Within(dirs []string) *Machine {
+	in := *m
+	in.base, in.v1 = dirs, map[string]string{}
+	for c, dir := range m.v1 {
+		in.v1[c] = dir
+	}
+	for _, dir := range dirs {
+		for _, mt := range m.mount {
+			if !strings.HasPrefix(dir, mt.point+"/") {
+				continue
+			}
+			for _, c := range mt.controllers {
+				in.v1[c] = dir
+			}
+			if mt.v2 {
+				enabled, _ := read(dir + "/cgroup.subtree_control") // none, if it is gone
+				in.v2 = []candidate{{dir: dir, enabled: strings.Fields(string(enabled))}}
+			}
+		}
+	}
+	return &in
+}
+
+// own is the directory of a cgroup, seen through the mount.
+func (mt mount) own(path string) (dir string, ok bool) {
+	below, ok := strings.CutPrefix(path, strings.TrimSuffix(mt.root, "/"))
+	if path == "" || !ok || below != "" && below[0] != '/' || strings.HasPrefix(below, "/..") || strings.HasSuffix(below, " (deleted)") {
+		return "", false
+	}
+	return strings.TrimSuffix(mt.point+below, "/"), true
+}

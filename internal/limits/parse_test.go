@@ -1,0 +1,228 @@
+package limits
+
+import (
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestParseMounts(t *testing.T) {
+	tests := []struct {
+		name, in string
+		want     []mount
+	}{
+		{"nothing", "", nil},
+		{"v2", "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n", []mount{{"/", "/sys/fs/cgroup", true, nil}}},
+		{"v1, two controllers, no newline", "32 31 0:29 /docker/x /sys/fs/cgroup/cpu,cpuacct ro master:1 propagate_from:2 - cgroup cgroup rw,cpu,cpuacct",
+			[]mount{{"/docker/x", "/sys/fs/cgroup/cpu,cpuacct", false, []string{"cpu", "cpuacct"}}}},
+		{"escaped", `32 31 0:29 /a\040b /c\134\011d rw - cgroup cgroup rw,pids` + "\n", []mount{{"/a b", "/c\\\td", false, []string{"pids"}}}},
+		{"others", "1 2 0:3 / / rw - ext4 /dev/sda rw,memory\n2 2 0:3 / /s rw - cgroup systemd rw,name=systemd\n3 2 0:3 / /d rw - cgroup x rw,devices\n", nil},
+		{"truncated", "32 31 0:29 / /sys\n32 31 0:29 / /sys rw - cgroup2\n32 31 - cgroup2 a b\n - \n-\n", nil},
+		{"relative", "32 31 0:29 x y rw - cgroup2 cgroup2 rw\n", nil},
+		{"root", "32 31 0:29 / / rw - cgroup2 cgroup2 rw\n", nil},
+	}
+	for _, tt := range tests {
+		if diff := cmp.Diff(tt.want, parseMounts([]byte(tt.in)), cmp.AllowUnexported(mount{})); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+		}
+	}
+}
+
+func TestParseMembership(t *testing.T) {
+	tests := []struct {
+		name, in string
+		want     map[string]string
+	}{
+		{"hybrid", "9:name=systemd:/\n8:pids:/\n2:cpu,cpuacct:/a:b c\n0::/x\n", map[string]string{"name=systemd": "/", "pids": "/", "cpu": "/a:b c", "cpuacct": "/a:b c", "": "/x"}},
+		{"hostile", "\n::\n0\n0:\n0::\n1:memory:relative\n7::/no-v2\nxx", map[string]string{}},
+		{"the first counts, no newline", "1:pids:/a\n2:pids:/b\n0::/c", map[string]string{"pids": "/a", "": "/c"}},
+	}
+	for _, tt := range tests {
+		if diff := cmp.Diff(tt.want, parseMembership([]byte(tt.in))); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+		}
+	}
+}
+
+func TestOwn(t *testing.T) {
+	tests := []struct {
+		root, path, want string
+	}{
+		{"/", "/", "/cg"},
+		{"/", "/a/b", "/cg/a/b"},
+		{"/docker/x", "/docker/x", "/cg"},
+		{"/docker/x", "/docker/x/y", "/cg/y"},
+		{"/docker/x", "/docker/xy", ""},
+		{"/docker/x", "/", ""},
+		{"/", "/../../a", ""},
+		{"/", "/..", ""},
+		{"/", "/a (deleted)", ""},
+		{"/", "", ""},
+	}
+	for _, tt := range tests {
+		if got, ok := (mount{root: tt.root, point: "/cg"}).own(tt.path); got != tt.want || ok != (tt.want != "") {
+			t.Errorf("%s below %s: %q, %v; want %q", tt.path, tt.root, got, ok, tt.want)
+		}
+	}
+}
+
+func TestRow(t *testing.T) {
+	tests := []struct {
+		in, key string
+		want    int64
+		ok      bool
+	}{
+		{"low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 1\n", "oom_kill", 2, true},
+		{"oom_kill 2\n", "oom", 0, false},
+		{"usage_usec 9223372036854775807", "usage_usec", math.MaxInt64, true},
+		{"usage_usec 9223372036854775808", "usage_usec", 0, false},
+		{"oom_kill -1\n", "oom_kill", 0, false},
+		{"oom_kill\noom_kill 1 2\n", "oom_kill", 0, false},
+		{"xoom_kill 1\n oom_kill  5 \n", "oom_kill", 5, true},
+		{"42\n", "", 42, true},
+		{"max\n", "", 0, false},
+		{"", "", 0, false},
+		{"\n\n7", "", 7, true},
+		{"1 2\n", "", 0, false},
+	}
+	for _, tt := range tests {
+		if got, ok := row([]byte(tt.in), tt.key); got != tt.want || ok != tt.ok {
+			t.Errorf("row(%q, %q) = %d, %v; want %d, %v", tt.in, tt.key, got, ok, tt.want, tt.ok)
+		}
+	}
+}
+
+func TestParseID(t *testing.T) {
+	tests := []struct {
+		in   string
+		want uintptr
+		ok   bool
+	}{
+		{"Name:\tx\nUid:\t65534\t65534\t65534\t65534\n", 65534, true},
+		{"Name:\tUid:\t1\t1\t1\t1\nUid:\t2\t2\t2\t2", 2, true},
+		{"Name:\tx\\nUid:\t1\t1\t1\t1\nUid:\t0\t2\t2\t2", 0, false},
+		{"Uid:\t1\t1\t1\n", 0, false},
+		{"Uid:\t99999999999\t99999999999\t99999999999\t1\n", 0, false},
+		{"", 0, false},
+	}
+	for _, tt := range tests {
+		if got, ok := parseID([]byte(tt.in), "Uid:"); ok != tt.ok || ok && got != tt.want {
+			t.Errorf("%q: %d, %v", tt.in, got, ok)
+		}
+	}
+}
+
+func TestFakeMeminfo(t *testing.T) {
+	in := "MemTotal:       24683520 kB\nMemFree:          100 kB\nMemAvailable:   22000000 kB\nBuffers:           12 kB\nCached:           1200 kB\n" +
+		"SwapTotal:       1000000 kB\nSwapFree:       1000000 kB\nHugePages_Total:       0\nMemTotal: junk\nDirectMap1G:    20971520 kB"
+	want := "MemTotal:          65536 kB\nMemFree:             100 kB\nMemAvailable:      65536 kB\nBuffers:               0 kB\nCached:                0 kB\n" +
+		"SwapTotal:             0 kB\nSwapFree:              0 kB\nHugePages_Total:       0\nMemTotal: junk\nDirectMap1G:    20971520 kB"
+	if diff := cmp.Diff(want, string(FakeMeminfo([]byte(in), 64<<20, 0))); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	real, err := read("/proc/meminfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := FakeMeminfo(real, math.MaxInt64, math.MaxInt64); strings.Count(string(got), "\n") != strings.Count(string(real), "\n") || len(got) != len(real) {
+		t.Errorf("the layout differs:\n%s", got)
+	}
+}
+
+func TestChoose(t *testing.T) {
+	own := []int{1, 3, 5, 7}
+	tests := []struct {
+		cpus float64
+		seed int
+		want []int
+	}{
+		{0.5, 0, []int{1}},
+		{1, 5, []int{3}},
+		{1.1, 7, []int{7, 1}},
+		{4, 2, []int{5, 7, 1, 3}},
+		{1e300, 0, own},
+		{0, 0, nil},
+		{math.NaN(), 0, nil},
+		{1, -3, []int{1}},
+	}
+	for _, tt := range tests {
+		if got := choose(own, tt.cpus, tt.seed); !slices.Equal(got, tt.want) {
+			t.Errorf("%v from %d: %v, want %v", tt.cpus, tt.seed, got, tt.want)
+		}
+	}
+	if got := CPUSet(0.1, 1); len(got) != 1 {
+		t.Errorf("%v", got)
+	}
+}
+
+func TestEnvironment(t *testing.T) {
+	env := Environment(1.5)
+	if !slices.Contains(env, "OMP_NUM_THREADS=2") || !slices.Contains(env, "OPENBLAS_NUM_THREADS=2") || Environment(0) != nil || Environment(math.NaN()) != nil {
+		t.Errorf("%q", env)
+	}
+}
+
+func TestQuota(t *testing.T) {
+	for cpus, want := range map[float64][2]int64{0.5: {50_000, 100_000}, 0.01: {1000, 100_000}, 0.001: {1000, 1_000_000}, 0.0099: {9900, 1_000_000}, 64: {6_400_000, 100_000}} {
+		if q, p := quota(cpus); q != want[0] || p != want[1] {
+			t.Errorf("%v: %d of %d, want %v", cpus, q, p, want)
+		}
+	}
+}
+
+func TestRequestRefused(t *testing.T) {
+	n := func(i int) *int { return &i }
+	for want, r := range map[string]Request{
+		"limit memory:":                 {Memory: -1},
+		"limit pids:":                   {Pids: -1},
+		"limit cpu-time:":               {CPUTime: -time.Second},
+		"limit fsize:":                  {FSize: -1},
+		"limit cpus: NaN":               {CPUs: math.NaN()},
+		"limit cpus: 0.0001":            {CPUs: 0.0001},
+		"limit cpus: +Inf":              {CPUs: math.Inf(1)},
+		"limit memory-swap: it needs":   {MemorySwap: 1},
+		"limit memory-swap: it is belo": {Memory: 2, MemorySwap: 1},
+		"limit memory-swap: it is nega": {Memory: 2, MemorySwap: -2},
+		"limit nice: 20":                {Nice: n(20)},
+		"limit oom-score-adj: 1001":     {OOMScoreAdj: n(1001)},
+	} {
+		if _, err := (&Machine{}).Plan(r, false); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%+v: %v, want %s", r, err, want)
+		}
+	}
+	if p, err := (&Machine{}).Plan(Request{}, true); err != nil || len(p.Limits) != 0 {
+		t.Errorf("%+v, %v", p, err)
+	}
+}
+
+func FuzzParsers(f *testing.F) {
+	for _, s := range []string{"32 31 0:29 /a\\040b /c rw - cgroup cgroup rw,pids\n", "0::/x\n2:cpu,cpuacct:/a:b\n", "oom_kill 2\nmax 1\n", "42\n", "MemTotal: 9 kB\n", "Uid:\t1\t1\t1\t1\n"} {
+		f.Add([]byte(s), "/x", int64(64<<20))
+	}
+	f.Fuzz(func(t *testing.T, data []byte, path string, size int64) {
+		for _, mt := range parseMounts(data) {
+			if dir, ok := mt.own(path); ok && !strings.HasPrefix(dir, mt.point) {
+				t.Fatalf("%q of %+v is %q", path, mt, dir)
+			}
+		}
+		for c, p := range parseMembership(data) {
+			if p[0] != '/' {
+				t.Fatalf("%q: %q", c, p)
+			}
+		}
+		for _, key := range []string{"", "oom_kill", "max"} {
+			if n, ok := row(data, key); n < 0 || !ok && n != 0 {
+				t.Fatalf("row %q of %q is %d, %v", key, data, n, ok)
+			}
+		}
+		parseID(data, "Uid:")
+		once := FakeMeminfo(data, size, size)
+		if again := FakeMeminfo(once, size, size); string(once) != string(again) {
+			t.Fatalf("%q becomes %q and then %q", data, once, again)
+		}
+	})
+}

@@ -1,0 +1,57 @@
+package limits
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// setting is one value to be written, in the order of [Group.settings].
+type setting struct {
+	limit, path, value string
+	optional           bool // not there without swap accounting, not needed without swap
+}
+
+// settings: on v1 memory comes first, since memory.memsw may not be below it; on
+// v2 swap, so that there is no moment with memory alone.
+func (g *Group) settings() (list []setting) {
+	r := g.plan.request
+	swap := "memory-swap"
+	if r.MemorySwap == 0 {
+		swap = "memory"
+	}
+	if dir := g.read["memory"]; dir != "" && r.Memory > 0 {
+		memory, extra, total := strconv.FormatInt(r.Memory, 10), max(r.MemorySwap-r.Memory, 0), max(r.MemorySwap, r.Memory)
+		if dir == g.v2 {
+			value := strconv.FormatInt(extra, 10)
+			if r.MemorySwap < 0 {
+				value = "max"
+			}
+			list = append(list, setting{swap, dir + "/memory.swap.max", value, swap == "memory"}, setting{"memory", dir + "/memory.max", memory, false})
+		} else {
+			value := strconv.FormatInt(total, 10)
+			if r.MemorySwap < 0 {
+				value = "-1"
+			}
+			list = append(list, setting{"memory", dir + "/memory.limit_in_bytes", memory, false}, setting{swap, dir + "/memory.memsw.limit_in_bytes", value, swap == "memory"})
+		}
+	}
+	if dir := g.read["pids"]; dir != "" && r.Pids > 0 {
+		list = append(list, setting{"pids", dir + "/pids.max", strconv.FormatInt(r.Pids, 10), false})
+	}
+	if dir := g.read["cpu"]; dir != "" && r.CPUs > 0 {
+		q, period := quota(r.CPUs)
+		if dir == g.v2 {
+			list = append(list, setting{"cpus", dir + "/cpu.max", fmt.Sprint(q, " ", period), false})
+		} else {
+			list = append(list, setting{"cpus", dir + "/cpu.cfs_period_us", fmt.Sprint(period), false}, setting{"cpus", dir + "/cpu.cfs_quota_us", fmt.Sprint(q), false})
+		}
+	}
+	return list
+}
+
+// noSwap: the machine has no swap now, so that a sandbox gets none.
+func noSwap(root string) bool {
+	swaps, err := read(root + "/proc/swaps")
+	return err == nil && strings.Count(strings.TrimSpace(string(swaps)), "\n") == 0
+}

@@ -1,0 +1,198 @@
+package limits
+
+import (
+	"context"
+	"os"
+	"runtime"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Usage is what the group used; 0 is unknown.
+type Usage struct {
+	PidsPeak   int64 // tasks at once (v2: Linux 6.1)
+	MemoryPeak int64 // bytes (v2: Linux 5.19)
+	CPU        time.Duration
+}
+
+// number reads one number of a cgroup; 0 if it is not there.
+func (g *Group) number(controller, v2file, v2key, v1file, v1key string) int64 {
+	dir := g.read[controller]
+	if dir == "" {
+		return 0
+	}
+	file, key := v1file, v1key
+	if dir == g.v2 {
+		file, key = v2file, v2key
+	}
+	data, err := read(dir + "/" + file)
+	if err != nil {
+		return 0
+	}
+	n, _ := row(data, key)
+	return n
+}
+
+// Usage reads what was used, before Remove.
+func (g *Group) Usage() Usage {
+	return Usage{
+		PidsPeak:   g.number("pids", "pids.peak", "", "pids.peak", ""),
+		MemoryPeak: g.number("memory", "memory.peak", "", "memory.max_usage_in_bytes", ""),
+		CPU:        g.cpu(),
+	}
+}
+
+func (g *Group) cpu() time.Duration {
+	n := g.number("cpuacct", "cpu.stat", "usage_usec", "cpuacct.usage", "")
+	if g.read["cpuacct"] == g.v2 {
+		return time.Duration(min(n, 1<<52)) * time.Microsecond
+	}
+	return time.Duration(n)
+}
+
+// OOMKilled tells whether the kernel has killed a process of the group for want of
+// memory. It counts before it kills: of a payload that has died it is certain.
+func (g *Group) OOMKilled() bool {
+	return g.number("memory", "memory.events", "oom_kill", "memory.oom_control", "oom_kill") > 0
+}
+
+// Limits are the plan's limits with Hit as it is now, before Remove. A memory limit is
+// hit if it had a process killed, not if caches were dropped to stay below; a CPU limit if it
+// made anything wait. What the limits of single processes did shows in the signal
+// that the payload died of, 0 if none: only fsize has one.
+func (g *Group) Limits(died unix.Signal) []Limit {
+	list := append([]Limit{}, g.plan.Limits...)
+	for i := range list {
+		l := &list[i]
+		switch {
+		case !l.Enforced:
+		case l.Name == "memory" || l.Name == "memory-swap" && g.plan.request.MemorySwap > 0:
+			l.Hit = g.OOMKilled() && g.memoryFull()
+		case l.Name == "pids":
+			// Before Linux 6.11 v2 counts where the fork was, not where the limit is.
+			l.Hit = g.number("pids", "pids.events", "max", "pids.events", "max") > 0 ||
+				g.number("pids", leaf+"/pids.events", "max", "pids.events", "max") > 0
+		case l.Name == "cpus":
+			l.Hit = g.number("cpu", "cpu.stat", "nr_throttled", "cpu.stat", "nr_throttled") > 0
+		case l.Name == "cpu-time":
+			l.Hit = g.cpu() >= g.plan.request.CPUTime
+		case l.Name == "fsize":
+			l.Hit = died == unix.SIGXFSZ
+		}
+	}
+	return list
+}
+
+// memoryFull: a process may also be killed for a limit above ours. v1 does not
+// count failures at memory.memsw, but the peak then is the limit, nearly.
+func (g *Group) memoryFull() bool {
+	if g.read["memory"] == g.v2 {
+		return g.number("memory", "memory.events", "oom", "", "") > 0
+	}
+	return g.Usage().MemoryPeak+1<<20 >= g.plan.request.Memory
+}
+
+// Event is a limit that ends the run.
+type Event string
+
+const (
+	OOM     Event = "oom"
+	CPUTime Event = "cpu-time"
+)
+
+// Watch sends each event at most once, until ctx is done; nil if there is nothing
+// to watch. A payload that is itself killed for want of memory may be seen dead
+// first: ask [Group.OOMKilled].
+func (g *Group) Watch(ctx context.Context) <-chan Event {
+	memory, cpu := g.plan.enforced("memory"), g.plan.enforced("cpu-time")
+	if !memory && !cpu {
+		return nil
+	}
+	events := make(chan Event, 2)
+	if cpu {
+		go g.watchCPU(ctx, events)
+	}
+	if memory {
+		go g.watchOOM(ctx, events)
+	}
+	return events
+}
+
+// watchCPU sleeps as long as all CPUs together need to use up what is left. What is
+// used beyond the limit is at most what they do in shortest.
+func (g *Group) watchCPU(ctx context.Context, events chan<- Event) {
+	const shortest, longest = 5 * time.Millisecond, 250 * time.Millisecond
+	for {
+		left := g.plan.request.CPUTime - g.cpu()
+		if left <= 0 {
+			events <- CPUTime
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(min(max(left/time.Duration(runtime.NumCPU()), shortest), longest)):
+		}
+	}
+}
+
+func (g *Group) watchOOM(ctx context.Context, events chan<- Event) {
+	notice, err := g.oomNotice()
+	if err == nil {
+		defer notice.Close()
+		// A file that takes no deadline is not waited for, it is an error below.
+		defer context.AfterFunc(ctx, func() { _ = notice.SetReadDeadline(time.Unix(1, 0)) })()
+	}
+	const tick, slow = time.Millisecond, 100 * time.Millisecond
+	for ctx.Err() == nil {
+		if g.OOMKilled() {
+			events <- OOM
+			return
+		}
+		if err != nil { // no notice to be had: look now and then
+			time.Sleep(slow)
+			continue
+		}
+		var buf [4096]byte
+		if _, err = notice.Read(buf[:]); err != nil {
+			continue
+		}
+		// v1 tells before it kills. It is not kept waiting: what was killed is counted.
+		for end := time.Now().Add(slow); !g.OOMKilled() && time.Now().Before(end) && ctx.Err() == nil; {
+			time.Sleep(tick)
+		}
+	}
+}
+
+// oomNotice is readable when the group may have run out of memory: inotify(7) on
+// memory.events, or an eventfd in cgroup.event_control (memory.rst).
+func (g *Group) oomNotice() (*os.File, error) {
+	dir := g.read["memory"]
+	if dir == g.v2 {
+		fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+		if err != nil {
+			return nil, err
+		}
+		if _, err = unix.InotifyAddWatch(fd, dir+"/memory.events", unix.IN_MODIFY); err != nil {
+			unix.Close(fd)
+			return nil, err
+		}
+		return os.NewFile(uintptr(fd), "inotify"), nil
+	}
+	control, err := unix.Open(dir+"/memory.oom_control", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(control)
+	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	if err = write(dir+"/cgroup.event_control", strconv.Itoa(fd)+" "+strconv.Itoa(control)); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "eventfd"), nil
+}
