@@ -117,7 +117,7 @@ func (s *supervisor) run() error {
 		Hold:         s.hold,
 		Released:     s.released,
 		Doomed:       s.doomed,
-		Ending:       func() { _ = s.own.MarkEnding() }, // on a full disk its execs do not know why they end
+		Ending:       s.ending,
 		Emptied: func(bool) {
 			s.cancel(nil) // so that the probe ends, as long as its init is ours to look at
 			s.probing.Wait()
@@ -308,6 +308,16 @@ func (s *supervisor) listen() {
 		// It is about to end anyway; but here is somebody with less patience.
 		time.AfterFunc(request.Grace, s.now)
 	}
+}
+
+// ending tells the execs that the sandbox is about to end, and says whether there is
+// nothing in it but the payload: one that idles starts nothing.
+func (s *supervisor) ending() (alone bool) {
+	if len(s.command) == 0 && s.own.EndUse() {
+		return true
+	}
+	_ = s.own.MarkEnding() // on a full disk they do not know why they end
+	return false
 }
 
 // doomed says whether somebody was to kill the sandbox, and so has done it without

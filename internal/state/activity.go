@@ -41,6 +41,10 @@ func (o *Own) EndIfIdle(timeout time.Duration) (wait time.Duration, err error) {
 	return wait, nil
 }
 
+// EndUse lets no use begin any more, if there is none: [Entry.HoldActivity] fails from
+// now on.
+func (o *Own) EndUse() bool { return tryLock(o.activity, unix.F_WRLCK) == nil }
+
 // lookPatience is for how long the supervisor may hold the activity while it looks
 // whether the sandbox is idle; longer than that, and it is to end.
 const lookPatience = 500 * time.Millisecond
@@ -61,7 +65,7 @@ func (e *Entry) HoldActivity() (release func(), err error) {
 			}
 		}
 		if errors.Is(err, unix.EAGAIN) {
-			err = &result.Error{Code: "ending", Message: "the sandbox " + e.ID + " has reached its idle timeout and is about to end", Hint: "start it anew"}
+			err = &result.Error{Code: "ending", Message: "the sandbox " + e.ID + " is about to end", Hint: "start it anew"}
 		} else if err != nil {
 			err = f.fail("lock", activityName, err)
 		}

@@ -135,3 +135,29 @@ func TestEndIfIdleRace(t *testing.T) {
 		must(t, o.Close())
 	}
 }
+
+// Who is alone can stay so; who is not, not.
+func TestEndUse(t *testing.T) {
+	d := opened(t)
+	o, err := d.Create(testID(1), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Close()
+	e := &Entry{ID: o.ID, dir: d}
+	release, err := e.HoldActivity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o.EndUse() {
+		t.Error("ended while in use")
+	}
+	release()
+	if !o.EndUse() {
+		t.Error("in use, and nobody does")
+	}
+	var known *result.Error
+	if _, err := e.HoldActivity(); !errors.As(err, &known) || known.Code != "ending" {
+		t.Errorf("used after the end: %v", err)
+	}
+}

@@ -41,7 +41,8 @@ type Options struct {
 	// shown, and the keeper still keeps the terminal.
 	Emptied func(proven bool)
 	// Ending, if not nil, is called before all is signalled that a grace period is for.
-	Ending func()
+	// It says whether that is the payload alone, for certain: then nobody has to enter.
+	Ending func() (alone bool)
 	// Doomed, if not nil, says whether what the payload ran in was ended, when
 	// the payload was ended from outside: then it is killed, and not lost.
 	Doomed func() bool
@@ -269,8 +270,11 @@ func (r *run) end(cause result.Cause) time.Time {
 // signalAll sends the signal that begins a grace period for all, and first lets that be
 // known.
 func (r *run) signalAll(sig syscall.Signal) error {
-	if r.o.Ending != nil {
-		r.o.Ending()
+	if r.o.Ending != nil && r.o.Ending() {
+		// It may be unknown, where init could not be traced.
+		if err := r.held.Signal(sig); !errors.Is(err, proc.ErrGone) {
+			return err
+		}
 	}
 	return r.held.SignalAll(sig)
 }
