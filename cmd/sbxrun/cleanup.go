@@ -59,7 +59,7 @@ func printFound(found []cleanup.Finding, dryRun bool) error {
 		case f.Done:
 			did = "removed"
 		case dryRun && f.Kind != "zombie":
-			did = "would  "
+			did = "to go  "
 		}
 		line := did + "  " + f.Kind
 		if f.ID != "" {

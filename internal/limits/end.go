@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -33,7 +34,7 @@ func LoosenDirs(dirs []string) error {
 
 // change writes a value to a file that is there and has another.
 func change(path, value string) error {
-	data, err := read(path)
+	data, err := proc.ReadFile(path)
 	if err != nil || strings.HasPrefix(string(data), value) {
 		return nil
 	}
@@ -51,11 +52,11 @@ func thaw(dir string) error {
 // Thaw thaws the cgroups that a process, a sandbox's init, is in, if somebody has put
 // it where the caller is not: SIGKILL does not end what a v1 freezer holds.
 func (m *Machine) Thaw(pid int) error {
-	theirs, err := read(m.root + "/proc/" + strconv.Itoa(pid) + "/cgroup")
+	theirs, err := proc.ReadFile(m.root + "/proc/" + strconv.Itoa(pid) + "/cgroup")
 	if err != nil {
 		return nil // it is gone
 	}
-	own, err := read(m.root + "/proc/self/cgroup")
+	own, err := proc.ReadFile(m.root + "/proc/self/cgroup")
 	if err != nil {
 		return err
 	}
@@ -205,6 +206,6 @@ func unpopulated(dir string) bool {
 
 // holdsNone: no process is in the cgroup itself.
 func holdsNone(dir string) bool {
-	procs, err := read(dir + "/cgroup.procs")
+	procs, err := proc.ReadFile(dir + "/cgroup.procs")
 	return err == nil && len(procs) == 0
 }

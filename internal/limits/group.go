@@ -131,7 +131,7 @@ func (g *Group) makeV2(id string, nest bool) error {
 	if !nest {
 		return nil
 	}
-	controllers, err := read(dir + "/cgroup.controllers")
+	controllers, err := proc.ReadFile(dir + "/cgroup.controllers")
 	if err != nil {
 		return err
 	}

@@ -407,7 +407,7 @@ func TestKill(t *testing.T) {
 	if err := g.Loosen(); err != nil {
 		t.Error(err)
 	}
-	if data, _ := read(g.v2 + "/cgroup.freeze"); string(data) != "0\n" {
+	if data, _ := proc.ReadFile(g.v2 + "/cgroup.freeze"); string(data) != "0\n" {
 		t.Errorf("still frozen: %q", data)
 	}
 	if err := g.Remove(time.Now().Add(20 * time.Millisecond)); !errors.Is(err, unix.EBUSY) {
@@ -452,7 +452,7 @@ func TestFrozenV1(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 1000 { // FREEZING first
-		if data, _ := read(dir + "/freezer.state"); string(data) == "FROZEN\n" {
+		if data, _ := proc.ReadFile(dir + "/freezer.state"); string(data) == "FROZEN\n" {
 			break
 		}
 		time.Sleep(time.Millisecond)

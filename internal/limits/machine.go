@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -39,11 +40,11 @@ func Detect() (*Machine, error) { return detect("") }
 
 // detect takes all paths below root, for tests; the paths that it gives have it in front.
 func detect(root string) (*Machine, error) {
-	mountinfo, err := read(root + "/proc/self/mountinfo")
+	mountinfo, err := proc.ReadFile(root + "/proc/self/mountinfo")
 	if err != nil {
 		return nil, fmt.Errorf("find the cgroups: %w", err)
 	}
-	membership, err := read(root + "/proc/self/cgroup")
+	membership, err := proc.ReadFile(root + "/proc/self/cgroup")
 	if err != nil {
 		return nil, fmt.Errorf("find the cgroups: %w", err) // a kernel without
 	}
@@ -80,7 +81,7 @@ func (m *Machine) lookV2(mt mount, path string) {
 		return
 	}
 	for dir := own; ; dir = filepath.Dir(dir) {
-		if available, err := read(dir + "/cgroup.controllers"); err == nil {
+		if available, err := proc.ReadFile(dir + "/cgroup.controllers"); err == nil {
 			m.consider(dir, strings.Fields(string(available)))
 		}
 		if len(dir) <= len(mt.point) {
@@ -104,12 +105,12 @@ func (m *Machine) consider(dir string, available []string) {
 			return
 		}
 	}
-	kind, err := read(dir + "/cgroup.type")
+	kind, err := proc.ReadFile(dir + "/cgroup.type")
 	top := err != nil // the root of all cgroups has no type, and may have processes
 	if !top && strings.TrimSpace(string(kind)) != "domain" {
 		return
 	}
-	enabled, _ := read(dir + "/cgroup.subtree_control") // none, if it cannot be read
+	enabled, _ := proc.ReadFile(dir + "/cgroup.subtree_control") // none, if it cannot be read
 	c := candidate{dir: dir, enabled: strings.Fields(string(enabled))}
 	for _, name := range available {
 		if slices.Contains(c.enabled, name) {
@@ -198,7 +199,7 @@ func (m *Machine) Within(dirs []string) *Machine {
 				in.v1[c] = dir
 			}
 			if mt.v2 {
-				enabled, _ := read(dir + "/cgroup.subtree_control") // none, if it is gone
+				enabled, _ := proc.ReadFile(dir + "/cgroup.subtree_control") // none, if it is gone
 				in.v2 = []candidate{{dir: dir, enabled: strings.Fields(string(enabled))}}
 			}
 		}

@@ -94,29 +94,6 @@ func row(data []byte, key string) (n int64, ok bool) {
 	return 0, false
 }
 
-// read reads a file of the kernel's; os.ReadFile would first try to have it
-// polled, on the way of every run.
-func read(path string) ([]byte, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(fd)
-	data := make([]byte, 0, 4096)
-	for {
-		n, err := unix.Read(fd, data[len(data):cap(data)])
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil || n == 0 {
-			return data, err
-		}
-		if data = data[:len(data)+n]; len(data) == cap(data) {
-			data = slices.Grow(data, len(data))
-		}
-	}
-}
-
 func write(path, value string) error {
 	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

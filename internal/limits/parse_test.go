@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
 func TestParseMounts(t *testing.T) {
@@ -124,7 +125,7 @@ func TestFakeMeminfo(t *testing.T) {
 	if diff := cmp.Diff(want, string(FakeMeminfo([]byte(in), 64<<20, 0))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	real, err := read("/proc/meminfo")
+	real, err := proc.ReadFile("/proc/meminfo")
 	if err != nil {
 		t.Fatal(err)
 	}

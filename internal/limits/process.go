@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -18,7 +19,7 @@ func asOwner(pid int, f func() error) error {
 	if !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES) || os.Geteuid() != 0 {
 		return err
 	}
-	status, readErr := read("/proc/" + strconv.Itoa(pid) + "/status")
+	status, readErr := proc.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
 	uid, uidOK := parseID(status, "Uid:")
 	gid, gidOK := parseID(status, "Gid:")
 	if readErr != nil || !uidOK || !gidOK || uid == 0 {

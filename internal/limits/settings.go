@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
 // setting is one value to be written, in the order of [Group.settings].
@@ -52,6 +54,6 @@ func (g *Group) settings() (list []setting) {
 
 // noSwap: the machine has no swap now, so that a sandbox gets none.
 func noSwap(root string) bool {
-	swaps, err := read(root + "/proc/swaps")
+	swaps, err := proc.ReadFile(root + "/proc/swaps")
 	return err == nil && strings.Count(strings.TrimSpace(string(swaps)), "\n") == 0
 }

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -27,7 +28,7 @@ func (g *Group) number(controller, v2file, v2key, v1file, v1key string) int64 {
 	if dir == g.v2 {
 		file, key = v2file, v2key
 	}
-	data, err := read(dir + "/" + file)
+	data, err := proc.ReadFile(dir + "/" + file)
 	if err != nil {
 		return 0
 	}

@@ -87,7 +87,7 @@ func (id Identity) verify() error {
 
 // bootID is a number that the kernel draws once per boot (random(4)).
 func bootID() (string, error) {
-	data, err := read("/proc/sys/kernel/random/boot_id")
+	data, err := ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return "", fmt.Errorf("boot id: %w", err)
 	}

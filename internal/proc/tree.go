@@ -32,9 +32,9 @@ type Times struct{ User, System time.Duration }
 // architecture Go runs on (time(7)).
 const clockTick = 10 * time.Millisecond
 
-// read reads a file of /proc. os.ReadFile would first try to have it polled, and
-// take three times as long, on the way of every run.
-func read(path string) ([]byte, error) {
+// ReadFile reads a file of the kernel's, in /proc or below. os.ReadFile would first
+// try to have it polled, and take three times as long, on the way of every run.
+func ReadFile(path string) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
@@ -58,7 +58,7 @@ func read(path string) ([]byte, error) {
 // ReadStat reads /proc/PID/stat. [ErrGone] if there is no such process; any
 // other error does not say that.
 func ReadStat(pid int) (Stat, error) {
-	data, err := read("/proc/" + strconv.Itoa(pid) + "/stat")
+	data, err := ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	// It may end before the file is opened, or before it is read.
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) {
 		return Stat{}, ErrGone
@@ -120,7 +120,7 @@ func Namespace(pid int, kind string) (uint64, error) {
 // number of the NSpid line of /proc/PID/status (Linux 4.1).
 func NSPID(pid int) (int, error) {
 	path := "/proc/" + strconv.Itoa(pid) + "/status"
-	data, err := read(path)
+	data, err := ReadFile(path)
 	if err != nil {
 		return 0, ErrGone
 	}
@@ -146,7 +146,7 @@ func parseNSPID(status []byte) (int, error) {
 // PeakRSS is the most memory the process has had, in bytes: VmHWM of
 // /proc/PID/status. 0 for a zombie and for one that is gone.
 func PeakRSS(pid int) int64 {
-	data, err := read("/proc/" + strconv.Itoa(pid) + "/status")
+	data, err := ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
 	if err != nil {
 		return 0
 	}
@@ -168,7 +168,7 @@ func parsePeakRSS(status []byte) int64 {
 
 // Children lists the children of one thread, zombies included.
 func Children(pid, tid int) []int {
-	data, err := read("/proc/" + strconv.Itoa(pid) + "/task/" + strconv.Itoa(tid) + "/children")
+	data, err := ReadFile("/proc/" + strconv.Itoa(pid) + "/task/" + strconv.Itoa(tid) + "/children")
 	if err != nil {
 		return nil // ended meanwhile: it has no children any more
 	}

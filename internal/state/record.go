@@ -125,7 +125,6 @@ func (r *Record) check() error {
 type Kill struct {
 	Signal  string  `json:"signal,omitempty"` // as [result.SignalName] says it; empty is none of its own
 	GraceMS float64 `json:"grace_ms"`
-	Token   string  `json:"token,omitempty"` // whatever tells this request from another
 }
 
 func parseKill(data []byte) (Kill, error) {
@@ -147,9 +146,6 @@ func (k *Kill) check() error {
 	const longest = 1e12 // some thirty years, and still a time.Duration
 	if !(k.GraceMS >= 0 && k.GraceMS <= longest) {
 		return damaged("grace period of %g ms", k.GraceMS)
-	}
-	if len(k.Token) > 64 {
-		return damaged("token %.80q", k.Token)
 	}
 	return nil
 }

@@ -253,13 +253,13 @@ func TestKill(t *testing.T) {
 		t.Errorf("%v, %v", k, err)
 	}
 	e := found(t, d, testID(1))
-	for _, want := range []Kill{{}, {Signal: "TERM", GraceMS: 1500.5, Token: "abc"}, {Signal: "34"}, {Signal: "KILL", GraceMS: 1e12}} {
+	for _, want := range []Kill{{}, {Signal: "TERM", GraceMS: 1500.5}, {Signal: "34"}, {Signal: "KILL", GraceMS: 1e12}} {
 		must(t, e.WriteKill(want))
 		if got, err := o.ReadKill(); err != nil || *got != want {
 			t.Errorf("%+v, %v; want %+v", got, err, want)
 		}
 	}
-	for _, bad := range []Kill{{Signal: "NONE"}, {Signal: "0"}, {Signal: "65"}, {Signal: "-1"}, {Signal: "SIGTERM"}, {Signal: "term"}, {GraceMS: -1}, {GraceMS: 1e13}, {Token: strings.Repeat("x", 65)}} {
+	for _, bad := range []Kill{{Signal: "NONE"}, {Signal: "0"}, {Signal: "65"}, {Signal: "-1"}, {Signal: "SIGTERM"}, {Signal: "term"}, {GraceMS: -1}, {GraceMS: 1e13}} {
 		wantCode(t, "a bad request", e.WriteKill(bad), "state")
 	}
 	path := filepath.Join(d.Path(), testID(1), killName)
