@@ -29,6 +29,8 @@ type job struct {
 	signals *signals
 	report  *reportFile
 	bwrap   *result.ReportBwrap // if a new one was used
+
+	admitted *admission
 }
 
 var errJSONOnTerminal = errors.New("--json and --tty do not go together: a terminal has one stream for both")
@@ -52,7 +54,16 @@ func (j *job) carryOut(start func(*streams) supervise.Start, o supervise.Options
 			streams.restore()
 		}
 	}
+	released := o.Released
+	o.Released = func() {
+		j.admitted.started()
+		released()
+	}
 	res := supervise.Run(j.signals.ctx, start(streams), o)
+	j.admitted.end()
+	if res.Cause == result.StartFailed {
+		res.Err = j.admitted.explain(res.Err)
+	}
 	if over != nil {
 		over(&res)
 	}
@@ -67,6 +78,7 @@ func (j *job) notStarted(err error) int {
 	if !errors.As(err, &e) {
 		e = &result.Error{Code: "setup", Message: err.Error(), Err: err}
 	}
+	e = j.admitted.explain(e)
 	res := result.Result{Cause: result.StartFailed, Verdict: result.NotApplicable, StartedAt: j.begin, Duration: time.Since(j.begin), Err: e}
 	return j.finish(res, nil)
 }

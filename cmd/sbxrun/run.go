@@ -54,6 +54,9 @@ func (r *runner) run() int {
 		fmt.Println(r.plan.ShellCommand())
 		return 0
 	}
+	if err = r.admit(&r.flags.Busy); err != nil {
+		return r.notStarted(err)
+	}
 	r.tty, r.bwrap = r.flags.Tty, &result.ReportBwrap{Path: r.plan.Program.Path, Version: r.plan.Program.Version}
 	start := func(s *streams) supervise.Start {
 		return supervise.InSandbox(r.plan, s.payload, s.terminal, s.started)
@@ -87,6 +90,9 @@ func (r *runner) diagnose(res *result.Result) {
 func (r *runner) prepare() error {
 	if r.flags.Tells.JSON && r.flags.Tty {
 		return usageError(errJSONOnTerminal)
+	}
+	if err := checkBusy(&r.flags.Busy); err != nil {
+		return usageError(err)
 	}
 	policy, err := policyOf(&r.flags.View, r.command)
 	if err != nil {

@@ -88,6 +88,9 @@ func parseStart(args []string) (f startFlags, command []string, err error) {
 	if f.tags, err = parseTags(f.Tag); err != nil {
 		return f, nil, err
 	}
+	if err := checkBusy(&f.Busy); err != nil {
+		return f, nil, err
+	}
 	f.probe, err = parseProbe(&f.Start)
 	return f, command, err
 }

@@ -68,6 +68,16 @@ type Tells struct {
 	Quiet     bool          `help:"Do not say on stderr why the command was ended." short:"q" group:"tell"`
 }
 
+// Busy is the flags that say what is done on a machine that has not room for all, of
+// run, start and exec.
+type Busy struct {
+	OnPressure  string            `help:"What to do if there are too many tasks: exit with 75, wait, or start all the same." default:"refuse" placeholder:"refuse|wait|ignore" group:"busy"`
+	WaitTimeout quantity.Duration `help:"Wait no longer than this." default:"1m" placeholder:"DUR" group:"busy"`
+	MaxParallel quantity.Count    `help:"Run beside at most N-1 others that were given this. 0 is no bound." default:"0" placeholder:"N" group:"busy"`
+	Warn        quantity.Percent  `help:"From which percentage of a bound of tasks on there is a warning." default:"60" placeholder:"PERCENT" group:"busy"`
+	Alert       quantity.Percent  `help:"From which percentage of a bound on there are too many." default:"80" placeholder:"PERCENT" group:"busy"`
+}
+
 // Run is the flags of sbxrun run, which is also sbxrun without a command.
 type Run struct {
 	Ends
@@ -75,6 +85,7 @@ type Run struct {
 	View
 	Tty bool `help:"Run on a terminal of its own." short:"t" group:"be"`
 
+	Busy
 	Tells
 	PrintCommand bool `help:"Print the bwrap command, and run nothing." group:"tell"`
 	Version      bool `help:"Print the version." group:"tell"`
@@ -99,6 +110,8 @@ type Start struct {
 	ReadyInterval quantity.Duration `help:"Pause between two looks." default:"100ms" placeholder:"DUR" group:"ready"`
 	ReadyTimeout  quantity.Duration `help:"Look no longer than this. The sandbox lives on." default:"5m" placeholder:"DUR" group:"ready"`
 	WaitReady     bool              `help:"Return when it is ready." group:"ready"`
+
+	Busy
 
 	LogMax quantity.Size `help:"How much of stdout, and of stderr, is kept; the head." default:"64M" placeholder:"SIZE" group:"tell"`
 	JSON   bool          `help:"Print what was started as JSON." group:"tell"`
@@ -127,6 +140,7 @@ type Exec struct {
 	Tty    bool `help:"Run on a terminal of its own." short:"t" group:"be"`
 	Detach bool `help:"Return when the command runs; it ends with the sandbox, or at its deadline." short:"d" group:"end"`
 
+	Busy
 	Tells
 	Help bool `help:"Print this." short:"h" group:"tell"`
 }
@@ -196,6 +210,7 @@ var groups = []kong.Group{
 	{Key: "see", Title: "What it sees:"},
 	{Key: "be", Title: "What it is:"},
 	{Key: "ready", Title: "When it is ready:"},
+	{Key: "busy", Title: "When the machine is busy:"},
 	{Key: "tell", Title: "What sbxrun tells:"},
 }
 
