@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,10 +18,19 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-// tasksToStart is how many tasks a command needs from when it is admitted until its
-// payload runs: keeper, monitor, init and payload, and the threads that sbxrun does not
-// have yet by then.
-const tasksToStart = 8
+// tasksToStart is how many tasks a command needs besides sbxrun's own threads until its
+// payload runs: keeper, monitor, init and payload; and two for what is not exact about
+// the threads.
+const tasksToStart = 4 + 2
+
+// ownThreads is how many threads sbxrun comes to have at most: it was seen to have 7 or
+// 8. The Go runtime makes them as it needs them, and where it is refused one for a
+// fifth of a second it gives up, and we with it.
+const ownThreads = 9
+
+// scarce is the room that a payload could take all of in a moment, as a container has
+// it. There the threads are made beforehand: to end a sandbox no new task is needed.
+const scarce = 1000
 
 // lockPatience is how long the admission lock is waited for: its holders give it up
 // within milliseconds, one after the other. Who gets it not by then, because one was
@@ -31,11 +42,12 @@ const lockPatience = 2 * time.Second
 type admission struct {
 	ctx   context.Context
 	flags *cli.Busy
-	// need is how many tasks have to fit.
+	// need is how many tasks have to fit, our threads that are still to come included.
 	need int64
 	warn func(text string) // told if a bound is near
 	by   time.Time         // until when is waited
 
+	scarce  bool
 	refused int64  // forks by the caller's cgroups, before anything was started
 	slot    func() // gives it up
 	lock    func() // likewise, nil if it is not held
@@ -45,7 +57,8 @@ type admission struct {
 // for it if that is asked for, and takes a slot. An error is a *[result.Error]; or the
 // cause of ctx, if that was done first.
 func admit(ctx context.Context, flags *cli.Busy, need int64, warn func(string)) (*admission, error) {
-	a := &admission{ctx: ctx, flags: flags, need: need, warn: warn, by: time.Now()}
+	threads, _ := runtime.ThreadCreateProfile(nil) // they stay
+	a := &admission{ctx: ctx, flags: flags, need: need + int64(max(0, ownThreads-threads)), warn: warn, by: time.Now()}
 	if flags.OnPressure == "wait" {
 		a.by = a.by.Add(time.Duration(flags.WaitTimeout))
 	}
@@ -56,7 +69,28 @@ func admit(ctx context.Context, flags *cli.Busy, need int64, warn func(string)) 
 		a.end()
 		return nil, err
 	}
+	if a.scarce {
+		go makeThreads(ownThreads - threads) // while bubblewrap sets up the sandbox
+	}
 	return a, nil
+}
+
+// makeThreads makes so many threads, which the runtime keeps for when it needs one: a
+// goroutine that waits with its thread locked makes it run the others on another.
+func makeThreads(n int) {
+	var waiting sync.WaitGroup
+	enough := make(chan struct{})
+	for range n {
+		waiting.Add(1)
+		go func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			waiting.Done()
+			<-enough
+		}()
+	}
+	waiting.Wait()
+	close(enough)
 }
 
 // checkBusy checks the flags that admit takes.
@@ -109,6 +143,7 @@ func (a *admission) findRoom() error {
 		return &result.Error{Code: "pressure", Message: err.Error(), Err: err}
 	}
 	a.refused = r.Refused
+	_, a.scarce = r.Lacking(scarce)
 	switch {
 	case a.flags.OnPressure == "ignore":
 		a.note(r)
@@ -277,6 +312,9 @@ func (j *job) admit(flags *cli.Busy) (err error) {
 		if !j.tells.Quiet {
 			tellWarning(text)
 		}
+	}
+	if flags.OnPressure == "wait" {
+		<-j.signals.ready // before, a signal ends us without a report
 	}
 	j.admitted, err = admit(j.signals.ctx, flags, tasksToStart, warning)
 	if j.signals.ctx.Err() != nil {
