@@ -27,6 +27,7 @@ type CLI struct {
 	Logs    Logs    `cmd:"" words:"[flags] SANDBOX" help:"Print what a sandbox's command has written."`
 	Kill    Kill    `cmd:"" words:"[flags] SANDBOX...|--all" help:"End sandboxes, and prove it."`
 	Cleanup Cleanup `cmd:"" words:"[flags]" help:"Remove what ended sandboxes and crashes have left."`
+	Stats   Stats   `cmd:"" words:"[flags]" help:"Print how many tasks are in use against what bounds them."`
 	Doctor  Doctor  `cmd:"" words:"[--json]" help:"Try what a run needs on this machine, and tell what is missing."`
 }
 
@@ -196,6 +197,17 @@ type Cleanup struct {
 	DryRun    bool              `help:"Only say what would be done." short:"n"`
 	JSON      bool              `help:"Print a JSON array of what was found and done."`
 	Help      bool              `help:"Print this." short:"h"`
+}
+
+// Stats is the flags of sbxrun stats.
+type Stats struct {
+	JSON       bool              `help:"Print a JSON object." xor:"as"`
+	Prometheus bool              `help:"Print the text format of Prometheus." xor:"as"`
+	Watch      bool              `help:"Go on printing; on a terminal, a live screen." short:"w"`
+	Interval   quantity.Duration `help:"With --watch: pause between two looks." default:"2s" placeholder:"DUR"`
+	Warn       quantity.Percent  `help:"From which percentage of a bound on the level is warn." default:"60" placeholder:"PERCENT"`
+	Alert      quantity.Percent  `help:"From which percentage of a bound on it is alert." default:"80" placeholder:"PERCENT"`
+	Help       bool              `help:"Print this." short:"h"`
 }
 
 // Doctor is the flags of sbxrun doctor.
