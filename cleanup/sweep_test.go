@@ -395,6 +395,7 @@ func TestSweepRecords(t *testing.T) {
 		{"alive", record{init: gone, created: hour(100), alive: true}, SweepOptions{}, false},
 		{"dry run", record{init: gone, created: now}, SweepOptions{DryRun: true}, false},
 		{"quick", record{init: gone, created: hour(100)}, SweepOptions{Quick: true}, false},
+		{"records are kept", record{init: gone, created: hour(100)}, SweepOptions{KeepRecords: true}, false},
 		{"young", record{created: hour(1)}, SweepOptions{OlderThan: 2 * time.Hour}, false},
 		{"old", record{created: hour(3)}, SweepOptions{OlderThan: 2 * time.Hour}, true},
 		{"old, ended lately", record{report: report(2 * time.Hour), created: hour(3)}, SweepOptions{OlderThan: 2 * time.Hour}, false},
@@ -470,6 +471,25 @@ func edit(t *testing.T, path string, change func(map[string]any)) {
 
 // A damaged record of a dead sandbox goes, one of a living stays; and what is made
 // or removed at the moment is nobody's to judge.
+// TestSweepKeepsRecords: what runs is ended all the same, whether a record knows of it or
+// not.
+func TestSweepKeepsRecords(t *testing.T) {
+	self, err := proc.Identify(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	known, unknown := cast(t, "plain init"), cast(t, "init")
+	id, err := proc.Identify(known.PID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, path := recorded(t, record{init: id, supervisor: self, created: time.Now()})
+	found := Sweep(dir, SweepOptions{KeepRecords: true})
+	if !known.Exited() || !unknown.Exited() || !exists(t, path) {
+		t.Errorf("ended: %v, %v; the record is there: %v; found %+v", known.Exited(), unknown.Exited(), exists(t, path), found)
+	}
+}
+
 func TestSweepDamaged(t *testing.T) {
 	self, err := proc.Identify(os.Getpid())
 	if err != nil {
@@ -490,6 +510,10 @@ func TestSweepDamaged(t *testing.T) {
 		}
 		if len(found) == 0 {
 			t.Error("nothing was found")
+		}
+		noProc(dir, SweepOptions{KeepRecords: true})
+		if !exists(t, path) || !exists(t, hidden) {
+			t.Error("a sweep for processes has removed something")
 		}
 		found = noProc(dir, SweepOptions{})
 		if exists(t, path) != alive || exists(t, hidden) {
