@@ -22,6 +22,9 @@ import (
 type Plan struct {
 	Program Program
 	Workdir string // of the payload
+	// Bounds hold for all of the sandbox, bwrap's own processes included; Rlimits for what
+	// init starts. The caller's to set.
+	Bounds proc.Bounds
 
 	command []string
 	env     []environ.Var
@@ -203,7 +206,7 @@ func (p *Plan) build(pol *Policy, identity []string) error {
 			add("--ro-bind", src, o.dst)
 		case opBindRW:
 			add("--bind", src, o.dst)
-		case opCopy:
+		case opCopy, opCover:
 			f := o.from
 			text := ""
 			if f == nil {
@@ -214,7 +217,11 @@ func (p *Plan) build(pol *Policy, identity []string) error {
 				text = string(o.data)
 			}
 			o.from = nil // the plan's now
-			add("--perms", "0444", "--file", strconv.Itoa(firstCopy+len(p.copies)), o.dst)
+			option := "--file"
+			if o.kind == opCover {
+				option = "--ro-bind-data"
+			}
+			add("--perms", "0444", option, strconv.Itoa(firstCopy+len(p.copies)), o.dst)
 			p.copies, p.texts = append(p.copies, f), append(p.texts, text)
 		case opTmpfs:
 			add("--perms", tmpfsMode(o.dst), "--size", strconv.FormatInt(o.size, 10), "--tmpfs", o.dst)

@@ -33,6 +33,7 @@ type Entry struct {
 	Terminal bool
 	// Confirm makes [Exec.Running] wait until the command was really executed.
 	Confirm bool
+	Bounds  proc.Bounds
 }
 
 // Exec is a payload in a PID namespace of its own, below that of a sandbox.
@@ -59,7 +60,7 @@ func (e *Entry) Start(ctx context.Context, stdio [3]*os.File, tty *proc.Terminal
 	x := &Exec{name: e.Command[0], workdir: e.Workdir, running: make(chan struct{}), confirm: e.Confirm, exited: make(chan struct{})}
 	entry, err := e.lay()
 	if err == nil {
-		err = x.enter(&e.Target, entry, stdio, tty)
+		err = x.enter(&e.Target, entry, stdio, tty, e.Bounds)
 	}
 	if err == nil {
 		forked()
@@ -87,6 +88,7 @@ func (e *Entry) lay() (*entry, error) {
 	n := &entry{
 		namespaces: e.Target.namespaces(),
 		terminal:   e.Terminal,
+		rlimits:    e.Bounds.Rlimits,
 		header:     unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3},
 	}
 	words := func(list []string) (**byte, []*byte, error) {
@@ -145,6 +147,10 @@ func (x *Exec) identify(ctx context.Context) error {
 		return msg.err()
 	}
 	if x.Init, err = proc.Open(pid); err != nil {
+		// It is gone, and may have said why.
+		if msg, _, readErr := x.read(); readErr == nil && msg.kind == messageFailed {
+			return msg.err()
+		}
 		return err
 	}
 	// The kernel says who has sent the message, and only what we have forked has the

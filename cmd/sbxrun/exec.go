@@ -46,10 +46,11 @@ type execution struct {
 }
 
 func (x *execution) run(name string, args []string) int {
-	var err error
+	x.tty = x.flags.Tty
+	err := x.checkOutput()
 	switch {
-	case x.flags.JSON && x.flags.Tty:
-		return fail(usageError(errJSONOnTerminal))
+	case err != nil:
+		return fail(err)
 	case x.flags.Detach && x.flags.Tty:
 		return fail(usageError(errDetachedOnTerminal))
 	case x.flags.Detach && (strings.HasPrefix(x.flags.Report, "fd:") || descriptor(x.flags.Report) != ""):
@@ -70,7 +71,9 @@ func (x *execution) run(name string, args []string) int {
 	if err != nil {
 		return x.notStarted(err)
 	}
-	x.tty = x.flags.Tty
+	if x.limits, err = planLimits(&x.flags.Limits, x.access.Cgroups); err != nil {
+		return x.notStarted(err)
+	}
 	if caller != nil {
 		// Somebody may want to unmount the caller's directory.
 		if err := os.Chdir("/"); err != nil {
@@ -78,7 +81,8 @@ func (x *execution) run(name string, args []string) int {
 		}
 		caller.orElse(func() { x.signals.cancel(supervise.Request{Cause: result.Killed, Signal: syscall.SIGKILL}) })
 	}
-	start := func(s *streams) supervise.Start {
+	start := func(s *streams, bounds proc.Bounds) supervise.Start {
+		entry.Bounds = bounds
 		inside := supervise.Inside(entry, s.payload, s.terminal, s.started)
 		return func(ctx context.Context) (supervise.Held, error) {
 			if limit := time.Duration(x.flags.Timeout); limit > 0 {
@@ -157,7 +161,7 @@ func (x *execution) entry() (*nsenter.Entry, error) {
 	if x.flags.InheritEnv {
 		inherit(&set, true)
 	}
-	if err := addVariables(&set, &x.flags.Vars); err != nil {
+	if err := addVariables(&set, &x.flags.Vars, float64(x.flags.Cpus)); err != nil {
 		return nil, usageError(err)
 	}
 	workdir := x.flags.Workdir

@@ -12,6 +12,7 @@ import (
 	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/doctor"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
@@ -54,8 +55,9 @@ func (r *runner) run() int {
 		fmt.Println(r.plan.ShellCommand())
 		return 0
 	}
-	r.tty, r.bwrap = r.flags.Tty, &result.ReportBwrap{Path: r.plan.Program.Path, Version: r.plan.Program.Version}
-	start := func(s *streams) supervise.Start {
+	r.bwrap = &result.ReportBwrap{Path: r.plan.Program.Path, Version: r.plan.Program.Version}
+	start := func(s *streams, bounds proc.Bounds) supervise.Start {
+		r.plan.Bounds = bounds
 		return supervise.InSandbox(r.plan, s.payload, s.terminal, s.started)
 	}
 	return r.carryOut(start, supervise.Options{Released: func() { sweepSoon(lookAtState) }}, func(res *result.Result) {
@@ -85,12 +87,19 @@ func (r *runner) diagnose(res *result.Result) {
 
 // prepare turns the flags into a policy, and that into a plan.
 func (r *runner) prepare() error {
-	if r.flags.Tells.JSON && r.flags.Tty {
-		return usageError(errJSONOnTerminal)
+	r.tty = r.flags.Tty
+	if err := r.checkOutput(); err != nil {
+		return err
 	}
-	policy, err := policyOf(&r.flags.View, r.command)
+	policy, err := policyOf(&r.flags.View, &r.flags.Limits, r.command)
 	if err != nil {
 		return usageError(err)
+	}
+	if policy.Meminfo, err = fakeMeminfo(r.flags.FakeMeminfo, &r.flags.Limits); err != nil {
+		return err
+	}
+	if r.limits, err = planLimits(&r.flags.Limits, nil); err != nil {
+		return err
 	}
 	if r.flags.Tty {
 		if policy.Terminal, err = os.Executable(); err != nil {

@@ -14,6 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Unthrottle takes the CPU quota away, so that what is killed gets to die: what it may
+// still use is a moment.
+func (g *Group) Unthrottle() {
+	if dir := g.dirOf("cpus"); g.plan.enforced("cpus") && dir != "" {
+		// What fails here is tried again by Loosen.
+		_ = change(dir+"/cpu.max", "max")
+		_ = change(dir+"/cpu.cfs_quota_us", "-1")
+	}
+}
+
 // Loosen is [LoosenDirs] for the group, and what is within.
 func (g *Group) Loosen() error { return LoosenDirs(g.Dirs()) }
 

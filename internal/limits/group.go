@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/result"
 )
 
 // prefix of the names of all cgroups made here.
@@ -22,11 +22,14 @@ const leaf = "main"
 
 // Group is the cgroups of one sandbox or exec, one for each hierarchy in use; there may be none.
 type Group struct {
-	plan  *Plan
-	nodes []node
-	join  []string          // directories that init goes to
-	read  map[string]string // by controller, the directory to read
-	v2    string            // the v2 cgroup, if there is one
+	plan   *Plan
+	nodes  []node
+	join   []string          // directories that init goes to
+	read   map[string]string // by controller, the directory to read
+	v2     string            // the v2 cgroup, if there is one
+	nested bool              // it has a leaf for its own processes
+	above  string            // the sandbox's memory cgroup, if an exec is in it
+	before int64             // how many processes had been killed there
 }
 
 type node struct {
@@ -50,6 +53,9 @@ func (p *Plan) Make(id string, nest bool) (*Group, error) {
 // inherit has init join the sandbox's cgroups, unless it gets one below.
 func (g *Group) inherit() {
 	for _, dir := range g.plan.machine.base {
+		if n, ok := oomKills(dir); ok {
+			g.above, g.before = dir, n
+		}
 		if !exists(dir + "/cgroup.controllers") { // v1
 			g.join = append(g.join, dir)
 		} else if exists(dir + "/" + leaf) {
@@ -87,7 +93,12 @@ func (g *Group) make(id string, nest bool) error {
 			}
 		}
 	}
-	for _, s := range g.settings() {
+	return g.apply(g.settings())
+}
+
+func (g *Group) apply(settings []setting) error {
+	p := g.plan
+	for _, s := range settings {
 		if !p.enforced(s.limit) {
 			continue
 		}
@@ -138,7 +149,7 @@ func (g *Group) makeV2(id string, nest bool) error {
 	if err := os.Mkdir(dir+"/"+leaf, 0o755); err != nil {
 		return err
 	}
-	g.join[len(g.join)-1] = dir + "/" + leaf
+	g.join[len(g.join)-1], g.nested = dir+"/"+leaf, true
 	for _, c := range strings.Fields(string(controllers)) {
 		if slices.Contains([]string{"memory", "pids", "cpu"}, c) {
 			if err := write(dir+"/cgroup.subtree_control", "+"+c); err != nil {
@@ -183,7 +194,7 @@ func hintFor(err error) string {
 }
 
 func (p *Plan) enforced(name string) bool {
-	return slices.ContainsFunc(p.Limits, func(l Limit) bool { return l.Name == name && l.Enforced })
+	return slices.ContainsFunc(p.Limits, func(l result.Limit) bool { return l.Name == name && l.Enforced })
 }
 
 // failAll fails all limits whose mechanism begins so.
@@ -198,107 +209,46 @@ func (g *Group) failAll(mechanism string, err error) error {
 	return nil
 }
 
-// Add is [Group.Move] and [Group.Set]: it puts init, which is held, under all the limits.
-// All that it starts later inherits them.
-func (g *Group) Add(init *proc.Process) error {
-	if err := g.Move(init); err != nil {
-		return err
-	}
-	return g.Set(init)
-}
-
-// Join is where what becomes init can go by itself, in place of [Group.Move]: by writing
-// "0" to each v1 file, while it has one thread, and by being born in the v2
-// directory, if there is one (clone3(2), CLONE_INTO_CGROUP, Linux 5.7).
-//
-// It saves the time that Move takes if nobody has moved a process for a tenth of a
-// second: 3 to 15 ms, a grace period of RCU, for which the kernel stops all forks
-// and exits (cgroup_threadgroup_rwsem). A thread that moves itself stops nobody.
-func (g *Group) Join() (tasks []string, v2 string) {
+// Bounds are what a sandbox or exec begins with.
+func (g *Group) Bounds() (b proc.Bounds) {
 	for _, dir := range g.join {
 		if exists(dir + "/cgroup.controllers") {
-			v2 = dir
+			b.V2 = dir
 		} else {
-			tasks = append(tasks, dir+"/tasks")
+			b.Tasks = append(b.Tasks, dir+"/tasks")
 		}
 	}
-	return tasks, v2
-}
-
-// Move moves init into the cgroups from outside. [proc.ErrGone] if it has ended
-// meanwhile; a [*result.Error] if a required limit would not hold: the payload must not be
-// released then.
-func (g *Group) Move(init *proc.Process) error {
+	for _, n := range g.nodes {
+		if n.dir == g.v2 && g.nested {
+			b.Remove = append(b.Remove, n.dir+"/"+leaf)
+		}
+		b.Remove = append(b.Remove, n.dir)
+	}
 	p := g.plan
-	for _, dir := range g.join {
-		err := write(dir+"/cgroup.procs", strconv.Itoa(init.PID))
-		if err == nil {
-			continue
-		}
-		if init.Exited() {
-			return proc.ErrGone
-		}
-		err = fmt.Errorf("move init to %s: %w", dir, err)
-		inherited := !slices.ContainsFunc(g.nodes, func(n node) bool { return n.dir == dir || n.dir+"/"+leaf == dir })
-		if inherited {
-			return err // an exec may not run outside of its sandbox's limits
-		}
-		for _, l := range slices.Clone(p.Limits) {
-			if l.Enforced && g.dirOf(l.Name) != "" && strings.HasPrefix(dir+"/", g.dirOf(l.Name)+"/") {
-				if err := p.fail(l.Name, err, hintFor(err)); err != nil {
-					return err
-				}
-			}
-		}
-	}
-	return nil
-}
-
-// Set sets what is set on a process and not on a cgroup. The errors are those of [Group.Move].
-func (g *Group) Set(init *proc.Process) error {
-	p, pid := g.plan, strconv.Itoa(init.PID)
-	set := func(name string, err error) error {
-		if err == nil || !p.enforced(name) {
-			return nil
-		}
-		if init.Exited() {
-			return proc.ErrGone
-		}
-		return p.fail(name, err, "run sbxrun as root with CAP_SYS_RESOURCE and CAP_SYS_NICE")
-	}
-	var errs []error
 	for _, l := range p.request.rlimits() {
 		if p.enforced(l.name) {
-			v := unix.Rlimit{Cur: uint64(l.value), Max: uint64(l.value)}
-			errs = append(errs, set(l.name, asOwner(init.PID, func() error { return unix.Prlimit(init.PID, l.resource, &v, nil) })))
+			b.Rlimits = append(b.Rlimits, proc.Rlimit{Resource: l.resource, Value: uint64(l.value)})
 		}
 	}
-	if n := p.request.Nice; n != nil {
-		errs = append(errs, set("nice", asOwner(init.PID, func() error { return unix.Setpriority(unix.PRIO_PROCESS, init.PID, *n) })))
+	if p.enforced("nice") {
+		b.Nice = p.request.Nice
 	}
-	if n := p.request.OOMScoreAdj; n != nil {
-		errs = append(errs, set("oom-score-adj", asOwner(init.PID, func() error { return write("/proc/"+pid+"/oom_score_adj", strconv.Itoa(*n)) })))
+	if p.enforced("oom-score-adj") {
+		b.OOMScoreAdj = p.request.OOMScoreAdj
 	}
-	for _, err := range errs {
-		if err != nil {
-			return err
+	if cpus := CPUSet(p.request.CPUs, os.Getpid()); len(cpus) > 0 {
+		b.CPUs = new(unix.CPUSet)
+		for _, cpu := range cpus {
+			b.CPUs.Set(cpu)
 		}
 	}
-	if p.request.CPUs > 0 {
-		// So that nproc fits. It is no limit, a program can undo it; the quota is.
-		var set unix.CPUSet
-		for _, cpu := range CPUSet(p.request.CPUs, init.PID) {
-			set.Set(cpu)
-		}
-		if set.Count() > 0 {
-			_ = asOwner(init.PID, func() error { return unix.SchedSetaffinity(init.PID, &set) })
-		}
-	}
-	if init.Exited() {
-		return proc.ErrGone // and its pid may have been somebody else's
-	}
-	return nil
+	return b
 }
+
+// Throttle sets the CPU quota. Last, when init is there: what sets a sandbox up would
+// take minutes under a small one. A [*result.Error] if it is required and does not hold:
+// the payload must not be released then.
+func (g *Group) Throttle() error { return g.apply(g.throttle()) }
 
 // dirOf is the cgroup that enforces the limit.
 func (g *Group) dirOf(limit string) string {
