@@ -171,7 +171,7 @@ func removeTree(dir string) error {
 type Leftover struct{ ID, Dir string }
 
 // Leftovers finds sbxrun's cgroups that hold no processes and whose owner is dead,
-// in all that is mounted.
+// in all that is mounted: the caller's own, and to root all.
 func (m *Machine) Leftovers() (found []Leftover) {
 	for _, mt := range m.mount {
 		_ = filepath.WalkDir(mt.point, func(dir string, e os.DirEntry, err error) error {
@@ -182,7 +182,7 @@ func (m *Machine) Leftovers() (found []Leftover) {
 			if !ok {
 				return nil
 			}
-			if !owned(dir) && unpopulated(dir) {
+			if mine(dir) && !owned(dir) && unpopulated(dir) {
 				found = append(found, Leftover{id, dir})
 			}
 			return filepath.SkipDir
@@ -191,6 +191,13 @@ func (m *Machine) Leftovers() (found []Leftover) {
 	return found
 }
 
+// mine: others' are theirs to remove.
+func mine(dir string) bool {
+	var st unix.Stat_t
+	return unix.Stat(dir, &st) == nil && (os.Geteuid() == 0 || int(st.Uid) == os.Geteuid())
+}
+
+// owned: the one who has made it lives.
 func owned(dir string) bool {
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -145,6 +145,16 @@ func (m *Machine) candidate(wanted []string) (best candidate) {
 	return best
 }
 
+// Remedy is the smallest change that would let a limit be enforced that is not; "" if
+// it is not known.
+func (m *Machine) Remedy(limit string) string {
+	_, hint := m.why(controllers[limit])
+	return hint
+}
+
+// controllers are what a limit needs.
+var controllers = map[string]string{"memory": "memory", "memory-swap": "memory", "pids": "pids", "cpus": "cpu", "cpu-time": "cpuacct"}
+
 // why there is nowhere to enforce it, and the smallest change.
 func (m *Machine) why(controller string) (reason, hint string) {
 	if controller == "cpuacct" {
