@@ -98,14 +98,24 @@ func (r *runner) prepare() error {
 	if policy.Meminfo, err = fakeMeminfo(r.flags.FakeMeminfo, &r.flags.Limits); err != nil {
 		return err
 	}
-	if r.limits, err = planLimits(&r.flags.Limits, nil); err != nil {
-		return err
-	}
 	if r.flags.Tty {
 		if policy.Terminal, err = os.Executable(); err != nil {
 			return usageError(fmt.Errorf("--tty: %w", err))
 		}
 	}
-	r.plan, err = bwrap.Prepare(policy, thisCaller())
-	return err
+	// Looking at cgroups has nothing to do with looking at files.
+	planned := make(chan error, 1)
+	go func() {
+		var err error
+		r.limits, err = planLimits(&r.flags.Limits, nil)
+		planned <- err
+	}()
+	if r.plan, err = bwrap.Prepare(policy, thisCaller()); err != nil {
+		return err
+	}
+	if err := <-planned; err != nil {
+		r.plan.Close()
+		return err
+	}
+	return nil
 }
