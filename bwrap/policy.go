@@ -49,6 +49,7 @@ type Policy struct {
 	Network  Network
 	User     *User
 	Hostname string
+	NoFilter bool   // all system calls are there: no seccomp filter
 	Meminfo  []byte // in the place of /proc/meminfo; nil for the host's
 	// Terminal is the path of a program on the host that makes its standard
 	// input the controlling terminal and executes its arguments; "" for none.

@@ -53,6 +53,7 @@ const (
 	stepTerminal
 	stepWorkdir
 	stepLimits
+	stepFilter
 	stepExec
 )
 
@@ -77,6 +78,7 @@ var stepNames = [...]string{
 	stepTerminal:     "take the terminal",
 	stepWorkdir:      "change to the working directory",
 	stepLimits:       "set resource limits",
+	stepFilter:       "load the filter for system calls",
 	stepExec:         "exec",
 }
 
@@ -111,6 +113,7 @@ type entry struct {
 	signal     uintptr // if not 0, to be sent to all of the sandbox; and that is all
 	terminal   bool
 	rlimits    []proc.Rlimit
+	filter     *unix.SockFprog // nil for none
 	workdir    *byte
 	argv, envv **byte
 	// candidates are the paths to try, as execvp(3) does; shell is argv for a
@@ -287,6 +290,9 @@ func (e *entry) become() {
 	e.must(stepFiles, unix.SYS_FCNTL, entryGate, unix.F_SETFD, unix.FD_CLOEXEC, 0, 0)
 	e.sigs = 0
 	e.must(stepSignals, unix.SYS_RT_SIGPROCMASK, sigSetmask, uintptr(unsafe.Pointer(&e.sigs)), 0, 8, 0)
+	if e.filter != nil {
+		e.must(stepFilter, unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(e.filter)), 0, 0)
+	}
 	// As execvp(3): what cannot be executed is remembered, what is not there is not.
 	why := syscall.Errno(unix.ENOENT)
 	for i := range e.candidates {

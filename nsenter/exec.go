@@ -14,6 +14,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/seccomp"
 )
 
 // SetupBound is how long the way in may take.
@@ -34,6 +35,7 @@ type Entry struct {
 	// Confirm makes [Exec.Running] wait until the command was really executed.
 	Confirm bool
 	Bounds  proc.Bounds
+	Filter  *seccomp.Filter // for system calls; the sandbox's own
 }
 
 // Exec is a payload in a PID namespace of its own, below that of a sandbox.
@@ -90,6 +92,13 @@ func (e *Entry) lay() (*entry, error) {
 		terminal:   e.Terminal,
 		rlimits:    e.Bounds.Rlimits,
 		header:     unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3},
+	}
+	program, err := e.Filter.Program()
+	if err != nil {
+		return nil, err
+	}
+	if len(program) > 0 {
+		n.filter = &unix.SockFprog{Len: uint16(len(program) / unix.SizeofSockFilter), Filter: (*unix.SockFilter)(unsafe.Pointer(&program[0]))}
 	}
 	words := func(list []string) (**byte, []*byte, error) {
 		p, err := syscall.SlicePtrFromStrings(list)

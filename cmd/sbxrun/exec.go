@@ -14,6 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/environ"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/seccomp"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/nsenter"
@@ -170,6 +171,10 @@ func (x *execution) entry() (*nsenter.Entry, error) {
 	}
 	set.Put(environ.Var{Name: "PWD", Value: workdir})
 	path, _ := set.Lookup("PATH")
+	filter, err := seccomp.ByName(x.access.Filter)
+	if err != nil {
+		return nil, err
+	}
 	return &nsenter.Entry{
 		Target:   nsenter.Target{Init: x.init, Cred: x.access.Cred, HostNet: x.access.Net == "host"},
 		Confirm:  caller != nil,
@@ -178,6 +183,7 @@ func (x *execution) entry() (*nsenter.Entry, error) {
 		Env:      pairs(set.Vars()),
 		Workdir:  workdir,
 		Terminal: x.flags.Tty,
+		Filter:   filter,
 	}, nil
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
 )
 
@@ -61,6 +62,23 @@ func makeGroup(p *limits.Plan, id string, nest bool) (*limits.Group, error) {
 		return nil, nil
 	}
 	return p.Make(id, nest)
+}
+
+// boundsWithin has a command of the supervisor's own be in the sandbox's cgroups, if it
+// has some.
+func (s *supervisor) boundsWithin() (b proc.Bounds, err error) {
+	if s.group == nil {
+		return b, nil
+	}
+	plan, err := planLimits(&cli.Limits{Limits: "required"}, s.group.Dirs())
+	if plan == nil || err != nil {
+		return b, err
+	}
+	group, err := plan.Make("", false) // it makes none
+	if err != nil {
+		return b, err
+	}
+	return group.Bounds(), nil
 }
 
 // removeBound is how long a cgroup may stay busy that holds nothing any more.

@@ -26,6 +26,13 @@ func policyOf(f *cli.View, l *cli.Limits, command []string) (p bwrap.Policy, err
 		Network:  bwrap.Network(f.Net),
 		Hostname: f.Hostname,
 	}
+	switch f.Seccomp {
+	case "default":
+	case "off":
+		p.NoFilter = true
+	default:
+		return p, fmt.Errorf("--seccomp %q: want default or off", f.Seccomp)
+	}
 	if f.TmpSize == 0 {
 		return p, errors.New("--tmp-size: must be greater than 0")
 	}

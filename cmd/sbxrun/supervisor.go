@@ -271,7 +271,7 @@ func (s *supervisor) hold(kept *proc.Kept) error {
 	if err != nil {
 		return err
 	}
-	access := state.Access{Init: init, Cred: s.plan.Cred(), Net: s.flags.Net, Workdir: s.plan.Workdir, Env: pairs(s.plan.Env())}
+	access := state.Access{Init: init, Cred: s.plan.Cred(), Net: s.flags.Net, Workdir: s.plan.Workdir, Filter: s.plan.Filter().Name(), Env: pairs(s.plan.Env())}
 	if s.group != nil {
 		access.Cgroups = s.group.Dirs()
 	}

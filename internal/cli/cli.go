@@ -42,6 +42,7 @@ type View struct {
 	Net       string        `help:"Network: none, or the host's." default:"none" placeholder:"none|host" group:"see"`
 
 	Vars
+	Seccomp  string `help:"Refuse system calls that no ordinary program needs (default), or none (off)." default:"default" placeholder:"default|off" group:"be"`
 	User     string `help:"User and group id in the sandbox." placeholder:"UID[:GID]" group:"be"`
 	Hostname string `help:"Host name in the sandbox." default:"sandbox" placeholder:"NAME" group:"be"`
 }

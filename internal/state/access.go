@@ -16,6 +16,7 @@ type Access struct {
 	Cred    *proc.Cred // who the sandbox runs as, if not as sbxrun
 	Net     string
 	Workdir string
+	Filter  string   // for system calls, by its name
 	Cgroups []string // the sandbox's own, by their directories
 	Env     []string // NAME=VALUE
 }
@@ -29,7 +30,7 @@ const accessVersion = "2"
 
 // accessFields are the words before the cgroups, the last being their number. The
 // variables follow.
-const accessFields = 10
+const accessFields = 11
 
 // WriteAccess writes down how the sandbox can be entered, for [Own.GrantAccess]: so
 // what a full disk refuses is refused before the payload runs.
@@ -39,7 +40,7 @@ func (o *Own) WriteAccess(a Access) error {
 		uid, gid = strconv.FormatUint(uint64(a.Cred.UID), 10), strconv.FormatUint(uint64(a.Cred.GID), 10)
 	}
 	words := []string{accessVersion, strconv.Itoa(a.Init.PID), strconv.FormatUint(a.Init.Start, 10), a.Init.BootID, strconv.FormatUint(a.Init.PIDNS, 10),
-		uid, gid, a.Net, a.Workdir, strconv.Itoa(len(a.Cgroups))}
+		uid, gid, a.Net, a.Workdir, a.Filter, strconv.Itoa(len(a.Cgroups))}
 	words = append(words, a.Cgroups...)
 	// Each word ends with a NUL, which none can hold; so a file that was cut is known.
 	text := strings.Join(append(words, a.Env...), "\x00") + "\x00\n"
@@ -69,9 +70,9 @@ func parseAccess(text string) (a Access, err error) {
 	if words[5] != "" {
 		a.Cred = &proc.Cred{UID: uint32(number(words[5], 32)), GID: uint32(number(words[6], 32))}
 	}
-	a.Net, a.Workdir = words[7], words[8]
+	a.Net, a.Workdir, a.Filter = words[7], words[8], words[9]
 	rest := words[accessFields:]
-	cgroups := int(number(words[9], 8))
+	cgroups := int(number(words[10], 8))
 	if cgroups > len(rest) {
 		return Access{}, damaged("%d cgroups", cgroups)
 	}
