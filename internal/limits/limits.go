@@ -13,8 +13,10 @@
 // children (cgroups(7), the no internal processes rule), so a sandbox's cgroup is
 // made beside the caller's, below its nearest ancestor that may be written and
 // has, or can get, the controllers. It shares the limits of that ancestor, but not those of
-// the caller's own leaf. A transient systemd scope over D-Bus is not asked for (left
-// for later): the refusal says how to start sbxrun in one.
+// the caller's own leaf. Where there is none (an ordinary user's login session) systemd is asked for a
+// delegated scope (package scope): Plan only asks what it could give; Make enters it, moving the caller,
+// so whatever is to go to the sandbox's cgroups must be started after Make. In the scope the caller
+// goes to a leaf, and the sandbox's cgroup beside that.
 //
 // cgroup v1: below the caller's own cgroup of each hierarchy that is needed. On a
 // hybrid machine the v2 hierarchy has no controllers, but still kills, freezes and counts CPU time.
@@ -143,8 +145,13 @@ func (m *Machine) Plan(r Request, required bool) (*Plan, error) {
 			wanted = append(wanted, w.controller)
 		}
 	}
+	var refused *why
 	if len(wanted) > 0 || r.CPUTime > 0 {
 		p.v2 = m.candidate(wanted)
+		if r.CPUTime > 0 {
+			wanted = append(wanted, "cpuacct")
+		}
+		p.v2, refused = m.delegated(p.v2, wanted)
 	}
 	cgroup := func(name string, requested float64, controller, v2, v1 string) error {
 		l := Limit{Name: name, Requested: requested}
@@ -156,6 +163,9 @@ func (m *Machine) Plan(r Request, required bool) (*Plan, error) {
 			p.need(controller)
 		default:
 			why, hint := m.why(controller)
+			if refused != nil {
+				why, hint = why+"; "+refused.reason, refused.hint
+			}
 			p.Limits = append(p.Limits, l)
 			return p.fail(name, errors.New(why), hint)
 		}
