@@ -129,18 +129,17 @@ func (c caller) endpoints() (list []endpoint) {
 }
 
 func (c caller) failure(err error) error {
-	hint := fmt.Sprintf("as root: loginctl enable-linger %d", c.uid)
+	status := "systemctl --user status"
 	if c.uid == 0 {
-		hint = "see systemctl status"
+		status = "systemctl status"
 	}
-	if errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("systemd has not answered within %v", c.patience)
-		hint = "see systemctl --user status"
-		if c.uid == 0 {
-			hint = "see systemctl status"
-		}
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return &result.Error{Code: "limit", Message: fmt.Sprintf("systemd has not answered within %v", c.patience), Hint: "see " + status, Err: err}
+	case errors.Is(err, unix.ENOENT) && c.uid != 0:
+		return failure(err, fmt.Sprintf("as root: loginctl enable-linger %d", c.uid))
 	}
-	return failure(err, hint)
+	return failure(err, "see "+status)
 }
 
 func failure(err error, hint string) error {
@@ -165,7 +164,7 @@ func (m *Manager) Enter(name string) (cgroup string, err error) {
 	// The word of a manager is not the kernel's.
 	membership, err := proc.ReadFile(m.caller.root + "/proc/self/cgroup")
 	if err != nil {
-		return "", failure(err, "")
+		return "", m.caller.failure(err)
 	}
 	for line := range strings.Lines(string(membership)) {
 		if p, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "0::"); ok && path.Base(p) == name {
@@ -277,7 +276,7 @@ func (m *Manager) dial(ctx context.Context) (net.Conn, error) {
 		if err := unix.Stat(m.home, &st); err != nil {
 			return nil, fmt.Errorf("the user has no systemd manager: %s: %w", m.home, err)
 		}
-		if int(st.Uid) != m.caller.uid {
+		if int(st.Uid) != m.caller.uid { // a sudo -E or su
 			return nil, fmt.Errorf("%s belongs to user %d, not to %d", m.home, st.Uid, m.caller.uid)
 		}
 	}
