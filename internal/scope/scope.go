@@ -261,6 +261,9 @@ func (m *Manager) with(ctx context.Context, f func(*dbus.Conn) error) (err error
 	if err := conn.Auth([]dbus.Auth{dbus.AuthExternal(strconv.Itoa(os.Geteuid()))}); err != nil {
 		return err
 	}
+	if err := read(ctx, socket); err != nil {
+		return err
+	}
 	if m.bus {
 		if err := conn.Hello(); err != nil {
 			return err
@@ -269,8 +272,32 @@ func (m *Manager) with(ctx context.Context, f func(*dbus.Conn) error) (err error
 	return f(conn)
 }
 
+// read waits until the other side has read all that was written, the end of the
+// handshake. What systemd (252) reads together with that it leaves in its buffer, and does
+// not look at it before there is more: the first call would never be answered.
+func read(ctx context.Context, socket *net.UnixConn) error {
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return err
+	}
+	for {
+		var unread int
+		if e := raw.Control(func(fd uintptr) { unread, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) }); e != nil {
+			return e
+		}
+		if err != nil || unread == 0 {
+			return err
+		}
+		select { // the kernel tells nobody
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(50 * time.Microsecond):
+		}
+	}
+}
+
 // dial connects, if who listens may be trusted.
-func (m *Manager) dial(ctx context.Context) (net.Conn, error) {
+func (m *Manager) dial(ctx context.Context) (*net.UnixConn, error) {
 	if m.home != "" {
 		var st unix.Stat_t
 		if err := unix.Stat(m.home, &st); err != nil {
@@ -281,11 +308,12 @@ func (m *Manager) dial(ctx context.Context) (net.Conn, error) {
 		}
 	}
 	var d net.Dialer
-	conn, err := d.DialContext(ctx, "unix", m.path)
+	any, err := d.DialContext(ctx, "unix", m.path)
 	if err != nil {
 		return nil, err
 	}
-	peer, err := listener(conn.(*net.UnixConn))
+	conn := any.(*net.UnixConn)
+	peer, err := listener(conn)
 	switch {
 	case err != nil:
 		err = fmt.Errorf("who listens at %s: %w", m.path, err)

@@ -67,11 +67,13 @@ func (f *fake) answer(c net.Conn, bus bool) {
 		return
 	}
 	for {
+		time.Sleep(time.Millisecond) // it is slow, and may find more than one thing to read
 		line, err := in.ReadString('\n')
 		switch strings.TrimSpace(line) {
 		case "AUTH":
 			_, err = io.WriteString(c, "REJECTED EXTERNAL\r\n")
 		case "BEGIN":
+			_, _ = in.Discard(in.Buffered()) // as systemd does, until there is more
 			f.methods(&scripted{in: in, Conn: c}, bus)
 			return
 		default:
