@@ -94,6 +94,9 @@ func find(c caller) (*Manager, error) {
 			return conn.Object(destination, object).CallWithContext(ctx, "org.freedesktop.DBus.Properties.Get", 0, iface, "ControlGroup").Store(&m.cgroup)
 		})
 		if err == nil {
+			if m.cgroup == "" { // the system's, as some versions have it
+				m.cgroup = "/"
+			}
 			return m, nil
 		}
 		// The first that is there has the reason.
@@ -244,24 +247,32 @@ func properties() []property {
 // with makes a connection for the time of f.
 func (m *Manager) with(ctx context.Context, f func(*dbus.Conn) error) (err error) {
 	defer func() {
-		if ctx.Err() != nil {
-			err = ctx.Err() // the connection was closed for that
+		if ctx.Err() != nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			err = context.DeadlineExceeded // the connection was closed for that
 		}
 	}()
 	socket, err := m.dial(ctx)
 	if err != nil {
 		return err
 	}
-	conn, err := dbus.NewConn(socket, dbus.WithContext(ctx)) // is closed with the context
+	defer socket.Close()
+	if d, ok := ctx.Deadline(); ok {
+		if err := socket.SetDeadline(d); err != nil {
+			return err
+		}
+	}
+	if err := authenticate(socket); err != nil {
+		return err
+	}
+	if err := socket.SetDeadline(time.Time{}); err != nil { // from here on the context has it
+		return err
+	}
+	conn, err := dbus.NewConn(newAuthenticated(socket), dbus.WithContext(ctx)) // is closed with the context
 	if err != nil {
-		socket.Close()
 		return err
 	}
 	defer conn.Close()
-	if err := conn.Auth([]dbus.Auth{dbus.AuthExternal(strconv.Itoa(os.Geteuid()))}); err != nil {
-		return err
-	}
-	if err := read(ctx, socket); err != nil {
+	if err := conn.Auth([]dbus.Auth{dbus.AuthExternal("")}); err != nil {
 		return err
 	}
 	if m.bus {
@@ -270,30 +281,6 @@ func (m *Manager) with(ctx context.Context, f func(*dbus.Conn) error) (err error
 		}
 	}
 	return f(conn)
-}
-
-// read waits until the other side has read all that was written, the end of the
-// handshake. What systemd (252) reads together with that it leaves in its buffer, and does
-// not look at it before there is more: the first call would never be answered.
-func read(ctx context.Context, socket *net.UnixConn) error {
-	raw, err := socket.SyscallConn()
-	if err != nil {
-		return err
-	}
-	for {
-		var unread int
-		if e := raw.Control(func(fd uintptr) { unread, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) }); e != nil {
-			return e
-		}
-		if err != nil || unread == 0 {
-			return err
-		}
-		select { // the kernel tells nobody
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(50 * time.Microsecond):
-		}
-	}
 }
 
 // dial connects, if who listens may be trusted.

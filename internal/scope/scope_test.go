@@ -28,6 +28,7 @@ type fake struct {
 	refusal    *dbus.Error
 	job        string // how it ends; "" is never
 	silent     bool
+	handshake  string // what it says before OK
 }
 
 // serve has the fake listen, as the manager of this user or as a bus daemon.
@@ -59,58 +60,30 @@ func (f *fake) serve(t *testing.T, path string, bus bool) {
 	}()
 }
 
-// answer serves one connection. The client's library has no server's half of the
-// handshake: a client on this side gets its answers from a script instead.
+// answer serves one connection. The library has no server's half of the handshake.
 func (f *fake) answer(c net.Conn, bus bool) {
 	in := bufio.NewReader(c)
 	if zero, err := in.ReadByte(); err != nil || zero != 0 {
 		return
 	}
 	for {
-		time.Sleep(time.Millisecond) // it is slow, and may find more than one thing to read
 		line, err := in.ReadString('\n')
-		switch strings.TrimSpace(line) {
-		case "AUTH":
-			_, err = io.WriteString(c, "REJECTED EXTERNAL\r\n")
-		case "BEGIN":
-			_, _ = in.Discard(in.Buffered()) // as systemd does, until there is more
-			f.methods(&scripted{in: in, Conn: c}, bus)
-			return
-		default:
-			_, err = io.WriteString(c, "OK 0123456789abcdef0123456789abcdef\r\n")
-		}
 		if err != nil {
 			return
 		}
+		if line == "BEGIN\r\n" {
+			_, _ = in.Discard(in.Buffered()) // as systemd does, until there is more
+			f.methods(newAuthenticated(c), bus)
+			return
+		}
+		if !strings.HasPrefix(line, "AUTH EXTERNAL ") {
+			return
+		}
+		time.Sleep(time.Millisecond) // it is slow, and may find more than one thing to read
+		if _, err := io.WriteString(c, f.handshake+"OK 0123456789abcdef0123456789abcdef\r\n"); err != nil {
+			return
+		}
 	}
-}
-
-// scripted lets a client believe that it has authenticated.
-type scripted struct {
-	net.Conn
-	in    io.Reader
-	begun bool
-	lines strings.Reader
-	set   bool
-}
-
-func (s *scripted) Read(b []byte) (int, error) {
-	if !s.set {
-		s.set = true
-		s.lines.Reset("REJECTED EXTERNAL\r\nOK 0\r\n")
-	}
-	if s.lines.Len() > 0 {
-		return s.lines.Read(b)
-	}
-	return s.in.Read(b)
-}
-
-func (s *scripted) Write(b []byte) (int, error) {
-	if s.begun {
-		return s.Conn.Write(b)
-	}
-	s.begun = string(b) == "BEGIN\r\n"
-	return len(b), nil
 }
 
 func (f *fake) methods(c net.Conn, bus bool) {
@@ -283,6 +256,16 @@ func TestSilence(t *testing.T) {
 		t.Error(err)
 	}
 	refused(t, err, "has not answered", "systemctl")
+}
+
+// TestHandshakeRefused: what is no D-Bus server is no manager.
+func TestHandshakeRefused(t *testing.T) {
+	for _, says := range []string{"REJECTED\r\n", "\n", "HTTP/1.1 400\r\n", strings.Repeat("x", 1000)} {
+		c := machine(t, moved)
+		(&fake{handshake: says}).serve(t, c.endpoints()[0].path, false)
+		_, err := find(c)
+		refused(t, err, "authenticate", "systemctl")
+	}
 }
 
 // TestFindRefused: what the environment names is not trusted.
