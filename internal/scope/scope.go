@@ -18,10 +18,9 @@
 // process ends, however that ended.
 //
 // The D-Bus client is github.com/godbus/dbus/v5. To have it linked costs each start of sbxrun, which rarely
-// asks, about 0.02 ms: by GODEBUG=inittrace=1 0.015 ms of initialisation (its own and
-// package net's, median of 60), and of 1.7 ms for `sbxrun --version`, 0.015 to 0.03 ms by the medians
-// of 3 times 500 interleaved runs, in which two copies of the same file differed by as much. The binary
-// grows by 0.8 MB. coreos/go-systemd/v22 adds nothing that is used here, makes two
+// asks, 0.03 ms: by GODEBUG=inittrace=1 0.013 ms of initialisation (its own and package net's,
+// median of 60), and of 1.4 ms for `sbxrun --version` 0.03 ms (lower quartiles of twice 300
+// interleaved runs). The binary grows by 0.86 MB. coreos/go-systemd/v22 adds nothing that is used here, makes two
 // connections where one will do, and takes the address from the environment unseen.
 package scope
 
