@@ -1,9 +1,10 @@
 package doctor
 
 import (
-	"fmt"
+	"errors"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/limits"
@@ -38,11 +39,11 @@ func checkLimit(request limits.Request) func(*env) Finding {
 		}
 		plan, err := machine.Plan(request, true)
 		if err != nil {
-			return refusedLimit(machine, request, err)
+			return refusedLimit(err)
 		}
 		group, err := plan.Make("doctor-"+strconv.Itoa(os.Getpid()), false)
 		if err != nil {
-			return refusedLimit(machine, request, err)
+			return refusedLimit(err)
 		}
 		defer func() { _ = group.Remove(time.Now().Add(probeBound)) }() // the keeper has done it, or nothing can be done
 		sandbox, err := e.plan("true")
@@ -63,13 +64,12 @@ func checkLimit(request limits.Request) func(*env) Finding {
 	}
 }
 
-// refusedLimit words why a limit is refused.
-func refusedLimit(machine *limits.Machine, request limits.Request, err error) Finding {
+// refusedLimit words why a limit is refused, without the remedy that is to do without it.
+func refusedLimit(err error) Finding {
 	f := Finding{Verdict: Warning, Cause: err.Error()}
-	// What best effort would say of it: the reason alone, and no flag as a remedy.
-	if plan, planErr := machine.Plan(request, false); planErr == nil && plan.Limits[0].Reason != "" {
-		f.Cause = fmt.Sprintf("--%s is refused: %s", plan.Limits[0].Name, plan.Limits[0].Reason)
-		f.Fix = machine.Remedy(plan.Limits[0].Name)
+	var e *result.Error
+	if errors.As(err, &e) {
+		f.Fix = strings.TrimSuffix(strings.TrimSuffix(e.Hint, limits.OrWithout), "; ")
 	}
 	return f
 }

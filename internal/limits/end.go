@@ -179,7 +179,7 @@ func (m *Machine) Leftovers() (found []Leftover) {
 				return nil // not ours to read, or gone
 			}
 			id, ok := strings.CutPrefix(e.Name(), prefix)
-			if !ok {
+			if !ok || strings.HasSuffix(id, ".scope") { // systemd's, which collects it
 				return nil
 			}
 			if mine(dir) && !owned(dir) && unpopulated(dir) {

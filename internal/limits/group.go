@@ -44,6 +44,9 @@ type node struct {
 func (p *Plan) Make(id string, nest bool) (*Group, error) {
 	g := &Group{plan: p, read: map[string]string{}}
 	g.inherit()
+	if err := g.approach(id); err != nil {
+		return nil, err
+	}
 	if err := g.make(id, nest); err != nil {
 		return nil, errors.Join(err, g.Remove(time.Now().Add(time.Second)))
 	}
@@ -64,6 +67,62 @@ func (g *Group) inherit() {
 			g.join = append(g.join, dir)
 		}
 	}
+}
+
+// approach moves the caller of an exec to where it can move init to the sandbox's
+// cgroups from. Then it has no need to be anywhere else.
+func (g *Group) approach(id string) error {
+	m := g.plan.machine
+	if m.manager == nil || !slices.ContainsFunc(m.base, func(dir string) bool { return exists(dir+"/cgroup.controllers") && !m.mayMove(dir) }) {
+		return nil
+	}
+	given, err := m.manager()
+	if err == nil {
+		_, err = given.Enter(fmt.Sprintf("%s%s-%d.scope", prefix, id, os.Getpid())) // an id is of one sandbox
+	}
+	if err != nil { // an exec may not run outside of its sandbox's limits
+		return &result.Error{Code: "limit", Message: "the sandbox's cgroup cannot be joined from here: asked systemd for a scope: " + err.Error(), Hint: hintFor(err), Err: err}
+	}
+	return nil
+}
+
+// enter has the caller moved to a scope of its own, and goes to a leaf there, since
+// a cgroup that holds processes cannot give controllers.
+func (g *Group) enter(id string) error {
+	p := g.plan
+	m := p.machine
+	path, err := p.v2.manager.Enter(prefix + id + ".scope")
+	if err != nil {
+		return fmt.Errorf("asked systemd for a scope: %w", err)
+	}
+	c := candidate{}
+	for _, mt := range m.mount {
+		if dir, ok := mt.own(path); ok && mt.v2 {
+			c.dir = dir
+		}
+	}
+	available, err := proc.ReadFile(c.dir + "/cgroup.controllers")
+	if err != nil {
+		return err
+	}
+	c.more = strings.Fields(string(available))
+	m.own = c.dir + "/" + leaf
+	if err := unix.Mkdir(m.own, 0o755); err != nil {
+		return fmt.Errorf("make %s: %w", m.own, err)
+	}
+	if err := write(m.own+"/cgroup.procs", "0"); err != nil {
+		return fmt.Errorf("go to %s: %w", m.own, err)
+	}
+	p.v2 = c
+	for _, l := range slices.Clone(p.Limits) {
+		name := controllers[l.Name]
+		if l.Enforced && strings.HasPrefix(l.Mechanism, "cgroup v2 ") && !c.has(name) {
+			if err := p.fail(l.Name, fmt.Errorf("systemd has made %s without the controller %s", c.dir, name), ""); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func (g *Group) make(id string, nest bool) error {
@@ -119,6 +178,11 @@ var probes = map[string]string{"memory": "memory.limit_in_bytes", "pids": "pids.
 
 func (g *Group) makeV2(id string, nest bool) error {
 	p := g.plan
+	if p.v2.manager != nil {
+		if err := g.enter(id); err != nil {
+			return err
+		}
+	}
 	var on []string
 	for name, asked := range map[string]bool{"memory": p.request.Memory > 0, "pids": p.request.Pids > 0, "cpu": p.request.CPUs > 0} {
 		if asked && slices.Contains(p.v2.more, name) {
@@ -182,7 +246,10 @@ func (g *Group) mkdir(parent, id, instead string) (string, error) {
 }
 
 func hintFor(err error) string {
+	var e *result.Error
 	switch {
+	case errors.As(err, &e):
+		return e.Hint
 	case errors.Is(err, unix.ENOENT):
 		return "boot a kernel that has it (for swap: swapaccount=1)"
 	case errors.Is(err, unix.EINVAL):
@@ -252,18 +319,11 @@ func (g *Group) Throttle() error { return g.apply(g.throttle()) }
 
 // dirOf is the cgroup that enforces the limit.
 func (g *Group) dirOf(limit string) string {
-	switch limit {
-	case "memory", "memory-swap":
-		return g.read["memory"]
-	case "pids":
-		return g.read["pids"]
-	case "cpus":
-		return g.read["cpu"]
-	case "cpu-time":
-		return g.read["cpuacct"]
-	}
-	return ""
+	return g.read[controllers[limit]]
 }
+
+// controllers of the limits that need one.
+var controllers = map[string]string{"memory": "memory", "memory-swap": "memory", "pids": "pids", "cpus": "cpu", "cpu-time": "cpuacct"}
 
 // Dirs are the cgroups' directories, for the record: [Machine.Within] and
 // [RemoveDirs] take them.

@@ -14,8 +14,10 @@
 // children (cgroups(7), the no internal processes rule), so a sandbox's cgroup is
 // made beside the caller's, below its nearest ancestor that may be written and
 // has, or can get, the controllers. It shares the limits of that ancestor, but not those of
-// the caller's own leaf. A transient systemd scope over D-Bus is not asked for (left
-// for later): the refusal says how to start sbxrun in one.
+// the caller's own leaf. Where there is none (an ordinary user's login session) systemd is asked for a
+// delegated scope (package scope): Plan only asks what it could give; Make enters it, moving the caller,
+// so whatever is to go to the sandbox's cgroups must be started after Make. In the scope the caller
+// goes to a leaf, and the sandbox's cgroup beside that.
 //
 // cgroup v1: below the caller's own cgroup of each hierarchy that is needed. On a
 // hybrid machine the v2 hierarchy has no controllers, but still kills, freezes and counts CPU time.
@@ -36,6 +38,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -137,8 +140,13 @@ func (m *Machine) Plan(r Request, required bool) (*Plan, error) {
 			wanted = append(wanted, w.controller)
 		}
 	}
+	var refused *why
 	if len(wanted) > 0 || r.CPUTime > 0 {
 		p.v2 = m.candidate(wanted)
+		if r.CPUTime > 0 {
+			wanted = append(wanted, "cpuacct")
+		}
+		p.v2, refused = m.delegated(p.v2, wanted)
 	}
 	cgroup := func(name string, requested float64, controller, v2, v1 string) error {
 		l := result.Limit{Name: name, Requested: requested}
@@ -150,6 +158,9 @@ func (m *Machine) Plan(r Request, required bool) (*Plan, error) {
 			p.need(controller)
 		default:
 			why, hint := m.why(controller)
+			if refused != nil {
+				why, hint = why+"; "+refused.reason, refused.hint
+			}
 			p.Limits = append(p.Limits, l)
 			return p.fail(name, errors.New(why), hint)
 		}
@@ -217,6 +228,9 @@ func (p *Plan) need(controller string) {
 	p.v1 = append(p.v1, controller)
 }
 
+// OrWithout ends the hint of every refusal, after the smallest change that would help.
+const OrWithout = "or run without it: --limits best-effort"
+
 // fail marks a limit as not enforced, and is an error if it had to be.
 func (p *Plan) fail(name string, why error, hint string) error {
 	for i := range p.Limits {
@@ -227,10 +241,7 @@ func (p *Plan) fail(name string, why error, hint string) error {
 	if !p.required {
 		return nil
 	}
-	if hint != "" {
-		hint += "; "
-	}
-	return &result.Error{Code: "limit", Message: "limit " + name + " cannot be enforced here: " + why.Error(), Hint: hint + "or run without it: --limits best-effort", Err: why}
+	return &result.Error{Code: "limit", Message: "limit " + name + " cannot be enforced here: " + why.Error(), Hint: strings.TrimPrefix(hint+"; "+OrWithout, "; "), Err: why}
 }
 
 // quota is the CPU limit as the kernel takes it, in µs.
