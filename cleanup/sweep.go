@@ -32,6 +32,8 @@ type Finding struct {
 type SweepOptions struct {
 	OlderThan time.Duration // records of what has ended since are kept
 	DryRun    bool
+	// KeepRecords leaves all records, also those that are damaged: only processes end.
+	KeepRecords bool
 	// Quick leaves all records, and does not look through /proc: what other commands
 	// do on the way.
 	Quick bool
@@ -61,7 +63,9 @@ func Sweep(dir *state.Dir, o SweepOptions) []Finding {
 	if o.Quick {
 		return s.found
 	}
-	s.damaged(dir, warnings)
+	if !o.KeepRecords {
+		s.damaged(dir, warnings)
+	}
 	s.processes()
 	s.cgroups() // what was ended just now may have had some
 	return s.found
@@ -129,7 +133,7 @@ func (s *sweep) entry(e *state.Entry) {
 			ended = false
 		}
 	}
-	if s.Quick || !ended || s.young(e) {
+	if s.Quick || s.KeepRecords || !ended || s.young(e) {
 		return
 	}
 	s.do(Finding{Kind: "record", ID: e.ID, Name: e.Record.Name, What: "record, logs and name: " + e.Status()}, e.Remove)

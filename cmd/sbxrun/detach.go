@@ -44,12 +44,14 @@ type assignment struct {
 
 // handover is a supervisor's word.
 type handover struct {
-	ID     string              `json:"id"`
-	Name   string              `json:"name,omitempty"`
-	Status string              `json:"status"`
-	PID    int                 `json:"supervisor_pid,omitempty"`
-	Error  *result.ReportError `json:"error,omitempty"`
-	Code   int                 `json:"exit_code,omitempty"` // of Error
+	ID     string `json:"id"`
+	Name   string `json:"name,omitempty"`
+	Status string `json:"status"`
+	// Warning is for the caller to say on stderr.
+	Warning string              `json:"warning,omitempty"`
+	PID     int                 `json:"supervisor_pid,omitempty"`
+	Error   *result.ReportError `json:"error,omitempty"`
+	Code    int                 `json:"exit_code,omitempty"` // of Error
 }
 
 // caller is the one that waits for a supervisor's word; nil if this is none.
@@ -57,8 +59,9 @@ var caller *waiting
 
 // waiting is a caller until it is told.
 type waiting struct {
-	socket *os.File
-	told   atomic.Bool
+	socket  *os.File
+	warning string // goes with what it is told
+	told    atomic.Bool
 }
 
 var errDetachedOnTerminal = errors.New("--detach and --tty do not go together: nobody is there any more for what is written")
@@ -67,7 +70,11 @@ var errDetachedOnTerminal = errors.New("--detach and --tty do not go together: n
 func detach(command string, args []string, asJSON bool, print func(handover) error) int {
 	said, err := spawn(assignment{command, toBytes(args), toBytes(os.Environ())})
 	if err != nil {
-		return fail(&result.Error{Code: "detach", Message: "cannot start the supervisor: " + err.Error(), Err: err})
+		var none *admission
+		return fail(none.explain(&result.Error{Code: "detach", Message: "cannot start the supervisor: " + err.Error(), Err: err}))
+	}
+	if said.Warning != "" {
+		warn(errors.New(said.Warning))
 	}
 	if e := said.Error; e != nil {
 		if asJSON {
@@ -195,6 +202,7 @@ func (c *waiting) tell(said handover) error {
 		return nil
 	}
 	defer c.socket.Close()
+	said.Warning = c.warning
 	if said.Error == nil {
 		said.PID = os.Getpid()
 	}

@@ -56,6 +56,8 @@ func (x *execution) run(name string, args []string) int {
 		return fail(usageError(errDetachedOnTerminal))
 	case x.flags.Detach && (strings.HasPrefix(x.flags.Report, "fd:") || descriptor(x.flags.Report) != ""):
 		return fail(usageError(errors.New("--detach: the report cannot go to a descriptor, which ends with us; name a file")))
+	case checkBusy(&x.flags.Busy) != nil:
+		return fail(usageError(checkBusy(&x.flags.Busy)))
 	case x.flags.Detach && caller == nil:
 		return detach("exec", args, x.flags.JSON, x.printStarted)
 	}
@@ -81,6 +83,9 @@ func (x *execution) run(name string, args []string) int {
 			return x.notStarted(err)
 		}
 		caller.orElse(func() { x.signals.cancel(supervise.Request{Cause: result.Killed, Signal: syscall.SIGKILL}) })
+	}
+	if err := x.admit(&x.flags.Busy); err != nil {
+		return x.notStarted(err)
 	}
 	start := func(s *streams, bounds proc.Bounds) supervise.Start {
 		entry.Bounds = bounds

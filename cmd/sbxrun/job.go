@@ -34,6 +34,8 @@ type job struct {
 	limits  *limits.Plan // nil for none
 	output  outputLimit
 	bwrap   *result.ReportBwrap // if a new one was used
+
+	admitted *admission
 }
 
 // carryOut starts the command and comes back with the exit code when nothing of
@@ -64,7 +66,16 @@ func (j *job) carryOut(start func(*streams, proc.Bounds) supervise.Start, o supe
 			streams.restore()
 		}
 	}
+	released := o.Released
+	o.Released = func() {
+		j.admitted.running()
+		released()
+	}
 	res := supervise.Run(j.signals.ctx, start(streams, bounds), o)
+	j.admitted.end()
+	if res.Cause == result.StartFailed {
+		res.Err = j.admitted.explain(res.Err)
+	}
 	if over != nil {
 		over(&res)
 	}
@@ -80,6 +91,7 @@ func (j *job) notStarted(err error) int {
 	if !errors.As(err, &e) {
 		e = &result.Error{Code: "setup", Message: err.Error(), Err: err}
 	}
+	e = j.admitted.explain(e)
 	res := result.Result{Cause: result.StartFailed, Verdict: result.NotApplicable, StartedAt: j.begin, Duration: time.Since(j.begin), Err: e}
 	return j.finish(res, nil)
 }

@@ -54,6 +54,34 @@ func TestJSONIsDocumented(t *testing.T) {
 	}
 }
 
+// TestStatsIsDocumented: docs/stats.md has a row for every member of stats --json, and
+// for none that is not there; and for every metric.
+func TestStatsIsDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/stats.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := func(heading string) (names []string) {
+		_, text, _ := strings.Cut(string(doc), "\n## "+heading+"\n")
+		text, _, _ = strings.Cut(text, "\n## ")
+		for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\|").FindAllStringSubmatch(text, -1) {
+			names = append(names, row[1])
+		}
+		return slices.Sorted(slices.Values(names))
+	}
+	want := slices.Sorted(slices.Values(memberNames("", reflect.TypeFor[statistics]())))
+	if diff := cmp.Diff(want, rows("JSON")); diff != "" {
+		t.Errorf("members of the struct, against rows of docs/stats.md (-struct +doc):\n%s", diff)
+	}
+	var metrics []string
+	for name := range exposed(t, statistics{}) {
+		metrics = append(metrics, name)
+	}
+	if diff := cmp.Diff(slices.Sorted(slices.Values(metrics)), rows("Prometheus")); diff != "" {
+		t.Errorf("metrics, against rows of docs/stats.md (-metrics +doc):\n%s", diff)
+	}
+}
+
 // memberNames lists a struct's members by their paths, but for what is described
 // elsewhere: reports and records.
 func memberNames(prefix string, t reflect.Type) (names []string) {

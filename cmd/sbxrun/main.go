@@ -54,6 +54,8 @@ func dispatch(args []string, begin time.Time) int {
 			return killCommand(args[1:])
 		case "cleanup":
 			return cleanupCommand(args[1:])
+		case "stats":
+			return statsCommand(args[1:])
 		case "doctor":
 			return doctorCommand(args[1:])
 		}

@@ -107,7 +107,11 @@ func age(created string, now time.Time) string {
 	if err != nil {
 		return "?"
 	}
-	switch d := now.Sub(at); {
+	return inOneUnit(now.Sub(at))
+}
+
+func inOneUnit(d time.Duration) string {
+	switch {
 	case d < time.Minute:
 		return fmt.Sprintf("%ds", int(d.Seconds()))
 	case d < time.Hour:

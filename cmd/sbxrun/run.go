@@ -55,6 +55,9 @@ func (r *runner) run() int {
 		fmt.Println(r.plan.ShellCommand())
 		return 0
 	}
+	if err = r.admit(&r.flags.Busy); err != nil {
+		return r.notStarted(err)
+	}
 	r.bwrap = &result.ReportBwrap{Path: r.plan.Program.Path, Version: r.plan.Program.Version}
 	start := func(s *streams, bounds proc.Bounds) supervise.Start {
 		r.plan.Bounds = bounds
@@ -90,6 +93,9 @@ func (r *runner) prepare() error {
 	r.tty = r.flags.Tty
 	if err := r.checkOutput(); err != nil {
 		return err
+	}
+	if err := checkBusy(&r.flags.Busy); err != nil {
+		return usageError(err)
 	}
 	policy, err := policyOf(&r.flags.View, &r.flags.Limits, r.command)
 	if err != nil {

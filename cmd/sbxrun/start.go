@@ -91,6 +91,9 @@ func parseStart(args []string) (f startFlags, command []string, err error) {
 	if f.OutputLimit != outputKill && f.OutputLimit != outputTruncate {
 		return f, nil, errOutputLimit(f.OutputLimit)
 	}
+	if err := checkBusy(&f.Busy); err != nil {
+		return f, nil, err
+	}
 	f.probe, err = parseProbe(&f.Start)
 	return f, command, err
 }

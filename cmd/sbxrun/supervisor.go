@@ -36,6 +36,7 @@ type supervisor struct {
 	group   *limits.Group // nil for none
 	dir     *state.Dir
 	own     *state.Own
+	leave   *admission
 	logs    [2]*logfile.Writer // stdout, stderr
 	matched chan struct{}      // closed when a line of them says that it is ready
 
@@ -97,6 +98,9 @@ func (s *supervisor) prepare(args []string) (err error) {
 		return err
 	}
 	if s.dir, err = state.Open(stateCaller()); err != nil {
+		return err
+	}
+	if s.leave, err = admit(s.ctx, &s.flags.Busy, tasksToStart, tellWarning); err != nil {
 		return err
 	}
 	// From here on there is nothing of the caller's in us: neither what its
@@ -294,6 +298,7 @@ func (s *supervisor) write(change func(*state.Record)) error {
 
 // released tells the world that the payload runs, and begins what goes on beside it.
 func (s *supervisor) released() {
+	s.leave.started()
 	// Not before: until it comes to its payload, init still sees the host's files, and
 	// so would who enters.
 	err := s.own.GrantAccess()
@@ -380,7 +385,7 @@ func (s *supervisor) endWhenIdle(timeout time.Duration) {
 // finish records how it ended, or removes a sandbox that never was.
 func (s *supervisor) finish(res result.Result) error {
 	if res.Cause == result.StartFailed && res.Verdict != result.Unproven && !caller.told.Load() {
-		err := s.because(res.Err)
+		err := s.because(s.leave.explain(res.Err))
 		_ = s.own.Remove() // the error that counts is the first one
 		return err
 	}

@@ -27,6 +27,7 @@ type CLI struct {
 	Logs    Logs    `cmd:"" words:"[flags] SANDBOX" help:"Print what a sandbox's command has written."`
 	Kill    Kill    `cmd:"" words:"[flags] SANDBOX...|--all" help:"End sandboxes, and prove it."`
 	Cleanup Cleanup `cmd:"" words:"[flags]" help:"Remove what ended sandboxes and crashes have left."`
+	Stats   Stats   `cmd:"" words:"[flags]" help:"Print how many tasks are in use against what bounds them."`
 	Doctor  Doctor  `cmd:"" words:"[--json]" help:"Try what a run needs on this machine, and tell what is missing."`
 }
 
@@ -85,6 +86,16 @@ type Tells struct {
 	Quiet       bool          `help:"Do not say on stderr why the command was ended." short:"q" group:"tell"`
 }
 
+// Busy is the flags that say what is done on a machine that has not room for all, of
+// run, start and exec.
+type Busy struct {
+	OnPressure  string            `help:"What to do if there are too many tasks: exit with 75, wait, or start all the same." default:"refuse" placeholder:"refuse|wait|ignore" group:"busy"`
+	WaitTimeout quantity.Duration `help:"Wait no longer than this." default:"1m" placeholder:"DUR" group:"busy"`
+	MaxParallel quantity.Count    `help:"Run beside at most N-1 others that were given this. 0 is no bound." default:"0" placeholder:"N" group:"busy"`
+	Warn        quantity.Percent  `help:"From which percentage of a bound of tasks on there is a warning." default:"60" placeholder:"PERCENT" group:"busy"`
+	Alert       quantity.Percent  `help:"From which percentage of a bound on there are too many." default:"80" placeholder:"PERCENT" group:"busy"`
+}
+
 // Run is the flags of sbxrun run, which is also sbxrun without a command.
 type Run struct {
 	Ends
@@ -94,6 +105,7 @@ type Run struct {
 	FakeMeminfo bool `help:"Show --memory in /proc/meminfo, for programs that size themselves by it." group:"use"`
 	Tty         bool `help:"Run on a terminal of its own." short:"t" group:"be"`
 
+	Busy
 	Tells
 	PrintCommand bool `help:"Print the bwrap command, and run nothing." group:"tell"`
 	Version      bool `help:"Print the version." group:"tell"`
@@ -121,6 +133,8 @@ type Start struct {
 	ReadyInterval quantity.Duration `help:"Pause between two looks." default:"100ms" placeholder:"DUR" group:"ready"`
 	ReadyTimeout  quantity.Duration `help:"Look no longer than this. The sandbox lives on." default:"5m" placeholder:"DUR" group:"ready"`
 	WaitReady     bool              `help:"Return when it is ready." group:"ready"`
+
+	Busy
 
 	LogMax quantity.Size `help:"How much of stdout, and of stderr, is kept; the head." default:"64M" placeholder:"SIZE" group:"tell"`
 	JSON   bool          `help:"Print what was started as JSON." group:"tell"`
@@ -150,6 +164,7 @@ type Exec struct {
 	Tty    bool `help:"Run on a terminal of its own." short:"t" group:"be"`
 	Detach bool `help:"Return when the command runs; it ends with the sandbox, or at its deadline." short:"d" group:"end"`
 
+	Busy
 	Tells
 	Help bool `help:"Print this." short:"h" group:"tell"`
 }
@@ -207,6 +222,17 @@ type Cleanup struct {
 	Help      bool              `help:"Print this." short:"h"`
 }
 
+// Stats is the flags of sbxrun stats.
+type Stats struct {
+	JSON       bool              `help:"Print a JSON object." xor:"as"`
+	Prometheus bool              `help:"Print the text format of Prometheus." xor:"as"`
+	Watch      bool              `help:"Go on printing; on a terminal, a live screen." short:"w"`
+	Interval   quantity.Duration `help:"With --watch: pause between two looks." default:"2s" placeholder:"DUR"`
+	Warn       quantity.Percent  `help:"From which percentage of a bound on the level is warn." default:"60" placeholder:"PERCENT"`
+	Alert      quantity.Percent  `help:"From which percentage of a bound on it is alert." default:"80" placeholder:"PERCENT"`
+	Help       bool              `help:"Print this." short:"h"`
+}
+
 // Doctor is the flags of sbxrun doctor.
 type Doctor struct {
 	JSON bool `help:"Print the findings as JSON."`
@@ -220,6 +246,7 @@ var groups = []kong.Group{
 	{Key: "be", Title: "What it is:"},
 	{Key: "use", Title: "What it may use:"},
 	{Key: "ready", Title: "When it is ready:"},
+	{Key: "busy", Title: "When the machine is busy:"},
 	{Key: "tell", Title: "What sbxrun tells:"},
 }
 

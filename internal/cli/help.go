@@ -22,6 +22,7 @@ var examples = map[string]string{
 	"logs":    "sbxrun logs -f web --stream stderr",
 	"kill":    "sbxrun kill web --grace 1s",
 	"cleanup": "sbxrun cleanup --older-than 24h",
+	"stats":   "sbxrun stats --watch",
 	"doctor":  "sbxrun doctor",
 }
 

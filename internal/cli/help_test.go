@@ -88,6 +88,7 @@ func TestExamples(t *testing.T) {
 		"logs":    names[Logs],
 		"kill":    names[Kill],
 		"cleanup": names[Cleanup],
+		"stats":   names[Stats],
 		"doctor":  parses[Doctor],
 	}
 	for command, example := range examples {

@@ -67,6 +67,9 @@ func TestQuickAgreesWithKong(t *testing.T) {
 		{"-- --timeout 5", true},
 		{"- x", true},
 		{"", true},
+		{"--on-pressure wait --wait-timeout 10s --max-parallel 8 --warn 50 --alert=90.5 x", true},
+		{"--max-parallel many x", false},
+		{"--alert 101 x", false},
 	} {
 		if got := same[Run](t, strings.Fields(c.line)); got != c.quick && c.line != "--env= x" {
 			t.Errorf("%q: quick is %v", c.line, got)

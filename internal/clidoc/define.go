@@ -74,6 +74,7 @@ var kinds = map[string]kind{
 	"NAME":         anything,
 	"NAME[=VALUE]": variable,
 	"PATH|fd:N":    file,
+	"PERCENT":      anything,
 	"PORT":         anything,
 	"RE":           anything,
 	"SIGNAL":       signal,

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sbxrun/sbxrun/internal/cgroups"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"golang.org/x/sys/unix"
 )
@@ -71,18 +72,18 @@ func (m *Machine) Thaw(pid int) error {
 		return err
 	}
 	var errs []error
-	mine, paths := parseMembership(own), parseMembership(theirs)
+	mine, paths := cgroups.ParseMembership(own), cgroups.ParseMembership(theirs)
 	for _, mt := range m.mount {
 		c := ""
-		if !mt.v2 {
-			if c = "freezer"; !slices.Contains(mt.controllers, c) {
+		if !mt.V2 {
+			if c = "freezer"; !slices.Contains(mt.Controllers, c) {
 				continue
 			}
 		}
-		dir, ok := mt.own(paths[c])
-		ours, _ := mt.own(mine[c])
+		dir, ok := mt.Own(paths[c])
+		ours, _ := mt.Own(mine[c])
 		// What holds the caller too was not frozen, or nobody would ask.
-		for ok && len(dir) > len(mt.point) && !strings.HasPrefix(ours+"/", dir+"/") {
+		for ok && len(dir) > len(mt.Point) && !strings.HasPrefix(ours+"/", dir+"/") {
 			errs = append(errs, thaw(dir))
 			dir = filepath.Dir(dir)
 		}
@@ -174,7 +175,7 @@ type Leftover struct{ ID, Dir string }
 // in all that is mounted: the caller's own, and to root all.
 func (m *Machine) Leftovers() (found []Leftover) {
 	for _, mt := range m.mount {
-		_ = filepath.WalkDir(mt.point, func(dir string, e os.DirEntry, err error) error {
+		_ = filepath.WalkDir(mt.Point, func(dir string, e os.DirEntry, err error) error {
 			if err != nil || !e.IsDir() {
 				return nil // not ours to read, or gone
 			}

@@ -97,7 +97,7 @@ func (g *Group) enter(id string) error {
 	}
 	c := candidate{}
 	for _, mt := range m.mount {
-		if dir, ok := mt.own(path); ok && mt.v2 {
+		if dir, ok := mt.Own(path); ok && mt.V2 {
 			c.dir = dir
 		}
 	}

@@ -340,7 +340,15 @@ func TestCPUQuota(t *testing.T) {
 	add(t, g, h)
 	h.release(t)
 	start := time.Now()
-	time.Sleep(800 * time.Millisecond)
+	// On a busy machine it may have to wait before it has used anything up.
+	for end := start.Add(20 * time.Second * slower()); !limit(t, g.Limits(0), "cpus").Hit; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%+v", g.Limits(0))
+		}
+	}
+	for time.Since(start) < 800*time.Millisecond { // eight periods
+		time.Sleep(10 * time.Millisecond)
+	}
 	used, wall := g.cpu(), time.Since(start)
 	if g.read["cpuacct"] == "" { // v1 has no need of it for a quota
 		st, err := proc.ReadStat(h.PID)
@@ -351,11 +359,8 @@ func TestCPUQuota(t *testing.T) {
 	}
 	ratio := used.Seconds() / wall.Seconds()
 	t.Logf("%v of CPU in %v: %.2f", used, wall, ratio)
-	if ratio > 0.75 || ratio < 0.1 {
+	if ratio > 0.75 {
 		t.Errorf("used %.2f of a CPU", ratio)
-	}
-	if l := limit(t, g.Limits(0), "cpus"); !l.Hit {
-		t.Errorf("%+v", l)
 	}
 	if cpus := g.Bounds().CPUs; cpus == nil || cpus.Count() != 1 {
 		t.Errorf("CPUs %v", cpus)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sbxrun/sbxrun/internal/cgroups"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/scope"
 	"golang.org/x/sys/unix"
@@ -18,7 +19,7 @@ type Machine struct {
 	v2    []candidate       // the caller's v2 cgroup and its ancestors that may be written, nearest first
 	v1    map[string]string // by controller, where a v1 cgroup can be made
 	whys  map[string]why    // by controller, why not
-	mount []mount
+	mount []cgroups.Mount
 	own   string   // the caller's v2 cgroup
 	base  []string // the sandbox's cgroups, which an exec joins
 	// manager finds who can move the caller to where it may make cgroups; nil if nobody is asked.
@@ -66,21 +67,21 @@ func detect(root string) (*Machine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the cgroups: %w", err) // a kernel without
 	}
-	m := &Machine{root: root, v1: map[string]string{}, whys: map[string]why{}, mount: parseMounts(mountinfo)}
-	paths := parseMembership(membership)
+	m := &Machine{root: root, v1: map[string]string{}, whys: map[string]why{}, mount: cgroups.ParseMounts(mountinfo)}
+	paths := cgroups.ParseMembership(membership)
 	for i := range m.mount {
 		mt := &m.mount[i]
-		mt.point = root + mt.point
-		if mt.v2 {
+		mt.Point = root + mt.Point
+		if mt.V2 {
 			m.lookV2(*mt, paths[""])
 			continue
 		}
-		for _, c := range mt.controllers {
+		for _, c := range mt.Controllers {
 			if m.v1[c] != "" {
 				continue
 			}
-			if own, ok := mt.own(paths[c]); !ok {
-				m.whys[c] = why{fmt.Sprintf("the caller's cgroup %q is not below what is mounted at %s", paths[c], mt.point), "mount the whole cgroup hierarchy"}
+			if own, ok := mt.Own(paths[c]); !ok {
+				m.whys[c] = why{fmt.Sprintf("the caller's cgroup %q is not below what is mounted at %s", paths[c], mt.Point), "mount the whole cgroup hierarchy"}
 			} else if err := unix.Access(own, unix.W_OK|unix.X_OK); err != nil {
 				m.whys[c] = why{fmt.Sprintf("no cgroup v1 can be made in %s: %v", own, err), remedyV1(own, err)}
 			} else {
@@ -92,10 +93,10 @@ func detect(root string) (*Machine, error) {
 }
 
 // lookV2 walks from the caller's cgroup up to the mount.
-func (m *Machine) lookV2(mt mount, path string) {
-	own, ok := mt.own(path)
+func (m *Machine) lookV2(mt cgroups.Mount, path string) {
+	own, ok := mt.Own(path)
 	if !ok {
-		m.whys[""] = why{fmt.Sprintf("the caller's cgroup %q is not below what is mounted at %s", path, mt.point), "mount the whole cgroup hierarchy"}
+		m.whys[""] = why{fmt.Sprintf("the caller's cgroup %q is not below what is mounted at %s", path, mt.Point), "mount the whole cgroup hierarchy"}
 		return
 	}
 	m.own = own
@@ -103,7 +104,7 @@ func (m *Machine) lookV2(mt mount, path string) {
 		if available, err := proc.ReadFile(dir + "/cgroup.controllers"); err == nil {
 			m.consider(dir, strings.Fields(string(available)))
 		}
-		if len(dir) <= len(mt.point) {
+		if len(dir) <= len(mt.Point) {
 			return
 		}
 	}
@@ -185,7 +186,7 @@ func (m *Machine) delegated(best candidate, controllers []string) (candidate, *w
 	}
 	c := candidate{manager: given}
 	for _, mt := range m.mount {
-		if dir, ok := mt.own(given.Cgroup()); ok && mt.v2 {
+		if dir, ok := mt.Own(given.Cgroup()); ok && mt.V2 {
 			available, _ := proc.ReadFile(dir + "/cgroup.controllers") // none, if it cannot be read
 			c.dir, c.more = dir, strings.Fields(string(available))
 		}
@@ -226,7 +227,7 @@ func (m *Machine) why(controller string) (reason, hint string) {
 	if len(m.mount) == 0 {
 		return "no cgroup hierarchy is mounted", "mount -t cgroup2 cgroup2 /sys/fs/cgroup"
 	}
-	if w, ok := m.whys[""]; ok && !slices.ContainsFunc(m.mount, func(mt mount) bool { return !mt.v2 }) {
+	if w, ok := m.whys[""]; ok && !slices.ContainsFunc(m.mount, func(mt cgroups.Mount) bool { return !mt.V2 }) {
 		return w.reason, w.hint
 	}
 	if len(m.v2) > 0 {
@@ -260,26 +261,17 @@ func (m *Machine) Within(dirs []string) *Machine {
 	}
 	for _, dir := range dirs {
 		for _, mt := range m.mount {
-			if !strings.HasPrefix(dir, mt.point+"/") {
+			if !strings.HasPrefix(dir, mt.Point+"/") {
 				continue
 			}
-			for _, c := range mt.controllers {
+			for _, c := range mt.Controllers {
 				in.v1[c] = dir
 			}
-			if mt.v2 {
+			if mt.V2 {
 				enabled, _ := proc.ReadFile(dir + "/cgroup.subtree_control") // none, if it is gone
 				in.v2 = []candidate{{dir: dir, enabled: strings.Fields(string(enabled))}}
 			}
 		}
 	}
 	return &in
-}
-
-// own is the directory of a cgroup, seen through the mount.
-func (mt mount) own(path string) (dir string, ok bool) {
-	below, ok := strings.CutPrefix(path, strings.TrimSuffix(mt.root, "/"))
-	if path == "" || !ok || below != "" && below[0] != '/' || strings.HasPrefix(below, "/..") || strings.HasSuffix(below, " (deleted)") {
-		return "", false
-	}
-	return strings.TrimSuffix(mt.point+below, "/"), true
 }

@@ -23,6 +23,8 @@ type Stat struct {
 	State   string // one letter: R, S, D, T, t, Z, X …
 	CPU     Times
 	Start   uint64 // clock ticks from the machine's boot to its start
+	Threads int
+	Pages   int64 // in memory, shared ones included; a little behind (proc_pid_stat(5))
 }
 
 // Times is CPU time.
@@ -81,7 +83,8 @@ func ParseStat(data []byte) (Stat, error) {
 	if err != nil || pid < 1 {
 		return Stat{}, fmt.Errorf("parse stat: no pid in %.80q", data)
 	}
-	// Fields 3 (state), 4 (ppid), 5 (pgrp), 6 (session), … 14 (utime), 15 (stime), … 22 (starttime).
+	// Fields 3 (state), 4 (ppid), 5 (pgrp), 6 (session), … 14 (utime), 15 (stime), …
+	// 20 (num_threads), … 22 (starttime), … 24 (rss).
 	f := strings.Fields(string(data[end+1:]))
 	if len(f) < 20 || len(f[0]) != 1 {
 		return Stat{}, fmt.Errorf("parse stat: %d fields after the name in %.80q", len(f), data)
@@ -99,6 +102,13 @@ func ParseStat(data []byte) (Stat, error) {
 			return Stat{}, fmt.Errorf("parse stat: bad time %q", f[11+i])
 		}
 		*t = time.Duration(ticks) * clockTick
+	}
+	if st.Threads, err = strconv.Atoi(f[17]); err != nil || st.Threads < 0 {
+		return Stat{}, fmt.Errorf("parse stat: bad number of threads %q", f[17])
+	}
+	if len(f) > 21 {
+		st.Pages, _ = strconv.ParseInt(f[21], 10, 64) // 0 if it is none
+		st.Pages = max(0, st.Pages)
 	}
 	if st.Start, err = strconv.ParseUint(f[19], 10, 64); err != nil {
 		return Stat{}, fmt.Errorf("parse stat: bad start time %q", f[19])

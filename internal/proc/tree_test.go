@@ -25,18 +25,18 @@ func TestParseStat(t *testing.T) {
 		name, in string
 		want     Stat
 	}{
-		{"plain", "42 (sh) S 7" + rest, Stat{42, 7, 5, "sh", "S", times, 100}},
-		{"no newline", "42 (sh) S 7" + strings.TrimSuffix(rest, "\n"), Stat{42, 7, 5, "sh", "S", times, 100}},
-		{"blanks", "42 (a b  c) R 7" + rest, Stat{42, 7, 5, "a b  c", "R", times, 100}},
-		{"newline", "42 (a\nb) R 7" + rest, Stat{42, 7, 5, "a\nb", "R", times, 100}},
-		{"parentheses", "42 ()) ((() Z 7" + rest, Stat{42, 7, 5, ")) (((", "Z", times, 100}},
-		{"fakes another line", "42 (x) S 1 1 (y) T 7" + rest, Stat{42, 7, 5, "x) S 1 1 (y", "T", times, 100}},
-		{"empty name", "42 () S 7" + rest, Stat{42, 7, 5, "", "S", times, 100}},
-		{"not UTF-8", "42 (\xff\x01) S 7" + rest, Stat{42, 7, 5, "\xff\x01", "S", times, 100}},
-		{"no parent that we can see", "42 (init) S 0" + rest, Stat{42, 0, 5, "init", "S", times, 100}},
-		{"future fields", "42 (sh) S 7" + strings.TrimSuffix(rest, "\n") + " 1 x y\n", Stat{42, 7, 5, "sh", "S", times, 100}},
-		{"just enough fields", "42 (sh) S 7 3 5 5 6 7 8 9 10 11 1 2 16 17 18 19 20 21 22", Stat{42, 7, 5, "sh", "S", Times{10 * time.Millisecond, 20 * time.Millisecond}, 22}},
-		{"greatest start", "42 (sh) S 7 3 5 5 6 7 8 9 10 11 250 13 0 0 20 0 1 0 18446744073709551615", Stat{42, 7, 5, "sh", "S", times, 1<<64 - 1}},
+		{"plain", "42 (sh) S 7" + rest, Stat{42, 7, 5, "sh", "S", times, 100, 1, 1}},
+		{"no newline", "42 (sh) S 7" + strings.TrimSuffix(rest, "\n"), Stat{42, 7, 5, "sh", "S", times, 100, 1, 1}},
+		{"blanks", "42 (a b  c) R 7" + rest, Stat{42, 7, 5, "a b  c", "R", times, 100, 1, 1}},
+		{"newline", "42 (a\nb) R 7" + rest, Stat{42, 7, 5, "a\nb", "R", times, 100, 1, 1}},
+		{"parentheses", "42 ()) ((() Z 7" + rest, Stat{42, 7, 5, ")) (((", "Z", times, 100, 1, 1}},
+		{"fakes another line", "42 (x) S 1 1 (y) T 7" + rest, Stat{42, 7, 5, "x) S 1 1 (y", "T", times, 100, 1, 1}},
+		{"empty name", "42 () S 7" + rest, Stat{42, 7, 5, "", "S", times, 100, 1, 1}},
+		{"not UTF-8", "42 (\xff\x01) S 7" + rest, Stat{42, 7, 5, "\xff\x01", "S", times, 100, 1, 1}},
+		{"no parent that we can see", "42 (init) S 0" + rest, Stat{42, 0, 5, "init", "S", times, 100, 1, 1}},
+		{"future fields", "42 (sh) S 7" + strings.TrimSuffix(rest, "\n") + " 1 x y\n", Stat{42, 7, 5, "sh", "S", times, 100, 1, 1}},
+		{"just enough fields", "42 (sh) S 7 3 5 5 6 7 8 9 10 11 1 2 16 17 18 19 20 21 22", Stat{42, 7, 5, "sh", "S", Times{10 * time.Millisecond, 20 * time.Millisecond}, 22, 20, 0}},
+		{"greatest start", "42 (sh) S 7 3 5 5 6 7 8 9 10 11 250 13 0 0 20 0 1 0 18446744073709551615", Stat{42, 7, 5, "sh", "S", times, 1<<64 - 1, 1, 0}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -112,7 +112,7 @@ func FuzzParseStat(f *testing.F) {
 		ticks := func(d time.Duration) string { return strconv.FormatInt(int64(d/clockTick), 10) }
 		line := strconv.Itoa(st.PID) + " (" + st.Comm + ") " + st.State + " " + strconv.Itoa(st.Parent) +
 			" 0 " + strconv.Itoa(st.Session) + strings.Repeat(" 0", 7) + " " + ticks(st.CPU.User) + " " + ticks(st.CPU.System) +
-			strings.Repeat(" 0", 6) + " " + strconv.FormatUint(st.Start, 10)
+			strings.Repeat(" 0", 4) + " " + strconv.Itoa(st.Threads) + " 0 " + strconv.FormatUint(st.Start, 10) + " 0 " + strconv.FormatInt(st.Pages, 10)
 		again, err := ParseStat([]byte(line))
 		if err != nil {
 			t.Fatalf("%q: %v", line, err)

@@ -53,6 +53,7 @@ const (
 // Exit codes of sbxrun itself, next to the command's own and 128+n. They follow
 // timeout(1) and the shells; 123 is free in both.
 const (
+	ExitBusy          = 75 // EX_TEMPFAIL of sysexits.h: try again later
 	ExitUnproven      = 123
 	ExitTimeout       = 124
 	ExitNotStarted    = 125

@@ -10,6 +10,9 @@
 //	STATE/ID/ending       is there from when the supervisor has begun to end the sandbox
 //	STATE/ID/access       [Access], as long as the sandbox can be entered
 //	STATE/ID/...          what the supervisor adds: the logs
+//	STATE/queue           waited for by who wants a slot; see [Dir.WaitSlot]
+//	STATE/slot-N          held by a command of --max-parallel as long as it runs
+//	STATE/admission       held while a command starts that may be too much; see [Dir.TryAdmission]
 //	STATE/.ID             a sandbox's directory that is being made or removed
 //
 // The state directory is its owner's alone (0700), so whatever lies in it was put

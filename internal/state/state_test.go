@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
 )
@@ -31,6 +33,14 @@ func TestMain(m *testing.M) {
 		fmt.Println(err)
 		_, _ = os.Stdin.Read(make([]byte, 1))
 		os.Exit(0)
+	}
+	if os.Getenv(roleVar) == "slot" { // what TestKilledHolder kills
+		d, err := Open(Caller{StateDir: os.Args[1], UID: os.Geteuid()})
+		if err == nil {
+			_, err = d.TakeSlot(1)
+		}
+		fmt.Println(err)
+		_ = unix.Pause()
 	}
 	os.Exit(m.Run())
 }

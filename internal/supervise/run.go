@@ -214,7 +214,6 @@ func (r *run) watchKeeper() (dead <-chan struct{}, enough func()) {
 	gone := make(chan struct{})
 	// Not at once: most keepers of short runs need no watching.
 	timer := time.AfterFunc(moment, func() {
-		proc.ShedThreads() // it has shown to be no short run
 		// A pidfd of our own: the other one is for the teardown. Our unreaped child,
 		// so the pid is its own.
 		keeper, err := proc.Open(r.held.Ends().Keeper.PID)

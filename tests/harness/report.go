@@ -164,7 +164,8 @@ func (r *Report) check() (wrong []string) {
 	expect(r.Started == (r.SetupMS != nil), "started is %v, but setup_ms: %v", r.Started, r.SetupMS != nil)
 	if r.Cause == "start-failed" {
 		expect(!r.Started && r.Error != nil, "start-failed with started %v and error %v", r.Started, r.Error)
-		expect(r.ExitCode >= 125 && r.ExitCode <= 127, "start-failed with exit code %d", r.ExitCode)
+		busy := r.Error != nil && r.Error.Code == "busy"
+		expect(busy && r.ExitCode == 75 || !busy && r.ExitCode >= 125 && r.ExitCode <= 127, "start-failed with exit code %d", r.ExitCode)
 	}
 	if r.Started {
 		expect(r.Teardown.Verdict != "not_applicable", "it was started, but there is nothing to prove")

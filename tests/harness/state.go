@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 )
 
@@ -133,8 +134,9 @@ func (s *State) empty() {
 		if err != nil {
 			return err
 		}
-		switch name, _ := filepath.Rel(s.Dir, path); name {
-		case ".", "lock", "names":
+		switch name, _ := filepath.Rel(s.Dir, path); {
+		case name == ".", name == "lock", name == "names":
+		case name == "queue", name == "admission", strings.HasPrefix(name, "slot-"):
 		default:
 			found = append(found, name)
 		}

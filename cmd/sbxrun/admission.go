@@ -1,0 +1,345 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup"
+	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/pressure"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/quantity"
+	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/state"
+)
+
+// tasksToStart is how many tasks a command needs besides sbxrun's own threads until its
+// payload runs: keeper, monitor, init and payload; and two for what is not exact about
+// the threads.
+const tasksToStart = 4 + 2
+
+// ownThreads is how many threads sbxrun comes to have at most: it was seen to have 7 or
+// 8. The Go runtime makes them as it needs them, and where it is refused one for a
+// fifth of a second it gives up, and we with it.
+const ownThreads = 9
+
+// scarce is the room that a payload could take all of in a moment, as a container has
+// it. There the threads are made beforehand: to end a sandbox no new task is needed.
+const scarce = 1000
+
+// lockPatience is how long the admission lock is waited for: its holders give it up
+// within milliseconds, one after the other. Who gets it not by then, because one was
+// stopped, does without: the look itself decides.
+const lockPatience = 2 * time.Second
+
+// admission is the leave to start a command, and what is held for it. All of it is
+// given up by the kernel when the process ends. A nil one holds nothing.
+type admission struct {
+	ctx   context.Context
+	flags *cli.Busy
+	// need is how many tasks have to fit, our threads that are still to come included.
+	need int64
+	warn func(text string) // told if a bound is near
+	by   time.Time         // until when is waited
+
+	scarce  bool
+	refused int64  // forks by the caller's cgroups, before anything was started
+	slot    func() // gives it up
+	lock    func() // likewise, nil if it is not held
+}
+
+// admit looks, before anything is started, whether there is room for a command, waits
+// for it if that is asked for, and takes a slot. An error is a *[result.Error]; or the
+// cause of ctx, if that was done first.
+func admit(ctx context.Context, flags *cli.Busy, need int64, warn func(string)) (*admission, error) {
+	threads, _ := runtime.ThreadCreateProfile(nil) // they stay
+	a := &admission{ctx: ctx, flags: flags, need: need + int64(max(0, ownThreads-threads)), warn: warn, by: time.Now()}
+	if flags.OnPressure == "wait" {
+		a.by = a.by.Add(time.Duration(flags.WaitTimeout))
+	}
+	if err := a.takeSlot(); err != nil {
+		return nil, err
+	}
+	if err := a.findRoom(); err != nil {
+		a.end()
+		return nil, err
+	}
+	if a.scarce {
+		go makeThreads(ownThreads - threads) // while bubblewrap sets up the sandbox
+	}
+	return a, nil
+}
+
+// makeThreads makes so many threads, which the runtime keeps for when it needs one: a
+// goroutine that waits with its thread locked makes it run the others on another.
+func makeThreads(n int) {
+	var waiting sync.WaitGroup
+	enough := make(chan struct{})
+	for range n {
+		waiting.Add(1)
+		go func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			waiting.Done()
+			<-enough
+		}()
+	}
+	waiting.Wait()
+	close(enough)
+}
+
+// checkBusy checks the flags that admit takes.
+func checkBusy(flags *cli.Busy) error {
+	switch flags.OnPressure {
+	case "refuse", "wait":
+	case "ignore":
+		if flags.MaxParallel > 0 {
+			return errors.New("--max-parallel and --on-pressure ignore do not go together: a bound that is ignored is none")
+		}
+	default:
+		return fmt.Errorf("--on-pressure %q: want refuse, wait or ignore", flags.OnPressure)
+	}
+	return nil
+}
+
+// takeSlot takes one of --max-parallel.
+func (a *admission) takeSlot() error {
+	n := int(a.flags.MaxParallel)
+	if n == 0 {
+		return nil
+	}
+	dir, err := state.Open(stateCaller())
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if a.flags.OnPressure == "wait" {
+		ctx, cancel := context.WithDeadline(a.ctx, a.by)
+		defer cancel()
+		a.slot, err = dir.WaitSlot(ctx, n)
+	} else {
+		a.slot, err = dir.TakeSlot(n)
+	}
+	switch {
+	case err == nil:
+		return nil
+	case a.ctx.Err() != nil:
+		return context.Cause(a.ctx)
+	case errors.Is(err, state.ErrFull), errors.Is(err, context.DeadlineExceeded):
+		return a.busy(fmt.Sprintf("%d commands with --max-parallel run already", n), err)
+	}
+	return err
+}
+
+// findRoom looks at the tasks that are in use.
+func (a *admission) findRoom() error {
+	r, err := pressure.Look()
+	if err != nil {
+		return &result.Error{Code: "pressure", Message: err.Error(), Err: err}
+	}
+	a.refused = r.Refused
+	_, a.scarce = r.Lacking(scarce)
+	switch {
+	case a.flags.OnPressure == "ignore":
+		a.note(r)
+		return nil
+	case a.level(r) == pressure.OK && a.tooMuch(r) == "":
+		return nil
+	}
+	// From here on one at a time, each with what the one before has started in view.
+	for swept, pause := false, 10*time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
+		if err := a.takeLock(); err != nil {
+			return err
+		}
+		if r, err = pressure.Look(); err == nil && a.tooMuch(r) != "" && !swept {
+			swept = true
+			sweepStale()
+			r, err = pressure.Look()
+		}
+		if err != nil {
+			a.started()
+			return &result.Error{Code: "pressure", Message: err.Error(), Err: err}
+		}
+		why := a.tooMuch(r)
+		if why == "" {
+			a.note(r)
+			return nil
+		}
+		a.started() // not to keep others, who may need less
+		left := time.Until(a.by)
+		if left <= 0 {
+			return a.busy(why, nil)
+		}
+		select {
+		case <-time.After(min(pause, left)):
+		case <-a.ctx.Done():
+			return context.Cause(a.ctx)
+		}
+	}
+}
+
+// sweepStale ends what crashes have left running. Records stay: they are not
+// what is scarce, and somebody may want to read them.
+func sweepStale() {
+	dir, err := lookAtState()
+	if err != nil {
+		return // that look for processes does not matter; who uses the directory will be told
+	}
+	defer dir.Close()
+	_ = cleanup.Sweep(dir, cleanup.SweepOptions{KeepRecords: true}) // the next look tells whether it has helped
+}
+
+func (a *admission) level(r pressure.Reading) pressure.Level {
+	return thresholds(a.flags.Warn, a.flags.Alert).Level(r.Tightest().Ratio())
+}
+
+func thresholds(warn, alert quantity.Percent) pressure.Thresholds {
+	return pressure.Thresholds{Warn: float64(warn) / 100, Alert: float64(alert) / 100}
+}
+
+// tooMuch says why nothing may be started; "" if it may.
+func (a *admission) tooMuch(r pressure.Reading) string {
+	if a.level(r) == pressure.Alert {
+		return inUse(r.Tightest()) + fmt.Sprintf(", and from %v %% on nothing is started", float64(a.flags.Alert))
+	}
+	if b, lacks := r.Lacking(a.need); lacks {
+		return inUse(b) + fmt.Sprintf(", and this needs %d more", a.need)
+	}
+	return ""
+}
+
+func inUse(b pressure.Bound) string {
+	return fmt.Sprintf("%d of %d tasks (%s) are in use", b.Current, b.Max, b.Path)
+}
+
+// note warns if a bound is near.
+func (a *admission) note(r pressure.Reading) {
+	if a.level(r) != pressure.OK {
+		b := r.Tightest()
+		a.warn(fmt.Sprintf("%s: %.0f %%", inUse(b), 100*b.Ratio()))
+	}
+}
+
+// takeLock takes the admission lock. Where that cannot be, it is done without: the lock
+// only narrows a race, and what needs no state directory is not to fail for it.
+func (a *admission) takeLock() error {
+	dir, err := state.Open(stateCaller())
+	if err != nil {
+		return nil
+	}
+	defer dir.Close()
+	for end := time.Now().Add(lockPatience); time.Now().Before(end); {
+		release, ok, err := dir.TryAdmission()
+		if err != nil {
+			return nil
+		}
+		if ok {
+			a.lock = release
+			return nil
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-a.ctx.Done():
+			return context.Cause(a.ctx)
+		}
+	}
+	return nil
+}
+
+// running is started, and gives threads up that a longer run has no need of; where
+// they are scarce they are kept for the end.
+func (a *admission) running() {
+	const while = 50 * time.Millisecond // not to cost a short one anything
+	a.started()
+	if !a.scarce {
+		time.AfterFunc(while, proc.ShedThreads)
+	}
+}
+
+// started lets others be admitted: what the command needs can be seen by now.
+func (a *admission) started() {
+	if a != nil && a.lock != nil {
+		a.lock()
+		a.lock = nil
+	}
+}
+
+// end gives everything up.
+func (a *admission) end() {
+	a.started()
+	if a != nil && a.slot != nil {
+		a.slot()
+		a.slot = nil
+	}
+}
+
+// busy is the error of a command that there is no room for.
+func (a *admission) busy(why string, cause error) error {
+	e := &result.Error{Code: "busy", ExitCode: result.ExitBusy, Message: "busy: " + why, Hint: "try again later, or let it wait with --on-pressure wait", Err: cause}
+	if a.flags.OnPressure == "wait" {
+		e.Message += ", for longer than " + a.flags.WaitTimeout.String()
+		e.Hint = "try again later; sbxrun stats tells what is in use"
+	}
+	return e
+}
+
+// explain makes busy of an error that comes from there having been no task left: a
+// fork's EAGAIN; or, where bubblewrap did not tell us, a fork that was refused in the
+// meantime.
+func (a *admission) explain(e *result.Error) *result.Error {
+	switch {
+	case e == nil:
+		return nil
+	case e.Code != "setup" && e.Code != "enter" && e.Code != "detach":
+		return e
+	case !errors.Is(e, unix.EAGAIN) && !a.wasRefused():
+		return e
+	}
+	return &result.Error{Code: "busy", ExitCode: result.ExitBusy, Message: "busy: no more processes can be started: " + e.Message, Hint: "try again later; sbxrun stats tells what is in use", Err: e}
+}
+
+func (a *admission) wasRefused() bool {
+	if a == nil {
+		return false
+	}
+	r, err := pressure.Look()
+	if err != nil {
+		return false
+	}
+	_, lacks := r.Lacking(a.need)
+	return lacks || r.Refused > a.refused
+}
+
+// admit is admit for a job. With a request to end it there is none, and no error: the
+// job ends as it would have a moment later.
+func (j *job) admit(flags *cli.Busy) (err error) {
+	warning := func(text string) {
+		if !j.tells.Quiet {
+			tellWarning(text)
+		}
+	}
+	if flags.OnPressure == "wait" {
+		<-j.signals.ready // before, a signal ends us without a report
+	}
+	j.admitted, err = admit(j.signals.ctx, flags, tasksToStart, warning)
+	if j.signals.ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// tellWarning says on stderr what does not stop us, or has the caller of a detached
+// command say it.
+func tellWarning(text string) {
+	if caller != nil {
+		caller.warning = text
+	} else {
+		warn(errors.New(text))
+	}
+}

@@ -1,0 +1,52 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/pressure"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+// TestExplain: what could not be started because there was no task left is busy; what
+// could not for other reasons stays what it is.
+func TestExplain(t *testing.T) {
+	start := &proc.StartError{Step: "fork the keeper", Err: unix.EAGAIN}
+	now, err := pressure.Look()
+	if err != nil {
+		t.Fatal(err)
+	}
+	unpressed := &admission{refused: now.Refused, need: 1}
+	for _, tt := range []struct {
+		name string
+		a    *admission
+		err  *result.Error
+		busy bool
+	}{
+		{"a fork, nobody has looked", nil, &result.Error{Code: "setup", Message: "m", Err: fmt.Errorf("x: %w", start)}, true},
+		{"a fork", unpressed, &result.Error{Code: "setup", Message: "m", Err: start}, true},
+		{"into a sandbox", unpressed, &result.Error{Code: "enter", Message: "m", Err: start}, true},
+		{"of a supervisor", nil, &result.Error{Code: "detach", Message: "m", Err: unix.EAGAIN}, true},
+		{"another errno", unpressed, &result.Error{Code: "setup", Message: "m", Err: unix.EPERM}, false},
+		{"bubblewrap failed, and nothing was refused", unpressed, &result.Error{Code: "setup", Message: "m"}, false},
+		{"bubblewrap failed, and forks were refused", &admission{refused: now.Refused - 1, need: 1}, &result.Error{Code: "setup", Message: "m"}, true},
+		{"bubblewrap failed, and there is no room", &admission{refused: now.Refused, need: 1 << 40}, &result.Error{Code: "setup", Message: "m"}, true},
+		{"a lock's EAGAIN", unpressed, &result.Error{Code: "state", Message: "m", Err: unix.EAGAIN}, false},
+		{"no such command, with no room", &admission{refused: -1, need: 1 << 40}, &result.Error{Code: "not-found", Message: "m", ExitCode: result.ExitNotFound}, false},
+	} {
+		e := tt.a.explain(tt.err)
+		if busy := e.Code == "busy" && e.ExitCode == result.ExitBusy && e.Hint != ""; busy != tt.busy {
+			t.Errorf("%s: %+v", tt.name, e)
+		}
+		if !errors.Is(e, tt.err) {
+			t.Errorf("%s: what happened is lost: %v", tt.name, e)
+		}
+	}
+	if e := unpressed.explain(nil); e != nil {
+		t.Errorf("no error is %v", e)
+	}
+}

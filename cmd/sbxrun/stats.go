@@ -1,0 +1,229 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/term"
+
+	"github.com/sbxrun/sbxrun/cleanup"
+	"github.com/sbxrun/sbxrun/internal/census"
+	"github.com/sbxrun/sbxrun/internal/cgroups"
+	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/pressure"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/state"
+)
+
+func statsCommand(args []string) int {
+	var flags cli.Stats
+	words, err := cli.ParseNames(&flags, args)
+	switch {
+	case err != nil:
+	case len(words) > 0:
+		err = fmt.Errorf("stats takes no names, got %q", words[0])
+	case flags.Interval == 0:
+		err = errors.New("--interval: must be greater than 0")
+	}
+	switch {
+	case err != nil:
+		return fail(usageError(err))
+	case flags.Help:
+		return help("stats")
+	}
+	print := printStatistics
+	switch {
+	case flags.JSON:
+		print = func(w io.Writer, s statistics) error { return json.NewEncoder(w).Encode(s) }
+	case flags.Prometheus:
+		print = printPrometheus
+	}
+	look := func() (statistics, error) { return gather(thresholds(flags.Warn, flags.Alert)) }
+	if !flags.Watch {
+		return printOnce(look, print)
+	}
+	// On a terminal a screen, for people; in a pipe one block after the other.
+	interval := time.Duration(flags.Interval)
+	if out := int(os.Stdout.Fd()); term.IsTerminal(out) && !flags.JSON && !flags.Prometheus {
+		return watchOnScreen(out, interval, look)
+	}
+	for {
+		if code := printOnce(look, print); code != 0 {
+			return code
+		}
+		if !flags.JSON {
+			fmt.Println() // the end of a block
+		}
+		time.Sleep(interval)
+	}
+}
+
+func printOnce(look func() (statistics, error), print func(io.Writer, statistics) error) int {
+	s, err := look()
+	if err != nil {
+		return fail(err)
+	}
+	if err := print(os.Stdout, s); err != nil {
+		return fail(fmt.Errorf("print: %w", err))
+	}
+	return 0
+}
+
+// statistics is what stats has found, and its JSON.
+type statistics struct {
+	At        string         `json:"at"`
+	Level     pressure.Level `json:"level"`
+	Tightest  boundUse       `json:"tightest"`
+	Bounds    []boundUse     `json:"bounds"`
+	Sandboxes []sandboxUse   `json:"sandboxes"`
+	Zombies   int            `json:"zombies"`
+	Orphans   int            `json:"orphans"`
+}
+
+// boundUse is one bound of the number of tasks.
+type boundUse struct {
+	Path    string         `json:"path"`
+	Tasks   int64          `json:"tasks"`
+	Max     int64          `json:"max"`
+	Percent float64        `json:"percent"`
+	Level   pressure.Level `json:"level"`
+}
+
+// sandboxUse is what one sandbox uses.
+type sandboxUse struct {
+	ID           string  `json:"id"`
+	Name         string  `json:"name,omitempty"`
+	Status       string  `json:"status"`
+	Tasks        int     `json:"tasks"`
+	Zombies      int     `json:"zombies"`
+	Memory       int64   `json:"memory_bytes"`
+	MemorySource string  `json:"memory_source"`
+	Uptime       float64 `json:"uptime_ms"`
+}
+
+// gather looks at all of it.
+func gather(at pressure.Thresholds) (statistics, error) {
+	now := time.Now()
+	s := statistics{At: now.UTC().Format(result.TimeFormat), Sandboxes: []sandboxUse{}}
+	r, err := pressure.Look()
+	if err != nil {
+		return s, err
+	}
+	use := func(b pressure.Bound) boundUse {
+		ratio := b.Ratio()
+		// Two decimals are more than anybody reads.
+		percent := float64(int64(ratio*10000+0.5)) / 100
+		return boundUse{Path: b.Path, Tasks: b.Current, Max: b.Max, Percent: percent, Level: at.Level(ratio)}
+	}
+	s.Tightest = use(r.Tightest())
+	s.Level = s.Tightest.Level
+	for _, b := range r.Bounds {
+		s.Bounds = append(s.Bounds, use(b))
+	}
+	slices.SortStableFunc(s.Bounds, func(a, b boundUse) int { return int(b.Percent*100) - int(a.Percent*100) })
+
+	dir, err := lookAtState()
+	if err != nil {
+		return s, err
+	}
+	defer dir.Close()
+	entries, warnings := dir.List()
+	for _, w := range warnings {
+		warn(w)
+	}
+	entries = slices.DeleteFunc(entries, func(e *state.Entry) bool { return !lives(e) })
+	if len(entries) > 0 {
+		all, err := census.Take()
+		if err != nil {
+			return s, err
+		}
+		memory := findMemory()
+		for _, e := range entries {
+			s.Sandboxes = append(s.Sandboxes, useOf(e, all, memory, now))
+		}
+	}
+	for _, f := range cleanup.Sweep(dir, cleanup.SweepOptions{DryRun: true, KeepRecords: true}) {
+		switch f.Kind {
+		case "zombie":
+			s.Zombies++
+		case "init", "held-init":
+			s.Orphans++
+		}
+	}
+	return s, nil
+}
+
+func useOf(e *state.Entry, all *census.Census, memory memoryGroups, now time.Time) sandboxUse {
+	u := sandboxUse{ID: e.ID, Name: e.Record.Name, Status: e.Status(), MemorySource: "rss"}
+	if at, err := time.Parse(result.TimeFormat, e.Record.CreatedAt); err == nil {
+		u.Uptime = result.Milliseconds(max(0, now.Sub(at)))
+	}
+	if e.Record.Init == nil {
+		return u // it is being set up
+	}
+	n := all.Sandbox(*e.Record.Init)
+	u.Tasks, u.Zombies, u.Memory = n.Tasks, n.Zombies, n.RSS
+	if bytes, ok := memory.of(e.ID, e.Record.Init.PID); ok && n.Tasks > 0 {
+		u.Memory, u.MemorySource = bytes, "cgroup"
+	}
+	return u
+}
+
+// memoryGroups is where cgroups that count memory are mounted.
+type memoryGroups []cgroups.Mount
+
+func findMemory() memoryGroups {
+	data, err := proc.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil // then what processes say must do
+	}
+	return cgroups.ParseMounts(data)
+}
+
+// of is what the cgroup of a sandbox counts, if it has one of its own: sbxrun-ID, or
+// one below it.
+func (m memoryGroups) of(id string, init int) (bytes int64, ok bool) {
+	membership, err := proc.ReadFile("/proc/" + strconv.Itoa(init) + "/cgroup")
+	if err != nil {
+		return 0, false
+	}
+	return m.in(id, membership)
+}
+
+// in is of, with what /proc/PID/cgroup says.
+func (m memoryGroups) in(id string, membership []byte) (bytes int64, ok bool) {
+	own := "/sbxrun-" + id
+	paths := cgroups.ParseMembership(membership)
+	for _, mt := range m {
+		path, file := paths["memory"], "/memory.usage_in_bytes"
+		if mt.V2 {
+			path, file = paths[""], "/memory.current"
+		} else if !slices.Contains(mt.Controllers, "memory") {
+			continue
+		}
+		i := strings.Index(path+"/", own+"/")
+		if i < 0 {
+			continue
+		}
+		dir, ok := mt.Own(path[:i+len(own)])
+		if !ok {
+			continue
+		}
+		data, err := proc.ReadFile(dir + file)
+		if err != nil {
+			continue // a hierarchy without the controller
+		}
+		if n, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64); err == nil {
+			return n, true
+		}
+	}
+	return 0, false
+}

@@ -1,0 +1,146 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+
+	"github.com/sbxrun/sbxrun/internal/cgroups"
+	"github.com/sbxrun/sbxrun/internal/pressure"
+)
+
+// some is what stats may find, with all that has to be escaped.
+func some() statistics {
+	bound := boundUse{Path: "/a \"b\"\\c\nd/pids.max", Tasks: 65, Max: 100, Percent: 65, Level: pressure.Warn}
+	return statistics{At: "2026-01-01T00:00:00.000Z", Level: pressure.Warn, Tightest: bound,
+		Bounds: []boundUse{bound, {Path: "/proc/sys/kernel/pid_max", Tasks: 200, Max: 32768, Percent: 0.61, Level: pressure.OK}},
+		Sandboxes: []sandboxUse{
+			{ID: "00000000000000aa", Name: "web", Status: "running", Tasks: 4, Zombies: 1, Memory: 64 << 20, MemorySource: "cgroup", Uptime: 90500},
+			{ID: "00000000000000bb", Status: "starting", MemorySource: "rss"},
+		},
+		Zombies: 2, Orphans: 3}
+}
+
+// exposed is what Prometheus understands of it.
+func exposed(t *testing.T, s statistics) map[string]*dto.MetricFamily {
+	t.Helper()
+	var text strings.Builder
+	if err := printPrometheus(&text, s); err != nil {
+		t.Fatal(err)
+	}
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(text.String()))
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, text.String())
+	}
+	// The parser drops a metric that has no sample.
+	for _, m := range regexp.MustCompile(`(?m)^# HELP (\S+) \S.*\n# TYPE (\S+) gauge$`).FindAllStringSubmatch(text.String(), -1) {
+		if m[1] != m[2] || !strings.HasPrefix(m[1], "sbxrun_") {
+			t.Errorf("help of %s, type of %s", m[1], m[2])
+		}
+		if families[m[1]] == nil {
+			families[m[1]] = &dto.MetricFamily{}
+		}
+	}
+	return families
+}
+
+func TestPrometheus(t *testing.T) {
+	s := some()
+	got := map[string]float64{}
+	for name, family := range exposed(t, s) {
+		if family.GetType() != dto.MetricType_GAUGE || family.GetHelp() == "" {
+			t.Errorf("%s: type %v, help %q", name, family.GetType(), family.GetHelp())
+		}
+		for _, m := range family.Metric {
+			var labels []string
+			for _, l := range m.Label {
+				labels = append(labels, l.GetName()+"="+l.GetValue())
+			}
+			got[name+"{"+strings.Join(labels, ",")+"}"] = m.GetGauge().GetValue()
+		}
+	}
+	want := map[string]float64{
+		"sbxrun_tasks{bound=" + s.Bounds[0].Path + "}":                65,
+		"sbxrun_tasks{bound=/proc/sys/kernel/pid_max}":                200,
+		"sbxrun_tasks_max{bound=" + s.Bounds[0].Path + "}":            100,
+		"sbxrun_tasks_max{bound=/proc/sys/kernel/pid_max}":            32768,
+		"sbxrun_pressure_ratio{}":                                     0.65,
+		"sbxrun_pressure_level{}":                                     1,
+		"sbxrun_sandboxes{}":                                          2,
+		"sbxrun_sandbox_tasks{id=00000000000000aa,name=web}":          4,
+		"sbxrun_sandbox_tasks{id=00000000000000bb,name=}":             0,
+		"sbxrun_sandbox_zombies{id=00000000000000aa,name=web}":        1,
+		"sbxrun_sandbox_zombies{id=00000000000000bb,name=}":           0,
+		"sbxrun_sandbox_memory_bytes{id=00000000000000aa,name=web}":   64 << 20,
+		"sbxrun_sandbox_memory_bytes{id=00000000000000bb,name=}":      0,
+		"sbxrun_sandbox_uptime_seconds{id=00000000000000aa,name=web}": 90.5,
+		"sbxrun_sandbox_uptime_seconds{id=00000000000000bb,name=}":    0,
+		"sbxrun_zombies{}":                                            2,
+		"sbxrun_orphans{}":                                            3,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("samples (-want +got):\n%s", diff)
+	}
+}
+
+// TestFrame: a screen is never larger than the terminal, and clears what it does not
+// write.
+func TestFrame(t *testing.T) {
+	sequence := regexp.MustCompile("\x1b\\[[0-9;?]*[A-Za-z]")
+	for _, size := range [][2]int{{200, 50}, {40, 6}, {1, 1}, {10, 2}} {
+		text := frame(some(), size[0], size[1])
+		lines := strings.Split(text, "\r\n")
+		if len(lines) > size[1] {
+			t.Errorf("%v: %d lines", size, len(lines))
+		}
+		for _, line := range lines {
+			if n := len([]rune(sequence.ReplaceAllString(line, ""))); n > size[0] {
+				t.Errorf("%v: a line of %d columns: %q", size, n, line)
+			}
+			if !strings.Contains(line, clearLine) {
+				t.Errorf("%v: the rest of a line stays: %q", size, line)
+			}
+		}
+		if !strings.HasPrefix(text, toTop) || !strings.HasSuffix(text, clearRest) || strings.Contains(text, "\x1b[2J") {
+			t.Errorf("%v: %q", size, text)
+		}
+	}
+	if text := frame(some(), 40, 6); !strings.Contains(text, "more") {
+		t.Errorf("it does not say that something is left out: %q", text)
+	}
+}
+
+// TestMemoryOfCgroup: of a sandbox's own cgroup, or one below it, and of no other.
+func TestMemoryOfCgroup(t *testing.T) {
+	root := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(root, "sbxrun-aa"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "sbxrun-aa", "memory.current"), []byte("4096\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	m := memoryGroups{cgroups.Mount{Root: "/", Point: root, V2: true}}
+	for _, tt := range []struct {
+		id, membership string
+		want           int64
+	}{
+		{"aa", "0::/sbxrun-aa\n", 4096},
+		{"aa", "0::/sbxrun-aa/main\n", 4096},
+		{"aa", "0::/sbxrun-aab\n", 0},
+		{"aa", "0::/\n", 0},
+		{"bb", "0::/sbxrun-aa\n", 0},
+		{"bb", "0::/sbxrun-bb\n", 0},
+	} {
+		if got, ok := m.in(tt.id, []byte(tt.membership)); got != tt.want || ok != (tt.want != 0) {
+			t.Errorf("%s in %q: %d, %v", tt.id, tt.membership, got, ok)
+		}
+	}
+}

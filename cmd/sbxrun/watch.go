@@ -1,0 +1,95 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
+
+	"github.com/sbxrun/sbxrun/internal/pressure"
+)
+
+// Control sequences that every terminal of today has (ECMA-48, and xterm's 1049: a
+// screen of its own, the old one comes back).
+const (
+	enterScreen = "\x1b[?1049h\x1b[?25l"
+	leaveScreen = "\x1b[?25h\x1b[?1049l"
+	toTop       = "\x1b[H"
+	clearLine   = "\x1b[K"
+	clearRest   = "\x1b[J"
+)
+
+// watchOnScreen shows the statistics until a signal comes, and leaves the terminal as
+// it was.
+func watchOnScreen(out int, interval time.Duration, look func() (statistics, error)) int {
+	got := make(chan os.Signal, 4)
+	signal.Notify(got, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGWINCH, syscall.SIGTSTP)
+	put := func(text string) { _, _ = os.Stdout.WriteString(text) } // a terminal that is gone sends SIGHUP
+	put(enterScreen)
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	s, err := look()
+	for err == nil {
+		columns, rows, sizeErr := term.GetSize(out)
+		if sizeErr != nil || columns <= 0 || rows <= 0 {
+			columns, rows = 80, 24
+		}
+		put(frame(s, columns, rows))
+		select {
+		case <-tick.C:
+			s, err = look()
+		case sig := <-got:
+			switch sig {
+			case syscall.SIGWINCH: // the same on another size
+			case syscall.SIGTSTP:
+				put(leaveScreen)
+				_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
+				put(enterScreen)
+			default:
+				put(leaveScreen)
+				return 128 + int(sig.(syscall.Signal))
+			}
+		}
+	}
+	put(leaveScreen)
+	return fail(err)
+}
+
+// frame is a screen as one text: every line is written over the one before and cleared
+// to its end, so that nothing flickers.
+func frame(s statistics, columns, rows int) string {
+	lines := append([]string{"sbxrun stats  " + s.At, ""}, statisticsLines(s)...)
+	if len(lines) > rows {
+		left := len(lines) - rows + 1
+		lines = append(lines[:rows-1], fmt.Sprintf("… %d more", left))
+	}
+	var b strings.Builder
+	b.WriteString(toTop)
+	for i, line := range lines {
+		if i > 0 {
+			b.WriteString("\r\n")
+		}
+		if r := []rune(line); len(r) > columns {
+			line = string(r[:columns])
+		}
+		b.WriteString(clearLine + coloured(line))
+	}
+	b.WriteString(clearRest)
+	return b.String()
+}
+
+// coloured gives a line that begins with a level its colour.
+func coloured(line string) string {
+	const yellow, red, plain = "\x1b[33m", "\x1b[31m", "\x1b[0m"
+	for level, colour := range map[pressure.Level]string{pressure.Warn: yellow, pressure.Alert: red} {
+		if rest, ok := strings.CutPrefix(line, string(level)+" "); ok {
+			return colour + string(level) + plain + " " + rest
+		}
+	}
+	return line
+}

@@ -1,0 +1,143 @@
+// Package census counts the processes of many sandboxes in one pass through /proc.
+//
+// What is in a sandbox is known by parentage: all that its command starts is below
+// its init, since a PID namespace's orphans go to its init (pid_namespaces(7)), and so
+// are the namespaces that the command makes within. Execs are not: the init of one is a
+// child of its keeper, which is outside. The kernel tells where that belongs: the
+// PID namespace that an exec's init is in has the sandbox's for its parent
+// (ioctl_nsfs(2), NS_GET_PARENT, Linux 4.9).
+//
+// It is a look, not a lock: a process that forks or ends meanwhile may be missed.
+package census
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+// Count is what runs in one sandbox, execs included.
+type Count struct {
+	Tasks   int   // threads of all processes, zombies included, as a pids cgroup counts them
+	Zombies int   // that their parents have not collected
+	RSS     int64 // bytes; what processes share counts for each of them
+}
+
+// Census is one look at all processes.
+type Census struct {
+	stats    map[int]proc.Stat
+	children map[int][]int
+	parentNS func(pid int) (inode uint64, ok bool)
+
+	execs map[uint64][]int // inits of execs, by the sandbox's PID namespace
+}
+
+// Take looks.
+func Take() (*Census, error) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("look at the processes: %w", err)
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, fmt.Errorf("look at the processes: %w", err)
+	}
+	var stats []proc.Stat
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		if st, err := proc.ReadStat(pid); err == nil {
+			stats = append(stats, st)
+		}
+	}
+	return of(stats, parentNS), nil
+}
+
+func of(stats []proc.Stat, parentNS func(int) (uint64, bool)) *Census {
+	c := &Census{stats: map[int]proc.Stat{}, children: map[int][]int{}, parentNS: parentNS}
+	for _, st := range stats {
+		c.stats[st.PID] = st
+		c.children[st.Parent] = append(c.children[st.Parent], st.PID)
+	}
+	return c
+}
+
+// Sandbox counts one, of which init is known. None if that is not there any more: a
+// process that has its number now is known by its start time.
+func (c *Census) Sandbox(init proc.Identity) (n Count) {
+	if st, ok := c.stats[init.PID]; !ok || st.Start != init.Start {
+		return Count{}
+	}
+	c.findExecs()
+	// A keeper within, of a sandbox in the sandbox, is met both ways.
+	seen := map[int]bool{}
+	for queue := append([]int{init.PID}, c.execs[init.PIDNS]...); len(queue) > 0; queue = queue[1:] {
+		if seen[queue[0]] {
+			continue
+		}
+		seen[queue[0]] = true
+		st := c.stats[queue[0]]
+		n.Tasks += st.Threads
+		n.RSS += st.Pages * int64(os.Getpagesize())
+		if st.State == "Z" {
+			n.Zombies++
+		}
+		queue = append(queue, c.children[st.PID]...)
+	}
+	return n
+}
+
+// findExecs looks at the children of keepers. Anybody may call himself a keeper; that
+// is not what counts, but what the kernel says of the child.
+func (c *Census) findExecs() {
+	if c.execs != nil {
+		return
+	}
+	c.execs = map[uint64][]int{}
+	for pid, st := range c.stats {
+		if st.Comm != proc.KeeperName {
+			continue
+		}
+		for _, child := range c.children[pid] {
+			ns, ok := c.parentNS(child)
+			if !ok {
+				// The init of an exec cannot be looked at but by root. What is below it can.
+				for _, payload := range c.children[child] {
+					if ns, ok = c.parentNS(payload); ok {
+						break
+					}
+				}
+			}
+			if ok {
+				c.execs[ns] = append(c.execs[ns], child)
+			}
+		}
+	}
+}
+
+// parentNS is the PID namespace that the one of the process was made in. There is none
+// that we could see of the namespace that we are in ourselves (EPERM).
+func parentNS(pid int) (inode uint64, ok bool) {
+	fd, err := unix.Open("/proc/"+strconv.Itoa(pid)+"/ns/pid", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, false
+	}
+	defer unix.Close(fd)
+	parent, err := unix.IoctlRetInt(fd, unix.NS_GET_PARENT)
+	if err != nil {
+		return 0, false
+	}
+	defer unix.Close(parent)
+	var st unix.Stat_t
+	if err := unix.Fstat(parent, &st); err != nil {
+		return 0, false
+	}
+	return st.Ino, true
+}

@@ -1,0 +1,107 @@
+package census
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+func TestSandbox(t *testing.T) {
+	page := int64(os.Getpagesize())
+	stats := []proc.Stat{
+		{PID: 1, Comm: "init", State: "S", Threads: 1, Pages: 100},
+		{PID: 10, Parent: 1, Comm: "sbxrun", State: "S", Threads: 7, Pages: 100},
+		{PID: 11, Parent: 10, Comm: proc.KeeperName, State: "S", Threads: 1},
+		{PID: 12, Parent: 11, Comm: "bwrap", State: "S", Threads: 1},
+		// The sandbox: its command, which has two threads, and a zombie; and a namespace in it.
+		{PID: 13, Parent: 12, Comm: "bwrap", State: "S", Threads: 1, Start: 5, Pages: 1},
+		{PID: 14, Parent: 13, Comm: "sh", State: "S", Threads: 2, Pages: 2},
+		{PID: 15, Parent: 14, Comm: "sh", State: "Z", Threads: 1},
+		{PID: 16, Parent: 14, Comm: "bwrap", State: "S", Threads: 1, Pages: 4},
+		{PID: 17, Parent: 16, Comm: "x", State: "S", Threads: 1, Pages: 8},
+		// A sandbox in the sandbox: its monitor is below both.
+		{PID: 18, Parent: 14, Comm: proc.KeeperName, State: "S", Threads: 1},
+		{PID: 19, Parent: 18, Comm: "bwrap", State: "S", Threads: 1},
+		// An exec in it, and one whose init cannot be looked at.
+		{PID: 20, Parent: 1, Comm: "sbxrun", State: "S", Threads: 7, Pages: 100},
+		{PID: 21, Parent: 20, Comm: proc.KeeperName, State: "S", Threads: 1},
+		{PID: 22, Parent: 21, Comm: "sbxrun", State: "S", Threads: 1, Pages: 16},
+		{PID: 23, Parent: 22, Comm: "y", State: "S", Threads: 3, Pages: 32},
+		{PID: 31, Parent: 1, Comm: proc.KeeperName, State: "S", Threads: 1},
+		{PID: 32, Parent: 31, Comm: "sbxrun", State: "S", Threads: 1, Pages: 64},
+		{PID: 33, Parent: 32, Comm: "z", State: "S", Threads: 1, Pages: 128},
+		// A keeper in name only, and an exec elsewhere.
+		{PID: 41, Parent: 1, Comm: proc.KeeperName, State: "S", Threads: 1},
+		{PID: 42, Parent: 41, Comm: "q", State: "S", Threads: 1, Pages: 100},
+		{PID: 51, Parent: 1, Comm: proc.KeeperName, State: "S", Threads: 1},
+		{PID: 52, Parent: 51, Comm: "sbxrun", State: "S", Threads: 1, Pages: 100},
+	}
+	namespaces := map[int]uint64{19: 700, 22: 700, 33: 700, 52: 800}
+	c := of(stats, func(pid int) (uint64, bool) { ns, ok := namespaces[pid]; return ns, ok })
+	for _, tt := range []struct {
+		name string
+		init proc.Identity
+		want Count
+	}{
+		{"all of it", proc.Identity{PID: 13, Start: 5, PIDNS: 700}, Count{Tasks: 14, Zombies: 1, RSS: 255 * page}},
+		{"another process has the number", proc.Identity{PID: 13, Start: 4, PIDNS: 700}, Count{}},
+		{"gone", proc.Identity{PID: 99, Start: 4, PIDNS: 700}, Count{}},
+	} {
+		if diff := cmp.Diff(tt.want, c.Sandbox(tt.init)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+		}
+	}
+}
+
+// TestTake: of real processes.
+func TestTake(t *testing.T) {
+	cmd := exec.Command("sleep", "60")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	init, err := proc.Identify(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := Take()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := c.Sandbox(init); n.Tasks != 1 || n.Zombies != 0 || n.RSS <= 0 {
+		t.Errorf("sleep: %+v", n)
+	}
+	if _, ok := parentNS(os.Getpid()); ok {
+		t.Error("our own PID namespace has a parent that we can see")
+	}
+}
+
+// BenchmarkSandboxes: 200 of them with two execs each, once their processes are read.
+func BenchmarkSandboxes(b *testing.B) {
+	var stats []proc.Stat
+	var inits []proc.Identity
+	for i := range 200 {
+		base := 1000 + 100*i
+		stats = append(stats, proc.Stat{PID: base, Parent: 1, Comm: "bwrap", Threads: 1}, proc.Stat{PID: base + 1, Parent: base, Threads: 1})
+		for x := range 2 {
+			keeper := base + 10 + 10*x
+			stats = append(stats, proc.Stat{PID: keeper, Parent: 1, Comm: proc.KeeperName}, proc.Stat{PID: keeper + 1, Parent: keeper, Threads: 1})
+		}
+		inits = append(inits, proc.Identity{PID: base, PIDNS: uint64(base)})
+	}
+	for b.Loop() {
+		c := of(stats, func(pid int) (uint64, bool) { return uint64(pid / 100 * 100), true })
+		tasks := 0
+		for _, init := range inits {
+			tasks += c.Sandbox(init).Tasks
+		}
+		if tasks != 800 {
+			b.Fatal(fmt.Sprint("counted ", tasks))
+		}
+	}
+}

@@ -1,0 +1,82 @@
+// Package cgroups reads where cgroup hierarchies are mounted and where a process
+// is in them, v1 and v2 (cgroups(7)).
+package cgroups
+
+import (
+	"slices"
+	"strings"
+)
+
+// Mount is a cgroup hierarchy that is mounted.
+type Mount struct {
+	Root, Point string
+	V2          bool
+	Controllers []string // of v1
+}
+
+// ParseMounts takes the cgroups from /proc/self/mountinfo (proc_pid_mountinfo(5)).
+func ParseMounts(data []byte) (mounts []Mount) {
+	for line := range strings.Lines(string(data)) {
+		if !strings.Contains(line, " - cgroup") {
+			continue // quickly: there may be hundreds
+		}
+		front, back, ok := strings.Cut(line, " - ")
+		f, b := strings.Fields(front), strings.Fields(back)
+		if !ok || len(f) < 6 || len(b) < 3 {
+			continue
+		}
+		mt := Mount{Root: unescape(f[3]), Point: strings.TrimSuffix(unescape(f[4]), "/"), V2: b[0] == "cgroup2"}
+		if mt.Root == "" || mt.Root[0] != '/' || !strings.HasPrefix(mt.Point, "/") {
+			continue
+		}
+		if b[0] == "cgroup" {
+			for _, word := range strings.Split(b[2], ",") {
+				if slices.Contains([]string{"memory", "pids", "cpu", "cpuacct", "freezer"}, word) {
+					mt.Controllers = append(mt.Controllers, word)
+				}
+			}
+		}
+		if mt.V2 || len(mt.Controllers) > 0 {
+			mounts = append(mounts, mt)
+		}
+	}
+	return mounts
+}
+
+// unescape: blanks, tabs, newlines and backslashes are written in octal.
+func unescape(s string) string {
+	if !strings.Contains(s, `\`) {
+		return s
+	}
+	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
+}
+
+// ParseMembership takes the paths by controller, "" for v2, from
+// /proc/PID/cgroup (cgroups(7)).
+func ParseMembership(data []byte) map[string]string {
+	paths := map[string]string{}
+	for line := range strings.Lines(string(data)) {
+		f := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+		if len(f) < 3 || !strings.HasPrefix(f[2], "/") {
+			continue
+		}
+		if f[0] != "0" && f[1] == "" {
+			continue // a hierarchy without controllers or name
+		}
+		for _, c := range strings.Split(f[1], ",") {
+			if _, known := paths[c]; !known {
+				paths[c] = f[2]
+			}
+		}
+	}
+	return paths
+}
+
+// Own is the directory of a cgroup, seen through the mount.
+func (mt Mount) Own(path string) (dir string, ok bool) {
+	below, ok := strings.CutPrefix(path, strings.TrimSuffix(mt.Root, "/"))
+	if path == "" || !ok || below != "" && below[0] != '/' || strings.HasPrefix(below, "/..") || strings.HasSuffix(below, " (deleted)") {
+		return "", false
+	}
+	return strings.TrimSuffix(mt.Point+below, "/"), true
+}

@@ -1,0 +1,284 @@
+package state
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+// take takes a slot, which must be free.
+func take(t *testing.T, d *Dir, n int) (release func()) {
+	t.Helper()
+	release, err := d.TakeSlot(n)
+	if err != nil {
+		t.Fatalf("one of %d slots: %v", n, err)
+	}
+	return release
+}
+
+func TestTakeSlot(t *testing.T) {
+	d := opened(t)
+	first := take(t, d, 2)
+	second := take(t, d, 2)
+	if _, err := d.TakeSlot(2); err != ErrFull {
+		t.Errorf("a third of two: %v", err)
+	}
+	third := take(t, d, 3)
+	first()
+	again := take(t, d, 2)
+	for _, release := range []func(){again, second, third} {
+		release()
+	}
+	take(t, d, 1)()
+}
+
+// TestTakeSlotBehindQueue: a queue that somebody waits in is a full house; one that is
+// only looked at is not.
+func TestTakeSlotBehindQueue(t *testing.T) {
+	d := opened(t)
+	release := take(t, d, 1)
+	queue, err := d.openQueue()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(queue)
+	if err := unix.Flock(queue, unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	if _, err := d.TakeSlot(1); err != ErrFull {
+		t.Errorf("behind a full house: %v", err)
+	}
+	if took := time.Since(begin); took > queueMoment/2 {
+		t.Errorf("that took %v", took)
+	}
+	release()
+	taken := make(chan error)
+	go func() {
+		release, err := d.TakeSlot(1)
+		if err == nil {
+			release()
+		}
+		taken <- err
+	}()
+	select {
+	case err := <-taken:
+		t.Errorf("the head of the queue was passed: %v", err)
+	case <-time.After(50 * time.Millisecond): // for it to try
+	}
+	if err := unix.Flock(queue, unix.LOCK_UN); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-taken; err != nil {
+		t.Errorf("a slot is free, and nobody waits: %v", err)
+	}
+}
+
+// TestWaitSlotOrder: who came first is first. Each is known to wait when the next comes.
+func TestWaitSlotOrder(t *testing.T) {
+	d := opened(t)
+	release := take(t, d, 1)
+	const waiters = 8
+	order := make(chan int, waiters)
+	for i := range waiters {
+		go func() {
+			release, err := d.WaitSlot(t.Context(), 1)
+			if err != nil {
+				t.Errorf("waiter %d: %v", i, err)
+			}
+			order <- i
+			if err == nil {
+				release()
+			}
+		}()
+		blocked(t, d, i+1)
+	}
+	release()
+	for want := range waiters {
+		select {
+		case got := <-order:
+			if got != want {
+				t.Errorf("%d is in the place of %d", got, want)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatalf("waiter %d was not let in", want)
+		}
+	}
+}
+
+// blocked waits until so many are in the queue: its head holds it, and those behind it
+// are in /proc/locks, with an arrow before them.
+func blocked(t *testing.T, d *Dir, n int) {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Fstatat(d.root.fd, queueName, &st, 0); err != nil && err != unix.ENOENT {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		if err := unix.Fstatat(d.root.fd, queueName, &st, 0); err == nil && inQueue(t, st.Ino) == n {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d are in the queue, want %d", inQueue(t, st.Ino), n)
+		}
+	}
+}
+
+func inQueue(t *testing.T, inode uint64) (n int) {
+	t.Helper()
+	f, err := os.Open("/proc/locks")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for s := bufio.NewScanner(f); s.Scan(); {
+		var kind, access, rw, device string
+		var pid int
+		line := s.Text()
+		if _, rest, waits := cutArrow(line); waits {
+			line = rest
+		}
+		var number string
+		if m, _ := fmt.Sscan(line, &number, &kind, &access, &rw, &pid, &device); m == 6 && kind == "FLOCK" {
+			var major, minor uint
+			var ino uint64
+			if _, err := fmt.Sscanf(device, "%x:%x:%d", &major, &minor, &ino); err == nil && ino == inode {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// cutArrow removes the arrow of "7: -> FLOCK ...".
+func cutArrow(line string) (before, rest string, found bool) {
+	for i := range line {
+		if i+2 < len(line) && line[i:i+2] == "->" {
+			return line[:i], line[:i] + line[i+2:], true
+		}
+	}
+	return line, line, false
+}
+
+// TestWaitSlotCanceled: who gives up is not in the queue any more, whether at its head
+// or behind.
+func TestWaitSlotCanceled(t *testing.T) {
+	d := opened(t)
+	release := take(t, d, 1)
+	gaveUp := errors.New("gave up")
+	headCtx, giveUpHead := context.WithCancelCause(t.Context())
+	lastCtx, giveUpLast := context.WithCancelCause(t.Context())
+	ended := make(chan error, 2)
+	for i, ctx := range []context.Context{headCtx, lastCtx} {
+		go func() {
+			_, err := d.WaitSlot(ctx, 1)
+			ended <- err
+		}()
+		blocked(t, d, i+1)
+	}
+	for _, giveUp := range []context.CancelCauseFunc{giveUpLast, giveUpHead} {
+		giveUp(gaveUp)
+		select {
+		case err := <-ended:
+			if err != gaveUp {
+				t.Errorf("who gave up got %v", err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatal("it does not end")
+		}
+	}
+	release()
+	take(t, d, 1)()
+}
+
+// TestKilledHolder: kill -9 gives up the slot. The holder is a process of its own.
+func TestKilledHolder(t *testing.T) {
+	d := opened(t)
+	cmd := exec.Command("/proc/self/exe", d.Path())
+	cmd.Env = append(os.Environ(), roleVar+"=slot")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "<nil>\n" {
+		t.Fatalf("the holder says %q, %v", line, err)
+	}
+	if _, err := d.TakeSlot(1); err != ErrFull {
+		t.Fatalf("with a holder: %v", err)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	take(t, d, 1)()
+}
+
+func TestAdmission(t *testing.T) {
+	d := opened(t)
+	release, ok, err := d.TryAdmission()
+	if !ok || err != nil {
+		t.Fatalf("%v, %v", ok, err)
+	}
+	if _, ok, err := d.TryAdmission(); ok || err != nil {
+		t.Errorf("twice: %v, %v", ok, err)
+	}
+	release()
+	release, ok, err = d.TryAdmission()
+	if !ok || err != nil {
+		t.Fatalf("after the release: %v, %v", ok, err)
+	}
+	release()
+}
+
+// TestLocksCloseOnExec: what is executed does not hold them.
+func TestLocksCloseOnExec(t *testing.T) {
+	d := opened(t)
+	defer take(t, d, 1)()
+	release, _, err := d.TryAdmission()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	found := 0
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		target, err := os.Readlink("/proc/self/fd/" + e.Name())
+		if err != nil || target != d.Path()+"/slot-0" && target != d.Path()+"/admission" && target != d.Path()+"/queue" {
+			continue
+		}
+		found++
+		data, err := proc.ReadFile("/proc/self/fdinfo/" + e.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var pos, flags int
+		if _, err := fmt.Sscanf(string(data), "pos: %d flags: %o", &pos, &flags); err != nil {
+			_, err = fmt.Sscanf(string(data), "pos:\t%d\nflags:\t%o\n", &pos, &flags)
+			if err != nil {
+				t.Fatalf("%q: %v", data, err)
+			}
+		}
+		if flags&unix.O_CLOEXEC == 0 {
+			t.Errorf("%s stays open over an exec", target)
+		}
+	}
+	if found != 2 {
+		t.Errorf("%d locks are open, want the slot and the admission", found)
+	}
+}

@@ -1,0 +1,481 @@
+package tests
+
+import (
+	"bytes"
+	stdjson "encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/internal/cgroups"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// budget is a cgroup of the test's own with a pids.max.
+type budget struct {
+	t   *testing.T
+	dir string
+}
+
+var budgets atomic.Int32
+
+// newBudget makes one; nil where no cgroup can be made. It is bounded from the
+// beginning, and removed with all that is in it when the test is over.
+func newBudget(t *testing.T, most int) *budget {
+	t.Helper()
+	mountinfo, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	membership, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return nil
+	}
+	paths := cgroups.ParseMembership(membership)
+	for _, mt := range cgroups.ParseMounts(mountinfo) {
+		path, v1 := paths["pids"]
+		if !v1 {
+			path = paths[""]
+		}
+		own, ok := mt.Own(path)
+		if !ok || mt.V2 == v1 || v1 && !strings.Contains(strings.Join(mt.Controllers, " "), "pids") {
+			continue
+		}
+		// In v2 a cgroup with processes gives its controllers to none below it, but
+		// its parent may.
+		for _, parent := range []string{own, filepath.Dir(own)} {
+			dir := filepath.Join(parent, fmt.Sprintf("sbxrun-test-%d-%d", os.Getpid(), budgets.Add(1)))
+			if len(parent) < len(mt.Point) || os.Mkdir(dir, 0o755) != nil {
+				continue
+			}
+			b := &budget{t, dir}
+			if os.WriteFile(dir+"/pids.max", []byte(strconv.Itoa(most)), 0) != nil {
+				_ = os.Remove(dir)
+				continue
+			}
+			// Who may make it need not be allowed to move somebody there.
+			probe := exec.Command("sh", "-c", "echo $$ >"+dir+"/cgroup.procs")
+			if run(probe) != nil {
+				_ = os.Remove(dir)
+				continue
+			}
+			t.Cleanup(b.remove)
+			return b
+		}
+	}
+	return nil
+}
+
+// run runs a command of the test's own to its end.
+func run(cmd *exec.Cmd) error {
+	done, err := harness.Register(func() (int, error) {
+		if err := cmd.Start(); err != nil {
+			return 0, err
+		}
+		return cmd.Process.Pid, nil
+	})
+	if err != nil {
+		return err
+	}
+	defer done()
+	return cmd.Wait()
+}
+
+func (b *budget) remove() {
+	harness.Until(b.t, harness.Bound, "the cgroup to be empty", func() bool { return os.Remove(b.dir) == nil })
+}
+
+func (b *budget) limit(most int) {
+	b.t.Helper()
+	if err := os.WriteFile(b.dir+"/pids.max", []byte(strconv.Itoa(most)), 0); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// used is how many tasks there are.
+func (b *budget) used() int {
+	b.t.Helper()
+	data, err := os.ReadFile(b.dir + "/pids.current")
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return n
+}
+
+// settled waits until there are so many tasks, and no more. A process that was reaped
+// is uncharged a moment later.
+func (b *budget) settled(n int) {
+	b.t.Helper()
+	harness.Until(b.t, 10*time.Second, fmt.Sprintf("%d tasks in the cgroup", n), func() bool { return b.used() == n })
+}
+
+// wrap starts sbxrun in the cgroup.
+func (b *budget) wrap() []string {
+	return []string{"sh", "-c", "echo $$ >" + b.dir + "/cgroup.procs && exec \"$@\"", "sh"}
+}
+
+// fill adds so many processes that do nothing.
+func (b *budget) fill(n int) {
+	b.t.Helper()
+	for range n {
+		cmd := exec.Command("sleep", "300")
+		done, err := harness.Register(func() (int, error) {
+			if err := cmd.Start(); err != nil {
+				return 0, err
+			}
+			return cmd.Process.Pid, nil
+		})
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		b.t.Cleanup(func() {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+			done()
+		})
+		if err := os.WriteFile(b.dir+"/cgroup.procs", []byte(strconv.Itoa(cmd.Process.Pid)), 0); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+}
+
+// refused asserts that nothing was started, for want of room.
+func refused(t *testing.T, r *harness.Result) {
+	t.Helper()
+	r.Expect(t, 75, "start-failed")
+	if e := r.Report.Error; e == nil || e.Code != "busy" || e.Hint == "" || !strings.Contains(e.Message, " of ") {
+		t.Errorf("error %+v", e)
+	}
+	if r.Report.Started || r.Report.Teardown.Verdict != "not_applicable" {
+		t.Errorf("%s", r.Report.Raw())
+	}
+	if lines := harness.Lines(r.Stderr); len(lines) != 1 || !strings.HasPrefix(lines[0], "sbxrun: error: busy: ") {
+		t.Errorf("stderr %q", r.Stderr)
+	}
+}
+
+// P8: silent, warned, refused, by a real pids.max where one can be set, and by
+// thresholds that whatever there is meets, everywhere.
+func TestP08Pressure(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	env := []string{"SBXRUN_STATE_DIR=" + s.Dir}
+	silent := func(o harness.Options, flags ...string) {
+		t.Helper()
+		r := harness.Run(t, o, append(flags, "echo", "hi")...)
+		r.Expect(t, 0, "exited")
+		if len(r.Stderr) > 0 || string(r.Stdout) != "hi\n" {
+			t.Errorf("%q, %q", r.Stdout, r.Stderr)
+		}
+	}
+	warned := func(o harness.Options, flags ...string) {
+		t.Helper()
+		r := harness.Run(t, o, append(flags, "echo", "hi")...)
+		r.Expect(t, 0, "exited")
+		if lines := harness.Lines(r.Stderr); len(lines) != 1 || !strings.HasPrefix(lines[0], "sbxrun: warning: ") || string(r.Stdout) != "hi\n" {
+			t.Errorf("%q, %q", r.Stdout, r.Stderr)
+		}
+		silent(o, append(flags, "--quiet")...)
+	}
+	t.Run("thresholds", func(t *testing.T) {
+		o := harness.Options{Env: env}
+		silent(o, "--warn", "100", "--alert", "100")
+		warned(o, "--warn", "0", "--alert", "100")
+		refused(t, harness.Run(t, o, "--warn", "0", "--alert", "0.0001", "echo", "hi"))
+		warned(o, "--alert", "0", "--on-pressure", "ignore")
+		begin := time.Now()
+		r := harness.Run(t, o, "--alert", "0", "--on-pressure", "wait", "--wait-timeout", "0.5", "echo", "hi")
+		refused(t, r)
+		harness.Within(t, "the wait", time.Since(begin), 500*time.Millisecond, time.Second)
+
+		// start and exec, and what is detached: their caller says it.
+		b := s.Sandbox(harness.Options{})
+		refused(t, b.Exec(harness.Options{}, []string{"--alert", "0"}, "echo", "hi"))
+		x := b.Exec(harness.Options{}, []string{"--warn", "0"}, "echo", "hi")
+		if x.Expect(t, 0, "exited"); !bytes.HasPrefix(x.Stderr, []byte("sbxrun: warning: ")) {
+			t.Errorf("exec: stderr %q", x.Stderr)
+		}
+		for _, args := range [][]string{{"start", "--json", "--alert", "0"}, {"exec", "--detach", "--json", "--alert", "0", b.ID, "true"}} {
+			r := s.Run(args...)
+			var said struct {
+				ID       string
+				Error    struct{ Code string }
+				ExitCode int `json:"exit_code"`
+			}
+			if err := stdjson.Unmarshal(r.Stdout, &said); err != nil || r.ExitCode != 75 || said.ExitCode != 75 || said.Error.Code != "busy" || said.ID != "" {
+				t.Errorf("%q: exit code %d, %v: %s", args, r.ExitCode, err, r.Stdout)
+			}
+		}
+		if b, r := s.TrySandbox(harness.Options{}, "--warn", "0"); b == nil || !bytes.HasPrefix(r.Stderr, []byte("sbxrun: warning: ")) {
+			t.Errorf("start: %q", r.Stderr)
+		}
+		if r := s.Run("--on-pressure", "ignore", "--max-parallel", "1", "true"); r.ExitCode != 125 {
+			t.Errorf("a bound that is ignored: exit code %d", r.ExitCode)
+		}
+		if r := s.Run("--on-pressure", "sometimes", "true"); r.ExitCode != 125 {
+			t.Errorf("--on-pressure sometimes: exit code %d", r.ExitCode)
+		}
+	})
+	t.Run("pids.max", func(t *testing.T) {
+		b := newBudget(t, 200)
+		if b == nil {
+			t.Log("no cgroup can be made here: the thresholds above must do")
+			return
+		}
+		o := harness.Options{Env: env, Wrap: b.wrap()}
+		b.fill(100)
+		silent(o)
+		b.fill(30)
+		warned(o)
+		b.fill(40)
+		r := harness.Run(t, o, "echo", "hi")
+		refused(t, r)
+		if !strings.Contains(r.Report.Error.Message, b.dir+"/pids.max") {
+			t.Errorf("%s does not name %s", r.Report.Error.Message, b.dir)
+		}
+		b.settled(170)
+
+		// Somebody who waits gets in as soon as there is room.
+		p := harness.Start(t, o, "--on-pressure", "wait", "--quiet", "echo", "hi")
+		harness.Until(t, harness.Bound, "sbxrun in the cgroup", func() bool { return b.used() > 170 })
+		b.limit(400)
+		p.Wait().Expect(t, 0, "exited")
+		b.settled(170)
+	})
+}
+
+// P8: at the alert level what crashes have left is ended first, and may be what helps;
+// records stay.
+func TestP08Sweep(t *testing.T) {
+	t.Parallel()
+	b := newBudget(t, 400)
+	s := harness.NewState(t)
+	ended := s.Sandbox(harness.Options{}, "true")
+	ended.Ended()
+	if b == nil {
+		if r := s.Run("--alert", "0", "true"); r.ExitCode != 75 {
+			t.Errorf("exit code %d: %s", r.ExitCode, r.Stderr)
+		}
+	} else {
+		b.fill(180)
+		b.limit(200)
+		r := s.Start(harness.Options{Wrap: b.wrap()}, "true").Wait()
+		if r.ExitCode != 75 {
+			t.Errorf("exit code %d: %s", r.ExitCode, r.Stderr)
+		}
+	}
+	if rec := ended.Inspect(); rec.Status != "completed" {
+		t.Errorf("the record of what has ended: %+v", rec)
+	}
+}
+
+// P8: who waits for room ends on a signal as a run does.
+func TestP08WaitSignal(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	for _, flags := range [][]string{{"--alert", "0"}, {"--max-parallel", "1"}} {
+		env := []string{"SBXRUN_STATE_DIR=" + s.Dir}
+		holder := harness.Start(t, harness.Options{Env: env}, "--max-parallel", "1", "sh", "-c", "echo up; sleep 60")
+		holder.WaitOutput("up\n")
+		p := harness.Start(t, harness.Options{Env: env}, append(flags, "--on-pressure", "wait", "echo", "hi")...)
+		harness.Until(t, harness.Bound, "somebody who waits", func() bool {
+			if flags[0] == "--max-parallel" {
+				return queued(t, s.Dir) == 1
+			}
+			_, err := os.Stat(filepath.Join(s.Dir, "admission"))
+			return err == nil
+		})
+		p.Signal(syscall.SIGTERM)
+		r := p.Wait()
+		r.Expect(t, 143, "canceled")
+		if r.Report.Started {
+			t.Errorf("%s", r.Report.Raw())
+		}
+		holder.Signal(syscall.SIGTERM)
+		holder.Wait().Expect(t, 143, "canceled")
+	}
+}
+
+// P9: the bound is near at the start: what does not fit is refused before anything is
+// started, and what was admitted fits.
+func TestP09NoTaskLeftAtStart(t *testing.T) {
+	t.Parallel()
+	b := newBudget(t, 100)
+	s := harness.NewState(t)
+	o := harness.Options{Env: []string{"SBXRUN_STATE_DIR=" + s.Dir}}
+	if b == nil {
+		refused(t, harness.Run(t, o, "--alert", "0", "true"))
+		return
+	}
+	o.Wrap = b.wrap()
+	const others = 10
+	b.fill(others)
+	// How many tasks sbxrun has by itself depends on the processors.
+	p := harness.Start(t, o, "sh", "-c", "echo up; sleep 60")
+	p.WaitOutput("up\n")
+	all := b.used() - others
+	p.Signal(syscall.SIGTERM)
+	p.Wait().Expect(t, 143, "canceled")
+	b.settled(others)
+	seen := map[int]int{}
+	for room := all - 5; room <= all+8; room++ {
+		b.limit(others + room)
+		r := harness.Run(t, o, "--warn", "100", "--alert", "100", "true")
+		seen[r.ExitCode]++
+		switch r.ExitCode {
+		case 0:
+			r.Expect(t, 0, "exited")
+		case 75:
+			// Mostly before, but a fork may still be refused later.
+			r.Expect(t, 75, "start-failed")
+			if e := r.Report.Error; e == nil || e.Code != "busy" || e.Hint == "" || r.Report.Started {
+				t.Errorf("room for %d of %d: %s", room, all, r.Report.Raw())
+			}
+		default:
+			t.Errorf("room for %d of %d: exit code %d: %.1000s", room, all, r.ExitCode, r.Stderr)
+		}
+		b.settled(others)
+	}
+	if seen[0] == 0 || seen[75] == 0 {
+		t.Errorf("exit codes %v: want both 0 and 75", seen)
+	}
+}
+
+// P9: killing needs no new process.
+func TestP09NoTaskLeftAtKill(t *testing.T) {
+	t.Parallel()
+	b := newBudget(t, 100)
+	s := harness.NewState(t)
+	o := harness.Options{Env: []string{"SBXRUN_STATE_DIR=" + s.Dir}}
+	var onStart harness.Options
+	count := "20"
+	if b != nil {
+		b.limit(60)
+		o.Wrap, onStart.Wrap = b.wrap(), b.wrap()
+		count = "500"
+	}
+	// "ready" says that all were made, "refused" that there was no room for all.
+	full := func(out string) bool { return strings.Contains(out, "re") }
+	p := harness.Start(t, o, "--timeout", "2", "--env", "FIXTURE_COUNT="+count, "/fixtures/fork-bomb", "sleep")
+	harness.Until(t, harness.Bound, "the bomb", func() bool { return full(p.Output()) })
+	if b != nil && b.used() < 55 {
+		t.Errorf("%d tasks, it should have taken all", b.used())
+	}
+	r := p.Wait()
+	r.Expect(t, 124, "timeout")
+	if r.Report.Teardown.Verdict != "proven" {
+		t.Errorf("%s", r.Report.Raw())
+	}
+	if b != nil {
+		b.settled(0)
+	}
+	box := s.Sandbox(onStart, "--env", "FIXTURE_COUNT="+count, "/fixtures/fork-bomb", "sleep")
+	harness.Until(t, harness.Bound, "the bomb", func() bool { return full(string(s.Run("logs", box.ID).Stdout)) })
+	if r := s.Run("kill", "--grace", "0", box.ID); r.ExitCode != 0 || !bytes.Contains(r.Stdout, []byte("proven")) {
+		t.Errorf("kill: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	box.Ended()
+	if b != nil {
+		b.settled(0)
+	}
+}
+
+// --max-parallel: who comes first is first, kill -9 frees a place, and a full house is
+// 75 at once, or when the waiting is over.
+func TestMaxParallel(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	dir := harness.SharedDir(t)
+	o := harness.Options{Env: []string{"SBXRUN_STATE_DIR=" + s.Dir}}
+	hold := func() *harness.Process {
+		t.Helper()
+		p := harness.Start(t, o, "--max-parallel", "2", "sh", "-c", "echo up; sleep 60")
+		p.WaitOutput("up\n")
+		return p
+	}
+	first, second := hold(), hold()
+	full := func(flags ...string) time.Duration {
+		t.Helper()
+		begin := time.Now()
+		r := harness.Run(t, o, append(flags, "--max-parallel", "2", "true")...)
+		r.Expect(t, 75, "start-failed")
+		if e := r.Report.Error; e == nil || e.Code != "busy" || !strings.Contains(e.Message, "2 commands with --max-parallel") {
+			t.Errorf("%s", r.Report.Raw())
+		}
+		return time.Since(begin)
+	}
+	harness.Within(t, "a refusal", full(), 0, 500*time.Millisecond)
+	harness.Within(t, "waiting in vain", full("--on-pressure", "wait", "--wait-timeout", "0.3"), 300*time.Millisecond, time.Second)
+	if r := harness.Run(t, o, "--max-parallel", "3", "true"); r.ExitCode != 0 {
+		t.Errorf("one of three: exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+
+	// Waiters come in as they came, one at a time: the other place stays taken.
+	const waiters = 5
+	var waiting []*harness.Process
+	for i := range waiters {
+		script := fmt.Sprintf("echo %d >>/out/order", i)
+		waiting = append(waiting, harness.Start(t, o, "--max-parallel", "2", "--on-pressure", "wait", "--bind", dir+":/out", "sh", "-c", script))
+		harness.Until(t, harness.Bound, "the waiter in the queue", func() bool { return queued(t, s.Dir) == i+1 })
+	}
+	// Behind a queue nobody gets in who does not wait.
+	full()
+	first.Kill()
+	first.Wait()
+	for i, p := range waiting {
+		if r := p.Wait(); r.ExitCode != 0 {
+			t.Errorf("waiter %d: exit code %d: %s", i, r.ExitCode, r.Stderr)
+		}
+	}
+	if order, err := os.ReadFile(filepath.Join(dir, "order")); err != nil || string(order) != "0\n1\n2\n3\n4\n" {
+		t.Errorf("they came in as %q, %v", order, err)
+	}
+
+	// A sandbox keeps its place until it ends, an exec in it has one of its own.
+	b := s.Sandbox(harness.Options{}, "--max-parallel", "2")
+	full()
+	if r := b.Exec(harness.Options{}, []string{"--max-parallel", "2"}, "true"); r.ExitCode != 75 {
+		t.Errorf("an exec: exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+	b.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
+	kill(t, s, 0, "--grace", "0", b.ID)
+	b.Ended()
+	// No payload holds a lock, nor a descriptor of the state directory.
+	fds := harness.Run(t, o, "--max-parallel", "2", "--warn", "0", "sh", "-c", "ls -l /proc/self/fd /proc/1/fd")
+	if bytes.Contains(fds.Stdout, []byte("slot-")) || bytes.Contains(fds.Stdout, []byte("admission")) || fds.ExitCode != 0 {
+		t.Errorf("exit code %d: %s%s", fds.ExitCode, fds.Stdout, fds.Stderr)
+	}
+	second.Signal(syscall.SIGTERM)
+	second.Wait().Expect(t, 143, "canceled")
+}
+
+// queued is how many hold, or wait for, the queue of a state directory.
+func queued(t *testing.T, dir string) (n int) {
+	t.Helper()
+	st, err := os.Stat(filepath.Join(dir, "queue"))
+	if err != nil {
+		return 0
+	}
+	locks, err := os.ReadFile("/proc/locks")
+	if err != nil {
+		t.Fatal(err)
+	}
+	inode := fmt.Sprintf(":%d ", st.Sys().(*syscall.Stat_t).Ino)
+	for line := range strings.Lines(string(locks)) {
+		if strings.Contains(line, "FLOCK") && strings.Contains(line, inode) {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,213 @@
+package tests
+
+import (
+	stdjson "encoding/json"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/creack/pty"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// stats is what stats --json prints.
+type stats struct {
+	Level    string `json:"level"`
+	Tightest struct {
+		Path  string `json:"path"`
+		Tasks int    `json:"tasks"`
+		Max   int    `json:"max"`
+	} `json:"tightest"`
+	Sandboxes []struct {
+		ID      string  `json:"id"`
+		Name    string  `json:"name"`
+		Status  string  `json:"status"`
+		Tasks   int     `json:"tasks"`
+		Zombies int     `json:"zombies"`
+		Memory  int64   `json:"memory_bytes"`
+		Uptime  float64 `json:"uptime_ms"`
+	} `json:"sandboxes"`
+	Orphans int `json:"orphans"`
+}
+
+func statsOf(t *testing.T, s *harness.State, o harness.Options, flags ...string) (got stats) {
+	t.Helper()
+	r := s.Start(o, append([]string{"stats", "--json"}, flags...)...).Wait()
+	if err := stdjson.Unmarshal(r.Stdout, &got); err != nil || r.ExitCode != 0 {
+		t.Fatalf("exit code %d, %v: %s%s", r.ExitCode, err, r.Stdout, r.Stderr)
+	}
+	return got
+}
+
+// What runs in sandboxes is counted, whether by their command or by an exec; levels are
+// by the thresholds, and none is a failure.
+func TestStats(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	if got := statsOf(t, s, harness.Options{}); len(got.Sandboxes) != 0 || got.Tightest.Tasks < 1 || got.Tightest.Max < got.Tightest.Tasks {
+		t.Errorf("with no sandbox: %+v", got)
+	}
+	box := s.Sandbox(harness.Options{}, "--name", "box")
+	web := s.Sandbox(harness.Options{}, "python3", "-c", "import os,time\nif os.fork() == 0: os._exit(0)\ntime.sleep(60)")
+	want := func(tasks ...int) {
+		t.Helper()
+		var got stats
+		harness.Until(t, harness.Bound, "the tasks of the sandboxes", func() bool {
+			got = statsOf(t, s, harness.Options{})
+			if len(got.Sandboxes) != len(tasks) {
+				return false
+			}
+			for i, n := range tasks {
+				if got.Sandboxes[i].Tasks != n {
+					return false
+				}
+			}
+			return true
+		})
+		for i, b := range got.Sandboxes {
+			if b.Status != "running" || b.Memory <= 0 || b.Uptime <= 0 || b.Zombies != i {
+				t.Errorf("%+v", b)
+			}
+		}
+		if got.Sandboxes[0].ID != box.ID || got.Sandboxes[0].Name != "box" || got.Sandboxes[1].ID != web.ID {
+			t.Errorf("%+v", got)
+		}
+	}
+	want(2, 3)
+	x := box.StartExec(harness.Options{}, nil, "sh", "-c", "sleep 60 & echo up; wait")
+	x.WaitOutput("up\n")
+	want(5, 3) // its init, the shell and sleep
+	x.Signal(syscall.SIGTERM)
+	x.Wait().Expect(t, 143, "canceled")
+	want(2, 3)
+
+	for level, flags := range map[string][]string{"ok": {"--warn", "100", "--alert", "100"}, "warn": {"--warn", "0", "--alert", "100"}, "alert": {"--alert", "0"}} {
+		if got := statsOf(t, s, harness.Options{}, flags...); got.Level != level {
+			t.Errorf("%q: level %s, want %s", flags, got.Level, level)
+		}
+		if r := s.Run(append([]string{"stats"}, flags...)...); r.ExitCode != 0 || !strings.Contains(string(r.Stdout), "\n"+level+" ") || !strings.Contains(string(r.Stdout), " box ") {
+			t.Errorf("%q: exit code %d: %s", flags, r.ExitCode, r.Stdout)
+		}
+	}
+	if r := s.Run("stats", "--prometheus"); !strings.Contains(string(r.Stdout), "\nsbxrun_sandbox_tasks{id=\""+box.ID+"\",name=\"box\"} 2\n") {
+		t.Errorf("%s", r.Stdout)
+	}
+	for _, args := range [][]string{{"x"}, {"--json", "--prometheus"}, {"--interval", "0"}, {"--warn", "120"}} {
+		if r := s.Run(append([]string{"stats"}, args...)...); r.ExitCode != 125 {
+			t.Errorf("%q: exit code %d", args, r.ExitCode)
+		}
+	}
+	if b := newBudget(t, 50); b != nil {
+		b.fill(30)
+		got := statsOf(t, s, harness.Options{Wrap: b.wrap()})
+		if got.Tightest.Path != b.dir+"/pids.max" || got.Tightest.Max != 50 || got.Tightest.Tasks <= 30 || got.Level == "ok" {
+			t.Errorf("in a cgroup of 50: %+v", got)
+		}
+	}
+}
+
+// A sandbox that has died with its supervisor is not listed, and is no orphan.
+func TestStatsAfterCrash(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{})
+	b.KillSupervisor()
+	if got := statsOf(t, s, harness.Options{}); len(got.Sandboxes) != 0 || got.Orphans != 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// Not on a terminal there is one block for each look.
+func TestStatsWatchPipe(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	p := s.Start(harness.Options{}, "stats", "--watch", "--json", "--interval", "0.05")
+	harness.Until(t, harness.Bound, "three looks", func() bool { return strings.Count(p.Output(), "\n") >= 3 })
+	p.Signal(syscall.SIGTERM)
+	p.Wait()
+	for line := range strings.Lines(p.Output()) {
+		if !stdjson.Valid([]byte(line)) || strings.Contains(line, "\x1b") {
+			t.Errorf("%q", line)
+		}
+	}
+}
+
+// On a terminal there is a screen of its own, as large as the terminal, and Ctrl-C
+// brings the old one back.
+func TestStatsWatchScreen(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	cmd := exec.Command(harness.Binary(t), "stats", "--watch", "--interval", "0.05")
+	cmd.Env = []string{"SBXRUN_STATE_DIR=" + s.Dir, "TERM=xterm"}
+	ptmx, tty, err := pty.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ptmx.Close()
+	if err := pty.Setsize(ptmx, &pty.Winsize{Rows: 20, Cols: 100}); err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, tty, tty
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	done, err := harness.Register(func() (int, error) {
+		if err := cmd.Start(); err != nil {
+			return 0, err
+		}
+		return cmd.Process.Pid, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer done()
+	tty.Close()
+	var mu sync.Mutex
+	var text strings.Builder
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		buf := make([]byte, 4096)
+		for {
+			n, err := ptmx.Read(buf)
+			mu.Lock()
+			text.Write(buf[:n])
+			mu.Unlock()
+			if err != nil {
+				return
+			}
+		}
+	}()
+	screen := func() string {
+		mu.Lock()
+		defer mu.Unlock()
+		return text.String()
+	}
+	frames := func() int {
+		return strings.Count(screen(), "\x1b[Hsbxrun stats") + strings.Count(screen(), "\x1b[H\x1b[Ksbxrun stats")
+	}
+	harness.Until(t, harness.Bound, "two frames", func() bool { return frames() >= 2 })
+	if !strings.HasPrefix(screen(), "\x1b[?1049h\x1b[?25l") || !strings.Contains(screen(), "0 orphans") {
+		t.Errorf("%q", screen())
+	}
+	// A smaller terminal cuts it.
+	if err := pty.Setsize(ptmx, &pty.Winsize{Rows: 4, Cols: 30}); err != nil {
+		t.Fatal(err)
+	}
+	harness.Until(t, harness.Bound, "a smaller frame", func() bool { return strings.Contains(screen(), " more\x1b[J") })
+	if _, err := ptmx.Write([]byte{3}); err != nil { // Ctrl-C
+		t.Fatal(err)
+	}
+	timer := time.AfterFunc(harness.Bound, func() { _ = cmd.Process.Kill() })
+	err = cmd.Wait()
+	timer.Stop()
+	<-ended
+	if code := cmd.ProcessState.ExitCode(); code != 130 {
+		t.Errorf("exit code %d (%v), want 130", code, err)
+	}
+	if !strings.HasSuffix(screen(), "\x1b[?25h\x1b[?1049l") {
+		t.Errorf("the screen was not left: %q", screen()[max(0, len(screen())-200):])
+	}
+}
