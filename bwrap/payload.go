@@ -89,8 +89,10 @@ var errNoTrace = errors.New("init cannot be traced")
 
 // traceFork releases init, with ptrace(2) telling of its next fork: the payload
 // is stopped then, and so is init, until we have a pidfd of it and let both go.
-// It blocks until then, or until init is dead; if sbxrun dies, the kernel lets
-// them go.
+// It blocks until then, or until init is dead. If sbxrun dies, init dies with it
+// (PTRACE_O_EXITKILL, Linux 3.8): should the keeper have been killed in the same
+// instant, an init that has not yet asked to die with its parent would go on, and
+// nobody would be left to end it. By its fork it has asked.
 //
 // A tracer is a thread. The caller's goroutine must end after the call, and with
 // it the thread, which stays locked to it: then the kernel detaches whatever is
@@ -105,7 +107,7 @@ func (sb *Sandbox) traceFork() error {
 		return <-done
 	}
 	pid := sb.Init.PID
-	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(pid), 0, unix.PTRACE_O_TRACEFORK, 0, 0)
+	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(pid), 0, unix.PTRACE_O_TRACEFORK|unix.PTRACE_O_EXITKILL, 0, 0)
 	if errno != 0 {
 		return errNoTrace
 	}
@@ -150,6 +152,10 @@ func (sb *Sandbox) traceFork() error {
 				return fmt.Errorf("trace init: %w", err)
 			}
 		}
+	}
+	if sb.monitor.Exited() {
+		// Perhaps before init has asked to die with it, and then that was in vain.
+		_ = sb.Init.Signal(unix.SIGKILL)
 	}
 	// An error means that it was killed meanwhile.
 	_ = unix.PtraceDetach(sb.payload.PID)

@@ -15,6 +15,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/environ"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/seccomp"
 )
 
 // Plan is a sandbox that is decided in every detail and not started. It owns
@@ -22,6 +23,9 @@ import (
 type Plan struct {
 	Program Program
 	Workdir string // of the payload
+	// Bounds hold for all of the sandbox, bwrap's own processes included; Rlimits for what
+	// init starts. The caller's to set.
+	Bounds proc.Bounds
 
 	command []string
 	env     []environ.Var
@@ -32,6 +36,7 @@ type Plan struct {
 	texts   []string   // the text of copies[i] if it was made here, for print
 	cred    *proc.Cred
 	hostNet bool
+	filter  *seccomp.Filter // nil for none
 }
 
 // Caller is who asks: what Prepare must know about the world outside.
@@ -121,6 +126,9 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 // Env is the payload's environment.
 func (p *Plan) Env() []environ.Var { return p.env }
 
+// Filter is the payload's for system calls; nil for none.
+func (p *Plan) Filter() *seccomp.Filter { return p.filter }
+
 // Cred is who bwrap will run as; nil if as sbxrun.
 func (p *Plan) Cred() *proc.Cred { return p.cred }
 
@@ -183,7 +191,8 @@ func (p *Plan) build(pol *Policy, identity []string) error {
 		add("--unshare-net")
 	}
 	add("--die-with-parent", "--new-session", "--cap-drop", "ALL")
-	if p.Program.DisableUserns && !readOnlySysctl() {
+	noUserns := p.Program.DisableUserns && !readOnlySysctl()
+	if noUserns {
 		add("--disable-userns")
 	}
 	add(identity...)
@@ -203,7 +212,7 @@ func (p *Plan) build(pol *Policy, identity []string) error {
 			add("--ro-bind", src, o.dst)
 		case opBindRW:
 			add("--bind", src, o.dst)
-		case opCopy:
+		case opCopy, opCover:
 			f := o.from
 			text := ""
 			if f == nil {
@@ -214,7 +223,11 @@ func (p *Plan) build(pol *Policy, identity []string) error {
 				text = string(o.data)
 			}
 			o.from = nil // the plan's now
-			add("--perms", "0444", "--file", strconv.Itoa(firstCopy+len(p.copies)), o.dst)
+			option := "--file"
+			if o.kind == opCover {
+				option = "--ro-bind-data"
+			}
+			add("--perms", "0444", option, strconv.Itoa(firstCopy+len(p.copies)), o.dst)
 			p.copies, p.texts = append(p.copies, f), append(p.texts, text)
 		case opTmpfs:
 			add("--perms", tmpfsMode(o.dst), "--size", strconv.FormatInt(o.size, 10), "--tmpfs", o.dst)
@@ -226,6 +239,9 @@ func (p *Plan) build(pol *Policy, identity []string) error {
 			add("--dev", o.dst)
 		}
 	}
+	if err := p.addFilter(pol, noUserns); err != nil {
+		return err
+	}
 	// Both are tmpfs of bwrap's own, without a bound: not to be written to.
 	add("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", p.Workdir)
 	for _, v := range p.env {
@@ -234,6 +250,29 @@ func (p *Plan) build(pol *Policy, identity []string) error {
 	if n := len(p.options) + len(p.command); n > maxWords {
 		return &result.Error{Code: "too-many-words", Message: fmt.Sprintf("%d arguments, variables and binds are more than bubblewrap takes", n), Hint: "hand long lists over in a file or by stdin"}
 	}
+	return nil
+}
+
+// addFilter has bwrap load the filter for system calls, last of all before it executes
+// the payload: init does not have it.
+func (p *Plan) addFilter(pol *Policy, noUserns bool) error {
+	if pol.NoFilter {
+		return nil
+	}
+	if !seccomp.Known() {
+		return &result.Error{Code: "seccomp", Message: "there is no filter for the system calls of this machine's processor", Hint: "--seccomp off runs without"}
+	}
+	p.filter = &seccomp.Filter{Namespaces: !noUserns}
+	program, err := p.filter.Program()
+	if err != nil {
+		return err
+	}
+	f, err := memory("seccomp", program)
+	if err != nil {
+		return err
+	}
+	p.options = append(p.options, "--seccomp", strconv.Itoa(firstCopy+len(p.copies)))
+	p.copies, p.texts = append(p.copies, f), append(p.texts, string(program))
 	return nil
 }
 

@@ -34,7 +34,7 @@ var arity = map[string]int{
 	"--unshare-user": 0, "--unshare-pid": 0, "--unshare-ipc": 0, "--unshare-uts": 0, "--unshare-cgroup": 0, "--unshare-net": 0,
 	"--die-with-parent": 0, "--new-session": 0, "--disable-userns": 0,
 	"--cap-drop": 1, "--uid": 1, "--gid": 1, "--hostname": 1, "--perms": 1, "--size": 1,
-	"--tmpfs": 1, "--dir": 1, "--proc": 1, "--dev": 1, "--remount-ro": 1, "--chdir": 1,
+	"--tmpfs": 1, "--dir": 1, "--proc": 1, "--dev": 1, "--remount-ro": 1, "--chdir": 1, "--seccomp": 1,
 	"--symlink": 2, "--ro-bind": 2, "--bind": 2, "--file": 2, "--setenv": 2,
 }
 
@@ -143,7 +143,7 @@ func TestPlanOptions(t *testing.T) {
 			if diff := cmp.Diff(want, head); diff != "" {
 				t.Errorf("before the file tree (-want +got):\n%s", diff)
 			}
-			if diff := cmp.Diff([]string{"--remount-ro /dev", "--remount-ro /", "--chdir /data/sub"}, tail); diff != "" {
+			if diff := cmp.Diff([]string{fmt.Sprintf("--seccomp %d", firstCopy+len(plan.copies)-1), "--remount-ro /dev", "--remount-ro /", "--chdir /data/sub"}, tail); diff != "" {
 				t.Errorf("after the file tree (-want +got):\n%s", diff)
 			}
 			wantVars := []option{
@@ -263,6 +263,7 @@ func TestPlanBuild(t *testing.T) {
 --dir /run
 --perms 0444 --file 6 /etc/hosts
 --perms 0444 --file 7 /etc/localtime
+--seccomp 8
 --remount-ro /dev --remount-ro / --chdir /w_x
 --setenv A 1|2
 --setenv B `
@@ -288,6 +289,8 @@ func TestPlanDisableUserns(t *testing.T) {
 		}
 		if got, want := slices.Contains(plan.options, "--disable-userns"), able && !readOnlySysctl(); got != want {
 			t.Errorf("bwrap can disable user namespaces: %v, asked to: %v, want %v", able, got, want)
+		} else if plan.Filter().Namespaces == got {
+			t.Error("it is not the filter that does it where bwrap cannot")
 		}
 	}
 }

@@ -49,6 +49,8 @@ type Policy struct {
 	Network  Network
 	User     *User
 	Hostname string
+	NoFilter bool   // all system calls are there: no seccomp filter
+	Meminfo  []byte // in the place of /proc/meminfo; nil for the host's
 	// Terminal is the path of a program on the host that makes its standard
 	// input the controlling terminal and executes its arguments; "" for none.
 	// bwrap starts a new session but cannot give it a terminal.
@@ -64,6 +66,10 @@ const (
 	// Nobody is what the sandbox of a run started by root runs under.
 	Nobody = 65534
 )
+
+// MeminfoCopy is where [Policy.Meminfo] is in the sandbox, for an exec to put it in the
+// place of /proc/meminfo in its own /proc.
+const MeminfoCopy = "/run/meminfo"
 
 // terminalProgram is where Policy.Terminal is in the sandbox.
 const terminalProgram = "/run/sbxrun"

@@ -89,6 +89,7 @@ func (p *Plan) start(ctx context.Context, sb *Sandbox, stdio [3]*os.File, tty *p
 		Stage: p.staged,
 
 		Terminal: tty,
+		Bounds:   p.Bounds,
 	}
 	sb.Keeper, err = proc.Keep(cmd)
 	// bwrap's must be the only writer left, so that its death ends the stream.
@@ -99,6 +100,10 @@ func (p *Plan) start(ctx context.Context, sb *Sandbox, stdio [3]*os.File, tty *p
 	forked()
 	if err := sb.identify(ctx); err != nil {
 		return err
+	}
+	// Not before: bwrap itself needs more than a payload may be given.
+	if err := sb.Init.SetLimits(p.Bounds.Rlimits, p.cred); err != nil {
+		return fmt.Errorf("set resource limits: %w", err)
 	}
 	return sb.fillStatus()
 }

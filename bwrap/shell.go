@@ -39,6 +39,10 @@ func (p *Plan) ShellCommand() string {
 			line += fmt.Sprintf(" %d<%s", fd, shellQuote(f.Name()))
 			continue
 		}
+		if strings.IndexByte(p.texts[i], 0) >= 0 {
+			line += fmt.Sprintf(" %d< <(printf %s)", fd, octal(p.texts[i]))
+			continue
+		}
 		end := fmt.Sprintf("END%d", fd)
 		line += fmt.Sprintf(" %d<<'%s'", fd, end)
 		heredocs += "\n" + p.texts[i] + end
@@ -54,6 +58,17 @@ func (p *Plan) ShellCommand() string {
 	}
 	script += "mount --move \"$stage\" " + path.Clean(proc.StageDir) + "\nexec " + line + "\n"
 	return "unshare --mount --propagation slave bash -c " + shellQuote(script)
+}
+
+// octal is what printf(1) makes bytes of that are no text.
+func octal(data string) string {
+	var b strings.Builder
+	b.WriteByte('\'')
+	for i := range len(data) {
+		fmt.Fprintf(&b, `\%03o`, data[i])
+	}
+	b.WriteByte('\'')
+	return b.String()
 }
 
 // Cmd is the same as ShellCommand, to be started without a shell: what a run is

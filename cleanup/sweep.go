@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
 	"github.com/sbxrun/sbxrun/internal/state"
@@ -18,7 +19,7 @@ import (
 
 // Finding is one thing that a sandbox, or its crash, has left.
 type Finding struct {
-	Kind string `json:"kind"` // record, init, held-init, damaged, zombie
+	Kind string `json:"kind"` // record, init, held-init, damaged, zombie, cgroup
 	ID   string `json:"id,omitempty"`
 	Name string `json:"name,omitempty"`
 	PID  int    `json:"pid,omitempty"`
@@ -66,7 +67,22 @@ func Sweep(dir *state.Dir, o SweepOptions) []Finding {
 		s.damaged(dir, warnings)
 	}
 	s.processes()
+	s.cgroups() // what was ended just now may have had some
 	return s.found
+}
+
+// cgroups removes those that hold nothing and whose sbxrun and keeper are both dead: a
+// keeper removes them otherwise.
+func (s *sweep) cgroups() {
+	machine, err := limits.Detect()
+	if err != nil {
+		return // a kernel without
+	}
+	for _, l := range machine.Leftovers() {
+		s.do(Finding{Kind: "cgroup", ID: l.ID, What: "empty cgroup " + l.Dir}, func() error {
+			return limits.RemoveDirs([]string{l.Dir}, time.Now().Add(sweepBound))
+		})
+	}
 }
 
 // damaged removes what has no usable record and does not live. Of what it may have

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
@@ -41,6 +42,7 @@ const (
 	stepIdentity
 	stepMounts
 	stepProc
+	stepMeminfo
 	stepFiles
 	stepSignals
 	stepPrivileges
@@ -50,6 +52,8 @@ const (
 	stepSession
 	stepTerminal
 	stepWorkdir
+	stepLimits
+	stepFilter
 	stepExec
 )
 
@@ -63,6 +67,7 @@ var stepNames = [...]string{
 	stepIdentity:     "look at /proc/self/ns/pid",
 	stepMounts:       "make mounts private",
 	stepProc:         "mount /proc",
+	stepMeminfo:      "show the sandbox's /proc/meminfo",
 	stepFiles:        "close descriptors",
 	stepSignals:      "set up signals",
 	stepPrivileges:   "set no_new_privs",
@@ -72,6 +77,8 @@ var stepNames = [...]string{
 	stepSession:      "make a session",
 	stepTerminal:     "take the terminal",
 	stepWorkdir:      "change to the working directory",
+	stepLimits:       "set resource limits",
+	stepFilter:       "load the filter for system calls",
 	stepExec:         "exec",
 }
 
@@ -105,6 +112,8 @@ type entry struct {
 	namespaces uintptr
 	signal     uintptr // if not 0, to be sent to all of the sandbox; and that is all
 	terminal   bool
+	rlimits    []proc.Rlimit
+	filter     *unix.SockFprog // nil for none
 	workdir    *byte
 	argv, envv **byte
 	// candidates are the paths to try, as execvp(3) does; shell is argv for a
@@ -117,6 +126,7 @@ type entry struct {
 	msg     message
 	ord     order
 	stat    unix.Stat_t
+	limit   unix.Rlimit
 	status  int32
 	payload uintptr
 	sigs    uint64
@@ -131,8 +141,13 @@ var (
 	procDir   = [...]byte{'/', 'p', 'r', 'o', 'c', 0}
 	procType  = [...]byte{'p', 'r', 'o', 'c', 0}
 	ownPIDNS  = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 's', 'e', 'l', 'f', '/', 'n', 's', '/', 'p', 'i', 'd', 0}
+	meminfo   = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 'm', 'e', 'm', 'i', 'n', 'f', 'o', 0}
 	shellPath = [...]byte{'/', 'b', 'i', 'n', '/', 's', 'h', 0}
 )
+
+// meminfoCopy is where a sandbox has what it shows as /proc/meminfo, if that is not
+// the host's.
+var meminfoCopy = append([]byte(bwrap.MeminfoCopy), 0)
 
 // enter runs in the keeper's child; e is an *entry.
 //
@@ -224,6 +239,11 @@ func (e *entry) setUp() {
 	e.must(stepMounts, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&slash)), 0, unix.MS_REC|unix.MS_PRIVATE, 0)
 	e.must(stepProc, unix.SYS_MOUNT, uintptr(unsafe.Pointer(&procType)), uintptr(unsafe.Pointer(&procDir)), uintptr(unsafe.Pointer(&procType)),
 		unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, 0)
+	// What the sandbox shows in the place of /proc/meminfo is shown here as well.
+	_, _, errno := syscall.RawSyscall6(unix.SYS_MOUNT, uintptr(unsafe.Pointer(&meminfoCopy[0])), uintptr(unsafe.Pointer(&meminfo)), 0, unix.MS_BIND, 0, 0)
+	if errno != 0 && errno != unix.ENOENT && errno != unix.ENOTDIR {
+		e.fail(stepMeminfo, errno)
+	}
 	e.must(stepFiles, unix.SYS_CLOSE_RANGE, entryTarget, maxFD, 0, 0, 0)
 	// All blocked, for good: what init must know comes by descriptors.
 	e.sigs = ^uint64(0)
@@ -262,10 +282,17 @@ func (e *entry) become() {
 		e.must(stepTerminal, unix.SYS_IOCTL, 0, unix.TIOCSCTTY, 0, 0, 0)
 	}
 	e.must(stepWorkdir, unix.SYS_CHDIR, uintptr(unsafe.Pointer(e.workdir)), 0, 0, 0, 0)
+	for i := range e.rlimits {
+		e.limit = unix.Rlimit{Cur: e.rlimits[i].Value, Max: e.rlimits[i].Value}
+		e.must(stepLimits, unix.SYS_PRLIMIT64, 0, uintptr(e.rlimits[i].Resource), uintptr(unsafe.Pointer(&e.limit)), 0, 0)
+	}
 	e.must(stepFiles, unix.SYS_FCNTL, entrySocket, unix.F_SETFD, unix.FD_CLOEXEC, 0, 0)
 	e.must(stepFiles, unix.SYS_FCNTL, entryGate, unix.F_SETFD, unix.FD_CLOEXEC, 0, 0)
 	e.sigs = 0
 	e.must(stepSignals, unix.SYS_RT_SIGPROCMASK, sigSetmask, uintptr(unsafe.Pointer(&e.sigs)), 0, 8, 0)
+	if e.filter != nil {
+		e.must(stepFilter, unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(e.filter)), 0, 0)
+	}
 	// As execvp(3): what cannot be executed is remembered, what is not there is not.
 	why := syscall.Errno(unix.ENOENT)
 	for i := range e.candidates {

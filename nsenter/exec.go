@@ -14,6 +14,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/seccomp"
 )
 
 // SetupBound is how long the way in may take.
@@ -33,6 +34,8 @@ type Entry struct {
 	Terminal bool
 	// Confirm makes [Exec.Running] wait until the command was really executed.
 	Confirm bool
+	Bounds  proc.Bounds
+	Filter  *seccomp.Filter // for system calls; the sandbox's own
 }
 
 // Exec is a payload in a PID namespace of its own, below that of a sandbox.
@@ -59,7 +62,7 @@ func (e *Entry) Start(ctx context.Context, stdio [3]*os.File, tty *proc.Terminal
 	x := &Exec{name: e.Command[0], workdir: e.Workdir, running: make(chan struct{}), confirm: e.Confirm, exited: make(chan struct{})}
 	entry, err := e.lay()
 	if err == nil {
-		err = x.enter(&e.Target, entry, stdio, tty)
+		err = x.enter(&e.Target, entry, stdio, tty, e.Bounds)
 	}
 	if err == nil {
 		forked()
@@ -87,7 +90,15 @@ func (e *Entry) lay() (*entry, error) {
 	n := &entry{
 		namespaces: e.Target.namespaces(),
 		terminal:   e.Terminal,
+		rlimits:    e.Bounds.Rlimits,
 		header:     unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3},
+	}
+	program, err := e.Filter.Program()
+	if err != nil {
+		return nil, err
+	}
+	if len(program) > 0 {
+		n.filter = &unix.SockFprog{Len: uint16(len(program) / unix.SizeofSockFilter), Filter: (*unix.SockFilter)(unsafe.Pointer(&program[0]))}
 	}
 	words := func(list []string) (**byte, []*byte, error) {
 		p, err := syscall.SlicePtrFromStrings(list)
@@ -145,6 +156,10 @@ func (x *Exec) identify(ctx context.Context) error {
 		return msg.err()
 	}
 	if x.Init, err = proc.Open(pid); err != nil {
+		// It is gone, and may have said why.
+		if msg, _, readErr := x.read(); readErr == nil && msg.kind == messageFailed {
+			return msg.err()
+		}
 		return err
 	}
 	// The kernel says who has sent the message, and only what we have forked has the

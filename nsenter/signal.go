@@ -28,7 +28,7 @@ func Signal(t Target, sig syscall.Signal) error {
 	defer null.Close()
 	var w way
 	defer w.Close()
-	err = w.enter(&t, &entry{namespaces: t.namespaces(), signal: uintptr(sig)}, [3]*os.File{null, null, null}, nil)
+	err = w.enter(&t, &entry{namespaces: t.namespaces(), signal: uintptr(sig)}, [3]*os.File{null, null, null}, nil, proc.Bounds{})
 	if err == nil {
 		_ = w.socket.SetReadDeadline(time.Now().Add(bound)) // it takes deadlines
 		err = w.signaled()

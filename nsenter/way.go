@@ -38,7 +38,7 @@ type way struct {
 
 // enter begins to go. What was forked has descriptors of its own when it returns. Also
 // after an error the caller abandons the way and closes it.
-func (w *way) enter(t *Target, e *entry, stdio [3]*os.File, tty *proc.Terminal) error {
+func (w *way) enter(t *Target, e *entry, stdio [3]*os.File, tty *proc.Terminal, bounds proc.Bounds) error {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("socketpair: %w", err)
@@ -65,6 +65,7 @@ func (w *way) enter(t *Target, e *entry, stdio [3]*os.File, tty *proc.Terminal) 
 		Terminal: tty,
 		Enter:    enter,
 		Arg:      unsafe.Pointer(e),
+		Bounds:   bounds,
 	})
 	return err
 }

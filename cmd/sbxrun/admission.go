@@ -13,6 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/pressure"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/quantity"
 	"github.com/sbxrun/sbxrun/internal/result"
 	"github.com/sbxrun/sbxrun/internal/state"
@@ -249,6 +250,16 @@ func (a *admission) takeLock() error {
 		}
 	}
 	return nil
+}
+
+// running is started, and gives threads up that a longer run has no need of; where
+// they are scarce they are kept for the end.
+func (a *admission) running() {
+	const while = 50 * time.Millisecond // not to cost a short one anything
+	a.started()
+	if !a.scarce {
+		time.AfterFunc(while, proc.ShedThreads)
+	}
 }
 
 // started lets others be admitted: what the command needs can be seen by now.

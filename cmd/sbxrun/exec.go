@@ -14,6 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/environ"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/seccomp"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/nsenter"
@@ -46,10 +47,11 @@ type execution struct {
 }
 
 func (x *execution) run(name string, args []string) int {
-	var err error
+	x.tty = x.flags.Tty
+	err := x.checkOutput()
 	switch {
-	case x.flags.JSON && x.flags.Tty:
-		return fail(usageError(errJSONOnTerminal))
+	case err != nil:
+		return fail(err)
 	case x.flags.Detach && x.flags.Tty:
 		return fail(usageError(errDetachedOnTerminal))
 	case x.flags.Detach && (strings.HasPrefix(x.flags.Report, "fd:") || descriptor(x.flags.Report) != ""):
@@ -72,7 +74,9 @@ func (x *execution) run(name string, args []string) int {
 	if err != nil {
 		return x.notStarted(err)
 	}
-	x.tty = x.flags.Tty
+	if x.limits, err = planLimits(&x.flags.Limits, x.access.Cgroups); err != nil {
+		return x.notStarted(err)
+	}
 	if caller != nil {
 		// Somebody may want to unmount the caller's directory.
 		if err := os.Chdir("/"); err != nil {
@@ -83,7 +87,8 @@ func (x *execution) run(name string, args []string) int {
 	if err := x.admit(&x.flags.Busy); err != nil {
 		return x.notStarted(err)
 	}
-	start := func(s *streams) supervise.Start {
+	start := func(s *streams, bounds proc.Bounds) supervise.Start {
+		entry.Bounds = bounds
 		inside := supervise.Inside(entry, s.payload, s.terminal, s.started)
 		return func(ctx context.Context) (supervise.Held, error) {
 			if limit := time.Duration(x.flags.Timeout); limit > 0 {
@@ -162,7 +167,7 @@ func (x *execution) entry() (*nsenter.Entry, error) {
 	if x.flags.InheritEnv {
 		inherit(&set, true)
 	}
-	if err := addVariables(&set, &x.flags.Vars); err != nil {
+	if err := addVariables(&set, &x.flags.Vars, float64(x.flags.Cpus)); err != nil {
 		return nil, usageError(err)
 	}
 	workdir := x.flags.Workdir
@@ -171,6 +176,10 @@ func (x *execution) entry() (*nsenter.Entry, error) {
 	}
 	set.Put(environ.Var{Name: "PWD", Value: workdir})
 	path, _ := set.Lookup("PATH")
+	filter, err := seccomp.ByName(x.access.Filter)
+	if err != nil {
+		return nil, err
+	}
 	return &nsenter.Entry{
 		Target:   nsenter.Target{Init: x.init, Cred: x.access.Cred, HostNet: x.access.Net == "host"},
 		Confirm:  caller != nil,
@@ -179,6 +188,7 @@ func (x *execution) entry() (*nsenter.Entry, error) {
 		Env:      pairs(set.Vars()),
 		Workdir:  workdir,
 		Terminal: x.flags.Tty,
+		Filter:   filter,
 	}, nil
 }
 

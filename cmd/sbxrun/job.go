@@ -12,6 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/quantity"
 	"github.com/sbxrun/sbxrun/internal/result"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
@@ -28,25 +31,34 @@ type job struct {
 	begin   time.Time
 	signals *signals
 	report  *reportFile
+	limits  *limits.Plan // nil for none
+	output  outputLimit
 	bwrap   *result.ReportBwrap // if a new one was used
 
 	admitted *admission
 }
 
-var errJSONOnTerminal = errors.New("--json and --tty do not go together: a terminal has one stream for both")
-
 // carryOut starts the command and comes back with the exit code when nothing of
 // it is left. over, if not nil, gets the result first.
-func (j *job) carryOut(start func(*streams) supervise.Start, o supervise.Options, over func(*result.Result)) int {
-	streams, err := openStreams(j.tells.JSON, j.tty, int64(j.tells.MaxOutput), func() { j.signals.cancelBy(syscall.SIGPIPE) })
+func (j *job) carryOut(start func(*streams, proc.Bounds) supervise.Start, o supervise.Options, over func(*result.Result)) int {
+	streams, err := j.openStreams()
 	if err != nil {
 		return j.notStarted(err)
 	}
 	defer streams.restore()
+	group, err := makeGroup(j.limits, j.id, false)
+	if err != nil {
+		return j.notStarted(err)
+	}
+	defer removeGroup(group)
+	var bounds proc.Bounds
+	if group != nil {
+		bounds = group.Bounds()
+	}
 
 	<-j.signals.ready
 	o.Timeout, o.Grace, o.ProofTimeout = time.Duration(j.ends.Timeout), time.Duration(j.ends.Grace), time.Duration(j.ends.ProofTimeout)
-	o.Begin, o.Hurry = j.begin, j.signals.hurry
+	o.Begin, o.Hurry, o.Limits = j.begin, j.signals.hurry, group
 	if streams.terminal != nil {
 		// The last output first, or it would come to a terminal that is not raw any more.
 		o.Emptied = func(proven bool) {
@@ -56,10 +68,10 @@ func (j *job) carryOut(start func(*streams) supervise.Start, o supervise.Options
 	}
 	released := o.Released
 	o.Released = func() {
-		j.admitted.started()
+		j.admitted.running()
 		released()
 	}
-	res := supervise.Run(j.signals.ctx, start(streams), o)
+	res := supervise.Run(j.signals.ctx, start(streams, bounds), o)
 	j.admitted.end()
 	if res.Cause == result.StartFailed {
 		res.Err = j.admitted.explain(res.Err)
@@ -69,6 +81,7 @@ func (j *job) carryOut(start func(*streams) supervise.Start, o supervise.Options
 	}
 	streams.drain(j.signals.ctx, res.Verdict != result.Unproven)
 	streams.restore()
+	res.Limits = append(res.Limits, j.output.limits()...)
 	return j.finish(res, streams)
 }
 
@@ -150,10 +163,31 @@ func (j *job) note(res result.Result) {
 		why = "the sandbox was killed from outside"
 	case result.Killed:
 		why = "the sandbox was ended"
+	case result.OOM:
+		why = "out of memory"
+		if limit := limitOf(res.Limits, "memory"); limit != "" {
+			why += " (--memory " + limit + ")"
+		}
+	case result.CPUTime:
+		why = "CPU time used up (--cpu-time)"
+	case result.OutputLimit:
+		why = "too much output (--max-output " + j.tells.MaxOutput.String() + ")"
+	case result.FileSize:
+		why = "a file grew too large (--fsize " + limitOf(res.Limits, "fsize") + ")"
 	default:
 		return
 	}
 	fmt.Fprintf(os.Stderr, "sbxrun: %s; everything %s is gone (%s)\n", why, j.where, res.Verdict)
+}
+
+// limitOf is a limit in bytes as its flag takes it; "" if there was none.
+func limitOf(list []result.Limit, name string) string {
+	for _, l := range list {
+		if l.Name == name {
+			return quantity.Size(l.Requested).String()
+		}
+	}
+	return ""
 }
 
 // newID is a name for the run that nobody else has.

@@ -13,11 +13,12 @@ import (
 	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/environ"
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/quantity"
 )
 
 // policyOf turns the flags that say what a sandbox shows into a policy.
-func policyOf(f *cli.View, command []string) (p bwrap.Policy, err error) {
+func policyOf(f *cli.View, l *cli.Limits, command []string) (p bwrap.Policy, err error) {
 	p = bwrap.Policy{
 		Command:  command,
 		Workdir:  f.Workdir,
@@ -25,13 +26,20 @@ func policyOf(f *cli.View, command []string) (p bwrap.Policy, err error) {
 		Network:  bwrap.Network(f.Net),
 		Hostname: f.Hostname,
 	}
+	switch f.Seccomp {
+	case "default":
+	case "off":
+		p.NoFilter = true
+	default:
+		return p, fmt.Errorf("--seccomp %q: want default or off", f.Seccomp)
+	}
 	if f.TmpSize == 0 {
 		return p, errors.New("--tmp-size: must be greater than 0")
 	}
 	if p.Mounts, err = mounts(f); err != nil {
 		return p, err
 	}
-	if p.Env, err = environment(&f.Vars); err != nil {
+	if p.Env, err = environment(&f.Vars, float64(l.Cpus)); err != nil {
 		return p, err
 	}
 	p.User, err = parseUser(f.User)
@@ -88,9 +96,9 @@ var own = []string{"PATH", "HOME", "USER", "LOGNAME", "PWD", "OLDPWD"}
 
 // environment is what the payload of a new sandbox gets beside PATH, HOME and
 // USER: what comes later wins.
-func environment(f *cli.Vars) (set environ.Set, err error) {
+func environment(f *cli.Vars, cpus float64) (set environ.Set, err error) {
 	inherit(&set, f.InheritEnv)
-	return set, addVariables(&set, f)
+	return set, addVariables(&set, f, cpus)
 }
 
 // inherit adds the caller's variables: all, or those that are always passed.
@@ -106,8 +114,13 @@ func inherit(set *environ.Set, all bool) {
 	}
 }
 
-// addVariables adds what the flags name: files first, then --env.
-func addVariables(set *environ.Set, f *cli.Vars) error {
+// addVariables adds what the flags name: the limit on CPUs first, then files, then
+// --env.
+func addVariables(set *environ.Set, f *cli.Vars, cpus float64) error {
+	for _, pair := range limits.Environment(cpus) {
+		name, value, _ := strings.Cut(pair, "=")
+		set.Put(environ.Var{Name: name, Value: value})
+	}
 	for _, name := range f.EnvFile {
 		if err := environmentFile(set, name); err != nil {
 			return err

@@ -92,8 +92,12 @@ func (s *supervisor) tryExec(ctx context.Context) (bool, error) {
 			path = v.Value
 		}
 	}
+	bounds, err := s.boundsWithin()
+	if err != nil {
+		return false, nil // likewise
+	}
 	entry := &nsenter.Entry{Target: nsenter.Target{Init: init, Cred: s.plan.Cred(), HostNet: s.flags.Net == "host"}, Workdir: s.plan.Workdir,
-		Command: []string{"/bin/sh", "-c", s.flags.probe.exec}, Path: path, Env: pairs(s.plan.Env())}
+		Command: []string{"/bin/sh", "-c", s.flags.probe.exec}, Path: path, Env: pairs(s.plan.Env()), Bounds: bounds, Filter: s.plan.Filter()}
 	res := supervise.Run(ctx, supervise.Inside(entry, [3]*os.File{null, null, null}, nil, func() {}),
 		supervise.Options{Timeout: probeBound, ProofTimeout: time.Duration(s.flags.ProofTimeout), Begin: time.Now()})
 	return res.Cause == result.Exited && res.ExitCode() == 0, nil

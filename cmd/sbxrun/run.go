@@ -12,6 +12,7 @@ import (
 	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/doctor"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
@@ -57,8 +58,9 @@ func (r *runner) run() int {
 	if err = r.admit(&r.flags.Busy); err != nil {
 		return r.notStarted(err)
 	}
-	r.tty, r.bwrap = r.flags.Tty, &result.ReportBwrap{Path: r.plan.Program.Path, Version: r.plan.Program.Version}
-	start := func(s *streams) supervise.Start {
+	r.bwrap = &result.ReportBwrap{Path: r.plan.Program.Path, Version: r.plan.Program.Version}
+	start := func(s *streams, bounds proc.Bounds) supervise.Start {
+		r.plan.Bounds = bounds
 		return supervise.InSandbox(r.plan, s.payload, s.terminal, s.started)
 	}
 	return r.carryOut(start, supervise.Options{Released: func() { sweepSoon(lookAtState) }}, func(res *result.Result) {
@@ -88,21 +90,38 @@ func (r *runner) diagnose(res *result.Result) {
 
 // prepare turns the flags into a policy, and that into a plan.
 func (r *runner) prepare() error {
-	if r.flags.Tells.JSON && r.flags.Tty {
-		return usageError(errJSONOnTerminal)
+	r.tty = r.flags.Tty
+	if err := r.checkOutput(); err != nil {
+		return err
 	}
 	if err := checkBusy(&r.flags.Busy); err != nil {
 		return usageError(err)
 	}
-	policy, err := policyOf(&r.flags.View, r.command)
+	policy, err := policyOf(&r.flags.View, &r.flags.Limits, r.command)
 	if err != nil {
 		return usageError(err)
+	}
+	if policy.Meminfo, err = fakeMeminfo(r.flags.FakeMeminfo, &r.flags.Limits); err != nil {
+		return err
 	}
 	if r.flags.Tty {
 		if policy.Terminal, err = os.Executable(); err != nil {
 			return usageError(fmt.Errorf("--tty: %w", err))
 		}
 	}
-	r.plan, err = bwrap.Prepare(policy, thisCaller())
-	return err
+	// Looking at cgroups has nothing to do with looking at files.
+	planned := make(chan error, 1)
+	go func() {
+		var err error
+		r.limits, err = planLimits(&r.flags.Limits, nil)
+		planned <- err
+	}()
+	if r.plan, err = bwrap.Prepare(policy, thisCaller()); err != nil {
+		return err
+	}
+	if err := <-planned; err != nil {
+		r.plan.Close()
+		return err
+	}
+	return nil
 }

@@ -88,6 +88,9 @@ func parseStart(args []string) (f startFlags, command []string, err error) {
 	if f.tags, err = parseTags(f.Tag); err != nil {
 		return f, nil, err
 	}
+	if f.OutputLimit != outputKill && f.OutputLimit != outputTruncate {
+		return f, nil, errOutputLimit(f.OutputLimit)
+	}
 	if err := checkBusy(&f.Busy); err != nil {
 		return f, nil, err
 	}

@@ -24,32 +24,45 @@ type streams struct {
 	buffers [2]*capture.Buffer // stdout, stderr; nil unless captured
 	sources []*os.File         // read ends that are being copied
 	copying sync.WaitGroup
+	bound   bound
 	broken  func() // is called when nobody reads our stdout any more
 	raw     func() // makes our terminal raw
 	undo    func() // and puts it back
 }
 
-func openStreams(captured, tty bool, limit int64, broken func()) (*streams, error) {
-	s := &streams{payload: [3]*os.File{os.Stdin, os.Stdout, os.Stderr}, broken: broken, raw: func() {}, undo: func() {}}
+// bound is how much a stream may have.
+type bound struct {
+	size     int64
+	limited  bool   // more than that is not passed on
+	exceeded func() // is called, if not nil, when there is more
+}
+
+func openStreams(captured, tty bool, b bound, broken func()) (*streams, error) {
+	s := &streams{payload: [3]*os.File{os.Stdin, os.Stdout, os.Stderr}, bound: b, broken: broken, raw: func() {}, undo: func() {}}
 	switch {
 	case captured:
-		return s, s.capture(limit)
+		for i := range s.buffers {
+			s.buffers[i] = capture.New(b.size)
+		}
+		return s, s.openPipes([2]io.Writer{s.buffers[0], s.buffers[1]})
 	case tty:
 		return s, s.openTerminal()
+	case b.limited:
+		return s, s.openPipes([2]io.Writer{os.Stdout, os.Stderr})
 	}
 	return s, nil
 }
 
-// capture puts pipes in the place of stdout and stderr, and reads them to the
+// openPipes puts pipes in the place of stdout and stderr, and reads them to the
 // end however much comes: a full pipe would stop the payload.
-func (s *streams) capture(limit int64) error {
-	for i := range s.buffers {
+func (s *streams) openPipes(to [2]io.Writer) error {
+	for i, dst := range to {
 		r, w, err := pipe()
 		if err != nil {
 			return fmt.Errorf("make a pipe: %w", err)
 		}
-		s.payload[i+1], s.buffers[i] = w, capture.New(limit)
-		s.copy(s.buffers[i], r)
+		s.payload[i+1] = w
+		s.copy(dst, r)
 	}
 	return nil
 }
@@ -73,7 +86,7 @@ func pipe() (r, w *os.File, err error) {
 func (s *streams) copy(dst io.Writer, src *os.File) {
 	s.sources = append(s.sources, src)
 	s.copying.Go(func() {
-		out := &output{dst: dst}
+		out := &output{dst: dst, bound: s.bound, kept: s.buffers[0] != nil}
 		// An error is the end: a closed pipe, EIO of a terminal, the deadline
 		// of drain; or that nobody reads what we write.
 		_, _ = io.Copy(out, src)
@@ -84,15 +97,30 @@ func (s *streams) copy(dst io.Writer, src *os.File) {
 	})
 }
 
-// output remembers whether writing failed.
+// output passes a stream on, up to its bound, and remembers whether writing failed.
 type output struct {
-	dst io.Writer
-	err error
+	dst   io.Writer
+	bound bound
+	kept  bool // dst has its own bound
+	total int64
+	err   error
 }
 
 func (o *output) Write(b []byte) (n int, err error) {
-	n, o.err = o.dst.Write(b)
-	return n, o.err
+	pass := b
+	if before := o.total; o.bound.limited {
+		o.total += int64(len(b))
+		if o.total > o.bound.size {
+			o.bound.exceeded()
+			if !o.kept {
+				pass = b[:max(0, o.bound.size-before)]
+			}
+		}
+	}
+	if n, o.err = o.dst.Write(pass); o.err != nil {
+		return n, o.err
+	}
+	return len(b), nil
 }
 
 // started gives up the payload's ends: with the payload's own they are the last

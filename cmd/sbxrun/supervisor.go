@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/logfile"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
@@ -31,6 +32,8 @@ type supervisor struct {
 	command []string
 	begin   time.Time
 	plan    *bwrap.Plan
+	limits  *limits.Plan  // nil for none
+	group   *limits.Group // nil for none
 	dir     *state.Dir
 	own     *state.Own
 	leave   *admission
@@ -81,9 +84,15 @@ func (s *supervisor) prepare(args []string) (err error) {
 	if len(argv) == 0 {
 		argv = idle
 	}
-	policy, err := policyOf(&s.flags.View, argv)
+	policy, err := policyOf(&s.flags.View, &s.flags.Limits, argv)
 	if err != nil {
 		return usageError(err)
+	}
+	if policy.Meminfo, err = fakeMeminfo(s.flags.FakeMeminfo, &s.flags.Limits); err != nil {
+		return err
+	}
+	if s.limits, err = planLimits(&s.flags.Limits, nil); err != nil {
+		return err
 	}
 	if s.plan, err = bwrap.Prepare(policy, thisCaller()); err != nil {
 		return err
@@ -112,6 +121,7 @@ func (s *supervisor) run() error {
 		return err
 	}
 	defer s.plan.Close()
+	defer removeGroup(s.group)
 	res := supervise.Run(s.ctx, started.start, supervise.Options{
 		Timeout:      time.Duration(s.flags.Timeout),
 		Grace:        time.Duration(s.flags.Grace),
@@ -122,6 +132,8 @@ func (s *supervisor) run() error {
 		Released:     s.released,
 		Doomed:       s.doomed,
 		Ending:       s.ending,
+		Limits:       s.group,
+		SpareOOM:     true, // execs have their own end
 		Emptied: func(bool) {
 			s.cancel(nil) // so that the probe ends, as long as its init is ours to look at
 			s.probing.Wait()
@@ -164,6 +176,12 @@ func (s *supervisor) start() (l *logging, err error) {
 	}
 	if err := s.own.Write(s.record); err != nil {
 		return nil, err
+	}
+	if s.group, err = makeGroup(s.limits, s.own.ID, true); err != nil {
+		return nil, err
+	}
+	if s.group != nil {
+		s.plan.Bounds = s.group.Bounds()
 	}
 	var once sync.Once
 	l.start = supervise.InSandbox(s.plan, stdio, nil, func() {
@@ -217,6 +235,9 @@ func (s *supervisor) copy(i int, r *os.File) {
 			if s.logs[i].Truncated() && !cut {
 				cut = true
 				_ = s.write(func(r *state.Record) { r.Logs = s.written() }) // a full disk: they are cut for that
+				if s.flags.OutputLimit == outputKill {
+					s.cancel(supervise.Request{Cause: result.OutputLimit, Signal: unix.SIGKILL})
+				}
 			}
 			seen(buf[:n])
 		}
@@ -254,7 +275,10 @@ func (s *supervisor) hold(kept *proc.Kept) error {
 	if err != nil {
 		return err
 	}
-	access := state.Access{Init: init, Cred: s.plan.Cred(), Net: s.flags.Net, Workdir: s.plan.Workdir, Env: pairs(s.plan.Env())}
+	access := state.Access{Init: init, Cred: s.plan.Cred(), Net: s.flags.Net, Workdir: s.plan.Workdir, Filter: s.plan.Filter().Name(), Env: pairs(s.plan.Env())}
+	if s.group != nil {
+		access.Cgroups = s.group.Dirs()
+	}
 	if err := s.own.WriteAccess(access); err != nil {
 		return err
 	}

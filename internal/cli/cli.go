@@ -43,6 +43,7 @@ type View struct {
 	Net       string        `help:"Network: none, or the host's." default:"none" placeholder:"none|host" group:"see"`
 
 	Vars
+	Seccomp  string `help:"Refuse system calls that no ordinary program needs (default), or none (off)." default:"default" placeholder:"default|off" group:"be"`
 	User     string `help:"User and group id in the sandbox." placeholder:"UID[:GID]" group:"be"`
 	Hostname string `help:"Host name in the sandbox." default:"sandbox" placeholder:"NAME" group:"be"`
 }
@@ -61,12 +62,28 @@ type Ends struct {
 	ProofTimeout quantity.Duration `help:"How long to wait for the proof that nothing is left." default:"5s" placeholder:"DUR" group:"end"`
 }
 
+// Limits is the flags that say how much a command may use, of run, start and exec.
+type Limits struct {
+	Memory      quantity.Size     `help:"How much memory all together may use, files in /tmp and caches included." placeholder:"SIZE" group:"use"`
+	MemorySwap  Swap              `help:"Memory and swap together; unlimited is no limit on swap. Default: as --memory, so no swap." placeholder:"SIZE" group:"use"`
+	Pids        Number            `help:"How many tasks there may be at once: processes and threads." placeholder:"N" group:"use"`
+	Cpus        Decimal           `help:"How many CPUs may be busy, such as 0.5 or 2." placeholder:"N" group:"use"`
+	CpuTime     quantity.Duration `help:"Kill everything when all together have used so much CPU time." default:"0" placeholder:"DUR" group:"use"`
+	Fsize       quantity.Size     `help:"How large a file may become that is written." placeholder:"SIZE" group:"use"`
+	Nofile      Number            `help:"How many descriptors a process may have open." placeholder:"N" group:"use"`
+	Stack       quantity.Size     `help:"How large a process's stack may grow." placeholder:"SIZE" group:"use"`
+	Nice        Adjustment        `help:"Niceness, from -20 to 19." placeholder:"N" group:"use"`
+	OomScoreAdj Adjustment        `help:"How willingly the kernel kills it when the machine has no memory left, from -1000 to 1000." placeholder:"N" group:"use"`
+	Limits      string            `help:"What cannot be enforced here: refuse to start (required), or go on without (best-effort)." default:"required" placeholder:"required|best-effort" group:"use"`
+}
+
 // Tells is the flags that say what is told of a command, of run and exec.
 type Tells struct {
-	Report    string        `help:"Write the JSON report to a file or an open descriptor." placeholder:"PATH|fd:N" group:"tell"`
-	JSON      bool          `help:"Capture stdout and stderr, and print the report with them." group:"tell"`
-	MaxOutput quantity.Size `help:"With --json: how much of each stream is kept, head and tail." default:"1M" placeholder:"SIZE" group:"tell"`
-	Quiet     bool          `help:"Do not say on stderr why the command was ended." short:"q" group:"tell"`
+	Report      string        `help:"Write the JSON report to a file or an open descriptor." placeholder:"PATH|fd:N" group:"tell"`
+	JSON        bool          `help:"Capture stdout and stderr, and print the report with them." group:"tell"`
+	MaxOutput   quantity.Size `help:"With --json or --output-limit: how much is kept of each stream; head and tail, or the head." default:"1M" placeholder:"SIZE" group:"tell"`
+	OutputLimit string        `help:"Where more than --max-output is written: kill everything, or drop the rest. With --json, truncate is the default." placeholder:"kill|truncate" group:"use"`
+	Quiet       bool          `help:"Do not say on stderr why the command was ended." short:"q" group:"tell"`
 }
 
 // Busy is the flags that say what is done on a machine that has not room for all, of
@@ -84,7 +101,9 @@ type Run struct {
 	Ends
 
 	View
-	Tty bool `help:"Run on a terminal of its own." short:"t" group:"be"`
+	Limits
+	FakeMeminfo bool `help:"Show --memory in /proc/meminfo, for programs that size themselves by it." group:"use"`
+	Tty         bool `help:"Run on a terminal of its own." short:"t" group:"be"`
 
 	Busy
 	Tells
@@ -104,6 +123,9 @@ type Start struct {
 	ProofTimeout quantity.Duration `help:"How long to wait for the proof that nothing is left." default:"5s" placeholder:"DUR" group:"end"`
 
 	View
+	Limits
+	FakeMeminfo bool   `help:"Show --memory in /proc/meminfo, for programs that size themselves by it." group:"use"`
+	OutputLimit string `help:"Where more than --log-max is written: kill everything, or drop the rest." default:"truncate" placeholder:"kill|truncate" group:"use"`
 
 	ReadyTCP      string            `help:"Ready when something listens on this TCP port of the sandbox." placeholder:"PORT" xor:"probe" group:"ready"`
 	ReadyExec     string            `help:"Ready when this shell command succeeds in the sandbox." placeholder:"COMMAND" xor:"probe" group:"ready"`
@@ -138,6 +160,7 @@ type Exec struct {
 
 	Workdir string `help:"Working directory in the sandbox. Default: the sandbox's." placeholder:"DIR" group:"be"`
 	Vars
+	Limits
 	Tty    bool `help:"Run on a terminal of its own." short:"t" group:"be"`
 	Detach bool `help:"Return when the command runs; it ends with the sandbox, or at its deadline." short:"d" group:"end"`
 
@@ -221,6 +244,7 @@ var groups = []kong.Group{
 	{Key: "end", Title: "How it ends:"},
 	{Key: "see", Title: "What it sees:"},
 	{Key: "be", Title: "What it is:"},
+	{Key: "use", Title: "What it may use:"},
 	{Key: "ready", Title: "When it is ready:"},
 	{Key: "busy", Title: "When the machine is busy:"},
 	{Key: "tell", Title: "What sbxrun tells:"},

@@ -115,13 +115,14 @@ func checks(asRoot bool) []check {
 		check{name: nestedCheck, needs: []string{userCheck}, run: checkNested},
 	)
 	list = append(list, staged...)
-	return append(list,
+	list = append(list,
 		check{name: runCheck, whole: true, needs: []string{closeRangeCheck, freshProcCheck, netCheck, otherCheck, filesCheck, nestedCheck}, run: checkRun},
 		check{name: statusCheck, whole: true, needs: []string{bwrapCheck, uidCheck}, run: checkStatus},
 		check{name: deadlineCheck, whole: true, needs: []string{runCheck}, run: checkDeadline},
 		check{name: graceCheck, whole: true, needs: []string{deadlineCheck}, run: checkGrace},
 		check{name: execCheck, whole: true, needs: []string{deadlineCheck}, run: checkExec},
 	)
+	return append(list, limitChecks()...)
 }
 
 func kernelRelease() string {

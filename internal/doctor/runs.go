@@ -27,6 +27,10 @@ const runBound = 10 * time.Second
 
 // run carries a plan out as the run command does. words is what bwrap said.
 func (e *env) run(plan *bwrap.Plan, begin time.Time, timeout, grace time.Duration) (res result.Result, words string, err error) {
+	return e.runWith(plan, supervise.Options{Timeout: timeout, Grace: grace, Begin: begin})
+}
+
+func (e *env) runWith(plan *bwrap.Plan, o supervise.Options) (res result.Result, words string, err error) {
 	stderr, err := memoryFile()
 	if err != nil {
 		return res, "", err
@@ -39,12 +43,8 @@ func (e *env) run(plan *bwrap.Plan, begin time.Time, timeout, grace time.Duratio
 	defer null.Close()
 	ctx, cancel := context.WithTimeout(e.ctx, runBound)
 	defer cancel()
-	res = supervise.Run(ctx, supervise.InSandbox(plan, [3]*os.File{null, null, stderr}, nil, func() {}), supervise.Options{
-		Timeout:      timeout,
-		Grace:        grace,
-		ProofTimeout: probeBound,
-		Begin:        begin,
-	})
+	o.ProofTimeout = probeBound
+	res = supervise.Run(ctx, supervise.InSandbox(plan, [3]*os.File{null, null, stderr}, nil, func() {}), o)
 	return res, readFrom(stderr), nil
 }
 

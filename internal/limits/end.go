@@ -15,6 +15,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Unthrottle takes the CPU quota away, so that what is killed gets to die: what it may
+// still use is a moment.
+func (g *Group) Unthrottle() {
+	if dir := g.dirOf("cpus"); g.plan.enforced("cpus") && dir != "" {
+		// What fails here is tried again by Loosen.
+		_ = change(dir+"/cpu.max", "max")
+		_ = change(dir+"/cpu.cfs_quota_us", "-1")
+	}
+}
+
 // Loosen is [LoosenDirs] for the group, and what is within.
 func (g *Group) Loosen() error { return LoosenDirs(g.Dirs()) }
 
@@ -162,7 +172,7 @@ func removeTree(dir string) error {
 type Leftover struct{ ID, Dir string }
 
 // Leftovers finds sbxrun's cgroups that hold no processes and whose owner is dead,
-// in all that is mounted.
+// in all that is mounted: the caller's own, and to root all.
 func (m *Machine) Leftovers() (found []Leftover) {
 	for _, mt := range m.mount {
 		_ = filepath.WalkDir(mt.Point, func(dir string, e os.DirEntry, err error) error {
@@ -170,10 +180,10 @@ func (m *Machine) Leftovers() (found []Leftover) {
 				return nil // not ours to read, or gone
 			}
 			id, ok := strings.CutPrefix(e.Name(), prefix)
-			if !ok {
+			if !ok || strings.HasSuffix(id, ".scope") { // systemd's, which collects it
 				return nil
 			}
-			if !owned(dir) && unpopulated(dir) {
+			if mine(dir) && !owned(dir) && unpopulated(dir) {
 				found = append(found, Leftover{id, dir})
 			}
 			return filepath.SkipDir
@@ -182,6 +192,13 @@ func (m *Machine) Leftovers() (found []Leftover) {
 	return found
 }
 
+// mine: others' are theirs to remove.
+func mine(dir string) bool {
+	var st unix.Stat_t
+	return unix.Stat(dir, &st) == nil && (os.Geteuid() == 0 || int(st.Uid) == os.Geteuid())
+}
+
+// owned: the one who has made it lives.
 func owned(dir string) bool {
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/result"
 )
 
 // prefix of the names of all cgroups made here.
@@ -22,11 +22,14 @@ const leaf = "main"
 
 // Group is the cgroups of one sandbox or exec, one for each hierarchy in use; there may be none.
 type Group struct {
-	plan  *Plan
-	nodes []node
-	join  []string          // directories that init goes to
-	read  map[string]string // by controller, the directory to read
-	v2    string            // the v2 cgroup, if there is one
+	plan   *Plan
+	nodes  []node
+	join   []string          // directories that init goes to
+	read   map[string]string // by controller, the directory to read
+	v2     string            // the v2 cgroup, if there is one
+	nested bool              // it has a leaf for its own processes
+	above  string            // the sandbox's memory cgroup, if an exec is in it
+	before int64             // how many processes had been killed there
 }
 
 type node struct {
@@ -41,6 +44,9 @@ type node struct {
 func (p *Plan) Make(id string, nest bool) (*Group, error) {
 	g := &Group{plan: p, read: map[string]string{}}
 	g.inherit()
+	if err := g.approach(id); err != nil {
+		return nil, err
+	}
 	if err := g.make(id, nest); err != nil {
 		return nil, errors.Join(err, g.Remove(time.Now().Add(time.Second)))
 	}
@@ -50,6 +56,9 @@ func (p *Plan) Make(id string, nest bool) (*Group, error) {
 // inherit has init join the sandbox's cgroups, unless it gets one below.
 func (g *Group) inherit() {
 	for _, dir := range g.plan.machine.base {
+		if n, ok := oomKills(dir); ok {
+			g.above, g.before = dir, n
+		}
 		if !exists(dir + "/cgroup.controllers") { // v1
 			g.join = append(g.join, dir)
 		} else if exists(dir + "/" + leaf) {
@@ -58,6 +67,62 @@ func (g *Group) inherit() {
 			g.join = append(g.join, dir)
 		}
 	}
+}
+
+// approach moves the caller of an exec to where it can move init to the sandbox's
+// cgroups from. Then it has no need to be anywhere else.
+func (g *Group) approach(id string) error {
+	m := g.plan.machine
+	if m.manager == nil || !slices.ContainsFunc(m.base, func(dir string) bool { return exists(dir+"/cgroup.controllers") && !m.mayMove(dir) }) {
+		return nil
+	}
+	given, err := m.manager()
+	if err == nil {
+		_, err = given.Enter(fmt.Sprintf("%s%s-%d.scope", prefix, id, os.Getpid())) // an id is of one sandbox
+	}
+	if err != nil { // an exec may not run outside of its sandbox's limits
+		return &result.Error{Code: "limit", Message: "the sandbox's cgroup cannot be joined from here: asked systemd for a scope: " + err.Error(), Hint: hintFor(err), Err: err}
+	}
+	return nil
+}
+
+// enter has the caller moved to a scope of its own, and goes to a leaf there, since
+// a cgroup that holds processes cannot give controllers.
+func (g *Group) enter(id string) error {
+	p := g.plan
+	m := p.machine
+	path, err := p.v2.manager.Enter(prefix + id + ".scope")
+	if err != nil {
+		return fmt.Errorf("asked systemd for a scope: %w", err)
+	}
+	c := candidate{}
+	for _, mt := range m.mount {
+		if dir, ok := mt.Own(path); ok && mt.V2 {
+			c.dir = dir
+		}
+	}
+	available, err := proc.ReadFile(c.dir + "/cgroup.controllers")
+	if err != nil {
+		return err
+	}
+	c.more = strings.Fields(string(available))
+	m.own = c.dir + "/" + leaf
+	if err := unix.Mkdir(m.own, 0o755); err != nil {
+		return fmt.Errorf("make %s: %w", m.own, err)
+	}
+	if err := write(m.own+"/cgroup.procs", "0"); err != nil {
+		return fmt.Errorf("go to %s: %w", m.own, err)
+	}
+	p.v2 = c
+	for _, l := range slices.Clone(p.Limits) {
+		name := controllers[l.Name]
+		if l.Enforced && strings.HasPrefix(l.Mechanism, "cgroup v2 ") && !c.has(name) {
+			if err := p.fail(l.Name, fmt.Errorf("systemd has made %s without the controller %s", c.dir, name), ""); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func (g *Group) make(id string, nest bool) error {
@@ -87,7 +152,12 @@ func (g *Group) make(id string, nest bool) error {
 			}
 		}
 	}
-	for _, s := range g.settings() {
+	return g.apply(g.settings())
+}
+
+func (g *Group) apply(settings []setting) error {
+	p := g.plan
+	for _, s := range settings {
 		if !p.enforced(s.limit) {
 			continue
 		}
@@ -108,6 +178,11 @@ var probes = map[string]string{"memory": "memory.limit_in_bytes", "pids": "pids.
 
 func (g *Group) makeV2(id string, nest bool) error {
 	p := g.plan
+	if p.v2.manager != nil {
+		if err := g.enter(id); err != nil {
+			return err
+		}
+	}
 	var on []string
 	for name, asked := range map[string]bool{"memory": p.request.Memory > 0, "pids": p.request.Pids > 0, "cpu": p.request.CPUs > 0} {
 		if asked && slices.Contains(p.v2.more, name) {
@@ -138,7 +213,7 @@ func (g *Group) makeV2(id string, nest bool) error {
 	if err := os.Mkdir(dir+"/"+leaf, 0o755); err != nil {
 		return err
 	}
-	g.join[len(g.join)-1] = dir + "/" + leaf
+	g.join[len(g.join)-1], g.nested = dir+"/"+leaf, true
 	for _, c := range strings.Fields(string(controllers)) {
 		if slices.Contains([]string{"memory", "pids", "cpu"}, c) {
 			if err := write(dir+"/cgroup.subtree_control", "+"+c); err != nil {
@@ -171,7 +246,10 @@ func (g *Group) mkdir(parent, id, instead string) (string, error) {
 }
 
 func hintFor(err error) string {
+	var e *result.Error
 	switch {
+	case errors.As(err, &e):
+		return e.Hint
 	case errors.Is(err, unix.ENOENT):
 		return "boot a kernel that has it (for swap: swapaccount=1)"
 	case errors.Is(err, unix.EINVAL):
@@ -183,7 +261,7 @@ func hintFor(err error) string {
 }
 
 func (p *Plan) enforced(name string) bool {
-	return slices.ContainsFunc(p.Limits, func(l Limit) bool { return l.Name == name && l.Enforced })
+	return slices.ContainsFunc(p.Limits, func(l result.Limit) bool { return l.Name == name && l.Enforced })
 }
 
 // failAll fails all limits whose mechanism begins so.
@@ -198,122 +276,54 @@ func (g *Group) failAll(mechanism string, err error) error {
 	return nil
 }
 
-// Add is [Group.Move] and [Group.Set]: it puts init, which is held, under all the limits.
-// All that it starts later inherits them.
-func (g *Group) Add(init *proc.Process) error {
-	if err := g.Move(init); err != nil {
-		return err
-	}
-	return g.Set(init)
-}
-
-// Join is where what becomes init can go by itself, in place of [Group.Move]: by writing
-// "0" to each v1 file, while it has one thread, and by being born in the v2
-// directory, if there is one (clone3(2), CLONE_INTO_CGROUP, Linux 5.7).
-//
-// It saves the time that Move takes if nobody has moved a process for a tenth of a
-// second: 3 to 15 ms, a grace period of RCU, for which the kernel stops all forks
-// and exits (cgroup_threadgroup_rwsem). A thread that moves itself stops nobody.
-func (g *Group) Join() (tasks []string, v2 string) {
+// Bounds are what a sandbox or exec begins with.
+func (g *Group) Bounds() (b proc.Bounds) {
 	for _, dir := range g.join {
 		if exists(dir + "/cgroup.controllers") {
-			v2 = dir
+			b.V2 = dir
 		} else {
-			tasks = append(tasks, dir+"/tasks")
+			b.Tasks = append(b.Tasks, dir+"/tasks")
 		}
 	}
-	return tasks, v2
-}
-
-// Move moves init into the cgroups from outside. [proc.ErrGone] if it has ended
-// meanwhile; a [*result.Error] if a required limit would not hold: the payload must not be
-// released then.
-func (g *Group) Move(init *proc.Process) error {
+	for _, n := range g.nodes {
+		if n.dir == g.v2 && g.nested {
+			b.Remove = append(b.Remove, n.dir+"/"+leaf)
+		}
+		b.Remove = append(b.Remove, n.dir)
+	}
 	p := g.plan
-	for _, dir := range g.join {
-		err := write(dir+"/cgroup.procs", strconv.Itoa(init.PID))
-		if err == nil {
-			continue
-		}
-		if init.Exited() {
-			return proc.ErrGone
-		}
-		err = fmt.Errorf("move init to %s: %w", dir, err)
-		inherited := !slices.ContainsFunc(g.nodes, func(n node) bool { return n.dir == dir || n.dir+"/"+leaf == dir })
-		if inherited {
-			return err // an exec may not run outside of its sandbox's limits
-		}
-		for _, l := range slices.Clone(p.Limits) {
-			if l.Enforced && g.dirOf(l.Name) != "" && strings.HasPrefix(dir+"/", g.dirOf(l.Name)+"/") {
-				if err := p.fail(l.Name, err, hintFor(err)); err != nil {
-					return err
-				}
-			}
-		}
-	}
-	return nil
-}
-
-// Set sets what is set on a process and not on a cgroup. The errors are those of [Group.Move].
-func (g *Group) Set(init *proc.Process) error {
-	p, pid := g.plan, strconv.Itoa(init.PID)
-	set := func(name string, err error) error {
-		if err == nil || !p.enforced(name) {
-			return nil
-		}
-		if init.Exited() {
-			return proc.ErrGone
-		}
-		return p.fail(name, err, "run sbxrun as root with CAP_SYS_RESOURCE and CAP_SYS_NICE")
-	}
-	var errs []error
 	for _, l := range p.request.rlimits() {
 		if p.enforced(l.name) {
-			v := unix.Rlimit{Cur: uint64(l.value), Max: uint64(l.value)}
-			errs = append(errs, set(l.name, asOwner(init.PID, func() error { return unix.Prlimit(init.PID, l.resource, &v, nil) })))
+			b.Rlimits = append(b.Rlimits, proc.Rlimit{Resource: l.resource, Value: uint64(l.value)})
 		}
 	}
-	if n := p.request.Nice; n != nil {
-		errs = append(errs, set("nice", asOwner(init.PID, func() error { return unix.Setpriority(unix.PRIO_PROCESS, init.PID, *n) })))
+	if p.enforced("nice") {
+		b.Nice = p.request.Nice
 	}
-	if n := p.request.OOMScoreAdj; n != nil {
-		errs = append(errs, set("oom-score-adj", asOwner(init.PID, func() error { return write("/proc/"+pid+"/oom_score_adj", strconv.Itoa(*n)) })))
+	if p.enforced("oom-score-adj") {
+		b.OOMScoreAdj = p.request.OOMScoreAdj
 	}
-	for _, err := range errs {
-		if err != nil {
-			return err
+	if cpus := CPUSet(p.request.CPUs, os.Getpid()); len(cpus) > 0 {
+		b.CPUs = new(unix.CPUSet)
+		for _, cpu := range cpus {
+			b.CPUs.Set(cpu)
 		}
 	}
-	if p.request.CPUs > 0 {
-		// So that nproc fits. It is no limit, a program can undo it; the quota is.
-		var set unix.CPUSet
-		for _, cpu := range CPUSet(p.request.CPUs, init.PID) {
-			set.Set(cpu)
-		}
-		if set.Count() > 0 {
-			_ = asOwner(init.PID, func() error { return unix.SchedSetaffinity(init.PID, &set) })
-		}
-	}
-	if init.Exited() {
-		return proc.ErrGone // and its pid may have been somebody else's
-	}
-	return nil
+	return b
 }
+
+// Throttle sets the CPU quota. Last, when init is there: what sets a sandbox up would
+// take minutes under a small one. A [*result.Error] if it is required and does not hold:
+// the payload must not be released then.
+func (g *Group) Throttle() error { return g.apply(g.throttle()) }
 
 // dirOf is the cgroup that enforces the limit.
 func (g *Group) dirOf(limit string) string {
-	switch limit {
-	case "memory", "memory-swap":
-		return g.read["memory"]
-	case "pids":
-		return g.read["pids"]
-	case "cpus":
-		return g.read["cpu"]
-	case "cpu-time":
-		return g.read["cpuacct"]
-	}
-	return ""
+	return g.read[controllers[limit]]
 }
+
+// controllers of the limits that need one.
+var controllers = map[string]string{"memory": "memory", "memory-swap": "memory", "pids": "pids", "cpus": "cpu", "cpu-time": "cpuacct"}
 
 // Dirs are the cgroups' directories, for the record: [Machine.Within] and
 // [RemoveDirs] take them.

@@ -24,6 +24,7 @@ import (
 // sandbox's init. All that it leaves in its group is killed when the test ends.
 type held struct {
 	*proc.Process
+	owner  *proc.Cred // nil for who we are
 	cmd    *exec.Cmd
 	gate   io.WriteCloser
 	output bytes.Buffer
@@ -34,6 +35,7 @@ func hold(t *testing.T, script string) *held {
 	h := &held{cmd: exec.Command("sh", "-c", "echo >&3; exec 3>&-; read x; "+script)}
 	h.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if os.Geteuid() == 0 {
+		h.owner = &proc.Cred{UID: 65534, GID: 65534}
 		h.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: 65534, Gid: 65534}
 	}
 	h.cmd.Dir, h.cmd.Stdout, h.cmd.Stderr, h.cmd.WaitDelay = "/", &h.output, &h.output, 100*time.Millisecond
@@ -97,8 +99,9 @@ func here(t *testing.T) *Machine {
 
 // can is what the tests are built on: that a limit is refused where it cannot be.
 func can(m *Machine, controllers ...string) bool {
+	best, _ := m.delegated(m.candidate(controllers), controllers)
 	for _, c := range controllers {
-		if m.v1[c] == "" && !m.candidate(controllers).has(c) || c == "cpuacct" && m.v1[c] == "" && len(m.v2) == 0 {
+		if m.v1[c] == "" && (best.dir == "" || !best.has(c)) {
 			return false
 		}
 	}
@@ -187,7 +190,7 @@ func empty(t *testing.T, dirs []string) {
 	}
 }
 
-func limit(t *testing.T, limits []Limit, name string) Limit {
+func limit(t *testing.T, limits []result.Limit, name string) result.Limit {
 	t.Helper()
 	for _, l := range limits {
 		if l.Name == name {
@@ -195,14 +198,27 @@ func limit(t *testing.T, limits []Limit, name string) Limit {
 		}
 	}
 	t.Fatalf("no limit %s in %+v", name, limits)
-	return Limit{}
+	return result.Limit{}
 }
 
 func add(t *testing.T, g *Group, h *held) {
 	t.Helper()
-	if err := g.Add(h.Process); err != nil {
+	if err := move(g, h); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// move puts a process that is there already into the group, and sets its limits.
+func move(g *Group, h *held) error {
+	for _, dir := range g.join {
+		if err := write(dir+"/cgroup.procs", strconv.Itoa(h.PID)); err != nil && !h.Exited() {
+			return fmt.Errorf("%s: %w", dir, err)
+		}
+	}
+	if err := h.SetLimits(g.Bounds().Rlimits, h.owner); err != nil {
+		return err
+	}
+	return g.Throttle()
 }
 
 func TestMemoryHog(t *testing.T) {
@@ -324,7 +340,15 @@ func TestCPUQuota(t *testing.T) {
 	add(t, g, h)
 	h.release(t)
 	start := time.Now()
-	time.Sleep(800 * time.Millisecond)
+	// On a busy machine it may have to wait before it has used anything up.
+	for end := start.Add(20 * time.Second * slower()); !limit(t, g.Limits(0), "cpus").Hit; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%+v", g.Limits(0))
+		}
+	}
+	for time.Since(start) < 800*time.Millisecond { // eight periods
+		time.Sleep(10 * time.Millisecond)
+	}
 	used, wall := g.cpu(), time.Since(start)
 	if g.read["cpuacct"] == "" { // v1 has no need of it for a quota
 		st, err := proc.ReadStat(h.PID)
@@ -335,15 +359,11 @@ func TestCPUQuota(t *testing.T) {
 	}
 	ratio := used.Seconds() / wall.Seconds()
 	t.Logf("%v of CPU in %v: %.2f", used, wall, ratio)
-	if ratio > 0.75 || ratio < 0.1 {
+	if ratio > 0.75 {
 		t.Errorf("used %.2f of a CPU", ratio)
 	}
-	if l := limit(t, g.Limits(0), "cpus"); !l.Hit {
-		t.Errorf("%+v", l)
-	}
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(h.PID, &set); err != nil || set.Count() != 1 {
-		t.Errorf("%d CPUs, %v", set.Count(), err)
+	if cpus := g.Bounds().CPUs; cpus == nil || cpus.Count() != 1 {
+		t.Errorf("CPUs %v", cpus)
 	}
 }
 
@@ -469,11 +489,10 @@ func TestFrozenV1(t *testing.T) {
 	}
 }
 
-// TestProcessLimits: prlimit and the like act on init from outside, as root on nobody's
-// process and as a user on one's own, and are inherited.
+// TestProcessLimits: prlimit acts on init from outside, as root on nobody's process and
+// as a user on one's own, and is inherited.
 func TestProcessLimits(t *testing.T) {
-	nice, adj := 7, 500
-	p, err := here(t).Plan(Request{FSize: 10 << 20, NoFile: 64, Stack: 4 << 20, Nice: &nice, OOMScoreAdj: &adj}, true)
+	p, err := here(t).Plan(Request{FSize: 10 << 20, NoFile: 64, Stack: 4 << 20}, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -481,17 +500,10 @@ func TestProcessLimits(t *testing.T) {
 	if err != nil || len(g.Dirs()) != 0 {
 		t.Fatal(err, g.Dirs())
 	}
-	h := hold(t, "nice; cat /proc/self/oom_score_adj")
+	h := hold(t, "ulimit -n; ulimit -f; ulimit -s; ulimit -Hn; exec head -c 11M /dev/zero >"+file(t))
 	add(t, g, h)
 	h.release(t)
 	ws := h.end(5 * time.Second)
-	if out := strings.Join(strings.Fields(h.output.String()), " "); out != "7 500" {
-		t.Errorf("%v, %s", ws, out)
-	}
-	h = hold(t, "ulimit -n; ulimit -f; ulimit -s; ulimit -Hn; exec head -c 11M /dev/zero >"+h.file(t))
-	add(t, g, h)
-	h.release(t)
-	ws = h.end(5 * time.Second)
 	if diff := strings.Join(strings.Fields(h.output.String()), " "); diff != "64 20480 4096 64" || ws.Signal() != unix.SIGXFSZ {
 		t.Errorf("%s, %v", diff, ws)
 	}
@@ -501,7 +513,7 @@ func TestProcessLimits(t *testing.T) {
 }
 
 // file is one that the shell may write.
-func (h *held) file(t *testing.T) string {
+func file(t *testing.T) string {
 	f, err := os.CreateTemp("", "limits")
 	if err != nil {
 		t.Fatal(err)
@@ -524,21 +536,19 @@ func TestMayNotBeSet(t *testing.T) {
 	if os.Geteuid() == 0 {
 		return // may
 	}
-	nice := -5
-	for _, required := range []bool{true, false} {
-		p, err := here(t).Plan(Request{Nice: &nice}, required)
-		if err != nil {
-			t.Fatal(err)
-		}
-		g, err := p.Make(id(t), false)
-		if err != nil {
-			t.Fatal(err)
-		}
-		h := hold(t, "true")
-		err = g.Add(h.Process)
+	nice, adj := -5, -500
+	for _, r := range []Request{{Nice: &nice}, {OOMScoreAdj: &adj}} {
+		_, err := here(t).Plan(r, true)
 		var refused *result.Error
-		if required != (errors.As(err, &refused) && refused.Code == "limit") || limit(t, g.Limits(0), "nice").Enforced {
-			t.Errorf("required %v: %v, %+v", required, err, g.Limits(0))
+		if !errors.As(err, &refused) || refused.Code != "limit" {
+			t.Errorf("required: %v", err)
+		}
+		p, err := here(t).Plan(r, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l := p.Limits[0]; l.Enforced || l.Reason == "" {
+			t.Errorf("best effort: %+v", l)
 		}
 	}
 	hard := unix.Rlimit{}
@@ -561,52 +571,60 @@ func TestGone(t *testing.T) {
 	}
 	h := hold(t, "true")
 	h.end(0)
-	if err := g.Add(h.Process); err != proc.ErrGone {
+	if err := move(g, h); err != proc.ErrGone {
 		t.Error(err)
 	}
 }
 
-// TestJoin: what becomes init goes by itself, and is born in v2.
-func TestJoin(t *testing.T) {
-	g := made(t, false, Request{Memory: 64 << 20, Pids: 10}, "memory", "pids")
+// TestBounds: what the keeper starts is in the cgroups from its first instant, and
+// the keeper removes them, even if nobody else does.
+func TestBounds(t *testing.T) {
+	nice, adj := 7, 500
+	g := made(t, true, Request{Memory: 64 << 20, Pids: 10, CPUs: 0.5, Nice: &nice, OOMScoreAdj: &adj}, "memory", "pids", "cpu")
 	if g == nil {
 		return
 	}
-	tasks, v2 := g.Join()
-	cmd := exec.Command("sh", append([]string{"-c", `for f; do echo 0 >"$f" || exit; done; cat /proc/self/cgroup; exec sleep 60`, "sh"}, tasks...)...)
-	if v2 != "" {
-		dir, err := os.Open(v2)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer dir.Close()
-		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd())}
-	}
-	out, err := cmd.StdoutPipe()
+	out, in, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
-	var seen []byte
-	for buf := make([]byte, 4096); bytes.Count(seen, []byte(id(t))) < len(g.Dirs()); {
-		n, err := out.Read(buf)
-		if seen = append(seen, buf[:n]...); err != nil {
-			t.Fatalf("%v after %s", err, seen)
-		}
-	}
-	p, err := proc.Open(cmd.Process.Pid)
+	defer out.Close()
+	null, err := os.Open(os.DevNull)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer p.Close()
-	if err := g.Set(p); err != nil {
+	defer null.Close()
+	k, err := proc.Keep(proc.Command{
+		Path: "/bin/sh", Args: []string{"sh", "-c", "cat /proc/self/cgroup /proc/self/oom_score_adj; nice; nproc"}, Files: []*os.File{null, in, in}, Bounds: g.Bounds(),
+	})
+	in.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen, err := io.ReadAll(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := bytes.Count(seen, []byte(id(t))); n != len(g.Dirs()) {
+		t.Errorf("it is in %d of %v: %s", n, g.Dirs(), seen)
+	}
+	if !bytes.HasSuffix(seen, []byte("\n500\n7\n1\n")) {
+		t.Errorf("oom_score_adj, niceness and CPUs are not 500, 7 and 1: %s", seen)
+	}
+	end := time.Now().Add(5 * time.Second * slower())
+	if _, err := k.Empty(end); err != nil {
+		t.Errorf("%v: %v", err, k.StartError())
+	}
+	if peak := g.Usage().PidsPeak; peak > 3 { // sh and cat, and 0 where it is not known
+		t.Errorf("%d tasks", peak)
+	}
+	if err := k.Reap(end); err != nil {
 		t.Error(err)
 	}
-	if peak := g.Usage().PidsPeak; peak > 3 {
-		t.Errorf("%d tasks", peak)
+	for _, dir := range g.Dirs() {
+		if exists(dir) {
+			t.Errorf("%s is still there", dir)
+		}
 	}
 }
 

@@ -4,23 +4,26 @@
 //
 // [Detect] looks at what the caller may do, and changes nothing. [Machine.Plan]
 // says of each limit by what it will be enforced, or why it cannot be.
-// [Plan.Make] makes the cgroups, empty and with their limits set; [Group.Add]
-// moves a sandbox's init there, while it is held, so that the payload and all it
-// starts are born inside. [Group.Watch] tells of what should end the run, [Group.Loosen] and
-// [Group.Kill] help to end it, [Group.Remove] leaves nothing behind.
+// [Plan.Make] makes the cgroups, empty and with their limits set; [Group.Bounds]
+// is what the keeper lets its command begin with, so that all of a sandbox is born inside.
+// [Group.Throttle] comes last, when init is there and the payload is held.
+// [Group.Watch] tells of what should end the run, [Group.Loosen] and [Group.Kill] help
+// to end it, [Group.Remove] leaves nothing behind.
 //
 // cgroup v2: a cgroup that holds processes cannot enable controllers for its
 // children (cgroups(7), the no internal processes rule), so a sandbox's cgroup is
 // made beside the caller's, below its nearest ancestor that may be written and
 // has, or can get, the controllers. It shares the limits of that ancestor, but not those of
-// the caller's own leaf. A transient systemd scope over D-Bus is not asked for (left
-// for later): the refusal says how to start sbxrun in one.
+// the caller's own leaf. Where there is none (an ordinary user's login session) systemd is asked for a
+// delegated scope (package scope): Plan only asks what it could give; Make enters it, moving the caller,
+// so whatever is to go to the sandbox's cgroups must be started after Make. In the scope the caller
+// goes to a leaf, and the sandbox's cgroup beside that.
 //
 // cgroup v1: below the caller's own cgroup of each hierarchy that is needed. On a
 // hybrid machine the v2 hierarchy has no controllers, but still kills, freezes and counts CPU time.
 //
-// Resource limits (prlimit(2)), niceness, oom_score_adj and affinity are set on
-// init from outside and inherited. RLIMIT_NPROC counts all processes of a
+// Resource limits (prlimit(2)), niceness, oom_score_adj and affinity are inherited, and
+// set on what makes the payload. RLIMIT_NPROC counts all processes of a
 // user and does not bind root, RLIMIT_CPU is per process, RLIMIT_AS breaks node and
 // the JVM: none of them is taken for --pids, --cpu-time or --memory.
 //
@@ -35,6 +38,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -58,19 +62,9 @@ type Request struct {
 	OOMScoreAdj *int
 }
 
-// Limit is one requested limit, as the report shows it.
-type Limit struct {
-	Name      string  `json:"name"`      // as the flag, without dashes
-	Requested float64 `json:"requested"` // bytes, tasks, CPUs, milliseconds, or the value itself
-	Enforced  bool    `json:"enforced"`
-	Mechanism string  `json:"mechanism,omitempty"` // "cgroup v2 memory.max"; "" if not enforced
-	Hit       bool    `json:"hit"`
-	Reason    string  `json:"reason,omitempty"` // why it is not enforced
-}
-
 // Plan is a request and how it will be enforced.
 type Plan struct {
-	Limits   []Limit // in a fixed order
+	Limits   []result.Limit // in a fixed order
 	request  Request
 	required bool
 	machine  *Machine
@@ -83,6 +77,7 @@ const (
 	longPeriod = 1_000_000 // µs, the longest it takes: a quota is at least 1 ms
 	minCPUs    = 0.001
 	maxCPUs    = 1 << 16
+	minPids    = 4
 )
 
 // rlimits are in the order of [Request].
@@ -113,6 +108,8 @@ func (r Request) check() *result.Error {
 	switch {
 	case math.IsNaN(r.CPUs) || r.CPUs != 0 && (r.CPUs < minCPUs || r.CPUs > maxCPUs):
 		return wrong("cpus", fmt.Sprintf("%v is out of range", r.CPUs), fmt.Sprintf("give %v to %v", minCPUs, maxCPUs))
+	case r.Pids != 0 && r.Pids < minPids:
+		return wrong("pids", fmt.Sprintf("%d is too few", r.Pids), fmt.Sprintf("give at least %d: a sandbox has two tasks of its own, and an exec three for a moment", minPids))
 	case r.MemorySwap < -1:
 		return wrong("memory-swap", "it is negative", "give a size, or -1 for no limit")
 	case r.MemorySwap != 0 && r.Memory == 0:
@@ -143,11 +140,16 @@ func (m *Machine) Plan(r Request, required bool) (*Plan, error) {
 			wanted = append(wanted, w.controller)
 		}
 	}
+	var refused *why
 	if len(wanted) > 0 || r.CPUTime > 0 {
 		p.v2 = m.candidate(wanted)
+		if r.CPUTime > 0 {
+			wanted = append(wanted, "cpuacct")
+		}
+		p.v2, refused = m.delegated(p.v2, wanted)
 	}
 	cgroup := func(name string, requested float64, controller, v2, v1 string) error {
-		l := Limit{Name: name, Requested: requested}
+		l := result.Limit{Name: name, Requested: requested}
 		switch {
 		case p.v2.dir != "" && p.v2.has(controller):
 			l.Enforced, l.Mechanism = true, "cgroup v2 "+v2
@@ -156,6 +158,9 @@ func (m *Machine) Plan(r Request, required bool) (*Plan, error) {
 			p.need(controller)
 		default:
 			why, hint := m.why(controller)
+			if refused != nil {
+				why, hint = why+"; "+refused.reason, refused.hint
+			}
 			p.Limits = append(p.Limits, l)
 			return p.fail(name, errors.New(why), hint)
 		}
@@ -181,15 +186,21 @@ func (m *Machine) Plan(r Request, required bool) (*Plan, error) {
 	}
 	for _, l := range r.rlimits() {
 		if l.value > 0 {
-			p.Limits = append(p.Limits, Limit{Name: l.name, Requested: float64(l.value), Enforced: true, Mechanism: l.mechanism})
+			p.Limits = append(p.Limits, result.Limit{Name: l.name, Requested: float64(l.value), Enforced: true, Mechanism: l.mechanism})
 			errs = append(errs, p.checkHard(l))
 		}
 	}
 	if r.Nice != nil {
-		p.Limits = append(p.Limits, Limit{Name: "nice", Requested: float64(*r.Nice), Enforced: true, Mechanism: "setpriority"})
+		p.Limits = append(p.Limits, result.Limit{Name: "nice", Requested: float64(*r.Nice), Enforced: true, Mechanism: "setpriority"})
+		if least := niceness(); *r.Nice < least && !capable(unix.CAP_SYS_NICE) {
+			errs = append(errs, p.fail("nice", fmt.Errorf("the caller may not go below %d", least), "give at least that, or run sbxrun with CAP_SYS_NICE"))
+		}
 	}
 	if r.OOMScoreAdj != nil {
-		p.Limits = append(p.Limits, Limit{Name: "oom-score-adj", Requested: float64(*r.OOMScoreAdj), Enforced: true, Mechanism: "oom_score_adj"})
+		p.Limits = append(p.Limits, result.Limit{Name: "oom-score-adj", Requested: float64(*r.OOMScoreAdj), Enforced: true, Mechanism: "oom_score_adj"})
+		if least := oomScoreAdj(); *r.OOMScoreAdj < least && !capable(unix.CAP_SYS_RESOURCE) {
+			errs = append(errs, p.fail("oom-score-adj", fmt.Errorf("the caller may not go below its own, %d", least), "give at least that, or run sbxrun with CAP_SYS_RESOURCE"))
+		}
 	}
 	for _, err := range errs {
 		if err != nil {
@@ -202,7 +213,7 @@ func (m *Machine) Plan(r Request, required bool) (*Plan, error) {
 // checkHard refuses what is above the hard limit that init will have.
 func (p *Plan) checkHard(l rlimit) error {
 	var own unix.Rlimit
-	if err := unix.Getrlimit(l.resource, &own); err != nil || uint64(l.value) <= own.Max || mayRaise() {
+	if err := unix.Getrlimit(l.resource, &own); err != nil || uint64(l.value) <= own.Max || capable(unix.CAP_SYS_RESOURCE) {
 		return nil // an error shows when it is set
 	}
 	return p.fail(l.name, fmt.Errorf("the caller's own hard limit is %d", own.Max), fmt.Sprintf("ask for at most %d, or raise it (ulimit -H)", own.Max))
@@ -217,6 +228,9 @@ func (p *Plan) need(controller string) {
 	p.v1 = append(p.v1, controller)
 }
 
+// OrWithout ends the hint of every refusal, after the smallest change that would help.
+const OrWithout = "or run without it: --limits best-effort"
+
 // fail marks a limit as not enforced, and is an error if it had to be.
 func (p *Plan) fail(name string, why error, hint string) error {
 	for i := range p.Limits {
@@ -227,10 +241,7 @@ func (p *Plan) fail(name string, why error, hint string) error {
 	if !p.required {
 		return nil
 	}
-	if hint != "" {
-		hint += "; "
-	}
-	return &result.Error{Code: "limit", Message: "limit " + name + " cannot be enforced here: " + why.Error(), Hint: hint + "or run without it: --limits best-effort", Err: why}
+	return &result.Error{Code: "limit", Message: "limit " + name + " cannot be enforced here: " + why.Error(), Hint: strings.TrimPrefix(hint+"; "+OrWithout, "; "), Err: why}
 }
 
 // quota is the CPU limit as the kernel takes it, in µs.

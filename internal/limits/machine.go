@@ -9,6 +9,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/cgroups"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/scope"
 	"golang.org/x/sys/unix"
 )
 
@@ -19,7 +20,16 @@ type Machine struct {
 	v1    map[string]string // by controller, where a v1 cgroup can be made
 	whys  map[string]why    // by controller, why not
 	mount []cgroups.Mount
+	own   string   // the caller's v2 cgroup
 	base  []string // the sandbox's cgroups, which an exec joins
+	// manager finds who can move the caller to where it may make cgroups; nil if nobody is asked.
+	manager func() (manager, error)
+}
+
+// manager is a [scope.Manager].
+type manager interface {
+	Cgroup() string
+	Enter(name string) (cgroup string, err error)
 }
 
 // candidate is a v2 cgroup below which one can be made.
@@ -27,6 +37,7 @@ type candidate struct {
 	dir     string
 	enabled []string // controllers of its children
 	more    []string // that can be enabled
+	manager manager  // if not nil it is the manager's, and the caller must first enter a cgroup below
 }
 
 // has: CPU time is counted without a controller.
@@ -37,7 +48,14 @@ func (c candidate) has(controller string) bool {
 type why struct{ reason, hint string }
 
 // Detect looks at where the caller is and what it may write. It changes nothing.
-func Detect() (*Machine, error) { return detect("") }
+func Detect() (*Machine, error) {
+	m, err := detect("")
+	if err != nil {
+		return nil, err
+	}
+	m.manager = func() (manager, error) { return scope.Find() }
+	return m, nil
+}
 
 // detect takes all paths below root, for tests; the paths that it gives have it in front.
 func detect(root string) (*Machine, error) {
@@ -81,6 +99,7 @@ func (m *Machine) lookV2(mt cgroups.Mount, path string) {
 		m.whys[""] = why{fmt.Sprintf("the caller's cgroup %q is not below what is mounted at %s", path, mt.Point), "mount the whole cgroup hierarchy"}
 		return
 	}
+	m.own = own
 	for dir := own; ; dir = filepath.Dir(dir) {
 		if available, err := proc.ReadFile(dir + "/cgroup.controllers"); err == nil {
 			m.consider(dir, strings.Fields(string(available)))
@@ -144,6 +163,55 @@ func (m *Machine) candidate(wanted []string) (best candidate) {
 		}
 	}
 	return best
+}
+
+// delegated is what a systemd manager can give of the controllers that neither v1 nor
+// the best candidate has, or else why not.
+func (m *Machine) delegated(best candidate, controllers []string) (candidate, *why) {
+	lacks := func(c candidate) (list []string) {
+		for _, name := range controllers {
+			if m.v1[name] == "" && (c.dir == "" || !c.has(name)) {
+				list = append(list, name)
+			}
+		}
+		return list
+	}
+	// An exec's limits are within its sandbox's, which no manager gives.
+	if m.manager == nil || len(m.base) > 0 || len(lacks(best)) == 0 {
+		return best, nil
+	}
+	given, err := m.manager()
+	if err != nil {
+		return best, &why{"asked systemd for a scope: " + err.Error(), hintFor(err)}
+	}
+	c := candidate{manager: given}
+	for _, mt := range m.mount {
+		if dir, ok := mt.Own(given.Cgroup()); ok && mt.V2 {
+			available, _ := proc.ReadFile(dir + "/cgroup.controllers") // none, if it cannot be read
+			c.dir, c.more = dir, strings.Fields(string(available))
+		}
+	}
+	left := lacks(c)
+	if c.dir == "" || len(left) >= len(lacks(best)) {
+		c = best
+	}
+	if len(left) == 0 {
+		return c, nil
+	}
+	return c, &why{"asked systemd for a scope: its own cgroup " + given.Cgroup() + " has not the controller " + strings.Join(left, ", "), "as root: systemctl edit user@.service, and there: [Service] Delegate=cpu memory pids"}
+}
+
+// mayMove: a process of the caller's can go to a cgroup if their common ancestor may
+// be written (cgroup-v2.rst, delegation).
+func (m *Machine) mayMove(dir string) bool {
+	if m.own == "" {
+		return true // it is not known; the move will tell
+	}
+	common := m.own
+	for dir != common && !strings.HasPrefix(dir, common+"/") && len(common) > 1 {
+		common = filepath.Dir(common)
+	}
+	return unix.Access(common+"/cgroup.procs", unix.W_OK) == nil
 }
 
 // why there is nowhere to enforce it, and the smallest change.

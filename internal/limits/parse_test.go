@@ -37,26 +37,6 @@ func TestRow(t *testing.T) {
 	}
 }
 
-func TestParseID(t *testing.T) {
-	tests := []struct {
-		in   string
-		want uintptr
-		ok   bool
-	}{
-		{"Name:\tx\nUid:\t65534\t65534\t65534\t65534\n", 65534, true},
-		{"Name:\tUid:\t1\t1\t1\t1\nUid:\t2\t2\t2\t2", 2, true},
-		{"Name:\tx\\nUid:\t1\t1\t1\t1\nUid:\t0\t2\t2\t2", 0, false},
-		{"Uid:\t1\t1\t1\n", 0, false},
-		{"Uid:\t99999999999\t99999999999\t99999999999\t1\n", 0, false},
-		{"", 0, false},
-	}
-	for _, tt := range tests {
-		if got, ok := parseID([]byte(tt.in), "Uid:"); ok != tt.ok || ok && got != tt.want {
-			t.Errorf("%q: %d, %v", tt.in, got, ok)
-		}
-	}
-}
-
 func TestFakeMeminfo(t *testing.T) {
 	in := "MemTotal:       24683520 kB\nMemFree:          100 kB\nMemAvailable:   22000000 kB\nBuffers:           12 kB\nCached:           1200 kB\n" +
 		"SwapTotal:       1000000 kB\nSwapFree:       1000000 kB\nHugePages_Total:       0\nMemTotal: junk\nDirectMap1G:    20971520 kB"
@@ -150,7 +130,6 @@ func FuzzParsers(f *testing.F) {
 				t.Fatalf("row %q of %q is %d, %v", key, data, n, ok)
 			}
 		}
-		parseID(data, "Uid:")
 		once := FakeMeminfo(data, size, size)
 		if again := FakeMeminfo(once, size, size); string(once) != string(again) {
 			t.Fatalf("%q becomes %q and then %q", data, once, again)

@@ -1,64 +1,47 @@
 package limits
 
 import (
-	"errors"
-	"os"
-	"runtime"
 	"strconv"
 	"strings"
 
-	"github.com/sbxrun/sbxrun/internal/proc"
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// asOwner calls f, and if that is forbidden once more as the user whose process it
-// is. Root in a container often lacks CAP_SYS_RESOURCE and CAP_SYS_NICE, and then may not set
-// the limits of a process of nobody's, which nobody may (prlimit(2), setpriority(2)).
-func asOwner(pid int, f func() error) error {
-	err := f()
-	if !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES) || os.Geteuid() != 0 {
-		return err
+// niceness is the least that a process of ours may have: lower needs CAP_SYS_NICE, or
+// RLIMIT_NICE (setpriority(2)).
+func niceness() int {
+	// The system call says 20-nice, and unix.Getpriority leaves it so.
+	n, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+	if err != nil {
+		return 19
 	}
-	status, readErr := proc.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
-	uid, uidOK := parseID(status, "Uid:")
-	gid, gidOK := parseID(status, "Gid:")
-	if readErr != nil || !uidOK || !gidOK || uid == 0 {
-		return err
+	least := 20 - n
+	var own unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NICE, &own) == nil && own.Cur <= 40 {
+		least = min(least, 20-int(own.Cur))
 	}
-	done := make(chan error)
-	go func() {
-		// The identity is the thread's alone, and ends with it: it is not unlocked.
-		// The saved uid stays 0, so that nobody may not trace it.
-		runtime.LockOSThread()
-		const keep = ^uintptr(0)
-		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, gid, gid, keep); errno != 0 {
-			done <- err
-		} else if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uid, uid, keep); errno != 0 {
-			done <- err
-		} else {
-			done <- f()
-		}
-	}()
-	return <-done
+	return least
 }
 
-// parseID is the real, effective and saved id of a process, if they are one, from /proc/PID/status.
-// Its name, which comes first, has no newlines there.
-func parseID(status []byte, key string) (id uintptr, ok bool) {
-	for line := range strings.Lines(string(status)) {
-		f := strings.Fields(line)
-		if len(f) != 5 || f[0] != key || !strings.HasPrefix(line, key) {
-			continue
-		}
-		n, err := strconv.ParseUint(f[1], 10, 32)
-		return uintptr(n), err == nil && f[2] == f[1] && f[3] == f[1]
+// oomScoreAdj is the least that a process of ours may have: lower needs
+// CAP_SYS_RESOURCE (proc_pid_oom_score_adj(5)).
+func oomScoreAdj() int {
+	data, err := proc.ReadFile("/proc/self/oom_score_adj")
+	if err != nil {
+		return 0
 	}
-	return 0, false
+	n, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		return 0
+	}
+	return n
 }
 
-// mayRaise: who has CAP_SYS_RESOURCE may raise a hard limit (setrlimit(2)).
-func mayRaise() bool {
+// capable says whether we have a capability.
+func capable(capability int) bool {
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
-	return unix.Capget(&hdr, &data[0]) == nil && data[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
+	return unix.Capget(&hdr, &data[0]) == nil && data[0].Effective&(1<<capability) != 0
 }

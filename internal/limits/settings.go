@@ -41,6 +41,12 @@ func (g *Group) settings() (list []setting) {
 	if dir := g.read["pids"]; dir != "" && r.Pids > 0 {
 		list = append(list, setting{"pids", dir + "/pids.max", strconv.FormatInt(r.Pids, 10), false})
 	}
+	return list
+}
+
+// throttle is the CPU quota.
+func (g *Group) throttle() (list []setting) {
+	r := g.plan.request
 	if dir := g.read["cpu"]; dir != "" && r.CPUs > 0 {
 		q, period := quota(r.CPUs)
 		if dir == g.v2 {

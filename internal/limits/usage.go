@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/result"
 	"golang.org/x/sys/unix"
 )
 
@@ -54,17 +55,39 @@ func (g *Group) cpu() time.Duration {
 }
 
 // OOMKilled tells whether the kernel has killed a process of the group for want of
-// memory. It counts before it kills: of a payload that has died it is certain.
+// memory; of an exec without a group of its own, since it began, whether one of the
+// sandbox it is in. It counts before it kills: of a payload that has died it is certain.
 func (g *Group) OOMKilled() bool {
-	return g.number("memory", "memory.events", "oom_kill", "memory.oom_control", "oom_kill") > 0
+	dir, before := g.read["memory"], int64(0)
+	if dir == "" {
+		dir, before = g.above, g.before
+	}
+	n, _ := oomKills(dir)
+	return n > before
+}
+
+// oomKills is how many processes of a memory cgroup were killed for want of memory;
+// ok is false if it is none.
+func oomKills(dir string) (n int64, ok bool) {
+	if dir == "" {
+		return 0, false
+	}
+	data, err := proc.ReadFile(dir + "/memory.events")
+	if err != nil {
+		data, err = proc.ReadFile(dir + "/memory.oom_control")
+	}
+	if err != nil {
+		return 0, false
+	}
+	return row(data, "oom_kill")
 }
 
 // Limits are the plan's limits with Hit as it is now, before Remove. A memory limit is
 // hit if it had a process killed, not if caches were dropped to stay below; a CPU limit if it
 // made anything wait. What the limits of single processes did shows in the signal
 // that the payload died of, 0 if none: only fsize has one.
-func (g *Group) Limits(died unix.Signal) []Limit {
-	list := append([]Limit{}, g.plan.Limits...)
+func (g *Group) Limits(died unix.Signal) []result.Limit {
+	list := append([]result.Limit{}, g.plan.Limits...)
 	for i := range list {
 		l := &list[i]
 		switch {

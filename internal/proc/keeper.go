@@ -37,6 +37,35 @@ type Command struct {
 	// Terminal, if not nil, is put back by the keeper when sbxrun is killed and
 	// cannot do so itself.
 	Terminal *Terminal
+	// Bounds hold for the command from its first instant; but Rlimits are for a
+	// payload, and not looked at here.
+	Bounds Bounds
+}
+
+// Bounds are the limits of a sandbox or an exec, as the processes that make it take
+// them. All of them are inherited.
+type Bounds struct {
+	// The cgroups. To be born in one, or to go there by itself, saves the time that it
+	// takes to be moved by somebody else if nobody has moved a process for a tenth of a
+	// second: 3 to 15 ms, a grace period of RCU, for which the kernel stops all forks and
+	// exits (cgroup_threadgroup_rwsem). A process that moves itself while it has one
+	// thread stops nobody.
+	Tasks []string // files named tasks, of v1
+	V2    string   // the directory; "" for none
+	// Remove are directories that the keeper removes in the end, in this order:
+	// so nothing is left of them if sbxrun is killed.
+	Remove []string
+
+	Nice        *int
+	OOMScoreAdj *int
+	CPUs        *unix.CPUSet
+	Rlimits     []Rlimit // both limits, soft and hard
+}
+
+// Rlimit is a resource limit (getrlimit(2)).
+type Rlimit struct {
+	Resource int
+	Value    uint64
 }
 
 // Terminal is the caller's terminal, made raw, and the state to be restored.
@@ -108,12 +137,17 @@ func Keep(c Command) (*Keeper, error) {
 	k := &keeperState{
 		pidfd:    -1,
 		terminal: -1,
+		cgroup:   -1,
 		cred:     c.Cred,
 		// Not 0: a core_pattern that is a pipe is fed whatever the limit, except
 		// at 1 (core(5), fs/coredump.c); for files 1 is below any core's size.
 		core: unix.Rlimit{Cur: 1, Max: 1},
 	}
 	if err := k.lay(c); err != nil {
+		return nil, err
+	}
+	defer k.closeBounds()
+	if err := k.layBounds(c.Bounds); err != nil {
 		return nil, err
 	}
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -283,7 +317,7 @@ func (k *Keeper) Empty(deadline time.Time) (End, error) {
 
 // Reap waits for the keeper's own end, at most until deadline, and collects it.
 func (k *Keeper) Reap(deadline time.Time) error {
-	k.socket.Close() // a keeper of a terminal waits for that
+	k.socket.Close() // a keeper of a terminal, or of cgroups, waits for that
 	if err := k.Wait(deadline); err != nil {
 		return err
 	}

@@ -19,6 +19,9 @@ const (
 	stepSignals
 	stepChildren
 	stepFork
+	stepCgroup
+	stepNice
+	stepOOM
 	stepFiles
 	stepLimits
 	stepStage
@@ -36,6 +39,9 @@ var stepNames = [...]string{
 	stepSignals:   "set up signals",
 	stepChildren:  "open /proc/thread-self/children (CONFIG_PROC_CHILDREN)",
 	stepFork:      "fork",
+	stepCgroup:    "join the cgroup",
+	stepNice:      "set the niceness",
+	stepOOM:       "set oom_score_adj",
 	stepFiles:     "hand over descriptors",
 	stepLimits:    "switch core dumps off",
 	stepStage:     "bind what only root can reach",
@@ -99,7 +105,9 @@ type keeperState struct {
 	socket   int
 	files    []int
 	stage    []staged
-	terminal int // -1 for none
+	terminal int   // -1 for none
+	tasks    []int // to be joined: v1, and v2 where one cannot be born in it
+	cgroup   int   // v2, to be born in; -1 for none
 
 	path       *byte
 	argv, envv **byte
@@ -107,6 +115,12 @@ type keeperState struct {
 	arg        unsafe.Pointer
 	cred       *Cred
 	restore    unix.Termios
+	birth      cloneArgs
+	remove     []*byte
+	pause      unix.Timespec
+	nice       *int
+	oom        []byte // the text; nil for none
+	cpus       *unix.CPUSet
 }
 
 // staged is one bind of [Command.Stage].
@@ -148,8 +162,9 @@ func (k *keeperState) fork() (pid uintptr, errno syscall.Errno) {
 //go:nocheckptr
 func (k *keeperState) run() {
 	k.setUp()
-	k.command = k.must(stepFork, unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0)
+	k.command = k.forkCommand()
 	if k.command == 0 {
+		k.takeBounds()
 		k.defaultSignals()
 		k.bindStage()
 		k.takeFiles()
@@ -260,7 +275,9 @@ func (k *keeperState) reap() {
 		if e == unix.ECHILD {
 			k.rec.kind = recordEmpty
 			k.report()
-			k.keepTerminal()
+			k.keepOn()
+			k.restoreTerminal()
+			k.removeCgroups()
 			Exit(0)
 		}
 		if e != 0 || pid == 0 {
@@ -316,21 +333,21 @@ func (k *keeperState) wait() {
 	}
 }
 
-// keepTerminal waits, where there is a terminal, until sbxrun has passed on the last
-// output and put the terminal back, or has been killed and cannot.
+// keepOn waits, where there is something left to do, until sbxrun has passed on the
+// last output and put the terminal back, and has read what the cgroups have counted;
+// or has been killed and cannot.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
-func (k *keeperState) keepTerminal() {
-	if k.terminal < 0 {
+func (k *keeperState) keepOn() {
+	if k.terminal < 0 && len(k.remove) == 0 {
 		return
 	}
 	k.poll[1] = unix.PollFd{Fd: keeperSocket} // POLLHUP needs no asking
 	for !k.orphaned && k.poll[1].Revents == 0 {
 		syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&k.poll[1])), 1, 0, 0, 0, 0)
 	}
-	k.restoreTerminal()
 }
 
 // restoreTerminal puts the caller's terminal back, if it was made raw. sbxrun does

@@ -31,6 +31,7 @@ type Report struct {
 	TeardownT *float64       `json:"teardown_ms,omitempty"`
 	Teardown  ReportTeardown `json:"teardown"`
 	Usage     *ReportUsage   `json:"usage,omitempty"`
+	Limits    []Limit        `json:"limits,omitempty"`
 
 	Stdout          *string `json:"stdout,omitempty"`
 	StdoutBase64    *string `json:"stdout_base64,omitempty"`
@@ -64,6 +65,9 @@ type ReportUsage struct {
 	CPUUser   float64 `json:"cpu_user_ms"`
 	CPUSystem float64 `json:"cpu_system_ms"`
 	MaxRSS    int64   `json:"max_rss_bytes"`
+
+	MemoryPeak int64 `json:"memory_peak_bytes,omitempty"`
+	PidsPeak   int64 `json:"pids_peak,omitempty"`
 }
 
 // ReportError is an [Error].
@@ -101,6 +105,7 @@ func (r Result) Report(id string, argv []string) Report {
 		StartedAt: r.StartedAt.UTC().Format(TimeFormat),
 		Duration:  Milliseconds(r.Duration),
 		Teardown:  ReportTeardown{Verdict: r.Verdict, Strays: r.Strays, Survivors: r.Survivors},
+		Limits:    r.Limits,
 	}
 	if rep.Argv == nil {
 		rep.Argv = []string{}
@@ -124,7 +129,7 @@ func (r Result) Report(id string, argv []string) Report {
 	if r.Verdict != NotApplicable {
 		teardown := Milliseconds(r.Teardown)
 		rep.TeardownT = &teardown
-		rep.Usage = &ReportUsage{CPUUser: Milliseconds(r.CPUUser), CPUSystem: Milliseconds(r.CPUSystem), MaxRSS: r.MaxRSS}
+		rep.Usage = &ReportUsage{CPUUser: Milliseconds(r.CPUUser), CPUSystem: Milliseconds(r.CPUSystem), MaxRSS: r.MaxRSS, MemoryPeak: r.MemoryPeak, PidsPeak: r.PidsPeak}
 	}
 	if r.Err != nil {
 		rep.Error = r.Err.Report()

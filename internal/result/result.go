@@ -25,6 +25,10 @@ const (
 	Canceled    Cause = "canceled"     // sbxrun itself was signalled
 	StartFailed Cause = "start-failed" // the command never ran
 	Lost        Cause = "lost"         // the sandbox was ended from outside, not by sbxrun
+	OOM         Cause = "oom"          // the kernel killed for want of memory
+	CPUTime     Cause = "cpu-time"     // the limit on CPU time
+	OutputLimit Cause = "output-limit" // it has written more than it may
+	FileSize    Cause = "fsize"        // the command died of SIGXFSZ, under a limit on files
 )
 
 // Status is the cause boiled down to what a list shows.
@@ -56,6 +60,10 @@ const (
 	ExitNotExecutable = 126
 	ExitNotFound      = 127
 	ExitKilled        = 137
+	// As the shells show what died of the signal that the kernel has for such
+	// a limit: SIGXCPU of RLIMIT_CPU, and SIGXFSZ of RLIMIT_FSIZE.
+	ExitCPUTime     = 128 + int(unix.SIGXCPU)
+	ExitOutputLimit = 128 + int(unix.SIGXFSZ)
 )
 
 // Source tells how the command's own end is known.
@@ -117,6 +125,16 @@ type Survivor struct {
 	State string `json:"state"`
 }
 
+// Limit is one requested limit, as the report shows it.
+type Limit struct {
+	Name      string  `json:"name"`      // as the flag, without dashes
+	Requested float64 `json:"requested"` // bytes, tasks, CPUs, milliseconds, or the value itself
+	Enforced  bool    `json:"enforced"`
+	Mechanism string  `json:"mechanism,omitempty"` // "cgroup v2 memory.max"; "" if not enforced
+	Hit       bool    `json:"hit"`
+	Reason    string  `json:"reason,omitempty"` // why it is not enforced
+}
+
 // Result is how a run ended.
 type Result struct {
 	Started bool // the command was, or may have been, executed
@@ -135,6 +153,10 @@ type Result struct {
 
 	CPUUser, CPUSystem time.Duration
 	MaxRSS             int64 // bytes
+	MemoryPeak         int64 // bytes, of all together; 0 if unknown
+	PidsPeak           int64 // tasks at once; 0 if unknown
+
+	Limits []Limit // those that were asked for
 
 	Err *Error // why the command did not start, or what the teardown could not do
 }
@@ -145,13 +167,17 @@ func (r Result) ExitCode() int {
 		return ExitUnproven
 	}
 	switch r.Cause {
-	case Exited, Signaled:
+	case Exited, Signaled, FileSize:
 		return r.Payload.Code()
+	case CPUTime:
+		return ExitCPUTime
+	case OutputLimit:
+		return ExitOutputLimit
 	case Timeout, IdleTimeout:
 		return ExitTimeout
 	case Canceled:
 		return 128 + int(r.Signal)
-	case Killed, Lost:
+	case Killed, Lost, OOM:
 		// Lost too: init was killed, and the kernel killed the command with it.
 		return ExitKilled
 	}
@@ -177,7 +203,9 @@ func (r Result) Status() Status {
 			return StatusKilled
 		}
 		return StatusFailed
-	case Timeout, IdleTimeout, Killed, Canceled:
+	case FileSize:
+		return StatusFailed
+	case Timeout, IdleTimeout, Killed, Canceled, OOM, CPUTime, OutputLimit:
 		return StatusKilled
 	}
 	return StatusError

@@ -16,14 +16,21 @@ type Access struct {
 	Cred    *proc.Cred // who the sandbox runs as, if not as sbxrun
 	Net     string
 	Workdir string
+	Filter  string   // for system calls, by its name
+	Cgroups []string // the sandbox's own, by their directories
 	Env     []string // NAME=VALUE
 }
 
 // heldAccessName is the file while the payload is held.
 const heldAccessName = ".access"
 
-// accessFields are the words before the variables.
-const accessFields = 9
+// accessVersion changes with the fields: nobody may enter by what he does not
+// understand, a sandbox that an other version has started.
+const accessVersion = "2"
+
+// accessFields are the words before the cgroups, the last being their number. The
+// variables follow.
+const accessFields = 11
 
 // WriteAccess writes down how the sandbox can be entered, for [Own.GrantAccess]: so
 // what a full disk refuses is refused before the payload runs.
@@ -32,8 +39,9 @@ func (o *Own) WriteAccess(a Access) error {
 	if a.Cred != nil {
 		uid, gid = strconv.FormatUint(uint64(a.Cred.UID), 10), strconv.FormatUint(uint64(a.Cred.GID), 10)
 	}
-	words := []string{strconv.Itoa(RecordVersion), strconv.Itoa(a.Init.PID), strconv.FormatUint(a.Init.Start, 10), a.Init.BootID, strconv.FormatUint(a.Init.PIDNS, 10),
-		uid, gid, a.Net, a.Workdir}
+	words := []string{accessVersion, strconv.Itoa(a.Init.PID), strconv.FormatUint(a.Init.Start, 10), a.Init.BootID, strconv.FormatUint(a.Init.PIDNS, 10),
+		uid, gid, a.Net, a.Workdir, a.Filter, strconv.Itoa(len(a.Cgroups))}
+	words = append(words, a.Cgroups...)
 	// Each word ends with a NUL, which none can hold; so a file that was cut is known.
 	text := strings.Join(append(words, a.Env...), "\x00") + "\x00\n"
 	return o.WriteFile(heldAccessName, []byte(text))
@@ -48,7 +56,7 @@ func (o *Own) DropAccess() error { return failed(o.folder.unlink(accessName)) }
 func parseAccess(text string) (a Access, err error) {
 	text, whole := strings.CutSuffix(text, "\x00\n")
 	words := strings.Split(text, "\x00")
-	if !whole || len(words) < accessFields || words[0] != strconv.Itoa(RecordVersion) {
+	if !whole || len(words) < accessFields || words[0] != accessVersion {
 		return Access{}, damaged("no access")
 	}
 	number := func(word string, bits int) uint64 {
@@ -62,7 +70,16 @@ func parseAccess(text string) (a Access, err error) {
 	if words[5] != "" {
 		a.Cred = &proc.Cred{UID: uint32(number(words[5], 32)), GID: uint32(number(words[6], 32))}
 	}
-	a.Net, a.Workdir, a.Env = words[7], words[8], words[accessFields:]
+	a.Net, a.Workdir, a.Filter = words[7], words[8], words[9]
+	rest := words[accessFields:]
+	cgroups := int(number(words[10], 8))
+	if cgroups > len(rest) {
+		return Access{}, damaged("%d cgroups", cgroups)
+	}
+	if cgroups > 0 {
+		a.Cgroups = rest[:cgroups]
+	}
+	a.Env = rest[cgroups:]
 	if err == nil && a.Init.PID <= 1 {
 		err = damaged("pid %d", a.Init.PID)
 	}

@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"syscall"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/cleanup"
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
 )
@@ -43,6 +45,11 @@ type Options struct {
 	// Ending, if not nil, is called before all is signalled that a grace period is for.
 	// It says whether that is the payload alone, for certain: then nobody has to enter.
 	Ending func() (alone bool)
+	// Limits, if not nil, is what the payload is in; it stays the caller's.
+	Limits *limits.Group
+	// SpareOOM lets it go on when the kernel has killed a process of it for want of
+	// memory, unless that was the payload.
+	SpareOOM bool
 	// Doomed, if not nil, says whether what the payload ran in was ended, when
 	// the payload was ended from outside: then it is killed, and not lost.
 	Doomed func() bool
@@ -50,7 +57,7 @@ type Options struct {
 
 // A Request ends a run: it is the cause that the run's context is cancelled with.
 type Request struct {
-	Cause  result.Cause // Canceled, Killed, IdleTimeout
+	Cause  result.Cause // Canceled, Killed, IdleTimeout, OutputLimit
 	Signal syscall.Signal
 	// Grace is from the signal, which goes to all of the sandbox, to SIGKILL. It does
 	// not count for Canceled: there the signal goes to the payload alone, and the grace
@@ -97,6 +104,7 @@ type run struct {
 	used       proc.Usage // by what runs, and nobody will wait for
 	payloadErr error      // why the payload's end is not known
 	lost       bool       // init ended, and the payload by SIGKILL, before we did anything
+	oom        bool       // the kernel has killed something for want of memory
 }
 
 // release lets the payload begin. If it did not come to that, it returns the cause;
@@ -104,6 +112,12 @@ type run struct {
 func (r *run) release() result.Cause {
 	if r.ctx.Err() != nil {
 		return r.requested() // before the release: it never ran
+	}
+	if g := r.o.Limits; g != nil {
+		if err := g.Throttle(); err != nil {
+			r.payloadErr = err
+			return result.StartFailed
+		}
 	}
 	if r.o.Hold != nil {
 		if err := r.o.Hold(r.held.Ends()); err != nil {
@@ -144,6 +158,12 @@ func (r *run) watch() result.Cause {
 	}
 	unkept, enough := r.watchKeeper()
 	defer enough()
+	var exceeded <-chan limits.Event
+	if g := r.o.Limits; g != nil {
+		ctx, enough := context.WithCancel(context.Background())
+		defer enough()
+		exceeded = g.Watch(ctx)
+	}
 	for {
 		select {
 		case <-r.held.Exited():
@@ -157,6 +177,13 @@ func (r *run) watch() result.Cause {
 				return result.Exited
 			case <-time.After(moment):
 				return result.Lost
+			}
+		case event := <-exceeded:
+			if event == limits.CPUTime {
+				return result.CPUTime
+			}
+			if !r.o.SpareOOM {
+				return result.OOM
 			}
 		case <-before:
 			r.used = r.held.Used()
@@ -238,15 +265,28 @@ func (r *run) end(cause result.Cause) time.Time {
 			graceErr = r.grace(r.o.Grace, func() error { return r.held.Signal(res.Signal) }, r.held.Exited(), nil)
 		}
 		r.used = r.held.Used()
-	case result.Killed, result.IdleTimeout:
+	case result.Killed, result.IdleTimeout, result.OutputLimit:
 		if r.request.Grace > 0 && res.Started {
 			graceErr = r.grace(r.request.Grace, func() error { return r.signalAll(r.request.Signal) }, nil, nil)
 		}
 		r.used = r.held.Used()
+	case result.OOM, result.CPUTime:
+		r.used = r.held.Used()
 	case result.StartFailed:
 		res.Err = asError(r.payloadErr)
 	}
-	out := cleanup.Teardown(r.held.Ends(), proofBy(), r.o.Emptied)
+	if g := r.o.Limits; g != nil {
+		g.Unthrottle()
+	}
+	rescued := make(chan struct{})
+	rescue := time.AfterFunc(late, func() {
+		defer close(rescued)
+		r.rescue()
+	})
+	out := cleanup.Teardown(r.held.Ends(), proofBy(), r.emptied)
+	if !rescue.Stop() {
+		<-rescued
+	}
 	res.Verdict, res.Survivors = out.Verdict, out.Survivors
 	res.CPUUser, res.CPUSystem, res.MaxRSS = out.End.User+r.used.User, out.End.System+r.used.System, max(out.End.MaxRSS, r.used.MaxRSS)
 	if cause == result.Exited {
@@ -265,6 +305,41 @@ func (r *run) end(cause result.Cause) time.Time {
 			Message: fmt.Sprintf("no grace period, the sandbox was killed at once: %v", graceErr)}
 	}
 	return out.At
+}
+
+// late is when a teardown is helped: it takes some milliseconds, or, with thousands
+// of processes, some hundred.
+const late = 100 * time.Millisecond
+
+// rescue is the second way to the end, beside the teardown: somebody may have frozen
+// what is to die, or throttled it, or stopped the one that reaps it.
+func (r *run) rescue() {
+	init := r.held.Ends().Init
+	// What cannot be done here, the proof will miss: it says what is left.
+	if m, err := limits.Detect(); err == nil && !init.Exited() {
+		_ = m.Thaw(init.PID)
+	}
+	if g := r.o.Limits; g != nil {
+		_ = g.Loosen()
+		_ = g.Kill()
+	}
+}
+
+// emptied reads what was counted, before the keeper removes the cgroups.
+func (r *run) emptied(proven bool) {
+	if g := r.o.Limits; g != nil {
+		died := syscall.Signal(0)
+		if p := r.result.Payload; p != nil {
+			died = p.Signal
+		}
+		r.result.Limits = append(r.result.Limits, g.Limits(died)...)
+		used := g.Usage()
+		r.result.MemoryPeak, r.result.PidsPeak = used.MemoryPeak, used.PidsPeak
+		r.oom = g.OOMKilled()
+	}
+	if r.o.Emptied != nil {
+		r.o.Emptied(proven)
+	}
 }
 
 // signalAll sends the signal that begins a grace period for all, and first lets that be
@@ -345,9 +420,21 @@ func (r *run) settle(out cleanup.Outcome) {
 	default:
 		res.Cause = result.Lost
 	}
+	killed := res.Cause == result.Lost || res.Payload != nil && res.Payload.Signal == unix.SIGKILL
+	switch {
+	case res.Err != nil:
+	case r.oom && (killed || !r.o.SpareOOM):
+		res.Cause = result.OOM
+	case res.Cause == result.Signaled && res.Payload.Signal == unix.SIGXFSZ && hit(res.Limits, "fsize"):
+		res.Cause = result.FileSize
+	}
 	if res.Cause == result.Lost && r.o.Doomed != nil && r.o.Doomed() {
 		res.Cause = result.Killed
 	}
+}
+
+func hit(list []result.Limit, name string) bool {
+	return slices.ContainsFunc(list, func(l result.Limit) bool { return l.Name == name && l.Hit })
 }
 
 // failed is the result of a start that came to nothing.

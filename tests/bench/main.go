@@ -31,7 +31,7 @@ var (
 	binary = flag.String("sbxrun", "bin/sbxrun", "the program to measure")
 	runs   = flag.Int("runs", 200, "pairs of runs of the start-up comparison, and runs of the deadline")
 	trees  = flag.String("trees", "1,10,100,1000,5000", "sizes of the trees to be ended")
-	only   = flag.String("only", "start,deadline,trees,memory,exec,many", "which parts to run")
+	only   = flag.String("only", "start,deadline,trees,memory,exec,many,limits,hogs,budget", "which parts to run")
 )
 
 func main() {
@@ -56,7 +56,7 @@ func bench() error {
 	for _, part := range []struct {
 		name string
 		run  func() error
-	}{{"start", start}, {"deadline", deadline}, {"trees", teardowns}, {"memory", memory}, {"exec", execs}, {"many", many}} {
+	}{{"start", start}, {"deadline", deadline}, {"trees", teardowns}, {"memory", memory}, {"exec", execs}, {"many", many}, {"limits", limitsCost}, {"hogs", hogs}, {"budget", budget}} {
 		if strings.Contains(*only, part.name) {
 			if err := part.run(); err != nil {
 				return fmt.Errorf("%s: %w", part.name, err)

@@ -7,6 +7,16 @@ import (
 	"strings"
 )
 
+// Limit is one limit of a report.
+type Limit struct {
+	Name      string  `json:"name"`
+	Requested float64 `json:"requested"`
+	Enforced  bool    `json:"enforced"`
+	Mechanism string  `json:"mechanism"`
+	Hit       bool    `json:"hit"`
+	Reason    string  `json:"reason"`
+}
+
 // Report is the JSON report as a reader outside of the project would declare
 // it, so that a renamed member is noticed. A nil pointer is an absent member.
 type Report struct {
@@ -36,7 +46,10 @@ type Report struct {
 		CPUUserMS   float64 `json:"cpu_user_ms"`
 		CPUSystemMS float64 `json:"cpu_system_ms"`
 		MaxRSSBytes int64   `json:"max_rss_bytes"`
+		MemoryPeak  int64   `json:"memory_peak_bytes"`
+		PidsPeak    int64   `json:"pids_peak"`
 	} `json:"usage"`
+	Limits []Limit `json:"limits"`
 
 	Stdout          *string `json:"stdout"`
 	StdoutBase64    []byte  `json:"stdout_base64"`
@@ -118,6 +131,7 @@ func (r *Report) Value(path string) string {
 var statusOf = map[string]string{
 	"signaled": "failed", "timeout": "killed", "killed": "killed",
 	"canceled": "killed", "start-failed": "error", "lost": "error", "idle-timeout": "killed",
+	"oom": "killed", "cpu-time": "killed", "output-limit": "killed", "fsize": "failed",
 }
 
 // check finds what no report may contain, whatever the run was.
@@ -131,6 +145,9 @@ func (r *Report) check() (wrong []string) {
 	expect(r.ID != "", "there is no id")
 	expect(r.Argv != nil, "there is no argv")
 	expect(r.TimedOut == (r.Cause == "timeout"), "timed_out is %v with cause %q", r.TimedOut, r.Cause)
+	for _, l := range r.Limits {
+		expect(l.Name != "" && l.Enforced == (l.Mechanism != "") && l.Enforced == (l.Reason == "") && (l.Enforced || !l.Hit), "limit %+v", l)
+	}
 	status, known := statusOf[r.Cause]
 	if r.Cause == "exited" {
 		status, known = "failed", true

@@ -404,7 +404,7 @@ func Command(t T, cmd *exec.Cmd, bound time.Duration) (string, error) {
 //     after Kill: soon;
 //   - stdout and stderr are at their end, nobody holds them;
 //   - nothing was abandoned to sbxrun's parent, not even a zombie;
-//   - no file was left but the report;
+//   - no file was left but the report, and no cgroup;
 //   - the report says the same as the exit code, and is consistent.
 func (p *Process) Wait() *Result {
 	p.t.Helper()
@@ -434,6 +434,11 @@ func (p *Process) Wait() *Result {
 	}
 	p.checkFiles()
 	p.readReport(r)
+	if r.Report != nil {
+		for _, dir := range Cgroups(r.Report.ID) {
+			p.t.Errorf("cgroup %s is left", dir)
+		}
+	}
 	return r
 }
 

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/supervise"
+)
+
+// What becomes of more output than there may be: the values of --output-limit.
+const (
+	outputKill     = "kill"
+	outputTruncate = "truncate"
+)
+
+func errOutputLimit(value string) error {
+	return fmt.Errorf("--output-limit %q: want kill or truncate", value)
+}
+
+// outputLimit is how much a command may write, and whether it did.
+type outputLimit struct {
+	action string // "" if there is none
+	size   int64
+	hit    atomic.Bool
+}
+
+// openStreams makes the payload's streams as the flags say.
+func (j *job) openStreams() (*streams, error) {
+	j.output.action, j.output.size = j.tells.OutputLimit, int64(j.tells.MaxOutput)
+	b := bound{size: j.output.size, limited: j.output.action != ""}
+	b.exceeded = func() {
+		if !j.output.hit.Swap(true) && j.output.action == outputKill {
+			j.signals.cancel(supervise.Request{Cause: result.OutputLimit, Signal: unix.SIGKILL})
+		}
+	}
+	return openStreams(j.tells.JSON, j.tty, b, func() { j.signals.cancelBy(syscall.SIGPIPE) })
+}
+
+// checkOutput finds what is wrong with the flags for the output.
+func (j *job) checkOutput() error {
+	switch j.tells.OutputLimit {
+	case "", outputKill, outputTruncate:
+	default:
+		return usageError(errOutputLimit(j.tells.OutputLimit))
+	}
+	if j.tells.JSON && j.tty {
+		return usageError(errJSONOnTerminal)
+	}
+	return nil
+}
+
+var errJSONOnTerminal = errors.New("--json and --tty do not go together: a terminal has one stream for both")
+
+// limits is the limit as the report has it, if it was asked for.
+func (o *outputLimit) limits() []result.Limit {
+	if o.action == "" {
+		return nil
+	}
+	return []result.Limit{{Name: "max-output", Requested: float64(o.size), Enforced: true, Mechanism: o.action, Hit: o.hit.Load()}}
+}

@@ -1,0 +1,88 @@
+package limits
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+// fakeManager moves the caller by writing where it is.
+type fakeManager struct {
+	root, cgroup string
+	err          error
+	asked        []string
+}
+
+func (f *fakeManager) Cgroup() string { return f.cgroup }
+
+func (f *fakeManager) Enter(name string) (string, error) {
+	f.asked = append(f.asked, name)
+	if f.err != nil {
+		return "", f.err
+	}
+	dir := f.root + "/cg" + f.cgroup + "/" + name
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	return f.cgroup + "/" + name, os.WriteFile(dir+"/cgroup.controllers", []byte("memory pids\n"), 0o644)
+}
+
+// TestDelegated: a manager is asked only for what cannot be had without, and
+// entered only when cgroups are made.
+func TestDelegated(t *testing.T) {
+	silent := &result.Error{Code: "limit", Message: "systemd is silent", Hint: "wake it"}
+	for _, tt := range []struct {
+		name          string
+		own           string // controllers of a cgroup that may be written
+		manager       string
+		none, refuses error
+		request       Request
+		want          string // a refusal by Plan, "" is none
+		asked         bool   // Make enters
+	}{
+		{"not needed", all, all, nil, nil, Request{Pids: 5}, "", false},
+		{"nothing requested", "", all, silent, nil, Request{NoFile: 5}, "", false},
+		{"needed", "", all, nil, nil, Request{Pids: 5}, "", true},
+		{"no manager", "", all, silent, nil, Request{Pids: 5}, "asked systemd for a scope: systemd is silent", false},
+		{"it refuses", "", all, nil, silent, Request{Pids: 5}, "", true},
+		{"it has no more", "", "io", nil, nil, Request{Pids: 5}, "has not the controller pids", false},
+		{"it has one of two", "", "pids", nil, nil, Request{Pids: 5, Memory: 1 << 20}, "has not the controller memory", false},
+		{"the scope lacks one", "", all, nil, nil, Request{CPUs: 1}, "", true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			for _, required := range []bool{true, false} {
+				m, root := fake(t, "/a/leaf", layout{"/a", tt.own, tt.own, "", 0}, layout{"/a/leaf", tt.own, "", "2\n", 0}, layout{"/user", tt.manager, "", "", 0})
+				f := &fakeManager{root: root, cgroup: "/user", err: tt.refuses}
+				m.manager = func() (manager, error) { return f, tt.none }
+				p, err := m.Plan(tt.request, required)
+				if required && tt.want != "" {
+					var e *result.Error
+					if !errors.As(err, &e) || !strings.Contains(e.Message, tt.want) || e.Hint == "" {
+						t.Fatalf("%#v", err)
+					}
+					continue
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				if len(f.asked) != 0 {
+					t.Error("Plan has entered")
+				}
+				// Files of a directory that is no cgroup are not there, so a required limit always fails.
+				_, err = p.Make("x", false)
+				if !required && err != nil {
+					t.Error(err)
+				}
+				if entered := len(f.asked) == 1 && f.asked[0] == "sbxrun-x.scope"; tt.want == "" && entered != tt.asked {
+					t.Errorf("asked %q", f.asked)
+				}
+				if l := p.Limits[0]; !required && tt.refuses != nil && (l.Enforced || !strings.Contains(l.Reason, "systemd is silent")) {
+					t.Errorf("%+v", l)
+				}
+			}
+		})
+	}
+}

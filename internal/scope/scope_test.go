@@ -1,0 +1,372 @@
+package scope
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+// fake is a manager that records what it is asked.
+type fake struct {
+	calls      []string
+	name, mode string
+	properties map[string]any
+	refusal    *dbus.Error
+	job        string // how it ends; "" is never
+	silent     bool
+	handshake  string // what it says before OK
+}
+
+// serve has the fake listen, as the manager of this user or as a bus daemon.
+func (f *fake) serve(t *testing.T, path string, bus bool) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	t.Cleanup(func() { l.Close(); <-done })
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			if !f.silent {
+				f.answer(c, bus)
+			} else {
+				_, _ = io.Copy(io.Discard, c) // until the caller has had enough
+			}
+			c.Close()
+		}
+	}()
+}
+
+// answer serves one connection. The library has no server's half of the handshake.
+func (f *fake) answer(c net.Conn, bus bool) {
+	in := bufio.NewReader(c)
+	if zero, err := in.ReadByte(); err != nil || zero != 0 {
+		return
+	}
+	for {
+		line, err := in.ReadString('\n')
+		if err != nil {
+			return
+		}
+		if line == "BEGIN\r\n" {
+			_, _ = in.Discard(in.Buffered()) // as systemd does, until there is more
+			f.methods(newAuthenticated(c), bus)
+			return
+		}
+		if !strings.HasPrefix(line, "AUTH EXTERNAL ") {
+			return
+		}
+		time.Sleep(time.Millisecond) // it is slow, and may find more than one thing to read
+		if _, err := io.WriteString(c, f.handshake+"OK 0123456789abcdef0123456789abcdef\r\n"); err != nil {
+			return
+		}
+	}
+}
+
+func (f *fake) methods(c net.Conn, bus bool) {
+	conn, err := dbus.NewConn(c)
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	called := func(name string) { f.calls = append(f.calls, name) }
+	method := func(table map[string]any, path dbus.ObjectPath, iface string) {
+		if err := conn.ExportMethodTable(table, path, iface); err != nil {
+			panic(err)
+		}
+	}
+	if bus {
+		method(map[string]any{
+			"Hello":    func() (string, *dbus.Error) { called("Hello"); return ":1.1", nil },
+			"AddMatch": func(string) *dbus.Error { called("AddMatch"); return nil },
+		}, "/org/freedesktop/DBus", "org.freedesktop.DBus")
+	}
+	method(map[string]any{"Get": func(i, p string) (dbus.Variant, *dbus.Error) {
+		called("Get " + i + "." + p)
+		return dbus.MakeVariant("/user.slice/user@1.service"), nil
+	}}, object, "org.freedesktop.DBus.Properties")
+	method(map[string]any{
+		"Subscribe": func() *dbus.Error { called("Subscribe"); return nil },
+		"StartTransientUnit": func(name, mode string, properties []property, _ []auxiliary) (dbus.ObjectPath, *dbus.Error) {
+			called("StartTransientUnit")
+			f.name, f.mode, f.properties = name, mode, map[string]any{}
+			for _, p := range properties {
+				f.properties[p.Name] = p.Value.Value()
+			}
+			if f.refusal != nil {
+				return "", f.refusal
+			}
+			if f.job != "" {
+				// Another's first, and both before the answer.
+				for _, path := range []dbus.ObjectPath{object + "/job/6", object + "/job/7"} {
+					_ = conn.Emit(object, iface+".JobRemoved", uint32(7), path, name, map[bool]string{true: f.job, false: "failed"}[path == object+"/job/7"])
+				}
+			}
+			return object + "/job/7", nil
+		},
+	}, object, iface)
+	if conn.Auth([]dbus.Auth{dbus.AuthExternal("0")}) != nil {
+		return
+	}
+	<-conn.Context().Done()
+}
+
+// machine is a caller, on a machine of its own, with an ordinary user's or root's manager.
+func machine(t *testing.T, membership string) caller {
+	t.Helper()
+	root, err := os.MkdirTemp("", "scope") // the names of sockets are short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(root) })
+	for _, dir := range []string{"/run/systemd/system", "/proc/self"} {
+		if err := os.MkdirAll(root+dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(root+"/proc/self/cgroup", []byte(membership), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return caller{root: root, uid: os.Geteuid(), env: func(string) string { return "" }, patience: 5 * time.Second}
+}
+
+const moved = "1:cpu:/x.scope\n0::/user.slice/user@1.service/app.slice/sbxrun-x.scope\n"
+
+func asked(bus bool) (calls []string) {
+	if bus {
+		return []string{"Hello", "Get " + iface + ".ControlGroup", "Hello", "AddMatch", "Subscribe", "StartTransientUnit"}
+	}
+	return []string{"Get " + iface + ".ControlGroup", "StartTransientUnit"}
+}
+
+func TestEnter(t *testing.T) {
+	for _, bus := range []bool{false, true} {
+		t.Run(map[bool]string{false: "private", true: "bus"}[bus], func(t *testing.T) {
+			c := machine(t, moved)
+			path := c.endpoints()[0].path
+			if bus {
+				path = c.endpoints()[len(c.endpoints())-1].path
+			}
+			f := &fake{job: "done"}
+			f.serve(t, path, bus)
+			m, err := find(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m.Cgroup() != "/user.slice/user@1.service" {
+				t.Errorf("%q", m.Cgroup())
+			}
+			cgroup, err := m.Enter("sbxrun-x.scope")
+			if err != nil || cgroup != "/user.slice/user@1.service/app.slice/sbxrun-x.scope" {
+				t.Fatal(cgroup, err)
+			}
+			want := map[string]any{"Delegate": true, "PIDs": []uint32{0}, "CollectMode": "inactive-or-failed", "TasksMax": ^uint64(0), "Description": "sandbox of sbxrun"}
+			if diff := cmp.Diff(want, f.properties); diff != "" || f.name != "sbxrun-x.scope" || f.mode != "fail" {
+				t.Errorf("%s %s (-want +got)\n%s", f.name, f.mode, diff)
+			}
+			if diff := cmp.Diff(asked(bus), f.calls); diff != "" {
+				t.Errorf("(-want +got)\n%s", diff)
+			}
+		})
+	}
+}
+
+// refused is an error that can be shown: one line, with a remedy.
+func refused(t *testing.T, err error, message, hint string) {
+	t.Helper()
+	var e *result.Error
+	if !errors.As(err, &e) || e.Code != "limit" || !strings.Contains(e.Message, message) || !strings.Contains(e.Hint, hint) || strings.Contains(e.Message, "\n") {
+		t.Errorf("%#v, want %q; %q", err, message, hint)
+	}
+}
+
+func TestEnterRefused(t *testing.T) {
+	for _, tt := range []struct {
+		name       string
+		fake       fake
+		membership string
+		want       string
+	}{
+		{"by the manager", fake{refusal: dbus.NewError("org.freedesktop.DBus.Error.AccessDenied", []any{"Access\ndenied"})}, moved, "start sbxrun-x.scope: Access denied"},
+		{"the job fails", fake{job: "failed"}, moved, `the job has "failed"`},
+		{"it was not moved", fake{job: "done"}, "0::/user.slice/session-1.scope\n", "sbxrun is not in it"},
+		{"no cgroup v2", fake{job: "done"}, "1:cpu:/sbxrun-x.scope\n", "sbxrun is not in it"},
+		{"another's scope", fake{job: "done"}, "0::/sbxrun-x.scope/y\n", "sbxrun is not in it"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := machine(t, tt.membership)
+			tt.fake.serve(t, c.endpoints()[0].path, false)
+			m, err := find(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cgroup, err := m.Enter("sbxrun-x.scope")
+			if cgroup != "" {
+				t.Errorf("%q", cgroup)
+			}
+			refused(t, err, tt.want, "")
+		})
+	}
+}
+
+// TestSilence: nobody waits for a manager that does not answer, at whatever point.
+func TestSilence(t *testing.T) {
+	c := machine(t, moved)
+	c.patience = 50 * time.Millisecond
+	(&fake{silent: true}).serve(t, c.endpoints()[0].path, false)
+	start := time.Now()
+	_, err := find(c)
+	refused(t, err, "has not answered within 50ms", "systemctl")
+	if d := time.Since(start); !errors.Is(err, context.DeadlineExceeded) || d < c.patience || d > 5*time.Second {
+		t.Errorf("%v after %v", err, d)
+	}
+
+	c = machine(t, moved)
+	f := &fake{} // its job does not end
+	f.serve(t, c.endpoints()[0].path, false)
+	m, err := find(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.caller.patience = 50 * time.Millisecond
+	if _, err = m.Enter("sbxrun-x.scope"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	refused(t, err, "has not answered", "systemctl")
+}
+
+// TestHandshakeRefused: what is no D-Bus server is no manager.
+func TestHandshakeRefused(t *testing.T) {
+	for _, says := range []string{"REJECTED\r\n", "\n", "HTTP/1.1 400\r\n", strings.Repeat("x", 1000)} {
+		c := machine(t, moved)
+		(&fake{handshake: says}).serve(t, c.endpoints()[0].path, false)
+		_, err := find(c)
+		refused(t, err, "authenticate", "systemctl")
+	}
+}
+
+// TestFindRefused: what the environment names is not trusted.
+func TestFindRefused(t *testing.T) {
+	stranger := os.Geteuid() + 1
+	t.Run("no systemd", func(t *testing.T) {
+		c := machine(t, moved)
+		os.Remove(c.root + "/run/systemd/system")
+		_, err := find(c)
+		refused(t, err, "systemd does not manage this machine", "chown")
+	})
+	t.Run("no manager", func(t *testing.T) {
+		c := machine(t, moved)
+		c.uid = 12345
+		_, err := find(c)
+		refused(t, err, "the user has no systemd manager", "enable-linger 12345")
+	})
+	t.Run("another's directory", func(t *testing.T) {
+		c := machine(t, moved)
+		home := c.root + "/home"
+		f := &fake{job: "done"}
+		f.serve(t, home+"/systemd/private", false)
+		c.uid, c.env = stranger, func(name string) string { return map[string]string{"XDG_RUNTIME_DIR": home}[name] }
+		_, err := find(c)
+		refused(t, err, "belongs to user", "systemctl")
+		if f.calls != nil {
+			t.Errorf("it was asked %q", f.calls)
+		}
+	})
+	t.Run("another's bus", func(t *testing.T) {
+		c := machine(t, moved)
+		path := c.root + "/bus"
+		f := &fake{job: "done"}
+		f.serve(t, path, true)
+		var w *result.Error
+		c.uid, c.env = stranger, func(name string) string {
+			return map[string]string{"DBUS_SESSION_BUS_ADDRESS": "unix:abstract=x;unix:path=" + path + ",guid=1"}[name]
+		}
+		_, err := find(c)
+		if os.Geteuid() == 0 { // root may listen for anybody
+			if err != nil || len(f.calls) == 0 {
+				t.Error(err)
+			}
+			return
+		}
+		if refused(t, err, "listens at", ""); !errors.As(err, &w) || f.calls != nil {
+			t.Errorf("it was asked %q", f.calls)
+		}
+	})
+}
+
+// TestHere asks the machine's own systemd. A child of the test goes, so that it
+// stays where it is.
+func TestHere(t *testing.T) {
+	if os.Getenv("SCOPE_TEST_ENTER") != "" {
+		m, err := Find()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cgroup, err := m.Enter(os.Getenv("SCOPE_TEST_ENTER"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasPrefix(cgroup, m.Cgroup()) {
+			t.Errorf("%s is not below %s", cgroup, m.Cgroup())
+		}
+		dir := "/sys/fs/cgroup" + cgroup
+		for _, path := range []string{dir, dir + "/cgroup.procs", dir + "/cgroup.subtree_control"} {
+			if err := unix.Access(path, unix.W_OK); err != nil {
+				t.Errorf("%s: %v", path, err)
+			}
+		}
+		os.Stdout.WriteString("dir=" + dir + "\n")
+		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
+	}
+	begin := time.Now()
+	m, err := Find()
+	if err != nil {
+		var e *result.Error
+		if !errors.As(err, &e) || e.Code != "limit" || e.Hint == "" {
+			t.Errorf("%#v", err)
+		}
+		t.Logf("refused: %v; %s", err, e.Hint)
+		return
+	}
+	t.Logf("%s at %s, after %v", m.Cgroup(), m.path, time.Since(begin))
+	name := "sbxrun-scope-test.scope"
+	cmd := exec.Command(os.Args[0], "-test.run=^TestHere$", "-test.v")
+	cmd.Env = append(os.Environ(), "SCOPE_TEST_ENTER="+name)
+	out, err := cmd.CombinedOutput()
+	_, dir, ok := strings.Cut(string(out), "dir=")
+	if err == nil || err.Error() != "signal: killed" || !ok {
+		t.Fatalf("%v: %s", err, out)
+	}
+	dir, _, _ = strings.Cut(dir, "\n")
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat(dir); errors.Is(err, unix.ENOENT) {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s is left", dir)
+		}
+	}
+}

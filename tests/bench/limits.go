@@ -1,0 +1,239 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// limitsCost compares a run with limits with the same run without, in turn.
+func limitsCost() error {
+	sets := [][]string{nil, {"--memory", "256M"}, {"--pids", "64"}, {"--cpus", "1"}, {"--memory", "256M", "--pids", "64", "--cpus", "1"}}
+	samples, more := make([]sample, len(sets)), make([]sample, len(sets))
+	for i := range *runs + 10 {
+		var first time.Duration
+		for n, flags := range sets {
+			took, err := elapsed(exec.Command(*binary, append(flags, "true")...))
+			if err != nil {
+				return err
+			}
+			if n == 0 {
+				first = took
+			}
+			if i >= 10 {
+				samples[n], more[n] = append(samples[n], took), append(more[n], took-first)
+			}
+		}
+	}
+	fmt.Printf("start to finish of `true`, with limits\n")
+	for n, flags := range sets {
+		fmt.Printf("  %-36s %v; %s more, pair by pair\n", strings.Join(flags, " "), samples[n], ms(more[n].quantile(0.5)))
+	}
+	fmt.Printf("  ratio of the last %.2f\n\n", ratio(samples[len(sets)-1], samples[0]))
+	return nil
+}
+
+// forks measures the host's own fork and exec.
+func forks(n int) (s sample, err error) {
+	for range n {
+		took, err := elapsed(exec.Command("/bin/true"))
+		if err != nil {
+			return nil, err
+		}
+		s = append(s, took)
+	}
+	return s, nil
+}
+
+// reported is a run with its report.
+func reported(attr func(*exec.Cmd), args ...string) (rep struct {
+	Cause string `json:"cause"`
+	Code  int    `json:"exit_code"`
+	Error *struct {
+		Code    string `json:"code"`
+		Message string `json:"message"`
+	} `json:"error"`
+}, stderr string, err error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return rep, "", err
+	}
+	defer r.Close()
+	cmd := exec.Command(*binary, append([]string{"--report", "fd:3"}, args...)...)
+	var said bytes.Buffer
+	cmd.ExtraFiles, cmd.Stderr = []*os.File{w}, &said
+	if attr != nil {
+		attr(cmd)
+	}
+	err = cmd.Start()
+	w.Close()
+	if err != nil {
+		return rep, "", err
+	}
+	decodeErr := json.NewDecoder(r).Decode(&rep)
+	_ = cmd.Wait() // the report has the code
+	if decodeErr != nil {
+		return rep, said.String(), fmt.Errorf("no report, %v: %s", cmd.ProcessState, said.String())
+	}
+	return rep, said.String(), nil
+}
+
+const (
+	bomb   = ":(){ :|:& };: ; sleep 60"
+	memHog = "import time; x = bytearray(200 << 20); time.sleep(60)"
+)
+
+// hogs runs 50 hogs at once with 50 honest runs beside them, and measures what that
+// does to the host.
+func hogs() error {
+	const n = 50
+	before, err := forks(200)
+	if err != nil {
+		return err
+	}
+	causes := map[string]int{}
+	var mu sync.Mutex
+	note := func(kind string, cause string) {
+		mu.Lock()
+		defer mu.Unlock()
+		causes[kind+" "+cause]++
+	}
+	var failed atomic.Int64
+	var hogging, honest sync.WaitGroup
+	for i := range n {
+		hogging.Go(func() {
+			kind, args := "fork bomb", []string{"--pids", "64", "--timeout", "10", "bash", "-c", bomb}
+			if i%2 == 1 {
+				kind, args = "memory hog", []string{"--memory", "64M", "--timeout", "30", "python3", "-c", memHog}
+			}
+			rep, _, err := reported(nil, args...)
+			if err != nil {
+				rep.Cause = err.Error()
+			}
+			note(kind, rep.Cause)
+		})
+		honest.Go(func() {
+			rep, stderr, err := reported(nil, "--timeout", "60", "python3", "-c", "print(sum(range(100000)))")
+			if err != nil {
+				rep.Cause = err.Error()
+			}
+			if rep.Cause != "exited" || rep.Code != 0 {
+				failed.Add(1)
+				rep.Cause += " " + stderr
+			}
+			note("honest", rep.Cause)
+		})
+	}
+	during, err := forks(200)
+	honest.Wait()
+	hogging.Wait()
+	if err != nil {
+		return err
+	}
+	after, err := forks(200)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%d hogs at once (fork bombs under --pids 64, memory hogs under --memory 64M), and %d honest runs beside them\n", n, n)
+	for what, count := range causes {
+		fmt.Printf("  %3d %s\n", count, what)
+	}
+	fmt.Printf("  fork and exec of the host before %v\n  during %v\n  after  %v\n  ratio  %.2f\n\n", before, during, after, ratio(during, before))
+	return nil
+}
+
+// budget makes 1,000 calls from 50 clients where 300 tasks are all there may be.
+func budget() error {
+	const tasks, calls, clients = 300, 1000, 50
+	dir, remove, err := pidsCgroup(tasks)
+	if err != nil {
+		fmt.Printf("a budget of %d tasks: not measured, no pids cgroup can be made: %v\n\n", tasks, err)
+		return nil
+	}
+	defer remove()
+	current := func() string {
+		data, _ := os.ReadFile(dir + "/pids.current")
+		return strings.TrimSpace(string(data))
+	}
+	baseline := current()
+	results := map[string]int{}
+	var mu sync.Mutex
+	var next atomic.Int64
+	var all sync.WaitGroup
+	begin := time.Now()
+	for range clients {
+		all.Go(func() {
+			for {
+				i := next.Add(1)
+				if i > calls {
+					return
+				}
+				args := []string{"--pids", "24", "--timeout", "20", "--max-parallel", "6", "--on-pressure", "wait", "--wait-timeout", "60", "sh", "-c", "exit 0"}
+				if i%3 == 0 {
+					args = []string{"--pids", "24", "--timeout", "0.2", "--max-parallel", "6", "--on-pressure", "wait", "--wait-timeout", "60", "sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19; do sleep 60 & done; wait"}
+				}
+				rep, stderr, err := reported(func(cmd *exec.Cmd) { within(cmd, dir) }, args...)
+				what := fmt.Sprintf("%s %d", rep.Cause, rep.Code)
+				if err != nil {
+					what = err.Error()
+				} else if rep.Error != nil {
+					what += " " + rep.Error.Code
+				}
+				if strings.Contains(stderr, "temporarily unavailable") || strings.Contains(stderr, "errno=11") {
+					what += ", EAGAIN: " + stderr
+				}
+				mu.Lock()
+				results[what]++
+				mu.Unlock()
+			}
+		})
+	}
+	all.Wait()
+	took := time.Since(begin)
+	peak, _ := os.ReadFile(dir + "/pids.peak")
+	events, _ := os.ReadFile(dir + "/pids.events")
+	fmt.Printf("a budget of %d tasks: %d calls from %d clients, every third with a tree of 20 that times out, in %v\n", tasks, calls, clients, took.Round(time.Millisecond))
+	for what, count := range results {
+		fmt.Printf("  %4d %s\n", count, what)
+	}
+	fmt.Printf("  tasks before %s, after %s, at once at most %s; %s\n\n", baseline, current(), strings.TrimSpace(string(peak)), strings.TrimSpace(string(events)))
+	return nil
+}
+
+// pidsCgroup makes a cgroup with a bound on tasks, of v1 or v2, where one can be made.
+func pidsCgroup(max int) (dir string, remove func(), err error) {
+	for _, parent := range []string{"/sys/fs/cgroup/pids", "/sys/fs/cgroup"} {
+		dir = filepath.Join(parent, fmt.Sprintf("bench-%d", os.Getpid()))
+		if err = os.Mkdir(dir, 0o755); err != nil {
+			continue
+		}
+		remove = func() {
+			for range 1000 {
+				if unix.Rmdir(dir) != unix.EBUSY {
+					return
+				}
+				time.Sleep(time.Millisecond)
+			}
+		}
+		if err = os.WriteFile(dir+"/pids.max", []byte(fmt.Sprint(max)), 0); err == nil {
+			return dir, remove, nil
+		}
+		remove()
+	}
+	return "", nil, err
+}
+
+// within starts the command in a cgroup.
+func within(cmd *exec.Cmd, dir string) {
+	cmd.Args = append([]string{"sh", "-c", `echo 0 >"$0/cgroup.procs" && exec "$@"`, dir, cmd.Path}, cmd.Args[1:]...)
+	cmd.Path = "/bin/sh"
+}

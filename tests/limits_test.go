@@ -1,0 +1,486 @@
+package tests
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// enforced says whether sbxrun can enforce these limits here, by the same detection
+// that it uses itself. Where it cannot, that it refuses is what is tested, so that no
+// machine is without a test: the flags have to be refused with a reason, and with best
+// effort the command runs and the report says so.
+func enforced(t *testing.T, r limits.Request, flags ...string) bool {
+	t.Helper()
+	machine, err := limits.Detect()
+	harness.Must(t, err)
+	if _, err := machine.Plan(r, true); err == nil {
+		return true
+	}
+	run := harness.Run(t, harness.Options{}, append(flags, "touch", "/tmp/it-ran")...)
+	run.Expect(t, 125, "start-failed")
+	if e := run.Report.Error; run.Report.Started || e == nil || e.Code != "limit" || e.Hint == "" || !strings.Contains(e.Message, "cannot be enforced here: ") {
+		t.Errorf("refused with %s", run.Report.Raw())
+	}
+	run = harness.Run(t, harness.Options{}, append(flags, "--limits", "best-effort", "echo", "ran")...)
+	run.Expect(t, 0, "exited")
+	left := 0
+	for _, l := range run.Report.Limits {
+		if !l.Enforced {
+			left++
+		}
+	}
+	if left == 0 || string(run.Stdout) != "ran\n" {
+		t.Errorf("best effort: stdout %q, report %s", run.Stdout, run.Report.Raw())
+	}
+	return false
+}
+
+// hit asserts that a limit was enforced, and says whether it was hit.
+func hit(t *testing.T, r *harness.Report, name string) bool {
+	t.Helper()
+	for _, l := range r.Limits {
+		if l.Name == name {
+			if !l.Enforced {
+				t.Errorf("%s is not enforced: %s", name, r.Raw())
+			}
+			return l.Hit
+		}
+	}
+	t.Errorf("no limit %s in %s", name, r.Raw())
+	return false
+}
+
+const hog = "x = bytearray(200 << 20); print(len(x))"
+
+// P1: out of memory is its own cause, whether the command is killed or a child of it.
+func TestP01Memory(t *testing.T) {
+	t.Parallel()
+	if !enforced(t, limits.Request{Memory: 64 << 20}, "--memory", "64M") {
+		return
+	}
+	for _, command := range [][]string{
+		{"python3", "-c", hog},
+		{"sh", "-c", `python3 -c "$1"; sleep 60`, "sh", hog},
+		{"sh", "-c", `head -c 200M /dev/zero >/tmp/x; sleep 60`}, // /tmp is memory
+	} {
+		r := harness.Run(t, harness.Options{}, append([]string{"--memory", "64M", "--tmp-size", "1G", "--timeout", "60"}, command...)...)
+		r.Expect(t, 137, "oom")
+		if !hit(t, r.Report, "memory") || len(r.Stdout) != 0 || !strings.Contains(string(r.Stderr), "out of memory (--memory 64M)") {
+			t.Errorf("stdout %q, stderr %q, %s", r.Stdout, r.Stderr, r.Report.Raw())
+		}
+		if peak := r.Report.Usage.MemoryPeak; peak > 64<<20 || peak != 0 && peak < 60<<20 {
+			t.Errorf("memory_peak_bytes is %d", peak)
+		}
+	}
+	// Nothing of that is about who stays below.
+	r := harness.Run(t, harness.Options{}, "--memory", "256M", "python3", "-c", "x = bytearray(100 << 20); print(len(x))")
+	r.Expect(t, 0, "exited")
+	if hit(t, r.Report, "memory") {
+		t.Errorf("%s", r.Report.Raw())
+	}
+	// Nor a SIGKILL that has nothing to do with memory.
+	r = harness.Run(t, harness.Options{}, "--memory", "256M", "sh", "-c", "kill -9 $$")
+	r.Expect(t, 137, "signaled")
+}
+
+// P2: a fork bomb gets EAGAIN, and is gone at the deadline.
+func TestP02ForkBomb(t *testing.T) {
+	t.Parallel()
+	if !enforced(t, limits.Request{Pids: 32}, "--pids", "32") {
+		return
+	}
+	r := harness.Run(t, harness.Options{}, "--pids", "32", "--timeout", "2", "bash", "-c", ":(){ :|:& };: ; sleep 60")
+	r.Expect(t, 124, "timeout")
+	if !hit(t, r.Report, "pids") || !strings.Contains(string(r.Stderr), "Resource temporarily unavailable") {
+		t.Errorf("%s; stderr %.300q", r.Report.Raw(), r.Stderr)
+	}
+	if peak := r.Report.Usage.PidsPeak; peak > 32 {
+		t.Errorf("pids_peak is %d", peak)
+	}
+	harness.Within(t, "the teardown", time.Duration(*r.Report.TeardownMS*1e6), 0, time.Second)
+	// Exactly as many as there may be: two are the sandbox's own.
+	r = harness.Run(t, harness.Options{}, "--pids", "10", "bash", "-c", "for i in 1 2 3 4 5 6 7; do sleep 60 & done; jobs -p")
+	r.Expect(t, 0, "exited")
+	if hit(t, r.Report, "pids") {
+		t.Errorf("%s", r.Report.Raw())
+	}
+}
+
+// P3: what no machine can enforce, and what this caller may not.
+func TestP03Refused(t *testing.T) {
+	t.Parallel()
+	for _, flags := range [][]string{
+		{"--pids", "3"}, {"--memory-swap", "1G"}, {"--memory", "64M", "--memory-swap", "32M"}, {"--nice", "20"}, {"--nice=-21"}, {"--oom-score-adj", "1001"}, {"--cpus", "0.0001"},
+	} {
+		r := harness.Run(t, harness.Options{}, append(flags, "true")...)
+		r.Expect(t, 125, "start-failed")
+		if r.Report.Error.Code != "limit" || r.Report.Error.Hint == "" {
+			t.Errorf("%q: %s", flags, r.Report.Raw())
+		}
+		// Best effort is about the machine, not about nonsense.
+		r = harness.Run(t, harness.Options{}, append(append([]string{"--limits", "best-effort"}, flags...), "true")...)
+		r.Expect(t, 125, "start-failed")
+	}
+	for _, flags := range [][]string{{"--limits", "maybe"}, {"--output-limit", "some"}, {"--pids", "many"}, {"--cpus", "-1"}, {"--memory", "lots"}, {"--fake-meminfo"}} {
+		if r := harness.Run(t, harness.Options{}, append(flags, "true")...); r.ExitCode != 125 {
+			t.Errorf("%q: exit code %d", flags, r.ExitCode)
+		}
+	}
+	// A hard limit above one's own.
+	var own unix.Rlimit
+	harness.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &own))
+	value := strconv.FormatUint(own.Max+1, 10)
+	if enforced(t, limits.Request{NoFile: int64(own.Max + 1)}, "--nofile", value) {
+		harness.Run(t, harness.Options{}, "--nofile", value, "true").Expect(t, 0, "exited")
+	}
+}
+
+// P4: programs with a runtime that reserves more than it uses start in 256 MiB.
+func TestP04Runtimes(t *testing.T) {
+	t.Parallel()
+	var flags []string
+	if enforced(t, limits.Request{Memory: 256 << 20, Pids: 128}, "--memory", "256M", "--pids", "128") {
+		flags = []string{"--memory", "256M", "--pids", "128"}
+	}
+	for _, command := range [][]string{
+		{"node", "-e", "console.log('up')"},
+		{"java", "-version"},
+		{"go", "version"},
+	} {
+		name, err := lookPath(command[0])
+		if err != nil {
+			if command[0] == "java" { // README does not ask for a JVM
+				t.Logf("no %s here", command[0])
+				continue
+			}
+			t.Fatal(err)
+		}
+		args := append([]string{"--timeout", "60", "--ro-bind-try", filepath.Dir(filepath.Dir(name))}, flags...)
+		r := harness.Run(t, harness.Options{}, append(append(args, name), command[1:]...)...)
+		r.Expect(t, 0, "exited")
+	}
+}
+
+// lookPath finds a program where a developer has it, with links followed.
+func lookPath(name string) (string, error) {
+	for _, dir := range append(filepath.SplitList(os.Getenv("PATH")), "/usr/local/go/bin", "/usr/lib/go/bin") {
+		if real, err := filepath.EvalSymlinks(filepath.Join(dir, name)); err == nil {
+			return real, nil
+		}
+	}
+	return "", fmt.Errorf("no %s in PATH", name)
+}
+
+// P5: /tmp is full at its size, to the byte.
+func TestP05TmpSize(t *testing.T) {
+	t.Parallel()
+	r := harness.Run(t, harness.Options{}, "--tmp-size", "10M", "sh", "-c", "head -c 20M /dev/zero >/tmp/x; stat -c %s /tmp/x")
+	r.Expect(t, 0, "exited")
+	if string(r.Stdout) != "10485760\n" || !strings.Contains(string(r.Stderr), "No space left") {
+		t.Errorf("stdout %q, stderr %q", r.Stdout, r.Stderr)
+	}
+}
+
+// P6: a file too large is SIGXFSZ, and the cause names the limit.
+func TestP06FileSize(t *testing.T) {
+	t.Parallel()
+	r := harness.Run(t, harness.Options{}, "--fsize", "10M", "head", "-c", "5M", "/dev/zero")
+	r.Expect(t, 0, "exited") // a pipe is no file
+	// head ignores no signal and writes to a file that it has inherited.
+	r = harness.Run(t, harness.Options{}, "--fsize", "10M", "sh", "-c", "exec head -c 11M /dev/zero >/tmp/x")
+	r.Expect(t, 153, "fsize")
+	if !hit(t, r.Report, "fsize") || r.Report.Payload.Signal != "XFSZ" {
+		t.Errorf("%s", r.Report.Raw())
+	}
+	r = harness.Run(t, harness.Options{}, "--fsize", "10M", "sh", "-c", "kill -XFSZ $$")
+	r.Expect(t, 153, "fsize") // the kernel does not tell the two apart
+	r = harness.Run(t, harness.Options{}, "sh", "-c", "kill -XFSZ $$")
+	r.Expect(t, 153, "signaled")
+}
+
+// P7: half a CPU is half a CPU, and nproc and thread pools fit.
+func TestP07CPUs(t *testing.T) {
+	t.Parallel()
+	if !enforced(t, limits.Request{CPUs: 0.5}, "--cpus", "0.5") {
+		return
+	}
+	r := harness.Run(t, harness.Options{}, "--cpus", "0.5", "--timeout", "2", "bash", "-c", "nproc; echo $OMP_NUM_THREADS $GOMAXPROCS; while :; do :; done & while :; do :; done")
+	r.Expect(t, 124, "timeout")
+	if string(r.Stdout) != "1\n1 1\n" || !hit(t, r.Report, "cpus") {
+		t.Errorf("stdout %q, %s", r.Stdout, r.Report.Raw())
+	}
+	// At most: a busy machine may give less.
+	if used := r.Report.Usage.CPUUserMS + r.Report.Usage.CPUSystemMS; used > 1300 {
+		t.Errorf("%.0f ms of CPU in 2 s", used)
+	}
+	r = harness.Run(t, harness.Options{}, "--cpus", "1.5", "--env", "OMP_NUM_THREADS=7", "sh", "-c", "echo $OMP_NUM_THREADS $MKL_NUM_THREADS")
+	if r.Expect(t, 0, "exited"); string(r.Stdout) != "7 2\n" {
+		t.Errorf("%q", r.Stdout)
+	}
+}
+
+// CPU time is of the whole tree.
+func TestLimitCPUTime(t *testing.T) {
+	t.Parallel()
+	if !enforced(t, limits.Request{CPUTime: time.Second}, "--cpu-time", "1") {
+		return
+	}
+	r := harness.Run(t, harness.Options{}, "--cpu-time", "0.5", "--timeout", "60", "bash", "-c", "while :; do :; done & while :; do :; done")
+	r.Expect(t, 152, "cpu-time")
+	if !hit(t, r.Report, "cpu-time") || !strings.Contains(string(r.Stderr), "--cpu-time") {
+		t.Errorf("stderr %q, %s", r.Stderr, r.Report.Raw())
+	}
+	r = harness.Run(t, harness.Options{}, "--cpu-time", "30", "sh", "-c", "exit 3")
+	if r.Expect(t, 3, "exited"); hit(t, r.Report, "cpu-time") {
+		t.Errorf("%s", r.Report.Raw())
+	}
+}
+
+// Limits of single processes, as the command sees them.
+func TestLimitProcess(t *testing.T) {
+	t.Parallel()
+	const show = "nice; cat /proc/self/oom_score_adj; ulimit -n; ulimit -Hn; ulimit -s; ulimit -f"
+	flags := []string{"--nice", "7", "--oom-score-adj", "500", "--nofile", "77", "--stack", "4M", "--fsize", "10M"}
+	r := harness.Run(t, harness.Options{}, append(flags, "sh", "-c", show)...)
+	r.Expect(t, 0, "exited")
+	const want = "7\n500\n77\n77\n4096\n20480\n"
+	if string(r.Stdout) != want {
+		t.Errorf("run: %q", r.Stdout)
+	}
+	b := harness.NewState(t).Sandbox(harness.Options{})
+	x := b.Exec(harness.Options{}, flags, "sh", "-c", show)
+	if x.Expect(t, 0, "exited"); string(x.Stdout) != want {
+		t.Errorf("exec: %q", x.Stdout)
+	}
+	for _, name := range []string{"nice", "oom-score-adj", "nofile", "stack", "fsize"} {
+		hit(t, x.Report, name)
+	}
+}
+
+// A flood of output is cut, or ends the run; with and without --json.
+func TestLimitOutput(t *testing.T) {
+	t.Parallel()
+	r := harness.Run(t, harness.Options{}, "--output-limit", "kill", "--max-output", "64K", "--timeout", "60", "yes")
+	r.Expect(t, 153, "output-limit")
+	if len(r.Stdout) != 64<<10 || !hit(t, r.Report, "max-output") {
+		t.Errorf("%d bytes, %s", len(r.Stdout), r.Report.Raw())
+	}
+	r = harness.Run(t, harness.Options{}, "--output-limit", "truncate", "--max-output", "1000", "sh", "-c", "yes | head -c 1M; yes n | head -c 1M >&2; exit 4")
+	r.Expect(t, 4, "exited")
+	if len(r.Stdout) != 1000 || len(r.Stderr) != 1000 || !hit(t, r.Report, "max-output") {
+		t.Errorf("%d and %d bytes, %s", len(r.Stdout), len(r.Stderr), r.Report.Raw())
+	}
+	r = harness.Run(t, harness.Options{}, "--output-limit", "truncate", "--max-output", "1000", "sh", "-c", "echo out; echo err >&2; exec head -c 990 /dev/zero")
+	r.Expect(t, 0, "exited")
+	if len(r.Stdout) != 994 || string(r.Stderr) != "err\n" || hit(t, r.Report, "max-output") {
+		t.Errorf("%d bytes, %q, %s", len(r.Stdout), r.Stderr, r.Report.Raw())
+	}
+	_, rep := captured(t, "--output-limit", "kill", "--max-output", "64K", "yes")
+	if rep.Cause != "output-limit" || !*rep.StdoutTruncated || len(*rep.Stdout) > 65<<10 {
+		t.Errorf("%.500s", rep.Raw())
+	}
+	// Of a started sandbox it is the log.
+	b := harness.NewState(t).Sandbox(harness.Options{}, "--log-max", "64K", "--output-limit", "kill", "yes")
+	if rec := b.Ended(); rec.Report == nil || rec.Report.Cause != "output-limit" {
+		t.Errorf("%+v", rec.Report)
+	}
+}
+
+// --fake-meminfo shows the limit, to a run, to a sandbox and to its execs.
+func TestLimitFakeMeminfo(t *testing.T) {
+	t.Parallel()
+	flags := []string{"--memory", "256M", "--fake-meminfo"}
+	if !enforced(t, limits.Request{Memory: 256 << 20}, flags...) {
+		flags = append(flags, "--limits", "best-effort")
+	}
+	show := []string{"sed", "-n", "s/^MemTotal: *//p", "/proc/meminfo"}
+	r := harness.Run(t, harness.Options{}, append(flags, show...)...)
+	if r.Expect(t, 0, "exited"); string(r.Stdout) != "262144 kB\n" {
+		t.Errorf("run: %q", r.Stdout)
+	}
+	b := harness.NewState(t).Sandbox(harness.Options{}, flags...)
+	x := b.Exec(harness.Options{}, nil, show...)
+	if x.Expect(t, 0, "exited"); string(x.Stdout) != "262144 kB\n" {
+		t.Errorf("exec: %q", x.Stdout)
+	}
+}
+
+// A started sandbox's limits hold for all its execs together, and an exec's own within
+// them. One that is killed for want of memory takes nothing else with it.
+func TestLimitSandbox(t *testing.T) {
+	t.Parallel()
+	if !enforced(t, limits.Request{Memory: 128 << 20, Pids: 24}, "--memory", "128M", "--pids", "24") {
+		return
+	}
+	b := harness.NewState(t).Sandbox(harness.Options{}, "--memory", "128M", "--pids", "24")
+	x := b.Exec(harness.Options{}, nil, "python3", "-c", hog)
+	x.Expect(t, 137, "oom")
+	x = b.Exec(harness.Options{}, []string{"--memory", "32M"}, "sh", "-c", `python3 -c "$1"; sleep 60`, "sh", "x = bytearray(64 << 20)")
+	x.Expect(t, 137, "oom")
+	if !hit(t, x.Report, "memory") {
+		t.Errorf("%s", x.Report.Raw())
+	}
+	x = b.Exec(harness.Options{}, []string{"--pids", "8", "--timeout", "1"}, "bash", "-c", "for i in 1 2 3 4 5 6 7 8 9; do sleep 60 & done; wait")
+	x.Expect(t, 124, "timeout")
+	if !hit(t, x.Report, "pids") || x.Report.Usage.PidsPeak > 8 {
+		t.Errorf("%s", x.Report.Raw())
+	}
+	x = b.Exec(harness.Options{}, []string{"--cpu-time", "0.3"}, "sh", "-c", "while :; do :; done")
+	x.Expect(t, 152, "cpu-time")
+	b.Alive()
+	id := b.Inspect().ID
+	if len(harness.Cgroups(id)) == 0 {
+		t.Error("the sandbox has no cgroup")
+	}
+	// While it is full nobody gets in; that is said, and nothing is left of it.
+	full := b.StartExec(harness.Options{}, []string{"--timeout", "60"}, "bash", "-c", "for i in $(seq 40); do sleep 60 & done; wait")
+	full.WaitStderr("Resource temporarily unavailable")
+	if x = b.Exec(harness.Options{}, nil, "true"); x.ExitCode == 0 || x.Report == nil || x.Report.Started {
+		t.Errorf("exit code %d, stderr %q", x.ExitCode, x.Stderr)
+	}
+	full.Signal(unix.SIGTERM)
+	full.Wait()
+	b.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
+}
+
+// If the command itself is killed for want of memory, the sandbox has that cause.
+func TestLimitSandboxCommand(t *testing.T) {
+	t.Parallel()
+	if !enforced(t, limits.Request{Memory: 64 << 20}, "--memory", "64M") {
+		return
+	}
+	b := harness.NewState(t).Sandbox(harness.Options{}, "--memory", "64M", "python3", "-c", hog)
+	if rec := b.Ended(); rec.Report == nil || rec.Report.Cause != "oom" || rec.Report.ExitCode != 137 {
+		t.Errorf("%+v", rec.Report)
+	}
+	if left := harness.Cgroups(b.ID); len(left) > 0 {
+		t.Errorf("left %q", left)
+	}
+}
+
+// P11: SIGKILL of sbxrun leaves no cgroup: the keeper removes them. If that is killed
+// as well, cleanup does.
+func TestP11Killed(t *testing.T) {
+	t.Parallel()
+	if !enforced(t, limits.Request{Memory: 64 << 20, Pids: 32}, "--memory", "64M", "--pids", "32") {
+		return
+	}
+	s := harness.NewState(t)
+	p := harness.Start(t, harness.Options{}, "--memory", "64M", "--pids", "32", "/fixtures/tree-sleep")
+	p.WaitOutput("ready 2\n")
+	dirs := cgroupsOf(t, p.Role(harness.RoleInit).PID)
+	if len(dirs) == 0 {
+		t.Fatal("it has no cgroup")
+	}
+	p.Kill()
+	p.Wait()
+	harness.Until(t, harness.Bound, "the cgroups to be gone", func() bool { return !anyExists(dirs) })
+
+	// And if the keeper cannot: an empty one that nobody has open. Not one that
+	// somebody has.
+	p = harness.Start(t, harness.Options{}, "--memory", "64M", "--pids", "32", "/fixtures/tree-sleep")
+	p.WaitOutput("ready 2\n")
+	dirs = cgroupsOf(t, p.Role(harness.RoleInit).PID)
+	left := fmt.Sprintf("%s/sbxrun-left-%d", filepath.Dir(dirs[0]), p.PID)
+	harness.Must(t, os.Mkdir(left, 0o755))
+	if r := s.Run("cleanup", "--dry-run"); !strings.Contains(string(r.Stdout), "to go    cgroup") || !strings.Contains(string(r.Stdout), left) {
+		t.Errorf("%q", r.Stdout)
+	}
+	if r := s.Run("cleanup"); !strings.Contains(string(r.Stdout), "removed  cgroup") || !strings.Contains(string(r.Stdout), left) {
+		t.Errorf("%q", r.Stdout)
+	}
+	if _, err := os.Stat(left); err == nil || len(cgroupsOf(t, p.Role(harness.RoleInit).PID)) != len(dirs) {
+		t.Errorf("%v; %q of %q", err, cgroupsOf(t, p.Role(harness.RoleInit).PID), dirs)
+	}
+	p.Signal(unix.SIGTERM)
+	p.Wait().Expect(t, 143, "canceled")
+}
+
+// cgroupsOf are the cgroups of sbxrun's that a process is in.
+func cgroupsOf(t *testing.T, pid int) (dirs []string) {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	harness.Must(t, err)
+	seen := map[string]bool{}
+	for _, line := range strings.Split(string(data), "\n") {
+		_, name, ok := strings.Cut(line, "/sbxrun-")
+		id, _, _ := strings.Cut(name, "/")
+		if ok && !seen[id] {
+			seen[id] = true
+			dirs = append(dirs, harness.Cgroups(id)...)
+		}
+	}
+	return dirs
+}
+
+func anyExists(paths []string) bool {
+	for _, path := range paths {
+		if _, err := os.Stat(path); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// P12: a quota of a thousandth of a CPU, and a sandbox that somebody has frozen, do not
+// keep it from being ended.
+func TestP12Throttled(t *testing.T) {
+	t.Parallel()
+	if !enforced(t, limits.Request{CPUs: 0.001, Pids: 64}, "--cpus", "0.001", "--pids", "64") {
+		return
+	}
+	r := harness.Run(t, harness.Options{}, "--cpus", "0.001", "--pids", "64", "--timeout", "1", "bash", "-c", "for i in 1 2 3 4; do while :; do :; done & done; wait")
+	r.Expect(t, 124, "timeout")
+	harness.Within(t, "the teardown", time.Duration(*r.Report.TeardownMS*1e6), 0, time.Second)
+}
+
+func TestP12Frozen(t *testing.T) {
+	t.Parallel()
+	if !enforced(t, limits.Request{Pids: 64}, "--pids", "64") {
+		return
+	}
+	p := harness.Start(t, harness.Options{}, "--pids", "64", "--timeout", "3", "/fixtures/tree-sleep")
+	p.WaitOutput("ready 2\n")
+	frozen := freeze(t, p.Role(harness.RoleInit).PID)
+	r := p.Wait()
+	r.Expect(t, 124, "timeout")
+	harness.Within(t, "the teardown", time.Duration(*r.Report.TeardownMS*1e6), 0, time.Second)
+	t.Logf("frozen by %s; teardown %.1f ms", frozen, *r.Report.TeardownMS)
+}
+
+// freeze freezes a sandbox as an operator could: in its own v2 cgroup, or in one of the
+// v1 freezer, which is the worse one.
+func freeze(t *testing.T, init int) (by string) {
+	t.Helper()
+	const freezer = "/sys/fs/cgroup/freezer"
+	if unix.Access(freezer, unix.W_OK) == nil {
+		dir := fmt.Sprintf("%s/test-%d", freezer, init)
+		harness.Must(t, os.Mkdir(dir, 0o755))
+		t.Cleanup(func() {
+			_ = os.WriteFile(dir+"/freezer.state", []byte("THAWED"), 0)
+			harness.Until(t, harness.Bound, dir+" to be removed", func() bool { return unix.Rmdir(dir) == nil })
+		})
+		for _, pid := range append(harness.Descendants(init), init) {
+			harness.Must(t, os.WriteFile(dir+"/cgroup.procs", []byte(strconv.Itoa(pid)), 0))
+		}
+		harness.Must(t, os.WriteFile(dir+"/freezer.state", []byte("FROZEN"), 0))
+		return dir
+	}
+	for _, dir := range cgroupsOf(t, init) {
+		if os.WriteFile(dir+"/cgroup.freeze", []byte("1"), 0) == nil {
+			return dir
+		}
+	}
+	t.Fatal("nothing to freeze it with")
+	return ""
+}
