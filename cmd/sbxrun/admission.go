@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,10 +25,10 @@ import (
 // the threads.
 const tasksToStart = 4 + 2
 
-// ownThreads is how many threads sbxrun comes to have at most: it was seen to have 7 or
-// 8. The Go runtime makes them as it needs them, and where it is refused one for a
-// fifth of a second it gives up, and we with it.
-const ownThreads = 9
+// ownThreads is how many threads sbxrun comes to have at most where they are scarce and
+// it is lean: it was seen to have 5 or 6. The Go runtime makes them as it needs them, and
+// where it is refused one for a fifth of a second it gives up, and we with it.
+const ownThreads = 7
 
 // scarce is the room that a payload could take all of in a moment, as a container has
 // it. There the threads are made beforehand: to end a sandbox no new task is needed.
@@ -43,10 +44,11 @@ const lockPatience = 2 * time.Second
 type admission struct {
 	ctx   context.Context
 	flags *cli.Busy
-	// need is how many tasks have to fit, our threads that are still to come included.
-	need int64
-	warn func(text string) // told if a bound is near
-	by   time.Time         // until when is waited
+	// need is how many tasks have to fit, our threads that are still to come included;
+	// and promised what the command may come to have by its own limit.
+	need, promised int64
+	warn           func(text string) // told if a bound is near
+	by             time.Time         // until when is waited
 
 	scarce  bool
 	refused int64  // forks by the caller's cgroups, before anything was started
@@ -57,9 +59,14 @@ type admission struct {
 // admit looks, before anything is started, whether there is room for a command, waits
 // for it if that is asked for, and takes a slot. An error is a *[result.Error]; or the
 // cause of ctx, if that was done first.
-func admit(ctx context.Context, flags *cli.Busy, need int64, warn func(string)) (*admission, error) {
+//
+// promised is the command's own limit on its tasks, 0 for none. Where tasks are scarce it
+// has to fit as a whole, beside what others were promised: who is let in gets what his
+// limit says.
+func admit(ctx context.Context, flags *cli.Busy, promised int64, warn func(string)) (*admission, error) {
+	processors := runtime.GOMAXPROCS(0)
 	threads, _ := runtime.ThreadCreateProfile(nil) // they stay
-	a := &admission{ctx: ctx, flags: flags, need: need + int64(max(0, ownThreads-threads)), warn: warn, by: time.Now()}
+	a := &admission{ctx: ctx, flags: flags, need: tasksToStart + int64(max(0, ownThreads-threads)), promised: promised, warn: warn, by: time.Now()}
 	if flags.OnPressure == "wait" {
 		a.by = a.by.Add(time.Duration(flags.WaitTimeout))
 	}
@@ -72,9 +79,15 @@ func admit(ctx context.Context, flags *cli.Busy, need int64, warn func(string)) 
 	}
 	if a.scarce {
 		go makeThreads(ownThreads - threads) // while bubblewrap sets up the sandbox
+	} else if runtime.GOMAXPROCS(0) < processors {
+		runtime.GOMAXPROCS(processors)
 	}
 	return a, nil
 }
+
+// lean keeps Go from making threads that it can do without, for who has to wait, and
+// where they are scarce.
+func lean() { runtime.GOMAXPROCS(1) }
 
 // makeThreads makes so many threads, which the runtime keeps for when it needs one: a
 // goroutine that waits with its thread locked makes it run the others on another.
@@ -120,6 +133,7 @@ func (a *admission) takeSlot() error {
 	}
 	defer dir.Close()
 	if a.flags.OnPressure == "wait" {
+		lean()
 		ctx, cancel := context.WithDeadline(a.ctx, a.by)
 		defer cancel()
 		a.slot, err = dir.WaitSlot(ctx, n)
@@ -144,12 +158,17 @@ func (a *admission) findRoom() error {
 		return &result.Error{Code: "pressure", Message: err.Error(), Err: err}
 	}
 	a.refused = r.Refused
-	_, a.scarce = r.Lacking(scarce)
+	if _, a.scarce = r.Lacking(scarce); a.scarce {
+		lean()
+	}
+	if !a.scarce || slices.ContainsFunc(r.Bounds, func(b pressure.Bound) bool { return b.Max <= a.promised }) {
+		a.promised = 0 // it need not be kept, or cannot
+	}
 	switch {
 	case a.flags.OnPressure == "ignore":
 		a.note(r)
 		return nil
-	case a.level(r) == pressure.OK && a.tooMuch(r) == "":
+	case a.promised == 0 && a.level(r) == pressure.OK && a.tooMuch(r) == "":
 		return nil
 	}
 	// From here on one at a time, each with what the one before has started in view.
@@ -208,8 +227,13 @@ func (a *admission) tooMuch(r pressure.Reading) string {
 	if a.level(r) == pressure.Alert {
 		return inUse(r.Tightest()) + fmt.Sprintf(", and from %v %% on nothing is started", float64(a.flags.Alert))
 	}
-	if b, lacks := r.Lacking(a.need); lacks {
-		return inUse(b) + fmt.Sprintf(", and this needs %d more", a.need)
+	r.AddPromises()
+	if b, lacks := r.Lacking(a.need + a.promised); lacks {
+		why := inUse(b)
+		if b.Promised > 0 {
+			why += fmt.Sprintf(", %d are promised to sandboxes with --pids", b.Promised)
+		}
+		return why + fmt.Sprintf(", and this needs %d more", a.need+a.promised)
 	}
 	return ""
 }
@@ -259,6 +283,14 @@ func (a *admission) running() {
 	a.started()
 	if !a.scarce {
 		time.AfterFunc(while, proc.ShedThreads)
+	}
+}
+
+// reserved lets others be admitted, if what the command may come to have is in the
+// kernel's books by now.
+func (a *admission) reserved() {
+	if a != nil && a.promised > 0 {
+		a.started()
 	}
 }
 
@@ -316,21 +348,14 @@ func (a *admission) wasRefused() bool {
 	return lacks || r.Refused > a.refused
 }
 
-// admit is admit for a job. With a request to end it there is none, and no error: the
-// job ends as it would have a moment later.
-func (j *job) admit(flags *cli.Busy) (err error) {
-	warning := func(text string) {
+// admit is admit for a job. Nobody listens to signals yet: one that comes while it waits
+// ends sbxrun at once, which has started nothing.
+func (j *job) admit(flags *cli.Busy, promised cli.Number) (err error) {
+	j.admitted, err = admit(context.Background(), flags, int64(promised), func(text string) {
 		if !j.tells.Quiet {
 			tellWarning(text)
 		}
-	}
-	if flags.OnPressure == "wait" {
-		<-j.signals.ready // before, a signal ends us without a report
-	}
-	j.admitted, err = admit(j.signals.ctx, flags, tasksToStart, warning)
-	if j.signals.ctx.Err() != nil {
-		return nil
-	}
+	})
 	return err
 }
 

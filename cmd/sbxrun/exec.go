@@ -22,7 +22,7 @@ import (
 
 func execCommand(args []string, begin time.Time) int {
 	var x execution
-	x.job = job{id: newID(), where: "of the command", ends: &x.flags.Ends, tells: &x.flags.Tells, begin: begin, signals: watchSignals()}
+	x.job = job{id: newID(), where: "of the command", ends: &x.flags.Ends, tells: &x.flags.Tells, begin: begin}
 	words, err := cli.Parse(&x.flags, args)
 	if err != nil {
 		return fail(usageError(err))
@@ -65,6 +65,11 @@ func (x *execution) run(name string, args []string) int {
 	if x.report, err = openReport(x.flags.Report); err != nil {
 		return fail(err)
 	}
+	// Its limit on tasks is within the sandbox's. Before there are threads, which a wait would be too long for.
+	if err := x.admit(&x.flags.Busy, 0); err != nil {
+		return x.notStarted(err)
+	}
+	x.signals = watchSignals()
 	release, err := x.find(name)
 	if err != nil {
 		return x.notStarted(err)
@@ -83,9 +88,6 @@ func (x *execution) run(name string, args []string) int {
 			return x.notStarted(err)
 		}
 		caller.orElse(func() { x.signals.cancel(supervise.Request{Cause: result.Killed, Signal: syscall.SIGKILL}) })
-	}
-	if err := x.admit(&x.flags.Busy); err != nil {
-		return x.notStarted(err)
 	}
 	start := func(s *streams, bounds proc.Bounds) supervise.Start {
 		entry.Bounds = bounds

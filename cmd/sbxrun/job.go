@@ -51,6 +51,7 @@ func (j *job) carryOut(start func(*streams, proc.Bounds) supervise.Start, o supe
 		return j.notStarted(err)
 	}
 	defer removeGroup(group)
+	j.admitted.reserved()
 	var bounds proc.Bounds
 	if group != nil {
 		bounds = group.Bounds()
@@ -92,6 +93,9 @@ func (j *job) notStarted(err error) int {
 		e = &result.Error{Code: "setup", Message: err.Error(), Err: err}
 	}
 	e = j.admitted.explain(e)
+	if j.signals == nil {
+		j.signals = watchSignals()
+	}
 	res := result.Result{Cause: result.StartFailed, Verdict: result.NotApplicable, StartedAt: j.begin, Duration: time.Since(j.begin), Err: e}
 	return j.finish(res, nil)
 }

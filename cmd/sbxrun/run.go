@@ -19,7 +19,7 @@ import (
 
 func runCommand(args []string, begin time.Time) int {
 	r := runner{}
-	r.job = job{id: newID(), where: "in the sandbox", ends: &r.flags.Ends, tells: &r.flags.Tells, begin: begin, signals: watchSignals()}
+	r.job = job{id: newID(), where: "in the sandbox", ends: &r.flags.Ends, tells: &r.flags.Tells, begin: begin}
 	var err error
 	if r.command, err = cli.Parse(&r.flags, args); err != nil {
 		return fail(usageError(err))
@@ -47,6 +47,15 @@ func (r *runner) run() int {
 	if r.report, err = openReport(r.flags.Report); err != nil {
 		return fail(err)
 	}
+	if err = r.checkFlags(); err != nil {
+		return r.notStarted(err)
+	}
+	if !r.flags.PrintCommand {
+		if err = r.admit(&r.flags.Busy, r.flags.Pids); err != nil {
+			return r.notStarted(err)
+		}
+	}
+	r.signals = watchSignals()
 	if err = r.prepare(); err != nil {
 		return r.notStarted(err)
 	}
@@ -54,9 +63,6 @@ func (r *runner) run() int {
 	if r.flags.PrintCommand {
 		fmt.Println(r.plan.ShellCommand())
 		return 0
-	}
-	if err = r.admit(&r.flags.Busy); err != nil {
-		return r.notStarted(err)
 	}
 	r.bwrap = &result.ReportBwrap{Path: r.plan.Program.Path, Version: r.plan.Program.Version}
 	start := func(s *streams, bounds proc.Bounds) supervise.Start {
@@ -88,8 +94,8 @@ func (r *runner) diagnose(res *result.Result) {
 	}
 }
 
-// prepare turns the flags into a policy, and that into a plan.
-func (r *runner) prepare() error {
+// checkFlags finds what is wrong with the flags for everybody.
+func (r *runner) checkFlags() error {
 	r.tty = r.flags.Tty
 	if err := r.checkOutput(); err != nil {
 		return err
@@ -97,6 +103,11 @@ func (r *runner) prepare() error {
 	if err := checkBusy(&r.flags.Busy); err != nil {
 		return usageError(err)
 	}
+	return nil
+}
+
+// prepare turns the flags into a policy, and that into a plan.
+func (r *runner) prepare() error {
 	policy, err := policyOf(&r.flags.View, &r.flags.Limits, r.command)
 	if err != nil {
 		return usageError(err)

@@ -100,7 +100,7 @@ func (s *supervisor) prepare(args []string) (err error) {
 	if s.dir, err = state.Open(stateCaller()); err != nil {
 		return err
 	}
-	if s.leave, err = admit(s.ctx, &s.flags.Busy, tasksToStart, tellWarning); err != nil {
+	if s.leave, err = admit(s.ctx, &s.flags.Busy, int64(s.flags.Pids), tellWarning); err != nil {
 		return err
 	}
 	// From here on there is nothing of the caller's in us: neither what its
@@ -180,6 +180,7 @@ func (s *supervisor) start() (l *logging, err error) {
 	if s.group, err = makeGroup(s.limits, s.own.ID, true); err != nil {
 		return nil, err
 	}
+	s.leave.reserved()
 	if s.group != nil {
 		s.plan.Bounds = s.group.Bounds()
 	}

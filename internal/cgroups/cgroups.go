@@ -7,6 +7,9 @@ import (
 	"strings"
 )
 
+// Prefix begins the names of all cgroups that sbxrun makes.
+const Prefix = "sbxrun-"
+
 // Mount is a cgroup hierarchy that is mounted.
 type Mount struct {
 	Root, Point string

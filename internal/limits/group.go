@@ -10,12 +10,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/cgroups"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
 )
 
 // prefix of the names of all cgroups made here.
-const prefix = "sbxrun-"
+const prefix = cgroups.Prefix
 
 // leaf holds the processes of a v2 cgroup that others can be made in.
 const leaf = "main"

@@ -19,6 +19,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"os"
 	"path"
 	"strconv"
 	"strings"
@@ -33,6 +34,9 @@ import (
 type Bound struct {
 	Path         string // the file that holds it
 	Current, Max int64
+	// Promised are tasks that are not there yet, and that sandboxes may take any moment:
+	// what their own limits leave them. Only after [Reading.AddPromises].
+	Promised int64
 }
 
 // Ratio is how much of it is used, 1 for all. It can be more: a maximum may be set
@@ -45,7 +49,7 @@ func (b Bound) Ratio() float64 {
 }
 
 // Room is how many more tasks fit; not below 0.
-func (b Bound) Room() int64 { return max(0, b.Max-b.Current) }
+func (b Bound) Room() int64 { return max(0, b.Max-b.Current-b.Promised) }
 
 // Level is how near the tightest bound is.
 type Level string
@@ -79,6 +83,8 @@ type Reading struct {
 	// that it has grown between two looks means something. Before Linux 6.12 it is
 	// counted where the fork was tried, and not where the bound is.
 	Refused int64
+
+	dirs []string // the caller's cgroup and those above it
 }
 
 // Tightest is the bound that is used most.
@@ -114,6 +120,52 @@ func look(root string) (r Reading, err error) {
 		return Reading{}, fmt.Errorf("count tasks: %w", err)
 	}
 	return r, nil
+}
+
+// AddPromises adds to each bound what is promised to the sandboxes below it. Who was
+// started with a limit on its tasks has them for sure then: no other one is let in to
+// take them first. The kernel keeps the books, in the sandboxes' own cgroups. A limit
+// that is no less than the bound is no promise: it could not be kept.
+func (r *Reading) AddPromises() {
+	var below []Bound
+	for _, dir := range r.dirs {
+		entries, _ := os.ReadDir(dir) // none, if it is not for us to see
+		for _, e := range entries {
+			if e.IsDir() && strings.HasPrefix(e.Name(), cgroups.Prefix) {
+				if b, ok := bound(dir + "/" + e.Name()); ok {
+					below = append(below, b)
+				}
+			}
+		}
+		for i := range r.Bounds {
+			if r.Bounds[i].Path != dir+"/pids.max" {
+				continue
+			}
+			for _, b := range below {
+				if b.Max < r.Bounds[i].Max {
+					r.Bounds[i].Promised += b.Room()
+				}
+			}
+		}
+	}
+}
+
+// bound is a sandbox's own; ok is false if it has none, or is gone.
+func bound(dir string) (b Bound, ok bool) {
+	most, err := proc.ReadFile(dir + "/pids.max")
+	if err != nil {
+		return b, false
+	}
+	current, err := proc.ReadFile(dir + "/pids.current")
+	if err != nil {
+		return b, false
+	}
+	b.Current, err = parseCount(current)
+	if err != nil {
+		return b, false
+	}
+	b.Max, ok, err = parseMax(most)
+	return b, ok && err == nil
 }
 
 // machine adds what bounds all tasks of it.
@@ -160,6 +212,7 @@ func (r *Reading) cgroups(root string) error {
 		return nil
 	}
 	for dir := own; ; dir = path.Dir(dir) {
+		r.dirs = append(r.dirs, root+dir)
 		if err := r.cgroup(root+dir, dir == own); err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -151,20 +152,25 @@ func hogs() error {
 	return nil
 }
 
-// budget makes 1,000 calls from 50 clients where 300 tasks are all there may be.
+// budget makes 1,000 calls from 50 clients where 300 tasks are all there may be: once
+// with callers that wait for their turn, and once with callers that take no for an answer.
 func budget() error {
+	if err := budgetOf("waiting", "--max-parallel", "4", "--on-pressure", "wait", "--wait-timeout", "120"); err != nil {
+		return err
+	}
+	return budgetOf("refused when it is busy")
+}
+
+func budgetOf(how string, flags ...string) error {
 	const tasks, calls, clients = 300, 1000, 50
+	const tree = "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19; do sleep 60 & done; wait"
 	dir, remove, err := pidsCgroup(tasks)
 	if err != nil {
 		fmt.Printf("a budget of %d tasks: not measured, no pids cgroup can be made: %v\n\n", tasks, err)
 		return nil
 	}
 	defer remove()
-	current := func() string {
-		data, _ := os.ReadFile(dir + "/pids.current")
-		return strings.TrimSpace(string(data))
-	}
-	baseline := current()
+	baseline := read(dir + "/pids.current")
 	results := map[string]int{}
 	var mu sync.Mutex
 	var next atomic.Int64
@@ -172,24 +178,20 @@ func budget() error {
 	begin := time.Now()
 	for range clients {
 		all.Go(func() {
-			for {
-				i := next.Add(1)
-				if i > calls {
-					return
-				}
-				args := []string{"--pids", "24", "--timeout", "20", "--max-parallel", "6", "--on-pressure", "wait", "--wait-timeout", "60", "sh", "-c", "exit 0"}
+			for i := next.Add(1); i <= calls; i = next.Add(1) {
+				args := append(slices.Clone(flags), "--timeout", "20", "sh", "-c", "exit 0")
 				if i%3 == 0 {
-					args = []string{"--pids", "24", "--timeout", "0.2", "--max-parallel", "6", "--on-pressure", "wait", "--wait-timeout", "60", "sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19; do sleep 60 & done; wait"}
+					args = append(slices.Clone(flags), "--timeout", "0.2", "sh", "-c", tree)
 				}
 				rep, stderr, err := reported(func(cmd *exec.Cmd) { within(cmd, dir) }, args...)
 				what := fmt.Sprintf("%s %d", rep.Cause, rep.Code)
 				if err != nil {
-					what = err.Error()
+					what, _, _ = strings.Cut(err.Error(), "\n")
 				} else if rep.Error != nil {
 					what += " " + rep.Error.Code
 				}
-				if strings.Contains(stderr, "temporarily unavailable") || strings.Contains(stderr, "errno=11") {
-					what += ", EAGAIN: " + stderr
+				if rep.Code != 75 && (strings.Contains(stderr, "temporarily unavailable") || strings.Contains(stderr, "errno=11") || strings.Contains(stderr, "annot fork")) {
+					what += ", EAGAIN"
 				}
 				mu.Lock()
 				results[what]++
@@ -198,15 +200,17 @@ func budget() error {
 		})
 	}
 	all.Wait()
-	took := time.Since(begin)
-	peak, _ := os.ReadFile(dir + "/pids.peak")
-	events, _ := os.ReadFile(dir + "/pids.events")
-	fmt.Printf("a budget of %d tasks: %d calls from %d clients, every third with a tree of 20 that times out, in %v\n", tasks, calls, clients, took.Round(time.Millisecond))
+	fmt.Printf("a budget of %d tasks, callers %s: %d calls from %d clients, every third with a tree of 20 that times out, in %v\n", tasks, how, calls, clients, time.Since(begin).Round(time.Millisecond))
 	for what, count := range results {
 		fmt.Printf("  %4d %s\n", count, what)
 	}
-	fmt.Printf("  tasks before %s, after %s, at once at most %s; %s\n\n", baseline, current(), strings.TrimSpace(string(peak)), strings.TrimSpace(string(events)))
+	fmt.Printf("  tasks before %s, after %s, at once at most %s; forks refused: %s\n\n", baseline, read(dir+"/pids.current"), read(dir+"/pids.peak"), strings.TrimPrefix(read(dir+"/pids.events"), "max "))
 	return nil
+}
+
+func read(path string) string {
+	data, _ := os.ReadFile(path) // it is printed, and empty if it is not there
+	return strings.TrimSpace(string(data))
 }
 
 // pidsCgroup makes a cgroup with a bound on tasks, of v1 or v2, where one can be made.
