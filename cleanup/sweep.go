@@ -32,7 +32,9 @@ type Finding struct {
 type SweepOptions struct {
 	OlderThan time.Duration // records of what has ended since are kept
 	DryRun    bool
-	// KeepRecords leaves all records, also those that are damaged: only processes end.
+	// KeepRecords leaves all records, also those that are damaged, and cgroups, which one
+	// that is just being made looks like if it has no process yet: only processes end.
+	// For a sweep that nobody has asked for, and that others start beside.
 	KeepRecords bool
 	// Quick leaves all records, and does not look through /proc: what other commands
 	// do on the way.
@@ -67,7 +69,9 @@ func Sweep(dir *state.Dir, o SweepOptions) []Finding {
 		s.damaged(dir, warnings)
 	}
 	s.processes()
-	s.cgroups() // what was ended just now may have had some
+	if !o.KeepRecords {
+		s.cgroups() // what was ended just now may have had some
+	}
 	return s.found
 }
 

@@ -51,7 +51,8 @@ func newBudget(t *testing.T, most int) *budget {
 		// In v2 a cgroup with processes gives its controllers to none below it, but
 		// its parent may.
 		for _, parent := range []string{own, filepath.Dir(own)} {
-			dir := filepath.Join(parent, fmt.Sprintf("sbxrun-test-%d-%d", os.Getpid(), budgets.Add(1)))
+			// Not sbxrun-…: those that are empty a sweep removes.
+			dir := filepath.Join(parent, fmt.Sprintf("budget-test-%d-%d", os.Getpid(), budgets.Add(1)))
 			if len(parent) < len(mt.Point) || os.Mkdir(dir, 0o755) != nil {
 				continue
 			}
@@ -329,7 +330,9 @@ func TestP09NoTaskLeftAtStart(t *testing.T) {
 	p.Wait().Expect(t, 143, "canceled")
 	b.settled(others)
 	seen := map[int]int{}
-	for room := all - 5; room <= all+8; room++ {
+	// Below, the Go runtime may not even get the threads that it starts with (docs/stats.md).
+	const runtimes = 11
+	for room := runtimes; room <= max(all, runtimes)+10; room++ {
 		b.limit(others + room)
 		r := harness.Run(t, o, "--warn", "100", "--alert", "100", "true")
 		seen[r.ExitCode]++

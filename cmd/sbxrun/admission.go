@@ -21,9 +21,9 @@ import (
 )
 
 // tasksToStart is how many tasks a command needs besides sbxrun's own threads until its
-// payload runs: keeper, monitor, init and payload; and two for what is not exact about
-// the threads.
-const tasksToStart = 4 + 2
+// payload runs: keeper, monitor, init and payload; and four for what is not exact about
+// the threads, of which a busy machine makes Go have more.
+const tasksToStart = 4 + 4
 
 // ownThreads is how many threads sbxrun comes to have at most where they are scarce and
 // it is lean: it was seen to have 5 or 6. The Go runtime makes them as it needs them, and
