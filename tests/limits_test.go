@@ -393,12 +393,19 @@ func TestP11Killed(t *testing.T) {
 	dirs = cgroupsOf(t, p.Role(harness.RoleInit).PID)
 	left := fmt.Sprintf("%s/sbxrun-left-%d", filepath.Dir(dirs[0]), p.PID)
 	harness.Must(t, os.Mkdir(left, 0o755))
-	if r := s.Run("cleanup", "--dry-run"); !strings.Contains(string(r.Stdout), "to go    cgroup") || !strings.Contains(string(r.Stdout), left) {
-		t.Errorf("%q", r.Stdout)
+	says := func(what string, args ...string) func() bool {
+		return func() bool {
+			for _, line := range harness.Lines(s.Run(append([]string{"cleanup"}, args...)...).Stdout) {
+				if strings.HasPrefix(line, what) && strings.HasSuffix(line, left) {
+					return true
+				}
+			}
+			return false
+		}
 	}
-	if r := s.Run("cleanup"); !strings.Contains(string(r.Stdout), "removed  cgroup") || !strings.Contains(string(r.Stdout), left) {
-		t.Errorf("%q", r.Stdout)
-	}
+	// Not at once: it could be one that is just being made.
+	harness.Until(t, harness.Bound, "the cgroup to be found", says("to go    cgroup", "--dry-run"))
+	harness.Until(t, harness.Bound, "the cgroup to be removed", says("removed  cgroup"))
 	if _, err := os.Stat(left); err == nil || len(cgroupsOf(t, p.Role(harness.RoleInit).PID)) != len(dirs) {
 		t.Errorf("%v; %q of %q", err, cgroupsOf(t, p.Role(harness.RoleInit).PID), dirs)
 	}

@@ -25,10 +25,11 @@ import (
 // the threads, of which a busy machine makes Go have more.
 const tasksToStart = 4 + 4
 
-// ownThreads is how many threads sbxrun comes to have at most where they are scarce and
-// it is lean: it was seen to have 5 or 6. The Go runtime makes them as it needs them, and
-// where it is refused one for a fifth of a second it gives up, and we with it.
-const ownThreads = 7
+// ownThreads is how many threads sbxrun comes to have at most where they are scarce: a
+// run was seen to have 5 or 6, a supervisor some more. The Go runtime makes them as it
+// needs them, and where it is refused one for a fifth of a second it gives up, and we with
+// it.
+const ownThreads = 9
 
 // scarce is the room that a payload could take all of in a moment, as a container has
 // it. There the threads are made beforehand: to end a sandbox no new task is needed.

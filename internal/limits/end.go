@@ -192,11 +192,14 @@ func (m *Machine) Leftovers() (found []Leftover) {
 	return found
 }
 
-// mine: others' are theirs to remove.
+// mine: others' are theirs to remove. And one that is just being made is not locked
+// yet.
 func mine(dir string) bool {
 	var st unix.Stat_t
-	return unix.Stat(dir, &st) == nil && (os.Geteuid() == 0 || int(st.Uid) == os.Geteuid())
+	return unix.Stat(dir, &st) == nil && (os.Geteuid() == 0 || int(st.Uid) == os.Geteuid()) && time.Since(time.Unix(st.Ctim.Unix())) > young
 }
+
+const young = 2 * time.Second
 
 // owned: the one who has made it lives.
 func owned(dir string) bool {

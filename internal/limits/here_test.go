@@ -713,8 +713,10 @@ func TestLeftovers(t *testing.T) {
 		t.Errorf("%d with a process", n)
 	}
 	h.end(0)
-	if n := find(); n != len(g.nodes) {
-		t.Errorf("found %d of %d", n, len(g.nodes))
+	for end := time.Now().Add(young + 10*time.Second*slower()); find() != len(g.nodes); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("found %d of %d", find(), len(g.nodes))
+		}
 	}
 	if err := RemoveDirs(g.Dirs(), time.Now().Add(5*time.Second)); err != nil {
 		t.Error(err)

@@ -53,39 +53,39 @@ func TestLook(t *testing.T) {
 		refused  int64
 	}{
 		{"no cgroups", machine("500", "1000", "2000", nil),
-			[]Bound{{"/proc/sys/kernel/threads-max", 500, 1000}, {"/proc/sys/kernel/pid_max", 500, 2000}}, "/proc/sys/kernel/threads-max", 0},
+			[]Bound{{Path: "/proc/sys/kernel/threads-max", Current: 500, Max: 1000}, {Path: "/proc/sys/kernel/pid_max", Current: 500, Max: 2000}}, "/proc/sys/kernel/threads-max", 0},
 		{"v2, two levels, the upper one is tighter", machine("10", "1000", "2000", map[string]string{
 			"/proc/self/cgroup": "0::/a/b\n", "/proc/self/mountinfo": mountV2,
 			"/cg/a/b/pids.max": "100\n", "/cg/a/b/pids.current": "20\n", "/cg/a/b/pids.events": "max 3\n",
 			"/cg/a/pids.max": "50\n", "/cg/a/pids.current": "40\n", "/cg/a/pids.events": "max 4\n",
 			"/cg/cgroup.procs": "",
-		}), []Bound{{"/cg/a/b/pids.max", 20, 100}, {"/cg/a/pids.max", 40, 50}, {"/proc/sys/kernel/threads-max", 10, 1000}, {"/proc/sys/kernel/pid_max", 10, 2000}},
+		}), []Bound{{Path: "/cg/a/b/pids.max", Current: 20, Max: 100}, {Path: "/cg/a/pids.max", Current: 40, Max: 50}, {Path: "/proc/sys/kernel/threads-max", Current: 10, Max: 1000}, {Path: "/proc/sys/kernel/pid_max", Current: 10, Max: 2000}},
 			"/cg/a/pids.max", 7},
 		{"v2, no bound of its own, but what it was refused is counted there", machine("10", "1000", "2000", map[string]string{
 			"/proc/self/cgroup": "0::/a\n", "/proc/self/mountinfo": mountV2,
 			"/cg/a/pids.max": "max\n", "/cg/a/pids.events": "max 9\n",
-		}), []Bound{{"/proc/sys/kernel/threads-max", 10, 1000}, {"/proc/sys/kernel/pid_max", 10, 2000}}, "/proc/sys/kernel/threads-max", 9},
+		}), []Bound{{Path: "/proc/sys/kernel/threads-max", Current: 10, Max: 1000}, {Path: "/proc/sys/kernel/pid_max", Current: 10, Max: 2000}}, "/proc/sys/kernel/threads-max", 9},
 		{"hybrid: pids is in v1", machine("10", "1000", "2000", map[string]string{
 			"/proc/self/cgroup": "8:pids:/x\n4:memory:/y\n0::/z\n", "/proc/self/mountinfo": mem + mountV2 + mountV1,
 			"/cg/pids/x/pids.max": "20\n", "/cg/pids/x/pids.current": "16\n",
 			"/cg/z/pids.max": "1\n", "/cg/z/pids.current": "1\n", // not asked: the controller is elsewhere
-		}), []Bound{{"/cg/pids/x/pids.max", 16, 20}, {"/proc/sys/kernel/threads-max", 10, 1000}, {"/proc/sys/kernel/pid_max", 10, 2000}}, "/cg/pids/x/pids.max", 0},
+		}), []Bound{{Path: "/cg/pids/x/pids.max", Current: 16, Max: 20}, {Path: "/proc/sys/kernel/threads-max", Current: 10, Max: 1000}, {Path: "/proc/sys/kernel/pid_max", Current: 10, Max: 2000}}, "/cg/pids/x/pids.max", 0},
 		{"a container's part of v1 is mounted twice; the larger part counts", machine("10", "1000", "2000", map[string]string{
 			"/proc/self/cgroup":    "8:pids:/docker/c/x\n",
 			"/proc/self/mountinfo": "1 2 0:36 /docker/c/x /small rw - cgroup cgroup rw,pids\n2 2 0:36 /docker/c /large rw - cgroup cgroup rw,pids\n",
 			"/large/x/pids.max":    "max\n", "/large/pids.max": "30\n", "/large/pids.current": "3\n",
 			"/small/pids.max": "1\n", "/small/pids.current": "1\n",
-		}), []Bound{{"/large/pids.max", 3, 30}, {"/proc/sys/kernel/threads-max", 10, 1000}, {"/proc/sys/kernel/pid_max", 10, 2000}}, "/large/pids.max", 0},
+		}), []Bound{{Path: "/large/pids.max", Current: 3, Max: 30}, {Path: "/proc/sys/kernel/threads-max", Current: 10, Max: 1000}, {Path: "/proc/sys/kernel/pid_max", Current: 10, Max: 2000}}, "/large/pids.max", 0},
 		{"a container's root cgroup, seen as /", machine("10", "1000", "2000", map[string]string{
 			"/proc/self/cgroup": "0::/\n", "/proc/self/mountinfo": mountV2,
 			"/cg/pids.max": "300\n", "/cg/pids.current": "241\n",
-		}), []Bound{{"/cg/pids.max", 241, 300}, {"/proc/sys/kernel/threads-max", 10, 1000}, {"/proc/sys/kernel/pid_max", 10, 2000}}, "/cg/pids.max", 0},
+		}), []Bound{{Path: "/cg/pids.max", Current: 241, Max: 300}, {Path: "/proc/sys/kernel/threads-max", Current: 10, Max: 1000}, {Path: "/proc/sys/kernel/pid_max", Current: 10, Max: 2000}}, "/cg/pids.max", 0},
 		{"what is mounted does not show the caller's cgroup", machine("10", "1000", "900", map[string]string{
 			"/proc/self/cgroup": "0::/../other\n", "/proc/self/mountinfo": mountV2, "/cg/pids.max": "1\n", "/cg/pids.current": "1\n",
-		}), []Bound{{"/proc/sys/kernel/threads-max", 10, 1000}, {"/proc/sys/kernel/pid_max", 10, 900}}, "/proc/sys/kernel/pid_max", 0},
+		}), []Bound{{Path: "/proc/sys/kernel/threads-max", Current: 10, Max: 1000}, {Path: "/proc/sys/kernel/pid_max", Current: 10, Max: 900}}, "/proc/sys/kernel/pid_max", 0},
 		{"a maximum of 0, below what there is", machine("10", "1000", "2000", map[string]string{
 			"/proc/self/cgroup": "0::/a\n", "/proc/self/mountinfo": mountV2, "/cg/a/pids.max": "0\n", "/cg/a/pids.current": "5\n",
-		}), []Bound{{"/cg/a/pids.max", 5, 0}, {"/proc/sys/kernel/threads-max", 10, 1000}, {"/proc/sys/kernel/pid_max", 10, 2000}}, "/cg/a/pids.max", 0},
+		}), []Bound{{Path: "/cg/a/pids.max", Current: 5, Max: 0}, {Path: "/proc/sys/kernel/threads-max", Current: 10, Max: 1000}, {Path: "/proc/sys/kernel/pid_max", Current: 10, Max: 2000}}, "/cg/a/pids.max", 0},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -154,7 +154,7 @@ func TestLevel(t *testing.T) {
 }
 
 func TestLacking(t *testing.T) {
-	r := Reading{Bounds: []Bound{{"a", 10, 100}, {"b", 95, 100}, {"c", 120, 100}}}
+	r := Reading{Bounds: []Bound{{Path: "a", Current: 10, Max: 100}, {Path: "b", Current: 95, Max: 100}, {Path: "c", Current: 120, Max: 100}}}
 	for need, want := range map[int64]string{0: "", 1: "c", 5: "c", 6: "b", 91: "a"} {
 		if b, lacks := r.Lacking(need); b.Path != want || lacks != (want != "") {
 			t.Errorf("%d more: %q, %v, want %q", need, b.Path, lacks, want)
@@ -167,5 +167,41 @@ func BenchmarkLook(b *testing.B) {
 		if _, err := Look(); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// TestPromises: what limits leave to sandboxes below counts, at each level what is below
+// it; a limit that could not be kept does not.
+func TestPromises(t *testing.T) {
+	root := fake(t, machine("10", "1000", "2000", map[string]string{
+		"/proc/self/cgroup": "0::/a/b\n", "/proc/self/mountinfo": mountV2,
+		"/cg/a/b/pids.max": "100\n", "/cg/a/b/pids.current": "20\n",
+		"/cg/a/b/sbxrun-1/pids.max": "30\n", "/cg/a/b/sbxrun-1/pids.current": "4\n",
+		"/cg/a/b/sbxrun-2/pids.max": "30\n", "/cg/a/b/sbxrun-2/pids.current": "40\n",
+		"/cg/a/b/sbxrun-3/pids.max": "max\n", "/cg/a/b/sbxrun-3/pids.current": "1\n",
+		"/cg/a/b/sbxrun-4/pids.max": "100\n", "/cg/a/b/sbxrun-4/pids.current": "1\n",
+		"/cg/a/b/sbxrun-5/cgroup.procs": "",
+		"/cg/a/b/other/pids.max":        "30\n", "/cg/a/b/other/pids.current": "1\n",
+		"/cg/a/pids.max": "200\n", "/cg/a/pids.current": "40\n",
+		"/cg/a/sbxrun-6/pids.max": "8\n", "/cg/a/sbxrun-6/pids.current": "3\n",
+	}))
+	r, err := look(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.AddPromises()
+	want := []Bound{
+		{Path: "/cg/a/b/pids.max", Current: 20, Max: 100, Promised: 26},
+		{Path: "/cg/a/pids.max", Current: 40, Max: 200, Promised: 26 + 99 + 5},
+		{Path: "/proc/sys/kernel/threads-max", Current: 10, Max: 1000}, {Path: "/proc/sys/kernel/pid_max", Current: 10, Max: 2000},
+	}
+	for i := range r.Bounds {
+		r.Bounds[i].Path = strings.TrimPrefix(r.Bounds[i].Path, root)
+	}
+	if diff := cmp.Diff(want, r.Bounds); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if room := r.Bounds[1].Room(); room != 200-40-130 {
+		t.Errorf("room %d", room)
 	}
 }

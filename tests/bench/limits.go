@@ -155,10 +155,10 @@ func hogs() error {
 // budget makes 1,000 calls from 50 clients where 300 tasks are all there may be: once
 // with callers that wait for their turn, and once with callers that take no for an answer.
 func budget() error {
-	if err := budgetOf("waiting", "--max-parallel", "4", "--on-pressure", "wait", "--wait-timeout", "120"); err != nil {
+	if err := budgetOf("waiting", "--pids", "24", "--max-parallel", "4", "--on-pressure", "wait", "--wait-timeout", "120"); err != nil {
 		return err
 	}
-	return budgetOf("refused when it is busy")
+	return budgetOf("refused when it is busy", "--pids", "24")
 }
 
 func budgetOf(how string, flags ...string) error {

@@ -289,6 +289,7 @@ func (p *Process) Signal(sig syscall.Signal) {
 // left may take a moment to end, and its keeper is ours to reap.
 func (p *Process) Kill() {
 	p.killed = true
+	own(p.Marker, Descendants(p.PID)) // the keeper among them, so that nobody takes it for another's
 	ours.Lock()
 	ours.killed[p.Marker] = true
 	ours.Unlock()
