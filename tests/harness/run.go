@@ -40,7 +40,7 @@ type Options struct {
 	ExtraFiles []*os.File
 	// Attr is for a session, a terminal or a process group of its own.
 	Attr *syscall.SysProcAttr
-	// Bound replaces the constant Bound.
+	// Bound replaces the usual Bound; on a slow machine it is longer as well.
 	Bound time.Duration
 
 	inside *Sandbox // an exec: the sandbox that it is in
@@ -360,7 +360,7 @@ func (p *Process) Output() string { return p.outputs[0].text() }
 
 func (p *Process) bound() time.Duration {
 	if p.o.Bound > 0 {
-		return p.o.Bound
+		return Scaled(p.o.Bound)
 	}
 	return Bound
 }
