@@ -80,7 +80,7 @@ func Scaled(d time.Duration) time.Duration {
 
 // Deadline is how long a command is given that has to get ready before its deadline.
 // On a slow machine that is longer too, though not by as much: it is waited for.
-func Deadline(d time.Duration) time.Duration { return max(d, Scaled(d)/2) }
+func Deadline(d time.Duration) time.Duration { return max(d, Scaled(d)/4) }
 
 // Main runs a package's tests. Afterwards the test process must have no
 // children at all.

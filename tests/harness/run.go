@@ -2,6 +2,7 @@ package harness
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -179,7 +180,7 @@ func (p *Process) arguments(args []string) []string {
 	own := []string{
 		"--report", p.reportPath(),
 		"--env", MarkerName + "=" + p.Marker,
-		"--env", "FIXTURE_SECONDS=60", // should a test fail, the rest ends by itself
+		"--env", fmt.Sprintf("FIXTURE_SECONDS=%.0f", Bound.Seconds()), // should a test fail, the rest ends by itself
 		"--ro-bind", fixturesBind(p.t),
 	}
 	if len(args) > 0 && args[0] == "run" {

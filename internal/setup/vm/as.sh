@@ -35,5 +35,6 @@ if [ "$mode" != root ]; then
 fi
 echo $$ >"$cgroup/cgroup.procs"
 cd /
+# What is started in the background ignores some signals.
 exec setsid --wait setpriv --reuid "$uid" --regid "$uid" --clear-groups --reset-env -- \
-    env PATH="$PATH" HOME="$HOME" XDG_RUNTIME_DIR="$XDG_RUNTIME_DIR" LANG=C.UTF-8 AS="$AS" "$@"
+    env --default-signal=HUP,INT,QUIT,TERM,PIPE,CHLD PATH="$PATH" HOME="$HOME" XDG_RUNTIME_DIR="$XDG_RUNTIME_DIR" LANG=C.UTF-8 AS="$AS" "$@"
