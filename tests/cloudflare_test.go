@@ -26,7 +26,7 @@ func deep(t *testing.T, depth int) {
 	script := chain + string(rune('0'+depth/10)) + string(rune('0'+depth%10))
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{})
-	p := b.StartExec(harness.Options{}, []string{"--timeout", "1"}, "bash", "-c", script)
+	p := b.StartExec(harness.Options{}, []string{"--timeout", harness.Deadline(time.Second).String()}, "bash", "-c", script)
 	p.WaitOutput("deep\n")
 	if n := len(p.Members()); n < depth {
 		t.Errorf("%d processes, want %d at least", n, depth)

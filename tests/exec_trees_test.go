@@ -59,11 +59,11 @@ func TestL01Trees(t *testing.T) {
 		for _, tree := range trees {
 			t.Run(tree.fixture, func(t *testing.T) {
 				t.Parallel()
-				p := b.StartExec(harness.Options{}, []string{"--timeout", "1"}, "/fixtures/"+tree.fixture)
+				p := b.StartExec(harness.Options{}, []string{"--timeout", harness.Deadline(time.Second).String()}, "/fixtures/"+tree.fixture)
 				p.WaitOutput(tree.ready)
 				r := p.Wait()
 				r.Expect(t, 124, "timeout")
-				harness.Within(t, "the exec", r.Elapsed, time.Second, 1300*time.Millisecond)
+				harness.Within(t, "the exec", r.Elapsed, harness.Deadline(time.Second), harness.Deadline(time.Second)+300*time.Millisecond)
 				w.lives(t, tree.fixture)
 			})
 		}
@@ -85,16 +85,16 @@ func TestL01TreesGrace(t *testing.T) {
 			fixture, ready string
 			low            time.Duration
 		}{
-			{"tree-sleep", "ready 2\n", 800 * time.Millisecond},
-			{"tree-node", "ready 5\n", 800 * time.Millisecond},
-			{"tree-setsid", "ready 2\n", 800 * time.Millisecond},
-			{"tree-daemon", "ready 2\n", 800 * time.Millisecond},
-			{"tree-term-immune", "ready 2\n", 1300 * time.Millisecond},
-			{"tree-stopped", "ready 2\n", 1300 * time.Millisecond},
+			{"tree-sleep", "ready 2\n", harness.Deadline(800 * time.Millisecond)},
+			{"tree-node", "ready 5\n", harness.Deadline(800 * time.Millisecond)},
+			{"tree-setsid", "ready 2\n", harness.Deadline(800 * time.Millisecond)},
+			{"tree-daemon", "ready 2\n", harness.Deadline(800 * time.Millisecond)},
+			{"tree-term-immune", "ready 2\n", harness.Deadline(1300 * time.Millisecond)},
+			{"tree-stopped", "ready 2\n", harness.Deadline(1300 * time.Millisecond)},
 		} {
 			t.Run(tree.fixture, func(t *testing.T) {
 				t.Parallel()
-				p := b.StartExec(harness.Options{}, []string{"--timeout", "0.8", "--grace", "0.5"}, "/fixtures/"+tree.fixture)
+				p := b.StartExec(harness.Options{}, []string{"--timeout", harness.Deadline(800 * time.Millisecond).String(), "--grace", harness.Deadline(500 * time.Millisecond).String()}, "/fixtures/"+tree.fixture)
 				p.WaitOutput(tree.ready)
 				r := p.Wait()
 				r.Expect(t, 124, "timeout")
@@ -129,7 +129,7 @@ p.wait()"; true`}, "bash python3 sleep"},
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			b := harness.NewState(t).Sandbox(harness.Options{})
-			p := b.StartExec(harness.Options{}, []string{"--timeout", "1"}, c.command...)
+			p := b.StartExec(harness.Options{}, []string{"--timeout", harness.Deadline(time.Second).String()}, c.command...)
 			p.WaitOutput("ready")
 			harness.Until(t, harness.Bound, "the processes "+c.processes, func() bool {
 				names := ""
@@ -141,7 +141,7 @@ p.wait()"; true`}, "bash python3 sleep"},
 			})
 			r := p.Wait()
 			r.Expect(t, 124, "timeout")
-			harness.Within(t, "the exec", r.Elapsed, time.Second, 1300*time.Millisecond)
+			harness.Within(t, "the exec", r.Elapsed, harness.Deadline(time.Second), harness.Deadline(time.Second)+300*time.Millisecond)
 			// Nobody there, as the sandbox itself sees it: init, and the idle command.
 			if n := len(b.Members()); n != 2 {
 				t.Errorf("%d processes in the sandbox, want 2", n)

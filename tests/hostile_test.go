@@ -35,7 +35,7 @@ func TestR04SignalsEverybody(t *testing.T) {
 				Wrap:  []string{"bash", "-c", caller, "-"},
 				Attr:  &syscall.SysProcAttr{Setpgid: true},
 				Bound: 20 * time.Second,
-			}, "--timeout", "1", "/fixtures/signal-all", c.kind)
+			}, "--timeout", harness.Deadline(time.Second).String(), "/fixtures/signal-all", c.kind)
 			p.WaitOutput("ready 3\n")
 			r := p.Wait()
 			cause := "timeout"
@@ -49,7 +49,7 @@ func TestR04SignalsEverybody(t *testing.T) {
 				}
 			}
 			if c.code == 124 {
-				harness.Within(t, "the run", r.Elapsed, time.Second, 1300*time.Millisecond)
+				harness.Within(t, "the run", r.Elapsed, harness.Deadline(time.Second), harness.Deadline(time.Second)+300*time.Millisecond)
 			}
 		})
 	}
@@ -88,11 +88,11 @@ func TestR05ForkBomb(t *testing.T) {
 // R5: a moving target, of which no look at /proc ever sees the present.
 func TestR05ForkChain(t *testing.T) {
 	t.Parallel()
-	p := harness.Start(t, harness.Options{}, "--timeout", "1", "/fixtures/fork-chain")
+	p := harness.Start(t, harness.Options{}, "--timeout", harness.Deadline(time.Second).String(), "/fixtures/fork-chain")
 	p.WaitOutput("ready 2\n")
 	r := p.Wait()
 	r.Expect(t, 124, "timeout")
-	harness.Within(t, "the run", r.Elapsed, time.Second, 1300*time.Millisecond)
+	harness.Within(t, "the run", r.Elapsed, harness.Deadline(time.Second), harness.Deadline(time.Second)+300*time.Millisecond)
 }
 
 // R6: the teardown of many threads, much memory and many stopped sessions is
@@ -160,7 +160,7 @@ func TestOddNames(t *testing.T) {
 	for _, kind := range []string{"paren", "newline", "bytes", "empty"} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			p := harness.Start(t, harness.Options{}, "--timeout", "0.5", "/fixtures/odd-name", kind)
+			p := harness.Start(t, harness.Options{}, "--timeout", harness.Deadline(500*time.Millisecond).String(), "/fixtures/odd-name", kind)
 			p.WaitOutput("ready 2\n")
 			p.Wait().Expect(t, 124, "timeout")
 		})

@@ -1,12 +1,14 @@
 package tests
 
 import (
+	"fmt"
 	"regexp"
 	"strconv"
 	"testing"
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -28,7 +30,13 @@ func TestScripts(t *testing.T) {
 			return nil
 		},
 		Condition: func(name string) (bool, error) {
-			return name == "root" && harness.Root(), nil
+			switch name {
+			case "root":
+				return harness.Root(), nil
+			case "kernel-tells":
+				return kernelTells(t), nil
+			}
+			return false, fmt.Errorf("no condition %s", name)
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"sbxrun": func(ts *testscript.TestScript, neg bool, args []string) {
@@ -41,6 +49,18 @@ func TestScripts(t *testing.T) {
 			"lines":  lines,
 		},
 	})
+}
+
+// kernelTells says whether the kernel tells a process that is no parent how another
+// has ended (PIDFD_INFO_EXIT, 6.15).
+func kernelTells(t harness.T) bool {
+	var u unix.Utsname
+	harness.Must(t, unix.Uname(&u))
+	var major, minor int
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &major, &minor); err != nil {
+		t.Fatalf("release %s: %v", u.Release, err)
+	}
+	return major > 6 || major == 6 && minor >= 15
 }
 
 // runs is what the commands of one script share: its last run.

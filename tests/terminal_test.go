@@ -92,7 +92,7 @@ func (s *screen) shows() string {
 
 func (s *screen) waitFor(text string) {
 	s.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !strings.Contains(s.shows(), text); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(harness.Deadline(20 * time.Second)); !strings.Contains(s.shows(), text); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			s.t.Errorf("no %q on the terminal: %.500q", text, s.shows())
 			s.p.Signal(syscall.SIGTERM)

@@ -27,11 +27,11 @@ func TestTrees(t *testing.T) {
 	} {
 		t.Run(tree.fixture, func(t *testing.T) {
 			t.Parallel()
-			p := harness.Start(t, harness.Options{}, "--timeout", "1", "/fixtures/"+tree.fixture)
+			p := harness.Start(t, harness.Options{}, "--timeout", harness.Deadline(time.Second).String(), "/fixtures/"+tree.fixture)
 			p.WaitOutput(tree.ready)
 			r := p.Wait()
 			r.Expect(t, 124, "timeout")
-			harness.Within(t, "the run", r.Elapsed, time.Second, 1300*time.Millisecond)
+			harness.Within(t, "the run", r.Elapsed, harness.Deadline(time.Second), harness.Deadline(time.Second)+300*time.Millisecond)
 		})
 	}
 }
@@ -44,14 +44,14 @@ func TestTreesGrace(t *testing.T) {
 		fixture string
 		low     time.Duration
 	}{
-		{"tree-setsid", 800 * time.Millisecond},
-		{"tree-daemon", 800 * time.Millisecond},
-		{"tree-term-immune", 1300 * time.Millisecond},
-		{"tree-stopped", 1300 * time.Millisecond},
+		{"tree-setsid", harness.Deadline(800 * time.Millisecond)},
+		{"tree-daemon", harness.Deadline(800 * time.Millisecond)},
+		{"tree-term-immune", harness.Deadline(1300 * time.Millisecond)},
+		{"tree-stopped", harness.Deadline(1300 * time.Millisecond)},
 	} {
 		t.Run(tree.fixture, func(t *testing.T) {
 			t.Parallel()
-			p := harness.Start(t, harness.Options{}, "--timeout", "0.8", "--grace", "0.5", "/fixtures/"+tree.fixture)
+			p := harness.Start(t, harness.Options{}, "--timeout", harness.Deadline(800*time.Millisecond).String(), "--grace", harness.Deadline(500*time.Millisecond).String(), "/fixtures/"+tree.fixture)
 			p.WaitOutput("ready 2\n")
 			r := p.Wait()
 			r.Expect(t, 124, "timeout")

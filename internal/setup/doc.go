@@ -5,6 +5,9 @@
 //	demo.sh      runs the main job on the fixtures
 //	test.sh      runs all tests, as root and as an ordinary user
 //	as.sh        go test's -exec for the second of them
+//	vm/run.sh    boots a Debian kernel, with cgroup v2 alone, and runs a command in it
+//	vm/test.sh   runs the tests there
 //
-// They are for a POSIX shell, because bash is among what is installed.
+// They are for a POSIX shell, because bash is among what is installed; those in vm
+// come later, and are for bash.
 package setup

@@ -23,6 +23,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -41,23 +42,45 @@ type T interface {
 	Cleanup(func())
 }
 
-const (
+// slow is the variable that says how many times slower than usual the machine
+// is: an emulated one, say. All of the harness's bounds are multiplied by it.
+const slow = "SBXRUN_TESTS_SLOW"
+
+var (
 	// Bound is how long a run may take unless its Options say otherwise. It is
 	// far above what any run needs: who exceeds it hangs.
-	Bound = 60 * time.Second
+	Bound = Scaled(60 * time.Second)
 
 	// Slack is what is added to every upper bound of a measured time, because
 	// the machine may be busy with something else, such as the other tests.
-	Slack = time.Second
+	Slack = Scaled(time.Second)
 
 	// settle is how long something may take that happens by itself, after an
 	// sbxrun that was killed and so could not wait for it.
-	settle = 10 * time.Second
+	settle = Scaled(10 * time.Second)
 
 	// reap is how long an orphan may be there: what ends by itself does so in
 	// milliseconds, and a zombie never.
-	reap = 2 * time.Second
+	reap = Scaled(2 * time.Second)
 )
+
+// Scaled is a bound as it is on this machine.
+func Scaled(d time.Duration) time.Duration {
+	value := os.Getenv(slow)
+	if value == "" {
+		return d
+	}
+	factor, err := strconv.ParseFloat(value, 64)
+	if err != nil || factor < 1 || factor > 1000 {
+		fmt.Fprintf(os.Stderr, "tests: %s=%q is not a number from 1 to 1000\n", slow, value)
+		os.Exit(2)
+	}
+	return time.Duration(factor * float64(d))
+}
+
+// Deadline is how long a command is given that has to get ready before its deadline.
+// On a slow machine that is longer too, though not by as much: it is waited for.
+func Deadline(d time.Duration) time.Duration { return max(d, Scaled(d)/4) }
 
 // Main runs a package's tests. Afterwards the test process must have no
 // children at all.

@@ -155,6 +155,9 @@ func (r *Report) check() (wrong []string) {
 			status = "completed"
 		}
 	}
+	if p := r.Payload; r.Cause == "signaled" && p != nil && p.Source == "inferred" && (p.Signal == "KILL" || p.Signal == "TERM") {
+		status = "killed" // who has sent it, and whether it was one, is not known
+	}
 	expect(known, "the cause %q does not exist", r.Cause)
 	if r.Teardown.Verdict != "unproven" {
 		expect(r.Status == status, "status is %q with cause %q and exit code %d", r.Status, r.Cause, r.ExitCode)

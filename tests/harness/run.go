@@ -2,6 +2,7 @@ package harness
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -40,7 +41,7 @@ type Options struct {
 	ExtraFiles []*os.File
 	// Attr is for a session, a terminal or a process group of its own.
 	Attr *syscall.SysProcAttr
-	// Bound replaces the constant Bound.
+	// Bound replaces the usual Bound; on a slow machine it is longer as well.
 	Bound time.Duration
 
 	inside *Sandbox // an exec: the sandbox that it is in
@@ -179,7 +180,7 @@ func (p *Process) arguments(args []string) []string {
 	own := []string{
 		"--report", p.reportPath(),
 		"--env", MarkerName + "=" + p.Marker,
-		"--env", "FIXTURE_SECONDS=60", // should a test fail, the rest ends by itself
+		"--env", fmt.Sprintf("FIXTURE_SECONDS=%.0f", Bound.Seconds()), // should a test fail, the rest ends by itself
 		"--ro-bind", fixturesBind(p.t),
 	}
 	if len(args) > 0 && args[0] == "run" {
@@ -361,7 +362,7 @@ func (p *Process) Output() string { return p.outputs[0].text() }
 
 func (p *Process) bound() time.Duration {
 	if p.o.Bound > 0 {
-		return p.o.Bound
+		return Scaled(p.o.Bound)
 	}
 	return Bound
 }

@@ -1,0 +1,128 @@
+#!/bin/bash
+# Brings qemu, a Debian kernel and busybox into the cache directory, by apt:
+# downloaded and unpacked there, nothing is installed. What is there already
+# stays; remove the directory to renew it.
+#
+# usage: fetch.sh DIRECTORY KERNEL    a version such as 6.1, or "default", the distribution's
+set -euo pipefail
+cache=$1 kernel=$2
+
+die() {
+    printf 'vm: error: %s\n' "$1" >&2
+    exit 1
+}
+
+[ "$(dpkg --print-architecture 2>/dev/null)" = amd64 ] || die 'the kernel and qemu come from Debian for amd64, and this is not it'
+mkdir -p "$cache/debs"
+exec 9>"$cache/lock"
+flock 9
+
+apt=(-o APT::Sandbox::User=root) # not _apt, which may not write here
+
+# backports: apt's lists also have the newer kernels of the same Debian, in a place of their own.
+backports() {
+    local place=$cache/backports codename mirror
+    # shellcheck disable=SC1091
+    codename=$(. /etc/os-release && echo "${VERSION_CODENAME-}")
+    # shellcheck disable=SC2016 # apt's words
+    mirror=$(apt-get indextargets --format '$(SITE) $(REPO_URI)' 'Created-By: Packages' | awk '!/security/ { print $2; exit }')
+    mkdir -p "$place"/{state/lists/partial,archives/partial}
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $codename-backports main" >"$place/sources.list"
+    apt+=(-o Dir::State="$place/state" -o Dir::State::status=/var/lib/dpkg/status -o Dir::Cache="$place"
+        -o Dir::Etc::sourcelist="$place/sources.list" -o Dir::Etc::sourceparts=/dev/null)
+    apt-get "${apt[@]}" --quiet update >&2
+}
+
+update() {
+    local sudo=
+    [ "$(id -u)" = 0 ] || sudo=sudo
+    $sudo apt-get --quiet update >&2
+}
+
+# unpack DIRECTORY PACKAGE...: download them, of the versions that apt would install.
+unpack() {
+    local into=$1 package place
+    shift
+    mkdir -p "$into"
+    for package; do
+        place=$cache/debs/${into##*/}/$package
+        mkdir -p "$place"
+        (cd "$place" && apt-get "${apt[@]}" --quiet download "$package" >&2) || return 1
+        dpkg-deb --extract "$place"/*.deb "$into"
+        rm -r "$place"
+    done
+}
+
+# new DIRECTORY COMMAND...: the directory is there with all that the command puts
+# in it, or not at all. Lists that are missing or old are fetched.
+new() {
+    local into=$1
+    shift
+    [ ! -d "$into" ] || return 0
+    rm -rf "$into.new"
+    mkdir "$into.new"
+    if ! "$@" "$into.new"; then
+        update
+        rm -rf "$into.new"
+        mkdir "$into.new"
+        "$@" "$into.new"
+    fi || die "$into cannot be made"
+    mv "$into.new" "$into"
+}
+
+# With what it needs and this machine lacks.
+qemu() {
+    local packages
+    packages=$(apt-get install --simulate --no-install-recommends qemu-system-x86 | awk '$1 == "Inst" { print $2 }') &&
+        [ -n "$packages" ] || return 1
+    # shellcheck disable=SC2086 # words
+    unpack "$1" $packages
+}
+
+tools() { unpack "$1" busybox-static xz-utils; }
+
+modules='virtio_pci virtio_console 9pnet_virtio 9p overlay'
+
+# linux: the kernel, and the modules that lead to the root file system.
+linux() {
+    local into=$1 package offset module
+    local xz=$cache/tools/usr/bin/xz
+    package=$(apt-cache "${apt[@]}" show linux-image-amd64 | sed -n 's/^Depends: \(linux-image-[^ ,]*\).*/\1/p' |
+        awk -v v="linux-image-$kernel" 'v == "linux-image-default" || index($0, v ".") == 1 { print; exit }')
+    [ -n "$package" ] && unpack "$into" "$package" || return 1
+    # Its own loader takes seconds to unpack it under emulation. So the plain
+    # kernel is cut out, from where its compression begins.
+    # shellcheck disable=SC2013 # numbers
+    for offset in $(LC_ALL=C grep -a -b -o -P '\xfd7zXZ\x00' "$into"/boot/vmlinuz-* | cut -d: -f1); do
+        tail -c "+$((offset + 1))" "$into"/boot/vmlinuz-* | "$xz" -dc >"$into/vmlinux" 2>/dev/null || : # more follows
+        [ "$(head -c 4 "$into/vmlinux" | tail -c 3)" != ELF ] || break
+    done
+    [ "$(head -c 4 "$into/vmlinux" | tail -c 3)" = ELF ] || mv "$into"/boot/vmlinuz-* "$into/vmlinux"
+    mkdir "$into/modules"
+    for module in $modules; do load "$module"; done
+    rm -r "${into:?}"/{boot,lib,usr}
+}
+
+# load MODULE: after all that it needs it is written to the list of what is loaded.
+# Whatever is no file is in the kernel itself.
+load() {
+    local name=${1//-/_} file needed
+    if [ -e "$into/modules/$name.ko" ]; then return; fi
+    file=$(find "$into/lib/modules" -name "${name//_/[_-]}.ko*")
+    case $file in
+    '') return ;;
+    *.xz) "$xz" -dc <"$file" >"$into/modules/$name.ko" ;;
+    *) cp "$file" "$into/modules/$name.ko" ;;
+    esac
+    needed=$(tr '\0' '\n' <"$into/modules/$name.ko" | sed -n 's/^depends=//p' | tr , ' ')
+    for needed in $needed; do load "$needed"; done
+    echo "$name" >>"$into/modules/order"
+}
+
+command -v qemu-system-x86_64 >/dev/null || new "$cache/qemu" qemu
+new "$cache/tools" tools
+if [ "$kernel" != default ] && [ ! -d "$cache/linux-$kernel" ] &&
+    ! apt-cache show linux-image-amd64 2>/dev/null | grep -q "^Depends: linux-image-$kernel\."; then
+    backports
+fi
+new "$cache/linux-$kernel" linux

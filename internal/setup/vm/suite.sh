@@ -1,0 +1,57 @@
+#!/bin/bash
+# Inside the machine: runs test.sh's tests as root and as an ordinary user at once.
+set -u
+cd /share || exit 1
+
+# run.sh starts it as root in the root cgroup; it starts itself once more for each user.
+if [ $# = 0 ]; then
+    fail=0
+    printf 'vm: Linux %s, after %s s\n' "$(uname -r)" "$(cut -d ' ' -f 1 /proc/uptime)"
+    # Not on anything else by mistake.
+    if [ "$(stat -f -c %T /sys/fs/cgroup)" != cgroup2fs ] || [ "$(grep -c ' - cgroup' /proc/self/mountinfo)" != 1 ]; then
+        echo 'vm: error: cgroups are not v2 alone'
+        exit 1
+    fi
+    "$AS" 0 delegated bash /share/suite.sh root & root=$!
+    "$AS" 61000 delegated bash /share/suite.sh user & user=$!
+    wait "$root" || fail=1
+    wait "$user" || fail=1
+    exit "$fail"
+fi
+
+uid=$(id -u)
+pattern=$(cat pattern)
+say() { printf 'vm: %s\n' "$*" | tee -a "/share/log/$uid"; }
+
+# A limit can be set here, or limits would only be tested to be refused.
+own=/sys/fs/cgroup$(sed -n 's/^0:://p' /proc/self/cgroup)
+beside=${own%/*}/probe-$uid
+if ! mkdir "$beside" || ! echo 10 >"$beside/pids.max" || ! echo 64M >"$beside/memory.max" || ! echo '50000 100000' >"$beside/cpu.max" || ! rmdir "$beside"; then
+    say "error: no limit can be set in ${own%/*}"
+    exit 1
+fi
+
+work=/tmp/tests-$uid
+mkdir -p "$work/tree" "$work/tmp"
+tar -x --no-same-owner -C "$work/tree" -f tree.tar
+cp -r bin "$work"
+chmod -R a+rX "$work"
+export TMPDIR=$work/tmp SBXRUN_BIN=$work/bin/sbxrun
+export SBXRUN_TESTS_NO_SKIP=1 SBXRUN_TESTS_SLOW=40 SBXRUN_SOAK=8
+
+failed=0
+while read -r package skip; do
+    begin=$SECONDS
+    cd "$work/tree/$package" || exit 1
+    verdict=FAILED
+    log=/share/log/$uid.${package##*/}
+    if "$work/bin/${package##*/}.test" -test.v -test.timeout 12m -test.parallel 4 -test.run "$pattern" ${skip:+-test.skip "$skip"} \
+        >"$log" 2>&1 </dev/null; then
+        verdict=passed
+        # With a pattern some packages may have none.
+        ! grep -q '^testing: warning: no tests to run' "$log" || [ "$pattern" != . ] || verdict=EMPTY
+    fi
+    [ "$verdict" = passed ] || failed=1
+    say "$package $verdict in $((SECONDS - begin)) s as $uid"
+done </share/packages
+exit "$failed"

@@ -1,0 +1,71 @@
+#!/bin/bash
+# Runs the tests of the built command, and of the packages that deal with cgroups
+# and namespaces, in a machine with nothing but cgroup v2: as root and as an
+# ordinary user, side by side.
+#
+# usage: test.sh [OPTION...] [PATTERN]    options of run.sh; PATTERN is one of go test's -run
+#
+# without.txt says which tests are left out, and why. A test that is skipped is a
+# failure, and so is a package without any test.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+cd "$here/../../.."
+packages='./nsenter ./cleanup ./bwrap ./internal/limits ./tests'
+
+options=()
+while [ $# -gt 1 ]; do
+    options+=("$1" "$2")
+    shift 2
+done
+pattern=${1:-.}
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+chmod 755 "$work"
+
+# The tests, the tree that they read, and what they leave out.
+mkdir "$work/bin" "$work/log"
+chmod 777 "$work/log"
+for package in $packages; do
+    name=${package##*/}
+    CGO_ENABLED=0 go test -c -o "$work/bin/$name.test" "$package"
+    go test -list . "$package" | grep '^[A-Z]' >"$work/$name.list" || :
+    skip=
+    while read -r of test _; do
+        [ "$of" = "$package" ] || continue
+        if ! grep -qxE "${test%%/*}" "$work/$name.list"; then
+            echo "vm: error: without.txt has $test, which is not in $package" >&2
+            exit 1
+        fi
+        skip+="${skip:+|}^${test//\//\$\/^}\$"
+    done < <(grep -v '^#' "$here/without.txt")
+    printf '%s %s\n' "${package#./}" "$skip" >>"$work/packages"
+done
+cp bin/sbxrun "$work/bin"
+cp "$here/suite.sh" "$work"
+printf '%s\n' "$pattern" >"$work/pattern"
+tar -c --exclude=./.git --exclude=./bin --exclude=./.task . >"$work/tree.tar"
+
+status=0
+"$here/run.sh" --memory 3072 --timeout 900 "${options[@]}" --user root --cgroup root --share "$work" -- \
+    'exec bash /share/suite.sh' || status=$?
+
+grep '^#' "$here/without.txt" | sed 's/^#/vm:/'
+grep -v '^#' "$here/without.txt" | sed 's/^/vm: left out: /'
+for uid in 0 61000; do
+    log=$work/$uid
+    cat "$work/log/$uid" "$work/log/$uid".* >"$log" || :
+    awk -f internal/setup/failures.awk "$log"
+    count() { grep -c "^ *--- $1: " "$log" || :; }
+    verdict=ok
+    # Each package has said PASS, and there were tests.
+    if [ "$(grep -c '^vm: [^ ]* passed in ' "$log")" != "$(wc -l <"$work/packages")" ] || [ "$(count PASS)" = 0 ] || [ "$(count SKIP)" != 0 ]; then
+        verdict=FAILED
+        status=1
+        grep -E -B 3 '^ *--- SKIP' "$log" | grep -v '^===' || :
+    fi
+    echo "vm: $verdict as $uid: $(count PASS) passed, $(count FAIL) failed, $(count SKIP) skipped"
+done
+exit "$status"
