@@ -92,7 +92,8 @@ var errNoTrace = errors.New("init cannot be traced")
 // It blocks until then, or until init is dead. If sbxrun dies, init dies with it
 // (PTRACE_O_EXITKILL, Linux 3.8): should the keeper have been killed in the same
 // instant, an init that has not yet asked to die with its parent would go on, and
-// nobody would be left to end it. By its fork it has asked.
+// nobody would be left to end it. It asks some ten system calls after its fork: that
+// moment remains, and cleanup.
 //
 // A tracer is a thread. The caller's goroutine must end after the call, and with
 // it the thread, which stays locked to it: then the kernel detaches whatever is
@@ -154,7 +155,7 @@ func (sb *Sandbox) traceFork() error {
 		}
 	}
 	if sb.monitor.Exited() {
-		// Perhaps before init has asked to die with it, and then that was in vain.
+		// Before init has asked to die with it: that will be in vain.
 		_ = sb.Init.Signal(unix.SIGKILL)
 	}
 	// An error means that it was killed meanwhile.

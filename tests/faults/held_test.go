@@ -15,9 +15,8 @@ import (
 // that had not yet asked to die with its monitor is left, blocked and idle. One
 // cleanup finds and ends them all.
 //
-// Between the release and init's wish to die with its monitor, which bwrap has it
-// express only after the fork of the command, the command runs on as well: that is
-// counted here, and only told.
+// Between the fork of the command and init's wish to die with its monitor, some ten
+// system calls later, the command runs on as well: that is counted here, and only told.
 func TestHeldInits(t *testing.T) {
 	t.Run("sbxrun first", func(t *testing.T) { heldInits(t, true) })
 	t.Run("keeper first", func(t *testing.T) { heldInits(t, false) })
