@@ -78,7 +78,12 @@ func (r *runner) run() int {
 // diagnose finds out why a sandbox could not be set up, if it is this machine.
 func (r *runner) diagnose(res *result.Result) {
 	const bound = 1500 * time.Millisecond
+	const tight = 16 << 20 // of memory
 	if res.Err == nil || res.Err.Code != "setup" {
+		return
+	}
+	if m := r.flags.Memory; m > 0 && m < tight {
+		res.Err.Hint = "does --memory leave enough? a sandbox itself takes a megabyte or two"
 		return
 	}
 	// What is scarce for us is scarce for the diagnosis.

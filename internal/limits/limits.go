@@ -78,6 +78,7 @@ const (
 	minCPUs    = 0.001
 	maxCPUs    = 1 << 16
 	minPids    = 4
+	minMemory  = 1 << 20
 )
 
 // rlimits are in the order of [Request].
@@ -110,6 +111,8 @@ func (r Request) check() *result.Error {
 		return wrong("cpus", fmt.Sprintf("%v is out of range", r.CPUs), fmt.Sprintf("give %v to %v", minCPUs, maxCPUs))
 	case r.Pids != 0 && r.Pids < minPids:
 		return wrong("pids", fmt.Sprintf("%d is too few", r.Pids), fmt.Sprintf("give at least %d: a sandbox has two tasks of its own, and an exec three for a moment", minPids))
+	case r.Memory != 0 && r.Memory < minMemory:
+		return wrong("memory", fmt.Sprintf("%d bytes are too few", r.Memory), "give at least 1M: a sandbox itself takes that")
 	case r.MemorySwap < -1:
 		return wrong("memory-swap", "it is negative", "give a size, or -1 for no limit")
 	case r.MemorySwap != 0 && r.Memory == 0:
