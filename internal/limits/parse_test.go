@@ -106,8 +106,8 @@ func TestRequestRefused(t *testing.T) {
 		"limit cpus: 0.0001":            {CPUs: 0.0001},
 		"limit cpus: +Inf":              {CPUs: math.Inf(1)},
 		"limit memory-swap: it needs":   {MemorySwap: 1},
-		"limit memory-swap: it is belo": {Memory: 2, MemorySwap: 1},
-		"limit memory-swap: it is nega": {Memory: 2, MemorySwap: -2},
+		"limit memory-swap: it is belo": {Memory: 2 << 20, MemorySwap: 1 << 20},
+		"limit memory-swap: it is nega": {Memory: 2 << 20, MemorySwap: -2},
 		"limit nice: 20":                {Nice: n(20)},
 		"limit oom-score-adj: 1001":     {OOMScoreAdj: n(1001)},
 	} {
