@@ -48,11 +48,11 @@ func TestR18ThreadChurn(t *testing.T) {
 // deadline is an instant, not a number of ticks, and fires as soon as it can.
 func TestR28Stopped(t *testing.T) {
 	t.Parallel()
-	p := harness.Start(t, harness.Options{}, "--timeout", "1", "/fixtures/tree-sleep")
+	p := harness.Start(t, harness.Options{}, "--timeout", harness.Deadline(time.Second).String(), "/fixtures/tree-sleep")
 	p.WaitOutput("ready 2\n")
 	p.Signal(syscall.SIGSTOP)
 	begin := time.Now()
-	harness.Until(t, harness.Bound, "the deadline to pass", func() bool { return time.Since(begin) > 1500*time.Millisecond })
+	harness.Until(t, harness.Bound, "the deadline to pass", func() bool { return time.Since(begin) > harness.Deadline(1500*time.Millisecond) })
 	p.Signal(syscall.SIGCONT)
 	continued := time.Now()
 	r := p.Wait()

@@ -180,7 +180,7 @@ func (p *Process) arguments(args []string) []string {
 	own := []string{
 		"--report", p.reportPath(),
 		"--env", MarkerName + "=" + p.Marker,
-		"--env", fmt.Sprintf("FIXTURE_SECONDS=%.0f", Bound.Seconds()), // should a test fail, the rest ends by itself
+		"--env", fixtureSeconds(), // should a test fail, the rest ends by itself
 		"--ro-bind", fixturesBind(p.t),
 	}
 	if len(args) > 0 && args[0] == "run" {
@@ -188,6 +188,9 @@ func (p *Process) arguments(args []string) []string {
 	}
 	return append(own, args...)
 }
+
+// fixtureSeconds is after how long what a fixture has started ends by itself.
+func fixtureSeconds() string { return fmt.Sprintf("FIXTURE_SECONDS=%.0f", Bound.Seconds()) }
 
 func fixturesBind(t T) string {
 	t.Helper()

@@ -75,7 +75,7 @@ func (s *State) Sandbox(o Options, args ...string) *Sandbox {
 func (s *State) TrySandbox(o Options, args ...string) (b *Sandbox, r *Result) {
 	s.T.Helper()
 	marker := newMarker()
-	own := []string{"start", "--json", "--env", MarkerName + "=" + marker, "--env", "FIXTURE_SECONDS=60", "--ro-bind", fixturesBind(s.T)}
+	own := []string{"start", "--json", "--env", MarkerName + "=" + marker, "--env", fixtureSeconds(), "--ro-bind", fixturesBind(s.T)}
 	o = s.options(o)
 	o.Bare, o.others = true, true
 	o.handover = func(stdout string) {
