@@ -24,7 +24,7 @@ func requestOf(f *cli.Limits) (r limits.Request, required bool, err error) {
 		MemorySwap: int64(f.MemorySwap),
 		Pids:       int64(f.Pids),
 		CPUs:       float64(f.Cpus),
-		CPUTime:    time.Duration(f.CpuTime),
+		CPUTime:    time.Duration(f.CPUTime),
 		FSize:      int64(f.Fsize),
 		NoFile:     int64(f.Nofile),
 		Stack:      int64(f.Stack),

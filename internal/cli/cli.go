@@ -68,7 +68,7 @@ type Limits struct {
 	MemorySwap  Swap              `help:"Memory and swap together; unlimited is no limit on swap. Default: as --memory, so no swap." placeholder:"SIZE" group:"use"`
 	Pids        Number            `help:"How many tasks there may be at once: processes and threads." placeholder:"N" group:"use"`
 	Cpus        Decimal           `help:"How many CPUs may be busy, such as 0.5 or 2." placeholder:"N" group:"use"`
-	CpuTime     quantity.Duration `help:"Kill everything when all together have used so much CPU time." default:"0" placeholder:"DUR" group:"use"`
+	CPUTime     quantity.Duration `name:"cpu-time" help:"Kill everything when all together have used so much CPU time." default:"0" placeholder:"DUR" group:"use"`
 	Fsize       quantity.Size     `help:"How large a file may become that is written." placeholder:"SIZE" group:"use"`
 	Nofile      Number            `help:"How many descriptors a process may have open." placeholder:"N" group:"use"`
 	Stack       quantity.Size     `help:"How large a process's stack may grow." placeholder:"SIZE" group:"use"`

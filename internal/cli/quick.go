@@ -70,7 +70,7 @@ func setDefaults(v reflect.Value, given map[string]bool) bool {
 			}
 			continue
 		}
-		if def, has := f.Tag.Lookup("default"); has && !given[flagName(f.Name)] && !set(v.Field(i), def) {
+		if def, has := f.Tag.Lookup("default"); has && !given[flagName(f)] && !set(v.Field(i), def) {
 			return false
 		}
 	}
@@ -111,15 +111,20 @@ func fieldOf(v reflect.Value, name string) (field reflect.Value, tag reflect.Str
 			if field, tag, found := fieldOf(v.Field(i), name); found {
 				return field, tag, true
 			}
-		} else if flagName(f.Name) == name {
+		} else if flagName(f) == name {
 			return v.Field(i), f.Tag, true
 		}
 	}
 	return reflect.Value{}, "", false
 }
 
-// flagName is the flag of a field: RoBindTry is ro-bind-try, JSON is json.
-func flagName(field string) string {
+// flagName is the flag of a field: RoBindTry is ro-bind-try, JSON is json; or what its
+// tag says.
+func flagName(f reflect.StructField) string {
+	if name := f.Tag.Get("name"); name != "" {
+		return name
+	}
+	field := f.Name
 	var b strings.Builder
 	for i, c := range []byte(field) {
 		upper := c >= 'A' && c <= 'Z'

@@ -10,7 +10,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$here/../../.."
-packages='./nsenter ./cleanup ./bwrap ./internal/limits ./tests'
+packages='./nsenter ./cleanup ./bwrap ./internal/limits ./internal/pressure ./tests'
 
 options=()
 while [ $# -gt 1 ]; do
