@@ -53,6 +53,7 @@ func (w *witness) end(t *testing.T) {
 func TestL01Trees(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{}, "/fixtures/tree-sleep")
+	harness.Until(t, harness.Bound, "its command's child", func() bool { return len(b.Members()) >= 3 })
 	w := newWitness(b)
 	before := len(b.Members())
 	t.Run("trees", func(t *testing.T) {

@@ -160,7 +160,7 @@ func TestOddNames(t *testing.T) {
 	for _, kind := range []string{"paren", "newline", "bytes", "empty"} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			p := harness.Start(t, harness.Options{}, "--timeout", harness.Deadline(500*time.Millisecond).String(), "/fixtures/odd-name", kind)
+			p := harness.Start(t, harness.Options{}, "--timeout", harness.Deadline(time.Second).String(), "/fixtures/odd-name", kind)
 			p.WaitOutput("ready 2\n")
 			p.Wait().Expect(t, 124, "timeout")
 		})

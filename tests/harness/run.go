@@ -189,8 +189,9 @@ func (p *Process) arguments(args []string) []string {
 	return append(own, args...)
 }
 
-// fixtureSeconds is after how long what a fixture has started ends by itself.
-func fixtureSeconds() string { return fmt.Sprintf("FIXTURE_SECONDS=%.0f", Bound.Seconds()) }
+// fixtureSeconds is after how long what a fixture has started ends by itself; they
+// take no more than 999.
+func fixtureSeconds() string { return fmt.Sprintf("FIXTURE_SECONDS=%.0f", min(999, Bound.Seconds())) }
 
 func fixturesBind(t T) string {
 	t.Helper()

@@ -45,7 +45,7 @@ while read -r package skip; do
     cd "$work/tree/$package" || exit 1
     verdict=FAILED
     log=/share/log/$uid.${package##*/}
-    if "$work/bin/${package##*/}.test" -test.v -test.timeout 12m -test.parallel 4 -test.run "$pattern" ${skip:+-test.skip "$skip"} \
+    if "$work/bin/${package##*/}.test" -test.v -test.timeout 12m -test.parallel 6 -test.run "$pattern" ${skip:+-test.skip "$skip"} \
         >"$log" 2>&1 </dev/null; then
         verdict=passed
         # With a pattern some packages may have none.
