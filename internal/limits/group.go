@@ -153,7 +153,11 @@ func (g *Group) make(id string, nest bool) error {
 			}
 		}
 	}
-	return g.apply(g.settings())
+	if err := g.apply(append(g.settings(), g.throttle()...)); err != nil {
+		return err
+	}
+	g.Unthrottle() // that it can be set is known now
+	return nil
 }
 
 func (g *Group) apply(settings []setting) error {
@@ -313,9 +317,9 @@ func (g *Group) Bounds() (b proc.Bounds) {
 	return b
 }
 
-// Throttle sets the CPU quota. Last, when init is there: what sets a sandbox up would
-// take minutes under a small one. A [*result.Error] if it is required and does not hold:
-// the payload must not be released then.
+// Throttle sets the CPU quota. Last, when the payload runs: what sets a sandbox up would
+// take minutes under a small one. That it can be set was tried by [Plan.Make]; a
+// [*result.Error] if it is required and does not hold all the same.
 func (g *Group) Throttle() error { return g.apply(g.throttle()) }
 
 // dirOf is the cgroup that enforces the limit.

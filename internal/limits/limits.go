@@ -6,7 +6,7 @@
 // says of each limit by what it will be enforced, or why it cannot be.
 // [Plan.Make] makes the cgroups, empty and with their limits set; [Group.Bounds]
 // is what the keeper lets its command begin with, so that all of a sandbox is born inside.
-// [Group.Throttle] comes last, when init is there and the payload is held.
+// [Group.Throttle] comes last, when the payload runs.
 // [Group.Watch] tells of what should end the run, [Group.Loosen] and [Group.Kill] help
 // to end it, [Group.Remove] leaves nothing behind.
 //

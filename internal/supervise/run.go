@@ -113,12 +113,6 @@ func (r *run) release() result.Cause {
 	if r.ctx.Err() != nil {
 		return r.requested() // before the release: it never ran
 	}
-	if g := r.o.Limits; g != nil {
-		if err := g.Throttle(); err != nil {
-			r.payloadErr = err
-			return result.StartFailed
-		}
-	}
 	if r.o.Hold != nil {
 		if err := r.o.Hold(r.held.Ends()); err != nil {
 			r.payloadErr = err
@@ -140,6 +134,13 @@ func (r *run) release() result.Cause {
 	case <-time.After(bwrap.SetupBound):
 		r.payloadErr = result.ErrSetup
 		return result.Exited // there never was a payload
+	}
+	if g := r.o.Limits; g != nil {
+		// Not before: most of what sets the sandbox up comes after the release.
+		if err := g.Throttle(); err != nil {
+			r.payloadErr = err
+			return result.StartFailed
+		}
 	}
 	r.result.Setup = time.Since(r.o.Begin)
 	if r.o.Released != nil {
