@@ -65,7 +65,7 @@ func TestR28Stopped(t *testing.T) {
 // instead (proc_pid_fdinfo(5), proc_pid_timers(5)).
 func TestR28MonotonicClock(t *testing.T) {
 	t.Parallel()
-	p := harness.Start(t, harness.Options{}, "--timeout", "1", "--grace", "1", "/fixtures/tree-sleep")
+	p := harness.Start(t, harness.Options{}, "--timeout", harness.Deadline(time.Second).String(), "--grace", "1", "/fixtures/tree-sleep")
 	p.WaitOutput("ready 2\n")
 	keeper := p.Role(harness.RoleKeeper)
 	for _, pid := range []int{p.PID, keeper.PID} {

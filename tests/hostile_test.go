@@ -140,7 +140,7 @@ func TestR07Nested(t *testing.T) {
 	for _, tool := range []string{"unshare", "bwrap", "sbxrun"} {
 		t.Run(tool, func(t *testing.T) {
 			t.Parallel()
-			p := harness.Start(t, harness.Options{}, "--timeout", "1.5", "--ro-bind", inside+":/mnt/sbxrun", "--workdir", "/tmp",
+			p := harness.Start(t, harness.Options{}, "--timeout", harness.Deadline(1500*time.Millisecond).String(), "--ro-bind", inside+":/mnt/sbxrun", "--workdir", "/tmp",
 				"/fixtures/nested", tool, "/mnt/sbxrun/sbxrun")
 			p.WaitOutput("nested " + tool + ": ")
 			r := p.Wait()
@@ -149,7 +149,7 @@ func TestR07Nested(t *testing.T) {
 				return
 			}
 			r.Expect(t, 124, "timeout")
-			harness.Within(t, "the run", r.Elapsed, 1500*time.Millisecond, 1800*time.Millisecond)
+			harness.Within(t, "the run", r.Elapsed, harness.Deadline(1500*time.Millisecond), harness.Deadline(1500*time.Millisecond)+300*time.Millisecond)
 		})
 	}
 }

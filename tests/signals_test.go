@@ -100,7 +100,7 @@ func TestR15SignalEarly(t *testing.T) {
 func TestR15SignalIgnored(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{Wrap: []string{"sh", "-c", `trap '' HUP; exec "$@"`, "-"}},
-		"--timeout", "1", "/fixtures/tree-sleep")
+		"--timeout", harness.Deadline(time.Second).String(), "/fixtures/tree-sleep")
 	p.WaitOutput("ready 2\n")
 	p.Signal(syscall.SIGHUP)
 	p.Wait().Expect(t, 124, "timeout")
