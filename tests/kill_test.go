@@ -349,6 +349,7 @@ sys.stdin.read()`
 	_ = cmd.Wait() // it was told to end
 	done()
 	harness.Until(t, harness.Bound, "init's end", b.Init.Ended)
+	harness.Until(t, harness.Bound, "init to be reaped", func() bool { return len(b.Members()) == 0 })
 	b.Ended()
 	if k := kill(t, s, 0, b.ID); len(k) != 1 || !k[0].Already || k[0].Verdict != "proven" || len(k[0].Survivors) != 0 {
 		t.Errorf("after all: %+v", k)

@@ -2,6 +2,8 @@ package seccomp
 
 import (
 	"encoding/binary"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -102,6 +104,11 @@ func TestNumbers(t *testing.T) {
 	dir := moduleDir(t)
 	for column, goarch := range map[int]string{x86_64: "amd64", i386: "386", arm64: "arm64", arm: "arm"} {
 		data, err := os.ReadFile(filepath.Join(dir, "zsysnum_linux_"+goarch+".go"))
+		if errors.Is(err, fs.ErrPermission) {
+			// Somebody else has compiled this, and has made the comparison.
+			t.Logf("%v", err)
+			return
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
