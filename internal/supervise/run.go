@@ -159,6 +159,7 @@ func (r *run) watch() result.Cause {
 	}
 	unkept, enough := r.watchKeeper()
 	defer enough()
+	var unheard <-chan time.Time
 	var exceeded <-chan limits.Event
 	if g := r.o.Limits; g != nil {
 		ctx, enough := context.WithCancel(context.Background())
@@ -170,15 +171,12 @@ func (r *run) watch() result.Cause {
 		case <-r.held.Exited():
 			return result.Exited
 		case <-unkept:
-			// Usually the payload dies with it, and can tell more. But an init that
-			// has not yet asked to die with its parent lives on, without anybody who
-			// would end it if we were killed.
-			select {
-			case <-r.held.Exited():
-				return result.Exited
-			case <-time.After(moment):
-				return result.Lost
-			}
+			// Usually all is over, or the payload dies with it, and can tell more. But
+			// an init that has not yet asked to die with its parent lives on, without
+			// anybody who would end it if we were killed.
+			unkept, unheard = nil, time.After(patience)
+		case <-unheard:
+			return result.Lost
 		case event := <-exceeded:
 			if event == limits.CPUTime {
 				return result.CPUTime
@@ -235,6 +233,10 @@ func (r *run) watchKeeper() (dead <-chan struct{}, enough func()) {
 // moment is how long the death of one process may take to bring about the death
 // of those that depend on it.
 const moment = 50 * time.Millisecond
+
+// patience is how long it may take to hear of what the end of the keeper means: a
+// machine may be slow, and nothing depends on it.
+const patience = 2 * time.Second
 
 // lookAhead is how long before the deadline is asked what the sandbox has used:
 // at the deadline it would delay the kill.
@@ -295,6 +297,9 @@ func (r *run) end(cause result.Cause) time.Time {
 	} else if res.Started && out.Verdict == result.Proven {
 		<-r.held.Exited()                                   // dead, so at once
 		res.Payload, _ = r.held.ExitStatus(time.Unix(1, 0)) // nil where the kernel does not tell
+	}
+	if res.Cause == result.Lost && r.o.Doomed != nil && r.o.Doomed() {
+		res.Cause = result.Killed
 	}
 	switch {
 	case out.Err != nil:
@@ -428,9 +433,6 @@ func (r *run) settle(out cleanup.Outcome) {
 		res.Cause = result.OOM
 	case res.Cause == result.Signaled && res.Payload.Signal == unix.SIGXFSZ && hit(res.Limits, "fsize"):
 		res.Cause = result.FileSize
-	}
-	if res.Cause == result.Lost && r.o.Doomed != nil && r.o.Doomed() {
-		res.Cause = result.Killed
 	}
 }
 
