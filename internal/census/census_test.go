@@ -69,6 +69,7 @@ func TestTake(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	init.PIDNS = 1 // it has none of its own, and what runs in ours is not its
 	c, err := Take()
 	if err != nil {
 		t.Fatal(err)
