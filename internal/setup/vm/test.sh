@@ -6,7 +6,8 @@
 # usage: test.sh [OPTION...] [PATTERN]    options of run.sh; PATTERN is one of go test's -run
 #
 # without.txt says which tests are left out, and why. A test that is skipped is a
-# failure, and so is a package without any test.
+# failure, and so is a package without any test. What fails is tried once more, alone; that
+# it was is printed.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$here/../../.."
