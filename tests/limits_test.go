@@ -397,6 +397,9 @@ func TestP11Killed(t *testing.T) {
 	harness.Must(t, os.Mkdir(left, 0o755))
 	says := func(what string, args ...string) func() bool {
 		return func() bool {
+			if !anyExists([]string{left}) {
+				return true // root's cleanups take all of root's: that of another test
+			}
 			for _, line := range harness.Lines(s.Run(append([]string{"cleanup"}, args...)...).Stdout) {
 				if strings.HasPrefix(line, what) && strings.HasSuffix(line, left) {
 					return true
