@@ -147,7 +147,7 @@ func (a *admission) takeSlot() error {
 	case a.ctx.Err() != nil:
 		return context.Cause(a.ctx)
 	case errors.Is(err, state.ErrFull), errors.Is(err, context.DeadlineExceeded):
-		return a.busy(fmt.Sprintf("%d commands with --max-parallel run already", n), err)
+		return a.busy(fmt.Sprintf("all %d places of --max-parallel are taken", n), err)
 	}
 	return err
 }

@@ -283,7 +283,12 @@ func (s *supervisor) hold(kept *proc.Kept) error {
 	if err := s.own.WriteAccess(access); err != nil {
 		return err
 	}
-	return s.write(func(r *state.Record) { r.Init, s.kept = &init, kept })
+	return s.write(func(r *state.Record) {
+		r.Init, s.kept = &init, kept
+		if s.limits != nil {
+			r.Limits = s.limits.Limits
+		}
+	})
 }
 
 // write changes the record.

@@ -374,7 +374,11 @@ func TestTinyQuota(t *testing.T) {
 	h := hold(t, "while :; do :; done")
 	add(t, g, h)
 	h.release(t)
-	time.Sleep(50 * time.Millisecond)
+	for end := time.Now().Add(20 * time.Second * slower()); !limit(t, g.Limits(0), "cpus").Hit; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%+v", g.Limits(0)) // it was never throttled
+		}
+	}
 	start := time.Now()
 	if err := g.Loosen(); err != nil {
 		t.Fatal(err)

@@ -45,6 +45,8 @@ type Record struct {
 	TimeoutMS     float64 `json:"timeout_ms,omitempty"`
 	IdleTimeoutMS float64 `json:"idle_timeout_ms,omitempty"`
 
+	Limits []result.Limit `json:"limits,omitempty"` // none was hit yet; the report tells
+
 	Ready  *Ready         `json:"ready,omitempty"`
 	Logs   *Logs          `json:"logs,omitempty"`
 	Report *result.Report `json:"report,omitempty"`
