@@ -270,6 +270,11 @@ func (sb *Sandbox) Signal(sig unix.Signal) error {
 	return sb.payload.Signal(sig)
 }
 
+// InitEnding says whether init was on its way to its end when the payload had come to
+// its own. Where nobody held the payload, bwrap's word was all there was, and nobody can
+// tell.
+func (sb *Sandbox) InitEnding() bool { return sb.payload != nil && sb.Kept.InitEnding() }
+
 // ExitStatus is the payload's end. After Exited; it blocks until deadline at
 // the most. Otherwise [result.ErrSetup], [result.ErrUnknown], or a
 // *[result.Error] if the command could not be executed.

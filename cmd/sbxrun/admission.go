@@ -79,7 +79,7 @@ func admit(ctx context.Context, flags *cli.Busy, promised int64, warn func(strin
 		return nil, err
 	}
 	if a.scarce {
-		go makeThreads(ownThreads - threads) // while bubblewrap sets up the sandbox
+		makeThreads(ownThreads - threads) // and not beside: a payload may be quicker
 	} else if runtime.GOMAXPROCS(0) < processors {
 		runtime.GOMAXPROCS(processors)
 	}

@@ -67,10 +67,11 @@ func (s *streams) makeRaw(in int, ptmx *os.File) error {
 		return fmt.Errorf("read the terminal's state: %w", err)
 	}
 	s.terminal = &proc.Terminal{File: os.Stdin, State: *before}
-	// An error leaves the size as it is, which is an inconvenience only.
-	_ = pty.InheritSize(os.Stdin, ptmx)
 	resized := make(chan os.Signal, 1)
 	signal.Notify(resized, syscall.SIGWINCH)
+	// After that, or a change just now would be missed. An error leaves the size as it is,
+	// which is an inconvenience only.
+	_ = pty.InheritSize(os.Stdin, ptmx)
 	go func() {
 		for range resized {
 			_ = pty.InheritSize(os.Stdin, ptmx)

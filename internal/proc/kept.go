@@ -53,6 +53,15 @@ func sum(stats []Stat) (total Usage) {
 	return total
 }
 
+// InitEnding says whether init has ended, or is about to. It says so before any of the
+// others dies with it: an init that was killed is marked as exiting first, and kills
+// them then (zap_pid_ns_processes).
+func (k *Kept) InitEnding() bool {
+	// An error means that it is gone.
+	st, err := ReadStat(k.Init.PID)
+	return err != nil || st.Exiting || k.Init.Exited()
+}
+
 // Abandon ends what did not come to be: init may be unknown, so it is the keeper
 // that kills what it has. It returns when nothing is left, or at the deadline
 // with an error.

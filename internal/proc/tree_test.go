@@ -25,18 +25,18 @@ func TestParseStat(t *testing.T) {
 		name, in string
 		want     Stat
 	}{
-		{"plain", "42 (sh) S 7" + rest, Stat{42, 7, 5, "sh", "S", times, 100, 1, 1}},
-		{"no newline", "42 (sh) S 7" + strings.TrimSuffix(rest, "\n"), Stat{42, 7, 5, "sh", "S", times, 100, 1, 1}},
-		{"blanks", "42 (a b  c) R 7" + rest, Stat{42, 7, 5, "a b  c", "R", times, 100, 1, 1}},
-		{"newline", "42 (a\nb) R 7" + rest, Stat{42, 7, 5, "a\nb", "R", times, 100, 1, 1}},
-		{"parentheses", "42 ()) ((() Z 7" + rest, Stat{42, 7, 5, ")) (((", "Z", times, 100, 1, 1}},
-		{"fakes another line", "42 (x) S 1 1 (y) T 7" + rest, Stat{42, 7, 5, "x) S 1 1 (y", "T", times, 100, 1, 1}},
-		{"empty name", "42 () S 7" + rest, Stat{42, 7, 5, "", "S", times, 100, 1, 1}},
-		{"not UTF-8", "42 (\xff\x01) S 7" + rest, Stat{42, 7, 5, "\xff\x01", "S", times, 100, 1, 1}},
-		{"no parent that we can see", "42 (init) S 0" + rest, Stat{42, 0, 5, "init", "S", times, 100, 1, 1}},
-		{"future fields", "42 (sh) S 7" + strings.TrimSuffix(rest, "\n") + " 1 x y\n", Stat{42, 7, 5, "sh", "S", times, 100, 1, 1}},
-		{"just enough fields", "42 (sh) S 7 3 5 5 6 7 8 9 10 11 1 2 16 17 18 19 20 21 22", Stat{42, 7, 5, "sh", "S", Times{10 * time.Millisecond, 20 * time.Millisecond}, 22, 20, 0}},
-		{"greatest start", "42 (sh) S 7 3 5 5 6 7 8 9 10 11 250 13 0 0 20 0 1 0 18446744073709551615", Stat{42, 7, 5, "sh", "S", times, 1<<64 - 1, 1, 0}},
+		{"plain", "42 (sh) S 7" + rest, Stat{42, 7, 5, "sh", "S", false, times, 100, 1, 1}},
+		{"no newline", "42 (sh) S 7" + strings.TrimSuffix(rest, "\n"), Stat{42, 7, 5, "sh", "S", false, times, 100, 1, 1}},
+		{"blanks", "42 (a b  c) R 7" + rest, Stat{42, 7, 5, "a b  c", "R", false, times, 100, 1, 1}},
+		{"newline", "42 (a\nb) R 7" + rest, Stat{42, 7, 5, "a\nb", "R", false, times, 100, 1, 1}},
+		{"parentheses", "42 ()) ((() Z 7" + rest, Stat{42, 7, 5, ")) (((", "Z", false, times, 100, 1, 1}},
+		{"fakes another line", "42 (x) S 1 1 (y) T 7" + rest, Stat{42, 7, 5, "x) S 1 1 (y", "T", false, times, 100, 1, 1}},
+		{"empty name", "42 () S 7" + rest, Stat{42, 7, 5, "", "S", false, times, 100, 1, 1}},
+		{"not UTF-8", "42 (\xff\x01) S 7" + rest, Stat{42, 7, 5, "\xff\x01", "S", false, times, 100, 1, 1}},
+		{"no parent that we can see", "42 (init) S 0" + rest, Stat{42, 0, 5, "init", "S", false, times, 100, 1, 1}},
+		{"future fields", "42 (sh) S 7" + strings.TrimSuffix(rest, "\n") + " 1 x y\n", Stat{42, 7, 5, "sh", "S", false, times, 100, 1, 1}},
+		{"just enough fields", "42 (sh) S 7 3 5 5 6 7 8 9 10 11 1 2 16 17 18 19 20 21 22", Stat{42, 7, 5, "sh", "S", true, Times{10 * time.Millisecond, 20 * time.Millisecond}, 22, 20, 0}},
+		{"greatest start", "42 (sh) S 7 3 5 5 6 7 8 9 10 11 250 13 0 0 20 0 1 0 18446744073709551615", Stat{42, 7, 5, "sh", "S", true, times, 1<<64 - 1, 1, 0}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -19,6 +19,9 @@ type Held interface {
 	Release()
 	Running() <-chan struct{} // closed when the payload runs
 	Exited() <-chan struct{}  // closed when it has ended, or never came to be
+	// InitEnding says whether init was about to end when the payload did. After Exited,
+	// and before ExitStatus, which may be what lets it end.
+	InitEnding() bool
 	// ExitStatus is the payload's end; or [result.ErrSetup], [result.ErrUnknown],
 	// or a *[result.Error] if it was never executed.
 	ExitStatus(deadline time.Time) (*result.Payload, error)

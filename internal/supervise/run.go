@@ -103,7 +103,7 @@ type run struct {
 	request    Request    // if there was one
 	used       proc.Usage // by what runs, and nobody will wait for
 	payloadErr error      // why the payload's end is not known
-	lost       bool       // init ended, and the payload by SIGKILL, before we did anything
+	initEnding bool       // when the payload ended by itself, or with init
 	oom        bool       // the kernel has killed something for want of memory
 }
 
@@ -252,8 +252,8 @@ func (r *run) end(cause result.Cause) time.Time {
 	switch cause {
 	case result.Exited:
 		if r.payloadErr == nil {
+			r.initEnding = r.held.InitEnding()
 			res.Payload, r.payloadErr = r.held.ExitStatus(proofBy())
-			r.lost = r.lostInit()
 			res.Strays, r.used = r.held.Strays()
 		}
 	case result.Timeout:
@@ -392,25 +392,23 @@ func (r *run) grace(period time.Duration, tell func() error, until, request <-ch
 	return nil
 }
 
-// lostInit finds out whether somebody killed init, and the payload with it. A
-// payload that died of SIGKILL may have done so by itself: then init still
-// waits for what the payload has left behind, or exits in good order.
-func (r *run) lostInit() bool {
+// lost says whether somebody has killed init, and the payload with it. A payload that
+// died of SIGKILL may have done so by itself: then init still waits for what the
+// payload has left behind, or exits in good order.
+func (r *run) lost(end proc.End) bool {
 	if p := r.result.Payload; p == nil || p.Signal != unix.SIGKILL {
 		return false
 	}
-	ends := r.held.Ends()
-	if ends.Keeper.Exited() {
-		return true // what it had dies with it
-	}
-	return ends.Init.Wait(time.Now().Add(moment)) == nil
+	// Not reaped by the keeper, because it was killed before bwrap's monitor had heard of
+	// the payload; or because the keeper itself was killed.
+	return !end.ReapedInit || r.initEnding && end.Init.Signaled()
 }
 
 // settle names the cause where the payload has ended without us.
 func (r *run) settle(out cleanup.Outcome) {
 	res := r.result
 	switch {
-	case r.lost && (out.End.Init.Signaled() || !out.End.ReapedInit): // the latter also if the keeper was killed
+	case r.lost(out.End):
 		res.Cause = result.Lost
 	case res.Payload != nil && res.Payload.Signal != 0:
 		res.Cause = result.Signaled

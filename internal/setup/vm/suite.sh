@@ -1,5 +1,6 @@
 #!/bin/bash
-# Inside the machine: runs test.sh's tests as root and as an ordinary user at once.
+# Inside the machine: runs test.sh's tests, in a session under systemd, and then as root
+# and as an ordinary user at once.
 set -u
 cd /share || exit 1
 
@@ -11,6 +12,18 @@ if [ $# = 0 ]; then
     if [ "$(stat -f -c %T /sys/fs/cgroup)" != cgroup2fs ] || [ "$(grep -c ' - cgroup' /proc/self/mountinfo)" != 1 ]; then
         echo 'vm: error: cgroups are not v2 alone'
         exit 1
+    fi
+    # Where a cgroup is systemd's to give: a session under it.
+    cp -r /share/bin /opt
+    mkdir -p /opt/tests/systemd
+    tar -x --no-same-owner -C /opt -f tree.tar ./fixtures ./go.mod
+    chmod -R a+rX /opt
+    begin=$SECONDS
+    if bash systemd.sh 'cd /opt/tests/systemd && TMPDIR=/tmp SBXRUN_BIN=/opt/bin/sbxrun SBXRUN_TESTS_NO_SKIP=1 SBXRUN_TESTS_SLOW=40 exec /opt/bin/systemd.test -test.v -test.timeout 4m' >log/session 2>&1; then
+        echo "vm: tests/systemd passed in $((SECONDS - begin)) s in a session"
+    else
+        echo "vm: tests/systemd FAILED in $((SECONDS - begin)) s in a session"
+        fail=1
     fi
     "$AS" 0 delegated bash /share/suite.sh root & root=$!
     "$AS" 61000 delegated bash /share/suite.sh user & user=$!

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs the tests of the built command, and of the packages that deal with cgroups
-# and namespaces, in a machine with nothing but cgroup v2: as root and as an
-# ordinary user, side by side.
+# and namespaces, in a machine with nothing but cgroup v2: in a session under systemd,
+# and then as root and as an ordinary user, side by side.
 #
 # usage: test.sh [OPTION...] [PATTERN]    options of run.sh; PATTERN is one of go test's -run
 #
@@ -44,8 +44,9 @@ for package in $packages; do
     done < <(grep -v '^#' "$here/without.txt")
     printf '%s %s\n' "${package#./}" "$skip" >>"$work/packages"
 done
+CGO_ENABLED=0 go test -c -tags systemd -o "$work/bin/systemd.test" ./tests/systemd
 cp bin/sbxrun "$work/bin"
-cp "$here/suite.sh" "$work"
+cp "$here"/{suite,systemd}.sh "$work"
 printf '%s\n' "$pattern" >"$work/pattern"
 tar -c --exclude=./.git --exclude=./bin --exclude=./.task . >"$work/tree.tar"
 
@@ -55,14 +56,16 @@ status=0
 
 grep '^#' "$here/without.txt" | sed 's/^#/vm:/'
 grep -v '^#' "$here/without.txt" | sed 's/^/vm: left out: /'
-for uid in 0 61000; do
+for uid in 0 61000 session; do
     log=$work/$uid
-    cat "$work/log/$uid" "$work/log/$uid".* >"$log" || :
+    cat "$work/log/$uid" "$work/log/$uid".* >"$log" 2>/dev/null || :
     awk -f internal/setup/failures.awk "$log"
     count() { grep -c "^ *--- $1: " "$log" || :; }
     verdict=ok
     # Each package has said PASS, and there were tests.
-    if [ "$(grep -c '^vm: [^ ]* passed in ' "$log")" != "$(wc -l <"$work/packages")" ] || [ "$(count PASS)" = 0 ] || [ "$(count SKIP)" != 0 ]; then
+    said='^vm: [^ ]* passed in ' packages=$(wc -l <"$work/packages")
+    [ "$uid" != session ] || said='^PASS$' packages=1
+    if [ "$(grep -c "$said" "$log")" != "$packages" ] || [ "$(count PASS)" = 0 ] || [ "$(count SKIP)" != 0 ]; then
         verdict=FAILED
         status=1
         grep -E -B 3 '^ *--- SKIP' "$log" | grep -v '^===' || :

@@ -1,0 +1,74 @@
+#!/bin/bash
+# Inside the machine, as root in the root cgroup: boots the distribution's systemd in
+# namespaces of its own, and runs a command in a login session of an ordinary user's,
+# whose own systemd runs as well.
+#
+# usage: systemd.sh COMMAND      a shell's; its exit code is the command's
+#
+# The user is made for it, and has no password: the machine's / is an overlay.
+set -eu
+name=login uid=61001
+files=/run/vm/systemd # what both sides see
+
+# PID 1 of the namespaces: goes over to systemd.
+if [ "${1-}" = --boot ]; then
+    umount -l /sys/fs/cgroup
+    mount -t cgroup2 -o nosuid,nodev,noexec cgroup2 /sys/fs/cgroup
+    mount -t tmpfs -o nosuid,nodev,mode=755 tmpfs /run/lock # of the machine's are only the files kept
+    mkdir -p /run/systemd/system
+    cat >/run/systemd/system/session.service <<EOF
+[Unit]
+Requires=user@$uid.service systemd-logind.service dbus.socket
+After=user@$uid.service systemd-logind.service dbus.socket
+[Service]
+Type=oneshot
+User=$name
+PAMName=login
+StandardOutput=append:$files/out
+StandardError=append:$files/out
+ExecStart=/bin/bash $files/session
+EOF
+    cat >/run/systemd/system/session.target <<EOF
+[Unit]
+Requires=session.service
+EOF
+    export container=vm
+    exec /lib/systemd/systemd --system --unit=session.target --log-target=console
+fi
+
+for need in /lib/systemd/systemd /lib/systemd/systemd-logind /usr/bin/dbus-daemon; do
+    if ! [ -x "$need" ]; then
+        echo "vm: error: $need is missing: apt-get install systemd libpam-systemd dbus-user-session" >&2
+        exit 125
+    fi
+done
+grep -q "^$name:" /etc/passwd || echo "$name:*:$uid:$uid::/tmp:/bin/bash" >>/etc/passwd
+grep -q "^$name:" /etc/group || echo "$name:*:$uid:" >>/etc/group
+mkdir -p "$files"
+: >"$files/out"
+chmod 666 "$files/out"
+printf '%s\n' "( $1 )" "echo \$? >$files/code" >"$files/session"
+: >"$files/code"
+chmod 666 "$files/code"
+
+# The cgroup that is systemd's root must hold nobody else.
+cgroup=/sys/fs/cgroup
+mkdir $cgroup/machine
+echo '+cpu +memory +pids' >$cgroup/cgroup.subtree_control
+bash -c "echo \$\$ >$cgroup/machine/cgroup.procs; exec unshare --pid --fork --cgroup --mount --mount-proc bash '$0' --boot" </dev/null >"$files/console" 2>&1 &
+machine=$!
+children=/proc/$machine/task/$machine/children
+until init=$(cat $children) && [ -n "$init" ]; do sleep 0.1; done
+echo $machine >$cgroup/init.scope/cgroup.procs
+end=$((SECONDS + 240))
+until [ -s "$files/code" ] || [ $SECONDS -ge $end ] || ! [ -e /proc/$machine ]; do sleep 0.5; done
+kill -KILL $init # PID 1 of the namespace, and all in it
+wait $machine 2>/dev/null || :
+cat "$files/out"
+code=$(cat "$files/code")
+if [ -z "$code" ]; then
+    echo 'vm: error: there was no session' >&2
+    tail -n 30 "$files/console" >&2
+    exit 125
+fi
+exit "$code"

@@ -1,0 +1,125 @@
+//go:build systemd
+
+package systemd
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/cgroups"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+func TestMain(m *testing.M) { harness.Main(m) }
+
+const hog = "x = bytearray(200 << 20); print(len(x))"
+
+// session makes sure that this is a session in which nothing can be made without
+// systemd, and that in the end nothing is left of what systemd has made.
+func session(t *testing.T) {
+	t.Helper()
+	data, err := os.ReadFile("/proc/self/cgroup")
+	harness.Must(t, err)
+	own := "/sys/fs/cgroup" + strings.TrimPrefix(strings.TrimSpace(string(data)), "0::")
+	if !strings.Contains(own, "/session-") {
+		t.Fatalf("not in a session of systemd's: %s", own)
+	}
+	for _, dir := range []string{own, filepath.Dir(own)} {
+		if err := os.Mkdir(filepath.Join(dir, "mine"), 0o755); !errors.Is(err, unix.EACCES) {
+			t.Fatalf("a cgroup can be made in %s: %v", dir, err)
+		}
+	}
+	t.Cleanup(func() {
+		var left []string
+		harness.Until(t, 20*time.Second, "systemd has collected the scopes", func() bool {
+			left = scopes(t)
+			return len(left) == 0
+		})
+	})
+}
+
+// scopes are the cgroups of sandboxes.
+func scopes(t *testing.T) (found []string) {
+	t.Helper()
+	// What vanishes meanwhile is not there.
+	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d os.DirEntry, err error) error {
+		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), cgroups.Prefix) {
+			found = append(found, path)
+		}
+		return nil
+	})
+	return found
+}
+
+// enforced asserts that a limit is enforced by cgroup v2, and says whether it was hit.
+func enforced(t *testing.T, r *harness.Report, name string) (hit bool) {
+	t.Helper()
+	for _, l := range r.Limits {
+		if l.Name == name {
+			if !l.Enforced || !strings.HasPrefix(l.Mechanism, "cgroup v2 ") {
+				t.Errorf("%s is not enforced by cgroup v2: %s", name, r.Raw())
+			}
+			return l.Hit
+		}
+	}
+	t.Errorf("no limit %s in %s", name, r.Raw())
+	return false
+}
+
+// The limits of a run are enforced by a scope of its own.
+func TestRun(t *testing.T) {
+	session(t)
+	r := harness.Run(t, harness.Options{}, "--memory", "64M", "--pids", "20", "--cpus", "0.5", "true")
+	r.Expect(t, 0, "exited")
+	for _, name := range []string{"memory", "pids", "cpus"} {
+		enforced(t, r.Report, name)
+	}
+	r = harness.Run(t, harness.Options{}, "--memory", "64M", "python3", "-c", hog)
+	r.Expect(t, 137, "oom")
+	if !enforced(t, r.Report, "memory") || len(r.Stdout) != 0 {
+		t.Errorf("stdout %q, %s", r.Stdout, r.Report.Raw())
+	}
+	r = harness.Run(t, harness.Options{}, "--pids", "32", "--timeout", "5", "bash", "-c", ":(){ :|:& };: ; sleep 60")
+	r.Expect(t, 124, "timeout")
+	if !enforced(t, r.Report, "pids") {
+		t.Errorf("the bound was not hit: %s", r.Report.Raw())
+	}
+}
+
+// Whoever is killed, systemd collects the scope.
+func TestKilled(t *testing.T) {
+	session(t)
+	p := harness.Start(t, harness.Options{}, "--memory", "64M", "sh", "-c", "echo up; sleep 300")
+	p.WaitOutput("up\n")
+	if len(scopes(t)) == 0 {
+		t.Error("there is no scope")
+	}
+	p.Kill()
+	p.Wait()
+}
+
+// A sandbox that lives on has a scope, and its execs have theirs in it.
+func TestSandbox(t *testing.T) {
+	session(t)
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{}, "--memory", "256M", "--pids", "40")
+	r := b.Exec(harness.Options{}, []string{"--memory", "32M"}, "python3", "-c", hog)
+	r.Expect(t, 137, "oom")
+	if !enforced(t, r.Report, "memory") {
+		t.Errorf("%s", r.Report.Raw())
+	}
+	b.Alive()
+	r = b.Exec(harness.Options{}, []string{"--pids", "12"}, "true")
+	r.Expect(t, 0, "exited")
+	enforced(t, r.Report, "pids")
+	if k := s.Run("kill", b.ID); k.ExitCode != 0 {
+		t.Errorf("kill: %d, %s", k.ExitCode, k.Stderr)
+	}
+	b.Ended()
+}
