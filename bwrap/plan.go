@@ -73,14 +73,6 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 			plan.Close()
 		}
 	}()
-	// Finding bwrap and looking at the host's files have nothing to do with one
-	// another, and take a tenth of a millisecond each.
-	found := make(chan error, 1)
-	go func() {
-		var err error
-		plan.Program, err = Find(c.Path)
-		found <- err
-	}()
 	user, identity := plan.identity(&p, c)
 	if plan.Workdir = p.Workdir; plan.Workdir == "" {
 		if plan.Workdir, err = currentDirectory(&p, c.Home); err != nil {
@@ -94,7 +86,7 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	if plan.ops, err = layout(&p, user, p.Hostname); err != nil {
 		return nil, err
 	}
-	if err := <-found; err != nil {
+	if plan.Program, err = Find(c.Path); err != nil {
 		return nil, err
 	}
 	v := view(plan.ops)

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -61,14 +60,18 @@ var etcFiles = []string{
 // OpenSSL on Fedora.
 var etcDirs = []string{"alternatives", "crypto-policies", "java"}
 
-// jvmDirs are Debian's, one for each version; looking for them one by one is
-// quicker than reading /etc.
+// jvmDirs are Debian's, one for each version. Those that are installed tell which: that
+// is quicker than reading /etc.
 func jvmDirs() (dirs []string) {
-	if _, err := os.Stat("/usr/lib/jvm"); err != nil {
+	installed, err := os.ReadDir("/usr/lib/jvm")
+	if err != nil {
 		return nil
 	}
-	for version := 8; version <= 40; version++ {
-		dirs = append(dirs, "java-"+strconv.Itoa(version)+"-openjdk")
+	for _, e := range installed {
+		// java-17-openjdk-amd64
+		if name, _, ok := strings.Cut(e.Name(), "-openjdk-"); ok {
+			dirs = append(dirs, name+"-openjdk")
+		}
 	}
 	return dirs
 }

@@ -228,7 +228,9 @@ func (a *admission) tooMuch(r pressure.Reading) string {
 	if a.level(r) == pressure.Alert {
 		return inUse(r.Tightest()) + fmt.Sprintf(", and from %v %% on nothing is started", float64(a.flags.Alert))
 	}
-	r.AddPromises()
+	if a.scarce {
+		r.AddPromises()
+	}
 	if b, lacks := r.Lacking(a.need + a.promised); lacks {
 		why := inUse(b)
 		if b.Promised > 0 {

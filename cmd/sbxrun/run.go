@@ -125,19 +125,9 @@ func (r *runner) prepare() error {
 			return usageError(fmt.Errorf("--tty: %w", err))
 		}
 	}
-	// Looking at cgroups has nothing to do with looking at files.
-	planned := make(chan error, 1)
-	go func() {
-		var err error
-		r.limits, err = planLimits(&r.flags.Limits, nil)
-		planned <- err
-	}()
-	if r.plan, err = bwrap.Prepare(policy, thisCaller()); err != nil {
+	if r.limits, err = planLimits(&r.flags.Limits, nil); err != nil {
 		return err
 	}
-	if err := <-planned; err != nil {
-		r.plan.Close()
-		return err
-	}
-	return nil
+	r.plan, err = bwrap.Prepare(policy, thisCaller())
+	return err
 }

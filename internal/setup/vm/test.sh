@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs the tests of the built command, and of the packages that deal with cgroups
-# and namespaces, in a machine with nothing but cgroup v2: in a session under systemd,
-# and then as root and as an ordinary user, side by side.
+# and namespaces, in a machine with nothing but cgroup v2: as root and as an ordinary
+# user, side by side; and then those for a session under systemd.
 #
 # usage: test.sh [OPTION...] [PATTERN]    options of run.sh; PATTERN is one of go test's -run
 #
