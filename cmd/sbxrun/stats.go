@@ -181,11 +181,11 @@ func useOf(e *state.Entry, all *census.Census, memory memoryGroups, now time.Tim
 type memoryGroups []cgroups.Mount
 
 func findMemory() memoryGroups {
-	data, err := proc.ReadFile("/proc/self/mountinfo")
+	mounts, err := cgroups.Mounts("")
 	if err != nil {
 		return nil // then what processes say must do
 	}
-	return cgroups.ParseMounts(data)
+	return mounts
 }
 
 // of is what the cgroup of a sandbox counts, if it has one of its own: sbxrun-ID, or

@@ -5,6 +5,9 @@ package cgroups
 import (
 	"slices"
 	"strings"
+	"sync"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
 // Prefix begins the names of all cgroups that sbxrun makes.
@@ -15,6 +18,24 @@ type Mount struct {
 	Root, Point string
 	V2          bool
 	Controllers []string // of v1
+}
+
+// Mounts reads what is mounted for the calling process, once: admission and limits both
+// want it, on the way of a run. The caller may change the list. root is "", or where a test
+// has its files.
+func Mounts(root string) ([]Mount, error) {
+	if root != "" {
+		return readMounts(root)
+	}
+	mounts, err := ours()
+	return slices.Clone(mounts), err
+}
+
+var ours = sync.OnceValues(func() ([]Mount, error) { return readMounts("") })
+
+func readMounts(root string) ([]Mount, error) {
+	data, err := proc.ReadFile(root + "/proc/self/mountinfo")
+	return ParseMounts(data), err
 }
 
 // ParseMounts takes the cgroups from /proc/self/mountinfo (proc_pid_mountinfo(5)).

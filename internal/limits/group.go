@@ -141,7 +141,7 @@ func (g *Group) make(id string, nest bool) error {
 			continue
 		}
 		for c, d := range p.machine.v1 { // cpu and cpuacct are often one hierarchy
-			if d == parent && exists(dir+"/"+probes[c]) {
+			if c == controller || d == parent && exists(dir+"/"+probes[c]) {
 				g.read[c] = dir
 			}
 		}

@@ -399,7 +399,7 @@ func TestCPUTime(t *testing.T) {
 	h.release(t)
 	select {
 	case e := <-events:
-		used := g.Usage().CPU
+		used := g.cpu()
 		t.Logf("told at %v", used)
 		if e != CPUTime || used < 200*time.Millisecond || used > 400*time.Millisecond*slower() || !limit(t, g.Limits(0), "cpu-time").Hit {
 			t.Errorf("%q at %v: %+v", e, used, g.Limits(0))

@@ -59,7 +59,7 @@ func Detect() (*Machine, error) {
 
 // detect takes all paths below root, for tests; the paths that it gives have it in front.
 func detect(root string) (*Machine, error) {
-	mountinfo, err := proc.ReadFile(root + "/proc/self/mountinfo")
+	mounts, err := cgroups.Mounts(root)
 	if err != nil {
 		return nil, fmt.Errorf("find the cgroups: %w", err)
 	}
@@ -67,7 +67,7 @@ func detect(root string) (*Machine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the cgroups: %w", err) // a kernel without
 	}
-	m := &Machine{root: root, v1: map[string]string{}, whys: map[string]why{}, mount: cgroups.ParseMounts(mountinfo)}
+	m := &Machine{root: root, v1: map[string]string{}, whys: map[string]why{}, mount: mounts}
 	paths := cgroups.ParseMembership(membership)
 	for i := range m.mount {
 		mt := &m.mount[i]

@@ -52,7 +52,10 @@ func (g *Group) throttle() (list []setting) {
 		if dir == g.v2 {
 			list = append(list, setting{"cpus", dir + "/cpu.max", fmt.Sprint(q, " ", period), false})
 		} else {
-			list = append(list, setting{"cpus", dir + "/cpu.cfs_period_us", fmt.Sprint(period), false}, setting{"cpus", dir + "/cpu.cfs_quota_us", fmt.Sprint(q), false})
+			if period != cpuPeriod {
+				list = append(list, setting{"cpus", dir + "/cpu.cfs_period_us", fmt.Sprint(period), false})
+			}
+			list = append(list, setting{"cpus", dir + "/cpu.cfs_quota_us", fmt.Sprint(q), false})
 		}
 	}
 	return list

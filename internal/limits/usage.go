@@ -16,7 +16,6 @@ import (
 type Usage struct {
 	PidsPeak   int64 // tasks at once (v2: Linux 6.1)
 	MemoryPeak int64 // bytes (v2: Linux 5.19)
-	CPU        time.Duration
 }
 
 // number reads one number of a cgroup; 0 if it is not there.
@@ -42,7 +41,6 @@ func (g *Group) Usage() Usage {
 	return Usage{
 		PidsPeak:   g.number("pids", "pids.peak", "", "pids.peak", ""),
 		MemoryPeak: g.number("memory", "memory.peak", "", "memory.max_usage_in_bytes", ""),
-		CPU:        g.cpu(),
 	}
 }
 
@@ -72,9 +70,9 @@ func oomKills(dir string) (n int64, ok bool) {
 	if dir == "" {
 		return 0, false
 	}
-	data, err := proc.ReadFile(dir + "/memory.events")
-	if err != nil {
-		data, err = proc.ReadFile(dir + "/memory.oom_control")
+	data, err := proc.ReadFile(dir + "/memory.oom_control")
+	if err != nil { // not v1
+		data, err = proc.ReadFile(dir + "/memory.events")
 	}
 	if err != nil {
 		return 0, false
@@ -97,7 +95,7 @@ func (g *Group) Limits(died unix.Signal) []result.Limit {
 		case l.Name == "pids":
 			// Before Linux 6.11 v2 counts where the fork was, not where the limit is.
 			l.Hit = g.number("pids", "pids.events", "max", "pids.events", "max") > 0 ||
-				g.number("pids", leaf+"/pids.events", "max", "pids.events", "max") > 0
+				g.nested && g.number("pids", leaf+"/pids.events", "max", "pids.events", "max") > 0
 		case l.Name == "cpus":
 			l.Hit = g.number("cpu", "cpu.stat", "nr_throttled", "cpu.stat", "nr_throttled") > 0
 		case l.Name == "cpu-time":

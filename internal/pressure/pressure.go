@@ -203,11 +203,11 @@ func (r *Reading) cgroups(root string) error {
 	if err != nil {
 		return err
 	}
-	mountinfo, err := proc.ReadFile(root + "/proc/self/mountinfo")
+	mounts, err := cgroups.Mounts(root)
 	if err != nil {
 		return err
 	}
-	top, own := hierarchy(cgroups.ParseMounts(mountinfo), cgroups.ParseMembership(membership))
+	top, own := hierarchy(mounts, cgroups.ParseMembership(membership))
 	if own == "" {
 		return nil
 	}
