@@ -245,39 +245,64 @@ const lookAhead = 10 * time.Millisecond
 // end brings the sandbox down, completes the result, and returns the time of the
 // proof.
 func (r *run) end(cause result.Cause) time.Time {
+	r.result.Cause = cause
+	graceErr := r.lead(cause)
+	out := r.teardown()
+	r.account(out)
+	switch {
+	case out.Err != nil:
+		r.result.Err = &result.Error{Code: "unproven", Err: out.Err,
+			Message: fmt.Sprintf("the sandbox could not be proven empty within %v: %v", r.o.ProofTimeout, out.Err),
+			Hint:    "the report lists what is left; a process in state D waits for the kernel or a device"}
+	case graceErr != nil:
+		r.result.Err = &result.Error{Code: "grace", Err: graceErr,
+			Message: fmt.Sprintf("no grace period, the sandbox was killed at once: %v", graceErr)}
+	}
+	return out.At
+}
+
+// lead is what comes before the kill: a look at how the payload has ended, or a grace
+// period for all who have not; and what they have used, which the kernel will not tell
+// afterwards. An error is one of the grace period.
+func (r *run) lead(cause result.Cause) (err error) {
 	res := r.result
-	res.Cause = cause
-	proofBy := func() time.Time { return time.Now().Add(r.o.ProofTimeout) }
-	var graceErr error
 	switch cause {
 	case result.Exited:
 		if r.payloadErr == nil {
 			r.initEnding = r.held.InitEnding()
-			res.Payload, r.payloadErr = r.held.ExitStatus(proofBy())
+			res.Payload, r.payloadErr = r.held.ExitStatus(r.proofBy())
 			res.Strays, r.used = r.held.Strays()
 		}
+		return nil
+	case result.StartFailed:
+		res.Err = asError(r.payloadErr)
+		return nil
+	case result.Lost:
+		return nil
 	case result.Timeout:
-		if r.o.Grace > 0 {
-			graceErr = r.grace(r.o.Grace, func() error { return r.signalAll(unix.SIGTERM) }, nil, r.ctx.Done())
-			r.used = r.held.Used()
+		if r.o.Grace == 0 {
+			return nil // it was looked at shortly before
 		}
+		err = r.grace(r.o.Grace, func() error { return r.signalAll(unix.SIGTERM) }, nil, r.ctx.Done())
 	case result.Canceled:
 		res.Signal = r.request.Signal
 		if r.o.Grace > 0 && res.Started {
 			// Only the command is told, so only for the command is waited.
-			graceErr = r.grace(r.o.Grace, func() error { return r.held.Signal(res.Signal) }, r.held.Exited(), nil)
+			err = r.grace(r.o.Grace, func() error { return r.held.Signal(res.Signal) }, r.held.Exited(), nil)
 		}
-		r.used = r.held.Used()
 	case result.Killed, result.IdleTimeout, result.OutputLimit:
 		if r.request.Grace > 0 && res.Started {
-			graceErr = r.grace(r.request.Grace, func() error { return r.signalAll(r.request.Signal) }, nil, nil)
+			err = r.grace(r.request.Grace, func() error { return r.signalAll(r.request.Signal) }, nil, nil)
 		}
-		r.used = r.held.Used()
-	case result.OOM, result.CPUTime:
-		r.used = r.held.Used()
-	case result.StartFailed:
-		res.Err = asError(r.payloadErr)
 	}
+	r.used = r.held.Used()
+	return err
+}
+
+func (r *run) proofBy() time.Time { return time.Now().Add(r.o.ProofTimeout) }
+
+// teardown kills, with help if that takes long.
+func (r *run) teardown() cleanup.Outcome {
 	if g := r.o.Limits; g != nil {
 		g.Unthrottle()
 	}
@@ -286,13 +311,19 @@ func (r *run) end(cause result.Cause) time.Time {
 		defer close(rescued)
 		r.rescue()
 	})
-	out := cleanup.Teardown(r.held.Ends(), proofBy(), r.emptied)
+	out := cleanup.Teardown(r.held.Ends(), r.proofBy(), r.emptied)
 	if !rescue.Stop() {
 		<-rescued
 	}
+	return out
+}
+
+// account completes the result with what is known when all is over.
+func (r *run) account(out cleanup.Outcome) {
+	res := r.result
 	res.Verdict, res.Survivors = out.Verdict, out.Survivors
 	res.CPUUser, res.CPUSystem, res.MaxRSS = out.End.User+r.used.User, out.End.System+r.used.System, max(out.End.MaxRSS, r.used.MaxRSS)
-	if cause == result.Exited {
+	if res.Cause == result.Exited {
 		r.settle(out)
 	} else if res.Started && out.Verdict == result.Proven {
 		<-r.held.Exited()                                   // dead, so at once
@@ -301,16 +332,6 @@ func (r *run) end(cause result.Cause) time.Time {
 	if res.Cause == result.Lost && r.o.Doomed != nil && r.o.Doomed() {
 		res.Cause = result.Killed
 	}
-	switch {
-	case out.Err != nil:
-		res.Err = &result.Error{Code: "unproven", Err: out.Err,
-			Message: fmt.Sprintf("the sandbox could not be proven empty within %v: %v", r.o.ProofTimeout, out.Err),
-			Hint:    "the report lists what is left; a process in state D waits for the kernel or a device"}
-	case graceErr != nil:
-		res.Err = &result.Error{Code: "grace", Err: graceErr,
-			Message: fmt.Sprintf("no grace period, the sandbox was killed at once: %v", graceErr)}
-	}
-	return out.At
 }
 
 // late is when a teardown is helped: it takes some milliseconds, or, with thousands
