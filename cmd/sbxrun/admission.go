@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -79,33 +78,11 @@ func admit(ctx context.Context, flags *cli.Busy, promised int64, warn func(strin
 		return nil, err
 	}
 	if a.scarce {
-		makeThreads(ownThreads - threads) // and not beside: a payload may be quicker
+		proc.MakeThreads(ownThreads) // and not beside: a payload may be quicker
 	} else if runtime.GOMAXPROCS(0) < processors {
 		runtime.GOMAXPROCS(processors)
 	}
 	return a, nil
-}
-
-// lean keeps Go from making threads that it can do without, for who has to wait, and
-// where they are scarce.
-func lean() { runtime.GOMAXPROCS(1) }
-
-// makeThreads makes so many threads, which the runtime keeps for when it needs one: a
-// goroutine that waits with its thread locked makes it run the others on another.
-func makeThreads(n int) {
-	var waiting sync.WaitGroup
-	enough := make(chan struct{})
-	for range n {
-		waiting.Add(1)
-		go func() {
-			runtime.LockOSThread()
-			defer runtime.UnlockOSThread()
-			waiting.Done()
-			<-enough
-		}()
-	}
-	waiting.Wait()
-	close(enough)
 }
 
 // checkBusy checks the flags that admit takes.
@@ -134,7 +111,7 @@ func (a *admission) takeSlot() error {
 	}
 	defer dir.Close()
 	if a.flags.OnPressure == "wait" {
-		lean()
+		proc.SpareThreads()
 		ctx, cancel := context.WithDeadline(a.ctx, a.by)
 		defer cancel()
 		a.slot, err = dir.WaitSlot(ctx, n)
@@ -160,7 +137,7 @@ func (a *admission) findRoom() error {
 	}
 	a.refused = r.Refused
 	if _, a.scarce = r.Lacking(scarce); a.scarce {
-		lean()
+		proc.SpareThreads()
 	}
 	if !a.scarce || slices.ContainsFunc(r.Bounds, func(b pressure.Bound) bool { return b.Max <= a.promised }) {
 		a.promised = 0 // it need not be kept, or cannot

@@ -19,15 +19,19 @@ flock 9
 
 apt=(-o APT::Sandbox::User=root) # not _apt, which may not write here
 
-# backports: apt's lists also have the newer kernels of the same Debian, in a place of their own.
-backports() {
-    local place=$cache/backports codename mirror
+# others: apt has the lists of newer kernels for the same Debian, or of an older one's, in a
+# place of their own.
+others() {
+    local place=$cache/others-$kernel suite mirror
+    case $kernel in
+    5.10) suite=bullseye ;;
     # shellcheck disable=SC1091
-    codename=$(. /etc/os-release && echo "${VERSION_CODENAME-}")
+    *) suite=$(. /etc/os-release && echo "${VERSION_CODENAME-}")-backports ;;
+    esac
     # shellcheck disable=SC2016 # apt's words
     mirror=$(apt-get indextargets --format '$(SITE) $(REPO_URI)' 'Created-By: Packages' | awk '!/security/ { print $2; exit }')
     mkdir -p "$place"/{state/lists/partial,archives/partial}
-    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $codename-backports main" >"$place/sources.list"
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite main" >"$place/sources.list"
     apt+=(-o Dir::State="$place/state" -o Dir::State::status=/var/lib/dpkg/status -o Dir::Cache="$place"
         -o Dir::Etc::sourcelist="$place/sources.list" -o Dir::Etc::sourceparts=/dev/null)
     apt-get "${apt[@]}" --quiet update >&2
@@ -123,6 +127,6 @@ command -v qemu-system-x86_64 >/dev/null || new "$cache/qemu" qemu
 new "$cache/tools" tools
 if [ "$kernel" != default ] && [ ! -d "$cache/linux-$kernel" ] &&
     ! apt-cache show linux-image-amd64 2>/dev/null | grep -q "^Depends: linux-image-$kernel\."; then
-    backports
+    others
 fi
 new "$cache/linux-$kernel" linux

@@ -2,7 +2,7 @@
 # Boots a Debian kernel under qemu, in software, and runs one shell command in it.
 #
 # usage: run.sh [OPTION...] -- COMMAND
-#   --kernel VERSION  6.1 or 6.12, say; by default the distribution's own
+#   --kernel VERSION  5.10, 6.1 or 6.12, say; by default the distribution's own
 #   --user NAME|UID   who runs it (root)
 #   --cgroup MODE     where it runs (delegated):
 #                       delegated   as a user's systemd has it, in a scope below a subtree of the user's

@@ -1,0 +1,25 @@
+package proc
+
+import (
+	"os"
+	"testing"
+)
+
+func tasks(t *testing.T) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
+// With what idles already as many as were asked for, and not many more.
+func TestMakeThreads(t *testing.T) {
+	MakeThreads(tasks(t) + 3) // some idle ones
+	want := tasks(t) + 5
+	MakeThreads(want)
+	if got := tasks(t); got < want || got > want+3 {
+		t.Errorf("%d threads, want %d", got, want)
+	}
+}
