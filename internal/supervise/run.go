@@ -420,9 +420,10 @@ func (r *run) lost(end proc.End) bool {
 	if p := r.result.Payload; p == nil || p.Signal != unix.SIGKILL {
 		return false
 	}
-	// Not reaped by the keeper, because it was killed before bwrap's monitor had heard of
-	// the payload; or because the keeper itself was killed.
-	return !end.ReapedInit || r.initEnding && end.Init.Signaled()
+	// Not reaped by the keeper, because bwrap's monitor did before it had heard of the
+	// payload; or because the keeper itself was killed. If init was not about to end then,
+	// either may also be our own doing.
+	return r.initEnding && (!end.ReapedInit || end.Init.Signaled())
 }
 
 // settle names the cause where the payload has ended without us.
