@@ -3,6 +3,7 @@ package tests
 import (
 	"os"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -151,5 +152,24 @@ func TestR15TerminalClosed(t *testing.T) {
 		r := p.Wait()
 		r.Expect(t, 128+1, "canceled")
 		harness.Within(t, "the end", r.Ended.Sub(closed), 0, 200*time.Millisecond)
+	}
+}
+
+// R9: a command that dies of SIGKILL by itself is not one that was killed with its
+// sandbox, also where all that has to do with it is late.
+func TestR09KillIsItsOwn(t *testing.T) {
+	t.Parallel()
+	var all sync.WaitGroup
+	defer all.Wait()
+	const atOnce = 6
+	for range atOnce {
+		all.Go(func() {
+			for range soak(t)*2/atOnce + 1 {
+				r := harness.Run(t, harness.Options{}, "sh", "-c", "kill -9 $$")
+				if r.ExitCode != 137 || r.Report == nil || r.Report.Cause != "signaled" {
+					t.Errorf("exit code %d: %s", r.ExitCode, r.Report.Raw())
+				}
+			}
+		})
 	}
 }
