@@ -123,7 +123,7 @@ func spawn(a assignment) (said handover, err error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	// What we have inherited open, a lock perhaps, is not to be kept open as long as
 	// a sandbox lives.
-	err = unix.CloseRange(backgroundSocket, 1<<32-1, unix.CLOSE_RANGE_CLOEXEC)
+	err = proc.CloseOnExec(backgroundSocket)
 	if err == nil {
 		err = cmd.Start()
 	}

@@ -1,0 +1,28 @@
+package proc
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// CloseOnExec has all descriptors from first on closed by an exec, whoever opened them.
+func CloseOnExec(first int) error {
+	err := unix.CloseRange(uint(first), 1<<32-1, unix.CLOSE_RANGE_CLOEXEC)
+	if err != unix.EINVAL {
+		return err
+	}
+	// Before Linux 5.11 close_range(2) has no such flag.
+	names, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return fmt.Errorf("list descriptors: %w", err)
+	}
+	for _, name := range names {
+		if fd, err := strconv.Atoi(name.Name()); err == nil && fd >= first {
+			unix.CloseOnExec(fd) // the list's own is closed by now, which is no harm
+		}
+	}
+	return nil
+}
