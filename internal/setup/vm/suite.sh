@@ -55,7 +55,7 @@ export SBXRUN_TESTS_NO_SKIP=1 SBXRUN_TESTS_SLOW=40 SBXRUN_SOAK=8
 
 # tests PACKAGE PATTERN SKIP: all of a package that the pattern names.
 tests() {
-    "$work/bin/${1##*/}.test" -test.v -test.timeout 12m -test.parallel 6 -test.run "$2" ${3:+-test.skip "$3"} 2>&1 </dev/null
+    "$work/bin/${1##*/}.test" -test.v -test.timeout 20m -test.parallel 6 -test.run "$2" ${3:+-test.skip "$3"} 2>&1 </dev/null
 }
 
 failed=0
@@ -72,7 +72,8 @@ while read -r package skip; do
         # Once more, alone, what failed: the machine is emulated, and there may be others
         # beside it. It is told.
         again=$(sed -n 's/^--- FAIL: \([^ ]*\) .*/\1/p' "$log" | sort -u | paste -sd '|')
-        if [ -n "$again" ] && tests "$package" "^($again)\$" "$skip" >"$log.again" && grep -q '^--- PASS: ' "$log.again"; then
+        # But not if it did not come to the end: then some were never tried.
+        if [ -n "$again" ] && ! grep -q '^panic: ' "$log" && tests "$package" "^($again)\$" "$skip" >"$log.again" && grep -q '^--- PASS: ' "$log.again"; then
             verdict=passed
             say "$package needed a second try as $uid: $again"
         fi
