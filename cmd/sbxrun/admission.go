@@ -205,7 +205,7 @@ func (a *admission) tooMuch(r pressure.Reading) string {
 	if a.level(r) == pressure.Alert {
 		return inUse(r.Tightest()) + fmt.Sprintf(", and from %v %% on nothing is started", float64(a.flags.Alert))
 	}
-	if a.scarce {
+	if _, lacks := r.Lacking(scarce); lacks {
 		r.AddPromises()
 	}
 	if b, lacks := r.Lacking(a.need + a.promised); lacks {

@@ -36,11 +36,7 @@ func session(t *testing.T) {
 		}
 	}
 	t.Cleanup(func() {
-		var left []string
-		harness.Until(t, 20*time.Second, "systemd has collected the scopes", func() bool {
-			left = scopes(t)
-			return len(left) == 0
-		})
+		harness.Until(t, 20*time.Second, "systemd has collected the scopes", func() bool { return len(scopes(t)) == 0 })
 	})
 }
 

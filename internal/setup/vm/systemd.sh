@@ -14,7 +14,7 @@ files=/run/vm/systemd # what both sides see
 if [ "${1-}" = --boot ]; then
     umount -l /sys/fs/cgroup
     mount -t cgroup2 -o nosuid,nodev,noexec cgroup2 /sys/fs/cgroup
-    mount -t tmpfs -o nosuid,nodev,mode=755 tmpfs /run/lock # of the machine's are only the files kept
+    mount -t tmpfs -o nosuid,nodev,mode=755 tmpfs /run/lock
     mkdir -p /run/systemd/system
     cat >/run/systemd/system/session.service <<EOF
 [Unit]
@@ -58,11 +58,11 @@ echo '+cpu +memory +pids' >$cgroup/cgroup.subtree_control
 bash -c "echo \$\$ >$cgroup/machine/cgroup.procs; exec unshare --pid --fork --cgroup --mount --mount-proc bash '$0' --boot" </dev/null >"$files/console" 2>&1 &
 machine=$!
 children=/proc/$machine/task/$machine/children
-until init=$(cat $children) && [ -n "$init" ]; do sleep 0.1; done
-echo $machine >$cgroup/init.scope/cgroup.procs
+until init=$(cat $children 2>/dev/null) && [ -n "$init" ] || ! [ -e /proc/$machine ]; do sleep 0.1; done
+[ -z "$init" ] || echo $machine >$cgroup/init.scope/cgroup.procs
 end=$((SECONDS + 240))
 until [ -s "$files/code" ] || [ $SECONDS -ge $end ] || ! [ -e /proc/$machine ]; do sleep 0.5; done
-kill -KILL $init # PID 1 of the namespace, and all in it
+[ -z "$init" ] || kill -KILL "$init" # PID 1 of the namespace, and all in it
 wait $machine 2>/dev/null || :
 cat "$files/out"
 code=$(cat "$files/code")
