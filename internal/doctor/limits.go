@@ -39,11 +39,11 @@ func checkLimit(request limits.Request) func(*env) Finding {
 		}
 		plan, err := machine.Plan(request, true)
 		if err != nil {
-			return refusedLimit(err)
+			return refusedLimit(e.machine(), err)
 		}
 		group, err := plan.Make("doctor-"+strconv.Itoa(os.Getpid()), false)
 		if err != nil {
-			return refusedLimit(err)
+			return refusedLimit(e.machine(), err)
 		}
 		defer func() { _ = group.Remove(time.Now().Add(probeBound)) }() // the keeper has done it, or nothing can be done
 		sandbox, err := e.plan("true")
@@ -65,11 +65,14 @@ func checkLimit(request limits.Request) func(*env) Finding {
 }
 
 // refusedLimit words why a limit is refused, without the remedy that is to do without it.
-func refusedLimit(err error) Finding {
+func refusedLimit(m machine, err error) Finding {
 	f := Finding{Verdict: Warning, Cause: err.Error()}
 	var e *result.Error
 	if errors.As(err, &e) {
 		f.Fix = strings.TrimSuffix(strings.TrimSuffix(e.Hint, limits.OrWithout), "; ")
+	}
+	if f.Fix == limits.WritableCgroups {
+		f.Fix = cgroupsFix(m.engine())
 	}
 	return f
 }

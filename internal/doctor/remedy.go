@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/limits"
 )
 
 // advice is the cause of a failure, and what to do: the smallest change in the
@@ -224,6 +226,21 @@ func profileFix(m machine, engine, profile string) string {
 		return fixes("lxc config set NAME security.nesting=true (incus config set …), and restart it", host)
 	}
 	return fixes("allow userns, mount, pivot_root and capability in that profile", m.sudo()+"dmesg | grep -i apparmor lists what was denied")
+}
+
+// cgroupsFix: what engines take to mount cgroups writable. It is safe with cgroup v2
+// alone, in a cgroup namespace.
+func cgroupsFix(engine string) string {
+	const alone = " (cgroup v2)"
+	switch engine {
+	case docker:
+		return "docker run --security-opt writable-cgroups=true …" + alone + ", Docker 28.0 or later"
+	case podman:
+		return "podman run --security-opt unmask=/sys/fs/cgroup …" + alone
+	case kubernetes:
+		return "in the runtime's configuration on the node: cgroup_writable = true" + alone + ", containerd 2.1 or later"
+	}
+	return limits.WritableCgroups
 }
 
 // usernsRestriction: Ubuntu's. In a container it is the host's, and a profile

@@ -162,7 +162,10 @@ func (m *Machine) Plan(r Request, required bool) (*Plan, error) {
 		default:
 			why, hint := m.why(controller)
 			if refused != nil {
-				why, hint = why+"; "+refused.reason, refused.hint
+				why += "; " + refused.reason
+				if hint != WritableCgroups {
+					hint = refused.hint
+				}
 			}
 			p.Limits = append(p.Limits, l)
 			return p.fail(name, errors.New(why), hint)

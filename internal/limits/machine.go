@@ -82,7 +82,7 @@ func detect(root string) (*Machine, error) {
 			}
 			if own, ok := mt.Own(paths[c]); !ok {
 				m.whys[c] = why{fmt.Sprintf("the caller's cgroup %q is not below what is mounted at %s", paths[c], mt.Point), "mount the whole cgroup hierarchy"}
-			} else if err := unix.Access(own, unix.W_OK|unix.X_OK); err != nil {
+			} else if err := access(own, unix.W_OK|unix.X_OK); err != nil {
 				m.whys[c] = why{fmt.Sprintf("no cgroup v1 can be made in %s: %v", own, err), remedyV1(own, err)}
 			} else {
 				m.v1[c] = own
@@ -118,7 +118,7 @@ func (m *Machine) consider(dir string, available []string) {
 	}
 	// A process moves if the common ancestor's cgroup.procs may be written too (cgroup-v2.rst, delegation).
 	for _, path := range []string{dir, dir + "/cgroup.procs"} {
-		if err := unix.Access(path, unix.W_OK); err != nil {
+		if err := access(path, unix.W_OK); err != nil {
 			for _, c := range append(available, "") {
 				note(c, why{fmt.Sprintf("no cgroup can be made in %s: %v", dir, err), remedyV2(err)})
 			}
@@ -236,16 +236,30 @@ func (m *Machine) why(controller string) (reason, hint string) {
 	return "the cgroup controller " + controller + " is not there", "boot a kernel with it (no cgroup_disable=" + controller + ")"
 }
 
+// access says what the caller may not do with a cgroup or a file of one.
+func access(path string, mode uint32) error {
+	err := unix.Access(path, mode)
+	var fs unix.Statfs_t
+	if err == unix.EACCES && unix.Statfs(path, &fs) == nil && fs.Flags&unix.ST_RDONLY != 0 {
+		return unix.EROFS // another owner would not help
+	}
+	return err
+}
+
+// WritableCgroups is the hint where the cgroups are mounted read-only, as engines do
+// in a container.
+const WritableCgroups = "give this container cgroups that it may write: docs/operating.md tells how, for each engine"
+
 func remedyV2(err error) string {
 	if err == unix.EROFS {
-		return "mount /sys/fs/cgroup so that it can be written in this container"
+		return WritableCgroups
 	}
 	return "systemd-run --user --scope -p Delegate=yes sbxrun …"
 }
 
 func remedyV1(dir string, err error) string {
 	if err == unix.EROFS {
-		return "mount " + dir + " so that it can be written in this container"
+		return WritableCgroups
 	}
 	return fmt.Sprintf("as root: d=%s/u%d; mkdir $d && chown -R %d $d && echo PID-OF-CALLER >$d/cgroup.procs", strings.TrimSuffix(dir, "/"), os.Geteuid(), os.Geteuid())
 }

@@ -125,16 +125,6 @@ func ParseStat(data []byte) (Stat, error) {
 	return st, nil
 }
 
-// Namespace is the inode of a namespace of the process: type "pid", "user" ….
-func Namespace(pid int, kind string) (uint64, error) {
-	var st unix.Stat_t
-	path := "/proc/" + strconv.Itoa(pid) + "/ns/" + kind
-	if err := unix.Stat(path, &st); err != nil {
-		return 0, fmt.Errorf("stat %s: %w", path, err)
-	}
-	return st.Ino, nil
-}
-
 // NSPID is the pid of the process in its own, innermost PID namespace: the last
 // number of the NSpid line of /proc/PID/status (Linux 4.1).
 func NSPID(pid int) (int, error) {

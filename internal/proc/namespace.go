@@ -1,0 +1,79 @@
+package proc
+
+import (
+	"fmt"
+	"runtime"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Namespace is the inode of a namespace of the process: type "pid", "user" ….
+func Namespace(pid int, kind string) (uint64, error) {
+	var st unix.Stat_t
+	path := "/proc/" + strconv.Itoa(pid) + "/ns/" + kind
+	err := unix.Stat(path, &st)
+	if err == unix.EACCES {
+		err = asOwner(pid, func() error { return unix.Stat(path, &st) })
+	}
+	if err != nil {
+		return 0, fmt.Errorf("stat %s: %w", path, err)
+	}
+	return st.Ino, nil
+}
+
+// asOwner calls look with the effective user and group id of a process, if we are
+// root. To look into a process takes CAP_SYS_PTRACE in the user namespace of that
+// process (ptrace(2), PTRACE_MODE_READ_FSCREDS). Who has made that namespace has it,
+// but root, in the usual container, is neither that one nor has it elsewhere.
+//
+// The ids are those of this thread alone (credentials(7)). Nobody else can do more to
+// us for it: signals and attaching go by the real and the saved ids as well. look must
+// stay on the thread.
+func asOwner(pid int, look func() error) error {
+	var owner unix.Stat_t
+	if err := unix.Stat("/proc/"+strconv.Itoa(pid), &owner); err != nil {
+		return err
+	}
+	if unix.Geteuid() != 0 || owner.Uid == 0 {
+		return unix.EACCES
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	// Changed ids make all of the process undumpable, and those who look for us, with
+	// no more rights than we have, could not tell who we are (prctl(2)).
+	dumpable, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Prctl(unix.PR_SET_DUMPABLE, uintptr(dumpable), 0, 0, 0) }() // as it was is always allowed
+	group := unix.Getegid()
+	if err := setEffective(syscall.SYS_SETRESGID, int(owner.Gid)); err != nil {
+		return err
+	}
+	defer restore(syscall.SYS_SETRESGID, group)
+	if err := setEffective(syscall.SYS_SETRESUID, int(owner.Uid)); err != nil {
+		return err
+	}
+	defer restore(syscall.SYS_SETRESUID, 0)
+	return look()
+}
+
+// setEffective sets an effective id. Not by package syscall, which sets those of all
+// threads.
+func setEffective(call uintptr, id int) error {
+	const keep = ^uintptr(0)
+	if _, _, errno := syscall.RawSyscall(call, keep, uintptr(id), keep); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// restore undoes setEffective. That is always allowed; and without it this thread must
+// not go on.
+func restore(call uintptr, id int) {
+	if err := setEffective(call, id); err != nil {
+		panic("the effective ids cannot be restored: " + err.Error())
+	}
+}

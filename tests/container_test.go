@@ -1,0 +1,61 @@
+package tests
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// engineRoot starts a command as container engines start that of an image: as root, if
+// the tests are, but without the capabilities to look into other processes
+// (CAP_SYS_PTRACE), to mount (CAP_SYS_ADMIN) and others.
+func engineRoot() []string {
+	if !harness.Root() {
+		return nil // who has none at all
+	}
+	const usual = "-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+setuid,+setpcap,+net_bind_service,+net_raw,+sys_chroot,+mknod,+audit_write,+setfcap"
+	return []string{"setpriv", "--inh-caps", "-all", "--bounding-set", usual}
+}
+
+// Everything works as an engine's root as well: what is another's is looked at all
+// the same, and who looks stays one that others can look at.
+func TestEngineRoot(t *testing.T) {
+	t.Parallel()
+	second := harness.Deadline(time.Second).String()
+	harness.Run(t, harness.Options{Wrap: engineRoot()}, "sh", "-c", "setsid sleep 60 & exit 7").Expect(t, 7, "exited")
+	harness.Run(t, harness.Options{Wrap: engineRoot()}, "--timeout", second, "--grace", "0.1", "/fixtures/tree-setsid").Expect(t, 124, "timeout")
+
+	s := harness.NewState(t)
+	s.Wrap = engineRoot()
+	b := s.Sandbox(harness.Options{}, "--name", "box")
+	b.Exec(harness.Options{}, []string{"--timeout", second, "--grace", "0.1"}, "/fixtures/tree-setsid").Expect(t, 124, "timeout")
+	b.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
+	if r := s.Run("kill", "box"); r.ExitCode != 0 {
+		t.Errorf("kill: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	if rec := b.Ended(); rec.Status != "killed" || rec.Report.Cause != "killed" {
+		t.Errorf("status %q, cause %q, want killed", rec.Status, rec.Report.Cause)
+	}
+}
+
+// Engines mount cgroups read-only: then no limit can be enforced, and the remedy is
+// the engine's, whoever owns the directories.
+func TestReadOnlyCgroups(t *testing.T) {
+	t.Parallel()
+	wrap := []string{"unshare", "--mount"}
+	if !harness.Root() {
+		wrap = append(wrap, "--user", "--map-current-user", "--keep-caps")
+	}
+	const readOnly = `awk '$5 ~ "^/sys/fs/cgroup" {print $5}' /proc/self/mountinfo | while read -r dir; do mount -o remount,bind,ro "$dir" || exit 3; done || exit 3; exec setpriv --ambient-caps=-all --inh-caps=-all "$@"`
+	o := harness.Options{Bare: true, Wrap: append(wrap, "bash", "-c", readOnly, "-")}
+	r := harness.Run(t, o, "--memory", "64M", "true")
+	if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "read-only file system") || !strings.Contains(string(r.Stderr), "give this container cgroups that it may write") {
+		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	r = harness.Run(t, o, "--memory", "64M", "--limits", "best-effort", "true")
+	if r.ExitCode != 0 {
+		t.Errorf("best-effort: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+}
