@@ -38,7 +38,9 @@ func (w *witness) lives(t *testing.T, word string) {
 	t.Helper()
 	_, err := io.WriteString(w.in, word+"\n")
 	harness.Must(t, err)
-	w.p.WaitOutput("heard " + word + "\n")
+	harness.Until(t, harness.Bound, "the other exec's answer to "+word, func() bool {
+		return strings.Contains(w.p.Output(), "heard "+word+"\n")
+	})
 }
 
 func (w *witness) end(t *testing.T) {
@@ -60,7 +62,7 @@ func TestL01Trees(t *testing.T) {
 		for _, tree := range trees {
 			t.Run(tree.fixture, func(t *testing.T) {
 				t.Parallel()
-				p := b.StartExec(harness.Options{}, []string{"--timeout", harness.Deadline(time.Second).String()}, "/fixtures/"+tree.fixture)
+				p := b.StartExec(harness.Options{T: t}, []string{"--timeout", harness.Deadline(time.Second).String()}, "/fixtures/"+tree.fixture)
 				p.WaitOutput(tree.ready)
 				r := p.Wait()
 				r.Expect(t, 124, "timeout")
@@ -95,7 +97,7 @@ func TestL01TreesGrace(t *testing.T) {
 		} {
 			t.Run(tree.fixture, func(t *testing.T) {
 				t.Parallel()
-				p := b.StartExec(harness.Options{}, []string{"--timeout", harness.Deadline(800 * time.Millisecond).String(), "--grace", harness.Deadline(500 * time.Millisecond).String()}, "/fixtures/"+tree.fixture)
+				p := b.StartExec(harness.Options{T: t}, []string{"--timeout", harness.Deadline(800 * time.Millisecond).String(), "--grace", harness.Deadline(500 * time.Millisecond).String()}, "/fixtures/"+tree.fixture)
 				p.WaitOutput(tree.ready)
 				r := p.Wait()
 				r.Expect(t, 124, "timeout")

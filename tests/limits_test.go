@@ -218,12 +218,17 @@ func TestP07CPUs(t *testing.T) {
 	}
 	r := harness.Run(t, harness.Options{}, "--cpus", "0.5", "--timeout", "2", "bash", "-c", "nproc; echo $OMP_NUM_THREADS $GOMAXPROCS; while :; do :; done & while :; do :; done")
 	r.Expect(t, 124, "timeout")
-	if string(r.Stdout) != "1\n1 1\n" || !hit(t, r.Report, "cpus") {
+	if string(r.Stdout) != "1\n1 1\n" {
 		t.Errorf("stdout %q, %s", r.Stdout, r.Report.Raw())
 	}
 	// At most: a busy machine may give less.
 	if used := r.Report.Usage.CPUUserMS + r.Report.Usage.CPUSystemMS; used > 1300 {
 		t.Errorf("%.0f ms of CPU in 2 s", used)
+	}
+	// As little as this even a busy machine would give more than.
+	r = harness.Run(t, harness.Options{}, "--cpus", "0.02", "--timeout", "2", "bash", "-c", "while :; do :; done")
+	if r.Expect(t, 124, "timeout"); !hit(t, r.Report, "cpus") {
+		t.Errorf("%s", r.Report.Raw())
 	}
 	r = harness.Run(t, harness.Options{}, "--cpus", "1.5", "--env", "OMP_NUM_THREADS=7", "sh", "-c", "echo $OMP_NUM_THREADS $MKL_NUM_THREADS")
 	if r.Expect(t, 0, "exited"); string(r.Stdout) != "7 2\n" {

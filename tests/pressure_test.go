@@ -366,10 +366,10 @@ func TestP09NoTaskLeftAtKill(t *testing.T) {
 		o.Wrap, onStart.Wrap = b.wrap(), b.wrap()
 		count = "500"
 	}
-	// "ready" says that all were made, "refused" that there was no room for all.
-	full := func(out string) bool { return strings.Contains(out, "re") }
-	p := harness.Start(t, o, "--timeout", "2", "--env", "FIXTURE_COUNT="+count, "/fixtures/fork-bomb", "sleep")
-	harness.Until(t, harness.Bound, "the bomb", func() bool { return full(p.Output()) })
+	// It prints "ready" when all were made, "refused" when there was no room for all.
+	const full = "re"
+	p := harness.Start(t, o, "--timeout", harness.Deadline(2*time.Second).String(), "--env", "FIXTURE_COUNT="+count, "/fixtures/fork-bomb", "sleep")
+	p.WaitOutput(full)
 	if b != nil && b.used() < 55 {
 		t.Errorf("%d tasks, it should have taken all", b.used())
 	}
@@ -382,7 +382,7 @@ func TestP09NoTaskLeftAtKill(t *testing.T) {
 		b.settled(0)
 	}
 	box := s.Sandbox(onStart, "--env", "FIXTURE_COUNT="+count, "/fixtures/fork-bomb", "sleep")
-	harness.Until(t, harness.Bound, "the bomb", func() bool { return full(string(s.Run("logs", box.ID).Stdout)) })
+	harness.Until(t, harness.Bound, "the bomb", func() bool { return bytes.Contains(s.Run("logs", box.ID).Stdout, []byte(full)) })
 	if r := s.Run("kill", "--grace", "0", box.ID); r.ExitCode != 0 || !bytes.Contains(r.Stdout, []byte("proven")) {
 		t.Errorf("kill: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}

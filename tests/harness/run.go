@@ -41,6 +41,9 @@ type Options struct {
 	ExtraFiles []*os.File
 	// Attr is for a session, a terminal or a process group of its own.
 	Attr *syscall.SysProcAttr
+	// T is the test that an exec belongs to; nil is the sandbox's own. A parallel
+	// subtest gives its own, because it must not end its parent (testing: FailNow).
+	T T
 	// Bound replaces the usual Bound; on a slow machine it is longer as well.
 	Bound time.Duration
 

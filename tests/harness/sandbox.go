@@ -128,8 +128,11 @@ func (b *Sandbox) Exec(o Options, flags []string, command ...string) *Result {
 func (b *Sandbox) StartExec(o Options, flags []string, command ...string) *Process {
 	b.State.T.Helper()
 	o.inside = b
+	if o.T == nil {
+		o.T = b.State.T
+	}
 	args := append(append([]string{"exec"}, flags...), b.ID, "--")
-	return Start(b.State.T, b.State.options(o), append(args, command...)...)
+	return Start(o.T, b.State.options(o), append(args, command...)...)
 }
 
 // members are the processes in the sandbox's own PID namespace, those of execs
