@@ -55,7 +55,7 @@ func explain(f failure, m machine) advice {
 			a = advice{"no netlink socket: " + f.text, "in the systemd unit: RestrictAddressFamilies= must have AF_NETLINK"}
 		}
 		return a
-	case stepLoopback:
+	case stepLoopback, stepHostname:
 		return refused(f, m)
 	case stepSysctl:
 		return explainSysctl(f, m)

@@ -6,6 +6,9 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/result"
 )
 
 // other is a machine that has only these files.
@@ -139,6 +142,11 @@ func TestExplain(t *testing.T) {
 			name: "Kubernetes: masked /proc", words: "bwrap: Can't mount proc on /newroot/proc: Operation not permitted\n",
 			files: map[string]string{"/proc/1/cgroup": "0::/kubepods/burstable/pod1/x\n", "/proc/self/mountinfo": maskedTable},
 			cause: "hidden by other mounts", fix: []string{"procMount: Unmasked"},
+		},
+		{
+			name: "Podman: seccomp, which lets namespaces be made", words: "bwrap: Can't set hostname to sandbox: Operation not permitted\n",
+			files: map[string]string{"/run/.containerenv": "engine=\"podman\"", "/proc/self/status": filtered},
+			cause: "system call filter (seccomp) refuses it, probably that of podman: Can't set hostname", fix: []string{"podman run --security-opt seccomp=unconfined"},
 		},
 		{
 			name: "Kubernetes: seccomp", words: noPermissions,
@@ -362,6 +370,21 @@ func TestJudgeKernel(t *testing.T) {
 	} {
 		if got := judgeKernel(release).Verdict; got != want {
 			t.Errorf("%q: %s, want %s", release, got, want)
+		}
+	}
+}
+
+// Cgroups that are mounted read-only are the engine's to change.
+func TestReadOnlyCgroups(t *testing.T) {
+	err := &result.Error{Message: "limit memory cannot be enforced here", Hint: limits.WritableCgroups + "; " + limits.OrWithout}
+	for file, want := range map[string]string{
+		"/.dockerenv":        "docker run --security-opt writable-cgroups=true",
+		"/run/.containerenv": "podman run --security-opt unmask=/sys/fs/cgroup",
+		"/var/run/secrets/kubernetes.io/serviceaccount/namespace": "cgroup_writable = true",
+		"/nothing": limits.WritableCgroups,
+	} {
+		if f := refusedLimit(other(map[string]string{file: ""}), err); !strings.Contains(f.Fix, want) || f.Verdict != Warning {
+			t.Errorf("%s: %+v", file, f)
 		}
 	}
 }

@@ -22,6 +22,7 @@ const (
 	stepProc                 // a fresh /proc
 	stepLoopback             // the network namespace's lo
 	stepNetlink              // the socket for it
+	stepHostname             // the UTS namespace's name
 	stepSysctl               // user.max_user_namespaces, for --disable-userns
 	stepCall                 // a system call of our own
 	stepPayload              // all is set up, but the command is not there
@@ -55,6 +56,7 @@ func phrases() []struct {
 		{"setgroups", stepIDMap},
 		{"NETLINK_ROUTE", stepNetlink},
 		{"loopback:", stepLoopback},
+		{"set hostname", stepHostname},
 		{"mount proc on", stepProc},
 		{"pivot_root", stepPivot},
 		{"mount", stepMount},
