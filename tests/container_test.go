@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -31,7 +33,14 @@ func TestEngineRoot(t *testing.T) {
 	s.Wrap = engineRoot()
 	b := s.Sandbox(harness.Options{}, "--name", "box")
 	b.Exec(harness.Options{}, []string{"--timeout", second, "--grace", "0.1"}, "/fixtures/tree-setsid").Expect(t, 124, "timeout")
-	b.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
+	p := b.StartExec(harness.Options{}, nil, "sh", "-c", "echo up; sleep 60")
+	p.WaitOutput("up\n")
+	// Init and the idle command; the exec's init, the shell and sleep.
+	if got := statsOf(t, s, harness.Options{}); len(got.Sandboxes) != 1 || got.Sandboxes[0].Tasks != 5 {
+		t.Errorf("%+v", got)
+	}
+	p.Signal(unix.SIGTERM)
+	p.Wait().Expect(t, 143, "canceled")
 	if r := s.Run("kill", "box"); r.ExitCode != 0 {
 		t.Errorf("kill: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}

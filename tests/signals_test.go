@@ -111,7 +111,7 @@ func TestR15SignalIgnored(t *testing.T) {
 func TestR15OutputClosed(t *testing.T) {
 	t.Parallel()
 	closing := []string{"bash", "-c", `"$@" | head -1; exit ${PIPESTATUS[0]}`, "-"}
-	r := harness.Run(t, harness.Options{Wrap: closing}, "--timeout", "20", "/fixtures/out-flood")
+	r := harness.Run(t, harness.Options{Wrap: closing}, "--timeout", harness.Deadline(20*time.Second).String(), "/fixtures/out-flood")
 	r.Expect(t, 128+13, "signaled") // the command's own SIGPIPE
 	harness.Within(t, "the run", r.Elapsed, 0, 2*time.Second)
 	if string(r.Stdout) != "y\n" {

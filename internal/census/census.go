@@ -125,7 +125,7 @@ func (c *Census) findExecs() {
 // parentNS is the PID namespace that the one of the process was made in. There is none
 // that we could see of the namespace that we are in ourselves (EPERM).
 func parentNS(pid int) (inode uint64, ok bool) {
-	fd, err := unix.Open("/proc/"+strconv.Itoa(pid)+"/ns/pid", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := proc.OpenNamespace(pid, "pid")
 	if err != nil {
 		return 0, false
 	}

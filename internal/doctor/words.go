@@ -48,6 +48,7 @@ func phrases() []struct {
 		{"Unexpected capabilities", stepCaps},
 		{"No permissions to creat", stepCreate},
 		{"reating new namespace failed", stepCreate},
+		{"unshare user ns", stepCreate},
 		{"cannot open /proc/sys/user/max_user_namespaces", stepSysctl},
 		{"sysctl user.max_user_namespaces", stepSysctl},
 		{"creation of new user namespaces was not disabled", stepSysctl},

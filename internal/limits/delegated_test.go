@@ -86,3 +86,16 @@ func TestDelegated(t *testing.T) {
 		})
 	}
 }
+
+// What systemd would not mend either keeps its own remedy.
+func TestOwnRemedy(t *testing.T) {
+	m, root := fake(t, "/c", layout{"/c", all, "", "1\n", 0})
+	m.manager = func() (manager, error) {
+		return nil, &result.Error{Code: "limit", Message: "systemd is silent", Hint: "wake it"}
+	}
+	_, err := m.Plan(Request{Pids: 5}, true)
+	var e *result.Error
+	if !errors.As(err, &e) || strings.Contains(e.Message, "systemd") || !strings.HasPrefix(e.Hint, "d="+root+"/cg/c; mkdir $d/leaf") {
+		t.Errorf("%#v", err)
+	}
+}

@@ -160,15 +160,12 @@ func (m *Machine) Plan(r Request, required bool) (*Plan, error) {
 			l.Enforced, l.Mechanism = true, "cgroup v1 "+v1
 			p.need(controller)
 		default:
-			why, hint := m.why(controller)
-			if refused != nil {
-				why += "; " + refused.reason
-				if hint != WritableCgroups {
-					hint = refused.hint
-				}
+			w := m.why(controller)
+			if refused != nil && !w.settled {
+				w.reason, w.hint = w.reason+"; "+refused.reason, refused.hint
 			}
 			p.Limits = append(p.Limits, l)
-			return p.fail(name, errors.New(why), hint)
+			return p.fail(name, errors.New(w.reason), w.hint)
 		}
 		p.Limits = append(p.Limits, l)
 		return nil

@@ -45,7 +45,10 @@ func (c candidate) has(controller string) bool {
 	return controller == "cpuacct" || slices.Contains(c.enabled, controller) || slices.Contains(c.more, controller)
 }
 
-type why struct{ reason, hint string }
+type why struct {
+	reason, hint string
+	settled      bool // what systemd might do would not mend it
+}
 
 // Detect looks at where the caller is and what it may write. It changes nothing.
 func Detect() (*Machine, error) {
@@ -81,9 +84,9 @@ func detect(root string) (*Machine, error) {
 				continue
 			}
 			if own, ok := mt.Own(paths[c]); !ok {
-				m.whys[c] = why{fmt.Sprintf("the caller's cgroup %q is not below what is mounted at %s", paths[c], mt.Point), "mount the whole cgroup hierarchy"}
+				m.whys[c] = why{fmt.Sprintf("the caller's cgroup %q is not below what is mounted at %s", paths[c], mt.Point), "mount the whole cgroup hierarchy", true}
 			} else if err := access(own, unix.W_OK|unix.X_OK); err != nil {
-				m.whys[c] = why{fmt.Sprintf("no cgroup v1 can be made in %s: %v", own, err), remedyV1(own, err)}
+				m.whys[c] = why{fmt.Sprintf("no cgroup v1 can be made in %s: %v", own, err), remedyV1(own, err), true}
 			} else {
 				m.v1[c] = own
 			}
@@ -96,7 +99,7 @@ func detect(root string) (*Machine, error) {
 func (m *Machine) lookV2(mt cgroups.Mount, path string) {
 	own, ok := mt.Own(path)
 	if !ok {
-		m.whys[""] = why{fmt.Sprintf("the caller's cgroup %q is not below what is mounted at %s", path, mt.Point), "mount the whole cgroup hierarchy"}
+		m.whys[""] = why{fmt.Sprintf("the caller's cgroup %q is not below what is mounted at %s", path, mt.Point), "mount the whole cgroup hierarchy", true}
 		return
 	}
 	m.own = own
@@ -120,7 +123,7 @@ func (m *Machine) consider(dir string, available []string) {
 	for _, path := range []string{dir, dir + "/cgroup.procs"} {
 		if err := access(path, unix.W_OK); err != nil {
 			for _, c := range append(available, "") {
-				note(c, why{fmt.Sprintf("no cgroup can be made in %s: %v", dir, err), remedyV2(err)})
+				note(c, why{fmt.Sprintf("no cgroup can be made in %s: %v", dir, err), remedyV2(err), err == unix.EROFS})
 			}
 			return
 		}
@@ -137,9 +140,9 @@ func (m *Machine) consider(dir string, available []string) {
 			continue
 		}
 		if err := unix.Access(dir+"/cgroup.subtree_control", unix.W_OK); err != nil {
-			note(name, why{fmt.Sprintf("controller %s is not enabled in %s: %v", name, dir, err), "as root: echo +" + name + " >" + dir + "/cgroup.subtree_control"})
+			note(name, why{fmt.Sprintf("controller %s is not enabled in %s: %v", name, dir, err), "as root: echo +" + name + " >" + dir + "/cgroup.subtree_control", false})
 		} else if !top && !holdsNone(dir) {
-			m.whys[name] = why{"controller " + name + " cannot be enabled in " + dir + ", which holds processes", fmt.Sprintf("d=%s; mkdir $d/leaf && for p in $(cat $d/cgroup.procs); do echo $p >$d/leaf/cgroup.procs; done", dir)}
+			m.whys[name] = why{"controller " + name + " cannot be enabled in " + dir + ", which holds processes", fmt.Sprintf("d=%s; mkdir $d/leaf && for p in $(cat $d/cgroup.procs); do echo $p >$d/leaf/cgroup.procs; done", dir), true}
 		} else {
 			c.more = append(c.more, name)
 		}
@@ -182,7 +185,7 @@ func (m *Machine) delegated(best candidate, controllers []string) (candidate, *w
 	}
 	given, err := m.manager()
 	if err != nil {
-		return best, &why{"asked systemd for a scope: " + err.Error(), hintFor(err)}
+		return best, &why{reason: "asked systemd for a scope: " + err.Error(), hint: hintFor(err)}
 	}
 	c := candidate{manager: given}
 	for _, mt := range m.mount {
@@ -198,7 +201,8 @@ func (m *Machine) delegated(best candidate, controllers []string) (candidate, *w
 	if len(left) == 0 {
 		return c, nil
 	}
-	return c, &why{"asked systemd for a scope: its own cgroup " + given.Cgroup() + " has not the controller " + strings.Join(left, ", "), "as root: systemctl edit user@.service, and there: [Service] Delegate=cpu memory pids"}
+	return c, &why{reason: "asked systemd for a scope: its own cgroup " + given.Cgroup() + " has not the controller " + strings.Join(left, ", "),
+		hint: "as root: systemctl edit user@.service, and there: [Service] Delegate=cpu memory pids"}
 }
 
 // mayMove: a process of the caller's can go to a cgroup if their common ancestor may
@@ -215,25 +219,26 @@ func (m *Machine) mayMove(dir string) bool {
 }
 
 // why there is nowhere to enforce it, and the smallest change.
-func (m *Machine) why(controller string) (reason, hint string) {
+func (m *Machine) why(controller string) why {
 	if controller == "cpuacct" {
 		if w, ok := m.whys[""]; ok { // where v2 is, it counts CPU time
-			return w.reason, w.hint
+			return w
 		}
 	}
 	if w, ok := m.whys[controller]; ok {
-		return w.reason, w.hint
+		return w
 	}
 	if len(m.mount) == 0 {
-		return "no cgroup hierarchy is mounted", "mount -t cgroup2 cgroup2 /sys/fs/cgroup"
+		return why{"no cgroup hierarchy is mounted", "mount -t cgroup2 cgroup2 /sys/fs/cgroup", true}
 	}
 	if w, ok := m.whys[""]; ok && !slices.ContainsFunc(m.mount, func(mt cgroups.Mount) bool { return !mt.V2 }) {
-		return w.reason, w.hint
+		return w
 	}
 	if len(m.v2) > 0 {
-		return "no cgroup that may be written has the controller " + controller, "enable " + controller + " for the caller's cgroup (systemd: Delegate=yes), and in the kernel (no cgroup_disable=" + controller + ")"
+		return why{reason: "no cgroup that may be written has the controller " + controller,
+			hint: "enable " + controller + " for the caller's cgroup (systemd: Delegate=yes), and in the kernel (no cgroup_disable=" + controller + ")"}
 	}
-	return "the cgroup controller " + controller + " is not there", "boot a kernel with it (no cgroup_disable=" + controller + ")"
+	return why{"the cgroup controller " + controller + " is not there", "boot a kernel with it (no cgroup_disable=" + controller + ")", true}
 }
 
 // access says what the caller may not do with a cgroup or a file of one.

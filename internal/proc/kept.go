@@ -2,7 +2,6 @@ package proc
 
 import (
 	"os"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -82,10 +81,11 @@ func (k *Kept) Abandon(deadline time.Time) error {
 // all the rest (namespace_unlock waits for RCU). Where it is not allowed, the end
 // takes that much longer.
 func (k *Kept) HoldMounts() {
-	mounts, err := os.Open("/proc/" + strconv.Itoa(k.Init.PID) + "/ns/mnt")
+	fd, err := OpenNamespace(k.Init.PID, "mnt")
 	if err != nil {
 		return
 	}
+	mounts := os.NewFile(uintptr(fd), "mount namespace")
 	if k.Init.Exited() {
 		mounts.Close() // it may be another's
 		return

@@ -10,28 +10,49 @@ import (
 )
 
 // Namespace is the inode of a namespace of the process: type "pid", "user" ….
-func Namespace(pid int, kind string) (uint64, error) {
+func Namespace(pid int, kind string) (inode uint64, err error) {
 	var st unix.Stat_t
-	path := "/proc/" + strconv.Itoa(pid) + "/ns/" + kind
-	err := unix.Stat(path, &st)
-	if err == unix.EACCES {
-		err = asOwner(pid, func() error { return unix.Stat(path, &st) })
-	}
+	err = look(pid, kind, func(path string) error { return unix.Stat(path, &st) })
 	if err != nil {
-		return 0, fmt.Errorf("stat %s: %w", path, err)
+		return 0, fmt.Errorf("stat %s: %w", namespacePath(pid, kind), err)
 	}
 	return st.Ino, nil
 }
 
-// asOwner calls look with the effective user and group id of a process, if we are
+// OpenNamespace opens one, and with it holds it. The caller closes it.
+func OpenNamespace(pid int, kind string) (fd int, err error) {
+	err = look(pid, kind, func(path string) (err error) {
+		fd, err = unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return -1, fmt.Errorf("open %s: %w", namespacePath(pid, kind), err)
+	}
+	return fd, nil
+}
+
+func namespacePath(pid int, kind string) string {
+	return "/proc/" + strconv.Itoa(pid) + "/ns/" + kind
+}
+
+func look(pid int, kind string, at func(path string) error) error {
+	path := namespacePath(pid, kind)
+	err := at(path)
+	if err == unix.EACCES {
+		err = asOwner(pid, func() error { return at(path) })
+	}
+	return err
+}
+
+// asOwner calls f with the effective user and group id of a process, if we are
 // root. To look into a process takes CAP_SYS_PTRACE in the user namespace of that
 // process (ptrace(2), PTRACE_MODE_READ_FSCREDS). Who has made that namespace has it,
 // but root, in the usual container, is neither that one nor has it elsewhere.
 //
 // The ids are those of this thread alone (credentials(7)). Nobody else can do more to
-// us for it: signals and attaching go by the real and the saved ids as well. look must
-// stay on the thread.
-func asOwner(pid int, look func() error) error {
+// us for it: signals and attaching go by the real and the saved ids as well. f must stay
+// on the thread.
+func asOwner(pid int, f func() error) error {
 	var owner unix.Stat_t
 	if err := unix.Stat("/proc/"+strconv.Itoa(pid), &owner); err != nil {
 		return err
@@ -57,7 +78,7 @@ func asOwner(pid int, look func() error) error {
 		return err
 	}
 	defer restore(syscall.SYS_SETRESUID, 0)
-	return look()
+	return f()
 }
 
 // setEffective sets an effective id. Not by package syscall, which sets those of all

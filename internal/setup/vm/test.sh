@@ -13,6 +13,11 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$here/../../.."
 packages='./nsenter ./cleanup ./bwrap ./internal/limits ./internal/pressure ./tests'
 
+if go version -m bin/sbxrun | grep -q 'CGO_ENABLED=1'; then
+    echo 'vm: error: bin/sbxrun was not built by task build: with a C library it shows more of its memory' >&2
+    exit 1
+fi
+
 options=()
 while [ $# -gt 1 ]; do
     options+=("$1" "$2")
