@@ -59,8 +59,10 @@ func (s *supervisor) awaitReady(ctx context.Context) error {
 // tryPort looks into the tables of the sandbox's own network namespace.
 func (s *supervisor) tryPort(context.Context) (bool, error) {
 	found, err := ready.Listens(s.kept.Init.PID, s.flags.probe.port)
-	if s.kept.Init.Exited() {
-		return false, proc.ErrGone // and whose tables it were, nobody knows
+	if s.kept.InitEnding() {
+		// It has given up its tables, though it may not have ended yet; and then whose they
+		// were, nobody knows.
+		return false, proc.ErrGone
 	}
 	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
 		err = nil // the next try may have a descriptor
