@@ -41,6 +41,12 @@ func (sb *Sandbox) follow() {
 		_ = sb.payload.Wait(time.Time{})
 		return
 	}
+	sb.hear()
+}
+
+// hear waits for bwrap's word on the payload's end, for as long as that runs.
+func (sb *Sandbox) hear() {
+	_ = sb.status.SetReadDeadline(time.Time{}) // there was one for the setup; ended by whoever kills init
 	sb.fallback.code, sb.fallback.err = sb.stream.exitCode()
 }
 
@@ -198,10 +204,15 @@ func (sb *Sandbox) traced(pid int) (*proc.Process, error) {
 // findPayload looks for the payload, which init is forking right now; nil if
 // there was none to be seen.
 func (sb *Sandbox) findPayload() *proc.Process {
-	const bound = 20 * time.Millisecond
-	for start := time.Now(); time.Since(start) < bound && !sb.Init.Exited(); runtime.Gosched() {
+	// It takes microseconds, but for a busy machine.
+	const soon, bound = 2 * time.Millisecond, time.Second
+	for start := time.Now(); time.Since(start) < bound && !sb.Init.Exited(); {
 		children := proc.Children(sb.Init.PID, sb.Init.PID)
 		if len(children) == 0 {
+			if time.Since(start) > soon {
+				time.Sleep(100 * time.Microsecond)
+			}
+			runtime.Gosched()
 			continue
 		}
 		p, err := proc.Open(children[0])

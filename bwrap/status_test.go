@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -138,4 +139,24 @@ func FuzzStatusStream(f *testing.F) {
 			t.Errorf("exit code %d", code)
 		}
 	})
+}
+
+// A payload that nobody has caught may run for longer than the setup was given.
+func TestHearOutlastsSetup(t *testing.T) {
+	ours, theirs, err := statusPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ours.Close()
+	defer theirs.Close()
+	sb := &Sandbox{status: ours, stream: newStatusStream(ours)}
+	if err := ours.SetReadDeadline(time.Now().Add(-time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := theirs.WriteString(`{ "exit-code": 42 }`); err != nil {
+		t.Fatal(err)
+	}
+	if sb.hear(); sb.fallback.code != 42 || sb.fallback.err != nil {
+		t.Errorf("%+v", sb.fallback)
+	}
 }
