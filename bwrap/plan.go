@@ -23,20 +23,21 @@ import (
 type Plan struct {
 	Program Program
 	Workdir string // of the payload
-	// Bounds hold for all of the sandbox, bwrap's own processes included; Rlimits for what
-	// init starts. The caller's to set.
+	// Bounds hold for the command. The caller's to set.
 	Bounds proc.Bounds
 
-	command []string
-	env     []environ.Var
-	options []string // bwrap's, but for those of Start
-	ops     []op
-	staged  []*os.File // sources that only root can reach
-	copies  []*os.File // what is copied in; descriptor firstCopy + i of bwrap
-	texts   []string   // the text of copies[i] if it was made here, for print
-	cred    *proc.Cred
-	hostNet bool
-	filter  *seccomp.Filter // nil for none
+	command  []string
+	path     string // PATH of the payload
+	env      []environ.Var
+	options  []string // bwrap's, for the room
+	ops      []op
+	staged   []*os.File // sources that only root can reach
+	copies   []*os.File // what is copied in; descriptor firstCopy + i of bwrap
+	texts    []string   // the text of copies[i] if it was made here, for print
+	cred     *proc.Cred
+	hostNet  bool
+	terminal bool
+	filter   *seccomp.Filter // nil for none
 }
 
 // Caller is who asks: what Prepare must know about the world outside.
@@ -47,11 +48,12 @@ type Caller struct {
 	GID  int
 }
 
-// Descriptors of bwrap next to the payload's 0, 1 and 2.
+// Descriptors of bwrap next to 0, 1 and 2.
 const (
-	argsFD = iota + 3
-	blockFD
-	statusFD
+	argsFD  = iota + 3 // its arguments
+	infoFD             // where it names the room's PID 1
+	readyFD            // where the room's PID 1 says that the room is built
+	holdFD             // the program of the room's PID 1
 	firstCopy
 )
 
@@ -67,7 +69,7 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	if p.Hostname == "" {
 		p.Hostname = DefaultHostname
 	}
-	plan := &Plan{command: p.Command, hostNet: p.Network == NetHost}
+	plan := &Plan{command: p.Command, hostNet: p.Network == NetHost, terminal: p.Terminal}
 	defer func() {
 		if err != nil {
 			plan.Close()
@@ -78,10 +80,6 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 		if plan.Workdir, err = currentDirectory(&p, c.Home); err != nil {
 			return nil, err
 		}
-	}
-	if p.Terminal != "" {
-		p.Mounts = append(p.Mounts, Mount{Kind: ReadOnly, Source: p.Terminal, Dest: terminalProgram})
-		plan.command = append([]string{terminalProgram, TerminalCommand}, p.Command...)
 	}
 	if plan.ops, err = layout(&p, user, p.Hostname); err != nil {
 		return nil, err
@@ -100,8 +98,10 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	if !given {
 		sandboxPath = sandboxPathOf(v, c.Path)
 	}
-	if err := checkCommand(v, p.Command[0], plan.Workdir, sandboxPath, c.Path); err != nil {
-		return nil, err
+	if len(p.Command) > 0 {
+		if err := checkCommand(v, p.Command[0], plan.Workdir, sandboxPath, c.Path); err != nil {
+			return nil, err
+		}
 	}
 	plan.environment(&p, sandboxPath)
 	if plan.cred != nil {
@@ -160,10 +160,10 @@ func (p *Plan) identity(pol *Policy, c Caller) (user User, options []string) {
 }
 
 // environment is the payload's: clean, with what the policy adds. bwrap itself
-// runs with none at all and sets these last, from its argument descriptor: so
-// they are in no command line and no /proc/PID/environ, and a LD_PRELOAD meant
-// for the payload cannot act on bwrap, outside the sandbox.
+// runs with none at all: a LD_PRELOAD meant for the payload must not act on bwrap,
+// outside the sandbox.
 func (p *Plan) environment(pol *Policy, sandboxPath string) {
+	p.path = sandboxPath
 	var set environ.Set
 	set.Put(environ.Var{Name: "PATH", Value: sandboxPath})
 	set.Put(environ.Var{Name: "HOME", Value: Home})
@@ -172,6 +172,7 @@ func (p *Plan) environment(pol *Policy, sandboxPath string) {
 	for _, v := range pol.Env.Vars() {
 		set.Put(v)
 	}
+	set.Put(environ.Var{Name: "PWD", Value: p.Workdir})
 	p.env = set.Vars()
 }
 
@@ -182,7 +183,7 @@ func (p *Plan) build(pol *Policy, identity []string) error {
 	if pol.Network != NetHost {
 		add("--unshare-net")
 	}
-	add("--die-with-parent", "--new-session", "--cap-drop", "ALL")
+	add("--die-with-parent", "--cap-drop", "ALL")
 	noUserns := p.Program.DisableUserns && !readOnlySysctl()
 	if noUserns {
 		add("--disable-userns")
@@ -204,7 +205,7 @@ func (p *Plan) build(pol *Policy, identity []string) error {
 			add("--ro-bind", src, o.dst)
 		case opBindRW:
 			add("--bind", src, o.dst)
-		case opCopy, opCover:
+		case opCopy:
 			f := o.from
 			text := ""
 			if f == nil {
@@ -215,11 +216,7 @@ func (p *Plan) build(pol *Policy, identity []string) error {
 				text = string(o.data)
 			}
 			o.from = nil // the plan's now
-			option := "--file"
-			if o.kind == opCover {
-				option = "--ro-bind-data"
-			}
-			add("--perms", "0444", option, strconv.Itoa(firstCopy+len(p.copies)), o.dst)
+			add("--perms", "0444", "--file", strconv.Itoa(firstCopy+len(p.copies)), o.dst)
 			p.copies, p.texts = append(p.copies, f), append(p.texts, text)
 		case opTmpfs:
 			add("--perms", tmpfsMode(o.dst), "--size", strconv.FormatInt(o.size, 10), "--tmpfs", o.dst)
@@ -231,23 +228,16 @@ func (p *Plan) build(pol *Policy, identity []string) error {
 			add("--dev", o.dst)
 		}
 	}
-	if err := p.addFilter(pol, noUserns); err != nil {
-		return err
-	}
 	// Both are tmpfs of bwrap's own, without a bound: not to be written to.
-	add("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", p.Workdir)
-	for _, v := range p.env {
-		add("--setenv", v.Name, v.Value)
+	add("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/")
+	if n := len(p.options); n > maxWords {
+		return &result.Error{Code: "too-many-words", Message: fmt.Sprintf("%d words for binds are more than bubblewrap takes", n), Hint: "bind the directory above"}
 	}
-	if n := len(p.options) + len(p.command); n > maxWords {
-		return &result.Error{Code: "too-many-words", Message: fmt.Sprintf("%d arguments, variables and binds are more than bubblewrap takes", n), Hint: "hand long lists over in a file or by stdin"}
-	}
-	return nil
+	return p.chooseFilter(pol, noUserns)
 }
 
-// addFilter has bwrap load the filter for system calls, last of all before it executes
-// the payload: init does not have it.
-func (p *Plan) addFilter(pol *Policy, noUserns bool) error {
+// chooseFilter settles the payload's filter for system calls.
+func (p *Plan) chooseFilter(pol *Policy, noUserns bool) error {
 	if pol.NoFilter {
 		return nil
 	}
@@ -255,16 +245,6 @@ func (p *Plan) addFilter(pol *Policy, noUserns bool) error {
 		return &result.Error{Code: "seccomp", Message: "there is no filter for the system calls of this machine's processor", Hint: "--seccomp off runs without"}
 	}
 	p.filter = &seccomp.Filter{Namespaces: !noUserns}
-	program, err := p.filter.Program()
-	if err != nil {
-		return err
-	}
-	f, err := memory("seccomp", program)
-	if err != nil {
-		return err
-	}
-	p.options = append(p.options, "--seccomp", strconv.Itoa(firstCopy+len(p.copies)))
-	p.copies, p.texts = append(p.copies, f), append(p.texts, string(program))
 	return nil
 }
 

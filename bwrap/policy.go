@@ -41,8 +41,8 @@ type User struct{ UID, GID uint32 }
 // Policy is what the payload may see and be. The zero value of a member is the
 // default, which is the strictest.
 type Policy struct {
-	Command  []string
-	Workdir  string // absolute, in the sandbox; "" for the current directory
+	Command  []string // empty for a room that waits for commands
+	Workdir  string   // absolute, in the sandbox; "" for the current directory
 	Mounts   []Mount
 	TmpSize  int64 // bytes, of /tmp and of every other writable part
 	Env      environ.Set
@@ -51,10 +51,7 @@ type Policy struct {
 	Hostname string
 	NoFilter bool   // all system calls are there: no seccomp filter
 	Meminfo  []byte // in the place of /proc/meminfo; nil for the host's
-	// Terminal is the path of a program on the host that makes its standard
-	// input the controlling terminal and executes its arguments; "" for none.
-	// bwrap starts a new session but cannot give it a terminal.
-	Terminal string
+	Terminal bool   // the payload's stdin becomes its controlling terminal
 }
 
 // Defaults of a policy.
@@ -66,17 +63,6 @@ const (
 	// Nobody is what the sandbox of a run started by root runs under.
 	Nobody = 65534
 )
-
-// MeminfoCopy is where [Policy.Meminfo] is in the sandbox, for an exec to put it in the
-// place of /proc/meminfo in its own /proc.
-const MeminfoCopy = "/run/meminfo"
-
-// terminalProgram is where Policy.Terminal is in the sandbox.
-const terminalProgram = "/run/sbxrun"
-
-// TerminalCommand is the first argument it is called with there; the payload's
-// command follows.
-const TerminalCommand = "exec-on-terminal"
 
 // ParseBind parses SRC[:DST], relative to dir. A colon or backslash that
 // belongs to a path is written \: or \\. DST must be absolute; without it the
@@ -159,9 +145,6 @@ func splitColon(s string) []string {
 func (p *Policy) validate() error {
 	usage := func(format string, args ...any) error {
 		return &result.Error{Code: "usage", Message: fmt.Sprintf(format, args...)}
-	}
-	if len(p.Command) == 0 {
-		return usage("no command given")
 	}
 	for _, arg := range p.Command {
 		if strings.IndexByte(arg, 0) >= 0 {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/nsenter"
 )
 
 // op is one step of bwrap's set-up, in the order of its arguments, and at the
@@ -33,8 +34,7 @@ const (
 	opSymlink opKind = iota
 	opBind
 	opBindRW
-	opCopy  // a small file by its contents: a bind costs about 0.13 ms, a copy next to nothing
-	opCover // a text in the place of a file that is there
+	opCopy // a small file by its contents: a bind costs about 0.13 ms, a copy next to nothing
 	opTmpfs
 	opDir
 	opProc
@@ -100,10 +100,8 @@ func layout(p *Policy, user User, hostname string) ([]op, error) {
 	ops = append(ops,
 		op{kind: opProc, dst: "/proc"})
 	if p.Meminfo != nil {
-		// An exec mounts a /proc of its own, which the kernel allows where one is to be
-		// seen whole (mount_too_revealing); so there is a second one.
-		ops = append(ops, op{kind: opCover, dst: "/proc/meminfo", data: p.Meminfo},
-			op{kind: opCopy, dst: MeminfoCopy, data: p.Meminfo}, op{kind: opProc, dst: "/run/proc"})
+		// Each command mounts it over the file in its own /proc.
+		ops = append(ops, op{kind: opCopy, dst: nsenter.MeminfoCopy, data: p.Meminfo})
 	}
 	ops = append(ops,
 		op{kind: opDev, dst: "/dev"},
@@ -255,7 +253,7 @@ func mountOp(p *Policy, m Mount) (o op, skip bool, err error) {
 // it create directories and files on the host.
 func checkDests(ops []op, v view) error {
 	for _, o := range ops {
-		if o.kind == opSymlink || o.kind == opCopy || o.kind == opCover || o.kind == opDir {
+		if o.kind == opSymlink || o.kind == opCopy || o.kind == opDir {
 			continue
 		}
 		refuse := func(format string, args ...any) error {

@@ -24,7 +24,8 @@ func (p *Plan) ShellCommand() string {
 		words = append(words, "setpriv", "--reuid", strconv.Itoa(int(p.cred.UID)), "--regid", strconv.Itoa(int(p.cred.GID)), "--clear-groups")
 	}
 	words = append(words, "env", "-i", p.Program.Path)
-	words = append(words, p.options...)
+	options, copies, texts := p.plain()
+	words = append(words, options...)
 	words = append(words, "--")
 	words = append(words, p.command...)
 	for i, w := range words {
@@ -33,19 +34,19 @@ func (p *Plan) ShellCommand() string {
 	line := strings.Join(words, " ")
 	// bwrap's copies come from descriptors.
 	heredocs := ""
-	for i, f := range p.copies {
+	for i, text := range texts {
 		fd := firstCopy + i
-		if p.texts[i] == "" {
-			line += fmt.Sprintf(" %d<%s", fd, shellQuote(f.Name()))
+		if text == "" {
+			line += fmt.Sprintf(" %d<%s", fd, shellQuote(copies[i].Name()))
 			continue
 		}
-		if strings.IndexByte(p.texts[i], 0) >= 0 {
-			line += fmt.Sprintf(" %d< <(printf %s)", fd, octal(p.texts[i]))
+		if strings.IndexByte(text, 0) >= 0 {
+			line += fmt.Sprintf(" %d< <(printf %s)", fd, octal(text))
 			continue
 		}
 		end := fmt.Sprintf("END%d", fd)
 		line += fmt.Sprintf(" %d<<'%s'", fd, end)
-		heredocs += "\n" + p.texts[i] + end
+		heredocs += "\n" + text + end
 	}
 	line += heredocs
 	if len(p.staged) == 0 {
@@ -58,6 +59,20 @@ func (p *Plan) ShellCommand() string {
 	}
 	script += "mount --move \"$stage\" " + path.Clean(proc.StageDir) + "\nexec " + line + "\n"
 	return "unshare --mount --propagation slave bash -c " + shellQuote(script)
+}
+
+// plain are the options of a bwrap that runs the payload itself, what it copies in, and
+// the texts of what was made here.
+func (p *Plan) plain() (options []string, copies []*os.File, texts []string) {
+	options, copies, texts = append(slices.Clone(p.options), "--new-session", "--chdir", p.Workdir), p.copies, p.texts
+	if program, err := p.filter.Program(); err == nil && len(program) > 0 {
+		options = append(options, "--seccomp", strconv.Itoa(firstCopy+len(copies)))
+		texts = append(slices.Clone(texts), string(program))
+	}
+	for _, v := range p.env {
+		options = append(options, "--setenv", v.Name, v.Value)
+	}
+	return options, copies, texts
 }
 
 // octal is what printf(1) makes bytes of that are no text.
@@ -78,11 +93,18 @@ func (p *Plan) Cmd() (*exec.Cmd, error) {
 	if len(p.staged) > 0 {
 		return nil, errors.New("a plan with sources that only root can reach has no plain command")
 	}
-	args := append(slices.Clone(p.options), "--")
-	cmd := exec.Command(p.Program.Path, append(args, p.command...)...)
+	options, copies, texts := p.plain()
+	for _, text := range texts[len(copies):] {
+		f, err := memory("seccomp", []byte(text))
+		if err != nil {
+			return nil, err
+		}
+		copies = append(slices.Clone(copies), f)
+	}
+	cmd := exec.Command(p.Program.Path, append(append(options, "--"), p.command...)...)
 	cmd.Env = []string{}
 	// The numbers below firstCopy are Start's.
-	cmd.ExtraFiles = append(make([]*os.File, firstCopy-argsFD), p.copies...)
+	cmd.ExtraFiles = append(make([]*os.File, firstCopy-argsFD), copies...)
 	if p.cred != nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: p.cred.UID, Gid: p.cred.GID}}
 	}

@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/hashicorp/go-multierror"
@@ -39,77 +40,79 @@ const instead = 500 * time.Millisecond
 // maxSurvivors bounds the list in the report.
 const maxSurvivors = 100
 
-// Teardown kills the sandbox and waits, at most until the deadline, for the
-// proof. Every step is made whatever the others came to. emptied, if not nil, is
-// called when the proof is there or given up, while the keeper still keeps the
-// terminal.
-func Teardown(sb *proc.Kept, deadline time.Time, emptied func(proven bool)) Outcome {
+// Teardown kills what a keeper keeps and waits, at most until the deadline, for the
+// proof. Every step is made whatever the others came to. The keeper is still there
+// afterwards; [Collect] ends it.
+func Teardown(k *proc.Kept, deadline time.Time) Outcome {
 	var failed *multierror.Error
-	if err := sb.KillInit(); err != nil {
-		failed = multierror.Append(failed, fmt.Errorf("kill init %d: %w", sb.Init.PID, err))
+	if err := k.KillInits(); err != nil {
+		failed = multierror.Append(failed, err)
 	}
-	// The monitor, too: it has nothing more to say, and dies beside init
-	// instead of after it.
-	sb.Keeper.Kill()
+	// The monitor, too: it has nothing more to say, and dies beside the inits
+	// instead of after them.
+	k.Keeper.Kill()
 
-	// The keeper's word first: it comes when init has ended, and spares a wait.
-	end, err := sb.Keeper.Empty(deadline)
-	if errors.Is(err, os.ErrDeadlineExceeded) && stopped(sb.Keeper) && sb.Keeper.Signal(unix.SIGKILL) == nil {
+	// The keeper's word first: it comes when the inits have ended, and spares a wait.
+	end, err := k.Keeper.Empty(deadline)
+	if errors.Is(err, os.ErrDeadlineExceeded) && stopped(k.Keeper) && k.Keeper.Signal(unix.SIGKILL) == nil {
 		// Without it, what it should reap is ours.
 		err, deadline = proc.ErrNotEmpty, time.Now().Add(instead)
 	}
 	if errors.Is(err, proc.ErrNotEmpty) {
-		err = sb.Keeper.Inherit(sb.Init, deadline)
+		err = k.Inherit(deadline)
 	}
 	if err != nil {
 		failed = multierror.Append(failed, fmt.Errorf("wait for the keeper: %w", err))
 	}
-	if err := sb.Init.Wait(deadline); err != nil {
-		failed = multierror.Append(failed, fmt.Errorf("wait for init %d: %w", sb.Init.PID, err))
+	if err := k.Wait(deadline); err != nil {
+		failed = multierror.Append(failed, err)
 	}
 	at := time.Now()
-	go sb.Unmount() // the process does not end before that is done
-	if emptied != nil {
-		emptied(failed == nil)
-	}
-	// The keeper is no part of the sandbox, but it must not be left either.
-	if err := sb.Keeper.Reap(deadline); err != nil {
-		failed = multierror.Append(failed, fmt.Errorf("collect the keeper: %w", err))
-	}
+	go k.Unmount() // the process does not end before that is done
 	if failed == nil {
 		return Outcome{Verdict: result.Proven, At: at, End: end}
 	}
 	failed.ErrorFormat = inOneLine
-	return Outcome{Verdict: result.Unproven, At: at, Survivors: survivors(sb), Err: failed}
+	return Outcome{Verdict: result.Unproven, At: at, Survivors: survivors(k), Err: failed}
 }
 
-// stopped says whether somebody has stopped the keeper (SIGSTOP). Any other that is
+// Collect ends the keeper, which puts back the terminal and removes the cgroups first,
+// and reaps it. One that does not end by the deadline is killed. It is no part of what was
+// to be proven, but it must not be left either.
+func Collect(k *proc.Kept, deadline time.Time) error {
+	err := k.Keeper.Reap(deadline)
+	if errors.Is(err, os.ErrDeadlineExceeded) && k.Keeper.Signal(unix.SIGKILL) == nil {
+		err = k.Keeper.Reap(time.Now().Add(instead))
+	}
+	if err != nil {
+		return fmt.Errorf("collect the keeper: %w", err)
+	}
+	return nil
+}
+
+// stopped reports whether somebody has stopped the keeper (SIGSTOP). Any other that is
 // late waits for something, and will go on reaping when we are gone.
 func stopped(k *proc.Keeper) bool {
 	st, err := proc.ReadStat(k.PID)
 	return err == nil && st.State == "T"
 }
 
-// survivors names what is left: the namespace's members, and what the keeper
-// still has.
-func survivors(sb *proc.Kept) (left []result.Survivor) {
-	seen := map[int]bool{}
-	for _, st := range append(proc.Members(sb.PIDNS, maxSurvivors), proc.Descendants(sb.Keeper.PID, maxSurvivors)...) {
-		if !seen[st.PID] && len(left) < maxSurvivors {
-			seen[st.PID] = true
-			left = append(left, result.Survivor{PID: st.PID, Comm: st.Comm, State: st.State})
-		}
+// survivors names what is left.
+func survivors(k *proc.Kept) (left []result.Survivor) {
+	for _, st := range k.Survivors(maxSurvivors) {
+		left = append(left, result.Survivor{PID: st.PID, Comm: st.Comm, State: st.State})
 	}
 	return left
 }
 
+// inOneLine is how multierror prints its errors here, each once and after a semicolon.
 func inOneLine(errs []error) string {
 	line := ""
 	for i, err := range errs {
 		if i > 0 {
 			line += "; "
 		}
-		line += err.Error()
+		line += strings.Join(strings.Fields(err.Error()), " ")
 	}
 	return line
 }

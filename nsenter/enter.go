@@ -6,34 +6,38 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// This file is what runs on the way into a sandbox, below the keeper, with the
-// rules of [proc.BareFork]. Three processes, of which the first two are over at
-// once, because a PID namespace can only be made by a process that is in its
-// parent namespace, and no process ever changes its own (pid_namespaces(7)):
+// This file is what runs on the way into a room, below the keeper, after a bare fork
+// ([proc.Way]). Four processes that share their memory, each with a stack of its own. The
+// first two are over at once, because a PID namespace can only be made by a process that
+// is in its parent namespace, and no process ever changes its own (pid_namespaces(7)):
 //
-//	enters   joins the sandbox's namespaces by init's pidfd (setns(2), Linux 5.8)
-//	inside   is born in the sandbox's PID namespace; if there is only a signal to be
+//	enters   is handed a pidfd of the room's PID 1, waits until bwrap has built the room,
+//	         and joins its namespaces (setns(2) on a pidfd, Linux 5.8)
+//	inside   is born in the room's PID namespace; if there is only a signal to be
 //	         sent, sends it
-//	init     is born in a new one, below that; forks the payload, which waits to be
-//	         released, and reaps
+//	init     is born in a new PID namespace below that; forks the payload, and reaps
+//	payload  waits to be released, and executes the command
 //
-// Each is made with CLONE_PARENT, so that the keeper is the parent of all: it
-// alone kills and reaps them, and nothing of it is left to the sandbox's init.
+// The first three are made with CLONE_PARENT, so that the keeper is the parent of all: it
+// alone kills and reaps them, and nothing of it is left to the room's PID 1. The payload
+// stops sharing memory when it executes its command.
 
 // Descriptors on the way in, next to the payload's 0, 1 and 2.
 const (
-	entrySocket = 3 // to sbxrun
+	entrySocket = 3 // to sbxrun; a pidfd of the room's PID 1 comes this way
 	entryGate   = 4 // what the payload waits for: a byte, or the end, which is none
-	entryTarget = 5 // pidfd of the sandbox's init
+	entryReady  = 5 // what the room says that it is built by: a byte, or the end
+	entryFiles  = 6 // how many there are
 )
 
 // The steps that can fail, in their order.
 const (
 	stepHide = iota + 1
+	stepTarget
+	stepRoom
 	stepSetns
 	stepInside
 	stepSignal
@@ -59,15 +63,17 @@ const (
 
 var stepNames = [...]string{
 	stepHide:         "make the entering process undumpable",
-	stepSetns:        "setns(2) on the pidfd of the sandbox's init (Linux 5.8)",
-	stepInside:       "fork into the sandbox",
-	stepSignal:       "signal all of the sandbox",
-	stepInit:         "make a PID namespace in the sandbox",
+	stepTarget:       "receive a pidfd of the room",
+	stepRoom:         "wait for the room",
+	stepSetns:        "setns(2) on the pidfd of the room's PID 1 (Linux 5.8)",
+	stepInside:       "fork into the room",
+	stepSignal:       "signal all of the room",
+	stepInit:         "make a PID namespace in the room",
 	stepParent:       "tie init to the keeper",
 	stepIdentity:     "look at /proc/self/ns/pid",
 	stepMounts:       "make mounts private",
 	stepProc:         "mount /proc",
-	stepMeminfo:      "show the sandbox's /proc/meminfo",
+	stepMeminfo:      "show the room's /proc/meminfo",
 	stepFiles:        "close descriptors",
 	stepSignals:      "set up signals",
 	stepPrivileges:   "set no_new_privs",
@@ -82,7 +88,7 @@ var stepNames = [...]string{
 	stepExec:         "exec",
 }
 
-// message is what comes out of the sandbox. A SOCK_SEQPACKET keeps each whole,
+// message is what comes out of the room. A SOCK_SEQPACKET keeps each whole,
 // and the kernel adds the sender's pid as seen from outside (SO_PASSCRED,
 // unix(7)): the one way to learn it that no process inside can forge.
 type message struct {
@@ -92,13 +98,14 @@ type message struct {
 	pidNS  uint64 // messageReady: inode of the new PID namespace
 	inside int64  // messageReady: what getpid(2) says, 1
 	alone  int64  // messageExited: 1 if nothing else is left
+	at     int64  // messageExited: when, CLOCK_MONOTONIC in ns
 }
 
 const (
 	messageReady    = iota + 1 // init is there and waits for the release
 	messageFailed              // a step failed; the process that says so is over
 	messageExited              // the payload
-	messageSignaled            // all of the sandbox
+	messageSignaled            // all of the room
 )
 
 // order is what goes in: a signal.
@@ -109,31 +116,54 @@ type order struct {
 
 // entry is all that the way in needs, laid out before the fork.
 type entry struct {
+	teller     // of enters, inside and init, which follow one another
 	namespaces uintptr
-	signal     uintptr // if not 0, to be sent to all of the sandbox; and that is all
+	signal     uintptr // if not 0, to be sent to all of the room; and that is all
+	wait       bool    // for the room, which bwrap is still building
+
+	insideStack, initStack, payloadStack uintptr
+
+	room    handed
+	pid     uintptr // of the payload, as init sees it; 0 when it has ended
+	payload payload
+	ord     order
+	stat    unix.Stat_t
+	status  int32
+	sigs    uint64
+	poll    [2]unix.PollFd
+	buf     [128]byte
+	now     unix.Timespec
+	header  unix.CapUserHeader
+	none    [2]unix.CapUserData
+}
+
+// payload is what the payload's own process needs until it executes the command.
+type payload struct {
+	teller
 	terminal   bool
 	rlimits    []proc.Rlimit
 	filter     *unix.SockFprog // nil for none
 	workdir    *byte
-	argv, envv **byte
+	argv, envv unsafe.Pointer
 	// candidates are the paths to try, as execvp(3) does; shell is argv for a
-	// script without an interpreter line, with the place of its path second. It is
-	// no list of pointers, because to store one the compiler may call the garbage
-	// collector's write barrier, which a bare fork must not.
+	// script without an interpreter line, with the place of its path second.
 	candidates []*byte
 	shell      []uintptr
+	limit      unix.Rlimit
+	sigs       uint64
+	buf        [8]byte
+}
 
-	msg     message
-	ord     order
-	stat    unix.Stat_t
-	limit   unix.Rlimit
-	status  int32
-	payload uintptr
-	sigs    uint64
-	poll    [2]unix.PollFd
-	buf     [128]byte
-	header  unix.CapUserHeader
-	none    [2]unix.CapUserData
+// handed is a message with a descriptor, as recvmsg(2) takes it.
+type handed struct {
+	msg     unix.Msghdr
+	iov     unix.Iovec
+	data    [8]byte
+	control struct {
+		header unix.Cmsghdr
+		fd     int32
+		_      [12]byte
+	}
 }
 
 var (
@@ -143,48 +173,121 @@ var (
 	ownPIDNS  = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 's', 'e', 'l', 'f', '/', 'n', 's', '/', 'p', 'i', 'd', 0}
 	meminfo   = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 'm', 'e', 'm', 'i', 'n', 'f', 'o', 0}
 	shellPath = [...]byte{'/', 'b', 'i', 'n', '/', 's', 'h', 0}
+	initName  = [16]byte{'s', 'b', 'x', 'r', 'u', 'n', '-', 'i', 'n', 'i', 't'}
+
+	// meminfoCopy is MeminfoCopy.
+	meminfoCopy = [...]byte{'/', 'r', 'u', 'n', '/', 'm', 'e', 'm', 'i', 'n', 'f', 'o', 0}
+
+	insideCode  = proc.Code(startInside)
+	initCode    = proc.Code(startInit)
+	payloadCode = proc.Code(startPayload)
 )
 
-// meminfoCopy is where a sandbox has what it shows as /proc/meminfo, if that is not
-// the host's.
-var meminfoCopy = append([]byte(bwrap.MeminfoCopy), 0)
-
-// enter runs in the keeper's child; e is an *entry.
+// enter runs in the keeper's child; p is an *entry.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
-func enter(e unsafe.Pointer) { (*entry)(e).run() }
-
-// run is the life of all three.
-//
-//go:nosplit
-//go:norace
-//go:nocheckptr
-func (e *entry) run() {
-	// What we are a copy of may have secrets in its memory, and the sandbox's own
-	// processes may have our uid: without this they could attach to us (ptrace(2)).
-	// What sbxrun was called with does not even show in /proc: the keeper has given
-	// it up.
+func enter(p unsafe.Pointer) {
+	e := (*entry)(p)
+	// The memory may hold secrets, variables for the payload for one, and the room's own
+	// processes may have our uid: without this they could attach to us (ptrace(2)). It
+	// is a property of the memory, so it holds for the keeper, init, and the payload until
+	// it executes its command, as well.
 	e.must(stepHide, unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
-	e.must(stepSetns, unix.SYS_SETNS, entryTarget, e.namespaces, 0, 0, 0)
-	if e.must(stepInside, unix.SYS_CLONE, uintptr(unix.SIGCHLD)|unix.CLONE_PARENT, 0, 0, 0, 0) != 0 {
-		proc.Exit(0)
+	room := e.receiveRoom()
+	e.awaitRoom()
+	e.must(stepSetns, unix.SYS_SETNS, room, e.namespaces, 0, 0, 0)
+	_, errno := proc.Clone(unix.CLONE_PARENT, e.insideStack, insideCode, unsafe.Pointer(e))
+	if errno != 0 {
+		e.fail(stepInside, errno)
 	}
+	proc.Exit(0)
+}
+
+// receiveRoom returns a pidfd of the room's PID 1, when sbxrun has verified that
+// process.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) receiveRoom() uintptr {
+	h := &e.room
+	for {
+		n, _, errno := syscall.RawSyscall(unix.SYS_RECVMSG, entrySocket, uintptr(unsafe.Pointer(&h.msg)), unix.MSG_CMSG_CLOEXEC)
+		if errno == unix.EINTR {
+			continue
+		}
+		if errno != 0 {
+			e.fail(stepTarget, errno)
+		}
+		if n == 0 {
+			proc.Exit(0) // sbxrun died or gave up
+		}
+		// With a descriptor to spare the kernel hands it over, and nobody but sbxrun has
+		// the other end.
+		c := &h.control
+		if h.msg.Controllen == 0 || c.header.Level != unix.SOL_SOCKET || c.header.Type != unix.SCM_RIGHTS {
+			e.fail(stepTarget, unix.EMFILE)
+		}
+		return uintptr(c.fd)
+	}
+}
+
+// awaitRoom returns when the room's PID 1 has said that the room is built.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) awaitRoom() {
+	for e.wait {
+		n, _, errno := syscall.RawSyscall(unix.SYS_READ, entryReady, uintptr(unsafe.Pointer(&e.buf)), 1)
+		if errno == unix.EINTR {
+			continue
+		}
+		if errno != 0 {
+			e.fail(stepRoom, errno)
+		}
+		if n != 1 {
+			proc.Exit(0) // bwrap gave up, and has said why
+		}
+		return
+	}
+}
+
+// startInside runs in the room's PID namespace; p is an *entry.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func startInside(p unsafe.Pointer) {
+	e := (*entry)(p)
 	if e.signal != 0 {
 		e.signalAll()
 	}
-	if e.must(stepInit, unix.SYS_CLONE, uintptr(unix.SIGCHLD)|unix.CLONE_PARENT|unix.CLONE_NEWPID|unix.CLONE_NEWNS, 0, 0, 0, 0) != 0 {
-		proc.Exit(0)
+	_, errno := proc.Clone(unix.CLONE_PARENT|unix.CLONE_NEWPID|unix.CLONE_NEWNS, e.initStack, initCode, unsafe.Pointer(e))
+	if errno != 0 {
+		e.fail(stepInit, errno)
 	}
+	proc.Exit(0)
+}
+
+// startInit is PID 1 of the command's own namespace; p is an *entry.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func startInit(p unsafe.Pointer) {
+	e := (*entry)(p)
 	// While sbxrun looks who we are, and before it lets go what waits at the gate,
 	// there is time for the rest.
 	e.present()
 	e.setUp()
-	e.payload = e.must(stepPayload, unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0)
-	if e.payload == 0 {
-		e.become()
+	pid, errno := proc.Clone(0, e.payloadStack, payloadCode, unsafe.Pointer(&e.payload))
+	if errno != 0 {
+		e.fail(stepPayload, errno)
 	}
+	e.pid = pid
 	// Whoever reads the payload's output shall see its end.
 	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, 0, entrySocket-1, 0)
 	syscall.RawSyscall(unix.SYS_CLOSE, entryGate, 0, 0)
@@ -194,7 +297,7 @@ func (e *entry) run() {
 	e.poll[1] = unix.PollFd{Fd: entrySocket, Events: unix.POLLIN}
 	for {
 		e.reap()
-		e.wait()
+		e.await()
 	}
 }
 
@@ -223,6 +326,7 @@ func (e *entry) present() {
 	// may be dead as well. Had both died before this line, the payload finds the
 	// gate closed, and we the socket.
 	e.must(stepParent, unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
+	e.must(stepParent, unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&initName)), 0, 0, 0)
 	// The /proc that is here is the sandbox's, in which we are as well.
 	e.must(stepIdentity, unix.SYS_NEWFSTATAT, uintptr(at), uintptr(unsafe.Pointer(&ownPIDNS)), uintptr(unsafe.Pointer(&e.stat)), 0, 0)
 	pid, _, _ := syscall.RawSyscall(unix.SYS_GETPID, 0, 0, 0)
@@ -239,12 +343,12 @@ func (e *entry) setUp() {
 	e.must(stepMounts, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&slash)), 0, unix.MS_REC|unix.MS_PRIVATE, 0)
 	e.must(stepProc, unix.SYS_MOUNT, uintptr(unsafe.Pointer(&procType)), uintptr(unsafe.Pointer(&procDir)), uintptr(unsafe.Pointer(&procType)),
 		unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, 0)
-	// What the sandbox shows in the place of /proc/meminfo is shown here as well.
-	_, _, errno := syscall.RawSyscall6(unix.SYS_MOUNT, uintptr(unsafe.Pointer(&meminfoCopy[0])), uintptr(unsafe.Pointer(&meminfo)), 0, unix.MS_BIND, 0, 0)
+	// The room may have a text to be shown in the place of /proc/meminfo.
+	_, _, errno := syscall.RawSyscall6(unix.SYS_MOUNT, uintptr(unsafe.Pointer(&meminfoCopy)), uintptr(unsafe.Pointer(&meminfo)), 0, unix.MS_BIND, 0, 0)
 	if errno != 0 && errno != unix.ENOENT && errno != unix.ENOTDIR {
 		e.fail(stepMeminfo, errno)
 	}
-	e.must(stepFiles, unix.SYS_CLOSE_RANGE, entryTarget, maxFD, 0, 0, 0)
+	e.must(stepFiles, unix.SYS_CLOSE_RANGE, entryReady, maxFD, 0, 0, 0)
 	// All blocked, for good: what init must know comes by descriptors.
 	e.sigs = ^uint64(0)
 	e.must(stepSignals, unix.SYS_RT_SIGPROCMASK, sigSetmask, uintptr(unsafe.Pointer(&e.sigs)), 0, 8, 0)
@@ -261,19 +365,22 @@ func (e *entry) setUp() {
 	e.must(stepCapabilities, unix.SYS_CAPSET, uintptr(unsafe.Pointer(&e.header)), uintptr(unsafe.Pointer(&e.none)), 0, 0, 0)
 }
 
-// become makes the payload of init's child.
+// startPayload waits for the release and executes the command; p is a *payload. Limits,
+// the filter, the session and the working directory are the payload's own, set here and
+// nowhere else.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
-func (e *entry) become() {
+func startPayload(p unsafe.Pointer) {
+	e := (*payload)(p)
 	for {
 		n, _, errno := syscall.RawSyscall(unix.SYS_READ, entryGate, uintptr(unsafe.Pointer(&e.buf)), 1)
 		if errno == unix.EINTR {
 			continue
 		}
 		if errno != 0 || n != 1 {
-			proc.Exit(0) // sbxrun is dead, or has thought better of it
+			proc.Exit(0) // EOF: sbxrun died or gave up before Release
 		}
 		break
 	}
@@ -282,9 +389,10 @@ func (e *entry) become() {
 		e.must(stepTerminal, unix.SYS_IOCTL, 0, unix.TIOCSCTTY, 0, 0, 0)
 	}
 	e.must(stepWorkdir, unix.SYS_CHDIR, uintptr(unsafe.Pointer(e.workdir)), 0, 0, 0, 0)
-	for i := range e.rlimits {
-		e.limit = unix.Rlimit{Cur: e.rlimits[i].Value, Max: e.rlimits[i].Value}
-		e.must(stepLimits, unix.SYS_PRLIMIT64, 0, uintptr(e.rlimits[i].Resource), uintptr(unsafe.Pointer(&e.limit)), 0, 0)
+	limits := e.rlimits
+	for i := range limits {
+		e.limit = unix.Rlimit{Cur: limits[i].Value, Max: limits[i].Value}
+		e.must(stepLimits, unix.SYS_PRLIMIT64, 0, uintptr(limits[i].Resource), uintptr(unsafe.Pointer(&e.limit)), 0, 0)
 	}
 	e.must(stepFiles, unix.SYS_FCNTL, entrySocket, unix.F_SETFD, unix.FD_CLOEXEC, 0, 0)
 	e.must(stepFiles, unix.SYS_FCNTL, entryGate, unix.F_SETFD, unix.FD_CLOEXEC, 0, 0)
@@ -293,14 +401,24 @@ func (e *entry) become() {
 	if e.filter != nil {
 		e.must(stepFilter, unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(e.filter)), 0, 0)
 	}
-	// As execvp(3): what cannot be executed is remembered, what is not there is not.
+	e.execute()
+}
+
+// execute executes the command as execvp(3) does: what cannot be executed is
+// remembered, what is not there is not.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *payload) execute() {
 	why := syscall.Errno(unix.ENOENT)
-	for i := range e.candidates {
-		path := uintptr(unsafe.Pointer(e.candidates[i]))
-		_, _, errno := syscall.RawSyscall(unix.SYS_EXECVE, path, uintptr(unsafe.Pointer(e.argv)), uintptr(unsafe.Pointer(e.envv)))
-		if errno == unix.ENOEXEC {
-			e.shell[1] = path
-			_, _, errno = syscall.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(&shellPath)), uintptr(unsafe.Pointer(&e.shell[0])), uintptr(unsafe.Pointer(e.envv)))
+	candidates, shell := e.candidates, e.shell
+	for i := range candidates {
+		path := uintptr(unsafe.Pointer(candidates[i]))
+		_, _, errno := syscall.RawSyscall(unix.SYS_EXECVE, path, uintptr(e.argv), uintptr(e.envv))
+		if errno == unix.ENOEXEC && len(shell) > 1 {
+			shell[1] = path
+			_, _, errno = syscall.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(&shellPath)), uintptr(unsafe.Pointer(&shell[0])), uintptr(e.envv))
 		}
 		if errno != unix.ENOENT && errno != unix.ENOTDIR {
 			why = errno
@@ -324,9 +442,10 @@ func (e *entry) reap() {
 		if errno == unix.EINTR {
 			continue
 		}
-		if errno == 0 && pid != 0 && pid == e.payload {
-			e.payload = 0
-			e.msg = message{kind: messageExited, value: int64(e.status)}
+		if errno == 0 && pid != 0 && pid == e.pid {
+			e.pid = 0
+			syscall.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&e.now)), 0)
+			e.msg = message{kind: messageExited, value: int64(e.status), at: e.now.Sec*1e9 + e.now.Nsec}
 			continue
 		}
 		if errno == 0 && pid != 0 {
@@ -346,12 +465,12 @@ func (e *entry) reap() {
 	}
 }
 
-// wait blocks until a child has ended or an order has come, and carries it out.
+// await blocks until a child has ended or an order has come, and carries it out.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
-func (e *entry) wait() {
+func (e *entry) await() {
 	syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&e.poll)), uintptr(len(e.poll)), 0, 0, 0, 0)
 	syscall.RawSyscall(unix.SYS_READ, uintptr(e.poll[0].Fd), uintptr(unsafe.Pointer(&e.buf)), uintptr(len(e.buf)))
 	if e.poll[1].Revents == 0 {
@@ -366,7 +485,7 @@ func (e *entry) wait() {
 	}
 	to := ^uintptr(0) // -1: everybody but init (kill(2))
 	if e.ord.payload != 0 {
-		to = e.payload
+		to = e.pid
 	}
 	if to == 0 {
 		return // it has ended
@@ -374,15 +493,18 @@ func (e *entry) wait() {
 	syscall.RawSyscall(unix.SYS_KILL, to, uintptr(e.ord.signal), 0)
 }
 
+// teller tells sbxrun what has become of one process.
+type teller struct{ msg message }
+
 // must makes a system call, and does not come back if it fails.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
-func (e *entry) must(step int64, call, a, b, c, d, f uintptr) uintptr {
+func (t *teller) must(step int64, call, a, b, c, d, f uintptr) uintptr {
 	r, _, errno := syscall.RawSyscall6(call, a, b, c, d, f, 0)
 	if errno != 0 {
-		e.fail(step, errno)
+		t.fail(step, errno)
 	}
 	return r
 }
@@ -392,9 +514,9 @@ func (e *entry) must(step int64, call, a, b, c, d, f uintptr) uintptr {
 //go:nosplit
 //go:norace
 //go:nocheckptr
-func (e *entry) fail(step int64, errno syscall.Errno) {
-	e.msg = message{kind: messageFailed, step: step, value: int64(errno)}
-	e.say()
+func (t *teller) fail(step int64, errno syscall.Errno) {
+	t.msg = message{kind: messageFailed, step: step, value: int64(errno)}
+	t.say()
 	proc.Exit(125)
 }
 
@@ -403,9 +525,9 @@ func (e *entry) fail(step int64, errno syscall.Errno) {
 //go:nosplit
 //go:norace
 //go:nocheckptr
-func (e *entry) say() {
+func (t *teller) say() {
 	// Nothing can be done about an error: sbxrun is dead.
-	syscall.RawSyscall(unix.SYS_WRITE, entrySocket, uintptr(unsafe.Pointer(&e.msg)), unsafe.Sizeof(e.msg))
+	syscall.RawSyscall(unix.SYS_WRITE, entrySocket, uintptr(unsafe.Pointer(&t.msg)), unsafe.Sizeof(t.msg))
 }
 
 // sigSetmask is SIG_SETMASK of sigprocmask(2).

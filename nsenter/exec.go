@@ -20,26 +20,32 @@ import (
 // SetupBound is how long the way in may take.
 const SetupBound = 10 * time.Second
 
-// dying is how long the end of a sandbox may take that shows in what it refuses.
+// dying is how long the end of a room may take that shows in what it refuses.
 const dying = 500 * time.Millisecond
 
-// Entry is what to run in which sandbox.
+// MeminfoCopy is where a room has the text that its commands see as /proc/meminfo, if
+// that is not the host's.
+const MeminfoCopy = "/run/meminfo"
+
+// Entry is what to run in a room, and how.
 type Entry struct {
-	Target
+	Cred    *proc.Cred // who the room runs as; nil if as sbxrun
+	HostNet bool       // the room has the host's network namespace
 	Command []string
-	Path    string   // where the command is looked for, in the sandbox
+	Path    string   // where the command is looked for, in the room
 	Env     []string // NAME=VALUE
-	Workdir string   // in the sandbox
+	Workdir string   // in the room
 	// Terminal makes stdin the controlling terminal.
 	Terminal bool
 	// Confirm makes [Exec.Running] wait until the command was really executed.
 	Confirm bool
 	Bounds  proc.Bounds
-	Filter  *seccomp.Filter // for system calls; the sandbox's own
+	Filter  *seccomp.Filter // for system calls
 }
 
-// Exec is a payload in a PID namespace of its own, below that of a sandbox.
-// Whoever started it ends it: package cleanup.
+// Exec is a payload in a PID namespace of its own, below that of a room, with an init
+// that nothing inside can see into, signal or trace. Whoever started it ends it: package
+// cleanup.
 type Exec struct {
 	way
 	name    string // of the command, for errors
@@ -50,23 +56,25 @@ type Exec struct {
 	// Set before exited is closed.
 	payload *result.Payload // nil if not known
 	alone   bool            // it has left nothing behind
+	at      int64           // when it ended, CLOCK_MONOTONIC in ns
 	err     error           // why payload is nil
 }
 
-// Start enters the sandbox and returns once the new init exists, is verified and
+// Start enters a room and returns once the new init exists, is verified and
 // held by a pidfd. The payload waits for [Exec.Release]. stdio stays the
-// caller's. An error is a *[result.Error], and nothing is left. forked is called
-// when the payload has descriptors of its own. It blocks for at most [SetupBound], or
-// until ctx is done, and then until nothing is left.
-func (e *Entry) Start(ctx context.Context, stdio [3]*os.File, tty *proc.Terminal, forked func()) (*Exec, error) {
-	x := &Exec{name: e.Command[0], workdir: e.Workdir, running: make(chan struct{}), confirm: e.Confirm, exited: make(chan struct{})}
-	entry, err := e.lay()
+// caller's, who may close it. An error is a *[result.Error], and nothing is left. It
+// blocks for at most [SetupBound], or until ctx is done, and then until nothing is left.
+func (e *Entry) Start(ctx context.Context, room *proc.Process, stdio [3]*os.File, tty *proc.Terminal) (*Exec, error) {
+	x, way, err := e.Prepare(stdio, nil)
 	if err == nil {
-		err = x.enter(&e.Target, entry, stdio, tty, e.Bounds)
+		err = x.Enter(room)
 	}
 	if err == nil {
-		forked()
-		err = x.identify(ctx)
+		x.Keeper, err = proc.Keep(proc.Command{Way: way, Cred: e.Cred, Terminal: tty, Remove: e.Bounds.Remove})
+		x.Entered()
+	}
+	if err == nil {
+		err = x.Identify(ctx, time.Now().Add(SetupBound))
 	}
 	if err == nil {
 		return x, nil
@@ -78,50 +86,59 @@ func (e *Entry) Start(ctx context.Context, stdio [3]*os.File, tty *proc.Terminal
 	known := &result.Error{Code: "enter", Message: "cannot enter the sandbox: " + err.Error(), Err: err}
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded), ctx.Err() != nil:
-		known.Message, known.Hint = "cannot enter the sandbox in time", "does something in it stop what comes in? sbxrun kill ends it"
-	case e.Init.Wait(time.Now().Add(dying)) == nil:
+		known.Message = "cannot enter the sandbox in time"
+	case room.Wait(time.Now().Add(dying)) == nil:
 		known.Code, known.Message = "ended", "the sandbox has ended"
 	}
 	return nil, known
 }
 
-// lay puts everything into the form that system calls take.
-func (e *Entry) lay() (*entry, error) {
-	n := &entry{
-		namespaces: e.Target.namespaces(),
-		terminal:   e.Terminal,
-		rlimits:    e.Bounds.Rlimits,
-		header:     unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3},
+// Prepare makes an Exec that has not begun, and what a keeper has to fork for it. ready,
+// if not nil, is the end of a pipe that says when the room is built; it stays the
+// caller's. After the fork the caller calls [Exec.Entered].
+func (e *Entry) Prepare(stdio [3]*os.File, ready *os.File) (*Exec, *proc.Way, error) {
+	x := &Exec{name: e.Command[0], workdir: e.Workdir, running: make(chan struct{}), confirm: e.Confirm, exited: make(chan struct{})}
+	if err := x.open(); err != nil {
+		return x, nil, err
 	}
+	wait := ready != nil
+	lay := func(b *proc.Block) (unsafe.Pointer, error) {
+		n, err := e.lay(b)
+		if err == nil {
+			n.wait = wait
+		}
+		return unsafe.Pointer(n), err
+	}
+	if !wait {
+		ready = x.inner[1] // something has to be there
+	}
+	return x, &proc.Way{Lay: lay, Enter: enter, Files: []*os.File{stdio[0], stdio[1], stdio[2], x.inner[0], x.inner[1], ready}, Bounds: e.Bounds}, nil
+}
+
+// lay puts everything into the form that system calls take.
+func (e *Entry) lay(b *proc.Block) (*entry, error) {
+	n := newEntry(b, e.HostNet)
+	p := &n.payload
+	p.terminal = e.Terminal
+	p.rlimits = proc.Copy(b, e.Bounds.Rlimits)
 	program, err := e.Filter.Program()
 	if err != nil {
 		return nil, err
 	}
 	if len(program) > 0 {
-		n.filter = &unix.SockFprog{Len: uint16(len(program) / unix.SizeofSockFilter), Filter: (*unix.SockFilter)(unsafe.Pointer(&program[0]))}
+		p.filter = proc.New[unix.SockFprog](b)
+		p.filter.Len = uint16(len(program) / unix.SizeofSockFilter)
+		p.filter.Filter = (*unix.SockFilter)(unsafe.Pointer(&proc.Copy(b, program)[0]))
 	}
-	words := func(list []string) (**byte, []*byte, error) {
-		p, err := syscall.SlicePtrFromStrings(list)
-		if err != nil {
-			return nil, nil, fmt.Errorf("%q holds a NUL byte", list)
-		}
-		return &p[0], p, nil
+	argv := b.Texts(e.Command)
+	p.argv = unsafe.Pointer(&argv[0])
+	p.shell = proc.Copy(b, make([]uintptr, len(argv)+1))
+	p.shell[0] = uintptr(unsafe.Pointer(&shellPath))
+	for i, word := range argv[1:] { // with the nil at the end
+		p.shell[2+i] = uintptr(unsafe.Pointer(word))
 	}
-	argv, all, err := words(e.Command)
-	if err != nil {
-		return nil, err
-	}
-	n.argv = argv
-	n.shell = []uintptr{uintptr(unsafe.Pointer(&shellPath)), 0}
-	for _, word := range all[1:] { // with the nil at the end; argv keeps them
-		n.shell = append(n.shell, uintptr(unsafe.Pointer(word)))
-	}
-	if n.envv, _, err = words(e.Env); err != nil {
-		return nil, err
-	}
-	if n.workdir, err = syscall.BytePtrFromString(e.Workdir); err != nil {
-		return nil, fmt.Errorf("working directory %q: %w", e.Workdir, err)
-	}
+	p.envv = unsafe.Pointer(&b.Texts(e.Env)[0])
+	p.workdir = b.Text(e.Workdir)
 	paths := []string{e.Command[0]}
 	if e.Command[0] != "" && !strings.Contains(e.Command[0], "/") {
 		paths = nil
@@ -132,20 +149,17 @@ func (e *Entry) lay() (*entry, error) {
 			paths = append(paths, dir+"/"+e.Command[0])
 		}
 	}
-	_, candidates, err := words(paths)
-	if err != nil {
-		return nil, err
-	}
-	n.candidates = candidates[:len(paths)]
+	p.candidates = b.Texts(paths)[:len(paths)]
 	return n, nil
 }
 
-// identify waits for init's first word and makes sure of who said it.
-func (x *Exec) identify(ctx context.Context) error {
-	deadline := time.Now().Add(SetupBound)
-	if own, ok := ctx.Deadline(); ok && own.Before(deadline) {
-		deadline = own
-	}
+// Enter lets in what waits outside: room is a pidfd of the room's PID 1, verified, and
+// stays the caller's.
+func (x *Exec) Enter(room *proc.Process) error { return x.hand(room) }
+
+// Identify waits, at most until the deadline or until ctx is done, for init's first word
+// and makes sure of who said it.
+func (x *Exec) Identify(ctx context.Context, deadline time.Time) error {
 	stop := proc.ReadUntil(ctx, x.socket, deadline)
 	msg, pid, err := x.read()
 	stop()
@@ -175,7 +189,7 @@ func (x *Exec) identify(ctx context.Context) error {
 	if x.Init.Exited() {
 		return proc.ErrGone
 	}
-	x.PIDNS = msg.pidNS
+	x.InitNS = msg.pidNS
 	return nil
 }
 
@@ -207,7 +221,7 @@ func (x *Exec) follow() {
 			return
 		case msg.kind == messageExited:
 			p := result.FromWaitStatus(unix.WaitStatus(msg.value))
-			x.payload, x.alone = &p, msg.alone == 1
+			x.payload, x.alone, x.at = &p, msg.alone == 1, msg.at
 			return
 		}
 	}
@@ -220,9 +234,7 @@ func (x *Exec) executed() bool {
 	if proc.WaitHangup(x.gate, time.Now().Add(SetupBound)) != nil {
 		return false
 	}
-	fds := []unix.PollFd{{Fd: int32(proc.Descriptor(x.socket)), Events: unix.POLLIN}}
-	n, err := unix.Poll(fds, 0)
-	return n == 0 && err == nil
+	return !x.Ending()
 }
 
 // notExecuted words why there was no payload.
@@ -239,19 +251,35 @@ func (x *Exec) notExecuted(m message) error {
 	return &result.Error{Code: "not-executable", ExitCode: result.ExitNotExecutable, Message: fmt.Sprintf("command %q cannot be executed: %v", x.name, errno), Err: errno}
 }
 
-// Ends is what has to go for the exec to be gone.
-func (x *Exec) Ends() *proc.Kept { return &x.Kept }
-
 // Running is closed when the payload runs; right after its release, if that is not
 // to be confirmed.
 func (x *Exec) Running() <-chan struct{} { return x.running }
 
+// Ending reports whether init has said something that was not read yet, or has ended:
+// then Exited is closed any moment.
+func (x *Exec) Ending() bool {
+	fds := []unix.PollFd{{Fd: int32(proc.Descriptor(x.socket)), Events: unix.POLLIN}}
+	n, err := unix.Poll(fds, 0)
+	return n > 0 && err == nil
+}
+
 // Exited is closed when the payload has ended, or never came to be.
 func (x *Exec) Exited() <-chan struct{} { return x.exited }
 
-// ExitStatus is the payload's end, as its parent has seen it. After Exited.
-// Otherwise [result.ErrUnknown], or a *[result.Error] if it was not executed.
-func (x *Exec) ExitStatus(time.Time) (*result.Payload, error) { return x.payload, x.err }
+// ExitStatus is the payload's end, as its parent has seen it, and when that was, on the
+// clock of [time.Now]. After Exited. Otherwise [result.ErrUnknown], if init was killed, or
+// a *[result.Error] if the command was not executed.
+func (x *Exec) ExitStatus() (*result.Payload, time.Time, error) {
+	if x.payload == nil {
+		return nil, time.Time{}, x.err
+	}
+	var now unix.Timespec
+	at := time.Now()
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) == nil { // it cannot fail
+		at = at.Add(time.Duration(x.at - now.Nano()))
+	}
+	return x.payload, at, nil
+}
 
 // Strays looks at what the payload has left behind: how many processes are
 // alive, at most 1,000, and what they have used. After Exited.
@@ -259,7 +287,7 @@ func (x *Exec) Strays() (n int, used proc.Usage) {
 	if x.alone {
 		return 0, used
 	}
-	return x.Kept.Strays(0)
+	return x.Kept.Strays()
 }
 
 // Signal sends a signal to the payload alone. An init that has ended is no error.

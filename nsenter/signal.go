@@ -6,6 +6,7 @@ import (
 	"os"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -16,19 +17,28 @@ import (
 // Something in the sandbox may stop who comes in, but not the keeper above.
 const bound = 2 * time.Second
 
-// Signal sends sig to every process of the sandbox but init, in one step of the
-// kernel's (kill(2), pid -1), so that nothing can fork its way out of it. It blocks
-// for as long as some forks take, bounded by two seconds, and by [SetupBound] if what
-// was forked does not go. [proc.ErrGone]: the sandbox has ended.
-func Signal(t Target, sig syscall.Signal) error {
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	defer null.Close()
+// Signal sends sig to every process of every command in a room, in one step of the
+// kernel's (kill(2), pid -1), so that nothing can fork its way out of it. room is the
+// room's PID 1, verified. It blocks for as long as some forks take, bounded by two seconds,
+// and by [SetupBound] if what was forked does not go. [proc.ErrGone]: the room has ended.
+func Signal(room *proc.Process, cred *proc.Cred, hostNet bool, sig syscall.Signal) error {
 	var w way
 	defer w.Close()
-	err = w.enter(&t, &entry{namespaces: t.namespaces(), signal: uintptr(sig)}, [3]*os.File{null, null, null}, nil, proc.Bounds{})
+	err := w.open()
+	if err == nil {
+		err = w.hand(room)
+	}
+	if err == nil {
+		lay := func(b *proc.Block) (unsafe.Pointer, error) {
+			n := newEntry(b, hostNet)
+			n.signal = uintptr(sig)
+			return unsafe.Pointer(n), nil
+		}
+		end, gate := w.inner[0], w.inner[1]
+		// It has no use for 0, 1 and 2, and something has to be there.
+		w.Keeper, err = proc.Keep(proc.Command{Cred: cred, Way: &proc.Way{Lay: lay, Enter: enter, Files: []*os.File{gate, gate, gate, end, gate, gate}}})
+		w.Entered()
+	}
 	if err == nil {
 		_ = w.socket.SetReadDeadline(time.Now().Add(bound)) // it takes deadlines
 		err = w.signaled()
@@ -37,7 +47,7 @@ func Signal(t Target, sig syscall.Signal) error {
 		err = abandonErr
 	}
 	if err != nil {
-		return fmt.Errorf("enter the sandbox of init %d: %w", t.Init.PID, err)
+		return fmt.Errorf("enter the room of process %d: %w", room.PID, err)
 	}
 	return nil
 }
@@ -45,7 +55,7 @@ func Signal(t Target, sig syscall.Signal) error {
 func (w *way) signaled() error {
 	msg, _, err := w.read()
 	switch {
-	case errors.Is(err, errClosed):
+	case errors.Is(err, ErrClosed):
 		return nil // killed, which only the sandbox's own end does: as good as done
 	case err != nil:
 		return err

@@ -13,38 +13,46 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// Target is a sandbox that runs.
-type Target struct {
-	Init    *proc.Process // verified; stays the caller's
-	Cred    *proc.Cred    // who the sandbox runs as; nil if as sbxrun
-	HostNet bool          // it has the host's network namespace
-}
-
-// namespaces are the sandbox's own.
-func (t *Target) namespaces() uintptr {
+// namespaces are a room's own.
+func namespaces(hostNet bool) uintptr {
 	const all = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP
-	if t.HostNet {
+	if hostNet {
 		return all &^ unix.CLONE_NEWNET // the host's, which only its owner may join
 	}
 	return all
 }
 
-// way is a way into a sandbox: the keeper above what goes in, and what that says.
-type way struct {
-	proc.Kept
-	socket *os.File // to what is inside
-	gate   *os.File // write end: a byte releases the payload
+// newEntry lays out what every way in needs.
+func newEntry(b *proc.Block, hostNet bool) *entry {
+	n := proc.New[entry](b)
+	n.namespaces = namespaces(hostNet)
+	n.insideStack, n.initStack, n.payloadStack = b.Stack(), b.Stack(), b.Stack()
+	n.header.Version = unix.LINUX_CAPABILITY_VERSION_3
+	h := &n.room
+	h.iov.Base = &h.data[0]
+	h.iov.SetLen(len(h.data))
+	h.msg.Iov = &h.iov
+	h.msg.SetIovlen(1)
+	h.msg.Control = (*byte)(unsafe.Pointer(&h.control))
+	h.msg.SetControllen(int(unsafe.Sizeof(h.control)))
+	return n
 }
 
-// enter begins to go. What was forked has descriptors of its own when it returns. Also
-// after an error the caller abandons the way and closes it.
-func (w *way) enter(t *Target, e *entry, stdio [3]*os.File, tty *proc.Terminal, bounds proc.Bounds) error {
+// way is a way into a room: the keeper above what goes in, and what that says.
+type way struct {
+	proc.Kept
+	socket *os.File    // to what is inside
+	gate   *os.File    // write end: a byte releases the payload
+	inner  [2]*os.File // the other ends, until the fork
+}
+
+// open makes what is to be used on the way. Also after an error the caller closes it.
+func (w *way) open() error {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("socketpair: %w", err)
 	}
-	theirs := os.NewFile(uintptr(pair[1]), "entry")
-	defer theirs.Close()                // what is inside must be the last to have it, so that its death ends the stream
+	w.inner[0] = os.NewFile(uintptr(pair[1]), "entry")
 	_ = unix.SetNonblock(pair[0], true) // for the poller
 	w.socket = os.NewFile(uintptr(pair[0]), "entry")
 	if err := unix.SetsockoptInt(pair[0], unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
@@ -55,19 +63,30 @@ func (w *way) enter(t *Target, e *entry, stdio [3]*os.File, tty *proc.Terminal, 
 	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
 		return fmt.Errorf("pipe: %w", err)
 	}
-	gate := os.NewFile(uintptr(ends[0]), "gate")
-	defer gate.Close()
+	w.inner[1] = os.NewFile(uintptr(ends[0]), "gate")
 	_ = unix.SetNonblock(ends[1], true) // for the poller
 	w.gate = os.NewFile(uintptr(ends[1]), "gate")
-	w.Keeper, err = proc.Keep(proc.Command{
-		Files:    []*os.File{stdio[0], stdio[1], stdio[2], theirs, gate, t.Init.File()},
-		Cred:     t.Cred,
-		Terminal: tty,
-		Enter:    enter,
-		Arg:      unsafe.Pointer(e),
-		Bounds:   bounds,
-	})
-	return err
+	return nil
+}
+
+// Entered gives up the inner ends, when what was forked has its own: it must be the last
+// to have them, so that its death ends the stream.
+func (w *way) Entered() {
+	for i, f := range w.inner {
+		if f != nil {
+			f.Close()
+			w.inner[i] = nil
+		}
+	}
+}
+
+// hand sends the pidfd of the room's PID 1 in.
+func (w *way) hand(room *proc.Process) error {
+	fd := proc.Descriptor(w.socket)
+	if err := unix.Sendmsg(fd, []byte{0}, unix.UnixRights(room.FD()), nil, 0); err != nil {
+		return fmt.Errorf("hand over the room: %w", err)
+	}
+	return nil
 }
 
 // abandon ends all that has gone this way, and returns when nothing is left, or after
@@ -103,7 +122,7 @@ func (w *way) read() (msg message, pid int, err error) {
 	case failed != nil:
 		return msg, 0, failed
 	case n == 0:
-		return msg, 0, errClosed
+		return msg, 0, ErrClosed
 	case n != len(buf):
 		return msg, 0, errors.New("short message from the sandbox")
 	}
@@ -123,8 +142,8 @@ func controls(oob []byte) []unix.SocketControlMessage {
 	return list
 }
 
-// errClosed: nobody is left who could say something.
-var errClosed = errors.New("it ended before it was ready")
+// ErrClosed says that nobody is left inside who could say something.
+var ErrClosed = errors.New("it ended before it was ready")
 
 // err is a step that failed.
 func (m message) err() error {
@@ -141,6 +160,7 @@ func (w *way) Close() {
 	if w.Keeper != nil {
 		w.Keeper.Kill()
 	}
+	w.Entered()
 	for _, f := range []*os.File{w.socket, w.gate} {
 		if f != nil {
 			f.Close()

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -43,7 +42,7 @@ type execution struct {
 	flags   cli.Exec
 	sandbox *state.Entry
 	access  state.Access
-	init    *proc.Process // the sandbox's
+	room    *proc.Process // PID 1 of the sandbox
 }
 
 func (x *execution) run(name string, args []string) int {
@@ -89,26 +88,20 @@ func (x *execution) run(name string, args []string) int {
 		}
 		caller.orElse(func() { x.signals.cancel(supervise.Request{Cause: result.Killed, Signal: syscall.SIGKILL}) })
 	}
-	start := func(s *streams, bounds proc.Bounds) supervise.Start {
+	start := func(s *streams, bounds proc.Bounds, terms supervise.Terms) (*supervise.Command, error) {
 		entry.Bounds = bounds
-		inside := supervise.Inside(entry, s.payload, s.terminal, s.started)
-		return func(ctx context.Context) (supervise.Held, error) {
-			if limit := time.Duration(x.flags.Timeout); limit > 0 {
-				// Something in the sandbox may stop who comes in.
-				var cancel context.CancelFunc
-				ctx, cancel = context.WithTimeout(ctx, limit)
-				defer cancel()
-			}
-			return inside(ctx)
-		}
+		return supervise.Enter(x.signals.ctx, entry, x.room, s.payload, s.terminal, terms)
 	}
-	return x.carryOut(start, supervise.Options{Doomed: x.doomed, Released: x.released}, x.endedWith)
+	return x.carryOut(start, x.released, x.endedWith)
 }
 
 // endedWith names the cause where the command has ended because its sandbox was to
 // end: first all that is in a sandbox is signalled, and what the command made of that
 // does not matter.
 func (x *execution) endedWith(res *result.Result) {
+	if res.Cause == result.Lost && x.doomed() {
+		res.Cause = result.Killed
+	}
 	if res.Err == nil {
 		x.released() // if it was over before that could be told
 	}
@@ -120,7 +113,7 @@ func (x *execution) endedWith(res *result.Result) {
 	}
 }
 
-// find finds the sandbox, marks it as used, and takes hold of its init.
+// find finds the sandbox, marks it as used, and takes hold of its PID 1.
 func (x *execution) find(name string) (release func(), err error) {
 	dir, err := lookAtState()
 	if err != nil {
@@ -137,7 +130,7 @@ func (x *execution) find(name string) (release func(), err error) {
 			return nil, cannotEnter(e)
 		}
 	}
-	if x.init, err = access.Init.Open(); errors.Is(err, proc.ErrGone) {
+	if x.room, err = access.Init.Open(); errors.Is(err, proc.ErrGone) {
 		err = &result.Error{Code: "ended", Message: "the sandbox " + name + " has just ended"}
 	}
 	if err != nil {
@@ -183,8 +176,8 @@ func (x *execution) entry() (*nsenter.Entry, error) {
 		return nil, err
 	}
 	return &nsenter.Entry{
-		Target:   nsenter.Target{Init: x.init, Cred: x.access.Cred, HostNet: x.access.Net == "host"},
-		Confirm:  caller != nil,
+		Cred:     x.access.Cred,
+		HostNet:  x.access.Net == "host",
 		Command:  x.command,
 		Path:     path,
 		Env:      pairs(set.Vars()),
@@ -195,10 +188,10 @@ func (x *execution) entry() (*nsenter.Entry, error) {
 }
 
 // doomed says whether the sandbox has ended, and the command with it. The
-// command's end is seen first: the sandbox's init waits for it (pid_namespaces(7)).
+// command's end is seen first: the room's PID 1 waits for it (pid_namespaces(7)).
 func (x *execution) doomed() bool {
 	const moment = 500 * time.Millisecond
-	return x.init.Wait(time.Now().Add(moment)) == nil
+	return x.room.Wait(time.Now().Add(moment)) == nil
 }
 
 // released tells the caller of a detached command that it runs.

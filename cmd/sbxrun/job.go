@@ -39,8 +39,9 @@ type job struct {
 }
 
 // carryOut starts the command and comes back with the exit code when nothing of
-// it is left. over, if not nil, gets the result first.
-func (j *job) carryOut(start func(*streams, proc.Bounds) supervise.Start, o supervise.Options, over func(*result.Result)) int {
+// it is left. running, if not nil, is called when the command runs; ended gets the
+// result before it is told.
+func (j *job) carryOut(start func(*streams, proc.Bounds, supervise.Terms) (*supervise.Command, error), running func(), ended func(*result.Result)) int {
 	streams, err := j.openStreams()
 	if err != nil {
 		return j.notStarted(err)
@@ -56,32 +57,43 @@ func (j *job) carryOut(start func(*streams, proc.Bounds) supervise.Start, o supe
 	if group != nil {
 		bounds = group.Bounds()
 	}
-
+	terms := supervise.Terms{
+		Timeout: time.Duration(j.ends.Timeout), Grace: time.Duration(j.ends.Grace), ProofTimeout: time.Duration(j.ends.ProofTimeout),
+		Begin: j.begin, Hurry: j.signals.hurry, Limits: group, Confirm: caller != nil,
+	}
 	<-j.signals.ready
-	o.Timeout, o.Grace, o.ProofTimeout = time.Duration(j.ends.Timeout), time.Duration(j.ends.Grace), time.Duration(j.ends.ProofTimeout)
-	o.Begin, o.Hurry, o.Limits = j.begin, j.signals.hurry, group
-	if streams.terminal != nil {
-		// The last output first, or it would come to a terminal that is not raw any more.
-		o.Emptied = func(proven bool) {
-			streams.drain(j.signals.ctx, proven)
-			streams.restore()
+	ctx := j.signals.ctx
+	var res result.Result
+	command, err := (*supervise.Command)(nil), ctx.Err()
+	if err == nil {
+		command, err = start(streams, bounds, terms)
+	}
+	streams.started()
+	if err != nil {
+		res = supervise.NotStarted(ctx, err, terms)
+	} else {
+		defer command.Close()
+		if command.Release(ctx) {
+			j.admitted.running()
+			j.signals.suspends(command)
+			running()
 		}
+		command.Watch(ctx)
+		res = command.End(ctx)
 	}
-	released := o.Released
-	o.Released = func() {
-		j.admitted.running()
-		released()
-	}
-	res := supervise.Run(j.signals.ctx, start(streams, bounds), o)
 	j.admitted.end()
 	if res.Cause == result.StartFailed {
 		res.Err = j.admitted.explain(res.Err)
 	}
-	if over != nil {
-		over(&res)
-	}
-	streams.drain(j.signals.ctx, res.Verdict != result.Unproven)
+	ended(&res)
+	// The last output first, or it would come to a terminal that is not raw any more.
+	streams.drain(ctx, res.Verdict != result.Unproven)
 	streams.restore()
+	if command != nil {
+		if err := command.Collect(); err != nil {
+			warn(err)
+		}
+	}
 	res.Limits = append(res.Limits, j.output.limits()...)
 	return j.finish(res, streams)
 }

@@ -250,7 +250,7 @@ func (k *kill) told() killed {
 		t.ExitCode = &r.ExitCode
 	}
 	if k.verdict == result.Unproven && e.Record.Init != nil {
-		for _, st := range proc.Members(e.Record.Init.PIDNS, 100) {
+		for _, st := range proc.Members(100, e.Record.Init.PIDNS) {
 			t.Survivors = append(t.Survivors, result.Survivor{PID: st.PID, Comm: st.Comm, State: st.State})
 		}
 	}

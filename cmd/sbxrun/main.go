@@ -22,9 +22,6 @@ var version = "devel"
 func main() {
 	begin := time.Now()
 	args := os.Args[1:]
-	if len(args) > 0 && args[0] == bwrap.TerminalCommand {
-		os.Exit(execOnTerminal(args[1:]))
-	}
 	if len(args) == 1 && args[0] == backgroundCommand {
 		os.Exit(backgroundMain(begin))
 	}

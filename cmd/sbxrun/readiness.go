@@ -15,7 +15,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/result"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/supervise"
-	"github.com/sbxrun/sbxrun/nsenter"
 )
 
 // becomeReady looks whether the sandbox is ready, until it is, and puts it on
@@ -58,8 +57,8 @@ func (s *supervisor) awaitReady(ctx context.Context) error {
 
 // tryPort looks into the tables of the sandbox's own network namespace.
 func (s *supervisor) tryPort(context.Context) (bool, error) {
-	found, err := ready.Listens(s.kept.Init.PID, s.flags.probe.port)
-	if s.kept.InitEnding() {
+	found, err := ready.Listens(s.kept.Room.PID, s.flags.probe.port)
+	if s.kept.Room.Exited() {
 		// It has given up its tables, though it may not have ended yet; and then whose they
 		// were, nobody knows.
 		return false, proc.ErrGone
@@ -83,25 +82,21 @@ func (s *supervisor) tryExec(ctx context.Context) (bool, error) {
 	defer null.Close()
 	// A pidfd of its own: the other one is for the end of the sandbox, and takes one
 	// wait at a time.
-	init, err := s.record.Init.Open()
+	room, err := s.record.Init.Open()
 	if err != nil {
 		return false, nil // likewise; or it is about to end
 	}
-	defer init.Close()
-	path := ""
-	for _, v := range s.plan.Env() {
-		if v.Name == "PATH" {
-			path = v.Value
-		}
-	}
+	defer room.Close()
 	bounds, err := s.boundsWithin()
 	if err != nil {
 		return false, nil // likewise
 	}
-	entry := &nsenter.Entry{Target: nsenter.Target{Init: init, Cred: s.plan.Cred(), HostNet: s.flags.Net == "host"}, Workdir: s.plan.Workdir,
-		Command: []string{"/bin/sh", "-c", s.flags.probe.exec}, Path: path, Env: pairs(s.plan.Env()), Bounds: bounds, Filter: s.plan.Filter()}
-	res := supervise.Run(ctx, supervise.Inside(entry, [3]*os.File{null, null, null}, nil, func() {}),
-		supervise.Options{Timeout: probeBound, ProofTimeout: time.Duration(s.flags.ProofTimeout), Begin: time.Now()})
+	entry := s.plan.Entry()
+	entry.Command, entry.Bounds = []string{"/bin/sh", "-c", s.flags.probe.exec}, bounds
+	terms := supervise.Terms{Timeout: probeBound, ProofTimeout: time.Duration(s.flags.ProofTimeout), Begin: time.Now()}
+	res := supervise.Run(ctx, terms, func(ctx context.Context) (*supervise.Command, error) {
+		return supervise.Enter(ctx, entry, room, [3]*os.File{null, null, null}, nil, terms)
+	})
 	return res.Cause == result.Exited && res.ExitCode() == 0, nil
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -65,11 +64,11 @@ func (r *runner) run() int {
 		return 0
 	}
 	r.bwrap = &result.ReportBwrap{Path: r.plan.Program.Path, Version: r.plan.Program.Version}
-	start := func(s *streams, bounds proc.Bounds) supervise.Start {
+	start := func(s *streams, bounds proc.Bounds, terms supervise.Terms) (*supervise.Command, error) {
 		r.plan.Bounds = bounds
-		return supervise.InSandbox(r.plan, s.payload, s.terminal, s.started)
+		return supervise.Build(r.signals.ctx, r.plan, s.payload, s.terminal, terms)
 	}
-	return r.carryOut(start, supervise.Options{Released: func() { sweepSoon(lookAtState) }}, func(res *result.Result) {
+	return r.carryOut(start, func() { sweepSoon(lookAtState) }, func(res *result.Result) {
 		r.plan.Close() // descriptors may be few
 		r.diagnose(res)
 	})
@@ -114,17 +113,16 @@ func (r *runner) checkFlags() error {
 // prepare turns the flags into a policy, and that into a plan.
 func (r *runner) prepare() error {
 	policy, err := policyOf(&r.flags.View, &r.flags.Limits, r.command)
+	if err == nil && len(r.command) == 0 {
+		err = errors.New("no command given")
+	}
 	if err != nil {
 		return usageError(err)
 	}
 	if policy.Meminfo, err = fakeMeminfo(r.flags.FakeMeminfo, &r.flags.Limits); err != nil {
 		return err
 	}
-	if r.flags.Tty {
-		if policy.Terminal, err = os.Executable(); err != nil {
-			return usageError(fmt.Errorf("--tty: %w", err))
-		}
-	}
+	policy.Terminal = r.flags.Tty
 	if r.limits, err = planLimits(&r.flags.Limits, nil); err != nil {
 		return err
 	}

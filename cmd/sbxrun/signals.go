@@ -51,3 +51,21 @@ func (s *signals) listen() {
 	<-got
 	close(s.hurry)
 }
+
+// suspends has Ctrl-Z stop the command together with sbxrun, and fg let both go on, as
+// any job of a shell. The deadline is that of the clock, which is not stopped.
+func (s *signals) suspends(command *supervise.Command) {
+	if signal.Ignored(syscall.SIGTSTP) {
+		return // a shell without job control
+	}
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGTSTP)
+	go func() {
+		for range stop {
+			// An error means that it has ended, and then there is nothing to stop.
+			_ = command.Signal(syscall.SIGSTOP)
+			_ = syscall.Kill(syscall.Getpid(), syscall.SIGSTOP)
+			_ = command.Signal(syscall.SIGCONT)
+		}
+	}()
+}

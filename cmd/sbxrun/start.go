@@ -73,9 +73,6 @@ type startFlags struct {
 	probe probe
 }
 
-// idle is what a sandbox runs that was given no command.
-var idle = []string{"sleep", "infinity"}
-
 func parseStart(args []string) (f startFlags, command []string, err error) {
 	if command, err = cli.Parse(&f.Start, args); err != nil || f.Help {
 		return f, nil, err

@@ -80,11 +80,7 @@ func (s *supervisor) prepare(args []string) (err error) {
 	if s.flags, s.command, err = parseStart(args); err != nil {
 		return usageError(err)
 	}
-	argv := s.command
-	if len(argv) == 0 {
-		argv = idle
-	}
-	policy, err := policyOf(&s.flags.View, &s.flags.Limits, argv)
+	policy, err := policyOf(&s.flags.View, &s.flags.Limits, s.command)
 	if err != nil {
 		return usageError(err)
 	}
@@ -115,37 +111,89 @@ func (s *supervisor) prepare(args []string) (err error) {
 
 func (s *supervisor) run() error {
 	go s.listen()
-	started, err := s.start()
+	logs, err := s.start()
 	if err != nil {
 		_ = s.own.Remove() // the error that counts is the first one
 		return err
 	}
 	defer s.plan.Close()
 	defer removeGroup(s.group)
-	res := supervise.Run(s.ctx, started.start, supervise.Options{
+	terms := supervise.Terms{
 		Timeout:      time.Duration(s.flags.Timeout),
 		Grace:        time.Duration(s.flags.Grace),
 		ProofTimeout: time.Duration(s.flags.ProofTimeout),
 		Begin:        s.begin,
 		Hurry:        s.hurry,
-		Hold:         s.hold,
-		Released:     s.released,
-		Doomed:       s.doomed,
-		Ending:       s.ending,
 		Limits:       s.group,
 		SpareOOM:     true, // execs have their own end
-		Emptied: func(bool) {
-			s.cancel(nil) // so that the probe ends, as long as its init is ours to look at
-			s.probing.Wait()
-		},
-	})
-	started.drain(res.Verdict)
+		Shared:       true,
+		Confirm:      true,
+	}
+	res := s.carryOut(terms, logs)
+	logs.drain(res.Verdict)
 	return s.finish(res)
+}
+
+// carryOut builds the room and comes back when nothing of it is left.
+func (s *supervisor) carryOut(terms supervise.Terms, logs *logging) result.Result {
+	command, err := supervise.Build(s.ctx, s.plan, logs.stdio, nil, terms)
+	logs.begin(s)
+	if err != nil {
+		return supervise.NotStarted(s.ctx, err, terms)
+	}
+	defer command.Close()
+	// On record before the command may start: whatever dies from here on, cleanup finds it.
+	if err := s.hold(command.Kept()); err != nil {
+		command.Refuse(err)
+	}
+	if command.Release(s.ctx) {
+		s.released()
+	}
+	command.Watch(s.ctx)
+	s.endExecs(command)
+	res := command.End(s.ctx)
+	if res.Cause == result.Lost && s.doomed() {
+		res.Cause = result.Killed
+	}
+	s.cancel(nil) // so that the probe ends, as long as its room is ours to look at
+	s.probing.Wait()
+	_ = command.Collect() // a keeper that was left reaps what it has
+	return res
+}
+
+// endExecs tells the execs in the sandbox that it is about to end, if they get a grace
+// period: those in a room that idles are given it here, because only they can use it.
+func (s *supervisor) endExecs(command *supervise.Command) {
+	grace, request := time.Duration(0), command.Request()
+	switch command.Cause() {
+	case result.Timeout:
+		request.Signal, grace = unix.SIGTERM, time.Duration(s.flags.Grace)
+	case result.Killed, result.IdleTimeout, result.OutputLimit:
+		grace = request.Grace
+	}
+	if grace == 0 || len(s.command) == 0 && s.own.EndUse() {
+		return // nobody is there, and nobody comes
+	}
+	_ = s.own.MarkEnding() // on a full disk they do not know why they end
+	if len(s.command) > 0 || command.Signal(request.Signal) != nil {
+		return
+	}
+	const look = 10 * time.Millisecond
+	over := time.After(grace)
+	for !s.own.EndUse() {
+		select {
+		case <-time.After(look):
+		case <-over:
+			return
+		case <-s.hurry:
+			return
+		}
+	}
 }
 
 // logging is the payload's stdout and stderr on their way into the logs.
 type logging struct {
-	start   supervise.Start
+	stdio   [3]*os.File // the payload's, until it has its own
 	sources []*os.File
 	copying sync.WaitGroup
 }
@@ -160,8 +208,7 @@ func (s *supervisor) start() (l *logging, err error) {
 	if err != nil {
 		return nil, err
 	}
-	l = &logging{}
-	stdio := [3]*os.File{null}
+	l = &logging{stdio: [3]*os.File{null}}
 	for i, name := range []string{stdoutFile, stderrFile} {
 		file, err := s.own.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|os.O_APPEND)
 		if err != nil {
@@ -171,7 +218,7 @@ func (s *supervisor) start() (l *logging, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("make a pipe: %w", err)
 		}
-		s.logs[i], stdio[i+1] = logfile.NewWriter(file, int64(s.flags.LogMax)), w
+		s.logs[i], l.stdio[i+1] = logfile.NewWriter(file, int64(s.flags.LogMax)), w
 		l.sources = append(l.sources, r)
 	}
 	if err := s.own.Write(s.record); err != nil {
@@ -184,19 +231,18 @@ func (s *supervisor) start() (l *logging, err error) {
 	if s.group != nil {
 		s.plan.Bounds = s.group.Bounds()
 	}
-	var once sync.Once
-	l.start = supervise.InSandbox(s.plan, stdio, nil, func() {
-		once.Do(func() {
-			for _, f := range stdio {
-				f.Close()
-			}
-			s.plan.Close() // bwrap has them
-			for i, r := range l.sources {
-				l.copying.Go(func() { s.copy(i, r) })
-			}
-		})
-	})
 	return l, nil
+}
+
+// begin copies what is written from here on, when the payload has descriptors of its own.
+func (l *logging) begin(s *supervisor) {
+	for _, f := range l.stdio {
+		f.Close()
+	}
+	s.plan.Close() // bwrap has them
+	for i, r := range l.sources {
+		l.copying.Go(func() { s.copy(i, r) })
+	}
 }
 
 // firstRecord is what is known of the sandbox before there is one.
@@ -264,13 +310,13 @@ func (l *logging) drain(verdict result.Verdict) {
 	l.copying.Wait()
 }
 
-// hold puts on disk who init is, before the payload may start.
+// hold puts on disk who the room's PID 1 is, before the payload may start.
 func (s *supervisor) hold(kept *proc.Kept) error {
 	if caller.gone() {
 		return errors.New("who has started the sandbox is gone") // and nobody hears that
 	}
-	init, err := proc.Identify(kept.Init.PID)
-	if err == nil && kept.Init.Exited() {
+	init, err := proc.Identify(kept.Room.PID)
+	if err == nil && kept.Room.Exited() {
 		err = proc.ErrGone // so that may have been another
 	}
 	if err != nil {
@@ -305,8 +351,6 @@ func (s *supervisor) write(change func(*state.Record)) error {
 // released tells the world that the payload runs, and begins what goes on beside it.
 func (s *supervisor) released() {
 	s.leave.started()
-	// Not before: until it comes to its payload, init still sees the host's files, and
-	// so would who enters.
 	err := s.own.GrantAccess()
 	if err == nil {
 		err = s.write(func(r *state.Record) { r.Phase = state.Running })
@@ -343,16 +387,6 @@ func (s *supervisor) listen() {
 		// It is about to end anyway; but here is somebody with less patience.
 		time.AfterFunc(request.Grace, s.now)
 	}
-}
-
-// ending tells the execs that the sandbox is about to end, and says whether there is
-// nothing in it but the payload: one that idles starts nothing.
-func (s *supervisor) ending() (alone bool) {
-	if len(s.command) == 0 && s.own.EndUse() {
-		return true
-	}
-	_ = s.own.MarkEnding() // on a full disk they do not know why they end
-	return false
 }
 
 // doomed says whether somebody was to kill the sandbox, and so has done it without

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"syscall"
 
@@ -13,7 +11,6 @@ import (
 	"golang.org/x/term"
 
 	"github.com/sbxrun/sbxrun/internal/proc"
-	"github.com/sbxrun/sbxrun/internal/result"
 )
 
 // openTerminal gives the payload a terminal of its own, and connects it with
@@ -85,25 +82,4 @@ func (s *streams) makeRaw(in int, ptmx *os.File) error {
 		}
 	}
 	return nil
-}
-
-// execOnTerminal is what the sandbox starts in place of the payload when there
-// is a terminal: it leads a session with stdin as its controlling terminal, as
-// a shell's job control needs it, and becomes the payload.
-func execOnTerminal(args []string) int {
-	if len(args) == 0 {
-		return fail(errors.New("no command given"))
-	}
-	if _, err := unix.Setsid(); err != nil {
-		return fail(fmt.Errorf("make a session: %w", err))
-	}
-	if err := unix.IoctlSetInt(0, unix.TIOCSCTTY, 0); err != nil {
-		return fail(fmt.Errorf("take the terminal: %w", err))
-	}
-	path, err := exec.LookPath(args[0])
-	if err != nil {
-		return fail(&result.Error{Code: "not-found", ExitCode: result.ExitNotFound, Message: err.Error()})
-	}
-	err = syscall.Exec(path, args, os.Environ())
-	return fail(&result.Error{Code: "not-executable", ExitCode: result.ExitNotExecutable, Message: fmt.Sprintf("command %q cannot be executed: %v", args[0], err)})
 }

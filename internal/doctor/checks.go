@@ -23,9 +23,8 @@ type env struct {
 	firstOnly bool
 	bound     time.Duration // of one trial with bwrap
 
-	program     bwrap.Program // after check "bwrap"
-	kernelTells bool          // how a process ended that somebody else has reaped; after the first trial
-	roundTrip   time.Duration // after check "run"
+	program   bwrap.Program // after check "bwrap"
+	roundTrip time.Duration // after check "run"
 }
 
 func newEnv(ctx context.Context, caller bwrap.Caller) *env {
@@ -82,7 +81,6 @@ const (
 	nestedCheck     = "no nested sandboxes"
 	stagedCheck     = "root's own paths"
 	runCheck        = "run"
-	statusCheck     = "exit status"
 	deadlineCheck   = "deadline"
 	graceCheck      = "grace period"
 	execCheck       = "exec"
@@ -117,7 +115,6 @@ func checks(asRoot bool) []check {
 	list = append(list, staged...)
 	list = append(list,
 		check{name: runCheck, whole: true, needs: []string{closeRangeCheck, freshProcCheck, netCheck, otherCheck, filesCheck, nestedCheck}, run: checkRun},
-		check{name: statusCheck, whole: true, needs: []string{bwrapCheck, uidCheck}, run: checkStatus},
 		check{name: deadlineCheck, whole: true, needs: []string{runCheck}, run: checkDeadline},
 		check{name: graceCheck, whole: true, needs: []string{deadlineCheck}, run: checkGrace},
 		check{name: execCheck, whole: true, needs: []string{deadlineCheck}, run: checkExec},

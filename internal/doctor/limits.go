@@ -52,7 +52,7 @@ func checkLimit(request limits.Request) func(*env) Finding {
 		}
 		defer sandbox.Close()
 		sandbox.Bounds = group.Bounds()
-		res, words, err := e.runWith(sandbox, supervise.Options{Timeout: probeBound, Begin: time.Now(), Limits: group})
+		res, words, err := e.runWith(sandbox, supervise.Terms{Timeout: probeBound, Begin: time.Now(), Limits: group})
 		if err != nil {
 			return errorFinding(err)
 		}

@@ -11,10 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/bwrap"
-	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
 	"github.com/sbxrun/sbxrun/internal/supervise"
-	"github.com/sbxrun/sbxrun/nsenter"
 )
 
 // plan is the product's own for a command that needs nothing.
@@ -27,10 +25,10 @@ const runBound = 10 * time.Second
 
 // run carries a plan out as the run command does. words is what bwrap said.
 func (e *env) run(plan *bwrap.Plan, begin time.Time, timeout, grace time.Duration) (res result.Result, words string, err error) {
-	return e.runWith(plan, supervise.Options{Timeout: timeout, Grace: grace, Begin: begin})
+	return e.runWith(plan, supervise.Terms{Timeout: timeout, Grace: grace, Begin: begin})
 }
 
-func (e *env) runWith(plan *bwrap.Plan, o supervise.Options) (res result.Result, words string, err error) {
+func (e *env) runWith(plan *bwrap.Plan, terms supervise.Terms) (res result.Result, words string, err error) {
 	stderr, err := memoryFile()
 	if err != nil {
 		return res, "", err
@@ -43,8 +41,10 @@ func (e *env) runWith(plan *bwrap.Plan, o supervise.Options) (res result.Result,
 	defer null.Close()
 	ctx, cancel := context.WithTimeout(e.ctx, runBound)
 	defer cancel()
-	o.ProofTimeout = probeBound
-	res = supervise.Run(ctx, supervise.InSandbox(plan, [3]*os.File{null, null, stderr}, nil, func() {}), o)
+	terms.ProofTimeout = probeBound
+	res = supervise.Run(ctx, terms, func(ctx context.Context) (*supervise.Command, error) {
+		return supervise.Build(ctx, plan, [3]*os.File{null, null, stderr}, nil, terms)
+	})
 	return res, readFrom(stderr), nil
 }
 
@@ -106,15 +106,6 @@ func checkRun(e *env) Finding {
 	return ok("`true` from start to %s end in %.1f ms", res.Verdict, float64(res.Duration.Microseconds())/1000)
 }
 
-// checkStatus is for information: both sources are right, but one can tell
-// `exit 137` from SIGKILL.
-func checkStatus(e *env) Finding {
-	if e.kernelTells {
-		return ok("the kernel tells it of any process (PIDFD_INFO_EXIT)")
-	}
-	return ok("inferred from bwrap's: `exit 137` and SIGKILL look alike (Linux 6.15 tells them apart)")
-}
-
 // trialTimeout is the deadline of the runs that have to miss it.
 const trialTimeout = 20 * time.Millisecond
 
@@ -150,7 +141,7 @@ func checkGrace(e *env) Finding {
 // checkExec runs a command in a sandbox that is there already.
 func checkExec(e *env) Finding {
 	const without = "sbxrun exec does not work"
-	plan, err := e.plan("sleep", "60")
+	plan, err := e.plan()
 	if err != nil {
 		return errorFinding(err)
 	}
@@ -163,21 +154,24 @@ func checkExec(e *env) Finding {
 	stdio := [3]*os.File{null, null, null}
 	ctx, cancel := context.WithTimeout(e.ctx, runBound)
 	defer cancel()
-	var init *proc.Process
-	var inside result.Result
-	outside := supervise.Run(ctx, supervise.InSandbox(plan, stdio, nil, func() {}), supervise.Options{
-		Timeout: trialTimeout, ProofTimeout: probeBound, Begin: time.Now(),
-		Hold: func(kept *proc.Kept) (err error) {
-			init, err = proc.Open(kept.Init.PID) // a pidfd of its own: one wait at a time
-			return err
-		},
-		// Not before the release: until then the sandbox is not complete.
-		Released: func() {
-			defer init.Close()
-			entry := &nsenter.Entry{Target: nsenter.Target{Init: init, Cred: plan.Cred()}, Command: []string{"/bin/true"}, Workdir: "/"}
-			inside = supervise.Run(ctx, supervise.Inside(entry, stdio, nil, func() {}), supervise.Options{Timeout: probeBound, ProofTimeout: probeBound, Begin: time.Now()})
-		},
+	terms := supervise.Terms{Timeout: probeBound, ProofTimeout: probeBound, Begin: time.Now()}
+	room, err := supervise.Build(ctx, plan, stdio, nil, terms)
+	if err != nil {
+		return errorFinding(err)
+	}
+	defer room.Close()
+	room.Release(ctx)
+	entry := plan.Entry()
+	entry.Command = []string{"/bin/true"}
+	terms.Begin = time.Now()
+	inside := supervise.Run(ctx, terms, func(ctx context.Context) (*supervise.Command, error) {
+		return supervise.Enter(ctx, entry, room.Kept().Room, stdio, nil, terms)
 	})
+	over, end := context.WithCancelCause(ctx)
+	end(supervise.Request{Cause: result.Killed, Signal: unix.SIGKILL})
+	room.Watch(over)
+	outside := room.End(over)
+	_ = room.Collect() // what is left shows in the verdict
 	text := fmt.Sprintf("`true` ended with cause %q", inside.Cause)
 	switch {
 	case inside.Cause == result.Exited && inside.ExitCode() == 0:

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -13,48 +14,61 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Command is what the keeper starts: the only child that it forks itself.
+// Command is what a keeper starts: a program, which is bwrap and builds a room; or
+// what enters a room; or both, when the room is for one command.
 type Command struct {
-	Path string   // absolute
-	Args []string // with argv[0]
-	Env  []string
-	// Enter, if it is not nil, is called with Arg in place of an exec, after the
-	// child has become all that Command says; Path, Args and Env are not used then.
-	// It must be a function, not a method or closure, that follows the rules of
-	// [BareFork] and never returns. The keeper's socket is still open, next to Files.
-	Enter func(unsafe.Pointer)
-	Arg   unsafe.Pointer
-	// Files become descriptors 0, 1, 2 … of the command; what is executed gets no
-	// other. They stay the caller's.
-	Files []*os.File
-	// Cred is taken on, and all supplementary groups dropped, before the exec. Only
-	// root can ask for it; nil leaves the identity alone.
+	Program *Program
+	Way     *Way
+	// Cred is taken on by both, and all supplementary groups dropped. Only root can
+	// ask for it; nil leaves the identity alone.
 	Cred *Cred
-	// Stage are files and directories that only root can reach: the i-th is
-	// bound to StageDir/i, in a mount namespace that only the command sees,
-	// before Cred is taken on. They stay the caller's (O_PATH is enough).
-	Stage []*os.File
 	// Terminal, if not nil, is put back by the keeper when sbxrun is killed and
 	// cannot do so itself.
 	Terminal *Terminal
-	// Bounds hold for the command from its first instant; but Rlimits are for a
-	// payload, and not looked at here.
+	// Remove are cgroups that the keeper removes in the end, in this order: so nothing
+	// is left of them if sbxrun is killed.
+	Remove []string
+}
+
+// Program is a program to be executed.
+type Program struct {
+	Path string   // absolute
+	Args []string // with argv[0]
+	Env  []string
+	// Files become descriptors 0, 1, 2 …; the program gets no other. They stay the
+	// caller's.
+	Files []*os.File
+	// Stage are files and directories that only root can reach: the i-th is
+	// bound to StageDir/i, in a mount namespace that only the program sees,
+	// before Cred is taken on. They stay the caller's (O_PATH is enough).
+	Stage []*os.File
+}
+
+// Way is code that runs in place of a program.
+type Way struct {
+	// Lay puts what Enter needs into the block, and returns it. An error ends the start.
+	Lay func(*Block) (unsafe.Pointer, error)
+	// Enter is called with it after the child has become all that Command says. It must
+	// be a declared function that follows the rules of [bareFork] and never returns. The
+	// keeper's socket is still open, next to Files. All signals are blocked.
+	Enter func(unsafe.Pointer)
+	Files []*os.File // become descriptors 0, 1, 2 …; they stay the caller's
+	// Bounds hold from the first instant; but Rlimits are for a payload, and not looked
+	// at here.
 	Bounds Bounds
 }
 
-// Bounds are the limits of a sandbox or an exec, as the processes that make it take
-// them. All of them are inherited.
+// Bounds are the limits of a command, as the processes that make it take them. All of
+// them are inherited.
 type Bounds struct {
 	// The cgroups. To be born in one, or to go there by itself, saves the time that it
 	// takes to be moved by somebody else if nobody has moved a process for a tenth of a
 	// second: 3 to 15 ms, a grace period of RCU, for which the kernel stops all forks and
 	// exits (cgroup_threadgroup_rwsem). A process that moves itself while it has one
 	// thread stops nobody.
-	Tasks []string // files named tasks, of v1
-	V2    string   // the directory; "" for none
-	// Remove are directories that the keeper removes in the end, in this order:
-	// so nothing is left of them if sbxrun is killed.
-	Remove []string
+	Tasks  []string // files named tasks, of v1
+	V2     string   // the directory; "" for none
+	Remove []string // for [Command.Remove]
 
 	Nice        *int
 	OOMScoreAdj *int
@@ -95,19 +109,33 @@ type Usage struct {
 	MaxRSS       int64 // bytes, of the largest process
 }
 
-// End is how the keeper's children ended.
+// End is what a keeper tells of its end.
 type End struct {
-	// Usage is what was reaped of the sandbox, so not what was still running when
-	// init was killed (the kernel discards the times of children that nobody waits
-	// for: wait(2), zap_pid_ns_processes).
-	Usage
-	Monitor unix.WaitStatus // of the [Command]: bwrap's outer process, or what enters
-	Init    unix.WaitStatus // if ReapedInit
-	// ReapedInit: the keeper has reaped init. An exec's is its own child. A
-	// sandbox's is reparented to it when the monitor ends first; the monitor reaps
-	// init itself only if init is killed, by somebody else, while the monitor waits
-	// for it.
-	ReapedInit bool
+	// Late: the keeper has ended everything at its deadline, because sbxrun did not.
+	Late   bool
+	reaped []ended
+}
+
+// Usage is what a process has used, and those that it had reaped itself; so not what
+// still ran when it was killed (the kernel discards the times of children that nobody
+// waits for: wait(2), zap_pid_ns_processes). Zero if the keeper has not reaped it.
+func (e End) Usage(pid int) (u Usage) {
+	for _, r := range e.reaped {
+		if r.pid == int64(pid) {
+			u = Usage{User: time.Duration(r.user) * time.Microsecond, System: time.Duration(r.system) * time.Microsecond, MaxRSS: r.maxrss << 10}
+		}
+	}
+	return u
+}
+
+// Status is how a process has ended that the keeper has reaped.
+func (e End) Status(pid int) (ws unix.WaitStatus, ok bool) {
+	for _, r := range e.reaped {
+		if r.pid == int64(pid) {
+			ws, ok = unix.WaitStatus(r.status), true
+		}
+	}
+	return ws, ok
 }
 
 // A StartError names the step in the keeper, or between its fork and the exec
@@ -130,24 +158,19 @@ type Keeper struct {
 	failure error // a StartError that was read on the way
 }
 
-// Keep forks the keeper, which starts c as its child, and returns at once: that
-// the command was really executed shows in what it does; [Keeper.StartError]
+// Keep forks the keeper, which starts c below itself, and returns at once: that
+// a program was really executed shows in what it does; [Keeper.StartError]
 // tells why it was not. The caller owns the Keeper and must [Keeper.Reap] it.
 func Keep(c Command) (*Keeper, error) {
-	k := &keeperState{
-		pidfd:    -1,
-		terminal: -1,
-		cgroup:   -1,
-		cred:     c.Cred,
-		// Not 0: a core_pattern that is a pipe is fed whatever the limit, except
-		// at 1 (core(5), fs/coredump.c); for files 1 is below any core's size.
-		core: unix.Rlimit{Cur: 1, Max: 1},
-	}
-	if err := k.lay(c); err != nil {
+	block, err := NewBlock()
+	if err != nil {
 		return nil, err
 	}
-	defer k.closeBounds()
-	if err := k.layBounds(c.Bounds); err != nil {
+	defer block.Free() // the keeper has a copy
+	k := New[keeperState](block)
+	var open descriptors
+	defer open.close()
+	if err := k.lay(block, c, &open); err != nil {
 		return nil, err
 	}
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -156,13 +179,18 @@ func Keep(c Command) (*Keeper, error) {
 	}
 	defer unix.Close(pair[1])
 	k.socket = pair[1]
+	for _, child := range []*child{k.exec, k.enter} {
+		if child != nil {
+			child.socket = pair[1]
+		}
+	}
 	// PR_SET_CHILD_SUBREAPER for sbxrun as well: should somebody kill the
 	// keeper, what it had comes to us and not to a PID 1 that may not reap.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		unix.Close(pair[0])
 		return nil, fmt.Errorf("become a subreaper (Linux 3.4): %w", err)
 	}
-	pid, errno := k.fork()
+	pid, errno := bareFork(block, &k.pidfd, Code(startKeeper), unsafe.Pointer(k))
 	runtime.KeepAlive(c)
 	if errno != 0 {
 		unix.Close(pair[0])
@@ -173,44 +201,72 @@ func Keep(c Command) (*Keeper, error) {
 }
 
 // lay puts everything into the form that system calls take.
-func (k *keeperState) lay(c Command) (err error) {
-	// Go's heap, which has the stacks of goroutines as well, is in one place, and has
-	// less than four gigabytes.
-	const heap = 1 << 32
-	k.cmdline = commandLine()
-	k.high = uintptr(unsafe.Pointer(k))&^(heap-1) + 2*heap
+func (k *keeperState) lay(b *Block, c Command, open *descriptors) error {
+	k.words, k.size = words()
+	k.pidfd, k.terminal = -1, -1
 	copy(k.name[:], KeeperName)
 	copy(k.children[:], "/proc/thread-self/children")
-	k.enter, k.arg = c.Enter, c.Arg
-	if k.path, err = syscall.BytePtrFromString(c.Path); err != nil {
-		return fmt.Errorf("path of %q: %w", c.Path, err)
+	k.pause.Nsec = removePause
+	if c.Terminal != nil {
+		k.terminal, k.restore = Descriptor(c.Terminal.File), c.Terminal.State
 	}
-	argv, err := syscall.SlicePtrFromStrings(c.Args)
-	if err != nil {
-		return fmt.Errorf("arguments of %q: %w", c.Path, err)
+	if c.Program != nil {
+		k.exec = k.child(b, c, c.Program.Files)
+		if err := k.exec.layProgram(b, c.Program); err != nil {
+			return err
+		}
 	}
-	envv, err := syscall.SlicePtrFromStrings(c.Env)
-	if err != nil {
-		return fmt.Errorf("environment of %q: %w", c.Path, err)
+	if c.Way != nil {
+		k.enter = k.child(b, c, c.Way.Files)
+		if err := k.enter.bounds.lay(b, c.Way.Bounds, open); err != nil {
+			return err
+		}
+		k.enter.birth = k.enter.bounds.birth(k.enter.stack)
+		var err error
+		if k.enter.arg, err = c.Way.Lay(b); err != nil {
+			return err
+		}
+		k.enter.enter = c.Way.Enter
 	}
-	k.argv, k.envv = &argv[0], &envv[0]
-	for _, f := range c.Files {
-		k.files = append(k.files, Descriptor(f))
+	if len(c.Remove) > 0 {
+		k.remove = b.Texts(c.Remove)[:len(c.Remove)]
 	}
-	for i, f := range c.Stage {
+	if err := b.Err(); err != nil {
+		return fmt.Errorf("arguments and environment: %w", err)
+	}
+	return nil
+}
+
+func (k *keeperState) child(b *Block, c Command, files []*os.File) *child {
+	ch := New[child](b)
+	ch.keeper, ch.stack = k, b.Stack()
+	// Not 0: a core_pattern that is a pipe is fed whatever the limit, except
+	// at 1 (core(5), fs/coredump.c); for files 1 is below any core's size.
+	ch.core = unix.Rlimit{Cur: 1, Max: 1}
+	if c.Cred != nil {
+		ch.become, ch.cred = true, *c.Cred
+	}
+	numbers := make([]int, 0, len(files))
+	for _, f := range files {
+		numbers = append(numbers, Descriptor(f))
+	}
+	ch.files = Copy(b, numbers)
+	return ch
+}
+
+func (c *child) layProgram(b *Block, p *Program) error {
+	c.path = unsafe.Pointer(b.Text(p.Path))
+	c.argv = unsafe.Pointer(&b.Texts(p.Args)[0])
+	c.envv = unsafe.Pointer(&b.Texts(p.Env)[0])
+	var stage []staged
+	for i, f := range p.Stage {
 		st, err := f.Stat()
 		if err != nil {
 			return err
 		}
-		target, err := syscall.BytePtrFromString(StageDir + "/" + strconv.Itoa(i))
-		if err != nil {
-			return err
-		}
-		k.stage = append(k.stage, staged{uintptr(Descriptor(f)), target, st.IsDir()})
+		stage = append(stage, staged{uintptr(Descriptor(f)), b.Text(StageDir + "/" + strconv.Itoa(i)), st.IsDir()})
 	}
-	if c.Terminal != nil {
-		k.terminal, k.restore = Descriptor(c.Terminal.File), c.Terminal.State
-	}
+	c.stage = Copy(b, stage)
 	return nil
 }
 
@@ -240,6 +296,18 @@ func (k *Keeper) read(deadline time.Time) (rec record, err error) {
 	return rec, nil
 }
 
+// EndAt has the keeper end everything at a time, should sbxrun not have done so by
+// then because it is stopped. Each call replaces the time before.
+func (k *Keeper) EndAt(t time.Time) {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return // it cannot fail; and without a deadline the keeper still waits for our end
+	}
+	at := now.Nano() + int64(time.Until(t))
+	// An error means that the keeper is dead.
+	_, _ = unix.Write(Descriptor(k.socket), (*[8]byte)(unsafe.Pointer(&at))[:])
+}
+
 // Kill lets the keeper kill whatever it still has; Empty tells when it has. It
 // does not block, and may be called more than once.
 func (k *Keeper) Kill() {
@@ -252,12 +320,8 @@ func (k *Keeper) Kill() {
 // sbxrun's.
 var ErrNotEmpty = errors.New("the keeper was killed before it had reaped the sandbox")
 
-// Inherit kills and reaps what a killed keeper has left to sbxrun, which is a
-// subreaper too: bwrap's processes, which are in the keeper's session, and init,
-// which may have made one of its own; nil if it is not known yet, and then it has
-// not. Other children that sbxrun may have, from before it was executed, are not
-// touched. It blocks until none is left, or the deadline has passed.
-func (k *Keeper) Inherit(init *Process, deadline time.Time) error {
+// inherit is [Kept.Inherit].
+func (k *Keeper) inherit(inits []*Process, deadline time.Time) error {
 	// Its socket closes before its children are reparented; its pidfd tells later.
 	if err := k.Wait(deadline); err != nil {
 		return err
@@ -268,7 +332,7 @@ func (k *Keeper) Inherit(init *Process, deadline time.Time) error {
 			for _, pid := range Children(os.Getpid(), tid) {
 				// Our own unreaped children: their pids cannot be recycled.
 				st, err := ReadStat(pid)
-				if err != nil || pid == k.PID || st.Session != k.PID && (init == nil || pid != init.PID) {
+				if err != nil || pid == k.PID || st.Session != k.PID && !slices.ContainsFunc(inits, func(p *Process) bool { return p.PID == pid }) {
 					continue
 				}
 				_ = unix.Kill(pid, unix.SIGKILL)
@@ -302,16 +366,7 @@ func (k *Keeper) Empty(deadline time.Time) (End, error) {
 			k.failure = rec.startError()
 			continue
 		}
-		return End{
-			Usage: Usage{
-				User:   time.Duration(rec.user) * time.Microsecond,
-				System: time.Duration(rec.system) * time.Microsecond,
-				MaxRSS: rec.maxrss << 10,
-			},
-			Monitor:    unix.WaitStatus(rec.monitor),
-			Init:       unix.WaitStatus(rec.init),
-			ReapedInit: rec.reapedInit != 0,
-		}, nil
+		return End{Late: rec.late != 0, reaped: rec.ended[:min(rec.count, maxEnded)]}, nil
 	}
 }
 

@@ -3,18 +3,21 @@ package proc
 import (
 	"fmt"
 	"strconv"
-	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// This file is what a keeper does about limits: its command takes them on, or is born
-// with them; and the cgroups are removed when all is reaped.
-
-// cloneArgs is struct clone_args (clone(2), clone3).
-type cloneArgs struct {
-	flags, pidfd, childTID, parentTID, exitSignal, stack, stackSize, tls, setTID, setTIDSize, cgroup uint64
+// bounds are [Bounds] in a [Block].
+type bounds struct {
+	tasks   []int // to be joined by writing to them: v1, and v2 last
+	cgroup  int   // v2, to be born in; -1 for none
+	setNice bool
+	nice    int
+	oom     unsafe.Pointer // the text; nil for none
+	oomSize int
+	setCPUs bool
+	cpus    unix.CPUSet
 }
 
 // removeTries and removePause bound how long a keeper tries to remove a cgroup,
@@ -25,121 +28,68 @@ const (
 	removePause = 2e6 // ns
 )
 
-// layBounds opens the cgroups that are to be joined, as sbxrun: that is who may.
-func (k *keeperState) layBounds(c Bounds) error {
-	k.nice, k.cpus = c.Nice, c.CPUs
-	if c.OOMScoreAdj != nil {
-		k.oom = []byte(strconv.Itoa(*c.OOMScoreAdj))
+// descriptors are sbxrun's until the keeper has its copies.
+type descriptors []int
+
+func (d *descriptors) close() {
+	for _, fd := range *d {
+		unix.Close(fd)
 	}
-	open := func(path string, flags int) (int, error) {
-		fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return -1, &StartError{Step: stepNames[stepCgroup], Err: fmt.Errorf("%s: %w", path, err)}
-		}
-		return fd, nil
+}
+
+func (d *descriptors) open(path string, flags int) (int, error) {
+	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, &StartError{Step: stepNames[stepCgroup], Err: fmt.Errorf("%s: %w", path, err)}
+	}
+	*d = append(*d, fd)
+	return fd, nil
+}
+
+// lay opens the cgroups that are to be joined, as sbxrun: that is who may.
+func (b *bounds) lay(block *Block, c Bounds, open *descriptors) error {
+	b.cgroup = -1
+	if c.Nice != nil {
+		b.setNice, b.nice = true, *c.Nice
+	}
+	if c.CPUs != nil {
+		b.setCPUs, b.cpus = true, *c.CPUs
+	}
+	if c.OOMScoreAdj != nil {
+		text := strconv.Itoa(*c.OOMScoreAdj)
+		b.oom, b.oomSize = unsafe.Pointer(block.Text(text)), len(text)
+	}
+	var tasks []int
+	join := func(path string) error {
+		fd, err := open.open(path, unix.O_WRONLY)
+		tasks = append(tasks, fd)
+		return err
 	}
 	for _, path := range c.Tasks {
-		fd, err := open(path, unix.O_WRONLY)
-		if err != nil {
+		if err := join(path); err != nil {
 			return err
 		}
-		k.tasks = append(k.tasks, fd)
 	}
 	if c.V2 != "" {
 		var err error
-		if k.cgroup, err = open(c.V2, unix.O_RDONLY|unix.O_DIRECTORY); err != nil {
+		if b.cgroup, err = open.open(c.V2, unix.O_RDONLY|unix.O_DIRECTORY); err != nil {
 			return err
 		}
-		fd, err := open(c.V2+"/cgroup.procs", unix.O_WRONLY)
-		if err != nil {
+		if err := join(c.V2 + "/cgroup.procs"); err != nil {
 			return err
 		}
-		k.tasks = append(k.tasks, fd) // the last
-		k.birth = cloneArgs{flags: unix.CLONE_INTO_CGROUP, exitSignal: uint64(unix.SIGCHLD), cgroup: uint64(k.cgroup)}
 	}
-	for _, dir := range c.Remove {
-		path, err := syscall.BytePtrFromString(dir)
-		if err != nil {
-			return err
-		}
-		k.remove = append(k.remove, path)
-	}
-	k.pause.Nsec = removePause
+	b.tasks = Copy(block, tasks)
 	return nil
 }
 
-// closeBounds closes sbxrun's descriptors, when the keeper has its copies.
-func (k *keeperState) closeBounds() {
-	for _, fd := range k.tasks {
-		unix.Close(fd)
+// birth are the arguments of a clone into the v2 cgroup; without flags if there is
+// none.
+func (b *bounds) birth(stack uintptr) cloneArgs {
+	if b.cgroup < 0 {
+		return cloneArgs{}
 	}
-	if k.cgroup >= 0 {
-		unix.Close(k.cgroup)
-	}
+	const size = StackSize / 2 // any that is within: clone3(2) wants it from its lower end
+	return cloneArgs{flags: unix.CLONE_VM | unix.CLONE_INTO_CGROUP, exitSignal: uint64(unix.SIGCHLD), cgroup: uint64(b.cgroup),
+		stack: uint64(stack - size), stackSize: size}
 }
-
-// forkCommand forks the command: into its v2 cgroup, if it has one (clone3(2),
-// CLONE_INTO_CGROUP, Linux 5.7). Where that is not known or not allowed - container
-// engines filter clone3 - it goes there by itself.
-//
-//go:nosplit
-//go:norace
-//go:nocheckptr
-func (k *keeperState) forkCommand() uintptr {
-	if k.cgroup >= 0 {
-		pid, _, errno := syscall.RawSyscall(unix.SYS_CLONE3, uintptr(unsafe.Pointer(&k.birth)), unsafe.Sizeof(k.birth), 0)
-		if errno == 0 {
-			if pid == 0 {
-				k.tasks = k.tasks[:len(k.tasks)-1]
-			}
-			return pid
-		}
-		if errno == unix.EAGAIN || errno == unix.ENOMEM {
-			k.fail(stepFork, errno)
-		}
-	}
-	return k.must(stepFork, unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0)
-}
-
-// takeBounds runs in the child, while it is still who sbxrun is.
-//
-//go:nosplit
-//go:norace
-//go:nocheckptr
-func (k *keeperState) takeBounds() {
-	k.buf[0] = '0' // the one who writes
-	for i := range k.tasks {
-		k.must(stepCgroup, unix.SYS_WRITE, uintptr(k.tasks[i]), uintptr(unsafe.Pointer(&k.buf)), 1, 0, 0)
-	}
-	if k.nice != nil {
-		k.must(stepNice, unix.SYS_SETPRIORITY, unix.PRIO_PROCESS, 0, uintptr(*k.nice), 0, 0)
-	}
-	if k.oom != nil {
-		fd := k.must(stepOOM, unix.SYS_OPENAT, uintptr(at), uintptr(unsafe.Pointer(&oomFile)), unix.O_WRONLY|unix.O_CLOEXEC, 0, 0)
-		k.must(stepOOM, unix.SYS_WRITE, fd, uintptr(unsafe.Pointer(&k.oom[0])), uintptr(len(k.oom)), 0, 0)
-	}
-	if k.cpus != nil {
-		// So that nproc(1) fits. It is no limit, a program can undo it; the quota is.
-		syscall.RawSyscall(unix.SYS_SCHED_SETAFFINITY, 0, unsafe.Sizeof(*k.cpus), uintptr(unsafe.Pointer(k.cpus)))
-	}
-}
-
-// removeCgroups removes the cgroups, which hold nothing any more. sbxrun is told by
-// our end, or is dead.
-//
-//go:nosplit
-//go:norace
-//go:nocheckptr
-func (k *keeperState) removeCgroups() {
-	for i := range k.remove {
-		for range removeTries {
-			_, _, errno := syscall.RawSyscall(unix.SYS_UNLINKAT, uintptr(at), uintptr(unsafe.Pointer(k.remove[i])), unix.AT_REMOVEDIR)
-			if errno != unix.EBUSY {
-				break
-			}
-			syscall.RawSyscall(unix.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&k.pause)), 0, 0)
-		}
-	}
-}
-
-var oomFile = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 's', 'e', 'l', 'f', '/', 'o', 'o', 'm', '_', 's', 'c', 'o', 'r', 'e', '_', 'a', 'd', 'j', 0}

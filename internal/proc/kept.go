@@ -1,19 +1,23 @@
 package proc
 
 import (
+	"fmt"
 	"os"
 	"time"
 
+	"github.com/hashicorp/go-multierror"
 	"golang.org/x/sys/unix"
 )
 
-// Kept is a PID namespace below a keeper: the two processes that stand for its
-// end.
+// Kept is what a keeper keeps, and what stands for its end: a room, a command in a
+// room, or both.
 type Kept struct {
 	Keeper *Keeper
-	Init   *Process // PID 1 of the namespace, verified
-	PIDNS  uint64   // inode of the namespace, to name survivors
-	mounts *os.File // init's mount namespace, if it is held
+	Room   *Process   // PID 1 of the room, verified; nil if the room is another keeper's
+	Init   *Process   // PID 1 of the command's namespace, verified; nil without a command
+	RoomNS uint64     // inode of the room's PID namespace, to name survivors
+	InitNS uint64     // and of the command's
+	mounts []*os.File // mount namespaces that are held
 }
 
 // maxLook bounds every look at the processes: it delays the kill.
@@ -22,13 +26,12 @@ const maxLook = 1000
 // maxUsage bounds how many processes are asked what they have used.
 const maxUsage = 100
 
-// Strays looks at what is alive besides init and the payload: how many
-// processes, at most 1,000, and what the first 100 have used. payload is its pid, 0
-// if it is no more. While init still lives.
-func (k *Kept) Strays(payload int) (n int, used Usage) {
+// Strays looks at what is alive besides init when the payload has ended: how many
+// processes, at most 1,000, and what the first 100 have used. While init still lives.
+func (k *Kept) Strays() (n int, used Usage) {
 	var alive []Stat
 	for _, st := range Descendants(k.Init.PID, maxLook) {
-		if st.State != "Z" && st.State != "X" && st.PID != payload {
+		if st.State != "Z" && st.State != "X" {
 			alive = append(alive, st)
 		}
 	}
@@ -38,7 +41,12 @@ func (k *Kept) Strays(payload int) (n int, used Usage) {
 // Used is what the processes that run now have used, up to 100 of them, and what
 // nobody may wait for any more: when init is killed the kernel discards it
 // (zap_pid_ns_processes ignores SIGCHLD).
-func (k *Kept) Used() Usage { return sum(Descendants(k.Init.PID, maxUsage)) }
+func (k *Kept) Used() Usage {
+	if k.Init == nil {
+		return Usage{}
+	}
+	return sum(Descendants(k.Init.PID, maxUsage))
+}
 
 func sum(stats []Stat) (total Usage) {
 	for i, st := range stats {
@@ -52,15 +60,6 @@ func sum(stats []Stat) (total Usage) {
 	return total
 }
 
-// InitEnding says whether init has ended, or is about to. It says so before any of the
-// others dies with it: an init that was killed is marked as exiting first, and kills
-// them then (zap_pid_ns_processes).
-func (k *Kept) InitEnding() bool {
-	// An error means that it is gone.
-	st, err := ReadStat(k.Init.PID)
-	return err != nil || st.Exiting || k.Init.Exited()
-}
-
 // Abandon ends what did not come to be: init may be unknown, so it is the keeper
 // that kills what it has. It returns when nothing is left, or at the deadline
 // with an error.
@@ -68,7 +67,7 @@ func (k *Kept) Abandon(deadline time.Time) error {
 	k.Keeper.Kill()
 	_, err := k.Keeper.Empty(deadline)
 	if err == ErrNotEmpty {
-		err = k.Keeper.Inherit(k.Init, deadline)
+		err = k.Inherit(deadline)
 	}
 	if reapErr := k.Keeper.Reap(deadline); err == nil {
 		err = reapErr
@@ -76,36 +75,82 @@ func (k *Kept) Abandon(deadline time.Time) error {
 	return err
 }
 
-// HoldMounts holds init's mount namespace. As long as somebody does, init can end
+// inits are the processes whose end is the end of a PID namespace, the inner one first.
+func (k *Kept) inits() (list []*Process) {
+	for _, p := range []*Process{k.Init, k.Room} {
+		if p != nil {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+// Inherit kills and reaps what a killed keeper has left to sbxrun, which is a
+// subreaper too: what is in the keeper's session, and the inits. Other children that
+// sbxrun may have, from before it was executed, are not touched. It blocks until none is
+// left, or the deadline has passed.
+func (k *Kept) Inherit(deadline time.Time) error { return k.Keeper.inherit(k.inits(), deadline) }
+
+// HoldMounts holds the mount namespaces. As long as somebody does, an init can end
 // without having to take all mounts down before, which takes the kernel longer than
 // all the rest (namespace_unlock waits for RCU). Where it is not allowed, the end
 // takes that much longer.
 func (k *Kept) HoldMounts() {
-	fd, err := OpenNamespace(k.Init.PID, "mnt")
-	if err != nil {
-		return
+	for _, p := range k.inits() {
+		fd, err := OpenNamespace(p.PID, "mnt")
+		if err != nil {
+			continue
+		}
+		mounts := os.NewFile(uintptr(fd), "mount namespace")
+		if p.Exited() {
+			mounts.Close() // it may be another's
+			continue
+		}
+		k.mounts = append(k.mounts, mounts)
 	}
-	mounts := os.NewFile(uintptr(fd), "mount namespace")
-	if k.Init.Exited() {
-		mounts.Close() // it may be another's
-		return
-	}
-	k.mounts = mounts
 }
 
-// Unmount gives the mount namespace up, if it is held. It blocks while the kernel
-// takes it down: half a millisecond.
+// Unmount gives the mount namespaces up that are held. It blocks while the kernel
+// takes them down: half a millisecond.
 func (k *Kept) Unmount() {
-	if k.mounts != nil {
-		_ = k.mounts.Close() // an error means that it was closed
+	for _, m := range k.mounts {
+		_ = m.Close() // an error means that it was closed
 	}
 }
 
-// KillInit sends SIGKILL to init, and with it to everything in the namespace
-// (pid_namespaces(7)). An init that has ended is no error.
-func (k *Kept) KillInit() error {
-	if err := k.Init.Signal(unix.SIGKILL); err != nil && err != ErrGone {
-		return err
+// KillInits sends SIGKILL to the inits, and with them to everything in their namespaces
+// (pid_namespaces(7)). One that has ended is no error.
+func (k *Kept) KillInits() error {
+	var failed *multierror.Error
+	for _, p := range k.inits() {
+		if err := p.Signal(unix.SIGKILL); err != nil && err != ErrGone {
+			failed = multierror.Append(failed, fmt.Errorf("kill init %d: %w", p.PID, err))
+		}
 	}
-	return nil
+	return failed.ErrorOrNil()
+}
+
+// Wait waits, at most until the deadline, for the end of the inits: then their
+// namespaces are empty.
+func (k *Kept) Wait(deadline time.Time) error {
+	var failed *multierror.Error
+	for _, p := range k.inits() {
+		if err := p.Wait(deadline); err != nil {
+			failed = multierror.Append(failed, fmt.Errorf("wait for init %d: %w", p.PID, err))
+		}
+	}
+	return failed.ErrorOrNil()
+}
+
+// Survivors lists what is left: members of the namespaces, and what the keeper still
+// has; at most limit.
+func (k *Kept) Survivors(limit int) (left []Stat) {
+	seen := map[int]bool{}
+	for _, st := range append(Members(limit, k.RoomNS, k.InitNS), Descendants(k.Keeper.PID, limit)...) {
+		if !seen[st.PID] && len(left) < limit {
+			seen[st.PID] = true
+			left = append(left, st)
+		}
+	}
+	return left
 }

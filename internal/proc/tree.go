@@ -234,10 +234,10 @@ func threads(pid int) (tids []int) {
 	return tids
 }
 
-// Members lists every process of a PID namespace, nested namespaces apart, by
+// Members lists every process of some PID namespaces, those nested in them apart, by
 // looking through all of /proc; at most limit. For the survivors of a teardown
 // that could not be proven: exact, and too slow for anything else.
-func Members(ns uint64, limit int) (found []Stat) {
+func Members(limit int, namespaces ...uint64) (found []Stat) {
 	dir, err := os.Open("/proc")
 	if err != nil {
 		return nil
@@ -249,7 +249,7 @@ func Members(ns uint64, limit int) (found []Stat) {
 		if err != nil {
 			continue
 		}
-		if in, err := Namespace(pid, "pid"); err != nil || in != ns {
+		if in, err := Namespace(pid, "pid"); err != nil || !slices.Contains(namespaces, in) {
 			continue
 		}
 		if st, err := ReadStat(pid); err == nil && len(found) < limit {

@@ -50,7 +50,6 @@ type Report struct {
 type ReportPayload struct {
 	ExitCode *int    `json:"exit_code,omitempty"`
 	Signal   *string `json:"signal,omitempty"`
-	Source   Source  `json:"source"`
 }
 
 // ReportTeardown is the proof, or what stands against it.
@@ -114,7 +113,7 @@ func (r Result) Report(id string, argv []string) Report {
 		rep.Teardown.Survivors = []Survivor{}
 	}
 	if p := r.Payload; p != nil {
-		rep.Payload = &ReportPayload{Source: p.Source}
+		rep.Payload = &ReportPayload{}
 		if p.Signal != 0 {
 			name := SignalName(p.Signal)
 			rep.Payload.Signal = &name

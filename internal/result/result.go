@@ -66,40 +66,19 @@ const (
 	ExitOutputLimit = 128 + int(unix.SIGXFSZ)
 )
 
-// Source tells how the command's own end is known.
-type Source string
-
-const (
-	// FromKernel: the wait status itself (PIDFD_GET_INFO, Linux 6.15).
-	FromKernel Source = "kernel"
-	// Inferred: from bwrap, which reports 128+n for a signal, so that exit 137
-	// and SIGKILL look alike. Codes of 129 and more that name a signal are
-	// taken for the signal, as shells do.
-	Inferred Source = "inferred"
-)
-
 // Payload is the command's own end. Exactly one of ExitCode and Signal counts:
 // Signal is 0 if it exited.
 type Payload struct {
 	ExitCode int
 	Signal   syscall.Signal
-	Source   Source
 }
 
 // FromWaitStatus is the payload's end as the kernel tells it.
 func FromWaitStatus(ws unix.WaitStatus) Payload {
 	if ws.Signaled() {
-		return Payload{Signal: ws.Signal(), Source: FromKernel}
+		return Payload{Signal: ws.Signal()}
 	}
-	return Payload{ExitCode: ws.ExitStatus(), Source: FromKernel}
-}
-
-// FromShellCode is the payload's end as bwrap tells it.
-func FromShellCode(code int) Payload {
-	if n := code - 128; n > 0 && unix.SignalName(syscall.Signal(n)) != "" {
-		return Payload{Signal: syscall.Signal(n), Source: Inferred}
-	}
-	return Payload{ExitCode: code, Source: Inferred}
+	return Payload{ExitCode: ws.ExitStatus()}
 }
 
 // Code is the exit code in the shells' convention, 128+n for a signal.
@@ -196,14 +175,7 @@ func (r Result) Status() Status {
 			return StatusCompleted
 		}
 		return StatusFailed
-	case Signaled:
-		// Where only bwrap's 128+n is known, 137 and 143 are most likely the work
-		// of somebody who killed the command.
-		if p := r.Payload; p.Source == Inferred && (p.Signal == unix.SIGKILL || p.Signal == unix.SIGTERM) {
-			return StatusKilled
-		}
-		return StatusFailed
-	case FileSize:
+	case Signaled, FileSize:
 		return StatusFailed
 	case Timeout, IdleTimeout, Killed, Canceled, OOM, CPUTime, OutputLimit:
 		return StatusKilled
@@ -229,9 +201,6 @@ func (e *Error) Report() *ReportError {
 	return &ReportError{Code: e.Code, Message: e.Message, Hint: e.Hint}
 }
 
-// ErrSetup says that init never came to the point of starting the payload.
-var ErrSetup = errors.New("the sandbox was not set up")
-
-// ErrUnknown says that the payload was executed, or may have been, and that
-// nobody can tell how it ended.
+// ErrUnknown says that init was killed, and the payload with it, so that nobody can
+// tell how the payload ended.
 var ErrUnknown = errors.New("the command's end is unknown")

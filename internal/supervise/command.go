@@ -1,0 +1,349 @@
+// Package supervise owns the order of one command, and its single decision: what
+// ended it. run, start, exec, a readiness probe and doctor call the same steps, in
+// this order, with no way back:
+//
+//	Build or Enter  a room with a command in it, or a command in a room, held: its init
+//	                is known and verified, and nothing of it has run
+//	Release         the command begins, and with it the deadline
+//	Watch           waits for the first of: the command's end, the deadline, a limit, a
+//	                [Request]. That is the cause, settled before anything is killed
+//	End             the grace period, if there is one; the kill; the proof
+//	Collect         the keeper, when the caller has passed on the last output
+//
+// [Run] makes all of them for a caller that has nothing to do in between.
+package supervise
+
+import (
+	"context"
+	"errors"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/cleanup"
+	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/nsenter"
+)
+
+// Terms are how a command is supervised.
+type Terms struct {
+	Timeout      time.Duration // from the release; 0 for none
+	Grace        time.Duration // from SIGTERM to SIGKILL; 0 for SIGKILL at once
+	ProofTimeout time.Duration // how long the proof may take
+	Begin        time.Time     // when sbxrun, or this use of it, began
+	// Hurry cuts a grace period short when it is closed.
+	Hurry <-chan struct{}
+	// Limits, if not nil, is what the command is in; it stays the caller's.
+	Limits *limits.Group
+	// SpareOOM lets it go on when the kernel has killed a process of it for want of
+	// memory, unless that was the payload.
+	SpareOOM bool
+	// Shared says that other commands may run in the room, and end with it.
+	Shared bool
+	// Confirm makes Release return only when the command was really executed.
+	Confirm bool
+}
+
+// A Request ends a command: it is the cause that its context is cancelled with.
+type Request struct {
+	Cause  result.Cause // Canceled, Killed, IdleTimeout, OutputLimit
+	Signal syscall.Signal
+	// Grace is from the signal, which goes to all of the sandbox, to SIGKILL. It does
+	// not count for Canceled: there the signal goes to the payload alone, and the grace
+	// period is that of the terms.
+	Grace time.Duration
+}
+
+func (r Request) Error() string { return string(r.Cause) + " by " + result.SignalName(r.Signal) }
+
+// requestOf is what a context was cancelled with.
+func requestOf(ctx context.Context) Request {
+	request := Request{Cause: result.Canceled, Signal: unix.SIGTERM}
+	errors.As(context.Cause(ctx), &request)
+	return request
+}
+
+// Command is one command from when it is held to its proven end; or a room that idles,
+// which is a command that never ends by itself.
+type Command struct {
+	Terms
+	kept   *proc.Kept
+	room   *bwrap.Room   // nil if the command has entered another's
+	exec   *nsenter.Exec // nil for a room that idles
+	result result.Result
+
+	cause    result.Cause // "" until it is decided
+	deadline time.Time    // zero for none
+	request  Request      // if there was one
+	used     proc.Usage   // by what runs, and nobody will wait for
+	startErr error        // why it never ran
+	oom      bool         // the kernel has killed something for want of memory
+}
+
+// Build builds a room for a plan, with the plan's command held in it. An error is a
+// *[result.Error], and nothing is left. stdio stays the caller's, who may close it.
+func Build(ctx context.Context, plan *bwrap.Plan, stdio [3]*os.File, tty *proc.Terminal, t Terms) (*Command, error) {
+	room, err := plan.Start(ctx, stdio, tty, t.Confirm)
+	if err != nil {
+		return nil, err
+	}
+	return &Command{Terms: t, kept: &room.Kept, room: room, exec: room.Exec, result: begun(t)}, nil
+}
+
+// Enter holds a command in a room that is there, by the verified PID 1 of that. An error
+// is a *[result.Error], and nothing is left. stdio and room stay the caller's.
+func Enter(ctx context.Context, entry *nsenter.Entry, room *proc.Process, stdio [3]*os.File, tty *proc.Terminal, t Terms) (*Command, error) {
+	entry.Confirm = t.Confirm
+	x, err := entry.Start(ctx, room, stdio, tty)
+	if err != nil {
+		return nil, err
+	}
+	return &Command{Terms: t, kept: &x.Kept, exec: x, result: begun(t)}, nil
+}
+
+func begun(t Terms) result.Result {
+	return result.Result{StartedAt: t.Begin, Verdict: result.NotApplicable, Cause: result.StartFailed}
+}
+
+// NotStarted is the result of a command that came to nothing before it was held.
+func NotStarted(ctx context.Context, err error, t Terms) result.Result {
+	r := begun(t)
+	r.Duration = time.Since(t.Begin)
+	if ctx.Err() != nil {
+		request := requestOf(ctx)
+		r.Cause, r.Signal = request.Cause, request.Signal
+		return r
+	}
+	r.Err = asError(err)
+	return r
+}
+
+// Run makes all steps one after the other. start is a call of [Build] or [Enter].
+func Run(ctx context.Context, t Terms, start func(context.Context) (*Command, error)) result.Result {
+	if ctx.Err() != nil {
+		return NotStarted(ctx, ctx.Err(), t)
+	}
+	c, err := start(ctx)
+	if err != nil {
+		return NotStarted(ctx, err, t)
+	}
+	defer c.Close()
+	c.Release(ctx)
+	c.Watch(ctx)
+	r := c.End(ctx)
+	c.Collect()
+	return r
+}
+
+// Kept is what has to go for the command to be gone.
+func (c *Command) Kept() *proc.Kept { return c.kept }
+
+// Refuse decides that the command is not to begin.
+func (c *Command) Refuse(err error) { c.cause, c.startErr = result.StartFailed, err }
+
+// Release lets the command begin and reports whether it did, as far as is known: with
+// [Terms.Confirm] that it was executed. If not, the cause is decided.
+func (c *Command) Release(ctx context.Context) bool {
+	if c.cause != "" {
+		return false
+	}
+	if ctx.Err() != nil {
+		c.requested(ctx) // it never ran
+		return false
+	}
+	if g := c.Limits; g != nil {
+		// Not before: what made the room and entered it is no part of what is limited.
+		if err := g.Throttle(); err != nil {
+			c.Refuse(err)
+			return false
+		}
+	}
+	c.result.Started = true // or will be, any moment
+	if t := c.Timeout; t > 0 {
+		c.deadline = time.Now().Add(t)
+		// Only for when we are stopped, so never before us.
+		c.kept.Keeper.EndAt(c.deadline.Add(c.Grace + lateness))
+	}
+	if c.exec != nil {
+		c.exec.Release()
+		if c.Confirm && !c.confirmed(ctx) {
+			return false
+		}
+	}
+	c.result.Setup = time.Since(c.Begin)
+	return true
+}
+
+// lateness is how much later than sbxrun's own deadline the keeper's is.
+const lateness = 500 * time.Millisecond
+
+// confirmed waits until the command was executed, or could not be.
+func (c *Command) confirmed(ctx context.Context) bool {
+	select {
+	case <-c.exec.Running():
+		return true
+	case <-c.exec.Exited():
+		select {
+		case <-c.exec.Running(): // and is over
+			return true
+		default:
+		}
+		c.cause = result.Exited // End finds out why
+	case <-ctx.Done():
+		c.requested(ctx)
+	case <-time.After(bwrap.SetupBound):
+		c.cause = result.StartFailed
+		c.startErr = &result.Error{Code: "setup", Message: "the command could not be executed in time"}
+	}
+	return false
+}
+
+// requested takes over who ends the command, and how.
+func (c *Command) requested(ctx context.Context) {
+	c.request = requestOf(ctx)
+	c.cause = c.request.Cause
+}
+
+// Watch waits for the one thing that ends a command that runs.
+func (c *Command) Watch(ctx context.Context) {
+	if c.cause != "" {
+		return
+	}
+	var exited <-chan struct{}
+	if c.exec != nil {
+		exited = c.exec.Exited()
+	}
+	// Monotonic timers: a clock that is set does not matter.
+	var deadline, before <-chan time.Time
+	if !c.deadline.IsZero() {
+		left := time.Until(c.deadline)
+		deadline = time.After(left)
+		before = time.After(max(0, left-lookAhead))
+	}
+	unkept, stop := c.watchKeeper()
+	defer stop()
+	var keeperLost <-chan time.Time
+	var exceeded <-chan limits.Event
+	if g := c.Limits; g != nil {
+		watching, stop := context.WithCancel(context.Background())
+		defer stop()
+		exceeded = g.Watch(watching)
+	}
+	for c.cause == "" {
+		select {
+		case <-exited:
+			c.cause = c.inTime()
+		case <-unkept:
+			// Usually all is over, or the payload dies with it, and can tell more.
+			unkept, keeperLost = nil, time.After(patience)
+			if exited == nil {
+				c.cause = result.Lost
+			}
+		case <-keeperLost:
+			c.cause = result.Lost
+		case event := <-exceeded:
+			if event == limits.CPUTime {
+				c.cause = result.CPUTime
+			} else if !c.SpareOOM {
+				c.cause = result.OOM
+			}
+		case <-before:
+			c.used = c.kept.Used()
+			c.kept.HoldMounts()
+		case <-deadline:
+			// Its end may be known already, if we were stopped in between.
+			if c.cause = result.Timeout; c.exec != nil && c.exec.Ending() {
+				<-exited
+				c.cause = c.inTime()
+			}
+		case <-ctx.Done():
+			c.requested(ctx)
+		}
+	}
+}
+
+// inTime is the cause of a command that has ended: nobody calls a timeout what ended
+// before the deadline, nor the other way round, however late we look.
+func (c *Command) inTime() result.Cause {
+	if _, at, err := c.exec.ExitStatus(); err == nil && !c.deadline.IsZero() && at.After(c.deadline) {
+		return result.Timeout
+	}
+	return result.Exited
+}
+
+// watchKeeper returns a channel that is closed when the keeper is dead.
+func (c *Command) watchKeeper() (dead <-chan struct{}, stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	gone := make(chan struct{})
+	// Not at once: most keepers of short commands need no watching.
+	timer := time.AfterFunc(moment, func() {
+		// A pidfd of our own: the other one is for the teardown. Our unreaped child,
+		// so the pid is its own.
+		keeper, err := proc.Open(c.kept.Keeper.PID)
+		if err != nil {
+			return // unwatched: the deadline and the payload's end remain
+		}
+		defer keeper.Close()
+		if keeper.WaitContext(ctx, time.Time{}) == nil {
+			close(gone)
+		}
+	})
+	return gone, func() {
+		timer.Stop()
+		cancel()
+	}
+}
+
+// moment is how long the death of one process may take to bring about the death
+// of those that depend on it.
+const moment = 50 * time.Millisecond
+
+// patience is how long it may take to hear of what the end of the keeper means: a
+// machine may be slow, and nothing depends on it.
+const patience = 2 * time.Second
+
+// lookAhead is how long before the deadline is asked what the sandbox has used:
+// at the deadline it would delay the kill.
+const lookAhead = 10 * time.Millisecond
+
+// Cause is what ended the command; "" until that is decided.
+func (c *Command) Cause() result.Cause { return c.cause }
+
+// Request is what was asked for, if somebody has asked for the end.
+func (c *Command) Request() Request { return c.request }
+
+// Signal sends a signal to everything of the command, and with [Terms.Shared] to all
+// other commands in the room.
+func (c *Command) Signal(sig syscall.Signal) error {
+	if c.Shared {
+		return nsenter.Signal(c.room.Room, c.room.Cred, c.room.HostNet, sig)
+	}
+	return c.exec.SignalAll(sig)
+}
+
+// Collect waits for the keeper's own end, after the caller has passed on the last output
+// and put the terminal back. An error says that it was left.
+func (c *Command) Collect() error { return cleanup.Collect(c.kept, time.Now().Add(c.ProofTimeout)) }
+
+// Close gives up all descriptors. Should the keeper still have something, it goes on
+// killing it.
+func (c *Command) Close() {
+	if c.room != nil {
+		c.room.Close()
+		return
+	}
+	c.exec.Close()
+}
+
+func asError(err error) *result.Error {
+	var e *result.Error
+	if !errors.As(err, &e) {
+		e = &result.Error{Code: "setup", Message: "cannot set up the sandbox: " + err.Error(), Err: err}
+	}
+	return e
+}

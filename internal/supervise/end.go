@@ -1,0 +1,222 @@
+package supervise
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup"
+	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+// End brings the command down, on every path, and returns the result when nothing of it
+// is left, or when the proof timeout says that this cannot be shown. ctx is the one that
+// requests come by: a second one can only shorten a grace period.
+func (c *Command) End(ctx context.Context) result.Result {
+	decided := time.Now()
+	res := &c.result
+	res.Cause = c.cause
+	graceErr := c.beforeKill(ctx)
+	out := c.teardown()
+	res.Verdict, res.Survivors = out.Verdict, out.Survivors
+	used := proc.Usage{}
+	if c.kept.Init != nil {
+		used = out.End.Usage(c.kept.Init.PID)
+	}
+	res.CPUUser, res.CPUSystem, res.MaxRSS = used.User+c.used.User, used.System+c.used.System, max(used.MaxRSS, c.used.MaxRSS)
+	c.readLimits()
+	if res.Cause == result.Exited {
+		c.settle(out)
+	} else if c.exec != nil && res.Started && out.Verdict == result.Proven {
+		<-c.exec.Exited() // dead, so at once
+		res.Payload, _, _ = c.exec.ExitStatus()
+	}
+	switch {
+	case out.Err != nil:
+		res.Err = &result.Error{Code: "unproven", Err: out.Err,
+			Message: fmt.Sprintf("the sandbox could not be proven empty within %v: %v", c.ProofTimeout, out.Err),
+			Hint:    "the report lists what is left; a process in state D waits for the kernel or a device"}
+	case graceErr != nil:
+		res.Err = &result.Error{Code: "grace", Err: graceErr,
+			Message: fmt.Sprintf("no grace period, the sandbox was killed at once: %v", graceErr)}
+	}
+	res.Teardown, res.Duration = out.At.Sub(decided), time.Since(c.Begin)
+	return *res
+}
+
+// beforeKill is what comes before the kill: a look at what the payload has left behind,
+// or a grace period; and what all have used, which the kernel will not tell
+// afterwards. An error is one of the grace period.
+func (c *Command) beforeKill(ctx context.Context) (err error) {
+	res := &c.result
+	switch c.cause {
+	case result.Exited:
+		if c.exec != nil {
+			res.Payload, _, c.startErr = c.exec.ExitStatus()
+			if res.Payload != nil {
+				res.Strays, c.used = c.exec.Strays()
+			}
+		}
+		return nil
+	case result.StartFailed:
+		res.Started, res.Err = false, asError(c.startErr)
+		return nil
+	case result.Lost:
+		return nil
+	case result.Canceled:
+		res.Signal = c.request.Signal
+	}
+	if c.exec != nil && res.Started {
+		err = c.grace(ctx)
+	}
+	if c.cause != result.Timeout || c.Grace > 0 { // it was looked at shortly before
+		c.used = c.kept.Used()
+	}
+	return err
+}
+
+// grace tells the sandbox to end and gives it time, if there is a grace period for the
+// cause.
+func (c *Command) grace(ctx context.Context) error {
+	switch c.cause {
+	case result.Timeout:
+		if c.Grace > 0 {
+			return c.wait(c.Grace, c.Signal(unix.SIGTERM), nil, ctx)
+		}
+	case result.Canceled:
+		// Only the command is told, so only for the command is waited.
+		if c.Grace > 0 {
+			return c.wait(c.Grace, c.exec.Signal(c.request.Signal), c.exec.Exited(), nil)
+		}
+	case result.Killed, result.IdleTimeout, result.OutputLimit:
+		if c.request.Grace > 0 {
+			return c.wait(c.request.Grace, c.Signal(c.request.Signal), nil, nil)
+		}
+	}
+	return nil
+}
+
+// wait ends when init has exited, which it does by itself when it has no children left;
+// when until is closed; when the grace period is over, that of a later request by ctx
+// included; or when somebody is in a hurry. told is what became of the signal.
+func (c *Command) wait(period time.Duration, told error, until <-chan struct{}, ctx context.Context) error {
+	if told != nil && !errors.Is(told, proc.ErrGone) {
+		return told
+	}
+	over := time.Now().Add(period)
+	waiting, stop := context.WithCancel(context.Background())
+	waited := make(chan struct{})
+	go func() {
+		defer close(waited)
+		_ = c.kept.Init.WaitContext(waiting, over) // an error means that the time is over
+	}()
+	var request <-chan struct{}
+	if ctx != nil {
+		request = ctx.Done()
+	}
+	select {
+	case <-waited:
+	case <-until:
+	case <-c.Hurry:
+	case <-request:
+		// Somebody wants an end who has perhaps less patience.
+		select {
+		case <-waited:
+		case <-time.After(requestOf(ctx).Grace):
+		case <-c.Hurry:
+		}
+	}
+	stop()
+	<-waited
+	return nil
+}
+
+// teardown kills, with help if that takes long.
+func (c *Command) teardown() cleanup.Outcome {
+	if g := c.Limits; g != nil {
+		g.Unthrottle()
+	}
+	rescued := make(chan struct{})
+	rescue := time.AfterFunc(late, func() {
+		defer close(rescued)
+		c.rescue()
+	})
+	out := cleanup.Teardown(c.kept, time.Now().Add(c.ProofTimeout))
+	if !rescue.Stop() {
+		<-rescued
+	}
+	return out
+}
+
+// late is when a teardown is helped: it takes some milliseconds, or, with thousands
+// of processes, some hundred.
+const late = 100 * time.Millisecond
+
+// rescue is the second way to the end, beside the teardown: somebody may have frozen
+// what is to die, or throttled it.
+func (c *Command) rescue() {
+	// What cannot be done here, the proof will miss: it says what is left.
+	if m, err := limits.Detect(); err == nil {
+		for _, p := range []*proc.Process{c.kept.Init, c.kept.Room} {
+			if p != nil && !p.Exited() {
+				_ = m.Thaw(p.PID)
+			}
+		}
+	}
+	if g := c.Limits; g != nil {
+		_ = g.Loosen()
+		_ = g.Kill()
+	}
+}
+
+// readLimits reads what was counted, before the keeper removes the cgroups.
+func (c *Command) readLimits() {
+	g := c.Limits
+	if g == nil {
+		return
+	}
+	died := syscall.Signal(0)
+	if p := c.result.Payload; p != nil {
+		died = p.Signal
+	}
+	c.result.Limits = append(c.result.Limits, g.Limits(died)...)
+	used := g.Usage()
+	c.result.MemoryPeak, c.result.PidsPeak = used.MemoryPeak, used.PidsPeak
+	c.oom = g.OOMKilled()
+}
+
+// settle names the cause where the payload has ended without us.
+func (c *Command) settle(out cleanup.Outcome) {
+	res := &c.result
+	switch {
+	case res.Payload != nil && res.Payload.Signal != 0:
+		res.Cause = result.Signaled
+	case res.Payload != nil:
+		res.Cause = result.Exited
+	case errors.As(c.startErr, &res.Err):
+		res.Cause, res.Started = result.StartFailed, false
+	case out.End.Late:
+		res.Cause = result.Timeout // we were stopped; the keeper was not
+	default:
+		res.Cause = result.Lost // init was killed, by nobody of ours
+	}
+	killed := res.Cause == result.Lost || res.Payload != nil && res.Payload.Signal == unix.SIGKILL
+	switch {
+	case res.Err != nil:
+	case c.oom && (killed || !c.SpareOOM):
+		res.Cause = result.OOM
+	case res.Cause == result.Signaled && res.Payload.Signal == unix.SIGXFSZ && hit(res.Limits, "fsize"):
+		res.Cause = result.FileSize
+	}
+}
+
+func hit(list []result.Limit, name string) bool {
+	return slices.ContainsFunc(list, func(l result.Limit) bool { return l.Name == name && l.Hit })
+}
