@@ -18,7 +18,7 @@ import (
 func soon() time.Time { return time.Now().Add(20 * time.Second) }
 
 // held is a sandbox just before it runs a shell script, and the script's stdout.
-func held(t *testing.T, script string) (sb *bwrap.Sandbox, stdout *os.File) {
+func held(t *testing.T, script string) (sb *bwrap.Room, stdout *os.File) {
 	t.Helper()
 	plan, err := bwrap.Prepare(bwrap.Policy{Command: []string{"sh", "-c", script}, Workdir: "/tmp"},
 		bwrap.Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
@@ -36,7 +36,9 @@ func held(t *testing.T, script string) (sb *bwrap.Sandbox, stdout *os.File) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { stdout.Close() })
-	if sb, err = plan.Start(t.Context(), [3]*os.File{null, w, os.Stderr}, nil, func() { w.Close() }); err != nil {
+	sb, err = plan.Start(t.Context(), [3]*os.File{null, w, os.Stderr}, nil, false)
+	w.Close()
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(sb.Close)
@@ -44,9 +46,9 @@ func held(t *testing.T, script string) (sb *bwrap.Sandbox, stdout *os.File) {
 }
 
 // up releases the sandbox and waits for n lines.
-func up(t *testing.T, sb *bwrap.Sandbox, stdout *os.File, n int) {
+func up(t *testing.T, sb *bwrap.Room, stdout *os.File, n int) {
 	t.Helper()
-	sb.Release()
+	sb.Exec.Release()
 	if err := stdout.SetReadDeadline(soon()); err != nil {
 		t.Fatal(err)
 	}
@@ -62,12 +64,15 @@ func up(t *testing.T, sb *bwrap.Sandbox, stdout *os.File, n int) {
 }
 
 // gone checks that a proven outcome is true.
-func gone(t *testing.T, sb *bwrap.Sandbox, stdout *os.File, out cleanup.Outcome) {
+func gone(t *testing.T, sb *bwrap.Room, stdout *os.File, out cleanup.Outcome) {
 	t.Helper()
 	if out.Verdict != result.Proven || out.Err != nil || out.Survivors != nil {
 		t.Errorf("outcome %+v", out)
 	}
-	if left := proc.Members(sb.PIDNS, 100); left != nil {
+	if err := cleanup.Collect(&sb.Kept, soon()); err != nil {
+		t.Error(err)
+	}
+	if left := proc.Members(100, sb.RoomNS, sb.InitNS); left != nil {
 		t.Errorf("in the namespace: %+v", left)
 	}
 	for _, st := range proc.Descendants(os.Getpid(), 100) {
@@ -93,13 +98,12 @@ func TestTeardownTree(t *testing.T) {
 		echo payload
 		sleep 100`)
 	up(t, sb, stdout, 4)
-	out := cleanup.Teardown(sb.Ends(), soon(), nil)
+	out := cleanup.Teardown(&sb.Kept, soon())
 	gone(t, sb, stdout, out)
-	// Who reaps init, the monitor or the keeper, is a matter of microseconds.
-	if out.End.ReapedInit && !out.End.Init.Signaled() || out.End.ReapedInit && out.End.Init.Signal() != unix.SIGKILL {
-		t.Errorf("init ended with %#x, want killed by 9", out.End.Init)
+	if ws, ok := out.End.Status(sb.Init.PID); !ok || !ws.Signaled() || ws.Signal() != unix.SIGKILL {
+		t.Errorf("init ended with %#x, want killed by 9", ws)
 	}
-	if out.End.MaxRSS == 0 {
+	if out.End.Usage(sb.Init.PID).MaxRSS == 0 {
 		t.Error("no peak memory")
 	}
 }
@@ -107,7 +111,7 @@ func TestTeardownTree(t *testing.T) {
 // A payload that was never released never runs, not even by its sandbox's end.
 func TestTeardownHeld(t *testing.T) {
 	sb, stdout := held(t, "echo ran")
-	out := cleanup.Teardown(sb.Ends(), soon(), nil)
+	out := cleanup.Teardown(&sb.Kept, soon())
 	if err := stdout.SetReadDeadline(soon()); err != nil {
 		t.Fatal(err)
 	}
@@ -122,20 +126,21 @@ func TestTeardownEnded(t *testing.T) {
 		sb, stdout := held(t, script)
 		up(t, sb, stdout, 1)
 		select {
-		case <-sb.Exited():
+		case <-sb.Exec.Exited():
 		case <-time.After(20 * time.Second):
 			t.Errorf("%s: has not exited", script)
 		}
-		gone(t, sb, stdout, cleanup.Teardown(sb.Ends(), soon(), nil))
+		gone(t, sb, stdout, cleanup.Teardown(&sb.Kept, soon()))
 	}
 }
 
 // Somebody else has killed init, or the monitor.
 func TestTeardownKilledBefore(t *testing.T) {
-	kills := map[string]func(sb *bwrap.Sandbox) error{
-		"init": func(sb *bwrap.Sandbox) error { return sb.Init.Signal(unix.SIGKILL) },
-		"monitor": func(sb *bwrap.Sandbox) error {
-			st, err := proc.ReadStat(sb.Init.PID)
+	kills := map[string]func(sb *bwrap.Room) error{
+		"init": func(sb *bwrap.Room) error { return sb.Init.Signal(unix.SIGKILL) },
+		"room": func(sb *bwrap.Room) error { return sb.Room.Signal(unix.SIGKILL) },
+		"monitor": func(sb *bwrap.Room) error {
+			st, err := proc.ReadStat(sb.Room.PID)
 			if err != nil {
 				return err
 			}
@@ -154,7 +159,7 @@ func TestTeardownKilledBefore(t *testing.T) {
 			if err := kill(sb); err != nil {
 				t.Fatal(err)
 			}
-			gone(t, sb, stdout, cleanup.Teardown(sb.Ends(), soon(), nil))
+			gone(t, sb, stdout, cleanup.Teardown(&sb.Kept, soon()))
 		})
 	}
 }
@@ -163,11 +168,11 @@ func TestTeardownKilledBefore(t *testing.T) {
 func TestTeardownDeadline(t *testing.T) {
 	sb, stdout := held(t, "for i in 1 2 3 4 5 6 7 8 9 10; do sleep 100 & done; echo up; sleep 100")
 	up(t, sb, stdout, 1)
-	out := cleanup.Teardown(sb.Ends(), time.Unix(1, 0), nil)
+	out := cleanup.Teardown(&sb.Kept, time.Unix(1, 0))
 	if out.Verdict != result.Unproven || !errors.Is(out.Err, os.ErrDeadlineExceeded) {
 		t.Errorf("deadline long past: %+v", out)
 	}
-	gone(t, sb, stdout, cleanup.Teardown(sb.Ends(), soon(), nil))
+	gone(t, sb, stdout, cleanup.Teardown(&sb.Kept, soon()))
 }
 
 // A keeper that somebody has stopped is no obstacle.
@@ -177,5 +182,5 @@ func TestTeardownKeeperStopped(t *testing.T) {
 	if err := sb.Keeper.Signal(unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	gone(t, sb, stdout, cleanup.Teardown(sb.Ends(), time.Now().Add(300*time.Millisecond), nil))
+	gone(t, sb, stdout, cleanup.Teardown(&sb.Kept, time.Now().Add(300*time.Millisecond)))
 }

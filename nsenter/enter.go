@@ -265,7 +265,8 @@ func startInside(p unsafe.Pointer) {
 	if e.signal != 0 {
 		e.signalAll()
 	}
-	_, errno := proc.Clone(unix.CLONE_PARENT|unix.CLONE_NEWPID|unix.CLONE_NEWNS, e.initStack, initCode, unsafe.Pointer(e))
+	// A cgroup namespace as well: the command's own cgroup is its root.
+	_, errno := proc.Clone(unix.CLONE_PARENT|unix.CLONE_NEWPID|unix.CLONE_NEWNS|unix.CLONE_NEWCGROUP, e.initStack, initCode, unsafe.Pointer(e))
 	if errno != 0 {
 		e.fail(stepInit, errno)
 	}

@@ -22,21 +22,34 @@ import (
 	"github.com/sbxrun/sbxrun/nsenter"
 )
 
-// idle is a sandbox with nothing in it but a process that waits.
-func idle(t *testing.T) *bwrap.Sandbox {
+// idle is a room without a command.
+func idle(t *testing.T) *bwrap.Room {
 	t.Helper()
-	sb, lines := sandbox(t, "echo up; exec sleep 100")
-	read(t, lines, 1)
+	plan, err := bwrap.Prepare(bwrap.Policy{Workdir: "/tmp"}, bwrap.Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plan.Close()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	sb, err := plan.Start(t.Context(), [3]*os.File{null, null, os.Stderr}, nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { end(t, sb) })
 	return sb
 }
 
 // unharmed checks that the sandbox lives, and that nothing has been left in it.
-func unharmed(t *testing.T, sb *bwrap.Sandbox) {
+func unharmed(t *testing.T, sb *bwrap.Room) {
 	t.Helper()
-	if sb.Init.Exited() {
+	if sb.Room.Exited() {
 		t.Error("the sandbox has ended")
 	}
-	if left := proc.Members(sb.PIDNS, 10); len(left) != 2 {
+	if left := proc.Members(10, sb.RoomNS); len(left) != 1 {
 		t.Errorf("in the sandbox: %+v", left)
 	}
 	if left := children(t, sb.Keeper.PID); left != nil {
@@ -44,11 +57,11 @@ func unharmed(t *testing.T, sb *bwrap.Sandbox) {
 	}
 }
 
-func entry(sb *bwrap.Sandbox, command ...string) *nsenter.Entry {
-	return &nsenter.Entry{Target: target(sb), Command: command, Path: "/usr/bin:/bin", Env: []string{"PATH=/usr/bin:/bin"}, Workdir: "/tmp"}
+func entry(sb *bwrap.Room, command ...string) *nsenter.Entry {
+	return &nsenter.Entry{Cred: sb.Cred, HostNet: sb.HostNet, Command: command, Path: "/usr/bin:/bin", Env: []string{"PATH=/usr/bin:/bin", "PWD=/tmp"}, Workdir: "/tmp"}
 }
 
-func shell(sb *bwrap.Sandbox, script string) *nsenter.Entry { return entry(sb, "sh", "-c", script) }
+func shell(sb *bwrap.Room, script string) *nsenter.Entry { return entry(sb, "sh", "-c", script) }
 
 // streams are a payload's stdin and stdout, and what it has written when all who
 // have the latter are gone.
@@ -78,11 +91,28 @@ func open(t *testing.T) *streams {
 }
 
 // run runs an entry to its end, with proof.
-func run(t *testing.T, e *nsenter.Entry, o supervise.Options) (string, result.Result) {
+func run(t *testing.T, sb *bwrap.Room, e *nsenter.Entry, terms supervise.Terms) (string, result.Result) {
+	t.Helper()
+	return runHeld(t, sb, e, terms, func(*proc.Kept) {})
+}
+
+// runHeld calls held before the release.
+func runHeld(t *testing.T, sb *bwrap.Room, e *nsenter.Entry, terms supervise.Terms, held func(*proc.Kept)) (string, result.Result) {
 	t.Helper()
 	s := open(t)
-	o.ProofTimeout, o.Begin = 10*time.Second, time.Now()
-	res := supervise.Run(context.Background(), supervise.Inside(e, s.stdio, nil, func() {}), o)
+	terms.ProofTimeout, terms.Begin = 10*time.Second, time.Now()
+	room, err := proc.Open(sb.Room.PID) // a pidfd of its own: one wait at a time
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer room.Close()
+	res := supervise.Run(t.Context(), terms, func(ctx context.Context) (*supervise.Command, error) {
+		c, err := supervise.Enter(ctx, e, room, s.stdio, nil, terms)
+		if err == nil {
+			held(c.Kept())
+		}
+		return c, err
+	})
 	s.w.Close()
 	if want := result.Proven; res.Verdict != want {
 		t.Errorf("%q: verdict %s, want %s: %v", e.Command, res.Verdict, want, res.Err)
@@ -110,8 +140,8 @@ func TestExecEnd(t *testing.T) {
 		{"umount /proc 2>/dev/null || echo refused", "refused\n", 0, result.Exited, 0},
 		{"tr -d '\\0' </proc/1/cmdline; cat /proc/1/environ 2>/dev/null || echo hidden", "hidden\n", 0, result.Exited, 0},
 	} {
-		text, res := run(t, shell(sb, tt.script), supervise.Options{})
-		if text != tt.want || res.ExitCode() != tt.code || res.Cause != tt.cause || res.Payload.Source != result.FromKernel || res.Strays != tt.strays {
+		text, res := run(t, sb, shell(sb, tt.script), supervise.Terms{})
+		if text != tt.want || res.ExitCode() != tt.code || res.Cause != tt.cause || res.Strays != tt.strays {
 			t.Errorf("%q: %q, %+v, payload %+v", tt.script, text, res, res.Payload)
 		}
 	}
@@ -123,7 +153,7 @@ func TestExecVerbatim(t *testing.T) {
 	sb := idle(t)
 	e := entry(sb, "sh", "-c", `printf '%s|' "$@" "$V" "$PWD"`, "sh", "", "a b", "\xff\n", "$HOME")
 	e.Env = append(e.Env, "V=\xfe=\n")
-	if text, _ := run(t, e, supervise.Options{}); text != "|a b|\xff\n|$HOME|\xfe=\n|/tmp|" {
+	if text, _ := run(t, sb, e, supervise.Terms{}); text != "|a b|\xff\n|$HOME|\xfe=\n|/tmp|" {
 		t.Errorf("%q", text)
 	}
 	unharmed(t, sb)
@@ -133,7 +163,7 @@ func TestExecVerbatim(t *testing.T) {
 func TestExecFinds(t *testing.T) {
 	sb := idle(t)
 	prepare := `mkdir -p /tmp/a /tmp/b; echo 'echo "script $0 $1"' >/tmp/b/tool; chmod +x /tmp/b/tool; echo x >/tmp/a/tool; echo x >/tmp/a/data; ln -s loop /tmp/a/loop`
-	if _, res := run(t, shell(sb, prepare), supervise.Options{}); res.ExitCode() != 0 {
+	if _, res := run(t, sb, shell(sb, prepare), supervise.Terms{}); res.ExitCode() != 0 {
 		t.Fatalf("%+v", res)
 	}
 	for _, tt := range []struct {
@@ -151,7 +181,7 @@ func TestExecFinds(t *testing.T) {
 	} {
 		e := entry(sb, tt.command, "arg")
 		e.Path = tt.path
-		text, res := run(t, e, supervise.Options{})
+		text, res := run(t, sb, e, supervise.Terms{})
 		code := ""
 		if res.Err != nil {
 			code = res.Err.Code
@@ -162,7 +192,7 @@ func TestExecFinds(t *testing.T) {
 	}
 	e := entry(sb, "true")
 	e.Workdir = "/nonexistent"
-	if _, res := run(t, e, supervise.Options{}); res.ExitCode() != 125 || res.Started || res.Err == nil || res.Err.Code != "workdir" {
+	if _, res := run(t, sb, e, supervise.Terms{}); res.ExitCode() != 125 || res.Started || res.Err == nil || res.Err.Code != "workdir" {
 		t.Errorf("missing working directory: %+v %v", res, res.Err)
 	}
 	unharmed(t, sb)
@@ -172,13 +202,16 @@ func TestExecFinds(t *testing.T) {
 func TestExecHeld(t *testing.T) {
 	sb := idle(t)
 	s := open(t)
-	x, err := shell(sb, "echo ran").Start(t.Context(), s.stdio, nil, func() {})
+	x, err := shell(sb, "echo ran").Start(t.Context(), sb.Room, s.stdio, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.w.Close()
-	if out := cleanup.Teardown(x.Ends(), soon(), nil); out.Verdict != result.Proven {
+	if out := cleanup.Teardown(&x.Kept, soon()); out.Verdict != result.Proven {
 		t.Errorf("%+v", out)
+	}
+	if err := cleanup.Collect(&x.Kept, soon()); err != nil {
+		t.Error(err)
 	}
 	x.Close()
 	if text := <-s.text; text != "" {
@@ -201,7 +234,7 @@ func TestExecDeadline(t *testing.T) {
 		// All get it, the payload, its child and what is in a session of its own.
 		{`trap 'echo got; exit 3' TERM; setsid sh -c "trap 'echo got; exit' TERM; while :; do sleep 0.05; done" & while :; do sleep 0.05; done`, 20 * time.Second, "got\ngot\n", time.Second},
 	} {
-		text, res := run(t, shell(sb, tt.script), supervise.Options{Timeout: time.Second, Grace: tt.grace})
+		text, res := run(t, sb, shell(sb, tt.script), supervise.Terms{Timeout: time.Second, Grace: tt.grace})
 		if text != tt.want || res.Cause != result.Timeout || res.ExitCode() != 124 || res.Duration < tt.atLeast || res.Duration > 15*time.Second {
 			t.Errorf("%q: %q, %+v", tt.script, text, res)
 		}
@@ -218,10 +251,9 @@ func TestExecKilled(t *testing.T) {
 	}
 	for name, kill := range kills {
 		killed := make(chan error, 1)
-		_, res := run(t, shell(sb, "setsid sleep 100 & sleep 100"), supervise.Options{Hold: func(k *proc.Kept) error {
+		_, res := runHeld(t, sb, shell(sb, "setsid sleep 100 & sleep 100"), supervise.Terms{}, func(k *proc.Kept) {
 			time.AfterFunc(50*time.Millisecond, func() { killed <- kill(k) })
-			return nil
-		}})
+		})
 		if err := <-killed; err != nil || res.Cause != result.Lost || res.ExitCode() != 137 {
 			t.Errorf("%s: %v, %+v", name, err, res)
 		}
@@ -232,14 +264,17 @@ func TestExecKilled(t *testing.T) {
 // With the sandbox its execs end.
 func TestExecSandboxEnds(t *testing.T) {
 	sb := idle(t)
-	time.AfterFunc(100*time.Millisecond, func() { _ = sb.Init.Signal(unix.SIGKILL) }) // seen by its effect
-	_, res := run(t, shell(sb, "setsid sleep 100 & sleep 100"), supervise.Options{Doomed: func() bool { return sb.Init.Wait(soon()) == nil }})
-	if res.Cause != result.Killed || res.ExitCode() != 137 {
+	time.AfterFunc(100*time.Millisecond, func() { _ = sb.Room.Signal(unix.SIGKILL) }) // seen by its effect
+	_, res := run(t, sb, shell(sb, "setsid sleep 100 & sleep 100"), supervise.Terms{})
+	if res.Cause != result.Lost || res.ExitCode() != 137 {
 		t.Errorf("%+v", res)
+	}
+	if err := sb.Room.Wait(soon()); err != nil {
+		t.Fatal(err)
 	}
 	s := open(t)
 	var known *result.Error
-	if _, err := shell(sb, "true").Start(t.Context(), s.stdio, nil, func() {}); !errors.As(err, &known) || known.Code != "ended" {
+	if _, err := shell(sb, "true").Start(t.Context(), sb.Room, s.stdio, nil); !errors.As(err, &known) || known.Code != "ended" {
 		t.Errorf("after the end: %v", err)
 	}
 }
@@ -250,7 +285,7 @@ func TestExecConcurrently(t *testing.T) {
 	var all sync.WaitGroup
 	for i := range 20 {
 		all.Go(func() {
-			text, res := run(t, shell(sb, fmt.Sprintf("echo %d; setsid sleep 100 & exit %d", i, i)), supervise.Options{})
+			text, res := run(t, sb, shell(sb, fmt.Sprintf("echo %d; setsid sleep 100 & exit %d", i, i)), supervise.Terms{})
 			if text != fmt.Sprintln(i) || res.ExitCode() != i || res.Strays != 1 {
 				t.Errorf("%d: %q, %+v", i, text, res)
 			}
@@ -267,7 +302,7 @@ func TestExecHidden(t *testing.T) {
 	sb, lines := sandbox(t, `echo up; while :; do for p in /proc/[0-9]*; do cat $p/cmdline $p/environ 2>/dev/null | tr '\0' '\n' | grep -a -o -E 'hidden[-]secret|[.]test$'; done; done`)
 	read(t, lines, 1)
 	for range 30 {
-		if _, res := run(t, entry(sb, "true"), supervise.Options{}); res.ExitCode() != 0 {
+		if _, res := run(t, sb, entry(sb, "true"), supervise.Terms{}); res.ExitCode() != 0 {
 			t.Errorf("%+v", res)
 		}
 	}

@@ -23,7 +23,7 @@ func soon() time.Time { return time.Now().Add(20 * time.Second) }
 
 // sandbox runs a shell script, and ends it with the test. Lines are the
 // script's stdout.
-func sandbox(t *testing.T, script string) (sb *bwrap.Sandbox, lines *bufio.Scanner) {
+func sandbox(t *testing.T, script string) (sb *bwrap.Room, lines *bufio.Scanner) {
 	t.Helper()
 	plan, err := bwrap.Prepare(bwrap.Policy{Command: []string{"sh", "-c", script}, Workdir: "/tmp"},
 		bwrap.Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
@@ -41,21 +41,25 @@ func sandbox(t *testing.T, script string) (sb *bwrap.Sandbox, lines *bufio.Scann
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { r.Close() })
-	if sb, err = plan.Start(t.Context(), [3]*os.File{null, w, os.Stderr}, nil, func() { w.Close() }); err != nil {
+	if sb, err = plan.Start(t.Context(), [3]*os.File{null, w, os.Stderr}, nil, false); err != nil {
 		t.Fatal(err)
 	}
+	w.Close()
 	t.Cleanup(func() { end(t, sb) })
-	sb.Release()
+	sb.Exec.Release()
 	if err := r.SetReadDeadline(soon()); err != nil {
 		t.Fatal(err)
 	}
 	return sb, bufio.NewScanner(r)
 }
 
-func end(t *testing.T, sb *bwrap.Sandbox) {
+func end(t *testing.T, sb *bwrap.Room) {
 	t.Helper()
-	if out := cleanup.Teardown(sb.Ends(), soon(), nil); out.Verdict != result.Proven {
+	if out := cleanup.Teardown(&sb.Kept, soon()); out.Verdict != result.Proven {
 		t.Errorf("teardown: %+v", out)
+	}
+	if err := cleanup.Collect(&sb.Kept, soon()); err != nil {
+		t.Error(err)
 	}
 	sb.Close()
 }
@@ -98,7 +102,7 @@ func TestSignalReachesAll(t *testing.T) {
 	if diff := cmp.Diff([]string{"up", "up", "up", "up"}, read(t, lines, 4)); diff != "" {
 		t.Fatalf("(-want +got):\n%s", diff)
 	}
-	if err := nsenter.Signal(target(sb), unix.SIGTERM); err != nil {
+	if err := nsenter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff([]string{"child", "session", "orphan", "payload"}, read(t, lines, 4), anyOrder); diff != "" {
@@ -117,18 +121,14 @@ func TestSignalStops(t *testing.T) {
 	// A process that waits for its child of vfork(2) to exec cannot stop, so not
 	// before both have executed what they are to be.
 	until(t, sb, "two sleeps", func(st proc.Stat) bool { return st.Comm == "sleep" })
-	if err := nsenter.Signal(target(sb), unix.SIGSTOP); err != nil {
+	if err := nsenter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	until(t, sb, "two stopped", func(st proc.Stat) bool { return st.State == "T" })
 }
 
-func target(sb *bwrap.Sandbox) nsenter.Target {
-	return nsenter.Target{Init: sb.Init, Cred: sb.Cred, HostNet: sb.HostNet}
-}
-
 // until waits for two processes below init to be as wanted.
-func until(t *testing.T, sb *bwrap.Sandbox, what string, is func(proc.Stat) bool) {
+func until(t *testing.T, sb *bwrap.Room, what string, is func(proc.Stat) bool) {
 	t.Helper()
 	for limit := soon(); ; time.Sleep(time.Millisecond) {
 		list := proc.Descendants(sb.Init.PID, 100)
@@ -149,7 +149,7 @@ func TestSignalConcurrently(t *testing.T) {
 	for range 4 {
 		all.Go(func() {
 			for range 10 {
-				if err := nsenter.Signal(target(sb), unix.SIGCONT); err != nil {
+				if err := nsenter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGCONT); err != nil {
 					t.Error(err)
 				}
 			}
@@ -164,16 +164,16 @@ func TestSignalConcurrently(t *testing.T) {
 func TestSignalErrors(t *testing.T) {
 	sb, lines := sandbox(t, "echo up; sleep 100")
 	read(t, lines, 1)
-	if err := nsenter.Signal(target(sb), 65); err == nil {
+	if err := nsenter.Signal(sb.Room, sb.Cred, sb.HostNet, 65); err == nil {
 		t.Error("signal 65: no error")
 	}
-	if err := sb.Init.Signal(unix.SIGKILL); err != nil {
+	if err := sb.Room.Signal(unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if err := sb.Init.Wait(soon()); err != nil {
+	if err := sb.Room.Wait(soon()); err != nil {
 		t.Fatal(err)
 	}
-	if err := nsenter.Signal(target(sb), unix.SIGTERM); err == nil || !strings.HasPrefix(err.Error(), "enter the sandbox of init ") {
-		t.Errorf("to a sandbox that has ended: %v", err)
+	if err := nsenter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGTERM); err == nil || !strings.HasPrefix(err.Error(), "enter the room of process ") {
+		t.Errorf("to a room that has ended: %v", err)
 	}
 }

@@ -15,7 +15,7 @@ import (
 
 // namespaces are a room's own.
 func namespaces(hostNet bool) uintptr {
-	const all = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP
+	const all = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
 	if hostNet {
 		return all &^ unix.CLONE_NEWNET // the host's, which only its owner may join
 	}

@@ -209,12 +209,11 @@ func TestRunLinkPlantedByAPayload(t *testing.T) {
 	}
 }
 
-// More words than bubblewrap takes are one clear line.
-func TestRunTooManyWords(t *testing.T) {
+// Bubblewrap does not see the command, so what it takes is no limit.
+func TestRunManyWords(t *testing.T) {
 	for _, uid := range identities() {
 		args := append([]string{"true"}, strings.Split(strings.Repeat("x", 9000), "")...)
-		_, stderr, code := sbxrun(t, command(t, uid, shared(t), args...))
-		if code != 125 || !strings.Contains(stderr, "more than bubblewrap takes") || strings.Count(stderr, "\n") != 1 {
+		if _, stderr, code := sbxrun(t, command(t, uid, shared(t), args...)); code != 0 {
 			t.Errorf("uid %d: code %d, stderr %q", uid, code, stderr)
 		}
 	}

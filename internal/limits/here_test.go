@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
 )
@@ -24,7 +25,6 @@ import (
 // sandbox's init. All that it leaves in its group is killed when the test ends.
 type held struct {
 	*proc.Process
-	owner  *proc.Cred // nil for who we are
 	cmd    *exec.Cmd
 	gate   io.WriteCloser
 	output bytes.Buffer
@@ -35,7 +35,6 @@ func hold(t *testing.T, script string) *held {
 	h := &held{cmd: exec.Command("sh", "-c", "echo >&3; exec 3>&-; read x; "+script)}
 	h.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if os.Geteuid() == 0 {
-		h.owner = &proc.Cred{UID: 65534, GID: 65534}
 		h.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: 65534, Gid: 65534}
 	}
 	h.cmd.Dir, h.cmd.Stdout, h.cmd.Stderr, h.cmd.WaitDelay = "/", &h.output, &h.output, 100*time.Millisecond
@@ -206,15 +205,12 @@ func add(t *testing.T, g *Group, h *held) {
 	}
 }
 
-// move puts a process that is there already into the group, and sets its limits.
+// move puts a process that is there already into the group.
 func move(g *Group, h *held) error {
 	for _, dir := range g.join {
 		if err := write(dir+"/cgroup.procs", strconv.Itoa(h.PID)); err != nil && !h.Exited() {
 			return fmt.Errorf("%s: %w", dir, err)
 		}
-	}
-	if err := h.SetLimits(g.Bounds().Rlimits, h.owner); err != nil {
-		return err
 	}
 	return g.Throttle()
 }
@@ -491,8 +487,8 @@ func TestFrozenV1(t *testing.T) {
 	}
 }
 
-// TestProcessLimits: prlimit acts on init from outside, as root on nobody's process and
-// as a user on one's own, and is inherited.
+// TestProcessLimits: the payload sets them itself, before it executes the command, and
+// what it starts inherits them.
 func TestProcessLimits(t *testing.T) {
 	p, err := here(t).Plan(Request{FSize: 10 << 20, NoFile: 64, Stack: 4 << 20}, true)
 	if err != nil {
@@ -502,35 +498,13 @@ func TestProcessLimits(t *testing.T) {
 	if err != nil || len(g.Dirs()) != 0 {
 		t.Fatal(err, g.Dirs())
 	}
-	h := hold(t, "ulimit -n; ulimit -f; ulimit -s; ulimit -Hn; exec head -c 11M /dev/zero >"+file(t))
-	add(t, g, h)
-	h.release(t)
-	ws := h.end(5 * time.Second)
-	if diff := strings.Join(strings.Fields(h.output.String()), " "); diff != "64 20480 4096 64" || ws.Signal() != unix.SIGXFSZ {
-		t.Errorf("%s, %v", diff, ws)
+	seen, end := inRoom(t, g, "ulimit -n; ulimit -f; ulimit -s; ulimit -Hn; exec head -c 11M /dev/zero >/tmp/f")
+	if got := strings.Join(strings.Fields(seen), " "); got != "64 20480 4096 64" || end == nil || end.Signal != unix.SIGXFSZ {
+		t.Errorf("%s, %+v", got, end)
 	}
 	if l := g.Limits(unix.SIGXFSZ); !limit(t, l, "fsize").Hit || limit(t, l, "nofile").Hit {
 		t.Errorf("%+v", l)
 	}
-}
-
-// file is one that the shell may write.
-func file(t *testing.T) string {
-	f, err := os.CreateTemp("", "limits")
-	if err != nil {
-		t.Fatal(err)
-	}
-	f.Close()
-	t.Cleanup(func() { os.Remove(f.Name()) })
-	if err := os.Chmod(f.Name(), 0o666); err != nil {
-		t.Fatal(err)
-	}
-	if os.Geteuid() == 0 {
-		if err := os.Chown(f.Name(), 65534, 65534); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return f.Name()
 }
 
 // TestMayNotBeSet: what only root may set is refused before the payload runs.
@@ -562,20 +536,57 @@ func TestMayNotBeSet(t *testing.T) {
 	}
 }
 
-func TestGone(t *testing.T) {
-	p, err := here(t).Plan(Request{NoFile: 64}, true)
+// inRoom runs a script with the group's bounds, and returns what it has written and how
+// it has ended. All of it is in the group's cgroups.
+func inRoom(t *testing.T, g *Group, script string) (string, *result.Payload) {
+	t.Helper()
+	out, in, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	g, err := p.Make(id(t), false)
+	defer out.Close()
+	plan, err := bwrap.Prepare(bwrap.Policy{Command: []string{"sh", "-c", script}, Workdir: "/tmp"}, bwrap.Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := hold(t, "true")
-	h.end(0)
-	if err := move(g, h); err != proc.ErrGone {
+	defer plan.Close()
+	plan.Bounds = g.Bounds()
+	room, err := plan.Start(t.Context(), [3]*os.File{in, in, in}, nil, false)
+	in.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer room.Close()
+	own, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", room.Init.PID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := bytes.Count(own, []byte(id(t))); n != len(g.Dirs()) {
+		t.Errorf("it is in %d of %v: %s", n, g.Dirs(), own)
+	}
+	room.Exec.Release()
+	limit := time.Now().Add(10 * time.Second * slower())
+	select {
+	case <-room.Exec.Exited():
+	case <-time.After(time.Until(limit)):
+		t.Error("the command does not end")
+	}
+	payload, _, _ := room.Exec.ExitStatus()
+	room.Keeper.Kill()
+	if _, err := room.Keeper.Empty(limit); err != nil {
+		t.Errorf("%v: %v", err, room.Keeper.StartError())
+	}
+	if peak := g.Usage().PidsPeak; peak > 5 { // what enters, init, sh and cat; and 0 where it is not known
+		t.Errorf("%d tasks", peak)
+	}
+	if err := room.Keeper.Reap(limit); err != nil {
 		t.Error(err)
 	}
+	seen, err := io.ReadAll(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(seen), payload
 }
 
 // TestBounds: what the keeper starts is in the cgroups from its first instant, and
@@ -586,42 +597,12 @@ func TestBounds(t *testing.T) {
 	if g == nil {
 		return
 	}
-	out, in, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
+	seen, _ := inRoom(t, g, "cat /proc/self/cgroup /proc/self/oom_score_adj; nice; nproc")
+	if strings.Contains(seen, id(t)) {
+		t.Errorf("inside, it sees where it is: %s", seen)
 	}
-	defer out.Close()
-	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer null.Close()
-	k, err := proc.Keep(proc.Command{
-		Path: "/bin/sh", Args: []string{"sh", "-c", "cat /proc/self/cgroup /proc/self/oom_score_adj; nice; nproc"}, Files: []*os.File{null, in, in}, Bounds: g.Bounds(),
-	})
-	in.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
-	seen, err := io.ReadAll(out)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := bytes.Count(seen, []byte(id(t))); n != len(g.Dirs()) {
-		t.Errorf("it is in %d of %v: %s", n, g.Dirs(), seen)
-	}
-	if !bytes.HasSuffix(seen, []byte("\n500\n7\n1\n")) {
+	if !strings.HasSuffix(seen, "\n500\n7\n1\n") {
 		t.Errorf("oom_score_adj, niceness and CPUs are not 500, 7 and 1: %s", seen)
-	}
-	end := time.Now().Add(5 * time.Second * slower())
-	if _, err := k.Empty(end); err != nil {
-		t.Errorf("%v: %v", err, k.StartError())
-	}
-	if peak := g.Usage().PidsPeak; peak > 3 { // sh and cat, and 0 where it is not known
-		t.Errorf("%d tasks", peak)
-	}
-	if err := k.Reap(end); err != nil {
-		t.Error(err)
 	}
 	for _, dir := range g.Dirs() {
 		if exists(dir) {

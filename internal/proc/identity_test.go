@@ -22,8 +22,8 @@ func identify(t *testing.T, pid int) Identity {
 	return id
 }
 
-// descriptors counts our own.
-func descriptors(t *testing.T) int {
+// countDescriptors counts our own.
+func countDescriptors(t *testing.T) int {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -63,7 +63,7 @@ func TestIdentity(t *testing.T) {
 	p.Close()
 
 	// Whatever differs, it is somebody else, and nothing stays open.
-	before := descriptors(t)
+	before := countDescriptors(t)
 	for name, change := range map[string]func(*Identity){
 		"start":        func(id *Identity) { id.Start++ },
 		"start before": func(id *Identity) { id.Start-- },
@@ -85,7 +85,7 @@ func TestIdentity(t *testing.T) {
 			t.Errorf("%s: %v, %v; want %v", name, p, err, ErrGone)
 		}
 	}
-	if after := descriptors(t); after != before {
+	if after := countDescriptors(t); after != before {
 		t.Errorf("%d descriptors before, %d after", before, after)
 	}
 
@@ -106,7 +106,7 @@ func TestIdentity(t *testing.T) {
 	if got, err := Identify(id.PID); err != ErrGone || got != (Identity{}) {
 		t.Errorf("identified after its end: %+v, %v", got, err)
 	}
-	if after := descriptors(t); after > before {
+	if after := countDescriptors(t); after > before {
 		t.Errorf("%d descriptors before, %d after", before, after)
 	}
 }

@@ -91,7 +91,7 @@ func (p *Process) Exited() bool { return p.ready(unix.POLLIN) }
 func (p *Process) Wait(deadline time.Time) error { return p.wait(unix.POLLIN, deadline) }
 
 // WaitContext is Wait, and also returns ([os.ErrDeadlineExceeded]) when ctx is
-// done. One Wait, WaitContext or ExitStatus of a Process at a time: the deadline is
+// done. One Wait or WaitContext of a Process at a time: the deadline is
 // the pidfd's.
 func (p *Process) WaitContext(ctx context.Context, deadline time.Time) error {
 	defer ReadUntil(ctx, p.file, deadline)()
@@ -138,23 +138,6 @@ func (p *Process) read(events int16) error {
 		n, err := unix.Poll(fds, 0)
 		return err == nil && n > 0 && fds[0].Revents&events != 0
 	})
-}
-
-// ExitStatus is the exact wait status of a process that has ended, although it is
-// no child of ours: ioctl PIDFD_GET_INFO with PIDFD_INFO_EXIT, Linux 6.15. It blocks
-// until the process is reaped, which keeps the status, but no longer than to the
-// deadline. ok is false where the kernel cannot tell.
-func (p *Process) ExitStatus(deadline time.Time) (status unix.WaitStatus, ok bool) {
-	info := unix.PidfdInfo{Mask: unix.PIDFD_INFO_EXIT}
-	if err := unix.IoctlPidfdInfo(p.FD(), &info); err == unix.ENOTTY || err == unix.EINVAL {
-		return 0, false // before Linux 6.13, and there is nothing to wait for
-	}
-	_ = p.wait(unix.POLLHUP, deadline) // Linux 6.9; and if it was not reaped, the kernel does not tell
-	info = unix.PidfdInfo{Mask: unix.PIDFD_INFO_EXIT}
-	if err := unix.IoctlPidfdInfo(p.FD(), &info); err != nil || info.Mask&unix.PIDFD_INFO_EXIT == 0 {
-		return 0, false
-	}
-	return unix.WaitStatus(info.Exit_code), true
 }
 
 // WaitHangup blocks until nobody can read any more what is written to the pipe

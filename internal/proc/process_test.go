@@ -60,9 +60,6 @@ func TestProcess(t *testing.T) {
 	if err := p.Wait(time.Unix(1, 0)); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("wait, deadline long past: %v", err)
 	}
-	if _, ok := p.ExitStatus(time.Now().Add(time.Millisecond)); ok {
-		t.Error("exit status of one that runs")
-	}
 
 	if err := p.Signal(unix.SIGKILL); err != nil {
 		t.Errorf("kill: %v", err)
@@ -76,9 +73,6 @@ func TestProcess(t *testing.T) {
 	if err := p.Signal(0); err != nil {
 		t.Errorf("signal to the zombie: %v", err) // its pid is still its own
 	}
-	if _, ok := p.ExitStatus(time.Now().Add(time.Millisecond)); ok {
-		t.Error("exit status of a zombie")
-	}
 
 	end()
 	if !p.Exited() {
@@ -89,9 +83,6 @@ func TestProcess(t *testing.T) {
 	}
 	if got, err := Open(c.Process.Pid); err != ErrGone {
 		t.Errorf("open after reaping: %v, %v", got, err)
-	}
-	if ws, ok := p.ExitStatus(time.Unix(1, 0)); ok && (!ws.Signaled() || ws.Signal() != unix.SIGKILL) {
-		t.Errorf("exit status %#x, want killed by 9", ws)
 	}
 
 	p.Close()

@@ -301,19 +301,19 @@ func TestNamespaces(t *testing.T) {
 	if ns == ours || ns == 0 {
 		t.Errorf("namespaces %d and %d", ns, ours)
 	}
-	if diff := cmp.Diff([]string{"sh", "sleep", "sh"}, comms(Members(ns, 100)), anyOrder); diff != "" {
+	if diff := cmp.Diff([]string{"sh", "sleep", "sh"}, comms(Members(100, ns)), anyOrder); diff != "" {
 		t.Errorf("members (-want +got):\n%s", diff)
 	}
 	for _, limit := range []int{1, 2, 3} {
 		if got := len(Descendants(c.Process.Pid, limit)); got != limit {
 			t.Errorf("%d descendants, limit %d", got, limit)
 		}
-		if got := len(Members(ns, limit)); got != limit {
+		if got := len(Members(limit, ns)); got != limit {
 			t.Errorf("%d members, limit %d", got, limit)
 		}
 	}
 	end()
-	if got := Members(ns, 100); got != nil {
+	if got := Members(100, ns); got != nil {
 		t.Errorf("members of a namespace that has ended: %+v", got)
 	}
 	if got := Descendants(c.Process.Pid, 100); got != nil {

@@ -58,7 +58,7 @@ func TestReportValuesAreDocumented(t *testing.T) {
 	values := []string{
 		string(Exited), string(Signaled), string(Timeout), string(IdleTimeout), string(Killed), string(Canceled), string(StartFailed), string(Lost),
 		string(StatusCompleted), string(StatusFailed), string(StatusKilled), string(StatusError),
-		string(Proven), string(Unproven), string(NotApplicable), string(FromKernel), string(Inferred),
+		string(Proven), string(Unproven), string(NotApplicable),
 	}
 	missing := slices.DeleteFunc(values, func(v string) bool { return strings.Contains(string(doc), "`"+v+"`") })
 	if len(missing) > 0 {

@@ -27,7 +27,7 @@ func TestReport(t *testing.T) {
 		{
 			name: "everything",
 			in: Result{
-				Started: true, Cause: Exited, Payload: &Payload{ExitCode: 3, Source: FromKernel},
+				Started: true, Cause: Exited, Payload: &Payload{ExitCode: 3},
 				StartedAt: moment, Duration: 1234567 * time.Microsecond, Setup: 3500 * time.Microsecond, Teardown: 999 * time.Nanosecond,
 				Verdict: Proven, Strays: 2, CPUUser: 2 * time.Second, CPUSystem: 1500 * time.Nanosecond, MaxRSS: 1 << 40,
 			},
@@ -37,7 +37,7 @@ func TestReport(t *testing.T) {
 				r.Bwrap = &ReportBwrap{Path: "/usr/bin/bwrap", Version: "0.8.0"}
 			},
 			want: `{"version":1,"id":"ID","argv":["sh","-c","a\nb",""],"started":true,"cause":"exited","status":"failed","exit_code":3,
-"payload":{"exit_code":3,"source":"kernel"},"timed_out":false,"started_at":"2026-03-01T11:00:00.123Z","duration_ms":1234.567,
+"payload":{"exit_code":3},"timed_out":false,"started_at":"2026-03-01T11:00:00.123Z","duration_ms":1234.567,
 "setup_ms":3.5,"teardown_ms":0,"teardown":{"verdict":"proven","strays":2,"survivors":[]},
 "usage":{"cpu_user_ms":2000,"cpu_system_ms":0.001,"max_rss_bytes":1099511627776},
 "stdout":"ä\n","stdout_bytes":3,"stdout_truncated":false,"stderr_base64":"/wA=","stderr_bytes":8589934592,"stderr_truncated":true,
@@ -45,19 +45,19 @@ func TestReport(t *testing.T) {
 		},
 		{
 			name: "exit 0 is there",
-			in:   Result{Started: true, Cause: Exited, Payload: &Payload{Source: Inferred}, StartedAt: moment, Verdict: Proven},
+			in:   Result{Started: true, Cause: Exited, Payload: &Payload{}, StartedAt: moment, Verdict: Proven},
 			argv: []string{"true"},
 			want: `{"version":1,"id":"ID","argv":["true"],"started":true,"cause":"exited","status":"completed","exit_code":0,
-"payload":{"exit_code":0,"source":"inferred"},"timed_out":false,"started_at":"2026-03-01T11:00:00.123Z","duration_ms":0,
+"payload":{"exit_code":0},"timed_out":false,"started_at":"2026-03-01T11:00:00.123Z","duration_ms":0,
 "setup_ms":0,"teardown_ms":0,"teardown":{"verdict":"proven","strays":0,"survivors":[]},
 "usage":{"cpu_user_ms":0,"cpu_system_ms":0,"max_rss_bytes":0}}`,
 		},
 		{
 			name: "died of a signal",
-			in:   Result{Started: true, Cause: Signaled, Payload: &Payload{Signal: unix.SIGSEGV, Source: Inferred}, StartedAt: moment, Verdict: Proven},
+			in:   Result{Started: true, Cause: Signaled, Payload: &Payload{Signal: unix.SIGSEGV}, StartedAt: moment, Verdict: Proven},
 			argv: []string{"x"},
 			want: `{"version":1,"id":"ID","argv":["x"],"started":true,"cause":"signaled","status":"failed","exit_code":139,
-"payload":{"signal":"SEGV","source":"inferred"},"timed_out":false,"started_at":"2026-03-01T11:00:00.123Z","duration_ms":0,
+"payload":{"signal":"SEGV"},"timed_out":false,"started_at":"2026-03-01T11:00:00.123Z","duration_ms":0,
 "setup_ms":0,"teardown_ms":0,"teardown":{"verdict":"proven","strays":0,"survivors":[]},
 "usage":{"cpu_user_ms":0,"cpu_system_ms":0,"max_rss_bytes":0}}`,
 		},

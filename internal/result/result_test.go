@@ -18,15 +18,15 @@ func TestFromWaitStatus(t *testing.T) {
 		want   Payload
 		code   int
 	}{
-		{0, Payload{Source: FromKernel}, 0},
-		{1 << 8, Payload{ExitCode: 1, Source: FromKernel}, 1},
-		{137 << 8, Payload{ExitCode: 137, Source: FromKernel}, 137}, // and not SIGKILL
-		{255 << 8, Payload{ExitCode: 255, Source: FromKernel}, 255},
-		{9, Payload{Signal: syscall.SIGKILL, Source: FromKernel}, 137},
-		{15, Payload{Signal: syscall.SIGTERM, Source: FromKernel}, 143},
-		{11 | 0x80, Payload{Signal: syscall.SIGSEGV, Source: FromKernel}, 139}, // core dumped
-		{34, Payload{Signal: 34, Source: FromKernel}, 162},                     // a real-time signal
-		{64, Payload{Signal: 64, Source: FromKernel}, 192},
+		{0, Payload{}, 0},
+		{1 << 8, Payload{ExitCode: 1}, 1},
+		{137 << 8, Payload{ExitCode: 137}, 137}, // and not SIGKILL
+		{255 << 8, Payload{ExitCode: 255}, 255},
+		{9, Payload{Signal: syscall.SIGKILL}, 137},
+		{15, Payload{Signal: syscall.SIGTERM}, 143},
+		{11 | 0x80, Payload{Signal: syscall.SIGSEGV}, 139}, // core dumped
+		{34, Payload{Signal: 34}, 162},                     // a real-time signal
+		{64, Payload{Signal: 64}, 192},
 	}
 	for _, tt := range tests {
 		got := FromWaitStatus(tt.status)
@@ -35,30 +35,6 @@ func TestFromWaitStatus(t *testing.T) {
 		}
 		if got.Code() != tt.code {
 			t.Errorf("wait status %#x: code %d, want %d", tt.status, got.Code(), tt.code)
-		}
-	}
-}
-
-// Every code that bwrap can report keeps its value, whatever it is taken for.
-func TestFromShellCode(t *testing.T) {
-	signals := map[int]syscall.Signal{
-		129: unix.SIGHUP, 130: unix.SIGINT, 131: unix.SIGQUIT, 132: unix.SIGILL, 133: unix.SIGTRAP, 134: unix.SIGABRT, 135: unix.SIGBUS,
-		136: unix.SIGFPE, 137: unix.SIGKILL, 138: unix.SIGUSR1, 139: unix.SIGSEGV, 140: unix.SIGUSR2, 141: unix.SIGPIPE, 142: unix.SIGALRM,
-		143: unix.SIGTERM, 144: unix.SIGSTKFLT, 145: unix.SIGCHLD, 146: unix.SIGCONT, 147: unix.SIGSTOP, 148: unix.SIGTSTP, 149: unix.SIGTTIN,
-		150: unix.SIGTTOU, 151: unix.SIGURG, 152: unix.SIGXCPU, 153: unix.SIGXFSZ, 154: unix.SIGVTALRM, 155: unix.SIGPROF, 156: unix.SIGWINCH,
-		157: unix.SIGIO, 158: unix.SIGPWR, 159: unix.SIGSYS,
-	}
-	for code := range 256 {
-		want := Payload{ExitCode: code, Source: Inferred}
-		if sig, ok := signals[code]; ok {
-			want = Payload{Signal: sig, Source: Inferred}
-		}
-		got := FromShellCode(code)
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("code %d (-want +got):\n%s", code, diff)
-		}
-		if got.Code() != code {
-			t.Errorf("code %d became %d", code, got.Code())
 		}
 	}
 }
@@ -83,7 +59,6 @@ func TestExitCodeAndStatus(t *testing.T) {
 	}
 	exited := func(code int) *Payload { return &Payload{ExitCode: code} }
 	died := func(sig syscall.Signal) *Payload { return &Payload{Signal: sig} }
-	inferred := func(code int) *Payload { p := FromShellCode(code); return &p }
 	tests := []struct {
 		name string
 		in   Result
@@ -107,15 +82,8 @@ func TestExitCodeAndStatus(t *testing.T) {
 		{"died of SEGV", Result{Cause: Signaled, Payload: died(unix.SIGSEGV)}, end{139, StatusFailed}},
 		{"died of a real-time signal", Result{Cause: Signaled, Payload: died(34)}, end{162, StatusFailed}},
 		// Known from bwrap's 128+n only: somebody has killed it, most likely.
-		{"137, inferred", Result{Cause: Signaled, Payload: inferred(137)}, end{137, StatusKilled}},
-		{"143, inferred", Result{Cause: Signaled, Payload: inferred(143)}, end{143, StatusKilled}},
-		{"130, inferred", Result{Cause: Signaled, Payload: inferred(130)}, end{130, StatusFailed}},
-		{"134, inferred", Result{Cause: Signaled, Payload: inferred(134)}, end{134, StatusFailed}},
-		{"139, inferred", Result{Cause: Signaled, Payload: inferred(139)}, end{139, StatusFailed}},
-		{"137, from the kernel", Result{Cause: Signaled, Payload: &Payload{Signal: unix.SIGKILL, Source: FromKernel}}, end{137, StatusFailed}},
-		{"exit 137, from the kernel", Result{Cause: Exited, Payload: &Payload{ExitCode: 137, Source: FromKernel}}, end{137, StatusFailed}},
-		{"exit 1, inferred", Result{Cause: Exited, Payload: inferred(1)}, end{1, StatusFailed}},
-		{"unproven, 137 inferred", Result{Verdict: Unproven, Cause: Signaled, Payload: inferred(137)}, end{123, StatusKilled}},
+		{"killed by 9", Result{Cause: Signaled, Payload: &Payload{Signal: unix.SIGKILL}}, end{137, StatusFailed}},
+		{"exit 137, from the kernel", Result{Cause: Exited, Payload: &Payload{ExitCode: 137}}, end{137, StatusFailed}},
 
 		{"timeout", Result{Cause: Timeout, Payload: died(unix.SIGKILL)}, end{124, StatusKilled}},
 		{"timeout, end unknown", Result{Cause: Timeout}, end{124, StatusKilled}},

@@ -31,7 +31,7 @@ func play(t *testing.T, p Policy) (stdout string, end *result.Payload) {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	sb, err := plan.Start(t.Context(), [3]*os.File{null, w, os.Stderr}, nil, func() {})
+	sb, err := plan.Start(t.Context(), [3]*os.File{null, w, os.Stderr}, nil, false)
 	w.Close()
 	if err != nil {
 		t.Fatal(err)
@@ -42,11 +42,11 @@ func play(t *testing.T, p Policy) (stdout string, end *result.Payload) {
 		b, _ := io.ReadAll(r) // what there is of it is what is compared
 		text <- string(b)
 	}()
-	sb.Release()
+	sb.Exec.Release()
 	deadline := time.Now().Add(20 * time.Second)
 	select {
-	case <-sb.Exited():
-		if end, err = sb.ExitStatus(deadline); err != nil {
+	case <-sb.Exec.Exited():
+		if end, _, err = sb.Exec.ExitStatus(); err != nil {
 			t.Errorf("the payload's end: %v", err)
 		}
 	case <-time.After(time.Until(deadline)):
@@ -212,7 +212,7 @@ func TestStartBwrapExitsAtOnce(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			sb, err := plan.Start(context.Background(), [3]*os.File{null, null, null}, nil, func() {})
+			sb, err := plan.Start(context.Background(), [3]*os.File{null, null, null}, nil, false)
 			null.Close()
 			plan.Close()
 			var e *result.Error
