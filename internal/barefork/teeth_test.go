@@ -1,0 +1,121 @@
+package barefork
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestTeeth checks the checks: testdata/teeth breaks each rule, and must be found out.
+func TestTeeth(t *testing.T) {
+	const own = 4096
+	through := func(from, to string, calls int) []bridge {
+		return []bridge{{from: `main\.` + from, calls: calls, to: []string{`main\.` + to}}}
+	}
+	rows := []struct {
+		name   string
+		tables tables
+		want   string // in the one problem that there is; "" for none
+	}{
+		{name: "harmless", want: ""},
+		{name: "copies", want: "calls runtime.memmove"},
+		{name: "copies", tables: tables{allowed: []allowance{{symbol: `runtime\.memmove`}}}, want: ""},
+		{name: "copies", tables: tables{allowed: []allowance{{symbol: `runtime\.memmove`, from: `main\.harmless`}}}, want: "calls runtime.memmove"},
+		{name: "harmless", tables: tables{allowed: []allowance{{symbol: `runtime\.memmove`}}}, want: "allowance of runtime\\.memmove: not needed"},
+		{name: "storesPointer", want: "write barrier"},
+		{name: "clearsPointers", want: "write barrier"},
+		{name: "indexes", want: "can panic"},
+		{name: "slices", want: "can panic"},
+		{name: "divides", want: "can panic"},
+		{name: "shifts", want: "can panic"},
+		{name: "grows", want: "stack can grow"},
+		{name: "callsWhatGrows", want: "main.grows: main.go:"},
+		{name: "allocates", want: "allocates"},
+		{name: "appends", want: "allocates"},
+		{name: "entersRuntime", want: "gives up the processor"},
+		{name: "locks", want: "sync.(*RWMutex)"},
+		{name: "callsUnlisted", want: "in no bridge of the table"},
+		{name: "callsUnlisted", tables: tables{bridges: through("callsUnlisted", "target", 1)}, want: ""},
+		{name: "callsUnlisted", tables: tables{bridges: through("callsUnlisted", "storesPointer", 1)}, want: "main.storesPointer: main.go:"},
+		{name: "callsUnlisted", tables: tables{bridges: through("callsUnlisted", "absent", 1)}, want: "no such function"},
+		{name: "callsUnlisted", tables: tables{bridges: []bridge{{from: `main\.callsUnlisted`, calls: 1, to: []string{`main\.target`}, ownStack: true}}},
+			want: "is no root"},
+		{name: "callsTwo", tables: tables{bridges: through("callsTwo", "target", 1)}, want: "2 calls through a pointer, the bridge is for 1"},
+		{name: "callsItself", tables: tables{bridges: through("callsItself", "callsItself", 1)}, want: "calls itself"},
+		{name: "switches", want: "in no bridge of the table"},
+		{name: "switches", tables: tables{bridges: []bridge{{from: `main\.switches`, calls: 1}}}, want: ""},
+		{name: "harmless", tables: tables{bridges: through("callsItself", "callsItself", 1)}, want: "bridge from main\\.callsItself: no root reaches"},
+		{name: "absent", want: "no such function"},
+		{name: `stack\.abi0`, want: "changes the stack pointer"},
+
+		// How much stack there is.
+		{name: "deepBelow", tables: tables{roots: []root{{symbol: `main\.deepBelow`, stack: 500}}}, want: ""},
+		{name: "deepBelow", tables: tables{roots: []root{{symbol: `main\.deepBelow`, stack: 400}}}, want: "bytes of stack, and has 400"},
+		{name: "deepAbove", tables: tables{
+			roots:   []root{{symbol: `main\.deepAbove`, stack: nosplit, caller: `main\.fork`}},
+			bridges: through("deepAbove", "deepBelow", 1),
+		}, want: "bytes of stack, and has 800"},
+		{name: "deepAbove", tables: tables{
+			roots:   []root{{symbol: `main\.deepAbove`, stack: nosplit, caller: `main\.fork`}},
+			bridges: through("deepAbove", "target", 1),
+		}, want: ""},
+		{name: "deepAbove", tables: tables{
+			roots: []root{{symbol: `main\.deepAbove`, stack: nosplit, caller: `main\.fork`}, {symbol: `main\.deepBelow`, stack: own}},
+			bridges: []bridge{{from: `main\.deepAbove`, calls: 1, to: []string{`main\.deepBelow`},
+				ownStack: true}},
+		}, want: ""},
+		{name: "harmless", tables: tables{roots: []root{{symbol: `main\.harmless`, stack: nosplit}}}, want: "needs a caller"},
+		{name: "harmless", tables: tables{roots: []root{{symbol: `main\.harmless`, stack: nosplit, caller: `main\.forkWithoutPrologue`}}}, want: "nosplit itself"},
+		{name: "target", tables: tables{roots: []root{{symbol: `main\.target`, stack: nosplit, caller: `main\.fork`}}}, want: "does not call main.target"},
+
+		// Who forks.
+		{name: "harmless", tables: tables{forks: `main\.fill`}, want: "main.deepAbove forks, and is not in the table"},
+		{name: "harmless", tables: tables{forks: `main\.fill`, forkers: []string{`main\.deep\w+`}}, want: ""},
+		{name: "harmless", tables: tables{forks: `main\.fill`, forkers: []string{`main\.deep\w+`, `main\.target`}}, want: "main\\.target does not fork"},
+		{name: "deepBelow", tables: tables{
+			roots:   []root{{symbol: `main\.deepBelow`, stack: own}, {symbol: `main\.deepAbove`, stack: own}},
+			bridges: through("deepAbove", "target", 1),
+			forks:   `main\.fill`, forkers: []string{`main\.deep\w+`},
+		}, want: "main.fork calls main.deepAbove, and is the caller of no root"},
+	}
+	limit := nosplitLimit(t)
+	for _, arch := range []string{"amd64", "arm64"} {
+		t.Run(arch, func(t *testing.T) {
+			t.Parallel()
+			o := buildTeeth(t, arch)
+			for _, row := range rows {
+				if row.tables.roots == nil {
+					row.tables.roots = []root{{symbol: `main\.` + row.name, stack: own}}
+				}
+				row.tables.allowed = append([]allowance{{symbol: systemCall, optional: true}}, row.tables.allowed...)
+				expect(t, row.name, row.tables.check(o, limit), row.want)
+			}
+		})
+	}
+	t.Run("checkptr", func(t *testing.T) {
+		t.Parallel()
+		o := buildTeeth(t, "amd64", "-gcflags=-d=checkptr")
+		pointers := tables{roots: []root{{symbol: `main\.pointers`, stack: own}}}
+		expect(t, "pointers", pointers.check(o, limit), "check of unsafe pointers")
+	})
+}
+
+func buildTeeth(t *testing.T, arch string, flags ...string) *object {
+	t.Helper()
+	o := build(t, repository(t), "./internal/barefork/testdata/teeth", arch, flags...)
+	// All at once, because to start objdump takes longer than what it does.
+	if err := o.disassemble(o.matching(`main\..*|syscall\.RawSyscall6?|` + systemCall)); err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// expect fails unless a problem contains want; for "", if there is one.
+func expect(t *testing.T, name string, r result, want string) {
+	t.Helper()
+	t.Logf("%s: %s", name, strings.Join(append(slices.Clone(r.problems), r.chains...), "; "))
+	found := slices.ContainsFunc(r.problems, func(p string) bool { return strings.Contains(p, want) })
+	if want == "" && len(r.problems) > 0 || want != "" && !found {
+		t.Errorf("%s: problems %q, want %q", name, r.problems, want)
+	}
+}
