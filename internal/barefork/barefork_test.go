@@ -42,10 +42,13 @@ const (
 var sbxrun = tables{
 	roots: []root{
 		// The child's half of BareFork runs in the child.
-		{symbol: module + `internal/proc\.BareFork`, stack: nosplit, caller: module + `internal/proc\.\(\*keeperState\)\.fork`},
-		{symbol: module + `internal/proc\.\(\*keeperState\)\.run`, stack: nosplit, caller: module + `internal/proc\.\(\*keeperState\)\.fork`},
+		{symbol: module + `internal/proc\.BareFork`, stack: nosplit},
+		{symbol: module + `internal/proc\.\(\*keeperState\)\.run`, stack: nosplit},
 		// A process with a stack of its own (CLONE_VM) has a row like this one:
 		// {symbol: module + `nsenter\.inside`, stack: 16 << 10},
+	},
+	callers: []caller{
+		{symbol: module + `internal/proc\.\(\*keeperState\)\.fork`, parent: `sync\.\(\*RWMutex\)\.(Lock|Unlock)`},
 	},
 	bridges: []bridge{
 		// k.enter(k.arg)
@@ -94,11 +97,12 @@ func TestObjectCode(t *testing.T) {
 			t.Parallel()
 			o := build(t, repository(t), "./cmd/sbxrun", b.arch, "-buildmode="+b.mode)
 			r := sbxrun.check(o, limit)
+			short := strings.NewReplacer(modulePath(t)+"/", "")
 			for _, p := range r.problems {
-				t.Error(p)
+				t.Error(short.Replace(p))
 			}
 			for _, c := range r.chains {
-				t.Log(c)
+				t.Log(short.Replace(c))
 			}
 			t.Logf("%d functions can run after a bare fork", len(r.seen))
 			for _, name := range assembly(t) {

@@ -12,6 +12,8 @@ func TestTeeth(t *testing.T) {
 	through := func(from, to string, calls int) []bridge {
 		return []bridge{{from: `main\.` + from, calls: calls, to: []string{`main\.` + to}}}
 	}
+	deep := []root{{symbol: `main\.deepAbove`, stack: nosplit}}
+	fork := []caller{{symbol: `main\.fork`, parent: `main\.harmless`}}
 	rows := []struct {
 		name   string
 		tables tables
@@ -51,32 +53,27 @@ func TestTeeth(t *testing.T) {
 		// How much stack there is.
 		{name: "deepBelow", tables: tables{roots: []root{{symbol: `main\.deepBelow`, stack: 500}}}, want: ""},
 		{name: "deepBelow", tables: tables{roots: []root{{symbol: `main\.deepBelow`, stack: 400}}}, want: "bytes of stack, and has 400"},
+		{name: "deepAbove", tables: tables{roots: deep, callers: fork, bridges: through("deepAbove", "deepBelow", 1)}, want: "bytes of stack, and has 800"},
+		{name: "deepAbove", tables: tables{roots: deep, callers: fork, bridges: through("deepAbove", "target", 1)}, want: ""},
 		{name: "deepAbove", tables: tables{
-			roots:   []root{{symbol: `main\.deepAbove`, stack: nosplit, caller: `main\.fork`}},
-			bridges: through("deepAbove", "deepBelow", 1),
-		}, want: "bytes of stack, and has 800"},
-		{name: "deepAbove", tables: tables{
-			roots:   []root{{symbol: `main\.deepAbove`, stack: nosplit, caller: `main\.fork`}},
-			bridges: through("deepAbove", "target", 1),
+			roots:   append([]root{{symbol: `main\.deepBelow`, stack: own}}, deep...),
+			callers: fork,
+			bridges: []bridge{{from: `main\.deepAbove`, calls: 1, to: []string{`main\.deepBelow`}, ownStack: true}},
 		}, want: ""},
-		{name: "deepAbove", tables: tables{
-			roots: []root{{symbol: `main\.deepAbove`, stack: nosplit, caller: `main\.fork`}, {symbol: `main\.deepBelow`, stack: own}},
-			bridges: []bridge{{from: `main\.deepAbove`, calls: 1, to: []string{`main\.deepBelow`},
-				ownStack: true}},
-		}, want: ""},
-		{name: "harmless", tables: tables{roots: []root{{symbol: `main\.harmless`, stack: nosplit}}}, want: "needs a caller"},
-		{name: "harmless", tables: tables{roots: []root{{symbol: `main\.harmless`, stack: nosplit, caller: `main\.forkWithoutPrologue`}}}, want: "nosplit itself"},
-		{name: "target", tables: tables{roots: []root{{symbol: `main\.target`, stack: nosplit, caller: `main\.fork`}}}, want: "does not call main.target"},
+
+		// Who calls a root.
+		{name: "deepAbove", tables: tables{roots: deep, bridges: through("deepAbove", "target", 1)}, want: "main.fork calls the root main.deepAbove, and is not in the table"},
+		{name: "deepAbove", tables: tables{roots: deep, callers: []caller{{symbol: `main\.fork`}}, bridges: through("deepAbove", "target", 1)},
+			want: "calls main.harmless, which is no root"},
+		{name: "harmless", tables: tables{callers: []caller{{symbol: `main\.absent`}}}, want: "no such function"},
+		{name: "harmless", tables: tables{callers: []caller{{symbol: `main\.forkWithoutPrologue`}}}, want: "nosplit itself"},
+		{name: "harmless", tables: tables{callers: []caller{{symbol: `main\.callsUnlisted`}}}, want: "caller main.callsUnlisted: calls through a pointer"},
+		{name: "main", tables: tables{roots: []root{{symbol: `main\.deepBelow`, stack: nosplit}}}, want: "nothing calls it"},
 
 		// Who forks.
 		{name: "harmless", tables: tables{forks: `main\.fill`}, want: "main.deepAbove forks, and is not in the table"},
 		{name: "harmless", tables: tables{forks: `main\.fill`, forkers: []string{`main\.deep\w+`}}, want: ""},
 		{name: "harmless", tables: tables{forks: `main\.fill`, forkers: []string{`main\.deep\w+`, `main\.target`}}, want: "main\\.target does not fork"},
-		{name: "deepBelow", tables: tables{
-			roots:   []root{{symbol: `main\.deepBelow`, stack: own}, {symbol: `main\.deepAbove`, stack: own}},
-			bridges: through("deepAbove", "target", 1),
-			forks:   `main\.fill`, forkers: []string{`main\.deep\w+`},
-		}, want: "main.fork calls main.deepAbove, and is the caller of no root"},
 	}
 	limit := nosplitLimit(t)
 	for _, arch := range []string{"amd64", "arm64"} {

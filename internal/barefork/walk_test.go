@@ -11,11 +11,11 @@ import (
 // tables are what is known about a program. The patterns match whole symbols.
 type tables struct {
 	roots   []root
+	callers []caller
 	bridges []bridge
 	allowed []allowance
 	// forks is the hook of the runtime that a bare fork must call, and forkers are
-	// all functions of the program that call it. Whatever calls a forker that is
-	// also a root must be the caller of a root: so no fork is forgotten.
+	// all functions of the program that call it: so no fork is forgotten.
 	forks   string
 	forkers []string
 }
@@ -24,11 +24,15 @@ type tables struct {
 type root struct {
 	symbol string
 	// stack is how many bytes its frame and all below it may take, the return
-	// address included; or nosplit, for what a nosplit function may take that is
-	// called by one that is not, which is the caller then.
-	stack  int
-	caller string
+	// address included; or nosplit, for what the toolchain guarantees to a nosplit
+	// function that is called by one that is not. Only callers may call it then.
+	stack int
 }
+
+// caller is a function that is left twice: it calls the fork, and in the child a root,
+// from the frame that it has in the parent. So it calls nothing else, but what only the
+// parent gets to.
+type caller struct{ symbol, parent string }
 
 const nosplit = -1
 
@@ -64,10 +68,11 @@ type checker struct {
 	tables
 	*object
 	result
-	limit   int
-	needed  map[any]bool // rows of the tables
-	walking map[string]bool
-	deep    map[string]chain
+	limit            int
+	needed           map[any]bool // rows of the tables
+	isRoot, isCaller map[string]bool
+	walking          map[string]bool
+	deep             map[string]chain
 }
 
 // chain is a function and the deepest chain of calls below it.
@@ -78,7 +83,7 @@ type chain struct {
 
 // check follows all calls from the roots. limit is what stands for nosplit.
 func (t tables) check(o *object, limit int) result {
-	c := &checker{tables: t, object: o, limit: limit, needed: map[any]bool{}, walking: map[string]bool{}, deep: map[string]chain{},
+	c := &checker{tables: t, object: o, limit: limit, needed: map[any]bool{}, isRoot: map[string]bool{}, isCaller: map[string]bool{}, walking: map[string]bool{}, deep: map[string]chain{},
 		result: result{seen: map[string]bool{}, depths: map[string]int{}}}
 	if err := c.run(); err != nil {
 		c.problem("%v", err)
@@ -109,31 +114,26 @@ func (c *checker) some(pattern, what string) []string {
 }
 
 func (c *checker) run() error {
-	isRoot, callers := map[string]bool{}, map[string]bool{}
 	type start struct {
 		root
 		name string
 	}
 	var starts []start
+	var next []string
 	for _, r := range c.roots {
 		for _, name := range c.some(r.symbol, "root") {
-			isRoot[name] = true
+			c.isRoot[name] = true
 			starts = append(starts, start{r, name})
-		}
-		if r.caller != "" {
-			for _, name := range c.some(r.caller, "caller") {
-				callers[name] = true
-			}
+			next = append(next, name)
 		}
 	}
-	if err := c.findForks(isRoot, callers); err != nil {
+	if err := c.findForks(); err != nil {
+		return err
+	}
+	if err := c.checkCallers(); err != nil {
 		return err
 	}
 	// In rounds, because to start objdump takes longer than what it does.
-	next := make([]string, 0, len(starts))
-	for _, s := range starts {
-		next = append(next, s.name)
-	}
 	for len(next) > 0 {
 		if err := c.disassemble(next); err != nil {
 			return err
@@ -144,13 +144,13 @@ func (c *checker) run() error {
 				continue
 			}
 			c.seen[name] = true
-			targets, _ := c.follow(name, isRoot)
+			targets, _ := c.follow(name)
 			found = append(found, targets...)
 		}
 		next = found
 	}
 	for _, s := range starts {
-		if err := c.measure(s.root, s.name, isRoot); err != nil {
+		if err := c.measure(s.root, s.name); err != nil {
 			return err
 		}
 	}
@@ -168,33 +168,20 @@ func (c *checker) run() error {
 }
 
 // findForks finds fault if the program forks in a place that is not in the tables.
-func (c *checker) findForks(isRoot, callers map[string]bool) error {
+func (c *checker) findForks() error {
 	if c.forks == "" {
 		return nil
 	}
 	for _, hook := range c.some(c.forks, "hook") {
-		forkers, err := c.callers(hook)
+		names, err := c.object.callers(hook)
 		if err != nil {
 			return err
 		}
-		for _, name := range forkers {
-			i := slices.IndexFunc(c.forkers, func(f string) bool { return whole(f).MatchString(name) })
-			if i < 0 {
+		for _, name := range names {
+			if i := slices.IndexFunc(c.forkers, func(f string) bool { return whole(f).MatchString(name) }); i >= 0 {
+				c.needed[&c.forkers[i]] = true
+			} else {
 				c.problem("%s forks, and is not in the table of those that do", name)
-				continue
-			}
-			c.needed[&c.forkers[i]] = true
-			if !isRoot[name] {
-				continue
-			}
-			from, err := c.callers(name)
-			if err != nil {
-				return err
-			}
-			for _, f := range from {
-				if !callers[f] {
-					c.problem("%s calls %s, and is the caller of no root", f, name)
-				}
 			}
 		}
 	}
@@ -206,9 +193,39 @@ func (c *checker) findForks(isRoot, callers map[string]bool) error {
 	return nil
 }
 
+// checkCallers finds fault with the callers: what they call, and what does not make
+// sure that there is as much stack as the toolchain guarantees.
+func (c *checker) checkCallers() error {
+	for _, row := range c.tables.callers {
+		names := c.some(row.symbol, "caller")
+		if err := c.disassemble(names); err != nil {
+			return err
+		}
+		for _, name := range names {
+			c.isCaller[name] = true
+			f, checked := c.functions[name], false
+			for _, call := range f.calls {
+				switch {
+				case strings.HasPrefix(call.to, "runtime.morestack"):
+					checked = true
+				case !c.isRoot[call.to] && !whole(row.parent).MatchString(call.to):
+					c.problem("caller %s: %s: calls %s, which is no root, nor for the parent alone", name, call.at, call.to)
+				}
+			}
+			for _, at := range f.indirect {
+				c.problem("caller %s: calls through a pointer: %s", name, at)
+			}
+			if !checked {
+				c.problem("caller %s: does not make sure of its stack: it is nosplit itself", name)
+			}
+		}
+	}
+	return nil
+}
+
 // follow returns the functions that a function calls on the same stack, and those
 // that take nothing of it. It finds fault with what must not be called.
-func (c *checker) follow(name string, isRoot map[string]bool) (targets []string, pushes bool) {
+func (c *checker) follow(name string) (targets []string, pushes bool) {
 	f := c.functions[name]
 	for _, u := range f.unknown {
 		c.problem("%s: not understood: %s", name, u)
@@ -247,7 +264,7 @@ func (c *checker) follow(name string, isRoot map[string]bool) (targets []string,
 		for _, target := range c.some(to, "target") {
 			if !b.ownStack {
 				targets = append(targets, target)
-			} else if !isRoot[target] {
+			} else if !c.isRoot[target] {
 				c.problem("%s begins on a stack of its own, and is no root", target)
 			}
 		}
@@ -256,31 +273,24 @@ func (c *checker) follow(name string, isRoot map[string]bool) (targets []string,
 }
 
 // measure compares what the deepest chain below a root takes with the stack there is.
-func (c *checker) measure(r root, name string, isRoot map[string]bool) error {
+func (c *checker) measure(r root, name string) error {
 	stack := r.stack
 	if stack == nosplit {
 		stack = c.limit
-		// The limit is what the prologue of the caller guarantees.
-		if r.caller == "" {
-			c.problem("root %s: without a stack of its own it needs a caller", name)
-			return nil
+		names, err := c.object.callers(name)
+		if err != nil {
+			return err
 		}
-		for _, caller := range c.matching(r.caller) {
-			if err := c.disassemble([]string{caller}); err != nil {
-				return err
+		for _, from := range names {
+			if !c.isCaller[from] {
+				c.problem("%s calls the root %s, and is not in the table of callers", from, name)
 			}
-			calls := func(is func(string) bool) bool {
-				return slices.ContainsFunc(c.functions[caller].calls, func(call call) bool { return is(call.to) })
-			}
-			if !calls(func(to string) bool { return to == name }) {
-				c.problem("caller %s: does not call %s", caller, name)
-			}
-			if !calls(func(to string) bool { return strings.HasPrefix(to, "runtime.morestack") }) {
-				c.problem("caller %s: makes not sure of its stack: it is nosplit itself", caller)
-			}
+		}
+		if len(names) == 0 {
+			c.problem("root %s: nothing calls it; is it on a stack of its own?", name)
 		}
 	}
-	deepest := c.deepest(name, isRoot)
+	deepest := c.deepest(name)
 	// Below the caller's frame: on amd64 the address to return to; on arm64 the frame
 	// pointer, which each function saves just below its frame.
 	bytes := word + deepest.bytes
@@ -297,7 +307,7 @@ const word = 8
 
 // deepest returns what a function and all below it take of the stack: frames, and on
 // amd64 the addresses that calls push.
-func (c *checker) deepest(name string, isRoot map[string]bool) chain {
+func (c *checker) deepest(name string) chain {
 	if d, ok := c.deep[name]; ok {
 		return d
 	}
@@ -310,14 +320,14 @@ func (c *checker) deepest(name string, isRoot map[string]bool) chain {
 		return chain{}
 	}
 	c.walking[name] = true
-	targets, pushes := c.follow(name, isRoot)
+	targets, pushes := c.follow(name)
 	push := 0
 	if pushes && c.arch == "amd64" {
 		push = word
 	}
 	below := chain{}
 	for _, target := range targets {
-		if d := c.deepest(target, isRoot); d.bytes > below.bytes || below.names == nil {
+		if d := c.deepest(target); d.bytes > below.bytes || below.names == nil {
 			below = d
 		}
 	}

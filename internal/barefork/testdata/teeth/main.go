@@ -12,7 +12,6 @@ func main() {
 	n := &node{words: make([]uintptr, len(os.Args))}
 	n.call, n.other = target, harmless
 	i := len(os.Args)
-	fork(n)
 	forkWithoutPrologue(n)
 	harmless(n)
 	copies(&n.block, &n.spare)
@@ -35,7 +34,7 @@ func main() {
 	n.call = callsItself
 	callsItself(n)
 	n.call = deepBelow
-	deepAbove(n)
+	fork(n)
 	stack(n)
 	println(stored, n.value)
 }
