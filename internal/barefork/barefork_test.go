@@ -53,8 +53,9 @@ var sbxrun = tables{
 	bridges: []bridge{
 		// k.enter(k.arg)
 		{from: module + `internal/proc\.\(\*keeperState\)\.run`, calls: 1, to: []string{module + `nsenter\.enter`}},
-		// The helper that starts such a process would call its function by
-		// {from: module + `nsenter\.spawn`, calls: 1, to: []string{module + `nsenter\.inside`}, ownStack: true},
+		// The assembly that starts such a process has a row like this one, and is itself
+		// reached from a root:
+		// {from: module + `nsenter\.spawn\.abi0`, calls: 1, to: []string{module + `nsenter\.inside`}, ownStack: true},
 	},
 	allowed: []allowance{
 		{symbol: `syscall\.runtime_(Before|After)Fork(InChild)?`, from: module + `internal/proc\.BareFork`, leaf: true,

@@ -14,6 +14,7 @@ func TestTeeth(t *testing.T) {
 	}
 	deep := []root{{symbol: `main\.deepAbove`, stack: nosplit}}
 	fork := []caller{{symbol: `main\.fork`, parent: `main\.harmless`}}
+	spawned := []bridge{{from: `main\.spawn\.abi0`, calls: 1, to: []string{`main\.deepBelow`}, ownStack: true}}
 	rows := []struct {
 		name   string
 		tables tables
@@ -59,6 +60,17 @@ func TestTeeth(t *testing.T) {
 			roots:   append([]root{{symbol: `main\.deepBelow`, stack: own}}, deep...),
 			callers: fork,
 			bridges: []bridge{{from: `main\.deepAbove`, calls: 1, to: []string{`main\.deepBelow`}, ownStack: true}},
+		}, want: ""},
+
+		// A process with a stack of its own, started in assembly.
+		{name: `spawn\.abi0`, want: "in no bridge of the table"},
+		{name: `spawn\.abi0`, tables: tables{
+			roots:   []root{{symbol: `main\.spawn\.abi0`, stack: 4}, {symbol: `main\.deepBelow`, stack: 500}},
+			bridges: spawned,
+		}, want: "main.spawn.abi0: takes"},
+		{name: `spawn\.abi0`, tables: tables{
+			roots:   []root{{symbol: `main\.spawn\.abi0`, stack: 16}, {symbol: `main\.deepBelow`, stack: 500}},
+			bridges: spawned,
 		}, want: ""},
 
 		// Who calls a root.

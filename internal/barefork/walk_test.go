@@ -29,9 +29,10 @@ type root struct {
 	stack int
 }
 
-// caller is a function that is left twice: it calls the fork, and in the child a root,
-// from the frame that it has in the parent. So it calls nothing else, but what only the
-// parent gets to.
+// caller is a function that goes on in both processes after the fork. In the child it
+// calls a root; everything else that it calls must be for the parent alone. It is not
+// nosplit, so its prologue guarantees the stack below its frame, and the child's stack
+// is a copy.
 type caller struct{ symbol, parent string }
 
 const nosplit = -1
@@ -59,7 +60,6 @@ type allowance struct {
 type result struct {
 	problems []string
 	chains   []string        // the deepest chain of each root
-	depths   map[string]int  // of each root, what it takes of the stack
 	seen     map[string]bool // what can run
 }
 
@@ -83,8 +83,8 @@ type chain struct {
 
 // check follows all calls from the roots. limit is what stands for nosplit.
 func (t tables) check(o *object, limit int) result {
-	c := &checker{tables: t, object: o, limit: limit, needed: map[any]bool{}, isRoot: map[string]bool{}, isCaller: map[string]bool{}, walking: map[string]bool{}, deep: map[string]chain{},
-		result: result{seen: map[string]bool{}, depths: map[string]int{}}}
+	c := &checker{tables: t, object: o, limit: limit, needed: map[any]bool{}, isRoot: map[string]bool{}, isCaller: map[string]bool{},
+		walking: map[string]bool{}, deep: map[string]chain{}, result: result{seen: map[string]bool{}}}
 	if err := c.run(); err != nil {
 		c.problem("%v", err)
 	}
@@ -294,7 +294,6 @@ func (c *checker) measure(r root, name string) error {
 	// Below the caller's frame: on amd64 the address to return to; on arm64 the frame
 	// pointer, which each function saves just below its frame.
 	bytes := word + deepest.bytes
-	c.depths[name] = bytes
 	c.chains = append(c.chains, fmt.Sprintf("%s: %d of %d bytes of stack, %d left: %s", name, bytes, stack, stack-bytes, strings.Join(deepest.names, " → ")))
 	if bytes > stack {
 		c.problem("%s: takes %d bytes of stack, and has %d: %s", name, bytes, stack, strings.Join(deepest.names, " → "))

@@ -36,6 +36,7 @@ func main() {
 	n.call = deepBelow
 	fork(n)
 	stack(n)
+	spawn(0, 0)
 	println(stored, n.value)
 }
 
@@ -209,3 +210,6 @@ func forkWithoutPrologue(n *node) { harmless(n) }
 //
 //go:noescape
 func stack(n *node)
+
+// spawn starts a process that shares the memory, on a stack of its own.
+func spawn(stack, run uintptr)
