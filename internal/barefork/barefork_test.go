@@ -26,6 +26,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
 // The tables. Change them when the engine changes. A symbol is a regular expression
@@ -34,50 +36,38 @@ import (
 
 const module = `github\.com/sbxrun/sbxrun/`
 
-const (
-	systemCall = `internal/runtime/syscall/linux\.Syscall6(\.abi0)?`
-	bounds     = `runtime\.panicBounds`
-)
+const systemCall = `internal/runtime/syscall/linux\.Syscall6(\.abi0)?`
+
+// ownStack is what a process with a stack of its own has: proc.StackSize, without what
+// is kept free above.
+const ownStack = proc.StackSize - 256
+
+// started are the functions that such a process begins with.
+const started = module + `(internal/proc\.start(Keeper|Exec|Enter)|nsenter\.start(Inside|Init|Payload))`
 
 var sbxrun = tables{
 	roots: []root{
-		// The child's half of BareFork runs in the child.
-		{symbol: module + `internal/proc\.BareFork`, stack: nosplit},
-		{symbol: module + `internal/proc\.\(\*keeperState\)\.run`, stack: nosplit},
-		// A process with a stack of its own (CLONE_VM) has a row like this one:
-		// {symbol: module + `nsenter\.inside`, stack: 16 << 10},
-	},
-	callers: []caller{
-		{symbol: module + `internal/proc\.\(\*keeperState\)\.fork`, parent: `sync\.\(\*RWMutex\)\.(Lock|Unlock)`},
+		{symbol: module + `internal/proc\.startKeeper`, stack: ownStack},
+		{symbol: module + `internal/proc\.startExec`, stack: ownStack},
+		{symbol: module + `internal/proc\.startEnter`, stack: ownStack},
+		{symbol: module + `nsenter\.startInside`, stack: ownStack},
+		{symbol: module + `nsenter\.startInit`, stack: ownStack},
+		{symbol: module + `nsenter\.startPayload`, stack: ownStack},
 	},
 	bridges: []bridge{
-		// k.enter(k.arg)
-		{from: module + `internal/proc\.\(\*keeperState\)\.run`, calls: 1, to: []string{module + `nsenter\.enter`}},
-		// The assembly that starts such a process has a row like this one, and is itself
-		// reached from a root:
-		// {from: module + `nsenter\.spawn\.abi0`, calls: 1, to: []string{module + `nsenter\.inside`}, ownStack: true},
+		// c.enter(c.arg)
+		{from: module + `internal/proc\.startEnter`, calls: 1, to: []string{module + `nsenter\.enter`}},
+		// The child of a clone.
+		{from: module + `internal/proc\.cloneCall\.abi0`, calls: 1, to: []string{started}, ownStack: true},
 	},
 	allowed: []allowance{
-		{symbol: `syscall\.runtime_(Before|After)Fork(InChild)?`, from: module + `internal/proc\.BareFork`, leaf: true,
-			reason: "the hooks that syscall.forkExec uses as well; made for this, and the linker checks their stack"},
 		{symbol: systemCall, reason: "assembly without a frame"},
-
-		// Checks of an index that is always in bounds, but the compiler cannot know: the
-		// slice is in memory that a function in between could change. A range over a copy in
-		// a local variable needs no check. Rather mend the code than add a row: a process
-		// that panics after a bare fork can wait for ever for a lock of the runtime.
-		{symbol: bounds, from: module + `internal/proc\.\(\*keeperState\)\.forkCommand`, leaf: true, reason: "cuts off what layBounds has appended"},
-		{symbol: bounds, from: module + `internal/proc\.\(\*keeperState\)\.takeBounds`, leaf: true, reason: "i of a range over tasks; oom_score_adj has a digit at least"},
-		{symbol: bounds, from: module + `internal/proc\.\(\*keeperState\)\.bindStage`, leaf: true, reason: "i of a range over stage; stageType and its like are constants"},
-		{symbol: bounds, from: module + `internal/proc\.\(\*keeperState\)\.takeFiles`, leaf: true, reason: "i of a range over files"},
-		{symbol: bounds, from: module + `internal/proc\.\(\*keeperState\)\.removeCgroups`, leaf: true, reason: "i of a range over remove"},
-		{symbol: bounds, from: module + `nsenter\.\(\*entry\)\.setUp`, leaf: true, reason: "meminfoCopy is a constant"},
-		{symbol: bounds, from: module + `nsenter\.\(\*entry\)\.become`, leaf: true, reason: "i of a range over rlimits or candidates; shell has two elements at least"},
 	},
-	forks: `syscall\.runtime_AfterForkInChild`,
+	forks: module + `internal/proc\.cloneCall\.abi0`,
 	forkers: []string{
-		`syscall\.forkAndExecInChild1`, // os/exec: the standard library's business
-		module + `internal/proc\.BareFork`,
+		module + `internal/proc\.forkNow`,                  // sbxrun forks the keeper
+		module + `internal/proc\.\(\*keeperState\)\.spawn`, // the keeper forks its children, into a cgroup
+		module + `internal/proc\.Clone`,                    // and without
 	},
 }
 

@@ -10,8 +10,9 @@ import (
 
 // bounds are [Bounds] in a [Block].
 type bounds struct {
-	tasks   []int // to be joined by writing to them: v1, and v2 last
+	tasks   []int // v1, to be joined by writing to them
 	cgroup  int   // v2, to be born in; -1 for none
+	procs   int   // and where one cannot be, to be joined likewise
 	setNice bool
 	nice    int
 	oom     unsafe.Pointer // the text; nil for none
@@ -48,7 +49,7 @@ func (d *descriptors) open(path string, flags int) (int, error) {
 
 // lay opens the cgroups that are to be joined, as sbxrun: that is who may.
 func (b *bounds) lay(block *Block, c Bounds, open *descriptors) error {
-	b.cgroup = -1
+	b.cgroup, b.procs = -1, -1
 	if c.Nice != nil {
 		b.setNice, b.nice = true, *c.Nice
 	}
@@ -60,22 +61,19 @@ func (b *bounds) lay(block *Block, c Bounds, open *descriptors) error {
 		b.oom, b.oomSize = unsafe.Pointer(block.Text(text)), len(text)
 	}
 	var tasks []int
-	join := func(path string) error {
-		fd, err := open.open(path, unix.O_WRONLY)
-		tasks = append(tasks, fd)
-		return err
-	}
 	for _, path := range c.Tasks {
-		if err := join(path); err != nil {
+		fd, err := open.open(path, unix.O_WRONLY)
+		if err != nil {
 			return err
 		}
+		tasks = append(tasks, fd)
 	}
 	if c.V2 != "" {
 		var err error
 		if b.cgroup, err = open.open(c.V2, unix.O_RDONLY|unix.O_DIRECTORY); err != nil {
 			return err
 		}
-		if err := join(c.V2 + "/cgroup.procs"); err != nil {
+		if b.procs, err = open.open(c.V2+"/cgroup.procs", unix.O_WRONLY); err != nil {
 			return err
 		}
 	}

@@ -190,11 +190,11 @@ func (c *child) bindStage() {
 func (c *child) takeBounds() {
 	b := &c.bounds
 	tasks := b.tasks
-	if c.birth.flags != 0 {
-		tasks = tasks[:max(0, len(tasks)-1)] // born in the last one
-	}
 	for i := range tasks {
 		c.must(stepCgroup, unix.SYS_WRITE, uintptr(tasks[i]), uintptr(unsafe.Pointer(&self)), 1, 0, 0)
+	}
+	if b.procs >= 0 && c.birth.flags == 0 { // or it was born there
+		c.must(stepCgroup, unix.SYS_WRITE, uintptr(b.procs), uintptr(unsafe.Pointer(&self)), 1, 0, 0)
 	}
 	if b.setNice {
 		c.must(stepNice, unix.SYS_SETPRIORITY, unix.PRIO_PROCESS, 0, uintptr(b.nice), 0, 0)
