@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
-	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -33,8 +32,6 @@ func TestScripts(t *testing.T) {
 			switch name {
 			case "root":
 				return harness.Root(), nil
-			case "kernel-tells":
-				return kernelTells(t), nil
 			}
 			return false, fmt.Errorf("no condition %s", name)
 		},
@@ -49,18 +46,6 @@ func TestScripts(t *testing.T) {
 			"lines":  lines,
 		},
 	})
-}
-
-// kernelTells says whether the kernel tells a process that is no parent how another
-// has ended (PIDFD_INFO_EXIT, 6.15).
-func kernelTells(t harness.T) bool {
-	var u unix.Utsname
-	harness.Must(t, unix.Uname(&u))
-	var major, minor int
-	if _, err := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &major, &minor); err != nil {
-		t.Fatalf("release %s: %v", u.Release, err)
-	}
-	return major > 6 || major == 6 && minor >= 15
 }
 
 // runs is what the commands of one script share: its last run.

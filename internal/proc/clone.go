@@ -2,7 +2,6 @@ package proc
 
 import (
 	"os"
-	"runtime"
 	"syscall"
 	"unsafe"
 
@@ -50,10 +49,26 @@ func failed(r uintptr) (uintptr, syscall.Errno) {
 	return r, 0
 }
 
-// heapSpan is how much of the address space from heapBase on belongs to Go's heap
-// and to nothing else: it begins at 0xc0<<32 on amd64 and at 0x40<<32 on arm64, and
-// grows upwards. What a heap has beyond is copied, which is slow and not wrong.
-const heapSpan = 1 << 36
+// firstObject is in the first arena of Go's heap, or near it: it was allocated before
+// the program began. The heap grows upwards from there, at a random place that is far
+// below everything else but an executable with a fixed address, which is below it.
+var firstObject = new([64]byte)
+
+// heap returns the part of the address space that belongs to Go's heap and to nothing
+// else, up to 64 GiB; what a heap has beyond is copied, which is slow and not wrong.
+// The size is 0 where something else is there too: a kernel with few bits for addresses
+// gives the heap whatever place is free.
+func heap(b *Block) (base, size uintptr) {
+	const arena, most = 64 << 20, 1 << 36
+	base = uintptr(unsafe.Pointer(firstObject)) &^ (arena - 1)
+	// A mapping of ours, the stack, the code and the data.
+	for _, p := range []uintptr{uintptr(b.base), uintptr(firstWord), Code(startKeeper), uintptr(unsafe.Pointer(&firstWord))} {
+		if p >= base && p-base < most {
+			return base, 0
+		}
+	}
+	return base, most
+}
 
 // bareFork clones the process without exec. The child has a stack of its own, runs
 // fn(arg) and never returns; the parent gets its pid, and a pidfd in *pidfd.
@@ -72,8 +87,7 @@ const heapSpan = 1 << 36
 //
 // All signals are blocked across the clone, and stay so in the child.
 func bareFork(b *Block, pidfd *int32, fn uintptr, arg unsafe.Pointer) (pid uintptr, errno syscall.Errno) {
-	heap := new([64]byte)
-	base := uintptr(unsafe.Pointer(heap)) &^ (heapSpan - 1)
+	base, size := heap(b)
 	stack, tls := b.Stack(), b.tls()
 	if b.err != nil {
 		return 0, unix.E2BIG
@@ -82,10 +96,9 @@ func bareFork(b *Block, pidfd *int32, fn uintptr, arg unsafe.Pointer) (pid uintp
 	defer syscall.ForkLock.Unlock()
 	// ENOMEM says that not all of the range is mapped, which is so. Without the advice
 	// the heap is copied.
-	unix.RawSyscall(unix.SYS_MADVISE, base, heapSpan, unix.MADV_DONTFORK)
+	unix.RawSyscall(unix.SYS_MADVISE, base, size, unix.MADV_DONTFORK)
 	pid, errno = forkNow(uintptr(unsafe.Pointer(pidfd)), stack, tls, fn, arg)
-	unix.RawSyscall(unix.SYS_MADVISE, base, heapSpan, unix.MADV_DOFORK)
-	runtime.KeepAlive(heap)
+	unix.RawSyscall(unix.SYS_MADVISE, base, size, unix.MADV_DOFORK)
 	return pid, errno
 }
 

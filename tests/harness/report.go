@@ -77,7 +77,6 @@ type Report struct {
 type Payload struct {
 	ExitCode *int   `json:"exit_code"`
 	Signal   string `json:"signal"`
-	Source   string `json:"source"`
 }
 
 // ParseReport parses one report: one JSON object on one line.
@@ -155,9 +154,6 @@ func (r *Report) check() (wrong []string) {
 			status = "completed"
 		}
 	}
-	if p := r.Payload; r.Cause == "signaled" && p != nil && p.Source == "inferred" && (p.Signal == "KILL" || p.Signal == "TERM") {
-		status = "killed" // who has sent it, and whether it was one, is not known
-	}
 	expect(known, "the cause %q does not exist", r.Cause)
 	if r.Teardown.Verdict != "unproven" {
 		expect(r.Status == status, "status is %q with cause %q and exit code %d", r.Status, r.Cause, r.ExitCode)
@@ -176,7 +172,6 @@ func (r *Report) check() (wrong []string) {
 	}
 	if p := r.Payload; p != nil {
 		expect((p.ExitCode == nil) != (p.Signal == ""), "payload has both or none of exit_code and signal")
-		expect(p.Source == "kernel" || p.Source == "inferred", "payload's source is %q", p.Source)
 	}
 	return wrong
 }
