@@ -17,6 +17,7 @@ type signals struct {
 	cancel context.CancelCauseFunc
 	hurry  chan struct{}
 	ready  chan struct{} // closed when signals are listened to
+	stop   chan os.Signal
 }
 
 // watchSignals begins to listen, in the background, because that takes package
@@ -24,7 +25,7 @@ type signals struct {
 // must not have started anything.
 func watchSignals() *signals {
 	ctx, cancel := context.WithCancelCause(context.Background())
-	s := &signals{ctx: ctx, cancel: cancel, hurry: make(chan struct{}), ready: make(chan struct{})}
+	s := &signals{ctx: ctx, cancel: cancel, hurry: make(chan struct{}), ready: make(chan struct{}), stop: make(chan os.Signal, 1)}
 	go s.listen()
 	return s
 }
@@ -42,6 +43,9 @@ func (s *signals) listen() {
 			signal.Notify(got, sig)
 		}
 	}
+	if !signal.Ignored(syscall.SIGTSTP) { // as in a shell without job control
+		signal.Notify(s.stop, syscall.SIGTSTP)
+	}
 	// A closed stdout is an error of write(2), and no reason to leave a sandbox
 	// behind. (The payload gets the default back.)
 	signal.Ignore(syscall.SIGPIPE)
@@ -55,13 +59,8 @@ func (s *signals) listen() {
 // suspends has Ctrl-Z stop the command together with sbxrun, and fg let both go on, as
 // any job of a shell. The deadline is that of the clock, which is not stopped.
 func (s *signals) suspends(command *supervise.Command) {
-	if signal.Ignored(syscall.SIGTSTP) {
-		return // a shell without job control
-	}
-	stop := make(chan os.Signal, 1)
-	signal.Notify(stop, syscall.SIGTSTP)
 	go func() {
-		for range stop {
+		for range s.stop {
 			// An error means that it has ended, and then there is nothing to stop.
 			_ = command.Signal(syscall.SIGSTOP)
 			_ = syscall.Kill(syscall.Getpid(), syscall.SIGSTOP)

@@ -310,10 +310,41 @@ func (p *Process) Exited() <-chan struct{} { return p.exited }
 // The processes of a run, from the outside in.
 const (
 	RoleKeeper  = 1 // child of sbxrun
-	RoleMonitor = 2 // bwrap's outer process
-	RoleInit    = 3
-	RolePayload = 4
+	RoleMonitor = 2 // bwrap's outer process, child of the keeper
+	RoleRoom    = 3 // PID 1 of the room, child of the monitor
+	RoleInit    = 4 // PID 1 of the command's own namespace, child of the keeper
+	RolePayload = 5 // child of init
 )
+
+// role returns the pid of one of the run's processes, 0 if it is not there. Of the
+// keeper's children init is the last that was forked, and the one that has a child.
+func (p *Process) role(role int) int {
+	first := func(pid int) int {
+		if c := children(pid); pid > 0 && len(c) > 0 {
+			return slices.Min(c)
+		}
+		return 0
+	}
+	keeper := first(p.PID)
+	switch role {
+	case RoleKeeper:
+		return keeper
+	case RoleMonitor:
+		return first(keeper)
+	case RoleRoom:
+		return first(first(keeper))
+	}
+	init, monitor := 0, first(keeper)
+	for _, pid := range children(keeper) {
+		if proc, ok := ReadProc(pid); ok && proc.Comm == "sbxrun-init" && proc.State != "Z" && (pid != monitor || p.o.inside != nil) {
+			init = pid
+		}
+	}
+	if role == RoleInit {
+		return init
+	}
+	return first(init)
+}
 
 // Role waits for one of the run's processes and takes hold of it. It fails the
 // test if sbxrun ends first.
@@ -326,13 +357,9 @@ func (p *Process) Role(role int) *Target {
 			p.t.Fatalf("sbxrun ended before process %d of the run was seen", role)
 		default:
 		}
-		pid := p.PID
-		for range role {
-			c := children(pid)
-			if len(c) == 0 {
-				return false
-			}
-			pid = slices.Min(c) // the first, but for wrapped pids: the payload and not its orphans
+		pid := p.role(role)
+		if pid == 0 {
+			return false
 		}
 		var err error
 		target, err = Open(pid)
