@@ -71,6 +71,11 @@ func Teardown(sb *proc.Kept, deadline time.Time, emptied func(proven bool)) Outc
 	go sb.Unmount() // the process does not end before that is done
 	if emptied != nil {
 		emptied(failed == nil)
+		// It may have waited for a reader of the last output until the deadline has passed,
+		// and the keeper still needs a moment.
+		if soon := time.Now().Add(instead); soon.After(deadline) {
+			deadline = soon
+		}
 	}
 	// The keeper is no part of the sandbox, but it must not be left either.
 	if err := sb.Keeper.Reap(deadline); err != nil {

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -62,8 +64,8 @@ func (j *job) carryOut(start func(*streams, proc.Bounds) supervise.Start, o supe
 	o.Begin, o.Hurry, o.Limits = j.begin, j.signals.hurry, group
 	if streams.terminal != nil {
 		// The last output first, or it would come to a terminal that is not raw any more.
-		o.Emptied = func(proven bool) {
-			streams.drain(j.signals.ctx, proven)
+		o.Emptied = func(bool) {
+			streams.drain(j.signals.told)
 			streams.restore()
 		}
 	}
@@ -80,10 +82,15 @@ func (j *job) carryOut(start func(*streams, proc.Bounds) supervise.Start, o supe
 	if over != nil {
 		over(&res)
 	}
-	streams.drain(j.signals.ctx, res.Verdict != result.Unproven)
+	complete := streams.drain(j.signals.told)
 	streams.restore()
 	res.Limits = append(res.Limits, j.output.limits()...)
-	return j.finish(res, streams)
+	code := j.finish(res, streams)
+	if !complete {
+		fail(errUndelivered)
+		code = max(code, 1) // the command has run, so not 125
+	}
+	return code
 }
 
 // notStarted finishes a run that came to nothing before there was a sandbox.
@@ -137,24 +144,24 @@ func (j *job) finish(res result.Result, streams *streams) int {
 	return code
 }
 
-// print writes to stdout, and does not insist on a reader when it is told to end.
+// print writes to stdout, as long as somebody reads it.
 func (j *job) print(b []byte) error {
-	written := make(chan error, 1)
+	var passed atomic.Int64
+	var err error
+	written := make(chan struct{})
 	go func() {
-		_, err := os.Stdout.Write(b)
-		written <- err
+		defer close(written)
+		for part := range slices.Chunk(b, pieceSize) {
+			if _, err = os.Stdout.Write(part); err != nil {
+				return
+			}
+			passed.Add(1)
+		}
 	}()
-	select {
-	case err := <-written:
-		return err
-	case <-j.signals.ctx.Done():
+	if !await(written, &passed, j.signals.told) {
+		return errUndelivered
 	}
-	select {
-	case err := <-written:
-		return err
-	case <-time.After(500 * time.Millisecond):
-		return errors.New("nobody reads it")
-	}
+	return err
 }
 
 // note tells on stderr why a command was ended that did not end itself.

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -38,6 +37,7 @@ type supervisor struct {
 	own     *state.Own
 	leave   *admission
 	logs    [2]*logfile.Writer // stdout, stderr
+	relays  relays             // into the logs
 	matched chan struct{}      // closed when a line of them says that it is ready
 
 	signals chan os.Signal
@@ -115,14 +115,14 @@ func (s *supervisor) prepare(args []string) (err error) {
 
 func (s *supervisor) run() error {
 	go s.listen()
-	started, err := s.start()
+	start, err := s.start()
 	if err != nil {
 		_ = s.own.Remove() // the error that counts is the first one
 		return err
 	}
 	defer s.plan.Close()
 	defer removeGroup(s.group)
-	res := supervise.Run(s.ctx, started.start, supervise.Options{
+	res := supervise.Run(s.ctx, start, supervise.Options{
 		Timeout:      time.Duration(s.flags.Timeout),
 		Grace:        time.Duration(s.flags.Grace),
 		ProofTimeout: time.Duration(s.flags.ProofTimeout),
@@ -139,20 +139,13 @@ func (s *supervisor) run() error {
 			s.probing.Wait()
 		},
 	})
-	started.drain(res.Verdict)
+	s.relays.finish(nil) // a disk that takes nothing any more does not take the record either
 	return s.finish(res)
-}
-
-// logging is the payload's stdout and stderr on their way into the logs.
-type logging struct {
-	start   supervise.Start
-	sources []*os.File
-	copying sync.WaitGroup
 }
 
 // start makes what has to be there before the sandbox: record, logs, pipes. Descriptors
 // that it leaves open after an error end with us.
-func (s *supervisor) start() (l *logging, err error) {
+func (s *supervisor) start() (start supervise.Start, err error) {
 	if s.record, err = s.firstRecord(); err != nil {
 		return nil, err
 	}
@@ -160,19 +153,12 @@ func (s *supervisor) start() (l *logging, err error) {
 	if err != nil {
 		return nil, err
 	}
-	l = &logging{}
 	stdio := [3]*os.File{null}
-	for i, name := range []string{stdoutFile, stderrFile} {
-		file, err := s.own.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|os.O_APPEND)
-		if err != nil {
+	var pipes [2]*os.File
+	for i := range pipes {
+		if pipes[i], stdio[i+1], err = s.openLog(i); err != nil {
 			return nil, err
 		}
-		r, w, err := pipe()
-		if err != nil {
-			return nil, fmt.Errorf("make a pipe: %w", err)
-		}
-		s.logs[i], stdio[i+1] = logfile.NewWriter(file, int64(s.flags.LogMax)), w
-		l.sources = append(l.sources, r)
 	}
 	if err := s.own.Write(s.record); err != nil {
 		return nil, err
@@ -185,18 +171,17 @@ func (s *supervisor) start() (l *logging, err error) {
 		s.plan.Bounds = s.group.Bounds()
 	}
 	var once sync.Once
-	l.start = supervise.InSandbox(s.plan, stdio, nil, func() {
+	return supervise.InSandbox(s.plan, stdio, nil, func() {
 		once.Do(func() {
 			for _, f := range stdio {
 				f.Close()
 			}
 			s.plan.Close() // bwrap has them
-			for i, r := range l.sources {
-				l.copying.Go(func() { s.copy(i, r) })
+			for i, r := range pipes {
+				s.relays.add(r, s.log(i))
 			}
 		})
-	})
-	return l, nil
+	}), nil
 }
 
 // firstRecord is what is known of the sandbox before there is one.
@@ -220,48 +205,6 @@ func (s *supervisor) firstRecord() (state.Record, error) {
 		r.Ready = &state.Ready{Probe: p}
 	}
 	return r, nil
-}
-
-// copy writes one stream to its log, to the end.
-func (s *supervisor) copy(i int, r *os.File) {
-	seen := func([]byte) {}
-	if s.flags.probe.log != nil {
-		seen = s.matching()
-	}
-	buf, cut := make([]byte, 32<<10), false
-	for {
-		n, err := r.Read(buf)
-		if n > 0 {
-			_, _ = s.logs[i].Write(buf[:n]) // it never fails
-			if s.logs[i].Truncated() && !cut {
-				cut = true
-				_ = s.write(func(r *state.Record) { r.Logs = s.written() }) // a full disk: they are cut for that
-				if s.flags.OutputLimit == outputKill {
-					s.cancel(supervise.Request{Cause: result.OutputLimit, Signal: unix.SIGKILL})
-				}
-			}
-			seen(buf[:n])
-		}
-		if err != nil {
-			return
-		}
-	}
-}
-
-// written is how much there was of both streams, up to now.
-func (s *supervisor) written() *state.Logs {
-	return &state.Logs{StdoutBytes: s.logs[0].Len(), StderrBytes: s.logs[1].Len(), StdoutTruncated: s.logs[0].Truncated(), StderrTruncated: s.logs[1].Truncated()}
-}
-
-// drain waits until all output is in the logs. After a proven end every writer is
-// dead; else what came in time must do.
-func (l *logging) drain(verdict result.Verdict) {
-	if verdict == result.Unproven {
-		for _, r := range l.sources {
-			_ = r.SetReadDeadline(time.Now())
-		}
-	}
-	l.copying.Wait()
 }
 
 // hold puts on disk who init is, before the payload may start.
