@@ -20,12 +20,13 @@ import (
 
 // stranger listens on a unix socket until the test is over, takes the descriptors that
 // it is sent, and keeps them open. If it floods it writes to them as well, for as long
-// as somebody has the other end open.
-func stranger(t *testing.T, address string, floods bool) {
+// as somebody has the other end open. What it returns tells of each time that it has
+// been sent some.
+func stranger(t *testing.T, address string, floods bool) (received <-chan struct{}) {
 	t.Helper()
 	l, err := net.Listen("unix", address)
 	harness.Must(t, err)
-	over := make(chan struct{})
+	over, got := make(chan struct{}), make(chan struct{}, 100)
 	if address[0] == '/' {
 		harness.Must(t, os.Chmod(address, 0o777))
 	}
@@ -39,12 +40,13 @@ func stranger(t *testing.T, address string, floods bool) {
 			if err != nil {
 				return
 			}
-			go receive(conn.(*net.UnixConn), floods, over)
+			go receive(conn.(*net.UnixConn), floods, got, over)
 		}
 	}()
+	return got
 }
 
-func receive(conn *net.UnixConn, floods bool, over <-chan struct{}) {
+func receive(conn *net.UnixConn, floods bool, got chan<- struct{}, over <-chan struct{}) {
 	defer conn.Close()
 	var b [1]byte
 	control := make([]byte, unix.CmsgSpace(2*4))
@@ -76,6 +78,7 @@ func receive(conn *net.UnixConn, floods bool, over <-chan struct{}) {
 			}
 		}()
 	}
+	got <- struct{}{}
 	<-over
 }
 
@@ -198,11 +201,12 @@ func TestOutsideHoldsSandbox(t *testing.T) {
 	dir := harness.SharedDir(t)
 	for _, floods := range []bool{false, true} {
 		name := fmt.Sprintf("socket-%v", floods)
-		stranger(t, filepath.Join(dir, name), floods)
+		received := stranger(t, filepath.Join(dir, name), floods)
 		start := func(end string, mib int) *harness.Sandbox {
 			return s.Sandbox(harness.Options{}, append([]string{"--name", "held", "--log-max", "1M", "--bind", dir + ":/shared"}, sends("/shared/"+name, end, mib)...)...)
 		}
 		b := start("3", 0)
+		<-received
 		r := s.Run("wait", "held")
 		if r.ExitCode != 3 {
 			t.Errorf("wait: exit code %d: %s", r.ExitCode, r.Stderr)
@@ -216,7 +220,7 @@ func TestOutsideHoldsSandbox(t *testing.T) {
 		}
 
 		b = start("wait", 0)
-		s.Run("wait", "--log", "sent 0", "held")
+		<-received
 		if all := kill(t, s, 0, "--grace", "0", "held"); len(all) != 1 {
 			t.Errorf("kill: %v", all)
 		}

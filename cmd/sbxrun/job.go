@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -146,19 +145,18 @@ func (j *job) finish(res result.Result, streams *streams) int {
 
 // print writes to stdout, as long as somebody reads it.
 func (j *job) print(b []byte) error {
-	var passed atomic.Int64
 	var err error
-	written := make(chan struct{})
+	written, passed := make(chan struct{}), make(chan struct{}, 1)
 	go func() {
 		defer close(written)
 		for part := range slices.Chunk(b, pieceSize) {
 			if _, err = os.Stdout.Write(part); err != nil {
 				return
 			}
-			passed.Add(1)
+			progress(passed)
 		}
 	}()
-	if !await(written, &passed, j.signals.told) {
+	if !await(written, passed, j.signals.told) {
 		return errUndelivered
 	}
 	return err

@@ -3,7 +3,6 @@ package main
 import (
 	"os"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,7 +23,7 @@ import (
 type relays struct {
 	sources []*os.File
 	copying sync.WaitGroup
-	passed  atomic.Int64 // pieces that their takers are done with
+	passed  chan struct{} // one is there when a piece was taken since the last one
 }
 
 // pieceSize is how much a relay reads at once.
@@ -45,6 +44,9 @@ var errUndelivered = &result.Error{Code: "output", Message: "the rest of the out
 // block: so does the payload then, when its pipe is full. src must be one that takes
 // deadlines; it stays open.
 func (r *relays) add(src *os.File, take func([]byte)) {
+	if r.passed == nil {
+		r.passed = make(chan struct{}, 1)
+	}
 	r.sources = append(r.sources, src)
 	r.copying.Go(func() {
 		buf := make([]byte, pieceSize)
@@ -52,7 +54,7 @@ func (r *relays) add(src *os.File, take func([]byte)) {
 			n, err := src.Read(buf)
 			if n > 0 {
 				take(buf[:n])
-				r.passed.Add(1)
+				progress(r.passed)
 			}
 			if os.IsTimeout(err) {
 				r.rest(src, buf, take)
@@ -88,7 +90,7 @@ func (r *relays) rest(src *os.File, buf []byte, take func([]byte)) {
 			return // EAGAIN: it is empty
 		}
 		take(buf[:n])
-		r.passed.Add(1)
+		progress(r.passed)
 		left -= n
 	}
 }
@@ -108,28 +110,33 @@ func (r *relays) finish(told <-chan struct{}) (complete bool) {
 		r.copying.Wait()
 		close(done)
 	}()
-	return await(done, &r.passed, told)
+	return await(done, r.passed, told)
 }
 
-// await waits for done, and reports whether it is closed. It gives up when passed
-// has not grown for the time that one piece may take, and soon after told is closed.
-func await(done <-chan struct{}, passed *atomic.Int64, told <-chan struct{}) bool {
+// progress tells await that somebody has taken a piece.
+func progress(passed chan<- struct{}) {
+	select {
+	case passed <- struct{}{}:
+	default: // it will see the one before
+	}
+}
+
+// await waits for done, and reports whether it is closed. It gives up when there is no
+// progress for the time that one piece may take, and soon after told is closed.
+func await(done, passed, told <-chan struct{}) bool {
+	timer := time.NewTimer(stalled)
 	for {
-		before := passed.Load()
 		select {
 		case <-done:
 			return true
+		case <-passed:
+			timer.Reset(stalled)
 		case <-told:
-			select {
-			case <-done:
-				return true
-			case <-time.After(hurried):
-				return false
-			}
-		case <-time.After(stalled):
-			if passed.Load() == before {
-				return false
-			}
+			told = nil
+			passed = nil
+			timer.Reset(hurried)
+		case <-timer.C:
+			return false
 		}
 	}
 }
