@@ -117,8 +117,7 @@ func (s *supervisor) run() error {
 	go s.listen()
 	start, err := s.start()
 	if err != nil {
-		_ = s.own.Remove() // the error that counts is the first one
-		return err
+		return result.All(err, s.own.Remove())
 	}
 	defer s.plan.Close()
 	defer removeGroup(s.group)
@@ -334,9 +333,7 @@ func (s *supervisor) endWhenIdle(timeout time.Duration) {
 // finish records how it ended, or removes a sandbox that never was.
 func (s *supervisor) finish(res result.Result) error {
 	if res.Cause == result.StartFailed && res.Verdict != result.Unproven && !caller.told.Load() {
-		err := s.because(s.leave.explain(res.Err))
-		_ = s.own.Remove() // the error that counts is the first one
-		return err
+		return result.All(s.because(s.leave.explain(res.Err)), s.own.Remove())
 	}
 	// Ended before its time, by somebody else than its caller.
 	caller.fail(&result.Error{Code: "ended", Message: "the sandbox was ended while it was being set up: " + string(res.Cause)}, res.ExitCode())
@@ -346,7 +343,7 @@ func (s *supervisor) finish(res result.Result) error {
 		r.Phase, r.Report = state.Ended, &report
 		r.Logs = s.written()
 	})
-	return errors.Join(err, s.own.DropAccess(), s.own.Close())
+	return result.All(err, s.own.DropAccess(), s.own.Close())
 }
 
 // because adds to an error what bwrap has said on stderr, which nobody sees.
