@@ -90,3 +90,36 @@ func TestReaderLate(t *testing.T) {
 		})
 	}
 }
+
+// The payload has filled sbxrun's own stderr, or the pipe for its report, which nobody
+// reads: sbxrun has more to say, and ends all the same.
+func TestReaderOfMessagesBlocked(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name    string
+		file    int // that the payload fills
+		flags   []string
+		command string
+	}{
+		{"stderr", 2, nil, "yes >&2"},
+		{"report", 1, []string{"--report", "/dev/stdout"}, "yes"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r, w, err := os.Pipe()
+			harness.Must(t, err)
+			defer r.Close()
+			o := harness.Options{Bare: true, Stdout: w}
+			if c.file == 2 {
+				o = harness.Options{Stderr: w}
+			}
+			p := harness.Start(t, o, append(append([]string{"--timeout", "1"}, c.flags...), "sh", "-c", c.command)...)
+			w.Close()
+			res := p.Wait()
+			if res.ExitCode != 124 {
+				t.Errorf("exit code %d", res.ExitCode)
+			}
+			harness.Within(t, "sbxrun", res.Elapsed, time.Second, 2*time.Second+handover)
+		})
+	}
+}

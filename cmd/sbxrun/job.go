@@ -109,16 +109,11 @@ func (j *job) notStarted(err error) int {
 // finish prints what there is to say and returns the exit code.
 func (j *job) finish(res result.Result, streams *streams) int {
 	code := res.ExitCode()
-	if res.Err != nil {
-		fail(res.Err)
-	} else if !j.tells.Quiet {
-		j.note(res)
+	var rep result.Report
+	if j.report != nil || j.tells.JSON {
+		rep = res.Report(j.id, j.command)
+		rep.Bwrap = j.bwrap
 	}
-	if j.report == nil && !j.tells.JSON {
-		return code
-	}
-	rep := res.Report(j.id, j.command)
-	rep.Bwrap = j.bwrap
 	if j.tells.JSON {
 		if streams != nil {
 			rep.SetOutput(streams.captured())
@@ -126,8 +121,15 @@ func (j *job) finish(res result.Result, streams *streams) int {
 			rep.SetOutput(result.Stream{UTF8: true}, result.Stream{UTF8: true})
 		}
 	}
-	if err := j.report.write(rep); err != nil {
-		fail(err)
+	// Before what is said on stderr, which may have to wait for a reader.
+	unwritten := j.report.write(rep)
+	if res.Err != nil {
+		fail(res.Err)
+	} else if !j.tells.Quiet {
+		j.note(res)
+	}
+	if unwritten != nil {
+		fail(unwritten)
 		code = max(code, 1) // the command has run, so not 125
 	}
 	if j.tells.JSON {
@@ -186,7 +188,7 @@ func (j *job) note(res result.Result) {
 	default:
 		return
 	}
-	fmt.Fprintf(os.Stderr, "sbxrun: %s; everything %s is gone (%s)\n", why, j.where, res.Verdict)
+	say(fmt.Sprintf("sbxrun: %s; everything %s is gone (%s)", why, j.where, res.Verdict))
 }
 
 // limitOf is a limit in bytes as its flag takes it; "" if there was none.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unicode"
 
@@ -74,13 +75,32 @@ func fail(err error) int {
 	if caller != nil {
 		caller.fail(e, code)
 	} else {
-		fmt.Fprintln(os.Stderr, "sbxrun: error: "+inOneLine(e))
+		say("sbxrun: error: " + inOneLine(e))
 	}
 	return code
 }
 
 // warn says on stderr what does not stop us.
-func warn(err error) { fmt.Fprintln(os.Stderr, "sbxrun: warning: "+inOneLine(asError(err))) }
+func warn(err error) { say("sbxrun: warning: " + inOneLine(asError(err))) }
+
+// unheard is set when nobody has read our stderr for as long as we wait for it.
+var unheard atomic.Bool
+
+// say writes a line to stderr. The payload may have filled that pipe, and if nobody reads
+// it a write would keep us for ever: then the line is dropped, and all that follow.
+func say(line string) {
+	if unheard.Load() {
+		return
+	}
+	written := make(chan struct{})
+	go func() {
+		fmt.Fprintln(os.Stderr, line)
+		close(written)
+	}()
+	if !await(written, nil, nil) {
+		unheard.Store(true)
+	}
+}
 
 // inOneLine is an error with its remedy, if that is known, for a terminal.
 func inOneLine(e *result.Error) string {
