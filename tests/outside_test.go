@@ -98,7 +98,7 @@ func outputs() map[string][]string {
 }
 
 // soon is when a run must be over that would go on for as long as the stranger.
-const soon = 2 * time.Second
+const soon = 5 * time.Second
 
 func TestOutsideHoldsRun(t *testing.T) {
 	t.Parallel()

@@ -7,13 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 	"unicode"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
 )
 
@@ -92,13 +96,27 @@ func say(line string) {
 	if unheard.Load() {
 		return
 	}
-	written := make(chan struct{})
-	go func() {
-		fmt.Fprintln(os.Stderr, line)
-		close(written)
-	}()
-	if !await(written, nil, nil) {
-		unheard.Store(true)
+	// A pipe that can be written to has room for so much (PIPE_BUF, pipe(7)). Not by a
+	// goroutine: it could want a thread, and that there can be none may be what is said.
+	const part = 4096
+	for b := range slices.Chunk([]byte(line+"\n"), part) {
+		if !takesOutput(os.Stderr, stalled) {
+			unheard.Store(true)
+			return
+		}
+		_, _ = os.Stderr.Write(b) // nobody to tell it
+	}
+}
+
+// takesOutput waits until a file can be written to without waiting, or has an error to
+// tell, and reports whether it can within the time.
+func takesOutput(f *os.File, within time.Duration) bool {
+	for end := time.Now().Add(within); ; {
+		fds := []unix.PollFd{{Fd: int32(proc.Descriptor(f)), Events: unix.POLLOUT}}
+		n, err := unix.Poll(fds, int(max(0, time.Until(end)).Milliseconds()))
+		if err != unix.EINTR {
+			return n > 0 || err != nil
+		}
 	}
 }
 

@@ -205,3 +205,49 @@ func TestAwait(t *testing.T) {
 		})
 	}
 }
+
+// A pipe takes output as long as it has room for what say writes at once.
+func TestTakesOutput(t *testing.T) {
+	r, w, err := pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	if err := unix.SetNonblock(proc.Descriptor(w), true); err != nil {
+		t.Fatal(err)
+	}
+	total := 0
+	for takesOutput(w, 0) {
+		n, err := unix.Write(proc.Descriptor(w), make([]byte, 4096))
+		if n != 4096 || err != nil {
+			t.Fatalf("%d bytes, %v", n, err)
+		}
+		total += n
+	}
+	if total < 4096 {
+		t.Errorf("%d bytes", total)
+	}
+	// Signals do not end the wait, nor lengthen it.
+	stop := make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond):
+				_ = unix.Tgkill(unix.Getpid(), unix.Gettid(), unix.SIGURG) // Go's own, which does nothing
+			}
+		}
+	}()
+	const within = 50 * time.Millisecond
+	begin := time.Now()
+	if takesOutput(w, within) || time.Since(begin) < within/2 || time.Since(begin) > 20*time.Second {
+		t.Errorf("full: after %v", time.Since(begin))
+	}
+	close(stop)
+	r.Close()
+	if !takesOutput(w, 20*time.Second) {
+		t.Error("without a reader")
+	}
+}
