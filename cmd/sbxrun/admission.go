@@ -64,6 +64,9 @@ type admission struct {
 // has to fit as a whole, beside what others were promised: who is let in gets what his
 // limit says.
 func admit(ctx context.Context, flags *cli.Busy, promised int64, warn func(string)) (*admission, error) {
+	if err := checkProc(); err != nil {
+		return nil, err
+	}
 	processors := runtime.GOMAXPROCS(0)
 	threads, _ := runtime.ThreadCreateProfile(nil) // they stay
 	a := &admission{ctx: ctx, flags: flags, need: tasksToStart + int64(max(0, ownThreads-threads)), promised: promised, warn: warn, by: time.Now()}

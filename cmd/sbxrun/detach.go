@@ -68,8 +68,10 @@ var errDetachedOnTerminal = errors.New("--detach and --tty do not go together: n
 
 // detach has a command carried out in the background, and prints what comes of it.
 func detach(command string, args []string, asJSON bool, print func(handover) error) int {
-	said, err := spawn(assignment{command, toBytes(args), toBytes(os.Environ())})
-	if err != nil {
+	var said handover
+	if err := checkProc(); err != nil {
+		said = handover{Error: asError(err).Report(), Code: result.ExitNotStarted}
+	} else if said, err = spawn(assignment{command, toBytes(args), toBytes(os.Environ())}); err != nil {
 		var none *admission
 		return fail(none.explain(&result.Error{Code: "detach", Message: "cannot start the supervisor: " + err.Error(), Err: err}))
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -87,7 +88,7 @@ func (j *job) carryOut(start func(*streams, proc.Bounds, supervise.Terms) (*supe
 	}
 	ended(&res)
 	// The last output first, or it would come to a terminal that is not raw any more.
-	streams.drain(ctx, res.Verdict != result.Unproven)
+	complete := streams.drain(j.signals.told)
 	streams.restore()
 	if command != nil {
 		if err := command.Collect(); err != nil {
@@ -95,7 +96,12 @@ func (j *job) carryOut(start func(*streams, proc.Bounds, supervise.Terms) (*supe
 		}
 	}
 	res.Limits = append(res.Limits, j.output.limits()...)
-	return j.finish(res, streams)
+	code := j.finish(res, streams)
+	if !complete {
+		fail(errUndelivered)
+		code = max(code, 1) // the command has run, so not 125
+	}
+	return code
 }
 
 // notStarted finishes a run that came to nothing before there was a sandbox.
@@ -115,16 +121,11 @@ func (j *job) notStarted(err error) int {
 // finish prints what there is to say and returns the exit code.
 func (j *job) finish(res result.Result, streams *streams) int {
 	code := res.ExitCode()
-	if res.Err != nil {
-		fail(res.Err)
-	} else if !j.tells.Quiet {
-		j.note(res)
+	var rep result.Report
+	if j.report != nil || j.tells.JSON {
+		rep = res.Report(j.id, j.command)
+		rep.Bwrap = j.bwrap
 	}
-	if j.report == nil && !j.tells.JSON {
-		return code
-	}
-	rep := res.Report(j.id, j.command)
-	rep.Bwrap = j.bwrap
 	if j.tells.JSON {
 		if streams != nil {
 			rep.SetOutput(streams.captured())
@@ -132,8 +133,15 @@ func (j *job) finish(res result.Result, streams *streams) int {
 			rep.SetOutput(result.Stream{UTF8: true}, result.Stream{UTF8: true})
 		}
 	}
-	if err := j.report.write(rep); err != nil {
-		fail(err)
+	// Before what is said on stderr, which may have to wait for a reader.
+	unwritten := j.report.write(rep)
+	if res.Err != nil {
+		fail(res.Err)
+	} else if !j.tells.Quiet {
+		j.note(res)
+	}
+	if unwritten != nil {
+		fail(unwritten)
 		code = max(code, 1) // the command has run, so not 125
 	}
 	if j.tells.JSON {
@@ -149,24 +157,23 @@ func (j *job) finish(res result.Result, streams *streams) int {
 	return code
 }
 
-// print writes to stdout, and does not insist on a reader when it is told to end.
+// print writes to stdout, as long as somebody reads it.
 func (j *job) print(b []byte) error {
-	written := make(chan error, 1)
+	var err error
+	written, passed := make(chan struct{}), make(chan struct{}, 1)
 	go func() {
-		_, err := os.Stdout.Write(b)
-		written <- err
+		defer close(written)
+		for part := range slices.Chunk(b, pieceSize) {
+			if _, err = os.Stdout.Write(part); err != nil {
+				return
+			}
+			progress(passed)
+		}
 	}()
-	select {
-	case err := <-written:
-		return err
-	case <-j.signals.ctx.Done():
+	if !await(written, passed, j.signals.told) {
+		return errUndelivered
 	}
-	select {
-	case err := <-written:
-		return err
-	case <-time.After(500 * time.Millisecond):
-		return errors.New("nobody reads it")
-	}
+	return err
 }
 
 // note tells on stderr why a command was ended that did not end itself.
@@ -193,7 +200,7 @@ func (j *job) note(res result.Result) {
 	default:
 		return
 	}
-	fmt.Fprintf(os.Stderr, "sbxrun: %s; everything %s is gone (%s)\n", why, j.where, res.Verdict)
+	say(fmt.Sprintf("sbxrun: %s; everything %s is gone (%s)", why, j.where, res.Verdict))
 }
 
 // limitOf is a limit in bytes as its flag takes it; "" if there was none.

@@ -76,9 +76,11 @@ func (l *reader) print() error {
 		signal.Notify(got, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 		go func() { cancel(stoppedError{(<-got).(syscall.Signal)}) }()
 		go func() {
-			if ended(ctx, l.sandbox) == nil {
-				close(over)
+			if err := ended(ctx, l.sandbox); err != nil {
+				cancel(err) // nobody would tell of the end
+				return
 			}
+			close(over)
 		}()
 	} else {
 		close(over) // what is there is all
@@ -155,7 +157,7 @@ func (l *reader) noteCut() {
 		cut   bool
 	}{{"stdout", logs.StdoutBytes, logs.StdoutTruncated}, {"stderr", logs.StderrBytes, logs.StderrTruncated}} {
 		if s.cut && (l.flags.Stream == "" || l.flags.Stream == s.name) {
-			fmt.Fprintf(os.Stderr, "sbxrun: %s is cut: of %d bytes or more that the command has written only the head is kept (--log-max)\n", s.name, s.bytes)
+			say(fmt.Sprintf("sbxrun: %s is cut: of %d bytes or more that the command has written only the head is kept (--log-max)", s.name, s.bytes))
 		}
 	}
 }

@@ -7,12 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unicode"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
 )
 
@@ -71,13 +76,46 @@ func fail(err error) int {
 	if caller != nil {
 		caller.fail(e, code)
 	} else {
-		fmt.Fprintln(os.Stderr, "sbxrun: error: "+inOneLine(e))
+		say("sbxrun: error: " + inOneLine(e))
 	}
 	return code
 }
 
 // warn says on stderr what does not stop us.
-func warn(err error) { fmt.Fprintln(os.Stderr, "sbxrun: warning: "+inOneLine(asError(err))) }
+func warn(err error) { say("sbxrun: warning: " + inOneLine(asError(err))) }
+
+// unheard is set when nobody has read our stderr for as long as we wait for it.
+var unheard atomic.Bool
+
+// say writes a line to stderr. The payload may have filled that pipe, and if nobody reads
+// it a write would keep us for ever: then the line is dropped, and all that follow.
+func say(line string) {
+	if unheard.Load() {
+		return
+	}
+	// A pipe that can be written to has room for so much (PIPE_BUF, pipe(7)). Not by a
+	// goroutine: it could want a thread, and that there can be none may be what is said.
+	const part = 4096
+	for b := range slices.Chunk([]byte(line+"\n"), part) {
+		if !takesOutput(os.Stderr, stalled) {
+			unheard.Store(true)
+			return
+		}
+		_, _ = os.Stderr.Write(b) // nobody to tell it
+	}
+}
+
+// takesOutput waits until a file can be written to without waiting, or has an error to
+// tell, and reports whether it can within the time.
+func takesOutput(f *os.File, within time.Duration) bool {
+	for end := time.Now().Add(within); ; {
+		fds := []unix.PollFd{{Fd: int32(proc.Descriptor(f)), Events: unix.POLLOUT}}
+		n, err := unix.Poll(fds, int(max(0, time.Until(end)).Milliseconds()))
+		if err != unix.EINTR {
+			return n > 0 || err != nil
+		}
+	}
+}
 
 // inOneLine is an error with its remedy, if that is known, for a terminal.
 func inOneLine(e *result.Error) string {

@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -120,9 +119,6 @@ func reportError(place string, err error) error {
 	return &result.Error{Code: "report", Message: fmt.Sprintf("cannot write the report to %q: %v", place, err), Err: err}
 }
 
-// writeBound is how long a reader of a pipe may take.
-const writeBound = 10 * time.Second
-
 // write writes the report at once and whole.
 func (r *reportFile) write(rep result.Report) error {
 	if r == nil {
@@ -134,10 +130,17 @@ func (r *reportFile) write(rep result.Report) error {
 	case r.dir != nil:
 		err = replace(int(r.dir.Fd()), filepath.Base(r.place), b)
 	default:
-		// A pipe that nobody empties shall not keep us; what takes no deadline does
-		// not need one.
-		_ = r.file.SetWriteDeadline(time.Now().Add(writeBound))
-		_, err = r.file.Write(b)
+		// A pipe that nobody empties shall not keep us. It need not be one that takes
+		// deadlines.
+		var failure error
+		written := make(chan struct{})
+		go func() {
+			_, failure = r.file.Write(b)
+			close(written)
+		}()
+		if err = os.ErrDeadlineExceeded; await(written, nil, nil) {
+			err = failure
+		}
 	}
 	if err != nil {
 		return reportError(r.place, err)

@@ -15,7 +15,8 @@ import (
 type signals struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	hurry  chan struct{}
+	told   chan struct{} // closed by the first signal
+	hurry  chan struct{} // closed by the second
 	ready  chan struct{} // closed when signals are listened to
 	stop   chan os.Signal
 }
@@ -25,7 +26,7 @@ type signals struct {
 // must not have started anything.
 func watchSignals() *signals {
 	ctx, cancel := context.WithCancelCause(context.Background())
-	s := &signals{ctx: ctx, cancel: cancel, hurry: make(chan struct{}), ready: make(chan struct{}), stop: make(chan os.Signal, 1)}
+	s := &signals{ctx: ctx, cancel: cancel, told: make(chan struct{}), hurry: make(chan struct{}), ready: make(chan struct{}), stop: make(chan os.Signal, 1)}
 	go s.listen()
 	return s
 }
@@ -52,6 +53,7 @@ func (s *signals) listen() {
 	close(s.ready)
 	sig := <-got
 	s.cancelBy(sig.(syscall.Signal))
+	close(s.told)
 	<-got
 	close(s.hurry)
 }

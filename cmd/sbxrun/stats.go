@@ -113,6 +113,11 @@ type sandboxUse struct {
 func gather(at pressure.Thresholds) (statistics, error) {
 	now := time.Now()
 	s := statistics{At: now.UTC().Format(result.TimeFormat), Sandboxes: []sandboxUse{}}
+	dir, err := lookAtState() // first of all: it looks whether /proc is ours
+	if err != nil {
+		return s, err
+	}
+	defer dir.Close()
 	r, err := pressure.Look()
 	if err != nil {
 		return s, err
@@ -130,11 +135,6 @@ func gather(at pressure.Thresholds) (statistics, error) {
 	}
 	slices.SortStableFunc(s.Bounds, func(a, b boundUse) int { return int(b.Percent*100) - int(a.Percent*100) })
 
-	dir, err := lookAtState()
-	if err != nil {
-		return s, err
-	}
-	defer dir.Close()
 	entries, warnings := dir.List()
 	for _, w := range warnings {
 		warn(w)

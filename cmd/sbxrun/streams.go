@@ -1,12 +1,10 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"os"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,12 +20,14 @@ type streams struct {
 	terminal *proc.Terminal // to be restored if sbxrun is killed
 
 	buffers [2]*capture.Buffer // stdout, stderr; nil unless captured
-	sources []*os.File         // read ends that are being copied
-	copying sync.WaitGroup
+	relays  relays
 	bound   bound
 	broken  func() // is called when nobody reads our stdout any more
 	raw     func() // makes our terminal raw
 	undo    func() // and puts it back
+
+	draining sync.Once
+	complete bool // after draining
 }
 
 // bound is how much a stream may have.
@@ -53,8 +53,8 @@ func openStreams(captured, tty bool, b bound, broken func()) (*streams, error) {
 	return s, nil
 }
 
-// openPipes puts pipes in the place of stdout and stderr, and reads them to the
-// end however much comes: a full pipe would stop the payload.
+// openPipes puts pipes in the place of stdout and stderr, and reads them however
+// much comes: a full pipe would stop the payload.
 func (s *streams) openPipes(to [2]io.Writer) error {
 	for i, dst := range to {
 		r, w, err := pipe()
@@ -62,7 +62,7 @@ func (s *streams) openPipes(to [2]io.Writer) error {
 			return fmt.Errorf("make a pipe: %w", err)
 		}
 		s.payload[i+1] = w
-		s.copy(dst, r)
+		s.pass(dst, r)
 	}
 	return nil
 }
@@ -82,17 +82,15 @@ func pipe() (r, w *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "pipe"), os.NewFile(uintptr(fds[1]), "pipe"), nil
 }
 
-// copy copies src, which takes deadlines, to dst in the background.
-func (s *streams) copy(dst io.Writer, src *os.File) {
-	s.sources = append(s.sources, src)
-	s.copying.Go(func() {
-		out := &output{dst: dst, bound: s.bound, kept: s.buffers[0] != nil}
-		// An error is the end: a closed pipe, EIO of a terminal, the deadline
-		// of drain; or that nobody reads what we write.
-		_, _ = io.Copy(out, src)
+// pass passes on src to dst in the background.
+func (s *streams) pass(dst io.Writer, src *os.File) {
+	out := &output{dst: dst, bound: s.bound, kept: s.buffers[0] != nil}
+	s.relays.add(src, func(b []byte) {
 		if out.err != nil {
+			return // the payload must not wait for a reader
+		}
+		if _, err := out.Write(b); err != nil {
 			s.broken()
-			_, _ = io.Copy(io.Discard, src) // the payload must not wait for a reader
 		}
 	})
 }
@@ -135,36 +133,19 @@ func (s *streams) started() {
 	}
 }
 
-// drain waits until all output has been read and passed on. After a proven end
-// every writer is dead, so there is an end to read up to. If there is none, or
-// we are told to stop (ctx) and our own stdout does not take the rest, what came
-// in time must do.
-func (s *streams) drain(ctx context.Context, proven bool) {
-	const moment = 500 * time.Millisecond
-	s.raw = func() {}
-	s.started() // in case it never got that far
-	all := make(chan struct{})
-	go func() {
-		s.copying.Wait()
-		close(all)
-	}()
-	if proven {
-		select {
-		case <-all:
-			return
-		case <-ctx.Done():
-		}
-	}
-	select {
-	case <-all:
-	case <-time.After(moment):
-		for _, f := range s.sources {
-			_ = f.SetReadDeadline(time.Unix(1, 0)) // ends the copying, unless it hangs in a write
-		}
+// drain passes on what the payload has written before its end, see [relays.finish];
+// it reports whether somebody took all of it. Only the first call does anything.
+func (s *streams) drain(told <-chan struct{}) (complete bool) {
+	s.draining.Do(func() {
+		s.raw = func() {}
+		s.started() // in case it never got that far
+		s.complete = s.relays.finish(told)
 		if s.buffers[0] != nil {
-			<-all // it writes to memory only
+			s.relays.copying.Wait() // memory keeps nobody waiting
+			s.complete = true
 		}
-	}
+	})
+	return s.complete
 }
 
 // captured is what was kept of stdout and stderr. After drain.

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -38,6 +37,7 @@ type supervisor struct {
 	own     *state.Own
 	leave   *admission
 	logs    [2]*logfile.Writer // stdout, stderr
+	relays  relays             // into the logs
 	matched chan struct{}      // closed when a line of them says that it is ready
 
 	signals chan os.Signal
@@ -111,10 +111,9 @@ func (s *supervisor) prepare(args []string) (err error) {
 
 func (s *supervisor) run() error {
 	go s.listen()
-	logs, err := s.start()
+	stdio, pipes, err := s.start()
 	if err != nil {
-		_ = s.own.Remove() // the error that counts is the first one
-		return err
+		return result.All(err, s.own.Remove())
 	}
 	defer s.plan.Close()
 	defer removeGroup(s.group)
@@ -129,15 +128,21 @@ func (s *supervisor) run() error {
 		Shared:       true,
 		Confirm:      true,
 	}
-	res := s.carryOut(terms, logs)
-	logs.drain(res.Verdict)
+	res := s.carryOut(terms, stdio, pipes)
 	return s.finish(res)
 }
 
 // carryOut builds the room and comes back when nothing of it is left.
-func (s *supervisor) carryOut(terms supervise.Terms, logs *logging) result.Result {
-	command, err := supervise.Build(s.ctx, s.plan, logs.stdio, nil, terms)
-	logs.begin(s)
+func (s *supervisor) carryOut(terms supervise.Terms, stdio [3]*os.File, pipes [2]*os.File) result.Result {
+	command, err := supervise.Build(s.ctx, s.plan, stdio, nil, terms)
+	for _, f := range stdio {
+		f.Close() // the payload has its own
+	}
+	s.plan.Close()
+	for i, r := range pipes {
+		s.relays.add(r, s.log(i))
+	}
+	defer s.relays.finish(nil) // a disk that takes nothing any more does not take the record either
 	if err != nil {
 		return supervise.NotStarted(s.ctx, err, terms)
 	}
@@ -191,58 +196,33 @@ func (s *supervisor) endExecs(command *supervise.Command) {
 	}
 }
 
-// logging is the payload's stdout and stderr on their way into the logs.
-type logging struct {
-	stdio   [3]*os.File // the payload's, until it has its own
-	sources []*os.File
-	copying sync.WaitGroup
-}
-
 // start makes what has to be there before the sandbox: record, logs, pipes. Descriptors
 // that it leaves open after an error end with us.
-func (s *supervisor) start() (l *logging, err error) {
+func (s *supervisor) start() (stdio [3]*os.File, pipes [2]*os.File, err error) {
 	if s.record, err = s.firstRecord(); err != nil {
-		return nil, err
+		return stdio, pipes, err
 	}
 	null, err := os.OpenFile(os.DevNull, os.O_RDONLY, 0)
 	if err != nil {
-		return nil, err
+		return stdio, pipes, err
 	}
-	l = &logging{stdio: [3]*os.File{null}}
-	for i, name := range []string{stdoutFile, stderrFile} {
-		file, err := s.own.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|os.O_APPEND)
-		if err != nil {
-			return nil, err
+	stdio = [3]*os.File{null}
+	for i := range pipes {
+		if pipes[i], stdio[i+1], err = s.openLog(i); err != nil {
+			return stdio, pipes, err
 		}
-		r, w, err := pipe()
-		if err != nil {
-			return nil, fmt.Errorf("make a pipe: %w", err)
-		}
-		s.logs[i], l.stdio[i+1] = logfile.NewWriter(file, int64(s.flags.LogMax)), w
-		l.sources = append(l.sources, r)
 	}
 	if err := s.own.Write(s.record); err != nil {
-		return nil, err
+		return stdio, pipes, err
 	}
 	if s.group, err = makeGroup(s.limits, s.own.ID, true); err != nil {
-		return nil, err
+		return stdio, pipes, err
 	}
 	s.leave.reserved()
 	if s.group != nil {
 		s.plan.Bounds = s.group.Bounds()
 	}
-	return l, nil
-}
-
-// begin copies what is written from here on, when the payload has descriptors of its own.
-func (l *logging) begin(s *supervisor) {
-	for _, f := range l.stdio {
-		f.Close()
-	}
-	s.plan.Close() // bwrap has them
-	for i, r := range l.sources {
-		l.copying.Go(func() { s.copy(i, r) })
-	}
+	return stdio, pipes, nil
 }
 
 // firstRecord is what is known of the sandbox before there is one.
@@ -266,48 +246,6 @@ func (s *supervisor) firstRecord() (state.Record, error) {
 		r.Ready = &state.Ready{Probe: p}
 	}
 	return r, nil
-}
-
-// copy writes one stream to its log, to the end.
-func (s *supervisor) copy(i int, r *os.File) {
-	seen := func([]byte) {}
-	if s.flags.probe.log != nil {
-		seen = s.matching()
-	}
-	buf, cut := make([]byte, 32<<10), false
-	for {
-		n, err := r.Read(buf)
-		if n > 0 {
-			_, _ = s.logs[i].Write(buf[:n]) // it never fails
-			if s.logs[i].Truncated() && !cut {
-				cut = true
-				_ = s.write(func(r *state.Record) { r.Logs = s.written() }) // a full disk: they are cut for that
-				if s.flags.OutputLimit == outputKill {
-					s.cancel(supervise.Request{Cause: result.OutputLimit, Signal: unix.SIGKILL})
-				}
-			}
-			seen(buf[:n])
-		}
-		if err != nil {
-			return
-		}
-	}
-}
-
-// written is how much there was of both streams, up to now.
-func (s *supervisor) written() *state.Logs {
-	return &state.Logs{StdoutBytes: s.logs[0].Len(), StderrBytes: s.logs[1].Len(), StdoutTruncated: s.logs[0].Truncated(), StderrTruncated: s.logs[1].Truncated()}
-}
-
-// drain waits until all output is in the logs. After a proven end every writer is
-// dead; else what came in time must do.
-func (l *logging) drain(verdict result.Verdict) {
-	if verdict == result.Unproven {
-		for _, r := range l.sources {
-			_ = r.SetReadDeadline(time.Now())
-		}
-	}
-	l.copying.Wait()
 }
 
 // hold puts on disk who the room's PID 1 is, before the payload may start.
@@ -425,9 +363,7 @@ func (s *supervisor) endWhenIdle(timeout time.Duration) {
 // finish records how it ended, or removes a sandbox that never was.
 func (s *supervisor) finish(res result.Result) error {
 	if res.Cause == result.StartFailed && res.Verdict != result.Unproven && !caller.told.Load() {
-		err := s.because(s.leave.explain(res.Err))
-		_ = s.own.Remove() // the error that counts is the first one
-		return err
+		return result.All(s.because(s.leave.explain(res.Err)), s.own.Remove())
 	}
 	// Ended before its time, by somebody else than its caller.
 	caller.fail(&result.Error{Code: "ended", Message: "the sandbox was ended while it was being set up: " + string(res.Cause)}, res.ExitCode())
@@ -437,7 +373,7 @@ func (s *supervisor) finish(res result.Result) error {
 		r.Phase, r.Report = state.Ended, &report
 		r.Logs = s.written()
 	})
-	return errors.Join(err, s.own.DropAccess(), s.own.Close())
+	return result.All(err, s.own.DropAccess(), s.own.Close())
 }
 
 // because adds to an error what bwrap has said on stderr, which nobody sees.

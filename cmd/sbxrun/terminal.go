@@ -20,8 +20,14 @@ func (s *streams) openTerminal() error {
 	if err != nil {
 		return fmt.Errorf("open a terminal: %w", err)
 	}
-	// Package os made it non-blocking, for its poller; programs do not expect that.
-	if err := unix.SetNonblock(proc.Descriptor(tty), false); err != nil {
+	// Package os made both non-blocking, for its poller, and package pty has undone that
+	// for ptmx. Programs do not expect it of theirs; but a read of ours takes deadlines
+	// only then.
+	err = unix.SetNonblock(proc.Descriptor(tty), false)
+	if err == nil {
+		err = unix.SetNonblock(proc.Descriptor(ptmx), true)
+	}
+	if err != nil {
 		return fmt.Errorf("open a terminal: %w", err)
 	}
 	s.payload = [3]*os.File{tty, tty, tty}
@@ -31,7 +37,7 @@ func (s *streams) openTerminal() error {
 			return err
 		}
 	}
-	s.copy(os.Stdout, ptmx)
+	s.pass(os.Stdout, ptmx)
 	go func() {
 		_, _ = writeAll(ptmx, os.Stdin)
 		// Our stdin has ended: so does the payload's, by what a person types.
@@ -66,12 +72,11 @@ func (s *streams) makeRaw(in int, ptmx *os.File) error {
 	s.terminal = &proc.Terminal{File: os.Stdin, State: *before}
 	resized := make(chan os.Signal, 1)
 	signal.Notify(resized, syscall.SIGWINCH)
-	// After that, or a change just now would be missed. An error leaves the size as it is,
-	// which is an inconvenience only.
-	_ = pty.InheritSize(os.Stdin, ptmx)
+	// After that, or a change just now would be missed.
+	inheritSize(in, ptmx)
 	go func() {
 		for range resized {
-			_ = pty.InheritSize(os.Stdin, ptmx)
+			inheritSize(in, ptmx)
 		}
 	}()
 	s.raw = func() {
@@ -82,4 +87,12 @@ func (s *streams) makeRaw(in int, ptmx *os.File) error {
 		}
 	}
 	return nil
+}
+
+// inheritSize gives ptmx the size of the terminal in. An error leaves the size as it is,
+// which is an inconvenience only. (Not by package pty, whose calls make ptmx blocking.)
+func inheritSize(in int, ptmx *os.File) {
+	if size, err := unix.IoctlGetWinsize(in, unix.TIOCGWINSZ); err == nil {
+		_ = unix.IoctlSetWinsize(proc.Descriptor(ptmx), unix.TIOCSWINSZ, size)
+	}
 }

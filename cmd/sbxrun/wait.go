@@ -184,12 +184,14 @@ func (w *waiter) untilLogged(ctx context.Context) error {
 		return err
 	}
 	over := make(chan struct{})
-	follow, stop := context.WithCancel(ctx)
-	defer stop()
+	follow, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
 	go func() {
-		if ended(follow, w.sandbox) == nil {
-			close(over)
+		if err := ended(follow, w.sandbox); err != nil {
+			stop(err) // nobody would tell of the end
+			return
 		}
+		close(over)
 	}()
 	var streams []logfile.Stream
 	var matchers []*logfile.Matcher
@@ -208,7 +210,7 @@ func (w *waiter) untilLogged(ctx context.Context) error {
 			return nil
 		}})
 	}
-	err := logfile.Follow(ctx, over, streams...)
+	err := logfile.Follow(follow, over, streams...)
 	switch {
 	case errors.Is(err, errMatched) || err == nil && (matchers[0].End() || matchers[1].End()):
 		return nil

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
 )
 
@@ -149,9 +150,9 @@ func judgeKernel(release string) Finding {
 
 // checkProc: /proc is there, shows us, and has the lists of children.
 func checkProc(e *env) Finding {
-	if _, err := os.Readlink("/proc/self"); err != nil {
-		return Finding{Verdict: Failed, Detail: err.Error(), Cause: "/proc is not mounted, or shows another PID namespace",
-			Fix: e.machine().sudo() + "mount -t proc proc /proc"}
+	var mount *proc.MountError
+	if err := proc.CheckMount(); errors.As(err, &mount) {
+		return Finding{Verdict: Failed, Cause: mount.Cause, Fix: mount.Remedy}
 	}
 	_, err := os.ReadFile("/proc/thread-self/children")
 	switch {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/cgroups"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/result"
 	"golang.org/x/sys/unix"
 )
 
@@ -52,7 +53,7 @@ func LoosenDirs(dirs []string) error {
 			return nil
 		})
 	}
-	return errors.Join(errs...)
+	return result.All(errs...)
 }
 
 // change writes a value to a file that is there and has another.
@@ -69,7 +70,7 @@ func change(path, value string) error {
 
 // thaw thaws a cgroup, of v2 or the v1 freezer, if it is frozen.
 func thaw(dir string) error {
-	return errors.Join(change(dir+"/cgroup.freeze", "0"), change(dir+"/freezer.state", "THAWED"))
+	return result.All(change(dir+"/cgroup.freeze", "0"), change(dir+"/freezer.state", "THAWED"))
 }
 
 // Thaw thaws the cgroups that a process, a sandbox's init, is in, if somebody has put
@@ -100,7 +101,7 @@ func (m *Machine) Thaw(pid int) error {
 			dir = filepath.Dir(dir)
 		}
 	}
-	return errors.Join(errs...)
+	return result.All(errs...)
 }
 
 // Kill kills all of the v2 cgroup at once (cgroup.kill, Linux 5.14): the second
@@ -154,7 +155,7 @@ func RemoveDirs(dirs []string, deadline time.Time) error {
 			wait = min(2*wait, 20*time.Millisecond)
 		}
 	}
-	return errors.Join(errs...)
+	return result.All(errs...)
 }
 
 // removeTree: a directory with children is busy, and so is one that was left

@@ -49,7 +49,7 @@ func (p *Plan) Make(id string, nest bool) (*Group, error) {
 		return nil, err
 	}
 	if err := g.make(id, nest); err != nil {
-		return nil, errors.Join(err, g.Remove(time.Now().Add(time.Second)))
+		return nil, result.All(err, g.Remove(time.Now().Add(time.Second)))
 	}
 	return g, nil
 }

@@ -167,7 +167,7 @@ func (g *Group) watchOOM(ctx context.Context, events chan<- Event) {
 		// A file that takes no deadline is not waited for, it is an error below.
 		defer context.AfterFunc(ctx, func() { _ = notice.SetReadDeadline(time.Unix(1, 0)) })()
 	}
-	const tick, slow = time.Millisecond, 100 * time.Millisecond
+	const slow = 100 * time.Millisecond
 	for ctx.Err() == nil {
 		if g.OOMKilled() {
 			events <- OOM
@@ -181,10 +181,17 @@ func (g *Group) watchOOM(ctx context.Context, events chan<- Event) {
 		if _, err = notice.Read(buf[:]); err != nil {
 			continue
 		}
-		// v1 tells before it kills. It is not kept waiting: what was killed is counted.
-		for end := time.Now().Add(slow); !g.OOMKilled() && time.Now().Before(end) && ctx.Err() == nil; {
-			time.Sleep(tick)
+		if g.read["memory"] != g.v2 {
+			g.awaitKill(ctx, slow)
 		}
+	}
+}
+
+// awaitKill waits until the kill that v1 has told of is counted, for at most so long: v1
+// tells first and kills then, and counting tells nobody. Of v2 every count is told.
+func (g *Group) awaitKill(ctx context.Context, most time.Duration) {
+	for end := time.Now().Add(most); !g.OOMKilled() && time.Now().Before(end) && ctx.Err() == nil; {
+		time.Sleep(time.Millisecond)
 	}
 }
 

@@ -51,7 +51,8 @@ func look(pid int, kind string, at func(path string) error) error {
 //
 // The ids are those of this thread alone (credentials(7)). Nobody else can do more to
 // us for it: signals and attaching go by the real and the saved ids as well. f must stay
-// on the thread.
+// on the thread, and neither fork nor make descriptors by package os, which takes
+// [syscall.ForkLock].
 func asOwner(pid int, f func() error) error {
 	var owner unix.Stat_t
 	if err := unix.Stat("/proc/"+strconv.Itoa(pid), &owner); err != nil {
@@ -60,6 +61,10 @@ func asOwner(pid int, f func() error) error {
 	if unix.Geteuid() != 0 || owner.Uid == 0 {
 		return unix.EACCES
 	}
+	// One at a time, or the second would take the flag that the first has changed for what
+	// is to be put back. And no fork: it would inherit these ids, and the flag.
+	syscall.ForkLock.Lock()
+	defer syscall.ForkLock.Unlock()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	// Changed ids make all of the process undumpable, and those who look for us, with

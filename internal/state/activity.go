@@ -1,7 +1,6 @@
 package state
 
 import (
-	"cmp"
 	"errors"
 	"time"
 
@@ -35,7 +34,7 @@ func (o *Own) EndIfIdle(timeout time.Duration) (wait time.Duration, err error) {
 	if err == nil && wait <= 0 {
 		return 0, nil // the lock is kept
 	}
-	if err := cmp.Or(err, tryLock(o.activity, unix.F_UNLCK)); err != nil {
+	if err := result.All(err, tryLock(o.activity, unix.F_UNLCK)); err != nil {
 		return 0, failed(o.folder.fail("ask", activityName, err))
 	}
 	return wait, nil

@@ -1,7 +1,6 @@
 package state
 
 import (
-	"cmp"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -13,6 +12,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/result"
 )
 
 // maxFile bounds what is read from a file as a whole, in bytes. More is not
@@ -127,14 +128,14 @@ func (f folder) write(name string, data []byte) error {
 		return err
 	}
 	_, err = file.Write(data)
-	err = cmp.Or(err, file.Close())
+	err = result.All(err, file.Close())
 	if err == nil {
 		if err = unix.Renameat(f.fd, tmp, f.fd, name); err != nil {
 			err = f.fail("rename", name, err)
 		}
 	}
 	if err != nil {
-		_ = unix.Unlinkat(f.fd, tmp, 0) // the first error is what counts
+		err = result.All(err, f.unlink(tmp))
 	}
 	return err
 }
@@ -174,7 +175,7 @@ func (f folder) clear(keep ...string) error {
 	names, err := f.names()
 	for _, name := range names {
 		if !slices.Contains(keep, name) {
-			err = cmp.Or(err, f.unlink(name))
+			err = result.All(err, f.unlink(name))
 		}
 	}
 	return err
@@ -191,7 +192,10 @@ func (f folder) scrap(name string) error {
 		return err
 	}
 	defer sub.close()
-	return cmp.Or(sub.clear(), f.rmdir(name))
+	if err := sub.clear(); err != nil {
+		return err // so it is not empty
+	}
+	return f.rmdir(name)
 }
 
 // rmdir removes an empty directory. That there is none is well.

@@ -1,13 +1,14 @@
 package state
 
 import (
-	"cmp"
 	"errors"
 	"os"
 	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/result"
 )
 
 // The files of the package itself; see the package comment.
@@ -57,10 +58,7 @@ func (o *Own) create() (err error) {
 	}
 	defer func() {
 		if err != nil {
-			// The error that came first is what counts; see also Sweep.
-			_ = o.dir.release(o.Name, o.ID)
-			_ = o.folder.clear()
-			_ = root.rmdir(hidden)
+			err = result.All(err, o.dir.release(o.Name, o.ID), o.unmake(hidden)) // see also Sweep
 			o.giveUp()
 		}
 	}()
@@ -90,6 +88,16 @@ func (o *Own) create() (err error) {
 	}
 	o.folder.path = root.path + "/" + o.ID
 	return nil
+}
+
+// unmake removes a directory that was just made.
+func (o *Own) unmake(hidden string) error {
+	if o.folder.fd >= 0 {
+		if err := o.folder.clear(); err != nil {
+			return err // so it is not empty
+		}
+	}
+	return o.dir.root.rmdir(hidden)
 }
 
 // giveUp closes what is open, the lock last.
@@ -161,7 +169,7 @@ func (o *Own) end(remove func() error) error {
 	}
 	_ = unix.Close(o.activity) // makes room for the directory of names
 	o.activity = -1
-	err := cmp.Or(o.dir.release(o.Name, o.ID), remove())
+	err := result.All(o.dir.release(o.Name, o.ID), remove())
 	o.giveUp()
 	return failed(err)
 }

@@ -1,7 +1,6 @@
 package state
 
 import (
-	"cmp"
 	"errors"
 	"strings"
 
@@ -28,7 +27,7 @@ func (e *Entry) Remove() error {
 		if alive {
 			return &result.Error{Code: "still-alive", Message: "the sandbox " + e.ID + " is alive", Hint: "end it first"}
 		}
-		return cmp.Or(e.dir.remove(e.ID, f), e.dir.release(e.Record.Name, e.ID))
+		return result.All(e.dir.remove(e.ID, f), e.dir.release(e.Record.Name, e.ID))
 	}))
 }
 
@@ -42,7 +41,10 @@ func (d *Dir) remove(id string, f folder) error {
 	if err := d.root.rename(id, hidden); err != nil {
 		return err
 	}
-	return cmp.Or(f.clear(), d.root.rmdir(hidden))
+	if err := f.clear(); err != nil {
+		return err // so it is not empty
+	}
+	return d.root.rmdir(hidden)
 }
 
 // Sweep removes what lives no more and has no usable record: whose making or
@@ -64,7 +66,7 @@ func (d *Dir) Sweep() (warnings []error) {
 				warn(d.root.scrap(name))
 			}
 		}
-		return cmp.Or(err, d.sweepNames())
+		return result.All(err, d.sweepNames())
 	}))
 	return warnings
 }

@@ -322,3 +322,6 @@ func Identify(t T, pid int) (start, ns uint64) {
 	}
 	return start, ns
 }
+
+// Members are the processes in a PID namespace, by its inode.
+func Members(ns uint64) []Proc { return membersOf(ns) }

@@ -1,0 +1,253 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/creack/pty"
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+// source is where a payload would write, and where we read.
+type source struct {
+	name string
+	open func(*testing.T) (r, w *os.File)
+	most int // bytes that it holds for its reader
+}
+
+func sources() []source {
+	return []source{
+		{"pipe", func(t *testing.T) (r, w *os.File) {
+			r, w, err := pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return r, w
+		}, 64 << 10},
+		{"large pipe", func(t *testing.T) (r, w *os.File) {
+			r, w, err := pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, 1<<20); err != nil {
+				t.Fatal(err)
+			}
+			return r, w
+		}, 1 << 20},
+		{"terminal", func(t *testing.T) (r, w *os.File) {
+			r, w, err := pty.Open()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := term.MakeRaw(int(w.Fd())); err != nil {
+				t.Fatal(err)
+			}
+			if err := unix.SetNonblock(proc.Descriptor(r), true); err != nil { // as openTerminal does
+				t.Fatal(err)
+			}
+			return r, w
+		}, 8 << 10},
+	}
+}
+
+// Somebody else has the write end open and does nothing: what was written before is
+// complete, and there at once.
+func TestRelayHeldOpen(t *testing.T) {
+	for _, s := range sources() {
+		t.Run(s.name, func(t *testing.T) {
+			for range 50 {
+				r, w := s.open(t)
+				var got bytes.Buffer
+				var relay relays
+				relay.add(r, func(b []byte) { got.Write(b) })
+				want := strings.Repeat("0123456789abcdef", s.most/16)
+				if _, err := w.WriteString(want); err != nil {
+					t.Fatal(err)
+				}
+				begin := time.Now()
+				if !relay.finish(nil) {
+					t.Error("not complete")
+				}
+				if took := time.Since(begin); took > 5*time.Second {
+					t.Errorf("it took %v", took)
+				}
+				if got.String() != want {
+					t.Errorf("%d bytes of %d", got.Len(), len(want))
+				}
+				r.Close()
+				w.Close()
+			}
+		})
+	}
+}
+
+// A stranger writes on and on: it ends, what was written before comes first, and what
+// comes after is no more than the source can hold.
+func TestRelayFlooded(t *testing.T) {
+	for _, s := range sources() {
+		t.Run(s.name, func(t *testing.T) {
+			r, w := s.open(t)
+			defer r.Close()
+			var got bytes.Buffer
+			var relay relays
+			relay.add(r, func(b []byte) { got.Write(b) })
+			const first = "the payload's\n"
+			if _, err := w.WriteString(first); err != nil {
+				t.Fatal(err)
+			}
+			over := make(chan struct{})
+			stop := make(chan struct{})
+			go func() {
+				defer close(over)
+				line := bytes.Repeat([]byte("x"), 1000)
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					if _, err := unix.Write(proc.Descriptor(w), line); err != nil && err != unix.EAGAIN && err != unix.EINTR {
+						return
+					}
+				}
+			}()
+			begin := time.Now()
+			complete := relay.finish(nil)
+			took := time.Since(begin)
+			close(stop)
+			r.Close() // who is blocked in a write gets EPIPE or EIO
+			<-over
+			w.Close()
+			if !complete || took > 5*time.Second {
+				t.Errorf("complete: %v, after %v", complete, took)
+			}
+			if !strings.HasPrefix(got.String(), first) {
+				t.Errorf("%.30q", got.String())
+			}
+		})
+	}
+}
+
+// What takes the pieces is slow: as long as it takes some, all of it is passed on.
+func TestRelaySlowTaker(t *testing.T) {
+	r, w, err := pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close() // not before the end
+	var got bytes.Buffer
+	var relay relays
+	relay.add(r, func(b []byte) {
+		time.Sleep(time.Millisecond)
+		got.Write(b)
+	})
+	want := strings.Repeat("0123456789abcdef", 5<<20/16)
+	if _, err := w.WriteString(want); err != nil {
+		t.Fatal(err)
+	}
+	if !relay.finish(nil) || got.String() != want {
+		t.Errorf("%d bytes of %d", got.Len(), len(want))
+	}
+}
+
+// How long a taker is waited for that takes nothing, slowly, or is done.
+func TestAwait(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		every    time.Duration // a piece is taken
+		pieces   int           // until it is done; 0 for never
+		told     time.Duration // 0 for never
+		complete bool
+		took     time.Duration
+	}{
+		{name: "done", every: time.Second, pieces: 1, complete: true, took: time.Second},
+		{name: "slow", every: 9 * time.Second, pieces: 20, complete: true, took: 180 * time.Second},
+		{name: "stalled later", every: 11 * time.Second, pieces: 3, took: stalled},
+		{name: "stalled", every: time.Hour, took: stalled},
+		{name: "told", every: time.Hour, told: time.Second, took: time.Second + hurried},
+		{name: "told, just in time", every: time.Second + hurried/2, pieces: 1, told: time.Second, complete: true, took: time.Second + hurried/2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				passed, done, told, stop := make(chan struct{}, 1), make(chan struct{}), make(chan struct{}), make(chan struct{})
+				go func() {
+					for n := 1; ; n++ {
+						select {
+						case <-time.After(c.every):
+						case <-stop:
+							return
+						}
+						progress(passed)
+						if n == c.pieces {
+							close(done)
+							return
+						}
+					}
+				}()
+				if c.told > 0 {
+					time.AfterFunc(c.told, func() { close(told) })
+				}
+				begin := time.Now()
+				complete := await(done, passed, told)
+				if took := time.Since(begin); complete != c.complete || took != c.took {
+					t.Errorf("%v after %v, want %v after %v", complete, took, c.complete, c.took)
+				}
+				close(stop)
+			})
+		})
+	}
+}
+
+// A pipe takes output as long as it has room for what say writes at once.
+func TestTakesOutput(t *testing.T) {
+	r, w, err := pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	if err := unix.SetNonblock(proc.Descriptor(w), true); err != nil {
+		t.Fatal(err)
+	}
+	total := 0
+	for takesOutput(w, 0) {
+		n, err := unix.Write(proc.Descriptor(w), make([]byte, 4096))
+		if n != 4096 || err != nil {
+			t.Fatalf("%d bytes, %v", n, err)
+		}
+		total += n
+	}
+	if total < 4096 {
+		t.Errorf("%d bytes", total)
+	}
+	// Signals do not end the wait, nor lengthen it.
+	stop := make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond):
+				_ = unix.Tgkill(unix.Getpid(), unix.Gettid(), unix.SIGURG) // Go's own, which does nothing
+			}
+		}
+	}()
+	const within = 50 * time.Millisecond
+	begin := time.Now()
+	if takesOutput(w, within) || time.Since(begin) < within/2 || time.Since(begin) > 20*time.Second {
+		t.Errorf("full: after %v", time.Since(begin))
+	}
+	close(stop)
+	r.Close()
+	if !takesOutput(w, 20*time.Second) {
+		t.Error("without a reader")
+	}
+}

@@ -1,0 +1,79 @@
+package limits
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// opens counts how often a file was opened since the last call.
+func opens(t *testing.T, watch int) (n int) {
+	t.Helper()
+	buf := make([]byte, 64<<10)
+	for {
+		got, err := unix.Read(watch, buf)
+		if err == unix.EAGAIN {
+			return n
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		n += got / unix.SizeofInotifyEvent // of a file itself: no names follow
+	}
+}
+
+// Under memory pressure v2 tells of memory.events often, without a kill. Each time the
+// file is read once or twice, and not until a kill may have been counted, as v1's is.
+func TestWatchOOMUnifiedDoesNotPoll(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "memory.events")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("max 0\noom_kill 0\n")
+	watch, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(watch)
+	g := &Group{v2: dir, read: map[string]string{"memory": dir}}
+	ctx, cancel := context.WithCancel(t.Context())
+	events, over := make(chan Event, 1), make(chan struct{})
+	go func() {
+		defer close(over)
+		g.watchOOM(ctx, events)
+	}()
+	defer func() {
+		cancel()
+		<-over
+	}()
+	if _, err := unix.InotifyAddWatch(watch, file, unix.IN_OPEN); err != nil {
+		t.Fatal(err)
+	}
+	// Each of our own writes opens it once, truncates it, and so may tell twice.
+	const rounds, most = 10, 5
+	begin, n := time.Now(), 0
+	for range rounds {
+		write("max 1\noom_kill 0\n")
+		// Often, because equal events that nobody has read become one.
+		for end := time.Now().Add(20 * time.Millisecond); time.Now().Before(end); time.Sleep(200 * time.Microsecond) {
+			n += opens(t, watch)
+		}
+	}
+	if n > rounds*most {
+		t.Errorf("memory.events was read %d times in %v, for %d changes", n, time.Since(begin), rounds)
+	}
+	write("max 1\noom_kill 1\n")
+	select {
+	case <-events:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the kill was not seen")
+	}
+}

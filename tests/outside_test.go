@@ -1,0 +1,237 @@
+package tests
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// A process outside of the sandbox has the payload's stdout and stderr open. Every
+// process of the sandbox is dead all the same, and nobody waits for the stranger.
+
+// stranger listens on a unix socket until the test is over, takes the descriptors that
+// it is sent, and keeps them open. If it floods it writes to them as well, for as long
+// as somebody has the other end open. What it returns tells of each time that it has
+// been sent some.
+func stranger(t *testing.T, address string, floods bool) (received <-chan struct{}) {
+	t.Helper()
+	l, err := net.Listen("unix", address)
+	harness.Must(t, err)
+	over, got := make(chan struct{}), make(chan struct{}, 100)
+	if address[0] == '/' {
+		harness.Must(t, os.Chmod(address, 0o777))
+	}
+	t.Cleanup(func() {
+		close(over)
+		l.Close()
+	})
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go receive(conn.(*net.UnixConn), floods, got, over)
+		}
+	}()
+	return got
+}
+
+func receive(conn *net.UnixConn, floods bool, got chan<- struct{}, over <-chan struct{}) {
+	defer conn.Close()
+	var b [1]byte
+	control := make([]byte, unix.CmsgSpace(2*4))
+	_, n, _, _, err := conn.ReadMsgUnix(b[:], control)
+	if err != nil {
+		return
+	}
+	messages, err := unix.ParseSocketControlMessage(control[:n])
+	if err != nil || len(messages) == 0 {
+		return
+	}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil {
+		return
+	}
+	_, _ = conn.Write(b[:]) // whoever it is for sees that it has them, or is dead
+	for _, fd := range fds {
+		file := os.NewFile(uintptr(fd), "stranger's")
+		defer file.Close()
+		if !floods {
+			continue
+		}
+		go func() {
+			line := bytes.Repeat([]byte("stranger\n"), 400)
+			for {
+				if _, err := unix.Write(fd, line); err != nil && err != unix.EINTR {
+					return // EPIPE, or EIO of a terminal: the reader is gone
+				}
+			}
+		}()
+	}
+	got <- struct{}{}
+	<-over
+}
+
+// sends is the command that sends its outputs out, prints a line afterwards, and ends
+// with 3, or not at all.
+func sends(address, end string, mib int) []string {
+	return []string{"/fixtures/leave-descriptor", address, end, fmt.Sprint(mib)}
+}
+
+// outputs are the flags with which sbxrun is between the payload and the caller.
+func outputs() map[string][]string {
+	return map[string][]string{
+		"json":     {"--json"},
+		"truncate": {"--output-limit", "truncate", "--max-output", "1G"},
+		"tty":      {"--tty"},
+	}
+}
+
+// soon is when a run must be over that would go on for as long as the stranger.
+const soon = 5 * time.Second
+
+func TestOutsideHoldsRun(t *testing.T) {
+	t.Parallel()
+	for _, floods := range []bool{false, true} {
+		dir := harness.SharedDir(t)
+		stranger(t, dir+"/socket", floods)
+		for name, flags := range outputs() {
+			args := append(flags, "--bind", dir+":/shared")
+			what := fmt.Sprintf("%s, floods %v", name, floods)
+			mib := 5
+			if floods {
+				mib = 0 // its share of what the pipe takes is small
+			}
+			r := harness.Run(t, harness.Options{}, append(args, sends("/shared/socket", "3", mib)...)...)
+			r.Expect(t, 3, "exited")
+			harness.Within(t, what, r.Elapsed, 0, soon)
+			if name == "truncate" && !floods {
+				complete(t, r.Stdout, mib)
+			}
+
+			r = harness.Run(t, harness.Options{}, append(append([]string{"--timeout", "1"}, args...), sends("/shared/socket", "wait", 0)...)...)
+			r.Expect(t, 124, "timeout")
+			harness.Within(t, what+": timeout", r.Elapsed, time.Second, time.Second+soon)
+		}
+	}
+}
+
+// complete asserts that all lines of fixtures/leave-descriptor are there.
+func complete(t *testing.T, out []byte, mib int) {
+	t.Helper()
+	var want bytes.Buffer
+	for i := range mib << 10 {
+		fmt.Fprintf(&want, "%01023d\n", i)
+	}
+	fmt.Fprintf(&want, "sent %d\n", mib<<10)
+	if !bytes.Equal(out, want.Bytes()) {
+		t.Errorf("%d bytes, want %d, or others: … %q", len(out), want.Len(), out[max(0, len(out)-100):])
+	}
+}
+
+// An abstract socket needs no file, only the host's network.
+func TestOutsideHoldsAbstract(t *testing.T) {
+	t.Parallel()
+	address := fmt.Sprintf("@sbxrun-test-%d", os.Getpid())
+	stranger(t, address, false)
+	r := harness.Run(t, harness.Options{}, append([]string{"--json", "--net", "host"}, sends(address, "3", 1)...)...)
+	r.Expect(t, 3, "exited")
+	harness.Within(t, "the run", r.Elapsed, 0, soon)
+}
+
+func TestOutsideHoldsExec(t *testing.T) {
+	t.Parallel()
+	dir := harness.SharedDir(t)
+	b := harness.NewState(t).Sandbox(harness.Options{}, "--bind", dir+":/shared")
+	for _, floods := range []bool{false, true} {
+		name := fmt.Sprintf("socket-%v", floods)
+		stranger(t, filepath.Join(dir, name), floods)
+		for how, flags := range outputs() {
+			r := b.Exec(harness.Options{}, flags, sends("/shared/"+name, "3", 0)...)
+			r.Expect(t, 3, "exited")
+			harness.Within(t, how, r.Elapsed, 0, soon)
+			r = b.Exec(harness.Options{}, append([]string{"--timeout", "1"}, flags...), sends("/shared/"+name, "wait", 0)...)
+			r.Expect(t, 124, "timeout")
+			harness.Within(t, how+": timeout", r.Elapsed, time.Second, time.Second+soon)
+		}
+		d := b.Detach([]string{"--output-limit", "truncate", "--max-output", "1M", "--timeout", "1"}, sends("/shared/"+name, "wait", 0)...)
+		begin := time.Now()
+		if rep := d.Ended(); rep.Cause != "timeout" {
+			t.Errorf("exec --detach: %s", rep.Raw())
+		}
+		harness.Within(t, "exec --detach", time.Since(begin), 0, time.Second+soon)
+	}
+}
+
+// The sandbox's own command opens the outputs of its execs. Those that root has made
+// are root's, and closed to it.
+func TestOutsideHoldsExecInside(t *testing.T) {
+	t.Parallel()
+	if harness.Root() {
+		return
+	}
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{}, "/fixtures/hold-outputs", "/tmp")
+	s.Run("wait", "--log", "ready 1", b.ID)
+	for how, flags := range outputs() {
+		r := b.Exec(harness.Options{}, flags, "sh", "-c", "rm -f /tmp/held; until [ -e /tmp/held ]; do sleep 0.02; done; echo held")
+		r.Expect(t, 0, "exited")
+		harness.Within(t, how, r.Elapsed, 0, soon)
+		if !strings.Contains(string(r.Stdout), "held") {
+			t.Errorf("%s: %q", how, r.Stdout)
+		}
+	}
+}
+
+// A sandbox ends, and its name is free, though a stranger holds what leads to its logs;
+// and these are complete.
+func TestOutsideHoldsSandbox(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	dir := harness.SharedDir(t)
+	for _, floods := range []bool{false, true} {
+		name := fmt.Sprintf("socket-%v", floods)
+		received := stranger(t, filepath.Join(dir, name), floods)
+		start := func(end string, mib int) *harness.Sandbox {
+			return s.Sandbox(harness.Options{}, append([]string{"--name", "held", "--log-max", "1M", "--bind", dir + ":/shared"}, sends("/shared/"+name, end, mib)...)...)
+		}
+		b := start("3", 0)
+		<-received
+		r := s.Run("wait", "held")
+		if r.ExitCode != 3 {
+			t.Errorf("wait: exit code %d: %s", r.ExitCode, r.Stderr)
+		}
+		harness.Within(t, "wait", r.Elapsed, 0, soon)
+		if rec := b.Ended(); rec.Report.Cause != "exited" {
+			t.Errorf("%s", rec.Status)
+		}
+		if out := string(s.Run("logs", b.ID).Stdout); !floods && out != "sent 0\n" {
+			t.Errorf("logs: %q", out)
+		}
+
+		b = start("wait", 0)
+		<-received
+		if all := kill(t, s, 0, "--grace", "0", "held"); len(all) != 1 {
+			t.Errorf("kill: %v", all)
+		}
+		if rec := b.Ended(); rec.Status != "killed" {
+			t.Errorf("%s", rec.Status)
+		}
+		r = s.Run("wait", b.ID)
+		harness.Within(t, "wait", r.Elapsed, 0, soon)
+	}
+	// All of much output.
+	b := s.Sandbox(harness.Options{}, append([]string{"--log-max", "10M", "--bind", dir + ":/shared"}, sends("/shared/socket-false", "3", 5)...)...)
+	b.Ended()
+	complete(t, s.Run("logs", "--stream", "stdout", b.ID).Stdout, 5)
+}

@@ -1,0 +1,91 @@
+package tests
+
+import (
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// otherNamespace starts a command in a new PID namespace.
+func otherNamespace(more ...string) []string {
+	wrap := append([]string{"unshare", "--pid", "--fork"}, more...)
+	if !harness.Root() {
+		wrap = append(wrap, "--user", "--map-root-user")
+	}
+	return wrap
+}
+
+// foreignProc are the ways to come to a /proc whose numbers are not ours, with what is
+// said of each.
+func foreignProc() map[string][]string {
+	return map[string][]string{
+		"/proc shows another PID namespace": otherNamespace(),
+		"/proc is not mounted":              append(otherNamespace("--mount"), "sh", "-c", `mount -t tmpfs none /proc && exec "$@"`, "-"),
+	}
+}
+
+// Every command refuses a /proc of another PID namespace, at once, and doctor names it.
+func TestForeignProc(t *testing.T) {
+	t.Parallel()
+	state := "SBXRUN_STATE_DIR=" + harness.SharedDir(t) + "/state"
+	for said, wrap := range foreignProc() {
+		for _, args := range []string{"true", "run true", "exec box true", "exec -d box true", "start", "ps", "inspect box", "wait box", "logs box", "kill --all", "cleanup", "stats"} {
+			r := harness.Run(t, harness.Options{Bare: true, Wrap: wrap, Env: []string{state}}, strings.Fields(args)...)
+			stderr := string(r.Stderr)
+			if r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 1 || !strings.Contains(stderr, said) || !strings.Contains(stderr, "mount -t proc proc /proc") || !strings.Contains(stderr, "--mount-proc") {
+				t.Errorf("%s: exit code %d: %s%s", args, r.ExitCode, r.Stdout, stderr)
+			}
+			harness.Within(t, args, r.Elapsed, 0, 100*time.Millisecond)
+		}
+		for _, args := range []string{"--json true", "start --json"} {
+			r := harness.Run(t, harness.Options{Bare: true, Wrap: wrap, Env: []string{state}}, strings.Fields(args)...)
+			if r.ExitCode != 125 || !strings.Contains(string(r.Stdout), `"error":{"code":"proc"`) {
+				t.Errorf("%s: exit code %d: %s%s", args, r.ExitCode, r.Stdout, r.Stderr)
+			}
+		}
+		r := harness.Run(t, harness.Options{Bare: true, Wrap: wrap}, "doctor")
+		if r.ExitCode != 125 || !strings.Contains(string(r.Stdout), "process table        "+said) || !strings.Contains(string(r.Stdout), "--mount-proc") {
+			t.Errorf("doctor: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+		}
+		// What needs no /proc.
+		for _, args := range []string{"--help", "exec --help", "--version"} {
+			if r := harness.Run(t, harness.Options{Bare: true, Wrap: wrap}, strings.Fields(args)...); r.ExitCode != 0 {
+				t.Errorf("%s: exit code %d: %s", args, r.ExitCode, r.Stderr)
+			}
+		}
+	}
+	// With the remedy it works.
+	r := harness.Run(t, harness.Options{Bare: true, Wrap: otherNamespace("--mount-proc")}, "sh", "-c", "exit 7")
+	if want := 7; r.ExitCode != want && harness.Root() { // an ordinary user's sandbox within the namespace takes a second uid
+		t.Errorf("--mount-proc: exit code %d, want %d: %s", r.ExitCode, want, r.Stderr)
+	}
+}
+
+// Processes that have, in sbxrun's own PID namespace, the numbers that the foreign
+// /proc shows for what sbxrun starts: none of them is signalled.
+func TestForeignProcDecoys(t *testing.T) {
+	t.Parallel()
+	const decoys = 200
+	// The decoys take as many numbers outside; the last ones go to what comes next.
+	script := fmt.Sprintf(`
+base=$(readlink /proc/self)
+echo $((base + %[1]d)) >/proc/sys/kernel/ns_last_pid || exit 9
+for i in $(seq %[1]d); do sleep 50 & done 2>/dev/null
+"$@" --timeout 5 true
+echo "code $?"
+kill -0 $(jobs -p) && echo all $(jobs -pr | wc -w)
+kill -9 $(jobs -p)
+`, decoys)
+	words := append(otherNamespace(), "bash", "-c", script, "-", harness.Binary(t))
+	begin := time.Now()
+	out, err := harness.Command(t, exec.Command(words[0], words[1:]...), harness.Bound)
+	harness.Must(t, err)
+	harness.Within(t, "it", time.Since(begin), 0, 3*time.Second)
+	if !strings.Contains(out, "code 125\n") || !strings.Contains(out, fmt.Sprintf("all %d\n", decoys)) {
+		t.Errorf("%s", out)
+	}
+}

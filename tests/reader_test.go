@@ -1,0 +1,128 @@
+package tests
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// handover is how long sbxrun waits for a reader of its output that reads nothing,
+// after the sandbox's end. It is documented.
+const handover = 10 * time.Second
+
+// busy is how much longer it may take on a busy machine: what counts is that it ends.
+const busy = 10 * time.Second
+
+// Nobody reads what sbxrun writes. The deadline holds all the same, and sbxrun ends,
+// by itself or, sooner, when it is told to.
+func TestReaderBlocked(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name  string
+		flags []string
+		told  bool
+	}{
+		{"pipe", []string{"--output-limit", "truncate", "--max-output", "1G"}, false},
+		{"pipe, told", []string{"--output-limit", "truncate", "--max-output", "1G"}, true},
+		{"terminal", []string{"--tty"}, false},
+		{"terminal, told", []string{"--tty"}, true},
+		{"json", []string{"--json", "--max-output", "1M"}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r, w, err := os.Pipe()
+			harness.Must(t, err)
+			defer r.Close()
+			p := harness.Start(t, harness.Options{Stdout: w}, append(append([]string{"--timeout", "1"}, c.flags...), "/fixtures/out-flood")...)
+			w.Close()
+			// The sandbox is gone long before sbxrun.
+			begin := time.Now()
+			ns := p.Namespace()
+			harness.Until(t, harness.Bound, "the sandbox's end", func() bool { return len(harness.Members(ns)) == 0 })
+			harness.Within(t, "the sandbox", time.Since(begin), 0, 1500*time.Millisecond)
+			least, most := handover, time.Second+handover+busy
+			if c.told {
+				p.Signal(unix.SIGTERM)
+				least, most = 0, 2*time.Second+busy/2
+			}
+			res := p.Wait()
+			res.Expect(t, 124, "timeout")
+			harness.Within(t, "sbxrun", res.Elapsed, least, most)
+			if !strings.Contains(string(res.Stderr), "its reader has stopped reading") {
+				t.Errorf("stderr %q", res.Stderr)
+			}
+		})
+	}
+}
+
+// The reader begins when the sandbox is gone: it gets all that was written.
+func TestReaderLate(t *testing.T) {
+	t.Parallel()
+	// More than a pipe holds, and less than that and a terminal.
+	want := bytes.Repeat([]byte("0123456789\n"), 6000)
+	command := []string{"sh", "-c", "until [ -e /shared/go ]; do sleep 0.02; done; yes 0123456789 | head -6000; exit 3"}
+	for name, flags := range map[string][]string{
+		"truncate": {"--output-limit", "truncate", "--max-output", "1G"},
+		"kill":     {"--output-limit", "kill", "--max-output", "66000"}, // as much as that, and no more
+		"terminal": {"--tty"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, w, err := os.Pipe()
+			harness.Must(t, err)
+			defer r.Close()
+			dir := harness.SharedDir(t)
+			p := harness.Start(t, harness.Options{Stdout: w}, append(append(flags, "--bind", dir+":/shared"), command...)...)
+			w.Close()
+			ns := p.Namespace()
+			harness.Must(t, os.WriteFile(dir+"/go", nil, 0o644))
+			harness.Until(t, harness.Bound, "the sandbox's end", func() bool { return len(harness.Members(ns)) == 0 })
+			got, err := io.ReadAll(r)
+			harness.Must(t, err)
+			p.Wait().Expect(t, 3, "exited")
+			if got = bytes.ReplaceAll(got, []byte("\r"), nil); !bytes.Equal(got, want) {
+				t.Errorf("%d bytes of %d, or others", len(got), len(want))
+			}
+		})
+	}
+}
+
+// The payload has filled sbxrun's own stderr, or the pipe for its report, which nobody
+// reads: sbxrun has more to say, and ends all the same.
+func TestReaderOfMessagesBlocked(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name    string
+		file    int // that the payload fills
+		flags   []string
+		command string
+	}{
+		{"stderr", 2, nil, "yes >&2"},
+		{"report", 1, []string{"--report", "/dev/stdout"}, "yes"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r, w, err := os.Pipe()
+			harness.Must(t, err)
+			defer r.Close()
+			o := harness.Options{Bare: true, Stdout: w}
+			if c.file == 2 {
+				o = harness.Options{Stderr: w}
+			}
+			p := harness.Start(t, o, append(append([]string{"--timeout", "1"}, c.flags...), "sh", "-c", c.command)...)
+			w.Close()
+			res := p.Wait()
+			if res.ExitCode != 124 {
+				t.Errorf("exit code %d", res.ExitCode)
+			}
+			harness.Within(t, "sbxrun", res.Elapsed, time.Second, 2*time.Second+handover+busy)
+		})
+	}
+}
