@@ -206,7 +206,9 @@ func (x *Exec) Release() {
 // follow waits for the payload's end, or for init's.
 func (x *Exec) follow() {
 	defer close(x.exited)
-	if x.confirm && x.executed() {
+	confirmed := !x.confirm
+	if !confirmed && x.executed() {
+		confirmed = true
 		close(x.running)
 	}
 	_ = x.socket.SetReadDeadline(time.Time{}) // ended by whoever kills init
@@ -220,6 +222,9 @@ func (x *Exec) follow() {
 			x.err = x.notExecuted(msg)
 			return
 		case msg.kind == messageExited:
+			if !confirmed {
+				close(x.running) // and is over; what could not be executed has said so before
+			}
 			p := result.FromWaitStatus(unix.WaitStatus(msg.value))
 			x.payload, x.alone, x.at = &p, msg.alone == 1, msg.at
 			return

@@ -134,9 +134,8 @@ while True:
             pass
 `
 
-// A sandbox whose own command attacks every exec, by root's and anybody else's
-// sandbox alike: it is the same user, so it may spoil the exec. But sbxrun says what
-// has happened, in time, leaves nothing, and nobody else suffers.
+// A sandbox whose own command attacks every process that it sees does not see the execs,
+// although it is the same user.
 func TestExecHostileMain(t *testing.T) {
 	t.Parallel()
 	for _, what := range []string{"kill", "stop", "trace-wait"} {
@@ -145,22 +144,14 @@ func TestExecHostileMain(t *testing.T) {
 			s := harness.NewState(t)
 			b := s.Sandbox(harness.Options{}, "python3", "-c", hostileMain, what)
 			s.Run("wait", "--log", "at it", b.ID)
-			b.Busy = true // what is stopped on its way in is there until its exec gives up
 			var wg sync.WaitGroup
 			for range 3 {
 				wg.Go(func() {
 					for range 4 {
 						p := b.StartExec(harness.Options{}, []string{"--timeout", "0.5"}, "/fixtures/tree-setsid")
 						r := p.Wait() // asserts the proof, and that nothing is left
-						harness.Within(t, "the exec", r.Elapsed, 0, time.Second)
-						switch {
-						case r.Report == nil:
-							t.Errorf("exit code %d without a report", r.ExitCode)
-						case r.Report.Started && what == "stop" && r.Report.Cause != "timeout" && r.Report.Cause != "exited":
-							t.Errorf("stopped: %.2000s", r.Report.Raw())
-						case !r.Report.Started && (r.Report.Error == nil || r.ExitCode != 125): // caught on its way in
-							t.Errorf("exit code %d: %.2000s", r.ExitCode, r.Report.Raw())
-						}
+						harness.Within(t, "the exec", r.Elapsed, 500*time.Millisecond, time.Second)
+						r.Expect(t, 124, "timeout")
 					}
 				})
 			}
@@ -171,40 +162,5 @@ func TestExecHostileMain(t *testing.T) {
 				t.Errorf("%+v", k)
 			}
 		})
-	}
-}
-
-// A command that is traced from the sandbox, by somebody who does not wait for it,
-// cannot be reaped by anybody else (ptrace(2)): the exec is unproven, says so in
-// time and names what is left; with the tracer's end all of it is gone.
-func TestExecTraced(t *testing.T) {
-	t.Parallel()
-	s := harness.NewState(t)
-	b := s.Sandbox(harness.Options{}, "--log-max", "64K", "python3", "-c", hostileMain, "trace")
-	b.Dying = true
-	s.Run("wait", "--log", "at it", b.ID)
-	p := s.Start(harness.Options{}, "exec", "--json", "--timeout", "50", "--proof-timeout", "1", b.ID, "--", "sleep", "60")
-	if r := s.Run("wait", "--log", "^traces", b.ID); r.ExitCode != 0 {
-		t.Fatalf("%s", r.Stderr)
-	}
-	// Its keeper is given up by sbxrun, and then ours to reap.
-	keeper, err := harness.Adopt(p.Role(harness.RoleKeeper).PID)
-	harness.Must(t, err)
-	defer keeper.Close()
-	p.Signal(15)
-	r := p.Wait()
-	rep, err := harness.ParseReport(r.Stdout)
-	harness.Must(t, err)
-	if r.ExitCode != 123 || rep.Teardown.Verdict != "unproven" || len(rep.Teardown.Survivors) == 0 || rep.Cause != "canceled" {
-		t.Errorf("exit code %d: %.2000s", r.ExitCode, r.Stdout)
-	}
-	if k := kill(t, s, 0, "--grace", "0", b.ID); k[0].Verdict != "proven" {
-		t.Errorf("%+v", k)
-	}
-	b.Ended()
-	select {
-	case <-keeper.Reaped():
-	case <-time.After(harness.Bound):
-		t.Errorf("the keeper still runs")
 	}
 }

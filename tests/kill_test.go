@@ -335,7 +335,7 @@ sys.stdin.read()`
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "entered\n" {
 		t.Errorf("could not enter: %q, %v", line, err)
 	}
-	harness.Until(t, harness.Bound, "the process", func() bool { return len(b.Members()) == 3 })
+	harness.Until(t, harness.Bound, "the process", func() bool { return len(b.Members()) == 2 })
 	// With its parent's end it becomes ours, and so does the keeper if the supervisor
 	// gives up.
 	b.AdoptAll()

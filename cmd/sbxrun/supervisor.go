@@ -176,7 +176,7 @@ func (s *supervisor) endExecs(command *supervise.Command) {
 	case result.Killed, result.IdleTimeout, result.OutputLimit:
 		grace = request.Grace
 	}
-	if grace == 0 || len(s.command) == 0 && s.own.EndUse() {
+	if grace == 0 || len(s.command) == 0 && (command.Cause() == result.IdleTimeout || s.own.EndUse()) {
 		return // nobody is there, and nobody comes
 	}
 	_ = s.own.MarkEnding() // on a full disk they do not know why they end

@@ -1,11 +1,10 @@
 // Package census counts the processes of many sandboxes in one pass through /proc.
 //
-// What is in a sandbox is known by parentage: all that its command starts is below
-// its init, since a PID namespace's orphans go to its init (pid_namespaces(7)), and so
-// are the namespaces that the command makes within. Execs are not: the init of one is a
-// child of its keeper, which is outside. The kernel tells where that belongs: the
-// PID namespace that an exec's init is in has the sandbox's for its parent
-// (ioctl_nsfs(2), NS_GET_PARENT, Linux 4.9).
+// What a command has started is known by parentage: all of it is below the command's
+// init, since a PID namespace's orphans go to its init (pid_namespaces(7)), and so are
+// the namespaces that the command makes within. That init is a child of a keeper, which
+// is outside. The kernel tells where it belongs: its PID namespace has that of the
+// sandbox's room for its parent (ioctl_nsfs(2), NS_GET_PARENT, Linux 4.9).
 //
 // It is a look, not a lock: a process that forks or ends meanwhile may be missed.
 package census
@@ -69,7 +68,7 @@ func of(stats []proc.Stat, parentNS func(int) (uint64, bool)) *Census {
 	return c
 }
 
-// Sandbox counts one, of which init is known. None if that is not there any more: a
+// Sandbox counts one, of which the room's PID 1 is known. None if that is not there any more: a
 // process that has its number now is known by its start time.
 func (c *Census) Sandbox(init proc.Identity) (n Count) {
 	if st, ok := c.stats[init.PID]; !ok || st.Start != init.Start {

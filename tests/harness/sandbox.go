@@ -14,6 +14,7 @@ type Sandbox struct {
 	ID, Name   string
 	Marker     string // of its command, and not of its execs
 	NS         uint64 // its PID namespace
+	commandNS  uint64 // and that of its own command, 0 without one
 	Supervisor *Adopted
 	Init       *Target // nil if it had ended when the harness looked
 	State      *State
@@ -78,6 +79,23 @@ func (b *Sandbox) know() {
 		return // it has just ended, and this is another process by now
 	}
 	b.NS, b.held, b.Init = st.Ino, held, init
+	b.commandNS = commandNS(b.Supervisor.PID)
+}
+
+// commandNS is the PID namespace of a sandbox's own command, 0 without one: that of what
+// is below the init below its supervisor's keeper.
+func commandNS(supervisor int) uint64 {
+	for _, keeper := range children(supervisor) {
+		for _, init := range children(keeper) {
+			p, ok := ReadProc(init)
+			for _, payload := range children(init) {
+				if ok && p.Comm == "sbxrun-init" {
+					return pidNamespace(payload)
+				}
+			}
+		}
+	}
+	return 0
 }
 
 // Inspect is the sandbox's record.
@@ -145,12 +163,17 @@ func (b *Sandbox) members() map[identity]bool {
 	return found
 }
 
-// Members are the processes in the sandbox's own PID namespace.
+// Members are the processes in the sandbox's room, which is its PID 1, and those of its own
+// command; its init only if we may look at it.
 func (b *Sandbox) Members() []Proc {
 	if b.NS == 0 {
 		return nil
 	}
-	return membersOf(b.NS)
+	found := membersOf(b.NS)
+	if b.commandNS != 0 {
+		found = append(found, membersOf(b.commandNS)...)
+	}
+	return found
 }
 
 // unchanged asserts that an exec has left the sandbox alive, and nothing in its
