@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -109,5 +110,79 @@ func TestReportSpecial(t *testing.T) {
 		if _, err := harness.ParseReport(r.Stderr); r.ExitCode != 0 || err != nil {
 			t.Errorf("%s: exit code %d, stderr %q, %v", place, r.ExitCode, r.Stderr, err)
 		}
+	}
+}
+
+// --env-file waits for nobody: a named pipe and a device are refused before they are opened.
+func TestEnvFileSpecial(t *testing.T) {
+	t.Parallel()
+	pipe := filepath.Join(harness.Dir(t), "pipe")
+	harness.Must(t, unix.Mkfifo(pipe, 0o666))
+	s := harness.NewState(t)
+	for _, place := range []string{pipe, "/dev/zero", "/"} {
+		for _, command := range []string{"run", "start"} {
+			r := s.Run(command, "--env-file", place, "true")
+			want := fmt.Sprintf("sbxrun: error: --env-file: %q is not a regular file; see sbxrun --help\n", place)
+			if r.ExitCode != 125 || string(r.Stderr) != want {
+				t.Errorf("%s, %s: exit code %d, stderr %q; want %q", command, place, r.ExitCode, r.Stderr, want)
+			}
+		}
+	}
+}
+
+// A link that a payload has left does not hand root's files to the next command.
+func TestEnvFilePlantedLink(t *testing.T) {
+	t.Parallel()
+	secret := filepath.Join(harness.Dir(t), "secret")
+	harness.Must(t, os.WriteFile(secret, []byte("SECRET=1\n"), 0o600))
+	own := filepath.Join(harness.Dir(t), "link")
+	harness.Must(t, os.Symlink(secret, own))
+	if r := harness.Run(t, harness.Options{}, "--env-file", own, "sh", "-c", "echo $SECRET"); string(r.Stdout) != "1\n" {
+		t.Errorf("by a link of the caller's: %q, stderr %q", r.Stdout, r.Stderr)
+	}
+	if !harness.Root() {
+		t.Skip("what a sandbox of an ordinary user makes is that user's")
+	}
+	dir := harness.SharedDir(t)
+	harness.Run(t, harness.Options{}, "--bind", dir+":/out", "ln", "-s", secret, "/out/env").Expect(t, 0, "exited")
+	r := harness.Start(t, harness.Options{Bare: true}, "--env-file", dir+"/env", "sh", "-c", "echo $SECRET").Wait()
+	want := fmt.Sprintf("sbxrun: error: --env-file: %q is a symbolic link that others could have put there; name the path that is meant\n", dir+"/env")
+	if r.ExitCode != 125 || len(r.Stdout) != 0 || string(r.Stderr) != want {
+		t.Errorf("exit code %d, stdout %q, stderr %q; want %q", r.ExitCode, r.Stdout, r.Stderr, want)
+	}
+}
+
+// A descriptor that the caller hands over may be a pipe, as the shell makes for <(command).
+// A signal ends the wait for its end.
+func TestEnvFileDescriptor(t *testing.T) {
+	t.Parallel()
+	read, write, err := os.Pipe()
+	harness.Must(t, err)
+	defer write.Close()
+	_, err = write.WriteString("A=1\n")
+	harness.Must(t, err)
+	p := harness.Start(t, harness.Options{Bare: true, ExtraFiles: []*os.File{read}}, "--env-file", "/dev/fd/3", "sh", "-c", "echo $A")
+	write.Close()
+	if r := p.Wait(); r.ExitCode != 0 || string(r.Stdout) != "1\n" {
+		t.Errorf("exit code %d, stdout %q, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
+	}
+
+	read, write, err = os.Pipe()
+	harness.Must(t, err)
+	defer write.Close()
+	p = harness.Start(t, harness.Options{Bare: true, ExtraFiles: []*os.File{read}}, "--env-file", "/dev/fd/3", "true")
+	read.Close()
+	harness.Until(t, 10*time.Second, "the end after SIGINT", func() bool {
+		p.Signal(unix.SIGINT)
+		select {
+		case <-p.Exited():
+			return true
+		default:
+			return false
+		}
+	})
+	// It may have come before signals were listened to.
+	if r := p.Wait(); r.Signal != unix.SIGINT && (r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "interrupted by a signal")) {
+		t.Errorf("exit code %d, stderr %q", r.ExitCode, r.Stderr)
 	}
 }

@@ -129,5 +129,8 @@ func printable(text string) string {
 
 // usageError is an error of the command line.
 func usageError(err error) error {
+	if e := (*result.Error)(nil); errors.As(err, &e) && e.Code == "usage" && e.Hint != "" {
+		return e // its own hint
+	}
 	return &result.Error{Code: "usage", Message: err.Error(), Hint: "see sbxrun --help", Err: err}
 }

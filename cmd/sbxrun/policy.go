@@ -138,22 +138,6 @@ func addVariables(set *environ.Set, f *cli.Vars, cpus float64) error {
 	return nil
 }
 
-func environmentFile(set *environ.Set, name string) error {
-	file, err := os.Open(name)
-	if err != nil {
-		return fmt.Errorf("--env-file: %w", err)
-	}
-	defer file.Close()
-	vars, err := environ.ParseFile(file, name, os.LookupEnv)
-	if err != nil {
-		return fmt.Errorf("--env-file: %w", err)
-	}
-	for _, v := range vars {
-		set.Put(v)
-	}
-	return nil
-}
-
 // parseUser parses UID[:GID]; the group id is the user id unless given.
 func parseUser(arg string) (*bwrap.User, error) {
 	if arg == "" {

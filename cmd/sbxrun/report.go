@@ -126,6 +126,8 @@ func rootsAlone(dir int) bool {
 // none. Only the text counts: a link that leads there could be a payload's.
 func descriptor(place string) (number string) {
 	switch place {
+	case "/dev/stdin":
+		return "0"
 	case "/dev/stdout":
 		return "1"
 	case "/dev/stderr":

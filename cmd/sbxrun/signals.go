@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 
 	"github.com/sbxrun/sbxrun/internal/result"
@@ -18,6 +19,11 @@ type signals struct {
 	hurry  chan struct{}
 	ready  chan struct{} // closed when signals are listened to
 }
+
+// signaled is closed when the first signal has come.
+var signaled = make(chan struct{})
+
+var closeSignaled = sync.OnceFunc(func() { close(signaled) })
 
 // watchSignals begins to listen, in the background, because that takes package
 // signal some tenths of a millisecond. Before ready a signal ends sbxrun, which
@@ -48,6 +54,7 @@ func (s *signals) listen() {
 	close(s.ready)
 	sig := <-got
 	s.cancelBy(sig.(syscall.Signal))
+	closeSignaled()
 	<-got
 	close(s.hurry)
 }
