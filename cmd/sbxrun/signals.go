@@ -4,9 +4,11 @@ import (
 	"context"
 	"os"
 	"os/signal"
+	"slices"
 	"sync"
 	"syscall"
 
+	"github.com/sbxrun/sbxrun/internal/quit"
 	"github.com/sbxrun/sbxrun/internal/result"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
@@ -45,7 +47,7 @@ func (s *signals) listen() {
 	for _, sig := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
 		// What the caller ignores, as nohup(1) does SIGHUP, stays ignored.
 		if !signal.Ignored(sig) {
-			signal.Notify(got, sig)
+			notify(got, sig)
 		}
 	}
 	// A closed stdout is an error of write(2), and no reason to leave a sandbox
@@ -57,4 +59,13 @@ func (s *signals) listen() {
 	closeSignaled()
 	<-got
 	close(s.hurry)
+}
+
+// notify is [signal.Notify] for signals that may include SIGQUIT, which package quit has
+// until then.
+func notify(c chan<- os.Signal, signals ...os.Signal) {
+	signal.Notify(c, signals...)
+	if slices.Contains(signals, os.Signal(syscall.SIGQUIT)) {
+		quit.Listened()
+	}
 }
