@@ -25,6 +25,9 @@ func main() {
 	if len(args) > 0 && args[0] == bwrap.TerminalCommand {
 		os.Exit(execOnTerminal(args[1:]))
 	}
+	if err := enoughDescriptors(); err != nil {
+		os.Exit(fail(err))
+	}
 	if len(args) == 1 && args[0] == backgroundCommand {
 		os.Exit(backgroundMain(begin))
 	}
