@@ -44,7 +44,7 @@ func cleanupCommand(args []string) int {
 		err = printFound(found, flags.DryRun)
 	}
 	if err != nil {
-		return fail(fmt.Errorf("print: %w", err))
+		return max(code, fail(printError(err)))
 	}
 	return code
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -102,6 +103,9 @@ func (j *job) notStarted(err error) int {
 
 // finish prints what there is to say and returns the exit code.
 func (j *job) finish(res result.Result, streams *streams) int {
+	if lost := j.output.lost.Load(); lost != nil && res.Err == nil {
+		res.Err = lost
+	}
 	code := res.ExitCode()
 	if res.Err != nil {
 		fail(res.Err)
@@ -122,7 +126,7 @@ func (j *job) finish(res result.Result, streams *streams) int {
 	}
 	if err := j.report.write(rep); err != nil {
 		fail(err)
-		code = max(code, 1) // the command has run, so not 125
+		code = cmp.Or(code, result.ExitOutput) // the command has run, so not 125
 	}
 	if j.tells.JSON {
 		b, err := rep.JSON()
@@ -130,8 +134,8 @@ func (j *job) finish(res result.Result, streams *streams) int {
 			err = j.print(b)
 		}
 		if err != nil && !errors.Is(err, syscall.EPIPE) { // nobody who wants to read it is no failure
-			fail(fmt.Errorf("print the report: %w", err))
-			return max(code, 1)
+			fail(printError(err))
+			return cmp.Or(code, result.ExitOutput)
 		}
 	}
 	return code

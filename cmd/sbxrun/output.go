@@ -27,6 +27,16 @@ type outputLimit struct {
 	action string // "" if there is none
 	size   int64
 	hit    atomic.Bool
+	lost   atomic.Pointer[result.Error] // why output could not be passed on
+}
+
+// broken ends the run because its output cannot be passed on. A pipe that nobody reads
+// any more is what SIGPIPE is for; any other error is told, and has its own exit code.
+func (j *job) broken(err error) {
+	if !errors.Is(err, syscall.EPIPE) {
+		j.output.lost.CompareAndSwap(nil, &result.Error{Code: "output", ExitCode: result.ExitOutput, Message: "cannot pass on the command's output: " + err.Error(), Err: err})
+	}
+	j.signals.cancelBy(syscall.SIGPIPE)
 }
 
 // openStreams makes the payload's streams as the flags say.
@@ -38,7 +48,7 @@ func (j *job) openStreams() (*streams, error) {
 			j.signals.cancel(supervise.Request{Cause: result.OutputLimit, Signal: unix.SIGKILL})
 		}
 	}
-	return openStreams(j.tells.JSON, j.tty, b, func() { j.signals.cancelBy(syscall.SIGPIPE) })
+	return openStreams(j.tells.JSON, j.tty, b, j.broken)
 }
 
 // checkOutput finds what is wrong with the flags for the output.

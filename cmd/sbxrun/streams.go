@@ -25,9 +25,9 @@ type streams struct {
 	sources []*os.File         // read ends that are being copied
 	copying sync.WaitGroup
 	bound   bound
-	broken  func() // is called when nobody reads our stdout any more
-	raw     func() // makes our terminal raw
-	undo    func() // and puts it back
+	broken  func(error) // is called when our stdout or stderr does not take what is written
+	raw     func()      // makes our terminal raw
+	undo    func()      // and puts it back
 }
 
 // bound is how much a stream may have.
@@ -37,7 +37,7 @@ type bound struct {
 	exceeded func() // is called, if not nil, when there is more
 }
 
-func openStreams(captured, tty bool, b bound, broken func()) (*streams, error) {
+func openStreams(captured, tty bool, b bound, broken func(error)) (*streams, error) {
 	s := &streams{payload: [3]*os.File{os.Stdin, os.Stdout, os.Stderr}, bound: b, broken: broken, raw: func() {}, undo: func() {}}
 	switch {
 	case captured:
@@ -91,7 +91,7 @@ func (s *streams) copy(dst io.Writer, src *os.File) {
 		// of drain; or that nobody reads what we write.
 		_, _ = io.Copy(out, src)
 		if out.err != nil {
-			s.broken()
+			s.broken(out.err)
 			_, _ = io.Copy(io.Discard, src) // the payload must not wait for a reader
 		}
 	})
