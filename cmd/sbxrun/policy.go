@@ -49,7 +49,7 @@ func policyOf(f *cli.View, l *cli.Limits, command []string) (p bwrap.Policy, err
 func mounts(f *cli.View) (list []bwrap.Mount, err error) {
 	dir, err := unix.Getwd()
 	if err != nil {
-		dir = "/" // a relative path will not be found, which is the truth
+		dir = "" // ParseBind refuses a relative path
 	}
 	for _, kind := range []struct {
 		args []string
