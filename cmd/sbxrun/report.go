@@ -49,6 +49,10 @@ func openReport(place string) (*reportFile, error) {
 			return &reportFile{place: place, dir: dir}, nil
 		}
 	}
+	var st unix.Stat_t
+	if err != nil && unix.Fstat(fd, &st) == nil && st.Nlink == 0 {
+		err = errors.New("its directory was removed")
+	}
 	dir.Close()
 	if err != nil {
 		return nil, reportError(place, err)
