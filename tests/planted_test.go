@@ -186,3 +186,63 @@ func TestEnvFileDescriptor(t *testing.T) {
 		t.Errorf("exit code %d, stderr %q", r.ExitCode, r.Stderr)
 	}
 }
+
+// A directory as a standard stream would lead out of the sandbox: it is refused.
+func TestDirectoryAsStream(t *testing.T) {
+	t.Parallel()
+	dir, err := os.Open(harness.Dir(t))
+	harness.Must(t, err)
+	defer dir.Close()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{})
+	for _, args := range [][]string{{"ls", "/proc/self/fd/0/.."}, {"--json", "ls", "/proc/self/fd/0/.."}, {"exec", b.ID, "ls", "/proc/self/fd/0/.."}} {
+		r := s.Start(harness.Options{Stdin: dir}, args...).Wait()
+		want := "sbxrun: error: stdin is a directory, from which the command could reach all files of the host; "
+		if r.ExitCode != 125 || !strings.HasPrefix(string(r.Stderr), want) {
+			t.Errorf("%q: exit code %d, stdout %.100q, stderr %q", args, r.ExitCode, r.Stdout, r.Stderr)
+		}
+	}
+	r := s.Start(harness.Options{Stderr: dir}, "ls", "/proc/self/fd/2/..").Wait()
+	if r.ExitCode != 125 || len(r.Stdout) != 0 {
+		t.Errorf("stderr: exit code %d, stdout %.100q", r.ExitCode, r.Stdout)
+	}
+}
+
+// long is a process that says that 64 MiB of its memory are its arguments.
+const long = `import ctypes, struct, time
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = libc.sbrk.restype = ctypes.c_void_p
+size = 64 << 20
+start = libc.mmap(None, ctypes.c_size_t(size), 3, 0x4022, -1, ctypes.c_long(0))
+stat = open("/proc/self/stat").read().rsplit(")", 1)[1].split()
+field = lambda n: int(stat[n - 3])
+map = struct.pack("<11QQIi", field(26), field(27), field(45), field(46), field(47), libc.sbrk(0), field(28), start, start + size, field(50), field(51), 0, 0, -1)
+print("said" if libc.prctl(35, 14, map, len(map), 0) == 0 else "refused", flush=True)
+time.sleep(60)
+`
+
+// cleanup looks at every process's command line, and reads only the beginning.
+func TestCleanupLongCommandLine(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{}, "python3", "-c", long)
+	harness.Until(t, harness.Bound, "the command", func() bool { return p.Output() != "" })
+	if p.Output() != "said\n" {
+		t.Logf("%s: this kernel has no PR_SET_MM_MAP", p.Output())
+	}
+	s := harness.NewState(t)
+	c := s.Start(harness.Options{}, "cleanup", "--dry-run")
+	var peak int64
+	for running := true; running; {
+		select {
+		case <-c.Exited():
+			running = false
+		case <-time.After(5 * time.Millisecond):
+			peak = max(peak, c.PeakRSS())
+		}
+	}
+	if r := c.Wait(); r.ExitCode != 0 || peak > maxRSS {
+		t.Errorf("exit code %d, %d bytes resident", r.ExitCode, peak)
+	}
+	p.Signal(unix.SIGTERM)
+	p.Wait()
+}

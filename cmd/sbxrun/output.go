@@ -39,8 +39,24 @@ func (j *job) broken(err error) {
 	j.signals.cancelBy(syscall.SIGPIPE)
 }
 
+// checkStandardStreams refuses a directory as stdin, stdout or stderr: the command would
+// have it, and openat(2) finds its way from there to all files of the host, whatever the
+// sandbox shows.
+func checkStandardStreams() error {
+	for fd, name := range []string{"stdin", "stdout", "stderr"} {
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
+			return &result.Error{Code: "setup", Message: name + " is a directory, from which the command could reach all files of the host", Hint: "redirect it, to /dev/null for example"}
+		}
+	}
+	return nil
+}
+
 // openStreams makes the payload's streams as the flags say.
 func (j *job) openStreams() (*streams, error) {
+	if err := checkStandardStreams(); err != nil {
+		return nil, err
+	}
 	j.output.action, j.output.size = j.tells.OutputLimit, int64(j.tells.MaxOutput)
 	b := bound{size: j.output.size, limited: j.output.action != ""}
 	b.exceeded = func() {
