@@ -265,7 +265,9 @@ func own(pid int) bool {
 
 // zombie reports one of ours that its parent does not collect. Nobody else can.
 func (s *sweep) zombie(st proc.Stat) {
-	if st.Comm != proc.KeeperName && st.Comm != "sbxrun" || !own(st.PID) {
+	// What is in a sandbox can have any name. Ours are not in one, and no other sbxrun's
+	// namespace is ours to report on.
+	if st.Comm != proc.KeeperName && st.Comm != "sbxrun" || !own(st.PID) || proc.Nested(st.PID) {
 		return
 	}
 	above, err := proc.ReadStat(st.Parent)

@@ -246,3 +246,29 @@ func TestCleanupLongCommandLine(t *testing.T) {
 	p.Signal(unix.SIGTERM)
 	p.Wait()
 }
+
+// forger leaves five zombies in its sandbox that have sbxrun's name.
+const forger = `import ctypes, os, time
+libc = ctypes.CDLL(None)
+for _ in range(5):
+    pid = os.fork()
+    if pid == 0:
+        libc.prctl(15, b"sbxrun", 0, 0, 0)
+        os._exit(0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+print("up", flush=True)
+time.sleep(60)
+`
+
+// Zombies in a sandbox are not taken for sbxrun's own, whatever their name.
+func TestForgedZombies(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{}, "python3", "-c", forger)
+	p.WaitOutput("up\n")
+	r := harness.NewState(t).Run("cleanup", "--dry-run")
+	if needle := fmt.Sprintf("only its parent %d ", p.Role(harness.RolePayload).PID); r.ExitCode != 0 || strings.Contains(string(r.Stdout), needle) {
+		t.Errorf("exit code %d, %s", r.ExitCode, r.Stdout)
+	}
+	p.Signal(unix.SIGTERM)
+	p.Wait()
+}
