@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/creack/pty"
+
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -147,5 +149,32 @@ func TestSeccompSockets(t *testing.T) {
 		if r.Expect(t, 0, "exited"); string(r.Stdout) != "end\n" {
 			t.Errorf("--net %s: %s", network, r.Stdout)
 		}
+	}
+}
+
+// ioctls tries what would outlast the command on the caller's terminal, and what it needs.
+const ioctls = `import errno, fcntl, struct, termios
+for name, number in ("TIOCEXCL", 0x540C), ("TIOCSETD", 0x5423), ("TIOCSTI", 0x5412), ("TIOCLINUX", 0x541C):
+    try:
+        fcntl.ioctl(0, number, struct.pack("i", 0))
+        print(name, "ok")
+    except OSError as e:
+        if e.errno != errno.EPERM:
+            print(name, errno.errorcode[e.errno])
+termios.tcsetattr(0, termios.TCSANOW, termios.tcgetattr(0))
+fcntl.ioctl(0, termios.TIOCGWINSZ, b"12345678")
+print("end")
+`
+
+// A terminal that is the command's stdin is left as others can use it.
+func TestSeccompTerminal(t *testing.T) {
+	t.Parallel()
+	master, terminal, err := pty.Open()
+	harness.Must(t, err)
+	defer master.Close()
+	defer terminal.Close()
+	r := harness.Run(t, harness.Options{Stdin: terminal}, "python3", "-c", ioctls)
+	if r.Expect(t, 0, "exited"); string(r.Stdout) != "end\n" {
+		t.Errorf("%s", r.Stdout)
 	}
 }

@@ -36,6 +36,7 @@ const (
 	flags2mode3
 	family      // of sockets, argument 0: EAFNOSUPPORT, but for those in families
 	multiplexed // socketcall(2): ENOSYS for socket and socketpair
+	terminal    // ioctl(2), argument 1: EPERM for those in ioctls
 	// Only with Filter.Namespaces:
 	refuseSpace // EPERM
 	lackSpace   // ENOSYS
@@ -57,6 +58,7 @@ var table = [...]row{
 	{"socketpair", family, [columns]uint32{53, 360, 199, 288}},
 	// Its arguments are in memory, which a filter cannot read.
 	{"socketcall", multiplexed, [columns]uint32{none, 102, none, none}},
+	{"ioctl", terminal, [columns]uint32{16, 54, 29, 54}},
 	// A program with S_ISUID in a writable bind gives others on the host the caller's uid.
 	// mkdir is not among them: it ignores these bits (mkdir(2)).
 	{"openat", flags2mode3, [columns]uint32{257, 295, 56, 322}},
@@ -113,6 +115,16 @@ var table = [...]row{
 // families are those of sockets that a payload can have: they belong to a network
 // namespace, or to the file system, or, AF_NETLINK, are what libraries ask the kernel by.
 var families = [...]uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK}
+
+// ioctls are those that outlast the command on a terminal that it shares with the caller
+// (ioctl_tty(2)): nobody else can open that any more, it has another line discipline, or
+// what was put into its input is typed into the caller's shell. The kernel refuses the
+// last two, TIOCSTI and TIOCLINUX, to a session that the terminal does not control; they
+// are here as well because all else depends on that. The numbers are those of all
+// architectures that there is a filter for.
+var ioctls = [...]uint32{unix.TIOCEXCL, unix.TIOCSETD, unix.TIOCSTI, tiocLinux}
+
+const tiocLinux = 0x541c // TIOCLINUX: package unix has it not
 
 // of is one column of the table.
 func of(column int, audit uint32) architecture {

@@ -122,7 +122,7 @@ func (f *Filter) block(a architecture) []bpf.Instruction {
 	}
 	// The kernel remembers which calls are allowed whatever their arguments (Linux 5.11).
 	// So those whose arguments count come first.
-	rules := []rule{flags2mode3, flags1mode2, family, mode1, mode2, multiplexed, refuse, lack}
+	rules := []rule{flags2mode3, flags1mode2, family, mode1, mode2, terminal, multiplexed, refuse, lack}
 	if f.Namespaces {
 		rules = append(rules, refuseSpace, lackSpace, flags0)
 	}
@@ -175,6 +175,8 @@ func verdict(r rule) []bpf.Instruction {
 		return append([]bpf.Instruction{load(0)}, unlessSet(unix.CLONE_NEWUSER)...)
 	case family:
 		return append([]bpf.Instruction{load(0)}, append(among(families[:], []bpf.Instruction{allow}), bpf.RetConstant{Val: foreign})...)
+	case terminal:
+		return append([]bpf.Instruction{load(1)}, append(among(ioctls[:], []bpf.Instruction{bpf.RetConstant{Val: refused}}), allow)...)
 	case multiplexed:
 		const socket, socketpair = 1, 8 // socketcall(2)
 		return append([]bpf.Instruction{load(0)}, append(among([]uint32{socket, socketpair}, []bpf.Instruction{bpf.RetConstant{Val: missing}}), allow)...)
