@@ -149,14 +149,16 @@ func checkFile(v view, name, p string) error {
 // shebang is the interpreter a script names, or "" (execve(2): the first line,
 // of which the kernel reads 255 bytes).
 func shebang(host string) string {
-	f, err := os.OpenFile(host, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	// Another sandbox may have put something else there since the caller looked: a pipe
+	// must not keep us, nor a terminal become ours.
+	fd, err := unix.Open(host, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return ""
 	}
-	defer f.Close()
+	defer func() { _ = unix.Close(fd) }() // only read from
 	buf := make([]byte, 255)
-	n, _ := f.Read(buf)
-	line, ok := bytes.CutPrefix(buf[:n], []byte("#!"))
+	n, _ := unix.Read(fd, buf) // an error: no shebang that we know of
+	line, ok := bytes.CutPrefix(buf[:max(n, 0)], []byte("#!"))
 	if !ok {
 		return ""
 	}

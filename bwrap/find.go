@@ -32,6 +32,9 @@ type Program struct {
 // happens only where they are not found.
 func Find(searchPath string) (Program, error) {
 	name := lookup(searchPath)
+	if name == "" && searchPath == "" {
+		return Program{}, &result.Error{Code: "bwrap-missing", Message: "bubblewrap cannot be looked for: PATH is empty or not set", Hint: "set it: PATH=/usr/bin:/bin"}
+	}
 	if name == "" {
 		return Program{}, &result.Error{
 			Code:    "bwrap-missing",
@@ -66,7 +69,7 @@ func Find(searchPath string) (Program, error) {
 	if tooOld(p.Version) {
 		return Program{}, &result.Error{
 			Code:    "bwrap-too-old",
-			Message: fmt.Sprintf("bubblewrap %s at %s is too old: 0.5 is the least, and 0.8 what sbxrun is tested with", p.Version, name),
+			Message: fmt.Sprintf("bubblewrap %s at %s is too old: 0.7 is the least, and 0.8 what sbxrun is tested with", p.Version, name),
 			Hint:    "install a newer one: " + InstallHint(),
 		}
 	}
@@ -186,13 +189,13 @@ func embeddedVersion(text []byte) string {
 	}
 }
 
-// tooOld: below 0.5 there is no --perms and no --chdir before the command.
+// tooOld reports whether a version is below 0.7, which has --size.
 func tooOld(version string) bool {
 	major, rest, _ := strings.Cut(version, ".")
 	minor, _, _ := strings.Cut(rest, ".")
 	a, err1 := strconv.Atoi(major)
 	b, err2 := strconv.Atoi(minor)
-	return err1 != nil || err2 != nil || a == 0 && b < 5
+	return err1 != nil || err2 != nil || a == 0 && b < 7
 }
 
 // InstallHint is the command that installs bubblewrap on this distribution.

@@ -45,7 +45,7 @@ func TestEmbeddedVersion(t *testing.T) {
 func TestTooOld(t *testing.T) {
 	tests := map[string]bool{
 		"0.4.1": true, "0.4.99": true, "0.0": true, "0.1.8": true,
-		"0.5": false, "0.5.0": false, "0.8.0": false, "0.11.1": false, "0.10": false, "1.0": false, "1.0.0": false, "10.2.3": false,
+		"0.5": true, "0.6.3": true, "0.7": false, "0.7.0": false, "0.8.0": false, "0.11.1": false, "0.10": false, "1.0": false, "1.0.0": false, "10.2.3": false,
 		"": true, "0": true, ".": true, "1": true, "0.": true, "x.8": true, "0.x": true, "99999999999999999999.0": true,
 	}
 	for version, want := range tests {
@@ -92,17 +92,17 @@ func TestFind(t *testing.T) {
 		{name: "version inside the program", text: "bubblewrap 0.9.0\x00--json-status-fd\x00--size\x00", mode: 0o755,
 			want: Program{Path: "DIR/bwrap", Version: "0.9.0"}}, // and cannot be executed, so it was not
 		{name: "too old", text: script("echo bubblewrap 0.4.1", all), mode: 0o755,
-			err: &result.Error{Code: "bwrap-too-old", Message: "bubblewrap 0.4.1 at DIR/bwrap is too old: 0.5 is the least, and 0.8 what sbxrun is tested with", Hint: newer}},
+			err: &result.Error{Code: "bwrap-too-old", Message: "bubblewrap 0.4.1 at DIR/bwrap is too old: 0.7 is the least, and 0.8 what sbxrun is tested with", Hint: newer}},
 		{name: "too old, by its text", text: "bubblewrap 0.4.0\x00--json-status-fd\x00--size\x00", mode: 0o755,
-			err: &result.Error{Code: "bwrap-too-old", Message: "bubblewrap 0.4.0 at DIR/bwrap is too old: 0.5 is the least, and 0.8 what sbxrun is tested with", Hint: newer}},
-		{name: "without --size", text: script("echo bubblewrap 0.6.2", "echo --tmpfs"), mode: 0o755,
-			err: &result.Error{Code: "bwrap-too-old", Message: "bubblewrap 0.6.2 at DIR/bwrap cannot bound the size of /tmp (--size, bubblewrap 0.7)", Hint: newer}},
+			err: &result.Error{Code: "bwrap-too-old", Message: "bubblewrap 0.4.0 at DIR/bwrap is too old: 0.7 is the least, and 0.8 what sbxrun is tested with", Hint: newer}},
+		{name: "without --size", text: script("echo bubblewrap 0.7.0", "echo --tmpfs"), mode: 0o755,
+			err: &result.Error{Code: "bwrap-too-old", Message: "bubblewrap 0.7.0 at DIR/bwrap cannot bound the size of /tmp (--size, bubblewrap 0.7)", Hint: newer}},
 		{name: "garbage", text: script(`printf 'hello\n\033[2J'`, all), mode: 0o755,
 			err: &result.Error{Code: "bwrap-unusable", Message: `cannot use DIR/bwrap: DIR/bwrap --version printed "hello\n\x1b[2J"`}},
 		{name: "much garbage", text: script(`printf %0999d 0`, all), mode: 0o755,
 			err: &result.Error{Code: "bwrap-unusable", Message: `cannot use DIR/bwrap: DIR/bwrap --version printed "` + strings.Repeat("0", 60) + `"`}},
 		{name: "not a version", text: script("echo bubblewrap x.y", all), mode: 0o755,
-			err: &result.Error{Code: "bwrap-too-old", Message: "bubblewrap x.y at DIR/bwrap is too old: 0.5 is the least, and 0.8 what sbxrun is tested with", Hint: newer}},
+			err: &result.Error{Code: "bwrap-too-old", Message: "bubblewrap x.y at DIR/bwrap is too old: 0.7 is the least, and 0.8 what sbxrun is tested with", Hint: newer}},
 		{name: "nothing", text: script(":", all), mode: 0o755,
 			err: &result.Error{Code: "bwrap-unusable", Message: `cannot use DIR/bwrap: DIR/bwrap --version printed ""`}},
 		{name: "fails", text: script("exit 3", all), mode: 0o755,

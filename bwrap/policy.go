@@ -64,7 +64,7 @@ const (
 	Nobody = 65534
 )
 
-// ParseBind parses SRC[:DST], relative to dir. A colon or backslash that
+// ParseBind parses SRC[:DST], relative to dir; with no dir a relative SRC is an error. A colon or backslash that
 // belongs to a path is written \: or \\. DST must be absolute; without it the
 // source appears at its own path.
 func ParseBind(arg, dir string) (source, dest string, err error) {
@@ -77,6 +77,9 @@ func ParseBind(arg, dir string) (source, dest string, err error) {
 	}
 	source = parts[0]
 	if !path.IsAbs(source) {
+		if dir == "" {
+			return "", "", fmt.Errorf("bind %q: there is no current directory to look from: it was removed, or cannot be reached; name the whole path", arg)
+		}
 		source = path.Join(dir, source)
 	}
 	source = path.Clean(source)

@@ -1,7 +1,6 @@
 package cleanup
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -244,9 +243,17 @@ func unkept(monitor int) bool {
 
 // marked says whether a process is our bubblewrap, by its first argument.
 func marked(pid int) bool {
-	cmdline, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cmdline")
-	first, _, _ := bytes.Cut(cmdline, []byte{0})
-	return err == nil && string(first) == proc.Marker(os.Geteuid())
+	want := proc.Marker(os.Geteuid())
+	// Not all of it: a process can say that gigabytes of its memory are its arguments
+	// (prctl(2), PR_SET_MM_MAP).
+	fd, err := unix.Open("/proc/"+strconv.Itoa(pid)+"/cmdline", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = unix.Close(fd) }() // only read from
+	begin := make([]byte, len(want)+1)
+	n, err := unix.Read(fd, begin)
+	return err == nil && n == len(begin) && string(begin) == want+"\x00"
 }
 
 // own says whether a process is the caller's; to root all are.
@@ -258,7 +265,9 @@ func own(pid int) bool {
 
 // zombie reports one of ours that its parent does not collect. Nobody else can.
 func (s *sweep) zombie(st proc.Stat) {
-	if st.Comm != proc.KeeperName && st.Comm != "sbxrun" || !own(st.PID) {
+	// What is in a sandbox can have any name. Ours are not in one, and no other sbxrun's
+	// namespace is ours to report on.
+	if st.Comm != proc.KeeperName && st.Comm != "sbxrun" || !own(st.PID) || proc.Nested(st.PID) {
 		return
 	}
 	above, err := proc.ReadStat(st.Parent)

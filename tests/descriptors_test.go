@@ -1,6 +1,8 @@
 package tests
 
 import (
+	"bytes"
+	"fmt"
 	"os"
 	"testing"
 
@@ -45,5 +47,22 @@ func TestR14DescriptorsNotHeld(t *testing.T) {
 	p.Wait().Expect(t, 1, "exited") // read from /dev/null fails
 	if n, err := read.Read(make([]byte, 1)); n != 0 || err == nil {
 		t.Errorf("%d, %v", n, err)
+	}
+}
+
+// With too few descriptors there is an error in one line, at any limit: not the Go runtime's
+// own end, with a trace and exit code 2.
+func TestFewDescriptors(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{})
+	for limit := 3; limit <= 24; limit++ {
+		wrap := []string{"sh", "-c", fmt.Sprintf(`ulimit -n %d && exec "$@"`, limit), "sh"}
+		for _, args := range [][]string{{"true"}, {"ps"}, {"exec", b.ID, "true"}} {
+			r := s.Start(harness.Options{Wrap: wrap}, args...).Wait()
+			if lines := bytes.Count(r.Stderr, []byte("\n")); r.ExitCode != 0 && (r.ExitCode != 125 || lines != 1) {
+				t.Errorf("%d descriptors, %q: exit code %d, stderr %.300q", limit, args, r.ExitCode, r.Stderr)
+			}
+		}
 	}
 }

@@ -1,8 +1,11 @@
 package tests
 
 import (
+	"os"
 	"strings"
 	"testing"
+
+	"github.com/creack/pty"
 
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -52,5 +55,126 @@ func TestSeccomp(t *testing.T) {
 	}
 	if r = harness.Run(t, harness.Options{}, "--seccomp", "strict", "true"); r.ExitCode != 125 {
 		t.Errorf("strict: exit code %d", r.ExitCode)
+	}
+}
+
+// modes tries every call that can give a file S_ISUID or S_ISGID, and prints those that do
+// not fail as they should; then that ordinary modes can still be given.
+const modes = `import ctypes, errno, os, platform, stat
+x86 = platform.machine() == "x86_64"
+libc = ctypes.CDLL(None, use_errno=True)
+os.umask(0)
+os.chdir("/out")
+here = -100
+open("file", "w").close()
+how = (ctypes.c_uint64 * 3)(os.O_CREAT | os.O_WRONLY, 0o4755, 0)
+mknodat, fchmod, fchmodat, openat = (259, 91, 268, 257) if x86 else (33, 52, 53, 56)
+tried = [("fchmodat2", "EPERM ENOSYS", 452, here, b"file", 0o2755, 0), ("openat2", "ENOSYS", 437, here, b"new", how, 24)]
+for bits in (0o4755, 0o2755, 0o6700):
+    tried += [
+        ("fchmod", "EPERM", fchmod, os.open("file", os.O_RDONLY), bits),
+        ("fchmodat", "EPERM", fchmodat, here, b"file", bits),
+        ("mknodat", "EPERM", mknodat, here, b"new", stat.S_IFREG | bits, 0),
+        ("openat", "EPERM", openat, here, b"new", os.O_CREAT | os.O_WRONLY, bits),
+        ("tmpfile", "EPERM", openat, here, b".", os.O_TMPFILE | os.O_WRONLY, bits),
+    ]
+    if x86:
+        tried += [
+            ("chmod", "EPERM", 90, b"file", bits),
+            ("mknod", "EPERM", 133, b"new", stat.S_IFREG | bits, 0),
+            ("open", "EPERM", 2, b"new", os.O_CREAT | os.O_WRONLY, bits),
+            ("creat", "EPERM", 85, b"new", bits),
+        ]
+for name, want, *args in tried:
+    said = "success" if libc.syscall(*args) >= 0 else errno.errorcode[ctypes.get_errno()]
+    if said not in want.split():
+        print(name, [a for a in args if isinstance(a, int)], said)
+for name in os.listdir("."):
+    if os.stat(name).st_mode & 0o6000:
+        print("made:", name)
+os.chmod("file", 0o1755)
+os.close(os.open("other", os.O_CREAT | os.O_WRONLY, 0o777))
+os.mkdir("dir", 0o2755)
+if libc.syscall(openat, here, b"file", os.O_RDONLY, 0o6755) < 0:
+    print("a mode without O_CREAT counts")
+print("end")
+`
+
+// A file that runs with the caller's uid cannot be left in a writable bind.
+func TestSeccompSetID(t *testing.T) {
+	t.Parallel()
+	dir := harness.SharedDir(t)
+	harness.Must(t, os.Mkdir(dir+"/inherit", 0o777))
+	harness.Must(t, os.Chmod(dir+"/inherit", 0o777|os.ModeSetgid))
+	r := harness.Run(t, harness.Options{}, "--bind", dir+":/out", "python3", "-c", modes)
+	if r.Expect(t, 0, "exited"); strings.Replace(string(r.Stdout), "made: inherit\n", "", 1) != "end\n" {
+		t.Errorf("%s", r.Stdout)
+	}
+	// What a directory hands down is the host's choice, and stays.
+	r = harness.Run(t, harness.Options{}, "--bind", dir+":/out", "sh", "-c", "mkdir /out/inherit/sub && stat -c %A /out/inherit/sub")
+	if r.Expect(t, 0, "exited"); len(r.Stdout) < 7 || r.Stdout[6] != 's' {
+		t.Errorf("in a directory with S_ISGID: %q", r.Stdout)
+	}
+}
+
+// sockets tries each family by socket(2) and socketpair(2), and, on x86-64, by the calls
+// of 32-bit programs as well.
+const sockets = `import ctypes, errno, mmap, platform
+libc = ctypes.CDLL(None, use_errno=True)
+def said(result):
+    return "ok" if result >= 0 else errno.errorcode[ctypes.get_errno()]
+for family in range(0, 64):
+    one = said(libc.socket(family, 2, 0))
+    pair = said(libc.socketpair(family, 2, 0, (ctypes.c_int * 2)()))
+    if family not in (1, 2, 10, 16):
+        if (one, pair) != ("EAFNOSUPPORT", "EAFNOSUPPORT"):
+            print(family, one, pair)
+    elif "ok" not in (one, "ok" if family == 10 and one == "EAFNOSUPPORT" else ""): # IPv6 may be off
+        print(family, one, pair)
+if platform.machine() == "x86_64":
+    # push %rbx; mov %edi,%eax; mov %esi,%ebx; mov %edx,%ecx; xor %edx,%edx; int $0x80; pop %rbx; ret
+    code = mmap.mmap(-1, 4096, prot=7)
+    code.write(bytes.fromhex("5389f889f389d131d2cd805bc3"))
+    call = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int] * 3)(ctypes.addressof(ctypes.c_char.from_buffer(code)))
+    answers = [call(359, 40, 1), call(360, 40, 1), call(102, 1, 0), call(102, 8, 0)]
+    if answers not in ([-97, -97, -38, -38], [-38] * 4): # or there are no 32-bit programs here
+        print(answers)
+print("end")
+`
+
+func TestSeccompSockets(t *testing.T) {
+	t.Parallel()
+	for _, network := range []string{"none", "host"} {
+		r := harness.Run(t, harness.Options{}, "--net", network, "python3", "-c", sockets)
+		if r.Expect(t, 0, "exited"); string(r.Stdout) != "end\n" {
+			t.Errorf("--net %s: %s", network, r.Stdout)
+		}
+	}
+}
+
+// ioctls tries what would outlast the command on the caller's terminal, and what it needs.
+const ioctls = `import errno, fcntl, struct, termios
+for name, number in ("TIOCEXCL", 0x540C), ("TIOCSETD", 0x5423), ("TIOCSTI", 0x5412), ("TIOCLINUX", 0x541C):
+    try:
+        fcntl.ioctl(0, number, struct.pack("i", 0))
+        print(name, "ok")
+    except OSError as e:
+        if e.errno != errno.EPERM:
+            print(name, errno.errorcode[e.errno])
+termios.tcsetattr(0, termios.TCSANOW, termios.tcgetattr(0))
+fcntl.ioctl(0, termios.TIOCGWINSZ, b"12345678")
+print("end")
+`
+
+// A terminal that is the command's stdin is left as others can use it.
+func TestSeccompTerminal(t *testing.T) {
+	t.Parallel()
+	master, terminal, err := pty.Open()
+	harness.Must(t, err)
+	defer master.Close()
+	defer terminal.Close()
+	r := harness.Run(t, harness.Options{Stdin: terminal}, "python3", "-c", ioctls)
+	if r.Expect(t, 0, "exited"); string(r.Stdout) != "end\n" {
+		t.Errorf("%s", r.Stdout)
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"time"
 
@@ -41,17 +42,31 @@ func cleanupCommand(args []string) int {
 		}
 		err = json.NewEncoder(os.Stdout).Encode(found)
 	} else {
-		err = printFound(found, flags.DryRun)
+		err = printFound(os.Stdout, found, flags.DryRun)
 	}
 	if err != nil {
-		return fail(fmt.Errorf("print: %w", err))
+		return max(code, fail(printError(err)))
 	}
 	return code
 }
 
-// printFound prints a line for each thing that was found, and what was done.
-func printFound(found []cleanup.Finding, dryRun bool) error {
+// zombiesOnALine is of how many zombies of a kind the pids are printed.
+const zombiesOnALine = 5
+
+// printFound prints a line for each thing that was found, and what was done; for zombies
+// that have the same name and parent, one line in the place of the first.
+func printFound(w io.Writer, found []cleanup.Finding, dryRun bool) error {
+	alike := map[string][]cleanup.Finding{}
 	for _, f := range found {
+		if f.Kind == "zombie" {
+			alike[f.What] = append(alike[f.What], f)
+		}
+	}
+	for _, f := range found {
+		zombies := alike[f.What]
+		if f.Kind == "zombie" && zombies[0].PID != f.PID {
+			continue
+		}
 		did := "left   "
 		switch {
 		case f.Err != "":
@@ -71,11 +86,20 @@ func printFound(found []cleanup.Finding, dryRun bool) error {
 		if f.PID != 0 {
 			line += fmt.Sprintf(" %d", f.PID)
 		}
+		if f.Kind == "zombie" {
+			for i, other := range zombies[1:] {
+				if i == zombiesOnALine-1 {
+					line += fmt.Sprintf(" and %d more", len(zombies)-zombiesOnALine)
+					break
+				}
+				line += fmt.Sprintf(" %d", other.PID)
+			}
+		}
 		line += ": " + f.What
 		if f.Err != "" {
 			line += ": " + f.Err
 		}
-		if _, err := fmt.Println(printable(line)); err != nil {
+		if _, err := fmt.Fprintln(w, printable(line)); err != nil {
 			return err
 		}
 	}

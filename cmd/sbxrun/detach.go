@@ -81,13 +81,13 @@ func detach(command string, args []string, asJSON bool, print func(handover) err
 	if e := said.Error; e != nil {
 		if asJSON {
 			if err := json.NewEncoder(os.Stdout).Encode(said); err != nil {
-				return fail(fmt.Errorf("print: %w", err))
+				return fail(printError(err))
 			}
 		}
 		return fail(&result.Error{Code: e.Code, Message: e.Message, Hint: e.Hint, ExitCode: said.Code})
 	}
 	if err := print(said); err != nil {
-		return fail(fmt.Errorf("print: %w", err))
+		return fail(printError(err))
 	}
 	return 0
 }

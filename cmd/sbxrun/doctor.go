@@ -39,7 +39,7 @@ func doctorCommand(args []string) int {
 	}
 	switch {
 	case err != nil:
-		return fail(fmt.Errorf("print the findings: %w", err))
+		return fail(printError(err))
 	case !rep.OK:
 		return result.ExitNotStarted
 	}

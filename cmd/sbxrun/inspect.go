@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 
 	"github.com/sbxrun/sbxrun/internal/cli"
@@ -35,7 +34,7 @@ func inspectCommand(args []string) int {
 	enc.SetIndent("", "  ")
 	enc.SetEscapeHTML(false) // for people, too
 	if err := enc.Encode(all); err != nil {
-		return fail(fmt.Errorf("print: %w", err))
+		return fail(printError(err))
 	}
 	return code
 }

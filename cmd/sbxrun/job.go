@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -88,7 +89,7 @@ func (j *job) carryOut(start func(*streams, proc.Bounds, supervise.Terms) (*supe
 	}
 	ended(&res)
 	// The last output first, or it would come to a terminal that is not raw any more.
-	complete := streams.drain(j.signals.told)
+	complete := streams.drain(signaled)
 	streams.restore()
 	if command != nil {
 		if err := command.Collect(); err != nil {
@@ -99,7 +100,7 @@ func (j *job) carryOut(start func(*streams, proc.Bounds, supervise.Terms) (*supe
 	code := j.finish(res, streams)
 	if !complete {
 		fail(errUndelivered)
-		code = max(code, 1) // the command has run, so not 125
+		code = cmp.Or(code, result.ExitOutput) // the command has run, so not 125
 	}
 	return code
 }
@@ -120,6 +121,9 @@ func (j *job) notStarted(err error) int {
 
 // finish prints what there is to say and returns the exit code.
 func (j *job) finish(res result.Result, streams *streams) int {
+	if lost := j.output.lost.Load(); lost != nil && res.Err == nil {
+		res.Err = lost
+	}
 	code := res.ExitCode()
 	var rep result.Report
 	if j.report != nil || j.tells.JSON {
@@ -142,7 +146,7 @@ func (j *job) finish(res result.Result, streams *streams) int {
 	}
 	if unwritten != nil {
 		fail(unwritten)
-		code = max(code, 1) // the command has run, so not 125
+		code = cmp.Or(code, result.ExitOutput) // the command has run, so not 125
 	}
 	if j.tells.JSON {
 		b, err := rep.JSON()
@@ -150,8 +154,8 @@ func (j *job) finish(res result.Result, streams *streams) int {
 			err = j.print(b)
 		}
 		if err != nil && !errors.Is(err, syscall.EPIPE) { // nobody who wants to read it is no failure
-			fail(fmt.Errorf("print the report: %w", err))
-			return max(code, 1)
+			fail(printError(err))
+			return cmp.Or(code, result.ExitOutput)
 		}
 	}
 	return code
@@ -170,7 +174,7 @@ func (j *job) print(b []byte) error {
 			progress(passed)
 		}
 	}()
-	if !await(written, passed, j.signals.told) {
+	if !await(written, passed, signaled) {
 		return errUndelivered
 	}
 	return err

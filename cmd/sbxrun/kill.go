@@ -284,7 +284,7 @@ func (k *killer) tell() int {
 		err = k.printLines(all)
 	}
 	if err != nil {
-		return fail(fmt.Errorf("print: %w", err))
+		return max(code, fail(printError(err)))
 	}
 	return code
 }

@@ -108,8 +108,10 @@ func (l *reader) print() error {
 			}
 		}
 		emit := func(p []byte) error {
-			_, err := s.out.Write(p)
-			return err
+			if _, err := s.out.Write(p); err != nil {
+				return printError(err)
+			}
+			return nil
 		}
 		if l.flags.JSON {
 			emit = func(p []byte) error { return printPiece(s.name, p) }
@@ -139,7 +141,10 @@ func printPiece(stream string, p []byte) error {
 		text = base64.StdEncoding.EncodeToString(p)
 		it.Base64 = &text
 	}
-	return json.NewEncoder(os.Stdout).Encode(it)
+	if err := json.NewEncoder(os.Stdout).Encode(it); err != nil {
+		return printError(err)
+	}
+	return nil
 }
 
 // noteCut says, on stderr, that a log is only the head of what was written.

@@ -27,6 +27,9 @@ var version = "devel"
 func main() {
 	begin := time.Now()
 	args := os.Args[1:]
+	if err := enoughDescriptors(); err != nil {
+		os.Exit(fail(err))
+	}
 	if len(args) == 1 && args[0] == backgroundCommand {
 		os.Exit(backgroundMain(begin))
 	}
@@ -138,7 +141,21 @@ func asError(err error) *result.Error {
 // help prints the help of the whole command line, or of one command.
 func help(command string) int {
 	if err := cli.Help(os.Stdout, command); err != nil {
-		return fail(err)
+		return fail(printError(err))
+	}
+	return 0
+}
+
+// printError is that something could not be written to stdout: a full disk, above all. It
+// has an exit code of its own, because what was to be told has happened all the same.
+func printError(err error) error {
+	return &result.Error{Code: "output", ExitCode: result.ExitOutput, Message: "cannot print: " + err.Error(), Err: err}
+}
+
+// printLine prints a line that is all there is to say, and returns the exit code.
+func printLine(line string) int {
+	if _, err := fmt.Println(line); err != nil {
+		return fail(printError(err))
 	}
 	return 0
 }
@@ -164,5 +181,8 @@ func printable(text string) string {
 
 // usageError is an error of the command line.
 func usageError(err error) error {
+	if e := (*result.Error)(nil); errors.As(err, &e) && e.Code == "usage" && e.Hint != "" {
+		return e // its own hint
+	}
 	return &result.Error{Code: "usage", Message: err.Error(), Hint: "see sbxrun --help", Err: err}
 }

@@ -27,10 +27,36 @@ type outputLimit struct {
 	action string // "" if there is none
 	size   int64
 	hit    atomic.Bool
+	lost   atomic.Pointer[result.Error] // why output could not be passed on
+}
+
+// broken ends the run because its output cannot be passed on. A pipe that nobody reads
+// any more is what SIGPIPE is for; any other error is told, and has its own exit code.
+func (j *job) broken(err error) {
+	if !errors.Is(err, syscall.EPIPE) {
+		j.output.lost.CompareAndSwap(nil, &result.Error{Code: "output", ExitCode: result.ExitOutput, Message: "cannot pass on the command's output: " + err.Error(), Err: err})
+	}
+	j.signals.cancelBy(syscall.SIGPIPE)
+}
+
+// checkStandardStreams refuses a directory as stdin, stdout or stderr: the command would
+// have it, and openat(2) finds its way from there to all files of the host, whatever the
+// sandbox shows.
+func checkStandardStreams() error {
+	for fd, name := range []string{"stdin", "stdout", "stderr"} {
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
+			return &result.Error{Code: "setup", Message: name + " is a directory, from which the command could reach all files of the host", Hint: "redirect it, to /dev/null for example"}
+		}
+	}
+	return nil
 }
 
 // openStreams makes the payload's streams as the flags say.
 func (j *job) openStreams() (*streams, error) {
+	if err := checkStandardStreams(); err != nil {
+		return nil, err
+	}
 	j.output.action, j.output.size = j.tells.OutputLimit, int64(j.tells.MaxOutput)
 	b := bound{size: j.output.size, limited: j.output.action != ""}
 	b.exceeded = func() {
@@ -38,7 +64,7 @@ func (j *job) openStreams() (*streams, error) {
 			j.signals.cancel(supervise.Request{Cause: result.OutputLimit, Signal: unix.SIGKILL})
 		}
 	}
-	return openStreams(j.tells.JSON, j.tty, b, func() { j.signals.cancelBy(syscall.SIGPIPE) })
+	return openStreams(j.tells.JSON, j.tty, b, j.broken)
 }
 
 // checkOutput finds what is wrong with the flags for the output.

@@ -49,7 +49,7 @@ func policyOf(f *cli.View, l *cli.Limits, command []string) (p bwrap.Policy, err
 func mounts(f *cli.View) (list []bwrap.Mount, err error) {
 	dir, err := unix.Getwd()
 	if err != nil {
-		dir = "/" // a relative path will not be found, which is the truth
+		dir = "" // ParseBind refuses a relative path
 	}
 	for _, kind := range []struct {
 		args []string
@@ -134,22 +134,6 @@ func addVariables(set *environ.Set, f *cli.Vars, cpus float64) error {
 		if ok {
 			set.Put(v)
 		}
-	}
-	return nil
-}
-
-func environmentFile(set *environ.Set, name string) error {
-	file, err := os.Open(name)
-	if err != nil {
-		return fmt.Errorf("--env-file: %w", err)
-	}
-	defer file.Close()
-	vars, err := environ.ParseFile(file, name, os.LookupEnv)
-	if err != nil {
-		return fmt.Errorf("--env-file: %w", err)
-	}
-	for _, v := range vars {
-		set.Put(v)
 	}
 	return nil
 }

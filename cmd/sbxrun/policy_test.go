@@ -108,7 +108,7 @@ func TestEnvironment(t *testing.T) {
 		{name: "NUL", flags: cli.Vars{Env: []string{"A=secret\x00"}}, err: `--env: environment variable "A": value contains a NUL byte`},
 		{name: "bad line", flags: cli.Vars{EnvFile: []string{file("A=1\nsecret line\n")}}, err: "--env-file: read environment file "},
 		{name: "missing file", flags: cli.Vars{EnvFile: []string{"/nonexistent/env"}}, err: "--env-file: open /nonexistent/env: no such file"},
-		{name: "a directory", flags: cli.Vars{EnvFile: []string{"/"}}, err: "--env-file: read environment file "},
+		{name: "a directory", flags: cli.Vars{EnvFile: []string{"/"}}, err: `--env-file: "/" is not a regular file`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

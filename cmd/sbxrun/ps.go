@@ -60,7 +60,7 @@ func psCommand(args []string) int {
 		err = printTable(os.Stdout, entries, time.Now())
 	}
 	if err != nil {
-		return fail(fmt.Errorf("print: %w", err))
+		return fail(printError(err))
 	}
 	return 0
 }

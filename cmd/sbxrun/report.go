@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/links"
 	"github.com/sbxrun/sbxrun/internal/result"
 )
 
@@ -34,47 +36,110 @@ func openReport(place string) (*reportFile, error) {
 	if number := descriptor(place); number != "" {
 		return openReportFD(number)
 	}
-	if st, err := os.Stat(place); err == nil && !st.Mode().IsRegular() {
-		if st.IsDir() {
-			return nil, reportError(place, unix.EISDIR)
-		}
-		// Not to wait for a reader of a named pipe, which need not ever come.
-		f, err := os.OpenFile(place, os.O_WRONLY|unix.O_NONBLOCK, 0)
-		if err != nil {
-			return nil, reportError(place, err)
-		}
-		return &reportFile{place: place, file: f}, nil
-	}
 	// By a descriptor of the directory from here on, whatever becomes of its path.
-	dir, err := os.OpenFile(filepath.Dir(place), unix.O_PATH|unix.O_DIRECTORY, 0)
+	fd, err := links.Dir(filepath.Dir(place))
 	if err != nil {
 		return nil, reportError(place, err)
 	}
-	if err := tryOut(int(dir.Fd()), filepath.Base(place)); err != nil {
-		dir.Close()
+	dir := os.NewFile(uintptr(fd), filepath.Dir(place))
+	file, err := openSpecial(fd, place)
+	if err == nil && file == nil {
+		if err = tryOut(fd, filepath.Base(place)); err == nil {
+			return &reportFile{place: place, dir: dir}, nil
+		}
+	}
+	var st unix.Stat_t
+	if err != nil && unix.Fstat(fd, &st) == nil && st.Nlink == 0 {
+		err = errors.New("its directory was removed")
+	}
+	dir.Close()
+	if err != nil {
 		return nil, reportError(place, err)
 	}
-	return &reportFile{place: place, dir: dir}, nil
+	return &reportFile{place: place, file: file}, nil
 }
 
-// descriptor is the number of the open descriptor that place, such as
-// /dev/stderr, is a link to. Other links are not followed, but replaced: they
-// could be a payload's.
-func descriptor(place string) (number string) {
-	for range 10 {
-		for _, dir := range []string{"/dev/fd/", "/proc/self/fd/"} {
-			if n, ok := strings.CutPrefix(place, dir); ok {
-				return n
-			}
+// errPlanted is the error for a device or a pipe in a place that others can write to.
+var errPlanted = errors.New("it is not a regular file, and others could have put it there")
+
+// openSpecial opens what cannot be replaced by a file: a device, a terminal, a named
+// pipe. It returns nil for a regular file, for a name that is free, and for a symbolic
+// link: the report replaces these. A payload that could write to the directory, in this
+// run or an earlier one, could have made the link. Only in a directory that root alone
+// can change, such as /dev, a link to something special is followed.
+func openSpecial(dir int, place string) (*os.File, error) {
+	name := filepath.Base(place)
+	if strings.HasSuffix(place, "/") || name == "." || name == ".." || name == "/" {
+		return nil, unix.EISDIR
+	}
+	fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err == unix.ENOENT || err == unix.ENAMETOOLONG {
+		return nil, nil // tryOut has the error
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { unix.Close(fd) }()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, err
+	}
+	placed := links.Placed(dir, &st)
+	if st.Mode&unix.S_IFMT == unix.S_IFLNK {
+		if !rootsAlone(dir) {
+			return nil, nil
 		}
-		target, err := os.Readlink(place)
+		target, err := links.Open(place)
+		if errors.Is(err, unix.ENOENT) {
+			return nil, nil
+		}
 		if err != nil {
-			break // no link
+			return nil, err
 		}
-		if !filepath.IsAbs(target) {
-			target = filepath.Join(filepath.Dir(place), target)
+		unix.Close(fd)
+		fd = target
+		if err := unix.Fstat(fd, &st); err != nil {
+			return nil, err
 		}
-		place = target
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		return nil, nil
+	case unix.S_IFDIR:
+		return nil, unix.EISDIR
+	}
+	if !placed {
+		return nil, errPlanted
+	}
+	// The very file that was looked at; a named pipe without a reader is ENXIO.
+	out, err := links.Reopen(fd, unix.O_WRONLY)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(out), place), nil
+}
+
+// rootsAlone reports whether root alone can change the names in a directory.
+func rootsAlone(dir int) bool {
+	var st unix.Stat_t
+	return unix.Fstatat(dir, "", &st, unix.AT_EMPTY_PATH) == nil && st.Uid == 0 && st.Mode&0o022 == 0
+}
+
+// descriptor returns the number of the open descriptor that place names, "" if it names
+// none. Only the text counts: a link that leads there could be a payload's.
+func descriptor(place string) (number string) {
+	switch place {
+	case "/dev/stdin":
+		return "0"
+	case "/dev/stdout":
+		return "1"
+	case "/dev/stderr":
+		return "2"
+	}
+	for _, dir := range []string{"/dev/fd/", "/proc/self/fd/"} {
+		if n, ok := strings.CutPrefix(place, dir); ok {
+			return n
+		}
 	}
 	return ""
 }
@@ -116,7 +181,14 @@ func openReportFD(number string) (*reportFile, error) {
 }
 
 func reportError(place string, err error) error {
-	return &result.Error{Code: "report", Message: fmt.Sprintf("cannot write the report to %q: %v", place, err), Err: err}
+	e := &result.Error{Code: "report", Message: fmt.Sprintf("cannot write the report to %q: %v", place, err), Err: err}
+	switch {
+	case errors.As(err, new(*links.Error)):
+		e.Hint = links.Hint
+	case errors.Is(err, errPlanted):
+		e.Hint = "remove it, or open it in the shell and use fd:N"
+	}
+	return e
 }
 
 // write writes the report at once and whole.

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,8 +26,7 @@ func runCommand(args []string, begin time.Time) int {
 	case r.flags.Help:
 		return help("")
 	case r.flags.Version:
-		fmt.Println("sbxrun " + version)
-		return 0
+		return printLine("sbxrun " + version)
 	}
 	return r.run()
 }
@@ -60,8 +58,7 @@ func (r *runner) run() int {
 	}
 	defer r.plan.Close()
 	if r.flags.PrintCommand {
-		fmt.Println(r.plan.ShellCommand())
-		return 0
+		return printLine(r.plan.ShellCommand())
 	}
 	r.bwrap = &result.ReportBwrap{Path: r.plan.Program.Path, Version: r.plan.Program.Version}
 	start := func(s *streams, bounds proc.Bounds, terms supervise.Terms) (*supervise.Command, error) {

@@ -4,8 +4,11 @@ import (
 	"context"
 	"os"
 	"os/signal"
+	"slices"
+	"sync"
 	"syscall"
 
+	"github.com/sbxrun/sbxrun/internal/quit"
 	"github.com/sbxrun/sbxrun/internal/result"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
@@ -15,18 +18,22 @@ import (
 type signals struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	told   chan struct{} // closed by the first signal
 	hurry  chan struct{} // closed by the second
 	ready  chan struct{} // closed when signals are listened to
 	stop   chan os.Signal
 }
+
+// signaled is closed when the first signal has come.
+var signaled = make(chan struct{})
+
+var closeSignaled = sync.OnceFunc(func() { close(signaled) })
 
 // watchSignals begins to listen, in the background, because that takes package
 // signal some tenths of a millisecond. Before ready a signal ends sbxrun, which
 // must not have started anything.
 func watchSignals() *signals {
 	ctx, cancel := context.WithCancelCause(context.Background())
-	s := &signals{ctx: ctx, cancel: cancel, told: make(chan struct{}), hurry: make(chan struct{}), ready: make(chan struct{}), stop: make(chan os.Signal, 1)}
+	s := &signals{ctx: ctx, cancel: cancel, hurry: make(chan struct{}), ready: make(chan struct{}), stop: make(chan os.Signal, 1)}
 	go s.listen()
 	return s
 }
@@ -41,7 +48,7 @@ func (s *signals) listen() {
 	for _, sig := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
 		// What the caller ignores, as nohup(1) does SIGHUP, stays ignored.
 		if !signal.Ignored(sig) {
-			signal.Notify(got, sig)
+			notify(got, sig)
 		}
 	}
 	if !signal.Ignored(syscall.SIGTSTP) { // as in a shell without job control
@@ -53,7 +60,7 @@ func (s *signals) listen() {
 	close(s.ready)
 	sig := <-got
 	s.cancelBy(sig.(syscall.Signal))
-	close(s.told)
+	closeSignaled()
 	<-got
 	close(s.hurry)
 }
@@ -69,4 +76,13 @@ func (s *signals) suspends(command *supervise.Command) {
 			_ = command.Signal(syscall.SIGCONT)
 		}
 	}()
+}
+
+// notify is [signal.Notify] for signals that may include SIGQUIT, which package quit has
+// until then.
+func notify(c chan<- os.Signal, signals ...os.Signal) {
+	signal.Notify(c, signals...)
+	if slices.Contains(signals, os.Signal(syscall.SIGQUIT)) {
+		quit.Listened()
+	}
 }

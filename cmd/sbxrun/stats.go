@@ -72,7 +72,7 @@ func printOnce(look func() (statistics, error), print func(io.Writer, statistics
 		return fail(err)
 	}
 	if err := print(os.Stdout, s); err != nil {
-		return fail(fmt.Errorf("print: %w", err))
+		return fail(printError(err))
 	}
 	return 0
 }

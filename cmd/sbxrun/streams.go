@@ -22,9 +22,9 @@ type streams struct {
 	buffers [2]*capture.Buffer // stdout, stderr; nil unless captured
 	relays  relays
 	bound   bound
-	broken  func() // is called when nobody reads our stdout any more
-	raw     func() // makes our terminal raw
-	undo    func() // and puts it back
+	broken  func(error) // is called when our stdout or stderr does not take what is written
+	raw     func()      // makes our terminal raw
+	undo    func()      // and puts it back
 
 	draining sync.Once
 	complete bool // after draining
@@ -37,7 +37,7 @@ type bound struct {
 	exceeded func() // is called, if not nil, when there is more
 }
 
-func openStreams(captured, tty bool, b bound, broken func()) (*streams, error) {
+func openStreams(captured, tty bool, b bound, broken func(error)) (*streams, error) {
 	s := &streams{payload: [3]*os.File{os.Stdin, os.Stdout, os.Stderr}, bound: b, broken: broken, raw: func() {}, undo: func() {}}
 	switch {
 	case captured:
@@ -90,7 +90,7 @@ func (s *streams) pass(dst io.Writer, src *os.File) {
 			return // the payload must not wait for a reader
 		}
 		if _, err := out.Write(b); err != nil {
-			s.broken()
+			s.broken(err)
 		}
 	})
 }

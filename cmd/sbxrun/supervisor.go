@@ -60,7 +60,7 @@ func superviseSandbox(args []string, begin time.Time) int {
 	// Before anybody can know of us: SIGTERM is a request, and would end us.
 	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
 	s.signals = make(chan os.Signal, 4)
-	signal.Notify(s.signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT)
+	notify(s.signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT)
 	s.now = sync.OnceFunc(func() { close(s.hurry) })
 	s.match = sync.OnceFunc(func() { close(s.matched) })
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -99,7 +100,7 @@ func (w *waiter) tell(err error, asJSON bool) int {
 	if asJSON {
 		said.ExitCode = code
 		if err := json.NewEncoder(os.Stdout).Encode(said); err != nil {
-			return fail(fmt.Errorf("print: %w", err))
+			return cmp.Or(code, fail(printError(err)))
 		}
 	}
 	return code

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"os"
-	"os/signal"
 	"strings"
 	"syscall"
 	"time"
@@ -28,7 +27,7 @@ const (
 // it was.
 func watchOnScreen(out int, interval time.Duration, look func() (statistics, error)) int {
 	got := make(chan os.Signal, 4)
-	signal.Notify(got, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGWINCH, syscall.SIGTSTP)
+	notify(got, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGWINCH, syscall.SIGTSTP)
 	put := func(text string) { _, _ = os.Stdout.WriteString(text) } // a terminal that is gone sends SIGHUP
 	put(enterScreen)
 	tick := time.NewTicker(interval)

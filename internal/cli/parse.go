@@ -34,12 +34,34 @@ func needsValue(flag string) error { return fmt.Errorf("%s: needs a value", flag
 
 // parse parses flags, and nothing but flags.
 func parse(k *kong.Kong, words []string) error {
-	_, err := k.Parse(words)
+	words, err := values(k.Model, words)
+	if err != nil {
+		return err
+	}
+	_, err = k.Parse(words)
 	var p *kong.ParseError
 	if errors.As(err, &p) {
 		return p.Unwrap()
 	}
 	return err
+}
+
+// values joins a flag and a negative number, which kong would take for a flag. Another
+// word that begins with - is no value; kong's words for that are hard to read.
+func values(model *kong.Application, words []string) (out []string, err error) {
+	for i := 0; i < len(words); i++ {
+		word := words[i]
+		if i+1 < len(words) && strings.HasPrefix(words[i+1], "-") && words[i+1] != "-" && takesValue(model, word) {
+			i++
+			next := words[i]
+			if next == "--" || !strings.HasPrefix(word, "--") || strings.Trim(next[1:2], "0123456789.") != "" {
+				return nil, fmt.Errorf("%s: needs a value, and %q looks like a flag; if it is the value, write %s=%s", word, next, word, next)
+			}
+			word += "=" + next
+		}
+		out = append(out, word)
+	}
+	return out, nil
 }
 
 // split divides the words after the command's name into sbxrun's flags and the

@@ -136,20 +136,44 @@ func NSPID(pid int) (int, error) {
 	return parseNSPID(data)
 }
 
+// Nested reports whether a process is in a PID namespace below that of /proc. An error,
+// which is that it has ended, counts as no.
+func Nested(pid int) bool {
+	data, err := ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+	if err != nil {
+		return false
+	}
+	numbers, err := nsPIDs(data)
+	return err == nil && len(numbers) > 1
+}
+
 func parseNSPID(status []byte) (int, error) {
+	f, err := nsPIDs(status)
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.Atoi(f[len(f)-1])
+	if err != nil || n < 1 {
+		return 0, fmt.Errorf("parse status: bad line %q", strings.Join(f, " "))
+	}
+	return n, nil
+}
+
+// nsPIDs returns the words after NSpid: a process's pid in each namespace, from that of
+// /proc to its own; at least one word.
+func nsPIDs(status []byte) ([]string, error) {
 	// The Name line comes first and escapes newlines, so a process cannot
 	// fake this line by its name (proc_pid_status(5)).
 	i := bytes.Index(status, []byte("\nNSpid:"))
 	if i < 0 {
-		return 0, errors.New("parse status: no NSpid line")
+		return nil, errors.New("parse status: no NSpid line")
 	}
 	line, _, _ := strings.Cut(string(status[i+1:]), "\n")
-	f := strings.Fields(line)
-	n, err := strconv.Atoi(f[len(f)-1])
-	if err != nil || n < 1 {
-		return 0, fmt.Errorf("parse status: bad line %q", line)
+	f := strings.Fields(line)[1:]
+	if len(f) == 0 {
+		return nil, fmt.Errorf("parse status: bad line %q", line)
 	}
-	return n, nil
+	return f, nil
 }
 
 // PeakRSS is the most memory the process has had, in bytes: VmHWM of

@@ -53,6 +53,7 @@ const (
 // Exit codes of sbxrun itself, next to the command's own and 128+n. They follow
 // timeout(1) and the shells; 123 is free in both.
 const (
+	ExitOutput        = 74 // EX_IOERR of sysexits.h: it has happened, but could not be told
 	ExitBusy          = 75 // EX_TEMPFAIL of sysexits.h: try again later
 	ExitUnproven      = 123
 	ExitTimeout       = 124
@@ -144,6 +145,10 @@ type Result struct {
 func (r Result) ExitCode() int {
 	if r.Verdict == Unproven {
 		return ExitUnproven
+	}
+	// The end of the command counts first; but that its output was lost is not success.
+	if lost := r.Err != nil && r.Err.ExitCode == ExitOutput; lost && (r.Cause == Canceled || r.Cause == Exited && r.Payload.Code() == 0) {
+		return ExitOutput
 	}
 	switch r.Cause {
 	case Exited, Signaled, FileSize:

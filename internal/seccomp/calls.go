@@ -5,6 +5,7 @@ import "golang.org/x/sys/unix"
 const (
 	refused = unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)
 	missing = unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)
+	foreign = unix.SECCOMP_RET_ERRNO | uint32(unix.EAFNOSUPPORT)
 )
 
 // Columns of the table.
@@ -19,60 +20,118 @@ const (
 // none: the architecture has no such call.
 const none = 0
 
+// rule is how a call is judged.
+type rule int
+
+const (
+	refuse rule = iota // EPERM
+	lack               // ENOSYS
+	// Calls that make or change a file's mode: EPERM if that holds S_ISUID or S_ISGID.
+	// The name says which argument is the mode, counted from 0.
+	mode1
+	mode2
+	// open(2) has one only if it can make a file; what is in its place otherwise may be
+	// anything. The first number is the argument with the flags.
+	flags1mode2
+	flags2mode3
+	family      // of sockets, argument 0: EAFNOSUPPORT, but for those in families
+	multiplexed // socketcall(2): ENOSYS for socket and socketpair
+	terminal    // ioctl(2), argument 1: EPERM for those in ioctls
+	// Only with Filter.Namespaces:
+	refuseSpace // EPERM
+	lackSpace   // ENOSYS
+	flags0      // clone: EPERM with CLONE_NEWUSER
+)
+
 type row struct {
 	name   string
-	answer uint32
-	spaces bool
+	rule   rule
 	number [columns]uint32
 }
 
-// table is what is refused, with the numbers of each architecture.
+// table is the calls that are judged, with the numbers of each architecture.
 var table = [...]row{
+	// A socket of a family that has no network namespaces, such as AF_VSOCK, reaches other
+	// sandboxes and the host. A kernel without a family says EAFNOSUPPORT, too, and
+	// programs try another, or do without.
+	{"socket", family, [columns]uint32{41, 359, 198, 281}},
+	{"socketpair", family, [columns]uint32{53, 360, 199, 288}},
+	// Its arguments are in memory, which a filter cannot read.
+	{"socketcall", multiplexed, [columns]uint32{none, 102, none, none}},
+	{"ioctl", terminal, [columns]uint32{16, 54, 29, 54}},
+	// A program with S_ISUID in a writable bind gives others on the host the caller's uid.
+	// mkdir is not among them: it ignores these bits (mkdir(2)).
+	{"openat", flags2mode3, [columns]uint32{257, 295, 56, 322}},
+	{"open", flags1mode2, [columns]uint32{2, 5, none, 5}},
+	{"creat", mode1, [columns]uint32{85, 8, none, 8}},
+	{"chmod", mode1, [columns]uint32{90, 15, none, 15}},
+	{"fchmod", mode1, [columns]uint32{91, 94, 52, 94}},
+	{"mknod", mode1, [columns]uint32{133, 14, none, 14}},
+	{"fchmodat", mode2, [columns]uint32{268, 306, 53, 333}},
+	{"fchmodat2", mode2, [columns]uint32{452, 452, 452, 452}},
+	{"mknodat", mode2, [columns]uint32{259, 297, 33, 324}},
+	// Its mode is in memory. Who uses it takes openat where the kernel is older than 5.6.
+	{"openat2", lack, [columns]uint32{437, 437, 437, 437}},
 	// The kernel's keyrings: the caller's session keyring is the payload's as well
 	// (keyrings(7)).
-	{"add_key", refused, false, [columns]uint32{248, 286, 217, 309}},
-	{"request_key", refused, false, [columns]uint32{249, 287, 218, 310}},
-	{"keyctl", refused, false, [columns]uint32{250, 288, 219, 311}},
+	{"add_key", refuse, [columns]uint32{248, 286, 217, 309}},
+	{"request_key", refuse, [columns]uint32{249, 287, 218, 310}},
+	{"keyctl", refuse, [columns]uint32{250, 288, 219, 311}},
 	// Large, and for who watches or changes the machine.
-	{"bpf", refused, false, [columns]uint32{321, 357, 280, 386}},
-	{"perf_event_open", refused, false, [columns]uint32{298, 336, 241, 364}},
-	{"fanotify_init", refused, false, [columns]uint32{300, 338, 262, 367}},
-	{"lookup_dcookie", refused, false, [columns]uint32{212, 253, 18, 249}},
-	{"open_by_handle_at", refused, false, [columns]uint32{304, 342, 265, 371}},
-	{"syslog", refused, false, [columns]uint32{103, 103, 116, 103}},
-	{"acct", refused, false, [columns]uint32{163, 51, 89, 51}},
-	{"quotactl", refused, false, [columns]uint32{179, 131, 60, 131}},
-	{"quotactl_fd", refused, false, [columns]uint32{443, 443, 443, 443}},
-	{"swapon", refused, false, [columns]uint32{167, 87, 224, 87}},
-	{"swapoff", refused, false, [columns]uint32{168, 115, 225, 115}},
-	{"reboot", refused, false, [columns]uint32{169, 88, 142, 88}},
-	{"kexec_load", refused, false, [columns]uint32{246, 283, 104, 347}},
-	{"kexec_file_load", refused, false, [columns]uint32{320, none, 294, 401}},
-	{"init_module", refused, false, [columns]uint32{175, 128, 105, 128}},
-	{"finit_module", refused, false, [columns]uint32{313, 350, 273, 379}},
-	{"delete_module", refused, false, [columns]uint32{176, 129, 106, 129}},
-	{"nfsservctl", refused, false, [columns]uint32{180, 169, 42, 169}},
-	{"vhangup", refused, false, [columns]uint32{153, 111, 58, 111}},
-	{"iopl", refused, false, [columns]uint32{172, 110, none, none}},
-	{"ioperm", refused, false, [columns]uint32{173, 101, none, none}},
+	{"bpf", refuse, [columns]uint32{321, 357, 280, 386}},
+	{"perf_event_open", refuse, [columns]uint32{298, 336, 241, 364}},
+	{"fanotify_init", refuse, [columns]uint32{300, 338, 262, 367}},
+	{"lookup_dcookie", refuse, [columns]uint32{212, 253, 18, 249}},
+	{"open_by_handle_at", refuse, [columns]uint32{304, 342, 265, 371}},
+	{"syslog", refuse, [columns]uint32{103, 103, 116, 103}},
+	{"acct", refuse, [columns]uint32{163, 51, 89, 51}},
+	{"quotactl", refuse, [columns]uint32{179, 131, 60, 131}},
+	{"quotactl_fd", refuse, [columns]uint32{443, 443, 443, 443}},
+	{"swapon", refuse, [columns]uint32{167, 87, 224, 87}},
+	{"swapoff", refuse, [columns]uint32{168, 115, 225, 115}},
+	{"reboot", refuse, [columns]uint32{169, 88, 142, 88}},
+	{"kexec_load", refuse, [columns]uint32{246, 283, 104, 347}},
+	{"kexec_file_load", refuse, [columns]uint32{320, none, 294, 401}},
+	{"init_module", refuse, [columns]uint32{175, 128, 105, 128}},
+	{"finit_module", refuse, [columns]uint32{313, 350, 273, 379}},
+	{"delete_module", refuse, [columns]uint32{176, 129, 106, 129}},
+	{"nfsservctl", refuse, [columns]uint32{180, 169, 42, 169}},
+	{"vhangup", refuse, [columns]uint32{153, 111, 58, 111}},
+	{"iopl", refuse, [columns]uint32{172, 110, none, none}},
+	{"ioperm", refuse, [columns]uint32{173, 101, none, none}},
 	// What programs can do without, and do on older kernels: userfaultfd holds kernel
 	// code up at a chosen place, io_uring goes around everything that looks at calls.
-	{"userfaultfd", missing, false, [columns]uint32{323, 374, 282, 388}},
-	{"io_uring_setup", missing, false, [columns]uint32{425, 425, 425, 425}},
-	{"io_uring_enter", missing, false, [columns]uint32{426, 426, 426, 426}},
-	{"io_uring_register", missing, false, [columns]uint32{427, 427, 427, 427}},
-	// Namespaces. The arguments of clone are looked at in block.
-	{"unshare", refused, true, [columns]uint32{272, 310, 97, 337}},
-	{"setns", refused, true, [columns]uint32{308, 346, 268, 375}},
-	{"clone3", missing, true, [columns]uint32{435, 435, 435, 435}},
+	{"userfaultfd", lack, [columns]uint32{323, 374, 282, 388}},
+	{"io_uring_setup", lack, [columns]uint32{425, 425, 425, 425}},
+	{"io_uring_enter", lack, [columns]uint32{426, 426, 426, 426}},
+	{"io_uring_register", lack, [columns]uint32{427, 427, 427, 427}},
+	// Namespaces.
+	{"unshare", refuseSpace, [columns]uint32{272, 310, 97, 337}},
+	{"setns", refuseSpace, [columns]uint32{308, 346, 268, 375}},
+	{"clone3", lackSpace, [columns]uint32{435, 435, 435, 435}},
+	{"clone", flags0, [columns]uint32{56, 120, 220, 120}},
 }
 
+// families are those of sockets that a payload can have: they belong to a network
+// namespace, or to the file system, or, AF_NETLINK, are what libraries ask the kernel by.
+var families = [...]uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK}
+
+// ioctls are those that outlast the command on a terminal that it shares with the caller
+// (ioctl_tty(2)): nobody else can open that any more, it has another line discipline, or
+// what was put into its input is typed into the caller's shell. The kernel refuses the
+// last two, TIOCSTI and TIOCLINUX, to a session that the terminal does not control; they
+// are here as well because all else depends on that. The numbers are those of all
+// architectures that there is a filter for.
+var ioctls = [...]uint32{unix.TIOCEXCL, unix.TIOCSETD, unix.TIOCSTI, tiocLinux}
+
+const tiocLinux = 0x541c // TIOCLINUX: package unix has it not
+
 // of is one column of the table.
-func of(column int, audit, clone uint32) architecture {
-	a := architecture{audit: audit, clone: clone}
+func of(column int, audit uint32) architecture {
+	a := architecture{audit: audit, calls: map[rule][]uint32{}}
 	for _, r := range table {
 		if n := r.number[column]; n != none {
-			a.calls = append(a.calls, call{n, r.answer, r.spaces})
+			a.calls[r.rule] = append(a.calls[r.rule], n)
 		}
 	}
 	return a

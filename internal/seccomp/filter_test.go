@@ -17,7 +17,7 @@ import (
 )
 
 // judge has the filter judge a call, as the kernel would.
-func judge(t *testing.T, f Filter, audit, number, arg uint32) uint32 {
+func judge(t *testing.T, f Filter, audit, number uint32, args ...uint32) uint32 {
 	t.Helper()
 	program, err := f.Program()
 	if err != nil {
@@ -35,7 +35,10 @@ func judge(t *testing.T, f Filter, audit, number, arg uint32) uint32 {
 	data := make([]byte, 64)
 	binary.BigEndian.PutUint32(data[numberAt:], number)
 	binary.BigEndian.PutUint32(data[archAt:], audit)
-	binary.BigEndian.PutUint32(data[firstArgAt:], arg)
+	for i, arg := range args {
+		binary.BigEndian.PutUint32(data[argsAt+8*i:], arg)
+		binary.BigEndian.PutUint32(data[argsAt+8*i+4:], 0xffffffff) // the upper half is nothing
+	}
 	n, err := vm.Run(data)
 	if err != nil {
 		t.Fatal(err)
@@ -45,16 +48,46 @@ func judge(t *testing.T, f Filter, audit, number, arg uint32) uint32 {
 
 func TestJudge(t *testing.T) {
 	all := []struct {
-		column       int
-		audit, clone uint32
-		goarch       string
+		column int
+		audit  uint32
+		goarch string
 	}{
-		{x86_64, unix.AUDIT_ARCH_X86_64, 56, "amd64"}, {i386, unix.AUDIT_ARCH_I386, 120, "amd64"},
-		{arm64, unix.AUDIT_ARCH_AARCH64, 220, "arm64"}, {arm, unix.AUDIT_ARCH_ARM, 120, "arm64"},
+		{x86_64, unix.AUDIT_ARCH_X86_64, "amd64"}, {i386, unix.AUDIT_ARCH_I386, "amd64"},
+		{arm64, unix.AUDIT_ARCH_AARCH64, "arm64"}, {arm, unix.AUDIT_ARCH_ARM, "arm64"},
+	}
+	const allow = uint32(unix.SECCOMP_RET_ALLOW)
+	const dir = 0xffffff9c // AT_FDCWD
+	type judged struct {
+		args []uint32
+		want uint32
+	}
+	opened := func(first ...uint32) (list []judged) {
+		for _, j := range []judged{
+			{[]uint32{unix.O_CREAT, 0o644}, allow}, {[]uint32{unix.O_CREAT, 0o1777}, allow}, {[]uint32{unix.O_RDONLY, 0o6755}, allow}, {[]uint32{unix.O_DIRECTORY, 0xffffffff}, allow},
+			{[]uint32{unix.O_CREAT | unix.O_WRONLY, 0o4755}, refused}, {[]uint32{unix.O_CREAT, 0o2644}, refused}, {[]uint32{unix.O_TMPFILE | unix.O_RDWR, 0o6755}, refused}, {[]uint32{unix.O_TMPFILE | unix.O_RDWR, 0o600}, allow},
+		} {
+			list = append(list, judged{append(append([]uint32(nil), first...), j.args...), j.want})
+		}
+		return list
+	}
+	cases := map[rule][]judged{
+		refuse:      {{nil, refused}},
+		lack:        {{nil, missing}},
+		mode1:       {{[]uint32{0o6777, 0o755, 0o6777}, allow}, {[]uint32{0, 0o100644 | unix.S_ISVTX}, allow}, {[]uint32{0, 0o4755}, refused}, {[]uint32{0, 0o102755}, refused}, {[]uint32{0, 0o6000}, refused}},
+		mode2:       {{[]uint32{dir, 0o6777, 0o755, 0o6777}, allow}, {[]uint32{dir, 0, 0o4755}, refused}, {[]uint32{dir, 0, 0o2000}, refused}},
+		flags1mode2: opened(0),
+		flags2mode3: opened(dir, 0),
+		family: {{[]uint32{unix.AF_UNIX}, allow}, {[]uint32{unix.AF_INET}, allow}, {[]uint32{unix.AF_INET6}, allow}, {[]uint32{unix.AF_NETLINK}, allow},
+			{[]uint32{unix.AF_UNSPEC}, foreign}, {[]uint32{unix.AF_PACKET}, foreign}, {[]uint32{unix.AF_KEY}, foreign}, {[]uint32{unix.AF_ALG}, foreign}, {[]uint32{unix.AF_VSOCK}, foreign}, {[]uint32{unix.AF_TIPC}, foreign}, {[]uint32{0xffffffff}, foreign}},
+		terminal:    {{[]uint32{0, unix.TCGETS}, allow}, {[]uint32{0, unix.TIOCSWINSZ}, allow}, {[]uint32{unix.TIOCSTI, unix.TCSETS}, allow}, {[]uint32{0, unix.TIOCSTI}, refused}, {[]uint32{0, unix.TIOCEXCL}, refused}, {[]uint32{0, unix.TIOCSETD}, refused}, {[]uint32{0, tiocLinux}, refused}},
+		multiplexed: {{[]uint32{1}, missing}, {[]uint32{8}, missing}, {[]uint32{2}, allow}, {[]uint32{18}, allow}, {[]uint32{0}, allow}},
+		refuseSpace: {{nil, refused}},
+		lackSpace:   {{nil, missing}},
+		flags0:      {{[]uint32{unix.CLONE_NEWUSER | unix.CLONE_NEWNS}, refused}, {[]uint32{unix.CLONE_VM | unix.CLONE_THREAD}, allow}},
 	}
 	for _, a := range all {
 		if a.goarch != runtime.GOARCH {
-			if got := judge(t, Filter{}, a.audit, 0, 0); got != missing {
+			if got := judge(t, Filter{}, a.audit, 0); got != missing {
 				t.Errorf("a call of another machine: %#x", got)
 			}
 			continue
@@ -67,34 +100,38 @@ func TestJudge(t *testing.T) {
 					continue
 				}
 				seen[number] = true
-				want := r.answer
-				if r.spaces && !f.Namespaces {
-					want = unix.SECCOMP_RET_ALLOW
-				}
-				if got := judge(t, f, a.audit, number, 0); got != want {
-					t.Errorf("%+v, %s of %#x: %#x, want %#x", f, r.name, a.audit, got, want)
+				for _, j := range cases[r.rule] {
+					want := j.want
+					if r.rule >= refuseSpace && !f.Namespaces {
+						want = allow
+					}
+					if got := judge(t, f, a.audit, number, j.args...); got != want {
+						t.Errorf("%+v, %s%#o of %#x: %#x, want %#x", f, r.name, j.args, a.audit, got, want)
+					}
 				}
 			}
 			for number := range uint32(600) {
-				if got := judge(t, f, a.audit, number, 0); !seen[number] && got != unix.SECCOMP_RET_ALLOW {
+				if got := judge(t, f, a.audit, number, 0o6000, 0o6000, 0o6000, 0o6000); !seen[number] && got != allow {
 					t.Errorf("%+v, %d of %#x: %#x", f, number, a.audit, got)
 				}
-			}
-			want := uint32(unix.SECCOMP_RET_ALLOW)
-			if f.Namespaces {
-				want = refused
-			}
-			if got := judge(t, f, a.audit, a.clone, unix.CLONE_NEWUSER|unix.CLONE_NEWNS); got != want {
-				t.Errorf("%+v, clone of a user namespace: %#x", f, got)
-			}
-			if got := judge(t, f, a.audit, a.clone, unix.CLONE_VM|unix.CLONE_THREAD); got != unix.SECCOMP_RET_ALLOW {
-				t.Errorf("%+v, clone of a thread: %#x", f, got)
 			}
 		}
 	}
 	if runtime.GOARCH == "amd64" {
-		if got := judge(t, Filter{}, unix.AUDIT_ARCH_X86_64, x32|1, 0); got != missing {
+		if got := judge(t, Filter{}, unix.AUDIT_ARCH_X86_64, x32|1); got != missing {
 			t.Errorf("x32: %#x", got)
+		}
+	}
+}
+
+// TestSize bounds the filter: the kernel compiles it for every payload.
+func TestSize(t *testing.T) {
+	for _, f := range []Filter{{}, {Namespaces: true}} {
+		program, err := f.Program()
+		if n := len(program) / 8; err != nil || n > 256 {
+			t.Errorf("%+v: %d instructions, %v", f, n, err)
+		} else {
+			t.Logf("%+v: %d instructions", f, n)
 		}
 	}
 }
@@ -116,7 +153,7 @@ func TestNumbers(t *testing.T) {
 		for _, m := range regexp.MustCompile(`(?m)^\s*SYS_(\w+)\s*=\s*(\d+)`).FindAllStringSubmatch(string(data), -1) {
 			numbers[strings.ToLower(m[1])] = m[2]
 		}
-		for _, r := range append(table[:], row{name: "clone", number: [columns]uint32{56, 120, 220, 120}}) {
+		for _, r := range table {
 			got := uint32(0)
 			for _, c := range numbers[r.name] {
 				got = got*10 + uint32(c-'0')

@@ -1,0 +1,32 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sbxrun/sbxrun/cleanup"
+)
+
+// A thousand zombies that only one parent can collect are one line.
+func TestPrintFoundZombies(t *testing.T) {
+	const keepers, supervisors = "zombie of sbxrun-keeper, which only its parent 1 (app) can collect", "zombie of sbxrun, which only its parent 1 (app) can collect"
+	found := []cleanup.Finding{{Kind: "record", ID: "aa", What: "record", Done: true}}
+	for i := range 1000 {
+		found = append(found, cleanup.Finding{Kind: "zombie", PID: 2000 + i, What: keepers})
+	}
+	found = append(found, cleanup.Finding{Kind: "zombie", PID: 7, What: supervisors}, cleanup.Finding{Kind: "zombie", PID: 8, What: supervisors})
+	want := `removed  record aa: record
+left     zombie 2000 2001 2002 2003 2004 and 995 more: ` + keepers + `
+left     zombie 7 8: ` + supervisors + "\n"
+	for _, dry := range []bool{false, true} {
+		var b strings.Builder
+		if err := printFound(&b, found, dry); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, b.String()); diff != "" {
+			t.Errorf("dry %v (-want +got):\n%s", dry, diff)
+		}
+	}
+}

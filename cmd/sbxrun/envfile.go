@@ -1,0 +1,108 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/environ"
+	"github.com/sbxrun/sbxrun/internal/links"
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+// environmentFile adds the variables of an --env-file.
+func environmentFile(set *environ.Set, name string) error {
+	text, err := readEnvironmentFile(name)
+	if err != nil {
+		e := &result.Error{Code: "usage", Message: fmt.Sprintf("--env-file: %v", err), Err: err}
+		if errors.As(err, new(*links.Error)) {
+			e.Hint = links.Hint
+		}
+		return e
+	}
+	vars, err := environ.ParseFile(bytes.NewReader(text), name, os.LookupEnv)
+	if err != nil {
+		return fmt.Errorf("--env-file: %w", err)
+	}
+	for _, v := range vars {
+		set.Put(v)
+	}
+	return nil
+}
+
+// readEnvironmentFile returns what is in a regular file, or comes from an open
+// descriptor, such as a shell's <(command). A named pipe or a device is refused before it
+// is opened: a payload could have put it there, for sbxrun to wait for. One byte more than
+// the bound is returned of what is too large, which ParseFile refuses.
+func readEnvironmentFile(name string) ([]byte, error) {
+	if number := descriptor(name); number != "" {
+		return readDescriptor(name, number)
+	}
+	fd, err := links.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = unix.Close(fd) }() // O_PATH: nothing was written
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, fmt.Errorf("stat %q: %w", name, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil, fmt.Errorf("%q is not a regular file", name)
+	}
+	in, err := links.Reopen(fd, unix.O_RDONLY)
+	if err != nil {
+		return nil, fmt.Errorf("open %q: %w", name, err)
+	}
+	file := os.NewFile(uintptr(in), name)
+	defer file.Close()
+	return io.ReadAll(io.LimitReader(file, environ.MaxFileSize+1))
+}
+
+// readDescriptor reads an open descriptor, of a regular file or a pipe, to its end. Who
+// writes to a pipe has pipeBound to finish, or until a signal comes.
+func readDescriptor(name, number string) ([]byte, error) {
+	const pipeBound = 30 * time.Second
+	if caller != nil {
+		return nil, fmt.Errorf("%q: descriptors are not handed to what runs in the background; name a file", name)
+	}
+	n, err := strconv.ParseUint(number, 10, 31)
+	if err != nil {
+		return nil, fmt.Errorf("%q is not a descriptor", name)
+	}
+	// A copy, because an *os.File closes its descriptor, and this one is not ours.
+	fd, err := unix.FcntlInt(uintptr(n), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return nil, fmt.Errorf("%q: no such descriptor is open", name)
+	}
+	file := os.NewFile(uintptr(fd), name)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG && st.Mode&unix.S_IFMT != unix.S_IFIFO {
+		file.Close()
+		return nil, fmt.Errorf("%q is neither a regular file nor a pipe", name)
+	}
+	type read struct {
+		text []byte
+		err  error
+	}
+	got := make(chan read, 1)
+	go func() {
+		defer file.Close()
+		text, err := io.ReadAll(io.LimitReader(file, environ.MaxFileSize+1))
+		got <- read{text, err}
+	}()
+	select {
+	case r := <-got:
+		return r.text, r.err
+	case <-signaled:
+		return nil, fmt.Errorf("%q: interrupted by a signal", name)
+	case <-time.After(pipeBound):
+		return nil, fmt.Errorf("%q: its end has not come within %v", name, pipeBound)
+	}
+}

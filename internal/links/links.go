@@ -1,0 +1,184 @@
+// Package links opens a path without following symbolic links that others than the
+// caller could have made.
+//
+// A command that was run with a writable bind can leave a link there: to a file that
+// only root may read or write, to a device, to a descriptor of the process that follows
+// it. The caller names a path in that directory afterwards, and the kernel would follow
+// the link with the caller's rights. Here each link on the way is looked at first. Who
+// made it, and who can put another one in its place, decides:
+//
+//   - for root, a link counts only if it is root's and its directory is one in which
+//     nobody else can change it. What sandboxes of root leave behind is never root's;
+//   - for an ordinary user, a link counts if it is the user's or root's. Sandboxes of that
+//     user have the same uid: what they leave cannot be told from what the user made.
+//
+// Everything is opened component by component, by descriptors, so that nothing changes
+// between the look and the use.
+package links
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	gopath "path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Error is a link that was not followed.
+type Error struct{ Link string }
+
+func (e *Error) Error() string {
+	return fmt.Sprintf("%q is a symbolic link that others could have put there", e.Link)
+}
+
+// Hint is the remedy for an [Error].
+const Hint = "name the path that is meant"
+
+// maxLinks is how many links are followed on the way of one path, as in
+// path_resolution(7).
+const maxLinks = 40
+
+// Open returns a descriptor of path, for O_PATH alone: nothing has been asked of a
+// device or a named pipe yet. The last component is followed like the others. The
+// caller closes the descriptor.
+func Open(path string) (int, error) {
+	// Most paths have no link: one call (openat2(2), Linux 5.6). Whatever else it says,
+	// a system call filter's EPERM included, the long way says in detail.
+	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
+	if err == nil {
+		return fd, nil
+	}
+	return walk(path)
+}
+
+// Dir is [Open] for a directory.
+func Dir(path string) (int, error) {
+	fd, err := Open(path)
+	if err != nil {
+		return -1, err
+	}
+	var st unix.Stat_t
+	if err = unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		err = unix.ENOTDIR
+	}
+	if err != nil {
+		_ = unix.Close(fd) // O_PATH: nothing was written
+		return -1, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	return fd, nil
+}
+
+// Reopen returns a descriptor of what fd, which is for O_PATH, refers to, with the
+// access that flags ask for: it is the same file, whatever its path leads to by now.
+// It never waits for the other end of a named pipe, and takes no controlling terminal.
+func Reopen(fd, flags int) (int, error) {
+	return unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), flags|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+}
+
+func walk(path string) (fd int, err error) {
+	at, where, todo := ".", "", strings.Split(path, "/")
+	if todo[0] == "" {
+		at, where = "/", "/"
+	}
+	fail := func(err error) (int, error) {
+		return -1, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	if path == "" {
+		return fail(unix.ENOENT)
+	}
+	const flags = unix.O_PATH | unix.O_CLOEXEC | unix.O_NOFOLLOW
+	dir, err := unix.Open(at, flags|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return fail(err)
+	}
+	defer func() { _ = unix.Close(dir) }() // O_PATH: nothing was written
+	links := 0
+	for i := 0; i < len(todo); i++ {
+		name := todo[i]
+		if name == "" {
+			name = "." // also at the end: "file/" is ENOTDIR
+		}
+		next, err := unix.Openat(dir, name, flags, 0)
+		if err != nil {
+			return fail(err)
+		}
+		var st unix.Stat_t
+		if err := unix.Fstat(next, &st); err != nil {
+			_ = unix.Close(next)
+			return fail(err)
+		}
+		if st.Mode&unix.S_IFMT == unix.S_IFLNK {
+			if links++; links > maxLinks {
+				_ = unix.Close(next)
+				return fail(unix.ELOOP)
+			}
+			if !trusted(dir, &st) {
+				_ = unix.Close(next)
+				return -1, &Error{Link: gopath.Join(where, name)}
+			}
+			target, magic, err := read(next, dir, name)
+			_ = unix.Close(next)
+			if err != nil {
+				return fail(err)
+			}
+			if magic < 0 {
+				rest := append(strings.Split(target, "/"), todo[i+1:]...)
+				if target[0] == '/' {
+					root, err := unix.Open("/", flags|unix.O_DIRECTORY, 0)
+					if err != nil {
+						return fail(err)
+					}
+					_ = unix.Close(dir)
+					dir, where = root, "/"
+				}
+				todo, i = rest, -1
+				continue
+			}
+			next = magic
+		}
+		_ = unix.Close(dir)
+		dir, where = next, gopath.Join(where, name)
+	}
+	fd, dir = dir, -1
+	return fd, nil
+}
+
+// read returns a link's target; or, of a link of /proc, which leads to what its text
+// only describes, a descriptor of that; -1 otherwise.
+func read(link, dir int, name string) (target string, magic int, err error) {
+	var st unix.Statfs_t
+	if unix.Fstatfs(dir, &st) == nil && st.Type == unix.PROC_SUPER_MAGIC {
+		magic, err = unix.Openat(dir, name, unix.O_PATH|unix.O_CLOEXEC, 0)
+		return "", magic, err
+	}
+	buf := make([]byte, unix.PathMax)
+	n, err := unix.Readlinkat(link, "", buf)
+	if err == nil && n == 0 {
+		err = unix.ENOENT
+	}
+	return string(buf[:n]), -1, err
+}
+
+// trusted reports whether the caller may follow a link in dir that has this state: it is
+// the caller's or root's, and, if root asks, nobody else could have put it there. The
+// directory of an ordinary user may be writable for a group, as umask 002 makes it.
+func trusted(dir int, st *unix.Stat_t) bool {
+	uid := uint32(os.Geteuid())
+	return ours(st) && (uid != 0 || Placed(dir, st))
+}
+
+// Placed reports whether nobody but the caller and root could have put into dir what has
+// this state. The owner of a device is left out of account: an engine that binds one into
+// a container shows somebody else's. But in a sticky directory everybody can put what is
+// their own (unlink(2)).
+func Placed(dir int, st *unix.Stat_t) bool {
+	var d unix.Stat_t
+	if err := unix.Fstatat(dir, "", &d, unix.AT_EMPTY_PATH); err != nil || !ours(&d) {
+		return false
+	}
+	return d.Mode&0o022 == 0 || d.Mode&unix.S_ISVTX != 0 && ours(st)
+}
+
+func ours(st *unix.Stat_t) bool { return st.Uid == 0 || st.Uid == uint32(os.Geteuid()) }

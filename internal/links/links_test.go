@@ -1,0 +1,81 @@
+package links
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func must(t *testing.T, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// same reports whether fd is the file at path.
+func same(t *testing.T, fd int, path string) bool {
+	t.Helper()
+	var a, b unix.Stat_t
+	must(t, unix.Fstat(fd, &a), unix.Stat(path, &b))
+	return a.Dev == b.Dev && a.Ino == b.Ino
+}
+
+// Whose link is followed: the caller's own, through any number of directories, and no
+// other user's.
+func TestOpen(t *testing.T) {
+	top := t.TempDir()
+	t.Chdir(top)
+	must(t, os.MkdirAll("a/b", 0o755), os.WriteFile("a/b/file", nil, 0o600), os.WriteFile("none", nil, 0o600),
+		os.Symlink("a/b", "relative"), os.Symlink(top+"/a", "absolute"), os.Symlink("../../absolute/b/file", "a/b/chain"),
+		os.Symlink("loop", "loop"), os.Symlink("file", "a/b/last"))
+	for path, want := range map[string]string{
+		"a/b/file": "a/b/file", "relative/file": "a/b/file", "absolute/b/../b//file": "a/b/file", "relative/chain": "a/b/file", "relative/last": "a/b/file",
+		top + "/relative/last": "a/b/file", "relative/": "a/b", ".": ".", "/": "/", "/proc/self/cwd/a/b/file": "a/b/file", "/proc/self/exe": "/proc/self/exe",
+	} {
+		fd, err := Open(path)
+		if err != nil {
+			t.Errorf("%s: %v", path, err)
+			continue
+		}
+		if !same(t, fd, want) {
+			t.Errorf("%s is not %s", path, want)
+		}
+		unix.Close(fd)
+	}
+	for path, want := range map[string]error{"": unix.ENOENT, "no/such": unix.ENOENT, "a/b/file/": unix.ENOTDIR, "a/b/file/x": unix.ENOTDIR, "loop": unix.ELOOP, "relative/last/": unix.ENOTDIR} {
+		if fd, err := Open(path); !errors.Is(err, want) {
+			t.Errorf("%q: %d, %v; want %v", path, fd, err, want)
+		}
+	}
+	if _, err := Dir("relative/last"); !errors.Is(err, unix.ENOTDIR) {
+		t.Errorf("a file as a directory: %v", err)
+	}
+}
+
+// What somebody else made, or, for root, could have put there, is an error that names
+// the link.
+func TestOpenOthers(t *testing.T) {
+	if os.Geteuid() != 0 {
+		return // only root can make what belongs to somebody else
+	}
+	top := t.TempDir()
+	must(t, os.MkdirAll(top+"/dir/sub", 0o755), os.WriteFile(top+"/dir/sub/file", nil, 0o600),
+		os.Symlink("sub", top+"/dir/theirs"), os.Lchown(top+"/dir/theirs", 61000, 61000), os.Symlink(".", top+"/dir/mine"),
+		os.Mkdir(top+"/open", 0o755), os.Symlink("../dir", top+"/open/link"), os.Chown(top+"/open", 61000, 61000),
+		os.Mkdir(top+"/group", 0o755), os.Symlink("../dir", top+"/group/link"), os.Chmod(top+"/group", 0o775),
+		os.Mkdir(top+"/sticky", 0o755), os.Symlink("../dir", top+"/sticky/link"), os.Chmod(top+"/sticky", 0o777|os.ModeSticky))
+	for path, link := range map[string]string{
+		"/dir/sub/file": "", "/dir/mine/sub/file": "", "/sticky/link/sub": "", "/open/../dir/sub": "",
+		"/dir/mine/theirs/file": "/dir/theirs", "/dir/theirs": "/dir/theirs", "/open/link/sub": "/open/link", "/group/link": "/group/link",
+	} {
+		fd, err := Open(top + path)
+		var e *Error
+		if link == "" && err != nil || link != "" && (!errors.As(err, &e) || !strings.HasSuffix(e.Link, link)) {
+			t.Errorf("%s: %d, %v; want the link %q named", path, fd, err, link)
+		}
+	}
+}

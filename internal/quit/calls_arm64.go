@@ -1,0 +1,7 @@
+package quit
+
+// The numbers of rt_sigaction(2) and exit_group(2).
+const (
+	sysSigaction = 134
+	sysExitGroup = 94
+)

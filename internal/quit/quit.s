@@ -1,0 +1,1 @@
+// This file lets quit.go declare a function without a body.

@@ -1,0 +1,274 @@
+package tests
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// planted is a directory in which a payload has left what script makes. target is a named
+// pipe outside, which the test reads.
+func planted(t *testing.T, script string) (dir, target string, reader *os.File) {
+	t.Helper()
+	dir, target = harness.SharedDir(t), filepath.Join(harness.Dir(t), "target")
+	harness.Must(t, unix.Mkfifo(target, 0o666))
+	reader, err := os.OpenFile(target, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	harness.Must(t, err)
+	t.Cleanup(func() { reader.Close() })
+	harness.Run(t, harness.Options{}, "--bind", dir+":/out", "sh", "-c", script, "sh", target).Expect(t, 0, "exited")
+	return dir, target, reader
+}
+
+// A link that a payload has left where the report of a later run goes is replaced by the
+// report: nothing is written to what it leads to, a pipe, a device or a descriptor.
+func TestReportPlantedLink(t *testing.T) {
+	t.Parallel()
+	for name, script := range map[string]string{
+		"pipe":          `ln -s "$1" /out/r.json`,
+		"chain":         `ln -s "$1" /out/x; ln -s x /out/r.json`,
+		"device":        `ln -s /dev/null /out/r.json`,
+		"descriptor":    `ln -s /proc/self/fd/2 /out/r.json`,
+		"stderr":        `ln -s /dev/stderr /out/r.json`,
+		"own directory": `mkdir /out/sub; ln -s "$1" /out/sub/x; ln -s sub/x /out/r.json`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir, _, reader := planted(t, script)
+			p := harness.Start(t, harness.Options{Bare: true}, "--report", dir+"/r.json", "true")
+			if r := p.Wait(); r.ExitCode != 0 || len(r.Stderr) != 0 {
+				t.Errorf("exit code %d, stderr %q", r.ExitCode, r.Stderr)
+			}
+			if st, err := os.Lstat(dir + "/r.json"); err != nil || !st.Mode().IsRegular() {
+				t.Errorf("in its place: %v, %v", st.Mode(), err)
+			} else if text, err := os.ReadFile(dir + "/r.json"); err != nil {
+				t.Error(err)
+			} else if _, err := harness.ParseReport(text); err != nil {
+				t.Errorf("the report: %q, %v", text, err)
+			}
+			if got, err := io.ReadAll(reader); len(got) != 0 || err != nil {
+				t.Errorf("written to what the link led to: %q, %v", got, err)
+			}
+		})
+	}
+}
+
+// What a payload has left in place of a named pipe is not written to, when root can tell.
+func TestReportPlantedPipe(t *testing.T) {
+	t.Parallel()
+	if !harness.Root() {
+		return // what a sandbox of an ordinary user makes is that user's
+	}
+	dir, _, _ := planted(t, `mkfifo /out/r.json`)
+	reader, err := os.OpenFile(dir+"/r.json", os.O_RDONLY|unix.O_NONBLOCK, 0)
+	harness.Must(t, err)
+	defer reader.Close()
+	r := harness.Start(t, harness.Options{Bare: true}, "--report", dir+"/r.json", "true").Wait()
+	want := fmt.Sprintf("sbxrun: error: cannot write the report to %q: it is not a regular file, and others could have put it there; ", dir+"/r.json")
+	if r.ExitCode != 125 || !strings.HasPrefix(string(r.Stderr), want) {
+		t.Errorf("exit code %d, stderr %q; want %q", r.ExitCode, r.Stderr, want)
+	}
+	if got, err := io.ReadAll(reader); len(got) != 0 || err != nil {
+		t.Errorf("written to the pipe: %q, %v", got, err)
+	}
+}
+
+// Nor is a link that a payload has left on the way to the report's directory followed by
+// root.
+func TestReportPlantedDirectory(t *testing.T) {
+	t.Parallel()
+	if !harness.Root() {
+		return // what a sandbox of an ordinary user makes is that user's
+	}
+	dir, target, _ := planted(t, `ln -s "${1%/*}" /out/sub`)
+	r := harness.Start(t, harness.Options{Bare: true}, "--report", dir+"/sub/r.json", "true").Wait()
+	want := fmt.Sprintf("%q is a symbolic link that others could have put there; name the path that is meant\n", dir+"/sub")
+	if r.ExitCode != 125 || !strings.HasSuffix(string(r.Stderr), want) {
+		t.Errorf("exit code %d, stderr %q; want %q", r.ExitCode, r.Stderr, want)
+	}
+	if _, err := os.Lstat(filepath.Join(filepath.Dir(target), "r.json")); err == nil {
+		t.Error("the report was written where the link leads")
+	}
+}
+
+// The caller's own words still work: a device, and the names of descriptors.
+func TestReportSpecial(t *testing.T) {
+	t.Parallel()
+	r := harness.Start(t, harness.Options{Bare: true}, "--report", "/dev/null", "true").Wait()
+	if r.ExitCode != 0 || len(r.Stderr) != 0 {
+		t.Errorf("/dev/null: exit code %d, stderr %q", r.ExitCode, r.Stderr)
+	}
+	for _, place := range []string{"/dev/stderr", "/dev/fd/2", "/proc/self/fd/2", "fd:2"} {
+		r := harness.Start(t, harness.Options{Bare: true}, "--report", place, "true").Wait()
+		if _, err := harness.ParseReport(r.Stderr); r.ExitCode != 0 || err != nil {
+			t.Errorf("%s: exit code %d, stderr %q, %v", place, r.ExitCode, r.Stderr, err)
+		}
+	}
+}
+
+// --env-file waits for nobody: a named pipe and a device are refused before they are opened.
+func TestEnvFileSpecial(t *testing.T) {
+	t.Parallel()
+	pipe := filepath.Join(harness.Dir(t), "pipe")
+	harness.Must(t, unix.Mkfifo(pipe, 0o666))
+	s := harness.NewState(t)
+	for _, place := range []string{pipe, "/dev/zero", "/"} {
+		for _, command := range []string{"run", "start"} {
+			r := s.Run(command, "--env-file", place, "true")
+			want := fmt.Sprintf("sbxrun: error: --env-file: %q is not a regular file; see sbxrun --help\n", place)
+			if r.ExitCode != 125 || string(r.Stderr) != want {
+				t.Errorf("%s, %s: exit code %d, stderr %q; want %q", command, place, r.ExitCode, r.Stderr, want)
+			}
+		}
+	}
+}
+
+// A link that a payload has left does not hand root's files to the next command.
+func TestEnvFilePlantedLink(t *testing.T) {
+	t.Parallel()
+	secret := filepath.Join(harness.Dir(t), "secret")
+	harness.Must(t, os.WriteFile(secret, []byte("SECRET=1\n"), 0o600))
+	own := filepath.Join(harness.Dir(t), "link")
+	harness.Must(t, os.Symlink(secret, own))
+	if r := harness.Run(t, harness.Options{}, "--env-file", own, "sh", "-c", "echo $SECRET"); string(r.Stdout) != "1\n" {
+		t.Errorf("by a link of the caller's: %q, stderr %q", r.Stdout, r.Stderr)
+	}
+	if !harness.Root() {
+		return // what a sandbox of an ordinary user makes is that user's
+	}
+	dir := harness.SharedDir(t)
+	harness.Run(t, harness.Options{}, "--bind", dir+":/out", "ln", "-s", secret, "/out/env").Expect(t, 0, "exited")
+	r := harness.Start(t, harness.Options{Bare: true}, "--env-file", dir+"/env", "sh", "-c", "echo $SECRET").Wait()
+	want := fmt.Sprintf("sbxrun: error: --env-file: %q is a symbolic link that others could have put there; name the path that is meant\n", dir+"/env")
+	if r.ExitCode != 125 || len(r.Stdout) != 0 || string(r.Stderr) != want {
+		t.Errorf("exit code %d, stdout %q, stderr %q; want %q", r.ExitCode, r.Stdout, r.Stderr, want)
+	}
+}
+
+// A descriptor that the caller hands over may be a pipe, as the shell makes for <(command).
+// A signal ends the wait for its end.
+func TestEnvFileDescriptor(t *testing.T) {
+	t.Parallel()
+	read, write, err := os.Pipe()
+	harness.Must(t, err)
+	defer write.Close()
+	_, err = write.WriteString("A=1\n")
+	harness.Must(t, err)
+	p := harness.Start(t, harness.Options{Bare: true, ExtraFiles: []*os.File{read}}, "--env-file", "/dev/fd/3", "sh", "-c", "echo $A")
+	write.Close()
+	if r := p.Wait(); r.ExitCode != 0 || string(r.Stdout) != "1\n" {
+		t.Errorf("exit code %d, stdout %q, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
+	}
+
+	read, write, err = os.Pipe()
+	harness.Must(t, err)
+	defer write.Close()
+	p = harness.Start(t, harness.Options{Bare: true, ExtraFiles: []*os.File{read}}, "--env-file", "/dev/fd/3", "true")
+	read.Close()
+	harness.Until(t, 10*time.Second, "the end after SIGINT", func() bool {
+		p.Signal(unix.SIGINT)
+		select {
+		case <-p.Exited():
+			return true
+		default:
+			return false
+		}
+	})
+	// It may have come before signals were listened to.
+	if r := p.Wait(); r.Signal != unix.SIGINT && (r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "interrupted by a signal")) {
+		t.Errorf("exit code %d, stderr %q", r.ExitCode, r.Stderr)
+	}
+}
+
+// A directory as a standard stream would lead out of the sandbox: it is refused.
+func TestDirectoryAsStream(t *testing.T) {
+	t.Parallel()
+	dir, err := os.Open(harness.Dir(t))
+	harness.Must(t, err)
+	defer dir.Close()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{})
+	for _, args := range [][]string{{"ls", "/proc/self/fd/0/.."}, {"--json", "ls", "/proc/self/fd/0/.."}, {"exec", b.ID, "ls", "/proc/self/fd/0/.."}} {
+		r := s.Start(harness.Options{Stdin: dir}, args...).Wait()
+		want := "sbxrun: error: stdin is a directory, from which the command could reach all files of the host; "
+		if r.ExitCode != 125 || !strings.HasPrefix(string(r.Stderr), want) {
+			t.Errorf("%q: exit code %d, stdout %.100q, stderr %q", args, r.ExitCode, r.Stdout, r.Stderr)
+		}
+	}
+	r := s.Start(harness.Options{Stderr: dir}, "ls", "/proc/self/fd/2/..").Wait()
+	if r.ExitCode != 125 || len(r.Stdout) != 0 {
+		t.Errorf("stderr: exit code %d, stdout %.100q", r.ExitCode, r.Stdout)
+	}
+}
+
+// long is a process that says that 64 MiB of its memory are its arguments.
+const long = `import ctypes, struct, time
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = libc.sbrk.restype = ctypes.c_void_p
+size = 64 << 20
+start = libc.mmap(None, ctypes.c_size_t(size), 3, 0x4022, -1, ctypes.c_long(0))
+stat = open("/proc/self/stat").read().rsplit(")", 1)[1].split()
+field = lambda n: int(stat[n - 3])
+map = struct.pack("<11QQIi", field(26), field(27), field(45), field(46), field(47), libc.sbrk(0), field(28), start, start + size, field(50), field(51), 0, 0, -1)
+print("said" if libc.prctl(35, 14, map, len(map), 0) == 0 else "refused", flush=True)
+time.sleep(60)
+`
+
+// cleanup looks at every process's command line, and reads only the beginning.
+func TestCleanupLongCommandLine(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{}, "python3", "-c", long)
+	harness.Until(t, harness.Bound, "the command", func() bool { return p.Output() != "" })
+	if p.Output() != "said\n" {
+		t.Logf("%s: this kernel has no PR_SET_MM_MAP", p.Output())
+	}
+	s := harness.NewState(t)
+	c := s.Start(harness.Options{}, "cleanup", "--dry-run")
+	var peak int64
+	for running := true; running; {
+		select {
+		case <-c.Exited():
+			running = false
+		case <-time.After(5 * time.Millisecond):
+			peak = max(peak, c.PeakRSS())
+		}
+	}
+	if r := c.Wait(); r.ExitCode != 0 || peak > maxRSS {
+		t.Errorf("exit code %d, %d bytes resident", r.ExitCode, peak)
+	}
+	p.Signal(unix.SIGTERM)
+	p.Wait()
+}
+
+// forger leaves five zombies in its sandbox that have sbxrun's name.
+const forger = `import ctypes, os, time
+libc = ctypes.CDLL(None)
+for _ in range(5):
+    pid = os.fork()
+    if pid == 0:
+        libc.prctl(15, b"sbxrun", 0, 0, 0)
+        os._exit(0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+print("up", flush=True)
+time.sleep(60)
+`
+
+// Zombies in a sandbox are not taken for sbxrun's own, whatever their name.
+func TestForgedZombies(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{}, "python3", "-c", forger)
+	p.WaitOutput("up\n")
+	r := harness.NewState(t).Run("cleanup", "--dry-run")
+	if needle := fmt.Sprintf("only its parent %d ", p.Role(harness.RolePayload).PID); r.ExitCode != 0 || strings.Contains(string(r.Stdout), needle) {
+		t.Errorf("exit code %d, %s", r.ExitCode, r.Stdout)
+	}
+	p.Signal(unix.SIGTERM)
+	p.Wait()
+}

@@ -1,0 +1,62 @@
+package tests
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// Errors say what is wrong in words that can be read.
+func TestWords(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--timeout", "-1", "true"}, `--timeout: invalid duration "-1": want seconds`},
+		{[]string{"--memory", "-1", "true"}, `--memory: invalid size "-1": want bytes`},
+		{[]string{"--timeout", "--json", "true"}, `--timeout: needs a value, and "--json" looks like a flag; if it is the value, write --timeout=--json; `},
+		{[]string{"--timeout", "--", "true"}, `--timeout: needs a value, and "--" looks like a flag`},
+		{[]string{"wait", "--timeout", "-1", "x"}, `--timeout: invalid duration "-1": want seconds`},
+		{[]string{"exec", "--workdir", "-x", "x", "true"}, `--workdir: needs a value, and "-x" looks like a flag`},
+	} {
+		r := harness.Start(t, harness.Options{Bare: true}, c.args...).Wait()
+		if r.ExitCode != 125 || !strings.HasPrefix(string(r.Stderr), "sbxrun: error: "+c.want) {
+			t.Errorf("%q: exit code %d, stderr %q", c.args, r.ExitCode, r.Stderr)
+		}
+	}
+	r := harness.Start(t, harness.Options{Bare: true, Env: []string{"PATH="}}, "true").Wait()
+	if want := "sbxrun: error: bubblewrap cannot be looked for: PATH is empty or not set; set it: PATH=/usr/bin:/bin\n"; r.ExitCode != 125 || string(r.Stderr) != want {
+		t.Errorf("without PATH: exit code %d, stderr %q", r.ExitCode, r.Stderr)
+	}
+	// A negative number is a value.
+	if r := harness.Start(t, harness.Options{Bare: true}, "--oom-score-adj", "-1", "--print-command", "true").Wait(); strings.Contains(string(r.Stderr), "looks like a flag") {
+		t.Errorf("stderr %q", r.Stderr)
+	}
+}
+
+// Where the current directory was removed, nothing relative is looked for anywhere else:
+// --bind .:/x showed all of the host's files.
+func TestRemovedDirectory(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--workdir", "/tmp", "--bind", ".:/x", "ls", "/x"}, `bind ".:/x": there is no current directory to look from`},
+		{[]string{"--workdir", "/tmp", "--ro-bind", "etc:/x", "ls", "/x"}, `bind "etc:/x": there is no current directory to look from`},
+		{[]string{"--report", "r.json", "--workdir", "/tmp", "true"}, `cannot write the report to "r.json": its directory was removed`},
+		{[]string{"true"}, "the current directory cannot be used: it was removed"},
+	} {
+		dir := filepath.Join(harness.Dir(t), "gone")
+		harness.Must(t, os.Mkdir(dir, 0o755))
+		wrap := []string{"sh", "-c", `rmdir "$PWD" && exec "$@"`, "sh"}
+		r := harness.Start(t, harness.Options{Bare: true, Dir: dir, Wrap: wrap}, c.args...).Wait()
+		if r.ExitCode != 125 || len(r.Stdout) != 0 || !strings.HasPrefix(string(r.Stderr), "sbxrun: error: "+c.want) {
+			t.Errorf("%q: exit code %d, stdout %.100q, stderr %q; want %q", c.args, r.ExitCode, r.Stdout, r.Stderr, c.want)
+		}
+	}
+}
