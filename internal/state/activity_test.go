@@ -3,6 +3,7 @@ package state
 import (
 	"errors"
 	"os"
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -38,7 +39,10 @@ func wantWait(t *testing.T, what string, o *Own, timeout, want time.Duration) {
 // long ago that was.
 func TestEndIfIdle(t *testing.T) {
 	for _, age := range []time.Duration{0, 1, time.Minute, 1000 * time.Hour} {
-		t.Run(age.String(), func(t *testing.T) { endIfIdle(t, age) })
+		t.Run(age.String(), func(t *testing.T) {
+			t.Parallel()
+			endIfIdle(t, age)
+		})
 	}
 }
 
@@ -149,27 +153,38 @@ func TestEndIfIdleRace(t *testing.T) {
 			t.Fatalf("%v, %v", wait, err)
 		}
 	}
-	c := byHand(d, time.Minute)
+}
+
+func TestEndIfIdleOrUse(t *testing.T) {
 	for i := range 10 {
-		o := written(t, d, 100+i, "")
-		e := found(t, d, o.ID)
-		c.pass(time.Hour)
-		used := make(chan bool)
-		go func() {
-			// Held until the other has asked.
-			_, err := e.HoldActivity()
-			if c := (*result.Error)(nil); err != nil && (!errors.As(err, &c) || c.Code != "ending") {
-				t.Error(err)
-			}
-			used <- err == nil
-		}()
-		wait, err := o.EndIfIdle(time.Minute)
-		must(t, err)
-		if ended := wait == 0; ended == <-used {
-			t.Errorf("ended: %v, and used as well or not at all", ended)
-		}
-		must(t, o.Close())
+		t.Run(strconv.Itoa(i), func(t *testing.T) {
+			t.Parallel()
+			endIfIdleOrUse(t)
+		})
 	}
+}
+
+func endIfIdleOrUse(t *testing.T) {
+	d := opened(t)
+	c := byHand(d, time.Minute)
+	o := written(t, d, 1, "")
+	e := found(t, d, o.ID)
+	c.pass(time.Hour)
+	used := make(chan bool)
+	go func() {
+		// Held until the other has asked.
+		_, err := e.HoldActivity()
+		if c := (*result.Error)(nil); err != nil && (!errors.As(err, &c) || c.Code != "ending") {
+			t.Error(err)
+		}
+		used <- err == nil
+	}()
+	wait, err := o.EndIfIdle(time.Minute)
+	must(t, err)
+	if ended := wait == 0; ended == <-used {
+		t.Errorf("ended: %v, and used as well or not at all", ended)
+	}
+	must(t, o.Close())
 }
 
 // Who is alone can stay so; who is not, not.
