@@ -7,6 +7,6 @@ cd "$(dirname "$0")/../.."
 export PATH="$PATH:/usr/sbin:/sbin:/usr/bin:/bin"
 export SBXRUN_BIN="$PWD/bin/sbxrun"
 # Packages run side by side, maybe on a machine that is busy: upper bounds of times are
-# three times what they are in check.sh.
-export SBXRUN_TESTS_SLOW="${SBXRUN_TESTS_SLOW:-3}"
+# four times what they are in check.sh.
+export SBXRUN_TESTS_SLOW="${SBXRUN_TESTS_SLOW:-4}"
 exec internal/setup/suite.sh "as uid $(id -u)" -p 2 ./...

@@ -80,9 +80,10 @@ func Scaled(d time.Duration) time.Duration {
 	return time.Duration(factor * float64(d))
 }
 
-// Deadline is how long a command is given that has to get ready before its deadline.
-// On a slow machine that is longer too, though not by as much: it is waited for.
-func Deadline(d time.Duration) time.Duration { return max(d, Scaled(d)/4) }
+// Deadline returns how long a command is given that has to get ready before its
+// deadline. On a slow machine that is longer too, though by a quarter of what bounds
+// are: it is waited for.
+func Deadline(d time.Duration) time.Duration { return d + (Scaled(d)-d)/4 }
 
 // Main runs a package's tests. Afterwards the test process must have no
 // children at all.
