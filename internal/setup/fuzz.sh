@@ -5,7 +5,7 @@
 set -eu
 cd "$(dirname "$0")/../.."
 
-grep -r -o --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' . | sort | {
+find . -name '*_test.go' -exec grep -H -o '^func Fuzz[A-Za-z0-9_]*' {} + | sort | {
     failed=
     while IFS=: read -r file declared; do
         target=${declared#func }

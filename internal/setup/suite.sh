@@ -19,7 +19,7 @@ trap 'exit 143' TERM HUP
     result=0
     go test -v -count=1 "$@" 2>&1 || result=$?
     echo "$result" >"$log.result"
-} | tee "$log" | grep --line-buffered -E '^(ok|FAIL)[[:blank:]]' || :
+} | tee "$log" | awk '/^(ok|FAIL)[ \t]/ { print; fflush() }' # busybox has no grep --line-buffered
 
 count() { grep -c "^ *--- $1: " "$log" || :; }
 awk -f internal/setup/failures.awk "$log"
