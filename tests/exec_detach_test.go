@@ -1,6 +1,7 @@
 package tests
 
 import (
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -27,8 +28,8 @@ func TestExecDetach(t *testing.T) {
 		t.Errorf("%q", r.Stdout)
 	}
 	// It keeps the sandbox from being idle.
-	b = s.Sandbox(harness.Options{}, "--idle-timeout", "0.5")
-	d = b.Detach(nil, "sleep", "1.5")
+	b = s.Sandbox(harness.Options{}, "--idle-timeout", harness.Deadline(1500*time.Millisecond).String())
+	d = b.Detach(nil, "sleep", strconv.FormatFloat(harness.Deadline(2500*time.Millisecond).Seconds(), 'f', -1, 64))
 	rep := d.Ended()
 	b.Ended()
 	if rep.Cause != "exited" || rep.ExitCode != 0 {

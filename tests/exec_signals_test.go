@@ -76,7 +76,7 @@ func TestExecSignalEarly(t *testing.T) {
 func TestExecKilled(t *testing.T) {
 	// Not in parallel: should it leave an orphan, no other test is blamed.
 	b := harness.NewState(t).Sandbox(harness.Options{})
-	for range 2 * soak(t) {
+	for range 2 * harness.Soak(t) {
 		p := b.StartExec(harness.Options{}, nil, "/fixtures/tree-daemon")
 		time.Sleep(rand.N(10 * time.Millisecond)) // the moment is what is varied
 		p.Kill()
@@ -140,7 +140,7 @@ func TestExecSoak(t *testing.T) {
 		b.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
 	}
 	tasks, fds, rss := measure()
-	for i := range soak(t) {
+	for i := range harness.Soak(t) {
 		switch i % 4 {
 		case 0:
 			b.Exec(harness.Options{}, nil, "sh", "-c", "setsid sleep 60 & exit 3").Expect(t, 3, "exited")
@@ -157,7 +157,7 @@ func TestExecSoak(t *testing.T) {
 	}
 	nowTasks, nowFDs, nowRSS := measure()
 	if nowTasks != tasks || nowFDs != fds || nowRSS > rss+1<<20 {
-		t.Errorf("before: %d tasks, %d descriptors, %d bytes; after %d execs: %d, %d, %d", tasks, fds, rss, soak(t), nowTasks, nowFDs, nowRSS)
+		t.Errorf("before: %d tasks, %d descriptors, %d bytes; after %d execs: %d, %d, %d", tasks, fds, rss, harness.Soak(t), nowTasks, nowFDs, nowRSS)
 	}
 }
 

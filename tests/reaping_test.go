@@ -1,7 +1,6 @@
 package tests
 
 import (
-	"os"
 	"os/exec"
 	"strconv"
 	"strings"
@@ -47,25 +46,11 @@ many("runs that never start", 127, "/no/such/command")
 print("tasks", len(before))
 `
 
-// soak is how many repetitions are asked for; 100 is the default.
-func soak(t *testing.T) int {
-	t.Helper()
-	text := os.Getenv("SBXRUN_SOAK")
-	if text == "" {
-		return 100
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 {
-		t.Fatalf("SBXRUN_SOAK=%q: want a number of runs", text)
-	}
-	return n
-}
-
 // R25: runs and timeouts under a PID 1 that never reaps leave no task, not even
-// a zombie. 100 of each kind, or SBXRUN_SOAK of them.
+// a zombie. SBXRUN_SOAK of each kind.
 func TestR25NeverReaped(t *testing.T) {
 	// Not in parallel: it takes all of a processor.
-	runs := soak(t)
+	runs := harness.Soak(t)
 	args := []string{"--fork", "--pid", "--mount-proc", "--kill-child"}
 	if !harness.Root() {
 		args = append(args, "--user", "--map-current-user")

@@ -164,7 +164,7 @@ func TestR09KillIsItsOwn(t *testing.T) {
 	const atOnce = 6
 	for range atOnce {
 		all.Go(func() {
-			for range soak(t)*2/atOnce + 1 {
+			for range harness.Soak(t)*2/atOnce + 1 {
 				r := harness.Run(t, harness.Options{}, "sh", "-c", "kill -9 $$")
 				if r.ExitCode != 137 || r.Report == nil || r.Report.Cause != "signaled" {
 					t.Errorf("exit code %d: %s", r.ExitCode, r.Report.Raw())

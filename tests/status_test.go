@@ -2,6 +2,7 @@ package tests
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -117,14 +118,15 @@ func TestL13Lifetime(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	begin := time.Now()
-	b := s.Sandbox(harness.Options{}, "--timeout", "2", "/fixtures/tree-daemon")
+	lifetime := harness.Deadline(2 * time.Second)
+	b := s.Sandbox(harness.Options{}, "--timeout", lifetime.String(), "/fixtures/tree-daemon")
 	b.Dying = true
 	p := b.StartExec(harness.Options{}, nil, "/fixtures/tree-setsid")
 	p.WaitOutput("ready 2\n")
 	r := p.Wait()
 	r.Expect(t, 137, "killed")
 	rec := b.Ended()
-	harness.Within(t, "the sandbox", time.Since(begin), 2*time.Second, 2300*time.Millisecond)
+	harness.Within(t, "the sandbox", time.Since(begin), lifetime, lifetime+300*time.Millisecond)
 	if rec.Report.Cause != "timeout" || rec.Status != "killed" || *rec.ExitCode != 124 || !rec.Report.TimedOut {
 		t.Errorf("%+v", rec.Report)
 	}
@@ -142,17 +144,20 @@ func TestL13Lifetime(t *testing.T) {
 func TestL13IdleTimeout(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
-	b := s.Sandbox(harness.Options{}, "--idle-timeout", "1")
+	// Long enough for an exec to begin, and for the harness to look afterwards.
+	idle := harness.Deadline(2 * time.Second)
+	b := s.Sandbox(harness.Options{}, "--idle-timeout", idle.String())
 	begin := time.Now()
-	r := b.Exec(harness.Options{}, nil, "sleep", "3") // asserts that the sandbox is alive afterwards
+	use := idle + time.Second
+	r := b.Exec(harness.Options{}, nil, "sleep", strconv.FormatFloat(use.Seconds(), 'f', -1, 64)) // asserts that the sandbox is alive afterwards
 	r.Expect(t, 0, "exited")
 	rec := b.Ended()
-	harness.Within(t, "the sandbox", time.Since(begin), 4*time.Second, r.Ended.Sub(begin)+1300*time.Millisecond)
+	harness.Within(t, "the sandbox", time.Since(begin), use+idle, r.Ended.Sub(begin)+idle+300*time.Millisecond)
 	if rec.Report.Cause != "idle-timeout" || rec.Status != "killed" {
 		t.Errorf("%+v", rec.Report)
 	}
 	// Of two that overlap, the last one counts; logs and ps are no use.
-	b = s.Sandbox(harness.Options{}, "--idle-timeout", "1")
+	b = s.Sandbox(harness.Options{}, "--idle-timeout", idle.String())
 	begin = time.Now()
 	one := b.StartExec(harness.Options{}, nil, "sleep", "0.5")
 	two := b.StartExec(harness.Options{}, nil, "sleep", "1.5")
@@ -163,7 +168,7 @@ func TestL13IdleTimeout(t *testing.T) {
 		s.Run("logs", b.ID)
 	}
 	b.Ended()
-	harness.Within(t, "the sandbox", time.Since(begin), 2500*time.Millisecond, ended.Sub(begin)+1300*time.Millisecond)
+	harness.Within(t, "the sandbox", time.Since(begin), 1500*time.Millisecond+idle, ended.Sub(begin)+idle+300*time.Millisecond)
 	// With a command of its own it is idle all the same.
 	begin = time.Now()
 	rec = s.Sandbox(harness.Options{}, "--idle-timeout", "0.5", "sleep", "60").Ended()

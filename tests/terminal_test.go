@@ -198,11 +198,11 @@ func TestTerminalMessages(t *testing.T) {
 func TestTerminalSize(t *testing.T) {
 	t.Parallel()
 	s := newScreen(t, &pty.Winsize{Rows: 33, Cols: 101}, "bash", "-c",
-		`trap 'echo now $(stty size)' WINCH; echo first $(stty size); while ! read -t 0.05 -r line; do :; done`)
+		`trap 'echo now $(stty size)' WINCH; trap 'exit 0' INT; echo first $(stty size); while :; do sleep 0.05; done`)
 	s.waitFor("first 33 101\r\n")
 	harness.Must(t, pty.Setsize(s.ptmx, &pty.Winsize{Rows: 44, Cols: 55}))
 	s.waitFor("now 44 55\r\n")
-	s.typeIn("\r")
+	s.typeIn("\x03")
 	s.p.Wait().Expect(t, 0, "exited")
 }
 

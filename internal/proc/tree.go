@@ -90,8 +90,11 @@ func ParseStat(data []byte) (Stat, error) {
 	// Fields 3 (state), 4 (ppid), 5 (pgrp), 6 (session), … 9 (flags), … 14 (utime), 15 (stime), …
 	// 20 (num_threads), … 22 (starttime), … 24 (rss).
 	f := strings.Fields(string(data[end+1:]))
-	if len(f) < 20 || len(f[0]) != 1 {
+	if len(f) < 20 {
 		return Stat{}, fmt.Errorf("parse stat: %d fields after the name in %.80q", len(f), data)
+	}
+	if len(f[0]) != 1 || !isLetter(f[0][0]) {
+		return Stat{}, fmt.Errorf("parse stat: bad state %q", f[0])
 	}
 	st := Stat{PID: pid, Comm: string(data[open+1 : end]), State: f[0]}
 	if st.Parent, err = strconv.Atoi(f[1]); err != nil || st.Parent < 0 {
@@ -124,6 +127,8 @@ func ParseStat(data []byte) (Stat, error) {
 	}
 	return st, nil
 }
+
+func isLetter(c byte) bool { return 'A' <= c && c <= 'Z' || 'a' <= c && c <= 'z' }
 
 // NSPID is the pid of the process in its own, innermost PID namespace: the last
 // number of the NSpid line of /proc/PID/status (Linux 4.1).

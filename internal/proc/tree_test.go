@@ -76,6 +76,7 @@ func TestParseStatErrors(t *testing.T) {
 		{"cut in the middle", "42 (sh) S 7 3 4 5 6"},
 		{"one field short", "42 (sh) S 7 3 4 5 6 7 8 9 10 11 1 2 16 17 18 19 20 21"},
 		{"state of two letters", "42 (sh) SS 7" + rest},
+		{"state that is a number", "42 (sh) 0 7" + rest},
 		{"parent not a number", "42 (sh) S x" + rest},
 		{"negative parent", "42 (sh) S -7" + rest},
 		{"session not a number", "42 (sh) S 7 3 x 5 6 7 8 9 10 11 1 2 16 17 18 19 20 21 22"},
@@ -101,6 +102,8 @@ func FuzzParseStat(f *testing.F) {
 	f.Add([]byte("42 (x) S 1 1 (y) T 7" + rest))
 	f.Add([]byte("1 () ) Z 0 0 0 0 0 0 0 0 0 0 1 1 0 0 0 0 0 0 18446744073709551615"))
 	f.Add([]byte("42 )("))
+	f.Add([]byte("42 (sh) Z 7 6 5 34816 1 4" + strings.Repeat(" 0", 13))) // PF_EXITING
+	f.Add([]byte("42 (sh) 0 7 6 5 34816 1 4" + strings.Repeat(" 0", 13)))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		st, err := ParseStat(data)
 		if err != nil {
@@ -110,8 +113,12 @@ func FuzzParseStat(f *testing.F) {
 			t.Errorf("accepted %+v", st)
 		}
 		ticks := func(d time.Duration) string { return strconv.FormatInt(int64(d/clockTick), 10) }
+		flags := "0"
+		if st.Exiting {
+			flags = strconv.Itoa(exiting)
+		}
 		line := strconv.Itoa(st.PID) + " (" + st.Comm + ") " + st.State + " " + strconv.Itoa(st.Parent) +
-			" 0 " + strconv.Itoa(st.Session) + strings.Repeat(" 0", 7) + " " + ticks(st.CPU.User) + " " + ticks(st.CPU.System) +
+			" 0 " + strconv.Itoa(st.Session) + " 0 0 " + flags + strings.Repeat(" 0", 4) + " " + ticks(st.CPU.User) + " " + ticks(st.CPU.System) +
 			strings.Repeat(" 0", 4) + " " + strconv.Itoa(st.Threads) + " 0 " + strconv.FormatUint(st.Start, 10) + " 0 " + strconv.FormatInt(st.Pages, 10)
 		again, err := ParseStat([]byte(line))
 		if err != nil {

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs one test binary as somebody else: go test -exec as.sh. test.sh sets
+# Runs one test binary as somebody else: go test -exec as.sh. check.sh sets
 #   SBXRUN_TEST_AS     the user id; 0 is reached by sudo, any other from root
 #   SBXRUN_TEST_ROOT   the source tree that go test runs in
 #   SBXRUN_TEST_COPY   a copy of it that the user can read, with home and tmp beside it
@@ -7,7 +7,8 @@ set -eu
 program=$1
 shift
 if [ "$SBXRUN_TEST_AS" = 0 ]; then
-    exec sudo -n env PATH="$PATH" HOME=/root SBXRUN_BIN="$SBXRUN_BIN" SBXRUN_TESTS_NO_SKIP="${SBXRUN_TESTS_NO_SKIP-}" "$program" "$@"
+    exec sudo -n env PATH="$PATH" HOME=/root SBXRUN_BIN="$SBXRUN_BIN" SBXRUN_TESTS_NO_SKIP="${SBXRUN_TESTS_NO_SKIP-}" \
+        SBXRUN_SOAK="${SBXRUN_SOAK-}" SBXRUN_TESTS_SLOW="${SBXRUN_TESTS_SLOW-}" "$program" "$@"
 fi
 # go test keeps the binary where only root can read it.
 place=${SBXRUN_TEST_COPY%/*}

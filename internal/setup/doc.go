@@ -2,9 +2,14 @@
 // brings a fresh machine to a first run, and what passes the tests.
 //
 //	install.sh   installs what is missing, by the distribution's own package manager
+//	build.sh     builds bin/sbxrun
 //	demo.sh      runs the main job on the fixtures
-//	test.sh      runs all tests, as root and as an ordinary user
-//	as.sh        go test's -exec for the second of them
+//	test.sh      runs the tests, as the user who calls it
+//	check.sh     lint, documents, and the tests that take long, as root and as an ordinary user
+//	suite.sh     go test for both of these, with what has failed at the end
+//	as.sh        go test's -exec for the other user
+//	lint.sh      go vet and staticcheck
+//	fuzz.sh      every fuzz target for a time
 //	vm/run.sh    boots a Debian kernel, with cgroup v2 alone, and runs a command in it
 //	vm/test.sh   runs the tests there
 //

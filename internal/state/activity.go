@@ -9,26 +9,27 @@ import (
 	"github.com/sbxrun/sbxrun/internal/result"
 )
 
-// EndIfIdle tells after how long to ask again, because only then the sandbox can
-// have been out of use for the timeout; that begins with its making and with the end
-// of each use. 0 means that it has been, and that no use begins any more:
-// [Entry.HoldActivity] fails from now on.
+// EndIfIdle returns how long to wait before asking again: not before then can the
+// sandbox have been out of use for the timeout, which counts from when it was made
+// and from the end of each use. 0 means that the sandbox is idle and that no use can
+// begin any more: [Entry.HoldActivity] fails from now on.
 func (o *Own) EndIfIdle(timeout time.Duration) (wait time.Duration, err error) {
-	now := monotonic()
+	now := o.dir.clock()
 	// For the moment until it is given up again, HoldActivity has patience.
 	switch err := tryLock(o.activity, unix.F_WRLCK); {
 	case errors.Is(err, unix.EAGAIN):
 		// In use. Whenever that ends, the time is not up before it has passed from now.
-		o.busy = now
+		o.busy, o.busyAt = true, now
 		return timeout, nil
 	case err != nil:
 		return 0, failed(o.folder.fail("lock", activityName, err))
 	}
 	last, err := touched(o.activity)
-	if err == nil && last < o.busy {
-		// A use that was seen has not told its end: it was killed, perhaps just now.
-		last, o.busy = now, 0
-		err = touch(o.activity)
+	if err == nil && o.busy && last <= o.busyAt {
+		// The user that was seen at busyAt has not set the time of its end: it was
+		// killed, perhaps just now.
+		last, o.busy = now, false
+		err = touch(o.activity, now)
 	}
 	wait = last + timeout - now
 	if err == nil && wait <= 0 {
@@ -58,7 +59,7 @@ func (e *Entry) HoldActivity() (release func(), err error) {
 		}
 		err = lock(fd, unix.F_RDLCK, lookPatience)
 		if err == nil {
-			err = touch(fd) // one that is killed will not say when it ended
+			err = touch(fd, e.dir.clock()) // one that is killed will not say when it ended
 			if err == unix.EROFS {
 				err = nil // by then nobody writes down anything
 			}
@@ -80,27 +81,29 @@ func (e *Entry) HoldActivity() (release func(), err error) {
 		if fd < 0 {
 			return
 		}
-		_ = touch(fd) // before the lock is free; should it fail, it counts as killed
+		_ = touch(fd, e.dir.clock()) // before the lock is free; should it fail, it counts as killed
 		_ = unix.Close(fd)
 		fd = -1
 	}, nil
 }
 
-// touch sets the file's modification time to now, in CLOCK_MONOTONIC: somebody may
-// set the machine's clock, and the sandbox must not end for that. (utimensat(2) takes
-// AT_EMPTY_PATH since Linux 5.8.)
-func touch(fd int) error {
-	t := unix.NsecToTimespec(int64(monotonic()))
+// touch sets the file's modification time to now, a time of the directory's clock.
+// (utimensat(2) takes AT_EMPTY_PATH since Linux 5.8.)
+func touch(fd int, now time.Duration) error {
+	t := unix.NsecToTimespec(int64(now))
 	return unix.UtimesNanoAt(fd, "", []unix.Timespec{t, t}, unix.AT_EMPTY_PATH)
 }
 
-// touched is the time that touch has set.
+// touched returns the time that touch has set.
 func touched(fd int) (time.Duration, error) {
 	var st unix.Stat_t
 	err := unix.Fstat(fd, &st)
 	return time.Duration(st.Mtim.Nano()), err
 }
 
+// monotonic returns CLOCK_MONOTONIC, the clock of every [Dir] but in tests: an
+// administrator or NTP may set the wall clock, and no sandbox may end for that. It
+// begins with the machine's boot, so it may be 0 or close to it.
 func monotonic() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // cannot fail: the clock exists

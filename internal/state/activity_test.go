@@ -3,7 +3,8 @@ package state
 import (
 	"errors"
 	"os"
-	"path/filepath"
+	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,43 +13,69 @@ import (
 	"github.com/sbxrun/sbxrun/internal/result"
 )
 
-// ago sets when the sandbox was used last.
-func ago(t *testing.T, o *Own, d time.Duration) {
-	t.Helper()
-	ts := unix.NsecToTimespec(int64(monotonic() - d))
-	must(t, unix.UtimesNanoAt(o.activity, "", []unix.Timespec{ts, ts}, unix.AT_EMPTY_PATH))
+// handClock is a clock that only moves when a test moves it.
+type handClock struct{ atomic.Int64 }
+
+func (c *handClock) now() time.Duration    { return time.Duration(c.Load()) }
+func (c *handClock) pass(d time.Duration)  { c.Add(int64(d)) }
+func (c *handClock) set(age time.Duration) { c.Store(int64(age)) }
+func byHand(d *Dir, age time.Duration) *handClock {
+	c := new(handClock)
+	c.set(age)
+	d.clock = c.now
+	return c
 }
 
 // wantWait asks whether the sandbox is idle, and wants to be told to ask again
-// after so long, or a little less.
+// after so long.
 func wantWait(t *testing.T, what string, o *Own, timeout, want time.Duration) {
 	t.Helper()
-	got, err := o.EndIfIdle(timeout)
-	if err != nil || got > want || got < want-want/10 {
+	if got, err := o.EndIfIdle(timeout); err != nil || got != want {
 		t.Errorf("%s: %v, %v; want %v", what, got, err, want)
 	}
 }
 
+// The clock begins with the machine's boot: what is idle does not depend on how
+// long ago that was.
 func TestEndIfIdle(t *testing.T) {
+	for _, age := range []time.Duration{0, 1, time.Minute, 1000 * time.Hour} {
+		t.Run(age.String(), func(t *testing.T) {
+			t.Parallel()
+			endIfIdle(t, age)
+		})
+	}
+}
+
+func endIfIdle(t *testing.T, age time.Duration) {
 	d := opened(t)
+	c := byHand(d, age)
 	o := written(t, d, 1, "")
 	e := found(t, d, testID(1))
-	wantWait(t, "just made", o, time.Hour, time.Hour)
-	ago(t, o, 20*time.Minute)
+
+	// Killed at the very instant at which it was seen.
+	fd, err := o.folder.open(activityName, os.O_RDONLY)
+	must(t, err)
+	must(t, tryLock(fd, unix.F_RDLCK))
+	wantWait(t, "used at once", o, time.Hour, time.Hour)
+	unix.Close(fd)
+	c.pass(2 * time.Hour)
+	wantWait(t, "user was killed at once", o, time.Hour, time.Hour)
+	c.pass(20 * time.Minute)
 	wantWait(t, "unused for a while", o, time.Hour, 40*time.Minute)
 
-	ago(t, o, 2*time.Hour)
+	c.pass(2 * time.Hour)
 	first, err := e.HoldActivity()
 	must(t, err)
 	second, err := e.HoldActivity()
 	must(t, err)
 	wantWait(t, "used twice", o, time.Hour, time.Hour)
 	first()
+	c.pass(2 * time.Hour)
 	wantWait(t, "used once", o, time.Hour, time.Hour)
-	ago(t, o, 2*time.Hour)
+	c.pass(2 * time.Hour)
 	second()
 	wantWait(t, "use has ended", o, time.Hour, time.Hour)
-	ago(t, o, 2*time.Hour)
+	c.pass(2 * time.Hour)
 	for range 2 {
 		release, err := e.HoldActivity()
 		must(t, err)
@@ -57,21 +84,18 @@ func TestEndIfIdle(t *testing.T) {
 	wantWait(t, "came and went", o, time.Hour, time.Hour)
 
 	// One that is killed while it uses the sandbox does not tell when that was.
-	fd, err := o.folder.open(activityName, os.O_RDONLY)
+	fd, err = o.folder.open(activityName, os.O_RDONLY)
 	must(t, err)
 	must(t, tryLock(fd, unix.F_RDLCK))
-	ago(t, o, 2*time.Hour)
+	c.pass(2 * time.Hour)
 	wantWait(t, "used", o, time.Hour, time.Hour)
 	unix.Close(fd)
+	c.pass(time.Minute)
 	wantWait(t, "user was killed", o, time.Hour, time.Hour)
-	ago(t, o, 30*time.Minute)
+	c.pass(30 * time.Minute)
 	wantWait(t, "and nobody came", o, time.Hour, 30*time.Minute)
 
-	// The machine's clock does not matter; asking does not either.
-	if _, err := os.Stat(filepath.Join(d.Path(), testID(1), activityName)); err != nil {
-		t.Error(err)
-	}
-	ago(t, o, time.Hour)
+	c.pass(30 * time.Minute)
 	wantWait(t, "time is up", o, time.Hour, 0)
 	wantWait(t, "asked again", o, time.Hour, 0)
 	_, err = e.HoldActivity()
@@ -81,6 +105,21 @@ func TestEndIfIdle(t *testing.T) {
 		t.Error("not alive, but it has not been ended yet")
 	}
 	must(t, o.Close())
+}
+
+// Outside of tests the clock is CLOCK_MONOTONIC, which is not the machine's time of day.
+func TestClock(t *testing.T) {
+	d := opened(t)
+	o := written(t, d, 1, "")
+	defer o.Close()
+	before := monotonic()
+	release, err := found(t, d, testID(1)).HoldActivity()
+	must(t, err)
+	release()
+	at, err := touched(o.activity)
+	if err != nil || at < before || at > monotonic() {
+		t.Errorf("used at %v, %v; want a time from %v on", at, err, before)
+	}
 }
 
 // Either the use begins or the sandbox ends, never both, and no use is refused
@@ -114,26 +153,38 @@ func TestEndIfIdleRace(t *testing.T) {
 			t.Fatalf("%v, %v", wait, err)
 		}
 	}
+}
+
+func TestEndIfIdleOrUse(t *testing.T) {
 	for i := range 10 {
-		o := written(t, d, 100+i, "")
-		e := found(t, d, o.ID)
-		ago(t, o, time.Hour)
-		used := make(chan bool)
-		go func() {
-			// Held until the other has asked.
-			_, err := e.HoldActivity()
-			if c := (*result.Error)(nil); err != nil && (!errors.As(err, &c) || c.Code != "ending") {
-				t.Error(err)
-			}
-			used <- err == nil
-		}()
-		wait, err := o.EndIfIdle(time.Minute)
-		must(t, err)
-		if ended := wait == 0; ended == <-used {
-			t.Errorf("ended: %v, and used as well or not at all", ended)
-		}
-		must(t, o.Close())
+		t.Run(strconv.Itoa(i), func(t *testing.T) {
+			t.Parallel()
+			endIfIdleOrUse(t)
+		})
 	}
+}
+
+func endIfIdleOrUse(t *testing.T) {
+	d := opened(t)
+	c := byHand(d, time.Minute)
+	o := written(t, d, 1, "")
+	e := found(t, d, o.ID)
+	c.pass(time.Hour)
+	used := make(chan bool)
+	go func() {
+		// Held until the other has asked.
+		_, err := e.HoldActivity()
+		if c := (*result.Error)(nil); err != nil && (!errors.As(err, &c) || c.Code != "ending") {
+			t.Error(err)
+		}
+		used <- err == nil
+	}()
+	wait, err := o.EndIfIdle(time.Minute)
+	must(t, err)
+	if ended := wait == 0; ended == <-used {
+		t.Errorf("ended: %v, and used as well or not at all", ended)
+	}
+	must(t, o.Close())
 }
 
 // Who is alone can stay so; who is not, not.

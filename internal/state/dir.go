@@ -43,7 +43,10 @@ func (c Caller) path() (string, error) {
 }
 
 // Dir is a state directory. Its methods may be called by several goroutines.
-type Dir struct{ root folder }
+type Dir struct {
+	root  folder
+	clock func() time.Duration // what activity is measured with: monotonic
+}
 
 // Open opens the caller's state directory and makes it if there is none. Every
 // error of this package is a [*result.Error].
@@ -62,7 +65,7 @@ func open(c Caller, create bool) (*Dir, error) {
 	fd, err := unix.Open(path, flags, 0)
 	if err == unix.ENOENT {
 		if !create {
-			return &Dir{folder{-1, path}}, nil
+			return &Dir{folder{-1, path}, monotonic}, nil
 		}
 		// Somebody else may make it at the same time; whether that was us is checked below.
 		if err = unix.Mkdir(path, 0o700); err == nil || err == unix.EEXIST {
@@ -82,7 +85,7 @@ func open(c Caller, create bool) (*Dir, error) {
 		_ = unix.Close(fd)
 		return nil, err
 	}
-	return &Dir{folder{fd, path}}, nil
+	return &Dir{folder{fd, path}, monotonic}, nil
 }
 
 // private checks that nobody but the caller gets into the directory.

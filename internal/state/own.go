@@ -29,9 +29,12 @@ type Own struct {
 
 	dir      *Dir
 	folder   folder
-	lock     int           // held
-	activity int           // open
-	busy     time.Duration // when EndIfIdle last saw somebody
+	lock     int // held
+	activity int // open
+
+	// EndIfIdle has seen the sandbox in use, last at busyAt, and not its end.
+	busy   bool
+	busyAt time.Duration
 }
 
 // Create makes the directory of a sandbox that lives from now on. The name may be
@@ -75,7 +78,7 @@ func (o *Own) create() (err error) {
 	if o.activity, err = o.folder.open(activityName, flags); err != nil {
 		return err
 	}
-	if err := touch(o.activity); err != nil {
+	if err := touch(o.activity, o.dir.clock()); err != nil {
 		return o.folder.fail("touch", activityName, err)
 	}
 	if o.Name != "" {

@@ -198,14 +198,11 @@ func TestL01ExecPhases(t *testing.T) {
 			t.Run(ph.name+"/"+execNames[victim], func(t *testing.T) {
 				e := newEstate(t)
 				b := e.start(nil)
-				hits, tries := 0, scaled(t, 4)
+				tries := scaled(t, 4)
 				if victim == execKeeper || victim == execInit {
 					tries = scaled(t, 1) // sbxrun looks for half a second whether the sandbox has ended, too
 				}
-				for range 8 * tries {
-					if hits == tries || t.Failed() {
-						break
-					}
+				hunt(t, tries, "the "+execNames[victim], func(int) bool {
 					_ = os.Remove(filepath.Join(e.out, "ran"))
 					x := b.exec([]string{"--timeout", "5"}, execBusy...)
 					var pids [execRoles]int
@@ -221,13 +218,10 @@ func TestL01ExecPhases(t *testing.T) {
 					}
 					o := x.finish(b)
 					if hit {
-						hits++
 						e.judgeExec(o, victim)
 					}
-				}
-				if hits < tries && !t.Failed() {
-					t.Errorf("the %s was met %d times, want %d", execNames[victim], hits, tries)
-				}
+					return hit
+				})
 				b.alive()
 				e.clean()
 			})

@@ -285,10 +285,11 @@ func TestR19Version(t *testing.T) {
 // briefly fails the test, and ends the run, if sbxrun takes longer.
 func (r *run) briefly(limit time.Duration) {
 	r.t.Helper()
+	limit = harness.Scaled(limit)
 	select {
 	case <-r.exited:
 	case <-time.After(limit):
-		r.t.Errorf("sbxrun still runs after %v; below it:\n%s", limit, describe(below(r.pid)))
+		r.t.Errorf("sbxrun still runs after %v; below it:\n%s", limit, stuck(r.pid)+describe(below(r.pid)))
 		r.abort()
 	}
 }

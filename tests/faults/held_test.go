@@ -68,7 +68,7 @@ func heldInits(t *testing.T, sbxrunFirst bool) {
 	}
 	held += e.heldGone(&running)
 	t.Logf("%d keepers killed; %d inits held, %d of them had started their command", met, held, running)
-	if met == 0 {
+	if soak(t) >= 100 && met == 0 {
 		t.Errorf("no keeper was met")
 	}
 }

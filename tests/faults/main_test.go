@@ -2,8 +2,8 @@ package faults
 
 import (
 	"os"
-	"strconv"
 	"testing"
+	"time"
 
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -15,18 +15,21 @@ func TestMain(m *testing.M) {
 	harness.Main(m)
 }
 
-// soak is how many repetitions are asked for; 100 is the default.
-func soak(t testing.TB) int {
+func soak(t testing.TB) int { return harness.Soak(t) }
+
+// hunt calls strike until it has hit n times. A moment of microseconds may be missed
+// many times over on a machine that is busy, so what is bounded is how long all of it
+// takes, and not the number of tries.
+func hunt(t *testing.T, n int, what string, strike func(try int) (hit bool)) {
 	t.Helper()
-	text := os.Getenv("SBXRUN_SOAK")
-	if text == "" {
-		return 100
+	end := time.Now().Add(harness.Scaled(30 * time.Second))
+	for try := 0; n > 0 && !t.Failed(); try++ {
+		if strike(try) {
+			n--
+		} else if time.Now().After(end) {
+			t.Errorf("%s was met alive in none of %d tries, or too seldom by %d", what, try+1, n)
+		}
 	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 {
-		t.Fatalf("SBXRUN_SOAK=%q: want a number of runs", text)
-	}
-	return n
 }
 
 // scaled is a number of tries of a run that takes longer than others: n when 100

@@ -20,11 +20,11 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-const (
+var (
 	// bound is far above what a run of this package takes: who exceeds it hangs.
-	bound = 20 * time.Second
+	bound = harness.Scaled(20 * time.Second)
 	// settle is how long the keeper may take after sbxrun was killed.
-	settle = 5 * time.Second
+	settle = harness.Scaled(5 * time.Second)
 )
 
 // The processes of a run, from the outside in.
@@ -300,7 +300,7 @@ func (r *run) wait() outcome {
 	select {
 	case <-r.exited:
 	case <-time.After(bound):
-		r.t.Errorf("sbxrun still runs after %v; below it:\n%s", bound, describe(below(r.pid)))
+		r.t.Errorf("sbxrun still runs after %v; below it:\n%s", bound, stuck(r.pid)+describe(below(r.pid)))
 		r.abort()
 	}
 	r.gone()
@@ -527,4 +527,16 @@ func (o outcome) oneLine(t testing.TB) {
 	if strings.Contains(text, "Go value") || strings.Contains(text, "Go struct") {
 		t.Errorf("these are words of package json: %v", o)
 	}
+}
+
+// stuck tells of each thread of a process in which function of the kernel it waits.
+func stuck(pid int) (text string) {
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid)) // none if it has ended meanwhile
+	for _, task := range tasks {
+		stat, _ := os.ReadFile(task + "/stat")
+		channel, _ := os.ReadFile(task + "/wchan")
+		call, _ := os.ReadFile(task + "/syscall")
+		text += fmt.Sprintf("\t%.60s: in %s, system call %s\n", stat, channel, strings.TrimSpace(string(call)))
+	}
+	return text
 }

@@ -147,7 +147,7 @@ func (e *estate) wait(c *call) said {
 	select {
 	case <-c.exited:
 	case <-time.After(bound):
-		e.t.Errorf("%.120q still runs after %v; below it:\n%s", c.cmd.Args, bound, describe(below(c.pid)))
+		e.t.Errorf("%.120q still runs after %v; below it:\n%s", c.cmd.Args, bound, stuck(c.pid)+describe(below(c.pid)))
 		_ = c.cmd.Process.Kill() // it has just ended
 		<-c.exited
 	}
@@ -345,7 +345,7 @@ func (b *sandbox) strikeSupervisor(sig unix.Signal) (*harness.Target, bool) {
 // ended waits for the supervisor's own end.
 func (b *sandbox) ended(within time.Duration) {
 	b.e.t.Helper()
-	b.e.until(within, "the end of the supervisor", func() bool { return zombie(b.PID) })
+	b.e.until(harness.Scaled(within), "the end of the supervisor", func() bool { return zombie(b.PID) })
 }
 
 // until waits for a condition.

@@ -20,8 +20,10 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -78,9 +80,10 @@ func Scaled(d time.Duration) time.Duration {
 	return time.Duration(factor * float64(d))
 }
 
-// Deadline is how long a command is given that has to get ready before its deadline.
-// On a slow machine that is longer too, though not by as much: it is waited for.
-func Deadline(d time.Duration) time.Duration { return max(d, Scaled(d)/4) }
+// Deadline returns how long a command is given that has to get ready before its
+// deadline. On a slow machine that is longer too, though by a quarter of what bounds
+// are: it is waited for.
+func Deadline(d time.Duration) time.Duration { return d + (Scaled(d)-d)/4 }
 
 // Main runs a package's tests. Afterwards the test process must have no
 // children at all.
@@ -97,6 +100,10 @@ func run(m *testing.M) (code int) {
 	if !asked {
 		_ = flag.Set("test.parallel", "6") // a number is always accepted
 	}
+	if err := ownTerms(); err != nil {
+		fmt.Fprintln(os.Stderr, "tests: descriptors:", err)
+		return 1
+	}
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		fmt.Fprintln(os.Stderr, "tests: become a subreaper:", err)
 		return 1
@@ -112,6 +119,35 @@ func run(m *testing.M) (code int) {
 		code = max(code, 1)
 	}
 	return code
+}
+
+// ownTerms sees to it that what the tests start has what the tests give it, and not
+// what they were started with: no descriptor above 2 (flock(1) leaves its own open),
+// and no signal ignored (nohup(1) ignores SIGHUP, a shell ignores SIGINT and SIGQUIT in
+// the background, and execve(2) keeps that). Go sets every signal but these two to its default.
+func ownTerms() error {
+	for _, s := range []os.Signal{unix.SIGHUP, unix.SIGINT} {
+		if signal.Ignored(s) {
+			// Nobody receives from the channel: the tests themselves go on ignoring it.
+			signal.Notify(make(chan os.Signal, 1), s)
+		}
+	}
+	return unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
+}
+
+// Soak returns how many repetitions a test makes that looks for what happens
+// rarely: SBXRUN_SOAK, or few.
+func Soak(t T) int {
+	t.Helper()
+	text := os.Getenv("SBXRUN_SOAK")
+	if text == "" {
+		return 10
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		t.Fatalf("SBXRUN_SOAK=%q: want a number of runs", text)
+	}
+	return n
 }
 
 // noSkip is set where a skipped test would hide a failure, as in CI.

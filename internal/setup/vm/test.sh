@@ -14,7 +14,7 @@ cd "$here/../../.."
 packages='./nsenter ./cleanup ./bwrap ./internal/limits ./internal/pressure ./tests'
 
 if go version -m bin/sbxrun | grep -q 'CGO_ENABLED=1'; then
-    echo 'vm: error: bin/sbxrun was not built by task build: with a C library it shows more of its memory' >&2
+    echo 'vm: error: bin/sbxrun was not built by setup.sh build: with a C library it shows more of its memory' >&2
     exit 1
 fi
 

@@ -1,0 +1,59 @@
+package arch
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+const refusal = "# github.com/sbxrun/sbxrun/internal/arch\n" +
+	"internal/arch/unsupported.go:6:9: undefined: sbxrun_builds_only_for_Linux_on_amd64_and_arm64\n"
+
+// again is what go vet adds to the compiler's message.
+var again = "# github.com/sbxrun/sbxrun/internal/arch\n# [github.com/sbxrun/sbxrun/internal/arch]\nvet: " +
+	strings.SplitN(refusal, "\n", 2)[1]
+
+// tool runs go in the module's directory for another machine, and returns what it prints.
+func tool(t *testing.T, machine string, args ...string) (string, error) {
+	t.Helper()
+	goos, goarch, _ := strings.Cut(machine, "/")
+	cmd := exec.Command("go", args...)
+	cmd.Dir = "../.."
+	cmd.Env = append(os.Environ(), "GOOS="+goos, "GOARCH="+goarch, "CGO_ENABLED=0")
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// The message is the same, and the only one, wherever sbxrun does not run.
+func TestRefused(t *testing.T) {
+	for _, machine := range []string{"linux/386", "linux/arm", "linux/riscv64", "linux/mips64le", "darwin/arm64"} {
+		if out, err := tool(t, machine, "build", "./internal/arch"); err == nil || out != refusal {
+			t.Errorf("%s: %v, and it says:\n%s", machine, err, out)
+		}
+	}
+}
+
+// No package gets to a message of its own: those that would not compile import
+// this one. What else they import is compiled meanwhile, for half a minute and for
+// each architecture, and so this is one of the tests that SBXRUN_SOAK asks for.
+func TestRefusedAsAWhole(t *testing.T) {
+	if os.Getenv("SBXRUN_SOAK") == "" {
+		t.Log("not without SBXRUN_SOAK")
+		return
+	}
+	for _, machine := range []string{"linux/386", "linux/arm"} {
+		for _, args := range [][]string{{"build", "./..."}, {"vet", "./..."}} {
+			out, err := tool(t, machine, args...)
+			// The compiler says it, and then vet once more.
+			if err == nil || out != refusal && out != refusal+again {
+				t.Errorf("%s: go %s: %v, and it says:\n%s", machine, strings.Join(args, " "), err, out)
+			}
+		}
+	}
+	for _, machine := range []string{"linux/amd64", "linux/arm64"} {
+		if out, err := tool(t, machine, "vet", "./..."); err != nil {
+			t.Errorf("%s: go vet ./...: %v, and it says:\n%s", machine, err, out)
+		}
+	}
+}

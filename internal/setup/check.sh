@@ -1,0 +1,107 @@
+#!/bin/sh
+# Everything that must be right before a commit, but for test.sh: lint, man pages and
+# completions, and what takes long. tests/README.md lists that. All of it is run, and
+# the last lines say what failed, and what could not be run here.
+#
+# SBXRUN_TESTS_NO_SKIP=1, which CI sets, makes a failure of every skipped test, and
+# of what could not be run.
+set -eu
+cd "$(dirname "$0")/../.."
+root=$PWD
+export PATH="$PATH:/usr/sbin:/sbin:/usr/bin:/bin"
+export SBXRUN_BIN="$root/bin/sbxrun"
+
+work=$(mktemp -d "${TMPDIR:-/tmp}/sbxrun-check.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+chmod 755 "$work"
+status=0
+summary=
+
+note() { summary="$summary
+check: $*"; }
+
+# left_out WHAT: says that something cannot be run here.
+left_out() {
+    note "NOT RUN: $*"
+    [ "${SBXRUN_TESTS_NO_SKIP-}" != 1 ] || status=1
+}
+
+# step NAME COMMAND...
+step() {
+    name=$1
+    shift
+    echo
+    echo "check: $name"
+    begin=$(date +%s)
+    verdict=ok
+    "$@" </dev/null || { verdict=FAILED && status=1; }
+    note "$verdict: $name, $(($(date +%s) - begin)) s"
+}
+
+suite=internal/setup/suite.sh
+units=$(go list ./... | grep -v '/tests$\|/tests/')
+compiler=$(go env CC)
+race=
+if [ "$(go env CGO_ENABLED)" = 1 ] && command -v "${compiler%% *}" >/dev/null; then
+    race=-race
+else
+    left_out "the race detector, there is no C compiler"
+fi
+
+# user NAME [FLAG...]: all tests as one user. The race detector is for the tests
+# beside the code, those in tests run the built command. These run one package after
+# the other, because they measure times, and repeat what repeats a hundred times.
+# shellcheck disable=SC2086 # lists of words
+user() {
+    who=$1
+    shift
+    run=$units
+    # Object code is the same for everybody, and to build it as somebody else would
+    # need another cache of modules.
+    [ $# = 0 ] || run=$(echo "$units" | grep -v '/internal/barefork$')
+    step "unit tests as $who" "$suite" "as $who" $race "$@" $run
+    step "tests of the command as $who" env SBXRUN_SOAK="${SBXRUN_SOAK:-100}" "$suite" "as $who" -p 1 "$@" ./tests/...
+}
+
+step lint internal/setup/lint.sh
+step "other architectures" env SBXRUN_SOAK=1 go test -count=1 ./internal/arch
+step "man pages" ./setup.sh man
+step completions ./setup.sh completions
+user "uid $(id -u)"
+
+# The other user.
+if [ "$(id -u)" = 0 ]; then
+    # One that nobody has, with a copy that it can read: a checkout may be below /root.
+    uid=61000
+    while getent passwd "$uid" >/dev/null; do uid=$((uid + 1)); done
+    mkdir "$work/tree" "$work/home" "$work/tmp"
+    tar -c --exclude=./.git . | tar -x -C "$work/tree" --no-same-owner
+    chmod -R a+rX "$work/tree"
+    chown "$uid:$uid" "$work/home" "$work/tmp"
+    export SBXRUN_TEST_AS="$uid" SBXRUN_TEST_ROOT="$root" SBXRUN_TEST_COPY="$work/tree"
+    user "uid $uid" -exec "$root/internal/setup/as.sh"
+    left=$(grep -l "^Uid:[[:blank:]]*$uid[[:blank:]]" /proc/[0-9]*/status 2>/dev/null || :)
+    if [ -n "$left" ]; then
+        note "FAILED: processes of uid $uid are left"
+        status=1
+        # shellcheck disable=SC2086 # a list of files
+        grep -H -E '^(Name|State)' $left || :
+    fi
+elif sudo -n true 2>/dev/null; then
+    export SBXRUN_TEST_AS=0
+    user "uid 0" -exec "$root/internal/setup/as.sh"
+else
+    left_out "the tests as root: sudo is not here, or asks for a password"
+fi
+
+step fuzzing internal/setup/fuzz.sh 3s
+if [ "$(dpkg --print-architecture 2>/dev/null)" = amd64 ]; then
+    step "the virtual machine" internal/setup/vm/test.sh
+else
+    left_out "the virtual machine, which comes from Debian for amd64"
+fi
+
+echo "$summary"
+exit "$status"

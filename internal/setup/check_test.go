@@ -1,0 +1,249 @@
+package setup
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const (
+	passes = "=== RUN   TestGood\\n    good.go:1: all is well\\n--- PASS: TestGood (0.00s)\\nPASS\\nok  \\tx/good\\t0.1s\\n"
+	fails  = passes + "=== RUN   TestBad\\n    bad.go:1: the reason\\n--- FAIL: TestBad (0.00s)\\nFAIL\\nFAIL\\tx/bad\\t0.1s\\n"
+	skips  = passes + "=== RUN   TestShy\\n    shy.go:1: not today\\n--- SKIP: TestShy (0.00s)\\nPASS\\nok  \\tx/shy\\t0.1s\\n"
+)
+
+// fakes is a directory of programs, first in PATH, and a copy of the scripts whose
+// virtual machine is none.
+type fakes struct {
+	t         *testing.T
+	dir, path string
+	env       []string
+}
+
+func newFakes(t *testing.T, goTest string) *fakes {
+	f := &fakes{t: t, dir: t.TempDir()}
+	f.path = filepath.Join(f.dir, "path")
+	scripts, err := filepath.Glob("*.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range append(scripts, "failures.awk", "../../setup.sh") {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		put(t, filepath.Join(f.dir, "tree/internal/setup", name), string(text))
+	}
+	put(t, filepath.Join(f.dir, "tree/internal/setup/vm/test.sh"), "#!/bin/sh\n")
+	put(t, filepath.Join(f.dir, "tree/internal/fuzz_test.go"), "func FuzzSome(f *testing.F) {\n")
+	fails := ""
+	if strings.Contains(goTest, "--- FAIL") {
+		fails = "exit 1"
+	}
+	f.program("go", `case "$1 $2" in
+		"env CC") echo "$FAKE_CC" ;;
+		"env CGO_ENABLED") echo 1 ;;
+		"list ./...") printf 'x/good\nx/tests\nx/tests/faults\n' ;;
+		test*) echo "$SBXRUN_SOAK: $*" >>`+f.dir+`/log; printf '`+goTest+`'; `+fails+` ;;
+		vet* | run*) ;;
+		*) exit 2 ;;
+		esac`)
+	return f
+}
+
+func (f *fakes) program(name, script string) {
+	put(f.t, filepath.Join(f.path, name), "#!/bin/sh\n"+script+"\n")
+}
+
+// run runs a script and returns all that it prints.
+func (f *fakes) run(script string, args ...string) (code int, out string) {
+	f.t.Helper()
+	cmd := exec.Command("/bin/sh", append([]string{filepath.Join(f.dir, "tree/internal/setup", script)}, args...)...)
+	cmd.Env = append(os.Environ(), "PATH="+f.path+":/usr/bin:/bin", "TMPDIR="+f.dir, "SBXRUN_TESTS_NO_SKIP=", "SBXRUN_TESTS_SLOW=", "SBXRUN_SOAK=")
+	cmd.Env = append(cmd.Env, f.env...)
+	text, err := cmd.CombinedOutput()
+	if cmd.ProcessState == nil {
+		f.t.Fatal(err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(f.dir, "sbxrun-*")); len(left) > 0 {
+		f.t.Errorf("left behind: %q", left)
+	}
+	return cmd.ProcessState.ExitCode(), string(text)
+}
+
+// log returns how go test was called.
+func (f *fakes) log() string {
+	text, _ := os.ReadFile(filepath.Join(f.dir, "log")) // none if it was not
+	return string(text)
+}
+
+// TestSuite runs suite.sh with a go that prints what it is told.
+func TestSuite(t *testing.T) {
+	const ok = "ok  \tx/good\t0.1s\n"
+	for _, tt := range []struct {
+		name   string
+		output string
+		strict bool
+		code   int
+		want   string
+	}{
+		{name: "all pass", output: passes, want: ok + "test: ok here: 1 passed, 0 failed, 0 skipped\n"},
+		{name: "all pass in CI", output: passes, strict: true, want: ok + "test: ok here: 1 passed, 0 failed, 0 skipped\n"},
+		{name: "failure", output: fails, code: 1,
+			want: ok + "FAIL\tx/bad\t0.1s\n    bad.go:1: the reason\n--- FAIL: TestBad (0.00s)\nFAIL\tx/bad\t0.1s\ntest: FAILED here: 1 passed, 1 failed, 0 skipped\n"},
+		{name: "skip", output: skips,
+			want: ok + "ok  \tx/shy\t0.1s\n    shy.go:1: not today\n--- SKIP: TestShy (0.00s)\ntest: ok here: 1 passed, 0 failed, 1 skipped\n"},
+		{name: "skip in CI", output: skips, strict: true, code: 1,
+			want: ok + "ok  \tx/shy\t0.1s\n    shy.go:1: not today\n--- SKIP: TestShy (0.00s)\ntest: FAILED here: 1 passed, 0 failed, 1 skipped\n"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newFakes(t, tt.output)
+			if tt.strict {
+				f.env = append(f.env, "SBXRUN_TESTS_NO_SKIP=1")
+			}
+			code, out := f.run("suite.sh", "here", "-p", "3", "x/some")
+			// grep may show a passed test's line before a skipped one.
+			out = strings.ReplaceAll(out, "ok  \tx/good\t0.1s\n    shy", "    shy")
+			if diff := cmp.Diff(tt.want, out); code != tt.code || diff != "" {
+				t.Errorf("exit code %d, want %d (-want +got):\n%s", code, tt.code, diff)
+			}
+			if got, want := f.log(), ": test -v -count=1 -p 3 x/some\n"; got != want {
+				t.Errorf("go %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// TestQuick: the quick tests are all packages' at once, with few repetitions.
+func TestQuick(t *testing.T) {
+	f := newFakes(t, passes)
+	f.program("id", "echo 1000")
+	code, out := f.run("test.sh")
+	if want := "ok  \tx/good\t0.1s\ntest: ok as uid 1000: 1 passed, 0 failed, 0 skipped\n"; code != 0 || out != want {
+		t.Errorf("exit code %d: %s", code, out)
+	}
+	if got, want := f.log(), ": test -v -count=1 -p 2 ./...\n"; got != want {
+		t.Errorf("go %q, want %q", got, want)
+	}
+	f = newFakes(t, fails)
+	if code, out := f.run("test.sh"); code != 1 {
+		t.Errorf("exit code %d when tests fail: %s", code, out)
+	}
+}
+
+// TestCheck runs check.sh with a go that prints what it is told.
+func TestCheck(t *testing.T) {
+	const (
+		root   = "ok: unit tests as uid 0\nok: tests of the command as uid 0\n"
+		nobody = "ok: unit tests as uid 61002\nok: tests of the command as uid 61002\n"
+		user   = "ok: unit tests as uid 1000\nok: tests of the command as uid 1000\n"
+		vm     = "ok: fuzzing\nok: the virtual machine\n"
+		noSudo = "NOT RUN: the tests as root: sudo is not here, or asks for a password\n"
+		noCC   = "NOT RUN: the race detector, there is no C compiler\n"
+	)
+	const first = "ok: lint\nok: other architectures\nok: man pages\nok: completions\n"
+	for _, tt := range []struct {
+		name     string
+		uid      string
+		output   string // of every go test
+		compiler string
+		sudo     bool
+		foreign  bool // not Debian
+		strict   bool
+		code     int
+		want     string // the last lines
+	}{
+		{name: "root", uid: "0", output: passes, want: first + root + nobody + vm},
+		{name: "root in CI", uid: "0", output: passes, strict: true, want: first + root + nobody + vm},
+		{name: "failure", uid: "0", output: fails, code: 1,
+			want: strings.NewReplacer("ok: other", "FAILED: other", "ok: unit", "FAILED: unit", "ok: tests", "FAILED: tests", "ok: fuzz", "FAILED: fuzz").Replace(first + root + nobody + vm)},
+		{name: "skip in CI", uid: "0", output: skips, strict: true, code: 1,
+			want: strings.NewReplacer("ok: unit", "FAILED: unit", "ok: tests", "FAILED: tests").Replace(first + root + nobody + vm)},
+		{name: "user with sudo", uid: "1000", output: passes, sudo: true, want: first + user + root + vm},
+		{name: "user without sudo", uid: "1000", output: passes, want: first + user + noSudo + vm},
+		{name: "user without sudo in CI", uid: "1000", output: passes, strict: true, code: 1, want: first + user + noSudo + vm},
+		{name: "no compiler", uid: "0", output: passes, compiler: "no-such-compiler", want: noCC + first + root + nobody + vm},
+		{name: "no compiler in CI", uid: "0", output: passes, compiler: "no-such-compiler", strict: true, code: 1, want: noCC + first + root + nobody + vm},
+		{name: "elsewhere", uid: "0", output: passes, foreign: true,
+			want: first + root + nobody + "ok: fuzzing\nNOT RUN: the virtual machine, which comes from Debian for amd64\n"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			f := newFakes(t, tt.output)
+			compiler := tt.compiler
+			if compiler == "" {
+				compiler = "a-compiler -with-a-flag"
+			}
+			f.env = append(f.env, "FAKE_CC="+compiler)
+			if tt.strict {
+				f.env = append(f.env, "SBXRUN_TESTS_NO_SKIP=1")
+			}
+			f.program("a-compiler", "")
+			f.program("id", "echo "+tt.uid)
+			f.program("getent", `case $2 in 61000|61001) exit 0 ;; esac; exit 2`)
+			f.program("chown", "")
+			f.program("tar", "cat >/dev/null </dev/null")
+			f.program("sudo", map[bool]string{true: "exit 0", false: "exit 1"}[tt.sudo])
+			f.program("dpkg", map[bool]string{true: "exit 1", false: "echo amd64"}[tt.foreign])
+
+			code, out := f.run("check.sh")
+			if code != tt.code {
+				t.Errorf("exit code %d, want %d", code, tt.code)
+			}
+			before, summary, _ := cutLast(out, "\n\n")
+			summary = regexp.MustCompile(`, \d+ s\n`).ReplaceAllString(summary, "\n")
+			if diff := cmp.Diff(tt.want, strings.ReplaceAll(summary, "check: ", "")); diff != "" {
+				t.Errorf("summary (-want +got):\n%s", diff)
+			}
+			if shown := strings.Contains(before, "\n    bad.go:1: the reason\n--- FAIL: TestBad (0.00s)\n"); shown != (tt.output == fails) {
+				t.Errorf("shown is %q", before)
+			}
+			log := f.log()
+			if got, race := strings.Count(log, " -race "), tt.compiler == ""; got > 0 != race {
+				t.Errorf("-race was given %d times: %s", got, log)
+			}
+			if got, halves := strings.Count(log, "100: test -v -count=1 -p 1"), strings.Count(tt.want, ": tests of the command"); got != halves {
+				t.Errorf("the command was tested %d times, want %d: %s", got, halves, log)
+			}
+		})
+	}
+}
+
+func cutLast(s, sep string) (before, after string, found bool) {
+	if i := strings.LastIndex(s, sep); i >= 0 {
+		return s[:i], s[i+len(sep):], true
+	}
+	return s, "", false
+}
+
+// What README, Taskfile.yml and CI call is there, and nothing compiles a task runner.
+func TestCommands(t *testing.T) {
+	read := func(name string) []byte {
+		text, err := os.ReadFile("../../" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	usage := read("setup.sh")
+	for _, name := range []string{"README.md", "Taskfile.yml", ".ci/run", "tests/README.md"} {
+		text := read(name)
+		if bytes.Contains(text, []byte("go-task/task")) {
+			t.Errorf("%s runs a task runner", name)
+		}
+		for _, m := range regexp.MustCompile(`\./setup\.sh ([a-z-]+)`).FindAllSubmatch(text, -1) {
+			if !regexp.MustCompile(`(?m)^#   ` + string(m[1]) + `\b`).Match(usage) {
+				t.Errorf("%s has %s, which setup.sh does not tell of", name, m[0])
+			}
+		}
+	}
+	if !bytes.Contains(read("README.md"), []byte("\n    ./setup.sh demo\n")) || !bytes.Contains(read("README.md"), []byte("\n    ./setup.sh test\n")) {
+		t.Error("README.md lacks one of the two commands")
+	}
+}

@@ -1,0 +1,53 @@
+#!/bin/sh
+# Sets sbxrun up and tries it: what README's two commands, Taskfile.yml and CI call.
+#
+# usage: ./setup.sh COMMAND [ARG...]
+#
+#   demo          install what is missing, build, and run the main job on the fixtures
+#   test          install what is missing, build, and run the tests, as the user you are
+#   check         everything that must be right before a commit: lint, man, completions,
+#                 and the tests that take long; tests/README.md lists them
+#
+#   install       install what is missing, by the distribution's package manager
+#   build         build bin/sbxrun
+#   lint          run go vet and staticcheck
+#   man           make the man pages, below bin/share/man/man1
+#   completions   make the completions for bash, zsh and fish, below bin/share/completions
+#   fuzz [TIME]   run every fuzz target for TIME (10s)
+#   test-vm       run the tests in a machine with cgroup v2 alone (ARG: tests/README.md)
+#   bench         measure against plain bwrap and a bare kill
+#   bench-vm      measure what limits cost in a machine with cgroup v2 alone
+set -eu
+cd "$(dirname "$0")"
+setup=internal/setup
+
+command=${1-}
+[ $# = 0 ] || shift
+case $command in
+demo)
+    "$setup/install.sh"
+    "$setup/build.sh"
+    exec "$setup/demo.sh"
+    ;;
+test | check)
+    "$setup/install.sh"
+    "$setup/build.sh"
+    exec "$setup/$command.sh"
+    ;;
+install | build | lint | fuzz) exec "$setup/$command.sh" "$@" ;;
+man) exec go run ./internal/clidoc man bin/share/man/man1 ;;
+completions) exec go run ./internal/clidoc completions bin/share/completions ;;
+test-vm | bench-vm)
+    "$setup/build.sh"
+    command=${command%-vm}
+    exec "$setup/vm/$command.sh" "$@"
+    ;;
+bench)
+    "$setup/build.sh"
+    SBXRUN_BIN=$PWD/bin/sbxrun exec go run ./tests/bench "$@"
+    ;;
+*)
+    sed -n '/^# usage/,/^[^#]/s/^# \{0,1\}//p' "$0" >&2
+    exit 2
+    ;;
+esac
