@@ -128,28 +128,43 @@ func ParseStat(data []byte) (Stat, error) {
 // NSPID is the pid of the process in its own, innermost PID namespace: the last
 // number of the NSpid line of /proc/PID/status (Linux 4.1).
 func NSPID(pid int) (int, error) {
+	numbers, err := NSPIDs(pid)
+	if err != nil {
+		return 0, err
+	}
+	return numbers[len(numbers)-1], nil
+}
+
+// NSPIDs are the pids of the process in our PID namespace and in each one on the way
+// from there to its own: at least one, and one more for each namespace between.
+func NSPIDs(pid int) ([]int, error) {
 	path := "/proc/" + strconv.Itoa(pid) + "/status"
 	data, err := ReadFile(path)
 	if err != nil {
-		return 0, ErrGone
+		return nil, ErrGone
 	}
-	return parseNSPID(data)
+	return parseNSPIDs(data)
 }
 
-func parseNSPID(status []byte) (int, error) {
+func parseNSPIDs(status []byte) (numbers []int, err error) {
 	// The Name line comes first and escapes newlines, so a process cannot
 	// fake this line by its name (proc_pid_status(5)).
 	i := bytes.Index(status, []byte("\nNSpid:"))
 	if i < 0 {
-		return 0, errors.New("parse status: no NSpid line")
+		return nil, errors.New("parse status: no NSpid line")
 	}
 	line, _, _ := strings.Cut(string(status[i+1:]), "\n")
-	f := strings.Fields(line)
-	n, err := strconv.Atoi(f[len(f)-1])
-	if err != nil || n < 1 {
-		return 0, fmt.Errorf("parse status: bad line %q", line)
+	for _, f := range strings.Fields(line)[1:] {
+		n, err := strconv.Atoi(f)
+		if err != nil || n < 1 {
+			return nil, fmt.Errorf("parse status: bad line %q", line)
+		}
+		numbers = append(numbers, n)
 	}
-	return n, nil
+	if len(numbers) == 0 {
+		return nil, fmt.Errorf("parse status: bad line %q", line)
+	}
+	return numbers, nil
 }
 
 // PeakRSS is the most memory the process has had, in bytes: VmHWM of
