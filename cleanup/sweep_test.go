@@ -125,6 +125,8 @@ func actor(roles string) (*exec.Cmd, error) {
 		cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWPID
 		if os.Geteuid() != 0 {
 			cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
+			// Root there, so that it can do the same once more.
+			cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}}
 		}
 	}
 	switch role {
