@@ -187,7 +187,7 @@ func newVictim(t *testing.T) []victim {
 	host := namespace(t, os.Getpid())
 	victims := []victim{
 		{name: "a stranger", pid: sleep.Process.Pid, ns: host},
-		{name: "another sandbox", pid: pids[roleInit], ns: other.ns},
+		{name: "another sandbox", pid: pids[roleRoom], ns: namespace(t, pids[roleRoom])},
 		{name: "the test", pid: os.Getpid(), ns: host},
 	}
 	for i := range victims {
