@@ -1,12 +1,16 @@
 package bwrap
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"os"
 	"runtime"
+	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
 // The program of a room's PID 1 is a few instructions that need no library and no file
@@ -105,8 +109,8 @@ func holdARM64() []byte {
 	return append(append(code, holdName...), 0)
 }
 
-// holdFile returns hold as a file that can be executed.
-func holdFile() (*os.File, error) {
+// HoldFile returns the program of a room's PID 1 as a file that can be executed.
+func HoldFile() (*os.File, error) {
 	// MFD_EXEC is from Linux 6.3; before, all of them can be executed.
 	fd, err := unix.MemfdCreate("room", unix.MFD_CLOEXEC|unix.MFD_EXEC)
 	if err == unix.EINVAL {
@@ -121,4 +125,44 @@ func holdFile() (*os.File, error) {
 		return nil, fmt.Errorf("write to a memfd: %w", err)
 	}
 	return f, nil
+}
+
+// Holds reports whether a process executes the program of a room's PID 1, or is the bwrap
+// that is going to, which has it open as descriptor holdFD. Both is told by the kernel and
+// compared byte by byte; no name is looked at. It does not block, whatever the process
+// executes or has open. The caller makes sure that the pid still is the process's.
+func Holds(pid int) bool {
+	own, err := HoldFile()
+	if err != nil {
+		return false
+	}
+	defer own.Close()
+	var want unix.Statx_t
+	if unix.Statx(proc.Descriptor(own), "", unix.AT_EMPTY_PATH, unix.STATX_BASIC_STATS, &want) != nil {
+		return false
+	}
+	for _, name := range []string{"exe", "fd/" + strconv.Itoa(holdFD)} {
+		if fd, err := proc.OpenFile(pid, name); err == nil {
+			same := isHold(fd, &want)
+			unix.Close(fd)
+			if same {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// isHold compares a file, opened with O_PATH, with our own memfd. All memfds of a machine
+// are on one device, which has nothing else but anonymous memory: what is there can be read
+// without waiting for anybody. AT_STATX_DONT_SYNC keeps the kernel from asking a file
+// system in user space where the file is not there.
+func isHold(path int, want *unix.Statx_t) bool {
+	var st unix.Statx_t
+	err := unix.Statx(path, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_BASIC_STATS, &st)
+	if err != nil || st.Dev_major != want.Dev_major || st.Dev_minor != want.Dev_minor || st.Size != want.Size || st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return false
+	}
+	text, err := proc.ReadFile("/proc/self/fd/" + strconv.Itoa(path))
+	return err == nil && bytes.Equal(text, hold())
 }

@@ -72,7 +72,7 @@ func (p *Plan) start(ctx context.Context, r *Room, stdio [3]*os.File, tty *proc.
 		return err
 	}
 	defer args.Close()
-	hold, err := holdFile()
+	hold, err := HoldFile()
 	if err != nil {
 		return err
 	}

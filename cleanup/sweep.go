@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
@@ -166,13 +167,13 @@ func end(init *proc.Process) error {
 	return init.Wait(time.Now().Add(sweepBound))
 }
 
-// processes looks through /proc for what no record knows of: an init whose monitor
-// and keeper were killed in the same instant, before it could ask to die with them
+// processes looks through /proc for what no record knows of: the PID 1 of a room whose
+// monitor and keeper were killed in the same instant, before it could ask to die with them
 // (bubblewrap #633), waits for ever; and zombies.
 func (s *sweep) processes() {
 	dir, err := os.Open("/proc")
 	if err != nil {
-		s.note(Finding{Kind: "held-init", What: "inits that no record knows of", Err: err.Error()})
+		s.note(Finding{Kind: "held-init", What: "rooms that no record knows of", Err: err.Error()})
 		return
 	}
 	defer dir.Close()
@@ -184,8 +185,8 @@ func (s *sweep) processes() {
 	}
 }
 
-// process ends one process if it is an abandoned init, and reports it if it is a zombie
-// of ours.
+// process ends one process if it is PID 1 of an abandoned room, and reports it if it is a
+// zombie of ours.
 func (s *sweep) process(pid int) {
 	st, err := proc.ReadStat(pid)
 	if err != nil {
@@ -205,55 +206,90 @@ func (s *sweep) process(pid int) {
 	if !abandoned(pid) || init.Exited() {
 		return
 	}
-	s.do(Finding{Kind: "held-init", PID: pid, What: "init of a sandbox that has lost its keeper and monitor, and would stay for ever"}, func() error { return end(init) })
+	s.do(Finding{Kind: "held-init", PID: pid, What: "room of a sandbox that has lost its keeper, and would stay for ever"}, func() error { return end(init) })
 }
 
-// abandoned says whether a process is the init of one of our sandboxes, and has lost
-// all that could end it.
+// abandoned reports whether a process is PID 1 of one of our rooms, and all are dead that
+// could end it. Nothing that it goes by can be forged or escaped by a payload, because all
+// of it is the kernel's word about the room's PID 1 and its ancestors, which a payload can
+// neither see nor change:
+//
+//   - it has the caller's uid; to root all are the same. Of somebody else's processes an
+//     ordinary user could not look at the rest.
+//   - It is number 1 of a PID namespace made in this one (NSpid has two numbers). What is in
+//     a room has a number in the room's namespace too, and what a payload makes has three
+//     or more: no process ever gets out of its namespace (pid_namespaces(7)).
+//   - It executes our program, or is the bwrap that is just about to ([bwrap.Holds]). That
+//     program can do nothing but wait, and whoever runs it by himself loses nothing else.
+//   - Its session is the one that the keeper has made, and the keeper, whose pid the
+//     session's number is, is dead. That number is nobody else's for as long as a process
+//     is in the session, and only a process itself can leave one (setsid(2)): our program
+//     does not.
+//   - Neither is sbxrun alive above it, which does the work of a keeper that was killed.
+//
+// So what lives below a living keeper, or a living sbxrun or supervisor, is never touched. Of
+// these, sbxrun is known by its name or by its executable. That is a hint, and could be
+// forged; but only by a process outside of all sandboxes that is an ancestor of the room,
+// and all that comes of it is that the room stays.
 func abandoned(pid int) bool {
-	if !marked(pid) || !own(pid) {
-		return false
-	}
-	if n, err := proc.NSPID(pid); err != nil || n != 1 {
-		return false
-	}
 	st, err := proc.ReadStat(pid)
-	if err != nil {
+	if err != nil || st.Session <= 1 || st.Session == pid || !own(pid) {
 		return false
 	}
-	if marked(st.Parent) {
-		return unkept(st.Parent)
+	numbers, err := proc.NSPIDs(pid)
+	if err != nil || len(numbers) != 2 || numbers[1] != 1 {
+		return false
 	}
-	// A keeper, or an sbxrun in the place of one that was killed, is about to end it.
-	above, err := proc.ReadStat(st.Parent)
-	return err == nil && above.Comm != proc.KeeperName && above.Comm != "sbxrun"
+	return dead(st.Session) && bwrap.Holds(pid) && !supervised(st)
 }
 
-// unkept says whether a monitor has lost its keeper, and so is about to die, maybe
-// before its init has asked to die with it. It is in the session that the keeper
-// leads, and as long as it is, the keeper's number is nobody else's.
-func unkept(monitor int) bool {
-	st, err := proc.ReadStat(monitor)
-	if err != nil || st.Session <= 1 || st.Session == monitor {
-		return false
-	}
-	keeper, err := proc.ReadStat(st.Session)
-	return err == proc.ErrGone || err == nil && (keeper.State == "Z" || keeper.State == "X")
+// dead reports whether a process has ended, even if its parent has not collected it yet.
+func dead(pid int) bool {
+	st, err := proc.ReadStat(pid)
+	return err == proc.ErrGone || err == nil && (st.State == "Z" || st.State == "X")
 }
 
-// marked says whether a process is our bubblewrap, by its first argument.
-func marked(pid int) bool {
-	want := proc.Marker(os.Geteuid())
-	// Not all of it: a process can say that gigabytes of its memory are its arguments
-	// (prctl(2), PR_SET_MM_MAP).
-	fd, err := unix.Open("/proc/"+strconv.Itoa(pid)+"/cmdline", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return false
+// supervised reports whether sbxrun is above a room whose keeper is dead, or may be.
+func supervised(room proc.Stat) bool {
+	for range 3 { // its monitor may die between two looks
+		above, err := proc.ReadStat(room.Parent)
+		if err == nil && above.Session == room.Session {
+			above, err = proc.ReadStat(above.Parent) // above the monitor, which is dying, too
+		}
+		if err == nil {
+			return isSbxrun(above)
+		}
+		if room, err = proc.ReadStat(room.PID); err != nil {
+			return true
+		}
 	}
-	defer func() { _ = unix.Close(fd) }() // only read from
-	begin := make([]byte, len(want)+1)
-	n, err := unix.Read(fd, begin)
-	return err == nil && n == len(begin) && string(begin) == want+"\x00"
+	return true
+}
+
+// isSbxrun reports whether a process is called sbxrun, or has the same executable as we.
+func isSbxrun(st proc.Stat) bool {
+	if st.Comm == "sbxrun" || st.Comm == proc.KeeperName {
+		return true
+	}
+	its, err := executable(st.PID)
+	if err != nil {
+		return false // somebody else's, or nothing that has one
+	}
+	own, err := executable(os.Getpid())
+	return err != nil || its == own
+}
+
+// executable identifies what a process executes: device and inode. It does not ask a file
+// system in user space, which could keep us waiting (statx(2), AT_STATX_DONT_SYNC).
+func executable(pid int) (id [3]uint64, err error) {
+	fd, err := proc.OpenFile(pid, "exe")
+	if err != nil {
+		return id, err
+	}
+	defer unix.Close(fd)
+	var st unix.Statx_t
+	err = unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_INO, &st)
+	return [3]uint64{uint64(st.Dev_major), uint64(st.Dev_minor), st.Ino}, err
 }
 
 // own says whether a process is the caller's; to root all are.

@@ -2,6 +2,7 @@ package cleanup
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -15,76 +16,155 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-// The tests make what crashes leave: records without a supervisor, and processes
-// that look like bubblewrap's. These are this binary, told by sweepRole what to be.
+// The tests make what crashes leave: records without a supervisor, and rooms. The
+// processes are this binary, told by sweepRole what to be, and the program of a room.
 const sweepRole = "SBXRUN_SWEEP_ROLE"
 
 func TestMain(m *testing.M) {
 	if role := os.Getenv(sweepRole); role != "" {
 		os.Exit(play(role))
 	}
-	os.Exit(m.Run())
+	os.Exit(runTests(m))
+}
+
+func runTests(m *testing.M) int {
+	// What loses its parent comes to us.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	// A sweep takes whoever has our executable for sbxrun.
+	dir, err := os.MkdirTemp("", "sweep")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	text, err := os.ReadFile("/proc/self/exe")
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "stranger"), text, 0o755)
+	}
+	hold, holdErr := bwrap.HoldFile()
+	if err == nil && holdErr == nil {
+		defer hold.Close()
+		text, err = os.ReadFile(fmt.Sprintf("/proc/self/fd/%d", proc.Descriptor(hold)))
+	}
+	if err == nil && holdErr == nil {
+		err = os.WriteFile(filepath.Join(dir, "hold"), text, 0o755)
+	}
+	if err = errors.Join(err, holdErr, os.Setenv(sweepFiles, dir)); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return m.Run()
 }
 
 // play is what a process does until its stdin ends: nothing, after it has started
 // the rest of the roles as its child. "name:" sets its name.
-func play(role string) int {
-	role, rest, _ := strings.Cut(role, ",")
+func play(roles string) int {
+	role, rest, _ := strings.Cut(roles, ",")
 	if name, found := strings.CutPrefix(role, "name:"); found {
 		if err := os.WriteFile("/proc/self/comm", []byte(name), 0); err != nil {
 			return 1
 		}
 	}
-	if rest != "" {
-		child := actor(rest)
-		child.Stdin = os.Stdin
-		if role == "keeper" {
-			child.SysProcAttr.Pdeathsig = 0
+	if role != "keeper" && role != "monitor" {
+		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+			return 1
 		}
-		out, err := child.StdoutPipe()
-		if err != nil || child.Start() != nil {
+	}
+	if rest != "" {
+		child, err := actor(rest)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
 			return 2
 		}
-		line := make([]byte, 32)
-		n, _ := out.Read(line)
-		os.Stdout.Write(line[:n])
-	} else {
-		pid, err := os.Readlink("/proc/self") // as /proc, which is the host's, numbers us
+		child.Stdin = os.Stdin
+		said, out, err := os.Pipe()
 		if err != nil {
 			return 3
 		}
-		fmt.Println(pid)
+		child.Stdout = out
+		for len(child.ExtraFiles) < 2 {
+			child.ExtraFiles = append(child.ExtraFiles, os.Stderr)
+		}
+		// Descriptor 5 is where a room's PID 1 says that it is there.
+		child.ExtraFiles = slices.Insert(child.ExtraFiles, 2, out)
+		if err := child.Start(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 4
+		}
+		out.Close()
+		if _, err := said.Read(make([]byte, 32)); err != nil {
+			return 5
+		}
 	}
+	fmt.Println("ready")
 	os.Stdin.Read(make([]byte, 1)) // the end of it is that of the test
 	return 0
 }
 
-// actor is a process that plays the roles, one below the other. The role "init" is
-// the first of a PID namespace; "marked" and "init" have our bubblewrap's name.
-func actor(roles string) *exec.Cmd {
+// actor is a process that plays the roles, one below the other. A keeper makes a session,
+// and what is below it outlives it. "room" is PID 1 of a PID namespace and executes the
+// program of one, "about to" is the bwrap that has not yet; the others look like these.
+func actor(roles string) (*exec.Cmd, error) {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = []string{sweepRole + "=" + roles}
 	role, _, _ := strings.Cut(roles, ",")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	switch role {
-	case "keeper":
-		cmd.SysProcAttr.Setsid = true
-	case "init", "plain init":
+	if role == "stranger" || strings.HasPrefix(role, "name:") {
+		cmd.Path = filepath.Join(os.Getenv(sweepFiles), "stranger")
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: role == "keeper" || role == "apart"}
+	first := func() {
 		cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWPID
 		if os.Geteuid() != 0 {
 			cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
+			// Root there, so that it can do the same once more.
+			cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}}
 		}
 	}
-	if role == "init" || role == "marked" {
-		cmd.Args[0] = proc.Marker(os.Geteuid())
+	switch role {
+	case "room", "about to", "other", "copy", "second", "apart":
+		hold, err := bwrap.HoldFile()
+		if err != nil {
+			return nil, err
+		}
+		if role == "other" {
+			if _, err := hold.Write([]byte{0}); err != nil {
+				return nil, err
+			}
+		}
+		cmd.ExtraFiles = []*os.File{hold, os.Stderr}
+		cmd.Path, cmd.Args = "/proc/self/fd/3", []string{"/proc/self/fd/6"}
+		if role == "copy" {
+			cmd.Path = filepath.Join(os.Getenv(sweepFiles), "hold")
+		}
+		if role == "about to" {
+			cmd.Path, cmd.Args = "/proc/self/exe", []string{proc.Marker(os.Geteuid())}
+			cmd.ExtraFiles = []*os.File{os.Stderr, os.Stderr, hold} // with 5 in between, 6
+		}
+		if role != "second" {
+			first()
+		}
+	case "nest", "plain init":
+		first()
+	case "name:sbxrun-room":
+		cmd.Args = []string{proc.Marker(os.Geteuid()), "/proc/self/fd/6"}
+		first()
 	}
-	return cmd
+	cmd.Env = append(cmd.Env, sweepFiles+"="+os.Getenv(sweepFiles))
+	return cmd, nil
 }
+
+// sweepFiles names the directory with "stranger", a copy of the test, and "hold", the
+// program of a room.
+const sweepFiles = "SBXRUN_SWEEP_FILES"
 
 // cast starts actors and returns the pid of the innermost one, as the host sees it.
 func cast(t *testing.T, roles string) (inner *proc.Process) {
@@ -93,10 +173,13 @@ func cast(t *testing.T, roles string) (inner *proc.Process) {
 	return inner
 }
 
-// castBelow also returns the outermost.
-func castBelow(t *testing.T, roles string) (inner *proc.Process, outer *os.Process) {
+// castBelow also returns all of them, from the outermost on.
+func castBelow(t *testing.T, roles string) (inner *proc.Process, all []*proc.Process) {
 	t.Helper()
-	cmd := actor(roles)
+	cmd, err := actor(roles)
+	if err != nil {
+		t.Fatal(err)
+	}
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -111,30 +194,38 @@ func castBelow(t *testing.T, roles string) (inner *proc.Process, outer *os.Proce
 	}
 	t.Cleanup(func() {
 		stdin.Close()
-		_ = cmd.Process.Kill() // and those below die with it (Pdeathsig)
+		_ = cmd.Process.Kill() // it may have been
 		_ = cmd.Wait()
+		for _, p := range all {
+			_ = p.Signal(unix.SIGKILL) // likewise
+			if err := p.Wait(time.Now().Add(10 * time.Second)); err != nil {
+				t.Error(err)
+			}
+			_, _ = unix.Wait4(p.PID, nil, unix.WNOHANG, nil) // if it has come to us
+			p.Close()
+		}
 	})
-	line := make([]byte, 32)
-	if n, err := out.Read(line); err != nil || n < 2 {
+	if _, err := out.Read(make([]byte, 32)); err != nil {
 		t.Fatalf("no word of %s: %v", roles, err)
 	}
-	// The last one below us: it may have another idea of its pid.
 	pid := cmd.Process.Pid
-	for range strings.Count(roles, ",") {
-		children := proc.Children(pid, pid)
-		for _, tid := range tasks(t, pid) {
-			children = append(children, proc.Children(pid, tid)...)
+	for i := range 1 + strings.Count(roles, ",") {
+		if i > 0 {
+			var children []int
+			for _, tid := range tasks(t, pid) {
+				children = append(children, proc.Children(pid, tid)...)
+			}
+			if len(children) == 0 {
+				t.Fatalf("%s: %d has no child", roles, pid)
+			}
+			pid = children[0]
 		}
-		if len(children) == 0 {
-			t.Fatalf("%s: %d has no child", roles, pid)
+		if inner, err = proc.Open(pid); err != nil {
+			t.Fatal(err)
 		}
-		pid = children[0]
+		all = append(all, inner)
 	}
-	if inner, err = proc.Open(pid); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { inner.Close() })
-	return inner, cmd.Process
+	return inner, all
 }
 
 func tasks(t *testing.T, pid int) (tids []int) {
@@ -162,45 +253,76 @@ func findings(found []Finding, pid int) (mine []Finding) {
 	return mine
 }
 
-func TestStaleInit(t *testing.T) {
+// unkeep kills the keeper of a cast, and waits for its end.
+func unkeep(t *testing.T, roles string, all []*proc.Process) {
+	t.Helper()
+	keeper := all[slices.Index(strings.Split(roles, ","), "keeper")]
+	if err := keeper.Signal(unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := keeper.Wait(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A room is ended when its keeper is dead and no sbxrun is above it; and nothing that only
+// looks like it ever is. Each case is tried with the keeper alive, when nothing is touched.
+func TestAbandoned(t *testing.T) {
 	for _, test := range []struct {
-		roles string
-		stale bool
+		roles     string
+		abandoned bool
 	}{
-		{"init", true},                               // below the test, as if that were PID 1
-		{"parent,init", true},                        // below a stranger
-		{"marked,init", false},                       // it has its monitor
-		{"name:" + proc.KeeperName + ",init", false}, // or its keeper, which is about to end it
-		{"name:sbxrun,init", false},                  // or sbxrun, in the place of that
-		{"plain init", false},                        // somebody else's
-		{"marked", false},                            // ours, and no init
-		{"parent,marked", false},
+		{"stranger,keeper,room", true},
+		{"stranger,keeper,monitor,room", true}, // its monitor is dying
+		{"stranger,keeper,about to", true},
+		{"stranger,keeper,monitor,about to", true},
+		{"name:sbxrun,keeper,room", false}, // sbxrun is about to end it
+		{"name:sbxrun,keeper,monitor,room", false},
+		{"name:" + proc.KeeperName + ",keeper,room", false},
+		{"parent,keeper,room", false}, // sbxrun under another name
+		{"parent,keeper,monitor,room", false},
+		// Decoys.
+		{"stranger,keeper,name:sbxrun-room", false},         // name, arguments, and number 1: another program
+		{"stranger,keeper,monitor,name:sbxrun-room", false}, //
+		{"stranger,keeper,nest,room", false},                // all of it, but in a namespace below: what a payload can make
+		{"stranger,keeper,nest,about to", false},
+		{"stranger,keeper,second", false},     // not the first of its namespace
+		{"stranger,keeper,other", false},      // another program in a memfd of that name
+		{"stranger,keeper,copy", false},       // the program in a file
+		{"stranger,keeper,apart", false},      // in a session of its own
+		{"stranger,keeper,plain init", false}, // somebody else's
 	} {
 		t.Run(test.roles, func(t *testing.T) {
-			init := cast(t, test.roles)
-			s := sweep{SweepOptions: SweepOptions{DryRun: true}}
-			s.process(init.PID)
-			if got := len(findings(s.found, init.PID)) == 1; got != test.stale {
-				t.Fatalf("found %+v, want stale: %v", s.found, test.stale)
+			room, all := castBelow(t, test.roles)
+			s := sweep{}
+			s.process(room.PID)
+			if len(s.found) > 0 || room.Exited() {
+				t.Fatalf("touched, with its keeper alive: %+v", s.found)
 			}
-			if init.Exited() {
+			unkeep(t, test.roles, all)
+			s = sweep{SweepOptions: SweepOptions{DryRun: true}}
+			s.process(room.PID)
+			if got := len(findings(s.found, room.PID)) == 1; got != test.abandoned {
+				t.Fatalf("found %+v, want abandoned: %v", s.found, test.abandoned)
+			}
+			if room.Exited() {
 				t.Fatal("a look has ended it")
 			}
 			s = sweep{}
-			s.process(init.PID)
-			mine := findings(s.found, init.PID)
-			if !test.stale {
-				if len(mine) > 0 || init.Exited() {
+			s.process(room.PID)
+			mine := findings(s.found, room.PID)
+			if !test.abandoned {
+				if len(mine) > 0 || room.Exited() {
 					t.Errorf("touched: %+v", mine)
 				}
 				return
 			}
-			if len(mine) != 1 || !mine[0].Done || mine[0].Kind != "held-init" || mine[0].Err != "" || !init.Exited() {
+			if len(mine) != 1 || !mine[0].Done || mine[0].Kind != "held-init" || mine[0].Err != "" || !room.Exited() {
 				t.Errorf("not ended: %+v", mine)
 			}
 			s = sweep{}
-			s.process(init.PID) // a zombie by now, or gone
-			for _, f := range findings(s.found, init.PID) {
+			s.process(room.PID) // a zombie by now, or gone
+			for _, f := range findings(s.found, room.PID) {
 				if f.Kind != "zombie" {
 					t.Errorf("ended twice: %+v", f)
 				}
@@ -209,44 +331,30 @@ func TestStaleInit(t *testing.T) {
 	}
 }
 
-// A monitor that has lost its keeper is dying, and may leave its init behind.
-func TestStaleInitBelowMonitor(t *testing.T) {
-	init, keeper := castBelow(t, "keeper,marked,init")
-	s := sweep{}
-	s.process(init.PID)
-	if len(s.found) > 0 || init.Exited() {
-		t.Fatalf("touched, with its keeper alive: %+v", s.found)
-	}
-	held, err := proc.Open(keeper.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer held.Close()
-	if err := keeper.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	if err := held.Wait(time.Now().Add(10 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
-	// While its monitor dies nobody can tell whose it is: then the next look does.
-	for end := time.Now().Add(10 * time.Second); len(s.found) == 0 && time.Now().Before(end); {
-		s.process(init.PID)
-	}
-	if len(s.found) != 1 || !s.found[0].Done || !init.Exited() {
-		t.Errorf("not ended: %+v", s.found)
+// A process that was started by hand, in our session, and executes the program of a room,
+// has no keeper that could be dead.
+func TestAbandonedByHand(t *testing.T) {
+	for _, roles := range []string{"parent,room", "stranger,room", "parent,about to", "stranger,about to"} {
+		room := cast(t, roles)
+		s := sweep{}
+		s.process(room.PID)
+		if len(s.found) > 0 || room.Exited() {
+			t.Errorf("%s: touched: %+v", roles, s.found)
+		}
 	}
 }
 
-// Many sweeps at once, and an init that ends by itself: nobody fails.
-func TestStaleInitRace(t *testing.T) {
+// Many sweeps at once: nobody fails.
+func TestAbandonedRace(t *testing.T) {
 	for range 5 {
-		init := cast(t, "init")
+		room, all := castBelow(t, "stranger,keeper,room")
+		unkeep(t, "stranger,keeper,room", all)
 		done := make(chan []Finding)
 		const n = 4
 		for range n {
 			go func() {
 				s := sweep{}
-				s.process(init.PID)
+				s.process(room.PID)
 				done <- s.found
 			}()
 		}
@@ -257,7 +365,7 @@ func TestStaleInitRace(t *testing.T) {
 				}
 			}
 		}
-		if !init.Exited() {
+		if !room.Exited() {
 			t.Error("not ended")
 		}
 	}
@@ -481,7 +589,9 @@ func TestSweepKeepsRecords(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	known, unknown := cast(t, "plain init"), cast(t, "init")
+	known := cast(t, "plain init")
+	unknown, all := castBelow(t, "stranger,keeper,room")
+	unkeep(t, "stranger,keeper,room", all)
 	id, err := proc.Identify(known.PID)
 	if err != nil {
 		t.Fatal(err)

@@ -103,3 +103,21 @@ func restore(call uintptr, id int) {
 		panic("the effective ids cannot be restored: " + err.Error())
 	}
 }
+
+// OpenFile opens a file in /proc/PID that stands for another one, "exe" or "fd/3", without
+// opening that one (O_PATH): a device, a FIFO or a file system in user space could do
+// something about it, or keep us waiting. The caller closes it.
+func OpenFile(pid int, name string) (fd int, err error) {
+	path := "/proc/" + strconv.Itoa(pid) + "/" + name
+	open := func() (err error) {
+		fd, err = unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+		return err
+	}
+	if err = open(); err == unix.EACCES {
+		err = asOwner(pid, open)
+	}
+	if err != nil {
+		return -1, fmt.Errorf("open %s: %w", path, err)
+	}
+	return fd, nil
+}

@@ -133,40 +133,32 @@ func isLetter(c byte) bool { return 'A' <= c && c <= 'Z' || 'a' <= c && c <= 'z'
 // NSPID is the pid of the process in its own, innermost PID namespace: the last
 // number of the NSpid line of /proc/PID/status (Linux 4.1).
 func NSPID(pid int) (int, error) {
+	numbers, err := NSPIDs(pid)
+	if err != nil {
+		return 0, err
+	}
+	return numbers[len(numbers)-1], nil
+}
+
+// NSPIDs are the pids of the process in our PID namespace and in each one on the way
+// from there to its own: at least one, and one more for each namespace between.
+func NSPIDs(pid int) ([]int, error) {
 	path := "/proc/" + strconv.Itoa(pid) + "/status"
 	data, err := ReadFile(path)
 	if err != nil {
-		return 0, ErrGone
+		return nil, ErrGone
 	}
-	return parseNSPID(data)
+	return parseNSPIDs(data)
 }
 
 // Nested reports whether a process is in a PID namespace below that of /proc. An error,
 // which is that it has ended, counts as no.
 func Nested(pid int) bool {
-	data, err := ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
-	if err != nil {
-		return false
-	}
-	numbers, err := nsPIDs(data)
+	numbers, err := NSPIDs(pid)
 	return err == nil && len(numbers) > 1
 }
 
-func parseNSPID(status []byte) (int, error) {
-	f, err := nsPIDs(status)
-	if err != nil {
-		return 0, err
-	}
-	n, err := strconv.Atoi(f[len(f)-1])
-	if err != nil || n < 1 {
-		return 0, fmt.Errorf("parse status: bad line %q", strings.Join(f, " "))
-	}
-	return n, nil
-}
-
-// nsPIDs returns the words after NSpid: a process's pid in each namespace, from that of
-// /proc to its own; at least one word.
-func nsPIDs(status []byte) ([]string, error) {
+func parseNSPIDs(status []byte) (numbers []int, err error) {
 	// The Name line comes first and escapes newlines, so a process cannot
 	// fake this line by its name (proc_pid_status(5)).
 	i := bytes.Index(status, []byte("\nNSpid:"))
@@ -174,11 +166,17 @@ func nsPIDs(status []byte) ([]string, error) {
 		return nil, errors.New("parse status: no NSpid line")
 	}
 	line, _, _ := strings.Cut(string(status[i+1:]), "\n")
-	f := strings.Fields(line)[1:]
-	if len(f) == 0 {
+	for _, f := range strings.Fields(line)[1:] {
+		n, err := strconv.Atoi(f)
+		if err != nil || n < 1 {
+			return nil, fmt.Errorf("parse status: bad line %q", line)
+		}
+		numbers = append(numbers, n)
+	}
+	if len(numbers) == 0 {
 		return nil, fmt.Errorf("parse status: bad line %q", line)
 	}
-	return f, nil
+	return numbers, nil
 }
 
 // PeakRSS is the most memory the process has had, in bytes: VmHWM of

@@ -130,42 +130,49 @@ func FuzzParseStat(f *testing.F) {
 	})
 }
 
-func TestParseNSPID(t *testing.T) {
+func TestParseNSPIDs(t *testing.T) {
 	const name = "Name:\tsh\nUmask:\t0022\nNgid:\t0\n"
 	tests := []struct {
 		in   string
-		want int // 0 is an error
+		want []int // nil is an error
 	}{
-		{name + "NSpid:\t42\nNSpgid:\t1\n", 42},
-		{name + "NSpid:\t4711\t5\t1\nNSpgid:\t4711\t5\t1\n", 1},
-		{name + "NSpid:\t4711\t2", 2},
-		{"Name:\tNSpid:\\n NSpid:\t7\nNSpid:\t3\n", 3}, // the name stands on a line that begins otherwise
-		{"", 0},
-		{"NSpid:\t42\n", 0}, // never the first line
-		{name, 0},
-		{name + "NSpid:", 0},
-		{name + "NSpid:\n42\n", 0},
-		{name + "NSpid:\t0\n", 0},
-		{name + "NSpid:\t-1\n", 0},
-		{name + "NSpid:\t4711\tx\n", 0},
-		{name + "NSpid:\t99999999999999999999\n", 0},
-		{name + "NSpgid:\t42\n", 0},
+		{name + "NSpid:\t42\nNSpgid:\t1\n", []int{42}},
+		{name + "NSpid:\t4711\t5\t1\nNSpgid:\t4711\t5\t1\n", []int{4711, 5, 1}},
+		{name + "NSpid:\t4711\t2", []int{4711, 2}},
+		{"Name:\tNSpid:\\n NSpid:\t7\nNSpid:\t3\n", []int{3}}, // the name stands on a line that begins otherwise
+		{"", nil},
+		{"NSpid:\t42\n", nil}, // never the first line
+		{name, nil},
+		{name + "NSpid:", nil},
+		{name + "NSpid:\n42\n", nil},
+		{name + "NSpid:\t0\n", nil},
+		{name + "NSpid:\t-1\n", nil},
+		{name + "NSpid:\tx\t1\n", nil},
+		{name + "NSpid:\t4711\tx\n", nil},
+		{name + "NSpid:\t99999999999999999999\n", nil},
+		{name + "NSpgid:\t42\n", nil},
 	}
 	for _, tt := range tests {
-		got, err := parseNSPID([]byte(tt.in))
-		if got != tt.want || (err == nil) != (tt.want > 0) {
-			t.Errorf("parseNSPID(%q) = %d, %v; want %d", tt.in, got, err, tt.want)
+		got, err := parseNSPIDs([]byte(tt.in))
+		if diff := cmp.Diff(tt.want, got); diff != "" || (err == nil) != (tt.want != nil) {
+			t.Errorf("parseNSPIDs(%q): %v (-want +got):\n%s", tt.in, err, diff)
 		}
 	}
 }
 
-func FuzzParseNSPID(f *testing.F) {
+func FuzzParseNSPIDs(f *testing.F) {
 	for _, seed := range []string{"", "\nNSpid:", "\nNSpid:\t4711\t1\n", "Name:\tx\nNSpid:\t-1\n"} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if n, err := parseNSPID(data); (err == nil) != (n > 0) {
-			t.Errorf("%d, %v", n, err)
+		numbers, err := parseNSPIDs(data)
+		if (err == nil) != (len(numbers) > 0) {
+			t.Errorf("%v, %v", numbers, err)
+		}
+		for _, n := range numbers {
+			if n < 1 {
+				t.Errorf("%v", numbers)
+			}
 		}
 	})
 }

@@ -193,7 +193,7 @@ func TestFullStdoutSignal(t *testing.T) {
 			defer reader.Close()
 			r := start(t, options{stdout: writer}, flag, "--timeout", "0.1", "sh", "-c", ": >/out/ran; exec yes")
 			writer.Close()
-			r.until("the end of the sandbox", func() bool { r.processes(); return r.wrote("ran") && r.ns != 0 && len(below(r.pid)) == 0 })
+			r.until("the end of the sandbox", func() bool { r.processes(); return r.wrote("ran") && len(r.ns) > 0 && len(below(r.pid)) == 0 })
 			r.signal(unix.SIGTERM)
 			r.signal(unix.SIGTERM)
 			r.briefly(3 * time.Second)

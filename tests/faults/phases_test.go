@@ -55,16 +55,19 @@ var phases = []phase{
 		p, ok := harness.ReadProc(pids[roleMonitor])
 		return ok && p.Comm == "bwrap"
 	}, victims: []int{roleSbxrun, roleKeeper, roleMonitor}},
-	{name: "init", reached: exists(roleInit), victims: []int{roleSbxrun, roleKeeper, roleMonitor, roleInit}},
-	{name: "payload", reached: exists(rolePayload), victims: []int{roleSbxrun, roleKeeper, roleMonitor, roleInit}},
+	{name: "room", reached: exists(roleRoom), victims: []int{roleSbxrun, roleKeeper, roleMonitor, roleRoom}},
+	{name: "built", reached: func(_ *run, pids [roles]int) bool { return pids[roleRoom] > 0 && built(pids[roleRoom]) },
+		victims: []int{roleSbxrun, roleKeeper, roleMonitor, roleRoom}},
+	{name: "init", reached: exists(roleInit), victims: []int{roleSbxrun, roleKeeper, roleMonitor, roleRoom, roleInit}},
+	{name: "held", reached: exists(rolePayload), victims: []int{roleSbxrun, roleKeeper, roleMonitor, roleRoom, roleInit}},
 	{name: "running", reached: func(r *run, pids [roles]int) bool { return pids[rolePayload] > 0 && r.wrote("ran") },
-		victims: []int{roleSbxrun, roleKeeper, roleMonitor, roleInit}},
+		victims: []int{roleSbxrun, roleKeeper, roleMonitor, roleRoom, roleInit}},
 	{name: "ended", payload: leaver, reached: func(r *run, pids [roles]int) bool {
 		return r.wrote("ran") && (pids[rolePayload] == 0 || zombie(pids[rolePayload]))
 	}, victims: []int{roleSbxrun, roleKeeper}},
 	{name: "grace", payload: deaf, flags: []string{"--timeout", "0.05", "--grace", "2"},
 		reached: func(r *run, pids [roles]int) bool { return r.wrote("term") },
-		victims: []int{roleSbxrun, roleKeeper, roleMonitor, roleInit}},
+		victims: []int{roleSbxrun, roleKeeper, roleMonitor, roleRoom, roleInit}},
 	{name: "teardown", payload: crowd, before: func(r *run) {
 		if r.until("500 processes", func() bool { return r.wrote("ran") }) {
 			r.processes() // its namespace
@@ -111,9 +114,7 @@ func (ph phase) strike(t *testing.T, victim int) bool {
 	}
 	flags := ph.flags
 	if flags == nil {
-		// Short, because a monitor that dies while init has not yet asked to die
-		// with it is not missed before the deadline.
-		flags = []string{"--timeout", "1"}
+		flags = []string{"--timeout", "5"}
 	}
 	r := start(t, options{}, slices.Concat(flags, payload)...)
 	if ph.before != nil {

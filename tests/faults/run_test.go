@@ -27,18 +27,6 @@ var (
 	settle = harness.Scaled(5 * time.Second)
 )
 
-// The processes of a run, from the outside in.
-const (
-	roleSbxrun = iota
-	roleKeeper
-	roleMonitor
-	roleInit
-	rolePayload
-	roles
-)
-
-var roleNames = [roles]string{"sbxrun", "keeper", "monitor", "init", "payload"}
-
 // options are how a run is started; the zero value is right for most.
 type options struct {
 	env    []string
@@ -65,10 +53,11 @@ type run struct {
 	exited chan struct{} // closed when sbxrun has been reaped
 	begin  time.Time
 	end    time.Time // after exited
-	// ns is the inode of the sandbox's PID namespace once it was seen. held
-	// keeps it from being given to the next one.
-	ns   uint64
-	held *os.File
+	// ns are the inodes of the room's and the command's PID namespaces once they were
+	// seen, and the handles that keep them from being given to the next ones. known are
+	// the processes that they were seen by.
+	ns    map[uint64]*os.File
+	known map[int]bool
 	// killed: sbxrun was, so nobody waits for the rest and there is no report.
 	killed bool
 }
@@ -78,7 +67,7 @@ func start(t testing.TB, o options, args ...string) *run {
 	t.Helper()
 	top := harness.Dir(t)
 	r := &run{
-		t: t, out: harness.SharedDir(t), exited: make(chan struct{}),
+		t: t, out: harness.SharedDir(t), exited: make(chan struct{}), ns: map[uint64]*os.File{}, known: map[int]bool{},
 		marker: fmt.Sprintf("fault-%d-%d", os.Getpid(), time.Now().UnixNano()),
 		report: filepath.Join(top, "report.json"),
 		stdout: filepath.Join(top, "stdout"),
@@ -147,38 +136,32 @@ func (r *run) over() bool {
 	}
 }
 
-// processes are the pids of the run's processes by role, as far as they exist,
-// found by descent from sbxrun.
+// processes are the pids of the run's processes by role, as far as they exist.
 func (r *run) processes() (pids [roles]int) {
-	pids[roleSbxrun] = r.pid
-	for role := roleKeeper; role < roles; role++ {
-		below := childrenOf(pids[role-1])
-		if len(below) == 0 {
-			break
-		}
-		pids[role] = slices.Min(below)
-		if role == roleInit {
-			r.remember(pids[role])
-		}
+	pids = family(r.pid)
+	for _, pid := range pids[roleRoom:] {
+		r.remember(pid)
 	}
 	return pids
 }
 
-// remember notes the namespace of init.
+// remember notes the PID namespace of a process. That of an init cannot be looked at by an
+// ordinary user: it shows in the payload.
 func (r *run) remember(pid int) {
-	if r.held != nil || pid <= 1 {
+	if pid <= 1 || r.known[pid] {
 		return
 	}
 	held, err := os.Open(fmt.Sprintf("/proc/%d/ns/pid", pid))
 	if err != nil {
-		return // it has ended, or belongs to somebody else
+		return // it has ended, or cannot be looked at yet
 	}
 	var mine, its unix.Stat_t
-	if unix.Stat("/proc/self/ns/pid", &mine) == nil && unix.Fstat(int(held.Fd()), &its) == nil && its.Ino != mine.Ino {
-		r.ns, r.held = its.Ino, held
+	if unix.Stat("/proc/self/ns/pid", &mine) != nil || unix.Fstat(int(held.Fd()), &its) != nil || its.Ino == mine.Ino || r.ns[its.Ino] != nil {
+		held.Close()
 		return
 	}
-	held.Close()
+	r.known[pid] = true
+	r.ns[its.Ino] = held
 }
 
 // childrenOf lists the children of all threads of a process, zombies included.
@@ -219,7 +202,7 @@ func (r *run) hit(pids [roles]int, role int, sig unix.Signal) bool {
 	}
 	defer target.Close()
 	p, ok := harness.ReadProc(pids[role])
-	if !ok || p.Parent != pids[role-1] || p.State == "Z" || p.State == "X" {
+	if !ok || p.Parent != pids[above[role]] || p.State == "Z" || p.State == "X" {
 		return false
 	}
 	if err := target.Signal(sig); err != nil {
@@ -343,9 +326,12 @@ func (r *run) readReport(o *outcome) {
 // killed. What is left all the same is ended, so that no other test suffers.
 func (r *run) gone() {
 	r.t.Helper()
-	if r.held != nil {
-		defer func() { r.held.Close(); r.held = nil }()
-	}
+	defer func() {
+		for inode, held := range r.ns {
+			held.Close()
+			delete(r.ns, inode)
+		}
+	}()
 	deadline := time.Now()
 	if r.killed {
 		deadline = deadline.Add(settle)
@@ -385,7 +371,7 @@ func (r *run) left() (left []harness.Proc) {
 		}
 		left = append(left, p)
 	}
-	for _, p := range marked(r.marker, r.ns) {
+	for _, p := range marked(r.marker, func(inode uint64) bool { return r.ns[inode] != nil }) {
 		if !slices.ContainsFunc(left, func(q harness.Proc) bool { return q.PID == p.PID }) {
 			left = append(left, p)
 		}
@@ -417,8 +403,8 @@ func below(pid int) (found []harness.Proc) {
 	return found
 }
 
-// marked looks through all of /proc.
-func marked(marker string, ns uint64) (found []harness.Proc) {
+// marked looks through all of /proc for a marker and for members of PID namespaces.
+func marked(marker string, ours func(inode uint64) bool) (found []harness.Proc) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil
@@ -430,8 +416,8 @@ func marked(marker string, ns uint64) (found []harness.Proc) {
 		}
 		why := ""
 		var st unix.Stat_t
-		if ns != 0 && unix.Stat(fmt.Sprintf("/proc/%d/ns/pid", pid), &st) == nil && st.Ino == ns {
-			why = "is in the sandbox's PID namespace"
+		if unix.Stat(fmt.Sprintf("/proc/%d/ns/pid", pid), &st) == nil && ours(st.Ino) {
+			why = "is in a PID namespace of the sandbox"
 		}
 		for _, name := range []string{"environ", "cmdline"} {
 			if data, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name)); err == nil && bytes.Contains(data, []byte(marker)) {

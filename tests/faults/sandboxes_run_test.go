@@ -305,19 +305,6 @@ func (b *sandbox) record() (r record) {
 	return r
 }
 
-// family is the sandbox's processes by role: supervisor, keeper, monitor, init, payload.
-func family(supervisor int) (pids [roles]int) {
-	pids[roleSbxrun] = supervisor
-	for role := roleKeeper; role < roles; role++ {
-		children := childrenOf(pids[role-1])
-		if len(children) == 0 {
-			break
-		}
-		pids[role] = slices.Min(children)
-	}
-	return pids
-}
-
 // strike sends a signal to a process that is a child of a certain other one, and
 // says whether it lived. The pidfd comes first and the look second.
 func strike(pid, parent int, sig unix.Signal) (target *harness.Target, hit bool) {
@@ -416,29 +403,17 @@ func (e *estate) left(living ...*sandbox) (found []harness.Proc) {
 }
 
 // members are the processes with the marker, or in one of the namespaces.
-func (e *estate) members() (found []harness.Proc) {
-	found = marked(e.marker, 0)
+func (e *estate) members() []harness.Proc {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if len(e.ns) == 0 {
-		return found
+	return marked(e.marker, func(inode uint64) bool { return e.ns[inode] != "" })
+}
+
+// rememberAll notes the PID namespaces of a family.
+func (e *estate) rememberAll(pids [roles]int) {
+	for _, pid := range pids[roleRoom:] {
+		e.remember(pid)
 	}
-	entries, _ := os.ReadDir("/proc") // marked has read it as well
-	for _, entry := range entries {
-		pid, err := strconv.Atoi(entry.Name())
-		if err != nil {
-			continue
-		}
-		var st unix.Stat_t
-		if unix.Stat(fmt.Sprintf("/proc/%d/ns/pid", pid), &st) != nil || e.ns[st.Ino] == "" {
-			continue
-		}
-		if p, ok := harness.ReadProc(pid); ok {
-			p.Why = "is in a PID namespace of the test"
-			found = append(found, p)
-		}
-	}
-	return found
 }
 
 // gone asserts that nothing is left but the living: soon, for what ends by itself.

@@ -124,9 +124,7 @@ func TestStateFillsUp(t *testing.T) {
 			if err := json.Unmarshal([]byte(s.stdout), b); s.code != 0 || err != nil {
 				t.Fatalf("no sandbox: %v", s)
 			}
-			if pids := family(b.PID); pids[roleInit] > 0 {
-				e.remember(pids[roleInit])
-			}
+			e.rememberAll(family(b.PID))
 			sh.fill(0)
 			if end.act != nil {
 				end.act(sh, b)

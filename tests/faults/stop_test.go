@@ -32,10 +32,10 @@ func (r *run) stopped(pid int) {
 	})
 }
 
-// R17: the deadline works while a process between is stopped: the monitor, init,
-// the command.
+// R17: the deadline works while a process between is stopped: the monitor, the room,
+// init, the command.
 func TestR17StoppedBelow(t *testing.T) {
-	for _, victim := range []int{roleMonitor, roleInit, rolePayload} {
+	for _, victim := range []int{roleMonitor, roleRoom, roleInit, rolePayload} {
 		for _, flags := range [][]string{{"--timeout", "0.3"}, {"--timeout", "0.3", "--grace", "0.2"}} {
 			t.Run(roleNames[victim]+" "+strings.Join(flags, " "), func(t *testing.T) {
 				r, pids := begun(t, flags, busy)
@@ -53,11 +53,11 @@ func TestR17StoppedBelow(t *testing.T) {
 	}
 }
 
-// R17: the monitor or init is stopped when it has just been made, so that the
+// R17: the monitor, the room or init is stopped when it has just been made, so that the
 // set-up never comes to its end: a signal to sbxrun ends that, and so would its
 // bound of 30 s.
 func TestR17StoppedEarly(t *testing.T) {
-	for _, victim := range []int{roleMonitor, roleInit} {
+	for _, victim := range []int{roleMonitor, roleRoom, roleInit} {
 		t.Run(roleNames[victim], func(t *testing.T) {
 			for range scaled(t, 4) {
 				r := start(t, options{}, append([]string{"--timeout", "1"}, busy...)...)
@@ -81,14 +81,34 @@ func TestR17StoppedEarly(t *testing.T) {
 	}
 }
 
-// R17: sbxrun itself is stopped beyond the deadline. Nobody acts in its place,
-// but once it goes on, everything does.
+// R17: sbxrun itself is stopped beyond the deadline. The keeper acts in its place, half a
+// second after the deadline and the grace period, and then sbxrun calls it what it is.
 func TestR17StoppedSelf(t *testing.T) {
+	for _, flags := range [][]string{{"--timeout", "0.1"}, {"--timeout", "0.1", "--grace", "0.2"}} {
+		r, pids := begun(t, flags, busy)
+		r.signal(unix.SIGSTOP)
+		r.stopped(r.pid)
+		payload, err := harness.Open(pids[rolePayload])
+		harness.Must(t, err)
+		r.until("the end of the command", payload.Ended)
+		payload.Close()
+		low := 600 * time.Millisecond
+		if len(flags) > 2 {
+			low += 200 * time.Millisecond
+		}
+		harness.Within(t, "the command", time.Since(r.begin), low, low+300*time.Millisecond)
+		r.signal(unix.SIGCONT)
+		if o := r.wait(); o.code != 124 || o.report == nil || o.report.Cause != "timeout" || o.report.Teardown.Verdict != "proven" {
+			t.Errorf("%v: want a proven timeout: %v", flags, o)
+		}
+	}
+
+	// It goes on before that, and late all the same.
 	r, pids := begun(t, []string{"--timeout", "0.1"}, busy)
 	r.signal(unix.SIGSTOP)
 	r.stopped(r.pid)
 	r.until("the deadline", func() bool { return time.Since(r.begin) > 200*time.Millisecond })
-	if zombie(pids[rolePayload]) {
+	if zombie(pids[rolePayload]) && time.Since(r.begin) < 600*time.Millisecond {
 		t.Errorf("the command was killed while sbxrun was stopped")
 	}
 	r.signal(unix.SIGCONT)
@@ -150,20 +170,27 @@ func TestStoppedKeeper(t *testing.T) {
 	}
 }
 
-// Init is killed from outside: lost, whatever the command was about to say.
-func TestLostInit(t *testing.T) {
+// What holds the command is killed from outside: lost, whatever the command was about to
+// say.
+func TestLost(t *testing.T) {
 	for _, flags := range [][]string{nil, {"--json"}, {"--timeout", "10", "--grace", "10"}} {
-		t.Run(strings.Join(flags, " "), func(t *testing.T) {
-			r, pids := begun(t, flags, busy)
-			if !r.hit(pids, roleInit, unix.SIGKILL) {
-				t.Fatal("there is no init")
-			}
-			o := r.wait()
-			if o.code != 137 || o.report == nil || o.report.Cause != "lost" || o.report.Teardown.Verdict != "proven" || !o.report.Started {
-				t.Errorf("want lost and proven: %v", o)
-			}
-		})
+		for _, victim := range []int{roleMonitor, roleRoom, roleInit} {
+			lost(t, victim, flags)
+		}
 	}
+}
+
+func lost(t *testing.T, victim int, flags []string) {
+	t.Run(strings.Join(append([]string{roleNames[victim]}, flags...), " "), func(t *testing.T) {
+		r, pids := begun(t, flags, busy)
+		if !r.hit(pids, victim, unix.SIGKILL) {
+			t.Fatalf("there is no %s", roleNames[victim])
+		}
+		o := r.wait()
+		if o.code != 137 || o.report == nil || o.report.Cause != "lost" || o.report.Teardown.Verdict != "proven" || !o.report.Started {
+			t.Errorf("want lost and proven: %v", o)
+		}
+	})
 }
 
 // The command alone is killed from outside: that is its own end, not init's.

@@ -1,0 +1,82 @@
+package faults
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// The processes of a run. A sandbox that was started has a supervisor in the place of
+// sbxrun, and neither init nor payload if it idles; an exec has no monitor and no room.
+const (
+	roleSbxrun = iota
+	roleKeeper
+	roleMonitor
+	roleRoom
+	roleInit
+	rolePayload
+	roles
+)
+
+var roleNames = [roles]string{"sbxrun", "keeper", "monitor", "room", "init", "payload"}
+
+// above is each one's parent: the keeper has two children that stay.
+var above = [roles]int{roleKeeper: roleSbxrun, roleMonitor: roleKeeper, roleRoom: roleMonitor, roleInit: roleKeeper, rolePayload: roleInit}
+
+// family is the processes by role, as far as they exist: found by descent from sbxrun or a
+// supervisor, and by their numbers in the PID namespaces. Names are not looked at.
+func family(sbxrun int) (pids [roles]int) {
+	pids[roleSbxrun] = sbxrun
+	if sbxrun <= 1 {
+		return pids
+	}
+	keepers := childrenOf(sbxrun)
+	if len(keepers) == 0 {
+		return pids
+	}
+	pids[roleKeeper] = slices.Min(keepers)
+	// On the way in there are up to two more below the keeper, for a moment: one that is
+	// going to enter, younger than the monitor, and one that has, which is no PID 1.
+	for _, pid := range childrenOf(pids[roleKeeper]) {
+		switch numbers := pidsOf(pid); {
+		case len(numbers) == 3 && numbers[2] == "1":
+			pids[roleInit] = pid
+		case len(numbers) == 1 && (pids[roleMonitor] == 0 || pid < pids[roleMonitor]):
+			pids[roleMonitor] = pid
+		}
+	}
+	for _, pid := range childrenOf(pids[roleMonitor]) {
+		if numbers := pidsOf(pid); len(numbers) == 2 && numbers[1] == "1" {
+			pids[roleRoom] = pid
+		}
+	}
+	if below := childrenOf(pids[roleInit]); len(below) > 0 {
+		pids[rolePayload] = slices.Min(below)
+	}
+	return pids
+}
+
+// pidsOf is a process's numbers, from our PID namespace inwards; nil if it has ended.
+func pidsOf(pid int) []string {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return nil
+	}
+	_, rest, _ := strings.Cut(string(data), "\nNSpid:")
+	line, _, _ := strings.Cut(rest, "\n")
+	return strings.Fields(line)
+}
+
+// built says whether the program of a room's PID 1 runs.
+func built(pid int) bool {
+	target, err := os.Readlink("/proc/" + strconv.Itoa(pid) + "/exe")
+	if err != nil { // somebody else's: its name will do
+		p, ok := harness.ReadProc(pid)
+		return ok && p.Comm == "sbxrun-room"
+	}
+	return strings.HasPrefix(target, "/memfd:")
+}
