@@ -4,9 +4,12 @@ import (
 	"context"
 	"os"
 	"os/signal"
+	"runtime"
 	"slices"
 	"sync"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/quit"
 	"github.com/sbxrun/sbxrun/internal/result"
@@ -69,10 +72,13 @@ func (s *signals) listen() {
 // any job of a shell. The deadline is that of the clock, which is not stopped.
 func (s *signals) suspends(command *supervise.Command) {
 	go func() {
+		runtime.LockOSThread()
 		for range s.stop {
 			// An error means that it has ended, and then there is nothing to stop.
 			_ = command.Signal(syscall.SIGSTOP)
-			_ = syscall.Kill(syscall.Getpid(), syscall.SIGSTOP)
+			// To this thread, which so stops before it comes back from the call; one to the
+			// process may be taken by another thread, a moment later.
+			_ = unix.Tgkill(unix.Getpid(), unix.Gettid(), unix.SIGSTOP)
 			_ = command.Signal(syscall.SIGCONT)
 		}
 	}()
