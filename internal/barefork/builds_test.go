@@ -1,0 +1,56 @@
+package barefork
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// TestBuilds runs sbxrun as others build it. The fork finds its memory wherever the
+// linker, a C library or the race detector have put things: a position-independent
+// build could once run nothing (finding B3).
+func TestBuilds(t *testing.T) {
+	compiler := goEnv(t, "CC")
+	for _, b := range []struct {
+		name  string
+		cgo   bool
+		flags []string
+	}{
+		{"position-independent", false, []string{"-buildmode=pie"}},
+		{"with a C library", true, nil},
+		{"position-independent, with a C library", true, []string{"-buildmode=pie"}},
+	} {
+		t.Run(b.name, func(t *testing.T) {
+			t.Parallel()
+			env := "CGO_ENABLED=0"
+			if _, err := exec.LookPath(compiler); b.cgo && err != nil {
+				return // nobody here builds with one
+			} else if b.cgo {
+				env = "CGO_ENABLED=1"
+			}
+			name := filepath.Join(t.TempDir(), "sbxrun")
+			build := exec.Command("go", append(append([]string{"build", "-buildvcs=false", "-o", name}, b.flags...), "./cmd/sbxrun")...)
+			build.Dir, build.Env = repository(t), append(os.Environ(), env)
+			if out, err := build.CombinedOutput(); err != nil {
+				t.Fatalf("%v: %v\n%s", build.Args, err, out)
+			}
+			for _, c := range []struct {
+				args []string
+				code int
+			}{
+				{[]string{"--workdir", "/tmp", "sh", "-c", "setsid sleep 60 & exit 7"}, 7},
+				{[]string{"--workdir", "/tmp", "--timeout", "0.2", "sleep", "60"}, 124},
+				{[]string{"--workdir", "/tmp", "--nofile", "16", "sh", "-c", "kill -9 $$"}, 137},
+			} {
+				cmd := exec.Command(name, c.args...)
+				begin := time.Now()
+				out, _ := cmd.CombinedOutput() // the code tells
+				if code := cmd.ProcessState.ExitCode(); code != c.code || time.Since(begin) > 30*time.Second {
+					t.Errorf("%q: exit code %d after %v, want %d: %s", c.args, code, time.Since(begin), c.code, out)
+				}
+			}
+		})
+	}
+}
