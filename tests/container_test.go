@@ -33,7 +33,7 @@ func TestEngineRoot(t *testing.T) {
 	s.Wrap = engineRoot()
 	b := s.Sandbox(harness.Options{}, "--name", "box")
 	b.Exec(harness.Options{}, []string{"--timeout", second, "--grace", "0.1"}, "/fixtures/tree-setsid").Expect(t, 124, "timeout")
-	p := b.StartExec(harness.Options{}, nil, "sh", "-c", "echo up; sleep 60")
+	p := b.StartExec(harness.Options{}, nil, "sh", "-c", "sleep 60 & echo up; wait")
 	p.WaitOutput("up\n")
 	// The room's PID 1; the exec's init, the shell and sleep.
 	if got := statsOf(t, s, harness.Options{}); len(got.Sandboxes) != 1 || got.Sandboxes[0].Tasks != 4 {

@@ -321,7 +321,7 @@ func TestP09NoTaskLeftAtStart(t *testing.T) {
 	const others = 10
 	b.fill(others)
 	// How many tasks sbxrun has by itself depends on the processors.
-	p := harness.Start(t, o, "sh", "-c", "echo up; sleep 60")
+	p := harness.Start(t, o, "sh", "-c", "sleep 60 & echo up; wait")
 	p.WaitOutput("up\n")
 	all := b.used() - others
 	p.Signal(syscall.SIGTERM)

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -70,12 +71,19 @@ func TestTake(t *testing.T) {
 		t.Fatal(err)
 	}
 	init.PIDNS = 1 // it has none of its own, and what runs in ours is not its
-	c, err := Take()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := c.Sandbox(init); n.Tasks != 1 || n.Zombies != 0 || n.RSS <= 0 {
-		t.Errorf("sleep: %+v", n)
+	// It may not have got its memory yet: proc_pid_stat(5) tells that a little later.
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		c, err := Take()
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := c.Sandbox(init)
+		if n.Tasks == 1 && n.Zombies == 0 && n.RSS > 0 {
+			break
+		}
+		if n.Tasks != 1 || n.Zombies != 0 || time.Now().After(end) {
+			t.Fatalf("sleep: %+v", n)
+		}
 	}
 	if _, ok := parentNS(os.Getpid()); ok {
 		t.Error("our own PID namespace has a parent that we can see")
