@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -170,26 +169,6 @@ func TestOutsideHoldsExec(t *testing.T) {
 			t.Errorf("exec --detach: %s", rep.Raw())
 		}
 		harness.Within(t, "exec --detach", time.Since(begin), 0, time.Second+soon)
-	}
-}
-
-// The sandbox's own command opens the outputs of its execs. Those that root has made
-// are root's, and closed to it.
-func TestOutsideHoldsExecInside(t *testing.T) {
-	t.Parallel()
-	if harness.Root() {
-		return
-	}
-	s := harness.NewState(t)
-	b := s.Sandbox(harness.Options{}, "/fixtures/hold-outputs", "/tmp")
-	s.Run("wait", "--log", "ready 1", b.ID)
-	for how, flags := range outputs() {
-		r := b.Exec(harness.Options{}, flags, "sh", "-c", "rm -f /tmp/held; until [ -e /tmp/held ]; do sleep 0.02; done; echo held")
-		r.Expect(t, 0, "exited")
-		harness.Within(t, how, r.Elapsed, 0, soon)
-		if !strings.Contains(string(r.Stdout), "held") {
-			t.Errorf("%s: %q", how, r.Stdout)
-		}
 	}
 }
 
