@@ -429,6 +429,9 @@ func (e *estate) gone(within time.Duration, living ...*sandbox) {
 			sweep(e.t, func() []harness.Proc { return e.left(living...) })
 			break
 		}
+		// The PID 1 of a room has not ended before an init in it that has come to us is
+		// reaped (pid_namespaces(7)).
+		reapZombies(living...)
 	}
 }
 
