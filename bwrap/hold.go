@@ -141,7 +141,9 @@ func Holds(pid int) bool {
 	if unix.Statx(proc.Descriptor(own), "", unix.AT_EMPTY_PATH, unix.STATX_BASIC_STATS, &want) != nil {
 		return false
 	}
-	for _, name := range []string{"exe", "fd/" + strconv.Itoa(holdFD)} {
+	// Once more at the end: between the first two looks it may have executed the program,
+	// which closes the descriptor.
+	for _, name := range []string{"exe", "fd/" + strconv.Itoa(holdFD), "exe"} {
 		if fd, err := proc.OpenFile(pid, name); err == nil {
 			same := isHold(fd, &want)
 			unix.Close(fd)

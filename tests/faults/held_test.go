@@ -1,113 +1,267 @@
 package faults
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// sbxrun and its keeper are killed in the same instant while bwrap sets up: an init
-// that had not yet asked to die with its monitor is left, blocked and idle. One
-// cleanup finds and ends them all.
-//
-// Between the fork of the command and init's wish to die with its monitor, some ten
-// system calls later, the command runs on as well: that is counted here, and only told.
-func TestHeldInits(t *testing.T) {
-	t.Run("sbxrun first", func(t *testing.T) { heldInits(t, true) })
-	t.Run("keeper first", func(t *testing.T) { heldInits(t, false) })
+// together is how long after its start a run is killed at the most: until then it has
+// started its command, on an idle machine.
+func (e *estate) together() time.Duration {
+	e.t.Helper()
+	const idle = 15 * time.Millisecond
+	return max(idle, 3*e.ok("run", "true").took/2)
 }
 
-func heldInits(t *testing.T, sbxrunFirst bool) {
+// TestTogether kills sbxrun and its keeper in the same instant, at any moment: nobody is
+// left who could end the rest. The command never runs on, because its init has asked to
+// die with the keeper before it lets the command begin. What may stay is the PID 1 of a
+// room, if it had not yet asked to die with its monitor (bubblewrap #633); one cleanup
+// finds and ends it.
+func TestTogether(t *testing.T) {
+	t.Run("sbxrun first", func(t *testing.T) { killTogether(t, pair{sbxrunFirst: true}) })
+	t.Run("keeper first", func(t *testing.T) { killTogether(t, pair{}) })
+	// Stopped it stays in the moment that is a matter of luck else.
+	t.Run("room stopped", func(t *testing.T) { killTogether(t, pair{stop: roleRoom}) })
+	t.Run("init stopped", func(t *testing.T) { killTogether(t, pair{stop: roleInit}) })
+	t.Run("started", func(t *testing.T) { killTogether(t, pair{start: true}) })
+}
+
+// pair is one way to kill the two.
+type pair struct {
+	sbxrunFirst bool
+	start       bool // the sandbox of a supervisor, instead of a run
+	stop        int  // the role of who is stopped as soon as it is there
+}
+
+func killTogether(t *testing.T, how pair) {
 	e := newEstate(t)
-	met, held, running := 0, 0, 0
-	for i := range scaled(t, 40) {
-		c, err := e.begin("run", "--env", harness.MarkerName+"="+e.marker, "--timeout", lifetime, "--bind", e.out+":/out", "sleep", "600")
-		harness.Must(t, err)
-		var pids [roles]int
-		for !c.over() && pids[roleInit] == 0 {
-			pids = family(c.pid)
-			if i%10 == 0 && pids[roleMonitor] > 0 {
-				break // before there is an init, for a change
+	met, rooms, commands := 0, 0, 0
+	tries := scaled(t, 60)
+	if how.stop != 0 {
+		tries = scaled(t, 12)
+	}
+	window := e.together()
+	for i := range tries {
+		met += e.strikeTogether(how, rand.N(window))
+		if i%20 == 19 || i == tries-1 {
+			if how.start {
+				e.ok("kill", "--all", "--grace", "0") // those that were not met
 			}
-			runtime.Gosched()
-		}
-		init := pids[roleInit]
-		var stopped *harness.Target
-		if i%3 == 0 {
-			// Stopped it stays in the moment that is a matter of luck else.
-			stopped, _ = strike(init, pids[roleMonitor], unix.SIGSTOP)
-		}
-		keeper, err := harness.Open(pids[roleKeeper])
-		if err != nil {
-			harness.Must(t, c.cmd.Process.Kill())
-			e.wait(c)
-			continue // it was quicker
-		}
-		if sbxrunFirst {
-			_ = c.cmd.Process.Kill() // it may have ended
-			harness.Must(t, keeper.Signal(unix.SIGKILL))
-		} else {
-			harness.Must(t, keeper.Signal(unix.SIGKILL))
-			_ = c.cmd.Process.Kill()
-		}
-		e.wait(c)
-		met++
-		e.until(settle, "the keeper's end", keeper.Ended)
-		keeper.Close()
-		if stopped != nil {
-			stopped.Close()
-		}
-		if i%20 == 19 {
-			held += e.heldGone(&running)
+			rooms += e.abandoned(&commands)
 		}
 	}
-	held += e.heldGone(&running)
-	t.Logf("%d keepers killed; %d inits held, %d of them had started their command", met, held, running)
+	t.Logf("%d of %d keepers met; %d rooms were left, and %d commands ran on", met, tries, rooms, commands)
+	if commands > 0 {
+		t.Errorf("%d commands ran on, with nobody to end them", commands)
+	}
 	if soak(t) >= 100 && met == 0 {
 		t.Errorf("no keeper was met")
 	}
+	if how.stop == roleRoom && rooms == 0 {
+		t.Errorf("no room was left: the test does not meet what it is about")
+	}
 }
 
-// heldGone asserts that one cleanup ends all that is left, and says how many inits
-// it found.
-func (e *estate) heldGone(running *int) int {
+// strikeTogether starts one and kills sbxrun and keeper after a time. It returns 1 if there
+// was a keeper.
+func (e *estate) strikeTogether(how pair, after time.Duration) (met int) {
 	e.t.Helper()
-	// Monitors and most inits are dying by themselves.
-	var inits []harness.Proc
-	e.until(settle, "the monitors' end", func() bool {
-		inits = nil
-		for _, p := range e.left() {
-			if p.Parent != os.Getpid() {
-				continue
+	args := []string{"run", "--env", harness.MarkerName + "=" + e.marker, "--timeout", lifetime, "--bind", e.out + ":/out", "--"}
+	if how.start {
+		args = append(e.startFlags(), "--")
+	}
+	c, err := e.begin(append(args, busy...)...)
+	harness.Must(e.t, err)
+	sbxrun := c.pid
+	var pids [roles]int
+	var stopped *harness.Target
+	for !c.over() && (time.Since(c.begin) < after || how.stop != 0) && time.Since(c.begin) < bound {
+		if how.start && sbxrun == c.pid {
+			if below := childrenOf(c.pid); len(below) > 0 {
+				sbxrun = below[0]
 			}
-			if !initial(p.PID) {
-				return false
-			}
-			inits = append(inits, p)
 		}
-		return true
-	})
-	for _, p := range inits {
-		if pids := below(p.PID); len(pids) > 0 {
-			*running++
+		pids = family(sbxrun)
+		if how.stop != 0 {
+			if stopped, _ = strike(pids[how.stop], pids[above[how.stop]], unix.SIGSTOP); stopped != nil {
+				break
+			}
+		}
+		runtime.Gosched()
+	}
+	pids = family(sbxrun)
+	e.rememberAll(pids)
+	if stopped != nil {
+		defer stopped.Close()
+	}
+	// By pidfds that are there before, so that no time passes between the two.
+	supervisor, err := harness.Open(sbxrun)
+	if err != nil {
+		e.wait(c)
+		return 0 // over
+	}
+	defer supervisor.Close()
+	keeper, err := harness.Open(pids[roleKeeper])
+	if err != nil {
+		harness.Must(e.t, supervisor.Signal(unix.SIGKILL))
+		e.wait(c)
+		return 0
+	}
+	defer keeper.Close()
+	first, second := keeper, supervisor
+	if how.sbxrunFirst {
+		first, second = supervisor, keeper
+	}
+	harness.Must(e.t, first.Signal(unix.SIGKILL))
+	harness.Must(e.t, second.Signal(unix.SIGKILL))
+	e.wait(c)
+	e.until(settle, "the end of both", func() bool { return supervisor.Ended() && keeper.Ended() })
+	return 1
+}
+
+// abandoned asserts that no command is left and that one cleanup ends all that is. It
+// returns how many rooms that were.
+func (e *estate) abandoned(commands *int) int {
+	e.t.Helper()
+	// What has asked to die is dying; nothing but rooms may stay.
+	var found []harness.Proc
+	only := func() bool {
+		reapZombies() // a room has not ended before the init in it is reaped
+		found = found[:0]
+		for _, p := range e.left() {
+			if numbers := pidsOf(p.PID); len(numbers) != 2 || numbers[1] != "1" {
+				found = append(found, p)
+			}
+		}
+		return len(found) == 0
+	}
+	for deadline := time.Now().Add(settle); !only() && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond)
+	}
+	for _, p := range found {
+		if len(pidsOf(p.PID)) > 2 {
+			*commands++
 		}
 	}
+	if len(found) > 0 {
+		e.t.Errorf("%d processes are left beside the rooms:\n%s", len(found), describe(found))
+	}
+	before := e.logged()
 	s := e.ok("cleanup")
 	if strings.Contains(s.stdout, "failed") {
 		e.t.Errorf("%v", s)
 	}
-	e.gone(0)
+	// An abandoned room does not end by itself: what was left does not go away later.
+	e.gone(settle)
 	reapZombies()
+	if after := e.logged(); after != before {
+		*commands++
+		e.t.Errorf("a command went on: its log has grown from %d to %d bytes", before, after)
+	}
 	return strings.Count(s.stdout, "held-init")
 }
 
-// initial says whether a process is number 1 of its PID namespace.
-func initial(pid int) bool {
-	f := pidsOf(pid)
-	return len(f) >= 2 && f[len(f)-1] == "1"
+// logged is how much the payloads have written.
+func (e *estate) logged() int64 {
+	st, err := os.Stat(filepath.Join(e.out, "log"))
+	if err != nil {
+		return 0
+	}
+	return st.Size()
+}
+
+// Who is above an abandoned room is not who has made it, and a cleanup takes no other
+// sandbox for one: those that live are not touched, even if their keepers are stopped, and
+// neither is what a command makes to look like an abandoned room.
+func TestTogetherDecoys(t *testing.T) {
+	e := newEstate(t)
+	living := e.start([]string{"--name", "living"})
+	stopped := e.start([]string{"--name", "stopped"}, busy...)
+	pids := family(stopped.PID)
+	var targets []*harness.Target
+	for _, role := range []int{roleKeeper, roleMonitor, roleRoom} {
+		target, hit := strike(pids[role], pids[above[role]], unix.SIGSTOP)
+		if !hit {
+			t.Fatalf("there is no %s", roleNames[role])
+		}
+		defer target.Close()
+		targets = append(targets, target)
+	}
+	// Names, arguments, sessions, and PID 1 of a namespace if it may make one.
+	decoy := []string{"python3", "-c", `
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+fd = os.memfd_create("room")
+os.set_inheritable(fd, True)
+there, tell = os.pipe()
+names = b"sbxrun-room", b"sbxrun-keeper", b"sbxrun-init", b"bwrap"
+for name in names:
+    if os.fork() == 0:
+        os.dup2(fd, 6)
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork():
+                os._exit(0) # the session's leader is dead
+            libc.unshare(0x10000000 | 0x20000000) # user and PID namespace: refused, unless allowed
+            if os.fork() == 0:
+                libc.prctl(15, name, 0, 0, 0)
+        os.write(tell, b"x")
+        time.sleep(600)
+for _ in range(3 * len(names)):
+    os.read(there, 1)
+open("/out/decoys", "w").close()
+time.sleep(600)
+`}
+	x := living.exec(nil, decoy...)
+	e.until(bound, "the decoys", func() bool { return e.wrote("decoys") })
+	x.processes()
+	count := func() (n int) {
+		for _, p := range append(below(living.PID), below(x.pid)...) {
+			if p.State != "Z" {
+				n++
+			}
+		}
+		return n
+	}
+	before := count()
+	for range 3 {
+		if s := e.ok("cleanup"); strings.Contains(s.stdout, "held-init") {
+			for _, pid := range slices.Concat(living.family(), stopped.family()) {
+				if strings.Contains(s.stdout, fmt.Sprint(pid)) && pid > 1 {
+					t.Errorf("a living sandbox was taken for an abandoned one: %v", s)
+				}
+			}
+		}
+	}
+	if after := count(); after != before {
+		t.Errorf("%d processes lived, and %d do", before, after)
+	}
+	living.alive()
+	for i, target := range targets {
+		if target.Ended() {
+			t.Errorf("process %d of a stopped sandbox was ended", i)
+		}
+		harness.Must(t, target.Signal(unix.SIGCONT))
+	}
+	stopped.alive()
+	_ = x.cmd.Process.Signal(unix.SIGTERM) // its end is looked at below
+	x.finish(living, stopped)
+	e.clean()
+}
+
+func (b *sandbox) family() []int {
+	pids := family(b.PID)
+	return pids[:]
 }

@@ -175,7 +175,7 @@ func (r *run) judge(o outcome, victim int) {
 		}
 		return
 	default:
-		r.t.Errorf("the %s was killed: %v", roleNames[victim], o)
+		r.t.Errorf("process %d of a run was killed: %v", victim, o)
 		return
 	}
 	if o.report.Cause != want {

@@ -144,12 +144,21 @@ func (c *call) over() bool {
 // wait waits for a command's end; one that hangs is killed, and fails the test.
 func (e *estate) wait(c *call) said {
 	e.t.Helper()
-	select {
-	case <-c.exited:
-	case <-time.After(bound):
-		e.t.Errorf("%.120q still runs after %v; below it:\n%s", c.cmd.Args, bound, stuck(c.pid)+describe(below(c.pid)))
-		_ = c.cmd.Process.Kill() // it has just ended
-		<-c.exited
+	reaping := time.NewTicker(2 * time.Millisecond)
+	defer reaping.Stop()
+	late := time.After(bound)
+	for waiting := true; waiting; {
+		select {
+		case <-c.exited:
+			waiting = false
+		case <-reaping.C:
+			reapInner()
+		case <-late:
+			waiting = false
+			e.t.Errorf("%.120q still runs after %v; below it:\n%s", c.cmd.Args, bound, stuck(c.pid)+describe(below(c.pid)))
+			_ = c.cmd.Process.Kill() // it has just ended
+			<-c.exited
+		}
 	}
 	s := said{args: c.cmd.Args, code: c.cmd.ProcessState.ExitCode(), took: c.end.Sub(c.begin)}
 	if ws := c.cmd.ProcessState.Sys().(syscall.WaitStatus); ws.Signaled() {
@@ -429,6 +438,9 @@ func (e *estate) gone(within time.Duration, living ...*sandbox) {
 			sweep(e.t, func() []harness.Proc { return e.left(living...) })
 			break
 		}
+		// The PID 1 of a room has not ended before an init in it that has come to us is
+		// reaped (pid_namespaces(7)).
+		reapZombies(living...)
 	}
 }
 
@@ -443,6 +455,17 @@ func reapZombies(keep ...*sandbox) {
 			continue
 		}
 		if p, ok := harness.ReadProc(pid); ok && p.State == "Z" && p.Parent == os.Getpid() {
+			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil) // it is a zombie, and ours
+		}
+	}
+}
+
+// reapInner collects inits and rooms that have come to the test because all above them was
+// killed. A room's PID 1 has not ended before an init in it is reaped
+// (pid_namespaces(7)), and so neither has who waits for that, as cleanup does.
+func reapInner() {
+	for _, pid := range childrenOf(os.Getpid()) {
+		if p, ok := harness.ReadProc(pid); ok && p.State == "Z" && p.Parent == os.Getpid() && len(pidsOf(pid)) > 1 {
 			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil) // it is a zombie, and ours
 		}
 	}
@@ -493,7 +516,15 @@ type bystander struct {
 
 func newBystander(t testing.TB) *bystander {
 	t.Helper()
-	b := &bystander{t: t, cmd: exec.Command("sleep", "600")}
+	path, err := exec.LookPath("sleep")
+	harness.Must(t, err)
+	return newBystanderOf(t, path, "sleep", "600")
+}
+
+// newBystanderOf is one that executes a certain program.
+func newBystanderOf(t testing.TB, path string, args ...string) *bystander {
+	t.Helper()
+	b := &bystander{t: t, cmd: &exec.Cmd{Path: path, Args: args}}
 	done, err := harness.Register(func() (int, error) {
 		registering.Lock()
 		defer registering.Unlock()

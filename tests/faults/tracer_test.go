@@ -19,9 +19,42 @@ const tracerEnv = "SBXRUN_FAULTS_TRACER"
 // tracerStops is where the tracer writes how often the victim stopped.
 const tracerStops = "SBXRUN_FAULTS_STOPS"
 
+// Two more are there on the way in, for some system calls: what enters the room, and what
+// it makes inside, which makes init. The keeper is the parent of all three (CLONE_PARENT),
+// but a tracer is told of a birth by who has made the call.
+const (
+	tracedEnters = roles + iota
+	tracedInside
+	tracedOther // nobody's business
+)
+
+// made is which processes each one makes, in this order.
+var made = map[int][]int{
+	roleSbxrun:   {roleKeeper},
+	roleKeeper:   {roleMonitor, tracedEnters},
+	roleMonitor:  {roleRoom},
+	tracedEnters: {tracedInside},
+	tracedInside: {roleInit},
+	roleInit:     {rolePayload},
+}
+
+// leadsTo says whether a victim is made by a process, or by what that makes.
+func leadsTo(role, victim int) bool {
+	for _, child := range made[role] {
+		if child == victim || leadsTo(child, victim) {
+			return true
+		}
+	}
+	return false
+}
+
 // tracerMain starts its arguments, which are sbxrun's, under ptrace(2), follows
 // the forks down to the victim, and kills that one alone. It then dies as
 // sbxrun did, with the same code, or of the same signal.
+//
+// All that shares its memory with the keeper is cloned with CLONE_VM and SIGCHLD, which is
+// a fork to the tracer (PTRACE_EVENT_FORK), and so is a clone into a cgroup; only a
+// thread, which sends no signal when it ends, is PTRACE_EVENT_CLONE.
 //
 // It is a process of its own, because it waits for any child there is: in the
 // test process that would be the orphans that are to be counted.
@@ -39,7 +72,7 @@ func tracerMain() int {
 		return 201
 	}
 	tr := tracer{root: cmd.Process.Pid, victim: victim, at: at, tasks: map[int]*task{}}
-	tr.tasks[tr.root] = &task{process: tr.root}
+	tr.tasks[tr.root] = &task{process: tr.root, births: new(int)}
 	if err := tr.loop(); err != nil {
 		fmt.Fprintln(os.Stderr, "tracer:", err)
 		return 202
@@ -62,6 +95,7 @@ type task struct {
 	role    int
 	process int
 	ready   bool // has made its first stop
+	births  *int // how many processes its process has made
 }
 
 type tracer struct {
@@ -108,11 +142,17 @@ func (tr *tracer) loop() error {
 
 // first lets a new task go. Threads are followed, and forks as far as to the
 // victim: what it forks itself is not touched, not even by the SIGSTOP with
-// which a traced process is born, and which would outlive the tracer.
+// which a traced process is born, and which would outlive the tracer. What does not lead
+// there is let go for good.
 func (tr *tracer) first(pid int, t *task) {
 	options := unix.PTRACE_O_TRACECLONE | unix.PTRACE_O_TRACESYSGOOD
-	if t.role < tr.victim {
+	switch {
+	case leadsTo(t.role, tr.victim):
 		options |= unix.PTRACE_O_TRACEFORK | unix.PTRACE_O_TRACEVFORK
+	case t.role != tr.victim:
+		delete(tr.tasks, pid)
+		_ = syscall.PtraceDetach(pid) // killed meanwhile: then it needs no letting go
+		return
 	}
 	t.ready = true
 	_ = syscall.PtraceSetOptions(pid, options) // killed meanwhile: the next wait tells
@@ -142,12 +182,16 @@ func (tr *tracer) stopped(pid int, t *task, ws syscall.WaitStatus, early map[int
 	tr.resume(pid, t, int(sig))
 }
 
-// born takes note of a new task: a thread of the same process, or the process
-// one step further in.
+// born takes note of a new task: a thread of the same process, or the next process that
+// this one makes.
 func (tr *tracer) born(child int, parent *task, event int, early map[int]bool) {
-	t := &task{role: parent.role, process: parent.process}
+	t := &task{role: parent.role, process: parent.process, births: parent.births}
 	if event != unix.PTRACE_EVENT_CLONE {
-		t.role, t.process = parent.role+1, child
+		t.role, t.process, t.births = tracedOther, child, new(int)
+		if list := made[parent.role]; *parent.births < len(list) {
+			t.role = list[*parent.births]
+		}
+		*parent.births++
 	}
 	tr.tasks[child] = t
 	if early[child] {
