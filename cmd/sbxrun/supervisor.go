@@ -288,7 +288,7 @@ func (s *supervisor) write(change func(*state.Record)) error {
 
 // released tells the world that the payload runs, and begins what goes on beside it.
 func (s *supervisor) released() {
-	s.leave.started()
+	s.leave.running()
 	err := s.own.GrantAccess()
 	if err == nil {
 		err = s.write(func(r *state.Record) { r.Phase = state.Running })
