@@ -29,8 +29,22 @@ func TestEngineRoot(t *testing.T) {
 	harness.Run(t, harness.Options{Wrap: engineRoot()}, "sh", "-c", "setsid sleep 60 & exit 7").Expect(t, 7, "exited")
 	harness.Run(t, harness.Options{Wrap: engineRoot()}, "--timeout", second, "--grace", "0.1", "/fixtures/tree-setsid").Expect(t, 124, "timeout")
 
+	// Limits are the payload's to set, so no capability is needed to set those of another
+	// user's process, and nothing makes sbxrun one that cannot be looked at (finding B2).
+	limits := []string{"--nofile", "64", "--fsize", "1M", "--stack", "1M"}
+	r := harness.Run(t, harness.Options{Wrap: engineRoot()}, append(limits, "sh", "-c", "echo $(ulimit -n) $(ulimit -f) $(ulimit -s)")...)
+	r.Expect(t, 0, "exited")
+	if got := string(r.Stdout); got != "64 2048 1024\n" {
+		t.Errorf("limits %s", got)
+	}
+
 	s := harness.NewState(t)
 	s.Wrap = engineRoot()
+	limited := s.Sandbox(harness.Options{}, append(limits, "sh", "-c", "sleep 0.2; exit 3")...)
+	if r := s.Run("wait", limited.ID); r.ExitCode != 3 {
+		t.Errorf("wait: exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+	limited.Ended()
 	b := s.Sandbox(harness.Options{}, "--name", "box")
 	b.Exec(harness.Options{}, []string{"--timeout", second, "--grace", "0.1"}, "/fixtures/tree-setsid").Expect(t, 124, "timeout")
 	p := b.StartExec(harness.Options{}, nil, "sh", "-c", "sleep 60 & echo up; wait")
