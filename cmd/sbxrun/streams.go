@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -89,7 +90,9 @@ func (s *streams) copy(dst io.Writer, src *os.File) {
 		out := &output{dst: dst, bound: s.bound, kept: s.buffers[0] != nil}
 		// An error is the end: a closed pipe, EIO of a terminal, the deadline
 		// of drain; or that nobody reads what we write.
-		_, _ = io.Copy(out, src)
+		if _, err := io.Copy(out, src); errors.Is(err, os.ErrDeadlineExceeded) {
+			_, _ = out.Write(rest(src))
+		}
 		if out.err != nil {
 			s.broken()
 			_, _ = io.Copy(io.Discard, src) // the payload must not wait for a reader
@@ -135,8 +138,32 @@ func (s *streams) started() {
 	}
 }
 
+// rest returns what is in a pipe now, without waiting for more. Whoever goes on writing
+// cannot make it longer.
+func rest(r *os.File) []byte {
+	fd := proc.Descriptor(r)
+	n, err := unix.IoctlGetInt(fd, unix.TIOCINQ) // FIONREAD
+	if err != nil || n <= 0 {
+		return nil // closed, or empty
+	}
+	buf, have := make([]byte, n), 0
+	for have < n {
+		got, err := unix.Read(fd, buf[have:])
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || got == 0 {
+			break
+		}
+		have += got
+	}
+	return buf[:have]
+}
+
 // drain waits until all output has been read and passed on. After a proven end
-// every writer is dead, so there is an end to read up to. If there is none, or
+// every writer of the sandbox's is dead, so there is an end to read up to; unless the
+// payload has passed its end of a pipe to somebody outside (SCM_RIGHTS, unix(7)), and then
+// all that the sandbox has written is in the pipe. If there is none, or
 // we are told to stop (ctx) and our own stdout does not take the rest, what came
 // in time must do.
 func (s *streams) drain(ctx context.Context, proven bool) {
@@ -153,6 +180,15 @@ func (s *streams) drain(ctx context.Context, proven bool) {
 		case <-all:
 			return
 		case <-ctx.Done():
+		case <-time.After(moment):
+			for _, f := range s.sources {
+				_ = f.SetReadDeadline(time.Unix(1, 0)) // ends the copying with what is there
+			}
+			select {
+			case <-all:
+				return
+			case <-ctx.Done():
+			}
 		}
 	}
 	select {

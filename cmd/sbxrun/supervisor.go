@@ -277,6 +277,10 @@ func (s *supervisor) copy(i int, r *os.File) {
 	buf, cut := make([]byte, 32<<10), false
 	for {
 		n, err := r.Read(buf)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			buf = rest(r)
+			n = len(buf)
+		}
 		if n > 0 {
 			_, _ = s.logs[i].Write(buf[:n]) // it never fails
 			if s.logs[i].Truncated() && !cut {
@@ -299,14 +303,21 @@ func (s *supervisor) written() *state.Logs {
 	return &state.Logs{StdoutBytes: s.logs[0].Len(), StderrBytes: s.logs[1].Len(), StdoutTruncated: s.logs[0].Truncated(), StderrTruncated: s.logs[1].Truncated()}
 }
 
-// drain waits until all output is in the logs. After a proven end every writer is
-// dead; else what came in time must do.
+// drain waits until all output is in the logs. After a proven end every writer of the
+// sandbox's is dead; if the payload has passed its end of a pipe to somebody outside
+// (SCM_RIGHTS, unix(7)) all that the sandbox has written is in the pipe. Else what came in
+// time must do.
 func (l *logging) drain(verdict result.Verdict) {
-	if verdict == result.Unproven {
+	const moment = 500 * time.Millisecond
+	cut := func() {
 		for _, r := range l.sources {
-			_ = r.SetReadDeadline(time.Now())
+			_ = r.SetReadDeadline(time.Unix(1, 0))
 		}
 	}
+	if verdict == result.Unproven {
+		cut()
+	}
+	defer time.AfterFunc(moment, cut).Stop()
 	l.copying.Wait()
 }
 

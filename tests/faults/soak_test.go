@@ -349,3 +349,33 @@ func newDecoys(t *testing.T) (list []*bystander) {
 	}
 	return list
 }
+
+// A payload passes its stdout and stderr to somebody outside, who holds them: the streams
+// do not end with it. sbxrun and the supervisor tell of the end all the same, in time, and
+// nothing that was written is lost.
+func TestPassedOutput(t *testing.T) {
+	e := newEstate(t)
+	release := e.receive()
+	defer release()
+	const pass = `
+import array, os, socket
+s = socket.socket(socket.AF_UNIX)
+s.connect("/out/sock")
+s.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [1, 2]))])
+os.write(1, b"y" * 60000 + b"end")
+`
+	s := e.do("run", "--json", "--timeout", "10", "--bind", e.out+":/out", "--", "python3", "-c", pass)
+	if s.code != 0 || !strings.Contains(s.stdout, "yend") {
+		t.Errorf("want 0, and all of the output: %v", s)
+	}
+	harness.Within(t, "run", s.took, 0, 2*time.Second)
+	b := e.start([]string{"--timeout", "10"}, "python3", "-c", pass)
+	b.ended(4 * time.Second)
+	if s := e.do("wait", b.ID); s.code != 0 {
+		t.Errorf("want 0: %v", s)
+	}
+	if s := e.do("logs", b.ID); len(s.stdout) != 60003 || !strings.HasSuffix(s.stdout, "yend") {
+		t.Errorf("want 60003 bytes of logs, and not %d: %.300v", len(s.stdout), s)
+	}
+	e.clean()
+}
