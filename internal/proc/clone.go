@@ -50,10 +50,20 @@ func failed(r uintptr) (uintptr, syscall.Errno) {
 	return r, 0
 }
 
-// heapSpan is how much of the address space from heapBase on belongs to Go's heap
-// and to nothing else: it begins at 0xc0<<32 on amd64 and at 0x40<<32 on arm64, and
-// grows upwards. What a heap has beyond is copied, which is slow and not wrong.
+// heapSpan is the size of the window of the address space, at a multiple of it, that is
+// taken for Go's heap. The heap begins at a random address (since Go 1.26) and grows
+// upwards. What it has beyond the window is copied, which is slow and not wrong.
 const heapSpan = 1 << 36
+
+// apart reports whether the heap's window has none of the addresses in it.
+func apart(window uintptr, addresses ...uintptr) bool {
+	for _, a := range addresses {
+		if a&^(heapSpan-1) == window {
+			return false
+		}
+	}
+	return true
+}
 
 // bareFork clones the process without exec. The child has a stack of its own, runs
 // fn(arg) and never returns; the parent gets its pid, and a pidfd in *pidfd.
@@ -82,9 +92,13 @@ func bareFork(b *Block, pidfd *int32, fn uintptr, arg unsafe.Pointer) (pid uintp
 	defer syscall.ForkLock.Unlock()
 	// ENOMEM says that not all of the range is mapped, which is so. Without the advice
 	// the heap is copied.
-	unix.RawSyscall(unix.SYS_MADVISE, base, heapSpan, unix.MADV_DONTFORK)
+	// One process in a thousand has its heap in the window of the program itself; and
+	// without a limit for the stack (RLIMIT_STACK) the kernel places the Block anywhere.
+	if leave := apart(base, fn, uintptr(b.base), uintptr(b.base)+blockSize-1, uintptr(firstWord)); leave {
+		unix.RawSyscall(unix.SYS_MADVISE, base, heapSpan, unix.MADV_DONTFORK)
+		defer unix.RawSyscall(unix.SYS_MADVISE, base, heapSpan, unix.MADV_DOFORK)
+	}
 	pid, errno = forkNow(uintptr(unsafe.Pointer(pidfd)), stack, tls, fn, arg)
-	unix.RawSyscall(unix.SYS_MADVISE, base, heapSpan, unix.MADV_DOFORK)
 	runtime.KeepAlive(heap)
 	return pid, errno
 }
