@@ -206,7 +206,9 @@ func (x *Exec) Release() {
 // follow waits for the payload's end, or for init's.
 func (x *Exec) follow() {
 	defer close(x.exited)
+	running := !x.confirm
 	if x.confirm && x.executed() {
+		running = true
 		close(x.running)
 	}
 	_ = x.socket.SetReadDeadline(time.Time{}) // ended by whoever kills init
@@ -220,6 +222,11 @@ func (x *Exec) follow() {
 			x.err = x.notExecuted(msg)
 			return
 		case msg.kind == messageExited:
+			if !running {
+				// It was over before we looked, and had it not been executed it would have
+				// said so.
+				close(x.running)
+			}
 			p := result.FromWaitStatus(unix.WaitStatus(msg.value))
 			x.payload, x.alone, x.at = &p, msg.alone == 1, msg.at
 			return
