@@ -206,9 +206,9 @@ func (x *Exec) Release() {
 // follow waits for the payload's end, or for init's.
 func (x *Exec) follow() {
 	defer close(x.exited)
-	confirmed := !x.confirm
-	if !confirmed && x.executed() {
-		confirmed = true
+	running := !x.confirm
+	if x.confirm && x.executed() {
+		running = true
 		close(x.running)
 	}
 	_ = x.socket.SetReadDeadline(time.Time{}) // ended by whoever kills init
@@ -222,8 +222,10 @@ func (x *Exec) follow() {
 			x.err = x.notExecuted(msg)
 			return
 		case msg.kind == messageExited:
-			if !confirmed {
-				close(x.running) // and is over; what could not be executed has said so before
+			if !running {
+				// It was over before we looked, and had it not been executed it would have
+				// said so.
+				close(x.running)
 			}
 			p := result.FromWaitStatus(unix.WaitStatus(msg.value))
 			x.payload, x.alone, x.at = &p, msg.alone == 1, msg.at

@@ -116,7 +116,8 @@ func TestSuspend(t *testing.T) {
 func TestStoppedExitInTime(t *testing.T) {
 	t.Parallel()
 	for _, sig := range []syscall.Signal{unix.SIGSTOP, unix.SIGTSTP} {
-		p := harness.Start(t, harness.Options{}, "--timeout", "1", "sh", "-c", "echo up; sleep 0.3; exit 7")
+		timeout := harness.Deadline(time.Second)
+		p := harness.Start(t, harness.Options{}, "--timeout", timeout.String(), "sh", "-c", "echo up; sleep 0.3; exit 7")
 		p.WaitOutput("up\n")
 		begin := time.Now()
 		p.Signal(sig)
@@ -129,7 +130,7 @@ func TestStoppedExitInTime(t *testing.T) {
 		}
 		payload := p.Role(harness.RolePayload)
 		harness.Until(t, harness.Bound, "the payload's end", payload.Ended)
-		harness.Until(t, harness.Bound, "the deadline", func() bool { return time.Since(begin) > 1200*time.Millisecond })
+		harness.Until(t, harness.Bound, "the deadline", func() bool { return time.Since(begin) > timeout+200*time.Millisecond })
 		p.Signal(unix.SIGCONT)
 		p.Wait().Expect(t, 7, "exited")
 	}

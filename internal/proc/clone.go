@@ -50,19 +50,18 @@ func failed(r uintptr) (uintptr, syscall.Errno) {
 }
 
 // firstObject is in the first arena of Go's heap, or near it: it was allocated before
-// the program began. The heap grows upwards from there, at a random place that is far
-// below everything else but an executable with a fixed address, which is below it.
+// the program began. The heap grows upwards from there.
 var firstObject = new([64]byte)
 
 // heap returns the part of the address space that belongs to Go's heap and to nothing
-// else, up to 64 GiB; what a heap has beyond is copied, which is slow and not wrong.
-// The size is 0 where something else is there too: a kernel with few bits for addresses
-// gives the heap whatever place is free.
-func heap(b *Block) (base, size uintptr) {
+// else, from the arena of its first object on; what a heap has beyond is copied, which is
+// slow and not wrong. The size is 0 where one of the others is in there too. The heap
+// begins at a random place (since Go 1.26), one time in 2^20 just below the program; and a
+// kernel with few bits for addresses gives it whatever place is free.
+func heap(first uintptr, others ...uintptr) (base, size uintptr) {
 	const arena, most = 64 << 20, 1 << 36
-	base = uintptr(unsafe.Pointer(firstObject)) &^ (arena - 1)
-	// A mapping of ours, the stack, the code and the data.
-	for _, p := range []uintptr{uintptr(b.base), uintptr(firstWord), Code(startKeeper), uintptr(unsafe.Pointer(&firstWord))} {
+	base = first &^ (arena - 1)
+	for _, p := range others {
 		if p >= base && p-base < most {
 			return base, 0
 		}
@@ -87,7 +86,8 @@ func heap(b *Block) (base, size uintptr) {
 //
 // All signals are blocked across the clone, and stay so in the child.
 func bareFork(b *Block, pidfd *int32, fn uintptr, arg unsafe.Pointer) (pid uintptr, errno syscall.Errno) {
-	base, size := heap(b)
+	// A mapping of ours, the stack, the code and the data.
+	base, size := heap(uintptr(unsafe.Pointer(firstObject)), uintptr(b.base), uintptr(firstWord), fn, uintptr(unsafe.Pointer(&firstWord)))
 	stack, tls := b.Stack(), b.tls()
 	if b.err != nil {
 		return 0, unix.E2BIG

@@ -1,26 +1,31 @@
 // Package faults kills, stops and starves the processes of a run at every step
 // of its way, and counts what is left.
 //
-// A run has five processes, each the parent of the next:
+// A run has six processes:
 //
-//	sbxrun   keeper   monitor   init   payload
+//	sbxrun ── keeper ┬─ monitor ── room
+//	                 └─ init ── payload
 //
 // and passes through the phases below. A phase is seen from outside, by what
-// exists below sbxrun; the system-call tests need no phase, they kill a victim
-// at its first, second, third … system call, for as many as it makes.
+// exists below sbxrun and by its numbers in the PID namespaces; the system-call tests need
+// no phase, they kill a victim at its first, second, third … system call, for as many as it
+// makes. The two that are there on the way in for some system calls are victims of these.
 //
-//	phase      begins when                     victims
-//	started    sbxrun has been started         sbxrun
-//	keeper     it has a child                  sbxrun keeper
-//	monitor    the keeper has a child          sbxrun keeper monitor
-//	bwrap      that child has executed bwrap   sbxrun keeper monitor
-//	init       bwrap has a child               sbxrun keeper monitor init
-//	payload    init has a child                sbxrun keeper monitor init
-//	running    the command has written a file  sbxrun keeper monitor init
-//	ended      the command has ended           sbxrun keeper
-//	grace      SIGTERM has been ignored        sbxrun keeper monitor init
-//	teardown   500 processes are being killed  sbxrun keeper
-//	any call   the victim's n-th system call   sbxrun keeper monitor init
+//	phase      begins when                        victims
+//	started    sbxrun has been started            sbxrun
+//	keeper     it has a child                     sbxrun keeper
+//	monitor    the keeper has a child             sbxrun keeper monitor
+//	bwrap      that child has executed bwrap      sbxrun keeper monitor
+//	room       bwrap has made PID 1 of the room   sbxrun keeper monitor room
+//	built      that executes its own program      sbxrun keeper monitor room
+//	init       there is PID 1 of the command      sbxrun keeper monitor room init
+//	held       the payload waits at the gate      sbxrun keeper monitor room init
+//	running    the command has written a file     sbxrun keeper monitor room init
+//	ended      the command has ended              sbxrun keeper
+//	grace      SIGTERM has been ignored           sbxrun keeper monitor room init
+//	teardown   500 processes are being killed     sbxrun keeper
+//	any call   the victim's n-th system call      all of them, enters and inside
+//	any time   at random, sbxrun and keeper both  the two at once: held_test.go
 //
 // What is asserted after each of them:
 //
@@ -42,7 +47,9 @@
 // end; the zombies of these, and of what was killed above others, are the test's to
 // reap, which stands for the machine's init. A process is killed by a pidfd, after a
 // look at whose child it is; beside it runs a bystander that nobody may signal.
-// SBXRUN_SOAK=500 starts as many sandboxes at random.
+// SBXRUN_SOAK=500 starts as many sandboxes at random, and has as many tries of TestSoak:
+// kills and stops of everything, in run, start, exec, kill and wait, with payloads that
+// fight back. Its default is 60.
 //
 // The tests of this package run one after the other: that is what makes
 // everything below the test process the current run's. SBXRUN_SOAK=N sets the

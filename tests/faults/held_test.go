@@ -188,7 +188,7 @@ func (e *estate) logged() int64 {
 func TestTogetherDecoys(t *testing.T) {
 	e := newEstate(t)
 	living := e.start([]string{"--name", "living"})
-	stopped := e.start([]string{"--name", "stopped"}, busy...)
+	stopped := e.start([]string{"--name", "stopped"}, "sleep", "600") // nothing that comes and goes
 	pids := family(stopped.PID)
 	var targets []*harness.Target
 	for _, role := range []int{roleKeeper, roleMonitor, roleRoom} {
