@@ -1,19 +1,24 @@
-// Package bwrap turns a policy into bubblewrap's arguments and hands back a
-// sandbox that is held just before its payload.
+// Package bwrap turns a policy into bubblewrap's arguments, and has it build a room: the
+// namespaces and mounts of a sandbox, with a PID 1 that only waits. The command is run
+// in it by package nsenter.
 //
-// The way from a [Policy] to a [Sandbox]:
+// The way from a [Policy] to a [Room]:
 //
 //	Prepare   decides everything and opens every descriptor; nothing runs yet
-//	Start     forks the keeper, which execs bwrap; returns when init is known
-//	          and verified, and a pidfd of it is open
-//	Release   lets init start the payload
+//	Start     forks the keeper, which forks bwrap and, for the plan's command, what
+//	          enters the room. Returns when the room's PID 1 and the command's init are
+//	          verified and held by pidfds; the payload waits for its release
 //
-// Descriptors of bwrap: 0, 1, 2 are the payload's; then the arguments, the
-// block pipe and the status pipe; then one for each file that is copied into
-// the sandbox. bwrap closes all of them before the payload.
+// Descriptors of bwrap, after 0, 1 and 2, which all are the command's stderr:
 //
-// The block pipe holds init back. End-of-file on it would let the payload
-// start, so bwrap gets a descriptor that is open for writing too: it never sees
-// end-of-file, whoever dies. The status pipe carries bwrap's JSON: the pid of
-// init as seen from here, and later the payload's exit code, if it was executed.
+//	args    its arguments, by --args
+//	info    where it reports, as JSON, the pid of the room's PID 1, by --info-fd
+//	ready   where the room's PID 1 writes a byte when the room is built
+//	hold    the program of the room's PID 1, in memory, executed as /proc/self/fd/N
+//	...     one for each file that is copied into the room
+//
+// bwrap closes those that it has read. The room's PID 1 inherits the rest, and closes all
+// before it waits: it is executed last, when every mount is there, so its byte says that
+// the room is complete. If bwrap fails, ready is closed without a byte, and bwrap has
+// said why on stderr.
 package bwrap

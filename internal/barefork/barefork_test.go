@@ -1,9 +1,8 @@
 // Package barefork has no code. Its tests read the object code of sbxrun, and check
-// what runs after a bare fork: in the keeper, and in the processes that enter a
-// sandbox. They are clones without exec of a process with many threads, so nothing
-// in them may call into the Go runtime (see proc.BareFork), and their stack cannot
-// grow: the fork sets the goroutine's stack guard so that every check of the stack
-// aborts.
+// what runs after a bare fork: in the keeper, and in the processes on the way into a
+// room. They are clones without exec of a process with many threads, so nothing in them
+// may call into the Go runtime (see bareFork in package proc), and their stacks cannot
+// grow: each has one of a fixed size, outside Go's heap.
 //
 // The source says so with go:nosplit, go:norace and go:nocheckptr, but it is the
 // compiler that decides where it calls the write barrier of the garbage collector,
