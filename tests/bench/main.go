@@ -9,6 +9,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -56,6 +57,9 @@ func main() {
 	var stop context.CancelFunc
 	ctx, stop = signal.NotifyContext(ctx, unix.SIGINT, unix.SIGTERM)
 	err := bench()
+	if ctx.Err() != nil {
+		err = errors.New("interrupted")
+	}
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -129,24 +133,21 @@ func buildOld() (remove func(), err error) {
 		return func() {}, err
 	}
 	remove = func() { os.RemoveAll(dir) } // only a copy
-	archive, unpack := exec.CommandContext(ctx, "git", "archive", "--format=tar", *oldCommit), exec.CommandContext(ctx, "tar", "-x", "-C", dir)
-	archive.Stderr, unpack.Stderr = os.Stderr, os.Stderr
-	if unpack.Stdin, err = archive.StdoutPipe(); err != nil {
+	run := func(in, name string, args ...string) error {
+		cmd := exec.CommandContext(ctx, name, args...)
+		cmd.Dir, cmd.Env, cmd.Stderr = in, append(os.Environ(), "CGO_ENABLED=0"), os.Stderr
+		if err := cmd.Run(); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		return nil
+	}
+	archive := filepath.Join(dir, "archive.tar")
+	if err := run("", "git", "archive", "--output", archive, *oldCommit); err != nil {
 		return remove, err
 	}
-	if err := archive.Start(); err != nil {
+	if err := run(dir, "tar", "-xf", archive); err != nil {
 		return remove, err
-	}
-	unpackErr := unpack.Run()
-	if err := archive.Wait(); err != nil {
-		return remove, fmt.Errorf("git archive: %w", err)
-	}
-	if unpackErr != nil {
-		return remove, fmt.Errorf("tar: %w", unpackErr)
 	}
 	*old = filepath.Join(dir, "bin", "sbxrun")
-	compile := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", *old, "./cmd/sbxrun")
-	compile.Dir, compile.Env = dir, append(os.Environ(), "CGO_ENABLED=0", "PWD="+dir)
-	compile.Stderr = os.Stderr
-	return remove, compile.Run()
+	return remove, run(dir, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", *old, "./cmd/sbxrun")
 }
