@@ -15,7 +15,7 @@
 #   completions   make the completions for bash, zsh and fish, below bin/share/completions
 #   fuzz [TIME]   run every fuzz target for TIME (10s)
 #   test-vm       run the tests in a machine with cgroup v2 alone (ARG: tests/README.md)
-#   bench         measure against plain bwrap and a bare kill
+#   bench         measure against plain bwrap, a bare kill and an older build (ARG: tests/README.md)
 #   bench-vm      measure what limits cost in a machine with cgroup v2 alone
 set -eu
 cd "$(dirname "$0")"
@@ -44,7 +44,8 @@ test-vm | bench-vm)
     ;;
 bench)
     "$setup/build.sh"
-    SBXRUN_BIN=$PWD/bin/sbxrun exec go run ./tests/bench "$@"
+    CGO_ENABLED=0 go build -o bin/bench ./tests/bench
+    exec bin/bench "$@"
     ;;
 *)
     sed -n '/^# usage/,/^[^#]/s/^# \{0,1\}//p' "$0" >&2

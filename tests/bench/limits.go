@@ -16,47 +16,38 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// limitsCost compares a run with limits with the same run without, in turn.
-func limitsCost() error {
-	sets := [][]string{nil, {"--memory", "256M"}, {"--pids", "64"}, {"--cpus", "1"}, {"--memory", "256M", "--pids", "64", "--cpus", "1"}}
-	samples, more := make([]sample, len(sets)), make([]sample, len(sets))
-	for i := range *runs + 10 {
-		var first time.Duration
-		for n, flags := range sets {
-			took, err := elapsed(exec.Command(*binary, append(flags, "true")...))
-			if err != nil {
-				return err
-			}
-			if n == 0 {
-				first = took
-			}
-			if i >= 10 {
-				samples[n], more[n] = append(samples[n], took), append(more[n], took-first)
-			}
+// limitsCost compares a run with limits with the same run without.
+func limitsCost(builds []*build) error {
+	run := func(letter string, flags ...string) variant {
+		name := strings.Join(flags, " ")
+		if len(flags) == 0 {
+			name = "no limits"
+		}
+		return variant{letter, name, func() (time.Duration, error) { return elapsed(builds[0].command(append(flags, "true")...)) }}
+	}
+	for _, flags := range [][]string{{"--memory", "256M"}, {"--pids", "64"}, {"--cpus", "1"}, {"--memory", "256M", "--pids", "64", "--cpus", "1"}} {
+		what := "sbxrun with limits, and without, from start to exit"
+		if _, err := compare("limits", what, rounds(50), 5, []variant{run("A", flags...), run("B")}); err != nil {
+			return err
 		}
 	}
-	fmt.Printf("start to finish of `true`, with limits\n")
-	for n, flags := range sets {
-		fmt.Printf("  %-36s %v; %s more, pair by pair\n", strings.Join(flags, " "), samples[n], ms(more[n].quantile(0.5)))
-	}
-	fmt.Printf("  ratio of the last %.2f\n\n", ratio(samples[len(sets)-1], samples[0]))
 	return nil
 }
 
 // forks measures the host's own fork and exec.
 func forks(n int) (s sample, err error) {
 	for range n {
-		took, err := elapsed(exec.Command("/bin/true"))
+		took, err := elapsed(exec.CommandContext(ctx, "/bin/true"))
 		if err != nil {
 			return nil, err
 		}
-		s = append(s, took)
+		s = append(s, ms(took))
 	}
 	return s, nil
 }
 
 // reported is a run with its report.
-func reported(attr func(*exec.Cmd), args ...string) (rep struct {
+func (b *build) reported(attr func(*exec.Cmd), args ...string) (rep struct {
 	Cause string `json:"cause"`
 	Code  int    `json:"exit_code"`
 	Error *struct {
@@ -69,7 +60,7 @@ func reported(attr func(*exec.Cmd), args ...string) (rep struct {
 		return rep, "", err
 	}
 	defer r.Close()
-	cmd := exec.Command(*binary, append([]string{"--report", "fd:3"}, args...)...)
+	cmd := b.command(append([]string{"--report", "fd:3"}, args...)...)
 	var said bytes.Buffer
 	cmd.ExtraFiles, cmd.Stderr = []*os.File{w}, &said
 	if attr != nil {
@@ -95,7 +86,7 @@ const (
 
 // hogs runs 50 hogs at once with 50 honest runs beside them, and measures what that
 // does to the host.
-func hogs() error {
+func hogs(builds []*build) error {
 	const n = 50
 	before, err := forks(200)
 	if err != nil {
@@ -116,14 +107,14 @@ func hogs() error {
 			if i%2 == 1 {
 				kind, args = "memory hog", []string{"--memory", "64M", "--timeout", "30", "python3", "-c", memHog}
 			}
-			rep, _, err := reported(nil, args...)
+			rep, _, err := builds[0].reported(nil, args...)
 			if err != nil {
 				rep.Cause = err.Error()
 			}
 			note(kind, rep.Cause)
 		})
 		honest.Go(func() {
-			rep, stderr, err := reported(nil, "--timeout", "60", "python3", "-c", "print(sum(range(100000)))")
+			rep, stderr, err := builds[0].reported(nil, "--timeout", "60", "python3", "-c", "print(sum(range(100000)))")
 			if err != nil {
 				rep.Cause = err.Error()
 			}
@@ -148,20 +139,21 @@ func hogs() error {
 	for what, count := range causes {
 		fmt.Printf("  %3d %s\n", count, what)
 	}
-	fmt.Printf("  fork and exec of the host before %v\n  during %v\n  after  %v\n  ratio  %.2f\n\n", before, during, after, ratio(during, before))
+	fmt.Printf("  fork and exec of the host, median: before %.3f ms, during %.3f ms (ratio %.2f), after %.3f ms\n\n",
+		before.quantile(0.5), during.quantile(0.5), during.quantile(0.5)/before.quantile(0.5), after.quantile(0.5))
 	return nil
 }
 
 // budget makes 1,000 calls from 50 clients where 300 tasks are all there may be: once
 // with callers that wait for their turn, and once with callers that take no for an answer.
-func budget() error {
-	if err := budgetOf("waiting", "--pids", "24", "--max-parallel", "4", "--on-pressure", "wait", "--wait-timeout", "120"); err != nil {
+func budget(builds []*build) error {
+	if err := budgetOf(builds[0], "waiting", "--pids", "24", "--max-parallel", "4", "--on-pressure", "wait", "--wait-timeout", "120"); err != nil {
 		return err
 	}
-	return budgetOf("refused when it is busy", "--pids", "24")
+	return budgetOf(builds[0], "refused when it is busy", "--pids", "24")
 }
 
-func budgetOf(how string, flags ...string) error {
+func budgetOf(b *build, how string, flags ...string) error {
 	const tasks, calls, clients = 300, 1000, 50
 	const tree = "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19; do sleep 60 & done; wait"
 	dir, remove, err := pidsCgroup(tasks)
@@ -183,7 +175,7 @@ func budgetOf(how string, flags ...string) error {
 				if i%3 == 0 {
 					args = append(slices.Clone(flags), "--timeout", "0.2", "sh", "-c", tree)
 				}
-				rep, stderr, err := reported(func(cmd *exec.Cmd) { within(cmd, dir) }, args...)
+				rep, stderr, err := b.reported(func(cmd *exec.Cmd) { within(cmd, dir) }, args...)
 				what := fmt.Sprintf("%s %d", rep.Cause, rep.Code)
 				if err != nil {
 					what, _, _ = strings.Cut(err.Error(), "\n")

@@ -1,326 +1,153 @@
-// Command bench measures sbxrun against the same thing done without it, side by
-// side in one run, and prints the ratios with the raw figures. Machines differ
-// and are noisy, so only the ratios can be compared, and nothing here passes or
-// fails.
+// Command bench measures sbxrun from outside, from the start of a process to its
+// exit, against the same thing done without it, and against another build of it.
+// What is compared is run in turn, round by round, in one run of the benchmark:
+// machines differ and are noisy, so only the ratios mean something. It never passes
+// or fails.
 //
-//	go run ./tests/bench [-sbxrun bin/sbxrun] [-runs 200] [-trees 1,10,100,1000,5000]
+// tests/README.md describes the programs, and how to make another build.
 package main
 
 import (
-	"bufio"
-	"encoding/json"
+	"context"
+	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/sbxrun/sbxrun/bwrap"
-	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
 var (
-	binary = flag.String("sbxrun", "bin/sbxrun", "the program to measure")
-	runs   = flag.Int("runs", 200, "pairs of runs of the start-up comparison, and runs of the deadline")
-	trees  = flag.String("trees", "1,10,100,1000,5000", "sizes of the trees to be ended")
-	only   = flag.String("only", "start,deadline,trees,memory,exec,many,limits,hogs,budget", "which parts to run")
+	binary    = flag.String("sbxrun", "bin/sbxrun", "the program to measure")
+	old       = flag.String("old", "", "another build of it, to compare with")
+	oldCommit = flag.String("old-commit", "", "build that from a commit of the repository in the current directory")
+	pairs     = flag.Int("n", 0, "how many rounds to measure; 0: each program's default")
+	only      = flag.String("only", "startup,exec,teardown,idle,fork", "which programs to run, of these and limits, hogs, budget; all for all")
+	trees     = flag.String("trees", "1,100,1000", "teardown: how many processes the trees have")
+	sandboxes = flag.Int("sandboxes", 200, "idle: how many sandboxes there are at once")
+	rawFile   = flag.String("raw", "", "write each measurement to a file (program, round, what, ms) and do not print them")
 )
 
+type program struct {
+	name string
+	run  func([]*build) error
+}
+
+var programs = []program{
+	{"startup", startup}, {"exec", execs}, {"teardown", teardown}, {"idle", idle}, {"fork", forkCost},
+	{"limits", limitsCost}, {"hogs", hogs}, {"budget", budget},
+}
+
+// ctx ends with SIGINT or SIGTERM. Every command is killed then, and with it all that
+// it has started: keepers and --die-with-parent see to that.
+var ctx = context.Background()
+
 func main() {
+	if len(os.Args) == 3 && os.Args[1] == forkServer {
+		serveForks(os.Args[2])
+		return
+	}
 	flag.Parse()
-	if err := bench(); err != nil {
+	var stop context.CancelFunc
+	ctx, stop = signal.NotifyContext(ctx, unix.SIGINT, unix.SIGTERM)
+	err := bench()
+	if ctx.Err() != nil {
+		err = errors.New("interrupted")
+	}
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
 }
 
 func bench() error {
-	path, err := filepath.Abs(*binary)
-	if err != nil {
+	wanted := strings.Split(*only, ",")
+	for _, name := range wanted {
+		if name != "all" && !slices.ContainsFunc(programs, func(p program) bool { return p.name == name }) {
+			return fmt.Errorf("there is no program %q", name)
+		}
+	}
+	if *oldCommit != "" {
+		remove, err := buildOld()
+		defer remove()
+		if err != nil {
+			return fmt.Errorf("build %s: %w", *oldCommit, err)
+		}
+	}
+	if *rawFile != "" {
+		f, err := os.Create(*rawFile)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		raw = f
+	}
+	var builds []*build
+	for i, path := range []string{*binary, *old} {
+		if path == "" {
+			continue
+		}
+		b, err := newBuild([]string{"A", "B"}[i], []string{"sbxrun", "sbxrun, old"}[i], path)
+		if err != nil {
+			return err
+		}
+		defer b.close()
+		builds = append(builds, b)
+	}
+	// Supervisors become our children, so that none is left as a zombie to a PID 1
+	// that does not reap.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return err
 	}
-	*binary = path
+	// A directory that every sandbox shows: no bind is needed for it.
+	if err := os.Chdir("/usr"); err != nil {
+		return err
+	}
 	var uts unix.Utsname
 	if err := unix.Uname(&uts); err != nil {
 		return err
 	}
-	fmt.Printf("Linux %s, %d CPUs, uid %d\n\n", unix.ByteSliceToString(uts.Release[:]), runtime.NumCPU(), os.Getuid())
-	for _, part := range []struct {
-		name string
-		run  func() error
-	}{{"start", start}, {"deadline", deadline}, {"trees", teardowns}, {"memory", memory}, {"exec", execs}, {"many", many}, {"limits", limitsCost}, {"hogs", hogs}, {"budget", budget}} {
-		if strings.Contains(*only, part.name) {
-			if err := part.run(); err != nil {
-				return fmt.Errorf("%s: %w", part.name, err)
-			}
+	fmt.Printf("Linux %s, %d CPUs, uid %d, load %s\n\n", unix.ByteSliceToString(uts.Release[:]), runtime.NumCPU(), os.Getuid(), read("/proc/loadavg"))
+	for _, p := range programs {
+		if !slices.Contains(wanted, "all") && !slices.Contains(wanted, p.name) {
+			continue
+		}
+		if err := p.run(builds); err != nil {
+			return fmt.Errorf("%s: %w", p.name, err)
 		}
 	}
 	return nil
 }
 
-// sample is a series of measurements of the same thing.
-type sample []time.Duration
-
-func (s sample) quantile(q float64) time.Duration {
-	sorted := slices.Sorted(slices.Values(s))
-	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))]
-}
-
-func (s sample) String() string {
-	return fmt.Sprintf("median %s  (min %s, 90 %% %s, 99 %% %s, n %d)",
-		ms(s.quantile(0.5)), ms(s.quantile(0)), ms(s.quantile(0.9)), ms(s.quantile(0.99)), len(s))
-}
-
-func ms(d time.Duration) string { return fmt.Sprintf("%.2f ms", float64(d.Microseconds())/1000) }
-
-func ratio(a, b sample) float64 { return float64(a.quantile(0.5)) / float64(b.quantile(0.5)) }
-
-// plain is the bwrap command that sbxrun would use, ready to be started without
-// it.
-func plain(command ...string) (*exec.Cmd, *bwrap.Plan, error) {
-	plan, err := bwrap.Prepare(bwrap.Policy{Command: command}, bwrap.Caller{
-		Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), UID: os.Geteuid(), GID: os.Getegid()})
+// buildOld builds the commit in a directory of its own.
+func buildOld() (remove func(), err error) {
+	dir, err := os.MkdirTemp("", "sbxrun-old-")
 	if err != nil {
-		return nil, nil, err
+		return func() {}, err
 	}
-	cmd, err := plan.Cmd()
-	if err != nil {
-		plan.Close()
-		return nil, nil, err
-	}
-	return cmd, plan, nil
-}
-
-// start compares `sbxrun true` with the bwrap command it prints, pair by pair.
-func start() error {
-	var with, without sample
-	for i := range *runs + 10 {
-		cmd, plan, err := plain("true")
-		if err != nil {
-			return err
+	remove = func() { os.RemoveAll(dir) } // only a copy
+	run := func(in, name string, args ...string) error {
+		cmd := exec.CommandContext(ctx, name, args...)
+		cmd.Dir, cmd.Env, cmd.Stderr = in, append(os.Environ(), "CGO_ENABLED=0"), os.Stderr
+		if err := cmd.Run(); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
 		}
-		a, err := elapsed(cmd)
-		plan.Close()
-		if err != nil {
-			return err
-		}
-		b, err := elapsed(exec.Command(*binary, "true"))
-		if err != nil {
-			return err
-		}
-		if i >= 10 { // the first ones warm up
-			without, with = append(without, a), append(with, b)
-		}
+		return nil
 	}
-	fmt.Printf("start to finish of `true`\n  sbxrun      %v\n  bwrap alone %v\n  ratio       %.2f\n\n", with, without, ratio(with, without))
-	return nil
-}
-
-func elapsed(cmd *exec.Cmd) (time.Duration, error) {
-	cmd.Stderr = os.Stderr
-	begin := time.Now()
-	err := cmd.Run()
-	return time.Since(begin), err
-}
-
-// report is what is needed of --report.
-type report struct {
-	Cause    string  `json:"cause"`
-	Duration float64 `json:"duration_ms"`
-	Setup    float64 `json:"setup_ms"`
-	Teardown float64 `json:"teardown_ms"`
-	Verdict  struct {
-		Verdict string `json:"verdict"`
-	} `json:"teardown"`
-}
-
-// timedOut runs a command to its deadline, which must have been proven.
-func timedOut(timeout time.Duration, command ...string) (rep report, err error) {
-	r, w, err := os.Pipe()
-	if err != nil {
-		return rep, err
+	archive := filepath.Join(dir, "archive.tar")
+	if err := run("", "git", "archive", "--output", archive, *oldCommit); err != nil {
+		return remove, err
 	}
-	defer r.Close()
-	args := append([]string{"--quiet", "--timeout", timeout.String(), "--proof-timeout", "60", "--report", "fd:3"}, command...)
-	cmd := exec.Command(*binary, args...)
-	cmd.ExtraFiles, cmd.Stderr = []*os.File{w}, os.Stderr
-	err = cmd.Start()
-	w.Close()
-	if err != nil {
-		return rep, err
+	if err := run(dir, "tar", "-xf", archive); err != nil {
+		return remove, err
 	}
-	text, err := io.ReadAll(r)
-	if werr := cmd.Wait(); err == nil && cmd.ProcessState.ExitCode() != 124 {
-		err = fmt.Errorf("ended with %v", werr)
-	}
-	if err == nil {
-		err = json.Unmarshal(text, &rep)
-	}
-	if err == nil && (rep.Cause != "timeout" || rep.Verdict.Verdict != "proven") {
-		err = fmt.Errorf("cause %s, verdict %s", rep.Cause, rep.Verdict.Verdict)
-	}
-	return rep, err
-}
-
-func toDuration(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
-
-// deadline measures by how much it is missed: from its instant until the
-// teardown begins.
-func deadline() error {
-	const timeout = 30 * time.Millisecond
-	var late sample
-	for range *runs {
-		rep, err := timedOut(timeout, "sleep", "10")
-		if err != nil {
-			return err
-		}
-		late = append(late, toDuration(rep.Duration-rep.Setup-rep.Teardown)-timeout)
-	}
-	fmt.Printf("deadline missed by\n  %v\n\n", late)
-	return nil
-}
-
-// tree is a shell program with n processes below it, each in a session of its
-// own, that says when all are there.
-func tree(n int) []string {
-	return []string{"sh", "-c", fmt.Sprintf("i=0; while [ $i -lt %d ]; do setsid sleep 600 & i=$((i+1)); done; echo ready; wait", n)}
-}
-
-// rest is how long a tree is left alone before it is killed.
-const rest = 200 * time.Millisecond
-
-// teardowns compares the time from the deadline to the proof with a bare pidfd
-// kill of the same tree in the same sandbox.
-func teardowns() error {
-	fmt.Println("from the deadline to the proof, a tree of n processes each in a session of its own")
-	for _, field := range strings.Split(*trees, ",") {
-		n, err := strconv.Atoi(field)
-		if err != nil {
-			return err
-		}
-		pairs := max(3, min(30, 10000/n))
-		var with, without sample
-		for range pairs {
-			took, killed, err := bareKill(n)
-			if err != nil {
-				return err
-			}
-			// As long as it takes to start them, and half as much again.
-			rep, err := timedOut(took*3/2+rest, tree(n)...)
-			if err != nil {
-				return err
-			}
-			with, without = append(with, toDuration(rep.Teardown)), append(without, killed)
-		}
-		fmt.Printf("  n %d\n    sbxrun     %v\n    pidfd kill %v\n    ratio      %.2f\n", n, with, without, ratio(with, without))
-	}
-	fmt.Println()
-	return nil
-}
-
-// bareKill starts the tree under plain bwrap, kills init by a pidfd and waits
-// for that to be readable. took is how long the tree needed to be complete.
-func bareKill(n int) (took, killed time.Duration, err error) {
-	cmd, plan, err := plain(tree(n)...)
-	if err != nil {
-		return 0, 0, err
-	}
-	defer plan.Close()
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return 0, 0, err
-	}
-	begin := time.Now()
-	if err := cmd.Start(); err != nil {
-		return 0, 0, err
-	}
-	defer func() { _ = cmd.Wait() }() // bwrap reports the kill, which is ours
-	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil || line != "ready\n" {
-		return 0, 0, fmt.Errorf("the tree said %q: %w", line, err)
-	}
-	took = time.Since(begin)
-	// bwrap's only child.
-	children := proc.Children(cmd.Process.Pid, cmd.Process.Pid)
-	if len(children) != 1 {
-		return 0, 0, fmt.Errorf("bwrap has children %v", children)
-	}
-	init, err := proc.Open(children[0])
-	if err != nil {
-		return 0, 0, err
-	}
-	defer init.Close()
-	if err := settled(init.PID, n, "sleep"); err != nil {
-		return 0, 0, err
-	}
-	time.Sleep(rest) // as long as sbxrun waits for its deadline: an idle machine has cold caches
-	begin = time.Now()
-	if err := init.Signal(unix.SIGKILL); err != nil {
-		return 0, 0, err
-	}
-	fds := []unix.PollFd{{Fd: int32(init.FD()), Events: unix.POLLIN}}
-	for {
-		if _, err := unix.Poll(fds, 60000); err != unix.EINTR {
-			break
-		}
-	}
-	return took, time.Since(begin), nil
-}
-
-// memory shows what a waiting sbxrun costs.
-func memory() error {
-	cmd := exec.Command(*binary, "sh", "-c", "echo ready; read x; exit 0")
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return err
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return err
-	}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
-		return err
-	}
-	fmt.Println("while the command runs")
-	pids := []int{cmd.Process.Pid}
-	for _, st := range proc.Descendants(cmd.Process.Pid, 3) {
-		pids = append(pids, st.PID)
-	}
-	for i, name := range []string{"sbxrun", "keeper", "bwrap monitor", "bwrap init"} {
-		if i == len(pids) {
-			break
-		}
-		tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pids[i]))
-		if err != nil {
-			return err
-		}
-		fmt.Printf("  %-14s %d tasks, RSS %s, PSS %s\n", name, len(tasks), field(pids[i], "status", "VmRSS:"), field(pids[i], "smaps_rollup", "Pss:"))
-	}
-	in.Close()
-	return cmd.Wait()
-}
-
-// field is a line of a file of /proc/PID, without its name.
-func field(pid int, file, name string) string {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
-	if err != nil {
-		return "unknown"
-	}
-	for _, line := range strings.Split(string(data), "\n") {
-		if rest, ok := strings.CutPrefix(line, name); ok {
-			return strings.TrimSpace(rest)
-		}
-	}
-	return "unknown"
+	*old = filepath.Join(dir, "bin", "sbxrun")
+	return remove, run(dir, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", *old, "./cmd/sbxrun")
 }

@@ -21,8 +21,8 @@ trap 'exit 143' TERM HUP
 chmod 755 "$work"
 cp bin/sbxrun "$work"
 CGO_ENABLED=0 go build -o "$work/bench" ./tests/bench
-[ $# -gt 0 ] || set -- -only limits -runs 15
+[ $# -gt 0 ] || set -- --only limits -n 15
 printf '%q ' "$@" >"$work/words"
 # shellcheck disable=SC2016 # expanded inside
 "$here/run.sh" --timeout 600 "${options[@]}" --share "$work" -- \
-    'cp /share/sbxrun /share/bench /tmp && mkdir /tmp/bench.d && cd /tmp/bench.d && eval "exec /tmp/bench -sbxrun /tmp/sbxrun $(cat /share/words)"'
+    'cp /share/sbxrun /share/bench /tmp && eval "exec /tmp/bench --sbxrun /tmp/sbxrun $(cat /share/words)"'

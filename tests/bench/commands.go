@@ -1,0 +1,312 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+// plain is the bwrap command of the policy that sbxrun has without flags, ready to be
+// started without sbxrun.
+func plain(command ...string) (*exec.Cmd, *bwrap.Plan, error) {
+	plan, err := bwrap.Prepare(bwrap.Policy{Command: command}, bwrap.Caller{
+		Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), UID: os.Geteuid(), GID: os.Getegid()})
+	if err != nil {
+		return nil, nil, err
+	}
+	cmd, err := plan.Cmd()
+	if err != nil {
+		plan.Close()
+		return nil, nil, err
+	}
+	// bwrap warns of a --chdir that another one follows.
+	if i := slices.Index(cmd.Args, "--chdir"); i >= 0 && slices.Contains(cmd.Args[i+1:], "--chdir") {
+		cmd.Args = slices.Delete(cmd.Args, i, i+2)
+	}
+	bound := exec.CommandContext(ctx, cmd.Path)
+	bound.Args, bound.Env, bound.ExtraFiles, bound.SysProcAttr = cmd.Args, cmd.Env, cmd.ExtraFiles, cmd.SysProcAttr
+	bound.Stderr = os.Stderr
+	return bound, plan, nil
+}
+
+// elapsed is from the start of a process to its exit.
+func elapsed(cmd *exec.Cmd) (time.Duration, error) {
+	if cmd.Stderr == nil {
+		cmd.Stderr = os.Stderr
+	}
+	begin := time.Now()
+	err := cmd.Run()
+	return time.Since(begin), err
+}
+
+func startup(builds []*build) error {
+	var variants []variant
+	for _, b := range builds {
+		variants = append(variants, variant{b.letter, b.name, func() (time.Duration, error) { return elapsed(b.command("true")) }})
+	}
+	variants = append(variants, variant{"C", "bwrap alone", func() (time.Duration, error) {
+		cmd, plan, err := plain("true")
+		if err != nil {
+			return 0, err
+		}
+		defer plan.Close()
+		return elapsed(cmd)
+	}})
+	_, err := compare("startup", "sbxrun true, from start to exit; C is the same sandbox", rounds(100), 5, variants)
+	return err
+}
+
+func execs(builds []*build) error {
+	var variants []variant
+	var before []weight
+	for _, b := range builds {
+		if err := b.start(1); err != nil {
+			return err
+		}
+		defer b.end()
+		before = append(before, weigh(b.supervisors))
+		variants = append(variants, variant{b.letter, b.name, func() (time.Duration, error) { return elapsed(b.command("exec", sandboxName(0), "true")) }})
+	}
+	variants = append(variants, variant{"C", "bwrap, a new sandbox", func() (time.Duration, error) {
+		return elapsed(exec.CommandContext(ctx, "bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"))
+	}})
+	if _, err := compare("exec", "sbxrun exec SANDBOX true, from start to exit; C is bwrap --unshare-all --ro-bind / / true", rounds(100), 5, variants); err != nil {
+		return err
+	}
+	for i, b := range builds {
+		fmt.Printf("  %s  the sandbox before: %v\n     and after:          %v\n", b.letter, before[i], weigh(b.supervisors))
+		for _, args := range [][]string{{"exec", sandboxName(0)}, nil} {
+			w, err := b.weighRunning(args...)
+			if err != nil {
+				return err
+			}
+			fmt.Printf("     what sbxrun %s takes while its command waits, the command apart: %v\n", strings.Join(append(args, "COMMAND"), " "), w)
+		}
+	}
+	fmt.Println()
+	return nil
+}
+
+// weighRunning weighs an sbxrun and all below it while its command waits, without the command.
+func (b *build) weighRunning(args ...string) (weight, error) {
+	cmd := b.command(append(args, "sh", "-c", "echo ready; read x; exit 0")...)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return weight{}, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return weight{}, err
+	}
+	if err := cmd.Start(); err != nil {
+		return weight{}, err
+	}
+	_, err = bufio.NewReader(out).ReadString('\n')
+	time.Sleep(rest) // what sbxrun needs for the start alone is gone then
+	w := weigh([]int{cmd.Process.Pid}, "sh")
+	in.Close()
+	return w, errors.Join(err, cmd.Wait())
+}
+
+// rest is how long at least a tree is left alone before it is ended: what has just been
+// started is still in the processor's caches.
+const rest = 200 * time.Millisecond
+
+// tree is a shell program with n processes below it, that says when all are there.
+func tree(n int) []string {
+	return []string{"sh", "-c", fmt.Sprintf("i=0; while [ $i -lt %d ]; do sleep 600 & i=$((i+1)); done; echo ready; wait", n)}
+}
+
+func teardown(builds []*build) error {
+	for _, field := range strings.Split(*trees, ",") {
+		n, err := strconv.Atoi(field)
+		if err != nil {
+			return err
+		}
+		var variants []variant
+		for _, b := range builds {
+			timeout := rest + 200*time.Millisecond + time.Duration(n)*time.Millisecond
+			variants = append(variants, variant{b.letter, b.name, func() (time.Duration, error) { return b.endTree(n, &timeout) }})
+		}
+		variants = append(variants, variant{"C", "kill of init by pidfd", func() (time.Duration, error) { return killTree(n) }})
+		pairs := 10
+		if n > 1000 {
+			pairs = 5
+		}
+		what := fmt.Sprintf("a tree of %d, from the deadline to the exit of sbxrun; C is a pidfd kill of bwrap's PID 1 until its end", n)
+		if _, err := compare(fmt.Sprintf("teardown %d", n), what, rounds(pairs), 1, variants); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// complete waits until a tree is there, which takes what it is reading from.
+func complete(root, n int, out *bufio.Reader, until time.Time) error {
+	if line, err := out.ReadString('\n'); err != nil || line != "ready\n" {
+		return fmt.Errorf("the tree said %q: %w", line, err)
+	}
+	return settled(root, n, until)
+}
+
+// settled waits until n processes below root execute sleep.
+func settled(root, n int, until time.Time) error {
+	for ; time.Now().Before(until) && ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
+		ready := 0
+		for _, st := range proc.Descendants(root, 2*n+50) {
+			if st.Comm == "sleep" {
+				ready++
+			}
+		}
+		if ready == n {
+			return nil
+		}
+	}
+	return fmt.Errorf("there are fewer than %d processes", n)
+}
+
+// endTree is from the deadline of a tree to the exit of sbxrun. Should the tree not have
+// been complete, and left alone, by then, timeout is made longer for another try.
+//
+// The deadline is counted from the release of the command, which cannot be seen from outside. sbxrun
+// reports how long after its own begin that was (setup_ms), and its begin is taken to
+// be its execve(2), which exec.Cmd.Start waits for. So what the Go runtime needs to
+// get to main, a fraction of a millisecond, is counted as teardown.
+func (b *build) endTree(n int, timeout *time.Duration) (time.Duration, error) {
+	for range 8 {
+		took, left, err := b.runTree(n, *timeout)
+		if err != nil || ctx.Err() != nil {
+			return 0, err
+		}
+		if left >= rest {
+			*timeout -= max(0, left-2*rest)
+			return took, nil
+		}
+		*timeout += *timeout/2 + rest
+	}
+	return 0, fmt.Errorf("a tree of %d was not complete in %v", n, *timeout)
+}
+
+// runTree also returns for how long the tree was complete at the deadline; less than 0
+// if it was not.
+func (b *build) runTree(n int, timeout time.Duration) (took, left time.Duration, err error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return 0, 0, err
+	}
+	defer r.Close()
+	cmd := b.command(append([]string{"--quiet", "--timeout", timeout.String(), "--proof-timeout", "60", "--report", "fd:3"}, tree(n)...)...)
+	cmd.ExtraFiles, cmd.Stderr = []*os.File{w}, os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		w.Close()
+		return 0, 0, err
+	}
+	err = cmd.Start()
+	w.Close()
+	begin := time.Now()
+	if err != nil {
+		return 0, 0, err
+	}
+	treeErr := complete(cmd.Process.Pid, n, bufio.NewReader(out), begin.Add(timeout))
+	there := time.Now()
+	waitErr := cmd.Wait()
+	end := time.Now()
+	var rep struct {
+		Cause   string  `json:"cause"`
+		Setup   float64 `json:"setup_ms"`
+		Verdict struct {
+			Verdict string `json:"verdict"`
+		} `json:"teardown"`
+	}
+	if err := json.NewDecoder(r).Decode(&rep); err != nil {
+		return 0, 0, fmt.Errorf("no report, %v: %w", waitErr, err)
+	}
+	if rep.Cause != "timeout" || rep.Verdict.Verdict != "proven" || cmd.ProcessState.ExitCode() != 124 {
+		return 0, 0, fmt.Errorf("cause %s, verdict %s, %v", rep.Cause, rep.Verdict.Verdict, waitErr)
+	}
+	deadline := begin.Add(time.Duration(rep.Setup*float64(time.Millisecond)) + timeout)
+	if treeErr != nil {
+		return 0, -1, nil
+	}
+	return end.Sub(deadline), deadline.Sub(there), nil
+}
+
+// killTree is from a kill of the PID 1 of the same tree in plain bwrap, by a pidfd,
+// until that is readable: by then the kernel has ended and reaped all the others.
+func killTree(n int) (time.Duration, error) {
+	cmd, plan, err := plain(tree(n)...)
+	if err != nil {
+		return 0, err
+	}
+	defer plan.Close()
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return 0, err
+	}
+	if err := cmd.Start(); err != nil {
+		return 0, err
+	}
+	defer reap(cmd)
+	if err := complete(cmd.Process.Pid, n, bufio.NewReader(out), time.Now().Add(time.Minute)); err != nil {
+		return 0, err
+	}
+	init, err := initOf(cmd)
+	if err != nil {
+		return 0, err
+	}
+	defer init.Close()
+	time.Sleep(rest)
+	return kill([]*proc.Process{init})
+}
+
+// initOf opens the PID 1 of a plain bwrap's sandbox: its only child.
+func initOf(cmd *exec.Cmd) (*proc.Process, error) {
+	children := proc.Descendants(cmd.Process.Pid, 1)
+	if len(children) != 1 {
+		return nil, errors.New("bwrap has no child")
+	}
+	return proc.Open(children[0].PID)
+}
+
+// reap ends a plain bwrap, and with it its sandbox (--die-with-parent).
+func reap(cmd *exec.Cmd) {
+	_ = cmd.Process.Kill() // it may have ended
+	_ = cmd.Wait()         // that it was killed is known
+}
+
+// kill kills by pidfds, and waits until all are readable.
+func kill(list []*proc.Process) (time.Duration, error) {
+	begin := time.Now()
+	for _, p := range list {
+		if err := p.Signal(unix.SIGKILL); err != nil {
+			return 0, err
+		}
+	}
+	for _, p := range list {
+		fds := []unix.PollFd{{Fd: int32(p.FD()), Events: unix.POLLIN}}
+		for {
+			n, err := unix.Poll(fds, 60000)
+			if err == nil && n == 1 {
+				break
+			}
+			if err != unix.EINTR {
+				return 0, fmt.Errorf("a PID 1 that was killed has not ended: %v", err)
+			}
+		}
+	}
+	return time.Since(begin), nil
+}

@@ -1,0 +1,254 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+// build is one sbxrun that is measured, with a state directory of its own.
+type build struct {
+	letter, name string
+	path, state  string
+	supervisors  []int // of the sandboxes that it has started
+}
+
+func newBuild(letter, name, path string) (*build, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(path); err != nil {
+		return nil, err
+	}
+	state, err := os.MkdirTemp("", "sbxrun-bench-")
+	return &build{letter: letter, name: name, path: path, state: state}, err
+}
+
+func (b *build) close() {
+	b.end()
+	if err := os.RemoveAll(b.state); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+	}
+}
+
+func (b *build) command(args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, b.path, args...)
+	cmd.Env = append(os.Environ(), "SBXRUN_STATE_DIR="+b.state)
+	return cmd
+}
+
+func sandboxName(i int) string { return fmt.Sprintf("bench%d", i) }
+
+// start starts n idle sandboxes. Should the benchmark be killed, they end by
+// themselves.
+func (b *build) start(n int) error {
+	b.supervisors = make([]int, n)
+	return eachOf(n, func(i int) error {
+		cmd := b.command("start", "--json", "--name", sandboxName(i), "--timeout", "1800")
+		cmd.Stderr = os.Stderr
+		out, err := cmd.Output()
+		if err != nil {
+			return fmt.Errorf("start: %w", err)
+		}
+		var said struct {
+			Supervisor int `json:"supervisor_pid"`
+		}
+		if err := json.Unmarshal(out, &said); err != nil || said.Supervisor < 2 {
+			return fmt.Errorf("start said %q: %v", out, err)
+		}
+		b.supervisors[i] = said.Supervisor
+		return nil
+	})
+}
+
+// killAll ends its sandboxes, and returns how long that took. It does so after SIGINT as well.
+func (b *build) killAll() (time.Duration, error) {
+	cmd := exec.Command(b.path, "kill", "--all", "--grace", "0")
+	cmd.Env = append(os.Environ(), "SBXRUN_STATE_DIR="+b.state)
+	took, err := elapsed(cmd)
+	left := 0
+	for _, pid := range b.supervisors {
+		if pid < 2 {
+			continue // it was not started
+		}
+		// Our own child, as we are a subreaper, so its number is its own.
+		if got, werr := unix.Wait4(pid, nil, unix.WNOHANG, nil); got == 0 && werr == nil {
+			left++
+		}
+	}
+	if left > 0 {
+		err = errors.Join(err, fmt.Errorf("kill --all: supervisors left: %d", left))
+	}
+	b.supervisors = nil
+	return took, err
+}
+
+// end is killAll where it is not measured.
+func (b *build) end() {
+	if len(b.supervisors) == 0 {
+		return
+	}
+	if _, err := b.killAll(); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+	}
+}
+
+// idle shows what idle sandboxes cost, and how long it takes to end them.
+func idle(builds []*build) error {
+	n := *sandboxes
+	var variants []variant
+	weights, lists := map[string]weight{}, sample{}
+	for _, b := range builds {
+		variants = append(variants, variant{b.letter, b.name, func() (time.Duration, error) {
+			defer b.end()
+			if err := b.start(n); err != nil {
+				return 0, err
+			}
+			if weights[b.letter].processes == 0 {
+				weights[b.letter] = weigh(b.supervisors)
+			}
+			if b == builds[0] {
+				took, err := elapsed(b.command("ps"))
+				if err != nil {
+					return 0, err
+				}
+				lists = append(lists, ms(took))
+			}
+			time.Sleep(rest)
+			return b.killAll()
+		}})
+	}
+	variants = append(variants, variant{"C", "kills of init by pidfd", func() (time.Duration, error) {
+		cmds, inits := make([]*exec.Cmd, n), make([]*proc.Process, n)
+		defer func() {
+			for i := range n {
+				if inits[i] != nil {
+					inits[i].Close()
+				}
+				if cmds[i] != nil {
+					reap(cmds[i])
+				}
+			}
+		}()
+		if err := eachOf(n, func(i int) error {
+			cmd, plan, err := plain("sleep", "infinity")
+			if err != nil {
+				return err
+			}
+			defer plan.Close()
+			if err := cmd.Start(); err != nil {
+				return err
+			}
+			cmds[i] = cmd
+			if err := settled(cmd.Process.Pid, 1, time.Now().Add(time.Minute)); err != nil {
+				return err
+			}
+			inits[i], err = initOf(cmd)
+			return err
+		}); err != nil {
+			return 0, err
+		}
+		if weights["C"].processes == 0 {
+			var pids []int
+			for _, cmd := range cmds {
+				pids = append(pids, cmd.Process.Pid)
+			}
+			weights["C"] = weigh(pids)
+		}
+		time.Sleep(rest)
+		return kill(inits)
+	}})
+	what := fmt.Sprintf("kill --all --grace 0 of %d idle sandboxes, from start to exit; C kills as many of plain bwrap and waits for them", n)
+	if _, err := compare("idle", what, rounds(3), 0, variants); err != nil {
+		return err
+	}
+	for _, v := range variants {
+		fmt.Printf("  %s  one of them, its supervisor and all below it: %v\n", v.letter, weights[v.letter].each(n))
+	}
+	fmt.Printf("  ps of them, from start to exit: median %.3f ms\n\n", lists.quantile(0.5))
+	return nil
+}
+
+// weight is what processes take, by the kernel's own counts.
+type weight struct {
+	processes, tasks, pss float64 // pss in kB
+	unread                float64 // processes whose memory is not ours to look at
+}
+
+func (w weight) each(n int) weight {
+	f := float64(n)
+	return weight{w.processes / f, w.tasks / f, w.pss / f, w.unread / f}
+}
+
+func (w weight) String() string {
+	s := fmt.Sprintf("%.4g processes, %.4g tasks, PSS %.0f kB", w.processes, w.tasks, w.pss)
+	if w.unread > 0 {
+		s += fmt.Sprintf(", not counting the memory of %.4g", w.unread)
+	}
+	return s
+}
+
+// weigh weighs processes and all below them, but those of some names.
+func weigh(roots []int, without ...string) (w weight) {
+	for _, root := range roots {
+		pids := []int{root}
+		for _, st := range proc.Descendants(root, 100) {
+			if !slices.Contains(without, st.Comm) {
+				pids = append(pids, st.PID)
+			}
+		}
+		for _, pid := range pids {
+			tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+			if err != nil {
+				continue // it has ended
+			}
+			w.processes++
+			w.tasks += float64(len(tasks))
+			if kB, ok := pss(pid); ok {
+				w.pss += kB
+			} else {
+				w.unread++
+			}
+		}
+	}
+	return w
+}
+
+// pss is the proportional set size of a process in kB (proc_pid_smaps(5)).
+func pss(pid int) (kB float64, ok bool) {
+	_, rest, found := strings.Cut(read(fmt.Sprintf("/proc/%d/smaps_rollup", pid)), "\nPss:")
+	line, _, _ := strings.Cut(rest, " kB")
+	kB, err := strconv.ParseFloat(strings.TrimSpace(line), 64)
+	return kB, found && err == nil
+}
+
+// eachOf calls f for every number below n, some at a time.
+func eachOf(n int, f func(int) error) error {
+	var all sync.WaitGroup
+	errs := make([]error, n)
+	turn := make(chan struct{}, 4)
+	for i := range n {
+		all.Go(func() {
+			turn <- struct{}{}
+			if errs[i] = ctx.Err(); errs[i] == nil {
+				errs[i] = f(i)
+			}
+			<-turn
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
