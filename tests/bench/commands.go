@@ -181,10 +181,10 @@ func settled(root, n int, until time.Time) error {
 // endTree is from the deadline of a tree to the exit of sbxrun. Should the tree not have
 // been complete, and left alone, by then, timeout is made longer for another try.
 //
-// The deadline is counted from the release of the command, which cannot be seen from outside. sbxrun
-// reports how long after its own begin that was (setup_ms), and its begin is taken to
-// be its execve(2), which exec.Cmd.Start waits for. So what the Go runtime needs to
-// get to main, a fraction of a millisecond, is counted as teardown.
+// The deadline is the timeout after the release of the command, which cannot be seen from
+// outside. sbxrun reports when it began (started_at, in whole milliseconds, so half of one is
+// added) and how long after that it released the command (setup_ms). That is right to
+// half a millisecond, and on average exact.
 func (b *build) endTree(n int, timeout *time.Duration) (time.Duration, error) {
 	for range 8 {
 		took, left, err := b.runTree(n, *timeout)
@@ -226,9 +226,10 @@ func (b *build) runTree(n int, timeout time.Duration) (took, left time.Duration,
 	waitErr := cmd.Wait()
 	end := time.Now()
 	var rep struct {
-		Cause   string  `json:"cause"`
-		Setup   float64 `json:"setup_ms"`
-		Verdict struct {
+		Cause     string    `json:"cause"`
+		StartedAt time.Time `json:"started_at"`
+		Setup     float64   `json:"setup_ms"`
+		Verdict   struct {
 			Verdict string `json:"verdict"`
 		} `json:"teardown"`
 	}
@@ -238,7 +239,10 @@ func (b *build) runTree(n int, timeout time.Duration) (took, left time.Duration,
 	if rep.Cause != "timeout" || rep.Verdict.Verdict != "proven" || cmd.ProcessState.ExitCode() != 124 {
 		return 0, 0, fmt.Errorf("cause %s, verdict %s, %v", rep.Cause, rep.Verdict.Verdict, waitErr)
 	}
-	deadline := begin.Add(time.Duration(rep.Setup*float64(time.Millisecond)) + timeout)
+	// By the wall clock for as long as the Go runtime needs to get to main, and by the
+	// monotonic one from there.
+	toMain := rep.StartedAt.Sub(begin) + time.Millisecond/2
+	deadline := begin.Add(toMain + time.Duration(rep.Setup*float64(time.Millisecond)) + timeout)
 	if treeErr != nil {
 		return 0, -1, nil
 	}
