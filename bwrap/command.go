@@ -32,8 +32,8 @@ func sandboxPathOf(v view, callers string) string {
 }
 
 // checkCommand makes sure, as far as it can be told from outside, that the
-// payload can be executed: after release a failure would be bwrap's to word,
-// on the payload's own stderr. callers is the caller's PATH.
+// payload can be executed, before anything is built for it, and with more to say of the
+// cause than the errno of an exec. callers is the caller's PATH.
 func checkCommand(v view, name, workdir, sandboxPath, callers string) error {
 	if name == "" {
 		return notFound(name, "the command is an empty string", "")

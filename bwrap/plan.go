@@ -229,7 +229,7 @@ func (p *Plan) build(pol *Policy, identity []string) error {
 		}
 	}
 	// Both are tmpfs of bwrap's own, without a bound: not to be written to.
-	add("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/")
+	add("--remount-ro", "/dev", "--remount-ro", "/")
 	if n := len(p.options); n > maxWords {
 		return &result.Error{Code: "too-many-words", Message: fmt.Sprintf("%d words for binds are more than bubblewrap takes", n), Hint: "bind the directory above"}
 	}
@@ -486,8 +486,8 @@ func homeWithin(dir, home string) string {
 	return ""
 }
 
-// checkWorkdir makes sure that bwrap's chdir(2), which comes after release,
-// will find a directory.
+// checkWorkdir makes sure, as far as it can be told from outside, that the payload's
+// chdir(2) will find a directory.
 func checkWorkdir(v view, dir string, cred *proc.Cred) error {
 	e := &result.Error{Code: "workdir", Hint: "--ro-bind or --bind the directory, or name one that is there with --workdir"}
 	host, err := v.resolve(dir)

@@ -139,7 +139,7 @@ func TestPlanOptions(t *testing.T) {
 			if diff := cmp.Diff(want, head); diff != "" {
 				t.Errorf("before the file tree (-want +got):\n%s", diff)
 			}
-			if diff := cmp.Diff([]string{"--remount-ro /dev", "--remount-ro /", "--chdir /"}, tail); diff != "" {
+			if diff := cmp.Diff([]string{"--remount-ro /dev", "--remount-ro /"}, tail); diff != "" {
 				t.Errorf("after the file tree (-want +got):\n%s", diff)
 			}
 			wantVars := []string{"PATH=" + sandboxPathOf(plan.ops, os.Getenv("PATH")), "HOME=/home/sandbox", "USER=sandbox", "LOGNAME=sandbox",
@@ -255,7 +255,7 @@ func TestPlanBuild(t *testing.T) {
 --dir /run
 --perms 0444 --file 7 /etc/hosts
 --perms 0444 --file 8 /etc/localtime
---remount-ro /dev --remount-ro / --chdir /`
+--remount-ro /dev --remount-ro /`
 	// Blanks and newlines of the words themselves are made visible.
 	var words []string
 	for _, w := range plan.options {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -67,7 +68,7 @@ func (p *Plan) Entry() *nsenter.Entry {
 // start leaves it to its caller to bring an unfinished room to an end.
 func (p *Plan) start(ctx context.Context, r *Room, stdio [3]*os.File, tty *proc.Terminal, confirm bool) error {
 	// Each word ends with a NUL, the last one too: it may be empty.
-	args, err := memory("args", []byte(strings.Join(p.options, "\x00")+"\x00"))
+	args, err := memory("args", []byte(strings.Join(append(slices.Clone(p.options), "--chdir", "/"), "\x00")+"\x00"))
 	if err != nil {
 		return err
 	}

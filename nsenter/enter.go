@@ -262,6 +262,9 @@ func (e *entry) awaitRoom() {
 //go:nocheckptr
 func startInside(p unsafe.Pointer) {
 	e := (*entry)(p)
+	// The room's processes may stop us (they have our uid, and we are in their namespace),
+	// and a keeper that is killed then would leave us there.
+	e.must(stepParent, unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
 	if e.signal != 0 {
 		e.signalAll()
 	}

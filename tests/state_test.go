@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -58,6 +59,23 @@ func TestL14SupervisorKilled(t *testing.T) {
 	again.Alive()
 	if r := s.Run("inspect", b.ID); r.ExitCode != 125 {
 		t.Errorf("inspect: exit code %d: %s", r.ExitCode, r.Stdout)
+	}
+}
+
+// A sandbox that idles ends when its room does, though its keeper may wait on, with cgroups
+// to remove in the end.
+func TestIdleRoomKilled(t *testing.T) {
+	t.Parallel()
+	for _, flags := range [][]string{nil, {"--pids", "64"}} {
+		if len(flags) > 0 && !enforced(t, limits.Request{Pids: 64}, flags...) {
+			return
+		}
+		b := harness.NewState(t).Sandbox(harness.Options{}, flags...)
+		b.Dying = true
+		harness.Must(t, b.Init.Signal(unix.SIGKILL))
+		if rec := b.Ended(); rec.Alive || rec.Report == nil || rec.Report.Cause != "lost" || rec.Report.Teardown.Verdict != "proven" {
+			t.Errorf("%q: %+v", flags, rec)
+		}
 	}
 }
 

@@ -20,9 +20,9 @@ import (
 )
 
 // tasksToStart is how many tasks a command needs besides sbxrun's own threads until its
-// payload runs: keeper, monitor, init and payload; and four for what is not exact about
+// payload runs: keeper, monitor, room, init and payload; and four for what is not exact about
 // the threads, of which a busy machine makes Go have more.
-const tasksToStart = 4 + 4
+const tasksToStart = 5 + 4
 
 // ownThreads is how many threads sbxrun comes to have at most where they are scarce: a
 // run was seen to have 5 or 6, a supervisor some more. The Go runtime makes them as it

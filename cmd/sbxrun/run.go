@@ -79,7 +79,7 @@ func (r *runner) diagnose(res *result.Result) {
 		return
 	}
 	if m := r.flags.Memory; m > 0 && m < tight {
-		res.Err.Hint = "does --memory leave enough? a sandbox itself takes a megabyte or two"
+		res.Err.Hint = "does --memory leave enough for the command to start?"
 		return
 	}
 	// What is scarce for us is scarce for the diagnosis.

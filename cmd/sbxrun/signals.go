@@ -72,13 +72,14 @@ func (s *signals) listen() {
 // any job of a shell. The deadline is that of the clock, which is not stopped.
 func (s *signals) suspends(command *supervise.Command) {
 	go func() {
-		runtime.LockOSThread()
 		for range s.stop {
+			runtime.LockOSThread()
 			// An error means that it has ended, and then there is nothing to stop.
 			_ = command.Signal(syscall.SIGSTOP)
 			// To this thread, which so stops before it comes back from the call; one to the
 			// process may be taken by another thread, a moment later.
 			_ = unix.Tgkill(unix.Getpid(), unix.Gettid(), unix.SIGSTOP)
+			runtime.UnlockOSThread()
 			_ = command.Signal(syscall.SIGCONT)
 		}
 	}()

@@ -117,7 +117,7 @@ func checkDeadline(e *env) Finding {
 	return ok("killed after %v; %.1f ms later all was gone, %s", trialTimeout, float64(res.Teardown.Microseconds())/1000, res.Verdict)
 }
 
-// checkGrace enters a sandbox to signal all that is in it.
+// checkGrace has init signal all of a command.
 func checkGrace(e *env) Finding {
 	const without = "--grace does not work"
 	res, bad := e.tryRun(result.Timeout, trialTimeout, probeBound, "sleep", "60")
@@ -135,7 +135,7 @@ func checkGrace(e *env) Finding {
 		}
 		return finding
 	}
-	return ok("SIGTERM by a process that entered the sandbox (setns with a pidfd)")
+	return ok("SIGTERM to all of the command, by its init")
 }
 
 // checkExec runs a command in a sandbox that is there already.

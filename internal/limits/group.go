@@ -25,7 +25,7 @@ const leaf = "main"
 type Group struct {
 	plan   *Plan
 	nodes  []node
-	join   []string          // directories that init goes to
+	join   []string          // directories that a command is born in, or goes to
 	read   map[string]string // by controller, the directory to read
 	v2     string            // the v2 cgroup, if there is one
 	nested bool              // it has a leaf for its own processes
@@ -54,7 +54,7 @@ func (p *Plan) Make(id string, nest bool) (*Group, error) {
 	return g, nil
 }
 
-// inherit has init join the sandbox's cgroups, unless it gets one below.
+// inherit has the command of an exec join the sandbox's cgroups, unless it gets one below.
 func (g *Group) inherit() {
 	for _, dir := range g.plan.machine.base {
 		if n, ok := oomKills(dir); ok {
@@ -70,8 +70,8 @@ func (g *Group) inherit() {
 	}
 }
 
-// approach moves the caller of an exec to where it can move init to the sandbox's
-// cgroups from. Then it has no need to be anywhere else.
+// approach moves the caller of an exec to where it can have a
+// command in the sandbox's cgroups from. Then it has no need to be anywhere else.
 func (g *Group) approach(id string) error {
 	m := g.plan.machine
 	if m.manager == nil || !slices.ContainsFunc(m.base, func(dir string) bool { return exists(dir+"/cgroup.controllers") && !m.mayMove(dir) }) {

@@ -51,6 +51,16 @@ func Open(pid int) (*Process, error) {
 	return Adopt(pid, fd), nil
 }
 
+// Dup is the same process by a descriptor of its own, with a deadline of its own for
+// waiting. The caller owns it and closes it.
+func (p *Process) Dup() (*Process, error) {
+	fd, err := unix.FcntlInt(uintptr(p.FD()), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("duplicate a pidfd of %d: %w", p.PID, err)
+	}
+	return Adopt(p.PID, fd), nil
+}
+
 // Close gives up the pidfd, not the process.
 func (p *Process) Close() error { return p.file.Close() }
 

@@ -17,6 +17,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 
@@ -164,6 +165,7 @@ func (c *Command) Release(ctx context.Context) bool {
 		}
 	}
 	c.result.Started = true // or will be, any moment
+	c.result.Setup = time.Since(c.Begin)
 	if t := c.Timeout; t > 0 {
 		c.deadline = time.Now().Add(t)
 		// Only for when we are stopped, so never before us.
@@ -175,7 +177,6 @@ func (c *Command) Release(ctx context.Context) bool {
 			return false
 		}
 	}
-	c.result.Setup = time.Since(c.Begin)
 	return true
 }
 
@@ -225,7 +226,7 @@ func (c *Command) Watch(ctx context.Context) {
 		deadline = time.After(left)
 		before = time.After(max(0, left-lookAhead))
 	}
-	unkept, stop := c.watchKeeper()
+	unkept, stop := c.watchKept()
 	defer stop()
 	var keeperLost <-chan time.Time
 	var exceeded <-chan limits.Event
@@ -276,22 +277,29 @@ func (c *Command) inTime() result.Cause {
 	return result.Exited
 }
 
-// watchKeeper returns a channel that is closed when the keeper is dead.
-func (c *Command) watchKeeper() (dead <-chan struct{}, stop func()) {
+// watchKept returns a channel that is closed when the keeper is dead; or PID 1 of a room
+// that idles, for whose end the keeper may wait with cgroups still to remove.
+func (c *Command) watchKept() (dead <-chan struct{}, stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	gone := make(chan struct{})
-	// Not at once: most keepers of short commands need no watching.
-	timer := time.AfterFunc(moment, func() {
-		// A pidfd of our own: the other one is for the teardown. Our unreaped child,
-		// so the pid is its own.
-		keeper, err := proc.Open(c.kept.Keeper.PID)
+	over := sync.OnceFunc(func() { close(gone) })
+	watch := func(p *proc.Process) {
+		// A pidfd of our own: the other one is for the teardown.
+		p, err := p.Dup()
 		if err != nil {
 			return // unwatched: the deadline and the payload's end remain
 		}
-		defer keeper.Close()
-		if keeper.WaitContext(ctx, time.Time{}) == nil {
-			close(gone)
+		defer p.Close()
+		if p.WaitContext(ctx, time.Time{}) == nil {
+			over()
 		}
+	}
+	// Not at once: most keepers of short commands need no watching.
+	timer := time.AfterFunc(moment, func() {
+		if c.exec == nil {
+			go watch(c.kept.Room)
+		}
+		watch(&c.kept.Keeper.Process)
 	})
 	return gone, func() {
 		timer.Stop()

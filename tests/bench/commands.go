@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -30,10 +29,6 @@ func plain(command ...string) (*exec.Cmd, *bwrap.Plan, error) {
 	if err != nil {
 		plan.Close()
 		return nil, nil, err
-	}
-	// bwrap warns of a --chdir that another one follows.
-	if i := slices.Index(cmd.Args, "--chdir"); i >= 0 && slices.Contains(cmd.Args[i+1:], "--chdir") {
-		cmd.Args = slices.Delete(cmd.Args, i, i+2)
 	}
 	bound := exec.CommandContext(ctx, cmd.Path)
 	bound.Args, bound.Env, bound.ExtraFiles, bound.SysProcAttr = cmd.Args, cmd.Env, cmd.ExtraFiles, cmd.SysProcAttr
