@@ -210,6 +210,23 @@ func TestP06FileSize(t *testing.T) {
 	r.Expect(t, 153, "signaled")
 }
 
+// What was used is counted once: a quota delays init's end, so that somebody else has
+// killed the command before, and init comes to wait for it.
+func TestUsageOnce(t *testing.T) {
+	t.Parallel()
+	if !enforced(t, limits.Request{CPUs: 0.5}, "--cpus", "0.5") {
+		return
+	}
+	for range 8 {
+		r := harness.Run(t, harness.Options{}, "--cpus", "0.5", "--timeout", "0.5", "sh", "-c", "while :; do :; done & while :; do :; done")
+		r.Expect(t, 124, "timeout")
+		// Counted twice it would be up to three quarters of the time.
+		if used := r.Report.Usage.CPUUserMS + r.Report.Usage.CPUSystemMS; used > 0.65*r.Report.DurationMS {
+			t.Errorf("%.0f ms of CPU in %.0f ms", used, r.Report.DurationMS)
+		}
+	}
+}
+
 // P7: half a CPU is half a CPU, and nproc and thread pools fit.
 func TestP07CPUs(t *testing.T) {
 	t.Parallel()

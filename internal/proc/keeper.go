@@ -109,6 +109,16 @@ type Usage struct {
 	MaxRSS       int64 // bytes, of the largest process
 }
 
+// Larger is the one of two looks at the same processes that has seen more of their time,
+// and the larger memory.
+func (u Usage) Larger(v Usage) Usage {
+	if v.User+v.System > u.User+u.System {
+		u.User, u.System = v.User, v.System
+	}
+	u.MaxRSS = max(u.MaxRSS, v.MaxRSS)
+	return u
+}
+
 // End is what a keeper tells of its end.
 type End struct {
 	// Late: the keeper has ended everything at its deadline, because sbxrun did not.

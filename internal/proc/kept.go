@@ -35,27 +35,31 @@ func (k *Kept) Strays() (n int, used Usage) {
 			alive = append(alive, st)
 		}
 	}
-	return len(alive), sum(alive)
+	return len(alive), k.sum(alive)
 }
 
-// Used is what the processes that run now have used, up to 100 of them, and what
-// nobody may wait for any more: when init is killed the kernel discards it
-// (zap_pid_ns_processes ignores SIGCHLD).
+// Used is what the command has used until now: init, and the processes that run, up to 100
+// of them, with the children that they have waited for. When init is killed the kernel
+// discards what runs (zap_pid_ns_processes ignores SIGCHLD), but for what somebody else had
+// killed a moment before; so this and what init's parent is told are two looks at the same,
+// neither of which is too much, and the larger one counts.
 func (k *Kept) Used() Usage {
 	if k.Init == nil {
 		return Usage{}
 	}
-	return sum(Descendants(k.Init.PID, maxUsage))
+	return k.sum(Descendants(k.Init.PID, maxUsage))
 }
 
-func sum(stats []Stat) (total Usage) {
-	for i, st := range stats {
-		if i == maxUsage {
-			break
-		}
-		total.User += st.CPU.User
-		total.System += st.CPU.System
+// sum is what init and these have used.
+func (k *Kept) sum(stats []Stat) (total Usage) {
+	for _, st := range stats[:min(len(stats), maxUsage)] {
+		total.User += st.CPU.User + st.Waited.User
+		total.System += st.CPU.System + st.Waited.System
 		total.MaxRSS = max(total.MaxRSS, PeakRSS(st.PID))
+	}
+	if init, err := ReadStat(k.Init.PID); err == nil { // an error means that it has ended
+		total.User += init.CPU.User + init.Waited.User
+		total.System += init.CPU.System + init.Waited.System
 	}
 	return total
 }

@@ -22,7 +22,8 @@ type Stat struct {
 	Comm    string // as the process named itself: hostile, at most 15 bytes
 	State   string // one letter: R, S, D, T, t, Z, X …
 	Exiting bool   // on its way to its end, or there
-	CPU     Times
+	CPU     Times  // its own
+	Waited  Times  // of children that it has waited for, and of theirs
 	Start   uint64 // clock ticks from the machine's boot to its start
 	Threads int
 	Pages   int64 // in memory, shared ones included; a little behind (proc_pid_stat(5))
@@ -87,7 +88,8 @@ func ParseStat(data []byte) (Stat, error) {
 	if err != nil || pid < 1 {
 		return Stat{}, fmt.Errorf("parse stat: no pid in %.80q", data)
 	}
-	// Fields 3 (state), 4 (ppid), 5 (pgrp), 6 (session), … 9 (flags), … 14 (utime), 15 (stime), …
+	// Fields 3 (state), 4 (ppid), 5 (pgrp), 6 (session), … 9 (flags), … 14 (utime),
+	// 15 (stime), 16 (cutime), 17 (cstime), …
 	// 20 (num_threads), … 22 (starttime), … 24 (rss).
 	f := strings.Fields(string(data[end+1:]))
 	if len(f) < 20 {
@@ -108,7 +110,7 @@ func ParseStat(data []byte) (Stat, error) {
 		return Stat{}, fmt.Errorf("parse stat: bad flags %q", f[6])
 	}
 	st.Exiting = flags&exiting != 0
-	for i, t := range []*time.Duration{&st.CPU.User, &st.CPU.System} {
+	for i, t := range []*time.Duration{&st.CPU.User, &st.CPU.System, &st.Waited.User, &st.Waited.System} {
 		ticks, err := strconv.ParseUint(f[11+i], 10, 63)
 		if err != nil || ticks > uint64(1<<62/clockTick) {
 			return Stat{}, fmt.Errorf("parse stat: bad time %q", f[11+i])

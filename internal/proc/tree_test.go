@@ -17,26 +17,26 @@ import (
 
 // rest is fields 5 to 52 of a stat line: the session is 5, the times are 250 and
 // 13, the start is 100.
-const rest = " 6 5 34816 1 4194560 100 0 0 0 250 13 0 0 20 0 1 0 100 1 1 18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
+const rest = " 6 5 34816 1 4194560 100 0 0 0 250 13 70 20 20 0 1 0 100 1 1 18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
 
 func TestParseStat(t *testing.T) {
-	times := Times{2500 * time.Millisecond, 130 * time.Millisecond}
+	times, waited := Times{2500 * time.Millisecond, 130 * time.Millisecond}, Times{700 * time.Millisecond, 200 * time.Millisecond}
 	tests := []struct {
 		name, in string
 		want     Stat
 	}{
-		{"plain", "42 (sh) S 7" + rest, Stat{42, 7, 5, "sh", "S", false, times, 100, 1, 1}},
-		{"no newline", "42 (sh) S 7" + strings.TrimSuffix(rest, "\n"), Stat{42, 7, 5, "sh", "S", false, times, 100, 1, 1}},
-		{"blanks", "42 (a b  c) R 7" + rest, Stat{42, 7, 5, "a b  c", "R", false, times, 100, 1, 1}},
-		{"newline", "42 (a\nb) R 7" + rest, Stat{42, 7, 5, "a\nb", "R", false, times, 100, 1, 1}},
-		{"parentheses", "42 ()) ((() Z 7" + rest, Stat{42, 7, 5, ")) (((", "Z", false, times, 100, 1, 1}},
-		{"fakes another line", "42 (x) S 1 1 (y) T 7" + rest, Stat{42, 7, 5, "x) S 1 1 (y", "T", false, times, 100, 1, 1}},
-		{"empty name", "42 () S 7" + rest, Stat{42, 7, 5, "", "S", false, times, 100, 1, 1}},
-		{"not UTF-8", "42 (\xff\x01) S 7" + rest, Stat{42, 7, 5, "\xff\x01", "S", false, times, 100, 1, 1}},
-		{"no parent that we can see", "42 (init) S 0" + rest, Stat{42, 0, 5, "init", "S", false, times, 100, 1, 1}},
-		{"future fields", "42 (sh) S 7" + strings.TrimSuffix(rest, "\n") + " 1 x y\n", Stat{42, 7, 5, "sh", "S", false, times, 100, 1, 1}},
-		{"just enough fields", "42 (sh) S 7 3 5 5 6 7 8 9 10 11 1 2 16 17 18 19 20 21 22", Stat{42, 7, 5, "sh", "S", true, Times{10 * time.Millisecond, 20 * time.Millisecond}, 22, 20, 0}},
-		{"greatest start", "42 (sh) S 7 3 5 5 6 7 8 9 10 11 250 13 0 0 20 0 1 0 18446744073709551615", Stat{42, 7, 5, "sh", "S", true, times, 1<<64 - 1, 1, 0}},
+		{"plain", "42 (sh) S 7" + rest, Stat{42, 7, 5, "sh", "S", false, times, waited, 100, 1, 1}},
+		{"no newline", "42 (sh) S 7" + strings.TrimSuffix(rest, "\n"), Stat{42, 7, 5, "sh", "S", false, times, waited, 100, 1, 1}},
+		{"blanks", "42 (a b  c) R 7" + rest, Stat{42, 7, 5, "a b  c", "R", false, times, waited, 100, 1, 1}},
+		{"newline", "42 (a\nb) R 7" + rest, Stat{42, 7, 5, "a\nb", "R", false, times, waited, 100, 1, 1}},
+		{"parentheses", "42 ()) ((() Z 7" + rest, Stat{42, 7, 5, ")) (((", "Z", false, times, waited, 100, 1, 1}},
+		{"fakes another line", "42 (x) S 1 1 (y) T 7" + rest, Stat{42, 7, 5, "x) S 1 1 (y", "T", false, times, waited, 100, 1, 1}},
+		{"empty name", "42 () S 7" + rest, Stat{42, 7, 5, "", "S", false, times, waited, 100, 1, 1}},
+		{"not UTF-8", "42 (\xff\x01) S 7" + rest, Stat{42, 7, 5, "\xff\x01", "S", false, times, waited, 100, 1, 1}},
+		{"no parent that we can see", "42 (init) S 0" + rest, Stat{42, 0, 5, "init", "S", false, times, waited, 100, 1, 1}},
+		{"future fields", "42 (sh) S 7" + strings.TrimSuffix(rest, "\n") + " 1 x y\n", Stat{42, 7, 5, "sh", "S", false, times, waited, 100, 1, 1}},
+		{"just enough fields", "42 (sh) S 7 3 5 5 6 7 8 9 10 11 1 2 16 17 18 19 20 21 22", Stat{42, 7, 5, "sh", "S", true, Times{10 * time.Millisecond, 20 * time.Millisecond}, Times{160 * time.Millisecond, 170 * time.Millisecond}, 22, 20, 0}},
+		{"greatest start", "42 (sh) S 7 3 5 5 6 7 8 9 10 11 250 13 0 0 20 0 1 0 18446744073709551615", Stat{42, 7, 5, "sh", "S", true, times, Times{}, 1<<64 - 1, 1, 0}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -119,7 +119,7 @@ func FuzzParseStat(f *testing.F) {
 		}
 		line := strconv.Itoa(st.PID) + " (" + st.Comm + ") " + st.State + " " + strconv.Itoa(st.Parent) +
 			" 0 " + strconv.Itoa(st.Session) + " 0 0 " + flags + strings.Repeat(" 0", 4) + " " + ticks(st.CPU.User) + " " + ticks(st.CPU.System) +
-			strings.Repeat(" 0", 4) + " " + strconv.Itoa(st.Threads) + " 0 " + strconv.FormatUint(st.Start, 10) + " 0 " + strconv.FormatInt(st.Pages, 10)
+			" " + ticks(st.Waited.User) + " " + ticks(st.Waited.System) + strings.Repeat(" 0", 2) + " " + strconv.Itoa(st.Threads) + " 0 " + strconv.FormatUint(st.Start, 10) + " 0 " + strconv.FormatInt(st.Pages, 10)
 		again, err := ParseStat([]byte(line))
 		if err != nil {
 			t.Fatalf("%q: %v", line, err)

@@ -81,7 +81,7 @@ type Command struct {
 	cause    result.Cause // "" until it is decided
 	deadline time.Time    // zero for none
 	request  Request      // if there was one
-	used     proc.Usage   // by what runs, and nobody will wait for
+	used     proc.Usage   // before the kill, see proc.Kept.Used
 	startErr error        // why it never ran
 	oom      bool         // the kernel has killed something for want of memory
 }

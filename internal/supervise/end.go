@@ -26,11 +26,11 @@ func (c *Command) End(ctx context.Context) result.Result {
 	graceErr := c.beforeKill(ctx)
 	out := c.teardown()
 	res.Verdict, res.Survivors = out.Verdict, out.Survivors
-	used := proc.Usage{}
+	used := c.used
 	if c.kept.Init != nil {
-		used = out.End.Usage(c.kept.Init.PID)
+		used = used.Larger(out.End.Usage(c.kept.Init.PID))
 	}
-	res.CPUUser, res.CPUSystem, res.MaxRSS = used.User+c.used.User, used.System+c.used.System, max(used.MaxRSS, c.used.MaxRSS)
+	res.CPUUser, res.CPUSystem, res.MaxRSS = used.User, used.System, used.MaxRSS
 	c.readLimits()
 	if res.Cause == result.Exited {
 		c.settle(out)
