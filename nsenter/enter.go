@@ -21,7 +21,7 @@ import (
 //	init     is born in a new PID namespace below that; forks the payload, and reaps
 //	payload  waits to be released, and executes the command
 //
-// The first three are made with CLONE_PARENT, so that the keeper is the parent of all: it
+// inside and init are made with CLONE_PARENT, so that the keeper is the parent of all: it
 // alone kills and reaps them, and nothing of it is left to the room's PID 1. The payload
 // stops sharing memory when it executes its command.
 
@@ -190,8 +190,8 @@ var (
 //go:nocheckptr
 func enter(p unsafe.Pointer) {
 	e := (*entry)(p)
-	// The memory may hold secrets, variables for the payload for one, and the room's own
-	// processes may have our uid: without this they could attach to us (ptrace(2)). It
+	// The memory may hold secrets, variables for the payload for one, and whoever has our
+	// uid could attach to us without this (ptrace(2)). It
 	// is a property of the memory, so it holds for the keeper, init, and the payload until
 	// it executes its command, as well.
 	e.must(stepHide, unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -262,8 +262,8 @@ func (e *entry) awaitRoom() {
 //go:nocheckptr
 func startInside(p unsafe.Pointer) {
 	e := (*entry)(p)
-	// The room's processes may stop us (they have our uid, and we are in their namespace),
-	// and a keeper that is killed then would leave us there.
+	// Another sbxrun may stop all that is in the room now (kill --signal STOP), and a keeper
+	// that is killed then would leave us there.
 	e.must(stepParent, unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
 	if e.signal != 0 {
 		e.signalAll()
@@ -349,7 +349,8 @@ func (e *entry) setUp() {
 		unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, 0)
 	// The room may have a text to be shown in the place of /proc/meminfo.
 	_, _, errno := syscall.RawSyscall6(unix.SYS_MOUNT, uintptr(unsafe.Pointer(&meminfoCopy)), uintptr(unsafe.Pointer(&meminfo)), 0, unix.MS_BIND, 0, 0)
-	if errno != 0 && errno != unix.ENOENT && errno != unix.ENOTDIR {
+	// ELOOP and EINVAL: a link that a payload has made there, where /run can be written to.
+	if errno != 0 && errno != unix.ENOENT && errno != unix.ENOTDIR && errno != unix.ELOOP && errno != unix.EINVAL {
 		e.fail(stepMeminfo, errno)
 	}
 	e.must(stepFiles, unix.SYS_CLOSE_RANGE, entryReady, maxFD, 0, 0, 0)

@@ -14,7 +14,7 @@ import (
 )
 
 // bound is how long the way in and a signal may take: a handful of system calls.
-// Something in the sandbox may stop who comes in, but not the keeper above.
+// Another signal to all of the room may stop who comes in, but not the keeper above.
 const bound = 2 * time.Second
 
 // Signal sends sig to every process of every command in a room, in one step of the
@@ -45,6 +45,9 @@ func Signal(room *proc.Process, cred *proc.Cred, hostNet bool, sig syscall.Signa
 	}
 	if abandonErr := w.abandon(); abandonErr != nil {
 		err = abandonErr
+	}
+	if err != nil && room.Wait(time.Now().Add(dying)) == nil {
+		err = proc.ErrGone // a room that is about to end refuses in many ways
 	}
 	if err != nil {
 		return fmt.Errorf("enter the room of process %d: %w", room.PID, err)

@@ -114,6 +114,11 @@ func (w *way) read() (msg message, pid int, err error) {
 	var failed error
 	err = conn.Read(func(fd uintptr) bool {
 		n, oobn, _, _, failed = unix.Recvmsg(int(fd), buf[:], oob[:], unix.MSG_CMSG_CLOEXEC)
+		if failed == unix.ECONNRESET {
+			// Said once, of an init that has ended with an order unread (unix(7)); what it had
+			// said before is still there.
+			n, oobn, _, _, failed = unix.Recvmsg(int(fd), buf[:], oob[:], unix.MSG_CMSG_CLOEXEC)
+		}
 		return failed != unix.EAGAIN && failed != unix.EINTR
 	})
 	switch {

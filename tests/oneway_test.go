@@ -93,10 +93,13 @@ func jobState(pid int) string {
 	return p.State
 }
 
+// job is what a shell makes of a command: a process group that its parent can continue.
+var job = &syscall.SysProcAttr{Setpgid: true}
+
 // Ctrl-Z stops the command with sbxrun, and fg lets both go on.
 func TestSuspend(t *testing.T) {
 	t.Parallel()
-	p := harness.Start(t, harness.Options{}, "--timeout", "30", "python3", "-u", "-c",
+	p := harness.Start(t, harness.Options{Attr: job}, "--timeout", "30", "python3", "-u", "-c",
 		"import time; print('up')\nwhile True: print(time.time_ns()); time.sleep(0.02)") // no vfork(2), which puts a stop off
 	p.WaitOutput("up\n")
 	payload := p.Role(harness.RolePayload)
@@ -111,13 +114,27 @@ func TestSuspend(t *testing.T) {
 	p.Wait().Expect(t, 128+int(unix.SIGTERM), "canceled")
 }
 
+// Ctrl-Z stops nobody whom no shell could let go on, nor a caller who ignores it.
+func TestSuspendNobodyToContinue(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{Attr: &syscall.SysProcAttr{Setsid: true}}, "--timeout", "30", "sh", "-c", "echo up; sleep 0.5; exit 7")
+	p.WaitOutput("up\n")
+	p.Signal(unix.SIGTSTP)
+	p.Wait().Expect(t, 7, "exited")
+
+	p = harness.Start(t, harness.Options{Attr: job, Wrap: []string{"sh", "-c", `trap '' TSTP; exec "$@"`, "-"}}, "--timeout", "30", "sh", "-c", "echo up; sleep 0.5; exit 7")
+	p.WaitOutput("up\n")
+	p.Signal(unix.SIGTSTP)
+	p.Wait().Expect(t, 7, "exited")
+}
+
 // D5: an sbxrun that was stopped tells the truth when it goes on: what ended in time has
 // not timed out.
 func TestStoppedExitInTime(t *testing.T) {
 	t.Parallel()
 	for _, sig := range []syscall.Signal{unix.SIGSTOP, unix.SIGTSTP} {
 		timeout := harness.Deadline(time.Second)
-		p := harness.Start(t, harness.Options{}, "--timeout", timeout.String(), "sh", "-c", "echo up; sleep 0.3; exit 7")
+		p := harness.Start(t, harness.Options{Attr: job}, "--timeout", timeout.String(), "sh", "-c", "echo up; sleep 0.3; exit 7")
 		p.WaitOutput("up\n")
 		begin := time.Now()
 		p.Signal(sig)

@@ -8,9 +8,11 @@ import (
 	"slices"
 	"sync"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/quit"
 	"github.com/sbxrun/sbxrun/internal/result"
 	"github.com/sbxrun/sbxrun/internal/supervise"
@@ -49,12 +51,13 @@ func (s *signals) cancelBy(sig syscall.Signal) {
 func (s *signals) listen() {
 	got := make(chan os.Signal, 2)
 	for _, sig := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
-		// What the caller ignores, as nohup(1) does SIGHUP, stays ignored.
+		// What the caller ignores, as nohup(1) does SIGHUP, stays ignored. Of SIGTERM and
+		// SIGQUIT the Go runtime does not tell.
 		if !signal.Ignored(sig) {
 			notify(got, sig)
 		}
 	}
-	if !signal.Ignored(syscall.SIGTSTP) { // as in a shell without job control
+	if !ignoresStop() { // as in a shell without job control
 		signal.Notify(s.stop, syscall.SIGTSTP)
 	}
 	// A closed stdout is an error of write(2), and no reason to leave a sandbox
@@ -73,6 +76,9 @@ func (s *signals) listen() {
 func (s *signals) suspends(command *supervise.Command) {
 	go func() {
 		for range s.stop {
+			if orphaned() {
+				continue // as the kernel would: nobody is there to continue us
+			}
 			runtime.LockOSThread()
 			// An error means that it has ended, and then there is nothing to stop.
 			_ = command.Signal(syscall.SIGSTOP)
@@ -83,6 +89,37 @@ func (s *signals) suspends(command *supervise.Command) {
 			_ = command.Signal(syscall.SIGCONT)
 		}
 	}()
+}
+
+// ignoresStop reports whether SIGTSTP was ignored when we were executed. The Go runtime
+// leaves it alone, and [signal.Ignored] does not know.
+func ignoresStop() bool {
+	const ignore = 1                                     // SIG_IGN
+	var old struct{ handler, flags, more, mask uintptr } // struct sigaction of the kernel
+	_, _, errno := syscall.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(unix.SIGTSTP), 0, uintptr(unsafe.Pointer(&old)), 8, 0, 0)
+	return errno == 0 && old.handler == ignore
+}
+
+// orphaned reports whether nobody in our session could continue us: no process of our
+// group that is above us has a parent in another group of the session (setpgid(2)).
+// Then the kernel does not stop a group for SIGTSTP, and SIGSTOP would be for ever.
+func orphaned() bool {
+	session, _ := unix.Getsid(0) // neither can fail for ourselves
+	group, _ := unix.Getpgid(0)
+	for parent := os.Getppid(); parent > 0; {
+		if s, err := unix.Getsid(parent); err != nil || s != session {
+			return true
+		}
+		if g, err := unix.Getpgid(parent); err != nil || g != group {
+			return err != nil
+		}
+		st, err := proc.ReadStat(parent)
+		if err != nil {
+			return true
+		}
+		parent = st.Parent
+	}
+	return true
 }
 
 // notify is [signal.Notify] for signals that may include SIGQUIT, which package quit has

@@ -46,6 +46,9 @@ func watchOnScreen(out int, interval time.Duration, look func() (statistics, err
 			switch sig {
 			case syscall.SIGWINCH: // the same on another size
 			case syscall.SIGTSTP:
+				if orphaned() {
+					continue
+				}
 				put(leaveScreen)
 				_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
 				put(enterScreen)

@@ -21,6 +21,7 @@ type Block struct {
 	base unsafe.Pointer
 	used uintptr
 	err  error
+	rest [][]uint64 // after an error; only from here does the collector know of it
 }
 
 // blockSize is reserved, not used: a page counts when it is touched. Arguments and
@@ -61,7 +62,8 @@ func (b *Block) alloc(size uintptr) unsafe.Pointer {
 		if b.err == nil {
 			b.err = unix.E2BIG
 		}
-		return unsafe.Pointer(&make([]uint64, size/8+1)[0])
+		b.rest = append(b.rest, make([]uint64, size/8+1))
+		return unsafe.Pointer(&b.rest[len(b.rest)-1][0])
 	}
 	p := unsafe.Add(b.base, b.used)
 	b.used += size

@@ -297,6 +297,11 @@ func (k *Keeper) read(deadline time.Time) (rec record, err error) {
 	_ = k.socket.SetReadDeadline(deadline)
 	buf := (*[unsafe.Sizeof(rec)]byte)(unsafe.Pointer(&rec))
 	n, err := k.socket.Read(buf[:])
+	if errors.Is(err, unix.ECONNRESET) {
+		// Said once, of a keeper that has ended without reading a deadline; its records are
+		// still there.
+		n, err = k.socket.Read(buf[:])
+	}
 	if err != nil {
 		return record{}, err
 	}

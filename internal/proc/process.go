@@ -67,9 +67,6 @@ func (p *Process) Close() error { return p.file.Close() }
 // FD is the pidfd, still owned by p and valid until its Close.
 func (p *Process) FD() int { return Descriptor(p.file) }
 
-// File is the pidfd, still owned by p.
-func (p *Process) File() *os.File { return p.file }
-
 // Descriptor is f's descriptor number, -1 if f is closed. Unlike [os.File.Fd]
 // it leaves the file in the mode it is in: Fd makes it a blocking one.
 func Descriptor(f *os.File) int {

@@ -257,10 +257,14 @@ func (c *Command) Watch(ctx context.Context) {
 			c.used = c.kept.Used()
 			c.kept.HoldMounts()
 		case <-deadline:
-			// Its end may be known already, if we were stopped in between.
-			if c.cause = result.Timeout; c.exec != nil && c.exec.Ending() {
-				<-exited
+			c.cause = result.Timeout
+			if c.exec != nil && c.exec.Ending() {
+				<-exited // it is told already, if we were stopped in between
+			}
+			select {
+			case <-exited:
 				c.cause = c.inTime()
+			default:
 			}
 		case <-ctx.Done():
 			c.requested(ctx)

@@ -111,6 +111,9 @@ func (c *Command) wait(period time.Duration, told error, until <-chan struct{}, 
 		return told
 	}
 	over := time.Now().Add(period)
+	if !c.deadline.IsZero() {
+		c.kept.Keeper.EndAt(over.Add(lateness)) // the keeper's own may be sooner
+	}
 	waiting, stop := context.WithCancel(context.Background())
 	waited := make(chan struct{})
 	go func() {
