@@ -97,8 +97,8 @@ func (k *Kept) Inherit(deadline time.Time) error { return k.Keeper.inherit(k.ini
 
 // HoldMounts holds the mount namespaces. As long as somebody does, an init can end
 // without having to take all mounts down before, which takes the kernel longer than
-// all the rest (namespace_unlock waits for RCU). Where it is not allowed, the end
-// takes that much longer.
+// all the rest (namespace_unlock waits for RCU). Where it is not allowed (an ordinary
+// user may not look at an init, which is undumpable), the end takes that much longer.
 func (k *Kept) HoldMounts() {
 	for _, p := range k.inits() {
 		fd, err := OpenNamespace(p.PID, "mnt")
