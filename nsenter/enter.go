@@ -22,8 +22,8 @@ import (
 //	payload  waits to be released, and executes the command
 //
 // inside and init are made with CLONE_PARENT, so that the keeper is the parent of all: it
-// alone kills and reaps them, and nothing of it is left to the room's PID 1. The payload
-// stops sharing memory when it executes its command.
+// alone kills and reaps them, and nothing of it is left to the room's PID 1. The memory is
+// the keeper's, or with limits a copy. The payload stops sharing it when it executes its command.
 
 // Descriptors on the way in, next to the payload's 0, 1 and 2.
 const (
@@ -191,9 +191,9 @@ var (
 func enter(p unsafe.Pointer) {
 	e := (*entry)(p)
 	// The memory may hold secrets, variables for the payload for one, and whoever has our
-	// uid could attach to us without this (ptrace(2)). It
-	// is a property of the memory, so it holds for the keeper, init, and the payload until
-	// it executes its command, as well.
+	// uid could attach to us without this (ptrace(2)). It is a property of the memory, so it
+	// holds for init, and the payload until it executes its command, as well; and the keeper's
+	// word for it does not outlast a change of uid.
 	e.must(stepHide, unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 	room := e.receiveRoom()
 	e.awaitRoom()

@@ -227,6 +227,22 @@ func TestUsageOnce(t *testing.T) {
 	}
 }
 
+// Whoever the kernel is to choose first for want of memory, it is not the keeper, which
+// brings all to an end.
+func TestOOMScoreOfTheCommand(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{}, "--oom-score-adj", "700", "--timeout", "60", "sh", "-c", "echo up; sleep 60")
+	p.WaitOutput("up\n")
+	for role, want := range map[int]string{harness.RoleKeeper: "0", harness.RoleRoom: "0", harness.RoleInit: "700", harness.RolePayload: "700"} {
+		score, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", p.Role(role).PID))
+		if got := strings.TrimSpace(string(score)); err != nil || got != want {
+			t.Errorf("role %d: %s, want %s, %v", role, got, want, err)
+		}
+	}
+	p.Signal(unix.SIGTERM)
+	p.Wait().Expect(t, 143, "canceled")
+}
+
 // P7: half a CPU is half a CPU, and nproc and thread pools fit.
 func TestP07CPUs(t *testing.T) {
 	t.Parallel()

@@ -27,7 +27,7 @@ func TestPayloadTakesOverNothing(t *testing.T) {
 		{"deadline", func(*harness.Process) {}},
 		{"SIGKILL of sbxrun", func(p *harness.Process) { p.Kill() }},
 	} {
-		p := harness.Start(t, harness.Options{}, "--timeout", "3", "/fixtures/takeover")
+		p := harness.Start(t, harness.Options{}, "--timeout", harness.Deadline(3*time.Second).String(), "/fixtures/takeover")
 		p.WaitOutput("done\n")
 		kill.end(p)
 		r := p.Wait()

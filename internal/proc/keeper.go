@@ -231,6 +231,7 @@ func (k *keeperState) lay(b *Block, c Command, open *descriptors) error {
 		if err := k.enter.bounds.lay(b, c.Way.Bounds, open); err != nil {
 			return err
 		}
+		k.enter.sharing = c.Way.Bounds.sharing()
 		k.enter.birth = k.enter.bounds.birth(k.enter.stack)
 		var err error
 		if k.enter.arg, err = c.Way.Lay(b); err != nil {
@@ -249,7 +250,7 @@ func (k *keeperState) lay(b *Block, c Command, open *descriptors) error {
 
 func (k *keeperState) child(b *Block, c Command, files []*os.File) *child {
 	ch := New[child](b)
-	ch.keeper, ch.stack = k, b.Stack()
+	ch.keeper, ch.stack, ch.sharing = k, b.Stack(), unix.CLONE_VM
 	// Not 0: a core_pattern that is a pipe is fed whatever the limit, except
 	// at 1 (core(5), fs/coredump.c); for files 1 is below any core's size.
 	ch.core = unix.Rlimit{Cur: 1, Max: 1}

@@ -15,6 +15,7 @@ import (
 const (
 	stepSubreaper = iota + 1
 	stepSession
+	stepHide
 	stepSignals
 	stepChildren
 	stepFork
@@ -34,6 +35,7 @@ const (
 var stepNames = [...]string{
 	stepSubreaper: "become a subreaper",
 	stepSession:   "make a session",
+	stepHide:      "become undumpable",
 	stepSignals:   "set up signals",
 	stepChildren:  "open /proc/thread-self/children (CONFIG_PROC_CHILDREN)",
 	stepFork:      "fork",
@@ -54,15 +56,17 @@ var stepNames = [...]string{
 type child struct {
 	keeper *keeperState
 	stack  uintptr
-	socket int // the keeper's; the child reports failures there
-	files  []int
-	become bool // take on cred
-	cred   Cred
-	sigs   uint64
-	core   unix.Rlimit
-	rec    record
-	birth  cloneArgs // into a v2 cgroup, if that has flags
-	bounds bounds
+	// sharing is CLONE_VM, or 0 for a copy of the memory.
+	sharing uintptr
+	socket  int // the keeper's; the child reports failures there
+	files   []int
+	become  bool // take on cred
+	cred    Cred
+	sigs    uint64
+	core    unix.Rlimit
+	rec     record
+	birth   cloneArgs // into a v2 cgroup, if that has flags
+	bounds  bounds
 
 	// A program:
 	path, argv, envv unsafe.Pointer
@@ -115,7 +119,7 @@ func (k *keeperState) spawn(c *child, code uintptr) uintptr {
 		}
 		c.birth.flags = 0
 	}
-	pid, errno := Clone(0, c.stack, code, unsafe.Pointer(c))
+	pid, errno := failed(cloneCall(unix.SYS_CLONE, c.sharing|uintptr(unix.SIGCHLD), c.stack, 0, 0, 0, code, unsafe.Pointer(c)))
 	if errno != 0 {
 		k.fail(stepFork, errno)
 	}
