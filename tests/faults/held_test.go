@@ -69,7 +69,7 @@ func killTogether(t *testing.T, how pair) {
 	if soak(t) >= 100 && met == 0 {
 		t.Errorf("no keeper was met")
 	}
-	if how.stop == roleRoom && rooms == 0 {
+	if how.stop == roleRoom && rooms == 0 && soak(t) >= 100 {
 		t.Errorf("no room was left: the test does not meet what it is about")
 	}
 }
