@@ -96,9 +96,10 @@ func (k *keeperState) run() {
 		k.monitor = k.spawn(k.exec, execCode)
 	}
 	if k.enter != nil {
-		// What the payload is to find may be secret (ptrace(2)).
-		k.must(stepHide, unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 0, 0, 0)
 		k.spawn(k.enter, enterCode)
+		// What the payload is to find may be secret (ptrace(2)). Not before: what is
+		// undumpable may not write to its own /proc/self/oom_score_adj.
+		k.must(stepHide, unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 0, 0, 0)
 	}
 	k.dropFiles()
 	for {
