@@ -91,18 +91,24 @@ func (p *Process) Signal(sig syscall.Signal) error {
 // Exited reports, without blocking, whether the process has ended. Of a PID
 // namespace's init it means more: every other process of the namespace is dead
 // and reaped (pid_namespaces(7)).
-func (p *Process) Exited() bool { return p.ready(unix.POLLIN) }
+func (p *Process) Exited() bool { return readable(p.FD()) }
 
 // Wait blocks until the process has ended, or the deadline has passed
 // ([os.ErrDeadlineExceeded]); the zero time is no deadline.
-func (p *Process) Wait(deadline time.Time) error { return p.wait(unix.POLLIN, deadline) }
+func (p *Process) Wait(deadline time.Time) error {
+	return p.WaitContext(context.Background(), deadline)
+}
 
 // WaitContext is Wait, and also returns ([os.ErrDeadlineExceeded]) when ctx is
 // done. One Wait or WaitContext of a Process at a time: the deadline is
 // the pidfd's.
 func (p *Process) WaitContext(ctx context.Context, deadline time.Time) error {
 	defer ReadUntil(ctx, p.file, deadline)()
-	return p.read(unix.POLLIN)
+	conn, err := p.file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return conn.Read(func(fd uintptr) bool { return readable(int(fd)) })
 }
 
 // ReadUntil bounds the reads of f until stop is called: by the deadline, and by
@@ -122,29 +128,10 @@ func ReadUntil(ctx context.Context, f *os.File, deadline time.Time) (stop func()
 	}
 }
 
-func (p *Process) ready(events int16) bool {
-	fds := []unix.PollFd{{Fd: int32(p.FD()), Events: events}}
+func readable(fd int) bool {
+	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	n, err := unix.Poll(fds, 0)
-	return err == nil && n > 0 && fds[0].Revents&(events|unix.POLLNVAL) != 0
-}
-
-func (p *Process) wait(events int16, deadline time.Time) error {
-	if err := p.file.SetReadDeadline(deadline); err != nil {
-		return err
-	}
-	return p.read(events)
-}
-
-func (p *Process) read(events int16) error {
-	conn, err := p.file.SyscallConn()
-	if err != nil {
-		return err
-	}
-	return conn.Read(func(fd uintptr) bool {
-		fds := []unix.PollFd{{Fd: int32(fd), Events: events}}
-		n, err := unix.Poll(fds, 0)
-		return err == nil && n > 0 && fds[0].Revents&events != 0
-	})
+	return err == nil && n > 0 && fds[0].Revents&(unix.POLLIN|unix.POLLNVAL) != 0
 }
 
 // WaitHangup blocks until nobody can read any more what is written to the pipe
