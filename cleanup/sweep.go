@@ -1,3 +1,13 @@
+// Package cleanup removes what sandboxes have left that nobody looks after any more.
+//
+// Whoever runs commands brings them to their end himself, and proves it; and should he be
+// killed, the keeper of each sandbox does. [Sweep] is for what is left when both were
+// killed in the same instant, or the machine was short of everything: it ends processes,
+// each verified by the kernel's word to be a sandbox's, and removes records of sandboxes
+// that `sbxrun start` has started. It is what `sbxrun cleanup` does.
+//
+// It may be called at any time, by several processes at once and beside sandboxes that are
+// just being made: a sandbox with a living sbxrun, supervisor or keeper is never touched.
 package cleanup
 
 import (
@@ -10,28 +20,34 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-// Finding is one thing that a sandbox, or its crash, has left.
+// A Finding is one thing that a sandbox, or its crash, has left.
 type Finding struct {
-	Kind string `json:"kind"` // record, init, held-init, damaged, zombie, cgroup
-	ID   string `json:"id,omitempty"`
-	Name string `json:"name,omitempty"`
+	// Kind is "init" (of a sandbox without its supervisor), "held-init" (the room of one
+	// that no record knows of), "zombie" (which only its parent can collect), "record",
+	// "damaged" (something in the state directory) or "cgroup".
+	Kind string `json:"kind"`
+	ID   string `json:"id,omitempty"`   // of the sandbox, if it is known
+	Name string `json:"name,omitempty"` // likewise
 	PID  int    `json:"pid,omitempty"`
-	What string `json:"what"` // for people
-	Done bool   `json:"done"` // it is gone; never with DryRun
-	Err  string `json:"error,omitempty"`
+	What string `json:"what"`            // for people
+	Done bool   `json:"done"`            // it is gone; never with DryRun
+	Err  string `json:"error,omitempty"` // why it is not
 }
 
-// SweepOptions say how far a sweep goes.
-type SweepOptions struct {
+// Options say how far a sweep goes. The zero value is all that `sbxrun cleanup` does.
+type Options struct {
+	// StateDir is where the records are; "" for what SBXRUN_STATE_DIR says, or the
+	// caller's own (docs/state.md).
+	StateDir  string
 	OlderThan time.Duration // records of what has ended since are kept
-	DryRun    bool
+	DryRun    bool          // only looks
 	// KeepRecords leaves all records, also those that are damaged, and cgroups, which one
 	// that is just being made looks like if it has no process yet: only processes end.
 	// For a sweep that nobody has asked for, and that others start beside.
@@ -45,34 +61,47 @@ type SweepOptions struct {
 const sweepBound = 5 * time.Second
 
 type sweep struct {
-	SweepOptions
+	Options
 	found []Finding
 }
 
 func (s *sweep) note(f Finding) { s.found = append(s.found, f) }
 
-// Sweep removes what has no supervisor any more: processes, each after it was
-// verified to be what a record says, and records. A supervisor that lives is never
-// touched, nor is anything of its sandbox.
-func Sweep(dir *state.Dir, o SweepOptions) []Finding {
-	s := sweep{SweepOptions: o}
+// Sweep removes what has no supervisor any more, and returns what it has found. An error
+// says that nothing was looked at: /proc is another PID namespace's, or the state directory
+// is not the caller's. It waits for what it kills, for each at most five seconds.
+func Sweep(o Options) ([]Finding, error) {
+	c := state.Mine()
+	if o.StateDir != "" {
+		c.StateDir = o.StateDir
+	}
+	dir, err := state.Look(c)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	s := sweep{Options: o}
+	s.all(dir)
+	return s.found, nil
+}
+
+func (s *sweep) all(dir *state.Dir) {
 	entries, warnings := dir.List()
 	for _, e := range entries {
 		if !e.Alive {
 			s.entry(e)
 		}
 	}
-	if o.Quick {
-		return s.found
+	if s.Quick {
+		return
 	}
-	if !o.KeepRecords {
+	if !s.KeepRecords {
 		s.damaged(dir, warnings)
 	}
 	s.processes()
-	if !o.KeepRecords {
+	if !s.KeepRecords {
 		s.cgroups() // what was ended just now may have had some
 	}
-	return s.found
 }
 
 // cgroups removes those that hold nothing and whose sbxrun and keeper are both dead: a
@@ -219,7 +248,7 @@ func (s *sweep) process(pid int) {
 //   - It is number 1 of a PID namespace made in this one (NSpid has two numbers). What is in
 //     a room has a number in the room's namespace too, and what a payload makes has three
 //     or more: no process ever gets out of its namespace (pid_namespaces(7)).
-//   - It executes our program, or is the bwrap that is just about to ([bwrap.Holds]). That
+//   - It executes our program, or is the bwrap that is just about to ([room.Holds]). That
 //     program can do nothing but wait, and whoever runs it by himself loses nothing else.
 //   - Its session is the one that the keeper has made, and the keeper, whose pid the
 //     session's number is, is dead. That number is nobody else's for as long as a process
@@ -240,7 +269,7 @@ func abandoned(pid int) bool {
 	if err != nil || len(numbers) != 2 || numbers[1] != 1 {
 		return false
 	}
-	return dead(st.Session) && bwrap.Holds(pid) && !supervised(st)
+	return dead(st.Session) && room.Holds(pid) && !supervised(st)
 }
 
 // dead reports whether a process has ended, even if its parent has not collected it yet.

@@ -16,9 +16,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
@@ -50,7 +50,7 @@ func runTests(m *testing.M) int {
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, "stranger"), text, 0o755)
 	}
-	hold, holdErr := bwrap.HoldFile()
+	hold, holdErr := room.HoldFile()
 	if err == nil && holdErr == nil {
 		defer hold.Close()
 		text, err = os.ReadFile(fmt.Sprintf("/proc/self/fd/%d", proc.Descriptor(hold)))
@@ -131,7 +131,7 @@ func actor(roles string) (*exec.Cmd, error) {
 	}
 	switch role {
 	case "room", "about to", "other", "copy", "second", "apart":
-		hold, err := bwrap.HoldFile()
+		hold, err := room.HoldFile()
 		if err != nil {
 			return nil, err
 		}
@@ -300,7 +300,7 @@ func TestAbandoned(t *testing.T) {
 				t.Fatalf("touched, with its keeper alive: %+v", s.found)
 			}
 			unkeep(t, test.roles, all)
-			s = sweep{SweepOptions: SweepOptions{DryRun: true}}
+			s = sweep{Options: Options{DryRun: true}}
 			s.process(room.PID)
 			if got := len(findings(s.found, room.PID)) == 1; got != test.abandoned {
 				t.Fatalf("found %+v, want abandoned: %v", s.found, test.abandoned)
@@ -407,7 +407,7 @@ func TestZombie(t *testing.T) {
 		t.Fatalf("%+v, %v", st, err)
 	}
 	for _, dry := range []bool{true, false} {
-		s := sweep{SweepOptions: SweepOptions{DryRun: dry}}
+		s := sweep{Options: Options{DryRun: dry}}
 		s.process(cmd.Process.Pid)
 		if len(s.found) != 1 || s.found[0].Kind != "zombie" || s.found[0].Done || !strings.Contains(s.found[0].What, strconv.Itoa(os.Getpid())) {
 			t.Errorf("%+v", s.found)
@@ -468,8 +468,10 @@ func exists(t *testing.T, path string) bool {
 }
 
 // noProc sweeps without a look through /proc, where others have things, too.
-func noProc(dir *state.Dir, o SweepOptions) []Finding {
-	return slices.DeleteFunc(Sweep(dir, o), func(f Finding) bool { return f.Kind == "held-init" || f.Kind == "zombie" })
+func noProc(dir *state.Dir, o Options) []Finding {
+	s := sweep{Options: o}
+	s.all(dir)
+	return slices.DeleteFunc(s.found, func(f Finding) bool { return f.Kind == "held-init" || f.Kind == "zombie" })
 }
 
 func TestSweepRecords(t *testing.T) {
@@ -497,26 +499,26 @@ func TestSweepRecords(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		record  record
-		o       SweepOptions
+		o       Options
 		removed bool
 	}{
-		{"dead", record{init: gone, created: now}, SweepOptions{}, true},
-		{"never had an init", record{created: now}, SweepOptions{}, true},
-		{"ended", record{init: gone, report: report(time.Second), created: now}, SweepOptions{}, true},
-		{"alive", record{init: gone, created: hour(100), alive: true}, SweepOptions{}, false},
-		{"dry run", record{init: gone, created: now}, SweepOptions{DryRun: true}, false},
-		{"quick", record{init: gone, created: hour(100)}, SweepOptions{Quick: true}, false},
-		{"records are kept", record{init: gone, created: hour(100)}, SweepOptions{KeepRecords: true}, false},
-		{"young", record{created: hour(1)}, SweepOptions{OlderThan: 2 * time.Hour}, false},
-		{"old", record{created: hour(3)}, SweepOptions{OlderThan: 2 * time.Hour}, true},
-		{"old, ended lately", record{report: report(2 * time.Hour), created: hour(3)}, SweepOptions{OlderThan: 2 * time.Hour}, false},
-		{"old, ended long ago", record{report: report(time.Minute), created: hour(3)}, SweepOptions{OlderThan: 2 * time.Hour}, true},
-		{"of the future", record{created: hour(-100)}, SweepOptions{OlderThan: time.Hour}, false},
-		{"another start time", record{init: changed(func(id *proc.Identity) { id.Start++ }), created: now}, SweepOptions{}, true},
-		{"another boot", record{init: changed(func(id *proc.Identity) { id.BootID = "x" }), created: now}, SweepOptions{}, true},
-		{"another namespace", record{init: changed(func(id *proc.Identity) { id.PIDNS++ }), created: now}, SweepOptions{}, true},
-		{"exact, but alive", record{init: exact, created: now, alive: true}, SweepOptions{}, false},
-		{"exact, dry run", record{init: exact, created: now}, SweepOptions{DryRun: true}, false},
+		{"dead", record{init: gone, created: now}, Options{}, true},
+		{"never had an init", record{created: now}, Options{}, true},
+		{"ended", record{init: gone, report: report(time.Second), created: now}, Options{}, true},
+		{"alive", record{init: gone, created: hour(100), alive: true}, Options{}, false},
+		{"dry run", record{init: gone, created: now}, Options{DryRun: true}, false},
+		{"quick", record{init: gone, created: hour(100)}, Options{Quick: true}, false},
+		{"records are kept", record{init: gone, created: hour(100)}, Options{KeepRecords: true}, false},
+		{"young", record{created: hour(1)}, Options{OlderThan: 2 * time.Hour}, false},
+		{"old", record{created: hour(3)}, Options{OlderThan: 2 * time.Hour}, true},
+		{"old, ended lately", record{report: report(2 * time.Hour), created: hour(3)}, Options{OlderThan: 2 * time.Hour}, false},
+		{"old, ended long ago", record{report: report(time.Minute), created: hour(3)}, Options{OlderThan: 2 * time.Hour}, true},
+		{"of the future", record{created: hour(-100)}, Options{OlderThan: time.Hour}, false},
+		{"another start time", record{init: changed(func(id *proc.Identity) { id.Start++ }), created: now}, Options{}, true},
+		{"another boot", record{init: changed(func(id *proc.Identity) { id.BootID = "x" }), created: now}, Options{}, true},
+		{"another namespace", record{init: changed(func(id *proc.Identity) { id.PIDNS++ }), created: now}, Options{}, true},
+		{"exact, but alive", record{init: exact, created: now, alive: true}, Options{}, false},
+		{"exact, dry run", record{init: exact, created: now}, Options{DryRun: true}, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			test.record.supervisor = self
@@ -538,7 +540,7 @@ func TestSweepRecords(t *testing.T) {
 	t.Run("unreadable time", func(t *testing.T) {
 		dir, path := recorded(t, record{supervisor: self, created: now})
 		edit(t, path, func(r map[string]any) { r["created_at"] = "\x1b" })
-		noProc(dir, SweepOptions{OlderThan: time.Hour})
+		noProc(dir, Options{OlderThan: time.Hour})
 		if exists(t, path) {
 			t.Error("a record without a time is kept for ever")
 		}
@@ -546,14 +548,14 @@ func TestSweepRecords(t *testing.T) {
 	// Last: it is what all the others must not do.
 	t.Run("exact", func(t *testing.T) {
 		dir, path := recorded(t, record{init: exact, supervisor: self, created: now})
-		found := noProc(dir, SweepOptions{Quick: true})
+		found := noProc(dir, Options{Quick: true})
 		if !bystander.Exited() || len(found) != 1 || !found[0].Done {
 			t.Errorf("an init without its supervisor was not ended: %+v", found)
 		}
 		if !exists(t, path) {
 			t.Error("a quick sweep has removed a record")
 		}
-		noProc(dir, SweepOptions{})
+		noProc(dir, Options{})
 		if exists(t, path) {
 			t.Error("the record is still there")
 		}
@@ -597,7 +599,10 @@ func TestSweepKeepsRecords(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir, path := recorded(t, record{init: id, supervisor: self, created: time.Now()})
-	found := Sweep(dir, SweepOptions{KeepRecords: true})
+	found, err := Sweep(Options{StateDir: dir.Path(), KeepRecords: true})
+	if err != nil {
+		t.Fatal(err)
+	}
 	if !known.Exited() || !unknown.Exited() || !exists(t, path) {
 		t.Errorf("ended: %v, %v; the record is there: %v; found %+v", known.Exited(), unknown.Exited(), exists(t, path), found)
 	}
@@ -617,18 +622,18 @@ func TestSweepDamaged(t *testing.T) {
 		if err := os.Mkdir(hidden, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		found := noProc(dir, SweepOptions{DryRun: true})
+		found := noProc(dir, Options{DryRun: true})
 		if !exists(t, path) || !exists(t, hidden) {
 			t.Error("a look has removed something")
 		}
 		if len(found) == 0 {
 			t.Error("nothing was found")
 		}
-		noProc(dir, SweepOptions{KeepRecords: true})
+		noProc(dir, Options{KeepRecords: true})
 		if !exists(t, path) || !exists(t, hidden) {
 			t.Error("a sweep for processes has removed something")
 		}
-		found = noProc(dir, SweepOptions{})
+		found = noProc(dir, Options{})
 		if exists(t, path) != alive || exists(t, hidden) {
 			t.Errorf("alive %v: is there: %v, %v; found %+v", alive, exists(t, path), exists(t, hidden), found)
 		}
@@ -646,7 +651,7 @@ func TestSweepNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if found := noProc(dir, SweepOptions{}); len(found) > 0 {
+	if found := noProc(dir, Options{}); len(found) > 0 {
 		t.Errorf("%+v", found)
 	}
 }

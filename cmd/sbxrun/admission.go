@@ -64,7 +64,7 @@ type admission struct {
 // has to fit as a whole, beside what others were promised: who is let in gets what his
 // limit says.
 func admit(ctx context.Context, flags *cli.Busy, promised int64, warn func(string)) (*admission, error) {
-	if err := checkProc(); err != nil {
+	if err := state.CheckProc(); err != nil {
 		return nil, err
 	}
 	processors := runtime.GOMAXPROCS(0)
@@ -108,7 +108,7 @@ func (a *admission) takeSlot() error {
 	if n == 0 {
 		return nil
 	}
-	dir, err := state.Open(stateCaller())
+	dir, err := state.Open(state.Mine())
 	if err != nil {
 		return err
 	}
@@ -187,12 +187,7 @@ func (a *admission) findRoom() error {
 // sweepStale ends what crashes have left running. Records stay: they are not
 // what is scarce, and somebody may want to read them.
 func sweepStale() {
-	dir, err := lookAtState()
-	if err != nil {
-		return // that look for processes does not matter; who uses the directory will be told
-	}
-	defer dir.Close()
-	_ = cleanup.Sweep(dir, cleanup.SweepOptions{KeepRecords: true}) // the next look tells whether it has helped
+	_, _ = cleanup.Sweep(cleanup.Options{KeepRecords: true}) // the next look tells whether it has helped
 }
 
 func (a *admission) level(r pressure.Reading) pressure.Level {
@@ -236,7 +231,7 @@ func (a *admission) note(r pressure.Reading) {
 // takeLock takes the admission lock. Where that cannot be, it is done without: the lock
 // only narrows a race, and what needs no state directory is not to fail for it.
 func (a *admission) takeLock() error {
-	dir, err := state.Open(stateCaller())
+	dir, err := state.Open(state.Mine())
 	if err != nil {
 		return nil
 	}

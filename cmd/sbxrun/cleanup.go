@@ -10,7 +10,6 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/result"
-	"github.com/sbxrun/sbxrun/internal/state"
 )
 
 func cleanupCommand(args []string) int {
@@ -25,11 +24,10 @@ func cleanupCommand(args []string) int {
 	case flags.Help:
 		return help("cleanup")
 	}
-	dir, err := lookAtState()
+	found, err := cleanup.Sweep(cleanup.Options{OlderThan: time.Duration(flags.OlderThan), DryRun: flags.DryRun})
 	if err != nil {
 		return fail(err)
 	}
-	found := cleanup.Sweep(dir, cleanup.SweepOptions{OlderThan: time.Duration(flags.OlderThan), DryRun: flags.DryRun})
 	code := 0
 	for _, f := range found {
 		if f.Err != "" {
@@ -107,14 +105,10 @@ func printFound(w io.Writer, found []cleanup.Finding, dryRun bool) error {
 }
 
 // sweepSoon ends, when the command has run for a while, what crashes have left
-// running: so that it costs a short command nothing.
-func sweepSoon(open func() (*state.Dir, error)) {
+// running: so that it costs a short command nothing. stateDir is "" for the caller's.
+func sweepSoon(stateDir string) {
 	const while = 300 * time.Millisecond
 	time.AfterFunc(while, func() {
-		dir, err := open()
-		if err != nil {
-			return // whoever uses it will be told
-		}
-		_ = cleanup.Sweep(dir, cleanup.SweepOptions{Quick: true}) // cleanup tells; here it is not asked for
+		_, _ = cleanup.Sweep(cleanup.Options{StateDir: stateDir, Quick: true}) // cleanup tells; here it is not asked for
 	})
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/state"
 )
 
 // A detached command (start, and exec --detach) is carried out by another sbxrun
@@ -69,7 +70,7 @@ var errDetachedOnTerminal = errors.New("--detach and --tty do not go together: n
 // detach has a command carried out in the background, and prints what comes of it.
 func detach(command string, args []string, asJSON bool, print func(handover) error) int {
 	var said handover
-	if err := checkProc(); err != nil {
+	if err := state.CheckProc(); err != nil {
 		said = handover{Error: asError(err).Report(), Code: result.ExitNotStarted}
 	} else if said, err = spawn(assignment{command, toBytes(args), toBytes(os.Environ())}); err != nil {
 		var none *admission

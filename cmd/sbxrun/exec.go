@@ -10,13 +10,13 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/environ"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
 	"github.com/sbxrun/sbxrun/internal/seccomp"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/supervise"
-	"github.com/sbxrun/sbxrun/nsenter"
 )
 
 func execCommand(args []string, begin time.Time) int {
@@ -115,7 +115,7 @@ func (x *execution) endedWith(res *result.Result) {
 
 // find finds the sandbox, marks it as used, and takes hold of its PID 1.
 func (x *execution) find(name string) (release func(), err error) {
-	dir, err := lookAtState()
+	dir, err := state.Look(state.Mine())
 	if err != nil {
 		return nil, err
 	}
@@ -152,7 +152,7 @@ func cannotEnter(e *state.Entry) error {
 }
 
 // entry is what is run in the sandbox, and as whom.
-func (x *execution) entry() (*nsenter.Entry, error) {
+func (x *execution) entry() (*enter.Entry, error) {
 	var set environ.Set
 	for _, pair := range x.access.Env {
 		if name, value, ok := strings.Cut(pair, "="); ok {
@@ -175,7 +175,7 @@ func (x *execution) entry() (*nsenter.Entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &nsenter.Entry{
+	return &enter.Entry{
 		Cred:     x.access.Cred,
 		HostNet:  x.access.Net == "host",
 		Command:  x.command,

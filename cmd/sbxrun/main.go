@@ -15,10 +15,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/room"
 )
 
 // version is set by the linker.
@@ -161,8 +161,8 @@ func printLine(line string) int {
 }
 
 // thisCaller is who asks for a run, or for a diagnosis of one.
-func thisCaller() bwrap.Caller {
-	return bwrap.Caller{Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), UID: os.Geteuid(), GID: os.Getegid()}
+func thisCaller() room.Caller {
+	return room.Caller{Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), UID: os.Geteuid(), GID: os.Getegid()}
 }
 
 // printable makes one line of a text, without what a terminal would obey: names

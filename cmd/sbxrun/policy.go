@@ -10,20 +10,20 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/environ"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/quantity"
+	"github.com/sbxrun/sbxrun/internal/room"
 )
 
 // policyOf turns the flags that say what a sandbox shows into a policy.
-func policyOf(f *cli.View, l *cli.Limits, command []string) (p bwrap.Policy, err error) {
-	p = bwrap.Policy{
+func policyOf(f *cli.View, l *cli.Limits, command []string) (p room.Policy, err error) {
+	p = room.Policy{
 		Command:  command,
 		Workdir:  f.Workdir,
 		TmpSize:  int64(f.TmpSize),
-		Network:  bwrap.Network(f.Net),
+		Network:  room.Network(f.Net),
 		Hostname: f.Hostname,
 	}
 	switch f.Seccomp {
@@ -46,35 +46,35 @@ func policyOf(f *cli.View, l *cli.Limits, command []string) (p bwrap.Policy, err
 	return p, err
 }
 
-func mounts(f *cli.View) (list []bwrap.Mount, err error) {
+func mounts(f *cli.View) (list []room.Mount, err error) {
 	dir, err := unix.Getwd()
 	if err != nil {
 		dir = "" // ParseBind refuses a relative path
 	}
 	for _, kind := range []struct {
 		args []string
-		kind bwrap.MountKind
+		kind room.MountKind
 		try  bool
 	}{
-		{f.RoBind, bwrap.ReadOnly, false},
-		{f.Bind, bwrap.ReadWrite, false},
-		{f.RoBindTry, bwrap.ReadOnly, true},
-		{f.BindTry, bwrap.ReadWrite, true},
+		{f.RoBind, room.ReadOnly, false},
+		{f.Bind, room.ReadWrite, false},
+		{f.RoBindTry, room.ReadOnly, true},
+		{f.BindTry, room.ReadWrite, true},
 	} {
 		for _, arg := range kind.args {
-			source, dest, err := bwrap.ParseBind(arg, dir)
+			source, dest, err := room.ParseBind(arg, dir)
 			if err != nil {
 				return nil, err
 			}
-			list = append(list, bwrap.Mount{Kind: kind.kind, Source: source, Dest: dest, Try: kind.try})
+			list = append(list, room.Mount{Kind: kind.kind, Source: source, Dest: dest, Try: kind.try})
 		}
 	}
 	for _, arg := range f.Tmpfs {
-		dest, size, err := bwrap.ParseTmpfs(arg)
+		dest, size, err := room.ParseTmpfs(arg)
 		if err != nil {
 			return nil, err
 		}
-		m := bwrap.Mount{Kind: bwrap.Tmpfs, Dest: dest}
+		m := room.Mount{Kind: room.Tmpfs, Dest: dest}
 		if size != "" {
 			if m.Size, err = quantity.ParseSize(size); err != nil {
 				return nil, fmt.Errorf("tmpfs %q: %w", arg, err)
@@ -139,7 +139,7 @@ func addVariables(set *environ.Set, f *cli.Vars, cpus float64) error {
 }
 
 // parseUser parses UID[:GID]; the group id is the user id unless given.
-func parseUser(arg string) (*bwrap.User, error) {
+func parseUser(arg string) (*room.User, error) {
 	if arg == "" {
 		return nil, nil
 	}
@@ -152,5 +152,5 @@ func parseUser(arg string) (*bwrap.User, error) {
 	if err1 != nil || err2 != nil || u == 1<<32-1 || g == 1<<32-1 {
 		return nil, fmt.Errorf("--user %q: want UID or UID:GID, as numbers", arg)
 	}
-	return &bwrap.User{UID: uint32(u), GID: uint32(g)}, nil
+	return &room.User{UID: uint32(u), GID: uint32(g)}, nil
 }

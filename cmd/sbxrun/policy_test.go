@@ -8,21 +8,21 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/room"
 )
 
 func TestParseUser(t *testing.T) {
 	tests := []struct {
 		in   string
-		want *bwrap.User // nil is an error, but for the empty string
+		want *room.User // nil is an error, but for the empty string
 	}{
 		{"", nil},
-		{"0", &bwrap.User{}},
-		{"1000", &bwrap.User{UID: 1000, GID: 1000}},
-		{"1000:100", &bwrap.User{UID: 1000, GID: 100}},
-		{"0:7", &bwrap.User{GID: 7}},
-		{"4294967294:4294967294", &bwrap.User{UID: 1<<32 - 2, GID: 1<<32 - 2}},
+		{"0", &room.User{}},
+		{"1000", &room.User{UID: 1000, GID: 1000}},
+		{"1000:100", &room.User{UID: 1000, GID: 100}},
+		{"0:7", &room.User{GID: 7}},
+		{"4294967294:4294967294", &room.User{UID: 1<<32 - 2, GID: 1<<32 - 2}},
 		{"4294967295", nil}, // -1 to the kernel: no change
 		{"1:4294967295", nil},
 		{"4294967296", nil},
@@ -142,22 +142,22 @@ func TestMounts(t *testing.T) {
 	tests := []struct {
 		name  string
 		flags cli.View
-		want  []bwrap.Mount
+		want  []room.Mount
 		err   string
 	}{
 		{name: "none"},
 		{name: "every kind", flags: cli.View{
 			RoBind: []string{"/a", "b"}, Bind: []string{"/c:/d"}, RoBindTry: []string{"/e"}, BindTry: []string{"/f:/g"}, Tmpfs: []string{"/h", "/i:1M"},
-		}, want: []bwrap.Mount{
+		}, want: []room.Mount{
 			{Source: "/a", Dest: "/a"},
 			{Source: dir + "/b", Dest: dir + "/b"},
-			{Kind: bwrap.ReadWrite, Source: "/c", Dest: "/d"},
+			{Kind: room.ReadWrite, Source: "/c", Dest: "/d"},
 			{Source: "/e", Dest: "/e", Try: true},
-			{Kind: bwrap.ReadWrite, Source: "/f", Dest: "/g", Try: true},
-			{Kind: bwrap.Tmpfs, Dest: "/h"},
-			{Kind: bwrap.Tmpfs, Dest: "/i", Size: 1 << 20},
+			{Kind: room.ReadWrite, Source: "/f", Dest: "/g", Try: true},
+			{Kind: room.Tmpfs, Dest: "/h"},
+			{Kind: room.Tmpfs, Dest: "/i", Size: 1 << 20},
 		}},
-		{name: "comma", flags: cli.View{Bind: []string{"/a,b:/c,d"}}, want: []bwrap.Mount{{Kind: bwrap.ReadWrite, Source: "/a,b", Dest: "/c,d"}}},
+		{name: "comma", flags: cli.View{Bind: []string{"/a,b:/c,d"}}, want: []room.Mount{{Kind: room.ReadWrite, Source: "/a,b", Dest: "/c,d"}}},
 		{name: "bad bind", flags: cli.View{BindTry: []string{"/a:b"}}, err: `bind "/a:b": the path in the sandbox, "b", must be absolute`},
 		{name: "bad tmpfs", flags: cli.View{Tmpfs: []string{"x"}}, err: `tmpfs "x": the path in the sandbox, "x", must be absolute`},
 		{name: "bad size", flags: cli.View{Tmpfs: []string{"/x:much"}}, err: `tmpfs "/x:much": invalid size "much"`},

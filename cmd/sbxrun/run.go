@@ -7,11 +7,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/doctor"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
@@ -35,7 +35,7 @@ func runCommand(args []string, begin time.Time) int {
 type runner struct {
 	job
 	flags cli.Run
-	plan  *bwrap.Plan
+	plan  *room.Plan
 }
 
 func (r *runner) run() int {
@@ -65,7 +65,7 @@ func (r *runner) run() int {
 		r.plan.Bounds = bounds
 		return supervise.Build(r.signals.ctx, r.plan, s.payload, s.terminal, terms)
 	}
-	return r.carryOut(start, func() { sweepSoon(lookAtState) }, func(res *result.Result) {
+	return r.carryOut(start, func() { sweepSoon("") }, func(res *result.Result) {
 		r.plan.Close() // descriptors may be few
 		r.diagnose(res)
 	})
@@ -123,6 +123,6 @@ func (r *runner) prepare() error {
 	if r.limits, err = planLimits(&r.flags.Limits, nil); err != nil {
 		return err
 	}
-	r.plan, err = bwrap.Prepare(policy, thisCaller())
+	r.plan, err = room.Prepare(policy, thisCaller())
 	return err
 }

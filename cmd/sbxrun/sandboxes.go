@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/environ"
 	"github.com/sbxrun/sbxrun/internal/proc"
-	"github.com/sbxrun/sbxrun/internal/result"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
@@ -22,35 +20,9 @@ const (
 	stderrFile = "stderr.log"
 )
 
-// stateCaller is whose sandboxes are meant.
-func stateCaller() state.Caller {
-	return state.Caller{StateDir: os.Getenv("SBXRUN_STATE_DIR"), RuntimeDir: os.Getenv("XDG_RUNTIME_DIR"), UID: os.Geteuid()}
-}
-
-// lookAtState opens the state directory, if there is one. What is on record there are
-// numbers of processes, to be compared with those in /proc.
-func lookAtState() (*state.Dir, error) {
-	if err := checkProc(); err != nil {
-		return nil, err
-	}
-	return state.Look(stateCaller())
-}
-
-// checkProc returns the error of a /proc whose numbers are not ours: with them sbxrun
-// would signal strangers. Every command gets here before it uses one: by admit, detach
-// or lookAtState.
-func checkProc() error {
-	err := proc.CheckMount()
-	var mount *proc.MountError
-	if errors.As(err, &mount) {
-		return &result.Error{Code: "proc", Message: mount.Cause, Hint: mount.Remedy, Err: err}
-	}
-	return err
-}
-
 // find is the sandbox of this name, or of this id or its beginning.
 func find(name string) (*state.Entry, error) {
-	dir, err := lookAtState()
+	dir, err := state.Look(state.Mine())
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +33,7 @@ func find(name string) (*state.Entry, error) {
 // list is all sandboxes of the caller. What cannot be read is passed over, with a
 // word on stderr.
 func list() ([]*state.Entry, error) {
-	dir, err := lookAtState()
+	dir, err := state.Look(state.Mine())
 	if err != nil {
 		return nil, err
 	}

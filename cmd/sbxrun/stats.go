@@ -113,7 +113,7 @@ type sandboxUse struct {
 func gather(at pressure.Thresholds) (statistics, error) {
 	now := time.Now()
 	s := statistics{At: now.UTC().Format(result.TimeFormat), Sandboxes: []sandboxUse{}}
-	dir, err := lookAtState() // first of all: it looks whether /proc is ours
+	dir, err := state.Look(state.Mine()) // first of all: it looks whether /proc is ours
 	if err != nil {
 		return s, err
 	}
@@ -150,7 +150,11 @@ func gather(at pressure.Thresholds) (statistics, error) {
 			s.Sandboxes = append(s.Sandboxes, useOf(e, all, memory, now))
 		}
 	}
-	for _, f := range cleanup.Sweep(dir, cleanup.SweepOptions{DryRun: true, KeepRecords: true}) {
+	left, err := cleanup.Sweep(cleanup.Options{DryRun: true, KeepRecords: true})
+	if err != nil {
+		return s, err
+	}
+	for _, f := range left {
 		switch f.Kind {
 		case "zombie":
 			s.Zombies++

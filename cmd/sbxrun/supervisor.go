@@ -15,11 +15,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/logfile"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
@@ -30,7 +30,7 @@ type supervisor struct {
 	flags   startFlags
 	command []string
 	begin   time.Time
-	plan    *bwrap.Plan
+	plan    *room.Plan
 	limits  *limits.Plan  // nil for none
 	group   *limits.Group // nil for none
 	dir     *state.Dir
@@ -90,10 +90,10 @@ func (s *supervisor) prepare(args []string) (err error) {
 	if s.limits, err = planLimits(&s.flags.Limits, nil); err != nil {
 		return err
 	}
-	if s.plan, err = bwrap.Prepare(policy, thisCaller()); err != nil {
+	if s.plan, err = room.Prepare(policy, thisCaller()); err != nil {
 		return err
 	}
-	if s.dir, err = state.Open(stateCaller()); err != nil {
+	if s.dir, err = state.Open(state.Mine()); err != nil {
 		return err
 	}
 	if s.leave, err = admit(s.ctx, &s.flags.Busy, int64(s.flags.Pids), tellWarning); err != nil {
@@ -307,7 +307,7 @@ func (s *supervisor) released() {
 	if s.flags.IdleTimeout > 0 {
 		go s.endWhenIdle(time.Duration(s.flags.IdleTimeout))
 	}
-	sweepSoon(func() (*state.Dir, error) { return s.dir, nil })
+	sweepSoon(s.dir.Path())
 	debug.FreeOSMemory() // it will be idle for a long time
 }
 

@@ -42,20 +42,20 @@ const systemCall = `internal/runtime/syscall/linux\.Syscall6(\.abi0)?`
 const ownStack = proc.StackSize - 256
 
 // started are the functions that such a process begins with.
-const started = module + `(internal/proc\.start(Keeper|Exec|Enter)|nsenter\.start(Inside|Init|Payload))`
+const started = module + `(internal/proc\.start(Keeper|Exec|Enter)|internal/enter\.start(Inside|Init|Payload))`
 
 var sbxrun = tables{
 	roots: []root{
 		{symbol: module + `internal/proc\.startKeeper`, stack: ownStack},
 		{symbol: module + `internal/proc\.startExec`, stack: ownStack},
 		{symbol: module + `internal/proc\.startEnter`, stack: ownStack},
-		{symbol: module + `nsenter\.startInside`, stack: ownStack},
-		{symbol: module + `nsenter\.startInit`, stack: ownStack},
-		{symbol: module + `nsenter\.startPayload`, stack: ownStack},
+		{symbol: module + `internal/enter\.startInside`, stack: ownStack},
+		{symbol: module + `internal/enter\.startInit`, stack: ownStack},
+		{symbol: module + `internal/enter\.startPayload`, stack: ownStack},
 	},
 	bridges: []bridge{
 		// c.enter(c.arg)
-		{from: module + `internal/proc\.startEnter`, calls: 1, to: []string{module + `nsenter\.enter`}},
+		{from: module + `internal/proc\.startEnter`, calls: 1, to: []string{module + `internal/enter\.enter`}},
 		// The child of a clone.
 		{from: module + `internal/proc\.cloneCall\.abi0`, calls: 1, to: []string{started}, ownStack: true},
 	},

@@ -11,27 +11,27 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/room"
 )
 
 // env is what the checks share.
 type env struct {
 	ctx       context.Context
-	caller    bwrap.Caller
+	caller    room.Caller
 	uid, gid  int // of a run, outside of the sandbox
 	firstOnly bool
 	bound     time.Duration // of one trial with bwrap
 
-	program   bwrap.Program // after check "bwrap"
+	program   room.Program  // after check "bwrap"
 	roundTrip time.Duration // after check "run"
 }
 
-func newEnv(ctx context.Context, caller bwrap.Caller) *env {
+func newEnv(ctx context.Context, caller room.Caller) *env {
 	e := &env{ctx: ctx, caller: caller, uid: caller.UID, gid: caller.GID, bound: probeBound}
 	if caller.UID == 0 {
-		e.uid, e.gid = bwrap.Nobody, bwrap.Nobody
+		e.uid, e.gid = room.Nobody, room.Nobody
 	}
 	return e
 }
@@ -209,7 +209,7 @@ func (e *env) refusedCall(name, since string, err error) Finding {
 }
 
 func checkBwrap(e *env) Finding {
-	program, err := bwrap.Find(e.caller.Path)
+	program, err := room.Find(e.caller.Path)
 	if err != nil {
 		return errorFinding(err)
 	}
@@ -252,7 +252,7 @@ func checkNested(e *env) Finding {
 		const without = "the command can make user namespaces of its own, which shows it more of the kernel"
 		if !e.program.DisableUserns {
 			return Finding{Verdict: Warning, Detail: "bubblewrap " + e.program.Version + " has no --disable-userns",
-				Cause: without, Fix: "install bubblewrap 0.8 or later: " + bwrap.InstallHint()}
+				Cause: without, Fix: "install bubblewrap 0.8 or later: " + room.InstallHint()}
 		}
 		return e.warned(failure{step: stepSysctl, errno: unix.EROFS, text: "/proc/sys is mounted read-only"}, without)
 	}

@@ -20,8 +20,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/room"
 )
 
 // Verdict is what came of a check.
@@ -74,7 +74,7 @@ func (r Report) Failed() *Finding {
 
 // Examine makes every check. It takes about a tenth of a second where all is
 // well, and is bounded by the checks' own bounds where something hangs.
-func Examine(ctx context.Context, caller bwrap.Caller) Report {
+func Examine(ctx context.Context, caller room.Caller) Report {
 	e := newEnv(ctx, caller)
 	r := Report{Version: ReportVersion, Checks: examine(e, checks(caller.UID == 0)), Kernel: kernelRelease()}
 	r.OK = r.Failed() == nil && ctx.Err() == nil
@@ -96,7 +96,7 @@ const diagnoseBound = 2 * probeBound
 // the failure must have been about the particular run. It is for after a
 // failure: it takes some tens of milliseconds, and 10 s at the most
 // should something hang.
-func Diagnose(ctx context.Context, caller bwrap.Caller) *result.Error {
+func Diagnose(ctx context.Context, caller room.Caller) *result.Error {
 	ctx, cancel := context.WithTimeout(ctx, diagnoseBound)
 	defer cancel()
 	list := slices.DeleteFunc(checks(caller.UID == 0), func(c check) bool { return c.whole })

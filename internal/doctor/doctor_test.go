@@ -18,11 +18,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/internal/room"
 )
 
-func caller() bwrap.Caller {
-	return bwrap.Caller{Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), UID: os.Geteuid(), GID: os.Getegid()}
+func caller() room.Caller {
+	return room.Caller{Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), UID: os.Geteuid(), GID: os.Getegid()}
 }
 
 // TestMain lets this program break something about the machine it sees, when
@@ -194,7 +194,7 @@ func TestExamineSkips(t *testing.T) {
 		{name: "e", needs: []string{"a"}, run: finding(OK)},
 	}
 	want := []Finding{{Name: "a", Verdict: Warning}, {Name: "b", Verdict: Failed}, {Name: "c", Verdict: Skipped, Cause: "needs: b"}, {Name: "d", Verdict: Skipped, Cause: "needs: b"}, {Name: "e", Verdict: OK}}
-	e := newEnv(context.Background(), bwrap.Caller{})
+	e := newEnv(context.Background(), room.Caller{})
 	if diff := cmp.Diff(want, examine(e, list)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -204,7 +204,7 @@ func TestExamineSkips(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if got := examine(newEnv(ctx, bwrap.Caller{}), list); len(got) != 0 {
+	if got := examine(newEnv(ctx, room.Caller{}), list); len(got) != 0 {
 		t.Errorf("interrupted: %+v", got)
 	}
 }
@@ -219,8 +219,8 @@ func fakeBwrap(t *testing.T, script string) *env {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		t.Fatal(err)
 	}
-	e := newEnv(context.Background(), bwrap.Caller{UID: 1000, GID: 1000})
-	e.program = bwrap.Program{Path: name, Version: "0.8.0"}
+	e := newEnv(context.Background(), room.Caller{UID: 1000, GID: 1000})
+	e.program = room.Program{Path: name, Version: "0.8.0"}
 	return e
 }
 

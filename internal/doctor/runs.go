@@ -10,25 +10,25 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
 // plan is the product's own for a command that needs nothing.
-func (e *env) plan(command ...string) (*bwrap.Plan, error) {
-	return bwrap.Prepare(bwrap.Policy{Command: command, Workdir: "/"}, e.caller)
+func (e *env) plan(command ...string) (*room.Plan, error) {
+	return room.Prepare(room.Policy{Command: command, Workdir: "/"}, e.caller)
 }
 
 // runBound is how long a whole run may take.
 const runBound = 10 * time.Second
 
 // run carries a plan out as the run command does. words is what bwrap said.
-func (e *env) run(plan *bwrap.Plan, begin time.Time, timeout, grace time.Duration) (res result.Result, words string, err error) {
+func (e *env) run(plan *room.Plan, begin time.Time, timeout, grace time.Duration) (res result.Result, words string, err error) {
 	return e.runWith(plan, supervise.Terms{Timeout: timeout, Grace: grace, Begin: begin})
 }
 
-func (e *env) runWith(plan *bwrap.Plan, terms supervise.Terms) (res result.Result, words string, err error) {
+func (e *env) runWith(plan *room.Plan, terms supervise.Terms) (res result.Result, words string, err error) {
 	stderr, err := memoryFile()
 	if err != nil {
 		return res, "", err
@@ -197,8 +197,8 @@ func checkStaged(e *env) Finding {
 	if err := os.Mkdir(inner, 0o755); err != nil {
 		return Finding{Verdict: Warning, Cause: "not tried, for lack of a directory: " + err.Error()}
 	}
-	plan, err := bwrap.Prepare(bwrap.Policy{Command: []string{"true"}, Workdir: "/",
-		Mounts: []bwrap.Mount{{Kind: bwrap.ReadOnly, Source: inner, Dest: "/mnt/bound"}}}, e.caller)
+	plan, err := room.Prepare(room.Policy{Command: []string{"true"}, Workdir: "/",
+		Mounts: []room.Mount{{Kind: room.ReadOnly, Source: inner, Dest: "/mnt/bound"}}}, e.caller)
 	if err != nil {
 		return errorFinding(err)
 	}

@@ -16,9 +16,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/room"
 )
 
 // held is a shell that runs its script when it is released, in place of a
@@ -545,7 +545,7 @@ func inRoom(t *testing.T, g *Group, script string) (string, *result.Payload) {
 		t.Fatal(err)
 	}
 	defer out.Close()
-	plan, err := bwrap.Prepare(bwrap.Policy{Command: []string{"sh", "-c", script}, Workdir: "/tmp"}, bwrap.Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
+	plan, err := room.Prepare(room.Policy{Command: []string{"sh", "-c", script}, Workdir: "/tmp"}, room.Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,7 +7,7 @@
 //
 // The keeper is a bare fork of sbxrun: clone(2) without exec. It is a child
 // subreaper (prctl(2), PR_SET_CHILD_SUBREAPER) in a session of its own and the
-// parent of bwrap ([Program]) and of what enters a room ([Way], package nsenter), so
+// parent of bwrap ([Program]) and of what enters a room ([Way], package enter), so
 // everything that these start and abandon becomes its child:
 //
 //	sbxrun ── keeper ─┬─ bwrap's monitor ── PID 1 of the room

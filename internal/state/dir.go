@@ -4,12 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
 )
 
@@ -20,6 +22,11 @@ type Caller struct {
 	StateDir   string // $SBXRUN_STATE_DIR
 	RuntimeDir string // $XDG_RUNTIME_DIR
 	UID        int    // effective user id
+}
+
+// Mine is the caller that this process is, by its environment.
+func Mine() Caller {
+	return Caller{StateDir: os.Getenv("SBXRUN_STATE_DIR"), RuntimeDir: os.Getenv("XDG_RUNTIME_DIR"), UID: os.Geteuid()}
 }
 
 // path is where the caller's state directory is, or is to be.
@@ -56,7 +63,22 @@ func Open(c Caller) (*Dir, error) { return open(c, true) }
 // directory there are no sandboxes.
 func Look(c Caller) (*Dir, error) { return open(c, false) }
 
+// CheckProc returns the error of a /proc whose numbers are not ours: what is on record
+// would be compared with strangers, and these be signalled. Whoever uses a number of a
+// process without having opened a state directory calls it before.
+func CheckProc() error {
+	err := proc.CheckMount()
+	var mount *proc.MountError
+	if errors.As(err, &mount) {
+		return &result.Error{Code: "proc", Message: mount.Cause, Hint: mount.Remedy, Err: err}
+	}
+	return err
+}
+
 func open(c Caller, create bool) (*Dir, error) {
+	if err := CheckProc(); err != nil {
+		return nil, err
+	}
 	path, err := c.path()
 	if err != nil {
 		return nil, err

@@ -23,12 +23,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/bwrap"
-	"github.com/sbxrun/sbxrun/cleanup"
+	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
-	"github.com/sbxrun/sbxrun/nsenter"
+	"github.com/sbxrun/sbxrun/internal/room"
 )
 
 // Terms are how a command is supervised.
@@ -74,8 +73,8 @@ func requestOf(ctx context.Context) Request {
 type Command struct {
 	Terms
 	kept   *proc.Kept
-	room   *bwrap.Room   // nil if the command has entered another's
-	exec   *nsenter.Exec // nil for a room that idles
+	room   *room.Room  // nil if the command has entered another's
+	exec   *enter.Exec // nil for a room that idles
 	result result.Result
 
 	cause    result.Cause // "" until it is decided
@@ -88,7 +87,7 @@ type Command struct {
 
 // Build builds a room for a plan, with the plan's command held in it. An error is a
 // *[result.Error], and nothing is left. stdio stays the caller's, who may close it.
-func Build(ctx context.Context, plan *bwrap.Plan, stdio [3]*os.File, tty *proc.Terminal, t Terms) (*Command, error) {
+func Build(ctx context.Context, plan *room.Plan, stdio [3]*os.File, tty *proc.Terminal, t Terms) (*Command, error) {
 	room, err := plan.Start(ctx, stdio, tty, t.Confirm)
 	if err != nil {
 		return nil, err
@@ -98,7 +97,7 @@ func Build(ctx context.Context, plan *bwrap.Plan, stdio [3]*os.File, tty *proc.T
 
 // Enter holds a command in a room that is there, by the verified PID 1 of that. An error
 // is a *[result.Error], and nothing is left. stdio and room stay the caller's.
-func Enter(ctx context.Context, entry *nsenter.Entry, room *proc.Process, stdio [3]*os.File, tty *proc.Terminal, t Terms) (*Command, error) {
+func Enter(ctx context.Context, entry *enter.Entry, room *proc.Process, stdio [3]*os.File, tty *proc.Terminal, t Terms) (*Command, error) {
 	entry.Confirm = t.Confirm
 	x, err := entry.Start(ctx, room, stdio, tty)
 	if err != nil {
@@ -197,7 +196,7 @@ func (c *Command) confirmed(ctx context.Context) bool {
 		c.cause = result.Exited // End finds out why
 	case <-ctx.Done():
 		c.requested(ctx)
-	case <-time.After(bwrap.SetupBound):
+	case <-time.After(room.SetupBound):
 		c.cause = result.StartFailed
 		c.startErr = &result.Error{Code: "setup", Message: "the command could not be executed in time"}
 	}
@@ -333,14 +332,14 @@ func (c *Command) Request() Request { return c.request }
 // other commands in the room.
 func (c *Command) Signal(sig syscall.Signal) error {
 	if c.Shared {
-		return nsenter.Signal(c.room.Room, c.room.Cred, c.room.HostNet, sig)
+		return enter.Signal(c.room.Room, c.room.Cred, c.room.HostNet, sig)
 	}
 	return c.exec.SignalAll(sig)
 }
 
 // Collect waits for the keeper's own end, after the caller has passed on the last output
 // and put the terminal back. An error says that it was left.
-func (c *Command) Collect() error { return cleanup.Collect(c.kept, time.Now().Add(c.ProofTimeout)) }
+func (c *Command) Collect() error { return Collect(c.kept, time.Now().Add(c.ProofTimeout)) }
 
 // Close gives up all descriptors. Should the keeper still have something, it goes on
 // killing it.

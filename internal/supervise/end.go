@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/cleanup"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/result"
@@ -142,7 +141,7 @@ func (c *Command) wait(period time.Duration, told error, until <-chan struct{}, 
 }
 
 // teardown kills, with help if that takes long.
-func (c *Command) teardown() cleanup.Outcome {
+func (c *Command) teardown() Outcome {
 	if g := c.Limits; g != nil {
 		g.Unthrottle()
 	}
@@ -151,7 +150,7 @@ func (c *Command) teardown() cleanup.Outcome {
 		defer close(rescued)
 		c.rescue()
 	})
-	out := cleanup.Teardown(c.kept, time.Now().Add(c.ProofTimeout))
+	out := Teardown(c.kept, time.Now().Add(c.ProofTimeout))
 	if !rescue.Stop() {
 		<-rescued
 	}
@@ -196,7 +195,7 @@ func (c *Command) readLimits() {
 }
 
 // settle names the cause where the payload has ended without us.
-func (c *Command) settle(out cleanup.Outcome) {
+func (c *Command) settle(out Outcome) {
 	res := &c.result
 	switch {
 	case res.Payload != nil && res.Payload.Signal != 0:

@@ -13,14 +13,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/room"
 )
 
 // plain is the bwrap command of the policy that sbxrun has without flags, ready to be
 // started without sbxrun.
-func plain(command ...string) (*exec.Cmd, *bwrap.Plan, error) {
-	plan, err := bwrap.Prepare(bwrap.Policy{Command: command}, bwrap.Caller{
+func plain(command ...string) (*exec.Cmd, *room.Plan, error) {
+	plan, err := room.Prepare(room.Policy{Command: command}, room.Caller{
 		Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), UID: os.Geteuid(), GID: os.Getegid()})
 	if err != nil {
 		return nil, nil, err

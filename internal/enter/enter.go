@@ -1,0 +1,545 @@
+package enter
+
+import (
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+// This file is what runs on the way into a room, below the keeper, after a bare fork
+// ([proc.Way]). Four processes that share their memory, each with a stack of its own. The
+// first two are over at once, because a PID namespace can only be made by a process that
+// is in its parent namespace, and no process ever changes its own (pid_namespaces(7)):
+//
+//	enters   is handed a pidfd of the room's PID 1, waits until bwrap has built the room,
+//	         and joins its namespaces (setns(2) on a pidfd, Linux 5.8)
+//	inside   is born in the room's PID namespace; if there is only a signal to be
+//	         sent, sends it
+//	init     is born in a new PID namespace below that; forks the payload, and reaps
+//	payload  waits to be released, and executes the command
+//
+// inside and init are made with CLONE_PARENT, so that the keeper is the parent of all: it
+// alone kills and reaps them, and nothing of it is left to the room's PID 1. The memory is
+// the keeper's, or with limits a copy. The payload stops sharing it when it executes its command.
+
+// Descriptors on the way in, next to the payload's 0, 1 and 2.
+const (
+	entrySocket = 3 // to sbxrun; a pidfd of the room's PID 1 comes this way
+	entryGate   = 4 // what the payload waits for: a byte, or the end, which is none
+	entryReady  = 5 // what the room says that it is built by: a byte, or the end
+	entryFiles  = 6 // how many there are
+)
+
+// The steps that can fail, in their order.
+const (
+	stepHide = iota + 1
+	stepTarget
+	stepRoom
+	stepSetns
+	stepInside
+	stepSignal
+	stepInit
+	stepParent
+	stepIdentity
+	stepMounts
+	stepProc
+	stepMeminfo
+	stepFiles
+	stepSignals
+	stepPrivileges
+	stepBounding
+	stepCapabilities
+	stepPayload
+	stepSession
+	stepTerminal
+	stepWorkdir
+	stepLimits
+	stepFilter
+	stepExec
+)
+
+var stepNames = [...]string{
+	stepHide:         "make the entering process undumpable",
+	stepTarget:       "receive a pidfd of the room",
+	stepRoom:         "wait for the room",
+	stepSetns:        "setns(2) on the pidfd of the room's PID 1 (Linux 5.8)",
+	stepInside:       "fork into the room",
+	stepSignal:       "signal all of the room",
+	stepInit:         "make a PID namespace in the room",
+	stepParent:       "tie init to the keeper",
+	stepIdentity:     "look at /proc/self/ns/pid",
+	stepMounts:       "make mounts private",
+	stepProc:         "mount /proc",
+	stepMeminfo:      "show the room's /proc/meminfo",
+	stepFiles:        "close descriptors",
+	stepSignals:      "set up signals",
+	stepPrivileges:   "set no_new_privs",
+	stepBounding:     "drop the capability bounding set",
+	stepCapabilities: "drop capabilities",
+	stepPayload:      "fork the payload",
+	stepSession:      "make a session",
+	stepTerminal:     "take the terminal",
+	stepWorkdir:      "change to the working directory",
+	stepLimits:       "set resource limits",
+	stepFilter:       "load the filter for system calls",
+	stepExec:         "exec",
+}
+
+// message is what comes out of the room. A SOCK_SEQPACKET keeps each whole,
+// and the kernel adds the sender's pid as seen from outside (SO_PASSCRED,
+// unix(7)): the one way to learn it that no process inside can forge.
+type message struct {
+	kind   int64
+	step   int64  // messageFailed
+	value  int64  // messageFailed: errno; messageExited: wait status
+	pidNS  uint64 // messageReady: inode of the new PID namespace
+	inside int64  // messageReady: what getpid(2) says, 1
+	alone  int64  // messageExited: 1 if nothing else is left
+	at     int64  // messageExited: when, CLOCK_MONOTONIC in ns
+}
+
+const (
+	messageReady    = iota + 1 // init is there and waits for the release
+	messageFailed              // a step failed; the process that says so is over
+	messageExited              // the payload
+	messageSignaled            // all of the room
+)
+
+// order is what goes in: a signal.
+type order struct {
+	signal  int32
+	payload int32 // 1: for the payload alone, 0: for all
+}
+
+// entry is all that the way in needs, laid out before the fork.
+type entry struct {
+	teller     // of enters, inside and init, which follow one another
+	namespaces uintptr
+	signal     uintptr // if not 0, to be sent to all of the room; and that is all
+	wait       bool    // for the room, which bwrap is still building
+
+	insideStack, initStack, payloadStack uintptr
+
+	room    handed
+	pid     uintptr // of the payload, as init sees it; 0 when it has ended
+	payload payload
+	ord     order
+	stat    unix.Stat_t
+	status  int32
+	sigs    uint64
+	poll    [2]unix.PollFd
+	buf     [128]byte
+	now     unix.Timespec
+	header  unix.CapUserHeader
+	none    [2]unix.CapUserData
+}
+
+// payload is what the payload's own process needs until it executes the command.
+type payload struct {
+	teller
+	terminal   bool
+	rlimits    []proc.Rlimit
+	filter     *unix.SockFprog // nil for none
+	workdir    *byte
+	argv, envv unsafe.Pointer
+	// candidates are the paths to try, as execvp(3) does; shell is argv for a
+	// script without an interpreter line, with the place of its path second.
+	candidates []*byte
+	shell      []uintptr
+	limit      unix.Rlimit
+	sigs       uint64
+	buf        [8]byte
+}
+
+// handed is a message with a descriptor, as recvmsg(2) takes it.
+type handed struct {
+	msg     unix.Msghdr
+	iov     unix.Iovec
+	data    [8]byte
+	control struct {
+		header unix.Cmsghdr
+		fd     int32
+		_      [12]byte
+	}
+}
+
+var (
+	slash     = [...]byte{'/', 0}
+	procDir   = [...]byte{'/', 'p', 'r', 'o', 'c', 0}
+	procType  = [...]byte{'p', 'r', 'o', 'c', 0}
+	ownPIDNS  = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 's', 'e', 'l', 'f', '/', 'n', 's', '/', 'p', 'i', 'd', 0}
+	meminfo   = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 'm', 'e', 'm', 'i', 'n', 'f', 'o', 0}
+	shellPath = [...]byte{'/', 'b', 'i', 'n', '/', 's', 'h', 0}
+	initName  = [16]byte{'s', 'b', 'x', 'r', 'u', 'n', '-', 'i', 'n', 'i', 't'}
+
+	// meminfoCopy is MeminfoCopy.
+	meminfoCopy = [...]byte{'/', 'r', 'u', 'n', '/', 'm', 'e', 'm', 'i', 'n', 'f', 'o', 0}
+
+	insideCode  = proc.Code(startInside)
+	initCode    = proc.Code(startInit)
+	payloadCode = proc.Code(startPayload)
+)
+
+// enter runs in the keeper's child; p is an *entry.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func enter(p unsafe.Pointer) {
+	e := (*entry)(p)
+	// The memory may hold secrets, variables for the payload for one, and whoever has our
+	// uid could attach to us without this (ptrace(2)). It is a property of the memory, so it
+	// holds for init, and the payload until it executes its command, as well; and the keeper's
+	// word for it does not outlast a change of uid.
+	e.must(stepHide, unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
+	room := e.receiveRoom()
+	e.awaitRoom()
+	e.must(stepSetns, unix.SYS_SETNS, room, e.namespaces, 0, 0, 0)
+	_, errno := proc.Clone(unix.CLONE_PARENT, e.insideStack, insideCode, unsafe.Pointer(e))
+	if errno != 0 {
+		e.fail(stepInside, errno)
+	}
+	proc.Exit(0)
+}
+
+// receiveRoom returns a pidfd of the room's PID 1, when sbxrun has verified that
+// process.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) receiveRoom() uintptr {
+	h := &e.room
+	for {
+		n, _, errno := syscall.RawSyscall(unix.SYS_RECVMSG, entrySocket, uintptr(unsafe.Pointer(&h.msg)), unix.MSG_CMSG_CLOEXEC)
+		if errno == unix.EINTR {
+			continue
+		}
+		if errno != 0 {
+			e.fail(stepTarget, errno)
+		}
+		if n == 0 {
+			proc.Exit(0) // sbxrun died or gave up
+		}
+		// With a descriptor to spare the kernel hands it over, and nobody but sbxrun has
+		// the other end.
+		c := &h.control
+		if h.msg.Controllen == 0 || c.header.Level != unix.SOL_SOCKET || c.header.Type != unix.SCM_RIGHTS {
+			e.fail(stepTarget, unix.EMFILE)
+		}
+		return uintptr(c.fd)
+	}
+}
+
+// awaitRoom returns when the room's PID 1 has said that the room is built.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) awaitRoom() {
+	for e.wait {
+		n, _, errno := syscall.RawSyscall(unix.SYS_READ, entryReady, uintptr(unsafe.Pointer(&e.buf)), 1)
+		if errno == unix.EINTR {
+			continue
+		}
+		if errno != 0 {
+			e.fail(stepRoom, errno)
+		}
+		if n != 1 {
+			proc.Exit(0) // bwrap gave up, and has said why
+		}
+		return
+	}
+}
+
+// startInside runs in the room's PID namespace; p is an *entry.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func startInside(p unsafe.Pointer) {
+	e := (*entry)(p)
+	// Another sbxrun may stop all that is in the room now (kill --signal STOP), and a keeper
+	// that is killed then would leave us there.
+	e.must(stepParent, unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
+	if e.signal != 0 {
+		e.signalAll()
+	}
+	// A cgroup namespace as well: the command's own cgroup is its root.
+	_, errno := proc.Clone(unix.CLONE_PARENT|unix.CLONE_NEWPID|unix.CLONE_NEWNS|unix.CLONE_NEWCGROUP, e.initStack, initCode, unsafe.Pointer(e))
+	if errno != 0 {
+		e.fail(stepInit, errno)
+	}
+	proc.Exit(0)
+}
+
+// startInit is PID 1 of the command's own namespace; p is an *entry.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func startInit(p unsafe.Pointer) {
+	e := (*entry)(p)
+	// While sbxrun looks who we are, and before it lets go what waits at the gate,
+	// there is time for the rest.
+	e.present()
+	e.setUp()
+	pid, errno := proc.Clone(0, e.payloadStack, payloadCode, unsafe.Pointer(&e.payload))
+	if errno != 0 {
+		e.fail(stepPayload, errno)
+	}
+	e.pid = pid
+	// Whoever reads the payload's output shall see its end.
+	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, 0, entrySocket-1, 0)
+	syscall.RawSyscall(unix.SYS_CLOSE, entryGate, 0, 0)
+	e.sigs = 1 << (unix.SIGCHLD - 1)
+	fd := e.must(stepSignals, unix.SYS_SIGNALFD4, ^uintptr(0), uintptr(unsafe.Pointer(&e.sigs)), 8, unix.SFD_NONBLOCK|unix.SFD_CLOEXEC, 0)
+	e.poll[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
+	e.poll[1] = unix.PollFd{Fd: entrySocket, Events: unix.POLLIN}
+	for {
+		e.reap()
+		e.await()
+	}
+}
+
+// signalAll sends the signal to all of the sandbox but its init and ourselves.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) signalAll() {
+	// ESRCH: there is nobody.
+	if _, _, errno := syscall.RawSyscall(unix.SYS_KILL, ^uintptr(0), e.signal, 0); errno != 0 && errno != unix.ESRCH {
+		e.fail(stepSignal, errno)
+	}
+	e.msg.kind = messageSignaled
+	e.say()
+	proc.Exit(0)
+}
+
+// present says that init is there.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) present() {
+	// Should the keeper be killed: sbxrun would find us in its session, but sbxrun
+	// may be dead as well. Had both died before this line, the payload finds the
+	// gate closed, and we the socket.
+	e.must(stepParent, unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
+	e.must(stepParent, unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&initName)), 0, 0, 0)
+	// The /proc that is here is the sandbox's, in which we are as well.
+	e.must(stepIdentity, unix.SYS_NEWFSTATAT, uintptr(at), uintptr(unsafe.Pointer(&ownPIDNS)), uintptr(unsafe.Pointer(&e.stat)), 0, 0)
+	pid, _, _ := syscall.RawSyscall(unix.SYS_GETPID, 0, 0, 0)
+	e.msg = message{kind: messageReady, pidNS: e.stat.Ino, inside: int64(pid)}
+	e.say()
+}
+
+// setUp makes the new init what it has to be before there is a payload.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) setUp() {
+	e.must(stepMounts, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&slash)), 0, unix.MS_REC|unix.MS_PRIVATE, 0)
+	e.must(stepProc, unix.SYS_MOUNT, uintptr(unsafe.Pointer(&procType)), uintptr(unsafe.Pointer(&procDir)), uintptr(unsafe.Pointer(&procType)),
+		unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, 0)
+	// The room may have a text to be shown in the place of /proc/meminfo.
+	_, _, errno := syscall.RawSyscall6(unix.SYS_MOUNT, uintptr(unsafe.Pointer(&meminfoCopy)), uintptr(unsafe.Pointer(&meminfo)), 0, unix.MS_BIND, 0, 0)
+	// ELOOP and EINVAL: a link that a payload has made there, where /run can be written to.
+	if errno != 0 && errno != unix.ENOENT && errno != unix.ENOTDIR && errno != unix.ELOOP && errno != unix.EINVAL {
+		e.fail(stepMeminfo, errno)
+	}
+	e.must(stepFiles, unix.SYS_CLOSE_RANGE, entryReady, maxFD, 0, 0, 0)
+	// All blocked, for good: what init must know comes by descriptors.
+	e.sigs = ^uint64(0)
+	e.must(stepSignals, unix.SYS_RT_SIGPROCMASK, sigSetmask, uintptr(unsafe.Pointer(&e.sigs)), 0, 8, 0)
+	e.must(stepPrivileges, unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+	for c := uintptr(0); c < 64; c++ {
+		// EINVAL: beyond the last one that this kernel has.
+		if _, _, errno := syscall.RawSyscall6(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c, 0, 0, 0, 0); errno == unix.EINVAL && c > unix.CAP_AUDIT_READ {
+			break
+		} else if errno != 0 {
+			e.fail(stepBounding, errno)
+		}
+	}
+	e.must(stepCapabilities, unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+	e.must(stepCapabilities, unix.SYS_CAPSET, uintptr(unsafe.Pointer(&e.header)), uintptr(unsafe.Pointer(&e.none)), 0, 0, 0)
+}
+
+// startPayload waits for the release and executes the command; p is a *payload. Limits,
+// the filter, the session and the working directory are the payload's own, set here and
+// nowhere else.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func startPayload(p unsafe.Pointer) {
+	e := (*payload)(p)
+	for {
+		n, _, errno := syscall.RawSyscall(unix.SYS_READ, entryGate, uintptr(unsafe.Pointer(&e.buf)), 1)
+		if errno == unix.EINTR {
+			continue
+		}
+		if errno != 0 || n != 1 {
+			proc.Exit(0) // EOF: sbxrun died or gave up before Release
+		}
+		break
+	}
+	e.must(stepSession, unix.SYS_SETSID, 0, 0, 0, 0, 0)
+	if e.terminal {
+		e.must(stepTerminal, unix.SYS_IOCTL, 0, unix.TIOCSCTTY, 0, 0, 0)
+	}
+	e.must(stepWorkdir, unix.SYS_CHDIR, uintptr(unsafe.Pointer(e.workdir)), 0, 0, 0, 0)
+	limits := e.rlimits
+	for i := range limits {
+		e.limit = unix.Rlimit{Cur: limits[i].Value, Max: limits[i].Value}
+		e.must(stepLimits, unix.SYS_PRLIMIT64, 0, uintptr(limits[i].Resource), uintptr(unsafe.Pointer(&e.limit)), 0, 0)
+	}
+	e.must(stepFiles, unix.SYS_FCNTL, entrySocket, unix.F_SETFD, unix.FD_CLOEXEC, 0, 0)
+	e.must(stepFiles, unix.SYS_FCNTL, entryGate, unix.F_SETFD, unix.FD_CLOEXEC, 0, 0)
+	e.sigs = 0
+	e.must(stepSignals, unix.SYS_RT_SIGPROCMASK, sigSetmask, uintptr(unsafe.Pointer(&e.sigs)), 0, 8, 0)
+	if e.filter != nil {
+		e.must(stepFilter, unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(e.filter)), 0, 0)
+	}
+	e.execute()
+}
+
+// execute executes the command as execvp(3) does: what cannot be executed is
+// remembered, what is not there is not.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *payload) execute() {
+	why := syscall.Errno(unix.ENOENT)
+	candidates, shell := e.candidates, e.shell
+	for i := range candidates {
+		path := uintptr(unsafe.Pointer(candidates[i]))
+		_, _, errno := syscall.RawSyscall(unix.SYS_EXECVE, path, uintptr(e.argv), uintptr(e.envv))
+		if errno == unix.ENOEXEC && len(shell) > 1 {
+			shell[1] = path
+			_, _, errno = syscall.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(&shellPath)), uintptr(unsafe.Pointer(&shell[0])), uintptr(e.envv))
+		}
+		if errno != unix.ENOENT && errno != unix.ENOTDIR {
+			why = errno
+		}
+		if errno != unix.ENOENT && errno != unix.ENOTDIR && errno != unix.EACCES {
+			break
+		}
+	}
+	e.fail(stepExec, why)
+}
+
+// reap collects what has ended, tells of the payload, and with nothing left at
+// all ends init: then the namespace is empty.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) reap() {
+	for {
+		pid, _, errno := syscall.RawSyscall6(unix.SYS_WAIT4, ^uintptr(0), uintptr(unsafe.Pointer(&e.status)), unix.WNOHANG, 0, 0, 0)
+		if errno == unix.EINTR {
+			continue
+		}
+		if errno == 0 && pid != 0 && pid == e.pid {
+			e.pid = 0
+			syscall.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&e.now)), 0)
+			e.msg = message{kind: messageExited, value: int64(e.status), at: e.now.Sec*1e9 + e.now.Nsec}
+			continue
+		}
+		if errno == 0 && pid != 0 {
+			continue
+		}
+		if errno == unix.ECHILD {
+			e.msg.alone = 1
+		}
+		if e.msg.kind == messageExited {
+			e.say()
+			e.msg.kind = 0
+		}
+		if errno == unix.ECHILD {
+			proc.Exit(0)
+		}
+		return
+	}
+}
+
+// await blocks until a child has ended or an order has come, and carries it out.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) await() {
+	syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&e.poll)), uintptr(len(e.poll)), 0, 0, 0, 0)
+	syscall.RawSyscall(unix.SYS_READ, uintptr(e.poll[0].Fd), uintptr(unsafe.Pointer(&e.buf)), uintptr(len(e.buf)))
+	if e.poll[1].Revents == 0 {
+		return
+	}
+	n, _, errno := syscall.RawSyscall6(unix.SYS_RECVFROM, entrySocket, uintptr(unsafe.Pointer(&e.ord)), unsafe.Sizeof(e.ord), unix.MSG_DONTWAIT, 0, 0)
+	if errno == unix.EAGAIN || errno == unix.EINTR {
+		return
+	}
+	if errno != 0 || n != unsafe.Sizeof(e.ord) {
+		proc.Exit(0) // sbxrun is dead, or done with us
+	}
+	to := ^uintptr(0) // -1: everybody but init (kill(2))
+	if e.ord.payload != 0 {
+		to = e.pid
+	}
+	if to == 0 {
+		return // it has ended
+	}
+	syscall.RawSyscall(unix.SYS_KILL, to, uintptr(e.ord.signal), 0)
+}
+
+// teller tells sbxrun what has become of one process.
+type teller struct{ msg message }
+
+// must makes a system call, and does not come back if it fails.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (t *teller) must(step int64, call, a, b, c, d, f uintptr) uintptr {
+	r, _, errno := syscall.RawSyscall6(call, a, b, c, d, f, 0)
+	if errno != 0 {
+		t.fail(step, errno)
+	}
+	return r
+}
+
+// fail tells sbxrun which step failed, and ends the process.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (t *teller) fail(step int64, errno syscall.Errno) {
+	t.msg = message{kind: messageFailed, step: step, value: int64(errno)}
+	t.say()
+	proc.Exit(125)
+}
+
+// say sends the message.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (t *teller) say() {
+	// Nothing can be done about an error: sbxrun is dead.
+	syscall.RawSyscall(unix.SYS_WRITE, entrySocket, uintptr(unsafe.Pointer(&t.msg)), unsafe.Sizeof(t.msg))
+}
+
+// sigSetmask is SIG_SETMASK of sigprocmask(2).
+const sigSetmask = 2
+
+// at is AT_FDCWD, as a variable: a constant could not become a uintptr.
+var at = unix.AT_FDCWD
+
+// maxFD is the greatest descriptor close_range(2) accepts.
+const maxFD = 1<<32 - 1

@@ -1,0 +1,313 @@
+package enter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/seccomp"
+)
+
+// SetupBound is how long the way in may take.
+const SetupBound = 10 * time.Second
+
+// dying is how long the end of a room may take that shows in what it refuses.
+const dying = 500 * time.Millisecond
+
+// MeminfoCopy is where a room has the text that its commands see as /proc/meminfo, if
+// that is not the host's.
+const MeminfoCopy = "/run/meminfo"
+
+// Entry is what to run in a room, and how.
+type Entry struct {
+	Cred    *proc.Cred // who the room runs as; nil if as sbxrun
+	HostNet bool       // the room has the host's network namespace
+	Command []string
+	Path    string   // where the command is looked for, in the room
+	Env     []string // NAME=VALUE
+	Workdir string   // in the room
+	// Terminal makes stdin the controlling terminal.
+	Terminal bool
+	// Confirm makes [Exec.Running] wait until the command was really executed.
+	Confirm bool
+	Bounds  proc.Bounds
+	Filter  *seccomp.Filter // for system calls
+}
+
+// Exec is a payload in a PID namespace of its own, below that of a room, with an init
+// that nothing inside can see into, signal or trace. Whoever started it ends it: package
+// cleanup.
+type Exec struct {
+	way
+	name    string // of the command, for errors
+	workdir string // for errors
+	running chan struct{}
+	confirm bool
+	exited  chan struct{}
+	// Set before exited is closed.
+	payload *result.Payload // nil if not known
+	alone   bool            // it has left nothing behind
+	at      int64           // when it ended, CLOCK_MONOTONIC in ns
+	err     error           // why payload is nil
+}
+
+// Start enters a room and returns once the new init exists, is verified and
+// held by a pidfd. The payload waits for [Exec.Release]. stdio stays the
+// caller's, who may close it. An error is a *[result.Error], and nothing is left. It
+// blocks for at most [SetupBound], or until ctx is done, and then until nothing is left.
+func (e *Entry) Start(ctx context.Context, room *proc.Process, stdio [3]*os.File, tty *proc.Terminal) (*Exec, error) {
+	x, way, err := e.Prepare(stdio, nil)
+	if err == nil {
+		err = x.Enter(room)
+	}
+	if err == nil {
+		x.Keeper, err = proc.Keep(proc.Command{Way: way, Cred: e.Cred, Terminal: tty, Remove: e.Bounds.Remove})
+		x.Entered()
+	}
+	if err == nil {
+		err = x.Identify(ctx, time.Now().Add(SetupBound))
+	}
+	if err == nil {
+		return x, nil
+	}
+	if abandonErr := x.abandon(); abandonErr != nil {
+		err = abandonErr // it says more: a step in the keeper, or that something is left
+	}
+	x.Close()
+	known := &result.Error{Code: "enter", Message: "cannot enter the sandbox: " + err.Error(), Err: err}
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded), ctx.Err() != nil:
+		known.Message = "cannot enter the sandbox in time"
+	case room.Wait(time.Now().Add(dying)) == nil:
+		known.Code, known.Message = "ended", "the sandbox has ended"
+	}
+	return nil, known
+}
+
+// Prepare makes an Exec that has not begun, and what a keeper has to fork for it. ready,
+// if not nil, is the end of a pipe that says when the room is built; it stays the
+// caller's. After the fork the caller calls [Exec.Entered].
+func (e *Entry) Prepare(stdio [3]*os.File, ready *os.File) (*Exec, *proc.Way, error) {
+	x := &Exec{name: e.Command[0], workdir: e.Workdir, running: make(chan struct{}), confirm: e.Confirm, exited: make(chan struct{})}
+	if err := x.open(); err != nil {
+		return x, nil, err
+	}
+	wait := ready != nil
+	lay := func(b *proc.Block) (unsafe.Pointer, error) {
+		n, err := e.lay(b)
+		if err == nil {
+			n.wait = wait
+		}
+		return unsafe.Pointer(n), err
+	}
+	if !wait {
+		ready = x.inner[1] // something has to be there
+	}
+	return x, &proc.Way{Lay: lay, Enter: enter, Files: []*os.File{stdio[0], stdio[1], stdio[2], x.inner[0], x.inner[1], ready}, Bounds: e.Bounds}, nil
+}
+
+// lay puts everything into the form that system calls take.
+func (e *Entry) lay(b *proc.Block) (*entry, error) {
+	n := newEntry(b, e.HostNet)
+	p := &n.payload
+	p.terminal = e.Terminal
+	p.rlimits = proc.Copy(b, e.Bounds.Rlimits)
+	program, err := e.Filter.Program()
+	if err != nil {
+		return nil, err
+	}
+	if len(program) > 0 {
+		p.filter = proc.New[unix.SockFprog](b)
+		p.filter.Len = uint16(len(program) / unix.SizeofSockFilter)
+		p.filter.Filter = (*unix.SockFilter)(unsafe.Pointer(&proc.Copy(b, program)[0]))
+	}
+	argv := b.Texts(e.Command)
+	p.argv = unsafe.Pointer(&argv[0])
+	p.shell = proc.Copy(b, make([]uintptr, len(argv)+1))
+	p.shell[0] = uintptr(unsafe.Pointer(&shellPath))
+	for i, word := range argv[1:] { // with the nil at the end
+		p.shell[2+i] = uintptr(unsafe.Pointer(word))
+	}
+	p.envv = unsafe.Pointer(&b.Texts(e.Env)[0])
+	p.workdir = b.Text(e.Workdir)
+	paths := []string{e.Command[0]}
+	if e.Command[0] != "" && !strings.Contains(e.Command[0], "/") {
+		paths = nil
+		for dir := range strings.SplitSeq(e.Path, ":") {
+			if dir == "" {
+				dir = "." // as in the shells
+			}
+			paths = append(paths, dir+"/"+e.Command[0])
+		}
+	}
+	p.candidates = b.Texts(paths)[:len(paths)]
+	return n, nil
+}
+
+// Enter lets in what waits outside: room is a pidfd of the room's PID 1, verified, and
+// stays the caller's.
+func (x *Exec) Enter(room *proc.Process) error { return x.hand(room) }
+
+// Identify waits, at most until the deadline or until ctx is done, for init's first word
+// and makes sure of who said it.
+func (x *Exec) Identify(ctx context.Context, deadline time.Time) error {
+	stop := proc.ReadUntil(ctx, x.socket, deadline)
+	msg, pid, err := x.read()
+	stop()
+	if err != nil {
+		return err
+	}
+	if msg.kind != messageReady {
+		return msg.err()
+	}
+	if x.Init, err = proc.Open(pid); err != nil {
+		// It is gone, and may have said why.
+		if msg, _, readErr := x.read(); readErr == nil && msg.kind == messageFailed {
+			return msg.err()
+		}
+		return err
+	}
+	// The kernel says who has sent the message, and only what we have forked has the
+	// socket. That it is our keeper's child is looked at all the same; and that it
+	// has not ended meanwhile, last.
+	st, err := proc.ReadStat(pid)
+	if err != nil {
+		return err
+	}
+	if st.Parent != x.Keeper.PID || msg.inside != 1 {
+		return fmt.Errorf("process %d is not the init that was started", pid)
+	}
+	if x.Init.Exited() {
+		return proc.ErrGone
+	}
+	x.InitNS = msg.pidNS
+	return nil
+}
+
+// Release lets init start the payload. From here on it is followed in the
+// background until Exited is closed.
+func (x *Exec) Release() {
+	_, _ = x.gate.Write([]byte{0}) // nobody is there any more: follow will see
+	if !x.confirm {
+		close(x.running)
+	}
+	go x.follow()
+}
+
+// follow waits for the payload's end, or for init's.
+func (x *Exec) follow() {
+	defer close(x.exited)
+	running := !x.confirm
+	if x.confirm && x.executed() {
+		running = true
+		close(x.running)
+	}
+	_ = x.socket.SetReadDeadline(time.Time{}) // ended by whoever kills init
+	for {
+		msg, _, err := x.read()
+		switch {
+		case err != nil:
+			x.err = result.ErrUnknown
+			return
+		case msg.kind == messageFailed:
+			x.err = x.notExecuted(msg)
+			return
+		case msg.kind == messageExited:
+			if !running {
+				// It was over before we looked, and had it not been executed it would have
+				// said so.
+				close(x.running)
+			}
+			p := result.FromWaitStatus(unix.WaitStatus(msg.value))
+			x.payload, x.alone, x.at = &p, msg.alone == 1, msg.at
+			return
+		}
+	}
+}
+
+// executed waits until the payload has executed its command, or could not. Both
+// close the gate, which nobody else has open for reading any more; but who could not
+// has said so before.
+func (x *Exec) executed() bool {
+	if proc.WaitHangup(x.gate, time.Now().Add(SetupBound)) != nil {
+		return false
+	}
+	return !x.Ending()
+}
+
+// notExecuted words why there was no payload.
+func (x *Exec) notExecuted(m message) error {
+	errno := syscall.Errno(m.value)
+	switch {
+	case m.step == stepWorkdir:
+		return &result.Error{Code: "workdir", Message: fmt.Sprintf("working directory %q of the sandbox: %v", x.workdir, errno), Err: errno}
+	case m.step != stepExec:
+		return &result.Error{Code: "setup", Message: m.err().Error(), Err: errno}
+	case errno == unix.ENOENT || errno == unix.ENOTDIR:
+		return &result.Error{Code: "not-found", ExitCode: result.ExitNotFound, Message: fmt.Sprintf("command %q not found in the sandbox", x.name), Err: errno}
+	}
+	return &result.Error{Code: "not-executable", ExitCode: result.ExitNotExecutable, Message: fmt.Sprintf("command %q cannot be executed: %v", x.name, errno), Err: errno}
+}
+
+// Running is closed when the payload runs; right after its release, if that is not
+// to be confirmed.
+func (x *Exec) Running() <-chan struct{} { return x.running }
+
+// Ending reports whether init has said something that was not read yet, or has ended:
+// then Exited is closed any moment.
+func (x *Exec) Ending() bool {
+	fds := []unix.PollFd{{Fd: int32(proc.Descriptor(x.socket)), Events: unix.POLLIN}}
+	n, err := unix.Poll(fds, 0)
+	return n > 0 && err == nil
+}
+
+// Exited is closed when the payload has ended, or never came to be.
+func (x *Exec) Exited() <-chan struct{} { return x.exited }
+
+// ExitStatus is the payload's end, as its parent has seen it, and when that was, on the
+// clock of [time.Now]. After Exited. Otherwise [result.ErrUnknown], if init was killed, or
+// a *[result.Error] if the command was not executed.
+func (x *Exec) ExitStatus() (*result.Payload, time.Time, error) {
+	if x.payload == nil {
+		return nil, time.Time{}, x.err
+	}
+	var now unix.Timespec
+	at := time.Now()
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) == nil { // it cannot fail
+		at = at.Add(time.Duration(x.at - now.Nano()))
+	}
+	return x.payload, at, nil
+}
+
+// Strays looks at what the payload has left behind: how many processes are
+// alive, at most 1,000, and what they have used. After Exited.
+func (x *Exec) Strays() (n int, used proc.Usage) {
+	if x.alone {
+		return 0, used
+	}
+	return x.Kept.Strays()
+}
+
+// Signal sends a signal to the payload alone. An init that has ended is no error.
+func (x *Exec) Signal(sig syscall.Signal) error { return x.order(order{int32(sig), 1}) }
+
+// SignalAll sends a signal to everything but init, in one step of the kernel's
+// (kill(2), pid -1), so that nothing can fork its way out of it.
+func (x *Exec) SignalAll(sig syscall.Signal) error { return x.order(order{int32(sig), 0}) }
+
+func (x *Exec) order(o order) error {
+	_, err := x.socket.Write((*[unsafe.Sizeof(o)]byte)(unsafe.Pointer(&o))[:])
+	if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
+		return proc.ErrGone
+	}
+	return err
+}

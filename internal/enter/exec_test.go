@@ -1,0 +1,316 @@
+package enter_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/enter"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/supervise"
+)
+
+// idle is a room without a command.
+func idle(t *testing.T) *room.Room {
+	t.Helper()
+	plan, err := room.Prepare(room.Policy{Workdir: "/tmp"}, room.Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plan.Close()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	sb, err := plan.Start(t.Context(), [3]*os.File{null, null, os.Stderr}, nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { end(t, sb) })
+	return sb
+}
+
+// unharmed checks that the sandbox lives, and that nothing has been left in it.
+func unharmed(t *testing.T, sb *room.Room) {
+	t.Helper()
+	if sb.Room.Exited() {
+		t.Error("the sandbox has ended")
+	}
+	if left := proc.Members(10, sb.RoomNS); len(left) != 1 {
+		t.Errorf("in the sandbox: %+v", left)
+	}
+	if left := children(t, sb.Keeper.PID); left != nil {
+		t.Errorf("left behind: %+v", left)
+	}
+}
+
+func entry(sb *room.Room, command ...string) *enter.Entry {
+	return &enter.Entry{Cred: sb.Cred, HostNet: sb.HostNet, Command: command, Path: "/usr/bin:/bin", Env: []string{"PATH=/usr/bin:/bin", "PWD=/tmp"}, Workdir: "/tmp"}
+}
+
+func shell(sb *room.Room, script string) *enter.Entry { return entry(sb, "sh", "-c", script) }
+
+// streams are a payload's stdin and stdout, and what it has written when all who
+// have the latter are gone.
+type streams struct {
+	stdio [3]*os.File
+	w     *os.File
+	text  chan string
+}
+
+func open(t *testing.T) *streams {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close(); w.Close(); null.Close() })
+	s := &streams{stdio: [3]*os.File{null, w, os.Stderr}, w: w, text: make(chan string, 1)}
+	go func() {
+		b, _ := io.ReadAll(r) // what there is of it is what is compared
+		s.text <- string(b)
+	}()
+	return s
+}
+
+// run runs an entry to its end, with proof.
+func run(t *testing.T, sb *room.Room, e *enter.Entry, terms supervise.Terms) (string, result.Result) {
+	t.Helper()
+	return runHeld(t, sb, e, terms, func(*proc.Kept) {})
+}
+
+// runHeld calls held before the release.
+func runHeld(t *testing.T, sb *room.Room, e *enter.Entry, terms supervise.Terms, held func(*proc.Kept)) (string, result.Result) {
+	t.Helper()
+	s := open(t)
+	terms.ProofTimeout, terms.Begin = 10*time.Second, time.Now()
+	room, err := proc.Open(sb.Room.PID) // a pidfd of its own: one wait at a time
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer room.Close()
+	res := supervise.Run(t.Context(), terms, func(ctx context.Context) (*supervise.Command, error) {
+		c, err := supervise.Enter(ctx, e, room, s.stdio, nil, terms)
+		if err == nil {
+			held(c.Kept())
+		}
+		return c, err
+	})
+	s.w.Close()
+	if want := result.Proven; res.Verdict != want {
+		t.Errorf("%q: verdict %s, want %s: %v", e.Command, res.Verdict, want, res.Err)
+	}
+	return <-s.text, res
+}
+
+func TestExecEnd(t *testing.T) {
+	sb := idle(t)
+	for _, tt := range []struct {
+		script string
+		want   string
+		code   int
+		cause  result.Cause
+		strays int
+	}{
+		{"echo hello", "hello\n", 0, result.Exited, 0},
+		{"exit 42", "", 42, result.Exited, 0},
+		{"kill -9 $$", "", 137, result.Signaled, 0},
+		{"exit 137", "", 137, result.Exited, 0},
+		{"sleep 100 & setsid sleep 100 & echo done", "done\n", 0, result.Exited, 2},
+		{"echo $$ $PPID; set -- /proc/[0-9]*; echo $#", "2 1\n2\n", 0, result.Exited, 0}, // init and sh
+		{"ls /proc/self/fd | wc -l", "4\n", 0, result.Exited, 0},                         // 0, 1, 2 and the directory
+		{"grep -E '^(Cap|NoNew)' /proc/self/status | cut -f2 | sort -u", "0000000000000000\n1\n", 0, result.Exited, 0},
+		{"umount /proc 2>/dev/null || echo refused", "refused\n", 0, result.Exited, 0},
+		{"tr -d '\\0' </proc/1/cmdline; cat /proc/1/environ 2>/dev/null || echo hidden", "hidden\n", 0, result.Exited, 0},
+	} {
+		text, res := run(t, sb, shell(sb, tt.script), supervise.Terms{})
+		if text != tt.want || res.ExitCode() != tt.code || res.Cause != tt.cause || res.Strays != tt.strays {
+			t.Errorf("%q: %q, %+v, payload %+v", tt.script, text, res, res.Payload)
+		}
+	}
+	unharmed(t, sb)
+}
+
+// Bytes are bytes, and an empty argument is one.
+func TestExecVerbatim(t *testing.T) {
+	sb := idle(t)
+	e := entry(sb, "sh", "-c", `printf '%s|' "$@" "$V" "$PWD"`, "sh", "", "a b", "\xff\n", "$HOME")
+	e.Env = append(e.Env, "V=\xfe=\n")
+	if text, _ := run(t, sb, e, supervise.Terms{}); text != "|a b|\xff\n|$HOME|\xfe=\n|/tmp|" {
+		t.Errorf("%q", text)
+	}
+	unharmed(t, sb)
+}
+
+// As execvp(3) finds a command.
+func TestExecFinds(t *testing.T) {
+	sb := idle(t)
+	prepare := `mkdir -p /tmp/a /tmp/b; echo 'echo "script $0 $1"' >/tmp/b/tool; chmod +x /tmp/b/tool; echo x >/tmp/a/tool; echo x >/tmp/a/data; ln -s loop /tmp/a/loop`
+	if _, res := run(t, sb, shell(sb, prepare), supervise.Terms{}); res.ExitCode() != 0 {
+		t.Fatalf("%+v", res)
+	}
+	for _, tt := range []struct {
+		path, command, want, code string
+		exit                      int
+	}{
+		{"/tmp/a:/tmp/b:/bin", "tool", "script /tmp/b/tool arg\n", "", 0}, // the first is no program, the second has no interpreter line
+		{"/tmp/a:/nonexistent", "data", "", "not-executable", 126},
+		{"/tmp/a", "nosuch", "", "not-found", 127},
+		{"/tmp/a", "/tmp/b", "", "not-executable", 126},
+		{"/tmp/a", "", "", "not-found", 127},
+		{":/bin", "b/tool", "script b/tool arg\n", "", 0}, // relative to the working directory
+		{"/tmp/a", "/tmp/b/tool/x", "", "not-found", 127},
+		{"/tmp/a", "loop", "", "not-executable", 126},
+	} {
+		e := entry(sb, tt.command, "arg")
+		e.Path = tt.path
+		text, res := run(t, sb, e, supervise.Terms{})
+		code := ""
+		if res.Err != nil {
+			code = res.Err.Code
+		}
+		if text != tt.want || res.ExitCode() != tt.exit || code != tt.code || res.Started != (tt.exit == 0) {
+			t.Errorf("%q in %q: %q, exit %d, %q, started %v", tt.command, tt.path, text, res.ExitCode(), code, res.Started)
+		}
+	}
+	e := entry(sb, "true")
+	e.Workdir = "/nonexistent"
+	if _, res := run(t, sb, e, supervise.Terms{}); res.ExitCode() != 125 || res.Started || res.Err == nil || res.Err.Code != "workdir" {
+		t.Errorf("missing working directory: %+v %v", res, res.Err)
+	}
+	unharmed(t, sb)
+}
+
+// Nothing of the command runs before its release, however long that takes.
+func TestExecHeld(t *testing.T) {
+	sb := idle(t)
+	s := open(t)
+	x, err := shell(sb, "echo ran").Start(t.Context(), sb.Room, s.stdio, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.w.Close()
+	if out := supervise.Teardown(&x.Kept, soon()); out.Verdict != result.Proven {
+		t.Errorf("%+v", out)
+	}
+	if err := supervise.Collect(&x.Kept, soon()); err != nil {
+		t.Error(err)
+	}
+	x.Close()
+	if text := <-s.text; text != "" {
+		t.Errorf("it ran: %q", text)
+	}
+	unharmed(t, sb)
+}
+
+func TestExecDeadline(t *testing.T) {
+	sb := idle(t)
+	const stubborn = `trap '' TERM; setsid sh -c 'trap "" TERM; echo up; sleep 100' & wait`
+	for _, tt := range []struct {
+		script  string
+		grace   time.Duration
+		want    string
+		atLeast time.Duration
+	}{
+		{stubborn, 0, "up\n", time.Second},
+		{stubborn, 300 * time.Millisecond, "up\n", 1300 * time.Millisecond},
+		// All get it, the payload, its child and what is in a session of its own.
+		{`trap 'echo got; exit 3' TERM; setsid sh -c "trap 'echo got; exit' TERM; while :; do sleep 0.05; done" & while :; do sleep 0.05; done`, 20 * time.Second, "got\ngot\n", time.Second},
+	} {
+		text, res := run(t, sb, shell(sb, tt.script), supervise.Terms{Timeout: time.Second, Grace: tt.grace})
+		if text != tt.want || res.Cause != result.Timeout || res.ExitCode() != 124 || res.Duration < tt.atLeast || res.Duration > 15*time.Second {
+			t.Errorf("%q: %q, %+v", tt.script, text, res)
+		}
+	}
+	unharmed(t, sb)
+}
+
+// Whatever of it is killed, nothing is left, and the sandbox lives on.
+func TestExecKilled(t *testing.T) {
+	sb := idle(t)
+	kills := map[string]func(*proc.Kept) error{
+		"keeper": func(k *proc.Kept) error { return k.Keeper.Signal(unix.SIGKILL) },
+		"init":   func(k *proc.Kept) error { return k.Init.Signal(unix.SIGKILL) },
+	}
+	for name, kill := range kills {
+		killed := make(chan error, 1)
+		_, res := runHeld(t, sb, shell(sb, "setsid sleep 100 & sleep 100"), supervise.Terms{}, func(k *proc.Kept) {
+			time.AfterFunc(50*time.Millisecond, func() { killed <- kill(k) })
+		})
+		if err := <-killed; err != nil || res.Cause != result.Lost || res.ExitCode() != 137 {
+			t.Errorf("%s: %v, %+v", name, err, res)
+		}
+		unharmed(t, sb)
+	}
+}
+
+// With the sandbox its execs end.
+func TestExecSandboxEnds(t *testing.T) {
+	sb := idle(t)
+	time.AfterFunc(100*time.Millisecond, func() { _ = sb.Room.Signal(unix.SIGKILL) }) // seen by its effect
+	_, res := run(t, sb, shell(sb, "setsid sleep 100 & sleep 100"), supervise.Terms{})
+	if res.Cause != result.Lost || res.ExitCode() != 137 {
+		t.Errorf("%+v", res)
+	}
+	if err := sb.Room.Wait(soon()); err != nil {
+		t.Fatal(err)
+	}
+	s := open(t)
+	var known *result.Error
+	if _, err := shell(sb, "true").Start(t.Context(), sb.Room, s.stdio, nil); !errors.As(err, &known) || known.Code != "ended" {
+		t.Errorf("after the end: %v", err)
+	}
+}
+
+// Many at once do not hinder one another.
+func TestExecConcurrently(t *testing.T) {
+	sb := idle(t)
+	var all sync.WaitGroup
+	for i := range 20 {
+		all.Go(func() {
+			text, res := run(t, sb, shell(sb, fmt.Sprintf("echo %d; setsid sleep 100 & exit %d", i, i)), supervise.Terms{})
+			if text != fmt.Sprintln(i) || res.ExitCode() != i || res.Strays != 1 {
+				t.Errorf("%d: %q, %+v", i, text, res)
+			}
+		})
+	}
+	all.Wait()
+	unharmed(t, sb)
+}
+
+// A sandbox's own processes see that somebody comes in, but not what sbxrun was
+// called with, nor its environment or memory.
+func TestExecHidden(t *testing.T) {
+	t.Setenv("API_KEY", "hidden-secret")
+	sb, lines := sandbox(t, `echo up; while :; do for p in /proc/[0-9]*; do cat $p/cmdline $p/environ 2>/dev/null | tr '\0' '\n' | grep -a -o -E 'hidden[-]secret|[.]test$'; done; done`)
+	read(t, lines, 1)
+	for range 30 {
+		if _, res := run(t, sb, entry(sb, "true"), supervise.Terms{}); res.ExitCode() != 0 {
+			t.Errorf("%+v", res)
+		}
+	}
+	sb.Keeper.Kill() // with all that has its stdout
+	var seen []string
+	for lines.Scan() {
+		seen = append(seen, lines.Text())
+	}
+	if diff := cmp.Diff([]string(nil), seen); diff != "" {
+		t.Errorf("seen in the sandbox (-want +got):\n%s", strings.TrimSpace(diff))
+	}
+}

@@ -1,0 +1,179 @@
+package enter_test
+
+import (
+	"bufio"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/enter"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/supervise"
+)
+
+func soon() time.Time { return time.Now().Add(20 * time.Second) }
+
+// sandbox runs a shell script, and ends it with the test. Lines are the
+// script's stdout.
+func sandbox(t *testing.T, script string) (sb *room.Room, lines *bufio.Scanner) {
+	t.Helper()
+	plan, err := room.Prepare(room.Policy{Command: []string{"sh", "-c", script}, Workdir: "/tmp"},
+		room.Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plan.Close()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	if sb, err = plan.Start(t.Context(), [3]*os.File{null, w, os.Stderr}, nil, false); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	t.Cleanup(func() { end(t, sb) })
+	sb.Exec.Release()
+	if err := r.SetReadDeadline(soon()); err != nil {
+		t.Fatal(err)
+	}
+	return sb, bufio.NewScanner(r)
+}
+
+func end(t *testing.T, sb *room.Room) {
+	t.Helper()
+	if out := supervise.Teardown(&sb.Kept, soon()); out.Verdict != result.Proven {
+		t.Errorf("teardown: %+v", out)
+	}
+	if err := supervise.Collect(&sb.Kept, soon()); err != nil {
+		t.Error(err)
+	}
+	sb.Close()
+}
+
+// read returns the next n lines, which come in any order.
+func read(t *testing.T, lines *bufio.Scanner, n int) (got []string) {
+	t.Helper()
+	for range n {
+		if !lines.Scan() {
+			t.Fatalf("%q, and then no more: %v", got, lines.Err())
+		}
+		got = append(got, lines.Text())
+	}
+	return got
+}
+
+var anyOrder = cmpopts.SortSlices(func(a, b string) bool { return a < b })
+
+// children are our own, without the keeper.
+func children(t *testing.T, keeper int) (list []proc.Stat) {
+	t.Helper()
+	for _, st := range proc.Descendants(os.Getpid(), 1000) {
+		if st.Parent == os.Getpid() && st.PID != keeper {
+			list = append(list, st)
+		}
+	}
+	return list
+}
+
+// loop is a process that waits for signals and tells its name when one comes.
+const loop = `loop() { trap "echo $1" TERM; echo up; while :; do sleep 0.01 & wait; done; }; `
+
+func TestSignalReachesAll(t *testing.T) {
+	script := loop + `
+		(loop child) &
+		setsid sh -c '` + loop + `loop session' &
+		(setsid sh -c '` + loop + `loop orphan' & exit) &
+		loop payload`
+	sb, lines := sandbox(t, script)
+	if diff := cmp.Diff([]string{"up", "up", "up", "up"}, read(t, lines, 4)); diff != "" {
+		t.Fatalf("(-want +got):\n%s", diff)
+	}
+	if err := enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"child", "session", "orphan", "payload"}, read(t, lines, 4), anyOrder); diff != "" {
+		t.Errorf("reached (-want +got):\n%s", diff)
+	}
+	if sb.Init.Exited() {
+		t.Error("init has ended")
+	}
+	if got := children(t, sb.Keeper.PID); got != nil {
+		t.Errorf("left behind: %+v", got)
+	}
+}
+
+func TestSignalStops(t *testing.T) {
+	sb, _ := sandbox(t, "setsid sleep 100 & exec sleep 100")
+	// A process that waits for its child of vfork(2) to exec cannot stop, so not
+	// before both have executed what they are to be.
+	until(t, sb, "two sleeps", func(st proc.Stat) bool { return st.Comm == "sleep" })
+	if err := enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	until(t, sb, "two stopped", func(st proc.Stat) bool { return st.State == "T" })
+}
+
+// until waits for two processes below init to be as wanted.
+func until(t *testing.T, sb *room.Room, what string, is func(proc.Stat) bool) {
+	t.Helper()
+	for limit := soon(); ; time.Sleep(time.Millisecond) {
+		list := proc.Descendants(sb.Init.PID, 100)
+		if len(list) == 2 && is(list[0]) && is(list[1]) {
+			return
+		}
+		if time.Now().After(limit) {
+			t.Fatalf("want %s, got %+v", what, list)
+		}
+	}
+}
+
+// Nobody may be there: that is not an error. And many may come at once.
+func TestSignalConcurrently(t *testing.T) {
+	sb, lines := sandbox(t, "echo up; while :; do (:) & wait; done")
+	read(t, lines, 1)
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range 10 {
+				if err := enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGCONT); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if got := children(t, sb.Keeper.PID); got != nil {
+		t.Errorf("left behind: %+v", got)
+	}
+}
+
+func TestSignalErrors(t *testing.T) {
+	sb, lines := sandbox(t, "echo up; sleep 100")
+	read(t, lines, 1)
+	if err := enter.Signal(sb.Room, sb.Cred, sb.HostNet, 65); err == nil {
+		t.Error("signal 65: no error")
+	}
+	if err := sb.Room.Signal(unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := sb.Room.Wait(soon()); err != nil {
+		t.Fatal(err)
+	}
+	if err := enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGTERM); err == nil || !strings.HasPrefix(err.Error(), "enter the room of process ") {
+		t.Errorf("to a room that has ended: %v", err)
+	}
+}

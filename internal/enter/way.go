@@ -1,0 +1,177 @@
+package enter
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+// namespaces are a room's own.
+func namespaces(hostNet bool) uintptr {
+	const all = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
+	if hostNet {
+		return all &^ unix.CLONE_NEWNET // the host's, which only its owner may join
+	}
+	return all
+}
+
+// newEntry lays out what every way in needs.
+func newEntry(b *proc.Block, hostNet bool) *entry {
+	n := proc.New[entry](b)
+	n.namespaces = namespaces(hostNet)
+	n.insideStack, n.initStack, n.payloadStack = b.Stack(), b.Stack(), b.Stack()
+	n.header.Version = unix.LINUX_CAPABILITY_VERSION_3
+	h := &n.room
+	h.iov.Base = &h.data[0]
+	h.iov.SetLen(len(h.data))
+	h.msg.Iov = &h.iov
+	h.msg.SetIovlen(1)
+	h.msg.Control = (*byte)(unsafe.Pointer(&h.control))
+	h.msg.SetControllen(int(unsafe.Sizeof(h.control)))
+	return n
+}
+
+// way is a way into a room: the keeper above what goes in, and what that says.
+type way struct {
+	proc.Kept
+	socket *os.File    // to what is inside
+	gate   *os.File    // write end: a byte releases the payload
+	inner  [2]*os.File // the other ends, until the fork
+}
+
+// open makes what is to be used on the way. Also after an error the caller closes it.
+func (w *way) open() error {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("socketpair: %w", err)
+	}
+	w.inner[0] = os.NewFile(uintptr(pair[1]), "entry")
+	_ = unix.SetNonblock(pair[0], true) // for the poller
+	w.socket = os.NewFile(uintptr(pair[0]), "entry")
+	if err := unix.SetsockoptInt(pair[0], unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
+		return fmt.Errorf("SO_PASSCRED: %w", err)
+	}
+	// Not os.Pipe: the payload has to wait at its end.
+	var ends [2]int
+	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
+		return fmt.Errorf("pipe: %w", err)
+	}
+	w.inner[1] = os.NewFile(uintptr(ends[0]), "gate")
+	_ = unix.SetNonblock(ends[1], true) // for the poller
+	w.gate = os.NewFile(uintptr(ends[1]), "gate")
+	return nil
+}
+
+// Entered gives up the inner ends, when what was forked has its own: it must be the last
+// to have them, so that its death ends the stream.
+func (w *way) Entered() {
+	for i, f := range w.inner {
+		if f != nil {
+			f.Close()
+			w.inner[i] = nil
+		}
+	}
+}
+
+// hand sends the pidfd of the room's PID 1 in.
+func (w *way) hand(room *proc.Process) error {
+	fd := proc.Descriptor(w.socket)
+	if err := unix.Sendmsg(fd, []byte{0}, unix.UnixRights(room.FD()), nil, 0); err != nil {
+		return fmt.Errorf("hand over the room: %w", err)
+	}
+	return nil
+}
+
+// abandon ends all that has gone this way, and returns when nothing is left, or after
+// SetupBound with an error. One that the keeper has told comes first.
+func (w *way) abandon() error {
+	if w.Keeper == nil {
+		return nil
+	}
+	err := w.Abandon(time.Now().Add(SetupBound))
+	if startErr := w.Keeper.StartError(); startErr != nil {
+		return startErr
+	}
+	return err
+}
+
+// read takes one message, with its sender as the kernel names it.
+func (w *way) read() (msg message, pid int, err error) {
+	conn, err := w.socket.SyscallConn()
+	if err != nil {
+		return msg, 0, err
+	}
+	buf := (*[unsafe.Sizeof(msg)]byte)(unsafe.Pointer(&msg))
+	var oob [64]byte
+	var n, oobn int
+	var failed error
+	err = conn.Read(func(fd uintptr) bool {
+		n, oobn, _, _, failed = unix.Recvmsg(int(fd), buf[:], oob[:], unix.MSG_CMSG_CLOEXEC)
+		if failed == unix.ECONNRESET {
+			// Said once, of an init that has ended with an order unread (unix(7)); what it had
+			// said before is still there.
+			n, oobn, _, _, failed = unix.Recvmsg(int(fd), buf[:], oob[:], unix.MSG_CMSG_CLOEXEC)
+		}
+		return failed != unix.EAGAIN && failed != unix.EINTR
+	})
+	switch {
+	case err != nil:
+		return msg, 0, err
+	case failed != nil:
+		return msg, 0, failed
+	case n == 0:
+		return msg, 0, ErrClosed
+	case n != len(buf):
+		return msg, 0, errors.New("short message from the sandbox")
+	}
+	for _, c := range controls(oob[:oobn]) {
+		if cred, err := unix.ParseUnixCredentials(&c); err == nil {
+			return msg, int(cred.Pid), nil
+		}
+	}
+	return msg, 0, errors.New("message without its sender's pid (SO_PASSCRED)")
+}
+
+func controls(oob []byte) []unix.SocketControlMessage {
+	list, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil // and so no sender, which is an error
+	}
+	return list
+}
+
+// ErrClosed says that nobody is left inside who could say something.
+var ErrClosed = errors.New("it ended before it was ready")
+
+// err is a step that failed.
+func (m message) err() error {
+	step := "enter"
+	if m.step > 0 && m.step < int64(len(stepNames)) {
+		step = stepNames[m.step]
+	}
+	return &proc.StartError{Step: step, Err: syscall.Errno(m.value)}
+}
+
+// Close gives up all descriptors. Should the keeper still have something, it
+// goes on killing it.
+func (w *way) Close() {
+	if w.Keeper != nil {
+		w.Keeper.Kill()
+	}
+	w.Entered()
+	for _, f := range []*os.File{w.socket, w.gate} {
+		if f != nil {
+			f.Close()
+		}
+	}
+	if w.Init != nil {
+		w.Init.Close()
+	}
+}

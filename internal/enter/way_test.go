@@ -1,0 +1,33 @@
+package enter
+
+import (
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// What an init has said counts, though it has ended with an order unread: the kernel then
+// reports ECONNRESET before the rest (unix(7)).
+func TestReadAfterReset(t *testing.T) {
+	var w way
+	defer w.Close()
+	if err := w.open(); err != nil {
+		t.Fatal(err)
+	}
+	x := &Exec{way: w}
+	if err := x.order(order{signal: int32(unix.SIGTERM)}); err != nil {
+		t.Fatal(err)
+	}
+	said := message{kind: messageExited, value: 7 << 8}
+	if _, err := w.inner[0].Write((*[unsafe.Sizeof(said)]byte)(unsafe.Pointer(&said))[:]); err != nil {
+		t.Fatal(err)
+	}
+	w.Entered()
+	if got, _, err := w.read(); err != nil || got != said {
+		t.Errorf("read %+v, %v", got, err)
+	}
+	if _, _, err := w.read(); err != ErrClosed {
+		t.Errorf("then %v", err)
+	}
+}

@@ -1,0 +1,183 @@
+package room
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+// defaultPath is the PATH of a sandbox whose caller has none that is visible.
+const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// sandboxPathOf is the caller's PATH, limited to what the sandbox shows.
+func sandboxPathOf(v view, callers string) string {
+	var dirs []string
+	for _, dir := range strings.Split(callers, ":") {
+		if path.IsAbs(dir) && v.visible(path.Clean(dir)) {
+			dirs = append(dirs, dir)
+		}
+	}
+	if len(dirs) == 0 {
+		return defaultPath
+	}
+	return strings.Join(dirs, ":")
+}
+
+// checkCommand makes sure, as far as it can be told from outside, that the
+// payload can be executed, before anything is built for it, and with more to say of the
+// cause than the errno of an exec. callers is the caller's PATH.
+func checkCommand(v view, name, workdir, sandboxPath, callers string) error {
+	if name == "" {
+		return notFound(name, "the command is an empty string", "")
+	}
+	if strings.Contains(name, "/") {
+		return checkFile(v, name, inDir(workdir, name))
+	}
+	var denied error
+	for _, dir := range strings.Split(sandboxPath, ":") {
+		p := inDir(inDir(workdir, dir), name) // an empty entry is the current directory
+		host, err := v.resolve(p)
+		if err != nil || host == "" || !isFile(host) {
+			continue
+		}
+		err = checkFile(v, name, p)
+		if err == nil {
+			return nil
+		}
+		if denied == nil {
+			denied = err // execvp(3) goes on looking, and reports EACCES in the end
+		}
+	}
+	if denied != nil {
+		return denied
+	}
+	if host := lookHost(name, callers); host != "" {
+		dir := path.Dir(host)
+		return notFound(name, fmt.Sprintf("command %q is at %s, which is not visible in the sandbox", name, host),
+			fmt.Sprintf("--ro-bind %s --env PATH=%s:%s", shellQuote(bindFor(host)), shellQuote(dir), sandboxPath))
+	}
+	return notFound(name, fmt.Sprintf("command %q not found in the sandbox's PATH %s", name, sandboxPath), "")
+}
+
+// inDir is name in dir, unless it is absolute. Not path.Join: where dir/link/..
+// leads is only known when the link is followed.
+func inDir(dir, name string) string {
+	if path.IsAbs(name) {
+		return name
+	}
+	return dir + "/" + name
+}
+
+// bindFor is the directory to bind so that the program at host works: of
+// prefix/bin/name the prefix, because its libraries are beside bin.
+func bindFor(host string) string {
+	dir := path.Dir(host)
+	if base := path.Base(dir); base == "bin" || base == "shims" {
+		return path.Dir(dir)
+	}
+	return dir
+}
+
+func lookHost(name, callers string) string {
+	for _, dir := range strings.Split(callers, ":") {
+		if p := path.Join(dir, name); path.IsAbs(p) && isFile(p) && unix.Access(p, unix.X_OK) == nil {
+			return p
+		}
+	}
+	return ""
+}
+
+func isFile(host string) bool {
+	st, err := os.Stat(host)
+	return err == nil && st.Mode().IsRegular()
+}
+
+// checkFile looks at the file that would be executed.
+func checkFile(v view, name, p string) error {
+	host, err := v.resolve(p)
+	switch {
+	case errors.Is(err, errNotVisible):
+		if _, err := os.Stat(p); err == nil {
+			return notFound(name, fmt.Sprintf("command %q is not visible in the sandbox", name), "--ro-bind "+shellQuote(bindFor(path.Clean(p))))
+		}
+		return notFound(name, fmt.Sprintf("command %q: no such file", name), "")
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
+		return notFound(name, fmt.Sprintf("command %q: no such file", name), "")
+	case err != nil:
+		return notExecutable(name, err.Error(), "")
+	case host == "" && v.isCopy(p):
+		return notExecutable(name, "permission denied", "")
+	case host == "":
+		return notExecutable(name, "it is a directory", "")
+	}
+	st, err := os.Stat(host)
+	switch {
+	case err != nil:
+		return notExecutable(name, err.Error(), "")
+	case st.IsDir():
+		return notExecutable(name, "it is a directory", "")
+	case !st.Mode().IsRegular():
+		return notExecutable(name, "it is not a regular file", "")
+	case st.Mode()&0o111 == 0 || unix.Access(host, unix.X_OK) != nil:
+		return notExecutable(name, "permission denied", "chmod +x "+shellQuote(host))
+	}
+	interpreter := shebang(host)
+	if interpreter == "" {
+		return nil
+	}
+	if !path.IsAbs(interpreter) {
+		return nil // relative to the working directory; the kernel will say
+	}
+	if at, err := v.resolve(interpreter); err != nil || at == "" {
+		e := notExecutable(name, fmt.Sprintf("its interpreter %q is not there in the sandbox", interpreter), "")
+		if _, err := os.Stat(interpreter); err == nil {
+			e.Hint = "--ro-bind " + shellQuote(bindFor(interpreter))
+		}
+		return e
+	}
+	return nil
+}
+
+// shebang is the interpreter a script names, or "" (execve(2): the first line,
+// of which the kernel reads 255 bytes).
+func shebang(host string) string {
+	// Another sandbox may have put something else there since the caller looked: a pipe
+	// must not keep us, nor a terminal become ours.
+	fd, err := unix.Open(host, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = unix.Close(fd) }() // only read from
+	buf := make([]byte, 255)
+	n, _ := unix.Read(fd, buf) // an error: no shebang that we know of
+	line, ok := bytes.CutPrefix(buf[:max(n, 0)], []byte("#!"))
+	if !ok {
+		return ""
+	}
+	line, _, _ = bytes.Cut(line, []byte("\n"))
+	fields := strings.Fields(string(line))
+	if len(fields) == 0 {
+		return ""
+	}
+	return fields[0]
+}
+
+func notFound(name, message, flags string) *result.Error {
+	e := &result.Error{Code: "not-found", ExitCode: result.ExitNotFound, Message: message}
+	if flags != "" {
+		e.Hint = "show it with: " + flags
+	}
+	return e
+}
+
+func notExecutable(name, reason, hint string) *result.Error {
+	return &result.Error{Code: "not-executable", ExitCode: result.ExitNotExecutable, Message: fmt.Sprintf("command %q cannot be executed: %s", name, reason), Hint: hint}
+}

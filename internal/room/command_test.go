@@ -1,0 +1,188 @@
+package room
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+func TestCheckCommand(t *testing.T) {
+	v, top := sample(t)
+	write := func(name, text string, mode os.FileMode) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(top, name), []byte(text), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("work/plain", "text", 0o644)
+	write("usr/bin/plain", "text", 0o644)
+	write("usr/bin/both", "text", 0o644)
+	write("usr/lib/both", "\x7fELF", 0o755)
+	write("work/script", "#!/usr/bin/prog -x\n", 0o755)
+	write("work/linked", "#! /bin/awk\n", 0o755)
+	write("work/tabs", "#!\t/usr/bin/prog\t\n", 0o755)
+	write("work/missing", "#!/usr/bin/none -x\n", 0o755)
+	write("work/env", "#!/opt/env prog\n", 0o755)
+	write("work/hosts", "#!"+top+"/opt/prog\n", 0o755)
+	write("work/noline", "#!/usr/bin/none", 0o755)
+	write("work/nothing", "#!", 0o755)
+	write("work/blank", "#! \n", 0o755)
+	write("work/relative", "#!prog\n", 0o755)
+	write("work/a'b c", "text", 0o644)
+	write("work/escape", "#!/no/\x1b[2J\a\x9b\n", 0o755)
+	if err := errors.Join(os.Symlink("/usr/lib", filepath.Join(top, "work/far")), unix.Mkfifo(filepath.Join(top, "work/pipe"), 0o755),
+		unix.Mkfifo(filepath.Join(top, "usr/bin/piped"), 0o755), os.Mkdir(filepath.Join(top, "work/tools"), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	write("work/tools/own", "\x7fELF", 0o755)
+	write("usr/lib/piped", "\x7fELF", 0o755)
+	tools := tree(t, "lib/pyenv/shims/tool", "tools/tool2", "lib/python/bin/tool3", "dirs/tool4/", "bin/both2")
+	if err := os.WriteFile(filepath.Join(tools, "bin/notool"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+
+	notFound := func(message, hint string) *result.Error {
+		return &result.Error{Code: "not-found", ExitCode: 127, Message: message, Hint: hint}
+	}
+	notExecutable := func(message, hint string) *result.Error {
+		return &result.Error{Code: "not-executable", ExitCode: 126, Message: message, Hint: hint}
+	}
+	callers := strings.Join([]string{"/usr/bin", "relative", "", filepath.Join(tools, "lib/pyenv/shims"), filepath.Join(tools, "tools"),
+		filepath.Join(tools, "lib/python/bin"), filepath.Join(tools, "dirs"), filepath.Join(tools, "bin")}, ":")
+	tests := []struct {
+		name, command, workdir, path string
+		want                         *result.Error // TOP is the made-up host, TOOLS where the host has more
+	}{
+		{name: "by PATH", command: "prog"},
+		{name: "by PATH and links", command: "awk"},
+		{name: "by PATH, the first cannot be executed", command: "both", path: "/usr/bin:/usr/lib"},
+		{name: "absolute", command: "/usr/bin/prog"},
+		{name: "absolute by bwrap's link", command: "/bin/prog"},
+		{name: "relative to the working directory", command: "./run"},
+		{name: "relative, up", command: "../run", workdir: "/w/dir"},
+		{name: "relative, up from a link", command: "../run", workdir: "/w/link"},
+		{name: "dot-dot after a link, which leads elsewhere", command: "./far/../lib/real"}, // there is no /w/lib
+		{name: "dot-dot after a link, absolute", command: "/w/far/../lib/real"},
+		{name: "by an empty entry of PATH", command: "run", path: "/usr/bin:"},
+		{name: "by an empty entry in the middle", command: "run", path: "/usr/bin::/usr/lib"},
+		{name: "dot-dot without a link", command: "tools/../run"},
+		{name: "by a relative entry of PATH", command: "own", path: "/usr/bin:tools"},
+		{name: "by the entry .", command: "run", path: ".:/usr/bin"},
+		{name: "by a relative entry over a link", command: "real", path: "far/../lib"},
+		{name: "by PATH, the first is a named pipe", command: "piped", path: "/usr/bin:/usr/lib"},
+		{name: "on a writable bind", command: "/w/run"},
+		{name: "script", command: "./script"},
+		{name: "script, interpreter by links", command: "./linked"},
+		{name: "script, tabs", command: "./tabs"},
+		{name: "script, no interpreter named", command: "./nothing"},
+		{name: "script, blank interpreter", command: "./blank"},
+		{name: "script, relative interpreter", command: "./relative"},
+
+		{name: "empty", command: "", want: notFound("the command is an empty string", "")},
+		{name: "nowhere", command: "none", want: notFound(`command "none" not found in the sandbox's PATH /usr/bin`, "")},
+		{name: "nowhere, absolute", command: "/usr/bin/none", want: notFound(`command "/usr/bin/none": no such file`, "")},
+		{name: "nowhere, below a file", command: "/usr/bin/prog/x", want: notFound(`command "/usr/bin/prog/x": no such file`, "")},
+		{name: "dangling", command: "/usr/bin/dangling", want: notFound(`command "/usr/bin/dangling": no such file`, "")},
+		{name: "odd name", command: "a\n\x1b\xff", want: notFound(`command "a\n\x1b\xff" not found in the sandbox's PATH /usr/bin`, "")},
+		{name: "not by an empty PATH entry", command: "run", path: "/usr/bin:/usr/lib", want: notFound(`command "run" not found in the sandbox's PATH /usr/bin:/usr/lib`, "")},
+
+		{name: "not where dot-dot leads by the text alone", command: "/w/far/../run", want: notFound(`command "/w/far/../run": no such file`, "")}, // that is /usr/run
+		{name: "by PATH, only a named pipe", command: "piped", want: notFound(`command "piped" not found in the sandbox's PATH /usr/bin`, "")},
+		{name: "a relative entry of PATH, from elsewhere", command: "own", path: "/usr/bin:tools", workdir: "/usr", want: notFound(`command "own" not found in the sandbox's PATH /usr/bin:tools`, "")},
+
+		{name: "only on the host, by PATH", command: "tool",
+			want: notFound(`command "tool" is at TOOLS/lib/pyenv/shims/tool, which is not visible in the sandbox`,
+				"show it with: --ro-bind TOOLS/lib/pyenv --env PATH=TOOLS/lib/pyenv/shims:/usr/bin")},
+		{name: "only on the host, beside others", command: "tool2",
+			want: notFound(`command "tool2" is at TOOLS/tools/tool2, which is not visible in the sandbox`,
+				"show it with: --ro-bind TOOLS/tools --env PATH=TOOLS/tools:/usr/bin")},
+		{name: "only on the host, with a prefix", command: "tool3",
+			want: notFound(`command "tool3" is at TOOLS/lib/python/bin/tool3, which is not visible in the sandbox`,
+				"show it with: --ro-bind TOOLS/lib/python --env PATH=TOOLS/lib/python/bin:/usr/bin")},
+		{name: "only a directory on the host", command: "tool4", want: notFound(`command "tool4" not found in the sandbox's PATH /usr/bin`, "")},
+		{name: "not executable on the host", command: "notool", want: notFound(`command "notool" not found in the sandbox's PATH /usr/bin`, "")},
+		{name: "only on the host, absolute", command: "TOOLS/lib/python/bin/tool3",
+			want: notFound(`command "TOOLS/lib/python/bin/tool3" is not visible in the sandbox`, "show it with: --ro-bind TOOLS/lib/python")},
+		{name: "link to what is only on the host", command: "/usr/bin/hidden", want: notFound(`command "/usr/bin/hidden": no such file`, "")},
+
+		{name: "not executable", command: "./plain",
+			want: notExecutable(`command "./plain" cannot be executed: permission denied`, "chmod +x TOP/work/plain")},
+		{name: "not executable, to be quoted", command: "./a'b c",
+			want: notExecutable(`command "./a'b c" cannot be executed: permission denied`, `chmod +x 'TOP/work/a'\''b c'`)},
+		{name: "not executable, by PATH", command: "plain",
+			want: notExecutable(`command "plain" cannot be executed: permission denied`, "chmod +x TOP/usr/bin/plain")},
+		{name: "a copied file", command: "/etc/hosts", want: notExecutable(`command "/etc/hosts" cannot be executed: permission denied`, "")},
+		{name: "a named pipe", command: "./pipe", want: notExecutable(`command "./pipe" cannot be executed: it is not a regular file`, "")},
+		{name: "escape sequence as an interpreter", command: "./escape",
+			want: notExecutable(`command "./escape" cannot be executed: its interpreter "/no/\x1b[2J\a\x9b" is not there in the sandbox`, "")},
+		{name: "a directory", command: "./dir", want: notExecutable(`command "./dir" cannot be executed: it is a directory`, "")},
+		{name: "a directory of the sandbox's own", command: "/tmp", want: notExecutable(`command "/tmp" cannot be executed: it is a directory`, "")},
+		{name: "a loop", command: "/usr/bin/loop", want: notExecutable(`command "/usr/bin/loop" cannot be executed: too many levels of symbolic links`, "")},
+		{name: "bad interpreter", command: "./missing",
+			want: notExecutable(`command "./missing" cannot be executed: its interpreter "/usr/bin/none" is not there in the sandbox`, "")},
+		{name: "bad interpreter, no newline", command: "./noline",
+			want: notExecutable(`command "./noline" cannot be executed: its interpreter "/usr/bin/none" is not there in the sandbox`, "")},
+		{name: "interpreter only on the host", command: "./hosts",
+			want: notExecutable(`command "./hosts" cannot be executed: its interpreter "TOP/opt/prog" is not there in the sandbox`, "--ro-bind TOP/opt")},
+	}
+	places := strings.NewReplacer("TOP", top, "TOOLS", tools)
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			workdir, sandboxPath := tt.workdir, tt.path
+			if workdir == "" {
+				workdir = "/w"
+			}
+			if sandboxPath == "" {
+				sandboxPath = "/usr/bin"
+			}
+			err := checkCommand(v, places.Replace(tt.command), workdir, sandboxPath, callers)
+			var got *result.Error
+			if err != nil && !errors.As(err, &got) {
+				t.Fatalf("untyped error %v", err)
+			}
+			if tt.want != nil {
+				tt.want.Message, tt.want.Hint = places.Replace(tt.want.Message), places.Replace(tt.want.Hint)
+			}
+			if diff := cmp.Diff(tt.want, got, cmpopts.IgnoreFields(result.Error{}, "Err")); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestShebang(t *testing.T) {
+	dir := t.TempDir()
+	tests := []struct{ text, want string }{
+		{"", ""},
+		{"#", ""},
+		{"#!", ""},
+		{"#!\n/bin/sh", ""},
+		{"#!/bin/sh", "/bin/sh"},
+		{"#! \t/bin/sh -e -u\nexit", "/bin/sh"},
+		{" #!/bin/sh\n", ""},
+		{"\ufeff#!/bin/sh\n", ""},
+		{"\x7fELF#!/bin/sh\n", ""},
+		{"#!/usr/bin/env -S x\n", "/usr/bin/env"},
+		{"#!/" + strings.Repeat("x", 1000) + "\n", "/" + strings.Repeat("x", 252)}, // all that the kernel reads
+	}
+	for _, tt := range tests {
+		p := filepath.Join(dir, "script")
+		if err := os.WriteFile(p, []byte(tt.text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if got := shebang(p); got != tt.want {
+			t.Errorf("shebang of %q: %q, want %q", tt.text, got, tt.want)
+		}
+	}
+	if got := shebang(filepath.Join(dir, "none")); got != "" {
+		t.Errorf("shebang of a missing file: %q", got)
+	}
+}

@@ -1,0 +1,513 @@
+package room
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/environ"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/seccomp"
+)
+
+// Plan is a sandbox that is decided in every detail and not started. It owns
+// the descriptors that bwrap will get; Close gives them up.
+type Plan struct {
+	Program Program
+	Workdir string // of the payload
+	// Bounds hold for the command. The caller's to set.
+	Bounds proc.Bounds
+
+	command  []string
+	path     string // PATH of the payload
+	env      []environ.Var
+	options  []string // bwrap's, for the room
+	ops      []op
+	staged   []*os.File // sources that only root can reach
+	copies   []*os.File // what is copied in; descriptor firstCopy + i of bwrap
+	texts    []string   // the text of copies[i] if it was made here, for print
+	cred     *proc.Cred
+	hostNet  bool
+	terminal bool
+	filter   *seccomp.Filter // nil for none
+}
+
+// Caller is who asks: what Prepare must know about the world outside.
+type Caller struct {
+	Path string // PATH: where bwrap is, and where a command could have been
+	Home string // HOME
+	UID  int    // effective
+	GID  int
+}
+
+// Descriptors of bwrap next to 0, 1 and 2.
+const (
+	argsFD  = iota + 3 // its arguments
+	infoFD             // where it names the room's PID 1
+	readyFD            // where the room's PID 1 says that the room is built
+	holdFD             // the program of the room's PID 1
+	firstCopy
+)
+
+// Prepare decides how bwrap will be called. It looks at the host's files and
+// opens some, but starts no process. Errors are *[result.Error].
+func Prepare(p Policy, c Caller) (_ *Plan, err error) {
+	if err := p.validate(); err != nil {
+		return nil, err
+	}
+	if p.TmpSize == 0 {
+		p.TmpSize = DefaultTmpSize
+	}
+	if p.Hostname == "" {
+		p.Hostname = DefaultHostname
+	}
+	plan := &Plan{command: p.Command, hostNet: p.Network == NetHost, terminal: p.Terminal}
+	defer func() {
+		if err != nil {
+			plan.Close()
+		}
+	}()
+	user, identity := plan.identity(&p, c)
+	if plan.Workdir = p.Workdir; plan.Workdir == "" {
+		if plan.Workdir, err = currentDirectory(&p, c.Home); err != nil {
+			return nil, err
+		}
+	}
+	if plan.ops, err = layout(&p, user, p.Hostname); err != nil {
+		return nil, err
+	}
+	if plan.Program, err = Find(c.Path); err != nil {
+		return nil, err
+	}
+	v := view(plan.ops)
+	if err := checkDests(plan.ops, v); err != nil {
+		return nil, err
+	}
+	if err := checkWorkdir(v, plan.Workdir, plan.cred); err != nil {
+		return nil, err
+	}
+	sandboxPath, given := p.Env.Lookup("PATH")
+	if !given {
+		sandboxPath = sandboxPathOf(v, c.Path)
+	}
+	if len(p.Command) > 0 {
+		if err := checkCommand(v, p.Command[0], plan.Workdir, sandboxPath, c.Path); err != nil {
+			return nil, err
+		}
+	}
+	plan.environment(&p, sandboxPath)
+	if plan.cred != nil {
+		if err := plan.stage(); err != nil {
+			return nil, err
+		}
+	}
+	if err := plan.build(&p, identity); err != nil {
+		return nil, err
+	}
+	return plan, nil
+}
+
+// Env is the payload's environment.
+func (p *Plan) Env() []environ.Var { return p.env }
+
+// Filter is the payload's for system calls; nil for none.
+func (p *Plan) Filter() *seccomp.Filter { return p.filter }
+
+// Cred is who bwrap will run as; nil if as sbxrun.
+func (p *Plan) Cred() *proc.Cred { return p.cred }
+
+// Close closes the plan's descriptors. After Start they are not needed.
+func (p *Plan) Close() {
+	for _, f := range append(p.copies, p.staged...) {
+		f.Close() // only ever read from: nothing can be lost
+	}
+	for _, o := range p.ops {
+		if o.from != nil {
+			o.from.Close()
+		}
+	}
+	p.copies, p.staged, p.ops = nil, nil, nil
+}
+
+// identity settles who the payload is. Started by root, bwrap itself runs under
+// an unprivileged uid, because a payload whose uid outside is 0 owns whatever
+// root owns; inside it may still be called root.
+func (p *Plan) identity(pol *Policy, c Caller) (user User, options []string) {
+	user = User{UID: uint32(c.UID), GID: uint32(c.GID)}
+	if c.UID == 0 {
+		user = User{UID: Nobody, GID: Nobody}
+		if pol.User != nil && pol.User.UID != 0 {
+			user = *pol.User
+		}
+		if user.GID == 0 {
+			user.GID = Nobody
+		}
+		p.cred = &proc.Cred{UID: user.UID, GID: user.GID}
+	}
+	if pol.User != nil && *pol.User != user {
+		user = *pol.User
+		options = []string{"--uid", strconv.Itoa(int(user.UID)), "--gid", strconv.Itoa(int(user.GID))}
+	}
+	return user, options
+}
+
+// environment is the payload's: clean, with what the policy adds. bwrap itself
+// runs with none at all: a LD_PRELOAD meant for the payload must not act on bwrap,
+// outside the sandbox.
+func (p *Plan) environment(pol *Policy, sandboxPath string) {
+	p.path = sandboxPath
+	var set environ.Set
+	set.Put(environ.Var{Name: "PATH", Value: sandboxPath})
+	set.Put(environ.Var{Name: "HOME", Value: Home})
+	set.Put(environ.Var{Name: "USER", Value: UserName})
+	set.Put(environ.Var{Name: "LOGNAME", Value: UserName})
+	for _, v := range pol.Env.Vars() {
+		set.Put(v)
+	}
+	set.Put(environ.Var{Name: "PWD", Value: p.Workdir})
+	p.env = set.Vars()
+}
+
+// build makes bwrap's options out of what is settled.
+func (p *Plan) build(pol *Policy, identity []string) error {
+	add := func(args ...string) { p.options = append(p.options, args...) }
+	add("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup")
+	if pol.Network != NetHost {
+		add("--unshare-net")
+	}
+	add("--die-with-parent", "--cap-drop", "ALL")
+	noUserns := p.Program.DisableUserns && !readOnlySysctl()
+	if noUserns {
+		add("--disable-userns")
+	}
+	add(identity...)
+	add("--hostname", pol.Hostname)
+	staged := 0
+	for i := range p.ops {
+		o := &p.ops[i]
+		src := o.src
+		if o.from != nil && o.kind != opCopy {
+			src = path.Join(proc.StageDir, strconv.Itoa(staged))
+			staged++
+		}
+		switch o.kind {
+		case opSymlink:
+			add("--symlink", src, o.dst)
+		case opBind:
+			add("--ro-bind", src, o.dst)
+		case opBindRW:
+			add("--bind", src, o.dst)
+		case opCopy:
+			f := o.from
+			text := ""
+			if f == nil {
+				var err error
+				if f, err = memory(path.Base(o.dst), o.data); err != nil {
+					return err
+				}
+				text = string(o.data)
+			}
+			o.from = nil // the plan's now
+			add("--perms", "0444", "--file", strconv.Itoa(firstCopy+len(p.copies)), o.dst)
+			p.copies, p.texts = append(p.copies, f), append(p.texts, text)
+		case opTmpfs:
+			add("--perms", tmpfsMode(o.dst), "--size", strconv.FormatInt(o.size, 10), "--tmpfs", o.dst)
+		case opDir:
+			add("--dir", o.dst)
+		case opProc:
+			add("--proc", o.dst)
+		case opDev:
+			add("--dev", o.dst)
+		}
+	}
+	// Both are tmpfs of bwrap's own, without a bound: not to be written to.
+	add("--remount-ro", "/dev", "--remount-ro", "/")
+	if n := len(p.options); n > maxWords {
+		return &result.Error{Code: "too-many-words", Message: fmt.Sprintf("%d words for binds are more than bubblewrap takes", n), Hint: "bind the directory above"}
+	}
+	return p.chooseFilter(pol, noUserns)
+}
+
+// chooseFilter settles the payload's filter for system calls.
+func (p *Plan) chooseFilter(pol *Policy, noUserns bool) error {
+	if pol.NoFilter {
+		return nil
+	}
+	if !seccomp.Known() {
+		return &result.Error{Code: "seccomp", Message: "there is no filter for the system calls of this machine's processor", Hint: "--seccomp off runs without"}
+	}
+	p.filter = &seccomp.Filter{Namespaces: !noUserns}
+	return nil
+}
+
+// maxWords: bubblewrap's own limit is 9,000, for all of its words.
+const maxWords = 8900
+
+// tmpfsMode is what programs expect of the well-known places.
+func tmpfsMode(dst string) string {
+	switch dst {
+	case "/tmp", "/var/tmp", "/dev/shm":
+		return "1777"
+	case Home:
+		return "0700"
+	}
+	return "0755"
+}
+
+// memory is a descriptor that reads data.
+func memory(name string, data []byte) (*os.File, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("memfd_create (Linux 3.17): %w", err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	if _, err = f.Write(data); err == nil {
+		_, err = f.Seek(0, 0)
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("memfd %s: %w", name, err)
+	}
+	return f, nil
+}
+
+// readOnlySysctl: --disable-userns writes user.max_user_namespaces of the new
+// namespace through /proc/sys, which container engines mount read-only.
+func readOnlySysctl() bool {
+	var st unix.Statfs_t
+	err := unix.Statfs("/proc/sys/user/max_user_namespaces", &st)
+	return err != nil || st.Flags&unix.ST_RDONLY != 0
+}
+
+// stage opens the sources of the user's binds if the unprivileged uid could not
+// reach one of them. bwrap resolves the text of a descriptor's path, so handing
+// it descriptors is not enough (bubblewrap, resolve_symlinks_in_ops): the
+// keeper binds them to places that can be reached, in a mount namespace that
+// only bwrap sees. All of them: the staging place hides /tmp, and a source that
+// bwrap still looked for by its path could become a link into that place.
+func (p *Plan) stage() error {
+	need := false
+	for i := range p.ops {
+		if o := &p.ops[i]; o.users {
+			real, err := trusted(o.src)
+			if err != nil {
+				return err
+			}
+			o.src = real
+			need = need || !reachable(real)
+		}
+	}
+	if !need {
+		return nil
+	}
+	if within(p.Program.Path, proc.StageDir) {
+		return &result.Error{Code: "bwrap-unusable", Message: fmt.Sprintf("%s: bubblewrap must not lie below %s, which root needs to bind what only root can reach", p.Program.Path, proc.StageDir),
+			Hint: "install it elsewhere"}
+	}
+	for i := range p.ops {
+		o := &p.ops[i]
+		if !o.users {
+			continue
+		}
+		// No link is followed that was not looked at (openat2(2), Linux 5.6).
+		fd, err := unix.Openat2(unix.AT_FDCWD, o.src, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
+		if err != nil {
+			return &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %v", o.src, err), Err: err}
+		}
+		o.from = os.NewFile(uintptr(fd), o.src)
+		p.staged = append(p.staged, o.from)
+	}
+	return nil
+}
+
+// trusted follows the symbolic links of a source that root is asked to open for
+// others, and refuses one that root did not make: an earlier payload may have
+// left it, in a directory that it could write to.
+func trusted(name string) (real string, err error) {
+	done, todo := "/", strings.Split(name, "/")
+	for links := 0; len(todo) > 0; {
+		next := path.Join(done, todo[0])
+		todo = todo[1:]
+		var st unix.Stat_t
+		if err := unix.Lstat(next, &st); err != nil {
+			return "", &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %v", name, err), Err: err}
+		}
+		if st.Mode&unix.S_IFMT != unix.S_IFLNK {
+			done = next
+			continue
+		}
+		// Root's own link in a directory of somebody else's can be renamed.
+		if links++; st.Uid != 0 || links > 40 || !rootsDir(done) {
+			return "", &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %q is a symbolic link that others than root could have put there", name, next),
+				Hint: "name the path that is meant"}
+		}
+		target, err := os.Readlink(next)
+		if err != nil {
+			return "", &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %v", name, err), Err: err}
+		}
+		if path.IsAbs(target) {
+			done = "/"
+		}
+		todo = append(strings.Split(target, "/"), todo...)
+	}
+	return done, nil
+}
+
+// rootsDir says whether only root can change the names in a directory; in a
+// sticky one others can change only their own.
+func rootsDir(dir string) bool {
+	var st unix.Stat_t
+	err := unix.Stat(dir, &st)
+	return err == nil && st.Uid == 0 && (st.Mode&0o022 == 0 || st.Mode&unix.S_ISVTX != 0)
+}
+
+// reachable says whether everybody may search all directories on the way to a
+// path. Groups and ACLs are left out of account: saying no is always right.
+func reachable(name string) bool {
+	real, err := filepath.EvalSymlinks(name)
+	if err != nil {
+		return false
+	}
+	for dir := path.Dir(real); ; dir = path.Dir(dir) {
+		st, err := os.Stat(dir)
+		if err != nil || st.Mode().Perm()&0o001 == 0 {
+			return false
+		}
+		if dir == "/" {
+			return true
+		}
+	}
+}
+
+// searchable says whether an identity without supplementary groups may enter a
+// directory, by its mode.
+func searchable(st fs.FileInfo, cred *proc.Cred) bool {
+	sys, ok := st.Sys().(*syscall.Stat_t)
+	switch perm := st.Mode().Perm(); {
+	case ok && sys.Uid == cred.UID:
+		return perm&0o100 != 0
+	case ok && sys.Gid == cred.GID:
+		return perm&0o010 != 0
+	default:
+		return perm&0o001 != 0
+	}
+}
+
+// currentDirectory makes the caller's current directory the payload's, shown
+// read-only at its own path unless one of the mounts shows it already. Where
+// that would show too much, or something the sandbox has its own of, it is an
+// error: what to show is the user's to say.
+func currentDirectory(p *Policy, home string) (string, error) {
+	refuse := func(format string, args ...any) (string, error) {
+		return "", &result.Error{Code: "workdir", Message: fmt.Sprintf(format, args...),
+			Hint: "--workdir /tmp starts in the sandbox's own empty /tmp; --ro-bind DIR or --bind DIR shows a directory"}
+	}
+	var st unix.Stat_t
+	dir, err := unix.Getwd()
+	if err == nil {
+		err = unix.Stat(dir, &st)
+	}
+	if err != nil || !path.IsAbs(dir) {
+		return refuse("the current directory cannot be used: it was removed, or cannot be reached")
+	}
+	for _, m := range p.Mounts {
+		if within(dir, m.Dest) {
+			return dir, nil
+		}
+	}
+	for _, own := range []string{"/proc", "/dev", "/sys", "/run", "/var/run", "/etc"} {
+		if within(dir, own) {
+			return refuse("the current directory %q is not shown in a sandbox by itself", dir)
+		}
+	}
+	for _, top := range append(toplevel, "/tmp", "/var/tmp") {
+		if dir == "/tmp" || dir == "/var/tmp" {
+			return refuse("the current directory is %s, of which the sandbox has its own", dir)
+		}
+		if top[1] != 't' && top[1] != 'v' && within(dir, top) {
+			return dir, nil // visible anyway
+		}
+	}
+	if dir == "/" {
+		return refuse("the current directory is /: all of the host would be shown")
+	}
+	if h := homeWithin(dir, home); h != "" {
+		if h == dir {
+			return refuse("the current directory %q is a home directory, with its keys and tokens", dir)
+		}
+		return refuse("the current directory %q holds home directories, such as %q", dir, h)
+	}
+	p.Mounts = append(p.Mounts, Mount{Kind: ReadOnly, Source: dir, Dest: dir})
+	return dir, nil
+}
+
+// homeWithin is a home directory at or below dir, or "": the caller's, root's,
+// one below /home, or that of an account people log in to.
+func homeWithin(dir, home string) string {
+	// The current directory has no links in its path; HOME, and /home on some
+	// systems, may.
+	homes := []string{home, "/root"}
+	if real, err := filepath.EvalSymlinks(home); err == nil {
+		homes = append(homes, real)
+	}
+	tops := []string{"/home"}
+	if real, err := filepath.EvalSymlinks("/home"); err == nil && real != "/home" {
+		tops = append(tops, real)
+	}
+	// Unreadable: then there are the well-known places.
+	passwd, _ := os.ReadFile("/etc/passwd")
+	for _, line := range strings.Split(string(passwd), "\n") {
+		f := strings.Split(line, ":")
+		if len(f) < 7 {
+			continue
+		}
+		if uid, err := strconv.Atoi(f[2]); err == nil && (uid >= 1000 && uid != Nobody) {
+			homes = append(homes, f[5])
+		}
+	}
+	for _, h := range homes {
+		if h = path.Clean(h); h != "/" && path.IsAbs(h) && within(h, dir) {
+			return h
+		}
+	}
+	for _, top := range tops {
+		if dir == top || path.Dir(dir) == top || within(top, dir) {
+			return dir
+		}
+	}
+	return ""
+}
+
+// checkWorkdir makes sure, as far as it can be told from outside, that the payload's
+// chdir(2) will find a directory.
+func checkWorkdir(v view, dir string, cred *proc.Cred) error {
+	e := &result.Error{Code: "workdir", Hint: "--ro-bind or --bind the directory, or name one that is there with --workdir"}
+	host, err := v.resolve(dir)
+	switch st, serr := os.Stat(host); {
+	case err != nil:
+		e.Message = fmt.Sprintf("working directory %q is not there in the sandbox", dir)
+		e.Err = err
+	case host == "" && !v.isCopy(dir):
+		return nil // the sandbox's own
+	case host == "":
+		e.Message = fmt.Sprintf("working directory %q is not a directory", dir)
+	case serr != nil:
+		e.Message, e.Err = fmt.Sprintf("working directory %q: %v", dir, serr), serr
+	case st.Mode()&fs.ModeDir == 0:
+		e.Message = fmt.Sprintf("working directory %q is not a directory", dir)
+	case cred != nil && !searchable(st, cred):
+		e.Message = fmt.Sprintf("working directory %q cannot be entered by uid %d, which root's sandboxes run under", dir, cred.UID)
+		e.Hint = "chmod it, or run as its owner: --user UID"
+	default:
+		return nil
+	}
+	return e
+}

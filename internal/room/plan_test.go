@@ -1,0 +1,686 @@
+package room
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/sbxrun/sbxrun/internal/environ"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+// option is one of bwrap's options with its arguments.
+type option struct {
+	Name string
+	Args []string
+}
+
+// arity is how many arguments the options take that sbxrun uses. One that is
+// not listed here is a change to the sandbox that these tests know nothing of.
+var arity = map[string]int{
+	"--unshare-user": 0, "--unshare-pid": 0, "--unshare-ipc": 0, "--unshare-uts": 0, "--unshare-cgroup": 0, "--unshare-net": 0,
+	"--die-with-parent": 0, "--new-session": 0, "--disable-userns": 0,
+	"--cap-drop": 1, "--uid": 1, "--gid": 1, "--hostname": 1, "--perms": 1, "--size": 1,
+	"--tmpfs": 1, "--dir": 1, "--proc": 1, "--dev": 1, "--remount-ro": 1, "--chdir": 1, "--seccomp": 1,
+	"--symlink": 2, "--ro-bind": 2, "--bind": 2, "--file": 2, "--setenv": 2,
+}
+
+func parseOptions(t *testing.T, words []string) (list []option) {
+	t.Helper()
+	for len(words) > 0 {
+		n, ok := arity[words[0]]
+		if !ok || len(words) < 1+n {
+			t.Fatalf("unknown or incomplete option %q", words)
+		}
+		list = append(list, option{words[0], words[1 : 1+n]})
+		words = words[1+n:]
+	}
+	return list
+}
+
+// place is where an option puts something into the sandbox, or "".
+func (o option) place() string {
+	switch o.Name {
+	case "--tmpfs", "--dir", "--proc", "--dev", "--symlink", "--ro-bind", "--bind", "--file":
+		return o.Args[len(o.Args)-1]
+	}
+	return ""
+}
+
+func prepare(t *testing.T, p Policy, uid int) *Plan {
+	t.Helper()
+	plan, err := Prepare(p, Caller{Path: os.Getenv("PATH"), Home: "/nonexistent", UID: uid, GID: uid})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(plan.Close)
+	return plan
+}
+
+func TestPlanOptions(t *testing.T) {
+	top := tree(t, "data/sub/", "file")
+	var env environ.Set
+	for i, value := range []string{"secret-1", "secret-2\n--bind\n/\n/", "", "--ro-bind"} {
+		env.Put(environ.Var{Name: fmt.Sprintf("V%d", i), Value: value})
+	}
+	policy := Policy{
+		Command: []string{"sh", "-c", "secret-0"},
+		Workdir: "/data/sub",
+		Env:     env,
+		Mounts: []Mount{
+			{Kind: Tmpfs, Dest: "/data/sub/deep"}, // before what it lies in
+			{Kind: ReadWrite, Source: top + "/data", Dest: "/data"},
+			{Kind: ReadOnly, Source: top + "/file", Dest: "/etc/passwd"},
+			{Kind: ReadOnly, Source: top + "/none", Dest: "/none", Try: true},
+		},
+	}
+	tests := []struct {
+		name     string
+		uid      int
+		change   func(*Policy)
+		identity []string
+		cred     *proc.Cred
+		netHost  bool
+	}{
+		{name: "ordinary user", uid: 1000},
+		{name: "ordinary user, another inside", uid: 1000, change: func(p *Policy) { p.User = &User{UID: 0, GID: 5} }, identity: []string{"--uid 0", "--gid 5"}},
+		{name: "host's network", uid: 1000, change: func(p *Policy) { p.Network = NetHost }, netHost: true},
+		{name: "root", uid: 0, cred: &proc.Cred{UID: 65534, GID: 65534}},
+		{name: "root, root inside", uid: 0, change: func(p *Policy) { p.User = &User{} }, identity: []string{"--uid 0", "--gid 0"}, cred: &proc.Cred{UID: 65534, GID: 65534}},
+		{name: "root, another user", uid: 0, change: func(p *Policy) { p.User = &User{UID: 7, GID: 8} }, cred: &proc.Cred{UID: 7, GID: 8}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			p := policy
+			p.Mounts = slices.Clone(policy.Mounts)
+			if tt.change != nil {
+				tt.change(&p)
+			}
+			plan := prepare(t, p, tt.uid)
+			list := parseOptions(t, plan.options)
+			if diff := cmp.Diff(tt.cred, plan.cred); diff != "" {
+				t.Errorf("credentials (-want +got):\n%s", diff)
+			}
+
+			want := []string{"--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup"}
+			if !tt.netHost {
+				want = append(want, "--unshare-net")
+			}
+			want = append(want, "--die-with-parent", "--cap-drop ALL")
+			if plan.Program.DisableUserns && !readOnlySysctl() {
+				want = append(want, "--disable-userns")
+			}
+			want = append(append(want, tt.identity...), "--hostname sandbox")
+			var head, tail, places []string
+			for _, o := range list {
+				text := strings.Join(append([]string{o.Name}, o.Args...), " ")
+				switch {
+				case o.place() != "":
+					places = append(places, o.place())
+				case o.Name == "--perms" || o.Name == "--size":
+				case places == nil:
+					head = append(head, text)
+				default:
+					tail = append(tail, text)
+				}
+			}
+			if diff := cmp.Diff(want, head); diff != "" {
+				t.Errorf("before the file tree (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff([]string{"--remount-ro /dev", "--remount-ro /"}, tail); diff != "" {
+				t.Errorf("after the file tree (-want +got):\n%s", diff)
+			}
+			wantVars := []string{"PATH=" + sandboxPathOf(plan.ops, os.Getenv("PATH")), "HOME=/home/sandbox", "USER=sandbox", "LOGNAME=sandbox",
+				"V0=secret-1", "V1=secret-2\n--bind\n/\n/", "V2=", "V3=--ro-bind", "PWD=/data/sub"}
+			if diff := cmp.Diff(wantVars, plan.Entry().Env); diff != "" {
+				t.Errorf("environment (-want +got):\n%s", diff)
+			}
+
+			for i, p := range places {
+				for _, q := range places[i+1:] {
+					if within(p, q) {
+						t.Errorf("%s comes before %s, which hides it", p, q)
+					}
+				}
+			}
+			for _, wanted := range []string{"/usr", "/etc/passwd", "/etc/group", "/proc", "/dev", "/dev/shm", "/tmp", "/run", "/var/tmp", Home, "/data", "/data/sub/deep"} {
+				if !slices.Contains(places, wanted) {
+					t.Errorf("nothing at %s", wanted)
+				}
+			}
+			checkSources(t, plan, list)
+		})
+	}
+}
+
+// checkSources: nothing of the host is shown but the system, the files of /etc
+// that everybody needs, and what the user has asked for.
+func checkSources(t *testing.T, plan *Plan, list []option) {
+	t.Helper()
+	for _, o := range list {
+		switch o.Name {
+		case "--bind":
+			if o.Args[1] != "/data" {
+				t.Errorf("writable: %q", o.Args)
+			}
+		case "--ro-bind", "--symlink":
+			dst := o.Args[1]
+			if !slices.Contains(toplevel, dst) && dst != "/etc/passwd" && path.Dir(dst) != "/etc" {
+				t.Errorf("shown: %q", o.Args)
+			}
+		case "--file":
+			if path.Dir(o.Args[1]) != "/etc" {
+				t.Errorf("copied: %q", o.Args)
+			}
+		case "--tmpfs":
+			if i := slices.IndexFunc(list, func(p option) bool { return cmp.Equal(o, p) }); list[i-1].Name != "--size" || list[i-2].Name != "--perms" {
+				t.Errorf("no size or no mode: %q", o.Args)
+			}
+		}
+		if dst := o.place(); dst != "" {
+			for _, secret := range []string{"shadow", "gshadow", "ssh", "sudoers", "sudoers.d", "apt", "docker", "kubernetes", "krb5.keytab", "machine-id"} {
+				if within(dst, "/etc/"+secret) || dst == "/etc" || dst == "/" || within(dst, "/root") || within(dst, "/var/run") {
+					t.Errorf("%s is in the sandbox", dst)
+				}
+			}
+		}
+	}
+	for i, f := range plan.copies {
+		if strings.Contains(f.Name(), "passwd") {
+			t.Errorf("copy %d is of %s, which the user has replaced", i, f.Name())
+		}
+	}
+}
+
+// build is the whole translation, without this machine in it.
+func TestPlanBuild(t *testing.T) {
+	file, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	staged, err := os.Open("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := &Plan{
+		Workdir: "/w x",
+		env:     []environ.Var{{Name: "A", Value: "1\n2"}, {Name: "B"}},
+		ops: []op{
+			{kind: opSymlink, dst: "/bin", src: "usr/bin"},
+			{kind: opBind, dst: "/usr", src: "/usr"},
+			{kind: opBindRW, dst: "/w", src: "/a b"},
+			{kind: opBind, dst: "/s", src: "/root/s", from: staged},
+			{kind: opProc, dst: "/proc"},
+			{kind: opDev, dst: "/dev"},
+			{kind: opTmpfs, dst: "/dev/shm", size: 1},
+			{kind: opTmpfs, dst: "/tmp", size: 2},
+			{kind: opTmpfs, dst: Home, size: 3},
+			{kind: opTmpfs, dst: "/x", size: 4},
+			{kind: opDir, dst: "/run"},
+			{kind: opCopy, dst: "/etc/hosts", data: []byte("127.0.0.1 h\n")},
+			{kind: opCopy, dst: "/etc/localtime", src: "/etc/localtime", from: file},
+		},
+	}
+	defer plan.Close()
+	if err := plan.build(&Policy{Hostname: "h"}, []string{"--uid", "1"}); err != nil {
+		t.Fatal(err)
+	}
+	want := `--unshare-user --unshare-pid --unshare-ipc --unshare-uts --unshare-cgroup
+--unshare-net
+--die-with-parent --cap-drop ALL
+--uid 1
+--hostname h
+--symlink usr/bin /bin
+--ro-bind /usr /usr
+--bind /a_b /w
+--ro-bind /tmp/0 /s
+--proc /proc
+--dev /dev
+--perms 1777 --size 1 --tmpfs /dev/shm
+--perms 1777 --size 2 --tmpfs /tmp
+--perms 0700 --size 3 --tmpfs /home/sandbox
+--perms 0755 --size 4 --tmpfs /x
+--dir /run
+--perms 0444 --file 7 /etc/hosts
+--perms 0444 --file 8 /etc/localtime
+--remount-ro /dev --remount-ro /`
+	// Blanks and newlines of the words themselves are made visible.
+	var words []string
+	for _, w := range plan.options {
+		words = append(words, strings.NewReplacer(" ", "_", "\n", "|").Replace(w))
+	}
+	got := strings.Join(words, " ")
+	if diff := cmp.Diff(strings.ReplaceAll(want, "\n", " "), got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if text, err := io.ReadAll(plan.copies[0]); err != nil || string(text) != "127.0.0.1 h\n" {
+		t.Errorf("copy of /etc/hosts: %q, %v", text, err)
+	}
+}
+
+func TestPlanDisableUserns(t *testing.T) {
+	for _, able := range []bool{false, true} {
+		plan := &Plan{Program: Program{DisableUserns: able}}
+		if err := plan.build(&Policy{}, nil); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := slices.Contains(plan.options, "--disable-userns"), able && !readOnlySysctl(); got != want {
+			t.Errorf("bwrap can disable user namespaces: %v, asked to: %v, want %v", able, got, want)
+		} else if plan.Filter().Namespaces == got {
+			t.Error("it is not the filter that does it where bwrap cannot")
+		}
+	}
+}
+
+func TestPlanIdentity(t *testing.T) {
+	type identity struct {
+		User    User
+		Options string
+		Cred    *proc.Cred
+	}
+	tests := []struct {
+		name     string
+		user     *User
+		uid, gid int
+		want     identity
+	}{
+		{"ordinary", nil, 1000, 100, identity{User{1000, 100}, "", nil}},
+		{"ordinary, itself", &User{1000, 100}, 1000, 100, identity{User{1000, 100}, "", nil}},
+		{"ordinary, root inside", &User{0, 0}, 1000, 100, identity{User{0, 0}, "--uid 0 --gid 0", nil}},
+		{"ordinary, group inside", &User{1000, 7}, 1000, 100, identity{User{1000, 7}, "--uid 1000 --gid 7", nil}},
+		{"ordinary, greatest", &User{4294967294, 4294967294}, 1000, 100, identity{User{4294967294, 4294967294}, "--uid 4294967294 --gid 4294967294", nil}},
+		{"root", nil, 0, 0, identity{User{65534, 65534}, "", &proc.Cred{UID: 65534, GID: 65534}}},
+		{"root, another group", nil, 0, 50, identity{User{65534, 65534}, "", &proc.Cred{UID: 65534, GID: 65534}}},
+		{"root, root inside", &User{0, 0}, 0, 0, identity{User{0, 0}, "--uid 0 --gid 0", &proc.Cred{UID: 65534, GID: 65534}}},
+		{"root, root inside, a group", &User{0, 7}, 0, 0, identity{User{0, 7}, "--uid 0 --gid 7", &proc.Cred{UID: 65534, GID: 65534}}},
+		{"root, a user", &User{7, 8}, 0, 0, identity{User{7, 8}, "", &proc.Cred{UID: 7, GID: 8}}},
+		{"root, a user in root's group", &User{7, 0}, 0, 0, identity{User{7, 0}, "--uid 7 --gid 0", &proc.Cred{UID: 7, GID: 65534}}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var plan Plan
+			user, options := plan.identity(&Policy{User: tt.user}, Caller{UID: tt.uid, GID: tt.gid})
+			if diff := cmp.Diff(tt.want, identity{user, strings.Join(options, " "), plan.cred}); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// What the user mounts takes the place of the defaults at and below it, and of
+// nothing else.
+func TestLayoutReplacesDefaults(t *testing.T) {
+	top := tree(t, "dir/")
+	list := func(mounts ...Mount) (ops []op) {
+		ops, err := layout(&Policy{TmpSize: 1, Mounts: mounts}, User{1, 1}, "h")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range ops {
+			if ops[i].from != nil {
+				ops[i].from.Close()
+			}
+		}
+		return ops
+	}
+	places := func(ops []op) (names []string) {
+		for _, o := range ops {
+			names = append(names, o.dst)
+		}
+		return names
+	}
+	all := places(list())
+	tests := []struct {
+		name, dest string
+		gone       func(place string) bool
+	}{
+		{"a file of /etc", "/etc/passwd", func(p string) bool { return p == "/etc/passwd" }},
+		{"all of /etc", "/etc", func(p string) bool { return strings.HasPrefix(p, "/etc/") }},
+		{"/tmp", "/tmp", func(p string) bool { return p == "/tmp" }},
+		{"/bin, on most systems a link", "/bin", func(p string) bool { return p == "/bin" }},
+		{"/usr", "/usr", func(p string) bool { return p == "/usr" }},
+		{"/home", "/home", func(p string) bool { return p == "/home/sandbox" }},
+		{"/var", "/var", func(p string) bool { return p == "/var/tmp" }},
+		{"below /tmp", "/tmp/x", func(string) bool { return false }},
+		{"a name that only begins alike", "/et", func(string) bool { return false }},
+		{"a place of its own", "/x/y", func(string) bool { return false }},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			kept := slices.DeleteFunc(slices.Clone(all), tt.gone)
+			for _, m := range []Mount{
+				{Kind: ReadOnly, Source: top + "/dir", Dest: tt.dest},
+				{Kind: ReadWrite, Source: top + "/dir", Dest: tt.dest},
+				{Kind: Tmpfs, Dest: tt.dest, Size: 5},
+			} {
+				var defaults []op
+				var users []op
+				for _, o := range list(m) {
+					if o.dst == tt.dest {
+						users = append(users, op{kind: o.kind, dst: o.dst, src: o.src, size: o.size})
+					} else {
+						defaults = append(defaults, o)
+					}
+				}
+				want := []op{{kind: map[MountKind]opKind{ReadOnly: opBind, ReadWrite: opBindRW, Tmpfs: opTmpfs}[m.Kind], dst: tt.dest, src: m.Source, size: m.Size}}
+				if diff := cmp.Diff(want, users, cmp.AllowUnexported(op{})); diff != "" {
+					t.Errorf("the user's (-want +got):\n%s", diff)
+				}
+				if diff := cmp.Diff(kept, places(defaults)); diff != "" {
+					t.Errorf("defaults (-want +got):\n%s", diff)
+				}
+			}
+			if diff := cmp.Diff(all, places(list(Mount{Source: top + "/none", Dest: tt.dest, Try: true}))); diff != "" {
+				t.Errorf("defaults beside a source that is missing (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// The accounts are the sandbox's, and no line is there twice.
+func TestEtcAccounts(t *testing.T) {
+	tests := []struct {
+		user          User
+		passwd, group string
+	}{
+		{User{1000, 100},
+			"root:x:0:0:root:/root:/bin/sh\nsandbox:x:1000:100:sandbox:/home/sandbox:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
+			"root:x:0:\nsandbox:x:100:\nnogroup:x:65534:\n"},
+		{User{0, 0},
+			"sandbox:x:0:0:sandbox:/home/sandbox:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
+			"sandbox:x:0:\nnogroup:x:65534:\n"},
+		{User{65534, 65534},
+			"root:x:0:0:root:/root:/bin/sh\nsandbox:x:65534:65534:sandbox:/home/sandbox:/bin/sh\n",
+			"root:x:0:\nsandbox:x:65534:\n"},
+	}
+	for _, tt := range tests {
+		ops, err := etcOps(&Policy{}, tt.user, "h")
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]string{}
+		for _, o := range ops {
+			if o.from != nil {
+				o.from.Close()
+			}
+			if o.data != nil {
+				got[o.dst] = string(o.data)
+			}
+		}
+		want := map[string]string{"/etc/passwd": tt.passwd, "/etc/group": tt.group, "/etc/hosts": "127.0.0.1 localhost h\n::1 localhost h\n"}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%v (-want +got):\n%s", tt.user, diff)
+		}
+	}
+}
+
+func TestPrepareErrors(t *testing.T) {
+	top := tree(t, "dir/", "file", "loop -> loop")
+	tests := []struct {
+		name   string
+		change func(*Policy, *Caller)
+		want   result.Error
+	}{
+		{"policy", func(p *Policy, _ *Caller) { p.Workdir = "x" }, result.Error{Code: "usage", Message: `working directory "x": must be an absolute path in the sandbox`}},
+		{"no bwrap", func(_ *Policy, c *Caller) { c.Path = top },
+			result.Error{Code: "bwrap-missing", Message: "bubblewrap is not installed: no bwrap in PATH " + top, Hint: "install it: " + InstallHint()}},
+		{"missing source", func(p *Policy, _ *Caller) { p.Mounts = []Mount{{Source: top + "/none", Dest: "/x"}} },
+			result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: no such file or directory", top+"/none"),
+				Hint: "create it, or use --ro-bind-try or --bind-try to leave it out when it is missing"}},
+		{"source below a file", func(p *Policy, _ *Caller) { p.Mounts = []Mount{{Source: top + "/file/x", Dest: "/x", Kind: ReadWrite}} },
+			result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: not a directory", top+"/file/x")}},
+		{"source that is not missing but bad", func(p *Policy, _ *Caller) { p.Mounts = []Mount{{Source: top + "/loop", Dest: "/x", Try: true}} },
+			result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: too many levels of symbolic links", top+"/loop")}},
+		{"no place for a mount", func(p *Policy, _ *Caller) {
+			p.Mounts = []Mount{{Source: top + "/dir", Dest: "/x"}, {Kind: Tmpfs, Dest: "/x/new"}}
+		}, result.Error{Code: "bind-destination", Message: `cannot mount at "/x/new": it does not exist in the read-only /x`, Hint: "mount it at another place, such as /mnt/new"}},
+		{"missing working directory", func(p *Policy, _ *Caller) { p.Workdir = "/none" },
+			result.Error{Code: "workdir", Message: `working directory "/none" is not there in the sandbox`,
+				Hint: "--ro-bind or --bind the directory, or name one that is there with --workdir"}},
+		{"missing command", func(p *Policy, _ *Caller) { p.Command = []string{"/none"} },
+			result.Error{Code: "not-found", ExitCode: 127, Message: `command "/none": no such file`}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			p, c := Policy{Command: []string{"sh"}, Workdir: "/tmp"}, Caller{Path: os.Getenv("PATH"), UID: 1000, GID: 1000}
+			tt.change(&p, &c)
+			plan, err := Prepare(p, c)
+			var got *result.Error
+			if plan != nil || !errors.As(err, &got) {
+				t.Fatalf("got %v, %v", plan, err)
+			}
+			if diff := cmp.Diff(tt.want, *got, cmpopts.IgnoreFields(result.Error{}, "Err")); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// A writable bind may get new places for mounts, a read-only one must have them.
+func TestPrepareMountInMount(t *testing.T) {
+	top := tree(t, "dir/there/")
+	for _, m := range [][]Mount{
+		{{Source: top + "/dir", Dest: "/x"}, {Kind: Tmpfs, Dest: "/x/there"}},
+		{{Source: top + "/dir", Dest: "/x", Kind: ReadWrite}, {Kind: Tmpfs, Dest: "/x/new"}},
+		{{Kind: Tmpfs, Dest: "/x"}, {Source: top + "/dir", Dest: "/x/new"}},
+	} {
+		prepare(t, Policy{Command: []string{"sh"}, Workdir: "/tmp", Mounts: m}, 1000)
+	}
+}
+
+// Root hands over what the unprivileged uid could not reach by itself.
+func TestPrepareStages(t *testing.T) {
+	top := tree(t, "private/data/", "public/")
+	for name, mode := range map[string]os.FileMode{"": 0o755, "/private": 0o700, "/public": 0o755} {
+		if err := os.Chmod(top+name, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !reachable("/usr/bin/env") || reachable(top+"/private/data") || reachable(top+"/none") {
+		t.Errorf("reachable: /usr/bin/env %v, below a private directory %v, missing %v", reachable("/usr/bin/env"), reachable(top+"/private/data"), reachable(top+"/none"))
+	}
+	mounts := []Mount{{Source: top + "/private/data", Dest: "/a"}, {Source: top + "/public", Dest: "/b", Kind: ReadWrite}}
+	policy := Policy{Command: []string{"sh"}, Workdir: "/tmp", Mounts: mounts}
+	if plan := prepare(t, policy, 1000); plan.staged != nil {
+		t.Errorf("not root, but staged %v", plan.staged)
+	}
+	plan := prepare(t, policy, 0)
+	staged := 0
+	for _, o := range parseOptions(t, plan.options) {
+		if (o.Name == "--ro-bind" || o.Name == "--bind") && strings.HasPrefix(o.Args[0], proc.StageDir+"/") {
+			if n, err := strconv.Atoi(path.Base(o.Args[0])); err != nil || n != staged {
+				t.Errorf("staged at %s, want number %d", o.Args[0], staged)
+			}
+			if want := map[string]string{"/a": top + "/private/data", "/b": top + "/public"}[o.Args[1]]; plan.staged[staged].Name() != want {
+				t.Errorf("at %s: %s, want %s", o.Args[1], plan.staged[staged].Name(), want)
+			}
+			staged++
+		}
+	}
+	if staged == 0 || staged != len(plan.staged) {
+		t.Errorf("%d of %d staged files are bound", staged, len(plan.staged))
+	}
+}
+
+// foreign makes a link somebody else's than root's. Whoever is not root has no
+// others.
+func foreign(t *testing.T, name string) {
+	t.Helper()
+	if os.Geteuid() == 0 {
+		if err := os.Lchown(name, Nobody, Nobody); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Root opens no source for its payload that lies behind a link which root did
+// not make: an earlier payload may have.
+func TestPrepareStagesNoLinkOfAnotherUser(t *testing.T) {
+	top := tree(t, "private/data/", "private/file", "public/",
+		"shared/out -> ../private/data", "shared/way -> TOP/private", "shared/file -> ../private/file", "shared/far -> near", "shared/near -> TOP/private/data",
+		"shared/harmless -> TOP/public", "shared/rooted -> out")
+	if err := os.Chmod(top+"/private", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"out", "way", "file", "near", "harmless"} {
+		foreign(t, top+"/shared/"+name)
+	}
+	for source, link := range map[string]string{
+		"/shared/out": "/shared/out", "/shared/out/": "/shared/out", "/shared/way/data": "/shared/way", "/shared/file": "/shared/file", "/shared/rooted": "/shared/out",
+		"/shared/far": "/shared/near", "/shared/../shared/way/file": "/shared/way", "/shared/way/../private/data": "/shared/way",
+		"/shared/harmless": "/shared/harmless",
+	} {
+		if os.Geteuid() != 0 { // all links are foreign then, and the first one is refused
+			link = map[string]string{"/shared/rooted": "/shared/rooted", "/shared/far": "/shared/far"}[source]
+			if link == "" {
+				link = "/shared/"
+			}
+		}
+		for _, kind := range []MountKind{ReadOnly, ReadWrite} {
+			plan, err := Prepare(Policy{Command: []string{"true"}, Workdir: "/tmp", Mounts: []Mount{{Kind: kind, Source: top + source, Dest: "/x"}, {Source: top + "/private/data", Dest: "/y"}}},
+				Caller{Path: os.Getenv("PATH")})
+			var e *result.Error
+			if plan != nil || !errors.As(err, &e) || e.Code != "bind-source" || !strings.Contains(e.Message, top+link) || !strings.Contains(e.Message, "is a symbolic link that others than root could have put there") {
+				t.Errorf("%s: got %v, %v; want that %s is refused", source, plan, err, link)
+			}
+		}
+	}
+}
+
+// The links that root made are followed, to the same place as by the kernel.
+func TestTrustedLinkOfRoot(t *testing.T) {
+	names := []string{"/bin/sh", "/bin", "/usr/../bin/./sh", "/etc/passwd", "/", "/usr/"}
+	if os.Geteuid() == 0 {
+		top := tree(t, "data/sub/", "a -> data", "b -> TOP/a", "c -> ./b/../a/sub", "d -> /..//../tmp", "e -> .")
+		names = append(names, top+"/a", top+"/b", top+"/b/sub", top+"/c", top+"/c/..", top+"/c/../../a", top+"/d", top+"/e/e/e/a")
+	}
+	for _, name := range names {
+		want, err := filepath.EvalSymlinks(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := trusted(name); err != nil || got != want {
+			t.Errorf("trusted(%q) = %q, %v; want %q", name, got, err, want)
+		}
+	}
+	top := tree(t, "loop -> loop", "file")
+	for _, name := range []string{"/none", "/none/x", "/loop", "/file/x"} {
+		var e *result.Error
+		if got, err := trusted(top + name); !errors.As(err, &e) || e.Code != "bind-source" {
+			t.Errorf("trusted(%q) = %q, %v", top+name, got, err)
+		}
+	}
+}
+
+// More binds than bubblewrap takes are an error before it is started, and what
+// is not refused it takes. Arguments and variables are none of its business.
+func TestPrepareMoreWordsThanBwrapTakes(t *testing.T) {
+	caller := Caller{Path: os.Getenv("PATH"), UID: os.Getuid(), GID: os.Getgid()}
+	policy := func(binds, words int) Policy {
+		p := Policy{Command: append([]string{"sh", "-c", "echo $# $(ls /b | wc -l)"}, slices.Repeat([]string{""}, words)...), Workdir: "/tmp"}
+		for i := range binds {
+			p.Mounts = append(p.Mounts, Mount{Source: "/etc/hostname", Dest: fmt.Sprintf("/b/%d", i)})
+		}
+		for i := range words {
+			p.Env.Put(environ.Var{Name: fmt.Sprintf("V%d", i)})
+		}
+		return p
+	}
+	plan, err := Prepare(policy(3000, 0), caller)
+	var e *result.Error
+	if plan != nil || !errors.As(err, &e) || e.ExitCode != 0 || !strings.Contains(e.Message, "more than bubblewrap takes") {
+		t.Errorf("3000 binds: got %v", err)
+	}
+	for _, n := range [][2]int{{100, 0}, {0, 20000}} {
+		want := fmt.Sprintf("%d %d\n", max(0, n[1]-1), n[0]) // $0 is not counted
+		if got, end := play(t, policy(n[0], n[1])); got != want || end == nil || end.Code() != 0 {
+			t.Errorf("%d binds, %d words and variables: got %q, %+v; want %q", n[0], n[1], got, end, want)
+		}
+	}
+}
+
+// A copied file is neither a directory nor a program.
+func TestPrepareCopiedFile(t *testing.T) {
+	for _, name := range []string{"/etc/passwd", "/etc/hosts"} {
+		for _, tt := range []struct {
+			p       Policy
+			code    string
+			message string
+		}{
+			{Policy{Command: []string{name}, Workdir: "/tmp"}, "not-executable", fmt.Sprintf("command %q cannot be executed: permission denied", name)},
+			{Policy{Command: []string{"true"}, Workdir: name}, "workdir", fmt.Sprintf("working directory %q is not a directory", name)},
+		} {
+			_, err := Prepare(tt.p, Caller{Path: os.Getenv("PATH"), UID: 1000, GID: 1000})
+			var e *result.Error
+			if !errors.As(err, &e) || e.Code != tt.code || e.Message != tt.message {
+				t.Errorf("got %v, want %s", err, tt.message)
+			}
+		}
+	}
+}
+
+// Escape sequences in what a payload may have named never reach a message raw.
+func TestPrepareEscapeSequences(t *testing.T) {
+	const odd = "\x1b[2J\x9b\a\r\n"
+	top := tree(t, odd+"/home/", odd+"/file", "w/"+odd+" -> /", odd+"/sub/")
+	if err := os.WriteFile(top+"/script", []byte("#!/none/\x1b[2J\x9b\a\r\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(top+"/"+odd+"/sub", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	at := top + "/" + odd
+	bind := func(source, dest string) Mount { return Mount{Kind: ReadWrite, Source: source, Dest: dest} }
+	for name, tt := range map[string]struct {
+		p    Policy
+		dir  string // the current directory
+		home string
+	}{
+		"interpreter":                  {p: Policy{Command: []string{"./script"}}, dir: top},
+		"home directory":               {dir: at + "/home", home: at + "/home"},
+		"above a home directory":       {dir: at, home: at + "/home"},
+		"directory of another user":    {dir: at + "/sub"},
+		"missing working directory":    {p: Policy{Workdir: "/" + odd}},
+		"a file as working directory":  {p: Policy{Workdir: at + "/file", Mounts: []Mount{bind(at, at)}}},
+		"missing source":               {p: Policy{Workdir: "/tmp", Mounts: []Mount{bind(at+"/none", "/x")}}},
+		"a link at a mount":            {p: Policy{Workdir: "/tmp", Mounts: []Mount{bind(top+"/w", "/w"), {Kind: Tmpfs, Dest: "/w/" + odd}}}},
+		"command in such a directory":  {p: Policy{Workdir: "/tmp", Command: []string{at + "/file"}}},
+		"a directory as command":       {p: Policy{Workdir: at, Command: []string{"./sub"}, Mounts: []Mount{bind(at, at)}}},
+		"missing command in such a":    {p: Policy{Workdir: at, Command: []string{at + "/none"}, Mounts: []Mount{bind(at, at)}}},
+		"twice the same place":         {p: Policy{Workdir: "/tmp", Mounts: []Mount{bind("/", "/"+odd), bind("/", "/"+odd)}}},
+		"no place in such a directory": {p: Policy{Workdir: "/tmp", Mounts: []Mount{{Source: at, Dest: "/x"}, {Kind: Tmpfs, Dest: "/x/none" + odd}}}},
+	} {
+		if tt.p.Command == nil {
+			tt.p.Command = []string{"true"}
+		}
+		if tt.dir == "" {
+			tt.dir = top
+		}
+		t.Chdir(tt.dir)
+		uid := 1000
+		if name == "directory of another user" {
+			uid = 0
+		}
+		plan, err := Prepare(tt.p, Caller{Path: os.Getenv("PATH"), Home: tt.home, UID: uid, GID: uid})
+		if err == nil {
+			plan.Close()
+			t.Errorf("%s: no error", name)
+			continue
+		}
+		if strings.ContainsFunc(err.Error(), func(r rune) bool { return r < ' ' || r >= 0x7f && r < 0xa0 || r == utf8.RuneError }) {
+			t.Errorf("%s: %q", name, err.Error())
+		}
+	}
+}

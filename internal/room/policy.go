@@ -1,0 +1,179 @@
+package room
+
+import (
+	"fmt"
+	"path"
+	"strings"
+
+	"github.com/sbxrun/sbxrun/internal/environ"
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+// Network is what of the network the payload sees.
+type Network string
+
+const (
+	NetNone Network = "none" // a network namespace of its own, with loopback only
+	NetHost Network = "host" // the caller's, abstract unix sockets included
+)
+
+// MountKind is how a [Mount] appears.
+type MountKind int
+
+const (
+	ReadOnly  MountKind = iota // a bind that cannot be written through
+	ReadWrite                  // a bind
+	Tmpfs                      // empty, private, in memory
+)
+
+// Mount is one thing the user wants to see in the sandbox.
+type Mount struct {
+	Kind   MountKind
+	Source string // binds: absolute path on the host
+	Dest   string // absolute path in the sandbox
+	Try    bool   // leave it out if Source does not exist
+	Size   int64  // Tmpfs: bytes, 0 for Policy.TmpSize
+}
+
+// User is an identity inside the sandbox.
+type User struct{ UID, GID uint32 }
+
+// Policy is what the payload may see and be. The zero value of a member is the
+// default, which is the strictest.
+type Policy struct {
+	Command  []string // empty for a room that waits for commands
+	Workdir  string   // absolute, in the sandbox; "" for the current directory
+	Mounts   []Mount
+	TmpSize  int64 // bytes, of /tmp and of every other writable part
+	Env      environ.Set
+	Network  Network
+	User     *User
+	Hostname string
+	NoFilter bool   // all system calls are there: no seccomp filter
+	Meminfo  []byte // in the place of /proc/meminfo; nil for the host's
+	Terminal bool   // the payload's stdin becomes its controlling terminal
+}
+
+// Defaults of a policy.
+const (
+	DefaultTmpSize  = 256 << 20
+	DefaultHostname = "sandbox"
+	Home            = "/home/sandbox" // HOME of the payload, a tmpfs
+	UserName        = "sandbox"       // USER of the payload
+	// Nobody is what the sandbox of a run started by root runs under.
+	Nobody = 65534
+)
+
+// ParseBind parses SRC[:DST], relative to dir; with no dir a relative SRC is an error. A colon or backslash that
+// belongs to a path is written \: or \\. DST must be absolute; without it the
+// source appears at its own path.
+func ParseBind(arg, dir string) (source, dest string, err error) {
+	parts := splitColon(arg)
+	switch {
+	case len(parts) > 2:
+		return "", "", fmt.Errorf("bind %q: want SRC or SRC:DST, with \\: for a colon in a path", arg)
+	case parts[0] == "":
+		return "", "", fmt.Errorf("bind %q: the source is empty", arg)
+	}
+	source = parts[0]
+	if !path.IsAbs(source) {
+		if dir == "" {
+			return "", "", fmt.Errorf("bind %q: there is no current directory to look from: it was removed, or cannot be reached; name the whole path", arg)
+		}
+		source = path.Join(dir, source)
+	}
+	source = path.Clean(source)
+	dest = source
+	if len(parts) == 2 {
+		dest = parts[1]
+	}
+	if dest, err = cleanDest(dest); err != nil {
+		return "", "", fmt.Errorf("bind %q: %w", arg, err)
+	}
+	return source, dest, nil
+}
+
+// ParseTmpfs parses DST[:SIZE]; size is left to the caller's parser.
+func ParseTmpfs(arg string) (dest, size string, err error) {
+	parts := splitColon(arg)
+	if len(parts) > 2 {
+		return "", "", fmt.Errorf("tmpfs %q: want DST or DST:SIZE, with \\: for a colon in a path", arg)
+	}
+	if dest, err = cleanDest(parts[0]); err != nil {
+		return "", "", fmt.Errorf("tmpfs %q: %w", arg, err)
+	}
+	if len(parts) == 2 {
+		size = parts[1]
+	}
+	return dest, size, nil
+}
+
+// cleanDest checks a place in the sandbox. / would hide everything else, and
+// /proc and /dev must be the sandbox's own: the host's would show its processes
+// and devices.
+func cleanDest(dest string) (string, error) {
+	if !path.IsAbs(dest) {
+		return "", fmt.Errorf("the path in the sandbox, %q, must be absolute", dest)
+	}
+	dest = path.Clean(dest)
+	if dest == "/" || dest == "/dev" || within(dest, "/proc") {
+		return "", fmt.Errorf("%s of the sandbox cannot be replaced", dest)
+	}
+	// Links that bwrap makes in /dev, into /proc.
+	for _, link := range []string{"/dev/fd", "/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/core", "/dev/ptmx"} {
+		if within(dest, link) {
+			return "", fmt.Errorf("%s of the sandbox is a symbolic link", link)
+		}
+	}
+	return dest, nil
+}
+
+// splitColon splits at unescaped colons and removes the escapes.
+func splitColon(s string) []string {
+	parts := []string{""}
+	for i := 0; i < len(s); i++ {
+		switch c := s[i]; {
+		case c == ':':
+			parts = append(parts, "")
+			continue
+		case c == '\\' && i+1 < len(s) && (s[i+1] == ':' || s[i+1] == '\\'):
+			i++
+		}
+		parts[len(parts)-1] += s[i : i+1]
+	}
+	return parts
+}
+
+// validate finds what no machine could run.
+func (p *Policy) validate() error {
+	usage := func(format string, args ...any) error {
+		return &result.Error{Code: "usage", Message: fmt.Sprintf(format, args...)}
+	}
+	for _, arg := range p.Command {
+		if strings.IndexByte(arg, 0) >= 0 {
+			return usage("argument %.40q holds a NUL byte", arg)
+		}
+	}
+	if p.Workdir != "" && !path.IsAbs(p.Workdir) {
+		return usage("working directory %q: must be an absolute path in the sandbox", p.Workdir)
+	}
+	seen := map[string]bool{}
+	for _, m := range p.Mounts {
+		if seen[m.Dest] {
+			return usage("%q is given twice as a place in the sandbox", m.Dest)
+		}
+		seen[m.Dest] = true
+		if strings.IndexByte(m.Source+m.Dest, 0) >= 0 {
+			return usage("path %q holds a NUL byte", m.Source+m.Dest)
+		}
+	}
+	if h := p.Hostname; len(h) > 64 || strings.ContainsAny(h, "\x00\n/ ") {
+		return usage("host name %q: at most 64 bytes, without blanks", h)
+	}
+	switch p.Network {
+	case "", NetNone, NetHost:
+	default:
+		return usage("network %q: want none or host", p.Network)
+	}
+	return nil
+}

@@ -1,0 +1,228 @@
+package room
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/environ"
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+// play runs a policy as whoever the tests run as, until nothing is left, and
+// returns what the payload has printed and how it ended; nil if that is unknown.
+func play(t *testing.T, p Policy) (stdout string, end *result.Payload) {
+	t.Helper()
+	plan := prepare(t, p, os.Getuid())
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	sb, err := plan.Start(t.Context(), [3]*os.File{null, w, os.Stderr}, nil, false)
+	w.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Close()
+	text := make(chan string, 1)
+	go func() {
+		b, _ := io.ReadAll(r) // what there is of it is what is compared
+		text <- string(b)
+	}()
+	sb.Exec.Release()
+	deadline := time.Now().Add(20 * time.Second)
+	select {
+	case <-sb.Exec.Exited():
+		if end, _, err = sb.Exec.ExitStatus(); err != nil {
+			t.Errorf("the payload's end: %v", err)
+		}
+	case <-time.After(time.Until(deadline)):
+		t.Error("the payload does not end")
+	}
+	sb.Keeper.Kill()
+	if _, err := sb.Keeper.Empty(deadline); err != nil {
+		t.Fatal(err)
+	}
+	if err := sb.Keeper.Reap(deadline); err != nil {
+		t.Fatal(err)
+	}
+	return <-text, end
+}
+
+func shell(script string) []string { return []string{"sh", "-c", script} }
+
+// An empty value is the empty last word of bwrap's options.
+func TestStartLastVariableEmpty(t *testing.T) {
+	for _, values := range [][]string{{""}, {"x", ""}, {"", ""}, {"", "x"}} {
+		p := Policy{Command: shell(`printf '%s' "${V0-unset}|${V1-unset}"`), Workdir: "/tmp"}
+		want := []string{"unset", "unset"}
+		for i, value := range values {
+			p.Env.Put(environ.Var{Name: []string{"V0", "V1"}[i], Value: value})
+			want[i] = value
+		}
+		if got, end := play(t, p); got != strings.Join(want, "|") || end == nil || end.Code() != 0 {
+			t.Errorf("%q: got %q, %+v", values, got, end)
+		}
+	}
+}
+
+// Mounts in a writable bind, where there is no link, get their places and show
+// what they are to show.
+func TestStartMountInWritableBind(t *testing.T) {
+	top := tree(t, "w/dir/", "ro/file")
+	everybody(t, top+"/w")
+	everybody(t, top+"/w/dir")
+	p := Policy{Workdir: "/w", Command: shell("echo new >/w/dir/f && cat /w/new/ro/file >/dev/null && ls -R /w && touch /w/x"), Mounts: []Mount{
+		{Kind: ReadWrite, Source: top + "/w", Dest: "/w"},
+		{Kind: Tmpfs, Dest: "/w/dir"},
+		{Kind: ReadOnly, Source: top + "/ro", Dest: "/w/new/ro"},
+	}}
+	want := "/w:\ndir\nnew\n\n/w/dir:\nf\n\n/w/new:\nro\n\n/w/new/ro:\nfile\n"
+	if got, end := play(t, p); got != want || end == nil || end.Code() != 0 {
+		t.Errorf("got %q, %+v; want %q", got, end, want)
+	}
+	if got := filesBelow(t, top+"/w"); got != "dir new new/ro x" {
+		t.Errorf("on the host afterwards: %s", got)
+	}
+}
+
+// everybody lets everybody write to a directory, root's payloads included.
+func everybody(t *testing.T, dir string) {
+	t.Helper()
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// bwrap finds programs by relative and empty entries of PATH as Prepare does.
+func TestStartRelativePath(t *testing.T) {
+	top := tree(t, "bin/", "sub/", "link -> sub")
+	for name, text := range map[string]string{"bin/tool": "#!/bin/sh\necho relative\n", "here": "#!/bin/sh\necho here\n"} {
+		if err := os.WriteFile(filepath.Join(top, name), []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct{ command, path, want string }{
+		{"tool", "/usr/bin:bin", "relative\n"},
+		{"tool", "link/../bin", "relative\n"},
+		{"here", "/usr/bin:", "here\n"},
+		{"here", ":/usr/bin", "here\n"},
+		{"here", ".", "here\n"},
+		{"link/../here", "/usr/bin", "here\n"},
+	} {
+		p := Policy{Command: []string{tt.command}, Workdir: "/w", Mounts: []Mount{{Source: top, Dest: "/w"}}}
+		p.Env.Put(environ.Var{Name: "PATH", Value: tt.path})
+		if got, end := play(t, p); got != tt.want || end == nil || end.Code() != 0 {
+			t.Errorf("%s in PATH %q: got %q, %+v", tt.command, tt.path, got, end)
+		}
+	}
+}
+
+// directory makes one that everybody can reach, below parent.
+func directory(t *testing.T, parent string) string {
+	t.Helper()
+	dir, err := os.MkdirTemp(parent, "sbxrun-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// A source may be a link into /tmp, which the place where root's sources are
+// staged hides.
+func TestStartSourceLinksIntoTmp(t *testing.T) {
+	data, links := directory(t, "/tmp"), directory(t, "/var/tmp")
+	private := tree(t, "private/") + "/private"
+	if err := errors.Join(
+		os.WriteFile(data+"/file", []byte("shared\n"), 0o644),
+		os.WriteFile(private+"/file", []byte("private\n"), 0o644),
+		os.Symlink(data, links+"/link"), os.Symlink("/tmp", links+"/way"), os.Symlink("link", links+"/twice"), os.Symlink(data, private+"/link"),
+		os.Chmod(filepath.Dir(private), 0o700),
+	); err != nil {
+		t.Fatal(err)
+	}
+	for _, source := range []string{data, links + "/link", links + "/link/file", links + "/twice", links + "/way/" + filepath.Base(data), private + "/link", private + "/link/file"} {
+		dest := "/b"
+		if filepath.Base(source) == "file" {
+			dest = "/b/file"
+		}
+		mounts := []Mount{{Source: source, Dest: dest}, {Source: private, Dest: "/a"}}
+		p := Policy{Command: []string{"cat", "/b/file", "/a/file"}, Workdir: "/tmp", Mounts: mounts}
+		if got, end := play(t, p); got != "shared\nprivate\n" || end == nil || end.Code() != 0 {
+			t.Errorf("%s: got %q, %+v", source, got, end)
+		}
+		if filepath.Dir(source) == private || filepath.Dir(filepath.Dir(source)) == private {
+			continue // beside it only: the link itself is staged with what it leads to
+		}
+		p.Command, p.Mounts = p.Command[:2], mounts[:1]
+		if got, end := play(t, p); got != "shared\n" || end == nil || end.Code() != 0 {
+			t.Errorf("%s alone: got %q, %+v", source, got, end)
+		}
+	}
+}
+
+// reachableFake is a fake bwrap that root's unprivileged uid can execute, too.
+func reachableFake(t *testing.T, text string) string {
+	t.Helper()
+	dir := fake(t, text, 0o755)
+	for d := dir; d != filepath.Clean(os.TempDir()) && d != "/"; d = filepath.Dir(d) {
+		if err := os.Chmod(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// A bwrap that is gone at once is an error that tells of nothing but that.
+func TestStartBwrapExitsAtOnce(t *testing.T) {
+	const version, help = "echo bubblewrap 0.8.0", "echo --size --json-status-fd"
+	for name, tt := range map[string]struct{ bwrap, want string }{
+		"exits":          {script(version, help), "bubblewrap could not set up the sandbox"},
+		"is killed":      {strings.Replace(script(version, help), "exit 99", "kill -9 $$", 1), "bubblewrap could not set up the sandbox"},
+		"cannot execute": {"#!/none/interpreter\nbubblewrap 0.8.0\x00--size\x00--json-status-fd\x00", "cannot start bubblewrap: exec bwrap: no such file or directory"},
+	} {
+		dir := reachableFake(t, tt.bwrap)
+		for range 20 {
+			plan, err := Prepare(Policy{Command: []string{"/bin/true"}, Workdir: "/tmp"}, Caller{Path: dir, UID: os.Getuid(), GID: os.Getgid()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sb, err := plan.Start(context.Background(), [3]*os.File{null, null, null}, nil, false)
+			null.Close()
+			plan.Close()
+			var e *result.Error
+			if sb != nil || !errors.As(err, &e) || e.Code != "setup" || e.Message != tt.want {
+				t.Fatalf("%s: got %v, %v; want %s", name, sb, err, tt.want)
+			}
+			// Nobody is left, not even a zombie.
+			if pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil); err != unix.ECHILD {
+				t.Fatalf("%s: left behind: %d, %v", name, pid, err)
+			}
+		}
+	}
+}

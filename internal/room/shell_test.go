@@ -1,0 +1,56 @@
+package room
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// hostile are words that a shell would do something with.
+var hostile = []string{
+	"", " ", "\n", "\t", "'", `"`, `\`, `\'`, "''", `'"'"'`, "'; touch x; '", "$HOME", "`id`", "$(id)", "a b", "a\nb\n", "*", "?", "[a]", "~", "~root", "#", "# x",
+	"!", "!!", "&", "|", ";", "<", ">", "(", ")", "{a,b}", "-", "-n", "--", "%s", `%d\n`, "A=b", "=", "^", "\x01\x1b[2J", "\x7f", "\xff\xfe", "ä€", "\u2028", "é'\xff'",
+	"\r", "\r\n", "$'x'", "plain-word_1.2/3:4,5@6%7+8=9",
+}
+
+// readBack is how sh(1) reads a line of words.
+func readBack(t *testing.T, line string) []string {
+	t.Helper()
+	out, err := exec.Command("sh", "-c", `printf '%s\0' `+line).Output()
+	if err != nil {
+		t.Fatalf("%s: %v", line, err)
+	}
+	return strings.Split(strings.TrimSuffix(string(out), "\x00"), "\x00")
+}
+
+func TestShellQuote(t *testing.T) {
+	var line []string
+	for _, word := range hostile {
+		line = append(line, shellQuote(word))
+	}
+	if diff := cmp.Diff(hostile, readBack(t, strings.Join(line, " "))); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	// What needs no quotes is left readable.
+	for _, word := range []string{"/usr/bin/env", "--ro-bind", "A=b", "1.5"} {
+		if got := shellQuote(word); got != word {
+			t.Errorf("shellQuote(%q) = %s", word, got)
+		}
+	}
+}
+
+func FuzzShellQuote(f *testing.F) {
+	for _, word := range hostile {
+		f.Add(word)
+	}
+	f.Fuzz(func(t *testing.T, word string) {
+		if strings.Contains(word, "\x00") || len(word) > 100_000 {
+			return // cannot be an argument
+		}
+		if diff := cmp.Diff([]string{word, "x"}, readBack(t, shellQuote(word)+" x")); diff != "" {
+			t.Errorf("shellQuote(%q) (-want +got):\n%s", word, diff)
+		}
+	})
+}

@@ -1,0 +1,61 @@
+package room
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// statusStream reads bwrap's --info-fd: a JSON object, which may arrive in several
+// writes, with members we do not know.
+type statusStream struct{ dec *json.Decoder }
+
+// maxStatus bounds what is read of the stream; bwrap writes about 250 bytes.
+const maxStatus = 64 << 10
+
+func newStatusStream(r io.Reader) statusStream {
+	return statusStream{json.NewDecoder(io.LimitReader(r, maxStatus))}
+}
+
+// statusChild is the room's PID 1.
+type statusChild struct {
+	pid   int    // as seen from here; to be verified
+	pidNS uint64 // inode of its PID namespace; bubblewrap 0.5
+}
+
+// child reads the object that names the room's PID 1. io.EOF if bwrap ended before.
+func (s statusStream) child() (statusChild, error) {
+	for {
+		var m struct {
+			PID   *int64  `json:"child-pid"`
+			PIDNS *uint64 `json:"pid-namespace"`
+		}
+		if err := s.dec.Decode(&m); err != nil {
+			return statusChild{}, streamError(err)
+		}
+		if m.PID == nil {
+			continue
+		}
+		if *m.PID <= 1 || *m.PID > 1<<22 {
+			return statusChild{}, fmt.Errorf("bwrap's status names the impossible pid %d", *m.PID)
+		}
+		if m.PIDNS == nil || *m.PIDNS == 0 {
+			return statusChild{}, errors.New("bwrap's status names no PID namespace")
+		}
+		return statusChild{pid: int(*m.PID), pidNS: *m.PIDNS}, nil
+	}
+}
+
+// streamError takes an object that was cut for the end: bwrap died writing it.
+func streamError(err error) error {
+	var syntax *json.SyntaxError
+	var kind *json.UnmarshalTypeError
+	switch {
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return io.EOF
+	case errors.As(err, &syntax), errors.As(err, &kind):
+		return errors.New("bwrap's status is not what bubblewrap writes")
+	}
+	return err
+}

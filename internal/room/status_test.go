@@ -1,0 +1,130 @@
+package room
+
+import (
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// bwrapStatus is what bubblewrap 0.8 writes, with its line ends and gaps.
+const bwrapStatus = `{
+    "child-pid": 4711,
+    "cgroup-namespace": 4026532501,
+    "ipc-namespace": 4026532499,
+    "mnt-namespace": 4026532497,
+    "net-namespace": 4026532502,
+    "pid-namespace": 4026532500,
+    "uts-namespace": 4026532498
+}
+`
+
+// told is all that a status stream can say.
+type told struct {
+	PID   int
+	PIDNS uint64
+	Err   string
+}
+
+func tell(r io.Reader) told {
+	child, err := newStatusStream(r).child()
+	if err != nil {
+		return told{Err: err.Error()}
+	}
+	return told{child.pid, child.pidNS, ""}
+}
+
+func TestStatusStream(t *testing.T) {
+	const child = `{"child-pid":4711,"pid-namespace":4026532500}`
+	known := told{PID: 4711, PIDNS: 4026532500}
+	tests := []struct {
+		name, in string
+		want     told
+	}{
+		{"real", bwrapStatus, known},
+		{"no gaps", child, known},
+		{"unknown objects before", `{}{"x":[{"child-pid":1}]}` + child, known},
+		{"unknown members", `{"a":{"pid-namespace":7},"child-pid":4711,"b":"}{","pid-namespace":4026532500,"c":[]}`, known},
+		{"blanks before it", strings.Repeat(" ", 1000) + "\n" + child, known},
+		{"null is not there", `{"child-pid":null}` + child, known},
+		{"greatest pid", `{"child-pid":4194304,"pid-namespace":18446744073709551615}`, told{4194304, 18446744073709551615, ""}},
+
+		{"nothing", "", told{Err: "EOF"}},
+		{"blanks only", " \n\t ", told{Err: "EOF"}},
+		{"exit code without a child", `{"exit-code":1}`, told{Err: "EOF"}},
+		{"cut", child[:30], told{Err: "EOF"}},
+		{"pid 0", `{"child-pid":0,"pid-namespace":1}`, told{Err: "bwrap's status names the impossible pid 0"}},
+		{"pid 1", `{"child-pid":1,"pid-namespace":1}`, told{Err: "bwrap's status names the impossible pid 1"}},
+		{"pid -1", `{"child-pid":-1,"pid-namespace":1}`, told{Err: "bwrap's status names the impossible pid -1"}},
+		{"pid too great", `{"child-pid":4194305,"pid-namespace":1}`, told{Err: "bwrap's status names the impossible pid 4194305"}},
+		{"pid that would wrap around", `{"child-pid":4294967298,"pid-namespace":1}`, told{Err: "bwrap's status names the impossible pid 4294967298"}},
+		{"no namespace", `{"child-pid":4711}`, told{Err: "bwrap's status names no PID namespace"}},
+		{"namespace 0", `{"child-pid":4711,"pid-namespace":0}`, told{Err: "bwrap's status names no PID namespace"}},
+		{"namespace in another object", `{"child-pid":4711}{"pid-namespace":1}`, told{Err: "bwrap's status names no PID namespace"}},
+		{"endless blanks", strings.Repeat(" ", 2*maxStatus) + child, told{Err: "EOF"}},
+		{"endless object", `{"x":"` + strings.Repeat("x", 2*maxStatus) + `"}` + child, told{Err: "EOF"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if diff := cmp.Diff(tt.want, tell(strings.NewReader(tt.in))); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tt.want, tell(iotest.OneByteReader(strings.NewReader(tt.in)))); diff != "" {
+				t.Errorf("byte by byte (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestStatusStreamGarbage(t *testing.T) {
+	for _, in := range []string{"x", "}", "5", `"child-pid"`, "[]", "true", `{"child-pid":"4711","pid-namespace":1}`, `{"child-pid":4711.5,"pid-namespace":1}`,
+		`{"child-pid":1e30,"pid-namespace":1}`, `{"child-pid":[4711],"pid-namespace":1}`, `{"child-pid":4711,"pid-namespace":-1}`, "\xff", "{\x00}"} {
+		s := newStatusStream(strings.NewReader(in + bwrapStatus))
+		if child, err := s.child(); err == nil || err == io.EOF {
+			t.Errorf("%q: got %+v, %v; want an error that is not the end", in, child, err)
+		}
+	}
+}
+
+// Cut anywhere, or split anywhere between two writes, the stream tells what is
+// whole and then ends; it never tells less or something else.
+func TestStatusStreamSplit(t *testing.T) {
+	whole := strings.IndexByte(bwrapStatus, '}') + 1
+	for i := range len(bwrapStatus) + 1 {
+		want := told{4711, 4026532500, ""}
+		split := io.MultiReader(strings.NewReader(bwrapStatus[:i]), strings.NewReader(bwrapStatus[i:]))
+		if diff := cmp.Diff(want, tell(split)); diff != "" {
+			t.Errorf("split at %d (-want +got):\n%s", i, diff)
+		}
+		if i < whole {
+			want = told{Err: "EOF"}
+		}
+		if diff := cmp.Diff(want, tell(strings.NewReader(bwrapStatus[:i]))); diff != "" {
+			t.Errorf("cut at %d (-want +got):\n%s", i, diff)
+		}
+	}
+}
+
+// An error of reading is not taken for the end: it may be the deadline.
+func TestStatusStreamReadError(t *testing.T) {
+	s := newStatusStream(io.MultiReader(strings.NewReader(bwrapStatus[:20]), iotest.ErrReader(iotest.ErrTimeout)))
+	if _, err := s.child(); !errors.Is(err, iotest.ErrTimeout) {
+		t.Errorf("got %v, want %v", err, iotest.ErrTimeout)
+	}
+}
+
+// FuzzStatusStream: whatever comes, a pid is one that may be opened.
+func FuzzStatusStream(f *testing.F) {
+	for _, seed := range []string{bwrapStatus, bwrapStatus[:30], `{"child-pid":1,"pid-namespace":1}`, `{"child-pid":2,"pid-namespace":1}{"exit-code":256}`, "[", `{"exit-code":0}`} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s := newStatusStream(strings.NewReader(string(data)))
+		if child, err := s.child(); err == nil && (child.pid <= 1 || child.pid > 1<<22 || child.pidNS == 0) {
+			t.Errorf("child %+v", child)
+		}
+	})
+}

@@ -1,0 +1,141 @@
+package room
+
+import (
+	"errors"
+	"os"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// view answers, before the sandbox exists, what a path inside it will be on
+// the host. It follows symbolic links as the payload would: a link's target is
+// looked up in the sandbox and not on the host.
+type view []op
+
+var (
+	errNotVisible = errors.New("not visible in the sandbox")
+	errLoop       = errors.New("too many levels of symbolic links")
+)
+
+// mountOf is the innermost op that decides what a clean path is. ok is false
+// where only bwrap's own empty root is.
+func (v view) mountOf(p string) (best op, ok bool) {
+	for _, o := range v {
+		if o.kind != opSymlink && within(p, o.dst) && (!ok || len(o.dst) >= len(best.dst)) {
+			best, ok = o, true
+		}
+	}
+	return best, ok
+}
+
+// link is the target of a symbolic link that bwrap makes at p.
+func (v view) link(p string) (string, bool) {
+	for _, o := range v {
+		if o.kind == opSymlink && o.dst == p {
+			return o.src, true
+		}
+	}
+	return "", false
+}
+
+// hostPath is where a clean sandbox path that is no link made by bwrap comes
+// from; "" if it is not from the host.
+func (v view) hostPath(p string) string {
+	o, ok := v.mountOf(p)
+	if !ok || o.src == "" {
+		return ""
+	}
+	return path.Clean(o.src + strings.TrimPrefix(p, o.dst))
+}
+
+// resolve follows every symbolic link of an absolute sandbox path and returns
+// the path on the host of what it ends at. [errNotVisible], or what lstat(2)
+// says on the host. An empty host path with a nil error is a directory that the
+// sandbox has of its own.
+func (v view) resolve(p string) (host string, err error) {
+	const maxLinks = 40 // as in path_resolution(7)
+	links := 0
+	done, todo := "/", strings.Split(p, "/")
+	for len(todo) > 0 {
+		name := todo[0]
+		todo = todo[1:]
+		switch name {
+		case "", ".":
+			continue
+		case "..":
+			done = path.Dir(done)
+			continue
+		}
+		next := path.Join(done, name)
+		target, isLink := v.link(next)
+		if !isLink {
+			host = v.hostPath(next)
+			if host == "" {
+				if !v.own(next) {
+					return "", errNotVisible
+				}
+				done = next
+				continue
+			}
+			var st unix.Stat_t
+			if err := unix.Lstat(host, &st); err != nil {
+				if v.own(next) {
+					done = next // bwrap makes it, on the way to a mount below it
+					continue
+				}
+				return host, err
+			}
+			if st.Mode&unix.S_IFMT == unix.S_IFLNK {
+				if target, err = os.Readlink(host); err != nil {
+					return host, err
+				}
+				isLink = true
+			}
+		}
+		if !isLink {
+			done = next
+			continue
+		}
+		if links++; links > maxLinks {
+			return host, errLoop
+		}
+		if path.IsAbs(target) {
+			done = "/"
+		}
+		todo = append(strings.Split(target, "/"), todo...)
+	}
+	return v.hostPath(done), nil
+}
+
+// isCopy says whether a clean path is a file that is copied into the sandbox.
+func (v view) isCopy(p string) bool {
+	o, ok := v.mountOf(path.Clean(p))
+	return ok && o.kind == opCopy
+}
+
+// own says whether bwrap makes p itself: as a mount, or as a directory on the
+// way to one.
+func (v view) own(p string) bool {
+	for _, o := range v {
+		if within(o.dst, p) {
+			return true
+		}
+	}
+	return false
+}
+
+// visible says, by the mounts alone, whether a clean path could exist.
+func (v view) visible(p string) bool {
+	for i := 1; i <= len(p); i++ {
+		// A link at the top, such as /bin, shows what it points to.
+		if i < len(p) && p[i] != '/' {
+			continue
+		}
+		if _, ok := v.link(p[:i]); ok {
+			return true
+		}
+	}
+	return v.hostPath(p) != ""
+}

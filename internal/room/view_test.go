@@ -1,0 +1,170 @@
+package room
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// tree makes files below a new directory, whose path it returns: "name/" is a
+// directory, "name -> target" a link, and anything else an executable file.
+func tree(t *testing.T, names ...string) string {
+	t.Helper()
+	top, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		name, target, isLink := strings.Cut(name, " -> ")
+		p := filepath.Join(top, name)
+		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		switch {
+		case isLink:
+			err = os.Symlink(strings.ReplaceAll(target, "TOP", top), p)
+		case strings.HasSuffix(name, "/"):
+			err = os.MkdirAll(p, 0o755)
+		default:
+			err = os.WriteFile(p, []byte("\x7fELF"), 0o755)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return top
+}
+
+// sample is a sandbox of a made-up host, which stands at the path it returns.
+func sample(t *testing.T) (view, string) {
+	top := tree(t,
+		"usr/bin/prog",
+		"usr/bin/awk -> /etc/alternatives/awk",
+		"usr/bin/mawk",
+		"usr/bin/relative -> ../lib/real",
+		"usr/bin/up -> ../../usr/bin/prog",
+		"usr/bin/toofar -> ../../../../../../usr/bin/prog",
+		"usr/bin/dangling -> nowhere",
+		"usr/bin/loop -> loop2",
+		"usr/bin/loop2 -> loop",
+		"usr/bin/hidden -> /opt/prog",
+		"usr/bin/host -> TOP/usr/bin/prog",
+		"usr/bin/totmp -> /tmp/x",
+		"usr/bin/toproc -> /proc/self/exe",
+		"usr/bin/root -> /",
+		"usr/lib/real",
+		"etc/alternatives/awk -> /usr/bin/mawk",
+		"etc/shadow",
+		"opt/prog",
+		"work/run",
+		"work/dir/",
+		"work/bin -> /bin",
+		"work/out -> ../etc/shadow",
+		"work/link -> dir",
+		"work/etc -> /etc",
+		"other/thing",
+	)
+	return view{
+		{kind: opSymlink, dst: "/bin", src: "usr/bin"},
+		{kind: opSymlink, dst: "/sbin", src: "/usr/bin"},
+		{kind: opBind, dst: "/usr", src: top + "/usr"},
+		{kind: opBindRW, dst: "/w", src: top + "/work"},
+		{kind: opTmpfs, dst: "/tmp"},
+		{kind: opProc, dst: "/proc"},
+		{kind: opDir, dst: "/run"},
+		{kind: opCopy, dst: "/etc/hosts", data: []byte("x")},
+		{kind: opBind, dst: "/etc/alternatives", src: top + "/etc/alternatives"},
+		{kind: opBind, dst: "/w/dir/other", src: top + "/other"},
+		{kind: opBind, dst: "/a/b/c", src: top + "/other"},
+	}, top
+}
+
+func TestViewResolve(t *testing.T) {
+	v, top := sample(t)
+	tests := []struct {
+		path, want string // want below the made-up host; "" is a directory of the sandbox's own
+		err        error
+	}{
+		{path: "/usr/bin/prog", want: "usr/bin/prog"},
+		{path: "/usr/bin/awk", want: "usr/bin/mawk"}, // two links, both looked up inside
+		{path: "/usr/bin/relative", want: "usr/lib/real"},
+		{path: "/usr/bin/up", want: "usr/bin/prog"},
+		{path: "/usr/bin/toofar", want: "usr/bin/prog"}, // above / is /
+		{path: "/usr/bin", want: "usr/bin"},
+		{path: "/usr/bin/", want: "usr/bin"},
+		{path: "/bin/prog", want: "usr/bin/prog"}, // by bwrap's link
+		{path: "/sbin/awk", want: "usr/bin/mawk"},
+		{path: "/bin", want: "usr/bin"},
+		{path: "/w/bin/prog", want: "usr/bin/prog"}, // by the host's link to bwrap's
+		{path: "/w/link", want: "work/dir"},
+		{path: "/w/link/other/thing", want: "other/thing"}, // a mount behind a link
+		{path: "/w/dir/other/thing", want: "other/thing"},
+		{path: "/usr/bin/root/w/run", want: "work/run"},
+		{path: "/a/b/c/thing", want: "other/thing"},
+		{path: "/etc/alternatives/awk", want: "usr/bin/mawk"},
+
+		{path: "/"},
+		{path: "/tmp"},
+		{path: "/run"},
+		{path: "/proc"},
+		{path: "/a"},
+		{path: "/a/b"}, // made by bwrap on the way to /a/b/c
+		{path: "/etc"},
+		{path: "/usr/bin/root"},
+
+		{path: "/usr/bin/dangling", err: fs.ErrNotExist},
+		{path: "/usr/bin/nowhere", err: fs.ErrNotExist},
+		{path: "/usr/bin/prog/x", err: unix.ENOTDIR},
+		{path: "/usr/bin/loop", err: errLoop},
+		{path: "/usr/bin/loop/x", err: errLoop},
+		{path: "/usr/bin/hidden", err: errNotVisible}, // there is an /opt/prog, but on the host
+		{path: "/usr/bin/host", err: errNotVisible},
+		{path: "/w/out", err: errNotVisible}, // ../etc/shadow as seen from the host's side
+		{path: "/w/etc/shadow", err: errNotVisible},
+		{path: "/opt/prog", err: errNotVisible},
+		{path: "/tmp/x", err: errNotVisible},
+		{path: "/usr/bin/totmp", err: errNotVisible},
+		{path: "/usr/bin/toproc", err: errNotVisible},
+		{path: "/a/x", err: errNotVisible},
+		{path: "/usrx", err: errNotVisible},
+		{path: "/nowhere", err: errNotVisible},
+	}
+	for _, tt := range tests {
+		got, err := v.resolve(tt.path)
+		if !errors.Is(err, tt.err) {
+			t.Errorf("resolve(%q) = %q, %v; want error %v", tt.path, got, err, tt.err)
+			continue
+		}
+		want := ""
+		if tt.want != "" {
+			want = filepath.Join(top, tt.want)
+		}
+		if err == nil && got != want {
+			t.Errorf("resolve(%q) = %q; want %q", tt.path, got, want)
+		}
+	}
+}
+
+func TestSandboxPathOf(t *testing.T) {
+	v, _ := sample(t)
+	tests := []struct{ callers, want string }{
+		{"/usr/local/bin:/usr/bin:/bin", "/usr/local/bin:/usr/bin:/bin"},
+		{"/opt/x/bin:/usr/bin:/home/me/.pyenv/shims", "/usr/bin"},
+		{"/w/bin:/usr/bin/../bin", "/w/bin:/usr/bin/../bin"},
+		{"/bin/sub", "/bin/sub"},
+		{".:bin::/usr/bin:", "/usr/bin"}, // never the working directory
+		{"/tmp:/proc:/run:/:/usrx:/binary", defaultPath},
+		{"", defaultPath},
+		{"\n:\xff", defaultPath},
+	}
+	for _, tt := range tests {
+		if got := sandboxPathOf(v, tt.callers); got != tt.want {
+			t.Errorf("sandboxPathOf(%q) = %q, want %q", tt.callers, got, tt.want)
+		}
+	}
+}

@@ -1,0 +1,259 @@
+package room
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+func TestCurrentDirectory(t *testing.T) {
+	top := tree(t, "plain/sub/", "a b/", "line\nbreak/", `quotes'"/`, "-dash/", "byte\xff/", "homes/me/project/", "homes/other/", "gone/")
+	at := func(name string) string { return filepath.Join(top, name) }
+	shown := func(dir string) []Mount { return []Mount{{Kind: ReadOnly, Source: dir, Dest: dir}} }
+	home := at("homes/me")
+	tests := []struct {
+		name, dir string
+		mounts    []Mount // of the user
+		want      []Mount // of the policy afterwards, if there is no error
+		err       string
+	}{
+		{name: "plain", dir: at("plain"), want: shown(at("plain"))},
+		{name: "blank", dir: at("a b"), want: shown(at("a b"))},
+		{name: "newline", dir: at("line\nbreak"), want: shown(at("line\nbreak"))},
+		{name: "quotes", dir: at(`quotes'"`), want: shown(at(`quotes'"`))},
+		{name: "leading dash", dir: at("-dash"), want: shown(at("-dash"))},
+		{name: "not UTF-8", dir: at("byte\xff"), want: shown(at("byte\xff"))},
+		{name: "below a home directory", dir: at("homes/me/project"), want: shown(at("homes/me/project"))},
+		{name: "beside a home directory", dir: at("homes/other"), want: shown(at("homes/other"))},
+		{name: "shown by a mount", dir: at("plain"), mounts: []Mount{{Kind: ReadWrite, Source: at("plain"), Dest: at("plain")}},
+			want: []Mount{{Kind: ReadWrite, Source: at("plain"), Dest: at("plain")}}},
+		{name: "below a mount", dir: at("plain/sub"), mounts: []Mount{{Source: at("a b"), Dest: at("plain")}},
+			want: []Mount{{Source: at("a b"), Dest: at("plain")}}},
+		{name: "above a mount", dir: at("plain"), mounts: []Mount{{Kind: Tmpfs, Dest: at("plain/sub")}},
+			want: append([]Mount{{Kind: Tmpfs, Dest: at("plain/sub")}}, shown(at("plain"))...)},
+		{name: "a home directory, by a mount", dir: home, mounts: shown(home), want: shown(home)},
+		{name: "visible anyway", dir: "/usr/bin"},
+		{name: "mounted over /tmp", dir: "/tmp", mounts: []Mount{{Source: "/tmp", Dest: "/tmp"}}, want: []Mount{{Source: "/tmp", Dest: "/tmp"}}},
+
+		{name: "home directory", dir: home, err: fmt.Sprintf("the current directory %q is a home directory, with its keys and tokens", home)},
+		{name: "above a home directory", dir: at("homes"), err: fmt.Sprintf("the current directory %q holds home directories, such as %q", at("homes"), home)},
+		{name: "far above a home directory", dir: top, err: fmt.Sprintf("the current directory %q holds home directories, such as %q", top, home)},
+		{name: "root", dir: "/", err: "the current directory is /: all of the host would be shown"},
+		{name: "/tmp", dir: "/tmp", err: "the current directory is /tmp, of which the sandbox has its own"},
+		{name: "/var/tmp", dir: "/var/tmp", err: "the current directory is /var/tmp, of which the sandbox has its own"},
+		{name: "/home", dir: "/home", err: `the current directory "/home" `},
+		{name: "/etc", dir: "/etc", err: `the current directory "/etc" is not shown in a sandbox by itself`},
+		{name: "/proc", dir: "/proc/self", err: `the current directory "/proc/`},
+		{name: "/dev", dir: "/dev", err: `the current directory "/dev" is not shown in a sandbox by itself`},
+		{name: "/sys", dir: "/sys/kernel", err: `the current directory "/sys/kernel" is not shown in a sandbox by itself`},
+		{name: "removed", dir: at("gone"), err: "the current directory cannot be used: it was removed, or cannot be reached"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Chdir(tt.dir)
+			if tt.name == "removed" {
+				if err := os.Remove(tt.dir); err != nil {
+					t.Fatal(err)
+				}
+			}
+			p := Policy{Mounts: tt.mounts}
+			got, err := currentDirectory(&p, home)
+			if tt.err != "" {
+				var e *result.Error
+				if !errors.As(err, &e) || e.Code != "workdir" || !strings.HasPrefix(e.Message, tt.err) || !strings.Contains(e.Hint, "--workdir /tmp") {
+					t.Errorf("got %q, error %#v; want error %q", got, err, tt.err)
+				}
+				return
+			}
+			if err != nil || got != tt.dir {
+				t.Errorf("got %q, %v", got, err)
+			}
+			if diff := cmp.Diff(tt.want, p.Mounts); diff != "" {
+				t.Errorf("mounts (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// HOME may be a symbolic link, or lie below one; the current directory is given
+// without.
+func TestCurrentDirectoryHomeIsALink(t *testing.T) {
+	top := tree(t, "data/me/project/", "data/other/", "home -> data", "me -> data/me", "far -> TOP/home/me", "dangling -> none")
+	for _, home := range []string{"me", "home/me", "far", "home/me/", "home/../me"} {
+		home = top + "/" + home
+		for dir, want := range map[string]string{
+			"data/me":         fmt.Sprintf("the current directory %q is a home directory", top+"/data/me"),
+			"data":            fmt.Sprintf("the current directory %q holds home directories", top+"/data"),
+			"data/me/project": "",
+			"data/other":      "",
+		} {
+			t.Chdir(filepath.Join(top, dir))
+			got, err := currentDirectory(&Policy{}, home)
+			switch {
+			case want == "" && (err != nil || got != filepath.Join(top, dir)):
+				t.Errorf("HOME=%s in %s: got %q, %v", home, dir, got, err)
+			case want != "" && (err == nil || !strings.HasPrefix(err.Error(), want)):
+				t.Errorf("HOME=%s in %s: got %q, %v; want error %s", home, dir, got, err, want)
+			}
+		}
+	}
+	t.Chdir(top + "/data/me")
+	if _, err := currentDirectory(&Policy{}, top+"/dangling"); err != nil {
+		t.Errorf("HOME that leads nowhere: %v", err)
+	}
+}
+
+// On some systems /home is a link. Here it is one in a root directory that this
+// test makes for itself.
+func TestHomeWithinHomeIsALink(t *testing.T) {
+	const inside = "SBXRUN_TEST_CHROOT"
+	if root := os.Getenv(inside); root != "" {
+		if err := errors.Join(unix.Chroot(root), os.Chdir("/")); err != nil {
+			t.Fatal(err)
+		}
+		for dir, want := range map[string]string{
+			"/var/homes/me": "/var/homes/me", "/var/homes": "/var/homes", "/var": "/var", "/var/homes/me/project": "", "/var/other": "", "/home": "/home",
+		} {
+			if got := homeWithin(dir, "/nonexistent"); got != want {
+				t.Errorf("homeWithin(%q) = %q, want %q", dir, got, want)
+			}
+		}
+		return
+	}
+	root := tree(t, "var/homes/me/project/", "var/other/", "home -> var/homes")
+	c := exec.Command("unshare", "--user", "--map-root-user", os.Args[0], "-test.run=^TestHomeWithinHomeIsALink$")
+	c.Env = append(os.Environ(), inside+"="+root)
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Errorf("with a root directory of its own: %v\n%s", err, out)
+	}
+}
+
+func TestHomeWithin(t *testing.T) {
+	tests := []struct{ dir, home, want string }{
+		{"/data", "/data", "/data"},
+		{"/data", "/data/", "/data"},
+		{"/data", "/data/me", "/data/me"},
+		{"/data", "/data/x/../me", "/data/me"},
+		{"/data/me/project", "/data/me", ""},
+		{"/data/me2", "/data/me", ""},
+		{"/data", "/database", ""},
+		{"/data", "", ""},
+		{"/data", "/", ""},  // an account without a home directory
+		{"/data", "..", ""}, // nonsense in HOME does not get in the way
+		{"/root", "/data", "/root"},
+		{"/home/somebody-who-is-not-here", "", "/home/somebody-who-is-not-here"},
+		{"/home/somebody-who-is-not-here/x", "", ""},
+	}
+	for _, tt := range tests {
+		if got := homeWithin(tt.dir, tt.home); got != tt.want {
+			t.Errorf("homeWithin(%q, %q) = %q, want %q", tt.dir, tt.home, got, tt.want)
+		}
+	}
+}
+
+func TestCheckWorkdir(t *testing.T) {
+	v, top := sample(t)
+	if err := os.Symlink("/usr/lib", filepath.Join(top, "work/far")); err != nil {
+		t.Fatal(err)
+	}
+	tests := []struct{ dir, want string }{
+		{"/w", ""},
+		{"/w/dir", ""},
+		{"/w/link", ""},
+		{"/w/bin", ""},
+		{"/usr/bin/root", ""},
+		{"/tmp", ""},
+		{"/", ""},
+		{"/a/b", ""},
+		{"/w/none", `working directory "/w/none" is not there in the sandbox`},
+		{"/tmp/x", `working directory "/tmp/x" is not there in the sandbox`},
+		{"/opt", `working directory "/opt" is not there in the sandbox`},
+		{"/w/out", `working directory "/w/out" is not there in the sandbox`},
+		{"/usr/bin/loop", `working directory "/usr/bin/loop" is not there in the sandbox`},
+		{"/w/far/../lib", ""}, // of /usr; there is no /w/lib
+		{"/w/run", `working directory "/w/run" is not a directory`},
+		{"/etc/hosts", `working directory "/etc/hosts" is not a directory`}, // a copy
+		{"/etc/hosts/", `working directory "/etc/hosts/" is not a directory`},
+		{"/w/run/x", `working directory "/w/run/x" is not there in the sandbox`},
+	}
+	for _, tt := range tests {
+		got := ""
+		if err := checkWorkdir(v, tt.dir, nil); err != nil {
+			var e *result.Error
+			if !errors.As(err, &e) || e.Code != "workdir" || e.Hint == "" {
+				t.Errorf("checkWorkdir(%q): %#v", tt.dir, err)
+			}
+			got = err.Error()
+		}
+		if got != tt.want {
+			t.Errorf("checkWorkdir(%q): %q, want %q", tt.dir, got, tt.want)
+		}
+	}
+}
+
+// Root's sandboxes run under another uid, which may not enter every directory.
+func TestCheckWorkdirOfAnotherUser(t *testing.T) {
+	top := tree(t, "dir/")
+	v := view{{kind: opBind, dst: "/w", src: top + "/dir"}, {kind: opTmpfs, dst: "/tmp"}}
+	me, mine := uint32(os.Getuid()), uint32(os.Getgid())
+	const other = 4711
+	for _, tt := range []struct {
+		mode os.FileMode
+		cred proc.Cred
+		ok   bool
+	}{
+		{0o700, proc.Cred{UID: other, GID: other}, false},
+		{0o770, proc.Cred{UID: other, GID: other}, false},
+		{0o706, proc.Cred{UID: other, GID: other}, false},
+		{0o701, proc.Cred{UID: other, GID: other}, true},
+		{0o710, proc.Cred{UID: other, GID: mine}, true},
+		{0o701, proc.Cred{UID: other, GID: mine}, false},
+		{0o700, proc.Cred{UID: me, GID: other}, true},
+		{0o077, proc.Cred{UID: me, GID: mine}, false},
+	} {
+		if err := os.Chmod(top+"/dir", tt.mode); err != nil {
+			t.Fatal(err)
+		}
+		err := checkWorkdir(v, "/w", &tt.cred)
+		if tt.ok {
+			if err != nil {
+				t.Errorf("mode %o for %v: %v", tt.mode, tt.cred, err)
+			}
+			continue
+		}
+		var e *result.Error
+		want := fmt.Sprintf(`working directory "/w" cannot be entered by uid %d`, tt.cred.UID)
+		if !errors.As(err, &e) || e.Code != "workdir" || !strings.HasPrefix(e.Message, want) || e.Hint == "" {
+			t.Errorf("mode %o for %v: got %#v, want %s", tt.mode, tt.cred, err, want)
+		}
+	}
+	if err := checkWorkdir(v, "/tmp", &proc.Cred{UID: other, GID: other}); err != nil {
+		t.Errorf("the sandbox's own: %v", err)
+	}
+}
+
+// The same, from the current directory on.
+func TestPrepareRootInADirectoryOfAnotherUser(t *testing.T) {
+	top := tree(t, "private/")
+	dir := top + "/private"
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(dir)
+	plan, err := Prepare(Policy{Command: []string{"true"}}, Caller{Path: os.Getenv("PATH"), Home: "/nonexistent"})
+	var e *result.Error
+	want := fmt.Sprintf("working directory %q cannot be entered by uid 65534", dir)
+	if plan != nil || !errors.As(err, &e) || e.Code != "workdir" || !strings.HasPrefix(e.Message, want) {
+		t.Errorf("got %v, %#v; want %s", plan, err, want)
+	}
+}

@@ -1,0 +1,118 @@
+// Package cleanup brings a sandbox to nothing and says whether that is proven.
+//
+// Killing the init of a PID namespace makes the kernel kill every process in
+// it, and init is not gone before all of them are dead and reaped
+// (pid_namespaces(7)). So the proof has two halves: init's pidfd is readable,
+// which speaks for everything in the namespace; and the keeper has said that it
+// has no children any more, which speaks for bwrap's own processes and for
+// zombies. That is [Teardown].
+//
+// [Sweep] is for what was left without a supervisor to do that: it ends processes,
+// each verified to be a sandbox's, and removes records.
+package supervise
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/go-multierror"
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/result"
+)
+
+// Outcome is what the teardown came to.
+type Outcome struct {
+	Verdict   result.Verdict
+	At        time.Time         // of the proof, or when it was given up
+	Survivors []result.Survivor // if unproven
+	End       proc.End          // if proven
+	Err       error             // every step that failed
+}
+
+// instead is how long it may take to do a keeper's work that does not do it.
+const instead = 500 * time.Millisecond
+
+// maxSurvivors bounds the list in the report.
+const maxSurvivors = 100
+
+// Teardown kills what a keeper keeps and waits, at most until the deadline, for the
+// proof. Every step is made whatever the others came to. The keeper is still there
+// afterwards; [Collect] ends it.
+func Teardown(k *proc.Kept, deadline time.Time) Outcome {
+	var failed *multierror.Error
+	if err := k.KillInits(); err != nil {
+		failed = multierror.Append(failed, err)
+	}
+	// The monitor, too: it has nothing more to say, and dies beside the inits
+	// instead of after them.
+	k.Keeper.Kill()
+
+	// The keeper's word first: it comes when the inits have ended, and spares a wait.
+	end, err := k.Keeper.Empty(deadline)
+	if errors.Is(err, os.ErrDeadlineExceeded) && stopped(k.Keeper) && k.Keeper.Signal(unix.SIGKILL) == nil {
+		// Without it, what it should reap is ours.
+		err, deadline = proc.ErrNotEmpty, time.Now().Add(instead)
+	}
+	if errors.Is(err, proc.ErrNotEmpty) {
+		err = k.Inherit(deadline)
+	}
+	if err != nil {
+		failed = multierror.Append(failed, fmt.Errorf("wait for the keeper: %w", err))
+	}
+	if err := k.Wait(deadline); err != nil {
+		failed = multierror.Append(failed, err)
+	}
+	at := time.Now()
+	go k.Unmount() // the process does not end before that is done
+	if failed == nil {
+		return Outcome{Verdict: result.Proven, At: at, End: end}
+	}
+	failed.ErrorFormat = inOneLine
+	return Outcome{Verdict: result.Unproven, At: at, Survivors: survivors(k), Err: failed}
+}
+
+// Collect ends the keeper, which puts back the terminal and removes the cgroups first,
+// and reaps it. One that does not end by the deadline is killed. It is no part of what was
+// to be proven, but it must not be left either.
+func Collect(k *proc.Kept, deadline time.Time) error {
+	err := k.Keeper.Reap(deadline)
+	if errors.Is(err, os.ErrDeadlineExceeded) && k.Keeper.Signal(unix.SIGKILL) == nil {
+		err = k.Keeper.Reap(time.Now().Add(instead))
+	}
+	if err != nil {
+		return fmt.Errorf("collect the keeper: %w", err)
+	}
+	return nil
+}
+
+// stopped reports whether somebody has stopped the keeper (SIGSTOP). Any other that is
+// late waits for something, and will go on reaping when we are gone.
+func stopped(k *proc.Keeper) bool {
+	st, err := proc.ReadStat(k.PID)
+	return err == nil && st.State == "T"
+}
+
+// survivors names what is left.
+func survivors(k *proc.Kept) (left []result.Survivor) {
+	for _, st := range k.Survivors(maxSurvivors) {
+		left = append(left, result.Survivor{PID: st.PID, Comm: st.Comm, State: st.State})
+	}
+	return left
+}
+
+// inOneLine is how multierror prints its errors here, each once and after a semicolon.
+func inOneLine(errs []error) string {
+	line := ""
+	for i, err := range errs {
+		if i > 0 {
+			line += "; "
+		}
+		line += strings.Join(strings.Fields(err.Error()), " ")
+	}
+	return line
+}

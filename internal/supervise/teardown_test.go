@@ -1,0 +1,186 @@
+package supervise_test
+
+import (
+	"errors"
+	"io"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/supervise"
+)
+
+func soon() time.Time { return time.Now().Add(20 * time.Second) }
+
+// held is a sandbox just before it runs a shell script, and the script's stdout.
+func held(t *testing.T, script string) (sb *room.Room, stdout *os.File) {
+	t.Helper()
+	plan, err := room.Prepare(room.Policy{Command: []string{"sh", "-c", script}, Workdir: "/tmp"},
+		room.Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plan.Close()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	stdout, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { stdout.Close() })
+	sb, err = plan.Start(t.Context(), [3]*os.File{null, w, os.Stderr}, nil, false)
+	w.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(sb.Close)
+	return sb, stdout
+}
+
+// up releases the sandbox and waits for n lines.
+func up(t *testing.T, sb *room.Room, stdout *os.File, n int) {
+	t.Helper()
+	sb.Exec.Release()
+	if err := stdout.SetReadDeadline(soon()); err != nil {
+		t.Fatal(err)
+	}
+	for n > 0 {
+		var b [1]byte
+		if _, err := stdout.Read(b[:]); err != nil {
+			t.Fatal(err)
+		}
+		if b[0] == '\n' {
+			n--
+		}
+	}
+}
+
+// gone checks that a proven outcome is true.
+func gone(t *testing.T, sb *room.Room, stdout *os.File, out supervise.Outcome) {
+	t.Helper()
+	if out.Verdict != result.Proven || out.Err != nil || out.Survivors != nil {
+		t.Errorf("outcome %+v", out)
+	}
+	if err := supervise.Collect(&sb.Kept, soon()); err != nil {
+		t.Error(err)
+	}
+	if left := proc.Members(100, sb.RoomNS, sb.InitNS); left != nil {
+		t.Errorf("in the namespace: %+v", left)
+	}
+	for _, st := range proc.Descendants(os.Getpid(), 100) {
+		if st.PID == sb.Keeper.PID || st.Parent == sb.Keeper.PID || st.PID == sb.Init.PID {
+			t.Errorf("left behind: %+v", st)
+		}
+	}
+	if err := stdout.SetReadDeadline(soon()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, stdout); err != nil {
+		t.Errorf("stdout has no end: %v", err)
+	}
+}
+
+func TestTeardownTree(t *testing.T) {
+	sb, stdout := held(t, `
+		trap "" TERM INT HUP QUIT
+		setsid sh -c 'echo session; sleep 100' &
+		(setsid sh -c 'echo orphan; sleep 100' & exit) &
+		sh -c 'echo stopped; kill -STOP $$' &
+		for i in 1 2 3 4 5 6 7 8 9 10; do sleep 100 & done
+		echo payload
+		sleep 100`)
+	up(t, sb, stdout, 4)
+	out := supervise.Teardown(&sb.Kept, soon())
+	gone(t, sb, stdout, out)
+	if ws, ok := out.End.Status(sb.Init.PID); !ok || !ws.Signaled() || ws.Signal() != unix.SIGKILL {
+		t.Errorf("init ended with %#x, want killed by 9", ws)
+	}
+	if out.End.Usage(sb.Init.PID).MaxRSS == 0 {
+		t.Error("no peak memory")
+	}
+}
+
+// A payload that was never released never runs, not even by its sandbox's end.
+func TestTeardownHeld(t *testing.T) {
+	sb, stdout := held(t, "echo ran")
+	out := supervise.Teardown(&sb.Kept, soon())
+	if err := stdout.SetReadDeadline(soon()); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := io.ReadAll(stdout); err != nil || len(text) > 0 {
+		t.Errorf("the payload wrote %q, %v", text, err)
+	}
+	gone(t, sb, stdout, out)
+}
+
+func TestTeardownEnded(t *testing.T) {
+	for _, script := range []string{"echo up; exit 3", "echo up; kill -9 $$", "sleep 100 & echo up; kill -9 -1", "sleep 100 & echo up; exit 0"} {
+		sb, stdout := held(t, script)
+		up(t, sb, stdout, 1)
+		select {
+		case <-sb.Exec.Exited():
+		case <-time.After(20 * time.Second):
+			t.Errorf("%s: has not exited", script)
+		}
+		gone(t, sb, stdout, supervise.Teardown(&sb.Kept, soon()))
+	}
+}
+
+// Somebody else has killed init, or the monitor.
+func TestTeardownKilledBefore(t *testing.T) {
+	kills := map[string]func(sb *room.Room) error{
+		"init": func(sb *room.Room) error { return sb.Init.Signal(unix.SIGKILL) },
+		"room": func(sb *room.Room) error { return sb.Room.Signal(unix.SIGKILL) },
+		"monitor": func(sb *room.Room) error {
+			st, err := proc.ReadStat(sb.Room.PID)
+			if err != nil {
+				return err
+			}
+			p, err := proc.Open(st.Parent)
+			if err != nil {
+				return err
+			}
+			defer p.Close()
+			return errors.Join(p.Signal(unix.SIGKILL), p.Wait(soon()))
+		},
+	}
+	for name, kill := range kills {
+		t.Run(name, func(t *testing.T) {
+			sb, stdout := held(t, "setsid sleep 100 & echo up; sleep 100")
+			up(t, sb, stdout, 1)
+			if err := kill(sb); err != nil {
+				t.Fatal(err)
+			}
+			gone(t, sb, stdout, supervise.Teardown(&sb.Kept, soon()))
+		})
+	}
+}
+
+// No time for a proof is no proof; it can be had later.
+func TestTeardownDeadline(t *testing.T) {
+	sb, stdout := held(t, "for i in 1 2 3 4 5 6 7 8 9 10; do sleep 100 & done; echo up; sleep 100")
+	up(t, sb, stdout, 1)
+	out := supervise.Teardown(&sb.Kept, time.Unix(1, 0))
+	if out.Verdict != result.Unproven || !errors.Is(out.Err, os.ErrDeadlineExceeded) {
+		t.Errorf("deadline long past: %+v", out)
+	}
+	gone(t, sb, stdout, supervise.Teardown(&sb.Kept, soon()))
+}
+
+// A keeper that somebody has stopped is no obstacle.
+func TestTeardownKeeperStopped(t *testing.T) {
+	sb, stdout := held(t, "setsid sleep 100 & echo up; sleep 100")
+	up(t, sb, stdout, 1)
+	if err := sb.Keeper.Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	gone(t, sb, stdout, supervise.Teardown(&sb.Kept, time.Now().Add(300*time.Millisecond)))
+}
