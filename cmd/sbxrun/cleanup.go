@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup"
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
-	"github.com/sbxrun/sbxrun/internal/result"
 )
 
 func cleanupCommand(args []string) int {

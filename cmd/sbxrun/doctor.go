@@ -10,9 +10,9 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/doctor"
-	"github.com/sbxrun/sbxrun/internal/result"
 )
 
 func doctorCommand(args []string) int {

@@ -11,9 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/environ"
 	"github.com/sbxrun/sbxrun/internal/links"
-	"github.com/sbxrun/sbxrun/internal/result"
 )
 
 // environmentFile adds the variables of an --env-file.

@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/links"
-	"github.com/sbxrun/sbxrun/internal/result"
 )
 
 // reportFile is where --report goes. That it can be written to is seen to before

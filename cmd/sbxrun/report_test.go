@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
 // report is a report and its text.

@@ -20,7 +20,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/room"
 )
 

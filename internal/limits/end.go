@@ -10,9 +10,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cgroups"
 	"github.com/sbxrun/sbxrun/internal/proc"
-	"github.com/sbxrun/sbxrun/internal/result"
 	"golang.org/x/sys/unix"
 )
 

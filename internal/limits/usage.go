@@ -7,8 +7,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
-	"github.com/sbxrun/sbxrun/internal/result"
 	"golang.org/x/sys/unix"
 )
 

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
 // defaultPath is the PATH of a sandbox whose caller has none that is visible.

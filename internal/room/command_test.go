@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
 func TestCheckCommand(t *testing.T) {

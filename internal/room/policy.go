@@ -5,8 +5,8 @@ import (
 	"path"
 	"strings"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/environ"
-	"github.com/sbxrun/sbxrun/internal/result"
 )
 
 // Network is what of the network the payload sees.

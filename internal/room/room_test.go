@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/environ"
-	"github.com/sbxrun/sbxrun/internal/result"
 )
 
 // play runs a policy as whoever the tests run as, until nothing is left, and

@@ -39,8 +39,8 @@ import (
 	"github.com/godbus/dbus/v5"
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
-	"github.com/sbxrun/sbxrun/internal/result"
 )
 
 // patience bounds each of [Find] and [Manager.Enter]. A manager answers within 10 ms, or is in trouble.

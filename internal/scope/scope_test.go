@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
 // fake is a manager that records what it is asked.

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
 // List reads all sandboxes, the oldest first. What cannot be read is passed over

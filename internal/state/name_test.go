@@ -8,7 +8,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/sbxrun/sbxrun/internal/result"
+	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
 func TestValidName(t *testing.T) {
