@@ -211,12 +211,9 @@ func castBelow(t *testing.T, roles string) (inner *proc.Process, all []*proc.Pro
 	pid := cmd.Process.Pid
 	for i := range 1 + strings.Count(roles, ",") {
 		if i > 0 {
-			var children []int
-			for _, tid := range tasks(t, pid) {
-				children = append(children, proc.Children(pid, tid)...)
-			}
-			if len(children) == 0 {
-				t.Fatalf("%s: %d has no child", roles, pid)
+			children, err := proc.Children(pid)
+			if err != nil || len(children) == 0 {
+				t.Fatalf("%s: %d has no child: %v", roles, pid, err)
 			}
 			pid = children[0]
 		}
@@ -226,21 +223,6 @@ func castBelow(t *testing.T, roles string) (inner *proc.Process, all []*proc.Pro
 		all = append(all, inner)
 	}
 	return inner, all
-}
-
-func tasks(t *testing.T, pid int) (tids []int) {
-	t.Helper()
-	dir, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, entry := range dir {
-		var tid int
-		if _, err := fmt.Sscan(entry.Name(), &tid); err == nil {
-			tids = append(tids, tid)
-		}
-	}
-	return tids
 }
 
 // findings are what a sweep has found of one process.

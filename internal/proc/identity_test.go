@@ -154,27 +154,35 @@ func TestIdentityNoDescriptors(t *testing.T) {
 	c, end := held(t, "cat")
 	defer end()
 	id := identify(t, c.Process.Pid)
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-			t.Error(err)
-		}
-	}()
 	lowest, err := unix.Dup(0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	unix.Close(lowest)
 	for more := range 2 { // for the pidfd, and for what is read after it
-		low := unix.Rlimit{Cur: uint64(lowest + more), Max: limit.Max}
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &low); err != nil {
-			t.Fatal(err)
-		}
-		if p, err := id.Open(); !errors.Is(err, unix.EMFILE) || p != nil {
+		restore := limitDescriptors(t, lowest+more)
+		p, err := id.Open()
+		restore()
+		if !errors.Is(err, unix.EMFILE) || p != nil {
 			t.Errorf("with %d descriptors free: %v, %v", more, p, err)
+		}
+	}
+}
+
+// limitDescriptors has no descriptor from n on be had, until restore is called.
+func limitDescriptors(t *testing.T, n int) (restore func()) {
+	t.Helper()
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	low := unix.Rlimit{Cur: uint64(n), Max: limit.Max}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &low); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+			t.Error(err)
 		}
 	}
 }

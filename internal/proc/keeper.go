@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -335,36 +334,6 @@ func (k *Keeper) Kill() {
 // somebody killed it, or it failed before it had anything. What it had is now
 // sbxrun's.
 var ErrNotEmpty = errors.New("the keeper was killed before it had reaped the sandbox")
-
-// inherit is [Kept.Inherit].
-func (k *Keeper) inherit(inits []*Process, deadline time.Time) error {
-	// Its socket closes before its children are reparented; its pidfd tells later.
-	if err := k.Wait(deadline); err != nil {
-		return err
-	}
-	for {
-		left := 0
-		for _, tid := range threads(os.Getpid()) {
-			for _, pid := range Children(os.Getpid(), tid) {
-				// Our own unreaped children: their pids cannot be recycled.
-				st, err := ReadStat(pid)
-				if err != nil || pid == k.PID || st.Session != k.PID && !slices.ContainsFunc(inits, func(p *Process) bool { return p.PID == pid }) {
-					continue
-				}
-				_ = unix.Kill(pid, unix.SIGKILL)
-				_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
-				left++ // or gone, but what it had may be ours only now: look again
-			}
-		}
-		if left == 0 {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return os.ErrDeadlineExceeded
-		}
-		time.Sleep(time.Millisecond) // between two looks, in a case that nobody waits for
-	}
-}
 
 // Empty waits, at most until deadline, for the keeper's word that all it ever had
 // is dead and reaped. [ErrNotEmpty]; os.ErrDeadlineExceeded: it still has

@@ -1,10 +1,13 @@
 package proc
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func keep(t *testing.T, c Command) *Keeper {
@@ -21,8 +24,8 @@ func finish(t *testing.T, k *Keeper) End {
 	t.Helper()
 	deadline := time.Now().Add(10 * time.Second)
 	end, err := k.Empty(deadline)
-	if err == ErrNotEmpty && k.StartError() != nil {
-		err = k.inherit(nil, deadline)
+	if err == ErrNotEmpty {
+		err = (&Kept{Keeper: k}).Inherit(deadline)
 	}
 	if err != nil {
 		t.Error(err)
@@ -38,10 +41,7 @@ func TestKeeperKills(t *testing.T) {
 	if _, err := out.Read(make([]byte, 3)); err != nil {
 		t.Fatal(err)
 	}
-	st, err := ReadStat(Children(k.PID, k.PID)[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	st := Descendants(k.PID, 1)[0]
 	k.Kill()
 	end := finish(t, k)
 	if ws, ok := end.Status(st.PID); !ok || !ws.Signaled() || ws.Signal() != 9 {
@@ -104,4 +104,39 @@ func TestKeeperHidesDescriptors(t *testing.T) {
 		t.Errorf("descriptors %q", got)
 	}
 	finish(t, k)
+}
+
+// What a killed keeper leaves is sbxrun's. Without a free descriptor nobody can see it,
+// and that is no proof.
+func TestInheritNoDescriptors(t *testing.T) {
+	k, out := start(t, "sh", "-c", "echo up; exec sleep 100")
+	if _, err := out.Read(make([]byte, 3)); err != nil {
+		t.Fatal(err)
+	}
+	program := Descendants(k.PID, 1)[0].PID
+	if err := k.Signal(unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Wait(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	kept := &Kept{Keeper: k}
+	if left := kept.Survivors(10); len(left) != 1 || left[0].PID != program {
+		t.Errorf("survivors %+v, want %d", left, program)
+	}
+	lowest, err := unix.Dup(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(lowest)
+	restore := limitDescriptors(t, lowest)
+	err = kept.Inherit(time.Now().Add(50 * time.Millisecond))
+	restore()
+	if !errors.Is(err, unix.EMFILE) {
+		t.Errorf("with no descriptor free: %v", err)
+	}
+	finish(t, k)
+	if left := kept.Survivors(10); left != nil {
+		t.Errorf("left behind: %+v", left)
+	}
 }

@@ -3,6 +3,7 @@ package proc
 import (
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/hashicorp/go-multierror"
@@ -89,11 +90,50 @@ func (k *Kept) inits() (list []*Process) {
 	return list
 }
 
-// Inherit kills and reaps what a killed keeper has left to sbxrun, which is a
-// subreaper too: what is in the keeper's session, and the inits. Other children that
-// sbxrun may have, from before it was executed, are not touched. It blocks until none is
-// left, or the deadline has passed.
-func (k *Kept) Inherit(deadline time.Time) error { return k.Keeper.inherit(k.inits(), deadline) }
+// Inherit kills and reaps what a killed keeper has left to sbxrun. It blocks until none is
+// left, or the deadline has passed; an error says that something may be.
+func (k *Kept) Inherit(deadline time.Time) error {
+	// Its socket closes before its children are reparented; its pidfd tells later.
+	if err := k.Keeper.Wait(deadline); err != nil {
+		return err
+	}
+	for {
+		left, err := k.orphans()
+		if len(left) == 0 && err == nil {
+			return nil
+		}
+		for _, st := range left {
+			// Our own unreaped children: their pids cannot be recycled.
+			_ = unix.Kill(st.PID, unix.SIGKILL)
+			_, _ = unix.Wait4(st.PID, nil, unix.WNOHANG, nil) // what it had may be ours only then
+		}
+		if time.Now().After(deadline) {
+			if err == nil {
+				err = os.ErrDeadlineExceeded
+			}
+			return err
+		}
+		time.Sleep(time.Millisecond) // between two looks, in a case that nobody waits for
+	}
+}
+
+// orphans are what a killed keeper has left to sbxrun, which is a subreaper too: the inits,
+// and what is in the keeper's session. Other children that sbxrun may have, from before it
+// was executed, are not among them. An error, for want of a descriptor for one, says that
+// there may be more.
+func (k *Kept) orphans() (list []Stat, err error) {
+	children, err := Children(os.Getpid())
+	for _, pid := range children {
+		st, statErr := ReadStat(pid)
+		if statErr != nil && statErr != ErrGone {
+			err = statErr
+		}
+		if statErr == nil && pid != k.Keeper.PID && (st.Session == k.Keeper.PID || slices.ContainsFunc(k.inits(), func(p *Process) bool { return p.PID == pid })) {
+			list = append(list, st)
+		}
+	}
+	return list, err
+}
 
 // HoldMounts holds the mount namespaces. As long as somebody does, an init can end
 // without having to take all mounts down before, which takes the kernel longer than
@@ -147,10 +187,11 @@ func (k *Kept) Wait(deadline time.Time) error {
 }
 
 // Survivors lists what is left: members of the namespaces, and what the keeper still
-// has; at most limit.
+// has, or has left to sbxrun; at most limit.
 func (k *Kept) Survivors(limit int) (left []Stat) {
 	seen := map[int]bool{}
-	for _, st := range append(Members(limit, k.RoomNS, k.InitNS), Descendants(k.Keeper.PID, limit)...) {
+	orphans, _ := k.orphans() // what could be read is all there is to see
+	for _, st := range slices.Concat(Members(limit, k.RoomNS, k.InitNS), Descendants(k.Keeper.PID, limit), orphans) {
 		if !seen[st.PID] && len(left) < limit {
 			seen[st.PID] = true
 			left = append(left, st)

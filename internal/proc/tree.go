@@ -67,7 +67,7 @@ func ReadFile(path string) ([]byte, error) {
 func ReadStat(pid int) (Stat, error) {
 	data, err := ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	// It may end before the file is opened, or before it is read.
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) {
+	if isGone(err) {
 		return Stat{}, ErrGone
 	}
 	if err != nil {
@@ -204,14 +204,26 @@ func parsePeakRSS(status []byte) int64 {
 	return kib << 10
 }
 
-// Children lists the children of one thread, zombies included.
-func Children(pid, tid int) []int {
-	data, err := ReadFile("/proc/" + strconv.Itoa(pid) + "/task/" + strconv.Itoa(tid) + "/children")
-	if err != nil {
-		return nil // ended meanwhile: it has no children any more
+// Children lists the children of a process, zombies included: those of all its threads.
+// A process that has ended has none; an error says that some may be missing.
+func Children(pid int) (pids []int, err error) {
+	tasks := "/proc/" + strconv.Itoa(pid) + "/task"
+	threads, err := os.ReadDir(tasks)
+	for _, tid := range threads {
+		data, readErr := ReadFile(tasks + "/" + tid.Name() + "/children")
+		pids = append(pids, parseChildren(data)...)
+		if readErr != nil && !isGone(readErr) {
+			err = readErr
+		}
 	}
-	return parseChildren(data)
+	if isGone(err) {
+		err = nil
+	}
+	return pids, err
 }
+
+// isGone says whether what could not be opened, or read, in /proc is no more.
+func isGone(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) }
 
 func parseChildren(data []byte) (pids []int) {
 	for _, f := range strings.Fields(string(data)) {
@@ -231,36 +243,20 @@ func Descendants(root, limit int) (found []Stat) {
 	for len(queue) > 0 {
 		pid := queue[0]
 		queue = queue[1:]
-		for _, tid := range threads(pid) {
-			for _, child := range Children(pid, tid) {
-				st, err := ReadStat(child)
-				if err != nil {
-					continue
-				}
-				found = append(found, st)
-				if len(found) == limit {
-					return found
-				}
-				queue = append(queue, child)
+		children, _ := Children(pid) // what could be read is all there is to see
+		for _, child := range children {
+			st, err := ReadStat(child)
+			if err != nil {
+				continue
 			}
+			found = append(found, st)
+			if len(found) == limit {
+				return found
+			}
+			queue = append(queue, child)
 		}
 	}
 	return found
-}
-
-func threads(pid int) (tids []int) {
-	dir, err := os.Open("/proc/" + strconv.Itoa(pid) + "/task")
-	if err != nil {
-		return nil // ended meanwhile
-	}
-	defer dir.Close()
-	names, _ := dir.Readdirnames(-1) // what could be read is all there is to see
-	for _, name := range names {
-		if tid, err := strconv.Atoi(name); err == nil {
-			tids = append(tids, tid)
-		}
-	}
-	return tids
 }
 
 // Members lists every process of some PID namespaces, those nested in them apart, by
