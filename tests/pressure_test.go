@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sbxrun/sbxrun/internal/cgroups"
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -30,16 +30,15 @@ var budgets atomic.Int32
 // beginning, and removed with all that is in it when the test is over.
 func newBudget(t *testing.T, most int) *budget {
 	t.Helper()
-	mountinfo, err := os.ReadFile("/proc/self/mountinfo")
+	mounts, err := limits.Mounts("")
 	if err != nil {
 		t.Fatal(err)
 	}
-	membership, err := os.ReadFile("/proc/self/cgroup")
+	paths, err := limits.Membership("", 0)
 	if err != nil {
 		return nil
 	}
-	paths := cgroups.ParseMembership(membership)
-	for _, mt := range cgroups.ParseMounts(mountinfo) {
+	for _, mt := range mounts {
 		path, v1 := paths["pids"]
 		if !v1 {
 			path = paths[""]

@@ -16,8 +16,8 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup"
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/census"
-	"github.com/sbxrun/sbxrun/internal/cgroups"
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/pressure"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/state"
@@ -182,10 +182,10 @@ func useOf(e *state.Entry, all *census.Census, memory memoryGroups, now time.Tim
 }
 
 // memoryGroups is where cgroups that count memory are mounted.
-type memoryGroups []cgroups.Mount
+type memoryGroups []limits.Mount
 
 func findMemory() memoryGroups {
-	mounts, err := cgroups.Mounts("")
+	mounts, err := limits.Mounts("")
 	if err != nil {
 		return nil // then what processes say must do
 	}
@@ -195,17 +195,16 @@ func findMemory() memoryGroups {
 // of is what the cgroup of a sandbox counts, if it has one of its own: sbxrun-ID, or
 // one below it.
 func (m memoryGroups) of(id string, init int) (bytes int64, ok bool) {
-	membership, err := proc.ReadFile("/proc/" + strconv.Itoa(init) + "/cgroup")
+	paths, err := limits.Membership("", init)
 	if err != nil {
 		return 0, false
 	}
-	return m.in(id, membership)
+	return m.in(id, paths)
 }
 
-// in is of, with what /proc/PID/cgroup says.
-func (m memoryGroups) in(id string, membership []byte) (bytes int64, ok bool) {
-	own := "/sbxrun-" + id
-	paths := cgroups.ParseMembership(membership)
+// in is of, with the cgroups that the init is in.
+func (m memoryGroups) in(id string, paths map[string]string) (bytes int64, ok bool) {
+	own := "/" + limits.Prefix + id
 	for _, mt := range m {
 		path, file := paths["memory"], "/memory.usage_in_bytes"
 		if mt.V2 {

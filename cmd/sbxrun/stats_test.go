@@ -12,7 +12,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
-	"github.com/sbxrun/sbxrun/internal/cgroups"
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/pressure"
 )
 
@@ -127,20 +127,20 @@ func TestMemoryOfCgroup(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(root, "sbxrun-aa", "memory.current"), []byte("4096\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	m := memoryGroups{cgroups.Mount{Root: "/", Point: root, V2: true}}
+	m := memoryGroups{limits.Mount{Root: "/", Point: root, V2: true}}
 	for _, tt := range []struct {
-		id, membership string
-		want           int64
+		id, cgroup string
+		want       int64
 	}{
-		{"aa", "0::/sbxrun-aa\n", 4096},
-		{"aa", "0::/sbxrun-aa/main\n", 4096},
-		{"aa", "0::/sbxrun-aab\n", 0},
-		{"aa", "0::/\n", 0},
-		{"bb", "0::/sbxrun-aa\n", 0},
-		{"bb", "0::/sbxrun-bb\n", 0},
+		{"aa", "/sbxrun-aa", 4096},
+		{"aa", "/sbxrun-aa/main", 4096},
+		{"aa", "/sbxrun-aab", 0},
+		{"aa", "/", 0},
+		{"bb", "/sbxrun-aa", 0},
+		{"bb", "/sbxrun-bb", 0},
 	} {
-		if got, ok := m.in(tt.id, []byte(tt.membership)); got != tt.want || ok != (tt.want != 0) {
-			t.Errorf("%s in %q: %d, %v", tt.id, tt.membership, got, ok)
+		if got, ok := m.in(tt.id, map[string]string{"": tt.cgroup}); got != tt.want || ok != (tt.want != 0) {
+			t.Errorf("%s in %q: %d, %v", tt.id, tt.cgroup, got, ok)
 		}
 	}
 }

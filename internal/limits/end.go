@@ -6,12 +6,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/cgroups"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"golang.org/x/sys/unix"
 )
@@ -24,7 +22,7 @@ const boundless = "1000000000"
 // machine, and without the last, the kernel patches its own code (cfs_bandwidth_used),
 // which stops all processors for some 0.07 ms.
 func (g *Group) Unthrottle() {
-	dir := g.dirOf("cpus")
+	dir := g.read["cpu"]
 	if dir == "" || !g.plan.enforced("cpus") {
 		return
 	}
@@ -76,16 +74,15 @@ func thaw(dir string) error {
 // Thaw thaws the cgroups that a process, a sandbox's init, is in, if somebody has put
 // it where the caller is not: SIGKILL does not end what a v1 freezer holds.
 func (m *Machine) Thaw(pid int) error {
-	theirs, err := proc.ReadFile(m.root + "/proc/" + strconv.Itoa(pid) + "/cgroup")
+	theirs, err := Membership(m.root, pid)
 	if err != nil {
 		return nil // it is gone
 	}
-	own, err := proc.ReadFile(m.root + "/proc/self/cgroup")
+	own, err := Membership(m.root, 0)
 	if err != nil {
 		return err
 	}
 	var errs []error
-	mine, paths := cgroups.ParseMembership(own), cgroups.ParseMembership(theirs)
 	for _, mt := range m.mount {
 		c := ""
 		if !mt.V2 {
@@ -93,8 +90,8 @@ func (m *Machine) Thaw(pid int) error {
 				continue
 			}
 		}
-		dir, ok := mt.Own(paths[c])
-		ours, _ := mt.Own(mine[c])
+		dir, ok := mt.Own(theirs[c])
+		ours, _ := mt.Own(own[c])
 		// What holds the caller too was not frozen, or nobody would ask.
 		for ok && len(dir) > len(mt.Point) && !strings.HasPrefix(ours+"/", dir+"/") {
 			errs = append(errs, thaw(dir))
@@ -135,7 +132,7 @@ func (g *Group) Remove(deadline time.Time) error {
 func RemoveDirs(dirs []string, deadline time.Time) error {
 	var errs []error
 	for _, dir := range dirs {
-		if !strings.HasPrefix(filepath.Base(dir), prefix) {
+		if !strings.HasPrefix(filepath.Base(dir), Prefix) {
 			errs = append(errs, fmt.Errorf("remove %s: it was not made by sbxrun", dir))
 			continue
 		}
@@ -192,7 +189,7 @@ func (m *Machine) Leftovers() (found []Leftover) {
 			if err != nil || !e.IsDir() {
 				return nil // not ours to read, or gone
 			}
-			id, ok := strings.CutPrefix(e.Name(), prefix)
+			id, ok := strings.CutPrefix(e.Name(), Prefix)
 			if !ok || strings.HasSuffix(id, ".scope") { // systemd's, which collects it
 				return nil
 			}

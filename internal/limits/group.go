@@ -11,12 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/cgroups"
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
-
-// prefix of the names of all cgroups made here.
-const prefix = cgroups.Prefix
 
 // leaf holds the processes of a v2 cgroup that others can be made in.
 const leaf = "main"
@@ -79,7 +75,7 @@ func (g *Group) approach(id string) error {
 	}
 	given, err := m.manager()
 	if err == nil {
-		_, err = given.Enter(fmt.Sprintf("%s%s-%d.scope", prefix, id, os.Getpid())) // an id is of one sandbox
+		_, err = given.Enter(fmt.Sprintf("%s%s-%d.scope", Prefix, id, os.Getpid())) // an id is of one sandbox
 	}
 	if err != nil { // an exec may not run outside of its sandbox's limits
 		return &result.Error{Code: "limit", Message: "the sandbox's cgroup cannot be joined from here: asked systemd for a scope: " + err.Error(), Hint: hintFor(err), Err: err}
@@ -92,7 +88,7 @@ func (g *Group) approach(id string) error {
 func (g *Group) enter(id string) error {
 	p := g.plan
 	m := p.machine
-	path, err := p.v2.manager.Enter(prefix + id + ".scope")
+	path, err := p.v2.manager.Enter(Prefix + id + ".scope")
 	if err != nil {
 		return fmt.Errorf("asked systemd for a scope: %w", err)
 	}
@@ -116,7 +112,7 @@ func (g *Group) enter(id string) error {
 	}
 	p.v2 = c
 	for _, l := range slices.Clone(p.Limits) {
-		name := controllers[l.Name]
+		name := controllerOf(l.Name)
 		if l.Enforced && strings.HasPrefix(l.Mechanism, "cgroup v2 ") && !c.has(name) {
 			if err := p.fail(l.Name, fmt.Errorf("systemd has made %s without the controller %s", c.dir, name), ""); err != nil {
 				return err
@@ -141,7 +137,7 @@ func (g *Group) make(id string, nest bool) error {
 			continue
 		}
 		for c, d := range p.machine.v1 { // cpu and cpuacct are often one hierarchy
-			if c == controller || d == parent && exists(dir+"/"+probes[c]) {
+			if c == controller || d == parent && exists(dir+"/"+probe(c)) {
 				g.read[c] = dir
 			}
 		}
@@ -160,26 +156,20 @@ func (g *Group) make(id string, nest bool) error {
 	return nil
 }
 
-func (g *Group) apply(settings []setting) error {
-	p := g.plan
-	for _, s := range settings {
-		if !p.enforced(s.limit) {
-			continue
-		}
-		if err := write(s.path, s.value); err != nil {
-			if s.optional && err == unix.ENOENT && noSwap(p.machine.root) {
-				continue
-			}
-			if err := p.fail(s.limit, fmt.Errorf("write %s to %s: %w", s.value, s.path, err), hintFor(err)); err != nil {
-				return err
-			}
-		}
+// probe is a file that only a v1 cgroup with the controller has.
+func probe(controller string) string {
+	switch controller {
+	case "memory":
+		return "memory.limit_in_bytes"
+	case "cpu":
+		return "cpu.cfs_quota_us"
+	case "cpuacct":
+		return "cpuacct.usage"
+	case "freezer":
+		return "freezer.state"
 	}
-	return nil
+	return "pids.max"
 }
-
-// probes are files that only a cgroup with the controller has.
-var probes = map[string]string{"memory": "memory.limit_in_bytes", "pids": "pids.max", "cpu": "cpu.cfs_quota_us", "cpuacct": "cpuacct.usage", "freezer": "freezer.state"}
 
 func (g *Group) makeV2(id string, nest bool) error {
 	p := g.plan
@@ -231,7 +221,7 @@ func (g *Group) makeV2(id string, nest bool) error {
 
 // mkdir makes one cgroup, which init will join in place of what is there.
 func (g *Group) mkdir(parent, id, instead string) (string, error) {
-	dir := parent + "/" + prefix + id
+	dir := parent + "/" + Prefix + id
 	if err := unix.Mkdir(dir, 0o755); err != nil {
 		return "", fmt.Errorf("make %s: %w", dir, err)
 	}
@@ -322,13 +312,18 @@ func (g *Group) Bounds() (b proc.Bounds) {
 // [*result.Error] if it is required and does not hold all the same.
 func (g *Group) Throttle() error { return g.apply(g.throttle()) }
 
-// dirOf is the cgroup that enforces the limit.
-func (g *Group) dirOf(limit string) string {
-	return g.read[controllers[limit]]
+// controllerOf is what a limit by cgroups needs.
+func controllerOf(limit string) string {
+	switch limit {
+	case "memory-swap":
+		return "memory"
+	case "cpus":
+		return "cpu"
+	case "cpu-time":
+		return "cpuacct"
+	}
+	return limit
 }
-
-// controllers of the limits that need one.
-var controllers = map[string]string{"memory": "memory", "memory-swap": "memory", "pids": "pids", "cpus": "cpu", "cpu-time": "cpuacct"}
 
 // Dirs are the cgroups' directories, for the record: [Machine.Within] and
 // [RemoveDirs] take them.

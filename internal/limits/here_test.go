@@ -450,7 +450,7 @@ func TestFrozenV1(t *testing.T) {
 		}
 		return
 	}
-	dir := own + "/" + prefix + id(t)
+	dir := own + "/" + Prefix + id(t)
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -658,7 +658,7 @@ func TestExecWithin(t *testing.T) {
 		}
 	}
 	for _, dir := range limited.Dirs() {
-		if !strings.Contains(dir, prefix+id(t)+"/"+prefix+"exec-2") {
+		if !strings.Contains(dir, Prefix+id(t)+"/"+Prefix+"exec-2") {
 			t.Errorf("%s is not within the sandbox's", dir)
 		}
 	}

@@ -15,7 +15,7 @@
 // made beside the caller's, below its nearest ancestor that may be written and
 // has, or can get, the controllers. It shares the limits of that ancestor, but not those of
 // the caller's own leaf. Where there is none (an ordinary user's login session) systemd is asked for a
-// delegated scope (package scope): Plan only asks what it could give; Make enters it, moving the caller,
+// delegated scope: Plan only asks what it could give; Make enters it, moving the caller,
 // so whatever is to go to the sandbox's cgroups must be started after Make. In the scope the caller
 // goes to a leaf, and the sandbox's cgroup beside that.
 //
@@ -37,6 +37,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -44,6 +45,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
 // Request is what was asked for; what is zero was not.
@@ -158,7 +160,9 @@ func (m *Machine) Plan(r Request, required bool) (*Plan, error) {
 			l.Enforced, l.Mechanism = true, "cgroup v2 "+v2
 		case m.v1[controller] != "":
 			l.Enforced, l.Mechanism = true, "cgroup v1 "+v1
-			p.need(controller)
+			if !slices.Contains(p.v1, controller) {
+				p.v1 = append(p.v1, controller)
+			}
 		default:
 			w := m.why(controller)
 			if refused != nil && !w.settled {
@@ -222,15 +226,6 @@ func (p *Plan) checkHard(l rlimit) error {
 	return p.fail(l.name, fmt.Errorf("the caller's own hard limit is %d", own.Max), fmt.Sprintf("ask for at most %d, or raise it (ulimit -H)", own.Max))
 }
 
-func (p *Plan) need(controller string) {
-	for _, c := range p.v1 {
-		if c == controller {
-			return
-		}
-	}
-	p.v1 = append(p.v1, controller)
-}
-
 // OrWithout ends the hint of every refusal, after the smallest change that would help.
 const OrWithout = "or run without it: --limits best-effort"
 
@@ -254,4 +249,41 @@ func quota(cpus float64) (quota, period int64) {
 		period = longPeriod
 	}
 	return int64(math.Ceil(cpus * float64(period))), period
+}
+
+// niceness is the least that a process of ours may have: lower needs CAP_SYS_NICE, or
+// RLIMIT_NICE (setpriority(2)).
+func niceness() int {
+	// The system call says 20-nice, and unix.Getpriority leaves it so.
+	n, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+	if err != nil {
+		return 19
+	}
+	least := 20 - n
+	var own unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NICE, &own) == nil && own.Cur <= 40 {
+		least = min(least, 20-int(own.Cur))
+	}
+	return least
+}
+
+// oomScoreAdj is the least that a process of ours may have: lower needs
+// CAP_SYS_RESOURCE (proc_pid_oom_score_adj(5)).
+func oomScoreAdj() int {
+	data, err := proc.ReadFile("/proc/self/oom_score_adj")
+	if err != nil {
+		return 0
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// capable says whether we have a capability.
+func capable(capability int) bool {
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	return unix.Capget(&hdr, &data[0]) == nil && data[0].Effective&(1<<capability) != 0
 }

@@ -6,10 +6,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
-	"github.com/sbxrun/sbxrun/internal/cgroups"
 	"github.com/sbxrun/sbxrun/internal/proc"
-	"github.com/sbxrun/sbxrun/internal/scope"
 	"golang.org/x/sys/unix"
 )
 
@@ -19,14 +18,14 @@ type Machine struct {
 	v2    []candidate       // the caller's v2 cgroup and its ancestors that may be written, nearest first
 	v1    map[string]string // by controller, where a v1 cgroup can be made
 	whys  map[string]why    // by controller, why not
-	mount []cgroups.Mount
+	mount []Mount
 	own   string   // the caller's v2 cgroup
 	base  []string // the sandbox's cgroups, which an exec joins
 	// manager finds who can move the caller to where it may make cgroups; nil if nobody is asked.
 	manager func() (manager, error)
 }
 
-// manager is a [scope.Manager].
+// manager is [systemd], or a test's.
 type manager interface {
 	Cgroup() string
 	Enter(name string) (cgroup string, err error)
@@ -56,22 +55,23 @@ func Detect() (*Machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.manager = func() (manager, error) { return scope.Find() }
+	// A manager answers within 10 ms, or is in trouble.
+	c := caller{uid: os.Geteuid(), env: os.Getenv, patience: 2 * time.Second}
+	m.manager = func() (manager, error) { return findSystemd(c) }
 	return m, nil
 }
 
 // detect takes all paths below root, for tests; the paths that it gives have it in front.
 func detect(root string) (*Machine, error) {
-	mounts, err := cgroups.Mounts(root)
+	mounts, err := Mounts(root)
 	if err != nil {
 		return nil, fmt.Errorf("find the cgroups: %w", err)
 	}
-	membership, err := proc.ReadFile(root + "/proc/self/cgroup")
+	paths, err := Membership(root, 0)
 	if err != nil {
 		return nil, fmt.Errorf("find the cgroups: %w", err) // a kernel without
 	}
 	m := &Machine{root: root, v1: map[string]string{}, whys: map[string]why{}, mount: mounts}
-	paths := cgroups.ParseMembership(membership)
 	for i := range m.mount {
 		mt := &m.mount[i]
 		mt.Point = root + mt.Point
@@ -96,7 +96,7 @@ func detect(root string) (*Machine, error) {
 }
 
 // lookV2 walks from the caller's cgroup up to the mount.
-func (m *Machine) lookV2(mt cgroups.Mount, path string) {
+func (m *Machine) lookV2(mt Mount, path string) {
 	own, ok := mt.Own(path)
 	if !ok {
 		m.whys[""] = why{fmt.Sprintf("the caller's cgroup %q is not below what is mounted at %s", path, mt.Point), "mount the whole cgroup hierarchy", true}
@@ -231,7 +231,7 @@ func (m *Machine) why(controller string) why {
 	if len(m.mount) == 0 {
 		return why{"no cgroup hierarchy is mounted", "mount -t cgroup2 cgroup2 /sys/fs/cgroup", true}
 	}
-	if w, ok := m.whys[""]; ok && !slices.ContainsFunc(m.mount, func(mt cgroups.Mount) bool { return !mt.V2 }) {
+	if w, ok := m.whys[""]; ok && !slices.ContainsFunc(m.mount, func(mt Mount) bool { return !mt.V2 }) {
 		return w
 	}
 	if len(m.v2) > 0 {

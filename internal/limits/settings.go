@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
@@ -59,6 +61,24 @@ func (g *Group) throttle() (list []setting) {
 		}
 	}
 	return list
+}
+
+func (g *Group) apply(settings []setting) error {
+	p := g.plan
+	for _, s := range settings {
+		if !p.enforced(s.limit) {
+			continue
+		}
+		if err := write(s.path, s.value); err != nil {
+			if s.optional && err == unix.ENOENT && noSwap(p.machine.root) {
+				continue
+			}
+			if err := p.fail(s.limit, fmt.Errorf("write %s to %s: %w", s.value, s.path, err), hintFor(err)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // noSwap: the machine has no swap now, so that a sandbox gets none.

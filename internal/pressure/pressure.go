@@ -21,12 +21,13 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/internal/cgroups"
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
@@ -131,7 +132,7 @@ func (r *Reading) AddPromises() {
 	for _, dir := range r.dirs {
 		entries, _ := os.ReadDir(dir) // none, if it is not for us to see
 		for _, e := range entries {
-			if e.IsDir() && strings.HasPrefix(e.Name(), cgroups.Prefix) {
+			if e.IsDir() && strings.HasPrefix(e.Name(), limits.Prefix) {
 				if b, ok := bound(dir + "/" + e.Name()); ok {
 					below = append(below, b)
 				}
@@ -196,18 +197,18 @@ func (r *Reading) machine(root string) error {
 // cgroups adds what the caller's cgroup and those above it allow, as far as they can
 // be seen.
 func (r *Reading) cgroups(root string) error {
-	membership, err := proc.ReadFile(root + "/proc/self/cgroup")
+	paths, err := limits.Membership(root, 0)
 	if errors.Is(err, unix.ENOENT) {
 		return nil // a kernel without cgroups
 	}
 	if err != nil {
 		return err
 	}
-	mounts, err := cgroups.Mounts(root)
+	mounts, err := limits.Mounts(root)
 	if err != nil {
 		return err
 	}
-	top, own := hierarchy(mounts, cgroups.ParseMembership(membership))
+	top, own := hierarchy(mounts, paths)
 	if own == "" {
 		return nil
 	}
@@ -225,14 +226,14 @@ func (r *Reading) cgroups(root string) error {
 // hierarchy is where the controller pids is mounted, and the caller's cgroup there;
 // none if it cannot be seen. A controller is in v1 or in v2, never in both. Of
 // several mounts it is the one that shows most.
-func hierarchy(mounts []cgroups.Mount, paths map[string]string) (top, own string) {
+func hierarchy(mounts []limits.Mount, paths map[string]string) (top, own string) {
 	membership, v1 := paths["pids"]
 	if !v1 {
 		membership = paths[""]
 	}
 	shown := -1
 	for _, mt := range mounts {
-		if mt.V2 == v1 || v1 && !has(mt.Controllers, "pids") {
+		if mt.V2 == v1 || v1 && !slices.Contains(mt.Controllers, "pids") {
 			continue
 		}
 		if dir, ok := mt.Own(membership); ok && len(dir)-len(mt.Point) > shown {
@@ -240,15 +241,6 @@ func hierarchy(mounts []cgroups.Mount, paths map[string]string) (top, own string
 		}
 	}
 	return top, own
-}
-
-func has(list []string, word string) bool {
-	for _, w := range list {
-		if w == word {
-			return true
-		}
-	}
-	return false
 }
 
 // cgroup adds one cgroup, if it bounds anything: the topmost has no pids.max, and

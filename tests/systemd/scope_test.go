@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/internal/cgroups"
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -45,7 +45,7 @@ func scopes(t *testing.T) (found []string) {
 	t.Helper()
 	// What vanishes meanwhile is not there.
 	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d os.DirEntry, err error) error {
-		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), cgroups.Prefix) {
+		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), limits.Prefix) {
 			found = append(found, path)
 		}
 		return nil

@@ -1,6 +1,7 @@
-package cgroups
+package limits
 
 import (
+	"math"
 	"strings"
 	"testing"
 
@@ -23,7 +24,7 @@ func TestParseMounts(t *testing.T) {
 		{"root", "32 31 0:29 / / rw - cgroup2 cgroup2 rw\n", nil},
 	}
 	for _, tt := range tests {
-		if diff := cmp.Diff(tt.want, ParseMounts([]byte(tt.in))); diff != "" {
+		if diff := cmp.Diff(tt.want, parseMounts([]byte(tt.in))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
 		}
 	}
@@ -39,7 +40,7 @@ func TestParseMembership(t *testing.T) {
 		{"the first counts, no newline", "1:pids:/a\n2:pids:/b\n0::/c", map[string]string{"pids": "/a", "": "/c"}},
 	}
 	for _, tt := range tests {
-		if diff := cmp.Diff(tt.want, ParseMembership([]byte(tt.in))); diff != "" {
+		if diff := cmp.Diff(tt.want, parseMembership([]byte(tt.in))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
 		}
 	}
@@ -67,20 +68,55 @@ func TestOwn(t *testing.T) {
 	}
 }
 
-func FuzzParsers(f *testing.F) {
-	for _, s := range []string{"32 31 0:29 /a\\040b /c rw - cgroup cgroup rw,pids\n", "0::/x\n2:cpu,cpuacct:/a:b\n"} {
-		f.Add([]byte(s), "/x")
+func TestRow(t *testing.T) {
+	tests := []struct {
+		in, key string
+		want    int64
+		ok      bool
+	}{
+		{"low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 1\n", "oom_kill", 2, true},
+		{"oom_kill 2\n", "oom", 0, false},
+		{"usage_usec 9223372036854775807", "usage_usec", math.MaxInt64, true},
+		{"usage_usec 9223372036854775808", "usage_usec", 0, false},
+		{"oom_kill -1\n", "oom_kill", 0, false},
+		{"oom_kill\noom_kill 1 2\n", "oom_kill", 0, false},
+		{"xoom_kill 1\n oom_kill  5 \n", "oom_kill", 5, true},
+		{"42\n", "", 42, true},
+		{"max\n", "", 0, false},
+		{"", "", 0, false},
+		{"\n\n7", "", 7, true},
+		{"1 2\n", "", 0, false},
 	}
-	f.Fuzz(func(t *testing.T, data []byte, path string) {
-		for _, mt := range ParseMounts(data) {
+	for _, tt := range tests {
+		if got, ok := row([]byte(tt.in), tt.key); got != tt.want || ok != tt.ok {
+			t.Errorf("row(%q, %q) = %d, %v; want %d, %v", tt.in, tt.key, got, ok, tt.want, tt.ok)
+		}
+	}
+}
+
+func FuzzParsers(f *testing.F) {
+	for _, s := range []string{"32 31 0:29 /a\\040b /c rw - cgroup cgroup rw,pids\n", "0::/x\n2:cpu,cpuacct:/a:b\n", "oom_kill 2\nmax 1\n", "42\n", "MemTotal: 9 kB\n"} {
+		f.Add([]byte(s), "/x", int64(64<<20))
+	}
+	f.Fuzz(func(t *testing.T, data []byte, path string, size int64) {
+		for _, mt := range parseMounts(data) {
 			if dir, ok := mt.Own(path); ok && !strings.HasPrefix(dir, mt.Point) {
 				t.Fatalf("%q of %+v is %q", path, mt, dir)
 			}
 		}
-		for c, p := range ParseMembership(data) {
+		for c, p := range parseMembership(data) {
 			if p[0] != '/' {
 				t.Fatalf("%q: %q", c, p)
 			}
+		}
+		for _, key := range []string{"", "oom_kill", "max"} {
+			if n, ok := row(data, key); n < 0 || !ok && n != 0 {
+				t.Fatalf("row %q of %q is %d, %v", key, data, n, ok)
+			}
+		}
+		once := FakeMeminfo(data, size, size)
+		if again := FakeMeminfo(once, size, size); string(once) != string(again) {
+			t.Fatalf("%q becomes %q and then %q", data, once, again)
 		}
 	})
 }

@@ -11,32 +11,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-func TestRow(t *testing.T) {
-	tests := []struct {
-		in, key string
-		want    int64
-		ok      bool
-	}{
-		{"low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 1\n", "oom_kill", 2, true},
-		{"oom_kill 2\n", "oom", 0, false},
-		{"usage_usec 9223372036854775807", "usage_usec", math.MaxInt64, true},
-		{"usage_usec 9223372036854775808", "usage_usec", 0, false},
-		{"oom_kill -1\n", "oom_kill", 0, false},
-		{"oom_kill\noom_kill 1 2\n", "oom_kill", 0, false},
-		{"xoom_kill 1\n oom_kill  5 \n", "oom_kill", 5, true},
-		{"42\n", "", 42, true},
-		{"max\n", "", 0, false},
-		{"", "", 0, false},
-		{"\n\n7", "", 7, true},
-		{"1 2\n", "", 0, false},
-	}
-	for _, tt := range tests {
-		if got, ok := row([]byte(tt.in), tt.key); got != tt.want || ok != tt.ok {
-			t.Errorf("row(%q, %q) = %d, %v; want %d, %v", tt.in, tt.key, got, ok, tt.want, tt.ok)
-		}
-	}
-}
-
 func TestFakeMeminfo(t *testing.T) {
 	in := "MemTotal:       24683520 kB\nMemFree:          100 kB\nMemAvailable:   22000000 kB\nBuffers:           12 kB\nCached:           1200 kB\n" +
 		"SwapTotal:       1000000 kB\nSwapFree:       1000000 kB\nHugePages_Total:       0\nMemTotal: junk\nDirectMap1G:    20971520 kB"
@@ -118,21 +92,4 @@ func TestRequestRefused(t *testing.T) {
 	if p, err := (&Machine{}).Plan(Request{}, true); err != nil || len(p.Limits) != 0 {
 		t.Errorf("%+v, %v", p, err)
 	}
-}
-
-func FuzzParsers(f *testing.F) {
-	for _, s := range []string{"oom_kill 2\nmax 1\n", "42\n", "MemTotal: 9 kB\n", "Uid:\t1\t1\t1\t1\n"} {
-		f.Add([]byte(s), int64(64<<20))
-	}
-	f.Fuzz(func(t *testing.T, data []byte, size int64) {
-		for _, key := range []string{"", "oom_kill", "max"} {
-			if n, ok := row(data, key); n < 0 || !ok && n != 0 {
-				t.Fatalf("row %q of %q is %d, %v", key, data, n, ok)
-			}
-		}
-		once := FakeMeminfo(data, size, size)
-		if again := FakeMeminfo(once, size, size); string(once) != string(again) {
-			t.Fatalf("%q becomes %q and then %q", data, once, again)
-		}
-	})
 }

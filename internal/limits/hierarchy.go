@@ -1,11 +1,13 @@
-// Package cgroups reads where cgroup hierarchies are mounted and where a process
-// is in them, v1 and v2 (cgroups(7)).
-package cgroups
+package limits
 
 import (
+	"bytes"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
@@ -27,19 +29,23 @@ func Mounts(root string) ([]Mount, error) {
 	if root != "" {
 		return readMounts(root)
 	}
-	mounts, err := ours()
-	return slices.Clone(mounts), err
+	ours.Do(func() { ours.mounts, ours.err = readMounts("") })
+	return slices.Clone(ours.mounts), ours.err
 }
 
-var ours = sync.OnceValues(func() ([]Mount, error) { return readMounts("") })
+var ours struct {
+	sync.Once
+	mounts []Mount
+	err    error
+}
 
 func readMounts(root string) ([]Mount, error) {
 	data, err := proc.ReadFile(root + "/proc/self/mountinfo")
-	return ParseMounts(data), err
+	return parseMounts(data), err
 }
 
-// ParseMounts takes the cgroups from /proc/self/mountinfo (proc_pid_mountinfo(5)).
-func ParseMounts(data []byte) (mounts []Mount) {
+// parseMounts takes the cgroups from /proc/self/mountinfo (proc_pid_mountinfo(5)).
+func parseMounts(data []byte) (mounts []Mount) {
 	for line := range strings.Lines(string(data)) {
 		if !strings.Contains(line, " - cgroup") {
 			continue // quickly: there may be hundreds
@@ -75,9 +81,19 @@ func unescape(s string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }
 
-// ParseMembership takes the paths by controller, "" for v2, from
-// /proc/PID/cgroup (cgroups(7)).
-func ParseMembership(data []byte) map[string]string {
+// Membership reads in which cgroups a process is (0 is the caller): paths by controller,
+// "" for v2. root is as for [Mounts].
+func Membership(root string, pid int) (map[string]string, error) {
+	who := "self"
+	if pid != 0 {
+		who = strconv.Itoa(pid)
+	}
+	data, err := proc.ReadFile(root + "/proc/" + who + "/cgroup")
+	return parseMembership(data), err
+}
+
+// parseMembership takes the paths from /proc/PID/cgroup (cgroups(7)).
+func parseMembership(data []byte) map[string]string {
 	paths := map[string]string{}
 	for line := range strings.Lines(string(data)) {
 		f := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
@@ -103,4 +119,37 @@ func (mt Mount) Own(path string) (dir string, ok bool) {
 		return "", false
 	}
 	return strings.TrimSuffix(mt.Point+below, "/"), true
+}
+
+// row is the number that stands after key, as in memory.events; of a file of one
+// number the key is "".
+func row(data []byte, key string) (n int64, ok bool) {
+	for line := range bytes.Lines(data) {
+		f := strings.Fields(string(line))
+		if key == "" {
+			f = append([]string{""}, f...)
+		}
+		if len(f) != 2 || f[0] != key {
+			continue
+		}
+		n, err := strconv.ParseInt(f[1], 10, 64)
+		if err != nil || n < 0 {
+			return 0, false
+		}
+		return n, true
+	}
+	return 0, false
+}
+
+func write(path, value string) error {
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	for {
+		if _, err = unix.Write(fd, []byte(value)); err != unix.EINTR {
+			return err
+		}
+	}
 }

@@ -1,10 +1,38 @@
-// Package scope asks systemd for a cgroup that the caller may divide: a transient
-// scope with Delegate=yes (systemd.scope(5), systemd's CGROUP_DELEGATION.md).
+package limits
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"os"
+	"path"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+)
+
+const (
+	destination = "org.freedesktop.systemd1"
+	object      = "/org/freedesktop/systemd1"
+	iface       = "org.freedesktop.systemd1.Manager"
+)
+
+// systemd is a manager that has answered. It holds no connection. It is asked for a cgroup that the
+// caller may divide: a transient scope with Delegate=yes (systemd.scope(5), systemd's CGROUP_DELEGATION.md).
 //
 // A login session is a cgroup of root's, so an ordinary user can make nothing in it, and
 // cannot leave it either: to move a process one must be able to write to the nearest
 // cgroup that holds both places (cgroup-v2.rst, delegation), which is root's as well. Only a
-// manager can move it. [Manager.Enter] therefore moves the calling process itself: what it starts
+// manager can move it. [systemd.Enter] therefore moves the calling process itself: what it starts
 // later is born in the scope and can be moved within. What it has started before stays behind.
 //
 // An ordinary user asks the user's own manager, root that of the system. Its private
@@ -18,48 +46,15 @@
 // process ends, however that ended.
 //
 // The D-Bus client is github.com/godbus/dbus/v5. To have it linked costs each start of sbxrun, which rarely
-// asks, 0.03 ms: by GODEBUG=inittrace=1 0.013 ms of initialisation (its own and package net's,
-// median of 60), and of 1.4 ms for `sbxrun --version` 0.03 ms (lower quartiles of twice 300
-// interleaved runs). The binary grows by 0.86 MB. coreos/go-systemd/v22 adds nothing that is used here, makes two
+// asks, 0.03 ms, and the binary 0.86 MB. coreos/go-systemd/v22 adds nothing that is used here, makes two
 // connections where one will do, and takes the address from the environment unseen.
-package scope
-
-import (
-	"context"
-	"errors"
-	"fmt"
-	"math"
-	"net"
-	"os"
-	"path"
-	"strconv"
-	"strings"
-	"time"
-
-	"github.com/godbus/dbus/v5"
-	"golang.org/x/sys/unix"
-
-	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/proc"
-)
-
-// patience bounds each of [Find] and [Manager.Enter]. A manager answers within 10 ms, or is in trouble.
-const patience = 2 * time.Second
-
-const (
-	destination = "org.freedesktop.systemd1"
-	object      = "/org/freedesktop/systemd1"
-	iface       = "org.freedesktop.systemd1.Manager"
-)
-
-// Manager is a systemd manager that has answered. It holds no connection.
-type Manager struct {
+type systemd struct {
 	endpoint
 	cgroup string
 	caller caller
 }
 
-// caller is who asks; a test is another.
+// caller is who asks; a test is another. patience bounds each of [findSystemd] and [systemd.Enter].
 type caller struct {
 	root     string // "", or where a test has its files
 	uid      int
@@ -74,13 +69,9 @@ type endpoint struct {
 	home string // a directory that must be the caller's, if not ""
 }
 
-// Find finds the manager that the caller may ask. It changes nothing. An error is a
+// findSystemd finds the manager that the caller may ask. It changes nothing. An error is a
 // [*result.Error] of one line.
-func Find() (*Manager, error) {
-	return find(caller{uid: os.Geteuid(), env: os.Getenv, patience: patience})
-}
-
-func find(c caller) (*Manager, error) {
+func findSystemd(c caller) (*systemd, error) {
 	if _, err := os.Stat(c.root + "/run/systemd/system"); err != nil { // sd_booted(3)
 		return nil, failure(errors.New("systemd does not manage this machine"), fmt.Sprintf("as root: d=/sys/fs/cgroup/u%d; mkdir -p $d/leaf && chown -R %d $d && echo PID-OF-CALLER >$d/leaf/cgroup.procs", c.uid, c.uid))
 	}
@@ -88,7 +79,7 @@ func find(c caller) (*Manager, error) {
 	defer cancel()
 	var why error
 	for _, e := range c.endpoints() {
-		m := &Manager{endpoint: e, caller: c}
+		m := &systemd{endpoint: e, caller: c}
 		err := m.with(ctx, func(conn *dbus.Conn) error {
 			return conn.Object(destination, object).CallWithContext(ctx, "org.freedesktop.DBus.Properties.Get", 0, iface, "ControlGroup").Store(&m.cgroup)
 		})
@@ -150,28 +141,26 @@ func failure(err error, hint string) error {
 }
 
 // Cgroup is the manager's own cgroup, as /proc/PID/cgroup has it. What it can delegate is there.
-func (m *Manager) Cgroup() string { return m.cgroup }
+func (m *systemd) Cgroup() string { return m.cgroup }
 
 // Enter moves the calling process, and nothing that it has started, to a new scope of
 // this name, and returns the scope's cgroup, as /proc/PID/cgroup has it. It holds the caller
 // then: controllers can be enabled when that has gone to a cgroup below. An error is a [*result.Error];
 // if nobody answered in time, the caller may still be moved later.
-func (m *Manager) Enter(name string) (cgroup string, err error) {
+func (m *systemd) Enter(name string) (cgroup string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), m.caller.patience)
 	defer cancel()
-	err = m.with(ctx, func(conn *dbus.Conn) error { return start(ctx, conn, m.bus, name) })
+	err = m.with(ctx, func(conn *dbus.Conn) error { return startScope(ctx, conn, m.bus, name) })
 	if err != nil {
 		return "", m.caller.failure(fmt.Errorf("start %s: %w", name, err))
 	}
 	// The word of a manager is not the kernel's.
-	membership, err := proc.ReadFile(m.caller.root + "/proc/self/cgroup")
+	paths, err := Membership(m.caller.root, 0)
 	if err != nil {
 		return "", m.caller.failure(err)
 	}
-	for line := range strings.Lines(string(membership)) {
-		if p, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "0::"); ok && path.Base(p) == name {
-			return p, nil
-		}
+	if cgroup = paths[""]; path.Base(cgroup) == name {
+		return cgroup, nil
 	}
 	return "", m.caller.failure(fmt.Errorf("systemd has started %s, but sbxrun is not in it", name))
 }
@@ -188,8 +177,8 @@ type auxiliary struct {
 	Properties []property
 }
 
-// start starts the scope and waits for its job.
-func start(ctx context.Context, conn *dbus.Conn, bus bool, name string) error {
+// startScope starts the scope and waits for its job.
+func startScope(ctx context.Context, conn *dbus.Conn, bus bool, name string) error {
 	signals := make(chan *dbus.Signal, 64)
 	conn.Signal(signals) // first, as the job may end before the answer is read
 	manager := conn.Object(destination, object)
@@ -244,7 +233,7 @@ func properties() []property {
 }
 
 // with makes a connection for the time of f.
-func (m *Manager) with(ctx context.Context, f func(*dbus.Conn) error) (err error) {
+func (m *systemd) with(ctx context.Context, f func(*dbus.Conn) error) (err error) {
 	defer func() {
 		if ctx.Err() != nil || errors.Is(err, os.ErrDeadlineExceeded) {
 			err = context.DeadlineExceeded // the connection was closed for that
@@ -283,7 +272,7 @@ func (m *Manager) with(ctx context.Context, f func(*dbus.Conn) error) (err error
 }
 
 // dial connects, if who listens may be trusted.
-func (m *Manager) dial(ctx context.Context) (*net.UnixConn, error) {
+func (m *systemd) dial(ctx context.Context) (*net.UnixConn, error) {
 	if m.home != "" {
 		var st unix.Stat_t
 		if err := unix.Stat(m.home, &st); err != nil {
@@ -325,4 +314,57 @@ func listener(conn *net.UnixConn) (peer *unix.Ucred, err error) {
 		return nil, e
 	}
 	return peer, err
+}
+
+// authenticate does the client's half of the handshake, all in one write as systemd's own clients do.
+//
+// godbus says BEGIN last and goes on with a call. What systemd (252) reads together with BEGIN it
+// leaves in its buffer until there is more to read, so that now and then the first call is not answered.
+// The OK that comes after BEGIN was sent says that it has been read.
+func authenticate(socket net.Conn) error {
+	user := hex.EncodeToString([]byte(strconv.Itoa(os.Geteuid())))
+	if _, err := io.WriteString(socket, "\x00AUTH EXTERNAL "+user+"\r\nBEGIN\r\n"); err != nil {
+		return err
+	}
+	var line []byte
+	for b := make([]byte, 1); len(line) < 256; line = append(line, b[0]) {
+		// One by one: messages may follow.
+		if _, err := io.ReadFull(socket, b); err != nil {
+			return fmt.Errorf("authenticate: %w", err)
+		}
+		if b[0] == '\n' {
+			break
+		}
+	}
+	if !strings.HasPrefix(string(line), "OK ") {
+		return fmt.Errorf("authenticate: %q", line)
+	}
+	return nil
+}
+
+// authenticated is a connection after the handshake, for a library that insists on its
+// own: that one gets its answers from here, and the other side hears nothing of it.
+type authenticated struct {
+	net.Conn
+	answers *strings.Reader
+	begun   bool
+}
+
+func newAuthenticated(c net.Conn) *authenticated {
+	return &authenticated{Conn: c, answers: strings.NewReader("REJECTED EXTERNAL\r\nOK 0\r\n")}
+}
+
+func (a *authenticated) Read(b []byte) (int, error) {
+	if a.answers.Len() > 0 {
+		return a.answers.Read(b)
+	}
+	return a.Conn.Read(b)
+}
+
+func (a *authenticated) Write(b []byte) (int, error) {
+	if a.begun {
+		return a.Conn.Write(b)
+	}
+	a.begun = string(b) == "BEGIN\r\n"
+	return len(b), nil
 }

@@ -1,4 +1,4 @@
-package scope
+package limits
 
 import (
 	"bufio"
@@ -20,8 +20,8 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
-// fake is a manager that records what it is asked.
-type fake struct {
+// fakeSystemd is a manager that records what it is asked.
+type fakeSystemd struct {
 	calls      []string
 	name, mode string
 	properties map[string]any
@@ -32,7 +32,7 @@ type fake struct {
 }
 
 // serve has the fake listen, as the manager of this user or as a bus daemon.
-func (f *fake) serve(t *testing.T, path string, bus bool) {
+func (f *fakeSystemd) serve(t *testing.T, path string, bus bool) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		t.Fatal(err)
@@ -61,7 +61,7 @@ func (f *fake) serve(t *testing.T, path string, bus bool) {
 }
 
 // answer serves one connection. The library has no server's half of the handshake.
-func (f *fake) answer(c net.Conn, bus bool) {
+func (f *fakeSystemd) answer(c net.Conn, bus bool) {
 	in := bufio.NewReader(c)
 	if zero, err := in.ReadByte(); err != nil || zero != 0 {
 		return
@@ -86,7 +86,7 @@ func (f *fake) answer(c net.Conn, bus bool) {
 	}
 }
 
-func (f *fake) methods(c net.Conn, bus bool) {
+func (f *fakeSystemd) methods(c net.Conn, bus bool) {
 	conn, err := dbus.NewConn(c)
 	if err != nil {
 		return
@@ -134,8 +134,8 @@ func (f *fake) methods(c net.Conn, bus bool) {
 	<-conn.Context().Done()
 }
 
-// machine is a caller, on a machine of its own, with an ordinary user's or root's manager.
-func machine(t *testing.T, membership string) caller {
+// callerAt is a caller, on a machine of its own, with an ordinary user's or root's manager.
+func callerAt(t *testing.T, membership string) caller {
 	t.Helper()
 	root, err := os.MkdirTemp("", "scope") // the names of sockets are short
 	if err != nil {
@@ -162,17 +162,17 @@ func asked(bus bool) (calls []string) {
 	return []string{"Get " + iface + ".ControlGroup", "StartTransientUnit"}
 }
 
-func TestEnter(t *testing.T) {
+func TestScopeEnter(t *testing.T) {
 	for _, bus := range []bool{false, true} {
 		t.Run(map[bool]string{false: "private", true: "bus"}[bus], func(t *testing.T) {
-			c := machine(t, moved)
+			c := callerAt(t, moved)
 			path := c.endpoints()[0].path
 			if bus {
 				path = c.endpoints()[len(c.endpoints())-1].path
 			}
-			f := &fake{job: "done"}
+			f := &fakeSystemd{job: "done"}
 			f.serve(t, path, bus)
-			m, err := find(c)
+			m, err := findSystemd(c)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -203,23 +203,23 @@ func refused(t *testing.T, err error, message, hint string) {
 	}
 }
 
-func TestEnterRefused(t *testing.T) {
+func TestScopeEnterRefused(t *testing.T) {
 	for _, tt := range []struct {
 		name       string
-		fake       fake
+		fake       fakeSystemd
 		membership string
 		want       string
 	}{
-		{"by the manager", fake{refusal: dbus.NewError("org.freedesktop.DBus.Error.AccessDenied", []any{"Access\ndenied"})}, moved, "start sbxrun-x.scope: Access denied"},
-		{"the job fails", fake{job: "failed"}, moved, `the job has "failed"`},
-		{"it was not moved", fake{job: "done"}, "0::/user.slice/session-1.scope\n", "sbxrun is not in it"},
-		{"no cgroup v2", fake{job: "done"}, "1:cpu:/sbxrun-x.scope\n", "sbxrun is not in it"},
-		{"another's scope", fake{job: "done"}, "0::/sbxrun-x.scope/y\n", "sbxrun is not in it"},
+		{"by the manager", fakeSystemd{refusal: dbus.NewError("org.freedesktop.DBus.Error.AccessDenied", []any{"Access\ndenied"})}, moved, "start sbxrun-x.scope: Access denied"},
+		{"the job fails", fakeSystemd{job: "failed"}, moved, `the job has "failed"`},
+		{"it was not moved", fakeSystemd{job: "done"}, "0::/user.slice/session-1.scope\n", "sbxrun is not in it"},
+		{"no cgroup v2", fakeSystemd{job: "done"}, "1:cpu:/sbxrun-x.scope\n", "sbxrun is not in it"},
+		{"another's scope", fakeSystemd{job: "done"}, "0::/sbxrun-x.scope/y\n", "sbxrun is not in it"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			c := machine(t, tt.membership)
+			c := callerAt(t, tt.membership)
 			tt.fake.serve(t, c.endpoints()[0].path, false)
-			m, err := find(c)
+			m, err := findSystemd(c)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -232,22 +232,22 @@ func TestEnterRefused(t *testing.T) {
 	}
 }
 
-// TestSilence: nobody waits for a manager that does not answer, at whatever point.
-func TestSilence(t *testing.T) {
-	c := machine(t, moved)
+// TestScopeSilence: nobody waits for a manager that does not answer, at whatever point.
+func TestScopeSilence(t *testing.T) {
+	c := callerAt(t, moved)
 	c.patience = 50 * time.Millisecond
-	(&fake{silent: true}).serve(t, c.endpoints()[0].path, false)
+	(&fakeSystemd{silent: true}).serve(t, c.endpoints()[0].path, false)
 	start := time.Now()
-	_, err := find(c)
+	_, err := findSystemd(c)
 	refused(t, err, "has not answered within 50ms", "systemctl")
 	if d := time.Since(start); !errors.Is(err, context.DeadlineExceeded) || d < c.patience || d > 5*time.Second {
 		t.Errorf("%v after %v", err, d)
 	}
 
-	c = machine(t, moved)
-	f := &fake{} // its job does not end
+	c = callerAt(t, moved)
+	f := &fakeSystemd{} // its job does not end
 	f.serve(t, c.endpoints()[0].path, false)
-	m, err := find(c)
+	m, err := findSystemd(c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -258,53 +258,53 @@ func TestSilence(t *testing.T) {
 	refused(t, err, "has not answered", "systemctl")
 }
 
-// TestHandshakeRefused: what is no D-Bus server is no manager.
-func TestHandshakeRefused(t *testing.T) {
+// TestScopeHandshake: what is no D-Bus server is no manager.
+func TestScopeHandshake(t *testing.T) {
 	for _, says := range []string{"REJECTED\r\n", "\n", "HTTP/1.1 400\r\n", strings.Repeat("x", 1000)} {
-		c := machine(t, moved)
-		(&fake{handshake: says}).serve(t, c.endpoints()[0].path, false)
-		_, err := find(c)
+		c := callerAt(t, moved)
+		(&fakeSystemd{handshake: says}).serve(t, c.endpoints()[0].path, false)
+		_, err := findSystemd(c)
 		refused(t, err, "authenticate", "systemctl")
 	}
 }
 
-// TestFindRefused: what the environment names is not trusted.
-func TestFindRefused(t *testing.T) {
+// TestScopeRefused: what the environment names is not trusted.
+func TestScopeRefused(t *testing.T) {
 	stranger := os.Geteuid() + 1
 	t.Run("no systemd", func(t *testing.T) {
-		c := machine(t, moved)
+		c := callerAt(t, moved)
 		os.Remove(c.root + "/run/systemd/system")
-		_, err := find(c)
+		_, err := findSystemd(c)
 		refused(t, err, "systemd does not manage this machine", "chown")
 	})
 	t.Run("no manager", func(t *testing.T) {
-		c := machine(t, moved)
+		c := callerAt(t, moved)
 		c.uid = 12345
-		_, err := find(c)
+		_, err := findSystemd(c)
 		refused(t, err, "the user has no systemd manager", "enable-linger 12345")
 	})
 	t.Run("another's directory", func(t *testing.T) {
-		c := machine(t, moved)
+		c := callerAt(t, moved)
 		home := c.root + "/home"
-		f := &fake{job: "done"}
+		f := &fakeSystemd{job: "done"}
 		f.serve(t, home+"/systemd/private", false)
 		c.uid, c.env = stranger, func(name string) string { return map[string]string{"XDG_RUNTIME_DIR": home}[name] }
-		_, err := find(c)
+		_, err := findSystemd(c)
 		refused(t, err, "belongs to user", "systemctl")
 		if f.calls != nil {
 			t.Errorf("it was asked %q", f.calls)
 		}
 	})
 	t.Run("another's bus", func(t *testing.T) {
-		c := machine(t, moved)
+		c := callerAt(t, moved)
 		path := c.root + "/bus"
-		f := &fake{job: "done"}
+		f := &fakeSystemd{job: "done"}
 		f.serve(t, path, true)
 		var w *result.Error
 		c.uid, c.env = stranger, func(name string) string {
 			return map[string]string{"DBUS_SESSION_BUS_ADDRESS": "unix:abstract=x;unix:path=" + path + ",guid=1"}[name]
 		}
-		_, err := find(c)
+		_, err := findSystemd(c)
 		if os.Geteuid() == 0 { // root may listen for anybody
 			if err != nil || len(f.calls) == 0 {
 				t.Error(err)
@@ -317,11 +317,12 @@ func TestFindRefused(t *testing.T) {
 	})
 }
 
-// TestHere asks the machine's own systemd. A child of the test goes, so that it
+// TestScopeHere asks the machine's own systemd. A child of the test goes, so that it
 // stays where it is.
-func TestHere(t *testing.T) {
+func TestScopeHere(t *testing.T) {
+	machine := here(t)
 	if os.Getenv("SCOPE_TEST_ENTER") != "" {
-		m, err := Find()
+		m, err := machine.manager()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -342,7 +343,7 @@ func TestHere(t *testing.T) {
 		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
 	}
 	begin := time.Now()
-	m, err := Find()
+	m, err := machine.manager()
 	if err != nil {
 		var e *result.Error
 		if !errors.As(err, &e) || e.Code != "limit" || e.Hint == "" {
@@ -351,9 +352,9 @@ func TestHere(t *testing.T) {
 		t.Logf("refused: %v; %s", err, e.Hint)
 		return
 	}
-	t.Logf("%s at %s, after %v", m.Cgroup(), m.path, time.Since(begin))
+	t.Logf("%s after %v", m.Cgroup(), time.Since(begin))
 	name := "sbxrun-scope-test.scope"
-	cmd := exec.Command(os.Args[0], "-test.run=^TestHere$", "-test.v")
+	cmd := exec.Command(os.Args[0], "-test.run=^TestScopeHere$", "-test.v")
 	cmd.Env = append(os.Environ(), "SCOPE_TEST_ENTER="+name)
 	out, err := cmd.CombinedOutput()
 	_, dir, ok := strings.Cut(string(out), "dir=")
