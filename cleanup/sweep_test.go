@@ -146,7 +146,7 @@ func actor(roles string) (*exec.Cmd, error) {
 			cmd.Path = filepath.Join(os.Getenv(sweepFiles), "hold")
 		}
 		if role == "about to" {
-			cmd.Path, cmd.Args = "/proc/self/exe", []string{proc.Marker(os.Geteuid())}
+			cmd.Path, cmd.Args = "/proc/self/exe", []string{"bwrap"}
 			cmd.ExtraFiles = []*os.File{os.Stderr, os.Stderr, hold} // with 5 in between, 6
 		}
 		if role != "second" {
@@ -155,7 +155,7 @@ func actor(roles string) (*exec.Cmd, error) {
 	case "nest", "plain init":
 		first()
 	case "name:sbxrun-room":
-		cmd.Args = []string{proc.Marker(os.Geteuid()), "/proc/self/fd/6"}
+		cmd.Args = []string{"bwrap", "/proc/self/fd/6"}
 		first()
 	}
 	cmd.Env = append(cmd.Env, sweepFiles+"="+os.Getenv(sweepFiles))

@@ -39,25 +39,25 @@ func (s *streams) openTerminal() error {
 	}
 	s.pass(os.Stdout, ptmx)
 	go func() {
-		_, _ = writeAll(ptmx, os.Stdin)
+		writeAll(ptmx, os.Stdin)
 		// Our stdin has ended: so does the payload's, by what a person types.
 		_, _ = ptmx.Write([]byte{4})
 	}()
 	return nil
 }
 
-func writeAll(dst, src *os.File) (n int64, err error) {
+// writeAll ends with src, or when nobody has the other side of dst any more.
+func writeAll(dst, src *os.File) {
 	buf := make([]byte, 4096)
 	for {
 		got, err := src.Read(buf)
 		if got > 0 {
 			if _, err := dst.Write(buf[:got]); err != nil {
-				return n, err
+				return
 			}
-			n += int64(got)
 		}
 		if err != nil {
-			return n, err
+			return
 		}
 	}
 }

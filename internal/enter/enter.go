@@ -43,6 +43,7 @@ const (
 	stepSignal
 	stepInit
 	stepParent
+	stepName
 	stepIdentity
 	stepMounts
 	stepProc
@@ -70,6 +71,7 @@ var stepNames = [...]string{
 	stepSignal:       "signal all of the room",
 	stepInit:         "make a PID namespace in the room",
 	stepParent:       "tie init to the keeper",
+	stepName:         "take a name",
 	stepIdentity:     "look at /proc/self/ns/pid",
 	stepMounts:       "make mounts private",
 	stepProc:         "mount /proc",
@@ -145,10 +147,11 @@ type payload struct {
 	filter     *unix.SockFprog // nil for none
 	workdir    *byte
 	argv, envv unsafe.Pointer
-	// candidates are the paths to try, as execvp(3) does; shell is argv for a
-	// script without an interpreter line, with the place of its path second.
+	// candidates are the paths to try, as execvp(3) does; shell is argv for a script without
+	// an interpreter line, and script the place of its path in that.
 	candidates []*byte
-	shell      []uintptr
+	shell      unsafe.Pointer
+	script     *uintptr
 	limit      unix.Rlimit
 	sigs       uint64
 	buf        [8]byte
@@ -330,7 +333,7 @@ func (e *entry) present() {
 	// may be dead as well. Had both died before this line, the payload finds the
 	// gate closed, and we the socket.
 	e.must(stepParent, unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
-	e.must(stepParent, unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&initName)), 0, 0, 0)
+	e.must(stepName, unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&initName)), 0, 0, 0)
 	// The /proc that is here is the sandbox's, in which we are as well.
 	e.must(stepIdentity, unix.SYS_NEWFSTATAT, uintptr(at), uintptr(unsafe.Pointer(&ownPIDNS)), uintptr(unsafe.Pointer(&e.stat)), 0, 0)
 	pid, _, _ := syscall.RawSyscall(unix.SYS_GETPID, 0, 0, 0)
@@ -417,13 +420,13 @@ func startPayload(p unsafe.Pointer) {
 //go:nocheckptr
 func (e *payload) execute() {
 	why := syscall.Errno(unix.ENOENT)
-	candidates, shell := e.candidates, e.shell
+	candidates := e.candidates
 	for i := range candidates {
 		path := uintptr(unsafe.Pointer(candidates[i]))
 		_, _, errno := syscall.RawSyscall(unix.SYS_EXECVE, path, uintptr(e.argv), uintptr(e.envv))
-		if errno == unix.ENOEXEC && len(shell) > 1 {
-			shell[1] = path
-			_, _, errno = syscall.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(&shellPath)), uintptr(unsafe.Pointer(&shell[0])), uintptr(e.envv))
+		if errno == unix.ENOEXEC {
+			*e.script = path
+			_, _, errno = syscall.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(&shellPath)), uintptr(e.shell), uintptr(e.envv))
 		}
 		if errno != unix.ENOENT && errno != unix.ENOTDIR {
 			why = errno

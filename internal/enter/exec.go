@@ -132,10 +132,11 @@ func (e *Entry) lay(b *proc.Block) (*entry, error) {
 	}
 	argv := b.Texts(e.Command)
 	p.argv = unsafe.Pointer(&argv[0])
-	p.shell = proc.Copy(b, make([]uintptr, len(argv)+1))
-	p.shell[0] = uintptr(unsafe.Pointer(&shellPath))
+	shell := proc.Copy(b, make([]uintptr, len(argv)+1))
+	p.shell, p.script = unsafe.Pointer(&shell[0]), &shell[1]
+	shell[0] = uintptr(unsafe.Pointer(&shellPath))
 	for i, word := range argv[1:] { // with the nil at the end
-		p.shell[2+i] = uintptr(unsafe.Pointer(word))
+		shell[2+i] = uintptr(unsafe.Pointer(word))
 	}
 	p.envv = unsafe.Pointer(&b.Texts(e.Env)[0])
 	p.workdir = b.Text(e.Workdir)

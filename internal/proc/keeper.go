@@ -94,11 +94,6 @@ const StageDir = "/tmp"
 // KeeperName is what ps(1) shows of a keeper.
 const KeeperName = "sbxrun-keeper"
 
-// Marker is the name that the bwrap of a user's sandbox is started under, its first
-// argument: for who looks for what crashes have left, to tell it from everybody
-// else's. Root's sandboxes do not run as root.
-func Marker(uid int) string { return "sbxrun-bwrap:" + strconv.Itoa(uid) }
-
 // Cred is the identity a command runs under.
 type Cred struct{ UID, GID uint32 }
 

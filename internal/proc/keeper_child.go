@@ -16,6 +16,7 @@ const (
 	stepSubreaper = iota + 1
 	stepSession
 	stepHide
+	stepName
 	stepSignals
 	stepChildren
 	stepFork
@@ -36,6 +37,7 @@ var stepNames = [...]string{
 	stepSubreaper: "become a subreaper",
 	stepSession:   "make a session",
 	stepHide:      "become undumpable",
+	stepName:      "take a name",
 	stepSignals:   "set up signals",
 	stepChildren:  "open /proc/thread-self/children (CONFIG_PROC_CHILDREN)",
 	stepFork:      "fork",

@@ -147,7 +147,7 @@ func (k *keeperState) setUp() {
 //go:norace
 //go:nocheckptr
 func (k *keeperState) dropFiles() {
-	k.must(stepSession, unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&k.name)), 0, 0) // for ps(1)
+	k.must(stepName, unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&k.name)), 0, 0) // for ps(1)
 	// The thread's own list of children.
 	children := k.must(stepChildren, unix.SYS_OPENAT, uintptr(at), uintptr(unsafe.Pointer(&k.children)), unix.O_RDONLY, 0)
 	k.sigs = 1 << (unix.SIGCHLD - 1)

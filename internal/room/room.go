@@ -90,9 +90,7 @@ func (p *Plan) start(ctx context.Context, r *Room, stdio [3]*os.File, tty *proc.
 	cmd := proc.Command{
 		Program: &proc.Program{
 			Path: p.Program.Path,
-			// The name is for who looks for what a crash has left. It is not printed:
-			// bwrap calls itself bwrap.
-			Args: []string{proc.Marker(os.Geteuid()), "--args", strconv.Itoa(argsFD), "--info-fd", strconv.Itoa(infoFD), "--as-pid-1", "--", holdPath},
+			Args: []string{"bwrap", "--args", strconv.Itoa(argsFD), "--info-fd", strconv.Itoa(infoFD), "--as-pid-1", "--", holdPath},
 			// bwrap needs but a place for its errors.
 			Files: append([]*os.File{stdio[2], stdio[2], stdio[2], args, infoEnd, readyEnd, hold}, p.copies...),
 			Stage: p.staged,

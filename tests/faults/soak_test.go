@@ -339,8 +339,7 @@ func (e *estate) receive() (release func()) {
 	}
 }
 
-// newDecoys are strangers that have the names of sbxrun's processes, and the first argument
-// of its bwrap.
+// newDecoys are strangers that have the names of sbxrun's processes.
 func newDecoys(t *testing.T) (list []*bystander) {
 	t.Helper()
 	dir := harness.Dir(t)
@@ -351,7 +350,7 @@ func newDecoys(t *testing.T) (list []*bystander) {
 	for _, name := range []string{"sbxrun", "sbxrun-keeper", "sbxrun-init", "sbxrun-room", "bwrap"} {
 		path := filepath.Join(dir, name)
 		harness.Must(t, os.WriteFile(path, program, 0o755))
-		list = append(list, newBystanderOf(t, path, "sbxrun-bwrap:"+strconv.Itoa(os.Geteuid()), "600"))
+		list = append(list, newBystanderOf(t, path, filepath.Base(path), "600"))
 	}
 	for _, d := range list {
 		p, _ := harness.ReadProc(d.id.PID)
