@@ -7,19 +7,15 @@ import (
 	"io"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/term"
 
 	"github.com/sbxrun/sbxrun/cleanup"
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/census"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/pressure"
-	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
@@ -141,13 +137,12 @@ func gather(at pressure.Thresholds) (statistics, error) {
 	}
 	entries = slices.DeleteFunc(entries, func(e *state.Entry) bool { return !lives(e) })
 	if len(entries) > 0 {
-		all, err := census.Take()
+		all, err := pressure.TakeCensus()
 		if err != nil {
 			return s, err
 		}
-		memory := findMemory()
 		for _, e := range entries {
-			s.Sandboxes = append(s.Sandboxes, useOf(e, all, memory, now))
+			s.Sandboxes = append(s.Sandboxes, useOf(e, all, now))
 		}
 	}
 	left, err := cleanup.Sweep(cleanup.Options{DryRun: true, KeepRecords: true})
@@ -165,7 +160,7 @@ func gather(at pressure.Thresholds) (statistics, error) {
 	return s, nil
 }
 
-func useOf(e *state.Entry, all *census.Census, memory memoryGroups, now time.Time) sandboxUse {
+func useOf(e *state.Entry, all *pressure.Census, now time.Time) sandboxUse {
 	u := sandboxUse{ID: e.ID, Name: e.Record.Name, Status: e.Status(), MemorySource: "rss"}
 	if at, err := time.Parse(result.TimeFormat, e.Record.CreatedAt); err == nil {
 		u.Uptime = result.Milliseconds(max(0, now.Sub(at)))
@@ -175,58 +170,8 @@ func useOf(e *state.Entry, all *census.Census, memory memoryGroups, now time.Tim
 	}
 	n := all.Sandbox(*e.Record.Init)
 	u.Tasks, u.Zombies, u.Memory = n.Tasks, n.Zombies, n.RSS
-	if bytes, ok := memory.of(e.ID, e.Record.Init.PID); ok && n.Tasks > 0 {
+	if bytes, ok := limits.MemoryOf("", e.ID, e.Record.Init.PID); ok && n.Tasks > 0 {
 		u.Memory, u.MemorySource = bytes, "cgroup"
 	}
 	return u
-}
-
-// memoryGroups is where cgroups that count memory are mounted.
-type memoryGroups []limits.Mount
-
-func findMemory() memoryGroups {
-	mounts, err := limits.Mounts("")
-	if err != nil {
-		return nil // then what processes say must do
-	}
-	return mounts
-}
-
-// of is what the cgroup of a sandbox counts, if it has one of its own: sbxrun-ID, or
-// one below it.
-func (m memoryGroups) of(id string, init int) (bytes int64, ok bool) {
-	paths, err := limits.Membership("", init)
-	if err != nil {
-		return 0, false
-	}
-	return m.in(id, paths)
-}
-
-// in is of, with the cgroups that the init is in.
-func (m memoryGroups) in(id string, paths map[string]string) (bytes int64, ok bool) {
-	own := "/" + limits.Prefix + id
-	for _, mt := range m {
-		path, file := paths["memory"], "/memory.usage_in_bytes"
-		if mt.V2 {
-			path, file = paths[""], "/memory.current"
-		} else if !slices.Contains(mt.Controllers, "memory") {
-			continue
-		}
-		i := strings.Index(path+"/", own+"/")
-		if i < 0 {
-			continue
-		}
-		dir, ok := mt.Own(path[:i+len(own)])
-		if !ok {
-			continue
-		}
-		data, err := proc.ReadFile(dir + file)
-		if err != nil {
-			continue // a hierarchy without the controller
-		}
-		if n, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64); err == nil {
-			return n, true
-		}
-	}
-	return 0, false
 }

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -12,7 +10,6 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
-	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/pressure"
 )
 
@@ -115,32 +112,5 @@ func TestFrame(t *testing.T) {
 	}
 	if text := frame(some(), 40, 6); !strings.Contains(text, "more") {
 		t.Errorf("it does not say that something is left out: %q", text)
-	}
-}
-
-// TestMemoryOfCgroup: of a sandbox's own cgroup, or one below it, and of no other.
-func TestMemoryOfCgroup(t *testing.T) {
-	root := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(root, "sbxrun-aa"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(root, "sbxrun-aa", "memory.current"), []byte("4096\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	m := memoryGroups{limits.Mount{Root: "/", Point: root, V2: true}}
-	for _, tt := range []struct {
-		id, cgroup string
-		want       int64
-	}{
-		{"aa", "/sbxrun-aa", 4096},
-		{"aa", "/sbxrun-aa/main", 4096},
-		{"aa", "/sbxrun-aab", 0},
-		{"aa", "/", 0},
-		{"bb", "/sbxrun-aa", 0},
-		{"bb", "/sbxrun-bb", 0},
-	} {
-		if got, ok := m.in(tt.id, map[string]string{"": tt.cgroup}); got != tt.want || ok != (tt.want != 0) {
-			t.Errorf("%s in %q: %d, %v", tt.id, tt.cgroup, got, ok)
-		}
 	}
 }

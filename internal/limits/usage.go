@@ -5,6 +5,7 @@ import (
 	"os"
 	"runtime"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
@@ -224,4 +225,36 @@ func (g *Group) oomNotice() (*os.File, error) {
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), "eventfd"), nil
+}
+
+// MemoryOf is how many bytes the cgroup sbxrun-ID counts that a process, the sandbox's init, is in
+// or below; ok is false if it is in none. root is as for [Mounts].
+func MemoryOf(root, id string, pid int) (bytes int64, ok bool) {
+	mounts, err := Mounts(root)
+	if err != nil {
+		return 0, false
+	}
+	paths, err := Membership(root, pid)
+	if err != nil {
+		return 0, false
+	}
+	for _, mt := range mounts {
+		path, file := paths[""], "/memory.current"
+		if !mt.V2 {
+			path, file = paths["memory"], "/memory.usage_in_bytes"
+		}
+		above, _, within := strings.Cut(path+"/", "/"+Prefix+id+"/")
+		dir, seen := mt.Own(above + "/" + Prefix + id)
+		if !within || !seen {
+			continue
+		}
+		data, err := proc.ReadFile(root + dir + file)
+		if err != nil {
+			continue // a hierarchy without the controller
+		}
+		if n, ok := row(data, ""); ok {
+			return n, true
+		}
+	}
+	return 0, false
 }

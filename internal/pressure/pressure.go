@@ -1,6 +1,6 @@
 // Package pressure counts the tasks (processes and their threads, zombies
-// included) that are in use, against every bound that a fork of the caller would
-// run into with EAGAIN (fork(2)):
+// included) that are in use. A [Census] counts those of each sandbox. [Look] holds them all
+// against every bound that a fork of the caller would run into with EAGAIN (fork(2)):
 //
 //   - pids.max of the caller's cgroup and of each one above it that can be seen, of
 //     cgroup v2 or of the v1 controller pids (cgroup-v2.rst, pids.rst);

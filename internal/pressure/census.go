@@ -1,13 +1,4 @@
-// Package census counts the processes of many sandboxes in one pass through /proc.
-//
-// What a command has started is known by parentage: all of it is below the command's
-// init, since a PID namespace's orphans go to its init (pid_namespaces(7)), and so are
-// the namespaces that the command makes within. That init is a child of a keeper, which
-// is outside. The kernel tells where it belongs: its PID namespace has that of the
-// sandbox's room for its parent (ioctl_nsfs(2), NS_GET_PARENT, Linux 4.9).
-//
-// It is a look, not a lock: a process that forks or ends meanwhile may be missed.
-package census
+package pressure
 
 import (
 	"fmt"
@@ -26,7 +17,15 @@ type Count struct {
 	RSS     int64 // bytes; what processes share counts for each of them
 }
 
-// Census is one look at all processes.
+// Census counts the processes of many sandboxes in one pass through /proc.
+//
+// What a command has started is known by parentage: all of it is below the command's
+// init, since a PID namespace's orphans go to its init (pid_namespaces(7)), and so are
+// the namespaces that the command makes within. That init is a child of a keeper, which
+// is outside. The kernel tells where it belongs: its PID namespace has that of the
+// sandbox's room for its parent (ioctl_nsfs(2), NS_GET_PARENT, Linux 4.9).
+//
+// It is a look, not a lock: a process that forks or ends meanwhile may be missed.
 type Census struct {
 	stats    map[int]proc.Stat
 	children map[int][]int
@@ -35,16 +34,16 @@ type Census struct {
 	execs map[uint64][]int // inits of execs, by the sandbox's PID namespace
 }
 
-// Take looks.
-func Take() (*Census, error) {
+// TakeCensus looks at all processes.
+func TakeCensus() (*Census, error) {
 	dir, err := os.Open("/proc")
 	if err != nil {
-		return nil, fmt.Errorf("look at the processes: %w", err)
+		return nil, fmt.Errorf("count processes: %w", err)
 	}
 	defer dir.Close()
 	names, err := dir.Readdirnames(-1)
 	if err != nil {
-		return nil, fmt.Errorf("look at the processes: %w", err)
+		return nil, fmt.Errorf("count processes: %w", err)
 	}
 	var stats []proc.Stat
 	for _, name := range names {
@@ -56,10 +55,10 @@ func Take() (*Census, error) {
 			stats = append(stats, st)
 		}
 	}
-	return of(stats, parentNS), nil
+	return newCensus(stats, parentNS), nil
 }
 
-func of(stats []proc.Stat, parentNS func(int) (uint64, bool)) *Census {
+func newCensus(stats []proc.Stat, parentNS func(int) (uint64, bool)) *Census {
 	c := &Census{stats: map[int]proc.Stat{}, children: map[int][]int{}, parentNS: parentNS}
 	for _, st := range stats {
 		c.stats[st.PID] = st

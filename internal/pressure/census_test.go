@@ -1,4 +1,4 @@
-package census
+package pressure
 
 import (
 	"fmt"
@@ -12,7 +12,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-func TestSandbox(t *testing.T) {
+func TestCensus(t *testing.T) {
 	page := int64(os.Getpagesize())
 	stats := []proc.Stat{
 		{PID: 1, Comm: "init", State: "S", Threads: 1, Pages: 100},
@@ -43,7 +43,7 @@ func TestSandbox(t *testing.T) {
 		{PID: 52, Parent: 51, Comm: "sbxrun", State: "S", Threads: 1, Pages: 100},
 	}
 	namespaces := map[int]uint64{19: 700, 22: 700, 33: 700, 52: 800}
-	c := of(stats, func(pid int) (uint64, bool) { ns, ok := namespaces[pid]; return ns, ok })
+	c := newCensus(stats, func(pid int) (uint64, bool) { ns, ok := namespaces[pid]; return ns, ok })
 	for _, tt := range []struct {
 		name string
 		init proc.Identity
@@ -59,8 +59,8 @@ func TestSandbox(t *testing.T) {
 	}
 }
 
-// TestTake: of real processes.
-func TestTake(t *testing.T) {
+// TestCensusHere: of real processes.
+func TestCensusHere(t *testing.T) {
 	cmd := exec.Command("sleep", "60")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -73,7 +73,7 @@ func TestTake(t *testing.T) {
 	init.PIDNS = 1 // it has none of its own, and what runs in ours is not its
 	// It may not have got its memory yet: proc_pid_stat(5) tells that a little later.
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-		c, err := Take()
+		c, err := TakeCensus()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -104,7 +104,7 @@ func BenchmarkSandboxes(b *testing.B) {
 		inits = append(inits, proc.Identity{PID: base, PIDNS: uint64(base)})
 	}
 	for b.Loop() {
-		c := of(stats, func(pid int) (uint64, bool) { return uint64(pid / 100 * 100), true })
+		c := newCensus(stats, func(pid int) (uint64, bool) { return uint64(pid / 100 * 100), true })
 		tasks := 0
 		for _, init := range inits {
 			tasks += c.Sandbox(init).Tasks
