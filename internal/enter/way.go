@@ -83,7 +83,11 @@ func (w *way) Entered() {
 // hand sends the pidfd of the room's PID 1 in.
 func (w *way) hand(room *proc.Process) error {
 	fd := proc.Descriptor(w.socket)
-	if err := unix.Sendmsg(fd, []byte{0}, unix.UnixRights(room.FD()), nil, 0); err != nil {
+	err := unix.Sendmsg(fd, []byte{0}, unix.UnixRights(room.FD()), nil, 0)
+	if err == unix.EPIPE || err == unix.ECONNRESET {
+		err = ErrClosed // the keeper ends what waits when bwrap gives up
+	}
+	if err != nil {
 		return fmt.Errorf("hand over the room: %w", err)
 	}
 	return nil

@@ -1,11 +1,33 @@
 package enter
 
 import (
+	"errors"
+	"os"
 	"testing"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
 )
+
+// What waits for the room may have been ended before it is let in.
+func TestHandClosed(t *testing.T) {
+	var w way
+	defer w.Close()
+	if err := w.open(); err != nil {
+		t.Fatal(err)
+	}
+	self, err := proc.Open(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer self.Close()
+	w.Entered()
+	if err := w.hand(self); !errors.Is(err, ErrClosed) {
+		t.Errorf("got %v", err)
+	}
+}
 
 // What an init has said counts, though it has ended with an order unread: the kernel then
 // reports ECONNRESET before the rest (unix(7)).

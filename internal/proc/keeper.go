@@ -149,6 +149,9 @@ type StartError struct {
 	Err  error
 }
 
+// StageStep is the step of a [StartError] about [Program.Stage].
+const StageStep = "bind what only root can reach"
+
 func (e *StartError) Error() string { return e.Step + ": " + e.Err.Error() }
 func (e *StartError) Unwrap() error { return e.Err }
 

@@ -46,11 +46,11 @@ var stepNames = [...]string{
 	stepOOM:       "set oom_score_adj",
 	stepFiles:     "hand over descriptors",
 	stepLimits:    "switch core dumps off",
-	stepStage:     "bind what only root can reach",
+	stepStage:     StageStep,
 	stepGroups:    "drop supplementary groups",
 	stepGID:       "change group id",
 	stepUID:       "change user id",
-	stepParent:    "tie bwrap to the keeper",
+	stepParent:    "tie it to the keeper",
 	stepExec:      "exec bwrap",
 }
 

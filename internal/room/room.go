@@ -203,17 +203,20 @@ func (r *Room) built(ctx context.Context, deadline time.Time) error {
 // abandon ends a room that did not come to be. Its PID 1 may be unknown, so it is
 // the keeper that kills what it has.
 func (r *Room) abandon(cause error, staged []*os.File) error {
-	var startErr, reapErr error
+	var reapErr error
 	if r.Keeper != nil {
 		reapErr = r.Abandon(time.Now().Add(SetupBound))
-		startErr = r.Keeper.StartError()
+		if err := r.Keeper.StartError(); err != nil {
+			cause = err // of bwrap or of what enters, and so the rest
+		}
 	}
 	r.Close()
 	e := &result.Error{Code: "setup", Message: "bubblewrap could not set up the sandbox", Err: cause}
+	var step *proc.StartError
 	switch {
-	case startErr != nil:
-		e.Message, e.Err = fmt.Sprintf("cannot start bubblewrap: %v", startErr), startErr
-		if len(staged) > 0 && errors.Is(startErr, unix.EPERM) {
+	case errors.As(cause, &step): // which says of what it is
+		e.Message = "cannot set up the sandbox: " + step.Error()
+		if step.Step == proc.StageStep && errors.Is(step, unix.EPERM) {
 			e.Code, e.Hint = "stage", fmt.Sprintf("root needs CAP_SYS_ADMIN to bind %q, which only root can reach; make it reachable for everybody, or run sbxrun as its owner", staged[0].Name())
 		}
 	case errors.Is(cause, os.ErrDeadlineExceeded):
@@ -221,7 +224,7 @@ func (r *Room) abandon(cause error, staged []*os.File) error {
 	case errors.Is(cause, io.EOF), errors.Is(cause, proc.ErrGone), errors.Is(cause, fs.ErrNotExist), errors.Is(cause, enter.ErrClosed):
 		// its own words are on stderr
 	default:
-		e.Message += ": " + cause.Error()
+		e.Message = "cannot set up the sandbox: " + cause.Error()
 	}
 	if reapErr != nil {
 		e.Message += fmt.Sprintf("; and it could not be ended: %v", reapErr)

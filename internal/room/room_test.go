@@ -194,13 +194,30 @@ func reachableFake(t *testing.T, text string) string {
 	return dir
 }
 
+// What cannot enter the room is no failure of bwrap.
+func TestStartCannotEnter(t *testing.T) {
+	plan := prepare(t, Policy{Command: []string{"/bin/true"}, Workdir: "/tmp"}, os.Getuid())
+	impossible := 5000
+	plan.Bounds.OOMScoreAdj = &impossible
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	sb, err := plan.Start(t.Context(), [3]*os.File{null, null, null}, nil, false)
+	var e *result.Error
+	if sb != nil || !errors.As(err, &e) || e.Message != "cannot set up the sandbox: set oom_score_adj: invalid argument" {
+		t.Errorf("got %v, %v", sb, err)
+	}
+}
+
 // A bwrap that is gone at once is an error that tells of nothing but that.
 func TestStartBwrapExitsAtOnce(t *testing.T) {
 	const version, help = "echo bubblewrap 0.8.0", "echo --size --json-status-fd"
 	for name, tt := range map[string]struct{ bwrap, want string }{
 		"exits":          {script(version, help), "bubblewrap could not set up the sandbox"},
 		"is killed":      {strings.Replace(script(version, help), "exit 99", "kill -9 $$", 1), "bubblewrap could not set up the sandbox"},
-		"cannot execute": {"#!/none/interpreter\nbubblewrap 0.8.0\x00--size\x00--json-status-fd\x00", "cannot start bubblewrap: exec bwrap: no such file or directory"},
+		"cannot execute": {"#!/none/interpreter\nbubblewrap 0.8.0\x00--size\x00--json-status-fd\x00", "cannot set up the sandbox: exec bwrap: no such file or directory"},
 	} {
 		dir := reachableFake(t, tt.bwrap)
 		for range 20 {
