@@ -15,8 +15,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/pressure"
 	"github.com/sbxrun/sbxrun/internal/proc"
-	"github.com/sbxrun/sbxrun/internal/quantity"
 	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // tasksToStart is how many tasks a command needs besides sbxrun's own threads until its
@@ -194,7 +194,7 @@ func (a *admission) level(r pressure.Reading) pressure.Level {
 	return thresholds(a.flags.Warn, a.flags.Alert).Level(r.Tightest().Ratio())
 }
 
-func thresholds(warn, alert quantity.Percent) pressure.Thresholds {
+func thresholds(warn, alert values.Percent) pressure.Thresholds {
 	return pressure.Thresholds{Warn: float64(warn) / 100, Alert: float64(alert) / 100}
 }
 
@@ -328,7 +328,7 @@ func (a *admission) wasRefused() bool {
 
 // admit is admit for a job. Nobody listens to signals yet: one that comes while it waits
 // ends sbxrun at once, which has started nothing.
-func (j *job) admit(flags *cli.Busy, promised cli.Number) (err error) {
+func (j *job) admit(flags *cli.Busy, promised values.Number) (err error) {
 	j.admitted, err = admit(context.Background(), flags, int64(promised), func(text string) {
 		if !j.tells.Quiet {
 			tellWarning(text)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -12,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/environ"
 	"github.com/sbxrun/sbxrun/internal/links"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // environmentFile adds the variables of an --env-file.
-func environmentFile(set *environ.Set, name string) error {
+func environmentFile(set *values.Environment, name string) error {
 	text, err := readEnvironmentFile(name)
 	if err != nil {
 		e := &result.Error{Code: "usage", Message: fmt.Sprintf("--env-file: %v", err), Err: err}
@@ -26,7 +25,7 @@ func environmentFile(set *environ.Set, name string) error {
 		}
 		return e
 	}
-	vars, err := environ.ParseFile(bytes.NewReader(text), name, os.LookupEnv)
+	vars, err := values.ParseVars(text, name)
 	if err != nil {
 		return fmt.Errorf("--env-file: %w", err)
 	}
@@ -39,7 +38,7 @@ func environmentFile(set *environ.Set, name string) error {
 // readEnvironmentFile returns what is in a regular file, or comes from an open
 // descriptor, such as a shell's <(command). A named pipe or a device is refused before it
 // is opened: a payload could have put it there, for sbxrun to wait for. One byte more than
-// the bound is returned of what is too large, which ParseFile refuses.
+// the bound is returned of what is too large, which [values.ParseVars] refuses.
 func readEnvironmentFile(name string) ([]byte, error) {
 	if number := descriptor(name); number != "" {
 		return readDescriptor(name, number)
@@ -62,7 +61,7 @@ func readEnvironmentFile(name string) ([]byte, error) {
 	}
 	file := os.NewFile(uintptr(in), name)
 	defer file.Close()
-	return io.ReadAll(io.LimitReader(file, environ.MaxFileSize+1))
+	return io.ReadAll(io.LimitReader(file, values.MaxVarsSize+1))
 }
 
 // readDescriptor reads an open descriptor, of a regular file or a pipe, to its end. Who
@@ -94,7 +93,7 @@ func readDescriptor(name, number string) ([]byte, error) {
 	got := make(chan read, 1)
 	go func() {
 		defer file.Close()
-		text, err := io.ReadAll(io.LimitReader(file, environ.MaxFileSize+1))
+		text, err := io.ReadAll(io.LimitReader(file, values.MaxVarsSize+1))
 		got <- read{text, err}
 	}()
 	select {

@@ -12,11 +12,11 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/enter"
-	"github.com/sbxrun/sbxrun/internal/environ"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/seccomp"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/supervise"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 func execCommand(args []string, begin time.Time) int {
@@ -153,10 +153,10 @@ func cannotEnter(e *state.Entry) error {
 
 // entry is what is run in the sandbox, and as whom.
 func (x *execution) entry() (*enter.Entry, error) {
-	var set environ.Set
+	var set values.Environment
 	for _, pair := range x.access.Env {
 		if name, value, ok := strings.Cut(pair, "="); ok {
-			set.Put(environ.Var{Name: name, Value: value})
+			set.Put(values.Var{Name: name, Value: value})
 		}
 	}
 	if x.flags.InheritEnv {
@@ -169,7 +169,7 @@ func (x *execution) entry() (*enter.Entry, error) {
 	if workdir == "" {
 		workdir = x.access.Workdir
 	}
-	set.Put(environ.Var{Name: "PWD", Value: workdir})
+	set.Put(values.Var{Name: "PWD", Value: workdir})
 	path, _ := set.Lookup("PATH")
 	filter, err := seccomp.ByName(x.access.Filter)
 	if err != nil {

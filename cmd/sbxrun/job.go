@@ -17,8 +17,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
-	"github.com/sbxrun/sbxrun/internal/quantity"
 	"github.com/sbxrun/sbxrun/internal/supervise"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // job is a command that is run to its end and told of: what run and exec have in
@@ -211,7 +211,7 @@ func (j *job) note(res result.Result) {
 func limitOf(list []result.Limit, name string) string {
 	for _, l := range list {
 		if l.Name == name {
-			return quantity.Size(l.Requested).String()
+			return values.Size(l.Requested).String()
 		}
 	}
 	return ""

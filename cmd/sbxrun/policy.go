@@ -11,10 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/cli"
-	"github.com/sbxrun/sbxrun/internal/environ"
 	"github.com/sbxrun/sbxrun/internal/limits"
-	"github.com/sbxrun/sbxrun/internal/quantity"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // policyOf turns the flags that say what a sandbox shows into a policy.
@@ -76,12 +75,14 @@ func mounts(f *cli.View) (list []room.Mount, err error) {
 		}
 		m := room.Mount{Kind: room.Tmpfs, Dest: dest}
 		if size != "" {
-			if m.Size, err = quantity.ParseSize(size); err != nil {
+			var bytes values.Size
+			if err := bytes.UnmarshalText([]byte(size)); err != nil {
 				return nil, fmt.Errorf("tmpfs %q: %w", arg, err)
 			}
-			if m.Size == 0 {
+			if bytes == 0 {
 				return nil, fmt.Errorf("tmpfs %q: the size must be greater than 0", arg)
 			}
+			m.Size = int64(bytes)
 		}
 		list = append(list, m)
 	}
@@ -96,15 +97,15 @@ var own = []string{"PATH", "HOME", "USER", "LOGNAME", "PWD", "OLDPWD"}
 
 // environment is what the payload of a new sandbox gets beside PATH, HOME and
 // USER: what comes later wins.
-func environment(f *cli.Vars, cpus float64) (set environ.Set, err error) {
+func environment(f *cli.Vars, cpus float64) (set values.Environment, err error) {
 	inherit(&set, f.InheritEnv)
 	return set, addVariables(&set, f, cpus)
 }
 
 // inherit adds the caller's variables: all, or those that are always passed.
-func inherit(set *environ.Set, all bool) {
+func inherit(set *values.Environment, all bool) {
 	for _, pair := range os.Environ() {
-		v, ok, err := environ.Parse(pair, os.LookupEnv)
+		v, ok, err := values.ParseVar(pair)
 		if err != nil || !ok || slices.Contains(own, v.Name) {
 			continue // names that no shell could set, such as exported functions
 		}
@@ -116,10 +117,10 @@ func inherit(set *environ.Set, all bool) {
 
 // addVariables adds what the flags name: the limit on CPUs first, then files, then
 // --env.
-func addVariables(set *environ.Set, f *cli.Vars, cpus float64) error {
+func addVariables(set *values.Environment, f *cli.Vars, cpus float64) error {
 	for _, pair := range limits.Environment(cpus) {
 		name, value, _ := strings.Cut(pair, "=")
-		set.Put(environ.Var{Name: name, Value: value})
+		set.Put(values.Var{Name: name, Value: value})
 	}
 	for _, name := range f.EnvFile {
 		if err := environmentFile(set, name); err != nil {
@@ -127,7 +128,7 @@ func addVariables(set *environ.Set, f *cli.Vars, cpus float64) error {
 		}
 	}
 	for _, arg := range f.Env {
-		v, ok, err := environ.Parse(arg, os.LookupEnv)
+		v, ok, err := values.ParseVar(arg)
 		if err != nil {
 			return fmt.Errorf("--env: %w", err)
 		}

@@ -7,9 +7,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sbxrun/sbxrun/internal/environ"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // What the commands for sandboxes that live on have in common.
@@ -96,7 +96,7 @@ func title(e *state.Entry) string {
 }
 
 // pairs is NAME=VALUE for each.
-func pairs(vars []environ.Var) []string {
+func pairs(vars []values.Var) []string {
 	list := make([]string, 0, len(vars))
 	for _, v := range vars {
 		list = append(list, v.Name+"="+v.Value)

@@ -7,7 +7,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"github.com/sbxrun/sbxrun/internal/quantity"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // CLI is the whole command line: what --help, the man pages and the completions
@@ -33,14 +33,14 @@ type CLI struct {
 
 // View is the flags that say what a sandbox shows, of run and of start.
 type View struct {
-	RoBind    []string      `help:"Show a host path read-only." placeholder:"SRC[:DST]" sep:"none" group:"see"`
-	Bind      []string      `help:"Show a host path, writable." placeholder:"SRC[:DST]" sep:"none" group:"see"`
-	RoBindTry []string      `help:"As --ro-bind, if the path exists." placeholder:"SRC[:DST]" sep:"none" group:"see"`
-	BindTry   []string      `help:"As --bind, if the path exists." placeholder:"SRC[:DST]" sep:"none" group:"see"`
-	Tmpfs     []string      `help:"An empty directory in memory." placeholder:"DST[:SIZE]" sep:"none" group:"see"`
-	TmpSize   quantity.Size `help:"How much fits into /tmp, and into every other directory in memory." default:"256M" placeholder:"SIZE" group:"see"`
-	Workdir   string        `help:"Working directory in the sandbox. Default: the current one, shown read-only." placeholder:"DIR" group:"see"`
-	Net       string        `help:"Network: none, or the host's." default:"none" placeholder:"none|host" group:"see"`
+	RoBind    []string    `help:"Show a host path read-only." placeholder:"SRC[:DST]" sep:"none" group:"see"`
+	Bind      []string    `help:"Show a host path, writable." placeholder:"SRC[:DST]" sep:"none" group:"see"`
+	RoBindTry []string    `help:"As --ro-bind, if the path exists." placeholder:"SRC[:DST]" sep:"none" group:"see"`
+	BindTry   []string    `help:"As --bind, if the path exists." placeholder:"SRC[:DST]" sep:"none" group:"see"`
+	Tmpfs     []string    `help:"An empty directory in memory." placeholder:"DST[:SIZE]" sep:"none" group:"see"`
+	TmpSize   values.Size `help:"How much fits into /tmp, and into every other directory in memory." default:"256M" placeholder:"SIZE" group:"see"`
+	Workdir   string      `help:"Working directory in the sandbox. Default: the current one, shown read-only." placeholder:"DIR" group:"see"`
+	Net       string      `help:"Network: none, or the host's." default:"none" placeholder:"none|host" group:"see"`
 
 	Vars
 	Seccomp  string `help:"Refuse system calls that no ordinary program needs (default), or none (off)." default:"default" placeholder:"default|off" group:"be"`
@@ -57,43 +57,43 @@ type Vars struct {
 
 // Ends is the flags that say how a command is ended, of run and exec.
 type Ends struct {
-	Timeout      quantity.Duration `help:"Kill everything after this time: 5, 0.5, 1500ms, 5m. 0 is never." default:"0" placeholder:"DUR" group:"end"`
-	Grace        quantity.Duration `help:"At the deadline send SIGTERM to every process first, and SIGKILL after this time." default:"0" placeholder:"DUR" group:"end"`
-	ProofTimeout quantity.Duration `help:"How long to wait for the proof that nothing is left." default:"5s" placeholder:"DUR" group:"end"`
+	Timeout      values.Duration `help:"Kill everything after this time: 5, 0.5, 1500ms, 5m. 0 is never." default:"0" placeholder:"DUR" group:"end"`
+	Grace        values.Duration `help:"At the deadline send SIGTERM to every process first, and SIGKILL after this time." default:"0" placeholder:"DUR" group:"end"`
+	ProofTimeout values.Duration `help:"How long to wait for the proof that nothing is left." default:"5s" placeholder:"DUR" group:"end"`
 }
 
 // Limits is the flags that say how much a command may use, of run, start and exec.
 type Limits struct {
-	Memory      quantity.Size     `help:"How much memory all together may use, files in /tmp and caches included." placeholder:"SIZE" group:"use"`
-	MemorySwap  Swap              `help:"Memory and swap together; unlimited is no limit on swap. Default: as --memory, so no swap." placeholder:"SIZE" group:"use"`
-	Pids        Number            `help:"How many tasks there may be at once: processes and threads." placeholder:"N" group:"use"`
-	Cpus        Decimal           `help:"How many CPUs may be busy, such as 0.5 or 2." placeholder:"N" group:"use"`
-	CPUTime     quantity.Duration `name:"cpu-time" help:"Kill everything when all together have used so much CPU time." default:"0" placeholder:"DUR" group:"use"`
-	Fsize       quantity.Size     `help:"How large a file may become that is written." placeholder:"SIZE" group:"use"`
-	Nofile      Number            `help:"How many descriptors a process may have open." placeholder:"N" group:"use"`
-	Stack       quantity.Size     `help:"How large a process's stack may grow." placeholder:"SIZE" group:"use"`
-	Nice        Adjustment        `help:"Niceness, from -20 to 19." placeholder:"N" group:"use"`
-	OomScoreAdj Adjustment        `help:"How willingly the kernel kills it when the machine has no memory left, from -1000 to 1000." placeholder:"N" group:"use"`
+	Memory      values.Size       `help:"How much memory all together may use, files in /tmp and caches included." placeholder:"SIZE" group:"use"`
+	MemorySwap  values.Swap       `help:"Memory and swap together; unlimited is no limit on swap. Default: as --memory, so no swap." placeholder:"SIZE" group:"use"`
+	Pids        values.Number     `help:"How many tasks there may be at once: processes and threads." placeholder:"N" group:"use"`
+	Cpus        values.Decimal    `help:"How many CPUs may be busy, such as 0.5 or 2." placeholder:"N" group:"use"`
+	CPUTime     values.Duration   `name:"cpu-time" help:"Kill everything when all together have used so much CPU time." default:"0" placeholder:"DUR" group:"use"`
+	Fsize       values.Size       `help:"How large a file may become that is written." placeholder:"SIZE" group:"use"`
+	Nofile      values.Number     `help:"How many descriptors a process may have open." placeholder:"N" group:"use"`
+	Stack       values.Size       `help:"How large a process's stack may grow." placeholder:"SIZE" group:"use"`
+	Nice        values.Adjustment `help:"Niceness, from -20 to 19." placeholder:"N" group:"use"`
+	OomScoreAdj values.Adjustment `help:"How willingly the kernel kills it when the machine has no memory left, from -1000 to 1000." placeholder:"N" group:"use"`
 	Limits      string            `help:"What cannot be enforced here: refuse to start (required), or go on without (best-effort)." default:"required" placeholder:"required|best-effort" group:"use"`
 }
 
 // Tells is the flags that say what is told of a command, of run and exec.
 type Tells struct {
-	Report      string        `help:"Write the JSON report to a file or an open descriptor." placeholder:"PATH|fd:N" group:"tell"`
-	JSON        bool          `help:"Capture stdout and stderr, and print the report with them." group:"tell"`
-	MaxOutput   quantity.Size `help:"With --json or --output-limit: how much is kept of each stream; head and tail, or the head." default:"1M" placeholder:"SIZE" group:"tell"`
-	OutputLimit string        `help:"Where more than --max-output is written: kill everything, or drop the rest. With --json, truncate is the default." placeholder:"kill|truncate" group:"use"`
-	Quiet       bool          `help:"Do not say on stderr why the command was ended." short:"q" group:"tell"`
+	Report      string      `help:"Write the JSON report to a file or an open descriptor." placeholder:"PATH|fd:N" group:"tell"`
+	JSON        bool        `help:"Capture stdout and stderr, and print the report with them." group:"tell"`
+	MaxOutput   values.Size `help:"With --json or --output-limit: how much is kept of each stream; head and tail, or the head." default:"1M" placeholder:"SIZE" group:"tell"`
+	OutputLimit string      `help:"Where more than --max-output is written: kill everything, or drop the rest. With --json, truncate is the default." placeholder:"kill|truncate" group:"use"`
+	Quiet       bool        `help:"Do not say on stderr why the command was ended." short:"q" group:"tell"`
 }
 
 // Busy is the flags that say what is done on a machine that has not room for all, of
 // run, start and exec.
 type Busy struct {
-	OnPressure  string            `help:"What to do if there are too many tasks: exit with 75, wait, or start all the same." default:"refuse" placeholder:"refuse|wait|ignore" group:"busy"`
-	WaitTimeout quantity.Duration `help:"Wait no longer than this." default:"1m" placeholder:"DUR" group:"busy"`
-	MaxParallel quantity.Count    `help:"Run beside at most N-1 others that were given this. 0 is no bound." default:"0" placeholder:"N" group:"busy"`
-	Warn        quantity.Percent  `help:"From which percentage of a bound of tasks on there is a warning." default:"60" placeholder:"PERCENT" group:"busy"`
-	Alert       quantity.Percent  `help:"From which percentage of a bound on there are too many." default:"80" placeholder:"PERCENT" group:"busy"`
+	OnPressure  string          `help:"What to do if there are too many tasks: exit with 75, wait, or start all the same." default:"refuse" placeholder:"refuse|wait|ignore" group:"busy"`
+	WaitTimeout values.Duration `help:"Wait no longer than this." default:"1m" placeholder:"DUR" group:"busy"`
+	MaxParallel values.Number   `help:"Run beside at most N-1 others that were given this. 0 is no bound." default:"0" placeholder:"N" group:"busy"`
+	Warn        values.Percent  `help:"From which percentage of a bound of tasks on there is a warning." default:"60" placeholder:"PERCENT" group:"busy"`
+	Alert       values.Percent  `help:"From which percentage of a bound on there are too many." default:"80" placeholder:"PERCENT" group:"busy"`
 }
 
 // Run is the flags of sbxrun run, which is also sbxrun without a command.
@@ -117,28 +117,28 @@ type Start struct {
 	Name Name     `help:"A name, which no other running sandbox may have." placeholder:"NAME" group:"be"`
 	Tag  []string `help:"A tag, to select sandboxes by." placeholder:"KEY=VALUE" sep:"none" group:"be"`
 
-	Timeout      quantity.Duration `help:"Lifetime: kill everything after this time. 0 is never." default:"0" placeholder:"DUR" group:"end"`
-	IdleTimeout  quantity.Duration `help:"Kill everything when for this time no exec has run in it. 0 is never." default:"0" placeholder:"DUR" group:"end"`
-	Grace        quantity.Duration `help:"When the time is over send SIGTERM to every process first, and SIGKILL after this time." default:"0" placeholder:"DUR" group:"end"`
-	ProofTimeout quantity.Duration `help:"How long to wait for the proof that nothing is left." default:"5s" placeholder:"DUR" group:"end"`
+	Timeout      values.Duration `help:"Lifetime: kill everything after this time. 0 is never." default:"0" placeholder:"DUR" group:"end"`
+	IdleTimeout  values.Duration `help:"Kill everything when for this time no exec has run in it. 0 is never." default:"0" placeholder:"DUR" group:"end"`
+	Grace        values.Duration `help:"When the time is over send SIGTERM to every process first, and SIGKILL after this time." default:"0" placeholder:"DUR" group:"end"`
+	ProofTimeout values.Duration `help:"How long to wait for the proof that nothing is left." default:"5s" placeholder:"DUR" group:"end"`
 
 	View
 	Limits
 	FakeMeminfo bool   `help:"Show --memory in /proc/meminfo, for programs that size themselves by it." group:"use"`
 	OutputLimit string `help:"Where more than --log-max is written: kill everything, or drop the rest." default:"truncate" placeholder:"kill|truncate" group:"use"`
 
-	ReadyTCP      string            `help:"Ready when something listens on this TCP port of the sandbox." placeholder:"PORT" xor:"probe" group:"ready"`
-	ReadyExec     string            `help:"Ready when this shell command succeeds in the sandbox." placeholder:"COMMAND" xor:"probe" group:"ready"`
-	ReadyLog      string            `help:"Ready when a line of the output matches this regular expression." placeholder:"RE" xor:"probe" group:"ready"`
-	ReadyInterval quantity.Duration `help:"Pause between two looks." default:"100ms" placeholder:"DUR" group:"ready"`
-	ReadyTimeout  quantity.Duration `help:"Look no longer than this. The sandbox lives on." default:"5m" placeholder:"DUR" group:"ready"`
-	WaitReady     bool              `help:"Return when it is ready." group:"ready"`
+	ReadyTCP      string          `help:"Ready when something listens on this TCP port of the sandbox." placeholder:"PORT" xor:"probe" group:"ready"`
+	ReadyExec     string          `help:"Ready when this shell command succeeds in the sandbox." placeholder:"COMMAND" xor:"probe" group:"ready"`
+	ReadyLog      string          `help:"Ready when a line of the output matches this regular expression." placeholder:"RE" xor:"probe" group:"ready"`
+	ReadyInterval values.Duration `help:"Pause between two looks." default:"100ms" placeholder:"DUR" group:"ready"`
+	ReadyTimeout  values.Duration `help:"Look no longer than this. The sandbox lives on." default:"5m" placeholder:"DUR" group:"ready"`
+	WaitReady     bool            `help:"Return when it is ready." group:"ready"`
 
 	Busy
 
-	LogMax quantity.Size `help:"How much of stdout, and of stderr, is kept; the head." default:"64M" placeholder:"SIZE" group:"tell"`
-	JSON   bool          `help:"Print what was started as JSON." group:"tell"`
-	Help   bool          `help:"Print this." short:"h" group:"tell"`
+	LogMax values.Size `help:"How much of stdout, and of stderr, is kept; the head." default:"64M" placeholder:"SIZE" group:"tell"`
+	JSON   bool        `help:"Print what was started as JSON." group:"tell"`
+	Help   bool        `help:"Print this." short:"h" group:"tell"`
 }
 
 // Name is a sandbox's name. That none was given is the empty one, so nobody can
@@ -187,11 +187,11 @@ type Inspect struct {
 
 // Wait is the flags of sbxrun wait.
 type Wait struct {
-	Ready   bool              `help:"Wait until it is ready, by the probe that start was given." xor:"for"`
-	Log     string            `help:"Wait until a line of its output matches this regular expression." placeholder:"RE" xor:"for"`
-	Timeout quantity.Duration `help:"Wait no longer than this. The sandbox lives on. 0 is for ever." default:"0" placeholder:"DUR"`
-	JSON    bool              `help:"Print what came of it as JSON."`
-	Help    bool              `help:"Print this." short:"h"`
+	Ready   bool            `help:"Wait until it is ready, by the probe that start was given." xor:"for"`
+	Log     string          `help:"Wait until a line of its output matches this regular expression." placeholder:"RE" xor:"for"`
+	Timeout values.Duration `help:"Wait no longer than this. The sandbox lives on. 0 is for ever." default:"0" placeholder:"DUR"`
+	JSON    bool            `help:"Print what came of it as JSON."`
+	Help    bool            `help:"Print this." short:"h"`
 }
 
 // Logs is the flags of sbxrun logs.
@@ -205,32 +205,32 @@ type Logs struct {
 
 // Kill is the flags of sbxrun kill.
 type Kill struct {
-	Signal       string            `help:"What every process gets first." default:"TERM" placeholder:"SIGNAL"`
-	Grace        quantity.Duration `help:"SIGKILL comes after this time. 0 is at once." default:"5s" placeholder:"DUR"`
-	ProofTimeout quantity.Duration `help:"How long to wait for the proof that nothing is left." default:"5s" placeholder:"DUR"`
-	All          bool              `help:"All that run." short:"a"`
-	Tag          []string          `help:"With --all: only those with this tag." placeholder:"KEY=VALUE" sep:"none"`
-	JSON         bool              `help:"Print a JSON array of what came of it."`
-	Help         bool              `help:"Print this." short:"h"`
+	Signal       string          `help:"What every process gets first." default:"TERM" placeholder:"SIGNAL"`
+	Grace        values.Duration `help:"SIGKILL comes after this time. 0 is at once." default:"5s" placeholder:"DUR"`
+	ProofTimeout values.Duration `help:"How long to wait for the proof that nothing is left." default:"5s" placeholder:"DUR"`
+	All          bool            `help:"All that run." short:"a"`
+	Tag          []string        `help:"With --all: only those with this tag." placeholder:"KEY=VALUE" sep:"none"`
+	JSON         bool            `help:"Print a JSON array of what came of it."`
+	Help         bool            `help:"Print this." short:"h"`
 }
 
 // Cleanup is the flags of sbxrun cleanup.
 type Cleanup struct {
-	OlderThan quantity.Duration `help:"Keep the records of what has ended within this time." default:"0" placeholder:"DUR"`
-	DryRun    bool              `help:"Only say what would be done." short:"n"`
-	JSON      bool              `help:"Print a JSON array of what was found and done."`
-	Help      bool              `help:"Print this." short:"h"`
+	OlderThan values.Duration `help:"Keep the records of what has ended within this time." default:"0" placeholder:"DUR"`
+	DryRun    bool            `help:"Only say what would be done." short:"n"`
+	JSON      bool            `help:"Print a JSON array of what was found and done."`
+	Help      bool            `help:"Print this." short:"h"`
 }
 
 // Stats is the flags of sbxrun stats.
 type Stats struct {
-	JSON       bool              `help:"Print a JSON object." xor:"as"`
-	Prometheus bool              `help:"Print the text format of Prometheus." xor:"as"`
-	Watch      bool              `help:"Go on printing; on a terminal, a live screen." short:"w"`
-	Interval   quantity.Duration `help:"With --watch: pause between two looks." default:"2s" placeholder:"DUR"`
-	Warn       quantity.Percent  `help:"From which percentage of a bound on the level is warn." default:"60" placeholder:"PERCENT"`
-	Alert      quantity.Percent  `help:"From which percentage of a bound on it is alert." default:"80" placeholder:"PERCENT"`
-	Help       bool              `help:"Print this." short:"h"`
+	JSON       bool            `help:"Print a JSON object." xor:"as"`
+	Prometheus bool            `help:"Print the text format of Prometheus." xor:"as"`
+	Watch      bool            `help:"Go on printing; on a terminal, a live screen." short:"w"`
+	Interval   values.Duration `help:"With --watch: pause between two looks." default:"2s" placeholder:"DUR"`
+	Warn       values.Percent  `help:"From which percentage of a bound on the level is warn." default:"60" placeholder:"PERCENT"`
+	Alert      values.Percent  `help:"From which percentage of a bound on it is alert." default:"80" placeholder:"PERCENT"`
+	Help       bool            `help:"Print this." short:"h"`
 }
 
 // Doctor is the flags of sbxrun doctor.

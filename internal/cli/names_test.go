@@ -8,11 +8,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/sbxrun/sbxrun/internal/quantity"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 func TestParseNames(t *testing.T) {
-	def := Kill{Signal: "TERM", Grace: quantity.Duration(5 * time.Second), ProofTimeout: quantity.Duration(5 * time.Second)}
+	def := Kill{Signal: "TERM", Grace: values.Duration(5 * time.Second), ProofTimeout: values.Duration(5 * time.Second)}
 	with := func(change func(*Kill)) Kill {
 		k := def
 		change(&k)
@@ -37,7 +37,7 @@ func TestParseNames(t *testing.T) {
 		{"--", def, ""},
 		{"- web", def, "- web"},
 		{"--grace 0 web --proof-timeout 1s --json -h", with(func(k *Kill) {
-			k.Grace, k.ProofTimeout, k.JSON, k.Help = 0, quantity.Duration(time.Second), true, true
+			k.Grace, k.ProofTimeout, k.JSON, k.Help = 0, values.Duration(time.Second), true, true
 		}), "web"},
 	} {
 		var got Kill

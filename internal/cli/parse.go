@@ -34,7 +34,7 @@ func needsValue(flag string) error { return fmt.Errorf("%s: needs a value", flag
 
 // parse parses flags, and nothing but flags.
 func parse(k *kong.Kong, words []string) error {
-	words, err := values(k.Model, words)
+	words, err := joinNegative(k.Model, words)
 	if err != nil {
 		return err
 	}
@@ -46,9 +46,9 @@ func parse(k *kong.Kong, words []string) error {
 	return err
 }
 
-// values joins a flag and a negative number, which kong would take for a flag. Another
+// joinNegative joins a flag and a negative number, which kong would take for a flag. Another
 // word that begins with - is no value; kong's words for that are hard to read.
-func values(model *kong.Application, words []string) (out []string, err error) {
+func joinNegative(model *kong.Application, words []string) (out []string, err error) {
 	for i := 0; i < len(words); i++ {
 		word := words[i]
 		if i+1 < len(words) && strings.HasPrefix(words[i+1], "-") && words[i+1] != "-" && takesValue(model, word) {

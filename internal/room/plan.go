@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/environ"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/seccomp"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // Plan is a sandbox that is decided in every detail and not started. It owns
@@ -28,7 +28,7 @@ type Plan struct {
 
 	command  []string
 	path     string // PATH of the payload
-	env      []environ.Var
+	env      []values.Var
 	options  []string // bwrap's, for the room
 	ops      []op
 	staged   []*os.File // sources that only root can reach
@@ -116,7 +116,7 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 }
 
 // Env is the payload's environment.
-func (p *Plan) Env() []environ.Var { return p.env }
+func (p *Plan) Env() []values.Var { return p.env }
 
 // Filter is the payload's for system calls; nil for none.
 func (p *Plan) Filter() *seccomp.Filter { return p.filter }
@@ -164,15 +164,15 @@ func (p *Plan) identity(pol *Policy, c Caller) (user User, options []string) {
 // outside the sandbox.
 func (p *Plan) environment(pol *Policy, sandboxPath string) {
 	p.path = sandboxPath
-	var set environ.Set
-	set.Put(environ.Var{Name: "PATH", Value: sandboxPath})
-	set.Put(environ.Var{Name: "HOME", Value: Home})
-	set.Put(environ.Var{Name: "USER", Value: UserName})
-	set.Put(environ.Var{Name: "LOGNAME", Value: UserName})
+	var set values.Environment
+	set.Put(values.Var{Name: "PATH", Value: sandboxPath})
+	set.Put(values.Var{Name: "HOME", Value: Home})
+	set.Put(values.Var{Name: "USER", Value: UserName})
+	set.Put(values.Var{Name: "LOGNAME", Value: UserName})
 	for _, v := range pol.Env.Vars() {
 		set.Put(v)
 	}
-	set.Put(environ.Var{Name: "PWD", Value: p.Workdir})
+	set.Put(values.Var{Name: "PWD", Value: p.Workdir})
 	p.env = set.Vars()
 }
 

@@ -17,8 +17,8 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/environ"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // option is one of bwrap's options with its arguments.
@@ -71,9 +71,9 @@ func prepare(t *testing.T, p Policy, uid int) *Plan {
 
 func TestPlanOptions(t *testing.T) {
 	top := tree(t, "data/sub/", "file")
-	var env environ.Set
+	var env values.Environment
 	for i, value := range []string{"secret-1", "secret-2\n--bind\n/\n/", "", "--ro-bind"} {
-		env.Put(environ.Var{Name: fmt.Sprintf("V%d", i), Value: value})
+		env.Put(values.Var{Name: fmt.Sprintf("V%d", i), Value: value})
 	}
 	policy := Policy{
 		Command: []string{"sh", "-c", "secret-0"},
@@ -216,7 +216,7 @@ func TestPlanBuild(t *testing.T) {
 	}
 	plan := &Plan{
 		Workdir: "/w x",
-		env:     []environ.Var{{Name: "A", Value: "1\n2"}, {Name: "B"}},
+		env:     []values.Var{{Name: "A", Value: "1\n2"}, {Name: "B"}},
 		ops: []op{
 			{kind: opSymlink, dst: "/bin", src: "usr/bin"},
 			{kind: opBind, dst: "/usr", src: "/usr"},
@@ -594,7 +594,7 @@ func TestPrepareMoreWordsThanBwrapTakes(t *testing.T) {
 			p.Mounts = append(p.Mounts, Mount{Source: "/etc/hostname", Dest: fmt.Sprintf("/b/%d", i)})
 		}
 		for i := range words {
-			p.Env.Put(environ.Var{Name: fmt.Sprintf("V%d", i)})
+			p.Env.Put(values.Var{Name: fmt.Sprintf("V%d", i)})
 		}
 		return p
 	}

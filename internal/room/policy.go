@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/environ"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // Network is what of the network the payload sees.
@@ -45,7 +45,7 @@ type Policy struct {
 	Workdir  string   // absolute, in the sandbox; "" for the current directory
 	Mounts   []Mount
 	TmpSize  int64 // bytes, of /tmp and of every other writable part
-	Env      environ.Set
+	Env      values.Environment
 	Network  Network
 	User     *User
 	Hostname string

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/environ"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // play runs a policy as whoever the tests run as, until nothing is left, and
@@ -66,15 +66,15 @@ func shell(script string) []string { return []string{"sh", "-c", script} }
 
 // An empty value is the empty last word of bwrap's options.
 func TestStartLastVariableEmpty(t *testing.T) {
-	for _, values := range [][]string{{""}, {"x", ""}, {"", ""}, {"", "x"}} {
+	for _, list := range [][]string{{""}, {"x", ""}, {"", ""}, {"", "x"}} {
 		p := Policy{Command: shell(`printf '%s' "${V0-unset}|${V1-unset}"`), Workdir: "/tmp"}
 		want := []string{"unset", "unset"}
-		for i, value := range values {
-			p.Env.Put(environ.Var{Name: []string{"V0", "V1"}[i], Value: value})
+		for i, value := range list {
+			p.Env.Put(values.Var{Name: []string{"V0", "V1"}[i], Value: value})
 			want[i] = value
 		}
 		if got, end := play(t, p); got != strings.Join(want, "|") || end == nil || end.Code() != 0 {
-			t.Errorf("%q: got %q, %+v", values, got, end)
+			t.Errorf("%q: got %q, %+v", list, got, end)
 		}
 	}
 }
@@ -124,7 +124,7 @@ func TestStartRelativePath(t *testing.T) {
 		{"link/../here", "/usr/bin", "here\n"},
 	} {
 		p := Policy{Command: []string{tt.command}, Workdir: "/w", Mounts: []Mount{{Source: top, Dest: "/w"}}}
-		p.Env.Put(environ.Var{Name: "PATH", Value: tt.path})
+		p.Env.Put(values.Var{Name: "PATH", Value: tt.path})
 		if got, end := play(t, p); got != tt.want || end == nil || end.Code() != 0 {
 			t.Errorf("%s in PATH %q: got %q, %+v", tt.command, tt.path, got, end)
 		}

@@ -1,36 +1,48 @@
-package cli
+package values
 
 import (
 	"fmt"
 	"math"
 	"strconv"
-
-	"github.com/sbxrun/sbxrun/internal/quantity"
+	"strings"
 )
 
-// Number is a count; 0 is that none was given, as is "0".
+// Number is a count. 0 is valid, and its meaning is the caller's.
 type Number int64
 
-// UnmarshalText sets n to a whole number, zero or more.
 func (n *Number) UnmarshalText(text []byte) error {
-	v, err := strconv.ParseInt(string(text), 10, 64)
-	if err != nil || v < 0 {
+	v, err := strconv.ParseUint(string(text), 10, 63)
+	if err != nil {
 		return fmt.Errorf("invalid number %q: want a whole number", text)
 	}
 	*n = Number(v)
 	return nil
 }
 
-// Decimal is a number with a fraction; 0 is that none was given, as is "0".
+// Decimal is a number with a fraction, and not negative; 0 is that none was given, as is "0".
 type Decimal float64
 
-// UnmarshalText sets d to a number, zero or more.
 func (d *Decimal) UnmarshalText(text []byte) error {
 	v, err := strconv.ParseFloat(string(text), 64)
 	if err != nil || !(v >= 0) || math.IsInf(v, 0) {
 		return fmt.Errorf("invalid number %q: want a number such as 0.5 or 2", text)
 	}
 	*d = Decimal(v)
+	return nil
+}
+
+// Percent is a part of something, 100 for all of it: a decimal number from 0 to 100, with or without
+// a percent sign.
+type Percent float64
+
+func (p *Percent) UnmarshalText(text []byte) error {
+	number := strings.TrimSuffix(string(text), "%")
+	v, err := strconv.ParseFloat(number, 64)
+	// ParseFloat also takes signs, exponents, inf and hexadecimal.
+	if err != nil || strings.Trim(number, numeric) != "" || v > 100 {
+		return fmt.Errorf("invalid percentage %q: want a number from 0 to 100", text)
+	}
+	*p = Percent(v)
 	return nil
 }
 
@@ -41,7 +53,6 @@ type Adjustment struct {
 	Value int
 }
 
-// UnmarshalText sets a to a whole number.
 func (a *Adjustment) UnmarshalText(text []byte) error {
 	v, err := strconv.Atoi(string(text))
 	if err != nil {
@@ -51,19 +62,18 @@ func (a *Adjustment) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Swap is a size; 0 is that none was given, -1 that there is no limit.
+// Swap is a size; 0 is that none was given, -1, also called unlimited, that there is no limit.
 type Swap int64
 
-// UnmarshalText sets s to a size, or to -1, also called unlimited.
 func (s *Swap) UnmarshalText(text []byte) error {
 	if word := string(text); word == "-1" || word == "unlimited" {
 		*s = -1
 		return nil
 	}
-	v, err := quantity.ParseSize(string(text))
-	if err != nil {
+	var size Size
+	if err := size.UnmarshalText(text); err != nil {
 		return fmt.Errorf("%w, or unlimited", err)
 	}
-	*s = Swap(v)
+	*s = Swap(size)
 	return nil
 }

@@ -1,0 +1,289 @@
+package values
+
+import (
+	"math"
+	"math/big"
+	"strings"
+	"testing"
+	"time"
+)
+
+func duration(s string) (time.Duration, error) {
+	var d Duration
+	err := d.UnmarshalText([]byte(s))
+	return time.Duration(d), err
+}
+
+func size(s string) (int64, error) {
+	var z Size
+	err := z.UnmarshalText([]byte(s))
+	return int64(z), err
+}
+
+func TestDuration(t *testing.T) {
+	tests := []struct {
+		in   string
+		want time.Duration
+	}{
+		{"0", 0},
+		{"0s", 0},
+		{"0.000", 0},
+		{"5", 5 * time.Second},
+		{"007", 7 * time.Second},
+		{"0.5", 500 * time.Millisecond},
+		{".5", 500 * time.Millisecond},
+		{"5.", 5 * time.Second},
+		{"1ms", time.Millisecond},
+		{"1500ms", 1500 * time.Millisecond},
+		{"2.5s", 2500 * time.Millisecond},
+		{"5m", 5 * time.Minute},
+		{"1h30m", 90 * time.Minute},
+		{"1d", 24 * time.Hour},
+		{"0.5d", 12 * time.Hour},
+		{"1d12h0.5s", 36*time.Hour + 500*time.Millisecond},
+		{"3us", 3 * time.Microsecond},
+		{"3µs", 3 * time.Microsecond},
+		{"3μs", 3 * time.Microsecond},
+
+		// Exact where binary floating point is not.
+		{"0.1", 100_000_000},
+		{"1.1", 1_100_000_000},
+		{"0.3", 300_000_000},
+		{"4.35", 4_350_000_000},
+		{"123456789.123456789", 123_456_789_123_456_789},
+		{"0.123456789d", 10_666_666_569_600},
+
+		// A part of a nanosecond is rounded up, never down to "no limit".
+		{"0.3333333333333333", 333_333_334},
+		{"0.1ns", 1},
+		{"0.000000000001", 1},
+		{"0." + strings.Repeat("0", 1000) + "1", 1},
+		{"1." + strings.Repeat("0", 1000), time.Second},
+
+		{"9223372036854775807ns", math.MaxInt64},
+		{"9223372036.854775807", math.MaxInt64},
+		{"2562047h47m16.854775807s", math.MaxInt64},
+	}
+	for _, tt := range tests {
+		got, err := duration(tt.in)
+		if err != nil || got != tt.want {
+			t.Errorf("duration(%.40q) = %d, %v; want %d", tt.in, got, err, tt.want)
+		}
+	}
+}
+
+func TestDurationErrors(t *testing.T) {
+	syntax := []string{
+		"", " ", ".", "s", ".s", "-1", "-1s", "-0", "+1", "+-1", "1.5x", "5 s", " 5", "5 ", "5\n",
+		"1.2.3", "1..2", "1h30", "30 1h", "1h-5m", "1h 5m", "1S", "1D", "1w", "1min", "1sec",
+		"1e3", "1e-12", "0x10", "0x1p-2s", "1_000", "1,5", "NaN", "nan", "Inf", "+Inf", "infinity", "١s", "1\x00", "\xff",
+	}
+	for _, in := range syntax {
+		got, err := duration(in)
+		if err == nil || !strings.Contains(err.Error(), "want seconds") || got != 0 {
+			t.Errorf("duration(%q) = %v, %v; want a syntax error", in, got, err)
+		}
+	}
+
+	tooLong := []string{
+		"9460800000", // 300 years
+		"109500d",
+		"9223372036854775808ns",
+		"9223372036854775807.1ns",
+		"9223372036.854775808",
+		"2562047h47m16.854775808s",
+		"9223372036854775807ns1ns",
+		"9223372036854775808",
+		"99999999999999999999999999",
+	}
+	for _, in := range tooLong {
+		got, err := duration(in)
+		if err == nil || !strings.Contains(err.Error(), "want at most") || got != 0 {
+			t.Errorf("duration(%q) = %v, %v; want a range error", in, got, err)
+		}
+	}
+
+	_, err := duration("1.5x")
+	want := `invalid duration "1.5x": want seconds (5, 0.5) or a value with a unit (1500ms, 5m, 1h, 1d)`
+	if err == nil || err.Error() != want {
+		t.Errorf("got error %v, want %s", err, want)
+	}
+}
+
+func TestDurationUnmarshalText(t *testing.T) {
+	d := Duration(time.Minute)
+	if err := d.UnmarshalText([]byte("nonsense")); err == nil || d != Duration(time.Minute) {
+		t.Errorf("after nonsense: %v, %v; want 1m0s and an error", d, err)
+	}
+	if err := d.UnmarshalText([]byte("90")); err != nil || d.String() != "1m30s" {
+		t.Errorf("after 90: %v, %v; want 1m30s", d, err)
+	}
+}
+
+func FuzzDuration(f *testing.F) {
+	for _, s := range []string{"0", "5", "0.1", "1e-12", "-1s", "1.5x", "1h30m", "0.5d", "1µs", "9223372036854775807ns", "9460800000"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		got, err := duration(s)
+		if err != nil {
+			return
+		}
+		if got < 0 {
+			t.Fatalf("duration(%q) = %v, which is negative", s, got)
+		}
+		again, err := duration(Duration(got).String())
+		if err != nil || again != got {
+			t.Fatalf("duration(%q) = %v, but its String gives %v, %v", s, got, again, err)
+		}
+		if strings.Trim(s, numeric) == "" {
+			if want := ceilTimes(t, s, int64(time.Second)); want.Cmp(big.NewInt(int64(got))) != 0 {
+				t.Fatalf("duration(%q) = %d, want %v", s, got, want)
+			}
+		}
+	})
+}
+
+func TestSize(t *testing.T) {
+	tests := []struct {
+		in   string
+		want int64
+	}{
+		{"0", 0},
+		{"0K", 0},
+		{"1", 1},
+		{"4096", 4096},
+		{"4096B", 4096},
+		{"1K", 1 << 10},
+		{"1k", 1 << 10},
+		{"1KB", 1 << 10},
+		{"1KiB", 1 << 10},
+		{"1kib", 1 << 10},
+		{"64M", 64 << 20},
+		{"64m", 64 << 20},
+		{"64mb", 64 << 20},
+		{"64MiB", 64 << 20},
+		{"2G", 2 << 30},
+		{"2g", 2 << 30},
+		{"2GB", 2 << 30},
+		{"2GiB", 2 << 30},
+		{"3T", 3 << 40},
+		{"3t", 3 << 40},
+		{"3TB", 3 << 40},
+		{"3TiB", 3 << 40},
+		{"1.5G", 3 << 29},
+		{".5K", 512},
+		{"1.K", 1024},
+
+		// A part of a byte is rounded up, never down to "no limit".
+		{"0.3K", 308},
+		{"0.0000000000000001T", 1},
+
+		{"9223372036854775807", math.MaxInt64},
+		{"8388607T", 8388607 << 40},
+	}
+	for _, tt := range tests {
+		got, err := size(tt.in)
+		if err != nil || got != tt.want {
+			t.Errorf("size(%q) = %d, %v; want %d", tt.in, got, err, tt.want)
+		}
+	}
+}
+
+func TestSizeErrors(t *testing.T) {
+	syntax := []string{
+		"", " ", ".", "K", ".K", "-1", "-1M", "-0", "+1", "+-1", "5 M", " 5", "5M ", "5M\n", "1.5", "1.", "1.5B",
+		"1.2.3K", "1K1", "1K1M", "1iB", "1Ki", "1Kb", "1KK", "1P", "1MM", "1e3", "1e3K", "0x10", "1_000", "1,5G", "NaN", "inf", "١", "1\x00",
+		"1\u212a", // the Kelvin sign, a K to strings.ToLower
+	}
+	for _, in := range syntax {
+		got, err := size(in)
+		if err == nil || !strings.Contains(err.Error(), "want bytes") || got != 0 {
+			t.Errorf("size(%q) = %v, %v; want a syntax error", in, got, err)
+		}
+	}
+
+	for _, in := range []string{"9223372036854775808", "8388608T", "8388607.99999999999999T", "99999999999999999999999G"} {
+		got, err := size(in)
+		if err == nil || !strings.Contains(err.Error(), "want less than") || got != 0 {
+			t.Errorf("size(%q) = %v, %v; want a range error", in, got, err)
+		}
+	}
+
+	_, err := size("64 megs")
+	want := `invalid size "64 megs": want bytes (4096) or a value with a unit (512K, 64M, 1.5G, 1T)`
+	if err == nil || err.Error() != want {
+		t.Errorf("got error %v, want %s", err, want)
+	}
+}
+
+func TestSizeString(t *testing.T) {
+	tests := []struct {
+		size Size
+		want string
+	}{
+		{0, "0"},
+		{1, "1"},
+		{1023, "1023"},
+		{1024, "1K"},
+		{1025, "1025"},
+		{1536, "1536"},
+		{64 << 20, "64M"},
+		{3 << 29, "1536M"},
+		{5 << 30, "5G"},
+		{4096 << 40, "4096T"},
+		{math.MaxInt64, "9223372036854775807"},
+	}
+	for _, tt := range tests {
+		if got := tt.size.String(); got != tt.want {
+			t.Errorf("Size(%d).String() = %q, want %q", int64(tt.size), got, tt.want)
+		}
+	}
+}
+
+func TestSizeUnmarshalText(t *testing.T) {
+	z := Size(7)
+	if err := z.UnmarshalText([]byte("nonsense")); err == nil || z != 7 {
+		t.Errorf("after nonsense: %v, %v; want 7 and an error", z, err)
+	}
+	if err := z.UnmarshalText([]byte("1.5G")); err != nil || z != 3<<29 {
+		t.Errorf("after 1.5G: %v, %v; want 1536M", z, err)
+	}
+}
+
+func FuzzSize(f *testing.F) {
+	for _, s := range []string{"0", "4096", "1.5G", "64MiB", "1KB", "-1", "1.5", "8388608T", "0.0000000000000001T", "junk"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		got, err := size(s)
+		if err != nil {
+			return
+		}
+		if got < 0 {
+			t.Fatalf("size(%q) = %v, which is negative", s, got)
+		}
+		again, err := size(Size(got).String())
+		if err != nil || again != got {
+			t.Fatalf("size(%q) = %v, but its String gives %v, %v", s, got, again, err)
+		}
+		if number, ok := strings.CutSuffix(s, "G"); ok {
+			if want := ceilTimes(t, number, 1<<30); want.Cmp(big.NewInt(got)) != 0 {
+				t.Fatalf("size(%q) = %d, want %v", s, got, want)
+			}
+		}
+	})
+}
+
+// ceilTimes computes number × unit, rounded up, with package big.
+func ceilTimes(t *testing.T, number string, unit int64) *big.Int {
+	t.Helper()
+	r, ok := new(big.Rat).SetString(number)
+	if !ok {
+		t.Fatalf("%q is not a number to package big", number)
+	}
+	r.Mul(r, new(big.Rat).SetInt64(unit))
+	n := new(big.Int).Add(r.Num(), r.Denom())
+	n.Sub(n, big.NewInt(1))
+	return n.Quo(n, r.Denom())
+}

@@ -1,0 +1,130 @@
+package values
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+)
+
+// MaxVarsSize bounds in bytes what [ParseVars] takes. Linux lets all arguments
+// and variables of a program together take a few MiB, see execve(2), so a larger
+// file is some other file, given by mistake.
+const MaxVarsSize = 1 << 20
+
+var (
+	errName = errors.New("invalid name: want letters, digits and underscores, not a digit first")
+	errNUL  = errors.New("value contains a NUL byte")
+)
+
+// Var is an environment variable. Its name is one that a shell can use; the value may be
+// anything that fits in an environment, newlines and bytes that are not UTF-8 included. It may
+// be a secret: no error contains one.
+type Var struct {
+	Name, Value string
+}
+
+// ParseVar reads one as docker run does: NAME=VALUE, or NAME alone to pass on what sbxrun was started
+// with. If there is none of that name, ok is false and there is nothing to set. An error quotes
+// what stands before the first "=".
+func ParseVar(arg string) (v Var, ok bool, err error) {
+	v, ok, err = parseVar(arg)
+	if err != nil {
+		return Var{}, false, fmt.Errorf("environment variable %q: %w", v.Name, err)
+	}
+	return v, ok, nil
+}
+
+// ParseVars reads those of a file, one on a line, in either form that [ParseVar]
+// takes, and returns them in order, duplicates included. Nothing is quoted,
+// escaped or expanded: a value is what stands between the first "=" and the end
+// of the line. Blanks before a name, empty lines, lines that start with #, a
+// UTF-8 byte order mark and the \r of a DOS line end are skipped. Errors give
+// the file's name and the line number, but no part of the line: what looks like
+// a bad name may be the second line of a private key.
+func ParseVars(text []byte, name string) ([]Var, error) {
+	if len(text) > MaxVarsSize {
+		return nil, fmt.Errorf("read environment file %q: larger than %d bytes", name, MaxVarsSize)
+	}
+	var vars []Var
+	number := 0
+	for line := range strings.SplitSeq(strings.TrimPrefix(string(text), "\ufeff"), "\n") {
+		number++
+		line = strings.TrimLeft(strings.TrimSuffix(line, "\r"), " \t")
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		v, ok, err := parseVar(line)
+		if err != nil {
+			return nil, fmt.Errorf("read environment file %q: line %d: %w", name, number, err)
+		}
+		if ok {
+			vars = append(vars, v)
+		}
+	}
+	return vars, nil
+}
+
+// parseVar is [ParseVar] with errName or errNUL as the error, and with v.Name set even
+// then.
+func parseVar(arg string) (v Var, ok bool, err error) {
+	v.Name, v.Value, ok = strings.Cut(arg, "=")
+	if !validName(v.Name) {
+		return v, false, errName
+	}
+	if !ok {
+		v.Value, ok = os.LookupEnv(v.Name)
+	}
+	if strings.Contains(v.Value, "\x00") {
+		return v, false, errNUL
+	}
+	return v, ok, nil
+}
+
+// validName reports whether s is a name by POSIX, XBD 3.216: [A-Za-z_][A-Za-z0-9_]*.
+func validName(s string) bool {
+	for i, c := range []byte(s) {
+		switch {
+		case c == '_', 'A' <= c && c <= 'Z', 'a' <= c && c <= 'z':
+		case '0' <= c && c <= '9' && i > 0:
+		default:
+			return false
+		}
+	}
+	return s != ""
+}
+
+// Environment holds at most one [Var] of each name. The zero value is empty.
+type Environment struct {
+	vars  []Var
+	index map[string]int // name to position in vars
+}
+
+// Put adds v. A variable of the same name is replaced and keeps its place.
+func (e *Environment) Put(v Var) {
+	if i, ok := e.index[v.Name]; ok {
+		e.vars[i] = v
+		return
+	}
+	if e.index == nil {
+		e.index = make(map[string]int)
+	}
+	e.index[v.Name] = len(e.vars)
+	e.vars = append(e.vars, v)
+}
+
+// Lookup returns the value of the variable called name, and whether there is one.
+func (e *Environment) Lookup(name string) (value string, ok bool) {
+	i, ok := e.index[name]
+	if !ok {
+		return "", false
+	}
+	return e.vars[i].Value, true
+}
+
+// Vars returns the variables in the order in which their names were first put.
+// The slice is the caller's.
+func (e *Environment) Vars() []Var {
+	return slices.Clone(e.vars)
+}
