@@ -168,6 +168,24 @@ func TestL07TermIgnored(t *testing.T) {
 	b.Ended()
 }
 
+// In a sandbox that idles, execs have all of the grace period, though the sandbox's own
+// deadline comes before.
+func TestL07IdleDeadline(t *testing.T) {
+	t.Parallel()
+	timeout := harness.Deadline(time.Second)
+	b := harness.NewState(t).Sandbox(harness.Options{}, "--timeout", timeout.String(), "--grace", "0")
+	b.Dying = true
+	p := b.StartExec(harness.Options{}, nil, "sh", "-c", fmt.Sprintf("trap 'sleep %f; echo cleaned; exit' TERM; echo up; while :; do sleep 0.02; done", timeout.Seconds()+1))
+	p.WaitOutput("up\n")
+	kill(t, b.State, 0, "--grace", "60", b.ID)
+	if r := p.Wait(); !strings.HasSuffix(string(r.Stdout), "cleaned\n") {
+		t.Errorf("exec: %q", r.Stdout)
+	}
+	if rec := b.Ended(); rec.Report.Cause != "killed" {
+		t.Errorf("%+v", rec)
+	}
+}
+
 // Somebody with less patience than an earlier kill gets his way.
 func TestL07SecondKill(t *testing.T) {
 	t.Parallel()

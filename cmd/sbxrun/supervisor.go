@@ -180,6 +180,7 @@ func (s *supervisor) endExecs(command *supervise.Command) {
 		return // nobody is there, and nobody comes
 	}
 	_ = s.own.MarkEnding() // on a full disk they do not know why they end
+	command.Spare(time.Now().Add(grace))
 	if len(s.command) > 0 || command.Signal(request.Signal) != nil {
 		return
 	}

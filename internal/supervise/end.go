@@ -110,9 +110,7 @@ func (c *Command) wait(period time.Duration, told error, until <-chan struct{}, 
 		return told
 	}
 	over := time.Now().Add(period)
-	if !c.deadline.IsZero() {
-		c.kept.Keeper.EndAt(over.Add(lateness)) // the keeper's own may be sooner
-	}
+	c.Spare(over)
 	waiting, stop := context.WithCancel(context.Background())
 	waited := make(chan struct{})
 	go func() {
@@ -138,6 +136,14 @@ func (c *Command) wait(period time.Duration, told error, until <-chan struct{}, 
 	stop()
 	<-waited
 	return nil
+}
+
+// Spare keeps the keeper, whose own deadline may be sooner, from ending anything before a
+// grace period is over.
+func (c *Command) Spare(over time.Time) {
+	if !c.deadline.IsZero() {
+		c.kept.Keeper.EndAt(over.Add(lateness))
+	}
 }
 
 // teardown kills, with help if that takes long.
