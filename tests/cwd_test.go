@@ -53,7 +53,7 @@ func TestR23CurrentDirectoryDeleted(t *testing.T) {
 	deleted := []string{"sh", "-c", `rmdir "$PWD" && exec "$@"`, "-"}
 	r := harness.Run(t, harness.Options{Dir: dir, Wrap: deleted}, "true")
 	r.Expect(t, 125, "start-failed")
-	if r.Report.Error.Code != "workdir" || !strings.Contains(string(r.Stderr), "current directory") || !strings.Contains(string(r.Stderr), "--workdir") {
+	if r.Report.Error.Code != "workdir" || !strings.Contains(string(r.Stderr), "current directory") || !strings.Contains(string(r.Stderr), "--cwd none") {
 		t.Errorf("%s", r.Stderr)
 	}
 	harness.Must(t, os.Mkdir(dir, 0o755))

@@ -20,10 +20,18 @@ import (
 func policyOf(f *cli.View, l *cli.Limits, command []string) (p room.Policy, err error) {
 	p = room.Policy{
 		Command:  command,
+		Cwd:      room.Cwd(f.Cwd),
+		CwdRoot:  f.CwdRoot,
 		Workdir:  f.Workdir,
 		TmpSize:  int64(f.TmpSize),
 		Network:  room.Network(f.Net),
 		Hostname: f.Hostname,
+	}
+	if f.Write {
+		if f.Cwd != "" && p.Cwd != room.CwdReadWrite {
+			return p, fmt.Errorf("-w is --cwd rw, and there is --cwd %s", f.Cwd)
+		}
+		p.Cwd = room.CwdReadWrite
 	}
 	switch f.Seccomp {
 	case "default":

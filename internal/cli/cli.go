@@ -39,7 +39,10 @@ type View struct {
 	BindTry   []string    `help:"As --bind, if the path exists." placeholder:"SRC[:DST]" sep:"none" group:"see"`
 	Tmpfs     []string    `help:"An empty directory in memory." placeholder:"DST[:SIZE]" sep:"none" group:"see"`
 	TmpSize   values.Size `help:"How much fits into /tmp, and into every other directory in memory." default:"256M" placeholder:"SIZE" group:"see"`
-	Workdir   string      `help:"Working directory in the sandbox. Default: the current one, shown read-only." placeholder:"DIR" group:"see"`
+	Write     bool        `help:"Let it write to the current directory: --cwd rw." short:"w" group:"see"`
+	Cwd       string      `help:"What it sees of the current directory: read (ro, the default without --workdir), write (rw), nothing (none, in an empty home)." placeholder:"ro|rw|none" group:"see"`
+	CwdRoot   string      `help:"Show this directory above the current one, in place of it." placeholder:"DIR" group:"see"`
+	Workdir   string      `help:"Working directory in the sandbox. Default: the current one." placeholder:"DIR" group:"see"`
 	Net       string      `help:"Network: none, or the host's." default:"none" placeholder:"none|host" group:"see"`
 
 	Vars

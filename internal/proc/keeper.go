@@ -37,9 +37,9 @@ type Program struct {
 	// Files become descriptors 0, 1, 2 …; the program gets no other. They stay the
 	// caller's.
 	Files []*os.File
-	// Stage are files and directories that only root can reach: the i-th is
-	// bound to StageDir/i, in a mount namespace that only the program sees,
-	// before Cred is taken on. They stay the caller's (O_PATH is enough).
+	// Stage are detached mounts (open_tree(2)): the i-th appears at StageDir/i, in
+	// a mount namespace that only the program sees, before Cred is taken on. The
+	// descriptors stay the caller's.
 	Stage []*os.File
 }
 
@@ -148,9 +148,6 @@ type StartError struct {
 	Step string
 	Err  error
 }
-
-// StageStep is the step of a [StartError] about [Program.Stage].
-const StageStep = "bind what only root can reach"
 
 func (e *StartError) Error() string { return e.Step + ": " + e.Err.Error() }
 func (e *StartError) Unwrap() error { return e.Err }

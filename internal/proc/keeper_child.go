@@ -46,7 +46,7 @@ var stepNames = [...]string{
 	stepOOM:       "set oom_score_adj",
 	stepFiles:     "hand over descriptors",
 	stepLimits:    "switch core dumps off",
-	stepStage:     StageStep,
+	stepStage:     "bind root's own paths",
 	stepGroups:    "drop supplementary groups",
 	stepGID:       "change group id",
 	stepUID:       "change user id",
@@ -154,10 +154,9 @@ func startEnter(p unsafe.Pointer) {
 	c.enter(c.arg)
 }
 
-// bindStage makes [Program.Stage] visible below StageDir. The new mount API
-// (open_tree(2), move_mount(2), Linux 5.2) takes what a descriptor stands for:
-// a path may have come to mean something else, and mount(2) refuses a
-// descriptor that was opened in another mount namespace.
+// bindStage makes [Program.Stage] visible below StageDir. move_mount(2) takes what a
+// descriptor stands for: a path may have come to mean something else, and mount(2)
+// refuses a descriptor that was opened in another mount namespace.
 //
 //go:nosplit
 //go:norace
@@ -168,9 +167,6 @@ func (c *child) bindStage() {
 	}
 	stage := c.stage
 	here, none := uintptr(at), uintptr(unsafe.Pointer(&empty))
-	for i := range stage {
-		stage[i].source = c.must(stepStage, unix.SYS_OPEN_TREE, stage[i].source, none, unix.AT_EMPTY_PATH|unix.AT_RECURSIVE|unix.OPEN_TREE_CLONE, 0, 0)
-	}
 	c.must(stepStage, unix.SYS_UNSHARE, unix.CLONE_NEWNS, 0, 0, 0, 0)
 	// Slave: nothing mounted here shows on the host (mount_namespaces(7)).
 	c.must(stepStage, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&slash)), 0, unix.MS_SLAVE|unix.MS_REC, 0)

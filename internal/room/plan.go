@@ -26,18 +26,21 @@ type Plan struct {
 	// Bounds hold for the command. The caller's to set.
 	Bounds proc.Bounds
 
-	command  []string
-	path     string // PATH of the payload
-	env      []values.Var
-	options  []string // bwrap's, for the room
-	ops      []op
-	staged   []*os.File // sources that only root can reach
-	copies   []*os.File // what is copied in; descriptor firstCopy + i of bwrap
-	texts    []string   // the text of copies[i] if it was made here, for print
-	cred     *proc.Cred
-	hostNet  bool
-	terminal bool
-	filter   *seccomp.Filter // nil for none
+	command []string
+	path    string // PATH of the payload
+	env     []values.Var
+	options []string // bwrap's, for the room
+	ops     []op
+	staged  []source   // the user's binds, if root has to open them
+	copies  []*os.File // what is copied in; descriptor firstCopy + i of bwrap
+	texts   []string   // the text of copies[i] if it was made here, for print
+	cred    *proc.Cred
+	// mapOwners: cred is not what was asked for, and what the sandbox writes shall
+	// not be its.
+	mapOwners bool
+	hostNet   bool
+	terminal  bool
+	filter    *seccomp.Filter // nil for none
 }
 
 // Caller is who asks: what Prepare must know about the world outside.
@@ -76,10 +79,8 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 		}
 	}()
 	user, identity := plan.identity(&p, c)
-	if plan.Workdir = p.Workdir; plan.Workdir == "" {
-		if plan.Workdir, err = currentDirectory(&p, c.Home); err != nil {
-			return nil, err
-		}
+	if plan.Workdir, err = currentDirectory(&p, c.Home); err != nil {
+		return nil, err
 	}
 	if plan.ops, err = layout(&p, user, p.Hostname); err != nil {
 		return nil, err
@@ -90,6 +91,11 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	v := view(plan.ops)
 	if err := checkDests(plan.ops, v); err != nil {
 		return nil, err
+	}
+	if plan.cred != nil {
+		if err := plan.stage(!p.NoFilter); err != nil {
+			return nil, err
+		}
 	}
 	if err := checkWorkdir(v, plan.Workdir, plan.cred); err != nil {
 		return nil, err
@@ -104,11 +110,6 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 		}
 	}
 	plan.environment(&p, sandboxPath)
-	if plan.cred != nil {
-		if err := plan.stage(); err != nil {
-			return nil, err
-		}
-	}
 	if err := plan.build(&p, identity); err != nil {
 		return nil, err
 	}
@@ -126,8 +127,9 @@ func (p *Plan) Cred() *proc.Cred { return p.cred }
 
 // Close closes the plan's descriptors. After Start they are not needed.
 func (p *Plan) Close() {
-	for _, f := range append(p.copies, p.staged...) {
-		f.Close() // only ever read from: nothing can be lost
+	closeAll(p.copies) // only ever read from: nothing can be lost
+	for _, s := range p.staged {
+		s.Close()
 	}
 	for _, o := range p.ops {
 		if o.from != nil {
@@ -151,6 +153,7 @@ func (p *Plan) identity(pol *Policy, c Caller) (user User, options []string) {
 			user.GID = Nobody
 		}
 		p.cred = &proc.Cred{UID: user.UID, GID: user.GID}
+		p.mapOwners = pol.User == nil || pol.User.UID == 0
 	}
 	if pol.User != nil && *pol.User != user {
 		user = *pol.User
@@ -288,12 +291,12 @@ func readOnlySysctl() bool {
 }
 
 // stage opens the sources of the user's binds if the unprivileged uid could not
-// reach one of them. bwrap resolves the text of a descriptor's path, so handing
+// reach one of them, or one has to be idmapped. bwrap resolves the text of a descriptor's path, so handing
 // it descriptors is not enough (bubblewrap, resolve_symlinks_in_ops): the
 // keeper binds them to places that can be reached, in a mount namespace that
 // only bwrap sees. All of them: the staging place hides /tmp, and a source that
 // bwrap still looked for by its path could become a link into that place.
-func (p *Plan) stage() error {
+func (p *Plan) stage(filtered bool) error {
 	need := false
 	for i := range p.ops {
 		if o := &p.ops[i]; o.users {
@@ -302,14 +305,17 @@ func (p *Plan) stage() error {
 				return err
 			}
 			o.src = real
-			need = need || !reachable(real)
+			if o.owner, err = p.ownerToMap(o, filtered); err != nil {
+				return err
+			}
+			need = need || o.owner != nil || !reachable(real)
 		}
 	}
 	if !need {
 		return nil
 	}
 	if within(p.Program.Path, proc.StageDir) {
-		return &result.Error{Code: "bwrap-unusable", Message: fmt.Sprintf("%s: bubblewrap must not lie below %s, which root needs to bind what only root can reach", p.Program.Path, proc.StageDir),
+		return &result.Error{Code: "bwrap-unusable", Message: fmt.Sprintf("%s: bubblewrap must not lie below %s, where root's own paths are bound", p.Program.Path, proc.StageDir),
 			Hint: "install it elsewhere"}
 	}
 	for i := range p.ops {
@@ -323,7 +329,7 @@ func (p *Plan) stage() error {
 			return &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %v", o.src, err), Err: err}
 		}
 		o.from = os.NewFile(uintptr(fd), o.src)
-		p.staged = append(p.staged, o.from)
+		p.staged = append(p.staged, source{o.from, o.owner})
 	}
 	return nil
 }
@@ -401,14 +407,17 @@ func searchable(st fs.FileInfo, cred *proc.Cred) bool {
 	}
 }
 
-// currentDirectory makes the caller's current directory the payload's, shown
-// read-only at its own path unless one of the mounts shows it already. Where
-// that would show too much, or something the sandbox has its own of, it is an
-// error: what to show is the user's to say.
-func currentDirectory(p *Policy, home string) (string, error) {
-	refuse := func(format string, args ...any) (string, error) {
-		return "", &result.Error{Code: "workdir", Message: fmt.Sprintf(format, args...),
-			Hint: "--workdir /tmp starts in the sandbox's own empty /tmp; --ro-bind DIR or --bind DIR shows a directory"}
+// currentDirectory shows the caller's current directory, or CwdRoot above it, at its own
+// path, and returns the payload's working directory. Without a word on it, nothing is
+// added if one of the mounts shows it already. Where it would show too much, or something
+// the sandbox has its own of, it is an error: what to show is the user's to say.
+func currentDirectory(p *Policy, home string) (workdir string, err error) {
+	asked := p.Cwd != "" || p.CwdRoot != ""
+	switch {
+	case p.Cwd == CwdNone && p.Workdir == "":
+		return Home, nil
+	case p.Cwd == CwdNone, p.Workdir != "" && !asked:
+		return p.Workdir, nil
 	}
 	var st unix.Stat_t
 	dir, err := unix.Getwd()
@@ -416,37 +425,86 @@ func currentDirectory(p *Policy, home string) (string, error) {
 		err = unix.Stat(dir, &st)
 	}
 	if err != nil || !path.IsAbs(dir) {
-		return refuse("the current directory cannot be used: it was removed, or cannot be reached")
+		return "", cwdError("", "the current directory cannot be used: it was removed, or cannot be reached")
+	}
+	if workdir = p.Workdir; workdir == "" {
+		workdir = dir
+	}
+	what, shown := "the current directory", dir
+	if p.CwdRoot != "" {
+		what = "--cwd-root"
+		if shown, err = aboveDirectory(p.CwdRoot, dir); err != nil {
+			return "", err
+		}
 	}
 	for _, m := range p.Mounts {
-		if within(dir, m.Dest) {
-			return dir, nil
+		if within(shown, m.Dest) && !asked {
+			return workdir, nil
 		}
 	}
 	for _, own := range []string{"/proc", "/dev", "/sys", "/run", "/var/run", "/etc"} {
-		if within(dir, own) {
-			return refuse("the current directory %q is not shown in a sandbox by itself", dir)
+		if within(shown, own) {
+			return "", cwdError("", "%s %q is not shown in a sandbox by itself", what, shown)
 		}
 	}
-	for _, top := range append(toplevel, "/tmp", "/var/tmp") {
-		if dir == "/tmp" || dir == "/var/tmp" {
-			return refuse("the current directory is %s, of which the sandbox has its own", dir)
-		}
-		if top[1] != 't' && top[1] != 'v' && within(dir, top) {
-			return dir, nil // visible anyway
+	for _, top := range toplevel {
+		switch {
+		case !within(shown, top):
+		case p.Cwd == CwdReadWrite:
+			return "", cwdError("--bind DIR lets it write there all the same", "%s %q belongs to the system, which a sandbox only reads", what, shown)
+		default:
+			return workdir, nil // visible anyway
 		}
 	}
-	if dir == "/" {
-		return refuse("the current directory is /: all of the host would be shown")
+	switch shown {
+	case "/tmp", "/var/tmp":
+		return "", cwdError("--ro-bind . shows this one", "%s is %s, of which the sandbox has its own", what, shown)
+	case "/":
+		return "", cwdError("--ro-bind NAME shows a file or a directory", "%s is /: all of the host would be shown", what)
 	}
-	if h := homeWithin(dir, home); h != "" {
-		if h == dir {
-			return refuse("the current directory %q is a home directory, with its keys and tokens", dir)
+	if h := homeWithin(shown, home); h != "" {
+		const some = "--ro-bind NAME shows a file or a directory of it"
+		if h == shown {
+			return "", cwdError(some, "%s %q is a home directory, with its keys and tokens", what, shown)
 		}
-		return refuse("the current directory %q holds home directories, such as %q", dir, h)
+		return "", cwdError(some, "%s %q holds home directories, such as %q", what, shown, h)
 	}
-	p.Mounts = append(p.Mounts, Mount{Kind: ReadOnly, Source: dir, Dest: dir})
-	return dir, nil
+	m := Mount{Kind: ReadOnly, Source: shown, Dest: shown}
+	if p.Cwd == CwdReadWrite {
+		m.Kind = ReadWrite
+	}
+	for _, other := range p.Mounts {
+		if other.Dest == m.Dest {
+			return "", &result.Error{Code: "usage", Message: fmt.Sprintf("%s %q has a mount of its own", what, shown), Hint: "leave out --cwd, or that mount"}
+		}
+	}
+	p.Mounts = append(p.Mounts, m)
+	return workdir, nil
+}
+
+// cwdError is that a directory is not shown. The way out that always works comes first.
+func cwdError(hint, format string, args ...any) error {
+	e := &result.Error{Code: "workdir", Message: fmt.Sprintf(format, args...), Hint: "--cwd none starts in an empty directory"}
+	if hint != "" {
+		e.Hint += "; " + hint
+	}
+	return e
+}
+
+// aboveDirectory returns the real path of root, which may be relative to dir and has to
+// be at or above it.
+func aboveDirectory(root, dir string) (string, error) {
+	if !path.IsAbs(root) {
+		root = path.Join(dir, root)
+	}
+	real, err := filepath.EvalSymlinks(root)
+	if err == nil && !within(dir, real) {
+		err = fmt.Errorf("the current directory %q is not below it", dir)
+	}
+	if err != nil {
+		return "", &result.Error{Code: "usage", Message: fmt.Sprintf("--cwd-root %q: %v", root, err), Hint: "name a directory above the current one, such as --cwd-root ..", Err: err}
+	}
+	return real, nil
 }
 
 // homeWithin is a home directory at or below dir, or "": the caller's, root's,
@@ -503,9 +561,9 @@ func checkWorkdir(v view, dir string, cred *proc.Cred) error {
 		e.Message, e.Err = fmt.Sprintf("working directory %q: %v", dir, serr), serr
 	case st.Mode()&fs.ModeDir == 0:
 		e.Message = fmt.Sprintf("working directory %q is not a directory", dir)
-	case cred != nil && !searchable(st, cred):
+	case cred != nil && !searchable(st, v.identity(host, cred)):
 		e.Message = fmt.Sprintf("working directory %q cannot be entered by uid %d, which root's sandboxes run under", dir, cred.UID)
-		e.Hint = "chmod it, or run as its owner: --user UID"
+		e.Hint = "-w shows the current directory, and --bind another one, as the sandbox's own, writable; or chmod it"
 	default:
 		return nil
 	}

@@ -17,6 +17,15 @@ const (
 	NetHost Network = "host" // the caller's, abstract unix sockets included
 )
 
+// Cwd is what of the caller's current directory the payload sees, at its own path.
+type Cwd string
+
+const (
+	CwdReadOnly  Cwd = "ro" // it can be read
+	CwdReadWrite Cwd = "rw" // it can be written to, too
+	CwdNone      Cwd = "none"
+)
+
 // MountKind is how a [Mount] appears.
 type MountKind int
 
@@ -42,7 +51,9 @@ type User struct{ UID, GID uint32 }
 // default, which is the strictest.
 type Policy struct {
 	Command  []string // empty for a room that waits for commands
-	Workdir  string   // absolute, in the sandbox; "" for the current directory
+	Cwd      Cwd      // "" for read-only, and for none if there is a Workdir
+	CwdRoot  string   // a directory at or above the current one, to be shown in its place; may be relative to it
+	Workdir  string   // absolute, in the sandbox; "" for the current directory, or Home if that is not shown
 	Mounts   []Mount
 	TmpSize  int64 // bytes, of /tmp and of every other writable part
 	Env      values.Environment
@@ -169,6 +180,15 @@ func (p *Policy) validate() error {
 	}
 	if h := p.Hostname; len(h) > 64 || strings.ContainsAny(h, "\x00\n/ ") {
 		return usage("host name %q: at most 64 bytes, without blanks", h)
+	}
+	switch p.Cwd {
+	case "", CwdReadOnly, CwdReadWrite:
+	case CwdNone:
+		if p.CwdRoot != "" {
+			return usage("--cwd none shows nothing of the current directory, and --cwd-root more than it: give one of them")
+		}
+	default:
+		return usage("--cwd %q: want ro, rw or none", p.Cwd)
 	}
 	switch p.Network {
 	case "", NetNone, NetHost:

@@ -42,15 +42,20 @@ type Room struct {
 // who may close it; bwrap speaks on stdio[2]. An error is a *[result.Error], and nothing is
 // left.
 func (p *Plan) Start(ctx context.Context, stdio [3]*os.File, tty *proc.Terminal, confirm bool) (*Room, error) {
+	mounts, err := p.detach()
+	if err != nil {
+		return nil, err
+	}
+	defer closeAll(mounts) // the keeper has copies
 	r := &Room{Cred: p.cred, HostNet: p.hostNet}
-	err := p.start(ctx, r, stdio, tty, confirm)
+	err = p.start(ctx, r, mounts, stdio, tty, confirm)
 	for _, f := range []*os.File{r.info, r.ready} {
 		if f != nil {
 			f.Close()
 		}
 	}
 	if err != nil {
-		return nil, r.abandon(err, p.staged)
+		return nil, r.abandon(err)
 	}
 	return r, nil
 }
@@ -66,7 +71,7 @@ func (p *Plan) Entry() *enter.Entry {
 }
 
 // start leaves it to its caller to bring an unfinished room to an end.
-func (p *Plan) start(ctx context.Context, r *Room, stdio [3]*os.File, tty *proc.Terminal, confirm bool) error {
+func (p *Plan) start(ctx context.Context, r *Room, mounts []*os.File, stdio [3]*os.File, tty *proc.Terminal, confirm bool) error {
 	// Each word ends with a NUL, the last one too: it may be empty.
 	args, err := memory("args", []byte(strings.Join(append(slices.Clone(p.options), "--chdir", "/"), "\x00")+"\x00"))
 	if err != nil {
@@ -93,7 +98,7 @@ func (p *Plan) start(ctx context.Context, r *Room, stdio [3]*os.File, tty *proc.
 			Args: []string{"bwrap", "--args", strconv.Itoa(argsFD), "--info-fd", strconv.Itoa(infoFD), "--as-pid-1", "--", holdPath},
 			// bwrap needs but a place for its errors.
 			Files: append([]*os.File{stdio[2], stdio[2], stdio[2], args, infoEnd, readyEnd, hold}, p.copies...),
-			Stage: p.staged,
+			Stage: mounts,
 		},
 		Cred: p.cred, Terminal: tty, Remove: p.Bounds.Remove,
 	}
@@ -202,7 +207,7 @@ func (r *Room) built(ctx context.Context, deadline time.Time) error {
 
 // abandon ends a room that did not come to be. Its PID 1 may be unknown, so it is
 // the keeper that kills what it has.
-func (r *Room) abandon(cause error, staged []*os.File) error {
+func (r *Room) abandon(cause error) error {
 	var reapErr error
 	if r.Keeper != nil {
 		reapErr = r.Abandon(time.Now().Add(SetupBound))
@@ -216,9 +221,6 @@ func (r *Room) abandon(cause error, staged []*os.File) error {
 	switch {
 	case errors.As(cause, &step): // which says of what it is
 		e.Message = "cannot set up the sandbox: " + step.Error()
-		if step.Step == proc.StageStep && errors.Is(step, unix.EPERM) {
-			e.Code, e.Hint = "stage", fmt.Sprintf("root needs CAP_SYS_ADMIN to bind %q, which only root can reach; make it reachable for everybody, or run sbxrun as its owner", staged[0].Name())
-		}
 	case errors.Is(cause, os.ErrDeadlineExceeded):
 		e.Message = fmt.Sprintf("bubblewrap did not set up the sandbox within %v", SetupBound)
 	case errors.Is(cause, io.EOF), errors.Is(cause, proc.ErrGone), errors.Is(cause, fs.ErrNotExist), errors.Is(cause, enter.ErrClosed):

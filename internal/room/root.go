@@ -13,6 +13,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/enter"
+	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
 // op is one step of bwrap's set-up, in the order of its arguments, and at the
@@ -26,6 +27,10 @@ type op struct {
 	from *os.File // binds that are staged: the source, held open
 	// users: a bind whose source was named by the user, not by us.
 	users bool
+	// owner, if not nil, is who owns the source on disk. In the sandbox what is
+	// the owner's belongs to the sandbox's uid, and what the sandbox makes is the
+	// owner's on disk: the mount is idmapped (mount_setattr(2), Linux 5.12).
+	owner *proc.Cred
 }
 
 type opKind int

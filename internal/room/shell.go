@@ -54,8 +54,12 @@ func (p *Plan) ShellCommand() string {
 	}
 	// What the keeper does as root before it takes on the unprivileged uid.
 	script := "set -e\nstage=$(mktemp -d)\nmount -t tmpfs -o nosuid,nodev,noexec,mode=0755 sbxrun \"$stage\"\n"
-	for i, f := range p.staged {
-		script += fmt.Sprintf("if [ -d %[1]s ]; then mkdir \"$stage/%[2]d\"; else : >\"$stage/%[2]d\"; fi\nmount --rbind %[1]s \"$stage/%[2]d\"\n", shellQuote(f.Name()), i)
+	for i, s := range p.staged {
+		how := "--rbind"
+		if s.owner != nil {
+			how += " -o " + shellQuote(p.idmapOption(s.owner))
+		}
+		script += fmt.Sprintf("if [ -d %[1]s ]; then mkdir \"$stage/%[2]d\"; else : >\"$stage/%[2]d\"; fi\nmount %[3]s %[1]s \"$stage/%[2]d\"\n", shellQuote(s.Name()), i, how)
 	}
 	script += "mount --move \"$stage\" " + path.Clean(proc.StageDir) + "\nexec " + line + "\n"
 	return "unshare --mount --propagation slave bash -c " + shellQuote(script)

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
 // view answers, before the sandbox exists, what a path inside it will be on
@@ -138,4 +140,15 @@ func (v view) visible(p string) bool {
 		}
 	}
 	return v.hostPath(p) != ""
+}
+
+// identity is who, on the host, a payload of cred is for what is at a path there: the
+// owner, if that is shown as cred.
+func (v view) identity(host string, cred *proc.Cred) *proc.Cred {
+	for _, o := range v {
+		if o.owner != nil && within(host, o.src) {
+			return o.owner
+		}
+	}
+	return cred
 }

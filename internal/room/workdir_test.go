@@ -70,7 +70,7 @@ func TestCurrentDirectory(t *testing.T) {
 			got, err := currentDirectory(&p, home)
 			if tt.err != "" {
 				var e *result.Error
-				if !errors.As(err, &e) || e.Code != "workdir" || !strings.HasPrefix(e.Message, tt.err) || !strings.Contains(e.Hint, "--workdir /tmp") {
+				if !errors.As(err, &e) || e.Code != "workdir" || !strings.HasPrefix(e.Message, tt.err) || !strings.HasPrefix(e.Hint, "--cwd none") {
 					t.Errorf("got %q, error %#v; want error %q", got, err, tt.err)
 				}
 				return
@@ -79,6 +79,61 @@ func TestCurrentDirectory(t *testing.T) {
 				t.Errorf("got %q, %v", got, err)
 			}
 			if diff := cmp.Diff(tt.want, p.Mounts); diff != "" {
+				t.Errorf("mounts (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// What the user asks to see of the current directory.
+func TestCurrentDirectoryAsked(t *testing.T) {
+	top := tree(t, "repo/sub/deep/", "other/", "link -> repo")
+	at := func(name string) string { return filepath.Join(top, name) }
+	show := func(kind MountKind, dir string) []Mount { return []Mount{{Kind: kind, Source: dir, Dest: dir}} }
+	tests := []struct {
+		name, dir string
+		policy    Policy
+		workdir   string
+		want      []Mount
+		err       string
+	}{
+		{name: "writable", dir: at("repo"), policy: Policy{Cwd: CwdReadWrite}, workdir: at("repo"), want: show(ReadWrite, at("repo"))},
+		{name: "read-only", dir: at("repo"), policy: Policy{Cwd: CwdReadOnly}, workdir: at("repo"), want: show(ReadOnly, at("repo"))},
+		{name: "none", dir: at("repo"), policy: Policy{Cwd: CwdNone}, workdir: Home},
+		{name: "none, started elsewhere", dir: at("repo"), policy: Policy{Cwd: CwdNone, Workdir: "/tmp"}, workdir: "/tmp"},
+		{name: "none of a home directory", dir: at("other"), policy: Policy{Cwd: CwdNone}, workdir: Home},
+		{name: "started elsewhere", dir: at("repo"), policy: Policy{Workdir: "/tmp"}, workdir: "/tmp"},
+		{name: "writable, started elsewhere", dir: at("repo"), policy: Policy{Cwd: CwdReadWrite, Workdir: "/tmp"}, workdir: "/tmp", want: show(ReadWrite, at("repo"))},
+		{name: "from above", dir: at("repo/sub/deep"), policy: Policy{CwdRoot: "../.."}, workdir: at("repo/sub/deep"), want: show(ReadOnly, at("repo"))},
+		{name: "from above, writable", dir: at("repo/sub"), policy: Policy{Cwd: CwdReadWrite, CwdRoot: at("repo")}, workdir: at("repo/sub"), want: show(ReadWrite, at("repo"))},
+		{name: "from itself", dir: at("repo"), policy: Policy{CwdRoot: "."}, workdir: at("repo"), want: show(ReadOnly, at("repo"))},
+		{name: "from above, by a link", dir: at("repo/sub"), policy: Policy{CwdRoot: at("link")}, workdir: at("repo/sub"), want: show(ReadOnly, at("repo"))},
+		{name: "writable, below a mount", dir: at("repo/sub"), policy: Policy{Cwd: CwdReadWrite, Mounts: show(ReadOnly, at("repo"))}, workdir: at("repo/sub"),
+			want: append(show(ReadOnly, at("repo")), show(ReadWrite, at("repo/sub"))...)},
+
+		{name: "mounted twice", dir: at("repo"), policy: Policy{Cwd: CwdReadWrite, Mounts: show(ReadOnly, at("repo"))}, err: fmt.Sprintf("the current directory %q has a mount of its own", at("repo"))},
+		{name: "beside", dir: at("repo"), policy: Policy{CwdRoot: at("other")}, err: fmt.Sprintf("--cwd-root %q: the current directory %q is not below it", at("other"), at("repo"))},
+		{name: "missing", dir: at("repo"), policy: Policy{CwdRoot: "none"}, err: fmt.Sprintf("--cwd-root %q: lstat", at("repo/none"))},
+		{name: "all of the host", dir: at("repo"), policy: Policy{CwdRoot: "/"}, err: "--cwd-root is /: all of the host would be shown"},
+		{name: "home above", dir: at("other"), policy: Policy{CwdRoot: "..", Cwd: CwdReadWrite}, err: fmt.Sprintf("--cwd-root %q holds home directories", top)},
+		{name: "home", dir: at("other"), policy: Policy{Cwd: CwdReadWrite}, err: fmt.Sprintf("the current directory %q is a home directory", at("other"))},
+		{name: "the system", dir: "/usr/share", policy: Policy{Cwd: CwdReadWrite}, err: `the current directory "/usr/share" belongs to the system`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Chdir(tt.dir)
+			got, err := currentDirectory(&tt.policy, at("other"))
+			if tt.err != "" {
+				var e *result.Error
+				if !errors.As(err, &e) || !strings.HasPrefix(e.Message, tt.err) || e.Hint == "" || strings.Contains(e.Hint, at("other")) {
+					t.Errorf("got %q, error %#v; want error %q, and a hint without the home directory", got, err, tt.err)
+				}
+				return
+			}
+			if err != nil || got != tt.workdir {
+				t.Errorf("got %q, %v; want %q", got, err, tt.workdir)
+			}
+			if diff := cmp.Diff(tt.want, tt.policy.Mounts); diff != "" {
 				t.Errorf("mounts (-want +got):\n%s", diff)
 			}
 		})

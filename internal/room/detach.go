@@ -1,0 +1,201 @@
+package room
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+// source is a bind of root's, held open until bwrap is started.
+type source struct {
+	*os.File            // O_PATH
+	owner    *proc.Cred // as in [op]
+}
+
+// ownerToMap returns the owner of a writable bind's source if the sandbox runs under an
+// identity that is not the owner's and that nobody has asked for; else nil.
+func (p *Plan) ownerToMap(o *op, filtered bool) (*proc.Cred, error) {
+	if !p.mapOwners || o.kind != opBindRW {
+		return nil, nil
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(o.src, &st); err != nil {
+		return nil, &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %v", o.src, err), Err: err}
+	}
+	owner := proc.Cred{UID: st.Uid, GID: st.Gid}
+	if owner == *p.cred {
+		return nil, nil
+	}
+	if !filtered {
+		return nil, &result.Error{Code: "idmap", Message: fmt.Sprintf("--seccomp off: the command could leave setuid programs of uid %d's in %q", owner.UID, o.src),
+			Hint: "--user UID:GID runs the sandbox as another user, or leave the filter on"}
+	}
+	return &owner, nil
+}
+
+// detach makes a detached mount of every staged source. Nobody else can reach it, and it
+// goes with its descriptor.
+func (p *Plan) detach() (mounts []*os.File, err error) {
+	defer func() {
+		if err != nil {
+			closeAll(mounts)
+		}
+	}()
+	for _, s := range p.staged {
+		fd, err := unix.OpenTree(proc.Descriptor(s.File), "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+		if err != nil {
+			e := &result.Error{Code: "stage", Message: fmt.Sprintf("cannot bind %q: open_tree: %v", s.Name(), err), Err: err}
+			if err == unix.EPERM {
+				e.Hint = fmt.Sprintf("root needs CAP_SYS_ADMIN to bind %q, which only root can reach; make it reachable for everybody, or run sbxrun as its owner", s.Name())
+				if s.owner != nil {
+					e.Hint = p.withoutMap(s)
+				}
+			}
+			return mounts, e
+		}
+		mounts = append(mounts, os.NewFile(uintptr(fd), s.Name()))
+		if s.owner == nil {
+			continue
+		}
+		if err := p.mapOwner(fd, s.owner); err != nil {
+			return mounts, &result.Error{Code: "idmap", Message: fmt.Sprintf("cannot let the sandbox, which runs as uid %d, write to %q as its owner: %v", p.cred.UID, s.Name(), idmapReason(fd, err)),
+				Hint: p.withoutMap(s), Err: err}
+		}
+	}
+	return mounts, nil
+}
+
+// withoutMap is what to do where a source cannot be idmapped.
+func (p *Plan) withoutMap(s source) string {
+	if s.owner.UID != 0 {
+		return fmt.Sprintf("--user %d:%d runs the sandbox as the owner", s.owner.UID, s.owner.GID)
+	}
+	return fmt.Sprintf("give it to the sandbox: chown -R %d:%d %s; or use a directory on another file system", p.cred.UID, p.cred.GID, shellQuote(s.Name()))
+}
+
+// idmapReason words the errors of mount_setattr(2) and of making a user namespace.
+func idmapReason(fd int, err error) string {
+	switch {
+	case errors.Is(err, unix.ENOSYS):
+		return "idmapped mounts need Linux 5.12"
+	case errors.Is(err, unix.EPERM):
+		return "idmapped mounts need CAP_SYS_ADMIN on the file system: " + err.Error()
+	case errors.Is(err, unix.EINVAL):
+		return "its file system, or one that is mounted below it, cannot be idmapped" + fileSystem(fd)
+	}
+	return err.Error()
+}
+
+// fileSystem names the ones that are most often met, for a message.
+func fileSystem(fd int) string {
+	names := map[int64]string{unix.OVERLAYFS_SUPER_MAGIC: "overlay", unix.NFS_SUPER_MAGIC: "nfs", unix.FUSE_SUPER_MAGIC: "fuse", unix.V9FS_MAGIC: "9p",
+		unix.TMPFS_MAGIC: "tmpfs, which can from Linux 6.3 on", unix.SYSFS_MAGIC: "sysfs", unix.PROC_SUPER_MAGIC: "proc"}
+	var st unix.Statfs_t
+	if unix.Fstatfs(fd, &st) == nil && names[int64(st.Type)] != "" {
+		return " (" + names[int64(st.Type)] + ")"
+	}
+	return ""
+}
+
+// mapOwner lets a detached mount show owner and the sandbox's identity in each other's
+// place. All others stay who they are: what belongs to an id that has no name in the
+// mount cannot be opened.
+func (p *Plan) mapOwner(mount int, owner *proc.Cred) error {
+	ns, err := userNamespace(swap(owner.UID, p.cred.UID), swap(owner.GID, p.cred.GID))
+	if err != nil {
+		return fmt.Errorf("make a user namespace: %w", err)
+	}
+	defer ns.Close()
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(proc.Descriptor(ns))}
+	if err := unix.MountSetattr(mount, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
+		return fmt.Errorf("mount_setattr: %w", err)
+	}
+	return nil
+}
+
+// swap is the map of a user namespace in which a and b change places.
+func swap(a, b uint32) []syscall.SysProcIDMap {
+	const all = 1<<32 - 1 // ids; the last number is none
+	a, b = min(a, b), max(a, b)
+	if a == b {
+		return []syscall.SysProcIDMap{{Size: all}}
+	}
+	var list []syscall.SysProcIDMap
+	add := func(from, to, size int) {
+		if size > 0 {
+			list = append(list, syscall.SysProcIDMap{ContainerID: from, HostID: to, Size: size})
+		}
+	}
+	low, high := int(a), int(b)
+	add(0, 0, low)
+	add(low, high, 1)
+	add(low+1, low+1, high-low-1)
+	add(high, low, 1)
+	add(high+1, high+1, all-high-1)
+	return list
+}
+
+// userNamespace returns a descriptor of a new user namespace with these maps. A
+// namespace needs a process to be made: it executes the program that only waits, and is
+// gone when this returns.
+func userNamespace(uids, gids []syscall.SysProcIDMap) (*os.File, error) {
+	hold, err := HoldFile()
+	if err != nil {
+		return nil, err
+	}
+	defer hold.Close()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return nil, err
+	}
+	defer null.Close()
+	// Descriptor 3 of the process is the program.
+	attr := &os.ProcAttr{Env: []string{}, Files: []*os.File{null, null, null, hold}, Sys: &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWUSER, UidMappings: uids, GidMappings: gids, Pdeathsig: unix.SIGKILL,
+	}}
+	// The signal comes when the thread that forked ends (prctl(2)).
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	child, err := os.StartProcess("/proc/self/fd/3", []string{holdName}, attr)
+	if err != nil {
+		var call *os.PathError
+		if errors.As(err, &call) {
+			err = call.Err
+		}
+		return nil, err
+	}
+	defer func() {
+		_ = child.Kill() // it waits for ever
+		_, _ = child.Wait()
+	}()
+	return os.Open("/proc/" + strconv.Itoa(child.Pid) + "/ns/user")
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// idmapOption is how mount(8) of util-linux 2.39 is asked for the same.
+func (p *Plan) idmapOption(owner *proc.Cred) string {
+	var words []string
+	for _, m := range []struct {
+		kind    string
+		extents []syscall.SysProcIDMap
+	}{{"u", swap(owner.UID, p.cred.UID)}, {"g", swap(owner.GID, p.cred.GID)}} {
+		for _, e := range m.extents {
+			words = append(words, fmt.Sprintf("%s:%d:%d:%d", m.kind, e.ContainerID, e.HostID, e.Size))
+		}
+	}
+	return "X-mount.idmap=" + strings.Join(words, " ")
+}

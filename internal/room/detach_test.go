@@ -1,0 +1,100 @@
+package room
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+func TestSwap(t *testing.T) {
+	const all = 1<<32 - 1
+	for _, tt := range []struct {
+		a, b uint32
+		want []syscall.SysProcIDMap
+	}{
+		{0, 65534, []syscall.SysProcIDMap{{ContainerID: 0, HostID: 65534, Size: 1}, {ContainerID: 1, HostID: 1, Size: 65533}, {ContainerID: 65534, HostID: 0, Size: 1},
+			{ContainerID: 65535, HostID: 65535, Size: all - 65535}}},
+		{65534, 1000, []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1000}, {ContainerID: 1000, HostID: 65534, Size: 1}, {ContainerID: 1001, HostID: 1001, Size: 64533},
+			{ContainerID: 65534, HostID: 1000, Size: 1}, {ContainerID: 65535, HostID: 65535, Size: all - 65535}}},
+		{7, 8, []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 7}, {ContainerID: 7, HostID: 8, Size: 1}, {ContainerID: 8, HostID: 7, Size: 1}, {ContainerID: 9, HostID: 9, Size: all - 9}}},
+		{0, all - 1, []syscall.SysProcIDMap{{ContainerID: 0, HostID: all - 1, Size: 1}, {ContainerID: 1, HostID: 1, Size: all - 2}, {ContainerID: all - 1, HostID: 0, Size: 1}}},
+		{5, 5, []syscall.SysProcIDMap{{Size: all}}},
+	} {
+		if diff := cmp.Diff(tt.want, swap(tt.a, tt.b)); diff != "" {
+			t.Errorf("swap(%d, %d) (-want +got):\n%s", tt.a, tt.b, diff)
+		}
+	}
+}
+
+// Which binds of root's are idmapped: the writable ones of another owner, and only if
+// nobody has said who the sandbox runs as.
+func TestPrepareMapsOwners(t *testing.T) {
+	top := tree(t, "dir/")
+	dir := top + "/dir"
+	owner := proc.Cred{UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
+	for _, tt := range []struct {
+		name string
+		kind MountKind
+		user *User
+		want *proc.Cred
+	}{
+		{"writable", ReadWrite, nil, &owner},
+		{"as root inside", ReadWrite, &User{}, &owner},
+		{"as the owner", ReadWrite, &User{UID: max(1, owner.UID), GID: owner.GID}, nil},
+		{"as somebody", ReadWrite, &User{UID: 4711, GID: 4711}, nil},
+		{"read-only", ReadOnly, nil, nil},
+	} {
+		mounts := []Mount{{Kind: tt.kind, Source: dir, Dest: "/out"}}
+		plan := prepare(t, Policy{Command: []string{"true"}, Workdir: "/tmp", Mounts: mounts, User: tt.user}, 0)
+		for _, o := range plan.ops {
+			if o.dst == "/out" {
+				if diff := cmp.Diff(tt.want, o.owner); diff != "" {
+					t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+				}
+			}
+		}
+	}
+	// What a payload without the filter leaves could have the owner's rights.
+	_, err := Prepare(Policy{Command: []string{"true"}, Workdir: "/tmp", NoFilter: true, Mounts: []Mount{{Kind: ReadWrite, Source: dir, Dest: "/out"}}}, Caller{Path: os.Getenv("PATH")})
+	var e *result.Error
+	if !errors.As(err, &e) || e.Code != "idmap" || !strings.Contains(e.Message, "setuid") {
+		t.Errorf("without the filter: %v", err)
+	}
+}
+
+// A source that cannot be idmapped is an error that says what to do, and nothing starts.
+// /proc never can; whoever is not root cannot idmap anything.
+func TestDetachRefuses(t *testing.T) {
+	for _, owner := range []proc.Cred{{}, {UID: 1000, GID: 1001}} {
+		f, err := os.Open("/proc/sys")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		plan := &Plan{cred: &proc.Cred{UID: Nobody, GID: Nobody}, staged: []source{{f, &owner}}}
+		mounts, err := plan.detach()
+		var e *result.Error
+		want := fmt.Sprintf("--user %d:%d", owner.UID, owner.GID)
+		if owner.UID == 0 {
+			want = "chown -R 65534:65534 /proc/sys"
+		}
+		if !errors.As(err, &e) || !strings.Contains(e.Message, "/proc/sys") || !strings.Contains(e.Hint, want) {
+			t.Errorf("owner %v: got %v, %#v; want the hint %s", owner, mounts, err, want)
+		}
+		if os.Getuid() == 0 && !strings.Contains(err.Error(), "cannot be idmapped (proc)") {
+			t.Errorf("as root: %v", err)
+		}
+	}
+	if pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil); err != unix.ECHILD {
+		t.Errorf("left behind: %d, %v", pid, err)
+	}
+}
