@@ -97,14 +97,24 @@ func TestR15SignalEarly(t *testing.T) {
 	}
 }
 
-// R15: what the caller ignores, as nohup(1) does, stays ignored.
+// R15: what the caller ignores, as nohup(1) does, stays ignored; but for SIGTERM and SIGQUIT,
+// which are listened to as by timeout(1).
 func TestR15SignalIgnored(t *testing.T) {
 	t.Parallel()
-	p := harness.Start(t, harness.Options{Wrap: []string{"sh", "-c", `trap '' HUP; exec "$@"`, "-"}},
-		"--timeout", harness.Deadline(time.Second).String(), "/fixtures/tree-sleep")
-	p.WaitOutput("ready 2\n")
-	p.Signal(syscall.SIGHUP)
-	p.Wait().Expect(t, 124, "timeout")
+	for sig, listened := range map[syscall.Signal]bool{syscall.SIGHUP: false, syscall.SIGINT: false, syscall.SIGTERM: true, syscall.SIGQUIT: true} {
+		t.Run(unix.SignalName(sig), func(t *testing.T) {
+			t.Parallel()
+			p := harness.Start(t, harness.Options{Wrap: []string{"sh", "-c", `trap '' HUP INT TERM QUIT; exec "$@"`, "-"}},
+				"--timeout", harness.Deadline(time.Second).String(), "/fixtures/tree-sleep")
+			p.WaitOutput("ready 2\n")
+			p.Signal(sig)
+			if listened {
+				p.Wait().Expect(t, 128+int(sig), "canceled")
+			} else {
+				p.Wait().Expect(t, 124, "timeout")
+			}
+		})
+	}
 }
 
 // R15: sbxrun ... | head -1.

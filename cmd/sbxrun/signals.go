@@ -51,8 +51,9 @@ func (s *signals) cancelBy(sig syscall.Signal) {
 func (s *signals) listen() {
 	got := make(chan os.Signal, 2)
 	for _, sig := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
-		// What the caller ignores, as nohup(1) does SIGHUP, stays ignored. Of SIGTERM and
-		// SIGQUIT the Go runtime does not tell.
+		// SIGINT and SIGHUP stay ignored where the caller ignores them, as nohup(1) does the
+		// latter. For SIGTERM and SIGQUIT the Go runtime has put its own handlers in the place of
+		// what was there; timeout(1), too, always listens to these.
 		if !signal.Ignored(sig) {
 			notify(got, sig)
 		}
