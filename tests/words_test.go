@@ -22,19 +22,52 @@ func TestWords(t *testing.T) {
 		{[]string{"--timeout", "--", "true"}, `--timeout: needs a value, and "--" looks like a flag`},
 		{[]string{"wait", "--timeout", "-1", "x"}, `--timeout: invalid duration "-1": want seconds`},
 		{[]string{"exec", "--workdir", "-x", "x", "true"}, `--workdir: needs a value, and "-x" looks like a flag`},
+		{[]string{"exec", "--workdir", "x", "box", "true"}, `working directory "x": must be an absolute path in the sandbox; write --workdir "$PWD"/x`},
+		{[]string{"--tmieout", "5", "true"}, "unknown flag --tmieout, did you mean --timeout?; see sbxrun --help"},
+		{[]string{"exec", "--net", "host", "box", "true"}, "unknown flag --net, which is a flag of run, start; see sbxrun --help"},
 	} {
 		r := harness.Start(t, harness.Options{Bare: true}, c.args...).Wait()
 		if r.ExitCode != 125 || !strings.HasPrefix(string(r.Stderr), "sbxrun: error: "+c.want) {
 			t.Errorf("%q: exit code %d, stderr %q", c.args, r.ExitCode, r.Stderr)
 		}
 	}
-	r := harness.Start(t, harness.Options{Bare: true, Env: []string{"PATH="}}, "true").Wait()
+	r := harness.Start(t, harness.Options{Bare: true, Dir: "/usr"}, "--workdir", ".", "true").Wait()
+	if want := "sbxrun: error: working directory \".\": must be an absolute path in the sandbox; write --workdir \"$PWD\"\n"; r.ExitCode != 125 || string(r.Stderr) != want {
+		t.Errorf("--workdir .: exit code %d, stderr %q", r.ExitCode, r.Stderr)
+	}
+	r = harness.Start(t, harness.Options{Bare: true, Env: []string{"PATH="}}, "true").Wait()
 	if want := "sbxrun: error: bubblewrap cannot be looked for: PATH is empty or not set; set it: PATH=/usr/bin:/bin\n"; r.ExitCode != 125 || string(r.Stderr) != want {
 		t.Errorf("without PATH: exit code %d, stderr %q", r.ExitCode, r.Stderr)
 	}
 	// A negative number is a value.
 	if r := harness.Start(t, harness.Options{Bare: true}, "--oom-score-adj", "-1", "--print-command", "true").Wait(); strings.Contains(string(r.Stderr), "looks like a flag") {
 		t.Errorf("stderr %q", r.Stderr)
+	}
+}
+
+// Hands that know timeout(1) are told of --timeout where the command that they name by that
+// is not there, and nowhere else.
+func TestTimeoutHint(t *testing.T) {
+	t.Parallel()
+	dir := harness.Dir(t)
+	harness.Must(t, os.WriteFile(filepath.Join(dir, "1"), []byte("#!/bin/sh\necho ran\n"), 0o755))
+	for _, c := range []struct {
+		args []string
+		code int
+		want string // of stderr, the end
+	}{
+		{[]string{"-t", "1", "true"}, 127, "; -t is --tty; for a deadline write --timeout 1\n"},
+		{[]string{"-t", "1m", "true"}, 127, "; -t is --tty; for a deadline write --timeout 1m\n"},
+		{[]string{"5", "sleep", "1"}, 127, "; for a deadline write --timeout 5\n"},
+		{[]string{"-t", "nosuch"}, 127, "PATH /usr/bin:/bin\n"},
+		{[]string{"--env", "PATH=" + dir, "1", "x"}, 0, ""},
+		{[]string{"./1"}, 0, ""},
+		{[]string{"sh", "-c", "exit 127"}, 127, ""},
+	} {
+		r := harness.Start(t, harness.Options{Bare: true, Dir: dir, Env: []string{"PATH=/usr/bin:/bin"}}, c.args...).Wait()
+		if r.ExitCode != c.code || !strings.HasSuffix(string(r.Stderr), c.want) || c.want == "" && len(r.Stderr) > 0 {
+			t.Errorf("%q: exit code %d, stderr %q", c.args, r.ExitCode, r.Stderr)
+		}
 	}
 }
 

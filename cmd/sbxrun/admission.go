@@ -90,14 +90,8 @@ func admit(ctx context.Context, flags *cli.Busy, promised int64, warn func(strin
 
 // checkBusy checks the flags that admit takes.
 func checkBusy(flags *cli.Busy) error {
-	switch flags.OnPressure {
-	case "refuse", "wait":
-	case "ignore":
-		if flags.MaxParallel > 0 {
-			return errors.New("--max-parallel and --on-pressure ignore do not go together: a bound that is ignored is none")
-		}
-	default:
-		return fmt.Errorf("--on-pressure %q: want refuse, wait or ignore", flags.OnPressure)
+	if flags.OnPressure == "ignore" && flags.MaxParallel > 0 {
+		return errors.New("--max-parallel and --on-pressure ignore do not go together: a bound that is ignored is none")
 	}
 	return nil
 }

@@ -14,15 +14,8 @@ import (
 
 func cleanupCommand(args []string) int {
 	var flags cli.Cleanup
-	words, err := cli.ParseNames(&flags, args)
-	if err == nil && len(words) > 0 {
-		err = fmt.Errorf("cleanup takes no names, got %q", words[0])
-	}
-	switch {
-	case err != nil:
-		return fail(usageError(err))
-	case flags.Help:
-		return help("cleanup")
+	if _, err := cli.Parse(&flags, args); err != nil {
+		return failUsage(&flags, err)
 	}
 	found, err := cleanup.Sweep(cleanup.Options{OlderThan: time.Duration(flags.OlderThan), DryRun: flags.DryRun})
 	if err != nil {

@@ -17,15 +17,9 @@ import (
 
 func doctorCommand(args []string) int {
 	var flags cli.Doctor
-	words, err := cli.Parse(&flags, args)
-	if err == nil && len(words) > 0 {
-		err = fmt.Errorf("doctor takes no arguments, got %q", words[0])
-	}
+	_, err := cli.Parse(&flags, args)
 	if err != nil {
-		return fail(usageError(err))
-	}
-	if flags.Help {
-		return help("doctor")
+		return failUsage(&flags, err)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()

@@ -13,6 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/seccomp"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/supervise"
@@ -24,10 +25,7 @@ func execCommand(args []string, begin time.Time) int {
 	x.job = job{id: newID(), where: "of the command", ends: &x.flags.Ends, tells: &x.flags.Tells, begin: begin}
 	words, err := cli.Parse(&x.flags, args)
 	if err != nil {
-		return fail(usageError(err))
-	}
-	if x.flags.Help {
-		return help("exec")
+		return failUsage(&x.flags, err)
 	}
 	var name string
 	if name, x.command, err = cli.SplitExec(words); err != nil {
@@ -51,6 +49,8 @@ func (x *execution) run(name string, args []string) int {
 	switch {
 	case err != nil:
 		return fail(err)
+	case room.CheckWorkdir(x.flags.Workdir) != nil:
+		return fail(room.CheckWorkdir(x.flags.Workdir))
 	case x.flags.Detach && x.flags.Tty:
 		return fail(usageError(errDetachedOnTerminal))
 	case x.flags.Detach && (strings.HasPrefix(x.flags.Report, "fd:") || descriptor(x.flags.Report) != ""):

@@ -10,15 +10,12 @@ import (
 
 func inspectCommand(args []string) int {
 	var flags cli.Inspect
-	names, err := cli.ParseNames(&flags, args)
-	if err == nil && len(names) == 0 && !flags.Help {
+	names, err := cli.Parse(&flags, args)
+	if err == nil && len(names) == 0 {
 		err = errors.New("inspect what? name a sandbox")
 	}
-	switch {
-	case err != nil:
-		return fail(usageError(err))
-	case flags.Help:
-		return help("inspect")
+	if err != nil {
+		return failUsage(&flags, err)
 	}
 	code := 0
 	all := []described{}

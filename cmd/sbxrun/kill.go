@@ -20,15 +20,12 @@ import (
 
 func killCommand(args []string) int {
 	k := killer{}
-	names, err := cli.ParseNames(&k.flags, args)
-	if err == nil && !k.flags.Help {
+	names, err := cli.Parse(&k.flags, args)
+	if err == nil {
 		err = k.check(names)
 	}
-	switch {
-	case err != nil:
-		return fail(usageError(err))
-	case k.flags.Help:
-		return help("kill")
+	if err != nil {
+		return failUsage(&k.flags, err)
 	}
 	if err := k.find(names); err != nil {
 		return fail(err)

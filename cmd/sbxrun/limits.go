@@ -13,12 +13,7 @@ import (
 
 // requestOf turns the flags that say how much a command may use into a request.
 // required says that what cannot be enforced is refused.
-func requestOf(f *cli.Limits) (r limits.Request, required bool, err error) {
-	switch f.Limits {
-	case "required", "best-effort":
-	default:
-		return r, false, usageError(fmt.Errorf("--limits %q: want required or best-effort", f.Limits))
-	}
+func requestOf(f *cli.Limits) (r limits.Request, required bool) {
 	r = limits.Request{
 		Memory:     int64(f.Memory),
 		MemorySwap: int64(f.MemorySwap),
@@ -35,16 +30,16 @@ func requestOf(f *cli.Limits) (r limits.Request, required bool, err error) {
 	if f.OomScoreAdj.Given {
 		r.OOMScoreAdj = &f.OomScoreAdj.Value
 	}
-	return r, f.Limits == "required", nil
+	return r, f.Limits == "required"
 }
 
 // planLimits says how what the flags ask for is enforced here, for a sandbox or, if
 // within has cgroups, for an exec in the sandbox that these are of. nil if there is
 // nothing to be done.
 func planLimits(f *cli.Limits, within []string) (*limits.Plan, error) {
-	request, required, err := requestOf(f)
-	if err != nil || request == (limits.Request{}) && len(within) == 0 {
-		return nil, err
+	request, required := requestOf(f)
+	if request == (limits.Request{}) && len(within) == 0 {
+		return nil, nil
 	}
 	machine, err := limits.Detect()
 	if err != nil {

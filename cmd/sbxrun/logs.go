@@ -21,21 +21,15 @@ import (
 
 func logsCommand(args []string) int {
 	var flags cli.Logs
-	names, err := cli.ParseNames(&flags, args)
+	names, err := cli.Parse(&flags, args)
 	tail := -1
 	if err == nil && flags.Tail != "" {
 		if tail, err = strconv.Atoi(flags.Tail); err != nil || tail < 0 {
 			err = fmt.Errorf("--tail %q: want a number of lines", flags.Tail)
 		}
 	}
-	if err == nil && len(names) != 1 && !flags.Help {
-		err = fmt.Errorf("logs takes one sandbox, got %d", len(names))
-	}
-	switch {
-	case err != nil:
-		return fail(usageError(err))
-	case flags.Help:
-		return help("logs")
+	if err != nil {
+		return failUsage(&flags, err)
 	}
 	sandbox, err := find(names[0])
 	if err != nil {

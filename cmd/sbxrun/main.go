@@ -138,9 +138,13 @@ func asError(err error) *result.Error {
 	return e
 }
 
-// help prints the help of the whole command line, or of one command.
-func help(command string) int {
-	if err := cli.Help(os.Stdout, command); err != nil {
+// failUsage prints what is wrong with a command line, or the help that it asks for, and
+// returns the exit code. flags is the struct of the command.
+func failUsage(flags any, err error) int {
+	if !errors.Is(err, cli.ErrHelp) {
+		return fail(usageError(err))
+	}
+	if err := cli.Help(os.Stdout, flags); err != nil {
 		return fail(printError(err))
 	}
 	return 0

@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"sync/atomic"
 	"syscall"
 
@@ -17,10 +16,6 @@ const (
 	outputKill     = "kill"
 	outputTruncate = "truncate"
 )
-
-func errOutputLimit(value string) error {
-	return fmt.Errorf("--output-limit %q: want kill or truncate", value)
-}
 
 // outputLimit is how much a command may write, and whether it did.
 type outputLimit struct {
@@ -69,11 +64,6 @@ func (j *job) openStreams() (*streams, error) {
 
 // checkOutput finds what is wrong with the flags for the output.
 func (j *job) checkOutput() error {
-	switch j.tells.OutputLimit {
-	case "", outputKill, outputTruncate:
-	default:
-		return usageError(errOutputLimit(j.tells.OutputLimit))
-	}
 	if j.tells.JSON && j.tty {
 		return usageError(errJSONOnTerminal)
 	}

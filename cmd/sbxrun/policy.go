@@ -26,19 +26,13 @@ func policyOf(f *cli.View, l *cli.Limits, command []string) (p room.Policy, err 
 		TmpSize:  int64(f.TmpSize),
 		Network:  room.Network(f.Net),
 		Hostname: f.Hostname,
+		NoFilter: f.Seccomp == "off",
 	}
 	if f.Write {
 		if f.Cwd != "" && p.Cwd != room.CwdReadWrite {
 			return p, fmt.Errorf("-w is --cwd rw, and there is --cwd %s", f.Cwd)
 		}
 		p.Cwd = room.CwdReadWrite
-	}
-	switch f.Seccomp {
-	case "default":
-	case "off":
-		p.NoFilter = true
-	default:
-		return p, fmt.Errorf("--seccomp %q: want default or off", f.Seccomp)
 	}
 	if f.TmpSize == 0 {
 		return p, errors.New("--tmp-size: must be greater than 0")

@@ -17,18 +17,12 @@ import (
 
 func psCommand(args []string) int {
 	var flags cli.Ps
-	words, err := cli.ParseNames(&flags, args)
-	if err == nil && len(words) > 0 {
-		err = fmt.Errorf("ps takes no names, got %q", words[0])
+	if _, err := cli.Parse(&flags, args); err != nil {
+		return failUsage(&flags, err)
 	}
-	tags, tagErr := parseTags(flags.Tag)
-	switch {
-	case err != nil:
+	tags, err := parseTags(flags.Tag)
+	if err != nil {
 		return fail(usageError(err))
-	case tagErr != nil:
-		return fail(usageError(tagErr))
-	case flags.Help:
-		return help("ps")
 	}
 	entries, err := list()
 	if err != nil {

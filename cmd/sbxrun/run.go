@@ -13,6 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/supervise"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 func runCommand(args []string, begin time.Time) int {
@@ -20,12 +21,9 @@ func runCommand(args []string, begin time.Time) int {
 	r.job = job{id: newID(), where: "in the sandbox", ends: &r.flags.Ends, tells: &r.flags.Tells, begin: begin}
 	var err error
 	if r.command, err = cli.Parse(&r.flags, args); err != nil {
-		return fail(usageError(err))
+		return failUsage(&r.flags, err)
 	}
-	switch {
-	case r.flags.Help:
-		return help("")
-	case r.flags.Version:
+	if r.flags.Version {
 		return printLine("sbxrun " + version)
 	}
 	return r.run()
@@ -124,5 +122,21 @@ func (r *runner) prepare() error {
 		return err
 	}
 	r.plan, err = room.Prepare(policy, thisCaller())
+	if e := (*result.Error)(nil); errors.As(err, &e) && e.Code == "not-found" && e.Hint == "" {
+		e.Hint = timeoutHint(r.command[0], r.flags.Tty)
+	}
 	return err
+}
+
+// timeoutHint is the remedy where the command that was not found is a time, as in
+// timeout(1), whose first word that is; "" if it is none.
+func timeoutHint(word string, tty bool) string {
+	if new(values.Duration).UnmarshalText([]byte(word)) != nil {
+		return ""
+	}
+	hint := "for a deadline write --timeout " + word
+	if tty {
+		hint = "-t is --tty; " + hint
+	}
+	return hint
 }

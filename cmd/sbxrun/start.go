@@ -16,10 +16,7 @@ import (
 func startCommand(args []string) int {
 	flags, _, err := parseStart(args)
 	if err != nil {
-		return fail(usageError(err))
-	}
-	if flags.Help {
-		return help("start")
+		return failUsage(&flags.Start, err)
 	}
 	ready := 0
 	code := detach("start", args, flags.JSON, func(said handover) error {
@@ -74,7 +71,7 @@ type startFlags struct {
 }
 
 func parseStart(args []string) (f startFlags, command []string, err error) {
-	if command, err = cli.Parse(&f.Start, args); err != nil || f.Help {
+	if command, err = cli.Parse(&f.Start, args); err != nil {
 		return f, nil, err
 	}
 	if f.Name != "" {
@@ -85,9 +82,6 @@ func parseStart(args []string) (f startFlags, command []string, err error) {
 	if f.tags, err = parseTags(f.Tag); err != nil {
 		return f, nil, err
 	}
-	if f.OutputLimit != outputKill && f.OutputLimit != outputTruncate {
-		return f, nil, errOutputLimit(f.OutputLimit)
-	}
 	if err := checkBusy(&f.Busy); err != nil {
 		return f, nil, err
 	}
@@ -96,16 +90,8 @@ func parseStart(args []string) (f startFlags, command []string, err error) {
 }
 
 func parseProbe(f *cli.Start) (p probe, err error) {
-	n := 0
-	for _, given := range []string{f.ReadyTCP, f.ReadyExec, f.ReadyLog} {
-		if given != "" {
-			n++
-		}
-	}
 	switch {
-	case n > 1:
-		return p, errors.New("--ready-tcp, --ready-exec and --ready-log: only one of them")
-	case n == 0 && f.WaitReady:
+	case f.WaitReady && f.ReadyTCP == "" && f.ReadyExec == "" && f.ReadyLog == "":
 		return p, errors.New("--wait-ready: how is it known? give --ready-tcp, --ready-exec or --ready-log")
 	case f.ReadyTCP != "" && f.Net == "host":
 		return p, errors.New("--ready-tcp: with --net host a port of the sandbox cannot be told from one of the host; use --ready-exec or --ready-log")

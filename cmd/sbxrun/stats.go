@@ -21,19 +21,12 @@ import (
 
 func statsCommand(args []string) int {
 	var flags cli.Stats
-	words, err := cli.ParseNames(&flags, args)
-	switch {
-	case err != nil:
-	case len(words) > 0:
-		err = fmt.Errorf("stats takes no names, got %q", words[0])
-	case flags.Interval == 0:
+	_, err := cli.Parse(&flags, args)
+	if err == nil && flags.Interval == 0 {
 		err = errors.New("--interval: must be greater than 0")
 	}
-	switch {
-	case err != nil:
-		return fail(usageError(err))
-	case flags.Help:
-		return help("stats")
+	if err != nil {
+		return failUsage(&flags, err)
 	}
 	print := printStatistics
 	switch {

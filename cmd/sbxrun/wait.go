@@ -19,14 +19,9 @@ import (
 
 func waitCommand(args []string) int {
 	var flags cli.Wait
-	names, err := cli.ParseNames(&flags, args)
-	switch {
-	case err != nil:
-		return fail(usageError(err))
-	case flags.Help:
-		return help("wait")
-	case len(names) != 1:
-		return fail(usageError(fmt.Errorf("wait takes one sandbox, got %d", len(names))))
+	names, err := cli.Parse(&flags, args)
+	if err != nil {
+		return failUsage(&flags, err)
 	}
 	w := waiter{name: names[0]}
 	if flags.Log != "" {

@@ -1,43 +1,52 @@
-// Package cli is the definition of sbxrun's command line: the structs that kong
-// parses, and from which --help, the man page and the completions are made.
+// Package cli is the definition of sbxrun's command line: structs whose tags say all
+// that there is to say of a flag. One index of these tags (index.go) drives parsing, the
+// words for what is wrong, --help, the man pages and the completions.
 package cli
 
 import (
 	"errors"
 
-	"github.com/alecthomas/kong"
-
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// CLI is the whole command line: what --help, the man pages and the completions
-// are made from. A command is parsed with its own struct alone, which is
-// quicker, and leaves no doubt about what belongs to the payload.
+// CLI is the whole command line. The first command need not be named. Of the tags of a
+// command
 //
-// The tag words is what follows the command's name; SANDBOX and COMMAND in it say
-// what is completed there (see [Words]). The help has to fit on one line of the
-// list of commands.
+//	words      is what follows its name; SANDBOX and COMMAND in it say how that is parsed
+//	           and completed (see [Command])
+//	ended      says that the sandboxes may have ended
+//	help       is a sentence that fits on one line of the list of commands
+//	example    is a command line with it
+//
+// and of those of a flag
+//
+//	help           is a sentence, or some
+//	placeholder    stands for its value; a list such as none|host names all that there are
+//	default        is its value unless it is given
+//	short          is a letter; only switches have one
+//	group          is one of [topics]
+//	xor            is the same for flags of which only one may be given
 type CLI struct {
-	Run     Run     `cmd:"" default:"withargs" words:"[flags] [--] COMMAND [ARG...]" help:"Run a command in a new sandbox, and leave nothing behind (default)."`
-	Start   Start   `cmd:"" words:"[flags] [[--] COMMAND [ARG...]]" help:"Start a sandbox that lives on, and print its id and name."`
-	Exec    Exec    `cmd:"" words:"[flags] SANDBOX [--] COMMAND [ARG...]" help:"Run a command in a running sandbox, and leave nothing of it behind."`
-	Ps      Ps      `cmd:"" words:"[flags]" help:"List the sandboxes."`
-	Inspect Inspect `cmd:"" words:"[flags] SANDBOX..." help:"Print all that is known of sandboxes, as JSON."`
-	Wait    Wait    `cmd:"" words:"[flags] SANDBOX" help:"Wait for a sandbox's end, and exit with its command's code."`
-	Logs    Logs    `cmd:"" words:"[flags] SANDBOX" help:"Print what a sandbox's command has written."`
-	Kill    Kill    `cmd:"" words:"[flags] SANDBOX...|--all" help:"End sandboxes, and prove it."`
-	Cleanup Cleanup `cmd:"" words:"[flags]" help:"Remove what ended sandboxes and crashes have left."`
-	Stats   Stats   `cmd:"" words:"[flags]" help:"Print how many tasks are in use against what bounds them."`
-	Doctor  Doctor  `cmd:"" words:"[--json]" help:"Try what a run needs on this machine, and tell what is missing."`
+	Run     Run     `words:"[flags] [--] COMMAND [ARG...]" help:"Run a command in a new sandbox, and leave nothing behind (default)." example:"sbxrun --timeout 5 python3 job.py"`
+	Start   Start   `words:"[flags] [[--] COMMAND [ARG...]]" help:"Start a sandbox that lives on, and print its id and name." example:"sbxrun start --name web --ready-tcp 8000 --wait-ready python3 -m http.server"`
+	Exec    Exec    `words:"[flags] SANDBOX [--] COMMAND [ARG...]" help:"Run a command in a running sandbox, and leave nothing of it behind." example:"sbxrun exec --timeout 5 web make test"`
+	Ps      Ps      `words:"[flags]" help:"List the sandboxes." example:"sbxrun ps --all --status failed"`
+	Inspect Inspect `words:"[flags] SANDBOX..." help:"Print all that is known of sandboxes, as JSON." ended:"" example:"sbxrun inspect web"`
+	Wait    Wait    `words:"[flags] SANDBOX" help:"Wait for a sandbox's end, and exit with its command's code." ended:"" example:"sbxrun wait web --timeout 1m"`
+	Logs    Logs    `words:"[flags] SANDBOX" help:"Print what a sandbox's command has written." ended:"" example:"sbxrun logs -f web --stream stderr"`
+	Kill    Kill    `words:"[flags] SANDBOX...|--all" help:"End sandboxes, and prove it." example:"sbxrun kill web --grace 1s"`
+	Cleanup Cleanup `words:"[flags]" help:"Remove what ended sandboxes and crashes have left." example:"sbxrun cleanup --older-than 24h"`
+	Stats   Stats   `words:"[flags]" help:"Print how many tasks are in use against what bounds them." example:"sbxrun stats --watch"`
+	Doctor  Doctor  `words:"[--json]" help:"Try what a run needs on this machine, and tell what is missing." example:"sbxrun doctor"`
 }
 
 // View is the flags that say what a sandbox shows, of run and of start.
 type View struct {
-	RoBind    []string    `help:"Show a host path read-only." placeholder:"SRC[:DST]" sep:"none" group:"see"`
-	Bind      []string    `help:"Show a host path, writable." placeholder:"SRC[:DST]" sep:"none" group:"see"`
-	RoBindTry []string    `help:"As --ro-bind, if the path exists." placeholder:"SRC[:DST]" sep:"none" group:"see"`
-	BindTry   []string    `help:"As --bind, if the path exists." placeholder:"SRC[:DST]" sep:"none" group:"see"`
-	Tmpfs     []string    `help:"An empty directory in memory." placeholder:"DST[:SIZE]" sep:"none" group:"see"`
+	RoBind    []string    `help:"Show a host path read-only." placeholder:"SRC[:DST]" group:"see"`
+	Bind      []string    `help:"Show a host path, writable." placeholder:"SRC[:DST]" group:"see"`
+	RoBindTry []string    `help:"As --ro-bind, if the path exists." placeholder:"SRC[:DST]" group:"see"`
+	BindTry   []string    `help:"As --bind, if the path exists." placeholder:"SRC[:DST]" group:"see"`
+	Tmpfs     []string    `help:"An empty directory in memory." placeholder:"DST[:SIZE]" group:"see"`
 	TmpSize   values.Size `help:"How much fits into /tmp, and into every other directory in memory." default:"256M" placeholder:"SIZE" group:"see"`
 	Write     bool        `help:"Let it write to the current directory: --cwd rw." short:"w" group:"see"`
 	Cwd       string      `help:"What it sees of the current directory: read (ro, the default without --workdir), write (rw), nothing (none, in an empty home)." placeholder:"ro|rw|none" group:"see"`
@@ -53,8 +62,8 @@ type View struct {
 
 // Vars is the flags for the command's environment.
 type Vars struct {
-	Env        []string `help:"Set a variable, or pass one through." placeholder:"NAME[=VALUE]" sep:"none" group:"be"`
-	EnvFile    []string `help:"Set the variables in a file of NAME=VALUE lines." placeholder:"FILE" sep:"none" group:"be"`
+	Env        []string `help:"Set a variable, or pass one through." placeholder:"NAME[=VALUE]" group:"be"`
+	EnvFile    []string `help:"Set the variables in a file of NAME=VALUE lines." placeholder:"FILE" group:"be"`
 	InheritEnv bool     `help:"Pass the whole environment through, but for PATH, HOME and USER." group:"be"`
 }
 
@@ -71,7 +80,7 @@ type Limits struct {
 	MemorySwap  values.Swap       `help:"Memory and swap together; unlimited is no limit on swap. Default: as --memory, so no swap." placeholder:"SIZE" group:"use"`
 	Pids        values.Number     `help:"How many tasks there may be at once: processes and threads." placeholder:"N" group:"use"`
 	Cpus        values.Decimal    `help:"How many CPUs may be busy, such as 0.5 or 2." placeholder:"N" group:"use"`
-	CPUTime     values.Duration   `name:"cpu-time" help:"Kill everything when all together have used so much CPU time." default:"0" placeholder:"DUR" group:"use"`
+	CPUTime     values.Duration   `help:"Kill everything when all together have used so much CPU time." default:"0" placeholder:"DUR" group:"use"`
 	Fsize       values.Size       `help:"How large a file may become that is written." placeholder:"SIZE" group:"use"`
 	Nofile      values.Number     `help:"How many descriptors a process may have open." placeholder:"N" group:"use"`
 	Stack       values.Size       `help:"How large a process's stack may grow." placeholder:"SIZE" group:"use"`
@@ -118,7 +127,7 @@ type Run struct {
 // Start is the flags of sbxrun start.
 type Start struct {
 	Name Name     `help:"A name, which no other running sandbox may have." placeholder:"NAME" group:"be"`
-	Tag  []string `help:"A tag, to select sandboxes by." placeholder:"KEY=VALUE" sep:"none" group:"be"`
+	Tag  []string `help:"A tag, to select sandboxes by." placeholder:"KEY=VALUE" group:"be"`
 
 	Timeout      values.Duration `help:"Lifetime: kill everything after this time. 0 is never." default:"0" placeholder:"DUR" group:"end"`
 	IdleTimeout  values.Duration `help:"Kill everything when for this time no exec has run in it. 0 is never." default:"0" placeholder:"DUR" group:"end"`
@@ -175,8 +184,8 @@ type Exec struct {
 // Ps is the flags of sbxrun ps.
 type Ps struct {
 	All    bool     `help:"Those that have ended, too." short:"a"`
-	Status []string `help:"Only those of this status, ended or not." placeholder:"starting|running|completed|failed|killed|error|lost" sep:"none"`
-	Tag    []string `help:"Only those with this tag." placeholder:"KEY=VALUE" sep:"none"`
+	Status []string `help:"Only those of this status, ended or not." placeholder:"starting|running|completed|failed|killed|error|lost"`
+	Tag    []string `help:"Only those with this tag." placeholder:"KEY=VALUE"`
 	Names  bool     `help:"Print only the names, one per line; the id of what has none." xor:"as"`
 	JSON   bool     `help:"Print a JSON array." xor:"as"`
 	Help   bool     `help:"Print this." short:"h"`
@@ -212,7 +221,7 @@ type Kill struct {
 	Grace        values.Duration `help:"SIGKILL comes after this time. 0 is at once." default:"5s" placeholder:"DUR"`
 	ProofTimeout values.Duration `help:"How long to wait for the proof that nothing is left." default:"5s" placeholder:"DUR"`
 	All          bool            `help:"All that run." short:"a"`
-	Tag          []string        `help:"With --all: only those with this tag." placeholder:"KEY=VALUE" sep:"none"`
+	Tag          []string        `help:"With --all: only those with this tag." placeholder:"KEY=VALUE"`
 	JSON         bool            `help:"Print a JSON array of what came of it."`
 	Help         bool            `help:"Print this." short:"h"`
 }
@@ -242,23 +251,14 @@ type Doctor struct {
 	Help bool `help:"Print this." short:"h"`
 }
 
-// groups are the topics of the flags, in the order of --help and the man page.
-var groups = []kong.Group{
-	{Key: "end", Title: "How it ends:"},
-	{Key: "see", Title: "What it sees:"},
-	{Key: "be", Title: "What it is:"},
-	{Key: "use", Title: "What it may use:"},
-	{Key: "ready", Title: "When it is ready:"},
-	{Key: "busy", Title: "When the machine is busy:"},
-	{Key: "tell", Title: "What sbxrun tells:"},
-}
-
-// New is a kong parser for [CLI], or for the flags of one command.
-func New(flags any, options ...kong.Option) (*kong.Kong, error) {
-	return kong.New(flags, append([]kong.Option{
-		kong.Name("sbxrun"),
-		kong.Description("Run a command in a sandbox, and leave nothing behind."),
-		kong.NoDefaultHelp(),
-		kong.ExplicitGroups(groups),
-	}, options...)...)
+// topics are the groups of flags, in the order of --help and of the man pages.
+var topics = []struct{ key, title string }{
+	{"", "Flags:"},
+	{"end", "How it ends:"},
+	{"see", "What it sees:"},
+	{"be", "What it is:"},
+	{"use", "What it may use:"},
+	{"ready", "When it is ready:"},
+	{"busy", "When the machine is busy:"},
+	{"tell", "What sbxrun tells:"},
 }

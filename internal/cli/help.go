@@ -1,120 +1,100 @@
 package cli
 
 import (
-	"bytes"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
-
-	"github.com/alecthomas/kong"
 )
 
-// examples are what --help shows of each command, and of all.
-var examples = map[string]string{
-	"":        "sbxrun --timeout 5 python3 job.py",
-	"run":     "sbxrun run --timeout 5 python3 job.py",
-	"start":   "sbxrun start --name web --ready-tcp 8000 --wait-ready python3 -m http.server",
-	"exec":    "sbxrun exec --timeout 5 web make test",
-	"ps":      "sbxrun ps --all --status failed",
-	"inspect": "sbxrun inspect web",
-	"wait":    "sbxrun wait web --timeout 1m",
-	"logs":    "sbxrun logs -f web --stream stderr",
-	"kill":    "sbxrun kill web --grace 1s",
-	"cleanup": "sbxrun cleanup --older-than 24h",
-	"stats":   "sbxrun stats --watch",
-	"doctor":  "sbxrun doctor",
-}
-
-// Words is what may follow the name of a command: [flags] SANDBOX... and the like.
-func Words(command *kong.Node) string { return command.Tag.Get("words") }
-
-// Help writes the help of the whole command line, or of one command.
-func Help(w io.Writer, command string) error {
-	k, err := New(&CLI{})
-	if err != nil {
-		return err
-	}
-	var synopsis, intro string
-	name := command
-	if command == "" {
-		name = "run"
-	}
-	node, err := find(k.Model, name)
-	if err != nil {
-		return err
-	}
-	if command == "" {
-		synopsis = fmt.Sprintf("sbxrun [run] %s\n       sbxrun %s ...", Words(node), strings.Join(others(k.Model), "|"))
-		intro = k.Model.Help + "\n\n" + list(k.Model)
+// Help writes the help of the command that flags is a pointer to the struct of. That of
+// the default command is also the help of the whole command line.
+func Help(w io.Writer, flags any) error {
+	c := commandOf(flags)
+	var b strings.Builder
+	if c.Name == Default().Name {
+		var others []string
+		for _, other := range Commands()[1:] {
+			others = append(others, other.Name)
+		}
+		fmt.Fprintf(&b, "Usage: sbxrun [%s] %s\n       sbxrun %s ...\n\n", c.Name, c.Words(), strings.Join(others, "|"))
+		fmt.Fprintf(&b, "Example: %s\n\n%s\n\nCommands (sbxrun NAME --help tells more):\n", c.Example(), Description)
+		for _, each := range Commands() {
+			fmt.Fprintf(&b, "  %-7s  %s\n", each.Name, each.Help())
+		}
 	} else {
-		synopsis = "sbxrun " + command + " " + Words(node)
-		intro = node.Help + "\n"
+		fmt.Fprintf(&b, "Usage: sbxrun %s %s\n\nExample: %s\n\n%s\n", c.Name, c.Words(), c.Example(), c.Help())
 	}
-	flags, err := flagsHelp(k, node)
-	if err != nil {
-		return err
+	for _, topic := range topics {
+		c.writeTopic(&b, topic.key, topic.title)
 	}
-	_, err = fmt.Fprintf(w, "Usage: %s\n\nExample: %s\n\n%s%s", synopsis, examples[command], intro, flags)
+	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-func find(model *kong.Application, command string) (*kong.Node, error) {
-	for _, node := range model.Children {
-		if node.Name == command {
-			return node, nil
+const (
+	lineWidth = 80
+	leftWidth = 30 // a flag that is longer has a line of its own
+	gap       = 4
+)
+
+// writeTopic writes the flags of one topic, if there are any, in two columns.
+func (c Command) writeTopic(b *strings.Builder, key, title string) {
+	var flags []Flag
+	anyShort := false
+	for _, f := range c.Flags {
+		if f.Topic() == key {
+			flags = append(flags, f)
+			anyShort = anyShort || f.Short() != ""
 		}
 	}
-	return nil, fmt.Errorf("no command %q", command)
-}
-
-// others are the commands that have to be named.
-func others(model *kong.Application) (names []string) {
-	for _, node := range model.Children {
-		if node != model.DefaultCmd {
-			names = append(names, node.Name)
+	if flags == nil {
+		return
+	}
+	fmt.Fprintf(b, "\n%s\n", title)
+	var left []string
+	width := 0
+	for _, f := range flags {
+		text := "--" + f.Name
+		if f.TakesValue() {
+			text += "=" + f.Placeholder()
+		}
+		switch {
+		case f.Short() != "":
+			text = "-" + f.Short() + ", " + text
+		case anyShort:
+			text = "    " + text
+		}
+		left = append(left, text)
+		if len(text) <= leftWidth {
+			width = max(width, len(text))
 		}
 	}
-	return names
+	indent := strings.Repeat(" ", 2+width+gap)
+	for i, f := range flags {
+		begin := fmt.Sprintf("  %-*s", width+gap, left[i])
+		if len(left[i]) > width {
+			begin = "  " + left[i] + "\n" + indent
+		}
+		b.WriteString(begin + strings.Join(wrap(f.helpWithDefault(), lineWidth-len(indent)), "\n"+indent) + "\n")
+	}
 }
 
-// list is the commands, one on a line.
-func list(model *kong.Application) string {
-	var b strings.Builder
-	b.WriteString("Commands (sbxrun NAME --help tells more):\n")
-	for _, node := range model.Children {
-		fmt.Fprintf(&b, "  %-7s  %s\n", node.Name, node.Help)
+// helpWithDefault is a flag's help with its default, if that says something.
+func (f Flag) helpWithDefault() string {
+	if d := f.Default(); d != "" && d != "0" && !strings.Contains(f.Help(), "efault") {
+		return strings.TrimSuffix(f.Help(), ".") + " (default " + d + ")."
 	}
-	return b.String()
+	return f.Help()
 }
 
-// flagsHelp is the flags of a command by topic, as kong prints them.
-func flagsHelp(k *kong.Kong, node *kong.Node) (string, error) {
-	ctx, err := kong.Trace(k, []string{node.Name})
-	if err != nil {
-		return "", err
+// wrap breaks a text into lines.
+func wrap(text string, width int) (lines []string) {
+	line := ""
+	for _, word := range strings.Fields(text) {
+		if line != "" && len(line)+1+len(word) > width {
+			lines, line = append(lines, line), ""
+		}
+		line = strings.TrimPrefix(line+" "+word, " ")
 	}
-	slices.SortStableFunc(node.Flags, func(a, b *kong.Flag) int { return topic(a) - topic(b) })
-	node.Help = ""
-	var text bytes.Buffer
-	ctx.Stdout = &text
-	options := kong.HelpOptions{NoAppSummary: true, WrapUpperBound: 100, ValueFormatter: withDefault}
-	err = kong.DefaultHelpPrinter(options, ctx)
-	return text.String(), err
-}
-
-// topic is the place of a flag's group in the order of all.
-func topic(flag *kong.Flag) int {
-	if flag.Group == nil {
-		return -1
-	}
-	return slices.IndexFunc(groups, func(g kong.Group) bool { return g.Key == flag.Group.Key })
-}
-
-// withDefault is a flag's help with its default, if that says something.
-func withDefault(v *kong.Value) string {
-	if v.Default == "" || v.Default == "0" || strings.Contains(v.Help, "efault") {
-		return v.Help
-	}
-	return strings.TrimSuffix(v.Help, ".") + " (default " + v.Default + ")."
+	return append(lines, line)
 }

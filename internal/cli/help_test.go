@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"strings"
 	"testing"
 )
@@ -8,57 +9,46 @@ import (
 func help(t *testing.T, command string) string {
 	t.Helper()
 	var text strings.Builder
-	if err := Help(&text, command); err != nil {
+	if err := Help(&text, newFlags(command)); err != nil {
 		t.Fatalf("help of %q: %v", command, err)
 	}
 	return text.String()
 }
 
-// TestHelp: the help of all tells every command, on one line of a terminal, and
-// the flags of run; that of a command its words, an example and its flags.
+// TestHelp: the help of a command tells its words, an example, what it does and its flags;
+// that of the default command every other command as well. No line is longer than a
+// terminal's.
 func TestHelp(t *testing.T) {
-	k, err := New(&CLI{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	all := help(t, "")
-	for _, want := range []string{"Usage: sbxrun [run] [flags] [--] COMMAND [ARG...]\n", "|exec|", "Example: sbxrun --timeout 5 ",
-		"(default 5s)", "(default 256M)", "Default:"} {
+	all := help(t, "run")
+	for _, want := range []string{"Usage: sbxrun [run] [flags] [--] COMMAND [ARG...]\n", "|exec|", "\n\nExample: sbxrun --timeout 5 ",
+		"  --proof-timeout=DUR    How long to wait for the proof that nothing is left\n                         (default 5s).\n",
+		"(default 256M)", "Default:", "\n  -t, --tty ", "\n      --env=NAME[=VALUE] ",
+		"\n  --on-pressure=refuse|wait|ignore\n                        What to do if"} {
 		if !strings.Contains(all, want) {
 			t.Errorf("no %q in the help:\n%s", want, all)
 		}
 	}
-	for _, line := range strings.Split(all, "\n") {
-		if len(line) > 80 {
-			t.Errorf("longer than a terminal's line: %s", line)
-		}
-	}
-	for _, node := range k.Model.Children {
-		if !strings.Contains(all, "\n  "+node.Name+strings.Repeat(" ", 9-len(node.Name))+node.Help+"\n") {
-			t.Errorf("%s is not in the list of commands:\n%s", node.Name, all)
-		}
-		text := help(t, node.Name)
-		if node.Name == "run" {
-			for _, flag := range node.Flags {
-				if !strings.Contains(all, "--"+flag.Name) {
-					t.Errorf("no --%s in the help", flag.Name)
-				}
+	for _, c := range Commands() {
+		text := help(t, c.Name)
+		for _, line := range strings.Split(text, "\n") {
+			if len(line) > 80 && !strings.HasPrefix(line, "Usage:") && !strings.HasPrefix(line, "Example:") {
+				t.Errorf("longer than a terminal's line: %s", line)
 			}
 		}
-		if want := "Usage: sbxrun " + node.Name + " " + Words(node) + "\n\nExample: sbxrun " + node.Name; !strings.HasPrefix(text, want) || Words(node) == "" {
-			t.Errorf("help of %s does not begin with %q:\n%s", node.Name, want, text)
+		if !strings.Contains(all, "\n  "+c.Name+strings.Repeat(" ", 9-len(c.Name))+c.Help()+"\n") {
+			t.Errorf("%s is not in the list of commands:\n%s", c.Name, all)
 		}
-		if strings.Count(text, node.Help) != 1 {
-			t.Errorf("what %s does is not told once:\n%s", node.Name, text)
+		if want := "Usage: sbxrun " + c.Name + " " + c.Words() + "\n\nExample: sbxrun " + c.Name; c.Name != "run" && !strings.HasPrefix(text, want) {
+			t.Errorf("help of %s does not begin with %q:\n%s", c.Name, want, text)
 		}
-		for _, flag := range node.Flags {
-			if !strings.Contains(text, "--"+flag.Name) {
-				t.Errorf("help of %s: no --%s", node.Name, flag.Name)
+		if strings.Count(text, c.Help()) != 1 {
+			t.Errorf("what %s does is not told once:\n%s", c.Name, text)
+		}
+		for _, f := range c.Flags {
+			if n := strings.Count(text, " --"+f.Name+" ") + strings.Count(text, " --"+f.Name+"=") + strings.Count(text, " --"+f.Name+"\n"); n == 0 {
+				t.Errorf("help of %s: no --%s", c.Name, f.Name)
 			}
 		}
-	}
-	if err := Help(&strings.Builder{}, "nosuch"); err == nil {
-		t.Error("help of a command that does not exist")
 	}
 }
 
@@ -67,10 +57,10 @@ func TestHelp(t *testing.T) {
 func TestHelpOrder(t *testing.T) {
 	text := help(t, "start")
 	at := 0
-	for _, group := range groups {
-		i := strings.Index(text, "\n"+group.Title+"\n")
+	for _, topic := range topics[1:] {
+		i := strings.Index(text, "\n"+topic.title+"\n")
 		if i < at {
-			t.Errorf("%q is not where it should be:\n%s", group.Title, text)
+			t.Errorf("%q is not where it should be:\n%s", topic.title, text)
 		}
 		at = i
 	}
@@ -78,38 +68,21 @@ func TestHelpOrder(t *testing.T) {
 
 // TestExamples: what the examples show is accepted.
 func TestExamples(t *testing.T) {
-	parsers := map[string]func(args []string) error{
-		"start":   parses[Start],
-		"exec":    parsesExec,
-		"run":     parses[Run],
-		"ps":      names[Ps],
-		"inspect": names[Inspect],
-		"wait":    names[Wait],
-		"logs":    names[Logs],
-		"kill":    names[Kill],
-		"cleanup": names[Cleanup],
-		"stats":   names[Stats],
-		"doctor":  parses[Doctor],
-	}
-	for command, example := range examples {
-		words := strings.Fields(example)[1:]
-		if command == "" {
-			command = "run"
-		} else {
+	for _, c := range Commands() {
+		words := strings.Fields(c.Example())[1:]
+		if c.Name != Default().Name {
+			if words[0] != c.Name {
+				t.Errorf("%s: not of %s", c.Example(), c.Name)
+			}
 			words = words[1:]
 		}
-		if err := parsers[command](words); err != nil {
-			t.Errorf("%s: %v", example, err)
+		words, err := Parse(newFlags(c.Name), words)
+		if c.Name == "exec" {
+			_, _, splitErr := SplitExec(words)
+			err = errors.Join(err, splitErr)
+		}
+		if err != nil {
+			t.Errorf("%s: %v", c.Example(), err)
 		}
 	}
-}
-
-func parses[F any](args []string) error { _, err := Parse(new(F), args); return err }
-func names[F any](args []string) error  { _, err := ParseNames(new(F), args); return err }
-func parsesExec(args []string) error {
-	payload, err := Parse(&Exec{}, args)
-	if err == nil {
-		_, _, err = SplitExec(payload)
-	}
-	return err
 }

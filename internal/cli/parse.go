@@ -3,100 +3,203 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
-
-	"github.com/alecthomas/kong"
 )
 
-// Parse fills flags, a pointer to one command's struct, from the words after
-// the command's name, and returns the payload's words. An error is the user's.
-func Parse[F any](flags *F, args []string) (payload []string, err error) {
-	if payload, ok := quick(flags, args); ok {
-		return payload, nil
-	}
-	*flags = *new(F) // without what the quick way may have left
-	k, err := New(flags)
-	if err != nil {
+// ErrHelp is that there is nothing to do but to print the help.
+var ErrHelp = errors.New("help requested")
+
+// Parse fills flags, a pointer to the struct of a command in [CLI], from the words after
+// the command's name, and returns the words that are not flags. Those that end with a
+// command line begin at the first word that is no flag, and are taken verbatim; names may
+// come before and after flags. After -- there are no flags. An error is the user's, or
+// [ErrHelp].
+func Parse(flags any, args []string) (words []string, err error) {
+	c := commandOf(flags)
+	if words, err = c.parse(args); err != nil {
 		return nil, err
 	}
-	words, payload := split(k.Model, args)
-	if n := len(words); n > 0 && payload == nil && takesValue(k.Model, words[n-1]) {
-		return nil, needsValue(words[n-1])
+	if f := c.find(func(f *Flag) bool { return f.Name == "help" }); f.value.Bool() {
+		return nil, ErrHelp
 	}
-	if err := parse(k, words); err != nil {
-		return nil, err
+	switch {
+	case c.Payload():
+	case c.Sandboxes() == "none" && len(words) > 0:
+		return nil, fmt.Errorf("%s takes no names, got %q", c.Name, words[0])
+	case c.Sandboxes() == "one" && len(words) != 1:
+		return nil, fmt.Errorf("%s takes one sandbox, got %d", c.Name, len(words))
 	}
-	return payload, nil
+	return words, nil
 }
 
-// needsValue says what kong says in words that are hard to read.
-func needsValue(flag string) error { return fmt.Errorf("%s: needs a value", flag) }
-
-// parse parses flags, and nothing but flags.
-func parse(k *kong.Kong, words []string) error {
-	words, err := joinNegative(k.Model, words)
-	if err != nil {
-		return err
-	}
-	_, err = k.Parse(words)
-	var p *kong.ParseError
-	if errors.As(err, &p) {
-		return p.Unwrap()
-	}
-	return err
-}
-
-// joinNegative joins a flag and a negative number, which kong would take for a flag. Another
-// word that begins with - is no value; kong's words for that are hard to read.
-func joinNegative(model *kong.Application, words []string) (out []string, err error) {
-	for i := 0; i < len(words); i++ {
-		word := words[i]
-		if i+1 < len(words) && strings.HasPrefix(words[i+1], "-") && words[i+1] != "-" && takesValue(model, word) {
-			i++
-			next := words[i]
-			if next == "--" || !strings.HasPrefix(word, "--") || strings.Trim(next[1:2], "0123456789.") != "" {
-				return nil, fmt.Errorf("%s: needs a value, and %q looks like a flag; if it is the value, write %s=%s", word, next, word, next)
+func (c Command) parse(args []string) (words []string, err error) {
+	for i := range c.Flags {
+		f := &c.Flags[i]
+		if def := f.Default(); def != "" {
+			if err := f.set(def); err != nil {
+				return nil, fmt.Errorf("--%s: %w", f.Name, err)
 			}
-			word += "=" + next
 		}
-		out = append(out, word)
 	}
-	return out, nil
-}
-
-// split divides the words after the command's name into sbxrun's flags and the
-// payload's words. The payload begins at the first word that is neither a flag
-// nor a flag's value, or after --, and is taken verbatim.
-func split(model *kong.Application, args []string) (flags, payload []string) {
-	for i := 0; i < len(args); i++ {
-		word := args[i]
+	verbatim := c.Payload()
+	for len(args) > 0 {
+		word := args[0]
 		switch {
 		case word == "--":
-			return args[:i], args[i+1:]
-		case word == "-" || !strings.HasPrefix(word, "-"):
-			return args[:i], args[i:]
-		case takesValue(model, word):
-			i++
+			return append(words, args[1:]...), c.checkExclusive()
+		case isFlag(word):
+			if args, err = c.take(word, args[1:]); err != nil {
+				return nil, err
+			}
+		case verbatim:
+			return args, c.checkExclusive()
+		default:
+			words, args = append(words, word), args[1:]
 		}
 	}
-	return args, nil
+	return words, c.checkExclusive()
 }
 
-// takesValue says whether the next word belongs to this flag. Of a flag that
-// does not exist nothing is known; kong will complain about it.
-func takesValue(model *kong.Application, word string) bool {
+// isFlag reports whether a word is a flag, or several of one letter.
+func isFlag(word string) bool { return strings.HasPrefix(word, "-") && word != "-" }
+
+// take sets what one word with flags says, with a value from the words after it where one
+// is needed, and returns the words that are left.
+func (c Command) take(word string, rest []string) ([]string, error) {
 	name, long := strings.CutPrefix(word, "--")
-	if strings.Contains(name, "=") {
-		return false
-	}
-	for _, flag := range model.Flags {
-		if long && flag.Name == name {
-			return !flag.IsBool()
+	if !long { // of one letter, which are switches
+		for _, letter := range word[1:] {
+			f := c.find(func(f *Flag) bool { return f.Short() == string(letter) })
+			if f == nil {
+				return nil, c.unknown(word, "-"+string(letter))
+			}
+			f.value.SetBool(true)
 		}
-		// The last of -qt decides; -uVALUE would not end in a flag's letter.
-		if !long && flag.Short != 0 && strings.HasSuffix(word, string(flag.Short)) {
-			return !flag.IsBool()
+		return rest, nil
+	}
+	name, value, attached := strings.Cut(name, "=")
+	f := c.find(func(f *Flag) bool { return f.Name == name })
+	switch {
+	case f == nil:
+		return nil, c.unknown("--"+name, "--"+name)
+	case attached:
+	case !f.TakesValue():
+		value = "true"
+	case len(rest) == 0:
+		return nil, fmt.Errorf("--%s: needs a value", name)
+	case isFlag(rest[0]) && strings.Trim(rest[0][1:2], "0123456789.") != "": // -1 is a number
+		return nil, fmt.Errorf("--%s: needs a value, and %q looks like a flag; if it is the value, write --%[1]s=%[2]s", name, rest[0])
+	default:
+		value, rest = rest[0], rest[1:]
+	}
+	f.given = true
+	if choices := f.Choices(); choices != nil && !slices.Contains(choices, value) {
+		return nil, fmt.Errorf("--%s %q: want %s", name, value, or(choices))
+	}
+	if err := f.set(value); err != nil {
+		return nil, fmt.Errorf("--%s: %w", name, err)
+	}
+	return rest, nil
+}
+
+// checkExclusive refuses two flags of which only one may be given.
+func (c Command) checkExclusive() error {
+	given := map[string]string{}
+	for _, f := range c.Flags {
+		if !f.given {
+			continue
+		}
+		if key := f.tag.Get("xor"); key != "" {
+			if other := given[key]; other != "" {
+				return fmt.Errorf("--%s and --%s can't be used together", other, f.Name)
+			}
+			given[key] = f.Name
 		}
 	}
-	return false
+	return nil
+}
+
+// unknown words that there is no such flag, and what may be meant: flags that begin so, the
+// same flag of other commands, or flags spelt much like it. word is what was typed.
+func (c Command) unknown(word, flag string) error {
+	typed := strings.TrimLeft(word, "-")
+	meant := c.spelt(func(name string) bool { return strings.HasPrefix(name, typed) })
+	if meant == nil {
+		var others []string
+		for _, other := range Commands() {
+			if slices.ContainsFunc(other.Flags, func(f Flag) bool { return slices.Contains(f.Spellings(), flag) }) {
+				others = append(others, other.Name)
+			}
+		}
+		if others != nil {
+			return fmt.Errorf("unknown flag %s, which is a flag of %s", flag, strings.Join(others, ", "))
+		}
+		meant = c.spelt(func(name string) bool { return distance(name, typed) <= len(typed)/3 })
+	}
+	if meant == nil {
+		return fmt.Errorf("unknown flag %s", flag)
+	}
+	return fmt.Errorf("unknown flag %s, did you mean %s?", word, or(meant))
+}
+
+// spelt returns the flags with such names, as they are typed.
+func (c Command) spelt(matches func(name string) bool) (flags []string) {
+	for _, f := range c.Flags {
+		if matches(f.Name) {
+			flags = append(flags, "--"+f.Name)
+		}
+	}
+	return flags
+}
+
+// distance is how many letters have to be put in, left out or replaced to make b of a.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, diagonal+1)
+		}
+	}
+	return row[len(b)]
+}
+
+// or lists words: a, b or c.
+func or(words []string) string {
+	last := len(words) - 1
+	if last == 0 {
+		return words[0]
+	}
+	return strings.Join(words[:last], ", ") + " or " + words[last]
+}
+
+// SplitExec divides what [Parse] has returned of the words of exec: the name of a sandbox,
+// and the command, with one -- between them or not. An error is the user's.
+func SplitExec(words []string) (name string, command []string, err error) {
+	if len(words) == 0 || words[0] == "--" {
+		return "", nil, errors.New("no sandbox given")
+	}
+	name, command = words[0], words[1:]
+	if len(command) > 0 {
+		switch first := command[0]; {
+		case first == "--":
+			command = command[1:]
+		case isFlag(first):
+			return "", nil, fmt.Errorf("%s: flags come before the sandbox; a command of such a name comes after --", first)
+		}
+	}
+	if len(command) == 0 {
+		return "", nil, errors.New("no command given")
+	}
+	return name, command, nil
 }

@@ -1,145 +1,249 @@
 package cli
 
 import (
+	"errors"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
-	"unicode/utf8"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// byKong parses without the quick way.
-func byKong[F any](args []string) (flags F, payload []string, err error) {
-	k, err := New(&flags)
-	if err != nil {
-		return flags, nil, err
-	}
-	words, payload := split(k.Model, args)
-	_, err = k.Parse(words)
-	return flags, payload, err
+// newFlags is an empty struct of a command's flags.
+func newFlags(command string) any {
+	i := slices.IndexFunc(Commands(), func(c Command) bool { return c.Name == command })
+	return reflect.New(reflect.TypeFor[CLI]().Field(i).Type).Interface()
 }
 
-// same checks that what the quick way accepts is what kong makes of it.
-func same[F any](t *testing.T, args []string) (wasQuick bool) {
+// parseLine parses words separated by blanks, the first of which names the command.
+func parseLine(line string) (flags any, words []string, err error) {
+	args := strings.Fields(line)
+	flags = newFlags(args[0])
+	words, err = Parse(flags, args[1:])
+	return flags, words, err
+}
+
+// want is the flags of a command that was given nothing, with some changes.
+func want[F any](t *testing.T, change func(*F)) any {
 	t.Helper()
-	var got F
-	payload, ok := quick(&got, args)
-	if !ok {
-		return false
-	}
-	want, wantPayload, err := byKong[F](args)
-	if err != nil {
-		t.Fatalf("%q: kong says %v, the quick way nothing", args, err)
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%q (-kong +quick):\n%s", args, diff)
-	}
-	if !slices.Equal(wantPayload, payload) {
-		t.Errorf("%q: payload %q by kong, %q by the quick way", args, wantPayload, payload)
-	}
-	return true
-}
-
-func TestQuickAgreesWithKong(t *testing.T) {
-	for _, c := range []struct {
-		line  string
-		quick bool // must be, or its speed is lost
-	}{
-		{"true", true},
-		{"--timeout 5 python3 job.py --timeout 7", true},
-		{"--timeout=5 --grace=1s --proof-timeout 2 -- x", true},
-		{"--ro-bind /a --ro-bind /b:/c --bind=/d --env A=b --env B --tmpfs /x:1M --json x", true},
-		{"--report fd:3 --max-output 10K --quiet --inherit-env --net host x y", true},
-		{"--tmp-size 1G --user 1:2 --hostname h --workdir /w --env-file f --print-command --tty x", true},
-		{"--ro-bind-try /a --bind-try /b x", true},
-		{"--env= x", false},
-		{"-t x", true},
-		{"-qt --timeout 5 x", true},
-		{"-x y", false},
-		{"--nosuch x", false},
-		{"--timeout", false},
-		{"--timeout -1 x", false},
-		{"--timeout 1.5x x", false},
-		{"--json=false x", false},
-		{"--version", true},
-		{"--help", true},
-		{"-- --timeout 5", true},
-		{"- x", true},
-		{"", true},
-		{"--on-pressure wait --wait-timeout 10s --max-parallel 8 --warn 50 --alert=90.5 x", true},
-		{"--max-parallel many x", false},
-		{"--alert 101 x", false},
-	} {
-		if got := same[Run](t, strings.Fields(c.line)); got != c.quick && c.line != "--env= x" {
-			t.Errorf("%q: quick is %v", c.line, got)
-		}
-	}
-}
-
-// TestQuickAgreesWithKongEmbedded: the same for structs that embed others.
-func TestQuickAgreesWithKongEmbedded(t *testing.T) {
-	for _, c := range []struct {
-		command func(*testing.T, []string) bool
-		line    string
-		quick   bool
-	}{
-		{same[Start], "", true},
-		{same[Start], "--name web --tag a=b --tag c=d=e --env A=b --net host -- sleep 9", true},
-		{same[Start], "--timeout 1h --idle-timeout=5m --ro-bind /a --tmpfs /x --hostname h --log-max 1M --json x --json", true},
-		{same[Start], "--wait-ready --ready-interval 1s --ready-timeout 2 --inherit-env --env-file f --user 1 x", true},
-		{same[Start], "--ready-tcp 80 x", false}, // excludes the other two
-		{same[Start], "--ready-tcp 80 --ready-log x y", false},
-		{same[Start], "-t x", false},
-		{same[Start], "-h", true},
-		{same[Exec], "web true", true},
-		{same[Exec], "--timeout 5 --grace 1 --env A=b --env B --env-file f --inherit-env -- web true", true},
-		{same[Exec], "-dqt --workdir=/w --report fd:3 --max-output 1K --proof-timeout 2 web -- true -x", true},
-		{same[Exec], "--json --quiet --detach --tty web", true},
-		{same[Exec], "--net host web true", false},
-		{same[Exec], "-x web true", false},
-	} {
-		if got := c.command(t, strings.Fields(c.line)); got != c.quick {
-			t.Errorf("%q: quick is %v", c.line, got)
-		}
-	}
-}
-
-func TestQuickKeepsBytes(t *testing.T) {
-	var flags Run
-	if _, err := Parse(&flags, []string{"-q", "--bind", "/\xff:/x", "y"}); err != nil {
+	var f F
+	if _, err := commandOf(&f).parse(nil); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]string{"/\xff:/x"}, flags.Bind); diff != "" {
-		t.Error(diff)
+	if change != nil {
+		change(&f)
 	}
+	return &f
 }
 
-func TestMissingValue(t *testing.T) {
-	for _, line := range []string{"--timeout", "--quiet --timeout", "-q --env A=b --report"} {
-		args := strings.Fields(line)
-		_, err := Parse(&Run{}, args)
-		if want := args[len(args)-1] + ": needs a value"; err == nil || err.Error() != want {
-			t.Errorf("%q: got %v, want %s", line, err, want)
+func TestDefaults(t *testing.T) {
+	var r Run
+	if _, err := Parse(&r, nil); err != nil {
+		t.Fatal(err)
+	}
+	if r.ProofTimeout != values.Duration(5*time.Second) || r.TmpSize != 256<<20 || r.Net != "none" || r.Hostname != "sandbox" || r.Warn == 0 || r.Nice.Given {
+		t.Errorf("%+v", r)
+	}
+	for _, c := range Commands() {
+		if _, err := c.parse(nil); err != nil {
+			t.Errorf("%s: %v", c.Name, err)
 		}
 	}
-	// A value that looks like a flag is still one.
-	if _, err := Parse(&Run{}, []string{"--env", "A=--timeout", "x"}); err != nil {
-		t.Error(err)
+}
+
+func TestParse(t *testing.T) {
+	const second = values.Duration(time.Second)
+	nothing := want[Run](t, nil)
+	for _, tt := range []struct {
+		line  string
+		flags any
+		words string
+	}{
+		// A command line is verbatim from the first word that is no flag on, or after --.
+		{"run", nothing, ""},
+		{"run true", nothing, "true"},
+		{"run ls -l --timeout 5", nothing, "ls -l --timeout 5"},
+		{"run -- ls", nothing, "ls"},
+		{"run -- --timeout 5", nothing, "--timeout 5"},
+		{"run -- -- ls", nothing, "-- ls"},
+		{"run --", nothing, ""},
+		{"run ls -- x", nothing, "ls -- x"},
+		{"run - x", nothing, "- x"},
+		{"run -- ps", nothing, "ps"},
+		{"run --timeout 5 ls", want(t, func(r *Run) { r.Timeout = 5 * second }), "ls"},
+		{"run --timeout=5 --grace=1s -- x --timeout 7", want(t, func(r *Run) { r.Timeout, r.Grace = 5*second, second }), "x --timeout 7"},
+		{"run --timeout 1 --timeout 2 x", want(t, func(r *Run) { r.Timeout = 2 * second }), "x"},
+		{"run --json run -- x", want(t, func(r *Run) { r.JSON = true }), "run -- x"},
+		{"run -qt bash -t", want(t, func(r *Run) { r.Quiet, r.Tty = true, true }), "bash -t"},
+		{"run --json=false --quiet=true x", want(t, func(r *Run) { r.Quiet = true }), "x"},
+		{"run --ro-bind /a --ro-bind /b:/c --bind=/d,e x", want(t, func(r *Run) { r.RoBind, r.Bind = []string{"/a", "/b:/c"}, []string{"/d,e"} }), "x"},
+		{"run --env= x", want(t, func(r *Run) { r.Env = []string{""} }), "x"},
+		{"run --env A=--tty --env=--tty x", want(t, func(r *Run) { r.Env = []string{"A=--tty", "--tty"} }), "x"},
+		{"run --report - x", want(t, func(r *Run) { r.Report = "-" }), "x"},
+		{"run --report ls ls", want(t, func(r *Run) { r.Report = "ls" }), "ls"},
+		{"run --nice -5 --cpu-time .5 x", want(t, func(r *Run) { r.Nice, r.CPUTime = values.Adjustment{Given: true, Value: -5}, second/2 }), "x"},
+		{"run --net host --seccomp=off --limits best-effort x", want(t, func(r *Run) { r.Net, r.Seccomp, r.Limits.Limits = "host", "off", "best-effort" }), "x"},
+		{"start --name web --tag a=b --tag c=d=e -- sleep 9", want(t, func(s *Start) { s.Name, s.Tag = "web", []string{"a=b", "c=d=e"} }), "sleep 9"},
+		{"start --ready-tcp 80 x", want(t, func(s *Start) { s.ReadyTCP = "80" }), "x"},
+		{"exec -dq --workdir=/w web -- true -x", want(t, func(x *Exec) { x.Detach, x.Quiet, x.Workdir = true, true, "/w" }), "web -- true -x"},
+		{"exec -- web true", want[Exec](t, nil), "web true"},
+
+		// Names come before and after flags.
+		{"kill", want[Kill](t, nil), ""},
+		{"kill web db", want[Kill](t, nil), "web db"},
+		{"kill web --signal KILL db", want(t, func(k *Kill) { k.Signal = "KILL" }), "web db"},
+		{"kill --tag a=b web --tag c=d -a", want(t, func(k *Kill) { k.Tag, k.All = []string{"a=b", "c=d"}, true }), "web"},
+		{"kill --grace 0 web --proof-timeout 1s --json", want(t, func(k *Kill) { k.Grace, k.ProofTimeout, k.JSON = 0, second, true }), "web"},
+		{"kill web -- --signal HUP --", want[Kill](t, nil), "web --signal HUP --"},
+		{"kill - web", want[Kill](t, nil), "- web"},
+		{"ps --status lost --status failed", want(t, func(p *Ps) { p.Status = []string{"lost", "failed"} }), ""},
+		{"wait web --timeout 1m", want(t, func(w *Wait) { w.Timeout = 60 * second }), "web"},
+	} {
+		flags, words, err := parseLine(tt.line)
+		if err != nil {
+			t.Errorf("%q: %v", tt.line, err)
+			continue
+		}
+		if diff := cmp.Diff(tt.flags, flags); diff != "" {
+			t.Errorf("%q (-want +got):\n%s", tt.line, diff)
+		}
+		if got := strings.Join(words, " "); got != tt.words {
+			t.Errorf("%q: words %q, want %q", tt.line, got, tt.words)
+		}
 	}
 }
 
-func FuzzQuick(f *testing.F) {
-	f.Add("--timeout\n5\n--env\nA=b\n--\nx")
-	f.Add("--tty\n--json\n-")
-	f.Add("--name\nweb\n--ready-tcp\n80\n--net=host\nx")
-	f.Add("-dq\n--workdir\n/w\nweb\n--\nx")
+// Words that no blank can separate, and values that are not UTF-8, stay what they are.
+func TestParseBytes(t *testing.T) {
+	for _, words := range [][]string{{"", "x"}, {"a b"}, {"\n--json"}, {" --json"}, {"\xff"}} {
+		for _, flags := range []any{&Run{}, &Kill{}} {
+			if got, err := Parse(flags, words); err != nil || !slices.Equal(got, words) {
+				t.Errorf("%T %q: %q, %v", flags, words, got, err)
+			}
+		}
+	}
+	var r Run
+	if _, err := Parse(&r, []string{"--bind", "/\xff:/x", "y"}); err != nil || !slices.Equal(r.Bind, []string{"/\xff:/x"}) {
+		t.Errorf("%q, %v", r.Bind, err)
+	}
+}
+
+func TestParseErrors(t *testing.T) {
+	for _, tt := range []struct{ line, want string }{
+		{"run --timeout", "--timeout: needs a value"},
+		{"run -q --env A=b --report", "--report: needs a value"},
+		{"run --timeout -- x", `--timeout: needs a value, and "--" looks like a flag; if it is the value, write --timeout=--`},
+		{"run --env --tty ls", `--env: needs a value, and "--tty" looks like a flag; if it is the value, write --env=--tty`},
+		{"run --timeout -1 x", `--timeout: invalid duration "-1": want seconds (5, 0.5) or a value with a unit (1500ms, 5m, 1h, 1d)`},
+		{"run --timeout= x", `--timeout: invalid duration "": want seconds (5, 0.5) or a value with a unit (1500ms, 5m, 1h, 1d)`},
+		{"run --json=maybe x", `--json: "maybe": want true or false`},
+		{"run --net bogus x", `--net "bogus": want none or host`},
+		{"run --on-pressure= x", `--on-pressure "": want refuse, wait or ignore`},
+		{"start --name= x", "--name: a name is not empty"},
+		{"start --ready-tcp= --ready-log x y", "--ready-tcp and --ready-log can't be used together"},
+		{"wait web --log x --ready", "--ready and --log can't be used together"},
+		{"ps --json --names", "--names and --json can't be used together"},
+		{"ps --status failed --status dead", `--status "dead": want starting, running, completed, failed, killed, error or lost`},
+		{"kill --grace --tag", `--grace: needs a value, and "--tag" looks like a flag; if it is the value, write --grace=--tag`},
+
+		// What may be meant.
+		{"run --nosuch x", "unknown flag --nosuch"},
+		{"run --nosuch=ls x", "unknown flag --nosuch"},
+		{"run -x y", "unknown flag -x"},
+		{"run -qx y", "unknown flag -x"},
+		{"run -é y", "unknown flag -é"},
+		{"run --time 5 x", "unknown flag --time, did you mean --timeout?"},
+		{"run --timeotu 5 x", "unknown flag --timeotu, did you mean --timeout?"},
+		{"run ---timeout 5 x", "unknown flag ---timeout, did you mean --timeout?"},
+		{"run -timeout 5 x", "unknown flag -timeout, did you mean --timeout?"},
+		{"run -e A=b x", "unknown flag -e, did you mean --env or --env-file?"},
+		{"start -t 5 x", "unknown flag -t, did you mean --tag, --timeout, --tmpfs or --tmp-size?"},
+		{"ps --jsn", "unknown flag --jsn, did you mean --json?"},
+		{"exec --net host web true", "unknown flag --net, which is a flag of run, start"},
+		{"run -d x", "unknown flag -d, which is a flag of exec"},
+
+		// How many names.
+		{"ps x", `ps takes no names, got "x"`},
+		{"doctor --json x", `doctor takes no names, got "x"`},
+		{"wait", "wait takes one sandbox, got 0"},
+		{"logs a b", "logs takes one sandbox, got 2"},
+		{"kill a b", ""},
+		{"wait --help a b", ErrHelp.Error()},
+		{"run -qh x", ErrHelp.Error()},
+		{"run x --help", ""},
+	} {
+		_, _, err := parseLine(tt.line)
+		if err == nil {
+			err = errors.New("")
+		}
+		if diff := cmp.Diff(tt.want, err.Error()); diff != "" {
+			t.Errorf("%q (-want +got):\n%s", tt.line, diff)
+		}
+	}
+}
+
+func TestSplitExec(t *testing.T) {
+	for _, tt := range []struct{ line, name, command, err string }{
+		{"web true", "web", "true", ""},
+		{"web -- true", "web", "true", ""},
+		{"-- web true", "web", "true", ""},
+		{"-- web -- true", "web", "true", ""},
+		{"--json web true --json", "web", "true --json", ""},
+		{"-q --timeout 5 web sh -c x -- y", "web", "sh -c x -- y", ""},
+		{"web -- -x y", "web", "-x y", ""},
+		{"web -- --", "web", "--", ""},
+		{"web -", "web", "-", ""},
+		{"web -- true -- x", "web", "true -- x", ""},
+		{"web --timeout 5 true", "", "", "--timeout: flags come before the sandbox; a command of such a name comes after --"},
+		{"web", "", "", "no command given"},
+		{"web --", "", "", "no command given"},
+		{"", "", "", "no sandbox given"},
+		{"--", "", "", "no sandbox given"},
+		{"-- -- true", "", "", "no sandbox given"},
+	} {
+		words, err := Parse(&Exec{}, strings.Fields(tt.line))
+		if err != nil {
+			t.Errorf("%q: %v", tt.line, err)
+			continue
+		}
+		name, command, err := SplitExec(words)
+		got := [3]string{name, strings.Join(command, " "), ""}
+		if err != nil {
+			got[2] = err.Error()
+		}
+		if diff := cmp.Diff([3]string{tt.name, tt.command, tt.err}, got); diff != "" {
+			t.Errorf("%q (-want +got):\n%s", tt.line, diff)
+		}
+	}
+}
+
+// FuzzParse: a command line is the end of the words, verbatim, and its first word is no
+// flag unless -- stands before it; of names and flags no word is lost or invented.
+func FuzzParse(f *testing.F) {
+	for _, seed := range []string{"", "ls\n-l", "--timeout\n5\nls", "--", "--env\n--\n--\n-x", "-qt\n-\n-", "--nosuch=\n\n--json", "web\n--signal\nKILL", "web\n--grace", "--tag=\n\n--json", "-\xff"} {
+		f.Add(seed)
+	}
 	f.Fuzz(func(t *testing.T, text string) {
-		if utf8.ValidString(text) {
-			args := strings.Split(text, "\n")
-			same[Run](t, args)
-			same[Start](t, args)
-			same[Exec](t, args)
+		args := strings.Split(text, "\n")
+		if words, err := Parse(&Run{}, args); err == nil && len(words) > 0 {
+			begin := len(args) - len(words)
+			if begin < 0 || !slices.Equal(words, args[begin:]) {
+				t.Fatalf("%q: %q is not their end", args, words)
+			}
+			if isFlag(words[0]) && (begin == 0 || args[begin-1] != "--") {
+				t.Errorf("%q: %q is taken for the command", args, words[0])
+			}
+		}
+		if words, err := Parse(&Kill{}, args); err == nil {
+			for _, word := range words {
+				if !slices.Contains(args, word) {
+					t.Errorf("%q: invented %q", args, word)
+				}
+			}
 		}
 	})
 }

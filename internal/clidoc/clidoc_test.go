@@ -11,18 +11,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/alecthomas/kong"
 	"github.com/google/go-cmp/cmp"
-)
 
-func commands(t *testing.T) commandLine {
-	t.Helper()
-	line, err := define()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return line
-}
+	"github.com/sbxrun/sbxrun/internal/cli"
+)
 
 // write makes all files of a kind, as a build does, and returns their directory.
 func write(t *testing.T, what string) string {
@@ -59,7 +51,7 @@ func pages(t *testing.T) map[string]string {
 func TestEverywhere(t *testing.T) {
 	completions, man := write(t, "completions"), write(t, "man")
 	for _, file := range []string{"man", "sbxrun.bash", "_sbxrun", "sbxrun.fish"} {
-		for _, c := range commands(t).Commands {
+		for _, c := range cli.Commands() {
 			name, dir := file, completions
 			if name == "man" {
 				name, dir = pageOf(c.Name, pages(t)), man
@@ -68,8 +60,8 @@ func TestEverywhere(t *testing.T) {
 			if !regexp.MustCompile(`\b` + c.Name + `\b`).MatchString(text) {
 				t.Errorf("%s: no command %s", name, c.Name)
 			}
-			for _, o := range c.Flags {
-				for _, word := range o.Words() {
+			for _, f := range c.Flags {
+				for _, word := range f.Spellings() {
 					want := regexp.QuoteMeta(word) + `([^a-z-]|$)`
 					switch file {
 					case "man":
@@ -84,8 +76,8 @@ func TestEverywhere(t *testing.T) {
 				}
 				if file != "sbxrun.bash" {
 					flat := strings.NewReplacer(`\-`, "-", `'\''`, "'", `\`, "").Replace(text)
-					if !strings.Contains(flat, strings.ReplaceAll(o.Help, `\`, "")) {
-						t.Errorf("%s: the help of --%s is not there: %s", name, o.Name, o.Help)
+					if !strings.Contains(flat, strings.ReplaceAll(f.Help(), `\`, "")) {
+						t.Errorf("%s: the help of --%s is not there: %s", name, f.Name, f.Help())
 					}
 				}
 			}
@@ -123,7 +115,7 @@ func TestManSections(t *testing.T) {
 func TestManPages(t *testing.T) {
 	all := pages(t)
 	want := []string{"sbxrun.1"}
-	for _, c := range commands(t).Commands {
+	for _, c := range cli.Commands() {
 		if c.Name != "run" && c.Name != "doctor" {
 			want = append(want, "sbxrun-"+c.Name+".1")
 		}
@@ -396,17 +388,55 @@ func sorted(text, separator string) []string {
 	return words
 }
 
+// TestReadme: README's table has every command and what it does.
+func TestReadme(t *testing.T) {
+	want := "| command | |\n|---|---|\n"
+	for _, c := range cli.Commands() {
+		want += "| `" + c.Name + "` | " + c.Help() + " |\n"
+	}
+	if readme := read(t, "../../README.md"); !strings.Contains(readme, want+"\n") {
+		t.Errorf("README.md lacks the table\n%s", want)
+	}
+}
+
+// TestTables: the flags that tables of docs are about exist.
+func TestTables(t *testing.T) {
+	known := map[string]bool{}
+	for _, c := range cli.Commands() {
+		for _, f := range c.Flags {
+			known["--"+f.Name] = true
+		}
+	}
+	sources, err := filepath.Glob("../../docs/*.md")
+	if err != nil || len(sources) == 0 {
+		t.Fatal(sources, err)
+	}
+	rows := 0
+	for _, source := range sources {
+		for _, row := range regexp.MustCompile("(?m)^\\| `--.*").FindAllString(read(t, source), -1) {
+			rows++
+			cell, _, _ := strings.Cut(row[2:], "|")
+			for _, flag := range regexp.MustCompile("--[a-z-]+").FindAllString(cell, -1) {
+				if !known[flag] {
+					t.Errorf("%s: no flag %s: %s", source, flag, row)
+				}
+			}
+		}
+	}
+	if rows == 0 {
+		t.Error("no table of flags was found")
+	}
+}
+
 // TestNewPlaceholder: a flag whose value nobody has thought about is an error.
 func TestNewPlaceholder(t *testing.T) {
-	var flags struct {
-		Colour string `placeholder:"COLOUR"`
-	}
-	k, err := kong.New(&flags, kong.NoDefaultHelp())
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = newOption(k.Model.Flags[0])
-	if err == nil || !strings.Contains(err.Error(), `"COLOUR"`) {
-		t.Errorf("got error %v, want one that names the placeholder", err)
+	const known = "DIR"
+	was := kinds[known]
+	delete(kinds, known)
+	defer func() { kinds[known] = was }()
+	for name := range shells {
+		if _, err := completion(shells[name]); err == nil || !strings.Contains(err.Error(), `"DIR"`) {
+			t.Errorf("%s: error %v, want one that names the placeholder", name, err)
+		}
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"text/template"
+
+	"github.com/sbxrun/sbxrun/internal/cli"
 )
 
 //go:embed templates
@@ -20,9 +22,11 @@ var shells = map[string]string{
 }
 
 // completion makes the completion for one shell.
-func completion(line commandLine, name string) ([]byte, error) {
+func completion(name string) ([]byte, error) {
 	t, err := template.New(name).Funcs(template.FuncMap{
-		"words":     words,
+		"default":   func() string { return cli.Default().Name },
+		"kind":      kindOf,
+		"proposals": proposals,
 		"patterns":  patterns,
 		"spellings": spellings,
 		"join":      strings.Join,
@@ -33,42 +37,41 @@ func completion(line commandLine, name string) ([]byte, error) {
 		return nil, err
 	}
 	var b bytes.Buffer
-	if err := t.Execute(&b, line); err != nil {
+	if err := t.Execute(&b, cli.Commands()); err != nil {
 		return nil, err
 	}
 	return b.Bytes(), nil
 }
 
-// words are all spellings of all flags of a command.
-func words(c command) string {
-	var all []string
-	for _, o := range c.Flags {
-		all = append(all, o.Words()...)
+// spellings are those of the flags of a command whose value is of a kind. Of the kind
+// "any" are all that take a value, and of "all" are switches, too.
+func spellings(c cli.Command, of kind) (all []string, err error) {
+	for _, f := range c.Flags {
+		k, err := kindOf(f)
+		if err != nil {
+			return nil, err
+		}
+		if k == of || of == "any" && k != "" || of == "all" {
+			all = append(all, f.Spellings()...)
+		}
 	}
-	return strings.Join(all, " ")
+	return all, nil
 }
 
-// patterns are the flags of all commands whose value is of a kind, as the case of
-// bash takes them, each after its command: exec:--workdir|start:--workdir. For
-// the kind "any" they are all that take a value.
-func patterns(line commandLine, of kind) string {
+// patterns are the same of all commands, as the case of bash takes them, each after its
+// command: exec:--workdir|start:--workdir.
+func patterns(of kind) (string, error) {
 	var all []string
-	for _, c := range line.Commands {
-		for _, word := range spellings(c, of) {
+	for _, c := range cli.Commands() {
+		words, err := spellings(c, of)
+		if err != nil {
+			return "", err
+		}
+		for _, word := range words {
 			all = append(all, c.Name+":"+word)
 		}
 	}
-	return strings.Join(all, "|")
-}
-
-func spellings(c command, of kind) []string {
-	var all []string
-	for _, o := range c.Flags {
-		if o.TakesValue() && (of == "any" || o.Values.Kind == of) {
-			all = append(all, o.Words()...)
-		}
-	}
-	return all
+	return strings.Join(all, "|"), nil
 }
 
 // quote makes one word of a text, the same way for bash, zsh and fish. Only for
@@ -81,32 +84,31 @@ func quote(text string) (string, error) {
 }
 
 // zshSpec is a flag as _arguments takes it, one per spelling.
-func zshSpec(o option) (string, error) {
-	escape := strings.NewReplacer("[", `\[`, "]", `\]`, ":", `\:`)
-	action := map[kind]string{
-		anything: " ",
-		file:     "_files",
-		dir:      "_files -/",
-		variable: "_parameters -g '*export*'",
-		oneOf:    "(" + strings.Join(o.Values.List, " ") + ")",
+func zshSpec(f cli.Flag) (string, error) {
+	k, err := kindOf(f)
+	if err != nil {
+		return "", err
 	}
-	exclude := "(" + strings.Join(o.Words(), " ") + ")"
-	if o.Repeats {
+	escape := strings.NewReplacer("[", `\[`, "]", `\]`, ":", `\:`)
+	exclude := "(" + strings.Join(f.Spellings(), " ") + ")"
+	if f.Repeats() {
 		exclude = "*"
 	}
 	var specs []string
-	for _, word := range o.Words() {
+	for _, word := range f.Spellings() {
 		spec := exclude + word
-		if o.TakesValue() {
+		if f.TakesValue() {
 			spec += map[bool]string{true: "=", false: "+"}[strings.HasPrefix(word, "--")]
 		}
-		spec += "[" + escape.Replace(o.Help) + "]"
-		if o.TakesValue() {
-			a, ok := action[o.Values.Kind]
-			if !ok {
-				return "", fmt.Errorf("no action for %q", o.Values.Kind)
-			}
-			spec += ":" + escape.Replace(o.Placeholder) + ":" + a
+		spec += "[" + escape.Replace(f.Help()) + "]"
+		if f.TakesValue() {
+			spec += ":" + escape.Replace(f.Placeholder()) + ":" + map[kind]string{
+				anything: " ",
+				file:     "_files",
+				dir:      "_files -/",
+				variable: "_parameters -g '*export*'",
+				oneOf:    "(" + strings.Join(proposals(f), " ") + ")",
+			}[k]
 		}
 		specs = append(specs, `"`+strings.NewReplacer(`\`, `\\`, `"`, `\"`, "$", `\$`, "`", "\\`").Replace(spec)+`"`)
 	}

@@ -27,10 +27,6 @@ func main() {
 }
 
 func run(root, what, dir string) error {
-	line, err := define()
-	if err != nil {
-		return err
-	}
 	files := map[string]func() ([]byte, error){}
 	switch what {
 	case "man":
@@ -39,11 +35,11 @@ func run(root, what, dir string) error {
 			return err
 		}
 		for name := range pages {
-			files[name] = func() ([]byte, error) { return manPage(line, pages, name) }
+			files[name] = func() ([]byte, error) { return manPage(pages, name) }
 		}
 	case "completions":
 		for name, shell := range shells {
-			files[name] = func() ([]byte, error) { return completion(line, shell) }
+			files[name] = func() ([]byte, error) { return completion(shell) }
 		}
 	default:
 		return fmt.Errorf("%q: want man or completions", what)

@@ -10,6 +10,8 @@ import (
 	"text/template"
 
 	"github.com/cpuguy83/go-md2man/v2/md2man"
+
+	"github.com/sbxrun/sbxrun/internal/cli"
 )
 
 // manSources is where the prose of the man pages is: Markdown, with a template
@@ -38,19 +40,15 @@ func pageOf(command string, pages map[string]string) string {
 }
 
 // manPage makes one of the pages in man(7) form.
-func manPage(line commandLine, pages map[string]string, name string) ([]byte, error) {
+func manPage(pages map[string]string, name string) ([]byte, error) {
 	prose, err := os.ReadFile(pages[name])
 	if err != nil {
 		return nil, err
 	}
 	page, err := template.New(name).Funcs(template.FuncMap{
-		"options":  func(command, topic string) (string, error) { return manOptions(line, command, topic) },
-		"synopsis": func(command string) (string, error) { return manSynopsis(line, command) },
-		"commands": func() string { return manCommands(line, pages) },
-		"help": func(command string) (string, error) {
-			c, err := line.command(command)
-			return c.Help, err
-		},
+		"options":  manOptions,
+		"synopsis": manSynopsis,
+		"commands": func() string { return manCommands(pages) },
 	}).Parse(string(prose))
 	if err != nil {
 		return nil, err
@@ -64,16 +62,16 @@ func manPage(line commandLine, pages map[string]string, name string) ([]byte, er
 
 // manSynopsis is a command and its words, with what stands for something else in
 // italics and what is to be typed in bold.
-func manSynopsis(line commandLine, command string) (string, error) {
-	c, err := line.command(command)
+func manSynopsis(name string) (string, error) {
+	c, err := command(name)
 	if err != nil {
 		return "", err
 	}
-	name := "**sbxrun " + c.Name + "** "
-	if c.Name == line.Default {
-		name = "**sbxrun** [**" + c.Name + "**] "
+	begin := "**sbxrun " + name + "** "
+	if name == cli.Default().Name {
+		begin = "**sbxrun** [**" + name + "**] "
 	}
-	return name + regexp.MustCompile(`[A-Za-z-]+`).ReplaceAllStringFunc(c.Words, func(word string) string {
+	return begin + regexp.MustCompile(`[A-Za-z-]+`).ReplaceAllStringFunc(c.Words(), func(word string) string {
 		if strings.HasPrefix(word, "-") {
 			return "**" + word + "**"
 		}
@@ -82,10 +80,10 @@ func manSynopsis(line commandLine, command string) (string, error) {
 }
 
 // manCommands is all commands as a definition list.
-func manCommands(line commandLine, pages map[string]string) string {
+func manCommands(pages map[string]string) string {
 	var b strings.Builder
-	for _, c := range line.Commands {
-		fmt.Fprintf(&b, "**%s**\n: %s", c.Name, c.Help)
+	for _, c := range cli.Commands() {
+		fmt.Fprintf(&b, "**%s**\n: %s", c.Name, c.Help())
 		if page := pageOf(c.Name, pages); page != "sbxrun.1" {
 			fmt.Fprintf(&b, " See **%s**(1).", strings.TrimSuffix(page, ".1"))
 		}
@@ -109,35 +107,35 @@ func minuses(page []byte) []byte {
 }
 
 // manOptions is the flags of one topic as a definition list.
-func manOptions(line commandLine, command, topic string) (string, error) {
-	c, err := line.command(command)
+func manOptions(name, topic string) (string, error) {
+	c, err := command(name)
 	if err != nil {
 		return "", err
 	}
 	var b strings.Builder
-	for _, o := range c.Flags {
-		if o.Topic != topic {
+	for _, f := range c.Flags {
+		if f.Topic() != topic {
 			continue
 		}
-		words := o.Words()
+		words := f.Spellings()
 		for i := range words {
 			words[i] = "**" + words[i] + "**"
 		}
 		fmt.Fprint(&b, strings.Join(words, ", "))
-		if o.TakesValue() {
-			fmt.Fprintf(&b, " *%s*", o.Placeholder)
+		if f.TakesValue() {
+			fmt.Fprintf(&b, " *%s*", f.Placeholder())
 		}
-		fmt.Fprintf(&b, "\n: %s", o.Help)
-		if o.Repeats {
+		fmt.Fprintf(&b, "\n: %s", f.Help())
+		if f.Repeats() {
 			fmt.Fprint(&b, " May be given more than once.")
 		}
-		if o.Default != "" {
-			fmt.Fprintf(&b, " Default: %s.", o.Default)
+		if f.Default() != "" {
+			fmt.Fprintf(&b, " Default: %s.", f.Default())
 		}
 		fmt.Fprint(&b, "\n\n")
 	}
 	if b.Len() == 0 {
-		return "", fmt.Errorf("sbxrun %s has no flags of the topic %q", command, topic)
+		return "", fmt.Errorf("sbxrun %s has no flags of the topic %q", name, topic)
 	}
 	return b.String(), nil
 }

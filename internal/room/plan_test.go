@@ -433,7 +433,8 @@ func TestPrepareErrors(t *testing.T) {
 		change func(*Policy, *Caller)
 		want   result.Error
 	}{
-		{"policy", func(p *Policy, _ *Caller) { p.Workdir = "x" }, result.Error{Code: "usage", Message: `working directory "x": must be an absolute path in the sandbox`}},
+		{"policy", func(p *Policy, _ *Caller) { p.Workdir = "x" }, result.Error{Code: "usage", Message: `working directory "x": must be an absolute path in the sandbox`, Hint: `write --workdir "$PWD"/x`}},
+		{"current directory", func(p *Policy, _ *Caller) { p.Workdir = "./" }, result.Error{Code: "usage", Message: `working directory "./": must be an absolute path in the sandbox`, Hint: `write --workdir "$PWD"`}},
 		{"no bwrap", func(_ *Policy, c *Caller) { c.Path = top },
 			result.Error{Code: "bwrap-missing", Message: "bubblewrap is not installed: no bwrap in PATH " + top, Hint: "install it: " + InstallHint()}},
 		{"missing source", func(p *Policy, _ *Caller) { p.Mounts = []Mount{{Source: top + "/none", Dest: "/x"}} },

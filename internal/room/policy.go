@@ -155,6 +155,18 @@ func splitColon(s string) []string {
 	return parts
 }
 
+// CheckWorkdir refuses a relative path as working directory. "" is none.
+func CheckWorkdir(dir string) error {
+	if dir == "" || path.IsAbs(dir) {
+		return nil
+	}
+	e := &result.Error{Code: "usage", Message: fmt.Sprintf("working directory %q: must be an absolute path in the sandbox", dir)}
+	if e.Hint = `write --workdir "$PWD"`; path.Clean(dir) != "." {
+		e.Hint += "/" + shellQuote(dir)
+	}
+	return e
+}
+
 // validate finds what no machine could run.
 func (p *Policy) validate() error {
 	usage := func(format string, args ...any) error {
@@ -165,8 +177,8 @@ func (p *Policy) validate() error {
 			return usage("argument %.40q holds a NUL byte", arg)
 		}
 	}
-	if p.Workdir != "" && !path.IsAbs(p.Workdir) {
-		return usage("working directory %q: must be an absolute path in the sandbox", p.Workdir)
+	if err := CheckWorkdir(p.Workdir); err != nil {
+		return err
 	}
 	seen := map[string]bool{}
 	for _, m := range p.Mounts {

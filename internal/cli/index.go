@@ -1,0 +1,169 @@
+package cli
+
+import (
+	"encoding"
+	"fmt"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Description is what sbxrun is for.
+const Description = "Run a command in a sandbox, and leave nothing behind."
+
+// Command is a command and its flags.
+type Command struct {
+	Name  string
+	Flags []Flag
+	tag   reflect.StructTag
+}
+
+// Flag is a flag of a command, and the field that its value goes to. Its tags are read
+// when they are asked for: a run asks for few of them, and starts the sooner.
+type Flag struct {
+	Name  string
+	tag   reflect.StructTag
+	value reflect.Value
+	given bool
+}
+
+// Commands returns all commands.
+func Commands() (all []Command) {
+	t := reflect.TypeFor[CLI]()
+	for i := range t.NumField() {
+		all = append(all, newCommand(t.Field(i), reflect.New(t.Field(i).Type).Elem()))
+	}
+	return all
+}
+
+// Default returns the command that need not be named.
+func Default() Command { return Commands()[0] }
+
+// commandOf returns the command that flags is a pointer to the struct of.
+func commandOf(flags any) Command {
+	t := reflect.TypeFor[CLI]()
+	v := reflect.ValueOf(flags).Elem()
+	for i := range t.NumField() {
+		if t.Field(i).Type == v.Type() {
+			return newCommand(t.Field(i), v)
+		}
+	}
+	panic(fmt.Sprintf("cli: %T belongs to no command", flags))
+}
+
+func newCommand(field reflect.StructField, flags reflect.Value) Command {
+	return Command{Name: spell(field.Name), Flags: appendFlags(make([]Flag, 0, 64), flags), tag: field.Tag}
+}
+
+// appendFlags adds the flags of a struct and of those that it embeds.
+func appendFlags(all []Flag, v reflect.Value) []Flag {
+	t := v.Type()
+	for i := range t.NumField() {
+		if f := t.Field(i); f.Anonymous {
+			all = appendFlags(all, v.Field(i))
+		} else {
+			all = append(all, Flag{Name: spell(f.Name), tag: f.Tag, value: v.Field(i)})
+		}
+	}
+	return all
+}
+
+// spell returns how the name of a field is typed: RoBindTry is ro-bind-try, CPUTime is
+// cpu-time, JSON is json.
+func spell(field string) string {
+	upper := func(i int) bool { return i < len(field) && field[i] >= 'A' && field[i] <= 'Z' }
+	b := make([]byte, 0, 2*len(field))
+	for i, c := range []byte(field) {
+		if i > 0 && upper(i) && (!upper(i-1) || i+1 < len(field) && !upper(i+1)) {
+			b = append(b, '-')
+		}
+		if upper(i) {
+			c += 'a' - 'A'
+		}
+		b = append(b, c)
+	}
+	return string(b)
+}
+
+// Help is what the command does, in a sentence.
+func (c Command) Help() string { return c.tag.Get("help") }
+
+// Words is what follows the command's name: [flags] SANDBOX... and the like.
+func (c Command) Words() string { return c.tag.Get("words") }
+
+// Example is a command line with it.
+func (c Command) Example() string { return c.tag.Get("example") }
+
+// Payload reports whether the words end with a command line of its own.
+func (c Command) Payload() bool { return strings.Contains(c.Words(), "COMMAND") }
+
+// Sandboxes is how many names of sandboxes are among the words: none, one or many.
+func (c Command) Sandboxes() string {
+	switch words := c.Words(); {
+	case strings.Contains(words, "SANDBOX..."):
+		return "many"
+	case strings.Contains(words, "SANDBOX"):
+		return "one"
+	}
+	return "none"
+}
+
+// Ended reports whether the names may be of sandboxes that have ended.
+func (c Command) Ended() bool { _, ok := c.tag.Lookup("ended"); return ok }
+
+// find returns the flag that matches, or nil.
+func (c Command) find(matches func(*Flag) bool) *Flag {
+	if i := slices.IndexFunc(c.Flags, func(f Flag) bool { return matches(&f) }); i >= 0 {
+		return &c.Flags[i]
+	}
+	return nil
+}
+
+func (f Flag) Help() string        { return f.tag.Get("help") }
+func (f Flag) Short() string       { return f.tag.Get("short") }
+func (f Flag) Placeholder() string { return f.tag.Get("placeholder") }
+func (f Flag) Default() string     { return f.tag.Get("default") }
+func (f Flag) Topic() string       { return f.tag.Get("group") }
+
+// TakesValue reports whether the flag is followed by a value. Others are switches.
+func (f Flag) TakesValue() bool { return f.value.Kind() != reflect.Bool }
+
+// Repeats reports whether the flag may be given more than once.
+func (f Flag) Repeats() bool { return f.value.Kind() == reflect.Slice }
+
+// Spellings are all ways to type the flag: --quiet, -q.
+func (f Flag) Spellings() []string {
+	if f.Short() == "" {
+		return []string{"--" + f.Name}
+	}
+	return []string{"--" + f.Name, "-" + f.Short()}
+}
+
+// Choices are the values of a flag whose placeholder names them, as none|host does.
+func (f Flag) Choices() []string {
+	if p := f.Placeholder(); strings.Contains(p, "|") && p == strings.ToLower(p) {
+		return strings.Split(p, "|")
+	}
+	return nil
+}
+
+// set sets the flag's field.
+func (f *Flag) set(text string) (err error) {
+	if u, ok := f.value.Addr().Interface().(encoding.TextUnmarshaler); ok {
+		return u.UnmarshalText([]byte(text))
+	}
+	switch f.value.Kind() {
+	case reflect.Bool:
+		on, err := strconv.ParseBool(text)
+		if err != nil {
+			return fmt.Errorf("%q: want true or false", text)
+		}
+		f.value.SetBool(on)
+	case reflect.Slice:
+		f.value.Set(reflect.Append(f.value, reflect.ValueOf(text)))
+	default:
+		f.value.SetString(text)
+	}
+	return nil
+}
