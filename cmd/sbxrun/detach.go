@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
@@ -73,8 +74,8 @@ func detach(command string, args []string, asJSON bool, print func(handover) err
 	if err := state.CheckProc(); err != nil {
 		said = handover{Error: asError(err).Report(), Code: result.ExitNotStarted}
 	} else if said, err = spawn(assignment{command, toBytes(args), toBytes(os.Environ())}); err != nil {
-		var none *admission
-		return fail(none.explain(&result.Error{Code: "detach", Message: "cannot start the supervisor: " + err.Error(), Err: err}))
+		var none *admission.Leave
+		return fail(none.Explain(&result.Error{Code: "detach", Message: "cannot start the supervisor: " + err.Error(), Err: err}))
 	}
 	if said.Warning != "" {
 		warn(errors.New(said.Warning))

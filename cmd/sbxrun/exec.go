@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/enter"
+	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/seccomp"
@@ -22,13 +24,14 @@ import (
 
 func execCommand(args []string, begin time.Time) int {
 	var x execution
-	x.job = job{id: newID(), where: "of the command", ends: &x.flags.Ends, tells: &x.flags.Tells, begin: begin}
+	x.command = command{Job: job.Job{ID: job.NewID()}, where: "of the command", ends: &x.flags.Ends, tells: &x.flags.Tells}
+	x.Terms.Begin = begin
 	words, err := cli.Parse(&x.flags, args)
 	if err != nil {
 		return failUsage(&x.flags, err)
 	}
 	var name string
-	if name, x.command, err = cli.SplitExec(words); err != nil {
+	if name, x.argv, err = cli.SplitExec(words); err != nil {
 		return fail(usageError(err))
 	}
 	return x.run(name, args)
@@ -36,11 +39,10 @@ func execCommand(args []string, begin time.Time) int {
 
 // execution is one run of the exec command.
 type execution struct {
-	job
+	command
 	flags   cli.Exec
 	sandbox *state.Entry
 	access  state.Access
-	room    *proc.Process // PID 1 of the sandbox
 }
 
 func (x *execution) run(name string, args []string) int {
@@ -55,8 +57,8 @@ func (x *execution) run(name string, args []string) int {
 		return fail(usageError(errDetachedOnTerminal))
 	case x.flags.Detach && (strings.HasPrefix(x.flags.Report, "fd:") || descriptor(x.flags.Report) != ""):
 		return fail(usageError(errors.New("--detach: the report cannot go to a descriptor, which ends with us; name a file")))
-	case checkBusy(&x.flags.Busy) != nil:
-		return fail(usageError(checkBusy(&x.flags.Busy)))
+	case busyTerms(&x.flags.Busy).Check() != nil:
+		return fail(usageError(busyTerms(&x.flags.Busy).Check()))
 	case x.flags.Detach && caller == nil:
 		return detach("exec", args, x.flags.JSON, x.printStarted)
 	}
@@ -65,7 +67,7 @@ func (x *execution) run(name string, args []string) int {
 		return fail(err)
 	}
 	// Its limit on tasks is within the sandbox's. Before there are threads, which a wait would be too long for.
-	if err := x.admit(&x.flags.Busy, 0); err != nil {
+	if x.Leave, err = admit(context.Background(), &x.flags.Busy, 0, x.flags.Quiet); err != nil {
 		return x.notStarted(err)
 	}
 	x.signals = watchSignals()
@@ -74,11 +76,10 @@ func (x *execution) run(name string, args []string) int {
 		return x.notStarted(err)
 	}
 	defer release()
-	entry, err := x.entry()
-	if err != nil {
+	if x.Place.Entry, err = x.entry(); err != nil {
 		return x.notStarted(err)
 	}
-	if x.limits, err = planLimits(&x.flags.Limits, x.access.Cgroups); err != nil {
+	if x.Limits, err = planLimits(&x.flags.Limits, x.access.Cgroups); err != nil {
 		return x.notStarted(err)
 	}
 	if caller != nil {
@@ -88,17 +89,21 @@ func (x *execution) run(name string, args []string) int {
 		}
 		caller.orElse(func() { x.signals.cancel(supervise.Request{Cause: result.Killed, Signal: syscall.SIGKILL}) })
 	}
-	start := func(s *streams, bounds proc.Bounds, terms supervise.Terms) (*supervise.Command, error) {
-		entry.Bounds = bounds
-		return supervise.Enter(x.signals.ctx, entry, x.room, s.payload, s.terminal, terms)
+	if err = x.prepare(x.Terms.Begin); err != nil {
+		return x.notStarted(err)
 	}
-	return x.carryOut(start, x.released, x.endedWith)
+	if x.start() {
+		x.released()
+	}
+	res, delivered := x.wait()
+	x.settle(&res)
+	return x.end(res, delivered)
 }
 
-// endedWith names the cause where the command has ended because its sandbox was to
+// settle names the cause where the command has ended because its sandbox was to
 // end: first all that is in a sandbox is signalled, and what the command made of that
 // does not matter.
-func (x *execution) endedWith(res *result.Result) {
+func (x *execution) settle(res *result.Result) {
 	if res.Cause == result.Lost && x.doomed() {
 		res.Cause = result.Killed
 	}
@@ -130,7 +135,7 @@ func (x *execution) find(name string) (release func(), err error) {
 			return nil, cannotEnter(e)
 		}
 	}
-	if x.room, err = access.Init.Open(); errors.Is(err, proc.ErrGone) {
+	if x.Place.Room, err = access.Init.Open(); errors.Is(err, proc.ErrGone) {
 		err = &result.Error{Code: "ended", Message: "the sandbox " + name + " has just ended"}
 	}
 	if err != nil {
@@ -178,9 +183,9 @@ func (x *execution) entry() (*enter.Entry, error) {
 	return &enter.Entry{
 		Cred:     x.access.Cred,
 		HostNet:  x.access.Net == "host",
-		Command:  x.command,
+		Command:  x.argv,
 		Path:     path,
-		Env:      pairs(set.Vars()),
+		Env:      values.Pairs(set.Vars()),
 		Workdir:  workdir,
 		Terminal: x.flags.Tty,
 		Filter:   filter,
@@ -191,12 +196,12 @@ func (x *execution) entry() (*enter.Entry, error) {
 // command's end is seen first: the room's PID 1 waits for it (pid_namespaces(7)).
 func (x *execution) doomed() bool {
 	const moment = 500 * time.Millisecond
-	return x.room.Wait(time.Now().Add(moment)) == nil
+	return x.Place.Room.Wait(time.Now().Add(moment)) == nil
 }
 
 // released tells the caller of a detached command that it runs.
 func (x *execution) released() {
-	if caller != nil && caller.tell(handover{ID: x.id, Status: "running"}) != nil {
+	if caller != nil && caller.tell(handover{ID: x.ID, Status: "running"}) != nil {
 		x.signals.cancel(supervise.Request{Cause: result.Killed, Signal: syscall.SIGKILL})
 	}
 }

@@ -5,10 +5,8 @@ import (
 	"os"
 	"time"
 
-	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/limits"
-	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
 // requestOf turns the flags that say how much a command may use into a request.
@@ -38,55 +36,7 @@ func requestOf(f *cli.Limits) (r limits.Request, required bool) {
 // nothing to be done.
 func planLimits(f *cli.Limits, within []string) (*limits.Plan, error) {
 	request, required := requestOf(f)
-	if request == (limits.Request{}) && len(within) == 0 {
-		return nil, nil
-	}
-	machine, err := limits.Detect()
-	if err != nil {
-		return nil, &result.Error{Code: "limit", Message: "cannot tell which limits can be enforced here: " + err.Error(), Err: err}
-	}
-	if len(within) > 0 {
-		machine = machine.Within(within)
-	}
-	return machine.Plan(request, required)
-}
-
-// makeGroup makes the cgroups of a plan; none of none.
-func makeGroup(p *limits.Plan, id string, nest bool) (*limits.Group, error) {
-	if p == nil {
-		return nil, nil
-	}
-	return p.Make(id, nest)
-}
-
-// boundsWithin has a command of the supervisor's own be in the sandbox's cgroups, if it
-// has some.
-func (s *supervisor) boundsWithin() (b proc.Bounds, err error) {
-	if s.group == nil {
-		return b, nil
-	}
-	plan, err := planLimits(&cli.Limits{Limits: "required"}, s.group.Dirs())
-	if plan == nil || err != nil {
-		return b, err
-	}
-	group, err := plan.Make("", false) // it makes none
-	if err != nil {
-		return b, err
-	}
-	return group.Bounds(), nil
-}
-
-// removeBound is how long a cgroup may stay busy that holds nothing any more.
-const removeBound = time.Second
-
-// removeGroup removes the cgroups that the keeper has not removed already.
-func removeGroup(g *limits.Group) {
-	if g == nil {
-		return
-	}
-	if err := g.Remove(time.Now().Add(removeBound)); err != nil && caller == nil {
-		warn(fmt.Errorf("%w; sbxrun cleanup removes it when it is empty", err))
-	}
+	return limits.For(request, required, within)
 }
 
 // fakeMeminfo is the text that a sandbox is shown as /proc/meminfo; nil for the

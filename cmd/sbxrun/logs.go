@@ -16,6 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/logfile"
+	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
@@ -83,7 +84,7 @@ func (l *reader) print() error {
 	for _, s := range []struct {
 		name, file string
 		out        *os.File
-	}{{"stdout", stdoutFile, os.Stdout}, {"stderr", stderrFile, os.Stderr}} {
+	}{{"stdout", sandbox.Logs[0], os.Stdout}, {"stderr", sandbox.Logs[1], os.Stderr}} {
 		if l.flags.Stream != "" && l.flags.Stream != s.name {
 			continue
 		}

@@ -13,12 +13,10 @@ import (
 	"time"
 	"unicode"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
-	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/stream"
 )
 
 // version is set by the linker.
@@ -100,23 +98,11 @@ func say(line string) {
 	// goroutine: it could want a thread, and that there can be none may be what is said.
 	const part = 4096
 	for b := range slices.Chunk([]byte(line+"\n"), part) {
-		if !takesOutput(os.Stderr, stalled) {
+		if !stream.TakesOutput(os.Stderr, stream.Stalled) {
 			unheard.Store(true)
 			return
 		}
 		_, _ = os.Stderr.Write(b) // nobody to tell it
-	}
-}
-
-// takesOutput waits until a file can be written to without waiting, or has an error to
-// tell, and reports whether it can within the time.
-func takesOutput(f *os.File, within time.Duration) bool {
-	for end := time.Now().Add(within); ; {
-		fds := []unix.PollFd{{Fd: int32(proc.Descriptor(f)), Events: unix.POLLOUT}}
-		n, err := unix.Poll(fds, int(max(0, time.Until(end)).Milliseconds()))
-		if err != unix.EINTR {
-			return n > 0 || err != nil
-		}
 	}
 }
 

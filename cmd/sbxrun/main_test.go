@@ -27,9 +27,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// command is sbxrun, with an environment of its own. As root it also runs under
+// sbxrunCommand is sbxrun, with an environment of its own. As root it also runs under
 // another uid, if that is not 0.
-func command(t *testing.T, uid uint32, dir string, args ...string) *exec.Cmd {
+func sbxrunCommand(t *testing.T, uid uint32, dir string, args ...string) *exec.Cmd {
 	t.Helper()
 	c := exec.CommandContext(t.Context(), "/proc/self/exe", args...)
 	c.Args[0] = "sbxrun"
@@ -88,7 +88,7 @@ func TestRunReportInWritableDirectory(t *testing.T) {
 	for _, uid := range identities() {
 		dir := shared(t)
 		const forge = `ls -A; ls -A >seen; echo '{"status":"forged"}' >r.json; ln -s r.json .r.json.tmp; (sleep 0.2; echo late >>r.json) & exit 3`
-		stdout, stderr, code := sbxrun(t, command(t, uid, dir, "--report", "r.json", "--bind", ".", "sh", "-c", forge))
+		stdout, stderr, code := sbxrun(t, sbxrunCommand(t, uid, dir, "--report", "r.json", "--bind", ".", "sh", "-c", forge))
 		if stdout != "" || code != 3 {
 			t.Errorf("uid %d: the payload sees %q; code %d, stderr %q", uid, stdout, code, stderr)
 		}
@@ -107,14 +107,14 @@ func TestRunReportInWritableDirectory(t *testing.T) {
 func TestRunReportNeverWritten(t *testing.T) {
 	for _, uid := range identities() {
 		dir := shared(t)
-		if _, stderr, code := sbxrun(t, command(t, uid, dir, "--report", "r.json", "--print-command", "true")); code != 0 {
+		if _, stderr, code := sbxrun(t, sbxrunCommand(t, uid, dir, "--report", "r.json", "--print-command", "true")); code != 0 {
 			t.Errorf("uid %d: code %d, stderr %q", uid, code, stderr)
 		}
 		if got := names(t, dir); got != "" {
 			t.Errorf("uid %d: left by --print-command: %s", uid, got)
 		}
 
-		c := command(t, uid, dir, "--report", "r.json", "--bind", ".", "sh", "-c", "echo up; exec sleep 100")
+		c := sbxrunCommand(t, uid, dir, "--report", "r.json", "--bind", ".", "sh", "-c", "echo up; exec sleep 100")
 		out, err := c.StdoutPipe()
 		if err != nil {
 			t.Fatal(err)
@@ -169,7 +169,7 @@ func TestRunNamedPipes(t *testing.T) {
 			{[]string{"./pipe"}, 126, `sbxrun: error: command "./pipe" cannot be executed: it is not a regular file`},
 			{[]string{"--env", "PATH=.", "pipe"}, 127, `sbxrun: error: command "pipe" not found`},
 		} {
-			stdout, stderr, code := sbxrun(t, command(t, uid, dir, tt.args...))
+			stdout, stderr, code := sbxrun(t, sbxrunCommand(t, uid, dir, tt.args...))
 			if code != tt.code || stdout != "" || !strings.HasPrefix(stderr, tt.want) {
 				t.Errorf("uid %d, %q: code %d, stderr %q; want %d, %q", uid, tt.args, code, stderr, tt.code, tt.want)
 			}
@@ -182,7 +182,7 @@ func TestRunLastVariableEmpty(t *testing.T) {
 	for _, uid := range identities() {
 		for _, args := range [][]string{{"--env", "X="}, {"--env=X="}, {"--env", "Y=1", "--env", "X="}} {
 			args = append(args, "sh", "-c", `echo "${X-unset}."`)
-			if stdout, stderr, code := sbxrun(t, command(t, uid, shared(t), args...)); stdout != ".\n" || stderr != "" || code != 0 {
+			if stdout, stderr, code := sbxrun(t, sbxrunCommand(t, uid, shared(t), args...)); stdout != ".\n" || stderr != "" || code != 0 {
 				t.Errorf("uid %d, %q: code %d, stdout %q, stderr %q", uid, args, code, stdout, stderr)
 			}
 		}
@@ -194,11 +194,11 @@ func TestRunLinkPlantedByAPayload(t *testing.T) {
 	for _, uid := range identities() {
 		dir, host := shared(t), shared(t)
 		bind := "--bind=" + dir + ":/w"
-		if _, stderr, code := sbxrun(t, command(t, uid, dir, bind, "ln", "-s", "/oldroot"+host, "/w/link")); code != 0 {
+		if _, stderr, code := sbxrun(t, sbxrunCommand(t, uid, dir, bind, "ln", "-s", "/oldroot"+host, "/w/link")); code != 0 {
 			t.Fatalf("uid %d: code %d, stderr %q", uid, code, stderr)
 		}
 		for _, dest := range []string{"/w/link/new", "/w/link"} {
-			_, stderr, code := sbxrun(t, command(t, uid, dir, bind, "--tmpfs", dest, "true"))
+			_, stderr, code := sbxrun(t, sbxrunCommand(t, uid, dir, bind, "--tmpfs", dest, "true"))
 			if code != 125 || !strings.Contains(stderr, "is a symbolic link") || strings.Count(stderr, "\n") != 1 {
 				t.Errorf("uid %d, %s: code %d, stderr %q", uid, dest, code, stderr)
 			}
@@ -213,7 +213,7 @@ func TestRunLinkPlantedByAPayload(t *testing.T) {
 func TestRunManyWords(t *testing.T) {
 	for _, uid := range identities() {
 		args := append([]string{"true"}, strings.Split(strings.Repeat("x", 9000), "")...)
-		if _, stderr, code := sbxrun(t, command(t, uid, shared(t), args...)); code != 0 {
+		if _, stderr, code := sbxrun(t, sbxrunCommand(t, uid, shared(t), args...)); code != 0 {
 			t.Errorf("uid %d: code %d, stderr %q", uid, code, stderr)
 		}
 	}

@@ -2,12 +2,14 @@ package main
 
 import (
 	"errors"
+	"os"
 	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/stream"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
@@ -27,44 +29,38 @@ type outputLimit struct {
 
 // broken ends the run because its output cannot be passed on. A pipe that nobody reads
 // any more is what SIGPIPE is for; any other error is told, and has its own exit code.
-func (j *job) broken(err error) {
+func (c *command) broken(err error) {
 	if !errors.Is(err, syscall.EPIPE) {
-		j.output.lost.CompareAndSwap(nil, &result.Error{Code: "output", ExitCode: result.ExitOutput, Message: "cannot pass on the command's output: " + err.Error(), Err: err})
+		c.output.lost.CompareAndSwap(nil, &result.Error{Code: "output", ExitCode: result.ExitOutput, Message: "cannot pass on the command's output: " + err.Error(), Err: err})
 	}
-	j.signals.cancelBy(syscall.SIGPIPE)
+	c.signals.cancelBy(syscall.SIGPIPE)
 }
 
-// checkStandardStreams refuses a directory as stdin, stdout or stderr: the command would
-// have it, and openat(2) finds its way from there to all files of the host, whatever the
-// sandbox shows.
-func checkStandardStreams() error {
-	for fd, name := range []string{"stdin", "stdout", "stderr"} {
-		var st unix.Stat_t
-		if err := unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
-			return &result.Error{Code: "setup", Message: name + " is a directory, from which the command could reach all files of the host", Hint: "redirect it, to /dev/null for example"}
-		}
-	}
-	return nil
-}
-
-// openStreams makes the payload's streams as the flags say.
-func (j *job) openStreams() (*streams, error) {
-	if err := checkStandardStreams(); err != nil {
+// openStreams makes the command's streams as the flags say.
+func (c *command) openStreams() (*stream.Streams, error) {
+	if err := stream.NoDirectories([3]*os.File{os.Stdin, os.Stdout, os.Stderr}); err != nil {
 		return nil, err
 	}
-	j.output.action, j.output.size = j.tells.OutputLimit, int64(j.tells.MaxOutput)
-	b := bound{size: j.output.size, limited: j.output.action != ""}
-	b.exceeded = func() {
-		if !j.output.hit.Swap(true) && j.output.action == outputKill {
-			j.signals.cancel(supervise.Request{Cause: result.OutputLimit, Signal: unix.SIGKILL})
+	c.output.action, c.output.size = c.tells.OutputLimit, int64(c.tells.MaxOutput)
+	b := stream.Bound{Size: c.output.size, Limited: c.output.action != ""}
+	b.Exceeded = func() {
+		if !c.output.hit.Swap(true) && c.output.action == outputKill {
+			c.signals.cancel(supervise.Request{Cause: result.OutputLimit, Signal: unix.SIGKILL})
 		}
 	}
-	return openStreams(j.tells.JSON, j.tty, b, j.broken)
+	switch {
+	case c.tells.JSON:
+		c.buffers = [2]*stream.Buffer{stream.NewBuffer(b.Size), stream.NewBuffer(b.Size)}
+		return stream.Open(os.Stdin, c.buffers[0], c.buffers[1], b, c.broken)
+	case c.tty:
+		return stream.OpenTerminal(b, c.broken)
+	}
+	return stream.Open(os.Stdin, os.Stdout, os.Stderr, b, c.broken)
 }
 
 // checkOutput finds what is wrong with the flags for the output.
-func (j *job) checkOutput() error {
-	if j.tells.JSON && j.tty {
+func (c *command) checkOutput() error {
+	if c.tells.JSON && c.tty {
 		return usageError(errJSONOnTerminal)
 	}
 	return nil

@@ -11,7 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/links"
+	"github.com/sbxrun/sbxrun/internal/stream"
 )
 
 // reportFile is where --report goes. That it can be written to is seen to before
@@ -150,7 +152,7 @@ func tryOut(dir int, name string) error {
 	// Without a name, where the file system can do that: nothing is ever left.
 	fd, err := unix.Openat(dir, ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, 0o666)
 	if err == unix.EOPNOTSUPP || err == unix.EISDIR {
-		tmp := ".sbxrun." + newID()
+		tmp := ".sbxrun." + job.NewID()
 		if fd, err = unix.Openat(dir, tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o666); err == nil {
 			err = unix.Unlinkat(dir, tmp, 0)
 		}
@@ -210,7 +212,7 @@ func (r *reportFile) write(rep result.Report) error {
 			_, failure = r.file.Write(b)
 			close(written)
 		}()
-		if err = os.ErrDeadlineExceeded; await(written, nil, nil) {
+		if err = os.ErrDeadlineExceeded; stream.Await(written, nil, nil) {
 			err = failure
 		}
 	}
@@ -222,7 +224,7 @@ func (r *reportFile) write(rep result.Report) error {
 
 // replace puts a new file in the place of name, in one step.
 func replace(dir int, name string, data []byte) error {
-	tmp := ".sbxrun." + newID()
+	tmp := ".sbxrun." + job.NewID()
 	fd, err := unix.Openat(dir, tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o666)
 	if err != nil {
 		return err

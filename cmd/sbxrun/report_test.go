@@ -340,7 +340,7 @@ func TestReportReadOnlyDirectory(t *testing.T) {
 	} else if err := os.Chmod(dir, 0o555); err != nil {
 		t.Fatal(err)
 	}
-	_, stderr, code := sbxrun(t, command(t, uid, "/", "--report", dir+"/r", "--workdir", "/tmp", "sh", "-c", "echo ran >&2"))
+	_, stderr, code := sbxrun(t, sbxrunCommand(t, uid, "/", "--report", dir+"/r", "--workdir", "/tmp", "sh", "-c", "echo ran >&2"))
 	if want := "sbxrun: error: cannot write the report to " + strconv.Quote(dir+"/r") + ": permission denied\n"; code != 125 || stderr != want {
 		t.Errorf("code %d, stderr %q; want 125, %q", code, stderr, want)
 	}

@@ -10,17 +10,17 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/doctor"
-	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/room"
-	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 func runCommand(args []string, begin time.Time) int {
 	r := runner{}
-	r.job = job{id: newID(), where: "in the sandbox", ends: &r.flags.Ends, tells: &r.flags.Tells, begin: begin}
+	r.command = command{Job: job.Job{ID: job.NewID()}, where: "in the sandbox", ends: &r.flags.Ends, tells: &r.flags.Tells}
+	r.Terms.Begin = begin
 	var err error
-	if r.command, err = cli.Parse(&r.flags, args); err != nil {
+	if r.argv, err = cli.Parse(&r.flags, args); err != nil {
 		return failUsage(&r.flags, err)
 	}
 	if r.flags.Version {
@@ -31,9 +31,8 @@ func runCommand(args []string, begin time.Time) int {
 
 // runner is one run of the run command.
 type runner struct {
-	job
+	command
 	flags cli.Run
-	plan  *room.Plan
 }
 
 func (r *runner) run() int {
@@ -46,27 +45,32 @@ func (r *runner) run() int {
 		return r.notStarted(err)
 	}
 	if !r.flags.PrintCommand {
-		if err = r.admit(&r.flags.Busy, r.flags.Pids); err != nil {
+		// Nobody listens to signals yet: one that comes while it waits ends sbxrun at
+		// once, which has started nothing.
+		if r.Leave, err = admit(context.Background(), &r.flags.Busy, r.flags.Pids, r.flags.Quiet); err != nil {
 			return r.notStarted(err)
 		}
 	}
 	r.signals = watchSignals()
-	if err = r.prepare(); err != nil {
+	if err = r.plan(); err != nil {
 		return r.notStarted(err)
 	}
-	defer r.plan.Close()
+	plan := r.Place.Plan
+	defer plan.Close()
 	if r.flags.PrintCommand {
-		return printLine(r.plan.ShellCommand())
+		return printLine(plan.ShellCommand())
 	}
-	r.bwrap = &result.ReportBwrap{Path: r.plan.Program.Path, Version: r.plan.Program.Version}
-	start := func(s *streams, bounds proc.Bounds, terms supervise.Terms) (*supervise.Command, error) {
-		r.plan.Bounds = bounds
-		return supervise.Build(r.signals.ctx, r.plan, s.payload, s.terminal, terms)
+	r.bwrap = &result.ReportBwrap{Path: plan.Program.Path, Version: plan.Program.Version}
+	if err = r.prepare(r.Terms.Begin); err != nil {
+		return r.notStarted(err)
 	}
-	return r.carryOut(start, func() { sweepSoon("") }, func(res *result.Result) {
-		r.plan.Close() // descriptors may be few
-		r.diagnose(res)
-	})
+	if r.start() {
+		sweepSoon("")
+	}
+	res, delivered := r.wait()
+	plan.Close() // descriptors may be few
+	r.diagnose(&res)
+	return r.end(res, delivered)
 }
 
 // diagnose finds out why a sandbox could not be set up, if it is this machine.
@@ -99,16 +103,16 @@ func (r *runner) checkFlags() error {
 	if err := r.checkOutput(); err != nil {
 		return err
 	}
-	if err := checkBusy(&r.flags.Busy); err != nil {
+	if err := busyTerms(&r.flags.Busy).Check(); err != nil {
 		return usageError(err)
 	}
 	return nil
 }
 
-// prepare turns the flags into a policy, and that into a plan.
-func (r *runner) prepare() error {
-	policy, err := policyOf(&r.flags.View, &r.flags.Limits, r.command)
-	if err == nil && len(r.command) == 0 {
+// plan turns the flags into a policy, and that into a plan.
+func (r *runner) plan() error {
+	policy, err := policyOf(&r.flags.View, &r.flags.Limits, r.argv)
+	if err == nil && len(r.argv) == 0 {
 		err = errors.New("no command given")
 	}
 	if err != nil {
@@ -118,12 +122,12 @@ func (r *runner) prepare() error {
 		return err
 	}
 	policy.Terminal = r.flags.Tty
-	if r.limits, err = planLimits(&r.flags.Limits, nil); err != nil {
+	if r.Limits, err = planLimits(&r.flags.Limits, nil); err != nil {
 		return err
 	}
-	r.plan, err = room.Prepare(policy, thisCaller())
+	r.Place.Plan, err = room.Prepare(policy, thisCaller())
 	if e := (*result.Error)(nil); errors.As(err, &e) && e.Code == "not-found" && e.Hint == "" {
-		e.Hint = timeoutHint(r.command[0], r.flags.Tty)
+		e.Hint = timeoutHint(r.argv[0], r.flags.Tty)
 	}
 	return err
 }

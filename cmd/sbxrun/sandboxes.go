@@ -9,16 +9,9 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/state"
-	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // What the commands for sandboxes that live on have in common.
-
-// Private files of a sandbox, beside those of package state.
-const (
-	stdoutFile = "stdout.log" // byte for byte what the command has written
-	stderrFile = "stderr.log"
-)
 
 // find is the sandbox of this name, or of this id or its beginning.
 func find(name string) (*state.Entry, error) {
@@ -93,13 +86,4 @@ func title(e *state.Entry) string {
 		return e.Record.Name
 	}
 	return e.ID
-}
-
-// pairs is NAME=VALUE for each.
-func pairs(vars []values.Var) []string {
-	list := make([]string, 0, len(vars))
-	for _, v := range vars {
-		list = append(list, v.Name+"="+v.Value)
-	}
-	return list
 }

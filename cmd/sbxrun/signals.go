@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/quit"
 	"github.com/sbxrun/sbxrun/internal/supervise"
@@ -74,7 +75,7 @@ func (s *signals) listen() {
 
 // suspends has Ctrl-Z stop the command together with sbxrun, and fg let both go on, as
 // any job of a shell. The deadline is that of the clock, which is not stopped.
-func (s *signals) suspends(command *supervise.Command) {
+func (s *signals) suspends(command *job.Job) {
 	go func() {
 		for range s.stop {
 			if orphaned() {

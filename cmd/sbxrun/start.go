@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
@@ -44,30 +45,11 @@ func printStarted(said handover, asJSON bool) error {
 	return err
 }
 
-// probe is how a sandbox says that it is ready; one member at most is set.
-type probe struct {
-	port uint16
-	exec string
-	log  *regexp.Regexp
-}
-
-func (p probe) String() string {
-	switch {
-	case p.port != 0:
-		return "tcp:" + strconv.Itoa(int(p.port))
-	case p.exec != "":
-		return "exec:" + p.exec
-	case p.log != nil:
-		return "log:" + p.log.String()
-	}
-	return ""
-}
-
 // startFlags are start's flags, checked.
 type startFlags struct {
 	cli.Start
 	tags  map[string]string
-	probe probe
+	probe sandbox.Probe
 }
 
 func parseStart(args []string) (f startFlags, command []string, err error) {
@@ -82,14 +64,14 @@ func parseStart(args []string) (f startFlags, command []string, err error) {
 	if f.tags, err = parseTags(f.Tag); err != nil {
 		return f, nil, err
 	}
-	if err := checkBusy(&f.Busy); err != nil {
+	if err := busyTerms(&f.Busy).Check(); err != nil {
 		return f, nil, err
 	}
 	f.probe, err = parseProbe(&f.Start)
 	return f, command, err
 }
 
-func parseProbe(f *cli.Start) (p probe, err error) {
+func parseProbe(f *cli.Start) (p sandbox.Probe, err error) {
 	switch {
 	case f.WaitReady && f.ReadyTCP == "" && f.ReadyExec == "" && f.ReadyLog == "":
 		return p, errors.New("--wait-ready: how is it known? give --ready-tcp, --ready-exec or --ready-log")
@@ -103,13 +85,14 @@ func parseProbe(f *cli.Start) (p probe, err error) {
 		if err != nil || port == 0 {
 			return p, fmt.Errorf("--ready-tcp %q: want a port from 1 to 65535", f.ReadyTCP)
 		}
-		p.port = uint16(port)
+		p.Port = uint16(port)
 	}
 	if f.ReadyLog != "" {
-		if p.log, err = regexp.Compile(f.ReadyLog); err != nil {
+		if p.Log, err = regexp.Compile(f.ReadyLog); err != nil {
 			return p, fmt.Errorf("--ready-log: %w", err)
 		}
 	}
-	p.exec = f.ReadyExec
+	p.Exec = f.ReadyExec
+	p.Interval, p.Timeout = time.Duration(f.ReadyInterval), time.Duration(f.ReadyTimeout)
 	return p, nil
 }

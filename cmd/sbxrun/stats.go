@@ -35,7 +35,9 @@ func statsCommand(args []string) int {
 	case flags.Prometheus:
 		print = printPrometheus
 	}
-	look := func() (statistics, error) { return gather(thresholds(flags.Warn, flags.Alert)) }
+	look := func() (statistics, error) {
+		return gather(pressure.Thresholds{Warn: float64(flags.Warn) / 100, Alert: float64(flags.Alert) / 100})
+	}
 	if !flags.Watch {
 		return printOnce(look, print)
 	}

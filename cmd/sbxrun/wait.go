@@ -13,7 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/logfile"
-	"github.com/sbxrun/sbxrun/internal/ready"
+	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
@@ -147,7 +147,7 @@ func (w *waiter) untilReady(ctx context.Context) error {
 	if w.sandbox.Record.Ready == nil {
 		return &result.Error{Code: "no-probe", Message: "the sandbox " + title(w.sandbox) + " was started without a probe", Hint: "start it with --ready-tcp, --ready-exec or --ready-log"}
 	}
-	err := ready.Probe(ctx, lookInterval, func(context.Context) (bool, error) {
+	err := sandbox.Poll(ctx, lookInterval, func(context.Context) (bool, error) {
 		if err := w.sandbox.Refresh(); err != nil {
 			return false, err
 		}
@@ -191,7 +191,7 @@ func (w *waiter) untilLogged(ctx context.Context) error {
 	}()
 	var streams []logfile.Stream
 	var matchers []*logfile.Matcher
-	for _, name := range []string{stdoutFile, stderrFile} {
+	for _, name := range sandbox.Logs {
 		file, err := w.sandbox.OpenFile(name)
 		if err != nil {
 			return err

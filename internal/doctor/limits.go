@@ -51,7 +51,6 @@ func checkLimit(request limits.Request) func(*env) Finding {
 			return errorFinding(err)
 		}
 		defer sandbox.Close()
-		sandbox.Bounds = group.Bounds()
 		res, words, err := e.runWith(sandbox, supervise.Terms{Timeout: probeBound, Begin: time.Now(), Limits: group})
 		if err != nil {
 			return errorFinding(err)

@@ -42,9 +42,7 @@ func (e *env) runWith(plan *room.Plan, terms supervise.Terms) (res result.Result
 	ctx, cancel := context.WithTimeout(e.ctx, runBound)
 	defer cancel()
 	terms.ProofTimeout = probeBound
-	res = supervise.Run(ctx, terms, func(ctx context.Context) (*supervise.Command, error) {
-		return supervise.Build(ctx, plan, [3]*os.File{null, null, stderr}, nil, terms)
-	})
+	res = supervise.Run(ctx, supervise.Place{Plan: plan}, [3]*os.File{null, null, stderr}, terms)
 	return res, readFrom(stderr), nil
 }
 
@@ -155,7 +153,7 @@ func checkExec(e *env) Finding {
 	ctx, cancel := context.WithTimeout(e.ctx, runBound)
 	defer cancel()
 	terms := supervise.Terms{Timeout: probeBound, ProofTimeout: probeBound, Begin: time.Now()}
-	room, err := supervise.Build(ctx, plan, stdio, nil, terms)
+	room, err := supervise.Hold(ctx, supervise.Place{Plan: plan}, stdio, nil, terms)
 	if err != nil {
 		return errorFinding(err)
 	}
@@ -164,9 +162,7 @@ func checkExec(e *env) Finding {
 	entry := plan.Entry()
 	entry.Command = []string{"/bin/true"}
 	terms.Begin = time.Now()
-	inside := supervise.Run(ctx, terms, func(ctx context.Context) (*supervise.Command, error) {
-		return supervise.Enter(ctx, entry, room.Kept().Room, stdio, nil, terms)
-	})
+	inside := supervise.Run(ctx, supervise.Place{Entry: entry, Room: room.Kept().Room}, stdio, terms)
 	over, end := context.WithCancelCause(ctx)
 	end(supervise.Request{Cause: result.Killed, Signal: unix.SIGKILL})
 	room.Watch(over)

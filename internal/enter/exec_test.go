@@ -1,7 +1,6 @@
 package enter_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -105,13 +104,18 @@ func runHeld(t *testing.T, sb *room.Room, e *enter.Entry, terms supervise.Terms,
 		t.Fatal(err)
 	}
 	defer room.Close()
-	res := supervise.Run(t.Context(), terms, func(ctx context.Context) (*supervise.Command, error) {
-		c, err := supervise.Enter(ctx, e, room, s.stdio, nil, terms)
-		if err == nil {
-			held(c.Kept())
-		}
-		return c, err
-	})
+	var res result.Result
+	c, err := supervise.Hold(t.Context(), supervise.Place{Entry: e, Room: room}, s.stdio, nil, terms)
+	if err == nil {
+		defer c.Close()
+		held(c.Kept())
+		c.Release(t.Context())
+		c.Watch(t.Context())
+		res = c.End(t.Context())
+		_ = c.Collect() // what is left shows in the verdict
+	} else {
+		res = supervise.NotStarted(t.Context(), err, terms)
+	}
 	s.w.Close()
 	if want := result.Proven; res.Verdict != want {
 		t.Errorf("%q: verdict %s, want %s: %v", e.Command, res.Verdict, want, res.Err)

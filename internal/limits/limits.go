@@ -129,6 +129,23 @@ func (r Request) check() *result.Error {
 	return nil
 }
 
+// For says how a request is enforced on this machine; nil if there is nothing to be done.
+// within are the cgroups of the sandbox that an exec is in, none for a new sandbox. See
+// [Machine.Plan].
+func For(r Request, required bool, within []string) (*Plan, error) {
+	if r == (Request{}) && len(within) == 0 {
+		return nil, nil
+	}
+	m, err := Detect()
+	if err != nil {
+		return nil, &result.Error{Code: "limit", Message: "cannot tell which limits can be enforced here: " + err.Error(), Err: err}
+	}
+	if len(within) > 0 {
+		m = m.Within(within)
+	}
+	return m.Plan(r, required)
+}
+
 // Plan says how the request will be enforced. If it is required, what cannot be
 // is an error, a [*result.Error] with the code "limit"; what no machine can enforce always is.
 func (m *Machine) Plan(r Request, required bool) (*Plan, error) {

@@ -67,3 +67,10 @@ func (w *Writer) Truncated() bool { s := w.state(); return s.len > s.kept }
 
 // Err is the error that ended the log before its limit, nil if none did.
 func (w *Writer) Err() error { return w.state().err }
+
+// Close closes the file; what comes later is only counted. A nil Writer has none.
+func (w *Writer) Close() {
+	if w != nil {
+		w.file.Close() // what was written is written
+	}
+}

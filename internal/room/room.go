@@ -17,6 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // SetupBound is how long bwrap may take to build a room: mounting hangs if a file
@@ -62,11 +63,7 @@ func (p *Plan) Start(ctx context.Context, stdio [3]*os.File, tty *proc.Terminal,
 
 // Entry is the plan's command.
 func (p *Plan) Entry() *enter.Entry {
-	list := make([]string, 0, len(p.env))
-	for _, v := range p.env {
-		list = append(list, v.Name+"="+v.Value)
-	}
-	return &enter.Entry{Cred: p.cred, HostNet: p.hostNet, Command: p.command, Path: p.path, Env: list, Workdir: p.Workdir,
+	return &enter.Entry{Cred: p.cred, HostNet: p.hostNet, Command: p.command, Path: p.path, Env: values.Pairs(p.env), Workdir: p.Workdir,
 		Terminal: p.terminal, Bounds: p.Bounds, Filter: p.filter}
 }
 

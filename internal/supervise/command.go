@@ -2,13 +2,13 @@
 // ended it. run, start, exec, a readiness probe and doctor call the same steps, in
 // this order, with no way back:
 //
-//	Build or Enter  a room with a command in it, or a command in a room, held: its init
-//	                is known and verified, and nothing of it has run
-//	Release         the command begins, and with it the deadline
-//	Watch           waits for the first of: the command's end, the deadline, a limit, a
-//	                [Request]. That is the cause, settled before anything is killed
-//	End             the grace period, if there is one; the kill; the proof
-//	Collect         the keeper, when the caller has passed on the last output
+//	Hold     a command in a room that is built for it, or in one that is there: its
+//	         init is known and verified, and nothing of it has run
+//	Release  the command begins, and with it the deadline
+//	Watch    waits for the first of: the command's end, the deadline, a limit, a
+//	         [Request]. That is the cause, settled before anything is killed
+//	End      the grace period, if there is one; the kill; the proof
+//	Collect  the keeper, when the caller has passed on the last output
 //
 // [Run] makes all of them for a caller that has nothing to do in between.
 package supervise
@@ -85,25 +85,36 @@ type Command struct {
 	oom      bool         // the kernel has killed something for want of memory
 }
 
-// Build builds a room for a plan, with the plan's command held in it. An error is a
+// A Place is where a command runs: in a room that is built for it, or in one that is there.
+type Place struct {
+	Plan *room.Plan // builds a room, with the plan's command in it, or one that idles
+
+	// Without a plan:
+	Entry *enter.Entry
+	Room  *proc.Process // PID 1 of the room that is entered, verified; it stays the caller's
+}
+
+// Hold makes a command that has not begun, within the limits of its terms. An error is a
 // *[result.Error], and nothing is left. stdio stays the caller's, who may close it.
-func Build(ctx context.Context, plan *room.Plan, stdio [3]*os.File, tty *proc.Terminal, t Terms) (*Command, error) {
-	room, err := plan.Start(ctx, stdio, tty, t.Confirm)
+func Hold(ctx context.Context, p Place, stdio [3]*os.File, tty *proc.Terminal, t Terms) (*Command, error) {
+	var bounds proc.Bounds
+	if t.Limits != nil {
+		bounds = t.Limits.Bounds()
+	}
+	if p.Plan == nil {
+		p.Entry.Bounds, p.Entry.Confirm = bounds, t.Confirm
+		x, err := p.Entry.Start(ctx, p.Room, stdio, tty)
+		if err != nil {
+			return nil, err
+		}
+		return &Command{Terms: t, kept: &x.Kept, exec: x, result: begun(t)}, nil
+	}
+	p.Plan.Bounds = bounds
+	room, err := p.Plan.Start(ctx, stdio, tty, t.Confirm)
 	if err != nil {
 		return nil, err
 	}
 	return &Command{Terms: t, kept: &room.Kept, room: room, exec: room.Exec, result: begun(t)}, nil
-}
-
-// Enter holds a command in a room that is there, by the verified PID 1 of that. An error
-// is a *[result.Error], and nothing is left. stdio and room stay the caller's.
-func Enter(ctx context.Context, entry *enter.Entry, room *proc.Process, stdio [3]*os.File, tty *proc.Terminal, t Terms) (*Command, error) {
-	entry.Confirm = t.Confirm
-	x, err := entry.Start(ctx, room, stdio, tty)
-	if err != nil {
-		return nil, err
-	}
-	return &Command{Terms: t, kept: &x.Kept, exec: x, result: begun(t)}, nil
 }
 
 func begun(t Terms) result.Result {
@@ -123,12 +134,13 @@ func NotStarted(ctx context.Context, err error, t Terms) result.Result {
 	return r
 }
 
-// Run makes all steps one after the other. start is a call of [Build] or [Enter].
-func Run(ctx context.Context, t Terms, start func(context.Context) (*Command, error)) result.Result {
-	if ctx.Err() != nil {
-		return NotStarted(ctx, ctx.Err(), t)
+// Run makes all steps one after the other.
+func Run(ctx context.Context, p Place, stdio [3]*os.File, t Terms) result.Result {
+	err := ctx.Err()
+	var c *Command
+	if err == nil {
+		c, err = Hold(ctx, p, stdio, nil, t)
 	}
-	c, err := start(ctx)
 	if err != nil {
 		return NotStarted(ctx, err, t)
 	}

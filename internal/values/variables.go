@@ -128,3 +128,12 @@ func (e *Environment) Lookup(name string) (value string, ok bool) {
 func (e *Environment) Vars() []Var {
 	return slices.Clone(e.vars)
 }
+
+// Pairs is NAME=VALUE for each, as execve(2) takes them.
+func Pairs(vars []Var) []string {
+	list := make([]string, 0, len(vars))
+	for _, v := range vars {
+		list = append(list, v.Name+"="+v.Value)
+	}
+	return list
+}

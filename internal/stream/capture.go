@@ -1,22 +1,23 @@
-// Package capture keeps the beginning and the end of a stream of any length in
-// a bounded amount of memory.
-//
-// What a program printed first says what it was doing, what it printed last says
-// how it ended, and there may be gigabytes between. Half of the limit therefore
-// goes to the head, which is filled once. The other half goes to the tail, a
-// ring that is overwritten from then on. Everything is counted, so that what was
-// left out can be said.
-package capture
+package stream
 
 import (
 	"fmt"
 	"math"
 	"slices"
 	"unicode/utf8"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
-// A Buffer is an [io.Writer] that remembers both ends of what it was given. It
-// is not safe for concurrent use: wait for the writer before reading.
+// A Buffer is an [io.Writer] that keeps the beginning and the end of a stream of any
+// length in a bounded amount of memory. It is not safe for concurrent use: wait for the
+// writer before reading.
+//
+// What a program printed first says what it was doing, what it printed last says
+// how it ended, and there may be gigabytes between. Half of the limit therefore
+// goes to the head, which is filled once. The other half goes to the tail, a
+// ring that is overwritten from then on. Everything is counted, so that what was
+// left out can be said.
 type Buffer struct {
 	headMax, tailMax int
 	total            int64
@@ -26,9 +27,9 @@ type Buffer struct {
 	next int    // where the ring is overwritten next, and so its oldest byte
 }
 
-// New returns a Buffer that keeps at most limit bytes, or none when the limit is
+// NewBuffer returns a Buffer that keeps at most limit bytes, or none when the limit is
 // not positive. Memory is taken as the stream arrives, not in advance.
-func New(limit int64) *Buffer {
+func NewBuffer(limit int64) *Buffer {
 	n := int(min(max(limit, 0), math.MaxInt))
 	return &Buffer{headMax: n / 2, tailMax: n - n/2}
 }
@@ -65,6 +66,12 @@ func (b *Buffer) Len() int64 {
 // Truncated reports whether anything was left out.
 func (b *Buffer) Truncated() bool {
 	return b.total > int64(b.headMax)+int64(b.tailMax)
+}
+
+// Stream is what was kept, as the report has it.
+func (b *Buffer) Stream() result.Stream {
+	text, valid := b.Text()
+	return result.Stream{Text: text, UTF8: valid, Bytes: b.Len(), Truncated: b.Truncated()}
 }
 
 // Text returns what was kept, and whether it is valid UTF-8. If something was

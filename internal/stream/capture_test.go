@@ -1,4 +1,4 @@
-package capture
+package stream
 
 import (
 	"bytes"
@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// result is all that a Buffer says about a stream.
-type result struct {
+// outcome is all that a Buffer says about a stream.
+type outcome struct {
 	Text      string
 	Valid     bool
 	Len       int64
@@ -20,8 +20,8 @@ type result struct {
 }
 
 // capture writes stream in pieces of the given size.
-func capture(limit int64, stream string, piece int) result {
-	b := New(limit)
+func capture(limit int64, stream string, piece int) outcome {
+	b := NewBuffer(limit)
 	for stream != "" {
 		n := min(piece, len(stream))
 		if got, err := b.Write([]byte(stream[:n])); got != n || err != nil {
@@ -30,17 +30,17 @@ func capture(limit int64, stream string, piece int) result {
 		stream = stream[n:]
 	}
 	text, valid := b.Text()
-	return result{text, valid, b.Len(), b.Truncated()}
+	return outcome{text, valid, b.Len(), b.Truncated()}
 }
 
 // model says the same from the whole stream. It finds partial characters by
 // completing them: the bytes at the end of the head are one if some
 // continuation makes them a character.
-func model(limit int64, stream string) result {
+func model(limit int64, stream string) outcome {
 	total := int64(len(stream))
 	limit = max(limit, 0)
 	if total <= limit {
-		return result{stream, utf8.ValidString(stream), total, false}
+		return outcome{stream, utf8.ValidString(stream), total, false}
 	}
 	head, tail := stream[:limit/2], stream[total-(limit-limit/2):]
 	text := func(head, tail string) string {
@@ -50,11 +50,11 @@ func model(limit int64, stream string) result {
 		for j := 0; j <= min(3, len(tail)); j++ {
 			h, t := head[:len(head)-i], tail[j:]
 			if utf8.ValidString(h) && utf8.ValidString(t) && isStart(head[len(h):]) && isEnd(tail[:j]) {
-				return result{text(h, t), true, total, true}
+				return outcome{text(h, t), true, total, true}
 			}
 		}
 	}
-	return result{text(head, tail), false, total, true}
+	return outcome{text(head, tail), false, total, true}
 }
 
 // isStart reports whether s is empty or a proper prefix of some character. The
@@ -89,30 +89,30 @@ func TestText(t *testing.T) {
 		name   string
 		limit  int64
 		stream string
-		want   result
+		want   outcome
 	}{
-		{"empty", 8, "", result{"", true, 0, false}},
-		{"short", 8, "abc", result{"abc", true, 3, false}},
-		{"exact fit", 8, "abcdefgh", result{"abcdefgh", true, 8, false}},
-		{"exact fit of an odd limit", 7, "abcdefg", result{"abcdefg", true, 7, false}},
-		{"one too many", 8, "abcdefghi", result{"abcd\n[… 1 bytes left out …]\nfghi", true, 9, true}},
-		{"odd limit", 7, "abcdefghi", result{"abc\n[… 2 bytes left out …]\nfghi", true, 9, true}},
-		{"limit 1", 1, "abc", result{"\n[… 2 bytes left out …]\nc", true, 3, true}},
-		{"limit 0", 0, "abc", result{"\n[… 3 bytes left out …]\n", true, 3, true}},
-		{"limit 0 of nothing", 0, "", result{"", true, 0, false}},
-		{"negative limit", -5, "abc", result{"\n[… 3 bytes left out …]\n", true, 3, true}},
-		{"largest limit", math.MaxInt64, "abc", result{"abc", true, 3, false}},
-		{"split characters", 8, "abc€..€xyz", result{"abc\n[… 8 bytes left out …]\nxyz", true, 14, true}},
-		{"character longer than both halves", 4, "😀😀😀", result{"\n[… 12 bytes left out …]\n", true, 12, true}},
-		{"character across the halves, fits", 5, "a😀", result{"a😀", true, 5, false}},
-		{"partial character at the end, fits", 5, "abc\xc3", result{"abc\xc3", false, 4, false}},
-		{"control bytes", 8, "\x01\x02\x03", result{"\x01\x02\x03", true, 3, false}},
-		{"binary, fits", 8, "\xff\x00\xfe", result{"\xff\x00\xfe", false, 3, false}},
-		{"binary head", 8, "a\xffb\xc3.....wxyz", result{"a\xffb\xc3\n[… 5 bytes left out …]\nwxyz", false, 13, true}},
-		{"binary at the end of the head", 8, "abc\xff.....wxyz", result{"abc\xff\n[… 5 bytes left out …]\nwxyz", false, 13, true}},
-		{"binary tail keeps the head whole", 8, "abc\xc3\xa9....w\xffyz", result{"abc\xc3\n[… 5 bytes left out …]\nw\xffyz", false, 13, true}},
-		{"too many continuation bytes", 8, "abcd.....\x80\x80\x80\x80", result{"abcd\n[… 5 bytes left out …]\n\x80\x80\x80\x80", false, 13, true}},
-		{"stream that ends within a character", 8, "abcd.....xyz\xc3", result{"abcd\n[… 5 bytes left out …]\nxyz\xc3", false, 13, true}},
+		{"empty", 8, "", outcome{"", true, 0, false}},
+		{"short", 8, "abc", outcome{"abc", true, 3, false}},
+		{"exact fit", 8, "abcdefgh", outcome{"abcdefgh", true, 8, false}},
+		{"exact fit of an odd limit", 7, "abcdefg", outcome{"abcdefg", true, 7, false}},
+		{"one too many", 8, "abcdefghi", outcome{"abcd\n[… 1 bytes left out …]\nfghi", true, 9, true}},
+		{"odd limit", 7, "abcdefghi", outcome{"abc\n[… 2 bytes left out …]\nfghi", true, 9, true}},
+		{"limit 1", 1, "abc", outcome{"\n[… 2 bytes left out …]\nc", true, 3, true}},
+		{"limit 0", 0, "abc", outcome{"\n[… 3 bytes left out …]\n", true, 3, true}},
+		{"limit 0 of nothing", 0, "", outcome{"", true, 0, false}},
+		{"negative limit", -5, "abc", outcome{"\n[… 3 bytes left out …]\n", true, 3, true}},
+		{"largest limit", math.MaxInt64, "abc", outcome{"abc", true, 3, false}},
+		{"split characters", 8, "abc€..€xyz", outcome{"abc\n[… 8 bytes left out …]\nxyz", true, 14, true}},
+		{"character longer than both halves", 4, "😀😀😀", outcome{"\n[… 12 bytes left out …]\n", true, 12, true}},
+		{"character across the halves, fits", 5, "a😀", outcome{"a😀", true, 5, false}},
+		{"partial character at the end, fits", 5, "abc\xc3", outcome{"abc\xc3", false, 4, false}},
+		{"control bytes", 8, "\x01\x02\x03", outcome{"\x01\x02\x03", true, 3, false}},
+		{"binary, fits", 8, "\xff\x00\xfe", outcome{"\xff\x00\xfe", false, 3, false}},
+		{"binary head", 8, "a\xffb\xc3.....wxyz", outcome{"a\xffb\xc3\n[… 5 bytes left out …]\nwxyz", false, 13, true}},
+		{"binary at the end of the head", 8, "abc\xff.....wxyz", outcome{"abc\xff\n[… 5 bytes left out …]\nwxyz", false, 13, true}},
+		{"binary tail keeps the head whole", 8, "abc\xc3\xa9....w\xffyz", outcome{"abc\xc3\n[… 5 bytes left out …]\nw\xffyz", false, 13, true}},
+		{"too many continuation bytes", 8, "abcd.....\x80\x80\x80\x80", outcome{"abcd\n[… 5 bytes left out …]\n\x80\x80\x80\x80", false, 13, true}},
+		{"stream that ends within a character", 8, "abcd.....xyz\xc3", outcome{"abcd\n[… 5 bytes left out …]\nxyz\xc3", false, 13, true}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -147,14 +147,14 @@ func TestEveryCut(t *testing.T) {
 }
 
 func TestMemory(t *testing.T) {
-	b := New(1 << 40)
+	b := NewBuffer(1 << 40)
 	b.Write([]byte("0123456789"))
 	if got := cap(b.head) + cap(b.tail); got > 64 {
 		t.Errorf("10 bytes take %d bytes of memory", got)
 	}
 
 	const limit = 1 << 10
-	b = New(limit)
+	b = NewBuffer(limit)
 	b.Write(bytes.Repeat([]byte("x"), 1<<20))
 	for range 5000 {
 		b.Write([]byte("y"))
@@ -169,7 +169,7 @@ func TestMemory(t *testing.T) {
 
 // TestTextTwice makes sure that reading changes nothing.
 func TestTextTwice(t *testing.T) {
-	b := New(6)
+	b := NewBuffer(6)
 	b.Write([]byte("abcdefgh"))
 	first, _ := b.Text()
 	second, _ := b.Text()

@@ -1,5 +1,4 @@
-// Package ready finds out, from outside, whether a program in a sandbox serves.
-package ready
+package sandbox
 
 import (
 	"bufio"
@@ -17,14 +16,14 @@ import (
 // kernel lists those that listen first.
 const maxTable = 4 << 20
 
-// Listens reports whether a TCP socket listens on the port, on any address of
+// listensOn reports whether a TCP socket listens on the port, on any address of
 // either family, in the network namespace of process pid: it reads that
 // namespace's own tables, wherever the caller is (proc_pid_net(5)). Nothing is
 // connected, so that the program does not see the probe.
 //
 // The caller must hold the process, and if it has ended meanwhile not believe the
 // answer. In a namespace that is shared, as the host's, anybody may be listening.
-func Listens(pid int, port uint16) (bool, error) {
+func listensOn(pid int, port uint16) (bool, error) {
 	return lookup(fmt.Sprintf("/proc/%d/net", pid), port)
 }
 
@@ -66,10 +65,10 @@ func listens(table io.Reader, port uint16) (bool, error) {
 	return false, rows.Err()
 }
 
-// Probe tries at once and then at every interval, never twice at a time, until
+// Poll tries at once and then at every interval, never twice at a time, until
 // try says yes, which is nil, or fails, or ctx is done, which is its cause. try
 // must heed its ctx. The interval is positive.
-func Probe(ctx context.Context, interval time.Duration, try func(context.Context) (bool, error)) error {
+func Poll(ctx context.Context, interval time.Duration, try func(context.Context) (bool, error)) error {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for ctx.Err() == nil {

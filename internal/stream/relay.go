@@ -1,4 +1,4 @@
-package main
+package stream
 
 import (
 	"os"
@@ -7,54 +7,50 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// relays pass on what the payload writes to pipes or to a terminal that are ours,
+// Relays pass on what the payload writes to pipes or to a terminal that are ours,
 // in the background. run, exec and start use them alike.
 //
 // While the payload runs they read each source as far as it goes. After its end
 // nobody reads to the end of file: that comes only when the last write end is
 // closed, and a process outside the sandbox may hold one for ever. The payload can
 // send its descriptors to whom it likes (SCM_RIGHTS, unix(7)), and others can open
-// /proc/PID/fd/1. What the dead have written is in the pipe already, so finish
+// /proc/PID/fd/1. What the dead have written is in the pipe already, so Finish
 // reads as much as there is, and no more.
-type relays struct {
+type Relays struct {
 	sources []*os.File
 	copying sync.WaitGroup
 	passed  chan struct{} // one is there when a piece was taken since the last one
 }
 
-// pieceSize is how much a relay reads at once.
-const pieceSize = 32 << 10
+// PieceSize is how much a relay reads at once.
+const PieceSize = 32 << 10
 
-// stalled is how long one piece may take whoever reads our output, once the
+// Stalled is how long one piece may take whoever reads our output, once the
 // payload has ended. After that the rest of the output is dropped.
-const stalled = 10 * time.Second
+const Stalled = 10 * time.Second
 
 // hurried is how long all that is left may take when a signal tells us to end.
 const hurried = 500 * time.Millisecond
 
-// errUndelivered means that whatever reads our stdout or stderr has stopped reading.
-var errUndelivered = &result.Error{Code: "output", Message: "the rest of the output is lost: its reader has stopped reading",
-	Hint: "read stdout and stderr to their ends while sbxrun runs"}
-
-// add reads src until its end, or finish, and calls take with each piece. take may
+// Add reads src until its end, or Finish, and calls take with each piece. take may
 // block: so does the payload then, when its pipe is full. src must be one that takes
-// deadlines; it stays open.
-func (r *relays) add(src *os.File, take func([]byte)) {
+// deadlines; it is closed in the end.
+func (r *Relays) Add(src *os.File, take func([]byte)) {
 	if r.passed == nil {
 		r.passed = make(chan struct{}, 1)
 	}
 	r.sources = append(r.sources, src)
 	r.copying.Go(func() {
-		buf := make([]byte, pieceSize)
+		defer src.Close() // by nobody else: rest reads by its number
+		buf := make([]byte, PieceSize)
 		for {
 			n, err := src.Read(buf)
 			if n > 0 {
 				take(buf[:n])
-				progress(r.passed)
+				Progress(r.passed)
 			}
 			if os.IsTimeout(err) {
 				r.rest(src, buf, take)
@@ -74,7 +70,7 @@ const terminalHolds = 64 << 10
 
 // rest passes on what is in src now. Somebody may go on writing: what is added
 // meanwhile is passed on only as far as it takes the place of something else.
-func (r *relays) rest(src *os.File, buf []byte, take func([]byte)) {
+func (r *Relays) rest(src *os.File, buf []byte, take func([]byte)) {
 	fd := proc.Descriptor(src)
 	left := terminalHolds
 	// Another name of FIONREAD (pipe(7)).
@@ -90,16 +86,16 @@ func (r *relays) rest(src *os.File, buf []byte, take func([]byte)) {
 			return // EAGAIN: it is empty
 		}
 		take(buf[:n])
-		progress(r.passed)
+		Progress(r.passed)
 		left -= n
 	}
 }
 
-// finish passes on what the sources hold, and reports whether all of it was taken.
+// Finish passes on what the sources hold, and reports whether all of it was taken.
 // The payload must have ended; should it live all the same (the verdict is unproven),
 // what it has written by now must do. told is closed when a signal tells us to end;
 // nil for never. After false a take may still be called.
-func (r *relays) finish(told <-chan struct{}) (complete bool) {
+func (r *Relays) Finish(told <-chan struct{}) (complete bool) {
 	for _, f := range r.sources {
 		// In the past: it wakes who waits in Read, and lets nobody wait again. It fails
 		// for a file that is not in Go's poller, and those are not added.
@@ -110,33 +106,45 @@ func (r *relays) finish(told <-chan struct{}) (complete bool) {
 		r.copying.Wait()
 		close(done)
 	}()
-	return await(done, r.passed, told)
+	return Await(done, r.passed, told)
 }
 
-// progress tells await that somebody has taken a piece.
-func progress(passed chan<- struct{}) {
+// Progress tells Await that somebody has taken a piece.
+func Progress(passed chan<- struct{}) {
 	select {
 	case passed <- struct{}{}:
 	default: // it will see the one before
 	}
 }
 
-// await waits for done, and reports whether it is closed. It gives up when there is no
+// Await waits for done, and reports whether it is closed. It gives up when there is no
 // progress for the time that one piece may take, and soon after told is closed.
-func await(done, passed, told <-chan struct{}) bool {
-	timer := time.NewTimer(stalled)
+func Await(done, passed, told <-chan struct{}) bool {
+	timer := time.NewTimer(Stalled)
 	for {
 		select {
 		case <-done:
 			return true
 		case <-passed:
-			timer.Reset(stalled)
+			timer.Reset(Stalled)
 		case <-told:
 			told = nil
 			passed = nil
 			timer.Reset(hurried)
 		case <-timer.C:
 			return false
+		}
+	}
+}
+
+// TakesOutput waits until a file can be written to without waiting, or has an error to
+// tell, and reports whether it can within the time.
+func TakesOutput(f *os.File, within time.Duration) bool {
+	for end := time.Now().Add(within); ; {
+		fds := []unix.PollFd{{Fd: int32(proc.Descriptor(f)), Events: unix.POLLOUT}}
+		n, err := unix.Poll(fds, int(max(0, time.Until(end)).Milliseconds()))
+		if err != unix.EINTR {
+			return n > 0 || err != nil
 		}
 	}
 }

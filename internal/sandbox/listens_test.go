@@ -1,4 +1,4 @@
-package ready
+package sandbox
 
 import (
 	"bufio"
@@ -128,7 +128,7 @@ func listen(t *testing.T, network, address string) (l net.Listener, port uint16)
 
 func check(t *testing.T, pid int, port uint16, want bool) {
 	t.Helper()
-	if got, err := Listens(pid, port); got != want || err != nil {
+	if got, err := listensOn(pid, port); got != want || err != nil {
 		t.Errorf("process %d, port %d: %t, %v; want %t", pid, port, got, err, want)
 	}
 }
@@ -204,7 +204,7 @@ func TestListensElsewhere(t *testing.T) {
 	pid := c.Process.Pid
 	in.Close()
 	c.Wait()
-	if got, err := Listens(pid, theirs); got || !errors.Is(err, os.ErrNotExist) {
+	if got, err := listensOn(pid, theirs); got || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("process gone: %t, %v", got, err)
 	}
 }
@@ -232,7 +232,7 @@ func TestProbe(t *testing.T) {
 				cancel()
 			}
 			tries := 0
-			err := Probe(ctx, time.Millisecond, func(context.Context) (bool, error) {
+			err := Poll(ctx, time.Millisecond, func(context.Context) (bool, error) {
 				if tries++; tries == test.tries {
 					return test.last(cancel)
 				}
@@ -247,7 +247,7 @@ func TestProbe(t *testing.T) {
 	// However long the interval is, the first try does not wait for it, and
 	// neither does the cause.
 	ctx, cancel := context.WithCancelCause(t.Context())
-	if err := Probe(ctx, time.Hour, func(context.Context) (bool, error) {
+	if err := Poll(ctx, time.Hour, func(context.Context) (bool, error) {
 		time.AfterFunc(time.Millisecond, func() { cancel(errTest) })
 		return false, nil
 	}); err != errTest {

@@ -1,4 +1,4 @@
-package main
+package stream
 
 import (
 	"bytes"
@@ -25,14 +25,14 @@ type source struct {
 func sources() []source {
 	return []source{
 		{"pipe", func(t *testing.T) (r, w *os.File) {
-			r, w, err := pipe()
+			r, w, err := Pipe()
 			if err != nil {
 				t.Fatal(err)
 			}
 			return r, w
 		}, 64 << 10},
 		{"large pipe", func(t *testing.T) (r, w *os.File) {
-			r, w, err := pipe()
+			r, w, err := Pipe()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -65,14 +65,14 @@ func TestRelayHeldOpen(t *testing.T) {
 			for range 50 {
 				r, w := s.open(t)
 				var got bytes.Buffer
-				var relay relays
-				relay.add(r, func(b []byte) { got.Write(b) })
+				var relay Relays
+				relay.Add(r, func(b []byte) { got.Write(b) })
 				want := strings.Repeat("0123456789abcdef", s.most/16)
 				if _, err := w.WriteString(want); err != nil {
 					t.Fatal(err)
 				}
 				begin := time.Now()
-				if !relay.finish(nil) {
+				if !relay.Finish(nil) {
 					t.Error("not complete")
 				}
 				if took := time.Since(begin); took > 5*time.Second {
@@ -96,8 +96,8 @@ func TestRelayFlooded(t *testing.T) {
 			r, w := s.open(t)
 			defer r.Close()
 			var got bytes.Buffer
-			var relay relays
-			relay.add(r, func(b []byte) { got.Write(b) })
+			var relay Relays
+			relay.Add(r, func(b []byte) { got.Write(b) })
 			const first = "the payload's\n"
 			if _, err := w.WriteString(first); err != nil {
 				t.Fatal(err)
@@ -119,7 +119,7 @@ func TestRelayFlooded(t *testing.T) {
 				}
 			}()
 			begin := time.Now()
-			complete := relay.finish(nil)
+			complete := relay.Finish(nil)
 			took := time.Since(begin)
 			close(stop)
 			r.Close() // who is blocked in a write gets EPIPE or EIO
@@ -137,15 +137,15 @@ func TestRelayFlooded(t *testing.T) {
 
 // What takes the pieces is slow: as long as it takes some, all of it is passed on.
 func TestRelaySlowTaker(t *testing.T) {
-	r, w, err := pipe()
+	r, w, err := Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Close()
 	defer w.Close() // not before the end
 	var got bytes.Buffer
-	var relay relays
-	relay.add(r, func(b []byte) {
+	var relay Relays
+	relay.Add(r, func(b []byte) {
 		time.Sleep(time.Millisecond)
 		got.Write(b)
 	})
@@ -153,7 +153,7 @@ func TestRelaySlowTaker(t *testing.T) {
 	if _, err := w.WriteString(want); err != nil {
 		t.Fatal(err)
 	}
-	if !relay.finish(nil) || got.String() != want {
+	if !relay.Finish(nil) || got.String() != want {
 		t.Errorf("%d bytes of %d", got.Len(), len(want))
 	}
 }
@@ -170,8 +170,8 @@ func TestAwait(t *testing.T) {
 	}{
 		{name: "done", every: time.Second, pieces: 1, complete: true, took: time.Second},
 		{name: "slow", every: 9 * time.Second, pieces: 20, complete: true, took: 180 * time.Second},
-		{name: "stalled later", every: 11 * time.Second, pieces: 3, took: stalled},
-		{name: "stalled", every: time.Hour, took: stalled},
+		{name: "stalled later", every: 11 * time.Second, pieces: 3, took: Stalled},
+		{name: "stalled", every: time.Hour, took: Stalled},
 		{name: "told", every: time.Hour, told: time.Second, took: time.Second + hurried},
 		{name: "told, just in time", every: time.Second + hurried/2, pieces: 1, told: time.Second, complete: true, took: time.Second + hurried/2},
 	} {
@@ -185,7 +185,7 @@ func TestAwait(t *testing.T) {
 						case <-stop:
 							return
 						}
-						progress(passed)
+						Progress(passed)
 						if n == c.pieces {
 							close(done)
 							return
@@ -196,7 +196,7 @@ func TestAwait(t *testing.T) {
 					time.AfterFunc(c.told, func() { close(told) })
 				}
 				begin := time.Now()
-				complete := await(done, passed, told)
+				complete := Await(done, passed, told)
 				if took := time.Since(begin); complete != c.complete || took != c.took {
 					t.Errorf("%v after %v, want %v after %v", complete, took, c.complete, c.took)
 				}
@@ -208,7 +208,7 @@ func TestAwait(t *testing.T) {
 
 // A pipe takes output as long as it has room for what say writes at once.
 func TestTakesOutput(t *testing.T) {
-	r, w, err := pipe()
+	r, w, err := Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +218,7 @@ func TestTakesOutput(t *testing.T) {
 		t.Fatal(err)
 	}
 	total := 0
-	for takesOutput(w, 0) {
+	for TakesOutput(w, 0) {
 		n, err := unix.Write(proc.Descriptor(w), make([]byte, 4096))
 		if n != 4096 || err != nil {
 			t.Fatalf("%d bytes, %v", n, err)
@@ -242,12 +242,12 @@ func TestTakesOutput(t *testing.T) {
 	}()
 	const within = 50 * time.Millisecond
 	begin := time.Now()
-	if takesOutput(w, within) || time.Since(begin) < within/2 || time.Since(begin) > 20*time.Second {
+	if TakesOutput(w, within) || time.Since(begin) < within/2 || time.Since(begin) > 20*time.Second {
 		t.Errorf("full: after %v", time.Since(begin))
 	}
 	close(stop)
 	r.Close()
-	if !takesOutput(w, 20*time.Second) {
+	if !TakesOutput(w, 20*time.Second) {
 		t.Error("without a reader")
 	}
 }

@@ -1,4 +1,6 @@
-package main
+// Package admission decides whether a command may be started at all: whether there are
+// enough tasks left on the machine, and places beside others; and holds what it was given.
+package admission
 
 import (
 	"context"
@@ -12,7 +14,6 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup"
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/pressure"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/state"
@@ -39,16 +40,37 @@ const scarce = 1000
 // stopped, does without: the look itself decides.
 const lockPatience = 2 * time.Second
 
-// admission is the leave to start a command, and what is held for it. All of it is
-// given up by the kernel when the process ends. A nil one holds nothing.
-type admission struct {
-	ctx   context.Context
-	flags *cli.Busy
-	// need is how many tasks have to fit, our threads that are still to come included;
-	// and promised what the command may come to have by its own limit.
-	need, promised int64
-	warn           func(text string) // told if a bound is near
-	by             time.Time         // until when is waited
+// OnPressure is what to do if there are too many tasks.
+type OnPressure string
+
+// What to do if there are too many tasks.
+const (
+	Refuse OnPressure = "refuse"
+	Wait   OnPressure = "wait"
+	Ignore OnPressure = "ignore"
+)
+
+// Terms are what a command may be started on.
+type Terms struct {
+	OnPressure  OnPressure
+	WaitTimeout time.Duration
+	MaxParallel int     // run beside at most so many less one that were given this; 0 is no bound
+	Warn, Alert float64 // percentages of a bound of tasks
+	// Promised is the command's own limit on its tasks, 0 for none. Where tasks are scarce
+	// it has to fit as a whole, beside what others were promised: who is let in gets what
+	// his limit says.
+	Promised int64
+	Note     func(text string) // is told if a bound is near
+}
+
+// Leave is the leave to start a command, and what is held for it. All of it is given up by
+// the kernel when the process ends. A nil one holds nothing.
+type Leave struct {
+	Terms
+	ctx context.Context
+	// need is how many tasks have to fit, our threads that are still to come included.
+	need int64
+	by   time.Time // until when is waited
 
 	scarce  bool
 	refused int64  // forks by the caller's cgroups, before anything was started
@@ -56,28 +78,24 @@ type admission struct {
 	lock    func() // likewise, nil if it is not held
 }
 
-// admit looks, before anything is started, whether there is room for a command, waits
-// for it if that is asked for, and takes a slot. An error is a *[result.Error]; or the
-// cause of ctx, if that was done first.
-//
-// promised is the command's own limit on its tasks, 0 for none. Where tasks are scarce it
-// has to fit as a whole, beside what others were promised: who is let in gets what his
-// limit says.
-func admit(ctx context.Context, flags *cli.Busy, promised int64, warn func(string)) (*admission, error) {
+// Ask looks, before anything is started, whether there is room for a command, waits for it
+// if that is asked for, and takes a slot. An error is a *[result.Error]; or the cause of
+// ctx, if that was done first.
+func Ask(ctx context.Context, t Terms) (*Leave, error) {
 	if err := state.CheckProc(); err != nil {
 		return nil, err
 	}
 	processors := runtime.GOMAXPROCS(0)
 	threads, _ := runtime.ThreadCreateProfile(nil) // they stay
-	a := &admission{ctx: ctx, flags: flags, need: tasksToStart + int64(max(0, ownThreads-threads)), promised: promised, warn: warn, by: time.Now()}
-	if flags.OnPressure == "wait" {
-		a.by = a.by.Add(time.Duration(flags.WaitTimeout))
+	a := &Leave{Terms: t, ctx: ctx, need: tasksToStart + int64(max(0, ownThreads-threads)), by: time.Now()}
+	if t.OnPressure == Wait {
+		a.by = a.by.Add(t.WaitTimeout)
 	}
 	if err := a.takeSlot(); err != nil {
 		return nil, err
 	}
 	if err := a.findRoom(); err != nil {
-		a.end()
+		a.End()
 		return nil, err
 	}
 	if a.scarce {
@@ -88,17 +106,17 @@ func admit(ctx context.Context, flags *cli.Busy, promised int64, warn func(strin
 	return a, nil
 }
 
-// checkBusy checks the flags that admit takes.
-func checkBusy(flags *cli.Busy) error {
-	if flags.OnPressure == "ignore" && flags.MaxParallel > 0 {
+// Check finds what is wrong with the terms for everybody.
+func (t Terms) Check() error {
+	if t.OnPressure == Ignore && t.MaxParallel > 0 {
 		return errors.New("--max-parallel and --on-pressure ignore do not go together: a bound that is ignored is none")
 	}
 	return nil
 }
 
 // takeSlot takes one of --max-parallel.
-func (a *admission) takeSlot() error {
-	n := int(a.flags.MaxParallel)
+func (a *Leave) takeSlot() error {
+	n := a.MaxParallel
 	if n == 0 {
 		return nil
 	}
@@ -107,7 +125,7 @@ func (a *admission) takeSlot() error {
 		return err
 	}
 	defer dir.Close()
-	if a.flags.OnPressure == "wait" {
+	if a.OnPressure == Wait {
 		proc.SpareThreads()
 		ctx, cancel := context.WithDeadline(a.ctx, a.by)
 		defer cancel()
@@ -127,7 +145,7 @@ func (a *admission) takeSlot() error {
 }
 
 // findRoom looks at the tasks that are in use.
-func (a *admission) findRoom() error {
+func (a *Leave) findRoom() error {
 	r, err := pressure.Look()
 	if err != nil {
 		return &result.Error{Code: "pressure", Message: err.Error(), Err: err}
@@ -136,14 +154,14 @@ func (a *admission) findRoom() error {
 	if _, a.scarce = r.Lacking(scarce); a.scarce {
 		proc.SpareThreads()
 	}
-	if !a.scarce || slices.ContainsFunc(r.Bounds, func(b pressure.Bound) bool { return b.Max <= a.promised }) {
-		a.promised = 0 // it need not be kept, or cannot
+	if !a.scarce || slices.ContainsFunc(r.Bounds, func(b pressure.Bound) bool { return b.Max <= a.Promised }) {
+		a.Promised = 0 // it need not be kept, or cannot
 	}
 	switch {
-	case a.flags.OnPressure == "ignore":
+	case a.OnPressure == Ignore:
 		a.note(r)
 		return nil
-	case a.promised == 0 && a.level(r) == pressure.OK && a.tooMuch(r) == "":
+	case a.Promised == 0 && a.level(r) == pressure.OK && a.tooMuch(r) == "":
 		return nil
 	}
 	// From here on one at a time, each with what the one before has started in view.
@@ -184,28 +202,24 @@ func sweepStale() {
 	_, _ = cleanup.Sweep(cleanup.Options{KeepRecords: true}) // the next look tells whether it has helped
 }
 
-func (a *admission) level(r pressure.Reading) pressure.Level {
-	return thresholds(a.flags.Warn, a.flags.Alert).Level(r.Tightest().Ratio())
-}
-
-func thresholds(warn, alert values.Percent) pressure.Thresholds {
-	return pressure.Thresholds{Warn: float64(warn) / 100, Alert: float64(alert) / 100}
+func (a *Leave) level(r pressure.Reading) pressure.Level {
+	return pressure.Thresholds{Warn: a.Warn / 100, Alert: a.Alert / 100}.Level(r.Tightest().Ratio())
 }
 
 // tooMuch says why nothing may be started; "" if it may.
-func (a *admission) tooMuch(r pressure.Reading) string {
+func (a *Leave) tooMuch(r pressure.Reading) string {
 	if a.level(r) == pressure.Alert {
-		return inUse(r.Tightest()) + fmt.Sprintf(", and from %v %% on nothing is started", float64(a.flags.Alert))
+		return inUse(r.Tightest()) + fmt.Sprintf(", and from %v %% on nothing is started", a.Alert)
 	}
 	if _, lacks := r.Lacking(scarce); lacks {
 		r.AddPromises()
 	}
-	if b, lacks := r.Lacking(a.need + a.promised); lacks {
+	if b, lacks := r.Lacking(a.need + a.Promised); lacks {
 		why := inUse(b)
 		if b.Promised > 0 {
 			why += fmt.Sprintf(", %d are promised to sandboxes with --pids", b.Promised)
 		}
-		return why + fmt.Sprintf(", and this needs %d more", a.need+a.promised)
+		return why + fmt.Sprintf(", and this needs %d more", a.need+a.Promised)
 	}
 	return ""
 }
@@ -215,16 +229,16 @@ func inUse(b pressure.Bound) string {
 }
 
 // note warns if a bound is near.
-func (a *admission) note(r pressure.Reading) {
+func (a *Leave) note(r pressure.Reading) {
 	if a.level(r) != pressure.OK {
 		b := r.Tightest()
-		a.warn(fmt.Sprintf("%s: %.0f %%", inUse(b), 100*b.Ratio()))
+		a.Note(fmt.Sprintf("%s: %.0f %%", inUse(b), 100*b.Ratio()))
 	}
 }
 
 // takeLock takes the admission lock. Where that cannot be, it is done without: the lock
 // only narrows a race, and what needs no state directory is not to fail for it.
-func (a *admission) takeLock() error {
+func (a *Leave) takeLock() error {
 	dir, err := state.Open(state.Mine())
 	if err != nil {
 		return nil
@@ -248,9 +262,9 @@ func (a *admission) takeLock() error {
 	return nil
 }
 
-// running is started, and gives threads up that a longer run has no need of; where
+// Running lets others be admitted, and gives threads up that a longer run has no need of; where
 // they are scarce they are kept for the end.
-func (a *admission) running() {
+func (a *Leave) Running() {
 	const while = 50 * time.Millisecond // not to cost a short one anything
 	a.started()
 	if !a.scarce {
@@ -258,24 +272,24 @@ func (a *admission) running() {
 	}
 }
 
-// reserved lets others be admitted, if what the command may come to have is in the
+// Reserved lets others be admitted, if what the command may come to have is in the
 // kernel's books by now.
-func (a *admission) reserved() {
-	if a != nil && a.promised > 0 {
+func (a *Leave) Reserved() {
+	if a != nil && a.Promised > 0 {
 		a.started()
 	}
 }
 
 // started lets others be admitted: what the command needs can be seen by now.
-func (a *admission) started() {
+func (a *Leave) started() {
 	if a != nil && a.lock != nil {
 		a.lock()
 		a.lock = nil
 	}
 }
 
-// end gives everything up.
-func (a *admission) end() {
+// End gives everything up.
+func (a *Leave) End() {
 	a.started()
 	if a != nil && a.slot != nil {
 		a.slot()
@@ -284,19 +298,19 @@ func (a *admission) end() {
 }
 
 // busy is the error of a command that there is no room for.
-func (a *admission) busy(why string, cause error) error {
+func (a *Leave) busy(why string, cause error) error {
 	e := &result.Error{Code: "busy", ExitCode: result.ExitBusy, Message: "busy: " + why, Hint: "try again later, or let it wait with --on-pressure wait", Err: cause}
-	if a.flags.OnPressure == "wait" {
-		e.Message += ", for longer than " + a.flags.WaitTimeout.String()
+	if a.OnPressure == Wait {
+		e.Message += ", for longer than " + values.Duration(a.WaitTimeout).String()
 		e.Hint = "try again later; sbxrun stats tells what is in use"
 	}
 	return e
 }
 
-// explain makes busy of an error that comes from there having been no task left: a
+// Explain makes busy of an error that comes from there having been no task left: a
 // fork's EAGAIN; or, where bubblewrap did not tell us, a fork that was refused in the
 // meantime.
-func (a *admission) explain(e *result.Error) *result.Error {
+func (a *Leave) Explain(e *result.Error) *result.Error {
 	switch {
 	case e == nil:
 		return nil
@@ -308,7 +322,7 @@ func (a *admission) explain(e *result.Error) *result.Error {
 	return &result.Error{Code: "busy", ExitCode: result.ExitBusy, Message: "busy: no more processes can be started: " + e.Message, Hint: "try again later; sbxrun stats tells what is in use", Err: e}
 }
 
-func (a *admission) wasRefused() bool {
+func (a *Leave) wasRefused() bool {
 	if a == nil {
 		return false
 	}
@@ -318,25 +332,4 @@ func (a *admission) wasRefused() bool {
 	}
 	_, lacks := r.Lacking(a.need)
 	return lacks || r.Refused > a.refused
-}
-
-// admit is admit for a job. Nobody listens to signals yet: one that comes while it waits
-// ends sbxrun at once, which has started nothing.
-func (j *job) admit(flags *cli.Busy, promised values.Number) (err error) {
-	j.admitted, err = admit(context.Background(), flags, int64(promised), func(text string) {
-		if !j.tells.Quiet {
-			tellWarning(text)
-		}
-	})
-	return err
-}
-
-// tellWarning says on stderr what does not stop us, or has the caller of a detached
-// command say it.
-func tellWarning(text string) {
-	if caller != nil {
-		caller.warning = text
-	} else {
-		warn(errors.New(text))
-	}
 }

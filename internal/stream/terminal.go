@@ -1,4 +1,4 @@
-package main
+package stream
 
 import (
 	"fmt"
@@ -13,13 +13,16 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// openTerminal gives the payload a terminal of its own, and connects it with
-// ours. Sharing ours would let the payload type into it (TIOCSTI).
-func (s *streams) openTerminal() error {
+// OpenTerminal gives the command a terminal of its own, and connects it with ours, which
+// is stdin and stdout of this process. Sharing ours would let the command type into it
+// (TIOCSTI).
+func OpenTerminal(b Bound, broken func(error)) (*Streams, error) {
+	s := &Streams{bound: b, broken: broken, raw: func() {}, undo: func() {}}
 	ptmx, tty, err := pty.Open()
 	if err != nil {
-		return fmt.Errorf("open a terminal: %w", err)
+		return nil, fmt.Errorf("open a terminal: %w", err)
 	}
+	s.Payload, s.own = [3]*os.File{tty, tty, tty}, []*os.File{tty}
 	// Package os made both non-blocking, for its poller, and package pty has undone that
 	// for ptmx. Programs do not expect it of theirs; but a read of ours takes deadlines
 	// only then.
@@ -28,31 +31,30 @@ func (s *streams) openTerminal() error {
 		err = unix.SetNonblock(proc.Descriptor(ptmx), true)
 	}
 	if err != nil {
-		return fmt.Errorf("open a terminal: %w", err)
+		return nil, fmt.Errorf("open a terminal: %w", err)
 	}
-	s.payload = [3]*os.File{tty, tty, tty}
 	in := proc.Descriptor(os.Stdin)
 	if term.IsTerminal(in) {
 		if err := s.makeRaw(in, ptmx); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	s.pass(os.Stdout, ptmx)
 	go func() {
 		writeAll(ptmx, os.Stdin)
-		// Our stdin has ended: so does the payload's, by what a person types.
+		// Our stdin has ended: so does the command's, by what a person types.
 		_, _ = ptmx.Write([]byte{4})
 	}()
-	return nil
+	return s, nil
 }
 
-// writeAll ends with src, or when nobody has the other side of dst any more.
+// writeAll copies until one of both has an error, or src its end.
 func writeAll(dst, src *os.File) {
 	buf := make([]byte, 4096)
 	for {
-		got, err := src.Read(buf)
-		if got > 0 {
-			if _, err := dst.Write(buf[:got]); err != nil {
+		n, err := src.Read(buf)
+		if n > 0 {
+			if _, err := dst.Write(buf[:n]); err != nil {
 				return
 			}
 		}
@@ -63,13 +65,13 @@ func writeAll(dst, src *os.File) {
 }
 
 // makeRaw lets every key through to the payload's terminal, and its size follow
-// ours, until restore.
-func (s *streams) makeRaw(in int, ptmx *os.File) error {
+// ours, until Restore.
+func (s *Streams) makeRaw(in int, ptmx *os.File) error {
 	before, err := unix.IoctlGetTermios(in, unix.TCGETS)
 	if err != nil {
 		return fmt.Errorf("read the terminal's state: %w", err)
 	}
-	s.terminal = &proc.Terminal{File: os.Stdin, State: *before}
+	s.Terminal = &proc.Terminal{File: os.Stdin, State: *before}
 	resized := make(chan os.Signal, 1)
 	signal.Notify(resized, syscall.SIGWINCH)
 	// After that, or a change just now would be missed.

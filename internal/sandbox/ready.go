@@ -1,26 +1,52 @@
-package main
+package sandbox
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/logfile"
 	"github.com/sbxrun/sbxrun/internal/proc"
-	"github.com/sbxrun/sbxrun/internal/ready"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/supervise"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
+
+// Probe is how a sandbox says that it is ready: by a port that something in it listens on,
+// by a command for /bin/sh that exits with 0 in it, or by a line that its log has. One of
+// them is set, or none.
+type Probe struct {
+	Port uint16
+	Exec string
+	Log  *regexp.Regexp
+
+	Interval, Timeout time.Duration
+}
+
+func (p Probe) String() string {
+	switch {
+	case p.Port != 0:
+		return "tcp:" + strconv.Itoa(int(p.Port))
+	case p.Exec != "":
+		return "exec:" + p.Exec
+	case p.Log != nil:
+		return "log:" + p.Log.String()
+	}
+	return ""
+}
 
 // becomeReady looks whether the sandbox is ready, until it is, and puts it on
 // record: so whoever asks later knows at once.
-func (s *supervisor) becomeReady() {
-	ctx, cancel := context.WithTimeout(s.ctx, time.Duration(s.flags.ReadyTimeout))
+func (s *Sandbox) becomeReady() {
+	ctx, cancel := context.WithTimeout(s.ctx, s.spec.Probe.Timeout)
 	defer cancel()
 	err := s.awaitReady(ctx)
 	if err != nil && s.ctx.Err() != nil || errors.Is(err, proc.ErrGone) {
@@ -31,16 +57,16 @@ func (s *supervisor) becomeReady() {
 		case err == nil:
 			r.Ready.ReadyAt = time.Now().UTC().Format(result.TimeFormat)
 		case errors.Is(err, context.DeadlineExceeded):
-			r.Ready.Error = fmt.Sprintf("not ready within %v", s.flags.ReadyTimeout)
+			r.Ready.Error = fmt.Sprintf("not ready within %v", values.Duration(s.spec.Probe.Timeout))
 		default:
 			r.Ready.Error = err.Error()
 		}
 	})
 }
 
-func (s *supervisor) awaitReady(ctx context.Context) error {
-	probe := s.flags.probe
-	if probe.log != nil {
+func (s *Sandbox) awaitReady(ctx context.Context) error {
+	probe := s.spec.Probe
+	if probe.Log != nil {
 		select {
 		case <-s.matched:
 			return nil
@@ -49,16 +75,16 @@ func (s *supervisor) awaitReady(ctx context.Context) error {
 		}
 	}
 	try := s.tryExec
-	if probe.port != 0 {
+	if probe.Port != 0 {
 		try = s.tryPort
 	}
-	return ready.Probe(ctx, time.Duration(s.flags.ReadyInterval), try)
+	return Poll(ctx, s.spec.Probe.Interval, try)
 }
 
 // tryPort looks into the tables of the sandbox's own network namespace.
-func (s *supervisor) tryPort(context.Context) (bool, error) {
-	found, err := ready.Listens(s.kept.Room.PID, s.flags.probe.port)
-	if s.kept.Room.Exited() {
+func (s *Sandbox) tryPort(context.Context) (bool, error) {
+	found, err := listensOn(s.room.PID, s.spec.Probe.Port)
+	if s.room.Exited() {
 		// It has given up its tables, though it may not have ended yet; and then whose they
 		// were, nobody knows.
 		return false, proc.ErrGone
@@ -74,7 +100,7 @@ const probeBound = 30 * time.Second
 
 // tryExec runs the command in the sandbox, as exec does, but does not count as
 // its use.
-func (s *supervisor) tryExec(ctx context.Context) (bool, error) {
+func (s *Sandbox) tryExec(ctx context.Context) (bool, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return false, nil // the next try may have one
@@ -87,25 +113,34 @@ func (s *supervisor) tryExec(ctx context.Context) (bool, error) {
 		return false, nil // likewise; or it is about to end
 	}
 	defer room.Close()
-	bounds, err := s.boundsWithin()
-	if err != nil {
+	terms := supervise.Terms{Timeout: probeBound, ProofTimeout: s.spec.ProofTimeout, Begin: time.Now()}
+	if terms.Limits, err = s.within(); err != nil {
 		return false, nil // likewise
 	}
-	entry := s.plan.Entry()
-	entry.Command, entry.Bounds = []string{"/bin/sh", "-c", s.flags.probe.exec}, bounds
-	terms := supervise.Terms{Timeout: probeBound, ProofTimeout: time.Duration(s.flags.ProofTimeout), Begin: time.Now()}
-	res := supervise.Run(ctx, terms, func(ctx context.Context) (*supervise.Command, error) {
-		return supervise.Enter(ctx, entry, room, [3]*os.File{null, null, null}, nil, terms)
-	})
+	entry := s.spec.Plan.Entry()
+	entry.Command = []string{"/bin/sh", "-c", s.spec.Probe.Exec}
+	res := supervise.Run(ctx, supervise.Place{Entry: entry, Room: room}, [3]*os.File{null, null, null}, terms)
 	return res.Cause == result.Exited && res.ExitCode() == 0, nil
 }
 
 // matching looks for the line that says that the sandbox is ready, in one stream.
-func (s *supervisor) matching() func([]byte) {
-	m := logfile.NewMatcher(s.flags.probe.log)
+func (s *Sandbox) matching() func([]byte) {
+	m := logfile.NewMatcher(s.spec.Probe.Log)
 	return func(p []byte) {
 		if m.Feed(p) {
 			s.match()
 		}
 	}
+}
+
+// within is what has a command of ours be in the sandbox's cgroups, if it has some.
+func (s *Sandbox) within() (*limits.Group, error) {
+	if s.group == nil {
+		return nil, nil
+	}
+	plan, err := limits.For(limits.Request{}, true, s.group.Dirs())
+	if err != nil {
+		return nil, err
+	}
+	return plan.Make("", false) // it makes none
 }

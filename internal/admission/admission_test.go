@@ -1,4 +1,4 @@
-package main
+package admission
 
 import (
 	"errors"
@@ -20,10 +20,10 @@ func TestExplain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	unpressed := &admission{refused: now.Refused, need: 1}
+	unpressed := &Leave{refused: now.Refused, need: 1}
 	for _, tt := range []struct {
 		name string
-		a    *admission
+		a    *Leave
 		err  *result.Error
 		busy bool
 	}{
@@ -33,12 +33,12 @@ func TestExplain(t *testing.T) {
 		{"of a supervisor", nil, &result.Error{Code: "detach", Message: "m", Err: unix.EAGAIN}, true},
 		{"another errno", unpressed, &result.Error{Code: "setup", Message: "m", Err: unix.EPERM}, false},
 		{"bubblewrap failed, and nothing was refused", unpressed, &result.Error{Code: "setup", Message: "m"}, false},
-		{"bubblewrap failed, and forks were refused", &admission{refused: now.Refused - 1, need: 1}, &result.Error{Code: "setup", Message: "m"}, true},
-		{"bubblewrap failed, and there is no room", &admission{refused: now.Refused, need: 1 << 40}, &result.Error{Code: "setup", Message: "m"}, true},
+		{"bubblewrap failed, and forks were refused", &Leave{refused: now.Refused - 1, need: 1}, &result.Error{Code: "setup", Message: "m"}, true},
+		{"bubblewrap failed, and there is no room", &Leave{refused: now.Refused, need: 1 << 40}, &result.Error{Code: "setup", Message: "m"}, true},
 		{"a lock's EAGAIN", unpressed, &result.Error{Code: "state", Message: "m", Err: unix.EAGAIN}, false},
-		{"no such command, with no room", &admission{refused: -1, need: 1 << 40}, &result.Error{Code: "not-found", Message: "m", ExitCode: result.ExitNotFound}, false},
+		{"no such command, with no room", &Leave{refused: -1, need: 1 << 40}, &result.Error{Code: "not-found", Message: "m", ExitCode: result.ExitNotFound}, false},
 	} {
-		e := tt.a.explain(tt.err)
+		e := tt.a.Explain(tt.err)
 		if busy := e.Code == "busy" && e.ExitCode == result.ExitBusy && e.Hint != ""; busy != tt.busy {
 			t.Errorf("%s: %+v", tt.name, e)
 		}
@@ -46,7 +46,7 @@ func TestExplain(t *testing.T) {
 			t.Errorf("%s: what happened is lost: %v", tt.name, e)
 		}
 	}
-	if e := unpressed.explain(nil); e != nil {
+	if e := unpressed.Explain(nil); e != nil {
 		t.Errorf("no error is %v", e)
 	}
 }

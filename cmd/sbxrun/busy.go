@@ -1,0 +1,38 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/sbxrun/sbxrun/internal/admission"
+	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/values"
+)
+
+// busyTerms are the flags on when a command may start.
+func busyTerms(f *cli.Busy) admission.Terms {
+	return admission.Terms{OnPressure: admission.OnPressure(f.OnPressure), WaitTimeout: time.Duration(f.WaitTimeout),
+		MaxParallel: int(f.MaxParallel), Warn: float64(f.Warn), Alert: float64(f.Alert)}
+}
+
+// admit asks for the leave to start a command. promised is the command's own limit on its
+// tasks.
+func admit(ctx context.Context, f *cli.Busy, promised values.Number, quiet bool) (*admission.Leave, error) {
+	t := busyTerms(f)
+	t.Promised, t.Note = int64(promised), tellWarning
+	if quiet {
+		t.Note = func(string) {}
+	}
+	return admission.Ask(ctx, t)
+}
+
+// tellWarning says on stderr what does not stop us, or has the caller of a detached
+// command say it.
+func tellWarning(text string) {
+	if caller != nil {
+		caller.warning = text
+	} else {
+		warn(errors.New(text))
+	}
+}

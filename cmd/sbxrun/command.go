@@ -1,0 +1,193 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/stream"
+	"github.com/sbxrun/sbxrun/internal/supervise"
+	"github.com/sbxrun/sbxrun/internal/values"
+)
+
+// command is one that is run to its end and told of: what run and exec have in common.
+type command struct {
+	job.Job
+	ends    *cli.Ends
+	tells   *cli.Tells
+	tty     bool
+	where   string // "in the sandbox", or what else is ended
+	argv    []string
+	signals *signals
+	report  *reportFile
+	output  outputLimit
+	buffers [2]*stream.Buffer   // what --json has of stdout and stderr
+	bwrap   *result.ReportBwrap // if a new one was used
+}
+
+// prepare makes what the command needs beside its place. begin is when sbxrun began.
+func (c *command) prepare(begin time.Time) (err error) {
+	c.Terms = supervise.Terms{
+		Timeout: time.Duration(c.ends.Timeout), Grace: time.Duration(c.ends.Grace), ProofTimeout: time.Duration(c.ends.ProofTimeout),
+		Begin: begin, Hurry: c.signals.hurry, Confirm: caller != nil,
+	}
+	c.Streams, err = c.openStreams()
+	return err
+}
+
+// start lets the command begin, and reports whether it did.
+func (c *command) start() bool {
+	<-c.signals.ready
+	if !c.Start(c.signals.ctx) {
+		return false
+	}
+	c.signals.suspends(&c.Job)
+	return true
+}
+
+// wait comes back when nothing of the command is left.
+func (c *command) wait() (res result.Result, delivered bool) {
+	res, delivered, left := c.Wait(c.signals.ctx, signaled)
+	for _, err := range left {
+		if caller == nil {
+			warn(err)
+		}
+	}
+	res.Limits = append(res.Limits, c.output.limits()...)
+	return res, delivered
+}
+
+// end tells of the command and returns the exit code.
+func (c *command) end(res result.Result, delivered bool) int {
+	code := c.tell(res)
+	if !delivered {
+		fail(errUndelivered)
+		code = cmp.Or(code, result.ExitOutput) // the command has run, so not 125
+	}
+	return code
+}
+
+// errUndelivered means that whatever reads our stdout or stderr has stopped reading.
+var errUndelivered = &result.Error{Code: "output", Message: "the rest of the output is lost: its reader has stopped reading",
+	Hint: "read stdout and stderr to their ends while sbxrun runs"}
+
+// notStarted tells of a command that came to nothing before there was a sandbox, and
+// returns the exit code.
+func (c *command) notStarted(err error) int {
+	var e *result.Error
+	if !errors.As(err, &e) {
+		e = &result.Error{Code: "setup", Message: err.Error(), Err: err}
+	}
+	e = c.Leave.Explain(e)
+	if c.signals == nil {
+		c.signals = watchSignals()
+	}
+	return c.tell(result.Result{Cause: result.StartFailed, Verdict: result.NotApplicable, StartedAt: c.Terms.Begin, Duration: time.Since(c.Terms.Begin), Err: e})
+}
+
+// tell prints what there is to say and returns the exit code.
+func (c *command) tell(res result.Result) int {
+	if lost := c.output.lost.Load(); lost != nil && res.Err == nil {
+		res.Err = lost
+	}
+	code := res.ExitCode()
+	var rep result.Report
+	if c.report != nil || c.tells.JSON {
+		rep = res.Report(c.ID, c.argv)
+		rep.Bwrap = c.bwrap
+	}
+	if c.tells.JSON {
+		out := [2]result.Stream{{UTF8: true}, {UTF8: true}}
+		for i, b := range c.buffers {
+			if b != nil {
+				out[i] = b.Stream()
+			}
+		}
+		rep.SetOutput(out[0], out[1])
+	}
+	// Before what is said on stderr, which may have to wait for a reader.
+	unwritten := c.report.write(rep)
+	if res.Err != nil {
+		fail(res.Err)
+	} else if !c.tells.Quiet {
+		c.note(res)
+	}
+	if unwritten != nil {
+		fail(unwritten)
+		code = cmp.Or(code, result.ExitOutput) // the command has run, so not 125
+	}
+	if c.tells.JSON {
+		b, err := rep.JSON()
+		if err == nil {
+			err = c.print(b)
+		}
+		if err != nil && !errors.Is(err, syscall.EPIPE) { // nobody who wants to read it is no failure
+			fail(printError(err))
+			return cmp.Or(code, result.ExitOutput)
+		}
+	}
+	return code
+}
+
+// print writes to stdout, as long as somebody reads it.
+func (c *command) print(b []byte) error {
+	var err error
+	written, passed := make(chan struct{}), make(chan struct{}, 1)
+	go func() {
+		defer close(written)
+		for part := range slices.Chunk(b, stream.PieceSize) {
+			if _, err = os.Stdout.Write(part); err != nil {
+				return
+			}
+			stream.Progress(passed)
+		}
+	}()
+	if !stream.Await(written, passed, signaled) {
+		return errUndelivered
+	}
+	return err
+}
+
+// note tells on stderr why a command was ended that did not end itself.
+func (c *command) note(res result.Result) {
+	why := ""
+	switch res.Cause {
+	case result.Timeout:
+		why = "timeout after " + c.ends.Timeout.String()
+	case result.Lost:
+		why = "the sandbox was killed from outside"
+	case result.Killed:
+		why = "the sandbox was ended"
+	case result.OOM:
+		why = "out of memory"
+		if limit := limitOf(res.Limits, "memory"); limit != "" {
+			why += " (--memory " + limit + ")"
+		}
+	case result.CPUTime:
+		why = "CPU time used up (--cpu-time)"
+	case result.OutputLimit:
+		why = "too much output (--max-output " + c.tells.MaxOutput.String() + ")"
+	case result.FileSize:
+		why = "a file grew too large (--fsize " + limitOf(res.Limits, "fsize") + ")"
+	default:
+		return
+	}
+	say(fmt.Sprintf("sbxrun: %s; everything %s is gone (%s)", why, c.where, res.Verdict))
+}
+
+// limitOf is a limit in bytes as its flag takes it; "" if there was none.
+func limitOf(list []result.Limit, name string) string {
+	for _, l := range list {
+		if l.Name == name {
+			return values.Size(l.Requested).String()
+		}
+	}
+	return ""
+}

@@ -1,0 +1,103 @@
+// Package job carries a command through with all that belongs to it: its streams, its
+// limits, and the leave to start it. run, exec and the library are such jobs; they differ in
+// where the command runs, and in what they tell of it.
+package job
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/admission"
+	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/stream"
+	"github.com/sbxrun/sbxrun/internal/supervise"
+)
+
+// Job is one command. It is started once, and then waited for.
+type Job struct {
+	ID      string // of its cgroups, see [NewID]
+	Place   supervise.Place
+	Terms   supervise.Terms // but for Limits, which Start makes
+	Limits  *limits.Plan    // nil for none
+	Streams *stream.Streams
+	Leave   *admission.Leave // nil if none was asked for
+
+	command *supervise.Command
+	err     error // why there is none
+}
+
+// Start makes the cgroups, holds the command and lets it begin, and reports whether it
+// did. Wait is called in either case, and tells why. The cause that ctx is cancelled with
+// may be a [supervise.Request].
+func (j *Job) Start(ctx context.Context) (running bool) {
+	if j.Limits != nil {
+		j.Terms.Limits, j.err = j.Limits.Make(j.ID, false)
+	}
+	if j.err == nil {
+		j.Leave.Reserved()
+		j.err = ctx.Err()
+	}
+	if j.err == nil {
+		j.command, j.err = supervise.Hold(ctx, j.Place, j.Streams.Payload, j.Streams.Terminal, j.Terms)
+	}
+	j.Streams.Started()
+	if j.err != nil || !j.command.Release(ctx) {
+		return false
+	}
+	j.Leave.Running()
+	return true
+}
+
+// Signal sends a signal to everything of the command. An error means that it has ended.
+func (j *Job) Signal(sig unix.Signal) error { return j.command.Signal(sig) }
+
+// removeBound is how long a cgroup may stay busy that holds nothing any more.
+const removeBound = time.Second
+
+// Wait waits for the command's end and comes back when nothing of it is left, its last
+// output is passed on and the terminal is as it was. told, if not nil, cuts short the
+// passing on when it is closed; delivered says whether all of it was taken. left is what
+// could not be put away although the command is gone, for a warning.
+func (j *Job) Wait(ctx context.Context, told <-chan struct{}) (res result.Result, delivered bool, left []error) {
+	if j.command != nil {
+		defer j.command.Close()
+		j.command.Watch(ctx)
+		res = j.command.End(ctx)
+	} else {
+		res = supervise.NotStarted(ctx, j.err, j.Terms)
+	}
+	j.Leave.End()
+	if res.Cause == result.StartFailed {
+		res.Err = j.Leave.Explain(res.Err)
+	}
+	// The last output first, or it would come to a terminal that is not raw any more.
+	delivered = j.Streams.Drain(told)
+	j.Streams.Restore()
+	if j.command != nil {
+		if err := j.command.Collect(); err != nil {
+			left = append(left, err)
+		}
+	}
+	if g := j.Terms.Limits; g != nil { // what the keeper has not removed already
+		if err := g.Remove(time.Now().Add(removeBound)); err != nil {
+			left = append(left, fmt.Errorf("%w; sbxrun cleanup removes it when it is empty", err))
+		}
+	}
+	return res, delivered, left
+}
+
+// NewID is a name for a command or a sandbox that nobody else has.
+func NewID() string {
+	var b [8]byte
+	if _, err := unix.Getrandom(b[:], 0); err != nil {
+		// Only before the machine's generator is seeded, early in its boot.
+		return strconv.FormatInt(time.Now().UnixNano(), 16)
+	}
+	return hex.EncodeToString(b[:])
+}

@@ -1,0 +1,376 @@
+// Package sandbox keeps a sandbox that lives on: its record, its logs, whether it is ready,
+// when it has to end. sbxrun start has one in a process of its own; a process can have
+// many.
+package sandbox
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"os"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/admission"
+	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/logfile"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/internal/stream"
+	"github.com/sbxrun/sbxrun/internal/supervise"
+	"github.com/sbxrun/sbxrun/internal/values"
+)
+
+// Spec is a sandbox that is to be started.
+type Spec struct {
+	Command       []string // nil for a room that idles
+	Plan          *room.Plan
+	Limits        *limits.Plan // nil for none
+	Leave         *admission.Leave
+	Tags          map[string]string
+	Net, Hostname string    // as they are on record
+	Begin         time.Time // when it was asked for
+
+	Timeout, Grace, ProofTimeout time.Duration
+	IdleTimeout                  time.Duration // 0 for none
+
+	LogMax       int64 // bytes of each log
+	KillAtLogMax bool  // the sandbox ends when there is more
+
+	Probe Probe
+}
+
+// Sandbox is one from its making to its end. All that others know of it is in its record,
+// and they ask for its end there, too ([Sandbox.Asked]).
+type Sandbox struct {
+	spec  Spec
+	own   *state.Own
+	group *limits.Group // nil for none
+
+	logs    [2]*logfile.Writer // stdout, stderr
+	relays  stream.Relays      // into the logs
+	matched chan struct{}      // closed when a line of them says that it is ready
+	match   func()             // closes matched
+
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	hurry  chan struct{}
+	now    func() // closes hurry
+
+	command *supervise.Command
+	room    *proc.Process // its PID 1, once it is held
+	probing sync.WaitGroup
+	mu      sync.Mutex // of the record
+	record  state.Record
+	running bool // it is on record that it runs
+}
+
+// New makes a sandbox of which there is nothing yet but the record's place. It takes over
+// own, and plan and leave of the spec. When ctx is done the sandbox ends; its cause may be
+// a [supervise.Request].
+func New(ctx context.Context, own *state.Own, spec Spec) *Sandbox {
+	s := &Sandbox{spec: spec, own: own, hurry: make(chan struct{}), matched: make(chan struct{})}
+	s.now = sync.OnceFunc(func() { close(s.hurry) })
+	s.match = sync.OnceFunc(func() { close(s.matched) })
+	s.ctx, s.cancel = context.WithCancelCause(ctx)
+	return s
+}
+
+// ID is what nobody else has.
+func (s *Sandbox) ID() string { return s.own.ID }
+
+// Name is "" if it was given none.
+func (s *Sandbox) Name() string { return s.own.Name }
+
+// Start builds the sandbox, and returns when its command was executed and it can be
+// entered. After an error there is nothing to wait for, and nothing left; but if somebody has
+// ended it meanwhile, that is on record.
+func (s *Sandbox) Start() error {
+	stdio, pipes, err := s.make()
+	if err != nil {
+		for _, f := range append(stdio[:], pipes[:]...) {
+			f.Close() // nil is an error, and no more
+		}
+		s.spec.Plan.Close()
+		return s.finish(supervise.NotStarted(context.Background(), err, supervise.Terms{Begin: s.spec.Begin}))
+	}
+	terms := supervise.Terms{
+		Timeout:      s.spec.Timeout,
+		Grace:        s.spec.Grace,
+		ProofTimeout: s.spec.ProofTimeout,
+		Begin:        s.spec.Begin,
+		Hurry:        s.hurry,
+		Limits:       s.group,
+		SpareOOM:     true, // execs have their own end
+		Shared:       true,
+		Confirm:      true,
+	}
+	s.command, err = supervise.Hold(s.ctx, supervise.Place{Plan: s.spec.Plan}, stdio, nil, terms)
+	for _, f := range stdio {
+		f.Close() // the payload has its own
+	}
+	s.spec.Plan.Close()
+	for i, r := range pipes {
+		s.relays.Add(r, s.log(i))
+	}
+	if err != nil {
+		return s.finish(supervise.NotStarted(s.ctx, err, terms))
+	}
+	// On record before the command may start: whatever dies from here on, cleanup finds it.
+	if err := s.hold(s.command.Kept()); err != nil {
+		s.command.Refuse(err)
+	}
+	if !s.command.Release(s.ctx) {
+		return s.Wait()
+	}
+	s.spec.Leave.Running()
+	err = s.own.GrantAccess()
+	if err == nil {
+		err = s.write(func(r *state.Record) { r.Phase = state.Running })
+	}
+	if err != nil {
+		s.End(supervise.Request{Cause: result.Killed, Signal: unix.SIGKILL}) // nobody could find it
+		return result.All(err, s.Wait())
+	}
+	s.running = true
+	if s.record.Ready != nil {
+		s.probing.Go(s.becomeReady)
+	}
+	if s.spec.IdleTimeout > 0 {
+		go s.endWhenIdle()
+	}
+	return nil
+}
+
+// Wait waits for the sandbox's end, and returns when nothing of it is left and its record
+// says so. An error is one of the record.
+func (s *Sandbox) Wait() error {
+	s.command.Watch(s.ctx)
+	s.endExecs()
+	res := s.command.End(s.ctx)
+	if res.Cause == result.Lost && s.doomed() {
+		res.Cause = result.Killed
+	}
+	s.cancel(nil) // so that the probe ends, as long as its room is ours to look at
+	s.probing.Wait()
+	_ = s.command.Collect() // a keeper that was left reaps what it has
+	s.command.Close()
+	return s.finish(res)
+}
+
+// End has the sandbox end. A second request can only shorten the grace period of the first.
+func (s *Sandbox) End(r supervise.Request) {
+	if s.ctx.Err() == nil {
+		s.cancel(r)
+		return
+	}
+	// It is about to end anyway; but here is somebody with less patience.
+	time.AfterFunc(r.Grace, s.now)
+}
+
+// Asked has the sandbox end as kill.json says, which sbxrun kill has written; if there is
+// none, by the signal that was to make us look.
+func (s *Sandbox) Asked(sig syscall.Signal) {
+	r := supervise.Request{Cause: result.Canceled, Signal: sig}
+	if kill, err := s.own.ReadKill(); err == nil && kill != nil {
+		r = supervise.Request{Cause: result.Killed, Signal: signalNumber(kill.Signal), Grace: time.Duration(kill.GraceMS * float64(time.Millisecond))}
+	}
+	s.End(r)
+}
+
+// endExecs tells the execs in the sandbox that it is about to end, if they get a grace
+// period: those in a room that idles are given it here, because only they can use it.
+func (s *Sandbox) endExecs() {
+	grace, request := time.Duration(0), s.command.Request()
+	switch s.command.Cause() {
+	case result.Timeout:
+		request.Signal, grace = unix.SIGTERM, s.spec.Grace
+	case result.Killed, result.IdleTimeout, result.OutputLimit:
+		grace = request.Grace
+	}
+	if grace == 0 || len(s.spec.Command) == 0 && (s.command.Cause() == result.IdleTimeout || s.own.EndUse()) {
+		return // nobody is there, and nobody comes
+	}
+	_ = s.own.MarkEnding() // on a full disk they do not know why they end
+	s.command.Spare(time.Now().Add(grace))
+	if len(s.spec.Command) > 0 || s.command.Signal(request.Signal) != nil {
+		return
+	}
+	const look = 10 * time.Millisecond
+	over := time.After(grace)
+	for !s.own.EndUse() {
+		select {
+		case <-time.After(look):
+		case <-over:
+			return
+		case <-s.hurry:
+			return
+		}
+	}
+}
+
+// make makes what has to be there before the sandbox: record, logs, pipes, cgroups.
+func (s *Sandbox) make() (stdio [3]*os.File, pipes [2]*os.File, err error) {
+	if s.record, err = s.firstRecord(); err != nil {
+		return stdio, pipes, err
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_RDONLY, 0)
+	if err != nil {
+		return stdio, pipes, err
+	}
+	stdio = [3]*os.File{null}
+	for i := range pipes {
+		if pipes[i], stdio[i+1], err = s.openLog(i); err != nil {
+			return stdio, pipes, err
+		}
+	}
+	if err := s.own.Write(s.record); err != nil {
+		return stdio, pipes, err
+	}
+	if s.spec.Limits != nil {
+		if s.group, err = s.spec.Limits.Make(s.own.ID, true); err != nil {
+			return stdio, pipes, err
+		}
+	}
+	s.spec.Leave.Reserved()
+	return stdio, pipes, nil
+}
+
+// firstRecord is what is known of the sandbox before there is one.
+func (s *Sandbox) firstRecord() (state.Record, error) {
+	self, err := proc.Identify(os.Getpid())
+	if err != nil {
+		return state.Record{}, err
+	}
+	r := state.Record{
+		Tags: s.spec.Tags, Argv: s.spec.Command, CreatedAt: s.spec.Begin.UTC().Format(result.TimeFormat), Phase: state.Starting, Supervisor: self,
+		Workdir: s.spec.Plan.Workdir, Net: s.spec.Net, Hostname: s.spec.Hostname,
+		TimeoutMS: result.Milliseconds(s.spec.Timeout), IdleTimeoutMS: result.Milliseconds(s.spec.IdleTimeout),
+	}
+	if r.Argv == nil {
+		r.Argv = []string{}
+	}
+	if cred := s.spec.Plan.Cred(); cred != nil {
+		r.UID, r.GID = &cred.UID, &cred.GID
+	}
+	if p := s.spec.Probe.String(); p != "" {
+		r.Ready = &state.Ready{Probe: p}
+	}
+	return r, nil
+}
+
+// hold puts on disk who the room's PID 1 is, before the payload may start.
+func (s *Sandbox) hold(kept *proc.Kept) error {
+	init, err := proc.Identify(kept.Room.PID)
+	if err == nil && kept.Room.Exited() {
+		err = proc.ErrGone // so that may have been another
+	}
+	if err != nil {
+		return err
+	}
+	access := state.Access{Init: init, Cred: s.spec.Plan.Cred(), Net: s.spec.Net, Workdir: s.spec.Plan.Workdir, Filter: s.spec.Plan.Filter().Name(), Env: values.Pairs(s.spec.Plan.Env())}
+	if s.group != nil {
+		access.Cgroups = s.group.Dirs()
+	}
+	if err := s.own.WriteAccess(access); err != nil {
+		return err
+	}
+	return s.write(func(r *state.Record) {
+		r.Init, s.room = &init, kept.Room
+		if s.spec.Limits != nil {
+			r.Limits = s.spec.Limits.Limits
+		}
+	})
+}
+
+// write changes the record.
+func (s *Sandbox) write(change func(*state.Record)) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.record.Phase == state.Ended {
+		return nil // too late
+	}
+	change(&s.record)
+	return s.own.Write(s.record)
+}
+
+// doomed says whether somebody was to kill the sandbox, and so has done it without
+// us: sbxrun kill, when we are stopped.
+func (s *Sandbox) doomed() bool {
+	kill, err := s.own.ReadKill()
+	return err == nil && kill != nil
+}
+
+// signalNumber is the signal that [result.SignalName] has named; 0 for none.
+func signalNumber(name string) syscall.Signal {
+	if n, err := strconv.Atoi(name); err == nil {
+		return syscall.Signal(n)
+	}
+	return unix.SignalNum("SIG" + name)
+}
+
+// endWhenIdle ends the sandbox when nothing has used it for so long.
+func (s *Sandbox) endWhenIdle() {
+	timeout := s.spec.IdleTimeout
+	for {
+		wait, err := s.own.EndIfIdle(timeout)
+		if err != nil {
+			wait = min(timeout, time.Second) // not to be told now
+		} else if wait <= 0 {
+			s.End(supervise.Request{Cause: result.IdleTimeout, Signal: unix.SIGTERM, Grace: s.spec.Grace})
+			return
+		}
+		select {
+		case <-time.After(wait):
+		case <-s.ctx.Done():
+			return
+		}
+	}
+}
+
+// finish puts away what is left beside the room, and records how the sandbox ended, or
+// removes one that never was.
+func (s *Sandbox) finish(res result.Result) error {
+	s.relays.Finish(nil) // a disk that takes nothing any more does not take the record either
+	for _, log := range s.logs {
+		log.Close()
+	}
+	s.spec.Leave.End()
+	if s.group != nil { // what the keeper has not removed already, or else cleanup does
+		_ = s.group.Remove(time.Now().Add(time.Second))
+	}
+	if res.Cause == result.StartFailed && res.Verdict != result.Unproven {
+		return result.All(s.because(s.spec.Leave.Explain(res.Err)), s.own.Remove())
+	}
+	report := res.Report(s.own.ID, s.spec.Command)
+	report.Bwrap = &result.ReportBwrap{Path: s.spec.Plan.Program.Path, Version: s.spec.Plan.Program.Version}
+	err := s.write(func(r *state.Record) {
+		r.Phase, r.Report = state.Ended, &report
+		r.Logs = s.written()
+	})
+	err = result.All(err, s.own.DropAccess(), s.own.Close())
+	if !s.running { // by somebody else than who has started it
+		err = result.All(&result.Error{Code: "ended", Message: "the sandbox was ended while it was being set up: " + string(res.Cause), ExitCode: res.ExitCode()}, err)
+	}
+	return err
+}
+
+// because adds to an error what bwrap has said on stderr, which nobody sees.
+func (s *Sandbox) because(e *result.Error) error {
+	file, err := s.own.OpenFile(Logs[1], os.O_RDONLY)
+	if err != nil {
+		return e
+	}
+	defer file.Close()
+	line, _ := bufio.NewReaderSize(file, 512).ReadSlice('\n')
+	if line = bytes.TrimSpace(line); len(line) > 0 {
+		e.Message += " (" + string(line) + ")"
+	}
+	return e
+}

@@ -1,0 +1,238 @@
+package stream
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+// Streams are a command's stdin, stdout and stderr: files that it is given as they are;
+// pipes, whose other ends are read and written here; or a terminal of its own.
+type Streams struct {
+	// Payload is what the command is given. Started closes those that are not the
+	// caller's.
+	Payload  [3]*os.File
+	Terminal *proc.Terminal // to be restored if we are killed; nil for none
+
+	own    []*os.File // of Payload, those to close
+	relays Relays
+	memory bool // all that is passed on goes to a Buffer
+	bound  Bound
+	broken func(error)
+	raw    func() // makes our terminal raw
+	undo   func() // and puts it back
+
+	draining sync.Once
+	complete bool // after Drain
+}
+
+// Bound is how much may be passed on of a stream.
+type Bound struct {
+	Size     int64
+	Limited  bool   // more than Size is not passed on
+	Exceeded func() // is called when there is more, with every piece
+}
+
+// Open makes the streams of a command that reads stdin and writes to stdout and stderr. A
+// file is given to the command as it is, but for a bound on what it writes; nil is
+// /dev/null. From a reader is read in the background until the command closes its stdin or
+// ends, and nobody waits for a Read of it that does not return. If stdout and stderr are the
+// same writer it is written to by one goroutine at a time, as os/exec does.
+//
+// broken is called when a writer does not take what was written; the rest is dropped then.
+// Should it not return at all, the command waits as for any full pipe.
+func Open(stdin io.Reader, stdout, stderr io.Writer, b Bound, broken func(error)) (_ *Streams, err error) {
+	s := &Streams{memory: true, bound: b, broken: broken, raw: func() {}, undo: func() {}}
+	defer func() {
+		if err != nil {
+			s.Drain(nil)
+		}
+	}()
+	if f, ok := stdin.(*os.File); ok || stdin == nil {
+		err = s.give(0, f, os.O_RDONLY)
+	} else {
+		err = s.feed(stdin)
+	}
+	if err != nil {
+		return nil, err
+	}
+	for i, dst := range []io.Writer{stdout, stderr} {
+		f, ok := dst.(*os.File)
+		switch {
+		case dst == nil || ok && !b.Limited:
+			err = s.give(i+1, f, os.O_WRONLY)
+		case i == 1 && same(stdout, stderr):
+			s.Payload[2] = s.Payload[1]
+		default:
+			err = s.take(i+1, dst)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if err := NoDirectories(s.Payload); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// same reports whether two writers are one. Those that Go cannot compare are not.
+func same(a, b io.Writer) bool {
+	defer func() { _ = recover() }() // types that are not comparable
+	return a == b
+}
+
+// give gives the command a file, or /dev/null.
+func (s *Streams) give(i int, f *os.File, flag int) (err error) {
+	if f == nil {
+		if f, err = os.OpenFile(os.DevNull, flag, 0); err != nil {
+			return err
+		}
+		s.own = append(s.own, f)
+	}
+	s.Payload[i] = f
+	return nil
+}
+
+// NoDirectories refuses a directory as stdin, stdout or stderr: the command would have it,
+// and openat(2) finds its way from there to all files of the host, whatever the sandbox
+// shows.
+func NoDirectories(stdio [3]*os.File) error {
+	for i, name := range []string{"stdin", "stdout", "stderr"} {
+		var st unix.Stat_t
+		if stdio[i] != nil && unix.Fstat(proc.Descriptor(stdio[i]), &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
+			return &result.Error{Code: "setup", Message: name + " is a directory, from which the command could reach all files of the host", Hint: "redirect it, to /dev/null for example"}
+		}
+	}
+	return nil
+}
+
+// feed puts a pipe in the place of stdin, and writes to it what src has.
+func (s *Streams) feed(src io.Reader) error {
+	w, r, err := pipe(writing)
+	if err != nil {
+		return err
+	}
+	s.Payload[0] = r
+	s.own = append(s.own, r)
+	go func() {
+		// An error is EPIPE: the command has closed its stdin, or has ended.
+		_, _ = io.Copy(w, src)
+		w.Close()
+	}()
+	return nil
+}
+
+// take puts a pipe in the place of stdout or stderr, and reads it however much comes: a
+// full pipe would stop the command.
+func (s *Streams) take(i int, dst io.Writer) error {
+	r, w, err := Pipe()
+	if err != nil {
+		return err
+	}
+	s.Payload[i] = w
+	s.own = append(s.own, w)
+	s.pass(dst, r)
+	return nil
+}
+
+// Pipe is os.Pipe, but the end for writing is a command's and blocks, as programs expect
+// of their stdout.
+func Pipe() (r, w *os.File, err error) { return pipe(reading) }
+
+// Which end of a pipe is ours.
+const (
+	reading = iota
+	writing
+)
+
+// pipe makes a pipe of which our end does not block, so that Go's poller serves it, and
+// the command's does.
+func pipe(end int) (ours, theirs *os.File, err error) {
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
+		return nil, nil, fmt.Errorf("make a pipe: %w", err)
+	}
+	if err := unix.SetNonblock(fds[end], true); err != nil {
+		unix.Close(fds[0])
+		unix.Close(fds[1])
+		return nil, nil, fmt.Errorf("make a pipe: %w", err)
+	}
+	return os.NewFile(uintptr(fds[end]), "pipe"), os.NewFile(uintptr(fds[1-end]), "pipe"), nil
+}
+
+// pass passes on src to dst in the background.
+func (s *Streams) pass(dst io.Writer, src *os.File) {
+	_, kept := dst.(*Buffer)
+	out := &output{dst: dst, bound: s.bound, kept: kept}
+	s.memory = s.memory && kept
+	s.relays.Add(src, func(b []byte) {
+		if out.err != nil {
+			return // the payload must not wait for a reader
+		}
+		if _, err := out.Write(b); err != nil {
+			s.broken(err)
+		}
+	})
+}
+
+// output passes a stream on, up to its bound, and remembers whether writing failed.
+type output struct {
+	dst   io.Writer
+	bound Bound
+	kept  bool // dst has its own bound
+	total int64
+	err   error
+}
+
+func (o *output) Write(b []byte) (n int, err error) {
+	pass := b
+	if before := o.total; o.bound.Limited {
+		o.total += int64(len(b))
+		if o.total > o.bound.Size {
+			o.bound.Exceeded()
+			if !o.kept {
+				pass = b[:max(0, o.bound.Size-before)]
+			}
+		}
+	}
+	if n, o.err = o.dst.Write(pass); o.err != nil {
+		return n, o.err
+	}
+	return len(b), nil
+}
+
+// Started gives up the command's ends: with the command's own they are the last that keep
+// the streams from ending. Called when the command has them.
+func (s *Streams) Started() {
+	s.raw()
+	s.raw = func() {}
+	for _, f := range s.own {
+		f.Close()
+	}
+	s.own = nil
+}
+
+// Drain passes on what the command has written before its end, see [Relays.Finish]; it
+// reports whether somebody took all of it. Only the first call does anything.
+func (s *Streams) Drain(told <-chan struct{}) (complete bool) {
+	s.draining.Do(func() {
+		s.raw = func() {}
+		s.Started() // in case it never got that far
+		s.complete = s.relays.Finish(told)
+		if s.memory {
+			s.relays.copying.Wait() // it keeps nobody waiting
+			s.complete = true
+		}
+	})
+	return s.complete
+}
+
+// Restore puts the caller's terminal back. It may be called more than once.
+func (s *Streams) Restore() { s.undo() }
