@@ -2,6 +2,7 @@ package state
 
 import (
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -130,14 +132,53 @@ func (f folder) write(name string, data []byte) error {
 	_, err = file.Write(data)
 	err = result.All(err, file.Close())
 	if err == nil {
-		if err = unix.Renameat(f.fd, tmp, f.fd, name); err != nil {
-			err = f.fail("rename", name, err)
-		}
+		err = f.rename(tmp, name)
 	}
 	if err != nil {
 		err = result.All(err, f.unlink(tmp))
 	}
 	return err
+}
+
+// checked is what a file holds as JSON. What is dangerous is checked strictly, before it is written
+// and after it was read; texts are whatever they are, and to be quoted where they are shown.
+type checked interface{ check() error }
+
+func (f folder) readJSON(name string, v checked) error {
+	data, err := f.read(name)
+	if err != nil {
+		return err
+	}
+	if err := parse(data, v); err != nil {
+		return f.fail("read", name, err)
+	}
+	return nil
+}
+
+// writeJSON writes v as one line.
+func (f folder) writeJSON(name string, v checked) error {
+	if err := v.check(); err != nil {
+		return err // it could not be read either
+	}
+	data, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return f.write(name, append(data, '\n'))
+}
+
+func parse(data []byte, v checked) error {
+	err := json.Unmarshal(data, v)
+	var kind *json.UnmarshalTypeError // has words for Go's types, which are not for people
+	switch {
+	case err == nil:
+		return v.check()
+	case !errors.As(err, &kind):
+		return damage(err.Error())
+	case kind.Field == "":
+		return damaged("a %s, not an object", kind.Value)
+	}
+	return damaged("%q is a %s", kind.Field, kind.Value)
 }
 
 // names lists what is in f. It moves the descriptor's offset, so f must not be
@@ -192,14 +233,17 @@ func (f folder) scrap(name string) error {
 		return err
 	}
 	defer sub.close()
-	if err := sub.clear(); err != nil {
-		return err // so it is not empty
-	}
-	return f.rmdir(name)
+	return f.rmdir(name, sub)
 }
 
-// rmdir removes an empty directory. That there is none is well.
-func (f folder) rmdir(name string) error {
+// rmdir removes the directory of this name with the files in it. sub is that directory, or
+// is not open, and then it must be empty. That there is none is well.
+func (f folder) rmdir(name string, sub folder) error {
+	if sub.fd >= 0 {
+		if err := sub.clear(); err != nil {
+			return err // so it is not empty
+		}
+	}
 	if err := unix.Unlinkat(f.fd, name, unix.AT_REMOVEDIR); err != nil && err != unix.ENOENT {
 		return f.fail("remove", name, err)
 	}
@@ -212,4 +256,46 @@ func (f folder) rename(from, to string) error {
 		return f.fail("rename", to, err)
 	}
 	return nil
+}
+
+// tryLock takes a lock (unix.F_WRLCK, alone; unix.F_RDLCK, with others), changes it
+// or gives it up (unix.F_UNLCK), without waiting. It belongs to the open file and
+// ends with its last descriptor. EAGAIN: somebody else has it.
+func tryLock(fd int, kind int16) error {
+	return unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: kind, Whence: io.SeekStart})
+}
+
+// lock opens a file and takes its lock. It tries again, for so long, instead of
+// waiting in the kernel, where a holder that was stopped (SIGSTOP) would keep us for ever.
+func (f folder) lock(name string, flags int, kind int16, patience time.Duration) (fd int, err error) {
+	if fd, err = f.open(name, flags); err != nil {
+		return -1, err
+	}
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		if err = tryLock(fd, kind); err == nil {
+			return fd, nil
+		}
+		if !errors.Is(err, unix.EAGAIN) || !time.Now().Before(end) {
+			_ = unix.Close(fd) // nothing was written
+			return -1, f.fail("lock", name, err)
+		}
+	}
+}
+
+// locked asks whether somebody has a file's lock, and takes none. Nobody has that of a file
+// that is not there.
+func (f folder) locked(name string) (bool, error) {
+	fd, err := f.open(name, unix.O_RDONLY)
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer unix.Close(fd)
+	l := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
+	if err := unix.FcntlFlock(uintptr(fd), unix.F_OFD_GETLK, &l); err != nil {
+		return false, f.fail("lock", name, err)
+	}
+	return l.Type != unix.F_UNLCK, nil
 }

@@ -22,7 +22,7 @@ func attempt(path string) (d *Dir, o *Own, err error) {
 		return d, nil, err
 	}
 	if err = o.Write(record("1", Starting)); err == nil {
-		err = o.WriteFile("env", make([]byte, 5000))
+		err = writeFile(o, "env", make([]byte, 5000))
 	}
 	if err != nil {
 		if rerr := o.Remove(); rerr != nil {

@@ -2,6 +2,7 @@ package state
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"strconv"
 	"time"
@@ -9,17 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-)
-
-// The files of the package itself; see the package comment.
-const (
-	lockName     = "lock"
-	namesName    = "names"
-	activityName = "activity"
-	recordName   = "record.json"
-	killName     = "kill.json"
-	accessName   = "access"
-	endingName   = "ending"
 )
 
 // Own is a sandbox as its supervisor has it: alive until Close or Remove, or
@@ -44,8 +34,10 @@ func (d *Dir) Create(id, name string) (*Own, error) {
 	if !validID(id) {
 		return nil, failed(damage("id of a sandbox: " + strconv.Quote(id)))
 	}
-	if name != "" && !validName(name) {
-		return nil, ValidName(name)
+	if name != "" {
+		if err := ValidName(name); err != nil {
+			return nil, err
+		}
 	}
 	o := &Own{ID: id, Name: name, dir: d, folder: folder{fd: -1}, lock: -1, activity: -1}
 	if err := d.alone(o.create); err != nil {
@@ -61,7 +53,7 @@ func (o *Own) create() (err error) {
 	}
 	defer func() {
 		if err != nil {
-			err = result.All(err, o.dir.release(o.Name, o.ID), o.unmake(hidden)) // see also Sweep
+			err = result.All(err, o.dir.release(o.Name, o.ID), root.rmdir(hidden, o.folder)) // see also Sweep
 			o.giveUp()
 		}
 	}()
@@ -69,11 +61,8 @@ func (o *Own) create() (err error) {
 		return err
 	}
 	const flags = unix.O_RDWR | unix.O_CREAT | unix.O_EXCL
-	if o.lock, err = o.folder.open(lockName, flags); err != nil {
+	if o.lock, err = o.folder.lock(lockName, flags, unix.F_WRLCK, 0); err != nil {
 		return err
-	}
-	if err := tryLock(o.lock, unix.F_WRLCK); err != nil {
-		return o.folder.fail("lock", lockName, err)
 	}
 	if o.activity, err = o.folder.open(activityName, flags); err != nil {
 		return err
@@ -93,16 +82,6 @@ func (o *Own) create() (err error) {
 	return nil
 }
 
-// unmake removes a directory that was just made.
-func (o *Own) unmake(hidden string) error {
-	if o.folder.fd >= 0 {
-		if err := o.folder.clear(); err != nil {
-			return err // so it is not empty
-		}
-	}
-	return o.dir.root.rmdir(hidden)
-}
-
 // giveUp closes what is open, the lock last.
 func (o *Own) giveUp() {
 	for _, fd := range []*int{&o.activity, &o.folder.fd, &o.lock} {
@@ -116,18 +95,8 @@ func (o *Own) giveUp() {
 // Write publishes the record, whose Version, ID and Name are set here.
 func (o *Own) Write(r Record) error {
 	r.Version, r.ID, r.Name = RecordVersion, o.ID, o.Name
-	if err := r.check(); err != nil {
-		return failed(err) // it could not be read either
-	}
-	data, err := marshal(&r)
-	if err == nil {
-		err = o.folder.write(recordName, data)
-	}
-	return failed(err)
+	return failed(o.folder.writeJSON(recordName, &r))
 }
-
-// WriteFile makes or replaces a private file of the sandbox, at once.
-func (o *Own) WriteFile(name string, data []byte) error { return failed(o.folder.write(name, data)) }
 
 // OpenFile opens a private file of the sandbox, such as a log; flags are those of
 // [os.OpenFile]. The caller closes it.
@@ -138,23 +107,32 @@ func (o *Own) OpenFile(name string, flags int) (*os.File, error) {
 
 // ReadKill reads the request that [Entry.WriteKill] has left; nil if there is none.
 func (o *Own) ReadKill() (*Kill, error) {
-	data, err := o.folder.read(killName)
+	k := new(Kill)
+	err := o.folder.readJSON(killName, k)
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, failed(err)
 	}
-	k, err := parseKill(data)
-	if err != nil {
-		return nil, failed(o.folder.fail("read", killName, err))
-	}
-	return &k, nil
+	return k, nil
 }
+
+// WriteAccess writes down how the sandbox can be entered, for [Own.GrantAccess]: so
+// what a full disk refuses is refused before the payload runs.
+func (o *Own) WriteAccess(a Access) error {
+	return failed(o.folder.write(heldAccessName, []byte(a.text())))
+}
+
+// GrantAccess makes the sandbox one that can be entered. It takes no space.
+func (o *Own) GrantAccess() error { return failed(o.folder.rename(heldAccessName, accessName)) }
+
+// DropAccess ends that, and with it what the variables hold.
+func (o *Own) DropAccess() error { return failed(o.folder.unlink(accessName)) }
 
 // MarkEnding tells that the sandbox is about to end, before anything in it is
 // signalled: an exec that dies of that signal has ended with its sandbox.
-func (o *Own) MarkEnding() error { return o.WriteFile(endingName, nil) }
+func (o *Own) MarkEnding() error { return failed(o.folder.write(endingName, nil)) }
 
 // Close frees the name and gives up the lock: to others the sandbox has ended now.
 // The record stays.
@@ -175,4 +153,124 @@ func (o *Own) end(remove func() error) error {
 	err := result.All(o.dir.release(o.Name, o.ID), remove())
 	o.giveUp()
 	return failed(err)
+}
+
+// claim gives the name to the sandbox id, unless it belongs to one that lives.
+// The caller is alone.
+func (d *Dir) claim(name, id string) error {
+	if err := unix.Mkdirat(d.root.fd, namesName, 0o700); err != nil && err != unix.EEXIST {
+		return d.root.fail("mkdir", namesName, err)
+	}
+	names, err := d.names()
+	if err != nil {
+		return err
+	}
+	defer names.close()
+	// Once more after what was in the way is gone. Nobody else puts anything there.
+	for range 2 {
+		if err = unix.Symlinkat(id, names.fd, name); err != unix.EEXIST {
+			break
+		}
+		other, err := owner(names, name)
+		if errors.Is(err, unix.ENOENT) {
+			continue // just freed by its owner, who need not be alone for that
+		}
+		if err != nil {
+			return err
+		}
+		alive, err := d.alive(other)
+		if err != nil {
+			return err
+		}
+		if alive {
+			return &result.Error{Code: "name-in-use", Message: fmt.Sprintf("the name %q belongs to the sandbox %s, which is alive", name, other),
+				Hint: "choose another one, or end that sandbox first"}
+		}
+		if err := names.unlink(name); err != nil {
+			return err
+		}
+	}
+	if err != nil {
+		return names.fail("symlink", name, err)
+	}
+	return nil
+}
+
+// release frees the name if it still is id's. The caller is the living id, from
+// whom nobody takes it, or alone.
+func (d *Dir) release(name, id string) error {
+	if name == "" {
+		return nil
+	}
+	names, err := d.names()
+	if err == nil {
+		defer names.close()
+		var other string
+		if other, err = owner(names, name); err == nil && other == id {
+			err = names.unlink(name)
+		}
+	}
+	if errors.Is(err, unix.ENOENT) {
+		return nil // there is no such name
+	}
+	return err
+}
+
+// EndIfIdle returns how long to wait before asking again: not before then can the
+// sandbox have been out of use for the timeout, which counts from when it was made
+// and from the end of each use. 0 means that the sandbox is idle and that no use can
+// begin any more: [Entry.HoldActivity] fails from now on.
+func (o *Own) EndIfIdle(timeout time.Duration) (wait time.Duration, err error) {
+	now := o.dir.clock()
+	// For the moment until it is given up again, HoldActivity has patience.
+	switch err := tryLock(o.activity, unix.F_WRLCK); {
+	case errors.Is(err, unix.EAGAIN):
+		// In use. Whenever that ends, the time is not up before it has passed from now.
+		o.busy, o.busyAt = true, now
+		return timeout, nil
+	case err != nil:
+		return 0, failed(o.folder.fail("lock", activityName, err))
+	}
+	last, err := touched(o.activity)
+	if err == nil && o.busy && last <= o.busyAt {
+		// The user that was seen at busyAt has not set the time of its end: it was
+		// killed, perhaps just now.
+		last, o.busy = now, false
+		err = touch(o.activity, now)
+	}
+	wait = last + timeout - now
+	if err == nil && wait <= 0 {
+		return 0, nil // the lock is kept
+	}
+	if err := result.All(err, tryLock(o.activity, unix.F_UNLCK)); err != nil {
+		return 0, failed(o.folder.fail("ask", activityName, err))
+	}
+	return wait, nil
+}
+
+// EndUse lets no use begin any more, if there is none: [Entry.HoldActivity] fails from
+// now on.
+func (o *Own) EndUse() bool { return tryLock(o.activity, unix.F_WRLCK) == nil }
+
+// touch sets the file's modification time to now, a time of the directory's clock.
+// (utimensat(2) takes AT_EMPTY_PATH since Linux 5.8.)
+func touch(fd int, now time.Duration) error {
+	t := unix.NsecToTimespec(int64(now))
+	return unix.UtimesNanoAt(fd, "", []unix.Timespec{t, t}, unix.AT_EMPTY_PATH)
+}
+
+// touched returns the time that touch has set.
+func touched(fd int) (time.Duration, error) {
+	var st unix.Stat_t
+	err := unix.Fstat(fd, &st)
+	return time.Duration(st.Mtim.Nano()), err
+}
+
+// monotonic returns CLOCK_MONOTONIC, the clock of every [Dir] but in tests: an
+// administrator or NTP may set the wall clock, and no sandbox may end for that. It
+// begins with the machine's boot, so it may be 0 or close to it.
+func monotonic() time.Duration {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // cannot fail: the clock exists
+	return time.Duration(t.Nano())
 }

@@ -1,9 +1,8 @@
 package state
 
 import (
-	"encoding/json"
-	"errors"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -67,31 +66,6 @@ type Logs struct {
 	StderrTruncated bool  `json:"stderr_truncated"`
 }
 
-// notOurs words an error of package json without its words for Go's types.
-func notOurs(err error) error {
-	var kind *json.UnmarshalTypeError
-	if !errors.As(err, &kind) {
-		return damage(err.Error())
-	}
-	if kind.Field == "" {
-		return damaged("a %s, not an object", kind.Value)
-	}
-	return damaged("%q is a %s", kind.Field, kind.Value)
-}
-
-// ParseRecord parses and checks a record. What is dangerous is checked strictly;
-// texts are whatever they are, and to be quoted where they are shown.
-func ParseRecord(data []byte) (Record, error) {
-	var r Record
-	if err := json.Unmarshal(data, &r); err != nil {
-		return Record{}, notOurs(err)
-	}
-	if err := r.check(); err != nil {
-		return Record{}, err
-	}
-	return r, nil
-}
-
 func (r *Record) check() error {
 	switch {
 	case r.Version != RecordVersion:
@@ -129,17 +103,6 @@ type Kill struct {
 	GraceMS float64 `json:"grace_ms"`
 }
 
-func parseKill(data []byte) (Kill, error) {
-	var k Kill
-	if err := json.Unmarshal(data, &k); err != nil {
-		return Kill{}, notOurs(err)
-	}
-	if err := k.check(); err != nil {
-		return Kill{}, err
-	}
-	return k, nil
-}
-
 func (k *Kill) check() error {
 	number, err := strconv.ParseUint(k.Signal, 10, 8)
 	if k.Signal != "" && unix.SignalNum("SIG"+k.Signal) == 0 && (err != nil || number < 1 || number > 64) {
@@ -152,8 +115,75 @@ func (k *Kill) check() error {
 	return nil
 }
 
-// marshal is v as one line.
-func marshal(v any) ([]byte, error) {
-	data, err := json.Marshal(v)
-	return append(data, '\n'), err
+// Access is what one needs to enter a sandbox. It is there from when the payload
+// runs, for only then the sandbox is complete, and never changes. It has a file of its own because of the variables,
+// which may be secrets and are for nobody to be shown, and because an exec is
+// quicker without JSON.
+type Access struct {
+	Init    proc.Identity
+	Cred    *proc.Cred // who the sandbox runs as, if not as sbxrun
+	Net     string
+	Workdir string
+	Filter  string   // for system calls, by its name
+	Cgroups []string // the sandbox's own, by their directories
+	Env     []string // NAME=VALUE
+}
+
+// heldAccessName is the file while the payload is held.
+const heldAccessName = ".access"
+
+// accessVersion changes with the fields: nobody may enter by what he does not
+// understand, a sandbox that an other version has started.
+const accessVersion = "2"
+
+// accessFields are the words before the cgroups, the last being their number. The
+// variables follow.
+const accessFields = 11
+
+func (a *Access) text() string {
+	uid, gid := "", ""
+	if a.Cred != nil {
+		uid, gid = strconv.FormatUint(uint64(a.Cred.UID), 10), strconv.FormatUint(uint64(a.Cred.GID), 10)
+	}
+	words := []string{accessVersion, strconv.Itoa(a.Init.PID), strconv.FormatUint(a.Init.Start, 10), a.Init.BootID, strconv.FormatUint(a.Init.PIDNS, 10),
+		uid, gid, a.Net, a.Workdir, a.Filter, strconv.Itoa(len(a.Cgroups))}
+	words = append(words, a.Cgroups...)
+	// Each word ends with a NUL, which none can hold; so a file that was cut is known.
+	return strings.Join(append(words, a.Env...), "\x00") + "\x00\n"
+}
+
+func parseAccess(text string) (a Access, err error) {
+	text, whole := strings.CutSuffix(text, "\x00\n")
+	words := strings.Split(text, "\x00")
+	if !whole || len(words) < accessFields || words[0] != accessVersion {
+		return Access{}, damaged("no access")
+	}
+	number := func(word string, bits int) uint64 {
+		n, numberErr := strconv.ParseUint(word, 10, bits)
+		if numberErr != nil {
+			err = damaged("number %.80q", word)
+		}
+		return n
+	}
+	a.Init = proc.Identity{PID: int(number(words[1], 22)), Start: number(words[2], 64), BootID: words[3], PIDNS: number(words[4], 64)}
+	if words[5] != "" {
+		a.Cred = &proc.Cred{UID: uint32(number(words[5], 32)), GID: uint32(number(words[6], 32))}
+	}
+	a.Net, a.Workdir, a.Filter = words[7], words[8], words[9]
+	rest := words[accessFields:]
+	cgroups := int(number(words[10], 8))
+	if cgroups > len(rest) {
+		return Access{}, damaged("%d cgroups", cgroups)
+	}
+	if cgroups > 0 {
+		a.Cgroups = rest[:cgroups]
+	}
+	a.Env = rest[cgroups:]
+	if err == nil && a.Init.PID <= 1 {
+		err = damaged("pid %d", a.Init.PID)
+	}
+	if err != nil {
+		return Access{}, err
+	}
+	return a, nil
 }

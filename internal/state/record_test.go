@@ -2,8 +2,11 @@ package state
 
 import (
 	"bytes"
+	"encoding/json"
 	"os"
 	"path/filepath"
+	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -30,20 +33,21 @@ func fullRecord() Record {
 
 func encoded(t testing.TB, v any) []byte {
 	t.Helper()
-	data, err := marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
+	data, err := json.Marshal(v)
+	must(t, err)
+	return append(data, '\n')
+}
+
+func parseRecord(data []byte) (r Record, err error) {
+	err = parse(data, &r)
+	return r, err
 }
 
 func TestRecord(t *testing.T) {
 	want := fullRecord()
 	data := encoded(t, &want)
-	got, err := ParseRecord(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got, err := parseRecord(data)
+	must(t, err)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -52,7 +56,7 @@ func TestRecord(t *testing.T) {
 	}
 	// A reader ignores what it does not know.
 	data = bytes.Replace(data, []byte("{"), []byte(`{"new":{"pid":-1},`), 1)
-	if again, err := ParseRecord(data); err != nil || !cmp.Equal(got, again) {
+	if again, err := parseRecord(data); err != nil || !cmp.Equal(got, again) {
 		t.Errorf("%+v, %v", again, err)
 	}
 	// What need not be there is not written.
@@ -75,7 +79,7 @@ func TestRecordTruncated(t *testing.T) {
 	data := encoded(t, &r)
 	path := filepath.Join(d.Path(), testID(1), recordName)
 	for n := range len(data) - 1 {
-		if _, err := ParseRecord(data[:n]); !isDamaged(err) {
+		if _, err := parseRecord(data[:n]); !isDamaged(err) {
 			t.Fatalf("%d bytes: %v", n, err)
 		}
 		must(t, os.WriteFile(path, data[:n], 0o600))
@@ -89,7 +93,7 @@ func TestRecordTruncated(t *testing.T) {
 		_, err = d.Find("web-1.x_y")
 		wantCode(t, "found by its name", err, "no-such-sandbox")
 	}
-	if _, err := ParseRecord(data[:len(data)-1]); err != nil {
+	if _, err := parseRecord(data[:len(data)-1]); err != nil {
 		t.Error(err)
 	}
 	// Another byte in place of each: no panic, and what is accepted is sound.
@@ -110,7 +114,7 @@ func TestRecordRefused(t *testing.T) {
 	good := record("x", Running)
 	good.Version, good.ID = 1, testID(1)
 	text := string(encoded(t, &good))
-	if _, err := ParseRecord([]byte(text)); err != nil {
+	if _, err := parseRecord([]byte(text)); err != nil {
 		t.Fatal(err)
 	}
 	ended := fullRecord()
@@ -166,8 +170,8 @@ func TestRecordRefused(t *testing.T) {
 		{"status unknown", change(endedText, `"killed"`, `"\u001b[2J"`)},
 	}
 	for _, tt := range tests {
-		if got, err := ParseRecord([]byte(tt.in)); !isDamaged(err) || !cmp.Equal(got, Record{}) {
-			t.Errorf("%s: %+v, %v; want an error and nothing else", tt.name, got, err)
+		if got, err := parseRecord([]byte(tt.in)); !isDamaged(err) {
+			t.Errorf("%s: %+v, %v; want an error", tt.name, got, err)
 		}
 	}
 }
@@ -176,7 +180,7 @@ func TestRecordRefused(t *testing.T) {
 // signalled, and can be written out and read back.
 func checkAccepted(t *testing.T, data []byte) {
 	t.Helper()
-	r, err := ParseRecord(data)
+	r, err := parseRecord(data)
 	if err != nil {
 		return
 	}
@@ -188,10 +192,8 @@ func checkAccepted(t *testing.T, data []byte) {
 	if !validID(r.ID) || r.Name != "" && ValidName(r.Name) != nil {
 		t.Errorf("id %q, name %q", r.ID, r.Name)
 	}
-	again, err := ParseRecord(encoded(t, &r))
-	if err != nil {
-		t.Fatal(err)
-	}
+	again, err := parseRecord(encoded(t, &r))
+	must(t, err)
 	// By what is written: an empty map is left out, and comes back as none.
 	if diff := cmp.Diff(encoded(t, &r), encoded(t, &again)); diff != "" {
 		t.Errorf("(-first +again):\n%s", diff)
@@ -215,7 +217,8 @@ func FuzzRecord(f *testing.F) {
 	f.Add([]byte(`{"supervisor":{"pid":-1}}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		checkAccepted(t, data)
-		if k, err := parseKill(data); err == nil && !(k.GraceMS >= 0 && k.GraceMS <= 1e12) {
+		var k Kill
+		if err := parse(data, &k); err == nil && !(k.GraceMS >= 0 && k.GraceMS <= 1e12) {
 			t.Errorf("%+v", k)
 		}
 	})
@@ -230,8 +233,8 @@ func TestWriteRefused(t *testing.T) {
 	long := record("2", Running)
 	long.Argv = []string{strings.Repeat("x", maxFile)}
 	wantCode(t, "too long", o.Write(long), "state")
-	wantCode(t, "too long a file", o.WriteFile("env", make([]byte, maxFile+1)), "state")
-	must(t, o.WriteFile("env", make([]byte, maxFile)))
+	wantCode(t, "too long a file", writeFile(o, "env", make([]byte, maxFile+1)), "state")
+	must(t, writeFile(o, "env", make([]byte, maxFile)))
 	if e := found(t, d, testID(1)); e.Record.CreatedAt == "2" {
 		t.Error("the record was replaced")
 	}
@@ -242,7 +245,7 @@ func TestWriteRefused(t *testing.T) {
 	for _, name := range []string{"", ".", "..", "/etc/passwd", "../lock", "a/b"} {
 		_, err := o.OpenFile(name, os.O_RDONLY)
 		wantCode(t, "open "+name, err, "state")
-		wantCode(t, "write "+name, o.WriteFile(name, nil), "state")
+		wantCode(t, "write "+name, writeFile(o, name, nil), "state")
 	}
 }
 
@@ -294,5 +297,142 @@ func TestWriteIsAtomic(t *testing.T) {
 		default:
 			found(t, d, "web")
 		}
+	}
+}
+
+// TestRecordIsDocumented: docs/state.md has a row for every member of the record,
+// and for none that is not there. The report has a page of its own.
+func TestRecordIsDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/state.md")
+	must(t, err)
+	_, members, _ := strings.Cut(string(doc), "\n## Record\n")
+	members, _, _ = strings.Cut(members, "\n## ")
+	var documented []string
+	for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\| .+ \\| .+ \\| .+ \\|$").FindAllStringSubmatch(members, -1) {
+		documented = append(documented, row[1])
+	}
+	if diff := cmp.Diff(memberNames("", reflect.TypeFor[Record]()), documented); diff != "" {
+		t.Errorf("members in the order of the struct, against rows of docs/state.md (-struct +doc):\n%s", diff)
+	}
+	for _, phase := range []Phase{Starting, Running, Ended} {
+		if !strings.Contains(members, "`"+string(phase)+"`") {
+			t.Errorf("docs/state.md does not have the phase %q", phase)
+		}
+	}
+}
+
+// TestFilesAreDocumented: so are the files, by which others find the record.
+func TestFilesAreDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/state.md")
+	must(t, err)
+	for _, name := range []string{recordName, accessName, lockName, activityName, killName} {
+		if !strings.Contains(string(doc), "`ID/"+name+"`") {
+			t.Errorf("docs/state.md does not have ID/%s", name)
+		}
+	}
+	for _, name := range []string{queueName, slotPrefix + "N", admissionName} {
+		if !strings.Contains(string(doc), "`"+name+"`") {
+			t.Errorf("docs/state.md does not have %s", name)
+		}
+	}
+	if !strings.Contains(string(doc), "`"+namesName+"/NAME`") {
+		t.Errorf("docs/state.md does not have %s/NAME", namesName)
+	}
+}
+
+// memberNames lists a struct's members by their paths, depth first.
+func memberNames(prefix string, t reflect.Type) (names []string) {
+	switch t.Kind() {
+	case reflect.Pointer:
+		return memberNames(prefix, t.Elem())
+	case reflect.Slice:
+		return memberNames(prefix+"[]", t.Elem())
+	case reflect.Struct:
+	default:
+		return nil
+	}
+	if t == reflect.TypeFor[result.Report]() {
+		return nil
+	}
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		path := strings.TrimPrefix(prefix+"."+name, ".")
+		names = append(append(names, path), memberNames(path, f.Type)...)
+	}
+	return names
+}
+
+func FuzzAccess(f *testing.F) {
+	f.Add("1\x007\x0042\x00boot\x0099\x00\x00\x00none\x00/\x00A=b\x00\n")
+	f.Add("1\x007\x0042\x00boot\x0099\x0065534\x00100\x00host\x00/tmp\x00\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		a, err := parseAccess(text)
+		if err != nil {
+			return
+		}
+		if a.Init.PID <= 1 || a.Init.PID >= 1<<22 {
+			t.Errorf("%q: pid %d", text, a.Init.PID)
+		}
+		for _, pair := range a.Env {
+			if strings.ContainsRune(pair, 0) {
+				t.Errorf("%q: variable %q", text, pair)
+			}
+		}
+	})
+}
+
+// What is written is read, byte for byte; and what was cut anywhere is not taken.
+func TestAccess(t *testing.T) {
+	d := opened(t)
+	o, err := d.Create(testID(1), "box")
+	must(t, err)
+	defer o.Close()
+	if _, _, ok := d.Access("box"); ok {
+		t.Error("access before it was given")
+	}
+	want := Access{
+		Init:    proc.Identity{PID: 4711, Start: 1 << 60, BootID: "boot", PIDNS: 4026531836},
+		Cred:    &proc.Cred{UID: 65534, GID: 7},
+		Net:     "none",
+		Workdir: "/a\xff\nb",
+		Env:     []string{"A=", "B=x=y\n", "C=\xfe"},
+	}
+	must(t, o.WriteAccess(want))
+	if _, _, ok := d.Access("box"); ok {
+		t.Error("access before it was granted")
+	}
+	must(t, o.GrantAccess())
+	for _, word := range []string{"box", o.ID} {
+		e, got, ok := d.Access(word)
+		if !ok || e.ID != o.ID {
+			t.Fatalf("%s: %v, %+v", word, ok, e)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", word, diff)
+		}
+	}
+	text, err := o.folder.read(accessName)
+	must(t, err)
+	for n := range len(text) {
+		if _, err := parseAccess(string(text[:n])); err == nil {
+			t.Errorf("taken, although cut after %d bytes", n)
+		}
+	}
+	for _, word := range []string{"", "nobody", o.ID[:6], "../" + o.ID, testID(2)} {
+		if _, _, ok := d.Access(word); ok {
+			t.Errorf("access to %q", word)
+		}
+	}
+	must(t, o.DropAccess())
+	if _, _, ok := d.Access("box"); ok {
+		t.Error("access after it was dropped")
+	}
+	// One that does not live is not to be entered, whatever its init does.
+	must(t, o.WriteAccess(want))
+	must(t, o.GrantAccess())
+	must(t, o.Close())
+	if _, _, ok := d.Access(o.ID); ok {
+		t.Error("access to a dead sandbox")
 	}
 }

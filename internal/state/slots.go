@@ -9,12 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const (
-	queueName     = "queue"
-	slotPrefix    = "slot-"
-	admissionName = "admission"
-)
-
 // ErrFull says that all slots are taken.
 var ErrFull = errors.New("all slots are taken")
 
@@ -26,9 +20,9 @@ var ErrFull = errors.New("all slots are taken")
 // which somebody looks, and that is no full house: then the slots are asked after,
 // without being taken, and the queue is tried again.
 func (d *Dir) TakeSlot(n int) (release func(), err error) {
-	queue, err := d.openQueue()
+	queue, err := d.root.open(queueName, unix.O_RDWR|unix.O_CREAT)
 	if err != nil {
-		return nil, err
+		return nil, failed(err)
 	}
 	defer unix.Close(queue)
 	for end := time.Now().Add(queueMoment); ; time.Sleep(time.Millisecond) {
@@ -59,9 +53,9 @@ const queueMoment = time.Second
 // The process should end after such an error: a thread of it may wait for the queue
 // still, and a place in the queue with it.
 func (d *Dir) WaitSlot(ctx context.Context, n int) (release func(), err error) {
-	queue, err := d.openQueue()
+	queue, err := d.root.open(queueName, unix.O_RDWR|unix.O_CREAT)
 	if err != nil {
-		return nil, err
+		return nil, failed(err)
 	}
 	locked := make(chan error)
 	go func() {
@@ -105,27 +99,11 @@ func flock(fd int) error {
 	}
 }
 
-func (d *Dir) openQueue() (fd int, err error) {
-	if fd, err = d.root.open(queueName, unix.O_RDWR|unix.O_CREAT); err != nil {
-		return -1, failed(err)
-	}
-	return fd, nil
-}
-
 // freeSlot takes the first slot that is free. The caller holds the queue.
 func (d *Dir) freeSlot(n int) (release func(), err error) {
 	for i := range n {
-		fd, err := d.root.open(slotPrefix+strconv.Itoa(i), unix.O_RDWR|unix.O_CREAT)
-		if err != nil {
-			return nil, failed(err)
-		}
-		err = tryLock(fd, unix.F_WRLCK)
-		if err == nil {
-			return func() { _ = unix.Close(fd) }, nil
-		}
-		_ = unix.Close(fd)
-		if !errors.Is(err, unix.EAGAIN) {
-			return nil, failed(d.root.fail("lock", slotPrefix+strconv.Itoa(i), err))
+		if release, ok, err := d.try(slotPrefix + strconv.Itoa(i)); ok || err != nil {
+			return release, err
 		}
 	}
 	return nil, ErrFull
@@ -134,21 +112,8 @@ func (d *Dir) freeSlot(n int) (release func(), err error) {
 // full asks whether all slots are taken, and takes none.
 func (d *Dir) full(n int) (bool, error) {
 	for i := range n {
-		name := slotPrefix + strconv.Itoa(i)
-		fd, err := d.root.open(name, unix.O_RDONLY)
-		if errors.Is(err, unix.ENOENT) {
-			return false, nil
-		}
-		if err != nil {
+		if taken, err := d.root.locked(slotPrefix + strconv.Itoa(i)); err != nil || !taken {
 			return false, err
-		}
-		taken, err := locked(fd)
-		_ = unix.Close(fd)
-		if err != nil {
-			return false, d.root.fail("lock", name, err)
-		}
-		if !taken {
-			return false, nil
 		}
 	}
 	return true, nil
@@ -157,17 +122,16 @@ func (d *Dir) full(n int) (bool, error) {
 // TryAdmission takes the lock that is held from the look at what is scarce until the
 // payload runs, so that two do not both take what is there for one. ok is false if
 // somebody else has it.
-func (d *Dir) TryAdmission() (release func(), ok bool, err error) {
-	fd, err := d.root.open(admissionName, unix.O_RDWR|unix.O_CREAT)
-	if err != nil {
-		return nil, false, failed(err)
-	}
-	if err = tryLock(fd, unix.F_WRLCK); err == nil {
-		return func() { _ = unix.Close(fd) }, true, nil
-	}
-	_ = unix.Close(fd)
+func (d *Dir) TryAdmission() (release func(), ok bool, err error) { return d.try(admissionName) }
+
+// try takes a lock of the state directory, if nobody has it.
+func (d *Dir) try(name string) (release func(), ok bool, err error) {
+	fd, err := d.root.lock(name, unix.O_RDWR|unix.O_CREAT, unix.F_WRLCK, 0)
 	if errors.Is(err, unix.EAGAIN) {
 		return nil, false, nil
 	}
-	return nil, false, failed(d.root.fail("lock", admissionName, err))
+	if err != nil {
+		return nil, false, failed(err)
+	}
+	return func() { _ = unix.Close(fd) }, true, nil
 }

@@ -46,14 +46,10 @@ func TestTakeSlot(t *testing.T) {
 func TestTakeSlotBehindQueue(t *testing.T) {
 	d := opened(t)
 	release := take(t, d, 1)
-	queue, err := d.openQueue()
-	if err != nil {
-		t.Fatal(err)
-	}
+	queue, err := d.root.open(queueName, unix.O_RDWR|unix.O_CREAT)
+	must(t, err)
 	defer unix.Close(queue)
-	if err := unix.Flock(queue, unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Flock(queue, unix.LOCK_EX))
 	begin := time.Now()
 	if _, err := d.TakeSlot(1); err != ErrFull {
 		t.Errorf("behind a full house: %v", err)
@@ -75,9 +71,7 @@ func TestTakeSlotBehindQueue(t *testing.T) {
 		t.Errorf("the head of the queue was passed: %v", err)
 	case <-time.After(50 * time.Millisecond): // for it to try
 	}
-	if err := unix.Flock(queue, unix.LOCK_UN); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Flock(queue, unix.LOCK_UN))
 	if err := <-taken; err != nil {
 		t.Errorf("a slot is free, and nobody waits: %v", err)
 	}
@@ -136,9 +130,7 @@ func blocked(t *testing.T, d *Dir, n int) {
 func inQueue(t *testing.T, inode uint64) (n int) {
 	t.Helper()
 	f, err := os.Open("/proc/locks")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
 	for s := bufio.NewScanner(f); s.Scan(); {
 		var kind, access, rw, device string
@@ -206,12 +198,8 @@ func TestKilledHolder(t *testing.T) {
 	cmd := exec.Command("/proc/self/exe", d.Path())
 	cmd.Env = append(os.Environ(), roleVar+"=slot")
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, cmd.Start())
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "<nil>\n" {
 		t.Fatalf("the holder says %q, %v", line, err)
@@ -219,9 +207,7 @@ func TestKilledHolder(t *testing.T) {
 	if _, err := d.TakeSlot(1); err != ErrFull {
 		t.Fatalf("with a holder: %v", err)
 	}
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Process.Kill())
 	_ = cmd.Wait()
 	take(t, d, 1)()
 }
@@ -248,15 +234,11 @@ func TestLocksCloseOnExec(t *testing.T) {
 	d := opened(t)
 	defer take(t, d, 1)()
 	release, _, err := d.TryAdmission()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer release()
 	found := 0
 	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, e := range entries {
 		target, err := os.Readlink("/proc/self/fd/" + e.Name())
 		if err != nil || target != d.Path()+"/slot-0" && target != d.Path()+"/admission" && target != d.Path()+"/queue" {
@@ -264,9 +246,7 @@ func TestLocksCloseOnExec(t *testing.T) {
 		}
 		found++
 		data, err := proc.ReadFile("/proc/self/fdinfo/" + e.Name())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var pos, flags int
 		if _, err := fmt.Sscanf(string(data), "pos: %d flags: %o", &pos, &flags); err != nil {
 			_, err = fmt.Sscanf(string(data), "pos:\t%d\nflags:\t%o\n", &pos, &flags)

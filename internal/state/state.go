@@ -1,3 +1,47 @@
+// Package state keeps what is known of sandboxes in files, so that commands find
+// those that other processes supervise, without a daemon.
+//
+//	STATE/lock            held while a sandbox is made or removed, or a name taken over
+//	STATE/names/NAME      a symbolic link whose text is the id; it is read, never followed
+//	STATE/ID/lock         held by the supervisor as long as it lives
+//	STATE/ID/activity     held, shared, by every exec in the sandbox; see [Own.EndIfIdle]
+//	STATE/ID/record.json  [Record]
+//	STATE/ID/kill.json    [Kill], a request to the supervisor
+//	STATE/ID/ending       is there from when the supervisor has begun to end the sandbox
+//	STATE/ID/access       [Access], as long as the sandbox can be entered
+//	STATE/ID/...          what the supervisor adds: the logs
+//	STATE/queue           waited for by who wants a slot; see [Dir.WaitSlot]
+//	STATE/slot-N          held by a command of --max-parallel as long as it runs
+//	STATE/admission       held while a command starts that may be too much; see [Dir.TryAdmission]
+//	STATE/.ID             a sandbox's directory that is being made or removed
+//
+// The state directory is its owner's alone (0700), so whatever lies in it was put
+// there by the same user or by root. All the same nothing in it is trusted: no
+// symbolic link is followed, only regular files are opened, reads are bounded,
+// and a record names processes by [proc.Identity], which is compared before
+// anything is signalled. Paths are looked up once; all else is relative to
+// descriptors, so what becomes of the path afterwards does not matter.
+//
+// Who lives. The supervisor holds ID/lock, and the kernel gives it up when the
+// supervisor dies. The lock is taken before the directory gets its name, and never
+// again: the id is not used twice. So whoever sees ID and finds the lock free has
+// seen the sandbox's end, for good, and needs no lock of his own to act on it. The
+// locks are those of open file descriptions (fcntl_locking(2), F_OFD_SETLK,
+// Linux 3.15) because these can be asked after without being taken: a ps that
+// looks is never mistaken for a supervisor, nor a sandbox for a living one
+// because somebody looks.
+//
+// Half-made directories. A process can be killed between mkdir(2) and taking the
+// lock, and who cleans up must not take one who is about to lock for one who was
+// killed. So a directory is made as .ID under STATE/lock and renamed when it is
+// complete: whoever has STATE/lock and sees a .ID sees something that was left.
+//
+// Names. symlink(2) is atomic and decides who gets a name. A link to a sandbox that
+// does not live any more is replaced, under STATE/lock, since two who both find it
+// dead must not both remove what the other has put there.
+//
+// Nothing is synced to disk: a crash of the machine ends the sandboxes too, and a
+// record of another boot is never acted upon.
 package state
 
 import (
@@ -7,12 +51,27 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+// The files of the package itself; see above.
+const (
+	lockName      = "lock"
+	namesName     = "names"
+	activityName  = "activity"
+	recordName    = "record.json"
+	killName      = "kill.json"
+	accessName    = "access"
+	endingName    = "ending"
+	queueName     = "queue"
+	slotPrefix    = "slot-"
+	admissionName = "admission"
 )
 
 const ownDirHint = "set SBXRUN_STATE_DIR to a directory of your own"
@@ -146,15 +205,75 @@ const stoppedAfter = 10 * time.Second
 
 // alone runs f while nobody else makes or removes a sandbox, or takes a name over.
 func (d *Dir) alone(f func() error) error {
-	fd, err := d.root.open(lockName, unix.O_RDWR|unix.O_CREAT)
+	fd, err := d.root.lock(lockName, unix.O_RDWR|unix.O_CREAT, unix.F_WRLCK, stoppedAfter)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	if err := lock(fd, unix.F_WRLCK, stoppedAfter); err != nil {
-		return d.root.fail("lock", lockName, err)
-	}
 	return f()
+}
+
+// Sweep removes what lives no more and has no usable record: whose making or
+// removal was interrupted, or what is damaged; and then the names of all that does
+// not live. It does not touch a directory in it that is none of ours.
+func (d *Dir) Sweep() (warnings []error) {
+	if d.root.fd < 0 {
+		return nil
+	}
+	warn := func(err error) {
+		if err != nil {
+			warnings = append(warnings, failed(err))
+		}
+	}
+	warn(d.alone(func() error {
+		left, err := d.list()
+		for _, name := range left {
+			if d.removable(name) {
+				warn(d.root.scrap(name))
+			}
+		}
+		return result.All(err, d.sweepNames())
+	}))
+	return warnings
+}
+
+// removable reports whether what has this name in the state directory is of no use. The
+// caller is alone.
+func (d *Dir) removable(name string) bool {
+	if hidden, found := strings.CutPrefix(name, "."); found {
+		return validID(hidden)
+	}
+	if !validID(name) {
+		return false
+	}
+	alive, err := d.alive(name)
+	if err != nil || alive {
+		return false
+	}
+	_, err = d.load(name)
+	return errors.Is(err, unix.ENOENT) || isDamaged(err)
+}
+
+// sweepNames removes the names of all that does not live. The caller is alone.
+func (d *Dir) sweepNames() error {
+	names, err := d.names()
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer names.close()
+	all, err := names.names()
+	for _, name := range all {
+		// One that cannot be told is in nobody's way: it is taken over when it can.
+		if id, err := owner(names, name); err == nil {
+			if alive, err := d.alive(id); err == nil && !alive {
+				_ = names.unlink(name)
+			}
+		}
+	}
+	return err
 }
 
 // failed makes an error of this package of any other.

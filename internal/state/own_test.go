@@ -191,15 +191,11 @@ func endIfIdleOrUse(t *testing.T) {
 func TestEndUse(t *testing.T) {
 	d := opened(t)
 	o, err := d.Create(testID(1), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer o.Close()
 	e := &Entry{ID: o.ID, dir: d}
 	release, err := e.HoldActivity()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if o.EndUse() {
 		t.Error("ended while in use")
 	}
