@@ -177,11 +177,11 @@ func checkSources(t *testing.T, plan *Plan, list []option) {
 			}
 		case "--ro-bind", "--symlink":
 			dst := o.Args[1]
-			if !slices.Contains(toplevel, dst) && dst != "/etc/passwd" && path.Dir(dst) != "/etc" {
+			if !slices.Contains(toplevel, dst) && dst != "/etc/passwd" && !within(dst, "/etc") {
 				t.Errorf("shown: %q", o.Args)
 			}
 		case "--file":
-			if path.Dir(o.Args[1]) != "/etc" {
+			if !within(o.Args[1], "/etc") {
 				t.Errorf("copied: %q", o.Args)
 			}
 		case "--tmpfs":
@@ -190,8 +190,9 @@ func checkSources(t *testing.T, plan *Plan, list []option) {
 			}
 		}
 		if dst := o.place(); dst != "" {
-			for _, secret := range []string{"shadow", "gshadow", "ssh", "sudoers", "sudoers.d", "apt", "docker", "kubernetes", "krb5.keytab", "machine-id"} {
-				if within(dst, "/etc/"+secret) || dst == "/etc" || dst == "/" || within(dst, "/root") || within(dst, "/var/run") {
+			for _, secret := range []string{"shadow", "gshadow", "ssh", "sudoers", "sudoers.d", "apt", "docker", "kubernetes", "krb5.keytab", "machine-id",
+				"ssl/private", "pki/tls/private", "gitconfig", "npmrc", "pip.conf", "wgetrc", "environment", "maven/settings.xml", "netrc"} {
+				if within(dst, "/etc/"+secret) || within("/etc/"+secret, dst) || dst == "/etc" || dst == "/" || within(dst, "/root") || within(dst, "/var/run") {
 					t.Errorf("%s is in the sandbox", dst)
 				}
 			}
