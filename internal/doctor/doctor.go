@@ -7,7 +7,7 @@
 // to us, and the other way round. One feature is added at a time, and a check
 // whose ground has failed is skipped, so the first failure is the cause. Last
 // come real runs, on the product's own way. Settings are read only after a
-// failure, to tell which of them it was (explain, in remedy.go).
+// failure, to tell which of them it was: remedies.go has a table of that.
 //
 // Every trial has a bound and leaves nothing behind. Trials with bwrap are
 // process groups of their own, ended and reaped as a whole before the next one;
@@ -17,10 +17,13 @@ package doctor
 
 import (
 	"context"
-	"slices"
+	"errors"
 	"strings"
+	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 )
 
@@ -75,17 +78,11 @@ func (r Report) Failed() *Finding {
 // Examine makes every check. It takes about a tenth of a second where all is
 // well, and is bounded by the checks' own bounds where something hangs.
 func Examine(ctx context.Context, caller room.Caller) Report {
-	e := newEnv(ctx, caller)
-	r := Report{Version: ReportVersion, Checks: examine(e, checks(caller.UID == 0)), Kernel: kernelRelease()}
-	r.OK = r.Failed() == nil && ctx.Err() == nil
-	if e.program.Path != "" {
-		r.Bwrap = &result.ReportBwrap{Path: e.program.Path, Version: e.program.Version}
-	}
-	if e.roundTrip > 0 {
-		ms := float64(e.roundTrip.Microseconds()) / 1000
-		r.RoundTrip = &ms
-	}
-	return r
+	e := newExam(ctx, caller)
+	e.setup()
+	e.runs()
+	e.OK = e.Failed() == nil && ctx.Err() == nil
+	return e.Report
 }
 
 // diagnoseBound is how long a user waits for the cause of a failed run.
@@ -99,38 +96,139 @@ const diagnoseBound = 2 * probeBound
 func Diagnose(ctx context.Context, caller room.Caller) *result.Error {
 	ctx, cancel := context.WithTimeout(ctx, diagnoseBound)
 	defer cancel()
-	list := slices.DeleteFunc(checks(caller.UID == 0), func(c check) bool { return c.whole })
-	e := newEnv(ctx, caller)
+	e := newExam(ctx, caller)
 	e.firstOnly = true
-	for _, f := range examine(e, list) {
-		if f.Verdict != Failed {
-			continue
-		}
-		hint, _, _ := strings.Cut(f.Fix, "\n")
-		return &result.Error{Code: "setup", Message: "no sandbox can be set up on this machine: " + f.Name + ": " + f.Cause, Hint: hint}
+	e.setup()
+	bad := e.Failed()
+	if bad == nil {
+		return nil
 	}
-	return nil
+	hint, _, _ := strings.Cut(bad.Fix, "\n")
+	return &result.Error{Code: "setup", Message: "no sandbox can be set up on this machine: " + bad.Name + ": " + bad.Cause, Hint: hint}
 }
 
-// examine makes the checks in order.
-func examine(e *env, list []check) (findings []Finding) {
-	culprit := map[string]string{} // by check: what failed, it or something it needs
-	for _, c := range list {
-		var f Finding
-		if i := slices.IndexFunc(c.needs, func(name string) bool { return culprit[name] != "" }); i >= 0 {
-			culprit[c.name] = culprit[c.needs[i]]
-			f = Finding{Verdict: Skipped, Cause: "needs: " + culprit[c.name]}
-		} else if f = c.run(e); f.Verdict == Failed {
-			culprit[c.name] = c.name
-		}
-		if e.ctx.Err() != nil {
-			break // whatever this check says is about the interruption
-		}
-		f.Name = c.name
-		findings = append(findings, f)
-		if e.firstOnly && f.Verdict == Failed {
-			break
+// exam is a report that is being made, and what the checks share.
+type exam struct {
+	Report
+	ctx       context.Context
+	caller    room.Caller
+	uid, gid  int           // of a run, outside of the sandbox
+	program   room.Program  // after check bwrap
+	bound     time.Duration // of one trial with bwrap
+	firstOnly bool          // no check after the first that fails
+	needs     string        // a check that has failed, and that those to come build on
+}
+
+func newExam(ctx context.Context, caller room.Caller) *exam {
+	e := &exam{Report: Report{Version: ReportVersion, Kernel: kernelRelease()}, ctx: ctx, caller: caller, uid: caller.UID, gid: caller.GID, bound: probeBound}
+	if caller.UID == 0 {
+		e.uid, e.gid = room.Nobody, room.Nobody
+	}
+	return e
+}
+
+// setup makes the checks of what a sandbox is made of, in the order in which a run needs
+// it. Names are for people and programs, and stay.
+func (e *exam) setup() {
+	e.check("kernel", func() (string, error) { return checkKernel(e.Kernel) })
+	e.check("process table", checkProc)
+	e.check("pidfd", checkPidfd)
+	e.check("close_range", checkCloseRange)
+	e.check("subreaper", checkSubreaper)
+	e.ground()
+	e.check("bwrap", e.checkBwrap)
+	e.ground()
+	if e.caller.UID == 0 {
+		e.check("unprivileged uid", e.checkUID)
+		e.ground()
+	}
+	e.sandbox("user namespace", "made by bwrap", "--unshare-user")
+	e.ground()
+	e.sandbox("PID namespace", "with an init of bwrap's", "--unshare-user", "--unshare-pid")
+	e.sandbox("fresh /proc", "mounted in the PID namespace", "--unshare-user", "--unshare-pid", "--proc", "/proc")
+	e.sandbox("network namespace", "with loopback up", "--unshare-user", "--unshare-net")
+	e.sandbox("other namespaces", "IPC, UTS and cgroup", "--unshare-user", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup", "--hostname", "sandbox")
+	e.sandbox("file tree", "read-only binds, /dev, a tmpfs with a size", "--unshare-user", "--dev", "/dev", "--size", "65536", "--tmpfs", "/tmp", "--remount-ro", "/dev", "--remount-ro", "/")
+	e.check("no nested sandboxes", e.checkNested)
+	e.ground()
+}
+
+// runs makes the checks that are whole runs.
+func (e *exam) runs() {
+	if e.caller.UID == 0 {
+		e.check("root's own paths", e.checkStaged)
+	}
+	e.check("run", e.checkRun)
+	e.ground()
+	e.check("deadline", e.checkDeadline)
+	e.ground()
+	e.check("grace period", e.checkGrace)
+	e.check("exec", e.checkExec)
+	// The limits that need something of the machine; the others are there everywhere.
+	e.limit("limit on memory", limits.Request{Memory: 256 << 20})
+	e.limit("limit on tasks", limits.Request{Pids: 64})
+	e.limit("limit on CPUs", limits.Request{CPUs: 0.5})
+	e.limit("limit on CPU time", limits.Request{CPUTime: time.Minute})
+}
+
+// check makes a check, unless one that it builds on has failed. What it returns is what
+// was seen, or what went wrong.
+func (e *exam) check(name string, do func() (detail string, err error)) {
+	f := Finding{Name: name, Verdict: Skipped, Cause: "needs: " + e.needs}
+	switch {
+	case e.ctx.Err() != nil || e.firstOnly && e.Failed() != nil:
+		return
+	case e.needs == "":
+		f = e.finding(do())
+		f.Name = name
+	}
+	if e.ctx.Err() != nil {
+		return // whatever this check says is about the interruption
+	}
+	e.Checks = append(e.Checks, f)
+}
+
+// ground has the checks that follow build on all those before.
+func (e *exam) ground() {
+	if bad := e.Failed(); bad != nil {
+		e.needs = bad.Name
+	}
+}
+
+// warning is an error of something that a run can do without.
+type warning struct {
+	error
+	without string // what it does without, if that does not go without saying
+}
+
+func (w warning) Unwrap() error { return w.error }
+
+// finding words what a check has returned.
+func (e *exam) finding(detail string, err error) Finding {
+	if err == nil {
+		return Finding{Verdict: OK, Detail: detail}
+	}
+	f := Finding{Verdict: Failed, Cause: err.Error()}
+	var (
+		seen  failure
+		mount *proc.MountError
+		own   *result.Error
+		warn  warning
+	)
+	switch {
+	case errors.As(err, &seen):
+		f.Detail = seen.text
+		f.Cause, f.Fix = explain(seen, machine{read: readSmall, sameRoot: sameRootAsInit, root: e.caller.UID == 0, uid: e.uid, gid: e.gid, bwrap: e.program.Path})
+	case errors.As(err, &mount):
+		f.Fix = mount.Remedy
+	case errors.As(err, &own) && !strings.HasPrefix(own.Hint, "sbxrun doctor"):
+		f.Fix = strings.TrimSuffix(strings.TrimSuffix(strings.TrimPrefix(own.Hint, "install it: "), limits.OrWithout), "; ")
+	}
+	if errors.As(err, &warn) {
+		f.Verdict = Warning
+		if warn.without != "" {
+			f.Cause = warn.without + ": " + f.Cause
 		}
 	}
-	return findings
+	return f
 }

@@ -160,57 +160,59 @@ func TestReportJSON(t *testing.T) {
 	}
 }
 
-func TestChecksNeedWhatComesBefore(t *testing.T) {
-	all := map[string]bool{}
-	for _, c := range checks(true) {
-		all[c.name] = true
+func TestGround(t *testing.T) {
+	check := func(e *exam, name string, err error) {
+		e.check(name, func() (string, error) { return "seen", err })
 	}
-	for _, asRoot := range []bool{true, false} {
-		seen := map[string]bool{}
-		for _, c := range checks(asRoot) {
-			if seen[c.name] {
-				t.Errorf("%q is there twice", c.name)
-			}
-			for _, need := range c.needs {
-				if !all[need] {
-					t.Errorf("%q needs %q, which there is not", c.name, need)
-				}
-				if all[need] && asRoot && !seen[need] {
-					t.Errorf("%q needs %q, which comes later", c.name, need)
-				}
-			}
-			seen[c.name] = true
-		}
+	made := func(e *exam) []Finding {
+		check(e, "a", warning{errors.New("bad"), "less"})
+		e.ground()
+		check(e, "b", errors.New("bad"))
+		check(e, "c", nil)
+		e.ground()
+		check(e, "d", nil)
+		e.ground()
+		check(e, "e", errors.New("bad"))
+		return e.Checks
 	}
-}
-
-func TestExamineSkips(t *testing.T) {
-	finding := func(v Verdict) func(*env) Finding { return func(*env) Finding { return Finding{Verdict: v} } }
-	list := []check{
-		{name: "a", run: finding(Warning)},
-		{name: "b", needs: []string{"a"}, run: finding(Failed)},
-		{name: "c", needs: []string{"a", "b"}, run: finding(OK)},
-		{name: "d", needs: []string{"c"}, run: finding(OK)},
-		{name: "e", needs: []string{"a"}, run: finding(OK)},
-	}
-	want := []Finding{{Name: "a", Verdict: Warning}, {Name: "b", Verdict: Failed}, {Name: "c", Verdict: Skipped, Cause: "needs: b"}, {Name: "d", Verdict: Skipped, Cause: "needs: b"}, {Name: "e", Verdict: OK}}
-	e := newEnv(context.Background(), room.Caller{})
-	if diff := cmp.Diff(want, examine(e, list)); diff != "" {
+	want := []Finding{{Name: "a", Verdict: Warning, Cause: "less: bad"}, {Name: "b", Verdict: Failed, Cause: "bad"}, {Name: "c", Verdict: OK, Detail: "seen"},
+		{Name: "d", Verdict: Skipped, Cause: "needs: b"}, {Name: "e", Verdict: Skipped, Cause: "needs: b"}}
+	if diff := cmp.Diff(want, made(newExam(context.Background(), room.Caller{}))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	e.firstOnly = true
-	if diff := cmp.Diff(want[:2], examine(e, list)); diff != "" {
+	first := newExam(context.Background(), room.Caller{})
+	first.firstOnly = true
+	if diff := cmp.Diff(want[:2], made(first)); diff != "" {
 		t.Errorf("first only (-want +got):\n%s", diff)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	if got := examine(newEnv(ctx, room.Caller{}), list); len(got) != 0 {
+	interrupted := newExam(ctx, room.Caller{})
+	interrupted.check("a", func() (string, error) { cancel(); return "", errors.New("interrupted") })
+	if got := made(interrupted); len(got) != 0 {
 		t.Errorf("interrupted: %+v", got)
 	}
 }
 
-// fakeBwrap is an env whose bwrap is a shell script, which is started as we are.
-func fakeBwrap(t *testing.T, script string) *env {
+// Documented is every check, in its order.
+func TestChecksAreDocumented(t *testing.T) {
+	works(t)
+	doc, err := os.ReadFile("../../docs/doctor.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(doc), "| check | what is done |")
+	for _, f := range Examine(context.Background(), caller()).Checks {
+		_, after, ok := strings.Cut(table, "`"+f.Name+"`")
+		if !ok {
+			t.Errorf("%q is not there, or not in its place", f.Name)
+			continue
+		}
+		table = after
+	}
+}
+
+// fakeBwrap is an exam whose bwrap is a shell script, which is started as we are.
+func fakeBwrap(t *testing.T, script string) *exam {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "bwrap")
 	if err := os.WriteFile(name, []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
@@ -219,7 +221,7 @@ func fakeBwrap(t *testing.T, script string) *env {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		t.Fatal(err)
 	}
-	e := newEnv(context.Background(), room.Caller{UID: 1000, GID: 1000})
+	e := newExam(context.Background(), room.Caller{UID: 1000, GID: 1000})
 	e.program = room.Program{Path: name, Version: "0.8.0"}
 	return e
 }
@@ -267,44 +269,43 @@ func TestExecuteHangs(t *testing.T) {
 		t.Errorf("%v, %v", ws, err)
 	}
 	ended(t, words)
-	if f, ok := e.tryBwrap(e.program.Path); ok || !strings.Contains(f.text, "within 200ms") {
-		t.Errorf("%+v, %v", f, ok)
+	if err := e.tryBwrap(e.program.Path); err == nil || !strings.Contains(err.Error(), "within 200ms") {
+		t.Error(err)
 	}
 }
 
 func TestExecuteFloods(t *testing.T) {
 	e := fakeBwrap(t, `head -c 3000000 /dev/zero | tr '\0' x >&2; echo >&2; echo "bwrap: setting up uid map: Permission denied" >&2; exit 1`)
-	f, ok := e.tryBwrap(e.program.Path)
-	if want := (failure{stepIDMap, unix.EACCES, "setting up uid map: Permission denied"}); ok || f != want {
-		t.Errorf("%+v, want %+v", f, want)
+	err := e.tryBwrap(e.program.Path)
+	if want := (failure{stepSetup, unix.EACCES, "setting up uid map: Permission denied"}); err != want {
+		t.Errorf("%+v, want %+v", err, want)
 	}
 }
 
 func TestTryBwrap(t *testing.T) {
 	tests := []struct {
 		script string
-		ok     bool
-		want   failure
+		want   error
 	}{
-		{"exit 0", true, failure{}},
-		{"exit 7", false, failure{text: "bubblewrap exited with 7 and said nothing"}},
-		{"kill -SYS $$", false, failure{step: stepCall, text: "bubblewrap was killed by SIGSYS"}},
-		{"kill -SEGV $$", false, failure{text: "bubblewrap was killed by SIGSEGV"}},
+		{"exit 0", nil},
+		{"exit 7", failure{step: stepOther, text: "bubblewrap exited with 7 and said nothing"}},
+		{"kill -SYS $$", failure{step: stepCall, text: "bubblewrap was killed by SIGSYS"}},
+		{"kill -SEGV $$", failure{step: stepOther, text: "bubblewrap was killed by SIGSEGV"}},
 	}
 	for _, tt := range tests {
 		e := fakeBwrap(t, "ulimit -c 0; "+tt.script)
-		if f, ok := e.tryBwrap(e.program.Path); ok != tt.ok || f != tt.want {
-			t.Errorf("%s: %+v, %v; want %+v", tt.script, f, ok, tt.want)
+		if err := e.tryBwrap(e.program.Path); err != tt.want {
+			t.Errorf("%s: %+v; want %+v", tt.script, err, tt.want)
 		}
 	}
 	e := fakeBwrap(t, "")
-	if f, ok := e.tryBwrap("/nonexistent"); ok || f.step != stepStart || f.errno != unix.ENOENT {
-		t.Errorf("not there: %+v, %v", f, ok)
+	if err, want := e.tryBwrap("/nonexistent"), (failure{stepStart, unix.ENOENT, "no such file or directory"}); err != want {
+		t.Errorf("not there: %+v", err)
 	}
 	// A command that is not there says that the sandbox is.
 	e = fakeBwrap(t, `echo "bwrap: execvp true: No such file or directory" >&2; exit 1`)
-	if f, ok := e.trySandbox("--unshare-user"); !ok {
-		t.Errorf("%+v", f)
+	if err := e.trySandbox("--unshare-user"); err != nil {
+		t.Errorf("%+v", err)
 	}
 }
 

@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path"
@@ -21,11 +20,6 @@ type machine struct {
 	root     bool                              // sbxrun was started by root
 	uid, gid int                               // a run's, outside of the sandbox
 	bwrap    string                            // path of the program
-}
-
-// thisMachine reads the real thing.
-func thisMachine(uid, gid int, root bool, program string) machine {
-	return machine{read: readSmall, sameRoot: sameRootAsInit, root: root, uid: uid, gid: gid, bwrap: program}
 }
 
 func readSmall(name string) (string, error) {
@@ -51,27 +45,96 @@ func sameRootAsInit() (same, known bool) {
 	return ours.Dev == inits.Dev && ours.Ino == inits.Ino, true
 }
 
-// sysctl is the value of a setting, "" if this kernel has none of the name.
-func (m machine) sysctl(name string) string {
-	text, err := m.read("/proc/sys/" + strings.ReplaceAll(name, ".", "/"))
+// facts are what is known of this machine, by name: words of the table of remedies that
+// hold, and what stands for {name} there.
+func (m machine) facts() map[string]string {
+	known := map[string]string{"uid": strconv.Itoa(m.uid), "gid": strconv.Itoa(m.gid), "bwrap": m.bwrap, "sudo": "sudo ", "by": "", "host": ""}
+	note := func(holds bool, name, value string) {
+		if holds {
+			known[name] = value
+		}
+	}
+	note(m.root, "sudo", "")
+
+	// Who confines us.
+	engine := m.engine()
+	note(engine != "", "container", "")
+	note(engine != "", "engine", engine)
+	note(engine != "", "by", ", probably that of "+engine)
+	note(engine == unknown, "by", ", probably the container's")
+	profile, restricts := m.profile(), m.restrictsUserns()
+	note(profile != "" && profile != usernsProfile, "apparmor", profile)
+	note(restricts || profile == usernsProfile, "restricted", "")
+	note(restricts, "host", "and on the host: sudo "+unrestrict)
+	note(m.text("/sys/fs/selinux/enforce") == "1", "selinux", "")
+	limit := m.sysctl("user.max_user_namespaces")
+	note(m.seccomp(), "seccomp", "")
+	// If the kernel has user namespaces, what says that it has none is a filter.
+	note(m.seccomp() && limit != "", "filtered", "")
+
+	// Where we are.
+	mounts := m.mounts()
+	root := slices.IndexFunc(mounts, func(mt mount) bool { return mt.point == "/" })
+	same, sure := m.sameRoot()
+	// Within a chroot(2) whose directory is no mount point, the table of mounts lacks a root.
+	note(len(mounts) > 0 && root < 0 || sure && !same, "chroot", "")
+	// The kernel's first file system cannot be pivoted away from (pivot_root(2)).
+	note(root >= 0 && mounts[root].fstype == "rootfs", "initramfs", "")
+	hidden := masks(mounts)
+	note(len(hidden) > 0, "masked", strings.Join(hidden, ", "))
+	note(len(hidden) > 3, "masked", strings.Join(hidden[:min(3, len(hidden))], ", ")+", …")
+	// The first user namespace maps everything.
+	uids, err := m.read("/proc/self/uid_map")
+	note(err == nil && !slices.Equal(strings.Fields(uids), []string{"0", "0", "4294967295"}), "nested", "")
+	// The kernel wants both ids of a process that makes a user namespace to be mapped.
+	note(m.unmapped("gid_map", m.gid), "unmapped", "gid "+known["gid"])
+	note(m.unmapped("uid_map", m.uid), "unmapped", "uid "+known["uid"])
+
+	// What the kernel has of namespaces.
+	note(m.sysctl("kernel.unprivileged_userns_clone") == "0", "clone-off", "")
+	note(m.text("/sys/module/user_namespace/parameters/enable") == "N", "switched-off", "")
+	known["limit"], known["more"], known["missing"] = limit, "15000", "CONFIG_USER_NS"
+	if n, err := strconv.Atoi(limit); err == nil && n < 1<<30 {
+		known["more"] = strconv.Itoa(max(15000, 2*n))
+	}
+	for _, kind := range slices.Backward(namespaceKinds) { // the first counts
+		note(m.sysctl(kind.sysctl) == "0", "disallowed", kind.sysctl)
+		// A directory of links: reading the link's file fails with another error than that
+		// it does not exist.
+		_, err = m.read(path.Join("/proc/self/ns", kind.file))
+		note(errors.Is(err, fs.ErrNotExist), "missing", kind.config)
+	}
+	return known
+}
+
+// namespaceKinds are the ones a run makes.
+var namespaceKinds = []struct{ file, sysctl, config string }{
+	{"user", "user.max_user_namespaces", "CONFIG_USER_NS"},
+	{"pid", "user.max_pid_namespaces", "CONFIG_PID_NS"},
+	{"mnt", "user.max_mnt_namespaces", "CONFIG_NAMESPACES"},
+	{"net", "user.max_net_namespaces", "CONFIG_NET_NS"},
+	{"ipc", "user.max_ipc_namespaces", "CONFIG_IPC_NS"},
+	{"uts", "user.max_uts_namespaces", "CONFIG_UTS_NS"},
+	{"cgroup", "user.max_cgroup_namespaces", "CONFIG_CGROUPS"},
+}
+
+// text is a small file without the blanks around it, "" if it cannot be read.
+func (m machine) text(name string) string {
+	text, err := m.read(name)
 	if err != nil {
 		return ""
 	}
 	return strings.TrimSpace(text)
 }
 
-// sudo is what an ordinary user must put before an administrator's command.
-func (m machine) sudo() string {
-	if m.root {
-		return ""
-	}
-	return "sudo "
+// sysctl is the value of a setting, "" if this kernel has none of the name.
+func (m machine) sysctl(name string) string {
+	return m.text("/proc/sys/" + strings.ReplaceAll(name, ".", "/"))
 }
 
 // seccomp says whether a system call filter is on (proc_pid_status(5)).
 func (m machine) seccomp() bool {
-	status, _ := m.read("/proc/self/status") // unreadable: none that we know of
-	for _, line := range strings.Split(status, "\n") {
+	for _, line := range strings.Split(m.text("/proc/self/status"), "\n") { // unreadable: none that we know of
 		if value, ok := strings.CutPrefix(line, "Seccomp:"); ok {
 			return strings.TrimSpace(value) == "2"
 		}
@@ -95,10 +158,8 @@ func (m machine) profile() string {
 	return ""
 }
 
-// usernsSysctl is on in Ubuntu 23.10 and later: user namespaces of programs
-// without an AppArmor profile that allows them get no capabilities.
-const usernsSysctl = "kernel.apparmor_restrict_unprivileged_userns"
-
+// restrictsUserns says whether user namespaces of programs without an AppArmor profile that
+// allows them get no capabilities, as in Ubuntu 23.10 and later.
 func (m machine) restrictsUserns() bool {
 	value, err := m.read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
 	// Some kernels let only root read it: that it is there must do. It is asked
@@ -108,11 +169,6 @@ func (m machine) restrictsUserns() bool {
 
 // usernsProfile is the profile that such namespaces have.
 const usernsProfile = "unprivileged_userns"
-
-func (m machine) selinux() bool {
-	text, err := m.read("/sys/fs/selinux/enforce")
-	return err == nil && strings.TrimSpace(text) == "1"
-}
 
 // The engines that have a way of their own to say what a container may do.
 const (
@@ -126,10 +182,9 @@ const (
 // engine is what runs the container we are in, "" if we seem to be in none.
 func (m machine) engine() string {
 	has := func(name string) bool { _, err := m.read(name); return err == nil }
-	cgroup, _ := m.read("/proc/1/cgroup") // unreadable: the other signs must do
-	kind, _ := m.read("/run/systemd/container")
-	env, _ := m.read("/proc/1/environ") // root's, mostly
-	switch kind = strings.TrimSpace(kind); {
+	// What is unreadable, as root's environment mostly is, is no sign: the others must do.
+	cgroup, kind, env := m.text("/proc/1/cgroup"), m.text("/run/systemd/container"), m.text("/proc/1/environ")
+	switch {
 	case has("/var/run/secrets/kubernetes.io/serviceaccount/namespace"), strings.Contains(cgroup, "kubepods"):
 		return kubernetes
 	case has("/run/.containerenv"), kind == podman, strings.Contains(env, "container=podman"):
@@ -149,8 +204,7 @@ func (m machine) engine() string {
 type mount struct{ point, fstype string }
 
 func (m machine) mounts() (list []mount) {
-	text, _ := m.read("/proc/self/mountinfo") // unreadable: nothing is known
-	for _, line := range strings.Split(text, "\n") {
+	for _, line := range strings.Split(m.text("/proc/self/mountinfo"), "\n") { // unreadable: nothing is known
 		before, after, ok := strings.Cut(line, " - ")
 		b, a := strings.Fields(before), strings.Fields(after)
 		if !ok || len(b) < 6 || len(a) < 1 {
@@ -161,21 +215,10 @@ func (m machine) mounts() (list []mount) {
 	return list
 }
 
-// chrooted says whether we are for certain in a chroot(2). Within one whose
-// directory is no mount point, the table of mounts lacks a root.
-func (m machine) chrooted() bool {
-	list := m.mounts()
-	if len(list) > 0 && !slices.ContainsFunc(list, func(mt mount) bool { return mt.point == "/" }) {
-		return true
-	}
-	same, known := m.sameRoot()
-	return known && !same
-}
-
 // masks are the places below /proc that something is mounted over. Mounts on
 // directories that are empty by design hide nothing, and the kernel allows them.
-func (m machine) masks() (points []string) {
-	for _, mt := range m.mounts() {
+func masks(mounts []mount) (points []string) {
+	for _, mt := range mounts {
 		if !strings.HasPrefix(mt.point, "/proc/") || slices.Contains(points, mt.point) {
 			continue
 		}
@@ -188,85 +231,17 @@ func (m machine) masks() (points []string) {
 	return points
 }
 
-// initramfs says whether / is the kernel's first file system, which cannot be
-// pivoted away from (pivot_root(2)).
-func (m machine) initramfs() bool {
-	list := m.mounts()
-	i := slices.IndexFunc(list, func(mt mount) bool { return mt.point == "/" })
-	return i >= 0 && list[i].fstype == "rootfs"
-}
-
-// idMap is a line of what our user namespace knows of ids (user_namespaces(7)).
-type idMap struct{ inside, count int64 }
-
-// idMaps are all lines of uid_map or gid_map. A namespace whose map was never
-// written has none.
-func (m machine) idMaps(file string) (maps []idMap, known bool) {
+// unmapped reports whether our user namespace for certain does not have an id
+// (user_namespaces(7)). One whose map was never written has none.
+func (m machine) unmapped(file string, id int) bool {
 	text, err := m.read("/proc/self/" + file)
-	if err != nil {
-		return nil, false
-	}
 	for _, line := range strings.Split(text, "\n") {
-		f := strings.Fields(line)
-		if len(f) != 3 {
-			continue
-		}
+		f := append(strings.Fields(line), "", "", "")
 		inside, err1 := strconv.ParseInt(f[0], 10, 64)
 		count, err2 := strconv.ParseInt(f[2], 10, 64)
-		if err1 == nil && err2 == nil {
-			maps = append(maps, idMap{inside, count})
+		if err1 == nil && err2 == nil && int64(id) >= inside && int64(id)-inside < count {
+			return false
 		}
 	}
-	return maps, true
-}
-
-// unmapped names the ids of a run that are for certain unknown here, "" if none
-// is. The kernel wants both of them of whoever makes a user namespace.
-func (m machine) unmapped() string {
-	for _, of := range []struct {
-		file, kind string
-		id         int
-	}{{"uid_map", "uid", m.uid}, {"gid_map", "gid", m.gid}} {
-		maps, known := m.idMaps(of.file)
-		if known && !slices.ContainsFunc(maps, func(i idMap) bool {
-			return int64(of.id) >= i.inside && int64(of.id)-i.inside < i.count
-		}) {
-			return fmt.Sprintf("%s %d", of.kind, of.id)
-		}
-	}
-	return ""
-}
-
-// nested says whether we are for certain in a user namespace of somebody's: the
-// first one maps everything.
-func (m machine) nested() bool {
-	maps, known := m.idMaps("uid_map")
-	return known && !slices.Contains(maps, idMap{0, 1<<32 - 1})
-}
-
-// missingNamespace is a kind of namespace this kernel was built without, or "".
-func (m machine) missingNamespace() string {
-	for _, kind := range namespaceKinds() {
-		// A directory of links: reading the link's file fails with another
-		// error than that it does not exist.
-		if _, err := m.read(path.Join("/proc/self/ns", kind.file)); os.IsNotExist(err) {
-			return kind.config
-		}
-	}
-	return ""
-}
-
-type namespaceKind struct{ file, sysctl, config string }
-
-// namespaceKinds are the ones a run makes.
-func namespaceKinds() []namespaceKind {
-	return []namespaceKind{
-		{"user", "user.max_user_namespaces", "CONFIG_USER_NS"},
-		{"pid", "user.max_pid_namespaces", "CONFIG_PID_NS"},
-		{"mnt", "user.max_mnt_namespaces", "CONFIG_NAMESPACES"},
-		{"net", "user.max_net_namespaces", "CONFIG_NET_NS"},
-		{"ipc", "user.max_ipc_namespaces", "CONFIG_IPC_NS"},
-		{"uts", "user.max_uts_namespaces", "CONFIG_UTS_NS"},
-		{"cgroup", "user.max_cgroup_namespaces", "CONFIG_CGROUPS"},
-	}
+	return err == nil
 }

@@ -20,53 +20,50 @@ import (
 const probeBound = 5 * time.Second
 
 // trySandbox lets bwrap make a sandbox with these options, in which `true`
-// runs, under a run's own uid. ok, or what went wrong. That `true` is not there
-// is none of the sandbox's fault.
-func (e *env) trySandbox(options ...string) (f failure, ok bool) {
+// runs, under a run's own uid. That `true` is not there is none of the sandbox's fault.
+func (e *exam) trySandbox(options ...string) error {
 	args := []string{e.program.Path}
 	for _, dir := range []string{"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"} {
 		args = append(args, "--ro-bind-try", dir, dir)
 	}
-	args = append(append(args, options...), "--die-with-parent", "--chdir", "/", "--", "true")
-	f, ok = e.tryBwrap(args...)
-	return f, ok || f.step == stepPayload
+	err := e.tryBwrap(append(append(args, options...), "--die-with-parent", "--chdir", "/", "--", "true")...)
+	if f := (failure{}); errors.As(err, &f) && f.step == stepPayload {
+		return nil
+	}
+	return err
 }
 
-// tryBwrap executes bwrap and waits for its end.
-func (e *env) tryBwrap(args ...string) (f failure, ok bool) {
+// tryBwrap executes bwrap and waits for its end. An error is a [failure].
+func (e *exam) tryBwrap(args ...string) error {
 	ws, words, err := e.execute(args)
 	var errno syscall.Errno
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return failure{text: fmt.Sprintf("bubblewrap did not come to an end within %v", e.bound)}, false
+		return failure{step: stepOther, text: fmt.Sprintf("bubblewrap did not come to an end within %v", e.bound)}
+	case errors.As(err, &errno) && e.caller.UID == 0 && (errno == unix.EPERM || errno == unix.EINVAL):
+		return failed(stepIdentity, "", errno) // execve(2) itself has other errors
 	case errors.As(err, &errno):
-		f := failure{step: stepStart, errno: errno, text: errno.Error()}
-		if e.caller.UID == 0 && (errno == unix.EPERM || errno == unix.EINVAL) {
-			f.step = stepIdentity // execve(2) itself has other errors
-		}
-		return f, false
+		return failed(stepStart, "", errno)
 	case err != nil:
-		return failure{step: stepStart, text: err.Error()}, false
+		return failed(stepStart, "", err)
 	case ws.Signaled():
-		f := failure{text: "bubblewrap was killed by SIG" + result.SignalName(ws.Signal())}
+		f := failure{step: stepOther, text: "bubblewrap was killed by SIG" + result.SignalName(ws.Signal())}
 		if ws.Signal() == unix.SIGSYS {
 			f.step = stepCall // a seccomp filter that kills
 		}
-		return f, false
+		return f
+	case ws.ExitStatus() != 0 && words == "":
+		return failure{step: stepOther, text: fmt.Sprintf("bubblewrap exited with %d and said nothing", ws.ExitStatus())}
 	case ws.ExitStatus() != 0:
-		f := understand(words)
-		if f.text == "" {
-			f.text = fmt.Sprintf("bubblewrap exited with %d and said nothing", ws.ExitStatus())
-		}
-		return f, false
+		return understand(words)
 	}
-	return failure{}, true
+	return nil
 }
 
 // execute runs bwrap, in a process group of its own, and returns when that
 // group is dead and reaped: neither bwrap's init nor a mount that hangs is left
 // to anybody else. words is what it wrote to stderr.
-func (e *env) execute(args []string) (ws unix.WaitStatus, words string, err error) {
+func (e *exam) execute(args []string) (ws unix.WaitStatus, words string, err error) {
 	stderr, err := memoryFile()
 	if err != nil {
 		return 0, "", err

@@ -5,221 +5,209 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
-// plan is the product's own for a command that needs nothing.
-func (e *env) plan(command ...string) (*room.Plan, error) {
-	return room.Prepare(room.Policy{Command: command, Workdir: "/"}, e.caller)
+// plan is the product's own, for a command that needs nothing.
+func (e *exam) plan(policy room.Policy) (*room.Plan, error) {
+	policy.Workdir = "/"
+	return room.Prepare(policy, e.caller)
 }
 
 // runBound is how long a whole run may take.
 const runBound = 10 * time.Second
 
-// run carries a plan out as the run command does. words is what bwrap said.
-func (e *env) run(plan *room.Plan, begin time.Time, timeout, grace time.Duration) (res result.Result, words string, err error) {
-	return e.runWith(plan, supervise.Terms{Timeout: timeout, Grace: grace, Begin: begin})
-}
-
-func (e *env) runWith(plan *room.Plan, terms supervise.Terms) (res result.Result, words string, err error) {
+// carryOut carries a plan out as the run command does. The run has to end for a reason.
+func (e *exam) carryOut(plan *room.Plan, terms supervise.Terms, want result.Cause) (res result.Result, err error) {
 	stderr, err := memoryFile()
 	if err != nil {
-		return res, "", err
+		return res, err
 	}
 	defer stderr.Close()
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
-		return res, "", err
+		return res, err
 	}
 	defer null.Close()
 	ctx, cancel := context.WithTimeout(e.ctx, runBound)
 	defer cancel()
 	terms.ProofTimeout = probeBound
 	res = supervise.Run(ctx, supervise.Place{Plan: plan}, [3]*os.File{null, null, stderr}, terms)
-	return res, readFrom(stderr), nil
+	return res, judge(res, readFrom(stderr), want)
 }
 
-// judge says whether a run ended as it had to; nil if so.
-func (e *env) judge(res result.Result, words string, want result.Cause) *Finding {
+// judge says whether a run ended as it had to. words is what bwrap said.
+func judge(res result.Result, words string, want result.Cause) error {
+	f := understand(words)
 	switch {
+	case res.Verdict == result.Unproven && res.Err != nil:
+		return fmt.Errorf("the sandbox was not gone in time: %s", res.Err.Message)
 	case res.Verdict == result.Unproven:
-		f := Finding{Verdict: Failed, Cause: "the sandbox was not gone in time"}
-		if res.Err != nil {
-			f.Detail = res.Err.Message
-		}
-		return &f
+		return errors.New("the sandbox was not gone in time")
 	case res.Cause == want && res.Verdict == result.Proven:
 		return nil
 	case res.Cause == result.Canceled:
-		return &Finding{Verdict: Failed, Cause: fmt.Sprintf("the run did not come to an end within %v", runBound)}
+		return fmt.Errorf("the run did not come to an end within %v", runBound)
+	case f.step != stepOther && f.step != stepPayload || f.errno == unix.EAGAIN:
+		return f
 	}
-	if f := understand(words); f.step != stepOther && f.step != stepPayload || f.errno == unix.EAGAIN {
-		finding := e.failed(f)
-		return &finding
-	}
-	f := Finding{Verdict: Failed, Cause: fmt.Sprintf("the run ended with cause %s in place of %s", res.Cause, want)}
+	err := fmt.Errorf("the run ended with cause %s in place of %s", res.Cause, want)
 	if res.Err != nil {
-		f = errorFinding(res.Err)
+		err = res.Err
 	}
-	if f.Detail = lastLine(words); f.Detail != "" {
-		f.Cause += ": " + f.Detail
+	if f.text != "" {
+		err = fmt.Errorf("%w: %s", err, f.text)
 	}
-	return &f
+	return err
 }
 
-// tryRun makes a run that has to end in a certain way. bad is nil if it did.
-func (e *env) tryRun(want result.Cause, timeout, grace time.Duration, command ...string) (res result.Result, bad *Finding) {
-	begin := time.Now()
-	plan, err := e.plan(command...)
+// run makes a run that has to end for a reason.
+func (e *exam) run(want result.Cause, terms supervise.Terms, command ...string) (res result.Result, err error) {
+	terms.Begin = time.Now()
+	plan, err := e.plan(room.Policy{Command: command})
 	if err != nil {
-		f := errorFinding(err)
-		return res, &f
+		return res, err
 	}
 	defer plan.Close()
-	res, words, err := e.run(plan, begin, timeout, grace)
-	if err != nil {
-		f := errorFinding(err)
-		return res, &f
-	}
-	return res, e.judge(res, words, want)
+	return e.carryOut(plan, terms, want)
 }
 
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
 // checkRun is the round trip.
-func checkRun(e *env) Finding {
-	res, bad := e.tryRun(result.Exited, probeBound, 0, "true")
-	if bad != nil {
-		return *bad
+func (e *exam) checkRun() (string, error) {
+	res, err := e.run(result.Exited, supervise.Terms{Timeout: probeBound}, "true")
+	if err != nil {
+		return "", err
 	}
 	if code := res.Payload.Code(); code != 0 {
-		return Finding{Verdict: Failed, Cause: fmt.Sprintf("`true` exited with %d in the sandbox", code)}
+		return "", fmt.Errorf("`true` exited with %d in the sandbox", code)
 	}
-	e.roundTrip = res.Duration
-	return ok("`true` from start to %s end in %.1f ms", res.Verdict, float64(res.Duration.Microseconds())/1000)
+	ms := milliseconds(res.Duration)
+	e.RoundTrip = &ms
+	return fmt.Sprintf("`true` from start to %s end in %.1f ms", res.Verdict, ms), nil
 }
 
 // trialTimeout is the deadline of the runs that have to miss it.
 const trialTimeout = 20 * time.Millisecond
 
-func checkDeadline(e *env) Finding {
-	res, bad := e.tryRun(result.Timeout, trialTimeout, 0, "sleep", "60")
-	if bad != nil {
-		return *bad
-	}
-	return ok("killed after %v; %.1f ms later all was gone, %s", trialTimeout, float64(res.Teardown.Microseconds())/1000, res.Verdict)
+func (e *exam) checkDeadline() (string, error) {
+	res, err := e.run(result.Timeout, supervise.Terms{Timeout: trialTimeout}, "sleep", "60")
+	return fmt.Sprintf("killed after %v; %.1f ms later all was gone, %s", trialTimeout, milliseconds(res.Teardown), res.Verdict), err
 }
 
 // checkGrace has init signal all of a command.
-func checkGrace(e *env) Finding {
-	const without = "--grace does not work"
-	res, bad := e.tryRun(result.Timeout, trialTimeout, probeBound, "sleep", "60")
-	switch {
-	case bad != nil:
-		return *bad
-	case res.Err != nil:
-		f := failure{step: stepCall, text: res.Err.Message}
-		if res.Err.Err != nil {
-			f.text = res.Err.Err.Error()
-		}
-		finding := e.warned(f, without)
-		if finding.Fix == "" && e.caller.UID == 0 {
-			finding.Fix = withoutRoot(e.machine())
-		}
-		return finding
+func (e *exam) checkGrace() (string, error) {
+	res, err := e.run(result.Timeout, supervise.Terms{Timeout: trialTimeout, Grace: probeBound}, "sleep", "60")
+	if err == nil && res.Err != nil {
+		err = warning{failure{step: stepCall, text: res.Err.Message}, "--grace does not work"}
 	}
-	return ok("SIGTERM to all of the command, by its init")
+	return "SIGTERM to all of the command, by its init", err
 }
 
 // checkExec runs a command in a sandbox that is there already.
-func checkExec(e *env) Finding {
-	const without = "sbxrun exec does not work"
-	plan, err := e.plan()
+func (e *exam) checkExec() (string, error) {
+	plan, err := e.plan(room.Policy{})
 	if err != nil {
-		return errorFinding(err)
+		return "", err
 	}
 	defer plan.Close()
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
-		return errorFinding(err)
+		return "", err
 	}
 	defer null.Close()
 	stdio := [3]*os.File{null, null, null}
 	ctx, cancel := context.WithTimeout(e.ctx, runBound)
 	defer cancel()
 	terms := supervise.Terms{Timeout: probeBound, ProofTimeout: probeBound, Begin: time.Now()}
-	room, err := supervise.Hold(ctx, supervise.Place{Plan: plan}, stdio, nil, terms)
+	sandbox, err := supervise.Hold(ctx, supervise.Place{Plan: plan}, stdio, nil, terms)
 	if err != nil {
-		return errorFinding(err)
+		return "", err
 	}
-	defer room.Close()
-	room.Release(ctx)
+	defer sandbox.Close()
+	sandbox.Release(ctx)
 	entry := plan.Entry()
 	entry.Command = []string{"/bin/true"}
 	terms.Begin = time.Now()
-	inside := supervise.Run(ctx, supervise.Place{Entry: entry, Room: room.Kept().Room}, stdio, terms)
+	inside := supervise.Run(ctx, supervise.Place{Entry: entry, Room: sandbox.Kept().Room}, stdio, terms)
 	over, end := context.WithCancelCause(ctx)
 	end(supervise.Request{Cause: result.Killed, Signal: unix.SIGKILL})
-	room.Watch(over)
-	outside := room.End(over)
-	_ = room.Collect() // what is left shows in the verdict
+	sandbox.Watch(over)
+	outside := sandbox.End(over)
+	_ = sandbox.Collect() // what is left shows in the verdict
 	text := fmt.Sprintf("`true` ended with cause %q", inside.Cause)
 	switch {
 	case inside.Cause == result.Exited && inside.ExitCode() == 0:
-		return ok("`true` in a running sandbox, from start to %s end in %.1f ms (setns with a pidfd)", inside.Verdict, float64(inside.Duration.Microseconds())/1000)
+		return fmt.Sprintf("`true` in a running sandbox, from start to %s end in %.1f ms (setns with a pidfd)", inside.Verdict, milliseconds(inside.Duration)), nil
 	case inside.Err != nil:
 		text = inside.Err.Message
 	case outside.Err != nil:
 		text = outside.Err.Message
 	}
-	return e.warned(failure{step: stepCall, text: text}, without)
+	return "", warning{failure{step: stepCall, text: text}, "sbxrun exec does not work"}
 }
 
 // checkStaged binds something that only root can reach: by descriptor, with
 // open_tree(2) and move_mount(2), in a mount namespace of bwrap's own.
-func checkStaged(e *env) Finding {
-	const without = "--bind of what only root can reach does not work, nor does a current directory of that kind"
+func (e *exam) checkStaged() (string, error) {
 	dir, err := os.MkdirTemp("", "sbxrun-doctor-")
 	if err != nil {
-		return Finding{Verdict: Warning, Cause: "not tried, for lack of a directory: " + err.Error()}
+		return "", warning{error: fmt.Errorf("not tried, for lack of a directory: %w", err)}
 	}
-	defer os.RemoveAll(dir) // on a failure it is an empty directory that stays
-	inner := filepath.Join(dir, "bound")
-	if err := os.Mkdir(inner, 0o755); err != nil {
-		return Finding{Verdict: Warning, Cause: "not tried, for lack of a directory: " + err.Error()}
-	}
-	plan, err := room.Prepare(room.Policy{Command: []string{"true"}, Workdir: "/",
-		Mounts: []room.Mount{{Kind: room.ReadOnly, Source: inner, Dest: "/mnt/bound"}}}, e.caller)
+	defer os.Remove(dir) // on a failure it is an empty directory that stays
+	plan, err := e.plan(room.Policy{Command: []string{"true"}, Mounts: []room.Mount{{Kind: room.ReadOnly, Source: dir, Dest: "/mnt/bound"}}})
 	if err != nil {
-		return errorFinding(err)
+		return "", err
 	}
 	defer plan.Close()
-	res, words, err := e.run(plan, time.Now(), probeBound, 0)
+	_, err = e.carryOut(plan, supervise.Terms{Timeout: probeBound, Begin: time.Now()}, result.Exited)
 	if err != nil {
-		return errorFinding(err)
+		err = warning{failed(stepStaged, "", err), "--bind of what only root can reach does not work, nor does a current directory of that kind"}
 	}
-	bad := e.judge(res, words, result.Exited)
-	if bad == nil {
-		return ok("bound by descriptor (open_tree, move_mount)")
-	}
-	bad.Verdict, bad.Cause = Warning, without+": "+bad.Cause
-	bad.Fix = ""
-	if res.Err != nil && errors.Is(res.Err, unix.EPERM) {
-		bad.Fix = fixes(withoutRoot(e.machine()), "or make such paths reachable: chmod o+x on their directories")
-	}
-	return *bad
+	return "bound by descriptor (open_tree, move_mount)", err
 }
 
-// withoutRoot: what root does beyond others needs CAP_SYS_ADMIN, which the root
-// of most containers lacks.
-func withoutRoot(m machine) string {
-	if m.engine() == "" {
-		return "run sbxrun as an ordinary user"
+// limit checks a run under one limit, which is refused where it cannot be enforced: then
+// the refusal is the finding.
+func (e *exam) limit(name string, request limits.Request) {
+	e.check(name, func() (string, error) {
+		mechanism, err := e.tryLimit(request)
+		if own := (*result.Error)(nil); errors.As(err, &own) && strings.HasPrefix(own.Hint, limits.WritableCgroups) {
+			err = failure{step: stepCgroups, text: err.Error()}
+		}
+		if err != nil && !errors.As(err, new(warning)) {
+			err = warning{error: err}
+		}
+		return mechanism, err
+	})
+}
+
+func (e *exam) tryLimit(request limits.Request) (mechanism string, err error) {
+	machine, err := limits.Detect()
+	if err != nil {
+		return "", err
 	}
-	return fixes("run sbxrun as an ordinary user", "or give the container CAP_SYS_ADMIN: --cap-add SYS_ADMIN")
+	plan, err := machine.Plan(request, true)
+	if err != nil {
+		return "", err
+	}
+	group, err := plan.Make("doctor-"+strconv.Itoa(os.Getpid()), false)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = group.Remove(time.Now().Add(probeBound)) }() // the keeper has done it, or nothing can be done
+	if _, err = e.run(result.Exited, supervise.Terms{Timeout: probeBound, Limits: group}, "true"); err != nil {
+		err = warning{err, "a run with it does not work"}
+	}
+	return plan.Limits[0].Mechanism, err
 }

@@ -7,25 +7,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// step is how far bwrap, or the system call in its place, came.
-type step int
+// step is how far bwrap, or what was tried in its place, came.
+type step string
 
 const (
-	stepOther    step = iota // not recognised
-	stepStart                // bwrap itself was not executed
-	stepIdentity             // root could not become the run's uid
-	stepCaps                 // bwrap found itself with capabilities
-	stepCreate               // a namespace was not made
-	stepIDMap                // the user namespace's map of ids was not written
-	stepMount                // the file tree
-	stepPivot                // its new root
-	stepProc                 // a fresh /proc
-	stepLoopback             // the network namespace's lo
-	stepNetlink              // the socket for it
-	stepHostname             // the UTS namespace's name
-	stepSysctl               // user.max_user_namespaces, for --disable-userns
-	stepCall                 // a system call of our own
-	stepPayload              // all is set up, but the command is not there
+	stepOther    step = "other"        // not recognised
+	stepStart    step = "start"        // bwrap itself was not executed
+	stepIdentity step = "identity"     // root could not become the run's uid
+	stepCaps     step = "capabilities" // bwrap found itself with some
+	stepCreate   step = "create"       // a namespace was not made
+	stepSetup    step = "setup"        // what is done in new namespaces was refused
+	stepPivot    step = "pivot"        // the new root
+	stepProc     step = "proc"         // a fresh /proc
+	stepNetlink  step = "netlink"      // the socket for the network namespace's lo
+	stepSysctl   step = "sysctl"       // user.max_user_namespaces, for --disable-userns
+	stepPayload  step = "payload"      // all is set up, but the command is not there
+
+	stepKernel   step = "kernel"   // the version
+	stepChildren step = "children" // lists of children in /proc
+	stepProcSys  step = "proc-sys" // /proc/sys
+	stepCall     step = "call"     // a system call of our own
+	stepStaged   step = "staged"   // a path that only root can reach
+	stepCgroups  step = "cgroups"  // cgroups are mounted read-only
 )
 
 // failure is what went wrong, as far as it is understood.
@@ -35,41 +38,38 @@ type failure struct {
 	text  string        // in bwrap's words or the kernel's
 }
 
+func (f failure) Error() string { return f.text }
+
 // phrases are parts of bwrap's messages. The first that occurs decides.
-func phrases() []struct {
+var phrases = []struct {
 	text string
 	step step
-} {
-	return []struct {
-		text string
-		step step
-	}{
-		{"execvp ", stepPayload},
-		{"Unexpected capabilities", stepCaps},
-		{"No permissions to creat", stepCreate},
-		{"reating new namespace failed", stepCreate},
-		{"unshare user ns", stepCreate},
-		{"cannot open /proc/sys/user/max_user_namespaces", stepSysctl},
-		{"sysctl user.max_user_namespaces", stepSysctl},
-		{"creation of new user namespaces was not disabled", stepSysctl},
-		{"uid map", stepIDMap},
-		{"gid map", stepIDMap},
-		{"setgroups", stepIDMap},
-		{"NETLINK_ROUTE", stepNetlink},
-		{"loopback:", stepLoopback},
-		{"set hostname", stepHostname},
-		{"mount proc on", stepProc},
-		{"pivot_root", stepPivot},
-		{"mount", stepMount},
-		{"Failed to make", stepMount},
-		{"setting up newroot", stepMount},
-	}
+}{
+	{"execvp ", stepPayload},
+	{"Unexpected capabilities", stepCaps},
+	{"No permissions to creat", stepCreate},
+	{"reating new namespace failed", stepCreate},
+	{"unshare user ns", stepCreate},
+	{"cannot open /proc/sys/user/max_user_namespaces", stepSysctl},
+	{"sysctl user.max_user_namespaces", stepSysctl},
+	{"creation of new user namespaces was not disabled", stepSysctl},
+	{"uid map", stepSetup},
+	{"gid map", stepSetup},
+	{"setgroups", stepSetup},
+	{"NETLINK_ROUTE", stepNetlink},
+	{"loopback:", stepSetup},
+	{"set hostname", stepSetup},
+	{"mount proc on", stepProc},
+	{"pivot_root", stepPivot},
+	{"mount", stepSetup},
+	{"Failed to make", stepSetup},
+	{"setting up newroot", stepSetup},
 }
 
 // understand reads bwrap's last words. bwrap runs without a locale.
 func understand(words string) failure {
-	f := failure{text: lastLine(words)}
-	for _, p := range phrases() {
+	f := failure{step: stepOther, text: lastLine(words)}
+	for _, p := range phrases {
 		if strings.Contains(f.text, p.text) {
 			f.step = p.step
 			break
@@ -107,12 +107,8 @@ func lastLine(words string) string {
 // errnoOf is the error a message ends with in the C library's words, 0 if none.
 // Go's table has the same words with a small first letter.
 func errnoOf(text string) syscall.Errno {
-	words := text[strings.LastIndex(text, ": ")+1:]
-	words = strings.TrimSpace(words)
-	for _, e := range []syscall.Errno{
-		unix.EPERM, unix.EACCES, unix.ENOSPC, unix.EINVAL, unix.ENOSYS, unix.EAGAIN, unix.ENOMEM, unix.EUSERS,
-		unix.EROFS, unix.ENOENT, unix.EBUSY, unix.EAFNOSUPPORT, unix.EPROTONOSUPPORT, unix.ENODEV, unix.EMFILE, unix.ENFILE,
-	} {
+	words := strings.TrimSpace(text[strings.LastIndex(text, ": ")+1:])
+	for e := syscall.Errno(1); e < 134; e++ { // the last is EHWPOISON, 133
 		if strings.EqualFold(words, e.Error()) {
 			return e
 		}

@@ -1,14 +1,16 @@
 package doctor
 
 import (
+	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/room"
 )
 
 // other is a machine that has only these files.
@@ -279,23 +281,23 @@ func TestExplain(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			m := other(tt.files)
 			m.root = tt.root
-			a := explain(understand(tt.words), m)
-			if !strings.Contains(a.cause, tt.cause) {
-				t.Errorf("cause %q, want a part %q", a.cause, tt.cause)
+			cause, fix := explain(understand(tt.words), m)
+			if !strings.Contains(cause, tt.cause) {
+				t.Errorf("cause %q, want a part %q", cause, tt.cause)
 			}
-			rest := a.fix
+			rest := fix
 			for _, part := range tt.fix {
 				_, after, ok := strings.Cut(rest, part)
 				if !ok {
-					t.Fatalf("fix %q, want a part %q", a.fix, part)
+					t.Fatalf("fix %q, want a part %q", fix, part)
 				}
 				rest = after
 			}
-			if tt.not != "" && strings.Contains(a.fix, tt.not) {
-				t.Errorf("fix %q, must not say %q", a.fix, tt.not)
+			if tt.not != "" && strings.Contains(fix, tt.not) {
+				t.Errorf("fix %q, must not say %q", fix, tt.not)
 			}
-			if strings.ContainsAny(a.cause, "\n") {
-				t.Errorf("cause %q has more than one line", a.cause)
+			if strings.ContainsAny(cause, "\n") {
+				t.Errorf("cause %q has more than one line", cause)
 			}
 		})
 	}
@@ -313,13 +315,22 @@ func TestExplainStart(t *testing.T) {
 		{"out of reach", failure{step: stepStart, errno: unix.EACCES}, nil, "uid 1000 may not execute /usr/bin/bwrap", "chmod o+x"},
 		{"too many", failure{step: stepStart, errno: unix.EAGAIN}, nil, "no more processes", "ulimit"},
 		{"another architecture", failure{step: stepStart, errno: unix.ENOEXEC, text: "exec format error"}, nil, "exec format error", ""},
+		{"no lists of children", failure{step: stepChildren, errno: unix.ENOENT}, nil, "CONFIG_PROC_CHILDREN", "boot a kernel"},
+		{"lists of children forbidden", failure{step: stepChildren, errno: unix.EACCES}, nil, "/proc cannot be read", ""},
+		{"no /proc/sys", failure{step: stepProcSys, errno: unix.ENOENT}, nil, "subset=pid", "ProcSubset=all\nelse: sudo mount"},
+		{"old", failure{step: stepKernel, text: "Linux 4.18"}, nil, "older than 5.11", "newer kernel"},
+		{"pidfd_open unknown", failure{step: stepCall, errno: unix.ENOSYS, text: "pidfd_open: function not implemented"}, nil, "pidfd_open is not in this kernel", "Linux 5.11"},
+		{"pidfd_open filtered", failure{step: stepCall, errno: unix.ENOSYS, text: "pidfd_open: function not implemented"}, map[string]string{"/proc/self/status": filtered}, "system call filter", "SystemCallFilter="},
+		{"no open_tree", failure{step: stepStaged, errno: unix.EPERM, text: "x: not permitted"}, nil, "x: not permitted", "ordinary user\nor make such"},
+		{"no open_tree in a container", failure{step: stepStaged, errno: unix.EPERM}, map[string]string{"/.dockerenv": ""}, "", "SYS_ADMIN\nor make such"},
+		{"no bound run", failure{step: stepStaged, text: "the run ended"}, nil, "the run ended", ""},
 		{"pidfd_open forbidden", failure{step: stepCall, errno: unix.EPERM}, map[string]string{"/proc/self/status": filtered, "/run/systemd/container": "systemd-nspawn"}, "probably the container's", "pidfd_open"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			a := explain(tt.f, other(tt.files))
-			if !strings.Contains(a.cause, tt.cause) || !strings.Contains(a.fix, tt.fix) {
-				t.Errorf("%+v\nwant cause %q, fix %q", a, tt.cause, tt.fix)
+			cause, fix := explain(tt.f, other(tt.files))
+			if !strings.Contains(cause, tt.cause) || !strings.Contains(fix, tt.fix) {
+				t.Errorf("%q, %q\nwant cause %q, fix %q", cause, fix, tt.cause, tt.fix)
 			}
 		})
 	}
@@ -330,10 +341,10 @@ func TestUnderstand(t *testing.T) {
 		words string
 		want  failure
 	}{
-		{"", failure{}},
+		{"", failure{step: stepOther}},
 		{"bwrap: execvp true: No such file or directory\n", failure{stepPayload, unix.ENOENT, "execvp true: No such file or directory"}},
-		{"a wrapper's own words\nbwrap: setting up uid map: Permission denied\n", failure{stepIDMap, unix.EACCES, "setting up uid map: Permission denied"}},
-		{"bwrap: error: Failed to mount tmpfs: no space left on device", failure{stepMount, unix.ENOSPC, "Failed to mount tmpfs: no space left on device"}},
+		{"a wrapper's own words\nbwrap: setting up uid map: Permission denied\n", failure{stepSetup, unix.EACCES, "setting up uid map: Permission denied"}},
+		{"bwrap: error: Failed to mount tmpfs: no space left on device", failure{stepSetup, unix.ENOSPC, "Failed to mount tmpfs: no space left on device"}},
 		{"bwrap: Creating new namespace failed: Cannot allocate memory", failure{stepCreate, unix.ENOMEM, "Creating new namespace failed: Cannot allocate memory"}},
 		{"bwrap: cannot open /proc/sys/user/max_user_namespaces: Permission denied", failure{stepSysctl, unix.EACCES, "cannot open /proc/sys/user/max_user_namespaces: Permission denied"}},
 	}
@@ -349,9 +360,9 @@ func FuzzUnderstand(f *testing.F) {
 	f.Add(exceeded)
 	f.Add("bwrap: \xff: " + strings.Repeat("é", 400))
 	f.Fuzz(func(t *testing.T, words string) {
-		a := explain(understand(words), other(nil))
-		if strings.Contains(a.cause, "\n") || len(a.cause) > 1000 {
-			t.Errorf("cause %q", a.cause)
+		cause, _ := explain(understand(words), other(nil))
+		if strings.Contains(cause, "\n") || len(cause) > 1000 {
+			t.Errorf("cause %q", cause)
 		}
 	})
 }
@@ -362,18 +373,18 @@ func FuzzMachine(f *testing.F) {
 	f.Fuzz(func(t *testing.T, table, ids, status string) {
 		m := other(map[string]string{"/proc/self/mountinfo": table, "/proc/self/uid_map": ids, "/proc/self/status": status})
 		for _, words := range []string{noPermissions, exceeded, "bwrap: Can't mount proc on /newroot/proc: Operation not permitted"} {
-			if a := explain(understand(words), m); a.cause == "" || a.fix == "" {
-				t.Errorf("%+v", a)
+			if cause, fix := explain(understand(words), m); cause == "" || fix == "" {
+				t.Errorf("%q, %q", cause, fix)
 			}
 		}
 	})
 }
 
-func TestJudgeKernel(t *testing.T) {
+func TestKernel(t *testing.T) {
 	for release, want := range map[string]Verdict{
 		"6.18.44-fc-v669": OK, "5.11.0": OK, "5.10.0-30-amd64": Warning, "4.18.0-553.el8": Warning, "7.0-rc1": OK, "strange": Warning, "": Warning,
 	} {
-		if got := judgeKernel(release).Verdict; got != want {
+		if got := newExam(t.Context(), room.Caller{}).finding(checkKernel(release)).Verdict; got != want {
 			t.Errorf("%q: %s, want %s", release, got, want)
 		}
 	}
@@ -381,15 +392,54 @@ func TestJudgeKernel(t *testing.T) {
 
 // Cgroups that are mounted read-only are the engine's to change.
 func TestReadOnlyCgroups(t *testing.T) {
-	err := &result.Error{Message: "limit memory cannot be enforced here", Hint: limits.WritableCgroups + "; " + limits.OrWithout}
 	for file, want := range map[string]string{
 		"/.dockerenv":        "docker run --security-opt writable-cgroups=true",
 		"/run/.containerenv": "podman run --security-opt unmask=/sys/fs/cgroup",
 		"/var/run/secrets/kubernetes.io/serviceaccount/namespace": "cgroup_writable = true",
 		"/nothing": limits.WritableCgroups,
 	} {
-		if f := refusedLimit(other(map[string]string{file: ""}), err); !strings.Contains(f.Fix, want) || f.Verdict != Warning {
-			t.Errorf("%s: %+v", file, f)
+		const refused = "limit memory cannot be enforced here"
+		if cause, fix := explain(failure{step: stepCgroups, text: refused}, other(map[string]string{file: ""})); cause != refused || !strings.Contains(fix, want) {
+			t.Errorf("%s: %q, %q", file, cause, fix)
 		}
+	}
+}
+
+// TestTable: what the table asks of a machine is known of machines, and the last row is for
+// everything.
+func TestTable(t *testing.T) {
+	full := other(map[string]string{
+		"/proc/self/status": filtered, "/proc/self/attr/current": "docker-default (enforce)", "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1",
+		"/sys/fs/selinux/enforce": "1", "/run/systemd/container": "lxc", "/proc/self/mountinfo": strings.Replace(maskedTable, "ext4", "rootfs", 1), "elsewhere": "y", "asked by root": "y",
+		"/proc/self/uid_map": "", "/proc/sys/kernel/unprivileged_userns_clone": "0", "/proc/sys/user/max_user_namespaces": "0", "/sys/module/user_namespace/parameters/enable": "N",
+	}).facts()
+	known := map[string]bool{"text": true, "name": true}
+	for name := range full {
+		known[name] = true
+	}
+	steps := []step{stepOther, stepStart, stepIdentity, stepCaps, stepCreate, stepSetup, stepPivot, stepProc, stepNetlink, stepSysctl, stepPayload, stepKernel, stepChildren, stepProcSys, stepCall, stepStaged, stepCgroups}
+	for _, s := range steps {
+		if known[string(s)] {
+			t.Errorf("%q is a step, and known of every machine", s)
+		}
+		known[string(s)] = true
+	}
+	for i, r := range remedies {
+		for _, word := range strings.FieldsFunc(r.seen, func(c rune) bool { return c == ' ' || c == '|' || c == '!' }) {
+			if !known[word] && unix.SignalNum(word) == 0 && !strings.HasPrefix(word, "E") {
+				t.Errorf("row %d, %q: what is %q?", i, r.seen, word)
+			}
+		}
+		for _, m := range regexp.MustCompile(`{([a-z-]+)}`).FindAllStringSubmatch(fmt.Sprint(r), -1) {
+			if !known[m[1]] {
+				t.Errorf("row %d, %q: what is %s?", i, r.seen, m[0])
+			}
+		}
+		if r.cause == "" || r.seen == "" && i < len(remedies)-1 {
+			t.Errorf("row %d, %q: cause %q", i, r.seen, r.cause)
+		}
+	}
+	if last := remedies[len(remedies)-1]; last.seen != "" {
+		t.Errorf("the last row is for %q only", last.seen)
 	}
 }

@@ -1,0 +1,187 @@
+package doctor
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/limits"
+)
+
+// remedy is a row of the table: what is seen, why that is, and the smallest change that
+// helps. In each further line of fix there is an alternative, or a second step.
+//
+// seen are words that must all hold: the step that failed (words.go), the name of the
+// error, and what is known of this machine (machine.go). EPERM|EACCES is either, !seccomp
+// is not. {name} in cause and fix stands for what is known by that name.
+type remedy struct {
+	seen, cause, fix string
+	in               engines // what helps in a container, where that is something else
+}
+
+// engines are a text for each kind of container; unknown is one of another kind.
+type engines struct{ docker, podman, kubernetes, lxc, unknown string }
+
+// explain returns cause and fix of the first row that matches.
+func explain(f failure, m machine) (cause, fix string) {
+	known := m.facts()
+	known[string(f.step)], known["text"] = "", f.text
+	if f.errno != 0 {
+		known[unix.ErrnoName(f.errno)] = ""
+	}
+	known["name"], _, _ = strings.Cut(f.text, ": ")
+	i := slices.IndexFunc(remedies, func(r remedy) bool { return holds(r.seen, known) })
+	r := remedies[i] // the last row matches everything
+	in := map[string]string{docker: r.in.docker, podman: r.in.podman, kubernetes: r.in.kubernetes, lxc: r.in.lxc, unknown: r.in.unknown}[known["engine"]]
+	return fill(r.cause, known), fill(cmp.Or(in, r.fix), known)
+}
+
+// holds reports whether all words hold.
+func holds(seen string, known map[string]string) bool {
+	for _, word := range strings.Fields(seen) {
+		if !slices.ContainsFunc(strings.Split(word, "|"), func(either string) bool {
+			name, not := strings.CutPrefix(either, "!")
+			_, ok := known[name]
+			return ok != not
+		}) {
+			return false
+		}
+	}
+	return true
+}
+
+// fill puts in what is known, and leaves out lines that have come to nothing.
+func fill(text string, known map[string]string) string {
+	var pairs []string
+	for _, name := range slices.Sorted(maps.Keys(known)) {
+		pairs = append(pairs, "{"+name+"}", known[name])
+	}
+	lines := strings.Split(strings.NewReplacer(pairs...).Replace(text), "\n")
+	return strings.Join(slices.DeleteFunc(lines, func(line string) bool { return line == "" }), "\n")
+}
+
+const (
+	asUser      = "run sbxrun as an ordinary user"
+	mapIDs      = "map uid {uid} and gid {gid} into it: newuidmap(1), /etc/subuid, /etc/subgid"
+	leaveChroot = "enter the directory with systemd-nspawn -D DIR or bwrap --bind DIR / --dev /dev --proc /proc in place of chroot"
+	kernelLog   = "the kernel's log may name what refuses: {sudo}dmesg | tail"
+	avc         = "{sudo}ausearch -m avc -ts recent shows what was denied"
+	restricted  = "AppArmor takes away what user namespaces are made for: kernel.apparmor_restrict_unprivileged_userns is on, and no profile allows them to {bwrap}"
+	unrestrict  = "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+	lxcNesting  = "lxc config set NAME security.nesting=true (incus config set …), and restart it"
+	// These three are independent, and a user who meets one will meet the next.
+	dockerAll = "docker needs all of: --security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined"
+)
+
+// unfiltered is what lets a container's processes make the system calls that a run needs.
+var unfiltered = engines{
+	docker:     "docker run --security-opt seccomp=unconfined …\n" + dockerAll,
+	podman:     "podman run --security-opt seccomp=unconfined …",
+	kubernetes: "in the container's securityContext: seccompProfile: {type: Unconfined}",
+	lxc:        lxcNesting,
+	unknown:    "let the container's seccomp filter pass clone, unshare, setns, mount, umount2, pivot_root and pidfd_open",
+}
+
+const unfilteredUnit = "in the systemd unit: no RestrictNamespaces=, and no SystemCallFilter= without @mount and @process"
+
+// remedies is the table. The first row whose words hold is the one.
+var remedies = []remedy{
+	{seen: "EAGAIN", cause: "no more processes: the limit of uid {uid} (ulimit -u), or pids.max of the cgroup, is reached",
+		fix: "ulimit -u unlimited\nin a container: --pids-limit=-1; in a systemd unit: TasksMax=infinity"},
+
+	// What concerns no sandbox.
+	{seen: "kernel", cause: "older than 5.11: pidfd_open is of 5.3, setns with a pidfd of 5.8, close_range of 5.9",
+		fix: "boot a newer kernel if one of the checks below fails"},
+	{seen: "children ENOENT", cause: "the kernel was built without CONFIG_PROC_CHILDREN", fix: "boot a kernel with CONFIG_PROC_CHILDREN=y"},
+	{seen: "children", cause: "/proc cannot be read"},
+	{seen: "proc-sys", cause: "/proc has no /proc/sys: it is mounted with subset=pid, or something hides it",
+		fix: "in the systemd unit: ProcSubset=all\nelse: {sudo}mount -t proc proc /proc"},
+	{seen: "call ENOSYS !seccomp", cause: "{name} is not in this kernel", fix: "boot Linux 5.11 or later"},
+	{seen: "cgroups", cause: "{text}", fix: limits.WritableCgroups, in: engines{ // safe with cgroup v2 alone, in a cgroup namespace
+		docker:     "docker run --security-opt writable-cgroups=true … (cgroup v2), Docker 28.0 or later",
+		podman:     "podman run --security-opt unmask=/sys/fs/cgroup … (cgroup v2)",
+		kubernetes: "in the runtime's configuration on the node: cgroup_writable = true (cgroup v2), containerd 2.1 or later",
+	}},
+	{seen: "staged EPERM container", cause: "{text}",
+		fix: asUser + "\nor give the container CAP_SYS_ADMIN: --cap-add SYS_ADMIN\nor make such paths reachable: chmod o+x on their directories"},
+	{seen: "staged EPERM", cause: "{text}", fix: asUser + "\nor make such paths reachable: chmod o+x on their directories"},
+
+	// bwrap does not come to make anything.
+	{seen: "start EACCES", cause: "uid {uid} may not execute {bwrap}, or it lies on a file system mounted noexec",
+		fix: "{sudo}chmod o+x {bwrap} and the directories above it, or install bubblewrap in /usr/bin"},
+	{seen: "start", cause: "{bwrap} cannot be executed: {text}"},
+	{seen: "identity unmapped", cause: "started by root, a run works under uid {uid}, and this user namespace does not have {unmapped}", fix: asUser + "\n" + mapIDs},
+	{seen: "identity EPERM", cause: "started by root, a run works under uid {uid}, and this root may not change its uid and groups",
+		fix: asUser + "\ndocker run --cap-add SETUID --cap-add SETGID …"},
+	{seen: "identity", cause: "started by root, a run works under uid {uid}: {text}", fix: asUser},
+	{seen: "capabilities", cause: "bubblewrap is started with capabilities, as its file's or as ambient ones, and refuses that",
+		fix: "{sudo}setcap -r {bwrap}\nif it has none: setpriv --ambient-caps=-all --inh-caps=-all sbxrun …"},
+
+	// The kernel has no namespace to give: by a limit, here or further out, by the depth of
+	// nesting (32, user_namespaces(7)), or as it was built.
+	{seen: "create ENOSPC|EUSERS disallowed", cause: "{disallowed} is 0, so that nobody may make this kind of namespace",
+		fix: "{sudo}sysctl -w {disallowed}=15000\nto keep it: echo '{disallowed} = 15000' | {sudo}tee /etc/sysctl.d/60-sbxrun.conf"},
+	{seen: "create ENOSPC|EUSERS nested", cause: "this is inside a sandbox that allows none within (bwrap --disable-userns, which sbxrun uses), or is 32 deep, or out of user.max_user_namespaces",
+		fix: "run sbxrun outside of it"},
+	{seen: "create ENOSPC|EUSERS", cause: "all the namespaces that the limits user.max_*_namespaces allow to a user are in use (user namespaces: {limit})",
+		fix: "{sudo}sysctl -w user.max_user_namespaces={more}\nto keep it: echo 'user.max_user_namespaces = {more}' | {sudo}tee /etc/sysctl.d/60-sbxrun.conf\nlsns lists them"},
+	{seen: "create ENOMEM", cause: "the kernel is out of memory, or the cgroup is", fix: "free some memory"},
+	{seen: "create EINVAL|ENOSYS !filtered switched-off", cause: "the kernel was booted without user namespaces", fix: "boot with user_namespace.enable=1"},
+	{seen: "create EINVAL|ENOSYS !filtered", cause: "the kernel was built without {missing}", fix: "boot a kernel with {missing}=y"},
+
+	// One step has a reason of its own.
+	{seen: "pivot initramfs", cause: "/ is the initial ramfs, which cannot be pivoted away from", fix: "start the system with switch_root, not with chroot"},
+	// The kernel mounts a fresh /proc in a user namespace only where a whole one is visible
+	// already (mount_too_revealing): otherwise it would show what somebody has hidden.
+	{seen: "proc EPERM masked", cause: "parts of /proc are hidden by other mounts ({masked}), so no fresh one may be mounted",
+		fix: "{sudo}mkdir -p /run/proc && {sudo}mount -t proc proc /run/proc\nin a systemd unit: no ProtectKernelTunables=, ProtectKernelLogs= or ProtectProc=",
+		in: engines{
+			docker:     "docker run --security-opt systempaths=unconfined …\n" + dockerAll,
+			podman:     "podman run --security-opt unmask=ALL …",
+			kubernetes: "in the pod: hostUsers: false; and in the container's securityContext: procMount: Unmasked",
+			lxc:        lxcNesting,
+		}},
+	{seen: "netlink !container !restricted", cause: "no netlink socket: {text}", fix: "in the systemd unit: RestrictAddressFamilies= must have AF_NETLINK"},
+	{seen: "sysctl", cause: "user.max_user_namespaces cannot be set within the sandbox: {text}",
+		fix: "{sudo}mount -o remount,rw /proc/sys",
+		in: engines{
+			docker:     "docker run --security-opt systempaths=unconfined …\n" + dockerAll,
+			podman:     "podman run --security-opt unmask=ALL …",
+			kubernetes: "in the container's securityContext: procMount: Unmasked",
+			lxc:        "a newer incus or LXD, whose AppArmor profile lets containers write below /proc/sys/user",
+		}},
+	{seen: "other|payload|staged", cause: "{text}"},
+
+	// Something is refused that every user may do on a kernel that nobody has restricted.
+	// Who has? In the order in which one hides the other.
+	{seen: "create clone-off", cause: "kernel.unprivileged_userns_clone is 0: only root may make user namespaces",
+		fix: "{sudo}sysctl -w kernel.unprivileged_userns_clone=1\nto keep it: echo 'kernel.unprivileged_userns_clone = 1' | {sudo}tee /etc/sysctl.d/60-sbxrun.conf"},
+	{seen: "create EPERM chroot", cause: "this is a chroot, in which the kernel makes no user namespaces", fix: leaveChroot},
+	{seen: "create EPERM unmapped", cause: "{unmapped} is not mapped in this user namespace, and may make none itself", fix: mapIDs},
+	{seen: "create|call seccomp !EACCES", cause: "a system call filter (seccomp) refuses it{by}", fix: unfilteredUnit, in: unfiltered},
+	{seen: "apparmor !create|!EPERM", cause: `the AppArmor profile "{apparmor}" refuses it`,
+		fix: "allow userns, mount, pivot_root and capability in that profile\n{sudo}dmesg | grep -i apparmor lists what was denied",
+		in: engines{ // what is unconfined Ubuntu's kernel restricts, which is {host}
+			docker:     "docker run --security-opt apparmor=unconfined …\n{host}\n" + dockerAll,
+			podman:     "podman run --security-opt apparmor=unconfined …\n{host}",
+			kubernetes: "in the container's securityContext: appArmorProfile: {type: Unconfined}\n{host}",
+			lxc:        lxcNesting + "\n{host}",
+		}},
+	// A profile on the host would have to name a path in here.
+	{seen: "restricted container", cause: restricted, fix: "on the host: sudo " + unrestrict},
+	{seen: "restricted", cause: restricted,
+		fix: `printf 'abi <abi/4.0>,\ninclude <tunables/global>\nprofile sbxrun-bwrap {bwrap} flags=(unconfined) {\n  userns,\n}\n' | {sudo}tee /etc/apparmor.d/sbxrun-bwrap && {sudo}apparmor_parser -r /etc/apparmor.d/sbxrun-bwrap` +
+			"\nor, for every program: {sudo}" + unrestrict},
+	{seen: "seccomp", cause: "a system call filter (seccomp) refuses it{by}: {text}", fix: unfilteredUnit, in: unfiltered},
+	{seen: "selinux", cause: "SELinux is enforcing and may be what refuses it: {text}", fix: avc, in: engines{
+		docker:     "docker run --security-opt label=disable …\n" + avc,
+		podman:     "podman run --security-opt label=disable …\n" + avc,
+		kubernetes: "in the pod's securityContext: seLinuxOptions: {type: spc_t}\n" + avc,
+	}},
+	{seen: "call", cause: "{text}"},
+	{seen: "create", cause: "the kernel refuses it, as it does in a chroot, and no setting here is known that would: {text}", fix: "if this is a chroot: " + leaveChroot + "\n" + kernelLog},
+	{cause: "the kernel refuses it, and no setting here is known that would: {text}", fix: kernelLog},
+}
