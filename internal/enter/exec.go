@@ -102,12 +102,10 @@ func (e *Entry) Prepare(stdio [3]*os.File, ready *os.File) (*Exec, *proc.Way, er
 		return x, nil, err
 	}
 	wait := ready != nil
-	lay := func(b *proc.Block) (unsafe.Pointer, error) {
-		n, err := e.lay(b)
-		if err == nil {
-			n.wait = wait
-		}
-		return unsafe.Pointer(n), err
+	lay := func(b *proc.Block) unsafe.Pointer {
+		n := e.lay(b)
+		n.wait = wait
+		return unsafe.Pointer(n)
 	}
 	if !wait {
 		ready = x.inner[1] // something has to be there
@@ -116,19 +114,14 @@ func (e *Entry) Prepare(stdio [3]*os.File, ready *os.File) (*Exec, *proc.Way, er
 }
 
 // lay puts everything into the form that system calls take.
-func (e *Entry) lay(b *proc.Block) (*entry, error) {
+func (e *Entry) lay(b *proc.Block) *entry {
 	n := newEntry(b, e.HostNet)
 	p := &n.payload
 	p.terminal = e.Terminal
 	p.rlimits = proc.Copy(b, e.Bounds.Rlimits)
-	program, err := e.Filter.Program()
-	if err != nil {
-		return nil, err
-	}
-	if len(program) > 0 {
+	if program := proc.Copy(b, e.Filter.Program()); len(program) > 0 {
 		p.filter = proc.New[unix.SockFprog](b)
-		p.filter.Len = uint16(len(program) / unix.SizeofSockFilter)
-		p.filter.Filter = (*unix.SockFilter)(unsafe.Pointer(&proc.Copy(b, program)[0]))
+		p.filter.Len, p.filter.Filter = uint16(len(program)), &program[0]
 	}
 	argv := b.Texts(e.Command)
 	p.argv = unsafe.Pointer(&argv[0])
@@ -151,7 +144,7 @@ func (e *Entry) lay(b *proc.Block) (*entry, error) {
 		}
 	}
 	p.candidates = b.Texts(paths)[:len(paths)]
-	return n, nil
+	return n
 }
 
 // Enter lets in what waits outside: room is a pidfd of the room's PID 1, verified, and

@@ -29,10 +29,10 @@ func Signal(room *proc.Process, cred *proc.Cred, hostNet bool, sig syscall.Signa
 		err = w.hand(room)
 	}
 	if err == nil {
-		lay := func(b *proc.Block) (unsafe.Pointer, error) {
+		lay := func(b *proc.Block) unsafe.Pointer {
 			n := newEntry(b, hostNet)
 			n.signal = uintptr(sig)
-			return unsafe.Pointer(n), nil
+			return unsafe.Pointer(n)
 		}
 		end, gate := w.inner[0], w.inner[1]
 		// It has no use for 0, 1 and 2, and something has to be there.

@@ -45,8 +45,8 @@ type Program struct {
 
 // Way is code that runs in place of a program.
 type Way struct {
-	// Lay puts what Enter needs into the block, and returns it. An error ends the start.
-	Lay func(*Block) (unsafe.Pointer, error)
+	// Lay puts what Enter needs into the block, and returns it.
+	Lay func(*Block) unsafe.Pointer
 	// Enter is called with it after the child has become all that Command says. It must
 	// be a declared function that follows the rules of [bareFork] and never returns. The
 	// keeper's socket is still open, next to Files. All signals are blocked.
@@ -227,10 +227,7 @@ func (k *keeperState) lay(b *Block, c Command, open *descriptors) error {
 		}
 		k.enter.sharing = c.Way.Bounds.sharing()
 		k.enter.birth = k.enter.bounds.birth(k.enter.stack)
-		var err error
-		if k.enter.arg, err = c.Way.Lay(b); err != nil {
-			return err
-		}
+		k.enter.arg = c.Way.Lay(b)
 		k.enter.enter = c.Way.Enter
 	}
 	if len(c.Remove) > 0 {

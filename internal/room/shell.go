@@ -10,6 +10,9 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
@@ -69,9 +72,10 @@ func (p *Plan) ShellCommand() string {
 // the texts of what was made here.
 func (p *Plan) plain() (options []string, copies []*os.File, texts []string) {
 	options, copies, texts = append(slices.Clone(p.options), "--new-session", "--chdir", p.Workdir), p.copies, p.texts
-	if program, err := p.filter.Program(); err == nil && len(program) > 0 {
+	if program := p.filter.Program(); len(program) > 0 {
 		options = append(options, "--seccomp", strconv.Itoa(firstCopy+len(copies)))
-		texts = append(slices.Clone(texts), string(program))
+		text := unsafe.Slice((*byte)(unsafe.Pointer(&program[0])), len(program)*unix.SizeofSockFilter)
+		texts = append(slices.Clone(texts), string(text))
 	}
 	for _, v := range p.env {
 		options = append(options, "--setenv", v.Name, v.Value)

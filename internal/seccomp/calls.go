@@ -126,13 +126,5 @@ var ioctls = [...]uint32{unix.TIOCEXCL, unix.TIOCSETD, unix.TIOCSTI, tiocLinux}
 
 const tiocLinux = 0x541c // TIOCLINUX: package unix has it not
 
-// of is one column of the table.
-func of(column int, audit uint32) architecture {
-	a := architecture{audit: audit, calls: map[rule][]uint32{}}
-	for _, r := range table {
-		if n := r.number[column]; n != none {
-			a.calls[r.rule] = append(a.calls[r.rule], n)
-		}
-	}
-	return a
-}
+// socketcalls are the calls of socketcall(2) that make sockets: SYS_SOCKET, SYS_SOCKETPAIR.
+var socketcalls = [...]uint32{1, 8}

@@ -13,11 +13,9 @@
 package seccomp
 
 import (
-	"encoding/binary"
 	"fmt"
 	"runtime"
 
-	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -56,8 +54,8 @@ func ByName(name string) (*Filter, error) {
 // architecture is one set of numbers that a process can make its calls by: on most
 // kernels a program of the 32-bit sibling runs, too.
 type architecture struct {
-	audit uint32 // of seccomp_data.arch
-	calls map[rule][]uint32
+	column int    // of table
+	audit  uint32 // of seccomp_data.arch
 }
 
 // Offsets in struct seccomp_data. A number of 64 bits begins with its lower half on the
@@ -78,110 +76,151 @@ func Known() bool { return len(architectures()) > 0 }
 func architectures() []architecture {
 	switch runtime.GOARCH {
 	case "amd64":
-		return []architecture{of(x86_64, unix.AUDIT_ARCH_X86_64), of(i386, unix.AUDIT_ARCH_I386)}
+		return []architecture{{x86_64, unix.AUDIT_ARCH_X86_64}, {i386, unix.AUDIT_ARCH_I386}}
 	case "arm64":
-		return []architecture{of(arm64, unix.AUDIT_ARCH_AARCH64), of(arm, unix.AUDIT_ARCH_ARM)}
+		return []architecture{{arm64, unix.AUDIT_ARCH_AARCH64}, {arm, unix.AUDIT_ARCH_ARM}}
 	}
 	return nil
 }
 
-// Program is the filter as the kernel takes it, an array of struct sock_filter; nil for
-// none.
-func (f *Filter) Program() ([]byte, error) {
+// Program is the filter as the kernel takes it; nil for none.
+func (f *Filter) Program() []unix.SockFilter {
 	if f == nil {
-		return nil, nil
+		return nil
 	}
-	program := []bpf.Instruction{bpf.LoadAbsolute{Off: archAt, Size: 4}}
+	p := make(program, 0, 256) // made for every payload, and so at once
+	p.load(archAt)
 	for _, a := range architectures() {
-		block := f.block(a)
-		program = append(program,
-			bpf.JumpIf{Cond: bpf.JumpEqual, Val: a.audit, SkipTrue: 1},
-			bpf.Jump{Skip: uint32(len(block))})
-		program = append(program, block...)
+		p.jump(unix.BPF_JEQ, a.audit, 1, 0)
+		other := p.add(unix.BPF_JMP|unix.BPF_JA, 0)
+		p.judge(a, f.Namespaces)
+		p[other].K = p.since(other)
 	}
 	// Calls by numbers that we do not know.
-	program = append(program, bpf.RetConstant{Val: missing})
-	raw, err := bpf.Assemble(program)
-	if err != nil {
-		return nil, err
-	}
-	out := make([]byte, 0, 8*len(raw))
-	for _, i := range raw {
-		out = binary.NativeEndian.AppendUint16(out, i.Op)
-		out = append(out, i.Jt, i.Jf)
-		out = binary.NativeEndian.AppendUint32(out, i.K)
-	}
-	return out, nil
+	p.answer(missing)
+	return p
 }
 
-// block judges a call of one architecture.
-func (f *Filter) block(a architecture) []bpf.Instruction {
-	list := []bpf.Instruction{bpf.LoadAbsolute{Off: numberAt, Size: 4}}
+// program is a filter in the making (seccomp(2), the kernel's networking/filter.rst).
+type program []unix.SockFilter
+
+// add appends an instruction, and returns where it is.
+func (p *program) add(code uint16, k uint32) int {
+	*p = append(*p, unix.SockFilter{Code: code, K: k})
+	return len(*p) - 1
+}
+
+// since is how many instructions have come after one.
+func (p *program) since(at int) uint32 { return uint32(len(*p) - 1 - at) }
+
+func (p *program) load(at uint32)       { p.add(unix.BPF_LD|unix.BPF_W|unix.BPF_ABS, at) }
+func (p *program) answer(action uint32) { p.add(unix.BPF_RET|unix.BPF_K, action) }
+
+// jump goes on so many instructions further, by what compares the number that is loaded
+// with k.
+func (p *program) jump(compare uint16, k uint32, ifTrue, ifFalse uint8) {
+	at := p.add(unix.BPF_JMP|compare|unix.BPF_K, k)
+	(*p)[at].Jt, (*p)[at].Jf = ifTrue, ifFalse
+}
+
+// among begins what is run only if the number that is loaded is one of these, of which
+// there is one at least; it ends with otherwise.
+func (p *program) among(numbers []uint32) (last int) {
+	for i, n := range numbers {
+		p.jump(unix.BPF_JEQ, n, uint8(len(numbers)-1-i), 0)
+	}
+	return len(*p) - 1
+}
+
+// otherwise is where numbers go on that were not among those looked for.
+func (p *program) otherwise(last int) { (*p)[last].Jf = uint8(p.since(last)) }
+
+// judge judges a call of one architecture.
+func (p *program) judge(a architecture, namespaces bool) {
+	p.load(numberAt)
 	if a.audit == unix.AUDIT_ARCH_X86_64 {
-		list = append(list, bpf.JumpIf{Cond: bpf.JumpGreaterOrEqual, Val: x32, SkipFalse: 1}, bpf.RetConstant{Val: missing})
+		p.jump(unix.BPF_JGE, x32, 0, 1)
+		p.answer(missing)
 	}
 	// The kernel remembers which calls are allowed whatever their arguments (Linux 5.11).
 	// So those whose arguments count come first.
-	rules := []rule{flags2mode3, flags1mode2, family, mode1, mode2, terminal, multiplexed, refuse, lack}
-	if f.Namespaces {
-		rules = append(rules, refuseSpace, lackSpace, flags0)
-	}
+	rules := [...]rule{flags2mode3, flags1mode2, family, mode1, mode2, terminal, multiplexed, refuse, lack, refuseSpace, lackSpace, flags0}
 	for _, r := range rules {
-		list = append(list, among(a.calls[r], verdict(r))...)
-	}
-	return append(list, bpf.RetConstant{Val: unix.SECCOMP_RET_ALLOW})
-}
-
-// among runs then, which must return, if the number that is loaded is one of these.
-func among(numbers []uint32, then []bpf.Instruction) (list []bpf.Instruction) {
-	for i, n := range numbers {
-		if last := i == len(numbers)-1; last {
-			list = append(list, bpf.JumpIf{Cond: bpf.JumpEqual, Val: n, SkipFalse: uint8(len(then))})
-		} else {
-			list = append(list, bpf.JumpIf{Cond: bpf.JumpEqual, Val: n, SkipTrue: uint8(len(numbers) - 1 - i)})
+		if r >= refuseSpace && !namespaces {
+			continue
+		}
+		var numbers [len(table)]uint32
+		n := 0
+		for i := range table {
+			if number := table[i].number[a.column]; table[i].rule == r && number != none {
+				numbers[n] = number
+				n++
+			}
+		}
+		if n > 0 {
+			last := p.among(numbers[:n])
+			p.verdict(r)
+			p.otherwise(last)
 		}
 	}
-	if list == nil {
-		return nil
-	}
-	return append(list, then...)
+	p.answer(unix.SECCOMP_RET_ALLOW)
 }
 
 // verdict returns from the filter as a rule says.
-func verdict(r rule) []bpf.Instruction {
+func (p *program) verdict(r rule) {
 	// Of an argument only the lower half counts: the kernel takes these as int or less.
-	load := func(arg uint32) bpf.Instruction { return bpf.LoadAbsolute{Off: argsAt + 8*arg, Size: 4} }
-	allow := bpf.RetConstant{Val: unix.SECCOMP_RET_ALLOW}
-	unlessSet := func(bits uint32) []bpf.Instruction {
-		return []bpf.Instruction{bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: bits, SkipFalse: 1}, bpf.RetConstant{Val: refused}, allow}
+	argument := func(n uint32) { p.load(argsAt + 8*n) }
+	// The answer is this if the number that is loaded is one of these.
+	answerIf := func(numbers []uint32, action uint32) {
+		last := p.among(numbers)
+		p.answer(action)
+		p.otherwise(last)
 	}
-	opening := func(flags uint32) []bpf.Instruction {
+	refuseIfSet := func(bits uint32) {
+		p.jump(unix.BPF_JSET, bits, 0, 1)
+		p.answer(refused)
+		p.answer(unix.SECCOMP_RET_ALLOW)
+	}
+	opening := func(flags uint32) {
 		// O_TMPFILE is O_DIRECTORY and a bit of its own, which nothing else has.
 		const makes = unix.O_CREAT | unix.O_TMPFILE&^unix.O_DIRECTORY
-		return append([]bpf.Instruction{load(flags), bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: makes, SkipTrue: 1}, allow, load(flags + 1)}, unlessSet(setID)...)
+		argument(flags)
+		p.jump(unix.BPF_JSET, makes, 1, 0)
+		p.answer(unix.SECCOMP_RET_ALLOW)
+		argument(flags + 1)
+		refuseIfSet(setID)
 	}
 	switch r {
 	case lack, lackSpace:
-		return []bpf.Instruction{bpf.RetConstant{Val: missing}}
+		p.answer(missing)
 	case mode1:
-		return append([]bpf.Instruction{load(1)}, unlessSet(setID)...)
+		argument(1)
+		refuseIfSet(setID)
 	case mode2:
-		return append([]bpf.Instruction{load(2)}, unlessSet(setID)...)
+		argument(2)
+		refuseIfSet(setID)
 	case flags1mode2:
-		return opening(1)
+		opening(1)
 	case flags2mode3:
-		return opening(2)
+		opening(2)
 	case flags0:
-		return append([]bpf.Instruction{load(0)}, unlessSet(unix.CLONE_NEWUSER)...)
+		argument(0)
+		refuseIfSet(unix.CLONE_NEWUSER)
 	case family:
-		return append([]bpf.Instruction{load(0)}, append(among(families[:], []bpf.Instruction{allow}), bpf.RetConstant{Val: foreign})...)
+		argument(0)
+		answerIf(families[:], unix.SECCOMP_RET_ALLOW)
+		p.answer(foreign)
 	case terminal:
-		return append([]bpf.Instruction{load(1)}, append(among(ioctls[:], []bpf.Instruction{bpf.RetConstant{Val: refused}}), allow)...)
+		argument(1)
+		answerIf(ioctls[:], refused)
+		p.answer(unix.SECCOMP_RET_ALLOW)
 	case multiplexed:
-		const socket, socketpair = 1, 8 // socketcall(2)
-		return append([]bpf.Instruction{load(0)}, append(among([]uint32{socket, socketpair}, []bpf.Instruction{bpf.RetConstant{Val: missing}}), allow)...)
+		argument(0)
+		answerIf(socketcalls[:], missing)
+		p.answer(unix.SECCOMP_RET_ALLOW)
+	default:
+		p.answer(refused)
 	}
-	return []bpf.Instruction{bpf.RetConstant{Val: refused}}
 }
 
 // setID is what a file's mode must not be given.
