@@ -47,7 +47,7 @@ func ReadFile(path string) ([]byte, error) {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}
 	defer unix.Close(fd)
-	data := make([]byte, 0, 4096)
+	data := make([]byte, 0, 512) // most are smaller, and each page that is touched costs a fault
 	for {
 		n, err := unix.Read(fd, data[len(data):cap(data)])
 		if err == unix.EINTR {
