@@ -1,20 +1,15 @@
 package limits
 
 import (
-	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"math"
-	"net"
 	"os"
 	"path"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/godbus/dbus/v5"
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
@@ -44,10 +39,6 @@ const (
 //
 // Nothing has to be cleaned up: systemd collects a scope with all below it when its last
 // process ends, however that ended.
-//
-// The D-Bus client is github.com/godbus/dbus/v5. To have it linked costs each start of sbxrun, which rarely
-// asks, 0.03 ms, and the binary 0.86 MB. coreos/go-systemd/v22 adds nothing that is used here, makes two
-// connections where one will do, and takes the address from the environment unseen.
 type systemd struct {
 	endpoint
 	cgroup string
@@ -75,14 +66,11 @@ func findSystemd(c caller) (*systemd, error) {
 	if _, err := os.Stat(c.root + "/run/systemd/system"); err != nil { // sd_booted(3)
 		return nil, failure(errors.New("systemd does not manage this machine"), fmt.Sprintf("as root: d=/sys/fs/cgroup/u%d; mkdir -p $d/leaf && chown -R %d $d && echo PID-OF-CALLER >$d/leaf/cgroup.procs", c.uid, c.uid))
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), c.patience)
-	defer cancel()
+	deadline := time.Now().Add(c.patience)
 	var why error
 	for _, e := range c.endpoints() {
 		m := &systemd{endpoint: e, caller: c}
-		err := m.with(ctx, func(conn *dbus.Conn) error {
-			return conn.Object(destination, object).CallWithContext(ctx, "org.freedesktop.DBus.Properties.Get", 0, iface, "ControlGroup").Store(&m.cgroup)
-		})
+		err := m.find(deadline)
 		if err == nil {
 			if m.cgroup == "" { // the system's, as some versions have it
 				m.cgroup = "/"
@@ -93,7 +81,7 @@ func findSystemd(c caller) (*systemd, error) {
 		if why == nil || errors.Is(why, unix.ENOENT) {
 			why = err
 		}
-		if ctx.Err() != nil {
+		if errors.Is(err, os.ErrDeadlineExceeded) {
 			break
 		}
 	}
@@ -127,7 +115,7 @@ func (c caller) failure(err error) error {
 		status = "systemctl status"
 	}
 	switch {
-	case errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, os.ErrDeadlineExceeded):
 		return &result.Error{Code: "limit", Message: fmt.Sprintf("systemd has not answered within %v", c.patience), Hint: "see " + status, Err: err}
 	case errors.Is(err, unix.ENOENT) && c.uid != 0:
 		return failure(err, fmt.Sprintf("as root: loginctl enable-linger %d", c.uid))
@@ -148,10 +136,7 @@ func (m *systemd) Cgroup() string { return m.cgroup }
 // then: controllers can be enabled when that has gone to a cgroup below. An error is a [*result.Error];
 // if nobody answered in time, the caller may still be moved later.
 func (m *systemd) Enter(name string) (cgroup string, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), m.caller.patience)
-	defer cancel()
-	err = m.with(ctx, func(conn *dbus.Conn) error { return startScope(ctx, conn, m.bus, name) })
-	if err != nil {
+	if err = m.start(name, time.Now().Add(m.caller.patience)); err != nil {
 		return "", m.caller.failure(fmt.Errorf("start %s: %w", name, err))
 	}
 	// The word of a manager is not the kernel's.
@@ -165,114 +150,103 @@ func (m *systemd) Enter(name string) (cgroup string, err error) {
 	return "", m.caller.failure(fmt.Errorf("systemd has started %s, but sbxrun is not in it", name))
 }
 
-// property is one of a unit, as D-Bus has it: (sv).
-type property struct {
-	Name  string
-	Value dbus.Variant
-}
-
-// auxiliary units are part of the call; there are none: a(sa(sv)).
-type auxiliary struct {
-	Name       string
-	Properties []property
-}
-
-// startScope starts the scope and waits for its job.
-func startScope(ctx context.Context, conn *dbus.Conn, bus bool, name string) error {
-	signals := make(chan *dbus.Signal, 64)
-	conn.Signal(signals) // first, as the job may end before the answer is read
-	manager := conn.Object(destination, object)
-	if bus {
-		if err := conn.AddMatchSignalContext(ctx, dbus.WithMatchInterface(iface), dbus.WithMatchMember("JobRemoved")); err != nil {
-			return err
-		}
-		if err := manager.CallWithContext(ctx, iface+".Subscribe", 0).Err; err != nil {
-			return err
-		}
-	}
-	var job dbus.ObjectPath
-	err := manager.CallWithContext(ctx, iface+".StartTransientUnit", 0, name, "fail", properties(), []auxiliary{}).Store(&job)
+// find asks the manager for its own cgroup.
+func (m *systemd) find(deadline time.Time) error {
+	c, err := m.dial(deadline)
 	if err != nil {
 		return err
 	}
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case s, ok := <-signals:
-			if !ok {
-				return errors.New("systemd has closed the connection")
-			}
-			var (
-				id           uint32
-				which        dbus.ObjectPath
-				unit, result string
-			)
-			if s.Name != iface+".JobRemoved" || dbus.Store(s.Body, &id, &which, &unit, &result) != nil || which != job {
-				continue
-			}
-			if result != "done" {
-				return fmt.Errorf("the job has %q", result) // failed, timeout, canceled…
-			}
-			return nil
-		}
-	}
-}
-
-func properties() []property {
-	return []property{
-		{"Description", dbus.MakeVariant("sandbox of sbxrun")},
-		{"Delegate", dbus.MakeVariant(true)},
-		// 0 is who asks: the manager takes the pid from the kernel, in its own PID namespace.
-		{"PIDs", dbus.MakeVariant([]uint32{0})},
-		// Nothing is left of it, even if it failed.
-		{"CollectMode", dbus.MakeVariant("inactive-or-failed")},
-		// Else DefaultTasksMax holds, a limit that nobody asked for.
-		{"TasksMax", dbus.MakeVariant(uint64(math.MaxUint64))},
-	}
-}
-
-// with makes a connection for the time of f.
-func (m *systemd) with(ctx context.Context, f func(*dbus.Conn) error) (err error) {
-	defer func() {
-		if ctx.Err() != nil || errors.Is(err, os.ErrDeadlineExceeded) {
-			err = context.DeadlineExceeded // the connection was closed for that
-		}
-	}()
-	socket, err := m.dial(ctx)
+	defer c.close()
+	var args encoder
+	args.text(iface)
+	args.text("ControlGroup")
+	body, err := c.call(destination, object, "org.freedesktop.DBus.Properties", "Get", "ss", &args, "v")
 	if err != nil {
 		return err
 	}
-	defer socket.Close()
-	if d, ok := ctx.Deadline(); ok {
-		if err := socket.SetDeadline(d); err != nil {
-			return err
-		}
+	if kind := body.signature(); kind != "s" {
+		return fmt.Errorf("its ControlGroup is %.80q", kind)
 	}
-	if err := authenticate(socket); err != nil {
-		return err
-	}
-	if err := socket.SetDeadline(time.Time{}); err != nil { // from here on the context has it
-		return err
-	}
-	conn, err := dbus.NewConn(newAuthenticated(socket), dbus.WithContext(ctx)) // is closed with the context
+	m.cgroup = body.text()
+	return body.err
+}
+
+// start starts the scope and waits for its job.
+func (m *systemd) start(name string, deadline time.Time) error {
+	c, err := m.dial(deadline)
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
-	if err := conn.Auth([]dbus.Auth{dbus.AuthExternal("")}); err != nil {
-		return err
-	}
-	if m.bus {
-		if err := conn.Hello(); err != nil {
+	defer c.close()
+	if m.bus { // or signals come by themselves
+		var rule encoder
+		rule.text("type='signal',interface='" + iface + "',member='JobRemoved'")
+		if _, err := c.call(daemon, daemonObject, daemon, "AddMatch", "s", &rule, ""); err != nil {
+			return err
+		}
+		if _, err := c.call(destination, object, iface, "Subscribe", "", &encoder{}, ""); err != nil {
 			return err
 		}
 	}
-	return f(conn)
+	var args encoder
+	args.text(name)
+	args.text("fail")
+	properties(&args)
+	args.end(args.array()) // of auxiliary units
+	body, err := c.call(destination, object, iface, "StartTransientUnit", "ssa(sv)a(sa(sv))", &args, "o")
+	if err != nil {
+		return err
+	}
+	for job := body.text(); body.err == nil; {
+		body, err = c.signal(iface, "JobRemoved", "uoss")
+		if err != nil {
+			return err
+		}
+		body.u32() // the job's number
+		path := body.text()
+		body.text() // the unit
+		if result := body.text(); path == job && result != "done" && body.err == nil {
+			return fmt.Errorf("the job has %q", result) // failed, timeout, canceled…
+		} else if path == job {
+			break
+		}
+	}
+	return body.err
 }
+
+// properties are those of the scope: a(sv).
+func properties(e *encoder) {
+	list := e.array()
+	property := func(name, signature string) {
+		e.align(8)
+		e.text(name)
+		e.signature(signature)
+	}
+	property("Description", "s")
+	e.text("sandbox of sbxrun")
+	property("Delegate", "b")
+	e.u32(1)
+	// 0 is who asks: the manager takes the pid from the kernel, in its own PID namespace.
+	property("PIDs", "au")
+	e.u32(4) // bytes
+	e.u32(0)
+	// Nothing is left of it, even if it failed.
+	property("CollectMode", "s")
+	e.text("inactive-or-failed")
+	// Else DefaultTasksMax holds, a limit that nobody asked for.
+	property("TasksMax", "t")
+	e.u64(math.MaxUint64)
+	e.end(list)
+}
+
+// The bus itself.
+const (
+	daemon       = "org.freedesktop.DBus"
+	daemonObject = "/org/freedesktop/DBus"
+)
 
 // dial connects, if who listens may be trusted.
-func (m *systemd) dial(ctx context.Context) (*net.UnixConn, error) {
+func (m *systemd) dial(deadline time.Time) (*dbusConn, error) {
 	if m.home != "" {
 		var st unix.Stat_t
 		if err := unix.Stat(m.home, &st); err != nil {
@@ -282,89 +256,21 @@ func (m *systemd) dial(ctx context.Context) (*net.UnixConn, error) {
 			return nil, fmt.Errorf("%s belongs to user %d, not to %d", m.home, st.Uid, m.caller.uid)
 		}
 	}
-	var d net.Dialer
-	any, err := d.DialContext(ctx, "unix", m.path)
-	if err != nil {
-		return nil, err
-	}
-	conn := any.(*net.UnixConn)
-	peer, err := listener(conn)
-	switch {
-	case err != nil:
-		err = fmt.Errorf("who listens at %s: %w", m.path, err)
-	case int(peer.Uid) != m.caller.uid && peer.Uid != 0:
-		err = fmt.Errorf("user %d listens at %s", peer.Uid, m.path)
-	case peer.Pid == 0:
-		err = fmt.Errorf("who listens at %s is outside of this container", m.path)
-	}
-	if err != nil {
-		conn.Close()
-		return nil, err
-	}
-	return conn, nil
-}
-
-// listener is who made the socket, as the kernel knows (unix(7), SO_PEERCRED).
-func listener(conn *net.UnixConn) (peer *unix.Ucred, err error) {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	if e := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); e != nil {
-		return nil, e
-	}
-	return peer, err
-}
-
-// authenticate does the client's half of the handshake, all in one write as systemd's own clients do.
-//
-// godbus says BEGIN last and goes on with a call. What systemd (252) reads together with BEGIN it
-// leaves in its buffer until there is more to read, so that now and then the first call is not answered.
-// The OK that comes after BEGIN was sent says that it has been read.
-func authenticate(socket net.Conn) error {
-	user := hex.EncodeToString([]byte(strconv.Itoa(os.Geteuid())))
-	if _, err := io.WriteString(socket, "\x00AUTH EXTERNAL "+user+"\r\nBEGIN\r\n"); err != nil {
-		return err
-	}
-	var line []byte
-	for b := make([]byte, 1); len(line) < 256; line = append(line, b[0]) {
-		// One by one: messages may follow.
-		if _, err := io.ReadFull(socket, b); err != nil {
-			return fmt.Errorf("authenticate: %w", err)
+	c, err := dialDBus(m.path, deadline, func(peer *unix.Ucred) error {
+		switch {
+		case int(peer.Uid) != m.caller.uid && peer.Uid != 0:
+			return fmt.Errorf("user %d listens at %s", peer.Uid, m.path)
+		case peer.Pid == 0:
+			return fmt.Errorf("who listens at %s is outside of this container", m.path)
 		}
-		if b[0] == '\n' {
-			break
-		}
+		return nil
+	})
+	if err != nil || !m.bus {
+		return c, err
 	}
-	if !strings.HasPrefix(string(line), "OK ") {
-		return fmt.Errorf("authenticate: %q", line)
+	if _, err := c.call(daemon, daemonObject, daemon, "Hello", "", &encoder{}, "s"); err != nil {
+		c.close()
+		return nil, err
 	}
-	return nil
-}
-
-// authenticated is a connection after the handshake, for a library that insists on its
-// own: that one gets its answers from here, and the other side hears nothing of it.
-type authenticated struct {
-	net.Conn
-	answers *strings.Reader
-	begun   bool
-}
-
-func newAuthenticated(c net.Conn) *authenticated {
-	return &authenticated{Conn: c, answers: strings.NewReader("REJECTED EXTERNAL\r\nOK 0\r\n")}
-}
-
-func (a *authenticated) Read(b []byte) (int, error) {
-	if a.answers.Len() > 0 {
-		return a.answers.Read(b)
-	}
-	return a.Conn.Read(b)
-}
-
-func (a *authenticated) Write(b []byte) (int, error) {
-	if a.begun {
-		return a.Conn.Write(b)
-	}
-	a.begun = string(b) == "BEGIN\r\n"
-	return len(b), nil
+	return c, nil
 }
