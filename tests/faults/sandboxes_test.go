@@ -235,7 +235,8 @@ func TestL15Recycled(t *testing.T) {
 					if args[0] == "exec" && s.code != 125 {
 						t.Errorf("entered a stranger: %v", s)
 					}
-					if s.code != 0 {
+					// cleanup says on stdout what it could not do: of other rooms, as root of all.
+					if s.code != 0 && args[0] != "cleanup" {
 						e.refused(s, s.code)
 					}
 				}

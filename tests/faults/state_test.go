@@ -354,11 +354,13 @@ func TestStatePlanted(t *testing.T) {
 					{"wait", "--timeout", "0.02", b.ID}, {"cleanup", "--dry-run"}} {
 					s := e.do(args...)
 					p.untouched(s)
-					if s.code != 0 {
-						e.refused(s, 124, 125, 137)
-					}
-					if zombie(b.PID) {
+					// Without its lock it counts as lost, and its own supervisor ends what is,
+					// 300 ms after the start: on a slow machine that is by now.
+					if zombie(b.PID) && file != "lock" {
 						t.Fatalf("%s: the sandbox was ended by %v", what, s)
+					}
+					if s.code != 0 && !(file == "lock" && s.code == 137) { // which is then its own
+						e.refused(s, 124, 125, 137)
 					}
 				}
 				s := e.do("kill", "--grace", "0", b.ID)
