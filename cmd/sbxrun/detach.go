@@ -193,13 +193,6 @@ func (c *waiting) orElse(giveUp func()) {
 	}()
 }
 
-// gone says whether the caller has died without having been told.
-func (c *waiting) gone() bool {
-	fds := []unix.PollFd{{Fd: int32(proc.Descriptor(c.socket)), Events: unix.POLLRDHUP}}
-	n, err := unix.Poll(fds, 0)
-	return n > 0 && err == nil
-}
-
 // tell gives the caller its word, once. An error means that nobody has heard it.
 func (c *waiting) tell(said handover) error {
 	if c.told.Swap(true) {

@@ -14,12 +14,9 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/job"
-	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
-	"github.com/sbxrun/sbxrun/internal/seccomp"
-	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/supervise"
-	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 func execCommand(args []string, begin time.Time) int {
@@ -40,9 +37,7 @@ func execCommand(args []string, begin time.Time) int {
 // execution is one run of the exec command.
 type execution struct {
 	command
-	flags   cli.Exec
-	sandbox *state.Entry
-	access  state.Access
+	flags cli.Exec
 }
 
 func (x *execution) run(name string, args []string) int {
@@ -71,15 +66,16 @@ func (x *execution) run(name string, args []string) int {
 		return x.notStarted(err)
 	}
 	x.signals = watchSignals()
-	release, err := x.find(name)
+	use, err := sandbox.Enter(name)
 	if err != nil {
 		return x.notStarted(err)
 	}
-	defer release()
-	if x.Place.Entry, err = x.entry(); err != nil {
+	defer use.Close()
+	x.Place.Room = use.Room
+	if x.Place.Entry, err = x.entry(use); err != nil {
 		return x.notStarted(err)
 	}
-	if x.Limits, err = planLimits(&x.flags.Limits, x.access.Cgroups); err != nil {
+	if x.Limits, err = planLimits(&x.flags.Limits, use.Access.Cgroups); err != nil {
 		return x.notStarted(err)
 	}
 	if caller != nil {
@@ -96,107 +92,23 @@ func (x *execution) run(name string, args []string) int {
 		x.released()
 	}
 	res, delivered := x.wait()
-	x.settle(&res)
-	return x.end(res, delivered)
-}
-
-// settle names the cause where the command has ended because its sandbox was to
-// end: first all that is in a sandbox is signalled, and what the command made of that
-// does not matter.
-func (x *execution) settle(res *result.Result) {
-	if res.Cause == result.Lost && x.doomed() {
-		res.Cause = result.Killed
-	}
+	use.Settle(&res)
 	if res.Err == nil {
 		x.released() // if it was over before that could be told
 	}
-	if res.Cause != result.Signaled && res.Cause != result.Exited {
-		return
-	}
-	if x.sandbox.Ending() {
-		res.Cause = result.Killed
-	}
-}
-
-// find finds the sandbox, marks it as used, and takes hold of its PID 1.
-func (x *execution) find(name string) (release func(), err error) {
-	dir, err := state.Look(state.Mine())
-	if err != nil {
-		return nil, err
-	}
-	sandbox, access, ok := dir.Access(name)
-	if !ok {
-		// Perhaps the beginning of an id. Or there is nothing to enter.
-		e, err := dir.Find(name)
-		if err != nil {
-			return nil, err
-		}
-		if sandbox, access, ok = dir.Access(e.ID); !ok {
-			return nil, cannotEnter(e)
-		}
-	}
-	if x.Place.Room, err = access.Init.Open(); errors.Is(err, proc.ErrGone) {
-		err = &result.Error{Code: "ended", Message: "the sandbox " + name + " has just ended"}
-	}
-	if err != nil {
-		return nil, err
-	}
-	x.sandbox, x.access = sandbox, access
-	return sandbox.HoldActivity()
-}
-
-// cannotEnter says why there is nothing to enter.
-func cannotEnter(e *state.Entry) error {
-	switch {
-	case !lives(e):
-		return &result.Error{Code: "ended", Message: "the sandbox " + title(e) + " has ended: " + e.Status()}
-	case e.Record.Phase == state.Starting:
-		return &result.Error{Code: "starting", Message: "the sandbox " + title(e) + " is still being set up", Hint: "try again in a moment"}
-	}
-	return &result.Error{Code: "enter", Message: "the sandbox " + title(e) + " cannot be entered: what is needed for that is damaged"}
+	return x.end(res, delivered)
 }
 
 // entry is what is run in the sandbox, and as whom.
-func (x *execution) entry() (*enter.Entry, error) {
-	var set values.Environment
-	for _, pair := range x.access.Env {
-		if name, value, ok := strings.Cut(pair, "="); ok {
-			set.Put(values.Var{Name: name, Value: value})
-		}
-	}
+func (x *execution) entry(use *sandbox.Use) (*enter.Entry, error) {
+	set := use.Env()
 	if x.flags.InheritEnv {
 		inherit(&set, true)
 	}
 	if err := addVariables(&set, &x.flags.Vars, float64(x.flags.Cpus)); err != nil {
 		return nil, usageError(err)
 	}
-	workdir := x.flags.Workdir
-	if workdir == "" {
-		workdir = x.access.Workdir
-	}
-	set.Put(values.Var{Name: "PWD", Value: workdir})
-	path, _ := set.Lookup("PATH")
-	filter, err := seccomp.ByName(x.access.Filter)
-	if err != nil {
-		return nil, err
-	}
-	return &enter.Entry{
-		Cred:     x.access.Cred,
-		HostNet:  x.access.Net == "host",
-		Command:  x.argv,
-		Path:     path,
-		Env:      values.Pairs(set.Vars()),
-		Workdir:  workdir,
-		Terminal: x.flags.Tty,
-		Filter:   filter,
-	}, nil
-}
-
-// doomed says whether the sandbox has ended, and the command with it. The
-// command's end is seen first: the room's PID 1 waits for it (pid_namespaces(7)).
-func (x *execution) doomed() bool {
-	const moment = 500 * time.Millisecond
-	return x.Place.Room.Wait(time.Now().Add(moment)) == nil
+	return use.Entry(x.argv, set, x.flags.Workdir, x.flags.Tty)
 }
 
 // released tells the caller of a detached command that it runs.

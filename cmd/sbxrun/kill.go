@@ -87,7 +87,7 @@ func (k *killer) find(names []string) error {
 	if k.flags.All {
 		entries, err := list()
 		for _, e := range entries {
-			if lives(e) && tagged(e, k.tags) {
+			if e.Lives() && tagged(e, k.tags) {
 				k.kills = append(k.kills, &kill{sandbox: e})
 			}
 		}
@@ -131,7 +131,7 @@ func (k *killer) killAll() {
 // it is there, so the cause is known before anything is killed.
 func (k *kill) request(what state.Kill) {
 	e := k.sandbox
-	if k.already = !lives(e); k.already {
+	if k.already = !e.Lives(); k.already {
 		return
 	}
 	supervisor, err := e.Record.Supervisor.Open()
@@ -268,7 +268,7 @@ func (k *killer) tell() int {
 			code = result.ExitUnproven
 		}
 		if one.err != nil {
-			other := fail(fmt.Errorf("%s: %w", title(one.sandbox), one.err))
+			other := fail(fmt.Errorf("%s: %w", one.sandbox.Title(), one.err))
 			if code == 0 {
 				code = other
 			}
@@ -288,7 +288,7 @@ func (k *killer) tell() int {
 
 func (k *killer) printLines(all []killed) error {
 	for i, t := range all {
-		line := title(k.kills[i].sandbox)
+		line := k.kills[i].sandbox.Title()
 		switch {
 		case t.Already:
 			line += " had ended: " + t.Status
@@ -296,7 +296,7 @@ func (k *killer) printLines(all []killed) error {
 			line += " " + t.Status + ", everything in it is gone (" + string(t.Verdict) + ")"
 		}
 		if t.Verdict == result.Unproven {
-			line = fmt.Sprintf("%s: unproven, %d processes are left", title(k.kills[i].sandbox), len(t.Survivors))
+			line = fmt.Sprintf("%s: unproven, %d processes are left", k.kills[i].sandbox.Title(), len(t.Survivors))
 			for _, s := range t.Survivors {
 				line += fmt.Sprintf("\n  %d %s %s", s.PID, s.State, printable(s.Comm))
 			}

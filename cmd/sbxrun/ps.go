@@ -35,12 +35,12 @@ func psCommand(args []string) int {
 		case len(flags.Status) > 0:
 			return !slices.Contains(flags.Status, e.Status())
 		}
-		return !flags.All && !lives(e)
+		return !flags.All && !e.Lives()
 	})
 	switch {
 	case flags.Names:
 		for _, e := range entries {
-			if _, err = fmt.Println(title(e)); err != nil {
+			if _, err = fmt.Println(e.Title()); err != nil {
 				break
 			}
 		}

@@ -37,9 +37,6 @@ func list() ([]*state.Entry, error) {
 	return entries, nil
 }
 
-// lives: it has a supervisor that has not recorded its end yet.
-func lives(e *state.Entry) bool { return e.Alive && e.Record.Phase != state.Ended }
-
 // tagged says whether a sandbox has all of the tags.
 func tagged(e *state.Entry, tags map[string]string) bool {
 	for key, value := range tags {
@@ -78,12 +75,4 @@ func ended(ctx context.Context, e *state.Entry) error {
 	}
 	defer supervisor.Close()
 	return supervisor.WaitContext(ctx, time.Time{})
-}
-
-// title is what people call a sandbox.
-func title(e *state.Entry) string {
-	if e.Record.Name != "" {
-		return e.Record.Name
-	}
-	return e.ID
 }

@@ -130,7 +130,7 @@ func gather(at pressure.Thresholds) (statistics, error) {
 	for _, w := range warnings {
 		warn(w)
 	}
-	entries = slices.DeleteFunc(entries, func(e *state.Entry) bool { return !lives(e) })
+	entries = slices.DeleteFunc(entries, func(e *state.Entry) bool { return !e.Lives() })
 	if len(entries) > 0 {
 		all, err := pressure.TakeCensus()
 		if err != nil {

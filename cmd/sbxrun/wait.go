@@ -127,13 +127,13 @@ func (w *waiter) untilEnded(ctx context.Context) error {
 // late words why the waiting was given up.
 func (w *waiter) late(err error) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
-		return &result.Error{Code: "wait-timeout", ExitCode: result.ExitTimeout, Message: fmt.Sprintf("the time for waiting is over; the sandbox %s lives on (%s)", title(w.sandbox), w.sandbox.Status())}
+		return &result.Error{Code: "wait-timeout", ExitCode: result.ExitTimeout, Message: fmt.Sprintf("the time for waiting is over; the sandbox %s lives on (%s)", w.sandbox.Title(), w.sandbox.Status())}
 	}
 	return err
 }
 
 func lostError(e *state.Entry) error {
-	return &result.Error{Code: "lost", Message: "the supervisor of the sandbox " + title(e) + " was killed; how its command has ended is not known", ExitCode: result.ExitKilled,
+	return &result.Error{Code: "lost", Message: "the supervisor of the sandbox " + e.Title() + " was killed; how its command has ended is not known", ExitCode: result.ExitKilled,
 		Hint: "sbxrun cleanup removes what is left"}
 }
 
@@ -145,7 +145,7 @@ func (w *waiter) untilReady(ctx context.Context) error {
 		return err
 	}
 	if w.sandbox.Record.Ready == nil {
-		return &result.Error{Code: "no-probe", Message: "the sandbox " + title(w.sandbox) + " was started without a probe", Hint: "start it with --ready-tcp, --ready-exec or --ready-log"}
+		return &result.Error{Code: "no-probe", Message: "the sandbox " + w.sandbox.Title() + " was started without a probe", Hint: "start it with --ready-tcp, --ready-exec or --ready-log"}
 	}
 	err := sandbox.Poll(ctx, lookInterval, func(context.Context) (bool, error) {
 		if err := w.sandbox.Refresh(); err != nil {
@@ -157,7 +157,7 @@ func (w *waiter) untilReady(ctx context.Context) error {
 		case !w.sandbox.Alive || w.sandbox.Record.Report != nil:
 			return false, endedError(w.sandbox, "before it was ready")
 		case r.Error != "":
-			return false, &result.Error{Code: "not-ready", ExitCode: result.ExitTimeout, Message: "the sandbox " + title(w.sandbox) + " is not ready: " + r.Error}
+			return false, &result.Error{Code: "not-ready", ExitCode: result.ExitTimeout, Message: "the sandbox " + w.sandbox.Title() + " is not ready: " + r.Error}
 		}
 		return false, nil
 	})
@@ -170,7 +170,7 @@ func endedError(e *state.Entry, before string) error {
 	if r := e.Record.Report; r != nil {
 		how = fmt.Sprintf("%s, with exit code %d", how, r.ExitCode)
 	}
-	return &result.Error{Code: "ended", Message: fmt.Sprintf("the sandbox %s has ended %s: %s", title(e), before, how), Hint: "sbxrun logs " + title(e)}
+	return &result.Error{Code: "ended", Message: fmt.Sprintf("the sandbox %s has ended %s: %s", e.Title(), before, how), Hint: "sbxrun logs " + e.Title()}
 }
 
 var errMatched = errors.New("the line is there")

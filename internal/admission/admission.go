@@ -267,7 +267,7 @@ func (a *Leave) takeLock() error {
 func (a *Leave) Running() {
 	const while = 50 * time.Millisecond // not to cost a short one anything
 	a.started()
-	if !a.scarce {
+	if a != nil && !a.scarce {
 		time.AfterFunc(while, proc.ShedThreads)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/stream"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
@@ -25,6 +26,7 @@ type Job struct {
 	Place   supervise.Place
 	Terms   supervise.Terms // but for Limits, which Start makes
 	Limits  *limits.Plan    // nil for none
+	Nest    bool            // other commands will have cgroups within
 	Streams *stream.Streams
 	Leave   *admission.Leave // nil if none was asked for
 
@@ -37,7 +39,7 @@ type Job struct {
 // may be a [supervise.Request].
 func (j *Job) Start(ctx context.Context) (running bool) {
 	if j.Limits != nil {
-		j.Terms.Limits, j.err = j.Limits.Make(j.ID, false)
+		j.Terms.Limits, j.err = j.Limits.Make(j.ID, j.Nest)
 	}
 	if j.err == nil {
 		j.Leave.Reserved()
@@ -56,6 +58,9 @@ func (j *Job) Start(ctx context.Context) (running bool) {
 
 // Signal sends a signal to everything of the command. An error means that it has ended.
 func (j *Job) Signal(sig unix.Signal) error { return j.command.Signal(sig) }
+
+// Kept is what has to go for the command to be gone.
+func (j *Job) Kept() *proc.Kept { return j.command.Kept() }
 
 // removeBound is how long a cgroup may stay busy that holds nothing any more.
 const removeBound = time.Second

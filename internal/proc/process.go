@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -59,6 +60,38 @@ func (p *Process) Dup() (*Process, error) {
 		return nil, fmt.Errorf("duplicate a pidfd of %d: %w", p.PID, err)
 	}
 	return Adopt(p.PID, fd), nil
+}
+
+// FromPidfd is the process of a pidfd, which stays the caller's: the Process has a
+// duplicate. [ErrGone] says that it has ended and was reaped.
+func FromPidfd(pidfd *os.File) (*Process, error) {
+	if pidfd == nil {
+		return nil, os.ErrInvalid
+	}
+	fd, err := unix.FcntlInt(uintptr(Descriptor(pidfd)), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("duplicate a pidfd: %w", err)
+	}
+	p := Adopt(0, fd)
+	// proc_pid_fdinfo(5): "Pid:" is there for pidfds alone, and -1 once it was reaped.
+	info, err := ReadFile("/proc/self/fdinfo/" + strconv.Itoa(fd))
+	if err == nil {
+		_, line, _ := strings.Cut(string(info), "\nPid:")
+		line, _, _ = strings.Cut(line, "\n")
+		p.PID, err = strconv.Atoi(strings.TrimSpace(line))
+	}
+	switch {
+	case err != nil:
+		err = fmt.Errorf("it is no pidfd: %w", err)
+	case p.PID < 0:
+		err = ErrGone
+	case p.PID == 0:
+		err = errors.New("a process of another PID namespace")
+	default:
+		return p, nil
+	}
+	p.Close()
+	return nil, err
 }
 
 // Close gives up the pidfd, not the process.
@@ -149,4 +182,13 @@ func WaitHangup(w *os.File, deadline time.Time) error {
 		n, err := unix.Poll(fds, 0)
 		return err == nil && n > 0 && fds[0].Revents&unix.POLLERR != 0
 	})
+}
+
+// File is a pidfd of the process that the caller owns, for others than this package.
+func (p *Process) File() (*os.File, error) {
+	d, err := p.Dup()
+	if err != nil {
+		return nil, err
+	}
+	return d.file, nil
 }

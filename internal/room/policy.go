@@ -98,7 +98,7 @@ func ParseBind(arg, dir string) (source, dest string, err error) {
 	if len(parts) == 2 {
 		dest = parts[1]
 	}
-	if dest, err = cleanDest(dest); err != nil {
+	if dest, err = CleanDest(dest); err != nil {
 		return "", "", fmt.Errorf("bind %q: %w", arg, err)
 	}
 	return source, dest, nil
@@ -110,7 +110,7 @@ func ParseTmpfs(arg string) (dest, size string, err error) {
 	if len(parts) > 2 {
 		return "", "", fmt.Errorf("tmpfs %q: want DST or DST:SIZE, with \\: for a colon in a path", arg)
 	}
-	if dest, err = cleanDest(parts[0]); err != nil {
+	if dest, err = CleanDest(parts[0]); err != nil {
 		return "", "", fmt.Errorf("tmpfs %q: %w", arg, err)
 	}
 	if len(parts) == 2 {
@@ -119,10 +119,10 @@ func ParseTmpfs(arg string) (dest, size string, err error) {
 	return dest, size, nil
 }
 
-// cleanDest checks a place in the sandbox. / would hide everything else, and
+// CleanDest checks a place in the sandbox. / would hide everything else, and
 // /proc and /dev must be the sandbox's own: the host's would show its processes
 // and devices.
-func cleanDest(dest string) (string, error) {
+func CleanDest(dest string) (string, error) {
 	if !path.IsAbs(dest) {
 		return "", fmt.Errorf("the path in the sandbox, %q, must be absolute", dest)
 	}

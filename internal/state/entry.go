@@ -26,6 +26,17 @@ type Entry struct {
 	dir *Dir
 }
 
+// Lives says that it has a supervisor that has not recorded its end yet.
+func (e *Entry) Lives() bool { return e.Alive && e.Record.Phase != Ended }
+
+// Title is what people call it.
+func (e *Entry) Title() string {
+	if e.Record.Name != "" {
+		return e.Record.Name
+	}
+	return e.ID
+}
+
 // load reads one sandbox. The error is [unix.ENOENT] if there is none, or no record of it: not
 // yet, or no more, or its supervisor was killed before the first.
 func (d *Dir) load(id string) (*Entry, error) {

@@ -1,14 +1,3 @@
-// Package cleanup brings a sandbox to nothing and says whether that is proven.
-//
-// Killing the init of a PID namespace makes the kernel kill every process in
-// it, and init is not gone before all of them are dead and reaped
-// (pid_namespaces(7)). So the proof has two halves: init's pidfd is readable,
-// which speaks for everything in the namespace; and the keeper has said that it
-// has no children any more, which speaks for bwrap's own processes and for
-// zombies. That is [Teardown].
-//
-// [Sweep] is for what was left without a supervisor to do that: it ends processes,
-// each verified to be a sandbox's, and removes records.
 package supervise
 
 import (
@@ -39,6 +28,12 @@ const instead = 500 * time.Millisecond
 
 // maxSurvivors bounds the list in the report.
 const maxSurvivors = 100
+
+// Killing the init of a PID namespace makes the kernel kill every process in it, and init is
+// not gone before all of them are dead and reaped (pid_namespaces(7)). So the proof has two
+// halves: init's pidfd is readable, which speaks for everything in the namespace; and the
+// keeper has said that it has no children any more, which speaks for bwrap's own processes
+// and for zombies.
 
 // Teardown kills what a keeper keeps and waits, at most until the deadline, for the
 // proof. Every step is made whatever the others came to. The keeper is still there

@@ -68,6 +68,15 @@ func ParseVars(text []byte, name string) ([]Var, error) {
 
 // parseVar is [ParseVar] with errName or errNUL as the error, and with v.Name set even
 // then.
+// ParsePair parses NAME=VALUE, and takes nothing from the environment of this process.
+func ParsePair(pair string) (Var, error) {
+	if !strings.Contains(pair, "=") {
+		return Var{}, fmt.Errorf("environment variable %q: want NAME=VALUE", pair)
+	}
+	v, _, err := ParseVar(pair)
+	return v, err
+}
+
 func parseVar(arg string) (v Var, ok bool, err error) {
 	v.Name, v.Value, ok = strings.Cut(arg, "=")
 	if !validName(v.Name) {

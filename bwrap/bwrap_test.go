@@ -1,0 +1,352 @@
+package bwrap_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/nsenter"
+)
+
+// bound is how long a command may take that is to end by itself.
+const bound = time.Minute
+
+func sh(script string) *bwrap.Command {
+	return &bwrap.Command{Args: []string{"sh", "-c", script}, Timeout: bound}
+}
+
+// run runs a command, which may not be an error.
+func run(t *testing.T, ctx context.Context, c *bwrap.Command) *bwrap.Result {
+	t.Helper()
+	res, err := c.Run(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res.Verdict != result.Proven {
+		t.Errorf("verdict %s", res.Verdict)
+	}
+	return res
+}
+
+// code is that of an error, which must be a *[bwrap.Error].
+func code(t *testing.T, err error) string {
+	t.Helper()
+	var e *bwrap.Error
+	if !errors.As(err, &e) {
+		t.Fatalf("%v is no *Error", err)
+	}
+	return e.Code
+}
+
+func TestStreams(t *testing.T) {
+	var out, both bytes.Buffer
+	c := sh("cat; echo to stderr >&2")
+	c.Stdin, c.Stdout, c.Stderr = strings.NewReader("in"), &out, &both
+	run(t, t.Context(), c)
+	if out.String() != "in" || both.String() != "to stderr\n" {
+		t.Errorf("stdout %q, stderr %q", &out, &both)
+	}
+	// One writer for both gets all in the order in which it was written.
+	both.Reset()
+	c = sh("for i in 1 2 3; do echo $i; echo $i >&2; done")
+	c.Stdout, c.Stderr = &both, &both
+	run(t, t.Context(), c)
+	if both.String() != "1\n1\n2\n2\n3\n3\n" {
+		t.Errorf("%q", &both)
+	}
+	// Files are given as they are, nil is /dev/null.
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	c = sh("readlink /proc/self/fd/1; wc -c; readlink /proc/self/fd/2 | grep -o null")
+	c.Stdout = w
+	run(t, t.Context(), c)
+	w.Close()
+	if text, err := io.ReadAll(r); !strings.HasPrefix(string(text), "pipe:[") || !strings.HasSuffix(string(text), "\n0\nnull\n") || err != nil {
+		t.Errorf("%q, %v", text, err)
+	}
+}
+
+// A reader that never returns, or that has more than the command wants, keeps nobody.
+func TestStdinUnread(t *testing.T) {
+	r, w := io.Pipe()
+	defer w.Close()
+	c := sh("exit 5")
+	c.Stdin = r
+	if res := run(t, t.Context(), c); res.ExitCode() != 5 {
+		t.Errorf("%+v", res)
+	}
+}
+
+func TestOutput(t *testing.T) {
+	var out bytes.Buffer
+	c := sh("yes")
+	c.Stdout, c.MaxOutput = &out, 10
+	if res := run(t, t.Context(), c); res.Cause != result.OutputLimit || out.String() != "y\ny\ny\ny\ny\n" {
+		t.Errorf("%s, %q", res.Cause, &out)
+	}
+	// A writer that fails ends the command.
+	c = sh("yes")
+	c.Stdout = failing{}
+	res, err := c.Run(t.Context())
+	if code(t, err) != "output" || !errors.Is(err, io.ErrShortWrite) || res == nil || res.Verdict != result.Proven {
+		t.Errorf("%+v, %v", res, err)
+	}
+}
+
+type failing struct{}
+
+func (failing) Write([]byte) (int, error) { return 0, io.ErrShortWrite }
+
+func TestContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	c := sh("sleep 1000")
+	if err := c.Start(late{ctx}); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if res, err := c.Wait(); err != nil || res.Cause != result.Timeout {
+		t.Errorf("its deadline: %+v, %v", res, err)
+	}
+	ctx, cancel = context.WithCancel(t.Context())
+	r, w := io.Pipe()
+	c = sh("trap 'echo told; exit 3' TERM; echo up; while :; do sleep 0.01; done")
+	c.Stdout, c.Grace = w, bound
+	if err := c.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_, _ = r.Read(make([]byte, 3)) // it is up
+		cancel()
+		_, _ = io.Copy(io.Discard, r)
+	}()
+	res, err := c.Wait()
+	if err != nil || res.Cause != result.Canceled || res.Payload == nil || res.Payload.ExitCode != 3 {
+		t.Errorf("cancelled: %+v, %v", res, err)
+	}
+	cancel()
+	if _, err = sh("true").Run(ctx); code(t, err) != "ended" || !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled before: %v", err)
+	}
+}
+
+// late is a context whose deadline passes when it is cancelled.
+type late struct{ context.Context }
+
+func (c late) Err() error {
+	if c.Context.Err() != nil {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+func TestSignal(t *testing.T) {
+	c := sh("sleep 1000 & wait")
+	if err := c.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Signal(unix.SIGUSR1); err != nil {
+		t.Error(err)
+	}
+	res, err := c.Wait()
+	if err != nil || res.Cause != result.Signaled || res.Payload.Signal != unix.SIGUSR1 {
+		t.Errorf("%+v, %v", res, err)
+	}
+}
+
+// What is wrong is an error before anything runs.
+func TestRefused(t *testing.T) {
+	for want, c := range map[string]*bwrap.Command{
+		"usage":          {},
+		"usage ":         {Args: []string{"true"}, Policy: bwrap.Policy{Network: "some"}},
+		"usage  ":        {Args: []string{"true"}, Policy: bwrap.Policy{Env: []string{"HOME"}}},
+		"usage   ":       {Args: []string{"true"}, Policy: bwrap.Policy{Dir: "here"}},
+		"usage    ":      {Args: []string{"true"}, Policy: bwrap.Policy{Mounts: []bwrap.Mount{{Source: "relative"}}}},
+		"usage     ":     {Args: []string{"true"}, Policy: bwrap.Policy{Mounts: []bwrap.Mount{{Dest: "/x", Writable: true}}}},
+		"usage      ":    {Args: []string{"true"}, Policy: bwrap.Policy{Mounts: []bwrap.Mount{{Dest: "/proc"}}}},
+		"limit":          {Args: []string{"true"}, Limits: bwrap.Limits{Pids: 1}},
+		"not-found":      {Args: []string{"no-such-program"}},
+		"not-executable": {Args: []string{"/etc/passwd"}},
+	} {
+		res, err := c.Run(t.Context())
+		if got := code(t, err); got != strings.TrimSpace(want) || res != nil {
+			t.Errorf("%+v: %s: %v", c.Args, got, err)
+		}
+	}
+	c := sh("true")
+	if _, err := c.Wait(); err == nil {
+		t.Error("Wait before Start")
+	}
+	run(t, t.Context(), c)
+	if err := c.Start(t.Context()); err == nil {
+		t.Error("a second Start")
+	}
+}
+
+// Nothing of this process is in a sandbox: no variable, no descriptor, no directory.
+func TestNothingOfOurs(t *testing.T) {
+	t.Setenv("SECRET", "x")
+	f, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETFD, 0); err != nil { // as a careless program has it
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	c := sh("env; ls /proc/self/fd; pwd; ls -A")
+	c.Stdout = &out
+	run(t, t.Context(), c)
+	if text := out.String(); strings.Contains(text, "SECRET") || !strings.HasSuffix(text, "\n0\n1\n2\n3\n/home/sandbox\n") { // 3 is that of ls
+		t.Errorf("%s", text)
+	}
+}
+
+func TestRoom(t *testing.T) {
+	room := &bwrap.Room{Policy: bwrap.Policy{Env: []string{"OF=room"}, Dir: "/tmp"}}
+	if err := room.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer room.Close()
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			var out bytes.Buffer
+			c := room.Command("sh", "-c", "echo $OF $MINE; pwd; ls -d /proc/[0-9]* | wc -l; exit "+string(rune('0'+i)))
+			c.Env, c.Stdout, c.Timeout = []string{"MINE=" + string(rune('a'+i))}, &out, bound
+			res, err := c.Run(t.Context())
+			if err != nil || res.ExitCode() != i || res.Verdict != result.Proven {
+				t.Errorf("%d: %+v, %v", i, res, err)
+			}
+			// Its init, sh, ls and wc: no process of the others, and no PID 1 of the room.
+			if text := out.String(); !strings.HasPrefix(text, "room "+string(rune('a'+i))+"\n/tmp\n") || strings.Fields(text)[3] > "4" {
+				t.Errorf("%d: %q", i, text)
+			}
+		})
+	}
+	all.Wait()
+	if _, err := room.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := room.Command("true").Run(t.Context()); code(t, err) != "ended" && code(t, err) != "enter" {
+		t.Errorf("in a room that has ended: %v", err)
+	}
+}
+
+// A room ends by its context and its timeout, without a Close.
+func TestRoomEnds(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for _, room := range []*bwrap.Room{{}, {Timeout: 300 * time.Millisecond}} {
+		if err := room.Start(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if room.Timeout == 0 {
+			cancel()
+			ctx = t.Context()
+		}
+		select {
+		case <-room.Ended():
+		case <-time.After(bound):
+			t.Fatal("it did not end")
+		}
+		want := result.Canceled
+		if room.Timeout > 0 {
+			want = result.Timeout
+		}
+		if res, err := room.Close(); err != nil || res.Cause != want || res.Verdict != result.Proven {
+			t.Errorf("%+v, %v; want %s", res, err, want)
+		}
+	}
+}
+
+// What is no room is not entered, whatever its pidfd says.
+func TestNoRoom(t *testing.T) {
+	self, err := unix.PidfdOpen(os.Getpid(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pidfd := os.NewFile(uintptr(self), "pidfd")
+	defer pidfd.Close()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	for _, f := range []*os.File{pidfd, null, nil} {
+		c := &nsenter.Command{Room: &nsenter.Room{Init: f, Filter: "default"}, Args: []string{"true"}}
+		if _, err := c.Run(t.Context()); err == nil {
+			t.Errorf("%v was entered", f)
+		} else {
+			code(t, err)
+		}
+	}
+}
+
+// Commands leave nothing in this process: no child, descriptor or goroutine.
+func TestNothingIsLeft(t *testing.T) {
+	use := func() {
+		run(t, t.Context(), &bwrap.Command{Args: []string{"true"}, Stdin: strings.NewReader("x"), Stdout: io.Discard})
+		room := &bwrap.Room{}
+		if err := room.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := room.Command("true").Run(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if _, err := room.Close(); err != nil {
+			t.Error(err)
+		}
+		if _, err := (&bwrap.Command{Args: []string{"no-such-program"}, Stdout: io.Discard}).Run(t.Context()); err == nil {
+			t.Error("no error")
+		}
+	}
+	count := func() (n [2]int) {
+		names, err := filepath.Glob("/proc/self/fd/*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return [2]int{len(names), runtime.NumGoroutine()}
+	}
+	use()
+	before := count()
+	for range 10 {
+		use()
+	}
+	after := count()
+	for end := time.Now().Add(bound); after != before && time.Now().Before(end); after = count() {
+		time.Sleep(10 * time.Millisecond) // the kernel ends them
+	}
+	if after != before {
+		t.Errorf("descriptors and goroutines: %v before, %v after\n%s", before, after, stacks())
+	}
+	lists, err := filepath.Glob("/proc/self/task/*/children")
+	if err != nil || len(lists) == 0 {
+		t.Fatalf("%q, %v", lists, err)
+	}
+	for _, name := range lists {
+		if children, err := os.ReadFile(name); err == nil && len(bytes.TrimSpace(children)) > 0 { // else the thread has ended
+			t.Errorf("children are left: %q", children)
+		}
+	}
+}
+
+func stacks() []byte {
+	b := make([]byte, 1<<20)
+	return b[:runtime.Stack(b, true)]
+}

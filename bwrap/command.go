@@ -1,0 +1,104 @@
+package bwrap
+
+import (
+	"context"
+	"errors"
+	"io"
+	"syscall"
+	"time"
+
+	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/supervise"
+	"github.com/sbxrun/sbxrun/nsenter"
+)
+
+// Result is how a command has ended, and what proves that nothing of it is left.
+type Result = nsenter.Result
+
+// Error is a failure that is not the command's: what happened, in Message, and what to do
+// about it, in Hint. Code is stable, and for programs.
+type Error = nsenter.Error
+
+// Limits are what a command may use; what is zero is not limited.
+type Limits = nsenter.Limits
+
+// Command is a command with a sandbox of its own. It is used once, by one goroutine; only
+// Signal may be called by others, once Start has returned.
+type Command struct {
+	Policy
+
+	Args []string // the command and its arguments
+
+	// The command's streams, as in os/exec: nil is /dev/null, an *os.File is given to the
+	// command as it is, of others a goroutine reads or writes through a pipe.
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	// MaxOutput is how many bytes the command may write to Stdout, and to Stderr: more end
+	// it, with the cause "output-limit". 0 is no bound; a buffer in memory wants one.
+	MaxOutput int64
+
+	Limits  Limits
+	Timeout time.Duration // from when the command begins; 0 for none
+	// Grace is from SIGTERM, which goes to all processes of the command, to SIGKILL; 0 for
+	// SIGKILL at once. When ctx is cancelled SIGTERM goes to the command alone.
+	Grace time.Duration
+	// ProofTimeout is how long is waited for the proof that nothing is left; 0 for 5 s.
+	ProofTimeout time.Duration
+
+	run *job.Run
+}
+
+// Run starts the command and waits for its end. See Wait for the error.
+func (c *Command) Run(ctx context.Context) (*Result, error) {
+	if err := c.Start(ctx); err != nil {
+		return nil, err
+	}
+	return c.Wait()
+}
+
+// Start builds the sandbox and starts the command, and returns when it was executed, with
+// its limits in force. The command ends when ctx is done: with the cause "timeout" if its
+// deadline has passed, or else "canceled". An error is an [*Error]: the command never ran,
+// nothing of it is left, and Wait is not to be called. Start blocks for as long as bubblewrap
+// takes, thirty seconds at most, or until ctx is done.
+func (c *Command) Start(ctx context.Context) error {
+	if err := c.run.Started(); err != nil {
+		return err
+	}
+	if len(c.Args) == 0 {
+		return &Error{Code: "usage", Message: "bwrap: no command given"}
+	}
+	plan, err := c.plan(c.Args)
+	if err != nil {
+		return asError(err)
+	}
+	defer plan.Close()
+	c.run, err = job.NewRun(ctx, supervise.Place{Plan: plan}, job.Spec{
+		Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, MaxOutput: c.MaxOutput,
+		Limits: limits.Request(c.Limits), Timeout: c.Timeout, Grace: c.Grace, ProofTimeout: c.ProofTimeout,
+	})
+	if err != nil {
+		return asError(err)
+	}
+	return nil
+}
+
+// Wait waits for the command's end, and returns when nothing of it is left, which the
+// result's Verdict says, and its output is passed on. It is called once. The error is nil
+// however the command has ended: look at the result's Cause, ExitCode and Status. It is an
+// [*Error] if the proof could not be had, or output was lost; then there is a result as well.
+func (c *Command) Wait() (*Result, error) { return c.run.Wait() }
+
+// Signal sends a signal to all processes of the command, in one step of the kernel's. An
+// error means that it has ended.
+func (c *Command) Signal(sig syscall.Signal) error { return c.run.Signal(sig) }
+
+// asError is an error as all errors of this package are.
+func asError(err error) error {
+	var e *Error
+	if !errors.As(err, &e) {
+		e = &Error{Code: "setup", Message: "cannot set up the sandbox: " + err.Error(), Err: err}
+	}
+	return e
+}

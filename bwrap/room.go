@@ -1,0 +1,105 @@
+package bwrap
+
+import (
+	"context"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/stream"
+	"github.com/sbxrun/sbxrun/internal/supervise"
+	"github.com/sbxrun/sbxrun/nsenter"
+)
+
+// Room is a sandbox that stays, for commands to be run in. It is started once; its methods
+// may then be called by several goroutines.
+type Room struct {
+	Policy
+	Limits       Limits        // of all its commands together
+	Timeout      time.Duration // of the room; 0 for none
+	ProofTimeout time.Duration // how long is waited for the proof that nothing is left; 0 for 5 s
+
+	run    *job.Run
+	way    nsenter.Room
+	ended  chan struct{}
+	result *Result // once it has ended
+	err    error
+}
+
+// Start has bubblewrap build the room, and returns when it is complete. It ends, and all
+// commands in it, when ctx is done, at its timeout, or by Close, which has to be called in any
+// case. An error is an [*Error], and nothing is left. Start blocks for as long as bubblewrap
+// takes, thirty seconds at most, or until ctx is done.
+func (r *Room) Start(ctx context.Context) error {
+	if err := r.run.Started(); err != nil {
+		return err
+	}
+	plan, err := r.plan(nil)
+	if err != nil {
+		return asError(err)
+	}
+	defer plan.Close()
+	const most = 4096
+	words := stream.NewBuffer(most) // of bubblewrap
+	r.run, err = job.NewRun(ctx, supervise.Place{Plan: plan}, job.Spec{
+		Stderr: words, Limits: limits.Request(r.Limits), Shared: true, Timeout: r.Timeout, ProofTimeout: r.ProofTimeout,
+	})
+	if err != nil {
+		e := *asError(err).(*Error)
+		if text, _ := words.Text(); strings.TrimSpace(text) != "" {
+			e.Message += " (" + strings.TrimSpace(text) + ")"
+		}
+		return &e
+	}
+	entry := plan.Entry()
+	r.way = nsenter.Room{
+		User: os.Geteuid(), Group: os.Getegid(), HostNetwork: entry.HostNet, Filter: entry.Filter.Name(), Cgroups: r.run.Cgroups(), Env: entry.Env, Dir: entry.Workdir,
+	}
+	if c := entry.Cred; c != nil {
+		r.way.User, r.way.Group = int(c.UID), int(c.GID)
+	}
+	if r.way.Init, err = r.run.Room().File(); err != nil {
+		r.run.End()
+		_, _ = r.run.Wait()
+		return asError(err)
+	}
+	r.ended = make(chan struct{})
+	go func() {
+		r.result, r.err = r.run.Wait()
+		close(r.ended)
+	}()
+	return nil
+}
+
+// Command is a command to be run in the room, which the caller may add to before it is
+// started. It ends with the room at the latest.
+func (r *Room) Command(args ...string) *nsenter.Command {
+	return &nsenter.Command{Room: &r.way, Args: args}
+}
+
+// Way says how the room is entered, for a program that hands it on. Its pidfd is the room's,
+// and closed with it.
+func (r *Room) Way() nsenter.Room { return r.way }
+
+// Signal sends a signal to all processes of all commands in the room, in one step of the
+// kernel's.
+func (r *Room) Signal(sig syscall.Signal) error { return r.run.Signal(sig) }
+
+// Ended is closed when the room has ended.
+func (r *Room) Ended() <-chan struct{} { return r.ended }
+
+// Close ends the room and all commands in it at once, and returns when nothing of it is
+// left, which the result's Verdict says. The error is an [*Error] if that could not be proven.
+// Later calls return the same.
+func (r *Room) Close() (*Result, error) {
+	if r.ended == nil {
+		return nil, &Error{Code: "usage", Message: "bwrap: the room was not started"}
+	}
+	r.run.End()
+	<-r.ended
+	r.way.Init.Close()
+	return r.result, r.err
+}

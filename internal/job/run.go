@@ -1,0 +1,151 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/stream"
+	"github.com/sbxrun/sbxrun/internal/supervise"
+)
+
+// Spec is a command as a Go program gives it.
+type Spec struct {
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	MaxOutput      int64 // bytes of each of both; 0 for no bound
+
+	Limits limits.Request
+	Within []string // cgroups of the sandbox that it is in, if that has some
+	Shared bool     // a room that idles, in which others run commands
+
+	Timeout, Grace, ProofTimeout time.Duration
+}
+
+// proofTimeout is that of the zero Spec, and of the flag.
+const proofTimeout = 5 * time.Second
+
+// Run is a job that ends with a context, and whose streams are readers and writers.
+type Run struct {
+	job    Job
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	hit    atomic.Bool // MaxOutput
+	broken atomic.Pointer[result.Error]
+}
+
+// errStarted and errNotStarted are errors of the calling program.
+var (
+	errStarted    = errors.New("the command was started before")
+	errNotStarted = errors.New("the command was not started")
+)
+
+// NewRun starts a command at a place. After an error, which is a *[result.Error], there is
+// nothing to wait for, and nothing left. When ctx is done the command ends, as a timeout if
+// it is ctx's deadline.
+func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
+	r := &Run{job: Job{ID: NewID(), Place: place, Nest: s.Shared}}
+	r.job.Terms = supervise.Terms{Timeout: s.Timeout, Grace: s.Grace, ProofTimeout: s.ProofTimeout, Begin: time.Now(), Confirm: true, Shared: s.Shared, SpareOOM: s.Shared}
+	if s.ProofTimeout == 0 {
+		r.job.Terms.ProofTimeout = proofTimeout
+	}
+	r.ctx, r.cancel = context.WithCancelCause(context.Background())
+	var err error
+	if r.job.Limits, err = limits.For(s.Limits, true, s.Within); err == nil {
+		bound := stream.Bound{Size: s.MaxOutput, Limited: s.MaxOutput > 0, Exceeded: r.tooMuch}
+		r.job.Streams, err = stream.Open(s.Stdin, s.Stdout, s.Stderr, bound, r.undelivered)
+	}
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() {
+		request := supervise.Request{Cause: result.Canceled, Signal: unix.SIGTERM}
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			request.Cause = result.Timeout
+		}
+		r.cancel(request)
+	})
+	context.AfterFunc(r.ctx, func() { stop() })
+	if !r.job.Start(r.ctx) {
+		res, err := r.Wait()
+		if err == nil {
+			err = &result.Error{Code: "ended", Message: "the command was ended before it began: " + string(res.Cause), Err: context.Cause(ctx)}
+		}
+		return nil, err
+	}
+	return r, nil
+}
+
+// tooMuch ends a command that has written more than it may.
+func (r *Run) tooMuch() {
+	if !r.hit.Swap(true) {
+		r.cancel(supervise.Request{Cause: result.OutputLimit, Signal: unix.SIGKILL})
+	}
+}
+
+// undelivered ends a command whose output could not be passed on, as SIGPIPE would.
+func (r *Run) undelivered(err error) {
+	r.broken.CompareAndSwap(nil, &result.Error{Code: "output", ExitCode: result.ExitOutput, Message: "cannot pass on the command's output: " + err.Error(), Err: err})
+	r.cancel(supervise.Request{Cause: result.Canceled, Signal: unix.SIGPIPE})
+}
+
+// End ends the command, or room, at once.
+func (r *Run) End() { r.cancel(supervise.Request{Cause: result.Killed, Signal: unix.SIGKILL}) }
+
+// Room is PID 1 of the room; it is closed with the Run.
+func (r *Run) Room() *proc.Process { return r.job.Kept().Room }
+
+// Cgroups are the command's own, by their directories.
+func (r *Run) Cgroups() []string {
+	if g := r.job.Terms.Limits; g != nil {
+		return g.Dirs()
+	}
+	return nil
+}
+
+// Wait waits until nothing of the command is left, and its output is passed on. The error
+// is that of the result; it does not say how the command ended.
+func (r *Run) Wait() (*result.Result, error) {
+	if r == nil {
+		return nil, errNotStarted
+	}
+	defer r.cancel(nil)
+	res, delivered, left := r.job.Wait(r.ctx, nil)
+	switch lost := r.broken.Load(); {
+	case res.Err != nil:
+	case lost != nil:
+		res.Err = lost
+	case !delivered:
+		res.Err = &result.Error{Code: "output", ExitCode: result.ExitOutput, Message: "the rest of the output is lost: its writer does not return", Err: os.ErrDeadlineExceeded}
+	case len(left) > 0:
+		res.Err = &result.Error{Code: "left", Message: "the command is gone, and something beside it was left: " + left[0].Error(), Err: left[0]}
+	}
+	if res.Err != nil {
+		return &res, res.Err
+	}
+	return &res, nil
+}
+
+// Signal sends a signal to everything of a command that runs.
+func (r *Run) Signal(sig unix.Signal) error {
+	if r == nil {
+		return errNotStarted
+	}
+	return r.job.Signal(sig)
+}
+
+// Started returns the error of a second start, if there was a first.
+func (r *Run) Started() error {
+	if r != nil {
+		return errStarted
+	}
+	return nil
+}

@@ -1,0 +1,128 @@
+package sandbox
+
+import (
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/enter"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/seccomp"
+	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/internal/values"
+)
+
+// Use is a sandbox that runs, held by somebody who runs a command in it: as long as it is
+// open the sandbox does not count as idle.
+type Use struct {
+	Access state.Access
+	Room   *proc.Process // PID 1 of its room
+
+	// Nil, if it is a room that no record knows of.
+	dir     *state.Dir
+	entry   *state.Entry
+	release func()
+}
+
+// Enter finds the caller's sandbox of this name, or of this id or its beginning.
+func Enter(name string) (_ *Use, err error) {
+	dir, err := state.Look(state.Mine())
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			dir.Close()
+		}
+	}()
+	u := &Use{dir: dir}
+	var ok bool
+	if u.entry, u.Access, ok = dir.Access(name); !ok {
+		// Perhaps the beginning of an id. Or there is nothing to enter.
+		e, err := dir.Find(name)
+		if err != nil {
+			return nil, err
+		}
+		if u.entry, u.Access, ok = dir.Access(e.ID); !ok {
+			return nil, cannotEnter(e)
+		}
+	}
+	if u.Room, err = u.Access.Init.Open(); errors.Is(err, proc.ErrGone) {
+		err = &result.Error{Code: "ended", Message: "the sandbox " + name + " has just ended"}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if u.release, err = u.entry.HoldActivity(); err != nil {
+		u.Room.Close()
+		return nil, err
+	}
+	return u, nil
+}
+
+// cannotEnter says why there is nothing to enter.
+func cannotEnter(e *state.Entry) error {
+	switch {
+	case !e.Lives():
+		return &result.Error{Code: "ended", Message: "the sandbox " + e.Title() + " has ended: " + e.Status()}
+	case e.Record.Phase == state.Starting:
+		return &result.Error{Code: "starting", Message: "the sandbox " + e.Title() + " is still being set up", Hint: "try again in a moment"}
+	}
+	return &result.Error{Code: "enter", Message: "the sandbox " + e.Title() + " cannot be entered: what is needed for that is damaged"}
+}
+
+// Env is the sandbox's own environment, for changes.
+func (u *Use) Env() (set values.Environment) {
+	for _, pair := range u.Access.Env {
+		if name, value, ok := strings.Cut(pair, "="); ok {
+			set.Put(values.Var{Name: name, Value: value})
+		}
+	}
+	return set
+}
+
+// Entry is a command in the sandbox; workdir is "" for the sandbox's own.
+func (u *Use) Entry(argv []string, env values.Environment, workdir string, terminal bool) (*enter.Entry, error) {
+	if workdir == "" {
+		workdir = u.Access.Workdir
+	}
+	env.Put(values.Var{Name: "PWD", Value: workdir})
+	path, _ := env.Lookup("PATH")
+	filter, err := seccomp.ByName(u.Access.Filter)
+	if err != nil {
+		return nil, err
+	}
+	return &enter.Entry{
+		Cred:     u.Access.Cred,
+		HostNet:  u.Access.Net == "host",
+		Command:  argv,
+		Path:     path,
+		Env:      values.Pairs(env.Vars()),
+		Workdir:  workdir,
+		Terminal: terminal,
+		Filter:   filter,
+	}, nil
+}
+
+// Settle names the cause where the command has ended because its sandbox was to end: first
+// all that is in a sandbox is signalled, and what the command made of that does not matter.
+func (u *Use) Settle(res *result.Result) {
+	// The command's end is seen first: the room's PID 1 waits for it (pid_namespaces(7)).
+	const moment = 500 * time.Millisecond
+	if res.Cause == result.Lost && u.Room.Wait(time.Now().Add(moment)) == nil {
+		res.Cause = result.Killed
+	}
+	if u.entry != nil && (res.Cause == result.Signaled || res.Cause == result.Exited) && u.entry.Ending() {
+		res.Cause = result.Killed
+	}
+}
+
+// Close gives up the sandbox.
+func (u *Use) Close() {
+	u.Room.Close()
+	if u.dir != nil {
+		u.release()
+		u.dir.Close()
+	}
+}

@@ -1,0 +1,203 @@
+package nsenter
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/sandbox"
+	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/internal/supervise"
+	"github.com/sbxrun/sbxrun/internal/values"
+)
+
+// Command is a command to be run in a room that is there. It is used once, by one
+// goroutine; only Signal may be called by others, once Start has returned.
+type Command struct {
+	// Sandbox is the name or the id of a sandbox that the caller has started with
+	// `sbxrun start`. It counts as used as long as the command runs.
+	Sandbox string
+	// Room is the room in place of a Sandbox, see [github.com/sbxrun/sbxrun/bwrap.Room.Command].
+	Room *Room
+
+	Args []string // the command and its arguments
+	// Env is NAME=VALUE for each variable that is added to the room's own, which has a
+	// PATH, a HOME and a USER; nothing comes from the environment of this process.
+	Env []string
+	Dir string // in the room, absolute; "" for the room's own
+
+	// The command's streams, as in os/exec: nil is /dev/null, an *os.File is given to the
+	// command as it is, of others a goroutine reads or writes through a pipe.
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	// MaxOutput is how many bytes the command may write to Stdout, and to Stderr: more end
+	// it, with the cause "output-limit". 0 is no bound; a buffer in memory wants one.
+	MaxOutput int64
+
+	Limits  Limits
+	Timeout time.Duration // from when the command begins; 0 for none
+	// Grace is from SIGTERM, which goes to all processes of the command, to SIGKILL; 0 for
+	// SIGKILL at once. When ctx is cancelled SIGTERM goes to the command alone.
+	Grace time.Duration
+	// ProofTimeout is how long is waited for the proof that nothing is left; 0 for 5 s.
+	ProofTimeout time.Duration
+
+	run *job.Run
+	use *sandbox.Use
+}
+
+// Limits are what a command may use; what is zero is not limited. What cannot be enforced on
+// this machine is an error of Start, and docs/limits.md says what it takes.
+type Limits struct {
+	Memory int64 // bytes, of all processes and the page cache they fill
+	// MemorySwap is memory and swap together; -1 is unlimited. Without it there is no swap.
+	MemorySwap  int64
+	Pids        int64 // processes and threads, four at least
+	CPUs        float64
+	CPUTime     time.Duration // of all processes together
+	FSize       int64         // bytes, of one file
+	NoFile      int64         // descriptors of one process
+	Stack       int64         // bytes, of one thread
+	Nice        *int
+	OOMScoreAdj *int
+}
+
+// A Room says how a room is entered that another part of the program has built. Its fields
+// are for that part to fill, and for programs that hand a room on to another process.
+type Room struct {
+	// Init is a pidfd of the room's PID 1. It stays the caller's, and must be that of a room
+	// of package bwrap: any other process is refused.
+	Init *os.File
+	// User and Group are the ids that the room runs under, seen from outside.
+	User, Group int
+	HostNetwork bool     // it has the network of who has built it
+	Filter      string   // for system calls: "default", "namespaces" or "off"
+	Cgroups     []string // directories of its own, if it has limits
+	Env         []string // NAME=VALUE
+	Dir         string   // where commands begin
+}
+
+// Result is how a command has ended, and what proves that nothing of it is left.
+type Result = result.Result
+
+// Error is a failure that is not the command's: what happened, in Message, and what to do
+// about it, in Hint. Code is stable, and for programs.
+type Error = result.Error
+
+// Run starts the command and waits for its end. See Wait for the error.
+func (c *Command) Run(ctx context.Context) (*Result, error) {
+	if err := c.Start(ctx); err != nil {
+		return nil, err
+	}
+	return c.Wait()
+}
+
+// Start starts the command, and returns when it was executed, with its limits in force. The
+// command ends when ctx is done: with the cause "timeout" if its deadline has passed, or else
+// "canceled". An error is an [*Error]: the command never ran, nothing of it is left, and
+// Wait is not to be called. Start blocks for as long as the way in takes, ten seconds at
+// most, or until ctx is done.
+func (c *Command) Start(ctx context.Context) (err error) {
+	if err := c.run.Started(); err != nil {
+		return err
+	}
+	if len(c.Args) == 0 {
+		return &Error{Code: "usage", Message: "nsenter: no command given"}
+	}
+	if err := room.CheckWorkdir(c.Dir); err != nil {
+		return err
+	}
+	switch {
+	case (c.Room == nil) == (c.Sandbox == ""):
+		return &Error{Code: "usage", Message: "nsenter: give either a Sandbox or a Room"}
+	case c.Room == nil:
+		c.use, err = sandbox.Enter(c.Sandbox)
+	default:
+		c.use, err = c.Room.use()
+	}
+	if err != nil {
+		return asError(err)
+	}
+	defer func() {
+		if err != nil {
+			c.use.Close()
+		}
+	}()
+	env := c.use.Env()
+	for _, pair := range c.Env {
+		v, err := values.ParsePair(pair)
+		if err != nil {
+			return &Error{Code: "usage", Message: "nsenter: Env: " + err.Error()}
+		}
+		env.Put(v)
+	}
+	place := supervise.Place{Room: c.use.Room}
+	if place.Entry, err = c.use.Entry(c.Args, env, c.Dir, false); err != nil {
+		return asError(err)
+	}
+	c.run, err = job.NewRun(ctx, place, job.Spec{
+		Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, MaxOutput: c.MaxOutput,
+		Limits: limits.Request(c.Limits), Within: c.use.Access.Cgroups,
+		Timeout: c.Timeout, Grace: c.Grace, ProofTimeout: c.ProofTimeout,
+	})
+	if err != nil {
+		return asError(err)
+	}
+	return nil
+}
+
+// use is the room as package sandbox knows it.
+func (r *Room) use() (*sandbox.Use, error) {
+	init, err := proc.FromPidfd(r.Init)
+	if err != nil {
+		return nil, err
+	}
+	// Any other process is not ours to enter, and this is the kernel's word: it executes our
+	// program, and has not ended meanwhile.
+	if !room.Holds(init.PID) || init.Exited() {
+		init.Close()
+		return nil, &Error{Code: "ended", Message: "the room has ended, or is none"}
+	}
+	a := state.Access{Net: string(room.NetNone), Workdir: r.Dir, Filter: r.Filter, Cgroups: r.Cgroups, Env: r.Env}
+	if r.HostNetwork {
+		a.Net = string(room.NetHost)
+	}
+	if r.User != os.Geteuid() {
+		a.Cred = &proc.Cred{UID: uint32(r.User), GID: uint32(r.Group)}
+	}
+	return &sandbox.Use{Access: a, Room: init}, nil
+}
+
+// asError is an error as all errors of this package are.
+func asError(err error) error {
+	var e *Error
+	if !errors.As(err, &e) {
+		e = &Error{Code: "enter", Message: "cannot enter the sandbox: " + err.Error(), Err: err}
+	}
+	return e
+}
+
+// Wait waits for the command's end, and returns when nothing of it is left, which the
+// result's Verdict says, and its output is passed on. It is called once. The error is nil however the command has
+// ended: look at the result's Cause, ExitCode and Status. It is an [*Error] if the proof could
+// not be had, or output was lost; then there is a result as well.
+func (c *Command) Wait() (*Result, error) {
+	res, err := c.run.Wait()
+	if res != nil {
+		c.use.Settle(res)
+		c.use.Close()
+	}
+	return res, err
+}
+
+// Signal sends a signal to all processes of the command, in one step of the kernel's. An
+// error means that it has ended.
+func (c *Command) Signal(sig syscall.Signal) error { return c.run.Signal(sig) }
