@@ -66,8 +66,6 @@ func ParseVars(text []byte, name string) ([]Var, error) {
 	return vars, nil
 }
 
-// parseVar is [ParseVar] with errName or errNUL as the error, and with v.Name set even
-// then.
 // ParsePair parses NAME=VALUE, and takes nothing from the environment of this process.
 func ParsePair(pair string) (Var, error) {
 	if !strings.Contains(pair, "=") {
@@ -77,6 +75,8 @@ func ParsePair(pair string) (Var, error) {
 	return v, err
 }
 
+// parseVar is [ParseVar] with errName or errNUL as the error, and with v.Name set even
+// then.
 func parseVar(arg string) (v Var, ok bool, err error) {
 	v.Name, v.Value, ok = strings.Cut(arg, "=")
 	if !validName(v.Name) {

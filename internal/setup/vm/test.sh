@@ -11,7 +11,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$here/../../.."
-packages='./internal/enter ./internal/supervise ./cleanup ./internal/room ./internal/limits ./internal/pressure ./tests'
+packages='./bwrap ./nsenter ./internal/enter ./internal/supervise ./cleanup ./internal/room ./internal/limits ./internal/pressure ./tests'
 
 if go version -m bin/sbxrun | grep -q 'CGO_ENABLED=1'; then
     echo 'vm: error: bin/sbxrun was not built by setup.sh build: with a C library it shows more of its memory' >&2
