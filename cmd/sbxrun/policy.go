@@ -13,6 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/tools"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
@@ -40,11 +41,27 @@ func policyOf(f *cli.View, l *cli.Limits, command []string) (p room.Policy, err 
 	if p.Mounts, err = mounts(f); err != nil {
 		return p, err
 	}
-	if p.Env, err = environment(&f.Vars, float64(l.Cpus)); err != nil {
+	var vars []values.Var
+	if f.Tools {
+		vars = showTools(&p)
+	}
+	if p.Env, err = environment(&f.Vars, float64(l.Cpus), vars); err != nil {
 		return p, err
 	}
 	p.User, err = parseUser(f.User)
 	return p, err
+}
+
+// showTools adds to a policy what stands behind PATH, and returns the variables for it.
+func showTools(p *room.Policy) []values.Var {
+	set := tools.Find(thisCaller(), os.LookupEnv, p.Shows)
+	for _, m := range set.Mounts {
+		if !slices.ContainsFunc(p.Mounts, func(users room.Mount) bool { return users.Dest == m.Dest }) {
+			p.Mounts = append(p.Mounts, m)
+		}
+	}
+	p.Tools = set.Path
+	return set.Vars
 }
 
 func mounts(f *cli.View) (list []room.Mount, err error) {
@@ -99,8 +116,11 @@ var own = []string{"PATH", "HOME", "USER", "LOGNAME", "PWD", "OLDPWD"}
 
 // environment is what the payload of a new sandbox gets beside PATH, HOME and
 // USER: what comes later wins.
-func environment(f *cli.Vars, cpus float64) (set values.Environment, err error) {
+func environment(f *cli.Vars, cpus float64, tools []values.Var) (set values.Environment, err error) {
 	inherit(&set, f.InheritEnv)
+	for _, v := range tools {
+		set.Put(v)
+	}
 	return set, addVariables(&set, f, cpus)
 }
 

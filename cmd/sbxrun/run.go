@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -126,6 +127,9 @@ func (r *runner) plan() error {
 		return err
 	}
 	r.Place.Plan, err = room.Prepare(policy, thisCaller())
+	if err == nil && r.Place.Plan.Instead != "" && !r.flags.Quiet {
+		warn(fmt.Errorf("%s is not %s, which PATH means on the host, but the system's; --tools shows it", r.argv[0], r.Place.Plan.Instead))
+	}
 	if e := (*result.Error)(nil); errors.As(err, &e) && e.Code == "not-found" && e.Hint == "" {
 		e.Hint = timeoutHint(r.argv[0], r.flags.Tty)
 	}

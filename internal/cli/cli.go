@@ -52,6 +52,7 @@ type View struct {
 	Cwd       string      `help:"What it sees of the current directory: read (ro, the default without --workdir), write (rw), nothing (none, in an empty home)." placeholder:"ro|rw|none" group:"see"`
 	CwdRoot   string      `help:"Show this directory above the current one, in place of it." placeholder:"DIR" group:"see"`
 	Workdir   string      `help:"Working directory in the sandbox. Default: the current one." placeholder:"DIR" group:"see"`
+	Tools     bool        `help:"Show read-only what the directories of PATH belong to: pyenv, venv, nvm, cargo, ~/.local/bin and the like." group:"see"`
 	Net       string      `help:"Network: none, or the host's." default:"none" placeholder:"none|host" group:"see"`
 
 	Vars

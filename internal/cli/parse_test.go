@@ -161,7 +161,7 @@ func TestParseErrors(t *testing.T) {
 		{"run ---timeout 5 x", "unknown flag ---timeout, did you mean --timeout?"},
 		{"run -timeout 5 x", "unknown flag -timeout, did you mean --timeout?"},
 		{"run -e A=b x", "unknown flag -e, did you mean --env or --env-file?"},
-		{"start -t 5 x", "unknown flag -t, did you mean --tag, --timeout, --tmpfs or --tmp-size?"},
+		{"start -t 5 x", "unknown flag -t, did you mean --tag, --timeout, --tmpfs, --tmp-size or --tools?"},
 		{"ps --jsn", "unknown flag --jsn, did you mean --json?"},
 		{"exec --net host web true", "unknown flag --net, which is a flag of run, start"},
 		{"run -d x", "unknown flag -d, which is a flag of exec"},

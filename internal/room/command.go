@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -33,13 +35,13 @@ func sandboxPathOf(v view, callers string) string {
 
 // checkCommand makes sure, as far as it can be told from outside, that the
 // payload can be executed, before anything is built for it, and with more to say of the
-// cause than the errno of an exec. callers is the caller's PATH.
-func checkCommand(v view, name, workdir, sandboxPath, callers string) error {
+// cause than the errno of an exec. found is where PATH has led to, "" if it was not looked at.
+func checkCommand(v view, name, workdir, sandboxPath string, c Caller) (found string, err error) {
 	if name == "" {
-		return notFound(name, "the command is an empty string", "")
+		return "", notFound(name, "the command is an empty string", "")
 	}
 	if strings.Contains(name, "/") {
-		return checkFile(v, name, inDir(workdir, name))
+		return "", checkFile(v, name, inDir(workdir, name), c.Home)
 	}
 	var denied error
 	for _, dir := range strings.Split(sandboxPath, ":") {
@@ -48,23 +50,42 @@ func checkCommand(v view, name, workdir, sandboxPath, callers string) error {
 		if err != nil || host == "" || !isFile(host) {
 			continue
 		}
-		err = checkFile(v, name, p)
+		err = checkFile(v, name, p, c.Home)
 		if err == nil {
-			return nil
+			return p, nil
 		}
 		if denied == nil {
 			denied = err // execvp(3) goes on looking, and reports EACCES in the end
 		}
 	}
 	if denied != nil {
-		return denied
+		return "", denied
 	}
-	if host := lookHost(name, callers); host != "" {
-		dir := path.Dir(host)
-		return notFound(name, fmt.Sprintf("command %q is at %s, which is not visible in the sandbox", name, host),
-			fmt.Sprintf("--ro-bind %s --env PATH=%s:%s", shellQuote(bindFor(host)), shellQuote(dir), sandboxPath))
+	if host := lookHost(name, c.Path); host != "" {
+		return "", notFound(name, fmt.Sprintf("command %q is at %s, which is not visible in the sandbox", name, host), "--tools")
 	}
-	return notFound(name, fmt.Sprintf("command %q not found in the sandbox's PATH %s", name, sandboxPath), "")
+	return "", notFound(name, fmt.Sprintf("command %q not found in the sandbox's PATH %s", name, sandboxPath), "")
+}
+
+// insteadOf returns the program that the caller's PATH means by a command that was found
+// in the sandbox; "" if it is the same. Only what is not shown can come before what is.
+func insteadOf(v view, found, sandboxPath, callers string) string {
+	dir, name := path.Split(found)
+	for _, hostDir := range strings.Split(callers, ":") {
+		if inSandbox := slices.Contains(strings.Split(sandboxPath, ":"), hostDir); inSandbox && hostDir == path.Clean(dir) {
+			return ""
+		} else if inSandbox {
+			continue
+		}
+		if host := lookHost(name, hostDir); host != "" {
+			inside, err := v.resolve(found)
+			if outside, err2 := filepath.EvalSymlinks(host); err == nil && err2 == nil && inside == outside {
+				return ""
+			}
+			return host
+		}
+	}
+	return ""
 }
 
 // inDir is name in dir, unless it is absolute. Not path.Join: where dir/link/..
@@ -77,11 +98,15 @@ func inDir(dir, name string) string {
 }
 
 // bindFor is the directory to bind so that the program at host works: of
-// prefix/bin/name the prefix, because its libraries are beside bin.
-func bindFor(host string) string {
+// prefix/bin/name the prefix, because its libraries are beside bin. It is the program alone
+// where that would show a home directory.
+func bindFor(host, home string) string {
 	dir := path.Dir(host)
 	if base := path.Base(dir); base == "bin" || base == "shims" {
-		return path.Dir(dir)
+		dir = path.Dir(dir)
+	}
+	if dir == "/" || HomeWithin(dir, home) != "" {
+		return host
 	}
 	return dir
 }
@@ -101,12 +126,12 @@ func isFile(host string) bool {
 }
 
 // checkFile looks at the file that would be executed.
-func checkFile(v view, name, p string) error {
+func checkFile(v view, name, p, home string) error {
 	host, err := v.resolve(p)
 	switch {
 	case errors.Is(err, errNotVisible):
 		if _, err := os.Stat(p); err == nil {
-			return notFound(name, fmt.Sprintf("command %q is not visible in the sandbox", name), "--ro-bind "+shellQuote(bindFor(path.Clean(p))))
+			return notFound(name, fmt.Sprintf("command %q is not visible in the sandbox", name), "--ro-bind "+shellQuote(bindFor(path.Clean(p), home)))
 		}
 		return notFound(name, fmt.Sprintf("command %q: no such file", name), "")
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
@@ -129,7 +154,7 @@ func checkFile(v view, name, p string) error {
 	case st.Mode()&0o111 == 0 || unix.Access(host, unix.X_OK) != nil:
 		return notExecutable(name, "permission denied", "chmod +x "+shellQuote(host))
 	}
-	interpreter := shebang(host)
+	interpreter := Interpreter(host)
 	if interpreter == "" {
 		return nil
 	}
@@ -139,16 +164,16 @@ func checkFile(v view, name, p string) error {
 	if at, err := v.resolve(interpreter); err != nil || at == "" {
 		e := notExecutable(name, fmt.Sprintf("its interpreter %q is not there in the sandbox", interpreter), "")
 		if _, err := os.Stat(interpreter); err == nil {
-			e.Hint = "--ro-bind " + shellQuote(bindFor(interpreter))
+			e.Hint = "--ro-bind " + shellQuote(bindFor(interpreter, home))
 		}
 		return e
 	}
 	return nil
 }
 
-// shebang is the interpreter a script names, or "" (execve(2): the first line,
+// Interpreter is the interpreter a script names, or "" (execve(2): the first line,
 // of which the kernel reads 255 bytes).
-func shebang(host string) string {
+func Interpreter(host string) string {
 	// Another sandbox may have put something else there since the caller looked: a pipe
 	// must not keep us, nor a terminal become ours.
 	fd, err := unix.Open(host, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)

@@ -14,6 +14,51 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
+// What PATH means on the host, where that is not what runs in the sandbox.
+func TestInsteadOf(t *testing.T) {
+	top := tree(t, "shims/", "own/", "links/")
+	for name, text := range map[string]string{"shims/cat": "#!/bin/sh\n", "own/other": "#!/bin/sh\n"} {
+		if err := os.WriteFile(filepath.Join(top, name), []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cat, err := filepath.EvalSymlinks("/usr/bin/cat")
+	if err := errors.Join(err, os.Symlink(cat, top+"/links/cat"), os.WriteFile(top+"/own/cat", nil, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct{ path, want string }{
+		{"/usr/bin", ""},
+		{"TOP/shims:/usr/bin", "TOP/shims/cat"},
+		{"/usr/bin:TOP/shims", ""},
+		{"TOP/own:/usr/bin", ""},   // that one cannot be executed
+		{"TOP/links:/usr/bin", ""}, // it is the same
+		{"TOP/none:relative::TOP/shims:/usr/bin", "TOP/shims/cat"},
+	} {
+		callers := strings.ReplaceAll(tt.path, "TOP", top)
+		plan := prepare(t, Policy{Command: []string{"cat"}, Workdir: "/tmp"}, 1000)
+		if got, want := insteadOf(plan.ops, "/usr/bin/cat", sandboxPathOf(plan.ops, callers), callers), strings.ReplaceAll(tt.want, "TOP", top); got != want {
+			t.Errorf("PATH=%s: got %q, want %q", tt.path, got, want)
+		}
+	}
+}
+
+// A hint shows no home directory.
+func TestBindFor(t *testing.T) {
+	for _, tt := range []struct{ host, want string }{
+		{"/opt/x/bin/tool", "/opt/x"},
+		{"/opt/x/tool", "/opt/x"},
+		{"/data/me/bin/tool", "/data/me/bin/tool"},
+		{"/data/me/tool", "/data/me/tool"},
+		{"/data/me/.pyenv/shims/tool", "/data/me/.pyenv"},
+		{"/bin/tool", "/bin/tool"},
+		{"/root/tool", "/root/tool"},
+	} {
+		if got := bindFor(tt.host, "/data/me"); got != tt.want {
+			t.Errorf("bindFor(%q) = %q, want %q", tt.host, got, tt.want)
+		}
+	}
+}
+
 func TestCheckCommand(t *testing.T) {
 	v, top := sample(t)
 	write := func(name, text string, mode os.FileMode) {
@@ -100,13 +145,13 @@ func TestCheckCommand(t *testing.T) {
 
 		{name: "only on the host, by PATH", command: "tool",
 			want: notFound(`command "tool" is at TOOLS/lib/pyenv/shims/tool, which is not visible in the sandbox`,
-				"show it with: --ro-bind TOOLS/lib/pyenv --env PATH=TOOLS/lib/pyenv/shims:/usr/bin")},
+				"show it with: --tools")},
 		{name: "only on the host, beside others", command: "tool2",
 			want: notFound(`command "tool2" is at TOOLS/tools/tool2, which is not visible in the sandbox`,
-				"show it with: --ro-bind TOOLS/tools --env PATH=TOOLS/tools:/usr/bin")},
+				"show it with: --tools")},
 		{name: "only on the host, with a prefix", command: "tool3",
 			want: notFound(`command "tool3" is at TOOLS/lib/python/bin/tool3, which is not visible in the sandbox`,
-				"show it with: --ro-bind TOOLS/lib/python --env PATH=TOOLS/lib/python/bin:/usr/bin")},
+				"show it with: --tools")},
 		{name: "only a directory on the host", command: "tool4", want: notFound(`command "tool4" not found in the sandbox's PATH /usr/bin`, "")},
 		{name: "not executable on the host", command: "notool", want: notFound(`command "notool" not found in the sandbox's PATH /usr/bin`, "")},
 		{name: "only on the host, absolute", command: "TOOLS/lib/python/bin/tool3",
@@ -143,7 +188,7 @@ func TestCheckCommand(t *testing.T) {
 			if sandboxPath == "" {
 				sandboxPath = "/usr/bin"
 			}
-			err := checkCommand(v, places.Replace(tt.command), workdir, sandboxPath, callers)
+			_, err := checkCommand(v, places.Replace(tt.command), workdir, sandboxPath, Caller{Path: callers})
 			var got *result.Error
 			if err != nil && !errors.As(err, &got) {
 				t.Fatalf("untyped error %v", err)
@@ -178,11 +223,11 @@ func TestShebang(t *testing.T) {
 		if err := os.WriteFile(p, []byte(tt.text), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if got := shebang(p); got != tt.want {
+		if got := Interpreter(p); got != tt.want {
 			t.Errorf("shebang of %q: %q, want %q", tt.text, got, tt.want)
 		}
 	}
-	if got := shebang(filepath.Join(dir, "none")); got != "" {
+	if got := Interpreter(filepath.Join(dir, "none")); got != "" {
 		t.Errorf("shebang of a missing file: %q", got)
 	}
 }

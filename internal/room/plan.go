@@ -23,6 +23,9 @@ import (
 type Plan struct {
 	Program Program
 	Workdir string // of the payload
+	// Instead is the program that the caller's PATH means by the command's name, if
+	// that is not the one that runs: it is not shown.
+	Instead string
 	// Bounds hold for the command. The caller's to set.
 	Bounds proc.Bounds
 
@@ -79,6 +82,9 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 		}
 	}()
 	user, identity := plan.identity(&p, c)
+	if p.Tools != "" {
+		c.Path = p.Tools
+	}
 	if plan.Workdir, err = currentDirectory(&p, c.Home); err != nil {
 		return nil, err
 	}
@@ -105,8 +111,12 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 		sandboxPath = sandboxPathOf(v, c.Path)
 	}
 	if len(p.Command) > 0 {
-		if err := checkCommand(v, p.Command[0], plan.Workdir, sandboxPath, c.Path); err != nil {
+		found, err := checkCommand(v, p.Command[0], plan.Workdir, sandboxPath, c)
+		if err != nil {
 			return nil, err
+		}
+		if found != "" && !given {
+			plan.Instead = insteadOf(v, found, sandboxPath, c.Path)
 		}
 	}
 	plan.environment(&p, sandboxPath)
@@ -219,7 +229,11 @@ func (p *Plan) build(pol *Policy, identity []string) error {
 				text = string(o.data)
 			}
 			o.from = nil // the plan's now
-			add("--perms", "0444", "--file", strconv.Itoa(firstCopy+len(p.copies)), o.dst)
+			word := "--file"
+			if o.over {
+				word = "--ro-bind-data"
+			}
+			add("--perms", "0444", word, strconv.Itoa(firstCopy+len(p.copies)), o.dst)
 			p.copies, p.texts = append(p.copies, f), append(p.texts, text)
 		case opTmpfs:
 			add("--perms", tmpfsMode(o.dst), "--size", strconv.FormatInt(o.size, 10), "--tmpfs", o.dst)
@@ -314,7 +328,7 @@ func (p *Plan) stage(filtered bool) error {
 	if !need {
 		return nil
 	}
-	if within(p.Program.Path, proc.StageDir) {
+	if Within(p.Program.Path, proc.StageDir) {
 		return &result.Error{Code: "bwrap-unusable", Message: fmt.Sprintf("%s: bubblewrap must not lie below %s, where root's own paths are bound", p.Program.Path, proc.StageDir),
 			Hint: "install it elsewhere"}
 	}
@@ -438,18 +452,18 @@ func currentDirectory(p *Policy, home string) (workdir string, err error) {
 		}
 	}
 	for _, m := range p.Mounts {
-		if within(shown, m.Dest) && !asked {
+		if Within(shown, m.Dest) && !asked {
 			return workdir, nil
 		}
 	}
 	for _, own := range []string{"/proc", "/dev", "/sys", "/run", "/var/run", "/etc"} {
-		if within(shown, own) {
+		if Within(shown, own) {
 			return "", cwdError("", "%s %q is not shown in a sandbox by itself", what, shown)
 		}
 	}
 	for _, top := range toplevel {
 		switch {
-		case !within(shown, top):
+		case !Within(shown, top):
 		case p.Cwd == CwdReadWrite:
 			return "", cwdError("--bind DIR lets it write there all the same", "%s %q belongs to the system, which a sandbox only reads", what, shown)
 		default:
@@ -462,7 +476,7 @@ func currentDirectory(p *Policy, home string) (workdir string, err error) {
 	case "/":
 		return "", cwdError("--ro-bind NAME shows a file or a directory", "%s is /: all of the host would be shown", what)
 	}
-	if h := homeWithin(shown, home); h != "" {
+	if h := HomeWithin(shown, home); h != "" {
 		const some = "--ro-bind NAME shows a file or a directory of it"
 		if h == shown {
 			return "", cwdError(some, "%s %q is a home directory, with its keys and tokens", what, shown)
@@ -498,7 +512,7 @@ func aboveDirectory(root, dir string) (string, error) {
 		root = path.Join(dir, root)
 	}
 	real, err := filepath.EvalSymlinks(root)
-	if err == nil && !within(dir, real) {
+	if err == nil && !Within(dir, real) {
 		err = fmt.Errorf("the current directory %q is not below it", dir)
 	}
 	if err != nil {
@@ -507,9 +521,9 @@ func aboveDirectory(root, dir string) (string, error) {
 	return real, nil
 }
 
-// homeWithin is a home directory at or below dir, or "": the caller's, root's,
+// HomeWithin is a home directory at or below dir, or "": the caller's, root's,
 // one below /home, or that of an account people log in to.
-func homeWithin(dir, home string) string {
+func HomeWithin(dir, home string) string {
 	// The current directory has no links in its path; HOME, and /home on some
 	// systems, may.
 	homes := []string{home, "/root"}
@@ -532,12 +546,12 @@ func homeWithin(dir, home string) string {
 		}
 	}
 	for _, h := range homes {
-		if h = path.Clean(h); h != "/" && path.IsAbs(h) && within(h, dir) {
+		if h = path.Clean(h); h != "/" && path.IsAbs(h) && Within(h, dir) {
 			return h
 		}
 	}
 	for _, top := range tops {
-		if dir == top || path.Dir(dir) == top || within(top, dir) {
+		if dir == top || path.Dir(dir) == top || Within(top, dir) {
 			return dir
 		}
 	}

@@ -150,7 +150,7 @@ func TestPlanOptions(t *testing.T) {
 
 			for i, p := range places {
 				for _, q := range places[i+1:] {
-					if within(p, q) {
+					if Within(p, q) {
 						t.Errorf("%s comes before %s, which hides it", p, q)
 					}
 				}
@@ -177,11 +177,11 @@ func checkSources(t *testing.T, plan *Plan, list []option) {
 			}
 		case "--ro-bind", "--symlink":
 			dst := o.Args[1]
-			if !slices.Contains(toplevel, dst) && dst != "/etc/passwd" && !within(dst, "/etc") {
+			if !slices.Contains(toplevel, dst) && dst != "/etc/passwd" && !Within(dst, "/etc") {
 				t.Errorf("shown: %q", o.Args)
 			}
 		case "--file":
-			if !within(o.Args[1], "/etc") {
+			if !Within(o.Args[1], "/etc") {
 				t.Errorf("copied: %q", o.Args)
 			}
 		case "--tmpfs":
@@ -192,7 +192,7 @@ func checkSources(t *testing.T, plan *Plan, list []option) {
 		if dst := o.place(); dst != "" {
 			for _, secret := range []string{"shadow", "gshadow", "ssh", "sudoers", "sudoers.d", "apt", "docker", "kubernetes", "krb5.keytab", "machine-id",
 				"ssl/private", "pki/tls/private", "gitconfig", "npmrc", "pip.conf", "wgetrc", "environment", "maven/settings.xml", "netrc"} {
-				if within(dst, "/etc/"+secret) || within("/etc/"+secret, dst) || dst == "/etc" || dst == "/" || within(dst, "/root") || within(dst, "/var/run") {
+				if Within(dst, "/etc/"+secret) || Within("/etc/"+secret, dst) || dst == "/etc" || dst == "/" || Within(dst, "/root") || Within(dst, "/var/run") {
 					t.Errorf("%s is in the sandbox", dst)
 				}
 			}

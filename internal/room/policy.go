@@ -5,6 +5,8 @@ import (
 	"path"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
@@ -33,6 +35,7 @@ const (
 	ReadOnly  MountKind = iota // a bind that cannot be written through
 	ReadWrite                  // a bind
 	Tmpfs                      // empty, private, in memory
+	Empty                      // in the place of a file, one with nothing in it
 )
 
 // Mount is one thing the user wants to see in the sandbox.
@@ -55,7 +58,8 @@ type Policy struct {
 	CwdRoot  string   // a directory at or above the current one, to be shown in its place; may be relative to it
 	Workdir  string   // absolute, in the sandbox; "" for the current directory, or Home if that is not shown
 	Mounts   []Mount
-	TmpSize  int64 // bytes, of /tmp and of every other writable part
+	Tools    string // in the place of the caller's PATH, if that is shown
+	TmpSize  int64  // bytes, of /tmp and of every other writable part
 	Env      values.Environment
 	Network  Network
 	User     *User
@@ -127,12 +131,12 @@ func CleanDest(dest string) (string, error) {
 		return "", fmt.Errorf("the path in the sandbox, %q, must be absolute", dest)
 	}
 	dest = path.Clean(dest)
-	if dest == "/" || dest == "/dev" || within(dest, "/proc") {
+	if dest == "/" || dest == "/dev" || Within(dest, "/proc") {
 		return "", fmt.Errorf("%s of the sandbox cannot be replaced", dest)
 	}
 	// Links that bwrap makes in /dev, into /proc.
 	for _, link := range []string{"/dev/fd", "/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/core", "/dev/ptmx"} {
-		if within(dest, link) {
+		if Within(dest, link) {
 			return "", fmt.Errorf("%s of the sandbox is a symbolic link", link)
 		}
 	}
@@ -165,6 +169,28 @@ func CheckWorkdir(dir string) error {
 		e.Hint += "/" + shellQuote(dir)
 	}
 	return e
+}
+
+// Shows reports whether the payload sees a real path of the host, at the same place.
+func (p *Policy) Shows(name string) bool {
+	for _, top := range toplevel {
+		if Within(name, top) {
+			return true
+		}
+	}
+	for _, m := range p.Mounts {
+		if m.Source == m.Dest && Within(name, m.Dest) {
+			return true
+		}
+	}
+	if p.Cwd == CwdNone || p.Workdir != "" && p.Cwd == "" && p.CwdRoot == "" {
+		return false
+	}
+	dir, err := unix.Getwd()
+	if err == nil && p.CwdRoot != "" {
+		dir, err = aboveDirectory(p.CwdRoot, dir)
+	}
+	return err == nil && dir != "/" && Within(name, dir)
 }
 
 // validate finds what no machine could run.

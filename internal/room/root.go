@@ -24,6 +24,7 @@ type op struct {
 	src  string   // binds: path on the host; symlinks: the target; copies of a host file: its path
 	size int64    // tmpfs
 	data []byte   // copies of text made here
+	over bool     // a copy that is mounted over what is there
 	from *os.File // binds that are staged: the source, held open
 	// users: a bind whose source was named by the user, not by us.
 	users bool
@@ -134,7 +135,7 @@ func layout(p *Policy, user User, hostname string) ([]op, error) {
 	}
 	// What the user mounts replaces the default at and below that place.
 	ops = slices.DeleteFunc(ops, func(o op) bool {
-		replaced := slices.ContainsFunc(mounts, func(m op) bool { return within(o.dst, m.dst) })
+		replaced := slices.ContainsFunc(mounts, func(m op) bool { return Within(o.dst, m.dst) })
 		if replaced && o.from != nil {
 			o.from.Close()
 		}
@@ -145,8 +146,8 @@ func layout(p *Policy, user User, hostname string) ([]op, error) {
 	return ops, nil
 }
 
-// within says whether dst is dir or lies below it.
-func within(dst, dir string) bool {
+// Within says whether dst is dir or lies below it.
+func Within(dst, dir string) bool {
 	return dst == dir || dir == "/" || strings.HasPrefix(dst, dir+"/")
 }
 
@@ -238,6 +239,9 @@ func mountOp(p *Policy, m Mount) (o op, skip bool, err error) {
 		}
 		return op{kind: opTmpfs, dst: m.Dest, size: size}, false, nil
 	}
+	if m.Kind == Empty {
+		return op{kind: opCopy, dst: m.Dest, data: []byte("\n"), over: true}, false, nil
+	}
 	var st unix.Stat_t
 	if err := unix.Stat(m.Source, &st); err != nil {
 		if m.Try && (err == unix.ENOENT || err == unix.ENOTDIR) {
@@ -264,7 +268,7 @@ func mountOp(p *Policy, m Mount) (o op, skip bool, err error) {
 // it create directories and files on the host.
 func checkDests(ops []op, v view) error {
 	for _, o := range ops {
-		if o.kind == opSymlink || o.kind == opCopy || o.kind == opDir {
+		if o.kind == opSymlink || o.kind == opCopy && !o.over || o.kind == opDir {
 			continue
 		}
 		refuse := func(format string, args ...any) error {

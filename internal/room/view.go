@@ -25,7 +25,7 @@ var (
 // where only bwrap's own empty root is.
 func (v view) mountOf(p string) (best op, ok bool) {
 	for _, o := range v {
-		if o.kind != opSymlink && within(p, o.dst) && (!ok || len(o.dst) >= len(best.dst)) {
+		if o.kind != opSymlink && Within(p, o.dst) && (!ok || len(o.dst) >= len(best.dst)) {
 			best, ok = o, true
 		}
 	}
@@ -121,7 +121,7 @@ func (v view) isCopy(p string) bool {
 // way to one.
 func (v view) own(p string) bool {
 	for _, o := range v {
-		if within(o.dst, p) {
+		if Within(o.dst, p) {
 			return true
 		}
 	}
@@ -146,7 +146,7 @@ func (v view) visible(p string) bool {
 // owner, if that is shown as cred.
 func (v view) identity(host string, cred *proc.Cred) *proc.Cred {
 	for _, o := range v {
-		if o.owner != nil && within(host, o.src) {
+		if o.owner != nil && Within(host, o.src) {
 			return o.owner
 		}
 	}

@@ -179,8 +179,8 @@ func TestHomeWithinHomeIsALink(t *testing.T) {
 		for dir, want := range map[string]string{
 			"/var/homes/me": "/var/homes/me", "/var/homes": "/var/homes", "/var": "/var", "/var/homes/me/project": "", "/var/other": "", "/home": "/home",
 		} {
-			if got := homeWithin(dir, "/nonexistent"); got != want {
-				t.Errorf("homeWithin(%q) = %q, want %q", dir, got, want)
+			if got := HomeWithin(dir, "/nonexistent"); got != want {
+				t.Errorf("HomeWithin(%q) = %q, want %q", dir, got, want)
 			}
 		}
 		return
@@ -210,8 +210,8 @@ func TestHomeWithin(t *testing.T) {
 		{"/home/somebody-who-is-not-here/x", "", ""},
 	}
 	for _, tt := range tests {
-		if got := homeWithin(tt.dir, tt.home); got != tt.want {
-			t.Errorf("homeWithin(%q, %q) = %q, want %q", tt.dir, tt.home, got, tt.want)
+		if got := HomeWithin(tt.dir, tt.home); got != tt.want {
+			t.Errorf("HomeWithin(%q, %q) = %q, want %q", tt.dir, tt.home, got, tt.want)
 		}
 	}
 }

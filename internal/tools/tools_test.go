@@ -1,0 +1,141 @@
+package tools
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sbxrun/sbxrun/internal/room"
+)
+
+// host makes a host's files: "dir/", "program*", "name -> target", or a file with the rest
+// as text. TOP is the directory that it returns.
+func host(t *testing.T, entries ...string) string {
+	t.Helper()
+	top, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		e = strings.ReplaceAll(e, "TOP", top)
+		link, target, isLink := strings.Cut(e, " -> ")
+		name, text, _ := strings.Cut(link, "=")
+		name = filepath.Join(top, strings.TrimPrefix(strings.TrimRight(name, "*/"), top))
+		err := os.MkdirAll(filepath.Dir(name), 0o755)
+		if err == nil {
+			switch {
+			case isLink:
+				err = os.Symlink(target, name)
+			case strings.HasSuffix(e, "/"):
+				err = os.MkdirAll(name, 0o755)
+			case strings.HasSuffix(e, "*"):
+				err = os.WriteFile(name, []byte("#!/bin/sh\n"), 0o755)
+			default:
+				err = os.WriteFile(name, []byte(text), 0o755)
+			}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return top
+}
+
+func TestFind(t *testing.T) {
+	tests := []struct {
+		name  string
+		files []string
+		path  string
+		env   map[string]string
+		shown string // below this everything is shown anyway
+
+		want []string // shown, and covered with a - before it
+		vars []string
+		dirs string // PATH; "" for path
+	}{
+		{name: "nothing", path: "/usr/bin:/bin"},
+		{name: "pyenv", files: []string{"me/.pyenv/shims/python3*", "me/.pyenv/versions/3.12/bin/python3*", "me/.pyenv/bin/pyenv*", "me/.ssh/id"}, path: "TOP/me/.pyenv/shims:TOP/me/.pyenv/bin:/usr/bin",
+			env: map[string]string{"PYENV_VERSION": "3.12"}, want: []string{"me/.pyenv"}, vars: []string{"PYENV_ROOT=TOP/me/.pyenv", "PYENV_VERSION=3.12"}},
+		{name: "a venv of a pyenv python", path: "TOP/me/work/.venv/bin:/usr/bin",
+			files: []string{"me/work/.venv/bin/python -> python3", "me/work/.venv/bin/python3 -> TOP/me/.pyenv/versions/3.12/bin/python3", "me/work/.venv/pyvenv.cfg=home = TOP/me/.pyenv/versions/3.12/bin\n",
+				"me/work/.venv/pip.conf=token", "me/work/.env=token", "me/.pyenv/versions/3.12/bin/python3 -> python3.12", "me/.pyenv/versions/3.12/bin/python3.12*"},
+			env: map[string]string{"VIRTUAL_ENV": "TOP/me/work/.venv"}, want: []string{"me/.pyenv/versions/3.12", "me/work/.venv", "-me/work/.venv/pip.conf"}, vars: []string{"VIRTUAL_ENV=TOP/me/work/.venv"}},
+		{name: "a venv in what is shown", path: "TOP/me/work/.venv/bin:/usr/bin", shown: "me/work",
+			files: []string{"me/work/.venv/bin/python3 -> TOP/me/.local/share/uv/python/cpython-3.12/bin/python3.12", "me/work/.venv/pyvenv.cfg=", "me/.local/share/uv/python/cpython-3.12/bin/python3.12*"},
+			want:  []string{"me/.local/share/uv/python/cpython-3.12"}},
+		{name: "nvm", files: []string{"me/.nvm/versions/node/v20/bin/node*", "me/.nvm/versions/node/v20/etc/npmrc=token", "me/.npmrc=token"}, path: "TOP/me/.nvm/versions/node/v20/bin:/usr/bin",
+			want: []string{"me/.nvm/versions/node/v20", "-me/.nvm/versions/node/v20/etc/npmrc"}},
+		{name: "fnm", files: []string{"run/multishell -> TOP/me/.local/share/fnm/node-versions/v20/installation", "me/.local/share/fnm/node-versions/v20/installation/bin/node*", "me/.local/share/keyrings/x"},
+			path: "TOP/run/multishell/bin:/usr/bin", want: []string{"me/.local/share/fnm/node-versions/v20/installation"}, dirs: "TOP/me/.local/share/fnm/node-versions/v20/installation/bin:/usr/bin"},
+		{name: "volta", files: []string{"me/.volta/bin/node -> volta-shim", "me/.volta/bin/volta-shim*", "me/.volta/tools/image/"}, path: "TOP/me/.volta/bin", want: []string{"me/.volta"}, vars: []string{"VOLTA_HOME=TOP/me/.volta"}},
+		{name: "rustup", files: []string{"me/.cargo/bin/cargo*", "me/.cargo/bin/rustup*", "me/.cargo/credentials.toml=token", "me/.rustup/toolchains/stable/bin/rustc*"}, path: "TOP/me/.cargo/bin",
+			want: []string{"me/.cargo", "me/.rustup", "-me/.cargo/credentials.toml"}, vars: []string{"RUSTUP_HOME=TOP/me/.rustup", "CARGO_HOME=TOP/me/.cargo"}},
+		{name: "go", files: []string{"sdk/go/bin/go*", "sdk/go/VERSION", "me/go/pkg/mod/cache/x", "me/go/src/secret"}, path: "TOP/sdk/go/bin", env: map[string]string{"GOROOT": "TOP/sdk/go"},
+			want: []string{"me/go/pkg/mod", "sdk/go"}, vars: []string{"GOMODCACHE=TOP/me/go/pkg/mod", "GOROOT=TOP/sdk/go"}},
+		{name: "sdkman", files: []string{"me/.sdkman/candidates/java/current -> 17", "me/.sdkman/candidates/java/17/bin/java*", "me/.sdkman/candidates/java/17/conf/x"}, path: "TOP/me/.sdkman/candidates/java/current/bin",
+			env: map[string]string{"JAVA_HOME": "TOP/me/.sdkman/candidates/java/current"}, want: []string{"me/.sdkman/candidates/java/17"}, vars: []string{"JAVA_HOME=TOP/me/.sdkman/candidates/java/17"},
+			dirs: "TOP/me/.sdkman/candidates/java/17/bin"},
+		{name: "conda", files: []string{"me/mini/bin/conda*", "me/mini/conda-meta/", "me/mini/lib/x", "me/mini/.condarc=token"}, path: "TOP/me/mini/bin", env: map[string]string{"CONDA_PREFIX": "TOP/me/mini"},
+			want: []string{"me/mini", "-me/mini/.condarc"}, vars: []string{"CONDA_PREFIX=TOP/me/mini"}},
+		{name: "pipx and pip --user", path: "TOP/me/.local/bin:/usr/bin",
+			files: []string{"me/.local/bin/tool -> TOP/me/.local/share/pipx/venvs/tool/bin/tool", "me/.local/share/pipx/venvs/tool/bin/tool=#!TOP/me/.local/share/pipx/venvs/tool/bin/python\n",
+				"me/.local/share/pipx/venvs/tool/bin/python -> /usr/bin/python3", "me/.local/share/keyrings/x", "me/.local/lib/python3.11/site-packages/x", "me/.local/bin/python3*"},
+			want: []string{"me/.local/bin", "me/.local/lib", "me/.local/share/pipx/venvs/tool"}, vars: []string{"PYTHONUSERBASE=TOP/me/.local"}},
+		{name: "an interpreter elsewhere", files: []string{"me/bin/script=#!TOP/lang/v1/bin/lang -x\n", "lang/v1/bin/lang*", "me/.netrc"}, path: "TOP/me/bin", want: []string{"lang/v1", "me/bin"}},
+		{name: "another tool's home has more than tools", files: []string{"me/.fly/bin/fly*", "me/.fly/config.yml=token", "me/.fly/lib/x"}, path: "TOP/me/.fly/bin", want: []string{"me/.fly/bin", "me/.fly/lib"}},
+		{name: "the user's own work", files: []string{"me/src/project/bin/run*", "me/src/project/.git/config", "me/src/project/lib/x"}, path: "TOP/me/src/project/bin", want: []string{"me/src/project/bin", "me/src/project/lib"}},
+		{name: "a home directory as PATH", files: []string{"me/tool*", "me/.ssh/id"}, path: "TOP/me:TOP:/"},
+		{name: "a link to a home directory", files: []string{"me/.ssh/id", "x/bin/home -> TOP/me", "x/bin/key -> TOP/me/.ssh/id"}, path: "TOP/x/bin", want: []string{"x/bin"}},
+		{name: "a secret place as PATH", files: []string{"me/.ssh/bin/tool*", "me/.config/tool/bin/tool*", "me/bin/tool -> TOP/me/.config/tool/bin/tool"}, path: "TOP/me/.ssh/bin:TOP/me/bin", want: []string{"me/bin"}},
+		{name: "relative and missing ones", files: []string{"me/x"}, path: ".::TOP/none", dirs: "TOP/none"},
+		{name: "a covered link", files: []string{"x/y/bin/a*", "x/y/.npmrc -> TOP/x/y/real", "x/y/real=token", "x/y/.config/z"}, path: "TOP/x/y/bin", want: []string{"x/y", "-x/y/real", "-x/y/.config"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			top := host(t, append(tt.files, "me/")...)
+			full := func(s string) string { return strings.ReplaceAll(s, "TOP", top) }
+			c := room.Caller{Path: full(tt.path), Home: top + "/me"}
+			lookup := func(name string) (string, bool) {
+				value, ok := tt.env[name]
+				return full(value), ok
+			}
+			shown := func(dir string) bool {
+				return strings.HasPrefix(dir, "/usr") || tt.shown != "" && room.Within(dir, filepath.Join(top, tt.shown))
+			}
+			set := Find(c, lookup, shown)
+			var got, vars []string
+			for _, m := range set.Mounts {
+				name := strings.TrimPrefix(m.Dest, top+"/")
+				if m.Kind != room.ReadOnly {
+					name = "-" + name
+				} else if m.Source != m.Dest {
+					t.Errorf("%s is shown at %s", m.Source, m.Dest)
+				}
+				got = append(got, name)
+			}
+			for _, v := range set.Vars {
+				vars = append(vars, v.Name+"="+v.Value)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("shown (-want +got):\n%s", diff)
+			}
+			var want []string
+			for _, v := range tt.vars {
+				want = append(want, full(v))
+			}
+			if diff := cmp.Diff(want, vars); diff != "" {
+				t.Errorf("variables (-want +got):\n%s", diff)
+			}
+			dirs := tt.dirs
+			if dirs == "" {
+				dirs = tt.path
+			}
+			if set.Path != full(dirs) {
+				t.Errorf("PATH %s, want %s", set.Path, full(dirs))
+			}
+		})
+	}
+}
