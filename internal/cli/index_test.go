@@ -2,20 +2,30 @@ package cli
 
 import (
 	"reflect"
+	"regexp"
 	"slices"
 	"testing"
 )
 
-// TestIndex: the tags say all that is needed of a flag, and no two flags of a command are
-// typed the same.
+// TestIndex: the tags say all that is needed of a flag, and nothing that the index does not
+// read; and no two flags of a command are typed the same.
 func TestIndex(t *testing.T) {
+	unknown := func(tag reflect.StructTag, known ...string) bool {
+		return slices.ContainsFunc(regexp.MustCompile(`(?:^| )(\w+):"`).FindAllStringSubmatch(string(tag), -1), func(m []string) bool { return !slices.Contains(known, m[1]) })
+	}
 	for _, c := range Commands() {
+		if unknown(c.tag, "words", "help", "example", "ended") {
+			t.Errorf("%s: tags %s", c.Name, c.tag)
+		}
 		if c.Help() == "" || c.Words() == "" || c.Example() == "" {
 			t.Errorf("%s: help %q, words %q, example %q", c.Name, c.Help(), c.Words(), c.Example())
 		}
 		var typed []string
 		for _, f := range c.Flags {
 			typed = append(typed, f.Spellings()...)
+			if unknown(f.tag, "help", "placeholder", "default", "short", "group", "xor") {
+				t.Errorf("%s --%s: tags %s", c.Name, f.Name, f.tag)
+			}
 			if f.Help() == "" || f.TakesValue() != (f.Placeholder() != "") {
 				t.Errorf("%s --%s: help %q, placeholder %q", c.Name, f.Name, f.Help(), f.Placeholder())
 			}
