@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -65,10 +66,13 @@ func (r *runner) run() int {
 	if err = r.prepare(r.Terms.Begin); err != nil {
 		return r.notStarted(err)
 	}
+	var counters *os.File
 	if r.start() {
 		sweepSoon("")
+		counters = r.openCounters()
 	}
 	res, delivered := r.wait()
+	r.advise(res, counters)
 	plan.Close() // descriptors may be few
 	r.diagnose(&res)
 	return r.end(res, delivered)

@@ -1,0 +1,79 @@
+package room
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// What is said of a command that has failed, of all that is known of it.
+func TestObstacle(t *testing.T) {
+	top := tree(t, "repo/.git/", "repo/sub/", "repo/lib/file", "repo/.secret", "plain/", "homes/me/work/", "homes/me/.git/", "homes/me/.ssh/key", "homes/me/data")
+	caller := Caller{Path: "/usr/bin:/bin", Home: top + "/homes/me", UID: 1000, GID: 1000}
+	const write, none = "-w lets it write there", "--ro-bind NAME shows"
+	for _, tt := range []struct {
+		name, dir string
+		policy    Policy
+		command   string
+		failure   Failure
+		path      string
+		want      string // part of it; "" for nothing
+	}{
+		{name: "read-only", dir: "plain", command: "make", failure: Failure{Code: 2}, want: write},
+		{name: "writable", dir: "plain", policy: Policy{Cwd: CwdReadWrite}, command: "make", failure: Failure{Code: 2}},
+		{name: "an answer", dir: "plain", command: "grep x y", failure: Failure{Code: 1}},
+		{name: "no answer", dir: "plain", command: "grep x y", failure: Failure{Code: 2}, want: write},
+		{name: "the system", dir: "/usr/share", command: "make", failure: Failure{Code: 2}},
+		{name: "no network", dir: "plain", command: "make", failure: Failure{Code: 2, Network: true}, want: "--net host"},
+		{name: "nothing shown", dir: "plain", policy: Policy{Cwd: CwdNone}, command: "make", failure: Failure{Code: 2}, want: none},
+		{name: "started elsewhere", dir: "plain", policy: Policy{Workdir: "/tmp"}, command: "make", failure: Failure{Code: 2}},
+		{name: "PATH", dir: "plain", command: "sh", failure: Failure{Code: 127}, path: "TOP/repo/lib", want: "--tools"},
+		{name: "PATH, all shown", dir: "plain", command: "sh", failure: Failure{Code: 127}, want: write},
+		{name: "PATH, nothing there", dir: "plain", command: "sh", failure: Failure{Code: 127}, path: "TOP/none", want: write},
+		{name: "PATH, the command was found", dir: "plain", command: "sh", failure: Failure{Code: 1}, path: "TOP/repo/lib", want: write},
+		{name: "beside", dir: "repo/sub", command: "cat ../lib/file", failure: Failure{Code: 1}, want: `TOP/repo/lib/file" is not shown in the sandbox; --cwd-root TOP/repo shows`},
+		{name: "elsewhere", dir: "plain", command: "cat --in=TOP/repo/lib/file", failure: Failure{Code: 1}, want: `--ro-bind TOP/repo/lib/file`},
+		{name: "nowhere", dir: "plain", command: "cat TOP/repo/none ../none", failure: Failure{Code: 1}, want: write},
+		{name: "what could be a secret", dir: "plain", command: "cat TOP/repo/.secret", failure: Failure{Code: 1}, want: `TOP/repo/.secret" is not shown in the sandbox`},
+		{name: "a key", dir: "homes/me/work", command: "cat ../.ssh/key", failure: Failure{Code: 1}, want: `TOP/homes/me/.ssh/key" is not shown in the sandbox`},
+		{name: "of the home directory", dir: "homes/me/work", command: "cat ../data", failure: Failure{Code: 1}, want: `--ro-bind TOP/homes/me/data shows it`},
+		{name: "the home directory", dir: "plain", command: "ls TOP/homes/me", failure: Failure{Code: 1}, want: "a home directory; " + none},
+		{name: "git below the top", dir: "repo/sub", command: "git log", failure: Failure{Code: 128}, want: "--cwd-root TOP/repo "},
+		{name: "git at the top", dir: "repo", command: "git commit", failure: Failure{Code: 128}, want: write},
+		{name: "git of a home directory", dir: "homes/me/work", command: "git log", failure: Failure{Code: 128}, want: write},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			full := func(s string) string { return strings.ReplaceAll(s, "TOP", top) }
+			if tt.dir[0] != '/' {
+				tt.dir = top + "/" + tt.dir
+			}
+			t.Chdir(tt.dir)
+			tt.policy.Command = append([]string{"true"}, strings.Fields(full(tt.command))[1:]...)
+			c := caller
+			if tt.path != "" {
+				c.Path += ":" + full(tt.path)
+			}
+			real := c
+			real.Path = os.Getenv("PATH") // where bwrap is
+			if tt.path != "" {
+				real.Path += ":" + full(tt.path)
+			}
+			plan, err := Prepare(tt.policy, real)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer plan.Close()
+			plan.command[0] = strings.Fields(tt.command)[0]
+			got, want := plan.Obstacle(tt.failure, c), full(tt.want)
+			if want == "" && got != "" || !strings.Contains(got, want) {
+				t.Errorf("got %q, want %q", got, want)
+			}
+			if strings.HasSuffix(want, "is not shown in the sandbox") && !strings.HasSuffix(got, want) {
+				t.Errorf("got %q: it offers a secret", got)
+			}
+			if strings.Contains(got, "--ro-bind "+c.Home+" ") || strings.Contains(got, "--cwd-root "+c.Home+" ") {
+				t.Errorf("got %q: it offers a home directory", got)
+			}
+		})
+	}
+}

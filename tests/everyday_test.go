@@ -1,0 +1,237 @@
+package tests
+
+import (
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/creack/pty"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// everyday is what people put sbxrun in front of: each works with the flags that are given,
+// or ends with the one line that says what to do.
+type everyday struct {
+	name  string
+	needs string   // a file that a machine may lack
+	setup string   // by sh, outside, in a directory for it
+	dir   string   // the current directory, seen from there
+	path  string   // before the usual PATH
+	args  []string // HERE is that directory, TOP the one above, and HOME is in that, too
+
+	code   int
+	stdout string // regular expressions
+	line   string // of sbxrun's, on a terminal; "" for none
+}
+
+func TestEveryday(t *testing.T) {
+	const (
+		writes  = `python3 -c "open('made', 'w').write('x')"`
+		noWrite = `hint: it could read the current directory, but not write to it; -w lets it write there`
+		noNet   = `hint: it tried to reach a network, and has none; --net host gives it the host's`
+		repo    = `git init -q . && git -c user.name=me -c user.email=me@example.org commit -q --allow-empty -m first && mkdir -p sub lib && echo lib >lib/file`
+		venv    = `mkdir -p venv/bin base/bin && printf '#!/bin/sh\nexec /usr/bin/python3 "$@"\n' >base/bin/python3 && chmod 755 base/bin/python3 &&
+			ln -s $PWD/base/bin/python3 venv/bin/python3 && echo "home = $PWD/base/bin" >venv/pyvenv.cfg`
+	)
+	sh := func(script string) []string { return []string{"sh", "-c", script} }
+	tests := []everyday{
+		// What works as it is.
+		{name: "python3 reads the directory", setup: `echo "print(open('data').read())" >job.py; echo 42 >data`, args: []string{"python3", "job.py"}, stdout: `^42`},
+		{name: "a script", setup: `printf '#!/bin/sh\necho ran\n' >script; chmod 755 script`, args: []string{"./script"}, stdout: `^ran$`},
+		{name: "a pipe", setup: `touch a b`, args: sh(`ls | wc -l`), stdout: `^2$`},
+		{name: "set -e", args: sh(`set -e; false; echo not`), code: 1, line: noWrite},
+		{name: "xargs -P", args: sh(`seq 4 | xargs -P 4 -n 1 echo | wc -l`), stdout: `^4$`},
+		{name: "parallel", args: sh(`parallel echo ::: 1 2 | wc -l`), stdout: `^2$`},
+		{name: "nohup, setsid and the background", args: sh(`nohup true 2>/dev/null && setsid -w true && { sleep 0.01 & wait; } && echo all`), stdout: `^all$`},
+		{name: "a heredoc", args: sh("cat <<X\nhere\nX"), stdout: `^here$`},
+		{name: "bash, and a process substitution", args: []string{"bash", "-c", "cat <(echo through)"}, stdout: `^through$`},
+		{name: "make", setup: `printf 'all:\n\t@echo made\n' >Makefile`, args: []string{"make"}, stdout: `^made$`},
+		{name: "make -j", setup: `printf 'all: a b\na b:\n\t@echo $@\n' >Makefile`, args: []string{"make", "-j2"}, stdout: `^[ab]\n[ab]$`},
+		{name: "git log at the root", setup: repo, args: []string{"git", "log", "--oneline"}, stdout: ` first$`},
+		{name: "node", args: []string{"node", "-e", "console.log(1 + 1)"}, stdout: `^2$`},
+		{name: "java H.java", setup: `echo 'class H { public static void main(String[] a) { System.out.println("java ran"); } }' >H.java`, args: []string{"java", "H.java"}, stdout: `^java ran$`},
+		{name: "mvn", args: []string{"mvn", "-v"}, stdout: `Apache Maven`},
+		{name: "perl", args: []string{"perl", "-e", `print "perl ran"`}, stdout: `^perl ran$`},
+		{name: "getservbyname", needs: "/etc/services", args: []string{"getent", "services", "http"}, stdout: `80/tcp`},
+		{name: "mimetypes", args: []string{"python3", "-c", "import mimetypes; print(mimetypes.guess_type('a.html')[0])"}, stdout: `^text/html$`},
+		{name: "an answer that is 1", setup: `echo a >f`, args: []string{"grep", "b", "f"}, code: 1},
+		{name: "a variable", args: []string{"--env", "JOB=42", "sh", "-c", "echo $JOB"}, stdout: `^42$`},
+		{name: "sqlite in memory", args: []string{"python3", "-c", "import sqlite3; print(sqlite3.connect(':memory:').execute('select 1').fetchone()[0])"}, stdout: `^1$`},
+		{name: "a temporary file", args: sh(`f=$(mktemp) && echo text >$f && cat $f`), stdout: `^text$`},
+
+		// What writes where it stands.
+		{name: "a job that writes", args: sh(writes), code: 1, line: noWrite},
+		{name: "a job that writes, -w", args: append([]string{"-w"}, sh(writes+" && cat made")...), stdout: `^x$`},
+		{name: "a job that writes in a private directory", setup: `chmod 700 .`, args: append([]string{"-w"}, sh(writes+" && cat made")...), stdout: `^x$`},
+		{name: "touch", args: []string{"touch", "new"}, code: 1, line: noWrite},
+		{name: "make that writes", setup: `printf 'out:\n\techo x >out\n' >Makefile`, args: []string{"make"}, code: 2, line: noWrite},
+		{name: "make that writes, -w", setup: `printf 'out:\n\techo x >out\n' >Makefile`, args: []string{"-w", "make", "-j2"}},
+		{name: "gcc -o", setup: `echo 'int main(void) { return 0; }' >a.c`, args: []string{"gcc", "-o", "a", "a.c"}, code: 1, line: noWrite},
+		{name: "gcc -o, -w", setup: `echo 'int main(void) { return 0; }' >a.c`, args: append([]string{"-w"}, sh("gcc -o a a.c && ./a && echo linked")...), stdout: `^linked$`},
+		{name: "sqlite, -w", args: []string{"-w", "python3", "-c", "import sqlite3; c = sqlite3.connect('db'); c.execute('create table t (x)'); c.commit(); print('stored')"}, stdout: `^stored$`},
+		{name: "npm install without network, -w", setup: `echo '{"name": "x", "version": "1.0.0"}' >package.json`, args: []string{"-w", "npm", "install", "--offline", "--no-audit", "--no-fund"}},
+		{name: "git commit, -w", setup: repo, args: append([]string{"-w"}, sh("git -c user.name=me -c user.email=me@example.org commit -q --allow-empty -m second && git log --oneline | wc -l")...), stdout: `^2$`},
+		{name: "tar and untar, -w", setup: `echo text >f`, args: append([]string{"-w"}, sh("tar -cf t.tar f && mkdir x && tar -xf t.tar -C x --no-same-owner && cat x/f")...), stdout: `^text$`},
+
+		// What needs more of the host than the directory.
+		{name: "git in a subdirectory", setup: repo, dir: "sub", args: []string{"git", "log", "--oneline"}, code: 128, line: `hint: the repository begins above the current directory, where it sees nothing; --cwd-root HERE shows all of it`},
+		{name: "git in a subdirectory, --cwd-root", setup: repo, dir: "sub", args: []string{"--cwd-root", "..", "git", "log", "--oneline"}, stdout: ` first$`},
+		{name: "a library beside", setup: repo, dir: "sub", args: []string{"cat", "../lib/file"}, code: 1, line: `hint: "HERE/lib/file" is not shown in the sandbox; --cwd-root HERE shows it and the current directory`},
+		{name: "a library beside, --cwd-root", setup: repo, dir: "sub", args: []string{"--cwd-root", "..", "cat", "../lib/file"}, stdout: `^lib$`},
+		{name: "a file elsewhere", setup: `mkdir ../other; echo text >../other/file`, args: []string{"--ro-bind", "TOP/other/file", "cat", "TOP/other/file"}, stdout: `^text$`},
+		{name: "a file elsewhere, not shown", setup: `mkdir ../other; echo text >../other/file`, args: []string{"python3", "TOP/other/file"}, code: 2, line: `hint: "TOP/other/file" is not shown in the sandbox; --ro-bind TOP/other/file shows it`},
+		{name: "a secret is not offered", setup: `mkdir -p $HOME/.ssh; echo key >$HOME/.ssh/key`, args: []string{"cat", "HOME/.ssh/key"}, code: 1, line: `hint: "HOME/.ssh/key" is not shown in the sandbox`},
+
+		// From where cron and systemd start things.
+		{name: "from the home directory", dir: "../home", setup: `mkdir -p $HOME`, args: []string{"true"}, code: 125, line: `error: .* is a home directory, with its keys and tokens; --cwd none starts in an empty directory; --ro-bind NAME shows a file or a directory of it`},
+		{name: "from the home directory, --cwd none", dir: "../home", setup: `mkdir -p $HOME`, args: []string{"--cwd", "none", "pwd"}, stdout: `^/home/sandbox$`},
+		{name: "from the home directory, a file of it", dir: "../home", setup: `mkdir -p $HOME; echo text >$HOME/f`, args: []string{"--cwd", "none", "--ro-bind", "f", "cat", "HOME/f"}, stdout: `^text$`},
+		{name: "from /", dir: "/", args: []string{"true"}, code: 125, line: `error: the current directory is /: all of the host would be shown; --cwd none .*`},
+		{name: "from /, --cwd none", dir: "/", args: []string{"--cwd", "none", "ls", "-A"}},
+		{name: "from /tmp", dir: "/tmp", args: []string{"true"}, code: 125, line: `error: the current directory is /tmp, of which the sandbox has its own; --cwd none .*; --ro-bind . shows this one`},
+		{name: "nothing of the current directory", setup: `echo text >f`, args: []string{"--cwd", "none", "cat", "f"}, code: 1, line: `hint: it saw nothing of the current directory, and its home is empty; --ro-bind NAME .*`},
+
+		// What PATH means.
+		{name: "a venv", setup: venv, path: "HERE/venv/bin", dir: "/usr", args: []string{"python3", "-c", ""}, line: `warning: python3 is not HERE/venv/bin/python3, which PATH means on the host, but the system's; --tools shows it`},
+		{name: "a venv, --tools", setup: venv, path: "HERE/venv/bin", dir: "/usr", args: []string{"--tools", "sh", "-c", "command -v python3; python3 -c 'print(1)'"}, stdout: `^HERE/venv/bin/python3\n1$`},
+		{name: "node of nvm, --tools", setup: `d=$HOME/.nvm/versions/node/v20.0.0/bin; mkdir -p $d; printf '#!/bin/sh\nexec /usr/bin/node "$@"\n' >$d/node; chmod 755 $d/node`, path: "HOME/.nvm/versions/node/v20.0.0/bin",
+			args: []string{"--tools", "sh", "-c", "command -v node; node -p 6*7"}, stdout: `^HOME/.nvm/versions/node/v20.0.0/bin/node\n42$`},
+		{name: "a program of ~/.local/bin", setup: `mkdir -p $HOME/.local/bin; printf '#!/bin/sh\necho ran\n' >$HOME/.local/bin/own; chmod 755 $HOME/.local/bin/own`, path: "HOME/.local/bin", args: []string{"own"}, code: 127,
+			line: `error: command "own" is at HOME/.local/bin/own, which is not visible in the sandbox; show it with: --tools`},
+		{name: "a program of ~/.local/bin, --tools", setup: `mkdir -p $HOME/.local/bin; printf '#!/bin/sh\necho ran\n' >$HOME/.local/bin/own; chmod 755 $HOME/.local/bin/own`, path: "HOME/.local/bin",
+			args: []string{"--tools", "own"}, stdout: `^ran$`},
+		{name: "a program of ~/bin in a script", setup: `mkdir -p $HOME/bin; printf '#!/bin/sh\necho ran\n' >$HOME/bin/own; chmod 755 $HOME/bin/own`, path: "HOME/bin", args: sh("own"), code: 127,
+			line: `hint: a command may be in a directory of PATH that the sandbox does not show; --tools shows them`},
+		{name: "pip install --user, --tools", setup: `d=$HOME/.local/lib/python$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')/site-packages; mkdir -p $d; echo 'answer = 42' >$d/usermodule.py`,
+			args: []string{"--tools", "python3", "-c", "import usermodule; print(usermodule.answer)"}, stdout: `^42$`},
+		{name: "npm's global packages, --tools", setup: `mkdir -p $HOME/.npm-global/bin $HOME/.npm-global/lib/node_modules/own; printf '#!/usr/bin/env node\nconsole.log("global")\n' >$HOME/.npm-global/lib/node_modules/own/cli.js;
+			chmod 755 $HOME/.npm-global/lib/node_modules/own/cli.js; ln -s ../lib/node_modules/own/cli.js $HOME/.npm-global/bin/own`, path: "HOME/.npm-global/bin", args: []string{"--tools", "own"}, stdout: `^global$`},
+
+		// What needs a network.
+		{name: "a download", args: []string{"python3", "-c", "import urllib.request; urllib.request.urlopen('http://example.org')"}, code: 1, line: noNet},
+		{name: "an address", args: []string{"python3", "-c", "import socket; socket.create_connection(('192.0.2.1', 80))"}, code: 1, line: noNet},
+		{name: "curl", args: []string{"curl", "-s", "http://example.org"}, code: 6, line: noNet},
+		{name: "git clone", args: []string{"-w", "git", "clone", "-q", "https://example.org/x.git"}, code: 128, line: noNet},
+		{name: "node fetches", args: []string{"node", "-e", "require('http').get('http://example.org')"}, code: 1, line: noNet},
+	}
+	tried := 0
+	for _, tt := range tests {
+		if !onThisMachine(tt) {
+			continue
+		}
+		tried++
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			tt.try(t)
+		})
+	}
+	// What README's set-up installs is enough for these.
+	const least = 40
+	if tried < least {
+		t.Errorf("%d of %d commands could be tried, want at least %d", tried, len(tests), least)
+	}
+}
+
+// onThisMachine reports whether all that a row needs is installed.
+func onThisMachine(tt everyday) bool {
+	if _, err := os.Stat(tt.needs); tt.needs != "" && err != nil {
+		return false
+	}
+	for _, name := range []string{"parallel", "make", "git", "java", "mvn", "perl", "gcc", "npm", "curl"} {
+		uses := regexp.MustCompile(`(^|[ ;&])` + name + `\b`)
+		_, err := exec.LookPath("/usr/bin/" + name)
+		if err != nil && (uses.MatchString(strings.Join(tt.args, " ")) || uses.MatchString(tt.setup)) {
+			return false
+		}
+	}
+	return true
+}
+
+func (tt everyday) try(t *testing.T) {
+	top, err := filepath.EvalSymlinks(harness.Dir(t))
+	harness.Must(t, err)
+	here, home := top+"/work", top+"/home"
+	harness.Must(t, os.Mkdir(here, 0o755))
+	full := strings.NewReplacer("HERE", here, "HOME", home, "TOP", top).Replace
+	pattern := strings.NewReplacer("HERE", regexp.QuoteMeta(here), "HOME", regexp.QuoteMeta(home), "TOP", regexp.QuoteMeta(top)).Replace
+	if tt.setup != "" {
+		setup := exec.Command("sh", "-c", "set -e; umask 022; "+tt.setup)
+		setup.Dir = here
+		setup.Env = []string{"PATH=" + harness.Path, "HOME=" + home}
+		if out, err := harness.Command(t, setup, harness.Bound); err != nil {
+			t.Fatalf("setup: %v\n%s", err, out)
+		}
+	}
+	o := harness.Options{Bare: true, Dir: filepath.Join(here, tt.dir), Env: []string{"HOME=" + home, "PATH=" + harness.Path}}
+	if filepath.IsAbs(tt.dir) {
+		o.Dir = tt.dir
+	}
+	if tt.path != "" {
+		o.Env[1] = "PATH=" + full(tt.path) + ":" + harness.Path
+	}
+	args := []string{"--env", harness.MarkerName}
+	for _, arg := range tt.args {
+		args = append(args, full(arg))
+	}
+	// At a terminal.
+	ptmx, tty, err := pty.Open()
+	harness.Must(t, err)
+	defer ptmx.Close()
+	read := make(chan string)
+	go func() {
+		text, _ := io.ReadAll(ptmx) // EIO: nobody has the terminal any more
+		read <- string(text)
+	}()
+	o.Stderr = tty
+	r := harness.Run(t, o, args...)
+	tty.Close()
+	text := strings.ReplaceAll(<-read, "\r\n", "\n")
+	if r.ExitCode != tt.code {
+		t.Errorf("exit code %d, want %d", r.ExitCode, tt.code)
+	}
+	if want := pattern(tt.stdout); !regexp.MustCompile(`(?m)` + want).Match(r.Stdout) {
+		t.Errorf("stdout %q, want %s", r.Stdout, want)
+	}
+	var lines []string
+	for line := range strings.Lines(text) {
+		if line, ok := strings.CutPrefix(strings.TrimSpace(line), "sbxrun: "); ok {
+			lines = append(lines, line)
+		}
+	}
+	want := pattern(tt.line)
+	if got := strings.Join(lines, "\n"); !regexp.MustCompile(`^(` + want + `)$`).MatchString(got) {
+		t.Errorf("sbxrun said %q, want %s\nstderr: %s\nstdout: %s", got, want, text, r.Stdout)
+	}
+	// Into a pipe goes no hint.
+	if strings.HasPrefix(tt.line, "hint: ") && !strings.Contains(tt.line, "network") {
+		o.Stderr = nil
+		if r := harness.Run(t, o, args...); r.ExitCode != tt.code || strings.Contains(string(r.Stderr), "sbxrun: ") {
+			t.Errorf("into a pipe: exit code %d, %s", r.ExitCode, r.Stderr)
+		}
+	}
+}
+
+// Nor when it is told to be quiet, nor beside a report.
+func TestEverydayNoHint(t *testing.T) {
+	t.Parallel()
+	for _, flags := range [][]string{{"--quiet"}, {"--json"}, {"--report", "/dev/null"}} {
+		ptmx, tty, err := pty.Open()
+		harness.Must(t, err)
+		defer ptmx.Close()
+		read := make(chan string)
+		go func() {
+			text, _ := io.ReadAll(ptmx)
+			read <- string(text)
+		}()
+		r := harness.Run(t, harness.Options{Bare: true, Stderr: tty}, append(flags, "--env", harness.MarkerName, "touch", "new")...)
+		tty.Close()
+		if text := <-read; r.ExitCode != 1 || strings.Contains(text, "hint") {
+			t.Errorf("%v: exit code %d, %q", flags, r.ExitCode, text)
+		}
+	}
+}
