@@ -256,13 +256,19 @@ func Dir(t T) string {
 	return dir
 }
 
-// SharedDir is a Dir that the payload can write to, whoever it runs as: started
-// by root it is somebody else.
+// SharedDir is a Dir that the payload can write to, whoever it runs as: started by root it
+// is nobody. To nobody it belongs then, so that it is bound as it is, not idmapped.
 func SharedDir(t T) string {
 	t.Helper()
 	dir := Dir(t)
 	if err := os.Chmod(dir, 0o777); err != nil {
 		t.Fatalf("%v", err)
+	}
+	if os.Geteuid() == 0 {
+		const nobody = 65534
+		if err := os.Chown(dir, nobody, nobody); err != nil {
+			t.Fatalf("%v", err)
+		}
 	}
 	return dir
 }
