@@ -12,7 +12,10 @@
 // with a deadline and limits of its own. What they write outlives them, as long as the room
 // does:
 //
-//	room, err := bwrap.Build(ctx, bwrap.Policy{Network: bwrap.NoNetwork})
+//	room := &bwrap.Room{Timeout: time.Hour}
+//	if err := room.Start(ctx); err != nil {
+//		return err
+//	}
 //	defer room.Close()
 //	result, err := room.Command("pip", "list").Run(ctx)
 //
@@ -25,6 +28,5 @@
 // error: the [Result] has its cause, exit code, use of resources, and the verdict of the
 // proof.
 //
-// Package nsenter says what is to be had of a program that uses these packages, and package
-// cleanup removes what is left when a machine was short of everything.
+// docs/library.md says what it asks of a program, and shows a back end.
 package bwrap

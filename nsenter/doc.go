@@ -17,13 +17,7 @@
 //	}
 //	if result.Cause == "timeout" { ... }
 //
-// What is to be had of a program that uses this package:
-//
-//   - Linux 5.11, amd64 or arm64, and bubblewrap; `sbxrun doctor` tries all of it. Builds with
-//     cgo, position-independent ones, and large heaps are fine: the fork that is made for each
-//     command does not copy Go's heap.
-//   - Its /proc must be that of its own PID namespace.
-//   - A command takes some five descriptors for as long as it runs, and its keeper is a child
-//     of this process: a program that waits for all children (wait4(2) with -1) steals its
-//     end.
+// docs/library.md says what it asks of a program: Linux 5.11, amd64 or arm64, and bubblewrap;
+// that it does not wait for any child (wait4(2) with -1); and that it becomes a child
+// subreaper. Builds with cgo, position-independent ones, and large heaps are fine.
 package nsenter

@@ -1,0 +1,27 @@
+package bwrap_test
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// TestBackendIsDocumented: the back end of docs/library.md is the one that is run here.
+func TestBackendIsDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../docs/library.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, err := os.ReadFile("backend_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, code, _ := strings.Cut(string(doc), "```go\n")
+	code, _, _ = strings.Cut(code, "```\n")
+	if !strings.HasPrefix(code, "// execute runs") || !strings.Contains(string(source), code) {
+		t.Error("docs/library.md has another one than backend_test.go")
+	}
+	if n := strings.Count(code, "\n"); n > 40 {
+		t.Errorf("it has %d lines", n)
+	}
+}
