@@ -31,7 +31,7 @@ func admit(ctx context.Context, f *cli.Busy, promised values.Number, quiet bool)
 // command say it.
 func tellWarning(text string) {
 	if caller != nil {
-		caller.warning = text
+		caller.Warning = text
 	} else {
 		warn(errors.New(text))
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/detach"
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/room"
@@ -55,7 +56,7 @@ func (x *execution) run(name string, args []string) int {
 	case busyTerms(&x.flags.Busy).Check() != nil:
 		return fail(usageError(busyTerms(&x.flags.Busy).Check()))
 	case x.flags.Detach && caller == nil:
-		return detach("exec", args, x.flags.JSON, x.printStarted)
+		return inBackground("exec", args, x.flags.JSON, x.printStarted)
 	}
 	x.flags.JSON = x.flags.JSON && !x.flags.Detach // printStarted has seen to that
 	if x.report, err = openReport(x.flags.Report); err != nil {
@@ -83,7 +84,7 @@ func (x *execution) run(name string, args []string) int {
 		if err := os.Chdir("/"); err != nil {
 			return x.notStarted(err)
 		}
-		caller.orElse(func() { x.signals.cancel(supervise.Request{Cause: result.Killed, Signal: syscall.SIGKILL}) })
+		caller.OrElse(func() { x.signals.cancel(supervise.Request{Cause: result.Killed, Signal: syscall.SIGKILL}) })
 	}
 	if err = x.prepare(x.Terms.Begin); err != nil {
 		return x.notStarted(err)
@@ -113,12 +114,12 @@ func (x *execution) entry(use *sandbox.Use) (*enter.Entry, error) {
 
 // released tells the caller of a detached command that it runs.
 func (x *execution) released() {
-	if caller != nil && caller.tell(handover{ID: x.ID, Status: "running"}) != nil {
+	if caller != nil && caller.Tell(detach.Handover{ID: x.ID, Status: "running"}) != nil {
 		x.signals.cancel(supervise.Request{Cause: result.Killed, Signal: syscall.SIGKILL})
 	}
 }
 
-func (x *execution) printStarted(said handover) error {
+func (x *execution) printStarted(said detach.Handover) error {
 	if x.flags.JSON {
 		return json.NewEncoder(os.Stdout).Encode(said)
 	}

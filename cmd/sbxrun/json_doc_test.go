@@ -12,6 +12,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup"
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/detach"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
@@ -30,7 +31,7 @@ func TestJSONIsDocumented(t *testing.T) {
 		is reflect.Type
 	}{
 		{"ps", reflect.TypeFor[described]()},
-		{"start", reflect.TypeFor[handover]()},
+		{"start", reflect.TypeFor[detach.Handover]()},
 		{"wait", reflect.TypeFor[waited]()},
 		{"kill", reflect.TypeFor[killed]()},
 		{"cleanup", reflect.TypeFor[cleanup.Finding]()},

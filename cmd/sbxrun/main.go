@@ -15,6 +15,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/detach"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/stream"
 )
@@ -28,8 +29,8 @@ func main() {
 	if err := enoughDescriptors(); err != nil {
 		os.Exit(fail(err))
 	}
-	if len(args) == 1 && args[0] == backgroundCommand {
-		os.Exit(backgroundMain(begin))
+	if len(args) == 1 && args[0] == detach.Argument {
+		os.Exit(background(begin))
 	}
 	os.Exit(dispatch(args, begin))
 }
@@ -75,7 +76,7 @@ func fail(err error) int {
 		code = e.ExitCode
 	}
 	if caller != nil {
-		caller.fail(e, code)
+		caller.Fail(e, code)
 	} else {
 		say("sbxrun: error: " + inOneLine(e))
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/detach"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
@@ -20,7 +21,7 @@ func startCommand(args []string) int {
 		return failUsage(&flags.Start, err)
 	}
 	ready := 0
-	code := detach("start", args, flags.JSON, func(said handover) error {
+	code := inBackground("start", args, flags.JSON, func(said detach.Handover) error {
 		if flags.WaitReady {
 			ready, said.Error = waitReady(said.ID, time.Duration(flags.ReadyTimeout))
 		}
@@ -29,7 +30,7 @@ func startCommand(args []string) int {
 	return max(code, ready)
 }
 
-func printStarted(said handover, asJSON bool) error {
+func printStarted(said detach.Handover, asJSON bool) error {
 	name := said.Name
 	if name == "" {
 		name = said.ID

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/detach"
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
@@ -27,7 +28,7 @@ func superviseSandbox(args []string, begin time.Time) int {
 	asked := make(chan os.Signal, 4)
 	notify(asked, syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT)
 	ctx, giveUp := context.WithCancelCause(context.Background())
-	caller.orElse(func() { giveUp(supervise.Request{Cause: result.Killed, Signal: unix.SIGKILL}) })
+	caller.OrElse(func() { giveUp(supervise.Request{Cause: result.Killed, Signal: unix.SIGKILL}) })
 	var made atomic.Pointer[sandbox.Sandbox]
 	go func() {
 		for sig := range asked {
@@ -46,7 +47,7 @@ func superviseSandbox(args []string, begin time.Time) int {
 	if err := box.Start(); err != nil {
 		return fail(err)
 	}
-	if caller.tell(handover{ID: box.ID(), Name: box.Name(), Status: string(state.Running)}) != nil {
+	if caller.Tell(detach.Handover{ID: box.ID(), Name: box.Name(), Status: string(state.Running)}) != nil {
 		giveUp(supervise.Request{Cause: result.Killed, Signal: unix.SIGKILL}) // nobody knows of it
 	}
 	sweepSoon(stateDir)
