@@ -47,9 +47,13 @@
 // end; the zombies of these, and of what was killed above others, are the test's to
 // reap, which stands for the machine's init. A process is killed by a pidfd, after a
 // look at whose child it is; beside it runs a bystander that nobody may signal.
-// SBXRUN_SOAK=500 starts as many sandboxes at random, and has as many tries of TestSoak:
-// kills and stops of everything, in run, start, exec, kill and wait, with payloads that
-// fight back. Its default is 60.
+// SBXRUN_SOAK=500 starts as many sandboxes at random.
+//
+// TestSoak is everything at once: processes of every role are killed and stopped at random
+// moments of each phase of run, start, exec, kill, wait, logs and cleanup, several of one
+// sandbox and several sandboxes side by side, while the payloads fight back (fighter_test.go)
+// and the pids of what was killed are given to strangers. Its parts have PID namespaces of
+// their own, so that whatever is left is seen. SBXRUN_SOAK=2000 is 10,000 signals.
 //
 // The tests of this package run one after the other: that is what makes
 // everything below the test process the current run's. SBXRUN_SOAK=N sets the

@@ -199,11 +199,11 @@ func newVictim(t *testing.T) []victim {
 		return sleep.Process.Pid, nil
 	})
 	harness.Must(t, err)
-	registered[sleep.Process.Pid] = true
+	registered[sleep.Process.Pid]++
 	t.Cleanup(func() {
 		_ = sleep.Process.Kill() // it has been killed by sbxrun: the test has failed
 		_ = sleep.Wait()
-		delete(registered, sleep.Process.Pid)
+		unregister(sleep.Process.Pid)
 		done()
 	})
 	other, pids := begun(t, nil, busy)

@@ -112,7 +112,7 @@ func start(t testing.TB, o options, args ...string) *run {
 	})
 	harness.Must(t, err)
 	r.pid = r.cmd.Process.Pid
-	registered[r.pid] = true
+	registered[r.pid]++
 	go func() {
 		_ = r.cmd.Wait() // shows in ProcessState
 		r.end = time.Now()
@@ -122,9 +122,16 @@ func start(t testing.TB, o options, args ...string) *run {
 	return r
 }
 
-// registered are the children that this package has started. The tests run one
-// after the other, so nothing guards it.
-var registered = map[int]bool{}
+// registered counts, by pid, the children that this package has started and not let go
+// yet. Between the end of one and that, its pid may be another's. The tests run one after
+// the other; where one has goroutines, the lock registering guards it.
+var registered = map[int]int{}
+
+func unregister(pid int) {
+	if registered[pid]--; registered[pid] <= 0 {
+		delete(registered, pid)
+	}
+}
 
 // over says whether sbxrun has been reaped.
 func (r *run) over() bool {
@@ -355,11 +362,11 @@ func (r *run) gone() {
 		sweep(r.t, r.left)
 	}
 	for _, pid := range childrenOf(os.Getpid()) {
-		if !registered[pid] {
+		if registered[pid] == 0 {
 			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil) // the zombie that gone has accepted
 		}
 	}
-	delete(registered, r.pid)
+	unregister(r.pid)
 	r.frozen()
 }
 
@@ -382,7 +389,7 @@ func (r *run) left() (left []harness.Proc) {
 // orphans is what hangs below the test process and was not started by it.
 func orphans() (found []harness.Proc) {
 	for _, pid := range childrenOf(os.Getpid()) {
-		if registered[pid] {
+		if registered[pid] > 0 {
 			continue
 		}
 		if p, ok := harness.ReadProc(pid); ok && p.Parent == os.Getpid() {
@@ -450,7 +457,7 @@ func sweep(t testing.TB, left func() []harness.Proc) {
 	harness.Until(t, settle, "the end of what was left", func() bool {
 		procs := left()
 		for _, p := range procs {
-			if p.PID <= 1 || p.PID == os.Getpid() || registered[p.PID] {
+			if p.PID <= 1 || p.PID == os.Getpid() || registered[p.PID] > 0 {
 				continue
 			}
 			if target, err := harness.Open(p.PID); err == nil {

@@ -110,10 +110,10 @@ func (e *estate) command(adjust func(*exec.Cmd), words ...string) (*call, error)
 	done, err := harness.Register(func() (int, error) {
 		registering.Lock()
 		defer registering.Unlock()
-		if err := c.cmd.Start(); err != nil {
+		if err := startBare(c.cmd); err != nil {
 			return 0, err
 		}
-		registered[c.cmd.Process.Pid] = true
+		registered[c.cmd.Process.Pid]++
 		return c.cmd.Process.Pid, nil
 	})
 	if err != nil {
@@ -124,7 +124,7 @@ func (e *estate) command(adjust func(*exec.Cmd), words ...string) (*call, error)
 		_ = c.cmd.Wait() // shows in ProcessState
 		c.end = time.Now()
 		registering.Lock()
-		delete(registered, c.pid)
+		unregister(c.pid)
 		registering.Unlock()
 		done()
 		close(c.exited)
@@ -449,7 +449,7 @@ func (e *estate) gone(within time.Duration, living ...*sandbox) {
 func reapZombies(keep ...*sandbox) {
 	for _, pid := range childrenOf(os.Getpid()) {
 		registering.Lock()
-		mine := registered[pid]
+		mine := registered[pid] > 0
 		registering.Unlock()
 		if mine || slices.ContainsFunc(keep, func(b *sandbox) bool { return b.PID == pid }) {
 			continue
@@ -531,7 +531,7 @@ func newBystanderOf(t testing.TB, path string, args ...string) *bystander {
 		if err := b.cmd.Start(); err != nil {
 			return 0, err
 		}
-		registered[b.cmd.Process.Pid] = true
+		registered[b.cmd.Process.Pid]++
 		return b.cmd.Process.Pid, nil
 	})
 	harness.Must(t, err)
@@ -539,7 +539,7 @@ func newBystanderOf(t testing.TB, path string, args ...string) *bystander {
 		_ = b.cmd.Process.Kill() // it has ended: seen before
 		_ = b.cmd.Wait()
 		registering.Lock()
-		delete(registered, b.cmd.Process.Pid)
+		unregister(b.cmd.Process.Pid)
 		registering.Unlock()
 		done()
 	})

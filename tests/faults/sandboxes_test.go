@@ -138,7 +138,7 @@ func (e *estate) killSupervisors() (n int) {
 	var targets []*harness.Target
 	for i, pid := range childrenOf(os.Getpid()) {
 		registering.Lock()
-		mine := registered[pid]
+		mine := registered[pid] > 0
 		registering.Unlock()
 		p, ok := harness.ReadProc(pid)
 		// Some of them are keepers whose supervisor is dead: those are at work.
@@ -388,7 +388,7 @@ func TestStartClientKilledRandom(t *testing.T) {
 			living[b.PID] = true
 		}
 		return !slices.ContainsFunc(childrenOf(os.Getpid()), func(pid int) bool {
-			return !living[pid] && !registered[pid] && !zombie(pid)
+			return !living[pid] && registered[pid] == 0 && !zombie(pid)
 		})
 	})
 	e.clean()

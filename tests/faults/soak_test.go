@@ -1,17 +1,19 @@
 package faults
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -20,265 +22,909 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// fighter is a payload that fights back: it blocks all signals, passes out what it has, to
-// be held by somebody outside, takes the names of sbxrun's processes, makes sessions and
-// orphans, and traces, stops and kills whatever it can see.
-const fighter = `
-import array, ctypes, os, signal, socket, sys, time
-libc = ctypes.CDLL(None)
-signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
-open("/out/ran-" + sys.argv[1], "w").close()
-libc.prctl(36, 1, 0, 0, 0) # a subreaper
-try:
-    s = socket.socket(socket.AF_UNIX)
-    s.connect("/out/sock")
-    own = [os.open("/proc/self/ns/" + n, os.O_RDONLY) for n in ("pid", "mnt", "user")]
-    own += [os.pidfd_open(os.getpid()), os.open("/proc", os.O_RDONLY), os.open("/", os.O_RDONLY), 0, 1, 2]
-    s.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", own))])
-except OSError:
-    pass
-for name in b"sbxrun-keeper", b"sbxrun-init", b"sbxrun-room", b"bwrap", b"sbxrun":
-    if os.fork() == 0:
-        os.setsid()
-        os.fork()
-        libc.prctl(15, name, 0, 0, 0)
-        libc.unshare(0x10000000 | 0x20000000)
-        while True:
-            for p in os.listdir("/proc"):
-                if p.isdigit() and int(p) != os.getpid():
-                    libc.ptrace(0x4206, int(p), 0, 0) # PTRACE_SEIZE
-                    libc.ptrace(16, int(p), 0, 0) # PTRACE_ATTACH
-            for sig in 19, 15, 2:
-                try: os.kill(1, sig)
-                except OSError: pass
-            open("/out/log", "a").write("x")
-            time.sleep(0.02)
-time.sleep(600)
-`
-
-// soakTerms bound each command; what comes on top of a deadline is the keeper's, should
-// sbxrun be stopped, and the proof's.
-var soakTerms = []string{"--timeout", "0.6", "--proof-timeout", "0.5"}
-
+// What bounds each command of the soak; what comes on top of a deadline is the keeper's,
+// should sbxrun be stopped, the proof's, and the time for a keeper that was stopped.
 const (
-	soakDeadline = 600 * time.Millisecond
-	soakProof    = 500 * time.Millisecond
-	soakLate     = 500 * time.Millisecond // the keeper's
-	soakInstead  = 500 * time.Millisecond // for the work of a keeper that was stopped
+	soakGrace   = 100 * time.Millisecond
+	soakLate    = 500 * time.Millisecond
+	soakInstead = 500 * time.Millisecond
+	soakMoment  = 2 * time.Second // that kill gives a supervisor
 )
 
-// TestSoak kills and stops sbxrun, supervisors, keepers, monitors, rooms and inits at
-// random moments of run, start, exec, kill and wait, while their payloads fight back: 60
-// times, or SBXRUN_SOAK. Nothing takes longer than its deadline and the time for the
-// proof, one cleanup leaves nothing, and no stranger is signalled, whatever its name is.
+var (
+	soakDeadline = harness.Deadline(300 * time.Millisecond)
+	soakProof    = harness.Deadline(1500 * time.Millisecond)
+	soakEnd      = soakDeadline + soakGrace + soakLate + soakProof + soakInstead
+	// soakSlack is what a busy machine may add to all of it: starting takes time as well.
+	soakSlack = harness.Scaled(3 * time.Second)
+)
+
+// soakPart makes TestSoak a part of itself: "SEED N".
+const soakPart = "SBXRUN_SOAK_PART"
+
+// TestSoak sends SIGKILL and SIGSTOP to sbxrun, supervisors, keepers, monitors, rooms and
+// inits at random moments of each phase of each verb, while their payloads fight back: 500
+// times if SBXRUN_SOAK is 100. Nothing takes longer than its deadline and the time for the proof;
+// who says that nothing is left is right; no command outlives who holds it; one cleanup
+// leaves nothing; and no stranger is signalled, though strangers get the pids and the names
+// of what was killed.
+//
+// It is done in parts, each of which is PID 1 of a PID namespace: so a part sees every
+// process that is left, however it hides, and can have pids given out again at will. The
+// choices are made by SBXRUN_SOAK_SEED, which is logged; the scheduler's are not.
 func TestSoak(t *testing.T) {
-	left := 60
-	if os.Getenv("SBXRUN_SOAK") != "" {
-		left = soak(t)
+	if part := os.Getenv(soakPart); part != "" {
+		var seed uint64
+		var n int64
+		if _, err := fmt.Sscan(part, &seed, &n); err != nil {
+			t.Fatalf("%s=%q: %v", soakPart, part, err)
+		}
+		newSoak(t, seed).run(n)
+		return
 	}
-	strangers := newDecoys(t)
+	hits := scaled(t, 500)
+	seed := rand.Uint64N(1e9)
+	if text := os.Getenv("SBXRUN_SOAK_SEED"); text != "" {
+		var err error
+		seed, err = strconv.ParseUint(text, 10, 64)
+		harness.Must(t, err)
+	}
+	t.Logf("SBXRUN_SOAK_SEED=%d", seed)
+	parts := max(1, min(4, hits/15))
 	var all soakCount
-	for batch := 1; left > 0 && !t.Failed(); batch++ {
-		n := min(left, 60)
-		left -= n
-		e := newEstate(t)
-		release := e.receive()
-		host := e.start([]string{"--name", "host"})
-		window := 2 * e.ok("run", "true").took
-		var work sync.WaitGroup
-		var next atomic.Int64
-		for range 4 {
-			work.Go(func() {
-				for {
-					i := int(next.Add(1))
-					if i > n || t.Failed() {
-						return
-					}
-					e.soakOne(host, i, rand.N(window+20*time.Millisecond), &all)
-				}
-			})
+	var mu sync.Mutex
+	var work sync.WaitGroup
+	for i := range parts {
+		n := hits / parts
+		if i == 0 {
+			n = hits - n*(parts-1)
 		}
-		work.Wait()
-		// Supervisors are over soon after their deadlines; cleanup is for what has lost its own.
-		e.until(settle, "the end of all supervisors", func() bool {
-			for _, b := range e.running() {
-				if b.PID != host.PID {
-					return false
-				}
+		work.Go(func() {
+			count, out, err := startPart(t, fmt.Sprint(seed+uint64(i), " ", n))
+			mu.Lock()
+			defer mu.Unlock()
+			all.add(count)
+			if err != nil {
+				t.Errorf("part %d: %v\n%s", i, err, out)
 			}
-			return true
 		})
-		e.ok("cleanup")
-		e.gone(settle, host)
-		host.alive()
-		release()
-		e.clean()
-		for _, s := range strangers {
-			s.unharmed()
+	}
+	work.Wait()
+	t.Logf("%v", all)
+	if !t.Failed() {
+		all.judge(t)
+	}
+}
+
+// startPart runs a part to its end, in namespaces of its own.
+func startPart(t *testing.T, part string) (count soakCount, out string, err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return count, "", err
+	}
+	var buf bytes.Buffer
+	cmd := exec.Command(self, "-test.run=^TestSoak$", "-test.timeout=0", "-test.v")
+	cmd.Env = append(os.Environ(), soakPart+"="+part, "SBXRUN_BIN="+harness.Binary(t))
+	cmd.Stdout, cmd.Stderr = &buf, &buf
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
+	if uid, gid := os.Getuid(), os.Getgid(); uid != 0 {
+		// Still an ordinary user, in a user namespace: the part itself may mount and choose
+		// pids, what it starts may not.
+		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: uid, HostID: uid, Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: gid, HostID: gid, Size: 1}}
+		cmd.SysProcAttr.AmbientCaps = []uintptr{unix.CAP_SYS_ADMIN}
+	}
+	done, err := harness.Register(func() (int, error) {
+		registering.Lock()
+		defer registering.Unlock()
+		if err := cmd.Start(); err != nil {
+			return 0, err
 		}
-		e.finish()
-		if t.Failed() {
-			t.Logf("that was batch %d", batch)
+		registered[cmd.Process.Pid]++
+		return cmd.Process.Pid, nil
+	})
+	if err != nil {
+		return count, "", err
+	}
+	err = cmd.Wait()
+	registering.Lock()
+	unregister(cmd.Process.Pid)
+	registering.Unlock()
+	done()
+	for line := range strings.Lines(buf.String()) {
+		if text, ok := strings.CutPrefix(strings.TrimSpace(line), soakSays); ok {
+			if err := json.Unmarshal([]byte(text), &count); err != nil {
+				t.Errorf("%q: %v", line, err)
+			}
 		}
 	}
-	t.Logf("%v", &all)
-	if all.hits.Load() == 0 || all.ran.Load() == 0 {
-		t.Errorf("the moments are all wrong")
-	}
+	return count, buf.String(), err
+}
+
+// soakSays begins the line in which a part tells what it has met.
+const soakSays = "soak: "
+
+// The processes that are hit.
+const (
+	soakSbxrun = iota
+	soakSupervisor
+	soakKeeper
+	soakMonitor
+	soakRoom
+	soakInit
+	soakRoles
+)
+
+var soakNames = [soakRoles]string{"sbxrun", "supervisor", "keeper", "monitor", "room", "init"}
+
+// The phases in which they are.
+const (
+	soakEarly   = iota // while it is set up, or just after the verb has begun
+	soakRunning        // the command has left its trace
+	soakEnding         // around the deadline
+	soakPhases
+)
+
+var phaseNames = [soakPhases]string{"early", "running", "ending"}
+
+// soakVerb is one thing that sbxrun does, and who is there to be hit.
+type soakVerb struct {
+	name  string
+	box   bool // it is done to a sandbox of the try's own, whose command fights
+	roles []int
+	args  func(y *soakTry) []string
+}
+
+var (
+	soakRunRoles  = []int{soakSbxrun, soakKeeper, soakMonitor, soakRoom, soakInit}
+	soakAllRoles  = []int{soakSbxrun, soakSupervisor, soakKeeper, soakMonitor, soakRoom, soakInit}
+	soakExecRoles = []int{soakSbxrun, soakKeeper, soakInit}
+)
+
+var soakVerbs = []soakVerb{
+	{"run", false, soakRunRoles, func(y *soakTry) []string { return y.command("run", "--report", y.report) }},
+	{"run --json", false, soakRunRoles, func(y *soakTry) []string { return y.command("run", "--json", "--report", y.report) }},
+	{"start", false, soakAllRoles, func(y *soakTry) []string { return y.command("start", "--json") }},
+	{"start, idle", false, soakAllRoles[:5], func(y *soakTry) []string { return y.terms("start", "--json") }},
+	{"start, probed", false, soakAllRoles, func(y *soakTry) []string {
+		return y.command("start", "--json", "--wait-ready", "--ready-exec", "test -e /out/ran-"+y.id, "--ready-interval", "0.01")
+	}},
+	{"exec", false, soakExecRoles, func(y *soakTry) []string { return y.command("exec", "--report", y.report, y.s.host.ID) }},
+	{"exec --json", true, soakAllRoles, func(y *soakTry) []string { return y.command("exec", "--json", "--report", y.report, y.box.ID) }},
+	{"exec --detach", false, []int{soakSbxrun, soakSupervisor, soakKeeper, soakInit}, func(y *soakTry) []string {
+		return y.command("exec", "--detach", "--json", y.s.host.ID)
+	}},
+	{"kill", true, soakAllRoles, func(y *soakTry) []string {
+		return []string{"kill", "--json", "--grace", y.grace, "--proof-timeout", soakProof.String(), y.box.ID}
+	}},
+	{"wait", true, soakAllRoles, func(y *soakTry) []string { return []string{"wait", y.box.ID} }},
+	{"logs", true, soakAllRoles, func(y *soakTry) []string { return []string{"logs", "--follow", y.box.ID} }},
+	{"cleanup", true, soakAllRoles, func(*soakTry) []string { return []string{"cleanup"} }},
 }
 
 // soakCount is what a soak has met.
 type soakCount struct {
-	tries, hits, ran atomic.Int64
-	by               [roles]atomic.Int64
+	Tries, Hits, Ran, Recycled, Unproven int64
+	Cells                                map[string]int64 // hits by verb, role and phase
+	Actions                              map[string]int64
+	Longest                              float64 // seconds
+	Which                                string
 }
 
-func (c *soakCount) String() string {
-	text := fmt.Sprintf("%d tries, %d processes were hit alive, %d commands had begun; hit:", c.tries.Load(), c.hits.Load(), c.ran.Load())
-	for role := range roles {
-		text += fmt.Sprintf(" %s %d", roleNames[role], c.by[role].Load())
+func (c *soakCount) add(d soakCount) {
+	c.Tries += d.Tries
+	c.Hits += d.Hits
+	c.Ran += d.Ran
+	c.Recycled += d.Recycled
+	c.Unproven += d.Unproven
+	if c.Cells == nil {
+		c.Cells, c.Actions = map[string]int64{}, map[string]int64{}
 	}
-	return text
+	for cell, n := range d.Cells {
+		c.Cells[cell] += n
+	}
+	for action, n := range d.Actions {
+		c.Actions[action] += n
+	}
+	if d.Longest > c.Longest {
+		c.Longest, c.Which = d.Longest, d.Which
+	}
 }
 
-// soakOne starts one command and hits one of its processes after a time.
-func (e *estate) soakOne(host *sandbox, i int, after time.Duration, all *soakCount) {
-	all.tries.Add(1)
-	ops := []string{"run", "start", "idle", "exec", "kill", "wait"}
-	op, role := ops[rand.IntN(len(ops))], rand.IntN(rolePayload)
-	if op == "exec" && (role == roleMonitor || role == roleRoom) {
-		role = roleInit
+// sums are the hits by the i-th word of the cells.
+func (c soakCount) sums(i int) map[string]int64 {
+	sums := map[string]int64{}
+	for cell, n := range c.Cells {
+		sums[strings.Split(cell, "/")[i]] += n
 	}
-	action := []string{"kill", "stop", "stop for a while"}[rand.IntN(3)]
-	what := fmt.Sprintf("try %d: %s, %s of the %s after %v", i, op, action, roleNames[role], after)
-	payload := []string{"--", "python3", "-c", fighter, strconv.Itoa(i)}
-	marker := harness.MarkerName + "=" + e.marker
-	var args []string
-	switch op {
-	case "run":
-		args = append(append([]string{"run", "--env", marker, "--bind", e.out + ":/out"}, soakTerms...), payload...)
-	case "exec":
-		args = append(append([]string{"exec", "--env", marker}, soakTerms...), append([]string{host.ID}, payload...)...)
-	case "idle":
-		args = e.startFlags(soakTerms...)
-	default:
-		args = append(e.startFlags(soakTerms...), payload...)
+	return sums
+}
+
+func (c soakCount) String() string {
+	return fmt.Sprintf("%d hits in %d tries; %d commands had begun, %d pids were given to strangers, %d times unproven; %v %v %v %v; the longest took %.1f s: %s",
+		c.Hits, c.Tries, c.Ran, c.Recycled, c.Unproven, c.sums(0), c.sums(1), c.sums(2), c.Actions, c.Longest, c.Which)
+}
+
+// judge asserts that the soak has met what it is about.
+func (c soakCount) judge(t *testing.T) {
+	if c.Ran == 0 {
+		t.Errorf("no command has begun")
 	}
-	c, err := e.begin(args...)
-	if err != nil {
-		e.t.Errorf("%s: %v", what, err)
+	// A busy machine may take longer to end them than the half second that is given for the
+	// work of a keeper that was stopped. All the same they were gone in the end.
+	if c.Unproven > 2+c.Tries/200 {
+		t.Errorf("too often unproven")
+	}
+	if c.Hits < 500 {
 		return
 	}
-	supervised := op != "run" && op != "exec"
-	sbxrun := c.pid
-	find := func() {
-		if !supervised || sbxrun != c.pid {
-			return
+	if c.Recycled == 0 {
+		t.Errorf("no pid was given to a stranger")
+	}
+	for _, v := range soakVerbs {
+		for _, role := range v.roles {
+			n := int64(0)
+			for _, phase := range phaseNames {
+				n += c.Cells[strings.Join([]string{v.name, soakNames[role], phase}, "/")]
+			}
+			if n == 0 {
+				t.Errorf("%s: no %s was hit", v.name, soakNames[role])
+			}
 		}
-		if below := childrenOf(c.pid); len(below) > 0 {
-			sbxrun = below[0]
-		} else if c.over() {
+	}
+}
+
+// soaking is one part.
+type soaking struct {
+	*estate
+	seed      uint64
+	actor     string
+	troupe    *troupe
+	host      *sandbox // lives all the time; execs are done in it
+	neighbour *sandbox // likewise, with a command
+	strangers []*decoyed
+	mu        sync.Mutex
+	count     soakCount
+	hits      atomic.Int64
+	fresh     []*decoyed // of this round
+}
+
+func newSoak(t *testing.T, seed uint64) *soaking {
+	t.Helper()
+	harness.Must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+	harness.Must(t, unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""))
+	s := &soaking{estate: newEstate(t), seed: seed, actor: actor(t)}
+	s.count.add(soakCount{}) // makes the maps
+	s.troupe = newTroupe(t, s.actor)
+	for _, name := range names {
+		d, err := s.troupe.decoy(name, 0)
+		harness.Must(t, err)
+		s.strangers = append(s.strangers, d)
+	}
+	s.host = s.start([]string{"--name", "host", "--timeout", "0", "--ro-bind", s.actor + ":/actor"})
+	s.neighbour = s.start([]string{"--name", "neighbour", "--timeout", "0"}, "sleep", "infinity")
+	return s
+}
+
+// run makes rounds until there were n hits.
+func (s *soaking) run(n int64) {
+	var cells []soakCell
+	for round := uint64(0); s.hits.Load() < n && !s.t.Failed(); round++ {
+		rng := rand.New(rand.NewPCG(s.seed, round))
+		release := s.receive()
+		var tries []*soakTry
+		var work sync.WaitGroup
+		for i := range 4 {
+			if len(cells) == 0 {
+				cells = soakCells(rng)
+			}
+			y := &soakTry{s: s, rng: rand.New(rand.NewPCG(rng.Uint64(), 0)), soakCell: cells[0], id: fmt.Sprintf("%d-%d", round, i)}
+			cells = cells[1:]
+			tries = append(tries, y)
+			work.Go(y.run)
+		}
+		work.Wait()
+		s.settled(tries)
+		release()
+	}
+	s.count.Hits = s.hits.Load()
+	for _, d := range s.strangers {
+		if p, ok := d.unharmed(); !ok {
+			s.t.Errorf("a stranger was signalled: %v, %v", p, d.end())
+			continue
+		}
+		d.end()
+	}
+	s.clean()
+	text, err := json.Marshal(s.count)
+	harness.Must(s.t, err)
+	fmt.Printf("\n%s%s\n", soakSays, text)
+}
+
+// soakCell is what a try is about.
+type soakCell struct {
+	verb        soakVerb
+	role, phase int
+}
+
+// soakCells is each of them once.
+func soakCells(rng *rand.Rand) (cells []soakCell) {
+	for _, v := range soakVerbs {
+		for _, role := range v.roles {
+			for phase := range soakPhases {
+				cells = append(cells, soakCell{v, role, phase})
+			}
+		}
+	}
+	rng.Shuffle(len(cells), func(i, j int) { cells[i], cells[j] = cells[j], cells[i] })
+	return cells
+}
+
+// others is everything in the PID namespace that has no business there.
+func (s *soaking) others() (found []harness.Proc) {
+	keep := map[int]bool{os.Getpid(): true}
+	for _, b := range []*sandbox{s.host, s.neighbour} {
+		keep[b.PID] = true
+		for _, p := range below(b.PID) {
+			keep[p.PID] = true
+		}
+	}
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || keep[pid] {
+			continue
+		}
+		registering.Lock()
+		mine := registered[pid] > 0
+		registering.Unlock()
+		if p, ok := harness.ReadProc(pid); ok && !mine {
+			p.Why = about(pid)
+			found = append(found, p)
+		}
+	}
+	return found
+}
+
+// about is what can be known of a process that should not be there, as far as we may look.
+func about(pid int) string {
+	exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+	words, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	session, _ := unix.Getsid(pid)
+	text := fmt.Sprintf("numbers %v, session %d, executes %q, %.200q", pidsOf(pid), session, exe, words)
+	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	for _, fd := range fds {
+		to, _ := os.Readlink(fd)
+		text += fmt.Sprintf(" %s:%s", filepath.Base(fd), to)
+	}
+	return text + "\n" + stuck(pid)
+}
+
+// settled asserts after a round that all has come to its end: by itself what has, and by
+// one cleanup the rest, which are rooms that nothing runs in.
+func (s *soaking) settled(tries []*soakTry) {
+	s.t.Helper()
+	was := func() string {
+		text := fmt.Sprintf("SBXRUN_SOAK_SEED=%d\n", s.seed)
+		for _, y := range tries {
+			text += "\t" + y.String() + "\n"
+		}
+		return text
+	}
+	var busy []harness.Proc
+	if !s.holds(soakEnd+soakSlack, func() bool {
+		reapZombies(s.host, s.neighbour)
+		busy = slices.DeleteFunc(s.others(), func(p harness.Proc) bool {
+			numbers := pidsOf(p.PID)
+			return len(numbers) == 2 && numbers[1] == "1" && (p.Parent == os.Getpid() || p.Comm == "sbxrun-room")
+		})
+		return len(busy) == 0
+	}) {
+		s.t.Errorf("alive without a cleanup:\n%s%s", describe(busy), was())
+	}
+	c := s.do("cleanup")
+	if c.code != 0 || strings.Contains(c.stdout, "failed") {
+		s.t.Errorf("cleanup: %v\n%s", c, was())
+	}
+	var left []harness.Proc
+	if !s.holds(settle, func() bool {
+		reapZombies(s.host, s.neighbour)
+		left = s.others()
+		return len(left) == 0
+	}) {
+		s.t.Errorf("alive after a cleanup: \n%s%v\n%s", describe(left), c, was())
+	}
+	ids, _ := filepath.Glob(filepath.Join(s.state, "*"))
+	for _, path := range ids {
+		switch filepath.Base(path) {
+		case s.host.ID, s.neighbour.ID, "names", "lock":
+		default:
+			s.t.Errorf("left in the state directory: %s\n%v\n%s", path, c, was())
+		}
+	}
+	s.host.alive()
+	if p, ok := harness.ReadProc(s.neighbour.init.Init.PID); !ok || p.State == "Z" || p.State == "T" {
+		s.t.Errorf("a sandbox beside has suffered: %v\n%s", p, was())
+	}
+	for _, d := range s.fresh {
+		if p, ok := d.unharmed(); !ok {
+			s.t.Errorf("a stranger with the pid of what was killed was signalled: %v, %v\n%s", p, d.end(), was())
+			continue
+		}
+		d.end()
+	}
+	s.fresh = nil
+	if data, err := os.ReadFile(filepath.Join(s.out, "breach")); err == nil {
+		s.t.Errorf("a payload has reached its PID 1: %q\n%s", data, was())
+	}
+	if s.t.Failed() {
+		s.t.Logf("that was\n%s", was())
+	}
+	for _, dir := range []string{s.out, s.top} {
+		for _, pattern := range []string{"ran-*", "log", "call-*", "report-*"} {
+			names, _ := filepath.Glob(filepath.Join(dir, pattern))
+			for _, name := range names {
+				_ = os.Remove(name) // the test's directory is removed in the end
+			}
+		}
+	}
+	_ = os.Remove(filepath.Join(s.out, "sock"))
+}
+
+// holds waits for a condition.
+func (s *soaking) holds(within time.Duration, condition func() bool) bool {
+	for deadline := time.Now().Add(within); !condition(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			return false
+		}
+	}
+	return true
+}
+
+// soakTry is one verb, and what is done to its processes.
+type soakTry struct {
+	soakCell
+	s      *soaking
+	rng    *rand.Rand
+	id     string
+	report string
+	grace  string
+	// timeout is that of the command. What is to be killed has a long one.
+	timeout string
+	box     *sandbox // the try's own, if the verb has one
+	client  *call
+	began   time.Time // when the command had left its trace
+	super   int       // the supervisor that the client has started
+	done    []string  // what was done
+	killed  []harness.Proc
+	struck  bool // the client was
+}
+
+func (y *soakTry) String() string {
+	return fmt.Sprintf("try %s: %s, %s, %s: %s", y.id, y.verb.name, soakNames[y.role], phaseNames[y.phase], strings.Join(y.done, "; "))
+}
+
+func (y *soakTry) errorf(format string, args ...any) {
+	y.s.t.Errorf("%v\n%s", y, fmt.Sprintf(format, args...))
+}
+
+func (y *soakTry) marker() string { return y.s.marker + "-" + y.id + "-" }
+
+// terms are what every command has.
+func (y *soakTry) terms(verb string, flags ...string) []string {
+	args := []string{verb, "--env", harness.MarkerName + "=" + y.marker(), "--timeout", y.timeout, "--grace", y.grace, "--proof-timeout", soakProof.String()}
+	if verb != "exec" {
+		args = append(args, "--bind", y.s.out+":/out", "--ro-bind", y.s.actor+":/actor")
+	}
+	return append(args, flags...)
+}
+
+// command is a verb with the payload that fights.
+func (y *soakTry) command(verb string, flags ...string) []string {
+	return append(append(y.terms(verb, "--env", actEnv+"=fight"), flags...), "--", "/actor", y.id)
+}
+
+// ran says whether the command that the verb has started, or the box's, has left its trace.
+func (y *soakTry) ran() bool {
+	if y.began.IsZero() && y.s.wrote("ran-"+y.id) {
+		y.began = time.Now()
+	}
+	return !y.began.IsZero()
+}
+
+// run is the try from its start to the end of its client.
+func (y *soakTry) run() {
+	y.report = filepath.Join(y.s.top, "report-"+y.id)
+	y.grace = []string{"0", "0", "0.1"}[y.rng.IntN(3)]
+	y.timeout = soakDeadline.String()
+	if y.verb.name == "kill" {
+		y.timeout = lifetime
+	}
+	if y.verb.box && !y.openBox() {
+		return
+	}
+	if y.verb.name == "cleanup" && y.rng.IntN(2) == 0 {
+		y.together(y.box.PID, []int{os.Getpid()}) // so that there is something to clean up
+	}
+	var err error
+	if y.client, err = y.s.begin(y.verb.args(y)...); err != nil {
+		y.errorf("%v", err)
+		return
+	}
+	y.await()
+	held, role := y.strike(y.role, y.action())
+	for range y.rng.IntN(3) {
+		y.pause(10 * time.Millisecond)
+		if other := y.verb.roles[y.rng.IntN(len(y.verb.roles))]; held == nil {
+			held, role = y.strike(other, y.action())
+		} else if other != role {
+			y.strike(other, "kill")
+		}
+	}
+	if y.rng.IntN(2) == 0 {
+		y.recycle()
+	}
+	after := y.follow()
+	if held != nil {
+		y.resolve(held, role)
+		held.Close()
+	}
+	y.judge(y.s.wait(y.client), after)
+	if y.verb.name == "kill" && !zombie(y.box.PID) { // who should have done it was killed
+		if s := y.s.do("kill", "--grace", "0", y.box.ID); s.code != 0 && s.code != 125 {
+			y.errorf("%v", s)
+		}
+	}
+}
+
+func (y *soakTry) action() string {
+	return []string{"kill", "kill", "stop", "stop for a while"}[y.rng.IntN(4)]
+}
+
+// pause lets time pass: the moment is what is tried.
+func (y *soakTry) pause(most time.Duration) { time.Sleep(time.Duration(y.rng.Int64N(int64(most)))) }
+
+// openBox starts a sandbox with a command that fights, or one that idles for execs.
+func (y *soakTry) openBox() bool {
+	args := y.command("start", "--json")
+	exec := strings.HasPrefix(y.verb.name, "exec")
+	if exec {
+		args = y.terms("start", "--json")
+	}
+	c, err := y.s.begin(args...)
+	if err != nil {
+		y.errorf("%v", err)
+		return false
+	}
+	said := y.s.wait(c)
+	y.box = &sandbox{e: y.s.estate}
+	if err := json.Unmarshal([]byte(said.stdout), y.box); err != nil || said.code != 0 {
+		y.errorf("no sandbox: %v", said)
+		return false
+	}
+	if !exec && !y.s.holds(soakEnd+soakSlack, func() bool { return y.ran() || zombie(y.box.PID) }) {
+		y.errorf("its command has not begun")
+		return false
+	}
+	return true
+}
+
+// await waits for the moment: that the victim is there, that the command runs, or that its
+// deadline is near; and a bit.
+func (y *soakTry) await() {
+	over := func() bool { return y.client.over() }
+	switch {
+	case y.verb.box && y.phase == soakEnding && y.verb.name != "kill":
+		for time.Since(y.began) < soakDeadline-10*time.Millisecond && !over() && !zombie(y.box.PID) {
+			time.Sleep(time.Millisecond)
+		}
+		y.pause(30 * time.Millisecond)
+	case y.verb.box && !strings.HasPrefix(y.verb.name, "exec"):
+		y.pause([]time.Duration{3, 10, 25}[y.phase] * time.Millisecond)
+	case y.phase == soakEarly && y.role == soakSbxrun:
+		y.pause(25 * time.Millisecond)
+	case y.phase == soakEarly:
+		for pids, _ := y.cast(); pids[y.role] == 0 && !over(); pids, _ = y.cast() {
+			time.Sleep(300 * time.Microsecond)
+		}
+		y.pause(8 * time.Millisecond)
+	default:
+		idle := y.verb.name == "start, idle"
+		for !y.ran() && !(over() && (idle || y.client.cmd.ProcessState.ExitCode() != 0)) {
+			if time.Since(y.client.begin) > soakSlack {
+				return // it is told later
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if idle {
+			y.began = y.client.end
+		}
+		if y.phase == soakEnding {
+			for time.Since(y.began) < soakDeadline-15*time.Millisecond {
+				time.Sleep(time.Millisecond)
+			}
+			y.pause(40 * time.Millisecond)
+		} else {
+			y.pause(20 * time.Millisecond)
+		}
+	}
+}
+
+// supervisor is that of what the client has started, as soon as it is known.
+func (y *soakTry) supervisor() int {
+	if y.super == 0 {
+		if below := childrenOf(y.client.pid); len(below) > 0 {
+			y.super = below[0]
+		} else if data, err := os.ReadFile(y.client.files[0]); err == nil {
 			var said struct {
 				PID int `json:"supervisor_pid"`
 			}
-			if data, err := os.ReadFile(c.files[0]); err == nil && json.Unmarshal(data, &said) == nil && said.PID > 1 {
-				sbxrun = said.PID
+			if json.Unmarshal(data, &said) == nil {
+				y.super = said.PID
 			}
 		}
 	}
-	for time.Since(c.begin) < after {
-		find()
-		time.Sleep(200 * time.Microsecond)
-	}
-	// The others of a sandbox, at the same time.
-	var other *call
-	if op == "kill" || op == "wait" {
-		if id := c.said(); id != "" {
-			rest := map[string][]string{"kill": {"kill", "--grace", "0", "--proof-timeout", "0.5", id}, "wait": {"wait", "--timeout", "4", id}}[op]
-			if other, err = e.begin(rest...); err != nil {
-				e.t.Errorf("%s: %v", what, err)
-			}
+	return y.super
+}
+
+// cast is who has which role now, and who may be the parent of each.
+func (y *soakTry) cast() (pids [soakRoles]int, parents [soakRoles][]int) {
+	me := os.Getpid()
+	pids[soakSbxrun], parents[soakSbxrun] = y.client.pid, []int{me}
+	main, room := y.client.pid, 0 // who has the keeper and init, and who has the room
+	switch {
+	case strings.HasPrefix(y.verb.name, "start"):
+		main = y.supervisor()
+		pids[soakSupervisor] = main
+	case y.verb.name == "exec --detach":
+		main = y.supervisor()
+		pids[soakSupervisor] = main
+	case y.verb.name == "exec":
+	case y.verb.box:
+		room = y.box.PID
+		pids[soakSupervisor] = room
+		if !strings.HasPrefix(y.verb.name, "exec") {
+			main = room
 		}
 	}
-	find()
-	pids := family(sbxrun)
-	if supervised && sbxrun == c.pid {
-		pids = [roles]int{} // there is no supervisor yet
+	parents[soakSupervisor] = []int{me, y.client.pid}
+	f := family(main)
+	pids[soakKeeper], pids[soakInit] = f[roleKeeper], f[roleInit]
+	parents[soakKeeper], parents[soakInit] = []int{main}, []int{f[roleKeeper]}
+	if room != 0 {
+		f = family(room)
 	}
-	e.rememberAll(pids)
-	parents := []int{pids[above[role]]}
-	if role == roleSbxrun {
-		parents = []int{os.Getpid(), c.pid}
+	pids[soakMonitor], pids[soakRoom] = f[roleMonitor], f[roleRoom]
+	parents[soakMonitor], parents[soakRoom] = []int{f[roleKeeper]}, []int{f[roleMonitor]}
+	return pids, parents
+}
+
+// hit sends one signal to one process, if it is who it should be.
+func (y *soakTry) hit(role int, pid int, parents []int, sig unix.Signal) *harness.Target {
+	for _, parent := range parents {
+		p, _ := harness.ReadProc(pid)
+		registering.Lock()
+		stranger := role != soakSbxrun && registered[pid] > 0 // it was quicker than we
+		registering.Unlock()
+		if stranger {
+			return nil
+		}
+		target, ok := strike(pid, parent, sig)
+		if !ok {
+			continue
+		}
+		y.s.hits.Add(1)
+		y.s.mu.Lock()
+		y.s.count.Cells[strings.Join([]string{y.verb.name, soakNames[role], phaseNames[y.phase]}, "/")]++
+		y.s.count.Actions[unix.SignalName(sig)]++
+		y.s.mu.Unlock()
+		y.done = append(y.done, fmt.Sprintf("%v to %s %d", unix.SignalName(sig), soakNames[role], pid))
+		if sig == unix.SIGKILL {
+			y.killed = append(y.killed, p)
+		}
+		y.struck = y.struck || role == soakSbxrun
+		return target
 	}
+	return nil
+}
+
+// strike does something to one process. It returns who is stopped then.
+func (y *soakTry) strike(role int, action string) (held *harness.Target, _ int) {
+	pids, parents := y.cast()
+	y.s.rememberAll([roles]int{roleRoom: pids[soakRoom], roleInit: pids[soakInit]})
 	sig := unix.SIGSTOP
 	if action == "kill" {
 		sig = unix.SIGKILL
-	}
-	var target *harness.Target
-	for _, parent := range parents {
-		if target == nil {
-			target, _ = strike(pids[role], parent, sig)
+		if role != soakSbxrun && y.rng.IntN(3) == 0 { // with all that could end the rest
+			main := parents[soakKeeper][0]
+			y.together(main, []int{os.Getpid(), y.client.pid})
+			return nil, 0
 		}
 	}
-	if target != nil {
-		defer target.Close()
-		all.hits.Add(1)
-		all.by[role].Add(1)
+	target := y.hit(role, pids[role], parents[role], sig)
+	if target == nil {
+		return nil, 0
 	}
-	switch {
-	case target == nil || action == "kill":
-	case action == "stop for a while":
-		time.Sleep(rand.N(50 * time.Millisecond)) // the time is what is tried
-		harness.Must(e.t, target.Signal(unix.SIGCONT))
-	case role == roleSbxrun:
-		// The keeper ends what runs; what was not released waits, and does nothing.
-		deadline := time.Now().Add(harness.Scaled(soakDeadline + soakLate + 2*time.Second))
-		for family(sbxrun)[roleInit] > 0 && time.Now().Before(deadline) {
-			time.Sleep(5 * time.Millisecond)
-		}
-		if init := family(sbxrun)[roleInit]; init > 0 && e.wrote("ran-"+strconv.Itoa(i)) {
-			e.t.Errorf("%s: the command of a stopped sbxrun still runs:\n%s", what, describe(below(sbxrun)))
-		}
-		harness.Must(e.t, target.Signal(unix.SIGKILL))
+	switch action {
+	case "stop":
+		return target, role
+	case "stop for a while":
+		y.pause(50 * time.Millisecond)
+		y.release(target)
 	}
-	if target != nil && action == "stop" && role != roleSbxrun {
-		// A command that has begun ends at its deadline all the same. Before, the set-up
-		// has a bound of its own, 30 s, which nobody waits for here.
-		limit := time.After(harness.Scaled(soakDeadline + soakLate + soakProof + soakInstead))
-		select {
-		case <-c.exited:
-		case <-limit:
-			if !e.wrote("ran-" + strconv.Itoa(i)) {
-				harness.Must(e.t, target.Signal(unix.SIGCONT))
-			}
-		}
-	}
-	s := e.wait(c)
-	// Setting up takes as long as the machine likes; a stopped one is looked at above.
-	if limit := soakDeadline + soakLate + soakProof + soakInstead + 4*time.Second; s.took > limit+harness.Scaled(2*time.Second) && role != roleSbxrun {
-		e.t.Errorf("%s: it took %v: %v", what, s.took, s)
-	}
-	if other != nil {
-		if s := e.wait(other); s.took > harness.Scaled(8*time.Second) {
-			e.t.Errorf("%s: %v: it took %v", what, s, s.took)
-		}
-	}
-	if e.wrote("ran-" + strconv.Itoa(i)) {
-		all.ran.Add(1)
-	}
-	e.finished(what, sbxrun, role, c)
+	target.Close()
+	return nil, 0
 }
 
-// finished waits until a supervisor has ended too, if there is one.
-func (e *estate) finished(what string, supervisor, role int, c *call) {
-	if supervisor == c.pid {
+func (y *soakTry) release(target *harness.Target) {
+	if err := target.Signal(unix.SIGCONT); err != nil {
+		y.errorf("SIGCONT: %v", err)
+	}
+}
+
+// together kills sbxrun or a supervisor and its keeper in one instant.
+func (y *soakTry) together(main int, parents []int) {
+	role := soakSupervisor
+	if y.client != nil && main == y.client.pid {
+		role = soakSbxrun
+	}
+	keeper := family(main)[roleKeeper]
+	if y.rng.IntN(2) == 0 {
+		defer y.drop(y.hit(soakKeeper, keeper, []int{main}, unix.SIGKILL))
+		defer y.drop(y.hit(role, main, parents, unix.SIGKILL))
+	} else {
+		defer y.drop(y.hit(role, main, parents, unix.SIGKILL))
+		defer y.drop(y.hit(soakKeeper, keeper, []int{main, os.Getpid()}, unix.SIGKILL))
+	}
+}
+
+func (y *soakTry) drop(target *harness.Target) {
+	if target != nil {
+		target.Close()
+	}
+}
+
+// recycle gives the pids of those that were killed, and are reaped, to strangers with their
+// names.
+func (y *soakTry) recycle() {
+	for _, p := range y.killed {
+		if !y.s.holds(20*time.Millisecond, func() bool {
+			reapZombies(y.s.host, y.s.neighbour)
+			_, there := harness.ReadProc(p.PID)
+			return !there && (p.PID != y.client.pid || y.client.over())
+		}) {
+			continue
+		}
+		d, err := y.s.troupe.decoy(p.Comm, p.PID)
+		if err != nil {
+			y.errorf("no decoy: %v", err)
+			return
+		}
+		y.s.mu.Lock()
+		y.s.fresh = append(y.s.fresh, d)
+		if d.cmd.Process.Pid == p.PID {
+			y.s.count.Recycled++
+			y.done = append(y.done, fmt.Sprintf("%d is a stranger now", p.PID))
+		}
+		y.s.mu.Unlock()
+	}
+}
+
+// follow begins another command on the same sandbox, or none.
+func (y *soakTry) follow() *call {
+	id := ""
+	if y.box != nil {
+		id = y.box.ID
+	} else if strings.HasPrefix(y.verb.name, "start") {
+		id = y.client.said()
+	}
+	if id == "" || y.rng.IntN(2) == 0 {
+		return nil
+	}
+	then := [][]string{
+		{"kill", "--grace", "0", "--proof-timeout", soakProof.String(), id}, {"kill", "--grace", "0.1", "--proof-timeout", soakProof.String(), id}, {"wait", "--timeout", "1", id},
+		{"inspect", id}, {"ps", "--all"}, {"logs", id}, {"exec", "--timeout", "0.2", "--proof-timeout", soakProof.String(), id, "sleep", "9"}, {"cleanup"},
+	}
+	args := then[y.rng.IntN(len(then))]
+	y.done = append(y.done, "then "+args[0])
+	c, err := y.s.begin(args...)
+	if err != nil {
+		y.errorf("%v", err)
+	}
+	return c
+}
+
+// resolve waits until the command of a try has ended although somebody is stopped, and
+// then lets that one go on, or kills it.
+func (y *soakTry) resolve(held *harness.Target, role int) {
+	switch {
+	case !y.ran() && (y.verb.name != "start, idle" || !y.client.over()):
+		// It is not yet the command's deadline that counts, but a bound of the set-up,
+		// which nobody waits for here.
+		y.pause(30 * time.Millisecond)
+		if y.rng.IntN(2) == 0 && !y.client.over() {
+			y.done = append(y.done, "SIGTERM to sbxrun")
+			_ = y.client.cmd.Process.Signal(unix.SIGTERM) // it may have ended
+			if role != soakSbxrun && role != soakSupervisor && !y.s.holds(soakProof+soakInstead+soakSlack, y.client.over) && !y.verb.box {
+				y.errorf("SIGTERM to sbxrun is without effect while the %s is stopped", soakNames[role])
+			}
+		}
+	case y.verb.name == "kill" && y.struck: // nobody ends it
+	default:
+		var commands []harness.Proc
+		if !y.s.holds(soakMoment+soakEnd+soakSlack, func() bool {
+			reapZombies(y.s.host, y.s.neighbour)
+			commands = y.commands()
+			return len(commands) == 0
+		}) {
+			y.errorf("while the %s is stopped the command lives on:\n%s", soakNames[role], describe(commands))
+		}
+		if role != soakSbxrun && role != soakSupervisor && !y.s.holds(soakMoment+soakEnd+soakSlack, y.client.over) {
+			y.errorf("while the %s is stopped sbxrun does not end:\n%s", soakNames[role], describe(below(y.client.pid)))
+		}
+	}
+	if y.rng.IntN(3) == 0 {
+		y.done = append(y.done, "SIGKILL to who is stopped")
+		if err := held.Signal(unix.SIGKILL); err != nil {
+			y.errorf("%v", err)
+		}
+		y.struck = y.struck || role == soakSbxrun
 		return
 	}
-	limit := harness.Scaled(soakDeadline + soakLate + soakProof + soakInstead + 4*time.Second)
-	for end := time.Now().Add(limit); !zombie(supervisor); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			e.t.Errorf("%s: the supervisor still lives:\n%s", what, describe(below(supervisor)))
-			return
+	y.done = append(y.done, "SIGCONT")
+	y.release(held)
+}
+
+// commands is what lives of the try's commands; or the room, of a sandbox that idles.
+func (y *soakTry) commands() []harness.Proc {
+	if y.verb.name == "start, idle" {
+		pids, _ := y.cast()
+		if p, ok := harness.ReadProc(pids[soakRoom]); ok && p.State != "Z" && p.State != "X" {
+			return []harness.Proc{p}
+		}
+		return nil
+	}
+	return slices.DeleteFunc(marked(y.marker(), func(uint64) bool { return false }), func(p harness.Proc) bool {
+		return p.State == "Z" || p.State == "X" || len(pidsOf(p.PID)) < 3
+	})
+}
+
+// judge asserts that the client, and what came after it, has ended in time and tells the
+// truth.
+func (y *soakTry) judge(said said, after *call) {
+	alive := y.commands() // at the very first look
+	y.s.mu.Lock()
+	y.s.count.Tries++
+	if y.ran() {
+		y.s.count.Ran++
+	}
+	if took := said.took.Seconds(); took > y.s.count.Longest {
+		y.s.count.Longest, y.s.count.Which = took, y.String()
+	}
+	y.s.mu.Unlock()
+	limit := soakEnd + soakMoment + soakSlack
+	if said.took > limit {
+		y.errorf("it took %v: %v", said.took, said)
+	}
+	if said.signal == 0 && !slices.Contains([]int{0, 123, 124, 125, 137, 143}, said.code) {
+		y.errorf("%v", said)
+	}
+	told := said.stdout
+	if data, err := os.ReadFile(y.report); err == nil && said.signal == 0 {
+		told = string(data)
+	}
+	if (strings.Contains(told, `"verdict":"proven"`) || y.verb.name == "kill" && said.code == 0) && len(alive) > 0 {
+		y.errorf("proven, and these live: %v\n%s", said, describe(alive))
+	}
+	if said.code == 123 || strings.Contains(told, `"verdict":"unproven"`) {
+		y.s.mu.Lock()
+		y.s.count.Unproven++
+		y.s.mu.Unlock()
+	}
+	if after != nil {
+		if s := y.s.wait(after); s.took > limit || s.signal != 0 || s.code != 0 && !slices.Contains([]int{123, 124, 125, 137, 143}, s.code) {
+			y.errorf("%v took %v", s, s.took)
 		}
 	}
 }
@@ -293,72 +939,6 @@ func (c *call) said() string {
 		return ""
 	}
 	return told.ID
-}
-
-// receive takes the descriptors that payloads pass out, and holds them until release.
-func (e *estate) receive() (release func()) {
-	e.t.Helper()
-	path := filepath.Join(e.out, "sock")
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	harness.Must(e.t, err)
-	harness.Must(e.t, os.Chmod(path, 0o777))
-	var mu sync.Mutex
-	var held []int
-	var all sync.WaitGroup
-	all.Go(func() {
-		for {
-			conn, err := l.AcceptUnix()
-			if err != nil {
-				return
-			}
-			all.Go(func() {
-				defer conn.Close()
-				_ = conn.SetReadDeadline(time.Now().Add(bound)) // it takes deadlines
-				oob := make([]byte, 1024)
-				_, n, _, _, err := conn.ReadMsgUnix(make([]byte, 16), oob)
-				if err != nil {
-					return // it was killed
-				}
-				messages, _ := unix.ParseSocketControlMessage(oob[:n])
-				for _, m := range messages {
-					if fds, err := unix.ParseUnixRights(&m); err == nil {
-						mu.Lock()
-						held = append(held, fds...)
-						mu.Unlock()
-					}
-				}
-			})
-		}
-	})
-	return func() {
-		l.Close()
-		all.Wait()
-		for _, fd := range held {
-			unix.Close(fd)
-		}
-	}
-}
-
-// newDecoys are strangers that have the names of sbxrun's processes.
-func newDecoys(t *testing.T) (list []*bystander) {
-	t.Helper()
-	dir := harness.Dir(t)
-	sleep, err := exec.LookPath("sleep")
-	harness.Must(t, err)
-	program, err := os.ReadFile(sleep)
-	harness.Must(t, err)
-	for _, name := range []string{"sbxrun", "sbxrun-keeper", "sbxrun-init", "sbxrun-room", "bwrap"} {
-		path := filepath.Join(dir, name)
-		harness.Must(t, os.WriteFile(path, program, 0o755))
-		list = append(list, newBystanderOf(t, path, filepath.Base(path), "600"))
-	}
-	for _, d := range list {
-		p, _ := harness.ReadProc(d.id.PID)
-		if !strings.HasPrefix(p.Comm, "sbxrun") && p.Comm != "bwrap" {
-			t.Fatalf("a decoy is called %q", p.Comm)
-		}
-	}
-	return list
 }
 
 // A payload passes its stdout and stderr to somebody outside, who holds them: the streams
