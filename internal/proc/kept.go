@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -65,19 +66,61 @@ func (k *Kept) sum(stats []Stat) (total Usage) {
 	return total
 }
 
+// instead is how long it may take to do a keeper's work that does not do it.
+const instead = 500 * time.Millisecond
+
 // Abandon ends what did not come to be: init may be unknown, so it is the keeper
 // that kills what it has. It returns when nothing is left, or at the deadline
 // with an error.
 func (k *Kept) Abandon(deadline time.Time) error {
 	k.Keeper.Kill()
-	_, err := k.Keeper.Empty(deadline)
-	if err == ErrNotEmpty {
-		err = k.Inherit(deadline)
+	// Nothing of this has begun, so a keeper that is stopped is not waited for till then.
+	var err error
+	for {
+		by := time.Now().Add(instead)
+		if by.After(deadline) {
+			by = deadline
+		}
+		if _, err = k.Empty(by); !errors.Is(err, os.ErrDeadlineExceeded) || by == deadline {
+			break
+		}
 	}
-	if reapErr := k.Keeper.Reap(deadline); err == nil {
+	if reapErr := k.Collect(deadline); err == nil {
 		err = reapErr
 	}
 	return err
+}
+
+// Empty waits, at most until the deadline, until all that the keeper ever had is dead and
+// reaped. A keeper that was killed, or is stopped when the deadline has come and is then
+// killed here, cannot say so: what it had is killed and reaped in its place, for which
+// there is half a second more. os.ErrDeadlineExceeded: it still has children.
+func (k *Kept) Empty(deadline time.Time) (End, error) {
+	end, err := k.Keeper.Empty(deadline)
+	if errors.Is(err, os.ErrDeadlineExceeded) && k.Keeper.stopped() && k.Keeper.Signal(unix.SIGKILL) == nil {
+		err, deadline = ErrNotEmpty, time.Now().Add(instead)
+	}
+	if errors.Is(err, ErrNotEmpty) {
+		err = k.Inherit(deadline)
+	}
+	return end, err
+}
+
+// Collect ends the keeper, which puts back the terminal and removes the cgroups first,
+// and reaps it. One that does not end by the deadline is killed.
+func (k *Kept) Collect(deadline time.Time) error {
+	err := k.Keeper.Reap(deadline)
+	if errors.Is(err, os.ErrDeadlineExceeded) && k.Keeper.Signal(unix.SIGKILL) == nil {
+		err = k.Keeper.Reap(time.Now().Add(instead))
+	}
+	return err
+}
+
+// stopped reports whether somebody has stopped the keeper (SIGSTOP). Any other that is
+// late waits for something, and will go on reaping when we are gone.
+func (k *Keeper) stopped() bool {
+	st, err := ReadStat(k.PID)
+	return err == nil && st.State == "T"
 }
 
 // inits are the processes whose end is the end of a PID namespace, the inner one first.
@@ -179,6 +222,10 @@ func (k *Kept) KillInits() error {
 func (k *Kept) Wait(deadline time.Time) error {
 	var failed *multierror.Error
 	for _, p := range k.inits() {
+		// One that has ended has, also after the deadline: [Kept.Empty] may take longer.
+		if p.Exited() {
+			continue
+		}
 		if err := p.Wait(deadline); err != nil {
 			failed = multierror.Append(failed, fmt.Errorf("wait for init %d: %w", p.PID, err))
 		}

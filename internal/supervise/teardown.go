@@ -1,14 +1,11 @@
 package supervise
 
 import (
-	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"time"
 
 	"github.com/hashicorp/go-multierror"
-	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
@@ -22,9 +19,6 @@ type Outcome struct {
 	End       proc.End          // if proven
 	Err       error             // every step that failed
 }
-
-// instead is how long it may take to do a keeper's work that does not do it.
-const instead = 500 * time.Millisecond
 
 // maxSurvivors bounds the list in the report.
 const maxSurvivors = 100
@@ -48,14 +42,7 @@ func Teardown(k *proc.Kept, deadline time.Time) Outcome {
 	k.Keeper.Kill()
 
 	// The keeper's word first: it comes when the inits have ended, and spares a wait.
-	end, err := k.Keeper.Empty(deadline)
-	if errors.Is(err, os.ErrDeadlineExceeded) && stopped(k.Keeper) && k.Keeper.Signal(unix.SIGKILL) == nil {
-		// Without it, what it should reap is ours.
-		err, deadline = proc.ErrNotEmpty, time.Now().Add(instead)
-	}
-	if errors.Is(err, proc.ErrNotEmpty) {
-		err = k.Inherit(deadline)
-	}
+	end, err := k.Empty(deadline)
 	if err != nil {
 		failed = multierror.Append(failed, fmt.Errorf("wait for the keeper: %w", err))
 	}
@@ -75,21 +62,10 @@ func Teardown(k *proc.Kept, deadline time.Time) Outcome {
 // and reaps it. One that does not end by the deadline is killed. It is no part of what was
 // to be proven, but it must not be left either.
 func Collect(k *proc.Kept, deadline time.Time) error {
-	err := k.Keeper.Reap(deadline)
-	if errors.Is(err, os.ErrDeadlineExceeded) && k.Keeper.Signal(unix.SIGKILL) == nil {
-		err = k.Keeper.Reap(time.Now().Add(instead))
-	}
-	if err != nil {
+	if err := k.Collect(deadline); err != nil {
 		return fmt.Errorf("collect the keeper: %w", err)
 	}
 	return nil
-}
-
-// stopped reports whether somebody has stopped the keeper (SIGSTOP). Any other that is
-// late waits for something, and will go on reaping when we are gone.
-func stopped(k *proc.Keeper) bool {
-	st, err := proc.ReadStat(k.PID)
-	return err == nil && st.State == "T"
 }
 
 // survivors names what is left.
