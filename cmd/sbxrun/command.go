@@ -143,7 +143,7 @@ func (c *command) print(b []byte) error {
 	go func() {
 		defer close(written)
 		for part := range slices.Chunk(b, stream.PieceSize) {
-			if _, err = os.Stdout.Write(part); err != nil {
+			if _, err = stream.WriteBlocking(os.Stdout, part); err != nil {
 				return
 			}
 			stream.Progress(passed)

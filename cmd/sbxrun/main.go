@@ -103,7 +103,7 @@ func say(line string) {
 			unheard.Store(true)
 			return
 		}
-		_, _ = os.Stderr.Write(b) // nobody to tell it
+		_, _ = stream.WriteBlocking(os.Stderr, b) // nobody to tell it
 	}
 }
 

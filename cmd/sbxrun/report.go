@@ -209,7 +209,7 @@ func (r *reportFile) write(rep result.Report) error {
 		var failure error
 		written := make(chan struct{})
 		go func() {
-			_, failure = r.file.Write(b)
+			_, failure = stream.WriteBlocking(r.file, b)
 			close(written)
 		}()
 		if err = os.ErrDeadlineExceeded; stream.Await(written, nil, nil) {

@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"errors"
 	"os"
 	"sync"
 	"time"
@@ -146,5 +147,19 @@ func TakesOutput(f *os.File, within time.Duration) bool {
 		if err != unix.EINTR {
 			return n > 0 || err != nil
 		}
+	}
+}
+
+// WriteBlocking writes b to a file, and waits for as long as that takes. A command that shares
+// the open file can have set O_NONBLOCK on it, or whoever it has sent it to
+// (SCM_RIGHTS): then a Write to a file that Go does not poll fails with EAGAIN.
+func WriteBlocking(f *os.File, b []byte) (n int, err error) {
+	for {
+		written, err := f.Write(b[n:])
+		n += written
+		if n == len(b) || !errors.Is(err, unix.EAGAIN) {
+			return n, err
+		}
+		TakesOutput(f, Stalled)
 	}
 }

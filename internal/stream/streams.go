@@ -21,6 +21,7 @@ type Streams struct {
 	Terminal *proc.Terminal // to be restored if we are killed; nil for none
 
 	own    []*os.File // of Payload, those to close
+	lent   []lent     // of Payload, those that are the caller's
 	relays Relays
 	memory bool // all that is passed on goes to a Buffer
 	bound  Bound
@@ -95,9 +96,31 @@ func (s *Streams) give(i int, f *os.File, flag int) (err error) {
 			return err
 		}
 		s.own = append(s.own, f)
+	} else if flags, err := getFlags(f); err == nil {
+		s.lent = append(s.lent, lent{f, flags})
 	}
 	s.Payload[i] = f
 	return nil
+}
+
+// lent is a file of the caller's, and the status flags that it had: O_NONBLOCK, O_APPEND
+// and others belong to the open file (fcntl(2)), which the caller shares with the command
+// and with whoever writes there next.
+type lent struct {
+	file  *os.File
+	flags int
+}
+
+func getFlags(f *os.File) (int, error) {
+	return unix.FcntlInt(uintptr(proc.Descriptor(f)), unix.F_GETFL, 0)
+}
+
+// restore gives the flags back.
+func (l lent) restore() {
+	if flags, err := getFlags(l.file); err == nil && flags != l.flags {
+		// What was set can be set again.
+		_, _ = unix.FcntlInt(uintptr(proc.Descriptor(l.file)), unix.F_SETFL, l.flags)
+	}
 }
 
 // NoDirectories refuses a directory as stdin, stdout or stderr: the command would have it,
@@ -202,7 +225,12 @@ func (o *output) Write(b []byte) (n int, err error) {
 			}
 		}
 	}
-	if n, o.err = o.dst.Write(pass); o.err != nil {
+	if f, ok := o.dst.(*os.File); ok {
+		n, o.err = WriteBlocking(f, pass)
+	} else {
+		n, o.err = o.dst.Write(pass)
+	}
+	if o.err != nil {
 		return n, o.err
 	}
 	return len(b), nil
@@ -225,6 +253,9 @@ func (s *Streams) Drain(told <-chan struct{}) (complete bool) {
 	s.draining.Do(func() {
 		s.raw = func() {}
 		s.Started() // in case it never got that far
+		for _, l := range s.lent {
+			l.restore()
+		}
 		s.complete = s.relays.Finish(told)
 		if s.memory {
 			s.relays.copying.Wait() // it keeps nobody waiting
