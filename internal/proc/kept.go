@@ -181,8 +181,12 @@ func (k *Kept) orphans() (list []Stat, err error) {
 // HoldMounts holds the mount namespaces. As long as somebody does, an init can end
 // without having to take all mounts down before, which takes the kernel longer than
 // all the rest (namespace_unlock waits for RCU). Where it is not allowed (an ordinary
-// user may not look at an init, which is undumpable), the end takes that much longer.
+// user may not look at an init, which is undumpable), the end takes that much longer. Only
+// the first call does anything.
 func (k *Kept) HoldMounts() {
+	if k.mounts != nil {
+		return
+	}
 	for _, p := range k.inits() {
 		fd, err := OpenNamespace(p.PID, "mnt")
 		if err != nil {

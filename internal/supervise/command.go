@@ -78,6 +78,7 @@ type Command struct {
 	result result.Result
 
 	cause    result.Cause // "" until it is decided
+	released time.Time    // zero before
 	deadline time.Time    // zero for none
 	request  Request      // if there was one
 	used     proc.Usage   // before the kill, see proc.Kept.Used
@@ -177,8 +178,9 @@ func (c *Command) Release(ctx context.Context) bool {
 	}
 	c.result.Started = true // or will be, any moment
 	c.result.Setup = time.Since(c.Begin)
+	c.released = time.Now()
 	if t := c.Timeout; t > 0 {
-		c.deadline = time.Now().Add(t)
+		c.deadline = c.released.Add(t)
 		// Only for when we are stopped, so never before us.
 		c.kept.Keeper.EndAt(c.deadline.Add(c.Grace + lateness))
 	}

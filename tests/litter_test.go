@@ -1,0 +1,20 @@
+package tests
+
+import (
+	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// A command leaves many files in /tmp, all of them empty, so that --tmp-size is no bound: the
+// kernel needs longer to free them than to end everything else. The proof does not wait for
+// that, which is done before sbxrun itself ends.
+func TestLitter(t *testing.T) {
+	t.Parallel()
+	r := harness.Run(t, harness.Options{}, "--timeout", "600", "/fixtures/litter", "100000")
+	r.Expect(t, 0, "exited")
+	proof := *r.Report.TeardownMS
+	if rest := float64(r.Elapsed.Milliseconds()) - r.Report.DurationMS; proof > rest {
+		t.Errorf("the proof took %v ms, and what comes after it %v ms", proof, rest)
+	}
+}
