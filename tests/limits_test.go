@@ -538,3 +538,25 @@ func freeze(t *testing.T, init int) (by string) {
 	t.Fatal("nothing to freeze it with")
 	return ""
 }
+
+// A caller that may use real time, or a niceness below its own, keeps that to itself: sbxrun
+// would get no processor from a command that does.
+func TestLimitPriority(t *testing.T) {
+	t.Parallel()
+	o := harness.Options{Wrap: []string{"prlimit", "--rtprio=50:50", "--nice=40:40"}}
+	if harness.Run(t, harness.Options{Bare: true, Wrap: o.Wrap}, "--help").ExitCode != 0 {
+		o.Wrap = nil // who may not raise them has what the machine gives
+	}
+	const use = `
+import os, resource
+print(resource.getrlimit(resource.RLIMIT_RTPRIO), resource.getrlimit(resource.RLIMIT_NICE))
+for f in (lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))), (lambda: os.nice(-1)):
+    try: f()
+    except PermissionError: print("refused")
+`
+	r := harness.Run(t, o, "python3", "-c", use)
+	r.Expect(t, 0, "exited")
+	if string(r.Stdout) != "(0, 0) (0, 0)\nrefused\nrefused\n" {
+		t.Errorf("%q", r.Stdout)
+	}
+}

@@ -118,7 +118,9 @@ func (e *Entry) lay(b *proc.Block) *entry {
 	n := newEntry(b, e.HostNet)
 	p := &n.payload
 	p.terminal = e.Terminal
-	p.rlimits = proc.Copy(b, e.Bounds.Rlimits)
+	// A caller that may use real time, or a niceness below its own (getrlimit(2)), keeps that to
+	// itself: sbxrun would get no processor from a command that does.
+	p.rlimits = proc.Copy(b, append([]proc.Rlimit{{Resource: unix.RLIMIT_RTPRIO}, {Resource: unix.RLIMIT_NICE}}, e.Bounds.Rlimits...))
 	if program := proc.Copy(b, e.Filter.Program()); len(program) > 0 {
 		p.filter = proc.New[unix.SockFprog](b)
 		p.filter.Len, p.filter.Filter = uint16(len(program)), &program[0]
