@@ -59,13 +59,15 @@ func (s *signals) listen() {
 			notify(got, sig)
 		}
 	}
-	if !ignoresStop() { // as in a shell without job control
-		signal.Notify(s.stop, syscall.SIGTSTP)
-	}
 	// A closed stdout is an error of write(2), and no reason to leave a sandbox
 	// behind. (The payload gets the default back.)
 	signal.Ignore(syscall.SIGPIPE)
 	close(s.ready)
+	// Each signal takes package signal a tenth of a millisecond, and until there is a
+	// command, which takes longer, Ctrl-Z may stop us alone.
+	if !ignoresStop() { // as in a shell without job control
+		signal.Notify(s.stop, syscall.SIGTSTP)
+	}
 	sig := <-got
 	s.cancelBy(sig.(syscall.Signal))
 	closeSignaled()
