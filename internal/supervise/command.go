@@ -233,10 +233,13 @@ func (c *Command) Watch(ctx context.Context) {
 		exited = c.exec.Exited()
 	}
 	// Monotonic timers: a clock that is set does not matter.
-	var deadline, before <-chan time.Time
+	var deadline <-chan struct{}
+	var before <-chan time.Time
 	if !c.deadline.IsZero() {
 		left := time.Until(c.deadline)
-		deadline = time.After(left)
+		var stop func()
+		deadline, stop = alarm(left)
+		defer stop()
 		before = time.After(max(0, left-lookAhead))
 	}
 	unkept, stop := c.watchKept()
