@@ -201,11 +201,12 @@ func (k *Kept) HoldMounts() {
 	}
 }
 
-// Unmount gives the mount namespaces up that are held. It blocks while the kernel
-// takes them down: half a millisecond.
+// Unmount gives the mount namespaces up that are held. The kernel takes half a millisecond
+// and more to take one down, and the process does not end before it has; so each gets a
+// thread of its own.
 func (k *Kept) Unmount() {
 	for _, m := range k.mounts {
-		_ = m.Close() // an error means that it was closed
+		go m.Close() // an error means that it was closed
 	}
 }
 

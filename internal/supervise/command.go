@@ -232,6 +232,7 @@ func (c *Command) Watch(ctx context.Context) {
 	if c.exec != nil {
 		exited = c.exec.Exited()
 	}
+	c.kept.HoldMounts()
 	// Monotonic timers: a clock that is set does not matter.
 	var deadline <-chan struct{}
 	var before <-chan time.Time
@@ -271,7 +272,6 @@ func (c *Command) Watch(ctx context.Context) {
 			}
 		case <-before:
 			c.used = c.kept.Used()
-			c.kept.HoldMounts()
 		case <-deadline:
 			c.cause = result.Timeout
 			if c.exec != nil && c.exec.Ending() {

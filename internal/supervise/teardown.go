@@ -50,7 +50,7 @@ func Teardown(k *proc.Kept, deadline time.Time) Outcome {
 		failed = multierror.Append(failed, err)
 	}
 	at := time.Now()
-	go k.Unmount() // the process does not end before that is done
+	k.Unmount()
 	if failed == nil {
 		return Outcome{Verdict: result.Proven, At: at, End: end}
 	}
