@@ -233,7 +233,7 @@ func TestStateDescriptors(t *testing.T) {
 		step = 3
 	}
 	enough := 0
-	for n := 10; n <= 56; n += step {
+	for n := 10; n <= 72; n += step {
 		_ = os.Remove(filepath.Join(e.out, "ran"))
 		s := with(n, append(append(e.startFlags("--name", "box"), "--"), stays...)...)
 		switch s.code {
@@ -277,10 +277,10 @@ func TestStateDescriptors(t *testing.T) {
 		}
 	}
 	if enough == 0 {
-		t.Errorf("56 descriptors are not enough for start")
+		t.Errorf("72 descriptors are not enough for start")
 	}
 	t.Logf("start works with %d", enough)
-	for n := 10; !zombie(b.PID) && n <= 56; n++ {
+	for n := 10; !zombie(b.PID) && n <= 72; n++ {
 		// It may have a warning on its way, that nothing could be written.
 		if s := with(n, "kill", "--grace", "0", "other"); s.code != 0 && s.code != 125 {
 			t.Errorf("%v", s)
