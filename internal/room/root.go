@@ -57,14 +57,18 @@ var toplevel = []string{"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/l
 // keys, and no configuration in which credentials are usual, such as that of pip, npm, git,
 // maven's servers or wget.
 var etcFiles = []string{
-	"debian_version", "alpine-release", "fedora-release", "os-release", // which system is this?
-	"host.conf", "nsswitch.conf", "protocols", "services", // the C library's look-ups
+	"debian_version", "alpine-release", "fedora-release", // which system is this?
+	"nsswitch.conf", "protocols", "services", // the C library's look-ups
 	"ld.so.cache", "ld-musl-x86_64.path", "ld-musl-aarch64.path", // the dynamic loader
-	"localtime", "timezone",
-	"mime.types", "matplotlibrc", "fonts/fonts.conf", // fontconfig's rules are more than a copy each
+	"timezone",
+	"mime.types", "matplotlibrc",
 	"maven/m2.conf", "maven/logging/simplelogger.properties",
 	"texmf/web2c/texmf.cnf",
 }
+
+// etcLinks lead into /usr on most systems, and then are links in the sandbox as well:
+// that is quicker than a copy.
+var etcLinks = []string{"os-release", "localtime"}
 
 // etcDirs are bound: alternatives holds the links behind awk, java, editor …;
 // a JVM does not start without its security policy; crypto-policies configures
@@ -90,7 +94,7 @@ func jvmDirs() (dirs []string) {
 // etcNetFiles and etcNetDirs are for a payload that can reach a network. Of ssl and pki
 // only what is public: a user may belong to the group that reads the private keys.
 var (
-	etcNetFiles = []string{"hosts", "resolv.conf", "gai.conf", "ssl/openssl.cnf", "ssl/cert.pem", "pki/tls/openssl.cnf", "pki/tls/cert.pem"}
+	etcNetFiles = []string{"hosts", "host.conf", "resolv.conf", "gai.conf", "ssl/openssl.cnf", "ssl/cert.pem", "pki/tls/openssl.cnf", "pki/tls/cert.pem"}
 	etcNetDirs  = []string{"ssl/certs", "pki/ca-trust", "pki/tls/certs", "pki/java", "ca-certificates"}
 )
 
@@ -178,6 +182,13 @@ func etcOps(p *Policy, user User, hostname string) (ops []op, err error) {
 	} else {
 		ops = append(ops, op{kind: opCopy, dst: "/etc/hosts", data: []byte("127.0.0.1 localhost " + hostname + "\n::1 localhost " + hostname + "\n")})
 	}
+	for _, name := range etcLinks {
+		if target, ok := etcLink("/etc/" + name); ok {
+			ops = append(ops, op{kind: opSymlink, src: target, dst: "/etc/" + name})
+		} else if o, ok := etcFile("/etc/" + name); ok {
+			ops = append(ops, o)
+		}
+	}
 	for _, name := range files {
 		if o, ok := etcFile("/etc/" + name); ok {
 			ops = append(ops, o)
@@ -212,8 +223,18 @@ func etcOps(p *Policy, user User, hostname string) (ops []op, err error) {
 	return ops, nil
 }
 
+// etcLink returns the target of a symbolic link into /usr.
+func etcLink(name string) (target string, ok bool) {
+	target, err := os.Readlink(name)
+	at := target
+	if !path.IsAbs(at) {
+		at = path.Join(path.Dir(name), at)
+	}
+	return target, err == nil && Within(path.Clean(at), "/usr")
+}
+
 // etcFile is a copy of one file; a symbolic link is followed, since resolv.conf
-// and os-release usually are links to where the sandbox has nothing.
+// usually is a link to where the sandbox has nothing.
 func etcFile(name string) (op, bool) {
 	// Not os.Open, which asks the poller about every file, at five system calls.
 	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
