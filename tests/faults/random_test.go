@@ -43,6 +43,15 @@ func TestR16RandomShort(t *testing.T) {
 	}
 }
 
+// R16: the same while a directory of root's is idmapped, for which there is one more
+// process for a moment.
+func TestR16RandomIdmap(t *testing.T) {
+	dir := harness.Dir(t)
+	for range scaled(t, 60) {
+		killAfter(t, rand.N(window/2), options{}, []string{"--bind", dir + ":/mapped"}, leaver)
+	}
+}
+
 // R16: the same while both streams are captured.
 func TestR16RandomJSON(t *testing.T) {
 	for range scaled(t, 30) {

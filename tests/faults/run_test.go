@@ -373,7 +373,8 @@ func (r *run) gone() {
 // left are the processes of the run, found by marker, namespace and descent.
 func (r *run) left() (left []harness.Proc) {
 	for _, p := range orphans() {
-		if r.killed && p.Parent == os.Getpid() && p.State == "Z" && strings.HasPrefix(p.Comm, "sbxrun") {
+		// "3" is the one that makes a user namespace to idmap by: it executes a descriptor.
+		if r.killed && p.Parent == os.Getpid() && p.State == "Z" && (strings.HasPrefix(p.Comm, "sbxrun") || p.Comm == "3") {
 			continue // a fork of sbxrun's: its caller reaps it, as it reaps sbxrun
 		}
 		left = append(left, p)
