@@ -139,6 +139,9 @@ type Result struct {
 	Limits []Limit // those that were asked for
 
 	Err *Error // why the command did not start, or what the teardown could not do
+
+	// PreserveStatus makes the exit code after a timeout that of the payload.
+	PreserveStatus bool
 }
 
 // ExitCode is what sbxrun exits with.
@@ -158,7 +161,13 @@ func (r Result) ExitCode() int {
 	case OutputLimit:
 		return ExitOutputLimit
 	case Timeout, IdleTimeout:
-		return ExitTimeout
+		switch {
+		case !r.PreserveStatus:
+			return ExitTimeout
+		case r.Payload == nil: // killed with its init, which alone could tell
+			return ExitKilled
+		}
+		return r.Payload.Code()
 	case Canceled:
 		return 128 + int(r.Signal)
 	case Killed, Lost, OOM:

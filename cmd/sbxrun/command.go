@@ -30,16 +30,50 @@ type command struct {
 	output  outputLimit
 	buffers [2]*stream.Buffer   // what --json has of stdout and stderr
 	bwrap   *result.ReportBwrap // if a new one was used
+	sayings *sayings            // with --verbose
 }
 
 // prepare makes what the command needs beside its place. begin is when sbxrun began.
 func (c *command) prepare(begin time.Time) (err error) {
 	c.Terms = supervise.Terms{
-		Timeout: time.Duration(c.ends.Timeout), Grace: time.Duration(c.ends.Grace), ProofTimeout: time.Duration(c.ends.ProofTimeout),
+		Timeout: time.Duration(c.ends.Timeout), Signal: syscall.Signal(c.ends.Signal), Grace: c.ends.Period(), ProofTimeout: time.Duration(c.ends.ProofTimeout),
 		Begin: begin, Hurry: c.signals.hurry, Confirm: caller != nil,
+	}
+	if c.ends.Foreground && !c.tells.Quiet {
+		warn(errors.New("--foreground changes nothing: whatever the command has started is ended with it; for a terminal there is --tty"))
+	}
+	if c.tells.Verbose {
+		c.sayings = saySignals(c.argv[0])
+		c.Terms.Sending = c.sayings.sent
 	}
 	c.Streams, err = c.openStreams()
 	return err
+}
+
+// sayings tells of signals on stderr; nil tells of none. It has a goroutine, because
+// stderr may have no reader, and the end of a command waits for nobody.
+type sayings struct {
+	sent chan syscall.Signal
+	said chan struct{} // closed after the last
+}
+
+func saySignals(command string) *sayings {
+	s := &sayings{make(chan syscall.Signal, 2), make(chan struct{})}
+	go func() {
+		defer close(s.said)
+		for sig := range s.sent {
+			say(fmt.Sprintf("sbxrun: sending signal %s to the command %q", result.SignalName(sig), command))
+		}
+	}()
+	return s
+}
+
+// over comes back when all is said.
+func (s *sayings) over() {
+	if s != nil {
+		close(s.sent)
+		<-s.said
+	}
 }
 
 // start lets the command begin, and reports whether it did.
@@ -55,6 +89,8 @@ func (c *command) start() bool {
 // wait comes back when nothing of the command is left.
 func (c *command) wait() (res result.Result, delivered bool) {
 	res, delivered, left := c.Wait(c.signals.ctx, signaled)
+	c.sayings.over()
+	res.PreserveStatus = c.ends.PreserveStatus
 	for _, err := range left {
 		if caller == nil {
 			warn(err)

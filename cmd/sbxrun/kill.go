@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -36,10 +34,9 @@ func killCommand(args []string) int {
 
 // killer ends sandboxes.
 type killer struct {
-	flags  cli.Kill
-	tags   map[string]string
-	signal string // its name
-	kills  []*kill
+	flags cli.Kill
+	tags  map[string]string
+	kills []*kill
 	// For each name that no sandbox has.
 	unknown []killed
 	code    int
@@ -64,23 +61,8 @@ func (k *killer) check(names []string) (err error) {
 	case len(k.flags.Tag) > 0 && !k.flags.All:
 		return errors.New("--tag goes with --all")
 	}
-	if k.signal, err = signalName(k.flags.Signal); err != nil {
-		return err
-	}
 	k.tags, err = parseTags(k.flags.Tag)
 	return err
-}
-
-// signalName takes a signal by its name, with or without SIG, or its number.
-func signalName(word string) (string, error) {
-	name := strings.TrimPrefix(strings.ToUpper(word), "SIG")
-	if n, err := strconv.Atoi(word); err == nil && n > 0 {
-		name = strings.TrimPrefix(unix.SignalName(unix.Signal(n)), "SIG")
-	}
-	if name == "" || unix.SignalNum("SIG"+name) == 0 {
-		return "", fmt.Errorf("--signal %q: no such signal", word)
-	}
-	return name, nil
 }
 
 func (k *killer) find(names []string) error {
@@ -114,7 +96,7 @@ func (k *killer) find(names []string) error {
 func (k *killer) killAll() {
 	begin := time.Now()
 	for _, one := range k.kills {
-		one.request(state.Kill{Signal: k.signal, GraceMS: result.Milliseconds(time.Duration(k.flags.Grace))})
+		one.request(state.Kill{Signal: result.SignalName(unix.Signal(k.flags.Signal)), GraceMS: result.Milliseconds(time.Duration(k.flags.Grace))})
 	}
 	// The supervisor gets a moment more than we give ourselves, to tell the verdict.
 	const moment = 2 * time.Second

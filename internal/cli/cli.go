@@ -5,6 +5,8 @@ package cli
 
 import (
 	"errors"
+	"syscall"
+	"time"
 
 	"github.com/sbxrun/sbxrun/internal/values"
 )
@@ -23,7 +25,8 @@ import (
 //	help           is a sentence, or some
 //	placeholder    stands for its value; a list such as none|host names all that there are
 //	default        is its value unless it is given
-//	short          is a letter; only switches have one
+//	short          is a letter
+//	alias          is another name, by which other tools have it
 //	group          is one of [topics]
 //	xor            is the same for flags of which only one may be given
 type CLI struct {
@@ -70,9 +73,27 @@ type Vars struct {
 
 // Ends is the flags that say how a command is ended, of run and exec.
 type Ends struct {
-	Timeout      values.Duration `help:"Kill everything after this time: 5, 0.5, 1500ms, 5m. 0 is never." default:"0" placeholder:"DUR" group:"end"`
-	Grace        values.Duration `help:"At the deadline send SIGTERM to every process first, and SIGKILL after this time." default:"0" placeholder:"DUR" group:"end"`
-	ProofTimeout values.Duration `help:"How long to wait for the proof that nothing is left." default:"5s" placeholder:"DUR" group:"end"`
+	Timeout values.Duration `help:"Kill everything after this time: 5, 0.5, 1500ms, 5m. 0 is never." default:"0" placeholder:"DUR" group:"end"`
+	First
+	ProofTimeout   values.Duration `help:"How long to wait for the proof that nothing is left." default:"5s" placeholder:"DUR" group:"end"`
+	PreserveStatus bool            `help:"After a deadline exit with the command's own code, or 128+n, in place of 124." group:"end"`
+	Foreground     bool            `help:"Changes nothing; for command lines of timeout(1)." group:"end"`
+}
+
+// First is the flags that say what comes before SIGKILL at a deadline, of run, start and
+// exec.
+type First struct {
+	Signal values.Signal   `help:"What every process gets first at the deadline: a name or a number. Default: TERM." placeholder:"SIGNAL" short:"s" group:"end"`
+	Grace  values.Duration `help:"SIGKILL comes so long after that signal. 0, the default, is at once, and with --signal 5s. Also --kill-after." default:"0" placeholder:"DUR" short:"k" alias:"kill-after" group:"end"`
+}
+
+// Period is from the first signal to SIGKILL. Who names a signal wants it to be heard.
+func (f First) Period() time.Duration {
+	const heard = 5 * time.Second
+	if f.Grace == 0 && f.Signal != 0 && f.Signal != values.Signal(syscall.SIGKILL) {
+		return heard
+	}
+	return time.Duration(f.Grace)
 }
 
 // Limits is the flags that say how much a command may use, of run, start and exec.
@@ -96,6 +117,7 @@ type Tells struct {
 	JSON        bool        `help:"Capture stdout and stderr, and print the report with them." group:"tell"`
 	MaxOutput   values.Size `help:"With --json or --output-limit: how much is kept of each stream; head and tail, or the head." default:"1M" placeholder:"SIZE" group:"tell"`
 	OutputLimit string      `help:"Where more than --max-output is written: kill everything, or drop the rest. With --json, truncate is the default." placeholder:"kill|truncate" group:"use"`
+	Verbose     bool        `help:"Say on stderr which signal is sent to end the command." short:"v" group:"tell"`
 	Quiet       bool        `help:"Do not say on stderr why the command was ended." short:"q" group:"tell"`
 }
 
@@ -130,9 +152,9 @@ type Start struct {
 	Name Name     `help:"A name, which no other running sandbox may have." placeholder:"NAME" group:"be"`
 	Tag  []string `help:"A tag, to select sandboxes by." placeholder:"KEY=VALUE" group:"be"`
 
-	Timeout      values.Duration `help:"Lifetime: kill everything after this time. 0 is never." default:"0" placeholder:"DUR" group:"end"`
-	IdleTimeout  values.Duration `help:"Kill everything when for this time no exec has run in it. 0 is never." default:"0" placeholder:"DUR" group:"end"`
-	Grace        values.Duration `help:"When the time is over send SIGTERM to every process first, and SIGKILL after this time." default:"0" placeholder:"DUR" group:"end"`
+	Timeout     values.Duration `help:"Lifetime: kill everything after this time. 0 is never." default:"0" placeholder:"DUR" group:"end"`
+	IdleTimeout values.Duration `help:"Kill everything when for this time no exec has run in it. 0 is never." default:"0" placeholder:"DUR" group:"end"`
+	First
 	ProofTimeout values.Duration `help:"How long to wait for the proof that nothing is left." default:"5s" placeholder:"DUR" group:"end"`
 
 	View
@@ -218,7 +240,7 @@ type Logs struct {
 
 // Kill is the flags of sbxrun kill.
 type Kill struct {
-	Signal       string          `help:"What every process gets first." default:"TERM" placeholder:"SIGNAL"`
+	Signal       values.Signal   `help:"What every process gets first: a name or a number." default:"TERM" placeholder:"SIGNAL" short:"s"`
 	Grace        values.Duration `help:"SIGKILL comes after this time. 0 is at once." default:"5s" placeholder:"DUR"`
 	ProofTimeout values.Duration `help:"How long to wait for the proof that nothing is left." default:"5s" placeholder:"DUR"`
 	All          bool            `help:"All that run." short:"a"`

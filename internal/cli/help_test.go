@@ -21,7 +21,7 @@ func help(t *testing.T, command string) string {
 func TestHelp(t *testing.T) {
 	all := help(t, "run")
 	for _, want := range []string{"Usage: sbxrun [run] [flags] [--] COMMAND [ARG...]\n", "|exec|", "\n\nExample: sbxrun --timeout 5 ",
-		"  --proof-timeout=DUR    How long to wait for the proof that nothing is left\n                         (default 5s).\n",
+		"  -k, --grace=DUR ", "\n      --proof-timeout=DUR    How long to wait for the proof that nothing is left\n                             (default 5s).\n",
 		"(default 256M)", "Default:", "\n  -t, --tty ", "\n      --env=NAME[=VALUE] ",
 		"\n  --on-pressure=refuse|wait|ignore\n                        What to do if"} {
 		if !strings.Contains(all, want) {

@@ -122,6 +122,7 @@ func (c Command) find(matches func(*Flag) bool) *Flag {
 
 func (f Flag) Help() string        { return f.tag.Get("help") }
 func (f Flag) Short() string       { return f.tag.Get("short") }
+func (f Flag) Alias() string       { return f.tag.Get("alias") }
 func (f Flag) Placeholder() string { return f.tag.Get("placeholder") }
 func (f Flag) Default() string     { return f.tag.Get("default") }
 func (f Flag) Topic() string       { return f.tag.Get("group") }
@@ -132,12 +133,16 @@ func (f Flag) TakesValue() bool { return f.value.Kind() != reflect.Bool }
 // Repeats reports whether the flag may be given more than once.
 func (f Flag) Repeats() bool { return f.value.Kind() == reflect.Slice }
 
-// Spellings are all ways to type the flag: --quiet, -q.
+// Spellings are all ways to type the flag: --grace, --kill-after, -k.
 func (f Flag) Spellings() []string {
-	if f.Short() == "" {
-		return []string{"--" + f.Name}
+	words := []string{"--" + f.Name}
+	if f.Alias() != "" {
+		words = append(words, "--"+f.Alias())
 	}
-	return []string{"--" + f.Name, "-" + f.Short()}
+	if f.Short() != "" {
+		words = append(words, "-"+f.Short())
+	}
+	return words
 }
 
 // Choices are the values of a flag whose placeholder names them, as none|host does.

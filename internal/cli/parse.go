@@ -68,21 +68,34 @@ func isFlag(word string) bool { return strings.HasPrefix(word, "-") && word != "
 // is needed, and returns the words that are left.
 func (c Command) take(word string, rest []string) ([]string, error) {
 	name, long := strings.CutPrefix(word, "--")
-	if !long { // of one letter, which are switches
-		for _, letter := range word[1:] {
+	if !long { // of one letter; behind the first one that needs a value comes that
+		for i, letter := range word[1:] {
 			f := c.find(func(f *Flag) bool { return f.Short() == string(letter) })
 			if f == nil {
 				return nil, c.unknown(word, "-"+string(letter))
 			}
+			if f.TakesValue() {
+				value := word[1+i+len(string(letter)):]
+				return f.take(value, value != "", rest)
+			}
+			f.given = true
 			f.value.SetBool(true)
 		}
 		return rest, nil
 	}
 	name, value, attached := strings.Cut(name, "=")
-	f := c.find(func(f *Flag) bool { return f.Name == name })
-	switch {
-	case f == nil:
+	f := c.find(func(f *Flag) bool { return f.Name == name || name != "" && f.Alias() == name })
+	if f == nil {
 		return nil, c.unknown("--"+name, "--"+name)
+	}
+	return f.take(value, attached, rest)
+}
+
+// take sets the flag to the value that is attached to it, or to the next word if it needs
+// one, and returns the words that are left.
+func (f *Flag) take(value string, attached bool, rest []string) ([]string, error) {
+	name := f.Name
+	switch {
 	case attached:
 	case !f.TakesValue():
 		value = "true"
@@ -146,8 +159,10 @@ func (c Command) unknown(word, flag string) error {
 // spelt returns the flags with such names, as they are typed.
 func (c Command) spelt(matches func(name string) bool) (flags []string) {
 	for _, f := range c.Flags {
-		if matches(f.Name) {
-			flags = append(flags, "--"+f.Name)
+		for _, name := range []string{f.Name, f.Alias()} {
+			if name != "" && matches(name) {
+				flags = append(flags, "--"+name)
+			}
 		}
 	}
 	return flags

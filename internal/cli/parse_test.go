@@ -79,6 +79,12 @@ func TestParse(t *testing.T) {
 		{"run --timeout 1 --timeout 2 x", want(t, func(r *Run) { r.Timeout = 2 * second }), "x"},
 		{"run --json run -- x", want(t, func(r *Run) { r.JSON = true }), "run -- x"},
 		{"run -qt bash -t", want(t, func(r *Run) { r.Quiet, r.Tty = true, true }), "bash -t"},
+		// Behind a letter that needs a value comes that, in the same word or the next.
+		{"run -s INT x", want(t, func(r *Run) { r.Signal = 2 }), "x"},
+		{"run -k5 -sSIGHUP x -k 7", want(t, func(r *Run) { r.Grace, r.Signal = 5*second, 1 }), "x -k 7"},
+		{"run -qvk 5 x", want(t, func(r *Run) { r.Quiet, r.Verbose, r.Grace = true, true, 5*second }), "x"},
+		{"run --kill-after 5 x", want(t, func(r *Run) { r.Grace = 5 * second }), "x"},
+		{"run --kill-after=5 --grace 6 x", want(t, func(r *Run) { r.Grace = 6 * second }), "x"},
 		{"run --json=false --quiet=true x", want(t, func(r *Run) { r.Quiet = true }), "x"},
 		{"run --ro-bind /a --ro-bind /b:/c --bind=/d,e x", want(t, func(r *Run) { r.RoBind, r.Bind = []string{"/a", "/b:/c"}, []string{"/d,e"} }), "x"},
 		{"run --env= x", want(t, func(r *Run) { r.Env = []string{""} }), "x"},
@@ -95,7 +101,8 @@ func TestParse(t *testing.T) {
 		// Names come before and after flags.
 		{"kill", want[Kill](t, nil), ""},
 		{"kill web db", want[Kill](t, nil), "web db"},
-		{"kill web --signal KILL db", want(t, func(k *Kill) { k.Signal = "KILL" }), "web db"},
+		{"kill web --signal KILL db", want(t, func(k *Kill) { k.Signal = 9 }), "web db"},
+		{"kill -s 9 web", want(t, func(k *Kill) { k.Signal = 9 }), "web"},
 		{"kill --tag a=b web --tag c=d -a", want(t, func(k *Kill) { k.Tag, k.All = []string{"a=b", "c=d"}, true }), "web"},
 		{"kill --grace 0 web --proof-timeout 1s --json", want(t, func(k *Kill) { k.Grace, k.ProofTimeout, k.JSON = 0, second, true }), "web"},
 		{"kill web -- --signal HUP --", want[Kill](t, nil), "web --signal HUP --"},
@@ -150,7 +157,12 @@ func TestParseErrors(t *testing.T) {
 		{"ps --status failed --status dead", `--status "dead": want starting, running, completed, failed, killed, error or lost`},
 		{"kill --grace --tag", `--grace: needs a value, and "--tag" looks like a flag; if it is the value, write --grace=--tag`},
 
+		{"run -k", "--grace: needs a value"},
+		{"run -k -s INT x", `--grace: needs a value, and "-s" looks like a flag; if it is the value, write --grace=-s`},
+		{"run -sFOO x", `--signal: no such signal "FOO": want a name such as INT, or a number from 1 to 64`},
+
 		// What may be meant.
+		{"run --kill 5 x", "unknown flag --kill, did you mean --kill-after?"},
 		{"run --nosuch x", "unknown flag --nosuch"},
 		{"run --nosuch=ls x", "unknown flag --nosuch"},
 		{"run -x y", "unknown flag -x"},

@@ -6,6 +6,7 @@ package sandbox
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"os"
 	"strconv"
@@ -38,7 +39,8 @@ type Spec struct {
 	Begin         time.Time // when it was asked for
 
 	Timeout, Grace, ProofTimeout time.Duration
-	IdleTimeout                  time.Duration // 0 for none
+	Signal                       syscall.Signal // that comes first when the time is over; 0 for SIGTERM
+	IdleTimeout                  time.Duration  // 0 for none
 
 	LogMax       int64 // bytes of each log
 	KillAtLogMax bool  // the sandbox ends when there is more
@@ -102,6 +104,7 @@ func (s *Sandbox) Start() error {
 	}
 	terms := supervise.Terms{
 		Timeout:      s.spec.Timeout,
+		Signal:       s.spec.Signal,
 		Grace:        s.spec.Grace,
 		ProofTimeout: s.spec.ProofTimeout,
 		Begin:        s.spec.Begin,
@@ -190,7 +193,7 @@ func (s *Sandbox) endExecs() {
 	grace, request := time.Duration(0), s.command.Request()
 	switch s.command.Cause() {
 	case result.Timeout:
-		request.Signal, grace = unix.SIGTERM, s.spec.Grace
+		request.Signal, grace = cmp.Or(s.spec.Signal, unix.SIGTERM), s.spec.Grace
 	case result.Killed, result.IdleTimeout, result.OutputLimit:
 		grace = request.Grace
 	}
@@ -323,7 +326,7 @@ func (s *Sandbox) endWhenIdle() {
 		if err != nil {
 			wait = min(timeout, time.Second) // not to be told now
 		} else if wait <= 0 {
-			s.End(supervise.Request{Cause: result.IdleTimeout, Signal: unix.SIGTERM, Grace: s.spec.Grace})
+			s.End(supervise.Request{Cause: result.IdleTimeout, Signal: cmp.Or(s.spec.Signal, unix.SIGTERM), Grace: s.spec.Grace})
 			return
 		}
 		select {

@@ -32,12 +32,16 @@ import (
 
 // Terms are how a command is supervised.
 type Terms struct {
-	Timeout      time.Duration // from the release; 0 for none
-	Grace        time.Duration // from SIGTERM to SIGKILL; 0 for SIGKILL at once
-	ProofTimeout time.Duration // how long the proof may take
-	Begin        time.Time     // when sbxrun, or this use of it, began
+	Timeout      time.Duration  // from the release; 0 for none
+	Signal       syscall.Signal // what comes first at the deadline; 0 for SIGTERM
+	Grace        time.Duration  // from that to SIGKILL; 0 for SIGKILL at once
+	ProofTimeout time.Duration  // how long the proof may take
+	Begin        time.Time      // when sbxrun, or this use of it, began
 	// Hurry cuts a grace period short when it is closed.
 	Hurry <-chan struct{}
+	// Sending, if not nil, is told each signal just before it is sent. A signal for which
+	// there is no room is not told: nothing may delay the end.
+	Sending chan<- syscall.Signal
 	// Limits, if not nil, is what the command is in; it stays the caller's.
 	Limits *limits.Group
 	// SpareOOM lets it go on when the kernel has killed a process of it for want of

@@ -1,6 +1,7 @@
 package supervise
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -74,6 +75,9 @@ func (c *Command) beforeKill(ctx context.Context) (err error) {
 	}
 	if c.exec != nil && res.Started {
 		err = c.grace(ctx)
+		if c.Sending != nil && !c.kept.Init.Exited() {
+			c.tell(unix.SIGKILL)
+		}
 	}
 	if c.cause != result.Timeout || c.Grace > 0 { // it was looked at shortly before
 		c.used = c.kept.Used()
@@ -86,28 +90,34 @@ func (c *Command) beforeKill(ctx context.Context) (err error) {
 func (c *Command) grace(ctx context.Context) error {
 	switch c.cause {
 	case result.Timeout:
-		if c.Grace > 0 {
-			return c.wait(c.Grace, c.Signal(unix.SIGTERM), nil, ctx)
-		}
+		return c.wait(c.Grace, cmp.Or(c.Terms.Signal, unix.SIGTERM), c.Signal, nil, ctx)
 	case result.Canceled:
 		// Only the command is told, so only for the command is waited.
-		if c.Grace > 0 {
-			return c.wait(c.Grace, c.exec.Signal(c.request.Signal), c.exec.Exited(), nil)
-		}
+		return c.wait(c.Grace, c.request.Signal, c.exec.Signal, c.exec.Exited(), nil)
 	case result.Killed, result.IdleTimeout, result.OutputLimit:
-		if c.request.Grace > 0 {
-			return c.wait(c.request.Grace, c.Signal(c.request.Signal), nil, nil)
-		}
+		return c.wait(c.request.Grace, c.request.Signal, c.Signal, nil, nil)
 	}
 	return nil
 }
 
-// wait ends when init has exited, which it does by itself when it has no children left;
-// when until is closed; when the grace period is over, that of a later request by ctx
-// included; or when somebody is in a hurry. told is what became of the signal.
-func (c *Command) wait(period time.Duration, told error, until <-chan struct{}, ctx context.Context) error {
-	if told != nil && !errors.Is(told, proc.ErrGone) {
-		return told
+// tell tells which signal is about to be sent.
+func (c *Command) tell(sig syscall.Signal) {
+	select {
+	case c.Sending <- sig:
+	default:
+	}
+}
+
+// wait sends a signal, and ends when init has exited, which it does by itself when it has no
+// children left; when until is closed; when the grace period is over, that of a later request
+// by ctx included; or when somebody is in a hurry. Without a grace period it does nothing.
+func (c *Command) wait(period time.Duration, sig syscall.Signal, send func(syscall.Signal) error, until <-chan struct{}, ctx context.Context) error {
+	if period <= 0 {
+		return nil
+	}
+	c.tell(sig)
+	if err := send(sig); err != nil && !errors.Is(err, proc.ErrGone) {
+		return err
 	}
 	over := time.Now().Add(period)
 	c.Spare(over)

@@ -1,0 +1,184 @@
+package tests
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// Hands that know timeout(1): its flags, by their names there, its exit codes, and what it
+// takes for a time and a signal. What differs is that a deadline is 124 even where SIGKILL
+// was needed, unless --preserve-status is given.
+func TestTimeoutWords(t *testing.T) {
+	t.Parallel()
+	const (
+		// Traps come before the output that says so, and a shell looks between two sleeps.
+		loop   = `; echo ready; while :; do sleep 0.02; done`
+		deaf   = `trap "" TERM INT` + loop
+		ends7  = `trap "exit 7" TERM INT HUP` + loop
+		ends0  = `trap "exit 0" TERM` + loop
+		onUsr1 = `trap "echo got; exit 3" USR1` + loop
+	)
+	short := harness.Deadline(500 * time.Millisecond).String()
+	dir := harness.Dir(t)
+	harness.Must(t, os.WriteFile(filepath.Join(dir, "text"), []byte("no program\n"), 0o644))
+	sh := func(flags, script string) []string {
+		return append(strings.Fields(flags), "sh", "-c", script)
+	}
+	with := func(script string) []string { return []string{"sh", "-c", script + `; exec "$@"`, "sh"} }
+	usage := func(line string) []string { return strings.Fields(line) }
+	for _, c := range []struct {
+		name   string
+		args   []string
+		code   int
+		cause  string   // "" is that there is no report
+		wrap   []string // what starts sbxrun
+		stdout string   // the end of it
+	}{
+		// The command's own end.
+		{"ends in time", sh("--timeout 100", "exit 0"), 0, "exited", nil, ""},
+		{"own code", sh("--timeout 100", "exit 2"), 2, "exited", nil, ""},
+		{"own 124", sh("--timeout 100", "exit 124"), 124, "exited", nil, ""},
+		{"own signal", sh("--timeout 100", "kill -9 $$"), 137, "signaled", nil, ""},
+		{"own end with all flags", sh("-v -k 5 -s INT --preserve-status --timeout 100", "exit 5"), 5, "exited", nil, ""},
+		{"not found", usage("--timeout 100 no-such-command-anywhere"), 127, "start-failed", nil, ""},
+		{"not found, preserved", usage("--preserve-status --timeout 100 no-such-command-anywhere"), 127, "start-failed", nil, ""},
+		{"directory", usage("--timeout 100 /"), 126, "start-failed", nil, ""},
+		{"not executable", usage("--timeout 100 ./text"), 126, "start-failed", nil, ""},
+
+		// Times.
+		{"0 is never", usage("--timeout 0 sleep 0.1"), 0, "exited", nil, ""},
+		{"0 with a unit", usage("--timeout 0s sleep 0.1"), 0, "exited", nil, ""},
+		{"seconds", usage("--timeout 1 sleep 100"), 124, "timeout", nil, ""},
+		{"fraction", usage("--timeout .1 sleep 100"), 124, "timeout", nil, ""},
+		{"fraction with a unit", usage("--timeout 0.002m sleep 100"), 124, "timeout", nil, ""},
+		{"hours", usage("--timeout 0.00003h sleep 100"), 124, "timeout", nil, ""},
+		{"days", usage("--timeout 0.000001d sleep 100"), 124, "timeout", nil, ""},
+		{"long", usage("--timeout 99999d true"), 0, "exited", nil, ""},
+		{"no time", usage("--timeout x true"), 125, "", nil, ""},
+		{"negative", usage("--timeout -1 true"), 125, "", nil, ""},
+		{"blank", []string{"--timeout", " 1", "true"}, 125, "", nil, ""},
+		{"unknown unit", usage("--timeout 1D true"), 125, "", nil, ""},
+		{"too long", usage("--timeout 999999999999999999d true"), 125, "", nil, ""},
+		{"no time to kill after", usage("-k x --timeout 1 true"), 125, "", nil, ""},
+		{"no command", usage("--timeout 100"), 125, "start-failed", nil, ""},
+		{"no value", usage("-s"), 125, "", nil, ""},
+
+		// The first signal.
+		{"by name", sh("-s USR1 --preserve-status --timeout "+short, onUsr1), 3, "timeout", nil, "got\n"},
+		{"with SIG", sh("--signal SIGUSR1 --preserve-status --timeout "+short, onUsr1), 3, "timeout", nil, "got\n"},
+		{"in small letters", sh("--signal=usr1 --preserve-status --timeout "+short, onUsr1), 3, "timeout", nil, "got\n"},
+		{"by number", sh("-s10 --preserve-status --timeout "+short, onUsr1), 3, "timeout", nil, "got\n"},
+		{"is 124", sh("-s USR1 --timeout "+short, onUsr1), 124, "timeout", nil, "got\n"},
+		{"INT", usage("-s INT --preserve-status --timeout " + short + " sleep 100"), 130, "timeout", nil, ""},
+		{"KILL", usage("-s KILL --timeout " + short + " sleep 100"), 124, "timeout", nil, ""},
+		{"KILL, preserved", usage("-s KILL --preserve-status --timeout " + short + " sleep 100"), 137, "timeout", nil, ""},
+		{"CONT ends nothing", usage("-s CONT -k 0.1 --preserve-status --timeout " + short + " sleep 100"), 137, "timeout", nil, ""},
+		{"no signal", usage("-s NOSUCH --timeout 1 true"), 125, "", nil, ""},
+		{"number 0", usage("-s 0 --timeout 1 true"), 125, "", nil, ""},
+		{"number 65", usage("-s 65 --timeout 1 true"), 125, "", nil, ""},
+
+		// SIGKILL after it.
+		{"TERM is enough", usage("-k 50 --timeout " + short + " sleep 100"), 124, "timeout", nil, ""},
+		{"TERM is enough, preserved", usage("--kill-after=50 --preserve-status --timeout " + short + " sleep 100"), 143, "timeout", nil, ""},
+		{"deaf", sh("-k 0.1 --timeout "+short, deaf), 124, "timeout", nil, "ready\n"},
+		{"deaf, preserved", sh("--kill-after .1 --preserve-status --timeout "+short, deaf), 137, "timeout", nil, "ready\n"},
+		{"handler", sh("-k 50 --timeout "+short, ends7), 124, "timeout", nil, ""},
+		{"handler, preserved", sh("-k 50 --preserve-status --timeout "+short, ends7), 7, "timeout", nil, ""},
+		{"success, preserved", sh("-k 50 --preserve-status --timeout "+short, ends0), 0, "timeout", nil, ""},
+		{"at once, preserved", usage("--preserve-status --timeout " + short + " sleep 100"), 137, "timeout", nil, ""},
+
+		// What sbxrun inherits.
+		{"stdout closed", usage("--timeout 100 true"), 0, "exited", with("exec >&-"), ""},
+		{"all closed", usage("--timeout 100 true"), 0, "exited", with("exec <&- >&- 2>&-"), ""},
+		{"CHLD ignored", sh("--timeout 100", "exit 3"), 3, "exited", with("trap '' CHLD"), ""},
+		{"TERM ignored", usage("-k 50 --preserve-status --timeout " + short + " sleep 100"), 143, "timeout", with("trap '' TERM"), ""},
+		{"ALRM ignored", usage("--timeout " + short + " sleep 100"), 124, "timeout", with("trap '' ALRM"), ""},
+		{"ALRM blocked", usage("--timeout " + short + " sleep 100"), 124, "timeout", []string{"env", "--block-signal=ALRM,TERM,CHLD"}, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r := harness.Run(t, harness.Options{Dir: dir, Wrap: c.wrap}, c.args...)
+			if c.cause != "" {
+				r.Expect(t, c.code, c.cause)
+			} else if r.ExitCode != c.code || r.Report != nil || len(harness.Lines(r.Stderr)) != 1 {
+				t.Errorf("exit code %d, want %d; report %v; stderr %q", r.ExitCode, c.code, r.Report != nil, r.Stderr)
+			}
+			if !strings.HasSuffix(string(r.Stdout), c.stdout) {
+				t.Errorf("stdout %q, want %q at its end", r.Stdout, c.stdout)
+			}
+		})
+	}
+}
+
+// --signal without --grace gives the command time to hear it, and no more than it needs.
+func TestTimeoutSignalHeard(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{}, "-s", "HUP", "--timeout", harness.Deadline(300*time.Millisecond).String(), "--preserve-status", "sh", "-c", `trap "sleep 0.3; echo heard; exit 4" HUP; echo ready; while :; do sleep 0.02; done`)
+	p.WaitOutput("ready\nheard\n")
+	r := p.Wait()
+	r.Expect(t, 4, "timeout")
+	harness.Within(t, "the run", r.Elapsed, harness.Deadline(300*time.Millisecond), harness.Deadline(300*time.Millisecond)+time.Second)
+}
+
+// A signal to sbxrun ends the command; --preserve-status is about deadlines alone.
+func TestTimeoutSignaled(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{}, "-v", "--preserve-status", "-k", "50", "--timeout", "500", "sh", "-c", `trap "exit 9" TERM; echo ready; while :; do sleep 0.02; done`)
+	p.WaitOutput("ready\n")
+	p.Signal(syscall.SIGTERM)
+	r := p.Wait()
+	r.Expect(t, 143, "canceled")
+	if got := string(r.Stderr); !strings.HasPrefix(got, "sbxrun: sending signal TERM to the command \"sh\"\n") {
+		t.Errorf("stderr %q", got)
+	}
+}
+
+// --verbose names the signals that were sent, and no others.
+func TestTimeoutVerbose(t *testing.T) {
+	t.Parallel()
+	const term, kill = "sbxrun: sending signal TERM to the command \"sh\"\n", "sbxrun: sending signal KILL to the command \"sh\"\n"
+	over := "sbxrun: timeout after 500ms; everything in the sandbox is gone (proven)\n"
+	for _, c := range []struct{ flags, script, want string }{
+		{"-v --timeout 0.5", "sleep 100", kill + over},
+		{"--verbose -k 50 --timeout 0.5", "exec sleep 100", term + over},
+		{"-v -k 0.1 --timeout 0.5", `trap "" TERM; while :; do sleep 0.02; done`, term + kill + over},
+		{"-vq -s KILL --timeout 0.5", "sleep 100", kill},
+		{"-v --timeout 500", "sleep 100 & exit 0", ""}, // what is left behind gets no signal that was asked for
+		{"--foreground --timeout 500", "exit 0", "sbxrun: warning: --foreground changes nothing: whatever the command has started is ended with it; for a terminal there is --tty\n"},
+		{"--foreground -q --timeout 500", "exit 0", ""},
+	} {
+		t.Run(c.flags, func(t *testing.T) {
+			t.Parallel()
+			r := harness.Run(t, harness.Options{}, append(strings.Fields(c.flags), "sh", "-c", c.script)...)
+			if got := string(r.Stderr); got != c.want {
+				t.Errorf("stderr %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+// exec and start take the same words.
+func TestTimeoutSandboxes(t *testing.T) {
+	t.Parallel()
+	state := harness.NewState(t)
+	box := state.Sandbox(harness.Options{})
+	r := box.Exec(harness.Options{}, []string{"-v", "-s", "INT", "--preserve-status", "--timeout", "0.5"}, "sleep", "100")
+	r.Expect(t, 130, "timeout")
+	if want := "sbxrun: sending signal INT to the command \"sleep\"\nsbxrun: timeout after 500ms; everything of the command is gone (proven)\n"; string(r.Stderr) != want {
+		t.Errorf("stderr %q", r.Stderr)
+	}
+	timed := state.Sandbox(harness.Options{}, "-s", "HUP", "-k", "50", "--timeout", harness.Deadline(500*time.Millisecond).String(), "sh", "-c", `trap "echo got; exit 3" HUP; while :; do sleep 0.02; done`)
+	record := timed.Ended()
+	if r := record.Report; r == nil || r.Cause != "timeout" || r.ExitCode != 124 {
+		t.Errorf("the record: %+v", record)
+	}
+	if logs := state.Run("logs", timed.ID); string(logs.Stdout) != "got\n" {
+		t.Errorf("logs: %q, %q", logs.Stdout, logs.Stderr)
+	}
+}
