@@ -4,8 +4,10 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -138,5 +140,47 @@ func TestInheritNoDescriptors(t *testing.T) {
 	finish(t, k)
 	if left := kept.Survivors(10); left != nil {
 		t.Errorf("left behind: %+v", left)
+	}
+}
+
+// stays is what enters, and was stopped before it could ask to die with its keeper.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func stays(p unsafe.Pointer) {
+	syscall.RawSyscall(unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, 0, 0)
+	syscall.RawSyscall(unix.SYS_WRITE, 0, uintptr(p), 1)
+	for {
+		syscall.RawSyscall6(unix.SYS_PPOLL, 0, 0, 0, 0, 0, 0)
+	}
+}
+
+// The keeper is killed, and a child of it still has the socket that its word would come by.
+func TestAbandonSocketHeld(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	lay := func(b *Block) unsafe.Pointer { return unsafe.Pointer(b.Text("x")) }
+	k := keep(t, Command{Way: &Way{Lay: lay, Enter: stays, Files: []*os.File{w}}})
+	if _, err := r.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	child := Descendants(k.PID, 1)[0].PID
+	if err := k.Signal(unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	if err := (&Kept{Keeper: k}).Abandon(begin.Add(20 * time.Second)); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(begin); took > 10*time.Second {
+		t.Errorf("that took %v", took)
+	}
+	if _, err := ReadStat(child); err != ErrGone {
+		t.Errorf("its child is left: %v", err)
 	}
 }

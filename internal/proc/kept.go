@@ -97,7 +97,9 @@ func (k *Kept) Abandon(deadline time.Time) error {
 // there is half a second more. os.ErrDeadlineExceeded: it still has children.
 func (k *Kept) Empty(deadline time.Time) (End, error) {
 	end, err := k.Keeper.Empty(deadline)
-	if errors.Is(err, os.ErrDeadlineExceeded) && k.Keeper.stopped() && k.Keeper.Signal(unix.SIGKILL) == nil {
+	// One that is dead may leave its end of the socket to a child that was stopped before it
+	// could ask to die with it.
+	if errors.Is(err, os.ErrDeadlineExceeded) && (k.Keeper.Exited() || k.Keeper.stopped() && k.Keeper.Signal(unix.SIGKILL) == nil) {
 		err, deadline = ErrNotEmpty, time.Now().Add(instead)
 	}
 	if errors.Is(err, ErrNotEmpty) {
