@@ -11,9 +11,9 @@ import (
 )
 
 // calls makes some system calls and prints what they say: keyctl, io_uring_setup, a user
-// namespace, and that others are there, as debuggers and sanitizers need.
+// namespace, sync and syncfs, and that others are there, as debuggers and sanitizers need.
 const calls = `import ctypes, errno, os, platform
-numbers = {"x86_64": (250, 425, 101), "aarch64": (219, 425, 117)}[platform.machine()]
+numbers = {"x86_64": (250, 425, 101, 162, 306), "aarch64": (219, 425, 117, 81, 267)}[platform.machine()]
 libc = ctypes.CDLL(None, use_errno=True)
 def say(name, result):
     print(name, "ok" if result >= 0 else errno.errorcode[ctypes.get_errno()])
@@ -21,6 +21,9 @@ say("keyctl", libc.syscall(numbers[0], 0, -3, 0, 0, 0))
 say("io_uring_setup", libc.syscall(numbers[1], 1, None))
 say("unshare", libc.unshare(0x10000000))
 say("ptrace", libc.syscall(numbers[2], 0, 0, 0, 0))
+say("sync", libc.syscall(numbers[3]))
+say("syncfs", libc.syscall(numbers[4], os.open("/usr", os.O_RDONLY)))
+say("fsync", libc.fsync(os.open("/usr", os.O_RDONLY)))
 `
 
 // The same filter for the command of a run, of a sandbox and of an exec, and for what they
@@ -30,7 +33,8 @@ func TestSeccomp(t *testing.T) {
 	check := func(what, out string) {
 		t.Helper()
 		words := strings.Fields(out)
-		if len(words) != 8 || words[1] != "EPERM" || words[3] != "ENOSYS" || words[5] != "EPERM" && words[5] != "ENOSPC" || words[7] != "ok" {
+		if len(words) != 14 || words[1] != "EPERM" || words[3] != "ENOSYS" || words[5] != "EPERM" && words[5] != "ENOSPC" || words[7] != "ok" ||
+			words[9] != "EPERM" || words[11] != "ENOSYS" || words[13] != "ok" {
 			t.Errorf("%s: %q", what, out)
 		}
 	}
