@@ -495,7 +495,8 @@ type soakTry struct {
 	box     *sandbox // the try's own, if the verb has one
 	client  *call
 	began   time.Time // when the command had left its trace
-	super   int       // the supervisor that the client has started
+	super   seen      // the supervisor that the client has started
+	boxed   seen      // that of the box
 	done    []string  // what was done
 	killed  []harness.Proc
 	struck  bool // the client was
@@ -545,7 +546,7 @@ func (y *soakTry) run() {
 		return
 	}
 	if y.verb.name == "cleanup" && y.rng.IntN(2) == 0 {
-		y.together(y.box.PID, []int{os.Getpid()}) // so that there is something to clean up
+		y.together(y.boxed.still(), []int{os.Getpid()}) // so that there is something to clean up
 	}
 	var err error
 	if y.client, err = y.s.begin(y.verb.args(y)...); err != nil {
@@ -571,7 +572,7 @@ func (y *soakTry) run() {
 		held.Close()
 	}
 	y.judge(y.s.wait(y.client), after)
-	if y.verb.name == "kill" && !zombie(y.box.PID) { // who should have done it was killed
+	if y.verb.name == "kill" && !y.boxed.ended() { // who should have done it was killed
 		if s := y.s.do("kill", "--grace", "0", y.box.ID); s.code != 0 && s.code != 125 {
 			y.errorf("%v", s)
 		}
@@ -603,7 +604,8 @@ func (y *soakTry) openBox() bool {
 		y.errorf("no sandbox: %v", said)
 		return false
 	}
-	if !exec && !y.s.holds(soakEnd+soakSlack, func() bool { return y.ran() || zombie(y.box.PID) }) {
+	y.boxed = y.supervises(y.box.ID, y.box.PID)
+	if !exec && !y.s.holds(soakEnd+soakSlack, func() bool { return y.ran() || y.boxed.ended() }) {
 		y.errorf("its command has not begun")
 		return false
 	}
@@ -616,7 +618,7 @@ func (y *soakTry) await() {
 	over := func() bool { return y.client.over() }
 	switch {
 	case y.verb.box && y.phase == soakEnding && y.verb.name != "kill":
-		for time.Since(y.began) < soakDeadline-10*time.Millisecond && !over() && !zombie(y.box.PID) {
+		for time.Since(y.began) < soakDeadline-10*time.Millisecond && !over() && !y.boxed.ended() {
 			time.Sleep(time.Millisecond)
 		}
 		y.pause(30 * time.Millisecond)
@@ -651,28 +653,57 @@ func (y *soakTry) await() {
 	}
 }
 
+// seen is a process that was seen. Pids are given out again quickly here.
+type seen struct {
+	pid   int
+	start string
+}
+
+// still is its pid, or 0 when that is nobody's or another's.
+func (s seen) still() int {
+	if p, ok := harness.ReadProc(s.pid); ok && s.pid > 1 && p.Start == s.start {
+		return s.pid
+	}
+	return 0
+}
+
+func (s seen) ended() bool { return s.still() == 0 || zombie(s.pid) }
+
 // supervisor is that of what the client has started, as soon as it is known.
 func (y *soakTry) supervisor() int {
-	if y.super == 0 {
-		if below := childrenOf(y.client.pid); len(below) > 0 {
-			y.super = below[0]
-		} else if data, err := os.ReadFile(y.client.files[0]); err == nil {
-			var said struct {
-				PID int `json:"supervisor_pid"`
-			}
-			if json.Unmarshal(data, &said) == nil {
-				y.super = said.PID
-			}
+	if y.super.pid == 0 {
+		var said struct {
+			ID  string `json:"id"`
+			PID int    `json:"supervisor_pid"`
 		}
+		if below := childrenOf(y.client.pid); len(below) > 0 && !y.client.over() {
+			said.PID = below[0]
+		} else if data, err := os.ReadFile(y.client.files[0]); err != nil || json.Unmarshal(data, &said) != nil {
+			return 0
+		}
+		y.super = y.supervises(said.ID, said.PID)
 	}
-	return y.super
+	return y.super.still()
+}
+
+// supervises is the supervisor of a sandbox by its record, or by its pid if there is none.
+func (y *soakTry) supervises(id string, pid int) seen {
+	var r record
+	if data, err := os.ReadFile(filepath.Join(y.s.state, id, "record.json")); id != "" && err == nil && json.Unmarshal(data, &r) == nil && r.Supervisor.PID == pid {
+		return seen{pid, strconv.FormatUint(r.Supervisor.Start, 10)}
+	}
+	p, _ := harness.ReadProc(pid)
+	return seen{pid, p.Start}
 }
 
 // cast is who has which role now, and who may be the parent of each.
 func (y *soakTry) cast() (pids [soakRoles]int, parents [soakRoles][]int) {
 	me := os.Getpid()
-	pids[soakSbxrun], parents[soakSbxrun] = y.client.pid, []int{me}
-	main, room := y.client.pid, 0 // who has the keeper and init, and who has the room
+	main, room := 0, 0 // who has the keeper and init, and who has the room
+	if !y.client.over() {
+		main = y.client.pid
+	}
+	pids[soakSbxrun], parents[soakSbxrun] = main, []int{me}
 	switch {
 	case strings.HasPrefix(y.verb.name, "start"):
 		main = y.supervisor()
@@ -682,7 +713,7 @@ func (y *soakTry) cast() (pids [soakRoles]int, parents [soakRoles][]int) {
 		pids[soakSupervisor] = main
 	case y.verb.name == "exec":
 	case y.verb.box:
-		room = y.box.PID
+		room = y.boxed.still()
 		pids[soakSupervisor] = room
 		if !strings.HasPrefix(y.verb.name, "exec") {
 			main = room
