@@ -262,15 +262,29 @@ func (c soakCount) judge(t *testing.T) {
 	if c.Recycled == 0 {
 		t.Errorf("no pid was given to a stranger")
 	}
+	verbs, roles, phases := c.sums(0), c.sums(1), c.sums(2)
 	for _, v := range soakVerbs {
+		if verbs[v.name] == 0 {
+			t.Errorf("nobody was hit in %s", v.name)
+		}
 		for _, role := range v.roles {
 			n := int64(0)
 			for _, phase := range phaseNames {
 				n += c.Cells[strings.Join([]string{v.name, soakNames[role], phase}, "/")]
 			}
-			if n == 0 {
+			if n == 0 && c.Hits >= 5000 { // with fewer one of them may have had no luck
 				t.Errorf("%s: no %s was hit", v.name, soakNames[role])
 			}
+		}
+	}
+	for _, name := range soakNames {
+		if roles[name] == 0 {
+			t.Errorf("no %s was hit", name)
+		}
+	}
+	for _, name := range phaseNames {
+		if phases[name] == 0 {
+			t.Errorf("nobody was hit while %s", name)
 		}
 	}
 }
