@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -287,5 +288,45 @@ func TestWaitHangup(t *testing.T) {
 	w.Close()
 	if err := WaitHangup(w, soon()); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("closed: %v", err)
+	}
+}
+
+// A pidfd that is closed at the same instant never gives another process, whose pidfd may
+// have its number then.
+func TestDuplicateClosed(t *testing.T) {
+	pids := [2]int{os.Getpid(), 1}
+	others := make(chan struct{})
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer close(others)
+	all.Go(func() { // opens the other one whenever a number is free
+		for {
+			select {
+			case <-others:
+				return
+			default:
+				if p, err := Open(pids[1]); err == nil {
+					p.Close()
+				}
+			}
+		}
+	})
+	for range 20000 {
+		p, err := Open(pids[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		all.Go(func() { p.Close() })
+		q, err := FromPidfd(p.file)
+		if err != nil {
+			if !errors.Is(err, os.ErrClosed) {
+				t.Fatal(err)
+			}
+			continue
+		}
+		q.Close()
+		if q.PID != pids[0] {
+			t.Fatalf("process %d instead of %d", q.PID, pids[0])
+		}
 	}
 }
