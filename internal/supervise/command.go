@@ -350,10 +350,19 @@ func (c *Command) Cause() result.Cause { return c.cause }
 func (c *Command) Request() Request { return c.request }
 
 // Signal sends a signal to everything of the command, and with [Terms.Shared] to all
-// other commands in the room.
+// other commands in the room. It may be called at any time, by any goroutine.
 func (c *Command) Signal(sig syscall.Signal) error {
 	if c.Shared {
-		return enter.Signal(c.room.Room, c.room.Cred, c.room.HostNet, sig)
+		// A pidfd of our own: the other one is for the teardown, which may be under way.
+		room, err := c.room.Room.Dup()
+		if errors.Is(err, os.ErrClosed) {
+			return proc.ErrGone
+		}
+		if err != nil {
+			return err
+		}
+		defer room.Close()
+		return enter.Signal(room, c.room.Cred, c.room.HostNet, sig)
 	}
 	return c.exec.SignalAll(sig)
 }
