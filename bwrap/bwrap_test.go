@@ -154,6 +154,57 @@ func (c late) Err() error {
 	return nil
 }
 
+// Deadline, context and limits hold while nobody waits: for one, while the caller reads.
+func TestEndsWithoutWait(t *testing.T) {
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel2 := time.AfterFunc(100*time.Millisecond, cancel)
+	defer cancel2.Stop()
+	for want, ctx := range map[result.Cause]context.Context{result.Canceled: canceled, result.OutputLimit: t.Context(), result.Timeout: t.Context()} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		c := sh("echo up >&2; exec sleep 1000")
+		c.Stdout = w
+		switch want {
+		case result.OutputLimit:
+			c.Stdout, c.Stderr, c.MaxOutput = nil, io.Discard, 2
+		case result.Timeout:
+			c.Timeout = 100 * time.Millisecond
+		}
+		if err := c.Start(ctx); err != nil {
+			t.Fatal(err)
+		}
+		w.Close()
+		if want == result.OutputLimit {
+			if err := waitGone(c); err != nil {
+				t.Errorf("%s: %v", want, err)
+			}
+		} else {
+			_ = r.SetReadDeadline(time.Now().Add(bound / 2))
+			if _, err := io.ReadAll(r); err != nil {
+				t.Errorf("%s: %v", want, err)
+			}
+		}
+		for range 2 { // the second call returns the same
+			if res, err := c.Wait(); err != nil || res.Cause != want || res.Verdict != result.Proven {
+				t.Errorf("%s: %+v, %v", want, res, err)
+			}
+		}
+	}
+}
+
+// waitGone waits until a command cannot be signalled any more.
+func waitGone(c *bwrap.Command) error {
+	for end := time.Now().Add(bound / 2); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if c.Signal(unix.SIGCONT) != nil {
+			return nil
+		}
+	}
+	return errors.New("it still runs")
+}
+
 func TestSignal(t *testing.T) {
 	c := sh("sleep 1000 & wait")
 	if err := c.Start(t.Context()); err != nil {
@@ -187,13 +238,15 @@ func TestRefused(t *testing.T) {
 			t.Errorf("%+v: %s: %v", c.Args, got, err)
 		}
 	}
-	c := sh("true")
-	if _, err := c.Wait(); err == nil {
-		t.Error("Wait before Start")
-	}
+	c, room := sh("true"), &bwrap.Room{}
+	_, before := c.Wait()
+	_, closed := room.Close()
+	_, entered := room.Command("true").Run(t.Context())
 	run(t, t.Context(), c)
-	if err := c.Start(t.Context()); err == nil {
-		t.Error("a second Start")
+	for i, err := range []error{before, closed, entered, room.Signal(unix.SIGTERM), c.Start(t.Context())} {
+		if got := code(t, err); got != "usage" && got != "enter" {
+			t.Errorf("%d: %s: %v", i, got, err)
+		}
 	}
 }
 
@@ -243,7 +296,7 @@ func TestRoom(t *testing.T) {
 	if _, err := room.Close(); err != nil {
 		t.Error(err)
 	}
-	if _, err := room.Command("true").Run(t.Context()); code(t, err) != "ended" && code(t, err) != "enter" {
+	if _, err := room.Command("true").Run(t.Context()); code(t, err) != "ended" {
 		t.Errorf("in a room that has ended: %v", err)
 	}
 }

@@ -59,8 +59,9 @@ func (c *Command) Run(ctx context.Context) (*Result, error) {
 
 // Start builds the sandbox and starts the command, and returns when it was executed, with
 // its limits in force. The command ends when ctx is done: with the cause "timeout" if its
-// deadline has passed, or else "canceled". An error is an [*Error]: the command never ran,
-// nothing of it is left, and Wait is not to be called. Start blocks for as long as bubblewrap
+// deadline has passed, or else "canceled", whether or not Wait was called. An error is an
+// [*Error]: the command never ran (with the code "ended" it may just have begun), and
+// nothing of it is left. Start blocks for as long as bubblewrap
 // takes, thirty seconds at most, or until ctx is done.
 func (c *Command) Start(ctx context.Context) error {
 	if err := c.run.Started(); err != nil {
@@ -85,9 +86,10 @@ func (c *Command) Start(ctx context.Context) error {
 }
 
 // Wait waits for the command's end, and returns when nothing of it is left, which the
-// result's Verdict says, and its output is passed on. It is called once. The error is nil
-// however the command has ended: look at the result's Cause, ExitCode and Status. It is an
-// [*Error] if the proof could not be had, or output was lost; then there is a result as well.
+// result's Verdict says, and its output is passed on. Later calls return the same. The error
+// is nil however the command has ended: look at the result's Cause, ExitCode and Status. It
+// is an [*Error] if the proof could not be had, or output was lost; then there is a result as
+// well.
 func (c *Command) Wait() (*Result, error) { return c.run.Wait() }
 
 // Signal sends a signal to all processes of the command, in one step of the kernel's. An

@@ -22,11 +22,8 @@ type Room struct {
 	Timeout      time.Duration // of the room; 0 for none
 	ProofTimeout time.Duration // how long is waited for the proof that nothing is left; 0 for 5 s
 
-	run    *job.Run
-	way    nsenter.Room
-	ended  chan struct{}
-	result *Result // once it has ended
-	err    error
+	run *job.Run
+	way nsenter.Room
 }
 
 // Start has bubblewrap build the room, and returns when it is complete. It ends, and all
@@ -44,7 +41,7 @@ func (r *Room) Start(ctx context.Context) error {
 	defer plan.Close()
 	const most = 4096
 	words := stream.NewBuffer(most) // of bubblewrap
-	r.run, err = job.NewRun(ctx, supervise.Place{Plan: plan}, job.Spec{
+	run, err := job.NewRun(ctx, supervise.Place{Plan: plan}, job.Spec{
 		Stderr: words, Limits: limits.Request(r.Limits), Shared: true, Timeout: r.Timeout, ProofTimeout: r.ProofTimeout,
 	})
 	if err != nil {
@@ -56,21 +53,17 @@ func (r *Room) Start(ctx context.Context) error {
 	}
 	entry := plan.Entry()
 	r.way = nsenter.Room{
-		User: os.Geteuid(), Group: os.Getegid(), HostNetwork: entry.HostNet, Filter: entry.Filter.Name(), Cgroups: r.run.Cgroups(), Env: entry.Env, Dir: entry.Workdir,
+		User: os.Geteuid(), Group: os.Getegid(), HostNetwork: entry.HostNet, Filter: entry.Filter.Name(), Cgroups: run.Cgroups, Env: entry.Env, Dir: entry.Workdir,
 	}
 	if c := entry.Cred; c != nil {
 		r.way.User, r.way.Group = int(c.UID), int(c.GID)
 	}
-	if r.way.Init, err = r.run.Room().File(); err != nil {
-		r.run.End()
-		_, _ = r.run.Wait()
+	if r.way.Init, err = run.Room().File(); err != nil {
+		run.End()
+		_, _ = run.Wait()
 		return asError(err)
 	}
-	r.ended = make(chan struct{})
-	go func() {
-		r.result, r.err = r.run.Wait()
-		close(r.ended)
-	}()
+	r.run = run
 	return nil
 }
 
@@ -88,18 +81,18 @@ func (r *Room) Way() nsenter.Room { return r.way }
 // kernel's.
 func (r *Room) Signal(sig syscall.Signal) error { return r.run.Signal(sig) }
 
-// Ended is closed when the room has ended.
-func (r *Room) Ended() <-chan struct{} { return r.ended }
+// Ended is closed when the room has ended; nil before Start.
+func (r *Room) Ended() <-chan struct{} { return r.run.Ended() }
 
 // Close ends the room and all commands in it at once, and returns when nothing of it is
 // left, which the result's Verdict says. The error is an [*Error] if that could not be proven.
 // Later calls return the same.
 func (r *Room) Close() (*Result, error) {
-	if r.ended == nil {
-		return nil, &Error{Code: "usage", Message: "bwrap: the room was not started"}
+	if r.run == nil {
+		return r.run.Wait() // an error
 	}
 	r.run.End()
-	<-r.ended
+	res, err := r.run.Wait()
 	r.way.Init.Close()
-	return r.result, r.err
+	return res, err
 }

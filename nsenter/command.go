@@ -51,7 +51,6 @@ type Command struct {
 	ProofTimeout time.Duration
 
 	run *job.Run
-	use *sandbox.Use
 }
 
 // Limits are what a command may use; what is zero is not limited. What cannot be enforced on
@@ -102,8 +101,8 @@ func (c *Command) Run(ctx context.Context) (*Result, error) {
 
 // Start starts the command, and returns when it was executed, with its limits in force. The
 // command ends when ctx is done: with the cause "timeout" if its deadline has passed, or else
-// "canceled". An error is an [*Error]: the command never ran, nothing of it is left, and
-// Wait is not to be called. Start blocks for as long as the way in takes, ten seconds at
+// "canceled", whether or not Wait was called. An error is an [*Error]: the command never ran
+// (with the code "ended" it may just have begun), and nothing of it is left. Start blocks for as long as the way in takes, ten seconds at
 // most, or until ctx is done.
 func (c *Command) Start(ctx context.Context) (err error) {
 	if err := c.run.Started(); err != nil {
@@ -115,23 +114,24 @@ func (c *Command) Start(ctx context.Context) (err error) {
 	if err := room.CheckWorkdir(c.Dir); err != nil {
 		return err
 	}
+	var use *sandbox.Use
 	switch {
 	case (c.Room == nil) == (c.Sandbox == ""):
 		return &Error{Code: "usage", Message: "nsenter: give either a Sandbox or a Room"}
 	case c.Room == nil:
-		c.use, err = sandbox.Enter(c.Sandbox)
+		use, err = sandbox.Enter(c.Sandbox)
 	default:
-		c.use, err = c.Room.use()
+		use, err = c.Room.use()
 	}
 	if err != nil {
 		return asError(err)
 	}
 	defer func() {
 		if err != nil {
-			c.use.Close()
+			use.Close()
 		}
 	}()
-	env := c.use.Env()
+	env := use.Env()
 	for _, pair := range c.Env {
 		v, err := values.ParsePair(pair)
 		if err != nil {
@@ -139,13 +139,13 @@ func (c *Command) Start(ctx context.Context) (err error) {
 		}
 		env.Put(v)
 	}
-	place := supervise.Place{Room: c.use.Room}
-	if place.Entry, err = c.use.Entry(c.Args, env, c.Dir, false); err != nil {
+	place := supervise.Place{Room: use.Room}
+	if place.Entry, err = use.Entry(c.Args, env, c.Dir, false); err != nil {
 		return asError(err)
 	}
 	c.run, err = job.NewRun(ctx, place, job.Spec{
 		Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, MaxOutput: c.MaxOutput,
-		Limits: limits.Request(c.Limits), Within: c.use.Access.Cgroups,
+		Limits: limits.Request(c.Limits), Use: use,
 		Timeout: c.Timeout, Grace: c.Grace, ProofTimeout: c.ProofTimeout,
 	})
 	if err != nil {
@@ -156,7 +156,11 @@ func (c *Command) Start(ctx context.Context) (err error) {
 
 // use is the room as package sandbox knows it.
 func (r *Room) use() (*sandbox.Use, error) {
+	ended := &Error{Code: "ended", Message: "the room has ended, or is none"}
 	init, err := proc.FromPidfd(r.Init)
+	if errors.Is(err, proc.ErrGone) || errors.Is(err, os.ErrClosed) {
+		return nil, ended
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -164,7 +168,7 @@ func (r *Room) use() (*sandbox.Use, error) {
 	// program, and has not ended meanwhile.
 	if !room.Holds(init.PID) || init.Exited() {
 		init.Close()
-		return nil, &Error{Code: "ended", Message: "the room has ended, or is none"}
+		return nil, ended
 	}
 	a := state.Access{Net: string(room.NetNone), Workdir: r.Dir, Filter: r.Filter, Cgroups: r.Cgroups, Env: r.Env}
 	if r.HostNetwork {
@@ -186,17 +190,11 @@ func asError(err error) error {
 }
 
 // Wait waits for the command's end, and returns when nothing of it is left, which the
-// result's Verdict says, and its output is passed on. It is called once. The error is nil however the command has
-// ended: look at the result's Cause, ExitCode and Status. It is an [*Error] if the proof could
-// not be had, or output was lost; then there is a result as well.
-func (c *Command) Wait() (*Result, error) {
-	res, err := c.run.Wait()
-	if res != nil {
-		c.use.Settle(res)
-		c.use.Close()
-	}
-	return res, err
-}
+// result's Verdict says, and its output is passed on. Later calls return the same. The error
+// is nil however the command has ended: look at the result's Cause, ExitCode and Status. It
+// is an [*Error] if the proof could not be had, or output was lost; then there is a result as
+// well.
+func (c *Command) Wait() (*Result, error) { return c.run.Wait() }
 
 // Signal sends a signal to all processes of the command, in one step of the kernel's. An
 // error means that it has ended.

@@ -13,6 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/stream"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
@@ -24,8 +25,8 @@ type Spec struct {
 	MaxOutput      int64 // bytes of each of both; 0 for no bound
 
 	Limits limits.Request
-	Within []string // cgroups of the sandbox that it is in, if that has some
-	Shared bool     // a room that idles, in which others run commands
+	Use    *sandbox.Use // of the sandbox that it is in, which the Run closes in the end; nil for one of its own
+	Shared bool         // a room that idles, in which others run commands
 
 	Timeout, Grace, ProofTimeout time.Duration
 }
@@ -33,33 +34,47 @@ type Spec struct {
 // proofTimeout is that of the zero Spec, and of the flag.
 const proofTimeout = 5 * time.Second
 
-// Run is a job that ends with a context, and whose streams are readers and writers.
+// Run is a job that ends with a context, and whose streams are readers and writers. It is
+// watched in the background: deadline, context and limits hold whether or not somebody waits.
 type Run struct {
+	Cgroups []string // the command's own, by their directories
+
 	job    Job
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	hit    atomic.Bool // MaxOutput
 	broken atomic.Pointer[result.Error]
+
+	ended  chan struct{}
+	result *result.Result // once it has ended
+	err    error
 }
 
 // errStarted and errNotStarted are errors of the calling program.
 var (
-	errStarted    = errors.New("the command was started before")
-	errNotStarted = errors.New("the command was not started")
+	errStarted    = &result.Error{Code: "usage", Message: "it was started before"}
+	errNotStarted = &result.Error{Code: "usage", Message: "it was not started"}
 )
 
 // NewRun starts a command at a place. After an error, which is a *[result.Error], there is
-// nothing to wait for, and nothing left. When ctx is done the command ends, as a timeout if
-// it is ctx's deadline.
+// nothing to wait for, and nothing left; the Use is still the caller's. When ctx is done the
+// command ends, as a timeout if it is ctx's deadline.
 func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
+	if ctx.Err() != nil {
+		return nil, endedBefore(ctx)
+	}
 	r := &Run{job: Job{ID: NewID(), Place: place, Nest: s.Shared}}
 	r.job.Terms = supervise.Terms{Timeout: s.Timeout, Grace: s.Grace, ProofTimeout: s.ProofTimeout, Begin: time.Now(), Confirm: true, Shared: s.Shared, SpareOOM: s.Shared}
 	if s.ProofTimeout == 0 {
 		r.job.Terms.ProofTimeout = proofTimeout
 	}
 	r.ctx, r.cancel = context.WithCancelCause(context.Background())
+	var within []string
+	if s.Use != nil {
+		within = s.Use.Access.Cgroups
+	}
 	var err error
-	if r.job.Limits, err = limits.For(s.Limits, true, s.Within); err == nil {
+	if r.job.Limits, err = limits.For(s.Limits, true, within); err == nil {
 		bound := stream.Bound{Size: s.MaxOutput, Limited: s.MaxOutput > 0, Exceeded: r.tooMuch}
 		r.job.Streams, err = stream.Open(s.Stdin, s.Stdout, s.Stderr, bound, r.undelivered)
 	}
@@ -75,13 +90,33 @@ func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
 	})
 	context.AfterFunc(r.ctx, func() { stop() })
 	if !r.job.Start(r.ctx) {
-		res, err := r.Wait()
-		if err == nil {
-			err = &result.Error{Code: "ended", Message: "the command was ended before it began: " + string(res.Cause), Err: context.Cause(ctx)}
+		if _, err := r.carryOut(); err != nil {
+			return nil, err
 		}
-		return nil, err
+		return nil, endedBefore(ctx)
 	}
+	if g := r.job.Terms.Limits; g != nil {
+		r.Cgroups = g.Dirs()
+	}
+	r.ended = make(chan struct{})
+	go func() {
+		defer close(r.ended)
+		r.result, r.err = r.carryOut()
+		if s.Use != nil {
+			s.Use.Settle(r.result)
+			s.Use.Close()
+		}
+	}()
 	return r, nil
+}
+
+// endedBefore is the error of a command that was ended before it was known to run.
+func endedBefore(ctx context.Context) error {
+	e := &result.Error{Code: "ended", Message: "the command was ended before it began", Err: context.Cause(ctx)}
+	if e.Err != nil {
+		e.Message += ": " + e.Err.Error()
+	}
+	return e
 }
 
 // tooMuch ends a command that has written more than it may.
@@ -103,20 +138,26 @@ func (r *Run) End() { r.cancel(supervise.Request{Cause: result.Killed, Signal: u
 // Room is PID 1 of the room; it is closed with the Run.
 func (r *Run) Room() *proc.Process { return r.job.Kept().Room }
 
-// Cgroups are the command's own, by their directories.
-func (r *Run) Cgroups() []string {
-	if g := r.job.Terms.Limits; g != nil {
-		return g.Dirs()
-	}
-	return nil
-}
-
 // Wait waits until nothing of the command is left, and its output is passed on. The error
-// is that of the result; it does not say how the command ended.
+// is that of the result; it does not say how the command ended. It may be called again.
 func (r *Run) Wait() (*result.Result, error) {
 	if r == nil {
 		return nil, errNotStarted
 	}
+	<-r.ended
+	return r.result, r.err
+}
+
+// Ended is closed when Wait does not wait any more; nil before the start.
+func (r *Run) Ended() <-chan struct{} {
+	if r == nil {
+		return nil
+	}
+	return r.ended
+}
+
+// carryOut comes back when nothing of the command is left, and its output is passed on.
+func (r *Run) carryOut() (*result.Result, error) {
 	defer r.cancel(nil)
 	res, delivered, left := r.job.Wait(r.ctx, nil)
 	switch lost := r.broken.Load(); {
