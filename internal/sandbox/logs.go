@@ -23,11 +23,8 @@ func (s *Sandbox) openLog(i int) (r, w *os.File, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if r, w, err = stream.Pipe(); err != nil {
-		return nil, nil, err
-	}
 	s.logs[i] = logfile.NewWriter(file, s.spec.LogMax)
-	return r, w, nil
+	return stream.Pipe()
 }
 
 // log returns what takes the pieces of a stream: it writes them to the log, looks in

@@ -340,6 +340,7 @@ func (s *Sandbox) endWhenIdle() {
 // finish puts away what is left beside the room, and records how the sandbox ended, or
 // removes one that never was.
 func (s *Sandbox) finish(res result.Result) error {
+	s.cancel(nil)        // or the caller's context would keep what never began
 	s.relays.Finish(nil) // a disk that takes nothing any more does not take the record either
 	for _, log := range s.logs {
 		log.Close()
