@@ -81,14 +81,58 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-// A reader that never returns, or that has more than the command wants, keeps nobody.
+// A reader that never returns keeps nobody, and no descriptor.
 func TestStdinUnread(t *testing.T) {
 	r, w := io.Pipe()
 	defer w.Close()
-	c := sh("exit 5")
-	c.Stdin = r
-	if res := run(t, t.Context(), c); res.ExitCode() != 5 {
-		t.Errorf("%+v", res)
+	use := func() {
+		c := sh("exit 5")
+		c.Stdin = r
+		if res := run(t, t.Context(), c); res.ExitCode() != 5 {
+			t.Errorf("%+v", res)
+		}
+	}
+	use()
+	before := pipes(t)
+	for range 5 {
+		use()
+	}
+	for end := time.Now().Add(bound); pipes(t) > before; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d pipes, %d before", pipes(t), before)
+		}
+	}
+}
+
+// pipes is how many ends of pipes this process has open.
+func pipes(t *testing.T) (n int) {
+	t.Helper()
+	names, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if to, err := os.Readlink(name); err == nil && strings.HasPrefix(to, "pipe:") { // else it was closed
+			n++
+		}
+	}
+	return n
+}
+
+// A reader that fails is no end of the input: the command that has only a part of it is ended.
+func TestStdinFails(t *testing.T) {
+	in, fail := io.Pipe()
+	out, w := io.Pipe()
+	c := sh("cat; sleep 1000")
+	c.Stdin, c.Stdout = in, w
+	go func() {
+		_, _ = fail.Write([]byte("part"))
+		_, _ = io.ReadFull(out, make([]byte, 4)) // it has that
+		fail.CloseWithError(io.ErrUnexpectedEOF)
+	}()
+	res, err := c.Run(t.Context())
+	if code(t, err) != "input" || !errors.Is(err, io.ErrUnexpectedEOF) || res == nil || res.Cause != result.Canceled || res.Verdict != result.Proven {
+		t.Errorf("%+v, %v", res, err)
 	}
 }
 
@@ -99,6 +143,20 @@ func TestOutput(t *testing.T) {
 	if res := run(t, t.Context(), c); res.Cause != result.OutputLimit || out.String() != "y\ny\ny\ny\ny\n" {
 		t.Errorf("%s, %q", res.Cause, &out)
 	}
+	// A file that is nil is /dev/null, with a bound as well.
+	c = sh("echo x; exit 5")
+	c.Stdout, c.MaxOutput = (*os.File)(nil), 10
+	if res := run(t, t.Context(), c); res.ExitCode() != 5 {
+		t.Errorf("%+v", res)
+	}
+	// One writer for both has one bound, and nothing empty is written to it.
+	out.Reset()
+	c = sh("printf 123456; printf 7890 >&2; sleep 0.1; yes")
+	c.Stdout, c.MaxOutput = notEmpty{t, &out}, 8
+	c.Stderr = c.Stdout
+	if res := run(t, t.Context(), c); res.Cause != result.OutputLimit || out.String() != "12345678" {
+		t.Errorf("%s, %q", res.Cause, &out)
+	}
 	// A writer that fails ends the command.
 	c = sh("yes")
 	c.Stdout = failing{}
@@ -106,6 +164,18 @@ func TestOutput(t *testing.T) {
 	if code(t, err) != "output" || !errors.Is(err, io.ErrShortWrite) || res == nil || res.Verdict != result.Proven {
 		t.Errorf("%+v, %v", res, err)
 	}
+}
+
+type notEmpty struct {
+	t *testing.T
+	io.Writer
+}
+
+func (w notEmpty) Write(b []byte) (int, error) {
+	if len(b) == 0 {
+		w.t.Error("an empty piece")
+	}
+	return w.Writer.Write(b)
 }
 
 type failing struct{}
@@ -156,35 +226,25 @@ func (c late) Err() error {
 
 // Deadline, context and limits hold while nobody waits: for one, while the caller reads.
 func TestEndsWithoutWait(t *testing.T) {
-	canceled, cancel := context.WithCancel(t.Context())
-	cancel2 := time.AfterFunc(100*time.Millisecond, cancel)
-	defer cancel2.Stop()
-	for want, ctx := range map[result.Cause]context.Context{result.Canceled: canceled, result.OutputLimit: t.Context(), result.Timeout: t.Context()} {
-		r, w, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer r.Close()
-		c := sh("echo up >&2; exec sleep 1000")
-		c.Stdout = w
+	for _, want := range []result.Cause{result.Canceled, result.OutputLimit, result.Timeout} {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		c := sh("echo up; exec sleep 1000")
 		switch want {
 		case result.OutputLimit:
-			c.Stdout, c.Stderr, c.MaxOutput = nil, io.Discard, 2
+			c.Stdout, c.MaxOutput = io.Discard, 2
 		case result.Timeout:
 			c.Timeout = 100 * time.Millisecond
 		}
 		if err := c.Start(ctx); err != nil {
 			t.Fatal(err)
 		}
-		w.Close()
-		if want == result.OutputLimit {
-			if err := waitGone(c); err != nil {
-				t.Errorf("%s: %v", want, err)
-			}
-		} else {
-			_ = r.SetReadDeadline(time.Now().Add(bound / 2))
-			if _, err := io.ReadAll(r); err != nil {
-				t.Errorf("%s: %v", want, err)
+		if want == result.Canceled {
+			cancel()
+		}
+		for end := time.Now().Add(bound / 2); c.Signal(unix.SIGCONT) == nil; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%s: it still runs", want)
 			}
 		}
 		for range 2 { // the second call returns the same
@@ -193,16 +253,6 @@ func TestEndsWithoutWait(t *testing.T) {
 			}
 		}
 	}
-}
-
-// waitGone waits until a command cannot be signalled any more.
-func waitGone(c *bwrap.Command) error {
-	for end := time.Now().Add(bound / 2); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		if c.Signal(unix.SIGCONT) != nil {
-			return nil
-		}
-	}
-	return errors.New("it still runs")
 }
 
 func TestSignal(t *testing.T) {

@@ -31,11 +31,13 @@ type Command struct {
 	Args []string // the command and its arguments
 
 	// The command's streams, as in os/exec: nil is /dev/null, an *os.File is given to the
-	// command as it is, of others a goroutine reads or writes through a pipe.
+	// command as it is, of others a goroutine reads or writes through a pipe. An error of
+	// theirs ends the command. When it has ended nobody waits for a Read of Stdin.
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
-	// MaxOutput is how many bytes the command may write to Stdout, and to Stderr: more end
-	// it, with the cause "output-limit". 0 is no bound; a buffer in memory wants one.
+	// MaxOutput is how many bytes the command may write to Stdout, and to Stderr, or to both
+	// together if they are the same writer: more end it, with the cause "output-limit". 0 is
+	// no bound; a buffer in memory wants one.
 	MaxOutput int64
 
 	Limits  Limits
@@ -60,8 +62,7 @@ func (c *Command) Run(ctx context.Context) (*Result, error) {
 // Start builds the sandbox and starts the command, and returns when it was executed, with
 // its limits in force. The command ends when ctx is done: with the cause "timeout" if its
 // deadline has passed, or else "canceled", whether or not Wait was called. An error is an
-// [*Error]: the command never ran (with the code "ended" it may just have begun), and
-// nothing of it is left. Start blocks for as long as bubblewrap
+// [*Error]: the command never ran, and nothing of it is left. Start blocks for as long as bubblewrap
 // takes, thirty seconds at most, or until ctx is done.
 func (c *Command) Start(ctx context.Context) error {
 	if err := c.run.Started(); err != nil {

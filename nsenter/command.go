@@ -35,11 +35,13 @@ type Command struct {
 	Dir string // in the room, absolute; "" for the room's own
 
 	// The command's streams, as in os/exec: nil is /dev/null, an *os.File is given to the
-	// command as it is, of others a goroutine reads or writes through a pipe.
+	// command as it is, of others a goroutine reads or writes through a pipe. An error of
+	// theirs ends the command. When it has ended nobody waits for a Read of Stdin.
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
-	// MaxOutput is how many bytes the command may write to Stdout, and to Stderr: more end
-	// it, with the cause "output-limit". 0 is no bound; a buffer in memory wants one.
+	// MaxOutput is how many bytes the command may write to Stdout, and to Stderr, or to both
+	// together if they are the same writer: more end it, with the cause "output-limit". 0 is
+	// no bound; a buffer in memory wants one.
 	MaxOutput int64
 
 	Limits  Limits
@@ -101,8 +103,8 @@ func (c *Command) Run(ctx context.Context) (*Result, error) {
 
 // Start starts the command, and returns when it was executed, with its limits in force. The
 // command ends when ctx is done: with the cause "timeout" if its deadline has passed, or else
-// "canceled", whether or not Wait was called. An error is an [*Error]: the command never ran
-// (with the code "ended" it may just have begun), and nothing of it is left. Start blocks for as long as the way in takes, ten seconds at
+// "canceled", whether or not Wait was called. An error is an [*Error]: the command never ran,
+// and nothing of it is left. Start blocks for as long as the way in takes, ten seconds at
 // most, or until ctx is done.
 func (c *Command) Start(ctx context.Context) (err error) {
 	if err := c.run.Started(); err != nil {

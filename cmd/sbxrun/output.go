@@ -29,9 +29,9 @@ type outputLimit struct {
 
 // broken ends the run because its output cannot be passed on. A pipe that nobody reads
 // any more is what SIGPIPE is for; any other error is told, and has its own exit code.
-func (c *command) broken(err error) {
-	if !errors.Is(err, syscall.EPIPE) {
-		c.output.lost.CompareAndSwap(nil, &result.Error{Code: "output", ExitCode: result.ExitOutput, Message: "cannot pass on the command's output: " + err.Error(), Err: err})
+func (c *command) broken(e *result.Error) {
+	if !errors.Is(e, syscall.EPIPE) {
+		c.output.lost.CompareAndSwap(nil, e)
 	}
 	c.signals.cancelBy(syscall.SIGPIPE)
 }

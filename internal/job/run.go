@@ -76,7 +76,7 @@ func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
 	var err error
 	if r.job.Limits, err = limits.For(s.Limits, true, within); err == nil {
 		bound := stream.Bound{Size: s.MaxOutput, Limited: s.MaxOutput > 0, Exceeded: r.tooMuch}
-		r.job.Streams, err = stream.Open(s.Stdin, s.Stdout, s.Stderr, bound, r.undelivered)
+		r.job.Streams, err = stream.Open(s.Stdin, s.Stdout, s.Stderr, bound, r.brokeOff)
 	}
 	if err != nil {
 		return nil, err
@@ -89,28 +89,34 @@ func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
 		r.cancel(request)
 	})
 	context.AfterFunc(r.ctx, func() { stop() })
-	if !r.job.Start(r.ctx) {
-		if _, err := r.carryOut(); err != nil {
-			return nil, err
-		}
-		return nil, endedBefore(ctx)
-	}
-	if g := r.job.Terms.Limits; g != nil {
+	r.ended = make(chan struct{})
+	running := r.job.Start(r.ctx)
+	if g := r.job.Terms.Limits; g != nil && running {
 		r.Cgroups = g.Dirs()
 	}
-	r.ended = make(chan struct{})
-	go func() {
+	finish := func() {
 		defer close(r.ended)
 		r.result, r.err = r.carryOut()
-		if s.Use != nil {
+		if s.Use != nil && r.result.Started {
 			s.Use.Settle(r.result)
 			s.Use.Close()
 		}
-	}()
-	return r, nil
+	}
+	if running {
+		go finish()
+		return r, nil
+	}
+	finish()
+	switch {
+	case r.result.Started: // and was ended before that was known
+		return r, nil
+	case r.err != nil:
+		return nil, r.err
+	}
+	return nil, endedBefore(ctx)
 }
 
-// endedBefore is the error of a command that was ended before it was known to run.
+// endedBefore is the error of a command that was ended before it began.
 func endedBefore(ctx context.Context) error {
 	e := &result.Error{Code: "ended", Message: "the command was ended before it began", Err: context.Cause(ctx)}
 	if e.Err != nil {
@@ -126,9 +132,9 @@ func (r *Run) tooMuch() {
 	}
 }
 
-// undelivered ends a command whose output could not be passed on, as SIGPIPE would.
-func (r *Run) undelivered(err error) {
-	r.broken.CompareAndSwap(nil, &result.Error{Code: "output", ExitCode: result.ExitOutput, Message: "cannot pass on the command's output: " + err.Error(), Err: err})
+// brokeOff ends a command whose input or output could not be passed on, as SIGPIPE would.
+func (r *Run) brokeOff(e *result.Error) {
+	r.broken.CompareAndSwap(nil, e)
 	r.cancel(supervise.Request{Cause: result.Canceled, Signal: unix.SIGPIPE})
 }
 

@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -21,11 +22,12 @@ type Streams struct {
 	Terminal *proc.Terminal // to be restored if we are killed; nil for none
 
 	own    []*os.File // of Payload, those to close
+	fed    *os.File   // our end of a pipe to stdin, nil if there is none
 	lent   []lent     // of Payload, those that are the caller's
 	relays Relays
 	memory bool // all that is passed on goes to a Buffer
 	bound  Bound
-	broken func(error)
+	broken func(*result.Error)
 	raw    func() // makes our terminal raw
 	undo   func() // and puts it back
 
@@ -46,9 +48,10 @@ type Bound struct {
 // ends, and nobody waits for a Read of it that does not return. If stdout and stderr are the
 // same writer it is written to by one goroutine at a time, as os/exec does.
 //
-// broken is called when a writer does not take what was written; the rest is dropped then.
-// Should it not return at all, the command waits as for any full pipe.
-func Open(stdin io.Reader, stdout, stderr io.Writer, b Bound, broken func(error)) (_ *Streams, err error) {
+// broken is called when a writer does not take what was written, whose rest is dropped then,
+// and when the reader fails before its end: the command has only a part then. A writer that
+// does not return at all has the command wait as for any full pipe.
+func Open(stdin io.Reader, stdout, stderr io.Writer, b Bound, broken func(*result.Error)) (_ *Streams, err error) {
 	s := &Streams{memory: true, bound: b, broken: broken, raw: func() {}, undo: func() {}}
 	defer func() {
 		if err != nil {
@@ -66,7 +69,7 @@ func Open(stdin io.Reader, stdout, stderr io.Writer, b Bound, broken func(error)
 	for i, dst := range []io.Writer{stdout, stderr} {
 		f, ok := dst.(*os.File)
 		switch {
-		case dst == nil || ok && !b.Limited:
+		case dst == nil || ok && (f == nil || !b.Limited):
 			err = s.give(i+1, f, os.O_WRONLY)
 		case i == 1 && same(stdout, stderr):
 			s.Payload[2] = s.Payload[1]
@@ -142,12 +145,16 @@ func (s *Streams) feed(src io.Reader) error {
 	if err != nil {
 		return err
 	}
-	s.Payload[0] = r
+	s.Payload[0], s.fed = r, w
 	s.own = append(s.own, r)
 	go func() {
-		// An error is EPIPE: the command has closed its stdin, or has ended.
-		_, _ = io.Copy(w, src)
+		// Not by w's own ReadFrom, which keeps it open while src has nothing.
+		_, err := io.Copy(struct{ io.Writer }{w}, src)
 		w.Close()
+		// Else the command has closed its stdin, or has ended.
+		if err != nil && !errors.Is(err, unix.EPIPE) && !errors.Is(err, os.ErrClosed) {
+			s.broken(lost("input", "cannot read the command's input", err))
+		}
 	}()
 	return nil
 }
@@ -200,9 +207,14 @@ func (s *Streams) pass(dst io.Writer, src *os.File) {
 			return // the payload must not wait for a reader
 		}
 		if _, err := out.Write(b); err != nil {
-			s.broken(err)
+			s.broken(lost("output", "cannot pass on the command's output", err))
 		}
 	})
+}
+
+// lost is the error of a stream that broke off.
+func lost(code, what string, err error) *result.Error {
+	return &result.Error{Code: code, ExitCode: result.ExitOutput, Message: what + ": " + err.Error(), Err: err}
 }
 
 // output passes a stream on, up to its bound, and remembers whether writing failed.
@@ -224,6 +236,9 @@ func (o *output) Write(b []byte) (n int, err error) {
 				pass = b[:max(0, o.bound.Size-before)]
 			}
 		}
+	}
+	if len(pass) == 0 {
+		return len(b), nil // to some writers an empty piece means something
 	}
 	if f, ok := o.dst.(*os.File); ok {
 		n, o.err = WriteBlocking(f, pass)
@@ -253,6 +268,9 @@ func (s *Streams) Drain(told <-chan struct{}) (complete bool) {
 	s.draining.Do(func() {
 		s.raw = func() {}
 		s.Started() // in case it never got that far
+		if s.fed != nil {
+			s.fed.Close() // nobody waits for a Read, and others may have the other end open
+		}
 		for _, l := range s.lent {
 			l.restore()
 		}

@@ -10,13 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
 // OpenTerminal gives the command a terminal of its own, and connects it with ours, which
 // is stdin and stdout of this process. Sharing ours would let the command type into it
 // (TIOCSTI).
-func OpenTerminal(b Bound, broken func(error)) (*Streams, error) {
+func OpenTerminal(b Bound, broken func(*result.Error)) (*Streams, error) {
 	s := &Streams{bound: b, broken: broken, raw: func() {}, undo: func() {}}
 	ptmx, tty, err := pty.Open()
 	if err != nil {
