@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -93,30 +92,15 @@ func TestStdinUnread(t *testing.T) {
 		}
 	}
 	use()
-	before := pipes(t)
+	before := held(t).descriptors
 	for range 5 {
 		use()
 	}
-	for end := time.Now().Add(bound); pipes(t) > before; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(bound); held(t).descriptors > before; time.Sleep(time.Millisecond) { // the kernel ends them
 		if time.Now().After(end) {
-			t.Fatalf("%d pipes, %d before", pipes(t), before)
+			t.Fatalf("%d descriptors, %d before", held(t).descriptors, before)
 		}
 	}
-}
-
-// pipes is how many ends of pipes this process has open.
-func pipes(t *testing.T) (n int) {
-	t.Helper()
-	names, err := filepath.Glob("/proc/self/fd/*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range names {
-		if to, err := os.Readlink(name); err == nil && strings.HasPrefix(to, "pipe:") { // else it was closed
-			n++
-		}
-	}
-	return n
 }
 
 // A reader that fails is no end of the input: the command that has only a part of it is ended.
@@ -419,35 +403,12 @@ func TestNothingIsLeft(t *testing.T) {
 			t.Error("no error")
 		}
 	}
-	count := func() (n [2]int) {
-		names, err := filepath.Glob("/proc/self/fd/*")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return [2]int{len(names), runtime.NumGoroutine()}
-	}
 	use()
-	before := count()
+	before := held(t)
 	for range 10 {
 		use()
 	}
-	after := count()
-	more := func() bool { return after[0] > before[0] || after[1] > before[1] } // those of other tests may end
-	for end := time.Now().Add(bound); more() && time.Now().Before(end); after = count() {
-		time.Sleep(10 * time.Millisecond) // the kernel ends them
-	}
-	if more() {
-		t.Errorf("descriptors and goroutines: %v before, %v after\n%s", before, after, stacks())
-	}
-	lists, err := filepath.Glob("/proc/self/task/*/children")
-	if err != nil || len(lists) == 0 {
-		t.Fatalf("%q, %v", lists, err)
-	}
-	for _, name := range lists {
-		if children, err := os.ReadFile(name); err == nil && len(bytes.TrimSpace(children)) > 0 { // else the thread has ended
-			t.Errorf("children are left: %q", children)
-		}
-	}
+	nothingSince(t, before)
 }
 
 func stacks() []byte {

@@ -1,0 +1,211 @@
+package bwrap_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+// rooms is how many are there at once: SBXRUN_SOAK (tests/README.md), up to 200.
+func rooms(t *testing.T) int {
+	text := os.Getenv("SBXRUN_SOAK")
+	if text == "" {
+		return 10
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		t.Fatalf("SBXRUN_SOAK=%q: want a number", text)
+	}
+	return min(n, 200)
+}
+
+// Many rooms with five commands each, all at once in one process. Some are cancelled, signalled,
+// or closed by two at once, some lose their keeper or PID 1, each at a random moment. What ends
+// is proven, and nothing is left: no process, zombie, descriptor or goroutine.
+func TestManyAtOnce(t *testing.T) {
+	n := rooms(t)
+	use := func(n int) (ran int64) {
+		var done atomic.Int64
+		var all sync.WaitGroup
+		for i := range n {
+			all.Go(func() { done.Add(useRoom(t, i)) })
+		}
+		all.Wait()
+		return done.Load()
+	}
+	use(1)
+	before := held(t)
+	begin := time.Now()
+	ran := use(n)
+	t.Logf("%d rooms, %d commands exited by themselves, %v", n, ran, time.Since(begin).Round(time.Millisecond))
+	nothingSince(t, before)
+}
+
+// nothingSince waits until this process holds no more than before, and no child at all. What
+// other tests have left may end meanwhile.
+func nothingSince(t *testing.T, before holdings) {
+	t.Helper()
+	for end := time.Now().Add(bound); ; time.Sleep(10 * time.Millisecond) {
+		after := held(t)
+		if after.descriptors <= before.descriptors && after.goroutines <= before.goroutines && after.children == "" {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("before: %+v, after: %+v\n%s", before, after, stacks())
+		}
+	}
+}
+
+// holdings are what this process holds.
+type holdings struct {
+	descriptors, goroutines int
+	children                string // zombies included
+}
+
+func held(t *testing.T) (h holdings) {
+	names, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lists, err := filepath.Glob("/proc/self/task/*/children")
+	if err != nil || len(lists) == 0 {
+		t.Fatalf("%q, %v", lists, err)
+	}
+	for _, name := range lists {
+		if children, err := os.ReadFile(name); err == nil { // else the thread has ended
+			h.children += string(bytes.TrimSpace(children))
+		}
+	}
+	h.descriptors, h.goroutines = len(names), runtime.NumGoroutine()
+	return h
+}
+
+// killKeeper kills the keeper of a room, our child two above its PID 1.
+func killKeeper(init int) error {
+	monitor, err := proc.ReadStat(init)
+	if err != nil {
+		return err
+	}
+	keeper, err := proc.ReadStat(monitor.Parent)
+	if err != nil {
+		return err
+	}
+	p, err := proc.Open(keeper.Parent)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	if st, err := proc.ReadStat(p.PID); err != nil || st.Parent != os.Getpid() {
+		return fmt.Errorf("%d is not our child: %w", p.PID, err)
+	}
+	return p.Signal(unix.SIGKILL)
+}
+
+// useRoom uses a room as number i says, and returns how many commands have exited.
+func useRoom(t *testing.T, i int) (exited int64) {
+	soon := func() time.Duration { return rand.N(200 * time.Millisecond) }
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	room := &bwrap.Room{ProofTimeout: bound}
+	if i%10 == 7 {
+		time.AfterFunc(soon(), cancel)
+	}
+	if err := room.Start(ctx); err != nil {
+		if ctx.Err() == nil || code(t, err) != "ended" {
+			t.Errorf("room %d: %v", i, err)
+		}
+		return 0
+	}
+	var all sync.WaitGroup
+	var done atomic.Int64
+	for k := range 5 {
+		all.Go(func() {
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			var out bytes.Buffer
+			c := room.Command("sh", "-c", "echo "+strconv.Itoa(i)+"; setsid sleep 1000 & [ "+strconv.Itoa(k)+" = 0 ] || sleep 0.1; exit 3")
+			c.Stdin, c.Stdout, c.Stderr, c.Timeout, c.ProofTimeout = strings.NewReader("x"), &out, io.Discard, bound, bound
+			if k == 4 {
+				time.AfterFunc(soon(), cancel)
+			}
+			res, err := c.Run(ctx)
+			switch {
+			case err != nil && res == nil:
+				if got := code(t, err); got != "ended" && got != "enter" {
+					t.Errorf("room %d, command %d: %s: %v", i, k, got, err)
+				}
+				return
+			case err != nil || res.Verdict != result.Proven:
+				t.Errorf("room %d, command %d: %+v, %v", i, k, res, err)
+				return
+			}
+			switch res.Cause {
+			case result.Exited:
+				done.Add(1)
+				if want := strconv.Itoa(i) + "\n"; res.ExitCode() != 3 || out.String() != want {
+					t.Errorf("room %d, command %d: %d, %q", i, k, res.ExitCode(), &out)
+				}
+			case result.Canceled, result.Killed, result.Signaled, result.Lost:
+			default:
+				t.Errorf("room %d, command %d: %s", i, k, res.Cause)
+			}
+		})
+	}
+	switch i % 10 {
+	case 3, 4: // closed by two, at a random moment, while it is used and signalled
+		time.Sleep(soon())
+		all.Go(func() { _ = room.Signal(unix.SIGTERM) })
+		all.Go(func() { _, _ = room.Close() })
+	case 5, 8: // its PID 1, or its keeper, is killed from outside
+		time.Sleep(soon())
+		init, err := proc.FromPidfd(room.Way().Init)
+		if err != nil {
+			t.Errorf("room %d: %v", i, err)
+			break
+		}
+		defer init.Close()
+		if i%10 == 5 {
+			err = init.Signal(unix.SIGKILL)
+		} else {
+			err = killKeeper(init.PID)
+		}
+		if err != nil {
+			t.Errorf("room %d: %v", i, err)
+		}
+		<-room.Ended()
+	case 6: // its context
+		time.Sleep(soon())
+		cancel()
+		<-room.Ended()
+	case 7: // its context, at any moment since before there was a room
+		<-room.Ended()
+	default: // undisturbed
+		all.Wait()
+		if n := done.Load(); n < 4 {
+			t.Errorf("room %d: only %d commands exited", i, n)
+		}
+	}
+	res, err := room.Close()
+	all.Wait()
+	if err != nil || res.Verdict != result.Proven {
+		t.Errorf("room %d: %+v, %v", i, res, err)
+	}
+	return done.Load()
+}
