@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"regexp"
 	"strconv"
@@ -84,9 +85,9 @@ func (s *Sandbox) awaitReady(ctx context.Context) error {
 // tryPort looks into the tables of the sandbox's own network namespace.
 func (s *Sandbox) tryPort(context.Context) (bool, error) {
 	found, err := listensOn(s.room.PID, s.spec.Probe.Port)
-	if s.room.Exited() {
-		// It has given up its tables, though it may not have ended yet; and then whose they
-		// were, nobody knows.
+	if s.room.Exited() || errors.Is(err, fs.ErrNotExist) {
+		// It has ended, and whose the tables were nobody knows; or is about to, and has given
+		// up its tables.
 		return false, proc.ErrGone
 	}
 	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
