@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// ErrHelp is that there is nothing to do but to print the help.
+// ErrHelp is what [Parse] returns for --help.
 var ErrHelp = errors.New("help requested")
 
 // Parse fills flags, a pointer to the struct of a command in [CLI], from the words after
@@ -80,6 +80,7 @@ func (c Command) take(word string, rest []string) ([]string, error) {
 			}
 			f.given = true
 			f.value.SetBool(true)
+			f.given = true
 		}
 		return rest, nil
 	}
@@ -133,8 +134,9 @@ func (c Command) checkExclusive() error {
 	return nil
 }
 
-// unknown words that there is no such flag, and what may be meant: flags that begin so, the
-// same flag of other commands, or flags spelt much like it. word is what was typed.
+// unknown returns the error for a flag that the command does not have. It names what may be
+// meant: flags that begin with what was typed, which is word; else the commands that have
+// such a flag; else flags with almost that name.
 func (c Command) unknown(word, flag string) error {
 	typed := strings.TrimLeft(word, "-")
 	meant := c.spelt(func(name string) bool { return strings.HasPrefix(name, typed) })
@@ -168,7 +170,8 @@ func (c Command) spelt(matches func(name string) bool) (flags []string) {
 	return flags
 }
 
-// distance is how many letters have to be put in, left out or replaced to make b of a.
+// distance returns how many letters must be added, removed or replaced to turn a into b
+// (Levenshtein distance).
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
