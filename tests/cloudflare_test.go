@@ -56,7 +56,7 @@ func TestCloudflareC6KillAll(t *testing.T) {
 		p.WaitOutput("up\n")
 		ps = append(ps, p)
 	}
-	r := s.Run("kill", "--all", "--tag", "a=b")
+	r := s.Run("kill", "--tag", "a=b")
 	if r.ExitCode != 0 || !strings.Contains(string(r.Stdout), "1 killed\n") {
 		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}

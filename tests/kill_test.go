@@ -91,7 +91,7 @@ func TestL06Kill(t *testing.T) {
 	}
 	one.Ended()
 	two.Ended()
-	for _, args := range [][]string{{}, {"--all", "b"}, {"--tag", "a=b", "b"}, {"--signal", "NONE", "b"}, {"--grace", "-1", "b"}} {
+	for _, args := range [][]string{{}, {"--all", "b"}, {"--tag", "a=b", "b"}, {"--tag", "a"}, {"--signal", "NONE", "b"}, {"--grace", "-1", "b"}} {
 		if r := s.Run(append([]string{"kill"}, args...)...); r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 1 {
 			t.Errorf("kill %q: exit code %d: %s", args, r.ExitCode, r.Stderr)
 		}

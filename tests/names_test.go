@@ -111,6 +111,13 @@ func TestPsSelects(t *testing.T) {
 		if len(recs) != len(strings.Fields(c.want)) {
 			t.Errorf("ps --json %s: %d sandboxes, want %q", c.flags, len(recs), c.want)
 		}
+		ids := ""
+		for _, rec := range recs {
+			ids += rec.ID + "\n"
+		}
+		if r := s.Run(append([]string{"ps", "-q"}, strings.Fields(c.flags)...)...); r.ExitCode != 0 || string(r.Stdout) != ids {
+			t.Errorf("ps -q %s: exit code %d: %q, want %q; %s", c.flags, r.ExitCode, r.Stdout, ids, r.Stderr)
+		}
 	}
 	table := string(s.Run("ps", "--all").Stdout)
 	for _, want := range []string{"ID", "STATUS", unnamed.ID, "running", "completed", "failed (1)", "sleep 60", "(idle)"} {

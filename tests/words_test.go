@@ -45,12 +45,14 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// Hands that know timeout(1) are told of --timeout where the command that they name by that
-// is not there, and nowhere else.
+// Hands that know timeout(1) or docker are told what the word is here where the command that
+// they name by that is not there, and nowhere else.
 func TestTimeoutHint(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "1"), []byte("#!/bin/sh\necho ran\n"), 0o755))
+	for _, name := range []string{"1", "stop"} {
+		harness.Must(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\necho ran\n"), 0o755))
+	}
 	for _, c := range []struct {
 		args []string
 		code int
@@ -59,6 +61,13 @@ func TestTimeoutHint(t *testing.T) {
 		{[]string{"-t", "1", "true"}, 127, "; -t is --tty; for a deadline write --timeout 1\n"},
 		{[]string{"-t", "1m", "true"}, 127, "; -t is --tty; for a deadline write --timeout 1m\n"},
 		{[]string{"5", "sleep", "1"}, 127, "; for a deadline write --timeout 5\n"},
+		{[]string{"-k", "1", "-s", "INT", "5", "sleep", "1"}, 127, "; for a deadline write --timeout 5\n"},
+		{[]string{"stop", "web"}, 127, "; to end a sandbox write sbxrun kill\n"},
+		{[]string{"version"}, 127, "; for the version write sbxrun --version\n"},
+		{[]string{"help"}, 127, "; for help write sbxrun --help, or sbxrun COMMAND --help\n"},
+		{[]string{"completion", "bash"}, 127, "; completions are files, installed beside the man pages; ./setup.sh completions makes them\n"},
+		{[]string{"ls -l"}, 127, "; a command line in one word is for a shell: write sh -c before it\n"},
+		{[]string{"--env", "PATH=" + dir, "stop", "x"}, 0, ""},
 		{[]string{"-t", "nosuch"}, 127, "PATH /usr/bin:/bin\n"},
 		{[]string{"--env", "PATH=" + dir, "1", "x"}, 0, ""},
 		{[]string{"./1"}, 0, ""},

@@ -54,19 +54,20 @@ type kill struct {
 
 func (k *killer) check(names []string) (err error) {
 	switch {
-	case k.flags.All && len(names) > 0:
-		return errors.New("kill: either names or --all")
-	case !k.flags.All && len(names) == 0:
-		return errors.New("kill what? name a sandbox, or --all")
-	case len(k.flags.Tag) > 0 && !k.flags.All:
-		return errors.New("--tag goes with --all")
+	case k.many() && len(names) > 0:
+		return errors.New("kill: either names, or --all or --tag")
+	case !k.many() && len(names) == 0:
+		return errors.New("kill what? name a sandbox, or --tag, or --all")
 	}
 	k.tags, err = parseTags(k.flags.Tag)
 	return err
 }
 
+// many says whether the sandboxes are not named one by one.
+func (k *killer) many() bool { return k.flags.All || len(k.flags.Tag) > 0 }
+
 func (k *killer) find(names []string) error {
-	if k.flags.All {
+	if k.many() {
 		entries, err := list()
 		for _, e := range entries {
 			if e.Lives() && tagged(e, k.tags) {
@@ -287,7 +288,7 @@ func (k *killer) printLines(all []killed) error {
 			return err
 		}
 	}
-	if k.flags.All {
+	if k.many() {
 		gone := 0
 		for _, t := range all {
 			if t.Verdict != result.Unproven {

@@ -44,6 +44,12 @@ func psCommand(args []string) int {
 				break
 			}
 		}
+	case flags.Quiet:
+		for _, e := range entries {
+			if _, err = fmt.Println(e.ID); err != nil {
+				break
+			}
+		}
 	case flags.JSON:
 		all := make([]described, 0, len(entries))
 		for _, e := range entries {

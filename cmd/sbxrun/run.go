@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -135,14 +136,28 @@ func (r *runner) plan() error {
 		warn(fmt.Errorf("%s is not %s, which PATH means on the host, but the system's; --tools shows it", r.argv[0], r.Place.Plan.Instead))
 	}
 	if e := (*result.Error)(nil); errors.As(err, &e) && e.Code == "not-found" && e.Hint == "" {
-		e.Hint = timeoutHint(r.argv[0], r.flags.Tty)
+		e.Hint = meant(r.argv[0], r.flags.Tty)
 	}
 	return err
 }
 
-// timeoutHint is the remedy where the command that was not found is a time, as in
-// timeout(1), whose first word that is; "" if it is none.
-func timeoutHint(word string, tty bool) string {
+// meant is the remedy where the command that was not found is a word that other tools take
+// there: a time, as timeout(1), a subcommand, as docker, or a whole command line; "" if it
+// is none.
+func meant(word string, tty bool) string {
+	switch word {
+	case "stop":
+		return "to end a sandbox write sbxrun kill"
+	case "version":
+		return "for the version write sbxrun --version"
+	case "help":
+		return "for help write sbxrun --help, or sbxrun COMMAND --help"
+	case "completion":
+		return "completions are files, installed beside the man pages; ./setup.sh completions makes them"
+	}
+	if strings.ContainsAny(word, " \t\n") {
+		return "a command line in one word is for a shell: write sh -c before it"
+	}
 	if new(values.Duration).UnmarshalText([]byte(word)) != nil {
 		return ""
 	}

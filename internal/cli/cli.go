@@ -37,7 +37,7 @@ type CLI struct {
 	Inspect Inspect `words:"[flags] SANDBOX..." help:"Print all that is known of sandboxes, as JSON." ended:"" example:"sbxrun inspect web"`
 	Wait    Wait    `words:"[flags] SANDBOX" help:"Wait for a sandbox's end, and exit with its command's code." ended:"" example:"sbxrun wait web --timeout 1m"`
 	Logs    Logs    `words:"[flags] SANDBOX" help:"Print what a sandbox's command has written." ended:"" example:"sbxrun logs -f web --stream stderr"`
-	Kill    Kill    `words:"[flags] SANDBOX...|--all" help:"End sandboxes, and prove it." example:"sbxrun kill web --grace 1s"`
+	Kill    Kill    `words:"[flags] SANDBOX...|--all|--tag KEY=VALUE" help:"End sandboxes, and prove it." example:"sbxrun kill web --grace 1s"`
 	Cleanup Cleanup `words:"[flags]" help:"Remove what ended sandboxes and crashes have left." example:"sbxrun cleanup --older-than 24h"`
 	Stats   Stats   `words:"[flags]" help:"Print how many tasks are in use against what bounds them." example:"sbxrun stats --watch"`
 	Doctor  Doctor  `words:"[--json]" help:"Try what a run needs on this machine, and tell what is missing." example:"sbxrun doctor"`
@@ -210,6 +210,7 @@ type Ps struct {
 	Status []string `help:"Only those of this status, ended or not." placeholder:"starting|running|completed|failed|killed|error|lost"`
 	Tag    []string `help:"Only those with this tag." placeholder:"KEY=VALUE"`
 	Names  bool     `help:"Print only the names, one per line; the id of what has none." xor:"as"`
+	Quiet  bool     `help:"Print only the ids, one per line." short:"q" xor:"as"`
 	JSON   bool     `help:"Print a JSON array." xor:"as"`
 	Help   bool     `help:"Print this." short:"h"`
 }
@@ -244,7 +245,7 @@ type Kill struct {
 	Grace        values.Duration `help:"SIGKILL comes after this time. 0 is at once." default:"5s" placeholder:"DUR"`
 	ProofTimeout values.Duration `help:"How long to wait for the proof that nothing is left." default:"5s" placeholder:"DUR"`
 	All          bool            `help:"All that run." short:"a"`
-	Tag          []string        `help:"With --all: only those with this tag." placeholder:"KEY=VALUE"`
+	Tag          []string        `help:"All that run and have this tag." placeholder:"KEY=VALUE"`
 	JSON         bool            `help:"Print a JSON array of what came of it."`
 	Help         bool            `help:"Print this." short:"h"`
 }
