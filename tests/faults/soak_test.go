@@ -884,7 +884,7 @@ func (y *soakTry) follow() *call {
 // then lets that one go on, or kills it.
 func (y *soakTry) resolve(held *harness.Target, role int) {
 	switch {
-	case !y.ran() && (y.verb.name != "start, idle" || !y.client.over()):
+	case !y.ran() && (y.verb.name != "start, idle" || !y.client.over() || y.struck):
 		// It is not yet the command's deadline that counts, but a bound of the set-up,
 		// which nobody waits for here.
 		y.pause(30 * time.Millisecond)
