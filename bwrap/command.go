@@ -23,8 +23,8 @@ type Error = nsenter.Error
 // Limits are what a command may use; what is zero is not limited.
 type Limits = nsenter.Limits
 
-// Command is a command with a sandbox of its own. It is used once, by one goroutine; only
-// Signal may be called by others, once Start has returned.
+// Command is a command with a sandbox of its own. It is used once. Once Start has returned,
+// Signal and Wait may be called by any goroutine.
 type Command struct {
 	Policy
 

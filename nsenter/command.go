@@ -19,8 +19,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// Command is a command to be run in a room that is there. It is used once, by one
-// goroutine; only Signal may be called by others, once Start has returned.
+// Command is a command to be run in a room that is there. It is used once. Once Start has
+// returned, Signal and Wait may be called by any goroutine.
 type Command struct {
 	// Sandbox is the name or the id of a sandbox that the caller has started with
 	// `sbxrun start`. It counts as used as long as the command runs.
