@@ -1,0 +1,66 @@
+package nsenter_test
+
+import (
+	"bytes"
+	"errors"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/nsenter"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// TestSandbox runs commands in a sandbox that `sbxrun start` keeps, by its name.
+func TestSandbox(t *testing.T) {
+	t.Setenv("SBXRUN_STATE_DIR", filepath.Join(t.TempDir(), "state"))
+	sbxrun := func(args ...string) string {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), harness.Binary(t), args...)
+		cmd.Dir = "/"
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("sbxrun %q: %v: %s", args, err, &stderr)
+		}
+		return string(out)
+	}
+	sbxrun("start", "--workdir", "/tmp", "--env", "OF=box", "--name", "box")
+	ended := false
+	defer func() {
+		if !ended {
+			sbxrun("kill", "--grace", "0", "box")
+		}
+	}()
+
+	var out bytes.Buffer
+	cmd := &nsenter.Command{Sandbox: "box", Args: []string{"sh", "-c", "echo $OF $MINE; pwd; exit 9"}, Env: []string{"MINE=too"}, Stdout: &out, Timeout: time.Minute}
+	res, err := cmd.Run(t.Context())
+	if err != nil || res.ExitCode() != 9 || res.Verdict != result.Proven || out.String() != "box too\n/tmp\n" {
+		t.Errorf("%+v, %v, %q", res, err, &out)
+	}
+
+	// What ends with its sandbox was killed, whatever it made of that.
+	cmd = &nsenter.Command{Sandbox: "box", Args: []string{"sleep", "1000"}}
+	if err := cmd.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	sbxrun("kill", "--grace", "0", "box")
+	ended = true
+	if res, err := cmd.Wait(); err != nil || res.Cause != result.Killed || res.Verdict != result.Proven {
+		t.Errorf("%+v, %v", res, err)
+	}
+	for _, name := range []string{"box", "other"} {
+		_, err = (&nsenter.Command{Sandbox: name, Args: []string{"true"}}).Run(t.Context())
+		var e *nsenter.Error
+		if !errors.As(err, &e) || e.Code == "" || errors.Is(err, unix.EACCES) || !strings.Contains(e.Message, name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
