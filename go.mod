@@ -3,6 +3,7 @@ module github.com/sbxrun/sbxrun
 go 1.26.0
 
 require (
+	github.com/alecthomas/kong v1.17.0
 	github.com/cpuguy83/go-md2man/v2 v2.0.7
 	github.com/creack/pty v1.1.24
 	github.com/godbus/dbus/v5 v5.2.4
