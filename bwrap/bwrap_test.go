@@ -6,9 +6,11 @@ import (
 	"errors"
 	"io"
 	"os"
+	"os/exec"
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -414,4 +416,30 @@ func TestNothingIsLeft(t *testing.T) {
 func stacks() []byte {
 	b := make([]byte, 1<<20)
 	return b[:runtime.Stack(b, true)]
+}
+
+// TestForeignProc: where /proc shows another PID namespace its numbers are strangers', and
+// nothing is started.
+func TestForeignProc(t *testing.T) {
+	const inside = "SBXRUN_TEST_FOREIGN_PROC"
+	if os.Getenv(inside) != "" {
+		_, err := sh("true").Run(t.Context())
+		if got := code(t, err); got != "proc" {
+			t.Errorf("a command: %v", err)
+		}
+		if got := code(t, (&bwrap.Room{}).Start(t.Context())); got != "proc" {
+			t.Errorf("a room: %s", got)
+		}
+		return
+	}
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run", "^TestForeignProc$", "-test.v")
+	cmd.Env = append(os.Environ(), inside+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWPID,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getgid(), HostID: os.Getgid(), Size: 1}},
+	}
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: TestForeignProc") {
+		t.Errorf("%v: %s", err, out)
+	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
+	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/stream"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
@@ -62,6 +63,9 @@ var (
 func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
 	if ctx.Err() != nil {
 		return nil, endedBefore(ctx)
+	}
+	if err := state.CheckProc(); err != nil {
+		return nil, err
 	}
 	r := &Run{job: Job{ID: NewID(), Place: place, Nest: s.Shared}}
 	r.job.Terms = supervise.Terms{Timeout: s.Timeout, Grace: s.Grace, ProofTimeout: s.ProofTimeout, Begin: time.Now(), Confirm: true, Shared: s.Shared, SpareOOM: s.Shared}
