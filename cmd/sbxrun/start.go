@@ -7,6 +7,7 @@ import (
 	"os"
 	"regexp"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/cli"
@@ -30,19 +31,23 @@ func startCommand(args []string) int {
 	return max(code, ready)
 }
 
+// startedLine is the id, and behind it the name if there is one: without, it is one word for
+// a shell's $(…).
+func startedLine(said detach.Handover) string {
+	return strings.TrimSpace(said.ID + " " + said.Name)
+}
+
 func printStarted(said detach.Handover, asJSON bool) error {
-	name := said.Name
-	if name == "" {
-		name = said.ID
-	}
 	if asJSON {
 		if dir, err := find(said.ID); err == nil {
 			said.Status = dir.Status()
 		}
-		said.Name = name
+		if said.Name == "" {
+			said.Name = said.ID
+		}
 		return json.NewEncoder(os.Stdout).Encode(said)
 	}
-	_, err := fmt.Println(said.ID, name)
+	_, err := fmt.Println(startedLine(said))
 	return err
 }
 
