@@ -24,7 +24,7 @@ func TestWords(t *testing.T) {
 		{[]string{"exec", "--workdir", "-x", "x", "true"}, `--workdir: needs a value, and "-x" looks like a flag`},
 		{[]string{"exec", "--workdir", "x", "box", "true"}, `working directory "x": must be an absolute path in the sandbox; write --workdir "$PWD"/x`},
 		{[]string{"--tmieout", "5", "true"}, "unknown flag --tmieout, did you mean --timeout?; see sbxrun --help"},
-		{[]string{"exec", "--net", "host", "box", "true"}, "unknown flag --net, which is a flag of run, start; see sbxrun --help"},
+		{[]string{"exec", "--net", "host", "box", "true"}, "unknown flag --net, which is a flag of run, start; see sbxrun exec --help"},
 	} {
 		r := harness.Start(t, harness.Options{Bare: true}, c.args...).Wait()
 		if r.ExitCode != 125 || !strings.HasPrefix(string(r.Stderr), "sbxrun: error: "+c.want) {

@@ -128,7 +128,10 @@ func asError(err error) *result.Error {
 // failUsage prints what is wrong with a command line, or the help that it asks for, and
 // returns the exit code. flags is the struct of the command.
 func failUsage(flags any, err error) int {
-	if !errors.Is(err, cli.ErrHelp) {
+	if e := (*result.Error)(nil); !errors.Is(err, cli.ErrHelp) {
+		if !errors.As(err, &e) {
+			err = &result.Error{Code: "usage", Message: err.Error(), Hint: "see " + cli.HelpLine(flags), Err: err}
+		}
 		return fail(usageError(err))
 	}
 	if err := cli.Help(os.Stdout, flags); err != nil {

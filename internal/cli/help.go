@@ -31,6 +31,14 @@ func Help(w io.Writer, flags any) error {
 	return err
 }
 
+// HelpLine is the command line that prints the help of the command with these flags.
+func HelpLine(flags any) string {
+	if name := commandOf(flags).Name; name != Default().Name {
+		return "sbxrun " + name + " --help"
+	}
+	return "sbxrun --help"
+}
+
 const (
 	lineWidth = 80
 	leftWidth = 30 // a flag that is longer has a line of its own
