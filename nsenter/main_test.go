@@ -1,20 +1,9 @@
 package nsenter_test
 
 import (
-	"os"
-	"runtime"
-	"strconv"
 	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// TestMain has a heap of so many bytes in use as SBXRUN_TEST_HEAP says.
-func TestMain(m *testing.M) {
-	size, _ := strconv.Atoi(os.Getenv("SBXRUN_TEST_HEAP")) // none if it is not set
-	heap := make([]byte, size)
-	for i := 0; i < size; i += 4096 {
-		heap[i] = 1
-	}
-	code := m.Run()
-	runtime.KeepAlive(heap)
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { harness.MainWithHeap(m) }

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // TestReportIsDocumented: docs/report.md has a row for every member of the
@@ -24,29 +26,9 @@ func TestReportIsDocumented(t *testing.T) {
 	for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\| .+ \\| .+ \\| .+ \\|$").FindAllStringSubmatch(members, -1) {
 		documented = append(documented, row[1])
 	}
-	if diff := cmp.Diff(memberNames("", reflect.TypeFor[Report]()), documented); diff != "" {
+	if diff := cmp.Diff(harness.MemberNames(reflect.TypeFor[Report]()), documented); diff != "" {
 		t.Errorf("members in the order of the struct, against rows of docs/report.md (-struct +doc):\n%s", diff)
 	}
-}
-
-// memberNames lists a struct's members by their paths, depth first.
-func memberNames(prefix string, t reflect.Type) (names []string) {
-	switch t.Kind() {
-	case reflect.Pointer:
-		return memberNames(prefix, t.Elem())
-	case reflect.Slice:
-		return memberNames(prefix+"[]", t.Elem())
-	case reflect.Struct:
-	default:
-		return nil
-	}
-	for i := range t.NumField() {
-		f := t.Field(i)
-		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		path := strings.TrimPrefix(prefix+"."+name, ".")
-		names = append(append(names, path), memberNames(path, f.Type)...)
-	}
-	return names
 }
 
 // TestReportValuesAreDocumented: so are the values that a reader compares with.

@@ -14,6 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/detach"
 	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // TestJSONIsDocumented: docs/state.md has a row for every member of what the
@@ -45,7 +46,7 @@ func TestJSONIsDocumented(t *testing.T) {
 		for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\| .+ \\| .+ \\| .+ \\|$").FindAllStringSubmatch(tables[i], -1) {
 			documented = append(documented, row[1])
 		}
-		want := memberNames("", tt.is)
+		want := harness.MemberNames(tt.is, reflect.TypeFor[result.Report](), reflect.TypeFor[state.Record]())
 		for _, names := range []*[]string{&want, &documented} {
 			*names = slices.Sorted(slices.Values(*names))
 		}
@@ -70,7 +71,7 @@ func TestStatsIsDocumented(t *testing.T) {
 		}
 		return slices.Sorted(slices.Values(names))
 	}
-	want := slices.Sorted(slices.Values(memberNames("", reflect.TypeFor[statistics]())))
+	want := slices.Sorted(slices.Values(harness.MemberNames(reflect.TypeFor[statistics]())))
 	if diff := cmp.Diff(want, rows("JSON")); diff != "" {
 		t.Errorf("members of the struct, against rows of docs/stats.md (-struct +doc):\n%s", diff)
 	}
@@ -81,31 +82,4 @@ func TestStatsIsDocumented(t *testing.T) {
 	if diff := cmp.Diff(slices.Sorted(slices.Values(metrics)), rows("Prometheus")); diff != "" {
 		t.Errorf("metrics, against rows of docs/stats.md (-metrics +doc):\n%s", diff)
 	}
-}
-
-// memberNames lists a struct's members by their paths, but for what is described
-// elsewhere: reports and records.
-func memberNames(prefix string, t reflect.Type) (names []string) {
-	switch t.Kind() {
-	case reflect.Pointer:
-		return memberNames(prefix, t.Elem())
-	case reflect.Slice:
-		return memberNames(prefix+"[]", t.Elem())
-	case reflect.Struct:
-	default:
-		return nil
-	}
-	if t == reflect.TypeFor[result.Report]() {
-		return nil
-	}
-	for i := range t.NumField() {
-		f := t.Field(i)
-		if f.Type == reflect.TypeFor[state.Record]() {
-			continue
-		}
-		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		path := strings.TrimPrefix(prefix+"."+name, ".")
-		names = append(append(names, path), memberNames(path, f.Type)...)
-	}
-	return names
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // fullRecord has every member.
@@ -311,7 +312,7 @@ func TestRecordIsDocumented(t *testing.T) {
 	for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\| .+ \\| .+ \\| .+ \\|$").FindAllStringSubmatch(members, -1) {
 		documented = append(documented, row[1])
 	}
-	if diff := cmp.Diff(memberNames("", reflect.TypeFor[Record]()), documented); diff != "" {
+	if diff := cmp.Diff(harness.MemberNames(reflect.TypeFor[Record](), reflect.TypeFor[result.Report]()), documented); diff != "" {
 		t.Errorf("members in the order of the struct, against rows of docs/state.md (-struct +doc):\n%s", diff)
 	}
 	for _, phase := range []Phase{Starting, Running, Ended} {
@@ -338,29 +339,6 @@ func TestFilesAreDocumented(t *testing.T) {
 	if !strings.Contains(string(doc), "`"+namesName+"/NAME`") {
 		t.Errorf("docs/state.md does not have %s/NAME", namesName)
 	}
-}
-
-// memberNames lists a struct's members by their paths, depth first.
-func memberNames(prefix string, t reflect.Type) (names []string) {
-	switch t.Kind() {
-	case reflect.Pointer:
-		return memberNames(prefix, t.Elem())
-	case reflect.Slice:
-		return memberNames(prefix+"[]", t.Elem())
-	case reflect.Struct:
-	default:
-		return nil
-	}
-	if t == reflect.TypeFor[result.Report]() {
-		return nil
-	}
-	for i := range t.NumField() {
-		f := t.Field(i)
-		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		path := strings.TrimPrefix(prefix+"."+name, ".")
-		names = append(append(names, path), memberNames(path, f.Type)...)
-	}
-	return names
 }
 
 func FuzzAccess(f *testing.F) {

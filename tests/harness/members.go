@@ -1,0 +1,38 @@
+package harness
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// MemberNames lists the members of a struct as JSON has them, by their paths and depth
+// first, without those of the types that are described elsewhere.
+func MemberNames(t reflect.Type, elsewhere ...reflect.Type) []string {
+	return memberNames("", t, elsewhere)
+}
+
+func memberNames(prefix string, t reflect.Type, elsewhere []reflect.Type) (names []string) {
+	switch t.Kind() {
+	case reflect.Pointer:
+		return memberNames(prefix, t.Elem(), elsewhere)
+	case reflect.Slice:
+		return memberNames(prefix+"[]", t.Elem(), elsewhere)
+	case reflect.Struct:
+	default:
+		return nil
+	}
+	if slices.Contains(elsewhere, t) {
+		return nil
+	}
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if f.Anonymous && slices.Contains(elsewhere, f.Type) {
+			continue
+		}
+		path := strings.TrimPrefix(prefix+"."+name, ".")
+		names = append(append(names, path), memberNames(path, f.Type, elsewhere)...)
+	}
+	return names
+}
