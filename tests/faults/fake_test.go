@@ -409,13 +409,14 @@ var relays = []relayed{
 	{"built, and daemons", `pass_on(); pass_built(); os.fork() or (os.setsid(), os.fork(), time.sleep(600))`, []int{7}},
 	{"never built, and the end", `pass_on(); hear_built()`, []int{125}},
 	// That is bwrap's word, which is trusted with the room; it must end well all the same. 2 is
-	// the shell's: the room has no /out yet.
+	// the shell's: the room has no /out yet. A bwrap that is dead lets its room live for a moment
+	// longer: its end reaches the room's PID 1 as a signal.
 	{"built too early", `say_built(); pass_on()`, []int{2, 7, 125, 126, 127, 137}},
 	{"built too early, and dead", `say_built(); pass_on(); os.kill(bwrap, 9)`, []int{2, 7, 125, 126, 127, 137}},
 	{"built, and dead", `pass_on(); pass_built(); os.kill(bwrap, 9)`, []int{7, 125, 137}},
 	{"dead, and built", `pass_on(); hear_built(); os.kill(bwrap, 9); say_built()`, []int{7, 125, 137}},
 	{"dead, and never built", `pass_on(); hear_built(); os.kill(bwrap, 9)`, []int{125}},
-	{"named, and dead", `pass_on(); os.kill(bwrap, 9); say_built()`, []int{125, 137}},
+	{"named, and dead", `pass_on(); os.kill(bwrap, 9); say_built()`, []int{2, 7, 125, 126, 127, 137}},
 	{"built, and stopped", `pass_on(); pass_built(); os.kill(bwrap, 19)`, []int{7}},
 	{"closed, and stopped", `pass_on(); os.kill(bwrap, 19)`, []int{125}},
 }
