@@ -20,9 +20,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/stream"
 )
 
-// version is set by the linker.
-var version = "devel"
-
 func main() {
 	begin := time.Now()
 	args := os.Args[1:]

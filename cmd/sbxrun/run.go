@@ -16,6 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/values"
+	"github.com/sbxrun/sbxrun/internal/version"
 )
 
 func runCommand(args []string, begin time.Time) int {
@@ -27,7 +28,7 @@ func runCommand(args []string, begin time.Time) int {
 		return failUsage(&r.flags, err)
 	}
 	if r.flags.Version {
-		return printLine("sbxrun " + version)
+		return printLine("sbxrun " + version.String())
 	}
 	return r.run()
 }

@@ -1,5 +1,11 @@
 #!/bin/sh
-# Builds bin/sbxrun: one static file, which shows nothing of where it was built.
+# Builds bin/sbxrun: one static file, the same wherever it is built by the same Go, which
+# shows nothing of that place.
+#
+# usage: build.sh [DIR]    another directory than bin
+#
+# GOARCH is the processor it is for, as of go build. SBXRUN_VERSION is the version where
+# there is no git to ask.
 set -eu
 cd "$(dirname "$0")/../.."
 if ! command -v go >/dev/null; then
@@ -7,5 +13,6 @@ if ! command -v go >/dev/null; then
     echo "setup: hint: install Go 1.26 or later, https://go.dev/doc/install" >&2
     exit 1
 fi
-version=$(git describe --tags --always --dirty 2>/dev/null || echo devel)
-CGO_ENABLED=0 exec go build -trimpath -ldflags "-s -w -X main.version=$version" -o bin/sbxrun ./cmd/sbxrun
+version=${SBXRUN_VERSION-$(git describe --tags --always --dirty 2>/dev/null || :)}
+# Without -buildvcs: a copy of the sources without .git gives the same file.
+CGO_ENABLED=0 exec go build -trimpath -buildvcs=false -ldflags "-s -w -X github.com/sbxrun/sbxrun/internal/version.stamp=$version" -o "${1:-bin}/" ./cmd/...
