@@ -290,6 +290,11 @@ func startInit(p unsafe.Pointer) {
 	// there is time for the rest.
 	e.present()
 	e.setUp()
+	// Before there is a payload, which a failure would take with it when it has begun.
+	e.sigs = 1 << (unix.SIGCHLD - 1)
+	fd := e.must(stepSignals, unix.SYS_SIGNALFD4, ^uintptr(0), uintptr(unsafe.Pointer(&e.sigs)), 8, unix.SFD_NONBLOCK|unix.SFD_CLOEXEC, 0)
+	e.poll[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
+	e.poll[1] = unix.PollFd{Fd: entrySocket, Events: unix.POLLIN}
 	pid, errno := proc.Clone(0, e.payloadStack, payloadCode, unsafe.Pointer(&e.payload))
 	if errno != 0 {
 		e.fail(stepPayload, errno)
@@ -298,10 +303,6 @@ func startInit(p unsafe.Pointer) {
 	// Whoever reads the payload's output shall see its end.
 	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, 0, entrySocket-1, 0)
 	syscall.RawSyscall(unix.SYS_CLOSE, entryGate, 0, 0)
-	e.sigs = 1 << (unix.SIGCHLD - 1)
-	fd := e.must(stepSignals, unix.SYS_SIGNALFD4, ^uintptr(0), uintptr(unsafe.Pointer(&e.sigs)), 8, unix.SFD_NONBLOCK|unix.SFD_CLOEXEC, 0)
-	e.poll[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
-	e.poll[1] = unix.PollFd{Fd: entrySocket, Events: unix.POLLIN}
 	for {
 		e.reap()
 		e.await()

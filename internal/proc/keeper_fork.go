@@ -39,24 +39,18 @@ const (
 	recordEmpty  = 2
 )
 
-// Descriptors of the keeper, once it has closed all others.
-const (
-	keeperSocket   = iota
-	keeperChildren // /proc/thread-self/children
-	keeperSignals  // signalfd for SIGCHLD
-	keeperTerminal // the terminal to restore, if there is one
-	keeperFiles    // how many there are
-)
-
 // keeperState is the keeper's memory, and everything it needs, laid out before
 // the fork.
 type keeperState struct {
-	words    unsafe.Pointer // arguments and environment of sbxrun, to be wiped
-	size     uintptr
-	pidfd    int32 // of the keeper, for the parent
-	pid      uintptr
-	socket   int
-	terminal int // -1 for none
+	words unsafe.Pointer // arguments and environment of sbxrun, to be wiped
+	size  uintptr
+	pidfd int32 // of the keeper, for the parent
+	pid   uintptr
+	// The keeper's descriptors, all that it keeps.
+	socket   int // to sbxrun
+	list     int // /proc/thread-self/children
+	signals  int // signalfd for SIGCHLD
+	terminal int // the terminal to restore; -1 for none
 	exec     *child
 	enter    *child
 	monitor  uintptr // pid of exec: when it ends, so does everything
@@ -92,6 +86,7 @@ func startKeeper(k unsafe.Pointer) { (*keeperState)(k).run() }
 //go:nocheckptr
 func (k *keeperState) run() {
 	k.setUp()
+	k.openFiles()
 	if k.exec != nil {
 		k.monitor = k.spawn(k.exec, execCode)
 	}
@@ -140,34 +135,50 @@ func (k *keeperState) setUp() {
 	}
 }
 
-// dropFiles leaves the keeper with nothing but its own descriptors: with others
-// it would hold the caller's pipes open.
+// openFiles opens what the keeper needs. Before it has children: a keeper that failed later,
+// for want of descriptors, would take a command with it that has begun.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (k *keeperState) openFiles() {
+	// The thread's own list of children.
+	k.list = int(k.must(stepChildren, unix.SYS_OPENAT, uintptr(at), uintptr(unsafe.Pointer(&k.children)), unix.O_RDONLY, 0))
+	k.sigs = 1 << (unix.SIGCHLD - 1)
+	k.signals = int(k.must(stepSignals, unix.SYS_SIGNALFD4, ^uintptr(0), uintptr(unsafe.Pointer(&k.sigs)), 8, unix.SFD_NONBLOCK))
+}
+
+// dropFiles closes all other descriptors, those between the keeper's own: it would hold
+// the caller's pipes open. Nothing here can fail.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
 func (k *keeperState) dropFiles() {
 	k.must(stepName, unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&k.name)), 0, 0) // for ps(1)
-	// The thread's own list of children.
-	children := k.must(stepChildren, unix.SYS_OPENAT, uintptr(at), uintptr(unsafe.Pointer(&k.children)), unix.O_RDONLY, 0)
-	k.sigs = 1 << (unix.SIGCHLD - 1)
-	signals := k.must(stepSignals, unix.SYS_SIGNALFD4, ^uintptr(0), uintptr(unsafe.Pointer(&k.sigs)), 8, unix.SFD_NONBLOCK)
-	// First all up, out of the way, then down to their places.
-	socket := k.must(stepFiles, unix.SYS_FCNTL, uintptr(k.socket), unix.F_DUPFD, keeperFiles, 0)
-	k.socket = int(socket)
-	children = k.must(stepFiles, unix.SYS_FCNTL, children, unix.F_DUPFD, keeperFiles, 0)
-	signals = k.must(stepFiles, unix.SYS_FCNTL, signals, unix.F_DUPFD, keeperFiles, 0)
-	if k.terminal >= 0 {
-		terminal := k.must(stepFiles, unix.SYS_FCNTL, uintptr(k.terminal), unix.F_DUPFD, keeperFiles, 0)
-		k.must(stepFiles, unix.SYS_DUP3, terminal, keeperTerminal, 0, 0)
-	} else {
-		syscall.RawSyscall(unix.SYS_CLOSE, keeperTerminal, 0, 0) // whatever it was
+	for from := 0; from <= maxFD; {
+		own := maxFD + 1 // the first one from there
+		own = nextFile(own, k.socket, from)
+		own = nextFile(own, k.list, from)
+		own = nextFile(own, k.signals, from)
+		own = nextFile(own, k.terminal, from)
+		if own > from {
+			syscall.RawSyscall(unix.SYS_CLOSE_RANGE, uintptr(from), uintptr(own-1), 0)
+		}
+		from = own + 1
 	}
-	k.must(stepFiles, unix.SYS_DUP3, socket, keeperSocket, 0, 0)
-	k.socket = keeperSocket
-	k.must(stepFiles, unix.SYS_DUP3, children, keeperChildren, 0, 0)
-	k.must(stepFiles, unix.SYS_DUP3, signals, keeperSignals, 0, 0)
-	k.must(stepFiles, unix.SYS_CLOSE_RANGE, keeperFiles, maxFD, 0, 0)
+}
+
+// nextFile is the smaller one of own and fd, if fd is not below from.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func nextFile(own, fd, from int) int {
+	if fd >= from && fd < own {
+		return fd
+	}
+	return own
 }
 
 // reap collects whatever has ended; with nothing left at all it reports so and
@@ -218,8 +229,8 @@ func (k *keeperState) reap() {
 //go:norace
 //go:nocheckptr
 func (k *keeperState) wait() {
-	k.poll[0] = unix.PollFd{Fd: keeperSignals, Events: unix.POLLIN}
-	k.poll[1] = unix.PollFd{Fd: keeperSocket, Events: unix.POLLIN}
+	k.poll[0] = unix.PollFd{Fd: int32(k.signals), Events: unix.POLLIN}
+	k.poll[1] = unix.PollFd{Fd: int32(k.socket), Events: unix.POLLIN}
 	n, timeout := uintptr(2), uintptr(0)
 	if k.ending {
 		k.poll[1].Events = 0 // it stays readable; POLLHUP needs no asking
@@ -237,12 +248,12 @@ func (k *keeperState) wait() {
 		n = 1
 	}
 	syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&k.poll)), n, timeout, 0, 0, 0)
-	syscall.RawSyscall(unix.SYS_READ, keeperSignals, uintptr(unsafe.Pointer(&k.buf)), uintptr(len(k.buf)))
+	syscall.RawSyscall(unix.SYS_READ, uintptr(k.signals), uintptr(unsafe.Pointer(&k.buf)), uintptr(len(k.buf)))
 	if n < 2 || k.poll[1].Revents == 0 {
 		return
 	}
 	if !k.ending {
-		got, _, errno := syscall.RawSyscall6(unix.SYS_RECVFROM, keeperSocket, uintptr(unsafe.Pointer(&k.deadline)), unsafe.Sizeof(k.deadline), unix.MSG_DONTWAIT, 0, 0)
+		got, _, errno := syscall.RawSyscall6(unix.SYS_RECVFROM, uintptr(k.socket), uintptr(unsafe.Pointer(&k.deadline)), unsafe.Sizeof(k.deadline), unix.MSG_DONTWAIT, 0, 0)
 		if errno == unix.EAGAIN || errno == unix.EINTR || errno == 0 && got == unsafe.Sizeof(k.deadline) {
 			return
 		}
@@ -266,7 +277,7 @@ func (k *keeperState) keepOn() {
 	if k.terminal < 0 && len(k.remove) == 0 {
 		return
 	}
-	k.poll[1] = unix.PollFd{Fd: keeperSocket} // POLLHUP needs no asking
+	k.poll[1] = unix.PollFd{Fd: int32(k.socket)} // POLLHUP needs no asking
 	for !k.orphaned && k.poll[1].Revents == 0 {
 		syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&k.poll[1])), 1, 0, 0, 0, 0)
 	}
@@ -282,7 +293,7 @@ func (k *keeperState) keepOn() {
 //go:nocheckptr
 func (k *keeperState) restoreTerminal() {
 	if k.terminal >= 0 {
-		syscall.RawSyscall(unix.SYS_IOCTL, keeperTerminal, unix.TCSETS, uintptr(unsafe.Pointer(&k.restore)))
+		syscall.RawSyscall(unix.SYS_IOCTL, uintptr(k.terminal), unix.TCSETS, uintptr(unsafe.Pointer(&k.restore)))
 	}
 }
 
@@ -293,7 +304,7 @@ func (k *keeperState) restoreTerminal() {
 //go:norace
 //go:nocheckptr
 func (k *keeperState) killChildren() {
-	n, _, e := syscall.RawSyscall6(unix.SYS_PREAD64, keeperChildren, uintptr(unsafe.Pointer(&k.buf)), uintptr(len(k.buf)), 0, 0, 0)
+	n, _, e := syscall.RawSyscall6(unix.SYS_PREAD64, uintptr(k.list), uintptr(unsafe.Pointer(&k.buf)), uintptr(len(k.buf)), 0, 0, 0)
 	if e != 0 {
 		return
 	}

@@ -184,3 +184,71 @@ func TestAbandonSocketHeld(t *testing.T) {
 		t.Errorf("its child is left: %v", err)
 	}
 }
+
+// With any number of descriptors the keeper either has its own before it has children, or
+// nothing begins: one that failed later would take down what has begun.
+func TestKeeperFewDescriptors(t *testing.T) {
+	shell, err := exec.LookPath("sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const keeps = 3 // descriptors that Keep opens here
+	begun := 0
+	for free := range 8 {
+		read, write, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var fill []int // all that is free, up to the last of them
+		for range 64 {
+			fd, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			fill = append(fill, fd)
+		}
+		restore := limitDescriptors(t, fill[len(fill)-1]+1)
+		for range keeps + free {
+			unix.Close(fill[len(fill)-1])
+			fill = fill[:len(fill)-1]
+		}
+		k, err := Keep(Command{Program: &Program{Path: shell, Args: []string{"sh", "-c", "echo; exec sleep 100"}, Files: []*os.File{write, write, write}}})
+		restore()
+		if err != nil {
+			t.Fatal(err)
+		}
+		write.Close()
+		for _, fd := range fill {
+			unix.Close(fd)
+		}
+		n, _ := read.Read(make([]byte, 1)) // the end, if nothing has begun
+		read.Close()
+		k.Kill()
+		_, err = k.Empty(time.Now().Add(10 * time.Second))
+		kept := Kept{Keeper: k}
+		switch {
+		case n == 1 && err != nil:
+			t.Errorf("%d free: the command has begun, and the keeper ended: %v", free, k.StartError())
+		case n == 1:
+			begun++
+		case !errors.Is(k.StartError(), unix.EMFILE):
+			t.Errorf("%d free: nothing has begun: %v, %v", free, k.StartError(), err)
+		case err == ErrNotEmpty:
+			if err := k.Wait(time.Now().Add(10 * time.Second)); err != nil {
+				t.Error(err)
+			}
+			if left, err := kept.orphans(); err != nil || len(left) > 0 {
+				t.Errorf("%d free: the keeper has ended with children: %v; %+v, %v", free, k.StartError(), left, err)
+			}
+		}
+		if err := kept.Inherit(time.Now().Add(10 * time.Second)); n == 0 && err != nil {
+			t.Error(err)
+		}
+		if err := k.Reap(time.Now().Add(10 * time.Second)); err != nil {
+			t.Error(err)
+		}
+	}
+	if begun == 0 {
+		t.Error("nothing has begun, with any number")
+	}
+}
