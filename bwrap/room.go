@@ -58,6 +58,9 @@ func (r *Room) Start(ctx context.Context) error {
 	if c := entry.Cred; c != nil {
 		r.way.User, r.way.Group = int(c.UID), int(c.GID)
 	}
+	for _, d := range plan.Fresh() {
+		r.way.Memory = append(r.way.Memory, nsenter.Directory(d))
+	}
 	if r.way.Init, err = run.Room().File(); err != nil {
 		run.End()
 		_, _ = run.Wait()

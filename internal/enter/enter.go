@@ -48,6 +48,7 @@ const (
 	stepMounts
 	stepProc
 	stepMeminfo
+	stepFresh
 	stepFiles
 	stepSignals
 	stepPrivileges
@@ -76,6 +77,7 @@ var stepNames = [...]string{
 	stepMounts:       "make mounts private",
 	stepProc:         "mount /proc",
 	stepMeminfo:      "show the room's /proc/meminfo",
+	stepFresh:        "mount a directory in memory",
 	stepFiles:        "close descriptors",
 	stepSignals:      "set up signals",
 	stepPrivileges:   "set no_new_privs",
@@ -120,6 +122,8 @@ type order struct {
 type entry struct {
 	teller     // of enters, inside and init, which follow one another
 	namespaces uintptr
+	spaces     uintptr // namespaces of the command's own, made with its init
+	fresh      []fresh
 	signal     uintptr // if not 0, to be sent to all of the room; and that is all
 	wait       bool    // for the room, which bwrap is still building
 
@@ -138,6 +142,9 @@ type entry struct {
 	header  unix.CapUserHeader
 	none    [2]unix.CapUserData
 }
+
+// fresh is a [Tmpfs].
+type fresh struct{ target, options *byte }
 
 // payload is what the payload's own process needs until it executes the command.
 type payload struct {
@@ -173,6 +180,7 @@ var (
 	slash     = [...]byte{'/', 0}
 	procDir   = [...]byte{'/', 'p', 'r', 'o', 'c', 0}
 	procType  = [...]byte{'p', 'r', 'o', 'c', 0}
+	tmpfsType = [...]byte{'t', 'm', 'p', 'f', 's', 0}
 	ownPIDNS  = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 's', 'e', 'l', 'f', '/', 'n', 's', '/', 'p', 'i', 'd', 0}
 	meminfo   = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 'm', 'e', 'm', 'i', 'n', 'f', 'o', 0}
 	shellPath = [...]byte{'/', 'b', 'i', 'n', '/', 's', 'h', 0}
@@ -271,8 +279,7 @@ func startInside(p unsafe.Pointer) {
 	if e.signal != 0 {
 		e.signalAll()
 	}
-	// A cgroup namespace as well: the command's own cgroup is its root.
-	_, errno := proc.Clone(unix.CLONE_PARENT|unix.CLONE_NEWPID|unix.CLONE_NEWNS|unix.CLONE_NEWCGROUP, e.initStack, initCode, unsafe.Pointer(e))
+	_, errno := proc.Clone(unix.CLONE_PARENT|e.spaces, e.initStack, initCode, unsafe.Pointer(e))
 	if errno != 0 {
 		e.fail(stepInit, errno)
 	}
@@ -356,6 +363,11 @@ func (e *entry) setUp() {
 	// ELOOP and EINVAL: a link that a payload has made there, where /run can be written to.
 	if errno != 0 && errno != unix.ENOENT && errno != unix.ENOTDIR && errno != unix.ELOOP && errno != unix.EINVAL {
 		e.fail(stepMeminfo, errno)
+	}
+	dirs := e.fresh
+	for i := range dirs {
+		e.must(stepFresh, unix.SYS_MOUNT, uintptr(unsafe.Pointer(&tmpfsType)), uintptr(unsafe.Pointer(dirs[i].target)), uintptr(unsafe.Pointer(&tmpfsType)),
+			unix.MS_NOSUID|unix.MS_NODEV, uintptr(unsafe.Pointer(dirs[i].options)))
 	}
 	e.must(stepFiles, unix.SYS_CLOSE_RANGE, entryReady, maxFD, 0, 0, 0)
 	// All blocked, for good: what init must know comes by descriptors.

@@ -41,7 +41,14 @@ type Entry struct {
 	Confirm bool
 	Bounds  proc.Bounds
 	Filter  *seccomp.Filter // for system calls
+	// Fresh are mounted for this command alone, in this order, in the place of what the room
+	// has there; and if there are any it has an IPC namespace of its own, too. Then no command
+	// finds what another has left.
+	Fresh []Tmpfs
 }
+
+// Tmpfs is a directory in memory.
+type Tmpfs struct{ Dest, Options string } // see tmpfs(5)
 
 // Exec is a payload in a PID namespace of its own, below that of a room, with an init
 // that nothing inside can see into, signal or trace. Whoever started it ends it: package
@@ -116,6 +123,14 @@ func (e *Entry) Prepare(stdio [3]*os.File, ready *os.File) (*Exec, *proc.Way, er
 // lay puts everything into the form that system calls take.
 func (e *Entry) lay(b *proc.Block) *entry {
 	n := newEntry(b, e.HostNet)
+	if len(e.Fresh) > 0 {
+		n.spaces |= unix.CLONE_NEWIPC
+	}
+	var dirs []fresh
+	for _, t := range e.Fresh {
+		dirs = append(dirs, fresh{b.Text(t.Dest), b.Text(t.Options)})
+	}
+	n.fresh = proc.Copy(b, dirs)
 	p := &n.payload
 	p.terminal = e.Terminal
 	// A caller that may use real time, or a niceness below its own (getrlimit(2)), keeps that to

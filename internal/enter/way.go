@@ -26,6 +26,8 @@ func namespaces(hostNet bool) uintptr {
 func newEntry(b *proc.Block, hostNet bool) *entry {
 	n := proc.New[entry](b)
 	n.namespaces = namespaces(hostNet)
+	// A cgroup namespace as well: the command's own cgroup is its root.
+	n.spaces = unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP
 	n.insideStack, n.initStack, n.payloadStack = b.Stack(), b.Stack(), b.Stack()
 	n.header.Version = unix.LINUX_CAPABILITY_VERSION_3
 	h := &n.room

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/seccomp"
 	"github.com/sbxrun/sbxrun/internal/values"
@@ -134,6 +135,23 @@ func (p *Plan) Filter() *seccomp.Filter { return p.filter }
 
 // Cred is who bwrap will run as; nil if as sbxrun.
 func (p *Plan) Cred() *proc.Cred { return p.cred }
+
+// Fresh is all that commands can write to in the room and that is not the host's: for
+// [enter.Entry.Fresh]. None if something is mounted within, which would be hidden.
+func (p *Plan) Fresh() (list []enter.Tmpfs) {
+	for _, o := range p.ops {
+		if o.kind != opTmpfs {
+			continue
+		}
+		for _, other := range p.ops {
+			if other.kind != opTmpfs && Within(other.dst, o.dst) {
+				return nil
+			}
+		}
+		list = append(list, enter.Tmpfs{Dest: o.dst, Options: "mode=" + tmpfsMode(o.dst) + ",size=" + strconv.FormatInt(o.size, 10)})
+	}
+	return list
+}
 
 // Close closes the plan's descriptors. After Start they are not needed.
 func (p *Plan) Close() {
