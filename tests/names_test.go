@@ -143,7 +143,7 @@ func TestPsPrintable(t *testing.T) {
 	}
 }
 
-// start prints one line, id and name; of one without a name the id.
+// What start tells is what is on record; the name of a sandbox without one is its id.
 func TestStartPrints(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)

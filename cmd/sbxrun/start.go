@@ -7,7 +7,6 @@ import (
 	"os"
 	"regexp"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/cli"
@@ -31,12 +30,7 @@ func startCommand(args []string) int {
 	return max(code, ready)
 }
 
-// startedLine is the id, and behind it the name if there is one: without, it is one word for
-// a shell's $(…).
-func startedLine(said detach.Handover) string {
-	return strings.TrimSpace(said.ID + " " + said.Name)
-}
-
+// printStarted prints the id, one word for a shell's $(…): unlike a name it is never given again.
 func printStarted(said detach.Handover, asJSON bool) error {
 	if asJSON {
 		if dir, err := find(said.ID); err == nil {
@@ -47,7 +41,7 @@ func printStarted(said detach.Handover, asJSON bool) error {
 		}
 		return json.NewEncoder(os.Stdout).Encode(said)
 	}
-	_, err := fmt.Println(startedLine(said))
+	_, err := fmt.Println(said.ID)
 	return err
 }
 

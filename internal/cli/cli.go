@@ -31,7 +31,7 @@ import (
 //	xor            is the same for flags of which only one may be given
 type CLI struct {
 	Run     Run     `words:"[flags] [--] COMMAND [ARG...]" help:"Run a command in a new sandbox, and leave nothing behind (default)." example:"sbxrun --timeout 5 python3 job.py"`
-	Start   Start   `words:"[flags] [[--] COMMAND [ARG...]]" help:"Start a sandbox that lives on, and print its id and name." example:"sbxrun start --name web --ready-tcp 8000 --wait-ready python3 -m http.server"`
+	Start   Start   `words:"[flags] [[--] COMMAND [ARG...]]" help:"Start a sandbox that lives on, and print its id." example:"sbxrun start --name web --ready-tcp 8000 --wait-ready python3 -m http.server"`
 	Exec    Exec    `words:"[flags] SANDBOX [--] COMMAND [ARG...]" help:"Run a command in a running sandbox, and leave nothing of it behind." example:"sbxrun exec --timeout 5 web make test"`
 	Ps      Ps      `words:"[flags]" help:"List the sandboxes." example:"sbxrun ps --all --status failed"`
 	Inspect Inspect `words:"[flags] SANDBOX..." help:"Print all that is known of sandboxes, as JSON." ended:"" example:"sbxrun inspect web"`

@@ -2,10 +2,12 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -439,4 +441,63 @@ func TestNewPlaceholder(t *testing.T) {
 			t.Errorf("%s: error %v, want one that names the placeholder", name, err)
 		}
 	}
+}
+
+// TestCommandLines: the command lines that the documents show are right.
+func TestCommandLines(t *testing.T) {
+	sources, err := filepath.Glob("../../docs/*.md")
+	if err != nil || len(sources) == 0 {
+		t.Fatal(sources, err)
+	}
+	blocks := regexp.MustCompile("(?ms)^```(?:sh|console|ini|yaml|crontab)\n(.*?)^```$")
+	calls := regexp.MustCompile(`(?m)(?:^|[\s/=(])(sbxrun .*)$`)
+	tried := 0
+	for _, source := range append(sources, "../../README.md") {
+		for _, block := range blocks.FindAllStringSubmatch(read(t, source), -1) {
+			text := strings.ReplaceAll(block[1], "\\\n", "")
+			for _, call := range calls.FindAllStringSubmatch(text, -1) {
+				if strings.HasPrefix(call[1], "sbxrun: ") { // a message
+					continue
+				}
+				for _, args := range shellWords(t, call[1]) {
+					tried++
+					if err := parse(args); err != nil {
+						t.Errorf("%s: %s: %v", filepath.Base(source), call[1], err)
+					}
+				}
+			}
+		}
+	}
+	if tried < 50 {
+		t.Errorf("%d command lines were found, want at least 50", tried)
+	}
+}
+
+// shellWords returns the arguments of each sbxrun of a shell's command line, in which
+// nothing else is executed.
+func shellWords(t *testing.T, line string) (calls [][]string) {
+	t.Helper()
+	cmd := exec.Command("bash", "-c", `sbxrun() { printf '%s\0' "$@" $'\1' >&3; }; exec 3>&1 >/dev/null 2>&1; PATH=; eval "$0"`, line)
+	out, _ := cmd.Output() // its exit code is that of whatever follows
+	for _, call := range strings.Split(strings.TrimSuffix(string(out), "\x01\x00"), "\x01\x00") {
+		calls = append(calls, strings.Split(strings.TrimSuffix(call, "\x00"), "\x00"))
+	}
+	return calls
+}
+
+// parse judges a command line, the name of the command first.
+func parse(args []string) error {
+	commands := reflect.TypeFor[cli.CLI]()
+	at := 0
+	for i, c := range cli.Commands() {
+		if c.Name == args[0] {
+			at, args = i, args[1:]
+			break
+		}
+	}
+	_, err := cli.Parse(reflect.New(commands.Field(at).Type).Interface(), args)
+	if errors.Is(err, cli.ErrHelp) {
+		return nil
+	}
+	return err
 }

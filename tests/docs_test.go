@@ -1,0 +1,171 @@
+package tests
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// TestDocs types the console blocks of the documents into a shell and compares what it
+// prints: what a reader sees is what the documents show.
+func TestDocs(t *testing.T) {
+	documents, err := filepath.Glob("../docs/*.md")
+	harness.Must(t, err)
+	for _, document := range append(documents, "../README.md") {
+		text, err := os.ReadFile(document)
+		harness.Must(t, err)
+		blocks := consoleBlocks(string(text))
+		if len(blocks) == 0 {
+			continue
+		}
+		t.Run(filepath.Base(document), func(t *testing.T) {
+			t.Parallel()
+			sh := newConsole(t)
+			for _, block := range blocks {
+				for _, step := range block {
+					sh.try(t, step)
+				}
+			}
+		})
+	}
+}
+
+// consoleStep is a command of a console block, and the lines that are shown below it.
+type consoleStep struct {
+	command string
+	want    []string
+}
+
+var consoleFence = regexp.MustCompile("(?ms)^```console\n(.*?)^```$")
+
+func consoleBlocks(text string) (blocks [][]consoleStep) {
+	for _, match := range consoleFence.FindAllStringSubmatch(text, -1) {
+		var block []consoleStep
+		for line := range strings.Lines(match[1]) {
+			line = strings.TrimSuffix(line, "\n")
+			if command, ok := strings.CutPrefix(line, "$ "); ok {
+				block = append(block, consoleStep{command: command})
+			} else if len(block) > 0 {
+				block[len(block)-1].want = append(block[len(block)-1].want, line)
+			}
+		}
+		blocks = append(blocks, block)
+	}
+	return blocks
+}
+
+// console is a shell in the top directory, with a PID namespace, a home and a state directory
+// of its own: there are no sandboxes and no processes but those of the document.
+type console struct {
+	stdin io.Writer
+	lines <-chan string
+	got   []string // lines that no command has been compared with
+}
+
+const consoleMark = "end-of-the-command"
+
+func newConsole(t *testing.T) *console {
+	top, err := filepath.Abs("..")
+	harness.Must(t, err)
+	args := []string{"--fork", "--pid", "--mount-proc", "--kill-child", "bash", "--norc", "--noprofile"}
+	if os.Getuid() != 0 {
+		args = append([]string{"--user", "--map-current-user"}, args...)
+	}
+	cmd := exec.Command("unshare", args...)
+	cmd.Dir = top
+	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "FIXTURE_SECONDS=") }),
+		"HOME="+t.TempDir(), "SBXRUN_STATE_DIR="+filepath.Join(t.TempDir(), "state"),
+		"PATH="+filepath.Dir(harness.Binary(t))+":"+os.Getenv("PATH"))
+	stdin, err := cmd.StdinPipe()
+	harness.Must(t, err)
+	out, in, err := os.Pipe()
+	harness.Must(t, err)
+	cmd.Stdout, cmd.Stderr = in, in
+	harness.Must(t, cmd.Start())
+	harness.Must(t, in.Close())
+	lines := make(chan string)
+	done := make(chan struct{})
+	go func() {
+		defer close(lines)
+		for scanner := bufio.NewScanner(out); scanner.Scan(); {
+			select {
+			case lines <- scanner.Text():
+			case <-done:
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		close(done)
+		_ = stdin.Close() // the shell is PID 1: all that the document left ends with it
+		harness.Must(t, cmd.Wait())
+		_ = out.Close()
+	})
+	return &console{stdin: stdin, lines: lines}
+}
+
+// try types a command. It has printed what is wanted when those lines are there, some of
+// which may come from a command in the background after the shell is ready for the next one.
+func (c *console) try(t *testing.T, step consoleStep) {
+	t.Helper()
+	// What reads stdin must not read the commands that follow.
+	_, err := fmt.Fprintf(c.stdin, "{ %s\n} </dev/null\necho %s\n", step.command, consoleMark)
+	harness.Must(t, err)
+	want := comparable(step.want)
+	deadline := time.After(30*time.Second + harness.Slack)
+	for marked := false; !marked || len(c.got) < len(want); {
+		select {
+		case line, ok := <-c.lines:
+			switch {
+			case !ok:
+				t.Fatalf("$ %s\nthe shell has ended; before: %q", step.command, c.got)
+			case line == consoleMark:
+				marked = true
+			default:
+				c.got = append(c.got, line)
+			}
+		case <-deadline:
+			t.Fatalf("$ %s\nprinted only %q, want %q", step.command, c.got, step.want)
+		}
+	}
+	if diff := cmp.Diff(want, comparable(c.got)); diff != "" {
+		t.Fatalf("$ %s\nprints another text than the document has (-document +printed):\n%s", step.command, diff)
+	}
+	c.got = nil
+}
+
+// What differs from one time to the next.
+var consoleVaries = []struct {
+	what *regexp.Regexp
+	name string
+}{
+	{regexp.MustCompile(`\b[0-9a-f]{16}\b`), "ID"},
+	{regexp.MustCompile(`\b\d+\.\d+ s\b`), "TIME"},
+	{regexp.MustCompile(`\b\d+s\b`), "AGE"},
+	{regexp.MustCompile(`\[\d\d/\w+/\d{4} [\d:]{8}\]`), "DATE"},
+	{regexp.MustCompile(`^ *\d+ `), "PID "},
+	{regexp.MustCompile(` +`), " "},
+}
+
+func comparable(lines []string) []string {
+	same := make([]string, 0, len(lines))
+	for _, line := range lines {
+		for _, v := range consoleVaries {
+			line = v.what.ReplaceAllString(line, v.name)
+		}
+		same = append(same, line)
+	}
+	return same
+}
