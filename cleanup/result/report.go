@@ -1,6 +1,7 @@
 package result
 
 import (
+	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"time"
@@ -153,9 +154,16 @@ func (s Stream) members() (text, encoded *string) {
 }
 
 // JSON is the report as one line, ended by a newline.
-func (r Report) JSON() ([]byte, error) {
-	b, err := json.Marshal(r)
-	return append(b, '\n'), err
+func (r Report) JSON() ([]byte, error) { return JSON(r) }
+
+// JSON returns v as one line, ended by a newline. Unlike json.Marshal it leaves <, > and & as
+// they are: what sbxrun writes is for no HTML page, and people read it, too.
+func JSON(v any) ([]byte, error) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	err := enc.Encode(v)
+	return b.Bytes(), err
 }
 
 // Milliseconds is the unit of all times in JSON. It keeps microseconds and drops what is below.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -14,12 +13,12 @@ import (
 
 func cleanupCommand(args []string) int {
 	var flags cli.Cleanup
-	if _, err := cli.Parse(&flags, args); err != nil {
+	if _, err := parse(&flags, args); err != nil {
 		return failUsage(&flags, err)
 	}
 	found, err := cleanup.Sweep(cleanup.Options{OlderThan: time.Duration(flags.OlderThan), DryRun: flags.DryRun})
 	if err != nil {
-		return fail(err)
+		return refuse(&flags, err)
 	}
 	code := 0
 	for _, f := range found {
@@ -31,7 +30,7 @@ func cleanupCommand(args []string) int {
 		if found == nil {
 			found = []cleanup.Finding{}
 		}
-		err = json.NewEncoder(os.Stdout).Encode(found)
+		err = printJSON(found)
 	} else {
 		err = printFound(os.Stdout, found, flags.DryRun)
 	}

@@ -128,6 +128,15 @@ func (c *command) notStarted(err error) int {
 	return c.tell(result.Result{Cause: result.StartFailed, Verdict: result.NotApplicable, StartedAt: c.Terms.Begin, Duration: time.Since(c.Terms.Begin), Err: e})
 }
 
+// refuse tells of a wrong command line, in the report where stdout is for that, and returns the
+// exit code. flags is the struct of the command.
+func (c *command) refuse(flags any, err error) int {
+	if !c.tells.JSON || errors.Is(err, cli.ErrHelp) {
+		return failUsage(flags, err)
+	}
+	return c.notStarted(usageOf(flags, err))
+}
+
 // tell prints what there is to say and returns the exit code.
 func (c *command) tell(res result.Result) int {
 	if lost := c.output.lost.Load(); lost != nil && res.Err == nil {

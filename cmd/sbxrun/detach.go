@@ -1,9 +1,7 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
-	"os"
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
@@ -31,7 +29,7 @@ func inBackground(command string, args []string, asJSON bool, print func(detach.
 	}
 	if e := said.Error; e != nil {
 		if asJSON {
-			if err := json.NewEncoder(os.Stdout).Encode(said); err != nil {
+			if err := printJSON(said); err != nil {
 				return fail(printError(err))
 			}
 		}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -17,7 +16,7 @@ import (
 
 func doctorCommand(args []string) int {
 	var flags cli.Doctor
-	_, err := cli.Parse(&flags, args)
+	_, err := parse(&flags, args)
 	if err != nil {
 		return failUsage(&flags, err)
 	}
@@ -25,9 +24,7 @@ func doctorCommand(args []string) int {
 	defer stop()
 	rep := doctor.Examine(ctx, thisCaller())
 	if flags.JSON {
-		enc := json.NewEncoder(os.Stdout)
-		enc.SetEscapeHTML(false) // for people, too: a fix may hold < and &
-		err = enc.Encode(rep)
+		err = printJSON(rep)
 	} else {
 		err = printFindings(os.Stdout, rep)
 	}

@@ -18,16 +18,17 @@ import (
 // environmentFile adds the variables of an --env-file.
 func environmentFile(set *values.Environment, name string) error {
 	text, err := readEnvironmentFile(name)
+	var vars []values.Var
+	if err == nil {
+		vars, err = values.ParseVars(text, name)
+	}
 	if err != nil {
-		e := &result.Error{Code: "usage", Message: fmt.Sprintf("--env-file: %v", err), Err: err}
+		e := &result.Error{Code: "usage", Message: fmt.Sprintf("--env-file: %v", err), Err: err,
+			Hint: "give a file with a line for each variable, such as LANG=C; or one variable as --env LANG=C"}
 		if errors.As(err, new(*links.Error)) {
 			e.Hint = links.Hint
 		}
 		return e
-	}
-	vars, err := values.ParseVars(text, name)
-	if err != nil {
-		return fmt.Errorf("--env-file: %w", err)
 	}
 	for _, v := range vars {
 		set.Put(v)

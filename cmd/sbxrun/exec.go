@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -24,13 +23,13 @@ func execCommand(args []string, begin time.Time) int {
 	var x execution
 	x.command = command{Job: job.Job{ID: job.NewID()}, where: "of the command", ends: &x.flags.Ends, tells: &x.flags.Tells}
 	x.Terms.Begin = begin
-	words, err := cli.Parse(&x.flags, args)
+	words, err := parse(&x.flags, args)
 	if err != nil {
-		return failUsage(&x.flags, err)
+		return x.refuse(&x.flags, err)
 	}
 	var name string
 	if name, x.argv, err = cli.SplitExec(words); err != nil {
-		return fail(usageError(err))
+		return x.refuse(&x.flags, err)
 	}
 	return x.run(name, args)
 }
@@ -43,24 +42,18 @@ type execution struct {
 
 func (x *execution) run(name string, args []string) int {
 	x.tty = x.flags.Tty
-	err := x.checkOutput()
+	err := x.checkFlags()
 	switch {
+	case err != nil && x.flags.Detach:
+		return failUsage(&x.flags, err)
 	case err != nil:
-		return fail(err)
-	case room.CheckWorkdir(x.flags.Workdir) != nil:
-		return fail(room.CheckWorkdir(x.flags.Workdir))
-	case x.flags.Detach && x.flags.Tty:
-		return fail(usageError(errDetachedOnTerminal))
-	case x.flags.Detach && (strings.HasPrefix(x.flags.Report, "fd:") || descriptor(x.flags.Report) != ""):
-		return fail(usageError(errors.New("--detach: the report cannot go to a descriptor, which ends with us; name a file")))
-	case busyTerms(&x.flags.Busy).Check() != nil:
-		return fail(usageError(busyTerms(&x.flags.Busy).Check()))
+		return x.refuse(&x.flags, err)
 	case x.flags.Detach && caller == nil:
 		return inBackground("exec", args, x.flags.JSON, x.printStarted)
 	}
 	x.flags.JSON = x.flags.JSON && !x.flags.Detach // printStarted has seen to that
 	if x.report, err = openReport(x.flags.Report); err != nil {
-		return fail(err)
+		return x.notStarted(err)
 	}
 	// Its limit on tasks is within the sandbox's. Before there are threads, which a wait would be too long for.
 	if x.Leave, err = admit(context.Background(), &x.flags.Busy, 0, x.flags.Quiet); err != nil {
@@ -100,6 +93,23 @@ func (x *execution) run(name string, args []string) int {
 	return x.end(res, delivered)
 }
 
+// checkFlags finds what is wrong with the flags, whatever the sandbox.
+func (x *execution) checkFlags() error {
+	switch {
+	case x.flags.Detach && x.flags.Tty:
+		return errDetachedOnTerminal
+	case x.flags.Detach && (strings.HasPrefix(x.flags.Report, "fd:") || descriptor(x.flags.Report) != ""):
+		return errors.New("--detach: the report cannot go to a descriptor, which ends with us; name a file")
+	}
+	if err := x.checkOutput(); err != nil {
+		return err
+	}
+	if err := room.CheckWorkdir(x.flags.Workdir); err != nil {
+		return err
+	}
+	return busyTerms(&x.flags.Busy).Check()
+}
+
 // entry is what is run in the sandbox, and as whom.
 func (x *execution) entry(use *sandbox.Use) (*enter.Entry, error) {
 	set := use.Env()
@@ -121,7 +131,7 @@ func (x *execution) released() {
 
 func (x *execution) printStarted(said detach.Handover) error {
 	if x.flags.JSON {
-		return json.NewEncoder(os.Stdout).Encode(said)
+		return printJSON(said)
 	}
 	_, err := fmt.Println(said.ID)
 	return err

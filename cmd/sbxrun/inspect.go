@@ -10,7 +10,7 @@ import (
 
 func inspectCommand(args []string) int {
 	var flags cli.Inspect
-	names, err := cli.Parse(&flags, args)
+	names, err := parse(&flags, args)
 	if err == nil && len(names) == 0 {
 		err = errors.New("inspect what? name a sandbox")
 	}
@@ -29,7 +29,7 @@ func inspectCommand(args []string) int {
 	}
 	enc := json.NewEncoder(os.Stdout)
 	enc.SetIndent("", "  ")
-	enc.SetEscapeHTML(false) // for people, too
+	enc.SetEscapeHTML(false) // as result.JSON
 	if err := enc.Encode(all); err != nil {
 		return fail(printError(err))
 	}

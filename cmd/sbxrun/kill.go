@@ -1,10 +1,8 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"time"
 
@@ -18,7 +16,7 @@ import (
 
 func killCommand(args []string) int {
 	k := killer{}
-	names, err := cli.Parse(&k.flags, args)
+	names, err := parse(&k.flags, args)
 	if err == nil {
 		err = k.check(names)
 	}
@@ -26,7 +24,7 @@ func killCommand(args []string) int {
 		return failUsage(&k.flags, err)
 	}
 	if err := k.find(names); err != nil {
-		return fail(err)
+		return refuse(&k.flags, err)
 	}
 	k.killAll()
 	return k.tell()
@@ -36,6 +34,7 @@ func killCommand(args []string) int {
 type killer struct {
 	flags cli.Kill
 	tags  map[string]string
+	where string // the directory that was looked in for many
 	kills []*kill
 	// For each name that no sandbox has.
 	unknown []killed
@@ -68,7 +67,8 @@ func (k *killer) many() bool { return k.flags.All || len(k.flags.Tag) > 0 }
 
 func (k *killer) find(names []string) error {
 	if k.many() {
-		entries, err := list()
+		entries, where, err := list()
+		k.where = where
 		for _, e := range entries {
 			if e.Lives() && tagged(e, k.tags) {
 				k.kills = append(k.kills, &kill{sandbox: e})
@@ -259,7 +259,7 @@ func (k *killer) tell() int {
 	}
 	var err error
 	if k.flags.JSON {
-		err = json.NewEncoder(os.Stdout).Encode(append(all, k.unknown...))
+		err = printJSON(append(all, k.unknown...))
 	} else {
 		err = k.printLines(all)
 	}
@@ -295,7 +295,11 @@ func (k *killer) printLines(all []killed) error {
 				gone++
 			}
 		}
-		_, err := fmt.Println(gone, "killed")
+		line := fmt.Sprint(gone, " killed")
+		if len(all) == 0 {
+			line += ", looked in " + k.where
+		}
+		_, err := fmt.Println(line)
 		return err
 	}
 	return nil

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -22,7 +21,7 @@ import (
 
 func logsCommand(args []string) int {
 	var flags cli.Logs
-	names, err := cli.Parse(&flags, args)
+	names, err := parse(&flags, args)
 	tail := -1
 	if err == nil && flags.Tail != "" {
 		if tail, err = strconv.Atoi(flags.Tail); err != nil || tail < 0 {
@@ -34,7 +33,7 @@ func logsCommand(args []string) int {
 	}
 	sandbox, err := find(names[0])
 	if err != nil {
-		return fail(err)
+		return refuse(&flags, err)
 	}
 	l := reader{sandbox: sandbox, flags: flags, tail: tail}
 	err = l.print()
@@ -136,7 +135,7 @@ func printPiece(stream string, p []byte) error {
 		text = base64.StdEncoding.EncodeToString(p)
 		it.Base64 = &text
 	}
-	if err := json.NewEncoder(os.Stdout).Encode(it); err != nil {
+	if err := printJSON(it); err != nil {
 		return printError(err)
 	}
 	return nil

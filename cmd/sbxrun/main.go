@@ -4,8 +4,10 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -122,14 +124,39 @@ func asError(err error) *result.Error {
 	return e
 }
 
-// failUsage prints what is wrong with a command line, or the help that it asks for, and
-// returns the exit code. flags is the struct of the command.
-func failUsage(flags any, err error) int {
-	if e := (*result.Error)(nil); !errors.Is(err, cli.ErrHelp) {
-		if !errors.As(err, &e) {
-			err = &result.Error{Code: "usage", Message: err.Error(), Hint: "see " + cli.HelpLine(flags), Err: err}
+// parse parses a command's words as [cli.Parse] does. What is started in the background has
+// the variable that stands for --state-dir, too.
+func parse(flags any, args []string) (words []string, err error) {
+	words, err = cli.Parse(flags, args)
+	if dir := cli.StateDir(flags); dir != "" {
+		err = cmp.Or(err, os.Setenv("SBXRUN_STATE_DIR", dir))
+	}
+	return words, err
+}
+
+// refusal is what --json prints where a command has come to nothing.
+type refusal struct {
+	ExitCode int                 `json:"exit_code"`
+	Error    *result.ReportError `json:"error"`
+}
+
+// refuse tells of an error, on stdout too if that is for JSON, and returns the exit code.
+// flags is the struct of the command.
+func refuse(flags any, err error) int {
+	code := fail(err)
+	if cli.WantsJSON(flags) {
+		if err := printJSON(refusal{code, asError(err).Report()}); err != nil {
+			return fail(printError(err))
 		}
-		return fail(usageError(err))
+	}
+	return code
+}
+
+// failUsage tells what is wrong with a command line, or prints the help that it asks for, and
+// returns the exit code.
+func failUsage(flags any, err error) int {
+	if !errors.Is(err, cli.ErrHelp) {
+		return refuse(flags, usageOf(flags, err))
 	}
 	if err := cli.Help(os.Stdout, flags); err != nil {
 		return fail(printError(err))
@@ -137,10 +164,30 @@ func failUsage(flags any, err error) int {
 	return 0
 }
 
+// usageOf makes an error of the command line of err, unless it is an error with a code
+// already. It names the help of the command with these flags.
+func usageOf(flags any, err error) error {
+	if errors.As(err, new(*result.Error)) {
+		return err
+	}
+	return &result.Error{Code: "usage", Message: err.Error(), Hint: "see " + cli.HelpLine(flags), Err: err}
+}
+
 // printError is that something could not be written to stdout: a full disk, above all. It
 // has an exit code of its own, because what was to be told has happened all the same.
 func printError(err error) error {
 	return &result.Error{Code: "output", ExitCode: result.ExitOutput, Message: "cannot print: " + err.Error(), Err: err}
+}
+
+// printJSON prints a value as one line of JSON.
+func printJSON(v any) error { return writeJSON(os.Stdout, v) }
+
+func writeJSON(w io.Writer, v any) error {
+	b, err := result.JSON(v)
+	if err == nil {
+		_, err = w.Write(b)
+	}
+	return err
 }
 
 // printLine prints a line that is all there is to say, and returns the exit code.

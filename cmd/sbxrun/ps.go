@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -17,16 +16,16 @@ import (
 
 func psCommand(args []string) int {
 	var flags cli.Ps
-	if _, err := cli.Parse(&flags, args); err != nil {
+	if _, err := parse(&flags, args); err != nil {
 		return failUsage(&flags, err)
 	}
 	tags, err := parseTags(flags.Tag)
 	if err != nil {
-		return fail(usageError(err))
+		return failUsage(&flags, err)
 	}
-	entries, err := list()
+	entries, _, err := list()
 	if err != nil {
-		return fail(err)
+		return refuse(&flags, err)
 	}
 	entries = slices.DeleteFunc(entries, func(e *state.Entry) bool {
 		switch {
@@ -55,7 +54,7 @@ func psCommand(args []string) int {
 		for _, e := range entries {
 			all = append(all, describe(e))
 		}
-		err = json.NewEncoder(os.Stdout).Encode(all)
+		err = printJSON(all)
 	default:
 		err = printTable(os.Stdout, entries, time.Now())
 	}

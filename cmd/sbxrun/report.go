@@ -29,19 +29,23 @@ type reportFile struct {
 
 // openReport opens PATH or fd:N; "" is no report, and a nil reportFile.
 func openReport(place string) (*reportFile, error) {
-	if place == "" {
+	switch place {
+	case "":
 		return nil, nil
+	case "-":
+		return nil, &result.Error{Code: "usage", Message: `--report "-": want a path or fd:N`, Hint: "for stdout write --report /dev/stdout, for a file of that name ./-"}
 	}
-	if number, ok := strings.CutPrefix(place, "fd:"); ok {
-		return openReportFD(number)
-	}
-	if number := descriptor(place); number != "" {
-		return openReportFD(number)
+	if number, ok := descriptorIn(place); ok {
+		file, err := openFD("--report", number)
+		if err != nil {
+			return nil, err
+		}
+		return &reportFile{place: file.Name(), file: file}, nil
 	}
 	// By a descriptor of the directory from here on, whatever becomes of its path.
 	fd, err := links.Dir(filepath.Dir(place))
 	if err != nil {
-		return nil, reportError(place, err)
+		return nil, writeError("report", place, err)
 	}
 	dir := os.NewFile(uintptr(fd), filepath.Dir(place))
 	file, err := openSpecial(fd, place)
@@ -56,7 +60,7 @@ func openReport(place string) (*reportFile, error) {
 	}
 	dir.Close()
 	if err != nil {
-		return nil, reportError(place, err)
+		return nil, writeError("report", place, err)
 	}
 	return &reportFile{place: place, file: file}, nil
 }
@@ -146,6 +150,15 @@ func descriptor(place string) (number string) {
 	return ""
 }
 
+// descriptorIn returns the number in fd:N, or of the open descriptor that place names.
+func descriptorIn(place string) (number string, ok bool) {
+	if number, ok = strings.CutPrefix(place, "fd:"); !ok {
+		number = descriptor(place)
+		ok = number != ""
+	}
+	return number, ok
+}
+
 // tryOut makes sure that a report can be made in dir under this name, before
 // there is one.
 func tryOut(dir int, name string) error {
@@ -167,23 +180,25 @@ func tryOut(dir int, name string) error {
 	return nil
 }
 
-func openReportFD(number string) (*reportFile, error) {
+// openFD returns the open descriptor that a flag names, to write to.
+func openFD(flag, number string) (*os.File, error) {
 	n, err := strconv.ParseUint(number, 10, 31)
 	if err != nil {
-		return nil, usageError(fmt.Errorf("--report fd:%s: want the number of an open descriptor", number))
+		return nil, usageError(fmt.Errorf("%s fd:%s: want the number of an open descriptor, such as fd:3", flag, number))
 	}
 	flags, err := unix.FcntlInt(uintptr(n), unix.F_GETFL, 0)
 	if err != nil {
-		return nil, usageError(fmt.Errorf("--report fd:%d: no such descriptor is open", n))
+		return nil, usageError(fmt.Errorf("%s fd:%d: no such descriptor is open", flag, n))
 	}
 	if flags&unix.O_ACCMODE == unix.O_RDONLY {
-		return nil, usageError(fmt.Errorf("--report fd:%d: it is open for reading only", n))
+		return nil, usageError(fmt.Errorf("%s fd:%d: it is open for reading only", flag, n))
 	}
-	return &reportFile{place: "fd:" + number, file: os.NewFile(uintptr(n), "fd:"+number)}, nil
+	return os.NewFile(uintptr(n), "fd:"+number), nil
 }
 
-func reportError(place string, err error) error {
-	e := &result.Error{Code: "report", Message: fmt.Sprintf("cannot write the report to %q: %v", place, err), Err: err}
+// writeError is that something, the report say, cannot be written to its place.
+func writeError(what, place string, err error) error {
+	e := &result.Error{Code: "report", Message: fmt.Sprintf("cannot write the %s to %q: %v", what, place, err), Err: err}
 	switch {
 	case errors.As(err, new(*links.Error)):
 		e.Hint = links.Hint
@@ -217,9 +232,33 @@ func (r *reportFile) write(rep result.Report) error {
 		}
 	}
 	if err != nil {
-		return reportError(r.place, err)
+		return writeError("report", r.place, err)
 	}
 	return nil
+}
+
+// writeFilter writes a seccomp filter to PATH or fd:N, and returns what bash(1) reads it from.
+func writeFilter(place string, filter []byte) (from string, err error) {
+	if number, ok := descriptorIn(place); ok {
+		file, err := openFD("--print-filter", number)
+		if err == nil {
+			_, err = stream.WriteBlocking(file, filter)
+		}
+		return "&" + number, err
+	}
+	path, err := filepath.Abs(place)
+	if err != nil {
+		return "", err
+	}
+	dir, err := links.Dir(filepath.Dir(path))
+	if err == nil {
+		err = replace(dir, filepath.Base(path), filter)
+		unix.Close(dir)
+	}
+	if err != nil {
+		return "", writeError("filter", place, err)
+	}
+	return path, nil
 }
 
 // replace puts a new file in the place of name, in one step.

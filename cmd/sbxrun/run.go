@@ -24,8 +24,8 @@ func runCommand(args []string, begin time.Time) int {
 	r.command = command{Job: job.Job{ID: job.NewID()}, where: "in the sandbox", ends: &r.flags.Ends, tells: &r.flags.Tells}
 	r.Terms.Begin = begin
 	var err error
-	if r.argv, err = cli.Parse(&r.flags, args); err != nil {
-		return failUsage(&r.flags, err)
+	if r.argv, err = parse(&r.flags, args); err != nil {
+		return r.refuse(&r.flags, err)
 	}
 	if r.flags.Version {
 		return printLine("sbxrun " + version.String())
@@ -43,7 +43,7 @@ func (r *runner) run() int {
 	var err error
 	// The report's place first, so that every later failure can be written there.
 	if r.report, err = openReport(r.flags.Report); err != nil {
-		return fail(err)
+		return r.notStarted(err)
 	}
 	if err = r.checkFlags(); err != nil {
 		return r.notStarted(err)
@@ -62,7 +62,7 @@ func (r *runner) run() int {
 	plan := r.Place.Plan
 	defer plan.Close()
 	if r.flags.PrintCommand {
-		return printLine(plan.ShellCommand())
+		return r.printCommand(plan)
 	}
 	r.bwrap = &result.ReportBwrap{Path: plan.Program.Path, Version: plan.Program.Version}
 	if err = r.prepare(r.Terms.Begin); err != nil {
@@ -78,6 +78,18 @@ func (r *runner) run() int {
 	plan.Close() // descriptors may be few
 	r.diagnose(&res)
 	return r.end(res, delivered)
+}
+
+// printCommand prints the plan as a command, and writes its filter to where that is wanted.
+func (r *runner) printCommand(plan *room.Plan) int {
+	from, place := "", r.flags.PrintFilter
+	if place != "" {
+		var err error
+		if from, err = writeFilter(place, plan.FilterBytes()); err != nil {
+			return fail(err)
+		}
+	}
+	return printLine(plan.ShellCommand(from))
 }
 
 // diagnose finds out why a sandbox could not be set up, if it is this machine.
@@ -112,6 +124,13 @@ func (r *runner) checkFlags() error {
 	}
 	if err := busyTerms(&r.flags.Busy).Check(); err != nil {
 		return usageError(err)
+	}
+	switch {
+	case r.flags.PrintFilter == "":
+	case !r.flags.PrintCommand:
+		return usageError(errors.New("--print-filter: goes with --print-command"))
+	case r.flags.Seccomp == "off":
+		return usageError(errors.New("--print-filter: with --seccomp off there is no filter"))
 	}
 	return nil
 }

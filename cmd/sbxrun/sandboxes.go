@@ -23,18 +23,19 @@ func find(name string) (*state.Entry, error) {
 	return dir.Find(name)
 }
 
-// list is all sandboxes of the caller. What cannot be read is passed over, with a
-// word on stderr.
-func list() ([]*state.Entry, error) {
+// list is all sandboxes of the caller, and the directory that they are in. What cannot be
+// read is passed over, with a word on stderr.
+func list() (entries []*state.Entry, where string, err error) {
 	dir, err := state.Look(state.Mine())
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	entries, warnings := dir.List()
+	var warnings []error
+	entries, warnings = dir.List()
 	for _, w := range warnings {
 		warn(w)
 	}
-	return entries, nil
+	return entries, dir.Path(), nil
 }
 
 // tagged says whether a sandbox has all of the tags.

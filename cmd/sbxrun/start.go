@@ -1,10 +1,8 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"regexp"
 	"strconv"
 	"time"
@@ -39,7 +37,7 @@ func printStarted(said detach.Handover, asJSON bool) error {
 		if said.Name == "" {
 			said.Name = said.ID
 		}
-		return json.NewEncoder(os.Stdout).Encode(said)
+		return printJSON(said)
 	}
 	_, err := fmt.Println(said.ID)
 	return err
@@ -53,7 +51,7 @@ type startFlags struct {
 }
 
 func parseStart(args []string) (f startFlags, command []string, err error) {
-	if command, err = cli.Parse(&f.Start, args); err != nil {
+	if command, err = parse(&f.Start, args); err != nil {
 		return f, nil, err
 	}
 	if f.Name != "" {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -21,7 +20,7 @@ import (
 
 func statsCommand(args []string) int {
 	var flags cli.Stats
-	_, err := cli.Parse(&flags, args)
+	_, err := parse(&flags, args)
 	if err == nil && flags.Interval == 0 {
 		err = errors.New("--interval: must be greater than 0")
 	}
@@ -31,7 +30,7 @@ func statsCommand(args []string) int {
 	print := printStatistics
 	switch {
 	case flags.JSON:
-		print = func(w io.Writer, s statistics) error { return json.NewEncoder(w).Encode(s) }
+		print = func(w io.Writer, s statistics) error { return writeJSON(w, s) }
 	case flags.Prometheus:
 		print = printPrometheus
 	}

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -19,14 +18,14 @@ import (
 
 func waitCommand(args []string) int {
 	var flags cli.Wait
-	names, err := cli.Parse(&flags, args)
+	names, err := parse(&flags, args)
 	if err != nil {
 		return failUsage(&flags, err)
 	}
 	w := waiter{name: names[0]}
 	if flags.Log != "" {
 		if w.log, err = regexp.Compile(flags.Log); err != nil {
-			return fail(usageError(fmt.Errorf("--log: %w", err)))
+			return failUsage(&flags, fmt.Errorf("--log: %w", err))
 		}
 	}
 	ctx := context.Background()
@@ -94,7 +93,7 @@ func (w *waiter) tell(err error, asJSON bool) int {
 	}
 	if asJSON {
 		said.ExitCode = code
-		if err := json.NewEncoder(os.Stdout).Encode(said); err != nil {
+		if err := printJSON(said); err != nil {
 			return cmp.Or(code, fail(printError(err)))
 		}
 	}

@@ -5,6 +5,7 @@ package cli
 
 import (
 	"errors"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -142,9 +143,11 @@ type Run struct {
 
 	Busy
 	Tells
-	PrintCommand bool `help:"Print the bwrap command, and run nothing." group:"tell"`
-	Version      bool `help:"Print the version." group:"tell"`
-	Help         bool `help:"Print this." short:"h" group:"tell"`
+	PrintCommand bool      `help:"Print the bwrap command, and run nothing." group:"tell"`
+	PrintFilter  string    `help:"With --print-command: write the seccomp filter, and have the command use it." placeholder:"PATH|fd:N" group:"tell"`
+	Version      bool      `help:"Print the version." group:"tell"`
+	StateDir     Directory `help:"Where the records of sandboxes are. Default: as SBXRUN_STATE_DIR says." placeholder:"DIR" group:"tell"`
+	Help         bool      `help:"Print this." short:"h" group:"tell"`
 }
 
 // Start is the flags of sbxrun start.
@@ -171,9 +174,10 @@ type Start struct {
 
 	Busy
 
-	LogMax values.Size `help:"How much of stdout, and of stderr, is kept; the head." default:"64M" placeholder:"SIZE" group:"tell"`
-	JSON   bool        `help:"Print what was started as JSON." group:"tell"`
-	Help   bool        `help:"Print this." short:"h" group:"tell"`
+	LogMax   values.Size `help:"How much of stdout, and of stderr, is kept; the head." default:"64M" placeholder:"SIZE" group:"tell"`
+	JSON     bool        `help:"Print what was started as JSON." group:"tell"`
+	StateDir Directory   `help:"Where the records of sandboxes are. Default: as SBXRUN_STATE_DIR says." placeholder:"DIR" group:"tell"`
+	Help     bool        `help:"Print this." short:"h" group:"tell"`
 }
 
 // Name is a sandbox's name. That none was given is the empty one, so nobody can
@@ -189,6 +193,20 @@ func (n *Name) UnmarshalText(text []byte) error {
 	return nil
 }
 
+// Directory is the absolute path of a directory. That none was given is the empty one, so
+// nobody can give that: a shell's empty variable is a mistake.
+type Directory string
+
+// UnmarshalText sets d to any path but the empty one, from the current directory on.
+func (d *Directory) UnmarshalText(text []byte) error {
+	if len(text) == 0 {
+		return errors.New("the path is empty; want one such as /run/user/1000/sandboxes")
+	}
+	path, err := filepath.Abs(string(text))
+	*d = Directory(path)
+	return err
+}
+
 // Exec is the flags of sbxrun exec.
 type Exec struct {
 	Ends
@@ -201,42 +219,47 @@ type Exec struct {
 
 	Busy
 	Tells
-	Help bool `help:"Print this." short:"h" group:"tell"`
+	StateDir Directory `help:"Where the records of sandboxes are. Default: as SBXRUN_STATE_DIR says." placeholder:"DIR" group:"tell"`
+	Help     bool      `help:"Print this." short:"h" group:"tell"`
 }
 
 // Ps is the flags of sbxrun ps.
 type Ps struct {
-	All    bool     `help:"Those that have ended, too." short:"a"`
-	Status []string `help:"Only those of this status, ended or not." placeholder:"starting|running|completed|failed|killed|error|lost"`
-	Tag    []string `help:"Only those with this tag." placeholder:"KEY=VALUE"`
-	Names  bool     `help:"Print only the names, one per line; the id of what has none." xor:"as"`
-	Quiet  bool     `help:"Print only the ids, one per line." short:"q" xor:"as"`
-	JSON   bool     `help:"Print a JSON array." xor:"as"`
-	Help   bool     `help:"Print this." short:"h"`
+	All      bool      `help:"Those that have ended, too." short:"a"`
+	Status   []string  `help:"Only those of this status, ended or not." placeholder:"starting|running|completed|failed|killed|error|lost"`
+	Tag      []string  `help:"Only those with this tag." placeholder:"KEY=VALUE"`
+	Names    bool      `help:"Print only the names, one per line; the id of what has none." xor:"as"`
+	Quiet    bool      `help:"Print only the ids, one per line." short:"q" xor:"as"`
+	JSON     bool      `help:"Print a JSON array." xor:"as"`
+	StateDir Directory `help:"Where the records of sandboxes are. Default: as SBXRUN_STATE_DIR says." placeholder:"DIR"`
+	Help     bool      `help:"Print this." short:"h"`
 }
 
 // Inspect is the flags of sbxrun inspect.
 type Inspect struct {
-	JSON bool `help:"Print JSON, as it does anyway."`
-	Help bool `help:"Print this." short:"h"`
+	JSON     bool      `help:"Print JSON, as it does anyway."`
+	StateDir Directory `help:"Where the records of sandboxes are. Default: as SBXRUN_STATE_DIR says." placeholder:"DIR"`
+	Help     bool      `help:"Print this." short:"h"`
 }
 
 // Wait is the flags of sbxrun wait.
 type Wait struct {
-	Ready   bool            `help:"Wait until it is ready, by the probe that start was given." xor:"for"`
-	Log     string          `help:"Wait until a line of its output matches this regular expression." placeholder:"RE" xor:"for"`
-	Timeout values.Duration `help:"Wait no longer than this. The sandbox lives on. 0 is for ever." default:"0" placeholder:"DUR"`
-	JSON    bool            `help:"Print what came of it as JSON."`
-	Help    bool            `help:"Print this." short:"h"`
+	Ready    bool            `help:"Wait until it is ready, by the probe that start was given." xor:"for"`
+	Log      string          `help:"Wait until a line of its output matches this regular expression." placeholder:"RE" xor:"for"`
+	Timeout  values.Duration `help:"Wait no longer than this. The sandbox lives on. 0 is for ever." default:"0" placeholder:"DUR"`
+	JSON     bool            `help:"Print what came of it as JSON."`
+	StateDir Directory       `help:"Where the records of sandboxes are. Default: as SBXRUN_STATE_DIR says." placeholder:"DIR"`
+	Help     bool            `help:"Print this." short:"h"`
 }
 
 // Logs is the flags of sbxrun logs.
 type Logs struct {
-	Follow bool   `help:"Go on printing until the sandbox has ended." short:"f"`
-	Stream string `help:"Only this stream." placeholder:"stdout|stderr"`
-	Tail   string `help:"Only the last lines of each stream." placeholder:"N"`
-	JSON   bool   `help:"Print a JSON object for each piece of output."`
-	Help   bool   `help:"Print this." short:"h"`
+	Follow   bool      `help:"Go on printing until the sandbox has ended." short:"f"`
+	Stream   string    `help:"Only this stream." placeholder:"stdout|stderr"`
+	Tail     string    `help:"Only the last lines of each stream." placeholder:"N"`
+	JSON     bool      `help:"Print a JSON object for each piece of output."`
+	StateDir Directory `help:"Where the records of sandboxes are. Default: as SBXRUN_STATE_DIR says." placeholder:"DIR"`
+	Help     bool      `help:"Print this." short:"h"`
 }
 
 // Kill is the flags of sbxrun kill.
@@ -247,6 +270,7 @@ type Kill struct {
 	All          bool            `help:"All that run." short:"a"`
 	Tag          []string        `help:"All that run and have this tag." placeholder:"KEY=VALUE"`
 	JSON         bool            `help:"Print a JSON array of what came of it."`
+	StateDir     Directory       `help:"Where the records of sandboxes are. Default: as SBXRUN_STATE_DIR says." placeholder:"DIR"`
 	Help         bool            `help:"Print this." short:"h"`
 }
 
@@ -255,6 +279,7 @@ type Cleanup struct {
 	OlderThan values.Duration `help:"Keep the records of what has ended within this time." default:"0" placeholder:"DUR"`
 	DryRun    bool            `help:"Only say what would be done." short:"n"`
 	JSON      bool            `help:"Print a JSON array of what was found and done."`
+	StateDir  Directory       `help:"Where the records of sandboxes are. Default: as SBXRUN_STATE_DIR says." placeholder:"DIR"`
 	Help      bool            `help:"Print this." short:"h"`
 }
 
@@ -266,6 +291,7 @@ type Stats struct {
 	Interval   values.Duration `help:"With --watch: pause between two looks." default:"2s" placeholder:"DUR"`
 	Warn       values.Percent  `help:"From which percentage of a bound on the level is warn." default:"60" placeholder:"PERCENT"`
 	Alert      values.Percent  `help:"From which percentage of a bound on it is alert." default:"80" placeholder:"PERCENT"`
+	StateDir   Directory       `help:"Where the records of sandboxes are. Default: as SBXRUN_STATE_DIR says." placeholder:"DIR"`
 	Help       bool            `help:"Print this." short:"h"`
 }
 

@@ -52,6 +52,21 @@ func commandOf(flags any) Command {
 	panic(fmt.Sprintf("cli: %T belongs to no command", flags))
 }
 
+// WantsJSON reports whether flags, a pointer to the struct of a command, have --json set:
+// also after an error of [Parse].
+func WantsJSON(flags any) bool {
+	f := commandOf(flags).named("json")
+	return f != nil && f.value.Bool()
+}
+
+// StateDir returns the --state-dir in flags; "" if there is none.
+func StateDir(flags any) string {
+	if f := commandOf(flags).named("state-dir"); f != nil {
+		return f.value.String()
+	}
+	return ""
+}
+
 func newCommand(field reflect.StructField, flags reflect.Value) Command {
 	return Command{Name: spell(field.Name), Flags: appendFlags(make([]Flag, 0, 64), flags), tag: field.Tag}
 }
@@ -118,6 +133,11 @@ func (c Command) find(matches func(*Flag) bool) *Flag {
 		return &c.Flags[i]
 	}
 	return nil
+}
+
+// named returns the flag of this name, or nil.
+func (c Command) named(name string) *Flag {
+	return c.find(func(f *Flag) bool { return f.Name == name })
 }
 
 func (f Flag) Help() string        { return f.tag.Get("help") }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -14,13 +15,13 @@ var ErrHelp = errors.New("help requested")
 // the command's name, and returns the words that are not flags. Those that end with a
 // command line begin at the first word that is no flag, and are taken verbatim; names may
 // come before and after flags. After -- there are no flags. An error is the user's, or
-// [ErrHelp].
+// [ErrHelp]; of several the first is returned, and what is right is set all the same.
 func Parse(flags any, args []string) (words []string, err error) {
 	c := commandOf(flags)
 	if words, err = c.parse(args); err != nil {
 		return nil, err
 	}
-	if f := c.find(func(f *Flag) bool { return f.Name == "help" }); f.value.Bool() {
+	if c.named("help").value.Bool() {
 		return nil, ErrHelp
 	}
 	switch {
@@ -47,18 +48,29 @@ func (c Command) parse(args []string) (words []string, err error) {
 		word := args[0]
 		switch {
 		case word == "--":
-			return append(words, args[1:]...), c.checkExclusive()
+			words, args = append(words, args[1:]...), nil
 		case isFlag(word):
-			if args, err = c.take(word, args[1:]); err != nil {
-				return nil, err
+			rest, wrong := c.take(word, args[1:])
+			if wrong != nil {
+				err, rest = cmp.Or(err, wrong), pastWrong(args)
 			}
+			args = rest
 		case verbatim:
-			return args, c.checkExclusive()
+			words, args = args, nil
 		default:
 			words, args = append(words, word), args[1:]
 		}
 	}
-	return words, c.checkExclusive()
+	return words, cmp.Or(err, c.checkExclusive())
+}
+
+// pastWrong returns the words after a wrong flag: whether errors are told as JSON may still
+// be said there. A word right after it may be its value, and not the beginning of a command.
+func pastWrong(args []string) []string {
+	if len(args) > 1 && !isFlag(args[1]) && !strings.Contains(args[0], "=") {
+		return args[2:]
+	}
+	return args[1:]
 }
 
 // isFlag reports whether a word is a flag, or several of one letter.

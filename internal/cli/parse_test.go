@@ -259,3 +259,17 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// What is right is set, whatever is wrong before or after it; but what may be the command's is
+// nobody's flag.
+func TestParseAfterAnError(t *testing.T) {
+	for line, want := range map[string]bool{
+		"run --json --badflag x": true, "run --badflag --json x": true, "run --badflag 5 --json x": true, "run --timeout --json x": true, "ps x --json": true, "kill --badflag x y --json": true,
+		"run --timeout=x y --json": false, "run --badflag -- --json": false, "run --badflag x y --json": false, "run --json=x y": false, "doctor --badflag": false,
+	} {
+		flags, _, err := parseLine(line)
+		if got := WantsJSON(flags); got != want || err == nil {
+			t.Errorf("%q: JSON %v, want %v; error %v", line, got, want, err)
+		}
+	}
+}

@@ -110,7 +110,7 @@ func (e *exam) checkNested() (string, error) {
 		return "", err
 	}
 	defer plan.Close()
-	if !strings.Contains(plan.ShellCommand(), "--disable-userns") {
+	if !strings.Contains(plan.ShellCommand(""), "--disable-userns") {
 		const without = "the command can make user namespaces of its own, which shows it more of the kernel"
 		if !e.program.DisableUserns {
 			return "", warning{&result.Error{Message: "bubblewrap " + e.program.Version + " has no --disable-userns", Hint: "install bubblewrap 0.8 or later: " + room.InstallHint()}, without}

@@ -20,14 +20,27 @@ import (
 // ShellCommand is the plan as a command for bash(1), which unlike some sh(1)
 // takes descriptors above 9, that does the same without sbxrun: not held, no
 // deadline, nobody who waits for the end. It shows every variable of the
-// environment.
-func (p *Plan) ShellCommand() string {
+// environment. The seccomp filter comes from a file, or from a descriptor as &N;
+// without it is left out, and a comment says so.
+func (p *Plan) ShellCommand(filter string) string {
 	var words []string
 	if p.cred != nil {
 		words = append(words, "setpriv", "--reuid", strconv.Itoa(int(p.cred.UID)), "--regid", strconv.Itoa(int(p.cred.GID)), "--clear-groups")
 	}
 	words = append(words, "env", "-i", p.Program.Path)
 	options, copies, texts := p.plain()
+	comment, program := "", p.FilterBytes()
+	switch {
+	case program == nil:
+	case filter == "":
+		comment = fmt.Sprintf("# without its seccomp filter of %d bytes, which --print-filter FILE writes\n", len(program))
+	default:
+		options = append(options, p.seccomp()...)
+		if !strings.HasPrefix(filter, "&") {
+			filter = shellQuote(filter)
+		}
+		filter = fmt.Sprintf(" %d<%s", firstCopy+len(copies), filter)
+	}
 	words = append(words, options...)
 	words = append(words, "--")
 	words = append(words, p.command...)
@@ -43,17 +56,13 @@ func (p *Plan) ShellCommand() string {
 			line += fmt.Sprintf(" %d<%s", fd, shellQuote(copies[i].Name()))
 			continue
 		}
-		if strings.IndexByte(text, 0) >= 0 {
-			line += fmt.Sprintf(" %d< <(printf %s)", fd, octal(text))
-			continue
-		}
 		end := fmt.Sprintf("END%d", fd)
 		line += fmt.Sprintf(" %d<<'%s'", fd, end)
 		heredocs += "\n" + text + end
 	}
-	line += heredocs
+	line += filter + heredocs
 	if len(p.staged) == 0 {
-		return line
+		return comment + line
 	}
 	// What the keeper does as root before it takes on the unprivileged uid.
 	script := "set -e\nstage=$(mktemp -d)\nmount -t tmpfs -o nosuid,nodev,noexec,mode=0755 sbxrun \"$stage\"\n"
@@ -65,33 +74,31 @@ func (p *Plan) ShellCommand() string {
 		script += fmt.Sprintf("if [ -d %[1]s ]; then mkdir \"$stage/%[2]d\"; else : >\"$stage/%[2]d\"; fi\nmount %[3]s %[1]s \"$stage/%[2]d\"\n", shellQuote(s.Name()), i, how)
 	}
 	script += "mount --move \"$stage\" " + path.Clean(proc.StageDir) + "\nexec " + line + "\n"
-	return "unshare --mount --propagation slave bash -c " + shellQuote(script)
+	return comment + "unshare --mount --propagation slave bash -c " + shellQuote(script)
 }
 
-// plain are the options of a bwrap that runs the payload itself, what it copies in, and
-// the texts of what was made here.
+// plain are the options of a bwrap that runs the payload itself, without the filter, what it
+// copies in, and the texts of what was made here.
 func (p *Plan) plain() (options []string, copies []*os.File, texts []string) {
-	options, copies, texts = append(slices.Clone(p.options), "--new-session", "--chdir", p.Workdir), p.copies, p.texts
-	if program := p.filter.Program(); len(program) > 0 {
-		options = append(options, "--seccomp", strconv.Itoa(firstCopy+len(copies)))
-		text := unsafe.Slice((*byte)(unsafe.Pointer(&program[0])), len(program)*unix.SizeofSockFilter)
-		texts = append(slices.Clone(texts), string(text))
-	}
+	options = append(slices.Clone(p.options), "--new-session", "--chdir", p.Workdir)
 	for _, v := range p.env {
 		options = append(options, "--setenv", v.Name, v.Value)
 	}
-	return options, copies, texts
+	return options, p.copies, p.texts
 }
 
-// octal is what printf(1) makes bytes of that are no text.
-func octal(data string) string {
-	var b strings.Builder
-	b.WriteByte('\'')
-	for i := range len(data) {
-		fmt.Fprintf(&b, `\%03o`, data[i])
+// seccomp is the option for the filter, whose descriptor comes behind those of the copies.
+func (p *Plan) seccomp() []string {
+	return []string{"--seccomp", strconv.Itoa(firstCopy + len(p.copies))}
+}
+
+// FilterBytes returns the seccomp filter as bwrap takes it, nil if there is none.
+func (p *Plan) FilterBytes() []byte {
+	program := p.filter.Program()
+	if len(program) == 0 {
+		return nil
 	}
-	b.WriteByte('\'')
-	return b.String()
+	return unsafe.Slice((*byte)(unsafe.Pointer(&program[0])), len(program)*unix.SizeofSockFilter)
 }
 
 // Cmd is the same as ShellCommand, to be started without a shell: what a run is
@@ -101,13 +108,13 @@ func (p *Plan) Cmd() (*exec.Cmd, error) {
 	if len(p.staged) > 0 {
 		return nil, errors.New("a plan with sources that only root can reach has no plain command")
 	}
-	options, copies, texts := p.plain()
-	for _, text := range texts[len(copies):] {
-		f, err := memory("seccomp", []byte(text))
+	options, copies, _ := p.plain()
+	if filter := p.FilterBytes(); filter != nil {
+		f, err := memory("seccomp", filter)
 		if err != nil {
 			return nil, err
 		}
-		copies = append(slices.Clone(copies), f)
+		options, copies = append(options, p.seccomp()...), append(slices.Clone(copies), f)
 	}
 	cmd := exec.Command(p.Program.Path, append(append(options, "--"), p.command...)...)
 	cmd.Env = []string{}

@@ -98,7 +98,7 @@ func (e *Entry) Status() string {
 func (e *Entry) Refresh() error {
 	now, err := e.dir.load(e.ID)
 	if errors.Is(err, unix.ENOENT) {
-		return unknown(e.ID)
+		return e.dir.unknown(e.ID)
 	}
 	if err != nil {
 		return failed(err)
@@ -111,7 +111,7 @@ func (e *Entry) Refresh() error {
 func (e *Entry) in(f func(folder) error) error {
 	sub, err := e.dir.root.sub(e.ID)
 	if errors.Is(err, unix.ENOENT) {
-		return unknown(e.ID)
+		return e.dir.unknown(e.ID)
 	}
 	if err != nil {
 		return failed(err)
@@ -256,7 +256,7 @@ func (d *Dir) list() ([]string, error) {
 // is none, the error's code is "no-such-sandbox"; "ambiguous" if several begin so.
 func (d *Dir) Find(word string) (*Entry, error) {
 	if d.root.fd < 0 || !validName(word) { // and every beginning of an id is a valid name
-		return nil, unknown(word)
+		return nil, d.unknown(word)
 	}
 	if validID(word) {
 		if e, err := d.load(word); !errors.Is(err, unix.ENOENT) {
@@ -275,7 +275,7 @@ func (d *Dir) Find(word string) (*Entry, error) {
 		}
 	}
 	if len(word) < 4 || !isHex(word) {
-		return nil, unknown(word)
+		return nil, d.unknown(word)
 	}
 	var found []*Entry
 	for _, e := range entries {
@@ -285,7 +285,7 @@ func (d *Dir) Find(word string) (*Entry, error) {
 	}
 	switch len(found) {
 	case 0:
-		return nil, unknown(word)
+		return nil, d.unknown(word)
 	case 1:
 		return found[0], nil
 	}
@@ -306,8 +306,8 @@ func (d *Dir) named(name string) (id string) {
 	return id
 }
 
-func unknown(word string) error {
-	return &result.Error{Code: "no-such-sandbox", Message: fmt.Sprintf("there is no sandbox %.80q", word), Hint: "sbxrun ps --all lists those there are"}
+func (d *Dir) unknown(word string) error {
+	return &result.Error{Code: "no-such-sandbox", Message: fmt.Sprintf("there is no sandbox %.80q in %s", word, d.Path()), Hint: "sbxrun ps --all lists those there are"}
 }
 
 // Access reads how to enter the sandbox of this id, or of the living one of this
@@ -321,7 +321,7 @@ func (d *Dir) Access(word string) (e *Entry, a Access, ok bool) {
 	e = &Entry{ID: id, dir: d}
 	err := e.in(func(f folder) error {
 		if alive, err := f.alive(); err != nil || !alive {
-			return unknown(id) // it may still have an init, which is about to end
+			return d.unknown(id) // it may still have an init, which is about to end
 		}
 		data, err := f.read(accessName)
 		if err == nil {

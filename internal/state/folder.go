@@ -160,11 +160,11 @@ func (f folder) writeJSON(name string, v checked) error {
 	if err := v.check(); err != nil {
 		return err // it could not be read either
 	}
-	data, err := json.Marshal(v)
+	data, err := result.JSON(v)
 	if err != nil {
 		return err
 	}
-	return f.write(name, append(data, '\n'))
+	return f.write(name, data)
 }
 
 func parse(data []byte, v checked) error {

@@ -74,7 +74,7 @@ const (
 	admissionName = "admission"
 )
 
-const ownDirHint = "set SBXRUN_STATE_DIR to a directory of your own"
+const ownDirHint = "set SBXRUN_STATE_DIR, or --state-dir, to a directory of your own"
 
 // Caller is whose sandboxes are meant.
 type Caller struct {

@@ -13,7 +13,7 @@ type Number int64
 func (n *Number) UnmarshalText(text []byte) error {
 	v, err := strconv.ParseUint(string(text), 10, 63)
 	if err != nil {
-		return fmt.Errorf("invalid number %q: want a whole number", text)
+		return fmt.Errorf("invalid number %q: want a whole number such as 64", text)
 	}
 	*n = Number(v)
 	return nil

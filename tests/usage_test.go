@@ -1,0 +1,250 @@
+package tests
+
+import (
+	stdjson "encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// A wrong command line is told as JSON where that is asked for, before what is wrong or
+// after it; and nowhere else.
+func TestUsageErrorsAsJSON(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	for _, c := range []struct {
+		line string
+		want string // of error.message, the beginning; "" for no JSON
+	}{
+		{"--json --badflag true", "unknown flag --badflag"},
+		{"--badflag --json true", "unknown flag --badflag"},
+		{"--badflag 5 --json true", "unknown flag --badflag"},
+		{"--timeout x --json true", `--timeout: invalid duration "x"`},
+		{"--json --timeout=x true", `--timeout: invalid duration "x"`},
+		{"--timeout --json true", "--timeout: needs a value"},
+		{"--json --memory", "--memory: needs a value"},
+		{"--json --print-filter x true", "--print-filter: goes with --print-command"},
+		{"--json", "no command given"},
+		{"--json --report - true", `--report "-": want a path or fd:N`},
+		{"run --badflag --json", "unknown flag --badflag"},
+		{"exec --json", "no sandbox given"},
+		{"exec --badflag --json box true", "unknown flag --badflag"},
+		{"exec --json --workdir . box true", `working directory "."`},
+		{"exec --json --tty box true", "--json and --tty"},
+		{"exec --json --detach --tty box true", "--detach and --tty"},
+		{"exec --json --report - box true", `--report "-"`},
+		{"start --badflag --json", "unknown flag --badflag"},
+		{"start --json --net x", `--net "x"`},
+		{"start --json --user x true", `--user "x"`},
+		{"ps --json --badflag", "unknown flag --badflag"},
+		{"ps --tag x --json", `--tag "x"`},
+		{"ps --json x", "ps takes no names"},
+		{"inspect --json", "inspect what?"},
+		{"wait --json", "wait takes one sandbox"},
+		{"wait x --log ( --json", "--log: "},
+		{"logs --tail x --json web", `--tail "x"`},
+		{"logs --json nosuch", `there is no sandbox "nosuch" in `},
+		{"kill --json", "kill what?"},
+		{"cleanup --json --older-than x", `--older-than: invalid duration "x"`},
+		{"stats --interval 0 --json", "--interval: must be greater than 0"},
+		{"doctor --badflag --json", "unknown flag --badflag"},
+		{"doctor --json --state-dir x", "unknown flag --state-dir"},
+		// It is the command's, or not asked for.
+		{"--timeout=x true --json", ""},
+		{"--badflag -- --json", ""},
+		{"--json=false --badflag true", ""},
+		{"--report - true", ""},
+	} {
+		r := s.Start(harness.Options{}, strings.Fields(c.line)...).Wait()
+		if r.ExitCode != 125 || !strings.HasPrefix(string(r.Stderr), "sbxrun: error: "+c.want) {
+			t.Errorf("%s: exit code %d, stderr %q", c.line, r.ExitCode, r.Stderr)
+		}
+		if c.want == "" {
+			if len(r.Stdout) > 0 {
+				t.Errorf("%s: stdout %q", c.line, r.Stdout)
+			}
+			continue
+		}
+		var said struct {
+			ExitCode int `json:"exit_code"`
+			Error    struct{ Message string }
+			Cause    *string
+		}
+		if err := stdjson.Unmarshal(r.Stdout, &said); err != nil {
+			t.Errorf("%s: %v: stdout %q", c.line, err, r.Stdout)
+			continue
+		}
+		if said.ExitCode != 125 || !strings.HasPrefix(said.Error.Message, c.want) {
+			t.Errorf("%s: stdout %s", c.line, r.Stdout)
+		}
+		command, _, _ := strings.Cut(c.line, " ")
+		report := strings.HasPrefix(command, "-") || command == "run" || command == "exec" && !strings.Contains(c.line, "--detach")
+		if got := said.Cause != nil; got != report {
+			t.Errorf("%s: a report: %v, want %v: %s", c.line, got, report, r.Stdout)
+		}
+	}
+}
+
+// A wrong value is answered with one that is right.
+func TestExamplesInErrors(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(harness.Dir(t), "secrets")
+	harness.Must(t, os.WriteFile(file, []byte("A=1\nnothing like it\n"), 0o644))
+	for _, c := range []struct{ line, want string }{
+		{"--timeout abc", "(1500ms, 5m, 1h, 1d)"},
+		{"--memory abc", "(512K, 64M, 1.5G, 1T)"},
+		{"--max-output x", "(512K, 64M, 1.5G, 1T)"},
+		{"--pids x", "such as 64"},
+		{"--cpus x", "such as 0.5 or 2"},
+		{"--env-file /nonexistent", "a line for each variable, such as LANG=C"},
+		{"--env-file " + file, "a line for each variable, such as LANG=C"},
+		{"--env-file /usr", "a line for each variable, such as LANG=C"},
+		{"--report fd:x", "such as fd:3"},
+		{"--report -", "for stdout write --report /dev/stdout, for a file of that name ./-"},
+	} {
+		r := harness.Start(t, harness.Options{Bare: true}, append(strings.Fields(c.line), "true")...).Wait()
+		if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), c.want) || strings.Contains(string(r.Stderr), "nothing like") {
+			t.Errorf("%s: exit code %d, stderr %q", c.line, r.ExitCode, r.Stderr)
+		}
+	}
+}
+
+// JSON has <, > and & as they are, of a run and of sandboxes.
+func TestJSONUnescaped(t *testing.T) {
+	t.Parallel()
+	const text = "<a & b>"
+	r := harness.Start(t, harness.Options{Bare: true}, "--json", "echo", text).Wait()
+	if strings.Count(string(r.Stdout), text) != 2 {
+		t.Errorf("run --json: %s", r.Stdout)
+	}
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{}, "--tag", "text="+text, "--", "sh", "-c", `echo "$0"; exec sleep 60`, text)
+	for _, args := range [][]string{{"ps", "--json"}, {"inspect", b.ID}, {"exec", "--json", b.ID, "echo", text}, {"kill", "--json", text}} {
+		if r := s.Run(args...); !strings.Contains(string(r.Stdout), text) {
+			t.Errorf("%q: %s", args, r.Stdout)
+		}
+	}
+	record, err := os.ReadFile(filepath.Join(s.Dir, b.ID, "record.json"))
+	if harness.Must(t, err); !strings.Contains(string(record), text) {
+		t.Errorf("record: %s", record)
+	}
+}
+
+// reaper runs a command for bash, and leaves no process of it to the test, as a plain bwrap does.
+const reaper = `
+import ctypes, os, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+code = subprocess.run(["bash", "-c", sys.argv[1]]).returncode
+try:
+    while True: os.wait()
+except ChildProcessError: sys.exit(code)
+`
+
+// The printed command has the filter's length, and the filter only where it was written to;
+// and it does what it says.
+func TestPrintCommand(t *testing.T) {
+	t.Parallel()
+	dir := harness.SharedDir(t)
+	file := filepath.Join(dir, "the filter")
+	script := `grep Seccomp: /proc/self/status`
+	print := func(o harness.Options, flags ...string) string {
+		t.Helper()
+		o.Bare, o.Dir = true, "/usr"
+		r := harness.Start(t, o, append(append([]string{"--print-command"}, flags...), "sh", "-c", script)...).Wait()
+		if r.ExitCode != 0 || len(r.Stderr) > 0 {
+			t.Fatalf("%q: exit code %d, stderr %s", flags, r.ExitCode, r.Stderr)
+		}
+		return string(r.Stdout)
+	}
+	carryOut := func(command string) string {
+		t.Helper()
+		out, err := exec.Command("python3", "-c", reaper, command).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s\n%s", err, out, command)
+		}
+		return strings.Join(strings.Fields(string(out)), " ")
+	}
+	without := print(harness.Options{})
+	comment, rest, _ := strings.Cut(without, "\n")
+	if strings.Contains(rest, "--seccomp") || len(without) > 6000 {
+		t.Errorf("the filter is in it: %s", without)
+	}
+	if got := carryOut(without); got != "Seccomp: 0" {
+		t.Errorf("without the filter: %q", got)
+	}
+	with := print(harness.Options{}, "--print-filter", file)
+	filter, err := os.ReadFile(file)
+	harness.Must(t, err)
+	if want := "# without its seccomp filter of " + strconv.Itoa(len(filter)) + " bytes, which --print-filter FILE writes"; comment != want || len(filter) == 0 || len(filter)%8 != 0 {
+		t.Errorf("comment %q, want %q", comment, want)
+	}
+	if got := carryOut(with); strings.HasPrefix(with, "#") || got != "Seccomp: 2" {
+		t.Errorf("with the filter: %q: %s", got, with)
+	}
+	// To a descriptor, which is where the command reads it.
+	open := []string{"bash", "-c", `exec "$@" 5>"$0"`, file}
+	with = print(harness.Options{Wrap: open}, "--print-filter", "fd:5")
+	if again, err := os.ReadFile(file); err != nil || string(again) != string(filter) {
+		t.Errorf("another filter by a descriptor: %v", err)
+	}
+	if got := carryOut("exec 5<'" + file + "'\n" + with); got != "Seccomp: 2" {
+		t.Errorf("by a descriptor: %q", got)
+	}
+	if off := print(harness.Options{}, "--seccomp", "off"); strings.Contains(off, "#") || carryOut(off) != "Seccomp: 0" {
+		t.Errorf("--seccomp off: %s", off)
+	}
+}
+
+// --state-dir stands for the variable, for what is left in the background, too; and what is
+// not found names the directory.
+func TestStateDirFlag(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	other := harness.NewState(t) // where the variable leads
+	at := []string{"--state-dir", s.Dir}
+	b := s.Sandbox(harness.Options{Env: []string{"SBXRUN_STATE_DIR=" + other.Dir}}, append(at, "--", "sh", "-c", "echo said; exec sleep 60")...)
+	run := func(command string, args ...string) *harness.Result {
+		t.Helper()
+		return other.Run(append(append([]string{command}, at...), args...)...)
+	}
+	for _, c := range []struct {
+		r    *harness.Result
+		want string
+	}{
+		{run("ps", "--quiet"), b.ID},
+		{run("inspect", b.ID), b.ID},
+		{run("exec", b.ID, "echo", "in it"), "in it"},
+		{run("wait", "--log", "said", b.ID), ""},
+		{run("logs", b.ID), "said"},
+		{run("stats", "--json"), b.ID},
+		{run("cleanup", "--json"), "[]"},
+	} {
+		if c.r.ExitCode != 0 || !strings.Contains(string(c.r.Stdout), c.want) {
+			t.Errorf("exit code %d, stdout %s, stderr %s", c.r.ExitCode, c.r.Stdout, c.r.Stderr)
+		}
+	}
+	relative := other.Start(harness.Options{Dir: filepath.Dir(s.Dir)}, "ps", "--quiet", "--state-dir", filepath.Base(s.Dir)).Wait()
+	if strings.TrimSpace(string(relative.Stdout)) != b.ID {
+		t.Errorf("a relative path: %s%s", relative.Stdout, relative.Stderr)
+	}
+	if r := other.Run("ps", "--state-dir", ""); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "--state-dir: the path is empty; want one such as /") {
+		t.Errorf("an empty path: exit code %d, stderr %q", r.ExitCode, r.Stderr)
+	}
+	for _, args := range [][]string{{"kill", b.ID}, {"logs", b.ID}, {"wait", b.ID}, {"inspect", b.ID}, {"exec", b.ID, "true"}} {
+		want := "there is no sandbox \"" + b.ID + "\" in " + other.Dir + ";"
+		if r := other.Run(args...); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), want) {
+			t.Errorf("%q: exit code %d, stderr %q, want %q", args, r.ExitCode, r.Stderr, want)
+		}
+	}
+	if r := other.Run("kill", "--all"); r.ExitCode != 0 || string(r.Stdout) != "0 killed, looked in "+other.Dir+"\n" {
+		t.Errorf("kill --all: exit code %d, %s", r.ExitCode, r.Stdout)
+	}
+	if r := run("kill", "--all"); r.ExitCode != 0 || !strings.HasSuffix(string(r.Stdout), "\n1 killed\n") {
+		t.Errorf("kill --all: exit code %d, %s", r.ExitCode, r.Stdout)
+	}
+}
