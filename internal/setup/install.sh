@@ -56,6 +56,9 @@ package() {
     */python3) echo python3 ;;
     */node) echo nodejs ;;
     */bash) echo bash ;;
+    */jq) echo jq ;;
+    fedora/pgrep) echo procps-ng ;;
+    */pgrep) echo procps ;;
     alpine/setpriv) echo setpriv ;;
     */setpriv | */unshare | */setsid) echo util-linux ;;
     esac
@@ -68,7 +71,7 @@ run() {
 
 family=$(family)
 missing=
-for program in bwrap python3 node bash setpriv unshare setsid; do
+for program in bwrap python3 node bash setpriv unshare setsid jq pgrep; do
     has "$program" && continue
     name=$(package "$program")
     case " $missing " in

@@ -38,7 +38,7 @@ const (
 	apk = "apk add --no-cache "
 )
 
-var all = []string{"bwrap", "python3", "node", "bash", "setpriv", "unshare", "setsid"}
+var all = []string{"bwrap", "python3", "node", "bash", "setpriv", "unshare", "setsid", "jq", "pgrep"}
 
 func but(names ...string) (rest []string) {
 	for _, name := range all {
@@ -67,7 +67,7 @@ func TestInstall(t *testing.T) {
 		{name: "Debian with old lists", machine: machine{release: debian, has: but("bwrap"), commands: []string{"apt-get"}, lists: true, stale: true},
 			ran: []string{apt + "bubblewrap", "apt-get update", apt + "bubblewrap"}},
 		{name: "Debian without anything", machine: machine{release: debian, commands: []string{"apt-get"}, lists: true},
-			ran: []string{apt + "bubblewrap python3 nodejs bash util-linux"}},
+			ran: []string{apt + "bubblewrap python3 nodejs bash util-linux jq procps"}},
 		{name: "Ubuntu by sudo", machine: machine{release: ubuntu, has: but("bwrap", "node"), commands: []string{"apt-get", "sudo"}, user: true},
 			ran: []string{"sudo apt-get update", "sudo " + apt + "bubblewrap nodejs"}},
 		{name: "made from Ubuntu", machine: machine{release: mint, has: but("bwrap"), commands: []string{"apt-get"}, lists: true},
@@ -76,14 +76,14 @@ func TestInstall(t *testing.T) {
 		{name: "Fedora", machine: machine{release: fedora, has: but("bwrap", "node"), commands: []string{"dnf"}},
 			ran: []string{dnf + "bubblewrap nodejs"}},
 		{name: "Fedora without anything", machine: machine{release: fedora, commands: []string{"dnf"}},
-			ran: []string{dnf + "bubblewrap python3 nodejs bash util-linux"}},
+			ran: []string{dnf + "bubblewrap python3 nodejs bash util-linux jq procps-ng"}},
 		{name: "Fedora by sudo", machine: machine{release: fedora, has: but("bwrap"), commands: []string{"dnf", "sudo"}, user: true},
 			ran: []string{"sudo " + dnf + "bubblewrap"}},
 		{name: "made from Fedora", machine: machine{release: rocky, has: but("bwrap"), commands: []string{"dnf"}},
 			ran: []string{dnf + "bubblewrap"}},
 
 		{name: "Alpine with busybox alone", machine: machine{release: alpine, busybox: []string{"setpriv", "unshare", "setsid"}, commands: []string{"apk"}},
-			ran: []string{apk + "bubblewrap python3 nodejs bash setpriv util-linux"}},
+			ran: []string{apk + "bubblewrap python3 nodejs bash setpriv util-linux jq procps"}},
 		{name: "Alpine by doas", machine: machine{release: alpine, has: but("bwrap"), commands: []string{"apk", "doas"}, user: true},
 			ran: []string{"doas " + apk + "bubblewrap"}},
 
