@@ -163,8 +163,9 @@ func checkFile(v view, name, p, home string) error {
 	}
 	if at, err := v.resolve(interpreter); err != nil || at == "" {
 		e := notExecutable(name, fmt.Sprintf("its interpreter %q is not there in the sandbox", interpreter), "")
-		if _, err := os.Stat(interpreter); err == nil {
-			e.Hint = "--ro-bind " + shellQuote(bindFor(interpreter, home))
+		// Of a venv the interpreter is a link, often to what is not shown.
+		if real, err := filepath.EvalSymlinks(interpreter); err == nil {
+			e.Hint = "--ro-bind " + shellQuote(bindFor(real, home))
 		}
 		return e
 	}

@@ -77,13 +77,14 @@ func TestCheckCommand(t *testing.T) {
 	write("work/missing", "#!/usr/bin/none -x\n", 0o755)
 	write("work/env", "#!/opt/env prog\n", 0o755)
 	write("work/hosts", "#!"+top+"/opt/prog\n", 0o755)
+	write("work/venv", "#!"+top+"/work/python\n", 0o755)
 	write("work/noline", "#!/usr/bin/none", 0o755)
 	write("work/nothing", "#!", 0o755)
 	write("work/blank", "#! \n", 0o755)
 	write("work/relative", "#!prog\n", 0o755)
 	write("work/a'b c", "text", 0o644)
 	write("work/escape", "#!/no/\x1b[2J\a\x9b\n", 0o755)
-	if err := errors.Join(os.Symlink("/usr/lib", filepath.Join(top, "work/far")), unix.Mkfifo(filepath.Join(top, "work/pipe"), 0o755),
+	if err := errors.Join(os.Symlink("/usr/lib", filepath.Join(top, "work/far")), os.Symlink(filepath.Join(top, "opt/prog"), filepath.Join(top, "work/python")), unix.Mkfifo(filepath.Join(top, "work/pipe"), 0o755),
 		unix.Mkfifo(filepath.Join(top, "usr/bin/piped"), 0o755), os.Mkdir(filepath.Join(top, "work/tools"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
@@ -177,6 +178,8 @@ func TestCheckCommand(t *testing.T) {
 			want: notExecutable(`command "./noline" cannot be executed: its interpreter "/usr/bin/none" is not there in the sandbox`, "")},
 		{name: "interpreter only on the host", command: "./hosts",
 			want: notExecutable(`command "./hosts" cannot be executed: its interpreter "TOP/opt/prog" is not there in the sandbox`, "--ro-bind TOP/opt")},
+		{name: "interpreter that is a link to what is only on the host", command: "./venv",
+			want: notExecutable(`command "./venv" cannot be executed: its interpreter "TOP/work/python" is not there in the sandbox`, "--ro-bind TOP/opt")},
 	}
 	places := strings.NewReplacer("TOP", top, "TOOLS", tools)
 	for _, tt := range tests {
