@@ -30,7 +30,7 @@ demo)
     exec "$setup/demo.sh"
     ;;
 test | check)
-    "$setup/install.sh"
+    "$setup/install.sh" --shells
     "$setup/build.sh"
     exec "$setup/$command.sh"
     ;;

@@ -1,7 +1,10 @@
 #!/bin/sh
 # Installs what sbxrun, its fixtures and its tests need and this machine lacks.
 #
-# usage: install.sh [--dry-run]    only print the commands that would be run
+# usage: install.sh [--dry-run] [--shells]
+#
+#   --dry-run   only print the commands that would be run
+#   --shells    also the shells whose completions are tested
 #
 # What is needed is looked up where sbxrun and the fixtures look, in /usr/bin and
 # its like and not in PATH: a python3 in a home directory is not visible in the
@@ -10,11 +13,14 @@ set -eu
 
 root=${SETUP_ROOT:-}
 dry=
-case ${1-} in
---dry-run) dry=1 ;;
-'') ;;
-*) echo "usage: install.sh [--dry-run]" >&2; exit 2 ;;
-esac
+shells=
+for flag; do
+    case $flag in
+    --dry-run) dry=1 ;;
+    --shells) shells='zsh fish bash-completion' ;;
+    *) echo "usage: install.sh [--dry-run] [--shells]" >&2; exit 2 ;;
+    esac
+done
 
 die() {
     echo "setup: error: $1" >&2
@@ -22,9 +28,13 @@ die() {
     exit 1
 }
 
-# has NAME: a program of the system. An applet of busybox does not count, its
-# setpriv and unshare lack most options.
+# has NAME: a program of the system, or bash-completion, which is a file. An applet of
+# busybox does not count, its setpriv and unshare lack most options.
 has() {
+    if [ "$1" = bash-completion ]; then
+        [ -e "$root/usr/share/$1/bash_completion" ]
+        return
+    fi
     for dir in /usr/bin /bin /usr/sbin /sbin; do
         if [ -x "$root$dir/$1" ]; then
             case $(readlink -f "$root$dir/$1") in
@@ -56,7 +66,7 @@ package() {
     */python3) echo python3 ;;
     */node) echo nodejs ;;
     */bash) echo bash ;;
-    */jq) echo jq ;;
+    */jq | */zsh | */fish | */bash-completion) echo "$1" ;;
     fedora/pgrep) echo procps-ng ;;
     */pgrep) echo procps ;;
     alpine/setpriv) echo setpriv ;;
@@ -71,7 +81,7 @@ run() {
 
 family=$(family)
 missing=
-for program in bwrap python3 node bash setpriv unshare setsid jq pgrep; do
+for program in bwrap python3 node bash setpriv unshare setsid jq pgrep $shells; do
     has "$program" && continue
     name=$(package "$program")
     case " $missing " in

@@ -53,6 +53,7 @@ func TestInstall(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		machine
+		flags  []string
 		code   int
 		ran    []string // the command lines, in order
 		stderr string   // a part of it
@@ -68,6 +69,9 @@ func TestInstall(t *testing.T) {
 			ran: []string{apt + "bubblewrap", "apt-get update", apt + "bubblewrap"}},
 		{name: "Debian without anything", machine: machine{release: debian, commands: []string{"apt-get"}, lists: true},
 			ran: []string{apt + "bubblewrap python3 nodejs bash util-linux jq procps"}},
+		{name: "Debian without shells", machine: machine{release: debian, has: all, commands: []string{"apt-get"}, lists: true}, flags: []string{"--shells"},
+			ran: []string{apt + "zsh fish bash-completion"}},
+		{name: "Debian with shells", machine: machine{release: debian, has: append(all, "zsh", "fish", "../share/bash-completion/bash_completion"), commands: []string{"apt-get"}}, flags: []string{"--shells"}},
 		{name: "Ubuntu by sudo", machine: machine{release: ubuntu, has: but("bwrap", "node"), commands: []string{"apt-get", "sudo"}, user: true},
 			ran: []string{"sudo apt-get update", "sudo " + apt + "bubblewrap nodejs"}},
 		{name: "made from Ubuntu", machine: machine{release: mint, has: but("bwrap"), commands: []string{"apt-get"}, lists: true},
@@ -98,7 +102,7 @@ func TestInstall(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			m := tt.build(t)
-			code, stdout, stderr, ran := m.install(t)
+			code, stdout, stderr, ran := m.install(t, tt.flags...)
 			if code != tt.code || !strings.Contains(stderr, tt.stderr) || (tt.stderr == "" && stderr != "") {
 				t.Errorf("exit code %d and stderr %q, want %d and %q", code, stderr, tt.code, tt.stderr)
 			}
@@ -118,7 +122,7 @@ func TestInstall(t *testing.T) {
 
 			// A dry run says the same and does nothing. It cannot know that the
 			// lists are old.
-			dryCode, dry, _, dryRan := m.install(t, "--dry-run")
+			dryCode, dry, _, dryRan := m.install(t, append(tt.flags, "--dry-run")...)
 			if tt.stale {
 				stdout, _, _ = strings.Cut(stdout, "setup: apt-get update")
 			}

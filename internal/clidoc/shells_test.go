@@ -1,0 +1,356 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/creack/pty"
+	"github.com/google/go-cmp/cmp"
+)
+
+// wanted are the words proposed at the end of a command line, in every shell the same: all of
+// them, or with … some. Names of files and programs are those of [place].
+var wanted = []struct{ line, want string }{
+	// The first word: without a letter of it, only what sbxrun has, not all that PATH has.
+	{"sbxrun ", "run start exec ps inspect wait logs kill cleanup stats doctor"},
+	{"sbxrun doct", "doctor"},
+	{"sbxrun sbxrun-of-t", "sbxrun-of-test"},
+	{"sbxrun doctor-of-nothing", ""},
+	{"sbxrun --time", "--timeout"},
+	{"sbxrun --ro-bind-", "--ro-bind-try"},
+	{"sbxrun run --print-c", "--print-command"},
+
+	// After flags with values, and their values.
+	{"sbxrun --timeout ", ""},
+	{"sbxrun --timeout 5 --print-c", "--print-command"},
+	{"sbxrun --timeout=5 --print-c", "--print-command"},
+	{"sbxrun -k 5 --print-c", "--print-command"},
+	{"sbxrun --ro-bind /a:/b --print-c", "--print-command"},
+	{"sbxrun --timeout 5 sbxrun-of-t", "sbxrun-of-test"},
+	{"sbxrun --timeout=5 sbxrun-of-t", "sbxrun-of-test"},
+	{"sbxrun -q sbxrun-of-t", "sbxrun-of-test"},
+	{"sbxrun --timeout 5 ", "sbxrun-of-test …"},
+	{"sbxrun -w ", "sbxrun-of-test …"},
+	{"sbxrun --timeout 5 -- ", "sbxrun-of-test …"},
+	{"sbxrun --timeout 5 -- sbxrun-of-t", "sbxrun-of-test"},
+	{"sbxrun --timeout 1 doctor-of-nothing", ""},
+	{"sbxrun --timeout 1 doct", ""},
+	{"sbxrun --net ", "none host"},
+	{"sbxrun --net h", "host"},
+	{"sbxrun --net=h", "host"},
+	{"sbxrun --net host --signal US", "USR1 USR2"},
+	{"sbxrun -s US", "USR1 USR2"},
+	{"sbxrun --env-file job", "job.py job.env"},
+	{"sbxrun --env-file=job.e", "job.env"},
+	{"sbxrun --workdir b", "bin"},
+	{"sbxrun --state-dir b", "bin"},
+	{"sbxrun --ro-bind job.p", "job.py"},
+	{"sbxrun --env SBXRUN_TEST_V", "SBXRUN_TEST_VARIABLE"},
+	{"sbxrun start --ready-t", "--ready-tcp --ready-timeout"},
+	{"sbxrun start --name x doctor-of-nothing", ""},
+	{"sbxrun start sbxrun-of-t", "sbxrun-of-test"},
+	{"sbxrun start -- sbxrun-of-t", "sbxrun-of-test"},
+	{"sbxrun run --ready", ""},
+
+	// The sandboxed command's words are its own.
+	{"sbxrun cat job.e", "job.env"},
+	{"sbxrun --timeout 5 cat job.e", "job.env"},
+	{"sbxrun -- cat job.e", "job.env"},
+
+	// Names of sandboxes: of those that run, or of all.
+	{"sbxrun kill ", "web worker"},
+	{"sbxrun kill we", "web"},
+	{"sbxrun kill web --signal KILL w", "web worker"},
+	{"sbxrun kill --grace 5 w", "web worker"},
+	{"sbxrun kill web --signal U", "USR1 USR2"},
+	{"sbxrun kill web --gr", "--grace"},
+	{"sbxrun kill -- web --gr", ""},
+	{"sbxrun kill -- w", "web worker"},
+	{"sbxrun wait ", "ended web worker"},
+	{"sbxrun wait --timeout 5 e", "ended"},
+	{"sbxrun wait --timeout=5 e", "ended"},
+	{"sbxrun wait web ", ""},
+	{"sbxrun wait web --r", "--ready"},
+	{"sbxrun inspect web e", "ended"},
+	{"sbxrun logs --stream std", "stdout stderr"},
+	{"sbxrun logs --stream=stdo", "stdout"},
+	{"sbxrun logs e", "ended"},
+	{"sbxrun ps ", ""},
+	{"sbxrun ps --status r", "running"},
+	{"sbxrun ps w", ""},
+	{"sbxrun cleanup --old", "--older-than"},
+	{"sbxrun cleanup w", ""},
+	{"sbxrun doctor ", ""},
+	{"sbxrun doctor --js", "--json"},
+	{"sbxrun doctor --json job", ""},
+
+	// exec has a sandbox first, and then the command.
+	{"sbxrun exec --det", "--detach"},
+	{"sbxrun exec ", "web worker"},
+	{"sbxrun exec --timeout 5 -q w", "web worker"},
+	{"sbxrun exec -- w", "web worker"},
+	{"sbxrun exec web ", "sbxrun-of-test …"},
+	{"sbxrun exec web sbxrun-of-no", ""},
+	{"sbxrun exec web sbxrun-of-t", "sbxrun-of-test"},
+	{"sbxrun exec web -- sbxrun-of-t", "sbxrun-of-test"},
+	{"sbxrun exec -- web sbxrun-of-t", "sbxrun-of-test"},
+	{"sbxrun exec web cat job.e", "job.env"},
+	{"sbxrun exec --timeout 5 web -- cat job.e", "job.env"},
+}
+
+// wantedOfBash are those that only bash has: to it : is the end of a word, too.
+var wantedOfBash = []struct{ line, want string }{{"sbxrun --ro-bind /x:job.p", "job.py"}, {"sbxrun --ro-bind=/x:b", "bin"}}
+
+// TestShells completes command lines in shells as people use them: with the file where the
+// shell looks for it, on a terminal where it completes only there.
+func TestShells(t *testing.T) {
+	for name, proposed := range map[string]func(*testing.T, place, []string) []string{
+		"bash": bash, "bash with bash-completion": bashCompletion, "zsh": zsh, "fish": fish,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			wanted := wanted
+			if strings.HasPrefix(name, "bash") {
+				wanted = slices.Concat(wanted, wantedOfBash)
+			}
+			var lines []string
+			for _, w := range wanted {
+				lines = append(lines, w.line)
+			}
+			got := proposed(t, newPlace(t), lines)
+			for i, w := range wanted {
+				want, words := set(w.want), set(got[i])
+				if some, ok := strings.CutSuffix(w.want, " …"); ok {
+					if want = set(some); words[some] {
+						words = want
+					}
+				}
+				if diff := cmp.Diff(want, words); diff != "" {
+					t.Errorf("%q (-want +got):\n%s", w.line, diff)
+				}
+			}
+		})
+	}
+}
+
+// set is the words of a text, each once.
+func set(text string) map[string]bool {
+	words := map[string]bool{}
+	for _, word := range strings.Fields(text) {
+		words[word] = true
+	}
+	return words
+}
+
+// place is where a shell completes: a home directory, which is the current one, with some
+// files, a PATH with some programs, and a variable.
+type place struct {
+	home, script string
+	env          []string
+}
+
+func newPlace(t *testing.T) place {
+	t.Helper()
+	p := place{home: t.TempDir(), script: write(t, "completions")}
+	programs := t.TempDir()
+	for _, f := range []struct{ name, text string }{
+		{filepath.Join(p.home, "job.py"), ""},
+		{filepath.Join(p.home, "job.env"), ""},
+		{filepath.Join(p.home, "bin/tool"), ""},
+		{filepath.Join(programs, "sbxrun-of-test"), "#!/bin/sh\n"},
+		// An sbxrun that knows some sandboxes.
+		{filepath.Join(programs, "sbxrun"), `#!/bin/sh
+			case $* in
+			"ps --names") printf 'web\nworker\n' ;;
+			"ps --all --names") printf 'ended\nweb\nworker\n' ;;
+			*) echo "sbxrun $*: unexpected"; exit 125 ;;
+			esac`},
+	} {
+		put(t, f.name, f.text)
+	}
+	p.env = []string{"PATH=" + programs + ":/usr/bin:/bin", "HOME=" + p.home, "TERM=dumb", "LC_ALL=C", "SBXRUN_TEST_VARIABLE=1"}
+	return p
+}
+
+func put(t *testing.T, name, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// bash inserts all proposals into the line, and prints that.
+const bashrc = `
+PS1=
+bind 'set bell-style none'
+bind 'set enable-bracketed-paste off'
+bind 'set completion-query-items 0'
+bind '"\C-xa": insert-completions'
+_printed() { printf '\n\001%s\002\n' "$READLINE_LINE"; READLINE_LINE= READLINE_POINT=0; }
+bind -x '"\C-xp": _printed'
+`
+
+func bash(t *testing.T, p place, lines []string) []string {
+	return bashWith(t, p, lines, "source "+filepath.Join(p.script, "sbxrun.bash"))
+}
+
+func bashCompletion(t *testing.T, p place, lines []string) []string {
+	// It loads the file of a command when that is completed for the first time.
+	put(t, filepath.Join(p.home, "user/completions/sbxrun"), read(t, p.script, "sbxrun.bash"))
+	p.env = append(p.env, "BASH_COMPLETION_USER_DIR="+filepath.Join(p.home, "user"))
+	return bashWith(t, p, lines, "source /usr/share/bash-completion/bash_completion")
+}
+
+func bashWith(t *testing.T, p place, lines []string, load string) (proposed []string) {
+	t.Helper()
+	put(t, filepath.Join(p.home, "rc"), load+bashrc)
+	s := interactive(t, p, "bash", "--noprofile", "--rcfile", filepath.Join(p.home, "rc"), "-i")
+	for _, line := range lines {
+		got := s.ask(line + "\x18a\x18p")
+		// What is completed is the last word, which for bash begins after = and : as well.
+		cut := strings.LastIndexAny(line, " =:") + 1
+		if got == line {
+			got = line[:cut] // nothing was proposed
+		}
+		proposed = append(proposed, strings.TrimPrefix(got, line[:cut]))
+	}
+	return proposed
+}
+
+// zsh notes what is added to the list of proposals.
+const zshrc = `
+PS1=
+zstyle ':completion:*' list-max 0
+autoload -Uz compinit
+compinit -D -u
+compadd() {
+	if [[ ${@[1,(i)(-|--)]} == *-(O|A|D)\ * ]]; then # it only stores
+		builtin compadd "$@"
+		return
+	fi
+	local -a matching
+	builtin compadd -A matching "$@"
+	noted+=($matching)
+	builtin compadd "$@"
+}
+_noted() { _main_complete; compstate[insert]= compstate[list]= }
+zle -C noted complete-word _noted
+_printed() {
+	typeset -ga noted=()
+	zle noted
+	printf '\n\001%s\002\n' "$noted"
+	BUFFER=
+}
+zle -N printed _printed
+bindkey '^Xp' printed
+`
+
+func zsh(t *testing.T, p place, lines []string) (proposed []string) {
+	t.Helper()
+	put(t, filepath.Join(p.home, ".zshrc"), "fpath=("+p.script+" $fpath)"+zshrc)
+	s := interactive(t, p, "zsh", "-d", "-i")
+	for _, line := range lines {
+		var words []string
+		for _, word := range strings.Fields(s.ask(line + "\x18p")) {
+			// Where nothing but flags can come zsh proposes these.
+			if !strings.HasSuffix(line, " ") || !strings.HasPrefix(word, "-") {
+				words = append(words, word)
+			}
+		}
+		proposed = append(proposed, strings.Join(words, " "))
+	}
+	return proposed
+}
+
+// fish tells what it would propose.
+func fish(t *testing.T, p place, lines []string) (proposed []string) {
+	t.Helper()
+	put(t, filepath.Join(p.home, ".config/fish/completions/sbxrun.fish"), read(t, p.script, "sbxrun.fish"))
+	cmd := exec.Command(program(t, "fish"), append([]string{"-c", `for line in $argv; complete -C $line | string replace -r '\t.*' ''; echo =; end`}, lines...)...)
+	cmd.Dir, cmd.Env = p.home, p.env
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil || stderr.Len() > 0 {
+		t.Fatalf("fish: %v\n%s", err, &stderr)
+	}
+	all := strings.Split(string(out), "=\n")
+	for i, line := range lines {
+		// A proposal is a whole word, and need not begin with what was typed.
+		typed := line[strings.LastIndex(line, " ")+1:]
+		var words []string
+		for _, word := range strings.Fields(all[i]) {
+			if strings.HasPrefix(word, typed) {
+				_, value, found := strings.Cut(word, "=")
+				words = append(words, strings.TrimSuffix(map[bool]string{true: value, false: word}[found], "/"))
+			}
+		}
+		proposed = append(proposed, strings.Join(words, " "))
+	}
+	return proposed
+}
+
+// program is the path of a shell.
+func program(t *testing.T, name string) string {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	if err != nil {
+		t.Fatalf("%v; ./setup.sh test installs it", err)
+	}
+	return path
+}
+
+// session is a shell on a terminal.
+type session struct {
+	t       *testing.T
+	ptmx    *os.File
+	pending []byte
+}
+
+func interactive(t *testing.T, p place, shell string, args ...string) *session {
+	t.Helper()
+	cmd := exec.Command(program(t, shell), args...)
+	cmd.Dir, cmd.Env = p.home, p.env
+	ptmx, err := pty.Start(cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // it was killed
+		ptmx.Close()
+	})
+	return &session{t: t, ptmx: ptmx}
+}
+
+// ask types something, and returns what is printed between the bytes 1 and 2 then.
+func (s *session) ask(keys string) string {
+	s.t.Helper()
+	if _, err := s.ptmx.WriteString(keys); err != nil {
+		s.t.Fatal(err)
+	}
+	_ = s.ptmx.SetReadDeadline(time.Now().Add(30 * time.Second)) // without one go test's counts
+	for {
+		if _, after, ok := bytes.Cut(s.pending, []byte{1}); ok {
+			if answer, rest, ok := bytes.Cut(after, []byte{2}); ok {
+				s.pending = rest
+				return string(answer)
+			}
+		}
+		b := make([]byte, 4096)
+		n, err := s.ptmx.Read(b)
+		if err != nil {
+			s.t.Fatalf("%q: %v after %q", keys, err, s.pending)
+		}
+		s.pending = append(s.pending, b[:n]...)
+	}
+}
