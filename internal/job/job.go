@@ -34,10 +34,15 @@ type Job struct {
 	err     error // why there is none
 }
 
-// Start makes the cgroups, holds the command and lets it begin, and reports whether it
-// did. Wait is called in either case, and tells why. The cause that ctx is cancelled with
-// may be a [supervise.Request].
+// Start is Hold and Release.
 func (j *Job) Start(ctx context.Context) (running bool) {
+	return j.Hold(ctx) && j.Release(ctx)
+}
+
+// Hold makes the cgroups and a command that has not begun, and reports whether there is one.
+// Wait is called in either case, and tells why. The cause that ctx is cancelled with may be a
+// [supervise.Request].
+func (j *Job) Hold(ctx context.Context) (held bool) {
 	if j.Limits != nil {
 		j.Terms.Limits, j.err = j.Limits.Make(j.ID, j.Nest)
 	}
@@ -49,7 +54,15 @@ func (j *Job) Start(ctx context.Context) (running bool) {
 		j.command, j.err = supervise.Hold(ctx, j.Place, j.Streams.Payload, j.Streams.Terminal, j.Terms)
 	}
 	j.Streams.Started()
-	if j.err != nil || !j.command.Release(ctx) {
+	return j.err == nil
+}
+
+// Refuse decides that the command that is held is not to begin.
+func (j *Job) Refuse(err error) { j.command.Refuse(err) }
+
+// Release lets it begin, and reports whether it did.
+func (j *Job) Release(ctx context.Context) (running bool) {
+	if !j.command.Release(ctx) {
 		return false
 	}
 	j.Leave.Running()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 )
 
 // Identity tells one process from every other that has had, or will have, its
@@ -20,15 +21,25 @@ type Identity struct {
 // this looks: a child not yet reaped, itself, or one held by a pidfd and asked
 // [Process.Exited] afterwards.
 func Identify(pid int) (Identity, error) {
-	id := Identity{PID: pid}
+	id, err := IdentifyInit(pid, 0)
+	if err == nil {
+		id.PIDNS, err = Namespace(pid, "pid")
+	}
+	if err != nil {
+		return Identity{}, err
+	}
+	return id, nil
+}
+
+// IdentifyInit is Identify for PID 1 of a PID namespace whose inode is known: that of a
+// process that is not dumpable an ordinary user may not look at.
+func IdentifyInit(pid int, ns uint64) (Identity, error) {
+	id := Identity{PID: pid, PIDNS: ns}
 	st, err := ReadStat(pid)
 	if err != nil {
 		return Identity{}, err
 	}
 	id.Start = st.Start
-	if id.PIDNS, err = Namespace(pid, "pid"); err != nil {
-		return Identity{}, err
-	}
 	if id.BootID, err = bootID(); err != nil {
 		return Identity{}, err
 	}
@@ -77,12 +88,21 @@ func (id Identity) verify() error {
 	} else if st.Start != id.Start {
 		return ErrGone
 	}
-	if ns, err := Namespace(id.PID, "pid"); err != nil {
+	if ns, err := Namespace(id.PID, "pid"); errors.Is(err, fs.ErrPermission) && isInit(id.PID) {
+		return nil // see IdentifyInit; a stranger would have to be an init as well, begun in the same tick
+	} else if err != nil {
 		return err
 	} else if ns != id.PIDNS {
 		return ErrGone
 	}
 	return nil
+}
+
+// isInit reports whether a process is PID 1 of a namespace below ours, by what everybody
+// may read.
+func isInit(pid int) bool {
+	numbers, err := NSPIDs(pid)
+	return err == nil && len(numbers) > 1 && numbers[len(numbers)-1] == 1
 }
 
 // bootID is a number that the kernel draws once per boot (random(4)).
