@@ -95,6 +95,11 @@ func (s *sweep) all(dir *state.Dir) {
 	if s.Quick {
 		return
 	}
+	for _, e := range entries {
+		if e.Alive {
+			s.execs(e)
+		}
+	}
 	if !s.KeepRecords {
 		s.damaged(dir, warnings)
 	}
@@ -138,6 +143,25 @@ func (s *sweep) damaged(dir *state.Dir, warnings []error) {
 	}
 }
 
+// execs removes what detached execs have left in a sandbox that lives: those whose
+// supervisor was killed. What is known of the others goes with the sandbox.
+func (s *sweep) execs(box *state.Entry) {
+	dir, err := box.Execs()
+	if err != nil {
+		return // it has just ended
+	}
+	defer dir.Close()
+	entries, warnings := dir.List()
+	for _, e := range entries {
+		if e.Status() == "lost" {
+			s.entry(e)
+		}
+	}
+	if !s.KeepRecords {
+		s.damaged(dir, warnings)
+	}
+}
+
 // do does what is to be done about a finding, unless this is only a look.
 func (s *sweep) do(f Finding, what func() error) bool {
 	if !s.DryRun {
@@ -158,7 +182,7 @@ func (s *sweep) entry(e *state.Entry) {
 		init, err := id.Open()
 		switch {
 		case err == nil:
-			f := Finding{Kind: "init", ID: e.ID, Name: e.Record.Name, PID: id.PID, What: "init of a sandbox without its supervisor"}
+			f := Finding{Kind: "init", ID: e.ID, Name: e.Record.Name, PID: id.PID, What: "init of " + e.What() + ", which has lost its supervisor"}
 			ended = s.do(f, func() error { return end(init) })
 			init.Close()
 		case !errors.Is(err, proc.ErrGone):

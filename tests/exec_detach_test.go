@@ -1,10 +1,13 @@
 package tests
 
 import (
+	"os"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -113,4 +116,201 @@ func TestExecTerminal(t *testing.T) {
 	kill(t, b.State, 0, "--grace", "0", b.ID)
 	s.p.Wait().Expect(t, 137, "killed")
 	s.restored()
+}
+
+// What one of ps, inspect and wait says of an exec.
+type execRecord struct {
+	harness.Record
+	Sandbox string `json:"sandbox"`
+}
+
+// The handle of a detached command is one word, and ps, logs, wait, inspect and kill take
+// it. It is known until its sandbox's record goes.
+func TestExecHandle(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	dir := harness.SharedDir(t)
+	b := s.Sandbox(harness.Options{}, "--bind", dir+":/go", "--name", "web")
+	ps := func(flags ...string) (found []execRecord) {
+		t.Helper()
+		r := s.Run(append([]string{"ps", "--json", "web"}, flags...)...)
+		decode(t, r, &found)
+		return found
+	}
+	if r := s.Run("ps", "-aq", "web"); r.ExitCode != 0 || len(r.Stdout) != 0 {
+		t.Errorf("before there is one: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	one := b.Detach(nil, "sh", "-c", "echo out; echo err >&2; while [ ! -e /go/on ]; do sleep 0.02; done; printf '\\0end'; exit 7")
+	two := b.Detach([]string{"--json"}, "/fixtures/tree-term-immune")
+	if one.Handle != "web/"+one.ID && one.Handle != b.ID+"/"+one.ID || two.Handle != b.ID+"/"+two.ID {
+		t.Errorf("handles %q and %q", one.Handle, two.Handle)
+	}
+	if r := s.Run("ps"); len(harness.Lines(r.Stdout)) != 2 {
+		t.Errorf("sandboxes and execs in one list:\n%s", r.Stdout)
+	}
+	if all := ps(); len(all) != 2 || all[0].ID != one.ID || all[0].Sandbox != b.ID || all[0].Status != "running" || !all[0].Alive || all[0].Argv[0] != "sh" || all[1].ID != two.ID {
+		t.Errorf("ps: %+v", all)
+	}
+	if r := s.Run("ps", "web"); !strings.Contains(string(r.Stdout), "web/"+two.ID+"  running  ") {
+		t.Errorf("ps:\n%s", r.Stdout)
+	}
+	follower := s.Start(harness.Options{}, "logs", "-f", "web/"+one.ID[:8])
+	follower.WaitOutput("out\n")
+	follower.WaitStderr("err\n")
+	waiter := s.Start(harness.Options{}, "wait", one.Handle)
+	if r := s.Run("wait", "--log", "^out$", one.Handle); r.ExitCode != 0 {
+		t.Errorf("wait --log: exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+	if r := s.Run("wait", "--timeout", "0.01", one.Handle); r.ExitCode != 124 || !strings.Contains(string(r.Stderr), "the exec web/"+one.ID+" lives on") && !strings.Contains(string(r.Stderr), one.Handle+" lives on") {
+		t.Errorf("wait --timeout: exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+	harness.Must(t, os.WriteFile(dir+"/on", nil, 0o644))
+	if r := waiter.Wait(); r.ExitCode != 7 {
+		t.Errorf("wait: exit code %d, want 7: %s", r.ExitCode, r.Stderr)
+	}
+	if r := follower.Wait(); r.ExitCode != 0 || string(r.Stdout) != "out\n\x00end" || string(r.Stderr) != "err\n" {
+		t.Errorf("logs -f: exit code %d: %q %q", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	one.Ended()
+	if all := ps(); len(all) != 1 || all[0].ID != two.ID {
+		t.Errorf("ps when one has ended: %+v", all)
+	}
+	if all := ps("--all"); len(all) != 2 || all[0].Status != "failed" || *all[0].ExitCode != 7 || all[0].Report.Teardown.Verdict != "proven" {
+		t.Errorf("ps --all: %+v", all)
+	}
+	var inspected []execRecord
+	decode(t, s.Run("inspect", b.ID+"/"+one.ID), &inspected)
+	if len(inspected) != 1 || inspected[0].Report.ID != one.ID || inspected[0].Logs.StdoutBytes != 8 {
+		t.Errorf("inspect: %+v", inspected)
+	}
+
+	// kill ends it, and nothing else; a second time it is a success that says how it was.
+	three := b.Detach(nil, "sleep", "60")
+	if all := kill(t, s, 0, "--grace", "0.1", "web/"+two.ID); len(all) != 1 || all[0].ID != two.ID || all[0].Status != "killed" || all[0].Verdict != "proven" || all[0].Already {
+		t.Errorf("kill: %+v", all)
+	}
+	if r := two.Ended(); r.Cause != "killed" || r.ExitCode != 137 {
+		t.Errorf("%s", r.Raw())
+	}
+	if all := kill(t, s, 0, two.Handle); !all[0].Already || *all[0].ExitCode != 137 {
+		t.Errorf("kill again: %+v", all)
+	}
+	b.Alive()
+	if three.Supervisor.Ended() {
+		t.Error("another one has ended as well")
+	}
+	if r := s.Run("kill", "--signal", "INT", three.Handle); r.ExitCode != 0 || string(r.Stdout) != "web/"+three.ID+" killed, everything of it is gone (proven)\n" {
+		t.Errorf("kill: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	if r := s.Run("wait", three.Handle); r.ExitCode != 137 {
+		t.Errorf("wait for one that was killed: exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+	three.Ended()
+
+	// What is no handle.
+	for _, args := range []string{"wait web/0000", "logs web/", "inspect web/" + b.ID, "kill nobody/" + one.ID, "ps nobody", "exec " + one.Handle + " true", "wait --ready " + one.Handle, "ps web web", "logs web/../" + b.ID} {
+		if r := s.Run(strings.Fields(args)...); r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 1 {
+			t.Errorf("%s: exit code %d: %s", args, r.ExitCode, r.Stderr)
+		}
+	}
+
+	// cleanup leaves them as long as the sandbox lives, and with it they are gone.
+	s.Run("cleanup")
+	if all := ps("--all"); len(all) != 3 {
+		t.Errorf("after cleanup: %+v", all)
+	}
+	kill(t, s, 0, "--grace", "0", "web")
+	if all := ps("--all"); len(all) != 3 {
+		t.Errorf("after the sandbox has ended: %+v", all)
+	}
+	s.Run("cleanup")
+	if r := s.Run("inspect", one.Handle); r.ExitCode != 125 {
+		t.Errorf("after cleanup: exit code %d: %s", r.ExitCode, r.Stdout)
+	}
+}
+
+// The output is bounded as a sandbox's is.
+func TestExecHandleLogMax(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{})
+	d := b.Detach([]string{"--log-max", "10"}, "sh", "-c", "echo 0123456789abcdef; echo short >&2")
+	if r := d.Ended(); r.Cause != "exited" {
+		t.Errorf("%s", r.Raw())
+	}
+	r := s.Run("logs", d.Handle)
+	if string(r.Stdout) != "0123456789" || !strings.HasPrefix(string(r.Stderr), "short\nsbxrun: stdout is cut: of 17 bytes") {
+		t.Errorf("%q %q", r.Stdout, r.Stderr)
+	}
+	d = b.Detach([]string{"--log-max", "10", "--output-limit", "kill"}, "sh", "-c", "echo 0123456789abcdef; exec sleep 60")
+	if r := d.Ended(); r.Cause != "output-limit" || r.ExitCode != 153 {
+		t.Errorf("%s", r.Raw())
+	}
+	if r := s.Run("wait", d.Handle); r.ExitCode != 153 {
+		t.Errorf("wait: exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+}
+
+// Of those that have ended the youngest 32 are known.
+func TestExecHandlesKept(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{})
+	living := b.Detach(nil, "sleep", "60")
+	const kept = 32
+	var all []*harness.Detached
+	for range kept + 2 {
+		d := b.Detach(nil, "true")
+		d.Ended()
+		all = append(all, d)
+	}
+	r := s.Run("ps", "--all", "--quiet", b.ID)
+	if got := harness.Lines(r.Stdout); len(got) != kept+1 || got[0] != living.Handle || got[1] != all[2].Handle {
+		t.Errorf("%d are known: %q; want %d, and the first of those that ended to be %s", len(got), got, kept+1, all[2].Handle)
+	}
+	kill(t, s, 0, "--grace", "0", living.Handle)
+}
+
+// An exec whose supervisor is killed is ended by its keeper, and is lost: nothing says that it
+// runs, or how it ended. cleanup removes its record.
+func TestExecHandleLost(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{})
+	d := b.Detach(nil, "/fixtures/tree-term-immune")
+	kept := b.Detach(nil, "true")
+	kept.Ended()
+	d.Kill()
+	if r := s.Run("wait", d.Handle); r.ExitCode != 137 || !strings.Contains(string(r.Stderr), "the supervisor of the exec "+d.Handle+" was killed") {
+		t.Errorf("wait: exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+	if all := kill(t, s, 0, d.Handle); !all[0].Already || all[0].Status != "lost" || all[0].Verdict != "proven" {
+		t.Errorf("kill: %+v", all)
+	}
+	b.Alive()
+	r := s.Run("cleanup")
+	if !strings.Contains(string(r.Stdout), "removed  record "+d.ID+": record, logs and name: lost\n") {
+		t.Errorf("cleanup: %s", r.Stdout)
+	}
+	if r := s.Run("ps", "--all", "--quiet", b.ID); string(r.Stdout) != kept.Handle+"\n" {
+		t.Errorf("after cleanup: %s", r.Stdout)
+	}
+}
+
+// kill ends one whose supervisor is stopped: it knows the init.
+func TestExecHandleStopped(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{})
+	d := b.Detach(nil, "/fixtures/tree-daemon")
+	harness.Must(t, d.Supervisor.Signal(unix.SIGSTOP))
+	all := kill(t, s, 0, "--grace", "0", d.Handle)
+	if all[0].Status != "killed" || all[0].Verdict != "proven" || all[0].Error != nil {
+		t.Errorf("kill: %+v", all)
+	}
+	harness.Must(t, d.Supervisor.Signal(unix.SIGCONT))
+	if r := d.Ended(); r.Cause != "killed" || r.ExitCode != 137 {
+		t.Errorf("%s", r.Raw())
+	}
+	b.Alive()
 }

@@ -43,7 +43,7 @@ func TestUsageErrorsAsJSON(t *testing.T) {
 		{"start --json --user x true", `--user "x"`},
 		{"ps --json --badflag", "unknown flag --badflag"},
 		{"ps --tag x --json", `--tag "x"`},
-		{"ps --json x", "ps takes no names"},
+		{"ps --json x y", "ps takes one sandbox"},
 		{"inspect --json", "inspect what?"},
 		{"wait --json", "wait takes one sandbox"},
 		{"wait x --log ( --json", "--log: "},

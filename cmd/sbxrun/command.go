@@ -12,6 +12,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/stream"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/internal/values"
@@ -31,6 +32,7 @@ type command struct {
 	buffers [2]*stream.Buffer   // what --json has of stdout and stderr
 	bwrap   *result.ReportBwrap // if a new one was used
 	sayings *sayings            // with --verbose
+	record  *sandbox.Exec       // of an exec in the background
 }
 
 // prepare makes what the command needs beside its place. begin is when sbxrun began.
@@ -79,11 +81,20 @@ func (s *sayings) over() {
 // start lets the command begin, and reports whether it did.
 func (c *command) start() bool {
 	<-c.signals.ready
-	if !c.Start(c.signals.ctx) {
+	if c.record == nil {
+		if !c.Start(c.signals.ctx) {
+			return false
+		}
+		c.signals.suspends(&c.Job)
+		return true
+	}
+	if !c.Hold(c.signals.ctx) {
 		return false
 	}
-	c.signals.suspends(&c.Job)
-	return true
+	if err := c.record.Held(c.Kept()); err != nil {
+		c.Refuse(err)
+	}
+	return c.Release(c.signals.ctx)
 }
 
 // wait comes back when nothing of the command is left.
@@ -95,6 +106,10 @@ func (c *command) wait() (res result.Result, delivered bool) {
 		if caller == nil {
 			warn(err)
 		}
+	}
+	if c.record != nil {
+		c.record.Settle(&res)
+		c.output.hit.Store(c.record.Cut())
 	}
 	res.Limits = append(res.Limits, c.output.limits()...)
 	return res, delivered
@@ -144,7 +159,7 @@ func (c *command) tell(res result.Result) int {
 	}
 	code := res.ExitCode()
 	var rep result.Report
-	if c.report != nil || c.tells.JSON {
+	if c.report != nil || c.record != nil || c.tells.JSON {
 		rep = res.Report(c.ID, c.argv)
 		rep.Bwrap = c.bwrap
 	}
@@ -156,6 +171,11 @@ func (c *command) tell(res result.Result) int {
 			}
 		}
 		rep.SetOutput(out[0], out[1])
+	}
+	if c.record != nil {
+		if err := c.record.Finish(res, rep); err != nil {
+			warn(err)
+		}
 	}
 	// Before what is said on stderr, which may have to wait for a reader.
 	unwritten := c.report.write(rep)

@@ -16,6 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
+	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
@@ -59,7 +60,13 @@ func (x *execution) run(name string, args []string) int {
 	if x.Leave, err = admit(context.Background(), &x.flags.Busy, 0, x.flags.Quiet); err != nil {
 		return x.notStarted(err)
 	}
-	x.signals = watchSignals()
+	var requests *requests
+	if caller == nil {
+		x.signals = watchSignals()
+	} else {
+		requests = watchRequests()
+		x.signals = &signals{ctx: requests.ctx, cancel: requests.giveUp}
+	}
 	use, err := sandbox.Enter(name)
 	if err != nil {
 		return x.notStarted(err)
@@ -77,12 +84,17 @@ func (x *execution) run(name string, args []string) int {
 		if err := os.Chdir("/"); err != nil {
 			return x.notStarted(err)
 		}
-		caller.OrElse(func() { x.signals.cancel(supervise.Request{Cause: result.Killed, Signal: syscall.SIGKILL}) })
+		if err := x.begin(use, requests); err != nil {
+			return x.notStarted(err)
+		}
 	}
 	if err = x.prepare(x.Terms.Begin); err != nil {
 		return x.notStarted(err)
 	}
 	if x.start() {
+		if x.record != nil {
+			x.record.Running()
+		}
 		x.released()
 	}
 	res, delivered := x.wait()
@@ -122,9 +134,35 @@ func (x *execution) entry(use *sandbox.Use) (*enter.Entry, error) {
 	return use.Entry(x.argv, set, x.flags.Workdir, x.flags.Tty)
 }
 
+// begin makes the record of a detached command. It is before anything is started: what a
+// full disk refuses, is refused.
+func (x *execution) begin(use *sandbox.Use, requests *requests) error {
+	spec := sandbox.ExecSpec{
+		Command: x.argv, Workdir: x.Place.Entry.Workdir, Begin: x.Terms.Begin, Timeout: time.Duration(x.flags.Timeout),
+		LogMax: int64(x.flags.LogMax), KillAtLogMax: x.flags.OutputLimit == outputKill,
+	}
+	if x.Limits != nil {
+		spec.Limits = x.Limits.Limits
+	}
+	record, err := use.NewExec(requests.ctx, x.ID, spec)
+	if err != nil {
+		return err
+	}
+	x.record = record
+	requests.made(record)
+	ready := make(chan struct{})
+	close(ready)
+	x.signals = &signals{ctx: record.Context(), cancel: record.Cancel, hurry: record.Hurry(), ready: ready}
+	x.flags.MaxOutput = x.flags.LogMax // what --output-limit is about
+	return record.Begin()
+}
+
 // released tells the caller of a detached command that it runs.
 func (x *execution) released() {
-	if caller != nil && caller.Tell(detach.Handover{ID: x.ID, Status: "running"}) != nil {
+	if caller == nil {
+		return
+	}
+	if caller.Tell(detach.Handover{ID: x.ID, Handle: x.record.Handle(), Status: string(state.Running)}) != nil {
 		x.signals.cancel(supervise.Request{Cause: result.Killed, Signal: syscall.SIGKILL})
 	}
 }
@@ -133,6 +171,6 @@ func (x *execution) printStarted(said detach.Handover) error {
 	if x.flags.JSON {
 		return printJSON(said)
 	}
-	_, err := fmt.Println(said.ID)
+	_, err := fmt.Println(said.Handle)
 	return err
 }

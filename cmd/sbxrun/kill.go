@@ -147,7 +147,7 @@ func (k *kill) await(late, proofBy time.Time) {
 	}
 	// What is known now: init too, perhaps, which was not there when we first looked.
 	err := k.sandbox.Refresh()
-	if k.removed = err != nil && asError(err).Code == "no-such-sandbox"; err != nil && !k.removed {
+	if k.removed = errors.Is(err, unix.ENOENT); err != nil && !k.removed {
 		k.err = err
 	}
 	// What was unproven may be gone by now, or go at last.
@@ -210,6 +210,7 @@ func (k *kill) killInit(proofBy time.Time) {
 // killed is what kill --json prints of one sandbox.
 type killed struct {
 	ID        string              `json:"id"`
+	Sandbox   string              `json:"sandbox,omitempty"`
 	Name      string              `json:"name,omitempty"`
 	Status    string              `json:"status"`
 	Already   bool                `json:"already_ended"`
@@ -222,7 +223,7 @@ type killed struct {
 // told is what came of it.
 func (k *kill) told() killed {
 	e := k.sandbox
-	t := killed{ID: e.ID, Name: e.Record.Name, Status: e.Status(), Already: k.already, Verdict: k.verdict, Survivors: []result.Survivor{}}
+	t := killed{ID: e.ID, Sandbox: e.Record.Sandbox, Name: e.Record.Name, Status: e.Status(), Already: k.already, Verdict: k.verdict, Survivors: []result.Survivor{}}
 	if k.removed || !k.already && e.Record.Report == nil && k.verdict == result.Proven {
 		t.Status = string(result.StatusKilled) // by us, as far as anybody can know
 	}
@@ -275,6 +276,8 @@ func (k *killer) printLines(all []killed) error {
 		switch {
 		case t.Already:
 			line += " had ended: " + t.Status
+		case k.kills[i].sandbox.IsExec():
+			line += " " + t.Status + ", everything of it is gone (" + string(t.Verdict) + ")"
 		default:
 			line += " " + t.Status + ", everything in it is gone (" + string(t.Verdict) + ")"
 		}

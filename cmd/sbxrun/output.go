@@ -49,6 +49,8 @@ func (c *command) openStreams() (*stream.Streams, error) {
 		}
 	}
 	switch {
+	case c.record != nil:
+		return stream.Open(nil, c.record.Output(0), c.record.Output(1), stream.Bound{}, c.broken)
 	case c.tells.JSON:
 		c.buffers = [2]*stream.Buffer{stream.NewBuffer(b.Size), stream.NewBuffer(b.Size)}
 		return stream.Open(os.Stdin, c.buffers[0], c.buffers[1], b, c.broken)

@@ -16,14 +16,15 @@ import (
 
 func psCommand(args []string) int {
 	var flags cli.Ps
-	if _, err := parse(&flags, args); err != nil {
+	names, err := parse(&flags, args)
+	if err != nil {
 		return failUsage(&flags, err)
 	}
 	tags, err := parseTags(flags.Tag)
 	if err != nil {
 		return failUsage(&flags, err)
 	}
-	entries, _, err := list()
+	entries, _, err := list(names...)
 	if err != nil {
 		return refuse(&flags, err)
 	}
@@ -45,7 +46,7 @@ func psCommand(args []string) int {
 		}
 	case flags.Quiet:
 		for _, e := range entries {
-			if _, err = fmt.Println(e.ID); err != nil {
+			if _, err = fmt.Println(e.Handle()); err != nil {
 				break
 			}
 		}
@@ -56,7 +57,7 @@ func psCommand(args []string) int {
 		}
 		err = printJSON(all)
 	default:
-		err = printTable(os.Stdout, entries, time.Now())
+		err = printTable(os.Stdout, entries, len(names) > 0, time.Now())
 	}
 	if err != nil {
 		return fail(printError(err))
@@ -80,9 +81,14 @@ func describe(e *state.Entry) described {
 	return d
 }
 
-func printTable(w io.Writer, entries []*state.Entry, now time.Time) error {
+// printTable prints sandboxes, or execs, which have their handle in the place of id and name.
+func printTable(w io.Writer, entries []*state.Entry, execs bool, now time.Time) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, "ID\tNAME\tSTATUS\tAGE\tCOMMAND")
+	header := "ID\tNAME"
+	if execs {
+		header = "EXEC"
+	}
+	fmt.Fprintln(t, header+"\tSTATUS\tAGE\tCOMMAND")
 	for _, e := range entries {
 		name := e.Record.Name
 		if name == "" {
@@ -95,7 +101,11 @@ func printTable(w io.Writer, entries []*state.Entry, now time.Time) error {
 		if r := e.Record.Report; r != nil && r.ExitCode != 0 {
 			status = fmt.Sprintf("%s (%d)", status, r.ExitCode)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", e.ID, name, status, age(e.Record.CreatedAt, now), commandLine(e.Record.Argv))
+		which := e.ID + "\t" + name
+		if execs {
+			which = e.Title()
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", which, status, age(e.Record.CreatedAt, now), commandLine(e.Record.Argv))
 	}
 	return t.Flush()
 }

@@ -13,7 +13,8 @@ import (
 
 // What the commands for sandboxes that live on have in common.
 
-// find is the sandbox of this name, or of this id or its beginning.
+// find is the sandbox of this name, or of this id or its beginning; or the exec in one, of a
+// handle SANDBOX/EXEC.
 func find(name string) (*state.Entry, error) {
 	dir, err := state.Look(state.Mine())
 	if err != nil {
@@ -23,10 +24,16 @@ func find(name string) (*state.Entry, error) {
 	return dir.Find(name)
 }
 
-// list is all sandboxes of the caller, and the directory that they are in. What cannot be
-// read is passed over, with a word on stderr.
-func list() (entries []*state.Entry, where string, err error) {
+// list is all sandboxes of the caller, or all detached execs in one of them, and the directory
+// that they are in. What cannot be read is passed over, with a word on stderr.
+func list(in ...string) (entries []*state.Entry, where string, err error) {
 	dir, err := state.Look(state.Mine())
+	if err == nil && len(in) > 0 {
+		var box *state.Entry
+		if box, err = dir.Find(in[0]); err == nil {
+			dir, err = box.Execs()
+		}
+	}
 	if err != nil {
 		return nil, "", err
 	}

@@ -3,52 +3,31 @@ package main
 import (
 	"context"
 	"os"
-	"os/signal"
 	"runtime/debug"
-	"sync/atomic"
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/detach"
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
-	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
 // superviseSandbox is the process that lives as long as a sandbox that was started. What
 // it is asked to do comes as SIGTERM, and is in the sandbox's record.
 func superviseSandbox(args []string, begin time.Time) int {
-	// Before anybody can know of us: SIGTERM is a request, and would end us.
-	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
-	asked := make(chan os.Signal, 4)
-	notify(asked, syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT)
-	ctx, giveUp := context.WithCancelCause(context.Background())
-	caller.OrElse(func() { giveUp(supervise.Request{Cause: result.Killed, Signal: unix.SIGKILL}) })
-	var made atomic.Pointer[sandbox.Sandbox]
-	go func() {
-		for sig := range asked {
-			if box := made.Load(); box != nil {
-				box.Asked(sig.(syscall.Signal))
-			} else {
-				giveUp(supervise.Request{Cause: result.Canceled, Signal: sig.(syscall.Signal)})
-			}
-		}
-	}()
-	box, stateDir, err := newSandbox(ctx, args, begin)
+	requests := watchRequests()
+	box, stateDir, err := newSandbox(requests.ctx, args, begin)
 	if err != nil {
 		return fail(err)
 	}
-	made.Store(box)
+	requests.made(box)
 	if err := box.Start(); err != nil {
 		return fail(err)
 	}
 	if caller.Tell(detach.Handover{ID: box.ID(), Name: box.Name(), Status: string(state.Running)}) != nil {
-		giveUp(supervise.Request{Cause: result.Killed, Signal: unix.SIGKILL}) // nobody knows of it
+		requests.abandon()
 	}
 	sweepSoon(stateDir)
 	debug.FreeOSMemory() // it will be idle for a long time

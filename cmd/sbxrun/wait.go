@@ -70,6 +70,7 @@ type waiter struct {
 // waited is what wait --json prints.
 type waited struct {
 	ID       string              `json:"id,omitempty"`
+	Sandbox  string              `json:"sandbox,omitempty"`
 	Name     string              `json:"name,omitempty"`
 	Status   string              `json:"status,omitempty"`
 	ExitCode int                 `json:"exit_code"` // what wait exits with
@@ -82,7 +83,7 @@ func (w *waiter) tell(err error, asJSON bool) int {
 	code := w.code
 	said := waited{}
 	if e := w.sandbox; e != nil {
-		said = waited{ID: e.ID, Name: e.Record.Name, Status: e.Status(), Report: e.Record.Report}
+		said = waited{ID: e.ID, Sandbox: e.Record.Sandbox, Name: e.Record.Name, Status: e.Status(), Report: e.Record.Report}
 		if r := e.Record.Ready; r != nil {
 			said.ReadyAt = r.ReadyAt
 		}
@@ -126,13 +127,13 @@ func (w *waiter) untilEnded(ctx context.Context) error {
 // late words why the waiting was given up.
 func (w *waiter) late(err error) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
-		return &result.Error{Code: "wait-timeout", ExitCode: result.ExitTimeout, Message: fmt.Sprintf("the time for waiting is over; the sandbox %s lives on (%s)", w.sandbox.Title(), w.sandbox.Status())}
+		return &result.Error{Code: "wait-timeout", ExitCode: result.ExitTimeout, Message: fmt.Sprintf("the time for waiting is over; %s lives on (%s)", w.sandbox.What(), w.sandbox.Status())}
 	}
 	return err
 }
 
 func lostError(e *state.Entry) error {
-	return &result.Error{Code: "lost", Message: "the supervisor of the sandbox " + e.Title() + " was killed; how its command has ended is not known", ExitCode: result.ExitKilled,
+	return &result.Error{Code: "lost", Message: "the supervisor of " + e.What() + " was killed; how its command has ended is not known", ExitCode: result.ExitKilled,
 		Hint: "sbxrun cleanup removes what is left"}
 }
 
@@ -144,7 +145,7 @@ func (w *waiter) untilReady(ctx context.Context) error {
 		return err
 	}
 	if w.sandbox.Record.Ready == nil {
-		return &result.Error{Code: "no-probe", Message: "the sandbox " + w.sandbox.Title() + " was started without a probe", Hint: "start it with --ready-tcp, --ready-exec or --ready-log"}
+		return &result.Error{Code: "no-probe", Message: w.sandbox.What() + " was started without a probe", Hint: "start it with --ready-tcp, --ready-exec or --ready-log"}
 	}
 	err := sandbox.Poll(ctx, lookInterval, func(context.Context) (bool, error) {
 		if err := w.sandbox.Refresh(); err != nil {
@@ -156,7 +157,7 @@ func (w *waiter) untilReady(ctx context.Context) error {
 		case !w.sandbox.Alive || w.sandbox.Record.Report != nil:
 			return false, endedError(w.sandbox, "before it was ready")
 		case r.Error != "":
-			return false, &result.Error{Code: "not-ready", ExitCode: result.ExitTimeout, Message: "the sandbox " + w.sandbox.Title() + " is not ready: " + r.Error}
+			return false, &result.Error{Code: "not-ready", ExitCode: result.ExitTimeout, Message: w.sandbox.What() + " is not ready: " + r.Error}
 		}
 		return false, nil
 	})
@@ -169,7 +170,7 @@ func endedError(e *state.Entry, before string) error {
 	if r := e.Record.Report; r != nil {
 		how = fmt.Sprintf("%s, with exit code %d", how, r.ExitCode)
 	}
-	return &result.Error{Code: "ended", Message: fmt.Sprintf("the sandbox %s has ended %s: %s", e.Title(), before, how), Hint: "sbxrun logs " + e.Title()}
+	return &result.Error{Code: "ended", Message: fmt.Sprintf("%s has ended %s: %s", e.What(), before, how), Hint: "sbxrun logs " + e.Title()}
 }
 
 var errMatched = errors.New("the line is there")

@@ -34,11 +34,11 @@ type CLI struct {
 	Run     Run     `words:"[flags] [--] COMMAND [ARG...]" help:"Run a command in a new sandbox, and leave nothing behind (default)." example:"sbxrun --timeout 5 python3 job.py"`
 	Start   Start   `words:"[flags] [[--] COMMAND [ARG...]]" help:"Start a sandbox that lives on, and print its id." example:"sbxrun start --name web --ready-tcp 8000 --wait-ready python3 -m http.server"`
 	Exec    Exec    `words:"[flags] SANDBOX [--] COMMAND [ARG...]" help:"Run a command in a running sandbox, and leave nothing of it behind." example:"sbxrun exec --timeout 5 web make test"`
-	Ps      Ps      `words:"[flags]" help:"List the sandboxes." example:"sbxrun ps --all --status failed"`
-	Inspect Inspect `words:"[flags] SANDBOX..." help:"Print all that is known of sandboxes, as JSON." ended:"" example:"sbxrun inspect web"`
-	Wait    Wait    `words:"[flags] SANDBOX" help:"Wait for a sandbox's end, and exit with its command's code." ended:"" example:"sbxrun wait web --timeout 1m"`
-	Logs    Logs    `words:"[flags] SANDBOX" help:"Print what a sandbox's command has written." ended:"" example:"sbxrun logs -f web --stream stderr"`
-	Kill    Kill    `words:"[flags] SANDBOX...|--all|--tag KEY=VALUE" help:"End sandboxes, and prove it." example:"sbxrun kill web --grace 1s"`
+	Ps      Ps      `words:"[flags] [SANDBOX]" help:"List the sandboxes, or the detached execs in one." example:"sbxrun ps --all --status failed"`
+	Inspect Inspect `words:"[flags] SANDBOX[/EXEC]..." help:"Print all that is known of sandboxes, as JSON." ended:"" example:"sbxrun inspect web"`
+	Wait    Wait    `words:"[flags] SANDBOX[/EXEC]" help:"Wait for a sandbox's end, and exit with its command's code." ended:"" example:"sbxrun wait web --timeout 1m"`
+	Logs    Logs    `words:"[flags] SANDBOX[/EXEC]" help:"Print what a sandbox's command has written." ended:"" example:"sbxrun logs -f web --stream stderr"`
+	Kill    Kill    `words:"[flags] SANDBOX[/EXEC]...|--all|--tag KEY=VALUE" help:"End sandboxes, and prove it." example:"sbxrun kill web --grace 1s"`
 	Cleanup Cleanup `words:"[flags]" help:"Remove what ended sandboxes and crashes have left." example:"sbxrun cleanup --older-than 24h"`
 	Stats   Stats   `words:"[flags]" help:"Print how many tasks are in use against what bounds them." example:"sbxrun stats --watch"`
 	Doctor  Doctor  `words:"[--json]" help:"Try what a run needs on this machine, and tell what is missing." example:"sbxrun doctor"`
@@ -215,12 +215,13 @@ type Exec struct {
 	Vars
 	Limits
 	Tty    bool `help:"Run on a terminal of its own." short:"t" group:"be"`
-	Detach bool `help:"Return when the command runs; it ends with the sandbox, or at its deadline." short:"d" group:"end"`
+	Detach bool `help:"Return when the command runs, and print a handle of it, SANDBOX/EXEC. It ends with the sandbox, or at its deadline." short:"d" group:"end"`
 
 	Busy
 	Tells
-	StateDir Directory `help:"Where the records of sandboxes are. Default: as SBXRUN_STATE_DIR says." placeholder:"DIR" group:"tell"`
-	Help     bool      `help:"Print this." short:"h" group:"tell"`
+	LogMax   values.Size `help:"With --detach: how much of stdout, and of stderr, is kept; the head." default:"64M" placeholder:"SIZE" group:"tell"`
+	StateDir Directory   `help:"Where the records of sandboxes are. Default: as SBXRUN_STATE_DIR says." placeholder:"DIR" group:"tell"`
+	Help     bool        `help:"Print this." short:"h" group:"tell"`
 }
 
 // Ps is the flags of sbxrun ps.

@@ -116,13 +116,16 @@ func (c Command) Payload() bool { return strings.Contains(c.Words(), "COMMAND") 
 // Sandboxes is how many names of sandboxes are among the words: none, one or many.
 func (c Command) Sandboxes() string {
 	switch words := c.Words(); {
-	case strings.Contains(words, "SANDBOX..."):
+	case strings.Contains(words, "SANDBOX[/EXEC]..."):
 		return "many"
 	case strings.Contains(words, "SANDBOX"):
 		return "one"
 	}
 	return "none"
 }
+
+// Execs reports whether a name may be that of a detached exec as well.
+func (c Command) Execs() bool { return strings.Contains(c.Words(), "[/EXEC]") }
 
 // Ended reports whether the names may be of sandboxes that have ended.
 func (c Command) Ended() bool { _, ok := c.tag.Lookup("ended"); return ok }

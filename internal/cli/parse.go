@@ -28,6 +28,7 @@ func Parse(flags any, args []string) (words []string, err error) {
 	case c.Payload():
 	case c.Sandboxes() == "none" && len(words) > 0:
 		return nil, fmt.Errorf("%s takes no names, got %q", c.Name, words[0])
+	case strings.Contains(c.Words(), "[SANDBOX]") && len(words) == 0:
 	case c.Sandboxes() == "one" && len(words) != 1:
 		return nil, fmt.Errorf("%s takes one sandbox, got %d", c.Name, len(words))
 	}

@@ -179,7 +179,8 @@ func TestParseErrors(t *testing.T) {
 		{"run -d x", "unknown flag -d, which is a flag of exec"},
 
 		// How many names.
-		{"ps x", `ps takes no names, got "x"`},
+		{"ps x y", "ps takes one sandbox, got 2"},
+		{"cleanup x", `cleanup takes no names, got "x"`},
 		{"doctor --json x", `doctor takes no names, got "x"`},
 		{"wait", "wait takes one sandbox, got 0"},
 		{"logs a b", "logs takes one sandbox, got 2"},
@@ -264,7 +265,7 @@ func FuzzParse(f *testing.F) {
 // nobody's flag.
 func TestParseAfterAnError(t *testing.T) {
 	for line, want := range map[string]bool{
-		"run --json --badflag x": true, "run --badflag --json x": true, "run --badflag 5 --json x": true, "run --timeout --json x": true, "ps x --json": true, "kill --badflag x y --json": true,
+		"run --json --badflag x": true, "run --badflag --json x": true, "run --badflag 5 --json x": true, "run --timeout --json x": true, "ps x y --json": true, "kill --badflag x y --json": true,
 		"run --timeout=x y --json": false, "run --badflag -- --json": false, "run --badflag x y --json": false, "run --json=x y": false, "doctor --badflag": false,
 	} {
 		flags, _, err := parseLine(line)

@@ -81,9 +81,14 @@ var wanted = []struct{ line, want string }{
 	{"sbxrun logs --stream std", "stdout stderr"},
 	{"sbxrun logs --stream=stdo", "stdout"},
 	{"sbxrun logs e", "ended"},
-	{"sbxrun ps ", ""},
+	{"sbxrun logs web/", "web/3f9c web/77aa"},
+	{"sbxrun wait --timeout 5 web/7", "web/77aa"},
+	{"sbxrun kill worker web/", "web/77aa"},
+	{"sbxrun exec web/", ""},
+	{"sbxrun ps ", "web worker"},
 	{"sbxrun ps --status r", "running"},
-	{"sbxrun ps w", ""},
+	{"sbxrun ps w", "web worker"},
+	{"sbxrun ps web w", ""},
 	{"sbxrun cleanup --old", "--older-than"},
 	{"sbxrun cleanup w", ""},
 	{"sbxrun doctor ", ""},
@@ -168,7 +173,9 @@ func newPlace(t *testing.T) place {
 		{filepath.Join(programs, "sbxrun"), `#!/bin/sh
 			case $* in
 			"ps --names") printf 'web\nworker\n' ;;
-			"ps --all --names") printf 'ended\nweb\nworker\n' ;;
+			"ps --names --all") printf 'ended\nweb\nworker\n' ;;
+			"ps --names web") echo web/77aa ;;
+			"ps --names --all web") printf 'web/3f9c\nweb/77aa\n' ;;
 			*) echo "sbxrun $*: unexpected"; exit 125 ;;
 			esac`},
 	} {

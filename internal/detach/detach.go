@@ -45,6 +45,7 @@ type assignment struct {
 // Handover is the word of the one in the background.
 type Handover struct {
 	ID     string `json:"id"`
+	Handle string `json:"handle,omitempty"` // of an exec
 	Name   string `json:"name,omitempty"`
 	Status string `json:"status"`
 	// Warning is for the caller to say on stderr.

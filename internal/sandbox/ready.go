@@ -124,10 +124,16 @@ func (s *Sandbox) tryExec(ctx context.Context) (bool, error) {
 	return res.Cause == result.Exited && res.ExitCode() == 0, nil
 }
 
-// matching looks for the line that says that the sandbox is ready, in one stream.
-func (s *Sandbox) matching() func([]byte) {
+// reading returns what takes the pieces of a stream: to its log, and to look in them for the
+// line that says that the sandbox is ready.
+func (s *Sandbox) reading(i int) func([]byte) {
+	log := s.log(i)
+	if s.spec.Probe.Log == nil {
+		return log
+	}
 	m := logfile.NewMatcher(s.spec.Probe.Log)
 	return func(p []byte) {
+		log(p)
 		if m.Feed(p) {
 			s.match()
 		}

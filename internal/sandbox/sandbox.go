@@ -9,7 +9,6 @@ import (
 	"cmp"
 	"context"
 	"os"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -19,7 +18,6 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/internal/limits"
-	"github.com/sbxrun/sbxrun/internal/logfile"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/state"
@@ -51,25 +49,17 @@ type Spec struct {
 // Sandbox is one from its making to its end. All that others know of it is in its record,
 // and they ask for its end there, too ([Sandbox.Asked]).
 type Sandbox struct {
+	*recorded
 	spec  Spec
-	own   *state.Own
 	group *limits.Group // nil for none
 
-	logs    [2]*logfile.Writer // stdout, stderr
-	relays  stream.Relays      // into the logs
-	matched chan struct{}      // closed when a line of them says that it is ready
-	match   func()             // closes matched
-
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	hurry  chan struct{}
-	now    func() // closes hurry
+	relays  stream.Relays // into the logs
+	matched chan struct{} // closed when a line of them says that it is ready
+	match   func()        // closes matched
 
 	command *supervise.Command
 	room    *proc.Process // its PID 1, once it is held
 	probing sync.WaitGroup
-	mu      sync.Mutex // of the record
-	record  state.Record
 	running bool // it is on record that it runs
 }
 
@@ -77,15 +67,10 @@ type Sandbox struct {
 // own, and plan and leave of the spec. When ctx is done the sandbox ends; its cause may be
 // a [supervise.Request].
 func New(ctx context.Context, own *state.Own, spec Spec) *Sandbox {
-	s := &Sandbox{spec: spec, own: own, hurry: make(chan struct{}), matched: make(chan struct{})}
-	s.now = sync.OnceFunc(func() { close(s.hurry) })
+	s := &Sandbox{recorded: newRecorded(ctx, own, spec.LogMax, spec.KillAtLogMax), spec: spec, matched: make(chan struct{})}
 	s.match = sync.OnceFunc(func() { close(s.matched) })
-	s.ctx, s.cancel = context.WithCancelCause(ctx)
 	return s
 }
-
-// ID is what nobody else has.
-func (s *Sandbox) ID() string { return s.own.ID }
 
 // Name is "" if it was given none.
 func (s *Sandbox) Name() string { return s.own.Name }
@@ -120,7 +105,7 @@ func (s *Sandbox) Start() error {
 	}
 	s.spec.Plan.Close()
 	for i, r := range pipes {
-		s.relays.Add(r, s.log(i))
+		s.relays.Add(r, s.reading(i))
 	}
 	if err != nil {
 		return s.finish(supervise.NotStarted(s.ctx, err, terms))
@@ -167,26 +152,6 @@ func (s *Sandbox) Wait() error {
 	return s.finish(res)
 }
 
-// End has the sandbox end. A second request can only shorten the grace period of the first.
-func (s *Sandbox) End(r supervise.Request) {
-	if s.ctx.Err() == nil {
-		s.cancel(r)
-		return
-	}
-	// It is about to end anyway; but here is somebody with less patience.
-	time.AfterFunc(r.Grace, s.now)
-}
-
-// Asked has the sandbox end as kill.json says, which sbxrun kill has written; if there is
-// none, by the signal that was to make us look.
-func (s *Sandbox) Asked(sig syscall.Signal) {
-	r := supervise.Request{Cause: result.Canceled, Signal: sig}
-	if kill, err := s.own.ReadKill(); err == nil && kill != nil {
-		r = supervise.Request{Cause: result.Killed, Signal: signalNumber(kill.Signal), Grace: time.Duration(kill.GraceMS * float64(time.Millisecond))}
-	}
-	s.End(r)
-}
-
 // endExecs tells the execs in the sandbox that it is about to end, if they get a grace
 // period: those in a room that idles are given it here, because only they can use it.
 func (s *Sandbox) endExecs() {
@@ -228,8 +193,11 @@ func (s *Sandbox) make() (stdio [3]*os.File, pipes [2]*os.File, err error) {
 		return stdio, pipes, err
 	}
 	stdio = [3]*os.File{null}
+	if err := s.openLogs(); err != nil {
+		return stdio, pipes, err
+	}
 	for i := range pipes {
-		if pipes[i], stdio[i+1], err = s.openLog(i); err != nil {
+		if pipes[i], stdio[i+1], err = stream.Pipe(); err != nil {
 			return stdio, pipes, err
 		}
 	}
@@ -270,10 +238,7 @@ func (s *Sandbox) firstRecord() (state.Record, error) {
 
 // hold puts on disk who the room's PID 1 is, before the payload may start.
 func (s *Sandbox) hold(kept *proc.Kept) error {
-	init, err := proc.Identify(kept.Room.PID)
-	if err == nil && kept.Room.Exited() {
-		err = proc.ErrGone // so that may have been another
-	}
+	init, err := identity(kept.Room, kept.RoomNS)
 	if err != nil {
 		return err
 	}
@@ -290,32 +255,6 @@ func (s *Sandbox) hold(kept *proc.Kept) error {
 			r.Limits = s.spec.Limits.Limits
 		}
 	})
-}
-
-// write changes the record.
-func (s *Sandbox) write(change func(*state.Record)) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.record.Phase == state.Ended {
-		return nil // too late
-	}
-	change(&s.record)
-	return s.own.Write(s.record)
-}
-
-// doomed says whether somebody was to kill the sandbox, and so has done it without
-// us: sbxrun kill, when we are stopped.
-func (s *Sandbox) doomed() bool {
-	kill, err := s.own.ReadKill()
-	return err == nil && kill != nil
-}
-
-// signalNumber is the signal that [result.SignalName] has named; 0 for none.
-func signalNumber(name string) syscall.Signal {
-	if n, err := strconv.Atoi(name); err == nil {
-		return syscall.Signal(n)
-	}
-	return unix.SignalNum("SIG" + name)
 }
 
 // endWhenIdle ends the sandbox when nothing has used it for so long.
@@ -354,11 +293,7 @@ func (s *Sandbox) finish(res result.Result) error {
 	}
 	report := res.Report(s.own.ID, s.spec.Command)
 	report.Bwrap = &result.ReportBwrap{Path: s.spec.Plan.Program.Path, Version: s.spec.Plan.Program.Version}
-	err := s.write(func(r *state.Record) {
-		r.Phase, r.Report = state.Ended, &report
-		r.Logs = s.written()
-	})
-	err = result.All(err, s.own.DropAccess(), s.own.Close())
+	err := result.All(s.conclude(report), s.own.DropAccess(), s.own.Close())
 	if !s.running { // by somebody else than who has started it
 		err = result.All(&result.Error{Code: "ended", Message: "the sandbox was ended while it was being set up: " + string(res.Cause), ExitCode: res.ExitCode()}, err)
 	}

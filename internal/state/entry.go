@@ -14,7 +14,8 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
-// Entry is a sandbox as others than its supervisor see it, when they last looked.
+// Entry is a sandbox, or a detached exec in one, as others than its supervisor see it, when
+// they last looked.
 // It holds no descriptor, but needs that of its [Dir].
 type Entry struct {
 	ID     string
@@ -31,10 +32,33 @@ func (e *Entry) Lives() bool { return e.Alive && e.Record.Phase != Ended }
 
 // Title is what people call it.
 func (e *Entry) Title() string {
-	if e.Record.Name != "" {
-		return e.Record.Name
+	title := cmp.Or(e.Record.Name, e.ID)
+	if box := e.dir.box; box != nil {
+		title = box.Title() + "/" + title
+	}
+	return title
+}
+
+// Handle is what it is found by for as long as there is a record of it.
+func (e *Entry) Handle() string {
+	if box := e.dir.box; box != nil {
+		return box.ID + "/" + e.ID
 	}
 	return e.ID
+}
+
+// IsExec says that it is an exec, and not a sandbox.
+func (e *Entry) IsExec() bool { return e.dir.box != nil }
+
+// What is it with its title: the sandbox web, or the exec web/ID.
+func (e *Entry) What() string { return "the " + e.dir.kind() + " " + e.Title() }
+
+// kind is what there are records of in the directory.
+func (d *Dir) kind() string {
+	if d.box != nil {
+		return "exec"
+	}
+	return "sandbox"
 }
 
 // load reads one sandbox. The error is [unix.ENOENT] if there is none, or no record of it: not
@@ -182,6 +206,7 @@ func (e *Entry) HoldActivity() (release func(), err error) {
 
 // Remove removes what is left of a sandbox that does not live any more.
 func (e *Entry) Remove() error {
+	e.awaitExecs()
 	return failed(e.dir.alone(func() error {
 		f, err := e.dir.root.sub(e.ID)
 		if errors.Is(err, unix.ENOENT) {
@@ -196,7 +221,7 @@ func (e *Entry) Remove() error {
 			return err
 		}
 		if alive {
-			return &result.Error{Code: "still-alive", Message: "the sandbox " + e.ID + " is alive", Hint: "end it first"}
+			return &result.Error{Code: "still-alive", Message: e.What() + " is alive", Hint: "end it first"}
 		}
 		return result.All(e.dir.remove(e.ID, f), e.dir.release(e.Record.Name, e.ID))
 	}))
@@ -254,7 +279,19 @@ func (d *Dir) list() ([]string, error) {
 // Find finds a sandbox by its id; else the living one of that name; else the one
 // that had the name last; else by the beginning of the id, of 4 digits or more. If there
 // is none, the error's code is "no-such-sandbox"; "ambiguous" if several begin so.
+// SANDBOX/EXEC is a detached exec, by its id or the beginning of that; "no-such-exec".
 func (d *Dir) Find(word string) (*Entry, error) {
+	if box, exec, ok := strings.Cut(word, "/"); ok && d.box == nil {
+		e, err := d.Find(box)
+		if err != nil {
+			return nil, err
+		}
+		execs, err := e.Execs()
+		if err != nil {
+			return nil, err
+		}
+		return execs.Find(exec) // its entry needs the directory for as long as it is looked at
+	}
 	if d.root.fd < 0 || !validName(word) { // and every beginning of an id is a valid name
 		return nil, d.unknown(word)
 	}
@@ -289,7 +326,7 @@ func (d *Dir) Find(word string) (*Entry, error) {
 	case 1:
 		return found[0], nil
 	}
-	return nil, &result.Error{Code: "ambiguous", Message: fmt.Sprintf("%d sandboxes have an id that begins with %s", len(found), word), Hint: "give more digits of it"}
+	return nil, &result.Error{Code: "ambiguous", Message: fmt.Sprintf("%d ids begin with %s", len(found), word), Hint: "give more digits of it"}
 }
 
 // named is the id that the name's link says; "" if there is none, or that cannot be told.
@@ -307,11 +344,14 @@ func (d *Dir) named(name string) (id string) {
 }
 
 func (d *Dir) unknown(word string) error {
-	return &result.Error{Code: "no-such-sandbox", Message: fmt.Sprintf("there is no sandbox %.80q in %s", word, d.Path()), Hint: "sbxrun ps --all lists those there are"}
+	if d.box != nil {
+		return &result.Error{Code: "no-such-exec", Message: fmt.Sprintf("there is no detached exec %.80q in the sandbox %s", word, d.box.Title()), Hint: "sbxrun ps --all " + d.box.Title() + " lists those there are", Err: unix.ENOENT}
+	}
+	return &result.Error{Code: "no-such-sandbox", Message: fmt.Sprintf("there is no sandbox %.80q in %s", word, d.Path()), Hint: "sbxrun ps --all lists those there are", Err: unix.ENOENT}
 }
 
 // Access reads how to enter the sandbox of this id, or of the living one of this
-// name, without its record, which the entry lacks. ok is false if there is none, or
+// name, without its record, of which the entry has no more than that name. ok is false if there is none, or
 // it cannot be read, or has no access yet: [Dir.Find] tells.
 func (d *Dir) Access(word string) (e *Entry, a Access, ok bool) {
 	id := word
@@ -319,6 +359,9 @@ func (d *Dir) Access(word string) (e *Entry, a Access, ok bool) {
 		id = d.named(word)
 	}
 	e = &Entry{ID: id, dir: d}
+	if id != word {
+		e.Record.Name = word
+	}
 	err := e.in(func(f folder) error {
 		if alive, err := f.alive(); err != nil || !alive {
 			return d.unknown(id) // it may still have an init, which is about to end

@@ -211,15 +211,39 @@ func (f folder) unlink(name string) error {
 }
 
 // clear removes all that is in f but what is to be kept; a directory stays, and
-// is an error.
+// is an error, but for that of the execs.
 func (f folder) clear(keep ...string) error {
 	names, err := f.names()
 	for _, name := range names {
-		if !slices.Contains(keep, name) {
+		switch {
+		case slices.Contains(keep, name):
+		case name == execsName:
+			err = result.All(err, f.clearExecs())
+		default:
 			err = result.All(err, f.unlink(name))
 		}
 	}
 	return err
+}
+
+// clearExecs removes the directory of the execs.
+func (f folder) clearExecs() error {
+	execs, err := f.sub(execsName)
+	if isDamaged(err) {
+		return f.unlink(execsName)
+	}
+	if err != nil {
+		return err
+	}
+	defer execs.close()
+	names, err := execs.names()
+	for _, name := range names {
+		err = result.All(err, execs.scrap(name))
+	}
+	if err != nil {
+		return err
+	}
+	return f.rmdir(execsName, execs)
 }
 
 // scrap removes a directory in f with the files in it, or whatever else has the

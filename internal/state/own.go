@@ -92,9 +92,12 @@ func (o *Own) giveUp() {
 	}
 }
 
-// Write publishes the record, whose Version, ID and Name are set here.
+// Write publishes the record, whose Version, ID, Sandbox and Name are set here.
 func (o *Own) Write(r Record) error {
 	r.Version, r.ID, r.Name = RecordVersion, o.ID, o.Name
+	if o.dir.box != nil {
+		r.Sandbox = o.dir.box.ID
+	}
 	return failed(o.folder.writeJSON(recordName, &r))
 }
 
@@ -138,9 +141,10 @@ func (o *Own) MarkEnding() error { return failed(o.folder.write(endingName, nil)
 // The record stays.
 func (o *Own) Close() error { return o.end(func() error { return nil }) }
 
-// Remove is Close that leaves nothing, for a start that has failed. It opens no
-// more descriptors than it has closed before.
+// Remove is Close that leaves nothing, for a start that has failed, and for whoever wants
+// no record. Before there are execs it opens no more descriptors than it has closed before.
 func (o *Own) Remove() error {
+	(&Entry{ID: o.ID, dir: o.dir}).awaitExecs()
 	return o.end(func() error { return o.dir.remove(o.ID, o.folder) })
 }
 

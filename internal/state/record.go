@@ -23,10 +23,11 @@ const (
 	Ended    Phase = "ended" // there is a report
 )
 
-// Record is what the supervisor tells about its sandbox.
+// Record is what the supervisor tells about its sandbox, or about a detached exec.
 type Record struct {
 	Version    int               `json:"version"`
 	ID         string            `json:"id"`
+	Sandbox    string            `json:"sandbox,omitempty"` // of an exec: the id of the one that it is in
 	Name       string            `json:"name,omitempty"`
 	Tags       map[string]string `json:"tags,omitempty"`
 	Argv       []string          `json:"argv"`
@@ -72,6 +73,8 @@ func (r *Record) check() error {
 		return damaged("version %d, not %d", r.Version, RecordVersion)
 	case !validID(r.ID):
 		return damaged("id %.80q", r.ID)
+	case r.Sandbox != "" && !validID(r.Sandbox):
+		return damaged("sandbox %.80q", r.Sandbox)
 	case r.Name != "" && !validName(r.Name):
 		return damaged("name %.80q", r.Name)
 	case r.Phase != Starting && r.Phase != Running && r.Phase != Ended:

@@ -10,6 +10,7 @@
 //	STATE/ID/ending       is there from when the supervisor has begun to end the sandbox
 //	STATE/ID/access       [Access], as long as the sandbox can be entered
 //	STATE/ID/...          what the supervisor adds: the logs
+//	STATE/ID/execs/       the detached execs in the sandbox, each as a STATE/ID; see [Entry.Execs]
 //	STATE/queue           waited for by who wants a slot; see [Dir.WaitSlot]
 //	STATE/slot-N          held by a command of --max-parallel as long as it runs
 //	STATE/admission       held while a command starts that may be too much; see [Dir.TryAdmission]
@@ -69,6 +70,7 @@ const (
 	killName      = "kill.json"
 	accessName    = "access"
 	endingName    = "ending"
+	execsName     = "execs"
 	queueName     = "queue"
 	slotPrefix    = "slot-"
 	admissionName = "admission"
@@ -108,10 +110,12 @@ func (c Caller) path() (string, error) {
 	return "/tmp/sbxrun-" + strconv.Itoa(c.UID), nil
 }
 
-// Dir is a state directory. Its methods may be called by several goroutines.
+// Dir is a state directory, or that of the detached execs in a sandbox, which is kept in
+// the same way. Its methods may be called by several goroutines.
 type Dir struct {
 	root  folder
 	clock func() time.Duration // what activity is measured with: monotonic
+	box   *Entry               // the sandbox that the execs are in; nil for a directory of sandboxes
 }
 
 // Open opens the caller's state directory and makes it if there is none. Every
@@ -146,7 +150,7 @@ func open(c Caller, create bool) (*Dir, error) {
 	fd, err := unix.Open(path, flags, 0)
 	if err == unix.ENOENT {
 		if !create {
-			return &Dir{folder{-1, path}, monotonic}, nil
+			return &Dir{root: folder{-1, path}, clock: monotonic}, nil
 		}
 		// Somebody else may make it at the same time; whether that was us is checked below.
 		if err = unix.Mkdir(path, 0o700); err == nil || err == unix.EEXIST {
@@ -166,7 +170,7 @@ func open(c Caller, create bool) (*Dir, error) {
 		_ = unix.Close(fd)
 		return nil, err
 	}
-	return &Dir{folder{fd, path}, monotonic}, nil
+	return &Dir{root: folder{fd, path}, clock: monotonic}, nil
 }
 
 // private checks that nobody but the caller gets into the directory.

@@ -3,35 +3,51 @@ package harness
 import (
 	"encoding/json"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 )
 
 // Detached is an exec --detach.
 type Detached struct {
-	ID         string
+	ID, Handle string
 	Marker     string
 	Supervisor *Adopted
 	report     string
 	t          T
 }
 
-// Detach starts an exec --detach, and returns when sbxrun has.
+// Detach starts an exec --detach, and returns when sbxrun has. The handle that it prints, one
+// word, leads to its record, or --json tells.
 func (b *Sandbox) Detach(flags []string, command ...string) *Detached {
 	t := b.State.T
 	t.Helper()
 	d := &Detached{Marker: newMarker(), report: filepath.Join(Dir(t), "report.json"), t: t}
-	args := append([]string{"exec", "--detach", "--json", "--report", d.report, "--env", MarkerName + "=" + d.Marker}, flags...)
+	args := append([]string{"exec", "--detach", "--report", d.report, "--env", MarkerName + "=" + d.Marker}, flags...)
 	o := b.State.options(Options{Bare: true, others: true})
 	o.handover = func(stdout string) {
 		var said struct {
 			ID            string `json:"id"`
+			Handle        string `json:"handle"`
 			SupervisorPID int    `json:"supervisor_pid"`
 		}
-		if json.Unmarshal([]byte(stdout), &said) != nil || said.ID == "" {
-			return
+		if slices.Contains(flags, "--json") {
+			if json.Unmarshal([]byte(stdout), &said) != nil || said.ID == "" {
+				return
+			}
+		} else {
+			var rec Record
+			said.Handle = strings.TrimSuffix(stdout, "\n")
+			said.ID = path.Base(said.Handle)
+			data, err := os.ReadFile(filepath.Join(b.State.Dir, b.ID, "execs", said.ID, "record.json"))
+			if err != nil || json.Unmarshal(data, &rec) != nil {
+				return
+			}
+			said.SupervisorPID = rec.Supervisor.PID
 		}
-		d.ID = said.ID
+		d.ID, d.Handle = said.ID, said.Handle
 		var err error
 		if d.Supervisor, err = Adopt(said.SupervisorPID); err != nil {
 			t.Fatalf("the supervisor of the detached command: %v", err)
@@ -63,6 +79,13 @@ func (d *Detached) Ended() *Report {
 		d.t.Errorf("exec --detach has printed the id %q, and the report says %q", d.ID, r.ID)
 	}
 	return r
+}
+
+// Kill kills the supervisor, whose keeper ends the command.
+func (d *Detached) Kill() {
+	d.t.Helper()
+	killSupervisor(d.t, d.Handle, d.Supervisor)
+	goneBy(d.t, d.Marker, 0, time.Now())
 }
 
 func (d *Detached) gone() {

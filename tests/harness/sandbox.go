@@ -200,23 +200,28 @@ func (b *Sandbox) unchanged(before map[identity]bool) {
 func (b *Sandbox) KillSupervisor() {
 	b.State.T.Helper()
 	b.ends = true
-	var keepers []*Adopted
-	for _, pid := range children(b.Supervisor.PID) {
+	killSupervisor(b.State.T, b.ID, b.Supervisor)
+}
+
+// killSupervisor returns when the keeper has ended, too.
+func killSupervisor(t T, of string, supervisor *Adopted) {
+	t.Helper()
+	all := []*Adopted{supervisor}
+	for _, pid := range children(supervisor.PID) {
 		a, err := Adopt(pid)
 		if err != nil {
-			b.State.T.Fatalf("keeper: %v", err)
+			t.Fatalf("keeper: %v", err)
 		}
-		keepers = append(keepers, a)
+		defer a.Close()
+		all = append(all, a)
 	}
-	Must(b.State.T, b.Supervisor.Signal(unix.SIGKILL))
-	b.reaped()
-	for _, a := range keepers {
+	Must(t, supervisor.Signal(unix.SIGKILL))
+	for _, a := range all {
 		select {
 		case <-a.Reaped():
 		case <-time.After(settle):
-			b.State.T.Fatalf("the keeper of %s still runs %v after its supervisor was killed", b.ID, settle)
+			t.Fatalf("supervisor or keeper of %s still runs %v after it was killed", of, settle)
 		}
-		a.Close()
 	}
 }
 
