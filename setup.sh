@@ -13,6 +13,7 @@
 #   lint          run go vet and staticcheck
 #   man           make the man pages, below bin/share/man/man1
 #   completions   make the completions for bash, zsh and fish, below bin/share/completions
+#   dist [DIR]    make archives and packages, in bin/dist
 #   fuzz [TIME]   run every fuzz target for TIME (10s)
 #   test-vm       run the tests in a machine with cgroup v2 alone (ARG: tests/README.md)
 #   bench         measure against plain bwrap, a bare kill and an older build (ARG: tests/README.md)
@@ -35,8 +36,9 @@ test | check)
     exec "$setup/$command.sh"
     ;;
 install | build | lint | fuzz) exec "$setup/$command.sh" "$@" ;;
-man) exec go run ./internal/clidoc man bin/share/man/man1 ;;
-completions) exec go run ./internal/clidoc completions bin/share/completions ;;
+man) exec go run ./internal/clidoc man "${1:-bin/share/man/man1}" ;;
+completions) exec go run ./internal/clidoc completions "${1:-bin/share/completions}" ;;
+dist) exec "$setup/dist/make.sh" "$@" ;;
 test-vm | bench-vm)
     "$setup/build.sh"
     command=${command%-vm}

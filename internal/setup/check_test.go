@@ -19,7 +19,7 @@ const (
 )
 
 // fakes is a directory of programs, first in PATH, and a copy of the scripts whose
-// virtual machine is none.
+// packages and virtual machine are none.
 type fakes struct {
 	t         *testing.T
 	dir, path string
@@ -40,7 +40,9 @@ func newFakes(t *testing.T, goTest string) *fakes {
 		}
 		put(t, filepath.Join(f.dir, "tree/internal/setup", name), string(text))
 	}
-	put(t, filepath.Join(f.dir, "tree/internal/setup/vm/test.sh"), "#!/bin/sh\n")
+	for _, name := range []string{"vm/test.sh", "dist/test.sh"} {
+		put(t, filepath.Join(f.dir, "tree/internal/setup", name), "#!/bin/sh\n")
+	}
 	put(t, filepath.Join(f.dir, "tree/internal/fuzz_test.go"), "func FuzzSome(f *testing.F) {\n")
 	fails := ""
 	if strings.Contains(goTest, "--- FAIL") {
@@ -143,7 +145,8 @@ func TestCheck(t *testing.T) {
 		root   = "ok: unit tests as uid 0\nok: tests of the command as uid 0\n"
 		nobody = "ok: unit tests as uid 61002\nok: tests of the command as uid 61002\n"
 		user   = "ok: unit tests as uid 1000\nok: tests of the command as uid 1000\n"
-		vm     = "ok: fuzzing\nok: the virtual machine\n"
+		vm     = "ok: fuzzing\nok: packages\nok: the virtual machine\n"
+		noRoot = "NOT RUN: packages, which root installs: sudo is not here, or asks for a password"
 		noSudo = "NOT RUN: the tests as root: sudo is not here, or asks for a password\n"
 		noCC   = "NOT RUN: the race detector, there is no C compiler\n"
 	)
@@ -166,12 +169,12 @@ func TestCheck(t *testing.T) {
 		{name: "skip in CI", uid: "0", output: skips, strict: true, code: 1,
 			want: strings.NewReplacer("ok: unit", "FAILED: unit", "ok: tests", "FAILED: tests").Replace(first + root + nobody + vm)},
 		{name: "user with sudo", uid: "1000", output: passes, sudo: true, want: first + user + root + vm},
-		{name: "user without sudo", uid: "1000", output: passes, want: first + user + noSudo + vm},
-		{name: "user without sudo in CI", uid: "1000", output: passes, strict: true, code: 1, want: first + user + noSudo + vm},
+		{name: "user without sudo", uid: "1000", output: passes, want: first + user + noSudo + strings.Replace(vm, "ok: packages", noRoot, 1)},
+		{name: "user without sudo in CI", uid: "1000", output: passes, strict: true, code: 1, want: first + user + noSudo + strings.Replace(vm, "ok: packages", noRoot, 1)},
 		{name: "no compiler", uid: "0", output: passes, compiler: "no-such-compiler", want: noCC + first + root + nobody + vm},
 		{name: "no compiler in CI", uid: "0", output: passes, compiler: "no-such-compiler", strict: true, code: 1, want: noCC + first + root + nobody + vm},
 		{name: "elsewhere", uid: "0", output: passes, foreign: true,
-			want: first + root + nobody + "ok: fuzzing\nNOT RUN: the virtual machine, which comes from Debian for amd64\n"},
+			want: first + root + nobody + "ok: fuzzing\nNOT RUN: packages, which Debian's own programs install\nNOT RUN: the virtual machine, which comes from Debian for amd64\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

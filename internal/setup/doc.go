@@ -10,6 +10,8 @@
 //	as.sh        go test's -exec for the other user
 //	lint.sh      go vet and staticcheck
 //	fuzz.sh      every fuzz target for a time
+//	dist/make.sh makes archives and packages
+//	dist/test.sh makes them twice, and installs them
 //	vm/run.sh    boots a Debian kernel, with cgroup v2 alone, and runs a command in it
 //	vm/test.sh   runs the tests there
 //

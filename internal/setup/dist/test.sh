@@ -1,0 +1,182 @@
+#!/bin/bash
+# Tests what make.sh makes: it is the same twice, go install has a version, and each
+# package is installed, tried and removed. That is done by root, in a mount namespace
+# with an overlay over this machine's /, so that the machine stays as it was.
+#
+# usage: test.sh    on Debian or Ubuntu, as root or where sudo asks nothing
+set -euo pipefail
+shopt -s nullglob
+
+say() { printf 'dist: %s\n' "$*"; }
+die() {
+    printf 'dist: error: %s\n' "$*" >&2
+    exit 1
+}
+
+# outside is what needs the sources and Go, and nobody's rights.
+outside() {
+    cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
+    work=$(mktemp -d "${TMPDIR:-/tmp}/sbxrun-packages.XXXXXX")
+    trap 'rm -rf "$work"' EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM HUP
+    chmod 755 "$work"
+    version=$(git describe --tags --always --dirty)
+
+    ./setup.sh dist "$work/packages" >/dev/null
+    (cd "$work/packages" && sha256sum --check --quiet SHA256SUMS)
+
+    say 'once more, in another directory, and without git'
+    mkdir -p "$work/another/place"
+    tar -c --exclude=./.git --exclude=./bin . | tar -x -C "$work/another/place"
+    date=$(git log -1 --format=%ct)
+    (umask 077 && cd "$work/another/place" && TZ=Asia/Tokyo SBXRUN_VERSION=$version SOURCE_DATE_EPOCH=$date ./setup.sh dist "$work/again" >/dev/null)
+    diff "$work/packages/SHA256SUMS" "$work/again/SHA256SUMS" || die 'the files differ'
+    # The compiler, too, does it twice, and not its cache.
+    (cd "$work/another/place" && GOCACHE=$work/cache SBXRUN_VERSION=$version internal/setup/build.sh "$work/compiled")
+
+    for arch in amd64 arm64; do
+        mkdir "$work/$arch"
+        tar -x -z -C "$work/$arch" --strip-components=1 -f "$work/packages"/*-linux-$arch.tar.gz
+        for program in "$work/$arch/bin"/*; do
+            sbom=("$work/packages/${program##*/}"-*-linux-$arch.cdx.json)
+            go version -m "$program" | awk '$1 == "dep" { print "pkg:golang/" $2 "@" $3 }' | sort >"$work/recorded"
+            [ -s "$work/recorded" ] || die "$program has no list of modules"
+            sed -n 's/^      "purl": "\(.*\)".*/\1/p' "$sbom" | grep -v '/std@\|/sbxrun@' | sort | diff "$work/recorded" - || die "$sbom lacks modules"
+        done
+    done
+
+    diff --recursive "$work/$(go env GOARCH)/bin" "$work/compiled" || die 'the programs differ'
+
+    say 'go install'
+    # The newest release of a proxy that has just this one.
+    release=v0.987.0 proxy=$work/proxy/github.com/sbxrun/sbxrun/@v
+    mkdir -p "$proxy" "$work/module/github.com/sbxrun"
+    cp -r "$work/another/place" "$work/module/github.com/sbxrun/sbxrun@$release"
+    rm -r "$work/module/github.com/sbxrun/sbxrun@$release/internal/setup/dist" # a module of its own
+    # Files alone: the go command takes no directories.
+    (cd "$work/module" && find github.com -type f | python3 -c 'import sys, zipfile
+with zipfile.ZipFile(sys.argv[1], "w") as z:
+    for name in sys.stdin.read().splitlines():
+        z.write(name)' "$proxy/$release.zip")
+    cp go.mod "$proxy/$release.mod"
+    echo "$release" >"$proxy/list"
+    printf '{"Version": "%s"}\n' "$release" >"$proxy/$release.info"
+    downloaded=$(go env GOMODCACHE)/cache/download
+    GOBIN=$work/installed GOMODCACHE=$work/modules GOFLAGS=-modcacherw CGO_ENABLED=0 GOSUMDB=off \
+        GOPROXY="file://$work/proxy,file://$downloaded" \
+        go install github.com/sbxrun/sbxrun/cmd/sbxrun@latest 2>"$work/log" || { cat "$work/log" >&2 && die 'go install fails'; }
+    [ "$("$work/installed/sbxrun" --version)" = "sbxrun $release" ] || die "$("$work/installed/sbxrun" --version)"
+
+    cp internal/setup/dist/{test,smoke}.sh "$work"
+    echo "$version" >"$work/version"
+    as_root=()
+    [ "$(id -u)" = 0 ] || as_root=(sudo -n)
+    "${as_root[@]}" unshare --mount --propagation private bash "$work/test.sh" overlay "$work"
+}
+
+# overlay makes the root to install in, and goes there. Not by chroot(1), in which no
+# user namespace can be made.
+overlay() {
+    mount -t tmpfs -o mode=755 tmpfs /mnt
+    mkdir /mnt/{upper,work,root,run}
+    mount -t overlay -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work overlay /mnt/root
+    for dir in proc sys dev; do mount --rbind /$dir /mnt/root/$dir; done
+    mount -t tmpfs -o mode=755 tmpfs /mnt/root/run
+    mount -t tmpfs -o mode=1777 tmpfs /mnt/root/tmp
+    # For apt, as it may lead to /run.
+    cat /etc/resolv.conf >/mnt/run/resolv.conf
+    rm -f /mnt/root/etc/resolv.conf
+    cp /mnt/run/resolv.conf /mnt/root/etc/resolv.conf
+    mkdir /mnt/root/tests
+    mount --bind "$1" /mnt/root/tests
+    cd /mnt/root
+    pivot_root . mnt
+    cd /
+    umount --lazy /mnt
+    exec env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 \
+        DEBIAN_FRONTEND=noninteractive bash /tests/test.sh installed
+}
+
+# quietly COMMAND...: shows what it prints if it fails, Debian's rpm warns of itself.
+quietly() {
+    "$@" >/tmp/log 2>&1 || { cat /tmp/log >&2 && die "$*"; }
+}
+
+# apt NAME...: lists that are missing or old are fetched first.
+apt() {
+    local install=(apt-get --yes --no-install-recommends install "$@")
+    "${install[@]}" >/dev/null 2>&1 || { quietly apt-get update && quietly "${install[@]}"; }
+}
+
+# smoke DIR: the sbxrun there, as root and as an ordinary user.
+smoke() {
+    [ "$("$1/sbxrun" --version)" = "sbxrun $(cat version)" ] || die "$1/sbxrun: $("$1/sbxrun" --version)"
+    PATH=$1:$PATH bash smoke.sh
+    PATH=$1:$PATH setpriv --reuid 61000 --regid 61000 --clear-groups env HOME=/tmp bash smoke.sh
+}
+
+# leftovers DIR...
+leftovers() { find "$@" -xdev -name '*sbxrun*'; }
+
+installed() {
+    cd /tests
+    machine=$(dpkg --print-architecture)
+    before=$(leftovers /usr /etc)
+    [ -z "$before" ] || die "sbxrun is installed here already: $before"
+
+    say 'deb'
+    deb=(packages/*_"$machine".deb)
+    quietly apt-get --yes remove bubblewrap
+    if dpkg --install "$deb" >/tmp/log 2>&1 || ! grep -q 'depends on bubblewrap' /tmp/log; then
+        cat /tmp/log
+        die 'it is installed without bubblewrap'
+    fi
+    quietly dpkg --purge sbxrun
+    apt "./$deb"
+    [ "$(dpkg-query --show --showformat '${Status}' sbxrun bubblewrap)" = 'install ok installedinstall ok installed' ] || die 'apt has not installed both'
+    [ -z "$(dpkg --verify sbxrun)" ] || die "$(dpkg --verify sbxrun)"
+    smoke /usr/bin
+    quietly dpkg --purge sbxrun
+    [ -z "$(leftovers /usr /etc)" ] || die "purged, but there are $(leftovers /usr /etc)"
+
+    say 'rpm'
+    apt rpm
+    package=(packages/*."$(uname -m)".rpm)
+    root=/tmp/rpm
+    mkdir -p $root
+    if rpm --root $root --install "$PWD/$package" >/tmp/log 2>&1 || [ "$(grep -c 'is needed by' /tmp/log)" != 1 ] || ! grep -q 'bubblewrap >= .* is needed by' /tmp/log; then
+        cat /tmp/log
+        die 'it needs something else than bubblewrap'
+    fi
+    quietly rpm --root $root --install --nodeps "$PWD/$package"
+    quietly rpm --root $root --verify --nodeps sbxrun
+    smoke $root/usr/bin
+
+    say 'apk, archive and deb: the same files'
+    mkdir /tmp/{apk,deb,archive}
+    # apk-tools are not in Debian. An apk is one archive after the other.
+    apk=(packages/*_"$(uname -m)".apk)
+    tar -x -z --ignore-zeros --warning=no-unknown-keyword -C /tmp/apk -f "$apk"
+    grep -q '^depend = bubblewrap>=' /tmp/apk/.PKGINFO || die 'the apk does not need bubblewrap'
+    rm /tmp/apk/.PKGINFO
+    tar -x -z --strip-components=1 -C /tmp/archive -f packages/*-linux-"$machine".tar.gz
+    dpkg-deb --extract "$deb" /tmp/deb
+    mv /tmp/deb/usr/share/zsh/{vendor-completions,site-functions}
+    list() { (cd "$1" && find . -type f -printf '%M %U:%G %P %T@\n' | sort); }
+    for other in apk/usr deb/usr archive; do
+        diff --recursive --no-dereference $root/usr /tmp/$other || die "rpm and $other differ"
+        diff <(list $root/usr) <(list /tmp/$other) || die "rpm and $other differ in modes, owners or times"
+    done
+    smoke /tmp/archive/bin
+
+    quietly rpm --root $root --erase --nodeps sbxrun
+    [ -z "$(leftovers $root/usr)" ] || die "erased, but there are $(leftovers $root/usr)"
+    say 'all packages were installed, tried and removed'
+}
+
+case ${1-} in
+'') outside ;;
+overlay | installed) "$@" ;;
+*) die 'usage: test.sh' ;;
+esac
