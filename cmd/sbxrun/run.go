@@ -62,6 +62,9 @@ func (r *runner) run() int {
 	plan := r.Place.Plan
 	defer plan.Close()
 	if r.flags.PrintCommand {
+		if err = plan.Program.Whole(); err != nil {
+			return r.notStarted(err)
+		}
 		return r.printCommand(plan)
 	}
 	r.bwrap = &result.ReportBwrap{Path: plan.Program.Path, Version: plan.Program.Version}

@@ -4,13 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
 func kernelRelease() string {
@@ -89,7 +91,11 @@ func (e *exam) checkBwrap() (string, error) {
 	if e.caller.UID != 0 {
 		err = e.tryBwrap(program.Path, "--version")
 	}
-	return program.Path + ", version " + program.Version, err
+	detail := program.Path + ", version " + program.Version
+	if program.Whole() != nil {
+		detail += ", too old for --print-command"
+	}
+	return detail, err
 }
 
 // checkUID: root starts bwrap under an unprivileged uid.
@@ -102,20 +108,22 @@ func (e *exam) sandbox(name, detail string, options ...string) {
 	e.check(name, func() (string, error) { return detail, e.trySandbox(options...) })
 }
 
-// checkNested: whether a payload can be kept from making namespaces. Where a
-// run would not even ask for it, it is a warning; where it would, a failure.
+// checkNested: whether a payload can be kept from making user namespaces. Where a run
+// would not even try, it is a warning; where it would, a failure.
 func (e *exam) checkNested() (string, error) {
 	plan, err := e.plan(room.Policy{Command: []string{"true"}})
 	if err != nil {
 		return "", err
 	}
 	defer plan.Close()
-	if !strings.Contains(plan.ShellCommand(""), "--disable-userns") {
-		const without = "the command can make user namespaces of its own, which shows it more of the kernel"
-		if !e.program.DisableUserns {
-			return "", warning{&result.Error{Message: "bubblewrap " + e.program.Version + " has no --disable-userns", Hint: "install bubblewrap 0.8 or later: " + room.InstallHint()}, without}
-		}
-		return "", warning{failure{step: stepSysctl, errno: unix.EROFS, text: "/proc/sys is mounted read-only"}, without}
+	if !plan.NoUserns() {
+		return "", warning{failure{step: stepSysctl, errno: unix.EROFS, text: "/proc/sys is mounted read-only"},
+			"the command can make user namespaces of its own with --seccomp off, which shows it more of the kernel"}
 	}
-	return "user namespaces are switched off for the command", e.trySandbox("--unshare-user", "--disable-userns")
+	_, err = e.carryOut(plan, supervise.Terms{Timeout: probeBound, Begin: time.Now()}, result.Exited)
+	var step *proc.StartError
+	if errors.As(err, &step) && step.Step == enter.StepUserns {
+		err = failed(stepSysctl, "", step.Err)
+	}
+	return "user namespaces are switched off for the command", err
 }

@@ -148,7 +148,7 @@ func (e *exam) setup() {
 	e.sandbox("fresh /proc", "mounted in the PID namespace", "--unshare-user", "--unshare-pid", "--proc", "/proc")
 	e.sandbox("network namespace", "with loopback up", "--unshare-user", "--unshare-net")
 	e.sandbox("other namespaces", "IPC, UTS and cgroup", "--unshare-user", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup", "--hostname", "sandbox")
-	e.sandbox("file tree", "read-only binds, /dev, a tmpfs with a size", "--unshare-user", "--dev", "/dev", "--size", "65536", "--tmpfs", "/tmp", "--remount-ro", "/dev", "--remount-ro", "/")
+	e.sandbox("file tree", "read-only binds, /dev, a tmpfs", "--unshare-user", "--dev", "/dev", "--tmpfs", "/tmp", "--remount-ro", "/dev", "--remount-ro", "/")
 	e.check("no nested sandboxes", e.checkNested)
 	e.ground()
 }

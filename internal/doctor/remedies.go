@@ -124,7 +124,7 @@ var remedies = []remedy{
 	// nesting (32, user_namespaces(7)), or as it was built.
 	{seen: "create ENOSPC|EUSERS disallowed", cause: "{disallowed} is 0, so that nobody may make this kind of namespace",
 		fix: "{sudo}sysctl -w {disallowed}=15000\nto keep it: echo '{disallowed} = 15000' | {sudo}tee /etc/sysctl.d/60-sbxrun.conf"},
-	{seen: "create ENOSPC|EUSERS nested", cause: "this is inside a sandbox that allows none within (bwrap --disable-userns, which sbxrun uses), or is 32 deep, or out of user.max_user_namespaces",
+	{seen: "create ENOSPC|EUSERS nested", cause: "this is inside a sandbox that allows none within (of sbxrun, or of bwrap --disable-userns), or is 32 deep, or out of user.max_user_namespaces",
 		fix: "run sbxrun outside of it"},
 	{seen: "create ENOSPC|EUSERS", cause: "all the namespaces that the limits user.max_*_namespaces allow to a user are in use (user namespaces: {limit})",
 		fix: "{sudo}sysctl -w user.max_user_namespaces={more}\nto keep it: echo 'user.max_user_namespaces = {more}' | {sudo}tee /etc/sysctl.d/60-sbxrun.conf\nlsns lists them"},

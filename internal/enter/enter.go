@@ -14,8 +14,9 @@ import (
 // first two are over at once, because a PID namespace can only be made by a process that
 // is in its parent namespace, and no process ever changes its own (pid_namespaces(7)):
 //
-//	enters   is handed a pidfd of the room's PID 1, waits until bwrap has built the room,
-//	         and joins its namespaces (setns(2) on a pidfd, Linux 5.8)
+//	enters   is handed a pidfd of the room's PID 1, and joins its namespaces (setns(2) on a
+//	         pidfd, Linux 5.8). If the room is new, it waits until bwrap has built it, and
+//	         furnishes it ([Furnishing])
 //	inside   is born in the room's PID namespace; if there is only a signal to be
 //	         sent, sends it
 //	init     is born in a new PID namespace below that; forks the payload, and reaps
@@ -38,7 +39,12 @@ const (
 	stepHide = iota + 1
 	stepTarget
 	stepRoom
+	stepOuter
+	stepUserns
 	stepSetns
+	stepTmpfs
+	stepModes
+	stepReadOnly
 	stepInside
 	stepSignal
 	stepInit
@@ -67,7 +73,12 @@ var stepNames = [...]string{
 	stepHide:         "make the entering process undumpable",
 	stepTarget:       "receive a pidfd of the room",
 	stepRoom:         "wait for the room",
+	stepOuter:        "join the user namespace of the room's mounts",
+	stepUserns:       StepUserns,
 	stepSetns:        "setns(2) on the pidfd of the room's PID 1 (Linux 5.8)",
+	stepTmpfs:        "set the size and mode of a tmpfs",
+	stepModes:        "set the mode of a file in the room",
+	stepReadOnly:     "make a mount read-only",
 	stepInside:       "fork into the room",
 	stepSignal:       "signal all of the room",
 	stepInit:         "make a PID namespace in the room",
@@ -92,6 +103,9 @@ var stepNames = [...]string{
 	stepExec:         "exec",
 }
 
+// StepUserns is the step of a [proc.StartError] when they cannot be switched off.
+const StepUserns = "switch off user namespaces (user.max_user_namespaces)"
+
 // message is what comes out of the room. A SOCK_SEQPACKET keeps each whole,
 // and the kernel adds the sender's pid as seen from outside (SO_PASSCRED,
 // unix(7)): the one way to learn it that no process inside can forge.
@@ -106,10 +120,11 @@ type message struct {
 }
 
 const (
-	messageReady    = iota + 1 // init is there and waits for the release
-	messageFailed              // a step failed; the process that says so is over
-	messageExited              // the payload
-	messageSignaled            // all of the room
+	messageReady     = iota + 1 // init is there and waits for the release
+	messageFailed               // a step failed; the process that says so is over
+	messageExited               // the payload
+	messageSignaled             // all of the room
+	messageFurnished            // the room, which no command enters yet
 )
 
 // order is what goes in: a signal.
@@ -124,8 +139,9 @@ type entry struct {
 	namespaces uintptr
 	spaces     uintptr // namespaces of the command's own, made with its init
 	fresh      []fresh
-	signal     uintptr // if not 0, to be sent to all of the room; and that is all
-	wait       bool    // for the room, which bwrap is still building
+	signal     uintptr    // if not 0, to be sent to all of the room; and that is all
+	furnishing furnishing // of a room that bwrap is still building
+	idle       bool       // nothing is to be run: that is all
 
 	insideStack, initStack, payloadStack uintptr
 
@@ -164,15 +180,15 @@ type payload struct {
 	buf        [8]byte
 }
 
-// handed is a message with a descriptor, as recvmsg(2) takes it.
+// handed is a message with one or two descriptors, as recvmsg(2) takes it.
 type handed struct {
 	msg     unix.Msghdr
 	iov     unix.Iovec
 	data    [8]byte
 	control struct {
 		header unix.Cmsghdr
-		fd     int32
-		_      [12]byte
+		fds    [2]int32
+		_      [8]byte
 	}
 }
 
@@ -206,9 +222,16 @@ func enter(p unsafe.Pointer) {
 	// holds for init, and the payload until it executes its command, as well; and the keeper's
 	// word for it does not outlast a change of uid.
 	e.must(stepHide, unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
-	room := e.receiveRoom()
-	e.awaitRoom()
-	e.must(stepSetns, unix.SYS_SETNS, room, e.namespaces, 0, 0, 0)
+	room, outer := e.receiveRoom()
+	if e.furnishing.wanted {
+		e.awaitRoom()
+		e.enterNew(room, outer)
+	} else {
+		e.must(stepSetns, unix.SYS_SETNS, room, e.namespaces, 0, 0, 0)
+	}
+	if e.idle {
+		e.furnished()
+	}
 	_, errno := proc.Clone(unix.CLONE_PARENT, e.insideStack, insideCode, unsafe.Pointer(e))
 	if errno != 0 {
 		e.fail(stepInside, errno)
@@ -217,12 +240,12 @@ func enter(p unsafe.Pointer) {
 }
 
 // receiveRoom returns a pidfd of the room's PID 1, when sbxrun has verified that
-// process.
+// process; and of a new room the user namespace that its mounts belong to.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
-func (e *entry) receiveRoom() uintptr {
+func (e *entry) receiveRoom() (room, outer uintptr) {
 	h := &e.room
 	for {
 		n, _, errno := syscall.RawSyscall(unix.SYS_RECVMSG, entrySocket, uintptr(unsafe.Pointer(&h.msg)), unix.MSG_CMSG_CLOEXEC)
@@ -235,13 +258,13 @@ func (e *entry) receiveRoom() uintptr {
 		if n == 0 {
 			proc.Exit(0) // sbxrun died or gave up
 		}
-		// With a descriptor to spare the kernel hands it over, and nobody but sbxrun has
+		// With descriptors to spare the kernel hands them over, and nobody but sbxrun has
 		// the other end.
 		c := &h.control
-		if h.msg.Controllen == 0 || c.header.Level != unix.SOL_SOCKET || c.header.Type != unix.SCM_RIGHTS {
+		if h.msg.Controllen == 0 || h.msg.Flags&unix.MSG_CTRUNC != 0 || c.header.Level != unix.SOL_SOCKET || c.header.Type != unix.SCM_RIGHTS {
 			e.fail(stepTarget, unix.EMFILE)
 		}
-		return uintptr(c.fd)
+		return uintptr(c.fds[0]), uintptr(c.fds[1])
 	}
 }
 
@@ -251,7 +274,7 @@ func (e *entry) receiveRoom() uintptr {
 //go:norace
 //go:nocheckptr
 func (e *entry) awaitRoom() {
-	for e.wait {
+	for {
 		n, _, errno := syscall.RawSyscall(unix.SYS_READ, entryReady, uintptr(unsafe.Pointer(&e.buf)), 1)
 		if errno == unix.EINTR {
 			continue

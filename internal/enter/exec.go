@@ -100,22 +100,22 @@ func (e *Entry) Start(ctx context.Context, room *proc.Process, stdio [3]*os.File
 	return nil, known
 }
 
-// Prepare makes an Exec that has not begun, and what a keeper has to fork for it. ready,
-// if not nil, is the end of a pipe that says when the room is built; it stays the
+// Prepare makes an Exec that has not begun, and what a keeper has to fork for it. f is for
+// a room that is still being built, and nil for one that is there; f.Ready stays the
 // caller's. After the fork the caller calls [Exec.Entered].
-func (e *Entry) Prepare(stdio [3]*os.File, ready *os.File) (*Exec, *proc.Way, error) {
+func (e *Entry) Prepare(stdio [3]*os.File, f *Furnishing) (*Exec, *proc.Way, error) {
 	x := &Exec{name: e.Command[0], workdir: e.Workdir, running: make(chan struct{}), confirm: e.Confirm, exited: make(chan struct{})}
 	if err := x.open(); err != nil {
 		return x, nil, err
 	}
-	wait := ready != nil
 	lay := func(b *proc.Block) unsafe.Pointer {
 		n := e.lay(b)
-		n.wait = wait
+		n.furnishing = layFurnishing(b, f)
 		return unsafe.Pointer(n)
 	}
-	if !wait {
-		ready = x.inner[1] // something has to be there
+	ready := x.inner[1] // something has to be there
+	if f != nil {
+		ready = f.Ready
 	}
 	return x, &proc.Way{Lay: lay, Enter: enter, Files: []*os.File{stdio[0], stdio[1], stdio[2], x.inner[0], x.inner[1], ready}, Bounds: e.Bounds}, nil
 }
@@ -167,6 +167,10 @@ func (e *Entry) lay(b *proc.Block) *entry {
 // Enter lets in what waits outside: room is a pidfd of the room's PID 1, verified, and
 // stays the caller's.
 func (x *Exec) Enter(room *proc.Process) error { return x.hand(room) }
+
+// EnterNew lets it into a room that is still being built; outer is the user namespace
+// that its mounts belong to, and stays the caller's.
+func (x *Exec) EnterNew(room *proc.Process, outer *os.File) error { return x.hand(room, outer) }
 
 // Identify waits, at most until the deadline or until ctx is done, for init's first word
 // and makes sure of who said it.

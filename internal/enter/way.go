@@ -82,10 +82,14 @@ func (w *way) Entered() {
 	}
 }
 
-// hand sends the pidfd of the room's PID 1 in.
-func (w *way) hand(room *proc.Process) error {
-	fd := proc.Descriptor(w.socket)
-	err := unix.Sendmsg(fd, []byte{0}, unix.UnixRights(room.FD()), nil, 0)
+// hand sends the pidfd of the room's PID 1 in; and if the room is new, the user namespace
+// that its mounts belong to.
+func (w *way) hand(room *proc.Process, outer ...*os.File) error {
+	fds := []int{room.FD()}
+	for _, f := range outer {
+		fds = append(fds, proc.Descriptor(f))
+	}
+	err := unix.Sendmsg(proc.Descriptor(w.socket), []byte{0}, unix.UnixRights(fds...), nil, 0)
 	if err == unix.EPIPE || err == unix.ECONNRESET {
 		err = ErrClosed // the keeper ends what waits when bwrap gives up
 	}

@@ -22,14 +22,11 @@ import (
 type Program struct {
 	Path    string // absolute
 	Version string // "0.8.0"
-	// DisableUserns: --disable-userns, bubblewrap 0.8.
-	DisableUserns bool
 }
 
-// Find looks for bwrap in the absolute directories of PATH and tells what it
-// can do. It starts nothing: the version and the options are strings inside the
-// program, and reading those 70 kB is twenty times quicker than asking it, which
-// happens only where they are not found.
+// Find looks for bwrap in the absolute directories of PATH and tells its version. It
+// starts nothing: the version is a string inside the program, and reading those 70 kB is
+// twenty times quicker than asking it, which happens only where it is not found.
 func Find(searchPath string) (Program, error) {
 	name := lookup(searchPath)
 	if name == "" && searchPath == "" {
@@ -62,25 +59,17 @@ func Find(searchPath string) (Program, error) {
 			Hint:    "take its directory out of PATH, or chown root and chmod go-w it",
 		}
 	}
-	p, text, err := inspect(name)
+	p, err := inspect(name)
 	if err != nil {
 		return Program{}, &result.Error{Code: "bwrap-unusable", Message: fmt.Sprintf("cannot use %s: %v", name, err), Err: err}
 	}
-	if tooOld(p.Version) {
+	if p.older(leastMinor) {
 		return Program{}, &result.Error{
 			Code:    "bwrap-too-old",
-			Message: fmt.Sprintf("bubblewrap %s at %s is too old: 0.7 is the least, and 0.8 what sbxrun is tested with", p.Version, name),
+			Message: fmt.Sprintf("bubblewrap %s at %s is too old: 0.%d is the least", p.Version, name, leastMinor),
 			Hint:    "install a newer one: " + InstallHint(),
 		}
 	}
-	if !bytes.Contains(text, []byte("--size")) {
-		return Program{}, &result.Error{
-			Code:    "bwrap-too-old",
-			Message: fmt.Sprintf("bubblewrap %s at %s cannot bound the size of /tmp (--size, bubblewrap 0.7)", p.Version, name),
-			Hint:    "install a newer one: " + InstallHint(),
-		}
-	}
-	p.DisableUserns = bytes.Contains(text, []byte("--disable-userns"))
 	return p, nil
 }
 
@@ -116,29 +105,26 @@ func othersKeepOut(dir string) bool {
 const askBound = 2 * time.Second
 
 // inspect reads the version out of the program's text, or asks the program.
-func inspect(name string) (p Program, text []byte, err error) {
+func inspect(name string) (p Program, err error) {
 	p.Path = name
 	if st, err := os.Stat(name); err == nil && st.Size() <= maxProgram {
-		if text, err = os.ReadFile(name); err == nil {
-			if p.Version = embeddedVersion(text); p.Version != "" && bytes.Contains(text, []byte("--json-status-fd")) {
-				return p, text, nil
+		if text, err := os.ReadFile(name); err == nil {
+			if p.Version = embeddedVersion(text); p.Version != "" && bytes.Contains(text, []byte("--as-pid-1")) {
+				return p, nil
 			}
 		}
 	}
 	// A wrapper script, or a build we do not know.
 	out, err := ask(name, "--version")
 	if err != nil {
-		return p, nil, err
+		return p, err
 	}
 	version, ok := strings.CutPrefix(strings.TrimSpace(string(out)), "bubblewrap ")
 	if !ok {
-		return p, nil, fmt.Errorf("%s --version printed %.60q", name, out)
+		return p, fmt.Errorf("%s --version printed %.60q", name, out)
 	}
-	if p.Version = version; tooOld(version) {
-		return p, nil, nil // and may not know the question
-	}
-	text, err = ask(name, "--help")
-	return p, text, err
+	p.Version = version
+	return p, nil
 }
 
 // ask runs bwrap with one option and returns what it prints, up to a bound, in
@@ -189,13 +175,33 @@ func embeddedVersion(text []byte) string {
 	}
 }
 
-// tooOld reports whether a version is below 0.7, which has --size.
-func tooOld(version string) bool {
-	major, rest, _ := strings.Cut(version, ".")
-	minor, _, _ := strings.Cut(rest, ".")
-	a, err1 := strconv.Atoi(major)
-	b, err2 := strconv.Atoi(minor)
-	return err1 != nil || err2 != nil || a == 0 && b < 7
+// The least versions 0.N.
+const (
+	leastMinor = 4 // to build a room with: 0.4.0 is the oldest that tests run with
+	wholeMinor = 8 // to do so without sbxrun: that has --disable-userns
+)
+
+// older reports whether the version is below 0.minor, or not understood.
+func (p Program) older(minor int) bool {
+	first, rest, _ := strings.Cut(p.Version, ".")
+	second, _, _ := strings.Cut(rest, ".")
+	a, err1 := strconv.Atoi(first)
+	b, err2 := strconv.Atoi(second)
+	return err1 != nil || err2 != nil || a == 0 && b < minor
+}
+
+// Whole returns nil if this bubblewrap can build a room without sbxrun's help, as the
+// command that [Plan.ShellCommand] prints has to; or a *[result.Error].
+func (p Program) Whole() error {
+	if !p.older(wholeMinor) {
+		return nil
+	}
+	return &result.Error{
+		Code: "bwrap-too-old",
+		Message: fmt.Sprintf("bubblewrap %s at %s has no options for the size and mode of a tmpfs, or against user namespaces, which sbxrun sees to itself: "+
+			"a command without sbxrun takes bubblewrap 0.%d", p.Version, p.Path, wholeMinor),
+		Hint: "install a newer one: " + InstallHint(),
+	}
 }
 
 // InstallHint is the command that installs bubblewrap on this distribution.

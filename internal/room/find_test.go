@@ -42,15 +42,19 @@ func TestEmbeddedVersion(t *testing.T) {
 	}
 }
 
-func TestTooOld(t *testing.T) {
-	tests := map[string]bool{
-		"0.4.1": true, "0.4.99": true, "0.0": true, "0.1.8": true,
-		"0.5": true, "0.6.3": true, "0.7": false, "0.7.0": false, "0.8.0": false, "0.11.1": false, "0.10": false, "1.0": false, "1.0.0": false, "10.2.3": false,
-		"": true, "0": true, ".": true, "1": true, "0.": true, "x.8": true, "0.x": true, "99999999999999999999.0": true,
+func TestOlder(t *testing.T) {
+	tests := map[string]struct{ least, whole bool }{
+		"0.4.0": {true, false}, "0.4": {true, false}, "0.4.99": {true, false}, "0.6.3": {true, false}, "0.7.0": {true, false},
+		"0.8.0": {true, true}, "0.8": {true, true}, "0.11.1": {true, true}, "0.10": {true, true}, "1.0": {true, true}, "1.0.0": {true, true}, "10.2.3": {true, true},
+		"0.0": {}, "0.1.8": {}, "0.3.9": {}, "": {}, "0": {}, ".": {}, "1": {}, "0.": {}, "x.8": {}, "0.x": {}, "99999999999999999999.0": {},
 	}
 	for version, want := range tests {
-		if got := tooOld(version); got != want {
-			t.Errorf("tooOld(%q) = %v, want %v", version, got, want)
+		p := Program{Version: version}
+		if got := !p.older(leastMinor); got != want.least {
+			t.Errorf("%q is new enough: %v, want %v", version, got, want.least)
+		}
+		if got := p.Whole() == nil; got != want.whole {
+			t.Errorf("%q builds a room without sbxrun: %v, want %v", version, got, want.whole)
 		}
 	}
 }
@@ -70,50 +74,47 @@ func fake(t *testing.T, text string, mode os.FileMode) (dir string) {
 }
 
 // script is a bwrap that is not the program itself but something around it.
-func script(version, help string) string {
-	return "#!/bin/sh\ncase $1 in\n--version) " + version + ";;\n--help) " + help + ";;\n*) exit 99;;\nesac\n"
+func script(version string) string {
+	return "#!/bin/sh\ncase $1 in\n--version) " + version + ";;\n*) exit 99;;\nesac\n"
 }
 
 func TestFind(t *testing.T) {
 	t.Setenv("PATH", "/bin:/usr/bin")
 	hint := "install it: " + InstallHint()
 	newer := strings.Replace(hint, "install it", "install a newer one", 1)
-	const all = "echo --size --json-status-fd --disable-userns"
 	tests := []struct {
 		name, text string
 		mode       os.FileMode
 		want       Program       // DIR is where the fake is
 		err        *result.Error // ditto
 	}{
-		{name: "wrapper script", text: script("echo bubblewrap 0.8.0", all), mode: 0o755,
-			want: Program{Path: "DIR/bwrap", Version: "0.8.0", DisableUserns: true}},
-		{name: "without --disable-userns", text: script("echo bubblewrap 0.7.0", "echo --size"), mode: 0o755,
-			want: Program{Path: "DIR/bwrap", Version: "0.7.0"}},
-		{name: "version inside the program", text: "bubblewrap 0.9.0\x00--json-status-fd\x00--size\x00", mode: 0o755,
+		{name: "wrapper script", text: script("echo bubblewrap 0.8.0"), mode: 0o755,
+			want: Program{Path: "DIR/bwrap", Version: "0.8.0"}},
+		{name: "the oldest", text: script("echo bubblewrap 0.4.0"), mode: 0o755,
+			want: Program{Path: "DIR/bwrap", Version: "0.4.0"}},
+		{name: "version inside the program", text: "bubblewrap 0.9.0\x00--as-pid-1\x00", mode: 0o755,
 			want: Program{Path: "DIR/bwrap", Version: "0.9.0"}}, // and cannot be executed, so it was not
-		{name: "too old", text: script("echo bubblewrap 0.4.1", all), mode: 0o755,
-			err: &result.Error{Code: "bwrap-too-old", Message: "bubblewrap 0.4.1 at DIR/bwrap is too old: 0.7 is the least, and 0.8 what sbxrun is tested with", Hint: newer}},
-		{name: "too old, by its text", text: "bubblewrap 0.4.0\x00--json-status-fd\x00--size\x00", mode: 0o755,
-			err: &result.Error{Code: "bwrap-too-old", Message: "bubblewrap 0.4.0 at DIR/bwrap is too old: 0.7 is the least, and 0.8 what sbxrun is tested with", Hint: newer}},
-		{name: "without --size", text: script("echo bubblewrap 0.7.0", "echo --tmpfs"), mode: 0o755,
-			err: &result.Error{Code: "bwrap-too-old", Message: "bubblewrap 0.7.0 at DIR/bwrap cannot bound the size of /tmp (--size, bubblewrap 0.7)", Hint: newer}},
-		{name: "garbage", text: script(`printf 'hello\n\033[2J'`, all), mode: 0o755,
+		{name: "too old", text: script("echo bubblewrap 0.3.1"), mode: 0o755,
+			err: &result.Error{Code: "bwrap-too-old", Message: "bubblewrap 0.3.1 at DIR/bwrap is too old: 0.4 is the least", Hint: newer}},
+		{name: "too old, by its text", text: "bubblewrap 0.3.3\x00--as-pid-1\x00", mode: 0o755,
+			err: &result.Error{Code: "bwrap-too-old", Message: "bubblewrap 0.3.3 at DIR/bwrap is too old: 0.4 is the least", Hint: newer}},
+		{name: "garbage", text: script(`printf 'hello\n\033[2J'`), mode: 0o755,
 			err: &result.Error{Code: "bwrap-unusable", Message: `cannot use DIR/bwrap: DIR/bwrap --version printed "hello\n\x1b[2J"`}},
-		{name: "much garbage", text: script(`printf %0999d 0`, all), mode: 0o755,
+		{name: "much garbage", text: script(`printf %0999d 0`), mode: 0o755,
 			err: &result.Error{Code: "bwrap-unusable", Message: `cannot use DIR/bwrap: DIR/bwrap --version printed "` + strings.Repeat("0", 60) + `"`}},
-		{name: "not a version", text: script("echo bubblewrap x.y", all), mode: 0o755,
-			err: &result.Error{Code: "bwrap-too-old", Message: "bubblewrap x.y at DIR/bwrap is too old: 0.7 is the least, and 0.8 what sbxrun is tested with", Hint: newer}},
-		{name: "nothing", text: script(":", all), mode: 0o755,
+		{name: "not a version", text: script("echo bubblewrap x.y"), mode: 0o755,
+			err: &result.Error{Code: "bwrap-too-old", Message: "bubblewrap x.y at DIR/bwrap is too old: 0.4 is the least", Hint: newer}},
+		{name: "nothing", text: script(":"), mode: 0o755,
 			err: &result.Error{Code: "bwrap-unusable", Message: `cannot use DIR/bwrap: DIR/bwrap --version printed ""`}},
-		{name: "fails", text: script("exit 3", all), mode: 0o755,
+		{name: "fails", text: script("exit 3"), mode: 0o755,
 			err: &result.Error{Code: "bwrap-unusable", Message: "cannot use DIR/bwrap: DIR/bwrap --version: exit status 3"}},
-		{name: "setuid", text: script("echo bubblewrap 0.8.0", all), mode: 0o755 | os.ModeSetuid,
+		{name: "setuid", text: script("echo bubblewrap 0.8.0"), mode: 0o755 | os.ModeSetuid,
 			err: &result.Error{Code: "bwrap-setuid", Message: "DIR/bwrap is setuid: sbxrun could not end what it starts",
 				Hint: "chmod u-s,g-s DIR/bwrap, and allow user namespaces (sbxrun doctor tells how)"}},
-		{name: "setgid", text: script("echo bubblewrap 0.8.0", all), mode: 0o755 | os.ModeSetgid,
+		{name: "setgid", text: script("echo bubblewrap 0.8.0"), mode: 0o755 | os.ModeSetgid,
 			err: &result.Error{Code: "bwrap-setuid", Message: "DIR/bwrap is setuid: sbxrun could not end what it starts",
 				Hint: "chmod u-s,g-s DIR/bwrap, and allow user namespaces (sbxrun doctor tells how)"}},
-		{name: "not executable", text: script("echo bubblewrap 0.8.0", all), mode: 0o644,
+		{name: "not executable", text: script("echo bubblewrap 0.8.0"), mode: 0o644,
 			err: &result.Error{Code: "bwrap-missing", Message: "bubblewrap is not installed: no bwrap in PATH DIR", Hint: hint}},
 	}
 	for _, tt := range tests {
@@ -159,7 +160,7 @@ func TestFindBwrapOfAnotherUser(t *testing.T) {
 	}
 	for _, tt := range tests {
 		marker := filepath.Join(t.TempDir(), "asked")
-		dir := fake(t, script("echo bubblewrap 0.8.0; : >"+marker, "echo --size"), tt.mode)
+		dir := fake(t, script("echo bubblewrap 0.8.0; : >"+marker), tt.mode)
 		name := filepath.Join(dir, "bwrap")
 		if root {
 			if err := os.Chown(name, tt.owner, tt.owner); err != nil {
@@ -248,12 +249,6 @@ func TestFindInstalled(t *testing.T) {
 	}
 	if got, want := "bubblewrap "+embeddedVersion(text)+"\n", string(out); got != want {
 		t.Errorf("embedded %q, printed %q", got, want)
-	}
-	if out, err = exec.Command(p.Path, "--help").Output(); err != nil {
-		t.Fatal(err)
-	}
-	if want := strings.Contains(string(out), "--disable-userns"); p.DisableUserns != want {
-		t.Errorf("DisableUserns %v, but its help says %v", p.DisableUserns, want)
 	}
 }
 

@@ -33,12 +33,16 @@ type Plan struct {
 	command []string
 	path    string // PATH of the payload
 	env     []values.Var
-	options []string // bwrap's, for the room
+	words   []string // bwrap's options, for the room
 	ops     []op
 	staged  []source   // the user's binds, if root has to open them
 	copies  []*os.File // what is copied in; descriptor firstCopy + i of bwrap
 	texts   []string   // the text of copies[i] if it was made here, for print
 	cred    *proc.Cred
+	// identity are bwrap's options for who the payload is inside.
+	identity []string
+	hostname string
+	noUserns bool // nothing in the room can make user namespaces
 	// mapOwners: cred is not what was asked for, and what the sandbox writes shall
 	// not be its.
 	mapOwners bool
@@ -82,7 +86,7 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 			plan.Close()
 		}
 	}()
-	user, identity := plan.identity(&p, c)
+	user := plan.identify(&p, c)
 	if p.Tools != "" {
 		c.Path = p.Tools
 	}
@@ -121,7 +125,7 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 		}
 	}
 	plan.environment(&p, sandboxPath)
-	if err := plan.build(&p, identity); err != nil {
+	if err := plan.build(&p); err != nil {
 		return nil, err
 	}
 	return plan, nil
@@ -132,6 +136,10 @@ func (p *Plan) Env() []values.Var { return p.env }
 
 // Filter is the payload's for system calls; nil for none.
 func (p *Plan) Filter() *seccomp.Filter { return p.filter }
+
+// NoUserns reports whether nothing in the room can make user namespaces, whatever the
+// filter allows.
+func (p *Plan) NoUserns() bool { return p.noUserns }
 
 // Cred is who bwrap will run as; nil if as sbxrun.
 func (p *Plan) Cred() *proc.Cred { return p.cred }
@@ -148,7 +156,7 @@ func (p *Plan) Fresh() (list []enter.Tmpfs) {
 				return nil
 			}
 		}
-		list = append(list, enter.Tmpfs{Dest: o.dst, Options: "mode=" + tmpfsMode(o.dst) + ",size=" + strconv.FormatInt(o.size, 10)})
+		list = append(list, o.tmpfs())
 	}
 	return list
 }
@@ -167,10 +175,10 @@ func (p *Plan) Close() {
 	p.copies, p.staged, p.ops = nil, nil, nil
 }
 
-// identity settles who the payload is. Started by root, bwrap itself runs under
+// identify settles who the payload is. Started by root, bwrap itself runs under
 // an unprivileged uid, because a payload whose uid outside is 0 owns whatever
 // root owns; inside it may still be called root.
-func (p *Plan) identity(pol *Policy, c Caller) (user User, options []string) {
+func (p *Plan) identify(pol *Policy, c Caller) (user User) {
 	user = User{UID: uint32(c.UID), GID: uint32(c.GID)}
 	if c.UID == 0 {
 		user = User{UID: Nobody, GID: Nobody}
@@ -185,9 +193,9 @@ func (p *Plan) identity(pol *Policy, c Caller) (user User, options []string) {
 	}
 	if pol.User != nil && *pol.User != user {
 		user = *pol.User
-		options = []string{"--uid", strconv.Itoa(int(user.UID)), "--gid", strconv.Itoa(int(user.GID))}
+		p.identity = []string{"--uid", strconv.Itoa(int(user.UID)), "--gid", strconv.Itoa(int(user.GID))}
 	}
-	return user, options
+	return user
 }
 
 // environment is the payload's: clean, with what the policy adds. bwrap itself
@@ -207,25 +215,59 @@ func (p *Plan) environment(pol *Policy, sandboxPath string) {
 	p.env = set.Vars()
 }
 
-// build makes bwrap's options out of what is settled.
-func (p *Plan) build(pol *Policy, identity []string) error {
-	add := func(args ...string) { p.options = append(p.options, args...) }
+// build makes the files that are copied in, and bwrap's options, out of what is settled.
+func (p *Plan) build(pol *Policy) error {
+	p.hostname, p.noUserns = pol.Hostname, !readOnlySysctl()
+	for i := range p.ops {
+		o := &p.ops[i]
+		if o.kind != opCopy {
+			continue
+		}
+		f, text := o.from, ""
+		if f == nil {
+			var err error
+			if f, err = memory(path.Base(o.dst), o.data); err != nil {
+				return err
+			}
+			text = string(o.data)
+		}
+		o.from = nil // the plan's now
+		p.copies, p.texts = append(p.copies, f), append(p.texts, text)
+	}
+	p.words = p.options(false)
+	if n := len(p.words); n > maxWords {
+		return &result.Error{Code: "too-many-words", Message: fmt.Sprintf("%d words for binds are more than bubblewrap takes", n), Hint: "bind the directory above"}
+	}
+	return p.chooseFilter(pol)
+}
+
+// ownMounts are two tmpfs of bwrap's own, without a bound: not to be written to.
+var ownMounts = []string{"/dev", "/"}
+
+// options are bwrap's for the room, without what furnishing does; or, if it has to be
+// whole without us, with it, which takes bubblewrap 0.8.
+func (p *Plan) options(whole bool) (words []string) {
+	add := func(args ...string) { words = append(words, args...) }
+	more := func(args ...string) {
+		if whole {
+			words = append(words, args...)
+		}
+	}
 	add("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup")
-	if pol.Network != NetHost {
+	if !p.hostNet {
 		add("--unshare-net")
 	}
 	add("--die-with-parent", "--cap-drop", "ALL")
-	noUserns := p.Program.DisableUserns && !readOnlySysctl()
-	if noUserns {
-		add("--disable-userns")
+	if p.noUserns {
+		more("--disable-userns")
 	}
-	add(identity...)
-	add("--hostname", pol.Hostname)
-	staged := 0
+	add(p.identity...)
+	add("--hostname", p.hostname)
+	staged, copied := 0, 0
 	for i := range p.ops {
 		o := &p.ops[i]
 		src := o.src
-		if o.from != nil && o.kind != opCopy {
+		if o.from != nil {
 			src = path.Join(proc.StageDir, strconv.Itoa(staged))
 			staged++
 		}
@@ -237,24 +279,17 @@ func (p *Plan) build(pol *Policy, identity []string) error {
 		case opBindRW:
 			add("--bind", src, o.dst)
 		case opCopy:
-			f := o.from
-			text := ""
-			if f == nil {
-				var err error
-				if f, err = memory(path.Base(o.dst), o.data); err != nil {
-					return err
-				}
-				text = string(o.data)
-			}
-			o.from = nil // the plan's now
 			word := "--file"
 			if o.over {
-				word = "--ro-bind-data"
+				word = "--ro-bind-data" // which no mode is needed for: it cannot be written to
+			} else {
+				more("--perms", octalMode(enter.FileMode))
 			}
-			add("--perms", "0444", word, strconv.Itoa(firstCopy+len(p.copies)), o.dst)
-			p.copies, p.texts = append(p.copies, f), append(p.texts, text)
+			add(word, strconv.Itoa(firstCopy+copied), o.dst)
+			copied++
 		case opTmpfs:
-			add("--perms", tmpfsMode(o.dst), "--size", strconv.FormatInt(o.size, 10), "--tmpfs", o.dst)
+			more("--perms", octalMode(tmpfsMode(o.dst)), "--size", strconv.FormatInt(o.size, 10))
+			add("--tmpfs", o.dst)
 		case opDir:
 			add("--dir", o.dst)
 		case opProc:
@@ -263,38 +298,58 @@ func (p *Plan) build(pol *Policy, identity []string) error {
 			add("--dev", o.dst)
 		}
 	}
-	// Both are tmpfs of bwrap's own, without a bound: not to be written to.
-	add("--remount-ro", "/dev", "--remount-ro", "/")
-	if n := len(p.options); n > maxWords {
-		return &result.Error{Code: "too-many-words", Message: fmt.Sprintf("%d words for binds are more than bubblewrap takes", n), Hint: "bind the directory above"}
+	for _, dst := range ownMounts {
+		more("--remount-ro", dst)
 	}
-	return p.chooseFilter(pol, noUserns)
+	return words
+}
+
+// octalMode is a mode as chmod(1) takes it.
+func octalMode(mode uint32) string { return fmt.Sprintf("%04o", mode) }
+
+// furnishing is what the room gets from us when bwrap has built it.
+func (p *Plan) furnishing() *enter.Furnishing {
+	f := &enter.Furnishing{ReadOnly: ownMounts, NoUserns: p.noUserns}
+	for _, o := range p.ops {
+		switch {
+		case o.kind == opTmpfs:
+			f.Tmpfs = append(f.Tmpfs, enter.Mounted{Tmpfs: o.tmpfs(), Mode: tmpfsMode(o.dst)})
+		case o.kind == opCopy && !o.over:
+			f.Files = append(f.Files, o.dst)
+		}
+	}
+	return f
 }
 
 // chooseFilter settles the payload's filter for system calls.
-func (p *Plan) chooseFilter(pol *Policy, noUserns bool) error {
+func (p *Plan) chooseFilter(pol *Policy) error {
 	if pol.NoFilter {
 		return nil
 	}
 	if !seccomp.Known() {
 		return &result.Error{Code: "seccomp", Message: "there is no filter for the system calls of this machine's processor", Hint: "--seccomp off runs without"}
 	}
-	p.filter = &seccomp.Filter{Namespaces: !noUserns}
+	p.filter = &seccomp.Filter{Namespaces: !p.noUserns}
 	return nil
 }
 
 // maxWords: bubblewrap's own limit is 9,000, for all of its words.
 const maxWords = 8900
 
+// tmpfs is an opTmpfs as it is mounted.
+func (o *op) tmpfs() enter.Tmpfs {
+	return enter.Tmpfs{Dest: o.dst, Options: "mode=" + octalMode(tmpfsMode(o.dst)) + ",size=" + strconv.FormatInt(o.size, 10)}
+}
+
 // tmpfsMode is what programs expect of the well-known places.
-func tmpfsMode(dst string) string {
+func tmpfsMode(dst string) uint32 {
 	switch dst {
 	case "/tmp", "/var/tmp", "/dev/shm":
-		return "1777"
+		return 0o1777
 	case Home:
-		return "0700"
+		return 0o700
 	}
-	return "0755"
+	return 0o755
 }
 
 // memory is a descriptor that reads data.
@@ -314,8 +369,8 @@ func memory(name string, data []byte) (*os.File, error) {
 	return f, nil
 }
 
-// readOnlySysctl: --disable-userns writes user.max_user_namespaces of the new
-// namespace through /proc/sys, which container engines mount read-only.
+// readOnlySysctl: user namespaces are switched off by user.max_user_namespaces of the
+// new one, through /proc/sys, which container engines mount read-only.
 func readOnlySysctl() bool {
 	var st unix.Statfs_t
 	err := unix.Statfs("/proc/sys/user/max_user_namespaces", &st)

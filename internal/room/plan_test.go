@@ -7,6 +7,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
@@ -109,7 +111,7 @@ func TestPlanOptions(t *testing.T) {
 				tt.change(&p)
 			}
 			plan := prepare(t, p, tt.uid)
-			list := parseOptions(t, plan.options)
+			list := parseOptions(t, plan.options(true))
 			if diff := cmp.Diff(tt.cred, plan.cred); diff != "" {
 				t.Errorf("credentials (-want +got):\n%s", diff)
 			}
@@ -119,7 +121,7 @@ func TestPlanOptions(t *testing.T) {
 				want = append(want, "--unshare-net")
 			}
 			want = append(want, "--die-with-parent", "--cap-drop ALL")
-			if plan.Program.DisableUserns && !readOnlySysctl() {
+			if !readOnlySysctl() {
 				want = append(want, "--disable-userns")
 			}
 			want = append(append(want, tt.identity...), "--hostname sandbox")
@@ -216,8 +218,9 @@ func TestPlanBuild(t *testing.T) {
 		t.Fatal(err)
 	}
 	plan := &Plan{
-		Workdir: "/w x",
-		env:     []values.Var{{Name: "A", Value: "1\n2"}, {Name: "B"}},
+		Workdir:  "/w x",
+		identity: []string{"--uid", "1"},
+		env:      []values.Var{{Name: "A", Value: "1\n2"}, {Name: "B"}},
 		ops: []op{
 			{kind: opSymlink, dst: "/bin", src: "usr/bin"},
 			{kind: opBind, dst: "/usr", src: "/usr"},
@@ -232,16 +235,21 @@ func TestPlanBuild(t *testing.T) {
 			{kind: opDir, dst: "/run"},
 			{kind: opCopy, dst: "/etc/hosts", data: []byte("127.0.0.1 h\n")},
 			{kind: opCopy, dst: "/etc/localtime", src: "/etc/localtime", from: file},
+			{kind: opCopy, dst: "/secret", data: []byte("\n"), over: true},
 		},
 	}
 	defer plan.Close()
-	if err := plan.build(&Policy{Hostname: "h"}, []string{"--uid", "1"}); err != nil {
+	if err := plan.build(&Policy{Hostname: "h"}); err != nil {
 		t.Fatal(err)
+	}
+	off := ""
+	if plan.NoUserns() {
+		off = "--disable-userns\n"
 	}
 	want := `--unshare-user --unshare-pid --unshare-ipc --unshare-uts --unshare-cgroup
 --unshare-net
 --die-with-parent --cap-drop ALL
---uid 1
+` + off + `--uid 1
 --hostname h
 --symlink usr/bin /bin
 --ro-bind /usr /usr
@@ -256,32 +264,47 @@ func TestPlanBuild(t *testing.T) {
 --dir /run
 --perms 0444 --file 7 /etc/hosts
 --perms 0444 --file 8 /etc/localtime
+--ro-bind-data 9 /secret
 --remount-ro /dev --remount-ro /`
+	// What bubblewrap 0.4 does not know, or takes longer than we.
+	without := regexp.MustCompile(`--(perms|size|remount-ro) \S+\s*|--disable-userns\s*`)
 	// Blanks and newlines of the words themselves are made visible.
-	var words []string
-	for _, w := range plan.options {
-		words = append(words, strings.NewReplacer(" ", "_", "\n", "|").Replace(w))
+	visible := strings.NewReplacer(" ", "_", "\n", "|")
+	for _, tt := range []struct {
+		got  []string
+		want string
+	}{{plan.options(true), want}, {plan.words, without.ReplaceAllString(want, "")}} {
+		var words []string
+		for _, w := range tt.got {
+			words = append(words, visible.Replace(w))
+		}
+		if diff := cmp.Diff(strings.Fields(tt.want), words); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
 	}
-	got := strings.Join(words, " ")
-	if diff := cmp.Diff(strings.ReplaceAll(want, "\n", " "), got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
+	wantFurnishing := &enter.Furnishing{
+		Tmpfs: []enter.Mounted{
+			{Tmpfs: enter.Tmpfs{Dest: "/dev/shm", Options: "mode=1777,size=1"}, Mode: 0o1777}, {Tmpfs: enter.Tmpfs{Dest: "/tmp", Options: "mode=1777,size=2"}, Mode: 0o1777},
+			{Tmpfs: enter.Tmpfs{Dest: Home, Options: "mode=0700,size=3"}, Mode: 0o700}, {Tmpfs: enter.Tmpfs{Dest: "/x", Options: "mode=0755,size=4"}, Mode: 0o755},
+		},
+		Files: []string{"/etc/hosts", "/etc/localtime"}, ReadOnly: []string{"/dev", "/"}, NoUserns: plan.NoUserns(),
+	}
+	if diff := cmp.Diff(wantFurnishing, plan.furnishing()); diff != "" {
+		t.Errorf("furnishing (-want +got):\n%s", diff)
 	}
 	if text, err := io.ReadAll(plan.copies[0]); err != nil || string(text) != "127.0.0.1 h\n" {
 		t.Errorf("copy of /etc/hosts: %q, %v", text, err)
 	}
 }
 
-func TestPlanDisableUserns(t *testing.T) {
-	for _, able := range []bool{false, true} {
-		plan := &Plan{Program: Program{DisableUserns: able}}
-		if err := plan.build(&Policy{}, nil); err != nil {
-			t.Fatal(err)
-		}
-		if got, want := slices.Contains(plan.options, "--disable-userns"), able && !readOnlySysctl(); got != want {
-			t.Errorf("bwrap can disable user namespaces: %v, asked to: %v, want %v", able, got, want)
-		} else if plan.Filter().Namespaces == got {
-			t.Error("it is not the filter that does it where bwrap cannot")
-		}
+// Where user namespaces cannot be switched off in the room, the filter refuses them.
+func TestPlanNoUserns(t *testing.T) {
+	var plan Plan
+	if err := plan.build(&Policy{}); err != nil {
+		t.Fatal(err)
+	}
+	if plan.NoUserns() == readOnlySysctl() || plan.Filter().Namespaces == plan.NoUserns() {
+		t.Errorf("/proc/sys is read-only: %v; user namespaces are switched off: %v; the filter refuses them: %v", readOnlySysctl(), plan.NoUserns(), plan.Filter().Namespaces)
 	}
 }
 
@@ -312,8 +335,8 @@ func TestPlanIdentity(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			var plan Plan
-			user, options := plan.identity(&Policy{User: tt.user}, Caller{UID: tt.uid, GID: tt.gid})
-			if diff := cmp.Diff(tt.want, identity{user, strings.Join(options, " "), plan.cred}); diff != "" {
+			user := plan.identify(&Policy{User: tt.user}, Caller{UID: tt.uid, GID: tt.gid})
+			if diff := cmp.Diff(tt.want, identity{user, strings.Join(plan.identity, " "), plan.cred}); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
@@ -500,7 +523,7 @@ func TestPrepareStages(t *testing.T) {
 	}
 	plan := prepare(t, policy, 0)
 	staged := 0
-	for _, o := range parseOptions(t, plan.options) {
+	for _, o := range parseOptions(t, plan.words) {
 		if (o.Name == "--ro-bind" || o.Name == "--bind") && strings.HasPrefix(o.Args[0], proc.StageDir+"/") {
 			if n, err := strconv.Atoi(path.Base(o.Args[0])); err != nil || n != staged {
 				t.Errorf("staged at %s, want number %d", o.Args[0], staged)

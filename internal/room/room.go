@@ -70,7 +70,7 @@ func (p *Plan) Entry() *enter.Entry {
 // start leaves it to its caller to bring an unfinished room to an end.
 func (p *Plan) start(ctx context.Context, r *Room, mounts []*os.File, stdio [3]*os.File, tty *proc.Terminal, confirm bool) error {
 	// Each word ends with a NUL, the last one too: it may be empty.
-	args, err := memory("args", []byte(strings.Join(append(slices.Clone(p.options), "--chdir", "/"), "\x00")+"\x00"))
+	args, err := memory("args", []byte(strings.Join(append(slices.Clone(p.words), "--chdir", "/"), "\x00")+"\x00"))
 	if err != nil {
 		return err
 	}
@@ -81,11 +81,11 @@ func (p *Plan) start(ctx context.Context, r *Room, mounts []*os.File, stdio [3]*
 	}
 	defer hold.Close()
 	var infoEnd, readyEnd *os.File
-	if r.info, infoEnd, err = pollablePipe("info"); err != nil {
+	if r.info, infoEnd, err = pipe("info", true); err != nil {
 		return err
 	}
 	defer infoEnd.Close()
-	if r.ready, readyEnd, err = pollablePipe("ready"); err != nil {
+	if r.ready, readyEnd, err = pipe("ready", false); err != nil {
 		return err
 	}
 	defer readyEnd.Close()
@@ -99,16 +99,17 @@ func (p *Plan) start(ctx context.Context, r *Room, mounts []*os.File, stdio [3]*
 		},
 		Cred: p.cred, Terminal: tty, Remove: p.Bounds.Remove,
 	}
+	entry, furnishing := p.Entry(), p.furnishing()
+	entry.Confirm, furnishing.Ready = confirm, r.ready
+	var idle *enter.Furnisher
 	if len(p.command) > 0 {
-		// What enters has to wait at its end.
-		if err := unix.SetNonblock(proc.Descriptor(r.ready), false); err != nil {
-			return err
-		}
-		entry := p.Entry()
-		entry.Confirm = confirm
-		if r.Exec, cmd.Way, err = entry.Prepare(stdio, r.ready); err != nil {
-			return err
-		}
+		r.Exec, cmd.Way, err = entry.Prepare(stdio, furnishing)
+	} else {
+		idle, cmd.Way, err = entry.PrepareIdle(furnishing)
+		defer idle.Close()
+	}
+	if err != nil {
+		return err
 	}
 	r.Keeper, err = proc.Keep(cmd)
 	// bwrap's must be the only writers left, so that its death ends the streams.
@@ -121,12 +122,18 @@ func (p *Plan) start(ctx context.Context, r *Room, mounts []*os.File, stdio [3]*
 	if err := r.identify(ctx, deadline); err != nil {
 		return err
 	}
-	if r.Exec == nil {
-		return r.built(ctx, deadline)
+	outer, err := r.mountsOwner()
+	if err != nil {
+		return err
+	}
+	defer outer.Close()
+	if idle != nil {
+		idle.Entered()
+		return idle.Furnish(ctx, r.Room, outer, deadline)
 	}
 	r.Exec.Entered()
 	r.Exec.Keeper = r.Keeper
-	if err := r.Exec.Enter(r.Room); err != nil {
+	if err := r.Exec.EnterNew(r.Room, outer); err != nil {
 		return err
 	}
 	if err := r.Exec.Identify(ctx, deadline); err != nil {
@@ -136,13 +143,14 @@ func (p *Plan) start(ctx context.Context, r *Room, mounts []*os.File, stdio [3]*
 	return nil
 }
 
-// pollablePipe makes a pipe of which our end, for reading, takes deadlines.
-func pollablePipe(name string) (ours, theirs *os.File, err error) {
+// pipe makes a pipe of which our end is the one for reading. It takes deadlines if it is
+// pollable; what enters has to wait at its end.
+func pipe(name string, pollable bool) (ours, theirs *os.File, err error) {
 	var fds [2]int
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
 		return nil, nil, fmt.Errorf("pipe: %w", err)
 	}
-	if err := unix.SetNonblock(fds[0], true); err != nil {
+	if err := unix.SetNonblock(fds[0], pollable); err != nil {
 		unix.Close(fds[0])
 		unix.Close(fds[1])
 		return nil, nil, err
@@ -195,11 +203,21 @@ func verify(room *proc.Process, keeper int) error {
 	return nil
 }
 
-// built waits until the room is built.
-func (r *Room) built(ctx context.Context, deadline time.Time) error {
-	defer proc.ReadUntil(ctx, r.ready, deadline)()
-	_, err := io.ReadFull(r.ready, make([]byte, 1))
-	return err
+// mountsOwner returns the user namespace that the room's mounts belong to.
+func (r *Room) mountsOwner() (*os.File, error) {
+	mounts, err := proc.OpenNamespace(r.Room.PID, "mnt")
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(mounts)
+	if r.Room.Exited() {
+		return nil, proc.ErrGone // so it may be another's
+	}
+	fd, err := unix.IoctlRetInt(mounts, unix.NS_GET_USERNS) // ioctl_ns(2), Linux 4.9
+	if err != nil {
+		return nil, fmt.Errorf("ask for the user namespace of the room's mounts: %w", err)
+	}
+	return os.NewFile(uintptr(fd), "user namespace"), nil
 }
 
 // abandon ends a room that did not come to be. Its PID 1 may be unknown, so it is

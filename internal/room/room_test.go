@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
@@ -216,13 +217,47 @@ func TestStartCannotEnter(t *testing.T) {
 	}
 }
 
+// A room that cannot be furnished comes to nothing, whether there is a command for it or
+// not.
+func TestStartUnfurnished(t *testing.T) {
+	const tmpfs = "cannot set up the sandbox: set the size and mode of a tmpfs: "
+	for _, tt := range []struct {
+		name, want string
+		op         op
+	}{
+		{"not there", tmpfs + "no such file or directory", op{kind: opTmpfs, dst: "/none", size: 1}},
+		{"no mount", tmpfs + "invalid argument", op{kind: opTmpfs, dst: "/etc", size: 1}},
+		{"behind a link", tmpfs + "too many levels of symbolic links", op{kind: opTmpfs, dst: "/proc/self/root", size: 1}},
+		{"not a size", tmpfs + "invalid argument", op{kind: opTmpfs, dst: "/tmp", size: -1}},
+		{"no such file", "cannot set up the sandbox: set the mode of a file in the room: no such file or directory", op{kind: opCopy, dst: "/none"}},
+	} {
+		for _, command := range [][]string{nil, {"/bin/true"}} {
+			plan := prepare(t, Policy{Command: command, Workdir: "/tmp"}, os.Geteuid())
+			plan.ops = append(plan.ops, tt.op) // when bwrap's options are made
+			null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sb, err := plan.Start(t.Context(), [3]*os.File{null, null, null}, nil, false)
+			null.Close()
+			var e *result.Error
+			if sb != nil || !errors.As(err, &e) || e.Message != tt.want {
+				t.Errorf("%s, command %q: got %v, %v", tt.name, command, sb, err)
+			}
+		}
+	}
+	if left, err := proc.Children(os.Getpid()); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
 // A bwrap that is gone at once is an error that tells of nothing but that.
 func TestStartBwrapExitsAtOnce(t *testing.T) {
-	const version, help = "echo bubblewrap 0.8.0", "echo --size --json-status-fd"
+	const version = "echo bubblewrap 0.8.0"
 	for name, tt := range map[string]struct{ bwrap, want string }{
-		"exits":          {script(version, help), "bubblewrap could not set up the sandbox"},
-		"is killed":      {strings.Replace(script(version, help), "exit 99", "kill -9 $$", 1), "bubblewrap could not set up the sandbox"},
-		"cannot execute": {"#!/none/interpreter\nbubblewrap 0.8.0\x00--size\x00--json-status-fd\x00", "cannot set up the sandbox: exec bwrap: no such file or directory"},
+		"exits":          {script(version), "bubblewrap could not set up the sandbox"},
+		"is killed":      {strings.Replace(script(version), "exit 99", "kill -9 $$", 1), "bubblewrap could not set up the sandbox"},
+		"cannot execute": {"#!/none/interpreter\nbubblewrap 0.8.0\x00--as-pid-1\x00", "cannot set up the sandbox: exec bwrap: no such file or directory"},
 	} {
 		dir := reachableFake(t, tt.bwrap)
 		for range 20 {

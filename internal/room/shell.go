@@ -21,7 +21,8 @@ import (
 // takes descriptors above 9, that does the same without sbxrun: not held, no
 // deadline, nobody who waits for the end. It shows every variable of the
 // environment. The seccomp filter comes from a file, or from a descriptor as &N;
-// without it is left out, and a comment says so.
+// without it is left out, and a comment says so. Only a bwrap that is [Program.Whole]
+// understands it.
 func (p *Plan) ShellCommand(filter string) string {
 	var words []string
 	if p.cred != nil {
@@ -80,7 +81,7 @@ func (p *Plan) ShellCommand(filter string) string {
 // plain are the options of a bwrap that runs the payload itself, without the filter, what it
 // copies in, and the texts of what was made here.
 func (p *Plan) plain() (options []string, copies []*os.File, texts []string) {
-	options = append(slices.Clone(p.options), "--new-session", "--chdir", p.Workdir)
+	options = append(p.options(true), "--new-session", "--chdir", p.Workdir)
 	for _, v := range p.env {
 		options = append(options, "--setenv", v.Name, v.Value)
 	}

@@ -21,7 +21,7 @@ func newStatusStream(r io.Reader) statusStream {
 // statusChild is the room's PID 1.
 type statusChild struct {
 	pid   int    // as seen from here; to be verified
-	pidNS uint64 // inode of its PID namespace; bubblewrap 0.5
+	pidNS uint64 // inode of its PID namespace
 }
 
 // child reads the object that names the room's PID 1. io.EOF if bwrap ended before.

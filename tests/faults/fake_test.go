@@ -37,7 +37,6 @@ exec 8>&5 5>&-
 const versions = `#!/bin/sh
 case $1 in
 --version) echo bubblewrap 0.8.0; exit 0 ;;
---help) echo --size --disable-userns --json-status-fd --info-fd; exit 0 ;;
 esac
 `
 
@@ -299,9 +298,8 @@ func TestR19Version(t *testing.T) {
 		{"says nothing", `exit 0`},
 		{"fails", `echo no such option >&2; exit 1`},
 		{"says something else", `echo busybox 1.36`},
-		{"is too old", `echo bubblewrap 0.4.1`},
+		{"is too old", `echo bubblewrap 0.3.1`},
 		{"has no number", `echo bubblewrap`},
-		{"has no help", `case $1 in --version) echo bubblewrap 0.8.0;; *) exit 1;; esac`},
 		{"dies", `kill -KILL $$`},
 		{"does not end", `exec sleep 600`},
 		{"says too much", `exec yes bubblewrap`},

@@ -1,0 +1,179 @@
+package enter
+
+import (
+	"context"
+	"os"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+// This file is what a room gets from us when bwrap has built it, and before anything else
+// enters it. bwrap has options for all of this, but the older ones not for sizes (0.7),
+// modes (0.5) and user namespaces (0.8). With one way for all of them no version makes a
+// weaker room than another.
+//
+// It takes the user namespace in which bwrap has mounted everything. That of the room's
+// PID 1 is another one, made by bwrap below that when all is mounted, unless the uid
+// inside is 0; nothing in the room has a capability in either.
+
+// Furnishing is what to do in a new room.
+type Furnishing struct {
+	// Ready is the end of a pipe where the room's PID 1 says that bwrap has built the room.
+	Ready *os.File
+	Tmpfs []Mounted
+	Files []string // bwrap's copies, which get FileMode
+	// ReadOnly are mounts of bwrap's own, to be written to by nobody.
+	ReadOnly []string
+	// NoUserns: nothing in the room can make user namespaces.
+	NoUserns bool
+}
+
+// Mounted is a tmpfs that bwrap has mounted. It is remounted with its options, of which
+// the kernel takes the size and not the mode; so that is set by itself.
+type Mounted struct {
+	Tmpfs
+	Mode uint32
+}
+
+// FileMode is that of a file that is copied into a room.
+const FileMode = 0o444
+
+// furnishing is a [Furnishing] as system calls take it.
+type furnishing struct {
+	wanted   bool
+	noUserns bool
+	tmpfs    []mounted
+	files    []*byte
+	readOnly []*byte
+	how      unix.OpenHow
+}
+
+// mounted is a [Mounted].
+type mounted struct {
+	fresh
+	mode uintptr
+}
+
+// layFurnishing returns f in the block.
+func layFurnishing(b *proc.Block, f *Furnishing) furnishing {
+	if f == nil {
+		return furnishing{}
+	}
+	list := make([]mounted, len(f.Tmpfs))
+	for i, t := range f.Tmpfs {
+		list[i] = mounted{fresh{b.Text(t.Dest), b.Text(t.Options)}, uintptr(t.Mode)}
+	}
+	return furnishing{wanted: true, noUserns: f.NoUserns, tmpfs: proc.Copy(b, list),
+		files: b.Texts(f.Files)[:len(f.Files)], readOnly: b.Texts(f.ReadOnly)[:len(f.ReadOnly)],
+		how: unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}}
+}
+
+var (
+	maxUserns = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 's', 'y', 's', '/', 'u', 's', 'e', 'r', '/',
+		'm', 'a', 'x', '_', 'u', 's', 'e', 'r', '_', 'n', 'a', 'm', 'e', 's', 'p', 'a', 'c', 'e', 's', 0}
+	zero = [...]byte{'0'}
+	dot  = [...]byte{'.', 0}
+)
+
+// enterNew joins the namespaces of a new room and furnishes it; outer is the user
+// namespace that its mounts belong to.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) enterNew(room, outer uintptr) {
+	e.must(stepOuter, unix.SYS_SETNS, outer, unix.CLONE_NEWUSER, 0, 0, 0)
+	if e.furnishing.noUserns {
+		// The numbers are those of the user namespace that we are in, and hold for all below
+		// it (user_namespaces(7)); the file is opened while the host's /proc is there, because
+		// that in the room is read-only. The room's own namespaces exist by now.
+		fd := e.must(stepUserns, unix.SYS_OPENAT, uintptr(at), uintptr(unsafe.Pointer(&maxUserns)), unix.O_WRONLY|unix.O_CLOEXEC, 0, 0)
+		e.must(stepUserns, unix.SYS_WRITE, fd, uintptr(unsafe.Pointer(&zero)), unsafe.Sizeof(zero), 0, 0)
+		e.must(stepUserns, unix.SYS_CLOSE, fd, 0, 0, 0, 0)
+	}
+	e.must(stepSetns, unix.SYS_SETNS, room, e.namespaces&^unix.CLONE_NEWUSER, 0, 0, 0)
+	e.furnish()
+	// EINVAL: bwrap has made one user namespace, and we are in it.
+	if _, _, errno := syscall.RawSyscall(unix.SYS_SETNS, room, unix.CLONE_NEWUSER, 0); errno != 0 && errno != unix.EINVAL {
+		e.fail(stepSetns, errno)
+	}
+}
+
+// furnish does what [Furnishing] says.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) furnish() {
+	f := &e.furnishing
+	list := f.tmpfs
+	for i := range list {
+		// Other sandboxes may write to what a tmpfs lies in, so no link is followed. That this
+		// is the root of a mount in the room the kernel checks (mount(2), MS_REMOUNT: EINVAL).
+		fd := e.must(stepTmpfs, unix.SYS_OPENAT2, uintptr(at), uintptr(unsafe.Pointer(list[i].target)), uintptr(unsafe.Pointer(&f.how)), unsafe.Sizeof(f.how), 0)
+		e.must(stepTmpfs, unix.SYS_FCHDIR, fd, 0, 0, 0, 0)
+		e.must(stepTmpfs, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&dot)), 0, unix.MS_REMOUNT|unix.MS_NOSUID|unix.MS_NODEV, uintptr(unsafe.Pointer(list[i].options)))
+		e.must(stepTmpfs, unix.SYS_FCHMODAT, uintptr(at), uintptr(unsafe.Pointer(&dot)), list[i].mode, 0, 0)
+		e.must(stepTmpfs, unix.SYS_CLOSE, fd, 0, 0, 0, 0)
+	}
+	files := f.files
+	for i := range files {
+		e.must(stepModes, unix.SYS_FCHMODAT, uintptr(at), uintptr(unsafe.Pointer(files[i])), FileMode, 0, 0)
+	}
+	mounts := f.readOnly
+	for i := range mounts {
+		e.must(stepReadOnly, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(mounts[i])), 0, unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, 0)
+	}
+	e.must(stepSetns, unix.SYS_CHDIR, uintptr(unsafe.Pointer(&slash)), 0, 0, 0, 0)
+}
+
+// furnished says that the room is, and ends the process: there is no command.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) furnished() {
+	e.msg.kind = messageFurnished
+	e.say()
+	proc.Exit(0)
+}
+
+// Furnisher is what furnishes a room that no command enters yet.
+type Furnisher struct{ way }
+
+// PrepareIdle makes a Furnisher that has not begun, and what a keeper has to fork for it.
+// f.Ready stays the caller's. The caller calls Entered after the fork, [Furnisher.Furnish],
+// and in any case Close.
+func (e *Entry) PrepareIdle(f *Furnishing) (*Furnisher, *proc.Way, error) {
+	x := new(Furnisher)
+	if err := x.open(); err != nil {
+		return x, nil, err
+	}
+	lay := func(b *proc.Block) unsafe.Pointer {
+		n := newEntry(b, e.HostNet)
+		n.idle, n.furnishing = true, layFurnishing(b, f)
+		return unsafe.Pointer(n)
+	}
+	end, gate := x.inner[0], x.inner[1]
+	// It has no use for 0, 1 and 2, and something has to be there.
+	return x, &proc.Way{Lay: lay, Enter: enter, Files: []*os.File{gate, gate, gate, end, gate, f.Ready}}, nil
+}
+
+// Furnish lets in what waits outside, as [Exec.EnterNew] does, and returns when the room
+// is furnished, at the deadline, or when ctx is done.
+func (x *Furnisher) Furnish(ctx context.Context, room *proc.Process, outer *os.File, deadline time.Time) error {
+	if err := x.hand(room, outer); err != nil {
+		return err
+	}
+	defer proc.ReadUntil(ctx, x.socket, deadline)()
+	msg, _, err := x.read()
+	if err == nil && msg.kind != messageFurnished {
+		err = msg.err()
+	}
+	return err
+}

@@ -1,0 +1,84 @@
+package tests
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// olderBwrap is a directory with a bwrap that says it is bubblewrap 0.4.1, and like that
+// refuses the options that came later: --perms, --size, --disable-userns. The tests with
+// really old ones are setup.sh bwraps.
+func olderBwrap(t *testing.T) string {
+	t.Helper()
+	dir := harness.Dir(t)
+	harness.Must(t, os.Chmod(dir, 0o755)) // of root's another identity executes it
+	harness.Must(t, os.WriteFile(filepath.Join(dir, "bwrap"), []byte(`#!/bin/sh
+[ "$1" != --version ] || exec echo bubblewrap 0.4.1
+for word in "$@" $(tr '\0' '\n' </proc/self/fd/3 2>/dev/null); do
+	case $word in
+	--perms | --size | --chmod | --disable-userns | --bind-fd | --ro-bind-fd)
+		echo "bwrap: Unknown option $word" >&2
+		exit 1
+		;;
+	esac
+done
+exec /usr/bin/bwrap "$@"
+`), 0o755))
+	return dir
+}
+
+// The room of an older bubblewrap is no weaker: what that has no options for sbxrun does
+// itself. Here without the filter for system calls, so that it is not that which refuses.
+func TestOlderBwrap(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	env := harness.Options{Env: []string{"PATH=" + olderBwrap(t) + ":" + harness.Path}}
+	r := harness.Run(t, harness.Options{Env: env.Env, Bare: true, Dir: "/usr"}, "--print-command", "true")
+	if r.ExitCode != 125 || len(r.Stdout) != 0 || !strings.Contains(string(r.Stderr), "a command without sbxrun takes bubblewrap 0.8") {
+		t.Errorf("--print-command: exit code %d, stdout %q, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	const script = `stat -c '%a %n' / /tmp /dev/shm $HOME /mnt /etc/passwd
+df --output=size -B1 /tmp /dev/shm /mnt | tail -n 3 | tr -d ' '
+for file in /x /dev/x /etc/passwd; do ! echo x 2>/dev/null >$file || echo written: $file; done
+unshare --user true 2>/dev/null && echo user namespace
+exit 7`
+	const want = `755 /
+1777 /tmp
+1777 /dev/shm
+700 /home/sandbox
+755 /mnt
+444 /etc/passwd
+1048576
+67108864
+65536
+`
+	flags := []string{"--seccomp", "off", "--tmp-size", "1M", "--tmpfs", "/mnt:64K"}
+	for _, user := range [][]string{nil, {"--user", "0:0"}} { // bwrap makes one user namespace less
+		flags := append(flags, user...)
+		r = harness.Run(t, env, append(flags, "sh", "-c", script)...)
+		r.Expect(t, 7, "exited")
+		if string(r.Stdout) != want {
+			t.Errorf("run %v: %s%s", user, r.Stdout, r.Stderr)
+		}
+		b := s.Sandbox(env, flags...)
+		r = b.Exec(harness.Options{}, nil, "sh", "-c", script)
+		r.Expect(t, 7, "exited")
+		if string(r.Stdout) != want {
+			t.Errorf("exec %v: %s%s", user, r.Stdout, r.Stderr)
+		}
+		r = b.Exec(harness.Options{}, []string{"--timeout", "1"}, "/fixtures/tree-setsid")
+		r.Expect(t, 124, "timeout")
+		harness.Within(t, "the deadline", r.Elapsed, time.Second, 2*time.Second)
+		b.Alive()
+		// To signal all of it somebody has to enter, too.
+		if k := s.Run("kill", "--grace", "1", b.ID); k.ExitCode != 0 {
+			t.Errorf("kill: %d, %s", k.ExitCode, k.Stderr)
+		}
+		b.Ended()
+	}
+}
