@@ -9,7 +9,7 @@
 #                 and the tests that take long; tests/README.md lists them
 #
 #   install       install what is missing, by the distribution's package manager
-#   build         build bin/sbxrun
+#   build         build bin/sbxrun and bin/sbxrund
 #   lint          run go vet and staticcheck
 #   man           make the man pages, below bin/share/man/man1
 #   completions   make the completions for bash, zsh and fish, below bin/share/completions

@@ -59,6 +59,8 @@ func dispatch(args []string, begin time.Time) int {
 			return cleanupCommand(args[1:])
 		case "stats":
 			return statsCommand(args[1:])
+		case "serve":
+			return serveCommand(args)
 		case "doctor":
 			return doctorCommand(args[1:])
 		}

@@ -61,6 +61,9 @@ type Terms struct {
 	// his limit says.
 	Promised int64
 	Note     func(text string) // is told if a bound is near
+	// Lasting says that this process does other things beside, and after: it has its threads,
+	// and they are left alone.
+	Lasting bool
 }
 
 // Leave is the leave to start a command, and what is held for it. All of it is given up by
@@ -87,7 +90,10 @@ func Ask(ctx context.Context, t Terms) (*Leave, error) {
 	}
 	processors := runtime.GOMAXPROCS(0)
 	threads, _ := runtime.ThreadCreateProfile(nil) // they stay
-	a := &Leave{Terms: t, ctx: ctx, need: tasksToStart + int64(max(0, ownThreads-threads)), by: time.Now()}
+	a := &Leave{Terms: t, ctx: ctx, need: tasksToStart, by: time.Now()}
+	if !t.Lasting {
+		a.need += int64(max(0, ownThreads-threads))
+	}
 	if t.OnPressure == Wait {
 		a.by = a.by.Add(t.WaitTimeout)
 	}
@@ -97,6 +103,9 @@ func Ask(ctx context.Context, t Terms) (*Leave, error) {
 	if err := a.findRoom(); err != nil {
 		a.End()
 		return nil, err
+	}
+	if t.Lasting {
+		return a, nil
 	}
 	if a.scarce {
 		proc.MakeThreads(ownThreads) // and not beside: a payload may be quicker
@@ -126,7 +135,7 @@ func (a *Leave) takeSlot() error {
 	}
 	defer dir.Close()
 	if a.OnPressure == Wait {
-		proc.SpareThreads()
+		a.spareThreads()
 		ctx, cancel := context.WithDeadline(a.ctx, a.by)
 		defer cancel()
 		a.slot, err = dir.WaitSlot(ctx, n)
@@ -152,7 +161,7 @@ func (a *Leave) findRoom() error {
 	}
 	a.refused = r.Refused
 	if _, a.scarce = r.Lacking(scarce); a.scarce {
-		proc.SpareThreads()
+		a.spareThreads()
 	}
 	if !a.scarce || slices.ContainsFunc(r.Bounds, func(b pressure.Bound) bool { return b.Max <= a.Promised }) {
 		a.Promised = 0 // it need not be kept, or cannot
@@ -193,6 +202,12 @@ func (a *Leave) findRoom() error {
 		case <-a.ctx.Done():
 			return context.Cause(a.ctx)
 		}
+	}
+}
+
+func (a *Leave) spareThreads() {
+	if !a.Lasting {
+		proc.SpareThreads()
 	}
 }
 
@@ -267,7 +282,7 @@ func (a *Leave) takeLock() error {
 func (a *Leave) Running() {
 	const while = 50 * time.Millisecond // not to cost a short one anything
 	a.started()
-	if a != nil && !a.scarce {
+	if a != nil && !a.scarce && !a.Lasting {
 		time.AfterFunc(while, proc.ShedThreads)
 	}
 }

@@ -41,6 +41,7 @@ type CLI struct {
 	Kill    Kill    `words:"[flags] SANDBOX[/EXEC]...|--all|--tag KEY=VALUE" help:"End sandboxes, and prove it." example:"sbxrun kill web --grace 1s"`
 	Cleanup Cleanup `words:"[flags]" help:"Remove what ended sandboxes and crashes have left." example:"sbxrun cleanup --older-than 24h"`
 	Stats   Stats   `words:"[flags]" help:"Print how many tasks are in use against what bounds them." example:"sbxrun stats --watch"`
+	Serve   Serve   `words:"[flags]" help:"Serve calls over HTTP, on a unix socket or with tokens." example:"sbxrun serve --listen unix:/run/sbxrun/api.sock"`
 	Doctor  Doctor  `words:"[--json]" help:"Try what a run needs on this machine, and tell what is missing." example:"sbxrun doctor"`
 }
 
@@ -294,6 +295,19 @@ type Stats struct {
 	Alert      values.Percent  `help:"From which percentage of a bound on it is alert." default:"80" placeholder:"PERCENT"`
 	StateDir   Directory       `help:"Where the records of sandboxes are. Default: as SBXRUN_STATE_DIR says." placeholder:"DIR"`
 	Help       bool            `help:"Print this." short:"h"`
+}
+
+// Serve is the flags of sbxrun serve. What is given counts in place of what the
+// configuration says.
+type Serve struct {
+	Config       string          `help:"Configuration in TOML." placeholder:"FILE"`
+	Listen       []string        `help:"Where to listen: unix:PATH, or tcp:HOST:PORT, which takes tokens." placeholder:"ADDRESS"`
+	TokenFile    string          `help:"Whose calls are taken: lines of TENANT sha256:HEX." placeholder:"FILE"`
+	TLSCert      string          `help:"Certificate for TCP, in PEM." placeholder:"FILE"`
+	TLSKey       string          `help:"Its key, in PEM." placeholder:"FILE"`
+	DrainTimeout values.Duration `help:"On SIGTERM wait so long for calls that run. Default: 30s." placeholder:"DUR"`
+	CheckConfig  bool            `help:"Check the configuration, and serve nothing."`
+	Help         bool            `help:"Print this." short:"h"`
 }
 
 // Doctor is the flags of sbxrun doctor.

@@ -22,6 +22,7 @@ const (
 var kinds = map[string]kind{
 	"DIR":          dir,
 	"DST[:SIZE]":   dir,
+	"ADDRESS":      anything,
 	"COMMAND":      anything,
 	"DUR":          anything,
 	"FILE":         file,

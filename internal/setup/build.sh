@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds bin/sbxrun: one static file, the same wherever it is built by the same Go, which
-# shows nothing of that place.
+# Builds bin/sbxrun, and bin/sbxrund, which sbxrun serve executes: static files, the same
+# wherever they are built by the same Go, which show nothing of that place.
 #
 # usage: build.sh [DIR]    another directory than bin
 #

@@ -201,13 +201,13 @@ func build() (string, error) {
 		return "", err
 	}
 	name := filepath.Join(buildDir, "sbxrun")
-	cmd := exec.Command("go", "build", "-o", name, "./cmd/sbxrun")
+	cmd := exec.Command("go", "build", "-o", buildDir+"/", "./cmd/sbxrun", "./cmd/sbxrund")
 	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)
 	}
-	return name, os.Chmod(name, 0o755)
+	return name, errors.Join(os.Chmod(name, 0o755), os.Chmod(name+"d", 0o755))
 }
 
 // repository is the directory of go.mod, at or above the current one: a test

@@ -50,7 +50,7 @@ for package in $packages; do
     printf '%s %s\n' "${package#./}" "$skip" >>"$work/packages"
 done
 CGO_ENABLED=0 go test -c -tags systemd -o "$work/bin/systemd.test" ./tests/systemd
-cp bin/sbxrun "$work/bin"
+cp bin/sbxrun bin/sbxrund "$work/bin"
 cp "$here"/{suite,systemd}.sh "$work"
 printf '%s\n' "$pattern" >"$work/pattern"
 tar -c --exclude=./.git --exclude=./bin --exclude=./.task . >"$work/tree.tar"

@@ -1,0 +1,28 @@
+package main
+
+import (
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// What runs a command loads nothing of the server: each package costs every start its
+// initialisation and its pages.
+func TestNothingOfTheServer(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", ".").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	packages := strings.Fields(string(out))
+	if !slices.Contains(packages, "github.com/sbxrun/sbxrun/internal/job") {
+		t.Fatalf("not the packages of sbxrun: %s", out)
+	}
+	for _, p := range packages {
+		for _, server := range []string{"net/http", "crypto/tls", "log/slog", "danielgtaylor", "prometheus", "coreos", "toml", "modelcontextprotocol", "sbxrun/internal/server", "sbxrun/internal/config"} {
+			if strings.Contains(p, server) {
+				t.Errorf("%s is linked", p)
+			}
+		}
+	}
+}

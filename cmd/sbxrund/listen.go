@@ -1,0 +1,95 @@
+package main
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/coreos/go-systemd/v22/activation"
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/config"
+)
+
+// activated reports whether systemd has given us sockets (sd_listen_fds(3)).
+func activated() bool { return os.Getenv("LISTEN_PID") == fmt.Sprint(os.Getpid()) }
+
+// listen opens all sockets; those that systemd has opened come first.
+func listen(c *config.Config) ([]net.Listener, error) {
+	var secure *tls.Config
+	if c.TLSCert != "" {
+		pair, err := tls.LoadX509KeyPair(c.TLSCert, c.TLSKey)
+		if err != nil {
+			return nil, err
+		}
+		secure = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
+	}
+	all, err := activation.Listeners()
+	if err != nil {
+		return nil, err
+	}
+	for i, l := range all {
+		if l == nil {
+			return nil, errors.New("systemd has handed over a socket that is none to listen on")
+		}
+		if l.Addr().Network() != "unix" {
+			if c.TokenFile == "" {
+				return nil, errors.New("systemd has handed over a TCP socket, which is refused without token_file")
+			}
+			if secure != nil {
+				all[i] = tls.NewListener(l, secure)
+			}
+		}
+	}
+	for _, address := range c.Listen {
+		network, address, _ := strings.Cut(address, ":")
+		var l net.Listener
+		if network == "unix" {
+			l, err = listenUnix(address)
+		} else if l, err = net.Listen(network, address); err == nil && secure != nil {
+			l = tls.NewListener(l, secure)
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, l)
+	}
+	return all, nil
+}
+
+// listenUnix listens on a socket that only this user can reach. One that a server has left
+// which was killed is replaced; that of one which runs is not.
+func listenUnix(name string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
+		return nil, err
+	}
+	// The lock is the kernel's word that no server has the socket; it goes with the process.
+	lock, err := os.OpenFile(name+".lock", os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		lock.Close()
+		return nil, fmt.Errorf("listen on %s: another server has it", name)
+	}
+	locks = append(locks, lock)
+	if st, err := os.Lstat(name); err == nil {
+		if st.Mode()&os.ModeSocket == 0 {
+			return nil, fmt.Errorf("listen on %s: it is there already, and no socket", name)
+		}
+		if err := os.Remove(name); err != nil {
+			return nil, err
+		}
+	}
+	// Born with the mode: nobody can connect in between.
+	old := unix.Umask(0o177)
+	defer unix.Umask(old)
+	return net.Listen("unix", name)
+}
+
+// locks are held until the process ends.
+var locks []*os.File

@@ -1,0 +1,164 @@
+// Command sbxrund is the server that `sbxrun serve` executes. It takes calls over HTTP, on
+// unix sockets and TCP, and carries them out by the engine that sbxrun has.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"os/signal"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/server"
+	"github.com/sbxrun/sbxrun/internal/version"
+)
+
+func main() {
+	if len(os.Args) < 2 || os.Args[1] != "serve" {
+		os.Exit(fail(errors.New("this is the server of sbxrun; write sbxrun serve")))
+	}
+	os.Exit(serve(os.Args[2:]))
+}
+
+// fail prints an error and returns the exit code.
+func fail(err error) int {
+	line := "sbxrun: error: " + err.Error()
+	if e := (*result.Error)(nil); errors.As(err, &e) && e.Hint != "" {
+		line += "; " + e.Hint
+	}
+	fmt.Fprintln(os.Stderr, line)
+	return result.ExitNotStarted
+}
+
+func serve(args []string) int {
+	var flags cli.Serve
+	if _, err := cli.Parse(&flags, args); err != nil {
+		if !errors.Is(err, cli.ErrHelp) {
+			return fail(err)
+		}
+		if err := cli.Help(os.Stdout, &flags); err != nil {
+			return fail(err)
+		}
+		return 0
+	}
+	c, tokens, err := settings(&flags)
+	if err != nil {
+		return fail(err)
+	}
+	if flags.CheckConfig {
+		fmt.Println("sbxrun: the configuration is right")
+		return 0
+	}
+	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
+	// Before anything listens: a client may come and a signal too.
+	told := make(chan os.Signal, 4)
+	signal.Notify(told, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
+	signal.Ignore(unix.SIGPIPE)
+	s, err := server.New(c, tokens, place.Rooms{}, log, version.String())
+	if err != nil {
+		return fail(err)
+	}
+	listeners, err := listen(&c)
+	if err != nil {
+		return fail(err)
+	}
+	web := &http.Server{
+		Handler: s.Handler(), ConnContext: server.Peer, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		Protocols: new(http.Protocols), // an HTTP/2 stream that is reset is easily lost
+	}
+	web.Protocols.SetHTTP1(true)
+	failed := make(chan error, len(listeners))
+	for _, l := range listeners {
+		log.Info("listening", "address", l.Addr().String())
+		go func() { failed <- web.Serve(l) }()
+	}
+	_, _ = daemon.SdNotify(false, daemon.SdNotifyReady) // without systemd nobody is told
+	for {
+		select {
+		case err := <-failed:
+			return fail(err)
+		case sig := <-told:
+			if sig != unix.SIGHUP {
+				_, _ = daemon.SdNotify(false, daemon.SdNotifyStopping)
+				return end(web, s, told, time.Duration(c.DrainTimeout), log)
+			}
+			if next, tokens, err := settings(&flags); err != nil {
+				log.Error("reload", "error", err)
+			} else if err := s.Reload(next, tokens); err != nil {
+				log.Error("reload", "error", err)
+			} else {
+				log.Info("reloaded")
+			}
+		}
+	}
+}
+
+// end lets calls that run come to their ends, and then ends the server. A second signal cuts
+// that short.
+func end(web *http.Server, s *server.Server, told <-chan os.Signal, within time.Duration, log *slog.Logger) int {
+	log.Info("draining")
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	go func() {
+		for sig := range told {
+			if sig != unix.SIGHUP {
+				cancel()
+			}
+		}
+	}()
+	s.Drain(ctx)
+	const moment = 5 * time.Second // for answers on their way
+	ctx, cancel = context.WithTimeout(context.Background(), moment)
+	defer cancel()
+	if web.Shutdown(ctx) != nil {
+		web.Close()
+	}
+	log.Info("ended")
+	return 0
+}
+
+// settings is the configuration with the flags, checked.
+func settings(flags *cli.Serve) (c config.Config, tokens config.Tokens, err error) {
+	if c, err = config.Load(flags.Config); err != nil {
+		return c, nil, err
+	}
+	if len(flags.Listen) > 0 {
+		c.Listen = flags.Listen
+	}
+	for _, f := range []struct {
+		to   *string
+		from string
+	}{{&c.TokenFile, flags.TokenFile}, {&c.TLSCert, flags.TLSCert}, {&c.TLSKey, flags.TLSKey}} {
+		if f.from != "" {
+			*f.to = f.from
+		}
+	}
+	if flags.DrainTimeout != 0 {
+		c.DrainTimeout = flags.DrainTimeout
+	}
+	if len(c.Listen) == 0 && activated() {
+		return c, tokens, loadTokens(&c, &tokens)
+	}
+	if err = c.Check(); err != nil {
+		return c, nil, err
+	}
+	return c, tokens, loadTokens(&c, &tokens)
+}
+
+func loadTokens(c *config.Config, tokens *config.Tokens) (err error) {
+	if c.TokenFile != "" {
+		*tokens, err = config.LoadTokens(c.TokenFile)
+	}
+	return err
+}

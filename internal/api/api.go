@@ -1,0 +1,82 @@
+// Package api is the HTTP interface as types: what is asked, what is answered, the events of
+// a stream and the errors. The report of the command line is the answer, with a few members
+// more. The tags make the OpenAPI document and the checks of each request.
+package api
+
+import (
+	"github.com/sbxrun/sbxrun/cleanup/result"
+)
+
+// Call is one command or program to run.
+type Call struct {
+	Argv     []string          `json:"argv,omitempty" maxItems:"4096" doc:"The command and its arguments; or language and code in its place"`
+	Language string            `json:"language,omitempty" maxLength:"64" doc:"One of /v1/languages"`
+	Code     string            `json:"code,omitempty" doc:"The program, with language"`
+	Stdin    string            `json:"stdin,omitempty" doc:"What it reads, as text"`
+	Env      map[string]string `json:"env,omitempty" maxProperties:"1024" doc:"Variables beside PATH, HOME and USER; nothing comes from the server's environment"`
+	Workdir  string            `json:"workdir,omitempty" maxLength:"4096" doc:"Where it begins, absolute; the workspace by default"`
+
+	TimeoutMS float64 `json:"timeout_ms,omitempty" minimum:"0" doc:"From when it begins until all of it is killed; 0 for the server's default. More than the server's maximum is cut down to that, and the answer says so in clamped."`
+	GraceMS   float64 `json:"grace_ms,omitempty" minimum:"0" doc:"From SIGTERM to SIGKILL at the deadline; 0 for SIGKILL at once. Cut down as timeout_ms."`
+
+	Limits  Limits   `json:"limits,omitempty"`
+	Files   []FileIn `json:"files,omitempty" maxItems:"1024" doc:"What lies in the workspace when it begins"`
+	Collect []string `json:"collect,omitempty" maxItems:"64" doc:"Patterns of what is kept of the workspace when it has ended, as in path.Match of Go: *.png, out/*.csv"`
+}
+
+// Limits is what a call may use.
+type Limits struct {
+	Memory    int64   `json:"memory,omitempty" minimum:"1048576" doc:"Bytes, of all its processes and the files in memory that they write"`
+	Pids      int64   `json:"pids,omitempty" minimum:"4" doc:"Processes and threads"`
+	CPUs      float64 `json:"cpus,omitempty" minimum:"0.001" maximum:"65536"`
+	CPUTimeMS float64 `json:"cpu_time_ms,omitempty" minimum:"1" doc:"Of all its processes together"`
+	FSize     int64   `json:"fsize,omitempty" minimum:"1" doc:"Bytes, of one file"`
+	MaxOutput int64   `json:"max_output,omitempty" minimum:"1" doc:"Bytes of stdout, and of stderr, that are kept: the beginning and the end; of a stream the beginning"`
+	Output    string  `json:"output,omitempty" enum:"truncate,kill" doc:"What happens where more is written: the rest is left out (default), or all is killed, with the cause output-limit"`
+}
+
+// FileIn is a file for the workspace: exactly one of id, text and base64.
+type FileIn struct {
+	Path   string  `json:"path" minLength:"1" maxLength:"1024" doc:"Relative to the workspace"`
+	ID     string  `json:"id,omitempty" maxLength:"128" doc:"Of the content store"`
+	Text   *string `json:"text,omitempty"`
+	Base64 *string `json:"base64,omitempty"`
+	Mode   string  `json:"mode,omitempty" pattern:"^0?[0-7]{3}$" doc:"Permissions in octal" example:"755"`
+}
+
+// FileOut is a file that was collected.
+type FileOut struct {
+	Path      string `json:"path"`
+	ID        string `json:"id,omitempty" doc:"In the content store"`
+	Size      int64  `json:"size"`
+	MediaType string `json:"media_type,omitempty"`
+	Error     string `json:"error,omitempty" doc:"Why it was not kept"`
+}
+
+// Answer is the report of a call.
+type Answer struct {
+	result.Report
+	Files     []FileOut `json:"files,omitempty"`
+	QueueMS   float64   `json:"queue_ms" doc:"How long it waited for its turn"`
+	Room      string    `json:"room,omitempty" enum:"cold,warm" doc:"Whether its room was built for it, or made ahead"`
+	TimeoutMS float64   `json:"timeout_ms,omitempty" doc:"The timeout that was in force"`
+	Clamped   []string  `json:"clamped,omitempty" doc:"Members of the request that were cut down to the server's maximum"`
+	RequestID string    `json:"request_id,omitempty"`
+}
+
+// Event is one line of a stream, or one event of SSE.
+type Event struct {
+	Event  string  `json:"event" enum:"start,stdout,stderr,keepalive,report,error" doc:"The last one is report, or error. A stream without it has failed."`
+	ID     string  `json:"id,omitempty" doc:"With start: that of the call"`
+	Text   string  `json:"text,omitempty" doc:"With stdout and stderr, if it is UTF-8"`
+	Base64 []byte  `json:"base64,omitempty" doc:"With stdout and stderr, otherwise"`
+	Report *Answer `json:"report,omitempty"`
+	Error  *Error  `json:"error,omitempty"`
+}
+
+// Language is a way to run a program.
+type Language struct {
+	Name    string   `json:"name"`
+	Command []string `json:"command" doc:"What runs the program, {file} being its path"`
+	File    string   `json:"file" doc:"What the program is called in the workspace"`
+}

@@ -1,0 +1,124 @@
+package api
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+)
+
+// Code is what programs read of an error.
+type Code string
+
+// All codes there are.
+const (
+	Usage         Code = "usage"
+	TooLarge      Code = "too-large"
+	MediaType     Code = "media-type"
+	Auth          Code = "auth"
+	Policy        Code = "policy"
+	NoSuchSession Code = "no-such-session"
+	NoSuchCall    Code = "no-such-call"
+	NoSuchProcess Code = "no-such-process"
+	NoSuchFile    Code = "no-such-file"
+	NoSuchPath    Code = "no-such-path"
+	Ended         Code = "ended"
+	BusySession   Code = "busy-session"
+	Idempotency   Code = "idempotency"
+	Quota         Code = "quota"
+	Busy          Code = "busy"
+	Draining      Code = "draining"
+	Setup         Code = "setup"
+	Unproven      Code = "unproven"
+	QuotaDisk     Code = "quota-disk"
+)
+
+// status is the HTTP status of each code.
+var status = map[Code]int{
+	Usage: http.StatusBadRequest, TooLarge: http.StatusRequestEntityTooLarge, MediaType: http.StatusUnsupportedMediaType,
+	Auth: http.StatusUnauthorized, Policy: http.StatusForbidden,
+	NoSuchSession: http.StatusNotFound, NoSuchCall: http.StatusNotFound, NoSuchProcess: http.StatusNotFound, NoSuchFile: http.StatusNotFound, NoSuchPath: http.StatusNotFound,
+	Ended: http.StatusGone, BusySession: http.StatusConflict, Idempotency: http.StatusConflict,
+	Quota: http.StatusTooManyRequests, Busy: http.StatusServiceUnavailable, Draining: http.StatusServiceUnavailable,
+	Setup: http.StatusInternalServerError, Unproven: http.StatusInternalServerError, QuotaDisk: http.StatusInsufficientStorage,
+}
+
+// Codes returns all codes with their statuses.
+func Codes() map[Code]int { return status }
+
+// Error is the answer to a request that came to nothing, or of which the server cannot say
+// that nothing is left.
+type Error struct {
+	Failure Failure `json:"error"`
+	Started bool    `json:"started" doc:"Whether anything of the request has begun to run. Only what says false may be tried again."`
+	Report  *Answer `json:"report,omitempty" doc:"Of a command that has run, with unproven and with ended"`
+}
+
+// Failure is what happened, and what to do about it.
+type Failure struct {
+	Code    Code   `json:"code" doc:"For programs; docs/api.md has all of them"`
+	Message string `json:"message" doc:"What happened"`
+	Hint    string `json:"hint,omitempty" doc:"What to do about it"`
+}
+
+// NewError is an error before anything was started.
+func NewError(code Code, message, hint string) *Error {
+	return &Error{Failure: Failure{Code: code, Message: message, Hint: hint}}
+}
+
+func (e *Error) Error() string { return e.Failure.Message }
+
+// GetStatus is the HTTP status.
+func (e *Error) GetStatus() int { return status[e.Failure.Code] }
+
+// retryAfter is how many seconds a client is asked to wait.
+const retryAfter = 1
+
+// GetHeaders says when to try again.
+func (e *Error) GetHeaders() http.Header {
+	h := http.Header{}
+	switch e.Failure.Code {
+	case Quota, Busy, Draining:
+		h.Set("Retry-After", strconv.Itoa(retryAfter))
+	case Auth:
+		h.Set("WWW-Authenticate", "Bearer")
+	}
+	return h
+}
+
+// Write answers with the error.
+func (e *Error) Write(w http.ResponseWriter) {
+	for name, values := range e.GetHeaders() {
+		w.Header()[name] = values
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(e.GetStatus())
+	_ = json.NewEncoder(w).Encode(e) // who has gone away reads nothing
+}
+
+// AsError is an error of the engine as one of the interface.
+func AsError(err error) *Error {
+	if e := (*Error)(nil); errors.As(err, &e) {
+		return e
+	}
+	var e *result.Error
+	if !errors.As(err, &e) {
+		return NewError(Setup, err.Error(), "")
+	}
+	code := Code(e.Code)
+	switch {
+	case code == "workdir" || code == "not-found" || code == "not-executable":
+		code = Usage
+	case status[code] == 0:
+		code = Setup // of which the message says more
+	}
+	// Flags are the command line's.
+	hint := e.Hint
+	if strings.Contains(hint, "--") {
+		hint = ""
+	}
+	return NewError(code, e.Message, hint)
+}

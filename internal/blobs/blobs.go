@@ -1,0 +1,184 @@
+// Package blobs is a content store: files by the hash of what they hold, for each tenant
+// apart, for a time and within a quota. A tenant cannot tell what another one has stored.
+package blobs
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+)
+
+// Store is a directory of files. What is in it is found again by the next server.
+type Store struct {
+	dir   string
+	ttl   time.Duration
+	total int64 // of all tenants
+
+	mu   sync.Mutex
+	used map[string]int64 // by tenant, files that are being written included
+	sum  int64
+}
+
+// prefix of an id names the hash.
+const prefix = "sha256:"
+
+// partial is the beginning of the names of files that are being written.
+const partial = ".part-"
+
+// Open opens the store in a directory, and makes it if need be. total bounds what all tenants
+// have together.
+func Open(dir string, ttl time.Duration, total int64) (*Store, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	s := &Store{dir: dir, ttl: ttl, total: total}
+	// What a server that was killed has left half-written is nobody's.
+	err := s.walk(func(name string, _ fs.FileInfo) {
+		if strings.HasPrefix(filepath.Base(name), partial) {
+			_ = os.Remove(name) // counted otherwise
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return s, s.Expire(time.Now())
+}
+
+// walk calls each with the files of all tenants.
+func (s *Store) walk(each func(name string, st fs.FileInfo)) error {
+	return filepath.WalkDir(s.dir, func(name string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // it went meanwhile
+		}
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		if st, err := d.Info(); err == nil {
+			each(name, st)
+		}
+		return nil
+	})
+}
+
+// Expire removes what was not asked for since the time to live, and counts what there is.
+func (s *Store) Expire(now time.Time) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.used, s.sum = map[string]int64{}, 0
+	return s.walk(func(name string, st fs.FileInfo) {
+		old := now.Sub(st.ModTime()) > s.ttl
+		if old && os.Remove(name) == nil {
+			return
+		}
+		s.used[filepath.Base(filepath.Dir(name))] += st.Size()
+		s.sum += st.Size()
+	})
+}
+
+// Put stores what r has, at most max bytes, for a tenant who may have so many bytes in all,
+// and returns its id and size.
+func (s *Store) Put(tenant string, r io.Reader, max, quota int64) (id string, size int64, err error) {
+	dir := filepath.Join(s.dir, tenant)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", 0, err
+	}
+	f, err := os.CreateTemp(dir, partial)
+	if err != nil {
+		return "", 0, err
+	}
+	var reserved int64
+	kept := false
+	defer func() {
+		f.Close()
+		if !kept {
+			_ = os.Remove(f.Name()) // what stays is removed when it is old
+			s.reserve(tenant, -reserved, 0)
+		}
+	}()
+	hash := sha256.New()
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := r.Read(buf)
+		if n > 0 {
+			if size += int64(n); size > max {
+				return "", 0, &result.Error{Code: "too-large", Message: fmt.Sprintf("the file is larger than %d bytes", max)}
+			}
+			if !s.reserve(tenant, int64(n), quota) {
+				return "", 0, &result.Error{Code: "quota-disk", Message: "the content store has no room for it", Hint: "files go when they were not asked for within the store's time to live"}
+			}
+			reserved += int64(n)
+			hash.Write(buf[:n])
+			if _, err := f.Write(buf[:n]); err != nil {
+				return "", 0, &result.Error{Code: "quota-disk", Message: "cannot store the file: " + err.Error(), Err: err}
+			}
+		}
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return "", 0, err
+		}
+	}
+	name := hex.EncodeToString(hash.Sum(nil))
+	at := filepath.Join(dir, name)
+	// One at a time: the same content may be stored twice at once, and is counted once.
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if st, err := os.Stat(at); err == nil {
+		s.used[tenant] -= st.Size()
+		s.sum -= st.Size()
+	}
+	if err := os.Rename(f.Name(), at); err != nil {
+		return "", 0, err
+	}
+	kept = true
+	return prefix + name, size, nil
+}
+
+// reserve counts bytes, unless that were more than may be.
+func (s *Store) reserve(tenant string, n, quota int64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n > 0 && (s.used[tenant]+n > quota || s.sum+n > s.total) {
+		return false
+	}
+	s.used[tenant] += n
+	s.sum += n
+	return true
+}
+
+// Get opens a file of a tenant, and with that begins its time to live anew. The caller closes
+// it.
+func (s *Store) Get(tenant, id string) (*os.File, int64, error) {
+	none := &result.Error{Code: "no-such-file", Message: fmt.Sprintf("the content store has no %.80q", id), Hint: "store it by POST /v1/files; files go when their time to live is over"}
+	name, ok := strings.CutPrefix(id, prefix)
+	if b, err := hex.DecodeString(name); !ok || err != nil || len(b) != sha256.Size || name != strings.ToLower(name) {
+		return nil, 0, none
+	}
+	at := filepath.Join(s.dir, tenant, name)
+	f, err := os.Open(at)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, 0, none
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	st, err := f.Stat()
+	if err != nil {
+		f.Close()
+		return nil, 0, err
+	}
+	now := time.Now()
+	_ = os.Chtimes(at, now, now) // at worst it goes earlier
+	return f, st.Size(), nil
+}

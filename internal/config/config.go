@@ -1,0 +1,272 @@
+// Package config is what the server is told: the file in TOML, the tokens, and what holds
+// where neither says anything. Nothing in a file is ignored: an unknown key is an error.
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pelletier/go-toml/v2"
+
+	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/tenants"
+	"github.com/sbxrun/sbxrun/internal/values"
+)
+
+// Config is the whole file. docs/serve.md has every key.
+type Config struct {
+	Listen       []string        `toml:"listen"`
+	TokenFile    string          `toml:"token_file"`
+	TLSCert      string          `toml:"tls_cert"`
+	TLSKey       string          `toml:"tls_key"`
+	StateDir     string          `toml:"state_dir"`
+	DrainTimeout values.Duration `toml:"drain_timeout"`
+	Places       int             `toml:"places"`
+	MaxBody      values.Size     `toml:"max_body"`
+
+	Call      Call                `toml:"call"`
+	Sandbox   Sandbox             `toml:"sandbox"`
+	Sessions  Sessions            `toml:"sessions"`
+	Files     Files               `toml:"files"`
+	Tenant    Tenant              `toml:"tenant"`
+	Tenants   map[string]Tenant   `toml:"tenants"`
+	Languages map[string]Language `toml:"languages"`
+}
+
+// Call is what holds for each call.
+type Call struct {
+	Timeout    values.Duration `toml:"timeout"`
+	MaxTimeout values.Duration `toml:"max_timeout"`
+	MaxGrace   values.Duration `toml:"max_grace"`
+	MaxOutput  values.Size     `toml:"max_output"`
+	Memory     values.Size     `toml:"memory"`
+	Pids       int64           `toml:"pids"`
+	CPUs       float64         `toml:"cpus"`
+}
+
+// Sandbox is what calls see.
+type Sandbox struct {
+	Network     string      `toml:"network"`
+	TmpSize     values.Size `toml:"tmp_size"`
+	Mounts      []string    `toml:"mounts"`
+	AllSyscalls bool        `toml:"all_syscalls"`
+}
+
+// Sessions is what holds for each session.
+type Sessions struct {
+	IdleTimeout values.Duration `toml:"idle_timeout"`
+	Lifetime    values.Duration `toml:"lifetime"`
+	MaxEntries  int             `toml:"max_entries"`
+}
+
+// Files is the content store.
+type Files struct {
+	TTL   values.Duration `toml:"ttl"`
+	Quota values.Size     `toml:"quota"`
+}
+
+// Tenant is the ceilings of one tenant. What is zero is no bound, but for Queue and Sessions.
+type Tenant struct {
+	Concurrency int             `toml:"concurrency"`
+	Queue       int             `toml:"queue"`
+	Rate        float64         `toml:"rate"`
+	Sessions    int             `toml:"sessions"`
+	MaxTimeout  values.Duration `toml:"max_timeout"`
+	Memory      values.Size     `toml:"memory"`
+	Pids        int64           `toml:"pids"`
+	CPUs        float64         `toml:"cpus"`
+	MaxOutput   values.Size     `toml:"max_output"`
+	Files       values.Size     `toml:"files"`
+}
+
+// Ceilings are those of the gate.
+func (t Tenant) Ceilings() tenants.Ceilings {
+	return tenants.Ceilings{Concurrency: t.Concurrency, Queue: t.Queue, Rate: t.Rate}
+}
+
+// Language is how a program is run.
+type Language struct {
+	Command []string `toml:"command"`
+	File    string   `toml:"file"`
+}
+
+// Argv is the command line for the program.
+func (l Language) Argv() []string {
+	argv := slices.Clone(l.Command)
+	for i, word := range argv {
+		argv[i] = strings.ReplaceAll(word, "{file}", path.Join(room.Home, l.File))
+	}
+	return argv
+}
+
+// Default is what holds where the file says nothing.
+func Default() Config {
+	return Config{
+		DrainTimeout: values.Duration(30 * time.Second),
+		Places:       64,
+		MaxBody:      16 << 20,
+		StateDir:     stateDir(),
+		Call: Call{
+			Timeout: values.Duration(30 * time.Second), MaxTimeout: values.Duration(5 * time.Minute), MaxGrace: values.Duration(30 * time.Second), MaxOutput: 1 << 20,
+		},
+		Sandbox:  Sandbox{Network: "none", TmpSize: 256 << 20},
+		Sessions: Sessions{IdleTimeout: values.Duration(15 * time.Minute), Lifetime: values.Duration(24 * time.Hour), MaxEntries: 10_000},
+		Files:    Files{TTL: values.Duration(24 * time.Hour), Quota: 1 << 30},
+		Tenant:   Tenant{Concurrency: 32, Queue: 128, Sessions: 64, MaxOutput: 64 << 20, Files: 256 << 20},
+		Languages: map[string]Language{
+			"python": {Command: []string{"python3", "{file}"}, File: "main.py"},
+			"node":   {Command: []string{"node", "{file}"}, File: "main.js"},
+			"bash":   {Command: []string{"bash", "{file}"}, File: "main.sh"},
+			"sh":     {Command: []string{"sh", "{file}"}, File: "main.sh"},
+		},
+	}
+}
+
+// stateDir is where the server keeps what it stores.
+func stateDir() string {
+	switch dir := os.Getenv("XDG_RUNTIME_DIR"); {
+	case os.Geteuid() == 0:
+		return "/run/sbxrund"
+	case dir != "":
+		return filepath.Join(dir, "sbxrund")
+	}
+	return filepath.Join(os.TempDir(), fmt.Sprintf("sbxrund-%d", os.Geteuid()))
+}
+
+// Load reads a file; "" for none.
+func Load(name string) (Config, error) {
+	c := Default()
+	if name == "" {
+		return c, nil
+	}
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return c, err
+	}
+	dec := toml.NewDecoder(bytes.NewReader(text))
+	dec.DisallowUnknownFields()
+	err = dec.Decode(&c)
+	var unknown *toml.StrictMissingError
+	var wrong *toml.DecodeError
+	switch {
+	case errors.As(err, &unknown):
+		e := unknown.Errors[0]
+		row, _ := e.Position()
+		return c, fmt.Errorf("%s:%d: there is no key %s", name, row, strings.Join(e.Key(), "."))
+	case errors.As(err, &wrong):
+		row, column := wrong.Position()
+		return c, fmt.Errorf("%s:%d:%d: %w", name, row, column, wrong)
+	case err != nil:
+		return c, fmt.Errorf("%s: %w", name, err)
+	}
+	// A tenant of the file that leaves a ceiling out has that of all.
+	for name, t := range c.Tenants {
+		c.Tenants[name] = t.or(c.Tenant)
+	}
+	return c, nil
+}
+
+// or fills in what is not given.
+func (t Tenant) or(all Tenant) Tenant {
+	fill(&t.Concurrency, all.Concurrency)
+	fill(&t.Queue, all.Queue)
+	fill(&t.Rate, all.Rate)
+	fill(&t.Sessions, all.Sessions)
+	fill(&t.MaxTimeout, all.MaxTimeout)
+	fill(&t.Memory, all.Memory)
+	fill(&t.Pids, all.Pids)
+	fill(&t.CPUs, all.CPUs)
+	fill(&t.MaxOutput, all.MaxOutput)
+	fill(&t.Files, all.Files)
+	return t
+}
+
+func fill[T comparable](to *T, from T) {
+	if *to == *new(T) {
+		*to = from
+	}
+}
+
+// Check finds what is wrong for everybody.
+func (c *Config) Check() error {
+	if len(c.Listen) == 0 {
+		return errors.New("listen: there is nothing to listen on; name a socket, such as unix:/run/sbxrun/api.sock")
+	}
+	for _, l := range c.Listen {
+		network, address, _ := strings.Cut(l, ":")
+		switch {
+		case network == "unix" && path.IsAbs(address) && len(address) < 108: // sun_path of unix(7)
+		case network == "tcp" && address != "":
+			if c.TokenFile == "" {
+				return fmt.Errorf("listen %q: TCP is refused without token_file: whoever reached it could run commands", l)
+			}
+		default:
+			return fmt.Errorf("listen %q: want unix:PATH, absolute and shorter than 108 bytes, or tcp:HOST:PORT", l)
+		}
+	}
+	if (c.TLSCert == "") != (c.TLSKey == "") {
+		return errors.New("tls_cert and tls_key go together")
+	}
+	for _, bound := range []struct {
+		name  string
+		value float64
+	}{
+		{"places", float64(c.Places)}, {"max_body", float64(c.MaxBody)}, {"call.timeout", float64(c.Call.Timeout)}, {"call.max_timeout", float64(c.Call.MaxTimeout)},
+		{"call.max_output", float64(c.Call.MaxOutput)}, {"sandbox.tmp_size", float64(c.Sandbox.TmpSize)}, {"sessions.lifetime", float64(c.Sessions.Lifetime)},
+		{"sessions.idle_timeout", float64(c.Sessions.IdleTimeout)}, {"sessions.max_entries", float64(c.Sessions.MaxEntries)}, {"files.ttl", float64(c.Files.TTL)},
+	} {
+		if bound.value <= 0 {
+			return fmt.Errorf("%s: want more than 0", bound.name)
+		}
+	}
+	if c.Call.Timeout > c.Call.MaxTimeout {
+		return errors.New("call.timeout is above call.max_timeout")
+	}
+	if _, err := c.Policy(); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Languages)) {
+		l := c.Languages[name]
+		if len(l.Command) == 0 || l.File == "" || l.File != path.Base(l.File) || l.File == ".." || l.File == "." {
+			return fmt.Errorf("languages.%s: want a command, and a file that is one name", name)
+		}
+	}
+	return nil
+}
+
+// Policy is what the sandbox of a call shows.
+func (c *Config) Policy() (p bwrap.Policy, err error) {
+	p = bwrap.Policy{TmpSize: int64(c.Sandbox.TmpSize), AllSyscalls: c.Sandbox.AllSyscalls}
+	switch c.Sandbox.Network {
+	case "", "none":
+	case "host":
+		p.Network = bwrap.HostNetwork
+	default:
+		return p, fmt.Errorf("sandbox.network %q: want none or host", c.Sandbox.Network)
+	}
+	for _, m := range c.Sandbox.Mounts {
+		source, dest, err := room.ParseBind(m, "")
+		if err != nil {
+			return p, fmt.Errorf("sandbox.mounts: %w", err)
+		}
+		p.Mounts = append(p.Mounts, bwrap.Mount{Source: source, Dest: dest})
+	}
+	return p, nil
+}
+
+// Of returns the ceilings of a tenant.
+func (c *Config) Of(tenant string) Tenant {
+	if t, ok := c.Tenants[tenant]; ok {
+		return t
+	}
+	return c.Tenant
+}

@@ -1,0 +1,73 @@
+// Package place is where a call of the server runs: one seam, with rooms that are built for
+// the call on one side of it, and rooms that were made ahead on the other. The server asks for
+// a place, runs commands in it, reaches its files, and gives it back.
+package place
+
+import (
+	"context"
+	"io"
+	"syscall"
+	"time"
+
+	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/workspace"
+)
+
+// Kind says how a place came to be, as the answer of a call tells it.
+type Kind string
+
+// How a place came to be.
+const (
+	Cold Kind = "cold" // built for the call
+	Warm Kind = "warm" // made ahead
+)
+
+// Policy is what a place shows, and what all of its commands together may use. Policies that
+// are equal can have the same rooms.
+type Policy struct {
+	bwrap.Policy
+	Limits   bwrap.Limits  // of the place
+	Lifetime time.Duration // 0 for none
+}
+
+// Source has places.
+type Source interface {
+	// Take returns a place for a tenant, which nobody else uses until it is given back, or an
+	// error that is a *[result.Error]. It blocks until there is one, or ctx is done; the place
+	// does not end with ctx.
+	Take(ctx context.Context, tenant string, p Policy) (Place, error)
+}
+
+// Place is a room, or what stands for one.
+type Place interface {
+	Kind() Kind
+	// Start starts a command, as [bwrap.Command.Start] does.
+	Start(ctx context.Context, c Command) (Running, error)
+	// Files is the directory in which commands begin. It is open for as long as the place is.
+	Files() (*workspace.Dir, error)
+	// Ended is closed when the place has ended, by itself or for its lifetime.
+	Ended() <-chan struct{}
+	// Give gives the place back, and with it all that still runs there; it is called once, and
+	// returns when nothing of that is left. Of the result the verdict and the survivors count.
+	// A place that may be used again must not be one whose command was unproven.
+	Give() (*result.Result, error)
+}
+
+// Running is a command that was started.
+type Running interface {
+	Wait() (*result.Result, error)
+	Signal(sig syscall.Signal) error
+}
+
+// Command is a command, its members as those of [bwrap.Command].
+type Command struct {
+	Args           []string
+	Env            []string
+	Dir            string
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	MaxOutput      int64
+	Limits         bwrap.Limits
+	Timeout, Grace time.Duration
+}

@@ -1,0 +1,58 @@
+package proc
+
+import (
+	"runtime"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// AsUser calls f with the file system ids of a user, on a thread of its own that ends with
+// it; nil is as this process. What f opens and makes is then what that user could, and is that
+// user's: a file system of a user namespace takes no file of an id that the namespace has no
+// name for (EOVERFLOW). f must not start processes, and must stay on its goroutine.
+func AsUser(user *Cred, f func() error) error {
+	if user == nil {
+		return f()
+	}
+	done := make(chan error, 1)
+	go func() {
+		// Never unlocked: Go ends the thread with the goroutine, and makes no other from it.
+		runtime.LockOSThread()
+		if err := takeOn(user); err != nil {
+			done <- err
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}
+
+// takeOn gives this thread the file system ids of a user, and with them none of root's rights
+// over files (capabilities(7)).
+func takeOn(user *Cred) error {
+	// Changed ids make the whole process undumpable (prctl(2)), which a keeper would inherit.
+	syscall.ForkLock.Lock()
+	defer syscall.ForkLock.Unlock()
+	dumpable, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
+	if err != nil {
+		return err
+	}
+	// Groups too, those of the thread alone: package syscall would set them for all.
+	_, _, errno := syscall.RawSyscall(syscall.SYS_SETGROUPS, 0, 0, 0)
+	for _, set := range []struct {
+		call uintptr
+		id   uint32
+	}{{syscall.SYS_SETFSGID, user.GID}, {syscall.SYS_SETFSUID, user.UID}} {
+		// It returns the id before, whether or not it has done anything (setfsuid(2)).
+		_, _, _ = syscall.RawSyscall(set.call, uintptr(set.id), 0, 0)
+		if got, _, _ := syscall.RawSyscall(set.call, ^uintptr(0), 0, 0); uint32(got) != set.id && errno == 0 {
+			errno = unix.EPERM
+		}
+	}
+	_ = unix.Prctl(unix.PR_SET_DUMPABLE, uintptr(dumpable), 0, 0, 0) // as it was is always allowed
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}

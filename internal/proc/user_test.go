@@ -1,0 +1,61 @@
+package proc
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// What is made as another user is that user's, what that user may not open is refused, and
+// nothing of it stays: neither the ids nor that the process is undumpable.
+func TestAsUser(t *testing.T) {
+	dir := t.TempDir()
+	secret := filepath.Join(dir, "secret")
+	if err := os.WriteFile(secret, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	user := &Cred{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
+	denied := false
+	if os.Geteuid() == 0 {
+		user, denied = &Cred{UID: 65534, GID: 65534}, true
+		for at := dir; at != "/"; at = filepath.Dir(at) {
+			if err := os.Chmod(at, 0o777|os.ModeSticky); err != nil {
+				t.Fatal(err)
+			}
+			if filepath.Dir(at) == os.TempDir() {
+				break
+			}
+		}
+	}
+	if os.Geteuid() != 0 {
+		user = nil // an ordinary user has no other
+	}
+	err := AsUser(user, func() error {
+		if f, err := os.Open(secret); (err != nil) != denied {
+			t.Errorf("open: %v", err)
+		} else if err == nil {
+			f.Close()
+		}
+		return os.WriteFile(filepath.Join(dir, "made"), nil, 0o600)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(filepath.Join(dir, "made"), &st); err != nil {
+		t.Fatal(err)
+	}
+	if user != nil && (st.Uid != user.UID || st.Gid != user.GID) {
+		t.Errorf("owner %d:%d", st.Uid, st.Gid)
+	}
+	if n, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0); n != 1 || err != nil {
+		t.Errorf("dumpable %d, %v", n, err)
+	}
+	if f, err := os.Open(secret); err != nil {
+		t.Error("afterwards:", err)
+	} else {
+		f.Close()
+	}
+}

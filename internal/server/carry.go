@@ -1,0 +1,256 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"io"
+	"mime"
+	"net/http"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/admission"
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/workspace"
+)
+
+// sink is where a call's output goes.
+type sink interface {
+	// writers are what the command writes to. Both take more than maxOutput.
+	writers() (stdout, stderr io.Writer)
+	// started says that the command runs.
+	started()
+	// output adds to the report what was kept of the streams.
+	output(r *result.Report)
+}
+
+// fresh carries a call out in a place of its own. When it returns nothing of the call is left;
+// an error that is no [*api.Error] says that the client has left before it began.
+func (s *Server) fresh(ctx context.Context, o *order, out sink) (*api.Answer, error) {
+	came := time.Now()
+	leave, err := s.gate.Enter(ctx, o.who.tenant, o.ceilings.Ceilings())
+	if err != nil {
+		return nil, s.why(ctx, err)
+	}
+	defer leave()
+	queued := time.Since(came)
+	admitted, err := s.admit(ctx, o.limits.Pids)
+	if err != nil {
+		return nil, s.why(ctx, err)
+	}
+	defer admitted.End()
+	at, err := s.source.Take(ctx, o.who.tenant, s.settings.Load().policy)
+	if err != nil {
+		return nil, s.why(ctx, explain(admitted, err))
+	}
+	a, err := s.in(ctx, at, admitted, o, out)
+	res, _ := at.Give() // the result's verdict says more
+	if a == nil {
+		return nil, s.why(ctx, err)
+	}
+	if res != nil && res.Verdict == result.Unproven && a.Teardown.Verdict == result.Proven {
+		// Nothing of the command is seen to be left, and all the same its room is.
+		a.Teardown.Verdict, a.Teardown.Survivors = result.Unproven, res.Survivors
+		a.ExitCode = result.ExitUnproven
+	}
+	a.QueueMS = result.Milliseconds(queued)
+	s.tell(o, a)
+	return a, proven(a)
+}
+
+// proven is the error of a call of which something may be left.
+func proven(a *api.Answer) error {
+	if a.Teardown.Verdict != result.Unproven {
+		return nil
+	}
+	e := api.NewError(api.Unproven, "something of the command may be left", "the report names it; its room is not used again")
+	e.Started, e.Report = true, a
+	return e
+}
+
+// tell logs how a call ended: never what it was.
+func (s *Server) tell(o *order, a *api.Answer) {
+	s.log.Info("call", "request", o.who.requestID, "tenant", o.who.tenant, "id", a.ID, "cause", a.Cause, "exit_code", a.ExitCode,
+		"verdict", a.Teardown.Verdict, "room", a.Room, "queue_ms", a.QueueMS, "duration_ms", a.Duration)
+}
+
+// Levels of tasks, in percent of a bound: as the command line has them.
+const (
+	warn  = 60
+	alert = 80
+)
+
+// admit asks whether the machine has tasks left for one more command, which may come to have
+// so many.
+func (s *Server) admit(ctx context.Context, pids int64) (*admission.Leave, error) {
+	return admission.Ask(ctx, admission.Terms{
+		OnPressure: admission.Refuse, Warn: warn, Alert: alert, Promised: pids, Lasting: true,
+		Note: func(text string) { s.log.Warn("tasks", "note", text) },
+	})
+}
+
+// explain makes busy of an error that comes from there being no task left.
+func explain(leave *admission.Leave, err error) error {
+	var e *result.Error
+	if errors.As(err, &e) {
+		return leave.Explain(e)
+	}
+	return err
+}
+
+// why is what a client is told of a call that came to nothing.
+func (s *Server) why(ctx context.Context, err error) error {
+	var ours *api.Error
+	switch {
+	case errors.As(err, &ours):
+		return err
+	case ctx.Err() != nil && errors.Is(context.Cause(ctx), errDraining):
+		return draining()
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	}
+	return api.AsError(err)
+}
+
+// in carries a call out at a place. The answer is nil if it came to nothing.
+func (s *Server) in(ctx context.Context, at place.Place, admitted *admission.Leave, o *order, out sink) (*api.Answer, error) {
+	began := time.Now()
+	if err := s.bring(at, o); err != nil {
+		return nil, err
+	}
+	stdout, stderr := out.writers()
+	command := place.Command{
+		Args: o.argv, Env: o.env, Dir: o.dir, Stdout: stdout, Stderr: stderr, Limits: o.limits, Timeout: o.timeout, Grace: o.grace,
+	}
+	if o.stdin != "" {
+		command.Stdin = strings.NewReader(o.stdin)
+	}
+	if o.kill {
+		command.MaxOutput = o.maxOutput
+	}
+	admitted.Reserved()
+	run, err := at.Start(ctx, command)
+	if err != nil {
+		err = explain(admitted, err)
+		if e := (*result.Error)(nil); errors.As(err, &e) && (e.Code == "not-found" || e.Code == "not-executable") {
+			// As on the command line, that is how the command has ended.
+			res := result.Result{Cause: result.StartFailed, Verdict: result.NotApplicable, StartedAt: began, Duration: time.Since(began), Err: e}
+			return s.answer(at, o, out, &res), nil
+		}
+		return nil, err
+	}
+	admitted.Running()
+	out.started()
+	res, err := run.Wait()
+	if res == nil {
+		return nil, err
+	}
+	a := s.answer(at, o, out, res)
+	if ctx.Err() == nil && res.Verdict == result.Proven {
+		a.Files = s.collect(at, o)
+	}
+	return a, nil
+}
+
+func (s *Server) answer(at place.Place, o *order, out sink, res *result.Result) *api.Answer {
+	a := &api.Answer{Report: res.Report(o.id, o.argv), Room: string(at.Kind()), TimeoutMS: result.Milliseconds(o.timeout), Clamped: o.clamped, RequestID: o.who.requestID}
+	out.output(&a.Report)
+	return a
+}
+
+// bring puts the call's files into the workspace.
+func (s *Server) bring(at place.Place, o *order) error {
+	if len(o.files) == 0 {
+		return nil
+	}
+	dir, err := at.Files()
+	if err != nil {
+		return err
+	}
+	for _, f := range o.files {
+		if err := s.bringFile(dir, o.who.tenant, f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Server) bringFile(dir *workspace.Dir, tenant string, f fileIn) error {
+	if f.id != "" {
+		blob, size, err := s.files.Get(tenant, f.id)
+		if err != nil {
+			return err
+		}
+		defer blob.Close()
+		f.text, f.size = blob, size
+	}
+	_, err := dir.Put(f.path, f.text, f.size, f.mode)
+	return err
+}
+
+// Bounds of what is collected of one call.
+const (
+	mostEntries   = 10_000 // that are looked at
+	mostCollected = 256
+)
+
+// collect keeps the files that the call asks for.
+func (s *Server) collect(at place.Place, o *order) (files []api.FileOut) {
+	if len(o.collect) == 0 {
+		return nil
+	}
+	dir, err := at.Files()
+	if err != nil {
+		return []api.FileOut{{Path: ".", Error: err.Error()}}
+	}
+	err = dir.List(".", mostEntries, func(e workspace.Entry) error {
+		if e.Type != "file" || !matches(o.collect, e.Path) {
+			return nil
+		}
+		if len(files) == mostCollected {
+			return usage("more than %d files match", mostCollected)
+		}
+		out := api.FileOut{Path: e.Path, Size: e.Size}
+		if err := s.keep(dir, o, &out); err != nil {
+			out.Error = err.Error()
+		}
+		files = append(files, out)
+		return nil
+	})
+	if err != nil {
+		files = append(files, api.FileOut{Path: ".", Error: err.Error()})
+	}
+	return files
+}
+
+func matches(patterns []string, name string) bool {
+	for _, p := range patterns {
+		if ok, _ := path.Match(p, name); ok { // they were checked
+			return true
+		}
+	}
+	return false
+}
+
+// keep puts a file of the workspace into the content store.
+func (s *Server) keep(dir *workspace.Dir, o *order, out *api.FileOut) error {
+	f, st, err := dir.Get(out.Path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	head := make([]byte, 512) // what http.DetectContentType looks at
+	n, _ := io.ReadFull(f, head)
+	if out.MediaType = mime.TypeByExtension(path.Ext(out.Path)); out.MediaType == "" {
+		out.MediaType = http.DetectContentType(head[:n])
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	quota := int64(o.ceilings.Files)
+	out.ID, out.Size, err = s.files.Put(o.who.tenant, io.LimitReader(f, st.Size()), quota, quota)
+	return err
+}

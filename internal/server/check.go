@@ -1,0 +1,207 @@
+package server
+
+import (
+	"encoding/base64"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"path"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/values"
+	"github.com/sbxrun/sbxrun/internal/workspace"
+)
+
+// order is a call that was checked: what is left to go wrong is the machine's.
+type order struct {
+	id       string
+	who      who
+	ceilings config.Tenant
+
+	argv, env []string
+	dir       string
+	stdin     string
+	files     []fileIn
+	collect   []string
+
+	timeout, grace time.Duration
+	clamped        []string
+	limits         bwrap.Limits
+	maxOutput      int64
+	kill           bool // all, if more than maxOutput is written
+}
+
+// fileIn is a file for the workspace.
+type fileIn struct {
+	path string
+	id   string // of the content store; else
+	text io.Reader
+	size int64
+	mode fs.FileMode
+}
+
+func usage(format string, args ...any) error {
+	return api.NewError(api.Usage, fmt.Sprintf(format, args...), "")
+}
+
+// check finds what is wrong with a call, and settles what holds for it.
+func (s *Server) check(w who, c *api.Call) (*order, error) {
+	set := s.settings.Load()
+	o := &order{id: job.NewID(), who: w, ceilings: set.Of(w.tenant), argv: c.Argv, dir: c.Workdir, stdin: c.Stdin, collect: c.Collect}
+	switch {
+	case (len(c.Argv) == 0) == (c.Language == ""):
+		return nil, usage("give either argv, or language and code")
+	case c.Language == "" && c.Code != "":
+		return nil, usage("code goes with language")
+	case len(c.Argv) > 0 && c.Argv[0] == "":
+		return nil, usage("the command is an empty string")
+	}
+	for _, word := range slices.Concat(c.Argv, []string{c.Workdir}) {
+		if strings.ContainsRune(word, 0) {
+			return nil, usage("argv or workdir holds a NUL byte")
+		}
+	}
+	if err := room.CheckWorkdir(c.Workdir); err != nil {
+		return nil, usage("workdir %q is not absolute", c.Workdir)
+	}
+	if c.Language != "" {
+		l, ok := set.languages[c.Language]
+		if !ok {
+			return nil, api.NewError(api.Usage, fmt.Sprintf("there is no language %.64q", c.Language), "GET /v1/languages lists them")
+		}
+		o.argv = l.Argv()
+		o.files = append(o.files, fileIn{path: l.File, text: strings.NewReader(c.Code), size: int64(len(c.Code)), mode: 0o600})
+	}
+	for name, value := range c.Env {
+		if _, err := values.ParsePair(name + "=" + value); err != nil || strings.Contains(name, "=") || strings.ContainsRune(value, 0) {
+			return nil, usage("env %.64q: a name has letters, digits and underscores, and a value no NUL byte", name)
+		}
+		o.env = append(o.env, name+"="+value)
+	}
+	sort.Strings(o.env)
+	for _, f := range c.Files {
+		in, err := checkFile(f)
+		if err != nil {
+			return nil, err
+		}
+		o.files = append(o.files, in)
+	}
+	for _, pattern := range c.Collect {
+		if _, err := path.Match(pattern, ""); err != nil || pattern == "" {
+			return nil, usage("collect %.64q is no pattern", pattern)
+		}
+	}
+	return o, o.bound(set, c)
+}
+
+func checkFile(f api.FileIn) (in fileIn, err error) {
+	if in.path, err = workspace.Clean(f.Path); err != nil {
+		return in, err
+	}
+	given := 0
+	if f.ID != "" {
+		given, in.id = given+1, f.ID
+	}
+	if f.Text != nil {
+		given, in.text, in.size = given+1, strings.NewReader(*f.Text), int64(len(*f.Text))
+	}
+	if f.Base64 != nil {
+		b, err := base64.StdEncoding.DecodeString(*f.Base64)
+		if err != nil {
+			return in, usage("file %q: its base64 is none", f.Path)
+		}
+		given, in.text, in.size = given+1, strings.NewReader(string(b)), int64(len(b))
+	}
+	if given != 1 {
+		return in, usage("file %q: give one of id, text and base64", f.Path)
+	}
+	in.mode = 0o644
+	if f.Mode != "" {
+		n, err := strconv.ParseUint(f.Mode, 8, 32)
+		if err != nil {
+			return in, usage("file %q: mode %q is not octal", f.Path, f.Mode)
+		}
+		in.mode = fs.FileMode(n).Perm()
+	}
+	return in, nil
+}
+
+// bound settles times, limits and output: the server's default where nothing is asked, and
+// never more than may be.
+func (o *order) bound(set *settings, c *api.Call) error {
+	longest := time.Duration(set.Call.MaxTimeout)
+	if own := time.Duration(o.ceilings.MaxTimeout); own > 0 {
+		longest = min(longest, own)
+	}
+	o.timeout = o.clamp("timeout_ms", c.TimeoutMS, min(longest, time.Duration(set.Call.Timeout)), longest)
+	o.grace = o.clamp("grace_ms", c.GraceMS, 0, time.Duration(set.Call.MaxGrace))
+	o.maxOutput = int64(set.Call.MaxOutput)
+	if asked := c.Limits.MaxOutput; asked > 0 {
+		o.maxOutput = asked
+		if most := int64(o.ceilings.MaxOutput); most > 0 && asked > most {
+			o.maxOutput = most
+			o.clamped = append(o.clamped, "limits.max_output")
+		}
+	}
+	o.kill = c.Limits.Output == "kill"
+	var err error
+	o.limits, err = boundLimits(set, o.ceilings, c.Limits)
+	return err
+}
+
+// boundLimits are the limits that hold. More than the tenant's ceiling is refused, and not cut
+// down: a program that was made for more would fail in its own way.
+func boundLimits(set *settings, t config.Tenant, l api.Limits) (bwrap.Limits, error) {
+	out := bwrap.Limits{Memory: l.Memory, Pids: l.Pids, CPUs: l.CPUs, CPUTime: milliseconds(l.CPUTimeMS), FSize: l.FSize}
+	orElse(&out.Memory, int64(set.Call.Memory), int64(t.Memory))
+	orElse(&out.Pids, set.Call.Pids, t.Pids)
+	orElse(&out.CPUs, set.Call.CPUs, t.CPUs)
+	for _, limit := range []struct {
+		name         string
+		asked, bound float64
+	}{{"memory", float64(l.Memory), float64(t.Memory)}, {"pids", float64(l.Pids), float64(t.Pids)}, {"cpus", l.CPUs, t.CPUs}} {
+		if limit.bound > 0 && limit.asked > limit.bound {
+			return out, api.NewError(api.Policy, fmt.Sprintf("limits.%s is above the tenant's ceiling of %v", limit.name, limit.bound), "ask for less")
+		}
+	}
+	return out, nil
+}
+
+// orElse sets a limit that was not asked for to the server's default, or to the tenant's
+// ceiling if that is less or the only one.
+func orElse[T int64 | float64](limit *T, usual, ceiling T) {
+	if *limit != 0 {
+		return
+	}
+	if *limit = usual; ceiling > 0 && (usual == 0 || usual > ceiling) {
+		*limit = ceiling
+	}
+}
+
+// clamp is a time as it was asked for, and at most what may be.
+func (o *order) clamp(name string, asked float64, usual, most time.Duration) time.Duration {
+	if asked == 0 {
+		return usual
+	}
+	d := milliseconds(asked)
+	if d > most {
+		o.clamped = append(o.clamped, name)
+		return most
+	}
+	return d
+}
+
+// milliseconds is a time of the interface.
+func milliseconds(ms float64) time.Duration {
+	return time.Duration(min(ms*float64(time.Millisecond), math.MaxInt64/2))
+}

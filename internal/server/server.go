@@ -1,0 +1,180 @@
+// Package server is the HTTP front of the engine. It checks what is asked, lets calls in by
+// tenant, takes a place for each (package place), and tells how it ended. Nothing of ending,
+// limits or proof is here: a call ends with the context of its request, and what the engine
+// reports is the answer.
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/blobs"
+	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/tenants"
+)
+
+// Server answers requests. Make one with [New].
+type Server struct {
+	source  place.Source
+	gate    *tenants.Gate
+	files   *blobs.Store
+	log     *slog.Logger
+	version string
+
+	settings atomic.Pointer[settings]
+
+	base context.Context // of all that runs; ends with the server
+	end  context.CancelCauseFunc
+
+	mu       sync.Mutex
+	draining bool
+	calls    sync.WaitGroup // those that were let begin
+}
+
+// settings are what may change while the server runs.
+type settings struct {
+	config.Config
+	tokens    config.Tokens
+	languages map[string]config.Language // those whose program is there
+	policy    place.Policy
+}
+
+// New makes a server with a checked configuration, whose places come from source.
+func New(c config.Config, tokens config.Tokens, source place.Source, log *slog.Logger, version string) (*Server, error) {
+	s := &Server{source: source, gate: tenants.NewGate(c.Places), log: log, version: version}
+	if err := s.Reload(c, tokens); err != nil {
+		return nil, err
+	}
+	err := ownDirectory(c.StateDir)
+	if err != nil {
+		return nil, err
+	}
+	if s.files, err = blobs.Open(filepath.Join(c.StateDir, "files"), time.Duration(c.Files.TTL), int64(c.Files.Quota)); err != nil {
+		return nil, err
+	}
+	s.base, s.end = context.WithCancelCause(context.Background())
+	go s.expire()
+	return s, nil
+}
+
+// ownDirectory makes a directory for what is stored, and refuses one that somebody else could
+// have prepared: below /tmp everybody can.
+func ownDirectory(name string) error {
+	if err := os.MkdirAll(name, 0o700); err != nil {
+		return err
+	}
+	st, err := os.Lstat(name)
+	if err != nil {
+		return err
+	}
+	if owner := st.Sys().(*syscall.Stat_t).Uid; !st.IsDir() || int(owner) != os.Geteuid() || st.Mode().Perm()&0o077 != 0 {
+		return fmt.Errorf("state_dir %s: it must be a directory of this user's own, closed to others (mode 0700)", name)
+	}
+	return nil
+}
+
+// Reload takes over tokens, languages and ceilings. What was started goes on as it was.
+func (s *Server) Reload(c config.Config, tokens config.Tokens) error {
+	policy, err := c.Policy()
+	if err != nil {
+		return err
+	}
+	next := &settings{Config: c, tokens: tokens, languages: map[string]config.Language{}, policy: place.Policy{Policy: policy}}
+	for name, l := range c.Languages {
+		if _, err := exec.LookPath(l.Command[0]); err == nil {
+			next.languages[name] = l
+		}
+	}
+	s.settings.Store(next)
+	return nil
+}
+
+// expire removes from time to time what is too old.
+func (s *Server) expire() {
+	const pause = time.Minute
+	for {
+		select {
+		case <-s.base.Done():
+			return
+		case now := <-time.After(pause):
+			if err := s.files.Expire(now); err != nil {
+				s.log.Warn("content store", "error", err)
+			}
+		}
+	}
+}
+
+// errDraining ends calls when the server does.
+var errDraining = errors.New("the server is ending")
+
+func draining() *api.Error {
+	return api.NewError(api.Draining, "the server is ending, and starts nothing more", "try another one, or again in a moment")
+}
+
+// begin counts a call in, unless the server is ending. The caller says Done to calls.
+func (s *Server) begin() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.draining {
+		return draining()
+	}
+	s.calls.Add(1)
+	return nil
+}
+
+// Drain lets nothing more begin, waits until all calls have ended or ctx is done, and then
+// ends what is left. When it returns, nothing of any call is left.
+func (s *Server) Drain(ctx context.Context) {
+	s.mu.Lock()
+	s.draining = true
+	s.mu.Unlock()
+	ended := make(chan struct{})
+	go func() {
+		s.calls.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-ctx.Done():
+	}
+	s.end(errDraining)
+	<-ended
+}
+
+// within returns a context that ends with a request's, and with the server's.
+func (s *Server) within(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(s.base, func() { cancel(context.Cause(s.base)) })
+	return ctx, func() {
+		stop()
+		cancel(nil)
+	}
+}
+
+// ready reports whether calls are taken.
+func (s *Server) ready() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.draining
+}
+
+// writeBound is how long a client may take for one piece of an answer. One that takes longer
+// is taken for gone.
+const writeBound = 30 * time.Second
+
+// patience lets a client take so long for the next piece.
+func patience(w http.ResponseWriter) {
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeBound)) // a writer of a test may have none
+}

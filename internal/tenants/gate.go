@@ -1,0 +1,182 @@
+// Package tenants divides the server among those who call it: how much each may do at once,
+// how many of its calls may wait, how often it may come; and whose turn it is when a place
+// becomes free. Tenants take turns, one call each, however many one of them has waiting.
+package tenants
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+)
+
+// Ceilings are what one tenant may do. Zero is no bound, but for Queue, which is then none
+// that waits.
+type Ceilings struct {
+	Concurrency int     // calls that run
+	Queue       int     // calls that wait
+	Rate        float64 // calls a second; as many as that, or one, may come at once
+}
+
+// Gate lets calls in.
+type Gate struct {
+	mu      sync.Mutex
+	places  int // that are free
+	turns   []*tenant
+	tenants map[string]*tenant
+}
+
+// tenant is one that has called.
+type tenant struct {
+	running int
+	waiting []*waiter // in the order in which they came; those that gave up are taken out
+	max     int
+	tokens  float64 // of the rate, at the time
+	at      time.Time
+}
+
+// waiter is a call that waits. in is closed when it is let in.
+type waiter struct{ in chan struct{} }
+
+// NewGate has so many places.
+func NewGate(places int) *Gate { return &Gate{places: places, tenants: map[string]*tenant{}} }
+
+// most is how many tenants are remembered that do nothing; what is remembered is their rate.
+const most = 10_000
+
+// Enter lets a call of a tenant in when it is its turn, and returns how it leaves. An error is
+// an [*api.Error]; or ctx's, if that was done first.
+func (g *Gate) Enter(ctx context.Context, name string, c Ceilings) (leave func(), err error) {
+	g.mu.Lock()
+	t := g.tenants[name]
+	if t == nil {
+		if len(g.tenants) >= most {
+			g.forget()
+		}
+		t = &tenant{tokens: max(1, c.Rate), at: time.Now()}
+		g.tenants[name] = t
+	}
+	t.max = c.Concurrency
+	if !t.spend(c.Rate) {
+		g.mu.Unlock()
+		return nil, api.NewError(api.Quota, "the tenant's rate is used up", "send fewer calls a second")
+	}
+	leave = sync.OnceFunc(func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		t.running--
+		g.places++
+		g.next()
+	})
+	if len(t.waiting) == 0 && g.places > 0 && t.below() {
+		g.admit(t)
+		g.mu.Unlock()
+		return leave, nil
+	}
+	if len(t.waiting) >= c.Queue {
+		full := t.below()
+		g.mu.Unlock()
+		if full {
+			return nil, api.NewError(api.Busy, "all places of the server are taken", "try again later")
+		}
+		return nil, api.NewError(api.Quota, "all of the tenant's places are taken", "wait for a call's end")
+	}
+	w := &waiter{make(chan struct{})}
+	if len(t.waiting) == 0 {
+		g.turns = append(g.turns, t)
+	}
+	t.waiting = append(t.waiting, w)
+	g.mu.Unlock()
+	select {
+	case <-w.in:
+		return leave, nil
+	case <-ctx.Done():
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	i := slices.Index(t.waiting, w)
+	if i < 0 { // let in, a moment ago
+		t.running--
+		g.places++
+		g.next()
+		return nil, context.Cause(ctx)
+	}
+	t.waiting = slices.Delete(t.waiting, i, i+1)
+	g.settle(t)
+	return nil, context.Cause(ctx)
+}
+
+// below reports whether one more call of the tenant may run.
+func (t *tenant) below() bool { return t.max == 0 || t.running < t.max }
+
+// spend takes one call from the rate.
+func (t *tenant) spend(rate float64) bool {
+	if rate <= 0 {
+		return true
+	}
+	now := time.Now()
+	t.tokens = min(max(1, rate), t.tokens+now.Sub(t.at).Seconds()*rate)
+	t.at = now
+	if t.tokens < 1 {
+		return false
+	}
+	t.tokens--
+	return true
+}
+
+func (g *Gate) admit(t *tenant) {
+	t.running++
+	g.places--
+}
+
+// next lets in who is to come next: the first tenant in turn that may have one more.
+func (g *Gate) next() {
+	for g.places > 0 {
+		i := slices.IndexFunc(g.turns, (*tenant).below)
+		if i < 0 {
+			return
+		}
+		t := g.turns[i]
+		g.turns = append(slices.Delete(g.turns, i, i+1), t)
+		w := t.waiting[0]
+		t.waiting = t.waiting[1:]
+		g.settle(t)
+		g.admit(t)
+		close(w.in)
+	}
+}
+
+// settle takes a tenant that has nothing waiting out of the turns.
+func (g *Gate) settle(t *tenant) {
+	if len(t.waiting) > 0 {
+		return
+	}
+	if i := slices.Index(g.turns, t); i >= 0 {
+		g.turns = slices.Delete(g.turns, i, i+1)
+	}
+}
+
+// forget drops the tenants that do nothing.
+func (g *Gate) forget() {
+	for name, t := range g.tenants {
+		if t.running == 0 && len(t.waiting) == 0 {
+			delete(g.tenants, name)
+		}
+	}
+}
+
+// Use is what a tenant has going on.
+type Use struct{ Running, Waiting int }
+
+// Uses returns that of all tenants that were seen.
+func (g *Gate) Uses() map[string]Use {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	all := make(map[string]Use, len(g.tenants))
+	for name, t := range g.tenants {
+		all[name] = Use{t.running, len(t.waiting)}
+	}
+	return all
+}

@@ -1,0 +1,162 @@
+package tenants
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+)
+
+func code(err error) api.Code {
+	var e *api.Error
+	if !errors.As(err, &e) {
+		return ""
+	}
+	return e.Failure.Code
+}
+
+// waits comes back when so many calls of a tenant wait.
+func waits(t *testing.T, g *Gate, name string, n int) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); g.Uses()[name].Waiting != n; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d wait, want %d", g.Uses()[name].Waiting, n)
+		}
+	}
+}
+
+// One tenant has many waiting, another comes late: they take turns.
+func TestTurns(t *testing.T) {
+	g := NewGate(1)
+	ceilings := Ceilings{Queue: 10}
+	hold, err := g.Enter(t.Context(), "many", ceilings)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	var order []string
+	var calls sync.WaitGroup
+	come := func(name string, n int) {
+		for i := range n {
+			calls.Go(func() {
+				leave, err := g.Enter(t.Context(), name, ceilings)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				order = append(order, name)
+				mu.Unlock()
+				leave()
+			})
+			waits(t, g, name, i+1)
+		}
+	}
+	come("many", 4)
+	come("few", 2)
+	hold()
+	calls.Wait()
+	if want := []string{"many", "few", "many", "few", "many", "many"}; !slices.Equal(order, want) {
+		t.Errorf("%v, want %v", order, want)
+	}
+	if u := g.Uses()["many"]; u != (Use{}) {
+		t.Errorf("%+v is left", u)
+	}
+}
+
+func TestCeilings(t *testing.T) {
+	g := NewGate(2)
+	one := Ceilings{Concurrency: 1}
+	leave, err := g.Enter(t.Context(), "a", one)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.Enter(t.Context(), "a", one); code(err) != api.Quota {
+		t.Errorf("a second call of a: %v", err)
+	}
+	other, err := g.Enter(t.Context(), "b", one)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.Enter(t.Context(), "c", one); code(err) != api.Busy {
+		t.Errorf("a third call: %v", err)
+	}
+	leave()
+	leave() // does nothing
+	if _, err := g.Enter(t.Context(), "c", one); err != nil {
+		t.Error(err)
+	}
+	if _, err := g.Enter(t.Context(), "d", one); code(err) != api.Busy {
+		t.Errorf("a place was given up twice: %v", err)
+	}
+	other()
+}
+
+// A tenant at its own bound does not keep others from free places.
+func TestBoundKeepsNobody(t *testing.T) {
+	g := NewGate(2)
+	one := Ceilings{Concurrency: 1, Queue: 1}
+	leave, _ := g.Enter(t.Context(), "a", one)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { _, err := g.Enter(ctx, "a", one); ended <- err }()
+	waits(t, g, "a", 1)
+	other, err := g.Enter(t.Context(), "b", one)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other()
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	leave()
+	if u := g.Uses()["a"]; u != (Use{}) {
+		t.Errorf("%+v is left", u)
+	}
+}
+
+func TestRate(t *testing.T) {
+	g := NewGate(10)
+	slow := Ceilings{Rate: 0.001}
+	if _, err := g.Enter(t.Context(), "a", slow); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.Enter(t.Context(), "a", slow); code(err) != api.Quota {
+		t.Errorf("%v", err)
+	}
+	if _, err := g.Enter(t.Context(), "b", slow); err != nil {
+		t.Errorf("another tenant: %v", err)
+	}
+}
+
+// Many come, leave and give up at once: the books agree in the end.
+func TestManyAtOnce(t *testing.T) {
+	g := NewGate(3)
+	c := Ceilings{Concurrency: 2, Queue: 100}
+	var all sync.WaitGroup
+	for i := range 300 {
+		all.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i%7)*time.Millisecond)
+			defer cancel()
+			if leave, err := g.Enter(ctx, fmt.Sprint(i%4), c); err == nil {
+				time.Sleep(time.Millisecond)
+				leave()
+			}
+		})
+	}
+	all.Wait()
+	for name, u := range g.Uses() {
+		if u != (Use{}) {
+			t.Errorf("%s: %+v", name, u)
+		}
+	}
+	if g.places != 3 || len(g.turns) != 0 {
+		t.Errorf("%d places, %d in turn", g.places, len(g.turns))
+	}
+}

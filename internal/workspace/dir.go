@@ -1,0 +1,340 @@
+// Package workspace reads and writes files of a sandbox from outside, while commands run
+// there that may do with them what they like.
+//
+// Nothing there is trusted. Every path is resolved beneath the directory by the kernel, in one
+// step and without following any symbolic link (openat2(2), RESOLVE_BENEATH and
+// RESOLVE_NO_SYMLINKS): there is no moment between a look and its use. Only regular files are
+// read and written, which fstat(2) tells of what was opened; a FIFO keeps nobody waiting
+// (O_NONBLOCK). What is made is the sandbox's own user's, and is made with no more rights than
+// that user has (see [proc.AsUser]).
+package workspace
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+// Dir is a directory of a sandbox. Its methods may be called by several goroutines.
+type Dir struct {
+	file *os.File
+	user *proc.Cred // nil if as this process
+}
+
+// Open opens the directory name, absolute, below root, which is a descriptor of the sandbox's
+// root directory and is taken over.
+func Open(root int, name string, user *proc.Cred) (*Dir, error) {
+	defer unix.Close(root)
+	d := &Dir{user: user}
+	err := proc.AsUser(user, func() error {
+		fd, err := unix.Openat2(root, strings.TrimPrefix(path.Clean(name), "/"), &unix.OpenHow{
+			Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
+		})
+		if err == nil {
+			d.file = os.NewFile(uintptr(fd), name)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open the sandbox's %s: %w", name, err)
+	}
+	return d, nil
+}
+
+// Close gives the directory up.
+func (d *Dir) Close() error { return d.file.Close() }
+
+// Bounds of a name.
+const (
+	maxName  = 1024
+	maxDepth = 32
+)
+
+// Clean checks a name, which is relative to the directory, and returns it in its shortest
+// form. "." is the directory itself.
+func Clean(name string) (string, error) {
+	clean := strings.TrimSuffix(name, "/")
+	for strings.HasPrefix(clean, "./") {
+		clean = clean[2:]
+	}
+	switch {
+	case name == "":
+		return "", usage("a path is empty")
+	case len(name) > maxName || strings.Count(clean, "/") >= maxDepth:
+		return "", usage("path %.60q…: at most %d bytes, and %d levels", name, maxName, maxDepth)
+	case path.IsAbs(name):
+		return "", usage("path %q is absolute: it must be relative to the workspace", name)
+	case strings.ContainsRune(name, 0):
+		return "", usage("path %q holds a NUL byte", name)
+	case slices.Contains(strings.Split(clean, "/"), ".."):
+		return "", usage("path %q leads out with ..", name)
+	case strings.Contains(clean, "//") || clean != path.Clean(clean):
+		return "", usage("path %q has empty or idle parts", name)
+	}
+	return clean, nil
+}
+
+func usage(format string, args ...any) error {
+	return &result.Error{Code: "usage", Message: fmt.Sprintf(format, args...)}
+}
+
+// explain words what the kernel says of a name.
+func explain(name string, err error) error {
+	e := &result.Error{Err: err}
+	switch {
+	case errors.Is(err, unix.ELOOP):
+		e.Code, e.Message = "usage", fmt.Sprintf("%q is, or is below, a symbolic link, which is not followed", name)
+	case errors.Is(err, unix.ENOENT):
+		e.Code, e.Message = "no-such-file", fmt.Sprintf("there is no %q", name)
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		e.Code, e.Message = "quota-disk", fmt.Sprintf("there is no space left for %q", name)
+	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.EISDIR), errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EXDEV),
+		errors.Is(err, unix.ENXIO), errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM), errors.Is(err, unix.ETXTBSY), errors.Is(err, unix.ENAMETOOLONG):
+		e.Code, e.Message = "usage", fmt.Sprintf("%q: %v", name, err)
+	default:
+		e.Code, e.Message = "setup", fmt.Sprintf("%q: %v", name, err)
+	}
+	return e
+}
+
+// open opens what is beneath the directory, as the sandbox's user.
+func (d *Dir) open(name string, flags int, mode uint32) (f *os.File, err error) {
+	flags |= unix.O_NOFOLLOW | unix.O_CLOEXEC
+	if flags&unix.O_PATH == 0 { // which takes no others
+		flags |= unix.O_NONBLOCK | unix.O_NOCTTY
+	}
+	how := &unix.OpenHow{Flags: uint64(flags), Mode: uint64(mode), Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV}
+	err = proc.AsUser(d.user, func() error {
+		fd, err := unix.Openat2(proc.Descriptor(d.file), name, how)
+		if err == nil {
+			f = os.NewFile(uintptr(fd), name)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, explain(name, err)
+	}
+	return f, nil
+}
+
+// regular opens a file, and refuses what is none.
+func (d *Dir) regular(name string, flags int, mode uint32) (*os.File, fs.FileInfo, error) {
+	f, err := d.open(name, flags, mode)
+	if err != nil {
+		return nil, nil, err
+	}
+	st, err := f.Stat()
+	if err == nil && !st.Mode().IsRegular() {
+		err = usage("%q is not a regular file", name)
+	}
+	if err != nil {
+		f.Close()
+		return nil, nil, err
+	}
+	return f, st, nil
+}
+
+// parent opens the directory that a name is in, and returns the last part of the name.
+func (d *Dir) parent(name string) (*os.File, string, error) {
+	dir, base := path.Split(name)
+	f, err := d.open(cmpDir(dir), unix.O_PATH|unix.O_DIRECTORY, 0)
+	return f, base, err
+}
+
+func cmpDir(dir string) string {
+	if dir == "" {
+		return "."
+	}
+	return strings.TrimSuffix(dir, "/")
+}
+
+// Mkdir makes a directory, and those above it, unless it is there.
+func (d *Dir) Mkdir(name string) error {
+	if name == "." {
+		return nil
+	}
+	f, err := d.open(name, unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err == nil {
+		return f.Close()
+	}
+	if e := (*result.Error)(nil); !errors.As(err, &e) || e.Code != "no-such-file" {
+		return err
+	}
+	dir, base := path.Split(name)
+	if err := d.Mkdir(cmpDir(dir)); err != nil {
+		return err
+	}
+	parent, err := d.open(cmpDir(dir), unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	err = proc.AsUser(d.user, func() error { return unix.Mkdirat(proc.Descriptor(parent), base, 0o755) })
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return explain(name, err)
+	}
+	return nil
+}
+
+// Put writes a file, in place of one of that name, and makes the directories above it. Of r at
+// most size bytes are taken: more is an error.
+func (d *Dir) Put(name string, r io.Reader, size int64, mode fs.FileMode) (written int64, err error) {
+	if name, err = Clean(name); err != nil {
+		return 0, err
+	}
+	if name == "." {
+		return 0, usage("the path names no file")
+	}
+	if err := d.Mkdir(cmpDir(path.Dir(name))); err != nil {
+		return 0, err
+	}
+	// Not O_TRUNC: that would empty the file before it is known that it is one.
+	f, _, err := d.regular(name, unix.O_WRONLY|unix.O_CREAT, uint32(mode.Perm()|0o600))
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	if err := f.Truncate(0); err != nil {
+		return 0, explain(name, err)
+	}
+	// Not by f's own ReadFrom: errors of reading and of writing are told apart.
+	written, err = io.Copy(writer{f, name}, io.LimitReader(r, size))
+	if err != nil {
+		return written, err
+	}
+	if n, _ := io.ReadFull(r, make([]byte, 1)); n > 0 {
+		return written, &result.Error{Code: "too-large", Message: fmt.Sprintf("%q is larger than the %d bytes that are left for it", name, size)}
+	}
+	return written, nil
+}
+
+// writer writes to a file of the sandbox.
+type writer struct {
+	f    *os.File
+	name string
+}
+
+func (w writer) Write(b []byte) (int, error) {
+	n, err := w.f.Write(b)
+	if err != nil {
+		err = explain(w.name, err)
+	}
+	return n, err
+}
+
+// Get opens a file for reading.
+func (d *Dir) Get(name string) (*os.File, fs.FileInfo, error) {
+	name, err := Clean(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	return d.regular(name, unix.O_RDONLY, 0)
+}
+
+// Remove removes a file, a link, or an empty directory.
+func (d *Dir) Remove(name string) error {
+	name, err := Clean(name)
+	if err != nil {
+		return err
+	}
+	if name == "." {
+		return usage("the workspace itself cannot be removed")
+	}
+	parent, base, err := d.parent(name)
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	err = proc.AsUser(d.user, func() error {
+		err := unix.Unlinkat(proc.Descriptor(parent), base, 0)
+		if err == unix.EISDIR {
+			err = unix.Unlinkat(proc.Descriptor(parent), base, unix.AT_REMOVEDIR)
+		}
+		return err
+	})
+	if err != nil {
+		return explain(name, err)
+	}
+	return nil
+}
+
+// Entry is what a list shows.
+type Entry struct {
+	Path    string    `json:"path" doc:"Relative to the workspace"`
+	Type    string    `json:"type" enum:"file,directory,link,other"`
+	Size    int64     `json:"size" doc:"In bytes; 0 of what is no file"`
+	Mode    string    `json:"mode" doc:"Permissions in octal" example:"0644"`
+	ModTime time.Time `json:"mtime"`
+
+	mode fs.FileMode
+}
+
+// ErrTooMany says that there is more below a directory than is looked at.
+var errTooMany = &result.Error{Code: "too-large", Message: "the workspace has too many entries"}
+
+// List calls each with what is below a directory, parents first and by name, and with nothing
+// behind a link. It stops at an error, and after max entries.
+func (d *Dir) List(name string, max int, each func(Entry) error) error {
+	name, err := Clean(name)
+	if err != nil {
+		return err
+	}
+	left := max
+	return d.list(name, 0, &left, each)
+}
+
+func (d *Dir) list(name string, depth int, left *int, each func(Entry) error) error {
+	dir, err := d.open(name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	// All names at once, and no more than may be: a directory can have millions.
+	names, err := dir.Readdirnames(*left + 1)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return explain(name, err)
+	}
+	slices.Sort(names)
+	for _, base := range names {
+		if *left--; *left < 0 {
+			return errTooMany
+		}
+		var st unix.Stat_t
+		if unix.Fstatat(proc.Descriptor(dir), base, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
+			continue // it was removed meanwhile
+		}
+		e := Entry{Path: path.Join(name, base), Type: "other", Mode: fmt.Sprintf("%04o", st.Mode&0o777), ModTime: time.Unix(st.Mtim.Unix()).UTC(), mode: fs.FileMode(st.Mode & 0o777)}
+		switch st.Mode & unix.S_IFMT {
+		case unix.S_IFREG:
+			e.Type, e.Size = "file", st.Size
+		case unix.S_IFDIR:
+			e.Type = "directory"
+		case unix.S_IFLNK:
+			e.Type = "link"
+		}
+		if err := each(e); err != nil {
+			return err
+		}
+		if e.Type != "directory" || depth >= maxDepth {
+			continue
+		}
+		var gone *result.Error
+		if err := d.list(e.Path, depth+1, left, each); errors.As(err, &gone) && (gone.Code == "no-such-file" || gone.Code == "usage") {
+			continue // it was removed or closed meanwhile
+		} else if err != nil {
+			return err
+		}
+	}
+	return nil
+}

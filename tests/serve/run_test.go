@@ -1,0 +1,595 @@
+package serve
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+func itoa(n int) string { return strconv.Itoa(n) }
+
+func TestRun(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	for _, test := range []struct {
+		name           string
+		call           api.Call
+		cause          string
+		code           int
+		stdout, stderr string
+	}{
+		{"output", sh("echo out; echo err >&2; exit 3"), "exited", 3, "out\n", "err\n"},
+		{"stdin", api.Call{Argv: []string{"cat"}, Stdin: "in"}, "exited", 0, "in", ""},
+		{"no stdin", api.Call{Argv: []string{"cat"}}, "exited", 0, "", ""},
+		{"env", api.Call{Argv: []string{"sh", "-c", `echo "$A"`}, Env: map[string]string{"A": "b c"}}, "exited", 0, "b c\n", ""},
+		{"nothing of the server's", api.Call{Argv: []string{"sh", "-c", `env | grep -c -v '^\(PATH\|HOME\|USER\|LOGNAME\|PWD\|OLDPWD\|SHLVL\|_\|LANG\|LC_[A-Z]*\|TERM\)='; pwd`}}, "exited", 0, "0\n/home/sandbox\n", ""},
+		{"workdir", api.Call{Argv: []string{"pwd"}, Workdir: "/tmp"}, "exited", 0, "/tmp\n", ""},
+		{"own signal", sh("kill -9 $$"), "signaled", 137, "", ""},
+		{"137", sh("exit 137"), "exited", 137, "", ""},
+		{"not there", api.Call{Argv: []string{"no-such-command"}}, "start-failed", 127, "", ""},
+		{"not executable", api.Call{Argv: []string{"/etc"}}, "start-failed", 126, "", ""},
+		{"python", api.Call{Language: "python", Code: "import sys; print(6*7); print(sys.stdin.read())", Stdin: "x"}, "exited", 0, "42\nx\n", ""},
+		{"bash", api.Call{Language: "bash", Code: "echo ${BASH_VERSION:+yes}"}, "exited", 0, "yes\n", ""},
+		{"node", api.Call{Language: "node", Code: "console.log(6*7)"}, "exited", 0, "42\n", ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			a := s.run(test.call)
+			if string(a.Cause) != test.cause || a.ExitCode != test.code || text(a.Stdout) != test.stdout || text(a.Stderr) != test.stderr {
+				t.Errorf("%s %d, stdout %q, stderr %q", a.Cause, a.ExitCode, text(a.Stdout), text(a.Stderr))
+			}
+			if a.Room != "cold" && a.Room != "warm" || a.ID == "" || a.RequestID == "" {
+				t.Errorf("room %q, id %q, request %q", a.Room, a.ID, a.RequestID)
+			}
+		})
+	}
+	s.idle()
+}
+
+// The output of a call is not what the next one sees, nor its files.
+func TestCallsApart(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	s.run(sh("echo secret >/tmp/a; echo secret >~/b; sleep 1000 & echo"))
+	if a := s.run(sh("ls /tmp ~; ls /proc | grep -c '^[0-9]'")); text(a.Stdout) != "/home/sandbox:\n\n/tmp:\n4\n" && !strings.HasPrefix(text(a.Stdout), "/home/sandbox:\n\n/tmp:\n") {
+		t.Errorf("%q", text(a.Stdout))
+	}
+}
+
+// What is wrong with a request is told, and nothing was started.
+func TestUsage(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "max_body = \"100k\"\n")
+	for _, test := range []struct {
+		body   string
+		status int
+		word   string
+	}{
+		{`{"argv":["true"],"language":"python"}`, 400, "argv"},
+		{`{}`, 400, "argv"},
+		{`{"argv":[]}`, 400, "argv"},
+		{`{"argv":[""]}`, 400, "empty"},
+		{`{"code":"1"}`, 400, "argv"},
+		{`{"argv":["true"],"code":"1"}`, 400, "language"},
+		{`{"language":"cobol","code":"1"}`, 400, "cobol"},
+		{`{"argv":"true"}`, 400, "array"},
+		{`{"argv":["true"],"unknown":1}`, 400, "unknown"},
+		{`{"argv":["true"],"timeout_ms":-1}`, 400, "timeout_ms"},
+		{`{"argv":["true"],"limits":{"pids":1}}`, 400, "pids"},
+		{`{"argv":["true"],"limits":{"memory":1}}`, 400, "memory"},
+		{`{"argv":["true"],"env":{"A=B":"1"}}`, 400, "env"},
+		{`{"argv":["true"],"env":{"A":"a\u0000b"}}`, 400, "env"},
+		{`{"argv":["tr\u0000ue"]}`, 400, "NUL"},
+		{`{"argv":["true"],"workdir":"tmp"}`, 400, "workdir"},
+		{`{"argv":["true"],"workdir":"/no/such"}`, 400, "/no/such"},
+		{`{"argv":["true"],"files":[{"path":"a"}]}`, 400, "one of"},
+		{`{"argv":["true"],"files":[{"path":"a","text":"","base64":""}]}`, 400, "one of"},
+		{`{"argv":["true"],"files":[{"path":"a","base64":"?"}]}`, 400, "base64"},
+		{`{"argv":["true"],"files":[{"path":"../a","text":""}]}`, 400, ".."},
+		{`{"argv":["true"],"files":[{"path":"/a","text":""}]}`, 400, "absolute"},
+		{`{"argv":["true"],"files":[{"path":"a","text":"","mode":"9"}]}`, 400, "mode"},
+		{`{"argv":["true"],"files":[{"path":"a","id":"sha256:00"}]}`, 404, "content store"},
+		{`{"argv":["true"],"collect":["["]}`, 400, "pattern"},
+		{`{"argv":["` + strings.Repeat("x", 110_000) + `"]}`, 413, "large"},
+		{`nonsense`, 400, "body"},
+		{``, 400, "body"},
+		{`[]`, 400, "object"},
+	} {
+		status, e := s.refused(http.MethodPost, "/v1/run", test.body)
+		if status != test.status || !strings.Contains(e.Failure.Message, test.word) {
+			t.Errorf("%.100s: %d %s", test.body, status, e.Failure.Message)
+		}
+	}
+	if status, _ := s.refused(http.MethodPost, "/v1/run", "a=b", "Content-Type", "application/x-www-form-urlencoded"); status != 415 {
+		t.Errorf("a form: %d", status)
+	}
+	if status, _ := s.refused(http.MethodGet, "/no/such", nil); status != 404 {
+		t.Errorf("no such path: %d", status)
+	}
+	small := serve(t, "[tenant]\nmemory = \"64M\"\n")
+	if status, e := small.refused(http.MethodPost, "/v1/run", `{"argv":["true"],"limits":{"memory":1000000000}}`); status != 403 || !strings.Contains(e.Failure.Message, "ceiling") {
+		t.Errorf("above the ceiling: %d %+v", status, e)
+	}
+	if log := s.log.String() + small.log.String(); strings.Contains(log, `"call"`) {
+		t.Errorf("something was started: %s", log)
+	}
+}
+
+// What a client sends is not in the log: neither code, nor arguments, nor environment.
+func TestLogHoldsNoSecrets(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	s.run(api.Call{Argv: []string{"echo", "hush-arg"}, Env: map[string]string{"A": "hush-env"}, Stdin: "hush-in"})
+	s.run(api.Call{Language: "sh", Code: "echo hush-code"})
+	s.refused(http.MethodPost, "/v1/run", `{"argv":["hush-wrong"],"x":"hush-wrong"}`)
+	s.refused(http.MethodPost, "/v1/run", `{"argv":["true"]}`, "Authorization", "Bearer hush-token")
+	if log := s.log.String(); strings.Contains(log, "hush") || !strings.Contains(log, `"cause":"exited"`) {
+		t.Error(log)
+	}
+}
+
+// codex 4337, 7852: a deadline ends the whole tree, and nobody waits for a pipe that a child
+// holds. E2B 1881: at N, not at 2 N.
+func TestDeadlineEndsTree(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	began := time.Now()
+	call := sh("trap '' TERM; setsid sh -c 'sleep 1000' & (sleep 1000 &) ; echo begun; sleep 1000")
+	call.TimeoutMS = 500
+	a := s.run(call)
+	if took := time.Since(began); a.Cause != "timeout" || a.ExitCode != 124 || text(a.Stdout) != "begun\n" || took > 500*time.Millisecond+harness.Slack {
+		t.Errorf("%s %d after %v, %q", a.Cause, a.ExitCode, took, text(a.Stdout))
+	}
+	s.idle()
+	// sandbox-sdk 438: the next call is as good as the first.
+	if a := s.run(sh("echo next")); text(a.Stdout) != "next\n" {
+		t.Errorf("%q", text(a.Stdout))
+	}
+}
+
+// piston 535, dify 15817: what was killed says why.
+func TestKilledSaysWhy(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	call := sh("yes")
+	call.Limits = api.Limits{MaxOutput: 10_000, Output: "kill"}
+	if a := s.run(call); a.Cause != "output-limit" || a.ExitCode != 153 || *a.StdoutTruncated != true {
+		t.Errorf("%s %d", a.Cause, a.ExitCode)
+	}
+	call = sh("head -c 100000 /dev/zero >a")
+	call.Limits = api.Limits{FSize: 1000}
+	if a := s.run(call); a.Cause != "fsize" && a.ExitCode == 0 {
+		t.Errorf("%s %d", a.Cause, a.ExitCode)
+	}
+}
+
+func TestTimeoutClamped(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "[call]\ntimeout = \"200ms\"\nmax_timeout = \"400ms\"\n")
+	call := sh("sleep 1000")
+	if a := s.run(call); a.TimeoutMS != 200 || a.Clamped != nil || a.Cause != "timeout" {
+		t.Errorf("%v %v %s", a.TimeoutMS, a.Clamped, a.Cause)
+	}
+	call.TimeoutMS = 1e300
+	if a := s.run(call); a.TimeoutMS != 400 || fmt.Sprint(a.Clamped) != "[timeout_ms]" || a.Cause != "timeout" {
+		t.Errorf("%v %v %s", a.TimeoutMS, a.Clamped, a.Cause)
+	}
+}
+
+func TestOutputTruncated(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	call := sh("seq 100000; echo end")
+	call.Limits.MaxOutput = 1000
+	a := s.run(call)
+	if !*a.StdoutTruncated || len(*a.Stdout) > 1100 || !strings.HasPrefix(*a.Stdout, "1\n2\n") || !strings.HasSuffix(*a.Stdout, "\nend\n") || a.ExitCode != 0 {
+		t.Errorf("%v %d %.80q", *a.StdoutTruncated, len(*a.Stdout), *a.Stdout)
+	}
+	if a := s.run(sh(`printf '\377\000'`)); a.Stdout != nil || text(a.StdoutBase64) != "/wA=" {
+		t.Errorf("%v %v", text(a.Stdout), text(a.StdoutBase64))
+	}
+}
+
+func TestFilesInAndOut(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	in, encoded := "text", "AAEC"
+	call := sh("wc -c <a; wc -c <b/c; ./run; echo made >out.txt; mkdir d; echo x >d/e.csv; ln -s /etc/passwd link.txt; mkfifo fifo.txt")
+	call.Files = []api.FileIn{{Path: "a", Text: &in}, {Path: "b/c", Base64: &encoded}, {Path: "run", Text: ptr("#!/bin/sh\necho ran"), Mode: "755"}}
+	call.Collect = []string{"*.txt", "d/*.csv"}
+	a := s.run(call)
+	if text(a.Stdout) != "4\n3\nran\n" {
+		t.Errorf("%q %q", text(a.Stdout), text(a.Stderr))
+	}
+	if len(a.Files) != 2 || a.Files[0].Path != "d/e.csv" || a.Files[1].Path != "out.txt" || a.Files[1].Size != 5 || !strings.HasPrefix(a.Files[1].MediaType, "text/plain") {
+		t.Fatalf("%+v", a.Files)
+	}
+	// What was collected can be brought to the next call.
+	next := sh("cat again")
+	next.Files = []api.FileIn{{Path: "again", ID: a.Files[1].ID}}
+	if a := s.run(next); text(a.Stdout) != "made\n" {
+		t.Errorf("%q", text(a.Stdout))
+	}
+}
+
+func ptr[T any](v T) *T { return &v }
+
+// read reads a stream of events.
+func read(t *testing.T, r *http.Response) (all []api.Event) {
+	t.Helper()
+	lines := bufio.NewScanner(r.Body)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		line := lines.Bytes()
+		if r.Header.Get("Content-Type") == "text/event-stream" {
+			var ok bool
+			if line, ok = bytes.CutPrefix(line, []byte("data: ")); !ok {
+				continue
+			}
+		}
+		var e api.Event
+		if err := json.Unmarshal(line, &e); err != nil {
+			t.Fatalf("%v: %s", err, line)
+		}
+		all = append(all, e)
+	}
+	return all
+}
+
+func (s *server) stream(ctx context.Context, call api.Call, headers ...string) *http.Response {
+	s.t.Helper()
+	b, err := json.Marshal(call)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	q, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://sbxrun/v1/run", bytes.NewReader(b))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	q.Header.Set("Content-Type", "application/json")
+	for i := 0; i+1 < len(headers); i += 2 {
+		q.Header.Set(headers[i], headers[i+1])
+	}
+	r, err := s.client.Do(q)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return r
+}
+
+func TestStreams(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	for _, accept := range []string{"application/x-ndjson", "text/event-stream"} {
+		// Characters are whole, and what is none is base64. Six seconds are long enough for a
+		// sign of life.
+		call := sh(`printf 'a\303'; sleep 0.2; printf '\244b'; echo err >&2; sleep 6; printf '\377'`)
+		r := s.stream(t.Context(), call, "Accept", accept)
+		if kind := r.Header.Get("Content-Type"); kind != accept {
+			t.Errorf("%s, want %s", kind, accept)
+		}
+		all := read(t, r)
+		r.Body.Close()
+		var out, err string
+		var binary []byte
+		kinds := map[string]int{}
+		for _, e := range all {
+			kinds[e.Event]++
+			switch e.Event {
+			case "stdout":
+				out, binary = out+e.Text, append(binary, e.Base64...)
+			case "stderr":
+				err += e.Text
+			}
+		}
+		last := all[len(all)-1]
+		if out != "aäb" || err != "err\n" || string(binary) != "\xff" || kinds["keepalive"] == 0 || all[0].Event != "start" || all[0].ID == "" {
+			t.Errorf("%q %q %q %v", out, err, binary, kinds)
+		}
+		if last.Event != "report" || last.Report == nil || last.Report.Cause != "exited" || *last.Report.StdoutBytes != 5 || last.Report.ID != all[0].ID {
+			t.Errorf("%+v", last)
+		}
+	}
+	// What cannot begin is no stream.
+	if status, e := s.refused(http.MethodPost, "/v1/run?stream=1", api.Call{Argv: []string{"true"}, Workdir: "/no/such"}); status != 400 {
+		t.Errorf("%d %+v", status, e)
+	}
+}
+
+// A stream keeps to its bound too.
+func TestStreamBound(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	call := sh("yes | head -c 1000000")
+	call.Limits.MaxOutput = 100_000
+	r := s.stream(t.Context(), call, "Accept", "application/x-ndjson")
+	defer r.Body.Close()
+	n := 0
+	all := read(t, r)
+	for _, e := range all {
+		n += len(e.Text)
+	}
+	if rep := all[len(all)-1].Report; n != 100_000 || rep == nil || *rep.StdoutBytes != 1_000_000 || !*rep.StdoutTruncated {
+		t.Errorf("%d bytes, %+v", n, rep)
+	}
+}
+
+// E2B 500: a client that leaves ends its call, streamed or not.
+func TestClientLeaves(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	for _, path := range []string{"/v1/run", "/v1/run?stream=1"} {
+		ctx, cancel := context.WithCancel(t.Context())
+		gone := make(chan struct{})
+		go func() {
+			defer close(gone)
+			_, _, _, _ = s.try(ctx, http.MethodPost, path, sh("setsid sleep 1234 & trap '' TERM; sleep 1234; sleep 1234"))
+		}()
+		s.busy(2, "sleep 1234")
+		cancel()
+		<-gone
+		s.idle()
+	}
+	harness.Until(t, harness.Bound, "the log", func() bool { return strings.Count(s.log.String(), `"cause":"canceled"`) == 2 })
+}
+
+// A client that reads nothing holds nobody else up.
+func TestSlowReader(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	ctx, cancel := context.WithCancel(t.Context())
+	call := sh("yes; sleep 1000")
+	call.Limits.MaxOutput = 64 << 20
+	r := s.stream(ctx, call, "Accept", "application/x-ndjson")
+	defer r.Body.Close()
+	for range 20 {
+		if a := s.run(sh("echo quick")); text(a.Stdout) != "quick\n" {
+			t.Errorf("%q", text(a.Stdout))
+		}
+	}
+	cancel()
+	s.idle()
+}
+
+// dify-sandbox 99: many at once, each with its own answer.
+func TestManyAtOnce(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "places = 8\n")
+	var all sync.WaitGroup
+	for i := range 40 {
+		all.Go(func() {
+			call := sh(fmt.Sprintf("echo %d", i))
+			if i%4 == 0 {
+				call = sh(fmt.Sprintf("echo %d; sleep 1000 & sleep 1000", i))
+				call.TimeoutMS = 300
+			}
+			b, err := json.Marshal(call)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			status, body, _, err := s.try(t.Context(), http.MethodPost, "/v1/run", b)
+			var a api.Answer
+			if err != nil || status != 200 || json.Unmarshal(body, &a) != nil {
+				t.Errorf("%d: %v %d %s", i, err, status, body)
+				return
+			}
+			if text(a.Stdout) != fmt.Sprintln(i) || a.TimedOut != (i%4 == 0) {
+				t.Errorf("%d: %s", i, body)
+			}
+		})
+	}
+	all.Wait()
+	s.idle()
+}
+
+// A tenant's own bound is 429, the server's 503; both say when to come again.
+func TestBusy(t *testing.T) {
+	t.Parallel()
+	for config, want := range map[string]int{"[tenant]\nconcurrency = 1\nqueue = 0\n": 429, "places = 1\n[tenant]\nqueue = 0\n": 503} {
+		s := serve(t, config)
+		ctx, cancel := context.WithCancel(t.Context())
+		gone := make(chan struct{})
+		go func() {
+			defer close(gone)
+			_, _, _, _ = s.try(ctx, http.MethodPost, "/v1/run", sh("sleep 4321"))
+		}()
+		s.busy(1, "sleep 4321")
+		status, b, h, err := s.try(t.Context(), http.MethodPost, "/v1/run", sh("true"))
+		if err != nil || status != want || h.Get("Retry-After") == "" || !strings.Contains(string(b), `"started":false`) {
+			t.Errorf("%d %s %v, want %d", status, b, err, want)
+		}
+		cancel()
+		<-gone
+		s.idle()
+	}
+}
+
+// A server that is told to end starts nothing more, lets calls end, and cancels what takes
+// longer.
+func TestDrain(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "", "--drain-timeout", "2s")
+	answers := make(chan string, 2)
+	for _, script := range []string{"sleep 1; echo 6789; exit 7", "sleep 6789"} {
+		go func() {
+			status, b, _, err := s.try(context.Background(), http.MethodPost, "/v1/run", sh(script))
+			var a api.Answer
+			_ = json.Unmarshal(b, &a)
+			answers <- fmt.Sprintln(status, err, a.Cause, a.ExitCode)
+		}()
+	}
+	s.busy(1, "sleep 1")
+	s.busy(1, "sleep 6789")
+	_ = s.cmd.Process.Signal(unix.SIGTERM)
+	harness.Until(t, harness.Bound, "readyz to say so", func() bool {
+		r, err := s.client.Get("http://sbxrun/readyz")
+		if err != nil {
+			return false
+		}
+		r.Body.Close()
+		return r.StatusCode == 503
+	})
+	if _, e := s.refused(http.MethodPost, "/v1/run", sh("true")); e.Failure.Code != api.Draining {
+		t.Errorf("%+v", e)
+	}
+	first, second := <-answers, <-answers
+	if first != "200 <nil> exited 7\n" || !strings.HasPrefix(second, "200 <nil> canceled 143") {
+		t.Errorf("%s, %s", first, second)
+	}
+	<-s.ended
+	if s.cmd.ProcessState.ExitCode() != 0 {
+		t.Errorf("%v", s.cmd.ProcessState)
+	}
+	s.killed = true
+	if _, err := os.Stat(s.socket()); err == nil {
+		t.Error("the socket is left")
+	}
+}
+
+// smolagents 2050: SIGKILL of the server leaves nothing, and the next one starts on the same
+// socket and state.
+func TestServerKilled(t *testing.T) {
+	t.Parallel()
+	dir := harness.Dir(t)
+	for range min(100, harness.Soak(t)) {
+		s := serveIn(t, dir, "")
+		var all sync.WaitGroup
+		for range 5 {
+			all.Go(func() {
+				_, _, _, _ = s.try(t.Context(), http.MethodPost, "/v1/run", sh("setsid sleep 5678 & (sleep 5678 &); sleep 5678"))
+			})
+		}
+		s.busy(15, "sleep 5678")
+		below := harness.Descendants(s.cmd.Process.Pid)
+		s.kill()
+		all.Wait()
+		// Its keepers are ours to reap, and they end when all of theirs are dead and reaped.
+		for _, pid := range below {
+			harness.Until(t, harness.Bound, "the end of all", func() bool {
+				_, err := unix.Wait4(pid, nil, unix.WNOHANG, nil)
+				_, there := harness.ReadProc(pid)
+				return err != nil && !there
+			})
+		}
+	}
+	s := serveIn(t, dir, "")
+	if a := s.run(sh("echo again")); text(a.Stdout) != "again\n" {
+		t.Errorf("%q", text(a.Stdout))
+	}
+}
+
+// Two servers do not share a socket, and only its user reaches it.
+func TestSocket(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	st, err := os.Stat(s.socket())
+	if err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("%v %v", st.Mode(), err)
+	}
+	if out, code := fails(t, "--config", filepath.Join(s.dir, "config.toml")); code != 125 || !strings.Contains(out, "another server has it") {
+		t.Errorf("%d %s", code, out)
+	}
+	s.run(sh("true"))
+}
+
+// fails runs a server that is to end at once.
+func fails(t *testing.T, flags ...string) (stderr string, code int) {
+	t.Helper()
+	return failsAs(t, harness.Binary(t), flags...)
+}
+
+func failsAs(t *testing.T, binary string, flags ...string) (stderr string, code int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), harness.Bound)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, binary, append([]string{"serve"}, flags...)...)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	done, err := harness.Register(func() (int, error) {
+		if err := cmd.Start(); err != nil {
+			return 0, err
+		}
+		return cmd.Process.Pid, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer done()
+	_ = cmd.Wait()
+	return out.String(), cmd.ProcessState.ExitCode()
+}
+
+func TestConfig(t *testing.T) {
+	t.Parallel()
+	dir := harness.Dir(t)
+	file := filepath.Join(dir, "c.toml")
+	for _, test := range []struct{ config, word string }{
+		{"", "nothing to listen on"},
+		{"listen = [\"tcp:127.0.0.1:0\"]", "token_file"},
+		{"listen = [\"unix:relative\"]", "absolute"},
+		{"listen = [\"udp:1\"]", "want unix"},
+		{"lisen = []", "there is no key lisen"},
+		{"[call]\ntimeot = \"1s\"", ":2: there is no key call.timeot"},
+		{"[call]\ntimeout = \"x\"\n", "c.toml:2"},
+		{"listen = [", "c.toml:1"},
+		{"listen = [\"unix:/a\"]\n[call]\ntimeout = \"10m\"", "max_timeout"},
+		{"listen = [\"unix:/a\"]\n[sandbox]\nnetwork = \"all\"", "network"},
+		{"listen = [\"unix:/a\"]\n[languages.x]\nfile = \"a/b\"", "languages.x"},
+		{"listen = [\"unix:/a\"]\ntls_cert = \"x\"", "go together"},
+		{"listen = [\"unix:/a\"]\ntoken_file = \"/no/such\"", "/no/such"},
+	} {
+		if err := os.WriteFile(file, []byte(test.config), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if out, code := fails(t, "--check-config", "--config", file); code != 125 || !strings.Contains(out, test.word) {
+			t.Errorf("%s: %d %s", test.config, code, out)
+		}
+	}
+	if out, code := fails(t, "--check-config", "--listen", "unix:/tmp/x"); code != 0 || !strings.Contains(out, "right") {
+		t.Errorf("%d %s", code, out)
+	}
+	if out, code := fails(t, "--nonsense"); code != 125 || !strings.Contains(out, "sbxrun serve --help") {
+		t.Errorf("%d %s", code, out)
+	}
+}
+
+// The server is the one beside sbxrun, wherever else there is one.
+func TestServerBeside(t *testing.T) {
+	t.Parallel()
+	dir := harness.Dir(t)
+	program, err := os.ReadFile(harness.Binary(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	alone := filepath.Join(dir, "bin", "sbxrun")
+	for name, text := range map[string][]byte{alone: program, filepath.Join(dir, "sbxrund"): []byte("#!/bin/sh\necho wrong\n")} {
+		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, text, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command("env", "PATH="+dir+":/usr/bin:/bin", alone, "serve", "--listen", "unix:/tmp/x")
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	if cmd.ProcessState.ExitCode() != 125 || !strings.Contains(string(out), filepath.Join(dir, "bin", "sbxrund")) || !strings.Contains(string(out), "install sbxrund") {
+		t.Errorf("%v %s", err, out)
+	}
+}

@@ -1,0 +1,251 @@
+package serve
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// server is one that a test has started, with a socket and a state of its own.
+type server struct {
+	t      *testing.T
+	dir    string
+	cmd    *exec.Cmd
+	log    *lockedBuffer
+	ended  chan struct{}
+	client *http.Client
+	killed bool
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// serve starts a server with lines of configuration, and ends it after the test: then it must
+// have ended with 0, and nothing of it may be left.
+func serve(t *testing.T, config string, flags ...string) *server {
+	t.Helper()
+	return serveIn(t, harness.Dir(t), config, flags...)
+}
+
+func serveIn(t *testing.T, dir, config string, flags ...string) *server {
+	t.Helper()
+	s := &server{t: t, dir: dir, log: &lockedBuffer{}, ended: make(chan struct{})}
+	file := filepath.Join(dir, "config.toml")
+	config = "listen = [\"unix:" + s.socket() + "\"]\nstate_dir = \"" + filepath.Join(dir, "state") + "\"\n" + config
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.cmd = exec.Command(harness.Binary(t), append([]string{"serve", "--config", file}, flags...)...)
+	s.cmd.Stderr = s.log
+	done, err := harness.Register(func() (int, error) {
+		if err := s.cmd.Start(); err != nil {
+			return 0, err
+		}
+		return s.cmd.Process.Pid, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_ = s.cmd.Wait() // its exit code is looked at
+		done()
+		close(s.ended)
+	}()
+	s.client = &http.Client{Timeout: harness.Bound, Transport: &http.Transport{
+		MaxIdleConnsPerHost: 64,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", s.socket())
+		},
+	}}
+	t.Cleanup(s.end)
+	harness.Until(t, harness.Bound, "the server: "+s.log.String(), func() bool {
+		select {
+		case <-s.ended:
+			t.Fatalf("the server has ended: %s", s.log)
+		default:
+		}
+		r, err := s.client.Get("http://sbxrun/readyz")
+		if err != nil {
+			return false
+		}
+		r.Body.Close()
+		return r.StatusCode == http.StatusOK
+	})
+	return s
+}
+
+func (s *server) socket() string { return filepath.Join(s.dir, "socket") }
+
+// end ends the server as its operator does.
+func (s *server) end() {
+	if s.killed {
+		return
+	}
+	s.killed = true
+	s.client.CloseIdleConnections()
+	_ = s.cmd.Process.Signal(unix.SIGTERM) // it may have ended
+	select {
+	case <-s.ended:
+	case <-time.After(harness.Bound):
+		s.t.Errorf("the server does not end: %s", s.log)
+		_ = s.cmd.Process.Kill()
+		<-s.ended
+	}
+	if code := s.cmd.ProcessState.ExitCode(); code != 0 {
+		s.t.Errorf("the server has ended with %d: %s", code, s.log)
+	}
+}
+
+// kill kills the server, and comes back when it is dead.
+func (s *server) kill() {
+	s.killed = true
+	_ = s.cmd.Process.Kill()
+	<-s.ended
+	s.client.CloseIdleConnections()
+}
+
+// idle waits until nothing runs below the server.
+func (s *server) idle() {
+	s.t.Helper()
+	pid := s.cmd.Process.Pid
+	harness.Until(s.t, harness.Bound, "the end of all that the server runs", func() bool { return len(harness.Descendants(pid)) == 0 })
+}
+
+// busy waits until so many processes run below the server whose command lines begin with the
+// text.
+func (s *server) busy(n int, text string) {
+	s.t.Helper()
+	harness.Until(s.t, harness.Bound, "commands with "+text, func() bool {
+		found := 0
+		for _, pid := range harness.Descendants(s.cmd.Process.Pid) {
+			line, _ := os.ReadFile(filepath.Join("/proc", itoa(pid), "cmdline"))
+			if strings.HasPrefix(strings.ReplaceAll(string(line), "\x00", " "), text) {
+				found++
+			}
+		}
+		return found >= n
+	})
+}
+
+// ask sends a request and returns the status and the whole answer.
+func (s *server) ask(method, path string, body any, headers ...string) (int, []byte) {
+	s.t.Helper()
+	status, answer, _, err := s.try(s.t.Context(), method, path, body, headers...)
+	if err != nil {
+		s.t.Fatalf("%s %s: %v\n%s", method, path, err, s.log)
+	}
+	return status, answer
+}
+
+func (s *server) try(ctx context.Context, method, path string, body any, headers ...string) (int, []byte, http.Header, error) {
+	var r io.Reader
+	switch body := body.(type) {
+	case nil:
+	case string:
+		r = strings.NewReader(body)
+	case []byte:
+		r = bytes.NewReader(body)
+	case io.Reader:
+		r = body
+	default:
+		b, err := json.Marshal(body)
+		if err != nil {
+			return 0, nil, nil, err
+		}
+		r = bytes.NewReader(b)
+	}
+	q, err := http.NewRequestWithContext(ctx, method, "http://sbxrun"+path, r)
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	if body != nil {
+		q.Header.Set("Content-Type", "application/json")
+	}
+	for i := 0; i+1 < len(headers); i += 2 {
+		q.Header.Set(headers[i], headers[i+1])
+	}
+	a, err := s.client.Do(q)
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	defer a.Body.Close()
+	b, err := io.ReadAll(a.Body)
+	return a.StatusCode, b, a.Header, err
+}
+
+// run runs a call, which must have an answer.
+func (s *server) run(call api.Call) *api.Answer {
+	s.t.Helper()
+	return s.call("/v1/run", call)
+}
+
+func (s *server) call(path string, call api.Call) *api.Answer {
+	s.t.Helper()
+	status, b := s.ask(http.MethodPost, path, call)
+	if status != http.StatusOK {
+		s.t.Fatalf("%d %s\n%s", status, b, s.log)
+	}
+	a := &api.Answer{}
+	if err := json.Unmarshal(b, a); err != nil {
+		s.t.Fatalf("%v: %s", err, b)
+	}
+	if a.Started && a.Teardown.Verdict != "proven" {
+		s.t.Errorf("verdict %s: %s", a.Teardown.Verdict, b)
+	}
+	return a
+}
+
+// refused asks for what must come to nothing, and returns the error.
+func (s *server) refused(method, path string, body any, headers ...string) (int, *api.Error) {
+	s.t.Helper()
+	status, b := s.ask(method, path, body, headers...)
+	e := &api.Error{}
+	if err := json.Unmarshal(b, e); err != nil || e.Failure.Code == "" || e.Failure.Message == "" {
+		s.t.Fatalf("%s %s %.200s: %d, no error: %.300s", method, path, body, status, b)
+	}
+	if want := api.Codes()[e.Failure.Code]; want != status {
+		s.t.Errorf("%s %s: %s with status %d, want %d", method, path, e.Failure.Code, status, want)
+	}
+	if e.Started {
+		s.t.Errorf("%s %s: started: %s", method, path, b)
+	}
+	return status, e
+}
+
+func sh(script string) api.Call { return api.Call{Argv: []string{"sh", "-c", script}} }
+
+func text(s *string) string {
+	if s == nil {
+		return "<none>"
+	}
+	return *s
+}
