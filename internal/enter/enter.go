@@ -32,6 +32,8 @@ const (
 	entryGate   = 4 // what the payload waits for: a byte, or the end, which is none
 	entryReady  = 5 // what the room says that it is built by: a byte, or the end
 	entryFiles  = 6 // how many there are
+	// Of an init that was made ahead, in the place of entryReady: a timerfd at which it ends.
+	entryTimer = 5
 )
 
 // The steps that can fail, in their order.
@@ -145,6 +147,9 @@ type entry struct {
 
 	insideStack, initStack, payloadStack uintptr
 
+	maker *maker // of inside, if it is to make inits ahead; and that is all
+	ahead *ahead // of an init that was made ahead
+
 	room    handed
 	pid     uintptr // of the payload, as init sees it; 0 when it has ended
 	payload payload
@@ -152,7 +157,8 @@ type entry struct {
 	stat    unix.Stat_t
 	status  int32
 	sigs    uint64
-	poll    [2]unix.PollFd
+	poll    [3]unix.PollFd
+	polled  uintptr
 	buf     [128]byte
 	now     unix.Timespec
 	header  unix.CapUserHeader
@@ -165,6 +171,16 @@ type fresh struct{ target, options *byte }
 // payload is what the payload's own process needs until it executes the command.
 type payload struct {
 	teller
+	*command
+	letter *letter // what the command comes by; nil if it was there before the fork
+	limit  unix.Rlimit
+	sigs   uint64
+	buf    [8]byte
+}
+
+// command is what is executed, and how.
+type command struct {
+	size       uintptr // of all that is laid out from here on
 	terminal   bool
 	rlimits    []proc.Rlimit
 	filter     *unix.SockFprog // nil for none
@@ -175,9 +191,6 @@ type payload struct {
 	candidates []*byte
 	shell      unsafe.Pointer
 	script     *uintptr
-	limit      unix.Rlimit
-	sigs       uint64
-	buf        [8]byte
 }
 
 // handed is a message with one or two descriptors, as recvmsg(2) takes it.
@@ -302,6 +315,9 @@ func startInside(p unsafe.Pointer) {
 	if e.signal != 0 {
 		e.signalAll()
 	}
+	if e.maker != nil {
+		e.make()
+	}
 	_, errno := proc.Clone(unix.CLONE_PARENT|e.spaces, e.initStack, initCode, unsafe.Pointer(e))
 	if errno != 0 {
 		e.fail(stepInit, errno)
@@ -316,6 +332,7 @@ func startInside(p unsafe.Pointer) {
 //go:nocheckptr
 func startInit(p unsafe.Pointer) {
 	e := (*entry)(p)
+	e.takeAhead()
 	// While sbxrun looks who we are, and before it lets go what waits at the gate,
 	// there is time for the rest.
 	e.present()
@@ -325,6 +342,11 @@ func startInit(p unsafe.Pointer) {
 	fd := e.must(stepSignals, unix.SYS_SIGNALFD4, ^uintptr(0), uintptr(unsafe.Pointer(&e.sigs)), 8, unix.SFD_NONBLOCK|unix.SFD_CLOEXEC, 0)
 	e.poll[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
 	e.poll[1] = unix.PollFd{Fd: entrySocket, Events: unix.POLLIN}
+	e.poll[2] = unix.PollFd{Fd: entryTimer, Events: unix.POLLIN}
+	e.polled = 2
+	if e.ahead != nil {
+		e.polled = 3
+	}
 	pid, errno := proc.Clone(0, e.payloadStack, payloadCode, unsafe.Pointer(&e.payload))
 	if errno != 0 {
 		e.fail(stepPayload, errno)
@@ -392,10 +414,25 @@ func (e *entry) setUp() {
 		e.must(stepFresh, unix.SYS_MOUNT, uintptr(unsafe.Pointer(&tmpfsType)), uintptr(unsafe.Pointer(dirs[i].target)), uintptr(unsafe.Pointer(&tmpfsType)),
 			unix.MS_NOSUID|unix.MS_NODEV, uintptr(unsafe.Pointer(dirs[i].options)))
 	}
-	e.must(stepFiles, unix.SYS_CLOSE_RANGE, entryReady, maxFD, 0, 0, 0)
+	if e.ahead == nil { // it has done so
+		e.must(stepFiles, unix.SYS_CLOSE_RANGE, entryReady, maxFD, 0, 0, 0)
+	}
 	// All blocked, for good: what init must know comes by descriptors.
 	e.sigs = ^uint64(0)
 	e.must(stepSignals, unix.SYS_RT_SIGPROCMASK, sigSetmask, uintptr(unsafe.Pointer(&e.sigs)), 0, 8, 0)
+	if e.ahead == nil { // the maker has
+		e.gainNothing()
+	}
+	e.must(stepCapabilities, unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+	e.must(stepCapabilities, unix.SYS_CAPSET, uintptr(unsafe.Pointer(&e.header)), uintptr(unsafe.Pointer(&e.none)), 0, 0, 0)
+}
+
+// gainNothing sees to it that no exec gains anything, for good.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) gainNothing() {
 	e.must(stepPrivileges, unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 	for c := uintptr(0); c < 64; c++ {
 		// EINVAL: beyond the last one that this kernel has.
@@ -405,8 +442,6 @@ func (e *entry) setUp() {
 			e.fail(stepBounding, errno)
 		}
 	}
-	e.must(stepCapabilities, unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-	e.must(stepCapabilities, unix.SYS_CAPSET, uintptr(unsafe.Pointer(&e.header)), uintptr(unsafe.Pointer(&e.none)), 0, 0, 0)
 }
 
 // startPayload waits for the release and executes the command; p is a *payload. Limits,
@@ -418,16 +453,7 @@ func (e *entry) setUp() {
 //go:nocheckptr
 func startPayload(p unsafe.Pointer) {
 	e := (*payload)(p)
-	for {
-		n, _, errno := syscall.RawSyscall(unix.SYS_READ, entryGate, uintptr(unsafe.Pointer(&e.buf)), 1)
-		if errno == unix.EINTR {
-			continue
-		}
-		if errno != 0 || n != 1 {
-			proc.Exit(0) // EOF: sbxrun died or gave up before Release
-		}
-		break
-	}
+	e.awaitRelease()
 	e.must(stepSession, unix.SYS_SETSID, 0, 0, 0, 0, 0)
 	if e.terminal {
 		e.must(stepTerminal, unix.SYS_IOCTL, 0, unix.TIOCSCTTY, 0, 0, 0)
@@ -446,6 +472,28 @@ func startPayload(p unsafe.Pointer) {
 		e.must(stepFilter, unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(e.filter)), 0, 0)
 	}
 	e.execute()
+}
+
+// awaitRelease returns when the command may begin.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *payload) awaitRelease() {
+	if e.letter != nil {
+		e.receive()
+		return
+	}
+	for {
+		n, _, errno := syscall.RawSyscall(unix.SYS_READ, entryGate, uintptr(unsafe.Pointer(&e.buf)), 1)
+		if errno == unix.EINTR {
+			continue
+		}
+		if errno != 0 || n != 1 {
+			proc.Exit(0) // EOF: sbxrun died or gave up before Release
+		}
+		return
+	}
 }
 
 // execute executes the command as execvp(3) does: what cannot be executed is
@@ -515,8 +563,11 @@ func (e *entry) reap() {
 //go:norace
 //go:nocheckptr
 func (e *entry) await() {
-	syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&e.poll)), uintptr(len(e.poll)), 0, 0, 0, 0)
+	syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&e.poll)), e.polled, 0, 0, 0, 0)
 	syscall.RawSyscall(unix.SYS_READ, uintptr(e.poll[0].Fd), uintptr(unsafe.Pointer(&e.buf)), uintptr(len(e.buf)))
+	if e.poll[2].Revents != 0 {
+		proc.Exit(proc.LateStatus) // sbxrun is stopped
+	}
 	if e.poll[1].Revents == 0 {
 		return
 	}

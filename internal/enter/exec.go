@@ -57,6 +57,8 @@ type Exec struct {
 	way
 	name    string // of the command, for errors
 	workdir string // for errors
+	maker   *Maker // that has made it ahead; nil for none
+	stdio   [3]int // then, what is sent with the command
 	running chan struct{}
 	confirm bool
 	exited  chan struct{}
@@ -126,20 +128,38 @@ func (e *Entry) lay(b *proc.Block) *entry {
 	if len(e.Fresh) > 0 {
 		n.spaces |= unix.CLONE_NEWIPC
 	}
+	n.fresh = layFresh(b, e.Fresh)
+	n.payload.command = e.layCommand(b)
+	n.payload.filter = layFilter(b, e.Filter)
+	return n
+}
+
+func layFresh(b *proc.Block, list []Tmpfs) []fresh {
 	var dirs []fresh
-	for _, t := range e.Fresh {
+	for _, t := range list {
 		dirs = append(dirs, fresh{b.Text(t.Dest), b.Text(t.Options)})
 	}
-	n.fresh = proc.Copy(b, dirs)
-	p := &n.payload
+	return proc.Copy(b, dirs)
+}
+
+// layFilter is the filter as seccomp(2) takes it; nil for none.
+func layFilter(b *proc.Block, f *seccomp.Filter) *unix.SockFprog {
+	program := proc.Copy(b, f.Program())
+	if len(program) == 0 {
+		return nil
+	}
+	p := proc.New[unix.SockFprog](b)
+	p.Len, p.Filter = uint16(len(program)), &program[0]
+	return p
+}
+
+// layCommand lays out what is executed, but for the filter.
+func (e *Entry) layCommand(b *proc.Block) *command {
+	p := proc.New[command](b)
 	p.terminal = e.Terminal
 	// A caller that may use real time, or a niceness below its own (getrlimit(2)), keeps that to
 	// itself: sbxrun would get no processor from a command that does.
 	p.rlimits = proc.Copy(b, append([]proc.Rlimit{{Resource: unix.RLIMIT_RTPRIO}, {Resource: unix.RLIMIT_NICE}}, e.Bounds.Rlimits...))
-	if program := proc.Copy(b, e.Filter.Program()); len(program) > 0 {
-		p.filter = proc.New[unix.SockFprog](b)
-		p.filter.Len, p.filter.Filter = uint16(len(program)), &program[0]
-	}
 	argv := b.Texts(e.Command)
 	p.argv = unsafe.Pointer(&argv[0])
 	shell := proc.Copy(b, make([]uintptr, len(argv)+1))
@@ -161,7 +181,7 @@ func (e *Entry) lay(b *proc.Block) *entry {
 		}
 	}
 	p.candidates = b.Texts(paths)[:len(paths)]
-	return n
+	return p
 }
 
 // Enter lets in what waits outside: room is a pidfd of the room's PID 1, verified, and
@@ -211,7 +231,11 @@ func (x *Exec) Identify(ctx context.Context, deadline time.Time) error {
 // Release lets init start the payload. From here on it is followed in the
 // background until Exited is closed.
 func (x *Exec) Release() {
-	_, _ = x.gate.Write([]byte{0}) // nobody is there any more: follow will see
+	if x.maker != nil {
+		x.maker.send(x)
+	} else {
+		_, _ = x.gate.Write([]byte{0}) // nobody is there any more: follow will see
+	}
 	if !x.confirm {
 		close(x.running)
 	}

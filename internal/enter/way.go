@@ -50,6 +50,22 @@ type way struct {
 
 // open makes what is to be used on the way. Also after an error the caller closes it.
 func (w *way) open() error {
+	if err := w.openSocket(); err != nil {
+		return err
+	}
+	// Not os.Pipe: the payload has to wait at its end.
+	var ends [2]int
+	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
+		return fmt.Errorf("pipe: %w", err)
+	}
+	w.inner[1] = os.NewFile(uintptr(ends[0]), "gate")
+	_ = unix.SetNonblock(ends[1], true) // for the poller
+	w.gate = os.NewFile(uintptr(ends[1]), "gate")
+	return nil
+}
+
+// openSocket makes the socket alone.
+func (w *way) openSocket() error {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("socketpair: %w", err)
@@ -60,14 +76,6 @@ func (w *way) open() error {
 	if err := unix.SetsockoptInt(pair[0], unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
 		return fmt.Errorf("SO_PASSCRED: %w", err)
 	}
-	// Not os.Pipe: the payload has to wait at its end.
-	var ends [2]int
-	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
-		return fmt.Errorf("pipe: %w", err)
-	}
-	w.inner[1] = os.NewFile(uintptr(ends[0]), "gate")
-	_ = unix.SetNonblock(ends[1], true) // for the poller
-	w.gate = os.NewFile(uintptr(ends[1]), "gate")
 	return nil
 }
 
@@ -173,7 +181,7 @@ func (m message) err() error {
 // goes on killing it.
 func (w *way) Close() {
 	if w.Keeper != nil {
-		w.Keeper.Kill()
+		w.Kill()
 	}
 	w.Entered()
 	for _, f := range []*os.File{w.socket, w.gate} {
@@ -183,5 +191,8 @@ func (w *way) Close() {
 	}
 	if w.Init != nil {
 		w.Init.Close()
+	}
+	if w.Timer != nil {
+		w.Timer.Close()
 	}
 }

@@ -68,7 +68,7 @@ func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
 		return nil, err
 	}
 	r := &Run{job: Job{ID: NewID(), Place: place, Nest: s.Shared}}
-	r.job.Terms = supervise.Terms{Timeout: s.Timeout, Grace: s.Grace, ProofTimeout: s.ProofTimeout, Begin: time.Now(), Confirm: true, Shared: s.Shared, SpareOOM: s.Shared}
+	r.job.Terms = supervise.Terms{Timeout: s.Timeout, Grace: s.Grace, ProofTimeout: s.ProofTimeout, Begin: time.Now(), Confirm: place.Maker == nil, Shared: s.Shared, SpareOOM: s.Shared}
 	if s.ProofTimeout == 0 {
 		r.job.Terms.ProofTimeout = proofTimeout
 	}

@@ -19,6 +19,7 @@ import (
 // here, and the fork could not follow. Whoever made it frees it.
 type Block struct {
 	base unsafe.Pointer
+	size uintptr
 	used uintptr
 	err  error
 	rest [][]uint64 // after an error; only from here does the collector know of it
@@ -39,7 +40,7 @@ func NewBlock() (*Block, error) {
 	if err != nil {
 		return nil, fmt.Errorf("map memory for the keeper: %w", err)
 	}
-	return &Block{base: base}, nil
+	return &Block{base: base, size: blockSize}, nil
 }
 
 // Free unmaps the Block. A forked process has a copy of its own.
@@ -50,6 +51,19 @@ func (b *Block) Free() {
 	}
 }
 
+// Part sets a part of the Block aside, which is laid out later: also after a fork, for it is
+// at the same place there.
+func (b *Block) Part(size uintptr) *Block { return &Block{base: b.alloc(size), size: size} }
+
+// Renew empties the part, for something else.
+func (b *Block) Renew() {
+	clear(b.Bytes())
+	b.used, b.err, b.rest = 0, nil, nil
+}
+
+// Bytes is all that is laid out, and its place is the part's.
+func (b *Block) Bytes() []byte { return unsafe.Slice((*byte)(b.base), b.used) }
+
 // Err is the first thing that could not be laid out.
 func (b *Block) Err() error { return b.err }
 
@@ -58,7 +72,7 @@ func (b *Block) Err() error { return b.err }
 func (b *Block) alloc(size uintptr) unsafe.Pointer {
 	const align = 16
 	b.used = (b.used + align - 1) &^ (align - 1)
-	if size > blockSize-b.used {
+	if b.used > b.size || size > b.size-b.used {
 		if b.err == nil {
 			b.err = unix.E2BIG
 		}

@@ -27,6 +27,11 @@ type Command struct {
 	// Remove are cgroups that the keeper removes in the end, in this order: so nothing
 	// is left of them if sbxrun is killed.
 	Remove []string
+	// Lasting says that the way makes one init after the other: the end of each is told at
+	// once, see [Keeper.Reaped].
+	Lasting bool
+	// Block is where all is laid out; it stays the caller's. Nil for one of the keeper's own.
+	Block *Block
 }
 
 // Program is a program to be executed.
@@ -166,11 +171,14 @@ type Keeper struct {
 // a program was really executed shows in what it does; [Keeper.StartError]
 // tells why it was not. The caller owns the Keeper and must [Keeper.Reap] it.
 func Keep(c Command) (*Keeper, error) {
-	block, err := NewBlock()
-	if err != nil {
-		return nil, err
+	block := c.Block
+	if block == nil {
+		var err error
+		if block, err = NewBlock(); err != nil {
+			return nil, err
+		}
+		defer block.Free() // the keeper has a copy
 	}
-	defer block.Free() // the keeper has a copy
 	k := New[keeperState](block)
 	var open descriptors
 	defer open.close()
@@ -211,6 +219,7 @@ func (k *keeperState) lay(b *Block, c Command, open *descriptors) error {
 	copy(k.name[:], KeeperName)
 	copy(k.children[:], "/proc/thread-self/children")
 	k.pause.Nsec = removePause
+	k.lasting = c.Lasting
 	if c.Terminal != nil {
 		k.terminal, k.restore = Descriptor(c.Terminal.File), c.Terminal.State
 	}
@@ -339,11 +348,50 @@ func (k *Keeper) Empty(deadline time.Time) (End, error) {
 		if err != nil {
 			return End{}, ErrNotEmpty // nobody is left to say it
 		}
-		if rec.kind != recordEmpty {
+		switch rec.kind {
+		case recordReaped:
+			continue // of a lasting one
+		case recordFailed:
 			k.failure = rec.startError()
 			continue
 		}
 		return End{Late: rec.late != 0, reaped: rec.ended[:min(rec.count, maxEnded)]}, nil
+	}
+}
+
+// LateStatus is what an init exits with at the time of [Kept.EndAt].
+const LateStatus = 124
+
+// Forget drops what a lasting keeper has told until now: of processes that it has reaped, whose
+// numbers may be others' by now.
+func (k *Keeper) Forget() {
+	var rec record
+	for {
+		n, _, err := unix.Recvfrom(Descriptor(k.socket), (*[unsafe.Sizeof(rec)]byte)(unsafe.Pointer(&rec))[:], unix.MSG_DONTWAIT)
+		if err != nil || n == 0 {
+			return // an end is told again
+		}
+	}
+}
+
+// Reaped waits, at most until deadline, for a lasting keeper's word that it has reaped the
+// process, which was alive when [Keeper.Forget] was called last. Errors are those of Empty.
+func (k *Keeper) Reaped(pid int, deadline time.Time) (End, error) {
+	for {
+		rec, err := k.read(deadline)
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return End{}, err
+		case err != nil:
+			return End{}, ErrNotEmpty
+		case rec.kind == recordFailed:
+			k.failure = rec.startError()
+		case rec.kind == recordEmpty:
+			return End{}, nil
+		case rec.ended[0].pid == int64(pid):
+			ws := unix.WaitStatus(rec.ended[0].status)
+			return End{Late: ws.Exited() && ws.ExitStatus() == LateStatus, reaped: rec.ended[:1]}, nil
+		}
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 // record is a message of the keeper's: one when a step failed, one when all is
 // reaped. A SOCK_SEQPACKET keeps each whole (unix(7)).
 type record struct {
-	kind  int64 // recordFailed, recordEmpty
+	kind  int64 // recordFailed, recordEmpty, recordReaped
 	step  int64 // recordFailed
 	errno int64 // recordFailed
 	// recordEmpty: 1 if the keeper has ended everything at the deadline that sbxrun
@@ -37,6 +37,7 @@ const maxEnded = 8
 const (
 	recordFailed = 1
 	recordEmpty  = 2
+	recordReaped = 3 // the first of ended
 )
 
 // keeperState is the keeper's memory, and everything it needs, laid out before
@@ -54,6 +55,7 @@ type keeperState struct {
 	exec     *child
 	enter    *child
 	monitor  uintptr // pid of exec: when it ends, so does everything
+	lasting  bool    // each end is told at once
 	ending   bool    // sbxrun has said that it is over, or is dead
 	orphaned bool    // sbxrun has closed its end, or is dead
 	deadline int64   // CLOCK_MONOTONIC, ns: when all is ended without a word; 0 for never
@@ -210,6 +212,9 @@ func (k *keeperState) reap() {
 			// to write its uid map, for ever.
 			k.ending = true
 		}
+		if k.lasting {
+			k.rec.count, k.rec.kind = 0, recordReaped
+		}
 		if n := uint64(k.rec.count); n < maxEnded {
 			k.rec.ended[n] = ended{
 				pid: int64(pid), status: int64(k.status),
@@ -219,6 +224,9 @@ func (k *keeperState) reap() {
 			}
 		}
 		k.rec.count++
+		if k.lasting {
+			k.report()
+		}
 	}
 }
 

@@ -15,10 +15,15 @@ import (
 // room, or both.
 type Kept struct {
 	Keeper *Keeper
-	Room   *Process   // PID 1 of the room, verified; nil if the room is another keeper's
-	Init   *Process   // PID 1 of the command's namespace, verified; nil without a command
-	RoomNS uint64     // inode of the room's PID namespace, to name survivors
-	InitNS uint64     // and of the command's
+	Room   *Process // PID 1 of the room, verified; nil if the room is another keeper's
+	Init   *Process // PID 1 of the command's namespace, verified; nil without a command
+	RoomNS uint64   // inode of the room's PID namespace, to name survivors
+	InitNS uint64   // and of the command's
+	// Lasting says that the keeper has others, too: the command is its init, and nothing else
+	// is ended with it.
+	Lasting bool
+	// Timer, if not nil, is a timerfd at which init ends by itself.
+	Timer  *Timer
 	mounts []*os.File // mount namespaces that are held
 }
 
@@ -66,6 +71,23 @@ func (k *Kept) sum(stats []Stat) (total Usage) {
 	return total
 }
 
+// EndAt has everything ended at a time, should sbxrun not have done so by then because it is
+// stopped: by the keeper, or by init.
+func (k *Kept) EndAt(t time.Time) {
+	if k.Timer != nil {
+		k.Timer.Set(t)
+		return
+	}
+	k.Keeper.EndAt(t)
+}
+
+// Kill lets the keeper kill whatever it still has, if it has nobody else's.
+func (k *Kept) Kill() {
+	if !k.Lasting {
+		k.Keeper.Kill()
+	}
+}
+
 // instead is how long it may take to do a keeper's work that does not do it.
 const instead = 500 * time.Millisecond
 
@@ -96,7 +118,7 @@ func (k *Kept) Abandon(deadline time.Time) error {
 // killed here, cannot say so: what it had is killed and reaped in its place, for which
 // there is half a second more. os.ErrDeadlineExceeded: it still has children.
 func (k *Kept) Empty(deadline time.Time) (End, error) {
-	end, err := k.Keeper.Empty(deadline)
+	end, err := k.empty(deadline)
 	// One that is dead may leave its end of the socket to a child that was stopped before it
 	// could ask to die with it.
 	if errors.Is(err, os.ErrDeadlineExceeded) && (k.Keeper.Exited() || k.Keeper.stopped() && k.Keeper.Signal(unix.SIGKILL) == nil) {
@@ -108,9 +130,19 @@ func (k *Kept) Empty(deadline time.Time) (End, error) {
 	return end, err
 }
 
+func (k *Kept) empty(deadline time.Time) (End, error) {
+	if k.Lasting {
+		return k.Keeper.Reaped(k.Init.PID, deadline)
+	}
+	return k.Keeper.Empty(deadline)
+}
+
 // Collect ends the keeper, which puts back the terminal and removes the cgroups first,
 // and reaps it. One that does not end by the deadline is killed.
 func (k *Kept) Collect(deadline time.Time) error {
+	if k.Lasting {
+		return nil
+	}
 	err := k.Keeper.Reap(deadline)
 	if errors.Is(err, os.ErrDeadlineExceeded) && k.Keeper.Signal(unix.SIGKILL) == nil {
 		err = k.Keeper.Reap(time.Now().Add(instead))
@@ -245,7 +277,11 @@ func (k *Kept) Wait(deadline time.Time) error {
 func (k *Kept) Survivors(limit int) (left []Stat) {
 	seen := map[int]bool{}
 	orphans, _ := k.orphans() // what could be read is all there is to see
-	for _, st := range slices.Concat(Members(limit, k.RoomNS, k.InitNS), Descendants(k.Keeper.PID, limit), orphans) {
+	kept := Descendants(k.Keeper.PID, limit)
+	if k.Lasting {
+		kept = Descendants(k.Init.PID, limit)
+	}
+	for _, st := range slices.Concat(Members(limit, k.RoomNS, k.InitNS), kept, orphans) {
 		if !seen[st.PID] && len(left) < limit {
 			seen[st.PID] = true
 			left = append(left, st)

@@ -97,6 +97,8 @@ type Place struct {
 	// Without a plan:
 	Entry *enter.Entry
 	Room  *proc.Process // PID 1 of the room that is entered, verified; it stays the caller's
+	// Maker, in place of Room, has made an init ahead.
+	Maker *enter.Maker
 }
 
 // Hold makes a command that has not begun, within the limits of its terms. An error is a
@@ -108,7 +110,13 @@ func Hold(ctx context.Context, p Place, stdio [3]*os.File, tty *proc.Terminal, t
 	}
 	if p.Plan == nil {
 		p.Entry.Bounds, p.Entry.Confirm = bounds, t.Confirm
-		x, err := p.Entry.Start(ctx, p.Room, stdio, tty)
+		var x *enter.Exec
+		var err error
+		if p.Maker != nil {
+			x, err = p.Maker.Take(ctx, p.Entry, stdio)
+		} else {
+			x, err = p.Entry.Start(ctx, p.Room, stdio, tty)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -186,7 +194,7 @@ func (c *Command) Release(ctx context.Context) bool {
 	if t := c.Timeout; t > 0 {
 		c.deadline = c.released.Add(t)
 		// Only for when we are stopped, so never before us.
-		c.kept.Keeper.EndAt(c.deadline.Add(c.Grace + lateness))
+		c.kept.EndAt(c.deadline.Add(c.Grace + lateness))
 	}
 	if c.exec != nil {
 		c.exec.Release()

@@ -152,7 +152,7 @@ func (c *Command) wait(period time.Duration, sig syscall.Signal, send func(sysca
 // grace period is over.
 func (c *Command) Spare(over time.Time) {
 	if !c.deadline.IsZero() {
-		c.kept.Keeper.EndAt(over.Add(lateness))
+		c.kept.EndAt(over.Add(lateness))
 	}
 }
 

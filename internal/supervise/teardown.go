@@ -39,7 +39,7 @@ func Teardown(k *proc.Kept, deadline time.Time) Outcome {
 	}
 	// The monitor, too: it has nothing more to say, and dies beside the inits
 	// instead of after them.
-	k.Keeper.Kill()
+	k.Kill()
 
 	// The keeper's word first: it comes when the inits have ended, and spares a wait.
 	end, err := k.Empty(deadline)

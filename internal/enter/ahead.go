@@ -1,0 +1,173 @@
+package enter
+
+import (
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+// This file is what runs in a warm room, by the rules of enter.go. *inside* stays there as
+// the maker, and makes inits ahead, each when it is asked for one; so a command has neither
+// the way in to wait for, nor its mounts, nor the filter, which the maker has loaded for
+// all of them. It has the capabilities to make namespaces and mounts; an init drops them
+// before it has a payload, and then such a call, which the filter lets through, fails
+// for want of them.
+//
+// All of them share their memory. sbxrun has the same memory mapped at the same place (a
+// [proc.Block] before the fork): it lays a command out there, and sends what it has written
+// by the gate, which is a socket here, with the payload's 0, 1 and 2. The payload receives it
+// where its pointers point to.
+
+// places is how many inits can be there at a time: one that runs, and the next one.
+const places = 2
+
+// maker is what inside needs, as the maker.
+type maker struct {
+	filter *unix.SockFprog // nil for none
+	places [places]*entry
+	order  letter // data is the place
+	data   [1]byte
+}
+
+// ahead is what an init needs that was made ahead.
+type ahead struct {
+	files       [entryFiles - entrySocket]int32 // as the maker has them: socket, gate, timer
+	place, size uintptr                         // where the command is to be
+}
+
+// letter is a message with up to three descriptors, as recvmsg(2) takes it.
+type letter struct {
+	msg unix.Msghdr
+	iov struct { // struct iovec, of a number: a bare fork stores no pointers
+		place, left uintptr
+	}
+	control struct {
+		header unix.Cmsghdr
+		fds    [3]int32
+		_      int32
+	}
+}
+
+// arm makes ready for the next message.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (l *letter) arm() { l.msg.Controllen = uint64(unsafe.Sizeof(l.control)) }
+
+// complete reports whether three descriptors have come.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (l *letter) complete() bool {
+	c := &l.control.header
+	return uint64(l.msg.Controllen) >= uint64(unsafe.Sizeof(*c)) && c.Level == unix.SOL_SOCKET && c.Type == unix.SCM_RIGHTS &&
+		uint64(c.Len) == uint64(unsafe.Sizeof(*c)+unsafe.Sizeof(l.control.fds))
+}
+
+var makerName = [16]byte{'s', 'b', 'x', 'r', 'u', 'n', '-', 'm', 'a', 'k', 'e', 'r'}
+
+// make makes inits, until sbxrun is done with the room or dead.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) make() {
+	m := e.maker
+	e.must(stepName, unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&makerName)), 0, 0, 0)
+	// The keeper's socket among them.
+	e.must(stepFiles, unix.SYS_CLOSE_RANGE, entryReady, maxFD, 0, 0, 0)
+	e.gainNothing()
+	if m.filter != nil {
+		e.must(stepFilter, unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(m.filter)), 0, 0)
+	}
+	for {
+		m.order.arm()
+		n, _, errno := syscall.RawSyscall(unix.SYS_RECVMSG, entrySocket, uintptr(unsafe.Pointer(&m.order.msg)), unix.MSG_CMSG_CLOEXEC)
+		if errno == unix.EINTR {
+			continue
+		}
+		if errno != 0 || n == 0 {
+			proc.Exit(0) // sbxrun is dead, or done with us
+		}
+		if !m.order.complete() {
+			e.fail(stepInit, unix.EMFILE)
+		}
+		next := m.places[0]
+		if m.data[0] != 0 {
+			next = m.places[1]
+		}
+		next.ahead.files = m.order.control.fds
+		_, errno = proc.Clone(unix.CLONE_PARENT|next.spaces, next.initStack, initCode, unsafe.Pointer(next))
+		if errno != 0 {
+			e.fail(stepInit, errno)
+		}
+		e.must(stepFiles, unix.SYS_CLOSE_RANGE, entryReady, maxFD, 0, 0, 0)
+	}
+}
+
+// takeAhead puts the files of an init that was made ahead in their places.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) takeAhead() {
+	if e.ahead == nil {
+		return
+	}
+	files := &e.ahead.files
+	// Received, so above the maker's own, and the first is not below its place.
+	for i := range files {
+		if to := uintptr(entrySocket + i); uintptr(files[i]) != to {
+			syscall.RawSyscall(unix.SYS_DUP3, uintptr(files[i]), to, unix.O_CLOEXEC)
+		}
+	}
+	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, entryFiles, maxFD, 0)
+	to := &e.payload.letter.iov // the one before has moved it on
+	to.place, to.left = e.ahead.place, e.ahead.size
+}
+
+// receive waits for the command, and takes its 0, 1 and 2.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *payload) receive() {
+	l := e.letter
+	got := uintptr(0)
+	for got < unsafe.Sizeof(e.command.size) || got < e.command.size {
+		l.arm() // the descriptors come with the first piece
+		n, _, errno := syscall.RawSyscall(unix.SYS_RECVMSG, entryGate, uintptr(unsafe.Pointer(&l.msg)), unix.MSG_CMSG_CLOEXEC)
+		if errno == unix.EINTR {
+			continue
+		}
+		if errno != 0 || n == 0 {
+			proc.Exit(0) // sbxrun died or gave up before Release
+		}
+		if got == 0 && !l.complete() {
+			e.fail(stepFiles, unix.EMFILE)
+		}
+		if got == 0 {
+			e.takeFiles(&l.control.fds)
+		}
+		got += n
+		l.iov.place += n
+		l.iov.left -= n
+	}
+}
+
+// takeFiles makes these 0, 1 and 2.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *payload) takeFiles(fds *[3]int32) {
+	for i := range fds {
+		e.must(stepFiles, unix.SYS_DUP3, uintptr(fds[i]), uintptr(i), 0, 0, 0)
+		syscall.RawSyscall(unix.SYS_CLOSE, uintptr(fds[i]), 0, 0)
+	}
+}

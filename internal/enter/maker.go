@@ -1,0 +1,232 @@
+package enter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+// Maker is a process in a room that makes inits ahead: a command that is run by one of them
+// has no way in to wait for. One command at a time; it has PID, mount, IPC and cgroup
+// namespaces, /proc and the directories of [Entry.Fresh] for itself. The keeper is above
+// all of them, and lasts as long as the Maker.
+type Maker struct {
+	way
+	entry  Entry
+	places [places]*proc.Block // where a command is laid out
+	block  *proc.Block
+	made   int   // how many were asked for
+	next   *Exec // the last one
+	err    error // why there is none
+}
+
+// CommandSize bounds a command with its arguments and its environment.
+const CommandSize = 1 << 20
+
+// ErrTooLarge says that a command is larger than CommandSize.
+var ErrTooLarge = &result.Error{Code: "too-large", Message: "the command and its environment are too large for a warm room"}
+
+// errBroken says that a Maker can make no more.
+var errBroken = errors.New("the room's maker has ended")
+
+// Make enters a room with what makes inits there, and has it make the first. Of the entry
+// counts what is not the command's: who, which network, bounds, filter, and what is fresh.
+// It blocks for at most [SetupBound], or until ctx is done. The caller closes the Maker, also
+// one that came with an error.
+func (e Entry) Make(ctx context.Context, room *proc.Process) (*Maker, error) {
+	m := &Maker{entry: e}
+	err := m.open()
+	if err == nil {
+		m.block, err = proc.NewBlock()
+	}
+	if err == nil {
+		err = m.hand(room)
+	}
+	if err != nil {
+		return m, err
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return m, err
+	}
+	defer null.Close()
+	end, gate := m.inner[0], m.inner[1]
+	m.Keeper, err = proc.Keep(proc.Command{
+		Way:  &proc.Way{Lay: m.lay, Enter: enter, Files: []*os.File{null, null, null, end, gate, gate}, Bounds: e.Bounds},
+		Cred: e.Cred, Remove: e.Bounds.Remove, Lasting: true, Block: m.block,
+	})
+	m.Entered()
+	if err != nil {
+		return m, err
+	}
+	if m.prepare(); m.err == nil {
+		m.err = m.next.Identify(ctx, time.Now().Add(SetupBound))
+	}
+	if m.err != nil {
+		m.err = m.explain(m.err)
+	}
+	return m, m.err
+}
+
+// lay puts everything into the form that system calls take.
+func (m *Maker) lay(b *proc.Block) unsafe.Pointer {
+	n := newEntry(b, m.entry.HostNet)
+	n.maker = proc.New[maker](b)
+	n.maker.filter = layFilter(b, m.entry.Filter)
+	o := &n.maker.order
+	o.lay(uintptr(unsafe.Pointer(&n.maker.data)), unsafe.Sizeof(n.maker.data))
+	for i := range m.places {
+		m.places[i] = b.Part(CommandSize)
+		at := newEntry(b, m.entry.HostNet)
+		at.spaces |= unix.CLONE_NEWIPC
+		at.fresh = layFresh(b, m.entry.Fresh)
+		at.ahead = proc.New[ahead](b)
+		at.payload.command = proc.New[command](m.places[i])
+		at.ahead.place, at.ahead.size = uintptr(unsafe.Pointer(at.payload.command)), CommandSize
+		at.payload.letter = proc.New[letter](b)
+		at.payload.letter.lay(0, 0)
+		n.maker.places[i] = at
+	}
+	return unsafe.Pointer(n)
+}
+
+func (l *letter) lay(place, size uintptr) {
+	l.iov.place, l.iov.left = place, size
+	l.msg.Iov = (*unix.Iovec)(unsafe.Pointer(&l.iov))
+	l.msg.SetIovlen(1)
+	l.msg.Control = (*byte)(unsafe.Pointer(&l.control))
+}
+
+// explain is an error with what the maker, or the keeper, has said.
+func (m *Maker) explain(err error) error {
+	m.Keeper.Kill()
+	_ = m.socket.SetReadDeadline(time.Now().Add(bound)) // it takes deadlines
+	if msg, _, readErr := m.read(); readErr == nil && msg.kind == messageFailed {
+		err = msg.err()
+	}
+	if abandonErr := m.abandon(); abandonErr != nil {
+		err = abandonErr
+	}
+	m.Keeper = nil
+	return fmt.Errorf("enter the room: %w", err)
+}
+
+// prepare has the next init made, and does not wait for it.
+func (m *Maker) prepare() {
+	x := &Exec{maker: m}
+	m.next, m.err = x, x.openAhead()
+	if m.err == nil {
+		x.Keeper, x.Lasting = m.Keeper, true
+		rights := unix.UnixRights(proc.Descriptor(x.inner[0]), proc.Descriptor(x.inner[1]), x.Timer.FD())
+		m.err = unix.Sendmsg(proc.Descriptor(m.socket), []byte{byte(m.made % places)}, rights, nil, unix.MSG_NOSIGNAL)
+		m.made++
+	}
+	x.Entered()
+	if m.err != nil {
+		x.Close()
+		m.next = nil
+	}
+}
+
+// openAhead makes what is to be used between an init that is made ahead and us.
+func (w *way) openAhead() error {
+	if err := w.openSocket(); err != nil {
+		return err
+	}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("socketpair: %w", err)
+	}
+	w.gate, w.inner[1] = os.NewFile(uintptr(pair[0]), "gate"), os.NewFile(uintptr(pair[1]), "gate")
+	w.Timer, err = proc.NewTimer()
+	return err
+}
+
+// Take gives the next init a command. The payload waits for [Exec.Release]. stdio stays the
+// caller's, who may close it. The command before must have ended. After an error, but for
+// ErrTooLarge, the Maker is of no more use.
+func (m *Maker) Take(ctx context.Context, e *Entry, stdio [3]*os.File) (*Exec, error) {
+	if m.err != nil {
+		return nil, m.err
+	}
+	x := m.next
+	if x == nil {
+		return nil, errBroken
+	}
+	place := m.places[(m.made-1)%places]
+	place.Renew()
+	command := e.layCommand(place)
+	command.size = uintptr(len(place.Bytes()))
+	if place.Err() != nil {
+		return nil, ErrTooLarge
+	}
+	if x.Init == nil {
+		if m.err = x.Identify(ctx, time.Now().Add(SetupBound)); m.err != nil {
+			return nil, m.err
+		}
+	}
+	m.Keeper.Forget()
+	if x.Init.Exited() { // alone, or killed for want of memory
+		m.err = errBroken
+		return nil, m.err
+	}
+	x.name, x.workdir, x.confirm = e.Command[0], e.Workdir, e.Confirm
+	x.running, x.exited = make(chan struct{}), make(chan struct{})
+	for i, f := range stdio {
+		fd, err := unix.FcntlInt(uintptr(proc.Descriptor(f)), unix.F_DUPFD_CLOEXEC, 3)
+		if err != nil {
+			m.err = err
+			return nil, err
+		}
+		x.stdio[i] = fd
+	}
+	m.next = nil
+	return x, nil
+}
+
+// send releases a command, by handing it over, and has the next init made while it runs.
+func (m *Maker) send(x *Exec) {
+	text := m.places[(m.made-1)%places].Bytes()
+	// An error means that nobody is there any more: follow will see.
+	n, err := unix.SendmsgN(proc.Descriptor(x.gate), text, unix.UnixRights(x.stdio[:]...), nil, unix.MSG_NOSIGNAL)
+	if err == nil && n < len(text) {
+		_, _ = x.gate.Write(text[n:])
+	}
+	x.giveUpFiles()
+	m.prepare()
+}
+
+// giveUpFiles closes what the payload has, or will not have.
+func (x *Exec) giveUpFiles() {
+	for i, fd := range x.stdio {
+		if fd > 0 {
+			unix.Close(fd)
+			x.stdio[i] = 0
+		}
+	}
+}
+
+// Usable reports whether a next command can be taken, as far as is known.
+func (m *Maker) Usable() bool { return m.err == nil && m.next != nil && !m.Keeper.Exited() }
+
+// Close ends all that the Maker has made, and returns when nothing is left; or, with an
+// error, after [SetupBound].
+func (m *Maker) Close() error {
+	err := m.abandon()
+	if m.next != nil {
+		m.next.Close()
+	}
+	m.way.Close()
+	if m.block != nil {
+		m.block.Free()
+	}
+	return err
+}

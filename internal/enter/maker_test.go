@@ -1,0 +1,87 @@
+package enter_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/enter"
+	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/supervise"
+)
+
+// maker is one in an idle room, with a fresh /tmp.
+func maker(t *testing.T, sb *room.Room) *enter.Maker {
+	t.Helper()
+	e := entry(sb, "")
+	e.Fresh = []enter.Tmpfs{{Dest: "/tmp", Options: "mode=1777,size=1048576"}}
+	m, err := e.Make(t.Context(), sb.Room)
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+		unharmed(t, sb)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func call(t *testing.T, m *enter.Maker, e *enter.Entry, terms supervise.Terms) (result.Result, string) {
+	t.Helper()
+	s := open(t)
+	terms.Begin, terms.ProofTimeout = time.Now(), 5*time.Second
+	c, err := supervise.Hold(t.Context(), supervise.Place{Entry: e, Maker: m}, s.stdio, nil, terms)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	s.w.Close()
+	c.Release(t.Context())
+	c.Watch(t.Context())
+	r := c.End(t.Context())
+	if err := c.Collect(); err != nil {
+		t.Error(err)
+	}
+	if r.Verdict != result.Proven {
+		t.Errorf("%+v", r)
+	}
+	return r, <-s.text
+}
+
+func TestMaker(t *testing.T) {
+	sb := idle(t)
+	m := maker(t, sb)
+	for range 20 {
+		r, text := call(t, m, shell(sb, "ls -A /tmp; ls /proc | grep -c '^[0-9]'; ls /proc/self/fd | wc -l; echo x >/tmp/x; exit 7"), supervise.Terms{})
+		if r.Cause != result.Exited || r.Payload.Code() != 7 || text != "4\n4\n" {
+			t.Errorf("%+v, %q", r, text)
+		}
+	}
+	r, _ := call(t, m, shell(sb, "trap '' TERM; sleep 1000 & setsid sleep 1000 & sleep 1000"), supervise.Terms{Timeout: 200 * time.Millisecond})
+	if r.Cause != result.Timeout {
+		t.Errorf("%+v", r)
+	}
+	r, _ = call(t, m, shell(sb, "setsid sleep 1000 & exit 0"), supervise.Terms{})
+	if r.Cause != result.Exited || r.Strays != 1 {
+		t.Errorf("%+v", r)
+	}
+	r, _ = call(t, m, shell(sb, "kill -9 $$"), supervise.Terms{})
+	if r.Cause != result.Signaled {
+		t.Errorf("%+v", r)
+	}
+	r, _ = call(t, m, entry(sb, "nothing-there"), supervise.Terms{})
+	if r.Cause != result.StartFailed || r.Err.Code != "not-found" {
+		t.Errorf("%+v", r)
+	}
+	large := entry(sb, "sh", "-c", "echo ${#A}; echo ${#0}", strings.Repeat("x", 100_000))
+	for _, name := range []string{"A", "B", "C", "D", "E"} {
+		large.Env = append(large.Env, name+"="+strings.Repeat("y", 120_000))
+	}
+	r, text := call(t, m, large, supervise.Terms{})
+	if text != "120000\n100000\n" {
+		t.Errorf("%+v, %q", r, text)
+	}
+}

@@ -1,0 +1,378 @@
+package pool_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/pool"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// bound is how long what happens by itself may take.
+const bound = time.Minute
+
+// policy shows the fixtures.
+func policy(t *testing.T) bwrap.Policy {
+	return bwrap.Policy{TmpSize: 16 << 20, Mounts: []bwrap.Mount{{Source: harness.FixturesDir(t), Dest: "/fixtures"}, {Dest: "/var/data", Size: 1 << 20}}}
+}
+
+// warm is a pool, of which nothing is left when the test is over.
+func warm(t *testing.T, policy bwrap.Policy, sizes pool.Sizes) *pool.Pool {
+	t.Helper()
+	p := pool.New(policy, sizes, func(err error) { t.Error(err) })
+	t.Cleanup(func() {
+		p.Close()
+		if left := below(t); len(left) > 0 {
+			t.Errorf("left: %+v", left)
+		}
+	})
+	return p
+}
+
+// below are the processes below this one.
+func below(t *testing.T) []proc.Stat {
+	t.Helper()
+	return proc.Descendants(os.Getpid(), 1000)
+}
+
+// take waits for a room.
+func take(t *testing.T, p *pool.Pool, tenant string, policy bwrap.Policy) *pool.Room {
+	t.Helper()
+	for end := time.Now().Add(bound); ; time.Sleep(time.Millisecond) {
+		if r := p.Take(tenant, policy); r != nil {
+			return r
+		}
+		if time.Now().After(end) {
+			t.Fatal("no room is ready")
+		}
+	}
+}
+
+// in runs a command in a room that is taken, and gives it back.
+func in(t *testing.T, r *pool.Room, spec job.Spec, args ...string) (*result.Result, string) {
+	t.Helper()
+	defer r.Give()
+	var out bytes.Buffer
+	spec.Stdout, spec.Stderr = &out, &out
+	if spec.Timeout == 0 {
+		spec.Timeout = bound
+	}
+	run, err := r.Start(t.Context(), pool.Command{Args: args, Spec: spec})
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := run.Wait()
+	if res == nil || res.Verdict != result.Proven {
+		t.Fatalf("%q: %+v, %v", args, res, err)
+	}
+	return res, out.String()
+}
+
+// leave writes wherever a command can, and look prints what is there.
+const (
+	leave = `for d in /tmp /home/sandbox /dev/shm /var/data; do echo secret >$d/left || exit 1; done
+		ipcmk -Q >/dev/null && ipcmk -M 100 >/dev/null && ipcmk -S 1 >/dev/null || exit 2
+		mkfifo ready; python3 -c 'import socket, time
+s = socket.socket(socket.AF_UNIX); s.bind("\0left"); s.listen()
+open("ready", "w").write("ready\\n"); time.sleep(1000)' & read -r x <ready; setsid sleep 1000 & export LEFT=1; umask 0; exit 0`
+	look = `ls -A /tmp /home/sandbox /dev/shm /var/data; ipcs -qms | grep 0x; ls -d /proc/[0-9]* | wc -l; env | grep LEFT; cat /proc/net/unix | grep -c left; umask; pwd; ls -l /proc/self/fd | grep -c -e pipe -e socket`
+)
+
+const nothing = "/dev/shm:\n\n/home/sandbox:\n\n/tmp:\n\n/var/data:\n4\n0\n0022\n/home/sandbox\n2\n"
+
+// Nothing of a call is there for the next one.
+func TestApart(t *testing.T) {
+	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
+	for range 3 {
+		if _, text := in(t, take(t, p, "a", policy(t)), job.Spec{}, "sh", "-c", look); text != nothing {
+			t.Errorf("%q", text)
+		}
+		if res, text := in(t, take(t, p, "a", policy(t)), job.Spec{}, "sh", "-c", leave); res.ExitCode() != 0 || res.Strays != 2 {
+			t.Errorf("%+v, %q", res, text)
+		}
+	}
+}
+
+// theRoom is PID 1 of the only room there is.
+func theRoom(t *testing.T) (pid int) {
+	t.Helper()
+	for _, st := range below(t) {
+		if st.Comm != "sbxrun-room" || st.State == "Z" {
+			continue
+		}
+		if pid != 0 {
+			t.Errorf("more than one room: %d, %d", pid, st.PID)
+		}
+		pid = st.PID
+	}
+	return pid
+}
+
+// A room is one tenant's; one that another needs is ended, and built anew.
+func TestTenants(t *testing.T) {
+	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
+	of := func(tenant string) int {
+		r := take(t, p, tenant, policy(t))
+		room := theRoom(t)
+		in(t, r, job.Spec{}, "true")
+		return room
+	}
+	a := of("a")
+	if again := of("a"); again != a {
+		t.Errorf("%d, then %d", a, again)
+	}
+	b := of("b")
+	if b == a {
+		t.Errorf("two tenants have had one room: %d", a)
+	}
+	if again := of("b"); again != b {
+		t.Errorf("%d, then %d", b, again)
+	}
+	if r := p.Take("b", bwrap.Policy{}); r != nil {
+		t.Error("a room for another policy")
+	}
+}
+
+// After so many calls a room is another one.
+func TestCalls(t *testing.T) {
+	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1, Calls: 2})
+	var rooms []int
+	for range 6 {
+		r := take(t, p, "a", policy(t))
+		rooms = append(rooms, theRoom(t))
+		in(t, r, job.Spec{}, "true")
+	}
+	for i, room := range rooms {
+		if i > 0 && (room == rooms[i-1]) != (i%2 == 1) {
+			t.Errorf("%v", rooms)
+		}
+	}
+}
+
+// How a call ends, however it does.
+func TestEnds(t *testing.T) {
+	p := warm(t, policy(t), pool.Sizes{Min: 2, Max: 4})
+	short := harness.Deadline(300 * time.Millisecond)
+	for _, c := range []struct {
+		name  string
+		spec  job.Spec
+		args  []string
+		cause result.Cause
+		code  int
+	}{
+		{"exit", job.Spec{}, []string{"/fixtures/exit-code", "7"}, result.Exited, 7},
+		{"signal", job.Spec{}, []string{"sh", "-c", "kill -9 $$"}, result.Signaled, 137},
+		{"not found", job.Spec{}, []string{"nothing-there"}, result.StartFailed, 127},
+		{"not executable", job.Spec{}, []string{"/etc/passwd"}, result.StartFailed, 126},
+		{"a script without an interpreter line", job.Spec{}, []string{"sh", "-c", "echo exit 5 >x; chmod +x x; exec env ./x"}, result.Exited, 5},
+		{"input", job.Spec{Stdin: strings.NewReader("exit 3")}, []string{"sh"}, result.Exited, 3},
+		{"output", job.Spec{MaxOutput: 1000}, []string{"yes"}, result.OutputLimit, 153},
+		{"daemon", job.Spec{Timeout: short}, []string{"/fixtures/tree-daemon"}, result.Timeout, 124},
+		{"session", job.Spec{Timeout: short}, []string{"/fixtures/tree-setsid"}, result.Timeout, 124},
+		{"immune", job.Spec{Timeout: short, Grace: short}, []string{"/fixtures/tree-term-immune"}, result.Timeout, 124},
+		{"stopped", job.Spec{Timeout: short}, []string{"/fixtures/tree-stopped"}, result.Timeout, 124},
+		{"signal to all", job.Spec{Timeout: short}, []string{"/fixtures/signal-all", "kill-init"}, result.Timeout, 124},
+		{"stopped init", job.Spec{Timeout: short}, []string{"/fixtures/signal-all", "stop-parent"}, result.Timeout, 124},
+		{"fork bomb", job.Spec{Timeout: short}, []string{"/fixtures/fork-bomb", "sleep"}, result.Timeout, 124},
+		{"zombies", job.Spec{Timeout: short}, []string{"/fixtures/leave-zombies"}, "", -1},
+		{"writer left", job.Spec{Timeout: short}, []string{"/fixtures/leave-writer"}, "", -1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			for range 2 {
+				if s, ok := c.spec.Stdin.(*strings.Reader); ok {
+					_, _ = s.Seek(0, 0)
+				}
+				res, text := in(t, take(t, p, "a", policy(t)), c.spec, c.args...)
+				if c.code >= 0 && (res.Cause != c.cause || res.ExitCode() != c.code) {
+					t.Errorf("%s, %d, %q", res.Cause, res.ExitCode(), text)
+				}
+				if c.spec.Timeout > 0 {
+					harness.Within(t, "the call", res.Duration, 0, 2*c.spec.Timeout+time.Second)
+				}
+			}
+		})
+	}
+}
+
+// The filter of a warm room lets its maker make mounts and namespaces; a payload, which has no
+// capability, can make none.
+func TestPrivileges(t *testing.T) {
+	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
+	_, text := in(t, take(t, p, "a", policy(t)), job.Spec{}, "python3", "-c", `
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+def refused(name, *args):
+    ctypes.set_errno(0)
+    if getattr(libc, name)(*args) == 0 or ctypes.get_errno() not in (1, 28): # EPERM; ENOSPC: user namespaces are switched off
+        print(name, args, ctypes.get_errno())
+refused("mount", b"x", b"/tmp", b"tmpfs", 0, None)
+refused("umount2", b"/tmp", 0)
+refused("umount2", b"/proc", 2)
+for flag in (0x00020000, 0x20000000, 0x08000000, 0x40000000, 0x02000000, 0x04000000, 0x10000000):
+    refused("unshare", flag)
+fd = os.open("/proc/self/ns/mnt", 0)
+refused("setns", fd, 0)
+refused("sethostname", b"x", 1)
+refused("chroot", b"/tmp")
+refused("ptrace", 16, 1, 0, 0)
+refused("prctl", 24, 0, 0, 0, 0)
+for line in open("/proc/self/status"):
+    if line.startswith(("Cap", "NoNewPrivs", "Seccomp:")): print(line.split()[1])
+for path in ("/proc/1/environ", "/proc/1/mem", "/proc/1/fd", "/proc/1/root"):
+    try:
+        os.listdir(path) if path.endswith(("fd", "root")) else open(path, "rb").read(1)
+        print(path)
+    except PermissionError: pass
+os.setpriority(os.PRIO_PROCESS, 0, 5)
+`)
+	zero := strings.Repeat("0", 16)
+	if want := strings.Repeat(zero+"\n", 5) + "1\n2\n"; text != want {
+		t.Errorf("%q, want %q", text, want)
+	}
+}
+
+// takeover tries to take PID 1 of the call over, and to reach beyond it.
+func TestTakeover(t *testing.T) {
+	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
+	for range 3 {
+		res, text := in(t, take(t, p, "a", policy(t)), job.Spec{Timeout: harness.Deadline(2 * time.Second)}, "/fixtures/takeover")
+		if res.Cause == result.Lost {
+			t.Errorf("%+v, %q", res, text)
+		}
+	}
+}
+
+// A call whose context is done ends, and its room serves the next one.
+func TestCanceled(t *testing.T) {
+	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
+	r := take(t, p, "a", policy(t))
+	ctx, cancel := context.WithCancel(t.Context())
+	run, err := r.Start(ctx, pool.Command{Args: []string{"sleep", "1000"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if res, err := run.Wait(); err != nil || res.Cause != result.Canceled || res.Verdict != result.Proven {
+		t.Errorf("%+v, %v", res, err)
+	}
+	r.Give()
+	r = take(t, p, "a", policy(t))
+	if _, err := r.Start(ctx, pool.Command{Args: []string{"true"}}); err == nil {
+		t.Error("a context that is done has started a command")
+	}
+	r.Give()
+	if _, text := in(t, take(t, p, "a", policy(t)), job.Spec{}, "echo", "here"); text != "here\n" {
+		t.Errorf("%q", text)
+	}
+}
+
+// What a room's processes are killed by from outside is one call's misfortune, and the next
+// has another room.
+func TestDoubt(t *testing.T) {
+	p := pool.New(policy(t), pool.Sizes{Min: 1, Max: 2}, func(error) {})
+	defer p.Close()
+	for _, name := range []string{"sbxrun-maker", "sbxrun-init", "sbxrun-room", "sbxrun-keeper", "bwrap"} {
+		for _, running := range []bool{false, true} {
+			r := take(t, p, "a", policy(t))
+			if !running {
+				kill(t, name)
+			}
+			run, err := r.Start(t.Context(), pool.Command{Args: []string{"sleep", "1"}})
+			if err == nil {
+				if running {
+					kill(t, name)
+				}
+				res, err := run.Wait()
+				if res == nil || res.Verdict != result.Proven {
+					t.Errorf("%s, %v: %+v, %v", name, running, res, err)
+				}
+			}
+			r.Give()
+			// What was killed may have been of the call that comes next, which is refused then.
+			r = take(t, p, "a", policy(t))
+			if _, err := r.Start(t.Context(), pool.Command{Args: []string{"true"}}); err != nil {
+				r.Give()
+				r = take(t, p, "a", policy(t))
+				if _, err := r.Start(t.Context(), pool.Command{Args: []string{"true"}}); err != nil {
+					t.Errorf("%s, %v: %v", name, running, err)
+				}
+			}
+			r.Give()
+		}
+	}
+}
+
+// kill kills the first process below this one that has a name.
+func kill(t *testing.T, name string) {
+	t.Helper()
+	for _, st := range below(t) {
+		if st.Comm == name && st.State != "Z" {
+			if err := unix.Kill(st.PID, unix.SIGKILL); err == nil {
+				return
+			}
+		}
+	}
+	t.Errorf("there is no %s to be killed", name)
+}
+
+// A command that is too large for a warm room is refused before it has begun.
+func TestLarge(t *testing.T) {
+	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
+	var env []string
+	for i := range 12 {
+		env = append(env, "V"+strconv.Itoa(i)+"="+strings.Repeat("x", 100_000))
+	}
+	r := take(t, p, "a", policy(t))
+	_, err := r.Start(t.Context(), pool.Command{Args: []string{"true"}, Env: env})
+	var e *result.Error
+	if !errors.As(err, &e) || e.Code != "too-large" {
+		t.Errorf("%v", err)
+	}
+	r.Give()
+	r = take(t, p, "a", policy(t))
+	defer r.Give()
+	var out bytes.Buffer
+	run, err := r.Start(t.Context(), pool.Command{Args: []string{"sh", "-c", "echo ${#V0} ${#V8} $PWD $X"}, Env: append(env[:9], "X=1", "X=2"), Dir: "/usr", Spec: job.Spec{Stdout: &out}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res, err := run.Wait(); err != nil || out.String() != "100000 100000 /usr 2\n" {
+		t.Errorf("%+v, %v, %q", res, err, &out)
+	}
+}
+
+// Many at once, of several tenants, with all kinds of ends.
+func TestMany(t *testing.T) {
+	p := warm(t, policy(t), pool.Sizes{Min: 2, Max: 5, Calls: 10})
+	var calls sync.WaitGroup
+	for client := range 8 {
+		calls.Go(func() {
+			for i := range 25 {
+				r := take(t, p, "tenant "+strconv.Itoa(client%3), policy(t))
+				want := strconv.Itoa(client) + " " + strconv.Itoa(i)
+				script, spec := "echo "+want, job.Spec{}
+				if i%3 == 0 {
+					script, spec.Timeout = script+"; setsid sleep 1000 & sleep 1000", harness.Deadline(50*time.Millisecond)
+				}
+				if res, text := in(t, r, spec, "sh", "-c", script); text != want+"\n" && res.Cause != result.Timeout {
+					t.Errorf("%s: %+v, %q", want, res, text)
+				}
+			}
+		})
+	}
+	calls.Wait()
+}

@@ -1,0 +1,129 @@
+package pool
+
+import (
+	"context"
+	"os"
+
+	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/enter"
+	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/seccomp"
+	"github.com/sbxrun/sbxrun/internal/supervise"
+	"github.com/sbxrun/sbxrun/internal/values"
+)
+
+// Room is a warm room.
+type Room struct {
+	pool   *Pool
+	tenant string
+	used   int // calls
+
+	room  bwrap.Room
+	init  *proc.Process // PID 1 of the room
+	maker *enter.Maker
+	env   []string
+	dir   string
+	run   *job.Run // the call
+}
+
+// Command is what a call runs.
+type Command struct {
+	Args []string
+	Env  []string // NAME=VALUE for each variable beside the room's own
+	Dir  string   // "" for the room's own
+	job.Spec
+}
+
+// build builds a room with what makes inits in it.
+func build(ctx context.Context, policy bwrap.Policy) (_ *Room, err error) {
+	r := &Room{room: bwrap.Room{Policy: policy}}
+	// It outlives ctx, to be ended in order.
+	if err := r.room.Start(context.WithoutCancel(ctx)); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = r.end() // the error says more
+		}
+	}()
+	way := r.room.Way()
+	r.env, r.dir = way.Env, way.Dir
+	if len(way.Memory) == 0 {
+		return nil, &result.Error{Code: "usage", Message: "a warm room must have nothing mounted within a directory in memory"}
+	}
+	filter, err := seccomp.ByName(way.Filter)
+	if err != nil {
+		return nil, err
+	}
+	e := enter.Entry{HostNet: way.HostNetwork, Filter: filter}
+	if way.User != os.Geteuid() {
+		e.Cred = &proc.Cred{UID: uint32(way.User), GID: uint32(way.Group)}
+	}
+	for _, d := range way.Memory {
+		e.Fresh = append(e.Fresh, enter.Tmpfs(d))
+	}
+	if r.init, err = proc.FromPidfd(way.Init); err != nil {
+		return nil, err
+	}
+	r.maker, err = e.Make(ctx, r.init)
+	return r, err
+}
+
+// end ends the room, and returns when nothing of it is left, or with an error.
+func (r *Room) end() error {
+	var left error
+	if r.maker != nil {
+		left = r.maker.Close()
+	}
+	if r.init != nil {
+		r.init.Close()
+	}
+	if _, err := r.room.Close(); err != nil {
+		left = err
+	}
+	return left
+}
+
+// usable reports whether a call can run in the room, as far as is known.
+func (r *Room) usable() bool { return r.maker.Usable() && !r.init.Exited() }
+
+// Start runs the call's command. It does not wait until the command was executed: that it
+// could not be is an error of the Run's Wait. It is called once for each Take.
+func (r *Room) Start(ctx context.Context, c Command) (*job.Run, error) {
+	if r.run != nil {
+		return nil, &result.Error{Code: "usage", Message: "a warm room runs one command for each time that it is taken"}
+	}
+	if len(c.Args) == 0 {
+		return nil, &result.Error{Code: "usage", Message: "no command given"}
+	}
+	env := values.Environment{}
+	for _, pair := range append(r.env[:len(r.env):len(r.env)], c.Env...) {
+		v, err := values.ParsePair(pair)
+		if err != nil {
+			return nil, &result.Error{Code: "usage", Message: "Env: " + err.Error()}
+		}
+		env.Put(v)
+	}
+	if c.Dir == "" {
+		c.Dir = r.dir
+	}
+	env.Put(values.Var{Name: "PWD", Value: c.Dir})
+	path, _ := env.Lookup("PATH")
+	e := &enter.Entry{Command: c.Args, Path: path, Env: values.Pairs(env.Vars()), Workdir: c.Dir}
+	var err error
+	r.run, err = job.NewRun(ctx, supervise.Place{Entry: e, Maker: r.maker}, c.Spec)
+	return r.run, err
+}
+
+// Give gives the room back, after its command has ended if one was started.
+func (r *Room) Give() {
+	again := false
+	if r.run != nil {
+		res, _ := r.run.Wait() // an error of another kind than these is the command's
+		again = res != nil && res.Verdict == result.Proven && res.Cause != result.Lost && res.Cause != result.OOM
+	}
+	r.run = nil
+	r.pool.give(r, again && r.usable())
+}
