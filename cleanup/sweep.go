@@ -45,7 +45,10 @@ type Finding struct {
 type Options struct {
 	// StateDir is where the records are; "" for what SBXRUN_STATE_DIR says, or the
 	// caller's own (docs/state.md).
-	StateDir  string
+	StateDir string
+	// Names, if there are any, are those sandboxes, or execs by their handles, that alone are
+	// looked at. One that there is not, or that lives, is a Finding with Err.
+	Names     []string
 	OlderThan time.Duration // records of what has ended since are kept
 	DryRun    bool          // only looks
 	// KeepRecords leaves all records, also those that are damaged, and cgroups, which one
@@ -81,8 +84,26 @@ func Sweep(o Options) ([]Finding, error) {
 	}
 	defer dir.Close()
 	s := sweep{Options: o}
-	s.all(dir)
+	for _, name := range o.Names {
+		s.named(dir, name)
+	}
+	if len(o.Names) == 0 {
+		s.all(dir)
+	}
 	return s.found, nil
+}
+
+// named removes one record.
+func (s *sweep) named(dir *state.Dir, name string) {
+	e, err := dir.Find(name)
+	switch {
+	case err != nil:
+		s.note(Finding{Kind: "record", Name: name, What: "no record", Err: err.Error()})
+	case e.Alive:
+		s.note(Finding{Kind: "record", ID: e.ID, Name: e.Record.Name, What: e.What(), Err: "it has not ended; sbxrun kill ends it"})
+	default:
+		s.entry(e)
+	}
 }
 
 func (s *sweep) all(dir *state.Dir) {

@@ -63,8 +63,6 @@ func TestTimeoutHint(t *testing.T) {
 		{[]string{"5", "sleep", "1"}, 127, "; for a deadline write --timeout 5\n"},
 		{[]string{"-k", "1", "-s", "INT", "5", "sleep", "1"}, 127, "; for a deadline write --timeout 5\n"},
 		{[]string{"stop", "web"}, 127, "; to end a sandbox write sbxrun kill\n"},
-		{[]string{"version"}, 127, "; for the version write sbxrun --version\n"},
-		{[]string{"help"}, 127, "; for help write sbxrun --help, or sbxrun COMMAND --help\n"},
 		{[]string{"completion", "bash"}, 127, "; completions are files, installed beside the man pages; ./setup.sh completions makes them\n"},
 		{[]string{"ls -l"}, 127, "; a command line in one word is for a shell: write sh -c before it\n"},
 		{[]string{"--env", "PATH=" + dir, "stop", "x"}, 0, ""},
@@ -77,6 +75,31 @@ func TestTimeoutHint(t *testing.T) {
 		if r.ExitCode != c.code || !strings.HasSuffix(string(r.Stderr), c.want) || c.want == "" && len(r.Stderr) > 0 {
 			t.Errorf("%q: exit code %d, stderr %q", c.args, r.ExitCode, r.Stderr)
 		}
+	}
+}
+
+// help and version are as the flags; a program of such a name runs behind --.
+func TestHelpCommand(t *testing.T) {
+	t.Parallel()
+	run := func(args ...string) *harness.Result {
+		return harness.Start(t, harness.Options{Bare: true, Dir: "/usr"}, args...).Wait()
+	}
+	for _, c := range [][2][]string{
+		{{"help"}, {"--help"}}, {{"version"}, {"--version"}},
+		{{"help", "run"}, {"run", "--help"}}, {{"help", "exec"}, {"exec", "--help"}}, {{"help", "doctor"}, {"doctor", "--help"}},
+	} {
+		got, want := run(c[0]...), run(c[1]...)
+		if got.ExitCode != 0 || string(got.Stdout) != string(want.Stdout) || len(got.Stdout) == 0 || len(got.Stderr) > 0 {
+			t.Errorf("%q: exit code %d, stdout %.100q, stderr %q; want as %q", c[0], got.ExitCode, got.Stdout, got.Stderr, c[1])
+		}
+	}
+	for _, args := range [][]string{{"help", "nosuch"}, {"help", "run", "exec"}, {"help", "help"}} {
+		if r := run(args...); r.ExitCode != 125 || len(r.Stdout) > 0 || !strings.HasSuffix(string(r.Stderr), "; see sbxrun --help\n") {
+			t.Errorf("%q: exit code %d, stdout %.100q, stderr %q", args, r.ExitCode, r.Stdout, r.Stderr)
+		}
+	}
+	if r := run("--", "help"); r.ExitCode != 127 {
+		t.Errorf("-- help: exit code %d: %s", r.ExitCode, r.Stdout)
 	}
 }
 

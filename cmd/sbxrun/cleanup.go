@@ -13,10 +13,11 @@ import (
 
 func cleanupCommand(args []string) int {
 	var flags cli.Cleanup
-	if _, err := parse(&flags, args); err != nil {
+	names, err := parse(&flags, args)
+	if err != nil {
 		return failUsage(&flags, err)
 	}
-	found, err := cleanup.Sweep(cleanup.Options{OlderThan: time.Duration(flags.OlderThan), DryRun: flags.DryRun})
+	found, err := cleanup.Sweep(cleanup.Options{Names: names, OlderThan: time.Duration(flags.OlderThan), DryRun: flags.DryRun})
 	if err != nil {
 		return refuse(&flags, err)
 	}

@@ -117,6 +117,7 @@ func (k *kill) request(what state.Kill) {
 	if k.already = !e.Lives(); k.already {
 		return
 	}
+	_ = e.Hold() // as in waiter.find
 	supervisor, err := e.Record.Supervisor.Open()
 	if errors.Is(err, proc.ErrGone) {
 		return

@@ -63,9 +63,27 @@ func dispatch(args []string, begin time.Time) int {
 			return serveCommand(args)
 		case "doctor":
 			return doctorCommand(args[1:])
+		// As other tools have them; the flags are the same.
+		case "version":
+			return runCommand(append([]string{"--version"}, args[1:]...), begin)
+		case "help":
+			return helpCommand(args[1:], begin)
 		}
 	}
 	return runCommand(args, begin)
+}
+
+// helpCommand prints the help of a command, or of all.
+func helpCommand(names []string, begin time.Time) int {
+	switch {
+	case len(names) == 0:
+		return runCommand([]string{"--help"}, begin)
+	case len(names) > 1:
+		return failUsage(&cli.Run{}, fmt.Errorf("help takes one command, got %d", len(names)))
+	case !slices.ContainsFunc(cli.Commands(), func(c cli.Command) bool { return c.Name == names[0] }):
+		return failUsage(&cli.Run{}, fmt.Errorf("there is no command %q to help with", names[0]))
+	}
+	return dispatch([]string{names[0], "--help"}, begin)
 }
 
 // fail prints an error in one line, with the remedy if it is known, or tells it the

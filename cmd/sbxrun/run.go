@@ -171,10 +171,6 @@ func meant(word string, tty bool) string {
 	switch word {
 	case "stop":
 		return "to end a sandbox write sbxrun kill"
-	case "version":
-		return "for the version write sbxrun --version"
-	case "help":
-		return "for help write sbxrun --help, or sbxrun COMMAND --help"
 	case "completion":
 		return "completions are files, installed beside the man pages; ./setup.sh completions makes them"
 	}

@@ -54,7 +54,7 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 	spec := sandbox.Spec{
 		Command: argv, Tags: flags.tags, Net: flags.Net, Hostname: flags.Hostname, Begin: begin,
 		Timeout: time.Duration(flags.Timeout), Signal: syscall.Signal(flags.Signal), Grace: flags.Period(), ProofTimeout: time.Duration(flags.ProofTimeout),
-		IdleTimeout: time.Duration(flags.IdleTimeout), LogMax: int64(flags.LogMax), KillAtLogMax: flags.OutputLimit == outputKill, Probe: flags.probe,
+		IdleTimeout: time.Duration(flags.IdleTimeout), Remove: flags.Rm, LogMax: int64(flags.LogMax), KillAtLogMax: flags.OutputLimit == outputKill, Probe: flags.probe,
 	}
 	if spec.Limits, err = planLimits(&flags.Limits, nil); err != nil {
 		return nil, "", err

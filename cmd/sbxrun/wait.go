@@ -102,7 +102,9 @@ func (w *waiter) tell(err error, asJSON bool) int {
 }
 
 func (w *waiter) find() (err error) {
-	w.sandbox, err = find(w.name)
+	if w.sandbox, err = find(w.name); err == nil {
+		_ = w.sandbox.Hold() // else it is only not known how one with --rm has ended
+	}
 	return err
 }
 

@@ -39,7 +39,7 @@ type CLI struct {
 	Wait    Wait    `words:"[flags] SANDBOX[/EXEC]" help:"Wait for a sandbox's end, and exit with its command's code." ended:"" example:"sbxrun wait web --timeout 1m"`
 	Logs    Logs    `words:"[flags] SANDBOX[/EXEC]" help:"Print what a sandbox's command has written." ended:"" example:"sbxrun logs -f web --stream stderr"`
 	Kill    Kill    `words:"[flags] SANDBOX[/EXEC]...|--all|--tag KEY=VALUE" help:"End sandboxes, and prove it." example:"sbxrun kill web --grace 1s"`
-	Cleanup Cleanup `words:"[flags]" help:"Remove what ended sandboxes and crashes have left." example:"sbxrun cleanup --older-than 24h"`
+	Cleanup Cleanup `words:"[flags] [SANDBOX[/EXEC]...]" help:"Remove what ended sandboxes and crashes have left." ended:"" example:"sbxrun cleanup --older-than 24h"`
 	Stats   Stats   `words:"[flags]" help:"Print how many tasks are in use against what bounds them." example:"sbxrun stats --watch"`
 	Serve   Serve   `words:"[flags]" help:"Serve calls over HTTP, on a unix socket or with tokens." example:"sbxrun serve --listen unix:/run/sbxrun/api.sock"`
 	Doctor  Doctor  `words:"[--json]" help:"Try what a run needs on this machine, and tell what is missing." example:"sbxrun doctor"`
@@ -160,6 +160,7 @@ type Start struct {
 	IdleTimeout values.Duration `help:"Kill everything when for this time no exec has run in it. 0 is never." default:"0" placeholder:"DUR" group:"end"`
 	First
 	ProofTimeout values.Duration `help:"How long to wait for the proof that nothing is left." default:"5s" placeholder:"DUR" group:"end"`
+	Rm           bool            `help:"When it has ended, proven, remove its record and logs." group:"end"`
 
 	View
 	Limits

@@ -18,7 +18,7 @@ func Help(w io.Writer, flags any) error {
 		}
 		half := (len(others) + 1) / 2 // a terminal's line has not room for all
 		fmt.Fprintf(&b, "Usage: sbxrun [%s] %s\n       sbxrun %s|\n              %s ...\n\n", c.Name, c.Words(), strings.Join(others[:half], "|"), strings.Join(others[half:], "|"))
-		fmt.Fprintf(&b, "Example: %s\n\n%s\n\nCommands (sbxrun NAME --help tells more):\n", c.Example(), Description)
+		fmt.Fprintf(&b, "Example: %s\n\n%s\n\nCommands (sbxrun help NAME tells more):\n", c.Example(), Description)
 		for _, each := range Commands() {
 			fmt.Fprintf(&b, "  %-7s  %s\n", each.Name, each.Help())
 		}

@@ -180,7 +180,7 @@ func TestParseErrors(t *testing.T) {
 
 		// How many names.
 		{"ps x y", "ps takes one sandbox, got 2"},
-		{"cleanup x", `cleanup takes no names, got "x"`},
+		{"stats x", `stats takes no names, got "x"`},
 		{"doctor --json x", `doctor takes no names, got "x"`},
 		{"wait", "wait takes one sandbox, got 0"},
 		{"logs a b", "logs takes one sandbox, got 2"},

@@ -39,6 +39,7 @@ type Spec struct {
 	Timeout, Grace, ProofTimeout time.Duration
 	Signal                       syscall.Signal // that comes first when the time is over; 0 for SIGTERM
 	IdleTimeout                  time.Duration  // 0 for none
+	Remove                       bool           // its record goes when it has ended, unless that is unproven
 
 	LogMax       int64 // bytes of each log
 	KillAtLogMax bool  // the sandbox ends when there is more
@@ -293,7 +294,12 @@ func (s *Sandbox) finish(res result.Result) error {
 	}
 	report := res.Report(s.own.ID, s.spec.Command)
 	report.Bwrap = &result.ReportBwrap{Path: s.spec.Plan.Program.Path, Version: s.spec.Plan.Program.Version}
-	err := result.All(s.conclude(report), s.own.DropAccess(), s.own.Close())
+	err := result.All(s.conclude(report), s.own.DropAccess())
+	if s.spec.Remove && res.Verdict != result.Unproven {
+		err = s.own.Leave(s.record) // on a full disk the rest has failed for nothing
+	} else {
+		err = result.All(err, s.own.Close())
+	}
 	if !s.running { // by somebody else than who has started it
 		err = result.All(&result.Error{Code: "ended", Message: "the sandbox was ended while it was being set up: " + string(res.Cause), ExitCode: res.ExitCode()}, err)
 	}

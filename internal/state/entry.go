@@ -15,8 +15,7 @@ import (
 )
 
 // Entry is a sandbox, or a detached exec in one, as others than its supervisor see it, when
-// they last looked.
-// It holds no descriptor, but needs that of its [Dir].
+// they last looked. It holds no descriptor before Hold, but needs that of its [Dir].
 type Entry struct {
 	ID     string
 	Record Record
@@ -24,7 +23,8 @@ type Entry struct {
 	// changes any more.
 	Alive bool
 
-	dir *Dir
+	dir  *Dir
+	last *os.File // after Hold
 }
 
 // Lives says that it has a supervisor that has not recorded its end yet.
@@ -118,15 +118,31 @@ func (e *Entry) Status() string {
 	return "lost"
 }
 
+// Hold has Refresh tell how it has ended although its record is gone by then, if it was
+// [Own.Leave] that removed it. It is for processes that are about to end: the descriptor
+// is never closed.
+func (e *Entry) Hold() error {
+	last, err := e.OpenFile(lockName)
+	e.last = last
+	return err
+}
+
 // Refresh looks again. On an error the entry stays as it was.
 func (e *Entry) Refresh() error {
 	now, err := e.dir.load(e.ID)
+	if errors.Is(err, unix.ENOENT) && e.last != nil {
+		var r Record
+		if data, readErr := readAll(e.last); readErr == nil && parse(data, &r) == nil && r.ID == e.ID {
+			now, err = &Entry{ID: e.ID, Record: r, dir: e.dir}, nil
+		}
+	}
 	if errors.Is(err, unix.ENOENT) {
 		return e.dir.unknown(e.ID)
 	}
 	if err != nil {
 		return failed(err)
 	}
+	now.last = e.last
 	*e = *now
 	return nil
 }

@@ -107,9 +107,18 @@ func (f folder) read(name string) ([]byte, error) {
 		return nil, err
 	}
 	defer file.Close()
-	data, err := io.ReadAll(io.LimitReader(file, maxFile+1))
+	data, err := readAll(file)
+	if isDamaged(err) {
+		err = f.fail("read", name, err)
+	}
+	return data, err
+}
+
+// readAll reads a file from its beginning.
+func readAll(file *os.File) ([]byte, error) {
+	data, err := io.ReadAll(io.NewSectionReader(file, 0, maxFile+1))
 	if err == nil && len(data) > maxFile {
-		err = f.fail("read", name, errTooLarge)
+		err = errTooLarge
 	}
 	return data, err
 }

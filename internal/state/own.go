@@ -1,6 +1,7 @@
 package state
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -94,11 +95,16 @@ func (o *Own) giveUp() {
 
 // Write publishes the record, whose Version, ID, Sandbox and Name are set here.
 func (o *Own) Write(r Record) error {
+	r = o.complete(r)
+	return failed(o.folder.writeJSON(recordName, &r))
+}
+
+func (o *Own) complete(r Record) Record {
 	r.Version, r.ID, r.Name = RecordVersion, o.ID, o.Name
 	if o.dir.box != nil {
 		r.Sandbox = o.dir.box.ID
 	}
-	return failed(o.folder.writeJSON(recordName, &r))
+	return r
 }
 
 // OpenFile opens a private file of the sandbox, such as a log; flags are those of
@@ -141,8 +147,19 @@ func (o *Own) MarkEnding() error { return failed(o.folder.write(endingName, nil)
 // The record stays.
 func (o *Own) Close() error { return o.end(func() error { return nil }) }
 
-// Remove is Close that leaves nothing, for a start that has failed, and for whoever wants
-// no record. Before there are execs it opens no more descriptors than it has closed before.
+// Leave is Remove for a record that nobody is to clean up. Its last state is for those who
+// wait ([Entry.Hold]): it is in the file of the lock, which they have open, and which has no
+// use for its bytes.
+func (o *Own) Leave(last Record) error {
+	data, err := json.Marshal(o.complete(last))
+	if err == nil {
+		_, err = unix.Pwrite(o.lock, data, 0)
+	}
+	return result.All(failed(err), o.Remove())
+}
+
+// Remove is Close that leaves nothing, for a start that has failed. Before there are execs
+// it opens no more descriptors than it has closed before.
 func (o *Own) Remove() error {
 	(&Entry{ID: o.ID, dir: o.dir}).awaitExecs()
 	return o.end(func() error { return o.dir.remove(o.ID, o.folder) })

@@ -208,3 +208,30 @@ func TestEndUse(t *testing.T) {
 		t.Errorf("used after the end: %v", err)
 	}
 }
+
+// What has left no record has told those who hold it how it ended, and nobody else.
+func TestLeave(t *testing.T) {
+	d := opened(t)
+	o := written(t, d, 1, "web")
+	held, other := found(t, d, "web"), found(t, d, "web")
+	must(t, held.Hold())
+	must(t, held.Refresh())
+	if !held.Alive {
+		t.Error("it lives")
+	}
+	last := record("2026", Ended)
+	last.Report = &result.Report{Status: result.StatusFailed, ExitCode: 5}
+	must(t, o.Leave(last))
+	wantFiles(t, d, "lock", "names")
+	must(t, held.Refresh())
+	if held.Alive || held.Status() != "failed" || held.Record.Report.ExitCode != 5 || held.Title() != "web" {
+		t.Errorf("%+v", held)
+	}
+	wantCode(t, "not held", other.Refresh(), "no-such-sandbox")
+	// Of one that was removed by somebody else nothing is known.
+	must(t, written(t, d, 2, "").Close())
+	held = found(t, d, testID(2))
+	must(t, held.Hold())
+	must(t, found(t, d, testID(2)).Remove())
+	wantCode(t, "cleaned up", held.Refresh(), "no-such-sandbox")
+}

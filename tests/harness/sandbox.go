@@ -121,9 +121,15 @@ func (b *Sandbox) Alive() {
 // is left then.
 func (b *Sandbox) Ended() Record {
 	b.State.T.Helper()
+	b.AwaitEnd()
+	return b.Inspect()
+}
+
+// AwaitEnd is Ended of a sandbox whose record goes with it.
+func (b *Sandbox) AwaitEnd() {
+	b.State.T.Helper()
 	b.reaped()
 	b.gone(time.Now())
-	return b.Inspect()
 }
 
 func (b *Sandbox) reaped() {

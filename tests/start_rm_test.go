@@ -1,0 +1,139 @@
+package tests
+
+import (
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// start --rm leaves no record, however the sandbox ends; whoever waits by then is told how.
+func TestStartRm(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	dir := harness.SharedDir(t)
+	gone := func(b *harness.Sandbox) {
+		t.Helper()
+		b.AwaitEnd()
+		if _, err := os.Stat(s.Dir + "/" + b.ID); !os.IsNotExist(err) {
+			t.Errorf("its record is still there: %v", err)
+		}
+		if r := s.Run("ps", "--all"); len(harness.Lines(r.Stdout)) != 1 {
+			t.Errorf("ps: %s", r.Stdout)
+		}
+	}
+
+	b := s.Sandbox(harness.Options{}, "--rm", "--name", "job", "--bind", dir+":/go", "sh", "-c", "echo begun; while [ ! -e /go/on ]; do sleep 0.02; done; echo done; exit 5")
+	b.Busy = true
+	waiter, follower := s.Start(harness.Options{}, "wait", "--json", "job"), s.Start(harness.Options{}, "logs", "-f", "job")
+	follower.WaitOutput("begun\n")
+	ready := s.Start(harness.Options{}, "wait", "--log", "nosuch", "job")
+	held(t, waiter, s.Dir+"/"+b.ID+"/lock")
+	held(t, ready, s.Dir+"/"+b.ID+"/lock")
+	harness.Must(t, os.WriteFile(dir+"/on", nil, 0o644))
+	var said struct {
+		Status   string          `json:"status"`
+		ExitCode int             `json:"exit_code"`
+		Report   *harness.Report `json:"report"`
+	}
+	r := waiter.Wait()
+	decode(t, r, &said)
+	if r.ExitCode != 5 || said.ExitCode != 5 || said.Status != "failed" || said.Report == nil {
+		t.Errorf("wait: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	if r := follower.Wait(); r.ExitCode != 0 || string(r.Stdout) != "begun\ndone\n" {
+		t.Errorf("logs -f: exit code %d: %q %s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	if r := ready.Wait(); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "has ended without such a line: failed, with exit code 5") {
+		t.Errorf("wait --log: exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+	gone(b)
+
+	// Killed, with a detached exec in it, whose record goes as well.
+	b = s.Sandbox(harness.Options{}, "--rm")
+	d := b.Detach(nil, "/fixtures/tree-daemon")
+	b.Dying = true
+	if all := kill(t, s, 0, "--grace", "0", b.ID); len(all) != 1 || all[0].Status != "killed" || all[0].Verdict != "proven" || all[0].ExitCode == nil || *all[0].ExitCode != 137 {
+		t.Errorf("kill: %+v", all)
+	}
+	if r := d.Ended(); r.Cause != "killed" {
+		t.Errorf("the exec: %s", r.Raw())
+	}
+	gone(b)
+
+	// At its deadline.
+	b = s.Sandbox(harness.Options{}, "--rm", "--timeout", "0.3")
+	gone(b)
+
+	// Lost is what nobody has removed.
+	b = s.Sandbox(harness.Options{}, "--rm")
+	b.KillSupervisor()
+	if rec := b.Inspect(); rec.Status != "lost" {
+		t.Errorf("its supervisor was killed: %+v", rec)
+	}
+}
+
+// held waits until a process has a file open.
+func held(t *testing.T, p *harness.Process, name string) {
+	t.Helper()
+	dir := "/proc/" + strconv.Itoa(p.PID) + "/fd/"
+	harness.Until(t, time.Minute, "a descriptor of "+name, func() bool {
+		fds, _ := os.ReadDir(dir)
+		return slices.ContainsFunc(fds, func(fd os.DirEntry) bool {
+			target, _ := os.Readlink(dir + fd.Name())
+			return target == name
+		})
+	})
+}
+
+// Unproven, the record stays: it is what knows of the survivors.
+func TestStartRmUnproven(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{}, "--rm", "--proof-timeout", "0.2")
+	x := b.StartExec(harness.Options{}, nil, "/fixtures/tree-daemon")
+	b.Dying = true
+	x.WaitOutput("ready 2\n") // so that there is something to reap
+	keeper := x.Role(1)
+	b.AdoptAll()
+	harness.Must(t, keeper.Signal(unix.SIGSTOP))
+	kill(t, s, 123, "--grace", "0", "--proof-timeout", "0.2", b.ID)
+	harness.Must(t, keeper.Signal(unix.SIGCONT))
+	x.Wait()
+	if rec := b.Ended(); rec.Report == nil || rec.Report.Teardown.Verdict != "unproven" {
+		t.Errorf("%+v", rec)
+	}
+}
+
+// cleanup of names removes these records and nothing else; what lives is left.
+func TestCleanupNames(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	one, two, three := s.Sandbox(harness.Options{}, "--name", "one"), s.Sandbox(harness.Options{}), s.Sandbox(harness.Options{}, "--name", "three")
+	d := three.Detach(nil, "true")
+	e := three.Detach(nil, "true")
+	d.Ended()
+	e.Ended()
+	kill(t, s, 0, "--grace", "0", one.ID, two.ID)
+	r := s.Run("cleanup", "one", three.ID+"/"+d.ID)
+	if r.ExitCode != 0 || string(r.Stdout) != "removed  record "+one.ID+" one: record, logs and name: killed\nremoved  record "+d.ID+": record, logs and name: completed\n" {
+		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	r = s.Run("cleanup", "three", "nobody")
+	if r.ExitCode != 125 || !strings.HasPrefix(string(r.Stdout), "failed   record "+three.ID+" three: the sandbox three: it has not ended") || !strings.Contains(string(r.Stdout), "failed   record nobody: no record: there is no sandbox") {
+		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	three.Alive()
+	if r := s.Run("ps", "-aq"); string(r.Stdout) != two.ID+"\n"+three.ID+"\n" {
+		t.Errorf("sandboxes: %s", r.Stdout)
+	}
+	if r := s.Run("ps", "-aq", "three"); string(r.Stdout) != three.ID+"/"+e.ID+"\n" {
+		t.Errorf("execs: %s", r.Stdout)
+	}
+}
