@@ -12,6 +12,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/doctor"
+	"github.com/sbxrun/sbxrun/internal/limits"
 )
 
 func doctorCommand(args []string) int {
@@ -19,6 +20,9 @@ func doctorCommand(args []string) int {
 	_, err := parse(&flags, args)
 	if err != nil {
 		return failUsage(&flags, err)
+	}
+	if flags.Script {
+		return printLine(strings.TrimSuffix(limits.EnableScript(os.Geteuid(), os.Getppid()), "\n"))
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()

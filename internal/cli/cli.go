@@ -42,7 +42,7 @@ type CLI struct {
 	Cleanup Cleanup `words:"[flags] [SANDBOX[/EXEC]...]" help:"Remove what ended sandboxes and crashes have left." ended:"" example:"sbxrun cleanup --older-than 24h"`
 	Stats   Stats   `words:"[flags]" help:"Print how many tasks are in use against what bounds them." example:"sbxrun stats --watch"`
 	Serve   Serve   `words:"[flags]" help:"Serve calls over HTTP, on a unix socket or with tokens." example:"sbxrun serve --listen unix:/run/sbxrun/api.sock"`
-	Doctor  Doctor  `words:"[--json]" help:"Try what a run needs on this machine, and tell what is missing." example:"sbxrun doctor"`
+	Doctor  Doctor  `words:"[--json|--script]" help:"Try what a run needs on this machine, and tell what is missing." example:"sbxrun doctor"`
 }
 
 // View is the flags that say what a sandbox shows, of run and of start.
@@ -313,8 +313,9 @@ type Serve struct {
 
 // Doctor is the flags of sbxrun doctor.
 type Doctor struct {
-	JSON bool `help:"Print the findings as JSON."`
-	Help bool `help:"Print this." short:"h"`
+	JSON   bool `help:"Print the findings as JSON." xor:"as"`
+	Script bool `help:"Print a script for root that lets you set limits from this shell on: sbxrun doctor --script | sudo sh." xor:"as"`
+	Help   bool `help:"Print this." short:"h"`
 }
 
 // topics are the groups of flags, in the order of --help and of the man pages.

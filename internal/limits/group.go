@@ -111,13 +111,15 @@ func (g *Group) enter(id string) error {
 		return fmt.Errorf("go to %s: %w", m.own, err)
 	}
 	p.v2 = c
+	var all refusals
 	for _, l := range slices.Clone(p.Limits) {
 		name := controllerOf(l.Name)
 		if l.Enforced && strings.HasPrefix(l.Mechanism, "cgroup v2 ") && !c.has(name) {
-			if err := p.fail(l.Name, fmt.Errorf("systemd has made %s without the controller %s", c.dir, name), ""); err != nil {
-				return err
-			}
+			p.refuse(&all, l.Name, fmt.Sprintf("systemd has made %s without the controller %s", c.dir, name), enableHint(os.Geteuid(), ""))
 		}
+	}
+	if p.required && len(all) > 0 {
+		return all.err()
 	}
 	return nil
 }
@@ -261,12 +263,19 @@ func (p *Plan) enforced(name string) bool {
 
 // failAll fails all limits whose mechanism begins so.
 func (g *Group) failAll(mechanism string, err error) error {
+	if refusal, ok := err.(*result.Error); ok {
+		return refusal // of some of them
+	}
+	var all refusals
 	for _, l := range slices.Clone(g.plan.Limits) {
 		if l.Enforced && strings.HasPrefix(l.Mechanism, mechanism) {
-			if err := g.plan.fail(l.Name, err, hintFor(err)); err != nil {
-				return err
-			}
+			g.plan.refuse(&all, l.Name, err.Error(), hintFor(err))
 		}
+	}
+	if g.plan.required && len(all) > 0 {
+		e := all.err()
+		e.Err = err
+		return e
 	}
 	return nil
 }

@@ -112,8 +112,26 @@ func TestNotWritable(t *testing.T) {
 		return
 	}
 	var e *result.Error
-	if !errors.As(err, &e) || !strings.Contains(e.Message, "permission denied") || !strings.Contains(e.Hint, "Delegate=yes") {
+	if !errors.As(err, &e) || !strings.Contains(e.Message, "permission denied") || !strings.HasPrefix(e.Hint, "to have them in this shell: sbxrun doctor --script | sudo sh; ") {
 		t.Errorf("%+v, %#v", p, err)
+	}
+}
+
+// All that cannot be enforced is in one refusal, each reason and each remedy once.
+func TestRefusedAtOnce(t *testing.T) {
+	m, root := fake(t, "/a/leaf", layout{"/a", "pids", "pids", "", 0}, layout{"/a/leaf", "pids", "", "2\n", 0})
+	low := -21
+	_, err := m.Plan(Request{Memory: 64 << 20, MemorySwap: -1, Pids: 10, CPUs: 1, CPUTime: time.Second, Nice: &low}, true)
+	if !errors.As(err, new(*result.Error)) || strings.Contains(err.Error(), "cannot be enforced") {
+		t.Errorf("what no machine can enforce comes first: %v", err)
+	}
+	_, err = m.Plan(Request{Memory: 64 << 20, MemorySwap: -1, Pids: 10, CPUs: 1, CPUTime: time.Second}, true)
+	var e *result.Error
+	if want := "limits cannot be enforced here: memory, memory-swap: no cgroup that may be written has the controller memory; cpus: no cgroup that may be written has the controller cpu"; !errors.As(err, &e) || e.Message != want {
+		t.Errorf("%v\nwant %s (%s)", err, want, root)
+	}
+	if strings.Count(e.Hint, OrWithout) != 1 || !strings.Contains(e.Hint, "cgroup_disable=memory") || !strings.Contains(e.Hint, "cgroup_disable=cpu") {
+		t.Errorf("hint %q", e.Hint)
 	}
 }
 

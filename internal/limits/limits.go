@@ -34,7 +34,6 @@
 package limits
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -170,7 +169,8 @@ func (m *Machine) Plan(r Request, required bool) (*Plan, error) {
 		}
 		p.v2, refused = m.delegated(p.v2, wanted)
 	}
-	cgroup := func(name string, requested float64, controller, v2, v1 string) error {
+	var all refusals
+	cgroup := func(name string, requested float64, controller, v2, v1 string) {
 		l := result.Limit{Name: name, Requested: requested}
 		switch {
 		case p.v2.dir != "" && p.v2.has(controller):
@@ -185,78 +185,116 @@ func (m *Machine) Plan(r Request, required bool) (*Plan, error) {
 			if refused != nil && !w.settled {
 				w.reason, w.hint = w.reason+"; "+refused.reason, refused.hint
 			}
-			p.Limits = append(p.Limits, l)
-			return p.fail(name, errors.New(w.reason), w.hint)
+			l.Reason = w.reason
+			all.add(name, w.reason, w.hint)
 		}
 		p.Limits = append(p.Limits, l)
-		return nil
 	}
-	var errs []error
 	if r.Memory > 0 {
-		errs = append(errs, cgroup("memory", float64(r.Memory), "memory", "memory.max", "memory.limit_in_bytes"))
+		cgroup("memory", float64(r.Memory), "memory", "memory.max", "memory.limit_in_bytes")
 	}
 	if r.MemorySwap != 0 {
-		errs = append(errs, cgroup("memory-swap", float64(r.MemorySwap), "memory", "memory.swap.max", "memory.memsw.limit_in_bytes"))
+		cgroup("memory-swap", float64(r.MemorySwap), "memory", "memory.swap.max", "memory.memsw.limit_in_bytes")
 	}
 	if r.Pids > 0 {
-		errs = append(errs, cgroup("pids", float64(r.Pids), "pids", "pids.max", "pids.max"))
+		cgroup("pids", float64(r.Pids), "pids", "pids.max", "pids.max")
 	}
 	if r.CPUs > 0 {
-		errs = append(errs, cgroup("cpus", r.CPUs, "cpu", "cpu.max", "cpu.cfs_quota_us"))
+		cgroup("cpus", r.CPUs, "cpu", "cpu.max", "cpu.cfs_quota_us")
 	}
 	if r.CPUTime > 0 {
 		// cpu.stat of v2 is there without a controller (cgroup-v2.rst).
-		errs = append(errs, cgroup("cpu-time", result.Milliseconds(r.CPUTime), "cpuacct", "cpu.stat, watched", "cpuacct.usage, watched"))
+		cgroup("cpu-time", result.Milliseconds(r.CPUTime), "cpuacct", "cpu.stat, watched", "cpuacct.usage, watched")
 	}
 	for _, l := range r.rlimits() {
 		if l.value > 0 {
 			p.Limits = append(p.Limits, result.Limit{Name: l.name, Requested: float64(l.value), Enforced: true, Mechanism: l.mechanism})
-			errs = append(errs, p.checkHard(l))
+			p.checkHard(l, &all)
 		}
 	}
 	if r.Nice != nil {
 		p.Limits = append(p.Limits, result.Limit{Name: "nice", Requested: float64(*r.Nice), Enforced: true, Mechanism: "setpriority"})
 		if least := niceness(); *r.Nice < least && !capable(unix.CAP_SYS_NICE) {
-			errs = append(errs, p.fail("nice", fmt.Errorf("the caller may not go below %d", least), "give at least that, or run sbxrun with CAP_SYS_NICE"))
+			p.refuse(&all, "nice", fmt.Sprintf("the caller may not go below %d", least), "give at least that, or run sbxrun with CAP_SYS_NICE")
 		}
 	}
 	if r.OOMScoreAdj != nil {
 		p.Limits = append(p.Limits, result.Limit{Name: "oom-score-adj", Requested: float64(*r.OOMScoreAdj), Enforced: true, Mechanism: "oom_score_adj"})
 		if least := oomScoreAdj(); *r.OOMScoreAdj < least && !capable(unix.CAP_SYS_RESOURCE) {
-			errs = append(errs, p.fail("oom-score-adj", fmt.Errorf("the caller may not go below its own, %d", least), "give at least that, or run sbxrun with CAP_SYS_RESOURCE"))
+			p.refuse(&all, "oom-score-adj", fmt.Sprintf("the caller may not go below its own, %d", least), "give at least that, or run sbxrun with CAP_SYS_RESOURCE")
 		}
 	}
-	for _, err := range errs {
-		if err != nil {
-			return nil, err
-		}
+	if required && len(all) > 0 {
+		return nil, all.err()
 	}
 	return p, nil
 }
 
+// refusals are the limits that cannot be enforced, and why. All of them are told at once.
+type refusals []refusal
+
+type refusal struct {
+	names        []string // of limits with the same reason
+	reason, hint string
+}
+
+func (all *refusals) add(name, reason, hint string) {
+	for i := range *all {
+		if r := &(*all)[i]; r.reason == reason {
+			r.names = append(r.names, name)
+			return
+		}
+	}
+	*all = append(*all, refusal{[]string{name}, reason, hint})
+}
+
+func (all refusals) err() *result.Error {
+	var reasons, hints []string
+	for _, r := range all {
+		reasons = append(reasons, strings.Join(r.names, ", ")+": "+r.reason)
+		if r.hint != "" && !slices.Contains(hints, r.hint) {
+			hints = append(hints, r.hint)
+		}
+	}
+	message := "limits cannot be enforced here: " + strings.Join(reasons, "; ")
+	if len(all) == 1 && len(all[0].names) == 1 {
+		message = "limit " + all[0].names[0] + " cannot be enforced here: " + all[0].reason
+	}
+	return &result.Error{Code: "limit", Message: message, Hint: strings.Join(append(hints, OrWithout), "; ")}
+}
+
 // checkHard refuses what is above the hard limit that init will have.
-func (p *Plan) checkHard(l rlimit) error {
+func (p *Plan) checkHard(l rlimit, all *refusals) {
 	var own unix.Rlimit
 	if err := unix.Getrlimit(l.resource, &own); err != nil || uint64(l.value) <= own.Max || capable(unix.CAP_SYS_RESOURCE) {
-		return nil // an error shows when it is set
+		return // an error shows when it is set
 	}
-	return p.fail(l.name, fmt.Errorf("the caller's own hard limit is %d", own.Max), fmt.Sprintf("ask for at most %d, or raise it (ulimit -H)", own.Max))
+	p.refuse(all, l.name, fmt.Sprintf("the caller's own hard limit is %d", own.Max), fmt.Sprintf("ask for at most %d, or raise it (ulimit -H)", own.Max))
+}
+
+// refuse marks a limit as not enforced.
+func (p *Plan) refuse(all *refusals, name, reason, hint string) {
+	for i := range p.Limits {
+		if l := &p.Limits[i]; l.Name == name {
+			l.Enforced, l.Mechanism, l.Reason = false, "", reason
+		}
+	}
+	all.add(name, reason, hint)
 }
 
 // OrWithout ends the hint of every refusal, after the smallest change that would help.
 const OrWithout = "or run without it: --limits best-effort"
 
-// fail marks a limit as not enforced, and is an error if it had to be.
+// fail refuses one limit, and is an error if it had to be enforced.
 func (p *Plan) fail(name string, why error, hint string) error {
-	for i := range p.Limits {
-		if l := &p.Limits[i]; l.Name == name {
-			l.Enforced, l.Mechanism, l.Reason = false, "", why.Error()
-		}
-	}
+	var all refusals
+	p.refuse(&all, name, why.Error(), hint)
 	if !p.required {
 		return nil
 	}
-	return &result.Error{Code: "limit", Message: "limit " + name + " cannot be enforced here: " + why.Error(), Hint: strings.TrimPrefix(hint+"; "+OrWithout, "; "), Err: why}
+	e := all.err()
+	e.Err = why
+	return e
 }
 
 // quota is the CPU limit as the kernel takes it, in µs.

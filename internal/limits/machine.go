@@ -86,7 +86,7 @@ func detect(root string) (*Machine, error) {
 			if own, ok := mt.Own(paths[c]); !ok {
 				m.whys[c] = why{fmt.Sprintf("the caller's cgroup %q is not below what is mounted at %s", paths[c], mt.Point), "mount the whole cgroup hierarchy", true}
 			} else if err := access(own, unix.W_OK|unix.X_OK); err != nil {
-				m.whys[c] = why{fmt.Sprintf("no cgroup v1 can be made in %s: %v", own, err), remedyV1(own, err), true}
+				m.whys[c] = why{fmt.Sprintf("no cgroup v1 can be made in %s: %v", own, err), remedy(err), true}
 			} else {
 				m.v1[c] = own
 			}
@@ -123,7 +123,7 @@ func (m *Machine) consider(dir string, available []string) {
 	for _, path := range []string{dir, dir + "/cgroup.procs"} {
 		if err := access(path, unix.W_OK); err != nil {
 			for _, c := range append(available, "") {
-				note(c, why{fmt.Sprintf("no cgroup can be made in %s: %v", dir, err), remedyV2(err), err == unix.EROFS})
+				note(c, why{fmt.Sprintf("no cgroup can be made in %s: %v", dir, err), remedy(err), err == unix.EROFS})
 			}
 			return
 		}
@@ -140,7 +140,7 @@ func (m *Machine) consider(dir string, available []string) {
 			continue
 		}
 		if err := unix.Access(dir+"/cgroup.subtree_control", unix.W_OK); err != nil {
-			note(name, why{fmt.Sprintf("controller %s is not enabled in %s: %v", name, dir, err), "as root: echo +" + name + " >" + dir + "/cgroup.subtree_control", false})
+			note(name, why{fmt.Sprintf("controller %s is not enabled in %s: %v", name, dir, err), enableHint(os.Geteuid(), WritableCgroups), false})
 		} else if !top && !holdsNone(dir) {
 			m.whys[name] = why{"controller " + name + " cannot be enabled in " + dir + ", which holds processes", fmt.Sprintf("d=%s; mkdir $d/leaf && for p in $(cat $d/cgroup.procs); do echo $p >$d/leaf/cgroup.procs; done", dir), true}
 		} else {
@@ -202,7 +202,7 @@ func (m *Machine) delegated(best candidate, controllers []string) (candidate, *w
 		return c, nil
 	}
 	return c, &why{reason: "asked systemd for a scope: its own cgroup " + given.Cgroup() + " has not the controller " + strings.Join(left, ", "),
-		hint: "as root: systemctl edit user@.service, and there: [Service] Delegate=cpu memory pids"}
+		hint: enableHint(os.Geteuid(), WritableCgroups)}
 }
 
 // mayMove: a process of the caller's can go to a cgroup if their common ancestor may
@@ -236,7 +236,7 @@ func (m *Machine) why(controller string) why {
 	}
 	if len(m.v2) > 0 {
 		return why{reason: "no cgroup that may be written has the controller " + controller,
-			hint: "enable " + controller + " for the caller's cgroup (systemd: Delegate=yes), and in the kernel (no cgroup_disable=" + controller + ")"}
+			hint: enableHint(os.Geteuid(), "enable "+controller+" for the caller's cgroup (systemd: Delegate=yes)") + ", if the kernel has " + controller + " (no cgroup_disable=" + controller + ")"}
 	}
 	return why{"the cgroup controller " + controller + " is not there", "boot a kernel with it (no cgroup_disable=" + controller + ")", true}
 }
@@ -255,18 +255,12 @@ func access(path string, mode uint32) error {
 // in a container.
 const WritableCgroups = "give this container cgroups that it may write: docs/operating.md tells how, for each engine"
 
-func remedyV2(err error) string {
+// remedy is the hint where the caller may not write to its cgroup.
+func remedy(err error) string {
 	if err == unix.EROFS {
 		return WritableCgroups
 	}
-	return "systemd-run --user --scope -p Delegate=yes sbxrun …"
-}
-
-func remedyV1(dir string, err error) string {
-	if err == unix.EROFS {
-		return WritableCgroups
-	}
-	return fmt.Sprintf("as root: d=%s/u%d; mkdir $d && chown -R %d $d && echo PID-OF-CALLER >$d/cgroup.procs", strings.TrimSuffix(dir, "/"), os.Geteuid(), os.Geteuid())
+	return enableHint(os.Geteuid(), WritableCgroups)
 }
 
 // Within is the machine for an exec in a sandbox whose group has these [Group.Dirs]:

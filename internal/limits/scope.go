@@ -64,7 +64,7 @@ type endpoint struct {
 // [*result.Error] of one line.
 func findSystemd(c caller) (*systemd, error) {
 	if _, err := os.Stat(c.root + "/run/systemd/system"); err != nil { // sd_booted(3)
-		return nil, failure(errors.New("systemd does not manage this machine"), fmt.Sprintf("as root: d=/sys/fs/cgroup/u%d; mkdir -p $d/leaf && chown -R %d $d && echo PID-OF-CALLER >$d/leaf/cgroup.procs", c.uid, c.uid))
+		return nil, failure(errors.New("systemd does not manage this machine"), enableHint(c.uid, WritableCgroups))
 	}
 	deadline := time.Now().Add(c.patience)
 	var why error
@@ -118,7 +118,7 @@ func (c caller) failure(err error) error {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return &result.Error{Code: "limit", Message: fmt.Sprintf("systemd has not answered within %v", c.patience), Hint: "see " + status, Err: err}
 	case errors.Is(err, unix.ENOENT) && c.uid != 0:
-		return failure(err, fmt.Sprintf("as root: loginctl enable-linger %d", c.uid))
+		return failure(err, enableHint(c.uid, WritableCgroups))
 	}
 	return failure(err, "see "+status)
 }

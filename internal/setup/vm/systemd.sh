@@ -15,7 +15,10 @@ if [ "${1-}" = --boot ]; then
     umount -l /sys/fs/cgroup
     mount -t cgroup2 -o nosuid,nodev,noexec cgroup2 /sys/fs/cgroup
     mount -t tmpfs -o nosuid,nodev,mode=755 tmpfs /run/lock
-    mkdir -p /run/systemd/system
+    # As in distributions that give users no controller for CPUs: before the session root
+    # runs the script that puts it right.
+    mkdir -p /run/systemd/system/user@.service.d
+    printf '[Service]\nDelegate=\nDelegate=memory pids\n' >/run/systemd/system/user@.service.d/less.conf
     cat >/run/systemd/system/session.service <<EOF
 [Unit]
 Requires=user@$uid.service systemd-logind.service dbus.socket
@@ -24,6 +27,8 @@ After=user@$uid.service systemd-logind.service dbus.socket
 Type=oneshot
 User=$name
 PAMName=login
+ExecStartPre=+/bin/bash -c '! grep cpu /sys/fs/cgroup/user.slice/user-$uid.slice/user@$uid.service/cgroup.controllers'
+ExecStartPre=+/bin/bash -c '/opt/bin/sbxrun doctor --script | sed "s/^uid=0 /uid=$uid /" | sh'
 StandardOutput=append:$files/out
 StandardError=append:$files/out
 ExecStart=/bin/bash $files/session

@@ -1,0 +1,121 @@
+package tests
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// An ordinary user is told all that is missing at once, and one script for root that lets
+// this shell set every limit: with cgroup v1 as well as v2.
+func TestLimitsScript(t *testing.T) {
+	const uid = 47110
+	if !harness.Root() {
+		script := harness.Start(t, harness.Options{Bare: true}, "doctor", "--script").Wait()
+		out, err := exec.Command("sh", "-c", string(script.Stdout)).CombinedOutput()
+		if want := "sbxrun: error: this is for root: sbxrun doctor --script | sudo sh\n"; script.ExitCode != 0 || err == nil || string(out) != want {
+			t.Errorf("exit code %d, %v: %s", script.ExitCode, err, out)
+		}
+		return
+	}
+	state := filepath.Join(harness.SharedDir(t), "state")
+	harness.Must(t, os.Mkdir(state, 0o700))
+	harness.Must(t, os.Chown(state, uid, uid))
+	shell := exec.Command("setpriv", append(harness.As(uid)[1:], "sh", "-c", `
+		all() { "$0" --cwd none --memory 64M --pids 32 --cpus 0.5 --cpu-time 5 --json true 2>/dev/null; }
+		all
+		"$0" doctor --script
+		echo ready
+		read -r word
+		all`, harness.Binary(t))...)
+	shell.Dir, shell.Env = "/", []string{"PATH=" + harness.Path, "SBXRUN_STATE_DIR=" + state}
+	shell.Stderr = os.Stderr
+	stdin, err := shell.StdinPipe()
+	harness.Must(t, err)
+	stdout, err := shell.StdoutPipe()
+	harness.Must(t, err)
+	harness.Must(t, shell.Start())
+	t.Cleanup(func() {
+		stdin.Close() // if it still waits for a word
+		_ = shell.Wait()
+		removeCgroups(t, fmt.Sprintf("user-%d", uid))
+	})
+
+	lines := bufio.NewReader(stdout)
+	first, err := lines.ReadBytes('\n')
+	harness.Must(t, err)
+	report, err := harness.ParseReport(first)
+	harness.Must(t, err)
+	e := report.Error
+	if report.ExitCode != 125 || e == nil || e.Code != "limit" || e.Hint != "to have them in this shell: sbxrun doctor --script | sudo sh; or run without it: --limits best-effort" {
+		t.Fatalf("refused with %s", first)
+	}
+	for _, name := range []string{"memory", "pids", "cpus", "cpu-time"} {
+		if !strings.Contains(e.Message, name) {
+			t.Errorf("the refusal has no %s: %s", name, e.Message)
+		}
+	}
+	script := ""
+	for !strings.HasSuffix(script, "\nready\n") {
+		line, err := lines.ReadString('\n')
+		harness.Must(t, err)
+		script += line
+	}
+	cmd := exec.Command("sh")
+	cmd.Stdin = strings.NewReader(strings.TrimSuffix(script, "ready\n"))
+	out, err := cmd.CombinedOutput()
+	if machine, detected := limits.Detect(); detected != nil || !can(machine) {
+		if err == nil {
+			t.Errorf("where root cannot set limits either: %s", out)
+		}
+		return
+	}
+	if want := fmt.Sprintf("sbxrun: user %d may set limits in process %d, and in what that starts\n", uid, shell.Process.Pid); err != nil || string(out) != want {
+		t.Fatalf("the script: %v: %s", err, out)
+	}
+	// Once more changes nothing, and is no error.
+	cmd = exec.Command("sh")
+	cmd.Stdin = strings.NewReader(strings.TrimSuffix(script, "ready\n"))
+	if again, err := cmd.CombinedOutput(); err != nil || string(again) != string(out) {
+		t.Errorf("once more: %v: %s", err, again)
+	}
+	_, err = io.WriteString(stdin, "on\n")
+	harness.Must(t, err)
+	second, err := lines.ReadBytes('\n')
+	harness.Must(t, err)
+	report, err = harness.ParseReport(second)
+	harness.Must(t, err)
+	if report.ExitCode != 0 || len(report.Limits) != 4 || slices.ContainsFunc(report.Limits, func(l harness.Limit) bool { return !l.Enforced }) {
+		t.Errorf("after the script: %s", second)
+	}
+}
+
+// can reports whether we can set all limits.
+func can(m *limits.Machine) bool {
+	_, err := m.Plan(limits.Request{Memory: 64 << 20, Pids: 32, CPUs: 0.5, CPUTime: 5e9}, true)
+	return err == nil
+}
+
+// removeCgroups removes those of a name, and what is below them.
+func removeCgroups(t *testing.T, name string) {
+	var dirs []string
+	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && slices.Contains(strings.Split(path, "/"), name) {
+			dirs = append(dirs, path)
+		}
+		return nil // what goes away meanwhile is another test's
+	})
+	for _, dir := range slices.Backward(dirs) {
+		harness.Until(t, harness.Scaled(harness.Slack), dir+" is removed", func() bool { return os.Remove(dir) == nil || os.IsNotExist(os.Remove(dir)) })
+	}
+}
