@@ -56,17 +56,16 @@ var stepNames = [...]string{
 
 // child is what one process that the keeper forks needs.
 type child struct {
+	teller
 	keeper *keeperState
 	stack  uintptr
 	// sharing is CLONE_VM, or 0 for a copy of the memory.
 	sharing uintptr
-	socket  int // the keeper's; the child reports failures there
 	files   []int
 	become  bool // take on cred
 	cred    Cred
 	sigs    uint64
 	core    unix.Rlimit
-	rec     record
 	birth   cloneArgs // into a v2 cgroup, if that has flags
 	bounds  bounds
 
@@ -265,27 +264,43 @@ func (c *child) takeIdentity() {
 	}
 }
 
+// teller tells sbxrun, by the keeper's socket, what has become of the keeper or a child
+// of it.
+type teller struct {
+	socket int
+	rec    record
+}
+
 // must makes a system call, and does not come back if it fails.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
-func (c *child) must(step int64, call, a1, a2, a3, a4, a5 uintptr) uintptr {
+func (t *teller) must(step int64, call, a1, a2, a3, a4, a5 uintptr) uintptr {
 	r, _, errno := syscall.RawSyscall6(call, a1, a2, a3, a4, a5, 0)
 	if errno != 0 {
-		c.fail(step, errno)
+		t.fail(step, errno)
 	}
 	return r
 }
 
-// fail reports the step that failed, and ends the process.
+// fail tells which step failed, and ends the process; what the keeper has dies with it.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
-func (c *child) fail(step int64, errno syscall.Errno) {
-	c.rec.kind, c.rec.step, c.rec.errno = recordFailed, step, int64(errno)
-	// Nothing can be done about an error: sbxrun is dead.
-	syscall.RawSyscall(unix.SYS_WRITE, uintptr(c.socket), uintptr(unsafe.Pointer(&c.rec)), unsafe.Sizeof(c.rec))
+func (t *teller) fail(step int64, errno syscall.Errno) {
+	t.rec.kind, t.rec.step, t.rec.errno = recordFailed, step, int64(errno)
+	t.say()
 	Exit(125)
+}
+
+// say sends the record.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (t *teller) say() {
+	// Nothing can be done about an error: sbxrun is dead.
+	syscall.RawSyscall(unix.SYS_WRITE, uintptr(t.socket), uintptr(unsafe.Pointer(&t.rec)), unsafe.Sizeof(t.rec))
 }

@@ -47,8 +47,8 @@ type keeperState struct {
 	size  uintptr
 	pidfd int32 // of the keeper, for the parent
 	pid   uintptr
-	// The keeper's descriptors, all that it keeps.
-	socket   int // to sbxrun
+	teller
+	// The keeper's descriptors, all that it keeps next to the socket.
 	list     int // /proc/thread-self/children
 	signals  int // signalfd for SIGCHLD
 	terminal int // the terminal to restore; -1 for none
@@ -59,7 +59,6 @@ type keeperState struct {
 	ending   bool    // sbxrun has said that it is over, or is dead
 	orphaned bool    // sbxrun has closed its end, or is dead
 	deadline int64   // CLOCK_MONOTONIC, ns: when all is ended without a word; 0 for never
-	rec      record  // to be reported
 	usage    unix.Rusage
 	status   int32
 	poll     [2]unix.PollFd
@@ -96,7 +95,7 @@ func (k *keeperState) run() {
 		k.spawn(k.enter, enterCode)
 		// What the payload is to find may be secret (ptrace(2)). Not before: what is
 		// undumpable may not write to its own /proc/self/oom_score_adj.
-		k.must(stepHide, unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 0, 0, 0)
+		k.must(stepHide, unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 	}
 	k.dropFiles()
 	for {
@@ -118,7 +117,7 @@ func (k *keeperState) setUp() {
 	// Every signal is blocked for good: nobody but SIGKILL can end the keeper
 	// before its work is done.
 	k.sigs = ^uint64(0)
-	k.must(stepSignals, unix.SYS_RT_SIGPROCMASK, sigSetmask, uintptr(unsafe.Pointer(&k.sigs)), 0, 8)
+	k.must(stepSignals, unix.SYS_RT_SIGPROCMASK, sigSetmask, uintptr(unsafe.Pointer(&k.sigs)), 0, 8, 0)
 	// For the children: exec resets handlers to the default but lets SIG_IGN through,
 	// and a bwrap that ignores SIGCHLD hangs for ever (bubblewrap before 0.11.1).
 	for sig := uintptr(1); sig <= 64; sig++ {
@@ -126,10 +125,10 @@ func (k *keeperState) setUp() {
 			syscall.RawSyscall6(unix.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&k.noAction)), 0, 8, 0, 0)
 		}
 	}
-	k.must(stepSubreaper, unix.SYS_PRCTL, unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0)
+	k.must(stepSubreaper, unix.SYS_PRCTL, unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 	// A session of its own: neither the caller's Ctrl-C nor its kill(0, …)
 	// reaches the keeper, and its kill never reaches the caller's group.
-	k.must(stepSession, unix.SYS_SETSID, 0, 0, 0, 0)
+	k.must(stepSession, unix.SYS_SETSID, 0, 0, 0, 0, 0)
 	// What sbxrun was called with may be secret, and everybody may read
 	// /proc/PID/cmdline.
 	for i := uintptr(0); i < k.size; i++ {
@@ -145,9 +144,9 @@ func (k *keeperState) setUp() {
 //go:nocheckptr
 func (k *keeperState) openFiles() {
 	// The thread's own list of children.
-	k.list = int(k.must(stepChildren, unix.SYS_OPENAT, uintptr(at), uintptr(unsafe.Pointer(&k.children)), unix.O_RDONLY, 0))
+	k.list = int(k.must(stepChildren, unix.SYS_OPENAT, uintptr(at), uintptr(unsafe.Pointer(&k.children)), unix.O_RDONLY, 0, 0))
 	k.sigs = 1 << (unix.SIGCHLD - 1)
-	k.signals = int(k.must(stepSignals, unix.SYS_SIGNALFD4, ^uintptr(0), uintptr(unsafe.Pointer(&k.sigs)), 8, unix.SFD_NONBLOCK))
+	k.signals = int(k.must(stepSignals, unix.SYS_SIGNALFD4, ^uintptr(0), uintptr(unsafe.Pointer(&k.sigs)), 8, unix.SFD_NONBLOCK, 0))
 }
 
 // dropFiles closes all other descriptors, those between the keeper's own: it would hold
@@ -157,7 +156,7 @@ func (k *keeperState) openFiles() {
 //go:norace
 //go:nocheckptr
 func (k *keeperState) dropFiles() {
-	k.must(stepName, unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&k.name)), 0, 0) // for ps(1)
+	k.must(stepName, unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&k.name)), 0, 0, 0) // for ps(1)
 	for from := 0; from <= maxFD; {
 		own := maxFD + 1 // the first one from there
 		own = nextFile(own, k.socket, from)
@@ -197,7 +196,7 @@ func (k *keeperState) reap() {
 		}
 		if e == unix.ECHILD {
 			k.rec.kind = recordEmpty
-			k.report()
+			k.say()
 			k.keepOn()
 			k.restoreTerminal()
 			k.removeCgroups()
@@ -225,7 +224,7 @@ func (k *keeperState) reap() {
 		}
 		k.rec.count++
 		if k.lasting {
-			k.report()
+			k.say()
 		}
 	}
 }
@@ -348,40 +347,6 @@ func (k *keeperState) removeCgroups() {
 			syscall.RawSyscall(unix.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&k.pause)), 0, 0)
 		}
 	}
-}
-
-// must makes a system call, and does not come back if it fails.
-//
-//go:nosplit
-//go:norace
-//go:nocheckptr
-func (k *keeperState) must(step int64, call, a, b, c, d uintptr) uintptr {
-	r, _, errno := syscall.RawSyscall6(call, a, b, c, d, 0, 0)
-	if errno != 0 {
-		k.fail(step, errno)
-	}
-	return r
-}
-
-// fail reports the step that failed, and ends the keeper; what it has dies with it.
-//
-//go:nosplit
-//go:norace
-//go:nocheckptr
-func (k *keeperState) fail(step int64, errno syscall.Errno) {
-	k.rec.kind, k.rec.step, k.rec.errno = recordFailed, step, int64(errno)
-	k.report()
-	Exit(125)
-}
-
-// report sends the record.
-//
-//go:nosplit
-//go:norace
-//go:nocheckptr
-func (k *keeperState) report() {
-	// Nothing can be done about an error: sbxrun is dead.
-	syscall.RawSyscall(unix.SYS_WRITE, uintptr(k.socket), uintptr(unsafe.Pointer(&k.rec)), unsafe.Sizeof(k.rec))
 }
 
 // sigSetmask is SIG_SETMASK of sigprocmask(2).
