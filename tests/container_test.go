@@ -82,3 +82,21 @@ func TestReadOnlyCgroups(t *testing.T) {
 		t.Errorf("best-effort: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}
 }
+
+// In a container that lacks something doctor ends with how to start it, and a run says so in
+// its line.
+func TestDoctorInContainer(t *testing.T) {
+	t.Parallel()
+	const script = `mount -t tmpfs tmpfs /run && : >/run/.containerenv && mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys &&
+		exec unshare --user --map-user=1000 --map-group=1000 "$@"`
+	container := harness.Options{Bare: true, Wrap: []string{"unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"}}
+	const start = "start this container so: podman run --init --cgroupns private --security-opt seccomp=unconfined --security-opt unmask=ALL …"
+	r := harness.Start(t, container, "doctor").Wait()
+	if want := "\n" + start + "\nor in a compose file: init: true, cgroup: private, security_opt: [seccomp=unconfined, unmask=ALL]\n"; r.ExitCode != 125 || !strings.HasSuffix(string(r.Stdout), want) {
+		t.Errorf("doctor: exit code %d: %s%s\nwant %s", r.ExitCode, r.Stdout, r.Stderr, want)
+	}
+	r = harness.Start(t, container, "true").Wait()
+	if r.ExitCode != 125 || !strings.HasSuffix(string(r.Stderr), "; "+start+"\n") {
+		t.Errorf("a run: exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+}

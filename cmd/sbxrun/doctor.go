@@ -77,6 +77,9 @@ func printFindings(w io.Writer, rep doctor.Report) error {
 	default:
 		fmt.Fprintln(&text, "interrupted: nothing is known")
 	}
+	if rep.Start != "" {
+		fmt.Fprintln(&text, "start this container so:", strings.ReplaceAll(rep.Start, "\n", "\nor "))
+	}
 	_, err := io.WriteString(w, text.String())
 	return err
 }

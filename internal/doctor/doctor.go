@@ -57,9 +57,12 @@ const ReportVersion = 1
 // Report is all findings: what `sbxrun doctor --json` prints. docs/doctor.md
 // explains every member.
 type Report struct {
-	Version   int                 `json:"version"`
-	OK        bool                `json:"ok"` // a run works
-	Checks    []Finding           `json:"checks"`
+	Version int       `json:"version"`
+	OK      bool      `json:"ok"` // a run works
+	Checks  []Finding `json:"checks"`
+	// Start is how to start the container we are in so that nothing of this is missing, if
+	// that is what is wrong; in each further line in another form.
+	Start     string              `json:"start,omitempty"`
 	RoundTrip *float64            `json:"round_trip_ms,omitempty"`
 	Bwrap     *result.ReportBwrap `json:"bwrap,omitempty"`
 	Kernel    string              `json:"kernel"`
@@ -104,6 +107,9 @@ func Diagnose(ctx context.Context, caller room.Caller) *result.Error {
 		return nil
 	}
 	hint, _, _ := strings.Cut(bad.Fix, "\n")
+	if e.Start != "" {
+		hint, _, _ = strings.Cut("start this container so: "+e.Start, "\n")
+	}
 	return &result.Error{Code: "setup", Message: "no sandbox can be set up on this machine: " + bad.Name + ": " + bad.Cause, Hint: hint}
 }
 
@@ -116,6 +122,7 @@ type exam struct {
 	program   room.Program  // after check bwrap
 	bound     time.Duration // of one trial with bwrap
 	firstOnly bool          // no check after the first that fails
+	writable  bool          // cgroups are read-only in this container
 	needs     string        // a check that has failed, and that those to come build on
 }
 
@@ -218,7 +225,12 @@ func (e *exam) finding(detail string, err error) Finding {
 	switch {
 	case errors.As(err, &seen):
 		f.Detail = seen.text
-		f.Cause, f.Fix = explain(seen, machine{read: readSmall, sameRoot: sameRootAsInit, root: e.caller.UID == 0, uid: e.uid, gid: e.gid, bwrap: e.program.Path})
+		m := machine{read: readSmall, sameRoot: sameRootAsInit, root: e.caller.UID == 0, uid: e.uid, gid: e.gid, bwrap: e.program.Path}
+		var confined bool
+		if f.Cause, f.Fix, confined = explain(seen, m); confined {
+			e.writable = e.writable || seen.step == stepCgroups
+			e.Start = m.start(e.writable)
+		}
 	case errors.As(err, &mount):
 		f.Fix = mount.Remedy
 	case errors.As(err, &own) && !strings.HasPrefix(own.Hint, "sbxrun doctor"):

@@ -65,6 +65,8 @@ func (m machine) facts() map[string]string {
 	profile, restricts := m.profile(), m.restrictsUserns()
 	note(profile != "" && profile != usernsProfile, "apparmor", profile)
 	note(restricts || profile == usernsProfile, "restricted", "")
+	_, err := m.read("/etc/apparmor.d/sbxrun-bwrap")
+	note(err == nil, "profiled", "")
 	note(restricts, "host", "and on the host: sudo "+unrestrict)
 	note(m.text("/sys/fs/selinux/enforce") == "1", "selinux", "")
 	limit := m.sysctl("user.max_user_namespaces")
@@ -182,12 +184,13 @@ const (
 // engine is what runs the container we are in, "" if we seem to be in none.
 func (m machine) engine() string {
 	has := func(name string) bool { _, err := m.read(name); return err == nil }
+	ours := "\x00" + m.text("/proc/self/environ")
 	// What is unreadable, as root's environment mostly is, is no sign: the others must do.
 	cgroup, kind, env := m.text("/proc/1/cgroup"), m.text("/run/systemd/container"), m.text("/proc/1/environ")
 	switch {
-	case has("/var/run/secrets/kubernetes.io/serviceaccount/namespace"), strings.Contains(cgroup, "kubepods"):
+	case has("/var/run/secrets/kubernetes.io/serviceaccount/namespace"), strings.Contains(cgroup, "kubepods"), strings.Contains(ours, "\x00KUBERNETES_SERVICE_HOST="):
 		return kubernetes
-	case has("/run/.containerenv"), kind == podman, strings.Contains(env, "container=podman"):
+	case has("/run/.containerenv"), kind == podman, strings.Contains(env+ours, "container=podman"):
 		return podman
 	case has("/.dockerenv"), kind == docker, strings.Contains(cgroup, "/docker/"):
 		return docker

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"cmp"
+	_ "embed"
 	"maps"
 	"slices"
 	"strings"
@@ -25,8 +26,14 @@ type remedy struct {
 // engines are a text for each kind of container; unknown is one of another kind.
 type engines struct{ docker, podman, kubernetes, lxc, unknown string }
 
-// explain returns cause and fix of the first row that matches.
-func explain(f failure, m machine) (cause, fix string) {
+// of returns the text for what is known of the container, "" outside of one.
+func (e engines) of(known map[string]string) string {
+	return map[string]string{docker: e.docker, podman: e.podman, kubernetes: e.kubernetes, lxc: e.lxc, unknown: e.unknown}[known["engine"]]
+}
+
+// explain returns cause and fix of the first row that matches. confined says that it is the
+// container that does not let it.
+func explain(f failure, m machine) (cause, fix string, confined bool) {
 	known := m.facts()
 	known[string(f.step)], known["text"] = "", f.text
 	if f.errno != 0 {
@@ -35,8 +42,18 @@ func explain(f failure, m machine) (cause, fix string) {
 	known["name"], _, _ = strings.Cut(f.text, ": ")
 	i := slices.IndexFunc(remedies, func(r remedy) bool { return holds(r.seen, known) })
 	r := remedies[i] // the last row matches everything
-	in := map[string]string{docker: r.in.docker, podman: r.in.podman, kubernetes: r.in.kubernetes, lxc: r.in.lxc, unknown: r.in.unknown}[known["engine"]]
-	return fill(r.cause, known), fill(cmp.Or(in, r.fix), known)
+	in := r.in.of(known)
+	return fill(r.cause, known), fill(cmp.Or(in, r.fix), known), in != ""
+}
+
+// start returns how this container is to be started, with cgroups that may be written or not.
+func (m machine) start(writable bool) string {
+	known := m.facts()
+	known["writable"], known[", writable"] = "", ""
+	if writable {
+		known["writable"], known[", writable"] = " --security-opt writable-cgroups=true", ", writable-cgroups=true"
+	}
+	return fill(started.of(known), known)
 }
 
 // holds reports whether all words hold.
@@ -71,18 +88,45 @@ const (
 	avc         = "{sudo}ausearch -m avc -ts recent shows what was denied"
 	restricted  = "AppArmor takes away what user namespaces are made for: kernel.apparmor_restrict_unprivileged_userns is on, and no profile allows them to {bwrap}"
 	unrestrict  = "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+	loadProfile = "{sudo}apparmor_parser -r /etc/apparmor.d/sbxrun-bwrap"
 	lxcNesting  = "lxc config set NAME security.nesting=true (incus config set …), and restart it"
-	// These three are independent, and a user who meets one will meet the next.
-	dockerAll = "docker needs all of: --security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined"
 )
 
 // unfiltered is what lets a container's processes make the system calls that a run needs.
 var unfiltered = engines{
-	docker:     "docker run --security-opt seccomp=unconfined …\n" + dockerAll,
+	docker:     "docker run --security-opt seccomp=unconfined …",
 	podman:     "podman run --security-opt seccomp=unconfined …",
 	kubernetes: "in the container's securityContext: seccompProfile: {type: Unconfined}",
 	lxc:        lxcNesting,
 	unknown:    "let the container's seccomp filter pass clone, unshare, setns, mount, umount2, pivot_root and pidfd_open",
+}
+
+// started is how each kind of container is started for all to work: whoever meets one of
+// these restrictions will meet the next. {writable} is for limits, where they are refused.
+var started = engines{
+	docker: "docker run --init --cgroupns private --security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined{writable} …\n" +
+		"in a compose file: init: true, cgroup: private, security_opt: [seccomp=unconfined, apparmor=unconfined, systempaths=unconfined{, writable}]",
+	podman: "podman run --init --cgroupns private --security-opt seccomp=unconfined --security-opt unmask=ALL …\n" +
+		"in a compose file: init: true, cgroup: private, security_opt: [seccomp=unconfined, unmask=ALL]",
+	kubernetes: "in the pod: hostUsers: false; and in the container's securityContext: {procMount: Unmasked, seccompProfile: {type: Unconfined}, appArmorProfile: {type: Unconfined}}",
+	lxc:        lxcNesting,
+}
+
+// profile is the AppArmor profile that lets bwrap make user namespaces. It is installed as
+// /etc/apparmor.d/sbxrun-bwrap.
+//
+//go:embed sbxrun-bwrap
+var profile string
+
+// printed is the profile as printf(1) takes it, for {bwrap}.
+func printed() string {
+	var lines []string
+	for line := range strings.Lines(profile) {
+		if !strings.HasPrefix(line, "#") {
+			lines = append(lines, strings.TrimSuffix(line, "\n"))
+		}
+	}
+	return strings.ReplaceAll(strings.Join(lines, `\n`)+`\n`, "/usr/bin/bwrap", "{bwrap}")
 }
 
 const unfilteredUnit = "in the systemd unit: no RestrictNamespaces=, and no SystemCallFilter= without @mount and @process"
@@ -139,7 +183,7 @@ var remedies = []remedy{
 	{seen: "proc EPERM masked", cause: "parts of /proc are hidden by other mounts ({masked}), so no fresh one may be mounted",
 		fix: "{sudo}mkdir -p /run/proc && {sudo}mount -t proc proc /run/proc\nin a systemd unit: no ProtectKernelTunables=, ProtectKernelLogs= or ProtectProc=",
 		in: engines{
-			docker:     "docker run --security-opt systempaths=unconfined …\n" + dockerAll,
+			docker:     "docker run --security-opt systempaths=unconfined …",
 			podman:     "podman run --security-opt unmask=ALL …",
 			kubernetes: "in the pod: hostUsers: false; and in the container's securityContext: procMount: Unmasked",
 			lxc:        lxcNesting,
@@ -148,7 +192,7 @@ var remedies = []remedy{
 	{seen: "sysctl", cause: "user.max_user_namespaces cannot be set within the sandbox: {text}",
 		fix: "{sudo}mount -o remount,rw /proc/sys",
 		in: engines{
-			docker:     "docker run --security-opt systempaths=unconfined …\n" + dockerAll,
+			docker:     "docker run --security-opt systempaths=unconfined …",
 			podman:     "podman run --security-opt unmask=ALL …",
 			kubernetes: "in the container's securityContext: procMount: Unmasked",
 			lxc:        "a newer incus or LXD, whose AppArmor profile lets containers write below /proc/sys/user",
@@ -165,16 +209,16 @@ var remedies = []remedy{
 	{seen: "apparmor !create|!EPERM", cause: `the AppArmor profile "{apparmor}" refuses it`,
 		fix: "allow userns, mount, pivot_root and capability in that profile\n{sudo}dmesg | grep -i apparmor lists what was denied",
 		in: engines{ // what is unconfined Ubuntu's kernel restricts, which is {host}
-			docker:     "docker run --security-opt apparmor=unconfined …\n{host}\n" + dockerAll,
+			docker:     "docker run --security-opt apparmor=unconfined …\n{host}",
 			podman:     "podman run --security-opt apparmor=unconfined …\n{host}",
 			kubernetes: "in the container's securityContext: appArmorProfile: {type: Unconfined}\n{host}",
 			lxc:        lxcNesting + "\n{host}",
 		}},
 	// A profile on the host would have to name a path in here.
 	{seen: "restricted container", cause: restricted, fix: "on the host: sudo " + unrestrict},
+	{seen: "restricted profiled", cause: restricted, fix: loadProfile + "\nor, for every program: {sudo}" + unrestrict},
 	{seen: "restricted", cause: restricted,
-		fix: `printf 'abi <abi/4.0>,\ninclude <tunables/global>\nprofile sbxrun-bwrap {bwrap} flags=(unconfined) {\n  userns,\n}\n' | {sudo}tee /etc/apparmor.d/sbxrun-bwrap && {sudo}apparmor_parser -r /etc/apparmor.d/sbxrun-bwrap` +
-			"\nor, for every program: {sudo}" + unrestrict},
+		fix: "printf '" + printed() + "' | {sudo}tee /etc/apparmor.d/sbxrun-bwrap && " + loadProfile + "\nor, for every program: {sudo}" + unrestrict},
 	{seen: "seccomp", cause: "a system call filter (seccomp) refuses it{by}: {text}", fix: unfilteredUnit, in: unfiltered},
 	{seen: "selinux", cause: "SELinux is enforcing and may be what refuses it: {text}", fix: avc, in: engines{
 		docker:     "docker run --security-opt label=disable …\n" + avc,

@@ -3,6 +3,7 @@ package doctor
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"regexp"
 	"strings"
 	"testing"
@@ -114,12 +115,12 @@ func TestExplain(t *testing.T) {
 			name: "Docker: seccomp, on an Ubuntu host", words: noPermissions,
 			files: map[string]string{"/.dockerenv": "", "/proc/self/status": filtered, "/proc/self/attr/current": "docker-default (enforce)\n",
 				"/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1\n", "/proc/sys/kernel/unprivileged_userns_clone": "1\n", "/proc/self/uid_map": wholeMap},
-			cause: "system call filter", fix: []string{"docker run --security-opt seccomp=unconfined …\n"}, not: "sysctl",
+			cause: "system call filter", fix: []string{"docker run --security-opt seccomp=unconfined …"}, not: "sysctl",
 		},
 		{
 			name: "Docker: AppArmor", words: "bwrap: Failed to make / slave: Permission denied\n",
 			files: map[string]string{"/.dockerenv": "", "/proc/self/attr/current": "docker-default (enforce)\n"},
-			cause: `AppArmor profile "docker-default"`, fix: []string{"docker run --security-opt apparmor=unconfined …\n"}, not: "sysctl",
+			cause: `AppArmor profile "docker-default"`, fix: []string{"docker run --security-opt apparmor=unconfined …"}, not: "sysctl",
 		},
 		{
 			name: "Docker: AppArmor, on an Ubuntu host", words: "bwrap: Failed to make / slave: Permission denied\n",
@@ -134,7 +135,7 @@ func TestExplain(t *testing.T) {
 		{
 			name: "Docker: masked /proc", words: "bwrap: Can't mount proc on /newroot/proc: Operation not permitted\n",
 			files: map[string]string{"/.dockerenv": "", "/proc/self/mountinfo": maskedTable},
-			cause: "(/proc/sys, /proc/kcore, /proc/keys, …)", fix: []string{"docker run --security-opt systempaths=unconfined …\n"},
+			cause: "(/proc/sys, /proc/kcore, /proc/keys, …)", fix: []string{"docker run --security-opt systempaths=unconfined …"},
 		},
 		{
 			name: "Podman: masked /proc", words: "bwrap: Can't mount proc on /newroot/proc: Operation not permitted\n",
@@ -286,7 +287,7 @@ func TestExplain(t *testing.T) {
 			if tt.words != "" {
 				seen = understand(tt.words)
 			}
-			cause, fix := explain(seen, m)
+			cause, fix, _ := explain(seen, m)
 			if !strings.Contains(cause, tt.cause) {
 				t.Errorf("cause %q, want a part %q", cause, tt.cause)
 			}
@@ -333,7 +334,7 @@ func TestExplainStart(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			cause, fix := explain(tt.f, other(tt.files))
+			cause, fix, _ := explain(tt.f, other(tt.files))
 			if !strings.Contains(cause, tt.cause) || !strings.Contains(fix, tt.fix) {
 				t.Errorf("%q, %q\nwant cause %q, fix %q", cause, fix, tt.cause, tt.fix)
 			}
@@ -364,7 +365,7 @@ func FuzzUnderstand(f *testing.F) {
 	f.Add(exceeded)
 	f.Add("bwrap: \xff: " + strings.Repeat("é", 400))
 	f.Fuzz(func(t *testing.T, words string) {
-		cause, _ := explain(understand(words), other(nil))
+		cause, _, _ := explain(understand(words), other(nil))
 		if strings.Contains(cause, "\n") || len(cause) > 1000 {
 			t.Errorf("cause %q", cause)
 		}
@@ -377,7 +378,7 @@ func FuzzMachine(f *testing.F) {
 	f.Fuzz(func(t *testing.T, table, ids, status string) {
 		m := other(map[string]string{"/proc/self/mountinfo": table, "/proc/self/uid_map": ids, "/proc/self/status": status})
 		for _, words := range []string{noPermissions, exceeded, "bwrap: Can't mount proc on /newroot/proc: Operation not permitted"} {
-			if cause, fix := explain(understand(words), m); cause == "" || fix == "" {
+			if cause, fix, _ := explain(understand(words), m); cause == "" || fix == "" {
 				t.Errorf("%q, %q", cause, fix)
 			}
 		}
@@ -403,9 +404,71 @@ func TestReadOnlyCgroups(t *testing.T) {
 		"/nothing": limits.WritableCgroups,
 	} {
 		const refused = "limit memory cannot be enforced here"
-		if cause, fix := explain(failure{step: stepCgroups, text: refused}, other(map[string]string{file: ""})); cause != refused || !strings.Contains(fix, want) {
+		if cause, fix, _ := explain(failure{step: stepCgroups, text: refused}, other(map[string]string{file: ""})); cause != refused || !strings.Contains(fix, want) {
 			t.Errorf("%s: %q, %q", file, cause, fix)
 		}
+	}
+}
+
+// How a container is started for all to work is told where it is the container that lacks
+// something, and nowhere else.
+func TestStart(t *testing.T) {
+	const option = " --security-opt writable-cgroups=true"
+	for _, tt := range []struct{ name, file, text, want string }{
+		{"docker", "/.dockerenv", "", "docker run --init --cgroupns private --security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined …\n" +
+			"in a compose file: init: true, cgroup: private, security_opt: [seccomp=unconfined, apparmor=unconfined, systempaths=unconfined]"},
+		{"podman", "/run/.containerenv", "", "podman run --init --cgroupns private --security-opt seccomp=unconfined --security-opt unmask=ALL …\nin a compose file: "},
+		{"podman by its variable", "/proc/self/environ", "A=1\x00container=podman\x00", "podman run "},
+		{"kubernetes", "/var/run/secrets/kubernetes.io/serviceaccount/namespace", "", "in the pod: hostUsers: false; and in the container's securityContext: {procMount: Unmasked, "},
+		{"kubernetes without its account", "/proc/self/environ", "A=1\x00KUBERNETES_SERVICE_HOST=10.0.0.1\x00", "in the pod: hostUsers: false; "},
+		{"lxc", "/dev/incus/sock", "", "lxc config set NAME security.nesting=true"},
+		{"a variable of another name", "/proc/self/environ", "NO_KUBERNETES_SERVICE_HOST=1\x00", ""},
+		{"no container", "/nothing", "", ""},
+	} {
+		m := other(map[string]string{tt.file: tt.text, "/proc/self/mountinfo": maskedTable})
+		for _, f := range []failure{{step: stepProc, errno: unix.EPERM}, {step: stepSysctl, errno: unix.EROFS}} {
+			if _, fix, confined := explain(f, m); confined != (tt.want != "") {
+				t.Errorf("%s: the container confines: %v; fix %q", tt.name, confined, fix)
+			}
+		}
+		if _, _, confined := explain(failure{step: stepStart, errno: unix.EACCES}, m); confined {
+			t.Errorf("%s: bwrap that cannot be executed is the container's", tt.name)
+		}
+		got := m.start(false)
+		if !strings.HasPrefix(got, tt.want) || tt.want == "" && got != "" || strings.Contains(got, "{writable") {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
+		if with := m.start(true); strings.Replace(strings.Replace(with, option, "", 1), ", writable-cgroups=true", "", 1) != got || strings.Contains(with, option) != (tt.name == "docker") {
+			t.Errorf("%s: with cgroups: %q", tt.name, with)
+		}
+	}
+}
+
+// The command prints the profile that packages bring, for the bwrap that is used; where it is
+// installed, it is only to be loaded.
+func TestProfile(t *testing.T) {
+	files := map[string]string{"/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1\n"}
+	m := other(files)
+	m.bwrap = "/opt/bwrap"
+	f := failure{step: stepNetlink, errno: unix.EPERM}
+	_, fix, _ := explain(f, m)
+	command, _, _ := strings.Cut(fix, " | ")
+	out, err := exec.Command("sh", "-c", command).Output()
+	if err != nil {
+		t.Fatalf("%s: %v", command, err)
+	}
+	file, err := os.ReadFile("sbxrun-bwrap")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := strings.ReplaceAll(regexp.MustCompile("(?m)^#.*\n").ReplaceAllString(string(file), ""), "/usr/bin/bwrap", "/opt/bwrap")
+	if string(out) != want || !strings.Contains(want, "profile sbxrun-bwrap /opt/bwrap flags=(unconfined) {\n  userns,\n}\n") {
+		t.Errorf("printed:\n%s\nwant:\n%s", out, want)
+	}
+	files["/etc/apparmor.d/sbxrun-bwrap"] = want
+	_, fix, _ = explain(f, m)
+	if want := "sudo apparmor_parser -r /etc/apparmor.d/sbxrun-bwrap\nor, for every program: sudo " + unrestrict; fix != want {
+		t.Errorf("installed: fix %q, want %q", fix, want)
 	}
 }
 
@@ -414,7 +477,7 @@ func TestReadOnlyCgroups(t *testing.T) {
 func TestTable(t *testing.T) {
 	full := other(map[string]string{
 		"/proc/self/status": filtered, "/proc/self/attr/current": "docker-default (enforce)", "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1",
-		"/sys/fs/selinux/enforce": "1", "/run/systemd/container": "lxc", "/proc/self/mountinfo": strings.Replace(maskedTable, "ext4", "rootfs", 1), "elsewhere": "y", "asked by root": "y",
+		"/sys/fs/selinux/enforce": "1", "/run/systemd/container": "lxc", "/etc/apparmor.d/sbxrun-bwrap": "", "/proc/self/mountinfo": strings.Replace(maskedTable, "ext4", "rootfs", 1), "elsewhere": "y", "asked by root": "y",
 		"/proc/self/uid_map": "", "/proc/sys/kernel/unprivileged_userns_clone": "0", "/proc/sys/user/max_user_namespaces": "0", "/sys/module/user_namespace/parameters/enable": "N",
 	}).facts()
 	known := map[string]bool{"text": true, "name": true}
