@@ -16,6 +16,7 @@
 #   dist [DIR]    make archives and packages, in bin/dist
 #   fuzz [TIME]   run every fuzz target for TIME (10s)
 #   test-vm       run the tests in a machine with cgroup v2 alone (ARG: tests/README.md)
+#   bwraps        build older and newer versions of bubblewrap, and run tests with each (ARG: tests/README.md)
 #   bench         measure against plain bwrap, a bare kill and an older build (ARG: tests/README.md)
 #   bench-vm      measure what limits cost in a machine with cgroup v2 alone
 set -eu
@@ -39,6 +40,10 @@ install | build | lint | fuzz) exec "$setup/$command.sh" "$@" ;;
 man) exec go run ./internal/clidoc man "${1:-bin/share/man/man1}" ;;
 completions) exec go run ./internal/clidoc completions "${1:-bin/share/completions}" ;;
 dist) exec "$setup/dist/make.sh" "$@" ;;
+bwraps)
+    "$setup/build.sh"
+    exec "$setup/bwraps/test.sh" "$@"
+    ;;
 test-vm | bench-vm)
     "$setup/build.sh"
     command=${command%-vm}

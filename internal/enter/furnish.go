@@ -148,11 +148,12 @@ type Furnisher struct{ way }
 
 // PrepareIdle makes a Furnisher that has not begun, and what a keeper has to fork for it.
 // f.Ready stays the caller's. The caller calls Entered after the fork, [Furnisher.Furnish],
-// and in any case Close.
+// and in the end Close.
 func (e *Entry) PrepareIdle(f *Furnishing) (*Furnisher, *proc.Way, error) {
 	x := new(Furnisher)
 	if err := x.open(); err != nil {
-		return x, nil, err
+		x.Close()
+		return nil, nil, err
 	}
 	lay := func(b *proc.Block) unsafe.Pointer {
 		n := newEntry(b, e.HostNet)

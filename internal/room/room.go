@@ -106,10 +106,12 @@ func (p *Plan) start(ctx context.Context, r *Room, mounts []*os.File, stdio [3]*
 		r.Exec, cmd.Way, err = entry.Prepare(stdio, furnishing)
 	} else {
 		idle, cmd.Way, err = entry.PrepareIdle(furnishing)
-		defer idle.Close()
 	}
 	if err != nil {
 		return err
+	}
+	if idle != nil {
+		defer idle.Close()
 	}
 	r.Keeper, err = proc.Keep(cmd)
 	// bwrap's must be the only writers left, so that its death ends the streams.

@@ -72,32 +72,29 @@ step completions ./setup.sh completions
 user "uid $(id -u)"
 
 # The other user.
+. internal/setup/other.sh
+if [ -n "$SBXRUN_TEST_AS" ]; then
+    user "uid $SBXRUN_TEST_AS" -exec "$root/internal/setup/as.sh"
+else
+    left_out "the tests as root: sudo is not here, or asks for a password"
+fi
 if [ "$(id -u)" = 0 ]; then
-    # One that nobody has, with a copy that it can read: a checkout may be below /root.
-    uid=61000
-    while getent passwd "$uid" >/dev/null; do uid=$((uid + 1)); done
-    mkdir "$work/tree" "$work/home" "$work/tmp"
-    tar -c --exclude=./.git . | tar -x -C "$work/tree" --no-same-owner
-    chmod -R a+rX "$work/tree"
-    chown "$uid:$uid" "$work/home" "$work/tmp"
-    export SBXRUN_TEST_AS="$uid" SBXRUN_TEST_ROOT="$root" SBXRUN_TEST_COPY="$work/tree"
-    user "uid $uid" -exec "$root/internal/setup/as.sh"
-    left=$(grep -l "^Uid:[[:blank:]]*$uid[[:blank:]]" /proc/[0-9]*/status 2>/dev/null || :)
+    left=$(grep -l "^Uid:[[:blank:]]*$SBXRUN_TEST_AS[[:blank:]]" /proc/[0-9]*/status 2>/dev/null || :)
     if [ -n "$left" ]; then
-        note "FAILED: processes of uid $uid are left"
+        note "FAILED: processes of uid $SBXRUN_TEST_AS are left"
         status=1
         # shellcheck disable=SC2086 # a list of files
         grep -H -E '^(Name|State)' $left || :
     fi
-elif sudo -n true 2>/dev/null; then
-    export SBXRUN_TEST_AS=0
-    user "uid 0" -exec "$root/internal/setup/as.sh"
-else
-    left_out "the tests as root: sudo is not here, or asks for a password"
 fi
 
 step fuzzing internal/setup/fuzz.sh 3s
 machine=$(dpkg --print-architecture 2>/dev/null || :)
+if [ -n "$machine" ] && [ -n "$race" ]; then
+    step "other versions of bubblewrap" internal/setup/bwraps/test.sh --some
+else
+    left_out "other versions of bubblewrap, which a C compiler and Debian's apt are needed for"
+fi
 if [ -z "$machine" ]; then
     left_out "packages, which Debian's own programs install"
 elif [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; then

@@ -40,7 +40,7 @@ func newFakes(t *testing.T, goTest string) *fakes {
 		}
 		put(t, filepath.Join(f.dir, "tree/internal/setup", name), string(text))
 	}
-	for _, name := range []string{"vm/test.sh", "dist/test.sh"} {
+	for _, name := range []string{"vm/test.sh", "dist/test.sh", "bwraps/test.sh"} {
 		put(t, filepath.Join(f.dir, "tree/internal/setup", name), "#!/bin/sh\n")
 	}
 	put(t, filepath.Join(f.dir, "tree/internal/fuzz_test.go"), "func FuzzSome(f *testing.F) {\n")
@@ -145,7 +145,9 @@ func TestCheck(t *testing.T) {
 		root   = "ok: unit tests as uid 0\nok: tests of the command as uid 0\n"
 		nobody = "ok: unit tests as uid 61002\nok: tests of the command as uid 61002\n"
 		user   = "ok: unit tests as uid 1000\nok: tests of the command as uid 1000\n"
-		vm     = "ok: fuzzing\nok: packages\nok: the virtual machine\n"
+		bwraps = "ok: other versions of bubblewrap\n"
+		vm     = "ok: fuzzing\n" + bwraps + "ok: packages\nok: the virtual machine\n"
+		noApt  = "NOT RUN: other versions of bubblewrap, which a C compiler and Debian's apt are needed for\n"
 		noRoot = "NOT RUN: packages, which root installs: sudo is not here, or asks for a password"
 		noSudo = "NOT RUN: the tests as root: sudo is not here, or asks for a password\n"
 		noCC   = "NOT RUN: the race detector, there is no C compiler\n"
@@ -165,16 +167,16 @@ func TestCheck(t *testing.T) {
 		{name: "root", uid: "0", output: passes, want: first + root + nobody + vm},
 		{name: "root in CI", uid: "0", output: passes, strict: true, want: first + root + nobody + vm},
 		{name: "failure", uid: "0", output: fails, code: 1,
-			want: strings.NewReplacer("ok: other", "FAILED: other", "ok: unit", "FAILED: unit", "ok: tests", "FAILED: tests", "ok: fuzz", "FAILED: fuzz").Replace(first + root + nobody + vm)},
+			want: strings.NewReplacer("ok: other arch", "FAILED: other arch", "ok: unit", "FAILED: unit", "ok: tests", "FAILED: tests", "ok: fuzz", "FAILED: fuzz").Replace(first + root + nobody + vm)},
 		{name: "skip in CI", uid: "0", output: skips, strict: true, code: 1,
 			want: strings.NewReplacer("ok: unit", "FAILED: unit", "ok: tests", "FAILED: tests").Replace(first + root + nobody + vm)},
 		{name: "user with sudo", uid: "1000", output: passes, sudo: true, want: first + user + root + vm},
 		{name: "user without sudo", uid: "1000", output: passes, want: first + user + noSudo + strings.Replace(vm, "ok: packages", noRoot, 1)},
 		{name: "user without sudo in CI", uid: "1000", output: passes, strict: true, code: 1, want: first + user + noSudo + strings.Replace(vm, "ok: packages", noRoot, 1)},
-		{name: "no compiler", uid: "0", output: passes, compiler: "no-such-compiler", want: noCC + first + root + nobody + vm},
-		{name: "no compiler in CI", uid: "0", output: passes, compiler: "no-such-compiler", strict: true, code: 1, want: noCC + first + root + nobody + vm},
+		{name: "no compiler", uid: "0", output: passes, compiler: "no-such-compiler", want: noCC + first + root + nobody + strings.Replace(vm, bwraps, noApt, 1)},
+		{name: "no compiler in CI", uid: "0", output: passes, compiler: "no-such-compiler", strict: true, code: 1, want: noCC + first + root + nobody + strings.Replace(vm, bwraps, noApt, 1)},
 		{name: "elsewhere", uid: "0", output: passes, foreign: true,
-			want: first + root + nobody + "ok: fuzzing\nNOT RUN: packages, which Debian's own programs install\nNOT RUN: the virtual machine, which comes from Debian for amd64\n"},
+			want: first + root + nobody + "ok: fuzzing\n" + noApt + "NOT RUN: packages, which Debian's own programs install\nNOT RUN: the virtual machine, which comes from Debian for amd64\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

@@ -168,8 +168,9 @@ func start(t T, o Options, args []string) (*Process, error) {
 	return p, nil
 }
 
-// Path is the PATH of a run: where a distribution puts its programs.
-const Path = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+// Path is the PATH of a run: where a distribution puts its programs. SBXRUN_TESTS_BWRAP is
+// a directory with another bwrap.
+var Path = strings.TrimPrefix(os.Getenv("SBXRUN_TESTS_BWRAP")+":", ":") + "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
 // arguments puts the harness's own flags before the test's, behind the name of
 // the command if there is one.

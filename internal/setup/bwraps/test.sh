@@ -1,0 +1,45 @@
+#!/bin/bash
+# Runs those tests that depend on bubblewrap with each of the versions that make.sh
+# builds, as the user you are and as the other one.
+#
+# usage: test.sh [--some | VERSION...]    with --some those that can be built; a source may no longer be where it was
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../../.." && pwd)
+cd "$root"
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/sbxrun-bwraps
+export PATH="$PATH:/usr/sbin:/sbin:/usr/bin:/bin" SBXRUN_BIN="$root/bin/sbxrun" SBXRUN_TESTS_SLOW="${SBXRUN_TESTS_SLOW:-4}"
+
+# What a room is and how it ends; not what is the same whoever has built it.
+packages='./internal/room ./internal/enter ./internal/doctor ./tests'
+tests='Scripts|Trees|TreesGrace|OlderBwrap|Start.*|Prepare.*|Plan.*|Find.*|Exec(End|View|Privileges)|Signal.*|Diagnose.*|Examine.*'
+tests+='|PayloadTakesOverNothing|CommandsOfASandboxApart|R04.*|R07Nested|R14.*|R21.*|R22.*|R23.*|R25.*|L02.*|L04Codes|L06Kill|L13Lifetime|IdleRoomKilled'
+tests+='|P01Memory|P02ForkBomb|P03Refused|P05TmpSize|LimitProcess|LimitFakeMeminfo|Seccomp.*|Timeout(Words|Signaled)|Litter'
+export SBXRUN_SOAK=2
+
+status=0
+built=$("$here/make.sh" "$cache") || status=1
+if [ "${1-}" = --some ] && [ -n "$built" ]; then
+    shift
+    status=0
+fi
+work=$(mktemp -d /var/tmp/sbxrun-bwraps.XXXXXX) # a bwrap below /tmp is refused
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+chmod 755 "$work"
+[ -n "${SBXRUN_TEST_AS-}" ] || . internal/setup/other.sh
+
+usual=$PATH
+for version in ${*:-$built}; do
+    # Where root's unprivileged uid finds it.
+    install -D -m 755 "$cache/$version/bwrap" "$work/$version/bwrap"
+    chmod 755 "$work/$version"
+    export PATH="$work/$version:$usual" SBXRUN_TESTS_BWRAP="$work/$version"
+    # shellcheck disable=SC2086 # a list
+    internal/setup/suite.sh "bubblewrap $version as uid $(id -u)" -run "^Test($tests)\$" $packages || status=1
+    [ -n "$SBXRUN_TEST_AS" ] || continue
+    # shellcheck disable=SC2086 # a list
+    internal/setup/suite.sh "bubblewrap $version as uid $SBXRUN_TEST_AS" -exec "$root/internal/setup/as.sh" -run "^Test($tests)\$" $packages || status=1
+done
+exit "$status"
