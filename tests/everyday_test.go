@@ -216,21 +216,74 @@ func (tt everyday) try(t *testing.T) {
 	}
 }
 
+// said is what a command writes to a terminal that is its stderr.
+func said(t *testing.T, start func(harness.Options) *harness.Process) (*harness.Result, string) {
+	t.Helper()
+	ptmx, tty, err := pty.Open()
+	harness.Must(t, err)
+	defer ptmx.Close()
+	read := make(chan string)
+	go func() {
+		text, _ := io.ReadAll(ptmx)
+		read <- string(text)
+	}()
+	r := start(harness.Options{Bare: true, Stderr: tty}).Wait()
+	tty.Close()
+	return r, <-read
+}
+
+// An exec says in the same way what stood in the way, and that the flag is start's.
+func TestEverydayExecHint(t *testing.T) {
+	t.Parallel()
+	work := filepath.Join(harness.SharedDir(t), "repo", "sub")
+	s := harness.NewState(t)
+	s.Work = work
+	harness.Must(t, os.MkdirAll(s.Work, 0o755))
+	for _, name := range []string{"repo/.git", "repo/lib"} {
+		harness.Must(t, os.MkdirAll(filepath.Join(s.Work, "../..", name), 0o755))
+	}
+	harness.Must(t, os.WriteFile(filepath.Join(s.Work, "f"), nil, 0o644))
+	top := filepath.Dir(s.Work)
+	b, w := s.Sandbox(harness.Options{}, "--name", "web"), s.Sandbox(harness.Options{}, "--cwd", "none", "--net", "none")
+	for _, c := range []struct {
+		in   *harness.Sandbox
+		argv string
+		want string // of the hint; "" for none
+	}{
+		{b, "touch new", "it could read the current directory, but not write to it; at sbxrun start, -w lets it write there"},
+		{b, "ls ../lib", `"` + top + `/lib" is not shown in the sandbox; at sbxrun start, --cwd-root ` + top + " shows it and the current directory"},
+		{b, "git log", "the repository begins above the current directory, where it sees nothing; at sbxrun start, --cwd-root " + top + " shows all of it"},
+		{w, "python3 -c import('socket').create_connection(('192.0.2.1',9))", "it tried to reach a network, and has none; at sbxrun start, --net host gives it the host's"},
+		{w, "cat f", "it saw nothing of the current directory, and its home is empty; at sbxrun start, --ro-bind NAME shows a file or a directory"},
+		{b, "cat f", ""},
+		{b, "grep x f", ""},
+	} {
+		argv := strings.Fields(strings.Replace(c.argv, "import(", "__import__(", 1))
+		r, text := said(t, func(o harness.Options) *harness.Process { return c.in.StartExec(o, nil, argv...) })
+		_, hint, _ := strings.Cut(strings.ReplaceAll(text, "\r\n", "\n"), "sbxrun: hint: ")
+		if strings.TrimSuffix(hint, "\n") != c.want || (r.ExitCode == 0) != (c.argv == "cat f" && c.in == b) {
+			t.Errorf("%q: exit code %d, hint %q, want %q: %s", argv, r.ExitCode, hint, c.want, text)
+		}
+	}
+	// Nor into a pipe.
+	if r := b.Exec(harness.Options{}, nil, "touch", "new"); r.ExitCode == 0 || strings.Contains(string(r.Stderr), "hint") {
+		t.Errorf("into a pipe: exit code %d, %s", r.ExitCode, r.Stderr)
+	}
+	// docker's rm.
+	r, text := said(t, func(o harness.Options) *harness.Process { return s.Start(o, "rm", "web") })
+	if want := "sbxrun: hint: this rm removes files, and the sandbox web is none; sbxrun cleanup web removes the record of one that has ended"; r.ExitCode != 1 || !strings.Contains(text, want) {
+		t.Errorf("rm: exit code %d, %s", r.ExitCode, text)
+	}
+}
+
 // Nor when it is told to be quiet, nor beside a report.
 func TestEverydayNoHint(t *testing.T) {
 	t.Parallel()
 	for _, flags := range [][]string{{"--quiet"}, {"--json"}, {"--report", "/dev/null"}} {
-		ptmx, tty, err := pty.Open()
-		harness.Must(t, err)
-		defer ptmx.Close()
-		read := make(chan string)
-		go func() {
-			text, _ := io.ReadAll(ptmx)
-			read <- string(text)
-		}()
-		r := harness.Run(t, harness.Options{Bare: true, Stderr: tty}, append(flags, "--env", harness.MarkerName, "touch", "new")...)
-		tty.Close()
-		if text := <-read; r.ExitCode != 1 || strings.Contains(text, "hint") {
+		r, text := said(t, func(o harness.Options) *harness.Process {
+			return harness.Start(t, o, append(flags, "--env", harness.MarkerName, "touch", "new")...)
+		})
+		if r.ExitCode != 1 || strings.Contains(text, "hint") {
 			t.Errorf("%v: exit code %d, %q", flags, r.ExitCode, text)
 		}
 	}

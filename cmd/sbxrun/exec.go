@@ -91,6 +91,7 @@ func (x *execution) run(name string, args []string) int {
 	if err = x.prepare(x.Terms.Begin); err != nil {
 		return x.notStarted(err)
 	}
+	network := x.openCounters(use.Access.Net, use.Room).begin()
 	if x.start() {
 		if x.record != nil {
 			x.record.Running()
@@ -99,6 +100,13 @@ func (x *execution) run(name string, args []string) int {
 	}
 	res, delivered := x.wait()
 	use.Settle(&res)
+	if f, ok := x.failure(res, network); ok {
+		what, remedy := room.ObstacleIn(use.Room, x.Place.Entry, f, thisCaller())
+		if remedy != "" {
+			remedy = "at sbxrun start, " + remedy
+		}
+		advise(what, remedy)
+	}
 	if res.Err == nil {
 		x.released() // if it was over before that could be told
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"io"
 	"os"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -10,49 +11,102 @@ import (
 	"golang.org/x/term"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 )
 
 // advises reports whether a person reads what sbxrun says on stderr. A line for people
 // goes into no pipe and beside no report.
-func (r *runner) advises() bool {
-	return !r.flags.Quiet && !r.flags.JSON && r.flags.Report == "" && term.IsTerminal(int(os.Stderr.Fd()))
+func (c *command) advises() bool {
+	return !c.tells.Quiet && !c.tells.JSON && c.tells.Report == "" && term.IsTerminal(int(os.Stderr.Fd()))
 }
 
-// openCounters opens the network counters of the sandbox, which can be read when that is
-// gone as well: the open file holds its network namespace. nil if there is nothing to tell.
-func (r *runner) openCounters() *os.File {
-	if r.flags.Net != string(room.NetNone) || !r.advises() {
+// counters are the network counters of a room, which can be read when that is gone as well:
+// the open file holds its network namespace. Others in the room count, too. nil counts nothing.
+type counters struct {
+	file   *os.File
+	before int
+}
+
+// openCounters opens those of a room whose network is as --net says, if there is something to
+// tell.
+func (c *command) openCounters(net string, of *proc.Process) *counters {
+	if net != string(room.NetNone) || !c.advises() {
 		return nil
 	}
-	f, err := os.Open("/proc/" + strconv.Itoa(r.Kept().Room.PID) + "/net/snmp")
+	f, err := os.Open("/proc/" + strconv.Itoa(of.PID) + "/net/snmp")
 	if err != nil {
 		return nil // then nothing is said of the network
 	}
-	return f
+	return &counters{file: f}
 }
 
-// advise tells in a line what of the sandbox may have been in the way of a command that
-// has failed by itself. counters may be nil, and is closed.
-func (r *runner) advise(res result.Result, counters *os.File) {
-	var text []byte
-	if counters != nil {
-		text, _ = io.ReadAll(counters) // without it nothing is said of the network
-		counters.Close()
+// begin is for a room in which there were others before.
+func (n *counters) begin() *counters {
+	if n != nil {
+		n.before = n.read()
 	}
-	if res.Cause != result.Exited || res.Payload.Code() == 0 || !r.advises() {
+	return n
+}
+
+// grew reports whether somebody has tried to reach a network, and closes.
+func (n *counters) grew() bool {
+	if n == nil {
+		return false
+	}
+	defer n.file.Close()
+	return n.read() > n.before
+}
+
+func (n *counters) read() int {
+	_, err := n.file.Seek(0, io.SeekStart)
+	text, readErr := io.ReadAll(n.file)
+	if err != nil || readErr != nil {
+		return 0
+	}
+	return unreached(string(text))
+}
+
+// failure is what is known of a command that has failed by itself; not ok if it has not, or
+// nobody wants to know. Only the first call says something of the network.
+func (c *command) failure(res result.Result, n *counters) (f room.Failure, ok bool) {
+	network := n.grew()
+	if res.Cause != result.Exited || res.Payload.Code() == 0 || !c.advises() {
+		return f, false
+	}
+	return room.Failure{Code: res.Payload.Code(), Network: network}, true
+}
+
+// advise tells in a line what may have been in the way of a command, "" for nothing, and what
+// takes it away.
+func advise(what, remedy string) {
+	if what == "" {
 		return
 	}
-	failure := room.Failure{Code: res.Payload.Code(), Network: unreached(string(text))}
-	if hint := r.Place.Plan.Obstacle(failure, thisCaller()); hint != "" {
-		say("sbxrun: hint: " + printable(hint))
+	if remedy != "" {
+		what += "; " + remedy
 	}
+	say("sbxrun: hint: " + printable(what))
 }
 
-// unreached reports, by a text as in /proc/net/snmp, whether somebody has tried to reach
+// recordMeant is about a command that was to remove a sandbox, as docker's rm does. Here rm is
+// the program.
+func recordMeant(argv []string) (what, remedy string) {
+	if len(argv) < 2 || path.Base(argv[0]) != "rm" {
+		return "", ""
+	}
+	name := argv[len(argv)-1]
+	e, err := find(name)
+	if err != nil {
+		return "", ""
+	}
+	return "this rm removes files, and " + e.What() + " is none", "sbxrun cleanup " + name + " removes the record of one that has ended"
+}
+
+// unreached counts, by a text as in /proc/net/snmp, how often somebody has tried to reach
 // what is not there: a host without a route to it, or a name server, for which the C
 // library takes a port of the loopback interface that nobody has.
-func unreached(text string) bool {
+func unreached(text string) (times int) {
 	var names []string
 	for line := range strings.Lines(text) {
 		fields := strings.Fields(line)
@@ -61,11 +115,12 @@ func unreached(text string) bool {
 			continue
 		}
 		for _, name := range map[string][]string{"Ip:": {"OutNoRoutes"}, "Udp:": {"NoPorts"}}[fields[0]] {
-			if i := slices.Index(names, name); i > 0 && fields[i] != "0" {
-				return true
+			if i := slices.Index(names, name); i > 0 {
+				n, _ := strconv.Atoi(fields[i])
+				times += n
 			}
 		}
 		names = nil
 	}
-	return false
+	return times
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"time"
 
@@ -71,13 +70,19 @@ func (r *runner) run() int {
 	if err = r.prepare(r.Terms.Begin); err != nil {
 		return r.notStarted(err)
 	}
-	var counters *os.File
+	var network *counters
 	if r.start() {
 		sweepSoon("")
-		counters = r.openCounters()
+		network = r.openCounters(r.flags.Net, r.Kept().Room)
 	}
 	res, delivered := r.wait()
-	r.advise(res, counters)
+	if f, ok := r.failure(res, network); ok {
+		what, remedy := recordMeant(r.argv)
+		if what == "" {
+			what, remedy = plan.Obstacle(f, thisCaller())
+		}
+		advise(what, remedy)
+	}
 	plan.Close() // descriptors may be few
 	r.diagnose(&res)
 	return r.end(res, delivered)

@@ -7,6 +7,11 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/enter"
+	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
 // Failure is what is known of a command that has failed.
@@ -18,76 +23,146 @@ type Failure struct {
 // answers are programs whose exit code 1 is an answer.
 var answers = []string{"[", "cmp", "diff", "egrep", "expr", "false", "fgrep", "grep", "pgrep", "rg", "test"}
 
-// Obstacle returns what of the sandbox most likely stood in the way of a command, with the
-// flag that takes it away; "" if nothing is likely. Nothing was seen of the command but how
-// it ended. c is the caller of [Prepare]. Before Close.
-func (p *Plan) Obstacle(f Failure, c Caller) string {
-	name := ""
-	if len(p.command) > 0 {
-		name = path.Base(p.command[0])
+// Obstacle returns what of the sandbox most likely stood in the way of a command, and the flag
+// that takes it away, if there is one; "" if nothing is likely. Nothing was seen of the command
+// but how it ended. c is the caller of [Prepare]. Before Close.
+func (p *Plan) Obstacle(f Failure, c Caller) (what, remedy string) {
+	return scene{p.command, p.Workdir, p.path, view(p.ops)}.obstacle(f, c)
+}
+
+// ObstacleIn is [Plan.Obstacle] for a command in a room that is there, whose PID 1 is room.
+// The flag is one that the room would have to be built with.
+func ObstacleIn(room *proc.Process, e *enter.Entry, f Failure, c Caller) (what, remedy string) {
+	root, err := proc.OpenFile(room.PID, "root")
+	if err != nil {
+		return "", "" // it has ended, or may not be looked at
 	}
-	for _, arg := range p.command[min(1, len(p.command)):] {
-		if hint := p.hidden(arg, c.Home); hint != "" {
-			return hint
+	defer unix.Close(root)
+	if room.Exited() {
+		return "", "" // so that may be another's
+	}
+	return scene{e.Command, e.Workdir, e.Path, entered(root)}.obstacle(f, c)
+}
+
+// scene is where a command has failed.
+type scene struct {
+	command []string
+	workdir string
+	path    string // PATH
+	sight   sight
+}
+
+// sight is what a sandbox shows, by clean absolute paths.
+type sight interface {
+	hides(name string) bool   // following links, there is nothing of the host's
+	readOnly(dir string) bool // it is a user's directory that cannot be written to
+}
+
+func (v view) hides(name string) bool {
+	_, err := v.resolve(name)
+	return errors.Is(err, errNotVisible)
+}
+
+func (v view) readOnly(dir string) bool {
+	mount, ok := v.mountOf(dir)
+	return ok && mount.users && mount.kind == opBind
+}
+
+// entered is the sight of a room that is there, by a descriptor of its root.
+type entered int
+
+// open opens what is there without doing anything to it. Links lead to what they lead to in
+// the room (openat2(2)).
+func (e entered) open(name string) (fd int, err error) {
+	return unix.Openat2(int(e), name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+}
+
+func (e entered) hides(name string) bool {
+	fd, err := e.open(name)
+	if err == nil {
+		_ = unix.Close(fd)
+	}
+	return err == unix.ENOENT
+}
+
+func (e entered) readOnly(dir string) bool {
+	fd, err := e.open(dir)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	var st unix.Statfs_t
+	return unix.Fstatfs(fd, &st) == nil && st.Flags&unix.ST_RDONLY != 0 && !slices.ContainsFunc(toplevel, func(system string) bool { return Within(dir, system) })
+}
+
+// obstacle returns what stood in the way, and which flag takes it away; "" for what is not
+// known.
+func (s scene) obstacle(f Failure, c Caller) (what, remedy string) {
+	name := ""
+	if len(s.command) > 0 {
+		name = path.Base(s.command[0])
+	}
+	for _, arg := range s.command[min(1, len(s.command)):] {
+		if what, remedy = s.hidden(arg, c.Home); what != "" {
+			return what, remedy
 		}
 	}
 	const notFound, notExecutable, gitFails = 127, 126, 128
-	work, shown := view(p.ops).mountOf(p.Workdir)
 	switch {
-	case (f.Code == notFound || f.Code == notExecutable) && p.hidesPath(c.Path):
-		return "a command may be in a directory of PATH that the sandbox does not show; --tools shows them"
+	case (f.Code == notFound || f.Code == notExecutable) && s.hidesPath(c.Path):
+		return "a command may be in a directory of PATH that the sandbox does not show", "--tools shows them"
 	case f.Network:
-		return "it tried to reach a network, and has none; --net host gives it the host's"
-	case name == "git" && f.Code == gitFails && p.repository(c.Home) != "":
-		return "the repository begins above the current directory, where it sees nothing; --cwd-root " + shellQuote(p.repository(c.Home)) + " shows all of it"
+		return "it tried to reach a network, and has none", "--net host gives it the host's"
+	case name == "git" && f.Code == gitFails && s.repository(c.Home) != "":
+		return "the repository begins above the current directory, where it sees nothing", "--cwd-root " + shellQuote(s.repository(c.Home)) + " shows all of it"
 	case f.Code == 1 && slices.Contains(answers, name):
-		return ""
-	case shown && work.users && work.kind == opBind:
-		return "it could read the current directory, but not write to it; -w lets it write there"
-	case p.Workdir == Home:
-		return "it saw nothing of the current directory, and its home is empty; --ro-bind NAME shows a file or a directory"
+		return "", ""
+	case s.sight.readOnly(s.workdir):
+		return "it could read the current directory, but not write to it", "-w lets it write there"
+	case s.workdir == Home:
+		return "it saw nothing of the current directory, and its home is empty", "--ro-bind NAME shows a file or a directory"
 	}
-	return ""
+	return "", ""
 }
 
 // hidden is about an argument that names what is there on the host and not in the
 // sandbox. A secret is not offered.
-func (p *Plan) hidden(arg, home string) string {
+func (s scene) hidden(arg, home string) (what, remedy string) {
 	if _, value, ok := strings.Cut(arg, "="); ok && strings.HasPrefix(arg, "-") {
 		arg = value
 	}
 	if !strings.Contains(arg, "/") || len(arg) > 4096 {
-		return ""
+		return "", ""
 	}
-	name := path.Clean(inDir(p.Workdir, arg))
-	if _, err := view(p.ops).resolve(name); !errors.Is(err, errNotVisible) {
-		return ""
+	name := path.Clean(inDir(s.workdir, arg))
+	if !s.sight.hides(name) {
+		return "", ""
 	}
 	if _, err := os.Lstat(name); err != nil || Within(name, "/proc") || Within(name, "/sys") || Within(name, "/dev") {
-		return ""
+		return "", ""
 	}
-	what := fmt.Sprintf("%q is not shown in the sandbox", name)
+	what = fmt.Sprintf("%q is not shown in the sandbox", name)
 	switch {
 	case HomeWithin(name, home) != "":
-		return what + ": it is or holds a home directory; --ro-bind NAME shows a file or a directory of it"
+		return what + ": it is or holds a home directory", "--ro-bind NAME shows a file or a directory of it"
 	case strings.Contains(name, "/.") || Within(name, "/etc") || Within(name, "/run"):
-		return what // it could be a secret
+		return what, "" // it could be a secret
 	case !path.IsAbs(arg):
-		top := p.Workdir
+		top := s.workdir
 		for !Within(name, top) {
 			top = path.Dir(top)
 		}
 		if top != "/" && HomeWithin(top, home) == "" {
-			return what + "; --cwd-root " + shellQuote(top) + " shows it and the current directory"
+			return what, "--cwd-root " + shellQuote(top) + " shows it and the current directory"
 		}
 	}
-	return what + "; --ro-bind " + shellQuote(name) + " shows it"
+	return what, "--ro-bind " + shellQuote(name) + " shows it"
 }
 
 // hidesPath reports whether there are directories of the caller's PATH that are not shown.
-func (p *Plan) hidesPath(callers string) bool {
+func (s scene) hidesPath(callers string) bool {
 	for _, dir := range strings.Split(callers, ":") {
-		if st, err := os.Stat(dir); path.IsAbs(dir) && err == nil && st.IsDir() && !slices.Contains(strings.Split(p.path, ":"), dir) {
+		if st, err := os.Stat(dir); path.IsAbs(dir) && err == nil && st.IsDir() && !slices.Contains(strings.Split(s.path, ":"), dir) {
 			return true
 		}
 	}
@@ -96,10 +171,11 @@ func (p *Plan) hidesPath(callers string) bool {
 
 // repository is the top of the repository that the working directory is in, if that is
 // above what is shown and no home directory.
-func (p *Plan) repository(home string) string {
-	for dir := p.Workdir; dir != "/"; dir = path.Dir(dir) {
-		if _, err := os.Lstat(path.Join(dir, ".git")); err == nil {
-			if view(p.ops).visible(dir) || HomeWithin(dir, home) != "" {
+func (s scene) repository(home string) string {
+	for dir := s.workdir; dir != "/"; dir = path.Dir(dir) {
+		git := path.Join(dir, ".git")
+		if _, err := os.Lstat(git); err == nil {
+			if !s.sight.hides(git) || HomeWithin(dir, home) != "" {
 				return ""
 			}
 			return dir
