@@ -36,7 +36,16 @@ type maker struct {
 type ahead struct {
 	files       [entryFiles - entrySocket]int32 // as the maker has them: socket, gate, timer
 	place, size uintptr                         // where the command is to be
+	workdir     *byte                           // the room's own
+	hello       letter
 }
+
+// What the first message of an init that was made ahead brings.
+const (
+	helloPidfd   = iota // of itself
+	helloMounts         // its mount namespace, which sbxrun may not be allowed to open
+	helloWorkdir        // as the command will find it; the pidfd again if it cannot be opened
+)
 
 // letter is a message with up to three descriptors, as recvmsg(2) takes it.
 type letter struct {
@@ -69,6 +78,8 @@ func (l *letter) complete() bool {
 		uint64(c.Len) == uint64(unsafe.Sizeof(*c)+unsafe.Sizeof(l.control.fds))
 }
 
+var ownMounts = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 's', 'e', 'l', 'f', '/', 'n', 's', '/', 'm', 'n', 't', 0}
+
 var makerName = [16]byte{'s', 'b', 'x', 'r', 'u', 'n', '-', 'm', 'a', 'k', 'e', 'r'}
 
 // make makes inits, until sbxrun is done with the room or dead.
@@ -81,6 +92,15 @@ func (e *entry) make() {
 	e.must(stepName, unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&makerName)), 0, 0, 0)
 	// The keeper's socket among them.
 	e.must(stepFiles, unix.SYS_CLOSE_RANGE, entryReady, maxFD, 0, 0, 0)
+	// Each init has a copy of these mounts. What it mounts anew need not be in it, where it can
+	// be taken away: mounts that came from a more privileged namespace cannot
+	// (mount_namespaces(7)).
+	e.must(stepMounts, unix.SYS_UNSHARE, unix.CLONE_NEWNS, 0, 0, 0, 0)
+	e.must(stepMounts, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&slash)), 0, unix.MS_REC|unix.MS_PRIVATE, 0)
+	dirs := m.places[0].fresh
+	for i := len(dirs) - 1; i >= 0; i-- {
+		syscall.RawSyscall(unix.SYS_UMOUNT2, uintptr(unsafe.Pointer(dirs[i].target)), unix.MNT_DETACH, 0)
+	}
 	e.gainNothing()
 	if m.filter != nil {
 		e.must(stepFilter, unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(m.filter)), 0, 0)
@@ -129,6 +149,31 @@ func (e *entry) takeAhead() {
 	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, entryFiles, maxFD, 0)
 	to := &e.payload.letter.iov // the one before has moved it on
 	to.place, to.left = e.ahead.place, e.ahead.size
+}
+
+// introduce says that init is there, by descriptors that sbxrun has no doubt of.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) introduce() {
+	h := &e.ahead.hello
+	fds := &h.control.fds
+	fds[helloPidfd] = int32(e.must(stepIntroduce, unix.SYS_PIDFD_OPEN, 1, 0, 0, 0, 0))
+	fds[helloMounts] = int32(e.must(stepIntroduce, unix.SYS_OPENAT, uintptr(at), uintptr(unsafe.Pointer(&ownMounts)), unix.O_RDONLY|unix.O_CLOEXEC, 0, 0))
+	// A policy's may not be there, which the command will find.
+	dir, _, errno := syscall.RawSyscall6(unix.SYS_OPENAT, uintptr(at), uintptr(unsafe.Pointer(e.ahead.workdir)), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0, 0, 0)
+	fds[helloWorkdir] = int32(dir)
+	if errno != 0 {
+		fds[helloWorkdir] = fds[helloPidfd]
+	}
+	h.iov.place, h.iov.left = uintptr(unsafe.Pointer(&e.msg)), unsafe.Sizeof(e.msg)
+	c := &h.control.header
+	c.Level, c.Type = unix.SOL_SOCKET, unix.SCM_RIGHTS
+	c.Len = uint64(unsafe.Sizeof(*c) + unsafe.Sizeof(h.control.fds))
+	h.arm()
+	e.must(stepIntroduce, unix.SYS_SENDMSG, entrySocket, uintptr(unsafe.Pointer(&h.msg)), 0, 0, 0)
+	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, entryFiles, maxFD, 0)
 }
 
 // receive waits for the command, and takes its 0, 1 and 2.

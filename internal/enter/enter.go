@@ -53,6 +53,7 @@ const (
 	stepParent
 	stepName
 	stepIdentity
+	stepIntroduce
 	stepMounts
 	stepProc
 	stepMeminfo
@@ -87,6 +88,7 @@ var stepNames = [...]string{
 	stepParent:       "tie init to the keeper",
 	stepName:         "take a name",
 	stepIdentity:     "look at /proc/self/ns/pid",
+	stepIntroduce:    "hand out a pidfd, the mounts and the working directory",
 	stepMounts:       "make mounts private",
 	stepProc:         "mount /proc",
 	stepMeminfo:      "show the room's /proc/meminfo",
@@ -334,9 +336,14 @@ func startInit(p unsafe.Pointer) {
 	e := (*entry)(p)
 	e.takeAhead()
 	// While sbxrun looks who we are, and before it lets go what waits at the gate,
-	// there is time for the rest.
-	e.present()
+	// there is time for the rest. Made ahead, it is complete when it is looked at.
+	if e.ahead == nil {
+		e.present()
+	}
 	e.setUp()
+	if e.ahead != nil {
+		e.present()
+	}
 	// Before there is a payload, which a failure would take with it when it has begun.
 	e.sigs = 1 << (unix.SIGCHLD - 1)
 	fd := e.must(stepSignals, unix.SYS_SIGNALFD4, ^uintptr(0), uintptr(unsafe.Pointer(&e.sigs)), 8, unix.SFD_NONBLOCK|unix.SFD_CLOEXEC, 0)
@@ -387,10 +394,14 @@ func (e *entry) present() {
 	// gate closed, and we the socket.
 	e.must(stepParent, unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
 	e.must(stepName, unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&initName)), 0, 0, 0)
-	// The /proc that is here is the sandbox's, in which we are as well.
+	// The /proc that is here is the sandbox's, in which we are as well; or our own.
 	e.must(stepIdentity, unix.SYS_NEWFSTATAT, uintptr(at), uintptr(unsafe.Pointer(&ownPIDNS)), uintptr(unsafe.Pointer(&e.stat)), 0, 0)
 	pid, _, _ := syscall.RawSyscall(unix.SYS_GETPID, 0, 0, 0)
 	e.msg = message{kind: messageReady, pidNS: e.stat.Ino, inside: int64(pid)}
+	if e.ahead != nil {
+		e.introduce()
+		return
+	}
 	e.say()
 }
 
@@ -400,7 +411,9 @@ func (e *entry) present() {
 //go:norace
 //go:nocheckptr
 func (e *entry) setUp() {
-	e.must(stepMounts, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&slash)), 0, unix.MS_REC|unix.MS_PRIVATE, 0)
+	if e.ahead == nil { // the maker's are
+		e.must(stepMounts, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&slash)), 0, unix.MS_REC|unix.MS_PRIVATE, 0)
+	}
 	e.must(stepProc, unix.SYS_MOUNT, uintptr(unsafe.Pointer(&procType)), uintptr(unsafe.Pointer(&procDir)), uintptr(unsafe.Pointer(&procType)),
 		unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, 0)
 	// The room may have a text to be shown in the place of /proc/meminfo.

@@ -55,10 +55,11 @@ type Tmpfs struct{ Dest, Options string } // see tmpfs(5)
 // cleanup.
 type Exec struct {
 	way
-	name    string // of the command, for errors
-	workdir string // for errors
-	maker   *Maker // that has made it ahead; nil for none
-	stdio   [3]int // then, what is sent with the command
+	name    string   // of the command, for errors
+	workdir string   // for errors
+	maker   *Maker   // that has made it ahead; nil for none
+	stdio   [3]int   // then, what is sent with the command
+	Workdir *os.File // then, the room's working directory as the command finds it
 	running chan struct{}
 	confirm bool
 	exited  chan struct{}
@@ -195,6 +196,9 @@ func (x *Exec) EnterNew(room *proc.Process, outer *os.File) error { return x.han
 // Identify waits, at most until the deadline or until ctx is done, for init's first word
 // and makes sure of who said it.
 func (x *Exec) Identify(ctx context.Context, deadline time.Time) error {
+	if x.maker != nil {
+		return x.meet(ctx, deadline)
+	}
 	stop := proc.ReadUntil(ctx, x.socket, deadline)
 	msg, pid, err := x.read()
 	stop()
@@ -349,4 +353,15 @@ func (x *Exec) order(o order) error {
 		return proc.ErrGone
 	}
 	return err
+}
+
+// Close gives up all descriptors. Should the keeper have nobody else's, it goes on killing what
+// it has.
+func (x *Exec) Close() {
+	x.giveUpFiles()
+	if x.Workdir != nil {
+		x.Workdir.Close()
+	}
+	x.Unmount()
+	x.way.Close()
 }

@@ -24,7 +24,7 @@ type Maker struct {
 	places [places]*proc.Block // where a command is laid out
 	block  *proc.Block
 	made   int   // how many were asked for
-	next   *Exec // the last one
+	next   *Exec // the last one, which has no command yet
 	err    error // why there is none
 }
 
@@ -38,7 +38,8 @@ var ErrTooLarge = &result.Error{Code: "too-large", Message: "the command and its
 var errBroken = errors.New("the room's maker has ended")
 
 // Make enters a room with what makes inits there, and has it make the first. Of the entry
-// counts what is not the command's: who, which network, bounds, filter, and what is fresh.
+// counts what is not the command's: who, which network, bounds, filter, what is fresh, and
+// the working directory that is handed out before there is a command.
 // It blocks for at most [SetupBound], or until ctx is done. The caller closes the Maker, also
 // one that came with an error.
 func (e Entry) Make(ctx context.Context, room *proc.Process) (*Maker, error) {
@@ -68,7 +69,7 @@ func (e Entry) Make(ctx context.Context, room *proc.Process) (*Maker, error) {
 		return m, err
 	}
 	if m.prepare(); m.err == nil {
-		m.err = m.next.Identify(ctx, time.Now().Add(SetupBound))
+		m.err = m.Meet(ctx)
 	}
 	if m.err != nil {
 		m.err = m.explain(m.err)
@@ -93,6 +94,8 @@ func (m *Maker) lay(b *proc.Block) unsafe.Pointer {
 		at.ahead.place, at.ahead.size = uintptr(unsafe.Pointer(at.payload.command)), CommandSize
 		at.payload.letter = proc.New[letter](b)
 		at.payload.letter.lay(0, 0)
+		at.ahead.workdir = b.Text(m.entry.Workdir)
+		at.ahead.hello.lay(0, 0)
 		n.maker.places[i] = at
 	}
 	return unsafe.Pointer(n)
@@ -122,32 +125,66 @@ func (m *Maker) explain(err error) error {
 // prepare has the next init made, and does not wait for it.
 func (m *Maker) prepare() {
 	x := &Exec{maker: m}
-	m.next, m.err = x, x.openAhead()
-	if m.err == nil {
-		x.Keeper, x.Lasting = m.Keeper, true
-		rights := unix.UnixRights(proc.Descriptor(x.inner[0]), proc.Descriptor(x.inner[1]), x.Timer.FD())
-		m.err = unix.Sendmsg(proc.Descriptor(m.socket), []byte{byte(m.made % places)}, rights, nil, unix.MSG_NOSIGNAL)
-		m.made++
-	}
-	x.Entered()
-	if m.err != nil {
+	x.Keeper, x.Lasting = m.Keeper, true
+	if m.err = x.openAhead(m); m.err != nil {
 		x.Close()
-		m.next = nil
+		return
 	}
+	m.next = x
+	m.made++
 }
 
-// openAhead makes what is to be used between an init that is made ahead and us.
-func (w *way) openAhead() error {
-	if err := w.openSocket(); err != nil {
-		return err
-	}
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
+// openAhead makes what is to be between an init that is made ahead and us, and gives the
+// maker the other ends.
+func (x *Exec) openAhead(m *Maker) (err error) {
+	var socket, gate [2]int
+	if socket, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0); err != nil {
 		return fmt.Errorf("socketpair: %w", err)
 	}
-	w.gate, w.inner[1] = os.NewFile(uintptr(pair[0]), "gate"), os.NewFile(uintptr(pair[1]), "gate")
-	w.Timer, err = proc.NewTimer()
-	return err
+	defer unix.Close(socket[1])
+	_ = unix.SetNonblock(socket[0], true) // for the poller
+	x.socket = os.NewFile(uintptr(socket[0]), "entry")
+	if err := unix.SetsockoptInt(socket[0], unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
+		return fmt.Errorf("SO_PASSCRED: %w", err)
+	}
+	if gate, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+		return fmt.Errorf("socketpair: %w", err)
+	}
+	defer unix.Close(gate[1])
+	x.gate = os.NewFile(uintptr(gate[0]), "gate")
+	if x.Timer, err = proc.NewTimer(); err != nil {
+		return err
+	}
+	rights := unix.UnixRights(socket[1], gate[1], x.Timer.FD())
+	return unix.Sendmsg(proc.Descriptor(m.socket), []byte{byte(m.made % places)}, rights, nil, unix.MSG_NOSIGNAL)
+}
+
+// meet is Identify of an init that was made ahead. Its pidfd comes from itself, by a socket
+// that nobody else has.
+func (x *Exec) meet(ctx context.Context, deadline time.Time) error {
+	stop := proc.ReadUntil(ctx, x.socket, deadline)
+	msg, pid, files, err := x.readFiles()
+	stop()
+	for i, fd := range files {
+		switch i {
+		case helloPidfd:
+			x.Init = proc.Adopt(pid, fd)
+		case helloMounts:
+			x.Hold(fd)
+		case helloWorkdir:
+			x.Workdir = os.NewFile(uintptr(fd), x.maker.entry.Workdir)
+		}
+	}
+	switch {
+	case err != nil:
+		return err
+	case msg.kind != messageReady:
+		return msg.err()
+	case msg.inside != 1 || x.Workdir == nil:
+		return fmt.Errorf("process %d is not the init that was asked for", pid)
+	}
+	x.InitNS = msg.pidNS
+	return nil
 }
 
 // Take gives the next init a command. The payload waits for [Exec.Release]. stdio stays the
@@ -168,10 +205,8 @@ func (m *Maker) Take(ctx context.Context, e *Entry, stdio [3]*os.File) (*Exec, e
 	if place.Err() != nil {
 		return nil, ErrTooLarge
 	}
-	if x.Init == nil {
-		if m.err = x.Identify(ctx, time.Now().Add(SetupBound)); m.err != nil {
-			return nil, m.err
-		}
+	if m.err = m.Meet(ctx); m.err != nil {
+		return nil, m.err
 	}
 	m.Keeper.Forget()
 	if x.Init.Exited() { // alone, or killed for want of memory
@@ -191,6 +226,21 @@ func (m *Maker) Take(ctx context.Context, e *Entry, stdio [3]*os.File) (*Exec, e
 	m.next = nil
 	return x, nil
 }
+
+// Meet waits until the next init is complete, at most [SetupBound], or until ctx is done.
+func (m *Maker) Meet(ctx context.Context) error {
+	if m.next == nil || m.err != nil {
+		return errBroken
+	}
+	if m.next.Init == nil {
+		m.err = m.next.Identify(ctx, time.Now().Add(SetupBound))
+	}
+	return m.err
+}
+
+// Workdir is the room's working directory as the next command will find it, empty if it is in
+// memory; after Meet. It stays the Maker's, and can be used for as long as it is open.
+func (m *Maker) Workdir() *os.File { return m.next.Workdir }
 
 // send releases a command, by handing it over, and has the next init made while it runs.
 func (m *Maker) send(x *Exec) {

@@ -122,12 +122,21 @@ func (w *way) abandon() error {
 
 // read takes one message, with its sender as the kernel names it.
 func (w *way) read() (msg message, pid int, err error) {
+	msg, pid, files, err := w.readFiles()
+	for _, fd := range files {
+		unix.Close(fd) // nobody sends any
+	}
+	return msg, pid, err
+}
+
+// readFiles takes one message with the descriptors that it brings.
+func (w *way) readFiles() (msg message, pid int, files []int, err error) {
 	conn, err := w.socket.SyscallConn()
 	if err != nil {
-		return msg, 0, err
+		return msg, 0, nil, err
 	}
 	buf := (*[unsafe.Sizeof(msg)]byte)(unsafe.Pointer(&msg))
-	var oob [64]byte
+	var oob [128]byte
 	var n, oobn int
 	var failed error
 	err = conn.Read(func(fd uintptr) bool {
@@ -141,20 +150,25 @@ func (w *way) read() (msg message, pid int, err error) {
 	})
 	switch {
 	case err != nil:
-		return msg, 0, err
+		return msg, 0, nil, err
 	case failed != nil:
-		return msg, 0, failed
+		return msg, 0, nil, failed
 	case n == 0:
-		return msg, 0, ErrClosed
+		return msg, 0, nil, ErrClosed
 	case n != len(buf):
-		return msg, 0, errors.New("short message from the sandbox")
+		return msg, 0, nil, errors.New("short message from the sandbox")
 	}
 	for _, c := range controls(oob[:oobn]) {
 		if cred, err := unix.ParseUnixCredentials(&c); err == nil {
-			return msg, int(cred.Pid), nil
+			pid = int(cred.Pid)
+		} else if rights, err := unix.ParseUnixRights(&c); err == nil {
+			files = rights
 		}
 	}
-	return msg, 0, errors.New("message without its sender's pid (SO_PASSCRED)")
+	if pid == 0 {
+		err = errors.New("message without its sender's pid (SO_PASSCRED)")
+	}
+	return msg, pid, files, err
 }
 
 func controls(oob []byte) []unix.SocketControlMessage {

@@ -43,6 +43,7 @@ type Run struct {
 	job    Job
 	ctx    context.Context
 	cancel context.CancelCauseFunc
+	apart  func() bool // the caller's context ends it no more
 	hit    atomic.Bool // MaxOutput
 	broken atomic.Pointer[result.Error]
 
@@ -85,14 +86,13 @@ func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
 	if err != nil {
 		return nil, err
 	}
-	stop := context.AfterFunc(ctx, func() {
+	r.apart = context.AfterFunc(ctx, func() {
 		request := supervise.Request{Cause: result.Canceled, Signal: unix.SIGTERM}
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			request.Cause = result.Timeout
 		}
 		r.cancel(request)
 	})
-	context.AfterFunc(r.ctx, func() { stop() })
 	r.ended = make(chan struct{})
 	running := r.job.Start(r.ctx)
 	if g := r.job.Terms.Limits; g != nil && running {
@@ -169,6 +169,7 @@ func (r *Run) Ended() <-chan struct{} {
 // carryOut comes back when nothing of the command is left, and its output is passed on.
 func (r *Run) carryOut() (*result.Result, error) {
 	defer r.cancel(nil)
+	defer r.apart()
 	res, delivered, left := r.job.Wait(r.ctx, nil)
 	switch lost := r.broken.Load(); {
 	case res.Err != nil:

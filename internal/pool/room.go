@@ -57,7 +57,7 @@ func build(ctx context.Context, policy bwrap.Policy) (_ *Room, err error) {
 	if err != nil {
 		return nil, err
 	}
-	e := enter.Entry{HostNet: way.HostNetwork, Filter: filter}
+	e := enter.Entry{HostNet: way.HostNetwork, Filter: filter, Workdir: way.Dir}
 	if way.User != os.Geteuid() {
 		e.Cred = &proc.Cred{UID: uint32(way.User), GID: uint32(way.Group)}
 	}

@@ -235,6 +235,10 @@ func (k *Kept) HoldMounts() {
 	}
 }
 
+// Hold holds a mount namespace by a descriptor, which is taken over; HoldMounts is not needed
+// then.
+func (k *Kept) Hold(fd int) { k.mounts = append(k.mounts, os.NewFile(uintptr(fd), "mount namespace")) }
+
 // Unmount gives the mount namespaces up that are held. The kernel takes half a millisecond
 // and more to take one down, and the process does not end before it has; so each gets a
 // thread of its own.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -23,11 +24,15 @@ import (
 type Relays struct {
 	sources []*os.File
 	copying sync.WaitGroup
+	ongoing atomic.Int32
 	passed  chan struct{} // one is there when a piece was taken since the last one
 }
 
 // PieceSize is how much a relay reads at once.
 const PieceSize = 32 << 10
+
+// pieces are what was read into, for the next one: a server has many short commands.
+var pieces = sync.Pool{New: func() any { return new([PieceSize]byte) }}
 
 // Stalled is how long one piece may take whoever reads our output, once the
 // payload has ended. After that the rest of the output is dropped.
@@ -44,9 +49,13 @@ func (r *Relays) Add(src *os.File, take func([]byte)) {
 		r.passed = make(chan struct{}, 1)
 	}
 	r.sources = append(r.sources, src)
+	r.ongoing.Add(1)
 	r.copying.Go(func() {
+		defer r.ongoing.Add(-1)
 		defer src.Close() // by nobody else: rest reads by its number
-		buf := make([]byte, PieceSize)
+		piece := pieces.Get().(*[PieceSize]byte)
+		defer pieces.Put(piece)
+		buf := piece[:]
 		for {
 			n, err := src.Read(buf)
 			if n > 0 {
@@ -97,6 +106,9 @@ func (r *Relays) rest(src *os.File, buf []byte, take func([]byte)) {
 // what it has written by now must do. told is closed when a signal tells us to end;
 // nil for never. After false a take may still be called.
 func (r *Relays) Finish(told <-chan struct{}) (complete bool) {
+	if r.ongoing.Load() == 0 {
+		return true // all of them have come to their ends
+	}
 	for _, f := range r.sources {
 		// In the past: it wakes who waits in Read, and lets nobody wait again. It fails
 		// for a file that is not in Go's poller, and those are not added.
