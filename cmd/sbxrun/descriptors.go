@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
 // enoughDescriptors returns an error if so few more files can be opened that the Go
@@ -26,16 +27,16 @@ func enoughDescriptors() error {
 	for _, fd := range fds[:n] {
 		_ = unix.Close(fd) // nothing was written
 	}
+	message := "too few files can be opened"
 	switch err {
 	case unix.EMFILE:
-		limit := ""
 		var l unix.Rlimit
 		if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) == nil {
-			limit = fmt.Sprintf(" (the limit is %d)", l.Cur)
+			message += fmt.Sprintf(" (the limit is %d)", l.Cur)
 		}
-		return &result.Error{Code: "setup", Message: "too few files can be opened" + limit, Hint: "raise the limit of open files (ulimit -n)", Err: err}
 	case unix.ENFILE:
-		return &result.Error{Code: "setup", Message: "the machine has no more open files", Hint: "raise it (sysctl fs.file-max)", Err: err}
+	default:
+		return nil // of another there will be a better description
 	}
-	return nil // of another error there will be a better description
+	return &result.Error{Code: "setup", Message: message, Hint: proc.DescriptorsHint(err), Err: err}
 }

@@ -324,11 +324,14 @@ func (a *Leave) busy(why string, cause error) error {
 
 // Explain makes busy of an error that comes from there having been no task left: a
 // fork's EAGAIN; or, where bubblewrap did not tell us, a fork that was refused in the
-// meantime.
+// meantime. One for want of descriptors gets the remedy.
 func (a *Leave) Explain(e *result.Error) *result.Error {
 	switch {
 	case e == nil:
 		return nil
+	case e.Hint == "" && proc.DescriptorsHint(e) != "":
+		e.Hint = proc.DescriptorsHint(e)
+		return e
 	case e.Code != "setup" && e.Code != "enter" && e.Code != "detach":
 		return e
 	case !errors.Is(e, unix.EAGAIN) && !a.wasRefused():

@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -25,4 +26,16 @@ func CloseOnExec(first int) error {
 		}
 	}
 	return nil
+}
+
+// DescriptorsHint is the remedy for an error that comes from no file being left that could
+// be opened; "" for any other.
+func DescriptorsHint(err error) string {
+	switch {
+	case errors.Is(err, unix.EMFILE):
+		return "raise the limit of open files (ulimit -n)"
+	case errors.Is(err, unix.ENFILE):
+		return "the machine has no more open files (sysctl fs.file-max)"
+	}
+	return ""
 }

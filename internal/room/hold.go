@@ -116,8 +116,11 @@ func HoldFile() (*os.File, error) {
 	if err == unix.EINVAL {
 		fd, err = unix.MemfdCreate("room", unix.MFD_CLOEXEC)
 	}
-	if err != nil {
+	if err == unix.EACCES {
 		return nil, fmt.Errorf("memfd_create of a program (is the sysctl vm.memfd_noexec 2?): %w", err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("memfd_create of a program: %w", err)
 	}
 	f := os.NewFile(uintptr(fd), "room")
 	if _, err := unix.Write(fd, hold()); err != nil {

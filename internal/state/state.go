@@ -288,12 +288,9 @@ func failed(err error) error {
 	if errors.As(err, new(*result.Error)) {
 		return err
 	}
-	e := &result.Error{Code: "state", Message: "state of sandboxes: " + err.Error(), Err: err}
+	e := &result.Error{Code: "state", Message: "state of sandboxes: " + err.Error(), Hint: proc.DescriptorsHint(err), Err: err}
 	switch {
-	case errors.Is(err, unix.EMFILE):
-		e.Hint = "raise the limit of open files (ulimit -n)"
-	case errors.Is(err, unix.ENFILE):
-		e.Hint = "the machine has no more open files (sysctl fs.file-max)"
+	case e.Hint != "":
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		e.Hint = "free space or inodes there (df, df -i), or " + ownDirHint
 	case errors.Is(err, unix.EAGAIN):
