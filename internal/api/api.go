@@ -4,6 +4,8 @@
 package api
 
 import (
+	"time"
+
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
@@ -79,4 +81,84 @@ type Language struct {
 	Name    string   `json:"name"`
 	Command []string `json:"command" doc:"What runs the program, {file} being its path"`
 	File    string   `json:"file" doc:"What the program is called in the workspace"`
+}
+
+// State is how far a command has come that nobody waits for.
+type State string
+
+// How far it has come.
+const (
+	Queued  State = "queued"
+	Running State = "running"
+	Over    State = "ended"
+)
+
+// CallStatus is what is told of such a command.
+type CallStatus struct {
+	ID          string    `json:"id"`
+	State       State     `json:"state" enum:"queued,running,ended"`
+	Came        time.Time `json:"came_at"`
+	StdoutBytes int64     `json:"stdout_bytes" doc:"That can be read so far"`
+	StderrBytes int64     `json:"stderr_bytes"`
+	Report      *Answer   `json:"report,omitempty" doc:"When it has ended"`
+	Failure     *Failure  `json:"error,omitempty" doc:"Why there is no report, or that something may be left"`
+}
+
+// NewSession is a room that stays.
+type NewSession struct {
+	Limits        Limits   `json:"limits,omitempty" doc:"Of all that runs in it together"`
+	IdleTimeoutMS float64  `json:"idle_timeout_ms,omitempty" minimum:"0" doc:"It ends when nobody has used it for so long; 0 for the server's default, which is also the most"`
+	LifetimeMS    float64  `json:"lifetime_ms,omitempty" minimum:"0" doc:"It ends then in any case; 0 for the server's default, which is also the most"`
+	Files         []FileIn `json:"files,omitempty" maxItems:"1024" doc:"What lies in its workspace"`
+}
+
+// Session is what is told of one.
+type Session struct {
+	ID        string    `json:"id"`
+	Made      time.Time `json:"created_at"`
+	Expires   time.Time `json:"expires_at" doc:"At the latest"`
+	IdleMS    float64   `json:"idle_timeout_ms"`
+	Limits    Limits    `json:"limits"`
+	Room      string    `json:"room" enum:"cold,warm"`
+	Processes int       `json:"processes" doc:"In the background, that run"`
+	Clamped   []string  `json:"clamped,omitempty"`
+}
+
+// SessionEnd is how a session has ended.
+type SessionEnd struct {
+	ID        string            `json:"id"`
+	Verdict   result.Verdict    `json:"verdict" enum:"proven,unproven,not_applicable"`
+	Survivors []result.Survivor `json:"survivors"`
+}
+
+// Signal is sent to all processes of a command.
+type Signal struct {
+	Signal string `json:"signal" minLength:"1" maxLength:"16" doc:"A name or a number, as kill(1) takes it" example:"INT"`
+}
+
+// Stored is a file in the content store.
+type Stored struct {
+	ID   string `json:"id"`
+	Size int64  `json:"size"`
+}
+
+// Calls is a list of calls, or of processes.
+type Calls struct {
+	Calls []CallStatus `json:"calls"`
+}
+
+// Sessions is a list of sessions.
+type Sessions struct {
+	Sessions []Session `json:"sessions"`
+}
+
+// Languages is a list of languages.
+type Languages struct {
+	Languages []Language `json:"languages"`
+}
+
+// Written is a file that was written to a workspace.
+type Written struct {
+	Path string `json:"path"`
+	Size int64  `json:"size"`
 }

@@ -34,6 +34,7 @@ type Config struct {
 	MaxBody      values.Size     `toml:"max_body"`
 
 	Call      Call                `toml:"call"`
+	Calls     Calls               `toml:"calls"`
 	Sandbox   Sandbox             `toml:"sandbox"`
 	Sessions  Sessions            `toml:"sessions"`
 	Files     Files               `toml:"files"`
@@ -51,6 +52,12 @@ type Call struct {
 	Memory     values.Size     `toml:"memory"`
 	Pids       int64           `toml:"pids"`
 	CPUs       float64         `toml:"cpus"`
+}
+
+// Calls is what holds for calls that nobody waits for.
+type Calls struct {
+	Keep values.Duration `toml:"keep"`
+	Most int             `toml:"most"`
 }
 
 // Sandbox is what calls see.
@@ -118,6 +125,7 @@ func Default() Config {
 		Call: Call{
 			Timeout: values.Duration(30 * time.Second), MaxTimeout: values.Duration(5 * time.Minute), MaxGrace: values.Duration(30 * time.Second), MaxOutput: 1 << 20,
 		},
+		Calls:    Calls{Keep: values.Duration(10 * time.Minute), Most: 256},
 		Sandbox:  Sandbox{Network: "none", TmpSize: 256 << 20},
 		Sessions: Sessions{IdleTimeout: values.Duration(15 * time.Minute), Lifetime: values.Duration(24 * time.Hour), MaxEntries: 10_000},
 		Files:    Files{TTL: values.Duration(24 * time.Hour), Quota: 1 << 30},
@@ -223,6 +231,7 @@ func (c *Config) Check() error {
 		{"places", float64(c.Places)}, {"max_body", float64(c.MaxBody)}, {"call.timeout", float64(c.Call.Timeout)}, {"call.max_timeout", float64(c.Call.MaxTimeout)},
 		{"call.max_output", float64(c.Call.MaxOutput)}, {"sandbox.tmp_size", float64(c.Sandbox.TmpSize)}, {"sessions.lifetime", float64(c.Sessions.Lifetime)},
 		{"sessions.idle_timeout", float64(c.Sessions.IdleTimeout)}, {"sessions.max_entries", float64(c.Sessions.MaxEntries)}, {"files.ttl", float64(c.Files.TTL)},
+		{"calls.keep", float64(c.Calls.Keep)}, {"calls.most", float64(c.Calls.Most)},
 	} {
 		if bound.value <= 0 {
 			return fmt.Errorf("%s: want more than 0", bound.name)

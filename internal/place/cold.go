@@ -3,6 +3,7 @@ package place
 import (
 	"context"
 	"os"
+	"sync"
 
 	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/cleanup/result"
@@ -38,7 +39,9 @@ type cold struct {
 	room   bwrap.Room
 	dir    string
 	cancel context.CancelFunc
-	files  *workspace.Dir
+
+	mu    sync.Mutex
+	files *workspace.Dir
 }
 
 func (c *cold) Kind() Kind { return Cold }
@@ -55,6 +58,8 @@ func (c *cold) Start(ctx context.Context, command Command) (Running, error) {
 }
 
 func (c *cold) Files() (*workspace.Dir, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if c.files != nil {
 		return c.files, nil
 	}

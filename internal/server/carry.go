@@ -14,6 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
@@ -22,31 +23,50 @@ type sink interface {
 	// writers are what the command writes to. Both take more than maxOutput.
 	writers() (stdout, stderr io.Writer)
 	// started says that the command runs.
-	started()
+	started(place.Running)
 	// output adds to the report what was kept of the streams.
 	output(r *result.Report)
 }
 
-// fresh carries a call out in a place of its own. When it returns nothing of the call is left;
-// an error that is no [*api.Error] says that the client has left before it began.
-func (s *Server) fresh(ctx context.Context, o *order, out sink) (*api.Answer, error) {
+// entry is a call that was let in.
+type entry struct {
+	leave    func()
+	admitted *admission.Leave
+	queued   time.Duration
+}
+
+// enter waits for a call's turn, and asks whether the machine has tasks left for it.
+func (s *Server) enter(ctx context.Context, turn *tenants.Turn, o *order) (*entry, error) {
 	came := time.Now()
-	leave, err := s.gate.Enter(ctx, o.who.tenant, o.ceilings.Ceilings())
+	leave, err := turn.Wait(ctx)
+	if err != nil {
+		return nil, err
+	}
+	e := &entry{leave: leave, queued: time.Since(came)}
+	if e.admitted, err = s.admit(ctx, o.limits.Pids); err != nil {
+		leave()
+		return nil, err
+	}
+	return e, nil
+}
+
+func (e *entry) end() {
+	e.admitted.End()
+	e.leave()
+}
+
+// fresh carries a call out in a place of its own. When it returns nothing of the call is left.
+func (s *Server) fresh(ctx context.Context, turn *tenants.Turn, o *order, out sink) (*api.Answer, error) {
+	e, err := s.enter(ctx, turn, o)
 	if err != nil {
 		return nil, s.why(ctx, err)
 	}
-	defer leave()
-	queued := time.Since(came)
-	admitted, err := s.admit(ctx, o.limits.Pids)
-	if err != nil {
-		return nil, s.why(ctx, err)
-	}
-	defer admitted.End()
+	defer e.end()
 	at, err := s.source.Take(ctx, o.who.tenant, s.settings.Load().policy)
 	if err != nil {
-		return nil, s.why(ctx, explain(admitted, err))
+		return nil, s.why(ctx, explain(e.admitted, err))
 	}
-	a, err := s.in(ctx, at, admitted, o, out)
+	a, err := s.in(ctx, at, e.admitted, o, out)
 	res, _ := at.Give() // the result's verdict says more
 	if a == nil {
 		return nil, s.why(ctx, err)
@@ -56,7 +76,12 @@ func (s *Server) fresh(ctx context.Context, o *order, out sink) (*api.Answer, er
 		a.Teardown.Verdict, a.Teardown.Survivors = result.Unproven, res.Survivors
 		a.ExitCode = result.ExitUnproven
 	}
-	a.QueueMS = result.Milliseconds(queued)
+	return s.done(o, e, a)
+}
+
+// done is the last of a call that has an answer.
+func (s *Server) done(o *order, e *entry, a *api.Answer) (*api.Answer, error) {
+	a.QueueMS = result.Milliseconds(e.queued)
 	s.tell(o, a)
 	return a, proven(a)
 }
@@ -110,7 +135,7 @@ func (s *Server) why(ctx context.Context, err error) error {
 	case ctx.Err() != nil && errors.Is(context.Cause(ctx), errDraining):
 		return draining()
 	case ctx.Err() != nil:
-		return context.Cause(ctx)
+		return api.NewError(api.Ended, "the call was ended before it began", "")
 	}
 	return api.AsError(err)
 }
@@ -143,7 +168,7 @@ func (s *Server) in(ctx context.Context, at place.Place, admitted *admission.Lea
 		return nil, err
 	}
 	admitted.Running()
-	out.started()
+	out.started(run)
 	res, err := run.Wait()
 	if res == nil {
 		return nil, err

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/stream"
 )
 
@@ -22,7 +23,7 @@ func newBuffered(o *order) *buffered {
 }
 
 func (b *buffered) writers() (stdout, stderr io.Writer) { return b.out, b.err }
-func (b *buffered) started()                            {}
+func (b *buffered) started(place.Running)               {}
 func (b *buffered) output(r *result.Report)             { r.SetOutput(b.out.Stream(), b.err.Stream()) }
 
 // events sends a call's output while it runs, and the report at the end: JSON lines, or
@@ -76,7 +77,7 @@ func (e *events) begin() error {
 	return e.write(&api.Event{Event: "start", ID: e.id})
 }
 
-func (e *events) started() {
+func (e *events) started(place.Running) {
 	e.mu.Lock()
 	_ = e.begin() // the next one fails as well
 	e.mu.Unlock()

@@ -15,6 +15,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
 func init() {
@@ -96,7 +97,19 @@ func (s *Server) define(mux *http.ServeMux) huma.API {
 	c.Security = []map[string][]string{{"token": {}}, {}}
 	a := humago.New(mux, c)
 	s.defineRun(a)
+	s.defineCalls(a)
+	s.defineSessions(a)
+	s.defineProcesses(a)
+	s.defineWorkspace(a)
+	s.defineFiles(a)
 	s.defineLanguages(a)
+	// The mux's own words for the rest of a path are none of OpenAPI's.
+	for path, item := range a.OpenAPI().Paths {
+		if plain := strings.ReplaceAll(path, "...}", "}"); plain != path {
+			delete(a.OpenAPI().Paths, path)
+			a.OpenAPI().Paths[plain] = item
+		}
+	}
 	return a
 }
 
@@ -134,63 +147,135 @@ func content(a huma.API, description string, types map[string]reflect.Type) *hum
 	return r
 }
 
-// runRequest is POST /v1/run.
-type runRequest struct {
-	Request
-	Stream string `query:"stream" enum:"0,1" doc:"1 streams JSON lines, as Accept: application/x-ndjson does; Accept: text/event-stream has the same as server-sent events"`
-	Body   api.Call
-}
-
 // streamed is an answer that the handler writes.
 type streamed struct{ Body func(huma.Context) }
 
+// answers are those of a call that its client waits for.
+func answers(a huma.API) map[string]*huma.Response {
+	return map[string]*huma.Response{"200": content(a, "It has ended, however: the report says how. Or a stream of events, the last of which is the report.", map[string]reflect.Type{
+		"application/json": reflect.TypeFor[api.Answer](), "application/x-ndjson": reflect.TypeFor[api.Event](), "text/event-stream": reflect.TypeFor[api.Event](),
+	})}
+}
+
 func (s *Server) defineRun(a huma.API) {
-	o := s.operation(a, huma.Operation{
+	type request struct {
+		Request
+		Stream  string `query:"stream" enum:"0,1" doc:"1 streams JSON lines, as Accept: application/x-ndjson does; Accept: text/event-stream has the same as server-sent events"`
+		Key     string `header:"Idempotency-Key" maxLength:"256" doc:"A second request with the same key and body within ten minutes gets the answer of the first. Not with a stream."`
+		RawBody []byte
+		Body    api.Call
+	}
+	huma.Register(a, s.operation(a, huma.Operation{
 		OperationID: "run", Method: http.MethodPost, Path: "/v1/run", Summary: "Run one command or program in a fresh sandbox",
-		Description: "The answer comes when nothing of it is left. A client that leaves ends it.",
-		Responses: map[string]*huma.Response{"200": content(a, "It has ended, however: the report says how. Or a stream of events, the last of which is the report.", map[string]reflect.Type{
-			"application/json": reflect.TypeFor[api.Answer](), "application/x-ndjson": reflect.TypeFor[api.Event](), "text/event-stream": reflect.TypeFor[api.Event](),
-		})},
-	}, starting...)
-	huma.Register(a, o, func(ctx context.Context, q *runRequest) (*streamed, error) {
-		order, err := s.check(whose(ctx), &q.Body)
-		if err != nil {
-			return nil, api.AsError(err)
-		}
-		return &streamed{func(huma.Context) { s.run(q.w, q.r, q.Stream == "1", order) }}, nil
+		Description: "The answer comes when nothing of it is left. A client that leaves ends it.", Responses: answers(a),
+	}, append(starting, api.Idempotency)...), func(ctx context.Context, q *request) (*streamed, error) {
+		return s.answered(q.Request, q.Stream, q.Key, q.RawBody, &q.Body, s.fresh)
 	})
 }
 
-// run carries a call out and answers with how it ended, or with a stream.
-func (s *Server) run(w http.ResponseWriter, r *http.Request, stream bool, o *order) {
-	if err := s.begin(); err != nil {
-		api.AsError(err).Write(w)
-		return
-	}
-	defer s.calls.Done()
-	ctx, cancel := s.within(r.Context())
-	defer cancel()
-	accept := r.Header.Get("Accept")
-	sse := strings.Contains(accept, "text/event-stream")
-	if stream || sse || strings.Contains(accept, "application/x-ndjson") {
-		out := newEvents(w, sse, o)
-		out.finish(s.fresh(ctx, o, out))
-		return
-	}
-	a, err := s.fresh(ctx, o, newBuffered(o))
+// way is how a call is carried out, see [Server.fresh].
+type way func(ctx context.Context, turn *tenants.Turn, o *order, out sink) (*api.Answer, error)
+
+// answered answers a call that its client waits for.
+func (s *Server) answered(q Request, stream, key string, body []byte, c *api.Call, by way) (*streamed, error) {
+	o, err := s.check(whose(q.r.Context()), c)
 	if err != nil {
-		patience(w)
-		api.AsError(err).Write(w)
-		return
+		return nil, api.AsError(err)
 	}
-	writeJSON(w, http.StatusOK, a)
+	accept := q.r.Header.Get("Accept")
+	sse := strings.Contains(accept, "text/event-stream")
+	streams := sse || stream == "1" || strings.Contains(accept, "application/x-ndjson")
+	if streams && key != "" {
+		return nil, api.NewError(api.Usage, "an idempotency key does not go with a stream", "POST /v1/calls has output by offset")
+	}
+	return &streamed{func(huma.Context) {
+		if streams {
+			out := newEvents(q.w, sse, o)
+			out.finish(s.carry(q.r.Context(), o, out, by))
+			return
+		}
+		a, err := s.once(q, key, body, o, func() (*api.Answer, error) { return s.carry(q.r.Context(), o, newBuffered(o), by) })
+		if err != nil {
+			patience(q.w)
+			api.AsError(err).Write(q.w)
+			return
+		}
+		writeJSON(q.w, http.StatusOK, a)
+	}}, nil
+}
+
+// carry carries a call out for as long as its client is there.
+func (s *Server) carry(ctx context.Context, o *order, out sink, by way) (*api.Answer, error) {
+	if err := s.begin(); err != nil {
+		return nil, err
+	}
+	defer s.running.Done()
+	ctx, cancel := s.within(ctx)
+	defer cancel()
+	turn, err := s.gate.Join(o.who.tenant, o.ceilings.Ceilings())
+	if err != nil {
+		return nil, err
+	}
+	return by(ctx, turn, o, out)
+}
+
+// kept is the answer of a request that had an idempotency key.
+type kept struct {
+	answer *api.Answer
+	err    error
+}
+
+// once carries a request out, unless there was one with this key: then it has that one's
+// answer.
+func (s *Server) once(q Request, key string, body []byte, o *order, carry func() (*api.Answer, error)) (*api.Answer, error) {
+	if key == "" {
+		return carry()
+	}
+	name := o.who.tenant + "\n" + q.r.URL.Path + "\n" + key
+	k, first, err := s.keys.Begin(name, body)
+	if err != nil {
+		return nil, err
+	}
+	if !first {
+		select {
+		case <-k.Done():
+		case <-q.r.Context().Done():
+			return nil, api.NewError(api.Ended, "the client has left", "")
+		}
+		q.w.Header().Set("Idempotency-Replayed", "true")
+		v := k.Value.(kept)
+		return v.answer, v.err
+	}
+	v := kept{}
+	size := int64(-1) // what never began may be tried again
+	defer func() { s.keys.Settle(name, k, v, size) }()
+	v.err = draining() // should carry not come back
+	v.answer, v.err = carry()
+	var e *api.Error
+	if v.answer != nil && v.answer.Started || errors.As(v.err, &e) && e.Started {
+		size = answerSize(v.answer)
+	}
+	return v.answer, v.err
+}
+
+// answerSize is about how much memory an answer takes.
+func answerSize(a *api.Answer) int64 {
+	const rest = 4096
+	size := int64(rest)
+	if a == nil {
+		return size
+	}
+	for _, text := range []*string{a.Stdout, a.StdoutBase64, a.Stderr, a.StderrBase64} {
+		if text != nil {
+			size += int64(len(*text))
+		}
+	}
+	return size
 }
 
 func (s *Server) defineLanguages(a huma.API) {
 	type answer struct {
-		Body struct {
-			Languages []api.Language `json:"languages"`
-		}
+		Body api.Languages
 	}
 	huma.Register(a, s.operation(a, huma.Operation{
 		OperationID: "languages", Method: http.MethodGet, Path: "/v1/languages", Summary: "List the languages that code may be in",

@@ -20,8 +20,10 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/blobs"
+	"github.com/sbxrun/sbxrun/internal/calls"
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/sessions"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
@@ -30,6 +32,9 @@ type Server struct {
 	source  place.Source
 	gate    *tenants.Gate
 	files   *blobs.Store
+	book    *calls.Book
+	keys    *calls.Keys
+	rooms   *sessions.Store
 	log     *slog.Logger
 	version string
 
@@ -40,7 +45,7 @@ type Server struct {
 
 	mu       sync.Mutex
 	draining bool
-	calls    sync.WaitGroup // those that were let begin
+	running  sync.WaitGroup // calls that were let begin
 }
 
 // settings are what may change while the server runs.
@@ -64,6 +69,13 @@ func New(c config.Config, tokens config.Tokens, source place.Source, log *slog.L
 	if s.files, err = blobs.Open(filepath.Join(c.StateDir, "files"), time.Duration(c.Files.TTL), int64(c.Files.Quota)); err != nil {
 		return nil, err
 	}
+	spools := filepath.Join(c.StateDir, "output")
+	if err := os.MkdirAll(spools, 0o700); err != nil {
+		return nil, err
+	}
+	s.book = calls.NewBook(spools, time.Duration(c.Calls.Keep), c.Calls.Most)
+	s.keys = calls.NewKeys(keepKeys, mostKeys, keyBytes)
+	s.rooms = sessions.NewStore(s.tellEnd)
 	s.base, s.end = context.WithCancelCause(context.Background())
 	go s.expire()
 	return s, nil
@@ -84,6 +96,13 @@ func ownDirectory(name string) error {
 	}
 	return nil
 }
+
+// Answers are kept for idempotency keys so long, and so many at most.
+const (
+	keepKeys = 10 * time.Minute
+	mostKeys = 10_000
+	keyBytes = 256 << 20
+)
 
 // Reload takes over tokens, languages and ceilings. What was started goes on as it was.
 func (s *Server) Reload(c config.Config, tokens config.Tokens) error {
@@ -109,6 +128,7 @@ func (s *Server) expire() {
 		case <-s.base.Done():
 			return
 		case now := <-time.After(pause):
+			s.book.Expire(now)
 			if err := s.files.Expire(now); err != nil {
 				s.log.Warn("content store", "error", err)
 			}
@@ -123,14 +143,14 @@ func draining() *api.Error {
 	return api.NewError(api.Draining, "the server is ending, and starts nothing more", "try another one, or again in a moment")
 }
 
-// begin counts a call in, unless the server is ending. The caller says Done to calls.
+// begin counts a call in, unless the server is ending. The caller says Done to running.
 func (s *Server) begin() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.draining {
 		return draining()
 	}
-	s.calls.Add(1)
+	s.running.Add(1)
 	return nil
 }
 
@@ -142,7 +162,7 @@ func (s *Server) Drain(ctx context.Context) {
 	s.mu.Unlock()
 	ended := make(chan struct{})
 	go func() {
-		s.calls.Wait()
+		s.running.Wait()
 		close(ended)
 	}()
 	select {
@@ -151,6 +171,7 @@ func (s *Server) Drain(ctx context.Context) {
 	}
 	s.end(errDraining)
 	<-ended
+	s.rooms.Close()
 }
 
 // within returns a context that ends with a request's, and with the server's.

@@ -31,14 +31,11 @@ type Gate struct {
 // tenant is one that has called.
 type tenant struct {
 	running int
-	waiting []*waiter // in the order in which they came; those that gave up are taken out
+	waiting []*Turn // in the order in which they came; those that gave up are taken out
 	max     int
 	tokens  float64 // of the rate, at the time
 	at      time.Time
 }
-
-// waiter is a call that waits. in is closed when it is let in.
-type waiter struct{ in chan struct{} }
 
 // NewGate has so many places.
 func NewGate(places int) *Gate { return &Gate{places: places, tenants: map[string]*tenant{}} }
@@ -47,9 +44,27 @@ func NewGate(places int) *Gate { return &Gate{places: places, tenants: map[strin
 const most = 10_000
 
 // Enter lets a call of a tenant in when it is its turn, and returns how it leaves. An error is
-// an [*api.Error]; or ctx's, if that was done first.
+// an [*api.Error]; or the cause of ctx, if that was done first.
 func (g *Gate) Enter(ctx context.Context, name string, c Ceilings) (leave func(), err error) {
+	turn, err := g.Join(name, c)
+	if err != nil {
+		return nil, err
+	}
+	return turn.Wait(ctx)
+}
+
+// Turn is a call that is in, or waits to be let in. It must be waited for.
+type Turn struct {
+	gate   *Gate
+	tenant *tenant
+	in     chan struct{} // closed when it is let in
+}
+
+// Join lets a call in, or has it wait for its turn, without waiting. An error is an
+// [*api.Error]: there is no room even for one that waits.
+func (g *Gate) Join(name string, c Ceilings) (*Turn, error) {
 	g.mu.Lock()
+	defer g.mu.Unlock()
 	t := g.tenants[name]
 	if t == nil {
 		if len(g.tenants) >= most {
@@ -60,52 +75,63 @@ func (g *Gate) Enter(ctx context.Context, name string, c Ceilings) (leave func()
 	}
 	t.max = c.Concurrency
 	if !t.spend(c.Rate) {
-		g.mu.Unlock()
 		return nil, api.NewError(api.Quota, "the tenant's rate is used up", "send fewer calls a second")
 	}
-	leave = sync.OnceFunc(func() {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		t.running--
-		g.places++
-		g.next()
-	})
-	if len(t.waiting) == 0 && g.places > 0 && t.below() {
+	turn := &Turn{g, t, make(chan struct{})}
+	switch {
+	case len(t.waiting) == 0 && g.places > 0 && t.below():
 		g.admit(t)
-		g.mu.Unlock()
-		return leave, nil
-	}
-	if len(t.waiting) >= c.Queue {
-		full := t.below()
-		g.mu.Unlock()
-		if full {
-			return nil, api.NewError(api.Busy, "all places of the server are taken", "try again later")
+		close(turn.in)
+		return turn, nil
+	case len(t.waiting) < c.Queue:
+		if len(t.waiting) == 0 {
+			g.turns = append(g.turns, t)
 		}
-		return nil, api.NewError(api.Quota, "all of the tenant's places are taken", "wait for a call's end")
+		t.waiting = append(t.waiting, turn)
+		return turn, nil
+	case t.below():
+		return nil, api.NewError(api.Busy, "all places of the server are taken", "try again later")
 	}
-	w := &waiter{make(chan struct{})}
-	if len(t.waiting) == 0 {
-		g.turns = append(g.turns, t)
-	}
-	t.waiting = append(t.waiting, w)
-	g.mu.Unlock()
+	return nil, api.NewError(api.Quota, "all of the tenant's places are taken", "wait for a call's end")
+}
+
+// Wait waits for the turn, and returns how the call leaves. An error is the cause of ctx.
+func (u *Turn) Wait(ctx context.Context) (leave func(), err error) {
 	select {
-	case <-w.in:
-		return leave, nil
+	case <-u.in:
+		return sync.OnceFunc(u.leave), nil
 	case <-ctx.Done():
 	}
+	g, t := u.gate, u.tenant
+	g.mu.Lock()
+	i := slices.Index(t.waiting, u)
+	if i >= 0 {
+		t.waiting = slices.Delete(t.waiting, i, i+1)
+		g.settle(t)
+	}
+	g.mu.Unlock()
+	if i < 0 { // let in, a moment ago
+		u.leave()
+	}
+	return nil, context.Cause(ctx)
+}
+
+// Leave gives up the turn in place of waiting for it.
+func (u *Turn) Leave() {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if leave, err := u.Wait(ctx); err == nil {
+		leave()
+	}
+}
+
+func (u *Turn) leave() {
+	g := u.gate
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	i := slices.Index(t.waiting, w)
-	if i < 0 { // let in, a moment ago
-		t.running--
-		g.places++
-		g.next()
-		return nil, context.Cause(ctx)
-	}
-	t.waiting = slices.Delete(t.waiting, i, i+1)
-	g.settle(t)
-	return nil, context.Cause(ctx)
+	u.tenant.running--
+	g.places++
+	g.next()
 }
 
 // below reports whether one more call of the tenant may run.

@@ -338,3 +338,8 @@ func (d *Dir) list(name string, depth int, left *int, each func(Entry) error) er
 	}
 	return nil
 }
+
+// Listing is a list of entries.
+type Listing struct {
+	Files []Entry `json:"files"`
+}

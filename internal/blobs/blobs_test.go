@@ -1,0 +1,85 @@
+package blobs
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+)
+
+func code(err error) string {
+	var e *result.Error
+	if !errors.As(err, &e) {
+		return ""
+	}
+	return e.Code
+}
+
+func TestStore(t *testing.T) {
+	dir := t.TempDir()
+	s, err := Open(dir, time.Hour, 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, n, err := s.Put("a", strings.NewReader("hello"), 50, 50)
+	if n != 5 || err != nil {
+		t.Fatal(n, err)
+	}
+	if again, _, err := s.Put("a", strings.NewReader("hello"), 50, 50); again != id || err != nil || s.used["a"] != 5 {
+		t.Errorf("%s %v, %d bytes", again, err, s.used["a"])
+	}
+	if _, _, err := s.Get("b", id); code(err) != "no-such-file" {
+		t.Errorf("another tenant: %v", err)
+	}
+	for _, wrong := range []string{"", "sha256:", "sha256:../a", id + "0", strings.ToUpper(id), strings.TrimPrefix(id, "sha256:")} {
+		if _, _, err := s.Get("a", wrong); code(err) != "no-such-file" {
+			t.Errorf("%q: %v", wrong, err)
+		}
+	}
+	if _, _, err := s.Put("a", strings.NewReader(strings.Repeat("x", 46)), 50, 50); code(err) != "quota-disk" {
+		t.Errorf("above the tenant's quota: %v", err)
+	}
+	if _, _, err := s.Put("b", strings.NewReader(strings.Repeat("x", 96)), 200, 200); code(err) != "quota-disk" {
+		t.Errorf("above the store's: %v", err)
+	}
+	if _, _, err := s.Put("b", strings.NewReader("12345"), 4, 50); code(err) != "too-large" {
+		t.Errorf("%v", err)
+	}
+	if s.sum != 5 || s.used["b"] != 0 {
+		t.Errorf("%d bytes, %v", s.sum, s.used)
+	}
+	// A server that was killed leaves half a file, and the next one finds the rest.
+	part := filepath.Join(dir, "a", partial+"1")
+	if err := os.WriteFile(part, []byte("half"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if s, err = Open(dir, time.Hour, 100); err != nil || s.sum != 5 {
+		t.Fatalf("%v, %d bytes", err, s.sum)
+	}
+	if _, err := os.Stat(part); err == nil {
+		t.Error("half a file is left")
+	}
+	f, size, err := s.Get("a", id)
+	if err != nil || size != 5 {
+		t.Fatal(size, err)
+	}
+	b, _ := io.ReadAll(f)
+	f.Close()
+	if string(b) != "hello" {
+		t.Errorf("%q", b)
+	}
+	if err := s.Expire(time.Now().Add(30 * time.Minute)); err != nil || s.sum != 5 {
+		t.Errorf("too early: %v, %d bytes", err, s.sum)
+	}
+	if err := s.Expire(time.Now().Add(2 * time.Hour)); err != nil || s.sum != 0 {
+		t.Errorf("%v, %d bytes", err, s.sum)
+	}
+	if _, _, err := s.Get("a", id); code(err) != "no-such-file" {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,140 @@
+package calls
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+)
+
+func code(err error) api.Code {
+	var e *api.Error
+	if !errors.As(err, &e) {
+		return ""
+	}
+	return e.Failure.Code
+}
+
+// Readers at any offset get what is written, while it is written; what is above the bound is
+// counted.
+func TestSpool(t *testing.T) {
+	s, err := NewSpool(t.TempDir(), 6)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	var all sync.WaitGroup
+	for from, want := range map[int64]string{0: "abcdef", 4: "ef", 9: ""} {
+		all.Go(func() {
+			var got []byte
+			for at, ended := from, false; !ended; {
+				var kept int64
+				kept, ended = s.Wait(t.Context(), at)
+				b, err := io.ReadAll(s.Section(at, kept))
+				if err != nil {
+					t.Error(err)
+				}
+				got, at = append(got, b...), at+int64(len(b))
+			}
+			if string(got) != want {
+				t.Errorf("from %d: %q, want %q", from, got, want)
+			}
+		})
+	}
+	for _, piece := range []string{"ab", "cde", "fgh", "i"} {
+		if n, err := s.Write([]byte(piece)); n != len(piece) || err != nil {
+			t.Errorf("%d %v", n, err)
+		}
+	}
+	s.End()
+	all.Wait()
+	if kept, total, ended := s.Size(); kept != 6 || total != 9 || !ended {
+		t.Errorf("%d %d %v", kept, total, ended)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	other, err := NewSpool(t.TempDir(), 6)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if kept, ended := other.Wait(ctx, 0); kept != 0 || ended {
+		t.Errorf("%d %v", kept, ended)
+	}
+}
+
+func TestBook(t *testing.T) {
+	b := NewBook(t.TempDir(), time.Minute, 2)
+	ctx, c, err := b.Add(t.Context(), "1", "a", 10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := b.Add(t.Context(), "2", "a", 10); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := b.Add(t.Context(), "3", "a", 10); code(err) != api.Quota {
+		t.Errorf("%v", err)
+	}
+	if _, other, err := b.Add(t.Context(), "4", "b", 10); err != nil || b.Get("a", "4") != nil || b.Get("b", "4") != other {
+		t.Errorf("%v", err)
+	}
+	c.Cancel()
+	<-ctx.Done()
+	c.End(nil, api.NewError(api.Setup, "x", ""))
+	if s := c.Status(); s.State != api.Over || s.Failure == nil {
+		t.Errorf("%+v", s)
+	}
+	b.Expire(time.Now().Add(time.Second))
+	if b.Get("a", "1") != c {
+		t.Error("it went too early")
+	}
+	b.Expire(time.Now().Add(2 * time.Minute))
+	if b.Get("a", "1") != nil || len(b.List("a")) != 1 {
+		t.Error("it stays")
+	}
+}
+
+func TestKeys(t *testing.T) {
+	k := NewKeys(time.Minute, 2, 1000)
+	key, first, err := k.Begin("a", []byte("1"))
+	if !first || err != nil {
+		t.Fatal(first, err)
+	}
+	if again, first, err := k.Begin("a", []byte("1")); again != key || first || err != nil {
+		t.Error(first, err)
+	}
+	if _, _, err := k.Begin("a", []byte("2")); code(err) != api.Idempotency {
+		t.Error(err)
+	}
+	k.Settle("a", key, "answer", 10)
+	<-key.Done()
+	if again, first, _ := k.Begin("a", []byte("1")); first || again.Value != "answer" {
+		t.Error(first, again)
+	}
+	// What is not kept can be tried again.
+	b, _, _ := k.Begin("b", nil)
+	k.Settle("b", b, nil, -1)
+	b, first, err = k.Begin("b", nil)
+	if !first || err != nil {
+		t.Error(first, err)
+	}
+	if _, _, err := k.Begin("c", nil); code(err) != api.Quota {
+		t.Errorf("a third one: %v", err)
+	}
+	k.Settle("b", b, nil, -1)
+	// An old one makes room; so do its bytes.
+	key.came = time.Now().Add(-2 * time.Minute)
+	c, first, err := k.Begin("c", nil)
+	if !first || err != nil {
+		t.Error(first, err)
+	}
+	k.Settle("c", c, nil, 1000)
+	if key, first, _ := k.Begin("a", []byte("2")); first {
+		k.Settle("a", key, nil, -1)
+		t.Error("more bytes than may be kept")
+	}
+}

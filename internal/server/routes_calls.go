@@ -1,0 +1,255 @@
+package server
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/calls"
+	"github.com/sbxrun/sbxrun/internal/place"
+)
+
+// background is a call that nobody waits for, as a sink.
+type background struct{ *calls.Call }
+
+func (b background) writers() (stdout, stderr io.Writer) { return b.Writers() }
+func (b background) started(run place.Running)           { b.Started(run.Signal) }
+func (b background) output(r *result.Report)             { b.Output(r) }
+
+// launch carries a call out in the background. The base of its context ends it, and so does the
+// server's end. hold is kept from here to its end.
+func (s *Server) launch(base context.Context, book *calls.Book, o *order, by way, release func()) (*calls.Call, error) {
+	if err := s.begin(); err != nil {
+		release()
+		return nil, err
+	}
+	ctx, cancel := s.within(base)
+	ctx, c, err := book.Add(ctx, o.id, o.who.tenant, o.maxOutput)
+	if err == nil {
+		turn, joinErr := s.gate.Join(o.who.tenant, o.ceilings.Ceilings())
+		if err = joinErr; err == nil {
+			go func() {
+				defer s.running.Done()
+				defer release()
+				defer cancel()
+				c.End(by(ctx, turn, o, background{c}))
+			}()
+			return c, nil
+		}
+		book.Drop(c)
+	}
+	cancel()
+	release()
+	s.running.Done()
+	return nil, err
+}
+
+// CallPath is which call is meant. It is exported, as all that is embedded in a request, because
+// huma sees no others.
+type CallPath struct {
+	ID string `path:"id" maxLength:"64"`
+}
+
+type callAnswer struct {
+	Status int
+	Body   api.CallStatus
+}
+
+func noSuchCall() error {
+	return api.NewError(api.NoSuchCall, "there is no such call", "GET /v1/calls lists them")
+}
+
+func (s *Server) defineCalls(a huma.API) {
+	type newCall struct {
+		Request
+		Key     string `header:"Idempotency-Key" maxLength:"256" doc:"A second request with the same key and body within ten minutes gets the same call."`
+		RawBody []byte
+		Body    api.Call
+	}
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "call", Method: http.MethodPost, Path: "/v1/calls", Summary: "Begin to run one command or program in a fresh sandbox", DefaultStatus: http.StatusAccepted,
+		Description: "It goes on whether or not anybody waits.",
+	}, append(starting, api.Idempotency)...), func(ctx context.Context, q *newCall) (*callAnswer, error) {
+		o, err := s.check(whose(ctx), &q.Body)
+		if err != nil {
+			return nil, api.AsError(err)
+		}
+		begin := func() (*calls.Call, error) {
+			return s.launch(context.Background(), s.book, o, s.fresh, func() {})
+		}
+		if q.Key == "" {
+			c, err := begin()
+			return accepted(c, err)
+		}
+		name := o.who.tenant + "\n" + q.r.URL.Path + "\n" + q.Key
+		k, first, err := s.keys.Begin(name, q.RawBody)
+		if err != nil {
+			return nil, api.AsError(err)
+		}
+		if !first {
+			<-k.Done() // it begins at once, or not at all
+			if c, ok := k.Value.(*calls.Call); ok && c != nil {
+				return accepted(c, nil)
+			}
+			return nil, api.NewError(api.Busy, "the first request with this key did not begin", "try again")
+		}
+		c, err := begin()
+		size := int64(0)
+		if err != nil {
+			size = -1
+		}
+		s.keys.Settle(name, k, c, size)
+		return accepted(c, err)
+	})
+
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "listCalls", Method: http.MethodGet, Path: "/v1/calls", Summary: "List the calls that run, or ended a while ago",
+	}), func(ctx context.Context, _ *struct{}) (*callList, error) {
+		return listed(s.book.List(whose(ctx).tenant)), nil
+	})
+
+	type getCall struct {
+		CallPath
+		WaitMS float64 `query:"wait_ms" minimum:"0" maximum:"60000" doc:"Wait so long for its end"`
+	}
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "getCall", Method: http.MethodGet, Path: "/v1/calls/{id}", Summary: "Tell how far a call has come, or how it has ended",
+	}, api.NoSuchCall), func(ctx context.Context, q *getCall) (*callAnswer, error) {
+		c := s.book.Get(whose(ctx).tenant, q.ID)
+		if c == nil {
+			return nil, noSuchCall()
+		}
+		s.awaitCall(ctx, c, milliseconds(q.WaitMS))
+		return &callAnswer{http.StatusOK, c.Status()}, nil
+	})
+
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "deleteCall", Method: http.MethodDelete, Path: "/v1/calls/{id}", Summary: "End a call, and tell how; or forget one that has ended",
+	}, api.NoSuchCall), func(ctx context.Context, q *struct{ CallPath }) (*callAnswer, error) {
+		c := s.book.Get(whose(ctx).tenant, q.ID)
+		if c == nil {
+			return nil, noSuchCall()
+		}
+		return &callAnswer{http.StatusOK, s.remove(s.book, c)}, nil
+	})
+
+	type output struct {
+		Request
+		CallPath
+		OutputQuery
+	}
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "callOutput", Method: http.MethodGet, Path: "/v1/calls/{id}/output", Summary: "Read what a call has written, from any byte on", Responses: octets("The bytes from that offset on"),
+	}, api.NoSuchCall), func(ctx context.Context, q *output) (*streamed, error) {
+		c := s.book.Get(whose(ctx).tenant, q.ID)
+		if c == nil {
+			return nil, noSuchCall()
+		}
+		return s.output(q.Request, c, q.OutputQuery), nil
+	})
+}
+
+// remove ends a call, waits for that, and forgets it.
+func (s *Server) remove(book *calls.Book, c *calls.Call) api.CallStatus {
+	c.Cancel()
+	<-c.Ended()
+	status := c.Status()
+	book.Drop(c)
+	return status
+}
+
+func accepted(c *calls.Call, err error) (*callAnswer, error) {
+	if err != nil {
+		return nil, api.AsError(err)
+	}
+	return &callAnswer{http.StatusAccepted, c.Status()}, nil
+}
+
+type callList struct{ Body api.Calls }
+
+func listed(all []*calls.Call) *callList {
+	out := &callList{}
+	out.Body.Calls = []api.CallStatus{}
+	for _, c := range all {
+		out.Body.Calls = append(out.Body.Calls, c.Status())
+	}
+	return out
+}
+
+// awaitCall waits for a call's end, but no longer than this, and not when the client has left or
+// the server is to end.
+func (s *Server) awaitCall(ctx context.Context, c *calls.Call, most time.Duration) {
+	if most == 0 {
+		return
+	}
+	timer := time.NewTimer(most)
+	defer timer.Stop()
+	select {
+	case <-c.Ended():
+	case <-ctx.Done():
+	case <-s.base.Done():
+	case <-timer.C:
+	}
+}
+
+// OutputQuery says what of an output is asked for.
+type OutputQuery struct {
+	From   int64  `query:"from" minimum:"0" doc:"The first byte"`
+	Stream string `query:"stream" enum:"stdout,stderr" doc:"stdout unless given"`
+	Follow string `query:"follow" enum:"0,1" doc:"1 goes on until no more comes; whoever loses the connection asks again from the byte after the last"`
+}
+
+// octets is an answer of bytes.
+func octets(description string) map[string]*huma.Response {
+	return map[string]*huma.Response{"200": {Description: description, Content: map[string]*huma.MediaType{"application/octet-stream": {Schema: &huma.Schema{Type: "string", Format: "binary"}}}}}
+}
+
+// output answers with what a call has written.
+func (s *Server) output(q Request, c *calls.Call, o OutputQuery) *streamed {
+	return &streamed{func(huma.Context) {
+		spool := c.Stream(o.Stream)
+		size, _, ended := spool.Size()
+		h := q.w.Header()
+		h.Set("Content-Type", "application/octet-stream")
+		h.Set("X-Output-Size", strconv.FormatInt(size, 10))
+		h.Set("X-Output-Ended", strconv.FormatBool(ended))
+		if o.Follow != "1" {
+			h.Set("Content-Length", strconv.FormatInt(max(0, size-o.From), 10))
+		}
+		ctx, cancel := s.within(q.r.Context())
+		defer cancel()
+		patience(q.w)
+		q.w.WriteHeader(http.StatusOK)
+		flush := http.NewResponseController(q.w).Flush
+		buf := make([]byte, 256<<10)
+		for at := o.From; ; {
+			section := spool.Section(at, size)
+			for {
+				n, err := section.Read(buf)
+				if n > 0 {
+					patience(q.w)
+					if _, err := q.w.Write(buf[:n]); err != nil {
+						return
+					}
+					at += int64(n)
+				}
+				if err == io.EOF {
+					break
+				}
+				if err != nil {
+					panic(http.ErrAbortHandler) // a part must not look like all of it
+				}
+			}
+			if o.Follow != "1" || ended && at >= size || ctx.Err() != nil || flush() != nil {
+				return
+			}
+			size, ended = spool.Wait(ctx, at)
+		}
+	}}
+}

@@ -1,0 +1,248 @@
+package server
+
+import (
+	"context"
+	"io"
+	"io/fs"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/workspace"
+)
+
+// body is that of a request as it comes: a client may take its time for it, but not without a
+// sign of life.
+type body struct{ q Request }
+
+func (b body) Read(p []byte) (int, error) {
+	_ = http.NewResponseController(b.q.w).SetReadDeadline(time.Now().Add(bodyBound)) // a writer of a test may have none
+	n, err := b.q.r.Body.Read(p)
+	if err != nil && err != io.EOF {
+		err = api.NewError(api.Usage, "the request has broken off", "")
+	}
+	return n, err
+}
+
+// takes says in the document that a request has bytes.
+func takes(kind string) *huma.RequestBody {
+	return &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{kind: {Schema: &huma.Schema{Type: "string", Format: "binary"}}}}
+}
+
+// dirOf is the workspace of a session, while it is used.
+func (s *Server) dirOf(ctx context.Context, id string) (*workspace.Dir, func(), error) {
+	x, _, release, err := s.used(ctx, id)
+	if err != nil {
+		return nil, nil, api.AsError(err)
+	}
+	dir, err := x.Place.Files()
+	if err != nil {
+		release()
+		return nil, nil, api.AsError(err)
+	}
+	return dir, release, nil
+}
+
+// room is how many entries a workspace may still get.
+func (s *Server) entriesLeft(dir *workspace.Dir) (int, error) {
+	left := s.settings.Load().Sessions.MaxEntries
+	err := dir.List(".", left, func(workspace.Entry) error {
+		left--
+		return nil
+	})
+	if err != nil {
+		return 0, err
+	}
+	if left == 0 {
+		return 0, api.NewError(api.QuotaDisk, "the workspace has as many entries as it may", "remove some")
+	}
+	return left, nil
+}
+
+func (s *Server) defineWorkspace(a huma.API) {
+	const base = "/v1/sessions/{id}/files"
+	none := []api.Code{api.NoSuchSession, api.Ended, api.NoSuchFile}
+	type FilePath struct {
+		Request
+		SessionPath
+		Path string `path:"path" maxLength:"1024" doc:"Relative to the workspace; it may have slashes"`
+	}
+	type stored struct {
+		Status int
+		Body   api.Written
+	}
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "putFile", Method: http.MethodPut, Path: base + "/{path...}", Summary: "Write a file of the workspace", RequestBody: takes("application/octet-stream"),
+		Description: "Directories above it are made. No link is followed.", DefaultStatus: http.StatusCreated,
+	}, append(none, api.TooLarge, api.QuotaDisk)...), func(ctx context.Context, q *struct {
+		FilePath
+		Mode string `query:"mode" pattern:"^0?[0-7]{3}$" doc:"Permissions in octal; 644 unless given"`
+	}) (*stored, error) {
+		dir, release, err := s.dirOf(ctx, q.ID)
+		if err != nil {
+			return nil, err
+		}
+		defer release()
+		if _, err := s.entriesLeft(dir); err != nil {
+			return nil, api.AsError(err)
+		}
+		mode := uint64(0o644)
+		if q.Mode != "" {
+			mode, _ = strconv.ParseUint(q.Mode, 8, 32) // the document's pattern is that of a number
+		}
+		out := &stored{Status: http.StatusCreated}
+		out.Body.Path = q.Path
+		if out.Body.Size, err = dir.Put(q.Path, body{q.Request}, int64(s.settings.Load().Sandbox.TmpSize), fs.FileMode(mode)); err != nil {
+			return nil, api.AsError(err)
+		}
+		return out, nil
+	})
+
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "getFile", Method: http.MethodGet, Path: base + "/{path...}", Summary: "Read a file of the workspace", Responses: octets("The file"),
+	}, none...), func(ctx context.Context, q *FilePath) (*streamed, error) {
+		dir, release, err := s.dirOf(ctx, q.ID)
+		if err != nil {
+			return nil, err
+		}
+		f, st, err := dir.Get(q.Path)
+		if err != nil {
+			release()
+			return nil, api.AsError(err)
+		}
+		return &streamed{func(huma.Context) {
+			defer release()
+			defer f.Close()
+			send(q.w, f, st.Size())
+		}}, nil
+	})
+
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "deleteFile", Method: http.MethodDelete, Path: base + "/{path...}", Summary: "Remove a file, or an empty directory, of the workspace", DefaultStatus: http.StatusNoContent,
+	}, none...), func(ctx context.Context, q *FilePath) (*struct{}, error) {
+		dir, release, err := s.dirOf(ctx, q.ID)
+		if err != nil {
+			return nil, err
+		}
+		defer release()
+		if err := dir.Remove(q.Path); err != nil {
+			return nil, api.AsError(err)
+		}
+		return nil, nil
+	})
+
+	type list struct{ Body workspace.Listing }
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "listFiles", Method: http.MethodGet, Path: base, Summary: "List the workspace, with all that is below",
+	}, none...), func(ctx context.Context, q *struct{ SessionPath }) (*list, error) {
+		dir, release, err := s.dirOf(ctx, q.ID)
+		if err != nil {
+			return nil, err
+		}
+		defer release()
+		out := &list{}
+		out.Body.Files = []workspace.Entry{}
+		err = dir.List(".", s.settings.Load().Sessions.MaxEntries, func(e workspace.Entry) error {
+			out.Body.Files = append(out.Body.Files, e)
+			return nil
+		})
+		if err != nil {
+			return nil, api.AsError(err)
+		}
+		return out, nil
+	})
+
+	const archive = "/v1/sessions/{id}/archive"
+	type whole struct {
+		Request
+		SessionPath
+	}
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "putArchive", Method: http.MethodPut, Path: archive, Summary: "Unpack a tar stream into the workspace", RequestBody: takes("application/x-tar"), DefaultStatus: http.StatusNoContent,
+		Description: "Of files and directories alone: a link, a device, a name that is absolute or leads out, or too much is an error, and what came before stays.",
+	}, append(none, api.TooLarge, api.QuotaDisk)...), func(ctx context.Context, q *whole) (*struct{}, error) {
+		dir, release, err := s.dirOf(ctx, q.ID)
+		if err != nil {
+			return nil, err
+		}
+		defer release()
+		left, err := s.entriesLeft(dir)
+		if err != nil {
+			return nil, api.AsError(err)
+		}
+		if err := dir.Unpack(body{q.Request}, workspace.Quota{Bytes: int64(s.settings.Load().Sandbox.TmpSize), Entries: left}); err != nil {
+			return nil, api.AsError(err)
+		}
+		return nil, nil
+	})
+
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "getArchive", Method: http.MethodGet, Path: archive, Summary: "Pack the workspace into a tar stream",
+		Description: "Files and directories alone. A stream that is broken off has no end of archive.",
+		Responses:   map[string]*huma.Response{"200": {Description: "The archive", Content: map[string]*huma.MediaType{"application/x-tar": {Schema: &huma.Schema{Type: "string", Format: "binary"}}}}},
+	}, none...), func(ctx context.Context, q *whole) (*streamed, error) {
+		dir, release, err := s.dirOf(ctx, q.ID)
+		if err != nil {
+			return nil, err
+		}
+		return &streamed{func(huma.Context) {
+			defer release()
+			q.w.Header().Set("Content-Type", "application/x-tar")
+			if err := dir.Pack(patient{q.w}, ".", s.settings.Load().Sessions.MaxEntries); err != nil {
+				panic(http.ErrAbortHandler) // a part must not look like all of it
+			}
+		}}, nil
+	})
+}
+
+// patient gives a client its time for each piece.
+type patient struct{ w http.ResponseWriter }
+
+func (p patient) Write(b []byte) (int, error) {
+	patience(p.w)
+	return p.w.Write(b)
+}
+
+// send answers with a file, of which no more than its size is sent: it may grow meanwhile.
+func send(w http.ResponseWriter, r io.Reader, size int64) {
+	w.Header().Set("Content-Type", "application/octet-stream")
+	w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
+	w.WriteHeader(http.StatusOK)
+	_, _ = io.CopyN(patient{w}, r, size) // a length that is not met tells the client
+}
+
+func (s *Server) defineFiles(a huma.API) {
+	type stored struct {
+		Status int
+		Body   api.Stored
+	}
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "storeFile", Method: http.MethodPost, Path: "/v1/files", Summary: "Put a file into the content store", RequestBody: takes("application/octet-stream"), DefaultStatus: http.StatusCreated,
+	}, api.TooLarge, api.QuotaDisk), func(ctx context.Context, q *struct{ Request }) (*stored, error) {
+		tenant := whose(ctx).tenant
+		quota := int64(s.settings.Load().Of(tenant).Files)
+		id, size, err := s.files.Put(tenant, body{q.Request}, quota, quota)
+		if err != nil {
+			return nil, api.AsError(err)
+		}
+		return &stored{http.StatusCreated, api.Stored{ID: id, Size: size}}, nil
+	})
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "getStoredFile", Method: http.MethodGet, Path: "/v1/files/{id}", Summary: "Read a file of the content store", Responses: octets("The file"),
+	}, api.NoSuchFile), func(ctx context.Context, q *struct {
+		Request
+		ID string `path:"id" maxLength:"128" doc:"sha256:…"`
+	}) (*streamed, error) {
+		f, size, err := s.files.Get(whose(ctx).tenant, q.ID)
+		if err != nil {
+			return nil, api.AsError(err)
+		}
+		return &streamed{func(huma.Context) {
+			defer f.Close()
+			send(q.w, f, size)
+		}}, nil
+	})
+}

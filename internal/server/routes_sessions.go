@@ -1,0 +1,359 @@
+package server
+
+import (
+	"context"
+	"net/http"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/calls"
+	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/sessions"
+	"github.com/sbxrun/sbxrun/internal/tenants"
+	"github.com/sbxrun/sbxrun/internal/values"
+)
+
+// tellEnd logs the end of a session.
+func (s *Server) tellEnd(x *sessions.Session, res *result.Result) {
+	verdict := result.NotApplicable
+	if res != nil {
+		verdict = res.Verdict
+	}
+	s.log.Info("session ended", "tenant", x.Tenant, "session", x.ID, "verdict", verdict)
+}
+
+// createSession makes a session.
+func (s *Server) createSession(ctx context.Context, w who, n *api.NewSession) (*sessions.Session, []string, error) {
+	set := s.settings.Load()
+	o := &order{id: job.NewID(), who: w, ceilings: set.Of(w.tenant)}
+	for _, f := range n.Files {
+		in, err := checkFile(f)
+		if err != nil {
+			return nil, nil, err
+		}
+		o.files = append(o.files, in)
+	}
+	idle := o.clamp("idle_timeout_ms", n.IdleTimeoutMS, time.Duration(set.Sessions.IdleTimeout), time.Duration(set.Sessions.IdleTimeout))
+	life := o.clamp("lifetime_ms", n.LifetimeMS, time.Duration(set.Sessions.Lifetime), time.Duration(set.Sessions.Lifetime))
+	if n.Limits.MaxOutput != 0 || n.Limits.Output != "" {
+		return nil, nil, usage("limits of output are those of a command")
+	}
+	var err error
+	if o.limits, err = boundLimits(set, o.ceilings, n.Limits); err != nil {
+		return nil, nil, err
+	}
+	release, err := s.rooms.Reserve(w.tenant, o.ceilings.Sessions)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer release()
+	if err := s.begin(); err != nil {
+		return nil, nil, err
+	}
+	defer s.running.Done()
+	ctx, cancel := s.within(ctx)
+	defer cancel()
+	turn, err := s.gate.Join(w.tenant, o.ceilings.Ceilings())
+	if err != nil {
+		return nil, nil, err
+	}
+	e, err := s.enter(ctx, turn, o)
+	if err != nil {
+		return nil, nil, s.why(ctx, err)
+	}
+	defer e.end()
+	// The room has its own end too, for when this process is stopped.
+	const later = 10 * time.Second
+	policy := set.policy
+	policy.Limits, policy.Lifetime = o.limits, life+later
+	at, err := s.source.Take(ctx, w.tenant, policy)
+	if err != nil {
+		return nil, nil, s.why(ctx, explain(e.admitted, err))
+	}
+	if err := s.bring(at, o); err != nil {
+		_, _ = at.Give() // nothing has run in it
+		return nil, nil, s.why(ctx, err)
+	}
+	e.admitted.Running()
+	now := time.Now()
+	x := &sessions.Session{
+		ID: o.id, Tenant: w.tenant, Place: at, Made: now.UTC(), Expires: now.Add(life).UTC(), Idle: idle, Limits: n.Limits,
+		Processes: calls.NewBook(filepath.Join(set.StateDir, "output"), life, set.Calls.Most),
+	}
+	s.rooms.Add(x)
+	s.log.Info("session", "request", w.requestID, "tenant", w.tenant, "session", x.ID, "room", at.Kind())
+	return x, o.clamped, nil
+}
+
+// inSession carries a call out in a session.
+func (s *Server) inSession(x *sessions.Session) way {
+	return func(ctx context.Context, turn *tenants.Turn, o *order, out sink) (*api.Answer, error) {
+		e, err := s.enter(ctx, turn, o)
+		if err != nil {
+			return nil, s.why(ctx, err)
+		}
+		defer e.end()
+		a, err := s.in(ctx, x.Place, e.admitted, o, out)
+		if a == nil {
+			return nil, s.why(ctx, err)
+		}
+		if a.Teardown.Verdict == result.Unproven {
+			go s.rooms.End(x, result.Lost) // in which something is left must not be used again
+		}
+		return s.done(o, e, a)
+	}
+}
+
+// used gets a session for a request, and its context ends with either.
+func (s *Server) used(ctx context.Context, id string) (x *sessions.Session, both context.Context, release func(), err error) {
+	if x, err = s.rooms.Get(whose(ctx).tenant, id); err != nil {
+		return nil, nil, nil, err
+	}
+	its, free, err := x.Use()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	both, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(its, cancel)
+	return x, both, func() {
+		stop()
+		cancel()
+		free()
+	}, nil
+}
+
+// SessionPath is which session is meant.
+type SessionPath struct {
+	ID string `path:"id" maxLength:"64" doc:"Of the session"`
+}
+
+func describe(x *sessions.Session) api.Session {
+	running := 0
+	for _, c := range x.Processes.List(x.Tenant) {
+		if c.Status().State != api.Over {
+			running++
+		}
+	}
+	return api.Session{ID: x.ID, Made: x.Made, Expires: x.Expires, IdleMS: result.Milliseconds(x.Idle), Limits: x.Limits, Room: string(x.Place.Kind()), Processes: running}
+}
+
+func (s *Server) defineSessions(a huma.API) {
+	type one struct {
+		Status int
+		Body   api.Session
+	}
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "createSession", Method: http.MethodPost, Path: "/v1/sessions", Summary: "Make a room that stays", DefaultStatus: http.StatusCreated,
+	}, starting...), func(ctx context.Context, q *struct {
+		Request
+		Body api.NewSession
+	}) (*one, error) {
+		x, clamped, err := s.createSession(ctx, whose(ctx), &q.Body)
+		if err != nil {
+			return nil, api.AsError(err)
+		}
+		out := describe(x)
+		out.Clamped = clamped
+		return &one{http.StatusCreated, out}, nil
+	})
+
+	type list struct{ Body api.Sessions }
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "listSessions", Method: http.MethodGet, Path: "/v1/sessions", Summary: "List the sessions",
+	}), func(ctx context.Context, _ *struct{}) (*list, error) {
+		out := &list{}
+		out.Body.Sessions = []api.Session{}
+		for _, x := range s.rooms.List(whose(ctx).tenant) {
+			out.Body.Sessions = append(out.Body.Sessions, describe(x))
+		}
+		return out, nil
+	})
+
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "getSession", Method: http.MethodGet, Path: "/v1/sessions/{id}", Summary: "Tell of a session",
+	}, api.NoSuchSession, api.Ended), func(ctx context.Context, q *struct{ SessionPath }) (*one, error) {
+		x, err := s.rooms.Get(whose(ctx).tenant, q.ID)
+		if err != nil {
+			return nil, api.AsError(err)
+		}
+		return &one{http.StatusOK, describe(x)}, nil
+	})
+
+	type gone struct{ Body api.SessionEnd }
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "deleteSession", Method: http.MethodDelete, Path: "/v1/sessions/{id}", Summary: "End a session and all that is in it",
+	}, api.NoSuchSession, api.Ended, api.Unproven), func(ctx context.Context, q *struct{ SessionPath }) (*gone, error) {
+		x, err := s.rooms.Get(whose(ctx).tenant, q.ID)
+		if err != nil {
+			return nil, api.AsError(err)
+		}
+		out := &gone{api.SessionEnd{ID: x.ID, Verdict: result.Unproven, Survivors: []result.Survivor{}}}
+		if res := s.rooms.End(x, result.Killed); res != nil {
+			out.Body.Verdict = res.Verdict
+			out.Body.Survivors = append(out.Body.Survivors, res.Survivors...)
+		}
+		if out.Body.Verdict != result.Proven {
+			e := api.NewError(api.Unproven, "something of the session may be left", "sbxrun stats and cleanup name it")
+			e.Started = true
+			return nil, e
+		}
+		return out, nil
+	})
+
+	type exec struct {
+		Request
+		SessionPath
+		Stream  string `query:"stream" enum:"0,1" doc:"As of run"`
+		Key     string `header:"Idempotency-Key" maxLength:"256" doc:"As of run"`
+		RawBody []byte
+		Body    api.Call
+	}
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "exec", Method: http.MethodPost, Path: "/v1/sessions/{id}/exec", Summary: "Run one command or program in a session",
+		Description: "Its end is of what it has started alone: files stay, and what else runs in the session.", Responses: answers(a),
+	}, append(starting, api.Idempotency, api.NoSuchSession, api.Ended)...), func(ctx context.Context, q *exec) (*streamed, error) {
+		x, err := s.rooms.Get(whose(ctx).tenant, q.ID)
+		if err != nil {
+			return nil, api.AsError(err)
+		}
+		by := func(ctx context.Context, turn *tenants.Turn, o *order, out sink) (*api.Answer, error) {
+			its, release, err := x.Use()
+			if err != nil {
+				turn.Leave()
+				return nil, err
+			}
+			defer release()
+			ctx, cancel := context.WithCancel(ctx)
+			defer context.AfterFunc(its, cancel)()
+			defer cancel()
+			return s.inSession(x)(ctx, turn, o, out)
+		}
+		return s.answered(q.Request, q.Stream, q.Key, q.RawBody, &q.Body, by)
+	})
+}
+
+// ProcessPath is which command in the background of a session is meant.
+type ProcessPath struct {
+	SessionPath
+	PID string `path:"pid" maxLength:"64" doc:"Of the process, as it was told"`
+}
+
+func noSuchProcess() error {
+	return api.NewError(api.NoSuchProcess, "there is no such process", "GET …/processes lists them")
+}
+
+// process gets one of a session.
+func (s *Server) process(ctx context.Context, q ProcessPath) (*sessions.Session, *calls.Call, error) {
+	x, err := s.rooms.Get(whose(ctx).tenant, q.ID)
+	if err != nil {
+		return nil, nil, api.AsError(err)
+	}
+	if c := x.Processes.Get(x.Tenant, q.PID); c != nil {
+		return x, c, nil
+	}
+	return nil, nil, noSuchProcess()
+}
+
+func (s *Server) defineProcesses(a huma.API) {
+	const base = "/v1/sessions/{id}/processes"
+	none := []api.Code{api.NoSuchSession, api.Ended, api.NoSuchProcess}
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "startProcess", Method: http.MethodPost, Path: base, Summary: "Begin to run a command in the background of a session", DefaultStatus: http.StatusAccepted,
+		Description: "It runs until its deadline, its own end or that of the session; as long, the session is not idle. A timeout of 0 is the server's maximum.",
+	}, append(starting, none...)...), func(ctx context.Context, q *struct {
+		Request
+		SessionPath
+		Body api.Call
+	}) (*callAnswer, error) {
+		x, err := s.rooms.Get(whose(ctx).tenant, q.ID)
+		if err != nil {
+			return nil, api.AsError(err)
+		}
+		o, err := s.check(whose(ctx), &q.Body)
+		if err != nil {
+			return nil, api.AsError(err)
+		}
+		if q.Body.TimeoutMS == 0 {
+			o.timeout = time.Until(x.Expires)
+		}
+		its, release, err := x.Use()
+		if err != nil {
+			return nil, api.AsError(err)
+		}
+		c, err := s.launch(its, x.Processes, o, s.inSession(x), release)
+		return accepted(c, err)
+	})
+
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "listProcesses", Method: http.MethodGet, Path: base, Summary: "List what runs in the background, or did",
+	}, none...), func(ctx context.Context, q *struct{ SessionPath }) (*callList, error) {
+		x, err := s.rooms.Get(whose(ctx).tenant, q.ID)
+		if err != nil {
+			return nil, api.AsError(err)
+		}
+		return listed(x.Processes.List(x.Tenant)), nil
+	})
+
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "getProcess", Method: http.MethodGet, Path: base + "/{pid}", Summary: "Tell how far a process has come, or how it has ended",
+	}, none...), func(ctx context.Context, q *struct {
+		ProcessPath
+		WaitMS float64 `query:"wait_ms" minimum:"0" maximum:"60000" doc:"Wait so long for its end"`
+	}) (*callAnswer, error) {
+		_, c, err := s.process(ctx, q.ProcessPath)
+		if err != nil {
+			return nil, err
+		}
+		s.awaitCall(ctx, c, milliseconds(q.WaitMS))
+		return &callAnswer{http.StatusOK, c.Status()}, nil
+	})
+
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "deleteProcess", Method: http.MethodDelete, Path: base + "/{pid}", Summary: "End a process, and tell how; or forget one that has ended",
+	}, none...), func(ctx context.Context, q *struct{ ProcessPath }) (*callAnswer, error) {
+		x, c, err := s.process(ctx, q.ProcessPath)
+		if err != nil {
+			return nil, err
+		}
+		return &callAnswer{http.StatusOK, s.remove(x.Processes, c)}, nil
+	})
+
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "signalProcess", Method: http.MethodPost, Path: base + "/{pid}/signal", Summary: "Send a signal to all that a process has started", DefaultStatus: http.StatusNoContent,
+	}, none...), func(ctx context.Context, q *struct {
+		ProcessPath
+		Body api.Signal
+	}) (*struct{}, error) {
+		_, c, err := s.process(ctx, q.ProcessPath)
+		if err != nil {
+			return nil, err
+		}
+		var sig values.Signal
+		if err := sig.UnmarshalText([]byte(q.Body.Signal)); err != nil {
+			return nil, usage("signal: %v", err)
+		}
+		if err := c.Signal(syscall.Signal(sig)); err != nil {
+			return nil, api.AsError(err)
+		}
+		return nil, nil
+	})
+
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "processOutput", Method: http.MethodGet, Path: base + "/{pid}/output", Summary: "Read what a process has written, from any byte on", Responses: octets("The bytes from that offset on"),
+	}, none...), func(ctx context.Context, q *struct {
+		Request
+		ProcessPath
+		OutputQuery
+	}) (*streamed, error) {
+		_, c, err := s.process(ctx, q.ProcessPath)
+		if err != nil {
+			return nil, err
+		}
+		return s.output(q.Request, c, q.OutputQuery), nil
+	})
+}

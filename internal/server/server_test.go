@@ -1,0 +1,174 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/getkin/kin-openapi/openapi3"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/internal/place"
+)
+
+// nowhere has no place for anybody.
+type nowhere struct{}
+
+func (nowhere) Take(context.Context, string, place.Policy) (place.Place, error) {
+	return nil, &result.Error{Code: "setup", Message: "there is no place"}
+}
+
+// handler is a server on a machine without places, called by the user of a unix socket.
+func handler(t testing.TB) http.Handler {
+	t.Helper()
+	c := config.Default()
+	c.StateDir = filepath.Join(t.TempDir(), "state")
+	c.MaxBody = 1 << 20
+	s, err := New(c, nil, nowhere{}, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Drain(t.Context()) })
+	h := s.Handler()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1")))
+	})
+}
+
+func ask(h http.Handler, method, path, body string) *httptest.ResponseRecorder {
+	w := httptest.NewRecorder()
+	r := httptest.NewRequest(method, path, strings.NewReader(body))
+	r.Header.Set("Content-Type", "application/json")
+	h.ServeHTTP(w, r)
+	return w
+}
+
+// The document is one of OpenAPI, by a validator's word, and has every operation.
+func TestOpenAPI(t *testing.T) {
+	w := ask(handler(t), http.MethodGet, "/openapi.json", "")
+	if w.Code != http.StatusOK {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
+	doc, err := openapi3.NewLoader().LoadFromData(w.Body.Bytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := doc.Validate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(doc.OpenAPI, "3.1") {
+		t.Errorf("version %s", doc.OpenAPI)
+	}
+	for path, methods := range map[string]string{
+		"/v1/run": "POST", "/v1/calls": "POST GET", "/v1/calls/{id}": "GET DELETE", "/v1/calls/{id}/output": "GET", "/v1/languages": "GET",
+		"/v1/sessions": "POST GET", "/v1/sessions/{id}": "GET DELETE", "/v1/sessions/{id}/exec": "POST", "/v1/sessions/{id}/processes": "POST GET",
+		"/v1/sessions/{id}/processes/{pid}": "GET DELETE", "/v1/sessions/{id}/files/{path}": "PUT GET DELETE", "/v1/sessions/{id}/archive": "GET PUT", "/v1/files": "POST", "/v1/files/{id}": "GET",
+	} {
+		item := doc.Paths.Value(path)
+		for _, method := range strings.Fields(methods) {
+			if item == nil || item.GetOperation(method) == nil {
+				t.Errorf("no %s %s", method, path)
+				continue
+			}
+			for status := range item.GetOperation(method).Responses.Map() {
+				if status == "422" || status == "default" {
+					t.Errorf("%s %s says %s, which is never answered", method, path, status)
+				}
+			}
+		}
+	}
+}
+
+// FuzzRun: whatever is sent, the answer is an error with a code, and nothing was started.
+func FuzzRun(f *testing.F) {
+	for _, body := range []string{
+		`{"argv":["true"]}`, `{"language":"sh","code":"x","env":{"A":"1"},"files":[{"path":"a","text":"b","mode":"755"}],"collect":["*"],"timeout_ms":1e9}`,
+		`{"argv":["true"],"limits":{"memory":1048576,"pids":4,"cpus":1.5,"max_output":1,"output":"kill"}}`, `[]`, `{`, `null`, `{"argv":null}`, `{"timeout_ms":"1"}`,
+		`{"argv":["a"],"files":[{"path":"../x","base64":"AA=="}]}`, "{\"argv\":[\"\\u0000\"]}", `{"argv":["a"],"timeout_ms":-1e999}`,
+	} {
+		f.Add(body)
+	}
+	h := handler(f)
+	f.Fuzz(func(t *testing.T, body string) {
+		for _, path := range []string{"/v1/run", "/v1/sessions", "/v1/run?stream=1"} {
+			w := ask(h, http.MethodPost, path, body)
+			var e api.Error
+			if err := json.Unmarshal(w.Body.Bytes(), &e); err != nil || e.Failure.Code == "" || e.Started || api.Codes()[e.Failure.Code] != w.Code {
+				t.Errorf("%s: %d %s", path, w.Code, w.Body)
+			}
+		}
+	})
+}
+
+// A stream of events has whole characters, however it is cut.
+func FuzzPieces(f *testing.F) {
+	f.Add([]byte("aä€😀\xff\xc3"), 3)
+	f.Add([]byte("\xf0\x9f\x98"), 1)
+	f.Fuzz(func(t *testing.T, text []byte, size int) {
+		if size <= 0 {
+			return
+		}
+		w := httptest.NewRecorder()
+		e := newEvents(w, false, &order{id: "x", maxOutput: 1 << 20})
+		stdout, _ := e.writers()
+		for rest := text; len(rest) > 0; {
+			n := min(size, len(rest))
+			if k, err := stdout.Write(rest[:n]); k != n || err != nil {
+				t.Fatal(k, err)
+			}
+			rest = rest[n:]
+		}
+		var a api.Answer
+		e.output(&a.Report)
+		e.finish(&a, nil)
+		var got []byte
+		for line := range bytes.Lines(w.Body.Bytes()) {
+			var event api.Event
+			if err := json.Unmarshal(line, &event); err != nil {
+				t.Fatal(err)
+			}
+			got = append(append(got, event.Text...), event.Base64...)
+		}
+		if !bytes.Equal(got, text) || *a.StdoutBytes != int64(len(text)) {
+			t.Errorf("%q, want %q", got, text)
+		}
+	})
+}
+
+// The turns of those that wait are given up with their clients.
+func TestLeavesQueue(t *testing.T) {
+	c := config.Default()
+	c.StateDir, c.Places = filepath.Join(t.TempDir(), "state"), 1
+	s, err := New(c, nil, nowhere{}, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Drain(t.Context())
+	leave, err := s.gate.Enter(t.Context(), "uid-1", c.Tenant.Ceilings())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	o, err := s.check(who{tenant: "uid-1"}, &api.Call{Argv: []string{"true"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.carry(ctx, o, newBuffered(o), s.fresh); api.AsError(err).Failure.Code != api.Ended {
+		t.Errorf("%v", err)
+	}
+	leave()
+	if u := s.gate.Uses()["uid-1"]; u.Running != 0 || u.Waiting != 0 {
+		t.Errorf("%+v", u)
+	}
+}

@@ -1,0 +1,249 @@
+// Package sessions keeps places that stay from one call to the next. A session ends when it is
+// told to, when nobody has used it for a while, at the end of its life, or with its room; with
+// it everything in it. For some time after, whoever asks for it is told why.
+package sessions
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/calls"
+	"github.com/sbxrun/sbxrun/internal/place"
+)
+
+// Session is one of them.
+type Session struct {
+	ID, Tenant string
+	Place      place.Place
+	Processes  *calls.Book
+	Made       time.Time
+	Expires    time.Time
+	Idle       time.Duration
+	Limits     api.Limits
+
+	ctx    context.Context // of all that runs in it
+	cancel context.CancelFunc
+
+	mu     sync.Mutex
+	users  int // that have something running, or read or write files
+	free   sync.Cond
+	last   time.Time // when there was the last one
+	cause  result.Cause
+	ending bool
+	gone   chan struct{}
+	report *result.Result
+}
+
+// Use holds the session: it is not idle until the release is called. The context ends with
+// the session.
+func (s *Session) Use() (ctx context.Context, release func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ending {
+		return nil, nil, ended(s.ID, s.cause)
+	}
+	s.users++
+	return s.ctx, sync.OnceFunc(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.users--
+		s.last = time.Now()
+		s.free.Broadcast()
+	}), nil
+}
+
+func ended(id string, cause result.Cause) error {
+	return api.NewError(api.Ended, "the session "+id+" has ended: "+string(cause), "make a new one")
+}
+
+// end ends the session, and returns when nothing of it is left. The first cause counts.
+func (s *Session) end(cause result.Cause) *result.Result {
+	s.mu.Lock()
+	if s.ending {
+		s.mu.Unlock()
+		<-s.gone
+		return s.report
+	}
+	s.ending, s.cause = true, cause
+	s.mu.Unlock()
+	s.cancel()
+	s.mu.Lock()
+	for s.users > 0 { // they end with the context
+		s.free.Wait()
+	}
+	s.mu.Unlock()
+	s.Processes.Close()
+	s.report, _ = s.Place.Give() // the result's verdict says more
+	close(s.gone)
+	return s.report
+}
+
+// left is how long the session may still be unused; 0 if its time is up.
+func (s *Session) left(now time.Time) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.users > 0 {
+		return s.Idle
+	}
+	return max(0, s.last.Add(s.Idle).Sub(now))
+}
+
+// Store has the sessions of all tenants.
+type Store struct {
+	tell func(*Session, *result.Result) // of each end
+
+	mu      sync.Mutex
+	all     map[string]*Session
+	over    map[string]past // those that have ended
+	pending map[string]int  // of each tenant, those that are being made
+}
+
+type past struct {
+	tenant string
+	cause  result.Cause
+	at     time.Time
+}
+
+// NewStore has no session. tell is called when one has ended.
+func NewStore(tell func(*Session, *result.Result)) *Store {
+	return &Store{tell: tell, all: map[string]*Session{}, over: map[string]past{}, pending: map[string]int{}}
+}
+
+// Reserve makes sure that a tenant may have one more session; the release is called when that
+// is made, or is not to be.
+func (st *Store) Reserve(tenant string, most int) (release func(), err error) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	n := st.pending[tenant]
+	for _, s := range st.all {
+		if s.Tenant == tenant {
+			n++
+		}
+	}
+	if n >= most {
+		return nil, api.NewError(api.Quota, "the tenant has as many sessions as it may", "end one")
+	}
+	st.pending[tenant]++
+	return sync.OnceFunc(func() {
+		st.mu.Lock()
+		defer st.mu.Unlock()
+		if st.pending[tenant]--; st.pending[tenant] == 0 {
+			delete(st.pending, tenant)
+		}
+	}), nil
+}
+
+// Add takes over a session whose exported members are filled in.
+func (st *Store) Add(s *Session) {
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.free.L = &s.mu
+	s.gone, s.last = make(chan struct{}), time.Now()
+	st.mu.Lock()
+	st.all[s.ID] = s
+	st.mu.Unlock()
+	go st.watch(s)
+}
+
+// watch ends a session whose time is up.
+func (st *Store) watch(s *Session) {
+	life := time.NewTimer(time.Until(s.Expires))
+	defer life.Stop()
+	for {
+		left := s.left(time.Now())
+		if left == 0 {
+			st.End(s, result.IdleTimeout)
+			return
+		}
+		idle := time.NewTimer(left)
+		select {
+		case <-idle.C:
+		case <-life.C:
+			st.End(s, result.Timeout)
+		case <-s.Place.Ended():
+			st.End(s, result.Lost)
+		case <-s.gone:
+			idle.Stop()
+			return
+		}
+		idle.Stop()
+	}
+}
+
+// End ends a session, and returns its result when nothing of it is left.
+func (st *Store) End(s *Session, cause result.Cause) *result.Result {
+	res := s.end(cause)
+	st.mu.Lock()
+	_, there := st.all[s.ID]
+	delete(st.all, s.ID)
+	if there {
+		st.forget()
+		st.over[s.ID] = past{s.Tenant, s.cause, time.Now()}
+	}
+	st.mu.Unlock()
+	if there {
+		st.tell(s, res)
+	}
+	return res
+}
+
+// Bounds of what is remembered of sessions that have ended.
+const (
+	remember = time.Hour
+	mostOver = 10_000
+)
+
+func (st *Store) forget() {
+	now := time.Now()
+	for id, p := range st.over {
+		if now.Sub(p.at) > remember || len(st.over) >= mostOver {
+			delete(st.over, id)
+		}
+	}
+}
+
+// Get returns a tenant's session. An error says that there is none, or has the cause of its
+// end.
+func (st *Store) Get(tenant, id string) (*Session, error) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if s := st.all[id]; s != nil && s.Tenant == tenant {
+		return s, nil
+	}
+	if p, ok := st.over[id]; ok && p.tenant == tenant {
+		return nil, ended(id, p.cause)
+	}
+	return nil, api.NewError(api.NoSuchSession, "there is no such session", "GET /v1/sessions lists them")
+}
+
+// List returns a tenant's sessions in the order in which they were made; "" is all tenants'.
+func (st *Store) List(tenant string) []*Session {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	var found []*Session
+	for _, s := range st.all {
+		if tenant == "" || s.Tenant == tenant {
+			found = append(found, s)
+		}
+	}
+	slices.SortFunc(found, func(a, b *Session) int {
+		if n := a.Made.Compare(b.Made); n != 0 {
+			return n
+		}
+		return strings.Compare(a.ID, b.ID)
+	})
+	return found
+}
+
+// Close ends all sessions at once, and returns when nothing of them is left.
+func (st *Store) Close() {
+	var all sync.WaitGroup
+	for _, s := range st.List("") {
+		all.Go(func() { st.End(s, result.Canceled) })
+	}
+	all.Wait()
+}

@@ -1,0 +1,199 @@
+package workspace
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+)
+
+// open makes a workspace in a directory beside which there is something to be kept out of.
+func open(t testing.TB) (d *Dir, root string) {
+	t.Helper()
+	root = t.TempDir()
+	if err := os.MkdirAll(filepath.Join(root, "inside"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "outside"), []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d, err = Open(fd, "/inside", nil); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	return d, root
+}
+
+func code(err error) string {
+	var e *result.Error
+	if !errors.As(err, &e) {
+		return ""
+	}
+	return e.Code
+}
+
+func TestClean(t *testing.T) {
+	for name, want := range map[string]string{
+		"a": "a", "./a": "a", "a/": "a", "a/b": "a/b", ".": ".", "./": ".", "...": "...", "a..b": "a..b",
+		"": "", "/": "", "/a": "", "..": "", "../a": "", "a/..": "", "a/../b": "", "a//b": "", "a/./b": "", "a\x00b": "",
+		strings.Repeat("a/", 40) + "a": "", strings.Repeat("a", 2000): "",
+	} {
+		got, err := Clean(name)
+		if got != want && err == nil || (err != nil) != (want == "") {
+			t.Errorf("%.50q: %q, %v", name, got, err)
+		}
+	}
+}
+
+// Links that lie in the way, of whatever kind, lead nowhere.
+func TestLinks(t *testing.T) {
+	d, root := open(t)
+	for name, target := range map[string]string{"abs": filepath.Join(root, "outside"), "rel": "../outside", "dir": root, "self": "self", "proc": "/proc/self/root"} {
+		if err := os.Symlink(target, filepath.Join(root, "inside", name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"abs", "rel", "self", "dir/outside", "dir/inside/new", "proc/etc/passwd"} {
+		if f, _, err := d.Get(name); err == nil {
+			f.Close()
+			t.Errorf("%s was read", name)
+		}
+		if _, err := d.Put(name, strings.NewReader("x"), 10, 0o600); err == nil {
+			t.Errorf("%s was written", name)
+		}
+	}
+	if b, err := os.ReadFile(filepath.Join(root, "outside")); string(b) != "secret" || err != nil {
+		t.Errorf("%q %v", b, err)
+	}
+	if err := d.Remove("dir"); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Join(root, "inside")); err != nil {
+		t.Error("what the link led to was removed")
+	}
+	if err := unix.Mkfifo(filepath.Join(root, "inside", "fifo"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := d.Get("fifo"); code(err) != "usage" {
+		t.Errorf("a FIFO: %v", err)
+	}
+	if _, err := d.Put("fifo", strings.NewReader("x"), 10, 0o600); code(err) != "usage" {
+		t.Errorf("a FIFO: %v", err)
+	}
+}
+
+func TestPut(t *testing.T) {
+	d, root := open(t)
+	if n, err := d.Put("a/b/c", strings.NewReader("long text"), 100, 0o640); n != 9 || err != nil {
+		t.Errorf("%d %v", n, err)
+	}
+	if _, err := d.Put("a/b/c", strings.NewReader("short"), 5, 0o640); err != nil {
+		t.Error(err)
+	}
+	if b, _ := os.ReadFile(filepath.Join(root, "inside/a/b/c")); string(b) != "short" {
+		t.Errorf("%q", b)
+	}
+	if _, err := d.Put("a/b/c", strings.NewReader("too long"), 5, 0o640); code(err) != "too-large" {
+		t.Errorf("%v", err)
+	}
+	if _, err := d.Put("a", strings.NewReader("x"), 5, 0o640); code(err) != "usage" {
+		t.Errorf("over a directory: %v", err)
+	}
+	if err := d.Remove("a"); code(err) != "usage" {
+		t.Errorf("a directory that is not empty: %v", err)
+	}
+	if err := d.Remove("none"); code(err) != "no-such-file" {
+		t.Errorf("%v", err)
+	}
+}
+
+// What is packed can be unpacked again.
+func TestPackUnpack(t *testing.T) {
+	d, _ := open(t)
+	for _, name := range []string{"a", "d/b", "d/e/c"} {
+		if _, err := d.Put(name, strings.NewReader(name), 10, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var b bytes.Buffer
+	if err := d.Pack(&b, ".", 100); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Pack(&bytes.Buffer{}, ".", 4); code(err) != "too-large" {
+		t.Errorf("%v", err)
+	}
+	other, root := open(t)
+	if err := other.Unpack(bytes.NewReader(b.Bytes()), Quota{100, 10}); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(filepath.Join(root, "inside/d/e/c")); string(text) != "d/e/c" || err != nil {
+		t.Errorf("%q %v", text, err)
+	}
+	if st, err := os.Stat(filepath.Join(root, "inside/a")); err != nil || st.Mode().Perm()&0o100 == 0 {
+		t.Errorf("%v %v", st, err)
+	}
+}
+
+// FuzzUnpack: whatever a stream has, nothing is written outside, no link or device is made, and
+// the quota holds.
+func FuzzUnpack(f *testing.F) {
+	add := func(all ...tar.Header) {
+		var b bytes.Buffer
+		w := tar.NewWriter(&b)
+		for _, h := range all {
+			if w.WriteHeader(&h) == nil {
+				_, _ = w.Write(make([]byte, h.Size))
+			}
+		}
+		_ = w.Close()
+		f.Add(b.Bytes())
+	}
+	add(tar.Header{Typeflag: tar.TypeReg, Name: "a", Size: 10}, tar.Header{Typeflag: tar.TypeDir, Name: "d/"}, tar.Header{Typeflag: tar.TypeReg, Name: "d/b", Size: 600})
+	add(tar.Header{Typeflag: tar.TypeSymlink, Name: "l", Linkname: ".."}, tar.Header{Typeflag: tar.TypeReg, Name: "l/new", Size: 1})
+	add(tar.Header{Typeflag: tar.TypeReg, Name: "../new", Size: 1})
+	add(tar.Header{Typeflag: tar.TypeReg, Name: "/new", Size: 1})
+	add(tar.Header{Typeflag: tar.TypeLink, Name: "l", Linkname: "../outside"})
+	add(tar.Header{Typeflag: tar.TypeReg, Name: strings.Repeat("x", 300), Size: 1, Format: tar.FormatPAX})
+	add(tar.Header{Typeflag: tar.TypeXGlobalHeader, Name: "g", PAXRecords: map[string]string{"path": "../new"}}, tar.Header{Typeflag: tar.TypeReg, Name: "a", Size: 1})
+	f.Fuzz(func(t *testing.T, stream []byte) {
+		d, root := open(t)
+		q := Quota{Bytes: 1000, Entries: 8}
+		if err := d.Unpack(bytes.NewReader(stream), q); err != nil && code(err) == "" {
+			t.Errorf("an error without a code: %v", err)
+		}
+		var bytes int64
+		err := filepath.WalkDir(root, func(name string, e os.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			st, err := e.Info()
+			if err != nil {
+				return err
+			}
+			if rel, _ := filepath.Rel(root, name); !strings.HasPrefix(rel, "inside") && rel != "." && rel != "outside" {
+				t.Errorf("outside: %s", rel)
+			}
+			if !st.IsDir() && !st.Mode().IsRegular() || st.Mode()&(os.ModeSetuid|os.ModeSetgid|os.ModeSticky) != 0 {
+				t.Errorf("%s: %v", name, st.Mode())
+			}
+			if st.Mode().IsRegular() && e.Name() != "outside" {
+				bytes += st.Size()
+			}
+			return nil
+		})
+		if err != nil || bytes > q.Bytes {
+			t.Errorf("%d bytes, %v", bytes, err)
+		}
+	})
+}

@@ -1,0 +1,175 @@
+package serve
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// status asks for what is told of a call or process.
+func (s *server) status(method, path string, body any, want int) (c api.CallStatus) {
+	s.t.Helper()
+	status, b := s.ask(method, path, body)
+	if err := json.Unmarshal(b, &c); status != want || err != nil {
+		s.t.Fatalf("%s %s: %d %s", method, path, status, b)
+	}
+	return c
+}
+
+// E2B 1352, 1074: output is there from any byte on, however often it is asked for, while the
+// command runs and after.
+func TestCallOutput(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	c := s.status(http.MethodPost, "/v1/calls", sh("echo one; echo err >&2; read x </dev/null; sleep 1; echo two"), http.StatusAccepted)
+	path := "/v1/calls/" + c.ID
+	harness.Until(t, harness.Bound, "the first line", func() bool { return s.status(http.MethodGet, path, nil, 200).StdoutBytes == 4 })
+	if _, b := s.ask(http.MethodGet, path+"/output?from=1", nil); string(b) != "ne\n" {
+		t.Errorf("%q", b)
+	}
+	// Two follow it, one from the middle; each gets all that is to come.
+	var all sync.WaitGroup
+	for from, want := range map[int]string{0: "one\ntwo\n", 2: "e\ntwo\n"} {
+		all.Go(func() {
+			status, b, _, err := s.try(t.Context(), http.MethodGet, fmt.Sprintf("%s/output?follow=1&from=%d", path, from), nil)
+			if status != 200 || string(b) != want || err != nil {
+				t.Errorf("from %d: %d %q %v", from, status, b, err)
+			}
+		})
+	}
+	all.Wait()
+	c = s.status(http.MethodGet, path+"?wait_ms=60000", nil, 200)
+	if c.State != api.Over || c.Report == nil || c.Report.Cause != "exited" || *c.Report.StdoutBytes != 8 || c.Report.Stdout != nil {
+		t.Errorf("%+v", c)
+	}
+	if _, b := s.ask(http.MethodGet, path+"/output?stream=stderr", nil); string(b) != "err\n" {
+		t.Errorf("%q", b)
+	}
+	if _, b := s.ask(http.MethodGet, path+"/output?from=100", nil); string(b) != "" {
+		t.Errorf("%q", b)
+	}
+	s.status(http.MethodDelete, path, nil, 200)
+	for _, gone := range []string{path, path + "/output", "/v1/calls/nonsense"} {
+		if _, e := s.refused(http.MethodGet, gone, nil); e.Failure.Code != api.NoSuchCall {
+			t.Errorf("%s: %+v", gone, e)
+		}
+	}
+}
+
+func TestCallEnded(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "places = 1\n")
+	first := s.status(http.MethodPost, "/v1/calls", sh("trap '' TERM; setsid sleep 2345 & sleep 2345"), http.StatusAccepted)
+	s.busy(2, "sleep 2345")
+	second := s.status(http.MethodPost, "/v1/calls", sh("echo never"), http.StatusAccepted)
+	if c := s.status(http.MethodDelete, "/v1/calls/"+second.ID, nil, 200); c.State != api.Over || c.Failure == nil {
+		t.Errorf("one that waited: %+v", c)
+	}
+	var list struct{ Calls []api.CallStatus }
+	if _, b := s.ask(http.MethodGet, "/v1/calls", nil); json.Unmarshal(b, &list) != nil || len(list.Calls) != 1 || list.Calls[0].State != api.Running {
+		t.Errorf("%s", b)
+	}
+	if c := s.status(http.MethodDelete, "/v1/calls/"+first.ID, nil, 200); c.Report == nil || c.Report.Cause != "canceled" || c.Report.Teardown.Verdict != "proven" {
+		t.Errorf("%+v", c)
+	}
+	s.idle()
+}
+
+// A request that is sent twice is carried out once.
+func TestIdempotency(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	key := []string{"Idempotency-Key", "k1"}
+	call := sh("cat /proc/sys/kernel/random/uuid; sleep 0.5")
+	var all sync.WaitGroup
+	answers := make([]string, 3)
+	for i := range answers {
+		all.Go(func() {
+			_, b, _, err := s.try(t.Context(), http.MethodPost, "/v1/run", call, key...)
+			if err != nil {
+				t.Error(err)
+			}
+			answers[i] = string(b)
+		})
+	}
+	all.Wait()
+	if answers[0] != answers[1] || answers[1] != answers[2] || !strings.Contains(answers[0], `"cause":"exited"`) {
+		t.Errorf("%q", answers)
+	}
+	if _, e := s.refused(http.MethodPost, "/v1/run", sh("true"), key...); e.Failure.Code != api.Idempotency {
+		t.Errorf("another body: %+v", e)
+	}
+	if n := strings.Count(s.log.String(), `"msg":"call"`); n != 1 {
+		t.Errorf("%d calls: %s", n, s.log)
+	}
+	// What never began can be tried again with the same key.
+	wrong := api.Call{Argv: []string{"true"}, Workdir: "/no/such"}
+	for range 2 {
+		s.refused(http.MethodPost, "/v1/run", wrong, "Idempotency-Key", "k2")
+	}
+	one := s.statusKey(call, "k3")
+	if two := s.statusKey(call, "k3"); one != two {
+		t.Errorf("calls %s and %s", one, two)
+	}
+	if _, e := s.refused(http.MethodPost, "/v1/run?stream=1", call, "Idempotency-Key", "k4"); e.Failure.Code != api.Usage {
+		t.Errorf("%+v", e)
+	}
+}
+
+func (s *server) statusKey(call api.Call, key string) string {
+	s.t.Helper()
+	status, b := s.ask(http.MethodPost, "/v1/calls", call, "Idempotency-Key", key)
+	var c api.CallStatus
+	if json.Unmarshal(b, &c) != nil || status != http.StatusAccepted {
+		s.t.Fatalf("%d %s", status, b)
+	}
+	return c.ID
+}
+
+// The content store keeps what is sent, of any size up to the quota, for its tenant.
+func TestContentStore(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "[tenant]\nfiles = \"1M\"\n")
+	status, b := s.ask(http.MethodPost, "/v1/files", strings.NewReader("hello"), "Content-Type", "application/octet-stream")
+	var f api.Stored
+	if err := json.Unmarshal(b, &f); status != http.StatusCreated || err != nil || f.Size != 5 || f.ID != "sha256:2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824" {
+		t.Fatalf("%d %s", status, b)
+	}
+	if status, b := s.ask(http.MethodGet, "/v1/files/"+f.ID, nil); status != 200 || string(b) != "hello" {
+		t.Errorf("%d %s", status, b)
+	}
+	call := sh("cat in")
+	call.Files = []api.FileIn{{Path: "in", ID: f.ID}}
+	if a := s.run(call); text(a.Stdout) != "hello" {
+		t.Errorf("%q", text(a.Stdout))
+	}
+	for _, id := range []string{"sha256:00", "nonsense", "sha256:" + strings.Repeat("0", 64), "sha256:..%2f..%2fsecret"} {
+		if _, e := s.refused(http.MethodGet, "/v1/files/"+id, nil); e.Failure.Code != api.NoSuchFile {
+			t.Errorf("%s: %+v", id, e)
+		}
+	}
+	if _, e := s.refused(http.MethodPost, "/v1/files", io.LimitReader(zeros{}, 2<<20), "Content-Type", "application/octet-stream"); e.Failure.Code != api.QuotaDisk {
+		t.Errorf("%+v", e)
+	}
+	for i := range 3 { // 400 KB each: the third has no room
+		b := append(make([]byte, 400<<10), byte(i))
+		status, answer := s.ask(http.MethodPost, "/v1/files", b, "Content-Type", "application/octet-stream")
+		if want := map[bool]int{true: 507, false: 201}[i == 2]; status != want {
+			t.Errorf("%d: %d %s", i, status, answer)
+		}
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) {
+	clear(b)
+	return len(b), nil
+}

@@ -1,0 +1,281 @@
+package serve
+
+import (
+	"archive/tar"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// session makes one and returns its path.
+func (s *server) session(body string) string {
+	s.t.Helper()
+	status, b := s.ask(http.MethodPost, "/v1/sessions", body)
+	var x api.Session
+	if err := json.Unmarshal(b, &x); status != http.StatusCreated || err != nil {
+		s.t.Fatalf("%d %s", status, b)
+	}
+	return "/v1/sessions/" + x.ID
+}
+
+func TestSession(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	path := s.session(`{"files":[{"path":"given","text":"here"}]}`)
+	if a := s.call(path+"/exec", sh("cat given; echo kept >a")); text(a.Stdout) != "here" {
+		t.Errorf("%q", text(a.Stdout))
+	}
+	if a := s.call(path+"/exec", sh("cat a; sleep 1000 & echo")); text(a.Stdout) != "kept\n\n" {
+		t.Errorf("%q", text(a.Stdout))
+	}
+	call := sh("sleep 1000 & sleep 1000")
+	call.TimeoutMS = 200
+	if a := s.call(path+"/exec", call); a.Cause != "timeout" {
+		t.Errorf("%s", a.Cause)
+	}
+	// LibreChat agents 251: after a timeout the session is as good as before.
+	if a := s.call(path+"/exec", api.Call{Language: "python", Code: "print(open('a').read())"}); text(a.Stdout) != "kept\n\n" {
+		t.Errorf("%q", text(a.Stdout))
+	}
+	other := s.session(`{}`)
+	if a := s.call(other+"/exec", sh("ls")); text(a.Stdout) != "" {
+		t.Errorf("another session sees %q", text(a.Stdout))
+	}
+	status, b := s.ask(http.MethodDelete, path, nil)
+	if status != 200 || !strings.Contains(string(b), `"verdict":"proven"`) {
+		t.Errorf("%d %s", status, b)
+	}
+	if _, e := s.refused(http.MethodPost, path+"/exec", sh("true")); e.Failure.Code != api.Ended || !strings.Contains(e.Failure.Message, "killed") {
+		t.Errorf("%+v", e)
+	}
+	if _, e := s.refused(http.MethodGet, "/v1/sessions/none", nil); e.Failure.Code != api.NoSuchSession {
+		t.Errorf("%+v", e)
+	}
+	var list struct{ Sessions []api.Session }
+	if _, b := s.ask(http.MethodGet, "/v1/sessions", nil); json.Unmarshal(b, &list) != nil || len(list.Sessions) != 1 || !strings.HasSuffix(other, list.Sessions[0].ID) {
+		t.Errorf("%s", b)
+	}
+}
+
+// A session ends by itself when nobody uses it, and at the end of its life, whatever runs.
+func TestSessionEnds(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	gone := func(path, cause string) {
+		t.Helper()
+		harness.Until(t, harness.Bound, "the end of "+path, func() bool {
+			status, _ := s.ask(http.MethodGet, path, nil)
+			return status != 200
+		})
+		if _, e := s.refused(http.MethodGet, path, nil); e.Failure.Code != api.Ended || !strings.Contains(e.Failure.Message, cause) {
+			t.Errorf("%+v, want %s", e, cause)
+		}
+	}
+	idle := s.session(`{"idle_timeout_ms":500}`)
+	began := time.Now()
+	s.call(idle+"/exec", sh("sleep 1"))
+	gone(idle, "idle-timeout")
+	if took := time.Since(began); took < 1500*time.Millisecond {
+		t.Errorf("idle after %v, while it was used", took)
+	}
+	short := s.session(`{"lifetime_ms":700}`)
+	s.status(http.MethodPost, short+"/processes", sh("sleep 3456"), http.StatusAccepted)
+	gone(short, "timeout")
+	s.idle()
+}
+
+// sandbox-sdk 891: what runs in the background lives until it is told to end, or its session is.
+func TestProcesses(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	path := s.session(`{}`)
+	long := s.status(http.MethodPost, path+"/processes", sh("trap 'echo told; exit 5' INT; echo up; while :; do sleep 0.1; done"), http.StatusAccepted)
+	other := s.status(http.MethodPost, path+"/processes", sh("sleep 4567"), http.StatusAccepted)
+	at := path + "/processes/" + long.ID
+	harness.Until(t, harness.Bound, "its output", func() bool { return s.status(http.MethodGet, at, nil, 200).StdoutBytes == 3 })
+	s.call(path+"/exec", sh("true"))
+	if c := s.status(http.MethodGet, at, nil, 200); c.State != api.Running {
+		t.Errorf("%+v", c)
+	}
+	if status, b := s.ask(http.MethodPost, at+"/signal", api.Signal{Signal: "INT"}); status != 204 {
+		t.Errorf("%d %s", status, b)
+	}
+	if c := s.status(http.MethodGet, at+"?wait_ms=60000", nil, 200); c.Report == nil || c.Report.ExitCode != 5 {
+		t.Errorf("%+v", c)
+	}
+	if _, b := s.ask(http.MethodGet, at+"/output", nil); string(b) != "up\ntold\n" {
+		t.Errorf("%q", b)
+	}
+	if c := s.status(http.MethodGet, path+"/processes/"+other.ID, nil, 200); c.State != api.Running {
+		t.Errorf("the other one: %+v", c)
+	}
+	if _, e := s.refused(http.MethodPost, at+"/signal", api.Signal{Signal: "INT"}); e.Failure.Code != api.Ended {
+		t.Errorf("%+v", e)
+	}
+	if _, e := s.refused(http.MethodPost, at+"/signal", api.Signal{Signal: "nonsense"}); e.Failure.Code != api.Usage {
+		t.Errorf("%+v", e)
+	}
+	if _, e := s.refused(http.MethodGet, path+"/processes/none", nil); e.Failure.Code != api.NoSuchProcess {
+		t.Errorf("%+v", e)
+	}
+	s.ask(http.MethodDelete, path, nil)
+	s.idle()
+}
+
+func TestSessionFiles(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "[sandbox]\ntmp_size = \"1M\"\n[sessions]\nmax_entries = 20\n")
+	path := s.session(`{}`)
+	octet := []string{"Content-Type", "application/octet-stream"}
+	if status, b := s.ask(http.MethodPut, path+"/files/d/e/f.txt?mode=755", strings.NewReader("#!/bin/sh\necho ran\n"), octet...); status != http.StatusCreated {
+		t.Fatalf("%d %s", status, b)
+	}
+	// It is the sandbox's user's, who may run, change and remove it.
+	if a := s.call(path+"/exec", sh("d/e/f.txt; echo more >>d/e/f.txt; stat -c %U d d/e/f.txt; ln -s /etc/passwd link; ln -s d dirlink; mkfifo fifo")); text(a.Stdout) != "ran\nsandbox\nsandbox\n" {
+		t.Errorf("%q %q", text(a.Stdout), text(a.Stderr))
+	}
+	if status, b := s.ask(http.MethodGet, path+"/files/d/e/f.txt", nil); status != 200 || !strings.HasSuffix(string(b), "more\n") {
+		t.Errorf("%d %s", status, b)
+	}
+	for _, name := range []string{"link", "dirlink/e/f.txt", "fifo", "d", "%2e%2e/%2e%2e/etc/passwd", "d/%2e%2e/%2e%2e/%2e%2e/etc/passwd", "%2fetc/passwd"} {
+		status, b := s.ask(http.MethodGet, path+"/files/"+name, nil)
+		if status == 200 || strings.Contains(string(b), "root:") {
+			t.Errorf("GET %s: %d %s", name, status, b)
+		}
+		if name == "d" {
+			continue
+		}
+		status, b = s.ask(http.MethodPut, path+"/files/"+name, strings.NewReader("x"), octet...)
+		if status < 300 {
+			t.Errorf("PUT %s: %d %s", name, status, b)
+		}
+	}
+	var list struct {
+		Files []struct{ Path, Type string }
+	}
+	_, b := s.ask(http.MethodGet, path+"/files", nil)
+	if err := json.Unmarshal(b, &list); err != nil || fmt.Sprint(list.Files) != "[{d directory} {d/e directory} {d/e/f.txt file} {dirlink link} {fifo other} {link link}]" {
+		t.Errorf("%v", list.Files)
+	}
+	if status, b := s.ask(http.MethodDelete, path+"/files/link", nil); status != 204 {
+		t.Errorf("%d %s", status, b)
+	}
+	if _, e := s.refused(http.MethodGet, path+"/files/none", nil); e.Failure.Code != api.NoSuchFile {
+		t.Errorf("%+v", e)
+	}
+	// More than there is room for, at once and bit by bit.
+	if _, e := s.refused(http.MethodPut, path+"/files/big", io.LimitReader(zeros{}, 2<<20), octet...); e.Failure.Code != api.TooLarge && e.Failure.Code != api.QuotaDisk {
+		t.Errorf("%+v", e)
+	}
+	s.call(path+"/exec", sh("for i in $(seq 30); do : >n$i; done"))
+	if status, b := s.ask(http.MethodPut, path+"/files/more", strings.NewReader("x"), octet...); status < 400 {
+		t.Errorf("%d %s", status, b)
+	}
+}
+
+// archive makes a tar stream of headers; files have their names as text.
+func archive(t *testing.T, all ...tar.Header) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, h := range all {
+		if h.Typeflag == tar.TypeReg && h.Size == 0 {
+			h.Size = int64(len(h.Name))
+		}
+		h.Mode = 0o644
+		if err := w.WriteHeader(&h); err != nil {
+			t.Fatal(err)
+		}
+		if h.Typeflag == tar.TypeReg {
+			if _, err := w.Write([]byte(h.Name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func TestArchive(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "[sandbox]\ntmp_size = \"1M\"\n[sessions]\nmax_entries = 100\n")
+	path := s.session(`{}`)
+	kind := []string{"Content-Type", "application/x-tar"}
+	good := archive(t, tar.Header{Typeflag: tar.TypeDir, Name: "./d/"}, tar.Header{Typeflag: tar.TypeReg, Name: "d/a"}, tar.Header{Typeflag: tar.TypeReg, Name: "b"})
+	if status, b := s.ask(http.MethodPut, path+"/archive", good, kind...); status != 204 {
+		t.Fatalf("%d %s", status, b)
+	}
+	if a := s.call(path+"/exec", sh("cat d/a b; ln -s /etc/passwd l")); text(a.Stdout) != "d/ab" {
+		t.Errorf("%q", text(a.Stdout))
+	}
+	_, b := s.ask(http.MethodGet, path+"/archive", nil)
+	var names []string
+	for r := tar.NewReader(bytes.NewReader(b)); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, h.Name)
+	}
+	if fmt.Sprint(names) != "[b d/ d/a]" {
+		t.Errorf("%v", names)
+	}
+	many := make([]tar.Header, 200)
+	for i := range many {
+		many[i] = tar.Header{Typeflag: tar.TypeReg, Name: fmt.Sprint("n", i)}
+	}
+	bomb := bytes.NewBuffer(nil)
+	w := tar.NewWriter(bomb)
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "bomb", Size: 3 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.CopyN(w, zeros{}, 3<<20)
+	for name, bad := range map[string][]byte{
+		"a link":           archive(t, tar.Header{Typeflag: tar.TypeSymlink, Name: "x", Linkname: "/etc"}),
+		"a hard link":      archive(t, tar.Header{Typeflag: tar.TypeLink, Name: "x", Linkname: "b"}),
+		"a device":         archive(t, tar.Header{Typeflag: tar.TypeChar, Name: "x", Devmajor: 1, Devminor: 3}),
+		"a fifo":           archive(t, tar.Header{Typeflag: tar.TypeFifo, Name: "x"}),
+		"leads out":        archive(t, tar.Header{Typeflag: tar.TypeReg, Name: "../x"}),
+		"leads out inside": archive(t, tar.Header{Typeflag: tar.TypeReg, Name: "d/../../x"}),
+		"absolute":         archive(t, tar.Header{Typeflag: tar.TypeReg, Name: "/x"}),
+		"through a link":   archive(t, tar.Header{Typeflag: tar.TypeReg, Name: "l/x"}),
+		"over a link":      archive(t, tar.Header{Typeflag: tar.TypeReg, Name: "l"}),
+		"too many":         archive(t, many...),
+		"a bomb":           bomb.Bytes(),
+		"no tar":           bytes.Repeat([]byte("nonsense"), 200),
+		"broken off":       good[:700],
+	} {
+		status, e := s.refused(http.MethodPut, path+"/archive", bad, kind...)
+		if status != 400 && status != 413 && status != 507 {
+			t.Errorf("%s: %d %+v", name, status, e)
+		}
+	}
+	if a := s.call(path+"/exec", sh("ls /home /tmp; ls -d x ../x 2>/dev/null; wc -l <l")); strings.Contains(text(a.Stdout), "x") && !strings.HasPrefix(text(a.Stdout), "/home:\nsandbox\n") {
+		t.Errorf("%q", text(a.Stdout))
+	}
+}
+
+// What a session may use, all of it together may.
+func TestSessionQuota(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "[tenant]\nsessions = 1\n")
+	path := s.session(`{}`)
+	if _, e := s.refused(http.MethodPost, "/v1/sessions", `{}`); e.Failure.Code != api.Quota {
+		t.Errorf("%+v", e)
+	}
+	s.ask(http.MethodDelete, path, nil)
+	s.session(`{}`)
+}

@@ -1,0 +1,193 @@
+package serve
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// tokens writes a token file: of each tenant the token is its name and "-token".
+func tokens(t *testing.T, name string, tenants ...string) {
+	t.Helper()
+	text := "# whose calls are taken\n\n"
+	for _, tenant := range tenants {
+		text += fmt.Sprintf("%s sha256:%x\n", tenant, sha256.Sum256([]byte(tenant+"-token")))
+	}
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// overTCP starts a server that listens on TCP as well, and returns its address.
+func overTCP(t *testing.T, config string, tenants ...string) (*server, string) {
+	t.Helper()
+	dir := harness.Dir(t)
+	file := filepath.Join(dir, "tokens")
+	tokens(t, file, tenants...)
+	s := serveIn(t, dir, "token_file = \""+file+"\"\n"+config, "--listen", "tcp:127.0.0.1:0", "--listen", "unix:"+filepath.Join(dir, "socket"))
+	var address string
+	harness.Until(t, harness.Bound, "the address", func() bool {
+		for _, line := range strings.Split(s.log.String(), "\n") {
+			var entry struct{ Msg, Address string }
+			if json.Unmarshal([]byte(line), &entry) == nil && entry.Msg == "listening" && strings.HasPrefix(entry.Address, "127.") {
+				address = entry.Address
+			}
+		}
+		return address != ""
+	})
+	return s, address
+}
+
+func post(t *testing.T, client *http.Client, url, token string, call api.Call) (int, []byte) {
+	t.Helper()
+	b, err := json.Marshal(call)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, err := http.NewRequest(http.MethodPost, url+"/v1/run", bytes.NewReader(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.Header.Set("Content-Type", "application/json")
+	if token != "" {
+		q.Header.Set("Authorization", "Bearer "+token)
+	}
+	r, err := client.Do(q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	var answer bytes.Buffer
+	if _, err := answer.ReadFrom(r.Body); err != nil {
+		t.Fatal(err)
+	}
+	return r.StatusCode, answer.Bytes()
+}
+
+func TestTokens(t *testing.T) {
+	t.Parallel()
+	s, address := overTCP(t, "[tenants.small]\nmax_timeout = \"100ms\"\n", "big", "small")
+	client := &http.Client{Timeout: harness.Bound}
+	defer client.CloseIdleConnections()
+	for token, want := range map[string]int{"": 401, "wrong": 401, "big": 401, "big-token": 200, "small-token": 200} {
+		status, b := post(t, client, "http://"+address, token, sh("sleep 0.2"))
+		if status != want || status == 401 && !strings.Contains(string(b), `"code":"auth"`) {
+			t.Errorf("%q: %d %s", token, status, b)
+		}
+		if status == 200 && strings.Contains(string(b), `"cause":"timeout"`) != (token == "small-token") {
+			t.Errorf("%q: %s", token, b)
+		}
+	}
+	for _, path := range []string{"/v1/languages", "/v1/calls", "/openapi.json", "/metrics"} {
+		r, err := client.Get("http://" + address + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Body.Close()
+		if r.StatusCode != 401 {
+			t.Errorf("%s: %d", path, r.StatusCode)
+		}
+	}
+	// What one tenant has, another cannot see.
+	b, err := json.Marshal(sh("sleep 1000"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, err := http.NewRequest(http.MethodPost, "http://"+address+"/v1/calls", bytes.NewReader(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.Header.Set("Content-Type", "application/json")
+	q.Header.Set("Authorization", "Bearer big-token")
+	r, err := client.Do(q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	var c api.CallStatus
+	if err := json.NewDecoder(r.Body).Decode(&c); err != nil || c.ID == "" {
+		t.Fatalf("%+v %v", c, err)
+	}
+	if _, e := s.refused(http.MethodGet, "/v1/calls/"+c.ID, nil, "Authorization", "Bearer small-token"); e.Failure.Code != api.NoSuchCall {
+		t.Errorf("%+v", e)
+	}
+	if status, b := s.ask(http.MethodDelete, "/v1/calls/"+c.ID, nil, "Authorization", "Bearer big-token"); status != 200 {
+		t.Errorf("%d %s", status, b)
+	}
+	// SIGHUP reads the tokens again: one that is gone is not taken any more. A file that is
+	// wrong changes nothing.
+	tokens(t, filepath.Join(s.dir, "tokens"), "small")
+	_ = s.cmd.Process.Signal(unix.SIGHUP)
+	harness.Until(t, harness.Bound, "the new tokens", func() bool {
+		status, _ := post(t, client, "http://"+address, "big-token", sh("true"))
+		return status == 401
+	})
+	if err := os.WriteFile(filepath.Join(s.dir, "tokens"), []byte("nonsense"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_ = s.cmd.Process.Signal(unix.SIGHUP)
+	harness.Until(t, harness.Bound, "the error", func() bool { return strings.Contains(s.log.String(), `"msg":"reload"`) })
+	if status, b := post(t, client, "http://"+address, "small-token", sh("true")); status != 200 {
+		t.Errorf("%d %s", status, b)
+	}
+}
+
+func TestTLS(t *testing.T) {
+	t.Parallel()
+	dir := harness.Dir(t)
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	for name, text := range map[string][]byte{"cert": certificate, "key": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})} {
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, address := overTCP(t, fmt.Sprintf("tls_cert = %q\ntls_key = %q\n", filepath.Join(dir, "cert"), filepath.Join(dir, "key")), "me")
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(certificate)
+	client := &http.Client{Timeout: harness.Bound, Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: true}}
+	defer client.CloseIdleConnections()
+	if status, b := post(t, client, "https://"+address, "me-token", sh("echo secure")); status != 200 || !strings.Contains(string(b), "secure") {
+		t.Errorf("%d %s", status, b)
+	}
+	r, err := client.Get("https://" + address + "/healthz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Body.Close()
+	if r.ProtoMajor != 1 {
+		t.Errorf("%s, where a reset is easily lost", r.Proto)
+	}
+}
