@@ -227,6 +227,28 @@ func cutLast(s, sep string) (before, after string, found bool) {
 	return s, "", false
 }
 
+// The packages depend on the least bubblewrap that runs are made with.
+func TestPackages(t *testing.T) {
+	find, err := os.ReadFile("../room/find.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	packages, err := os.ReadFile("dist/nfpm.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	least := regexp.MustCompile(`leastMinor = (\d+)`).FindSubmatch(find)
+	needs := regexp.MustCompile(`"bubblewrap ?\(?>= ?0\.(\d+)\)?"`).FindAllSubmatch(packages, -1)
+	if least == nil || len(needs) != 3 {
+		t.Fatalf("find.go: %q, nfpm.yaml: %q", least, needs)
+	}
+	for _, need := range needs {
+		if !bytes.Equal(need[1], least[1]) {
+			t.Errorf("nfpm.yaml: %s, but find.go: %s", need[0], least[0])
+		}
+	}
+}
+
 // What README, Taskfile.yml and CI call is there, and nothing compiles a task runner.
 func TestCommands(t *testing.T) {
 	read := func(name string) []byte {

@@ -51,7 +51,7 @@ gzip -9n "$work"/man/*
 # place USR ZSH: all that is below /usr, programs apart. Each distribution has its own
 # directory for zsh.
 place() {
-    mkdir -p "$1/share/bash-completion/completions" "$1/share/fish/vendor_completions.d" "$1/share/$2" "$1/share/man/man1" "$1/share/doc/sbxrun/docs"
+    mkdir -p "$1/share/bash-completion/completions" "$1/share/fish/vendor_completions.d" "$1/share/$2" "$1/share/man/man1" "$1/share/doc/sbxrun/docs" "$1/lib/systemd/system" "$1/share/sbxrun"
     cp "$work"/man/* "$1/share/man/man1"
     for file in "$work"/completions/*.bash; do
         completed=${file##*/}
@@ -62,6 +62,8 @@ place() {
     cp ./*.md "$1/share/doc/sbxrun"
     cp docs/*.md docs/*.svg "$1/share/doc/sbxrun/docs"
     cp LICENSE "$1/share/doc/sbxrun/copyright" # as Debian calls it
+    cp internal/doctor/sbxrun-bwrap "$1/share/sbxrun"
+    cp "$here"/sbxrund.service "$here"/sbxrund.socket "$1/lib/systemd/system"
 }
 
 # settle ROOT: modes and times are not those of this checkout.
@@ -80,7 +82,8 @@ for arch in amd64 arm64; do
 
     name=sbxrun-$version-linux-$arch
     place "$work/archive/$name" zsh/site-functions
-    mkdir "$work/archive/$name/bin"
+    mkdir -p "$work/archive/$name/bin" "$work/archive/$name/share/doc/sbxrun/examples"
+    cp "$here/serve.toml" "$work/archive/$name/share/doc/sbxrun/examples"
     cp "$work/$arch"/* "$work/archive/$name/bin"
     settle "$work/archive"
     tar -c -C "$work/archive" --sort=name --format=ustar --owner=0 --group=0 --numeric-owner "$name" | gzip -9n >"$out/$name.tar.gz"
@@ -91,7 +94,9 @@ for arch in amd64 arm64; do
         [ $format != deb ] || zsh=zsh/vendor-completions
         root=$work/root
         place "$root/usr" $zsh
-        mkdir "$root/usr/bin"
+        mkdir -p "$root/usr/bin" "$root/etc/sbxrun" "$root/scripts"
+        cp "$here/serve.toml" "$root/etc/sbxrun"
+        cp "$here/postinstall.sh" "$here/preremove.sh" "$root/scripts"
         cp "$work/$arch"/* "$root/usr/bin"
         settle "$root"
         case $format in

@@ -137,19 +137,30 @@ installed() {
     [ "$(dpkg-query --show --showformat '${Status}' sbxrun bubblewrap)" = 'install ok installedinstall ok installed' ] || die 'apt has not installed both'
     [ -z "$(dpkg --verify sbxrun)" ] || die "$(dpkg --verify sbxrun)"
     smoke /usr/bin
+    apt systemd
+    systemd-analyze verify /usr/lib/systemd/system/sbxrund.{socket,service} 2>&1 |
+        grep -v "'DelegateSubgroup'" >/tmp/log && die "$(cat /tmp/log)" # which 252 does not know
+    sbxrun serve --check-config --config /etc/sbxrun/serve.toml --listen unix:/run/sbxrun/api.sock >/dev/null
+    profile=/etc/apparmor.d/sbxrun-bwrap
+    [ ! -e $profile ] || [ -e /etc/apparmor.d/abi/4.0 ] || die "$profile, which this AppArmor cannot read"
+    rm -f $profile /etc/apparmor.d/bwrap-userns-restrict
+    mkdir -p /etc/apparmor.d/abi
+    : >/etc/apparmor.d/abi/4.0
+    quietly dpkg --install "$deb"
+    cmp $profile /usr/share/sbxrun/sbxrun-bwrap || die 'no profile for AppArmor 4'
     quietly dpkg --purge sbxrun
     [ -z "$(leftovers /usr /etc)" ] || die "purged, but there are $(leftovers /usr /etc)"
 
     say 'rpm'
     apt rpm
     package=(packages/*."$(uname -m)".rpm)
-    root=/tmp/rpm
+    root=/tmp/rpm # without a shell, for scripts
     mkdir -p $root
     if rpm --root $root --install "$PWD/$package" >/tmp/log 2>&1 || [ "$(grep -c 'is needed by' /tmp/log)" != 1 ] || ! grep -q 'bubblewrap >= .* is needed by' /tmp/log; then
         cat /tmp/log
         die 'it needs something else than bubblewrap'
     fi
-    quietly rpm --root $root --install --nodeps "$PWD/$package"
+    quietly rpm --root $root --install --nodeps --noscripts "$PWD/$package"
     quietly rpm --root $root --verify --nodeps sbxrun
     smoke $root/usr/bin
 
@@ -164,13 +175,14 @@ installed() {
     dpkg-deb --extract "$deb" /tmp/deb
     mv /tmp/deb/usr/share/zsh/{vendor-completions,site-functions}
     list() { (cd "$1" && find . -type f -printf '%M %U:%G %P %T@\n' | sort); }
+    rm -r /tmp/archive/share/doc/sbxrun/examples # elsewhere in /etc
     for other in apk/usr deb/usr archive; do
         diff --recursive --no-dereference $root/usr /tmp/$other || die "rpm and $other differ"
         diff <(list $root/usr) <(list /tmp/$other) || die "rpm and $other differ in modes, owners or times"
     done
     smoke /tmp/archive/bin
 
-    quietly rpm --root $root --erase --nodeps sbxrun
+    quietly rpm --root $root --erase --nodeps --noscripts sbxrun
     [ -z "$(leftovers $root/usr)" ] || die "erased, but there are $(leftovers $root/usr)"
     say 'all packages were installed, tried and removed'
 }
