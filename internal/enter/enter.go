@@ -185,6 +185,7 @@ type command struct {
 	size       uintptr // of all that is laid out from here on
 	terminal   bool
 	rlimits    []proc.Rlimit
+	cpus       *unix.CPUSet    // nil for those it was born with
 	filter     *unix.SockFprog // nil for none
 	workdir    *byte
 	argv, envv unsafe.Pointer
@@ -472,6 +473,10 @@ func startPayload(p unsafe.Pointer) {
 		e.must(stepTerminal, unix.SYS_IOCTL, 0, unix.TIOCSCTTY, 0, 0, 0)
 	}
 	e.must(stepWorkdir, unix.SYS_CHDIR, uintptr(unsafe.Pointer(e.workdir)), 0, 0, 0, 0)
+	if e.cpus != nil {
+		// So that nproc(1) fits. It is no limit, a program can undo it; the quota is.
+		syscall.RawSyscall(unix.SYS_SCHED_SETAFFINITY, 0, unsafe.Sizeof(*e.cpus), uintptr(unsafe.Pointer(e.cpus)))
+	}
 	limits := e.rlimits
 	for i := range limits {
 		e.limit = unix.Rlimit{Cur: limits[i].Value, Max: limits[i].Value}

@@ -201,6 +201,10 @@ func (m *Maker) Take(ctx context.Context, e *Entry, stdio [3]*os.File) (*Exec, e
 	place := m.places[(m.made-1)%places]
 	place.Renew()
 	command := e.layCommand(place)
+	if e.Bounds.CPUs != nil {
+		command.cpus = proc.New[unix.CPUSet](place)
+		*command.cpus = *e.Bounds.CPUs
+	}
 	command.size = uintptr(len(place.Bytes()))
 	if place.Err() != nil {
 		return nil, ErrTooLarge
@@ -265,7 +269,15 @@ func (x *Exec) giveUpFiles() {
 }
 
 // Usable reports whether a next command can be taken, as far as is known.
-func (m *Maker) Usable() bool { return m.err == nil && m.next != nil && !m.Keeper.Exited() }
+func (m *Maker) Usable() bool {
+	if m.err != nil || m.next == nil {
+		return false
+	}
+	// What the maker says is that it could not go on; and its end shows, too.
+	fds := []unix.PollFd{{Fd: int32(proc.Descriptor(m.socket)), Events: unix.POLLIN}}
+	n, err := unix.Poll(fds, 0)
+	return n == 0 && err == nil
+}
 
 // Close ends all that the Maker has made, and returns when nothing is left; or, with an
 // error, after [SetupBound].

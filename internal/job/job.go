@@ -102,7 +102,7 @@ func (j *Job) Wait(ctx context.Context, told <-chan struct{}) (res result.Result
 			left = append(left, err)
 		}
 	}
-	if g := j.Terms.Limits; g != nil { // what the keeper has not removed already
+	if g := j.Terms.Limits; g != nil && j.Limits != nil { // what the keeper has not removed already
 		if err := g.Remove(time.Now().Add(removeBound)); err != nil {
 			left = append(left, fmt.Errorf("%w; sbxrun cleanup removes it when it is empty", err))
 		}

@@ -26,8 +26,9 @@ type Spec struct {
 	MaxOutput      int64 // bytes of each of both; 0 for no bound
 
 	Limits limits.Request
-	Use    *sandbox.Use // of the sandbox that it is in, which the Run closes in the end; nil for one of its own
-	Shared bool         // a room that idles, in which others run commands
+	Group  *limits.Group // in place of Limits, of a warm room, which has it renewed; it stays the caller's
+	Use    *sandbox.Use  // of the sandbox that it is in, which the Run closes in the end; nil for one of its own
+	Shared bool          // a room that idles, in which others run commands
 
 	Timeout, Grace, ProofTimeout time.Duration
 }
@@ -79,7 +80,12 @@ func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
 		within = s.Use.Access.Cgroups
 	}
 	var err error
-	if r.job.Limits, err = limits.For(s.Limits, true, within); err == nil {
+	if s.Group != nil {
+		r.job.Terms.Limits = s.Group
+	} else {
+		r.job.Limits, err = limits.For(s.Limits, true, within)
+	}
+	if err == nil {
 		bound := stream.Bound{Size: s.MaxOutput, Limited: s.MaxOutput > 0, Exceeded: r.tooMuch}
 		r.job.Streams, err = stream.Open(s.Stdin, s.Stdout, s.Stderr, bound, r.brokeOff)
 	}

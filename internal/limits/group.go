@@ -19,14 +19,15 @@ const leaf = "main"
 
 // Group is the cgroups of one sandbox or exec, one for each hierarchy in use; there may be none.
 type Group struct {
-	plan   *Plan
-	nodes  []node
-	join   []string          // directories that a command is born in, or goes to
-	read   map[string]string // by controller, the directory to read
-	v2     string            // the v2 cgroup, if there is one
-	nested bool              // it has a leaf for its own processes
-	above  string            // the sandbox's memory cgroup, if an exec is in it
-	before int64             // how many processes had been killed there
+	plan    *Plan
+	nodes   []node
+	join    []string          // directories that a command is born in, or goes to
+	read    map[string]string // by controller, the directory to read
+	v2      string            // the v2 cgroup, if there is one
+	nested  bool              // it has a leaf for its own processes
+	above   string            // the sandbox's memory cgroup, if an exec is in it
+	before  int64             // how many processes had been killed there
+	lasting *lasting          // nil for a group of one command
 }
 
 type node struct {

@@ -39,13 +39,19 @@ func (g *Group) number(controller, v2file, v2key, v1file, v1key string) int64 {
 
 // Usage reads what was used, before Remove.
 func (g *Group) Usage() Usage {
+	if g.lasting != nil { // a peak may be of a command before, but for that of v1
+		return Usage{MemoryPeak: g.number("memory", "", "", "memory.max_usage_in_bytes", "")}
+	}
 	return Usage{
 		PidsPeak:   g.number("pids", "pids.peak", "", "pids.peak", ""),
 		MemoryPeak: g.number("memory", "memory.peak", "", "memory.max_usage_in_bytes", ""),
 	}
 }
 
-func (g *Group) cpu() time.Duration {
+func (g *Group) cpu() (used time.Duration) {
+	if g.lasting != nil {
+		defer func() { used -= g.lasting.cpu }()
+	}
 	n := g.number("cpuacct", "cpu.stat", "usage_usec", "cpuacct.usage", "")
 	if g.read["cpuacct"] == g.v2 {
 		return time.Duration(min(n, 1<<52)) * time.Microsecond
@@ -60,6 +66,8 @@ func (g *Group) OOMKilled() bool {
 	dir, before := g.read["memory"], int64(0)
 	if dir == "" {
 		dir, before = g.above, g.before
+	} else if g.lasting != nil {
+		before = g.lasting.killed
 	}
 	n, _ := oomKills(dir)
 	return n > before
@@ -95,10 +103,10 @@ func (g *Group) Limits(died unix.Signal) []result.Limit {
 			l.Hit = g.OOMKilled() && g.memoryFull()
 		case l.Name == "pids":
 			// Before Linux 6.11 v2 counts where the fork was, not where the limit is.
-			l.Hit = g.number("pids", "pids.events", "max", "pids.events", "max") > 0 ||
+			l.Hit = g.count(pidsEvents) > 0 ||
 				g.nested && g.number("pids", leaf+"/pids.events", "max", "pids.events", "max") > 0
 		case l.Name == "cpus":
-			l.Hit = g.number("cpu", "cpu.stat", "nr_throttled", "cpu.stat", "nr_throttled") > 0
+			l.Hit = g.count(throttled) > 0
 		case l.Name == "cpu-time":
 			l.Hit = g.cpu() >= g.plan.request.CPUTime
 		case l.Name == "fsize":
@@ -112,7 +120,7 @@ func (g *Group) Limits(died unix.Signal) []result.Limit {
 // count failures at memory.memsw, but the peak then is the limit, nearly.
 func (g *Group) memoryFull() bool {
 	if g.read["memory"] == g.v2 {
-		return g.number("memory", "memory.events", "oom", "", "") > 0
+		return g.count(memoryEvents) > 0
 	}
 	return g.Usage().MemoryPeak+1<<20 >= g.plan.request.Memory
 }
@@ -162,6 +170,13 @@ func (g *Group) watchCPU(ctx context.Context, events chan<- Event) {
 }
 
 func (g *Group) watchOOM(ctx context.Context, events chan<- Event) {
+	// Most commands are over before a notice could be asked for.
+	const soon = 10 * time.Millisecond
+	select {
+	case <-ctx.Done():
+		return
+	case <-time.After(soon):
+	}
 	notice, err := g.oomNotice()
 	if err == nil {
 		defer notice.Close()

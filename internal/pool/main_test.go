@@ -1,9 +1,148 @@
 package pool_test
 
 import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
 	"testing"
+	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/pool"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-func TestMain(m *testing.M) { harness.Main(m) }
+func TestMain(m *testing.M) {
+	if text := os.Getenv("SBXRUN_TEST_SERVER"); text != "" {
+		timeout, err := time.ParseDuration(text)
+		if err == nil {
+			err = serve(timeout)
+		}
+		if err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		return
+	}
+	harness.Main(m)
+}
+
+// serve is a server with three calls that do not end by themselves, in rooms of their own.
+func serve(timeout time.Duration) error {
+	p := pool.New(bwrap.Policy{}, pool.Sizes{Min: 1, Max: 3}, func(err error) { fmt.Println(err) })
+	defer p.Close()
+	var runs []*job.Run
+	for len(runs) < 3 {
+		r := p.Take("a", bwrap.Policy{})
+		if r == nil {
+			time.Sleep(time.Millisecond)
+			continue
+		}
+		defer r.Give()
+		out, w := io.Pipe()
+		run, err := r.Start(context.Background(), pool.Command{
+			Args: []string{"sh", "-c", "trap '' TERM; setsid sleep 1000 & echo ready; sleep 1000"}, Spec: job.Spec{Stdout: w, Timeout: timeout},
+		})
+		if err != nil {
+			return err
+		}
+		if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+			return err
+		}
+		runs = append(runs, run)
+	}
+	fmt.Println("ready")
+	for _, run := range runs {
+		res, err := run.Wait()
+		if err != nil {
+			return err
+		}
+		fmt.Println(res.Cause, res.Verdict)
+	}
+	return nil
+}
+
+// server starts one, and waits until its calls run.
+func server(t *testing.T, timeout time.Duration) (*exec.Cmd, *bufio.Reader) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "SBXRUN_TEST_SERVER="+timeout.String())
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewReader(out)
+	if line, err := lines.ReadString('\n'); line != "ready\n" {
+		t.Fatalf("%q, %v", line, err)
+	}
+	return cmd, lines
+}
+
+// gone waits until none of these is there; one that was left to this process it reaps.
+func gone(t *testing.T, list []proc.Stat) {
+	t.Helper()
+	for _, st := range list {
+		harness.Until(t, bound, fmt.Sprintf("the end of %s, %d", st.Comm, st.PID), func() bool {
+			_, _ = unix.Wait4(st.PID, nil, unix.WNOHANG, nil) // ECHILD: it is another's
+			got, err := proc.ReadStat(st.PID)
+			return err != nil || got.Start != st.Start
+		})
+	}
+}
+
+// A server that is killed leaves nothing.
+func TestKilled(t *testing.T) {
+	for range max(2, harness.Soak(t)/5) {
+		cmd, _ := server(t, time.Hour)
+		list := proc.Descendants(cmd.Process.Pid, 1000)
+		if len(list) < 3*8 {
+			t.Errorf("%+v", list)
+		}
+		if err := cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait() // that it was killed is no news
+		gone(t, list)
+	}
+}
+
+// The calls of a server that is stopped end at their deadlines, and are reported as what
+// they were.
+func TestStopped(t *testing.T) {
+	timeout := harness.Deadline(time.Second)
+	cmd, lines := server(t, timeout)
+	if err := cmd.Process.Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	var list []proc.Stat
+	for _, st := range proc.Descendants(cmd.Process.Pid, 1000) {
+		if st.Comm == "sleep" || st.Comm == "sh" || st.Comm == "setsid" {
+			list = append(list, st)
+		}
+	}
+	if len(list) < 6 {
+		t.Errorf("%+v", list)
+	}
+	gone(t, list)
+	if err := cmd.Process.Signal(unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if line, err := lines.ReadString('\n'); line != "timeout proven\n" {
+			t.Errorf("%q, %v", line, err)
+		}
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+}

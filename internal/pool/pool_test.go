@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,6 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/pool"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/tests/harness"
@@ -375,4 +377,70 @@ func TestMany(t *testing.T) {
 		})
 	}
 	calls.Wait()
+}
+
+// Limits are each call's own, and what one has met is not told of the next.
+func TestLimits(t *testing.T) {
+	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
+	hit := func(res *result.Result, name string) (told, hit bool) {
+		for _, l := range res.Limits {
+			if l.Name == name {
+				return l.Enforced, l.Hit
+			}
+		}
+		return false, false
+	}
+	if _, err := limits.For(limits.Request{Memory: 1 << 20, Pids: 10, CPUs: 1}, true, nil); err != nil {
+		r := take(t, p, "a", policy(t))
+		defer r.Give()
+		var e *result.Error
+		if _, err := r.Start(t.Context(), pool.Command{Args: []string{"true"}, Spec: job.Spec{Limits: limits.Request{Pids: 10}}}); !errors.As(err, &e) || e.Code != "limit" {
+			t.Errorf("%v", err)
+		}
+		return
+	}
+	for range 2 {
+		res, text := in(t, take(t, p, "a", policy(t)), job.Spec{Limits: limits.Request{Pids: 10}}, "sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 1000 & done; exit 5")
+		if told, pids := hit(res, "pids"); !told || !pids {
+			t.Errorf("%+v, %q", res, text)
+		}
+		res, text = in(t, take(t, p, "a", policy(t)), job.Spec{Limits: limits.Request{Pids: 10, FSize: 1000}}, "sh", "-c", "for i in 1 2 3 4; do sleep 1000 & done; ulimit -f; exit 5")
+		if told, pids := hit(res, "pids"); !told || pids || res.ExitCode() != 5 {
+			t.Errorf("%+v, %q", res, text)
+		}
+		res, text = in(t, take(t, p, "a", policy(t)), job.Spec{Limits: limits.Request{Memory: 64 << 20}}, "python3", "-c", "x = bytearray(500 << 20)")
+		if told, memory := hit(res, "memory"); !told || !memory || res.Cause != result.OOM {
+			t.Errorf("%+v, %q", res, text)
+		}
+		res, text = in(t, take(t, p, "a", policy(t)), job.Spec{Limits: limits.Request{Memory: 128 << 20}}, "python3", "-c", "x = bytearray(30 << 20)")
+		if told, memory := hit(res, "memory"); !told || memory || res.ExitCode() != 0 {
+			t.Errorf("%+v, %q", res, text)
+		}
+		res, text = in(t, take(t, p, "a", policy(t)), job.Spec{}, "python3", "-c", "import os; x = bytearray(200 << 20); print(len(os.sched_getaffinity(0)))")
+		if res.ExitCode() != 0 || len(res.Limits) != 0 || text != strconv.Itoa(runtime.NumCPU())+"\n" {
+			t.Errorf("%+v, %q", res, text)
+		}
+		res, text = in(t, take(t, p, "a", policy(t)), job.Spec{Limits: limits.Request{CPUs: 0.2}}, "python3", "-c", `
+import os, time
+begin = time.monotonic(), time.process_time()
+while time.monotonic() < begin[0] + 1: pass
+print((time.process_time() - begin[1]) / (time.monotonic() - begin[0]) < 0.5, len(os.sched_getaffinity(0)))`)
+		if told, cpus := hit(res, "cpus"); !told || !cpus || text != "True 1\n" {
+			t.Errorf("%+v, %q", res, text)
+		}
+	}
+	for range 2 {
+		res, text := in(t, take(t, p, "a", policy(t)), job.Spec{Limits: limits.Request{CPUTime: 300 * time.Millisecond}}, "sh", "-c", "while :; do :; done")
+		if told, cpu := hit(res, "cpu-time"); !told || !cpu || res.Cause != result.CPUTime {
+			t.Errorf("%+v, %q", res, text)
+		}
+		if used := res.CPUUser + res.CPUSystem; used < 200*time.Millisecond {
+			t.Errorf("ended after %v", used)
+		}
+	}
+	r := take(t, p, "a", policy(t))
+	defer r.Give()
+	if _, err := r.Start(t.Context(), pool.Command{Args: []string{"true"}, Spec: job.Spec{Limits: limits.Request{Memory: 1 << 20, MemorySwap: 2 << 20}}}); !errors.Is(err, limits.ErrRenew) {
+		t.Errorf("%v", err)
+	}
 }

@@ -3,11 +3,13 @@ package pool
 import (
 	"context"
 	"os"
+	"time"
 
 	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/seccomp"
 	"github.com/sbxrun/sbxrun/internal/supervise"
@@ -23,6 +25,8 @@ type Room struct {
 	room  bwrap.Room
 	init  *proc.Process // PID 1 of the room
 	maker *enter.Maker
+	group *limits.Group // that of its calls; nil where there can be none
+	user  *proc.Cred    // who its commands are; nil if as this process
 	env   []string
 	dir   string
 	run   *job.Run // the call
@@ -59,13 +63,20 @@ func build(ctx context.Context, policy bwrap.Policy) (_ *Room, err error) {
 	}
 	e := enter.Entry{HostNet: way.HostNetwork, Filter: filter, Workdir: way.Dir}
 	if way.User != os.Geteuid() {
-		e.Cred = &proc.Cred{UID: uint32(way.User), GID: uint32(way.Group)}
+		r.user = &proc.Cred{UID: uint32(way.User), GID: uint32(way.Group)}
+		e.Cred = r.user
 	}
 	for _, d := range way.Memory {
 		e.Fresh = append(e.Fresh, enter.Tmpfs(d))
 	}
 	if r.init, err = proc.FromPidfd(way.Init); err != nil {
 		return nil, err
+	}
+	if r.group, err = limits.Lasting(job.NewID()); err != nil {
+		return nil, err
+	}
+	if r.group != nil {
+		e.Bounds = r.group.Bounds()
 	}
 	r.maker, err = e.Make(ctx, r.init)
 	return r, err
@@ -79,6 +90,11 @@ func (r *Room) end() error {
 	}
 	if r.init != nil {
 		r.init.Close()
+	}
+	if r.group != nil { // what the keeper has not removed already
+		if err := r.group.Remove(time.Now().Add(time.Second)); err != nil {
+			left = err
+		}
 	}
 	if _, err := r.room.Close(); err != nil {
 		left = err
@@ -112,6 +128,10 @@ func (r *Room) Start(ctx context.Context, c Command) (*job.Run, error) {
 	env.Put(values.Var{Name: "PWD", Value: c.Dir})
 	path, _ := env.Lookup("PATH")
 	e := &enter.Entry{Command: c.Args, Path: path, Env: values.Pairs(env.Vars()), Workdir: c.Dir}
+	if err := r.group.Renew(c.Limits); err != nil {
+		return nil, err
+	}
+	c.Group = r.group
 	var err error
 	r.run, err = job.NewRun(ctx, supervise.Place{Entry: e, Maker: r.maker}, c.Spec)
 	return r.run, err

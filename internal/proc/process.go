@@ -55,7 +55,7 @@ func Open(pid int) (*Process, error) {
 // Dup is the same process by a descriptor of its own, with a deadline of its own for
 // waiting. The caller owns it and closes it.
 func (p *Process) Dup() (*Process, error) {
-	fd, err := duplicate(p.file)
+	fd, err := Duplicate(p.file)
 	if err != nil {
 		return nil, fmt.Errorf("duplicate a pidfd of %d: %w", p.PID, err)
 	}
@@ -68,7 +68,7 @@ func FromPidfd(pidfd *os.File) (*Process, error) {
 	if pidfd == nil {
 		return nil, os.ErrInvalid
 	}
-	fd, err := duplicate(pidfd)
+	fd, err := Duplicate(pidfd)
 	if err != nil {
 		return nil, fmt.Errorf("duplicate a pidfd: %w", err)
 	}
@@ -94,10 +94,10 @@ func FromPidfd(pidfd *os.File) (*Process, error) {
 	return nil, err
 }
 
-// duplicate returns a second descriptor of an open file; of a closed one [os.ErrClosed].
+// Duplicate returns a second descriptor of an open file; of a closed one [os.ErrClosed].
 // While Control runs the file is not closed: in between its number could become that of
 // another process's pidfd.
-func duplicate(f *os.File) (fd int, err error) {
+func Duplicate(f *os.File) (fd int, err error) {
 	conn, err := f.SyscallConn()
 	if err != nil {
 		return -1, err

@@ -1,0 +1,183 @@
+package limits
+
+import (
+	"math"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+)
+
+// A lasting group has one command after the other. It is made before there is any, with
+// bounds that no command meets, and is given those of each just before that is released:
+// to make cgroups takes half a millisecond. What was counted for commands before does not count.
+
+// widest are the limits of a lasting group between two commands.
+func widest() Request {
+	return Request{Memory: 1 << 50, Pids: 1 << 22, CPUs: float64(runtime.NumCPU()), CPUTime: math.MaxInt64}
+}
+
+// Lasting makes a lasting group. What cannot be enforced here is refused by Renew. It is nil
+// where the caller itself would have to be moved for it.
+func Lasting(id string) (*Group, error) {
+	plan, err := For(widest(), false, nil)
+	if err != nil {
+		return nil, err
+	}
+	if plan.v2.manager != nil {
+		return nil, nil
+	}
+	g, err := plan.Make(id, false)
+	if err != nil {
+		return nil, err
+	}
+	g.lasting = &lasting{plan: plan, written: map[string]string{}, memory: plan.request.Memory}
+	for _, s := range g.settings() {
+		g.lasting.written[s.path] = s.value
+	}
+	return g, nil
+}
+
+// lasting is what a lasting group knows beside.
+type lasting struct {
+	plan    *Plan
+	written map[string]string // the settings, by their paths
+	memory  int64             // the last limit
+	before  map[counter]int64
+	killed  int64         // by the kernel, for want of memory
+	cpu     time.Duration // used
+}
+
+// Spare is how many tasks of a lasting group are not the command's: what makes its init, and
+// the next init with its payload.
+const Spare = 3
+
+// ErrRenew says that a lasting group cannot have these limits, and that a command of its own can
+// be tried.
+var ErrRenew = &result.Error{Code: "limit", Message: "a warm room cannot have these limits"}
+
+// Renew gives a lasting group the limits of its next command.
+func (g *Group) Renew(r Request) error {
+	if g == nil {
+		if r != (Request{}) {
+			return ErrRenew
+		}
+		return nil
+	}
+	if err := r.check(); err != nil {
+		return err
+	}
+	if r.MemorySwap != 0 || r.Nice != nil || r.OOMScoreAdj != nil {
+		return ErrRenew
+	}
+	p, err := g.lasting.renewed(r)
+	if err != nil {
+		return err
+	}
+	var refused refusals
+	for _, l := range r.rlimits() {
+		if l.value > 0 {
+			p.Limits = append(p.Limits, result.Limit{Name: l.name, Requested: float64(l.value), Enforced: true, Mechanism: l.mechanism})
+			p.checkHard(l, &refused)
+		}
+	}
+	if len(refused) > 0 {
+		return refused.err()
+	}
+	if err := g.write(r); err != nil {
+		return err
+	}
+	g.plan = p
+	g.rebase()
+	return nil
+}
+
+// renewed is the plan with other limits, by the same cgroups.
+func (l *lasting) renewed(r Request) (*Plan, error) {
+	p := *l.plan
+	p.request, p.required, p.Limits = r, true, nil
+	for _, limit := range l.plan.Limits {
+		asked := map[string]float64{"memory": float64(r.Memory), "pids": float64(r.Pids), "cpus": r.CPUs, "cpu-time": result.Milliseconds(r.CPUTime)}[limit.Name]
+		if asked == 0 {
+			continue
+		}
+		if !limit.Enforced {
+			return nil, ErrRenew // one of its own says why
+		}
+		limit.Requested = asked
+		p.Limits = append(p.Limits, limit)
+	}
+	return &p, nil
+}
+
+// write writes what is not so already.
+func (g *Group) write(r Request) error {
+	wide := g.lasting.plan.request
+	next := *g
+	p := *g.lasting.plan
+	p.required = true
+	p.request = Request{Memory: r.Memory, Pids: r.Pids}
+	if r.Memory == 0 {
+		p.request.Memory = wide.Memory
+	}
+	if r.Pids == 0 {
+		p.request.Pids = wide.Pids
+	} else {
+		p.request.Pids += Spare
+	}
+	next.plan = &p
+	list := slices.DeleteFunc(next.settings(), func(s setting) bool { return g.lasting.written[s.path] == s.value })
+	if p.request.Memory > g.lasting.memory {
+		slices.Reverse(list) // of v1 the limit with swap is never the smaller one
+	}
+	if err := next.apply(list); err != nil {
+		return err
+	}
+	g.lasting.memory = p.request.Memory
+	for _, s := range list {
+		g.lasting.written[s.path] = s.value
+	}
+	return nil
+}
+
+// rebase takes what is counted now for what was before.
+func (g *Group) rebase() {
+	l := g.lasting
+	l.before = map[counter]int64{}
+	for _, limit := range g.plan.Limits {
+		switch limit.Name {
+		case "memory":
+			l.killed, _ = oomKills(g.read["memory"])
+			l.before[memoryEvents] = g.count(memoryEvents)
+			if dir := g.read["memory"]; dir != g.v2 {
+				_ = change(dir+"/memory.max_usage_in_bytes", "0") // the peak; it can always be
+			}
+		case "pids":
+			l.before[pidsEvents] = g.count(pidsEvents)
+		case "cpu-time":
+			l.cpu = 0
+			l.cpu = g.cpu()
+		case "cpus":
+			l.before[throttled] = g.count(throttled)
+		}
+	}
+}
+
+// counter is what counts events since the cgroup was made.
+type counter struct{ controller, v2file, v2key, v1file, v1key string }
+
+var (
+	memoryEvents = counter{"memory", "memory.events", "oom", "", ""}
+	pidsEvents   = counter{"pids", "pids.events", "max", "pids.events", "max"}
+	throttled    = counter{"cpu", "cpu.stat", "nr_throttled", "cpu.stat", "nr_throttled"}
+)
+
+// count is what a counter has counted since the command before.
+func (g *Group) count(c counter) int64 {
+	n := g.number(c.controller, c.v2file, c.v2key, c.v1file, c.v1key)
+	if g.lasting != nil {
+		n -= g.lasting.before[c]
+	}
+	return n
+}

@@ -1,0 +1,163 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"sync"
+
+	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/workspace"
+)
+
+// Source has warm places, of a pool for each policy that calls come with, and where none fits
+// cold ones. A place with a lifetime is for more commands than one, and so cold.
+type Source struct {
+	Cold   place.Source
+	Sizes  Sizes
+	Failed func(error) // is told what [New] tells
+
+	mutex sync.Mutex
+	pools []*Pool // the one that was used last comes last
+}
+
+// mostPolicies is of how many policies rooms are kept: there are as many as a server has had
+// configurations, and calls run under the last one or the one before.
+const mostPolicies = 4
+
+// Take is that of [place.Source].
+func (s *Source) Take(ctx context.Context, tenant string, p place.Policy) (place.Place, error) {
+	if p.Lifetime == 0 && p.Limits == (bwrap.Limits{}) {
+		if r := s.pool(p.Policy).Take(tenant, p.Policy); r != nil {
+			return &warm{room: r, again: func(ctx context.Context) (place.Place, error) { return s.Cold.Take(ctx, tenant, p) }}, nil
+		}
+	}
+	return s.Cold.Take(ctx, tenant, p)
+}
+
+// pool is the one for a policy.
+func (s *Source) pool(policy bwrap.Policy) *Pool {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	i := slices.IndexFunc(s.pools, func(p *Pool) bool { return p.key == key(policy) })
+	if i < 0 {
+		s.pools = append(s.pools, New(policy, s.Sizes, s.Failed))
+		if len(s.pools) > mostPolicies {
+			go s.pools[0].Close()
+			s.pools = slices.Delete(s.pools, 0, 1)
+		}
+		return s.pools[len(s.pools)-1]
+	}
+	p := s.pools[i]
+	s.pools = append(slices.Delete(s.pools, i, i+1), p)
+	return p
+}
+
+// Close ends the rooms, and returns when nothing is left of those that nobody has taken.
+func (s *Source) Close() {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	for _, p := range s.pools {
+		p.Close()
+	}
+	s.pools = nil
+}
+
+// warm is a place for one command.
+type warm struct {
+	room  *Room
+	run   *job.Run
+	files *workspace.Dir
+
+	again   func(context.Context) (place.Place, error)
+	instead place.Place // cold: the room was none
+}
+
+func (w *warm) Kind() place.Kind {
+	if w.instead != nil {
+		return place.Cold
+	}
+	return place.Warm
+}
+
+// Start starts the command; in a cold place if the room turns out to be of no use, and
+// nothing was put into it.
+func (w *warm) Start(ctx context.Context, c place.Command) (place.Running, error) {
+	run, err := w.room.Start(ctx, Command{Args: c.Args, Env: c.Env, Dir: c.Dir, Spec: job.Spec{
+		Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, MaxOutput: c.MaxOutput,
+		Limits: limits.Request(c.Limits), Timeout: c.Timeout, Grace: c.Grace,
+	}})
+	if err == nil {
+		w.run = run
+		return run, nil
+	}
+	var e *result.Error
+	if errors.As(err, &e) && e.Code == "usage" || w.files != nil || ctx.Err() != nil {
+		return nil, err
+	}
+	if w.instead, err = w.again(ctx); err != nil {
+		return nil, err
+	}
+	return w.instead.Start(ctx, c)
+}
+
+func (w *warm) Files() (*workspace.Dir, error) {
+	if w.instead != nil {
+		return w.instead.Files()
+	}
+	if w.files != nil {
+		return w.files, nil
+	}
+	dir, user, err := w.room.Workdir()
+	if err != nil {
+		return nil, err
+	}
+	w.files, err = workspace.Open(dir, ".", user)
+	return w.files, err
+}
+
+func (w *warm) Ended() <-chan struct{} {
+	if w.instead != nil {
+		return w.instead.Ended()
+	}
+	return w.room.room.Ended()
+}
+
+func (w *warm) Give() (res *result.Result, err error) {
+	if w.files != nil {
+		w.files.Close()
+	}
+	if w.run != nil {
+		select {
+		case <-w.run.Ended():
+		default:
+			w.run.End()
+		}
+		res, err = w.run.Wait()
+	}
+	w.room.Give()
+	if w.instead != nil {
+		return w.instead.Give()
+	}
+	return res, err
+}
+
+// Workdir is a descriptor, the caller's, of the directory in which the next command begins, and
+// whose the files there are; nil if this process's. It shows what the command has left also
+// when that has ended.
+func (r *Room) Workdir() (fd int, user *proc.Cred, err error) {
+	if err := r.maker.Meet(r.pool.ctx); err != nil {
+		return -1, nil, err
+	}
+	fd, err = proc.Duplicate(r.maker.Workdir())
+	if err != nil {
+		return -1, nil, os.NewSyscallError("dup", err)
+	}
+	return fd, r.user, nil
+}

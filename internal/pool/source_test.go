@@ -1,0 +1,126 @@
+package pool_test
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/pool"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+func source(t *testing.T) *pool.Source {
+	t.Helper()
+	s := &pool.Source{Cold: place.Rooms{}, Sizes: pool.Sizes{Min: 1, Max: 2}, Failed: func(err error) { t.Error(err) }}
+	t.Cleanup(s.Close)
+	return s
+}
+
+// placeOf takes a place, and waits until it is a warm one.
+func placeOf(t *testing.T, s *pool.Source, p place.Policy) place.Place {
+	t.Helper()
+	for end := time.Now().Add(bound); ; {
+		at, err := s.Take(t.Context(), "a", p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if at.Kind() == place.Warm {
+			return at
+		}
+		if _, err := at.Give(); err != nil {
+			t.Fatal(err)
+		}
+		if time.Now().After(end) {
+			t.Fatal("no place is warm")
+		}
+	}
+}
+
+// Files are put before a command begins, and read when it has ended, and the next one sees
+// none of them.
+func TestFiles(t *testing.T) {
+	s := source(t)
+	for range 3 {
+		at := placeOf(t, s, place.Policy{Policy: policy(t)})
+		dir, err := at.Files()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := dir.Put("dir/in", strings.NewReader("text"), 100, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		run, err := at.Start(t.Context(), place.Command{Args: []string{"sh", "-c", "ls; cat dir/in; stat -c %U dir/in; echo more >>dir/in; mv dir/in out"}, Stdout: &out, Stderr: &out, Timeout: bound})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res, err := run.Wait(); err != nil || res.ExitCode() != 0 || out.String() != "dir\ntextsandbox\n" {
+			t.Errorf("%+v, %v, %q", res, err, &out)
+		}
+		f, _, err := dir.Get("out")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := new(bytes.Buffer)
+		_, _ = text.ReadFrom(f)
+		f.Close()
+		if text.String() != "textmore\n" {
+			t.Errorf("%q", text)
+		}
+		if res, err := at.Give(); err != nil || res.Verdict != result.Proven {
+			t.Errorf("%+v, %v", res, err)
+		}
+	}
+}
+
+// What a warm room cannot give has a cold one; so has a session.
+func TestCold(t *testing.T) {
+	s := source(t)
+	at := placeOf(t, s, place.Policy{Policy: policy(t)})
+	var out bytes.Buffer
+	run, err := at.Start(t.Context(), place.Command{Args: []string{"sh", "-c", "echo $0 | wc -c"}, Env: func() (env []string) {
+		for _, name := range strings.Split("ABCDEFGHIJKL", "") {
+			env = append(env, name+"="+strings.Repeat("x", 100_000))
+		}
+		return env
+	}(), Stdout: &out, Timeout: bound})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res, err := run.Wait(); err != nil || res.ExitCode() != 0 || at.Kind() != place.Cold {
+		t.Errorf("%s, %+v, %v", at.Kind(), res, err)
+	}
+	if res, err := at.Give(); err != nil || res.Verdict != result.Proven {
+		t.Errorf("%+v, %v", res, err)
+	}
+	for _, p := range []place.Policy{{Policy: policy(t), Lifetime: bound}, {Policy: policy(t), Limits: bwrap.Limits{NoFile: 100}}} {
+		at, err := s.Take(t.Context(), "a", p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if at.Kind() != place.Cold {
+			t.Errorf("%+v is %s", p, at.Kind())
+		}
+		if _, err := at.Give(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A place that is given back while its command runs ends that.
+func TestGivenBack(t *testing.T) {
+	s := source(t)
+	at := placeOf(t, s, place.Policy{Policy: policy(t)})
+	if _, err := at.Start(t.Context(), place.Command{Args: []string{"sleep", "1000"}}); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	if res, err := at.Give(); err != nil || res.Verdict != result.Proven || res.Cause != result.Killed {
+		t.Errorf("%+v, %v", res, err)
+	}
+	harness.Within(t, "the end", time.Since(begin), 0, 5*time.Second)
+}
