@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -410,6 +411,82 @@ func TestExecDetachedRandom(t *testing.T) {
 			}
 		}
 		e.wait(c)
+	}
+	b.alive()
+	e.clean()
+}
+
+// printed is what it has written to stdout, without the line's end.
+func (c *call) printed() string {
+	data, _ := os.ReadFile(c.files[0])
+	return strings.TrimSuffix(string(data), "\n")
+}
+
+// A detached exec whose supervisor is killed at any moment leaves nothing running, and no
+// record that says that it runs; the sandbox lives on.
+func TestExecHandleKilled(t *testing.T) {
+	e := newEstate(t)
+	b := e.start(nil)
+	lost := 0
+	for i := range scaled(t, 20) {
+		marker := fmt.Sprintf("%s-%d-", e.marker, i)
+		c, err := e.begin(append([]string{"exec", "--detach", "--timeout", "30", "--env", harness.MarkerName + "=" + marker, b.ID, "--"}, execBusy...)...)
+		harness.Must(t, err)
+		supervisor := 0
+		// Every other time when it runs: its record is there.
+		for after := rand.N(30 * time.Millisecond); !c.over() && (i%2 == 0 || time.Since(c.begin) < after); {
+			if below := childrenOf(c.pid); supervisor == 0 && len(below) > 0 {
+				supervisor = below[0]
+			}
+		}
+		if i%2 == 0 {
+			var r record
+			data, err := os.ReadFile(filepath.Join(b.path("execs"), filepath.Base(c.printed()), "record.json"))
+			harness.Must(t, err)
+			harness.Must(t, json.Unmarshal(data, &r))
+			supervisor = r.Supervisor.PID
+		}
+		hit := false
+		for _, parent := range []int{c.pid, os.Getpid()} {
+			if target, ok := strike(supervisor, parent, unix.SIGKILL); ok {
+				target.Close()
+				hit = true
+			}
+		}
+		e.wait(c)
+		handle := c.printed()
+		if !hit { // it was not seen
+			e.ok("kill", "--grace", "0", handle)
+		}
+		e.until(settle, "the end of all of the exec", func() bool {
+			reapZombies()
+			return len(marked(marker, func(uint64) bool { return false })) == 0
+		})
+		if hit && handle != "" {
+			if w := e.do("wait", handle); w.code != 137 || !strings.Contains(w.stderr, "was killed") {
+				t.Errorf("wait %s: want 137: %v", handle, w)
+			}
+		}
+		var all []struct {
+			Status string `json:"status"`
+		}
+		harness.Must(t, json.Unmarshal([]byte(e.ok("ps", "--all", "--json", b.ID).stdout), &all))
+		for _, x := range all {
+			switch x.Status {
+			case "lost":
+				lost++
+			case "killed":
+			default:
+				t.Errorf("it was killed, and its status is %s", x.Status)
+			}
+		}
+		e.ok("cleanup")
+		if left := e.ok("ps", "--status", "lost", "--quiet", b.ID).stdout; left != "" {
+			t.Errorf("after cleanup: %s", left)
+		}
+	}
+	if lost == 0 {
+		t.Error("none was killed when there was a record")
 	}
 	b.alive()
 	e.clean()
