@@ -111,7 +111,8 @@ func (e *Exec) Settle(res *result.Result) {
 	}
 }
 
-// Finish records how it has ended, or removes the record of one that could not be started.
+// Finish records how it has ended, or removes the record of one that could not be started. The
+// oldest of those that have ended make room; nobody waits for that.
 func (e *Exec) Finish(res result.Result, report result.Report) error {
 	defer e.dir.Close()
 	e.cancel(nil)
@@ -121,5 +122,5 @@ func (e *Exec) Finish(res result.Result, report result.Report) error {
 	if res.Cause == result.StartFailed && res.Verdict != result.Unproven {
 		return e.own.Remove()
 	}
-	return result.All(e.conclude(report), e.own.Close())
+	return result.All(e.conclude(report), e.own.Close(), e.dir.Forget())
 }

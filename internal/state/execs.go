@@ -32,8 +32,7 @@ func (e *Entry) Execs() (*Dir, error) {
 // two logs.
 const keptExecs = 32
 
-// MakeExecs is Execs for a new one: there is a directory, in which the oldest of those that
-// have ended make room.
+// MakeExecs is Execs for a new one: there is a directory.
 func (e *Entry) MakeExecs() (*Dir, error) {
 	err := e.in(func(f folder) error {
 		if err := unix.Mkdirat(f.fd, execsName, 0o700); err != nil && err != unix.EEXIST {
@@ -44,18 +43,17 @@ func (e *Entry) MakeExecs() (*Dir, error) {
 	if err != nil {
 		return nil, err
 	}
-	d, err := e.Execs()
-	if err != nil {
-		return nil, err
-	}
+	return e.Execs()
+}
+
+// Forget removes the oldest of the execs that have ended, but for those that are kept.
+func (d *Dir) Forget() (err error) {
 	entries, _ := d.List()
 	ended := slices.DeleteFunc(entries, func(e *Entry) bool { return e.Alive })
-	for _, old := range ended[:max(0, len(ended)-keptExecs+1)] {
-		if err := old.Remove(); err != nil {
-			return nil, result.All(err, d.Close())
-		}
+	for _, old := range ended[:max(0, len(ended)-keptExecs)] {
+		err = result.All(err, old.Remove())
 	}
-	return d, nil
+	return err
 }
 
 // awaitExecs gives those who supervise an exec in a sandbox that has ended a moment to say

@@ -93,6 +93,7 @@ func TestKeptExecs(t *testing.T) {
 		var o *Own
 		dir, o = execIn(t, box, n)
 		must(t, o.Close())
+		must(t, dir.Forget())
 	}
 	entries, _ := dir.List()
 	if len(entries) != keptExecs+1 || entries[0].ID != testID(0) || entries[1].ID != testID(3) {
