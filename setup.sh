@@ -17,6 +17,7 @@
 #   fuzz [TIME]   run every fuzz target for TIME (10s)
 #   test-vm       run the tests in a machine with cgroup v2 alone (ARG: tests/README.md)
 #   bwraps        build older and newer versions of bubblewrap, and run tests with each (ARG: tests/README.md)
+#   test-arm64    try the package for arm64 in an emulated machine
 #   bench         measure against plain bwrap, a bare kill and an older build (ARG: tests/README.md)
 #   bench-vm      measure what limits cost in a machine with cgroup v2 alone
 set -eu
@@ -39,6 +40,7 @@ test | check)
 install | build | lint | fuzz) exec "$setup/$command.sh" "$@" ;;
 man) exec go run ./internal/clidoc man "${1:-bin/share/man/man1}" ;;
 completions) exec go run ./internal/clidoc completions "${1:-bin/share/completions}" ;;
+test-arm64) exec "$setup/dist/arm64.sh" ;;
 dist) exec "$setup/dist/make.sh" "$@" ;;
 bwraps)
     "$setup/build.sh"

@@ -264,7 +264,7 @@ func TestCommands(t *testing.T) {
 		if bytes.Contains(text, []byte("go-task/task")) {
 			t.Errorf("%s runs a task runner", name)
 		}
-		for _, m := range regexp.MustCompile(`\./setup\.sh ([a-z-]+)`).FindAllSubmatch(text, -1) {
+		for _, m := range regexp.MustCompile(`\./setup\.sh ([a-z0-9-]+)`).FindAllSubmatch(text, -1) {
 			if !regexp.MustCompile(`(?m)^#   ` + string(m[1]) + `\b`).Match(usage) {
 				t.Errorf("%s has %s, which setup.sh does not tell of", name, m[0])
 			}

@@ -12,6 +12,7 @@
 //	fuzz.sh      every fuzz target for a time
 //	dist/make.sh makes archives and packages
 //	dist/test.sh makes them twice, and installs them
+//	dist/arm64.sh tries the package for arm64
 //	vm/run.sh    boots a Debian kernel, with cgroup v2 alone, and runs a command in it
 //	vm/test.sh   runs the tests there
 //

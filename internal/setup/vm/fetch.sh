@@ -3,9 +3,14 @@
 # downloaded and unpacked there, nothing is installed. What is there already
 # stays; remove the directory to renew it.
 #
-# usage: fetch.sh DIRECTORY KERNEL    a version such as 6.1, or "default", the distribution's
+# usage: fetch.sh DIRECTORY KERNEL [ARCH]    a version such as 6.1, or "default", the distribution's
+#
+# With arm64 for ARCH it brings what a root file system needs, too, and all that is the
+# machine's has -arm64 in its name.
 set -euo pipefail
-cache=$1 kernel=$2
+cache=$1 kernel=$2 arch=${3:-amd64}
+of=
+[ "$arch" = amd64 ] || of=-$arch
 
 die() {
     printf 'vm: error: %s\n' "$1" >&2
@@ -22,16 +27,25 @@ apt=(-o APT::Sandbox::User=root) # not _apt, which may not write here
 # shellcheck disable=SC1091
 codename=$(. /etc/os-release && echo "${VERSION_CODENAME-}")
 
-# others SUITE: apt has its lists too, and takes what it has, in a place of their own.
+# others SUITE [NAME]: apt has its lists too, and takes what it has, in a place of their own.
 others() {
-    local place=$cache/others-$1 mirror key='[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]'
+    local place=$cache/others-${2:-$1} mirror suites=("$codename") key='[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]'
     # shellcheck disable=SC2016 # apt's words
     mirror=$(apt-get indextargets --format '$(SITE) $(REPO_URI)' 'Created-By: Packages' | awk '!/security/ { print $2; exit }')
     mkdir -p "$place"/{state/lists/partial,archives/partial}
-    printf "deb $key %s %s main\n" "$mirror" "$codename" "$mirror" "$1" >"$place/sources.list"
+    [ "$1" = "$codename" ] || suites+=("$1")
+    printf "deb $key $mirror %s main\n" "${suites[@]}" >"$place/sources.list"
     apt+=(-o Dir::State="$place/state" -o Dir::State::status=/var/lib/dpkg/status -o Dir::Cache="$place"
         -o Dir::Etc::sourcelist="$place/sources.list" -o Dir::Etc::sourceparts=/dev/null -o APT::Default-Release="$1")
     apt-get "${apt[@]}" --quiet update >&2
+}
+
+# foreign: the same for packages of another architecture, on which nothing is installed.
+foreign() {
+    apt+=(-o APT::Architecture="$arch" -o APT::Architectures="$arch")
+    others "$codename" "$arch"
+    : >"$cache/nothing"
+    apt+=(-o Dir::State::status="$cache/nothing")
 }
 
 update() {
@@ -76,7 +90,7 @@ new() {
 qemu() {
     local packages usual=("${apt[@]}") apt=("${apt[@]}")
     others "$codename-backports" || apt=("${usual[@]}")
-    packages=$(apt-get "${apt[@]}" install --simulate --no-install-recommends qemu-system-x86 | awk '$1 == "Inst" { print $2 }') &&
+    packages=$(apt-get "${apt[@]}" install --simulate --no-install-recommends "$emulator" | awk '$1 == "Inst" { print $2 }') &&
         [ -n "$packages" ] || return 1
     # shellcheck disable=SC2086 # words
     unpack "$1" $packages
@@ -84,13 +98,33 @@ qemu() {
 
 tools() { unpack "$1" busybox-static xz-utils; }
 
+# The root of a machine that cannot have this one's: what sbxrun needs, and its tests. The
+# maintainer scripts are not run; /bin and its like lead to /usr, as base-files would have it.
+root() {
+    local into=$1 packages dir
+    packages=$(apt-get "${apt[@]}" install --simulate --no-install-recommends usr-is-merged \
+        base-passwd bash bubblewrap coreutils dash diffutils dpkg findutils grep libc-bin mount procps python3-minimal sed tar util-linux |
+        awk '$1 == "Inst" { print $2 }') && [ -n "$packages" ] || return 1
+    # shellcheck disable=SC2086 # words
+    unpack "$into" $packages || return 1
+    for dir in bin lib sbin; do
+        cp -a "$into/$dir" "$into/usr"
+        rm -r "${into:?}/$dir"
+        ln -s "usr/$dir" "$into/$dir"
+    done
+    cp "$into/usr/share/base-passwd/passwd.master" "$into/etc/passwd"
+    cp "$into/usr/share/base-passwd/group.master" "$into/etc/group"
+    : >"$into/var/lib/dpkg/status"
+    mkdir -p "$into"/{dev,proc,run,sys,tmp}
+}
+
 modules='virtio_pci virtio_console 9pnet_virtio 9p overlay'
 
 # linux: the kernel, and the modules that lead to the root file system.
 linux() {
     local into=$1 package offset module
     local xz=$cache/tools/usr/bin/xz
-    package=$(apt-cache "${apt[@]}" show linux-image-amd64 | sed -n 's/^Depends: \(linux-image-[^ ,]*\).*/\1/p' |
+    package=$(apt-cache "${apt[@]}" show "linux-image-$arch" | sed -n 's/^Depends: \(linux-image-[^ ,]*\).*/\1/p' |
         awk -v v="linux-image-$kernel" 'v == "linux-image-default" || index($0, v ".") == 1 { print; exit }')
     [ -n "$package" ] && unpack "$into" "$package" || return 1
     # Its own loader takes seconds to unpack it under emulation. So the plain
@@ -122,13 +156,24 @@ load() {
     echo "$name" >>"$into/modules/order"
 }
 
-command -v qemu-system-x86_64 >/dev/null || new "$cache/qemu" qemu
+case $arch in
+amd64) emulator=qemu-system-x86 program=qemu-system-x86_64 ;;
+arm64) emulator=qemu-system-arm program=qemu-system-aarch64 ;;
+*) die "no machine for $arch" ;;
+esac
+command -v $program >/dev/null || new "$cache/qemu$of" qemu
 new "$cache/tools" tools
-if [ "$kernel" != default ] && [ ! -d "$cache/linux-$kernel" ] &&
+if [ -n "$of" ] && { [ ! -d "$cache/root$of" ] || [ ! -d "$cache/tools$of" ] || [ ! -d "$cache/linux$of-$kernel" ]; }; then
+    [ "$kernel" = default ] || die "for $arch there is only the distribution's kernel"
+    foreign
+    new "$cache/root$of" root
+    new "$cache/tools$of" tools
+fi
+if [ "$kernel" != default ] && [ -z "$of" ] && [ ! -d "$cache/linux-$kernel" ] &&
     ! apt-cache show linux-image-amd64 2>/dev/null | grep -q "^Depends: linux-image-$kernel\."; then
     case $kernel in
     5.10) others bullseye ;;
     *) others "$codename-backports" ;;
     esac
 fi
-new "$cache/linux-$kernel" linux
+new "$cache/linux$of-$kernel" linux

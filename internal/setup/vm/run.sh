@@ -8,6 +8,7 @@
 #                       delegated   as a user's systemd has it, in a scope below a subtree of the user's
 #                       session     as in a plain login: nothing can be made
 #                       root        as root in the root cgroup
+#   --arch ARCH       amd64 or arm64; the latter has a small Debian of its own for /
 #   --share DIR       is /share inside, writable
 #   --memory MIB      of the machine (2048)
 #   --append WORDS    more for the kernel's command line: cgroup_disable=memory, say
@@ -29,7 +30,7 @@ die() {
     exit 125
 }
 
-kernel=default user=root mode=delegated share='' memory=2048 append='' timeout=300
+kernel=default user=root mode=delegated share='' memory=2048 append='' timeout=300 arch=amd64
 while [ $# -gt 0 ]; do
     [ "$1" = -- ] && break
     [ $# -gt 1 ] || usage
@@ -39,6 +40,7 @@ while [ $# -gt 0 ]; do
     --cgroup) mode=$2 ;;
     --share) share=$2 ;;
     --memory) memory=$2 ;;
+    --arch) arch=$2 ;;
     --append) append=$2 ;;
     --timeout) timeout=$2 ;;
     *) usage ;;
@@ -51,7 +53,10 @@ uid=$(id -u -- "$user" 2>/dev/null) || uid=$user
 case $uid in '' | *[!0-9]*) die "there is no user $user" ;; esac
 
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/sbxrun-vm
-"$here/fetch.sh" "$cache" "$kernel" || exit 125
+"$here/fetch.sh" "$cache" "$kernel" "$arch" || exit 125
+of=
+[ "$arch" = amd64 ] || of=-$arch
+linux=$cache/linux$of-$kernel
 
 work=$(mktemp -d)
 qemu=
@@ -66,9 +71,10 @@ trap 'exit 143' TERM HUP
 
 # The initial file system: what is the same each time, and what is not.
 box=$(echo "$cache"/tools/*bin/busybox)
+theirs=$(echo "$cache/tools$of"/*bin/busybox)
 mkdir -p "$work"/root/{bin,modules,vm,proc,sys,dev,run,lower,upper,new}
-cp "$box" "$work/root/bin/busybox"
-cp "$cache/linux-$kernel/modules"/* "$work/root/modules"
+cp "$theirs" "$work/root/bin/busybox"
+cp "$linux/modules"/* "$work/root/modules"
 cp "$here"/{init,guest,as}.sh "$work/root/vm"
 mv "$work/root/vm/init.sh" "$work/root/init"
 printf '%s\n' "$2" >"$work/root/vm/command"
@@ -76,10 +82,21 @@ printf 'uid=%s mode=%s share=%s\n' "$uid" "$mode" "${share:+yes}" >"$work/root/v
 chmod -R a+rX "$work/root"
 (cd "$work/root" && find . | "$box" cpio -o -H newc 2>/dev/null) >"$work/initrd"
 
-program=(qemu-system-x86_64)
-if [ -d "$cache/qemu" ]; then
-    program=(env "LD_LIBRARY_PATH=$cache/qemu/usr/lib/x86_64-linux-gnu:$cache/qemu/lib/x86_64-linux-gnu"
-        "$cache/qemu/usr/bin/qemu-system-x86_64" -L "$cache/qemu/usr/share/qemu" -L "$cache/qemu/usr/share/seabios")
+case $arch in
+amd64)
+    emulator=qemu-system-x86_64 root=/ console=ttyS0
+    machine=(-machine pc -cpu 'Nehalem,+rdrand')
+    ;;
+arm64)
+    emulator=qemu-system-aarch64 root=$cache/root$of console=ttyAMA0
+    machine=(-machine virt -cpu max,pauth-impdef=on)
+    ;;
+esac
+program=("$emulator")
+qemu_files=$cache/qemu$of
+if [ -d "$qemu_files" ]; then
+    program=(env "LD_LIBRARY_PATH=$qemu_files/usr/lib/x86_64-linux-gnu:$qemu_files/lib/x86_64-linux-gnu"
+        "$qemu_files/usr/bin/$emulator" -L "$qemu_files/usr/share/qemu" -L "$qemu_files/usr/share/seabios")
 fi
 shared() { # TAG DIRECTORY MORE
     program+=(-fsdev "local,id=$1,path=${2//,/,,},security_model=none,multidevs=remap$3" -device "virtio-9p-pci,fsdev=$1,mount_tag=$1")
@@ -88,11 +105,11 @@ port() { # NAME FILE
     program+=(-chardev "file,id=$1,path=$2,append=on" -device "virtserialport,chardev=$1,name=$1")
 }
 # shellcheck disable=SC2054 # the commas are qemu's
-program+=(-nodefaults -no-user-config -no-reboot -display none -nic none -machine pc -accel tcg
-    -cpu Nehalem,+rdrand -smp 2 -m "$memory" -kernel "$cache/linux-$kernel/vmlinux" -initrd "$work/initrd"
-    -append "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check tsc=reliable random.trust_cpu=on rcupdate.rcu_expedited=1 $append"
+program+=(-nodefaults -no-user-config -no-reboot -display none -nic none "${machine[@]}" -accel tcg
+    -smp 2 -m "$memory" -kernel "$linux/vmlinux" -initrd "$work/initrd"
+    -append "console=$console quiet panic=-1 mitigations=off no_timer_check tsc=reliable random.trust_cpu=on rcupdate.rcu_expedited=1 $append"
     -serial "file:$work/console" -device virtio-serial-pci)
-shared host / ,readonly=on
+shared host "$root" ,readonly=on
 [ -z "$share" ] || shared share "$(readlink -e -- "$share")" ''
 : >"$work/code"
 port out /proc/self/fd/1
