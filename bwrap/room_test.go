@@ -2,7 +2,10 @@ package bwrap_test
 
 import (
 	"bytes"
+	"io"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/bwrap"
 )
@@ -58,5 +61,40 @@ func TestFreshRefused(t *testing.T) {
 	c.Fresh = true
 	if _, err := c.Run(t.Context()); code(t, err) != "usage" {
 		t.Error(err)
+	}
+}
+
+// A signal to a command's own process alone does not reach those that it has started.
+func TestSignalAlone(t *testing.T) {
+	room := &bwrap.Room{}
+	if err := room.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer room.Close()
+	r, w := io.Pipe()
+	c := room.Command("sh", "-c", `trap 'exit 3' USR1; sh -c 'trap "echo child" USR1; echo ready; while :; do sleep 0.01; done' & while :; do sleep 0.01; done`)
+	c.Stdout, c.Timeout = w, bound
+	if err := c.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ready := make([]byte, len("ready\n"))
+	if _, err := io.ReadFull(r, ready); err != nil {
+		t.Fatal(err)
+	}
+	rest := make(chan []byte)
+	go func() {
+		text, _ := io.ReadAll(r)
+		rest <- text
+	}()
+	if err := c.SignalAlone(unix.SIGUSR1); err != nil {
+		t.Error(err)
+	}
+	res, err := c.Wait()
+	w.Close()
+	if text := <-rest; err != nil || res.ExitCode() != 3 || len(text) != 0 {
+		t.Errorf("%+v, %v, %q", res, err, text)
+	}
+	if c.SignalAlone(0) == nil {
+		t.Error("it has ended, and can be signalled")
 	}
 }

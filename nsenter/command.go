@@ -228,3 +228,8 @@ func (c *Command) Wait() (*Result, error) { return c.run.Wait() }
 // Signal sends a signal to all processes of the command, in one step of the kernel's. An
 // error means that it has ended.
 func (c *Command) Signal(sig syscall.Signal) error { return c.run.Signal(sig) }
+
+// SignalAlone sends a signal to the command's own process, and not to those that it has
+// started. When it returns the kernel has taken the signal. An error means that the process has
+// ended, or that this process may not signal it.
+func (c *Command) SignalAlone(sig syscall.Signal) error { return c.run.SignalAlone(sig) }

@@ -200,6 +200,20 @@ func (r *Run) Signal(sig unix.Signal) error {
 	return r.job.Signal(sig)
 }
 
+// SignalAlone sends a signal to the command's own process alone. It has been generated when
+// this returns (pidfd_send_signal(2)).
+func (r *Run) SignalAlone(sig unix.Signal) error {
+	if r == nil {
+		return errNotStarted
+	}
+	p, err := r.job.Kept().Payload()
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	return p.Signal(sig)
+}
+
 // Started returns the error of a second start, if there was a first.
 func (r *Run) Started() error {
 	if r != nil {

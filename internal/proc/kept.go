@@ -88,6 +88,37 @@ func (k *Kept) Kill() {
 	}
 }
 
+// Payload takes hold of the command's own process, which is the first below init and so has
+// number 2 in its namespace. The caller closes it. [ErrGone] if it has ended.
+func (k *Kept) Payload() (*Process, error) {
+	init, err := k.Init.Dup()
+	if errors.Is(err, os.ErrClosed) {
+		return nil, ErrGone
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer init.Close()
+	children, _ := Children(init.PID) // what could be read is all there is to see
+	for _, pid := range children {
+		p, err := Open(pid)
+		if err == ErrGone {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		st, err := ReadStat(pid)
+		number, nsErr := NSPID(pid)
+		// What was read is its own only if it runs still; and init's number is init's only then.
+		if err == nil && nsErr == nil && st.Parent == init.PID && number == 2 && !p.Exited() && !init.Exited() {
+			return p, nil
+		}
+		p.Close()
+	}
+	return nil, ErrGone
+}
+
 // instead is how long it may take to do a keeper's work that does not do it.
 const instead = 500 * time.Millisecond
 
