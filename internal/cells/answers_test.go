@@ -1,0 +1,104 @@
+package cells
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const testToken = "TOKEN"
+
+// readAll reads in pieces of a size, until the end.
+func readAll(text []byte, piece int) (list []message, sizes []int, alien int64) {
+	a := newAnswers(testToken, 100)
+	for len(text) > 0 {
+		n := min(piece, len(text))
+		m, s := a.read(text[:n])
+		list, sizes = append(list, m...), append(sizes, s...)
+		text = text[n:]
+		if len(list) > 0 && list[len(list)-1].End {
+			break
+		}
+	}
+	return list, sizes, a.alien
+}
+
+func TestAnswers(t *testing.T) {
+	value := message{Result: &Result{Kind: "value", Media: []Medium{{Type: "text/plain", Text: "1"}}}}
+	const one = `TOKEN {"result":{"kind":"value","media":[{"type":"text/plain","text":"1"}]}}` + "\n"
+	end := message{End: true}
+	tests := []struct {
+		name, text string
+		want       []message
+		alien      int64
+	}{
+		{"nothing", "", nil, 0},
+		{"an end", "\nTOKEN {\"end\":true}\n", []message{end}, 0},
+		{"a result and an end", "\n" + one + "\nTOKEN {\"end\":true}\n", []message{value, end}, 0},
+		{"nothing after the end", "TOKEN {\"end\":true}\n" + one, []message{end}, 0},
+		{"an exception", `TOKEN {"end":true,"error":{"name":"E","message":"m","traceback":"t"}}` + "\n", []message{{End: true, Error: &Exception{"E", "m", "t"}}}, 0},
+		{"no newline yet", `TOKEN {"end":true}`, nil, 0},
+		{"another's", "OTHER {\"end\":true}\n\nTOKEN {\"end\":true}\n", []message{end}, 18},
+		{"garbage before", "garbage\nTOKEN {\"end\":true}\n", []message{end}, 7},
+		{"garbage in the same line", "garbage TOKEN {\"end\":true}\n", nil, 26},
+		{"a prefix", "TOKE\nTOKEN\nTOKEN \n", nil, 4 + 5 + 6},
+		{"no JSON", "TOKEN {\nTOKEN end\n", nil, 7 + 9},
+		{"other types", "TOKEN {\"end\":\"yes\"}\nTOKEN 5\n", nil, 19 + 7},
+		{"nothing known", "TOKEN {\"new\":1}\n", []message{{}}, 0},
+		{"an unknown kind", `TOKEN {"result":{"kind":"x"}}` + "\n", nil, 29},
+		{"a bad media type", strings.Replace(one, "text/plain", "text/pl\\nain", 1), nil, int64(len(one)) + 1},
+		{"too long", "TOKEN " + strings.Repeat(" ", 200) + "{\"end\":true}\nTOKEN {\"end\":true}\n", []message{end}, 218},
+	}
+	for _, test := range tests {
+		for _, piece := range []int{1, 2, 7, 1000} {
+			list, _, alien := readAll([]byte(test.text), piece)
+			if diff := cmp.Diff(test.want, list); diff != "" || alien != test.alien {
+				t.Errorf("%s, by %d: alien %d, (-want +got)\n%s", test.name, piece, alien, diff)
+			}
+		}
+	}
+}
+
+func TestMediaTypes(t *testing.T) {
+	for name, want := range map[string]bool{
+		"text/plain": true, "image/svg+xml": true, "application/vnd.plotly.v1+json": true,
+		"": false, "text": false, "/": false, "text/": false, "/plain": false, "a/b/c": false, "a/b\n": false, "a/ b": false, "a/.b": false, "a/" + strings.Repeat("b", 126): false,
+	} {
+		if isMediaType(name) != want {
+			t.Errorf("%q: want %v", name, want)
+		}
+	}
+}
+
+// However the text is cut into pieces, what is read is the same; a message needs the token, and
+// what is kept has a bound.
+func FuzzAnswers(f *testing.F) {
+	f.Add([]byte("\nTOKEN {\"end\":true}\n"), 3)
+	f.Add([]byte("x\nTOKEN {\"result\":{\"kind\":\"value\",\"media\":[{\"type\":\"a/b\",\"base64\":\"AAAA\"}]}}\nTOKEN {\"end\":true,\"error\":{}}\n"), 10)
+	f.Add([]byte("TOKEN \xff\nTOKENTOKEN {}\n"+strings.Repeat("TOKEN ", 50)), 1)
+	f.Fuzz(func(t *testing.T, text []byte, piece int) {
+		if piece < 1 {
+			piece = 1
+		}
+		list, sizes, alien := readAll(text, len(text)+1)
+		again, againSizes, _ := readAll(text, piece)
+		if diff := cmp.Diff(list, again); diff != "" || !cmp.Equal(sizes, againSizes) {
+			t.Errorf("by %d: %s", piece, diff)
+		}
+		if len(list) > bytes.Count(text, []byte(testToken)) || len(list) != len(sizes) {
+			t.Errorf("%d messages", len(list))
+		}
+		total := alien
+		for _, n := range sizes {
+			if n > 100+len(testToken)+1 {
+				t.Errorf("a message of %d bytes", n)
+			}
+			total += int64(n)
+		}
+		if total > int64(len(text)) {
+			t.Errorf("%d of %d bytes", total, len(text))
+		}
+	})
+}

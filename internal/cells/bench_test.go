@@ -1,0 +1,100 @@
+package cells
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+// p50 reports the median of what a round takes, for one call in each 60 ms.
+func p50(b *testing.B, round func() time.Duration) {
+	var took []time.Duration
+	for b.Loop() {
+		next := time.Now().Add(60 * time.Millisecond)
+		took = append(took, round())
+		time.Sleep(time.Until(next)) // the pace that is measured
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "p50-ms")
+	b.ReportMetric(float64(took[len(took)*9/10].Microseconds())/1000, "p90-ms")
+	b.ReportMetric(0, "ns/op")
+}
+
+func benchmark(b *testing.B, round func(b *testing.B, spec Spec) func() time.Duration) {
+	room := newRoom(b)
+	for _, language := range installed(b, room) {
+		b.Run(language, func(b *testing.B) { p50(b, round(b, Spec{Room: In(room), Language: Languages()[language]})) })
+	}
+}
+
+var prints = map[string]string{"python": "print(1)", "node": "console.log(1)"}
+
+// one runs a cell that prints 1.
+func one(b *testing.B, k *Kernel) {
+	code := prints[k.spec.Language.Driver]
+	a, err := k.Run(b.Context(), Cell{Code: code, Timeout: bound})
+	if err != nil || a.Stdout.Text != "1\n" {
+		b.Fatalf("%+v, %v", a, err)
+	}
+}
+
+// A cell in an interpreter that is kept.
+func BenchmarkCell(b *testing.B) {
+	benchmark(b, func(b *testing.B, spec Spec) func() time.Duration {
+		k := open(b, spec)
+		return func() time.Duration {
+			begin := time.Now()
+			one(b, k)
+			return time.Since(begin)
+		}
+	})
+}
+
+// A call with an interpreter that was started ahead, from Start to the answer; and to the proof
+// that nothing of it is left.
+func BenchmarkAhead(b *testing.B)       { ahead(b, false) }
+func BenchmarkAheadProven(b *testing.B) { ahead(b, true) }
+
+func ahead(b *testing.B, proven bool) {
+	benchmark(b, func(b *testing.B, spec Spec) func() time.Duration {
+		s := Ahead(spec, 3)
+		b.Cleanup(func() { s.Close() })
+		for end := time.Now().Add(bound); s.Ready() < 3 && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		}
+		return func() time.Duration {
+			begin := time.Now()
+			k, err := s.Start(b.Context())
+			if err != nil {
+				b.Fatal(err)
+			}
+			one(b, k)
+			took := time.Since(begin)
+			if err := k.Close(); err != nil {
+				b.Fatal(err)
+			}
+			if proven {
+				took = time.Since(begin)
+			}
+			return took
+		}
+	})
+}
+
+// The same with a start of its own.
+func BenchmarkFresh(b *testing.B) {
+	benchmark(b, func(b *testing.B, spec Spec) func() time.Duration {
+		return func() time.Duration {
+			begin := time.Now()
+			k, err := Start(b.Context(), spec)
+			if err != nil {
+				b.Fatal(err)
+			}
+			one(b, k)
+			took := time.Since(begin)
+			if err := k.Close(); err != nil {
+				b.Fatal(err)
+			}
+			return took
+		}
+	})
+}

@@ -1,0 +1,572 @@
+package cells
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+func TestMain(m *testing.M) { harness.MainWithHeap(m) }
+
+// bound is far above what anything takes here that is right.
+const bound = 30 * time.Second
+
+// newRoom is a room that ends with the test.
+func newRoom(t testing.TB) *bwrap.Room {
+	t.Helper()
+	room := &bwrap.Room{}
+	if err := room.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if res, err := room.Close(); err != nil || res.Verdict != result.Proven {
+			t.Errorf("the room: %+v, %v", res, err)
+		}
+	})
+	return room
+}
+
+// installed are the languages with a driver whose interpreter a room has: python at least.
+func installed(t testing.TB, room *bwrap.Room) (names []string) {
+	t.Helper()
+	for _, name := range []string{"python", "node"} {
+		if has(t, room, Languages()[name].Kept[0]) {
+			names = append(names, name)
+		}
+	}
+	if !slices.Contains(names, "python") {
+		t.Fatal("these tests need a python3 of the system's")
+	}
+	return names
+}
+
+func has(t testing.TB, room *bwrap.Room, program string) bool {
+	t.Helper()
+	c := room.Command("sh", "-c", `command -v "$0"`, program)
+	c.Timeout = bound
+	res, err := c.Run(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res.ExitCode() == 0
+}
+
+// open is a kernel that is closed with the test.
+func open(t testing.TB, spec Spec) *Kernel {
+	t.Helper()
+	k, err := Start(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := k.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return k
+}
+
+func python(t testing.TB) *Kernel {
+	return open(t, Spec{Room: In(newRoom(t)), Language: Languages()["python"]})
+}
+
+// do runs a cell that has time.
+func do(t testing.TB, k *Kernel, code string) *Answer {
+	t.Helper()
+	return within(t, k, code, bound)
+}
+
+func within(t testing.TB, k *Kernel, code string, timeout time.Duration) *Answer {
+	t.Helper()
+	begin := time.Now()
+	a, err := k.Run(t.Context(), Cell{Code: code, Timeout: timeout})
+	if err != nil {
+		t.Fatalf("%q: %v", code, err)
+	}
+	// The deadline, one second after SIGINT, and the proof.
+	if took := time.Since(begin); took > timeout+interruptBound+harness.Slack {
+		t.Errorf("%q took %v", code, took)
+	}
+	if (a.State == Lost) != (a.Ended != nil) || a.Ended != nil && a.Ended.Verdict != result.Proven {
+		t.Errorf("%q: %s, and %+v", code, a.State, a.Ended)
+	}
+	return a
+}
+
+// inside runs a command beside the interpreter.
+func inside(t testing.TB, k *Kernel, script string) {
+	t.Helper()
+	c := k.spec.Room.(in).room.Command("sh", "-c", script)
+	c.Timeout = bound
+	if res, err := c.Run(t.Context()); err != nil || res.ExitCode() != 0 {
+		t.Fatalf("%q: %+v, %v", script, res, err)
+	}
+}
+
+// seen is what most tests look at.
+type seen struct {
+	Cause  result.Cause
+	State  State
+	Out    string // and of stderr
+	Values []string
+	Error  string // name and message
+}
+
+func see(a *Answer) seen {
+	s := seen{Cause: a.Cause, State: a.State, Out: a.Stdout.Text + a.Stderr.Text}
+	for _, r := range a.Results {
+		text := r.Kind
+		for _, m := range r.Media {
+			text += " " + m.Type + "=" + m.Text
+			if m.Base64 != nil {
+				text += string(m.Base64[:min(8, len(m.Base64))])
+			}
+		}
+		s.Values = append(s.Values, text)
+	}
+	if e := a.Error; e != nil {
+		s.Error = e.Name + ": " + e.Message
+	}
+	return s
+}
+
+func done(out string, values ...string) seen {
+	return seen{Cause: Done, State: Kept, Out: out, Values: values}
+}
+
+func failed(message string) seen { return seen{Cause: Done, State: Kept, Error: message} }
+
+// What cells do and are answered, one after the other in one interpreter of each language.
+func TestCells(t *testing.T) {
+	t.Parallel()
+	room := newRoom(t)
+	tests := map[string][]struct {
+		name, code string
+		want       seen
+	}{
+		"python": {
+			{"nothing", "", done("")},
+			{"a comment", "# x", done("")},
+			{"output", "import sys; print('out'); print('err', file=sys.stderr)", done("out\nerr\n")},
+			{"no newline at the end", "print('a', end='')", done("a")},
+			{"a definition", "x = 3", done("")},
+			{"a value", "y = 1\nx * 2", done("", "value text/plain=6")},
+			{"the last value", "_", done("", "value text/plain=6")},
+			{"None is no value", "print(x)", done("3\n")},
+			{"an exception", "1/0", failed("ZeroDivisionError: division by zero")},
+			{"what it printed before", "print('so far')\nraise KeyError('k')", seen{Cause: Done, State: Kept, Out: "so far\n", Error: "KeyError: 'k'"}},
+			{"a syntax error", "def (", failed("SyntaxError: invalid syntax (<cell 11>, line 1)")},
+			{"an exception that cannot be told", "class E(Exception):\n  def __str__(self): return 1/0\nraise E", failed("E: ")},
+			{"await", "import asyncio\nasync def f():\n  await asyncio.sleep(0.01)\n  return 'slept'\nawait f()", done("", "value text/plain='slept'")},
+			{"a loop of its own", "asyncio.run(f())", done("", "value text/plain='slept'")},
+			{"sys.exit(0) is an end", "import sys; sys.exit(0)", done("")},
+			{"sys.exit(3) is a failure", "sys.exit(3)", failed("SystemExit: 3")},
+			{"no input", "input()", failed("EOFError: EOF when reading a line")},
+			{"display", "display(1, 'two')", done("", "display text/plain=1", "display text/plain='two'")},
+			{"rich", "class R:\n  def __repr__(self): return 'R'\n  def _repr_html_(self): return '<b>R</b>'\n  def _repr_png_(self): return b'PNG'\n  def _repr_svg_(self): return 1/0\nR()", done("", "value text/plain=R text/html=<b>R</b> image/png=PNG")},
+			{"a class is no instance", "R", done("", "value text/plain=<class '__main__.R'>")},
+			{"a mock answers to every name", "from unittest.mock import Mock\nMock(name='m', __repr__=lambda s: 'mock')", done("", "value text/plain=mock")},
+			{"its module", "import pickle; pickle.loads(pickle.dumps(R())).__class__ is R, __name__", done("", "value text/plain=(True, '__main__')")},
+			{"descriptors", "import os; sorted(os.listdir('/proc/self/fd'))[:4]", done("", "value text/plain=['0', '1', '2', '3']")},
+			{"not those of a command", "os.system('ls /proc/self/fd') and None", done("0\n1\n2\n3\n", "value text/plain=0")}, // 3 is the directory
+			{"builtins", "import builtins; builtins.len is len, __builtins__ is builtins", done("", "value text/plain=(True, True)")},
+		},
+		"node": {
+			{"nothing", "", done("")},
+			{"output", "console.log('out'); console.error('err')", done("out\nerr\n")},
+			{"a definition", "const x = 3", done("")},
+			{"again, and a value", "const x = 4; x * 2", done("", "value text/plain=8")},
+			{"undefined is no value", "console.log(x)", done("4\n")},
+			{"a string", "'a\\nb'", done("", `value text/plain='a\nb'`)},
+			{"an object", "({a: [1n]})", done("", "value text/plain={ a: [ 1n ] }")},
+			{"null", "null", done("", "value text/plain=null")},
+			{"NaN", "0/0", done("", "value text/plain=NaN")},
+			{"an exception", "null.y", failed("TypeError: Cannot read properties of null (reading 'y')")},
+			{"what is thrown is no error", "throw 5", failed("Error: 5")},
+			{"a syntax error", "(", failed("SyntaxError: Unexpected end of input")},
+			{"await", "const slept = await new Promise(r => setTimeout(() => r('slept'), 5)); slept", done("", "value text/plain='slept'")},
+			{"a rejection that is awaited", "await Promise.reject(new RangeError('r'))", failed("RangeError: r")},
+			{"a rejection that nobody sees", "Promise.reject(7); await new Promise(r => setTimeout(r, 20))", done("Uncaught 7\n")},
+			{"an exception in a timer", "setTimeout(() => { throw 8 }, 1); await new Promise(r => setTimeout(r, 20))", done("Uncaught 8\n")},
+			{"a module", "require('path').join('a', 'b')", done("", "value text/plain='a/b'")},
+			{"no input", "require('fs').readFileSync(0, 'utf8')", done("", "value text/plain=''")},
+			{"display", "display(1, 'two')", done("", "display text/plain=1", "display text/plain=two")},
+			{"rich", "({[Symbol.for('Jupyter.display')]: () => ({'text/html': '<b>', 'image/png': Buffer.from('PNG')}), [require('util').inspect.custom]: () => 'R'})", done("", "value text/plain=R text/html=<b> image/png=PNG")},
+			{"the inspector's promise", "Promise.resolve(1)", done("", "value text/plain=Promise { 1 }")},
+			{"not the descriptors of a command", "require('child_process').execSync('ls /proc/self/fd').toString()", done("", `value text/plain='0\n1\n2\n3\n'`)}, // 3 is the directory
+		},
+	}
+	for _, language := range installed(t, room) {
+		k := open(t, Spec{Room: In(room), Language: Languages()[language]})
+		for i, test := range tests[language] {
+			a := do(t, k, test.code)
+			if diff := cmp.Diff(test.want, see(a)); diff != "" {
+				t.Errorf("%s: %s: (-want +got)\n%s", language, test.name, diff)
+			}
+			if a.Number != i+1 || a.Earlier != nil {
+				t.Errorf("%s: %s: number %d, %+v", language, test.name, a.Number, a.Earlier)
+			}
+		}
+	}
+}
+
+// A traceback has the lines of the cell, and nothing of the driver.
+func TestTraceback(t *testing.T) {
+	t.Parallel()
+	room := newRoom(t)
+	codes := map[string][2]string{
+		"python": {"def f():\n    return 1/0\nf()", "Traceback (most recent call last):\n  File \"<cell 1>\", line 3, in <module>\n    f()\n  File \"<cell 1>\", line 2, in f\n    return 1/0\n"},
+		"node":   {"function f() {\n  null.x\n}\nf()", "TypeError: Cannot read properties of null (reading 'x')\n    at f (cell-1:2:8)\n    at cell-1:4:1"},
+	}
+	for _, language := range installed(t, room) {
+		k := open(t, Spec{Room: In(room), Language: Languages()[language]})
+		text := do(t, k, codes[language][0]).Error.Traceback
+		lines := strings.SplitAfter(text, "\n")
+		lines = slices.DeleteFunc(lines, func(l string) bool { return strings.Trim(l, " ^~\n") == "" }) // of later Pythons
+		if text = strings.Join(lines, ""); !strings.HasPrefix(text, codes[language][1]) || strings.Contains(text, "driver") {
+			t.Errorf("%s", text)
+		}
+	}
+}
+
+// A figure is a result, if matplotlib was imported; here by something that has its interface.
+func TestFigures(t *testing.T) {
+	t.Parallel()
+	k := python(t)
+	a := do(t, k, `
+import os, sys
+os.makedirs("matplotlib")
+open("matplotlib/__init__.py", "w").close()
+open("matplotlib/pyplot.py", "w").write('''
+import os
+open = {}
+class Figure:
+    def savefig(self, file, format): file.write(f"{format} by {os.environ['MPLBACKEND']}".encode())
+def figure(number): return open.setdefault(number, Figure())
+def get_fignums(): return sorted(open)
+def close(figure):
+    for n in [n for n in open if open[n] is figure]: del open[n]
+''')
+import matplotlib.pyplot as plt
+plt.figure(1), plt.figure(2)
+None`)
+	if diff := cmp.Diff(done("", "figure image/png=png by A", "figure image/png=png by A"), see(a)); diff != "" {
+		t.Error(diff)
+	}
+	if a := do(t, k, "plt.figure(3)\n1/0"); len(a.Results) != 1 || a.Results[0].Kind != "figure" || a.Error == nil {
+		t.Errorf("with an exception: %+v", see(a))
+	}
+	if a := do(t, k, "1"); len(a.Results) != 1 {
+		t.Errorf("then: %+v", see(a))
+	}
+}
+
+// The modules that the driver uses are the system's, whatever lies in the directory; those that a
+// cell imports may be the directory's.
+func TestShadowedModules(t *testing.T) {
+	t.Parallel()
+	room := newRoom(t)
+	spec := Spec{Room: In(room), Language: Languages()["python"]}
+	k := open(t, spec)
+	do(t, k, "for n in ('json', 'ast', 'os', 'mine'): open(n + '.py', 'w').write('x = 42')")
+	if a := do(t, open(t, spec), "import mine; mine.x"); !cmp.Equal(see(a), done("", "value text/plain=42")) {
+		t.Errorf("%+v", see(a))
+	}
+}
+
+func TestSpec(t *testing.T) {
+	t.Parallel()
+	k := open(t, Spec{Room: In(newRoom(t)), Language: Languages()["python"], Env: []string{"MINE=a b"}, Dir: "/usr", Fresh: true})
+	if a := do(t, k, "import os; os.environ['MINE'], os.getcwd()"); !cmp.Equal(see(a), done("", "value text/plain=('a b', '/usr')")) {
+		t.Errorf("%+v", see(a))
+	}
+}
+
+// Nothing that a cell is told is in the command line.
+func TestCommandLine(t *testing.T) {
+	t.Parallel()
+	room := newRoom(t)
+	for _, language := range installed(t, room) {
+		k := open(t, Spec{Room: In(room), Language: Languages()[language]})
+		code := map[string]string{"python": "print(open('/proc/self/cmdline').read(), 'secret')", "node": "console.log(require('fs').readFileSync('/proc/self/cmdline', 'utf8'), 'secret')"}[language]
+		if a := do(t, k, code); strings.Count(a.Stdout.Text, "secret") != 1 || len(a.Stdout.Text) > 1000 {
+			t.Errorf("%s: %q", language, a.Stdout.Text)
+		}
+	}
+}
+
+func TestStartFails(t *testing.T) {
+	t.Parallel()
+	room := newRoom(t)
+	late, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	kept := func(words ...string) Language { return Language{Kept: words, Driver: "python"} }
+	for name, test := range map[string]struct {
+		ctx        context.Context
+		language   Language
+		code, says string
+	}{
+		"not kept":        {t.Context(), Languages()["bash"], "usage", ""},
+		"no driver":       {t.Context(), Language{Kept: []string{"perl"}, Driver: "perl"}, "usage", ""},
+		"not there":       {t.Context(), kept("no-such-python"), "not-found", "no-such-python"},
+		"another program": {t.Context(), kept("sh", "-c", "echo none >&2; exit 3"), "setup", "exit code 3): none"},
+		"a flood":         {t.Context(), kept("sh", "-c", "yes >&3; sleep 1000"), "setup", ""},
+		"no socket":       {t.Context(), kept("sh", "-c", "exec 3>&-; sleep 1000"), "setup", ""},
+		"nobody waits":    {late, kept("sh", "-c", "sleep 1000"), "ended", ""},
+	} {
+		begin := time.Now()
+		_, err := Start(test.ctx, Spec{Room: In(room), Language: test.language})
+		var e *result.Error
+		if !errors.As(err, &e) || e.Code != test.code || !strings.Contains(e.Message, test.says) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if took := time.Since(begin); took > 5*time.Second+harness.Slack {
+			t.Errorf("%s: took %v", name, took)
+		}
+	}
+}
+
+// One cell at a time, and none after Close, which ends the one that runs.
+func TestBusyAndClosed(t *testing.T) {
+	t.Parallel()
+	k := python(t)
+	code := func(err error) string {
+		var e *result.Error
+		errors.As(err, &e)
+		return e.Code
+	}
+	type outcome struct {
+		answer *Answer
+		err    error
+	}
+	ran := make(chan outcome)
+	go func() {
+		a, err := k.Run(t.Context(), Cell{Code: "import time; open('begun', 'w').close(); time.sleep(1000)"})
+		ran <- outcome{a, err}
+	}()
+	inside(t, k, "while [ ! -e begun ]; do sleep 0.01; done")
+	if _, err := k.Run(t.Context(), Cell{Code: "1"}); err == nil || code(err) != "busy-session" {
+		t.Error(err)
+	}
+	if err := k.Close(); err != nil {
+		t.Error(err)
+	}
+	if o := <-ran; o.err != nil || o.answer.Cause != result.Canceled || o.answer.State != Lost {
+		t.Errorf("%+v, %v", o.answer, o.err)
+	}
+	if _, err := k.Run(t.Context(), Cell{Code: "1"}); err == nil || code(err) != "ended" {
+		t.Error(err)
+	}
+	if err := k.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Who goes away ends its cell, and not what others have defined.
+func TestCanceled(t *testing.T) {
+	t.Parallel()
+	room := newRoom(t)
+	loops := map[string]string{"python": "x = 5\nopen('begun', 'w').close()\nwhile True: pass", "node": "var x = 5; require('fs').writeFileSync('begun', ''); while (true);"}
+	for _, language := range installed(t, room) {
+		k := open(t, Spec{Room: In(room), Language: Languages()[language]})
+		for _, given := range []bool{true, false} { // whether it has begun by then
+			ctx, cancel := context.WithCancel(t.Context())
+			go func() {
+				defer cancel()
+				if given {
+					c := room.Command("sh", "-c", "while [ ! -e begun ]; do sleep 0.01; done; rm begun")
+					c.Timeout = bound
+					_, _ = c.Run(t.Context())
+				}
+			}()
+			a, err := k.Run(ctx, Cell{Code: loops[language]})
+			// node may lose a signal that comes when a script begins.
+			if err != nil || a.Cause != result.Canceled || a.State != Kept && (given || language == "python") {
+				t.Errorf("%s: %+v, %v", language, a, err)
+			}
+			if a := do(t, k, "x"); given && !cmp.Equal(see(a), done("", "value text/plain=5")) {
+				t.Errorf("%s: %+v", language, see(a))
+			}
+		}
+	}
+}
+
+// The room's end is the cell's.
+func TestRoomEnds(t *testing.T) {
+	t.Parallel()
+	room := &bwrap.Room{}
+	if err := room.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	k := open(t, Spec{Room: In(room), Language: Languages()["python"]})
+	ended := make(chan error)
+	go func() {
+		c := room.Command("sh", "-c", "while [ ! -e /tmp/begun ]; do sleep 0.01; done")
+		c.Timeout = bound
+		_, _ = c.Run(t.Context())
+		_, err := room.Close()
+		ended <- err
+	}()
+	if a := do(t, k, "open('/tmp/begun', 'w').close()\nwhile True: pass"); a.State != Lost || a.Cause != result.Killed && a.Cause != result.Lost {
+		t.Errorf("%+v", a)
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	_, err := k.Run(t.Context(), Cell{Code: "1"})
+	var e *result.Error
+	if !errors.As(err, &e) || e.Code != "ended" {
+		t.Error(err)
+	}
+}
+
+// An interpreter that was started ahead is given away once.
+func TestAhead(t *testing.T) {
+	t.Parallel()
+	room := newRoom(t)
+	s := Ahead(Spec{Room: In(room), Language: Languages()["python"]}, 2)
+	await := func(n int) {
+		t.Helper()
+		for end := time.Now().Add(bound); s.Ready() != n; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%d are ready", s.Ready())
+			}
+		}
+	}
+	take := func() *Kernel {
+		t.Helper()
+		k, err := s.Start(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { k.Close() })
+		return k
+	}
+	await(2)
+	a, b := take(), take()
+	do(t, a, "x = 1")
+	if got := see(do(t, b, "x")); got.Error != "NameError: name 'x' is not defined" {
+		t.Errorf("%+v", got)
+	}
+	await(2)
+	// One that has ended meanwhile is not given away.
+	s.mu.Lock()
+	s.ready[0].live.kill()
+	s.mu.Unlock()
+	if got := do(t, take(), "1"); got.Number != 1 || got.Earlier != nil {
+		t.Errorf("%+v", got)
+	}
+	await(2)
+	if err := s.Close(); err != nil || s.Ready() != 0 {
+		t.Error(err)
+	}
+	take() // without a stock
+}
+
+// Each language runs a program from a file once; those that the room has.
+func TestLanguages(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	programs := map[string]string{
+		"python": "print(6*7)", "node": "console.log(6*7)", "bash": "echo $((6*7))", "sh": "echo $((6*7))", "ruby": "puts 6*7",
+		"java": "class Main { public static void main(String[] a) { System.out.println(6*7); } }",
+		"go":   "package main\n\nfunc main() { println(6 * 7) }\n",
+	}
+	room := &bwrap.Room{Policy: bwrap.Policy{Mounts: []bwrap.Mount{{Source: dir, Dest: "/code"}}}}
+	if err := room.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer room.Close()
+	for name, language := range Languages() {
+		if err := language.Check(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if programs[name] == "" {
+			t.Errorf("%s has no program here", name)
+		}
+		if err := os.WriteFile(path.Join(dir, language.File), []byte(programs[name]), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if !has(t, room, language.Command[0]) {
+			continue
+		}
+		c := room.Command(language.Argv("/code")...)
+		var out strings.Builder
+		c.Stdout, c.Stderr, c.Timeout, c.MaxOutput = &out, &out, 2*bound, 1<<20
+		if res, err := c.Run(t.Context()); err != nil || res.ExitCode() != 0 || out.String() != "42\n" {
+			t.Errorf("%s: %+v, %v, %s", name, res, err, &out)
+		}
+	}
+	for name, l := range map[string]Language{
+		"nothing":          {},
+		"no file":          {Command: []string{"x"}},
+		"a path":           {Command: []string{"x"}, File: "a/b"},
+		"no driver":        {Command: []string{"x"}, File: "a", Kept: []string{"x"}},
+		"an unknown one":   {Command: []string{"x"}, File: "a", Kept: []string{"x"}, Driver: "x"},
+		"nothing to drive": {Command: []string{"x"}, File: "a", Driver: "node"},
+	} {
+		if l.Check() == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+// The run path of sbxrun has nothing of this: its binary has none of the drivers.
+func TestNotInSbxrun(t *testing.T) {
+	t.Parallel()
+	binary, err := os.ReadFile(harness.Binary(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(binary, []byte("internal/job")) || bytes.Contains(binary, []byte("internal/cells")) {
+		t.Error("cmd/sbxrun imports internal/cells")
+	}
+}
+
+// What holds when the interpreter's memory is bounded, where it can be.
+func TestOutOfMemory(t *testing.T) {
+	t.Parallel()
+	room := newRoom(t)
+	spec := Spec{Room: In(room), Language: Languages()["python"]}
+	spec.Limits.Memory = 64 << 20
+	k, err := Start(t.Context(), spec)
+	var e *result.Error
+	if errors.As(err, &e) && e.Code == "limit" {
+		return // refused, as it has to be where it cannot be enforced
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	a := do(t, k, "x = bytearray(1 << 30)")
+	if a.Cause != result.OOM || a.State != Lost {
+		t.Errorf("%+v", a)
+	}
+	if a := do(t, k, "1"); a.Cause != Done || a.Number != 1 {
+		t.Errorf("%+v", a)
+	}
+}
+
+// signalOf is the signal that ended an interpreter.
+func signalOf(a *Answer) unix.Signal {
+	if a.Ended == nil || a.Ended.Payload == nil {
+		return 0
+	}
+	return a.Ended.Payload.Signal
+}

@@ -1,0 +1,221 @@
+"""Runs cells of code, one after the other, in one interpreter that stays.
+
+Descriptor 3 is a socket. A cell comes in as a line of JSON: {"token", "code", "number", "max"}.
+What it has to tell goes out as lines of JSON after the cell's token: that it has begun, and can
+be interrupted; results as they come; and one end, with the exception if there was one. Each line
+begins with a newline, in case somebody else has written to the socket. 0, 1 and 2 are the
+program's. SIGINT interrupts a cell that runs, and nothing else. Whoever reads the answers
+believes none of it: cells run in this process.
+"""
+import ast
+import base64
+import builtins
+import json
+import linecache
+import os
+import signal
+import sys
+import threading
+import traceback
+import types
+
+SOCKET = 3
+FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+COROUTINE = 0x80  # inspect.CO_COROUTINE
+TEXT = 32 << 10  # the longest message, and traceback, in characters
+RICH = (
+    ("_repr_html_", "text/html"), ("_repr_markdown_", "text/markdown"), ("_repr_latex_", "text/latex"), ("_repr_json_", "application/json"),
+    ("_repr_svg_", "image/svg+xml"), ("_repr_png_", "image/png"), ("_repr_jpeg_", "image/jpeg"),
+)
+
+process = os.getpid()
+table, whole = vars(builtins), dict(vars(builtins))
+main = types.ModuleType("__main__")
+main.__builtins__ = builtins  # and not the driver's own table of them
+lock = threading.RLock()
+cell = types.SimpleNamespace(token=None, max=0, running=False)
+loop = None
+streams = [None, None, None]
+
+
+def send(message):
+    """Writes a line, unless no cell runs: then it is a thread that is late."""
+    with lock:
+        if cell.token is None or os.getpid() != process:
+            return
+        data = memoryview(f"\n{cell.token} {json.dumps(message)}\n".encode())
+        while data:
+            data = data[os.write(SOCKET, data):]
+
+
+def show(kind, value, text=None):
+    """Sends a value with all the media that it can be shown as."""
+    media = [{"type": "text/plain", "text": repr(value) if text is None else text}]
+    for method, name in RICH:
+        # Of the type, as Python's own: a mock object answers to every name.
+        if callable(getattr(type(value), method, None)):
+            try:
+                media += medium(name, getattr(value, method)())
+            except Exception:
+                pass  # one that fails is one that the value does not have
+    result = {"kind": kind, "media": media}
+    if len(json.dumps(result)) > cell.max:
+        result = {"kind": kind, "media": [{"type": "text/plain", "text": media[0]["text"][:cell.max // 8]}], "truncated": True}
+    send({"result": result})
+
+
+def medium(name, data):
+    """Returns what a _repr_ method has returned as a list of one medium, or none."""
+    if isinstance(data, tuple):
+        data = data[0]  # the other is metadata
+    if isinstance(data, bytes):
+        return [{"type": name, "base64": base64.b64encode(data).decode()}]
+    if name == "application/json" and data is not None:
+        return [{"type": name, "text": json.dumps(data)}]
+    return [{"type": name, "text": data}] if isinstance(data, str) else []
+
+
+def display(*values):
+    for value in values:
+        show("display", value)
+
+
+def figures():
+    """Sends what matplotlib has drawn, if somebody has imported it."""
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    for number in pyplot.get_fignums() if pyplot else ():
+        import io
+
+        png, figure = io.BytesIO(), pyplot.figure(number)
+        figure.savefig(png, format="png")
+        pyplot.close(figure)
+        send({"result": {"kind": "figure", "media": medium("image/png", png.getvalue())}})
+
+
+def evaluate(tree, name, mode):
+    global loop
+    code = compile(tree, name, mode, FLAGS, dont_inherit=True)
+    value = eval(code, main.__dict__)
+    if not code.co_flags & COROUTINE:
+        return value
+    import asyncio
+
+    if loop is None or loop.is_closed():
+        loop = asyncio.new_event_loop()
+    task = loop.create_task(value)
+    try:
+        return loop.run_until_complete(task)
+    finally:
+        if not task.done():  # it was interrupted, and would go on with the next cell's
+            task.cancel()
+            loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+
+
+def run(code, name):
+    """Runs the code, and shows the value of its last line if that is an expression."""
+    tree = compile(code, name, "exec", FLAGS | ast.PyCF_ONLY_AST, dont_inherit=True)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    try:
+        evaluate(tree, name, "exec")
+        value = evaluate(ast.Expression(last.value), name, "eval") if last else None
+        if value is not None:
+            main._ = value
+            show("value", value)
+    except Exception:
+        figures()  # they are this cell's
+        raise
+    figures()
+
+
+def describe(error):
+    """Returns an exception as the answer has it, without the frames of the driver."""
+    said = {"name": type(error).__name__, "message": "", "traceback": ""}
+    try:
+        frame = error.__traceback__
+        while frame and not frame.tb_frame.f_code.co_filename.startswith("<cell "):
+            frame = frame.tb_next
+        last = frame
+        while last and last.tb_next:
+            if last.tb_next.tb_frame.f_code is interrupt.__code__:
+                last.tb_next = None
+            last = last.tb_next
+        said["message"] = str(error)[:TEXT]
+        said["traceback"] = "".join(traceback.format_exception(type(error), error, frame))[-TEXT:]
+    except BaseException:
+        pass  # its own methods fail
+    return said
+
+
+def interrupt(number, frame):
+    if cell.running:
+        cell.running = False  # once: what comes now is about what was interrupted
+        raise KeyboardInterrupt
+
+
+def begin():
+    """Gives the cell the interpreter's own streams, whatever the one before has done to them."""
+    for i, mode in enumerate("rww"):
+        if streams[i] is None or streams[i].closed:
+            streams[i] = open(i, mode, 1, "utf-8", "backslashreplace", closefd=False)
+    sys.stdin, sys.stdout, sys.stderr = streams
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = streams
+
+
+def settle():
+    """Flushes the output, and lets a SIGINT that was held back come while no cell runs."""
+    for stream in (sys.stdout, sys.stderr, streams[1], streams[2]):
+        try:
+            stream.flush()
+        except Exception:
+            pass  # closed, or not a stream
+    if os.getpid() == process:
+        signal.signal(signal.SIGINT, interrupt)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def answer(request):
+    """Runs one cell, and returns the message that ends it."""
+    name = f"<cell {request['number']}>"
+    code = request["code"]
+    linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+    end = {"end": True}
+    status = 0
+    try:
+        cell.running = True
+        try:
+            send({"begun": True})
+            run(code, name)
+        finally:
+            cell.running = False
+            table.update(whole)  # what is imported here uses them, too
+    except SystemExit as error:
+        status = error.code or 0
+        if status:
+            end["error"] = describe(error)
+    except BaseException as error:
+        status = 1
+        end["error"] = describe(error)
+    settle()
+    if os.getpid() != process:
+        os._exit(status if isinstance(status, int) else 1)  # a fork that was left to go on
+    return end
+
+
+def serve():
+    signal.signal(signal.SIGINT, interrupt)
+    os.set_inheritable(SOCKET, False)
+    os.environ.setdefault("MPLBACKEND", "Agg")
+    sys.modules["__main__"] = main
+    main.display = display
+    sys.argv = [""]
+    sys.path.insert(0, "")
+    for line in open(SOCKET, "rb", closefd=False):
+        request = json.loads(line)
+        begin()
+        cell.token, cell.max = request["token"], request["max"]
+        send(answer(request))
+        cell.token = None
+    os._exit(0)
+
+
+serve()

@@ -1,0 +1,276 @@
+package cells
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// Cells that fight back: each ends in bounded time, with one clear answer, and the next cell
+// works.
+func TestHostile(t *testing.T) {
+	t.Parallel()
+	room := newRoom(t)
+	const loop = "\nwhile True: pass"
+	// token is the driver's own, which a cell can find.
+	const token = "import gc, os, time\nmine = [o for o in gc.get_objects() if isinstance(o, dict) and 'token' in o and 'running' in o][0]\n"
+	type test struct {
+		name, code string
+		cause      result.Cause
+		state      State
+		look       func(*testing.T, *Answer)
+	}
+	lost := func(name, code string, cause result.Cause) test { return test{name, code, cause, Lost, nil} }
+	kept := func(name, code string) test { return test{name, code, Done, Kept, nil} }
+	kept_ := func(name, code string, look func(*testing.T, *Answer)) test {
+		return test{name, code, Done, Kept, look}
+	}
+	interrupted := func(name, code string) test { return test{name, code, result.Timeout, Kept, nil} }
+	raises := func(name string) func(*testing.T, *Answer) {
+		return func(t *testing.T, a *Answer) {
+			if a.Error == nil || a.Error.Name != name {
+				t.Errorf("%+v", a.Error)
+			}
+		}
+	}
+	tests := map[string][]test{
+		"python": {
+			lost("closes all descriptors", "import os; os.closerange(0, 256)", result.Exited),
+			lost("closes all descriptors, and goes on", "import os; os.closerange(0, 256)"+loop, result.Lost),
+			lost("forks and exits", "import os\nif os.fork(): os._exit(0)"+loop, result.Exited),
+			lost("exits with a stray that has the descriptors", "import os, time\nif not os.fork(): time.sleep(1000)\nos._exit(0)", result.Exited),
+			kept("forks, and both go on", "import os; os.fork()"),
+			kept("leaves a process with all descriptors", "import subprocess; subprocess.Popen(['sleep', '1000'], close_fds=False)"),
+			{"os._exit", "import os; print('last'); os._exit(3)", result.Exited, Lost, func(t *testing.T, a *Answer) {
+				if a.Ended.ExitCode() != 3 || a.Stdout.Text != "last\n" {
+					t.Errorf("%+v", a)
+				}
+			}},
+			{"kills itself", "import os; os.kill(os.getpid(), 9)", result.Signaled, Lost, func(t *testing.T, a *Answer) {
+				if signalOf(a) != unix.SIGKILL {
+					t.Errorf("%+v", a.Ended)
+				}
+			}},
+			lost("crashes", "import ctypes; ctypes.string_at(0)", result.Signaled),
+			lost("another program in its place", "import os; os.execvp('sleep', ['sleep', '1000'])", result.Lost),
+			lost("stops itself", "import os; os.kill(os.getpid(), 19)", result.Timeout),
+			kept_("100 MB of output", "import sys\nfor _ in range(1600): sys.stdout.write('x' * 65536)", func(t *testing.T, a *Answer) {
+				if a.Stdout.Bytes != 1600<<16 || !a.Stdout.Truncated || len(a.Stdout.Text) > maxOutput+100 {
+					t.Errorf("%d bytes, %v, %d kept", a.Stdout.Bytes, a.Stdout.Truncated, len(a.Stdout.Text))
+				}
+			}),
+			interrupted("output without an end", "while True: print('x' * 65536)"),
+			kept("garbage in the socket", "import os; os.write(3, os.urandom(1 << 20))"),
+			kept("half a line in the socket", "import os; os.write(3, b'x')"),
+			lost("garbage without an end", "import os\nwhile True: os.write(3, b'x' * 65536)", result.Lost),
+			kept("answers with another token", `import os; os.write(3, b'\nAAAAAAAAAAAAAAAAAAAAAAAAAA {"end":true}\n'); x = 1`),
+			kept_("output that looks like an answer", `import os; os.write(1, b'\nAAAAAAAAAAAAAAAAAAAAAAAAAA {"end":true}\n'); os.write(2, b'{"end":true}\n')`, func(t *testing.T, a *Answer) {
+				if !strings.Contains(a.Stdout.Text, "AAAA") || a.Stderr.Text != "{\"end\":true}\n" {
+					t.Errorf("%+v", a)
+				}
+			}),
+			kept_("results that are none", token+`for x in (b'{', b'[]', b'{"result": 5}', b'{"result": {"kind": "x"}}', b'{"result": {"kind": "value", "media": [{"type": "a\\nb"}]}}', b'null', b'{"end": 5}'): os.write(3, b'\n' + mine['token'].encode() + b' ' + x + b'\n')`, func(t *testing.T, a *Answer) {
+				if len(a.Results) != 0 {
+					t.Errorf("%+v", a.Results)
+				}
+			}),
+			kept("tells its own end, and goes on", token+`os.write(3, b'\n' + mine['token'].encode() + b' {"end": true}\n'); time.sleep(0.2); print('late')`),
+			lost("takes the socket away from the driver", "import os, socket; s = socket.socket(fileno=os.dup(3)); s.shutdown(0); os.close(3)"+loop, result.Timeout),
+			lost("blocks SIGINT", "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})"+loop, result.Timeout),
+			lost("ignores SIGINT", "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"+loop, result.Timeout),
+			kept("ignores SIGINT, and ends", "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})"),
+			interrupted("a loop after that", loop),
+			lost("catches KeyboardInterrupt", "import time\nwhile True:\n  try: time.sleep(1000)\n  except BaseException: pass", result.Timeout),
+			interrupted("sends itself SIGINT", "import os\ntry:\n  os.kill(os.getpid(), 2)\n  os.getpid()\nexcept KeyboardInterrupt: pass\nimport time; time.sleep(0.7)"),
+			interrupted("a loop", loop),
+			interrupted("sleeps", "import time; time.sleep(1000)"),
+			interrupted("waits for a process", "import subprocess; subprocess.run(['sleep', '1000'])"),
+			interrupted("awaits", "import asyncio; await asyncio.sleep(1000)"),
+			interrupted("an endless repr", "class R:\n  def __repr__(self):\n    while True: pass\nR()"),
+			interrupted("a loop in C that looks for signals", "import re; re.match(r'(a+)+$', 'a' * 64 + 'b')"),
+			lost("a loop in C", "sum(range(10**12))", result.Timeout),
+			lost("holds SIGINT in a process that it waits for", "import os; os.system('sleep 1000')", result.Timeout),
+			kept("threads that go on", "import threading, time\ndef f():\n  while True: print('late' * 100)\nthreading.Thread(target=f, daemon=True).start()"),
+			kept("a thread that displays", "def g():\n  while True: display(1); time.sleep(0.01)\nthreading.Thread(target=g, daemon=True).start()"),
+			lost("exits, to end the threads", "import os; os._exit(0)", result.Exited),
+			kept("no stdout", "import sys; sys.stdout = sys.stderr = sys.stdin = sys.__stdout__ = None"),
+			kept("a closed stdout", "import sys; sys.stdout.close(); sys.stderr.close(); sys.stdin.close()"),
+			kept("a stdout that fails", "class S:\n  def write(self, s): 1/0\n  flush = write\nimport sys; sys.stdout = sys.stderr = S()"),
+			kept("no builtins", "import builtins\nfor n in list(vars(builtins)):\n  if n != 'vars' and n != 'list': setattr(builtins, n, None) if False else vars(builtins).__setitem__(n, None)"),
+			kept("no modules", "import sys; sys.modules.clear()"),
+			kept("another __main__", "import sys; sys.modules['__main__'] = None; del sys.path[:]"),
+			kept_("a huge value", "'x' * 50_000_000", func(t *testing.T, a *Answer) {
+				if len(a.Results) != 1 || !a.Results[0].Truncated || a.Truncated || len(a.Results[0].Media[0].Text) != maxResults/8 {
+					t.Errorf("%d results, %v", len(a.Results), a.Truncated)
+				}
+			}),
+			kept_("many values", "for n in range(20_000): display(n)", func(t *testing.T, a *Answer) {
+				if len(a.Results) != maxCount || !a.Truncated {
+					t.Errorf("%d results, %v", len(a.Results), a.Truncated)
+				}
+			}),
+			kept_("large values", "for n in range(30): display('\\0' * 100_000)", func(t *testing.T, a *Answer) {
+				if n := len(a.Results); n < 5 || n > 20 || !a.Truncated {
+					t.Errorf("%d results, %v", n, a.Truncated)
+				}
+			}),
+			kept_("a huge exception", "raise ValueError('x' * 50_000_000)", func(t *testing.T, a *Answer) {
+				if e := a.Error; e == nil || len(e.Message) != 32<<10 || len(e.Traceback) != 32<<10 {
+					t.Errorf("%+v", e)
+				}
+			}),
+			kept_("no UTF-8", "import os; os.write(1, b'\\xff\\xfe'); print('\\udcff'); '\\udcff'", func(t *testing.T, a *Answer) {
+				if a.Stdout.UTF8 || a.Stdout.Text != "\xff\xfe\\udcff\n" || a.Results[0].Media[0].Text != `'\udcff'` {
+					t.Errorf("%+v", a)
+				}
+			}),
+			kept_("surrogates in a result", "class R:\n  def __repr__(self): return '\\udcff'\nR()", func(t *testing.T, a *Answer) {
+				if a.Results[0].Media[0].Text != "\uFFFD" {
+					t.Errorf("%+v", a)
+				}
+			}),
+			kept_("recursion", "def f(): f()\nf()", raises("RecursionError")),
+			kept_("no address space", "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 28, 1 << 28)); bytearray(1 << 30)", raises("MemoryError")),
+			lost("exits", "import os; os._exit(0)", result.Exited),
+			kept_("no descriptors left", "import os\nwhile True: os.dup(0)", raises("OSError")),
+		},
+		"node": {
+			{"process.exit", "console.log('last'); process.exit(3)", result.Exited, Lost, func(t *testing.T, a *Answer) {
+				if a.Ended.ExitCode() != 3 || a.Stdout.Text != "last\n" {
+					t.Errorf("%+v", a)
+				}
+			}},
+			lost("kills itself", "process.kill(process.pid, 9)", result.Signaled),
+			lost("aborts", "process.abort()", result.Signaled),
+			lost("closes all descriptors, and goes on", "for (let i = 0; i < 256; i++) try { require('fs').closeSync(i) } catch {}\nwhile (true);", result.Lost),
+			interrupted("a loop", "while (true);"),
+			interrupted("awaits", "await new Promise(() => {})"),
+			lost("awaits, and leaves no turn to SIGINT", "while (true) await null", result.Timeout),
+			interrupted("awaits timers", "while (true) await new Promise(r => setTimeout(r, 1))"),
+			lost("waits for a process", "require('child_process').execSync('sleep 1000')", result.Timeout),
+			interrupted("a regular expression", "/(a+)+$/.test('a'.repeat(64) + 'b')"),
+			interrupted("an endless inspect", "({[require('util').inspect.custom]() { while (true); }})"),
+			kept_("100 MB of output", "for (let i = 0; i < 1600; i++) process.stdout.write('x'.repeat(65536))", func(t *testing.T, a *Answer) {
+				if a.Stdout.Bytes != 1600<<16 || !a.Stdout.Truncated {
+					t.Errorf("%d bytes, %v", a.Stdout.Bytes, a.Stdout.Truncated)
+				}
+			}),
+			kept("garbage in the socket", "for (let i = 0; i < 10; i++) try { require('fs').writeSync(3, 'x'.repeat(1000)) } catch {}"),
+			kept("no globals", "for (const n of ['JSON', 'Buffer', 'Symbol', 'Object', 'Promise', 'console', 'process']) globalThis[n] = null"),
+			lost("no such process", "process = null; require('process').exit(0)", result.Exited),
+			kept("a timer that goes on", "setInterval(() => console.log('late'), 1); setInterval(() => display(1), 1)"),
+			kept_("a huge value", "display('x'.repeat(50_000_000))", func(t *testing.T, a *Answer) {
+				if n := len(a.Results); n == 0 || !a.Results[n-1].Truncated || len(a.Results[n-1].Media[0].Text) != maxResults/8 {
+					t.Errorf("%d results", n)
+				}
+			}),
+			kept_("recursion", "(function f() { f() })()", raises("RangeError")),
+		},
+	}
+	next := map[string]string{"python": "print('so', 1 + 1); 1 + 1", "node": "require('fs').writeSync(1, 'so 2\\n'); 1 + 1"}
+	for _, language := range installed(t, room) {
+		t.Run(language, func(t *testing.T) {
+			t.Parallel()
+			k := open(t, Spec{Room: In(room), Language: Languages()[language]})
+			for _, test := range tests[language] {
+				timeout := bound
+				if test.cause == result.Timeout {
+					timeout = 200 * time.Millisecond
+				}
+				begin := time.Now()
+				a := within(t, k, test.code, timeout)
+				if a.Cause != test.cause || a.State != test.state {
+					t.Errorf("%s: %s: %s and %s after %v; %+v, %q, %+v", language, test.name, a.Cause, a.State, time.Since(begin), a.Error, a.Stderr.Text, a.Ended)
+				}
+				if test.look != nil {
+					t.Run(test.name, func(t *testing.T) { test.look(t, a) })
+				}
+				b := do(t, k, next[language])
+				var values []string
+				for _, r := range b.Results {
+					values = append(values, r.Media[0].Text)
+				}
+				if b.Cause != Done || b.Error != nil || !strings.Contains(b.Stdout.Text, "so 2\n") || !strings.Contains(strings.Join(values, " ")+" ", "2 ") {
+					t.Errorf("%s: the cell after %q: %s %s, %+v, %+v, %q", language, test.name, b.Cause, b.State, b.Error, values, b.Stderr.Text)
+				}
+				if (a.State == Lost) != (b.Number == 1) {
+					t.Errorf("%s: the cell after %q is number %d", language, test.name, b.Number)
+				}
+			}
+		})
+	}
+}
+
+// What a thread or a process in the background writes belongs to the cell that runs, and between
+// two cells to none.
+func TestBetweenCells(t *testing.T) {
+	t.Parallel()
+	k := python(t)
+	if a := do(t, k, "import os, subprocess\nsubprocess.Popen(['sh', '-c', 'while [ ! -e go ]; do sleep 0.01; done; echo between; echo between >&2; touch written; while [ ! -e on ]; do sleep 0.01; done; echo in; touch over; sleep 1000'])\nprint('first')"); a.Stdout.Text != "first\n" || a.Dropped != 0 {
+		t.Errorf("%+v", a)
+	}
+	inside(t, k, "touch go; while [ ! -e written ]; do sleep 0.01; done")
+	a := do(t, k, "import time\nprint('second')\nopen('on', 'w').close()\nwhile not os.path.exists('over'): time.sleep(0.01)")
+	if a.Stdout.Text != "second\nin\n" || a.Stderr.Text != "" || a.Dropped != 2*int64(len("between\n")) {
+		t.Errorf("%+v", a)
+	}
+	// It lives on, and ends with the interpreter.
+	if a := do(t, k, "os.system('pgrep -c sleep || grep -l sleep /proc/[0-9]*/comm | wc -l') and None"); strings.TrimSpace(a.Stdout.Text) != "1" {
+		t.Errorf("%+v", a)
+	}
+}
+
+// An interpreter that ends between two cells: the next one begins anew, and is told why.
+func TestEndsBetweenCells(t *testing.T) {
+	t.Parallel()
+	k := python(t)
+	do(t, k, "import os, threading, time\ndef f():\n  while not os.path.exists('go'): time.sleep(0.01)\n  os._exit(7)\nthreading.Thread(target=f).start()")
+	inside(t, k, "touch go")
+	select {
+	case <-k.live.ended.Done():
+	case <-time.After(bound):
+		t.Fatal("it lives")
+	}
+	a := do(t, k, "1")
+	if a.Cause != Done || a.Number != 1 || a.Earlier == nil || a.Earlier.ExitCode() != 7 {
+		t.Errorf("%+v", a)
+	}
+	if a := do(t, k, "1"); a.Earlier != nil || a.Number != 2 {
+		t.Errorf("%+v", a)
+	}
+}
+
+// A deadline at the very moment of a cell's end leaves no SIGINT for the next one. node may
+// lose one, and is given up then.
+func TestDeadlineAtTheEnd(t *testing.T) {
+	t.Parallel()
+	room := newRoom(t)
+	codes := map[string]string{"python": "import time; time.sleep(0.02)", "node": "await new Promise(r => setTimeout(r, 20))"}
+	long := map[string]string{"python": "import time; time.sleep(0.05)", "node": "await new Promise(r => setTimeout(r, 50))"}
+	for _, language := range installed(t, room) {
+		k := open(t, Spec{Room: In(room), Language: Languages()[language]})
+		for n := range 40 {
+			a := within(t, k, codes[language], 20*time.Millisecond+time.Duration(n)*50*time.Microsecond)
+			b := do(t, k, long[language])
+			if a.State != Kept && language == "python" || b.Cause != Done || b.Error != nil {
+				t.Fatalf("%s: %s %s, then %s %+v", language, a.Cause, a.State, b.Cause, b.Error)
+			}
+		}
+	}
+}
+
+// Nobody is kept waiting by a process that holds everything the interpreter had.
+func TestStrayHoldsAll(t *testing.T) {
+	t.Parallel()
+	k := python(t)
+	begin := time.Now()
+	a := do(t, k, "import os, time\nif not os.fork():\n  os.setsid()\n  time.sleep(1000)\nprint('parent')")
+	if took := time.Since(begin); a.Cause != Done || a.Stdout.Text != "parent\n" || took > harness.Slack {
+		t.Errorf("%v, %+v", took, a)
+	}
+}

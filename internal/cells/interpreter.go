@@ -1,0 +1,339 @@
+package cells
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/stream"
+)
+
+const (
+	// startBound is how long an interpreter may take until it reads cells.
+	startBound = 30 * time.Second
+	// interruptBound is how long a cell may take to end after SIGINT.
+	interruptBound = time.Second
+	// closing is how long an interpreter may take to end that has closed its socket.
+	closing = 500 * time.Millisecond
+	// maxAlien is how much may come from the socket in a cell that is no answer.
+	maxAlien = 4 << 20
+	// maxCount is how many results a cell may have.
+	maxCount = 1000
+	// endSize is room in a line for the end of a cell, whose texts the driver cuts off.
+	endSize = 1 << 20
+)
+
+// interpreter is one process with a driver, from its start to its end.
+type interpreter struct {
+	command  Running
+	cancel   context.CancelFunc // ends it
+	socket   *os.File           // our end
+	out, err *output
+	number   int // of the last cell
+	signals  int // that were sent
+
+	ended   context.Context // done when nothing of it is left
+	result  *result.Result  // then
+	failure error
+}
+
+// launch starts an interpreter that ends with life, and returns when it reads cells. ctx bounds
+// the start alone.
+func (s *Spec) launch(life, ctx context.Context) (_ *interpreter, err error) {
+	argv, driver, err := s.Language.keep()
+	if err != nil {
+		return nil, err
+	}
+	i := &interpreter{}
+	var files []*os.File // the command's
+	defer func() {
+		for _, f := range files {
+			f.Close()
+		}
+		if err != nil {
+			i.close()
+		}
+	}()
+	var theirs *os.File
+	if i.socket, theirs, err = socketPair(); err != nil {
+		return nil, err
+	}
+	files = append(files, theirs)
+	for _, o := range []**output{&i.out, &i.err} {
+		r, w, err := stream.Pipe()
+		if err != nil {
+			return nil, err
+		}
+		*o, files = relay(r), append(files, w)
+	}
+	words := stream.NewBuffer(4 << 10)
+	i.err.swap(words)
+
+	own, cancel := context.WithCancel(life)
+	i.cancel = cancel
+	defer context.AfterFunc(ctx, cancel)()
+	i.command, err = s.Room.Start(own, Command{
+		Args: argv, Env: s.Env, Dir: s.Dir, Fresh: s.Fresh, Limits: s.Limits, Stdin: files[0], Stdout: files[1], Stderr: files[2],
+	})
+	for _, f := range files {
+		f.Close() // or there would be no end of file
+	}
+	files = nil
+	if err != nil {
+		return nil, err
+	}
+	var over context.CancelFunc
+	i.ended, over = context.WithCancel(context.Background())
+	go func() {
+		defer over()
+		i.result, i.failure = i.command.Wait()
+	}()
+
+	// An empty cell: it is over when the driver is there.
+	deadline := time.Now().Add(startBound)
+	t := newTurn(Cell{})
+	_ = i.socket.SetWriteDeadline(deadline)
+	_, err = i.socket.WriteString(driver)
+	var cause result.Cause
+	if err == nil {
+		cause = i.converse(own, t, 0, deadline)
+	} else {
+		cause = i.broken()
+	}
+	if cause == Done {
+		i.err.swap(nil)
+		i.number = 0
+		return i, nil
+	}
+	i.kill()
+	i.err.swap(nil)
+	text, _ := words.Text()
+	return nil, i.notStarted(ctx, cause, s.Language.Kept[0], strings.TrimSpace(text))
+}
+
+// notStarted words why an interpreter that has ended does not read cells.
+func (i *interpreter) notStarted(ctx context.Context, cause result.Cause, name, said string) error {
+	e := &result.Error{Code: "setup", Message: "the interpreter " + name + " ended before it took a cell"}
+	switch r := i.result; {
+	case i.failure != nil && errors.As(i.failure, &e): // something may be left of it
+		return e
+	case ctx.Err() != nil:
+		e.Code, e.Message, e.Err = "ended", "the start of the interpreter "+name+" was given up: "+context.Cause(ctx).Error(), context.Cause(ctx)
+	case cause == result.Timeout:
+		e.Message = fmt.Sprintf("the interpreter %s took no cell within %v", name, startBound)
+	case cause == result.Lost:
+		e.Message = "the interpreter " + name + " does not run its driver: it has closed the socket, or written something else there"
+	case r.Cause == result.Exited && r.ExitCode() == 127: // of sh
+		e.Code, e.Message, e.Hint = "not-found", "the sandbox has no "+name, "install it, or name another command for the language"
+	default:
+		e.Message += fmt.Sprintf(" (%s, exit code %d)", r.Cause, r.ExitCode())
+	}
+	if said != "" {
+		e.Message += ": " + said
+	}
+	return e
+}
+
+// alive reports whether it has not ended.
+func (i *interpreter) alive() bool { return i.ended.Err() == nil }
+
+// kill ends it, and returns when nothing of it is left.
+func (i *interpreter) kill() {
+	i.cancel()
+	<-i.ended.Done()
+}
+
+// close gives up the descriptors. It must have ended, or never have begun.
+func (i *interpreter) close() {
+	if i.cancel != nil {
+		i.cancel()
+	}
+	if i.socket != nil {
+		i.socket.Close()
+	}
+	for _, o := range []*output{i.out, i.err} {
+		if o != nil {
+			// Somebody outside the sandbox may have the other end, and there is no end of file.
+			_ = o.file.SetReadDeadline(time.Unix(1, 0))
+		}
+	}
+}
+
+// turn is one cell on its way.
+type turn struct {
+	Cell
+	token string
+	lines *answers
+
+	results   []Result
+	left      int64 // bytes that the results may still have
+	truncated bool
+	err       *Exception
+	signals   *int
+	begun     bool // the driver can be interrupted
+	over      bool // and has told the end
+}
+
+func newTurn(c Cell) *turn {
+	if c.MaxResults <= 0 {
+		c.MaxResults = maxResults
+	}
+	t := &turn{Cell: c, token: rand.Text(), left: c.MaxResults}
+	t.lines = newAnswers(t.token, int(c.MaxResults)+endSize)
+	return t
+}
+
+// request is a cell as the driver reads it.
+type request struct {
+	Token  string `json:"token"`
+	Code   string `json:"code"`
+	Number int    `json:"number"`
+	Max    int64  `json:"max"` // bytes of one result
+}
+
+// converse gives the driver a cell, waits for its end, and returns its cause: [Done]; Timeout
+// or Canceled, after which the driver may still be at it; [result.Lost] if it does not answer as
+// a driver; or "", if the interpreter has ended. The zero deadline is none.
+func (i *interpreter) converse(ctx context.Context, t *turn, number int, deadline time.Time) result.Cause {
+	line, err := json.Marshal(request{Token: t.token, Code: t.Code, Number: number, Max: t.MaxResults})
+	if err != nil {
+		return result.Lost // it cannot be: there is nothing in it that JSON has not
+	}
+	// A driver that waits for a cell reads it at once, so this blocks only where one is not told
+	// the truth about the end of the last cell. Half a line is of no use to anybody.
+	stop := context.AfterFunc(ctx, func() { _ = i.socket.SetWriteDeadline(time.Unix(1, 0)) })
+	_ = i.socket.SetWriteDeadline(deadline)
+	_, err = i.socket.Write(append(line, '\n'))
+	stop()
+	if err != nil && !os.IsTimeout(err) {
+		return i.broken()
+	}
+	return i.listen(ctx, t, &t.over, deadline)
+}
+
+// listen reads answers until this is so, or the cell is over, and returns [Done] then, or a
+// cause as converse does.
+func (i *interpreter) listen(ctx context.Context, t *turn, this *bool, deadline time.Time) result.Cause {
+	either, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(i.ended, cancel)()
+	defer proc.ReadUntil(either, i.socket, deadline)()
+	piece := pieces.Get().(*[]byte)
+	defer pieces.Put(piece)
+	for !t.over && !*this {
+		n, err := i.socket.Read(*piece)
+		t.take((*piece)[:n])
+		if os.IsTimeout(err) {
+			// What is there has come in time, however late we look.
+			i.rest(t, *piece)
+		}
+		switch {
+		case t.over, *this:
+		case t.lines.alien > maxAlien:
+			return result.Lost
+		case err == nil:
+		case !os.IsTimeout(err):
+			return i.broken()
+		case !i.alive():
+			return ""
+		case ctx.Err() != nil:
+			return result.Canceled
+		default:
+			return result.Timeout
+		}
+	}
+	return Done
+}
+
+// rest reads what is in the socket, without waiting.
+func (i *interpreter) rest(t *turn, piece []byte) {
+	conn, err := i.socket.SyscallConn()
+	if err != nil {
+		return // closed
+	}
+	_ = conn.Control(func(fd uintptr) { // an error means the same
+		for !t.over && t.lines.alien <= maxAlien {
+			n, err := unix.Read(int(fd), piece)
+			if err == unix.EINTR {
+				continue
+			}
+			if n <= 0 {
+				return
+			}
+			t.take(piece[:n])
+		}
+	})
+}
+
+// broken is the cause of an interpreter that has closed its socket: "" if it has ended.
+func (i *interpreter) broken() result.Cause {
+	select {
+	case <-i.ended.Done():
+		return ""
+	case <-time.After(closing):
+	}
+	if i.command.SignalAlone(0) == nil { // it is there (kill(2))
+		return result.Lost
+	}
+	<-i.ended.Done() // what it has started is about to end
+	return ""
+}
+
+// take passes on a piece from the socket.
+func (t *turn) take(piece []byte) {
+	list, sizes := t.lines.read(piece)
+	for n, m := range list {
+		if m.Result != nil {
+			if size := int64(sizes[n]); size <= t.left && len(t.results) < maxCount {
+				t.left -= size
+				t.results = append(t.results, *m.Result)
+			} else {
+				t.truncated = true
+			}
+		}
+		t.begun = t.begun || m.Begun
+		if m.End {
+			t.err, t.signals, t.over = m.Error, m.Signals, true
+		}
+	}
+}
+
+// interrupt sends SIGINT to the interpreter, and reports whether the cell has ended in time and
+// the next one will not find the signal.
+func (i *interpreter) interrupt(t *turn) bool {
+	by := time.Now().Add(interruptBound)
+	// A driver that has not begun with the cell would ignore it.
+	if i.listen(context.Background(), t, &t.begun, by) != Done || t.over {
+		return t.over
+	}
+	// The kernel has the signal when this returns, and so the driver sees it before it reads the
+	// next cell, if not in this one.
+	if i.command.SignalAlone(unix.SIGINT) != nil {
+		return false // it has ended
+	}
+	i.signals++
+	// node loses a signal that comes when a script ends, and finds it in a later one.
+	return i.listen(context.Background(), t, &t.over, by) == Done && (t.signals == nil || *t.signals == i.signals)
+}
+
+// socketPair returns two ends of a stream socket. Ours does not block, so that Go's poller
+// serves it, and the command's does.
+func socketPair() (ours, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.SetNonblock(fds[0], true)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("make a socket: %w", err)
+	}
+	return os.NewFile(uintptr(fds[0]), "socket"), os.NewFile(uintptr(fds[1]), "socket"), nil
+}
