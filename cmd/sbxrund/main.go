@@ -19,6 +19,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/pool"
 	"github.com/sbxrun/sbxrun/internal/server"
 	"github.com/sbxrun/sbxrun/internal/version"
 )
@@ -64,7 +65,16 @@ func serve(args []string) int {
 	told := make(chan os.Signal, 4)
 	signal.Notify(told, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
 	signal.Ignore(unix.SIGPIPE)
-	s, err := server.New(c, tokens, place.Rooms{}, log, version.String())
+	var source place.Source = place.Rooms{}
+	if c.Rooms.Max > 0 {
+		warm := &pool.Source{
+			Cold: source, Sizes: pool.Sizes{Min: c.Rooms.Min, Max: c.Rooms.Max, Calls: c.Rooms.Calls},
+			Failed: func(err error) { log.Warn("warm room", "error", err) },
+		}
+		defer warm.Close()
+		source = warm
+	}
+	s, err := server.New(c, tokens, source, log, version.String())
 	if err != nil {
 		return fail(err)
 	}
@@ -147,18 +157,11 @@ func settings(flags *cli.Serve) (c config.Config, tokens config.Tokens, err erro
 	if flags.DrainTimeout != 0 {
 		c.DrainTimeout = flags.DrainTimeout
 	}
-	if len(c.Listen) == 0 && activated() {
-		return c, tokens, loadTokens(&c, &tokens)
+	if len(c.Listen) == 0 && !activated() {
+		return c, nil, errors.New("listen: there is nothing to listen on; name a socket, such as unix:/run/sbxrun/api.sock")
 	}
-	if err = c.Check(); err != nil {
-		return c, nil, err
+	if err = c.Check(); err == nil && c.TokenFile != "" {
+		tokens, err = config.LoadTokens(c.TokenFile)
 	}
-	return c, tokens, loadTokens(&c, &tokens)
-}
-
-func loadTokens(c *config.Config, tokens *config.Tokens) (err error) {
-	if c.TokenFile != "" {
-		*tokens, err = config.LoadTokens(c.TokenFile)
-	}
-	return err
+	return c, tokens, err
 }

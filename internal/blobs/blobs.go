@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -155,6 +156,13 @@ func (s *Store) reserve(tenant string, n, quota int64) bool {
 	s.used[tenant] += n
 	s.sum += n
 	return true
+}
+
+// Used is how many bytes each tenant has.
+func (s *Store) Used() map[string]int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.used)
 }
 
 // Get opens a file of a tenant, and with that begins its time to live anew. The caller closes

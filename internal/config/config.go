@@ -33,8 +33,11 @@ type Config struct {
 	Places       int             `toml:"places"`
 	MaxBody      values.Size     `toml:"max_body"`
 
+	MetricsTenants []string `toml:"metrics_tenants"`
+
 	Call      Call                `toml:"call"`
 	Calls     Calls               `toml:"calls"`
+	Rooms     Rooms               `toml:"rooms"`
 	Sandbox   Sandbox             `toml:"sandbox"`
 	Sessions  Sessions            `toml:"sessions"`
 	Files     Files               `toml:"files"`
@@ -58,6 +61,13 @@ type Call struct {
 type Calls struct {
 	Keep values.Duration `toml:"keep"`
 	Most int             `toml:"most"`
+}
+
+// Rooms is how many rooms are made ahead.
+type Rooms struct {
+	Min   int `toml:"min"`
+	Max   int `toml:"max"`
+	Calls int `toml:"calls"`
 }
 
 // Sandbox is what calls see.
@@ -126,6 +136,7 @@ func Default() Config {
 			Timeout: values.Duration(30 * time.Second), MaxTimeout: values.Duration(5 * time.Minute), MaxGrace: values.Duration(30 * time.Second), MaxOutput: 1 << 20,
 		},
 		Calls:    Calls{Keep: values.Duration(10 * time.Minute), Most: 256},
+		Rooms:    Rooms{Min: 4, Max: 32, Calls: 1000},
 		Sandbox:  Sandbox{Network: "none", TmpSize: 256 << 20},
 		Sessions: Sessions{IdleTimeout: values.Duration(15 * time.Minute), Lifetime: values.Duration(24 * time.Hour), MaxEntries: 10_000},
 		Files:    Files{TTL: values.Duration(24 * time.Hour), Quota: 1 << 30},
@@ -206,9 +217,6 @@ func fill[T comparable](to *T, from T) {
 
 // Check finds what is wrong for everybody.
 func (c *Config) Check() error {
-	if len(c.Listen) == 0 {
-		return errors.New("listen: there is nothing to listen on; name a socket, such as unix:/run/sbxrun/api.sock")
-	}
 	for _, l := range c.Listen {
 		network, address, _ := strings.Cut(l, ":")
 		switch {
@@ -236,6 +244,9 @@ func (c *Config) Check() error {
 		if bound.value <= 0 {
 			return fmt.Errorf("%s: want more than 0", bound.name)
 		}
+	}
+	if c.Rooms.Min < 0 || c.Rooms.Calls < 0 || c.Rooms.Max != 0 && c.Rooms.Max < c.Rooms.Min {
+		return errors.New("rooms: want min from 0 to max, and calls not below 0")
 	}
 	if c.Call.Timeout > c.Call.MaxTimeout {
 		return errors.New("call.timeout is above call.max_timeout")

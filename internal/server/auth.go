@@ -18,6 +18,7 @@ import (
 type who struct {
 	tenant    string
 	requestID string
+	local     bool // the user at the other end of a unix socket, without a token
 }
 
 type key int
@@ -52,20 +53,20 @@ func Peer(ctx context.Context, c net.Conn) context.Context {
 
 // tenant says whose request this is: that of a token, if one is given; else that of the
 // process at the other end of a unix socket.
-func (s *Server) tenant(r *http.Request) (string, error) {
+func (s *Server) tenant(r *http.Request) (tenant string, local bool, err error) {
 	if header := r.Header.Get("Authorization"); header != "" {
 		scheme, token, _ := strings.Cut(header, " ")
 		if strings.EqualFold(scheme, "Bearer") {
 			if tenant, ok := s.settings.Load().tokens.Tenant(strings.TrimSpace(token)); ok {
-				return tenant, nil
+				return tenant, false, nil
 			}
 		}
-		return "", api.NewError(api.Auth, "the token is not known", "")
+		return "", false, api.NewError(api.Auth, "the token is not known", "")
 	}
 	if tenant, ok := r.Context().Value(peerKey).(string); ok {
-		return tenant, nil
+		return tenant, true, nil
 	}
-	return "", api.NewError(api.Auth, "a token is needed", "send Authorization: Bearer TOKEN")
+	return "", false, api.NewError(api.Auth, "a token is needed", "send Authorization: Bearer TOKEN")
 }
 
 // open are the paths that ask for nothing.
@@ -84,16 +85,17 @@ func (s *Server) identified(next http.Handler) http.Handler {
 		// Of the request before on this connection.
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Time{})
 		var tenant string
+		var local bool
 		if !open[r.URL.Path] {
 			var err error
-			if tenant, err = s.tenant(r); err != nil {
+			if tenant, local, err = s.tenant(r); err != nil {
 				s.log.Warn("refused", "request", id, "remote", r.RemoteAddr, "code", api.Auth)
 				patience(w)
 				api.AsError(err).Write(w)
 				return
 			}
 		}
-		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), whoKey, who{tenant, id})))
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), whoKey, who{tenant, id, local})))
 	})
 }
 

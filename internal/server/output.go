@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -39,6 +40,9 @@ type events struct {
 	over   bool       // and the handler is about to return
 	closed chan struct{}
 	pieces [2]pieces
+
+	line    bytes.Buffer // used again for each event
+	encoder *json.Encoder
 }
 
 // pieces is one stream on its way.
@@ -52,6 +56,8 @@ type pieces struct {
 
 func newEvents(w http.ResponseWriter, sse bool, o *order) *events {
 	e := &events{w: w, sse: sse, id: o.id, max: o.maxOutput, closed: make(chan struct{})}
+	e.encoder = json.NewEncoder(&e.line)
+	e.encoder.SetEscapeHTML(false)
 	e.pieces = [2]pieces{{events: e, name: "stdout"}, {events: e, name: "stderr"}}
 	return e
 }
@@ -111,15 +117,18 @@ func (e *events) send(event *api.Event) error {
 }
 
 func (e *events) write(event *api.Event) error {
-	line, err := json.Marshal(event)
-	if err != nil {
+	e.line.Reset()
+	if e.sse {
+		e.line.WriteString("event: " + event.Event + "\ndata: ")
+	}
+	if err := e.encoder.Encode(event); err != nil {
 		return err
 	}
-	patience(e.w)
 	if e.sse {
-		line = append(append([]byte("event: "+event.Event+"\ndata: "), line...), '\n')
+		e.line.WriteByte('\n')
 	}
-	if _, err := e.w.Write(append(line, '\n')); err != nil {
+	patience(e.w)
+	if _, err := e.w.Write(e.line.Bytes()); err != nil {
 		return err
 	}
 	return http.NewResponseController(e.w).Flush()
@@ -144,15 +153,16 @@ func (p *pieces) Write(b []byte) (int, error) {
 		p.carry = nil
 	}
 	whole := b[:len(b)-incomplete(b)]
-	if len(whole) == 0 || !utf8.Valid(whole) {
-		whole = b // binary; or so it seems
-		if len(b) < utf8.UTFMax && !utf8.FullRune(b) {
-			p.carry = append([]byte(nil), b...)
-			return n, nil
-		}
+	if len(whole) == 0 { // the beginning of one character, and nothing else
+		p.carry = append([]byte(nil), b...)
+		return n, nil
+	}
+	event := p.piece(whole)
+	if event.Text == "" {
+		event, whole = p.piece(b), b // binary: there are no characters to be kept whole
 	}
 	p.carry = append([]byte(nil), b[len(whole):]...)
-	return n, p.events.send(p.piece(whole))
+	return n, p.events.send(event)
 }
 
 func (p *pieces) piece(b []byte) *api.Event {

@@ -72,6 +72,7 @@ func (s *Server) Handler() http.Handler {
 		}
 		writeJSON(w, http.StatusOK, map[string]bool{"ready": true})
 	})
+	mux.Handle("GET /metrics", s.metricsHandler())
 	return s.identified(s.known(mux))
 }
 
@@ -205,7 +206,8 @@ func (s *Server) answered(q Request, stream, key string, body []byte, c *api.Cal
 }
 
 // carry carries a call out for as long as its client is there.
-func (s *Server) carry(ctx context.Context, o *order, out sink, by way) (*api.Answer, error) {
+func (s *Server) carry(ctx context.Context, o *order, out sink, by way) (a *api.Answer, err error) {
+	defer func() { s.count(o, a, err) }()
 	if err := s.begin(); err != nil {
 		return nil, err
 	}
@@ -217,6 +219,14 @@ func (s *Server) carry(ctx context.Context, o *order, out sink, by way) (*api.An
 		return nil, err
 	}
 	return by(ctx, turn, o, out)
+}
+
+// count counts a call that came to nothing.
+func (s *Server) count(o *order, a *api.Answer, err error) {
+	var e *api.Error
+	if a == nil && errors.As(err, &e) && !e.Started {
+		s.metrics.refused.WithLabelValues(o.who.tenant, string(e.Failure.Code)).Inc()
+	}
 }
 
 // kept is the answer of a request that had an idempotency key.

@@ -38,7 +38,9 @@ func (s *Server) launch(base context.Context, book *calls.Book, o *order, by way
 				defer s.running.Done()
 				defer release()
 				defer cancel()
-				c.End(by(ctx, turn, o, background{c}))
+				a, err := by(ctx, turn, o, background{c})
+				s.count(o, a, err)
+				c.End(a, err)
 			}()
 			return c, nil
 		}
@@ -47,6 +49,7 @@ func (s *Server) launch(base context.Context, book *calls.Book, o *order, by way
 	cancel()
 	release()
 	s.running.Done()
+	s.count(o, nil, err)
 	return nil, err
 }
 

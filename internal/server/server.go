@@ -34,6 +34,7 @@ type Server struct {
 	files   *blobs.Store
 	book    *calls.Book
 	keys    *calls.Keys
+	metrics *metrics
 	rooms   *sessions.Store
 	log     *slog.Logger
 	version string
@@ -76,6 +77,7 @@ func New(c config.Config, tokens config.Tokens, source place.Source, log *slog.L
 	s.book = calls.NewBook(spools, time.Duration(c.Calls.Keep), c.Calls.Most)
 	s.keys = calls.NewKeys(keepKeys, mostKeys, keyBytes)
 	s.rooms = sessions.NewStore(s.tellEnd)
+	s.metrics = newMetrics(s)
 	s.base, s.end = context.WithCancelCause(context.Background())
 	go s.expire()
 	return s, nil

@@ -26,7 +26,16 @@ func itoa(n int) string { return strconv.Itoa(n) }
 
 func TestRun(t *testing.T) {
 	t.Parallel()
-	s := serve(t, "")
+	for config, room := range map[string]string{"": "cold", "[rooms]\nmin = 2\nmax = 4\n": "warm"} {
+		t.Run(room, func(t *testing.T) { testRun(t, config, room) })
+	}
+}
+
+func testRun(t *testing.T, config, room string) {
+	s := serve(t, config)
+	if room == "warm" {
+		harness.Until(t, harness.Bound, "a warm room", func() bool { return s.run(sh("true")).Room == "warm" })
+	}
 	for _, test := range []struct {
 		name           string
 		call           api.Call
@@ -53,18 +62,21 @@ func TestRun(t *testing.T) {
 			if string(a.Cause) != test.cause || a.ExitCode != test.code || text(a.Stdout) != test.stdout || text(a.Stderr) != test.stderr {
 				t.Errorf("%s %d, stdout %q, stderr %q", a.Cause, a.ExitCode, text(a.Stdout), text(a.Stderr))
 			}
-			if a.Room != "cold" && a.Room != "warm" || a.ID == "" || a.RequestID == "" {
+			if a.Room != room || a.ID == "" || a.RequestID == "" {
 				t.Errorf("room %q, id %q, request %q", a.Room, a.ID, a.RequestID)
 			}
 		})
 	}
-	s.idle()
+	if room == "cold" {
+		s.idle()
+	}
 }
 
 // The output of a call is not what the next one sees, nor its files.
 func TestCallsApart(t *testing.T) {
 	t.Parallel()
-	s := serve(t, "")
+	s := serve(t, "[rooms]\nmin = 1\nmax = 1\n")
+	harness.Until(t, harness.Bound, "a warm room", func() bool { return s.run(sh("true")).Room == "warm" })
 	s.run(sh("echo secret >/tmp/a; echo secret >~/b; sleep 1000 & echo"))
 	if a := s.run(sh("ls /tmp ~; ls /proc | grep -c '^[0-9]'")); text(a.Stdout) != "/home/sandbox:\n\n/tmp:\n4\n" && !strings.HasPrefix(text(a.Stdout), "/home/sandbox:\n\n/tmp:\n") {
 		t.Errorf("%q", text(a.Stdout))
@@ -467,8 +479,12 @@ func TestDrain(t *testing.T) {
 func TestServerKilled(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
-	for range min(100, harness.Soak(t)) {
-		s := serveIn(t, dir, "")
+	for i := range min(100, harness.Soak(t)) {
+		config := ""
+		if i%2 == 1 {
+			config = "[rooms]\nmin = 5\nmax = 8\n"
+		}
+		s := serveIn(t, dir, config)
 		var all sync.WaitGroup
 		for range 5 {
 			all.Go(func() {

@@ -58,6 +58,9 @@ func serve(t *testing.T, config string, flags ...string) *server {
 
 func serveIn(t *testing.T, dir, config string, flags ...string) *server {
 	t.Helper()
+	if !strings.Contains(config, "[rooms]") {
+		config += "\n[rooms]\nmin = 0\nmax = 0\n" // what runs below the server is then the calls'
+	}
 	s := &server{t: t, dir: dir, log: &lockedBuffer{}, ended: make(chan struct{})}
 	file := filepath.Join(dir, "config.toml")
 	config = "listen = [\"unix:" + s.socket() + "\"]\nstate_dir = \"" + filepath.Join(dir, "state") + "\"\n" + config
@@ -66,26 +69,7 @@ func serveIn(t *testing.T, dir, config string, flags ...string) *server {
 	}
 	s.cmd = exec.Command(harness.Binary(t), append([]string{"serve", "--config", file}, flags...)...)
 	s.cmd.Stderr = s.log
-	done, err := harness.Register(func() (int, error) {
-		if err := s.cmd.Start(); err != nil {
-			return 0, err
-		}
-		return s.cmd.Process.Pid, nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		_ = s.cmd.Wait() // its exit code is looked at
-		done()
-		close(s.ended)
-	}()
-	s.client = &http.Client{Timeout: harness.Bound, Transport: &http.Transport{
-		MaxIdleConnsPerHost: 64,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", s.socket())
-		},
-	}}
+	s.start()
 	t.Cleanup(s.end)
 	harness.Until(t, harness.Bound, "the server: "+s.log.String(), func() bool {
 		select {
@@ -101,6 +85,31 @@ func serveIn(t *testing.T, dir, config string, flags ...string) *server {
 		return r.StatusCode == http.StatusOK
 	})
 	return s
+}
+
+// start starts the command of a server.
+func (s *server) start() {
+	s.t.Helper()
+	done, err := harness.Register(func() (int, error) {
+		if err := s.cmd.Start(); err != nil {
+			return 0, err
+		}
+		return s.cmd.Process.Pid, nil
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	go func() {
+		_ = s.cmd.Wait() // its exit code is looked at
+		done()
+		close(s.ended)
+	}()
+	s.client = &http.Client{Timeout: harness.Bound, Transport: &http.Transport{
+		MaxIdleConnsPerHost: 64,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", s.socket())
+		},
+	}}
 }
 
 func (s *server) socket() string { return filepath.Join(s.dir, "socket") }

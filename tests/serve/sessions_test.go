@@ -100,7 +100,9 @@ func TestProcesses(t *testing.T) {
 	long := s.status(http.MethodPost, path+"/processes", sh("trap 'echo told; exit 5' INT; echo up; while :; do sleep 0.1; done"), http.StatusAccepted)
 	other := s.status(http.MethodPost, path+"/processes", sh("sleep 4567"), http.StatusAccepted)
 	at := path + "/processes/" + long.ID
-	harness.Until(t, harness.Bound, "its output", func() bool { return s.status(http.MethodGet, at, nil, 200).StdoutBytes == 3 })
+	harness.Until(t, harness.Bound, "both to run", func() bool {
+		return s.status(http.MethodGet, at, nil, 200).StdoutBytes == 3 && s.status(http.MethodGet, path+"/processes/"+other.ID, nil, 200).State == api.Running
+	})
 	s.call(path+"/exec", sh("true"))
 	if c := s.status(http.MethodGet, at, nil, 200); c.State != api.Running {
 		t.Errorf("%+v", c)

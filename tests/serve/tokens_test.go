@@ -15,6 +15,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -189,5 +190,55 @@ func TestTLS(t *testing.T) {
 	r.Body.Close()
 	if r.ProtoMajor != 1 {
 		t.Errorf("%s, where a reset is easily lost", r.Proto)
+	}
+}
+
+// systemd's way: the socket is there already, on descriptor 3, and it is told when calls are
+// taken, and when no more are.
+func TestSocketActivation(t *testing.T) {
+	t.Parallel()
+	dir := harness.Dir(t)
+	l, err := net.Listen("unix", filepath.Join(dir, "socket"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	file, err := l.(*net.UnixListener).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	notes, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer notes.Close()
+	note := func() string {
+		_ = notes.SetReadDeadline(time.Now().Add(harness.Bound))
+		b := make([]byte, 4096)
+		n, err := notes.Read(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b[:n])
+	}
+	config := filepath.Join(dir, "config.toml")
+	if err := os.WriteFile(config, []byte(fmt.Sprintf("state_dir = %q\n[rooms]\nmax = 0\nmin = 0\n", filepath.Join(dir, "state"))), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := &server{t: t, dir: dir, log: &lockedBuffer{}, ended: make(chan struct{})}
+	s.cmd = exec.Command("sh", "-c", `LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"`, "sh", harness.Binary(t), "serve", "--config", config)
+	s.cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+filepath.Join(dir, "notify"))
+	s.cmd.ExtraFiles, s.cmd.Stderr = []*os.File{file}, s.log
+	s.start()
+	if got := note(); got != "READY=1" {
+		t.Errorf("%q", got)
+	}
+	if a := s.run(sh("ls /proc/self/fd | wc -l")); text(a.Stdout) != "4\n" { // 0, 1, 2 and that of ls
+		t.Errorf("%q descriptors", text(a.Stdout))
+	}
+	s.end()
+	if got := note(); got != "STOPPING=1" {
+		t.Errorf("%q", got)
 	}
 }

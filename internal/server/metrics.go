@@ -1,0 +1,138 @@
+package server
+
+import (
+	"maps"
+	"net/http"
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/pressure"
+)
+
+// metrics count what has happened; what is the case is looked at when it is asked for.
+type metrics struct {
+	registry *prometheus.Registry
+	calls    *prometheus.CounterVec
+	refused  *prometheus.CounterVec
+	unproven prometheus.Counter
+	duration *prometheus.HistogramVec
+	queue    prometheus.Histogram
+	setup    *prometheus.HistogramVec
+	teardown prometheus.Histogram
+}
+
+// Times of calls go from what a warm room takes to minutes; those of the way in and out are
+// short.
+var (
+	longTimes  = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}
+	shortTimes = []float64{.00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 5}
+)
+
+func newMetrics(s *Server) *metrics {
+	histogram := func(name, help string, buckets []float64) prometheus.HistogramOpts {
+		return prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}
+	}
+	m := &metrics{
+		registry: prometheus.NewRegistry(),
+		calls:    prometheus.NewCounterVec(prometheus.CounterOpts{Name: "sbxrun_calls_total", Help: "Commands that have ended, by what ended them."}, []string{"tenant", "cause", "room"}),
+		refused:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "sbxrun_refused_total", Help: "Calls of which nothing was started, by error.code."}, []string{"tenant", "code"}),
+		unproven: prometheus.NewCounter(prometheus.CounterOpts{Name: "sbxrun_unproven_total", Help: "Commands of which something may be left."}),
+		duration: prometheus.NewHistogramVec(histogram("sbxrun_call_duration_seconds", "From the beginning of a command to its proven end.", longTimes), []string{"room"}),
+		queue:    prometheus.NewHistogram(histogram("sbxrun_call_queue_seconds", "How long calls have waited for their turns.", longTimes)),
+		setup:    prometheus.NewHistogramVec(histogram("sbxrun_call_setup_seconds", "Until a command runs.", shortTimes), []string{"room"}),
+		teardown: prometheus.NewHistogram(histogram("sbxrun_call_teardown_seconds", "From the decision to end a command to the proof.", shortTimes)),
+	}
+	m.registry.MustRegister(m.calls, m.refused, m.unproven, m.duration, m.queue, m.setup, m.teardown,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), present{s})
+	return m
+}
+
+// ended counts a command.
+func (m *metrics) ended(tenant string, a *api.Answer) {
+	const perSecond = 1000
+	m.calls.WithLabelValues(tenant, string(a.Cause), a.Room).Inc()
+	m.queue.Observe(a.QueueMS / perSecond)
+	if a.Teardown.Verdict == result.Unproven {
+		m.unproven.Inc()
+	}
+	m.duration.WithLabelValues(a.Room).Observe(a.Duration / perSecond)
+	if a.Setup != nil {
+		m.setup.WithLabelValues(a.Room).Observe(*a.Setup / perSecond)
+	}
+	if a.TeardownT != nil {
+		m.teardown.Observe(*a.TeardownT / perSecond)
+	}
+}
+
+// present is what is the case at the moment.
+type present struct{ *Server }
+
+var (
+	descRunning  = prometheus.NewDesc("sbxrun_running", "Calls that run.", []string{"tenant"}, nil)
+	descWaiting  = prometheus.NewDesc("sbxrun_waiting", "Calls that wait for their turns.", []string{"tenant"}, nil)
+	descPlaces   = prometheus.NewDesc("sbxrun_places", "Calls that may run at once.", nil, nil)
+	descSessions = prometheus.NewDesc("sbxrun_sessions", "Sessions that live.", []string{"tenant"}, nil)
+	descStored   = prometheus.NewDesc("sbxrun_stored_bytes", "Bytes in the content store.", []string{"tenant"}, nil)
+	descPressure = prometheus.NewDesc("sbxrun_pressure_ratio", "How much of the tightest bound on tasks is used, 1 for all.", nil, nil)
+	descTasks    = prometheus.NewDesc("sbxrun_tasks", "Tasks in use against a bound.", []string{"bound"}, nil)
+	descTasksMax = prometheus.NewDesc("sbxrun_tasks_max", "How many tasks a bound allows.", []string{"bound"}, nil)
+	descReady    = prometheus.NewDesc("sbxrun_ready", "1, or 0 when the server is ending.", nil, nil)
+)
+
+// Describe sends nothing: what there is depends on the tenants.
+func (present) Describe(chan<- *prometheus.Desc) {}
+
+// Collect looks.
+func (s present) Collect(out chan<- prometheus.Metric) {
+	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
+	}
+	uses := s.gate.Uses()
+	for _, tenant := range slices.Sorted(maps.Keys(uses)) {
+		gauge(descRunning, float64(uses[tenant].Running), tenant)
+		gauge(descWaiting, float64(uses[tenant].Waiting), tenant)
+	}
+	gauge(descPlaces, float64(s.settings.Load().Places))
+	sessions := map[string]int{}
+	for _, x := range s.rooms.List("") {
+		sessions[x.Tenant]++
+	}
+	for tenant, n := range sessions {
+		gauge(descSessions, float64(n), tenant)
+	}
+	for tenant, n := range s.files.Used() {
+		gauge(descStored, float64(n), tenant)
+	}
+	if r, err := pressure.Look(); err == nil {
+		gauge(descPressure, r.Tightest().Ratio())
+		for _, b := range r.Bounds {
+			gauge(descTasks, float64(b.Current), b.Path)
+			gauge(descTasksMax, float64(b.Max), b.Path)
+		}
+	}
+	ready := 0.0
+	if s.ready() {
+		ready = 1
+	}
+	gauge(descReady, ready)
+}
+
+// metricsHandler answers for those who may see what all tenants do: the user of the socket,
+// and the tenants that the configuration names.
+func (s *Server) metricsHandler() http.Handler {
+	all := promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		by := whose(r.Context())
+		if !by.local && !slices.Contains(s.settings.Load().MetricsTenants, by.tenant) {
+			api.NewError(api.Policy, "this tenant may not see the metrics", "name it in metrics_tenants").Write(w)
+			return
+		}
+		patience(w)
+		all.ServeHTTP(w, r)
+	})
+}
