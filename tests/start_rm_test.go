@@ -67,8 +67,8 @@ func TestStartRm(t *testing.T) {
 	}
 	gone(b)
 
-	// At its deadline.
-	b = s.Sandbox(harness.Options{}, "--rm", "--timeout", "0.3")
+	// At its deadline, which must leave time to look at it before.
+	b = s.Sandbox(harness.Options{}, "--rm", "--timeout", "3")
 	gone(b)
 
 	// Lost is what nobody has removed.
