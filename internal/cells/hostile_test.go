@@ -1,6 +1,8 @@
 package cells
 
 import (
+	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -272,5 +274,52 @@ func TestStrayHoldsAll(t *testing.T) {
 	a := do(t, k, "import os, time\nif not os.fork():\n  os.setsid()\n  time.sleep(1000)\nprint('parent')")
 	if took := time.Since(begin); a.Cause != Done || a.Stdout.Text != "parent\n" || took > harness.Slack {
 		t.Errorf("%v, %+v", took, a)
+	}
+}
+
+// Nothing of an interpreter is left here, however it has ended: no descriptor and no goroutine.
+// Not beside other tests.
+func TestNothingLeft(t *testing.T) {
+	room := newRoom(t)
+	spec := Spec{Room: In(room), Language: Languages()["python"]}
+	held := func() [2]int {
+		list, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return [2]int{len(list), runtime.NumGoroutine()}
+	}
+	use := func() {
+		k, err := Start(t.Context(), spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		do(t, k, "import os; os._exit(1)")
+		do(t, k, "if not os.fork(): os.execvp('sleep', ['sleep', '1000'])") // NameError: a new one
+		do(t, k, "import os, threading; threading.Timer(0.01, os._exit, (0,)).start()")
+		<-k.live.ended.Done()
+		do(t, k, "1")
+		if err := k.Close(); err != nil {
+			t.Error(err)
+		}
+		broken := spec
+		broken.Language.Kept = []string{"false"}
+		if _, err := Start(t.Context(), broken); err == nil {
+			t.Error("no error")
+		}
+	}
+	use()
+	before := held()
+	for range 3 {
+		use()
+	}
+	for end := time.Now().Add(bound); ; time.Sleep(time.Millisecond) { // what is closed last ends in the background
+		after := held()
+		if after[0] <= before[0] && after[1] <= before[1] {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d descriptors and %d goroutines, %d and %d before", after[0], after[1], before[0], before[1])
+		}
 	}
 }
