@@ -40,6 +40,9 @@ func (g *Group) number(controller, v2file, v2key, v1file, v1key string) int64 {
 // Usage reads what was used, before Remove.
 func (g *Group) Usage() Usage {
 	if g.lasting != nil { // a peak may be of a command before, but for that of v1
+		if !g.plan.enforced("memory") {
+			return Usage{}
+		}
 		return Usage{MemoryPeak: g.number("memory", "", "", "memory.max_usage_in_bytes", "")}
 	}
 	return Usage{
@@ -63,6 +66,9 @@ func (g *Group) cpu() (used time.Duration) {
 // memory; of an exec without a group of its own, since it began, whether one of the
 // sandbox it is in. It counts before it kills: of a payload that has died it is certain.
 func (g *Group) OOMKilled() bool {
+	if g.lasting != nil && !g.plan.enforced("memory") {
+		return false // what is above was not asked for
+	}
 	dir, before := g.read["memory"], int64(0)
 	if dir == "" {
 		dir, before = g.above, g.before

@@ -417,7 +417,7 @@ func TestLimits(t *testing.T) {
 			t.Errorf("%+v, %q", res, text)
 		}
 		res, text = in(t, take(t, p, "a", policy(t)), job.Spec{}, "python3", "-c", "import os; x = bytearray(200 << 20); print(len(os.sched_getaffinity(0)))")
-		if res.ExitCode() != 0 || len(res.Limits) != 0 || text != strconv.Itoa(runtime.NumCPU())+"\n" {
+		if res.ExitCode() != 0 || len(res.Limits) != 0 || res.MemoryPeak != 0 || text != strconv.Itoa(runtime.NumCPU())+"\n" {
 			t.Errorf("%+v, %q", res, text)
 		}
 		res, text = in(t, take(t, p, "a", policy(t)), job.Spec{Limits: limits.Request{CPUs: 0.2}}, "python3", "-c", `

@@ -28,5 +28,10 @@ func (t *Timer) Set(at time.Time) {
 	_ = unix.TimerfdSettime(t.fd, 0, &spec, nil) // it cannot fail
 }
 
-// Close gives the descriptor up.
-func (t *Timer) Close() { unix.Close(t.fd) }
+// Close gives the descriptor up. It may be called more than once.
+func (t *Timer) Close() {
+	if t.fd >= 0 {
+		unix.Close(t.fd)
+		t.fd = -1
+	}
+}

@@ -1,0 +1,86 @@
+package pool_test
+
+import (
+	"bytes"
+	"os/exec"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/pool"
+)
+
+// bench calls f, b.N times, and reports what of this process's CPU time, and of that of its
+// children, each took; of the rooms' processes nothing is seen. Compare by
+//
+//	go test -run - -bench . -count 10 ./internal/pool
+func bench(b *testing.B, f func() error) {
+	used := func() (d time.Duration) {
+		for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+			var r unix.Rusage
+			if err := unix.Getrusage(who, &r); err != nil {
+				b.Fatal(err)
+			}
+			d += time.Duration(r.Utime.Nano() + r.Stime.Nano())
+		}
+		return d
+	}
+	before := used()
+	for b.Loop() {
+		if err := f(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(used()-before)/float64(b.N), "cpu-ns/op")
+}
+
+// BenchmarkFork is what there is to compare with.
+func BenchmarkFork(b *testing.B) {
+	bench(b, func() error { return exec.Command("/bin/true").Run() })
+}
+
+func BenchmarkWarm(b *testing.B) { benchWarm(b, limits.Request{}) }
+
+func BenchmarkWarmLimits(b *testing.B) {
+	benchWarm(b, limits.Request{Memory: 256 << 20, Pids: 64, CPUs: 1})
+}
+
+func benchWarm(b *testing.B, l limits.Request) {
+	p := pool.New(bwrap.Policy{}, pool.Sizes{Min: 1, Max: 2}, func(err error) { b.Error(err) })
+	defer p.Close()
+	for r := (*pool.Room)(nil); r == nil; time.Sleep(time.Millisecond) {
+		if r = p.Take("a", bwrap.Policy{}); r != nil {
+			r.Give()
+		}
+	}
+	var out bytes.Buffer
+	bench(b, func() error {
+		r := p.Take("a", bwrap.Policy{})
+		for ; r == nil; r = p.Take("a", bwrap.Policy{}) {
+			time.Sleep(time.Millisecond)
+		}
+		defer r.Give()
+		run, err := r.Start(b.Context(), pool.Command{Args: []string{"/bin/true"}, Spec: job.Spec{Stdout: &out, Stderr: &out, Timeout: time.Minute, Limits: l}})
+		if err != nil {
+			return err
+		}
+		res, err := run.Wait()
+		if err == nil && res.Verdict != result.Proven {
+			b.Errorf("%+v", res)
+		}
+		return err
+	})
+}
+
+// BenchmarkCold is a room for each.
+func BenchmarkCold(b *testing.B) {
+	bench(b, func() error {
+		_, err := (&bwrap.Command{Args: []string{"/bin/true"}, Timeout: time.Minute}).Run(b.Context())
+		return err
+	})
+}
