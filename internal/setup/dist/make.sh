@@ -51,7 +51,8 @@ gzip -9n "$work"/man/*
 # place USR ZSH: all that is below /usr, programs apart. Each distribution has its own
 # directory for zsh.
 place() {
-    mkdir -p "$1/share/bash-completion/completions" "$1/share/fish/vendor_completions.d" "$1/share/$2" "$1/share/man/man1" "$1/share/doc/sbxrun/docs" "$1/lib/systemd/system" "$1/share/sbxrun"
+    mkdir -p "$1/share/bash-completion/completions" "$1/share/fish/vendor_completions.d" "$1/share/$2" "$1/share/man/man1" "$1/share/doc/sbxrun/docs" "$1/lib/systemd/system" "$1/share/sbxrun" "$1/lib/sysusers.d"
+    cp "$here/sysusers.conf" "$1/lib/sysusers.d/sbxrun.conf"
     cp "$work"/man/* "$1/share/man/man1"
     for file in "$work"/completions/*.bash; do
         completed=${file##*/}

@@ -1,5 +1,8 @@
 #!/bin/sh
 # After the package is installed or upgraded. What is not there is not asked.
+if command -v systemd-sysusers >/dev/null; then
+    systemd-sysusers /usr/lib/sysusers.d/sbxrun.conf || :
+fi
 if [ -d /run/systemd/system ]; then
     systemctl daemon-reload || :
 fi

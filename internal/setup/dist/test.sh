@@ -141,6 +141,8 @@ installed() {
     systemd-analyze verify /usr/lib/systemd/system/sbxrund.{socket,service} 2>&1 |
         grep -v "'DelegateSubgroup'" >/tmp/log && die "$(cat /tmp/log)" # which 252 does not know
     sbxrun serve --check-config --config /etc/sbxrun/serve.toml --listen unix:/run/sbxrun/api.sock >/dev/null
+    systemd-sysusers /usr/lib/sysusers.d/sbxrun.conf
+    getent passwd sbxrun >/dev/null || die 'the server has no user'
     profile=/etc/apparmor.d/sbxrun-bwrap
     [ ! -e $profile ] || [ -e /etc/apparmor.d/abi/4.0 ] || die "$profile, which this AppArmor cannot read"
     rm -f $profile /etc/apparmor.d/bwrap-userns-restrict
