@@ -6,11 +6,11 @@
 #
 # usage: make.sh DIRECTORY
 #
-# Needs a C compiler, python3 and apt. SBXRUN_MIRRORS are the archives that are asked, if
-# not the two distributions' own.
+# Needs a C compiler, python3 and apt. The archives that are asked are apt's own, and
+# SBXRUN_MIRRORS: 0.4.0 and 0.6.1 are Ubuntu's, the others Debian's.
 set -euo pipefail
 cache=$1
-mirrors=${SBXRUN_MIRRORS:-http://deb.debian.org/debian http://archive.ubuntu.com/ubuntu}
+mirrors="${SBXRUN_MIRRORS-} $(apt-get indextargets --format '$(REPO_URI)' | sed 's,/*$,,' | sort -u)"
 
 # Versions and checksums of the sources. docs/operating.md tells which system has which.
 versions='
