@@ -215,6 +215,9 @@ func (m *Maker) Take(ctx context.Context, e *Entry, stdio [3]*os.File) (*Exec, e
 	m.Keeper.Forget()
 	if x.Init.Exited() { // alone, or killed for want of memory
 		m.err = errBroken
+		if msg, _, err := x.read(); err == nil && msg.kind == messageFailed {
+			m.err = msg.err() // for want of a task, it may be
+		}
 		return nil, m.err
 	}
 	x.name, x.workdir, x.confirm = e.Command[0], e.Workdir, e.Confirm

@@ -199,7 +199,9 @@ func (c *Command) rescue() {
 	}
 	if g := c.Limits; g != nil {
 		_ = g.Loosen()
-		_ = g.Kill()
+		if !c.kept.Lasting { // or the next command's init would die, too
+			_ = g.Kill()
+		}
 	}
 }
 
