@@ -53,6 +53,8 @@ type FileOut struct {
 	Size      int64  `json:"size"`
 	MediaType string `json:"media_type,omitempty"`
 	Error     string `json:"error,omitempty" doc:"Why it was not kept"`
+
+	ModTime time.Time `json:"-"` // when it was written last
 }
 
 // Answer is the report of a call.

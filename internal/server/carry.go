@@ -187,9 +187,10 @@ func (s *Server) answer(at place.Place, o *order, out sink, res *result.Result) 
 	return a
 }
 
-// bring puts the call's files into the workspace.
+// bring puts the call's files into the workspace. It is opened for what is collected, too: a
+// warm room has the next call's when the command has ended.
 func (s *Server) bring(at place.Place, o *order) error {
-	if len(o.files) == 0 {
+	if len(o.files) == 0 && len(o.collect) == 0 {
 		return nil
 	}
 	dir, err := at.Files()
@@ -268,6 +269,7 @@ func (s *Server) keep(dir *workspace.Dir, o *order, out *api.FileOut) error {
 		return err
 	}
 	defer f.Close()
+	out.ModTime = st.ModTime()
 	head := make([]byte, 512) // what http.DetectContentType looks at
 	n, _ := io.ReadFull(f, head)
 	if out.MediaType = mime.TypeByExtension(path.Ext(out.Path)); out.MediaType == "" {

@@ -67,6 +67,11 @@ func testRun(t *testing.T, config, room string) {
 			}
 		})
 	}
+	call := sh("mkdir d; echo x >d/a")
+	call.Collect = []string{"d/*"}
+	if a := s.run(call); len(a.Files) != 1 || a.Files[0].Path != "d/a" {
+		t.Errorf("collected %+v", a.Files)
+	}
 	if room == "cold" {
 		s.idle()
 	}
