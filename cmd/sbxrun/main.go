@@ -60,7 +60,9 @@ func dispatch(args []string, begin time.Time) int {
 		case "stats":
 			return statsCommand(args[1:])
 		case "serve":
-			return serveCommand(args)
+			return serverCommand(args, &cli.Serve{})
+		case "mcp":
+			return serverCommand(args, &cli.MCP{})
 		case "doctor":
 			return doctorCommand(args[1:])
 		// As other tools have them; the flags are the same.

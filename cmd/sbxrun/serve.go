@@ -10,12 +10,11 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cli"
 )
 
-// serveCommand becomes the server, which is a program of its own so that a run loads nothing
+// serverCommand becomes the server, which is a program of its own so that a run loads nothing
 // of it. It is the one beside this program: another could be anybody's.
-func serveCommand(args []string) int {
-	var flags cli.Serve
-	if _, err := cli.Parse(&flags, args[1:]); err != nil {
-		return failUsage(&flags, err)
+func serverCommand(args []string, flags any) int {
+	if _, err := cli.Parse(flags, args[1:]); err != nil {
+		return failUsage(flags, err)
 	}
 	self, err := os.Readlink("/proc/self/exe")
 	if err != nil {

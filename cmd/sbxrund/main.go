@@ -1,5 +1,6 @@
-// Command sbxrund is the server that `sbxrun serve` executes. It takes calls over HTTP, on
-// unix sockets and TCP, and carries them out by the engine that sbxrun has.
+// Command sbxrund is the server that `sbxrun serve` and `sbxrun mcp` execute. It takes calls over
+// HTTP, on unix sockets and TCP, or from one client on stdio, and carries them out by the engine
+// that sbxrun has.
 package main
 
 import (
@@ -18,6 +19,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/internal/mcp"
 	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/pool"
 	"github.com/sbxrun/sbxrun/internal/server"
@@ -25,10 +27,17 @@ import (
 )
 
 func main() {
-	if len(os.Args) < 2 || os.Args[1] != "serve" {
-		os.Exit(fail(errors.New("this is the server of sbxrun; write sbxrun serve")))
+	word := ""
+	if len(os.Args) > 1 {
+		word = os.Args[1]
 	}
-	os.Exit(serve(os.Args[2:]))
+	switch word {
+	case "serve":
+		os.Exit(serve(os.Args[2:]))
+	case "mcp":
+		os.Exit(mcpCommand(os.Args[2:]))
+	}
+	os.Exit(fail(errors.New("this is the server of sbxrun; write sbxrun serve, or sbxrun mcp")))
 }
 
 // fail prints an error and returns the exit code.
@@ -65,15 +74,8 @@ func serve(args []string) int {
 	told := make(chan os.Signal, 4)
 	signal.Notify(told, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
 	signal.Ignore(unix.SIGPIPE)
-	var source place.Source = place.Rooms{}
-	if c.Rooms.Max > 0 {
-		warm := &pool.Source{
-			Cold: source, Sizes: pool.Sizes{Min: c.Rooms.Min, Max: c.Rooms.Max, Calls: c.Rooms.Calls},
-			Failed: func(err error) { log.Warn("warm room", "error", err) },
-		}
-		defer warm.Close()
-		source = warm
-	}
+	source, free := places(&c, log)
+	defer free()
 	s, err := server.New(c, tokens, source, log, version.String())
 	if err != nil {
 		return fail(err)
@@ -83,7 +85,7 @@ func serve(args []string) int {
 		return fail(err)
 	}
 	web := &http.Server{
-		Handler: s.Handler(), ConnContext: server.Peer, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		Handler: s.Handler(front(s, &c, log)), ConnContext: server.Peer, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		Protocols: new(http.Protocols), // an HTTP/2 stream that is reset is easily lost
 	}
@@ -112,6 +114,23 @@ func serve(args []string) int {
 			}
 		}
 	}
+}
+
+// places is where calls run, until it is freed.
+func places(c *config.Config, log *slog.Logger) (source place.Source, free func()) {
+	if c.Rooms.Max == 0 {
+		return place.Rooms{}, func() {}
+	}
+	warm := &pool.Source{
+		Cold: place.Rooms{}, Sizes: pool.Sizes{Min: c.Rooms.Min, Max: c.Rooms.Max, Calls: c.Rooms.Calls},
+		Failed: func(err error) { log.Warn("warm room", "error", err) },
+	}
+	return warm, warm.Close
+}
+
+// front is the server's for agents.
+func front(s *server.Server, c *config.Config, log *slog.Logger) *mcp.Front {
+	return mcp.New(s, mcp.Settings{Version: version.String(), Network: c.Sandbox.Network == "host", MaxBody: int64(c.MaxBody), Log: log})
 }
 
 // end lets calls that run come to their ends, and then ends the server. A second signal cuts

@@ -42,6 +42,7 @@ type CLI struct {
 	Cleanup Cleanup `words:"[flags] [SANDBOX[/EXEC]...]" help:"Remove what ended sandboxes and crashes have left." ended:"" example:"sbxrun cleanup --older-than 24h"`
 	Stats   Stats   `words:"[flags]" help:"Print how many tasks are in use against what bounds them." example:"sbxrun stats --watch"`
 	Serve   Serve   `words:"[flags]" help:"Serve calls over HTTP, on a unix socket or with tokens." example:"sbxrun serve --listen unix:/run/sbxrun/api.sock"`
+	MCP     MCP     `words:"[flags]" help:"Give an agent tools that run code, on stdio (Model Context Protocol)." example:"sbxrun mcp --config agent.toml"`
 	Doctor  Doctor  `words:"[--json|--script]" help:"Try what a run needs on this machine, and tell what is missing." example:"sbxrun doctor"`
 }
 
@@ -309,6 +310,13 @@ type Serve struct {
 	DrainTimeout values.Duration `help:"On SIGTERM wait so long for calls that run. Default: 30s." placeholder:"DUR"`
 	CheckConfig  bool            `help:"Check the configuration, and serve nothing."`
 	Help         bool            `help:"Print this." short:"h"`
+}
+
+// MCP is the flags of sbxrun mcp.
+type MCP struct {
+	Config      string `help:"Configuration in TOML, as of sbxrun serve: limits, languages, what sandboxes see." placeholder:"FILE"`
+	CheckConfig bool   `help:"Check the configuration, and serve nothing."`
+	Help        bool   `help:"Print this." short:"h"`
 }
 
 // Doctor is the flags of sbxrun doctor.

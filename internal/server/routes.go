@@ -60,10 +60,11 @@ func (q *Request) Resolve(ctx huma.Context) []error {
 // bodyBound is how long a client may take to send its request.
 const bodyBound = 30 * time.Second
 
-// Handler is the whole interface.
-func (s *Server) Handler() http.Handler {
+// Handler is the whole interface; of it, what is not HTTP's own is mcp.
+func (s *Server) Handler(mcp http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	s.define(mux)
+	mux.Handle("/mcp", mcp)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, map[string]bool{"ok": true}) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if !s.ready() {
@@ -290,11 +291,15 @@ func (s *Server) defineLanguages(a huma.API) {
 	huma.Register(a, s.operation(a, huma.Operation{
 		OperationID: "languages", Method: http.MethodGet, Path: "/v1/languages", Summary: "List the languages that code may be in",
 	}), func(context.Context, *struct{}) (*answer, error) {
-		out := &answer{}
-		languages := s.settings.Load().languages
-		for _, name := range slices.Sorted(maps.Keys(languages)) {
-			out.Body.Languages = append(out.Body.Languages, api.Language{Name: name, Command: languages[name].Command, File: languages[name].File})
-		}
-		return out, nil
+		return &answer{api.Languages{Languages: s.Languages()}}, nil
 	})
+}
+
+// Languages are those that code may be in.
+func (s *Server) Languages() (all []api.Language) {
+	languages := s.settings.Load().languages
+	for _, name := range slices.Sorted(maps.Keys(languages)) {
+		all = append(all, api.Language{Name: name, Command: languages[name].Command, File: languages[name].File})
+	}
+	return all
 }

@@ -72,7 +72,7 @@ func (s *Server) defineWorkspace(a huma.API) {
 	}
 	type stored struct {
 		Status int
-		Body   api.Written
+		Body   *api.Written
 	}
 	huma.Register(a, s.operation(a, huma.Operation{
 		OperationID: "putFile", Method: http.MethodPut, Path: base + "/{path...}", Summary: "Write a file of the workspace", RequestBody: takes("application/octet-stream"),
@@ -81,42 +81,28 @@ func (s *Server) defineWorkspace(a huma.API) {
 		FilePath
 		Mode string `query:"mode" pattern:"^0?[0-7]{3}$" doc:"Permissions in octal; 644 unless given"`
 	}) (*stored, error) {
-		dir, release, err := s.dirOf(ctx, q.ID)
-		if err != nil {
-			return nil, err
-		}
-		defer release()
-		if _, err := s.entriesLeft(dir); err != nil {
-			return nil, api.AsError(err)
-		}
 		mode := uint64(0o644)
 		if q.Mode != "" {
 			mode, _ = strconv.ParseUint(q.Mode, 8, 32) // the document's pattern is that of a number
 		}
-		out := &stored{Status: http.StatusCreated}
-		out.Body.Path = q.Path
-		if out.Body.Size, err = dir.Put(q.Path, body{q.Request}, int64(s.settings.Load().Sandbox.TmpSize), fs.FileMode(mode)); err != nil {
+		out, err := s.PutFile(ctx, q.ID, q.Path, body{q.Request}, fs.FileMode(mode))
+		if err != nil {
 			return nil, api.AsError(err)
 		}
-		return out, nil
+		return &stored{http.StatusCreated, out}, nil
 	})
 
 	huma.Register(a, s.operation(a, huma.Operation{
 		OperationID: "getFile", Method: http.MethodGet, Path: base + "/{path...}", Summary: "Read a file of the workspace", Responses: octets("The file"),
 	}, none...), func(ctx context.Context, q *FilePath) (*streamed, error) {
-		dir, release, err := s.dirOf(ctx, q.ID)
+		f, size, release, err := s.OpenFile(ctx, q.ID, q.Path)
 		if err != nil {
-			return nil, err
-		}
-		f, st, err := dir.Get(q.Path)
-		if err != nil {
-			release()
 			return nil, api.AsError(err)
 		}
 		return &streamed{func(huma.Context) {
 			defer release()
 			defer f.Close()
-			send(q.w, f, st.Size())
+			send(q.w, f, size)
 		}}, nil
 	})
 
@@ -134,25 +120,15 @@ func (s *Server) defineWorkspace(a huma.API) {
 		return nil, nil
 	})
 
-	type list struct{ Body workspace.Listing }
+	type list struct{ Body *workspace.Listing }
 	huma.Register(a, s.operation(a, huma.Operation{
 		OperationID: "listFiles", Method: http.MethodGet, Path: base, Summary: "List the workspace, with all that is below",
 	}, none...), func(ctx context.Context, q *struct{ SessionPath }) (*list, error) {
-		dir, release, err := s.dirOf(ctx, q.ID)
-		if err != nil {
-			return nil, err
-		}
-		defer release()
-		out := &list{}
-		out.Body.Files = []workspace.Entry{}
-		err = dir.List(".", s.settings.Load().Sessions.MaxEntries, func(e workspace.Entry) error {
-			out.Body.Files = append(out.Body.Files, e)
-			return nil
-		})
+		out, err := s.ListFiles(ctx, q.ID)
 		if err != nil {
 			return nil, api.AsError(err)
 		}
-		return out, nil
+		return &list{out}, nil
 	})
 
 	const archive = "/v1/sessions/{id}/archive"
@@ -236,7 +212,7 @@ func (s *Server) defineFiles(a huma.API) {
 		Request
 		ID string `path:"id" maxLength:"128" doc:"sha256:…"`
 	}) (*streamed, error) {
-		f, size, err := s.files.Get(whose(ctx).tenant, q.ID)
+		f, size, err := s.OpenStored(ctx, q.ID)
 		if err != nil {
 			return nil, api.AsError(err)
 		}

@@ -153,13 +153,11 @@ func (s *Server) defineSessions(a huma.API) {
 		Request
 		Body api.NewSession
 	}) (*one, error) {
-		x, clamped, err := s.createSession(ctx, whose(ctx), &q.Body)
+		out, err := s.CreateSession(ctx, &q.Body)
 		if err != nil {
 			return nil, api.AsError(err)
 		}
-		out := describe(x)
-		out.Clamped = clamped
-		return &one{http.StatusCreated, out}, nil
+		return &one{http.StatusCreated, *out}, nil
 	})
 
 	type list struct{ Body api.Sessions }
@@ -184,25 +182,15 @@ func (s *Server) defineSessions(a huma.API) {
 		return &one{http.StatusOK, describe(x)}, nil
 	})
 
-	type gone struct{ Body api.SessionEnd }
+	type gone struct{ Body *api.SessionEnd }
 	huma.Register(a, s.operation(a, huma.Operation{
 		OperationID: "deleteSession", Method: http.MethodDelete, Path: "/v1/sessions/{id}", Summary: "End a session and all that is in it",
 	}, api.NoSuchSession, api.Ended, api.Unproven), func(ctx context.Context, q *struct{ SessionPath }) (*gone, error) {
-		x, err := s.rooms.Get(whose(ctx).tenant, q.ID)
+		out, err := s.EndSession(ctx, q.ID)
 		if err != nil {
 			return nil, api.AsError(err)
 		}
-		out := &gone{api.SessionEnd{ID: x.ID, Verdict: result.Unproven, Survivors: []result.Survivor{}}}
-		if res := s.rooms.End(x, result.Killed); res != nil {
-			out.Body.Verdict = res.Verdict
-			out.Body.Survivors = append(out.Body.Survivors, res.Survivors...)
-		}
-		if out.Body.Verdict != result.Proven {
-			e := api.NewError(api.Unproven, "something of the session may be left", "sbxrun stats and cleanup name it")
-			e.Started = true
-			return nil, e
-		}
-		return out, nil
+		return &gone{out}, nil
 	})
 
 	type exec struct {
@@ -221,19 +209,7 @@ func (s *Server) defineSessions(a huma.API) {
 		if err != nil {
 			return nil, api.AsError(err)
 		}
-		by := func(ctx context.Context, turn *tenants.Turn, o *order, out sink) (*api.Answer, error) {
-			its, release, err := x.Use()
-			if err != nil {
-				turn.Leave()
-				return nil, err
-			}
-			defer release()
-			ctx, cancel := context.WithCancel(ctx)
-			defer context.AfterFunc(its, cancel)()
-			defer cancel()
-			return s.inSession(x)(ctx, turn, o, out)
-		}
-		return s.answered(q.Request, q.Stream, q.Key, q.RawBody, &q.Body, by)
+		return s.answered(q.Request, q.Stream, q.Key, q.RawBody, &q.Body, s.whileOpen(x))
 	})
 }
 

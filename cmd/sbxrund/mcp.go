@@ -1,0 +1,110 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/internal/server"
+	"github.com/sbxrun/sbxrun/internal/version"
+)
+
+// mcpCommand serves one agent on stdin and stdout, without any socket.
+func mcpCommand(args []string) int {
+	var flags cli.MCP
+	if _, err := cli.Parse(&flags, args); err != nil {
+		if !errors.Is(err, cli.ErrHelp) {
+			return fail(err)
+		}
+		if err := cli.Help(os.Stdout, &flags); err != nil {
+			return fail(err)
+		}
+		return 0
+	}
+	c, err := config.Load(flags.Config)
+	if err == nil {
+		c.Listen = nil // which are a server's for others
+		err = c.Check()
+	}
+	if err != nil {
+		return fail(err)
+	}
+	if flags.CheckConfig {
+		fmt.Println("sbxrun: the configuration is right")
+		return 0
+	}
+	if err := serveStdio(&c); err != nil {
+		return fail(err)
+	}
+	return 0
+}
+
+func serveStdio(c *config.Config) error {
+	told, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
+	defer stop()
+	signal.Ignore(unix.SIGPIPE)
+	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
+	lock, err := ownState(c)
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(c.StateDir)
+	defer lock.Close()
+	// One agent has one call at a time, mostly.
+	c.Rooms.Min = min(c.Rooms.Min, 1)
+	source, free := places(c, log)
+	defer free()
+	s, err := server.New(*c, nil, source, log, version.String())
+	if err != nil {
+		return err
+	}
+	return front(s, c, log).Serve(told, fmt.Sprintf("uid-%d", os.Getuid()), os.Stdin, os.Stdout)
+}
+
+// ownState gives this process a state directory of its own, which is locked for as long as it
+// lives, and removes those that killed ones have left.
+func ownState(c *config.Config) (*os.File, error) {
+	base := c.StateDir + "-mcp-"
+	const young = time.Minute // one may be about to be locked
+	old, _ := filepath.Glob(base + "*")
+	for _, name := range old {
+		var st unix.Stat_t
+		if unix.Lstat(name, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != os.Geteuid() || time.Since(time.Unix(st.Mtim.Unix())) < young {
+			continue
+		}
+		if lock, err := lockDir(name); err == nil {
+			_ = os.RemoveAll(name) // what stays is tried again
+			lock.Close()
+		}
+	}
+	if err := os.MkdirAll(filepath.Dir(base), 0o700); err != nil {
+		return nil, err
+	}
+	name, err := os.MkdirTemp(filepath.Dir(base), filepath.Base(base))
+	if err != nil {
+		return nil, err
+	}
+	c.StateDir = name
+	return lockDir(name)
+}
+
+func lockDir(name string) (*os.File, error) {
+	dir, err := os.OpenFile(name, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return dir, nil
+}

@@ -1,0 +1,415 @@
+package mcp
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/google/jsonschema-go/jsonschema"
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/workspace"
+)
+
+// common is what both ways to run something take.
+type common struct {
+	Stdin     string   `json:"stdin,omitempty" jsonschema:"what it reads, as text"`
+	TimeoutMS float64  `json:"timeout_ms,omitempty" jsonschema:"milliseconds until all of it is killed"`
+	Session   string   `json:"session,omitempty" jsonschema:"where it runs, an id from create_session; without one it runs alone, and its files are gone after it"`
+	Files     []file   `json:"files,omitempty" jsonschema:"what lies in the working directory when it begins"`
+	Collect   []string `json:"collect,omitempty" jsonschema:"which files that it has written come back, as *.csv or out/*.json; images in the working directory do unless this is given"`
+}
+
+type file struct {
+	Path   string  `json:"path" jsonschema:"relative to the working directory"`
+	Text   *string `json:"text,omitempty" jsonschema:"what the file holds; or base64 in its place"`
+	Base64 *string `json:"base64,omitempty" jsonschema:"what the file holds, if it is not text"`
+}
+
+type runCode struct {
+	Code     string `json:"code" jsonschema:"the program"`
+	Language string `json:"language,omitempty" jsonschema:"what the program is written in"`
+	common
+}
+
+type runCommand struct {
+	Command string `json:"command" jsonschema:"a command line for the shell"`
+	common
+}
+
+type newSession struct {
+	IdleTimeoutMS float64 `json:"idle_timeout_ms,omitempty" jsonschema:"milliseconds without any use, after which it ends"`
+	LifetimeMS    float64 `json:"lifetime_ms,omitempty" jsonschema:"milliseconds after which it ends in any case"`
+	Files         []file  `json:"files,omitempty" jsonschema:"what lies in its working directory"`
+}
+
+type inSession struct {
+	Session string `json:"session" jsonschema:"an id from create_session"`
+}
+
+type writeFile struct {
+	inSession
+	file
+}
+
+type readFile struct {
+	inSession
+	Path   string `json:"path" jsonschema:"relative to the working directory"`
+	Offset int64  `json:"offset,omitempty" jsonschema:"the first byte"`
+}
+
+// content is what was read of a file.
+type content struct {
+	Path      string  `json:"path"`
+	Size      int64   `json:"size"`
+	MediaType string  `json:"media_type"`
+	Offset    int64   `json:"offset"`
+	Text      *string `json:"text,omitempty"`
+	Base64    *string `json:"base64,omitempty"`
+	Next      *int64  `json:"next_offset,omitempty"`
+}
+
+// How much goes into one answer, which a model reads as a whole.
+const (
+	streamBytes = 32 << 10 // of stdout, and of stderr
+	readBytes   = 64 << 10 // of a file
+	imageBytes  = 3 << 20  // of one image
+	mostImages  = 8
+	mostListed  = 1000
+)
+
+// images are the files that come back by themselves.
+var images = []string{"*.png", "*.jpg", "*.jpeg", "*.gif", "*.webp"}
+
+// add adds a tool, whose errors are words for an agent. fit completes what its types do not say.
+func add[In, Out any](f *Front, tool *sdk.Tool, fit func(*jsonschema.Schema), do func(context.Context, *sdk.CallToolRequest, In) (*sdk.CallToolResult, Out, error)) {
+	in, err := jsonschema.For[In](nil)
+	if err != nil {
+		panic(err) // of a type in this file
+	}
+	out, err := jsonschema.For[Out](nil)
+	if err != nil {
+		panic(err)
+	}
+	plain(in)
+	open(out)
+	for name, p := range in.Properties {
+		if p.Type == "number" || p.Type == "integer" {
+			p.Minimum = new(float64)
+		}
+		if name == "session" {
+			p.MinLength = new(int)
+			*p.MinLength = 1
+		}
+	}
+	if fit != nil {
+		fit(in)
+	}
+	tool.InputSchema, tool.OutputSchema = in, out
+	sdk.AddTool(f.protocol, tool, func(ctx context.Context, req *sdk.CallToolRequest, in In) (*sdk.CallToolResult, Out, error) {
+		var none Out
+		ctx, cancel, err := f.callerOf(ctx, req.Extra)
+		if err != nil {
+			return nil, none, failure(err)
+		}
+		defer cancel()
+		go progress(ctx, req)
+		res, out, err := do(ctx, req, in)
+		if err != nil {
+			return nil, none, failure(err)
+		}
+		return res, out, nil
+	})
+}
+
+// plain says of what may be left out only what it is when it is given: not all clients know
+// lists of types.
+func plain(s *jsonschema.Schema) {
+	if s == nil {
+		return
+	}
+	if len(s.Types) == 2 && slices.Contains(s.Types, "null") {
+		s.Type = s.Types[0]
+		if s.Type == "null" {
+			s.Type = s.Types[1]
+		}
+		s.Types = nil
+	}
+	plain(s.Items)
+	for _, p := range s.Properties {
+		plain(p)
+	}
+}
+
+// open lets new members come, and says that the whole is there.
+func open(out *jsonschema.Schema) {
+	out.Type, out.Types = "object", nil
+	var walk func(*jsonschema.Schema)
+	walk = func(s *jsonschema.Schema) {
+		if s == nil {
+			return
+		}
+		if len(s.Properties) > 0 {
+			s.AdditionalProperties = nil
+		}
+		walk(s.Items)
+		for _, p := range s.Properties {
+			walk(p)
+		}
+	}
+	walk(out)
+}
+
+func hint(b bool) *bool { return &b }
+
+func (f *Front) addTools() {
+	languages := f.server.Languages()
+	running := func(title string) *sdk.ToolAnnotations {
+		return &sdk.ToolAnnotations{Title: title, DestructiveHint: hint(false), OpenWorldHint: hint(f.settings.Network)}
+	}
+	closed := hint(false)
+
+	if len(languages) > 0 {
+		names := make([]string, len(languages))
+		for i, l := range languages {
+			names[i] = l.Name
+		}
+		usual := names[0]
+		if slices.Contains(names, "python") {
+			usual = "python"
+		}
+		add(f, &sdk.Tool{
+			Name: "run_code", Annotations: running("Run code"),
+			Description: "Run a program in a sandbox, and return what it has written and how it has ended. Languages: " + strings.Join(names, ", ") + ".",
+		}, func(in *jsonschema.Schema) {
+			l := in.Properties["language"]
+			for _, name := range names {
+				l.Enum = append(l.Enum, name)
+			}
+			l.Description += "; " + usual + " unless given"
+		}, func(ctx context.Context, req *sdk.CallToolRequest, in runCode) (*sdk.CallToolResult, *api.Answer, error) {
+			if in.Language == "" {
+				in.Language = usual
+			}
+			return f.run(ctx, in.common, &api.Call{Language: in.Language, Code: in.Code})
+		})
+	}
+	shell := "sh"
+	if slices.ContainsFunc(languages, func(l api.Language) bool { return l.Name == "bash" }) {
+		shell = "bash"
+	}
+	add(f, &sdk.Tool{
+		Name: "run_command", Annotations: running("Run a command"),
+		Description: "Run a command line by " + shell + " in a sandbox, and return what it has written and how it has ended. What it leaves in the background is killed.",
+	}, nil, func(ctx context.Context, req *sdk.CallToolRequest, in runCommand) (*sdk.CallToolResult, *api.Answer, error) {
+		return f.run(ctx, in.common, &api.Call{Argv: []string{shell, "-c", in.Command}})
+	})
+	add(f, &sdk.Tool{
+		Name: "create_session", Annotations: &sdk.ToolAnnotations{Title: "Create a session", DestructiveHint: closed, OpenWorldHint: closed},
+		Description: "Make a sandbox that keeps its files from call to call, and return its id. It ends by itself when nobody uses it.",
+	}, nil, func(ctx context.Context, req *sdk.CallToolRequest, in newSession) (*sdk.CallToolResult, *api.Session, error) {
+		x, err := f.server.CreateSession(ctx, &api.NewSession{IdleTimeoutMS: in.IdleTimeoutMS, LifetimeMS: in.LifetimeMS, Files: filesIn(in.Files)})
+		if err != nil {
+			return nil, nil, err
+		}
+		return text("session %s", x.ID), x, nil
+	})
+	add(f, &sdk.Tool{
+		Name: "end_session", Annotations: &sdk.ToolAnnotations{Title: "End a session", DestructiveHint: hint(true), OpenWorldHint: closed},
+		Description: "End a session, with all that runs in it and all its files.",
+	}, nil, func(ctx context.Context, req *sdk.CallToolRequest, in inSession) (*sdk.CallToolResult, *api.SessionEnd, error) {
+		end, err := f.server.EndSession(ctx, in.Session)
+		if err != nil {
+			return nil, nil, err
+		}
+		return text("session %s has ended; everything in it is gone (%s)", end.ID, end.Verdict), end, nil
+	})
+	add(f, &sdk.Tool{
+		Name: "write_file", Annotations: &sdk.ToolAnnotations{Title: "Write a file", DestructiveHint: hint(true), IdempotentHint: true, OpenWorldHint: closed},
+		Description: "Write a file of a session, in place of one of that name. Directories above it are made.",
+	}, nil, func(ctx context.Context, req *sdk.CallToolRequest, in writeFile) (*sdk.CallToolResult, *api.Written, error) {
+		var r io.Reader
+		switch {
+		case (in.Text == nil) == (in.Base64 == nil):
+			return nil, nil, api.NewError(api.Usage, "give either text or base64", "")
+		case in.Text != nil:
+			r = strings.NewReader(*in.Text)
+		default:
+			b, err := base64.StdEncoding.DecodeString(*in.Base64)
+			if err != nil {
+				return nil, nil, api.NewError(api.Usage, "base64 is none", "")
+			}
+			r = bytes.NewReader(b)
+		}
+		const mode = fs.FileMode(0o644)
+		w, err := f.server.PutFile(ctx, in.Session, in.Path, r, mode)
+		if err != nil {
+			return nil, nil, err
+		}
+		return text("%s: %d bytes", w.Path, w.Size), w, nil
+	})
+	add(f, &sdk.Tool{
+		Name: "read_file", Annotations: &sdk.ToolAnnotations{Title: "Read a file", ReadOnlyHint: true, OpenWorldHint: closed},
+		Description: fmt.Sprintf("Read a file of a session: an image as an image, of others %d bytes at most, from any byte on.", readBytes),
+	}, nil, func(ctx context.Context, req *sdk.CallToolRequest, in readFile) (*sdk.CallToolResult, *content, error) {
+		return f.readFile(ctx, in)
+	})
+	add(f, &sdk.Tool{
+		Name: "list_files", Annotations: &sdk.ToolAnnotations{Title: "List files", ReadOnlyHint: true, OpenWorldHint: closed},
+		Description: "List the files of a session.",
+	}, nil, func(ctx context.Context, req *sdk.CallToolRequest, in inSession) (*sdk.CallToolResult, *workspace.Listing, error) {
+		all, err := f.server.ListFiles(ctx, in.Session)
+		if err != nil {
+			return nil, nil, err
+		}
+		rest := max(0, len(all.Files)-mostListed)
+		all.Files = all.Files[:len(all.Files)-rest]
+		var b strings.Builder
+		for _, e := range all.Files {
+			fmt.Fprintf(&b, "%s\t%s\t%d bytes\n", e.Path, e.Type, e.Size)
+		}
+		if rest > 0 {
+			fmt.Fprintf(&b, "and %d more", rest)
+		}
+		if len(all.Files) == 0 {
+			b.WriteString("there are no files")
+		}
+		return text("%s", b.String()), all, nil
+	})
+}
+
+func text(format string, args ...any) *sdk.CallToolResult {
+	return &sdk.CallToolResult{Content: []sdk.Content{&sdk.TextContent{Text: fmt.Sprintf(format, args...)}}}
+}
+
+func filesIn(files []file) (in []api.FileIn) {
+	for _, f := range files {
+		in = append(in, api.FileIn{Path: f.Path, Text: f.Text, Base64: f.Base64})
+	}
+	return in
+}
+
+// run carries a call out.
+func (f *Front) run(ctx context.Context, in common, c *api.Call) (*sdk.CallToolResult, *api.Answer, error) {
+	c.Stdin, c.TimeoutMS, c.Files, c.Collect = in.Stdin, in.TimeoutMS, filesIn(in.Files), in.Collect
+	if len(c.Collect) == 0 {
+		c.Collect = images
+	}
+	c.Limits.MaxOutput = streamBytes
+	a, err := f.server.Run(ctx, in.Session, c)
+	if err != nil {
+		e := api.AsError(err)
+		if e.Report == nil {
+			return nil, nil, err
+		}
+		res := text("%s\n%s", failure(e), words(e.Report))
+		res.IsError = true
+		return res, e.Report, nil
+	}
+	res := text("%s", words(a))
+	f.addFiles(ctx, res, in, a)
+	return res, a, nil
+}
+
+// readFile reads a part of a file, or an image.
+func (f *Front) readFile(ctx context.Context, in readFile) (*sdk.CallToolResult, *content, error) {
+	r, size, release, err := f.server.OpenFile(ctx, in.Session, in.Path)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer release()
+	defer r.Close()
+	head := make([]byte, 512) // what http.DetectContentType looks at
+	n, _ := r.ReadAt(head, 0)
+	out := &content{Path: in.Path, Size: size, Offset: in.Offset, MediaType: http.DetectContentType(head[:n])}
+	if isImage(out.MediaType) && in.Offset == 0 && size <= imageBytes {
+		b, err := io.ReadAll(io.LimitReader(r, size))
+		if err != nil {
+			return nil, nil, err
+		}
+		return &sdk.CallToolResult{Content: []sdk.Content{&sdk.ImageContent{Data: b, MIMEType: out.MediaType}}}, out, nil
+	}
+	b, err := io.ReadAll(io.NewSectionReader(r, in.Offset, min(readBytes, max(0, size-in.Offset))))
+	if err != nil {
+		return nil, nil, err
+	}
+	whole := b[:len(b)-partial(b)]
+	said := ""
+	if utf8.Valid(whole) {
+		b = whole
+		said = string(b)
+		kept := said
+		out.Text = &kept
+	} else {
+		encoded := base64.StdEncoding.EncodeToString(b)
+		out.Base64 = &encoded
+		said = fmt.Sprintf("%d bytes that are no text; base64 has them", len(b))
+	}
+	if next := in.Offset + int64(len(b)); next < size && len(b) > 0 {
+		out.Next = &next
+		said += fmt.Sprintf("\n[… %d bytes more from offset %d on …]", size-next, next)
+	}
+	return text("%s", said), out, nil
+}
+
+// partial is how many bytes at the end begin a character whose end is not there.
+func partial(b []byte) int {
+	for i := 1; i < utf8.UTFMax && i <= len(b); i++ {
+		if utf8.RuneStart(b[len(b)-i]) {
+			if !utf8.FullRune(b[len(b)-i:]) {
+				return i
+			}
+			break
+		}
+	}
+	return 0
+}
+
+// words tells how a command has ended, and what it has written.
+func words(a *api.Answer) string {
+	var b strings.Builder
+	switch {
+	case a.Cause == result.Exited:
+		fmt.Fprintf(&b, "exit code %d", a.ExitCode)
+	case a.Cause == result.Timeout:
+		fmt.Fprintf(&b, "timed out after %g ms, and was killed with all that it had started (exit code %d)", a.TimeoutMS, a.ExitCode)
+	case a.Payload != nil && a.Payload.Signal != nil && a.Cause == result.Signaled:
+		fmt.Fprintf(&b, "died of signal %s (exit code %d)", *a.Payload.Signal, a.ExitCode)
+	default:
+		fmt.Fprintf(&b, "%s (exit code %d)", a.Cause, a.ExitCode)
+	}
+	if a.Error != nil {
+		b.WriteString("\n" + a.Error.Message)
+	}
+	if len(a.Clamped) > 0 {
+		fmt.Fprintf(&b, "\ncut down to the server's maximum: %s", strings.Join(a.Clamped, ", "))
+	}
+	silent := true
+	for _, s := range []struct {
+		name        string
+		text, other *string
+	}{{"stdout", a.Stdout, a.StdoutBase64}, {"stderr", a.Stderr, a.StderrBase64}} {
+		switch {
+		case s.text != nil && *s.text != "":
+			fmt.Fprintf(&b, "\n%s:\n%s", s.name, *s.text)
+		case s.other != nil && *s.other != "":
+			fmt.Fprintf(&b, "\n%s: no text; stdout_base64 and stderr_base64 have it", s.name)
+		default:
+			continue
+		}
+		silent = false
+	}
+	if silent {
+		b.WriteString("\nno output")
+	}
+	return b.String()
+}

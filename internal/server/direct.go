@@ -1,0 +1,176 @@
+package server
+
+import (
+	"context"
+	"io"
+	"io/fs"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/sessions"
+	"github.com/sbxrun/sbxrun/internal/tenants"
+	"github.com/sbxrun/sbxrun/internal/workspace"
+)
+
+// What can be asked for without HTTP: the handlers of it, and package mcp, call these. The
+// context says whose request it is (see [As]), and the request ends with it.
+
+// As returns a context of a request of a tenant who is on this machine.
+func As(ctx context.Context, tenant, requestID string) context.Context {
+	return context.WithValue(ctx, whoKey, who{tenant: tenant, requestID: requestID, local: true})
+}
+
+// Run carries a call out, in a place of its own or in a session. When it returns nothing of the
+// call is left, but for an error that says so.
+func (s *Server) Run(ctx context.Context, session string, c *api.Call) (*api.Answer, error) {
+	by := way(s.fresh)
+	if session != "" {
+		x, err := s.rooms.Get(whose(ctx).tenant, session)
+		if err != nil {
+			return nil, err
+		}
+		by = s.whileOpen(x)
+	}
+	o, err := s.check(whose(ctx), c)
+	if err != nil {
+		return nil, err
+	}
+	return s.carry(ctx, o, newBuffered(o), by)
+}
+
+// whileOpen carries a call out in a session, and ends it with that.
+func (s *Server) whileOpen(x *sessions.Session) way {
+	return func(ctx context.Context, turn *tenants.Turn, o *order, out sink) (*api.Answer, error) {
+		its, release, err := x.Use()
+		if err != nil {
+			turn.Leave()
+			return nil, err
+		}
+		defer release()
+		ctx, cancel := context.WithCancel(ctx)
+		defer context.AfterFunc(its, cancel)()
+		defer cancel()
+		return s.inSession(x)(ctx, turn, o, out)
+	}
+}
+
+// CreateSession makes a session.
+func (s *Server) CreateSession(ctx context.Context, n *api.NewSession) (*api.Session, error) {
+	x, clamped, err := s.createSession(ctx, whose(ctx), n)
+	if err != nil {
+		return nil, err
+	}
+	out := describe(x)
+	out.Clamped = clamped
+	return &out, nil
+}
+
+// EndSession ends a session and all that is in it.
+func (s *Server) EndSession(ctx context.Context, id string) (*api.SessionEnd, error) {
+	x, err := s.rooms.Get(whose(ctx).tenant, id)
+	if err != nil {
+		return nil, err
+	}
+	out := &api.SessionEnd{ID: x.ID, Verdict: result.Unproven, Survivors: []result.Survivor{}}
+	if res := s.rooms.End(x, result.Killed); res != nil {
+		out.Verdict = res.Verdict
+		out.Survivors = append(out.Survivors, res.Survivors...)
+	}
+	if out.Verdict != result.Proven {
+		e := api.NewError(api.Unproven, "something of the session may be left", "sbxrun stats and cleanup name it")
+		e.Started = true
+		return nil, e
+	}
+	return out, nil
+}
+
+// PutFile writes a file of a session's workspace.
+func (s *Server) PutFile(ctx context.Context, session, name string, r io.Reader, mode fs.FileMode) (*api.Written, error) {
+	dir, release, err := s.dirOf(ctx, session)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	if _, err := s.entriesLeft(dir); err != nil {
+		return nil, err
+	}
+	size, err := dir.Put(name, r, int64(s.settings.Load().Sandbox.TmpSize), mode)
+	if err != nil {
+		return nil, err
+	}
+	return &api.Written{Path: name, Size: size}, nil
+}
+
+// OpenFile opens a file of a session's workspace, of which no more than size is to be read: it
+// may grow meanwhile. The caller closes it, and then calls release.
+func (s *Server) OpenFile(ctx context.Context, session, name string) (f *os.File, size int64, release func(), err error) {
+	dir, release, err := s.dirOf(ctx, session)
+	if err != nil {
+		return nil, 0, nil, err
+	}
+	f, st, err := dir.Get(name)
+	if err != nil {
+		release()
+		return nil, 0, nil, err
+	}
+	return f, st.Size(), release, nil
+}
+
+// OpenStored opens a file of the content store.
+func (s *Server) OpenStored(ctx context.Context, id string) (*os.File, int64, error) {
+	f, size, err := s.files.Get(whose(ctx).tenant, id)
+	return f, size, err
+}
+
+// ListFiles lists a session's workspace, with all that is below.
+func (s *Server) ListFiles(ctx context.Context, session string) (*workspace.Listing, error) {
+	dir, release, err := s.dirOf(ctx, session)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	out := &workspace.Listing{Files: []workspace.Entry{}}
+	err = dir.List(".", s.settings.Load().Sessions.MaxEntries, func(e workspace.Entry) error {
+		out.Files = append(out.Files, e)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// Tenant is whose a request is.
+func Tenant(ctx context.Context) string { return whose(ctx).tenant }
+
+// Until returns a context that ends with a request's, and with the server's.
+func (s *Server) Until(ctx context.Context) (context.Context, context.CancelFunc) {
+	return s.within(ctx)
+}
+
+// Body reads the body of a request as all handlers do: of at most max bytes, and with a sign of
+// life from the client every now and then.
+func Body(w http.ResponseWriter, r *http.Request, max int64) ([]byte, error) {
+	text, err := io.ReadAll(http.MaxBytesReader(w, io.NopCloser(body{Request{w, r}}), max))
+	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // see [Request.Resolve]
+	return text, err
+}
+
+// Patient lets a client take its time for each piece of an answer, and no more.
+func Patient(w http.ResponseWriter) http.ResponseWriter { return patientWriter{w} }
+
+type patientWriter struct{ http.ResponseWriter }
+
+func (p patientWriter) Write(b []byte) (int, error) { return patient{p.ResponseWriter}.Write(b) }
+
+func (p patientWriter) Flush() { _ = p.FlushError() } // the next Write fails as well
+
+func (p patientWriter) FlushError() error {
+	patience(p.ResponseWriter)
+	return http.NewResponseController(p.ResponseWriter).Flush()
+}
+
+func (p patientWriter) Unwrap() http.ResponseWriter { return p.ResponseWriter }

@@ -1,0 +1,643 @@
+package serve
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"github.com/pelletier/go-toml/v2"
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// stdio starts sbxrun mcp. After the test its stdin is closed: then it must end with 0, and
+// nothing of it may be left.
+func stdio(t *testing.T, config string) (s *server, in io.WriteCloser, out io.ReadCloser) {
+	t.Helper()
+	dir := harness.Dir(t)
+	s = &server{t: t, dir: dir, log: &lockedBuffer{}, ended: make(chan struct{}), client: &http.Client{}}
+	file := filepath.Join(dir, "config.toml")
+	if err := os.WriteFile(file, []byte("state_dir = \""+filepath.Join(dir, "state")+"\"\n"+config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.cmd = exec.Command(harness.Binary(t), "mcp", "--config", file)
+	s.cmd.Stderr = s.log
+	// Not cmd.StdoutPipe, which Wait closes before all is read.
+	var far [2]*os.File
+	var err error
+	var near [2]*os.File
+	if far[0], near[0], err = os.Pipe(); err != nil {
+		t.Fatal(err)
+	}
+	if near[1], far[1], err = os.Pipe(); err != nil {
+		t.Fatal(err)
+	}
+	s.cmd.Stdin, s.cmd.Stdout = far[0], far[1]
+	done, err := harness.Register(func() (int, error) {
+		if err := s.cmd.Start(); err != nil {
+			return 0, err
+		}
+		return s.cmd.Process.Pid, nil
+	})
+	far[0].Close()
+	far[1].Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_ = s.cmd.Wait() // its exit code is looked at
+		done()
+		close(s.ended)
+	}()
+	t.Cleanup(func() {
+		near[0].Close()
+		near[1].Close()
+		if !s.killed {
+			s.over()
+		}
+	})
+	return s, near[0], near[1]
+}
+
+// over waits for the end of a server whose stdin is closed.
+func (s *server) over() {
+	s.t.Helper()
+	s.killed = true
+	select {
+	case <-s.ended:
+	case <-time.After(harness.Bound):
+		s.t.Errorf("it does not end: %s", s.log)
+		_ = s.cmd.Process.Kill()
+		<-s.ended
+	}
+	if code := s.cmd.ProcessState.ExitCode(); code != 0 {
+		s.t.Errorf("it has ended with %d: %s", code, s.log)
+	}
+	if left, _ := filepath.Glob(filepath.Join(s.dir, "state*")); len(left) > 0 {
+		s.t.Errorf("left: %v", left)
+	}
+}
+
+// agent is a client of the protocol.
+type agent struct {
+	*server
+	*mcp.ClientSession
+}
+
+const (
+	cold   = "[rooms]\nmin = 0\nmax = 0\n"
+	legacy = "2025-06-18"
+)
+
+func (s *server) agent(transport mcp.Transport, version string) *agent {
+	s.t.Helper()
+	x, err := mcp.NewClient(&mcp.Implementation{Name: "test"}, nil).Connect(s.t.Context(), transport, &mcp.ClientSessionOptions{ProtocolVersion: version})
+	if err != nil {
+		s.t.Fatalf("%v\n%s", err, s.log)
+	}
+	return &agent{s, x}
+}
+
+// agents runs a test by each transport, and with the protocol before and after it lost its state.
+func agents(t *testing.T, config string, test func(*testing.T, *agent)) {
+	for _, version := range []string{legacy, ""} {
+		name := " " + version
+		t.Run("stdio"+name, func(t *testing.T) {
+			t.Parallel()
+			s, in, out := stdio(t, config)
+			test(t, s.agent(&mcp.IOTransport{Reader: out, Writer: in}, version))
+		})
+		t.Run("http"+name, func(t *testing.T) {
+			t.Parallel()
+			s := serve(t, config)
+			a := s.agent(&mcp.StreamableClientTransport{Endpoint: "http://sbxrun/mcp", HTTPClient: &http.Client{Transport: s.client.Transport}}, version)
+			t.Cleanup(func() { _ = a.Close() }) // the server is looked at
+			test(t, a)
+		})
+	}
+}
+
+// use calls a tool, whose answer must not be an error.
+func (a *agent) use(tool string, arguments map[string]any) *mcp.CallToolResult {
+	a.t.Helper()
+	r, err := a.CallTool(a.t.Context(), &mcp.CallToolParams{Name: tool, Arguments: arguments})
+	if err != nil {
+		a.t.Fatalf("%s: %v\n%s", tool, err, a.log)
+	}
+	if r.IsError {
+		a.t.Fatalf("%s %v: %s", tool, arguments, said(r))
+	}
+	return r
+}
+
+// said is the text of a result.
+func said(r *mcp.CallToolResult) (text string) {
+	for _, c := range r.Content {
+		if c, ok := c.(*mcp.TextContent); ok {
+			text += c.Text
+		}
+	}
+	return text
+}
+
+// structured is a result's answer.
+func structured[T any](t *testing.T, r *mcp.CallToolResult) (v T) {
+	t.Helper()
+	b, err := json.Marshal(r.StructuredContent)
+	if err == nil {
+		err = json.Unmarshal(b, &v)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func TestMCPTools(t *testing.T) {
+	t.Parallel()
+	agents(t, "", func(t *testing.T, a *agent) {
+		list, err := a.ListTools(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, tool := range list.Tools {
+			names = append(names, tool.Name)
+			reads := slices.Contains([]string{"read_file", "list_files"}, tool.Name)
+			destroys := slices.Contains([]string{"write_file", "end_session"}, tool.Name)
+			h := tool.Annotations
+			if h == nil || h.Title == "" || h.ReadOnlyHint != reads || !reads && (h.DestructiveHint == nil || *h.DestructiveHint != destroys) || h.OpenWorldHint == nil || *h.OpenWorldHint {
+				t.Errorf("%s: %+v", tool.Name, h)
+			}
+			if out, _ := tool.OutputSchema.(map[string]any); out["type"] != "object" {
+				t.Errorf("%s: output is %v", tool.Name, out["type"])
+			}
+		}
+		if want := []string{"create_session", "end_session", "list_files", "read_file", "run_code", "run_command", "write_file"}; !slices.Equal(names, want) {
+			t.Errorf("%v", names)
+		}
+		for _, test := range []struct {
+			tool      string
+			arguments map[string]any
+			cause     string
+			code      int
+			stdout    string
+			words     []string
+		}{
+			{"run_code", map[string]any{"code": "print(6*7)"}, "exited", 0, "42\n", []string{"exit code 0", "stdout:\n42\n"}},
+			{"run_code", map[string]any{"code": "cat; echo err >&2; exit 3", "language": "sh", "stdin": "in"}, "exited", 3, "in", []string{"exit code 3", "stdout:\nin", "stderr:\nerr"}},
+			{"run_command", map[string]any{"command": "cat d/a; kill -9 $$", "files": []any{map[string]any{"path": "d/a", "text": "x"}}}, "signaled", 137, "x", []string{"signal KILL"}},
+			{"run_command", map[string]any{"command": "sleep 1000 & sleep 1000", "timeout_ms": 200}, "timeout", 124, "", []string{"timed out after 200 ms", "no output"}},
+		} {
+			r := a.use(test.tool, test.arguments)
+			got := structured[api.Answer](t, r)
+			if string(got.Cause) != test.cause || got.ExitCode != test.code || text(got.Stdout) != test.stdout || got.Teardown.Verdict != "proven" {
+				t.Errorf("%v: %+v", test.arguments, got)
+			}
+			for _, word := range test.words {
+				if !strings.Contains(said(r), word) {
+					t.Errorf("%v: %q says nothing of %q", test.arguments, said(r), word)
+				}
+			}
+		}
+	})
+}
+
+// pixel is an image.
+const pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+// What a program writes comes back: images as images, and all that was asked for as links that
+// can be read.
+func TestMCPFiles(t *testing.T) {
+	t.Parallel()
+	image, err := base64.StdEncoding.DecodeString(pixel)
+	if err != nil {
+		t.Fatal(err)
+	}
+	agents(t, "", func(t *testing.T, a *agent) {
+		session := structured[api.Session](t, a.use("create_session", nil)).ID
+		for _, session := range []string{"", session} {
+			with := func(arguments map[string]any) map[string]any {
+				if session != "" {
+					arguments["session"] = session
+				}
+				return arguments
+			}
+			given := []any{map[string]any{"path": "old.png", "base64": pixel}}
+			r := a.use("run_command", with(map[string]any{"command": "cp old.png new.png; echo x >b.csv", "files": given}))
+			if n := len(r.Content); n != 3 {
+				t.Fatalf("%d pieces: %s", n, said(r))
+			}
+			if c, ok := r.Content[1].(*mcp.ImageContent); !ok || c.MIMEType != "image/png" || !bytes.Equal(c.Data, image) {
+				t.Errorf("%+v", r.Content[1])
+			}
+			if got := structured[api.Answer](t, r).Files; len(got) != 1 || got[0].Path != "new.png" {
+				t.Errorf("%+v", got)
+			}
+			all := a.use("run_command", with(map[string]any{"command": "mkdir -p 'ü d'; echo x >'ü d/b%c.csv'", "collect": []string{"*/*.csv"}}))
+			for _, want := range []struct {
+				link mcp.Content
+				text string
+				blob []byte
+			}{{r.Content[2], "", image}, {all.Content[len(all.Content)-1], "x\n", nil}} {
+				link, ok := want.link.(*mcp.ResourceLink)
+				if !ok || strings.HasPrefix(link.URI, "sbxrun://sessions/"+session+"/files/") != (session != "") {
+					t.Fatalf("session %q: %+v", session, want.link)
+				}
+				got, err := a.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: link.URI})
+				if err != nil {
+					t.Fatalf("%s: %v", link.URI, err)
+				}
+				if c := got.Contents[0]; c.Text != want.text || !bytes.Equal(c.Blob, want.blob) {
+					t.Errorf("%s: %+v", link.URI, c)
+				}
+			}
+			// Nothing new, so nothing comes back.
+			if r := a.use("run_command", with(map[string]any{"command": "sleep 0.1; ls"})); len(r.Content) != 1 {
+				t.Errorf("%d pieces: %s", len(r.Content), said(r))
+			}
+		}
+		templates, err := a.ListResourceTemplates(t.Context(), nil)
+		if err != nil || len(templates.ResourceTemplates) != 2 {
+			t.Errorf("%v %+v", err, templates)
+		}
+		for _, uri := range []string{"sbxrun://sessions/" + session + "/files/none", "sbxrun://sessions/none/files/a", "sbxrun://files/none", "file:///etc/passwd", "sbxrun://sessions/" + session + "/files/../../etc/passwd"} {
+			if r, err := a.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: uri}); err == nil {
+				t.Errorf("%s: %+v", uri, r)
+			}
+		}
+	})
+}
+
+func TestMCPSession(t *testing.T) {
+	t.Parallel()
+	agents(t, "", func(t *testing.T, a *agent) {
+		id := structured[api.Session](t, a.use("create_session", map[string]any{"idle_timeout_ms": 60_000, "files": []any{map[string]any{"path": "a", "text": "1"}}})).ID
+		in := func(arguments map[string]any) map[string]any {
+			arguments["session"] = id
+			return arguments
+		}
+		long := strings.Repeat("é", 40<<10)
+		a.use("write_file", in(map[string]any{"path": "d/b", "text": long}))
+		a.use("write_file", in(map[string]any{"path": "c", "base64": "/wA="}))
+		if r := a.use("run_code", in(map[string]any{"language": "sh", "code": "cat a; wc -c <d/b; echo new >e"})); structured[api.Answer](t, r).Stdout == nil || !strings.Contains(said(r), "181920") {
+			t.Errorf("%s", said(r))
+		}
+		if r := a.use("list_files", in(map[string]any{})); !strings.Contains(said(r), "d/b\tfile\t81920 bytes\n") || !strings.Contains(said(r), "e\tfile\t4 bytes\n") {
+			t.Errorf("%s", said(r))
+		}
+		type content struct {
+			Text, Base64 string
+			Next         *int64 `json:"next_offset"`
+		}
+		var whole string
+		for from := int64(0); ; {
+			got := structured[content](t, a.use("read_file", in(map[string]any{"path": "d/b", "offset": from})))
+			whole += got.Text
+			if got.Next == nil {
+				break
+			}
+			from = *got.Next
+		}
+		if whole != long {
+			t.Errorf("%d bytes of %d", len(whole), len(long))
+		}
+		if got := structured[content](t, a.use("read_file", in(map[string]any{"path": "c"}))); got.Base64 != "/wA=" {
+			t.Errorf("%+v", got)
+		}
+		if r := a.use("end_session", in(map[string]any{})); !strings.Contains(said(r), "proven") {
+			t.Errorf("%s", said(r))
+		}
+		r, err := a.CallTool(t.Context(), &mcp.CallToolParams{Name: "run_command", Arguments: in(map[string]any{"command": "true"})})
+		if err != nil || !r.IsError || !strings.Contains(said(r), "has ended") {
+			t.Errorf("%v %+v", err, r)
+		}
+	})
+}
+
+// A wrong argument is a result that the agent reads, in which nothing was run.
+func TestMCPUsage(t *testing.T) {
+	t.Parallel()
+	agents(t, cold+"[tenant]\nmemory = \"64M\"\n", func(t *testing.T, a *agent) {
+		for _, test := range []struct {
+			tool      string
+			arguments any
+			word      string
+		}{
+			{"run_code", map[string]any{}, "code"},
+			{"run_code", map[string]any{"code": 1}, "code"},
+			{"run_code", map[string]any{"code": "1", "language": "cobol"}, "cobol"},
+			{"run_code", map[string]any{"code": "1", "unknown": true}, "unknown"},
+			{"run_code", map[string]any{"code": "1", "timeout_ms": -1}, "timeout_ms"},
+			{"run_code", map[string]any{"code": "1", "timeout_ms": "5"}, "timeout_ms"},
+			{"run_code", map[string]any{"code": "1", "session": "none"}, "create_session"},
+			{"run_code", map[string]any{"code": "1", "session": ""}, "session"},
+			{"run_code", map[string]any{"code": "1", "files": []any{map[string]any{"path": "../a", "text": ""}}}, ".."},
+			{"run_code", map[string]any{"code": "1", "files": []any{map[string]any{"path": "a"}}}, "one of"},
+			{"run_code", map[string]any{"code": "1", "collect": []string{"["}}, "collect"},
+			{"run_code", []any{1}, "arguments"},
+			{"run_command", map[string]any{"command": "a\x00b"}, "NUL"},
+			{"create_session", map[string]any{"lifetime_ms": -1}, "lifetime_ms"},
+			{"end_session", map[string]any{"session": "none"}, "no such session"},
+			{"write_file", map[string]any{"session": "none", "path": "a"}, "text or base64"},
+			{"write_file", map[string]any{"session": "none", "path": "a", "base64": "?"}, "base64"},
+			{"read_file", map[string]any{"session": "none", "path": "a"}, "no such session"},
+			{"list_files", map[string]any{}, "session"},
+		} {
+			r, err := a.CallTool(t.Context(), &mcp.CallToolParams{Name: test.tool, Arguments: test.arguments})
+			if err != nil || !r.IsError || !strings.Contains(said(r), test.word) {
+				t.Errorf("%s %v: %v %+v", test.tool, test.arguments, err, r)
+			}
+		}
+		if _, err := a.CallTool(t.Context(), &mcp.CallToolParams{Name: "none"}); err == nil {
+			t.Error("there is a tool none")
+		}
+		if strings.Contains(a.log.String(), `"msg":"call"`) {
+			t.Errorf("something was run: %s", a.log)
+		}
+	})
+}
+
+// notifications/cancelled, or over HTTP leaving, ends the call, with all that it has started.
+func TestMCPCanceled(t *testing.T) {
+	t.Parallel()
+	agents(t, cold, func(t *testing.T, a *agent) {
+		ctx, cancel := context.WithCancel(t.Context())
+		gone := make(chan struct{})
+		go func() {
+			defer close(gone)
+			_, _ = a.CallTool(ctx, &mcp.CallToolParams{Name: "run_command", Arguments: map[string]any{"command": "trap '' TERM; setsid sleep 4321 & sleep 4321; sleep 4321"}})
+		}()
+		a.busy(2, "sleep 4321")
+		cancel()
+		<-gone
+		a.idle()
+		harness.Until(t, harness.Bound, "the log", func() bool { return strings.Contains(a.log.String(), `"cause":"canceled"`) })
+		// And it goes on.
+		if r := a.use("run_command", map[string]any{"command": "echo next"}); !strings.Contains(said(r), "next") {
+			t.Errorf("%s", said(r))
+		}
+	})
+}
+
+// A connection that is closed, without any word, ends the call.
+func TestMCPLeaves(t *testing.T) {
+	t.Parallel()
+	s := serve(t, cold)
+	const hello = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"` + legacy + `","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`
+	const accept = "application/json, text/event-stream"
+	const newest = "2026-07-28"
+	for i, version := range []string{legacy, newest} {
+		headers := []string{"Accept", accept, "Mcp-Protocol-Version", version, "Mcp-Method", "tools/call", "Mcp-Name", "run_command"}
+		meta := ""
+		if version == legacy {
+			_, _, h, err := s.try(t.Context(), http.MethodPost, "/mcp", hello, "Accept", accept)
+			if err != nil || h.Get("Mcp-Session-Id") == "" {
+				t.Fatalf("%v %v", err, h)
+			}
+			headers = append(headers, "Mcp-Session-Id", h.Get("Mcp-Session-Id"))
+			if status, b := s.ask(http.MethodPost, "/mcp", `{"jsonrpc":"2.0","method":"notifications/initialized"}`, headers...); status != http.StatusAccepted {
+				t.Fatalf("%d %s", status, b)
+			}
+		} else {
+			meta = `,"_meta":{"io.modelcontextprotocol/protocolVersion":"` + version + `","io.modelcontextprotocol/clientInfo":{"name":"t","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}`
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		gone := make(chan struct{})
+		go func() {
+			defer close(gone)
+			status, b, _, err := s.try(ctx, http.MethodPost, "/mcp", `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run_command","arguments":{"command":"setsid sleep 4322 & sleep 4322; true"}`+meta+`}}`, headers...)
+			if ctx.Err() == nil {
+				t.Errorf("%d %s %v", status, b, err)
+			}
+		}()
+		s.busy(2, "sleep 4322")
+		cancel()
+		<-gone
+		s.idle()
+		harness.Until(t, harness.Bound, "the log", func() bool { return strings.Count(s.log.String(), `"cause":"canceled"`) == i+1 })
+	}
+}
+
+// An agent that closes stdin ends everything: its calls, its sessions and sbxrun itself.
+func TestMCPStdinCloses(t *testing.T) {
+	t.Parallel()
+	for _, config := range []string{cold, ""} {
+		s, in, out := stdio(t, config)
+		a := s.agent(&mcp.IOTransport{Reader: out, Writer: in}, "")
+		id := structured[api.Session](t, a.use("create_session", nil)).ID
+		for _, arguments := range []map[string]any{{}, {"session": id}} {
+			arguments["command"] = "trap '' TERM; setsid sleep 4323 & sleep 4323; true"
+			go func() { _, _ = a.CallTool(t.Context(), &mcp.CallToolParams{Name: "run_command", Arguments: arguments}) }()
+		}
+		s.busy(4, "sleep 4323")
+		below := harness.Descendants(s.cmd.Process.Pid)
+		in.Close()
+		s.over()
+		for _, pid := range below {
+			if _, there := harness.ReadProc(pid); there {
+				t.Errorf("process %d is left", pid)
+			}
+		}
+	}
+}
+
+// SIGKILL leaves no process, and the next one removes what it has left in the state directory.
+func TestMCPKilled(t *testing.T) {
+	t.Parallel()
+	for range harness.Soak(t) / 10 {
+		s, in, out := stdio(t, "")
+		a := s.agent(&mcp.IOTransport{Reader: out, Writer: in}, "")
+		go func() {
+			_, _ = a.CallTool(t.Context(), &mcp.CallToolParams{Name: "run_command", Arguments: map[string]any{"command": "setsid sleep 4324 & sleep 4324; true"}})
+		}()
+		s.busy(2, "sleep 4324")
+		below := harness.Descendants(s.cmd.Process.Pid)
+		s.kill()
+		for _, pid := range below {
+			harness.Until(t, harness.Bound, "the end of all", func() bool {
+				_, err := unix.Wait4(pid, nil, unix.WNOHANG, nil)
+				_, there := harness.ReadProc(pid)
+				return err != nil && !there
+			})
+		}
+		left, _ := filepath.Glob(filepath.Join(s.dir, "state-mcp-*"))
+		if len(left) != 1 {
+			t.Fatalf("%v", left)
+		}
+		old := time.Now().Add(-time.Hour)
+		if err := os.Chtimes(left[0], old, old); err != nil {
+			t.Fatal(err)
+		}
+		next := exec.Command(harness.Binary(t), "mcp", "--config", filepath.Join(s.dir, "config.toml"))
+		if out, err := next.CombinedOutput(); err != nil { // its stdin is empty
+			t.Fatalf("%v: %s", err, out)
+		}
+		if left, _ := filepath.Glob(filepath.Join(s.dir, "state*")); len(left) > 0 {
+			t.Errorf("left: %v", left)
+		}
+	}
+}
+
+// A gigabyte of output is counted, and neither kept nor sent.
+func TestMCPOutput(t *testing.T) {
+	t.Parallel()
+	agents(t, cold, func(t *testing.T, a *agent) {
+		const size = 1 << 30
+		r := a.use("run_command", map[string]any{"command": "head -c 1073741824 /dev/zero | tr '\\0' x; echo end", "timeout_ms": 120_000})
+		got := structured[api.Answer](t, r)
+		if got.StdoutBytes == nil || *got.StdoutBytes != size+4 || got.StdoutTruncated == nil || !*got.StdoutTruncated {
+			t.Errorf("%v bytes", got.StdoutBytes)
+		}
+		b, err := json.Marshal(r)
+		const most = 128 << 10
+		if err != nil || len(b) > most || !strings.HasSuffix(said(r), "end\n") || !strings.Contains(said(r), "bytes left out") {
+			t.Errorf("%d bytes of answer: %v", len(b), err)
+		}
+		const memory = 100 << 20
+		if peak := (&harness.Process{PID: a.cmd.Process.Pid}).PeakRSS(); peak == 0 || peak > memory {
+			t.Errorf("it has had %d bytes of memory", peak)
+		}
+	})
+}
+
+// On stdout there is nothing but the protocol, whatever a program writes; and what is not the
+// protocol ends it.
+func TestMCPStdout(t *testing.T) {
+	t.Parallel()
+	s, in, out := stdio(t, "")
+	lines := []string{
+		`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"` + legacy + `","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`,
+		`{"jsonrpc":"2.0","method":"notifications/initialized"}`,
+		`{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run_command","arguments":{"command":"echo out; echo err >&2; echo tty >/dev/tty; ls -l /proc/self/fd"}}}`,
+	}
+	if _, err := io.WriteString(in, strings.Join(lines, "\n")+"\n"); err != nil {
+		t.Fatal(err)
+	}
+	dec := json.NewDecoder(out)
+	for id := 1; id <= 2; id++ {
+		var m struct {
+			JSONRPC string
+			ID      int
+			Result  json.RawMessage
+		}
+		if err := dec.Decode(&m); err != nil || m.JSONRPC != "2.0" || m.ID != id || len(m.Result) == 0 {
+			t.Fatalf("%v %+v", err, m)
+		}
+	}
+	if _, err := io.WriteString(in, "no protocol\n"); err != nil {
+		t.Fatal(err)
+	}
+	rest, err := io.ReadAll(io.MultiReader(dec.Buffered(), out))
+	if err != nil || strings.TrimSpace(string(rest)) != "" {
+		t.Errorf("%v %q", err, rest)
+	}
+	s.killed = true
+	select {
+	case <-s.ended:
+	case <-time.After(harness.Bound):
+		t.Fatal("it does not end")
+	}
+	if code := s.cmd.ProcessState.ExitCode(); code == 0 || !strings.Contains(s.log.String(), "sbxrun: error: ") {
+		t.Errorf("%d %s", code, s.log)
+	}
+}
+
+// Over TCP a token is needed, and with one nobody reaches another tenant's connection or sessions.
+func TestMCPTenants(t *testing.T) {
+	t.Parallel()
+	s, address := overTCP(t, cold, "one", "two")
+	ask := func(token, body string, headers ...string) (int, string, http.Header) {
+		t.Helper()
+		q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+address+"/mcp", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		q.Header.Set("Content-Type", "application/json")
+		q.Header.Set("Accept", "application/json, text/event-stream")
+		if token != "" {
+			q.Header.Set("Authorization", "Bearer "+token)
+		}
+		for i := 0; i < len(headers); i += 2 {
+			q.Header.Set(headers[i], headers[i+1])
+		}
+		r, err := http.DefaultClient.Do(q)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, s.log)
+		}
+		defer r.Body.Close()
+		b, _ := io.ReadAll(r.Body)
+		return r.StatusCode, string(b), r.Header
+	}
+	const hello = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"` + legacy + `","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`
+	const list = `{"jsonrpc":"2.0","id":2,"method":"tools/list"}`
+	if status, b, _ := ask("", hello); status != http.StatusUnauthorized {
+		t.Errorf("%d %s", status, b)
+	}
+	_, _, h := ask("one-token", hello)
+	id := h.Get("Mcp-Session-Id")
+	if id == "" {
+		t.Fatalf("%v", h)
+	}
+	ask("one-token", `{"jsonrpc":"2.0","method":"notifications/initialized"}`, "Mcp-Session-Id", id)
+	if status, b, _ := ask("one-token", list, "Mcp-Session-Id", id); status != http.StatusOK || !strings.Contains(b, "run_code") {
+		t.Errorf("%d %s", status, b)
+	}
+	if status, b, _ := ask("two-token", list, "Mcp-Session-Id", id); status != http.StatusNotFound {
+		t.Errorf("%d %s", status, b)
+	}
+	_, b, _ := ask("one-token", `{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name":"create_session","arguments":{}}}`, "Mcp-Session-Id", id)
+	session := b[strings.Index(b, "session ")+len("session "):][:16]
+	_, _, h = ask("two-token", hello)
+	ask("two-token", `{"jsonrpc":"2.0","method":"notifications/initialized"}`, "Mcp-Session-Id", h.Get("Mcp-Session-Id"))
+	_, b, _ = ask("two-token", `{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name":"end_session","arguments":{"session":"`+session+`"}}}`, "Mcp-Session-Id", h.Get("Mcp-Session-Id"))
+	if !strings.Contains(b, "no such session") {
+		t.Errorf("%s", b)
+	}
+}
+
+// The lines that docs/mcp.md has for agents are right, and it names each tool.
+func TestMCPDocs(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../docs/mcp.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tool := range []string{"run_code", "run_command", "create_session", "end_session", "write_file", "read_file", "list_files"} {
+		if !strings.Contains(string(text), "| `"+tool+"` |") {
+			t.Errorf("nothing of %s", tool)
+		}
+	}
+	blocks := strings.Split(string(text), "\n```")
+	if len(blocks) < 2 {
+		t.Error("there are no blocks")
+	}
+	for i := 1; i < len(blocks); i += 2 {
+		kind, block, _ := strings.Cut(blocks[i], "\n")
+		var v map[string]any
+		switch kind {
+		case "json":
+			err = json.Unmarshal([]byte(block), &v)
+		case "toml":
+			err = toml.Unmarshal([]byte(block), &v)
+		default:
+			t.Errorf("block of %q", kind)
+		}
+		if err != nil {
+			t.Errorf("%s: %v", block, err)
+		}
+	}
+}
