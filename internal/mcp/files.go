@@ -30,12 +30,12 @@ const (
 	resourceBytes = 4 << 20 // of one that is read
 )
 
-func (f *Front) addResources() {
-	f.protocol.AddResourceTemplate(&sdk.ResourceTemplate{
+func (f *Front) addResources(p *sdk.Server) {
+	p.AddResourceTemplate(&sdk.ResourceTemplate{
 		URITemplate: sessionFiles + "{session}/files/{+path}", Name: "session-file", Title: "A file of a session",
 		Description: "While the session lasts, and up to 4 MiB; read_file reads parts.",
 	}, f.read)
-	f.protocol.AddResourceTemplate(&sdk.ResourceTemplate{
+	p.AddResourceTemplate(&sdk.ResourceTemplate{
 		URITemplate: storedFiles + "{id}", Name: "stored-file", Title: "A file that came back from a call without a session",
 		Description: "It is kept for a while.",
 	}, f.read)
@@ -135,6 +135,8 @@ func (f *Front) addFiles(ctx context.Context, res *sdk.CallToolResult, in common
 	written := a.Files[:0]
 	for _, out := range a.Files {
 		switch {
+		case out.Error != "" && len(in.Collect) == 0:
+			continue // nobody has asked for it
 		case out.Error != "":
 			written = append(written, out)
 			res.Content = append(res.Content, &sdk.TextContent{Text: out.Path + " did not come back: " + out.Error})

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"time"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
@@ -22,14 +23,22 @@ const (
 	// sessionless is the version of the protocol from which on a connection has no state.
 	sessionless = "2026-07-28"
 
-	// forgotten is when the state of a client is dropped that sends nothing more. Sessions of
-	// sandboxes are not part of it.
-	forgotten = 10 * time.Minute
+	// forgotten is when the state of a client is dropped that sends nothing more, and
+	// mostConnections of how many is kept, of each tenant. Clients that meet an unknown id seldom
+	// begin anew by themselves, so it is long. Sessions of sandboxes are not part of it.
+	forgotten       = 24 * time.Hour
+	mostConnections = 64
 )
 
+// connections are those of one tenant that have a state.
+type connections struct {
+	protocol *sdk.Server
+	http.Handler
+}
+
 // handler is the SDK's.
-func (f *Front) handler(stateless bool) http.Handler {
-	return sdk.NewStreamableHTTPHandler(func(*http.Request) *sdk.Server { return f.protocol }, &sdk.StreamableHTTPOptions{
+func (f *Front) handler(p *sdk.Server, stateless bool) http.Handler {
+	return sdk.NewStreamableHTTPHandler(func(*http.Request) *sdk.Server { return p }, &sdk.StreamableHTTPOptions{
 		Stateless: stateless, SessionTimeout: forgotten, MaxRequestBodyBytes: f.settings.MaxBody,
 		// Over TCP there is a token, which no web page has.
 		DisableLocalhostProtection: true,
@@ -66,10 +75,17 @@ func (f *Front) handlerOf(r *http.Request) http.Handler {
 	tenant := server.Tenant(r.Context())
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	h := f.stateful[tenant]
-	if h == nil {
-		h = f.handler(false)
-		f.stateful[tenant] = h
+	c := f.stateful[tenant]
+	if c == nil {
+		c = &connections{protocol: f.speak()}
+		c.Handler = f.handler(c.protocol, false)
+		f.stateful[tenant] = c
 	}
-	return h
+	if r.Header.Get("Mcp-Session-Id") == "" { // one more, for which the oldest makes room
+		all := slices.Collect(c.protocol.Sessions())
+		for _, old := range all[:max(0, len(all)-mostConnections+1)] {
+			go old.Close() // waits for what runs there
+		}
+	}
+	return c
 }

@@ -34,7 +34,7 @@ type Front struct {
 	requests  sync.Map // string -> context.Context
 	stateless http.Handler
 	mu        sync.Mutex
-	stateful  map[string]http.Handler
+	stateful  map[string]*connections
 }
 
 // Settings is what the front must know beside the server.
@@ -53,15 +53,21 @@ A non-zero exit code and a timeout are results like others: read them. An error 
 
 // New makes the front of a server.
 func New(s *server.Server, settings Settings) *Front {
-	f := &Front{server: s, settings: settings, stateful: map[string]http.Handler{}}
-	f.protocol = sdk.NewServer(
-		&sdk.Implementation{Name: "sbxrun", Title: "sbxrun", Version: settings.Version},
-		&sdk.ServerOptions{Instructions: instructions, Capabilities: &sdk.ServerCapabilities{Tools: &sdk.ToolCapabilities{}, Resources: &sdk.ResourceCapabilities{}}, Logger: slog.New(quiet{settings.Log.Handler()})},
-	)
-	f.addTools()
-	f.addResources()
-	f.stateless = f.handler(true)
+	f := &Front{server: s, settings: settings, stateful: map[string]*connections{}}
+	f.protocol = f.speak()
+	f.stateless = f.handler(f.protocol, true)
 	return f
+}
+
+// speak is the SDK's server, with all that there is to be used.
+func (f *Front) speak() *sdk.Server {
+	p := sdk.NewServer(&sdk.Implementation{Name: "sbxrun", Title: "sbxrun", Version: f.settings.Version}, &sdk.ServerOptions{
+		Instructions: instructions, Logger: slog.New(quiet{f.settings.Log.Handler()}),
+		Capabilities: &sdk.ServerCapabilities{Tools: &sdk.ToolCapabilities{}, Resources: &sdk.ResourceCapabilities{}},
+	})
+	f.addTools(p)
+	f.addResources(p)
+	return p
 }
 
 // quiet leaves out what the SDK tells of each connection.

@@ -91,7 +91,7 @@ const (
 var images = []string{"*.png", "*.jpg", "*.jpeg", "*.gif", "*.webp"}
 
 // add adds a tool, whose errors are words for an agent. fit completes what its types do not say.
-func add[In, Out any](f *Front, tool *sdk.Tool, fit func(*jsonschema.Schema), do func(context.Context, *sdk.CallToolRequest, In) (*sdk.CallToolResult, Out, error)) {
+func add[In, Out any](f *Front, p *sdk.Server, tool *sdk.Tool, fit func(*jsonschema.Schema), do func(context.Context, *sdk.CallToolRequest, In) (*sdk.CallToolResult, Out, error)) {
 	in, err := jsonschema.For[In](nil)
 	if err != nil {
 		panic(err) // of a type in this file
@@ -102,20 +102,20 @@ func add[In, Out any](f *Front, tool *sdk.Tool, fit func(*jsonschema.Schema), do
 	}
 	plain(in)
 	open(out)
-	for name, p := range in.Properties {
-		if p.Type == "number" || p.Type == "integer" {
-			p.Minimum = new(float64)
+	for name, of := range in.Properties {
+		if of.Type == "number" || of.Type == "integer" {
+			of.Minimum = new(float64)
 		}
 		if name == "session" {
-			p.MinLength = new(int)
-			*p.MinLength = 1
+			of.MinLength = new(int)
+			*of.MinLength = 1
 		}
 	}
 	if fit != nil {
 		fit(in)
 	}
 	tool.InputSchema, tool.OutputSchema = in, out
-	sdk.AddTool(f.protocol, tool, func(ctx context.Context, req *sdk.CallToolRequest, in In) (*sdk.CallToolResult, Out, error) {
+	sdk.AddTool(p, tool, func(ctx context.Context, req *sdk.CallToolRequest, in In) (*sdk.CallToolResult, Out, error) {
 		var none Out
 		ctx, cancel, err := f.callerOf(ctx, req.Extra)
 		if err != nil {
@@ -171,7 +171,7 @@ func open(out *jsonschema.Schema) {
 
 func hint(b bool) *bool { return &b }
 
-func (f *Front) addTools() {
+func (f *Front) addTools(p *sdk.Server) {
 	languages := f.server.Languages()
 	running := func(title string) *sdk.ToolAnnotations {
 		return &sdk.ToolAnnotations{Title: title, DestructiveHint: hint(false), OpenWorldHint: hint(f.settings.Network)}
@@ -187,7 +187,7 @@ func (f *Front) addTools() {
 		if slices.Contains(names, "python") {
 			usual = "python"
 		}
-		add(f, &sdk.Tool{
+		add(f, p, &sdk.Tool{
 			Name: "run_code", Annotations: running("Run code"),
 			Description: "Run a program in a sandbox, and return what it has written and how it has ended. Languages: " + strings.Join(names, ", ") + ".",
 		}, func(in *jsonschema.Schema) {
@@ -207,13 +207,13 @@ func (f *Front) addTools() {
 	if slices.ContainsFunc(languages, func(l api.Language) bool { return l.Name == "bash" }) {
 		shell = "bash"
 	}
-	add(f, &sdk.Tool{
+	add(f, p, &sdk.Tool{
 		Name: "run_command", Annotations: running("Run a command"),
 		Description: "Run a command line by " + shell + " in a sandbox, and return what it has written and how it has ended. What it leaves in the background is killed.",
 	}, nil, func(ctx context.Context, req *sdk.CallToolRequest, in runCommand) (*sdk.CallToolResult, *api.Answer, error) {
 		return f.run(ctx, in.common, &api.Call{Argv: []string{shell, "-c", in.Command}})
 	})
-	add(f, &sdk.Tool{
+	add(f, p, &sdk.Tool{
 		Name: "create_session", Annotations: &sdk.ToolAnnotations{Title: "Create a session", DestructiveHint: closed, OpenWorldHint: closed},
 		Description: "Make a sandbox that keeps its files from call to call, and return its id. It ends by itself when nobody uses it.",
 	}, nil, func(ctx context.Context, req *sdk.CallToolRequest, in newSession) (*sdk.CallToolResult, *api.Session, error) {
@@ -223,7 +223,7 @@ func (f *Front) addTools() {
 		}
 		return text("session %s", x.ID), x, nil
 	})
-	add(f, &sdk.Tool{
+	add(f, p, &sdk.Tool{
 		Name: "end_session", Annotations: &sdk.ToolAnnotations{Title: "End a session", DestructiveHint: hint(true), OpenWorldHint: closed},
 		Description: "End a session, with all that runs in it and all its files.",
 	}, nil, func(ctx context.Context, req *sdk.CallToolRequest, in inSession) (*sdk.CallToolResult, *api.SessionEnd, error) {
@@ -233,7 +233,7 @@ func (f *Front) addTools() {
 		}
 		return text("session %s has ended; everything in it is gone (%s)", end.ID, end.Verdict), end, nil
 	})
-	add(f, &sdk.Tool{
+	add(f, p, &sdk.Tool{
 		Name: "write_file", Annotations: &sdk.ToolAnnotations{Title: "Write a file", DestructiveHint: hint(true), IdempotentHint: true, OpenWorldHint: closed},
 		Description: "Write a file of a session, in place of one of that name. Directories above it are made.",
 	}, nil, func(ctx context.Context, req *sdk.CallToolRequest, in writeFile) (*sdk.CallToolResult, *api.Written, error) {
@@ -257,13 +257,13 @@ func (f *Front) addTools() {
 		}
 		return text("%s: %d bytes", w.Path, w.Size), w, nil
 	})
-	add(f, &sdk.Tool{
+	add(f, p, &sdk.Tool{
 		Name: "read_file", Annotations: &sdk.ToolAnnotations{Title: "Read a file", ReadOnlyHint: true, OpenWorldHint: closed},
 		Description: fmt.Sprintf("Read a file of a session: an image as an image, of others %d bytes at most, from any byte on.", readBytes),
 	}, nil, func(ctx context.Context, req *sdk.CallToolRequest, in readFile) (*sdk.CallToolResult, *content, error) {
 		return f.readFile(ctx, in)
 	})
-	add(f, &sdk.Tool{
+	add(f, p, &sdk.Tool{
 		Name: "list_files", Annotations: &sdk.ToolAnnotations{Title: "List files", ReadOnlyHint: true, OpenWorldHint: closed},
 		Description: "List the files of a session.",
 	}, nil, func(ctx context.Context, req *sdk.CallToolRequest, in inSession) (*sdk.CallToolResult, *workspace.Listing, error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"mime"
 	"net/http"
 	"path"
@@ -233,7 +234,14 @@ func (s *Server) collect(at place.Place, o *order) (files []api.FileOut) {
 	if err != nil {
 		return []api.FileOut{{Path: ".", Error: err.Error()}}
 	}
+	deepest := 0
+	for _, p := range o.collect {
+		deepest = max(deepest, strings.Count(p, "/"))
+	}
 	err = dir.List(".", mostEntries, func(e workspace.Entry) error {
+		if e.Type == "directory" && strings.Count(e.Path, "/") >= deepest {
+			return fs.SkipDir // no pattern goes further down
+		}
 		if e.Type != "file" || !matches(o.collect, e.Path) {
 			return nil
 		}

@@ -284,7 +284,8 @@ type Entry struct {
 var errTooMany = &result.Error{Code: "too-large", Message: "the workspace has too many entries"}
 
 // List calls each with what is below a directory, parents first and by name, and with nothing
-// behind a link. It stops at an error, and after max entries.
+// behind a link. It stops at an error, and after max entries; of a directory for which each
+// returns [fs.SkipDir] it leaves out what is below.
 func (d *Dir) List(name string, max int, each func(Entry) error) error {
 	name, err := Clean(name)
 	if err != nil {
@@ -323,7 +324,9 @@ func (d *Dir) list(name string, depth int, left *int, each func(Entry) error) er
 		case unix.S_IFLNK:
 			e.Type = "link"
 		}
-		if err := each(e); err != nil {
+		if err := each(e); err == fs.SkipDir {
+			continue
+		} else if err != nil {
 			return err
 		}
 		if e.Type != "directory" || depth >= maxDepth {

@@ -397,21 +397,13 @@ func TestMCPCanceled(t *testing.T) {
 func TestMCPLeaves(t *testing.T) {
 	t.Parallel()
 	s := serve(t, cold)
-	const hello = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"` + legacy + `","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`
 	const accept = "application/json, text/event-stream"
 	const newest = "2026-07-28"
 	for i, version := range []string{legacy, newest} {
 		headers := []string{"Accept", accept, "Mcp-Protocol-Version", version, "Mcp-Method", "tools/call", "Mcp-Name", "run_command"}
 		meta := ""
 		if version == legacy {
-			_, _, h, err := s.try(t.Context(), http.MethodPost, "/mcp", hello, "Accept", accept)
-			if err != nil || h.Get("Mcp-Session-Id") == "" {
-				t.Fatalf("%v %v", err, h)
-			}
-			headers = append(headers, "Mcp-Session-Id", h.Get("Mcp-Session-Id"))
-			if status, b := s.ask(http.MethodPost, "/mcp", `{"jsonrpc":"2.0","method":"notifications/initialized"}`, headers...); status != http.StatusAccepted {
-				t.Fatalf("%d %s", status, b)
-			}
+			headers = s.hello()
 		} else {
 			meta = `,"_meta":{"io.modelcontextprotocol/protocolVersion":"` + version + `","io.modelcontextprotocol/clientInfo":{"name":"t","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}`
 		}
@@ -430,6 +422,105 @@ func TestMCPLeaves(t *testing.T) {
 		s.idle()
 		harness.Until(t, harness.Bound, "the log", func() bool { return strings.Count(s.log.String(), `"cause":"canceled"`) == i+1 })
 	}
+}
+
+// An agent of the older protocol cancels by a message of its own, and stays.
+func TestMCPCanceledByMessage(t *testing.T) {
+	t.Parallel()
+	s := serve(t, cold)
+	headers := s.hello()
+	answered := make(chan string)
+	go func() {
+		status, b, _, err := s.try(t.Context(), http.MethodPost, "/mcp", `{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"run_command","arguments":{"command":"setsid sleep 4325 & sleep 4325; true"}}}`, headers...)
+		if err != nil || status != http.StatusOK {
+			t.Errorf("%d %v", status, err)
+		}
+		answered <- string(b)
+	}()
+	s.busy(2, "sleep 4325")
+	if status, b := s.ask(http.MethodPost, "/mcp", `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":7}}`, headers...); status != http.StatusAccepted {
+		t.Errorf("%d %s", status, b)
+	}
+	s.idle()
+	if b := <-answered; !strings.Contains(b, `"canceled"`) {
+		t.Errorf("%s", b)
+	}
+}
+
+// The oldest connections make room for more, and the others go on.
+func TestMCPConnections(t *testing.T) {
+	t.Parallel()
+	s := serve(t, cold)
+	const list = `{"jsonrpc":"2.0","id":2,"method":"tools/list"}`
+	first := s.hello()
+	var last []string
+	for range 80 {
+		last = s.hello()
+	}
+	harness.Until(t, harness.Bound, "the end of the first", func() bool {
+		status, _ := s.ask(http.MethodPost, "/mcp", list, first...)
+		return status == http.StatusNotFound
+	})
+	if status, b := s.ask(http.MethodPost, "/mcp", list, last...); status != http.StatusOK {
+		t.Errorf("%d %s", status, b)
+	}
+}
+
+// hello begins a connection of the older protocol, and returns the headers of what follows.
+func (s *server) hello() []string {
+	s.t.Helper()
+	const accept = "application/json, text/event-stream"
+	_, _, h, err := s.try(s.t.Context(), http.MethodPost, "/mcp", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"`+legacy+`","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`, "Accept", accept)
+	if err != nil || h.Get("Mcp-Session-Id") == "" {
+		s.t.Fatalf("%v %v", err, h)
+	}
+	headers := []string{"Accept", accept, "Mcp-Protocol-Version", legacy, "Mcp-Session-Id", h.Get("Mcp-Session-Id")}
+	if status, b := s.ask(http.MethodPost, "/mcp", `{"jsonrpc":"2.0","method":"notifications/initialized"}`, headers...); status != http.StatusAccepted {
+		s.t.Fatalf("%d %s", status, b)
+	}
+	return headers
+}
+
+// A server that is told to end does not wait for agents that only listen.
+func TestMCPDrain(t *testing.T) {
+	t.Parallel()
+	s := serve(t, cold)
+	headers := s.hello()
+	q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://sbxrun/mcp", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i < len(headers); i += 2 {
+		q.Header.Set(headers[i], headers[i+1])
+	}
+	r, err := s.client.Do(q)
+	if err != nil || r.StatusCode != http.StatusOK {
+		t.Fatalf("%v %v", err, r)
+	}
+	defer r.Body.Close()
+	began := time.Now()
+	s.end()
+	harness.Within(t, "the end", time.Since(began), 0, 2*time.Second)
+}
+
+// On a signal sbxrun mcp ends as when stdin is closed, even if nobody reads its answers.
+func TestMCPSignal(t *testing.T) {
+	t.Parallel()
+	s, in, _ := stdio(t, cold)
+	lines := []string{
+		`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"` + legacy + `","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`,
+		`{"jsonrpc":"2.0","method":"notifications/initialized"}`,
+	}
+	for id := range 40 { // more than a pipe holds
+		lines = append(lines, `{"jsonrpc":"2.0","id":`+itoa(10+id)+`,"method":"tools/list"}`)
+	}
+	lines = append(lines, `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run_command","arguments":{"command":"setsid sleep 4326 & sleep 4326; true"}}}`)
+	if _, err := io.WriteString(in, strings.Join(lines, "\n")+"\n"); err != nil {
+		t.Fatal(err)
+	}
+	s.busy(2, "sleep 4326")
+	_ = s.cmd.Process.Signal(unix.SIGTERM) // it is ours, and lives
+	s.over()
 }
 
 // An agent that closes stdin ends everything: its calls, its sessions and sbxrun itself.

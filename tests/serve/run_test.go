@@ -244,6 +244,21 @@ func TestFilesInAndOut(t *testing.T) {
 	}
 }
 
+// What is below, where no pattern leads, is not looked at, however much that is.
+func TestCollectShallow(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	call := sh("mkdir d; seq 10001 | (cd d && xargs touch); echo x >a.txt")
+	call.Collect = []string{"*.txt"}
+	if a := s.run(call); len(a.Files) != 1 || a.Files[0].Path != "a.txt" {
+		t.Errorf("%+v", a.Files)
+	}
+	call.Collect = []string{"*/*.txt"}
+	if a := s.run(call); len(a.Files) != 1 || a.Files[0].Error == "" {
+		t.Errorf("%+v", a.Files)
+	}
+}
+
 func ptr[T any](v T) *T { return &v }
 
 // read reads a stream of events.
