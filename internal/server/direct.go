@@ -89,7 +89,7 @@ func (s *Server) EndSession(ctx context.Context, id string) (*api.SessionEnd, er
 
 // PutFile writes a file of a session's workspace.
 func (s *Server) PutFile(ctx context.Context, session, name string, r io.Reader, mode fs.FileMode) (*api.Written, error) {
-	dir, release, err := s.dirOf(ctx, session)
+	dir, both, release, err := s.dirOf(ctx, session)
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +97,7 @@ func (s *Server) PutFile(ctx context.Context, session, name string, r io.Reader,
 	if _, err := s.entriesLeft(dir); err != nil {
 		return nil, err
 	}
-	size, err := dir.Put(name, r, int64(s.settings.Load().Sandbox.TmpSize), mode)
+	size, err := dir.Put(name, reading{both, r}, int64(s.settings.Load().Sandbox.TmpSize), mode)
 	if err != nil {
 		return nil, err
 	}
@@ -105,18 +105,23 @@ func (s *Server) PutFile(ctx context.Context, session, name string, r io.Reader,
 }
 
 // OpenFile opens a file of a session's workspace, of which no more than size is to be read: it
-// may grow meanwhile. The caller closes it, and then calls release.
+// may grow meanwhile. The caller closes it, and then calls release; the session's end closes
+// it, too.
 func (s *Server) OpenFile(ctx context.Context, session, name string) (f *os.File, size int64, release func(), err error) {
-	dir, release, err := s.dirOf(ctx, session)
+	dir, both, free, err := s.dirOf(ctx, session)
 	if err != nil {
 		return nil, 0, nil, err
 	}
 	f, st, err := dir.Get(name)
 	if err != nil {
-		release()
+		free()
 		return nil, 0, nil, err
 	}
-	return f, st.Size(), release, nil
+	stop := context.AfterFunc(both, func() { f.Close() })
+	return f, st.Size(), func() {
+		stop()
+		free()
+	}, nil
 }
 
 // OpenStored opens a file of the content store.
@@ -127,7 +132,7 @@ func (s *Server) OpenStored(ctx context.Context, id string) (*os.File, int64, er
 
 // ListFiles lists a session's workspace, with all that is below.
 func (s *Server) ListFiles(ctx context.Context, session string) (*workspace.Listing, error) {
-	dir, release, err := s.dirOf(ctx, session)
+	dir, _, release, err := s.dirOf(ctx, session)
 	if err != nil {
 		return nil, err
 	}

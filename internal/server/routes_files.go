@@ -10,6 +10,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
@@ -32,19 +33,49 @@ func takes(kind string) *huma.RequestBody {
 	return &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{kind: {Schema: &huma.Schema{Type: "string", Format: "binary"}}}}
 }
 
-// dirOf is the workspace of a session, while it is used.
-func (s *Server) dirOf(ctx context.Context, id string) (*workspace.Dir, func(), error) {
-	x, _, release, err := s.used(ctx, id)
+// dirOf is the workspace of a session, while it is used. The context ends with the session,
+// which waits for the release: what depends on a client must end with that context.
+func (s *Server) dirOf(ctx context.Context, id string) (*workspace.Dir, context.Context, func(), error) {
+	x, both, release, err := s.used(ctx, id)
 	if err != nil {
-		return nil, nil, api.AsError(err)
+		return nil, nil, nil, api.AsError(err)
 	}
 	dir, err := x.Place.Files()
 	if err != nil {
 		release()
-		return nil, nil, api.AsError(err)
+		return nil, nil, nil, api.AsError(err)
 	}
-	return dir, release, nil
+	return dir, both, release, nil
 }
+
+// reading and writing go on until the context ends. A client who sends or takes a byte from
+// time to time would otherwise keep a session from its end.
+type (
+	reading struct {
+		ctx context.Context
+		r   io.Reader
+	}
+	writing struct {
+		ctx context.Context
+		w   io.Writer
+	}
+)
+
+func (r reading) Read(b []byte) (int, error) {
+	if r.ctx.Err() != nil {
+		return 0, errEnded
+	}
+	return r.r.Read(b)
+}
+
+func (w writing) Write(b []byte) (int, error) {
+	if w.ctx.Err() != nil {
+		return 0, errEnded
+	}
+	return w.w.Write(b)
+}
+
+var errEnded = &result.Error{Code: string(api.Ended), Message: "the session has ended meanwhile"}
 
 // room is how many entries a workspace may still get.
 func (s *Server) entriesLeft(dir *workspace.Dir) (int, error) {
@@ -109,7 +140,7 @@ func (s *Server) defineWorkspace(a huma.API) {
 	huma.Register(a, s.operation(a, huma.Operation{
 		OperationID: "deleteFile", Method: http.MethodDelete, Path: base + "/{path...}", Summary: "Remove a file, or an empty directory, of the workspace", DefaultStatus: http.StatusNoContent,
 	}, none...), func(ctx context.Context, q *FilePath) (*struct{}, error) {
-		dir, release, err := s.dirOf(ctx, q.ID)
+		dir, _, release, err := s.dirOf(ctx, q.ID)
 		if err != nil {
 			return nil, err
 		}
@@ -140,7 +171,7 @@ func (s *Server) defineWorkspace(a huma.API) {
 		OperationID: "putArchive", Method: http.MethodPut, Path: archive, Summary: "Unpack a tar stream into the workspace", RequestBody: takes("application/x-tar"), DefaultStatus: http.StatusNoContent,
 		Description: "Of files and directories alone: a link, a device, a name that is absolute or leads out, or too much is an error, and what came before stays.",
 	}, append(none, api.TooLarge, api.QuotaDisk)...), func(ctx context.Context, q *whole) (*struct{}, error) {
-		dir, release, err := s.dirOf(ctx, q.ID)
+		dir, both, release, err := s.dirOf(ctx, q.ID)
 		if err != nil {
 			return nil, err
 		}
@@ -149,7 +180,7 @@ func (s *Server) defineWorkspace(a huma.API) {
 		if err != nil {
 			return nil, api.AsError(err)
 		}
-		if err := dir.Unpack(body{q.Request}, workspace.Quota{Bytes: int64(s.settings.Load().Sandbox.TmpSize), Entries: left}); err != nil {
+		if err := dir.Unpack(reading{both, body{q.Request}}, workspace.Quota{Bytes: int64(s.settings.Load().Sandbox.TmpSize), Entries: left}); err != nil {
 			return nil, api.AsError(err)
 		}
 		return nil, nil
@@ -160,14 +191,14 @@ func (s *Server) defineWorkspace(a huma.API) {
 		Description: "Files and directories alone. A stream that is broken off has no end of archive.",
 		Responses:   map[string]*huma.Response{"200": {Description: "The archive", Content: map[string]*huma.MediaType{"application/x-tar": {Schema: &huma.Schema{Type: "string", Format: "binary"}}}}},
 	}, none...), func(ctx context.Context, q *whole) (*streamed, error) {
-		dir, release, err := s.dirOf(ctx, q.ID)
+		dir, both, release, err := s.dirOf(ctx, q.ID)
 		if err != nil {
 			return nil, err
 		}
 		return &streamed{func(huma.Context) {
 			defer release()
 			q.w.Header().Set("Content-Type", "application/x-tar")
-			if err := dir.Pack(patient{q.w}, ".", s.settings.Load().Sessions.MaxEntries); err != nil {
+			if err := dir.Pack(writing{both, patient{q.w}}, ".", s.settings.Load().Sessions.MaxEntries); err != nil {
 				panic(http.ErrAbortHandler) // a part must not look like all of it
 			}
 		}}, nil

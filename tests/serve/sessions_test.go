@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -280,4 +281,59 @@ func TestSessionQuota(t *testing.T) {
 	}
 	s.ask(http.MethodDelete, path, nil)
 	s.session(`{}`)
+}
+
+// A client who sends a byte from time to time, or takes none, does not keep a session from its
+// end, nor the server from its own.
+func TestSessionEndsDuringTransfers(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	path := s.session(`{}`)
+	s.call(path+"/exec", sh("head -c 64M /dev/zero >big"))
+	var all []net.Conn
+	for _, request := range []string{"PUT " + path + "/files/new", "PUT " + path + "/archive", "GET " + path + "/files/big", "GET " + path + "/archive"} {
+		c, err := net.Dial("unix", s.socket())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		length := ""
+		if strings.HasPrefix(request, "PUT") {
+			length = "Content-Length: 1000000\r\n"
+		}
+		if _, err := io.WriteString(c, request+" HTTP/1.1\r\nHost: sbxrun\r\n"+length+"\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		if length == "" { // its answer has begun
+			if _, err := c.Read(make([]byte, 1)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		all = append(all, c)
+	}
+	over := make(chan struct{})
+	defer close(over)
+	go func() {
+		for {
+			for i, c := range all {
+				if i < 2 {
+					_, _ = c.Write([]byte("x")) // the server may have closed it
+				} else {
+					_, _ = c.Read(make([]byte, 1)) // likewise
+				}
+			}
+			select {
+			case <-over:
+				return
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+	}()
+	harness.Until(t, harness.Bound, "the file that is written", func() bool {
+		status, _ := s.ask(http.MethodGet, path+"/files/new", nil)
+		return status == http.StatusOK
+	})
+	if status, b := s.ask(http.MethodDelete, path, nil); status != http.StatusOK {
+		t.Errorf("%d %s", status, b)
+	}
 }
