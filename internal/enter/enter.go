@@ -337,14 +337,12 @@ func startInit(p unsafe.Pointer) {
 	e := (*entry)(p)
 	e.takeAhead()
 	// While sbxrun looks who we are, and before it lets go what waits at the gate,
-	// there is time for the rest. Made ahead, it is complete when it is looked at.
+	// there is time for the rest. Made ahead, it is complete when it is looked at: it has a
+	// payload.
 	if e.ahead == nil {
 		e.present()
 	}
 	e.setUp()
-	if e.ahead != nil {
-		e.present()
-	}
 	// Before there is a payload, which a failure would take with it when it has begun.
 	e.sigs = 1 << (unix.SIGCHLD - 1)
 	fd := e.must(stepSignals, unix.SYS_SIGNALFD4, ^uintptr(0), uintptr(unsafe.Pointer(&e.sigs)), 8, unix.SFD_NONBLOCK|unix.SFD_CLOEXEC, 0)
@@ -360,6 +358,9 @@ func startInit(p unsafe.Pointer) {
 		e.fail(stepPayload, errno)
 	}
 	e.pid = pid
+	if e.ahead != nil {
+		e.present()
+	}
 	// Whoever reads the payload's output shall see its end.
 	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, 0, entrySocket-1, 0)
 	syscall.RawSyscall(unix.SYS_CLOSE, entryGate, 0, 0)

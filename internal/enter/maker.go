@@ -191,13 +191,10 @@ func (x *Exec) meet(ctx context.Context, deadline time.Time) error {
 // caller's, who may close it. The command before must have ended. After an error, but for
 // ErrTooLarge, the Maker is of no more use.
 func (m *Maker) Take(ctx context.Context, e *Entry, stdio [3]*os.File) (*Exec, error) {
-	if m.err != nil {
-		return nil, m.err
+	if err := m.Meet(ctx); err != nil {
+		return nil, err
 	}
 	x := m.next
-	if x == nil {
-		return nil, errBroken
-	}
 	place := m.places[(m.made-1)%places]
 	place.Renew()
 	command := e.layCommand(place)
@@ -208,9 +205,6 @@ func (m *Maker) Take(ctx context.Context, e *Entry, stdio [3]*os.File) (*Exec, e
 	command.size = uintptr(len(place.Bytes()))
 	if place.Err() != nil {
 		return nil, ErrTooLarge
-	}
-	if m.err = m.Meet(ctx); m.err != nil {
-		return nil, m.err
 	}
 	m.Keeper.Forget()
 	if x.Init.Exited() { // alone, or killed for want of memory
@@ -236,11 +230,24 @@ func (m *Maker) Take(ctx context.Context, e *Entry, stdio [3]*os.File) (*Exec, e
 
 // Meet waits until the next init is complete, at most [SetupBound], or until ctx is done.
 func (m *Maker) Meet(ctx context.Context) error {
-	if m.next == nil || m.err != nil {
+	if m.err != nil {
+		return m.err
+	}
+	if m.next == nil {
 		return errBroken
 	}
-	if m.next.Init == nil {
-		m.err = m.next.Identify(ctx, time.Now().Add(SetupBound))
+	if m.next.Init != nil {
+		return nil
+	}
+	by := time.Now().Add(SetupBound)
+	m.err = m.next.Identify(ctx, by)
+	if errors.Is(m.err, unix.EAGAIN) {
+		// The command before had all the tasks that there may be (pids.max), so that this init
+		// could have no payload, and gave up. That command is over.
+		m.next.Close()
+		if m.prepare(); m.err == nil {
+			m.err = m.next.Identify(ctx, by)
+		}
 	}
 	return m.err
 }
