@@ -481,6 +481,33 @@ func (s *server) hello() []string {
 	return headers
 }
 
+// What is wrong with a request over HTTP is told, and ends nothing.
+func TestMCPRequests(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "max_body = \"100k\"\n"+cold)
+	headers := s.hello()
+	if status, e := s.refused(http.MethodPost, "/mcp", strings.Repeat("x", 200<<10), headers...); status != http.StatusRequestEntityTooLarge {
+		t.Errorf("%d %v", status, e)
+	}
+	for _, test := range []struct {
+		method, body string
+		headers      []string
+		status       int
+	}{
+		{http.MethodPost, "{", headers, http.StatusBadRequest},
+		{http.MethodPost, `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`, headers[2:], http.StatusBadRequest}, // no Accept
+		{http.MethodPost, `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`, append(slices.Clone(headers[:4]), "Mcp-Session-Id", "none"), http.StatusNotFound},
+		{http.MethodPut, "", headers, http.StatusMethodNotAllowed},
+	} {
+		if status, b := s.ask(test.method, "/mcp", test.body, test.headers...); status != test.status {
+			t.Errorf("%s %s: %d %s, want %d", test.method, test.body, status, b, test.status)
+		}
+	}
+	if status, b := s.ask(http.MethodPost, "/mcp", `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`, headers...); status != http.StatusOK {
+		t.Errorf("%d %s", status, b)
+	}
+}
+
 // A server that is told to end does not wait for agents that only listen.
 func TestMCPDrain(t *testing.T) {
 	t.Parallel()
