@@ -30,7 +30,7 @@ func (f *Front) Serve(ctx context.Context, tenant string, in io.ReadCloser, out 
 	case err = <-ended:
 		done = true
 	}
-	// The SDK would wait for all that runs, and none of it has a client any more.
+	// The SDK waits until each answer is written, and an agent may read none and keep its end open.
 	now, cancel := context.WithCancel(ctx)
 	cancel()
 	f.server.Drain(now)

@@ -530,24 +530,34 @@ func TestMCPDrain(t *testing.T) {
 	harness.Within(t, "the end", time.Since(began), 0, 2*time.Second)
 }
 
-// On a signal sbxrun mcp ends as when stdin is closed, even if nobody reads its answers.
-func TestMCPSignal(t *testing.T) {
+// On a signal, and when stdin is closed, sbxrun mcp ends even if nobody reads its answers.
+func TestMCPUnread(t *testing.T) {
 	t.Parallel()
-	s, in, _ := stdio(t, cold)
-	lines := []string{
-		`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"` + legacy + `","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`,
-		`{"jsonrpc":"2.0","method":"notifications/initialized"}`,
+	for name, end := range map[string]func(*server, io.Closer) error{
+		"signal": func(s *server, _ io.Closer) error { return s.cmd.Process.Signal(unix.SIGTERM) },
+		"stdin":  func(_ *server, in io.Closer) error { return in.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, in, _ := stdio(t, cold)
+			lines := []string{
+				`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"` + legacy + `","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`,
+				`{"jsonrpc":"2.0","method":"notifications/initialized"}`,
+				`{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run_command","arguments":{"command":"setsid sleep 4326 & sleep 4326; true"}}}`,
+			}
+			for id := range 40 { // whose answers are more than a pipe holds
+				lines = append(lines, `{"jsonrpc":"2.0","id":`+itoa(10+id)+`,"method":"tools/list"}`)
+			}
+			if _, err := io.WriteString(in, strings.Join(lines, "\n")+"\n"); err != nil {
+				t.Fatal(err)
+			}
+			s.busy(2, "sleep 4326")
+			if err := end(s, in); err != nil {
+				t.Fatal(err)
+			}
+			s.over()
+		})
 	}
-	for id := range 40 { // more than a pipe holds
-		lines = append(lines, `{"jsonrpc":"2.0","id":`+itoa(10+id)+`,"method":"tools/list"}`)
-	}
-	lines = append(lines, `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run_command","arguments":{"command":"setsid sleep 4326 & sleep 4326; true"}}}`)
-	if _, err := io.WriteString(in, strings.Join(lines, "\n")+"\n"); err != nil {
-		t.Fatal(err)
-	}
-	s.busy(2, "sleep 4326")
-	_ = s.cmd.Process.Signal(unix.SIGTERM) // it is ours, and lives
-	s.over()
 }
 
 // An agent that closes stdin ends everything: its calls, its sessions and sbxrun itself.
