@@ -84,6 +84,8 @@ func (s *Server) identified(next http.Handler) http.Handler {
 		w.Header().Set("Cache-Control", "no-store")
 		// Of the request before on this connection.
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Time{})
+		r = r.WithContext(r.Context()) // net/http looks at the body of its own
+		withBound(w, r)
 		var tenant string
 		var local bool
 		if !open[r.URL.Path] {

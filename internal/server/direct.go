@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"net/http"
 	"os"
-	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
@@ -159,9 +158,7 @@ func (s *Server) Until(ctx context.Context) (context.Context, context.CancelFunc
 // Body reads the body of a request as all handlers do: of at most max bytes, and with a sign of
 // life from the client every now and then.
 func Body(w http.ResponseWriter, r *http.Request, max int64) ([]byte, error) {
-	text, err := io.ReadAll(http.MaxBytesReader(w, io.NopCloser(body{Request{w, r}}), max))
-	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // see [Request.Resolve]
-	return text, err
+	return io.ReadAll(http.MaxBytesReader(w, io.NopCloser(body{Request{w, r}}), max))
 }
 
 // Patient lets a client take its time for each piece of an answer, and no more.

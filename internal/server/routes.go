@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"io"
 	"maps"
 	"net/http"
 	"reflect"
@@ -51,14 +52,35 @@ type Request struct {
 // Resolve is called by huma when it has read the request.
 func (q *Request) Resolve(ctx huma.Context) []error {
 	q.r, q.w = humago.Unwrap(ctx)
-	// The body's deadline is over with it: a connection that is past one counts as closed, and
-	// its request as canceled.
-	_ = http.NewResponseController(q.w).SetReadDeadline(time.Time{}) // a writer of a test may have none
 	return nil
 }
 
-// bodyBound is how long a client may take to send its request.
-const bodyBound = 30 * time.Second
+// bodyBound is how long a client may take to send its request; a test has less.
+var bodyBound = 30 * time.Second
+
+// bounded is a body that comes until the connection's deadline. That is over with the body: a
+// connection that is past one counts as closed, and its request as canceled.
+type bounded struct {
+	io.ReadCloser
+	w http.ResponseWriter
+}
+
+// withBound gives a client its time for the body. What no handler reads of one net/http reads
+// itself before it answers, for as long as that takes.
+func withBound(w http.ResponseWriter, r *http.Request) {
+	if r.ContentLength != 0 {
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyBound)) // a writer of a test may have none
+		r.Body = bounded{r.Body, w}
+	}
+}
+
+func (b bounded) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err == io.EOF {
+		_ = http.NewResponseController(b.w).SetReadDeadline(time.Time{}) // likewise
+	}
+	return n, err
+}
 
 // Handler is the whole interface; of it, what is not HTTP's own is mcp.
 func (s *Server) Handler(mcp http.Handler) http.Handler {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -170,5 +171,71 @@ func TestLeavesQueue(t *testing.T) {
 	leave()
 	if u := s.gate.Uses()["uid-1"]; u.Running != 0 || u.Waiting != 0 {
 		t.Errorf("%+v", u)
+	}
+}
+
+// patientSource takes its time, and then tells whether the request had been canceled.
+type patientSource struct{ canceled chan bool }
+
+func (p patientSource) Take(ctx context.Context, _ string, _ place.Policy) (place.Place, error) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(3 * bodyBound):
+	}
+	p.canceled <- ctx.Err() != nil
+	return nil, &result.Error{Code: "setup", Message: "there is no place"}
+}
+
+// A client that announces a body and does not send it keeps no connection, whether or not it
+// has said who it is; and one that has sent it may wait for as long as it likes.
+func TestBodyThatDoesNotCome(t *testing.T) {
+	defer func(before time.Duration) { bodyBound = before }(bodyBound)
+	bodyBound = 100 * time.Millisecond
+	c := config.Default()
+	c.StateDir = filepath.Join(t.TempDir(), "state")
+	source := patientSource{make(chan bool, 1)}
+	s, err := New(c, nil, source, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Drain(t.Context())
+	h := s.Handler(http.NotFoundHandler())
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("X-Known") != "" {
+			r = r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1"))
+		}
+		h.ServeHTTP(w, r)
+	}))
+	defer web.Close()
+	for _, request := range []string{
+		"GET /healthz HTTP/1.1\r\n", "POST /v1/run HTTP/1.1\r\n", "POST /v1/run HTTP/1.1\r\nX-Known: 1\r\n", "GET /v1/calls HTTP/1.1\r\nX-Known: 1\r\n",
+		"GET /v1/calls/none/output HTTP/1.1\r\nX-Known: 1\r\n", "PUT /v1/sessions/none/files/x HTTP/1.1\r\nX-Known: 1\r\n", "GET /none HTTP/1.1\r\nX-Known: 1\r\n",
+	} {
+		conn, err := net.Dial("tcp", web.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(10 * time.Second)) // it takes deadlines
+		if _, err := io.WriteString(conn, request+"Host: sbxrun\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		if answer, err := io.ReadAll(conn); err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 ") {
+			t.Errorf("%q: %q %v", request, answer, err)
+		}
+	}
+	q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, web.URL+"/v1/run", strings.NewReader(`{"argv":["true"]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.Header.Set("Content-Type", "application/json")
+	q.Header.Set("X-Known", "1")
+	answer, err := http.DefaultClient.Do(q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer.Body.Close()
+	if <-source.canceled {
+		t.Error("a request that has come was canceled for the time that its body may take")
 	}
 }
