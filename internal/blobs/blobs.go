@@ -33,6 +33,10 @@ type Store struct {
 // prefix of an id names the hash.
 const prefix = "sha256:"
 
+// perFile is what a file counts for beside what it holds: a block of the disk, and an
+// inode. A quota of bytes alone would let files of one byte use all of both.
+const perFile = 4096
+
 // partial is the beginning of the names of files that are being written.
 const partial = ".part-"
 
@@ -81,14 +85,15 @@ func (s *Store) Expire(now time.Time) error {
 		if old && os.Remove(name) == nil {
 			return
 		}
-		s.used[filepath.Base(filepath.Dir(name))] += st.Size()
-		s.sum += st.Size()
+		s.used[filepath.Base(filepath.Dir(name))] += perFile + st.Size()
+		s.sum += perFile + st.Size()
 	})
 }
 
 // Put stores what r has, at most max bytes, for a tenant who may have so many bytes in all,
 // and returns its id and size.
 func (s *Store) Put(tenant string, r io.Reader, max, quota int64) (id string, size int64, err error) {
+	full := &result.Error{Code: "quota-disk", Message: "the content store has no room for it", Hint: "files go when they were not asked for within the store's time to live"}
 	dir := filepath.Join(s.dir, tenant)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", 0, err
@@ -106,6 +111,10 @@ func (s *Store) Put(tenant string, r io.Reader, max, quota int64) (id string, si
 			s.reserve(tenant, -reserved, 0)
 		}
 	}()
+	if !s.reserve(tenant, perFile, quota) {
+		return "", 0, full
+	}
+	reserved = perFile
 	hash := sha256.New()
 	buf := make([]byte, 64<<10)
 	for {
@@ -115,7 +124,7 @@ func (s *Store) Put(tenant string, r io.Reader, max, quota int64) (id string, si
 				return "", 0, &result.Error{Code: "too-large", Message: fmt.Sprintf("the file is larger than %d bytes", max)}
 			}
 			if !s.reserve(tenant, int64(n), quota) {
-				return "", 0, &result.Error{Code: "quota-disk", Message: "the content store has no room for it", Hint: "files go when they were not asked for within the store's time to live"}
+				return "", 0, full
 			}
 			reserved += int64(n)
 			hash.Write(buf[:n])
@@ -136,8 +145,8 @@ func (s *Store) Put(tenant string, r io.Reader, max, quota int64) (id string, si
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if st, err := os.Stat(at); err == nil {
-		s.used[tenant] -= st.Size()
-		s.sum -= st.Size()
+		s.used[tenant] -= perFile + st.Size()
+		s.sum -= perFile + st.Size()
 	}
 	if err := os.Rename(f.Name(), at); err != nil {
 		return "", 0, err

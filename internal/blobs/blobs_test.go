@@ -22,15 +22,15 @@ func code(err error) string {
 
 func TestStore(t *testing.T) {
 	dir := t.TempDir()
-	s, err := Open(dir, time.Hour, 100)
+	s, err := Open(dir, time.Hour, 2*perFile+100)
 	if err != nil {
 		t.Fatal(err)
 	}
-	id, n, err := s.Put("a", strings.NewReader("hello"), 50, 50)
+	id, n, err := s.Put("a", strings.NewReader("hello"), 50, perFile+50)
 	if n != 5 || err != nil {
 		t.Fatal(n, err)
 	}
-	if again, _, err := s.Put("a", strings.NewReader("hello"), 50, 50); again != id || err != nil || s.used["a"] != 5 {
+	if again, _, err := s.Put("a", strings.NewReader("hello"), 50, 2*perFile+50); again != id || err != nil || s.used["a"] != perFile+5 {
 		t.Errorf("%s %v, %d bytes", again, err, s.used["a"])
 	}
 	if _, _, err := s.Get("b", id); code(err) != "no-such-file" {
@@ -41,24 +41,27 @@ func TestStore(t *testing.T) {
 			t.Errorf("%q: %v", wrong, err)
 		}
 	}
-	if _, _, err := s.Put("a", strings.NewReader(strings.Repeat("x", 46)), 50, 50); code(err) != "quota-disk" {
+	if _, _, err := s.Put("a", strings.NewReader(strings.Repeat("x", 46)), 50, 2*perFile+50); code(err) != "quota-disk" {
 		t.Errorf("above the tenant's quota: %v", err)
 	}
-	if _, _, err := s.Put("b", strings.NewReader(strings.Repeat("x", 96)), 200, 200); code(err) != "quota-disk" {
+	if _, _, err := s.Put("b", strings.NewReader(strings.Repeat("x", 96)), 200, perFile+200); code(err) != "quota-disk" {
 		t.Errorf("above the store's: %v", err)
 	}
-	if _, _, err := s.Put("b", strings.NewReader("12345"), 4, 50); code(err) != "too-large" {
+	if _, _, err := s.Put("b", strings.NewReader("12345"), 4, perFile+50); code(err) != "too-large" {
 		t.Errorf("%v", err)
 	}
-	if s.sum != 5 || s.used["b"] != 0 {
+	if s.sum != perFile+5 || s.used["b"] != 0 {
 		t.Errorf("%d bytes, %v", s.sum, s.used)
+	}
+	if _, _, err := s.Put("a", strings.NewReader("1"), 50, perFile+50); code(err) != "quota-disk" {
+		t.Errorf("a second file, however small: %v", err)
 	}
 	// A server that was killed leaves half a file, and the next one finds the rest.
 	part := filepath.Join(dir, "a", partial+"1")
 	if err := os.WriteFile(part, []byte("half"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if s, err = Open(dir, time.Hour, 100); err != nil || s.sum != 5 {
+	if s, err = Open(dir, time.Hour, 2*perFile+100); err != nil || s.sum != perFile+5 {
 		t.Fatalf("%v, %d bytes", err, s.sum)
 	}
 	if _, err := os.Stat(part); err == nil {
@@ -73,7 +76,7 @@ func TestStore(t *testing.T) {
 	if string(b) != "hello" {
 		t.Errorf("%q", b)
 	}
-	if err := s.Expire(time.Now().Add(30 * time.Minute)); err != nil || s.sum != 5 {
+	if err := s.Expire(time.Now().Add(30 * time.Minute)); err != nil || s.sum != perFile+5 {
 		t.Errorf("too early: %v, %d bytes", err, s.sum)
 	}
 	if err := s.Expire(time.Now().Add(2 * time.Hour)); err != nil || s.sum != 0 {
