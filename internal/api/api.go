@@ -83,6 +83,7 @@ type Language struct {
 	Name    string   `json:"name"`
 	Command []string `json:"command" doc:"What runs the program, {file} being its path"`
 	File    string   `json:"file" doc:"What the program is called in the workspace"`
+	Cells   bool     `json:"cells" doc:"Whether a session can keep its interpreter, for POST …/code"`
 }
 
 // State is how far a command has come that nobody waits for.

@@ -17,6 +17,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 
 	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/internal/cells"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/internal/values"
@@ -35,15 +36,15 @@ type Config struct {
 
 	MetricsTenants []string `toml:"metrics_tenants"`
 
-	Call      Call                `toml:"call"`
-	Calls     Calls               `toml:"calls"`
-	Rooms     Rooms               `toml:"rooms"`
-	Sandbox   Sandbox             `toml:"sandbox"`
-	Sessions  Sessions            `toml:"sessions"`
-	Files     Files               `toml:"files"`
-	Tenant    Tenant              `toml:"tenant"`
-	Tenants   map[string]Tenant   `toml:"tenants"`
-	Languages map[string]Language `toml:"languages"`
+	Call      Call                      `toml:"call"`
+	Calls     Calls                     `toml:"calls"`
+	Rooms     Rooms                     `toml:"rooms"`
+	Sandbox   Sandbox                   `toml:"sandbox"`
+	Sessions  Sessions                  `toml:"sessions"`
+	Files     Files                     `toml:"files"`
+	Tenant    Tenant                    `toml:"tenant"`
+	Tenants   map[string]Tenant         `toml:"tenants"`
+	Languages map[string]cells.Language `toml:"languages"`
 }
 
 // Call is what holds for each call.
@@ -110,21 +111,6 @@ func (t Tenant) Ceilings() tenants.Ceilings {
 	return tenants.Ceilings{Concurrency: t.Concurrency, Queue: t.Queue, Rate: t.Rate}
 }
 
-// Language is how a program is run.
-type Language struct {
-	Command []string `toml:"command"`
-	File    string   `toml:"file"`
-}
-
-// Argv is the command line for the program.
-func (l Language) Argv() []string {
-	argv := slices.Clone(l.Command)
-	for i, word := range argv {
-		argv[i] = strings.ReplaceAll(word, "{file}", path.Join(room.Home, l.File))
-	}
-	return argv
-}
-
 // Default is what holds where the file says nothing.
 func Default() Config {
 	return Config{
@@ -135,18 +121,13 @@ func Default() Config {
 		Call: Call{
 			Timeout: values.Duration(30 * time.Second), MaxTimeout: values.Duration(5 * time.Minute), MaxGrace: values.Duration(30 * time.Second), MaxOutput: 1 << 20,
 		},
-		Calls:    Calls{Keep: values.Duration(10 * time.Minute), Most: 256},
-		Rooms:    Rooms{Min: 4, Max: 32, Calls: 1000},
-		Sandbox:  Sandbox{Network: "none", TmpSize: 256 << 20},
-		Sessions: Sessions{IdleTimeout: values.Duration(15 * time.Minute), Lifetime: values.Duration(24 * time.Hour), MaxEntries: 10_000},
-		Files:    Files{TTL: values.Duration(24 * time.Hour), Quota: 1 << 30},
-		Tenant:   Tenant{Concurrency: 32, Queue: 128, Sessions: 64, MaxOutput: 64 << 20, Files: 256 << 20},
-		Languages: map[string]Language{
-			"python": {Command: []string{"python3", "{file}"}, File: "main.py"},
-			"node":   {Command: []string{"node", "{file}"}, File: "main.js"},
-			"bash":   {Command: []string{"bash", "{file}"}, File: "main.sh"},
-			"sh":     {Command: []string{"sh", "{file}"}, File: "main.sh"},
-		},
+		Calls:     Calls{Keep: values.Duration(10 * time.Minute), Most: 256},
+		Rooms:     Rooms{Min: 4, Max: 32, Calls: 1000},
+		Sandbox:   Sandbox{Network: "none", TmpSize: 256 << 20},
+		Sessions:  Sessions{IdleTimeout: values.Duration(15 * time.Minute), Lifetime: values.Duration(24 * time.Hour), MaxEntries: 10_000},
+		Files:     Files{TTL: values.Duration(24 * time.Hour), Quota: 1 << 30},
+		Tenant:    Tenant{Concurrency: 32, Queue: 128, Sessions: 64, MaxOutput: 64 << 20, Files: 256 << 20},
+		Languages: cells.Languages(),
 	}
 }
 
@@ -255,9 +236,8 @@ func (c *Config) Check() error {
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Languages)) {
-		l := c.Languages[name]
-		if len(l.Command) == 0 || l.File == "" || l.File != path.Base(l.File) || l.File == ".." || l.File == "." {
-			return fmt.Errorf("languages.%s: want a command, and a file that is one name", name)
+		if err := c.Languages[name].Check(); err != nil {
+			return fmt.Errorf("languages.%s: %w", name, err)
 		}
 	}
 	return nil

@@ -58,6 +58,7 @@ type Place interface {
 type Running interface {
 	Wait() (*result.Result, error)
 	Signal(sig syscall.Signal) error
+	SignalAlone(sig syscall.Signal) error // to the command's own process
 }
 
 // Command is a command, its members as those of [bwrap.Command].

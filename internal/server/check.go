@@ -15,6 +15,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/cells"
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/room"
@@ -57,7 +58,7 @@ func usage(format string, args ...any) error {
 // check finds what is wrong with a call, and settles what holds for it.
 func (s *Server) check(w who, c *api.Call) (*order, error) {
 	set := s.settings.Load()
-	o := &order{id: job.NewID(), who: w, ceilings: set.Of(w.tenant), argv: c.Argv, dir: c.Workdir, stdin: c.Stdin, collect: c.Collect}
+	o := &order{id: job.NewID(), who: w, ceilings: set.Of(w.tenant), argv: c.Argv, dir: c.Workdir, stdin: c.Stdin}
 	switch {
 	case (len(c.Argv) == 0) == (c.Language == ""):
 		return nil, usage("give either argv, or language and code")
@@ -75,11 +76,11 @@ func (s *Server) check(w who, c *api.Call) (*order, error) {
 		return nil, usage("workdir %q is not absolute", c.Workdir)
 	}
 	if c.Language != "" {
-		l, ok := set.languages[c.Language]
-		if !ok {
-			return nil, api.NewError(api.Usage, fmt.Sprintf("there is no language %.64q", c.Language), "GET /v1/languages lists them")
+		l, err := set.language(c.Language)
+		if err != nil {
+			return nil, err
 		}
-		o.argv = l.Argv()
+		o.argv = l.Argv(room.Home)
 		o.files = append(o.files, fileIn{path: l.File, text: strings.NewReader(c.Code), size: int64(len(c.Code)), mode: 0o600})
 	}
 	for name, value := range c.Env {
@@ -89,19 +90,34 @@ func (s *Server) check(w who, c *api.Call) (*order, error) {
 		o.env = append(o.env, name+"="+value)
 	}
 	sort.Strings(o.env)
+	return o, o.settle(set, c)
+}
+
+// language is one that there is.
+func (set *settings) language(name string) (cells.Language, error) {
+	l, ok := set.languages[name]
+	if !ok {
+		return l, api.NewError(api.Usage, fmt.Sprintf("there is no language %.64q", name), "GET /v1/languages lists them")
+	}
+	return l, nil
+}
+
+// settle takes over what a call and a cell have in common: files, times, limits and output.
+func (o *order) settle(set *settings, c *api.Call) error {
 	for _, f := range c.Files {
 		in, err := checkFile(f)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		o.files = append(o.files, in)
 	}
 	for _, pattern := range c.Collect {
 		if _, err := path.Match(pattern, ""); err != nil || pattern == "" {
-			return nil, usage("collect %.64q is no pattern", pattern)
+			return usage("collect %.64q is no pattern", pattern)
 		}
 	}
-	return o, o.bound(set, c)
+	o.collect = c.Collect
+	return o.bound(set, c)
 }
 
 func checkFile(f api.FileIn) (in fileIn, err error) {

@@ -18,6 +18,7 @@ import (
 type metrics struct {
 	registry *prometheus.Registry
 	calls    *prometheus.CounterVec
+	cells    *prometheus.CounterVec
 	refused  *prometheus.CounterVec
 	unproven prometheus.Counter
 	duration *prometheus.HistogramVec
@@ -40,6 +41,7 @@ func newMetrics(s *Server) *metrics {
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
 		calls:    prometheus.NewCounterVec(prometheus.CounterOpts{Name: "sbxrun_calls_total", Help: "Commands that have ended, by what ended them."}, []string{"tenant", "cause", "room"}),
+		cells:    prometheus.NewCounterVec(prometheus.CounterOpts{Name: "sbxrun_cells_total", Help: "Cells that have ended, by what ended them, and by what has become of the interpreter's state."}, []string{"tenant", "cause", "state"}),
 		refused:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "sbxrun_refused_total", Help: "Calls of which nothing was started, by error.code."}, []string{"tenant", "code"}),
 		unproven: prometheus.NewCounter(prometheus.CounterOpts{Name: "sbxrun_unproven_total", Help: "Commands of which something may be left."}),
 		duration: prometheus.NewHistogramVec(histogram("sbxrun_call_duration_seconds", "From the beginning of a command to its proven end.", longTimes), []string{"room"}),
@@ -47,7 +49,7 @@ func newMetrics(s *Server) *metrics {
 		setup:    prometheus.NewHistogramVec(histogram("sbxrun_call_setup_seconds", "Until a command runs.", shortTimes), []string{"room"}),
 		teardown: prometheus.NewHistogram(histogram("sbxrun_call_teardown_seconds", "From the decision to end a command to the proof.", shortTimes)),
 	}
-	m.registry.MustRegister(m.calls, m.refused, m.unproven, m.duration, m.queue, m.setup, m.teardown,
+	m.registry.MustRegister(m.calls, m.cells, m.refused, m.unproven, m.duration, m.queue, m.setup, m.teardown,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), present{s})
 	return m
 }
@@ -66,6 +68,16 @@ func (m *metrics) ended(tenant string, a *api.Answer) {
 	}
 	if a.TeardownT != nil {
 		m.teardown.Observe(*a.TeardownT / perSecond)
+	}
+}
+
+// cell counts a cell.
+func (m *metrics) cell(tenant string, a *api.CellAnswer) {
+	const perSecond = 1000
+	m.cells.WithLabelValues(tenant, string(a.Cause), a.State).Inc()
+	m.queue.Observe(a.QueueMS / perSecond)
+	if a.Interpreter != nil && a.Interpreter.Teardown.Verdict == result.Unproven {
+		m.unproven.Inc()
 	}
 }
 

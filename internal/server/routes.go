@@ -123,6 +123,7 @@ func (s *Server) define(mux *http.ServeMux) huma.API {
 	s.defineRun(a)
 	s.defineCalls(a)
 	s.defineSessions(a)
+	s.defineCells(a)
 	s.defineProcesses(a)
 	s.defineWorkspace(a)
 	s.defineFiles(a)
@@ -321,7 +322,8 @@ func (s *Server) defineLanguages(a huma.API) {
 func (s *Server) Languages() (all []api.Language) {
 	languages := s.settings.Load().languages
 	for _, name := range slices.Sorted(maps.Keys(languages)) {
-		all = append(all, api.Language{Name: name, Command: languages[name].Command, File: languages[name].File})
+		l := languages[name]
+		all = append(all, api.Language{Name: name, Command: l.Command, File: l.File, Cells: len(l.Kept) > 0})
 	}
 	return all
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/blobs"
 	"github.com/sbxrun/sbxrun/internal/calls"
+	"github.com/sbxrun/sbxrun/internal/cells"
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/sessions"
@@ -53,7 +54,7 @@ type Server struct {
 type settings struct {
 	config.Config
 	tokens    config.Tokens
-	languages map[string]config.Language // those whose program is there
+	languages map[string]cells.Language // those whose program is there
 	policy    place.Policy
 }
 
@@ -112,7 +113,7 @@ func (s *Server) Reload(c config.Config, tokens config.Tokens) error {
 	if err != nil {
 		return err
 	}
-	next := &settings{Config: c, tokens: tokens, languages: map[string]config.Language{}, policy: place.Policy{Policy: policy}}
+	next := &settings{Config: c, tokens: tokens, languages: map[string]cells.Language{}, policy: place.Policy{Policy: policy}}
 	for name, l := range c.Languages {
 		if _, err := exec.LookPath(l.Command[0]); err == nil {
 			next.languages[name] = l

@@ -72,7 +72,7 @@ func TestOpenAPI(t *testing.T) {
 	}
 	for path, methods := range map[string]string{
 		"/v1/run": "POST", "/v1/calls": "POST GET", "/v1/calls/{id}": "GET DELETE", "/v1/calls/{id}/output": "GET", "/v1/languages": "GET",
-		"/v1/sessions": "POST GET", "/v1/sessions/{id}": "GET DELETE", "/v1/sessions/{id}/exec": "POST", "/v1/sessions/{id}/processes": "POST GET",
+		"/v1/sessions": "POST GET", "/v1/sessions/{id}": "GET DELETE", "/v1/sessions/{id}/exec": "POST", "/v1/sessions/{id}/code": "POST", "/v1/sessions/{id}/processes": "POST GET",
 		"/v1/sessions/{id}/processes/{pid}": "GET DELETE", "/v1/sessions/{id}/files/{path}": "PUT GET DELETE", "/v1/sessions/{id}/archive": "GET PUT", "/v1/files": "POST", "/v1/files/{id}": "GET",
 	} {
 		item := doc.Paths.Value(path)
@@ -95,13 +95,13 @@ func FuzzRun(f *testing.F) {
 	for _, body := range []string{
 		`{"argv":["true"]}`, `{"language":"sh","code":"x","env":{"A":"1"},"files":[{"path":"a","text":"b","mode":"755"}],"collect":["*"],"timeout_ms":1e9}`,
 		`{"argv":["true"],"limits":{"memory":1048576,"pids":4,"cpus":1.5,"max_output":1,"output":"kill"}}`, `[]`, `{`, `null`, `{"argv":null}`, `{"timeout_ms":"1"}`,
-		`{"argv":["a"],"files":[{"path":"../x","base64":"AA=="}]}`, "{\"argv\":[\"\\u0000\"]}", `{"argv":["a"],"timeout_ms":-1e999}`,
+		`{"argv":["a"],"files":[{"path":"../x","base64":"AA=="}]}`, `{"language":"python","code":"1","limits":{"max_output":1}}`, "{\"argv\":[\"\\u0000\"]}", `{"argv":["a"],"timeout_ms":-1e999}`,
 	} {
 		f.Add(body)
 	}
 	h := handler(f)
 	f.Fuzz(func(t *testing.T, body string) {
-		for _, path := range []string{"/v1/run", "/v1/sessions", "/v1/run?stream=1"} {
+		for _, path := range []string{"/v1/run", "/v1/sessions", "/v1/sessions/x/code", "/v1/run?stream=1"} {
 			w := ask(h, http.MethodPost, path, body)
 			var e api.Error
 			if err := json.Unmarshal(w.Body.Bytes(), &e); err != nil || e.Failure.Code == "" || e.Started || api.Codes()[e.Failure.Code] != w.Code {

@@ -35,6 +35,7 @@ type Session struct {
 	last   time.Time // when there was the last one
 	cause  result.Cause
 	ending bool
+	kept   map[string]*Interpreter // by language
 	gone   chan struct{}
 	report *result.Result
 }
@@ -72,6 +73,7 @@ func (s *Session) end(cause result.Cause) *result.Result {
 	s.ending, s.cause = true, cause
 	s.mu.Unlock()
 	s.cancel()
+	s.closeInterpreters() // and with them cells at once, which would have a second after SIGINT
 	s.mu.Lock()
 	for s.users > 0 { // they end with the context
 		s.free.Wait()

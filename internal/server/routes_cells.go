@@ -1,0 +1,166 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"reflect"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/cells"
+	"github.com/sbxrun/sbxrun/internal/job"
+)
+
+// Cell runs a cell in a session's interpreter. When it returns nothing of the cell runs any
+// more but what that has left in the background, which is the interpreter's.
+func (s *Server) Cell(ctx context.Context, session string, c *api.Cell) (a *api.CellAnswer, err error) {
+	x, either, release, err := s.used(ctx, session)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	o, language, err := s.checkCell(whose(ctx), c)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { s.count(o, nil, err) }()
+	if err := s.begin(); err != nil {
+		return nil, err
+	}
+	defer s.running.Done()
+	ctx, cancel := s.within(ctx)
+	defer cancel()
+	either, cancel = s.within(either)
+	defer cancel()
+	i, free, err := x.Interpreter(c.Language)
+	if err != nil {
+		return nil, err
+	}
+	defer free()
+	turn, err := s.gate.Join(o.who.tenant, o.ceilings.Ceilings())
+	if err != nil {
+		return nil, err
+	}
+	e, err := s.enter(either, turn, o)
+	if err != nil {
+		return nil, s.why(either, err)
+	}
+	defer e.end()
+	if err := s.bring(x.Place, o); err != nil {
+		return nil, s.why(either, err)
+	}
+	e.admitted.Reserved()
+	if err := i.Start(either, cells.Spec{Language: language, Limits: o.limits}); err != nil {
+		return nil, s.why(either, explain(e.admitted, err))
+	}
+	e.admitted.Running()
+	began := time.Now()
+	// The session's end closes the interpreter, and so needs no context here: SIGINT would only
+	// keep it waiting.
+	answer, err := i.Run(ctx, cells.Cell{Code: c.Code, Timeout: o.timeout, MaxOutput: o.maxOutput})
+	if answer == nil {
+		return nil, s.why(either, explain(e.admitted, err))
+	}
+	a = s.cellAnswer(o, language, answer)
+	a.StartedAt, a.QueueMS = began.UTC().Format(result.TimeFormat), result.Milliseconds(e.queued)
+	if either.Err() == nil {
+		a.Files = s.collect(x.Place, o)
+	}
+	s.metrics.cell(o.who.tenant, a)
+	s.log.Info("cell", "request", o.who.requestID, "tenant", o.who.tenant, "session", x.ID, "id", a.ID, "language", c.Language, "cause", a.Cause,
+		"state", a.State, "number", a.Number, "queue_ms", a.QueueMS, "duration_ms", a.Duration)
+	if a.Interpreter == nil {
+		return a, nil
+	}
+	if err := proven(&api.Answer{Report: *a.Interpreter, Room: string(x.Place.Kind()), RequestID: a.RequestID}); err != nil {
+		go s.rooms.End(x, result.Lost) // in which something is left must not be used again
+		return nil, err
+	}
+	return a, nil
+}
+
+// checkCell finds what is wrong with a cell, and settles what holds for it.
+func (s *Server) checkCell(w who, c *api.Cell) (*order, cells.Language, error) {
+	set := s.settings.Load()
+	o := &order{id: job.NewID(), who: w, ceilings: set.Of(w.tenant)}
+	language, err := set.language(c.Language)
+	if err != nil {
+		return nil, language, err
+	}
+	if len(language.Kept) == 0 {
+		return nil, language, usage("language %q has no interpreter that can be kept", c.Language)
+	}
+	return o, language, o.settle(set, &api.Call{TimeoutMS: c.TimeoutMS, Limits: api.Limits{MaxOutput: c.Limits.MaxOutput}, Files: c.Files, Collect: c.Collect})
+}
+
+func (s *Server) cellAnswer(o *order, language cells.Language, in *cells.Answer) *api.CellAnswer {
+	a := &api.CellAnswer{
+		ID: o.id, Cause: in.Cause, State: string(in.State), Number: in.Number, TimedOut: in.Cause == result.Timeout, Duration: result.Milliseconds(in.Duration),
+		Results: []api.CellResult{}, ResultsTruncated: in.Truncated, Exception: (*api.Exception)(in.Error), DroppedBytes: in.Dropped,
+		TimeoutMS: result.Milliseconds(o.timeout), Clamped: o.clamped, RequestID: o.who.requestID,
+	}
+	var r result.Report
+	r.SetOutput(in.Stdout, in.Stderr)
+	a.Stdout, a.StdoutBase64, a.StdoutBytes, a.StdoutTruncated = r.Stdout, r.StdoutBase64, r.StdoutBytes, r.StdoutTruncated
+	a.Stderr, a.StderrBase64, a.StderrBytes, a.StderrTruncated = r.Stderr, r.StderrBase64, r.StderrBytes, r.StderrTruncated
+	for _, one := range in.Results {
+		shown := api.CellResult{Kind: one.Kind, Truncated: one.Truncated, Media: []api.Medium{}}
+		for _, m := range one.Media {
+			shown.Media = append(shown.Media, s.medium(o, m))
+		}
+		a.Results = append(a.Results, shown)
+	}
+	for _, end := range []struct {
+		of *result.Result
+		to **result.Report
+	}{{in.Ended, &a.Interpreter}, {in.Earlier, &a.Earlier}} {
+		if end.of != nil {
+			report := end.of.Report(o.id, language.Kept)
+			*end.to = &report
+		}
+	}
+	return a
+}
+
+// medium is one of a result: what is no text goes into the content store.
+func (s *Server) medium(o *order, in cells.Medium) api.Medium {
+	if in.Base64 == nil {
+		return api.Medium{MediaType: in.Type, Text: &in.Text, Size: int64(len(in.Text))}
+	}
+	m := api.Medium{MediaType: in.Type, Size: int64(len(in.Base64))}
+	quota := int64(o.ceilings.Files)
+	id, _, err := s.files.Put(o.who.tenant, bytes.NewReader(in.Base64), quota, quota)
+	if err != nil {
+		m.Error = err.Error()
+	}
+	m.ID = id
+	return m
+}
+
+func (s *Server) defineCells(a huma.API) {
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "code", Method: http.MethodPost, Path: "/v1/sessions/{id}/code", Summary: "Run a cell in an interpreter that the session keeps",
+		Description: "One at a time for each language. However it ends, the next one works.",
+		Responses: map[string]*huma.Response{"200": content(a, "It has ended, however: cause and state say how.", map[string]reflect.Type{
+			"application/json": reflect.TypeFor[api.CellAnswer](),
+		})},
+	}, append(starting, api.NoSuchSession, api.Ended, api.BusySession)...), func(ctx context.Context, q *struct {
+		Request
+		SessionPath
+		Body api.Cell
+	}) (*streamed, error) {
+		return &streamed{func(huma.Context) {
+			out, err := s.Cell(ctx, q.ID, &q.Body)
+			if err != nil {
+				patience(q.w)
+				api.AsError(err).Write(q.w)
+				return
+			}
+			writeJSON(q.w, http.StatusOK, out)
+		}}, nil
+	})
+}

@@ -1,0 +1,86 @@
+package sessions
+
+import (
+	"context"
+	"sync"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/cells"
+	"github.com/sbxrun/sbxrun/internal/place"
+)
+
+// Interpreter is the one of a session for a language. It is started with its first cell, and
+// ends with the session.
+type Interpreter struct {
+	session *Session
+	running sync.Mutex    // a cell, from before it waits for its turn; the rest is who has it's
+	kernel  *cells.Kernel // nil until it was started; written with the session's lock, too
+}
+
+// Interpreter takes the one for a language, for one cell. The release is called when that is
+// over.
+func (s *Session) Interpreter(language string) (i *Interpreter, release func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if i = s.kept[language]; i == nil {
+		i = &Interpreter{session: s}
+		if s.kept == nil {
+			s.kept = map[string]*Interpreter{}
+		}
+		s.kept[language] = i
+	}
+	if !i.running.TryLock() {
+		return nil, nil, api.NewError(api.BusySession, "a cell is running in this session's interpreter", "wait for its answer, or use another session")
+	}
+	return i, i.running.Unlock, nil
+}
+
+// Start starts it, if it was not before. Its room is the session's.
+func (i *Interpreter) Start(ctx context.Context, spec cells.Spec) error {
+	if i.kernel != nil {
+		return nil
+	}
+	spec.Room = within{i.session.Place}
+	kernel, err := cells.Start(ctx, spec)
+	if err != nil {
+		return err
+	}
+	s := i.session
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i.kernel = kernel
+	if s.ending { // who ends it may have looked already
+		_ = kernel.Close() // the session's end says more
+		return ended(s.ID, s.cause)
+	}
+	return nil
+}
+
+// Run runs a cell after Start, see [cells.Kernel.Run].
+func (i *Interpreter) Run(ctx context.Context, c cells.Cell) (*cells.Answer, error) {
+	return i.kernel.Run(ctx, c)
+}
+
+// closeInterpreters ends those there are, with the cells that run in them. No more come: the
+// session is ending.
+func (s *Session) closeInterpreters() {
+	var all sync.WaitGroup
+	s.mu.Lock()
+	for _, i := range s.kept {
+		if i.kernel != nil {
+			all.Go(func() { _ = i.kernel.Close() }) // the session's end says more
+		}
+	}
+	s.mu.Unlock()
+	all.Wait()
+}
+
+// within is a place as a room of interpreters. What a command has for itself alone, none of a
+// session has.
+type within struct{ at place.Place }
+
+func (w within) Start(ctx context.Context, c cells.Command) (cells.Running, error) {
+	return w.at.Start(ctx, place.Command{
+		Args: c.Args, Env: c.Env, Dir: c.Dir, Limits: c.Limits, Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr,
+	})
+}
