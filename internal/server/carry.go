@@ -67,8 +67,12 @@ func (s *Server) fresh(ctx context.Context, turn *tenants.Turn, o *order, out si
 	if err != nil {
 		return nil, s.why(ctx, explain(e.admitted, err))
 	}
-	a, err := s.in(ctx, at, e.admitted, o, out)
-	res, _ := at.Give() // the result's verdict says more
+	var res *result.Result
+	a, err := func() (*api.Answer, error) {
+		// Also after a panic, which ends this request alone.
+		defer func() { res, _ = at.Give() }() // the result's verdict says more
+		return s.in(ctx, at, e.admitted, o, out)
+	}()
 	if a == nil {
 		return nil, s.why(ctx, err)
 	}
