@@ -127,7 +127,7 @@ func TestCode(t *testing.T) {
 // Text of a result is in the answer, and an image in the content store.
 func TestCodeMedia(t *testing.T) {
 	t.Parallel()
-	s := serve(t, "[tenant]\nfiles = 1000\n")
+	s := serve(t, "[tenant]\nfiles = 16000\n")
 	path := s.session(`{}`)
 	const class = "class P:\n def __init__(self, n): self.n = n\n def _repr_png_(self): return b'\\x89PNG' + b'\\0' * self.n\n def _repr_html_(self): return '<b>p</b>'\n def __repr__(self): return 'P'\n"
 	a := s.cell(path, python(class+"display(P(1))\nP(6)"))
@@ -149,7 +149,7 @@ func TestCodeMedia(t *testing.T) {
 		t.Errorf("%+v: %q", png, b)
 	}
 	// What there is no room for is told, and the cell has run.
-	a = s.cell(path, python("P(2000)"))
+	a = s.cell(path, python("P(20000)"))
 	for _, m := range a.Results[0].Media {
 		if m.MediaType == "image/png" && (m.Error == "" || m.ID != "") {
 			t.Errorf("%+v", m)
