@@ -147,6 +147,12 @@ func (g *Group) Watch(ctx context.Context) <-chan Event {
 	if !memory && !cpu {
 		return nil
 	}
+	if g.lasting != nil {
+		// The next command may be given the group while somebody is still looking.
+		one, of := *g, *g.lasting
+		one.lasting = &of
+		g = &one
+	}
 	events := make(chan Event, 2)
 	if cpu {
 		go g.watchCPU(ctx, events)
