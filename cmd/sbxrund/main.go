@@ -50,16 +50,26 @@ func fail(err error) int {
 	return result.ExitNotStarted
 }
 
+// parse fills the flags of a command. done: it was wrong, or asked for help, and code is what
+// to exit with.
+func parse(flags any, args []string) (code int, done bool) {
+	_, err := cli.Parse(flags, args)
+	if err == nil {
+		return 0, false
+	}
+	if errors.Is(err, cli.ErrHelp) {
+		err = cli.Help(os.Stdout, flags)
+	}
+	if err != nil {
+		return fail(err), true
+	}
+	return 0, true
+}
+
 func serve(args []string) int {
 	var flags cli.Serve
-	if _, err := cli.Parse(&flags, args); err != nil {
-		if !errors.Is(err, cli.ErrHelp) {
-			return fail(err)
-		}
-		if err := cli.Help(os.Stdout, &flags); err != nil {
-			return fail(err)
-		}
-		return 0
+	if code, done := parse(&flags, args); done {
+		return code
 	}
 	c, tokens, err := settings(&flags)
 	if err != nil {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -21,14 +20,8 @@ import (
 // mcpCommand serves one agent on stdin and stdout, without any socket.
 func mcpCommand(args []string) int {
 	var flags cli.MCP
-	if _, err := cli.Parse(&flags, args); err != nil {
-		if !errors.Is(err, cli.ErrHelp) {
-			return fail(err)
-		}
-		if err := cli.Help(os.Stdout, &flags); err != nil {
-			return fail(err)
-		}
-		return 0
+	if code, done := parse(&flags, args); done {
+		return code
 	}
 	c, err := config.Load(flags.Config)
 	if err == nil {

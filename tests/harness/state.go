@@ -75,7 +75,8 @@ func (s *State) Sandbox(o Options, args ...string) *Sandbox {
 func (s *State) TrySandbox(o Options, args ...string) (b *Sandbox, r *Result) {
 	s.T.Helper()
 	marker := newMarker()
-	own := []string{"start", "--json", "--env", MarkerName + "=" + marker, "--env", fixtureSeconds(), "--ro-bind", fixturesBind(s.T)}
+	// Should the test itself be killed, its sandboxes must not stay for ever.
+	own := []string{"start", "--json", "--timeout", "1h", "--env", MarkerName + "=" + marker, "--env", fixtureSeconds(), "--ro-bind", fixturesBind(s.T)}
 	o = s.options(o)
 	o.Bare, o.others = true, true
 	o.handover = func(stdout string) {
