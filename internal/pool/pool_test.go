@@ -318,17 +318,18 @@ func TestDoubt(t *testing.T) {
 	}
 }
 
-// kill kills the first process below this one that has a name.
+// kill kills the first process below this one that has a name. The init of the next call is
+// made while the room waits for it: it may not be there at once.
 func kill(t *testing.T, name string) {
 	t.Helper()
-	for _, st := range below(t) {
-		if st.Comm == name && st.State != "Z" {
-			if err := unix.Kill(st.PID, unix.SIGKILL); err == nil {
-				return
+	harness.Until(t, bound, "a process "+name+" to be killed", func() bool {
+		for _, st := range below(t) {
+			if st.Comm == name && st.State != "Z" && unix.Kill(st.PID, unix.SIGKILL) == nil {
+				return true
 			}
 		}
-	}
-	t.Errorf("there is no %s to be killed", name)
+		return false
+	})
 }
 
 // A command that is too large for a warm room is refused before it has begun.

@@ -856,7 +856,8 @@ func (y *soakTry) recycle() {
 	}
 }
 
-// follow begins another command on the same sandbox, or none.
+// follow begins another command on the same sandbox, or none. An exec's has a marker of its
+// own in place of the sandbox's, as it may outlive the try's command.
 func (y *soakTry) follow() *call {
 	id := ""
 	if y.box != nil {
@@ -869,7 +870,7 @@ func (y *soakTry) follow() *call {
 	}
 	then := [][]string{
 		{"kill", "--grace", "0", "--proof-timeout", soakProof.String(), id}, {"kill", "--grace", "0.1", "--proof-timeout", soakProof.String(), id}, {"wait", "--timeout", "1", id},
-		{"inspect", id}, {"ps", "--all"}, {"logs", id}, {"exec", "--timeout", "0.2", "--proof-timeout", soakProof.String(), id, "sleep", "9"}, {"cleanup"},
+		{"inspect", id}, {"ps", "--all"}, {"logs", id}, {"exec", "--env", harness.MarkerName + "=" + y.s.marker + "-after-" + y.id, "--timeout", "0.2", "--proof-timeout", soakProof.String(), id, "sleep", "9"}, {"cleanup"},
 	}
 	args := then[y.rng.IntN(len(then))]
 	y.done = append(y.done, "then "+args[0])

@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -134,12 +136,39 @@ func (s *server) end() {
 	}
 }
 
-// kill kills the server, and comes back when it is dead.
+// kill kills the server, and comes back when nothing of it is left. Its keepers are reaped
+// here, in the place of who reaps for a server. It is stopped before, as a child that it has
+// made since they were counted would not be among them.
 func (s *server) kill() {
+	s.t.Helper()
 	s.killed = true
+	pid := s.cmd.Process.Pid
+	if err := s.cmd.Process.Signal(unix.SIGSTOP); err != nil {
+		s.t.Fatal(err)
+	}
+	harness.Until(s.t, harness.Bound, "the server to stop", func() bool {
+		states, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+		return err == nil && !slices.ContainsFunc(states, func(path string) bool {
+			data, err := os.ReadFile(path) // an error: the thread has ended
+			return err == nil && !bytes.Contains(data, []byte(") T "))
+		})
+	})
+	var below []harness.Proc
+	for _, pid := range harness.Descendants(pid) {
+		if p, ok := harness.ReadProc(pid); ok {
+			below = append(below, p)
+		}
+	}
 	_ = s.cmd.Process.Kill()
 	<-s.ended
 	s.client.CloseIdleConnections()
+	for _, p := range below {
+		harness.Until(s.t, harness.Bound, "the end of all that the server ran", func() bool {
+			_, _ = unix.Wait4(p.PID, nil, unix.WNOHANG, nil) // ECHILD: it is another's
+			now, there := harness.ReadProc(p.PID)
+			return !there || now.Start != p.Start
+		})
+	}
 }
 
 // idle waits until nothing runs below the server.
