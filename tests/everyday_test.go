@@ -97,7 +97,8 @@ func TestEveryday(t *testing.T) {
 		{name: "nothing of the current directory", setup: `echo text >f`, args: []string{"--cwd", "none", "cat", "f"}, code: 1, line: `hint: it saw nothing of the current directory, and its home is empty; --ro-bind NAME .*`},
 
 		// What PATH means.
-		{name: "a venv", setup: venv, path: "HERE/venv/bin", dir: "/usr", args: []string{"python3", "-c", ""}, line: `warning: python3 is not HERE/venv/bin/python3, which PATH means on the host, but the system's; --tools shows it`},
+		{name: "a venv", setup: venv, path: "HERE/venv/bin", dir: "/usr", args: []string{"python3", "-c", ""}, line: `warning: python3 is /usr/bin/python3 in the sandbox, but HERE/venv/bin/python3 outside; use that one with --tools, or name this one by its full path`},
+		{name: "the system's, although there is a venv", setup: venv, path: "HERE/venv/bin", dir: "/usr", args: []string{"/usr/bin/python3", "-c", ""}},
 		{name: "a venv, --tools", setup: venv, path: "HERE/venv/bin", dir: "/usr", args: []string{"--tools", "sh", "-c", "command -v python3; python3 -c 'print(1)'"}, stdout: `^HERE/venv/bin/python3\n1$`},
 		{name: "node of nvm, --tools", setup: `d=$HOME/.nvm/versions/node/v20.0.0/bin; mkdir -p $d; printf '#!/bin/sh\nexec /usr/bin/node "$@"\n' >$d/node; chmod 755 $d/node`, path: "HOME/.nvm/versions/node/v20.0.0/bin",
 			args: []string{"--tools", "sh", "-c", "command -v node; node -p 6*7"}, stdout: `^HOME/.nvm/versions/node/v20.0.0/bin/node\n42$`},
@@ -273,6 +274,18 @@ func TestEverydayExecHint(t *testing.T) {
 	r, text := said(t, func(o harness.Options) *harness.Process { return s.Start(o, "rm", "web") })
 	if want := "sbxrun: hint: this rm removes files, and the sandbox web is none; sbxrun cleanup web removes the record of one that has ended"; r.ExitCode != 1 || !strings.Contains(text, want) {
 		t.Errorf("rm: exit code %d, %s", r.ExitCode, text)
+	}
+}
+
+// A sandbox that lives on warns, too.
+func TestEverydayStartWarns(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	dir := harness.Dir(t)
+	harness.Must(t, os.WriteFile(filepath.Join(dir, "sleep"), []byte("#!/bin/sh\n"), 0o755))
+	_, r := s.TrySandbox(harness.Options{Env: []string{"PATH=" + dir + ":" + harness.Path}}, "sleep", "60")
+	if want := "sleep is /usr/bin/sleep in the sandbox, but " + dir + "/sleep outside"; r.ExitCode != 0 || !strings.Contains(string(r.Stderr), want) {
+		t.Errorf("exit code %d, stderr %q, want %s", r.ExitCode, r.Stderr, want)
 	}
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/admission"
@@ -31,7 +32,7 @@ func admit(ctx context.Context, f *cli.Busy, promised values.Number, quiet bool)
 // command say it.
 func tellWarning(text string) {
 	if caller != nil {
-		caller.Warning = text
+		caller.Warning = strings.TrimPrefix(caller.Warning+"; "+text, "; ")
 	} else {
 		warn(errors.New(text))
 	}

@@ -160,13 +160,21 @@ func (r *runner) plan() error {
 		return err
 	}
 	r.Place.Plan, err = room.Prepare(policy, thisCaller())
-	if err == nil && r.Place.Plan.Instead != "" && !r.flags.Quiet {
-		warn(fmt.Errorf("%s is not %s, which PATH means on the host, but the system's; --tools shows it", r.argv[0], r.Place.Plan.Instead))
+	if err == nil && !r.flags.Quiet {
+		warnOfOther(r.Place.Plan, r.argv)
 	}
 	if e := (*result.Error)(nil); errors.As(err, &e) && e.Code == "not-found" && e.Hint == "" {
 		e.Hint = meant(r.argv[0], r.flags.Tty)
 	}
 	return err
+}
+
+// warnOfOther warns if the command is a different program from the one that the caller's PATH
+// names on the host. A command given by its path is what the caller meant, and gets no warning.
+func warnOfOther(plan *room.Plan, argv []string) {
+	if plan.Instead != "" {
+		tellWarning(fmt.Sprintf("%s is %s in the sandbox, but %s outside; use that one with --tools, or name this one by its full path", argv[0], plan.Found, plan.Instead))
+	}
 }
 
 // meant is the remedy where the command that was not found is a word that other tools take

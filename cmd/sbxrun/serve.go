@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 
@@ -22,8 +23,12 @@ func serverCommand(args []string, flags any) int {
 	}
 	server := filepath.Join(filepath.Dir(self), "sbxrund")
 	err = unix.Exec(server, append([]string{server}, args...), os.Environ())
-	return fail(&result.Error{
-		Code: "setup", Message: "cannot execute the server " + server + ": " + err.Error(),
-		Hint: "install sbxrund in the directory that sbxrun is in", Err: err,
-	})
+	e := &result.Error{Code: "setup", Message: "cannot execute the server " + server + ": " + err.Error(), Err: err}
+	setup := filepath.Join(filepath.Dir(filepath.Dir(self)), "setup.sh")
+	if _, missing := os.Stat(setup); errors.Is(err, unix.ENOENT) && missing == nil {
+		e.Hint = "build it: " + setup + " build"
+	} else if errors.Is(err, unix.ENOENT) {
+		e.Hint = "install sbxrund beside sbxrun: packages and archives contain both; go install builds it from cmd/sbxrund"
+	}
+	return fail(e)
 }

@@ -62,6 +62,7 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 	if spec.Plan, err = room.Prepare(policy, thisCaller()); err != nil {
 		return nil, "", err
 	}
+	warnOfOther(spec.Plan, argv)
 	dir, err := state.Open(state.Mine())
 	if err != nil {
 		return nil, "", err

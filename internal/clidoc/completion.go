@@ -25,6 +25,7 @@ var shells = map[string]string{
 func completion(name string) ([]byte, error) {
 	t, err := template.New(name).Funcs(template.FuncMap{
 		"default":   func() string { return cli.Default().Name },
+		"others":    func() any { return others },
 		"kind":      kindOf,
 		"proposals": proposals,
 		"patterns":  patterns,

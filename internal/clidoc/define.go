@@ -44,6 +44,12 @@ var kinds = map[string]kind{
 // own lists have dozens, with names that are spelt differently in each.
 var signals = []string{"TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL"}
 
+// others are the first words that are another way to write a flag.
+var others = []struct{ Name, Help string }{
+	{"help", "Print the help of a command, or of all."},
+	{"version", "Print the version."},
+}
+
 // kindOf says how the value of a flag is completed; "" of a switch.
 func kindOf(f cli.Flag) (kind, error) {
 	if !f.TakesValue() {

@@ -18,7 +18,13 @@ import (
 // them, or with … some. Names of files and programs are those of [place].
 var wanted = []struct{ line, want string }{
 	// The first word: without a letter of it, only what sbxrun has, not all that PATH has.
-	{"sbxrun ", "run serve start exec ps inspect wait logs kill cleanup stats mcp doctor"},
+	{"sbxrun ", "run serve start exec ps inspect wait logs kill cleanup stats mcp doctor help version"},
+	{"sbxrun he", "help …"},
+	{"sbxrun ver", "version …"},
+	{"sbxrun help ", "run serve start exec ps inspect wait logs kill cleanup stats mcp doctor"},
+	{"sbxrun help ex", "exec"},
+	{"sbxrun help exec ", ""},
+	{"sbxrun version ", ""},
 	{"sbxrun doct", "doctor"},
 	{"sbxrun sbxrun-of-t", "sbxrun-of-test"},
 	{"sbxrun doctor-of-nothing", ""},

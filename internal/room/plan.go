@@ -24,9 +24,9 @@ import (
 type Plan struct {
 	Program Program
 	Workdir string // of the payload
-	// Instead is the program that the caller's PATH means by the command's name, if
-	// that is not the one that runs: it is not shown.
-	Instead string
+	// Found is the program in the sandbox that PATH means by the command's name, and
+	// Instead the one that it means on the host, if that is another, which is not shown.
+	Found, Instead string
 	// Bounds hold for the command. The caller's to set.
 	Bounds proc.Bounds
 
@@ -121,7 +121,7 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 			return nil, err
 		}
 		if found != "" && !given {
-			plan.Instead = insteadOf(v, found, sandboxPath, c.Path)
+			plan.Found, plan.Instead = found, insteadOf(v, found, sandboxPath, c.Path)
 		}
 	}
 	plan.environment(&p, sandboxPath)

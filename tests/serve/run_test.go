@@ -613,10 +613,19 @@ func TestServerBeside(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	cmd := exec.Command("env", "PATH="+dir+":/usr/bin:/bin", alone, "serve", "--listen", "unix:/tmp/x")
-	cmd.Dir = dir
-	out, err := cmd.CombinedOutput()
-	if cmd.ProcessState.ExitCode() != 125 || !strings.Contains(string(out), filepath.Join(dir, "bin", "sbxrund")) || !strings.Contains(string(out), "install sbxrund") {
-		t.Errorf("%v %s", err, out)
+	refused := func(remedy string) {
+		t.Helper()
+		cmd := exec.Command("env", "PATH="+dir+":/usr/bin:/bin", alone, "serve", "--listen", "unix:/tmp/x")
+		cmd.Dir = dir
+		out, err := cmd.CombinedOutput()
+		if cmd.ProcessState.ExitCode() != 125 || !strings.Contains(string(out), filepath.Join(dir, "bin", "sbxrund")) || !strings.Contains(string(out), remedy) {
+			t.Errorf("%v %s", err, out)
+		}
 	}
+	refused("; install sbxrund beside sbxrun")
+	// In the sources, as after ./setup.sh demo.
+	if err := os.WriteFile(filepath.Join(dir, "setup.sh"), nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	refused("; build it: " + filepath.Join(dir, "setup.sh") + " build")
 }
