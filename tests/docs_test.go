@@ -87,7 +87,7 @@ func newConsole(t *testing.T) *console {
 	cmd.Dir = top
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "FIXTURE_SECONDS=") }),
 		"HOME="+t.TempDir(), "SBXRUN_STATE_DIR="+filepath.Join(t.TempDir(), "state"),
-		"PATH="+filepath.Dir(harness.Binary(t))+":"+os.Getenv("PATH"))
+		"PATH="+filepath.Dir(harness.Binary(t))+":"+harness.Path) // not a python3 of the caller's
 	stdin, err := cmd.StdinPipe()
 	harness.Must(t, err)
 	out, in, err := os.Pipe()

@@ -515,12 +515,17 @@ func entries(t testing.TB, dir string) (list []string) {
 // cleanup --dry-run changes nothing, and says what would be done.
 func TestCleanupDryRun(t *testing.T) {
 	e := newEstate(t)
-	living := e.start([]string{"--name", "living"})
 	lost := e.start([]string{"--name", "lost"})
 	if target, hit := lost.strikeSupervisor(unix.SIGKILL); hit {
 		e.until(settle, "its end", target.Ended)
 		target.Close()
 	}
+	// A supervisor sweeps once, a moment after its start. That is over for records made after
+	// it has ended the init of this one.
+	first := newBystander(t)
+	e.forge("11112233aabbccdd", "first", "running", identity{PID: first.id.PID, Start: 1, BootID: "x", PIDNS: 1}, first.id, false)()
+	living := e.start([]string{"--name", "living"})
+	e.until(settle, "the sweep of the living one", func() bool { return zombie(first.id.PID) })
 	e.gone(settle, living)
 	mortal := newBystander(t)
 	e.forge(forgedID, "forged", "running", identity{PID: mortal.id.PID, Start: 1, BootID: "x", PIDNS: 1}, mortal.id, false)()
