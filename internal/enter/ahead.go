@@ -173,7 +173,8 @@ func (e *entry) introduce() {
 	c.Len = uint64(unsafe.Sizeof(*c) + unsafe.Sizeof(h.control.fds))
 	h.arm()
 	e.must(stepIntroduce, unix.SYS_SENDMSG, entrySocket, uintptr(unsafe.Pointer(&h.msg)), 0, 0, 0)
-	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, entryFiles, maxFD, 0)
+	// They were opened last, after what init itself goes on with.
+	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, uintptr(fds[helloPidfd]), maxFD, 0)
 }
 
 // receive waits for the command, and takes its 0, 1 and 2.

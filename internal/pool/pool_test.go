@@ -1,11 +1,14 @@
 package pool_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -105,6 +108,46 @@ func TestApart(t *testing.T) {
 		if res, text := in(t, take(t, p, "a", policy(t)), job.Spec{}, "sh", "-c", leave); res.ExitCode() != 0 || res.Strays != 2 {
 			t.Errorf("%+v, %q", res, text)
 		}
+	}
+}
+
+// An init sleeps while its command runs: it uses no processor time.
+func TestInitSleeps(t *testing.T) {
+	p := warm(t, bwrap.Policy{}, pool.Sizes{Min: 1, Max: 1})
+	r := take(t, p, "a", bwrap.Policy{})
+	defer r.Give()
+	in, hold := io.Pipe()
+	defer hold.Close()
+	out, w := io.Pipe()
+	run, err := r.Start(t.Context(), pool.Command{
+		Args: []string{"sh", "-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo done; read x"}, Spec: job.Spec{Stdin: in, Stdout: w, Timeout: bound},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "done\n" {
+		t.Fatalf("%q, %v", line, err)
+	}
+	var init, payload proc.Stat
+	// A list of children that change meanwhile may leave some out (proc(5)).
+	harness.Until(t, bound, "the command among what is below", func() bool {
+		list := below(t)
+		of := func(is func(proc.Stat) bool) (st proc.Stat) {
+			if i := slices.IndexFunc(list, is); i >= 0 {
+				st = list[i]
+			}
+			return st
+		}
+		payload = of(func(st proc.Stat) bool { return st.Comm == "sh" })
+		init = of(func(st proc.Stat) bool { return st.PID == payload.Parent })
+		return init.PID != 0
+	})
+	if own, its := init.CPU.User+init.CPU.System, payload.CPU.User+payload.CPU.System; its == 0 || own > its/4 {
+		t.Errorf("init has used %v while its command used %v", own, its)
+	}
+	hold.Close()
+	if res, err := run.Wait(); err != nil || res.Verdict != result.Proven {
+		t.Errorf("%+v, %v", res, err)
 	}
 }
 
