@@ -165,3 +165,50 @@ type Written struct {
 	Path string `json:"path"`
 	Size int64  `json:"size"`
 }
+
+// Status is what goes on, as far as the tenant that asks may see it.
+type Status struct {
+	Version  string   `json:"version"`
+	Tenant   string   `json:"tenant"`
+	Draining bool     `json:"draining"`
+	Running  int      `json:"running" doc:"Calls of the tenant"`
+	Waiting  int      `json:"waiting"`
+	Sessions int      `json:"sessions"`
+	Recent   []Recent `json:"recent" doc:"Its calls and cells that have ended, the last one first"`
+	Machine  *Machine `json:"machine,omitempty" doc:"For those who may see /metrics"`
+}
+
+// Recent is how a call or cell has ended.
+type Recent struct {
+	ID       string         `json:"id"`
+	Ended    time.Time      `json:"ended_at"`
+	Cause    result.Cause   `json:"cause"`
+	ExitCode *int           `json:"exit_code,omitempty" doc:"Of a call"`
+	Verdict  result.Verdict `json:"verdict" enum:"proven,unproven,not_applicable"`
+	Room     string         `json:"room,omitempty" enum:"cold,warm"`
+	Duration float64        `json:"duration_ms"`
+	Code     string         `json:"code,omitempty" doc:"What was run, where the configuration has show_code"`
+}
+
+// Machine is what goes on for all tenants.
+type Machine struct {
+	Places   int         `json:"places" doc:"Calls that may run at once"`
+	Running  int         `json:"running"`
+	Waiting  int         `json:"waiting"`
+	Sessions int         `json:"sessions"`
+	Rooms    Rooms       `json:"rooms"`
+	Tasks    []TaskBound `json:"tasks" doc:"Bounds on tasks of the machine and of the server's cgroups, the tightest first"`
+}
+
+// Rooms is how many warm rooms there are.
+type Rooms struct {
+	Idle int `json:"idle" doc:"That wait for a call"`
+	All  int `json:"all" doc:"With those that are in use, or are being made or ended"`
+}
+
+// TaskBound is a bound on tasks.
+type TaskBound struct {
+	Name    string `json:"name"`
+	Current int64  `json:"current"`
+	Max     int64  `json:"max"`
+}

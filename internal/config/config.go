@@ -35,6 +35,8 @@ type Config struct {
 	MaxBody      values.Size     `toml:"max_body"`
 
 	MetricsTenants []string `toml:"metrics_tenants"`
+	Hosts          []string `toml:"hosts"`
+	ShowCode       bool     `toml:"show_code"`
 
 	Call      Call                      `toml:"call"`
 	Calls     Calls                     `toml:"calls"`

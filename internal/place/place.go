@@ -37,6 +37,9 @@ type Source interface {
 	// error that is a *[result.Error]. It blocks until there is one, or ctx is done; the place
 	// does not end with ctx.
 	Take(ctx context.Context, tenant string, p Policy) (Place, error)
+	// Rooms is how many rooms made ahead wait for a call, and how many there are with those that
+	// are in use, or are being made or ended.
+	Rooms() (idle, all int)
 }
 
 // Place is a room, or what stands for one.

@@ -59,6 +59,19 @@ func (s *Source) pool(policy bwrap.Policy) *Pool {
 	return p
 }
 
+// Rooms is that of [place.Source].
+func (s *Source) Rooms() (idle, all int) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	for _, p := range s.pools {
+		p.mutex.Lock()
+		idle += len(p.idle)
+		all += p.rooms
+		p.mutex.Unlock()
+	}
+	return idle, all
+}
+
 // Close ends the rooms, and returns when nothing is left of those that nobody has taken.
 func (s *Source) Close() {
 	s.mutex.Lock()

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/page"
 )
 
 // who is whose request it is.
@@ -64,9 +66,36 @@ func (s *Server) tenant(r *http.Request) (tenant string, local bool, err error) 
 		return "", false, api.NewError(api.Auth, "the token is not known", "")
 	}
 	if tenant, ok := r.Context().Value(peerKey).(string); ok {
-		return tenant, true, nil
+		return tenant, true, s.settings.Load().ownPage(r)
 	}
 	return "", false, api.NewError(api.Auth, "a token is needed", "send Authorization: Bearer TOKEN")
+}
+
+// ownPage refuses what pages other than ours have a browser send. At the other end of a unix socket
+// may be a forwarder, such as `ssh -L`, which has the right to call, and with it every page that
+// its user's browser shows: without a token nothing else tells them apart.
+func (set *settings) ownPage(r *http.Request) error {
+	if !set.ownHost(r.Host) {
+		return api.NewError(api.Policy, fmt.Sprintf("the server is not called %.64q", r.Host), "name it in hosts, send a token, or use localhost")
+	}
+	if new(http.CrossOriginProtection).Check(r) != nil {
+		return api.NewError(api.Policy, "the request comes from another site's page", "send a token")
+	}
+	return nil
+}
+
+// ownHost reports whether the server can be meant by a name. Whoever has a domain can have it lead
+// to any address, and then their page is of the same origin as the server (DNS rebinding). A name
+// without a dot is in nobody's domain.
+func (set *settings) ownHost(host string) bool {
+	if !strings.Contains(host, ".") {
+		return true
+	}
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	return net.ParseIP(strings.Trim(host, "[]")) != nil ||
+		slices.ContainsFunc(set.Hosts, func(own string) bool { return strings.EqualFold(own, host) })
 }
 
 // open are the paths that ask for nothing.
@@ -93,7 +122,12 @@ func (s *Server) identified(next http.Handler) http.Handler {
 			if tenant, local, err = s.tenant(r); err != nil {
 				s.log.Warn("refused", "request", id, "remote", r.RemoteAddr, "code", api.Auth)
 				patience(w)
-				api.AsError(err).Write(w)
+				e := api.AsError(err)
+				if r.URL.Path == "/" && r.Method == http.MethodGet && e.Failure.Code == api.Auth {
+					page.Write(w, e.GetStatus()) // a browser has no other way to get a token than to ask for it
+					return
+				}
+				e.Write(w)
 				return
 			}
 		}

@@ -104,6 +104,7 @@ func proven(a *api.Answer) error {
 // tell counts a call, and logs how a call ended: never what it was.
 func (s *Server) tell(o *order, a *api.Answer) {
 	s.metrics.ended(o.who.tenant, a)
+	s.recentCall(o, a)
 	s.log.Info("call", "request", o.who.requestID, "tenant", o.who.tenant, "id", a.ID, "cause", a.Cause, "exit_code", a.ExitCode,
 		"verdict", a.Teardown.Verdict, "room", a.Room, "queue_ms", a.QueueMS, "duration_ms", a.Duration)
 }

@@ -32,6 +32,7 @@ type order struct {
 	argv, env []string
 	dir       string
 	stdin     string
+	shown     string // to those who ask for the last calls
 	files     []fileIn
 	collect   []string
 
@@ -58,7 +59,7 @@ func usage(format string, args ...any) error {
 // check finds what is wrong with a call, and settles what holds for it.
 func (s *Server) check(w who, c *api.Call) (*order, error) {
 	set := s.settings.Load()
-	o := &order{id: job.NewID(), who: w, ceilings: set.Of(w.tenant), argv: c.Argv, dir: c.Workdir, stdin: c.Stdin}
+	o := &order{id: job.NewID(), who: w, ceilings: set.Of(w.tenant), argv: c.Argv, dir: c.Workdir, stdin: c.Stdin, shown: set.shown(c.Argv, c.Code)}
 	switch {
 	case (len(c.Argv) == 0) == (c.Language == ""):
 		return nil, usage("give either argv, or language and code")

@@ -88,6 +88,7 @@ var (
 	descRunning  = prometheus.NewDesc("sbxrun_running", "Calls that run.", []string{"tenant"}, nil)
 	descWaiting  = prometheus.NewDesc("sbxrun_waiting", "Calls that wait for their turns.", []string{"tenant"}, nil)
 	descPlaces   = prometheus.NewDesc("sbxrun_places", "Calls that may run at once.", nil, nil)
+	descRooms    = prometheus.NewDesc("sbxrun_rooms", "Warm rooms that wait for a call (idle), and those that are in use, or are being made or ended (busy).", []string{"state"}, nil)
 	descSessions = prometheus.NewDesc("sbxrun_sessions", "Sessions that live.", []string{"tenant"}, nil)
 	descStored   = prometheus.NewDesc("sbxrun_stored_bytes", "Bytes in the content store.", []string{"tenant"}, nil)
 	descPressure = prometheus.NewDesc("sbxrun_pressure_ratio", "How much of the tightest bound on tasks is used, 1 for all.", nil, nil)
@@ -110,6 +111,9 @@ func (s present) Collect(out chan<- prometheus.Metric) {
 		gauge(descWaiting, float64(uses[tenant].Waiting), tenant)
 	}
 	gauge(descPlaces, float64(s.settings.Load().Places))
+	idle, all := s.source.Rooms()
+	gauge(descRooms, float64(idle), "idle")
+	gauge(descRooms, float64(all-idle), "busy")
 	sessions := map[string]int{}
 	for _, x := range s.rooms.List("") {
 		sessions[x.Tenant]++
@@ -134,13 +138,11 @@ func (s present) Collect(out chan<- prometheus.Metric) {
 	gauge(descReady, ready)
 }
 
-// metricsHandler answers for those who may see what all tenants do: the user of the socket,
-// and the tenants that the configuration names.
+// metricsHandler answers for those who may see what all tenants do.
 func (s *Server) metricsHandler() http.Handler {
 	all := promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		by := whose(r.Context())
-		if !by.local && !slices.Contains(s.settings.Load().MetricsTenants, by.tenant) {
+		if !s.seesAll(whose(r.Context())) {
 			api.NewError(api.Policy, "this tenant may not see the metrics", "name it in metrics_tenants").Write(w)
 			return
 		}

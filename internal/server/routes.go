@@ -16,6 +16,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/page"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
@@ -87,6 +88,10 @@ func (s *Server) Handler(mcp http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	s.define(mux)
 	mux.Handle("/mcp", mcp)
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+		patience(w)
+		page.Write(w, http.StatusOK)
+	})
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, map[string]bool{"ok": true}) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if !s.ready() {
@@ -128,6 +133,7 @@ func (s *Server) define(mux *http.ServeMux) huma.API {
 	s.defineWorkspace(a)
 	s.defineFiles(a)
 	s.defineLanguages(a)
+	s.defineStatus(a)
 	// The mux's own words for the rest of a path are none of OpenAPI's.
 	for path, item := range a.OpenAPI().Paths {
 		if plain := strings.ReplaceAll(path, "...}", "}"); plain != path {

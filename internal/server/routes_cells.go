@@ -71,6 +71,7 @@ func (s *Server) Cell(ctx context.Context, session string, c *api.Cell) (a *api.
 		a.Files = s.collect(x.Place, o)
 	}
 	s.metrics.cell(o.who.tenant, a)
+	s.recentCell(o, a)
 	s.log.Info("cell", "request", o.who.requestID, "tenant", o.who.tenant, "session", x.ID, "id", a.ID, "language", c.Language, "cause", a.Cause,
 		"state", a.State, "number", a.Number, "queue_ms", a.QueueMS, "duration_ms", a.Duration)
 	if a.Interpreter == nil {
@@ -86,7 +87,7 @@ func (s *Server) Cell(ctx context.Context, session string, c *api.Cell) (a *api.
 // checkCell finds what is wrong with a cell, and settles what holds for it.
 func (s *Server) checkCell(w who, c *api.Cell) (*order, cells.Language, error) {
 	set := s.settings.Load()
-	o := &order{id: job.NewID(), who: w, ceilings: set.Of(w.tenant)}
+	o := &order{id: job.NewID(), who: w, ceilings: set.Of(w.tenant), shown: set.shown(nil, c.Code)}
 	language, err := set.language(c.Language)
 	if err != nil {
 		return nil, language, err

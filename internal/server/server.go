@@ -36,6 +36,7 @@ type Server struct {
 	book    *calls.Book
 	keys    *calls.Keys
 	metrics *metrics
+	recents recents
 	rooms   *sessions.Store
 	log     *slog.Logger
 	version string

@@ -29,12 +29,15 @@ func (nowhere) Take(context.Context, string, place.Policy) (place.Place, error) 
 	return nil, &result.Error{Code: "setup", Message: "there is no place"}
 }
 
+func (nowhere) Rooms() (idle, all int) { return 0, 0 }
+
 // handler is a server on a machine without places, called by the user of a unix socket.
 func handler(t testing.TB) http.Handler {
 	t.Helper()
 	c := config.Default()
 	c.StateDir = filepath.Join(t.TempDir(), "state")
 	c.MaxBody = 1 << 20
+	c.Hosts = []string{"sbx.example.com"}
 	s, err := New(c, nil, nowhere{}, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
 	if err != nil {
 		t.Fatal(err)
@@ -48,7 +51,7 @@ func handler(t testing.TB) http.Handler {
 
 func ask(h http.Handler, method, path, body string) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
-	r := httptest.NewRequest(method, path, strings.NewReader(body))
+	r := httptest.NewRequest(method, "http://sbxrun"+path, strings.NewReader(body))
 	r.Header.Set("Content-Type", "application/json")
 	h.ServeHTTP(w, r)
 	return w
@@ -175,7 +178,10 @@ func TestLeavesQueue(t *testing.T) {
 }
 
 // patientSource takes its time, and then tells whether the request had been canceled.
-type patientSource struct{ canceled chan bool }
+type patientSource struct {
+	nowhere
+	canceled chan bool
+}
 
 func (p patientSource) Take(ctx context.Context, _ string, _ place.Policy) (place.Place, error) {
 	select {
@@ -193,7 +199,7 @@ func TestBodyThatDoesNotCome(t *testing.T) {
 	bodyBound = 100 * time.Millisecond
 	c := config.Default()
 	c.StateDir = filepath.Join(t.TempDir(), "state")
-	source := patientSource{make(chan bool, 1)}
+	source := patientSource{canceled: make(chan bool, 1)}
 	s, err := New(c, nil, source, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
 	if err != nil {
 		t.Fatal(err)
@@ -247,6 +253,7 @@ type broken struct {
 }
 
 func (b *broken) Take(context.Context, string, place.Policy) (place.Place, error) { return b, nil }
+func (*broken) Rooms() (idle, all int)                                            { return 0, 0 }
 func (b *broken) Kind() place.Kind                                                { return place.Cold }
 func (b *broken) Start(context.Context, place.Command) (place.Running, error) {
 	panic("a mistake of ours")
@@ -273,7 +280,7 @@ func TestPanicGivesRoomBack(t *testing.T) {
 				t.Error("no panic came here: net/http is to answer it")
 			}
 		}()
-		r := httptest.NewRequest(http.MethodPost, "/v1/run", strings.NewReader(`{"argv":["true"]}`))
+		r := httptest.NewRequest(http.MethodPost, "http://sbxrun/v1/run", strings.NewReader(`{"argv":["true"]}`))
 		r.Header.Set("Content-Type", "application/json")
 		h.ServeHTTP(httptest.NewRecorder(), r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1")))
 	}()

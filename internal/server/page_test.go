@@ -1,0 +1,109 @@
+package server
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+)
+
+// At the other end of a unix socket may be a forwarder with a browser behind it: what another
+// site's page sends by that has no right, whatever name that site has given this address.
+func TestPagesOfOthers(t *testing.T) {
+	h := handler(t)
+	const body = `{"argv":["true"]}`
+	for _, test := range []struct {
+		name, method, host string
+		headers            map[string]string
+		refused            bool
+	}{
+		{"a program", "POST", "sbxrun", nil, false},
+		{"a program, by address", "POST", "127.0.0.1:8080", nil, false},
+		{"a program, by IPv6 address", "POST", "[::1]:8080", nil, false},
+		{"our page", "POST", "localhost:8080", map[string]string{"Origin": "http://localhost:8080", "Sec-Fetch-Site": "same-origin"}, false},
+		{"our page without Sec-Fetch-Site", "POST", "localhost:8080", map[string]string{"Origin": "http://localhost:8080"}, false},
+		{"another site's", "POST", "localhost:8080", map[string]string{"Origin": "https://example.org", "Sec-Fetch-Site": "cross-site"}, true},
+		{"another site's without Sec-Fetch-Site", "POST", "localhost:8080", map[string]string{"Origin": "https://example.org"}, true},
+		{"a file's, or a frame in a sandbox", "POST", "localhost:8080", map[string]string{"Origin": "null"}, true},
+		{"another port's", "POST", "localhost:8080", map[string]string{"Origin": "http://localhost:9090", "Sec-Fetch-Site": "same-site"}, true},
+		{"another site's, to end something", "DELETE", "localhost:8080", map[string]string{"Origin": "https://example.org", "Sec-Fetch-Site": "cross-site"}, true},
+		{"a link", "GET", "localhost:8080", map[string]string{"Sec-Fetch-Site": "cross-site"}, false}, // cannot read the answer
+		{"a name that leads here", "POST", "rebound.example.org:8080", map[string]string{"Origin": "http://rebound.example.org:8080"}, true},
+		{"to read by it", "GET", "rebound.example.org:8080", nil, true},
+		{"a name with a dot at its end", "GET", "localhost.", nil, true},
+		{"the name of the configuration", "POST", "Sbx.example.com:8080", map[string]string{"Origin": "http://Sbx.example.com:8080"}, false},
+		{"one below it", "GET", "a.sbx.example.com", nil, true},
+	} {
+		for _, path := range []string{"/v1/calls", "/"} {
+			r := httptest.NewRequest(test.method, "http://sbxrun"+path, strings.NewReader(body))
+			r.Host = test.host
+			r.Header.Set("Content-Type", "application/json")
+			for name, value := range test.headers {
+				r.Header.Set(name, value)
+			}
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, r)
+			if refused := w.Code == api.Codes()[api.Policy] && strings.Contains(w.Body.String(), `"started":false`); refused != test.refused {
+				t.Errorf("%s: %s %s: %d %s", test.name, test.method, path, w.Code, w.Body)
+			}
+		}
+	}
+}
+
+// Without a token the page is the one thing there is, and the status says that one is needed.
+// Its policy names the style and the script that it has, so a browser runs no other.
+func TestPage(t *testing.T) {
+	h := handler(t)
+	w := ask(h, http.MethodGet, "/", "")
+	if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), "<title>sbxrun</title>") {
+		t.Fatalf("%d %.100s", w.Code, w.Body)
+	}
+	for name, want := range map[string]string{
+		"Content-Type": "text/html", "Content-Security-Policy": "frame-ancestors 'none'", "X-Frame-Options": "DENY", "X-Content-Type-Options": "nosniff",
+		"Referrer-Policy": "no-referrer", "Cache-Control": "no-store",
+	} {
+		if got := w.Header().Get(name); !strings.Contains(got, want) {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+	if policy := w.Header().Get("Content-Security-Policy"); !strings.HasPrefix(policy, "default-src 'none'; ") || strings.Contains(policy, "unsafe") {
+		t.Error(policy)
+	}
+	for _, bad := range []string{"innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "http:", "https:", " style=", " onclick="} {
+		if strings.Contains(w.Body.String(), bad) {
+			t.Errorf("the page has %q", bad)
+		}
+	}
+	if w := ask(h, http.MethodGet, "/other", ""); w.Code != http.StatusNotFound {
+		t.Errorf("%d", w.Code)
+	}
+	if w := ask(h, http.MethodPost, "/", ""); w.Code != http.StatusNotFound && w.Code != http.StatusMethodNotAllowed {
+		t.Errorf("%d", w.Code)
+	}
+}
+
+// What is remembered of each tenant is bounded, and so is of how many of them.
+func TestRecent(t *testing.T) {
+	var r recents
+	if got := r.list("a"); got == nil || len(got) != 0 {
+		t.Errorf("%v", got)
+	}
+	for i := range 1000 {
+		r.add("a", api.Recent{Duration: float64(i)})
+		got := r.list("a")
+		if len(got) != min(i+1, mostRecent) || got[0].Duration != float64(i) || got[len(got)-1].Duration != float64(i+1-len(got)) {
+			t.Fatalf("after %d: %v", i, got)
+		}
+	}
+	if got := r.list("b"); len(got) != 0 {
+		t.Errorf("another tenant's: %v", got)
+	}
+	for i := range 2 * mostTenants {
+		r.add(string(rune('a'+i)), api.Recent{})
+	}
+	if len(r.of) != mostTenants {
+		t.Errorf("%d tenants", len(r.of))
+	}
+}

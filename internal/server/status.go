@@ -1,0 +1,134 @@
+package server
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/pressure"
+)
+
+// recents are the last calls of each tenant. There is no more of them than the log has: no
+// output, and what was run only where the configuration says so.
+type recents struct {
+	mu sync.Mutex
+	of map[string][]api.Recent // the last one last
+}
+
+// Bounds of what is remembered.
+const (
+	mostRecent  = 32      // calls of each tenant
+	mostTenants = 1000    // tenants
+	mostShown   = 4 << 10 // bytes of what was run
+)
+
+func (r *recents) add(tenant string, one api.Recent) {
+	one.Ended = time.Now().UTC()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.of == nil {
+		r.of = map[string][]api.Recent{}
+	}
+	if _, known := r.of[tenant]; !known && len(r.of) >= mostTenants {
+		for other := range r.of { // any
+			delete(r.of, other)
+			break
+		}
+	}
+	all := r.of[tenant]
+	if len(all) == 2*mostRecent { // moved from time to time, and not with each call
+		all = append(all[:0], all[mostRecent:]...)
+	}
+	r.of[tenant] = append(all, one)
+}
+
+// list returns a tenant's, the last one first.
+func (r *recents) list(tenant string) []api.Recent {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := slices.Clone(r.of[tenant])
+	slices.Reverse(all)
+	return append([]api.Recent{}, all[:min(len(all), mostRecent)]...)
+}
+
+// shown is what a status tells of the code of a call.
+func (set *settings) shown(argv []string, code string) string {
+	if !set.ShowCode {
+		return ""
+	}
+	if code == "" {
+		code = strings.Join(argv, " ")
+	}
+	return strings.ToValidUTF8(code[:min(len(code), mostShown)], "")
+}
+
+func (s *Server) recentCall(o *order, a *api.Answer) {
+	s.recents.add(o.who.tenant, api.Recent{
+		ID: a.ID, Cause: a.Cause, ExitCode: &a.ExitCode, Verdict: a.Teardown.Verdict, Room: a.Room, Duration: a.Duration, Code: o.shown,
+	})
+}
+
+// recentCell: what ends with a cell is its interpreter, if anything.
+func (s *Server) recentCell(o *order, a *api.CellAnswer) {
+	verdict := result.NotApplicable
+	if a.Interpreter != nil {
+		verdict = a.Interpreter.Teardown.Verdict
+	}
+	s.recents.add(o.who.tenant, api.Recent{ID: a.ID, Cause: a.Cause, Verdict: verdict, Duration: a.Duration, Code: o.shown})
+}
+
+// seesAll reports whether a client may see what all tenants do: the user of the socket may, and
+// the tenants that the configuration names.
+func (s *Server) seesAll(by who) bool {
+	return by.local || slices.Contains(s.settings.Load().MetricsTenants, by.tenant)
+}
+
+// status is what a client may see.
+func (s *Server) status(by who) *api.Status {
+	uses := s.gate.Uses()
+	out := &api.Status{
+		Version: s.version, Tenant: by.tenant, Draining: !s.ready(), Running: uses[by.tenant].Running, Waiting: uses[by.tenant].Waiting,
+		Sessions: len(s.rooms.List(by.tenant)), Recent: s.recents.list(by.tenant),
+	}
+	if !s.seesAll(by) {
+		return out
+	}
+	m := &api.Machine{Places: s.settings.Load().Places, Sessions: len(s.rooms.List("")), Tasks: []api.TaskBound{}}
+	for _, use := range uses {
+		m.Running += use.Running
+		m.Waiting += use.Waiting
+	}
+	m.Rooms.Idle, m.Rooms.All = s.source.Rooms()
+	if r, err := pressure.Look(); err == nil { // else nothing is known
+		slices.SortFunc(r.Bounds, func(a, b pressure.Bound) int {
+			switch d := b.Ratio() - a.Ratio(); {
+			case d > 0:
+				return 1
+			case d < 0:
+				return -1
+			}
+			return 0
+		})
+		for _, b := range r.Bounds {
+			m.Tasks = append(m.Tasks, api.TaskBound{Name: b.Path, Current: b.Current, Max: b.Max})
+		}
+	}
+	out.Machine = m
+	return out
+}
+
+func (s *Server) defineStatus(a huma.API) {
+	type answer struct{ Body *api.Status }
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "status", Method: http.MethodGet, Path: "/v1/status", Summary: "Tell what goes on, and how the last calls have ended",
+	}), func(ctx context.Context, _ *struct{}) (*answer, error) {
+		return &answer{s.status(whose(ctx))}, nil
+	})
+}
