@@ -362,6 +362,6 @@ func (x *Exec) Close() {
 	if x.Workdir != nil {
 		x.Workdir.Close()
 	}
-	x.Unmount()
+	x.Unmount(time.Now())
 	x.way.Close()
 }

@@ -24,7 +24,13 @@ type Kept struct {
 	Lasting bool
 	// Timer, if not nil, is a timerfd at which init ends by itself.
 	Timer  *Timer
-	mounts []*os.File // mount namespaces that are held
+	mounts []heldMounts
+}
+
+// heldMounts is a mount namespace that is held, and the init that it is let go with.
+type heldMounts struct {
+	namespace *os.File
+	init      *Process
 }
 
 // maxLook bounds every look at the processes: it delays the kill.
@@ -262,21 +268,36 @@ func (k *Kept) HoldMounts() {
 			mounts.Close() // it may be another's
 			continue
 		}
-		k.mounts = append(k.mounts, mounts)
+		k.mounts = append(k.mounts, heldMounts{mounts, p})
 	}
 }
 
-// Hold holds a mount namespace by a descriptor, which is taken over; HoldMounts is not needed
-// then.
-func (k *Kept) Hold(fd int) { k.mounts = append(k.mounts, os.NewFile(uintptr(fd), "mount namespace")) }
+// Hold holds init's mount namespace by a descriptor, which is taken over; HoldMounts is not
+// needed then.
+func (k *Kept) Hold(fd int) {
+	k.mounts = append(k.mounts, heldMounts{os.NewFile(uintptr(fd), "mount namespace"), k.Init})
+}
 
-// Unmount gives the mount namespaces up that are held. The kernel takes half a millisecond
-// and more to take one down, and the process does not end before it has; so each gets a
-// thread of its own.
-func (k *Kept) Unmount() {
+// Unmount gives each mount namespace up that is held as soon as its init has ended, or the
+// deadline has passed. The kernel takes half a millisecond and more to take one down, and
+// sbxrun does not end before it has; so each gets a thread of its own, beside the proof.
+func (k *Kept) Unmount(deadline time.Time) {
 	for _, m := range k.mounts {
-		go m.Close() // an error means that it was closed
+		if m.init.Exited() {
+			go m.namespace.Close() // an error means that it was closed
+			continue
+		}
+		// A pidfd of our own: the other one may be closed meanwhile.
+		init, err := m.init.Dup()
+		go func() {
+			if err == nil {
+				_ = init.Wait(deadline) // then it is late, and nothing else
+				init.Close()
+			}
+			m.namespace.Close()
+		}()
 	}
+	k.mounts = nil
 }
 
 // KillInits sends SIGKILL to the inits, and with them to everything in their namespaces

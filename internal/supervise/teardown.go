@@ -40,6 +40,7 @@ func Teardown(k *proc.Kept, deadline time.Time) Outcome {
 	// The monitor, too: it has nothing more to say, and dies beside the inits
 	// instead of after them.
 	k.Kill()
+	k.Unmount(deadline)
 
 	// The keeper's word first: it comes when the inits have ended, and spares a wait.
 	end, err := k.Empty(deadline)
@@ -50,7 +51,6 @@ func Teardown(k *proc.Kept, deadline time.Time) Outcome {
 		failed = multierror.Append(failed, err)
 	}
 	at := time.Now()
-	k.Unmount()
 	if failed == nil {
 		return Outcome{Verdict: result.Proven, At: at, End: end}
 	}
