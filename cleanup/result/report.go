@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/base64"
 	"encoding/json"
+	"io"
+	"strings"
 	"time"
 )
 
@@ -149,8 +151,14 @@ func (s Stream) members() (text, encoded *string) {
 	if s.UTF8 {
 		return &s.Text, nil
 	}
-	b := base64.StdEncoding.EncodeToString([]byte(s.Text))
-	return nil, &b
+	// Piece by piece: the whole as bytes would be one more copy of what may be large.
+	var b strings.Builder
+	b.Grow(base64.StdEncoding.EncodedLen(len(s.Text)))
+	enc := base64.NewEncoder(base64.StdEncoding, &b)
+	_, _ = io.Copy(enc, struct{ io.Reader }{strings.NewReader(s.Text)}) // a Builder takes all
+	enc.Close()
+	whole := b.String()
+	return nil, &whole
 }
 
 // JSON is the report as one line, ended by a newline.

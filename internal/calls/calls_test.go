@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
 func code(err error) api.Code {
@@ -98,43 +99,53 @@ func TestBook(t *testing.T) {
 	}
 }
 
+// What was done under a key is not done again, and no tenant uses up the keys of another one.
 func TestKeys(t *testing.T) {
-	k := NewKeys(time.Minute, 2, 1000)
-	key, first, err := k.Begin("a", []byte("1"))
+	k := NewKeys(time.Minute, 2)
+	memory := tenants.NewBudget("bytes", 0)
+	lease, err := memory.Take("t", 10, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, first, err := k.Begin("t", "a", []byte("1"))
 	if !first || err != nil {
 		t.Fatal(first, err)
 	}
-	if again, first, err := k.Begin("a", []byte("1")); again != key || first || err != nil {
+	if again, first, err := k.Begin("t", "a", []byte("1")); again != key || first || err != nil {
 		t.Error(first, err)
 	}
-	if _, _, err := k.Begin("a", []byte("2")); code(err) != api.Idempotency {
+	if _, _, err := k.Begin("t", "a", []byte("2")); code(err) != api.Idempotency {
 		t.Error(err)
 	}
-	k.Settle("a", key, "answer", 10)
+	k.Settle("t", "a", key, "answer", true, lease)
 	<-key.Done()
-	if again, first, _ := k.Begin("a", []byte("1")); first || again.Value != "answer" {
+	if again, first, _ := k.Begin("t", "a", []byte("1")); first || again.Value != "answer" {
 		t.Error(first, again)
 	}
 	// What is not kept can be tried again.
-	b, _, _ := k.Begin("b", nil)
-	k.Settle("b", b, nil, -1)
-	b, first, err = k.Begin("b", nil)
-	if !first || err != nil {
+	b, _, _ := k.Begin("t", "b", nil)
+	k.Settle("t", "b", b, nil, false, nil)
+	if _, first, err = k.Begin("t", "b", nil); !first || err != nil {
 		t.Error(first, err)
 	}
-	if _, _, err := k.Begin("c", nil); code(err) != api.Quota {
+	if _, _, err := k.Begin("t", "c", nil); code(err) != api.Quota {
 		t.Errorf("a third one: %v", err)
 	}
-	k.Settle("b", b, nil, -1)
-	// An old one makes room; so do its bytes.
-	key.came = time.Now().Add(-2 * time.Minute)
-	c, first, err := k.Begin("c", nil)
-	if !first || err != nil {
-		t.Error(first, err)
+	if _, first, err := k.Begin("other", "a", []byte("2")); !first || err != nil {
+		t.Errorf("another tenant: %v %v", first, err)
 	}
-	k.Settle("c", c, nil, 1000)
-	if key, first, _ := k.Begin("a", []byte("2")); first {
-		k.Settle("a", key, nil, -1)
-		t.Error("more bytes than may be kept")
+	// What is old makes room, and what is under way stays.
+	if used := memory.Used("t"); used != 10 {
+		t.Errorf("%d bytes", used)
+	}
+	k.Expire(time.Now().Add(2 * time.Minute))
+	if used := memory.Used("t"); used != 0 {
+		t.Errorf("%d bytes", used)
+	}
+	if _, first, err := k.Begin("t", "c", nil); !first || err != nil {
+		t.Errorf("%v %v", first, err)
+	}
+	if _, first, err := k.Begin("t", "b", nil); first || err != nil {
+		t.Errorf("%v %v", first, err)
 	}
 }

@@ -6,18 +6,17 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
 // Keys remembers answers by idempotency keys: a request that is sent once more gets the answer
 // of the first, and is not carried out again.
 type Keys struct {
-	keep  time.Duration
-	most  int
-	bytes int64
+	keep time.Duration
+	most int // of each tenant
 
-	mu   sync.Mutex
-	all  map[string]*Key
-	held int64 // bytes of all answers
+	mu  sync.Mutex
+	all map[string]map[string]*Key // by tenant and name: no tenant uses up what others have
 }
 
 // Key is a request that was seen with a key.
@@ -25,67 +24,80 @@ type Key struct {
 	hash  [sha256.Size]byte
 	done  chan struct{} // closed when there is an answer, or will be none
 	came  time.Time
-	size  int64
-	Value any // after Done
+	lease *tenants.Lease // what its answer takes
+	Value any            // after Done
 }
 
-// NewKeys keeps answers for a time, and takes no more when there are so many, or so many bytes
-// of them.
-func NewKeys(keep time.Duration, most int, bytes int64) *Keys {
-	return &Keys{keep: keep, most: most, bytes: bytes, all: map[string]*Key{}}
+// NewKeys keeps answers for a time, and of each tenant no more than so many.
+func NewKeys(keep time.Duration, most int) *Keys {
+	return &Keys{keep: keep, most: most, all: map[string]map[string]*Key{}}
 }
 
-func (k *Keys) full() bool { return len(k.all) >= k.most || k.held >= k.bytes }
-
-// Begin returns the request of this name, and whether it is the first one: then Settle has to be
-// called. Another body for the same name is an error.
-func (k *Keys) Begin(name string, body []byte) (key *Key, first bool, err error) {
+// Begin returns a tenant's request of this name, and whether it is the first one: then Settle has
+// to be called. Another body for the same name is an error.
+func (k *Keys) Begin(tenant, name string, body []byte) (key *Key, first bool, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	now := time.Now()
 	hash := sha256.Sum256(body)
-	if key = k.all[name]; key != nil && (now.Sub(key.came) <= k.keep || !key.settled()) {
+	own := k.all[tenant]
+	if key = own[name]; key != nil && (now.Sub(key.came) <= k.keep || !key.settled()) {
 		if key.hash != hash {
 			return nil, false, api.NewError(api.Idempotency, "the key was used for another request", "take a new key for each request")
 		}
 		return key, false, nil
 	}
 	if key != nil {
-		k.drop(name)
+		k.drop(tenant, name)
 	}
-	if k.full() {
-		for name, old := range k.all {
-			if old.settled() && now.Sub(old.came) > k.keep {
-				k.drop(name)
-			}
+	if len(own) >= k.most {
+		k.expire(tenant, now)
+		if len(own) >= k.most {
+			return nil, false, api.NewError(api.Quota, "the tenant has too many idempotency keys", "they are kept for "+k.keep.String())
 		}
-		if k.full() {
-			return nil, false, api.NewError(api.Quota, "there are too many idempotency keys", "they are kept for "+k.keep.String())
-		}
+	}
+	if k.all[tenant] == nil {
+		k.all[tenant] = map[string]*Key{}
 	}
 	key = &Key{hash: hash, done: make(chan struct{}), came: now}
-	k.all[name] = key
+	k.all[tenant][name] = key
 	return key, true, nil
 }
 
-func (k *Keys) drop(name string) {
-	k.held -= k.all[name].size
-	delete(k.all, name)
+func (k *Keys) drop(tenant, name string) {
+	k.all[tenant][name].lease.Free()
+	if delete(k.all[tenant], name); len(k.all[tenant]) == 0 {
+		delete(k.all, tenant)
+	}
 }
 
-// Settle says what the answer is, and about how many bytes that has. An answer of -1 bytes is
-// not kept: the next request of that name is a first one.
-func (k *Keys) Settle(name string, key *Key, value any, size int64) {
+// Settle says what the answer is. What is not kept can be tried again: the next request of that
+// name is a first one. The lease is freed when the answer is forgotten.
+func (k *Keys) Settle(tenant, name string, key *Key, value any, keep bool, lease *tenants.Lease) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	key.Value = value
+	key.Value, key.lease = value, lease
 	close(key.done)
-	if size < 0 {
-		k.drop(name)
-		return
+	if !keep {
+		k.drop(tenant, name)
 	}
-	key.size = size
-	k.held += size
+}
+
+// Expire forgets what is old enough.
+func (k *Keys) Expire(now time.Time) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for tenant := range k.all {
+		k.expire(tenant, now)
+	}
+}
+
+func (k *Keys) expire(tenant string, now time.Time) {
+	for name, old := range k.all[tenant] {
+		if old.settled() && now.Sub(old.came) > k.keep {
+			k.drop(tenant, name)
+		}
+	}
 }
 
 // Done is closed when the first request is settled.

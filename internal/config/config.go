@@ -33,6 +33,7 @@ type Config struct {
 	DrainTimeout values.Duration `toml:"drain_timeout"`
 	Places       int             `toml:"places"`
 	MaxBody      values.Size     `toml:"max_body"`
+	Buffers      values.Size     `toml:"buffers"`
 
 	MetricsTenants []string `toml:"metrics_tenants"`
 	Hosts          []string `toml:"hosts"`
@@ -55,6 +56,7 @@ type Call struct {
 	MaxTimeout values.Duration `toml:"max_timeout"`
 	MaxGrace   values.Duration `toml:"max_grace"`
 	MaxOutput  values.Size     `toml:"max_output"`
+	MaxAnswer  values.Size     `toml:"max_answer"`
 	Memory     values.Size     `toml:"memory"`
 	Pids       int64           `toml:"pids"`
 	CPUs       float64         `toml:"cpus"`
@@ -105,6 +107,7 @@ type Tenant struct {
 	Pids        int64           `toml:"pids"`
 	CPUs        float64         `toml:"cpus"`
 	MaxOutput   values.Size     `toml:"max_output"`
+	Buffers     values.Size     `toml:"buffers"`
 	Files       values.Size     `toml:"files"`
 }
 
@@ -119,16 +122,17 @@ func Default() Config {
 		DrainTimeout: values.Duration(30 * time.Second),
 		Places:       64,
 		MaxBody:      16 << 20,
+		Buffers:      512 << 20,
 		StateDir:     stateDir(),
 		Call: Call{
-			Timeout: values.Duration(30 * time.Second), MaxTimeout: values.Duration(5 * time.Minute), MaxGrace: values.Duration(30 * time.Second), MaxOutput: 1 << 20,
+			Timeout: values.Duration(30 * time.Second), MaxTimeout: values.Duration(5 * time.Minute), MaxGrace: values.Duration(30 * time.Second), MaxOutput: 1 << 20, MaxAnswer: 8 << 20,
 		},
 		Calls:     Calls{Keep: values.Duration(10 * time.Minute), Most: 256},
 		Rooms:     Rooms{Min: 4, Max: 32, Calls: 1000},
 		Sandbox:   Sandbox{Network: "none", TmpSize: 256 << 20},
 		Sessions:  Sessions{IdleTimeout: values.Duration(15 * time.Minute), Lifetime: values.Duration(24 * time.Hour), MaxEntries: 10_000},
 		Files:     Files{TTL: values.Duration(24 * time.Hour), Quota: 1 << 30},
-		Tenant:    Tenant{Concurrency: 32, Queue: 128, Sessions: 64, MaxOutput: 64 << 20, Files: 256 << 20},
+		Tenant:    Tenant{Concurrency: 32, Queue: 128, Sessions: 64, MaxOutput: 64 << 20, Buffers: 256 << 20, Files: 256 << 20},
 		Languages: cells.Languages(),
 	}
 }
@@ -188,6 +192,7 @@ func (t Tenant) or(all Tenant) Tenant {
 	fill(&t.Pids, all.Pids)
 	fill(&t.CPUs, all.CPUs)
 	fill(&t.MaxOutput, all.MaxOutput)
+	fill(&t.Buffers, all.Buffers)
 	fill(&t.Files, all.Files)
 	return t
 }
@@ -220,7 +225,7 @@ func (c *Config) Check() error {
 		value float64
 	}{
 		{"places", float64(c.Places)}, {"max_body", float64(c.MaxBody)}, {"call.timeout", float64(c.Call.Timeout)}, {"call.max_timeout", float64(c.Call.MaxTimeout)},
-		{"call.max_output", float64(c.Call.MaxOutput)}, {"sandbox.tmp_size", float64(c.Sandbox.TmpSize)}, {"sessions.lifetime", float64(c.Sessions.Lifetime)},
+		{"call.max_output", float64(c.Call.MaxOutput)}, {"call.max_answer", float64(c.Call.MaxAnswer)}, {"buffers", float64(c.Buffers)}, {"sandbox.tmp_size", float64(c.Sandbox.TmpSize)}, {"sessions.lifetime", float64(c.Sessions.Lifetime)},
 		{"sessions.idle_timeout", float64(c.Sessions.IdleTimeout)}, {"sessions.max_entries", float64(c.Sessions.MaxEntries)}, {"files.ttl", float64(c.Files.TTL)},
 		{"calls.keep", float64(c.Calls.Keep)}, {"calls.most", float64(c.Calls.Most)},
 	} {

@@ -44,6 +44,10 @@ func (s *Server) enter(ctx context.Context, turn *tenants.Turn, o *order) (*entr
 		return nil, err
 	}
 	e := &entry{leave: leave, queued: time.Since(came)}
+	if o.buffers, err = s.memory.Take(o.who.tenant, o.memory, int64(o.ceilings.Buffers)); err != nil {
+		leave()
+		return nil, err
+	}
 	if e.admitted, err = s.admit(ctx, o.limits.Pids); err != nil {
 		leave()
 		return nil, err
@@ -87,8 +91,24 @@ func (s *Server) fresh(ctx context.Context, turn *tenants.Turn, o *order, out si
 // done is the last of a call that has an answer.
 func (s *Server) done(o *order, e *entry, a *api.Answer) (*api.Answer, error) {
 	a.QueueMS = result.Milliseconds(e.queued)
+	o.buffers.Shrink(answerSize(a))
 	s.tell(o, a)
 	return a, proven(a)
+}
+
+// answerSize is about how much memory an answer takes.
+func answerSize(a *api.Answer) int64 {
+	const rest = 4096
+	size := int64(rest)
+	for _, text := range []*string{a.Stdout, a.StdoutBase64, a.Stderr, a.StderrBase64} {
+		if text != nil {
+			size += int64(len(*text))
+		}
+	}
+	for _, word := range a.Argv {
+		size += int64(len(word))
+	}
+	return size
 }
 
 // proven is the error of a call of which something may be left.

@@ -19,6 +19,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
@@ -40,7 +41,11 @@ type order struct {
 	clamped        []string
 	limits         bwrap.Limits
 	maxOutput      int64
-	kill           bool // all, if more than maxOutput is written
+	kill           bool  // all, if more than maxOutput is written
+	maxAnswer      int64 // of maxOutput, what an answer may have
+
+	memory  int64          // that its answer may take
+	buffers *tenants.Lease // that memory, from its turn until the answer is sent
 }
 
 // fileIn is a file for the workspace.
@@ -171,6 +176,7 @@ func (o *order) bound(set *settings, c *api.Call) error {
 		}
 	}
 	o.kill = c.Limits.Output == "kill"
+	o.maxAnswer = min(o.maxOutput, int64(set.Call.MaxAnswer))
 	var err error
 	o.limits, err = boundLimits(set, o.ceilings, c.Limits)
 	return err

@@ -37,6 +37,7 @@ func (s *Server) Run(ctx context.Context, session string, c *api.Call) (*api.Ans
 	if err != nil {
 		return nil, err
 	}
+	defer func() { o.buffers.Free() }()
 	return s.carry(ctx, o, newBuffered(o), by)
 }
 

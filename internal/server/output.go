@@ -3,9 +3,11 @@ package server
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
+	"slices"
 	"sync"
 	"time"
 	"unicode/utf8"
@@ -19,13 +21,52 @@ import (
 // buffered keeps the beginning and the end of both streams for the report.
 type buffered struct{ out, err *stream.Buffer }
 
+// copies is how many there are of an output while an answer is made of it.
+const copies = 2
+
+// buffer settles that there is an answer with the output, and so much more.
+func (o *order) buffer(more int64) {
+	if o.maxOutput > o.maxAnswer && !slices.Contains(o.clamped, "limits.max_output") {
+		o.clamped = append(o.clamped, "limits.max_output")
+	}
+	o.memory = 2*copies*o.maxAnswer + more
+}
+
 func newBuffered(o *order) *buffered {
-	return &buffered{stream.NewBuffer(o.maxOutput), stream.NewBuffer(o.maxOutput)}
+	o.buffer(0)
+	return &buffered{stream.NewBuffer(o.maxAnswer), stream.NewBuffer(o.maxAnswer)}
 }
 
 func (b *buffered) writers() (stdout, stderr io.Writer) { return b.out, b.err }
 func (b *buffered) started(place.Running)               {}
-func (b *buffered) output(r *result.Report)             { r.SetOutput(b.out.Stream(), b.err.Stream()) }
+func (b *buffered) output(r *result.Report) {
+	setOutput(r, b.out.Stream(), b.err.Stream())
+	b.out, b.err = nil, nil // the answer has it
+}
+
+func setOutput(r *result.Report, stdout, stderr result.Stream) {
+	stdout.UTF8, stderr.UTF8 = stdout.UTF8 && readable(stdout.Text), stderr.UTF8 && readable(stderr.Text)
+	r.SetOutput(stdout, stderr)
+}
+
+// readable reports whether UTF-8 goes as text, and not as base64: what is mostly control
+// characters, each an escape of six bytes, would be several times as long, and nobody reads it.
+func readable(text string) bool {
+	const (
+		short  = 4 << 10 // is text in any case
+		escape = 5       // bytes more than the character
+	)
+	if len(text) <= short {
+		return true
+	}
+	longer := 0
+	for i := range len(text) {
+		if c := text[i]; c < ' ' && c != '\n' && c != '\r' && c != '\t' && c != '\b' && c != '\f' {
+			longer += escape
+		}
+	}
+	return longer <= len(text)
+}
 
 // events sends a call's output while it runs, and the report at the end: JSON lines, or
 // server-sent events of the same.
@@ -167,8 +208,8 @@ func (p *pieces) Write(b []byte) (int, error) {
 
 func (p *pieces) piece(b []byte) *api.Event {
 	event := &api.Event{Event: p.name}
-	if utf8.Valid(b) {
-		event.Text = string(b)
+	if text := string(b); utf8.ValidString(text) && readable(text) {
+		event.Text = text
 	} else {
 		event.Base64 = b
 	}
@@ -229,10 +270,85 @@ func (e *events) finish(a *api.Answer, err error) {
 
 // writeJSON answers with a document.
 func writeJSON(w http.ResponseWriter, status int, v any) {
-	patience(w)
+	writeLong(w, status, v)
+}
+
+// writeAnswer answers with the report of a call.
+func writeAnswer(w http.ResponseWriter, a *api.Answer) {
+	rest := *a // shared with who asks once more
+	rest.Stdout, rest.StdoutBase64, rest.Stderr, rest.StderrBase64 = nil, nil, nil, nil
+	writeLong(w, http.StatusOK, rest, output(a.Stdout, a.StdoutBase64, a.Stderr, a.StderrBase64)...)
+}
+
+// writeCell answers with what has become of a cell.
+func writeCell(w http.ResponseWriter, a *api.CellAnswer) {
+	rest := *a
+	rest.Stdout, rest.StdoutBase64, rest.Stderr, rest.StderrBase64 = nil, nil, nil, nil
+	writeLong(w, http.StatusOK, rest, output(a.Stdout, a.StdoutBase64, a.Stderr, a.StderrBase64)...)
+}
+
+// member is one of a document whose value is a long text; nil for none.
+type member struct {
+	name string
+	text *string
+}
+
+// output names the members that a report, and the answer of a cell, have for the two streams.
+func output(stdout, stdoutBase64, stderr, stderrBase64 *string) []member {
+	return []member{{"stdout", stdout}, {"stdout_base64", stdoutBase64}, {"stderr", stderr}, {"stderr_base64", stderrBase64}}
+}
+
+// writeLong answers with a document, which is an object if there are long members. These come
+// last, piece by piece: all of them as JSON at once would be many times what was kept of the output.
+func writeLong(w http.ResponseWriter, status int, v any, long ...member) {
+	doc, err := result.JSON(v)
+	if err != nil {
+		panic(err) // of a type of package api
+	}
 	w.Header().Set("Content-Type", "application/json")
+	patience(w)
 	w.WriteHeader(status)
-	enc := json.NewEncoder(w)
-	enc.SetEscapeHTML(false)
-	_ = enc.Encode(v) // who has gone away reads nothing
+	out := errWriter{w: w}
+	for _, m := range long {
+		if m.text == nil {
+			continue
+		}
+		_, _ = out.Write(doc[:len(doc)-len("}\n")])
+		fmt.Fprintf(&out, ",%q:\"", m.name)
+		for text := *m.text; text != ""; {
+			var piece string
+			piece, text = cut(text)
+			quoted, _ := result.JSON(piece)                              // a string always can be
+			_, _ = out.Write(quoted[len(`"`) : len(quoted)-len("\"\n")]) // out keeps the error
+		}
+		doc = []byte("\"}\n")
+	}
+	_, _ = out.Write(doc) // who has gone away reads nothing
+}
+
+// errWriter writes until that fails once.
+type errWriter struct {
+	w   http.ResponseWriter
+	err error
+}
+
+func (e *errWriter) Write(b []byte) (int, error) {
+	if e.err == nil {
+		patience(e.w)
+		_, e.err = e.w.Write(b)
+	}
+	return len(b), e.err
+}
+
+// cut returns a piece of a text, of whole characters, and the rest.
+func cut(text string) (piece, rest string) {
+	const size = 32 << 10
+	if len(text) <= size {
+		return text, ""
+	}
+	n := size
+	for n > size-utf8.UTFMax && !utf8.RuneStart(text[n]) {
+		n--
+	}
+	return text[:n], text[n:]
 }

@@ -225,13 +225,14 @@ func (s *Server) answered(q Request, stream, key string, body []byte, c *api.Cal
 			out.finish(s.carry(q.r.Context(), o, out, by))
 			return
 		}
+		defer func() { o.buffers.Free() }()
 		a, err := s.once(q, key, body, o, func() (*api.Answer, error) { return s.carry(q.r.Context(), o, newBuffered(o), by) })
 		if err != nil {
 			patience(q.w)
 			api.AsError(err).Write(q.w)
 			return
 		}
-		writeJSON(q.w, http.StatusOK, a)
+		writeAnswer(q.w, a)
 	}}, nil
 }
 
@@ -271,8 +272,8 @@ func (s *Server) once(q Request, key string, body []byte, o *order, carry func()
 	if key == "" {
 		return carry()
 	}
-	name := o.who.tenant + "\n" + q.r.URL.Path + "\n" + key
-	k, first, err := s.keys.Begin(name, body)
+	name := q.r.URL.Path + "\n" + key
+	k, first, err := s.keys.Begin(o.who.tenant, name, body)
 	if err != nil {
 		return nil, err
 	}
@@ -287,30 +288,19 @@ func (s *Server) once(q Request, key string, body []byte, o *order, carry func()
 		return v.answer, v.err
 	}
 	v := kept{}
-	size := int64(-1) // what never began may be tried again
-	defer func() { s.keys.Settle(name, k, v, size) }()
+	keep := false // what never began may be tried again
+	defer func() {
+		var lease *tenants.Lease
+		if keep { // and with it its memory
+			lease, o.buffers = o.buffers, nil
+		}
+		s.keys.Settle(o.who.tenant, name, k, v, keep, lease)
+	}()
 	v.err = draining() // should carry not come back
 	v.answer, v.err = carry()
 	var e *api.Error
-	if v.answer != nil && v.answer.Started || errors.As(v.err, &e) && e.Started {
-		size = answerSize(v.answer)
-	}
+	keep = v.answer != nil && v.answer.Started || errors.As(v.err, &e) && e.Started
 	return v.answer, v.err
-}
-
-// answerSize is about how much memory an answer takes.
-func answerSize(a *api.Answer) int64 {
-	const rest = 4096
-	size := int64(rest)
-	if a == nil {
-		return size
-	}
-	for _, text := range []*string{a.Stdout, a.StdoutBase64, a.Stderr, a.StderrBase64} {
-		if text != nil {
-			size += int64(len(*text))
-		}
-	}
-	return size
 }
 
 func (s *Server) defineLanguages(a huma.API) {

@@ -90,8 +90,8 @@ func (s *Server) defineCalls(a huma.API) {
 			c, err := begin()
 			return accepted(c, err)
 		}
-		name := o.who.tenant + "\n" + q.r.URL.Path + "\n" + q.Key
-		k, first, err := s.keys.Begin(name, q.RawBody)
+		name := q.r.URL.Path + "\n" + q.Key
+		k, first, err := s.keys.Begin(o.who.tenant, name, q.RawBody)
 		if err != nil {
 			return nil, api.AsError(err)
 		}
@@ -103,11 +103,7 @@ func (s *Server) defineCalls(a huma.API) {
 			return nil, api.NewError(api.Busy, "the first request with this key did not begin", "try again")
 		}
 		c, err := begin()
-		size := int64(0)
-		if err != nil {
-			size = -1
-		}
-		s.keys.Settle(name, k, c, size)
+		s.keys.Settle(o.who.tenant, name, k, c, err == nil, nil)
 		return accepted(c, err)
 	})
 

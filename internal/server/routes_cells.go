@@ -15,19 +15,19 @@ import (
 	"github.com/sbxrun/sbxrun/internal/job"
 )
 
-// Cell runs a cell in a session's interpreter. When it returns nothing of the cell runs any
+// cellResults is how many bytes the results of a cell may have.
+const cellResults = 8 << 20
+
+// cell runs a cell in a session's interpreter. When it returns nothing of the cell runs any
 // more but what that has left in the background, which is the interpreter's.
-func (s *Server) Cell(ctx context.Context, session string, c *api.Cell) (a *api.CellAnswer, err error) {
+func (s *Server) cell(ctx context.Context, session string, o *order, language cells.Language, c *api.Cell) (a *api.CellAnswer, err error) {
 	x, either, release, err := s.used(ctx, session)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	o, language, err := s.checkCell(whose(ctx), c)
-	if err != nil {
-		return nil, err
-	}
 	defer func() { s.count(o, nil, err) }()
+	o.buffer(cellResults)
 	if err := s.begin(); err != nil {
 		return nil, err
 	}
@@ -61,7 +61,7 @@ func (s *Server) Cell(ctx context.Context, session string, c *api.Cell) (a *api.
 	began := time.Now()
 	// The session's end closes the interpreter, and so needs no context here: SIGINT would only
 	// keep it waiting.
-	answer, err := i.Run(ctx, cells.Cell{Code: c.Code, Timeout: o.timeout, MaxOutput: o.maxOutput})
+	answer, err := i.Run(ctx, cells.Cell{Code: c.Code, Timeout: o.timeout, MaxOutput: o.maxAnswer, MaxResults: cellResults})
 	if answer == nil {
 		return nil, s.why(either, explain(e.admitted, err))
 	}
@@ -105,7 +105,7 @@ func (s *Server) cellAnswer(o *order, language cells.Language, in *cells.Answer)
 		TimeoutMS: result.Milliseconds(o.timeout), Clamped: o.clamped, RequestID: o.who.requestID,
 	}
 	var r result.Report
-	r.SetOutput(in.Stdout, in.Stderr)
+	setOutput(&r, in.Stdout, in.Stderr)
 	a.Stdout, a.StdoutBase64, a.StdoutBytes, a.StdoutTruncated = r.Stdout, r.StdoutBase64, r.StdoutBytes, r.StdoutTruncated
 	a.Stderr, a.StderrBase64, a.StderrBytes, a.StderrTruncated = r.Stderr, r.StderrBase64, r.StderrBytes, r.StderrTruncated
 	for _, one := range in.Results {
@@ -127,14 +127,18 @@ func (s *Server) cellAnswer(o *order, language cells.Language, in *cells.Answer)
 	return a
 }
 
-// medium is one of a result: what is no text goes into the content store.
+// medium is one of a result: what is no text, or not one to be read, goes into the content store.
 func (s *Server) medium(o *order, in cells.Medium) api.Medium {
-	if in.Base64 == nil {
+	if in.Base64 == nil && readable(in.Text) {
 		return api.Medium{MediaType: in.Type, Text: &in.Text, Size: int64(len(in.Text))}
 	}
-	m := api.Medium{MediaType: in.Type, Size: int64(len(in.Base64))}
+	held := in.Base64
+	if held == nil {
+		held = []byte(in.Text)
+	}
+	m := api.Medium{MediaType: in.Type, Size: int64(len(held))}
 	quota := int64(o.ceilings.Files)
-	id, _, err := s.files.Put(o.who.tenant, bytes.NewReader(in.Base64), quota, quota)
+	id, _, err := s.files.Put(o.who.tenant, bytes.NewReader(held), quota, quota)
 	if err != nil {
 		m.Error = err.Error()
 	}
@@ -154,14 +158,19 @@ func (s *Server) defineCells(a huma.API) {
 		SessionPath
 		Body api.Cell
 	}) (*streamed, error) {
+		o, language, err := s.checkCell(whose(ctx), &q.Body)
+		if err != nil {
+			return nil, api.AsError(err)
+		}
 		return &streamed{func(huma.Context) {
-			out, err := s.Cell(ctx, q.ID, &q.Body)
+			defer func() { o.buffers.Free() }()
+			out, err := s.cell(ctx, q.ID, o, language, &q.Body)
 			if err != nil {
 				patience(q.w)
 				api.AsError(err).Write(q.w)
 				return
 			}
-			writeJSON(q.w, http.StatusOK, out)
+			writeCell(q.w, out)
 		}}, nil
 	})
 }

@@ -35,6 +35,7 @@ type Server struct {
 	files   *blobs.Store
 	book    *calls.Book
 	keys    *calls.Keys
+	memory  *tenants.Budget // bytes of requests and answers
 	metrics *metrics
 	recents recents
 	rooms   *sessions.Store
@@ -77,7 +78,8 @@ func New(c config.Config, tokens config.Tokens, source place.Source, log *slog.L
 		return nil, err
 	}
 	s.book = calls.NewBook(spools, time.Duration(c.Calls.Keep), c.Calls.Most)
-	s.keys = calls.NewKeys(keepKeys, mostKeys, keyBytes)
+	s.keys = calls.NewKeys(keepKeys, mostKeys)
+	s.memory = tenants.NewBudget("bytes of requests and answers", int64(c.Buffers))
 	s.rooms = sessions.NewStore(s.tellEnd)
 	s.metrics = newMetrics(s)
 	s.base, s.end = context.WithCancelCause(context.Background())
@@ -101,11 +103,10 @@ func ownDirectory(name string) error {
 	return nil
 }
 
-// Answers are kept for idempotency keys so long, and so many at most.
+// Answers are kept for idempotency keys so long, and of each tenant so many at most.
 const (
 	keepKeys = 10 * time.Minute
 	mostKeys = 10_000
-	keyBytes = 256 << 20
 )
 
 // Reload takes over tokens, languages and ceilings. What was started goes on as it was.
@@ -133,6 +134,7 @@ func (s *Server) expire() {
 			return
 		case now := <-time.After(pause):
 			s.book.Expire(now)
+			s.keys.Expire(now)
 			if err := s.files.Expire(now); err != nil {
 				s.log.Warn("content store", "error", err)
 			}

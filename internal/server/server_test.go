@@ -13,8 +13,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/getkin/kin-openapi/openapi3"
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
@@ -145,6 +147,32 @@ func FuzzPieces(f *testing.F) {
 		}
 		if !bytes.Equal(got, text) || *a.StdoutBytes != int64(len(text)) {
 			t.Errorf("%q, want %q", got, text)
+		}
+	})
+}
+
+// An answer in pieces is the document that it would be at once.
+func FuzzAnswer(f *testing.F) {
+	f.Add("a\x00<é>\u2028\"", "", 40_000)
+	f.Add("\xff", "x", 1)
+	f.Fuzz(func(t *testing.T, stdout, stderr string, times int) {
+		if times < 0 || times*len(stdout) > 1<<20 {
+			return
+		}
+		stdout = strings.Repeat(stdout, times)
+		a := &api.Answer{RequestID: "r"}
+		setOutput(&a.Report, result.Stream{Text: stdout, UTF8: utf8.ValidString(stdout)}, result.Stream{Text: stderr, UTF8: utf8.ValidString(stderr)})
+		w := httptest.NewRecorder()
+		writeAnswer(w, a)
+		if w.Body.Len() > 3*(len(stdout)+len(stderr))+50<<10 {
+			t.Errorf("%d bytes for %d", w.Body.Len(), len(stdout)+len(stderr))
+		}
+		var got api.Answer
+		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(a, &got); diff != "" {
+			t.Error(diff)
 		}
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
@@ -83,9 +84,10 @@ func (b *Buffer) Stream() result.Stream {
 // out too, provided that the rest is valid. Otherwise the stream is taken for
 // binary, and all the bytes are there as they were kept, around the same line.
 func (b *Buffer) Text() (s string, valid bool) {
-	head, tail := b.head, slices.Concat(b.tail[b.next:], b.tail[:b.next])
+	b.straighten()
+	head, tail := b.head, b.tail
 	if !b.Truncated() {
-		s = string(head) + string(tail)
+		s = concat(head, "", tail)
 		return s, utf8.ValidString(s)
 	}
 
@@ -95,7 +97,27 @@ func (b *Buffer) Text() (s string, valid bool) {
 		head, tail = textHead, textTail
 	}
 	leftOut := b.total - int64(len(head)) - int64(len(tail))
-	return fmt.Sprintf("%s\n[… %d bytes left out …]\n%s", head, leftOut, tail), valid
+	return concat(head, fmt.Sprintf("\n[… %d bytes left out …]\n", leftOut), tail), valid
+}
+
+// straighten has the ring begin with its oldest byte, in place: a copy may be large.
+func (b *Buffer) straighten() {
+	if b.next > 0 {
+		slices.Reverse(b.tail[:b.next])
+		slices.Reverse(b.tail[b.next:])
+		slices.Reverse(b.tail)
+		b.next = 0
+	}
+}
+
+// concat makes one copy.
+func concat(head []byte, between string, tail []byte) string {
+	var b strings.Builder
+	b.Grow(len(head) + len(between) + len(tail))
+	b.Write(head)
+	b.WriteString(between)
+	b.Write(tail)
+	return b.String()
 }
 
 // trimEnd returns p without an incomplete character at its end.

@@ -4,12 +4,14 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -396,6 +398,74 @@ func TestSlowReader(t *testing.T) {
 	}
 	cancel()
 	s.idle()
+}
+
+// Output that is all escapes in JSON costs the server little memory, and is cut down to what an
+// answer may have.
+func TestAnswerMemory(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	for range 2 {
+		call := sh("head -c 32M /dev/zero; head -c 32M /dev/zero >&2")
+		call.Limits.MaxOutput = 64 << 20
+		a := s.run(call)
+		if *a.StdoutBytes != 32<<20 || !*a.StdoutTruncated || a.StdoutBase64 == nil || a.Stdout != nil || !slices.Equal(a.Clamped, []string{"limits.max_output"}) {
+			t.Errorf("%d bytes, %d as text, clamped %q", *a.StdoutBytes, len(text(a.Stdout)), a.Clamped)
+		}
+		if a.StdoutBase64 != nil {
+			b, err := base64.StdEncoding.DecodeString(*a.StdoutBase64)
+			if err != nil || len(b) < 8<<20 || len(b) > 8<<20+100 {
+				t.Errorf("%d bytes, %v", len(b), err)
+			}
+		}
+	}
+	status, err := os.ReadFile(filepath.Join("/proc", itoa(s.cmd.Process.Pid), "status"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, peak, _ := strings.Cut(string(status), "VmHWM:")
+	kib, err := strconv.Atoi(strings.Fields(peak)[0])
+	if err != nil || kib > 400<<10 {
+		t.Errorf("the server had %d KiB, %v", kib, err)
+	}
+	// Text comes as it is, however it is cut into pieces.
+	want := strings.Repeat("\n<ä€😀>\"\\\t", 20_000)
+	call := sh("cat")
+	call.Stdin = want
+	if a := s.run(call); text(a.Stdout) != want {
+		t.Errorf("%d bytes of %d", len(text(a.Stdout)), len(want))
+	}
+}
+
+// What an answer may need of a tenant's memory is taken before the call begins, and kept for as
+// long as the answer is.
+func TestBuffers(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "[tenant]\nbuffers = \"5M\"\n")
+	ctx, cancel := context.WithCancel(t.Context())
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		_, _, _, _ = s.try(ctx, http.MethodPost, "/v1/run", sh("exec sleep 1234"))
+	}()
+	s.busy(1, "sleep 1234")
+	if status, e := s.refused(http.MethodPost, "/v1/run", sh("true")); status != 429 || e.Failure.Code != api.Quota {
+		t.Errorf("%d %+v", status, e)
+	}
+	small := sh("echo small")
+	small.Limits.MaxOutput = 1000
+	if a := s.run(small); text(a.Stdout) != "small\n" {
+		t.Errorf("%q", text(a.Stdout))
+	}
+	cancel()
+	<-gone
+	s.idle()
+	if status, b := s.ask(http.MethodPost, "/v1/run", sh("head -c 1M /dev/zero | tr '\\0' x; head -c 1M /dev/zero | tr '\\0' x >&2"), "Idempotency-Key", "k"); status != 200 {
+		t.Errorf("%d %.300s", status, b)
+	}
+	if status, e := s.refused(http.MethodPost, "/v1/run", sh("true")); status != 429 {
+		t.Errorf("beside an answer that is kept: %d %+v", status, e)
+	}
 }
 
 // dify-sandbox 99: many at once, each with its own answer.
