@@ -33,7 +33,7 @@ demo)
     exec "$setup/demo.sh"
     ;;
 test | check)
-    "$setup/install.sh" --shells
+    "$setup/install.sh" --tests
     "$setup/build.sh"
     exec "$setup/$command.sh"
     ;;

@@ -1,10 +1,11 @@
 #!/bin/sh
 # Installs what sbxrun, its fixtures and its tests need and this machine lacks.
 #
-# usage: install.sh [--dry-run] [--shells]
+# usage: install.sh [--dry-run] [--tests]
 #
 #   --dry-run   only print the commands that would be run
-#   --shells    also the shells whose completions are tested
+#   --tests     also what tests alone need: shells whose completions are tried, and what
+#               makes packages of the clients
 #
 # What is needed is looked up where sbxrun and the fixtures look, in /usr/bin and
 # its like and not in PATH: a python3 in a home directory is not visible in the
@@ -13,12 +14,12 @@ set -eu
 
 root=${SETUP_ROOT:-}
 dry=
-shells=
+tests=
 for flag; do
     case $flag in
     --dry-run) dry=1 ;;
-    --shells) shells='zsh fish bash-completion' ;;
-    *) echo "usage: install.sh [--dry-run] [--shells]" >&2; exit 2 ;;
+    --tests) tests='zsh fish bash-completion npm pip3' ;;
+    *) echo "usage: install.sh [--dry-run] [--tests]" >&2; exit 2 ;;
     esac
 done
 
@@ -67,6 +68,10 @@ package() {
     */node) echo nodejs ;;
     */bash) echo bash ;;
     */jq | */zsh | */fish | */bash-completion) echo "$1" ;;
+    fedora/npm) echo nodejs-npm ;;
+    */npm) echo npm ;;
+    alpine/pip3) echo py3-pip py3-setuptools py3-wheel ;;
+    */pip3) echo python3-pip python3-setuptools python3-wheel ;; # which build without an index
     fedora/pgrep) echo procps-ng ;;
     */pgrep) echo procps ;;
     alpine/setpriv) echo setpriv ;;
@@ -81,7 +86,7 @@ run() {
 
 family=$(family)
 missing=
-for program in bwrap python3 node bash setpriv unshare setsid jq pgrep $shells; do
+for program in bwrap python3 node bash setpriv unshare setsid jq pgrep $tests; do
     has "$program" && continue
     name=$(package "$program")
     case " $missing " in

@@ -182,16 +182,18 @@ func (s *server) idle() {
 // text.
 func (s *server) busy(n int, text string) {
 	s.t.Helper()
-	harness.Until(s.t, harness.Bound, "commands with "+text, func() bool {
-		found := 0
-		for _, pid := range harness.Descendants(s.cmd.Process.Pid) {
-			line, _ := os.ReadFile(filepath.Join("/proc", itoa(pid), "cmdline"))
-			if strings.HasPrefix(strings.ReplaceAll(string(line), "\x00", " "), text) {
-				found++
-			}
+	harness.Until(s.t, harness.Bound, "commands with "+text, func() bool { return s.count(text) >= n })
+}
+
+// count returns how many processes run below the server whose command lines begin with the text.
+func (s *server) count(text string) (found int) {
+	for _, pid := range harness.Descendants(s.cmd.Process.Pid) {
+		line, _ := os.ReadFile(filepath.Join("/proc", itoa(pid), "cmdline")) // it may have ended
+		if strings.HasPrefix(strings.ReplaceAll(string(line), "\x00", " "), text) {
+			found++
 		}
-		return found >= n
-	})
+	}
+	return found
 }
 
 // ask sends a request and returns the status and the whole answer.

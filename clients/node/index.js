@@ -1,0 +1,383 @@
+// Client of `sbxrun serve`: run commands and programs that nobody trusts.
+//
+// A non-zero exit code and a timeout are reports. Errors are for what has not run (Refused), of
+// which something may be left (Unproven), or of which the answer did not come (Lost).
+
+import http from "node:http";
+import https from "node:https";
+import { setTimeout as sleep } from "node:timers/promises";
+
+/** What all errors of this module are. */
+export class SbxrunError extends Error {}
+
+/** The request came to nothing: nothing of it has run. */
+export class Refused extends SbxrunError {
+  name = "Refused";
+
+  constructor(code, message, { hint = "", status = 0, again = null } = {}) {
+    super(hint ? `${message}; ${hint}` : message);
+    Object.assign(this, { code, hint, status, again });
+  }
+}
+
+/** It has run, and something of it may be left. */
+export class Unproven extends SbxrunError {
+  name = "Unproven";
+
+  constructor(code, message, report) {
+    super(message);
+    Object.assign(this, { code, report });
+  }
+}
+
+/** The answer did not come, or not whole. It may have run; the server ends a call whose client has left. */
+export class Lost extends SbxrunError {
+  name = "Lost";
+}
+
+/** What was kept of stdout or stderr, as it was written. */
+export function bytes(report, stream) {
+  const encoded = report[`${stream}_base64`];
+  return encoded === undefined ? Buffer.from(report[stream] ?? "") : Buffer.from(encoded, "base64");
+}
+
+// A report, or a cell's answer, with stdout and stderr as text in any case.
+function withText(report) {
+  for (const stream of ["stdout", "stderr"]) report[stream] = bytes(report, stream).toString();
+  return report;
+}
+
+function failure({ error, started, report }, status) {
+  if (started !== false) return new Unproven(error.code, error.message, report ? withText(report) : null);
+  return new Refused(error.code, error.message, { hint: error.hint, status });
+}
+
+// The error that an answer is.
+function answered(response, text) {
+  try {
+    const e = failure(JSON.parse(text), response.statusCode);
+    if (e instanceof Refused && [429, 503].includes(response.statusCode)) {
+      const seconds = Number(response.headers["retry-after"] ?? 1);
+      e.again = (seconds >= 0 ? seconds : 1) * 1000;
+    }
+    return e;
+  } catch {
+    return new Lost(`the answer is none: status ${response.statusCode}`);
+  }
+}
+
+function fileList(files) {
+  if (files === undefined || Array.isArray(files)) return files;
+  return Object.entries(files).map(([path, content]) => {
+    if (typeof content === "string") return { path, text: content };
+    if (content instanceof Uint8Array) return { path, base64: Buffer.from(content).toString("base64") };
+    return { path, id: content.id };
+  });
+}
+
+const escaped = (path) => path.split("/").map(encodeURIComponent).join("/");
+
+// The body of a call, and for how long its answer may take beside the margin.
+function prepared(call) {
+  if ((call.argv === undefined) === (call.code === undefined)) throw new TypeError("give either argv or code");
+  if (call.argv !== undefined && !Array.isArray(call.argv)) throw new TypeError("argv is a list of words");
+  const body = { timeout_ms: 30_000, ...call, files: fileList(call.files) };
+  if (!(body.timeout_ms > 0)) throw new RangeError("timeout_ms must be more than 0");
+  if (body.code !== undefined) body.language ??= "python";
+  return { body: JSON.stringify(body), type: "application/json", wait: body.timeout_ms + (body.grace_ms ?? 0) };
+}
+
+/** A server, at unix:PATH, http://HOST:PORT or https://HOST:PORT. */
+export class Client {
+  #address;
+  #token;
+  #margin;
+  #patience;
+
+  constructor(address, { token = "", margin = 60_000, patience = 10_000 } = {}) {
+    const url = new URL(address);
+    if (url.protocol === "unix:") this.#address = { socketPath: address.slice("unix:".length), host: "sbxrun" };
+    else if (url.protocol === "http:" || url.protocol === "https:")
+      this.#address = { protocol: url.protocol, host: url.hostname.replace(/^\[|\]$/g, ""), port: url.port };
+    else throw new TypeError("want unix:PATH, http://HOST:PORT or https://HOST:PORT");
+    this.#token = token;
+    this.#margin = margin;
+    this.#patience = patience;
+  }
+
+  /** Run a command, or a program, in a fresh sandbox. When this returns nothing of it is left. */
+  run(call, options) {
+    return this._run("/v1/run", call, options);
+  }
+
+  /** As run, with the output while it comes. The last event is the report; who stops before ends the call. */
+  stream(call, options) {
+    return this._stream("/v1/run", call, options);
+  }
+
+  /** Begin to run a command, or a program, which goes on whether or not anybody waits. */
+  start(call) {
+    return this._start("/v1/calls", call);
+  }
+
+  /** What start has begun, by its id. */
+  call(id) {
+    return new Process(this, "/v1/calls", id);
+  }
+
+  /** Make a sandbox whose files stay from call to call. */
+  async session({ files, ...rest } = {}) {
+    return new Session(this, (await this._json("POST", "/v1/sessions", { ...rest, files: fileList(files) })).id);
+  }
+
+  async sessions() {
+    return (await this._json("GET", "/v1/sessions")).sessions;
+  }
+
+  async languages() {
+    return (await this._json("GET", "/v1/languages")).languages;
+  }
+
+  /** Put a file into the content store, and return its id. */
+  async store(data) {
+    return JSON.parse(await this._ask("POST", "/v1/files", { body: data, type: "application/octet-stream" })).id;
+  }
+
+  /** Read a file of the content store: one that was collected, or an id. */
+  fetch(file) {
+    return this._ask("GET", `/v1/files/${encodeURIComponent(file.id ?? file)}`);
+  }
+
+  async _run(path, call, { signal } = {}) {
+    return withText(parsed(await this._ask("POST", path, { ...prepared(call), signal })));
+  }
+
+  async *_stream(path, call, { signal } = {}) {
+    const response = await this._send("POST", `${path}?stream=1`, { ...prepared(call), wait: 0, signal });
+    let rest = [];
+    for await (const chunk of received(response, signal)) {
+      let begin = 0;
+      for (let end; (end = chunk.indexOf(10, begin)) >= 0; begin = end + 1) {
+        const event = parsed(Buffer.concat([...rest, chunk.subarray(begin, end)]));
+        rest = [];
+        if (event.event === "report") {
+          yield { name: "report", report: withText(event.report) };
+          return;
+        }
+        if (event.event === "error") throw failure(event.error, 0);
+        if (event.event === "stdout" || event.event === "stderr")
+          yield { name: event.event, data: "base64" in event ? Buffer.from(event.base64, "base64") : Buffer.from(event.text ?? "") };
+      }
+      rest.push(chunk.subarray(begin));
+    }
+    throw new Lost("the stream has no end");
+  }
+
+  async _start(path, call) {
+    const started = parsed(await this._ask("POST", path, { ...prepared(call), wait: 0 }));
+    return new Process(this, path, started.id);
+  }
+
+  async _json(method, path, body, wait) {
+    return parsed(await this._ask(method, path, body && { body: JSON.stringify(body), type: "application/json", wait }));
+  }
+
+  async _ask(method, path, request = {}) {
+    const response = await this._send(method, path, request);
+    const chunks = [];
+    for await (const chunk of received(response, request.signal)) chunks.push(chunk);
+    return Buffer.concat(chunks);
+  }
+
+  // Sends a request until it is not refused for a moment only, and returns the answer, which has status 200 or the like.
+  async _send(method, path, request) {
+    const until = performance.now() + this.#patience;
+    for (;;) {
+      try {
+        return await this.#once(method, path, request);
+      } catch (e) {
+        if (!(e instanceof Refused) || e.again === null || performance.now() + e.again > until) throw e;
+        await sleep(e.again, undefined, { signal: request.signal });
+      }
+    }
+  }
+
+  async #once(method, path, { body, type, wait = 0, signal }) {
+    signal?.throwIfAborted();
+    const headers = { Accept: "application/json", Connection: "close" };
+    if (type) headers["Content-Type"] = type;
+    if (body !== undefined) headers["Content-Length"] = Buffer.byteLength(body);
+    if (this.#token) headers.Authorization = `Bearer ${this.#token}`;
+    const secure = this.#address.protocol === "https:";
+    const request = (secure ? https : http).request({ ...this.#address, method, path, headers, agent: false });
+    request.setTimeout(wait + this.#margin, () => request.destroy(new Lost("no answer in time")));
+    const leave = () => request.destroy(signal.reason);
+    signal?.addEventListener("abort", leave);
+    request.on("close", () => signal?.removeEventListener("abort", leave));
+    const response = await new Promise((resolve, reject) => {
+      let connected = false;
+      request.on("socket", (socket) => socket.once(secure ? "secureConnect" : "connect", () => (connected = true)));
+      request.on("response", resolve);
+      request.on("error", (e) => {
+        if (signal?.aborted) reject(signal.reason);
+        else if (!connected && !(e instanceof Lost)) reject(new Refused("unreachable", `the server cannot be reached: ${e.message}`));
+        else reject(e instanceof Lost ? e : new Lost(`the answer did not come: ${e.message}`, { cause: e }));
+      });
+      request.end(body);
+    });
+    if (response.statusCode < 300) return response;
+    const chunks = [];
+    for await (const chunk of received(response, signal)) chunks.push(chunk);
+    throw answered(response, Buffer.concat(chunks));
+  }
+}
+
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch (e) {
+    throw new Lost("the answer is none", { cause: e });
+  }
+}
+
+// The body of an answer. Who stops reading closes the connection.
+async function* received(response, signal) {
+  try {
+    yield* response;
+  } catch (e) {
+    if (signal?.aborted) throw signal.reason;
+    throw new Lost(`the answer broke off: ${e.message}`, { cause: e });
+  } finally {
+    response.destroy();
+  }
+}
+
+/** A sandbox whose files stay. It ends by end, or when nobody uses it. */
+export class Session {
+  #client;
+  #path;
+
+  constructor(client, id) {
+    this.#client = client;
+    this.id = id;
+    this.#path = `/v1/sessions/${encodeURIComponent(id)}`;
+  }
+
+  /** Run a command, or a program. Its end is of what it has started alone: files stay. */
+  exec(call, options) {
+    return this.#client._run(`${this.#path}/exec`, call, options);
+  }
+
+  stream(call, options) {
+    return this.#client._stream(`${this.#path}/exec`, call, options);
+  }
+
+  /** Run a cell in an interpreter that the session keeps: what it defines is there for the next one. */
+  cell(cell, options) {
+    return this.#client._run(`${this.#path}/code`, cell, options);
+  }
+
+  /** Begin to run a command in the background. */
+  start(call) {
+    return this.#client._start(`${this.#path}/processes`, call);
+  }
+
+  /** What start has begun, by its id. */
+  process(id) {
+    return new Process(this.#client, `${this.#path}/processes`, id);
+  }
+
+  async write(path, content, { mode } = {}) {
+    const query = mode ? `?mode=${mode}` : "";
+    await this.#client._ask("PUT", this.#file(path) + query, { body: content, type: "application/octet-stream" });
+  }
+
+  read(path) {
+    return this.#client._ask("GET", this.#file(path));
+  }
+
+  async remove(path) {
+    await this.#client._ask("DELETE", this.#file(path));
+  }
+
+  async list() {
+    return (await this.#client._json("GET", `${this.#path}/files`)).files;
+  }
+
+  /** All files, as a tar archive. */
+  pack() {
+    return this.#client._ask("GET", `${this.#path}/archive`);
+  }
+
+  async unpack(archive) {
+    await this.#client._ask("PUT", `${this.#path}/archive`, { body: archive, type: "application/x-tar" });
+  }
+
+  /** End it, with all that runs in it. One that has ended already is no error. */
+  async end() {
+    try {
+      await this.#client._ask("DELETE", this.#path);
+    } catch (e) {
+      if (!(e instanceof Refused) || !["ended", "no-such-session"].includes(e.code)) throw e;
+    }
+  }
+
+  #file(path) {
+    return `${this.#path}/files/${escaped(path)}`;
+  }
+}
+
+/** A command that nobody waits for: a call, or a process of a session. */
+export class Process {
+  #client;
+  #path;
+
+  constructor(client, path, id) {
+    this.#client = client;
+    this.id = id;
+    this.#path = `${path}/${encodeURIComponent(id)}`;
+  }
+
+  /** How far it has come; with wait, not before its end or that many milliseconds. */
+  async status({ wait = 0, signal } = {}) {
+    return parsed(await this.#client._ask("GET", `${this.#path}?wait_ms=${wait}`, { wait, signal }));
+  }
+
+  /** Its report, when it has ended. */
+  async wait({ signal } = {}) {
+    for (;;) {
+      const { state, report, error } = await this.status({ wait: 30_000, signal });
+      if (error) throw failure({ error, started: error.code === "unproven" || report !== undefined, report }, 0);
+      if (state === "ended") return report;
+    }
+  }
+
+  /** What it has written, from a byte on, while it comes. A connection that breaks is made again. */
+  async *output({ stream = "stdout", from = 0, signal } = {}) {
+    for (;;) {
+      const begin = from;
+      try {
+        const response = await this.#client._send("GET", `${this.#path}/output?follow=1&stream=${stream}&from=${from}`, { signal });
+        for await (const chunk of received(response, signal)) {
+          from += chunk.length;
+          yield chunk;
+        }
+        return;
+      } catch (e) {
+        // Without a byte it may have had nothing to write, or the server is gone: then this fails.
+        if (!(e instanceof Lost)) throw e;
+        if (from === begin) await this.status({ wait: 1_000, signal });
+      }
+    }
+  }
+
+  /** Send a signal to all of it; for processes of a session. */
+  async signal(name) {
+    await this.#client._ask("POST", `${this.#path}/signal`, { body: JSON.stringify({ signal: name }), type: "application/json" });
+  }
+
+  /** End it, and forget it. */
+  end() {
+    return this.#client._json("DELETE", this.#path);
+  }
+}

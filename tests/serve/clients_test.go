@@ -1,0 +1,478 @@
+package serve
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// The clients for other languages do the same: each has a driver, which carries out the steps of
+// one table, and what comes of each step is compared with the table.
+
+// step is an operation of a client. args and want are JSON; $op stands for the id that the last
+// such operation has answered with. Members that want does not have are not looked at. Three
+// are of no client: after runs a command runs, after left it does not, after canceled the server has
+// a call or cell in its log that was canceled.
+type step struct {
+	op, args, want string
+	least          time.Duration // that it takes
+}
+
+// behaviour is what each client must do: with a server, or if there are answers with a fake that
+// gives these, one to each connection.
+type behaviour struct {
+	name    string
+	client  string // members of the operation new
+	answers []string
+	asked   []string // what a fake must have been asked, with nothing beside
+	steps   []step
+}
+
+// held at the end of an answer of a fake keeps the connection open.
+const held = "\x00"
+
+const (
+	report   = `{"id":"1","cause":"exited","exit_code":0,"timed_out":false,"teardown":{"verdict":"proven"}}`
+	refusal  = `{"error":{"code":"busy","message":"m"},"started":false}`
+	begun    = `{"error":{"code":"busy","message":"m"},"started":true}`
+	unproven = `{"error":{"code":"unproven","message":"m"},"started":true,"report":{"id":"1","cause":"timeout","exit_code":123,"timed_out":true,"teardown":{"verdict":"unproven"}}}`
+	runTrue  = `{"call":{"argv":["true"]}}`
+)
+
+func answer(status int, body string, headers ...string) string {
+	return fmt.Sprintf("HTTP/1.1 %d X\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%s\r\n%s", status, len(body), strings.Join(append(headers, ""), "\r\n"), body)
+}
+
+func streaming(lines string) string {
+	return "HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nConnection: close\r\n\r\n" + lines
+}
+
+var behaviours = []behaviour{
+	{name: "a non-zero exit is a report", steps: []step{
+		{op: "run", args: `{"call":{"argv":["sh","-c","cat; echo $A; pwd; echo err >&2; exit 3"],"stdin":"in ","env":{"A":"b"},"workdir":"/tmp"}}`,
+			want: `{"cause":"exited","exit_code":3,"stdout":"in b\n/tmp\n","stderr":"err\n","timed_out":false,"verdict":"proven"}`}}},
+	{name: "a program", steps: []step{{op: "run", args: `{"call":{"code":"print(6*7)"}}`, want: `{"stdout":"42\n"}`},
+		{op: "run", args: `{"call":{"language":"bash","code":"echo $BASH_SUBSHELL"}}`, want: `{"stdout":"0\n"}`}}},
+	{name: "output that is no text", steps: []step{{op: "run", args: `{"call":{"argv":["printf","\\377\\001"]}}`, want: `{"hex":"ff01","stdout":"\ufffd\u0001"}`}}},
+	{name: "a timeout is a report", steps: []step{
+		{op: "run", args: `{"call":{"argv":["sh","-c","sleep 1000 & sleep 1000"],"timeout_ms":300}}`, want: `{"cause":"timeout","exit_code":124,"timed_out":true,"verdict":"proven"}`}}},
+	{name: "a grace period", steps: []step{
+		{op: "run", args: `{"call":{"argv":["sh","-c","trap 'echo saved; exit 5' TERM; while :; do sleep 0.05; done"],"timeout_ms":2000,"grace_ms":20000}}`, want: `{"cause":"timeout","stdout":"saved\n"}`}}},
+	{name: "a command that is not there is a report", steps: []step{{op: "run", args: `{"call":{"argv":["no-such-command"]}}`, want: `{"cause":"start-failed","exit_code":127}`}}},
+	{name: "limits", steps: []step{{op: "run", args: `{"call":{"argv":["sh","-c","head -c 5000 /dev/zero; sleep 1000"],"limits":{"max_output":1000,"output":"kill"}}}`, want: `{"cause":"output-limit"}`}}},
+	{name: "files", steps: []step{
+		{op: "store", args: `{"text":"stored"}`, want: `{}`},
+		{op: "run", args: `{"call":{"argv":["sh","-c","cat a b >c.out"],"files":{"a":"x","b":{"id":"$store"}},"collect":["*.out"]}}`, want: `{"files":[{"path":"c.out","size":7}]}`},
+		{op: "fetch", args: `{"file":"$file"}`, want: `{"text":"xstored"}`},
+		{op: "fetch", args: `{"file":"sha256:00"}`, want: `{"error":"refused","code":"no-such-file","status":404}`}}},
+	{name: "a stream", steps: []step{
+		{op: "stream", args: `{"call":{"argv":["sh","-c","printf ü; printf '\\377' >&2; exit 4"]}}`, want: `{"stdout":"c3bc","stderr":"ff","exit_code":4}`},
+		{op: "stream", args: `{"call":{"argv":["sh","-c","head -c 1000000 /dev/zero | tr '\\0' '\\n' | wc -c"]}}`, want: `{"stdout":"313030303030300a"}`}}},
+	{name: "a stream of what is refused", steps: []step{{op: "stream", args: `{"call":{"argv":["true"],"files":{"/a":""}}}`, want: `{"error":"refused","code":"usage","status":400}`}}},
+	{name: "who leaves ends the call", steps: []step{
+		{op: "session", args: `{}`},
+		{op: "leave", args: `{"session":"$session","how":"stream","call":{"argv":["sh","-c","echo up; exec sleep 7654"],"timeout_ms":200000}}`, want: `{}`},
+		{op: "left", args: `"sleep 7654"`},
+		{op: "leave", args: `{"session":"$session","how":"run","call":{"argv":["sh","-c","echo >up; exec sleep 7655"],"timeout_ms":200000}}`, want: `{"error":"left"}`},
+		{op: "left", args: `"sleep 7655"`},
+		{op: "remove", args: `{"session":"$session","path":"up"}`, want: `{}`},
+		{op: "leave", args: `{"session":"$session","how":"cell","call":{"code":"import time\nopen('up','w')\ntime.sleep(1000)","timeout_ms":200000}}`, want: `{"error":"left"}`},
+		{op: "canceled", args: `"cell"`},
+		{op: "run", args: `{"session":"$session","call":{"argv":["echo","alive"]}}`, want: `{"stdout":"alive\n"}`},
+		{op: "end", args: `{"session":"$session"}`}}},
+	{name: "a session keeps files", steps: []step{
+		{op: "session", args: `{"options":{"files":{"given":"1"},"idle_timeout_ms":600000,"lifetime_ms":600000}}`},
+		{op: "write", args: `{"session":"$session","path":"d/ü %?#.txt","text":"text"}`},
+		{op: "write", args: `{"session":"$session","path":"run.sh","text":"#!/bin/sh\necho ran\n","mode":"755"}`},
+		{op: "run", args: `{"session":"$session","call":{"argv":["sh","-c","cat given d/*; ./run.sh; echo 2 >made"]}}`, want: `{"stdout":"1textran\n"}`},
+		{op: "read", args: `{"session":"$session","path":"made"}`, want: `{"text":"2\n"}`},
+		{op: "read", args: `{"session":"$session","path":"d/ü %?#.txt"}`, want: `{"text":"text"}`},
+		{op: "list", args: `{"session":"$session"}`, want: `{"entries":["directory d","file d/ü %?#.txt","file given","file made","file run.sh"]}`},
+		{op: "remove", args: `{"session":"$session","path":"made"}`},
+		{op: "read", args: `{"session":"$session","path":"made"}`, want: `{"error":"refused","code":"no-such-file","status":404}`},
+		{op: "copy", args: `{"session":"$session"}`},
+		{op: "stream", args: `{"session":"$copy","call":{"argv":["./run.sh"]}}`, want: `{"stdout":"72616e0a"}`},
+		{op: "sessions", args: `{}`, want: `{"ids":["$session","$copy"]}`},
+		{op: "end", args: `{"session":"$session"}`}, {op: "end", args: `{"session":"$session"}`}, {op: "end", args: `{"session":"$copy"}`},
+		{op: "run", args: `{"session":"$session","call":{"argv":["true"]}}`, want: `{"error":"refused","code":"ended","status":410}`},
+		{op: "end", args: `{"session":"none"}`}}},
+	{name: "cells", steps: []step{
+		{op: "languages", args: `{}`, want: `{"cells":["node","python"]}`},
+		{op: "session", args: `{}`},
+		{op: "cell", args: `{"session":"$session","call":{"code":"x = 6\nprint(x)\nx * 7"}}`, want: `{"cause":"done","state":"kept","stdout":"6\n","value":"42"}`},
+		{op: "cell", args: `{"session":"$session","call":{"code":"1/(x-6)"}}`, want: `{"cause":"done","exception":"ZeroDivisionError"}`},
+		{op: "cell", args: `{"session":"$session","call":{"code":"while True: pass","timeout_ms":300}}`, want: `{"cause":"timeout","state":"kept"}`},
+		{op: "cell", args: `{"session":"$session","call":{"language":"node","code":"1+x"}}`, want: `{"cause":"done","exception":"ReferenceError"}`},
+		{op: "cell", args: `{"session":"$session","call":{"code":"x"}}`, want: `{"value":"6"}`},
+		{op: "end", args: `{"session":"$session"}`}}},
+	{name: "a call that nobody waits for", steps: []step{
+		{op: "start", args: `{"call":{"argv":["sh","-c","echo one; echo err >&2; sleep 0.3; echo two; exit 6"]}}`},
+		{op: "output", args: `{"process":"$start","options":{"from":1}}`, want: `{"text":"ne\ntwo\n"}`},
+		{op: "wait", args: `{"process":"$start"}`, want: `{"cause":"exited","exit_code":6}`},
+		{op: "output", args: `{"process":"$start","options":{"stream":"stderr"}}`, want: `{"text":"err\n"}`},
+		{op: "status", args: `{"process":"$start"}`, want: `{"state":"ended"}`},
+		{op: "end", args: `{"process":"$start"}`, want: `{"cause":"exited"}`},
+		{op: "wait", args: `{"process":"$start"}`, want: `{"error":"refused","code":"no-such-call","status":404}`},
+		{op: "start", args: `{"call":{"argv":["sleep","7657"],"timeout_ms":200000}}`},
+		{op: "runs", args: `"sleep 7657"`},
+		{op: "end", args: `{"process":"$start"}`, want: `{"cause":"canceled"}`},
+		{op: "left", args: `"sleep 7657"`}}},
+	{name: "a process of a session", steps: []step{
+		{op: "session", args: `{}`},
+		{op: "start", args: `{"session":"$session","call":{"argv":["sh","-c","trap 'echo told; exit 5' INT; echo >up; while :; do sleep 0.05; done"],"timeout_ms":200000}}`},
+		{op: "run", args: `{"session":"$session","call":{"argv":["sh","-c","until [ -e up ]; do sleep 0.02; done"]}}`, want: `{"exit_code":0}`},
+		{op: "status", args: `{"session":"$session","process":"$start"}`, want: `{"state":"running"}`},
+		{op: "signal", args: `{"session":"$session","process":"$start","signal":"INT"}`},
+		{op: "wait", args: `{"session":"$session","process":"$start"}`, want: `{"cause":"exited","exit_code":5}`},
+		{op: "output", args: `{"session":"$session","process":"$start"}`, want: `{"text":"told\n"}`},
+		{op: "signal", args: `{"session":"$session","process":"$start","signal":"INT"}`, want: `{"error":"refused","code":"ended"}`},
+		{op: "end", args: `{"session":"$session"}`}}},
+	{name: "what is wrong is refused", steps: []step{
+		{op: "run", args: `{"call":{"argv":[]}}`, want: `{"error":"refused","code":"usage","status":400}`},
+		{op: "run", args: `{"call":{"code":"1","language":"cobol"}}`, want: `{"error":"refused","code":"usage"}`},
+		{op: "run", args: `{"call":{"argv":["true"],"files":{"../a":""}}}`, want: `{"error":"refused","code":"usage"}`},
+		{op: "run", args: `{"call":{}}`, want: `{"error":"wrong"}`},
+		{op: "run", args: `{"call":{"argv":["true"],"code":"1"}}`, want: `{"error":"wrong"}`},
+		{op: "run", args: `{"call":{"argv":["true"],"timeout_ms":-1}}`, want: `{"error":"wrong"}`},
+		// The server has refused it long before it has all been sent.
+		{op: "store", args: `{"size":40000000}`, want: `{"error":"refused"}`}}},
+	{name: "nobody is there", client: `"address":"unix:/no/such/socket"`, steps: []step{{op: "run", args: runTrue, want: `{"error":"refused","code":"unreachable"}`}}},
+
+	{name: "what has not started is tried again", answers: []string{answer(503, refusal, "Retry-After: 0.01"), answer(429, refusal, "Retry-After: 0.01"), answer(200, report)},
+		asked: []string{"POST /v1/run", "POST /v1/run", "POST /v1/run"}, steps: []step{{op: "run", args: runTrue, want: `{"exit_code":0}`}}},
+	{name: "but not for ever", client: `"patience_ms":300`, answers: []string{answer(503, refusal, "Retry-After: 1")},
+		asked: []string{"POST /v1/run"}, steps: []step{{op: "run", args: runTrue, want: `{"error":"refused","code":"busy","status":503}`}}},
+	{name: "nor what will not be better", answers: []string{answer(500, strings.Replace(refusal, "busy", "setup", 1))},
+		asked: []string{"POST /v1/run"}, steps: []step{{op: "run", args: runTrue, want: `{"error":"refused","code":"setup","status":500}`}}},
+	{name: "what has started is not tried again", answers: []string{answer(503, begun)}, asked: []string{"POST /v1/run"},
+		steps: []step{{op: "run", args: runTrue, want: `{"error":"unproven","code":"busy"}`}}},
+	{name: "unproven", answers: []string{answer(500, unproven)}, asked: []string{"POST /v1/run"},
+		steps: []step{{op: "run", args: runTrue, want: `{"error":"unproven","code":"unproven","verdict":"unproven"}`}}},
+	{name: "no error that says whether it has started", answers: []string{answer(503, "{}"), answer(502, "bad gateway"), answer(200, "{"), "", "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"},
+		asked: []string{"POST /v1/run", "POST /v1/run", "POST /v1/run", "POST /v1/run", "POST /v1/run"},
+		steps: []step{{op: "run", args: runTrue, want: `{"error":"lost"}`}, {op: "run", args: runTrue, want: `{"error":"lost"}`}, {op: "run", args: runTrue, want: `{"error":"lost"}`},
+			{op: "run", args: runTrue, want: `{"error":"lost"}`}, {op: "run", args: runTrue, want: `{"error":"lost"}`}}},
+	{name: "no answer", client: `"margin_ms":200`, answers: []string{held, streaming(held), streaming(`{"event":"start","id":"1"}` + "\n" + held)}, asked: []string{"POST /v1/run", "POST /v1/run?stream=1", "POST /v1/run?stream=1"},
+		steps: []step{{op: "run", args: `{"call":{"argv":["true"],"timeout_ms":100}}`, want: `{"error":"lost"}`, least: 300 * time.Millisecond},
+			{op: "stream", args: runTrue, want: `{"error":"lost"}`, least: 200 * time.Millisecond}, {op: "stream", args: runTrue, want: `{"error":"lost"}`}}},
+	{name: "a stream that breaks off", answers: []string{streaming(`{"event":"stdout","text":"a"}` + "\n"), streaming(`{"event":"stdout",`), streaming("nonsense\n")},
+		asked: []string{"POST /v1/run?stream=1", "POST /v1/run?stream=1", "POST /v1/run?stream=1"},
+		steps: []step{{op: "stream", args: runTrue, want: `{"error":"lost"}`}, {op: "stream", args: runTrue, want: `{"error":"lost"}`}, {op: "stream", args: runTrue, want: `{"error":"lost"}`}}},
+	{name: "a stream that ends with an error", answers: []string{streaming(`{"event":"error","error":` + unproven + "}\n"), streaming(`{"event":"error","error":` + refusal + "}\n")},
+		asked: []string{"POST /v1/run?stream=1", "POST /v1/run?stream=1"},
+		steps: []step{{op: "stream", args: runTrue, want: `{"error":"unproven","verdict":"unproven"}`}, {op: "stream", args: runTrue, want: `{"error":"refused","code":"busy"}`}}},
+	{name: "output goes on where a connection broke", client: `"margin_ms":2000`, answers: []string{
+		"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc", "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n" + held, answer(200, `{"id":"7","state":"running"}`), "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\ndef"},
+		asked: []string{"GET /v1/calls/7/output?follow=1&stream=stdout&from=0", "GET /v1/calls/7/output?follow=1&stream=stdout&from=3", "GET /v1/calls/7?wait_ms=1000", "GET /v1/calls/7/output?follow=1&stream=stdout&from=3"},
+		steps: []step{{op: "output", args: `{"process":"7"}`, want: `{"text":"abcdef"}`}}},
+	{name: "waiting for an end", answers: []string{answer(200, `{"id":"7","state":"running"}`), answer(200, `{"id":"7","state":"ended","report":`+report+`}`),
+		answer(200, `{"id":"7","state":"ended","error":{"code":"busy","message":"m"}}`), answer(200, `{"id":"7","state":"ended","error":{"code":"unproven","message":"m"},"report":`+report+`}`)},
+		asked: []string{"GET /v1/calls/7?wait_ms=30000", "GET /v1/calls/7?wait_ms=30000", "GET /v1/calls/7?wait_ms=30000", "GET /v1/calls/7?wait_ms=30000"},
+		steps: []step{{op: "wait", args: `{"process":"7"}`, want: `{"cause":"exited"}`}, {op: "wait", args: `{"process":"7"}`, want: `{"error":"refused","code":"busy"}`},
+			{op: "wait", args: `{"process":"7"}`, want: `{"error":"unproven","verdict":"proven"}`}}},
+	{name: "a token", client: `"token":"secret"`, answers: []string{answer(200, report)}, asked: []string{"POST /v1/run Bearer secret"}, steps: []step{{op: "run", args: runTrue, want: `{"exit_code":0}`}}},
+}
+
+// driver carries steps out: one of a program that reads and writes lines of JSON.
+type driver func(step []byte) (answer []byte, err error)
+
+// program starts a driver, which ends when its stdin does.
+func program(t *testing.T, dir, name string, args ...string) driver {
+	t.Helper()
+	c := exec.Command(name, args...)
+	c.Dir = dir
+	log := &lockedBuffer{}
+	c.Stderr = log
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	done, err := harness.Register(func() (int, error) {
+		if err := c.Start(); err != nil {
+			return 0, err
+		}
+		return c.Process.Pid, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		in.Close()
+		hung := time.AfterFunc(harness.Bound, func() { _ = c.Process.Kill() }) // it may have ended
+		defer hung.Stop()
+		if err := c.Wait(); err != nil || log.String() != "" {
+			t.Errorf("the driver: %v\n%s", err, log)
+		}
+		done()
+	})
+	lines := bufio.NewReader(out)
+	return func(step []byte) ([]byte, error) {
+		hung := time.AfterFunc(harness.Bound, func() { _ = c.Process.Kill() })
+		defer hung.Stop()
+		if _, err := in.Write(append(step, '\n')); err != nil {
+			return nil, err
+		}
+		return lines.ReadBytes('\n')
+	}
+}
+
+// fake answers each connection with the next of its answers.
+type fake struct {
+	listener net.Listener
+	mu       sync.Mutex
+	asked    []string
+}
+
+func newFake(t *testing.T, answers []string) *fake {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fake{listener: l}
+	var over sync.WaitGroup
+	t.Cleanup(func() {
+		l.Close()
+		over.Wait()
+	})
+	over.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			r, err := http.ReadRequest(bufio.NewReader(c))
+			if err == nil {
+				_, err = io.Copy(io.Discard, r.Body)
+			}
+			if err != nil {
+				t.Error(err)
+			}
+			f.mu.Lock()
+			n := len(f.asked)
+			f.asked = append(f.asked, strings.TrimSpace(r.Method+" "+r.RequestURI+" "+r.Header.Get("Authorization")))
+			f.mu.Unlock()
+			text := ""
+			if n < len(answers) {
+				text = answers[n]
+			}
+			_, _ = io.WriteString(c, strings.TrimSuffix(text, held)) // who has gone away reads nothing
+			if strings.HasSuffix(text, held) {
+				defer c.Close()
+				continue
+			}
+			c.Close()
+		}
+	})
+	return f
+}
+
+// conform takes a client through the table.
+func conform(t *testing.T, drive driver) {
+	whole := serve(t, "[tenant]\nfiles = \"20M\"\n")
+	for _, b := range behaviours {
+		t.Run(b.name, func(t *testing.T) {
+			part := *whole
+			s := &part
+			s.t = t
+			ids := map[string]string{}
+			do := func(op, args, want string) {
+				t.Helper()
+				for name, id := range ids {
+					args = strings.ReplaceAll(args, `"$`+name+`"`, `"`+id+`"`)
+					want = strings.ReplaceAll(want, `"$`+name+`"`, `"`+id+`"`)
+				}
+				line := fmt.Appendf(nil, `{"op":%q%s}`, op, strings.TrimSuffix(","+strings.TrimPrefix(strings.TrimSuffix(args, "}"), "{"), ","))
+				out, err := drive(line)
+				if err != nil {
+					t.Fatalf("%s: %v", line, err)
+				}
+				var got struct {
+					ID    string
+					Files []struct{ ID string }
+				}
+				var all, wanted any
+				if err := json.Unmarshal(out, &got); err != nil {
+					t.Fatalf("%s: %s", line, out)
+				}
+				if want == "" { // no error
+					want = `{"error":null}`
+				}
+				_, _ = json.Unmarshal(out, &all), json.Unmarshal([]byte(want), &wanted)
+				if !within(wanted, all) {
+					t.Errorf("%s\n got %s\nwant %s", line, out, want)
+				}
+				ids[op] = got.ID
+				if len(got.Files) > 0 {
+					ids["file"] = got.Files[0].ID
+				}
+			}
+			address := "unix:" + s.socket()
+			var f *fake
+			if b.answers != nil {
+				f = newFake(t, b.answers)
+				address = "http://" + f.listener.Addr().String()
+			}
+			do("new", `{"address":"`+address+`",`+b.client+`}`, "")
+			for _, st := range b.steps {
+				began := time.Now()
+				switch text := strings.Trim(st.args, `"`); st.op {
+				case "runs":
+					s.busy(1, text)
+				case "left":
+					s.without(text)
+				case "canceled":
+					line := regexp.MustCompile(`(?m)^.*"msg":"` + text + `".*"cause":"canceled"`)
+					harness.Until(t, harness.Bound, "a canceled "+text+": "+s.log.String(), func() bool { return line.MatchString(s.log.String()) })
+				default:
+					do(st.op, st.args, st.want)
+				}
+				if took := time.Since(began); took < st.least {
+					t.Errorf("%s took %v", st.op, took)
+				}
+			}
+			if f != nil {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				if !reflect.DeepEqual(f.asked, b.asked) {
+					t.Errorf("asked %q, want %q", f.asked, b.asked)
+				}
+			}
+		})
+	}
+	whole.idle()
+}
+
+// within reports whether all of want is in got. A null is what is not there.
+func within(want, got any) bool {
+	switch want := want.(type) {
+	case map[string]any:
+		g, ok := got.(map[string]any)
+		for name, w := range want {
+			ok = ok && within(w, g[name])
+		}
+		return ok
+	case []any:
+		g, ok := got.([]any)
+		ok = ok && len(g) == len(want)
+		for i := 0; ok && i < len(want); i++ {
+			ok = within(want[i], g[i])
+		}
+		return ok
+	}
+	return want == got
+}
+
+// without waits until nothing runs below the server whose command line begins with the text.
+func (s *server) without(text string) {
+	s.t.Helper()
+	harness.Until(s.t, harness.Bound, "the end of "+text, func() bool { return s.count(text) == 0 })
+}
+
+// made runs a tool to its end, without any network.
+func made(t *testing.T, dir, name string, args ...string) {
+	t.Helper()
+	c := exec.Command(name, args...)
+	c.Dir = dir
+	c.Env = append(os.Environ(), "HOME="+t.TempDir(), "PIP_DISABLE_PIP_VERSION_CHECK=1", "npm_config_offline=true", "npm_config_update_notifier=false")
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", c.Args, err, out)
+	}
+}
+
+// clients is where one of them is.
+func clients(t *testing.T, name string) string {
+	t.Helper()
+	dir, err := filepath.Abs(filepath.Join("../../clients", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// nodeProject makes a project that has the client for Node from its package.
+func nodeProject(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	made(t, clients(t, "node"), "npm", "pack", "--silent", "--pack-destination", dir)
+	made(t, dir, "npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", dir, filepath.Join(dir, "sbxrun-0.1.0.tgz"))
+	return dir
+}
+
+// copied copies a file of testdata, for its imports to be looked up beside it.
+func copied(t *testing.T, dir, name string) {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("testdata", name))
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, name), b, 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The members of the types that are written by hand are those of the interface.
+func TestNodeTypes(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(clients(t, "node"), "index.d.ts"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	declared := map[string][]string{}
+	for _, x := range regexp.MustCompile(`(?s)export interface (\w+)[^{]*\{\n(.*?)\n\}`).FindAllStringSubmatch(string(text), -1) {
+		for _, m := range regexp.MustCompile(`(?m)^  (\w+)\??: `).FindAllStringSubmatch(x[2], -1) {
+			declared[x[1]] = append(declared[x[1]], m[1])
+		}
+	}
+	for name, typ := range map[string]reflect.Type{
+		"Call": reflect.TypeFor[api.Call](), "Limits": reflect.TypeFor[api.Limits](), "FileIn": reflect.TypeFor[api.FileIn](), "FileOut": reflect.TypeFor[api.FileOut](),
+		"Report": reflect.TypeFor[api.Answer](), "Cell": reflect.TypeFor[api.Cell](), "CellAnswer": reflect.TypeFor[api.CellAnswer](), "CellResult": reflect.TypeFor[api.CellResult](),
+		"CallStatus": reflect.TypeFor[api.CallStatus](), "NewSession": reflect.TypeFor[api.NewSession](), "SessionStatus": reflect.TypeFor[api.Session](), "Language": reflect.TypeFor[api.Language](),
+	} {
+		got := declared[name]
+		if name == "Report" || name == "CellAnswer" {
+			got = append(got, declared["Outcome"]...)
+		}
+		if diff := cmp.Diff(jsonNames(typ), got, cmpopts.SortSlices(strings.Compare)); diff != "" {
+			t.Errorf("%s (-api +index.d.ts):\n%s", name, diff)
+		}
+	}
+}
+
+// jsonNames returns what the members of a struct are called in JSON.
+func jsonNames(t reflect.Type) (names []string) {
+	for _, f := range reflect.VisibleFields(t) {
+		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" && name != "-" {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+func TestNodeClient(t *testing.T) {
+	t.Parallel()
+	dir := nodeProject(t)
+	copied(t, dir, "driver.mjs")
+	conform(t, program(t, dir, "node", "driver.mjs"))
+}
