@@ -13,6 +13,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
 // Call is a command that nobody waits for. It is what its output goes to.
@@ -22,6 +23,7 @@ type Call struct {
 	Came   time.Time
 
 	out, err *Spool
+	kept     leases
 	cancel   context.CancelFunc
 	ended    chan struct{}
 
@@ -58,6 +60,18 @@ func (c *Call) Output(r *result.Report) {
 func (c *Call) End(a *api.Answer, err error) {
 	c.out.End()
 	c.err.End()
+	out, _, _ := c.out.Size()
+	stderr, _, _ := c.err.Size()
+	c.kept.output.Shrink(out + stderr)
+	// Of what was asked for, the command line stays, in the answer.
+	const rest = 4096
+	size := rest
+	if a != nil {
+		for _, word := range a.Argv {
+			size += len(word)
+		}
+	}
+	c.kept.memory.Shrink(int64(size))
 	c.mu.Lock()
 	c.state, c.answer, c.signal, c.since = api.Over, a, nil, time.Now()
 	if err != nil {
@@ -109,37 +123,53 @@ func (c *Call) Status() api.CallStatus {
 	return s
 }
 
+// Shelf is what all books of a server share: the calls in them, and bytes of their output.
+type Shelf struct{ Calls, Output *tenants.Budget }
+
+// Share is what one tenant may have of a shelf.
+type Share struct{ Calls, Output int64 }
+
+// leases are what a call has taken, until it is forgotten.
+type leases struct{ call, output, memory *tenants.Lease }
+
+func (l *leases) free() {
+	l.call.Free()
+	l.output.Free()
+	l.memory.Free()
+}
+
 // Book has the calls of all tenants, or those of one session.
 type Book struct {
-	dir  string        // for spools
-	keep time.Duration // how long after its end a call is kept
-	most int           // of each tenant
+	dir   string        // for spools
+	keep  time.Duration // how long after its end a call is kept
+	shelf *Shelf
 
 	mu  sync.Mutex
 	all map[string]*Call
 }
 
 // NewBook has spools in a directory, and keeps what has ended for a time.
-func NewBook(dir string, keep time.Duration, most int) *Book {
-	return &Book{dir: dir, keep: keep, most: most, all: map[string]*Call{}}
+func NewBook(dir string, keep time.Duration, shelf *Shelf) *Book {
+	return &Book{dir: dir, keep: keep, shelf: shelf, all: map[string]*Call{}}
 }
 
-// Add makes a call, whose context is canceled by its Cancel and by its end.
-func (b *Book) Add(ctx context.Context, id, tenant string, maxOutput int64) (context.Context, *Call, error) {
+// Add makes a call, whose context is canceled by its Cancel and by its end. Of the output that it
+// may have it takes all before it begins: nothing is left out of it because others have more. It
+// takes over the lease on memory.
+func (b *Book) Add(ctx context.Context, id, tenant string, maxOutput int64, share Share, memory *tenants.Lease) (_ context.Context, _ *Call, err error) {
 	b.Expire(time.Now())
-	b.mu.Lock()
-	n := 0
-	for _, c := range b.all {
-		if c.Tenant == tenant {
-			n++
+	c := &Call{ID: id, Tenant: tenant, Came: time.Now().UTC(), state: api.Queued, ended: make(chan struct{}), kept: leases{memory: memory}}
+	defer func() {
+		if err != nil {
+			c.kept.free()
 		}
+	}()
+	if c.kept.call, err = b.shelf.Calls.Take(tenant, 1, share.Calls); err != nil {
+		return nil, nil, err
 	}
-	b.mu.Unlock()
-	if n >= b.most {
-		return nil, nil, api.NewError(api.Quota, "the tenant has too many calls that are kept", "delete those that have ended")
+	if c.kept.output, err = b.shelf.Output.Take(tenant, 2*maxOutput, share.Output); err != nil {
+		return nil, nil, err
 	}
-	c := &Call{ID: id, Tenant: tenant, Came: time.Now().UTC(), state: api.Queued, ended: make(chan struct{})}
-	var err error
 	if c.out, err = NewSpool(b.dir, maxOutput); err != nil {
 		return nil, nil, err
 	}
@@ -167,6 +197,7 @@ func (b *Book) drop(c *Call) {
 		c.cancel()
 		c.out.Close()
 		c.err.Close()
+		c.kept.free()
 	}
 }
 

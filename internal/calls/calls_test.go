@@ -69,23 +69,43 @@ func TestSpool(t *testing.T) {
 }
 
 func TestBook(t *testing.T) {
-	b := NewBook(t.TempDir(), time.Minute, 2)
-	ctx, c, err := b.Add(t.Context(), "1", "a", 10)
+	shelf := &Shelf{tenants.NewBudget("calls", 0), tenants.NewBudget("bytes", 60)}
+	share := Share{Calls: 2, Output: 50}
+	b := NewBook(t.TempDir(), time.Minute, shelf)
+	memory, err := tenants.NewBudget("bytes", 0).Take("a", 5, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := b.Add(t.Context(), "2", "a", 10); err != nil {
+	ctx, c, err := b.Add(t.Context(), "1", "a", 10, share, memory)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := b.Add(t.Context(), "3", "a", 10); code(err) != api.Quota {
-		t.Errorf("%v", err)
+	// Other books, of sessions, are on the same shelf.
+	other := NewBook(t.TempDir(), time.Minute, shelf)
+	if _, _, err := other.Add(t.Context(), "2", "a", 20, share, nil); code(err) != api.Quota {
+		t.Errorf("more output than a tenant may have: %v", err)
 	}
-	if _, other, err := b.Add(t.Context(), "4", "b", 10); err != nil || b.Get("a", "4") != nil || b.Get("b", "4") != other {
+	if _, _, err := other.Add(t.Context(), "2", "b", 25, share, nil); code(err) != api.Busy {
+		t.Errorf("more output than there may be: %v", err)
+	}
+	if _, _, err := other.Add(t.Context(), "2", "a", 10, share, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := b.Add(t.Context(), "3", "a", 1, share, nil); code(err) != api.Quota {
+		t.Errorf("more calls than a tenant may have: %v", err)
+	}
+	if _, other, err := b.Add(t.Context(), "4", "b", 10, share, nil); err != nil || b.Get("a", "4") != nil || b.Get("b", "4") != other {
 		t.Errorf("%v", err)
 	}
 	c.Cancel()
 	<-ctx.Done()
+	if _, err := c.out.Write([]byte("abc")); err != nil {
+		t.Error(err)
+	}
 	c.End(nil, api.NewError(api.Setup, "x", ""))
+	if used := shelf.Output.Used("a"); used != 3+20 {
+		t.Errorf("%d bytes count of output", used)
+	}
 	if s := c.Status(); s.State != api.Over || s.Failure == nil {
 		t.Errorf("%+v", s)
 	}
@@ -94,7 +114,7 @@ func TestBook(t *testing.T) {
 		t.Error("it went too early")
 	}
 	b.Expire(time.Now().Add(2 * time.Minute))
-	if b.Get("a", "1") != nil || len(b.List("a")) != 1 {
+	if b.Get("a", "1") != nil || shelf.Calls.Used("a") != 1 || shelf.Output.Used("a") != 20 {
 		t.Error("it stays")
 	}
 }

@@ -64,8 +64,9 @@ type Call struct {
 
 // Calls is what holds for calls that nobody waits for.
 type Calls struct {
-	Keep values.Duration `toml:"keep"`
-	Most int             `toml:"most"`
+	Keep   values.Duration `toml:"keep"`
+	Most   int             `toml:"most"`
+	Output values.Size     `toml:"output"`
 }
 
 // Rooms is how many rooms are made ahead.
@@ -108,6 +109,7 @@ type Tenant struct {
 	CPUs        float64         `toml:"cpus"`
 	MaxOutput   values.Size     `toml:"max_output"`
 	Buffers     values.Size     `toml:"buffers"`
+	Output      values.Size     `toml:"output"`
 	Files       values.Size     `toml:"files"`
 }
 
@@ -127,12 +129,12 @@ func Default() Config {
 		Call: Call{
 			Timeout: values.Duration(30 * time.Second), MaxTimeout: values.Duration(5 * time.Minute), MaxGrace: values.Duration(30 * time.Second), MaxOutput: 1 << 20, MaxAnswer: 8 << 20,
 		},
-		Calls:     Calls{Keep: values.Duration(10 * time.Minute), Most: 256},
+		Calls:     Calls{Keep: values.Duration(10 * time.Minute), Most: 1024, Output: 2 << 30},
 		Rooms:     Rooms{Min: 4, Max: 32, Calls: 1000},
 		Sandbox:   Sandbox{Network: "none", TmpSize: 256 << 20},
 		Sessions:  Sessions{IdleTimeout: values.Duration(15 * time.Minute), Lifetime: values.Duration(24 * time.Hour), MaxEntries: 10_000},
 		Files:     Files{TTL: values.Duration(24 * time.Hour), Quota: 1 << 30},
-		Tenant:    Tenant{Concurrency: 32, Queue: 128, Sessions: 64, MaxOutput: 64 << 20, Buffers: 256 << 20, Files: 256 << 20},
+		Tenant:    Tenant{Concurrency: 32, Queue: 128, Sessions: 64, MaxOutput: 64 << 20, Buffers: 256 << 20, Output: 512 << 20, Files: 256 << 20},
 		Languages: cells.Languages(),
 	}
 }
@@ -193,6 +195,7 @@ func (t Tenant) or(all Tenant) Tenant {
 	fill(&t.CPUs, all.CPUs)
 	fill(&t.MaxOutput, all.MaxOutput)
 	fill(&t.Buffers, all.Buffers)
+	fill(&t.Output, all.Output)
 	fill(&t.Files, all.Files)
 	return t
 }
@@ -227,7 +230,7 @@ func (c *Config) Check() error {
 		{"places", float64(c.Places)}, {"max_body", float64(c.MaxBody)}, {"call.timeout", float64(c.Call.Timeout)}, {"call.max_timeout", float64(c.Call.MaxTimeout)},
 		{"call.max_output", float64(c.Call.MaxOutput)}, {"call.max_answer", float64(c.Call.MaxAnswer)}, {"buffers", float64(c.Buffers)}, {"sandbox.tmp_size", float64(c.Sandbox.TmpSize)}, {"sessions.lifetime", float64(c.Sessions.Lifetime)},
 		{"sessions.idle_timeout", float64(c.Sessions.IdleTimeout)}, {"sessions.max_entries", float64(c.Sessions.MaxEntries)}, {"files.ttl", float64(c.Files.TTL)},
-		{"calls.keep", float64(c.Calls.Keep)}, {"calls.most", float64(c.Calls.Most)},
+		{"calls.keep", float64(c.Calls.Keep)}, {"calls.most", float64(c.Calls.Most)}, {"calls.output", float64(c.Calls.Output)},
 	} {
 		if bound.value <= 0 {
 			return fmt.Errorf("%s: want more than 0", bound.name)

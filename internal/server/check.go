@@ -158,6 +158,19 @@ func checkFile(f api.FileIn) (in fileIn, err error) {
 	return in, nil
 }
 
+// size is about how many bytes of memory a call takes while it waits and runs, beside its answer.
+func (o *order) size() int64 {
+	const rest = 4096
+	size := rest + len(o.stdin)
+	for _, word := range slices.Concat(o.argv, o.env) {
+		size += len(word)
+	}
+	for _, f := range o.files {
+		size += int(f.size) + len(f.path)
+	}
+	return int64(size)
+}
+
 // bound settles times, limits and output: the server's default where nothing is asked, and
 // never more than may be.
 func (o *order) bound(set *settings, c *api.Call) error {

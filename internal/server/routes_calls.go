@@ -30,7 +30,12 @@ func (s *Server) launch(base context.Context, book *calls.Book, o *order, by way
 		return nil, err
 	}
 	ctx, cancel := s.within(base)
-	ctx, c, err := book.Add(ctx, o.id, o.who.tenant, o.maxOutput)
+	share := calls.Share{Calls: int64(s.settings.Load().Calls.Most), Output: int64(o.ceilings.Output)}
+	memory, err := s.memory.Take(o.who.tenant, o.size(), int64(o.ceilings.Buffers))
+	var c *calls.Call
+	if err == nil {
+		ctx, c, err = book.Add(ctx, o.id, o.who.tenant, o.maxOutput, share, memory)
+	}
 	if err == nil {
 		turn, joinErr := s.gate.Join(o.who.tenant, o.ceilings.Ceilings())
 		if err = joinErr; err == nil {

@@ -83,7 +83,7 @@ func (s *Server) createSession(ctx context.Context, w who, n *api.NewSession) (*
 	now := time.Now()
 	x := &sessions.Session{
 		ID: o.id, Tenant: w.tenant, Place: at, Made: now.UTC(), Expires: now.Add(life).UTC(), Idle: idle, Limits: n.Limits,
-		Processes: calls.NewBook(filepath.Join(set.StateDir, "output"), life, set.Calls.Most),
+		Processes: calls.NewBook(filepath.Join(set.StateDir, "output"), life, s.shelf),
 	}
 	s.rooms.Add(x)
 	s.log.Info("session", "request", w.requestID, "tenant", w.tenant, "session", x.ID, "room", at.Kind())

@@ -35,6 +35,7 @@ type Server struct {
 	files   *blobs.Store
 	book    *calls.Book
 	keys    *calls.Keys
+	shelf   *calls.Shelf
 	memory  *tenants.Budget // bytes of requests and answers
 	metrics *metrics
 	recents recents
@@ -77,7 +78,8 @@ func New(c config.Config, tokens config.Tokens, source place.Source, log *slog.L
 	if err := os.MkdirAll(spools, 0o700); err != nil {
 		return nil, err
 	}
-	s.book = calls.NewBook(spools, time.Duration(c.Calls.Keep), c.Calls.Most)
+	s.shelf = &calls.Shelf{Calls: tenants.NewBudget("calls that are kept", 0), Output: tenants.NewBudget("bytes of output that is kept", int64(c.Calls.Output))}
+	s.book = calls.NewBook(spools, time.Duration(c.Calls.Keep), s.shelf)
 	s.keys = calls.NewKeys(keepKeys, mostKeys)
 	s.memory = tenants.NewBudget("bytes of requests and answers", int64(c.Buffers))
 	s.rooms = sessions.NewStore(s.tellEnd)

@@ -173,3 +173,64 @@ func (zeros) Read(b []byte) (int, error) {
 	clear(b)
 	return len(b), nil
 }
+
+// What is kept of a tenant's output is bounded, in all of its sessions together, and so is how
+// many calls there are; nothing begins for which there is no room. Its end, and being forgotten,
+// make room.
+func TestKeptOutput(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "[calls]\nmost = 3\n[tenant]\noutput = \"5M\"\n")
+	begin := func(path, script string, max int64) (status int, id string) {
+		t.Helper()
+		call := sh(script)
+		call.Limits.MaxOutput = max
+		status, b := s.ask(http.MethodPost, path, call)
+		var c api.CallStatus
+		if err := json.Unmarshal(b, &c); err != nil {
+			t.Fatalf("%v: %s", err, b)
+		}
+		if status != http.StatusAccepted && !strings.Contains(string(b), `"started":false`) {
+			t.Errorf("%s", b)
+		}
+		return status, c.ID
+	}
+	status, b := s.ask(http.MethodPost, "/v1/sessions", api.NewSession{})
+	var session api.Session
+	if err := json.Unmarshal(b, &session); err != nil || status != http.StatusCreated {
+		t.Fatalf("%d %s", status, b)
+	}
+	processes := "/v1/sessions/" + session.ID + "/processes"
+	status, first := begin("/v1/calls", "sleep 1234", 2<<20)
+	if status != http.StatusAccepted {
+		t.Fatal(status)
+	}
+	if status, _ := begin(processes, "sleep 1234", 1<<20); status != http.StatusTooManyRequests {
+		t.Errorf("more output than may be kept: %d", status)
+	}
+	if status, _ := begin(processes, "sleep 1234", 1000); status != http.StatusAccepted {
+		t.Error(status)
+	}
+	// What has ended counts for what it has written.
+	if status, b := s.ask(http.MethodDelete, "/v1/calls/"+first, nil); status != http.StatusOK {
+		t.Errorf("%d %s", status, b)
+	}
+	if status, first = begin("/v1/calls", "head -c 3M /dev/zero", 2<<20); status != http.StatusAccepted {
+		t.Error(status)
+	}
+	if status, b := s.ask(http.MethodGet, "/v1/calls/"+first+"?wait_ms=60000", nil); status != http.StatusOK || !strings.Contains(string(b), `"state":"ended"`) {
+		t.Errorf("%d %s", status, b)
+	}
+	if status, _ := begin(processes, "sleep 1234", 1<<20); status != http.StatusAccepted {
+		t.Error(status)
+	}
+	if status, _ := begin("/v1/calls", "true", 1000); status != http.StatusTooManyRequests {
+		t.Errorf("more calls than may be kept: %d", status)
+	}
+	// The session's end forgets its processes.
+	if status, b := s.ask(http.MethodDelete, "/v1/sessions/"+session.ID, nil); status != http.StatusOK {
+		t.Errorf("%d %s", status, b)
+	}
+	if status, _ := begin("/v1/calls", "true", 1000); status != http.StatusAccepted {
+		t.Error(status)
+	}
+}
