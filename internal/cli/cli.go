@@ -34,16 +34,16 @@ type CLI struct {
 	Run     Run     `words:"[flags] [--] COMMAND [ARG...]" help:"Run a command in a new sandbox, and leave nothing behind (default)." example:"sbxrun --timeout 5 python3 job.py"`
 	Start   Start   `words:"[flags] [[--] COMMAND [ARG...]]" help:"Start a sandbox that lives on, and print its id." example:"sbxrun start --name web --ready-tcp 8000 --wait-ready python3 -m http.server"`
 	Exec    Exec    `words:"[flags] SANDBOX [--] COMMAND [ARG...]" help:"Run a command in a running sandbox, and leave nothing of it behind." example:"sbxrun exec --timeout 5 web make test"`
-	Ps      Ps      `words:"[flags] [SANDBOX]" help:"List the sandboxes, or the detached execs in one." example:"sbxrun ps --all --status failed"`
-	Inspect Inspect `words:"[flags] SANDBOX[/EXEC]..." help:"Print all that is known of sandboxes, as JSON." ended:"" example:"sbxrun inspect web"`
-	Wait    Wait    `words:"[flags] SANDBOX[/EXEC]" help:"Wait for a sandbox's end, and exit with its command's code." ended:"" example:"sbxrun wait web --timeout 1m"`
+	Ps      Ps      `words:"[flags] [SANDBOX]" help:"List sandboxes, or the detached execs in one." example:"sbxrun ps --all --status failed"`
+	Inspect Inspect `words:"[flags] SANDBOX[/EXEC]..." help:"Print everything known about sandboxes, as JSON." ended:"" example:"sbxrun inspect web"`
+	Wait    Wait    `words:"[flags] SANDBOX[/EXEC]" help:"Wait for a sandbox to end, and exit with its command's code." ended:"" example:"sbxrun wait web --timeout 1m"`
 	Logs    Logs    `words:"[flags] SANDBOX[/EXEC]" help:"Print what a sandbox's command has written." ended:"" example:"sbxrun logs -f web --stream stderr"`
 	Kill    Kill    `words:"[flags] SANDBOX[/EXEC]...|--all|--tag KEY=VALUE" help:"End sandboxes, and prove it." example:"sbxrun kill web --grace 1s"`
-	Cleanup Cleanup `words:"[flags] [SANDBOX[/EXEC]...]" help:"Remove what ended sandboxes and crashes have left." ended:"" example:"sbxrun cleanup --older-than 24h"`
-	Stats   Stats   `words:"[flags]" help:"Print how many tasks are in use against what bounds them." example:"sbxrun stats --watch"`
-	Serve   Serve   `words:"[flags]" help:"Serve calls over HTTP, on a unix socket or with tokens." example:"sbxrun serve --listen unix:/run/sbxrun/api.sock"`
+	Cleanup Cleanup `words:"[flags] [SANDBOX[/EXEC]...]" help:"Remove what ended sandboxes and crashes have left behind." ended:"" example:"sbxrun cleanup --older-than 24h"`
+	Stats   Stats   `words:"[flags]" help:"Print how many tasks are in use, and the limits on them." example:"sbxrun stats --watch"`
+	Serve   Serve   `words:"[flags]" help:"Serve calls over HTTP, on a Unix socket or with tokens." example:"sbxrun serve --listen unix:/run/sbxrun/api.sock"`
 	MCP     MCP     `words:"[flags]" help:"Give an agent tools that run code, on stdio (Model Context Protocol)." example:"sbxrun mcp --config agent.toml"`
-	Doctor  Doctor  `words:"[--json|--script]" help:"Try what a run needs on this machine, and tell what is missing." example:"sbxrun doctor"`
+	Doctor  Doctor  `words:"[--json|--script]" help:"Check what a run needs from this machine, and say what is missing." example:"sbxrun doctor"`
 }
 
 // View is the flags that say what a sandbox shows, of run and of start.
@@ -52,17 +52,17 @@ type View struct {
 	Bind      []string    `help:"Show a host path, writable." placeholder:"SRC[:DST]" group:"see"`
 	RoBindTry []string    `help:"As --ro-bind, if the path exists." placeholder:"SRC[:DST]" group:"see"`
 	BindTry   []string    `help:"As --bind, if the path exists." placeholder:"SRC[:DST]" group:"see"`
-	Tmpfs     []string    `help:"An empty directory in memory." placeholder:"DST[:SIZE]" group:"see"`
-	TmpSize   values.Size `help:"How much fits into /tmp, and into every other directory in memory." default:"256M" placeholder:"SIZE" group:"see"`
-	Write     bool        `help:"Let it write to the current directory: --cwd rw." short:"w" group:"see"`
-	Cwd       string      `help:"What it sees of the current directory: read (ro, the default without --workdir), write (rw), nothing (none, in an empty home)." placeholder:"ro|rw|none" group:"see"`
-	CwdRoot   string      `help:"Show this directory above the current one, in place of it." placeholder:"DIR" group:"see"`
+	Tmpfs     []string    `help:"Mount an empty directory in memory." placeholder:"DST[:SIZE]" group:"see"`
+	TmpSize   values.Size `help:"Size of /tmp, and of every other directory in memory." default:"256M" placeholder:"SIZE" group:"see"`
+	Write     bool        `help:"Let the command write to the current directory: --cwd rw." short:"w" group:"see"`
+	Cwd       string      `help:"Access to the current directory: read (ro, the default without --workdir), write (rw), or none, which starts in an empty home." placeholder:"ro|rw|none" group:"see"`
+	CwdRoot   string      `help:"Show this parent of the current directory instead of it." placeholder:"DIR" group:"see"`
 	Workdir   string      `help:"Working directory in the sandbox. Default: the current one." placeholder:"DIR" group:"see"`
-	Tools     bool        `help:"Show read-only what the directories of PATH belong to: pyenv, venv, nvm, cargo, ~/.local/bin and the like." group:"see"`
+	Tools     bool        `help:"Show, read-only, the tools that PATH leads to: pyenv, venv, nvm, cargo, ~/.local/bin and the like." group:"see"`
 	Net       string      `help:"Network: none, or the host's." default:"none" placeholder:"none|host" group:"see"`
 
 	Vars
-	Seccomp  string `help:"Refuse system calls that no ordinary program needs (default), or none (off)." default:"default" placeholder:"default|off" group:"be"`
+	Seccomp  string `help:"Refuse system calls that ordinary programs do not need (default), or refuse none (off)." default:"default" placeholder:"default|off" group:"be"`
 	User     string `help:"User and group id in the sandbox." placeholder:"UID[:GID]" group:"be"`
 	Hostname string `help:"Host name in the sandbox." default:"sandbox" placeholder:"NAME" group:"be"`
 }
@@ -70,24 +70,24 @@ type View struct {
 // Vars is the flags for the command's environment.
 type Vars struct {
 	Env        []string `help:"Set a variable, or pass one through." placeholder:"NAME[=VALUE]" group:"be"`
-	EnvFile    []string `help:"Set the variables in a file of NAME=VALUE lines." placeholder:"FILE" group:"be"`
-	InheritEnv bool     `help:"Pass the whole environment through, but for PATH, HOME and USER." group:"be"`
+	EnvFile    []string `help:"Set variables from a file of NAME=VALUE lines." placeholder:"FILE" group:"be"`
+	InheritEnv bool     `help:"Pass the whole environment through, except PATH, HOME and USER." group:"be"`
 }
 
 // Ends is the flags that say how a command is ended, of run and exec.
 type Ends struct {
 	Timeout values.Duration `help:"Kill everything after this time: 5, 0.5, 1500ms, 5m. 0 is never." default:"0" placeholder:"DUR" group:"end"`
 	First
-	ProofTimeout   values.Duration `help:"How long to wait for the proof that nothing is left." default:"5s" placeholder:"DUR" group:"end"`
-	PreserveStatus bool            `help:"After a deadline exit with the command's own code, or 128+n, in place of 124." group:"end"`
-	Foreground     bool            `help:"Changes nothing; for command lines of timeout(1)." group:"end"`
+	ProofTimeout   values.Duration `help:"How long to wait for proof that nothing is left." default:"5s" placeholder:"DUR" group:"end"`
+	PreserveStatus bool            `help:"After a deadline, exit with the command's own code, or 128+n, instead of 124." group:"end"`
+	Foreground     bool            `help:"No effect; accepted for compatibility with timeout(1)." group:"end"`
 }
 
 // First is the flags that say what comes before SIGKILL at a deadline, of run, start and
 // exec.
 type First struct {
-	Signal values.Signal   `help:"What every process gets first at the deadline: a name or a number. Default: TERM." placeholder:"SIGNAL" short:"s" group:"end"`
-	Grace  values.Duration `help:"SIGKILL comes so long after that signal. 0, the default, is at once, and with --signal 5s. Also --kill-after." default:"0" placeholder:"DUR" short:"k" alias:"kill-after" group:"end"`
+	Signal values.Signal   `help:"Signal that every process gets first at the deadline, by name or number. Default: TERM." placeholder:"SIGNAL" short:"s" group:"end"`
+	Grace  values.Duration `help:"Time between that signal and SIGKILL. Default: 0, which sends SIGKILL at once, or 5s with --signal. Also --kill-after." default:"0" placeholder:"DUR" short:"k" alias:"kill-after" group:"end"`
 }
 
 // Period is from the first signal to SIGKILL. Who names a signal wants it to be heard.
@@ -101,25 +101,25 @@ func (f First) Period() time.Duration {
 
 // Limits is the flags that say how much a command may use, of run, start and exec.
 type Limits struct {
-	Memory      values.Size       `help:"How much memory all together may use, files in /tmp and caches included." placeholder:"SIZE" group:"use"`
-	MemorySwap  values.Swap       `help:"Memory and swap together; unlimited is no limit on swap. Default: as --memory, so no swap." placeholder:"SIZE" group:"use"`
-	Pids        values.Number     `help:"How many tasks there may be at once: processes and threads." placeholder:"N" group:"use"`
-	Cpus        values.Decimal    `help:"How many CPUs may be busy, such as 0.5 or 2." placeholder:"N" group:"use"`
-	CPUTime     values.Duration   `help:"Kill everything when all together have used so much CPU time." default:"0" placeholder:"DUR" group:"use"`
-	Fsize       values.Size       `help:"How large a file may become that is written." placeholder:"SIZE" group:"use"`
-	Nofile      values.Number     `help:"How many descriptors a process may have open." placeholder:"N" group:"use"`
-	Stack       values.Size       `help:"How large a process's stack may grow." placeholder:"SIZE" group:"use"`
+	Memory      values.Size       `help:"Memory for all processes together, including files in /tmp and caches." placeholder:"SIZE" group:"use"`
+	MemorySwap  values.Swap       `help:"Memory plus swap; unlimited sets no limit on swap. Default: the value of --memory, so no swap." placeholder:"SIZE" group:"use"`
+	Pids        values.Number     `help:"Maximum number of tasks at once: processes and threads." placeholder:"N" group:"use"`
+	Cpus        values.Decimal    `help:"Number of CPUs that may be busy, such as 0.5 or 2." placeholder:"N" group:"use"`
+	CPUTime     values.Duration   `help:"Kill everything once all processes together have used this much CPU time." default:"0" placeholder:"DUR" group:"use"`
+	Fsize       values.Size       `help:"Maximum size of a file that is written." placeholder:"SIZE" group:"use"`
+	Nofile      values.Number     `help:"Maximum number of open descriptors per process." placeholder:"N" group:"use"`
+	Stack       values.Size       `help:"Maximum stack size of a process." placeholder:"SIZE" group:"use"`
 	Nice        values.Adjustment `help:"Niceness, from -20 to 19." placeholder:"N" group:"use"`
-	OomScoreAdj values.Adjustment `help:"How willingly the kernel kills it when the machine has no memory left, from -1000 to 1000." placeholder:"N" group:"use"`
-	Limits      string            `help:"What cannot be enforced here: refuse to start (required), or go on without (best-effort)." default:"required" placeholder:"required|best-effort" group:"use"`
+	OomScoreAdj values.Adjustment `help:"How readily the kernel kills it when memory runs out, from -1000 to 1000." placeholder:"N" group:"use"`
+	Limits      string            `help:"If a limit cannot be enforced: refuse to start (required), or run without it (best-effort)." default:"required" placeholder:"required|best-effort" group:"use"`
 }
 
 // Tells is the flags that say what is told of a command, of run and exec.
 type Tells struct {
 	Report      string      `help:"Write the JSON report to a file or an open descriptor." placeholder:"PATH|fd:N" group:"tell"`
-	JSON        bool        `help:"Capture stdout and stderr, and print the report with them." group:"tell"`
-	MaxOutput   values.Size `help:"With --json or --output-limit: how much is kept of each stream; head and tail, or the head." default:"1M" placeholder:"SIZE" group:"tell"`
-	OutputLimit string      `help:"Where more than --max-output is written: kill everything, or drop the rest. With --json, truncate is the default." placeholder:"kill|truncate" group:"use"`
+	JSON        bool        `help:"Capture stdout and stderr, and print them within the report." group:"tell"`
+	MaxOutput   values.Size `help:"How much of each stream is kept: its head and tail with --json, its head with --output-limit." default:"1M" placeholder:"SIZE" group:"tell"`
+	OutputLimit string      `help:"When a stream exceeds --max-output: kill everything, or drop the rest. Default with --json: truncate." placeholder:"kill|truncate" group:"use"`
 	Verbose     bool        `help:"Say on stderr which signal is sent to end the command." short:"v" group:"tell"`
 	Quiet       bool        `help:"Do not say on stderr why the command was ended." short:"q" group:"tell"`
 }
@@ -127,11 +127,11 @@ type Tells struct {
 // Busy is the flags that say what is done on a machine that has not room for all, of
 // run, start and exec.
 type Busy struct {
-	OnPressure  string          `help:"What to do if there are too many tasks: exit with 75, wait, or start all the same." default:"refuse" placeholder:"refuse|wait|ignore" group:"busy"`
+	OnPressure  string          `help:"When too many tasks are in use: exit with 75, wait, or start anyway." default:"refuse" placeholder:"refuse|wait|ignore" group:"busy"`
 	WaitTimeout values.Duration `help:"Wait no longer than this." default:"1m" placeholder:"DUR" group:"busy"`
-	MaxParallel values.Number   `help:"Run beside at most N-1 others that were given this. 0 is no bound." default:"0" placeholder:"N" group:"busy"`
-	Warn        values.Percent  `help:"From which percentage of a bound of tasks on there is a warning." default:"60" placeholder:"PERCENT" group:"busy"`
-	Alert       values.Percent  `help:"From which percentage of a bound on there are too many." default:"80" placeholder:"PERCENT" group:"busy"`
+	MaxParallel values.Number   `help:"Run at most N such commands at once. 0 sets no limit." default:"0" placeholder:"N" group:"busy"`
+	Warn        values.Percent  `help:"Warn when this percentage of a limit on tasks is in use." default:"60" placeholder:"PERCENT" group:"busy"`
+	Alert       values.Percent  `help:"Consider tasks too many from this percentage of a limit on." default:"80" placeholder:"PERCENT" group:"busy"`
 }
 
 // Run is the flags of sbxrun run, which is also sbxrun without a command.
@@ -141,45 +141,45 @@ type Run struct {
 	View
 	Limits
 	FakeMeminfo bool `help:"Show --memory in /proc/meminfo, for programs that size themselves by it." group:"use"`
-	Tty         bool `help:"Run on a terminal of its own." short:"t" group:"be"`
+	Tty         bool `help:"Give the command a terminal of its own." short:"t" group:"be"`
 
 	Busy
 	Tells
 	PrintCommand bool      `help:"Print the bwrap command, and run nothing." group:"tell"`
-	PrintFilter  string    `help:"With --print-command: write the seccomp filter, and have the command use it." placeholder:"PATH|fd:N" group:"tell"`
+	PrintFilter  string    `help:"With --print-command: write the seccomp filter here, and use it in the command." placeholder:"PATH|fd:N" group:"tell"`
 	Version      bool      `help:"Print the version." group:"tell"`
-	StateDir     Directory `help:"Where the records of sandboxes are. Default: as SBXRUN_STATE_DIR says." placeholder:"DIR" group:"tell"`
+	StateDir     Directory `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR" group:"tell"`
 	Help         bool      `help:"Print this." short:"h" group:"tell"`
 }
 
 // Start is the flags of sbxrun start.
 type Start struct {
-	Name Name     `help:"A name, which no other running sandbox may have." placeholder:"NAME" group:"be"`
-	Tag  []string `help:"A tag, to select sandboxes by." placeholder:"KEY=VALUE" group:"be"`
+	Name Name     `help:"A name that no other running sandbox has." placeholder:"NAME" group:"be"`
+	Tag  []string `help:"A tag to select sandboxes by." placeholder:"KEY=VALUE" group:"be"`
 
 	Timeout     values.Duration `help:"Lifetime: kill everything after this time. 0 is never." default:"0" placeholder:"DUR" group:"end"`
-	IdleTimeout values.Duration `help:"Kill everything when for this time no exec has run in it. 0 is never." default:"0" placeholder:"DUR" group:"end"`
+	IdleTimeout values.Duration `help:"Kill everything when no exec has run in it for this time. 0 is never." default:"0" placeholder:"DUR" group:"end"`
 	First
-	ProofTimeout values.Duration `help:"How long to wait for the proof that nothing is left." default:"5s" placeholder:"DUR" group:"end"`
-	Rm           bool            `help:"When it has ended, proven, remove its record and logs." group:"end"`
+	ProofTimeout values.Duration `help:"How long to wait for proof that nothing is left." default:"5s" placeholder:"DUR" group:"end"`
+	Rm           bool            `help:"Remove its record and logs once it is proven to have ended." group:"end"`
 
 	View
 	Limits
 	FakeMeminfo bool   `help:"Show --memory in /proc/meminfo, for programs that size themselves by it." group:"use"`
-	OutputLimit string `help:"Where more than --log-max is written: kill everything, or drop the rest." default:"truncate" placeholder:"kill|truncate" group:"use"`
+	OutputLimit string `help:"When a stream exceeds --log-max: kill everything, or drop the rest." default:"truncate" placeholder:"kill|truncate" group:"use"`
 
 	ReadyTCP      string          `help:"Ready when something listens on this TCP port of the sandbox." placeholder:"PORT" xor:"probe" group:"ready"`
 	ReadyExec     string          `help:"Ready when this shell command succeeds in the sandbox." placeholder:"COMMAND" xor:"probe" group:"ready"`
 	ReadyLog      string          `help:"Ready when a line of the output matches this regular expression." placeholder:"RE" xor:"probe" group:"ready"`
-	ReadyInterval values.Duration `help:"Pause between two looks." default:"100ms" placeholder:"DUR" group:"ready"`
-	ReadyTimeout  values.Duration `help:"Look no longer than this. The sandbox lives on." default:"5m" placeholder:"DUR" group:"ready"`
+	ReadyInterval values.Duration `help:"Time between two checks." default:"100ms" placeholder:"DUR" group:"ready"`
+	ReadyTimeout  values.Duration `help:"Stop checking after this time. The sandbox lives on." default:"5m" placeholder:"DUR" group:"ready"`
 	WaitReady     bool            `help:"Return when it is ready." group:"ready"`
 
 	Busy
 
-	LogMax   values.Size `help:"How much of stdout, and of stderr, is kept; the head." default:"64M" placeholder:"SIZE" group:"tell"`
-	JSON     bool        `help:"Print what was started as JSON." group:"tell"`
-	StateDir Directory   `help:"Where the records of sandboxes are. Default: as SBXRUN_STATE_DIR says." placeholder:"DIR" group:"tell"`
+	LogMax   values.Size `help:"How much of stdout, and of stderr, is kept: the head." default:"64M" placeholder:"SIZE" group:"tell"`
+	JSON     bool        `help:"Print what was started, as JSON." group:"tell"`
+	StateDir Directory   `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR" group:"tell"`
 	Help     bool        `help:"Print this." short:"h" group:"tell"`
 }
 
@@ -214,88 +214,88 @@ func (d *Directory) UnmarshalText(text []byte) error {
 type Exec struct {
 	Ends
 
-	Workdir string `help:"Working directory in the sandbox. Default: the sandbox's." placeholder:"DIR" group:"be"`
+	Workdir string `help:"Working directory in the sandbox. Default: the sandbox's own." placeholder:"DIR" group:"be"`
 	Vars
 	Limits
-	Tty    bool `help:"Run on a terminal of its own." short:"t" group:"be"`
-	Detach bool `help:"Return when the command runs, and print a handle of it, SANDBOX/EXEC. It ends with the sandbox, or at its deadline." short:"d" group:"end"`
+	Tty    bool `help:"Give the command a terminal of its own." short:"t" group:"be"`
+	Detach bool `help:"Return once the command runs, and print its handle, SANDBOX/EXEC. It ends with the sandbox, or at its deadline." short:"d" group:"end"`
 
 	Busy
 	Tells
-	LogMax   values.Size `help:"With --detach: how much of stdout, and of stderr, is kept; the head." default:"64M" placeholder:"SIZE" group:"tell"`
-	StateDir Directory   `help:"Where the records of sandboxes are. Default: as SBXRUN_STATE_DIR says." placeholder:"DIR" group:"tell"`
+	LogMax   values.Size `help:"With --detach: how much of stdout, and of stderr, is kept: the head." default:"64M" placeholder:"SIZE" group:"tell"`
+	StateDir Directory   `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR" group:"tell"`
 	Help     bool        `help:"Print this." short:"h" group:"tell"`
 }
 
 // Ps is the flags of sbxrun ps.
 type Ps struct {
-	All      bool      `help:"Those that have ended, too." short:"a"`
-	Status   []string  `help:"Only those of this status, ended or not." placeholder:"starting|running|completed|failed|killed|error|lost"`
+	All      bool      `help:"Include those that have ended." short:"a"`
+	Status   []string  `help:"Only those with this status, ended or not." placeholder:"starting|running|completed|failed|killed|error|lost"`
 	Tag      []string  `help:"Only those with this tag." placeholder:"KEY=VALUE"`
-	Names    bool      `help:"Print only the names, one per line; the id of what has none." xor:"as"`
-	Quiet    bool      `help:"Print only the ids, one per line." short:"q" xor:"as"`
+	Names    bool      `help:"Print only names, one per line; the id where there is no name." xor:"as"`
+	Quiet    bool      `help:"Print only ids, one per line." short:"q" xor:"as"`
 	JSON     bool      `help:"Print a JSON array." xor:"as"`
-	StateDir Directory `help:"Where the records of sandboxes are. Default: as SBXRUN_STATE_DIR says." placeholder:"DIR"`
+	StateDir Directory `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR"`
 	Help     bool      `help:"Print this." short:"h"`
 }
 
 // Inspect is the flags of sbxrun inspect.
 type Inspect struct {
-	JSON     bool      `help:"Print JSON, as it does anyway."`
-	StateDir Directory `help:"Where the records of sandboxes are. Default: as SBXRUN_STATE_DIR says." placeholder:"DIR"`
+	JSON     bool      `help:"Print JSON, which is the only format."`
+	StateDir Directory `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR"`
 	Help     bool      `help:"Print this." short:"h"`
 }
 
 // Wait is the flags of sbxrun wait.
 type Wait struct {
-	Ready    bool            `help:"Wait until it is ready, by the probe that start was given." xor:"for"`
+	Ready    bool            `help:"Wait until it is ready, as decided by the probe given to start." xor:"for"`
 	Log      string          `help:"Wait until a line of its output matches this regular expression." placeholder:"RE" xor:"for"`
-	Timeout  values.Duration `help:"Wait no longer than this. The sandbox lives on. 0 is for ever." default:"0" placeholder:"DUR"`
-	JSON     bool            `help:"Print what came of it as JSON."`
-	StateDir Directory       `help:"Where the records of sandboxes are. Default: as SBXRUN_STATE_DIR says." placeholder:"DIR"`
+	Timeout  values.Duration `help:"Wait no longer than this. The sandbox lives on. 0 is forever." default:"0" placeholder:"DUR"`
+	JSON     bool            `help:"Print the outcome as JSON."`
+	StateDir Directory       `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR"`
 	Help     bool            `help:"Print this." short:"h"`
 }
 
 // Logs is the flags of sbxrun logs.
 type Logs struct {
-	Follow   bool      `help:"Go on printing until the sandbox has ended." short:"f"`
+	Follow   bool      `help:"Keep printing until the sandbox has ended." short:"f"`
 	Stream   string    `help:"Only this stream." placeholder:"stdout|stderr"`
-	Tail     string    `help:"Only the last lines of each stream." placeholder:"N"`
+	Tail     string    `help:"Only the last N lines of each stream." placeholder:"N"`
 	JSON     bool      `help:"Print a JSON object for each piece of output."`
-	StateDir Directory `help:"Where the records of sandboxes are. Default: as SBXRUN_STATE_DIR says." placeholder:"DIR"`
+	StateDir Directory `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR"`
 	Help     bool      `help:"Print this." short:"h"`
 }
 
 // Kill is the flags of sbxrun kill.
 type Kill struct {
-	Signal       values.Signal   `help:"What every process gets first: a name or a number." default:"TERM" placeholder:"SIGNAL" short:"s"`
-	Grace        values.Duration `help:"SIGKILL comes after this time. 0 is at once." default:"5s" placeholder:"DUR"`
-	ProofTimeout values.Duration `help:"How long to wait for the proof that nothing is left." default:"5s" placeholder:"DUR"`
-	All          bool            `help:"All that run." short:"a"`
-	Tag          []string        `help:"All that run and have this tag." placeholder:"KEY=VALUE"`
-	JSON         bool            `help:"Print a JSON array of what came of it."`
-	StateDir     Directory       `help:"Where the records of sandboxes are. Default: as SBXRUN_STATE_DIR says." placeholder:"DIR"`
+	Signal       values.Signal   `help:"Signal that every process gets first, by name or number." default:"TERM" placeholder:"SIGNAL" short:"s"`
+	Grace        values.Duration `help:"Time between that signal and SIGKILL. 0 sends SIGKILL at once." default:"5s" placeholder:"DUR"`
+	ProofTimeout values.Duration `help:"How long to wait for proof that nothing is left." default:"5s" placeholder:"DUR"`
+	All          bool            `help:"All running sandboxes." short:"a"`
+	Tag          []string        `help:"All running sandboxes with this tag." placeholder:"KEY=VALUE"`
+	JSON         bool            `help:"Print a JSON array of the outcomes."`
+	StateDir     Directory       `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR"`
 	Help         bool            `help:"Print this." short:"h"`
 }
 
 // Cleanup is the flags of sbxrun cleanup.
 type Cleanup struct {
-	OlderThan values.Duration `help:"Keep the records of what has ended within this time." default:"0" placeholder:"DUR"`
+	OlderThan values.Duration `help:"Keep records of what ended less than this long ago." default:"0" placeholder:"DUR"`
 	DryRun    bool            `help:"Only say what would be done." short:"n"`
 	JSON      bool            `help:"Print a JSON array of what was found and done."`
-	StateDir  Directory       `help:"Where the records of sandboxes are. Default: as SBXRUN_STATE_DIR says." placeholder:"DIR"`
+	StateDir  Directory       `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR"`
 	Help      bool            `help:"Print this." short:"h"`
 }
 
 // Stats is the flags of sbxrun stats.
 type Stats struct {
 	JSON       bool            `help:"Print a JSON object." xor:"as"`
-	Prometheus bool            `help:"Print the text format of Prometheus." xor:"as"`
-	Watch      bool            `help:"Go on printing; on a terminal, a live screen." short:"w"`
-	Interval   values.Duration `help:"With --watch: pause between two looks." default:"2s" placeholder:"DUR"`
-	Warn       values.Percent  `help:"From which percentage of a bound on the level is warn." default:"60" placeholder:"PERCENT"`
-	Alert      values.Percent  `help:"From which percentage of a bound on it is alert." default:"80" placeholder:"PERCENT"`
-	StateDir   Directory       `help:"Where the records of sandboxes are. Default: as SBXRUN_STATE_DIR says." placeholder:"DIR"`
+	Prometheus bool            `help:"Print Prometheus's text format." xor:"as"`
+	Watch      bool            `help:"Keep printing; on a terminal, show a live screen." short:"w"`
+	Interval   values.Duration `help:"With --watch: time between two updates." default:"2s" placeholder:"DUR"`
+	Warn       values.Percent  `help:"Percentage of a limit from which the level is warn." default:"60" placeholder:"PERCENT"`
+	Alert      values.Percent  `help:"Percentage of a limit from which the level is alert." default:"80" placeholder:"PERCENT"`
+	StateDir   Directory       `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR"`
 	Help       bool            `help:"Print this." short:"h"`
 }
 
@@ -303,37 +303,37 @@ type Stats struct {
 // configuration says.
 type Serve struct {
 	Config       string          `help:"Configuration in TOML." placeholder:"FILE"`
-	Listen       []string        `help:"Where to listen: unix:PATH, or tcp:HOST:PORT, which takes tokens." placeholder:"ADDRESS"`
-	TokenFile    string          `help:"Whose calls are taken: lines of TENANT sha256:HEX." placeholder:"FILE"`
+	Listen       []string        `help:"Where to listen: unix:PATH, or tcp:HOST:PORT, which requires tokens." placeholder:"ADDRESS"`
+	TokenFile    string          `help:"Whose calls are accepted: lines of TENANT sha256:HEX." placeholder:"FILE"`
 	TLSCert      string          `help:"Certificate for TCP, in PEM." placeholder:"FILE"`
 	TLSKey       string          `help:"Its key, in PEM." placeholder:"FILE"`
-	DrainTimeout values.Duration `help:"On SIGTERM wait so long for calls that run. Default: 30s." placeholder:"DUR"`
-	CheckConfig  bool            `help:"Check the configuration, and serve nothing."`
+	DrainTimeout values.Duration `help:"How long to wait for running calls on SIGTERM. Default: 30s." placeholder:"DUR"`
+	CheckConfig  bool            `help:"Check the configuration, and exit."`
 	Help         bool            `help:"Print this." short:"h"`
 }
 
 // MCP is the flags of sbxrun mcp.
 type MCP struct {
-	Config      string `help:"Configuration in TOML, as of sbxrun serve: limits, languages, what sandboxes see." placeholder:"FILE"`
-	CheckConfig bool   `help:"Check the configuration, and serve nothing."`
+	Config      string `help:"Configuration in TOML, as for sbxrun serve: limits, languages, what sandboxes see." placeholder:"FILE"`
+	CheckConfig bool   `help:"Check the configuration, and exit."`
 	Help        bool   `help:"Print this." short:"h"`
 }
 
 // Doctor is the flags of sbxrun doctor.
 type Doctor struct {
 	JSON   bool `help:"Print the findings as JSON." xor:"as"`
-	Script bool `help:"Print a script for root that lets you set limits from this shell on: sbxrun doctor --script | sudo sh." xor:"as"`
+	Script bool `help:"Print a script that, run by root, lets you set limits from this shell: sbxrun doctor --script | sudo sh." xor:"as"`
 	Help   bool `help:"Print this." short:"h"`
 }
 
 // topics are the groups of flags, in the order of --help and of the man pages.
 var topics = []struct{ key, title string }{
 	{"", "Flags:"},
-	{"end", "How it ends:"},
-	{"see", "What it sees:"},
-	{"be", "What it is:"},
-	{"use", "What it may use:"},
-	{"ready", "When it is ready:"},
-	{"busy", "When the machine is busy:"},
-	{"tell", "What sbxrun tells:"},
+	{"end", "Deadline and end:"},
+	{"see", "Files and network:"},
+	{"be", "Identity and environment:"},
+	{"use", "Limits:"},
+	{"ready", "Readiness:"},
+	{"busy", "On a busy machine:"},
+	{"tell", "Output:"},
 }

@@ -21,9 +21,9 @@ func help(t *testing.T, command string) string {
 func TestHelp(t *testing.T) {
 	all := help(t, "run")
 	for _, want := range []string{"Usage: sbxrun [run] [flags] [--] COMMAND [ARG...]\n", "|exec|", "\n\nExample: sbxrun --timeout 5 ",
-		"  -k, --grace=DUR ", "\n      --proof-timeout=DUR    How long to wait for the proof that nothing is left\n                             (default 5s).\n",
+		"  -k, --grace=DUR ", "\n      --proof-timeout=DUR    How long to wait for proof that nothing is left\n                             (default 5s).\n",
 		"(default 256M)", "Default:", "\n  -t, --tty ", "\n      --env=NAME[=VALUE] ",
-		"\n  --on-pressure=refuse|wait|ignore\n                        What to do if"} {
+		"\n  --on-pressure=refuse|wait|ignore\n                        When too many"} {
 		if !strings.Contains(all, want) {
 			t.Errorf("no %q in the help:\n%s", want, all)
 		}

@@ -116,6 +116,51 @@ smoke() {
     PATH=$1:$PATH setpriv --reuid 61000 --regid 61000 --clear-groups env HOME=/tmp bash smoke.sh
 }
 
+# everyday is what a new user tries: three programs that write files, as root in a file system
+# that can be idmapped or with the remedy, and as an ordinary user.
+everyday() {
+    for uid in 0 61000; do
+        place=/tmp/everyday-$uid
+        mkdir $place
+        echo 'open("squares", "w").write("".join(f"{n * n}\n" for n in range(4)))' >$place/job.py
+        chown -R $uid:$uid $place
+        (
+            cd $place
+            as=(setpriv --reuid $uid --regid $uid --clear-groups env HOME=/home sbxrun --timeout 60)
+            if [ $uid = 0 ] && ! "${as[@]}" -w true 2>/tmp/log; then
+                grep -q 'idmapped.*; ' /tmp/log || die "root cannot write, and no remedy is named: $(cat /tmp/log)"
+                exit 0
+            fi
+            "${as[@]}" -w python3 job.py
+            "${as[@]}" -w tar -czf squares.tar.gz squares
+            "${as[@]}" -w git -c init.defaultBranch=main init --quiet repository
+            [ "$(tr '\n' ' ' <squares)" = '0 1 4 9 ' ] || die "python3 has written $(cat squares)"
+            [ "$(tar -tzf squares.tar.gz)" = squares ] || die 'tar has not written its archive'
+            [ -e repository/.git/HEAD ] || die 'git has made no repository'
+            [ -z "$(find . ! -uid $uid)" ] || die "not all files are uid $uid's: $(find . ! -uid $uid -ls)"
+        )
+    done
+}
+
+# parsed PROFILE: AppArmor 4 reads it. Debian 12 has 3; then Debian 13's parser does it, beside
+# the C library that it needs.
+parsed() {
+    apt apparmor
+    parser=(apparmor_parser)
+    if [ ! -e /etc/apparmor.d/abi/4.0 ]; then
+        at=/tmp/trixie
+        mkdir -p $at/lists/partial $at/archives/partial $at/root
+        # shellcheck disable=SC2016 # for apt
+        apt-get indextargets --format 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $(REPO_URI) trixie main' "Codename: $(. /etc/os-release && echo "$VERSION_CODENAME")" | sort -u >$at/list
+        options=(-o "Dir::Etc::sourcelist=$at/list" -o Dir::Etc::sourceparts=- -o "Dir::State::lists=$at/lists" -o "Dir::Cache=$at" -o APT::Sandbox::User=root -o Acquire::Languages=none)
+        quietly apt-get "${options[@]}" update
+        (cd $at && quietly apt-get "${options[@]}" download apparmor libc6 libstdc++6 libgcc-s1 && for deb in ./*.deb; do dpkg-deb --extract "$deb" root; done)
+        libraries=($at/root/usr/lib/*-linux-gnu)
+        parser=("$(echo "${libraries[0]}"/ld-linux-*)" --library-path "${libraries[0]}" "$(find $at/root -name apparmor_parser -type f)" --base $at/root/etc/apparmor.d)
+    fi
+    quietly "${parser[@]}" --skip-kernel-load --skip-cache "$1"
+}
+
 # leftovers DIR...
 leftovers() { find "$@" -xdev -name '*sbxrun*'; }
 
@@ -133,16 +178,22 @@ installed() {
         die 'it is installed without bubblewrap'
     fi
     quietly dpkg --purge sbxrun
+    apt git
+    SECONDS=0
     apt "./$deb"
+    [ "$(sbxrun --timeout 60 echo first)" = first ] || die 'it runs nothing'
+    [ $SECONDS -lt 60 ] || die "the first result came $SECONDS s after the installation began"
     [ "$(dpkg-query --show --showformat '${Status}' sbxrun bubblewrap)" = 'install ok installedinstall ok installed' ] || die 'apt has not installed both'
     [ -z "$(dpkg --verify sbxrun)" ] || die "$(dpkg --verify sbxrun)"
     smoke /usr/bin
+    everyday
     apt systemd
     systemd-analyze verify /usr/lib/systemd/system/sbxrund.{socket,service} 2>&1 |
         grep -v "'DelegateSubgroup'" >/tmp/log && die "$(cat /tmp/log)" # which 252 does not know
     sbxrun serve --check-config --config /etc/sbxrun/serve.toml --listen unix:/run/sbxrun/api.sock >/dev/null
     systemd-sysusers /usr/lib/sysusers.d/sbxrun.conf
     getent passwd sbxrun >/dev/null || die 'the server has no user'
+    parsed /usr/share/sbxrun/sbxrun-bwrap
     profile=/etc/apparmor.d/sbxrun-bwrap
     [ ! -e $profile ] || [ -e /etc/apparmor.d/abi/4.0 ] || die "$profile, which this AppArmor cannot read"
     rm -f $profile /etc/apparmor.d/bwrap-userns-restrict
@@ -156,7 +207,18 @@ installed() {
     say 'rpm'
     apt rpm
     package=(packages/*."$(uname -m)".rpm)
-    root=/tmp/rpm # without a shell, for scripts
+    # Here, for its scripts. Debian's bubblewrap is not in rpm's database.
+    here=(rpm --force-debian --nodeps)
+    rm -f $profile
+    quietly "${here[@]}" --install "$PWD/$package"
+    cmp $profile /usr/share/sbxrun/sbxrun-bwrap || die 'the rpm brings no profile for AppArmor 4'
+    smoke /usr/bin
+    quietly "${here[@]}" --upgrade --replacepkgs "$PWD/$package"
+    [ -e $profile ] || die 'an upgrade of the rpm removes the profile'
+    quietly "${here[@]}" --erase sbxrun
+    [ -z "$(leftovers /usr /etc)" ] || die "erased, but there are $(leftovers /usr /etc)"
+
+    root=/tmp/rpm # this package's files alone
     mkdir -p $root
     if rpm --root $root --install "$PWD/$package" >/tmp/log 2>&1 || [ "$(grep -c 'is needed by' /tmp/log)" != 1 ] || ! grep -q 'bubblewrap >= .* is needed by' /tmp/log; then
         cat /tmp/log
