@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/internal/server"
 )
 
 // activated reports whether systemd has given us sockets (sd_listen_fds(3)).
@@ -32,6 +33,7 @@ func listen(c *config.Config) ([]net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
+	most := server.NewConnections(c.Connections)
 	for i, l := range all {
 		if l == nil {
 			return nil, errors.New("systemd has handed over a socket that is none to listen on")
@@ -40,9 +42,10 @@ func listen(c *config.Config) ([]net.Listener, error) {
 			if c.TokenFile == "" {
 				return nil, errors.New("systemd has handed over a TCP socket, which is refused without token_file")
 			}
-			if secure != nil {
-				all[i] = tls.NewListener(l, secure)
-			}
+		}
+		all[i] = most.Of(l)
+		if l.Addr().Network() != "unix" && secure != nil {
+			all[i] = tls.NewListener(all[i], secure)
 		}
 	}
 	for _, address := range c.Listen {
@@ -50,11 +53,15 @@ func listen(c *config.Config) ([]net.Listener, error) {
 		var l net.Listener
 		if network == "unix" {
 			l, err = listenUnix(address)
-		} else if l, err = net.Listen(network, address); err == nil && secure != nil {
-			l = tls.NewListener(l, secure)
+		} else {
+			l, err = net.Listen(network, address)
 		}
 		if err != nil {
 			return nil, err
+		}
+		l = most.Of(l)
+		if network != "unix" && secure != nil {
+			l = tls.NewListener(l, secure)
 		}
 		all = append(all, l)
 	}

@@ -96,7 +96,7 @@ func serve(args []string) int {
 	}
 	web := &http.Server{
 		Handler: s.Handler(front(s, &c, log)), ConnContext: server.Peer, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
-		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: server.MaxHeader,
 		Protocols: new(http.Protocols), // an HTTP/2 stream that is reset is easily lost
 	}
 	web.Protocols.SetHTTP1(true)

@@ -34,6 +34,7 @@ type Config struct {
 	Places       int             `toml:"places"`
 	MaxBody      values.Size     `toml:"max_body"`
 	Buffers      values.Size     `toml:"buffers"`
+	Connections  int             `toml:"connections"`
 
 	MetricsTenants []string `toml:"metrics_tenants"`
 	Hosts          []string `toml:"hosts"`
@@ -125,6 +126,7 @@ func Default() Config {
 		Places:       64,
 		MaxBody:      16 << 20,
 		Buffers:      512 << 20,
+		Connections:  4096,
 		StateDir:     stateDir(),
 		Call: Call{
 			Timeout: values.Duration(30 * time.Second), MaxTimeout: values.Duration(5 * time.Minute), MaxGrace: values.Duration(30 * time.Second), MaxOutput: 1 << 20, MaxAnswer: 8 << 20,
@@ -228,7 +230,7 @@ func (c *Config) Check() error {
 		value float64
 	}{
 		{"places", float64(c.Places)}, {"max_body", float64(c.MaxBody)}, {"call.timeout", float64(c.Call.Timeout)}, {"call.max_timeout", float64(c.Call.MaxTimeout)},
-		{"call.max_output", float64(c.Call.MaxOutput)}, {"call.max_answer", float64(c.Call.MaxAnswer)}, {"buffers", float64(c.Buffers)}, {"sandbox.tmp_size", float64(c.Sandbox.TmpSize)}, {"sessions.lifetime", float64(c.Sessions.Lifetime)},
+		{"call.max_output", float64(c.Call.MaxOutput)}, {"call.max_answer", float64(c.Call.MaxAnswer)}, {"buffers", float64(c.Buffers)}, {"connections", float64(c.Connections)}, {"sandbox.tmp_size", float64(c.Sandbox.TmpSize)}, {"sessions.lifetime", float64(c.Sessions.Lifetime)},
 		{"sessions.idle_timeout", float64(c.Sessions.IdleTimeout)}, {"sessions.max_entries", float64(c.Sessions.MaxEntries)}, {"files.ttl", float64(c.Files.TTL)},
 		{"calls.keep", float64(c.Calls.Keep)}, {"calls.most", float64(c.Calls.Most)}, {"calls.output", float64(c.Calls.Output)},
 	} {

@@ -3,7 +3,6 @@ package mcp
 import (
 	"bytes"
 	"crypto/rand"
-	"errors"
 	"io"
 	"net/http"
 	"slices"
@@ -48,15 +47,12 @@ func (f *Front) handler(p *sdk.Server, stateless bool) http.Handler {
 // ServeHTTP answers a request of which is known whose it is.
 func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// All of the body at once: after its deadline the connection would count as closed.
-	text, err := server.Body(w, r, f.settings.MaxBody)
+	text, lease, err := f.server.Body(w, r)
 	if err != nil {
-		e := api.AsError(err)
-		if big := (*http.MaxBytesError)(nil); errors.As(err, &big) {
-			e = api.NewError(api.TooLarge, "the request is too large", "")
-		}
-		e.Write(w)
+		api.AsError(err).Write(w)
 		return
 	}
+	defer lease.Free()
 	r.Body = io.NopCloser(bytes.NewReader(text))
 	ctx, cancel := f.server.Until(r.Context())
 	defer cancel()

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/page"
 )
@@ -33,24 +31,6 @@ const (
 func whose(ctx context.Context) who {
 	w, _ := ctx.Value(whoKey).(who)
 	return w
-}
-
-// Peer is for http.Server.ConnContext: it keeps who is at the other end of a unix socket, as
-// the kernel says (SO_PEERCRED, unix(7)).
-func Peer(ctx context.Context, c net.Conn) context.Context {
-	u, ok := c.(*net.UnixConn)
-	if !ok {
-		return ctx
-	}
-	raw, err := u.SyscallConn()
-	if err != nil {
-		return ctx
-	}
-	var cred *unix.Ucred
-	if raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }) != nil || err != nil {
-		return ctx
-	}
-	return context.WithValue(ctx, peerKey, fmt.Sprintf("uid-%d", cred.Uid))
 }
 
 // tenant says whose request this is: that of a token, if one is given; else that of the

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"io"
 	"io/fs"
 	"net/http"
@@ -156,10 +157,28 @@ func (s *Server) Until(ctx context.Context) (context.Context, context.CancelFunc
 	return s.within(ctx)
 }
 
-// Body reads the body of a request as all handlers do: of at most max bytes, and with a sign of
-// life from the client every now and then.
-func Body(w http.ResponseWriter, r *http.Request, max int64) ([]byte, error) {
-	return io.ReadAll(http.MaxBytesReader(w, io.NopCloser(body{Request{w, r}}), max))
+// Body reads the body of a request as all handlers do: when there is memory for it, of at most so
+// many bytes and values, and with a sign of life from the client every now and then. The lease is
+// freed when the request is over.
+func (s *Server) Body(w http.ResponseWriter, r *http.Request) ([]byte, *tenants.Lease, error) {
+	lease, err := s.hold(w, r)
+	if err != nil {
+		return nil, nil, err
+	}
+	text, err := io.ReadAll(http.MaxBytesReader(w, io.NopCloser(body{Request{w, r}}), int64(s.settings.Load().MaxBody)))
+	if big := (*http.MaxBytesError)(nil); errors.As(err, &big) {
+		err = api.NewError(api.TooLarge, "the request is too large", "")
+	}
+	if err == nil {
+		if many := modest(text); many != nil {
+			err = api.NewError(api.TooLarge, many.Error(), "")
+		}
+	}
+	if err != nil {
+		lease.Free()
+		return nil, nil, err
+	}
+	return text, lease, nil
 }
 
 // Patient lets a client take its time for each piece of an answer, and no more.

@@ -2,7 +2,9 @@ package server
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"net/http"
@@ -83,6 +85,56 @@ func (b bounded) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// held has the body of a request be read when there is memory for it.
+func (s *Server) held(ctx huma.Context, next func(huma.Context)) {
+	r, w := humago.Unwrap(ctx)
+	lease, err := s.hold(w, r)
+	if err != nil {
+		patience(w)
+		api.AsError(err).Write(w)
+		return
+	}
+	defer lease.Free()
+	next(ctx)
+}
+
+// hold takes the memory for the body of a request, and what is made of it.
+func (s *Server) hold(w http.ResponseWriter, r *http.Request) (*tenants.Lease, error) {
+	const copies = 3 // as text, as values, and in the types of the interface
+	set := s.settings.Load()
+	n := r.ContentLength
+	if most := int64(set.MaxBody); n < 0 || n > most { // not known, or read until it is too much
+		n = most
+	}
+	tenant := whose(r.Context()).tenant
+	lease, err := s.memory.Take(tenant, copies*n, int64(set.Of(tenant).Buffers))
+	if err != nil {
+		w.Header().Set("Connection", "close") // or net/http would first read the body
+	}
+	return lease, err
+}
+
+// modest refuses JSON of so many values that they would take many times the memory of the text: an
+// empty object of two bytes takes fifty. The interface has no use for as many.
+func modest(text []byte) error {
+	const most = 1 << 16
+	n, quoted := 0, false
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case quoted && c == '\\':
+			i++
+		case c == '"':
+			quoted = !quoted
+		case !quoted && (c == ',' || c == '[' || c == '{'):
+			n++
+		}
+	}
+	if n > most {
+		return fmt.Errorf("the document has more than %d values", most)
+	}
+	return nil
+}
+
 // Handler is the whole interface; of it, what is not HTTP's own is mcp.
 func (s *Server) Handler(mcp http.Handler) http.Handler {
 	mux := http.NewServeMux()
@@ -122,6 +174,14 @@ func (s *Server) define(mux *http.ServeMux) huma.API {
 	c.DocsPath, c.SchemasPath = "", ""
 	c.CreateHooks = nil // no links to schemas in answers
 	c.OpenAPIPath = "/openapi"
+	read := huma.DefaultJSONFormat
+	read.Unmarshal = func(text []byte, v any) error {
+		if err := modest(text); err != nil {
+			return err
+		}
+		return json.Unmarshal(text, v)
+	}
+	c.Formats = map[string]huma.Format{"application/json": read, "json": read}
 	c.Components.SecuritySchemes = map[string]*huma.SecurityScheme{"token": {Type: "http", Scheme: "bearer", Description: "Not needed on a unix socket"}}
 	c.Security = []map[string][]string{{"token": {}}, {}}
 	a := humago.New(mux, c)
@@ -146,6 +206,9 @@ func (s *Server) define(mux *http.ServeMux) huma.API {
 
 // operation has what all of them have: how much may be sent, and every error there is.
 func (s *Server) operation(a huma.API, o huma.Operation, codes ...api.Code) huma.Operation {
+	if o.RequestBody == nil { // else it is bytes, which are not held
+		o.Middlewares = huma.Middlewares{s.held}
+	}
 	o.MaxBodyBytes = int64(s.settings.Load().MaxBody)
 	o.BodyReadTimeout = bodyBound
 	if o.Responses == nil {

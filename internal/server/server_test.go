@@ -34,7 +34,7 @@ func (nowhere) Take(context.Context, string, place.Policy) (place.Place, error) 
 func (nowhere) Rooms() (idle, all int) { return 0, 0 }
 
 // handler is a server on a machine without places, called by the user of a unix socket.
-func handler(t testing.TB) http.Handler {
+func handler(t testing.TB, change ...func(*Server)) http.Handler {
 	t.Helper()
 	c := config.Default()
 	c.StateDir = filepath.Join(t.TempDir(), "state")
@@ -45,6 +45,9 @@ func handler(t testing.TB) http.Handler {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Drain(t.Context()) })
+	for _, each := range change {
+		each(s)
+	}
 	h := s.Handler(http.NotFoundHandler())
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1")))

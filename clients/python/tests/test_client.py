@@ -65,7 +65,7 @@ class Server(unittest.TestCase):
 
     def test_leaving_a_stream_ends_the_call(self):
         with self.client.session() as s:
-            for event in s.stream(["sh", "-c", "while :; do date +%s%N >beat; echo up; sleep 0.01; done"], timeout=60):
+            for event in s.stream(["sh", "-c", "while :; do date +%s%N >new; mv new beat; echo up; sleep 0.01; done"], timeout=60):
                 if event.name == "stdout":
                     break
             deadline = time.monotonic() + 30

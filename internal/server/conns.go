@@ -1,0 +1,141 @@
+package server
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/tenants"
+)
+
+// Connections bounds how many there are, in all and of each peer: the user at the other end of a
+// unix socket, or an address.
+type Connections struct {
+	budget   *tenants.Budget
+	each     int64
+	refusing chan struct{}
+}
+
+// NewConnections allows so many, and each peer half of them: so none keeps all others out.
+func NewConnections(most int) *Connections {
+	const refusedAtOnce = 64
+	return &Connections{tenants.NewBudget("connections", int64(most)), max(1, int64(most)/2), make(chan struct{}, refusedAtOnce)}
+}
+
+// Of is a listener that has no more.
+func (c *Connections) Of(l net.Listener) net.Listener { return &bounds{l, c} }
+
+type bounds struct {
+	net.Listener
+	*Connections
+}
+
+// conn is one that counts until it is closed.
+type conn struct {
+	net.Conn
+	user  string // at the other end of a unix socket
+	lease *tenants.Lease
+}
+
+func (c *conn) Close() error {
+	c.lease.Free()
+	return c.Conn.Close()
+}
+
+func (b *bounds) Accept() (net.Conn, error) {
+	for {
+		raw, err := b.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		c := &conn{Conn: raw, user: user(raw)}
+		peer := c.user
+		if peer == "" {
+			peer, _, _ = net.SplitHostPort(raw.RemoteAddr().String()) // "" for all that have none
+		}
+		if c.lease, err = b.budget.Take(peer, 1, b.each); err == nil {
+			return c, nil
+		}
+		select {
+		case b.refusing <- struct{}{}:
+			go func() {
+				defer func() { <-b.refusing }()
+				refuse(raw, api.AsError(err))
+			}()
+		default:
+			raw.Close() // so many at once mean no good
+		}
+	}
+}
+
+// refuse answers a request for which there is no connection. The request is read: some clients
+// take an answer that comes first for none, and one that is sent before all is read may be lost.
+func refuse(c net.Conn, e *api.Error) {
+	const within = 2 * time.Second
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(within)) // of sockets
+	r, err := http.ReadRequest(bufio.NewReader(io.LimitReader(c, MaxHeader)))
+	if err != nil {
+		return
+	}
+	w := &refusal{header: http.Header{}, c: c}
+	e.Write(w)
+	if half, ok := c.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
+		_, _ = io.Copy(io.Discard, r.Body) // until the client closes, or the deadline
+	}
+}
+
+// refusal is an [http.ResponseWriter] of one answer, without a server.
+type refusal struct {
+	header http.Header
+	status int
+	c      net.Conn
+}
+
+func (w *refusal) Header() http.Header    { return w.header }
+func (w *refusal) WriteHeader(status int) { w.status = status }
+func (w *refusal) Write(b []byte) (int, error) {
+	if _, err := fmt.Fprintf(w.c, "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Length: %d\r\n", w.status, http.StatusText(w.status), len(b)); err != nil {
+		return 0, err
+	}
+	if err := w.header.Write(w.c); err != nil {
+		return 0, err
+	}
+	return w.c.Write(append([]byte("\r\n"), b...))
+}
+
+// user is who is at the other end of a unix socket, as the kernel says (SO_PEERCRED, unix(7)); ""
+// of any other connection.
+func user(c net.Conn) string {
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		return ""
+	}
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return ""
+	}
+	var cred *unix.Ucred
+	if raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }) != nil || err != nil {
+		return ""
+	}
+	return fmt.Sprintf("uid-%d", cred.Uid)
+}
+
+// Peer is for http.Server.ConnContext: it keeps who is at the other end of a unix socket.
+func Peer(ctx context.Context, c net.Conn) context.Context {
+	if c, ok := c.(*conn); ok && c.user != "" {
+		return context.WithValue(ctx, peerKey, c.user)
+	}
+	return ctx
+}
+
+// MaxHeader is how long the head of a request may be.
+const MaxHeader = 64 << 10

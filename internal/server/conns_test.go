@@ -1,0 +1,146 @@
+package server
+
+import (
+	"bufio"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+)
+
+// One peer has half of the connections at most; whoever has more is told before anything begins,
+// and one that is closed makes room.
+func TestConnections(t *testing.T) {
+	for _, network := range []string{"unix", "tcp"} {
+		t.Run(network, func(t *testing.T) {
+			address := map[string]string{"unix": filepath.Join(t.TempDir(), "s"), "tcp": "127.0.0.1:0"}[network]
+			raw, err := net.Listen(network, address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			l := NewConnections(4).Of(raw)
+			web := &http.Server{ConnContext: Peer, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				tenant, _ := r.Context().Value(peerKey).(string)
+				_, _ = io.WriteString(w, tenant)
+			})}
+			go func() { _ = web.Serve(l) }()
+			defer web.Close()
+			ask := func() (*http.Response, net.Conn) {
+				t.Helper()
+				c, err := net.Dial(network, raw.Addr().String())
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { c.Close() })
+				_ = c.SetDeadline(time.Now().Add(20 * time.Second)) // it takes deadlines
+				if _, err := io.WriteString(c, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx"); err != nil {
+					t.Fatal(err)
+				}
+				r, err := http.ReadResponse(bufio.NewReader(c), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return r, c
+			}
+			r, first := ask()
+			b, err := io.ReadAll(r.Body)
+			if r.StatusCode != 200 || err != nil || strings.HasPrefix(string(b), "uid-") != (network == "unix") {
+				t.Errorf("%d %q %v", r.StatusCode, b, err)
+			}
+			if r, _ := ask(); r.StatusCode != 200 {
+				t.Error(r.StatusCode)
+			}
+			r, _ = ask()
+			var e api.Error
+			if err := json.NewDecoder(r.Body).Decode(&e); err != nil || r.StatusCode != 429 || e.Failure.Code != api.Quota || e.Started || r.Header.Get("Retry-After") == "" {
+				t.Errorf("a third one: %d %+v %v", r.StatusCode, e, err)
+			}
+			first.Close()
+			for end := time.Now().Add(20 * time.Second); ; {
+				if r, c := ask(); r.StatusCode == 200 {
+					break
+				} else if c.Close(); time.Now().After(end) {
+					t.Fatal("a connection that was closed counts")
+				}
+			}
+		})
+	}
+}
+
+// A body of many small values would take many times its length of memory.
+func TestManyValues(t *testing.T) {
+	h := handler(t)
+	for _, body := range []string{
+		`{"argv":[` + strings.Repeat(`"",`, 1<<17) + `""]}`, `[` + strings.Repeat(`{},`, 1<<17) + `{}]`, `{"env":` + strings.Repeat(`{"a":`, 1<<17) + `1` + strings.Repeat(`}`, 1<<17) + `}`,
+	} {
+		if w := ask(h, http.MethodPost, "/v1/run", body); w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), "values") {
+			t.Errorf("%d %.300s", w.Code, w.Body)
+		}
+	}
+	if w := ask(h, http.MethodPost, "/v1/run", `{"language":"sh","code":"`+strings.Repeat(`,[{\"`, 1<<16)+`"}`); strings.Contains(w.Body.String(), "values") {
+		t.Errorf("in a text: %d %.300s", w.Code, w.Body)
+	}
+	if err := modest([]byte(`"\\"` + strings.Repeat(",", 1<<17))); err == nil {
+		t.Error("behind a text that ends with a backslash")
+	}
+}
+
+// How many bodies are read at once is bounded by the memory that they may take.
+func TestBodiesAtOnce(t *testing.T) {
+	h := handler(t, func(s *Server) {
+		set := *s.settings.Load()
+		set.Tenant.Buffers = 1 << 20
+		s.settings.Store(&set)
+	})
+	web := httptest.NewServer(h)
+	t.Cleanup(web.Close)
+	begin := func() net.Conn {
+		t.Helper()
+		c, err := net.Dial("tcp", web.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		_ = c.SetDeadline(time.Now().Add(20 * time.Second)) // it takes deadlines
+		if _, err := io.WriteString(c, "POST /v1/run HTTP/1.1\r\nHost: sbxrun\r\nContent-Type: application/json\r\nContent-Length: 200000\r\n\r\n{"); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	first := begin()
+	for end := time.Now().Add(20 * time.Second); ; { // the server may not have seen the first one
+		c := begin()
+		_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+		r, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err == nil {
+			var e api.Error
+			if err := json.NewDecoder(r.Body).Decode(&e); err != nil || r.StatusCode != 429 || e.Failure.Code != api.Quota || e.Started {
+				t.Errorf("%d %+v %v", r.StatusCode, e, err)
+			}
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("no second body is refused")
+		}
+		first.Close()
+		first = c
+	}
+	if w := ask(h, http.MethodGet, "/v1/calls", ""); w.Code != 200 {
+		t.Errorf("a request without a body: %d %s", w.Code, w.Body)
+	}
+	first.Close()
+	for end := time.Now().Add(20 * time.Second); ; {
+		if w := ask(h, http.MethodPost, "/v1/run", `{"argv":["true"],"limits":{"max_output":1000},"stdin":"`+strings.Repeat("x", 200_000)+`"}`); w.Code != 429 {
+			break
+		} else if time.Now().After(end) {
+			t.Fatalf("memory of a body that was given up: %s", w.Body)
+		}
+	}
+}
