@@ -34,7 +34,7 @@ func (Rooms) Take(ctx context.Context, _ string, p Policy) (Place, error) {
 	return c, nil
 }
 
-// Rooms: none is made ahead.
+// Rooms returns 0: none is made ahead.
 func (Rooms) Rooms() (idle, all int) { return 0, 0 }
 
 // cold is a room of its own.

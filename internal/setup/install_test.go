@@ -70,8 +70,10 @@ func TestInstall(t *testing.T) {
 		{name: "Debian without anything", machine: machine{release: debian, commands: []string{"apt-get"}, lists: true},
 			ran: []string{apt + "bubblewrap python3 nodejs bash util-linux jq procps"}},
 		{name: "Debian without what tests need", machine: machine{release: debian, has: all, commands: []string{"apt-get"}, lists: true}, flags: []string{"--tests"},
+			ran: []string{apt + "zsh fish bash-completion npm python3-pip python3-setuptools python3-wheel chromium"}},
+		{name: "Ubuntu without what tests need", machine: machine{release: ubuntu, has: all, commands: []string{"apt-get"}, lists: true}, flags: []string{"--tests"},
 			ran: []string{apt + "zsh fish bash-completion npm python3-pip python3-setuptools python3-wheel"}},
-		{name: "Debian with what tests need", machine: machine{release: debian, has: append(all, "zsh", "fish", "../share/bash-completion/bash_completion", "npm", "pip3"), commands: []string{"apt-get"}}, flags: []string{"--tests"}},
+		{name: "Debian with what tests need", machine: machine{release: debian, has: append(all, "zsh", "fish", "../share/bash-completion/bash_completion", "npm", "pip3", "chromium"), commands: []string{"apt-get"}}, flags: []string{"--tests"}},
 		{name: "Ubuntu by sudo", machine: machine{release: ubuntu, has: but("bwrap", "node"), commands: []string{"apt-get", "sudo"}, user: true},
 			ran: []string{"sudo apt-get update", "sudo " + apt + "bubblewrap nodejs"}},
 		{name: "made from Ubuntu", machine: machine{release: mint, has: but("bwrap"), commands: []string{"apt-get"}, lists: true},
@@ -168,7 +170,7 @@ func (m machine) build(t *testing.T) built {
 		uid = 1000
 	}
 	put(t, filepath.Join(b.path, "id"), fmt.Sprintf("#!/bin/sh\necho %d\n", uid))
-	for _, name := range []string{"readlink", "ls"} {
+	for _, name := range []string{"readlink", "ls", "grep"} {
 		real, err := exec.LookPath(name)
 		if err != nil {
 			t.Fatal(err)
