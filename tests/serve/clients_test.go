@@ -153,7 +153,8 @@ var behaviours = []behaviour{
 		{op: "run", args: `{"call":{"argv":["true"],"code":"1"}}`, want: `{"error":"wrong"}`},
 		{op: "run", args: `{"call":{"argv":["true"],"timeout_ms":-1}}`, want: `{"error":"wrong"}`},
 		// The server has refused it long before it has all been sent.
-		{op: "store", args: `{"size":40000000}`, want: `{"error":"refused"}`}}},
+		{op: "store", args: `{"size":40000000}`, want: `{"error":"refused"}`}, {op: "store", args: `{"size":30000000}`, want: `{"error":"refused"}`},
+		{op: "store", args: `{"size":10000000}`}}},
 	{name: "nobody is there", client: `"address":"unix:/no/such/socket"`, steps: []step{{op: "run", args: runTrue, want: `{"error":"refused","code":"unreachable"}`}}},
 
 	{name: "what has not started is tried again", answers: []string{answer(503, refusal, "Retry-After: 0.01"), answer(429, refusal, "Retry-After: 0.01"), answer(200, report)},
@@ -475,4 +476,36 @@ func TestNodeClient(t *testing.T) {
 	dir := nodeProject(t)
 	copied(t, dir, "driver.mjs")
 	conform(t, program(t, dir, "node", "driver.mjs"))
+}
+
+// pythonProject makes an environment that has the client for Python from its package, and returns
+// its interpreter.
+func pythonProject(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	source := filepath.Join(dir, "source") // the build writes beside it
+	if err := os.CopyFS(source, os.DirFS(clients(t, "python"))); err != nil {
+		t.Fatal(err)
+	}
+	made(t, dir, "/usr/bin/python3", "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", dir, source)
+	made(t, dir, "/usr/bin/python3", "-m", "venv", "--without-pip", "venv")
+	python := filepath.Join(dir, "venv", "bin", "python3")
+	wheels, err := filepath.Glob(filepath.Join(dir, "sbxrun-*-py3-none-any.whl"))
+	if err != nil || len(wheels) != 1 {
+		t.Fatal(wheels, err)
+	}
+	made(t, dir, "/usr/bin/python3", "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps", wheels[0])
+	return python
+}
+
+func TestPythonClients(t *testing.T) {
+	t.Parallel()
+	python := pythonProject(t)
+	made(t, clients(t, "python"), python, "-c", "import ast, pathlib\nfor f in pathlib.Path('sbxrun').glob('*.py'): ast.parse(f.read_text('utf-8'), feature_version=(3, 9))")
+	for _, of := range []string{"threads", "asyncio"} {
+		t.Run(of, func(t *testing.T) {
+			t.Parallel()
+			conform(t, program(t, "testdata", python, "-B", "-W", "error", "driver.py", of))
+		})
+	}
 }

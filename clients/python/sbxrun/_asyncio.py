@@ -1,0 +1,343 @@
+"""The client for asyncio. A task that is cancelled leaves, and the server ends its call."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import io
+from types import TracebackType
+from typing import TYPE_CHECKING, AsyncIterator, List, Optional, Sequence, Type, Union
+
+from . import _wire
+from ._wire import Cell, Entry, Event, File, Language, Lost, Refused, Report, Request, Status
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._wire import CallOptions, CellOptions, SessionOptions
+
+
+class AsyncClient:
+    """As Client; streams are asynchronous generators: contextlib.aclosing leaves them at once."""
+
+    def __init__(self, address: str, token: str = "", *, margin: float = 60, patience: float = 10) -> None:
+        self._address = _wire.Address(address)
+        self._token, self._margin, self._patience = token, margin, patience
+
+    async def run(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Report:
+        """Run a command, or a program, in a fresh sandbox. When this returns nothing of it is left."""
+        return Report(_wire.document(await self._ask(_wire.run_request("/v1/run", argv, options))))
+
+    def stream(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> AsyncIterator[Event]:
+        """As run, with the output while it comes. The last event is the report; who stops before ends the call."""
+        return self._events(_wire.run_request("/v1/run?stream=1", argv, options))
+
+    async def start(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> AsyncProcess:
+        """Begin to run a command, or a program, which goes on whether or not anybody waits."""
+        return await self._start("/v1/calls", _wire.run_request("/v1/calls", argv, options))
+
+    def call(self, id: str) -> AsyncProcess:
+        """What start has begun, by its id."""
+        return AsyncProcess(self, "/v1/calls", id)
+
+    async def session(self, **options: Unpack[SessionOptions]) -> AsyncSession:
+        """Make a sandbox whose files stay from call to call. Use it as in ``async with await client.session()``, or end it."""
+        return AsyncSession(self, _wire.document(await self._ask(_wire.session_request(options)))["id"])
+
+    async def sessions(self) -> List[AsyncSession]:
+        return [AsyncSession(self, s["id"]) for s in _wire.document(await self._ask(Request("GET", "/v1/sessions")))["sessions"]]
+
+    async def languages(self) -> List[Language]:
+        return _wire.languages(await self._ask(Request("GET", "/v1/languages")))
+
+    async def store(self, data: Union[str, bytes]) -> str:
+        """Put a file into the content store, and return its id."""
+        id: str = _wire.document(await self._ask(_wire.send_bytes("POST", "/v1/files", data)))["id"]
+        return id
+
+    async def fetch(self, file: Union[File, str]) -> bytes:
+        """Read a file of the content store: one that was collected, or an id."""
+        return await self._ask(Request("GET", "/v1/files/" + _wire.quoted(file if isinstance(file, str) else file.id)))
+
+    async def _start(self, path: str, request: Request) -> AsyncProcess:
+        return AsyncProcess(self, path, _wire.document(await self._ask(request))["id"])
+
+    async def _events(self, request: Request) -> AsyncIterator[Event]:
+        events = _wire.Events()
+        connection = await self._send(request, 0)
+        try:
+            async for chunk in connection.body():
+                for event in events.feed(chunk):
+                    yield event
+                    if event.report:
+                        return
+            raise Lost("the stream has no end")
+        finally:
+            connection.close()
+
+    async def _ask(self, request: Request) -> bytes:
+        connection = await self._send(request, request.wait)
+        try:
+            return await connection.all()
+        finally:
+            connection.close()
+
+    async def _send(self, request: Request, wait: float) -> _Connection:
+        """Send a request until it is not refused for a moment only."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._patience
+        while True:
+            try:
+                return await self._once(request, wait + self._margin)
+            except Refused as e:
+                if e.again is None or clock() + e.again > until:
+                    raise
+                pause = e.again
+            await asyncio.sleep(pause)
+
+    async def _once(self, request: Request, timeout: float) -> _Connection:
+        address, loop = self._address, asyncio.get_running_loop()
+
+        def made() -> _Connection:
+            return _Connection(timeout)
+
+        try:
+            if address.path:
+                _, connection = await asyncio.wait_for(loop.create_unix_connection(made, address.path), timeout)
+            else:
+                _, connection = await asyncio.wait_for(loop.create_connection(made, address.host, address.port, ssl=address.tls or None), timeout)
+        except (OSError, asyncio.TimeoutError) as e:
+            raise Refused("unreachable", f"the server cannot be reached: {e}") from e
+        try:
+            body = request.body or b""
+            headers = {"Host": address.netloc, **request.headers(self._token), "Content-Length": str(len(body))}
+            head = f"{request.method} {request.path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + "\r\n"
+            await connection.exchange(head.encode("latin-1"), body)
+            if connection.status < 300:
+                return connection
+            raise _wire.answered(connection.status, connection.headers.get("Retry-After"), await connection.all())
+        except BaseException:
+            connection.close()
+            raise
+
+
+class _Connection(asyncio.Protocol):
+    """One request and its answer. asyncio's streams do not give what had come before a connection was reset."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._received = bytearray()
+        self._over = False
+        self._changed, self._writable = asyncio.Event(), asyncio.Event()
+        self._writable.set()
+        self.status = 0
+        self.headers = http.client.HTTPMessage()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        self._changed.set()
+        if len(self._received) > 1 << 18:
+            self._transport.pause_reading()
+
+    def connection_lost(self, exc: Optional[Exception]) -> None:
+        self._over = True
+        self._changed.set()
+        self._writable.set()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def close(self) -> None:
+        self._transport.abort()
+
+    async def exchange(self, head: bytes, body: bytes) -> None:
+        """Send a request, and read the answer's head, which may come before all is sent: then the rest is not."""
+        sending = asyncio.ensure_future(self._send(head + body))
+        try:
+            lines = io.BytesIO(await self._until(b"\r\n\r\n"))
+        finally:
+            sending.cancel()
+        try:
+            self.status = int(lines.readline().split()[1])
+        except (ValueError, IndexError) as e:
+            raise Lost("the answer is none") from e
+        self.headers = http.client.parse_headers(lines)
+
+    async def all(self) -> bytes:
+        return b"".join([chunk async for chunk in self.body()])
+
+    async def body(self) -> AsyncIterator[bytes]:
+        length = self.headers.get("Content-Length")
+        try:
+            if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
+                while True:
+                    left = int((await self._until(b"\r\n")).split(b";")[0], 16)
+                    if left == 0:
+                        return
+                    async for chunk in self._part(left):
+                        yield chunk
+                    await self._until(b"\r\n")
+            elif length is not None:
+                async for chunk in self._part(int(length)):
+                    yield chunk
+            elif self.status != 204:
+                while self._received or await self._more():
+                    yield self._take(1 << 16)
+        except ValueError as e:
+            raise Lost("the answer is none") from e
+
+    async def _send(self, data: bytes) -> None:
+        for at in range(0, len(data), 1 << 16):
+            await self._writable.wait()
+            if self._over:
+                return
+            self._transport.write(data[at : at + (1 << 16)])
+
+    async def _part(self, left: int) -> AsyncIterator[bytes]:
+        while left:
+            if not self._received and not await self._more():
+                raise Lost("the answer broke off")
+            chunk = self._take(left)
+            left -= len(chunk)
+            yield chunk
+
+    async def _until(self, end: bytes) -> bytes:
+        while end not in self._received:
+            if not await self._more():
+                raise Lost("the answer did not come, or broke off")
+        return self._take(self._received.index(end) + len(end))
+
+    def _take(self, most: int) -> bytes:
+        taken = bytes(self._received[:most])
+        del self._received[:most]
+        return taken
+
+    async def _more(self) -> bool:
+        """Wait until more has come; false says that no more will."""
+        had = len(self._received)
+        self._transport.resume_reading()
+        while len(self._received) == had and not self._over:
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), self._timeout)
+            except asyncio.TimeoutError as e:
+                raise Lost("the answer did not come in time") from e
+        return len(self._received) > had
+
+
+class AsyncSession:
+    """A sandbox whose files stay. It ends with the async with statement, by end, or when nobody uses it."""
+
+    def __init__(self, client: AsyncClient, id: str) -> None:
+        self._client, self.id = client, id
+        self._path = "/v1/sessions/" + _wire.quoted(id)
+
+    async def exec(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Report:
+        """Run a command, or a program. Its end is of what it has started alone: files stay."""
+        return Report(_wire.document(await self._client._ask(_wire.run_request(self._path + "/exec", argv, options))))
+
+    def stream(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> AsyncIterator[Event]:
+        return self._client._events(_wire.run_request(self._path + "/exec?stream=1", argv, options))
+
+    async def cell(self, code: str, **options: Unpack[CellOptions]) -> Cell:
+        """Run a cell in an interpreter that the session keeps: what it defines is there for the next one."""
+        return Cell(_wire.document(await self._client._ask(_wire.run_request(self._path + "/code", None, {**options, "code": code}))))
+
+    async def start(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> AsyncProcess:
+        """Begin to run a command in the background."""
+        path = self._path + "/processes"
+        return await self._client._start(path, _wire.run_request(path, argv, options))
+
+    def process(self, id: str) -> AsyncProcess:
+        """What start has begun, by its id."""
+        return AsyncProcess(self._client, self._path + "/processes", id)
+
+    async def write(self, path: str, content: Union[str, bytes], *, mode: str = "644") -> None:
+        await self._client._ask(_wire.send_bytes("PUT", self._file(path) + "?mode=" + mode, content))
+
+    async def read(self, path: str) -> bytes:
+        return await self._client._ask(Request("GET", self._file(path)))
+
+    async def remove(self, path: str) -> None:
+        await self._client._ask(Request("DELETE", self._file(path)))
+
+    async def list(self) -> List[Entry]:
+        return _wire.entries(await self._client._ask(Request("GET", self._path + "/files")))
+
+    async def pack(self) -> bytes:
+        """All files, as a tar archive."""
+        return await self._client._ask(Request("GET", self._path + "/archive"))
+
+    async def unpack(self, archive: bytes) -> None:
+        await self._client._ask(_wire.send_bytes("PUT", self._path + "/archive", archive, "application/x-tar"))
+
+    async def end(self) -> None:
+        """End it, with all that runs in it. One that has ended already is no error."""
+        try:
+            await self._client._ask(Request("DELETE", self._path))
+        except Refused as e:
+            if e.code not in ("ended", "no-such-session"):
+                raise
+
+    def _file(self, path: str) -> str:
+        return self._path + "/files/" + "/".join(map(_wire.quoted, path.split("/")))
+
+    async def __aenter__(self) -> AsyncSession:
+        return self
+
+    async def __aexit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+        await self.end()
+
+
+class AsyncProcess:
+    """A command that nobody waits for: a call, or a process of a session."""
+
+    def __init__(self, client: AsyncClient, path: str, id: str) -> None:
+        self._client, self.id = client, id
+        self._path = path + "/" + _wire.quoted(id)
+
+    async def status(self, wait: float = 0) -> Status:
+        """How far it has come; with wait, not before its end or that many seconds (60 at most)."""
+        return _wire.status(await self._client._ask(_wire.status_request(self._path, wait)))
+
+    async def wait(self) -> Report:
+        """Its report, when it has ended. output has what it has written."""
+        while True:
+            status = await self.status(30)
+            if status.error:
+                raise status.error
+            if status.report:
+                return status.report
+
+    async def output(self, stream: str = "stdout", offset: int = 0) -> AsyncIterator[bytes]:
+        """What it has written, from a byte on, while it comes. A connection that breaks is made again."""
+        while True:
+            begin = offset
+            try:
+                connection = await self._client._send(_wire.output_request(self._path, stream, offset), 0)
+                try:
+                    async for chunk in connection.body():
+                        offset += len(chunk)
+                        yield chunk
+                finally:
+                    connection.close()
+                return
+            except Lost:
+                # Without a byte it may have had nothing to write, or the server is gone: then this fails.
+                if offset == begin:
+                    await self.status(1)
+
+    async def signal(self, name: str) -> None:
+        """Send a signal to all of it; for processes of a session."""
+        await self._client._ask(_wire.send_json(self._path + "/signal", {"signal": name}))
+
+    async def end(self) -> Status:
+        """End it, and forget it."""
+        return _wire.status(await self._client._ask(Request("DELETE", self._path)))

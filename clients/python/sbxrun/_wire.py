@@ -1,0 +1,362 @@
+"""What both clients have: the types, and requests and answers as bytes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.parse
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Union
+
+if TYPE_CHECKING:
+    from typing_extensions import TypedDict
+else:
+    from typing import TypedDict
+
+
+class Error(Exception):
+    """What all errors of this package are."""
+
+
+class Refused(Error):
+    """The request came to nothing: nothing of it has run.
+
+    again is after how many seconds it may be tried again; None if that is no use.
+    """
+
+    def __init__(self, code: str, message: str, hint: str = "", status: int = 0, again: Optional[float] = None) -> None:
+        super().__init__(message + ("; " + hint if hint else ""))
+        self.code, self.message, self.hint, self.status, self.again = code, message, hint, status, again
+
+
+class Unproven(Error):
+    """It has run, and something of it may be left. ``report`` is None where there is none."""
+
+    def __init__(self, code: str, message: str, report: Optional[Report]) -> None:
+        super().__init__(message)
+        self.code, self.report = code, report
+
+
+class Lost(Error):
+    """The answer did not come, or not whole. It may have run; the server ends a call whose client has left."""
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that was collected: fetch of a client has what it holds."""
+
+    path: str
+    id: str
+    size: int
+    media_type: str
+    error: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a list of a session's files shows."""
+
+    path: str
+    type: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Language:
+    """A language for code; with ``cells`` also for cells."""
+
+    name: str
+    command: List[str]
+    file: str
+    cells: bool
+
+
+# What a file holds, or one of the content store.
+Content = Union[str, bytes, File]
+
+
+class CallOptions(TypedDict, total=False):
+    """What a call takes beside argv, or in its place code. Times are seconds; the rest is as in docs/api.md of sbxrun."""
+
+    code: str
+    language: str  # of code; python
+    stdin: str
+    env: Mapping[str, str]
+    workdir: str
+    timeout: float  # 30
+    grace: float
+    limits: Mapping[str, Any]
+    files: Mapping[str, Content]
+    collect: Sequence[str]
+
+
+class CellOptions(TypedDict, total=False):
+    """What a cell takes beside its code."""
+
+    language: str  # python
+    timeout: float  # 30
+    limits: Mapping[str, Any]
+    files: Mapping[str, Content]
+    collect: Sequence[str]
+
+
+class SessionOptions(TypedDict, total=False):
+    """What a session takes. Times are seconds."""
+
+    limits: Mapping[str, Any]
+    idle_timeout: float
+    lifetime: float
+    files: Mapping[str, Content]
+
+
+class _Outcome:
+    """What a report and a cell's answer have in common. ``data`` is the whole document."""
+
+    def __init__(self, data: Dict[str, Any]) -> None:
+        self.data = data
+        self.id: str = data["id"]
+        self.cause: str = data["cause"]
+        self.timed_out: bool = data["timed_out"]
+        self.files: List[File] = [
+            File(f["path"], f.get("id", ""), f["size"], f.get("media_type", ""), f.get("error", "")) for f in data.get("files") or []
+        ]
+
+    @property
+    def stdout(self) -> str:
+        return self.raw("stdout").decode("utf-8", "replace")
+
+    @property
+    def stderr(self) -> str:
+        return self.raw("stderr").decode("utf-8", "replace")
+
+    def raw(self, stream: str) -> bytes:
+        """What was kept of stdout or stderr, as it was written."""
+        encoded = self.data.get(stream + "_base64")
+        if encoded is not None:
+            return base64.b64decode(encoded)
+        return (self.data.get(stream) or "").encode("utf-8")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(id={self.id!r}, cause={self.cause!r})"
+
+
+class Report(_Outcome):
+    """How a call has ended: docs/report.md of sbxrun."""
+
+    def __init__(self, data: Dict[str, Any]) -> None:
+        super().__init__(data)
+        self.exit_code: int = data["exit_code"]
+        self.proven: bool = data["teardown"]["verdict"] != "unproven"
+
+
+class Cell(_Outcome):
+    """What has become of a cell: docs/cells.md of sbxrun.
+
+    state is kept, or lost where the next cell begins with nothing defined. value is the last
+    expression's, as text; results has it in all its media, and what was displayed. exception
+    has name, message and traceback.
+    """
+
+    def __init__(self, data: Dict[str, Any]) -> None:
+        super().__init__(data)
+        self.state: str = data["state"]
+        self.number: int = data["number"]
+        self.results: List[Dict[str, Any]] = data["results"]
+        self.exception: Optional[Dict[str, str]] = data.get("exception")
+
+    @property
+    def value(self) -> Optional[str]:
+        for result in reversed(self.results):
+            if result["kind"] == "value":
+                text: Optional[str] = result["media"][0].get("text")
+                return text
+        return None
+
+
+@dataclass(frozen=True)
+class Event:
+    """A piece of a stream: ``name`` is stdout or stderr, with ``data``; and last report, with ``report``."""
+
+    name: str
+    data: bytes = b""
+    report: Optional[Report] = None
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a command has come that nobody waits for: queued, running or ended."""
+
+    state: str
+    stdout_bytes: int
+    stderr_bytes: int
+    report: Optional[Report]
+    error: Optional[Error]
+
+
+@dataclass(frozen=True)
+class Request:
+    """wait is for how long its answer may take beside the margin."""
+
+    method: str
+    path: str
+    body: Optional[bytes] = None
+    kind: str = ""
+    wait: float = 0
+
+    def headers(self, token: str) -> Dict[str, str]:
+        headers = {"Accept": "application/json", "Connection": "close"}
+        if self.body is not None:
+            headers["Content-Type"] = self.kind
+        if token:
+            headers["Authorization"] = "Bearer " + token
+        return headers
+
+
+def quoted(text: str) -> str:
+    return urllib.parse.quote(text, safe="")
+
+
+def send_json(path: str, document: Dict[str, Any], wait: float = 0) -> Request:
+    return Request("POST", path, json.dumps(document).encode(), "application/json", wait)
+
+
+def send_bytes(method: str, path: str, content: Union[str, bytes], kind: str = "application/octet-stream") -> Request:
+    return Request(method, path, content.encode("utf-8") if isinstance(content, str) else content, kind)
+
+
+def run_request(path: str, argv: Optional[Sequence[str]], options: Mapping[str, Any]) -> Request:
+    """A call, or a cell."""
+    members = dict(options)
+    if (argv is None) == (members.get("code") is None):
+        raise ValueError("give either argv or code")
+    if isinstance(argv, str):
+        raise TypeError("argv is a list of words")
+    timeout, grace = members.pop("timeout", 30), members.pop("grace", 0)
+    if timeout <= 0:
+        raise ValueError("timeout must be more than 0")
+    document: Dict[str, Any] = {"timeout_ms": timeout * 1000}
+    if argv is not None:
+        document["argv"] = list(argv)
+    else:
+        document["language"] = members.pop("language", "python")
+    if grace:
+        document["grace_ms"] = grace * 1000
+    document.update(_members(members))
+    return send_json(path, document, timeout + grace)
+
+
+def session_request(options: Mapping[str, Any]) -> Request:
+    return send_json("/v1/sessions", _members(options))
+
+
+def output_request(path: str, stream: str, offset: int) -> Request:
+    return Request("GET", f"{path}/output?follow=1&stream={stream}&from={offset}")
+
+
+def status_request(path: str, wait: float) -> Request:
+    return Request("GET", f"{path}?wait_ms={wait * 1000:.0f}", wait=wait)
+
+
+def _members(options: Mapping[str, Any]) -> Dict[str, Any]:
+    document: Dict[str, Any] = {}
+    for name, value in options.items():
+        if not value and name != "code":
+            continue
+        if name == "files":
+            value = [_file(path, content) for path, content in value.items()]
+        elif name in ("idle_timeout", "lifetime"):
+            name, value = name + "_ms", value * 1000
+        elif isinstance(value, Mapping):
+            value = dict(value)
+        elif name == "collect":
+            value = list(value)
+        document[name] = value
+    return document
+
+
+def _file(path: str, content: Content) -> Dict[str, str]:
+    if isinstance(content, File):
+        return {"path": path, "id": content.id}
+    if isinstance(content, str):
+        return {"path": path, "text": content}
+    return {"path": path, "base64": base64.b64encode(content).decode()}
+
+
+def document(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as e:
+        raise Lost(f"the answer is none: {e}") from e
+
+
+def status(text: bytes) -> Status:
+    data = document(text)
+    report, failed = data.get("report"), data.get("error")
+    error = failure({"error": failed, "started": failed["code"] == "unproven" or bool(report), "report": report}) if failed else None
+    return Status(data["state"], data.get("stdout_bytes", 0), data.get("stderr_bytes", 0), Report(report) if report else None, error)
+
+
+def languages(text: bytes) -> List[Language]:
+    return [Language(a["name"], a["command"], a["file"], a["cells"]) for a in document(text)["languages"]]
+
+
+def entries(text: bytes) -> List[Entry]:
+    return [Entry(e["path"], e["type"], e["size"]) for e in document(text)["files"]]
+
+
+def answered(status: int, again: Optional[str], text: bytes) -> Error:
+    """The error that an answer is. again is its Retry-After."""
+    try:
+        e = failure(json.loads(text), status)
+    except (ValueError, KeyError, TypeError):
+        return Lost(f"the answer is none: status {status}")
+    if isinstance(e, Refused) and status in (429, 503):
+        try:
+            e.again = max(0.0, float(again or "1"))
+        except ValueError:
+            e.again = 1.0
+    return e
+
+
+def failure(document: Dict[str, Any], status: int = 0) -> Error:
+    failed = document["error"]
+    if document["started"] is not False:
+        report = document.get("report")
+        return Unproven(failed["code"], failed["message"], Report(report) if report else None)
+    return Refused(failed["code"], failed["message"], failed.get("hint", ""), status)
+
+
+class Events:
+    """The events of a stream, of pieces as they come."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> List[Event]:
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        return [event for line in lines for event in self._event(document(line))]
+
+    @staticmethod
+    def _event(event: Dict[str, Any]) -> List[Event]:
+        name = event["event"]
+        if name == "report":
+            return [Event(name, report=Report(event["report"]))]
+        if name == "error":
+            raise failure(event["error"])
+        if name in ("stdout", "stderr"):
+            return [Event(name, base64.b64decode(event["base64"]) if "base64" in event else event.get("text", "").encode("utf-8"))]
+        return []
+
+
+class Address:
+    """Where a server is: unix:PATH, http://HOST:PORT or https://HOST:PORT."""
+
+    def __init__(self, text: str) -> None:
+        parts = urllib.parse.urlsplit(text)
+        if parts.scheme not in ("unix", "http", "https"):
+            raise ValueError("want unix:PATH, http://HOST:PORT or https://HOST:PORT")
+        self.path = text[len("unix:"):] if parts.scheme == "unix" else ""
+        self.tls = parts.scheme == "https"
+        self.host = parts.hostname or "sbxrun"
+        self.port = parts.port or (443 if self.tls else 80)
+        self.netloc = parts.netloc or "sbxrun"
