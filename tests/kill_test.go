@@ -172,7 +172,7 @@ func TestL07TermIgnored(t *testing.T) {
 // deadline comes before.
 func TestL07IdleDeadline(t *testing.T) {
 	t.Parallel()
-	timeout := harness.Deadline(time.Second)
+	timeout := harness.Deadline(2 * time.Second)
 	b := harness.NewState(t).Sandbox(harness.Options{}, "--timeout", timeout.String(), "--grace", "0")
 	b.Dying = true
 	p := b.StartExec(harness.Options{}, nil, "sh", "-c", fmt.Sprintf("trap 'sleep %f; echo cleaned; exit' TERM; echo up; while :; do sleep 0.02; done", timeout.Seconds()+1))
