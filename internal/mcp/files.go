@@ -82,7 +82,7 @@ func (f *Front) resource(ctx context.Context, uri string) (b []byte, name string
 	if name, err = url.PathUnescape(escaped); err != nil {
 		return nil, "", api.NewError(api.Usage, "the URI is not right", "")
 	}
-	file, size, release, err := f.server.OpenFile(ctx, session, name)
+	file, size, _, release, err := f.server.OpenFile(ctx, session, name)
 	if err != nil {
 		return nil, "", err
 	}

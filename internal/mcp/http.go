@@ -61,7 +61,7 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer f.requests.Delete(word)
 	r = r.WithContext(ctx)
 	r.Header.Set(header, word)
-	f.handlerOf(r).ServeHTTP(server.Patient(w), r)
+	f.handlerOf(r).ServeHTTP(w, r)
 }
 
 func (f *Front) handlerOf(r *http.Request) http.Handler {

@@ -322,7 +322,7 @@ func (f *Front) run(ctx context.Context, in common, c *api.Call) (*sdk.CallToolR
 
 // readFile reads a part of a file, or an image.
 func (f *Front) readFile(ctx context.Context, in readFile) (*sdk.CallToolResult, *content, error) {
-	r, size, release, err := f.server.OpenFile(ctx, in.Session, in.Path)
+	r, size, _, release, err := f.server.OpenFile(ctx, in.Session, in.Path)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/page"
@@ -91,17 +90,16 @@ func (s *Server) identified(next http.Handler) http.Handler {
 		w.Header().Set("X-Request-Id", id)
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		w.Header().Set("Cache-Control", "no-store")
-		// Of the request before on this connection.
-		_ = http.NewResponseController(w).SetWriteDeadline(time.Time{})
 		r = r.WithContext(r.Context()) // net/http looks at the body of its own
-		withBound(w, r)
+		slow := newPatient(w, r)
+		defer slow.expect()
+		w = slow
 		var tenant string
 		var local bool
 		if !open[r.URL.Path] {
 			var err error
 			if tenant, local, err = s.tenant(r); err != nil {
 				s.log.Warn("refused", "request", id, "remote", r.RemoteAddr, "code", api.Auth)
-				patience(w)
 				e := api.AsError(err)
 				if r.URL.Path == "/" && r.Method == http.MethodGet && e.Failure.Code == api.Auth {
 					page.Write(w, e.GetStatus()) // a browser has no other way to get a token than to ask for it

@@ -98,6 +98,9 @@ func (s *Server) PutFile(ctx context.Context, session, name string, r io.Reader,
 	if _, err := s.entriesLeft(dir); err != nil {
 		return nil, err
 	}
+	if slow, ok := r.(body); ok {
+		defer slow.until(both)()
+	}
 	size, err := dir.Put(name, reading{both, r}, int64(s.settings.Load().Sandbox.TmpSize), mode)
 	if err != nil {
 		return nil, err
@@ -108,18 +111,18 @@ func (s *Server) PutFile(ctx context.Context, session, name string, r io.Reader,
 // OpenFile opens a file of a session's workspace, of which no more than size is to be read: it
 // may grow meanwhile. The caller closes it, and then calls release; the session's end closes
 // it, too.
-func (s *Server) OpenFile(ctx context.Context, session, name string) (f *os.File, size int64, release func(), err error) {
+func (s *Server) OpenFile(ctx context.Context, session, name string) (f *os.File, size int64, until context.Context, release func(), err error) {
 	dir, both, free, err := s.dirOf(ctx, session)
 	if err != nil {
-		return nil, 0, nil, err
+		return nil, 0, nil, nil, err
 	}
 	f, st, err := dir.Get(name)
 	if err != nil {
 		free()
-		return nil, 0, nil, err
+		return nil, 0, nil, nil, err
 	}
 	stop := context.AfterFunc(both, func() { f.Close() })
-	return f, st.Size(), func() {
+	return f, st.Size(), both, func() {
 		stop()
 		free()
 	}, nil
@@ -180,19 +183,3 @@ func (s *Server) Body(w http.ResponseWriter, r *http.Request) ([]byte, *tenants.
 	}
 	return text, lease, nil
 }
-
-// Patient lets a client take its time for each piece of an answer, and no more.
-func Patient(w http.ResponseWriter) http.ResponseWriter { return patientWriter{w} }
-
-type patientWriter struct{ http.ResponseWriter }
-
-func (p patientWriter) Write(b []byte) (int, error) { return patient{p.ResponseWriter}.Write(b) }
-
-func (p patientWriter) Flush() { _ = p.FlushError() } // the next Write fails as well
-
-func (p patientWriter) FlushError() error {
-	patience(p.ResponseWriter)
-	return http.NewResponseController(p.ResponseWriter).Flush()
-}
-
-func (p patientWriter) Unwrap() http.ResponseWriter { return p.ResponseWriter }

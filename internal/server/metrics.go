@@ -146,7 +146,6 @@ func (s *Server) metricsHandler() http.Handler {
 			api.NewError(api.Policy, "this tenant may not see the metrics", "name it in metrics_tenants").Write(w)
 			return
 		}
-		patience(w)
 		all.ServeHTTP(w, r)
 	})
 }

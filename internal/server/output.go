@@ -168,7 +168,6 @@ func (e *events) write(event *api.Event) error {
 	if e.sse {
 		e.line.WriteByte('\n')
 	}
-	patience(e.w)
 	if _, err := e.w.Write(e.line.Bytes()); err != nil {
 		return err
 	}
@@ -263,7 +262,6 @@ func (e *events) finish(a *api.Answer, err error) {
 	case e.begun:
 		_ = e.send(&api.Event{Event: "error", Error: failed}) // likewise
 	default:
-		patience(e.w)
 		failed.Write(e.w)
 	}
 }
@@ -306,7 +304,6 @@ func writeLong(w http.ResponseWriter, status int, v any, long ...member) {
 		panic(err) // of a type of package api
 	}
 	w.Header().Set("Content-Type", "application/json")
-	patience(w)
 	w.WriteHeader(status)
 	out := errWriter{w: w}
 	for _, m := range long {
@@ -328,13 +325,12 @@ func writeLong(w http.ResponseWriter, status int, v any, long ...member) {
 
 // errWriter writes until that fails once.
 type errWriter struct {
-	w   http.ResponseWriter
+	w   io.Writer
 	err error
 }
 
 func (e *errWriter) Write(b []byte) (int, error) {
 	if e.err == nil {
-		patience(e.w)
 		_, e.err = e.w.Write(b)
 	}
 	return len(b), e.err

@@ -5,14 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/http"
 	"reflect"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
@@ -58,39 +56,11 @@ func (q *Request) Resolve(ctx huma.Context) []error {
 	return nil
 }
 
-// bodyBound is how long a client may take to send its request; a test has less.
-var bodyBound = 30 * time.Second
-
-// bounded is a body that comes until the connection's deadline. That is over with the body: a
-// connection that is past one counts as closed, and its request as canceled.
-type bounded struct {
-	io.ReadCloser
-	w http.ResponseWriter
-}
-
-// withBound gives a client its time for the body. What no handler reads of one net/http reads
-// itself before it answers, for as long as that takes.
-func withBound(w http.ResponseWriter, r *http.Request) {
-	if r.ContentLength != 0 {
-		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyBound)) // a writer of a test may have none
-		r.Body = bounded{r.Body, w}
-	}
-}
-
-func (b bounded) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	if err == io.EOF {
-		_ = http.NewResponseController(b.w).SetReadDeadline(time.Time{}) // likewise
-	}
-	return n, err
-}
-
 // held has the body of a request be read when there is memory for it.
 func (s *Server) held(ctx huma.Context, next func(huma.Context)) {
 	r, w := humago.Unwrap(ctx)
 	lease, err := s.hold(w, r)
 	if err != nil {
-		patience(w)
 		api.AsError(err).Write(w)
 		return
 	}
@@ -141,7 +111,6 @@ func (s *Server) Handler(mcp http.Handler) http.Handler {
 	s.define(mux)
 	mux.Handle("/mcp", mcp)
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
-		patience(w)
 		page.Write(w, http.StatusOK)
 	})
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, map[string]bool{"ok": true}) })
@@ -210,7 +179,7 @@ func (s *Server) operation(a huma.API, o huma.Operation, codes ...api.Code) huma
 		o.Middlewares = huma.Middlewares{s.held}
 	}
 	o.MaxBodyBytes = int64(s.settings.Load().MaxBody)
-	o.BodyReadTimeout = bodyBound
+	o.BodyReadTimeout = pieceBound // for the first piece, see patient
 	if o.Responses == nil {
 		o.Responses = map[string]*huma.Response{}
 	}
@@ -291,7 +260,6 @@ func (s *Server) answered(q Request, stream, key string, body []byte, c *api.Cal
 		defer func() { o.buffers.Free() }()
 		a, err := s.once(q, key, body, o, func() (*api.Answer, error) { return s.carry(q.r.Context(), o, newBuffered(o), by) })
 		if err != nil {
-			patience(q.w)
 			api.AsError(err).Write(q.w)
 			return
 		}

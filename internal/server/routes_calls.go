@@ -228,7 +228,6 @@ func (s *Server) output(q Request, c *calls.Call, o OutputQuery) *streamed {
 		}
 		ctx, cancel := s.within(q.r.Context())
 		defer cancel()
-		patience(q.w)
 		q.w.WriteHeader(http.StatusOK)
 		flush := http.NewResponseController(q.w).Flush
 		buf := make([]byte, 256<<10)
@@ -237,7 +236,6 @@ func (s *Server) output(q Request, c *calls.Call, o OutputQuery) *streamed {
 			for {
 				n, err := section.Read(buf)
 				if n > 0 {
-					patience(q.w)
 					if _, err := q.w.Write(buf[:n]); err != nil {
 						return
 					}

@@ -166,7 +166,6 @@ func (s *Server) defineCells(a huma.API) {
 			defer func() { o.buffers.Free() }()
 			out, err := s.cell(ctx, q.ID, o, language, &q.Body)
 			if err != nil {
-				patience(q.w)
 				api.AsError(err).Write(q.w)
 				return
 			}

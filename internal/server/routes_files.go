@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"net/http"
 	"strconv"
-	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -15,18 +14,19 @@ import (
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
-// body is that of a request as it comes: a client may take its time for it, but not without a
-// sign of life.
+// body is that of a request as it comes.
 type body struct{ q Request }
 
 func (b body) Read(p []byte) (int, error) {
-	_ = http.NewResponseController(b.q.w).SetReadDeadline(time.Now().Add(bodyBound)) // a writer of a test may have none
 	n, err := b.q.r.Body.Read(p)
 	if err != nil && err != io.EOF {
 		err = api.NewError(api.Usage, "the request has broken off", "")
 	}
 	return n, err
 }
+
+// until ends it with a context.
+func (b body) until(ctx context.Context) func() bool { return b.q.w.(*patient).in.until(ctx) }
 
 // takes says in the document that a request has bytes.
 func takes(kind string) *huma.RequestBody {
@@ -49,7 +49,8 @@ func (s *Server) dirOf(ctx context.Context, id string) (*workspace.Dir, context.
 }
 
 // reading and writing go on until the context ends. A client who sends or takes a byte from
-// time to time would otherwise keep a session from its end.
+// time to time would otherwise keep a session from its end; and so would one who does nothing,
+// see [side.until].
 type (
 	reading struct {
 		ctx context.Context
@@ -65,7 +66,11 @@ func (r reading) Read(b []byte) (int, error) {
 	if r.ctx.Err() != nil {
 		return 0, errEnded
 	}
-	return r.r.Read(b)
+	n, err := r.r.Read(b)
+	if err != nil && err != io.EOF && r.ctx.Err() != nil {
+		err = errEnded
+	}
+	return n, err
 }
 
 func (w writing) Write(b []byte) (int, error) {
@@ -126,13 +131,14 @@ func (s *Server) defineWorkspace(a huma.API) {
 	huma.Register(a, s.operation(a, huma.Operation{
 		OperationID: "getFile", Method: http.MethodGet, Path: base + "/{path...}", Summary: "Read a file of the workspace", Responses: octets("The file"),
 	}, none...), func(ctx context.Context, q *FilePath) (*streamed, error) {
-		f, size, release, err := s.OpenFile(ctx, q.ID, q.Path)
+		f, size, both, release, err := s.OpenFile(ctx, q.ID, q.Path)
 		if err != nil {
 			return nil, api.AsError(err)
 		}
 		return &streamed{func(huma.Context) {
 			defer release()
 			defer f.Close()
+			defer q.w.(*patient).out.until(both)()
 			send(q.w, f, size)
 		}}, nil
 	})
@@ -180,7 +186,9 @@ func (s *Server) defineWorkspace(a huma.API) {
 		if err != nil {
 			return nil, api.AsError(err)
 		}
-		if err := dir.Unpack(reading{both, body{q.Request}}, workspace.Quota{Bytes: int64(s.settings.Load().Sandbox.TmpSize), Entries: left}); err != nil {
+		in := body{q.Request}
+		defer in.until(both)()
+		if err := dir.Unpack(reading{both, in}, workspace.Quota{Bytes: int64(s.settings.Load().Sandbox.TmpSize), Entries: left}); err != nil {
 			return nil, api.AsError(err)
 		}
 		return nil, nil
@@ -198,19 +206,12 @@ func (s *Server) defineWorkspace(a huma.API) {
 		return &streamed{func(huma.Context) {
 			defer release()
 			q.w.Header().Set("Content-Type", "application/x-tar")
-			if err := dir.Pack(writing{both, patient{q.w}}, ".", s.settings.Load().Sessions.MaxEntries); err != nil {
+			defer q.w.(*patient).out.until(both)()
+			if err := dir.Pack(writing{both, q.w}, ".", s.settings.Load().Sessions.MaxEntries); err != nil {
 				panic(http.ErrAbortHandler) // a part must not look like all of it
 			}
 		}}, nil
 	})
-}
-
-// patient gives a client its time for each piece.
-type patient struct{ w http.ResponseWriter }
-
-func (p patient) Write(b []byte) (int, error) {
-	patience(p.w)
-	return p.w.Write(b)
 }
 
 // send answers with a file, of which no more than its size is sent: it may grow meanwhile.
@@ -218,7 +219,7 @@ func send(w http.ResponseWriter, r io.Reader, size int64) {
 	w.Header().Set("Content-Type", "application/octet-stream")
 	w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
 	w.WriteHeader(http.StatusOK)
-	_, _ = io.CopyN(patient{w}, r, size) // a length that is not met tells the client
+	_, _ = io.CopyN(w, r, size) // a length that is not met tells the client
 }
 
 func (s *Server) defineFiles(a huma.API) {

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -197,13 +196,4 @@ func (s *Server) ready() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return !s.draining
-}
-
-// writeBound is how long a client may take for one piece of an answer. One that takes longer
-// is taken for gone.
-const writeBound = 30 * time.Second
-
-// patience lets a client take so long for the next piece.
-func patience(w http.ResponseWriter) {
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeBound)) // a writer of a test may have none
 }

@@ -217,7 +217,7 @@ type patientSource struct {
 func (p patientSource) Take(ctx context.Context, _ string, _ place.Policy) (place.Place, error) {
 	select {
 	case <-ctx.Done():
-	case <-time.After(3 * bodyBound):
+	case <-time.After(3 * pieceBound):
 	}
 	p.canceled <- ctx.Err() != nil
 	return nil, &result.Error{Code: "setup", Message: "there is no place"}
@@ -226,8 +226,8 @@ func (p patientSource) Take(ctx context.Context, _ string, _ place.Policy) (plac
 // A client that announces a body and does not send it keeps no connection, whether or not it
 // has said who it is; and one that has sent it may wait for as long as it likes.
 func TestBodyThatDoesNotCome(t *testing.T) {
-	defer func(before time.Duration) { bodyBound = before }(bodyBound)
-	bodyBound = 100 * time.Millisecond
+	defer func(before time.Duration) { pieceBound = before }(pieceBound)
+	pieceBound = 100 * time.Millisecond
 	c := config.Default()
 	c.StateDir = filepath.Join(t.TempDir(), "state")
 	source := patientSource{canceled: make(chan bool, 1)}

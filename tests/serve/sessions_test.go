@@ -337,3 +337,48 @@ func TestSessionEndsDuringTransfers(t *testing.T) {
 		t.Errorf("%d %s", status, b)
 	}
 }
+
+// Clients that stand still in the middle of a file, to or from a session, do not keep it from its
+// end for as long as they are waited for.
+func TestStandingStill(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	status, b := s.ask(http.MethodPost, "/v1/sessions", api.NewSession{})
+	var session api.Session
+	if err := json.Unmarshal(b, &session); err != nil || status != http.StatusCreated {
+		t.Fatalf("%d %s", status, b)
+	}
+	path := "/v1/sessions/" + session.ID
+	s.call(path+"/exec", sh("head -c 64M /dev/zero >large"))
+	for _, head := range []string{
+		"GET " + path + "/files/large HTTP/1.1\r\nHost: sbxrun\r\n\r\n", "GET " + path + "/archive HTTP/1.1\r\nHost: sbxrun\r\n\r\n",
+		"PUT " + path + "/files/other HTTP/1.1\r\nHost: sbxrun\r\nContent-Length: 1000\r\n\r\nx", "PUT " + path + "/archive HTTP/1.1\r\nHost: sbxrun\r\nContent-Length: 1000\r\n\r\nx",
+	} {
+		c, err := net.Dial("unix", s.socket())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := io.WriteString(c, head); err != nil {
+			t.Fatal(err)
+		}
+		_ = c.SetReadDeadline(time.Now().Add(harness.Bound)) // of sockets
+		if strings.HasPrefix(head, "GET") {
+			if _, err := io.ReadFull(c, make([]byte, 1000)); err != nil {
+				t.Error(err)
+			}
+		} else {
+			harness.Until(t, harness.Bound, "the file", func() bool {
+				status, _ := s.ask(http.MethodGet, path+"/files/other", nil)
+				return status == 200
+			})
+		}
+	}
+	begin := time.Now()
+	if status, b := s.ask(http.MethodDelete, path, nil); status != 200 {
+		t.Errorf("%d %s", status, b)
+	}
+	if took := time.Since(begin); took > 20*time.Second { // a client is waited for 30
+		t.Errorf("the end took %v", took)
+	}
+}

@@ -1,0 +1,118 @@
+package server
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// A client may be slow, and holds itself alone with that: of each request and of each answer a
+// piece has to come, or to be taken, within its time. One that is slower is taken for gone. This
+// is the only place with deadlines of connections.
+
+const pieceSize = 64 << 10
+
+// pieceBound is how long a client may take for one piece; a test has less.
+var pieceBound = 30 * time.Second
+
+// patient is the connection of one request, as the writer of its answer.
+type patient struct {
+	http.ResponseWriter
+	in, out side
+	coming  atomic.Bool // something of the request
+}
+
+// side is one direction of a connection.
+type side struct {
+	set func(time.Time) error
+	mu  sync.Mutex
+	cut bool // nothing more comes or goes
+}
+
+// newPatient begins with a request, and has its body come by pieces. The caller calls expect
+// when its handler has returned: net/http sends the last of the answer then.
+func newPatient(w http.ResponseWriter, r *http.Request) *patient {
+	c := http.NewResponseController(w)
+	p := &patient{ResponseWriter: w, in: side{set: c.SetReadDeadline}, out: side{set: c.SetWriteDeadline}}
+	p.expect()
+	if r.ContentLength != 0 {
+		p.coming.Store(true)
+		p.in.deadline(time.Now().Add(pieceBound))
+		r.Body = &arriving{ReadCloser: r.Body, p: p}
+	}
+	return p
+}
+
+// expect gives the client its time for the next piece of the answer. What no handler has read of
+// a request net/http reads itself before that.
+func (p *patient) expect() {
+	within := pieceBound
+	if p.coming.Load() {
+		within *= 2
+	}
+	p.out.deadline(time.Now().Add(within))
+}
+
+func (s *side) deadline(at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.cut {
+		_ = s.set(at) // a writer of a test may have none
+	}
+}
+
+// until breaks off with a context, also when the client does not move.
+func (s *side) until(ctx context.Context) (stop func() bool) {
+	return context.AfterFunc(ctx, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.cut = true
+		_ = s.set(time.Unix(1, 0)) // as above
+	})
+}
+
+func (p *patient) Write(b []byte) (n int, err error) {
+	for {
+		p.expect()
+		k, err := p.ResponseWriter.Write(b[n:min(len(b), n+pieceSize)])
+		n += k
+		if err != nil || n == len(b) {
+			return n, err
+		}
+	}
+}
+
+// Flush is [http.Flusher], which packages of others look for.
+func (p *patient) Flush() { _ = p.FlushError() } // the next Write fails as well
+
+func (p *patient) FlushError() error {
+	p.expect()
+	return http.NewResponseController(p.ResponseWriter).Flush()
+}
+
+// Unwrap is for [http.ResponseController].
+func (p *patient) Unwrap() http.ResponseWriter { return p.ResponseWriter }
+
+// arriving is the body of a request. Its deadline is over with it: a connection that is past one
+// counts as closed, and its request as canceled.
+type arriving struct {
+	io.ReadCloser
+	p   *patient
+	got int // since the deadline was set
+}
+
+func (a *arriving) Read(b []byte) (int, error) {
+	n, err := a.ReadCloser.Read(b)
+	switch a.got += n; {
+	case err == io.EOF:
+		a.p.coming.Store(false)
+		a.p.in.deadline(time.Time{})
+	case a.got >= pieceSize:
+		a.got = 0
+		a.p.in.deadline(time.Now().Add(pieceBound))
+	}
+	return n, err
+}

@@ -1,0 +1,117 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sbxrun/sbxrun/internal/config"
+)
+
+// one is a listener for one connection.
+type one struct {
+	net.Listener
+	conns chan net.Conn
+}
+
+func (o one) Accept() (net.Conn, error) {
+	c, ok := <-o.conns
+	if !ok {
+		return nil, net.ErrClosed
+	}
+	return c, nil
+}
+func (o one) Close() error   { return nil }
+func (o one) Addr() net.Addr { return &net.UnixAddr{} }
+
+// A client that takes a piece of an answer from time to time gets all of it, however long that
+// takes, and so does one that sends its request like that. One that stands still is given up.
+func TestPatience(t *testing.T) {
+	const size = 4 << 20
+	body := bytes.Repeat([]byte("x"), size)
+	for _, test := range []struct {
+		name                string
+		sends, reads, still time.Duration // from piece to piece; still: after the first one of the answer
+		takes               time.Duration // at least
+		whole               bool
+	}{
+		{name: "quick", whole: true},
+		{name: "reads slowly", reads: 20 * time.Second, takes: 20 * time.Minute, whole: true},
+		{name: "sends slowly", sends: 20 * time.Second, takes: 20 * time.Minute, whole: true},
+		{name: "does not read", still: time.Hour, takes: 30 * time.Second},
+		{name: "does not send", sends: time.Hour, takes: 30 * time.Second},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "state")
+			synctest.Test(t, func(t *testing.T) {
+				c := config.Default()
+				c.StateDir = dir
+				s, err := New(c, nil, nowhere{}, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer s.Drain(t.Context())
+				ended := make(chan error, 1)
+				h := s.identified(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					if _, err := io.Copy(io.Discard, r.Body); err != nil {
+						ended <- err
+						return
+					}
+					_, err := w.Write(body)
+					ended <- err
+				}))
+				l := one{conns: make(chan net.Conn, 1)}
+				web := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1")))
+				})}
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					_ = web.Serve(l)
+				}()
+				client, server := net.Pipe() // which holds nothing
+				l.conns <- server
+				began := time.Now()
+				sent := make(chan struct{})
+				go func() {
+					defer close(sent)
+					_, err := io.WriteString(client, "POST / HTTP/1.1\r\nHost: sbxrun\r\nContent-Length: 4194304\r\nConnection: close\r\n\r\n")
+					for rest := body; err == nil && len(rest) > 0; rest = rest[pieceSize:] {
+						time.Sleep(test.sends)
+						_, err = client.Write(rest[:pieceSize])
+					}
+				}()
+				got, piece := 0, make([]byte, pieceSize)
+				for {
+					n, err := client.Read(piece)
+					got += bytes.Count(piece[:n], []byte("x"))
+					if err != nil {
+						break
+					}
+					time.Sleep(test.reads * time.Duration(n) / pieceSize)
+					if strings.HasPrefix(string(piece), "HTTP") {
+						time.Sleep(test.still)
+					}
+				}
+				err = <-ended
+				took := time.Since(began)
+				if (got >= size) != test.whole || (err == nil) != test.whole || took < test.takes || test.still == 0 && !test.whole && took > 2*test.takes {
+					t.Errorf("%d bytes after %v, %v", got, took, err)
+				}
+				client.Close()
+				<-sent
+				close(l.conns)
+				web.Close()
+				<-done
+			})
+		})
+	}
+}
