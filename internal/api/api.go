@@ -134,6 +134,12 @@ type SessionEnd struct {
 	Survivors []result.Survivor `json:"survivors"`
 }
 
+// NewProcess is a command for the background of a session.
+type NewProcess struct {
+	Call
+	KeepStdin bool `json:"keep_stdin,omitempty" doc:"Its stdin stays open after the text in stdin, for POST …/stdin"`
+}
+
 // Signal is sent to all processes of a command.
 type Signal struct {
 	Signal string `json:"signal" minLength:"1" maxLength:"16" doc:"A name or a number, as kill(1) takes it" example:"INT"`

@@ -22,6 +22,8 @@ type Call struct {
 	Tenant string
 	Came   time.Time
 
+	Input *Input // nil if nothing is sent to it
+
 	out, err *Spool
 	kept     leases
 	cancel   context.CancelFunc
@@ -60,6 +62,9 @@ func (c *Call) Output(r *result.Report) {
 func (c *Call) End(a *api.Answer, err error) {
 	c.out.End()
 	c.err.End()
+	if c.Input != nil {
+		c.Input.End()
+	}
 	out, _, _ := c.out.Size()
 	stderr, _, _ := c.err.Size()
 	c.kept.output.Shrink(out + stderr)

@@ -177,7 +177,10 @@ func (s *Server) in(ctx context.Context, at place.Place, admitted *admission.Lea
 	command := place.Command{
 		Args: o.argv, Env: o.env, Dir: o.dir, Stdout: stdout, Stderr: stderr, Limits: o.limits, Timeout: o.timeout, Grace: o.grace,
 	}
-	if o.stdin != "" {
+	switch {
+	case o.input != nil:
+		command.Stdin = io.MultiReader(strings.NewReader(o.stdin), o.input)
+	case o.stdin != "":
 		command.Stdin = strings.NewReader(o.stdin)
 	}
 	if o.kill {

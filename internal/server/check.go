@@ -15,6 +15,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/calls"
 	"github.com/sbxrun/sbxrun/internal/cells"
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/job"
@@ -33,7 +34,8 @@ type order struct {
 	argv, env []string
 	dir       string
 	stdin     string
-	shown     string // to those who ask for the last calls
+	input     *calls.Input // what is sent after that; nil for nothing
+	shown     string       // to those who ask for the last calls
 	files     []fileIn
 	collect   []string
 

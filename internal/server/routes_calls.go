@@ -39,6 +39,7 @@ func (s *Server) launch(base context.Context, book *calls.Book, o *order, by way
 	if err == nil {
 		turn, joinErr := s.gate.Join(o.who.tenant, o.ceilings.Ceilings())
 		if err = joinErr; err == nil {
+			c.Input = o.input
 			go func() {
 				defer s.running.Done()
 				defer release()

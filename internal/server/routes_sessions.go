@@ -244,15 +244,18 @@ func (s *Server) defineProcesses(a huma.API) {
 	}, append(starting, none...)...), func(ctx context.Context, q *struct {
 		Request
 		SessionPath
-		Body api.Call
+		Body api.NewProcess
 	}) (*callAnswer, error) {
 		x, err := s.rooms.Get(whose(ctx).tenant, q.ID)
 		if err != nil {
 			return nil, api.AsError(err)
 		}
-		o, err := s.check(whose(ctx), &q.Body)
+		o, err := s.check(whose(ctx), &q.Body.Call)
 		if err != nil {
 			return nil, api.AsError(err)
+		}
+		if q.Body.KeepStdin {
+			o.input = calls.NewInput()
 		}
 		if q.Body.TimeoutMS == 0 {
 			o.timeout = time.Until(x.Expires)
@@ -315,6 +318,35 @@ func (s *Server) defineProcesses(a huma.API) {
 		}
 		if err := c.Signal(syscall.Signal(sig)); err != nil {
 			return nil, api.AsError(err)
+		}
+		return nil, nil
+	})
+
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "processStdin", Method: http.MethodPost, Path: base + "/{pid}/stdin", Summary: "Write to the stdin of a process that was started with keep_stdin",
+		Description: "The answer comes when all was taken, but for what fits into a pipe. Requests for one process are carried out one after the other.",
+		RequestBody: takes("application/octet-stream"), DefaultStatus: http.StatusNoContent,
+	}, none...), func(ctx context.Context, q *struct {
+		Request
+		ProcessPath
+		End string `query:"end" enum:"0,1" doc:"1 closes it afterwards"`
+	}) (*struct{}, error) {
+		_, c, err := s.process(ctx, q.ProcessPath)
+		if err != nil {
+			return nil, err
+		}
+		if c.Input == nil {
+			return nil, usage("the process was started without keep_stdin")
+		}
+		both, cancel := s.within(ctx)
+		defer cancel()
+		if sent, err := c.Input.Send(both, body{q.Request}); err != nil {
+			e := *api.AsError(s.why(both, err))
+			e.Started = sent > 0
+			return nil, &e
+		}
+		if q.End == "1" {
+			c.Input.End()
 		}
 		return nil, nil
 	})

@@ -3,6 +3,7 @@ package serve
 import (
 	"archive/tar"
 	"bytes"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -130,6 +131,79 @@ func TestProcesses(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	s.ask(http.MethodDelete, path, nil)
+	s.idle()
+}
+
+func TestProcessStdin(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	path := s.session(`{}`)
+	octet := []string{"Content-Type", "application/octet-stream"}
+	begin := func(call api.Call) string {
+		return path + "/processes/" + s.status(http.MethodPost, path+"/processes", api.NewProcess{Call: call, KeepStdin: true}, http.StatusAccepted).ID
+	}
+	call := sh("while read line; do echo \"got $line\"; done; wc -c; echo over")
+	call.Stdin = "one\n"
+	at := begin(call)
+	wrote := func(text string) {
+		t.Helper()
+		harness.Until(t, harness.Bound, text, func() bool {
+			_, b := s.ask(http.MethodGet, at+"/output", nil)
+			return string(b) == text
+		})
+	}
+	wrote("got one\n")
+	if status, b := s.ask(http.MethodPost, at+"/stdin", "two\nthr", octet...); status != http.StatusNoContent {
+		t.Fatalf("%d %s", status, b)
+	}
+	wrote("got one\ngot two\n")
+	if status, b := s.ask(http.MethodPost, at+"/stdin?end=1", "ee\n", octet...); status != http.StatusNoContent {
+		t.Fatalf("%d %s", status, b)
+	}
+	wrote("got one\ngot two\ngot three\n0\nover\n")
+	for _, end := range []string{"", "?end=1"} {
+		if status, e := s.refused(http.MethodPost, at+"/stdin"+end, "x", octet...); status != http.StatusGone || e.Started {
+			t.Errorf("%d %+v", status, e)
+		}
+	}
+
+	// More than a pipe takes comes whole, and byte by byte.
+	at = begin(api.Call{Argv: []string{"sha256sum"}})
+	big := bytes.Repeat([]byte("0123456789\x00\xff"), 100_000)
+	if status, b := s.ask(http.MethodPost, at+"/stdin?end=1", big, octet...); status != http.StatusNoContent {
+		t.Fatalf("%d %s", status, b)
+	}
+	wrote(fmt.Sprintf("%x  -\n", sha256.Sum256(big)))
+
+	// One whose stdin is not kept reads nothing.
+	at = path + "/processes/" + s.status(http.MethodPost, path+"/processes", sh("cat; sleep 1000"), http.StatusAccepted).ID
+	if status, e := s.refused(http.MethodPost, at+"/stdin", "x", octet...); status != http.StatusBadRequest || e.Failure.Code != api.Usage {
+		t.Errorf("%d %+v", status, e)
+	}
+
+	// Who sends to a process that does not read is released by its end, and is told that a part
+	// may have been read.
+	at = begin(sh("echo up; sleep 1000"))
+	wrote("up\n")
+	told := make(chan *api.Error, 1)
+	go func() {
+		var e api.Error
+		_, b, _, err := s.try(t.Context(), http.MethodPost, at+"/stdin", big, octet...)
+		if err == nil {
+			err = json.Unmarshal(b, &e)
+		}
+		if err != nil {
+			e.Failure.Message = err.Error()
+		}
+		told <- &e
+	}()
+	s.busy(1, "sleep 1000")
+	if status, b := s.ask(http.MethodDelete, path, nil); status != http.StatusOK {
+		t.Errorf("%d %s", status, b)
+	}
+	if e := <-told; e.Failure.Code != api.Ended {
+		t.Errorf("%+v", e)
+	}
 	s.idle()
 }
 

@@ -61,7 +61,7 @@ place() {
     cp "$work"/completions/*.fish "$1/share/fish/vendor_completions.d"
     cp "$work"/completions/_* "$1/share/$2"
     cp ./*.md "$1/share/doc/sbxrun"
-    cp docs/*.md docs/*.svg docs/*.json "$1/share/doc/sbxrun/docs"
+    cp docs/*.md docs/*.svg docs/*.png docs/*.json "$1/share/doc/sbxrun/docs"
     cp LICENSE "$1/share/doc/sbxrun/copyright" # as Debian calls it
     cp internal/doctor/sbxrun-bwrap "$1/share/sbxrun"
     cp "$here"/sbxrund.service "$here"/sbxrund.socket "$1/lib/systemd/system"

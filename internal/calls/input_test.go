@@ -1,0 +1,63 @@
+package calls
+
+import (
+	"context"
+	"io"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+)
+
+// Pieces come whole and in order, and after the end nothing does.
+func TestInput(t *testing.T) {
+	in := NewInput()
+	big := strings.Repeat("0123456789", 10_000)
+	failed := make(chan error, 1)
+	go func() {
+		defer in.End()
+		for _, text := range []string{"a", "", big, "z"} {
+			if _, err := in.Send(t.Context(), strings.NewReader(text)); err != nil {
+				failed <- err
+				return
+			}
+		}
+		failed <- nil
+	}()
+	b, err := io.ReadAll(in)
+	if err != nil || string(b) != "a"+big+"z" {
+		t.Errorf("%d bytes, %v", len(b), err)
+	}
+	if err := <-failed; err != nil {
+		t.Error(err)
+	}
+	if _, err := in.Send(t.Context(), strings.NewReader("x")); api.AsError(err).Failure.Code != api.Ended {
+		t.Errorf("after the end: %v", err)
+	}
+}
+
+// closed is a stdin that its command has closed.
+type closed struct{}
+
+func (closed) Write([]byte) (int, error) { return 0, unix.EPIPE }
+
+// Who sends waits neither for a command that has closed its stdin nor, longer than it likes, for
+// one that does not read.
+func TestInputNotRead(t *testing.T) {
+	in := NewInput()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := in.Send(ctx, strings.NewReader("x")); err != context.Canceled {
+		t.Errorf("%v", err)
+	}
+	go func() { _, _ = io.Copy(closed{}, in) }() // that it fails is the point
+	if _, err := in.Send(t.Context(), strings.NewReader("taken, and lost as in a pipe")); err != nil {
+		t.Error(err)
+	}
+	<-in.over
+	if _, err := in.Send(t.Context(), strings.NewReader("x")); api.AsError(err).Failure.Code != api.Ended {
+		t.Errorf("%v", err)
+	}
+}
