@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -89,9 +90,9 @@ func Ask(ctx context.Context, t Terms) (*Leave, error) {
 		return nil, err
 	}
 	processors := runtime.GOMAXPROCS(0)
-	threads, _ := runtime.ThreadCreateProfile(nil) // they stay
 	a := &Leave{Terms: t, ctx: ctx, need: tasksToStart, by: time.Now()}
 	if !t.Lasting {
+		threads, _ := runtime.ThreadCreateProfile(nil) // they stay
 		a.need += int64(max(0, ownThreads-threads))
 	}
 	if t.OnPressure == Wait {
@@ -155,6 +156,10 @@ func (a *Leave) takeSlot() error {
 
 // findRoom looks at the tasks that are in use.
 func (a *Leave) findRoom() error {
+	if l := ample.Load(); a.Lasting && l != nil && l.warn == a.Warn && time.Since(l.at) < ampleFor {
+		a.refused, a.Promised = l.refused, 0 // it need not be kept
+		return nil
+	}
 	r, err := pressure.Look()
 	if err != nil {
 		return &result.Error{Code: "pressure", Message: err.Error(), Err: err}
@@ -171,6 +176,9 @@ func (a *Leave) findRoom() error {
 		a.note(r)
 		return nil
 	case a.Promised == 0 && a.level(r) == pressure.OK && a.tooMuch(r) == "":
+		if a.Lasting && !a.scarce {
+			ample.Store(&lately{time.Now(), a.Warn, r.Refused})
+		}
 		return nil
 	}
 	// From here on one at a time, each with what the one before has started in view.
@@ -204,6 +212,18 @@ func (a *Leave) findRoom() error {
 		}
 	}
 }
+
+// ample is when a process that starts one command after the other has found room for many.
+var ample atomic.Pointer[lately]
+
+type lately struct {
+	at      time.Time
+	warn    float64
+	refused int64
+}
+
+// ampleFor is how long that holds: fewer than there was room for come to be within it.
+const ampleFor = 10 * time.Millisecond
 
 func (a *Leave) spareThreads() {
 	if !a.Lasting {

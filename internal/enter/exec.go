@@ -55,11 +55,11 @@ type Tmpfs struct{ Dest, Options string } // see tmpfs(5)
 // cleanup.
 type Exec struct {
 	way
-	name    string   // of the command, for errors
-	workdir string   // for errors
-	maker   *Maker   // that has made it ahead; nil for none
-	stdio   [3]int   // then, what is sent with the command
-	Workdir *os.File // then, the room's working directory as the command finds it
+	name    string      // of the command, for errors
+	workdir string      // for errors
+	maker   *Maker      // that has made it ahead; nil for none
+	stdio   [3]*os.File // then, what is sent with the command
+	Workdir *os.File    // then, the room's working directory as the command finds it
 	running chan struct{}
 	confirm bool
 	exited  chan struct{}
@@ -233,7 +233,7 @@ func (x *Exec) Identify(ctx context.Context, deadline time.Time) error {
 }
 
 // Release lets init start the payload. From here on it is followed in the
-// background until Exited is closed.
+// background until Exited is closed; what a Maker runs, from [Exec.Follow] on.
 func (x *Exec) Release() {
 	if x.maker != nil {
 		x.maker.send(x)
@@ -243,28 +243,44 @@ func (x *Exec) Release() {
 	if !x.confirm {
 		close(x.running)
 	}
-	go x.follow()
+	if x.maker == nil {
+		go x.follow(time.Time{}) // ended by whoever kills init
+	}
 }
 
-// follow waits for the payload's end, or for init's.
-func (x *Exec) follow() {
-	defer close(x.exited)
+// Follow waits so long for the end of what a Maker runs, which costs less than to be told of it by
+// somebody else, and reports whether it has come. If not, it is waited for in the background.
+func (x *Exec) Follow(within time.Duration) (ended bool) {
+	if x.follow(time.Now().Add(within)) {
+		return true
+	}
+	go x.follow(time.Time{})
+	return false
+}
+
+// follow waits for the payload's end, or for init's, until a time; zero for no bound.
+func (x *Exec) follow(until time.Time) (ended bool) {
 	running := !x.confirm
 	if x.confirm && x.executed() {
 		running = true
 		close(x.running)
 	}
-	_ = x.socket.SetReadDeadline(time.Time{}) // ended by whoever kills init
+	_ = x.socket.SetReadDeadline(until)
 	for {
 		msg, _, err := x.read()
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return false
+		}
+		if err == nil && msg.kind != messageFailed && msg.kind != messageExited {
+			continue
+		}
+		defer close(x.exited)
 		switch {
 		case err != nil:
 			x.err = result.ErrUnknown
-			return
 		case msg.kind == messageFailed:
 			x.err = x.notExecuted(msg)
-			return
-		case msg.kind == messageExited:
+		default:
 			if !running {
 				// It was over before we looked, and had it not been executed it would have
 				// said so.
@@ -272,8 +288,8 @@ func (x *Exec) follow() {
 			}
 			p := result.FromWaitStatus(unix.WaitStatus(msg.value))
 			x.payload, x.alone, x.at = &p, msg.alone == 1, msg.at
-			return
 		}
+		return true
 	}
 }
 
@@ -358,7 +374,6 @@ func (x *Exec) order(o order) error {
 // Close gives up all descriptors. Should the keeper have nobody else's, it goes on killing what
 // it has.
 func (x *Exec) Close() {
-	x.giveUpFiles()
 	if x.Workdir != nil {
 		x.Workdir.Close()
 	}

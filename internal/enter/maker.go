@@ -138,11 +138,11 @@ func (m *Maker) prepare() {
 // maker the other ends.
 func (x *Exec) openAhead(m *Maker) (err error) {
 	var socket, gate [2]int
-	if socket, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0); err != nil {
+	// Non-blocking for the poller, and init polls its end as well.
+	if socket, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0); err != nil {
 		return fmt.Errorf("socketpair: %w", err)
 	}
 	defer unix.Close(socket[1])
-	_ = unix.SetNonblock(socket[0], true) // for the poller
 	x.socket = os.NewFile(uintptr(socket[0]), "entry")
 	if err := unix.SetsockoptInt(socket[0], unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
 		return fmt.Errorf("SO_PASSCRED: %w", err)
@@ -168,7 +168,7 @@ func (x *Exec) meet(ctx context.Context, deadline time.Time) error {
 	for i, fd := range files {
 		switch i {
 		case helloPidfd:
-			x.Init = proc.Adopt(pid, fd)
+			x.Init = proc.AdoptBriefly(pid, fd)
 		case helloMounts:
 			x.Hold(fd)
 		case helloWorkdir:
@@ -188,7 +188,7 @@ func (x *Exec) meet(ctx context.Context, deadline time.Time) error {
 }
 
 // Take gives the next init a command. The payload waits for [Exec.Release]. stdio stays the
-// caller's, who may close it. The command before must have ended. After an error, but for
+// caller's, and open until then. The command before must have ended. After an error, but for
 // ErrTooLarge, the Maker is of no more use.
 func (m *Maker) Take(ctx context.Context, e *Entry, stdio [3]*os.File) (*Exec, error) {
 	if err := m.Meet(ctx); err != nil {
@@ -216,14 +216,7 @@ func (m *Maker) Take(ctx context.Context, e *Entry, stdio [3]*os.File) (*Exec, e
 	}
 	x.name, x.workdir, x.confirm = e.Command[0], e.Workdir, e.Confirm
 	x.running, x.exited = make(chan struct{}), make(chan struct{})
-	for i, f := range stdio {
-		fd, err := unix.FcntlInt(uintptr(proc.Descriptor(f)), unix.F_DUPFD_CLOEXEC, 3)
-		if err != nil {
-			m.err = err
-			return nil, err
-		}
-		x.stdio[i] = fd
-	}
+	x.stdio = stdio
 	m.next = nil
 	return x, nil
 }
@@ -259,23 +252,18 @@ func (m *Maker) Workdir() *os.File { return m.next.Workdir }
 // send releases a command, by handing it over, and has the next init made while it runs.
 func (m *Maker) send(x *Exec) {
 	text := m.places[(m.made-1)%places].Bytes()
-	// An error means that nobody is there any more: follow will see.
-	n, err := unix.SendmsgN(proc.Descriptor(x.gate), text, unix.UnixRights(x.stdio[:]...), nil, unix.MSG_NOSIGNAL)
+	var fds [3]int
+	for i, f := range x.stdio {
+		fds[i] = proc.Descriptor(f)
+	}
+	n, err := unix.SendmsgN(proc.Descriptor(x.gate), text, unix.UnixRights(fds[:]...), nil, unix.MSG_NOSIGNAL)
 	if err == nil && n < len(text) {
-		_, _ = x.gate.Write(text[n:])
+		_, err = x.gate.Write(text[n:])
 	}
-	x.giveUpFiles()
+	if err != nil {
+		_ = x.Init.Signal(unix.SIGKILL) // it may be dead: what waits for the rest is not to wait for ever
+	}
 	m.prepare()
-}
-
-// giveUpFiles closes what the payload has, or will not have.
-func (x *Exec) giveUpFiles() {
-	for i, fd := range x.stdio {
-		if fd > 0 {
-			unix.Close(fd)
-			x.stdio[i] = 0
-		}
-	}
 }
 
 // Usable reports whether a next command can be taken, as far as is known.

@@ -38,8 +38,8 @@ func call(t *testing.T, m *enter.Maker, e *enter.Entry, terms supervise.Terms) (
 		t.Fatal(err)
 	}
 	defer c.Close()
-	s.w.Close()
 	c.Release(t.Context())
+	s.w.Close()
 	c.Watch(t.Context())
 	r := c.End(t.Context())
 	if err := c.Collect(); err != nil {

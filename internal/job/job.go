@@ -53,7 +53,9 @@ func (j *Job) Hold(ctx context.Context) (held bool) {
 	if j.err == nil {
 		j.command, j.err = supervise.Hold(ctx, j.Place, j.Streams.Payload, j.Streams.Terminal, j.Terms)
 	}
-	j.Streams.Started()
+	if j.err != nil || j.Place.Maker == nil {
+		j.Streams.Started()
+	}
 	return j.err == nil
 }
 
@@ -62,7 +64,9 @@ func (j *Job) Refuse(err error) { j.command.Refuse(err) }
 
 // Release lets it begin, and reports whether it did.
 func (j *Job) Release(ctx context.Context) (running bool) {
-	if !j.command.Release(ctx) {
+	running = j.command.Release(ctx)
+	j.Streams.Started()
+	if !running {
 		return false
 	}
 	j.Leave.Running()

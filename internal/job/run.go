@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -29,6 +30,8 @@ type Spec struct {
 	Group  *limits.Group // in place of Limits, of a warm room, which has it renewed; it stays the caller's
 	Use    *sandbox.Use  // of the sandbox that it is in, which the Run closes in the end; nil for one of its own
 	Shared bool          // a room that idles, in which others run commands
+	// Attended says that Wait is called at once: it watches, and no goroutine of its own.
+	Attended bool
 
 	Timeout, Grace, ProofTimeout time.Duration
 }
@@ -48,6 +51,7 @@ type Run struct {
 	hit    atomic.Bool // MaxOutput
 	broken atomic.Pointer[result.Error]
 
+	finish func()
 	ended  chan struct{}
 	result *result.Result // once it has ended
 	err    error
@@ -104,19 +108,21 @@ func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
 	if g := r.job.Terms.Limits; g != nil && running {
 		r.Cgroups = g.Dirs()
 	}
-	finish := func() {
+	r.finish = sync.OnceFunc(func() {
 		defer close(r.ended)
 		r.result, r.err = r.carryOut()
 		if s.Use != nil && r.result.Started {
 			s.Use.Settle(r.result)
 			s.Use.Close()
 		}
-	}
+	})
 	if running {
-		go finish()
+		if !s.Attended {
+			go r.finish()
+		}
 		return r, nil
 	}
-	finish()
+	r.finish()
 	switch {
 	case r.result.Started: // and was ended before that was known
 		return r, nil
@@ -160,6 +166,7 @@ func (r *Run) Wait() (*result.Result, error) {
 	if r == nil {
 		return nil, errNotStarted
 	}
+	r.finish()
 	<-r.ended
 	return r.result, r.err
 }

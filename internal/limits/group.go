@@ -296,6 +296,13 @@ func (g *Group) Bounds() (b proc.Bounds) {
 		}
 		b.Remove = append(b.Remove, n.dir)
 	}
+	own := g.Own()
+	b.Rlimits, b.Nice, b.OOMScoreAdj, b.CPUs = own.Rlimits, own.Nice, own.OOMScoreAdj, own.CPUs
+	return b
+}
+
+// Own are those of the Bounds that are none of cgroups.
+func (g *Group) Own() (b proc.Bounds) {
 	p := g.plan
 	for _, l := range p.request.rlimits() {
 		if p.enforced(l.name) {

@@ -26,6 +26,9 @@ func Environment(cpus float64) (env []string) {
 // CPUSet says which of the caller's CPUs to keep so that nproc(1) shows the limit,
 // rounded up. seed, a pid say, spreads sandboxes over the CPUs. nil if it is not known.
 func CPUSet(cpus float64, seed int) (keep []int) {
+	if !(cpus > 0) {
+		return nil
+	}
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
 		return nil // more CPUs than a CPUSet has

@@ -74,4 +74,5 @@ type Command struct {
 	MaxOutput      int64
 	Limits         bwrap.Limits
 	Timeout, Grace time.Duration
+	Attended       bool // Wait is called at once, and may be what watches the command
 }

@@ -104,7 +104,7 @@ func (w *warm) Kind() place.Kind {
 func (w *warm) Start(ctx context.Context, c place.Command) (place.Running, error) {
 	run, err := w.room.Start(ctx, Command{Args: c.Args, Env: c.Env, Dir: c.Dir, Spec: job.Spec{
 		Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, MaxOutput: c.MaxOutput,
-		Limits: limits.Request(c.Limits), Timeout: c.Timeout, Grace: c.Grace,
+		Limits: limits.Request(c.Limits), Timeout: c.Timeout, Grace: c.Grace, Attended: c.Attended,
 	}})
 	if err == nil {
 		w.run = run

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/go-multierror"
@@ -283,6 +284,10 @@ func (k *Kept) Hold(fd int) {
 // sbxrun does not end before it has; so each gets a thread of its own, beside the proof.
 func (k *Kept) Unmount(deadline time.Time) {
 	for _, m := range k.mounts {
+		if k.Lasting {
+			letGo(m.namespace)
+			continue
+		}
 		if m.init.Exited() {
 			go m.namespace.Close() // an error means that it was closed
 			continue
@@ -299,6 +304,29 @@ func (k *Kept) Unmount(deadline time.Time) {
 	}
 	k.mounts = nil
 }
+
+// letGo gives up a mount namespace of a process that ends many: by a few threads, so that it has
+// not one for each.
+func letGo(namespace *os.File) {
+	select {
+	case waiting() <- namespace:
+	default: // the kernel is slow
+		go namespace.Close()
+	}
+}
+
+var waiting = sync.OnceValue(func() chan<- *os.File {
+	const threads = 4
+	files := make(chan *os.File, 8*threads)
+	for range threads {
+		go func() {
+			for f := range files {
+				f.Close() // an error means that it was closed
+			}
+		}()
+	}
+	return files
+})
 
 // KillInits sends SIGKILL to the inits, and with them to everything in their namespaces
 // (pid_namespaces(7)). One that has ended is no error.

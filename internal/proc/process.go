@@ -19,8 +19,9 @@ var ErrGone = errors.New("no such process")
 // Process is one process, held by a pidfd. PID is for looking at /proc and for
 // people; only the pidfd is ever signalled or waited for.
 type Process struct {
-	PID  int
-	file *os.File // pidfd, in Go's poller
+	PID     int
+	file    *os.File // pidfd
+	outside bool     // of Go's poller
 }
 
 // Adopt makes a Process of a child and the pidfd that clone(2) gave of it. The
@@ -35,6 +36,12 @@ func newProcess(pid, fd int) Process {
 	// costs no thread (PIDFD_NONBLOCK, Linux 5.10, does the same at open).
 	_ = unix.SetNonblock(fd, true)
 	return Process{PID: pid, file: os.NewFile(uintptr(fd), "pidfd:"+strconv.Itoa(pid))}
+}
+
+// AdoptBriefly is Adopt for a process that is hardly ever waited for: its pidfd is not in Go's
+// poller, which takes five system calls.
+func AdoptBriefly(pid, fd int) *Process {
+	return &Process{PID: pid, file: os.NewFile(uintptr(fd), "pidfd"), outside: true}
 }
 
 // Open takes hold of a process by its pid (pidfd_open(2), Linux 5.3). What the
@@ -151,6 +158,14 @@ func (p *Process) Wait(deadline time.Time) error {
 // done. One Wait or WaitContext of a Process at a time: the deadline is
 // the pidfd's.
 func (p *Process) WaitContext(ctx context.Context, deadline time.Time) error {
+	if p.outside {
+		d, err := p.Dup()
+		if err != nil {
+			return err
+		}
+		defer d.Close()
+		return d.WaitContext(ctx, deadline)
+	}
 	defer ReadUntil(ctx, p.file, deadline)()
 	conn, err := p.file.SyscallConn()
 	if err != nil {

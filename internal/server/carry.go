@@ -176,6 +176,7 @@ func (s *Server) in(ctx context.Context, at place.Place, admitted *admission.Lea
 	stdout, stderr := out.writers()
 	command := place.Command{
 		Args: o.argv, Env: o.env, Dir: o.dir, Stdout: stdout, Stderr: stderr, Limits: o.limits, Timeout: o.timeout, Grace: o.grace,
+		Attended: true,
 	}
 	switch {
 	case o.input != nil:

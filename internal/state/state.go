@@ -53,6 +53,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -60,6 +61,9 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
+
+// procChecked says that /proc was found to be ours.
+var procChecked atomic.Bool
 
 // The files of the package itself; see above.
 const (
@@ -128,9 +132,13 @@ func Look(c Caller) (*Dir, error) { return open(c, false) }
 
 // CheckProc returns the error of a /proc whose numbers are not ours: what is on record
 // would be compared with strangers, and these be signalled. Whoever uses a number of a
-// process without having opened a state directory calls it before.
+// process without having opened a state directory calls it before. What is right stays so.
 func CheckProc() error {
+	if procChecked.Load() {
+		return nil
+	}
 	err := proc.CheckMount()
+	procChecked.Store(err == nil)
 	var mount *proc.MountError
 	if errors.As(err, &mount) {
 		return &result.Error{Code: "proc", Message: mount.Cause, Hint: mount.Remedy, Err: err}

@@ -23,6 +23,9 @@ import (
 // reads as much as there is, and no more.
 type Relays struct {
 	sources []*os.File
+	mutex   sync.Mutex
+	late    []late // and from when they are sources
+	begins  *time.Timer
 	copying sync.WaitGroup
 	ongoing atomic.Int32
 	passed  chan struct{} // one is there when a piece was taken since the last one
@@ -73,6 +76,67 @@ func (r *Relays) Add(src *os.File, take func([]byte)) {
 	})
 }
 
+// late is a pipe that nobody reads at first: what a short command writes is in it at the end.
+type late struct {
+	fd   int
+	take func([]byte)
+}
+
+// latest is when they are read all the same, before a command has waited long for a full pipe.
+const latest = 5 * time.Millisecond
+
+// AddLate is Add for a pipe, by its descriptor, whose content nobody waits for: take keeps it, and
+// does not block.
+func (r *Relays) AddLate(fd int, take func([]byte)) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	r.late = append(r.late, late{fd, take})
+	if r.begins == nil {
+		r.begins = time.AfterFunc(latest, r.begin)
+	} else {
+		r.begins.Reset(latest)
+	}
+}
+
+// begin reads the late ones.
+func (r *Relays) begin() {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	for _, l := range r.late {
+		r.Add(os.NewFile(uintptr(l.fd), "pipe"), l.take)
+	}
+	r.late = nil
+}
+
+// takeLate takes what is in those that nobody has begun to read.
+func (r *Relays) takeLate() {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	if len(r.late) == 0 {
+		return
+	}
+	r.begins.Stop() // it may be waiting for us
+	piece := pieces.Get().(*[PieceSize]byte)
+	defer pieces.Put(piece)
+	for _, l := range r.late {
+		// Another name of FIONREAD (pipe(7)), which can always be had of a pipe.
+		left, _ := unix.IoctlGetInt(l.fd, unix.TIOCINQ)
+		for left > 0 {
+			n, err := unix.Read(l.fd, piece[:min(left, len(piece))])
+			if err == unix.EINTR {
+				continue
+			}
+			if n <= 0 || err != nil {
+				break
+			}
+			l.take(piece[:n])
+			left -= n
+		}
+		unix.Close(l.fd)
+	}
+	r.late = nil
+}
+
 // terminalHolds is more than a terminal keeps for its reader: 4 KiB that can be
 // read, and 8 KiB on the way there, which TIOCINQ does not count. (n_tty.c and
 // pty.c of the kernel.)
@@ -106,6 +170,7 @@ func (r *Relays) rest(src *os.File, buf []byte, take func([]byte)) {
 // what it has written by now must do. told is closed when a signal tells us to end;
 // nil for never. After false a take may still be called.
 func (r *Relays) Finish(told <-chan struct{}) (complete bool) {
+	r.takeLate()
 	if r.ongoing.Load() == 0 {
 		return true // all of them have come to their ends
 	}

@@ -251,3 +251,24 @@ func TestTakesOutput(t *testing.T) {
 		t.Error("without a reader")
 	}
 }
+
+// What a pipe holds is read in the end, and before if it gets full.
+func TestLate(t *testing.T) {
+	for _, size := range []int{0, 10, 1 << 20} {
+		fds, err := pipe(reading)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := os.NewFile(uintptr(fds[writing]), "pipe")
+		var r Relays
+		taken := 0
+		r.AddLate(fds[reading], func(b []byte) { taken += len(b) })
+		if _, err := w.Write(make([]byte, size)); err != nil {
+			t.Fatal(err)
+		}
+		if !r.Finish(nil) || taken != size {
+			t.Errorf("%d of %d bytes", taken, size)
+		}
+		w.Close()
+	}
+}

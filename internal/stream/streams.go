@@ -80,8 +80,10 @@ func Open(stdin io.Reader, stdout, stderr io.Writer, b Bound, broken func(*resul
 			return nil, err
 		}
 	}
-	if err := NoDirectories(s.Payload); err != nil {
-		return nil, err
+	if len(s.lent) > 0 {
+		if err := NoDirectories(s.Payload); err != nil {
+			return nil, err
+		}
 	}
 	return s, nil
 }
@@ -95,9 +97,12 @@ func same(a, b io.Writer) bool {
 // give gives the command a file, or /dev/null.
 func (s *Streams) give(i int, f *os.File, flag int) (err error) {
 	if f == nil {
-		if f, err = os.OpenFile(os.DevNull, flag, 0); err != nil {
-			return err
+		// Not by package os, which tries whether it can be polled.
+		fd, err := unix.Open(os.DevNull, flag|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return &os.PathError{Op: "open", Path: os.DevNull, Err: err}
 		}
+		f = os.NewFile(uintptr(fd), os.DevNull)
 		s.own = append(s.own, f)
 	} else if flags, err := getFlags(f); err == nil {
 		s.lent = append(s.lent, lent{f, flags})
@@ -141,10 +146,11 @@ func NoDirectories(stdio [3]*os.File) error {
 
 // feed puts a pipe in the place of stdin, and writes to it what src has.
 func (s *Streams) feed(src io.Reader) error {
-	w, r, err := pipe(writing)
+	fds, err := pipe(writing)
 	if err != nil {
 		return err
 	}
+	r, w := os.NewFile(uintptr(fds[reading]), "pipe"), os.NewFile(uintptr(fds[writing]), "pipe")
 	s.Payload[0], s.fed = r, w
 	s.own = append(s.own, r)
 	go func() {
@@ -162,19 +168,31 @@ func (s *Streams) feed(src io.Reader) error {
 // take puts a pipe in the place of stdout or stderr, and reads it however much comes: a
 // full pipe would stop the command.
 func (s *Streams) take(i int, dst io.Writer) error {
-	r, w, err := Pipe()
+	fds, err := pipe(reading)
 	if err != nil {
 		return err
 	}
+	w := os.NewFile(uintptr(fds[1]), "pipe")
 	s.Payload[i] = w
 	s.own = append(s.own, w)
-	s.pass(dst, r)
+	take := s.taker(dst)
+	if _, kept := dst.(*Buffer); kept && !s.bound.Limited {
+		s.relays.AddLate(fds[0], take)
+		return nil
+	}
+	s.relays.Add(os.NewFile(uintptr(fds[0]), "pipe"), take)
 	return nil
 }
 
 // Pipe is os.Pipe, but the end for writing is a command's and blocks, as programs expect
 // of their stdout.
-func Pipe() (r, w *os.File, err error) { return pipe(reading) }
+func Pipe() (r, w *os.File, err error) {
+	fds, err := pipe(reading)
+	if err != nil {
+		return nil, nil, err
+	}
+	return os.NewFile(uintptr(fds[0]), "pipe"), os.NewFile(uintptr(fds[1]), "pipe"), nil
+}
 
 // Which end of a pipe is ours.
 const (
@@ -184,32 +202,34 @@ const (
 
 // pipe makes a pipe of which our end does not block, so that Go's poller serves it, and
 // the command's does.
-func pipe(end int) (ours, theirs *os.File, err error) {
-	var fds [2]int
-	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
-		return nil, nil, fmt.Errorf("make a pipe: %w", err)
+func pipe(end int) (fds [2]int, err error) {
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		return fds, fmt.Errorf("make a pipe: %w", err)
 	}
-	if err := unix.SetNonblock(fds[end], true); err != nil {
+	if _, err := unix.FcntlInt(uintptr(fds[1-end]), unix.F_SETFL, 0); err != nil {
 		unix.Close(fds[0])
 		unix.Close(fds[1])
-		return nil, nil, fmt.Errorf("make a pipe: %w", err)
+		return fds, fmt.Errorf("make a pipe: %w", err)
 	}
-	return os.NewFile(uintptr(fds[end]), "pipe"), os.NewFile(uintptr(fds[1-end]), "pipe"), nil
+	return fds, nil
 }
 
 // pass passes on src to dst in the background.
-func (s *Streams) pass(dst io.Writer, src *os.File) {
+func (s *Streams) pass(dst io.Writer, src *os.File) { s.relays.Add(src, s.taker(dst)) }
+
+// taker is what passes on pieces to dst.
+func (s *Streams) taker(dst io.Writer) func([]byte) {
 	_, kept := dst.(*Buffer)
 	out := &output{dst: dst, bound: s.bound, kept: kept}
 	s.memory = s.memory && kept
-	s.relays.Add(src, func(b []byte) {
+	return func(b []byte) {
 		if out.err != nil {
 			return // the payload must not wait for a reader
 		}
 		if _, err := out.Write(b); err != nil {
 			s.broken(lost("output", "cannot pass on the command's output", err))
 		}
-	})
+	}
 }
 
 // lost is the error of a stream that broke off.

@@ -102,10 +102,15 @@ type Place struct {
 }
 
 // Hold makes a command that has not begun, within the limits of its terms. An error is a
-// *[result.Error], and nothing is left. stdio stays the caller's, who may close it.
+// *[result.Error], and nothing is left. stdio stays the caller's, who may close it; what a Maker
+// runs gets it with its release.
 func Hold(ctx context.Context, p Place, stdio [3]*os.File, tty *proc.Terminal, t Terms) (*Command, error) {
 	var bounds proc.Bounds
-	if t.Limits != nil {
+	switch {
+	case t.Limits == nil:
+	case p.Maker != nil:
+		bounds = t.Limits.Own() // the maker is in the cgroups
+	default:
 		bounds = t.Limits.Bounds()
 	}
 	if p.Plan == nil {
@@ -244,6 +249,16 @@ func (c *Command) Watch(ctx context.Context) {
 	if c.exec != nil {
 		exited = c.exec.Exited()
 	}
+	if c.kept.Lasting {
+		soon := short
+		if !c.deadline.IsZero() {
+			soon = min(soon, time.Until(c.deadline)/2)
+		}
+		if c.exec.Follow(soon) {
+			c.cause = c.inTime()
+			return
+		}
+	}
 	c.kept.HoldMounts()
 	// Monotonic timers: a clock that is set does not matter.
 	var deadline <-chan struct{}
@@ -299,6 +314,10 @@ func (c *Command) Watch(ctx context.Context) {
 		}
 	}
 }
+
+// short is how long a command runs, in a room that has many, for which all that Watch does
+// otherwise is not worth it: nothing else is looked at meanwhile.
+const short = 5 * time.Millisecond
 
 // inTime is the cause of a command that has ended: nobody calls a timeout what ended
 // before the deadline, nor the other way round, however late we look.

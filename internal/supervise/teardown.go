@@ -40,7 +40,9 @@ func Teardown(k *proc.Kept, deadline time.Time) Outcome {
 	// The monitor, too: it has nothing more to say, and dies beside the inits
 	// instead of after them.
 	k.Kill()
-	k.Unmount(deadline)
+	if !k.Lasting { // who goes on has the time for it afterwards
+		k.Unmount(deadline)
+	}
 
 	// The keeper's word first: it comes when the inits have ended, and spares a wait.
 	end, err := k.Empty(deadline)
