@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -20,11 +21,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	sbxrun "github.com/sbxrun/sbxrun/clients/go"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// The clients for other languages do the same: each has a driver, which carries out the steps of
+// All clients do the same: each has a driver, which carries out the steps of
 // one table, and what comes of each step is compared with the table.
 
 // step is an operation of a client. args and want are JSON; $op stands for the id that the last
@@ -434,29 +437,48 @@ func copied(t *testing.T, dir, name string) {
 	}
 }
 
-// The members of the types that are written by hand are those of the interface.
-func TestNodeTypes(t *testing.T) {
+// The types that are written by hand, in TypeScript and in Go, have the members of the interface.
+func TestClientTypes(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(clients(t, "node"), "index.d.ts"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	declared := map[string][]string{}
+	node := map[string][]string{}
 	for _, x := range regexp.MustCompile(`(?s)export interface (\w+)[^{]*\{\n(.*?)\n\}`).FindAllStringSubmatch(string(text), -1) {
 		for _, m := range regexp.MustCompile(`(?m)^  (\w+)\??: `).FindAllStringSubmatch(x[2], -1) {
-			declared[x[1]] = append(declared[x[1]], m[1])
+			node[x[1]] = append(node[x[1]], m[1])
 		}
 	}
-	for name, typ := range map[string]reflect.Type{
-		"Call": reflect.TypeFor[api.Call](), "Limits": reflect.TypeFor[api.Limits](), "FileIn": reflect.TypeFor[api.FileIn](), "FileOut": reflect.TypeFor[api.FileOut](),
-		"Report": reflect.TypeFor[api.Answer](), "Cell": reflect.TypeFor[api.Cell](), "CellAnswer": reflect.TypeFor[api.CellAnswer](), "CellResult": reflect.TypeFor[api.CellResult](),
-		"CallStatus": reflect.TypeFor[api.CallStatus](), "NewSession": reflect.TypeFor[api.NewSession](), "SessionStatus": reflect.TypeFor[api.Session](), "Language": reflect.TypeFor[api.Language](),
+	node["Report"], node["CellAnswer"] = append(node["Report"], node["Outcome"]...), append(node["CellAnswer"], node["Outcome"]...)
+	for _, tt := range []struct {
+		node, without string // what a client has in another way
+		api, ours     reflect.Type
+	}{
+		{"Call", "timeout_ms grace_ms", reflect.TypeFor[api.Call](), reflect.TypeFor[sbxrun.Call]()},
+		{"Limits", "", reflect.TypeFor[api.Limits](), reflect.TypeFor[sbxrun.Limits]()},
+		{"FileIn", "text", reflect.TypeFor[api.FileIn](), reflect.TypeFor[sbxrun.File]()},
+		{"FileOut", "", reflect.TypeFor[api.FileOut](), reflect.TypeFor[sbxrun.Collected]()},
+		{"Report", "stdout_base64 stderr_base64", reflect.TypeFor[api.Answer](), reflect.TypeFor[sbxrun.Report]()},
+		{"Cell", "timeout_ms", reflect.TypeFor[api.Cell](), reflect.TypeFor[sbxrun.Cell]()},
+		{"CellAnswer", "stdout_base64 stderr_base64", reflect.TypeFor[api.CellAnswer](), reflect.TypeFor[sbxrun.CellAnswer]()},
+		{"CellResult", "", reflect.TypeFor[api.CellResult](), reflect.TypeFor[sbxrun.CellResult]()},
+		{"", "", reflect.TypeFor[api.Medium](), reflect.TypeFor[sbxrun.Medium]()},
+		{"", "", reflect.TypeFor[result.Survivor](), reflect.TypeFor[sbxrun.Survivor]()},
+		{"", "", reflect.TypeFor[result.ReportTeardown](), reflect.TypeFor[sbxrun.Teardown]()},
+		{"CallStatus", "", reflect.TypeFor[api.CallStatus](), reflect.TypeFor[sbxrun.Status]()},
+		{"NewSession", "idle_timeout_ms lifetime_ms", reflect.TypeFor[api.NewSession](), reflect.TypeFor[sbxrun.SessionOptions]()},
+		{"SessionStatus", "", reflect.TypeFor[api.Session](), reflect.TypeFor[sbxrun.SessionStatus]()},
+		{"Language", "", reflect.TypeFor[api.Language](), reflect.TypeFor[sbxrun.Language]()},
 	} {
-		got := declared[name]
-		if name == "Report" || name == "CellAnswer" {
-			got = append(got, declared["Outcome"]...)
+		want := jsonNames(tt.api)
+		if tt.node != "" {
+			if diff := cmp.Diff(want, node[tt.node], cmpopts.SortSlices(strings.Compare)); diff != "" {
+				t.Errorf("%s (-api +index.d.ts):\n%s", tt.node, diff)
+			}
 		}
-		if diff := cmp.Diff(jsonNames(typ), got, cmpopts.SortSlices(strings.Compare)); diff != "" {
-			t.Errorf("%s (-api +index.d.ts):\n%s", name, diff)
+		want = slices.DeleteFunc(want, func(name string) bool { return slices.Contains(strings.Fields(tt.without), name) })
+		if diff := cmp.Diff(want, jsonNames(tt.ours), cmpopts.SortSlices(strings.Compare)); diff != "" {
+			t.Errorf("%v (-api +clients/go):\n%s", tt.ours, diff)
 		}
 	}
 }

@@ -1,0 +1,211 @@
+package sbxrun
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+)
+
+// Session is a sandbox whose files stay. It ends by End, or when nobody uses it.
+type Session struct {
+	ID string
+
+	client *Client
+	path   string
+}
+
+// Run runs a command, or a program. Its end is of what it has started alone: files stay.
+func (s *Session) Run(ctx context.Context, call Call) (*Report, error) {
+	return s.client.run(ctx, s.path+"/exec", call)
+}
+
+// Stream is as that of a client.
+func (s *Session) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] {
+	return s.client.stream(ctx, s.path+"/exec", call)
+}
+
+// Cell runs code in an interpreter that the session keeps: what it defines is there for the next one.
+func (s *Session) Cell(ctx context.Context, cell Cell) (*CellAnswer, error) {
+	call := Call{Code: cell.Code, Language: cell.Language, Timeout: cell.Timeout}
+	if err := prepare(&call); err != nil {
+		return nil, err
+	}
+	cell.Language, cell.Timeout = call.Language, call.Timeout
+	a := &CellAnswer{}
+	if err := s.client.json(ctx, http.MethodPost, s.path+"/code", cell.Timeout, cell, a); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// Start begins to run a command in the background.
+func (s *Session) Start(ctx context.Context, call Call) (*Process, error) {
+	return s.client.start(ctx, s.path+"/processes", call)
+}
+
+// Process is what Start has begun, by its id.
+func (s *Session) Process(id string) *Process { return process(s.client, s.path+"/processes", id) }
+
+// Write writes a file of the workspace, with permissions in octal (644 if "").
+func (s *Session) Write(ctx context.Context, path string, data []byte, mode string) error {
+	if mode == "" {
+		mode = "644"
+	}
+	_, err := s.client.ask(ctx, request{method: http.MethodPut, path: s.file(path) + "?mode=" + mode, body: data, kind: octets})
+	return err
+}
+
+// Read reads a file of the workspace.
+func (s *Session) Read(ctx context.Context, path string) ([]byte, error) {
+	return s.client.ask(ctx, request{method: http.MethodGet, path: s.file(path)})
+}
+
+// Remove removes a file, or an empty directory, of the workspace.
+func (s *Session) Remove(ctx context.Context, path string) error {
+	return s.client.json(ctx, http.MethodDelete, s.file(path), 0, nil, nil)
+}
+
+// List lists the workspace, with all that is below.
+func (s *Session) List(ctx context.Context) ([]Entry, error) {
+	var list struct{ Files []Entry }
+	err := s.client.json(ctx, http.MethodGet, s.path+"/files", 0, nil, &list)
+	return list.Files, err
+}
+
+// Pack reads all files, as a tar archive.
+func (s *Session) Pack(ctx context.Context) ([]byte, error) {
+	return s.client.ask(ctx, request{method: http.MethodGet, path: s.path + "/archive"})
+}
+
+// Unpack writes the files of a tar archive.
+func (s *Session) Unpack(ctx context.Context, archive []byte) error {
+	_, err := s.client.ask(ctx, request{method: http.MethodPut, path: s.path + "/archive", body: archive, kind: "application/x-tar"})
+	return err
+}
+
+// End ends it, with all that runs in it. One that has ended already is no error.
+func (s *Session) End(ctx context.Context) error {
+	err := s.client.json(ctx, http.MethodDelete, s.path, 0, nil, nil)
+	var refused *Refused
+	if errors.As(err, &refused) && (refused.Code == "ended" || refused.Code == "no-such-session") {
+		return nil
+	}
+	return err
+}
+
+func (s *Session) file(path string) string {
+	parts := strings.Split(path, "/")
+	for i := range parts {
+		parts[i] = url.PathEscape(parts[i])
+	}
+	return s.path + "/files/" + strings.Join(parts, "/")
+}
+
+// Process is a command that nobody waits for: a call, or a process of a session.
+type Process struct {
+	ID string
+
+	client *Client
+	path   string
+}
+
+func process(c *Client, path, id string) *Process {
+	return &Process{ID: id, client: c, path: path + "/" + url.PathEscape(id)}
+}
+
+// Status is how far it has come; with wait, not before its end or that time (a minute at most).
+func (p *Process) Status(ctx context.Context, wait time.Duration) (*Status, error) {
+	s := &Status{}
+	if err := p.client.json(ctx, http.MethodGet, fmt.Sprintf("%s?wait_ms=%d", p.path, wait.Milliseconds()), wait, nil, s); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Wait returns its report when it has ended. Output has what it has written.
+func (p *Process) Wait(ctx context.Context) (*Report, error) {
+	for {
+		s, err := p.Status(ctx, 30*time.Second)
+		if err != nil {
+			return nil, err
+		}
+		if s.Error != nil {
+			begun := s.Error.Code == "unproven" || s.Report != nil
+			return nil, (&failure{s.Error, &begun, s.Report}).err(0)
+		}
+		if s.Report != nil {
+			return s.Report, nil
+		}
+	}
+}
+
+// Output is what it has written to stdout or stderr, from a byte on, while it comes. A connection
+// that breaks is made again. A piece is there until the next one comes.
+func (p *Process) Output(ctx context.Context, stream string, from int64) iter.Seq2[[]byte, error] {
+	return func(yield func([]byte, error) bool) {
+		for {
+			begin := from
+			more, err := p.follow(ctx, stream, &from, yield)
+			if err == nil && !more {
+				return
+			}
+			// Without a byte it may have had nothing to write, or the server is gone: then this fails.
+			if err == nil && from == begin {
+				_, err = p.Status(ctx, time.Second)
+			}
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+		}
+	}
+}
+
+// follow hands pieces on until the end, or until they are no longer wanted; more says that the
+// connection broke instead.
+func (p *Process) follow(ctx context.Context, stream string, from *int64, yield func([]byte, error) bool) (more bool, err error) {
+	body, err := p.client.send(ctx, request{method: http.MethodGet, path: fmt.Sprintf("%s/output?follow=1&stream=%s&from=%d", p.path, stream, *from)})
+	var lost *Lost
+	if err != nil {
+		if errors.As(err, &lost) {
+			return true, nil
+		}
+		return false, err
+	}
+	defer body.Close()
+	for buf := make([]byte, 64<<10); ; {
+		n, err := body.Read(buf)
+		*from += int64(n)
+		if n > 0 && !yield(buf[:n:n], nil) {
+			return false, nil
+		}
+		switch {
+		case err == nil:
+		case errors.As(err, &lost):
+			return true, nil
+		case ctx.Err() != nil:
+			return false, err
+		default:
+			return false, nil // io.EOF
+		}
+	}
+}
+
+// Signal sends a signal to all of it; for processes of a session.
+func (p *Process) Signal(ctx context.Context, name string) error {
+	return p.client.json(ctx, http.MethodPost, p.path+"/signal", 0, map[string]string{"signal": name}, nil)
+}
+
+// End ends it, and forgets it.
+func (p *Process) End(ctx context.Context) (*Status, error) {
+	s := &Status{}
+	if err := p.client.json(ctx, http.MethodDelete, p.path, 0, nil, s); err != nil {
+		return nil, err
+	}
+	return s, nil
+}

@@ -1,0 +1,290 @@
+package sbxrun
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// Call is one command (Argv) or program (Code) to run.
+type Call struct {
+	Argv     []string          `json:"argv,omitempty"`
+	Language string            `json:"language,omitempty"` // of Code; python unless given
+	Code     string            `json:"code,omitempty"`
+	Stdin    string            `json:"stdin,omitempty"`
+	Env      map[string]string `json:"env,omitempty"`
+	Workdir  string            `json:"workdir,omitempty"`
+	Timeout  time.Duration     `json:"-"` // 30 seconds unless given
+	Grace    time.Duration     `json:"-"` // from SIGTERM to SIGKILL at the deadline
+	Limits   Limits            `json:"limits,omitzero"`
+	Files    []File            `json:"files,omitempty"`   // for the workspace
+	Collect  []string          `json:"collect,omitempty"` // patterns of what is kept of the workspace: Report.Files
+}
+
+// Cell is code for an interpreter that a session keeps.
+type Cell struct {
+	Language string        `json:"language"` // python unless given
+	Code     string        `json:"code"`
+	Timeout  time.Duration `json:"-"` // 30 seconds unless given
+	Limits   CellLimits    `json:"limits,omitzero"`
+	Files    []File        `json:"files,omitempty"`
+	Collect  []string      `json:"collect,omitempty"`
+}
+
+// Limits is what a call may use. Zero is the server's default.
+type Limits struct {
+	Memory    int64   `json:"memory,omitempty"`
+	Pids      int64   `json:"pids,omitempty"`
+	CPUs      float64 `json:"cpus,omitempty"`
+	CPUTimeMS float64 `json:"cpu_time_ms,omitempty"`
+	FSize     int64   `json:"fsize,omitempty"`
+	MaxOutput int64   `json:"max_output,omitempty"`
+	Output    string  `json:"output,omitempty"` // truncate or kill
+}
+
+// CellLimits is what a cell may use.
+type CellLimits struct {
+	MaxOutput int64 `json:"max_output,omitempty"`
+}
+
+// File is a file for a workspace: its bytes, or the id of a file of the content store.
+type File struct {
+	Path string `json:"path"`
+	Data []byte `json:"base64,omitzero"`
+	ID   string `json:"id,omitempty"`
+	Mode string `json:"mode,omitempty"` // permissions in octal
+}
+
+// Collected is a file that was kept of a workspace. Client.Fetch reads it by its id.
+type Collected struct {
+	Path      string `json:"path"`
+	ID        string `json:"id"`
+	Size      int64  `json:"size"`
+	MediaType string `json:"media_type"`
+	Error     string `json:"error"` // why it was not kept
+}
+
+// Outcome is what a report and a cell's answer have in common.
+type Outcome struct {
+	ID              string      `json:"id"`
+	Cause           string      `json:"cause"`
+	TimedOut        bool        `json:"timed_out"`
+	StartedAt       string      `json:"started_at"`
+	DurationMS      float64     `json:"duration_ms"`
+	Stdout          string      `json:"stdout"` // as it was written, UTF-8 or not
+	StdoutBytes     int64       `json:"stdout_bytes"`
+	StdoutTruncated bool        `json:"stdout_truncated"`
+	Stderr          string      `json:"stderr"`
+	StderrBytes     int64       `json:"stderr_bytes"`
+	StderrTruncated bool        `json:"stderr_truncated"`
+	Files           []Collected `json:"files"`
+	QueueMS         float64     `json:"queue_ms"`
+	TimeoutMS       float64     `json:"timeout_ms"` // that was in force
+	Clamped         []string    `json:"clamped"`
+	RequestID       string      `json:"request_id"`
+}
+
+// Report is how a call has ended; docs/report.md explains each member.
+type Report struct {
+	Outcome
+	Version    int             `json:"version"`
+	Argv       []string        `json:"argv"`
+	Started    bool            `json:"started"`
+	Status     string          `json:"status"`
+	ExitCode   int             `json:"exit_code"`
+	SetupMS    float64         `json:"setup_ms"`
+	TeardownMS float64         `json:"teardown_ms"`
+	Teardown   Teardown        `json:"teardown"`
+	Payload    json.RawMessage `json:"payload"`
+	Usage      json.RawMessage `json:"usage"`
+	Limits     json.RawMessage `json:"limits"`
+	Error      *Failure        `json:"error"` // why the command was not started
+	Bwrap      json.RawMessage `json:"bwrap"`
+	Room       string          `json:"room"`
+}
+
+// Teardown is the proof that nothing is left, or what stands against it.
+type Teardown struct {
+	Verdict   string     `json:"verdict"`
+	Strays    int        `json:"strays"`
+	Survivors []Survivor `json:"survivors"`
+}
+
+// Survivor is a process that may be left.
+type Survivor struct {
+	PID   int    `json:"pid"`
+	Comm  string `json:"comm"`
+	State string `json:"state"`
+}
+
+// CellAnswer is what has become of a cell; docs/cells.md explains each member.
+type CellAnswer struct {
+	Outcome
+	State            string       `json:"state"` // lost: the next cell begins with nothing defined
+	Number           int          `json:"number"`
+	Results          []CellResult `json:"results"`
+	ResultsTruncated bool         `json:"results_truncated"`
+	Exception        *Exception   `json:"exception"`
+	DroppedBytes     int64        `json:"dropped_bytes"`
+	Interpreter      *Report      `json:"interpreter"`
+	Earlier          *Report      `json:"earlier"`
+}
+
+// CellResult is a value in all the media that it can be shown as, the plain text first.
+type CellResult struct {
+	Kind      string   `json:"kind"`
+	Media     []Medium `json:"media"`
+	Truncated bool     `json:"truncated"`
+}
+
+// Medium is text, or a file of the content store.
+type Medium struct {
+	MediaType string `json:"media_type"`
+	Text      string `json:"text"`
+	ID        string `json:"id"`
+	Size      int64  `json:"size"`
+	Error     string `json:"error"`
+}
+
+// Exception is why a cell has failed, as its language words it.
+type Exception struct {
+	Name      string `json:"name"`
+	Message   string `json:"message"`
+	Traceback string `json:"traceback"`
+}
+
+// Event is a piece of a stream: of Name stdout or stderr with Data, and last report with Report.
+type Event struct {
+	Name   string
+	Data   []byte
+	Report *Report
+}
+
+// Status is how far a command has come that nobody waits for: queued, running or ended.
+type Status struct {
+	ID          string   `json:"id"`
+	State       string   `json:"state"`
+	CameAt      string   `json:"came_at"`
+	StdoutBytes int64    `json:"stdout_bytes"`
+	StderrBytes int64    `json:"stderr_bytes"`
+	Report      *Report  `json:"report"`
+	Error       *Failure `json:"error"`
+}
+
+// Failure is what happened, and what to do about it.
+type Failure struct {
+	Code    string `json:"code"`
+	Message string `json:"message"`
+	Hint    string `json:"hint"`
+}
+
+// SessionOptions is what a session takes. Zero is the server's default.
+type SessionOptions struct {
+	Limits      Limits        `json:"limits,omitzero"`
+	IdleTimeout time.Duration `json:"-"`
+	Lifetime    time.Duration `json:"-"`
+	Files       []File        `json:"files,omitempty"`
+}
+
+// SessionStatus is what is told of a session.
+type SessionStatus struct {
+	ID            string   `json:"id"`
+	CreatedAt     string   `json:"created_at"`
+	ExpiresAt     string   `json:"expires_at"`
+	IdleTimeoutMS float64  `json:"idle_timeout_ms"`
+	Limits        Limits   `json:"limits"`
+	Room          string   `json:"room"`
+	Processes     int      `json:"processes"`
+	Clamped       []string `json:"clamped"`
+}
+
+// Entry is one of a session's workspace.
+type Entry struct {
+	Path string `json:"path"`
+	Type string `json:"type"` // file, directory, link or other
+	Size int64  `json:"size"`
+}
+
+// Language is a language for code, with Cells also for cells.
+type Language struct {
+	Name    string   `json:"name"`
+	Command []string `json:"command"`
+	File    string   `json:"file"`
+	Cells   bool     `json:"cells"`
+}
+
+// UnmarshalJSON takes output that is no text from the member that has it in base64.
+func (r *Report) UnmarshalJSON(b []byte) error {
+	type plain Report
+	return unmarshalOutput(b, (*plain)(r), &r.Outcome)
+}
+
+// UnmarshalJSON is as that of a report.
+func (a *CellAnswer) UnmarshalJSON(b []byte) error {
+	type plain CellAnswer
+	return unmarshalOutput(b, (*plain)(a), &a.Outcome)
+}
+
+func unmarshalOutput(b []byte, into any, o *Outcome) error {
+	var encoded struct {
+		Stdout []byte `json:"stdout_base64"`
+		Stderr []byte `json:"stderr_base64"`
+	}
+	if err := json.Unmarshal(b, into); err != nil {
+		return err
+	}
+	if err := json.Unmarshal(b, &encoded); err != nil {
+		return err
+	}
+	if encoded.Stdout != nil {
+		o.Stdout = string(encoded.Stdout)
+	}
+	if encoded.Stderr != nil {
+		o.Stderr = string(encoded.Stderr)
+	}
+	return nil
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// whole gives each file its bytes, for an empty one is not one that has none.
+func whole(files []File) []File {
+	all := append([]File(nil), files...)
+	for i := range all {
+		if all[i].ID == "" && all[i].Data == nil {
+			all[i].Data = []byte{}
+		}
+	}
+	return all
+}
+
+// MarshalJSON writes times in milliseconds.
+func (c Call) MarshalJSON() ([]byte, error) {
+	type plain Call
+	c.Files = whole(c.Files)
+	return json.Marshal(struct {
+		plain
+		TimeoutMS float64 `json:"timeout_ms"`
+		GraceMS   float64 `json:"grace_ms,omitempty"`
+	}{plain(c), ms(c.Timeout), ms(c.Grace)})
+}
+
+// MarshalJSON is as that of a call.
+func (c Cell) MarshalJSON() ([]byte, error) {
+	type plain Cell
+	c.Files = whole(c.Files)
+	return json.Marshal(struct {
+		plain
+		TimeoutMS float64 `json:"timeout_ms"`
+	}{plain(c), ms(c.Timeout)})
+}
+
+// MarshalJSON is as that of a call.
+func (o SessionOptions) MarshalJSON() ([]byte, error) {
+	type plain SessionOptions
+	o.Files = whole(o.Files)
+	return json.Marshal(struct {
+		plain
+		IdleTimeoutMS float64 `json:"idle_timeout_ms,omitempty"`
+		LifetimeMS    float64 `json:"lifetime_ms,omitempty"`
+	}{plain(o), ms(o.IdleTimeout), ms(o.Lifetime)})
+}

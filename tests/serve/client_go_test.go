@@ -1,0 +1,322 @@
+package serve
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"testing"
+	"time"
+
+	sbxrun "github.com/sbxrun/sbxrun/clients/go"
+)
+
+func TestGoClient(t *testing.T) {
+	t.Parallel()
+	d := &goDriver{}
+	conform(t, func(line []byte) ([]byte, error) {
+		var s goStep
+		if err := json.Unmarshal(line, &s); err != nil {
+			return nil, err
+		}
+		got, err := d.do(t.Context(), &s)
+		if err != nil {
+			got = failed(err)
+		}
+		return json.Marshal(got)
+	})
+}
+
+// goStep is a step of the table.
+type goStep struct {
+	Op, Session, Process, How, Address, Token, Path, Text, Mode, File, Signal string
+
+	MarginMS, PatienceMS float64
+	Size                 int
+	Call, Options        struct {
+		sbxrun.Call
+		Timeout, Grace, IdleTimeout, Lifetime float64
+		Files                                 map[string]any `json:"files"`
+		Stream                                string
+		From                                  int64
+	}
+}
+
+// UnmarshalJSON reads names with underscores, and those of times without their unit.
+func (s *goStep) UnmarshalJSON(b []byte) error {
+	var members map[string]any
+	if err := json.Unmarshal(b, &members); err != nil {
+		return err
+	}
+	rename(members)
+	b, err := json.Marshal(members)
+	if err != nil {
+		return err
+	}
+	type plain goStep
+	return json.Unmarshal(b, (*plain)(s))
+}
+
+func rename(members map[string]any) {
+	for from, to := range map[string]string{"margin_ms": "MarginMS", "patience_ms": "PatienceMS", "timeout_ms": "Timeout", "grace_ms": "Grace", "idle_timeout_ms": "IdleTimeout", "lifetime_ms": "Lifetime"} {
+		if v, ok := members[from]; ok {
+			members[to] = v
+		}
+	}
+	for _, name := range []string{"call", "options"} {
+		if inner, ok := members[name].(map[string]any); ok {
+			rename(inner)
+		}
+	}
+}
+
+func milliseconds(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
+
+func given(files map[string]any) (all []sbxrun.File) {
+	for path, content := range files {
+		f := sbxrun.File{Path: path}
+		switch content := content.(type) {
+		case string:
+			f.Data = []byte(content)
+		case map[string]any:
+			f.ID = fmt.Sprint(content["id"])
+		}
+		all = append(all, f)
+	}
+	return all
+}
+
+func (s *goStep) call() sbxrun.Call {
+	c := s.Call.Call
+	c.Timeout, c.Grace, c.Files = milliseconds(s.Call.Timeout), milliseconds(s.Call.Grace), given(s.Call.Files)
+	return c
+}
+
+type goDriver struct{ client *sbxrun.Client }
+
+func failed(err error) any {
+	var refused *sbxrun.Refused
+	var unproven *sbxrun.Unproven
+	var lost *sbxrun.Lost
+	switch {
+	case errors.As(err, &refused):
+		return map[string]any{"error": "refused", "code": refused.Code, "status": refused.Status}
+	case errors.As(err, &unproven):
+		verdict := ""
+		if unproven.Report != nil {
+			verdict = unproven.Report.Teardown.Verdict
+		}
+		return map[string]any{"error": "unproven", "code": unproven.Code, "verdict": verdict}
+	case errors.As(err, &lost):
+		return map[string]any{"error": "lost"}
+	case errors.Is(err, errLeft):
+		return map[string]any{"error": "left"}
+	}
+	return map[string]any{"error": "wrong", "message": err.Error()}
+}
+
+var errLeft = errors.New("left")
+
+func (d *goDriver) do(ctx context.Context, s *goStep) (any, error) {
+	var session *sbxrun.Session
+	var process *sbxrun.Process
+	var at interface { // a client or a session
+		Run(context.Context, sbxrun.Call) (*sbxrun.Report, error)
+		Stream(context.Context, sbxrun.Call) iter.Seq2[sbxrun.Event, error]
+		Start(context.Context, sbxrun.Call) (*sbxrun.Process, error)
+	} = d.client
+	if s.Session != "" {
+		session = d.client.Session(s.Session)
+		process, at = session.Process(s.Process), session
+	} else if s.Process != "" {
+		process = d.client.Process(s.Process)
+	}
+	type object = map[string]any
+	switch s.Op {
+	case "new":
+		c, err := sbxrun.New(s.Address)
+		if err != nil {
+			return nil, err
+		}
+		c.Token = s.Token
+		if s.MarginMS > 0 {
+			c.Margin = milliseconds(s.MarginMS)
+		}
+		if s.PatienceMS > 0 {
+			c.Patience = milliseconds(s.PatienceMS)
+		}
+		d.client = c
+		return object{}, nil
+	case "run":
+		r, err := at.Run(ctx, s.call())
+		if err != nil {
+			return nil, err
+		}
+		return object{"cause": r.Cause, "exit_code": r.ExitCode, "timed_out": r.TimedOut, "verdict": r.Teardown.Verdict, "stdout": r.Stdout, "stderr": r.Stderr,
+			"hex": hex.EncodeToString([]byte(r.Stdout)), "files": r.Files}, nil
+	case "stream":
+		seen, code := map[string][]byte{}, 0
+		for e, err := range at.Stream(ctx, s.call()) {
+			if err != nil {
+				return nil, err
+			}
+			if e.Report != nil {
+				code = e.Report.ExitCode
+			}
+			seen[e.Name] = append(seen[e.Name], e.Data...)
+		}
+		return object{"stdout": hex.EncodeToString(seen["stdout"]), "stderr": hex.EncodeToString(seen["stderr"]), "exit_code": code}, nil
+	case "cell":
+		a, err := session.Cell(ctx, s.cell())
+		if err != nil {
+			return nil, err
+		}
+		got := object{"cause": a.Cause, "state": a.State, "stdout": a.Stdout}
+		if len(a.Results) > 0 {
+			got["value"] = a.Results[len(a.Results)-1].Media[0].Text
+		}
+		if a.Exception != nil {
+			got["exception"] = a.Exception.Name
+		}
+		return got, nil
+	case "leave":
+		return object{}, d.leave(ctx, session, s)
+	case "session":
+		o := s.Options
+		x, err := d.client.NewSession(ctx, sbxrun.SessionOptions{IdleTimeout: milliseconds(o.IdleTimeout), Lifetime: milliseconds(o.Lifetime), Files: given(o.Files)})
+		if err != nil {
+			return nil, err
+		}
+		return object{"id": x.ID}, nil
+	case "start":
+		p, err := at.Start(ctx, s.call())
+		if err != nil {
+			return nil, err
+		}
+		return object{"id": p.ID}, nil
+	case "status":
+		x, err := process.Status(ctx, 0)
+		if err != nil {
+			return nil, err
+		}
+		return object{"state": x.State}, nil
+	case "wait":
+		r, err := process.Wait(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return object{"cause": r.Cause, "exit_code": r.ExitCode}, nil
+	case "output":
+		if s.Options.Stream == "" {
+			s.Options.Stream = "stdout"
+		}
+		text := ""
+		for piece, err := range process.Output(ctx, s.Options.Stream, s.Options.From) {
+			if err != nil {
+				return nil, err
+			}
+			text += string(piece)
+		}
+		return object{"text": text}, nil
+	case "signal":
+		return object{}, process.Signal(ctx, s.Signal)
+	case "end":
+		if s.Process == "" {
+			return object{}, session.End(ctx)
+		}
+		x, err := process.End(ctx)
+		if err != nil || x.Report == nil {
+			return object{}, err
+		}
+		return object{"cause": x.Report.Cause}, nil
+	case "write":
+		return object{}, session.Write(ctx, s.Path, []byte(s.Text), s.Mode)
+	case "read":
+		b, err := session.Read(ctx, s.Path)
+		return object{"text": string(b)}, err
+	case "remove":
+		return object{}, session.Remove(ctx, s.Path)
+	case "list":
+		all, err := session.List(ctx)
+		lines := []string{}
+		for _, e := range all {
+			lines = append(lines, e.Type+" "+e.Path)
+		}
+		slices.Sort(lines)
+		return object{"entries": lines}, err
+	case "copy":
+		b, err := session.Pack(ctx)
+		if err != nil {
+			return nil, err
+		}
+		other, err := d.client.NewSession(ctx, sbxrun.SessionOptions{})
+		if err != nil {
+			return nil, err
+		}
+		return object{"id": other.ID}, other.Unpack(ctx, b)
+	case "store":
+		data := []byte(s.Text)
+		if s.Size > 0 {
+			data = make([]byte, s.Size)
+		}
+		id, err := d.client.Store(ctx, data)
+		return object{"id": id}, err
+	case "fetch":
+		b, err := d.client.Fetch(ctx, s.File)
+		return object{"text": string(b)}, err
+	case "languages":
+		all, err := d.client.Languages(ctx)
+		names := []string{}
+		for _, l := range all {
+			if l.Cells {
+				names = append(names, l.Name)
+			}
+		}
+		slices.Sort(names)
+		return object{"cells": names}, err
+	case "sessions":
+		all, err := d.client.Sessions(ctx)
+		ids := []string{}
+		for _, x := range all {
+			ids = append(ids, x.ID)
+		}
+		return object{"ids": ids}, err
+	}
+	return nil, fmt.Errorf("no operation %q", s.Op)
+}
+
+func (s *goStep) cell() sbxrun.Cell {
+	c := s.call()
+	return sbxrun.Cell{Language: c.Language, Code: c.Code, Timeout: c.Timeout, Files: c.Files}
+}
+
+// leave begins a call, and leaves it when it runs.
+func (d *goDriver) leave(ctx context.Context, session *sbxrun.Session, s *goStep) error {
+	if s.How == "stream" {
+		for e, err := range session.Stream(ctx, s.call()) {
+			if err != nil || e.Name == "stdout" {
+				return err
+			}
+		}
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		for ctx.Err() == nil {
+			if _, err := session.Read(ctx, "up"); err == nil {
+				cancel(errLeft)
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	}()
+	var err error
+	if s.How == "cell" {
+		_, err = session.Cell(ctx, s.cell())
+	} else {
+		_, err = session.Run(ctx, s.call())
+	}
+	cancel(nil)
+	return err
+}
