@@ -34,6 +34,7 @@ const (
 	Setup         Code = "setup"
 	Unproven      Code = "unproven"
 	QuotaDisk     Code = "quota-disk"
+	Internal      Code = "internal"
 )
 
 // status is the HTTP status of each code.
@@ -44,6 +45,7 @@ var status = map[Code]int{
 	Ended: http.StatusGone, BusySession: http.StatusConflict, Idempotency: http.StatusConflict,
 	Quota: http.StatusTooManyRequests, Busy: http.StatusServiceUnavailable, Draining: http.StatusServiceUnavailable,
 	Setup: http.StatusInternalServerError, Unproven: http.StatusInternalServerError, QuotaDisk: http.StatusInsufficientStorage,
+	Internal: http.StatusInternalServerError,
 }
 
 // Codes returns all codes with their statuses.

@@ -57,7 +57,12 @@ func (f *Front) read(ctx context.Context, req *sdk.ReadResourceRequest) (*sdk.Re
 		return nil, err
 	}
 	defer cancel()
-	b, name, err := f.resource(ctx, req.Params.URI)
+	var b []byte
+	var name string
+	err = f.server.Guard(ctx, func() (err error) {
+		b, name, err = f.resource(ctx, req.Params.URI)
+		return err
+	})
 	if err != nil {
 		e := api.AsError(err)
 		if slices.Contains([]api.Code{api.NoSuchFile, api.NoSuchSession, api.Ended}, e.Failure.Code) {

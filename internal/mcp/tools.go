@@ -122,8 +122,16 @@ func add[In, Out any](f *Front, p *sdk.Server, tool *sdk.Tool, fit func(*jsonsch
 			return nil, none, failure(err)
 		}
 		defer cancel()
-		go progress(ctx, req)
-		res, out, err := do(ctx, req, in)
+		go f.server.Guard(ctx, func() error {
+			progress(ctx, req)
+			return nil
+		})
+		var res *sdk.CallToolResult
+		var out Out
+		err = f.server.Guard(ctx, func() (err error) {
+			res, out, err = do(ctx, req, in)
+			return err
+		})
 		if err != nil {
 			return nil, none, failure(err)
 		}

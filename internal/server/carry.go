@@ -96,10 +96,12 @@ func (s *Server) done(o *order, e *entry, a *api.Answer) (*api.Answer, error) {
 	return a, proven(a)
 }
 
+// answerRest is about how much memory an answer takes beside output and command line.
+const answerRest = 4096
+
 // answerSize is about how much memory an answer takes.
 func answerSize(a *api.Answer) int64 {
-	const rest = 4096
-	size := int64(rest)
+	size := int64(answerRest)
 	for _, text := range []*string{a.Stdout, a.StdoutBase64, a.Stderr, a.StderrBase64} {
 		if text != nil {
 			size += int64(len(*text))
@@ -173,7 +175,9 @@ func (s *Server) in(ctx context.Context, at place.Place, admitted *admission.Lea
 	if err := s.bring(at, o); err != nil {
 		return nil, err
 	}
-	stdout, stderr := out.writers()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stdout, stderr, failed := s.writersOf(out, o, cancel)
 	command := place.Command{
 		Args: o.argv, Env: o.env, Dir: o.dir, Stdout: stdout, Stderr: stderr, Limits: o.limits, Timeout: o.timeout, Grace: o.grace,
 		Attended: true,
@@ -201,6 +205,9 @@ func (s *Server) in(ctx context.Context, at place.Place, admitted *admission.Lea
 	admitted.Running()
 	out.started(run)
 	res, err := run.Wait()
+	if mistake := failed.Load(); mistake != nil {
+		return nil, mistake
+	}
 	if res == nil {
 		return nil, err
 	}

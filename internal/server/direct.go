@@ -47,8 +47,7 @@ func (s *Server) whileOpen(x *sessions.Session) way {
 	return func(ctx context.Context, turn *tenants.Turn, o *order, out sink) (*api.Answer, error) {
 		its, release, err := x.Use()
 		if err != nil {
-			turn.Leave()
-			return nil, err
+			return nil, err // who carries the call out gives up the turn
 		}
 		defer release()
 		ctx, cancel := context.WithCancel(ctx)

@@ -76,6 +76,8 @@ type events struct {
 	id  string
 	max int64 // of each stream
 
+	spawn func(func())
+
 	mu     sync.Mutex // of w, and of
 	begun  bool       // the status is sent
 	over   bool       // and the handler is about to return
@@ -95,8 +97,8 @@ type pieces struct {
 	carry  []byte // the beginning of a character whose end is still to come
 }
 
-func newEvents(w http.ResponseWriter, sse bool, o *order) *events {
-	e := &events{w: w, sse: sse, id: o.id, max: o.maxOutput, closed: make(chan struct{})}
+func newEvents(w http.ResponseWriter, sse bool, o *order, spawn func(func())) *events {
+	e := &events{w: w, sse: sse, id: o.id, max: o.maxOutput, spawn: spawn, closed: make(chan struct{})}
 	e.encoder = json.NewEncoder(&e.line)
 	e.encoder.SetEscapeHTML(false)
 	e.pieces = [2]pieces{{events: e, name: "stdout"}, {events: e, name: "stderr"}}
@@ -128,7 +130,7 @@ func (e *events) started(place.Running) {
 	e.mu.Lock()
 	_ = e.begin() // the next one fails as well
 	e.mu.Unlock()
-	go func() {
+	e.spawn(func() {
 		tick := time.NewTicker(keepalive)
 		defer tick.Stop()
 		for {
@@ -141,7 +143,7 @@ func (e *events) started(place.Running) {
 				}
 			}
 		}
-	}()
+	})
 }
 
 // send sends one event.

@@ -23,6 +23,7 @@ type patient struct {
 	http.ResponseWriter
 	in, out side
 	coming  atomic.Bool // something of the request
+	begun   atomic.Bool // the answer
 }
 
 // side is one direction of a connection.
@@ -74,7 +75,13 @@ func (s *side) until(ctx context.Context) (stop func() bool) {
 	})
 }
 
+func (p *patient) WriteHeader(status int) {
+	p.begun.Store(true)
+	p.ResponseWriter.WriteHeader(status)
+}
+
 func (p *patient) Write(b []byte) (n int, err error) {
+	p.begun.Store(true)
 	for {
 		p.expect()
 		k, err := p.ResponseWriter.Write(b[n:min(len(b), n+pieceSize)])

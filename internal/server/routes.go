@@ -122,7 +122,7 @@ func (s *Server) Handler(mcp http.Handler) http.Handler {
 		writeJSON(w, http.StatusOK, map[string]bool{"ready": true})
 	})
 	mux.Handle("GET /metrics", s.metricsHandler())
-	return s.identified(s.known(mux))
+	return s.identified(s.guarded(s.known(mux)))
 }
 
 // known answers for what the mux does not know as for all other errors.
@@ -185,7 +185,7 @@ func (s *Server) operation(a huma.API, o huma.Operation, codes ...api.Code) huma
 	}
 	schema := a.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[api.Error](), true, "Error")
 	said := map[int][]string{}
-	for _, code := range append(codes, api.Usage, api.Auth, api.Setup) {
+	for _, code := range append(codes, api.Usage, api.Auth, api.Setup, api.Internal) {
 		status := api.Codes()[code]
 		said[status] = append(said[status], string(code))
 	}
@@ -253,7 +253,7 @@ func (s *Server) answered(q Request, stream, key string, body []byte, c *api.Cal
 	}
 	return &streamed{func(huma.Context) {
 		if streams {
-			out := newEvents(q.w, sse, o)
+			out := newEvents(q.w, sse, o, s.spawn)
 			out.finish(s.carry(q.r.Context(), o, out, by))
 			return
 		}
@@ -280,7 +280,17 @@ func (s *Server) carry(ctx context.Context, o *order, out sink, by way) (a *api.
 	if err != nil {
 		return nil, err
 	}
-	return by(ctx, turn, o, out)
+	return s.guardCall(ctx, turn, o, out, by)
+}
+
+// guardCall carries a call out that has joined.
+func (s *Server) guardCall(ctx context.Context, turn *tenants.Turn, o *order, out sink, by way) (a *api.Answer, err error) {
+	err = s.Guard(context.WithValue(ctx, whoKey, o.who), func() (err error) {
+		defer turn.GiveUp()
+		a, err = by(ctx, turn, o, out)
+		return err
+	})
+	return a, err
 }
 
 // count counts a call that came to nothing.
@@ -328,7 +338,9 @@ func (s *Server) once(q Request, key string, body []byte, o *order, carry func()
 		s.keys.Settle(o.who.tenant, name, k, v, keep, lease)
 	}()
 	v.err = draining() // should carry not come back
-	v.answer, v.err = carry()
+	if v.answer, v.err = carry(); v.answer == nil {
+		o.buffers.Shrink(answerRest)
+	}
 	var e *api.Error
 	keep = v.answer != nil && v.answer.Started || errors.As(v.err, &e) && e.Started
 	return v.answer, v.err

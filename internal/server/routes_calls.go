@@ -44,7 +44,7 @@ func (s *Server) launch(base context.Context, book *calls.Book, o *order, by way
 				defer s.running.Done()
 				defer release()
 				defer cancel()
-				a, err := by(ctx, turn, o, background{c})
+				a, err := s.guardCall(ctx, turn, o, background{c}, by)
 				s.count(o, a, err)
 				c.End(a, err)
 			}()

@@ -45,6 +45,7 @@ func (s *Server) cell(ctx context.Context, session string, o *order, language ce
 	if err != nil {
 		return nil, err
 	}
+	defer turn.GiveUp()
 	e, err := s.enter(either, turn, o)
 	if err != nil {
 		return nil, s.why(either, err)
@@ -78,7 +79,7 @@ func (s *Server) cell(ctx context.Context, session string, o *order, language ce
 		return a, nil
 	}
 	if err := proven(&api.Answer{Report: *a.Interpreter, Room: string(x.Place.Kind()), RequestID: a.RequestID}); err != nil {
-		go s.rooms.End(x, result.Lost) // in which something is left must not be used again
+		s.spawn(func() { s.rooms.End(x, result.Lost) }) // in which something is left must not be used again
 		return nil, err
 	}
 	return a, nil

@@ -62,6 +62,7 @@ func (s *Server) createSession(ctx context.Context, w who, n *api.NewSession) (*
 	if err != nil {
 		return nil, nil, err
 	}
+	defer turn.GiveUp()
 	e, err := s.enter(ctx, turn, o)
 	if err != nil {
 		return nil, nil, s.why(ctx, err)
@@ -75,8 +76,13 @@ func (s *Server) createSession(ctx context.Context, w who, n *api.NewSession) (*
 	if err != nil {
 		return nil, nil, s.why(ctx, explain(e.admitted, err))
 	}
+	kept := false
+	defer func() {
+		if !kept {
+			_, _ = at.Give() // nothing has run in it
+		}
+	}()
 	if err := s.bring(at, o); err != nil {
-		_, _ = at.Give() // nothing has run in it
 		return nil, nil, s.why(ctx, err)
 	}
 	e.admitted.Running()
@@ -86,6 +92,7 @@ func (s *Server) createSession(ctx context.Context, w who, n *api.NewSession) (*
 		Processes: calls.NewBook(filepath.Join(set.StateDir, "output"), life, s.shelf),
 	}
 	s.rooms.Add(x)
+	kept = true
 	s.log.Info("session", "request", w.requestID, "tenant", w.tenant, "session", x.ID, "room", at.Kind())
 	return x, o.clamped, nil
 }
@@ -103,7 +110,7 @@ func (s *Server) inSession(x *sessions.Session) way {
 			return nil, s.why(ctx, err)
 		}
 		if a.Teardown.Verdict == result.Unproven {
-			go s.rooms.End(x, result.Lost) // in which something is left must not be used again
+			s.spawn(func() { s.rooms.End(x, result.Lost) }) // in which something is left must not be used again
 		}
 		return s.done(o, e, a)
 	}

@@ -81,10 +81,10 @@ func New(c config.Config, tokens config.Tokens, source place.Source, log *slog.L
 	s.book = calls.NewBook(spools, time.Duration(c.Calls.Keep), s.shelf)
 	s.keys = calls.NewKeys(keepKeys, mostKeys)
 	s.memory = tenants.NewBudget("bytes of requests and answers", int64(c.Buffers))
-	s.rooms = sessions.NewStore(s.tellEnd)
+	s.rooms = sessions.NewStore(s.tellEnd, s.spawn)
 	s.metrics = newMetrics(s)
 	s.base, s.end = context.WithCancelCause(context.Background())
-	go s.expire()
+	s.spawn(s.expire)
 	return s, nil
 }
 
@@ -134,9 +134,12 @@ func (s *Server) expire() {
 		case <-s.base.Done():
 			return
 		case now := <-time.After(pause):
-			s.book.Expire(now)
-			s.keys.Expire(now)
-			if err := s.files.Expire(now); err != nil {
+			err := s.Guard(s.base, func() error {
+				s.book.Expire(now)
+				s.keys.Expire(now)
+				return s.files.Expire(now)
+			})
+			if err != nil {
 				s.log.Warn("content store", "error", err)
 			}
 		}

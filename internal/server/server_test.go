@@ -128,7 +128,7 @@ func FuzzPieces(f *testing.F) {
 			return
 		}
 		w := httptest.NewRecorder()
-		e := newEvents(w, false, &order{id: "x", maxOutput: 1 << 20})
+		e := newEvents(w, false, &order{id: "x", maxOutput: 1 << 20}, nil)
 		stdout, _ := e.writers()
 		for rest := text; len(rest) > 0; {
 			n := min(size, len(rest))
@@ -274,48 +274,5 @@ func TestBodyThatDoesNotCome(t *testing.T) {
 	answer.Body.Close()
 	if <-source.canceled {
 		t.Error("a request that has come was canceled for the time that its body may take")
-	}
-}
-
-// broken is a place in which nothing can be started, and which counts how often it was given back.
-type broken struct {
-	place.Place
-	given int
-}
-
-func (b *broken) Take(context.Context, string, place.Policy) (place.Place, error) { return b, nil }
-func (*broken) Rooms() (idle, all int)                                            { return 0, 0 }
-func (b *broken) Kind() place.Kind                                                { return place.Cold }
-func (b *broken) Start(context.Context, place.Command) (place.Running, error) {
-	panic("a mistake of ours")
-}
-func (b *broken) Give() (*result.Result, error) {
-	b.given++
-	return nil, nil
-}
-
-// A panic in a call, which net/http recovers, leaves no room behind.
-func TestPanicGivesRoomBack(t *testing.T) {
-	c := config.Default()
-	c.StateDir = filepath.Join(t.TempDir(), "state")
-	source := &broken{}
-	s, err := New(c, nil, source, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Drain(t.Context())
-	h := s.Handler(http.NotFoundHandler())
-	func() {
-		defer func() {
-			if recover() == nil {
-				t.Error("no panic came here: net/http is to answer it")
-			}
-		}()
-		r := httptest.NewRequest(http.MethodPost, "http://sbxrun/v1/run", strings.NewReader(`{"argv":["true"]}`))
-		r.Header.Set("Content-Type", "application/json")
-		h.ServeHTTP(httptest.NewRecorder(), r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1")))
-	}()
-	if source.given != 1 {
-		t.Errorf("the room was given back %d times", source.given)
 	}
 }

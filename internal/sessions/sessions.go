@@ -97,7 +97,8 @@ func (s *Session) left(now time.Time) time.Duration {
 
 // Store has the sessions of all tenants.
 type Store struct {
-	tell func(*Session, *result.Result) // of each end
+	tell  func(*Session, *result.Result) // of each end
+	spawn func(func())                   // begins what goes on in the background
 
 	mu      sync.Mutex
 	all     map[string]*Session
@@ -111,9 +112,10 @@ type past struct {
 	at     time.Time
 }
 
-// NewStore has no session. tell is called when one has ended.
-func NewStore(tell func(*Session, *result.Result)) *Store {
-	return &Store{tell: tell, all: map[string]*Session{}, over: map[string]past{}, pending: map[string]int{}}
+// NewStore has no session. tell is called when one has ended, and spawn for what goes on in the
+// background.
+func NewStore(tell func(*Session, *result.Result), spawn func(func())) *Store {
+	return &Store{tell: tell, spawn: spawn, all: map[string]*Session{}, over: map[string]past{}, pending: map[string]int{}}
 }
 
 // Reserve makes sure that a tenant may have one more session; the release is called when that
@@ -148,7 +150,7 @@ func (st *Store) Add(s *Session) {
 	st.mu.Lock()
 	st.all[s.ID] = s
 	st.mu.Unlock()
-	go st.watch(s)
+	st.spawn(func() { st.watch(s) })
 }
 
 // watch ends a session whose time is up.

@@ -58,6 +58,7 @@ type Turn struct {
 	gate   *Gate
 	tenant *tenant
 	in     chan struct{} // closed when it is let in
+	waited bool          // or about to
 }
 
 // Join lets a call in, or has it wait for its turn, without waiting. An error is an
@@ -77,7 +78,7 @@ func (g *Gate) Join(name string, c Ceilings) (*Turn, error) {
 	if !t.spend(c.Rate) {
 		return nil, api.NewError(api.Quota, "the tenant's rate is used up", "send fewer calls a second")
 	}
-	turn := &Turn{g, t, make(chan struct{})}
+	turn := &Turn{gate: g, tenant: t, in: make(chan struct{})}
 	switch {
 	case len(t.waiting) == 0 && g.places > 0 && t.below():
 		g.admit(t)
@@ -97,6 +98,7 @@ func (g *Gate) Join(name string, c Ceilings) (*Turn, error) {
 
 // Wait waits for the turn, and returns how the call leaves. An error is the cause of ctx.
 func (u *Turn) Wait(ctx context.Context) (leave func(), err error) {
+	u.waited = true
 	select {
 	case <-u.in:
 		return sync.OnceFunc(u.leave), nil
@@ -116,8 +118,11 @@ func (u *Turn) Wait(ctx context.Context) (leave func(), err error) {
 	return nil, context.Cause(ctx)
 }
 
-// Leave gives up the turn in place of waiting for it.
-func (u *Turn) Leave() {
+// GiveUp gives up the turn, unless it was waited for.
+func (u *Turn) GiveUp() {
+	if u.waited {
+		return
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if leave, err := u.Wait(ctx); err == nil {

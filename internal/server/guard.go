@@ -1,0 +1,104 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"runtime/debug"
+	"sync/atomic"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/stream"
+)
+
+// A mistake of ours ends the request that has met it, and nothing else: what runs for others goes
+// on. What was taken for the request is given back by defer, as after any error.
+
+// Guard carries out what a request asks for. A panic is an error: whether anything has begun is
+// not known then.
+func (s *Server) Guard(ctx context.Context, do func() error) (err error) {
+	defer func() {
+		if mistake := recover(); mistake != nil {
+			err = s.mistake(whose(ctx).requestID, mistake)
+		}
+	}()
+	return do()
+}
+
+// mistake logs a panic, and is the error of its request.
+func (s *Server) mistake(id string, mistake any) *api.Error {
+	s.log.Error("panic", "request", id, "panic", fmt.Sprint(mistake), "stack", string(debug.Stack()))
+	e := api.NewError(api.Internal, "a mistake of the server has ended request "+id, "its log says more")
+	e.Started = true
+	return e
+}
+
+// spawn does something in the background that no request waits for.
+func (s *Server) spawn(do func()) {
+	go func() {
+		_ = s.Guard(s.base, func() error { // logged
+			do()
+			return nil
+		})
+	}()
+}
+
+// guarded is [Server.Guard] for handlers. What has begun to be sent is broken off, which tells a
+// client as much.
+func (s *Server) guarded(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		err := s.Guard(r.Context(), func() (err error) {
+			defer func() {
+				if p := recover(); p == http.ErrAbortHandler {
+					err = http.ErrAbortHandler
+				} else if p != nil {
+					panic(p)
+				}
+			}()
+			next.ServeHTTP(w, r)
+			return nil
+		})
+		switch {
+		case err == nil:
+		case errors.Is(err, http.ErrAbortHandler) || w.(*patient).begun.Load():
+			panic(http.ErrAbortHandler)
+		default:
+			api.AsError(err).Write(w)
+		}
+	})
+}
+
+// sinkWriter is one of a sink's, which goroutines of the engine write to.
+type sinkWriter struct {
+	io.Writer
+	s      *Server
+	o      *order
+	cancel context.CancelFunc // of the call
+	failed *atomic.Pointer[api.Error]
+}
+
+func (w sinkWriter) Write(b []byte) (n int, err error) {
+	defer func() {
+		if mistake := recover(); mistake != nil {
+			e := w.s.mistake(w.o.who.requestID, mistake)
+			w.failed.Store(e)
+			w.cancel()
+			n, err = 0, e
+		}
+	}()
+	return w.Writer.Write(b)
+}
+
+// writersOf are those of a sink; a mistake in one ends the call, and is in failed then.
+func (s *Server) writersOf(out sink, o *order, cancel context.CancelFunc) (stdout, stderr io.Writer, failed *atomic.Pointer[api.Error]) {
+	failed = &atomic.Pointer[api.Error]{}
+	stdout, stderr = out.writers()
+	for _, w := range []*io.Writer{&stdout, &stderr} {
+		if _, memory := (*w).(*stream.Buffer); !memory { // which the engine knows
+			*w = sinkWriter{*w, s, o, cancel, failed}
+		}
+	}
+	return stdout, stderr, failed
+}

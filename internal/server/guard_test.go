@@ -1,0 +1,158 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/workspace"
+)
+
+// broken has places in which a mistake is met, and counts those that are taken.
+type broken struct {
+	taken  atomic.Int64
+	output bool // not in Start, but in what the output is written to
+}
+
+func (b *broken) Take(context.Context, string, place.Policy) (place.Place, error) {
+	b.taken.Add(1)
+	return brokenPlace{b}, nil
+}
+func (*broken) Rooms() (idle, all int) { return 0, 0 }
+
+type brokenPlace struct{ *broken }
+
+func (brokenPlace) Kind() place.Kind               { return place.Cold }
+func (brokenPlace) Files() (*workspace.Dir, error) { panic("a mistake with files") }
+func (brokenPlace) Ended() <-chan struct{}         { return nil }
+func (b brokenPlace) Give() (*result.Result, error) {
+	b.taken.Add(-1)
+	return nil, nil
+}
+func (b brokenPlace) Start(ctx context.Context, c place.Command) (place.Running, error) {
+	if !b.output {
+		panic("a mistake at the start")
+	}
+	ended := make(chan struct{})
+	go func() { // as the engine has it
+		defer close(ended)
+		_, _ = c.Stdout.Write([]byte("x"))
+		<-ctx.Done()
+	}()
+	return brokenRun{ended}, nil
+}
+
+type brokenRun struct{ ended chan struct{} }
+
+func (w brokenRun) Wait() (*result.Result, error) {
+	<-w.ended
+	return &result.Result{Cause: result.Canceled, Verdict: result.Proven, Started: true}, nil
+}
+func (brokenRun) Signal(syscall.Signal) error      { return nil }
+func (brokenRun) SignalAlone(syscall.Signal) error { return nil }
+
+// A mistake ends the request that has met it, which is told so, and nothing else: nothing that
+// was taken for it stays taken, and the server goes on.
+func TestMistakes(t *testing.T) {
+	c := config.Default()
+	c.StateDir = filepath.Join(t.TempDir(), "state")
+	c.Tenant.Sessions, c.Tenant.Concurrency, c.Tenant.Queue, c.Calls.Most = 1, 1, 0, 1
+	source := &broken{}
+	var log bytes.Buffer
+	s, err := New(c, nil, source, slog.New(slog.NewJSONHandler(&log, nil)), "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := s.Handler(http.NotFoundHandler())
+	ask := func(method, path, body string, headers ...string) *httptest.ResponseRecorder {
+		t.Helper()
+		w := httptest.NewRecorder()
+		r := httptest.NewRequest(method, "http://sbxrun"+path, strings.NewReader(body))
+		r.Header.Set("Content-Type", "application/json")
+		r.Header.Set("X-Request-Id", "the-request")
+		for i := 0; i+1 < len(headers); i += 2 {
+			r.Header.Set(headers[i], headers[i+1])
+		}
+		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1")))
+		return w
+	}
+	const run, files = `{"argv":["true"]}`, `{"argv":["true"],"files":[{"path":"a","text":""}]}`
+	for _, test := range []struct {
+		path, body string
+		headers    []string
+	}{
+		{"/v1/run", run, nil}, {"/v1/run", files, nil}, {"/v1/run?stream=1", run, nil}, {"/v1/run", run, []string{"Idempotency-Key", "k"}}, {"/v1/run", run, []string{"Idempotency-Key", "k"}},
+		{"/v1/sessions", `{"files":[{"path":"a","text":""}]}`, nil}, {"/v1/sessions", `{"files":[{"path":"a","text":""}]}`, nil},
+	} {
+		w := ask(http.MethodPost, test.path, test.body, test.headers...)
+		var e api.Error
+		if err := json.Unmarshal(w.Body.Bytes(), &e); err != nil || w.Code != 500 || e.Failure.Code != api.Internal || !e.Started || !strings.Contains(e.Failure.Message, "the-request") {
+			t.Errorf("%s: %d %s", test.path, w.Code, w.Body)
+		}
+	}
+	for range 2 {
+		w := ask(http.MethodPost, "/v1/calls", run)
+		var status api.CallStatus
+		if err := json.Unmarshal(w.Body.Bytes(), &status); err != nil || w.Code != 202 {
+			t.Fatalf("%d %s", w.Code, w.Body)
+		}
+		if w = ask(http.MethodGet, "/v1/calls/"+status.ID+"?wait_ms=60000", ""); !strings.Contains(w.Body.String(), `"ended"`) || !strings.Contains(w.Body.String(), `"internal"`) {
+			t.Errorf("%s", w.Body)
+		}
+		if w = ask(http.MethodDelete, "/v1/calls/"+status.ID, ""); w.Code != 200 {
+			t.Errorf("%d %s", w.Code, w.Body)
+		}
+	}
+	if n, u, m := source.taken.Load(), s.gate.Uses()["uid-1"], s.memory.Used("uid-1"); n != 0 || u.Running != 0 || u.Waiting != 0 || m > 2*answerRest { // the key's
+		t.Errorf("%d rooms, %+v calls, %d bytes stay taken", n, u, m)
+	}
+	if !strings.Contains(log.String(), "a mistake at the start") || !strings.Contains(log.String(), `"request":"the-request"`) {
+		t.Error(log.String())
+	}
+
+	// In what a goroutine of the engine writes to.
+	source.output = true
+	o, err := s.check(who{tenant: "uid-1"}, &api.Call{Argv: []string{"true"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.carry(t.Context(), o, brokenSink{}, s.fresh)
+	if e := (*api.Error)(nil); !errors.As(err, &e) || e.Failure.Code != api.Internal || source.taken.Load() != 0 {
+		t.Errorf("%v, %d rooms", err, source.taken.Load())
+	}
+	done := make(chan struct{})
+	s.spawn(func() {
+		defer close(done)
+		panic("a mistake in the background")
+	})
+	<-done
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	s.Drain(ctx)
+	if ctx.Err() != nil {
+		t.Error("the server has something running")
+	}
+}
+
+// brokenSink makes a mistake with what it is given.
+type brokenSink struct{}
+
+func (b brokenSink) writers() (stdout, stderr io.Writer) { return b, b }
+func (brokenSink) started(place.Running)                 {}
+func (brokenSink) output(*result.Report)                 {}
+func (brokenSink) Write([]byte) (int, error)             { panic("a mistake with output") }
