@@ -129,16 +129,16 @@ func isImage(mediaType string) bool {
 // last tick (current_time, 100 a second at least).
 const tick = 10 * time.Millisecond
 
-// addFiles adds to a result what the call has written of the files that were asked for: a link
-// to each, and images that are not too large.
-func (f *Front) addFiles(ctx context.Context, res *sdk.CallToolResult, in common, a *api.Answer) {
-	began, err := time.Parse(result.TimeFormat, a.StartedAt)
+// addFiles adds to a result what a call that began then has written of the files that were asked
+// for: a link to each, and images that are not too large, of which there are so many already. It
+// returns these files.
+func (f *Front) addFiles(ctx context.Context, res *sdk.CallToolResult, in common, started string, files []api.FileOut, shown int) []api.FileOut {
+	began, err := time.Parse(result.TimeFormat, started)
 	if err != nil {
-		return // nothing has run
+		return files // nothing has run
 	}
-	shown := 0
-	written := a.Files[:0]
-	for _, out := range a.Files {
+	written := files[:0]
+	for _, out := range files {
 		switch {
 		case out.Error != "" && len(in.Collect) == 0:
 			continue // nobody has asked for it
@@ -163,5 +163,5 @@ func (f *Front) addFiles(ctx context.Context, res *sdk.CallToolResult, in common
 		size := out.Size
 		res.Content = append(res.Content, &sdk.ResourceLink{URI: uri, Name: out.Path, MIMEType: out.MediaType, Size: &size})
 	}
-	a.Files = written
+	return written
 }

@@ -49,6 +49,7 @@ type Settings struct {
 const instructions = `Runs programs in a sandbox of their own on this machine. When a call returns, everything that it has started is gone.
 A call without a session begins in an empty working directory, and nothing of it stays; images that it writes there come back, other files if collect names them.
 For files that stay from call to call, make a session with create_session and give its id to the other tools; end it with end_session.
+run_cell keeps variables from cell to cell, in an interpreter of a session.
 A non-zero exit code and a timeout are results like others: read them. An error means that nothing was run, unless it says otherwise.`
 
 // New makes the front of a server.

@@ -191,19 +191,12 @@ func (f *Front) addTools(p *sdk.Server) {
 		for i, l := range languages {
 			names[i] = l.Name
 		}
-		usual := names[0]
-		if slices.Contains(names, "python") {
-			usual = "python"
-		}
+		usual := usualOf(names)
 		add(f, p, &sdk.Tool{
 			Name: "run_code", Annotations: running("Run code"),
 			Description: "Run a program in a sandbox, and return what it has written and how it has ended. Languages: " + strings.Join(names, ", ") + ".",
 		}, func(in *jsonschema.Schema) {
-			l := in.Properties["language"]
-			for _, name := range names {
-				l.Enum = append(l.Enum, name)
-			}
-			l.Description += "; " + usual + " unless given"
+			choose(in, names, usual)
 		}, func(ctx context.Context, req *sdk.CallToolRequest, in runCode) (*sdk.CallToolResult, *api.Answer, error) {
 			if in.Language == "" {
 				in.Language = usual
@@ -211,6 +204,7 @@ func (f *Front) addTools(p *sdk.Server) {
 			return f.run(ctx, in.common, &api.Call{Language: in.Language, Code: in.Code})
 		})
 	}
+	f.addCells(p, languages, running("Run a cell"))
 	shell := "sh"
 	if slices.ContainsFunc(languages, func(l api.Language) bool { return l.Name == "bash" }) {
 		shell = "bash"
@@ -324,7 +318,7 @@ func (f *Front) run(ctx context.Context, in common, c *api.Call) (*sdk.CallToolR
 		return res, e.Report, nil
 	}
 	res := text("%s", words(a))
-	f.addFiles(ctx, res, in, a)
+	a.Files = f.addFiles(ctx, res, in, a.StartedAt, a.Files, 0)
 	return res, a, nil
 }
 
@@ -398,26 +392,35 @@ func words(a *api.Answer) string {
 	if a.Error != nil {
 		b.WriteString("\n" + a.Error.Message)
 	}
-	if len(a.Clamped) > 0 {
-		fmt.Fprintf(&b, "\ncut down to the server's maximum: %s", strings.Join(a.Clamped, ", "))
+	writeClamped(&b, a.Clamped)
+	if writeStreams(&b, a.Stdout, a.StdoutBase64, a.Stderr, a.StderrBase64) {
+		b.WriteString("\nno output")
 	}
-	silent := true
+	return b.String()
+}
+
+func writeClamped(b *strings.Builder, clamped []string) {
+	if len(clamped) > 0 {
+		fmt.Fprintf(b, "\ncut down to the server's maximum: %s", strings.Join(clamped, ", "))
+	}
+}
+
+// writeStreams tells what was written, and reports whether that is nothing.
+func writeStreams(b *strings.Builder, stdout, stdoutBase64, stderr, stderrBase64 *string) (silent bool) {
+	silent = true
 	for _, s := range []struct {
 		name        string
 		text, other *string
-	}{{"stdout", a.Stdout, a.StdoutBase64}, {"stderr", a.Stderr, a.StderrBase64}} {
+	}{{"stdout", stdout, stdoutBase64}, {"stderr", stderr, stderrBase64}} {
 		switch {
 		case s.text != nil && *s.text != "":
-			fmt.Fprintf(&b, "\n%s:\n%s", s.name, *s.text)
+			fmt.Fprintf(b, "\n%s:\n%s", s.name, *s.text)
 		case s.other != nil && *s.other != "":
-			fmt.Fprintf(&b, "\n%s: no text; stdout_base64 and stderr_base64 have it", s.name)
+			fmt.Fprintf(b, "\n%s: no text; stdout_base64 and stderr_base64 have it", s.name)
 		default:
 			continue
 		}
 		silent = false
 	}
-	if silent {
-		b.WriteString("\nno output")
-	}
-	return b.String()
+	return silent
 }

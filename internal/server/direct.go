@@ -57,6 +57,17 @@ func (s *Server) whileOpen(x *sessions.Session) way {
 	}
 }
 
+// Cell runs a cell in a session's interpreter. When it returns nothing of the cell runs any more
+// but what that has left in the background, which is the interpreter's.
+func (s *Server) Cell(ctx context.Context, session string, c *api.Cell) (*api.CellAnswer, error) {
+	o, language, err := s.checkCell(whose(ctx), c)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { o.buffers.Free() }()
+	return s.cell(ctx, session, o, language, c)
+}
+
 // CreateSession makes a session.
 func (s *Server) CreateSession(ctx context.Context, n *api.NewSession) (*api.Session, error) {
 	x, clamped, err := s.createSession(ctx, whose(ctx), n)

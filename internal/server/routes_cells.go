@@ -18,8 +18,7 @@ import (
 // cellResults is how many bytes the results of a cell may have.
 const cellResults = 8 << 20
 
-// cell runs a cell in a session's interpreter. When it returns nothing of the cell runs any
-// more but what that has left in the background, which is the interpreter's.
+// cell is [Server.Cell] of what was checked. The caller frees its buffers.
 func (s *Server) cell(ctx context.Context, session string, o *order, language cells.Language, c *api.Cell) (a *api.CellAnswer, err error) {
 	x, either, release, err := s.used(ctx, session)
 	if err != nil {

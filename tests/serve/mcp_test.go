@@ -186,7 +186,7 @@ func TestMCPTools(t *testing.T) {
 				t.Errorf("%s: output is %v", tool.Name, out["type"])
 			}
 		}
-		if want := []string{"create_session", "end_session", "list_files", "read_file", "run_code", "run_command", "write_file"}; !slices.Equal(names, want) {
+		if want := []string{"create_session", "end_session", "list_files", "read_file", "run_cell", "run_code", "run_command", "write_file"}; !slices.Equal(names, want) {
 			t.Errorf("%v", names)
 		}
 		for _, test := range []struct {
@@ -278,6 +278,76 @@ func TestMCPFiles(t *testing.T) {
 			if r, err := a.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: uri}); err == nil {
 				t.Errorf("%s: %+v", uri, r)
 			}
+		}
+	})
+}
+
+// Cells keep what they define; their values and figures come back, and an exception is a result.
+func TestMCPCells(t *testing.T) {
+	t.Parallel()
+	image, err := base64.StdEncoding.DecodeString(pixel)
+	if err != nil {
+		t.Fatal(err)
+	}
+	agents(t, "", func(t *testing.T, a *agent) {
+		session := structured[api.Session](t, a.use("create_session", nil)).ID
+		cell := func(code string, more ...any) (*mcp.CallToolResult, api.CellAnswer) {
+			arguments := map[string]any{"session": session, "code": code}
+			for i := 0; i+1 < len(more); i += 2 {
+				arguments[more[i].(string)] = more[i+1]
+			}
+			r := a.use("run_cell", arguments)
+			return r, structured[api.CellAnswer](t, r)
+		}
+		if r, c := cell("x = 6\nprint('in', 'print')\nx * 7"); c.Cause != "done" || c.State != "kept" || c.Number != 1 || said(r) != "cell 1: done\nstdout:\nin print\n\nvalue:\n42" {
+			t.Errorf("%q %+v", said(r), c)
+		}
+		if r, c := cell("1/0"); c.Exception == nil || c.State != "kept" || !strings.HasPrefix(said(r), "cell 2 has failed: ZeroDivisionError: ") || !strings.Contains(said(r), "Traceback") {
+			t.Errorf("%q %+v", said(r), c)
+		}
+		if r, c := cell("'a' * 1_000_000"); len(said(r)) > 80<<10 || !c.Results[0].Truncated {
+			t.Errorf("%d characters", len(said(r)))
+		}
+		r, _ := cell(`import base64
+class Picture:
+    def _repr_png_(self): return base64.b64decode("` + pixel + `")
+open("new.png", "wb").write(Picture()._repr_png_())
+Picture()`)
+		var pictures, links int
+		for _, c := range r.Content {
+			switch c := c.(type) {
+			case *mcp.ImageContent:
+				if pictures++; c.MIMEType != "image/png" || !bytes.Equal(c.Data, image) {
+					t.Errorf("%+v", c)
+				}
+			case *mcp.ResourceLink:
+				links++
+			}
+		}
+		if pictures != 2 || links != 1 {
+			t.Errorf("%d images and %d links: %s", pictures, links, said(r))
+		}
+		if r, c := cell("while True: pass", "timeout_ms", 200); !c.TimedOut || !strings.Contains(said(r), "timed out after 200 ms") {
+			t.Errorf("%q", said(r))
+		}
+		if r, c := cell("import os; os._exit(3)"); c.State != "lost" || !strings.Contains(said(r), "all that cells had defined is gone") {
+			t.Errorf("%q", said(r))
+		}
+		if r, c := cell("x"); c.Number != 1 || c.Exception == nil {
+			t.Errorf("%q", said(r))
+		}
+		for word, arguments := range map[string]map[string]any{
+			"language":        {"session": session, "code": "1", "language": "sh"},
+			"no such session": {"session": "none", "code": "1"},
+			"session":         {"code": "1"},
+		} {
+			r, err := a.CallTool(t.Context(), &mcp.CallToolParams{Name: "run_cell", Arguments: arguments})
+			if err == nil && (!r.IsError || !strings.Contains(said(r), word)) {
+				t.Errorf("%v: %+v", arguments, r)
+			}
+		}
+		if r := a.use("end_session", map[string]any{"session": session}); !strings.Contains(said(r), "proven") {
+			t.Errorf("%s", said(r))
 		}
 	})
 }
