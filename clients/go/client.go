@@ -18,6 +18,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -51,13 +52,28 @@ func New(address string) (*Client, error) {
 				network, address = "unix", path
 			}
 			conn, err := new(net.Dialer).DialContext(ctx, network, address)
-			if err != nil && ctx.Err() == nil {
+			if err == nil {
+				return patient{conn}, nil
+			}
+			if ctx.Err() == nil {
 				err = &Refused{Failure: Failure{Code: "unreachable", Message: fmt.Sprintf("the server cannot be reached: %v", err)}, Again: -1}
 			}
-			return conn, err
+			return nil, err
 		},
 	}}
 	return c, nil
+}
+
+// patient is a connection whose other end may answer before it has read all, and close. Then the
+// answer says why, or it does not come; net/http would drop it for the error of a write.
+type patient struct{ net.Conn }
+
+func (p patient) Write(b []byte) (int, error) {
+	n, err := p.Conn.Write(b)
+	if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
+		return len(b), nil
+	}
+	return n, err
 }
 
 // Run runs a command, or a program, in a fresh sandbox. When it returns nothing of it is left.

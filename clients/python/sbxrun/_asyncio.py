@@ -122,7 +122,7 @@ class AsyncClient:
 
 
 class _Connection(asyncio.Protocol):
-    """One request and its answer. asyncio's streams do not give what had come before a connection was reset."""
+    """One request and its answer. Streams of asyncio withhold what had come before a connection was reset."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -144,6 +144,16 @@ class _Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def connection_lost(self, exc: Optional[Exception]) -> None:
+        # A write that fails has asyncio read no more. The server may have answered before it has
+        # read all, and then it says why.
+        if isinstance(exc, (BrokenPipeError, ConnectionResetError)) and not self._transport.get_extra_info("sslcontext"):
+            with self._transport.get_extra_info("socket").dup() as rest:
+                rest.setblocking(False)
+                try:
+                    while chunk := rest.recv(1 << 16):
+                        self._received += chunk
+                except OSError:
+                    pass  # there is no more
         self._over = True
         self._changed.set()
         self._writable.set()
@@ -196,7 +206,7 @@ class _Connection(asyncio.Protocol):
     async def _send(self, data: bytes) -> None:
         for at in range(0, len(data), 1 << 16):
             await self._writable.wait()
-            if self._over:
+            if self._over or self._transport.is_closing():
                 return
             self._transport.write(data[at : at + (1 << 16)])
 
