@@ -60,7 +60,7 @@ func serveStdio(c *config.Config) error {
 	if err != nil {
 		return err
 	}
-	return front(s, c, log).Serve(told, fmt.Sprintf("uid-%d", os.Getuid()), os.Stdin, os.Stdout)
+	return front(s, c, log).Serve(told, fmt.Sprintf("%s%d", config.Local, os.Getuid()), os.Stdin, os.Stdout)
 }
 
 // ownState gives this process a state directory of its own, which is locked for as long as it

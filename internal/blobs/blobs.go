@@ -46,17 +46,23 @@ func Open(dir string, ttl time.Duration, total int64) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	s := &Store{dir: dir, ttl: ttl, total: total}
-	// What a server that was killed has left half-written is nobody's.
-	err := s.walk(func(name string, _ fs.FileInfo) {
-		if strings.HasPrefix(filepath.Base(name), partial) {
-			_ = os.Remove(name) // counted otherwise
+	s := &Store{dir: dir, ttl: ttl, total: total, used: map[string]int64{}}
+	err := s.walk(func(name string, st fs.FileInfo) {
+		// What a server that was killed has left half-written is nobody's.
+		if !strings.HasPrefix(filepath.Base(name), partial) || os.Remove(name) != nil {
+			s.count(name, perFile+st.Size())
 		}
 	})
 	if err != nil {
 		return nil, err
 	}
 	return s, s.Expire(time.Now())
+}
+
+// count adds to what a file's tenant has.
+func (s *Store) count(name string, n int64) {
+	s.used[filepath.Base(filepath.Dir(name))] += n
+	s.sum += n
 }
 
 // walk calls each with the files of all tenants.
@@ -75,18 +81,15 @@ func (s *Store) walk(each func(name string, st fs.FileInfo)) error {
 	})
 }
 
-// Expire removes what was not asked for since the time to live, and counts what there is.
+// Expire removes what was not asked for since the time to live. It does not count anew: what is
+// being written meanwhile is counted before it is there.
 func (s *Store) Expire(now time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.used, s.sum = map[string]int64{}, 0
 	return s.walk(func(name string, st fs.FileInfo) {
-		old := now.Sub(st.ModTime()) > s.ttl
-		if old && os.Remove(name) == nil {
-			return
+		if !strings.HasPrefix(filepath.Base(name), partial) && now.Sub(st.ModTime()) > s.ttl && os.Remove(name) == nil {
+			s.count(name, -perFile-st.Size())
 		}
-		s.used[filepath.Base(filepath.Dir(name))] += perFile + st.Size()
-		s.sum += perFile + st.Size()
 	})
 }
 
@@ -107,7 +110,7 @@ func (s *Store) Put(tenant string, r io.Reader, max, quota int64) (id string, si
 	defer func() {
 		f.Close()
 		if !kept {
-			_ = os.Remove(f.Name()) // what stays is removed when it is old
+			_ = os.Remove(f.Name()) // what stays the next server removes
 			s.reserve(tenant, -reserved, 0)
 		}
 	}()

@@ -86,3 +86,38 @@ func TestStore(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// What is being written while the old is removed is counted once, and not at all if it fails.
+func TestExpireMeanwhile(t *testing.T) {
+	s, err := Open(t.TempDir(), time.Hour, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, failing := range []bool{true, false} {
+		r, w := io.Pipe()
+		done := make(chan error)
+		go func() {
+			_, _, err := s.Put("a", r, 100, 1<<20)
+			done <- err
+		}()
+		if _, err := w.Write([]byte("half")); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Expire(time.Now().Add(2 * time.Hour)); err != nil {
+			t.Error(err)
+		}
+		want := int64(0)
+		if failing {
+			w.CloseWithError(errors.New("the client has left"))
+		} else {
+			w.Close()
+			want = perFile + 4
+		}
+		if err := <-done; (err != nil) != failing {
+			t.Error(err)
+		}
+		if s.Used()["a"] != want || s.sum != want {
+			t.Errorf("%d bytes, want %d", s.Used()["a"], want)
+		}
+	}
+}

@@ -5,8 +5,11 @@ import (
 	"crypto/subtle"
 	"encoding/hex"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"strings"
+	"syscall"
 )
 
 // Tokens are whom the server takes calls from. They are kept as they are in the file, hashed.
@@ -23,7 +26,19 @@ const hashed = "sha256:"
 // LoadTokens reads a file of lines TENANT sha256:HEX. What begins with # is a comment. A token
 // needs no salt, because it is random: nobody can list those that there may be.
 func LoadTokens(name string) (Tokens, error) {
-	text, err := os.ReadFile(name)
+	file, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	st, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if err := onlyOurs(name, st); err != nil {
+		return nil, err
+	}
+	text, err := io.ReadAll(file)
 	if err != nil {
 		return nil, err
 	}
@@ -37,7 +52,7 @@ func LoadTokens(name string) (Tokens, error) {
 			return nil, fmt.Errorf("%s:%d: want TENANT %sHEX", name, i+1, hashed)
 		}
 		if !validTenant(fields[0]) {
-			return nil, fmt.Errorf("%s:%d: tenant %q: want letters, digits, dots, dashes and underscores, at most 64, and a letter or digit first", name, i+1, fields[0])
+			return nil, fmt.Errorf("%s:%d: tenant %q: want letters, digits, dots, dashes and underscores, at most 64, a letter or digit first, and not %s in front, which users of a unix socket have", name, i+1, fields[0], Local)
 		}
 		sum, err := hex.DecodeString(strings.TrimPrefix(fields[1], hashed))
 		if err != nil || len(sum) != sha256.Size {
@@ -51,7 +66,24 @@ func LoadTokens(name string) (Tokens, error) {
 	return all, nil
 }
 
-// validTenant reports whether a name is one. It is also that of a directory, and a label of
+// onlyOurs refuses a file that others can write to: whoever adds a token is any tenant.
+func onlyOurs(name string, st fs.FileInfo) error {
+	const others = 0o022
+	switch owner := int(st.Sys().(*syscall.Stat_t).Uid); {
+	case !st.Mode().IsRegular():
+		return fmt.Errorf("token_file %s: it is not a regular file", name)
+	case owner != 0 && owner != os.Geteuid():
+		return fmt.Errorf("token_file %s: it belongs to uid %d, who could add tokens; chown it to root or to uid %d", name, owner, os.Geteuid())
+	case st.Mode().Perm()&others != 0:
+		return fmt.Errorf("token_file %s: others can write to it (mode %04o); chmod go-w %s", name, st.Mode().Perm(), name)
+	}
+	return nil
+}
+
+// Local begins the names of tenants who come by a unix socket, and of nobody else: uid-1000.
+const Local = "uid-"
+
+// validTenant reports whether a name is one of a token. It is also that of a directory, and a label of
 // metrics.
 func validTenant(name string) bool {
 	for i, c := range []byte(name) {
@@ -60,7 +92,7 @@ func validTenant(name string) bool {
 			return false
 		}
 	}
-	return name != "" && len(name) <= 64
+	return name != "" && len(name) <= 64 && !strings.HasPrefix(name, Local)
 }
 
 // Tenant returns whose token this is. It takes the same time for every token.

@@ -50,7 +50,8 @@ type furnishing struct {
 	tmpfs    []mounted
 	files    []*byte
 	readOnly []*byte
-	how      unix.OpenHow
+	dir      unix.OpenHow
+	file     unix.OpenHow
 }
 
 // mounted is a [Mounted].
@@ -70,7 +71,8 @@ func layFurnishing(b *proc.Block, f *Furnishing) furnishing {
 	}
 	return furnishing{wanted: true, noUserns: f.NoUserns, tmpfs: proc.Copy(b, list),
 		files: b.Texts(f.Files)[:len(f.Files)], readOnly: b.Texts(f.ReadOnly)[:len(f.ReadOnly)],
-		how: unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}}
+		dir:  unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS},
+		file: unix.OpenHow{Flags: unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}}
 }
 
 var (
@@ -112,10 +114,11 @@ func (e *entry) enterNew(room, outer uintptr) {
 func (e *entry) furnish() {
 	f := &e.furnishing
 	list := f.tmpfs
+	// Other sandboxes may write to what these lie in, so no link is followed.
 	for i := range list {
-		// Other sandboxes may write to what a tmpfs lies in, so no link is followed. That this
-		// is the root of a mount in the room the kernel checks (mount(2), MS_REMOUNT: EINVAL).
-		fd := e.must(stepTmpfs, unix.SYS_OPENAT2, uintptr(at), uintptr(unsafe.Pointer(list[i].target)), uintptr(unsafe.Pointer(&f.how)), unsafe.Sizeof(f.how), 0)
+		// That this is the root of a mount in the room the kernel checks (mount(2), MS_REMOUNT:
+		// EINVAL).
+		fd := e.must(stepTmpfs, unix.SYS_OPENAT2, uintptr(at), uintptr(unsafe.Pointer(list[i].target)), uintptr(unsafe.Pointer(&f.dir)), unsafe.Sizeof(f.dir), 0)
 		e.must(stepTmpfs, unix.SYS_FCHDIR, fd, 0, 0, 0, 0)
 		e.must(stepTmpfs, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&dot)), 0, unix.MS_REMOUNT|unix.MS_NOSUID|unix.MS_NODEV, uintptr(unsafe.Pointer(list[i].options)))
 		e.must(stepTmpfs, unix.SYS_FCHMODAT, uintptr(at), uintptr(unsafe.Pointer(&dot)), list[i].mode, 0, 0)
@@ -123,11 +126,16 @@ func (e *entry) furnish() {
 	}
 	files := f.files
 	for i := range files {
-		e.must(stepModes, unix.SYS_FCHMODAT, uintptr(at), uintptr(unsafe.Pointer(files[i])), FileMode, 0, 0)
+		fd := e.must(stepModes, unix.SYS_OPENAT2, uintptr(at), uintptr(unsafe.Pointer(files[i])), uintptr(unsafe.Pointer(&f.file)), unsafe.Sizeof(f.file), 0)
+		e.must(stepModes, unix.SYS_FCHMOD, fd, FileMode, 0, 0, 0)
+		e.must(stepModes, unix.SYS_CLOSE, fd, 0, 0, 0, 0)
 	}
 	mounts := f.readOnly
 	for i := range mounts {
-		e.must(stepReadOnly, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(mounts[i])), 0, unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, 0)
+		fd := e.must(stepReadOnly, unix.SYS_OPENAT2, uintptr(at), uintptr(unsafe.Pointer(mounts[i])), uintptr(unsafe.Pointer(&f.dir)), unsafe.Sizeof(f.dir), 0)
+		e.must(stepReadOnly, unix.SYS_FCHDIR, fd, 0, 0, 0, 0)
+		e.must(stepReadOnly, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&dot)), 0, unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, 0)
+		e.must(stepReadOnly, unix.SYS_CLOSE, fd, 0, 0, 0, 0)
 	}
 	e.must(stepSetns, unix.SYS_CHDIR, uintptr(unsafe.Pointer(&slash)), 0, 0, 0, 0)
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
@@ -126,7 +127,7 @@ func user(c net.Conn) string {
 	if raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }) != nil || err != nil {
 		return ""
 	}
-	return fmt.Sprintf("uid-%d", cred.Uid)
+	return fmt.Sprintf("%s%d", config.Local, cred.Uid)
 }
 
 // Peer is for http.Server.ConnContext: it keeps who is at the other end of a unix socket.

@@ -115,7 +115,7 @@ func (s present) Collect(out chan<- prometheus.Metric) {
 	gauge(descRooms, float64(idle), "idle")
 	gauge(descRooms, float64(all-idle), "busy")
 	sessions := map[string]int{}
-	for _, x := range s.rooms.List("") {
+	for _, x := range s.rooms.All() {
 		sessions[x.Tenant]++
 	}
 	for tenant, n := range sessions {

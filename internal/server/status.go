@@ -100,7 +100,7 @@ func (s *Server) status(by who) *api.Status {
 	if !s.seesAll(by) {
 		return out
 	}
-	m := &api.Machine{Places: s.settings.Load().Places, Sessions: len(s.rooms.List("")), Tasks: []api.TaskBound{}}
+	m := &api.Machine{Places: s.settings.Load().Places, Sessions: len(s.rooms.All()), Tasks: []api.TaskBound{}}
 	for _, use := range uses {
 		m.Running += use.Running
 		m.Waiting += use.Waiting

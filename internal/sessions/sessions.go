@@ -5,6 +5,7 @@ package sessions
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -224,16 +225,16 @@ func (st *Store) Get(tenant, id string) (*Session, error) {
 	return nil, api.NewError(api.NoSuchSession, "there is no such session", "GET /v1/sessions lists them")
 }
 
-// List returns a tenant's sessions in the order in which they were made; "" is all tenants'.
-func (st *Store) List(tenant string) []*Session {
+// All returns the sessions of all tenants.
+func (st *Store) All() []*Session {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	var found []*Session
-	for _, s := range st.all {
-		if tenant == "" || s.Tenant == tenant {
-			found = append(found, s)
-		}
-	}
+	return slices.Collect(maps.Values(st.all))
+}
+
+// List returns a tenant's sessions in the order in which they were made.
+func (st *Store) List(tenant string) []*Session {
+	found := slices.DeleteFunc(st.All(), func(s *Session) bool { return s.Tenant != tenant })
 	slices.SortFunc(found, func(a, b *Session) int {
 		if n := a.Made.Compare(b.Made); n != 0 {
 			return n
@@ -246,7 +247,7 @@ func (st *Store) List(tenant string) []*Session {
 // Close ends all sessions at once, and returns when nothing of them is left.
 func (st *Store) Close() {
 	var all sync.WaitGroup
-	for _, s := range st.List("") {
+	for _, s := range st.All() {
 		all.Go(func() { st.End(s, result.Canceled) })
 	}
 	all.Wait()

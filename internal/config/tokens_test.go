@@ -1,0 +1,62 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// What others can write to says nothing of whom the server may trust, and no token is of a tenant
+// that a user of the socket is.
+func TestLoadTokens(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "tokens")
+	sum := " sha256:" + strings.Repeat("0", 64) + "\n"
+	for _, test := range []struct {
+		name, text string
+		mode       os.FileMode
+		word       string
+	}{
+		{"right", "a" + sum + "# comment\n\nb-1" + sum, 0o600, ""},
+		{"readable", "a" + sum, 0o644, ""},
+		{"group", "a" + sum, 0o620, "chmod go-w"},
+		{"others", "a" + sum, 0o602, "chmod go-w"},
+		{"of a socket", "uid-0" + sum, 0o600, "uid-"},
+		{"path", "../a" + sum, 0o600, "tenant"},
+		{"no hash", "a b\n", 0o600, "sha256:HEX"},
+		{"empty", "", 0o600, "no token"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if err := os.WriteFile(name, []byte(test.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			defer os.Remove(name)
+			if err := os.Chmod(name, test.mode); err != nil {
+				t.Fatal(err)
+			}
+			_, err := LoadTokens(name)
+			if test.word == "" && err != nil || test.word != "" && (err == nil || !strings.Contains(err.Error(), test.word)) {
+				t.Errorf("%v, want %q", err, test.word)
+			}
+		})
+	}
+	if _, err := LoadTokens(filepath.Dir(name)); err == nil {
+		t.Error("a directory")
+	}
+	if err := os.WriteFile(name, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	st, err := os.Stat(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := onlyOurs(name, others{st}); err == nil || !strings.Contains(err.Error(), "chown") {
+		t.Errorf("another user's: %v", err)
+	}
+}
+
+// others is another user's file.
+type others struct{ os.FileInfo }
+
+func (others) Sys() any { return &syscall.Stat_t{Uid: 12345} }
