@@ -79,7 +79,7 @@ func TestEveryday(t *testing.T) {
 		{name: "tar and untar, -w", setup: `echo text >f`, args: append([]string{"-w"}, sh("tar -cf t.tar f && mkdir x && tar -xf t.tar -C x --no-same-owner && cat x/f")...), stdout: `^text$`},
 
 		// What needs more of the host than the directory.
-		{name: "git in a subdirectory", setup: repo, dir: "sub", args: []string{"git", "log", "--oneline"}, code: 128, line: `hint: the repository begins above the current directory, where it sees nothing; --cwd-root HERE shows all of it`},
+		{name: "git in a subdirectory", setup: repo, dir: "sub", args: []string{"git", "log", "--oneline"}, code: 128, line: `hint: the repository begins above the current directory, and is not shown; --cwd-root HERE shows all of it`},
 		{name: "git in a subdirectory, --cwd-root", setup: repo, dir: "sub", args: []string{"--cwd-root", "..", "git", "log", "--oneline"}, stdout: ` first$`},
 		{name: "a library beside", setup: repo, dir: "sub", args: []string{"cat", "../lib/file"}, code: 1, line: `hint: "HERE/lib/file" is not shown in the sandbox; --cwd-root HERE shows it and the current directory`},
 		{name: "a library beside, --cwd-root", setup: repo, dir: "sub", args: []string{"--cwd-root", "..", "cat", "../lib/file"}, stdout: `^lib$`},
@@ -107,7 +107,7 @@ func TestEveryday(t *testing.T) {
 		{name: "a program of ~/.local/bin, --tools", setup: `mkdir -p $HOME/.local/bin; printf '#!/bin/sh\necho ran\n' >$HOME/.local/bin/own; chmod 755 $HOME/.local/bin/own`, path: "HOME/.local/bin",
 			args: []string{"--tools", "own"}, stdout: `^ran$`},
 		{name: "a program of ~/bin in a script", setup: `mkdir -p $HOME/bin; printf '#!/bin/sh\necho ran\n' >$HOME/bin/own; chmod 755 $HOME/bin/own`, path: "HOME/bin", args: sh("own"), code: 127,
-			line: `hint: a command may be in a directory of PATH that the sandbox does not show; --tools shows them`},
+			line: `hint: a command may be in a directory of PATH that the sandbox does not show; --tools shows it`},
 		{name: "pip install --user, --tools", setup: `d=$HOME/.local/lib/python$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')/site-packages; mkdir -p $d; echo 'answer = 42' >$d/usermodule.py`,
 			args: []string{"--tools", "python3", "-c", "import usermodule; print(usermodule.answer)"}, stdout: `^42$`},
 		{name: "npm's global packages, --tools", setup: `mkdir -p $HOME/.npm-global/bin $HOME/.npm-global/lib/node_modules/own; printf '#!/usr/bin/env node\nconsole.log("global")\n' >$HOME/.npm-global/lib/node_modules/own/cli.js;
@@ -253,7 +253,7 @@ func TestEverydayExecHint(t *testing.T) {
 	}{
 		{b, "touch new", "it could read the current directory, but not write to it; at sbxrun start, -w lets it write there"},
 		{b, "ls ../lib", `"` + top + `/lib" is not shown in the sandbox; at sbxrun start, --cwd-root ` + top + " shows it and the current directory"},
-		{b, "git log", "the repository begins above the current directory, where it sees nothing; at sbxrun start, --cwd-root " + top + " shows all of it"},
+		{b, "git log", "the repository begins above the current directory, and is not shown; at sbxrun start, --cwd-root " + top + " shows all of it"},
 		{w, "python3 -c import('socket').create_connection(('192.0.2.1',9))", "it tried to reach a network, and has none; at sbxrun start, --net host gives it the host's"},
 		{w, "cat f", "it saw nothing of the current directory, and its home is empty; at sbxrun start, --ro-bind NAME shows a file or a directory"},
 		{b, "cat f", ""},
@@ -272,7 +272,7 @@ func TestEverydayExecHint(t *testing.T) {
 	}
 	// docker's rm.
 	r, text := said(t, func(o harness.Options) *harness.Process { return s.Start(o, "rm", "web") })
-	if want := "sbxrun: hint: this rm removes files, and the sandbox web is none; sbxrun cleanup web removes the record of one that has ended"; r.ExitCode != 1 || !strings.Contains(text, want) {
+	if want := "sbxrun: hint: rm removes files, not the sandbox web; sbxrun cleanup web removes its record when it has ended"; r.ExitCode != 1 || !strings.Contains(text, want) {
 		t.Errorf("rm: exit code %d, %s", r.ExitCode, text)
 	}
 }

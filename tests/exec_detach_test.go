@@ -239,7 +239,7 @@ func TestExecHandleLogMax(t *testing.T) {
 		t.Errorf("%s", r.Raw())
 	}
 	r := s.Run("logs", d.Handle)
-	if string(r.Stdout) != "0123456789" || !strings.HasPrefix(string(r.Stderr), "short\nsbxrun: stdout is cut: of 17 bytes") {
+	if string(r.Stdout) != "0123456789" || !strings.HasPrefix(string(r.Stderr), "short\nsbxrun: stdout is incomplete: the command wrote 17 bytes") {
 		t.Errorf("%q %q", r.Stdout, r.Stderr)
 	}
 	d = b.Detach([]string{"--log-max", "10", "--output-limit", "kill"}, "sh", "-c", "echo 0123456789abcdef; exec sleep 60")

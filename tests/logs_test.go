@@ -144,7 +144,7 @@ func TestLogMax(t *testing.T) {
 		if r.ExitCode != 0 || !bytes.Equal(r.Stdout, want.Bytes()[:limit]) {
 			t.Errorf("exit code %d: %d bytes, and not the head", r.ExitCode, len(r.Stdout))
 		}
-		if !strings.Contains(string(r.Stderr), "short\n") || !strings.Contains(string(r.Stderr), "stdout is cut") || !strings.Contains(string(r.Stderr), "6888896") {
+		if !strings.Contains(string(r.Stderr), "short\n") || !strings.Contains(string(r.Stderr), "stdout is incomplete") || !strings.Contains(string(r.Stderr), "6888896") {
 			t.Errorf("stderr %q", r.Stderr)
 		}
 	}

@@ -36,7 +36,7 @@ func TestWords(t *testing.T) {
 		t.Errorf("--workdir .: exit code %d, stderr %q", r.ExitCode, r.Stderr)
 	}
 	r = harness.Start(t, harness.Options{Bare: true, Env: []string{"PATH="}}, "true").Wait()
-	if want := "sbxrun: error: bubblewrap cannot be looked for: PATH is empty or not set; set it: PATH=/usr/bin:/bin\n"; r.ExitCode != 125 || string(r.Stderr) != want {
+	if want := "sbxrun: error: cannot look for bubblewrap: PATH is empty or not set; set it: PATH=/usr/bin:/bin\n"; r.ExitCode != 125 || string(r.Stderr) != want {
 		t.Errorf("without PATH: exit code %d, stderr %q", r.ExitCode, r.Stderr)
 	}
 	// A negative number is a value.
@@ -63,7 +63,8 @@ func TestTimeoutHint(t *testing.T) {
 		{[]string{"5", "sleep", "1"}, 127, "; for a deadline write --timeout 5\n"},
 		{[]string{"-k", "1", "-s", "INT", "5", "sleep", "1"}, 127, "; for a deadline write --timeout 5\n"},
 		{[]string{"stop", "web"}, 127, "; to end a sandbox write sbxrun kill\n"},
-		{[]string{"completion", "bash"}, 127, "; completions are files, installed beside the man pages; ./setup.sh completions makes them\n"},
+		{[]string{"--state-dir", "/x", "inspect", "web"}, 127, "; a command of sbxrun's own is its first word: sbxrun inspect\n"},
+		{[]string{"completion", "bash"}, 127, "; completions are files, which the packages install, and ./setup.sh completions writes\n"},
 		{[]string{"ls -l"}, 127, "; a command line in one word is for a shell: write sh -c before it\n"},
 		{[]string{"--env", "PATH=" + dir, "stop", "x"}, 0, ""},
 		{[]string{"-t", "nosuch"}, 127, "PATH /usr/bin:/bin\n"},
@@ -111,8 +112,8 @@ func TestRemovedDirectory(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"--workdir", "/tmp", "--bind", ".:/x", "ls", "/x"}, `bind ".:/x": there is no current directory to look from`},
-		{[]string{"--workdir", "/tmp", "--ro-bind", "etc:/x", "ls", "/x"}, `bind "etc:/x": there is no current directory to look from`},
+		{[]string{"--workdir", "/tmp", "--bind", ".:/x", "ls", "/x"}, `bind ".:/x": the current directory was removed, or cannot be reached`},
+		{[]string{"--workdir", "/tmp", "--ro-bind", "etc:/x", "ls", "/x"}, `bind "etc:/x": the current directory was removed, or cannot be reached`},
 		{[]string{"--report", "r.json", "--workdir", "/tmp", "true"}, `cannot write the report to "r.json": its directory was removed`},
 		{[]string{"true"}, "the current directory cannot be used: it was removed"},
 	} {

@@ -70,7 +70,7 @@ func readEnvironmentFile(name string) ([]byte, error) {
 func readDescriptor(name, number string) ([]byte, error) {
 	const pipeBound = 30 * time.Second
 	if caller != nil {
-		return nil, fmt.Errorf("%q: descriptors are not handed to what runs in the background; name a file", name)
+		return nil, fmt.Errorf("%q: the caller's descriptors are not passed on to the background; name a file", name)
 	}
 	n, err := strconv.ParseUint(number, 10, 31)
 	if err != nil {

@@ -119,7 +119,7 @@ func (x *execution) checkFlags() error {
 	case x.flags.Detach && x.flags.Tty:
 		return errDetachedOnTerminal
 	case x.flags.Detach && (strings.HasPrefix(x.flags.Report, "fd:") || descriptor(x.flags.Report) != ""):
-		return errors.New("--detach: the report cannot go to a descriptor, which ends with us; name a file")
+		return errors.New("--detach: the report cannot go to a descriptor of the caller; name a file")
 	}
 	if err := x.checkOutput(); err != nil {
 		return err

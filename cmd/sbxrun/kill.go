@@ -56,7 +56,7 @@ func (k *killer) check(names []string) (err error) {
 	case k.many() && len(names) > 0:
 		return errors.New("kill: either names, or --all or --tag")
 	case !k.many() && len(names) == 0:
-		return errors.New("kill what? name a sandbox, or --tag, or --all")
+		return errors.New("nothing to kill: name a sandbox, or give --tag or --all")
 	}
 	k.tags, err = parseTags(k.flags.Tag)
 	return err

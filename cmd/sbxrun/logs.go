@@ -156,7 +156,7 @@ func (l *reader) noteCut() {
 		cut   bool
 	}{{"stdout", logs.StdoutBytes, logs.StdoutTruncated}, {"stderr", logs.StderrBytes, logs.StderrTruncated}} {
 		if s.cut && (l.flags.Stream == "" || l.flags.Stream == s.name) {
-			say(fmt.Sprintf("sbxrun: %s is cut: of %d bytes or more that the command has written only the head is kept (--log-max)", s.name, s.bytes))
+			say(fmt.Sprintf("sbxrun: %s is incomplete: the command wrote %d bytes or more, and only the first are kept (--log-max)", s.name, s.bytes))
 		}
 	}
 }

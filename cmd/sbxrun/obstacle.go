@@ -100,7 +100,7 @@ func recordMeant(argv []string) (what, remedy string) {
 	if err != nil {
 		return "", ""
 	}
-	return "this rm removes files, and " + e.What() + " is none", "sbxrun cleanup " + name + " removes the record of one that has ended"
+	return "rm removes files, not " + e.What(), "sbxrun cleanup " + name + " removes its record when it has ended"
 }
 
 // unreached counts, by a text as in /proc/net/snmp, how often somebody has tried to reach

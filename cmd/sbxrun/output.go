@@ -68,7 +68,7 @@ func (c *command) checkOutput() error {
 	return nil
 }
 
-var errJSONOnTerminal = errors.New("--json and --tty do not go together: a terminal has one stream for both")
+var errJSONOnTerminal = errors.New("--json cannot be combined with --tty: on a terminal stdout and stderr are one stream")
 
 // limits is the limit as the report has it, if it was asked for.
 func (o *outputLimit) limits() []result.Limit {

@@ -31,7 +31,7 @@ func policyOf(f *cli.View, l *cli.Limits, command []string) (p room.Policy, err 
 	}
 	if f.Write {
 		if f.Cwd != "" && p.Cwd != room.CwdReadWrite {
-			return p, fmt.Errorf("-w is --cwd rw, and there is --cwd %s", f.Cwd)
+			return p, fmt.Errorf("-w means --cwd rw, but --cwd %s is given, too", f.Cwd)
 		}
 		p.Cwd = room.CwdReadWrite
 	}

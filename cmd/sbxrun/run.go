@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -108,7 +109,7 @@ func (r *runner) diagnose(res *result.Result) {
 		return
 	}
 	if m := r.flags.Memory; m > 0 && m < tight {
-		res.Err.Hint = "does --memory leave enough for the command to start?"
+		res.Err.Hint = "--memory may be too small for the command to start"
 		return
 	}
 	// What is scarce for us is scarce for the diagnosis.
@@ -185,7 +186,10 @@ func meant(word string, tty bool) string {
 	case "stop":
 		return "to end a sandbox write sbxrun kill"
 	case "completion":
-		return "completions are files, installed beside the man pages; ./setup.sh completions makes them"
+		return "completions are files, which the packages install, and ./setup.sh completions writes"
+	}
+	if slices.ContainsFunc(cli.Commands(), func(c cli.Command) bool { return c.Name == word }) {
+		return "a command of sbxrun's own is its first word: sbxrun " + word
 	}
 	if strings.ContainsAny(word, " \t\n") {
 		return "a command line in one word is for a shell: write sh -c before it"

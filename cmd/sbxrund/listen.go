@@ -36,11 +36,11 @@ func listen(c *config.Config) ([]net.Listener, error) {
 	most := server.NewConnections(c.Connections)
 	for i, l := range all {
 		if l == nil {
-			return nil, errors.New("systemd has handed over a socket that is none to listen on")
+			return nil, errors.New("systemd has passed a socket that does not listen")
 		}
 		if l.Addr().Network() != "unix" {
 			if c.TokenFile == "" {
-				return nil, errors.New("systemd has handed over a TCP socket, which is refused without token_file")
+				return nil, errors.New("systemd has passed a TCP socket, which is refused without token_file")
 			}
 		}
 		all[i] = most.Of(l)
@@ -86,7 +86,7 @@ func listenUnix(name string) (net.Listener, error) {
 	locks = append(locks, lock)
 	if st, err := os.Lstat(name); err == nil {
 		if st.Mode()&os.ModeSocket == 0 {
-			return nil, fmt.Errorf("listen on %s: it is there already, and no socket", name)
+			return nil, fmt.Errorf("listen on %s: the path exists, and is not a socket", name)
 		}
 		if err := os.Remove(name); err != nil {
 			return nil, err

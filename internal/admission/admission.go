@@ -119,7 +119,7 @@ func Ask(ctx context.Context, t Terms) (*Leave, error) {
 // Check finds what is wrong with the terms for everybody.
 func (t Terms) Check() error {
 	if t.OnPressure == Ignore && t.MaxParallel > 0 {
-		return errors.New("--max-parallel and --on-pressure ignore do not go together: a bound that is ignored is none")
+		return errors.New("--max-parallel cannot be combined with --on-pressure ignore")
 	}
 	return nil
 }
@@ -337,7 +337,7 @@ func (a *Leave) busy(why string, cause error) error {
 	e := &result.Error{Code: "busy", ExitCode: result.ExitBusy, Message: "busy: " + why, Hint: "try again later, or let it wait with --on-pressure wait", Err: cause}
 	if a.OnPressure == Wait {
 		e.Message += ", for longer than " + values.Duration(a.WaitTimeout).String()
-		e.Hint = "try again later; sbxrun stats tells what is in use"
+		e.Hint = "try again later; sbxrun stats shows what is in use"
 	}
 	return e
 }
@@ -357,7 +357,7 @@ func (a *Leave) Explain(e *result.Error) *result.Error {
 	case !errors.Is(e, unix.EAGAIN) && !a.wasRefused():
 		return e
 	}
-	return &result.Error{Code: "busy", ExitCode: result.ExitBusy, Message: "busy: no more processes can be started: " + e.Message, Hint: "try again later; sbxrun stats tells what is in use", Err: e}
+	return &result.Error{Code: "busy", ExitCode: result.ExitBusy, Message: "busy: no more processes can be started: " + e.Message, Hint: "try again later; sbxrun stats shows what is in use", Err: e}
 }
 
 func (a *Leave) wasRefused() bool {

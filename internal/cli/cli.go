@@ -190,7 +190,7 @@ type Name string
 // UnmarshalText sets n to any text but the empty one.
 func (n *Name) UnmarshalText(text []byte) error {
 	if len(text) == 0 {
-		return errors.New("a name is not empty")
+		return errors.New("the name is empty")
 	}
 	*n = Name(text)
 	return nil

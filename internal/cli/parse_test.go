@@ -150,7 +150,7 @@ func TestParseErrors(t *testing.T) {
 		{"run --json=maybe x", `--json: "maybe": want true or false`},
 		{"run --net bogus x", `--net "bogus": want none or host`},
 		{"run --on-pressure= x", `--on-pressure "": want refuse, wait or ignore`},
-		{"start --name= x", "--name: a name is not empty"},
+		{"start --name= x", "--name: the name is empty"},
 		{"start --ready-tcp= --ready-log x y", "--ready-tcp and --ready-log can't be used together"},
 		{"wait web --log x --ready", "--ready and --log can't be used together"},
 		{"ps --json --names", "--names and --json can't be used together"},

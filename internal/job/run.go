@@ -191,7 +191,7 @@ func (r *Run) carryOut() (*result.Result, error) {
 	case !delivered:
 		res.Err = &result.Error{Code: "output", ExitCode: result.ExitOutput, Message: "the rest of the output is lost: its writer does not return", Err: os.ErrDeadlineExceeded}
 	case len(left) > 0:
-		res.Err = &result.Error{Code: "left", Message: "the command is gone, and something beside it was left: " + left[0].Error(), Err: left[0]}
+		res.Err = &result.Error{Code: "left", Message: "the command is gone, but something else was left behind: " + left[0].Error(), Err: left[0]}
 	}
 	if res.Err != nil {
 		return &res, res.Err

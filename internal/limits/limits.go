@@ -111,7 +111,7 @@ func (r Request) check() *result.Error {
 	case math.IsNaN(r.CPUs) || r.CPUs != 0 && (r.CPUs < minCPUs || r.CPUs > maxCPUs):
 		return wrong("cpus", fmt.Sprintf("%v is out of range", r.CPUs), fmt.Sprintf("give %v to %v", minCPUs, maxCPUs))
 	case r.Pids != 0 && r.Pids < minPids:
-		return wrong("pids", fmt.Sprintf("%d is too few", r.Pids), fmt.Sprintf("give at least %d: init and the command are two, and the way in takes two more for a moment", minPids))
+		return wrong("pids", fmt.Sprintf("%d is too few", r.Pids), fmt.Sprintf("give at least %d: two for init and the command, and two more to enter the sandbox", minPids))
 	case r.Memory != 0 && r.Memory < minMemory:
 		return wrong("memory", fmt.Sprintf("%d bytes are too few", r.Memory), "give at least 1M: a sandbox itself takes that")
 	case r.MemorySwap < -1:

@@ -162,7 +162,7 @@ func checkFile(v view, name, p, home string) error {
 		return nil // relative to the working directory; the kernel will say
 	}
 	if at, err := v.resolve(interpreter); err != nil || at == "" {
-		e := notExecutable(name, fmt.Sprintf("its interpreter %q is not there in the sandbox", interpreter), "")
+		e := notExecutable(name, fmt.Sprintf("its interpreter %q does not exist in the sandbox", interpreter), "")
 		// Of a venv the interpreter is a link, often to what is not shown.
 		if real, err := filepath.EvalSymlinks(interpreter); err == nil {
 			e.Hint = "--ro-bind " + shellQuote(bindFor(real, home))

@@ -168,18 +168,18 @@ func TestCheckCommand(t *testing.T) {
 		{name: "a copied file", command: "/etc/hosts", want: notExecutable(`command "/etc/hosts" cannot be executed: permission denied`, "")},
 		{name: "a named pipe", command: "./pipe", want: notExecutable(`command "./pipe" cannot be executed: it is not a regular file`, "")},
 		{name: "escape sequence as an interpreter", command: "./escape",
-			want: notExecutable(`command "./escape" cannot be executed: its interpreter "/no/\x1b[2J\a\x9b" is not there in the sandbox`, "")},
+			want: notExecutable(`command "./escape" cannot be executed: its interpreter "/no/\x1b[2J\a\x9b" does not exist in the sandbox`, "")},
 		{name: "a directory", command: "./dir", want: notExecutable(`command "./dir" cannot be executed: it is a directory`, "")},
 		{name: "a directory of the sandbox's own", command: "/tmp", want: notExecutable(`command "/tmp" cannot be executed: it is a directory`, "")},
 		{name: "a loop", command: "/usr/bin/loop", want: notExecutable(`command "/usr/bin/loop" cannot be executed: too many levels of symbolic links`, "")},
 		{name: "bad interpreter", command: "./missing",
-			want: notExecutable(`command "./missing" cannot be executed: its interpreter "/usr/bin/none" is not there in the sandbox`, "")},
+			want: notExecutable(`command "./missing" cannot be executed: its interpreter "/usr/bin/none" does not exist in the sandbox`, "")},
 		{name: "bad interpreter, no newline", command: "./noline",
-			want: notExecutable(`command "./noline" cannot be executed: its interpreter "/usr/bin/none" is not there in the sandbox`, "")},
+			want: notExecutable(`command "./noline" cannot be executed: its interpreter "/usr/bin/none" does not exist in the sandbox`, "")},
 		{name: "interpreter only on the host", command: "./hosts",
-			want: notExecutable(`command "./hosts" cannot be executed: its interpreter "TOP/opt/prog" is not there in the sandbox`, "--ro-bind TOP/opt")},
+			want: notExecutable(`command "./hosts" cannot be executed: its interpreter "TOP/opt/prog" does not exist in the sandbox`, "--ro-bind TOP/opt")},
 		{name: "interpreter that is a link to what is only on the host", command: "./venv",
-			want: notExecutable(`command "./venv" cannot be executed: its interpreter "TOP/work/python" is not there in the sandbox`, "--ro-bind TOP/opt")},
+			want: notExecutable(`command "./venv" cannot be executed: its interpreter "TOP/work/python" does not exist in the sandbox`, "--ro-bind TOP/opt")},
 	}
 	places := strings.NewReplacer("TOP", top, "TOOLS", tools)
 	for _, tt := range tests {

@@ -30,7 +30,7 @@ type Program struct {
 func Find(searchPath string) (Program, error) {
 	name := lookup(searchPath)
 	if name == "" && searchPath == "" {
-		return Program{}, &result.Error{Code: "bwrap-missing", Message: "bubblewrap cannot be looked for: PATH is empty or not set", Hint: "set it: PATH=/usr/bin:/bin"}
+		return Program{}, &result.Error{Code: "bwrap-missing", Message: "cannot look for bubblewrap: PATH is empty or not set", Hint: "set it: PATH=/usr/bin:/bin"}
 	}
 	if name == "" {
 		return Program{}, &result.Error{
@@ -66,7 +66,7 @@ func Find(searchPath string) (Program, error) {
 	if p.older(leastMinor) {
 		return Program{}, &result.Error{
 			Code:    "bwrap-too-old",
-			Message: fmt.Sprintf("bubblewrap %s at %s is too old: 0.%d is the least", p.Version, name, leastMinor),
+			Message: fmt.Sprintf("bubblewrap %s at %s is too old: 0.%d or later is needed", p.Version, name, leastMinor),
 			Hint:    "install a newer one: " + InstallHint(),
 		}
 	}

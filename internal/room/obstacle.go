@@ -110,11 +110,11 @@ func (s scene) obstacle(f Failure, c Caller) (what, remedy string) {
 	const notFound, notExecutable, gitFails = 127, 126, 128
 	switch {
 	case (f.Code == notFound || f.Code == notExecutable) && s.hidesPath(c.Path):
-		return "a command may be in a directory of PATH that the sandbox does not show", "--tools shows them"
+		return "a command may be in a directory of PATH that the sandbox does not show", "--tools shows it"
 	case f.Network:
 		return "it tried to reach a network, and has none", "--net host gives it the host's"
 	case name == "git" && f.Code == gitFails && s.repository(c.Home) != "":
-		return "the repository begins above the current directory, where it sees nothing", "--cwd-root " + shellQuote(s.repository(c.Home)) + " shows all of it"
+		return "the repository begins above the current directory, and is not shown", "--cwd-root " + shellQuote(s.repository(c.Home)) + " shows all of it"
 	case f.Code == 1 && slices.Contains(answers, name):
 		return "", ""
 	case s.sight.readOnly(s.workdir):

@@ -638,7 +638,7 @@ func checkWorkdir(v view, dir string, cred *proc.Cred) error {
 	host, err := v.resolve(dir)
 	switch st, serr := os.Stat(host); {
 	case err != nil:
-		e.Message = fmt.Sprintf("working directory %q is not there in the sandbox", dir)
+		e.Message = fmt.Sprintf("working directory %q does not exist in the sandbox", dir)
 		e.Err = err
 	case host == "" && !v.isCopy(dir):
 		return nil // the sandbox's own
@@ -650,7 +650,7 @@ func checkWorkdir(v view, dir string, cred *proc.Cred) error {
 		e.Message = fmt.Sprintf("working directory %q is not a directory", dir)
 	case cred != nil && !searchable(st, v.identity(host, cred)):
 		e.Message = fmt.Sprintf("working directory %q cannot be entered by uid %d, which root's sandboxes run under", dir, cred.UID)
-		e.Hint = "-w shows the current directory, and --bind another one, as the sandbox's own, writable; or chmod it"
+		e.Hint = "-w maps the current directory's owner to the sandbox, and lets it write there; --bind does so with another one; or chmod it"
 	default:
 		return nil
 	}

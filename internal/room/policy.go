@@ -93,7 +93,7 @@ func ParseBind(arg, dir string) (source, dest string, err error) {
 	source = parts[0]
 	if !path.IsAbs(source) {
 		if dir == "" {
-			return "", "", fmt.Errorf("bind %q: there is no current directory to look from: it was removed, or cannot be reached; name the whole path", arg)
+			return "", "", fmt.Errorf("bind %q: the current directory was removed, or cannot be reached; give an absolute path", arg)
 		}
 		source = path.Join(dir, source)
 	}
@@ -209,7 +209,7 @@ func (p *Policy) validate() error {
 	seen := map[string]bool{}
 	for _, m := range p.Mounts {
 		if seen[m.Dest] {
-			return usage("%q is given twice as a place in the sandbox", m.Dest)
+			return usage("%q is given twice as a destination in the sandbox", m.Dest)
 		}
 		seen[m.Dest] = true
 		if strings.IndexByte(m.Source+m.Dest, 0) >= 0 {

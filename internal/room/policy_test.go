@@ -158,9 +158,9 @@ func TestPolicyValidate(t *testing.T) {
 		{"same place twice", func(p *Policy) {
 			p.Mounts = []Mount{{Source: "/a", Dest: "/x"}, {Source: "/b", Dest: "/x", Kind: ReadWrite}}
 		},
-			`"/x" is given twice as a place in the sandbox`},
+			`"/x" is given twice as a destination in the sandbox`},
 		{"same place twice, one left out if missing", func(p *Policy) { p.Mounts = []Mount{{Source: "/a", Dest: "/x", Try: true}, {Kind: Tmpfs, Dest: "/x"}} },
-			`"/x" is given twice as a place in the sandbox`},
+			`"/x" is given twice as a destination in the sandbox`},
 		{"same source twice", func(p *Policy) { p.Mounts = []Mount{{Source: "/a", Dest: "/x"}, {Source: "/a", Dest: "/y"}} }, ""},
 		{"NUL in a source", func(p *Policy) { p.Mounts = []Mount{{Source: "/a\x00", Dest: "/x"}} }, `path "/a\x00/x" holds a NUL byte`},
 		{"NUL in a place", func(p *Policy) { p.Mounts = []Mount{{Source: "/a", Dest: "/x\x00"}} }, `path "/a/x\x00" holds a NUL byte`},

@@ -230,16 +230,16 @@ func TestCheckWorkdir(t *testing.T) {
 		{"/tmp", ""},
 		{"/", ""},
 		{"/a/b", ""},
-		{"/w/none", `working directory "/w/none" is not there in the sandbox`},
-		{"/tmp/x", `working directory "/tmp/x" is not there in the sandbox`},
-		{"/opt", `working directory "/opt" is not there in the sandbox`},
-		{"/w/out", `working directory "/w/out" is not there in the sandbox`},
-		{"/usr/bin/loop", `working directory "/usr/bin/loop" is not there in the sandbox`},
+		{"/w/none", `working directory "/w/none" does not exist in the sandbox`},
+		{"/tmp/x", `working directory "/tmp/x" does not exist in the sandbox`},
+		{"/opt", `working directory "/opt" does not exist in the sandbox`},
+		{"/w/out", `working directory "/w/out" does not exist in the sandbox`},
+		{"/usr/bin/loop", `working directory "/usr/bin/loop" does not exist in the sandbox`},
 		{"/w/far/../lib", ""}, // of /usr; there is no /w/lib
 		{"/w/run", `working directory "/w/run" is not a directory`},
 		{"/etc/hosts", `working directory "/etc/hosts" is not a directory`}, // a copy
 		{"/etc/hosts/", `working directory "/etc/hosts/" is not a directory`},
-		{"/w/run/x", `working directory "/w/run/x" is not there in the sandbox`},
+		{"/w/run/x", `working directory "/w/run/x" does not exist in the sandbox`},
 	}
 	for _, tt := range tests {
 		got := ""

@@ -65,7 +65,7 @@ func Enter(name string) (_ *Use, err error) {
 func cannotEnter(e *state.Entry) error {
 	switch {
 	case e.IsExec():
-		return &result.Error{Code: "usage", Message: e.What() + " is a command in a sandbox, and no sandbox", Hint: "name the sandbox alone"}
+		return &result.Error{Code: "usage", Message: e.What() + " is an exec, not a sandbox", Hint: "name the sandbox alone"}
 	case !e.Lives():
 		return &result.Error{Code: "ended", Message: "the sandbox " + e.Title() + " has ended: " + e.Status()}
 	case e.Record.Phase == state.Starting:

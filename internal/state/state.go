@@ -302,9 +302,9 @@ func failed(err error) error {
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		e.Hint = "free space or inodes there (df, df -i), or " + ownDirHint
 	case errors.Is(err, unix.EAGAIN):
-		e.Hint = "another sbxrun holds it; is one stopped?"
+		e.Hint = "another sbxrun holds it, and may be stopped (SIGSTOP)"
 	case isDamaged(err):
-		e.Hint = "sbxrun cleanup removes what does not live"
+		e.Hint = "sbxrun cleanup removes what has ended"
 	default:
 		e.Hint = ownDirHint
 	}
