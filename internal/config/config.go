@@ -9,7 +9,6 @@ import (
 	"maps"
 	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -19,6 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/cells"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
@@ -127,7 +127,7 @@ func Default() Config {
 		MaxBody:      16 << 20,
 		Buffers:      512 << 20,
 		Connections:  4096,
-		StateDir:     stateDir(),
+		StateDir:     state.ServerDir(),
 		Call: Call{
 			Timeout: values.Duration(30 * time.Second), MaxTimeout: values.Duration(5 * time.Minute), MaxGrace: values.Duration(30 * time.Second), MaxOutput: 1 << 20, MaxAnswer: 8 << 20,
 		},
@@ -139,17 +139,6 @@ func Default() Config {
 		Tenant:    Tenant{Concurrency: 32, Queue: 128, Sessions: 64, MaxOutput: 64 << 20, Buffers: 256 << 20, Output: 512 << 20, Files: 256 << 20},
 		Languages: cells.Languages(),
 	}
-}
-
-// stateDir is where the server keeps what it stores.
-func stateDir() string {
-	switch dir := os.Getenv("XDG_RUNTIME_DIR"); {
-	case os.Geteuid() == 0:
-		return "/run/sbxrund"
-	case dir != "":
-		return filepath.Join(dir, "sbxrund")
-	}
-	return filepath.Join(os.TempDir(), fmt.Sprintf("sbxrund-%d", os.Geteuid()))
 }
 
 // Load reads a file; "" for none.

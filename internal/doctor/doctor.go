@@ -176,6 +176,7 @@ func (e *exam) runs() {
 	e.limit("limit on tasks", limits.Request{Pids: 64})
 	e.limit("limit on CPUs", limits.Request{CPUs: 0.5})
 	e.limit("limit on CPU time", limits.Request{CPUTime: time.Minute})
+	e.server()
 }
 
 // check makes a check, unless one that it builds on has failed. What it returns is what

@@ -329,6 +329,13 @@ func TestExplainStart(t *testing.T) {
 		{"pidfd_open filtered", failure{step: stepCall, errno: unix.ENOSYS, text: "pidfd_open: function not implemented"}, map[string]string{"/proc/self/status": filtered}, "system call filter", "SystemCallFilter="},
 		{"no open_tree", failure{step: stepStaged, errno: unix.EPERM, text: "x: not permitted"}, nil, "x: not permitted", "ordinary user\nor make such"},
 		{"no open_tree in a container", failure{step: stepStaged, errno: unix.EPERM}, map[string]string{"/.dockerenv": ""}, "", "SYS_ADMIN\nor make such"},
+		{"no server", failure{step: stepServer, errno: unix.ENOENT, text: "/usr/bin/sbxrund: no such file or directory"}, nil, "mcp do not work: /usr/bin/sbxrund: no such", "install sbxrund beside sbxrun"},
+		{"no server to execute", failure{step: stepServer, errno: unix.EACCES, text: "/usr/bin/sbxrund: permission denied"}, nil, "/usr/bin/sbxrund: permission", ""},
+		{"no directory", failure{step: stepServerDir, errno: unix.EACCES, text: "/run/sbxrund cannot be created"}, nil, "/run/sbxrund cannot", "state_dir"},
+		{"few tasks", failure{step: stepServerTasks, text: "90 of 100 tasks"}, nil, "90 of 100 tasks", "TasksMax="},
+		{"few tasks in a container", failure{step: stepServerTasks, text: "90 of 100 tasks"}, map[string]string{"/.dockerenv": ""}, "90 of 100 tasks", "--pids-limit"},
+		{"few descriptors", failure{step: stepServerFiles, text: "at most 1024 open files"}, nil, "1024", "LimitNOFILE="},
+		{"few descriptors in a container", failure{step: stepServerFiles, text: "at most 1024 open files"}, map[string]string{"/.dockerenv": ""}, "1024", "--ulimit"},
 		{"no bound run", failure{step: stepStaged, text: "the run ended"}, nil, "the run ended", ""},
 		{"pidfd_open forbidden", failure{step: stepCall, errno: unix.EPERM}, map[string]string{"/proc/self/status": filtered, "/run/systemd/container": "systemd-nspawn"}, "probably the container's", "pidfd_open"},
 	}
@@ -484,7 +491,7 @@ func TestTable(t *testing.T) {
 	for name := range full {
 		known[name] = true
 	}
-	steps := []step{stepOther, stepStart, stepIdentity, stepCaps, stepCreate, stepSetup, stepPivot, stepProc, stepNetlink, stepSysctl, stepPayload, stepKernel, stepChildren, stepProcSys, stepCall, stepStaged, stepCgroups}
+	steps := []step{stepOther, stepStart, stepIdentity, stepCaps, stepCreate, stepSetup, stepPivot, stepProc, stepNetlink, stepSysctl, stepPayload, stepKernel, stepChildren, stepProcSys, stepCall, stepStaged, stepCgroups, stepServer, stepServerDir, stepServerTasks, stepServerFiles}
 	for _, s := range steps {
 		if known[string(s)] {
 			t.Errorf("%q is a step, and known of every machine", s)

@@ -29,6 +29,11 @@ const (
 	stepCall     step = "call"     // a system call of our own
 	stepStaged   step = "staged"   // a path that only root can reach
 	stepCgroups  step = "cgroups"  // cgroups are mounted read-only
+
+	stepServer      step = "server"       // its program
+	stepServerDir   step = "server-dir"   // where it keeps what it stores
+	stepServerTasks step = "server-tasks" // its share of a bound
+	stepServerFiles step = "server-files" // descriptors
 )
 
 // failure is what went wrong, as far as it is understood.

@@ -114,6 +114,17 @@ func (c Caller) path() (string, error) {
 	return "/tmp/sbxrun-" + strconv.Itoa(c.UID), nil
 }
 
+// ServerDir is where a server keeps what it stores, unless its configuration names a directory.
+func ServerDir() string {
+	switch dir := os.Getenv("XDG_RUNTIME_DIR"); {
+	case os.Geteuid() == 0:
+		return "/run/sbxrund"
+	case dir != "":
+		return filepath.Join(dir, "sbxrund")
+	}
+	return filepath.Join(os.TempDir(), "sbxrund-"+strconv.Itoa(os.Geteuid()))
+}
+
 // Dir is a state directory, or that of the detached execs in a sandbox, which is kept in
 // the same way. Its methods may be called by several goroutines.
 type Dir struct {
