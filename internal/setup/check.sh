@@ -69,6 +69,7 @@ step lint internal/setup/lint.sh
 step "other architectures" env SBXRUN_SOAK=1 go test -count=1 ./internal/arch
 step "man pages" ./setup.sh man
 step completions ./setup.sh completions
+step "manifests of the examples" go -C tests/manifests test -count=1 ./...
 user "uid $(id -u)"
 
 # The other user.

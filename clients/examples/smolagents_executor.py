@@ -1,0 +1,27 @@
+"""An executor for CodeAgent(executor=…) of smolagents: its code runs in the interpreter of a session, without tools but final_answer."""
+
+import json
+
+import sbxrun
+from smolagents.local_python_executor import CodeOutput, PythonExecutor
+
+
+class SbxrunExecutor(PythonExecutor):
+    def __init__(self, session: sbxrun.Session) -> None:
+        self.session = session
+        self("import json\nclass FinalAnswer(BaseException): pass\ndef final_answer(answer): raise FinalAnswer(json.dumps(answer))")
+
+    def send_tools(self, tools) -> None:
+        if set(tools) - {"final_answer"}:
+            raise ValueError("tools run here, and the code there")
+
+    def send_variables(self, variables) -> None:
+        self(f"globals().update(json.loads({json.dumps(variables)!r}))")
+
+    def __call__(self, code_action: str) -> CodeOutput:
+        cell = self.session.cell(code_action, timeout=60)
+        if cell.exception and cell.exception["name"] == "FinalAnswer":
+            return CodeOutput(output=json.loads(cell.exception["message"]), logs=cell.stdout, is_final_answer=True)
+        if cell.cause != "done" or cell.exception:
+            raise RuntimeError(cell.exception["traceback"] if cell.exception else f"the code was ended: {cell.cause}")
+        return CodeOutput(output=cell.value, logs=cell.stdout, is_final_answer=False)
