@@ -23,6 +23,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/pool"
 	"github.com/sbxrun/sbxrun/internal/server"
+	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/version"
 )
 
@@ -47,7 +48,18 @@ func fail(err error) int {
 		line += "; " + e.Hint
 	}
 	fmt.Fprintln(os.Stderr, line)
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return result.ExitOutput
+	}
 	return result.ExitNotStarted
+}
+
+// checked says that the configuration is, and returns the exit code.
+func checked() int {
+	if _, err := fmt.Println("sbxrun: the configuration is right"); err != nil {
+		return fail(err)
+	}
+	return 0
 }
 
 // parse fills the flags of a command. done: it was wrong, or asked for help, and code is what
@@ -76,8 +88,11 @@ func serve(args []string) int {
 		return fail(err)
 	}
 	if flags.CheckConfig {
-		fmt.Println("sbxrun: the configuration is right")
-		return 0
+		return checked()
+	}
+	// Rooms could not be built, one by one; and what would be signalled would be strangers.
+	if err := state.CheckProc(); err != nil {
+		return fail(err)
 	}
 	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
 	// Before anything listens: a client may come and a signal too.

@@ -14,6 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/server"
+	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/version"
 )
 
@@ -32,8 +33,10 @@ func mcpCommand(args []string) int {
 		return fail(err)
 	}
 	if flags.CheckConfig {
-		fmt.Println("sbxrun: the configuration is right")
-		return 0
+		return checked()
+	}
+	if err := state.CheckProc(); err != nil {
+		return fail(err)
 	}
 	if err := serveStdio(&c); err != nil {
 		return fail(err)

@@ -1,11 +1,11 @@
 package api
 
 import (
-	"encoding/json"
 	"errors"
 	"net/http"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
@@ -98,7 +98,8 @@ func (e *Error) Write(w http.ResponseWriter) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(e.GetStatus())
-	_ = json.NewEncoder(w).Encode(e) // who has gone away reads nothing
+	text, _ := result.JSON(e) // there is nothing in it that JSON has not
+	_, _ = w.Write(text)      // who has gone away reads nothing
 }
 
 // AsError is an error of the engine as one of the interface.
@@ -108,6 +109,9 @@ func AsError(err error) *Error {
 	}
 	var e *result.Error
 	if !errors.As(err, &e) {
+		if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+			return NewError(QuotaDisk, "the server's disk is full: "+err.Error(), "")
+		}
 		return NewError(Setup, err.Error(), "")
 	}
 	code := Code(e.Code)

@@ -1,0 +1,128 @@
+package serve
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// inMounts is a command in a mount namespace of its own, after a line of sh.
+func inMounts(line string, argv ...string) *exec.Cmd {
+	wrap := []string{"--mount"}
+	if !harness.Root() {
+		wrap = append(wrap, "--user", "--map-root-user")
+	}
+	return exec.Command("unshare", append(append(wrap, "sh", "-c", line+` && exec "$@"`, "-"), argv...)...)
+}
+
+// A /proc of another PID namespace, and a full disk, are refused in one line, with exit codes
+// that tell them apart, and nothing is left of the server.
+func TestRefusedStart(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name string
+		cmd  func(dir string, serve ...string) *exec.Cmd
+		code int
+		word string
+	}{
+		{"foreign /proc", func(_ string, serve ...string) *exec.Cmd {
+			c := inMounts("true", serve...)
+			c.Args = append([]string{"unshare", "--pid", "--fork"}, c.Args[1:]...)
+			return c
+		}, 125, "--mount-proc"},
+		{"full disk", func(dir string, serve ...string) *exec.Cmd {
+			return inMounts("mount -t tmpfs -o nr_inodes=2 none "+dir+"/disk", serve...)
+		}, 74, "no space left on device"},
+		{"full output", func(_ string, serve ...string) *exec.Cmd {
+			return exec.Command("sh", append([]string{"-c", `exec "$@" --check-config >/dev/full`, "-"}, serve...)...)
+		}, 74, "no space left on device"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			for _, args := range [][]string{{"serve", "--listen", "unix:SOCKET"}, {"mcp"}} {
+				dir := harness.Dir(t)
+				if err := os.Mkdir(filepath.Join(dir, "disk"), 0o700); err != nil {
+					t.Fatal(err)
+				}
+				config := filepath.Join(dir, "config.toml")
+				if err := os.WriteFile(config, []byte(fmt.Sprintf("state_dir = %q\n", filepath.Join(dir, "disk/sub/state"))), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				argv := append([]string{harness.Binary(t)}, args...)
+				for i := range argv {
+					argv[i] = strings.ReplaceAll(argv[i], "SOCKET", filepath.Join(dir, "socket"))
+				}
+				c := test.cmd(dir, append(argv, "--config", config)...)
+				stderr, err := c.StderrPipe()
+				if err != nil {
+					t.Fatal(err)
+				}
+				done, err := harness.Register(func() (int, error) {
+					if err := c.Start(); err != nil {
+						return 0, err
+					}
+					return c.Process.Pid, nil
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				said := make([]byte, 4096)
+				n, _ := stderr.Read(said)
+				_ = c.Wait() // its exit code is looked at
+				done()
+				if text := string(said[:n]); c.ProcessState.ExitCode() != test.code || strings.Count(text, "\n") != 1 || !strings.HasPrefix(text, "sbxrun: error: ") || !strings.Contains(text, test.word) {
+					t.Errorf("%q: exit code %d: %s", args, c.ProcessState.ExitCode(), text)
+				}
+				if _, err := os.Lstat(filepath.Join(dir, "socket")); err == nil {
+					t.Error("a socket is left")
+				}
+			}
+		})
+	}
+}
+
+// When the disk gets full, what needs it is refused and says so, and the server goes on.
+func TestDiskGetsFull(t *testing.T) {
+	t.Parallel()
+	dir := harness.Dir(t)
+	disk := filepath.Join(dir, "disk")
+	if err := os.Mkdir(disk, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s := &server{t: t, dir: dir, log: &lockedBuffer{}, ended: make(chan struct{})}
+	config := filepath.Join(dir, "config.toml")
+	if err := os.WriteFile(config, []byte(fmt.Sprintf("listen = [\"unix:%s\"]\nstate_dir = %q\n[rooms]\nmin = 0\nmax = 0\n", s.socket(), filepath.Join(disk, "state"))), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.cmd = inMounts("mount -t tmpfs -o size=1M,nr_inodes=8 none "+disk, harness.Binary(t), "serve", "--config", config)
+	s.cmd.Stderr = s.log
+	s.start()
+	t.Cleanup(s.end)
+	harness.Until(t, harness.Bound, "the server", func() bool {
+		status, _, _, err := s.try(t.Context(), http.MethodGet, "/readyz", nil)
+		return err == nil && status == 200
+	})
+	if status, e := s.refused(http.MethodPost, "/v1/files", strings.Repeat("x", 2<<20)); status != 507 || e.Failure.Code != api.QuotaDisk {
+		t.Errorf("%d %+v", status, e)
+	}
+	for n := 0; ; n++ { // files without a byte, until there is no inode
+		if status, b := s.ask(http.MethodPost, "/v1/files", fmt.Sprint(n)); status == 507 && strings.Contains(string(b), `"quota-disk"`) {
+			break
+		} else if status != 201 || n > 8 {
+			t.Fatalf("file %d: %d %s", n, status, b)
+		}
+	}
+	if status, e := s.refused(http.MethodPost, "/v1/calls", sh("true")); status != 507 || e.Failure.Code != api.QuotaDisk {
+		t.Errorf("%d %+v", status, e)
+	}
+	if status, b := s.ask(http.MethodGet, "/v1/calls", nil); status != 200 || string(b) != "{\"calls\":[]}\n" {
+		t.Errorf("%d %s", status, b)
+	}
+}
