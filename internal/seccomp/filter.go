@@ -13,8 +13,10 @@
 package seccomp
 
 import (
+	"cmp"
 	"fmt"
 	"runtime"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -142,26 +144,51 @@ func (p *program) judge(a architecture, namespaces bool) {
 		p.jump(unix.BPF_JGE, x32, 0, 1)
 		p.answer(missing)
 	}
-	// The kernel remembers which calls are allowed whatever their arguments (Linux 5.11).
-	// So those whose arguments count come first.
-	rules := [...]rule{flags2mode3, flags1mode2, family, mode1, mode2, terminal, multiplexed, refuse, lack, refuseSpace, lackSpace, flags0}
-	for _, r := range rules {
-		if r >= refuseSpace && !namespaces {
-			continue
+	calls := make([]judged, 0, len(table))
+	for i := range table {
+		number, r := table[i].number[a.column], table[i].rule
+		if number != none && (r < refuseSpace || namespaces) {
+			calls = append(calls, judged{number, r, 0})
 		}
-		var numbers [len(table)]uint32
-		n := 0
-		for i := range table {
-			if number := table[i].number[a.column]; table[i].rule == r && number != none {
-				numbers[n] = number
-				n++
+	}
+	slices.SortFunc(calls, func(a, b judged) int { return cmp.Compare(a.number, b.number) })
+	p.search(calls)
+	for r := range flags0 + 1 {
+		at := len(*p)
+		for _, c := range calls {
+			if c.rule == r {
+				(*p)[c.at].Jt = uint8(at - c.at - 1)
 			}
 		}
-		if n > 0 {
-			last := p.among(numbers[:n])
+		if slices.ContainsFunc(calls, func(c judged) bool { return c.rule == r }) {
 			p.verdict(r)
-			p.otherwise(last)
 		}
+	}
+}
+
+// judged is a call for which there is a rule.
+type judged struct {
+	number uint32
+	rule   rule
+	at     int // where the program goes on to the rule
+}
+
+// search looks for the number that is loaded among the calls, which are sorted, and allows
+// it if it is none of them. When a filter is loaded the kernel tries it with every number
+// there is, to remember which calls are allowed whatever their arguments (Linux 5.11): to
+// ask for one number after the other takes it ten times as long.
+func (p *program) search(calls []judged) {
+	const few = 8
+	if len(calls) > few {
+		half := len(calls) / 2
+		at := p.add(unix.BPF_JMP|unix.BPF_JGE|unix.BPF_K, calls[half].number)
+		p.search(calls[:half])
+		(*p)[at].Jt = uint8(p.since(at))
+		p.search(calls[half:])
+		return
+	}
+	for i := range calls {
+		calls[i].at = p.add(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, calls[i].number)
 	}
 	p.answer(unix.SECCOMP_RET_ALLOW)
 }
