@@ -19,7 +19,11 @@ func olderBwrap(t *testing.T) string {
 	harness.Must(t, os.Chmod(dir, 0o755)) // of root's another identity executes it
 	harness.Must(t, os.WriteFile(filepath.Join(dir, "bwrap"), []byte(`#!/bin/sh
 [ "$1" != --version ] || exec echo bubblewrap 0.4.1
-for word in "$@" $(tr '\0' '\n' </proc/self/fd/3 2>/dev/null); do
+args=$(mktemp)
+cat <&3 >$args
+exec 3<$args
+rm $args
+for word in "$@" $(tr '\0' '\n' </proc/self/fd/3); do
 	case $word in
 	--perms | --size | --chmod | --disable-userns | --bind-fd | --ro-bind-fd)
 		echo "bwrap: Unknown option $word" >&2

@@ -150,6 +150,10 @@ func (c *command) notStarted(err error) int {
 		e = &result.Error{Code: "setup", Message: err.Error(), Err: err}
 	}
 	e = c.Leave.Explain(e)
+	if c.Streams != nil {
+		c.Streams.Drain(signaled)
+		c.Streams.Restore()
+	}
 	if c.signals == nil {
 		c.signals = watchSignals()
 	}

@@ -48,15 +48,23 @@ func (r *runner) run() int {
 	if err = r.checkFlags(); err != nil {
 		return r.notStarted(err)
 	}
+	r.signals = watchWaiting()
 	if !r.flags.PrintCommand {
-		// Nobody listens to signals yet: one that comes while it waits ends sbxrun at
-		// once, which has started nothing.
-		if r.Leave, err = admit(context.Background(), &r.flags.Busy, r.flags.Pids, r.flags.Quiet); err != nil {
+		if r.Leave, err = admit(r.signals.ctx, &r.flags.Busy, r.flags.Pids, r.flags.Quiet); err != nil {
+			diesOf(err)
 			return r.notStarted(err)
 		}
 	}
-	r.signals = watchSignals()
-	if err = r.plan(); err != nil {
+	close(r.signals.admitted)
+	caller := thisCaller()
+	if !r.flags.PrintCommand {
+		if err = r.prepare(r.Terms.Begin); err != nil {
+			return r.notStarted(err)
+		}
+		caller.Errors = r.Streams.Payload[2]
+		<-r.signals.ready // before anything is started
+	}
+	if err = r.plan(caller); err != nil {
 		return r.notStarted(err)
 	}
 	plan := r.Place.Plan
@@ -68,9 +76,6 @@ func (r *runner) run() int {
 		return r.printCommand(plan)
 	}
 	r.bwrap = &result.ReportBwrap{Path: plan.Program.Path, Version: plan.Program.Version}
-	if err = r.prepare(r.Terms.Begin); err != nil {
-		return r.notStarted(err)
-	}
 	var network *counters
 	if r.start() {
 		sweepSoon("")
@@ -145,7 +150,7 @@ func (r *runner) checkFlags() error {
 }
 
 // plan turns the flags into a policy, and that into a plan.
-func (r *runner) plan() error {
+func (r *runner) plan(caller room.Caller) error {
 	policy, err := policyOf(&r.flags.View, &r.flags.Limits, r.argv)
 	if err == nil && len(r.argv) == 0 {
 		err = errors.New("no command given")
@@ -160,7 +165,7 @@ func (r *runner) plan() error {
 	if r.Limits, err = planLimits(&r.flags.Limits, nil); err != nil {
 		return err
 	}
-	r.Place.Plan, err = room.Prepare(policy, thisCaller())
+	r.Place.Plan, err = room.Prepare(policy, caller)
 	if err == nil && !r.flags.Quiet {
 		warnOfOther(r.Place.Plan, r.argv)
 	}

@@ -2,12 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"os"
 	"os/signal"
 	"runtime"
 	"slices"
 	"sync"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -26,7 +28,9 @@ type signals struct {
 	cancel context.CancelCauseFunc
 	hurry  chan struct{} // closed by the second
 	ready  chan struct{} // closed when signals are listened to
-	stop   chan os.Signal
+	// admitted is closed when a command may be started: only then is Ctrl-Z listened to.
+	admitted chan struct{}
+	stop     chan os.Signal
 }
 
 // signaled is closed when the first signal has come.
@@ -38,8 +42,15 @@ var closeSignaled = sync.OnceFunc(func() { close(signaled) })
 // signal some tenths of a millisecond. Before ready a signal ends sbxrun, which
 // must not have started anything.
 func watchSignals() *signals {
+	s := watchWaiting()
+	close(s.admitted)
+	return s
+}
+
+// watchWaiting is watchSignals for who may have to wait until it is admitted.
+func watchWaiting() *signals {
 	ctx, cancel := context.WithCancelCause(context.Background())
-	s := &signals{ctx: ctx, cancel: cancel, hurry: make(chan struct{}), ready: make(chan struct{}), stop: make(chan os.Signal, 1)}
+	s := &signals{ctx: ctx, cancel: cancel, hurry: make(chan struct{}), ready: make(chan struct{}), admitted: make(chan struct{}), stop: make(chan os.Signal, 1)}
 	go s.listen()
 	return s
 }
@@ -63,12 +74,17 @@ func (s *signals) listen() {
 	// behind. (The payload gets the default back.)
 	signal.Ignore(syscall.SIGPIPE)
 	close(s.ready)
-	// Each signal takes package signal a tenth of a millisecond, and until there is a
-	// command, which takes longer, Ctrl-Z may stop us alone.
-	if !ignoresStop() { // as in a shell without job control
-		signal.Notify(s.stop, syscall.SIGTSTP)
+	var sig os.Signal
+	select {
+	case sig = <-got:
+	case <-s.admitted:
+		// Each signal takes package signal a tenth of a millisecond, and until there is a
+		// command, which takes longer, Ctrl-Z may stop us alone.
+		if !ignoresStop() { // as in a shell without job control
+			signal.Notify(s.stop, syscall.SIGTSTP)
+		}
+		sig = <-got
 	}
-	sig := <-got
 	s.cancelBy(sig.(syscall.Signal))
 	closeSignaled()
 	<-got
@@ -124,6 +140,22 @@ func orphaned() bool {
 		parent = st.Parent
 	}
 	return true
+}
+
+// diesOf ends sbxrun of the signal that has kept it from starting anything, if that is the
+// error, as if nobody had listened.
+func diesOf(err error) {
+	var request supervise.Request
+	if !errors.As(err, &request) {
+		return
+	}
+	if request.Signal == syscall.SIGQUIT {
+		os.Exit(128 + int(syscall.SIGQUIT)) // see package quit
+	}
+	signal.Reset(request.Signal)
+	for unix.Kill(unix.Getpid(), request.Signal) == nil {
+		time.Sleep(time.Millisecond) // any thread may take it
+	}
 }
 
 // notify is [signal.Notify] for signals that may include SIGQUIT, which package quit has

@@ -31,7 +31,7 @@ const (
 	entrySocket = 3 // to sbxrun; a pidfd of the room's PID 1 comes this way
 	entryGate   = 4 // what the payload waits for: a byte, or the end, which is none
 	entryReady  = 5 // what the room says that it is built by: a byte, or the end
-	entryFiles  = 6 // how many there are
+	entryFiles  = 6 // how many there are; what is copied into a new room follows
 	// Of an init that was made ahead, in the place of entryReady: a timerfd at which it ends.
 	entryTimer = 5
 )
@@ -45,7 +45,7 @@ const (
 	stepUserns
 	stepSetns
 	stepTmpfs
-	stepModes
+	stepCopy
 	stepReadOnly
 	stepInside
 	stepSignal
@@ -80,7 +80,7 @@ var stepNames = [...]string{
 	stepUserns:       StepUserns,
 	stepSetns:        "setns(2) on the pidfd of the room's PID 1 (Linux 5.8)",
 	stepTmpfs:        "set the size and mode of a tmpfs",
-	stepModes:        "set the mode of a file in the room",
+	stepCopy:         "copy a file into the room",
 	stepReadOnly:     "make a mount read-only",
 	stepInside:       "fork into the room",
 	stepSignal:       "signal all of the room",

@@ -116,11 +116,13 @@ func (e *Entry) Prepare(stdio [3]*os.File, f *Furnishing) (*Exec, *proc.Way, err
 		n.furnishing = layFurnishing(b, f)
 		return unsafe.Pointer(n)
 	}
-	ready := x.inner[1] // something has to be there
+	files := []*os.File{stdio[0], stdio[1], stdio[2], x.inner[0], x.inner[1]}
 	if f != nil {
-		ready = f.Ready
+		files = append(append(files, f.Ready), f.from()...)
+	} else {
+		files = append(files, x.inner[1]) // something has to be there
 	}
-	return x, &proc.Way{Lay: lay, Enter: enter, Files: []*os.File{stdio[0], stdio[1], stdio[2], x.inner[0], x.inner[1], ready}, Bounds: e.Bounds}, nil
+	return x, &proc.Way{Lay: lay, Enter: enter, Files: files, Bounds: e.Bounds}, nil
 }
 
 // lay puts everything into the form that system calls take.

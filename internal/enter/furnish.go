@@ -15,7 +15,8 @@ import (
 // This file is what a room gets from us when bwrap has built it, and before anything else
 // enters it. bwrap has options for all of this, but the older ones not for sizes (0.7),
 // modes (0.5) and user namespaces (0.8). With one way for all of them no version makes a
-// weaker room than another.
+// weaker room than another. And a bwrap that copies nothing needs no descriptors, so it can be
+// started before it is known what is to be copied.
 //
 // It takes the user namespace in which bwrap has mounted everything. That of the room's
 // PID 1 is another one, made by bwrap below that when all is mounted, unless the uid
@@ -26,7 +27,7 @@ type Furnishing struct {
 	// Ready is the end of a pipe where the room's PID 1 says that bwrap has built the room.
 	Ready *os.File
 	Tmpfs []Mounted
-	Files []string // bwrap's copies, which get FileMode
+	Files []File
 	// ReadOnly are mounts of bwrap's own, to be written to by nobody.
 	ReadOnly []string
 	// NoUserns: nothing in the room can make user namespaces.
@@ -40,6 +41,12 @@ type Mounted struct {
 	Mode uint32
 }
 
+// File is one that is copied into a room, into a directory of bwrap's.
+type File struct {
+	Dest string
+	From *os.File // from its offset on; it stays the caller's
+}
+
 // FileMode is that of a file that is copied into a room.
 const FileMode = 0o444
 
@@ -48,10 +55,10 @@ type furnishing struct {
 	wanted   bool
 	noUserns bool
 	tmpfs    []mounted
-	files    []*byte
+	files    []*byte // copies of entryFiles and those that follow
 	readOnly []*byte
 	dir      unix.OpenHow
-	file     unix.OpenHow
+	create   unix.OpenHow
 }
 
 // mounted is a [Mounted].
@@ -69,10 +76,22 @@ func layFurnishing(b *proc.Block, f *Furnishing) furnishing {
 	for i, t := range f.Tmpfs {
 		list[i] = mounted{fresh{b.Text(t.Dest), b.Text(t.Options)}, uintptr(t.Mode)}
 	}
+	files := make([]*byte, len(f.Files))
+	for i := range files {
+		files[i] = b.Text(f.Files[i].Dest)
+	}
 	return furnishing{wanted: true, noUserns: f.NoUserns, tmpfs: proc.Copy(b, list),
-		files: b.Texts(f.Files)[:len(f.Files)], readOnly: b.Texts(f.ReadOnly)[:len(f.ReadOnly)],
-		dir:  unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS},
-		file: unix.OpenHow{Flags: unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}}
+		files: proc.Copy(b, files), readOnly: b.Texts(f.ReadOnly)[:len(f.ReadOnly)],
+		dir:    unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS},
+		create: unix.OpenHow{Flags: unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_CLOEXEC, Mode: FileMode, Resolve: unix.RESOLVE_NO_SYMLINKS}}
+}
+
+// from are the files that are copied, as descriptors of what enters.
+func (f *Furnishing) from() (list []*os.File) {
+	for _, file := range f.Files {
+		list = append(list, file.From)
+	}
+	return list
 }
 
 var (
@@ -126,9 +145,12 @@ func (e *entry) furnish() {
 	}
 	files := f.files
 	for i := range files {
-		fd := e.must(stepModes, unix.SYS_OPENAT2, uintptr(at), uintptr(unsafe.Pointer(files[i])), uintptr(unsafe.Pointer(&f.file)), unsafe.Sizeof(f.file), 0)
-		e.must(stepModes, unix.SYS_FCHMOD, fd, FileMode, 0, 0, 0)
-		e.must(stepModes, unix.SYS_CLOSE, fd, 0, 0, 0, 0)
+		fd := e.must(stepCopy, unix.SYS_OPENAT2, uintptr(at), uintptr(unsafe.Pointer(files[i])), uintptr(unsafe.Pointer(&f.create)), unsafe.Sizeof(f.create), 0)
+		const most = 1 << 30
+		for e.must(stepCopy, unix.SYS_SENDFILE, fd, uintptr(entryFiles+i), 0, most, 0) != 0 {
+		}
+		e.must(stepCopy, unix.SYS_FCHMOD, fd, FileMode, 0, 0, 0) // whatever the umask is
+		e.must(stepCopy, unix.SYS_CLOSE, fd, 0, 0, 0, 0)
 	}
 	mounts := f.readOnly
 	for i := range mounts {
@@ -170,7 +192,8 @@ func (e *Entry) PrepareIdle(f *Furnishing) (*Furnisher, *proc.Way, error) {
 	}
 	end, gate := x.inner[0], x.inner[1]
 	// It has no use for 0, 1 and 2, and something has to be there.
-	return x, &proc.Way{Lay: lay, Enter: enter, Files: []*os.File{gate, gate, gate, end, gate, f.Ready}}, nil
+	files := append([]*os.File{gate, gate, gate, end, gate, f.Ready}, f.from()...)
+	return x, &proc.Way{Lay: lay, Enter: enter, Files: files}, nil
 }
 
 // Furnish lets in what waits outside, as [Exec.EnterNew] does, and returns when the room

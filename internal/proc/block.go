@@ -17,6 +17,9 @@ import (
 //
 // Nothing in a Block may point into Go's heap: the garbage collector does not look
 // here, and the fork could not follow. Whoever made it frees it.
+//
+// The memory is shared with the fork, so what it needs later can be laid out after it. What
+// tells the fork that it is there is a system call.
 type Block struct {
 	base unsafe.Pointer
 	size uintptr
@@ -36,14 +39,14 @@ const StackSize = 8 << 10
 
 // NewBlock maps an empty Block.
 func NewBlock() (*Block, error) {
-	base, err := unix.MmapPtr(-1, 0, nil, blockSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	base, err := unix.MmapPtr(-1, 0, nil, blockSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, fmt.Errorf("map memory for the keeper: %w", err)
 	}
 	return &Block{base: base, size: blockSize}, nil
 }
 
-// Free unmaps the Block. A forked process has a copy of its own.
+// Free unmaps the Block. A forked process still has it.
 func (b *Block) Free() {
 	if b.base != nil {
 		_ = unix.MunmapPtr(b.base, blockSize) // it was mapped with this size

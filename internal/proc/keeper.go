@@ -14,7 +14,7 @@ import (
 )
 
 // Command is what a keeper starts: a program, which is bwrap and builds a room; or
-// what enters a room; or both, when the room is for one command.
+// what enters a room; or first the one and then, by [Keeper.Enter], the other.
 type Command struct {
 	Program *Program
 	Way     *Way
@@ -165,6 +165,9 @@ type Keeper struct {
 	// are dead, the keeper kills all.
 	socket  *os.File
 	failure error // a StartError that was read on the way
+	// What Enter lays out, for a keeper that has a program; nil afterwards.
+	block *Block
+	state *keeperState
 }
 
 // Keep forks the keeper, which starts c below itself, and returns at once: that
@@ -177,8 +180,19 @@ func Keep(c Command) (*Keeper, error) {
 		if block, err = NewBlock(); err != nil {
 			return nil, err
 		}
-		defer block.Free() // the keeper has a copy
 	}
+	k, err := newKeeper(block, c)
+	switch {
+	case c.Block != nil:
+	case err == nil && c.Program != nil:
+		k.block = block
+	default:
+		block.Free() // the keeper still has it
+	}
+	return k, err
+}
+
+func newKeeper(block *Block, c Command) (*Keeper, error) {
 	k := New[keeperState](block)
 	var open descriptors
 	defer open.close()
@@ -191,10 +205,11 @@ func Keep(c Command) (*Keeper, error) {
 	}
 	defer unix.Close(pair[1])
 	k.socket = pair[1]
-	for _, child := range []*child{k.exec, k.enter} {
-		if child != nil {
-			child.socket = pair[1]
-		}
+	if k.exec != nil {
+		k.exec.socket = pair[1]
+	}
+	if k.enter != nil {
+		k.enter.socket = pair[1]
 	}
 	// PR_SET_CHILD_SUBREAPER for sbxrun as well: should somebody kill the
 	// keeper, what it had comes to us and not to a PID 1 that may not reap.
@@ -209,7 +224,43 @@ func Keep(c Command) (*Keeper, error) {
 		return nil, &StartError{Step: "fork the keeper", Err: errno}
 	}
 	_ = unix.SetNonblock(pair[0], true) // for the poller
-	return &Keeper{Process: newProcess(int(pid), int(k.pidfd)), socket: os.NewFile(uintptr(pair[0]), "keeper")}, nil
+	return &Keeper{Process: newProcess(int(pid), int(k.pidfd)), socket: os.NewFile(uintptr(pair[0]), "keeper"), state: k}, nil
+}
+
+// Enter has a keeper that has a program fork what enters the room: the Way of c, and what is
+// not the program's. Once. That the keeper could do it shows in what the Way says.
+func (k *Keeper) Enter(c Command) error {
+	defer k.giveUpBlock()
+	block, s := k.block, k.state
+	var open descriptors
+	defer open.close()
+	later, err := s.layWay(block, c, &open)
+	if err != nil {
+		return err
+	}
+	slots := later.numbers()
+	if c.Terminal != nil {
+		slots = append(slots, &s.terminal)
+	}
+	var files []int
+	for _, fd := range slots {
+		files = append(files, *fd)
+	}
+	if len(files) > maxOrdered {
+		return &StartError{Step: stepNames[stepFiles], Err: unix.E2BIG}
+	}
+	s.terminal = -1 // until it has come
+	later.socket, later.slots = s.socket, Copy(block, slots)
+	s.later = later
+	if err := block.Err(); err != nil {
+		return fmt.Errorf("arguments and environment: %w", err)
+	}
+	err = unix.Sendmsg(Descriptor(k.socket), []byte{0}, unix.UnixRights(files...), nil, unix.MSG_NOSIGNAL)
+	runtime.KeepAlive(c)
+	if err != nil {
+		return fmt.Errorf("tell the keeper: %w", err)
+	}
+	return nil
 }
 
 // lay puts everything into the form that system calls take.
@@ -220,32 +271,54 @@ func (k *keeperState) lay(b *Block, c Command, open *descriptors) error {
 	copy(k.children[:], "/proc/thread-self/children")
 	k.pause.Nsec = removePause
 	k.lasting = c.Lasting
+	k.orders.lay()
+	var err error
+	if c.Program != nil {
+		k.exec, err = k.layProgram(b, c)
+	} else {
+		k.enter, err = k.layWay(b, c, open)
+		k.entering = true
+	}
+	if err == nil && b.Err() != nil {
+		err = fmt.Errorf("arguments and environment: %w", b.Err())
+	}
+	return err
+}
+
+// layWay is what enters, and what of c is not the program's.
+func (k *keeperState) layWay(b *Block, c Command, open *descriptors) (*child, error) {
 	if c.Terminal != nil {
 		k.terminal, k.restore = Descriptor(c.Terminal.File), c.Terminal.State
-	}
-	if c.Program != nil {
-		k.exec = k.child(b, c, c.Program.Files)
-		if err := k.exec.layProgram(b, c.Program); err != nil {
-			return err
-		}
-	}
-	if c.Way != nil {
-		k.enter = k.child(b, c, c.Way.Files)
-		if err := k.enter.bounds.lay(b, c.Way.Bounds, open); err != nil {
-			return err
-		}
-		k.enter.sharing = c.Way.Bounds.sharing()
-		k.enter.birth = k.enter.bounds.birth(k.enter.stack)
-		k.enter.arg = c.Way.Lay(b)
-		k.enter.enter = c.Way.Enter
 	}
 	if len(c.Remove) > 0 {
 		k.remove = b.Texts(c.Remove)[:len(c.Remove)]
 	}
-	if err := b.Err(); err != nil {
-		return fmt.Errorf("arguments and environment: %w", err)
+	if c.Way == nil {
+		return nil, nil
 	}
-	return nil
+	ch := k.child(b, c, c.Way.Files)
+	if err := ch.bounds.lay(b, c.Way.Bounds, open); err != nil {
+		return nil, err
+	}
+	ch.sharing = c.Way.Bounds.sharing()
+	ch.birth = ch.bounds.birth(ch.stack)
+	ch.arg = c.Way.Lay(b)
+	ch.enter = c.Way.Enter
+	return ch, nil
+}
+
+// numbers are where the descriptors are of what enters.
+func (c *child) numbers() (list []*int) {
+	for i := range c.files {
+		list = append(list, &c.files[i])
+	}
+	for i := range c.bounds.tasks {
+		list = append(list, &c.bounds.tasks[i])
+	}
+	if c.bounds.cgroup >= 0 {
+		list = append(list, &c.bounds.cgroup, &c.bounds.procs)
+	}
+	return list
 }
 
 func (k *keeperState) child(b *Block, c Command, files []*os.File) *child {
@@ -265,7 +338,9 @@ func (k *keeperState) child(b *Block, c Command, files []*os.File) *child {
 	return ch
 }
 
-func (c *child) layProgram(b *Block, p *Program) error {
+func (k *keeperState) layProgram(b *Block, command Command) (*child, error) {
+	p := command.Program
+	c := k.child(b, command, p.Files)
 	c.path = unsafe.Pointer(b.Text(p.Path))
 	c.argv = unsafe.Pointer(&b.Texts(p.Args)[0])
 	c.envv = unsafe.Pointer(&b.Texts(p.Env)[0])
@@ -273,12 +348,20 @@ func (c *child) layProgram(b *Block, p *Program) error {
 	for i, f := range p.Stage {
 		st, err := f.Stat()
 		if err != nil {
-			return err
+			return nil, err
 		}
 		stage = append(stage, staged{uintptr(Descriptor(f)), b.Text(StageDir + "/" + strconv.Itoa(i)), st.IsDir()})
 	}
 	c.stage = Copy(b, stage)
-	return nil
+	return c, nil
+}
+
+// giveUpBlock is for when nothing is to be laid out any more.
+func (k *Keeper) giveUpBlock() {
+	if k.block != nil {
+		k.block.Free()
+		k.block, k.state = nil, nil
+	}
 }
 
 // StartError tells which step between the keeper's fork and the exec of its
@@ -398,6 +481,7 @@ func (k *Keeper) Reaped(pid int, deadline time.Time) (End, error) {
 // Reap waits for the keeper's own end, at most until deadline, and collects it.
 func (k *Keeper) Reap(deadline time.Time) error {
 	k.socket.Close() // a keeper of a terminal, or of cgroups, waits for that
+	k.giveUpBlock()
 	if err := k.Wait(deadline); err != nil {
 		return err
 	}

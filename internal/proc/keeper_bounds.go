@@ -99,6 +99,5 @@ func (b *bounds) birth(stack uintptr) cloneArgs {
 		return cloneArgs{}
 	}
 	const size = StackSize / 2 // any that is within: clone3(2) wants it from its lower end
-	return cloneArgs{flags: unix.CLONE_INTO_CGROUP, exitSignal: uint64(unix.SIGCHLD), cgroup: uint64(b.cgroup),
-		stack: uint64(stack - size), stackSize: size}
+	return cloneArgs{flags: unix.CLONE_INTO_CGROUP, exitSignal: uint64(unix.SIGCHLD), stack: uint64(stack - size), stackSize: size}
 }

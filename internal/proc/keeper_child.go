@@ -66,6 +66,7 @@ type child struct {
 	cred    Cred
 	sigs    uint64
 	core    unix.Rlimit
+	slots   []*int    // where the descriptors are that come later
 	birth   cloneArgs // into a v2 cgroup, if that has flags
 	bounds  bounds
 
@@ -111,6 +112,7 @@ var (
 //go:nocheckptr
 func (k *keeperState) spawn(c *child, code uintptr) uintptr {
 	if c.birth.flags != 0 {
+		c.birth.cgroup = uint64(c.bounds.cgroup)
 		pid, errno := failed(cloneCall(unix.SYS_CLONE3, uintptr(unsafe.Pointer(&c.birth)), unsafe.Sizeof(c.birth), 0, 0, 0, code, unsafe.Pointer(c)))
 		if errno == 0 {
 			return pid

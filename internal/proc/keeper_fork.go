@@ -54,6 +54,8 @@ type keeperState struct {
 	terminal int // the terminal to restore; -1 for none
 	exec     *child
 	enter    *child
+	later    *child  // what enters, when sbxrun has told
+	entering bool    // what enters was told: only then are terminal and remove to be looked at
 	monitor  uintptr // pid of exec: when it ends, so does everything
 	lasting  bool    // each end is told at once
 	ending   bool    // sbxrun has said that it is over, or is dead
@@ -65,6 +67,7 @@ type keeperState struct {
 	sigs     uint64
 	now      unix.Timespec
 	buf      [512]byte
+	orders   orders
 	noAction [4]uintptr // struct kernel_sigaction: SIG_DFL
 	name     [16]byte
 	children [32]byte
@@ -92,10 +95,7 @@ func (k *keeperState) run() {
 		k.monitor = k.spawn(k.exec, execCode)
 	}
 	if k.enter != nil {
-		k.spawn(k.enter, enterCode)
-		// What the payload is to find may be secret (ptrace(2)). Not before: what is
-		// undumpable may not write to its own /proc/self/oom_score_adj.
-		k.must(stepHide, unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
+		k.letIn(k.enter)
 	}
 	k.dropFiles()
 	for {
@@ -105,6 +105,63 @@ func (k *keeperState) run() {
 		}
 		k.wait()
 	}
+}
+
+// letIn forks what enters.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (k *keeperState) letIn(c *child) {
+	k.spawn(c, enterCode)
+	// What the payload is to find may be secret (ptrace(2)). Not before: what is
+	// undumpable may not write to its own /proc/self/oom_score_adj.
+	k.must(stepHide, unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
+}
+
+// letInLater forks what sbxrun has laid out after the fork, and has sent the descriptors of.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (k *keeperState) letInLater() {
+	c := k.later
+	slots := c.slots
+	o := &k.orders
+	if uint64(o.control.header.Len) != uint64(unsafe.Sizeof(o.control.header))+uint64(len(slots))*4 || o.msg.Flags&unix.MSG_CTRUNC != 0 {
+		k.fail(stepFiles, unix.EMFILE)
+	}
+	fd := unsafe.Pointer(&o.control.fds)
+	for i := range slots {
+		*slots[i] = int(*(*int32)(fd))
+		fd = unsafe.Add(fd, 4)
+	}
+	k.entering = true
+	k.letIn(c)
+	k.dropFiles()
+}
+
+// maxOrdered is how many descriptors can come in one message (unix(7), SCM_MAX_FD).
+const maxOrdered = 253
+
+// orders are what sbxrun says to the keeper, as recvmsg(2) takes it: a time, or one byte and
+// the descriptors of what enters.
+type orders struct {
+	msg     unix.Msghdr
+	iov     unix.Iovec
+	data    int64
+	control struct {
+		header unix.Cmsghdr
+		fds    [maxOrdered + 1]int32
+	}
+}
+
+func (o *orders) lay() {
+	o.iov.Base = (*byte)(unsafe.Pointer(&o.data))
+	o.iov.SetLen(int(unsafe.Sizeof(o.data)))
+	o.msg.Iov = &o.iov
+	o.msg.SetIovlen(1)
+	o.msg.Control = (*byte)(unsafe.Pointer(&o.control))
 }
 
 // setUp makes the bare fork what a keeper is.
@@ -162,7 +219,9 @@ func (k *keeperState) dropFiles() {
 		own = nextFile(own, k.socket, from)
 		own = nextFile(own, k.list, from)
 		own = nextFile(own, k.signals, from)
-		own = nextFile(own, k.terminal, from)
+		if k.entering {
+			own = nextFile(own, k.terminal, from)
+		}
 		if own > from {
 			syscall.RawSyscall(unix.SYS_CLOSE_RANGE, uintptr(from), uintptr(own-1), 0)
 		}
@@ -260,8 +319,17 @@ func (k *keeperState) wait() {
 		return
 	}
 	if !k.ending {
-		got, _, errno := syscall.RawSyscall6(unix.SYS_RECVFROM, uintptr(k.socket), uintptr(unsafe.Pointer(&k.deadline)), unsafe.Sizeof(k.deadline), unix.MSG_DONTWAIT, 0, 0)
-		if errno == unix.EAGAIN || errno == unix.EINTR || errno == 0 && got == unsafe.Sizeof(k.deadline) {
+		o := &k.orders
+		o.msg.Controllen = uint64(unsafe.Sizeof(o.control))
+		got, _, errno := syscall.RawSyscall(unix.SYS_RECVMSG, uintptr(k.socket), uintptr(unsafe.Pointer(&o.msg)), unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+		switch {
+		case errno == unix.EAGAIN || errno == unix.EINTR:
+			return
+		case errno == 0 && got == unsafe.Sizeof(o.data):
+			k.deadline = o.data
+			return
+		case errno == 0 && got == 1:
+			k.letInLater()
 			return
 		}
 		k.ending = true
@@ -281,7 +349,7 @@ func (k *keeperState) wait() {
 //go:norace
 //go:nocheckptr
 func (k *keeperState) keepOn() {
-	if k.terminal < 0 && len(k.remove) == 0 {
+	if !k.entering || k.terminal < 0 && len(k.remove) == 0 {
 		return
 	}
 	k.poll[1] = unix.PollFd{Fd: int32(k.socket)} // POLLHUP needs no asking
@@ -299,7 +367,7 @@ func (k *keeperState) keepOn() {
 //go:norace
 //go:nocheckptr
 func (k *keeperState) restoreTerminal() {
-	if k.terminal >= 0 {
+	if k.entering && k.terminal >= 0 {
 		syscall.RawSyscall(unix.SYS_IOCTL, uintptr(k.terminal), unix.TCSETS, uintptr(unsafe.Pointer(&k.restore)))
 	}
 }
@@ -337,6 +405,9 @@ func (k *keeperState) killChildren() {
 //go:norace
 //go:nocheckptr
 func (k *keeperState) removeCgroups() {
+	if !k.entering {
+		return
+	}
 	dirs := k.remove
 	for i := range dirs {
 		for range removeTries {

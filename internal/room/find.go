@@ -2,6 +2,7 @@ package room
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -107,12 +108,8 @@ const askBound = 2 * time.Second
 // inspect reads the version out of the program's text, or asks the program.
 func inspect(name string) (p Program, err error) {
 	p.Path = name
-	if st, err := os.Stat(name); err == nil && st.Size() <= maxProgram {
-		if text, err := os.ReadFile(name); err == nil {
-			if p.Version = embeddedVersion(text); p.Version != "" && bytes.Contains(text, []byte("--as-pid-1")) {
-				return p, nil
-			}
-		}
+	if p.Version = readVersion(name); p.Version != "" {
+		return p, nil
 	}
 	// A wrapper script, or a build we do not know.
 	out, err := ask(name, "--version")
@@ -125,6 +122,34 @@ func inspect(name string) (p Program, err error) {
 	}
 	p.Version = version
 	return p, nil
+}
+
+// readVersion reads the version out of the text of a program that knows --as-pid-1; "" if it
+// cannot. In pieces, by the same memory: to touch that of the whole for the first time takes
+// longer than to read it.
+func readVersion(name string) (version string) {
+	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = unix.Close(fd) }() // only read from
+	const longest = 64                    // more than what is looked for is long
+	buf := make([]byte, 16<<10)
+	kept, known := 0, false
+	for range maxProgram / (len(buf) - longest) {
+		n, err := unix.Read(fd, buf[kept:])
+		if err != nil || n == 0 {
+			return ""
+		}
+		text := buf[:kept+n]
+		known = known || bytes.Contains(text, []byte("--as-pid-1"))
+		version = cmp.Or(version, embeddedVersion(text))
+		if known && version != "" {
+			return version
+		}
+		kept = copy(buf, text[max(0, len(text)-longest):])
+	}
+	return ""
 }
 
 // ask runs bwrap with one option and returns what it prints, up to a bound, in

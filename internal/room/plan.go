@@ -6,6 +6,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -35,9 +36,9 @@ type Plan struct {
 	env     []values.Var
 	words   []string // bwrap's options, for the room
 	ops     []op
-	staged  []source   // the user's binds, if root has to open them
-	copies  []*os.File // what is copied in; descriptor firstCopy + i of bwrap
-	texts   []string   // the text of copies[i] if it was made here, for print
+	staged  []source // the user's binds, if root has to open them
+	copies  []copied
+	builder *builder // bwrap, if it was started ahead
 	cred    *proc.Cred
 	// identity are bwrap's options for who the payload is inside.
 	identity []string
@@ -51,12 +52,22 @@ type Plan struct {
 	filter    *seccomp.Filter // nil for none
 }
 
+// copied is a file that is copied in.
+type copied struct {
+	*os.File
+	dest string
+	over bool   // mounted over what is there, which bwrap does
+	text string // what it holds if it was made here, for print
+}
+
 // Caller is who asks: what Prepare must know about the world outside.
 type Caller struct {
 	Path string // PATH: where bwrap is, and where a command could have been
 	Home string // HOME
 	UID  int    // effective
 	GID  int
+	// Errors is where bwrap speaks, if it is to be started ahead: while the plan is made.
+	Errors *os.File
 }
 
 // Descriptors of bwrap next to 0, 1 and 2.
@@ -93,10 +104,17 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	if plan.Workdir, err = currentDirectory(&p, c.Home); err != nil {
 		return nil, err
 	}
-	if plan.ops, err = layout(&p, user, p.Hostname); err != nil {
+	if plan.Program, err = Find(c.Path); err != nil {
 		return nil, err
 	}
-	if plan.Program, err = Find(c.Path); err != nil {
+	if c.Errors != nil && plan.independent(&p) {
+		b, err := plan.begin(c.Errors, nil)
+		if err != nil {
+			return nil, err
+		}
+		plan.builder = b
+	}
+	if plan.ops, err = layout(&p, user, p.Hostname); err != nil {
 		return nil, err
 	}
 	v := view(plan.ops)
@@ -161,9 +179,15 @@ func (p *Plan) Fresh() (list []enter.Tmpfs) {
 	return list
 }
 
-// Close closes the plan's descriptors. After Start they are not needed.
+// Close closes the plan's descriptors, and ends a bwrap that was started ahead and did not
+// come to be a room's. After Start they are not needed.
 func (p *Plan) Close() {
-	closeAll(p.copies) // only ever read from: nothing can be lost
+	if p.builder != nil {
+		// Nothing of it can be left: no room, and nobody in it. What is, it is the keeper that kills.
+		_ = p.builder.abandon()
+		p.builder = nil
+	}
+	p.closeCopies()
 	for _, s := range p.staged {
 		s.Close()
 	}
@@ -172,7 +196,14 @@ func (p *Plan) Close() {
 			o.from.Close()
 		}
 	}
-	p.copies, p.staged, p.ops = nil, nil, nil
+	p.staged, p.ops = nil, nil
+}
+
+func (p *Plan) closeCopies() {
+	for _, c := range p.copies {
+		c.Close() // only ever read from: nothing can be lost
+	}
+	p.copies = nil
 }
 
 // identify settles who the payload is. Started by root, bwrap itself runs under
@@ -232,7 +263,7 @@ func (p *Plan) build(pol *Policy) error {
 			text = string(o.data)
 		}
 		o.from = nil // the plan's now
-		p.copies, p.texts = append(p.copies, f), append(p.texts, text)
+		p.copies = append(p.copies, copied{f, o.dst, o.over, text})
 	}
 	p.words = p.options(false)
 	if n := len(p.words); n > maxWords {
@@ -263,7 +294,7 @@ func (p *Plan) options(whole bool) (words []string) {
 	}
 	add(p.identity...)
 	add("--hostname", p.hostname)
-	staged, copied := 0, 0
+	staged, fd, dir := 0, firstCopy, ""
 	for i := range p.ops {
 		o := &p.ops[i]
 		src := o.src
@@ -279,14 +310,17 @@ func (p *Plan) options(whole bool) (words []string) {
 		case opBindRW:
 			add("--bind", src, o.dst)
 		case opCopy:
-			word := "--file"
-			if o.over {
-				word = "--ro-bind-data" // which no mode is needed for: it cannot be written to
-			} else {
-				more("--perms", octalMode(enter.FileMode))
+			switch {
+			case o.over:
+				add("--ro-bind-data", strconv.Itoa(fd), o.dst) // which no mode is needed for: it cannot be written to
+				fd++
+			case whole:
+				add("--perms", octalMode(enter.FileMode), "--file", strconv.Itoa(fd), o.dst)
+				fd++
+			case path.Dir(o.dst) != dir:
+				dir = path.Dir(o.dst)
+				add("--dir", dir)
 			}
-			add(word, strconv.Itoa(firstCopy+copied), o.dst)
-			copied++
 		case opTmpfs:
 			more("--perms", octalMode(tmpfsMode(o.dst)), "--size", strconv.FormatInt(o.size, 10))
 			add("--tmpfs", o.dst)
@@ -311,14 +345,34 @@ func octalMode(mode uint32) string { return fmt.Sprintf("%04o", mode) }
 func (p *Plan) furnishing() *enter.Furnishing {
 	f := &enter.Furnishing{ReadOnly: ownMounts, NoUserns: p.noUserns}
 	for _, o := range p.ops {
-		switch {
-		case o.kind == opTmpfs:
+		if o.kind == opTmpfs {
 			f.Tmpfs = append(f.Tmpfs, enter.Mounted{Tmpfs: o.tmpfs(), Mode: tmpfsMode(o.dst)})
-		case o.kind == opCopy && !o.over:
-			f.Files = append(f.Files, o.dst)
+		}
+	}
+	for _, c := range p.copies {
+		if !c.over {
+			f.Files = append(f.Files, enter.File{Dest: c.dest, From: c.File})
 		}
 	}
 	return f
+}
+
+// over are the files that bwrap mounts over others.
+func (p *Plan) over() (list []*os.File) {
+	for _, c := range p.copies {
+		if c.over {
+			list = append(list, c.File)
+		}
+	}
+	return list
+}
+
+// independent reports whether bwrap needs no more than its arguments for the policy: no
+// file, and nothing that only root can open (stage).
+func (p *Plan) independent(pol *Policy) bool {
+	return !slices.ContainsFunc(pol.Mounts, func(m Mount) bool {
+		return m.Kind == Empty || p.cred != nil && (m.Kind == ReadWrite || m.Kind == ReadOnly && !reachable(m.Source))
+	})
 }
 
 // chooseFilter settles the payload's filter for system calls.

@@ -7,9 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,9 +28,6 @@ type Room struct {
 	Cred    *proc.Cred  // who it runs as; nil if as sbxrun
 	HostNet bool        // it has the caller's network namespace
 	Exec    *enter.Exec // the plan's command, held; nil if it has none
-
-	info  *os.File // read end
-	ready *os.File // likewise
 }
 
 // Start forks the keeper, with bwrap below it and, if the plan has a command, what
@@ -47,15 +41,22 @@ func (p *Plan) Start(ctx context.Context, stdio [3]*os.File, tty *proc.Terminal,
 	if err != nil {
 		return nil, err
 	}
-	defer closeAll(mounts) // the keeper has copies
-	r := &Room{Cred: p.cred, HostNet: p.hostNet}
-	err = p.start(ctx, r, mounts, stdio, tty, confirm)
-	for _, f := range []*os.File{r.info, r.ready} {
-		if f != nil {
-			f.Close()
+	b := p.builder
+	p.builder = nil
+	if b != nil && len(mounts) > 0 { // somebody has just changed what root's path leads to
+		_ = b.abandon()
+		b = nil
+	}
+	if b == nil {
+		b, err = p.begin(stdio[2], mounts)
+		closeAll(mounts) // the keeper has copies
+		if err != nil {
+			return nil, (&Room{}).abandon(err)
 		}
 	}
-	if err != nil {
+	defer b.close()
+	r := &Room{Kept: proc.Kept{Keeper: b.Keeper}, Cred: p.cred, HostNet: p.hostNet}
+	if err = p.start(ctx, r, b, stdio, tty, confirm); err != nil {
 		return nil, r.abandon(err)
 	}
 	return r, nil
@@ -68,39 +69,14 @@ func (p *Plan) Entry() *enter.Entry {
 }
 
 // start leaves it to its caller to bring an unfinished room to an end.
-func (p *Plan) start(ctx context.Context, r *Room, mounts []*os.File, stdio [3]*os.File, tty *proc.Terminal, confirm bool) error {
-	// Each word ends with a NUL, the last one too: it may be empty.
-	args, err := memory("args", []byte(strings.Join(append(slices.Clone(p.words), "--chdir", "/"), "\x00")+"\x00"))
-	if err != nil {
+func (p *Plan) start(ctx context.Context, r *Room, b *builder, stdio [3]*os.File, tty *proc.Terminal, confirm bool) (err error) {
+	deadline := time.Now().Add(SetupBound)
+	if err := b.order(ctx, p.words, deadline); err != nil {
 		return err
 	}
-	defer args.Close()
-	hold, err := HoldFile()
-	if err != nil {
-		return err
-	}
-	defer hold.Close()
-	var infoEnd, readyEnd *os.File
-	if r.info, infoEnd, err = pipe("info", true); err != nil {
-		return err
-	}
-	defer infoEnd.Close()
-	if r.ready, readyEnd, err = pipe("ready", false); err != nil {
-		return err
-	}
-	defer readyEnd.Close()
-	cmd := proc.Command{
-		Program: &proc.Program{
-			Path: p.Program.Path,
-			Args: []string{"bwrap", "--args", strconv.Itoa(argsFD), "--info-fd", strconv.Itoa(infoFD), "--as-pid-1", "--", holdPath},
-			// bwrap needs but a place for its errors.
-			Files: append([]*os.File{stdio[2], stdio[2], stdio[2], args, infoEnd, readyEnd, hold}, p.copies...),
-			Stage: mounts,
-		},
-		Cred: p.cred, Terminal: tty, Remove: p.Bounds.Remove,
-	}
+	cmd := proc.Command{Cred: p.cred, Terminal: tty, Remove: p.Bounds.Remove}
 	entry, furnishing := p.Entry(), p.furnishing()
-	entry.Confirm, furnishing.Ready = confirm, r.ready
+	entry.Confirm, furnishing.Ready = confirm, b.ready
 	var idle *enter.Furnisher
 	if len(p.command) > 0 {
 		r.Exec, cmd.Way, err = entry.Prepare(stdio, furnishing)
@@ -113,15 +89,11 @@ func (p *Plan) start(ctx context.Context, r *Room, mounts []*os.File, stdio [3]*
 	if idle != nil {
 		defer idle.Close()
 	}
-	r.Keeper, err = proc.Keep(cmd)
-	// bwrap's must be the only writers left, so that its death ends the streams.
-	infoEnd.Close()
-	readyEnd.Close()
-	if err != nil {
+	if err := r.Keeper.Enter(cmd); err != nil {
 		return err
 	}
-	deadline := time.Now().Add(SetupBound)
-	if err := r.identify(ctx, deadline); err != nil {
+	p.closeCopies() // while bwrap builds the room
+	if err := r.identify(ctx, b.info, deadline); err != nil {
 		return err
 	}
 	outer, err := r.mountsOwner()
@@ -145,26 +117,11 @@ func (p *Plan) start(ctx context.Context, r *Room, mounts []*os.File, stdio [3]*
 	return nil
 }
 
-// pipe makes a pipe of which our end is the one for reading. It takes deadlines if it is
-// pollable; what enters has to wait at its end.
-func pipe(name string, pollable bool) (ours, theirs *os.File, err error) {
-	var fds [2]int
-	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
-		return nil, nil, fmt.Errorf("pipe: %w", err)
-	}
-	if err := unix.SetNonblock(fds[0], pollable); err != nil {
-		unix.Close(fds[0])
-		unix.Close(fds[1])
-		return nil, nil, err
-	}
-	return os.NewFile(uintptr(fds[0]), name), os.NewFile(uintptr(fds[1]), name), nil
-}
-
 // identify reads who the room's PID 1 is and makes sure of it. Only then may it ever be
 // signalled.
-func (r *Room) identify(ctx context.Context, deadline time.Time) error {
-	stop := proc.ReadUntil(ctx, r.info, deadline)
-	child, err := newStatusStream(r.info).child()
+func (r *Room) identify(ctx context.Context, info *os.File, deadline time.Time) error {
+	stop := proc.ReadUntil(ctx, info, deadline)
+	child, err := newStatusStream(info).child()
 	stop()
 	if err != nil {
 		return err
@@ -240,7 +197,7 @@ func (r *Room) abandon(cause error) error {
 		e.Message = "cannot set up the sandbox: " + step.Error()
 	case errors.Is(cause, os.ErrDeadlineExceeded):
 		e.Message = fmt.Sprintf("bubblewrap did not set up the sandbox within %v", SetupBound)
-	case errors.Is(cause, io.EOF), errors.Is(cause, proc.ErrGone), errors.Is(cause, fs.ErrNotExist), errors.Is(cause, enter.ErrClosed):
+	case errors.Is(cause, io.EOF), errors.Is(cause, proc.ErrGone), errors.Is(cause, fs.ErrNotExist), errors.Is(cause, enter.ErrClosed), errors.Is(cause, unix.EPIPE), errors.Is(cause, unix.ECONNRESET):
 		// its own words are on stderr
 	default:
 		e.Message = "cannot set up the sandbox: " + cause.Error()

@@ -221,6 +221,7 @@ func TestStartCannotEnter(t *testing.T) {
 // not.
 func TestStartUnfurnished(t *testing.T) {
 	const tmpfs = "cannot set up the sandbox: set the size and mode of a tmpfs: "
+	const file = "cannot set up the sandbox: copy a file into the room: "
 	for _, tt := range []struct {
 		name, want string
 		op         op
@@ -229,14 +230,21 @@ func TestStartUnfurnished(t *testing.T) {
 		{"no mount", tmpfs + "invalid argument", op{kind: opTmpfs, dst: "/etc", size: 1}},
 		{"behind a link", tmpfs + "too many levels of symbolic links", op{kind: opTmpfs, dst: "/proc/self/root", size: 1}},
 		{"not a size", tmpfs + "invalid argument", op{kind: opTmpfs, dst: "/tmp", size: -1}},
-		{"no such file", "cannot set up the sandbox: set the mode of a file in the room: no such file or directory", op{kind: opCopy, dst: "/none"}},
+		{"no such directory", file + "no such file or directory", op{kind: opCopy, dst: "/none/file"}},
+		{"there already", file + "file exists", op{kind: opCopy, dst: "/etc/passwd"}},
+		{"in what a link leads to", file + "too many levels of symbolic links", op{kind: opCopy, dst: "/proc/self/root/file"}},
 	} {
 		for _, command := range [][]string{nil, {"/bin/true"}} {
 			plan := prepare(t, Policy{Command: command, Workdir: "/tmp"}, os.Geteuid())
-			plan.ops = append(plan.ops, tt.op) // when bwrap's options are made
 			null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 			if err != nil {
 				t.Fatal(err)
+			}
+			// When bwrap's options are made.
+			if tt.op.kind == opCopy {
+				plan.copies = append(plan.copies, copied{File: null, dest: tt.op.dst})
+			} else {
+				plan.ops = append(plan.ops, tt.op)
 			}
 			sb, err := plan.Start(t.Context(), [3]*os.File{null, null, null}, nil, false)
 			null.Close()
@@ -281,5 +289,88 @@ func TestStartBwrapExitsAtOnce(t *testing.T) {
 				t.Fatalf("%s: left behind: %d, %v", name, pid, err)
 			}
 		}
+	}
+}
+
+// A bwrap that is started ahead is the room's, or nothing is left of it.
+func TestAhead(t *testing.T) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	caller := Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid(), Errors: null}
+	children := func() (n int) {
+		t.Helper()
+		list, err := proc.Children(os.Getpid())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(list)
+	}
+	policy := Policy{Command: []string{"/bin/true"}, Workdir: "/tmp"}
+	for name, start := range map[string]func(*Plan) error{
+		"closed": func(*Plan) error { return nil },
+		"started": func(p *Plan) error {
+			room, err := p.Start(t.Context(), [3]*os.File{null, null, null}, nil, true)
+			if err != nil {
+				return err
+			}
+			defer room.Close()
+			room.Exec.Release()
+			<-room.Exec.Exited()
+			if status, _, err := room.Exec.ExitStatus(); err != nil || status.ExitCode != 0 {
+				t.Errorf("started: %+v, %v", status, err)
+			}
+			return room.Abandon(time.Now().Add(SetupBound))
+		},
+		"keeper killed": func(p *Plan) error {
+			if err := p.builder.Signal(unix.SIGKILL); err != nil {
+				return err
+			}
+			if room, err := p.Start(t.Context(), [3]*os.File{null, null, null}, nil, true); err == nil {
+				room.Close()
+				return errors.New("started without a keeper")
+			}
+			return nil
+		},
+		"cancelled": func(p *Plan) error {
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			if room, err := p.Start(ctx, [3]*os.File{null, null, null}, nil, true); err == nil {
+				room.Close()
+				return errors.New("started when cancelled")
+			}
+			return nil
+		},
+	} {
+		plan, err := Prepare(policy, caller)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if children() != 1 {
+			t.Errorf("%s: nothing was started ahead", name)
+		}
+		if err := start(plan); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		plan.Close()
+		if n := children(); n != 0 {
+			t.Fatalf("%s: %d children are left", name, n)
+		}
+	}
+	policy.Command = []string{"/none"}
+	if _, err := Prepare(policy, caller); err == nil || children() != 0 {
+		t.Errorf("no such command: %v, %d children are left", err, children())
+	}
+	// Not for what bwrap needs more for than its arguments.
+	policy.Command, policy.Mounts = []string{"/bin/true"}, []Mount{{Kind: Empty, Dest: "/etc/none"}}
+	plan, err := Prepare(policy, caller)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plan.Close()
+	if plan.builder != nil {
+		t.Error("started ahead without the file that it mounts over another")
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -29,7 +28,7 @@ func (p *Plan) ShellCommand(filter string) string {
 		words = append(words, "setpriv", "--reuid", strconv.Itoa(int(p.cred.UID)), "--regid", strconv.Itoa(int(p.cred.GID)), "--clear-groups")
 	}
 	words = append(words, "env", "-i", p.Program.Path)
-	options, copies, texts := p.plain()
+	options := p.plain()
 	comment, program := "", p.FilterBytes()
 	switch {
 	case program == nil:
@@ -40,7 +39,7 @@ func (p *Plan) ShellCommand(filter string) string {
 		if !strings.HasPrefix(filter, "&") {
 			filter = shellQuote(filter)
 		}
-		filter = fmt.Sprintf(" %d<%s", firstCopy+len(copies), filter)
+		filter = fmt.Sprintf(" %d<%s", firstCopy+len(p.copies), filter)
 	}
 	words = append(words, options...)
 	words = append(words, "--")
@@ -51,15 +50,15 @@ func (p *Plan) ShellCommand(filter string) string {
 	line := strings.Join(words, " ")
 	// bwrap's copies come from descriptors.
 	heredocs := ""
-	for i, text := range texts {
+	for i, c := range p.copies {
 		fd := firstCopy + i
-		if text == "" {
-			line += fmt.Sprintf(" %d<%s", fd, shellQuote(copies[i].Name()))
+		if c.text == "" {
+			line += fmt.Sprintf(" %d<%s", fd, shellQuote(c.Name()))
 			continue
 		}
 		end := fmt.Sprintf("END%d", fd)
 		line += fmt.Sprintf(" %d<<'%s'", fd, end)
-		heredocs += "\n" + text + end
+		heredocs += "\n" + c.text + end
 	}
 	line += filter + heredocs
 	if len(p.staged) == 0 {
@@ -78,14 +77,13 @@ func (p *Plan) ShellCommand(filter string) string {
 	return comment + "unshare --mount --propagation slave bash -c " + shellQuote(script)
 }
 
-// plain are the options of a bwrap that runs the payload itself, without the filter, what it
-// copies in, and the texts of what was made here.
-func (p *Plan) plain() (options []string, copies []*os.File, texts []string) {
-	options = append(p.options(true), "--new-session", "--chdir", p.Workdir)
+// plain are the options of a bwrap that runs the payload itself, without the filter.
+func (p *Plan) plain() []string {
+	options := append(p.options(true), "--new-session", "--chdir", p.Workdir)
 	for _, v := range p.env {
 		options = append(options, "--setenv", v.Name, v.Value)
 	}
-	return options, p.copies, p.texts
+	return options
 }
 
 // seccomp is the option for the filter, whose descriptor comes behind those of the copies.
@@ -109,18 +107,22 @@ func (p *Plan) Cmd() (*exec.Cmd, error) {
 	if len(p.staged) > 0 {
 		return nil, errors.New("a plan with sources that only root can reach has no plain command")
 	}
-	options, copies, _ := p.plain()
+	options := p.plain()
+	// The numbers below firstCopy are Start's.
+	files := make([]*os.File, firstCopy-argsFD)
+	for _, c := range p.copies {
+		files = append(files, c.File)
+	}
 	if filter := p.FilterBytes(); filter != nil {
 		f, err := memory("seccomp", filter)
 		if err != nil {
 			return nil, err
 		}
-		options, copies = append(options, p.seccomp()...), append(slices.Clone(copies), f)
+		options, files = append(options, p.seccomp()...), append(files, f)
 	}
 	cmd := exec.Command(p.Program.Path, append(append(options, "--"), p.command...)...)
 	cmd.Env = []string{}
-	// The numbers below firstCopy are Start's.
-	cmd.ExtraFiles = append(make([]*os.File, firstCopy-argsFD), copies...)
+	cmd.ExtraFiles = files
 	if p.cred != nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: p.cred.UID, Gid: p.cred.GID}}
 	}
