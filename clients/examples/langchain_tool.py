@@ -5,7 +5,7 @@ import os
 import sbxrun
 from langchain_core.tools import tool
 
-client = sbxrun.Client(os.environ.get("SBXRUN_ADDRESS", "unix:/run/sbxrun/api.sock"))
+client = sbxrun.Client(os.environ.get("SBXRUN_ADDRESS", "unix:/run/sbxrund.sock"))
 
 
 @tool

@@ -4,7 +4,7 @@ import { createServer } from "node:http";
 import { pathToFileURL } from "node:url";
 import { Client, Refused } from "sbxrun";
 
-const client = new Client(process.env.SBXRUN_ADDRESS ?? "unix:/run/sbxrun/api.sock");
+const client = new Client(process.env.SBXRUN_ADDRESS ?? "unix:/run/sbxrund.sock");
 
 export const server = createServer(async (request, response) => {
   const leaving = new AbortController();

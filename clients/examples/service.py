@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import sbxrun
 
-client = sbxrun.Client(os.environ.get("SBXRUN_ADDRESS", "unix:/run/sbxrun/api.sock"))
+client = sbxrun.Client(os.environ.get("SBXRUN_ADDRESS", "unix:/run/sbxrund.sock"))
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -12,7 +12,7 @@ import (
 
 func Example() {
 	ctx := context.Background()
-	client, err := sbxrun.New("unix:/run/sbxrun/api.sock") // or http://127.0.0.1:8080, with a Token
+	client, err := sbxrun.New("unix:/run/sbxrund.sock") // or http://127.0.0.1:8080, with a Token
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -202,7 +202,7 @@ func settings(flags *cli.Serve) (c config.Config, tokens config.Tokens, err erro
 		c.DrainTimeout = flags.DrainTimeout
 	}
 	if len(c.Listen) == 0 && !activated() {
-		return c, nil, errors.New("listen: there is nothing to listen on; name a socket, such as unix:/run/sbxrun/api.sock")
+		return c, nil, errors.New("listen: there is nothing to listen on; name a socket, such as unix:/run/sbxrund.sock")
 	}
 	if err = c.Check(); err == nil && c.TokenFile != "" {
 		tokens, err = config.LoadTokens(c.TokenFile)

@@ -41,7 +41,7 @@ type CLI struct {
 	Kill    Kill    `words:"[flags] SANDBOX[/EXEC]...|--all|--tag KEY=VALUE" help:"End sandboxes, and prove it." example:"sbxrun kill web --grace 1s"`
 	Cleanup Cleanup `words:"[flags] [SANDBOX[/EXEC]...]" help:"Remove what ended sandboxes and crashes have left behind." ended:"" example:"sbxrun cleanup --older-than 24h"`
 	Stats   Stats   `words:"[flags]" help:"Print how many tasks are in use, and the limits on them." example:"sbxrun stats --watch"`
-	Serve   Serve   `words:"[flags]" help:"Serve calls over HTTP, on a Unix socket or with tokens." example:"sbxrun serve --listen unix:/run/sbxrun/api.sock"`
+	Serve   Serve   `words:"[flags]" help:"Serve calls over HTTP, on a Unix socket or with tokens." example:"sbxrun serve --listen unix:/run/sbxrund.sock"`
 	MCP     MCP     `words:"[flags]" help:"Give an agent tools that run code, on stdio (Model Context Protocol)." example:"sbxrun mcp --config agent.toml"`
 	Doctor  Doctor  `words:"[--json|--script]" help:"Check what a run needs from this machine, and say what is missing." example:"sbxrun doctor"`
 }

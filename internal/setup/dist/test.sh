@@ -190,7 +190,10 @@ installed() {
     apt systemd
     systemd-analyze verify /usr/lib/systemd/system/sbxrund.{socket,service} 2>&1 |
         grep -v "'DelegateSubgroup'" >/tmp/log && die "$(cat /tmp/log)" # which 252 does not know
-    sbxrun serve --check-config --config /etc/sbxrun/serve.toml --listen unix:/run/sbxrun/api.sock >/dev/null
+    sbxrun serve --check-config --config /etc/sbxrun/serve.toml --listen unix:/run/sbxrund.sock >/dev/null
+    # systemd makes the socket's directory, open to others, which that of root's sandboxes must not be.
+    mkdir -p -m 755 "$(dirname "$(sed -n 's/^ListenStream=//p' /usr/lib/systemd/system/sbxrund.socket)")"
+    sbxrun ps >/dev/null
     systemd-sysusers /usr/lib/sysusers.d/sbxrun.conf
     getent passwd sbxrun >/dev/null || die 'the server has no user'
     parsed /usr/share/sbxrun/sbxrun-bwrap
