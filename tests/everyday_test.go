@@ -35,8 +35,19 @@ func TestEveryday(t *testing.T) {
 		noWrite = `hint: it could read the current directory, but not write to it; -w lets it write there`
 		noNet   = `hint: it tried to reach a network, and has none; --net host gives it the host's`
 		repo    = `git init -q . && git -c user.name=me -c user.email=me@example.org commit -q --allow-empty -m first && mkdir -p sub lib && echo lib >lib/file`
-		venv    = `mkdir -p venv/bin base/bin && printf '#!/bin/sh\nexec /usr/bin/python3 "$@"\n' >base/bin/python3 && chmod 755 base/bin/python3 &&
-			ln -s $PWD/base/bin/python3 venv/bin/python3 && echo "home = $PWD/base/bin" >venv/pyvenv.cfg`
+		// program FILE COMMAND: a program that executes another. link FILE TARGET.
+		layout = `program() { mkdir -p "${1%/*}" && printf '#!/bin/sh\nexec %s "$@"\n' "$2" >"$1" && chmod 755 "$1"; }; link() { mkdir -p "${1%/*}" && ln -s "$2" "$1"; }; `
+		venv   = layout + `program base/bin/python3 /usr/bin/python3; link venv/bin/python3 $PWD/base/bin/python3; echo "home = $PWD/base/bin" >venv/pyvenv.cfg`
+		// As the tools make them, with python3 and node for what they have built or downloaded.
+		pyenv = layout + `p=$HOME/.pyenv; program $p/versions/3.11.7/bin/python3 /usr/bin/python3; echo 3.11.7 >$p/version; mkdir -p $p/shims $p/libexec
+			printf '#!/bin/sh\nexec "%s/libexec/pyenv" exec "${0##*/}" "$@"\n' $p >$p/shims/python3
+			printf '#!/bin/sh\nshift; name=$1; shift; exec "$PYENV_ROOT/versions/$(cat $PYENV_ROOT/version)/bin/$name" "$@"\n' >$p/libexec/pyenv
+			chmod 755 $p/shims/python3 $p/libexec/pyenv; link $p/bin/pyenv ../libexec/pyenv`
+		uv = layout + `u=$HOME/.local/share/uv/python/cpython-3.12.1-linux-x86_64-gnu/bin; program $u/python3.12 /usr/bin/python3
+			link .venv/bin/python $u/python3.12; link .venv/bin/python3 python; printf 'home = %s\nuv = 0.9.1\n' $u >.venv/pyvenv.cfg`
+		rustup = layout + `program $HOME/.cargo/bin/rustup '"$RUSTUP_HOME/toolchains/stable-x86_64-unknown-linux-gnu/bin/${0##*/}"'; link $HOME/.cargo/bin/cargo rustup
+			program $HOME/.rustup/toolchains/stable-x86_64-unknown-linux-gnu/bin/cargo 'echo cargo ran'; echo 'token = "secret"' >$HOME/.cargo/credentials.toml
+			mkdir -p $HOME/.cargo/registry && echo crate >$HOME/.cargo/registry/crate`
 	)
 	sh := func(script string) []string { return []string{"sh", "-c", script} }
 	tests := []everyday{
@@ -100,6 +111,23 @@ func TestEveryday(t *testing.T) {
 		{name: "a venv", setup: venv, path: "HERE/venv/bin", dir: "/usr", args: []string{"python3", "-c", ""}, line: `warning: python3 is /usr/bin/python3 in the sandbox, but HERE/venv/bin/python3 outside; use that one with --tools, or name this one by its full path`},
 		{name: "the system's, although there is a venv", setup: venv, path: "HERE/venv/bin", dir: "/usr", args: []string{"/usr/bin/python3", "-c", ""}},
 		{name: "a venv, --tools", setup: venv, path: "HERE/venv/bin", dir: "/usr", args: []string{"--tools", "sh", "-c", "command -v python3; python3 -c 'print(1)'"}, stdout: `^HERE/venv/bin/python3\n1$`},
+		{name: "a venv that python3 has made, --tools", setup: `python3 -m venv --without-pip venv`, path: "HERE/venv/bin", dir: "/usr", args: []string{"--tools", "python3", "-c", "import sys; print(sys.prefix)"}, stdout: `^HERE/venv$`},
+		{name: "a venv here, of a python3 elsewhere", setup: pyenv + `; link venv/bin/python3 $p/versions/3.11.7/bin/python3`, path: "HERE/venv/bin", args: []string{"python3", "-c", ""},
+			line: `warning: python3 is /usr/bin/python3 in the sandbox, but HERE/venv/bin/python3 outside; .*`},
+		{name: "python3 of pyenv", setup: pyenv, path: "HOME/.pyenv/shims", args: []string{"python3", "-c", ""}, line: `warning: python3 is /usr/bin/python3 in the sandbox, but HOME/.pyenv/shims/python3 outside; .*`},
+		{name: "python3 of pyenv, --tools", setup: pyenv, path: "HOME/.pyenv/shims:HOME/.pyenv/bin", args: []string{"--tools", "sh", "-c", "command -v python3; python3 -c 'print(1)'"}, stdout: `^HOME/.pyenv/shims/python3\n1$`},
+		{name: "python of uv, --tools", setup: uv, path: "HERE/.venv/bin", args: []string{"--tools", "sh", "-c", "command -v python; python -c 'print(1)'"}, stdout: `^HERE/.venv/bin/python\n1$`},
+		{name: "python3 of conda, --tools", setup: layout + `program $HOME/miniconda3/bin/python3 /usr/bin/python3; mkdir $HOME/miniconda3/conda-meta; echo token >$HOME/miniconda3/.condarc`, path: "HOME/miniconda3/bin",
+			args: []string{"--tools", "sh", "-c", "command -v python3; python3 -c 'print(1)'; cat HOME/miniconda3/.condarc"}, stdout: `^HOME/miniconda3/bin/python3\n1\n\s*\z`},
+		{name: "cargo of rustup", setup: rustup, path: "HOME/.cargo/bin", args: []string{"cargo", "build"}, code: 127, line: `error: command "cargo" is at HOME/.cargo/bin/cargo, which is not visible in the sandbox; show it with: --tools`},
+		{name: "cargo of rustup, --tools", setup: rustup, path: "HOME/.cargo/bin", args: []string{"--tools", "sh", "-c", "cargo build; cat HOME/.cargo/registry/crate HOME/.cargo/credentials.toml"}, stdout: `^cargo ran build\ncrate\n\s*\z`},
+		{name: "node of volta, --tools", setup: layout + `program $HOME/.volta/tools/image/node/20.0.0/bin/node /usr/bin/node; program $HOME/.volta/bin/volta-shim '"$VOLTA_HOME/tools/image/node/20.0.0/bin/${0##*/}"'; link $HOME/.volta/bin/node volta-shim; touch $HOME/.volta/bin/volta; chmod 755 $HOME/.volta/bin/volta`,
+			path: "HOME/.volta/bin", args: []string{"--tools", "sh", "-c", "command -v node; node -p 6*7"}, stdout: `^HOME/.volta/bin/node\n42$`},
+		{name: "node of fnm, --tools", setup: layout + `program $HOME/.local/share/fnm/node-versions/v20.0.0/installation/bin/node /usr/bin/node; link $HOME/fnm_multishells/1_2 $HOME/.local/share/fnm/node-versions/v20.0.0/installation`,
+			path: "HOME/fnm_multishells/1_2/bin", args: []string{"--tools", "node", "-p", "6*7"}, stdout: `^42$`},
+		{name: "java of sdkman, --tools", setup: layout + `program $HOME/.sdkman/candidates/java/21.0.1-tem/bin/java 'echo java ran'; link $HOME/.sdkman/candidates/java/current 21.0.1-tem`, path: "HOME/.sdkman/candidates/java/current/bin",
+			args: []string{"--tools", "java", "-version"}, stdout: `^java ran -version$`},
+		{name: "go of ~/sdk and its modules, --tools", setup: layout + `program $HOME/sdk/go1.26.0/bin/go 'cat "$GOMODCACHE/module"'; mkdir -p $HOME/go/pkg/mod; echo module >$HOME/go/pkg/mod/module`, path: "HOME/sdk/go1.26.0/bin", args: []string{"--tools", "go"}, stdout: `^module$`},
 		{name: "node of nvm, --tools", setup: `d=$HOME/.nvm/versions/node/v20.0.0/bin; mkdir -p $d; printf '#!/bin/sh\nexec /usr/bin/node "$@"\n' >$d/node; chmod 755 $d/node`, path: "HOME/.nvm/versions/node/v20.0.0/bin",
 			args: []string{"--tools", "sh", "-c", "command -v node; node -p 6*7"}, stdout: `^HOME/.nvm/versions/node/v20.0.0/bin/node\n42$`},
 		{name: "a program of ~/.local/bin", setup: `mkdir -p $HOME/.local/bin; printf '#!/bin/sh\necho ran\n' >$HOME/.local/bin/own; chmod 755 $HOME/.local/bin/own`, path: "HOME/.local/bin", args: []string{"own"}, code: 127,
@@ -132,7 +160,7 @@ func TestEveryday(t *testing.T) {
 		})
 	}
 	// What README's set-up installs is enough for these.
-	const least = 40
+	const least = 52
 	if tried < least {
 		t.Errorf("%d of %d commands could be tried, want at least %d", tried, len(tests), least)
 	}

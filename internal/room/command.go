@@ -68,14 +68,13 @@ func checkCommand(v view, name, workdir, sandboxPath string, c Caller) (found st
 }
 
 // insteadOf returns the program that the caller's PATH means by a command that was found
-// in the sandbox; "" if it is the same. Only what is not shown can come before what is.
+// in the sandbox; "" if it is the same. What comes before that is not shown: its directory, or
+// what a link there leads to.
 func insteadOf(v view, found, sandboxPath, callers string) string {
 	dir, name := path.Split(found)
 	for _, hostDir := range strings.Split(callers, ":") {
-		if inSandbox := slices.Contains(strings.Split(sandboxPath, ":"), hostDir); inSandbox && hostDir == path.Clean(dir) {
+		if hostDir == path.Clean(dir) && slices.Contains(strings.Split(sandboxPath, ":"), hostDir) {
 			return ""
-		} else if inSandbox {
-			continue
 		}
 		if host := lookHost(name, hostDir); host != "" {
 			inside, err := v.resolve(found)
