@@ -1,8 +1,7 @@
 package server
 
 import (
-	"bytes"
-	"encoding/json"
+	"encoding/base64"
 	"fmt"
 	"io"
 	"net/http"
@@ -52,20 +51,22 @@ func setOutput(r *result.Report, stdout, stderr result.Stream) {
 // readable reports whether UTF-8 goes as text, and not as base64: what is mostly control
 // characters, each an escape of six bytes, would be several times as long, and nobody reads it.
 func readable(text string) bool {
+	long := 0
+	for i := range len(text) {
+		if escapes[text[i]] == 'u' {
+			long++
+		}
+	}
+	return worth(len(text), long)
+}
+
+// worth is readable of so many bytes, so many of which are escapes.
+func worth(size, long int) bool {
 	const (
 		short  = 4 << 10 // is text in any case
 		escape = 5       // bytes more than the character
 	)
-	if len(text) <= short {
-		return true
-	}
-	longer := 0
-	for i := range len(text) {
-		if c := text[i]; c < ' ' && c != '\n' && c != '\r' && c != '\t' && c != '\b' && c != '\f' {
-			longer += escape
-		}
-	}
-	return longer <= len(text)
+	return size <= short || escape*long <= size
 }
 
 // events sends a call's output while it runs, and the report at the end: JSON lines, or
@@ -84,8 +85,7 @@ type events struct {
 	closed chan struct{}
 	pieces [2]pieces
 
-	line    bytes.Buffer // used again for each event
-	encoder *json.Encoder
+	line []byte // used again for each event
 }
 
 // pieces is one stream on its way.
@@ -99,8 +99,6 @@ type pieces struct {
 
 func newEvents(w http.ResponseWriter, sse bool, o *order, spawn func(func())) *events {
 	e := &events{w: w, sse: sse, id: o.id, max: o.maxOutput, spawn: spawn, closed: make(chan struct{})}
-	e.encoder = json.NewEncoder(&e.line)
-	e.encoder.SetEscapeHTML(false)
 	e.pieces = [2]pieces{{events: e, name: "stdout"}, {events: e, name: "stderr"}}
 	return e
 }
@@ -123,7 +121,7 @@ func (e *events) begin() error {
 	}
 	e.w.Header().Set("Content-Type", kind)
 	e.w.WriteHeader(http.StatusOK)
-	return e.write(&api.Event{Event: "start", ID: e.id})
+	return e.write("start", appendJSON(&api.Event{Event: "start", ID: e.id}))
 }
 
 func (e *events) started(place.Running) {
@@ -147,7 +145,10 @@ func (e *events) started(place.Running) {
 }
 
 // send sends one event.
-func (e *events) send(event *api.Event) error {
+func (e *events) send(event *api.Event) error { return e.sendAs(event.Event, appendJSON(event)) }
+
+// sendAs sends one event, which is appended to a line as JSON.
+func (e *events) sendAs(name string, document func([]byte) []byte) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.over {
@@ -156,21 +157,19 @@ func (e *events) send(event *api.Event) error {
 	if err := e.begin(); err != nil {
 		return err
 	}
-	return e.write(event)
+	return e.write(name, document)
 }
 
-func (e *events) write(event *api.Event) error {
-	e.line.Reset()
+func (e *events) write(name string, document func([]byte) []byte) error {
+	e.line = e.line[:0]
 	if e.sse {
-		e.line.WriteString("event: " + event.Event + "\ndata: ")
+		e.line = append(e.line, "event: "+name+"\ndata: "...)
 	}
-	if err := e.encoder.Encode(event); err != nil {
-		return err
-	}
+	e.line = append(document(e.line), '\n')
 	if e.sse {
-		e.line.WriteByte('\n')
+		e.line = append(e.line, '\n')
 	}
-	if _, err := e.w.Write(e.line.Bytes()); err != nil {
+	if _, err := e.w.Write(e.line); err != nil {
 		return err
 	}
 	return http.NewResponseController(e.w).Flush()
@@ -199,22 +198,27 @@ func (p *pieces) Write(b []byte) (int, error) {
 		p.carry = append([]byte(nil), b...)
 		return n, nil
 	}
-	event := p.piece(whole)
-	if event.Text == "" {
-		event, whole = p.piece(b), b // binary: there are no characters to be kept whole
+	if !utf8.Valid(whole) {
+		whole = b // there are no characters to be kept whole
 	}
 	p.carry = append([]byte(nil), b[len(whole):]...)
-	return n, p.events.send(event)
+	return n, p.send(whole)
 }
 
-func (p *pieces) piece(b []byte) *api.Event {
-	event := &api.Event{Event: p.name}
-	if text := string(b); utf8.ValidString(text) && readable(text) {
-		event.Text = text
-	} else {
-		event.Base64 = b
-	}
-	return event
+// send sends a piece, as [api.Event] has it.
+func (p *pieces) send(b []byte) error {
+	return p.events.sendAs(p.name, func(line []byte) []byte {
+		head := len(line)
+		line = append(line, `{"event":"`+p.name+`","`...)
+		if utf8.Valid(b) {
+			to, long := appendQuoted(append(line, `text":`...), b)
+			if worth(len(b), long) {
+				return append(to, '}')
+			}
+			line = append(to[:head], `{"event":"`+p.name+`","`...)
+		}
+		return append(base64.StdEncoding.AppendEncode(append(line, `base64":"`...), b), `"}`...)
+	})
 }
 
 // incomplete is how many bytes at the end begin a character and do not end it.
@@ -236,7 +240,7 @@ func (e *events) output(r *result.Report) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if len(p.carry) > 0 {
-			_ = e.send(p.piece(p.carry)) // the next one fails as well
+			_ = p.send(p.carry) // the next one fails as well
 		}
 		total, truncated := p.total, p.total > e.max
 		return &total, &truncated
@@ -349,4 +353,15 @@ func cut(text string) (piece, rest string) {
 		n--
 	}
 	return text[:n], text[n:]
+}
+
+// appendJSON appends what is a type of package api.
+func appendJSON(v any) func([]byte) []byte {
+	return func(to []byte) []byte {
+		doc, err := result.JSON(v)
+		if err != nil {
+			panic(err)
+		}
+		return append(to, doc[:len(doc)-len("\n")]...)
+	}
 }

@@ -180,9 +180,15 @@ func (s *Streams) take(i int, dst io.Writer) error {
 		s.relays.AddLate(fds[0], take)
 		return nil
 	}
+	// For a command that writes much each change to us is for more at once. There may be no more
+	// than pipe-user-pages-soft of an ordinary user (pipe(7)), who then has what there was.
+	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, largePipe)
 	s.relays.Add(os.NewFile(uintptr(fds[0]), "pipe"), take)
 	return nil
 }
+
+// largePipe is four times what a pipe has by itself.
+const largePipe = 256 << 10
 
 // Pipe is os.Pipe, but the end for writing is a command's and blocks, as programs expect
 // of their stdout.
