@@ -1,0 +1,328 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+// server is a server that is measured, with a socket and a directory of its own.
+type server struct {
+	dir, socket string
+	cmd         *exec.Cmd
+}
+
+// serve starts the sbxrund beside the build with a configuration, and returns when it answers.
+func (b *build) serve(config string) (_ *server, err error) {
+	s := &server{}
+	if s.dir, err = os.MkdirTemp("", "sbxrun-bench-"); err != nil {
+		return nil, err
+	}
+	s.socket = filepath.Join(s.dir, "api.sock")
+	file := filepath.Join(s.dir, "serve.toml")
+	if err := os.WriteFile(file, fmt.Appendf(nil, "state_dir = %q\n%s", filepath.Join(s.dir, "state"), config), 0o600); err != nil {
+		return nil, err
+	}
+	s.cmd = exec.CommandContext(ctx, b.path+"d", "serve", "--config", file, "--listen", "unix:"+s.socket)
+	s.cmd.Env = append(os.Environ(), "SBXRUN_STATE_DIR="+s.dir)
+	log, err := os.Create(filepath.Join(s.dir, "log"))
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	s.cmd.Stderr = log
+	if err := s.cmd.Start(); err != nil {
+		return nil, err
+	}
+	for until := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		c, err := s.dial()
+		if err == nil {
+			c.Close()
+			return s, nil
+		}
+		if time.Now().After(until) || ctx.Err() != nil {
+			said := read(log.Name())
+			s.close()
+			return nil, fmt.Errorf("the server does not answer: %w; it said %s", err, said)
+		}
+	}
+}
+
+// heat returns when so many rooms are warm. The first call has them built.
+func (s *server) heat(rooms int) error {
+	c, err := s.dial()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if _, err := c.ask(post("/v1/run", object{"argv": []string{"/bin/true"}})); err != nil {
+		return err
+	}
+	for until := time.Now().Add(time.Minute); time.Now().Before(until) && ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
+		makers := 0
+		for _, st := range proc.Descendants(s.cmd.Process.Pid, 100_000) {
+			if st.Comm == "sbxrun-maker" {
+				makers++
+			}
+		}
+		if makers >= rooms {
+			return nil
+		}
+	}
+	return errors.New("there are no warm rooms")
+}
+
+// close ends the server, and all that it has.
+func (s *server) close() {
+	_ = s.cmd.Process.Signal(unix.SIGTERM) // it may have ended
+	_ = s.cmd.Wait()                       // likewise
+	if err := os.RemoveAll(s.dir); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+	}
+}
+
+// cpu is what the server has used, and all that it has started. What is reaped counts for its
+// parent, and all that a call has started is a keeper's in the end.
+func (s *server) cpu() time.Duration { return treeCPU(s.cmd.Process.Pid) }
+
+func treeCPU(root int) (total time.Duration) {
+	list := proc.Descendants(root, 100_000)
+	if st, err := proc.ReadStat(root); err == nil {
+		list = append(list, st)
+	}
+	for _, st := range list {
+		total += st.CPU.User + st.CPU.System + st.Waited.User + st.Waited.System
+	}
+	return total
+}
+
+// ownCPU is what this process has used, and what it has waited for.
+func ownCPU() (total time.Duration) {
+	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+		var r unix.Rusage
+		if unix.Getrusage(who, &r) == nil {
+			total += time.Duration(r.Utime.Nano() + r.Stime.Nano())
+		}
+	}
+	return total
+}
+
+// connection is one that stays, with as little between the socket and us as there can be.
+type connection struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+func (s *server) dial() (*connection, error) { return dial("unix", s.socket) }
+
+func dial(network, address string) (*connection, error) {
+	c, err := (&net.Dialer{}).DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	return &connection{c, bufio.NewReaderSize(c, 64<<10)}, nil
+}
+
+// post is a request, ready to be sent.
+func post(path string, body any) []byte {
+	text, err := json.Marshal(body)
+	if err != nil {
+		panic(err) // it is of our own making
+	}
+	return fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: sbxrun\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", path, len(text), text)
+}
+
+// ask sends a request, and returns the body of the answer.
+func (c *connection) ask(request []byte) ([]byte, error) {
+	if _, err := c.Write(request); err != nil {
+		return nil, err
+	}
+	answer, err := http.ReadResponse(c.r, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err == nil && answer.StatusCode/100 != 2 {
+		err = fmt.Errorf("%s: %.300s", answer.Status, body)
+	}
+	return body, err
+}
+
+// load is calls that several clients make one after the other.
+type load struct {
+	letter, name string
+	// client makes what one client calls.
+	client func() (call func() error, close func(), err error)
+	cpu    func() time.Duration // of what is measured
+
+	rates, p50s, cpus sample // of each round
+}
+
+// run has so many clients make so many calls together, and counts them in.
+func (l *load) run(clients, calls int) error {
+	var made atomic.Int64
+	var mu sync.Mutex
+	var took sample
+	var all sync.WaitGroup
+	var failed error
+	begun, used := time.Now(), l.cpu()
+	for range clients {
+		call, close, err := l.client()
+		if err != nil {
+			return err
+		}
+		all.Go(func() {
+			defer close()
+			var own sample
+			var err error
+			for made.Add(1) <= int64(calls) && err == nil && ctx.Err() == nil {
+				at := time.Now()
+				err = call()
+				own = append(own, ms(time.Since(at)))
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			took = append(took, own...)
+			failed = errors.Join(failed, err)
+		})
+	}
+	all.Wait()
+	whole := time.Since(begun)
+	used = l.cpu() - used
+	if failed != nil {
+		return fmt.Errorf("%s: %w", l.name, failed)
+	}
+	l.rates = append(l.rates, float64(calls)/whole.Seconds())
+	l.p50s = append(l.p50s, took.quantile(0.5))
+	l.cpus = append(l.cpus, ms(used)/float64(calls))
+	return ctx.Err()
+}
+
+// weighLoads runs loads in turn, in rounds, and prints what came of it: the medians of the
+// rounds, and of each with the first one the median of the ratios.
+func weighLoads(program, what string, n, clients, calls int, loads []*load) error {
+	for _, l := range loads {
+		l.rates, l.p50s, l.cpus = nil, nil, nil
+		if err := l.run(clients, max(calls/10, clients)); err != nil {
+			return err
+		}
+		l.rates, l.p50s, l.cpus = nil, nil, nil
+	}
+	for round := range n {
+		for i := range loads {
+			l := loads[(i+round)%len(loads)]
+			if err := l.run(clients, calls); err != nil {
+				return err
+			}
+			last := len(l.rates) - 1
+			if raw != nil {
+				for _, v := range []struct {
+					what string
+					is   float64
+				}{{"calls/s", l.rates[last]}, {"p50", l.p50s[last]}, {"cpu", l.cpus[last]}} {
+					fmt.Fprintf(raw, "%s %d clients\t%d\t%s, %s\t%.3f\n", program, clients, round, l.name, v.what, v.is)
+				}
+			}
+		}
+	}
+	fmt.Printf("%s: %s; clients: %d, rounds: %d of %d calls each, load %s\n", program, what, clients, n, calls, read("/proc/loadavg"))
+	for _, l := range loads {
+		fmt.Printf("  %s  %-34s %7.0f calls/s   p50 %7.3f ms   CPU %6.3f ms per call\n", l.letter, l.name, l.rates.quantile(0.5), l.p50s.quantile(0.5), l.cpus.quantile(0.5))
+	}
+	for _, l := range loads[1:] {
+		a := loads[0]
+		fmt.Printf("  %s/%s calls/s %.2f   p50 %.2f   CPU %.2f\n", a.letter, l.letter, a.rates.over(l.rates).quantile(0.5), a.p50s.over(l.p50s).quantile(0.5), a.cpus.over(l.cpus).quantile(0.5))
+	}
+	if raw == nil {
+		for _, l := range loads {
+			fmt.Printf("  raw %s, calls/s: %v\n  raw %s, p50 ms: %v\n  raw %s, CPU ms: %v\n", l.letter, l.rates, l.letter, l.p50s, l.letter, l.cpus)
+		}
+	}
+	fmt.Println()
+	return nil
+}
+
+// request is a load that sends the same request on a connection of each client, and looks at
+// the answer.
+func (s *server) request(letter, name, path string, body any, right func([]byte) error) *load {
+	text := post(path, body)
+	return &load{letter: letter, name: name, cpu: func() time.Duration { return s.cpu() + ownCPU() }, client: func() (func() error, func(), error) {
+		c, err := s.dial()
+		if err != nil {
+			return nil, nil, err
+		}
+		return func() error {
+			answer, err := c.ask(text)
+			if err != nil {
+				return err
+			}
+			return right(answer)
+		}, func() { c.Close() }, nil
+	}}
+}
+
+// alone is a load without any server.
+func alone(letter, name string, call func() error) *load {
+	return &load{letter: letter, name: name, cpu: ownCPU, client: func() (func() error, func(), error) { return call, func() {}, nil }}
+}
+
+// warm is right for a call in a warm room that has ended as it should.
+func warm(answer []byte) error {
+	if bytes.Contains(answer, []byte(`"verdict":"proven"`)) && bytes.Contains(answer, []byte(`"exit_code":0`)) && bytes.Contains(answer, []byte(`"room":"warm"`)) {
+		return nil
+	}
+	return fmt.Errorf("the answer was %.600s", answer)
+}
+
+type object map[string]any
+
+// forkExec is what there is to compare with: true without any sandbox.
+func forkExec(letter string) *load {
+	return alone(letter, "fork and exec, no sandbox", func() error { return exec.CommandContext(context.Background(), "/bin/true").Run() })
+}
+
+// httpCalls compares a call in a warm room with what there is without one.
+func httpCalls(builds []*build) error {
+	s, err := builds[0].serve("[rooms]\nmin = 4\nmax = 8\ncalls = 0\n")
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	if err := s.heat(4); err != nil {
+		return err
+	}
+	loads := []*load{
+		s.request("A", "POST /v1/run of true, warm", "/v1/run", object{"argv": []string{"/bin/true"}}, warm),
+		forkExec("B"),
+	}
+	for _, field := range strings.Split(*clients, ",") {
+		n, err := strconv.Atoi(field)
+		if err != nil {
+			return err
+		}
+		if err := weighLoads("http", "a call of /bin/true", rounds(10), n, 500, slices.Clone(loads)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

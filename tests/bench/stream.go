@@ -1,0 +1,195 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// textFile is a text of lines, and how often a command shows it.
+const (
+	textSize = 64 << 20
+	line     = "The quick brown fox jumps over the lazy dog, and says \"so what\" about it, twice.\n"
+)
+
+// streams compares how much output comes through a second: as JSON lines, with what package json
+// alone does of the same text; and by offset, with cat through a pipe.
+func streams(builds []*build) error {
+	dir, err := os.MkdirTemp("", "sbxrun-bench-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	if err := os.Chmod(dir, 0o755); err != nil {
+		return err
+	}
+	text := strings.Repeat(line, textSize/len(line)+1)[:textSize]
+	if err := os.WriteFile(filepath.Join(dir, "text"), []byte(text), 0o644); err != nil {
+		return err
+	}
+	times := max(1, *megabytes<<20/textSize)
+	size := int64(times) * textSize
+	s, err := builds[0].serve(fmt.Sprintf("[call]\nmax_timeout = \"1h\"\ntimeout = \"1h\"\n[tenant]\nmax_output = \"64G\"\noutput = \"64G\"\n[sandbox]\nmounts = [\"%s:/data\"]\n", dir))
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	call := object{"argv": append([]string{"cat"}, repeat("/data/text", times)...), "limits": object{"max_output": size + 1}}
+	variants := []variant{
+		{"A", "NDJSON", func() (time.Duration, error) { return s.read("/v1/run?stream=1", call, size) }},
+		{"B", "encoding/json alone", func() (time.Duration, error) { return encode(text, times) }},
+		{"C", "by offset", func() (time.Duration, error) { return s.byOffset(call, size) }},
+		{"D", "cat through a pipe", func() (time.Duration, error) { return pipe(filepath.Join(dir, "text"), times) }},
+	}
+	before := s.peak()
+	if _, err := compare("stream", fmt.Sprintf("%d MiB of output; ratios of rates are the inverse", size>>20), rounds(3), 1, variants); err != nil {
+		return err
+	}
+	fmt.Printf("  the server's memory at its peak: before %s, after %s\n\n", before, s.peak())
+	return nil
+}
+
+func repeat(s string, n int) (list []string) {
+	for range n {
+		list = append(list, s)
+	}
+	return list
+}
+
+// peak is the most memory that the server has had.
+func (s *server) peak() string {
+	_, rest, _ := strings.Cut(read(fmt.Sprintf("/proc/%d/status", s.cmd.Process.Pid)), "VmHWM:")
+	size, _, _ := strings.Cut(rest, "\n")
+	return strings.TrimSpace(size)
+}
+
+// read makes a call, and reads the answer as it comes, which is longer than size.
+func (s *server) read(path string, call any, size int64) (time.Duration, error) {
+	c, err := s.dial()
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	begin := time.Now()
+	if _, err := c.Write(post(path, call)); err != nil {
+		return 0, err
+	}
+	answer, err := http.ReadResponse(c.r, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer answer.Body.Close()
+	last := &tail{}
+	n, err := io.CopyBuffer(last, answer.Body, make([]byte, 256<<10))
+	took := time.Since(begin)
+	if err == nil && (n < size || !bytes.Contains(last.end, []byte(`"exit_code":0`))) {
+		err = fmt.Errorf("%d bytes, which end with %.600s", n, last.end)
+	}
+	return took, err
+}
+
+// tail keeps the end of what is written to it.
+type tail struct{ end []byte }
+
+func (t *tail) Write(b []byte) (int, error) {
+	const most = 2048
+	t.end = append(t.end, b[max(0, len(b)-most):]...)
+	t.end = t.end[max(0, len(t.end)-most):]
+	return len(b), nil
+}
+
+// encode is what package json alone takes, with pieces as the server has them.
+func encode(text string, times int) (time.Duration, error) {
+	const piece = 32 << 10
+	enc := json.NewEncoder(io.Discard)
+	enc.SetEscapeHTML(false)
+	begin := time.Now()
+	for range times {
+		for at := 0; at < len(text); at += piece {
+			event := struct {
+				Event string `json:"event"`
+				Text  string `json:"text"`
+			}{"stdout", text[at:min(at+piece, len(text))]}
+			if err := enc.Encode(event); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return time.Since(begin), nil
+}
+
+// byOffset makes a call that nobody waits for, and follows its output.
+func (s *server) byOffset(call any, size int64) (time.Duration, error) {
+	c, err := s.dial()
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	begin := time.Now()
+	text, err := c.ask(post("/v1/calls", call))
+	if err != nil {
+		return 0, err
+	}
+	var made struct{ ID string }
+	if err := json.Unmarshal(text, &made); err != nil {
+		return 0, err
+	}
+	if _, err := fmt.Fprintf(c, "GET /v1/calls/%s/output?from=0&follow=1 HTTP/1.1\r\nHost: sbxrun\r\n\r\n", made.ID); err != nil {
+		return 0, err
+	}
+	answer, err := http.ReadResponse(c.r, nil)
+	if err != nil {
+		return 0, err
+	}
+	n, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, answer.Body, make([]byte, 256<<10))
+	took := time.Since(begin)
+	if err == nil && n != size {
+		err = fmt.Errorf("%d bytes of %d, %s", n, size, answer.Status)
+	}
+	if err != nil {
+		return 0, err
+	}
+	if _, err := fmt.Fprintf(c, "DELETE /v1/calls/%s HTTP/1.1\r\nHost: sbxrun\r\n\r\n", made.ID); err != nil {
+		return 0, err
+	}
+	answer, err = http.ReadResponse(c.r, nil)
+	if err == nil && answer.StatusCode/100 != 2 {
+		err = errors.New(answer.Status)
+	}
+	return took, err
+}
+
+// pipe is cat of the same, through a pipe.
+func pipe(name string, times int) (time.Duration, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return 0, err
+	}
+	defer r.Close()
+	cmd := exec.CommandContext(ctx, "cat", repeat(name, times)...)
+	cmd.Stdout = w
+	begin := time.Now()
+	err = cmd.Start()
+	w.Close()
+	if err != nil {
+		return 0, err
+	}
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := unix.Read(int(r.Fd()), buf)
+		if n <= 0 && err != unix.EINTR {
+			break
+		}
+	}
+	return time.Since(begin), cmd.Wait()
+}
