@@ -5,7 +5,7 @@
 #
 #   --dry-run   only print the commands that would be run
 #   --tests     also what tests alone need: shells whose completions are tried, what makes
-#               packages of the clients, and on Debian a browser (Ubuntu's is no package)
+#               packages of the clients, and on Debian a browser
 #
 # What is needed is looked up where sbxrun and the fixtures look, in /usr/bin and
 # its like and not in PATH: a python3 in a home directory is not visible in the
@@ -67,7 +67,7 @@ package() {
     */python3) echo python3 ;;
     */node) echo nodejs ;;
     */bash) echo bash ;;
-    */jq | */zsh | */fish | */bash-completion | */chromium) echo "$1" ;;
+    */jq | */zsh | */fish | */bash-completion | */chromium-headless-shell) echo "$1" ;;
     fedora/npm) echo nodejs-npm ;;
     */npm) echo npm ;;
     alpine/pip3) echo py3-pip py3-setuptools py3-wheel ;;
@@ -86,7 +86,7 @@ run() {
 
 family=$(family)
 if [ -n "$tests" ] && grep -q '^ID=debian$' "$root/etc/os-release" 2>/dev/null; then
-    tests="$tests chromium"
+    tests="$tests chromium-headless-shell"
 fi
 missing=
 for program in bwrap python3 node bash setpriv unshare setsid jq pgrep $tests; do

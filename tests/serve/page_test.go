@@ -28,8 +28,9 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// chromium is where Debian has the browser itself; that in PATH is a script with settings in /etc.
-const chromium = "/usr/lib/chromium/chromium"
+// chromium is where Debian has the browser itself; what is in PATH is a script. This build has no
+// windows: it is smaller, and starts in half of the time.
+const chromium = "/usr/lib/chromium/chromium-headless-shell"
 
 // foreign is a name that the browser takes for this machine, as anybody's domain could lead here.
 const foreign = "rebound.example.org"
@@ -38,7 +39,7 @@ const foreign = "rebound.example.org"
 func browser(t *testing.T) context.Context {
 	t.Helper()
 	if _, err := os.Stat(chromium); err != nil {
-		harness.Skip(t, "there is no Debian's chromium: "+err.Error())
+		harness.Skip(t, "Debian's package chromium-headless-shell is not here: "+err.Error())
 	}
 	p := harness.Start(t, harness.Options{Bare: true}, "--net", "host", "--timeout", "10m", "--pids", "0", "--ro-bind-try", "/etc/fonts", "--",
 		"sh", "-c", `exec "$0" "$@" 2>&1`, chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
