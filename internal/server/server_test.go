@@ -109,7 +109,7 @@ func FuzzRun(f *testing.F) {
 	}
 	h := handler(f)
 	f.Fuzz(func(t *testing.T, body string) {
-		for _, path := range []string{"/v1/run", "/v1/sessions", "/v1/sessions/x/code", "/v1/run?stream=1"} {
+		for _, path := range []string{"/v1/run", "/v1/sessions", "/v1/sessions/x/code", "/v1/run?stream=1", "/v1/sessions/x/exec", "/v1/sessions/x/processes", "/v1/sessions/x/processes/y/signal"} {
 			w := ask(h, http.MethodPost, path, body)
 			var e api.Error
 			if err := json.Unmarshal(w.Body.Bytes(), &e); err != nil || e.Failure.Code == "" || e.Started || api.Codes()[e.Failure.Code] != w.Code {

@@ -1,0 +1,71 @@
+package mcp
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/server"
+)
+
+// nowhere has no place for anybody.
+type nowhere struct{}
+
+func (nowhere) Take(context.Context, string, place.Policy) (place.Place, error) {
+	return nil, &result.Error{Code: "setup", Message: "there is no place"}
+}
+
+func (nowhere) Rooms() (idle, all int) { return 0, 0 }
+
+// FuzzBody: whatever is sent to /mcp, there is an answer, which is no error of the server's own,
+// and of tools none says that it has done something.
+func FuzzBody(f *testing.F) {
+	const call = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"run_code","arguments":{"code":"1","files":[{"path":"a","text":"b"}],"session":"x"}}}`
+	for _, body := range []string{
+		call, strings.ReplaceAll(call, "run_code", "run_command"), `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"read_file","arguments":{"session":"x","path":"../a","offset":-1}}}`,
+		`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"a","version":"1"}}}`,
+		`{"jsonrpc":"2.0","id":"a","method":"resources/read","params":{"uri":"sbxrun://sessions/x/files/%2e%2e/a"}}`, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`,
+		`[` + call + `]`, `[]`, `{`, `null`, `{"jsonrpc":"2.0","id":{},"method":"ping"}`, `{"jsonrpc":"1.0","id":1,"method":"tools/list","params":{"cursor":"x"}}`,
+	} {
+		f.Add(body, true)
+		f.Add(body, false)
+	}
+	c := config.Default()
+	c.StateDir = filepath.Join(f.TempDir(), "state")
+	c.MaxBody = 1 << 20
+	log := slog.New(slog.NewJSONHandler(io.Discard, nil))
+	s, err := server.New(c, nil, nowhere{}, log, "test")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { s.Drain(context.Background()) })
+	front := New(s, Settings{Version: "test", MaxBody: int64(c.MaxBody), Log: log})
+	f.Fuzz(func(t *testing.T, body string, newest bool) {
+		const within = time.Minute // after which a request counts as hung
+		ctx, cancel := context.WithTimeout(server.As(t.Context(), "uid-1", "request"), within)
+		defer cancel()
+		r := httptest.NewRequestWithContext(ctx, http.MethodPost, "http://sbxrun/mcp", strings.NewReader(body))
+		r.Header.Set("Content-Type", "application/json")
+		r.Header.Set("Accept", "application/json, text/event-stream")
+		if newest {
+			r.Header.Set("Mcp-Protocol-Version", sessionless)
+		}
+		w := httptest.NewRecorder()
+		front.ServeHTTP(w, r)
+		if ctx.Err() != nil || w.Code >= 500 {
+			t.Errorf("%d %s", w.Code, w.Body)
+		}
+		if text := w.Body.String(); strings.Contains(text, `"started":true`) || strings.Contains(text, `"internal"`) {
+			t.Error(text)
+		}
+	})
+}
