@@ -92,7 +92,7 @@ func (f *Front) resource(ctx context.Context, uri string) (b []byte, name string
 		return nil, "", err
 	}
 	defer release()
-	b, err = all(file, size)
+	b, err = f.all(ctx, file, size)
 	return b, name, err
 }
 
@@ -101,14 +101,18 @@ func (f *Front) stored(ctx context.Context, id string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return all(file, size)
+	return f.all(ctx, file, size)
 }
 
 // all reads a file and closes it.
-func all(file *os.File, size int64) ([]byte, error) {
+func (f *Front) all(ctx context.Context, file *os.File, size int64) ([]byte, error) {
 	defer file.Close()
 	if size > resourceBytes {
 		return nil, api.NewError(api.TooLarge, "the file is larger than what is read at once", "")
+	}
+	const copies = 4 // as base64, and that in the answer
+	if err := f.server.Hold(ctx, copies*size); err != nil {
+		return nil, err
 	}
 	return io.ReadAll(io.LimitReader(file, size))
 }

@@ -47,12 +47,11 @@ func (f *Front) handler(p *sdk.Server, stateless bool) http.Handler {
 // ServeHTTP answers a request of which is known whose it is.
 func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// All of the body at once: after its deadline the connection would count as closed.
-	text, lease, err := f.server.Body(w, r)
+	text, err := f.server.Body(w, r)
 	if err != nil {
 		api.AsError(err).Write(w)
 		return
 	}
-	defer lease.Free()
 	r.Body = io.NopCloser(bytes.NewReader(text))
 	ctx, cancel := f.server.Until(r.Context())
 	defer cancel()

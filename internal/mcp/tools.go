@@ -334,7 +334,7 @@ func (f *Front) readFile(ctx context.Context, in readFile) (*sdk.CallToolResult,
 	n, _ := r.ReadAt(head, 0)
 	out := &content{Path: in.Path, Size: size, Offset: in.Offset, MediaType: http.DetectContentType(head[:n])}
 	if isImage(out.MediaType) && in.Offset == 0 && size <= imageBytes {
-		b, err := io.ReadAll(io.LimitReader(r, size))
+		b, err := f.all(ctx, r, size)
 		if err != nil {
 			return nil, nil, err
 		}

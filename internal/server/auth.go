@@ -25,6 +25,7 @@ type key int
 const (
 	whoKey key = iota
 	peerKey
+	holdingKey
 )
 
 func whose(ctx context.Context) who {
@@ -109,7 +110,10 @@ func (s *Server) identified(next http.Handler) http.Handler {
 				return
 			}
 		}
-		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), whoKey, who{tenant, id, local})))
+		held := &holding{}
+		defer held.free()
+		ctx := context.WithValue(context.WithValue(r.Context(), whoKey, who{tenant, id, local}), holdingKey, held)
+		next.ServeHTTP(w, r.WithContext(ctx))
 	})
 }
 

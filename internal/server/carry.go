@@ -270,7 +270,7 @@ func (s *Server) collect(at place.Place, o *order) (files []api.FileOut) {
 	if err != nil {
 		return []api.FileOut{{Path: ".", Error: err.Error()}}
 	}
-	deepest := 0
+	deepest, left := 0, int64(o.ceilings.Files)
 	for _, p := range o.collect {
 		deepest = max(deepest, strings.Count(p, "/"))
 	}
@@ -285,8 +285,14 @@ func (s *Server) collect(at place.Place, o *order) (files []api.FileOut) {
 			return usage("more than %d files match", mostCollected)
 		}
 		out := api.FileOut{Path: e.Path, Size: e.Size}
-		if err := s.keep(dir, o, &out); err != nil {
-			out.Error = err.Error()
+		// Files of nothing but holes cost who makes them nothing.
+		if e.Size > left {
+			out.Error = "with those before it, it is larger than the tenant's quota"
+		} else {
+			left -= e.Size
+			if err := s.keep(dir, o, &out); err != nil {
+				out.Error = err.Error()
+			}
 		}
 		files = append(files, out)
 		return nil

@@ -2,8 +2,10 @@ package server
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -11,8 +13,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/config"
 )
 
 // One peer has half of the connections at most; whoever has more is told before anything begins,
@@ -142,5 +146,44 @@ func TestBodiesAtOnce(t *testing.T) {
 		} else if time.Now().After(end) {
 			t.Fatalf("memory of a body that was given up: %s", w.Body)
 		}
+	}
+}
+
+// What a request has taken of the memory it gives back with its end.
+func TestHold(t *testing.T) {
+	c := config.Default()
+	c.StateDir, c.Tenant.Buffers = filepath.Join(t.TempDir(), "state"), 1000
+	s, err := New(c, nil, nowhere{}, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Drain(t.Context())
+	h := s.identified(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		for _, want := range []api.Code{"", api.Quota} {
+			if err := s.Hold(r.Context(), 600); want == "" && err != nil || want != "" && api.AsError(err).Failure.Code != want {
+				t.Errorf("%v, want %q", err, want)
+			}
+		}
+	}))
+	for range 2 {
+		r := httptest.NewRequest(http.MethodGet, "http://sbxrun/", nil)
+		h.ServeHTTP(httptest.NewRecorder(), r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1")))
+	}
+	if n := s.memory.Used("uid-1"); n != 0 {
+		t.Errorf("%d bytes", n)
+	}
+	if err := s.Hold(As(t.Context(), "uid-1", ""), 1<<30); err != nil {
+		t.Errorf("without HTTP: %v", err)
+	}
+}
+
+// What is shown of a call's code does not keep all of it.
+func TestShown(t *testing.T) {
+	set := &settings{}
+	set.ShowCode = true
+	code := strings.Repeat("x", 2*mostShown)
+	shown := set.shown(nil, code)
+	if len(shown) != mostShown || unsafe.StringData(shown) == unsafe.StringData(code) {
+		t.Errorf("%d bytes", len(shown))
 	}
 }

@@ -151,8 +151,13 @@ func (s *Server) ListFiles(ctx context.Context, session string) (*workspace.List
 		return nil, err
 	}
 	defer release()
+	const each = 1 << 10 // bytes of an entry, and its JSON
+	most := s.settings.Load().Sessions.MaxEntries
+	if err := s.Hold(ctx, int64(most)*each); err != nil {
+		return nil, err
+	}
 	out := &workspace.Listing{Files: []workspace.Entry{}}
-	err = dir.List(".", s.settings.Load().Sessions.MaxEntries, func(e workspace.Entry) error {
+	err = dir.List(".", most, func(e workspace.Entry) error {
 		out.Files = append(out.Files, e)
 		return nil
 	})
@@ -170,26 +175,21 @@ func (s *Server) Until(ctx context.Context) (context.Context, context.CancelFunc
 	return s.within(ctx)
 }
 
-// Body reads the body of a request as all handlers do: when there is memory for it, of at most so
-// many bytes and values, and with a sign of life from the client every now and then. The lease is
-// freed when the request is over.
-func (s *Server) Body(w http.ResponseWriter, r *http.Request) ([]byte, *tenants.Lease, error) {
-	lease, err := s.hold(w, r)
-	if err != nil {
-		return nil, nil, err
+// Body reads the body of a request as all handlers do: when there is memory for it, and of at most
+// so many bytes and values.
+func (s *Server) Body(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	if err := s.holdBody(w, r); err != nil {
+		return nil, err
 	}
 	text, err := io.ReadAll(http.MaxBytesReader(w, io.NopCloser(body{Request{w, r}}), int64(s.settings.Load().MaxBody)))
 	if big := (*http.MaxBytesError)(nil); errors.As(err, &big) {
-		err = api.NewError(api.TooLarge, "the request is too large", "")
-	}
-	if err == nil {
-		if many := modest(text); many != nil {
-			err = api.NewError(api.TooLarge, many.Error(), "")
-		}
+		return nil, api.NewError(api.TooLarge, "the request is too large", "")
 	}
 	if err != nil {
-		lease.Free()
-		return nil, nil, err
+		return nil, err
 	}
-	return text, lease, nil
+	if err := modest(text); err != nil {
+		return nil, api.NewError(api.TooLarge, err.Error(), "")
+	}
+	return text, nil
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
@@ -59,29 +60,57 @@ func (q *Request) Resolve(ctx huma.Context) []error {
 // held has the body of a request be read when there is memory for it.
 func (s *Server) held(ctx huma.Context, next func(huma.Context)) {
 	r, w := humago.Unwrap(ctx)
-	lease, err := s.hold(w, r)
-	if err != nil {
+	if err := s.holdBody(w, r); err != nil {
 		api.AsError(err).Write(w)
 		return
 	}
-	defer lease.Free()
 	next(ctx)
 }
 
-// hold takes the memory for the body of a request, and what is made of it.
-func (s *Server) hold(w http.ResponseWriter, r *http.Request) (*tenants.Lease, error) {
+// holding is the memory that a request has taken, until it is over.
+type holding struct {
+	mu     sync.Mutex
+	leases []*tenants.Lease
+}
+
+func (h *holding) free() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, l := range h.leases {
+		l.Free()
+	}
+}
+
+// Hold takes memory for a request, until it is over. One that does not come over HTTP has a client
+// of its own, and takes what it likes.
+func (s *Server) Hold(ctx context.Context, n int64) error {
+	h, ok := ctx.Value(holdingKey).(*holding)
+	if !ok {
+		return nil
+	}
+	tenant := whose(ctx).tenant
+	lease, err := s.memory.Take(tenant, n, int64(s.settings.Load().Of(tenant).Buffers))
+	if err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.leases = append(h.leases, lease)
+	return nil
+}
+
+// holdBody takes the memory for the body of a request, and what is made of it.
+func (s *Server) holdBody(w http.ResponseWriter, r *http.Request) error {
 	const copies = 3 // as text, as values, and in the types of the interface
-	set := s.settings.Load()
 	n := r.ContentLength
-	if most := int64(set.MaxBody); n < 0 || n > most { // not known, or read until it is too much
+	if most := int64(s.settings.Load().MaxBody); n < 0 || n > most { // not known, or read until it is too much
 		n = most
 	}
-	tenant := whose(r.Context()).tenant
-	lease, err := s.memory.Take(tenant, copies*n, int64(set.Of(tenant).Buffers))
+	err := s.Hold(r.Context(), copies*n)
 	if err != nil {
 		w.Header().Set("Connection", "close") // or net/http would first read the body
 	}
-	return lease, err
+	return err
 }
 
 // modest refuses JSON of so many values that they would take many times the memory of the text: an
@@ -258,7 +287,10 @@ func (s *Server) answered(q Request, stream, key string, body []byte, c *api.Cal
 			return
 		}
 		defer func() { o.buffers.Free() }()
-		a, err := s.once(q, key, body, o, func() (*api.Answer, error) { return s.carry(q.r.Context(), o, newBuffered(o), by) })
+		a, err := once(s, q, key, body, o, func() (*api.Answer, bool, error) {
+			a, err := s.carry(q.r.Context(), o, newBuffered(o), by)
+			return a, a != nil && a.Started, err
+		})
 		if err != nil {
 			api.AsError(err).Write(q.w)
 			return
@@ -302,16 +334,17 @@ func (s *Server) count(o *order, a *api.Answer, err error) {
 }
 
 // kept is the answer of a request that had an idempotency key.
-type kept struct {
-	answer *api.Answer
+type kept[T any] struct {
+	answer *T
 	err    error
 }
 
 // once carries a request out, unless there was one with this key: then it has that one's
 // answer.
-func (s *Server) once(q Request, key string, body []byte, o *order, carry func() (*api.Answer, error)) (*api.Answer, error) {
+func once[T any](s *Server, q Request, key string, body []byte, o *order, carry func() (a *T, started bool, err error)) (*T, error) {
 	if key == "" {
-		return carry()
+		a, _, err := carry()
+		return a, err
 	}
 	name := q.r.URL.Path + "\n" + key
 	k, first, err := s.keys.Begin(o.who.tenant, name, body)
@@ -325,10 +358,10 @@ func (s *Server) once(q Request, key string, body []byte, o *order, carry func()
 			return nil, api.NewError(api.Ended, "the client has left", "")
 		}
 		q.w.Header().Set("Idempotency-Replayed", "true")
-		v := k.Value.(kept)
+		v := k.Value.(kept[T])
 		return v.answer, v.err
 	}
-	v := kept{}
+	v := kept[T]{}
 	keep := false // what never began may be tried again
 	defer func() {
 		var lease *tenants.Lease
@@ -338,11 +371,11 @@ func (s *Server) once(q Request, key string, body []byte, o *order, carry func()
 		s.keys.Settle(o.who.tenant, name, k, v, keep, lease)
 	}()
 	v.err = draining() // should carry not come back
-	if v.answer, v.err = carry(); v.answer == nil {
-		o.buffers.Shrink(answerRest)
-	}
 	var e *api.Error
-	keep = v.answer != nil && v.answer.Started || errors.As(v.err, &e) && e.Started
+	if v.answer, keep, v.err = carry(); v.answer == nil {
+		o.buffers.Shrink(answerRest)
+		keep = errors.As(v.err, &e) && e.Started
+	}
 	return v.answer, v.err
 }
 

@@ -176,13 +176,22 @@ func accepted(c *calls.Call, err error) (*callAnswer, error) {
 	return &callAnswer{http.StatusAccepted, c.Status()}, nil
 }
 
+// mostListed is how large a report may be to be in a list as it is: there may be a thousand.
+const mostListed = 2 * answerRest
+
 type callList struct{ Body api.Calls }
 
 func listed(all []*calls.Call) *callList {
 	out := &callList{}
 	out.Body.Calls = []api.CallStatus{}
 	for _, c := range all {
-		out.Body.Calls = append(out.Body.Calls, c.Status())
+		status := c.Status()
+		if r := status.Report; r != nil && answerSize(r) > mostListed {
+			short := *r // shared with who asks for it alone
+			short.Argv = nil
+			status.Report = &short
+		}
+		out.Body.Calls = append(out.Body.Calls, status)
 	}
 	return out
 }

@@ -70,6 +70,7 @@ func (s *Server) cell(ctx context.Context, session string, o *order, language ce
 	if either.Err() == nil {
 		a.Files = s.collect(x.Place, o)
 	}
+	o.buffers.Shrink(cellSize(a))
 	s.metrics.cell(o.who.tenant, a)
 	s.recentCell(o, a)
 	s.log.Info("cell", "request", o.who.requestID, "tenant", o.who.tenant, "session", x.ID, "id", a.ID, "language", c.Language, "cause", a.Cause,
@@ -82,6 +83,23 @@ func (s *Server) cell(ctx context.Context, session string, o *order, language ce
 		return nil, err
 	}
 	return a, nil
+}
+
+// cellSize is about how much memory an answer takes.
+func cellSize(a *api.CellAnswer) int64 {
+	size := answerSize(&api.Answer{Report: result.Report{Stdout: a.Stdout, StdoutBase64: a.StdoutBase64, Stderr: a.Stderr, StderrBase64: a.StderrBase64}})
+	for _, shown := range a.Results {
+		for _, m := range shown.Media {
+			const rest = 256
+			if size += rest; m.Text != nil {
+				size += int64(len(*m.Text))
+			}
+		}
+	}
+	if a.Exception != nil {
+		size += int64(len(a.Exception.Message) + len(a.Exception.Traceback))
+	}
+	return size
 }
 
 // checkCell finds what is wrong with a cell, and settles what holds for it.
@@ -153,10 +171,12 @@ func (s *Server) defineCells(a huma.API) {
 		Responses: map[string]*huma.Response{"200": content(a, "It has ended, however: cause and state say how.", map[string]reflect.Type{
 			"application/json": reflect.TypeFor[api.CellAnswer](),
 		})},
-	}, append(starting, api.NoSuchSession, api.Ended, api.BusySession)...), func(ctx context.Context, q *struct {
+	}, append(starting, api.Idempotency, api.NoSuchSession, api.Ended, api.BusySession)...), func(ctx context.Context, q *struct {
 		Request
 		SessionPath
-		Body api.Cell
+		Key     string `header:"Idempotency-Key" maxLength:"256" doc:"As of run"`
+		RawBody []byte
+		Body    api.Cell
 	}) (*streamed, error) {
 		o, language, err := s.checkCell(whose(ctx), &q.Body)
 		if err != nil {
@@ -164,7 +184,13 @@ func (s *Server) defineCells(a huma.API) {
 		}
 		return &streamed{func(huma.Context) {
 			defer func() { o.buffers.Free() }()
-			out, err := s.cell(ctx, q.ID, o, language, &q.Body)
+			out, err := once(s, q.Request, q.Key, q.RawBody, o, func() (a *api.CellAnswer, started bool, err error) {
+				err = s.Guard(ctx, func() (err error) {
+					a, err = s.cell(ctx, q.ID, o, language, &q.Body)
+					return err
+				})
+				return a, a != nil, err
+			})
 			if err != nil {
 				api.AsError(err).Write(q.w)
 				return

@@ -66,7 +66,8 @@ func (set *settings) shown(argv []string, code string) string {
 	if code == "" {
 		code = strings.Join(argv, " ")
 	}
-	return strings.ToValidUTF8(code[:min(len(code), mostShown)], "")
+	// A copy: a part of a text keeps all of it.
+	return strings.Clone(strings.ToValidUTF8(code[:min(len(code), mostShown)], ""))
 }
 
 func (s *Server) recentCall(o *order, a *api.Answer) {

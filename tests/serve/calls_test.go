@@ -234,3 +234,35 @@ func TestKeptOutput(t *testing.T) {
 		t.Error(status)
 	}
 }
+
+// Files of nothing but holes, which cost a program nothing, are not read one after the other; and
+// a list is not as long as all command lines together.
+func TestLargeForNothing(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "[tenant]\nfiles = \"20M\"\n")
+	call := sh("for i in 1 2 3 4 5; do truncate -s 9M $i; done; truncate -s 1T huge; echo x >small")
+	call.Collect = []string{"*"}
+	kept, refused := "", ""
+	for _, f := range s.run(call).Files {
+		if f.Error == "" {
+			kept += f.Path + " "
+		} else {
+			refused += f.Path + " "
+		}
+	}
+	if kept != "1 2 small " || refused != "3 4 5 huge " {
+		t.Errorf("kept %q, refused %q", kept, refused)
+	}
+	long := api.Call{Argv: []string{"true", strings.Repeat("x", 100_000)}}
+	status, b := s.ask(http.MethodPost, "/v1/calls", long)
+	var c api.CallStatus
+	if err := json.Unmarshal(b, &c); err != nil || status != http.StatusAccepted {
+		t.Fatalf("%d %s", status, b)
+	}
+	if status, b := s.ask(http.MethodGet, "/v1/calls/"+c.ID+"?wait_ms=60000", nil); status != 200 || len(b) < 100_000 {
+		t.Errorf("%d, %d bytes", status, len(b))
+	}
+	if status, b := s.ask(http.MethodGet, "/v1/calls", nil); status != 200 || len(b) > 10_000 || !strings.Contains(string(b), `"exit_code":0`) {
+		t.Errorf("%d %.300s", status, b)
+	}
+}

@@ -372,3 +372,34 @@ func TestCodeSessionEnds(t *testing.T) {
 	}
 	s.idle()
 }
+
+// A cell that is sent twice with one key is run once.
+func TestCellOnce(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	status, b := s.ask(http.MethodPost, "/v1/sessions", api.NewSession{})
+	var session api.Session
+	if err := json.Unmarshal(b, &session); err != nil || status != http.StatusCreated {
+		t.Fatalf("%d %s", status, b)
+	}
+	path := "/v1/sessions/" + session.ID + "/code"
+	cell := api.Cell{Language: "python", Code: "n = globals().get('n', 0) + 1\nn"}
+	var answers []string
+	for range 2 {
+		status, b := s.ask(http.MethodPost, path, cell, "Idempotency-Key", "k")
+		if status != 200 || !strings.Contains(string(b), `"text":"1"`) {
+			t.Errorf("%d %s", status, b)
+		}
+		answers = append(answers, string(b))
+	}
+	if answers[0] != answers[1] {
+		t.Errorf("%s\n%s", answers[0], answers[1])
+	}
+	if status, b := s.ask(http.MethodPost, path, cell); status != 200 || !strings.Contains(string(b), `"text":"2"`) {
+		t.Errorf("without a key: %d %s", status, b)
+	}
+	cell.Code = "0"
+	if status, e := s.refused(http.MethodPost, path, cell, "Idempotency-Key", "k"); status != 409 || e.Failure.Code != api.Idempotency {
+		t.Errorf("%d %+v", status, e)
+	}
+}
