@@ -1,8 +1,8 @@
-// Package sbxrun is a client of `sbxrun serve`: it runs commands and programs that nobody trusts.
+// Package sbxrun is a client of `sbxrun serve`, which runs untrusted commands and programs.
 //
 // A non-zero exit code and a timeout are reports. Errors are for what has not run ([*Refused]), of
-// which something may be left ([*Unproven]), or of which the answer did not come ([*Lost]). Whoever
-// cancels a context leaves, and the server ends the call.
+// which something may be left ([*Unproven]), or whose answer did not arrive ([*Lost]). Cancelling the
+// context disconnects, and the server ends the call.
 package sbxrun
 
 import (
@@ -22,20 +22,20 @@ import (
 	"time"
 )
 
-// Client is of a server. Several goroutines may use one.
+// Client calls one server. It is safe for concurrent use.
 type Client struct {
 	// Token is sent with each request, to a server that listens on TCP.
 	Token string
 	// Margin is how much longer than a call's own timeout its answer is waited for.
 	Margin time.Duration
-	// Patience is for how long what was refused for a moment is tried again.
+	// Patience is for how long a request that was refused for the moment is retried.
 	Patience time.Duration
 
 	base string
 	http *http.Client
 }
 
-// New is a client of the server at unix:PATH, http://HOST:PORT or https://HOST:PORT.
+// New returns a client of the server at unix:PATH, http://HOST:PORT or https://HOST:PORT.
 func New(address string) (*Client, error) {
 	c := &Client{Margin: time.Minute, Patience: 10 * time.Second, base: strings.TrimSuffix(address, "/")}
 	path, unix := strings.CutPrefix(address, "unix:")
@@ -45,7 +45,7 @@ func New(address string) (*Client, error) {
 		return nil, errors.New("want unix:PATH, http://HOST:PORT or https://HOST:PORT")
 	}
 	c.http = &http.Client{Transport: &http.Transport{
-		// One that the server has just closed would be taken for an answer that is lost.
+		// On a connection that the server has just closed, an answer would seem lost.
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			if unix {
@@ -64,8 +64,8 @@ func New(address string) (*Client, error) {
 	return c, nil
 }
 
-// patient is a connection whose other end may answer before it has read all, and close. Then the
-// answer says why, or it does not come; net/http would drop it for the error of a write.
+// patient hides write errors after the server has closed the connection. The server may have answered
+// before it has read the whole request, and net/http would discard that answer because of the error.
 type patient struct{ net.Conn }
 
 func (p patient) Write(b []byte) (int, error) {
@@ -76,26 +76,26 @@ func (p patient) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Run runs a command, or a program, in a fresh sandbox. When it returns nothing of it is left.
+// Run runs a command or program in a fresh sandbox. When it returns, nothing of it is left.
 func (c *Client) Run(ctx context.Context, call Call) (*Report, error) {
 	return c.run(ctx, "/v1/run", call)
 }
 
-// Stream is as Run, with the output while it comes. The last event is the report, or there is an
-// error; whoever leaves the loop before ends the call.
+// Stream is like Run, but yields output as it arrives. The last event is the report, unless there is
+// an error; leaving the loop before it ends the call.
 func (c *Client) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] {
 	return c.stream(ctx, "/v1/run", call)
 }
 
-// Start begins to run a command, or a program, which goes on whether or not anybody waits.
+// Start starts a command or program that runs in the background.
 func (c *Client) Start(ctx context.Context, call Call) (*Process, error) {
 	return c.start(ctx, "/v1/calls", call)
 }
 
-// Process is what Start has begun, by its id.
+// Process returns the handle of a started command by its id.
 func (c *Client) Process(id string) *Process { return process(c, "/v1/calls", id) }
 
-// NewSession makes a sandbox whose files stay from call to call. End it.
+// NewSession creates a sandbox that keeps its files between calls. The caller must End it.
 func (c *Client) NewSession(ctx context.Context, o SessionOptions) (*Session, error) {
 	var s SessionStatus
 	if err := c.json(ctx, http.MethodPost, "/v1/sessions", 0, o, &s); err != nil {
@@ -104,7 +104,7 @@ func (c *Client) NewSession(ctx context.Context, o SessionOptions) (*Session, er
 	return c.Session(s.ID), nil
 }
 
-// Session is one that was made before, by its id.
+// Session returns an existing session by its id.
 func (c *Client) Session(id string) *Session {
 	return &Session{ID: id, client: c, path: "/v1/sessions/" + url.PathEscape(id)}
 }
@@ -123,7 +123,7 @@ func (c *Client) Languages(ctx context.Context) ([]Language, error) {
 	return list.Languages, err
 }
 
-// Store puts a file into the content store, and returns its id.
+// Store stores a file in the content store and returns its id.
 func (c *Client) Store(ctx context.Context, data []byte) (id string, err error) {
 	var stored struct{ ID string }
 	b, err := c.ask(ctx, request{method: http.MethodPost, path: "/v1/files", body: data, kind: octets})
@@ -133,7 +133,7 @@ func (c *Client) Store(ctx context.Context, data []byte) (id string, err error) 
 	return stored.ID, err
 }
 
-// Fetch reads a file of the content store.
+// Fetch reads a file from the content store.
 func (c *Client) Fetch(ctx context.Context, id string) ([]byte, error) {
 	return c.ask(ctx, request{method: http.MethodGet, path: "/v1/files/" + url.PathEscape(id)})
 }
@@ -151,7 +151,7 @@ func (c *Client) run(ctx context.Context, path string, call Call) (*Report, erro
 	return r, nil
 }
 
-// prepare sets what is not given.
+// prepare checks a call and sets its defaults.
 func prepare(call *Call) error {
 	if (call.Argv == nil) == (call.Code == "") {
 		return errors.New("want either Argv or Code")
@@ -187,7 +187,7 @@ func (c *Client) stream(ctx context.Context, path string, call Call) iter.Seq2[E
 	}
 }
 
-// events hands on the events of a call until there are no more, or until they are no longer wanted.
+// events yields the events of a call until the last one, or until yield returns false.
 func (c *Client) events(ctx context.Context, path string, call Call, yield func(Event) bool) error {
 	if err := prepare(&call); err != nil {
 		return err
@@ -204,7 +204,7 @@ func (c *Client) events(ctx context.Context, path string, call Call, yield func(
 	for lines := bufio.NewReader(body); ; {
 		line, err := lines.ReadBytes('\n')
 		if err == io.EOF {
-			err = &Lost{errors.New("the stream has no end")}
+			err = &Lost{errors.New("the stream ended without a report")}
 		}
 		if err != nil {
 			return err
@@ -235,7 +235,7 @@ func (c *Client) events(ctx context.Context, path string, call Call, yield func(
 	}
 }
 
-// json asks with a document, or nil, and reads the one that is the answer.
+// json sends a document, or nil, and decodes the answer.
 func (c *Client) json(ctx context.Context, method, path string, wait time.Duration, in, out any) error {
 	r := request{method: method, path: path, wait: wait}
 	if in != nil {
@@ -259,7 +259,7 @@ func decode(b []byte, out any) error {
 	return nil
 }
 
-// request is what is sent. wait is for how long its answer may take beside the margin.
+// request is one request. wait is how long its answer may take in addition to the margin.
 type request struct {
 	method, path, kind string
 	body               []byte
@@ -275,8 +275,8 @@ func (c *Client) ask(ctx context.Context, r request) ([]byte, error) {
 	return io.ReadAll(body)
 }
 
-// send sends a request until it is not refused for a moment only, and returns the body of the
-// answer, to be closed.
+// send sends a request, retrying while it is refused for the moment, and returns the body of the
+// answer, which the caller closes.
 func (c *Client) send(ctx context.Context, r request) (io.ReadCloser, error) {
 	until := time.Now().Add(c.Patience)
 	for {
@@ -330,7 +330,7 @@ func (c *Client) once(ctx context.Context, r request) (io.ReadCloser, error) {
 	return nil, answered(a, text)
 }
 
-// body is that of an answer, of which a piece must come within the bound.
+// body is the body of an answer. Every read must make progress within the bound.
 type body struct {
 	outer  context.Context
 	cancel context.CancelFunc
@@ -357,7 +357,7 @@ func (b *body) Close() error {
 	return b.body.Close()
 }
 
-// lost says whether we have left, or the answer did not come.
+// lost returns the caller's own cancellation if that is the reason, or else a Lost.
 func (b *body) lost(err error) error {
 	if b.outer.Err() != nil {
 		return context.Cause(b.outer)

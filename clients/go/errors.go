@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// Refused says that a request came to nothing: nothing of it has run.
+// Refused means that the request was refused and nothing of it has run.
 type Refused struct {
 	Failure
 	Status int           // of HTTP; 0 if the server was not reached
-	Again  time.Duration // after how long it may be tried again; negative if that is no use
+	Again  time.Duration // after how long it may be retried; negative if retrying does not help
 }
 
 func (e *Refused) Error() string {
@@ -22,7 +22,7 @@ func (e *Refused) Error() string {
 	return e.Message
 }
 
-// Unproven says that it has run, and that something of it may be left. Report may be nil.
+// Unproven means that the command has run and something of it may be left. Report may be nil.
 type Unproven struct {
 	Failure
 	Report *Report
@@ -30,14 +30,16 @@ type Unproven struct {
 
 func (e *Unproven) Error() string { return e.Message }
 
-// Lost says that the answer did not come, or not whole. It may have run; the server ends a call
-// whose client has left.
+// Lost means that the answer did not arrive, or was incomplete. The command may have run; the server
+// ends a call whose client disconnects.
 type Lost struct{ Err error }
 
-func (e *Lost) Error() string { return fmt.Sprintf("the answer did not come, or broke off: %v", e.Err) }
+func (e *Lost) Error() string {
+	return fmt.Sprintf("the answer did not arrive, or was incomplete: %v", e.Err)
+}
 func (e *Lost) Unwrap() error { return e.Err }
 
-// failure is an error as the server tells it.
+// failure is the server's error document.
 type failure struct {
 	Error   *Failure `json:"error"`
 	Started *bool    `json:"started"`
@@ -46,7 +48,7 @@ type failure struct {
 
 func (f *failure) err(status int) error {
 	if f.Error == nil || f.Started == nil {
-		return &Lost{fmt.Errorf("no answer, but the status %d", status)}
+		return &Lost{fmt.Errorf("no valid answer: status %d", status)}
 	}
 	if *f.Started {
 		return &Unproven{*f.Error, f.Report}
@@ -54,10 +56,10 @@ func (f *failure) err(status int) error {
 	return &Refused{*f.Error, status, -1}
 }
 
-// answered is the error that an answer is.
+// answered returns the error of an answer.
 func answered(r *http.Response, text []byte) error {
 	var f failure
-	_ = json.Unmarshal(text, &f) // what is no JSON has no members
+	_ = json.Unmarshal(text, &f) // without JSON its members stay nil
 	err := f.err(r.StatusCode)
 	if e, ok := err.(*Refused); ok && (r.StatusCode == http.StatusTooManyRequests || r.StatusCode == http.StatusServiceUnavailable) {
 		e.Again = time.Second

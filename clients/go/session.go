@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Session is a sandbox whose files stay. It ends by End, or when nobody uses it.
+// Session is a sandbox that keeps its files. It ends by End, or when it has been idle for too long.
 type Session struct {
 	ID string
 
@@ -19,17 +19,17 @@ type Session struct {
 	path   string
 }
 
-// Run runs a command, or a program. Its end is of what it has started alone: files stay.
+// Run runs a command or program. Its processes end with it; its files stay.
 func (s *Session) Run(ctx context.Context, call Call) (*Report, error) {
 	return s.client.run(ctx, s.path+"/exec", call)
 }
 
-// Stream is as that of a client.
+// Stream is like [Client.Stream].
 func (s *Session) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] {
 	return s.client.stream(ctx, s.path+"/exec", call)
 }
 
-// Cell runs code in an interpreter that the session keeps: what it defines is there for the next one.
+// Cell runs code in the session's interpreter, which keeps definitions for the next cell.
 func (s *Session) Cell(ctx context.Context, cell Cell) (*CellAnswer, error) {
 	call := Call{Code: cell.Code, Language: cell.Language, Timeout: cell.Timeout}
 	if err := prepare(&call); err != nil {
@@ -43,12 +43,12 @@ func (s *Session) Cell(ctx context.Context, cell Cell) (*CellAnswer, error) {
 	return a, nil
 }
 
-// Start begins to run a command in the background.
+// Start starts a command in the background.
 func (s *Session) Start(ctx context.Context, call Call) (*Process, error) {
 	return s.client.start(ctx, s.path+"/processes", call)
 }
 
-// Process is what Start has begun, by its id.
+// Process returns the handle of a started command by its id.
 func (s *Session) Process(id string) *Process { return process(s.client, s.path+"/processes", id) }
 
 // Write writes a file of the workspace, with permissions in octal (644 if "").
@@ -88,7 +88,7 @@ func (s *Session) Unpack(ctx context.Context, archive []byte) error {
 	return err
 }
 
-// End ends it, with all that runs in it. One that has ended already is no error.
+// End ends the session and everything in it. A session that has already ended is not an error.
 func (s *Session) End(ctx context.Context) error {
 	err := s.client.json(ctx, http.MethodDelete, s.path, 0, nil, nil)
 	var refused *Refused
@@ -106,7 +106,7 @@ func (s *Session) file(path string) string {
 	return s.path + "/files/" + strings.Join(parts, "/")
 }
 
-// Process is a command that nobody waits for: a call, or a process of a session.
+// Process is a command in the background: an asynchronous call, or a process of a session.
 type Process struct {
 	ID string
 
@@ -118,7 +118,7 @@ func process(c *Client, path, id string) *Process {
 	return &Process{ID: id, client: c, path: path + "/" + url.PathEscape(id)}
 }
 
-// Status is how far it has come; with wait, not before its end or that time (a minute at most).
+// Status returns the current state; with wait, when the command ends or after that time (at most a minute).
 func (p *Process) Status(ctx context.Context, wait time.Duration) (*Status, error) {
 	s := &Status{}
 	if err := p.client.json(ctx, http.MethodGet, fmt.Sprintf("%s?wait_ms=%d", p.path, wait.Milliseconds()), wait, nil, s); err != nil {
@@ -127,7 +127,7 @@ func (p *Process) Status(ctx context.Context, wait time.Duration) (*Status, erro
 	return s, nil
 }
 
-// Wait returns its report when it has ended. Output has what it has written.
+// Wait waits for the end and returns the report, which has no output: that is in Output.
 func (p *Process) Wait(ctx context.Context) (*Report, error) {
 	for {
 		s, err := p.Status(ctx, 30*time.Second)
@@ -144,8 +144,8 @@ func (p *Process) Wait(ctx context.Context) (*Report, error) {
 	}
 }
 
-// Output is what it has written to stdout or stderr, from a byte on, while it comes. A connection
-// that breaks is made again. A piece is there until the next one comes.
+// Output yields what the command writes to stdout or stderr, from a byte offset on, as it arrives. It
+// reconnects where a connection broke. A piece is valid until the next iteration.
 func (p *Process) Output(ctx context.Context, stream string, from int64) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
 		for {
@@ -154,7 +154,7 @@ func (p *Process) Output(ctx context.Context, stream string, from int64) iter.Se
 			if err == nil && !more {
 				return
 			}
-			// Without a byte it may have had nothing to write, or the server is gone: then this fails.
+			// No byte arrived: either there is no output yet, or the server is gone, and then this fails.
 			if err == nil && from == begin {
 				_, err = p.Status(ctx, time.Second)
 			}
@@ -166,8 +166,8 @@ func (p *Process) Output(ctx context.Context, stream string, from int64) iter.Se
 	}
 }
 
-// follow hands pieces on until the end, or until they are no longer wanted; more says that the
-// connection broke instead.
+// follow yields pieces until the end, or until yield returns false; more reports that the connection
+// broke instead.
 func (p *Process) follow(ctx context.Context, stream string, from *int64, yield func([]byte, error) bool) (more bool, err error) {
 	body, err := p.client.send(ctx, request{method: http.MethodGet, path: fmt.Sprintf("%s/output?follow=1&stream=%s&from=%d", p.path, stream, *from)})
 	var lost *Lost
@@ -196,12 +196,12 @@ func (p *Process) follow(ctx context.Context, stream string, from *int64, yield 
 	}
 }
 
-// Signal sends a signal to all of it; for processes of a session.
+// Signal signals all processes of the command. For processes of a session only.
 func (p *Process) Signal(ctx context.Context, name string) error {
 	return p.client.json(ctx, http.MethodPost, p.path+"/signal", 0, map[string]string{"signal": name}, nil)
 }
 
-// End ends it, and forgets it.
+// End ends the command and discards its record.
 func (p *Process) End(ctx context.Context) (*Status, error) {
 	s := &Status{}
 	if err := p.client.json(ctx, http.MethodDelete, p.path, 0, nil, s); err != nil {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Call is one command (Argv) or program (Code) to run.
+// Call is a command (Argv) or a program (Code) to run.
 type Call struct {
 	Argv     []string          `json:"argv,omitempty"`
 	Language string            `json:"language,omitempty"` // of Code; python unless given
@@ -30,7 +30,7 @@ type Cell struct {
 	Collect  []string      `json:"collect,omitempty"`
 }
 
-// Limits is what a call may use. Zero is the server's default.
+// Limits are the limits of a call. Zero is the server's default.
 type Limits struct {
 	Memory    int64   `json:"memory,omitempty"`
 	Pids      int64   `json:"pids,omitempty"`
@@ -41,12 +41,12 @@ type Limits struct {
 	Output    string  `json:"output,omitempty"` // truncate or kill
 }
 
-// CellLimits is what a cell may use.
+// CellLimits are the limits of a cell.
 type CellLimits struct {
 	MaxOutput int64 `json:"max_output,omitempty"`
 }
 
-// File is a file for a workspace: its bytes, or the id of a file of the content store.
+// File is a file for a workspace: its bytes, or the id of a file in the content store.
 type File struct {
 	Path string `json:"path"`
 	Data []byte `json:"base64,omitzero"`
@@ -116,7 +116,7 @@ type Survivor struct {
 	State string `json:"state"`
 }
 
-// CellAnswer is what has become of a cell; docs/cells.md explains each member.
+// CellAnswer is how a cell has ended; docs/cells.md explains each member.
 type CellAnswer struct {
 	Outcome
 	State            string       `json:"state"` // lost: the next cell begins with nothing defined
@@ -159,7 +159,7 @@ type Event struct {
 	Report *Report
 }
 
-// Status is how far a command has come that nobody waits for: queued, running or ended.
+// Status is the state of a command in the background: queued, running or ended.
 type Status struct {
 	ID          string   `json:"id"`
 	State       string   `json:"state"`
@@ -170,14 +170,14 @@ type Status struct {
 	Error       *Failure `json:"error"`
 }
 
-// Failure is what happened, and what to do about it.
+// Failure is an error in the server's words: what happened, and what to do about it.
 type Failure struct {
 	Code    string `json:"code"`
 	Message string `json:"message"`
 	Hint    string `json:"hint"`
 }
 
-// SessionOptions is what a session takes. Zero is the server's default.
+// SessionOptions are the options of a session. Zero is the server's default.
 type SessionOptions struct {
 	Limits      Limits        `json:"limits,omitzero"`
 	IdleTimeout time.Duration `json:"-"`
@@ -185,7 +185,7 @@ type SessionOptions struct {
 	Files       []File        `json:"files,omitempty"`
 }
 
-// SessionStatus is what is told of a session.
+// SessionStatus describes a session.
 type SessionStatus struct {
 	ID            string   `json:"id"`
 	CreatedAt     string   `json:"created_at"`
@@ -197,7 +197,7 @@ type SessionStatus struct {
 	Clamped       []string `json:"clamped"`
 }
 
-// Entry is one of a session's workspace.
+// Entry is a file, directory or link in a session's workspace.
 type Entry struct {
 	Path string `json:"path"`
 	Type string `json:"type"` // file, directory, link or other
@@ -212,13 +212,13 @@ type Language struct {
 	Cells   bool     `json:"cells"`
 }
 
-// UnmarshalJSON takes output that is no text from the member that has it in base64.
+// UnmarshalJSON decodes output that is not UTF-8 from its base64 member.
 func (r *Report) UnmarshalJSON(b []byte) error {
 	type plain Report
 	return unmarshalOutput(b, (*plain)(r), &r.Outcome)
 }
 
-// UnmarshalJSON is as that of a report.
+// UnmarshalJSON is like [Report.UnmarshalJSON].
 func (a *CellAnswer) UnmarshalJSON(b []byte) error {
 	type plain CellAnswer
 	return unmarshalOutput(b, (*plain)(a), &a.Outcome)
@@ -246,7 +246,7 @@ func unmarshalOutput(b []byte, into any, o *Outcome) error {
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// whole gives each file its bytes, for an empty one is not one that has none.
+// whole gives empty files an empty slice: nil would leave the member out.
 func whole(files []File) []File {
 	all := append([]File(nil), files...)
 	for i := range all {
@@ -257,7 +257,7 @@ func whole(files []File) []File {
 	return all
 }
 
-// MarshalJSON writes times in milliseconds.
+// MarshalJSON encodes durations in milliseconds.
 func (c Call) MarshalJSON() ([]byte, error) {
 	type plain Call
 	c.Files = whole(c.Files)
@@ -268,7 +268,7 @@ func (c Call) MarshalJSON() ([]byte, error) {
 	}{plain(c), ms(c.Timeout), ms(c.Grace)})
 }
 
-// MarshalJSON is as that of a call.
+// MarshalJSON is like [Call.MarshalJSON].
 func (c Cell) MarshalJSON() ([]byte, error) {
 	type plain Cell
 	c.Files = whole(c.Files)
@@ -278,7 +278,7 @@ func (c Cell) MarshalJSON() ([]byte, error) {
 	}{plain(c), ms(c.Timeout)})
 }
 
-// MarshalJSON is as that of a call.
+// MarshalJSON is like [Call.MarshalJSON].
 func (o SessionOptions) MarshalJSON() ([]byte, error) {
 	type plain SessionOptions
 	o.Files = whole(o.Files)

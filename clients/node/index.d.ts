@@ -1,7 +1,7 @@
 /** Bytes of a file as text or as they are, or a file of the content store. */
 export type Content = string | Uint8Array | { id: string };
 
-/** What a call may use. */
+/** Limits of a call. */
 export interface Limits {
   memory?: number;
   pids?: number;
@@ -103,7 +103,7 @@ export interface CellResult {
   truncated?: boolean;
 }
 
-/** What has become of a cell: docs/cells.md. */
+/** How a cell has ended: docs/cells.md. */
 export interface CellAnswer extends Outcome {
   state: "kept" | "lost";
   number: number;
@@ -118,7 +118,7 @@ export interface CellAnswer extends Outcome {
 /** A piece of a stream; the last is the report. */
 export type Event = { name: "stdout" | "stderr"; data: Uint8Array } | { name: "report"; report: Report };
 
-/** How far a command has come that nobody waits for. The output is in Process.output. */
+/** State of a command in the background. The output is in Process.output. */
 export interface CallStatus {
   id: string;
   state: "queued" | "running" | "ended";
@@ -161,101 +161,101 @@ export interface Entry {
   size: number;
 }
 
-/** Whoever aborts the signal leaves, and the server ends the call. */
+/** Aborting the signal disconnects, and the server ends the call. */
 export interface Options {
   signal?: AbortSignal;
 }
 
-/** What all errors of this module are. */
+/** Base class of all errors of this module. */
 export class SbxrunError extends Error {}
 
-/** The request came to nothing: nothing of it has run. */
+/** The request was refused: nothing of it has run. */
 export class Refused extends SbxrunError {
   name: "Refused";
   code: string;
   hint: string;
   status: number;
-  /** After how many milliseconds it may be tried again; null if that is no use. */
+  /** After how many milliseconds it may be tried again; null if retrying does not help. */
   again: number | null;
 }
 
-/** It has run, and something of it may be left. */
+/** The command has run, and something of it may be left. */
 export class Unproven extends SbxrunError {
   name: "Unproven";
   code: string;
   report: Report | null;
 }
 
-/** The answer did not come, or not whole. It may have run; the server ends a call whose client has left. */
+/** The answer did not arrive, or was incomplete. The command may have run; the server ends a call whose client disconnects. */
 export class Lost extends SbxrunError {
   name: "Lost";
 }
 
-/** What was kept of stdout or stderr, as it was written. */
+/** The kept bytes of stdout or stderr, as written. */
 export function bytes(report: Report | CellAnswer, stream: "stdout" | "stderr"): Uint8Array;
 
 /** A server, at unix:PATH, http://HOST:PORT or https://HOST:PORT. */
 export class Client {
   /**
    * margin is how many milliseconds longer than a call's own timeout its answer is waited for;
-   * patience, for how many milliseconds what was refused for a moment is tried again.
+   * patience, for how many milliseconds a request that was refused for the moment is retried.
    */
   constructor(address: string, options?: { token?: string; margin?: number; patience?: number });
-  /** Run a command, or a program, in a fresh sandbox. When this returns nothing of it is left. */
+  /** Run a command or program in a fresh sandbox. When this returns, nothing of it is left. */
   run(call: Call, options?: Options): Promise<Report>;
-  /** As run, with the output while it comes. The last event is the report; who stops before ends the call. */
+  /** Like run, but yields output as it arrives. The last event is the report; leaving the loop before it ends the call. */
   stream(call: Call, options?: Options): AsyncGenerator<Event, void, void>;
-  /** Begin to run a command, or a program, which goes on whether or not anybody waits. */
+  /** Start a command or program that runs in the background. */
   start(call: Call): Promise<Process>;
-  /** What start has begun, by its id. */
+  /** Return the handle of a started command by its id. */
   call(id: string): Process;
-  /** Make a sandbox whose files stay from call to call. End it. */
+  /** Create a sandbox that keeps its files between calls. The caller must end it. */
   session(options?: NewSession): Promise<Session>;
   sessions(): Promise<SessionStatus[]>;
   languages(): Promise<Language[]>;
-  /** Put a file into the content store, and return its id. */
+  /** Store a file in the content store and return its id. */
   store(data: string | Uint8Array): Promise<string>;
-  /** Read a file of the content store: one that was collected, or an id. */
+  /** Read a file from the content store: a collected file, or an id. */
   fetch(file: FileOut | string): Promise<Uint8Array>;
 }
 
-/** A sandbox whose files stay. It ends by end, or when nobody uses it. */
+/** A sandbox that keeps its files. It ends by end(), or when it has been idle for too long. */
 export class Session {
   /** One that was made before, by its id. */
   constructor(client: Client, id: string);
   readonly id: string;
-  /** Run a command, or a program. Its end is of what it has started alone: files stay. */
+  /** Run a command or program. Its processes end with it; its files stay. */
   exec(call: Call, options?: Options): Promise<Report>;
   stream(call: Call, options?: Options): AsyncGenerator<Event, void, void>;
-  /** Run a cell in an interpreter that the session keeps: what it defines is there for the next one. */
+  /** Run a cell in the session's interpreter, which keeps definitions for the next cell. */
   cell(cell: Cell, options?: Options): Promise<CellAnswer>;
-  /** Begin to run a command in the background. */
+  /** Start a command in the background. */
   start(call: Call): Promise<Process>;
-  /** What start has begun, by its id. */
+  /** Return the handle of a started command by its id. */
   process(id: string): Process;
   write(path: string, content: string | Uint8Array, options?: { mode?: string }): Promise<void>;
   read(path: string): Promise<Uint8Array>;
   remove(path: string): Promise<void>;
   list(): Promise<Entry[]>;
-  /** All files, as a tar archive. */
+  /** Read all files as a tar archive. */
   pack(): Promise<Uint8Array>;
   unpack(archive: Uint8Array): Promise<void>;
-  /** End it, with all that runs in it. One that has ended already is no error. */
+  /** End the session and everything in it. A session that has already ended is not an error. */
   end(): Promise<void>;
 }
 
-/** A command that nobody waits for: a call, or a process of a session. */
+/** A command in the background: an asynchronous call, or a process of a session. */
 export class Process {
   private constructor();
   readonly id: string;
-  /** How far it has come; with wait, not before its end or that many milliseconds (60,000 at most). */
+  /** The current state; with wait, returned when the command ends or after that many milliseconds (at most 60,000). */
   status(options?: Options & { wait?: number }): Promise<CallStatus>;
-  /** Its report, when it has ended. */
+  /** Wait for the end and return the report. */
   wait(options?: Options): Promise<NonNullable<CallStatus["report"]>>;
-  /** What it has written, from a byte on, while it comes. A connection that breaks is made again. */
+  /** Yield the output from a byte offset on, as it arrives. Reconnects where a connection broke. */
   output(options?: Options & { stream?: "stdout" | "stderr"; from?: number }): AsyncGenerator<Uint8Array, void, void>;
-  /** Send a signal to all of it; for processes of a session. */
+  /** Signal all its processes. For processes of a session only. */
   signal(name: string): Promise<void>;
-  /** End it, and forget it. */
+  /** End the command and discard its record. */
   end(): Promise<CallStatus>;
 }

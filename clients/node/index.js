@@ -1,4 +1,4 @@
-// Client of `sbxrun serve`: run commands and programs that nobody trusts.
+// Client of `sbxrun serve`: run untrusted commands and programs.
 //
 // A non-zero exit code and a timeout are reports. Errors are for what has not run (Refused), of
 // which something may be left (Unproven), or of which the answer did not come (Lost).
@@ -7,10 +7,10 @@ import http from "node:http";
 import https from "node:https";
 import { setTimeout as sleep } from "node:timers/promises";
 
-/** What all errors of this module are. */
+/** Base class of all errors of this module. */
 export class SbxrunError extends Error {}
 
-/** The request came to nothing: nothing of it has run. */
+/** The request was refused: nothing of it has run. */
 export class Refused extends SbxrunError {
   name = "Refused";
 
@@ -20,7 +20,7 @@ export class Refused extends SbxrunError {
   }
 }
 
-/** It has run, and something of it may be left. */
+/** The command has run, and something of it may be left. */
 export class Unproven extends SbxrunError {
   name = "Unproven";
 
@@ -30,12 +30,12 @@ export class Unproven extends SbxrunError {
   }
 }
 
-/** The answer did not come, or not whole. It may have run; the server ends a call whose client has left. */
+/** The answer did not arrive, or was incomplete. The command may have run; the server ends a call whose client disconnects. */
 export class Lost extends SbxrunError {
   name = "Lost";
 }
 
-/** What was kept of stdout or stderr, as it was written. */
+/** The kept bytes of stdout or stderr, as written. */
 export function bytes(report, stream) {
   const encoded = report[`${stream}_base64`];
   return encoded === undefined ? Buffer.from(report[stream] ?? "") : Buffer.from(encoded, "base64");
@@ -62,7 +62,7 @@ function answered(response, text) {
     }
     return e;
   } catch {
-    return new Lost(`the answer is none: status ${response.statusCode}`);
+    return new Lost(`no valid answer: status ${response.statusCode}`);
   }
 }
 
@@ -105,27 +105,27 @@ export class Client {
     this.#patience = patience;
   }
 
-  /** Run a command, or a program, in a fresh sandbox. When this returns nothing of it is left. */
+  /** Run a command or program in a fresh sandbox. When this returns, nothing of it is left. */
   run(call, options) {
     return this._run("/v1/run", call, options);
   }
 
-  /** As run, with the output while it comes. The last event is the report; who stops before ends the call. */
+  /** Like run, but yields output as it arrives. The last event is the report; leaving the loop before it ends the call. */
   stream(call, options) {
     return this._stream("/v1/run", call, options);
   }
 
-  /** Begin to run a command, or a program, which goes on whether or not anybody waits. */
+  /** Start a command or program that runs in the background. */
   start(call) {
     return this._start("/v1/calls", call);
   }
 
-  /** What start has begun, by its id. */
+  /** Return the handle of a started command by its id. */
   call(id) {
     return new Process(this, "/v1/calls", id);
   }
 
-  /** Make a sandbox whose files stay from call to call. */
+  /** Create a sandbox that keeps its files between calls. */
   async session({ files, ...rest } = {}) {
     return new Session(this, (await this._json("POST", "/v1/sessions", { ...rest, files: fileList(files) })).id);
   }
@@ -138,12 +138,12 @@ export class Client {
     return (await this._json("GET", "/v1/languages")).languages;
   }
 
-  /** Put a file into the content store, and return its id. */
+  /** Store a file in the content store and return its id. */
   async store(data) {
     return JSON.parse(await this._ask("POST", "/v1/files", { body: data, type: "application/octet-stream" })).id;
   }
 
-  /** Read a file of the content store: one that was collected, or an id. */
+  /** Read a file from the content store: a collected file, or an id. */
   fetch(file) {
     return this._ask("GET", `/v1/files/${encodeURIComponent(file.id ?? file)}`);
   }
@@ -170,7 +170,7 @@ export class Client {
       }
       rest.push(chunk.subarray(begin));
     }
-    throw new Lost("the stream has no end");
+    throw new Lost("the stream ended without a report");
   }
 
   async _start(path, call) {
@@ -236,11 +236,11 @@ function parsed(text) {
   try {
     return JSON.parse(text);
   } catch (e) {
-    throw new Lost("the answer is none", { cause: e });
+    throw new Lost("no valid answer", { cause: e });
   }
 }
 
-// The body of an answer. Who stops reading closes the connection.
+// The body of an answer. Closing the generator closes the connection.
 async function* received(response, signal) {
   try {
     yield* response;
@@ -252,7 +252,7 @@ async function* received(response, signal) {
   }
 }
 
-/** A sandbox whose files stay. It ends by end, or when nobody uses it. */
+/** A sandbox that keeps its files. It ends by end(), or when it has been idle for too long. */
 export class Session {
   #client;
   #path;
@@ -263,7 +263,7 @@ export class Session {
     this.#path = `/v1/sessions/${encodeURIComponent(id)}`;
   }
 
-  /** Run a command, or a program. Its end is of what it has started alone: files stay. */
+  /** Run a command or program. Its processes end with it; its files stay. */
   exec(call, options) {
     return this.#client._run(`${this.#path}/exec`, call, options);
   }
@@ -272,17 +272,17 @@ export class Session {
     return this.#client._stream(`${this.#path}/exec`, call, options);
   }
 
-  /** Run a cell in an interpreter that the session keeps: what it defines is there for the next one. */
+  /** Run a cell in the session's interpreter, which keeps definitions for the next cell. */
   cell(cell, options) {
     return this.#client._run(`${this.#path}/code`, cell, options);
   }
 
-  /** Begin to run a command in the background. */
+  /** Start a command in the background. */
   start(call) {
     return this.#client._start(`${this.#path}/processes`, call);
   }
 
-  /** What start has begun, by its id. */
+  /** Return the handle of a started command by its id. */
   process(id) {
     return new Process(this.#client, `${this.#path}/processes`, id);
   }
@@ -304,7 +304,7 @@ export class Session {
     return (await this.#client._json("GET", `${this.#path}/files`)).files;
   }
 
-  /** All files, as a tar archive. */
+  /** Read all files as a tar archive. */
   pack() {
     return this.#client._ask("GET", `${this.#path}/archive`);
   }
@@ -313,7 +313,7 @@ export class Session {
     await this.#client._ask("PUT", `${this.#path}/archive`, { body: archive, type: "application/x-tar" });
   }
 
-  /** End it, with all that runs in it. One that has ended already is no error. */
+  /** End the session and everything in it. A session that has already ended is not an error. */
   async end() {
     try {
       await this.#client._ask("DELETE", this.#path);
@@ -327,7 +327,7 @@ export class Session {
   }
 }
 
-/** A command that nobody waits for: a call, or a process of a session. */
+/** A command in the background: an asynchronous call, or a process of a session. */
 export class Process {
   #client;
   #path;
@@ -338,12 +338,12 @@ export class Process {
     this.#path = `${path}/${encodeURIComponent(id)}`;
   }
 
-  /** How far it has come; with wait, not before its end or that many milliseconds. */
+  /** The current state; with wait, returned when the command ends or after that many milliseconds. */
   async status({ wait = 0, signal } = {}) {
     return parsed(await this.#client._ask("GET", `${this.#path}?wait_ms=${wait}`, { wait, signal }));
   }
 
-  /** Its report, when it has ended. */
+  /** Wait for the end and return the report. */
   async wait({ signal } = {}) {
     for (;;) {
       const { state, report, error } = await this.status({ wait: 30_000, signal });
@@ -352,7 +352,7 @@ export class Process {
     }
   }
 
-  /** What it has written, from a byte on, while it comes. A connection that breaks is made again. */
+  /** Yield the output from a byte offset on, as it arrives. Reconnects where a connection broke. */
   async *output({ stream = "stdout", from = 0, signal } = {}) {
     for (;;) {
       const begin = from;
@@ -364,19 +364,19 @@ export class Process {
         }
         return;
       } catch (e) {
-        // Without a byte it may have had nothing to write, or the server is gone: then this fails.
+        // No byte arrived: either there is no output yet, or the server is gone, and then this raises.
         if (!(e instanceof Lost)) throw e;
         if (from === begin) await this.status({ wait: 1_000, signal });
       }
     }
   }
 
-  /** Send a signal to all of it; for processes of a session. */
+  /** Signal all its processes. For processes of a session only. */
   async signal(name) {
     await this.#client._ask("POST", `${this.#path}/signal`, { body: JSON.stringify({ signal: name }), type: "application/json" });
   }
 
-  /** End it, and forget it. */
+  /** End the command and discard its record. */
   end() {
     return this.#client._json("DELETE", this.#path);
   }

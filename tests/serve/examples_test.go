@@ -3,6 +3,8 @@ package serve
 import (
 	"os"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/sbxrun/sbxrun/tests/harness"
@@ -31,6 +33,32 @@ func TestExamples(t *testing.T) {
 			t.Fatal(err)
 		}
 		made(t, dir, "env", "SBXRUN_ADDRESS=unix:"+s.socket(), "node", "examples.mjs")
+		readme(t, s, "node", "js", filepath.Join(dir, "readme.mjs"), "")
+		made(t, dir, "node", "readme.mjs")
+	})
+	t.Run("readme of python", func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "readme.py")
+		readme(t, s, "python", "python", file, "import asyncio\nasyncio.run(main())\n")
+		made(t, "testdata", "env", "PYTHONPATH="+clients(t, "python"), "/usr/bin/python3", "-B", "-W", "error::ResourceWarning", file)
 	})
 	s.idle()
+}
+
+// readme makes a program of what a client's README shows, with the server of the test.
+func readme(t *testing.T, s *server, client, language, file, last string) {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(clients(t, client), "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := ""
+	for _, block := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllStringSubmatch(string(b), -1) {
+		text += block[1]
+	}
+	if !strings.Contains(text, "unix:/run/sbxrund.sock") {
+		t.Fatalf("README shows %q", text)
+	}
+	if err := os.WriteFile(file, []byte(strings.ReplaceAll(text, "unix:/run/sbxrund.sock", "unix:"+s.socket())+last), 0o644); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -1,4 +1,4 @@
-"""Client of ``sbxrun serve``: run commands and programs that nobody trusts.
+"""Client of ``sbxrun serve``: run untrusted commands and programs.
 
 :class:`Client` is for threads, :class:`AsyncClient` for asyncio. A non-zero exit code and a
 timeout are reports. Exceptions are for what has not run (:class:`Refused`), of which something

@@ -1,4 +1,4 @@
-"""The client for asyncio. A task that is cancelled leaves, and the server ends its call."""
+"""The client for asyncio. Cancelling a task disconnects, and the server ends the call."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ class AsyncClient:
         self._token, self._margin, self._patience = token, margin, patience
 
     async def run(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Report:
-        """Run a command, or a program, in a fresh sandbox. When this returns nothing of it is left."""
+        """Run a command or program in a fresh sandbox. When this returns, nothing of it is left."""
         return Report(_wire.document(await self._ask(_wire.run_request("/v1/run", argv, options))))
 
     def stream(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> AsyncIterator[Event]:
-        """As run, with the output while it comes. The last event is the report; who stops before ends the call."""
+        """Like run, but yields output as it arrives. The last event is the report; leaving the loop before it ends the call."""
         return self._events(_wire.run_request("/v1/run?stream=1", argv, options))
 
     async def start(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> AsyncProcess:
-        """Begin to run a command, or a program, which goes on whether or not anybody waits."""
+        """Start a command or program that runs in the background."""
         return await self._start("/v1/calls", _wire.run_request("/v1/calls", argv, options))
 
     def call(self, id: str) -> AsyncProcess:
-        """What start has begun, by its id."""
+        """Return the handle of a started command by its id."""
         return AsyncProcess(self, "/v1/calls", id)
 
     async def session(self, **options: Unpack[SessionOptions]) -> AsyncSession:
-        """Make a sandbox whose files stay from call to call. Use it as in ``async with await client.session()``, or end it."""
+        """Create a sandbox that keeps its files between calls. Use ``async with await client.session()``, or call end."""
         return AsyncSession(self, _wire.document(await self._ask(_wire.session_request(options)))["id"])
 
     async def sessions(self) -> List[AsyncSession]:
@@ -51,12 +51,12 @@ class AsyncClient:
         return _wire.languages(await self._ask(Request("GET", "/v1/languages")))
 
     async def store(self, data: Union[str, bytes]) -> str:
-        """Put a file into the content store, and return its id."""
+        """Store a file in the content store and return its id."""
         id: str = _wire.document(await self._ask(_wire.send_bytes("POST", "/v1/files", data)))["id"]
         return id
 
     async def fetch(self, file: Union[File, str]) -> bytes:
-        """Read a file of the content store: one that was collected, or an id."""
+        """Read a file from the content store: a collected file, or an id."""
         return await self._ask(Request("GET", "/v1/files/" + _wire.quoted(file if isinstance(file, str) else file.id)))
 
     async def _start(self, path: str, request: Request) -> AsyncProcess:
@@ -71,7 +71,7 @@ class AsyncClient:
                     yield event
                     if event.report:
                         return
-            raise Lost("the stream has no end")
+            raise Lost("the stream ended without a report")
         finally:
             connection.close()
 
@@ -83,7 +83,7 @@ class AsyncClient:
             connection.close()
 
     async def _send(self, request: Request, wait: float) -> _Connection:
-        """Send a request until it is not refused for a moment only."""
+        """Send a request, retrying while it is refused for the moment."""
         clock = asyncio.get_running_loop().time
         until = clock() + self._patience
         while True:
@@ -177,7 +177,7 @@ class _Connection(asyncio.Protocol):
         try:
             self.status = int(lines.readline().split()[1])
         except (ValueError, IndexError) as e:
-            raise Lost("the answer is none") from e
+            raise Lost("no valid answer") from e
         self.headers = http.client.parse_headers(lines)
 
     async def all(self) -> bytes:
@@ -201,7 +201,7 @@ class _Connection(asyncio.Protocol):
                 while self._received or await self._more():
                     yield self._take(1 << 16)
         except ValueError as e:
-            raise Lost("the answer is none") from e
+            raise Lost("no valid answer") from e
 
     async def _send(self, data: bytes) -> None:
         for at in range(0, len(data), 1 << 16):
@@ -243,30 +243,30 @@ class _Connection(asyncio.Protocol):
 
 
 class AsyncSession:
-    """A sandbox whose files stay. It ends with the async with statement, by end, or when nobody uses it."""
+    """A sandbox that keeps its files. It ends with the async with statement, by end(), or when it has been idle for too long."""
 
     def __init__(self, client: AsyncClient, id: str) -> None:
         self._client, self.id = client, id
         self._path = "/v1/sessions/" + _wire.quoted(id)
 
     async def exec(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Report:
-        """Run a command, or a program. Its end is of what it has started alone: files stay."""
+        """Run a command or program. Its processes end with it; its files stay."""
         return Report(_wire.document(await self._client._ask(_wire.run_request(self._path + "/exec", argv, options))))
 
     def stream(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> AsyncIterator[Event]:
         return self._client._events(_wire.run_request(self._path + "/exec?stream=1", argv, options))
 
     async def cell(self, code: str, **options: Unpack[CellOptions]) -> Cell:
-        """Run a cell in an interpreter that the session keeps: what it defines is there for the next one."""
+        """Run a cell in the session's interpreter, which keeps definitions for the next cell."""
         return Cell(_wire.document(await self._client._ask(_wire.run_request(self._path + "/code", None, {**options, "code": code}))))
 
     async def start(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> AsyncProcess:
-        """Begin to run a command in the background."""
+        """Start a command in the background."""
         path = self._path + "/processes"
         return await self._client._start(path, _wire.run_request(path, argv, options))
 
     def process(self, id: str) -> AsyncProcess:
-        """What start has begun, by its id."""
+        """Return the handle of a started command by its id."""
         return AsyncProcess(self._client, self._path + "/processes", id)
 
     async def write(self, path: str, content: Union[str, bytes], *, mode: str = "644") -> None:
@@ -282,14 +282,14 @@ class AsyncSession:
         return _wire.entries(await self._client._ask(Request("GET", self._path + "/files")))
 
     async def pack(self) -> bytes:
-        """All files, as a tar archive."""
+        """Read all files as a tar archive."""
         return await self._client._ask(Request("GET", self._path + "/archive"))
 
     async def unpack(self, archive: bytes) -> None:
         await self._client._ask(_wire.send_bytes("PUT", self._path + "/archive", archive, "application/x-tar"))
 
     async def end(self) -> None:
-        """End it, with all that runs in it. One that has ended already is no error."""
+        """End the session and everything in it. A session that has already ended is not an error."""
         try:
             await self._client._ask(Request("DELETE", self._path))
         except Refused as e:
@@ -307,18 +307,18 @@ class AsyncSession:
 
 
 class AsyncProcess:
-    """A command that nobody waits for: a call, or a process of a session."""
+    """A command in the background: an asynchronous call, or a process of a session."""
 
     def __init__(self, client: AsyncClient, path: str, id: str) -> None:
         self._client, self.id = client, id
         self._path = path + "/" + _wire.quoted(id)
 
     async def status(self, wait: float = 0) -> Status:
-        """How far it has come; with wait, not before its end or that many seconds (60 at most)."""
+        """Return the current state; with wait, when the command ends or after that many seconds (at most 60)."""
         return _wire.status(await self._client._ask(_wire.status_request(self._path, wait)))
 
     async def wait(self) -> Report:
-        """Its report, when it has ended. output has what it has written."""
+        """Wait for the end and return the report. Its output is in output()."""
         while True:
             status = await self.status(30)
             if status.error:
@@ -327,7 +327,7 @@ class AsyncProcess:
                 return status.report
 
     async def output(self, stream: str = "stdout", offset: int = 0) -> AsyncIterator[bytes]:
-        """What it has written, from a byte on, while it comes. A connection that breaks is made again."""
+        """Yield the output from a byte offset on, as it arrives. Reconnects where a connection broke."""
         while True:
             begin = offset
             try:
@@ -340,14 +340,14 @@ class AsyncProcess:
                     connection.close()
                 return
             except Lost:
-                # Without a byte it may have had nothing to write, or the server is gone: then this fails.
+                # No byte arrived: either there is no output yet, or the server is gone, and then this raises.
                 if offset == begin:
                     await self.status(1)
 
     async def signal(self, name: str) -> None:
-        """Send a signal to all of it; for processes of a session."""
+        """Signal all its processes. For processes of a session only."""
         await self._client._ask(_wire.send_json(self._path + "/signal", {"signal": name}))
 
     async def end(self) -> Status:
-        """End it, and forget it."""
+        """End the command and discard its record."""
         return _wire.status(await self._client._ask(Request("DELETE", self._path)))

@@ -37,7 +37,7 @@ class Client:
     """A server, at unix:PATH, http://HOST:PORT or https://HOST:PORT. Several threads may use one.
 
     margin is how many seconds longer than a call's own timeout its answer is waited for;
-    patience, for how many seconds what was refused for a moment is tried again.
+    patience, for how many seconds a request that was refused for the moment is retried.
     """
 
     def __init__(self, address: str, token: str = "", *, margin: float = 60, patience: float = 10) -> None:
@@ -45,23 +45,23 @@ class Client:
         self._token, self._margin, self._patience = token, margin, patience
 
     def run(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Report:
-        """Run a command, or a program, in a fresh sandbox. When this returns nothing of it is left."""
+        """Run a command or program in a fresh sandbox. When this returns, nothing of it is left."""
         return Report(_wire.document(self._ask(_wire.run_request("/v1/run", argv, options))))
 
     def stream(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Iterator[Event]:
-        """As run, with the output while it comes. The last event is the report; who stops before ends the call."""
+        """Like run, but yields output as it arrives. The last event is the report; leaving the loop before it ends the call."""
         return self._events(_wire.run_request("/v1/run?stream=1", argv, options))
 
     def start(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Process:
-        """Begin to run a command, or a program, which goes on whether or not anybody waits."""
+        """Start a command or program that runs in the background."""
         return self._start("/v1/calls", _wire.run_request("/v1/calls", argv, options))
 
     def call(self, id: str) -> Process:
-        """What start has begun, by its id."""
+        """Return the handle of a started command by its id."""
         return Process(self, "/v1/calls", id)
 
     def session(self, **options: Unpack[SessionOptions]) -> Session:
-        """Make a sandbox whose files stay from call to call. Use it in a with statement, or end it."""
+        """Create a sandbox that keeps its files between calls. Use it in a with statement, or call end."""
         return Session(self, _wire.document(self._ask(_wire.session_request(options)))["id"])
 
     def sessions(self) -> List[Session]:
@@ -71,12 +71,12 @@ class Client:
         return _wire.languages(self._ask(Request("GET", "/v1/languages")))
 
     def store(self, data: Union[str, bytes]) -> str:
-        """Put a file into the content store, and return its id."""
+        """Store a file in the content store and return its id."""
         id: str = _wire.document(self._ask(_wire.send_bytes("POST", "/v1/files", data)))["id"]
         return id
 
     def fetch(self, file: Union[File, str]) -> bytes:
-        """Read a file of the content store: one that was collected, or an id."""
+        """Read a file from the content store: a collected file, or an id."""
         return self._ask(Request("GET", "/v1/files/" + _wire.quoted(file if isinstance(file, str) else file.id)))
 
     def _start(self, path: str, request: Request) -> Process:
@@ -89,13 +89,13 @@ class Client:
                 yield event
                 if event.report:
                     return
-        raise Lost("the stream has no end")
+        raise Lost("the stream ended without a report")
 
     def _ask(self, request: Request) -> bytes:
         return b"".join(self._body(request, request.wait))
 
     def _body(self, request: Request, wait: float) -> Iterator[bytes]:
-        """Send a request until it is not refused for a moment only. Who stops reading closes the connection."""
+        """Send a request, retrying while it is refused for the moment. Closing the generator closes the connection."""
         until = time.monotonic() + self._patience
         while True:
             try:
@@ -157,30 +157,30 @@ def _received(response: http.client.HTTPResponse) -> Iterator[bytes]:
 
 
 class Session:
-    """A sandbox whose files stay. It ends with the with statement, by end, or when nobody uses it."""
+    """A sandbox that keeps its files. It ends with the with statement, by end(), or when it has been idle for too long."""
 
     def __init__(self, client: Client, id: str) -> None:
         self._client, self.id = client, id
         self._path = "/v1/sessions/" + _wire.quoted(id)
 
     def exec(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Report:
-        """Run a command, or a program. Its end is of what it has started alone: files stay."""
+        """Run a command or program. Its processes end with it; its files stay."""
         return Report(_wire.document(self._client._ask(_wire.run_request(self._path + "/exec", argv, options))))
 
     def stream(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Iterator[Event]:
         return self._client._events(_wire.run_request(self._path + "/exec?stream=1", argv, options))
 
     def cell(self, code: str, **options: Unpack[CellOptions]) -> Cell:
-        """Run a cell in an interpreter that the session keeps: what it defines is there for the next one."""
+        """Run a cell in the session's interpreter, which keeps definitions for the next cell."""
         return Cell(_wire.document(self._client._ask(_wire.run_request(self._path + "/code", None, {**options, "code": code}))))
 
     def start(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Process:
-        """Begin to run a command in the background."""
+        """Start a command in the background."""
         path = self._path + "/processes"
         return self._client._start(path, _wire.run_request(path, argv, options))
 
     def process(self, id: str) -> Process:
-        """What start has begun, by its id."""
+        """Return the handle of a started command by its id."""
         return Process(self._client, self._path + "/processes", id)
 
     def write(self, path: str, content: Union[str, bytes], *, mode: str = "644") -> None:
@@ -196,14 +196,14 @@ class Session:
         return _wire.entries(self._client._ask(Request("GET", self._path + "/files")))
 
     def pack(self) -> bytes:
-        """All files, as a tar archive."""
+        """Read all files as a tar archive."""
         return self._client._ask(Request("GET", self._path + "/archive"))
 
     def unpack(self, archive: bytes) -> None:
         self._client._ask(_wire.send_bytes("PUT", self._path + "/archive", archive, "application/x-tar"))
 
     def end(self) -> None:
-        """End it, with all that runs in it. One that has ended already is no error."""
+        """End the session and everything in it. A session that has already ended is not an error."""
         try:
             self._client._ask(Request("DELETE", self._path))
         except Refused as e:
@@ -221,18 +221,18 @@ class Session:
 
 
 class Process:
-    """A command that nobody waits for: a call, or a process of a session."""
+    """A command in the background: an asynchronous call, or a process of a session."""
 
     def __init__(self, client: Client, path: str, id: str) -> None:
         self._client, self.id = client, id
         self._path = path + "/" + _wire.quoted(id)
 
     def status(self, wait: float = 0) -> Status:
-        """How far it has come; with wait, not before its end or that many seconds (60 at most)."""
+        """Return the current state; with wait, when the command ends or after that many seconds (at most 60)."""
         return _wire.status(self._client._ask(_wire.status_request(self._path, wait)))
 
     def wait(self) -> Report:
-        """Its report, when it has ended. output has what it has written."""
+        """Wait for the end and return the report. Its output is in output()."""
         while True:
             status = self.status(30)
             if status.error:
@@ -241,7 +241,7 @@ class Process:
                 return status.report
 
     def output(self, stream: str = "stdout", offset: int = 0) -> Iterator[bytes]:
-        """What it has written, from a byte on, while it comes. A connection that breaks is made again."""
+        """Yield the output from a byte offset on, as it arrives. Reconnects where a connection broke."""
         while True:
             begin = offset
             try:
@@ -250,14 +250,14 @@ class Process:
                     yield chunk
                 return
             except Lost:
-                # Without a byte it may have had nothing to write, or the server is gone: then this fails.
+                # No byte arrived: either there is no output yet, or the server is gone, and then this raises.
                 if offset == begin:
                     self.status(1)
 
     def signal(self, name: str) -> None:
-        """Send a signal to all of it; for processes of a session."""
+        """Signal all its processes. For processes of a session only."""
         self._client._ask(_wire.send_json(self._path + "/signal", {"signal": name}))
 
     def end(self) -> Status:
-        """End it, and forget it."""
+        """End the command and discard its record."""
         return _wire.status(self._client._ask(Request("DELETE", self._path)))

@@ -15,13 +15,13 @@ else:
 
 
 class Error(Exception):
-    """What all errors of this package are."""
+    """Base class of all errors of this package."""
 
 
 class Refused(Error):
-    """The request came to nothing: nothing of it has run.
+    """The request was refused: nothing of it has run.
 
-    again is after how many seconds it may be tried again; None if that is no use.
+    again is after how many seconds it may be tried again; None if retrying does not help.
     """
 
     def __init__(self, code: str, message: str, hint: str = "", status: int = 0, again: Optional[float] = None) -> None:
@@ -30,7 +30,7 @@ class Refused(Error):
 
 
 class Unproven(Error):
-    """It has run, and something of it may be left. ``report`` is None where there is none."""
+    """The command has run, and something of it may be left. ``report`` is None where there is none."""
 
     def __init__(self, code: str, message: str, report: Optional[Report]) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class Unproven(Error):
 
 
 class Lost(Error):
-    """The answer did not come, or not whole. It may have run; the server ends a call whose client has left."""
+    """The answer did not arrive, or was incomplete. The command may have run; the server ends a call whose client disconnects."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class _Outcome:
         return self.raw("stderr").decode("utf-8", "replace")
 
     def raw(self, stream: str) -> bytes:
-        """What was kept of stdout or stderr, as it was written."""
+        """The kept bytes of stdout or stderr, as written."""
         encoded = self.data.get(stream + "_base64")
         if encoded is not None:
             return base64.b64decode(encoded)
@@ -150,7 +150,7 @@ class Report(_Outcome):
 
 
 class Cell(_Outcome):
-    """What has become of a cell: docs/cells.md of sbxrun.
+    """How a cell has ended: docs/cells.md of sbxrun.
 
     state is kept, or lost where the next cell begins with nothing defined. value is the last
     expression's, as text; results has it in all its media, and what was displayed. exception
@@ -184,7 +184,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Status:
-    """How far a command has come that nobody waits for: queued, running or ended."""
+    """State of a command in the background: queued, running or ended."""
 
     state: str
     stdout_bytes: int
@@ -286,7 +286,7 @@ def document(text: bytes) -> Any:
     try:
         return json.loads(text)
     except ValueError as e:
-        raise Lost(f"the answer is none: {e}") from e
+        raise Lost(f"no valid answer: {e}") from e
 
 
 def status(text: bytes) -> Status:
@@ -309,7 +309,7 @@ def answered(status: int, again: Optional[str], text: bytes) -> Error:
     try:
         e = failure(json.loads(text), status)
     except (ValueError, KeyError, TypeError):
-        return Lost(f"the answer is none: status {status}")
+        return Lost(f"no valid answer: status {status}")
     if isinstance(e, Refused) and status in (429, 503):
         try:
             e.again = max(0.0, float(again or "1"))
