@@ -18,8 +18,10 @@ type Kept struct {
 	Keeper *Keeper
 	Room   *Process // PID 1 of the room, verified; nil if the room is another keeper's
 	Init   *Process // PID 1 of the command's namespace, verified; nil without a command
-	RoomNS uint64   // inode of the room's PID namespace, to name survivors
-	InitNS uint64   // and of the command's
+	// Monitor is bwrap, above the room's PID 1; nil if that is.
+	Monitor *Process
+	RoomNS  uint64 // inode of the room's PID namespace, to name survivors
+	InitNS  uint64 // and of the command's
 	// Lasting says that the keeper has others, too: the command is its init, and nothing else
 	// is ended with it.
 	Lasting bool
@@ -329,10 +331,15 @@ var waiting = sync.OnceValue(func() chan<- *os.File {
 })
 
 // KillInits sends SIGKILL to the inits, and with them to everything in their namespaces
-// (pid_namespaces(7)). One that has ended is no error.
+// (pid_namespaces(7)); and to bwrap, whose end takes the kernel longest. One that has ended is
+// no error.
 func (k *Kept) KillInits() error {
 	var failed *multierror.Error
-	for _, p := range k.inits() {
+	list := k.inits()
+	if k.Monitor != nil {
+		list = slices.Insert(list, 0, k.Monitor)
+	}
+	for _, p := range list {
 		if err := p.Signal(unix.SIGKILL); err != nil && err != ErrGone {
 			failed = multierror.Append(failed, fmt.Errorf("kill init %d: %w", p.PID, err))
 		}

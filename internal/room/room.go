@@ -130,36 +130,45 @@ func (r *Room) identify(ctx context.Context, info *os.File, deadline time.Time) 
 		return fmt.Errorf("bwrap's child %d: %w", child.pid, err)
 	}
 	r.RoomNS = child.pidNS
-	return verify(r.Room, r.Keeper.PID)
+	r.Monitor, err = verify(r.Room, r.Keeper.PID)
+	return err
 }
 
-// verify makes sure that a process is a child of our keeper's child and the first of a PID
-// namespace. There is one such: nobody but bwrap has run below the keeper yet.
-func verify(room *proc.Process, keeper int) error {
+// verify makes sure that a process is a child of our keeper's child, which it returns, and
+// the first of a PID namespace. There is one such: nobody but bwrap has run below the
+// keeper yet.
+func verify(room *proc.Process, keeper int) (monitor *proc.Process, err error) {
 	st, err := proc.ReadStat(room.PID)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	// The keeper's child is not reaped before its own child is dead, or the keeper's:
-	// the number is its own as long as the room lives.
+	if monitor, err = proc.Open(st.Parent); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			monitor.Close()
+			monitor = nil
+		}
+	}()
 	above, err := proc.ReadStat(st.Parent)
 	if err != nil {
-		return err
+		return monitor, err
 	}
 	if above.Parent != keeper {
-		return fmt.Errorf("process %d is not below our bwrap", room.PID)
+		return monitor, fmt.Errorf("process %d is not below our bwrap", room.PID)
 	}
 	n, err := proc.NSPID(room.PID)
 	if err != nil {
-		return err
+		return monitor, err
 	}
 	if n != 1 {
-		return fmt.Errorf("process %d is number %d of its PID namespace, not the first", room.PID, n)
+		return monitor, fmt.Errorf("process %d is number %d of its PID namespace, not the first", room.PID, n)
 	}
-	if room.Exited() {
-		return proc.ErrGone // so all of the above may have been about another
+	if room.Exited() || monitor.Exited() {
+		return monitor, proc.ErrGone // so all of the above may have been about another
 	}
-	return nil
+	return monitor, nil
 }
 
 // mountsOwner returns the user namespace that the room's mounts belong to.
@@ -217,7 +226,9 @@ func (r *Room) Close() {
 	if r.Exec != nil {
 		r.Exec.Close()
 	}
-	if r.Room != nil {
-		r.Room.Close()
+	for _, p := range []*proc.Process{r.Room, r.Monitor} {
+		if p != nil {
+			p.Close()
+		}
 	}
 }

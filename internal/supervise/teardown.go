@@ -37,9 +37,7 @@ func Teardown(k *proc.Kept, deadline time.Time) Outcome {
 	if err := k.KillInits(); err != nil {
 		failed = multierror.Append(failed, err)
 	}
-	// The monitor, too: it has nothing more to say, and dies beside the inits
-	// instead of after them.
-	k.Kill()
+	k.Kill()        // whatever else the keeper has
 	if !k.Lasting { // who goes on has the time for it afterwards
 		k.Unmount(deadline)
 	}
