@@ -104,6 +104,7 @@ type Tenant struct {
 	Queue       int             `toml:"queue"`
 	Rate        float64         `toml:"rate"`
 	Sessions    int             `toml:"sessions"`
+	Requests    int             `toml:"requests"`
 	MaxTimeout  values.Duration `toml:"max_timeout"`
 	Memory      values.Size     `toml:"memory"`
 	Pids        int64           `toml:"pids"`
@@ -136,7 +137,7 @@ func Default() Config {
 		Sandbox:   Sandbox{Network: "none", TmpSize: 256 << 20},
 		Sessions:  Sessions{IdleTimeout: values.Duration(15 * time.Minute), Lifetime: values.Duration(24 * time.Hour), MaxEntries: 10_000},
 		Files:     Files{TTL: values.Duration(24 * time.Hour), Quota: 1 << 30},
-		Tenant:    Tenant{Concurrency: 32, Queue: 128, Sessions: 64, MaxOutput: 64 << 20, Buffers: 256 << 20, Output: 512 << 20, Files: 256 << 20},
+		Tenant:    Tenant{Concurrency: 32, Queue: 128, Sessions: 64, Requests: 1024, MaxOutput: 64 << 20, Buffers: 256 << 20, Output: 512 << 20, Files: 256 << 20},
 		Languages: cells.Languages(),
 	}
 }
@@ -180,6 +181,7 @@ func (t Tenant) or(all Tenant) Tenant {
 	fill(&t.Queue, all.Queue)
 	fill(&t.Rate, all.Rate)
 	fill(&t.Sessions, all.Sessions)
+	fill(&t.Requests, all.Requests)
 	fill(&t.MaxTimeout, all.MaxTimeout)
 	fill(&t.Memory, all.Memory)
 	fill(&t.Pids, all.Pids)

@@ -109,6 +109,14 @@ func (s *Server) identified(next http.Handler) http.Handler {
 				e.Write(w)
 				return
 			}
+			// Behind a proxy all tenants have the connections of one address.
+			one, err := s.begun.Take(tenant, 1, int64(s.settings.Load().Of(tenant).Requests))
+			if err != nil {
+				w.Header().Set("Connection", "close")
+				api.AsError(err).Write(w)
+				return
+			}
+			defer one.Free()
 		}
 		held := &holding{}
 		defer held.free()

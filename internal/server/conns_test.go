@@ -177,6 +177,44 @@ func TestHold(t *testing.T) {
 	}
 }
 
+// One tenant does not take all the connections of a proxy: how many requests it has at once is
+// bounded.
+func TestRequestsAtOnce(t *testing.T) {
+	c := config.Default()
+	c.StateDir, c.Tenant.Requests = filepath.Join(t.TempDir(), "state"), 1
+	s, err := New(c, nil, nowhere{}, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Drain(t.Context())
+	var h http.Handler
+	ask := func(path, peer string) int {
+		w := httptest.NewRecorder()
+		r := httptest.NewRequest(http.MethodGet, "http://sbxrun"+path, nil)
+		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey, peer)))
+		if w.Code == 429 && !strings.Contains(w.Body.String(), `"started":false`) {
+			t.Errorf("%s", w.Body)
+		}
+		return w.Code
+	}
+	h = s.identified(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/first" {
+			return
+		}
+		for path, want := range map[string]int{"/second uid-1": 429, "/second uid-2": 200, "/readyz uid-1": 200} {
+			path, peer, _ := strings.Cut(path, " ")
+			if got := ask(path, peer); got != want {
+				t.Errorf("%s of %s: %d, want %d", path, peer, got, want)
+			}
+		}
+	}))
+	for range 2 {
+		if got := ask("/first", "uid-1"); got != 200 {
+			t.Errorf("%d", got)
+		}
+	}
+}
+
 // What is shown of a call's code does not keep all of it.
 func TestShown(t *testing.T) {
 	set := &settings{}

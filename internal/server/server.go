@@ -36,6 +36,7 @@ type Server struct {
 	keys    *calls.Keys
 	shelf   *calls.Shelf
 	memory  *tenants.Budget // bytes of requests and answers
+	begun   *tenants.Budget // requests
 	metrics *metrics
 	recents recents
 	rooms   *sessions.Store
@@ -80,6 +81,7 @@ func New(c config.Config, tokens config.Tokens, source place.Source, log *slog.L
 	s.shelf = &calls.Shelf{Calls: tenants.NewBudget("calls that are kept", 0), Output: tenants.NewBudget("bytes of output that is kept", int64(c.Calls.Output))}
 	s.book = calls.NewBook(spools, time.Duration(c.Calls.Keep), s.shelf)
 	s.keys = calls.NewKeys(keepKeys, mostKeys)
+	s.begun = tenants.NewBudget("requests at once", 0)
 	s.memory = tenants.NewBudget("bytes of requests and answers", int64(c.Buffers))
 	s.rooms = sessions.NewStore(s.tellEnd, s.spawn)
 	s.metrics = newMetrics(s)
