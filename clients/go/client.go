@@ -244,6 +244,12 @@ func (c *Client) json(ctx context.Context, method, path string, wait time.Durati
 			return err
 		}
 		r.kind = "application/json"
+		switch in := in.(type) {
+		case Call:
+			r.key = in.Key
+		case Cell:
+			r.key = in.Key
+		}
 	}
 	b, err := c.ask(ctx, r)
 	if err != nil || out == nil {
@@ -261,9 +267,9 @@ func decode(b []byte, out any) error {
 
 // request is one request. wait is how long its answer may take in addition to the margin.
 type request struct {
-	method, path, kind string
-	body               []byte
-	wait               time.Duration
+	method, path, kind, key string
+	body                    []byte
+	wait                    time.Duration
 }
 
 func (c *Client) ask(ctx context.Context, r request) ([]byte, error) {
@@ -305,6 +311,9 @@ func (c *Client) once(ctx context.Context, r request) (io.ReadCloser, error) {
 	q.Header.Set("Accept", "application/json")
 	if r.kind != "" {
 		q.Header.Set("Content-Type", r.kind)
+	}
+	if r.key != "" {
+		q.Header.Set("Idempotency-Key", r.key)
 	}
 	if c.Token != "" {
 		q.Header.Set("Authorization", "Bearer "+c.Token)

@@ -18,6 +18,10 @@ type Call struct {
 	Limits   Limits            `json:"limits,omitzero"`
 	Files    []File            `json:"files,omitempty"`   // for the workspace
 	Collect  []string          `json:"collect,omitempty"` // patterns of what is kept of the workspace: Report.Files
+
+	// Key, if not "": a second request with the same key and body within ten minutes gets the first
+	// one's answer, and runs nothing. Not for streams.
+	Key string `json:"-"`
 }
 
 // Cell is code for an interpreter that a session keeps.
@@ -28,6 +32,7 @@ type Cell struct {
 	Limits   CellLimits    `json:"limits,omitzero"`
 	Files    []File        `json:"files,omitempty"`
 	Collect  []string      `json:"collect,omitempty"`
+	Key      string        `json:"-"` // as of a call
 }
 
 // Limits are the limits of a call. Zero is the server's default.

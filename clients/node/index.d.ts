@@ -166,6 +166,11 @@ export interface Options {
   signal?: AbortSignal;
 }
 
+/** A second request with the same key and body within ten minutes gets the first one's answer, and runs nothing. */
+export interface Once {
+  key?: string;
+}
+
 /** Base class of all errors of this module. */
 export class SbxrunError extends Error {}
 
@@ -202,11 +207,11 @@ export class Client {
    */
   constructor(address: string, options?: { token?: string; margin?: number; patience?: number });
   /** Run a command or program in a fresh sandbox. When this returns, nothing of it is left. */
-  run(call: Call, options?: Options): Promise<Report>;
+  run(call: Call, options?: Options & Once): Promise<Report>;
   /** Like run, but yields output as it arrives. The last event is the report; leaving the loop before it ends the call. */
   stream(call: Call, options?: Options): AsyncGenerator<Event, void, void>;
   /** Start a command or program that runs in the background. */
-  start(call: Call): Promise<Process>;
+  start(call: Call, options?: Once): Promise<Process>;
   /** Return the handle of a started command by its id. */
   call(id: string): Process;
   /** Create a sandbox that keeps its files between calls. The caller must end it. */
@@ -225,10 +230,10 @@ export class Session {
   constructor(client: Client, id: string);
   readonly id: string;
   /** Run a command or program. Its processes end with it; its files stay. */
-  exec(call: Call, options?: Options): Promise<Report>;
+  exec(call: Call, options?: Options & Once): Promise<Report>;
   stream(call: Call, options?: Options): AsyncGenerator<Event, void, void>;
   /** Run a cell in the session's interpreter, which keeps definitions for the next cell. */
-  cell(cell: Cell, options?: Options): Promise<CellAnswer>;
+  cell(cell: Cell, options?: Options & Once): Promise<CellAnswer>;
   /** Start a command in the background. */
   start(call: Call): Promise<Process>;
   /** Return the handle of a started command by its id. */

@@ -116,8 +116,8 @@ export class Client {
   }
 
   /** Start a command or program that runs in the background. */
-  start(call) {
-    return this._start("/v1/calls", call);
+  start(call, options) {
+    return this._start("/v1/calls", call, options);
   }
 
   /** Return the handle of a started command by its id. */
@@ -148,8 +148,8 @@ export class Client {
     return this._ask("GET", `/v1/files/${encodeURIComponent(file.id ?? file)}`);
   }
 
-  async _run(path, call, { signal } = {}) {
-    return withText(parsed(await this._ask("POST", path, { ...prepared(call), signal })));
+  async _run(path, call, { signal, key } = {}) {
+    return withText(parsed(await this._ask("POST", path, { ...prepared(call), signal, key })));
   }
 
   async *_stream(path, call, { signal } = {}) {
@@ -173,8 +173,8 @@ export class Client {
     throw new Lost("the stream ended without a report");
   }
 
-  async _start(path, call) {
-    const started = parsed(await this._ask("POST", path, { ...prepared(call), wait: 0 }));
+  async _start(path, call, { key } = {}) {
+    const started = parsed(await this._ask("POST", path, { ...prepared(call), wait: 0, key }));
     return new Process(this, path, started.id);
   }
 
@@ -202,11 +202,12 @@ export class Client {
     }
   }
 
-  async #once(method, path, { body, type, wait = 0, signal }) {
+  async #once(method, path, { body, type, wait = 0, signal, key }) {
     signal?.throwIfAborted();
     const headers = { Accept: "application/json", Connection: "close" };
     if (type) headers["Content-Type"] = type;
     if (body !== undefined) headers["Content-Length"] = Buffer.byteLength(body);
+    if (key) headers["Idempotency-Key"] = key;
     if (this.#token) headers.Authorization = `Bearer ${this.#token}`;
     const secure = this.#address.protocol === "https:";
     const request = (secure ? https : http).request({ ...this.#address, method, path, headers, agent: false });

@@ -32,7 +32,7 @@ func TestGoClient(t *testing.T) {
 
 // goStep is a step of the table.
 type goStep struct {
-	Op, Session, Process, How, Address, Token, Path, Text, Mode, File, Signal string
+	Op, Session, Process, How, Address, Token, Path, Text, Mode, File, Signal, Key string
 
 	MarginMS, PatienceMS float64
 	Size                 int
@@ -92,6 +92,7 @@ func given(files map[string]any) (all []sbxrun.File) {
 func (s *goStep) call() sbxrun.Call {
 	c := s.Call.Call
 	c.Timeout, c.Grace, c.Files = milliseconds(s.Call.Timeout), milliseconds(s.Call.Grace), given(s.Call.Files)
+	c.Key = s.Key
 	return c
 }
 
@@ -155,7 +156,7 @@ func (d *goDriver) do(ctx context.Context, s *goStep) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		return object{"cause": r.Cause, "exit_code": r.ExitCode, "timed_out": r.TimedOut, "verdict": r.Teardown.Verdict, "stdout": r.Stdout, "stderr": r.Stderr,
+		return object{"id": r.ID, "cause": r.Cause, "exit_code": r.ExitCode, "timed_out": r.TimedOut, "verdict": r.Teardown.Verdict, "stdout": r.Stdout, "stderr": r.Stderr,
 			"hex": hex.EncodeToString([]byte(r.Stdout)), "files": r.Files}, nil
 	case "stream":
 		seen, code := map[string][]byte{}, 0
@@ -290,7 +291,7 @@ func (d *goDriver) do(ctx context.Context, s *goStep) (any, error) {
 
 func (s *goStep) cell() sbxrun.Cell {
 	c := s.call()
-	return sbxrun.Cell{Language: c.Language, Code: c.Code, Timeout: c.Timeout, Files: c.Files}
+	return sbxrun.Cell{Language: c.Language, Code: c.Code, Timeout: c.Timeout, Files: c.Files, Key: c.Key}
 }
 
 // leave begins a call, and leaves it when it runs.

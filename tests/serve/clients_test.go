@@ -80,6 +80,16 @@ var behaviours = []behaviour{
 	{name: "a grace period", steps: []step{
 		{op: "run", args: `{"call":{"argv":["sh","-c","trap 'echo saved; exit 5' TERM; while :; do sleep 0.05; done"],"timeout_ms":2000,"grace_ms":20000}}`, want: `{"cause":"timeout","stdout":"saved\n"}`}}},
 	{name: "a command that is not there is a report", steps: []step{{op: "run", args: `{"call":{"argv":["no-such-command"]}}`, want: `{"cause":"start-failed","exit_code":127}`}}},
+	{name: "the same key is the same call", steps: []step{
+		{op: "run", args: `{"key":"k","call":{"argv":["true"]}}`, want: `{"exit_code":0}`},
+		{op: "run", args: `{"key":"k","call":{"argv":["true"]}}`, want: `{"id":"$run"}`},
+		{op: "run", args: `{"key":"k","call":{"argv":["false"]}}`, want: `{"error":"refused","code":"idempotency","status":409}`},
+		{op: "start", args: `{"key":"s","call":{"argv":["true"]}}`},
+		{op: "wait", args: `{"process":"$start"}`, want: `{"exit_code":0}`},
+		{op: "session", args: `{}`},
+		{op: "cell", args: `{"key":"c","session":"$session","call":{"code":"x = globals().get('x', 0) + 1\nx"}}`, want: `{"value":"1"}`},
+		{op: "cell", args: `{"key":"c","session":"$session","call":{"code":"x = globals().get('x', 0) + 1\nx"}}`, want: `{"value":"1"}`},
+		{op: "end", args: `{"session":"$session"}`}}},
 	{name: "limits", steps: []step{{op: "run", args: `{"call":{"argv":["sh","-c","head -c 5000 /dev/zero; sleep 1000"],"limits":{"max_output":1000,"output":"kill"}}}`, want: `{"cause":"output-limit"}`}}},
 	{name: "files", steps: []step{
 		{op: "store", args: `{"text":"stored"}`, want: `{}`},

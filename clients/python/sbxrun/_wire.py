@@ -88,6 +88,7 @@ class CallOptions(TypedDict, total=False):
     limits: Mapping[str, Any]
     files: Mapping[str, Content]
     collect: Sequence[str]
+    key: str  # a second request with the same key within ten minutes gets the first one's answer, and runs nothing
 
 
 class CellOptions(TypedDict, total=False):
@@ -98,6 +99,7 @@ class CellOptions(TypedDict, total=False):
     limits: Mapping[str, Any]
     files: Mapping[str, Content]
     collect: Sequence[str]
+    key: str
 
 
 class SessionOptions(TypedDict, total=False):
@@ -202,11 +204,14 @@ class Request:
     body: Optional[bytes] = None
     kind: str = ""
     wait: float = 0
+    key: str = ""
 
     def headers(self, token: str) -> Dict[str, str]:
         headers = {"Accept": "application/json", "Connection": "close"}
         if self.body is not None:
             headers["Content-Type"] = self.kind
+        if self.key:
+            headers["Idempotency-Key"] = self.key
         if token:
             headers["Authorization"] = "Bearer " + token
         return headers
@@ -216,8 +221,8 @@ def quoted(text: str) -> str:
     return urllib.parse.quote(text, safe="")
 
 
-def send_json(path: str, document: Dict[str, Any], wait: float = 0) -> Request:
-    return Request("POST", path, json.dumps(document).encode(), "application/json", wait)
+def send_json(path: str, document: Dict[str, Any], wait: float = 0, key: str = "") -> Request:
+    return Request("POST", path, json.dumps(document).encode(), "application/json", wait, key)
 
 
 def send_bytes(method: str, path: str, content: Union[str, bytes], kind: str = "application/octet-stream") -> Request:
@@ -231,7 +236,7 @@ def run_request(path: str, argv: Optional[Sequence[str]], options: Mapping[str, 
         raise ValueError("give either argv or code")
     if isinstance(argv, str):
         raise TypeError("argv is a list of words")
-    timeout, grace = members.pop("timeout", 30), members.pop("grace", 0)
+    timeout, grace, key = members.pop("timeout", 30), members.pop("grace", 0), members.pop("key", "")
     if timeout <= 0:
         raise ValueError("timeout must be more than 0")
     document: Dict[str, Any] = {"timeout_ms": timeout * 1000}
@@ -242,7 +247,7 @@ def run_request(path: str, argv: Optional[Sequence[str]], options: Mapping[str, 
     if grace:
         document["grace_ms"] = grace * 1000
     document.update(_members(members))
-    return send_json(path, document, timeout + grace)
+    return send_json(path, document, timeout + grace, key)
 
 
 def session_request(options: Mapping[str, Any]) -> Request:

@@ -18,7 +18,7 @@ const ops = {
   new: ({ address, token, margin_ms, patience_ms }) => {
     client = new Client(address, { token, margin: margin_ms, patience: patience_ms });
   },
-  run: async (s) => ended(await (s.session ? session(s).exec(s.call) : client.run(s.call))),
+  run: async (s) => ended(await (s.session ? session(s).exec(s.call, s) : client.run(s.call, s))),
   async stream(s) {
     const seen = { stdout: "", stderr: "" };
     for await (const event of s.session ? session(s).stream(s.call) : client.stream(s.call)) {
@@ -28,7 +28,7 @@ const ops = {
     return seen;
   },
   async cell(s) {
-    const a = await session(s).cell(s.call);
+    const a = await session(s).cell(s.call, s);
     return { cause: a.cause, state: a.state, stdout: a.stdout, value: a.results.at(-1)?.media[0].text, exception: a.exception?.name };
   },
   async leave(s) {
@@ -51,7 +51,7 @@ const ops = {
     return { error: (await call.catch((e) => e)).message };
   },
   session: async (s) => ({ id: (await client.session(s.options)).id }),
-  start: async (s) => ({ id: (await (s.session ? session(s) : client).start(s.call)).id }),
+  start: async (s) => ({ id: (await (s.session ? session(s) : client).start(s.call, s)).id }),
   status: async (s) => ({ state: (await process(s).status(s)).state }),
   wait: async (s) => {
     const { cause, exit_code } = await process(s).wait();

@@ -42,8 +42,9 @@ def process(s):
     return session(s).process(s["process"]) if "session" in s else client.call(s["process"])
 
 
-def options(call):
+def options(call, key=None):
     """A call in the words of the client."""
+    call = {**call, **({"key": key} if key else {})}
     call = {{"timeout_ms": "timeout", "grace_ms": "grace", "idle_timeout_ms": "idle_timeout", "lifetime_ms": "lifetime"}.get(name, name): value
             for name, value in call.items()}
     for name in ("timeout", "grace", "idle_timeout", "lifetime"):
@@ -75,7 +76,7 @@ async def new(s):
 
 
 async def run(s):
-    return ended(await got(method(s)(**options(s["call"]))))
+    return ended(await got(method(s)(**options(s["call"], s.get("key")))))
 
 
 async def stream(s):
@@ -89,7 +90,7 @@ async def stream(s):
 
 
 async def cell(s):
-    a = await got(session(s).cell(**options(s["call"])))
+    a = await got(session(s).cell(**options(s["call"], s.get("key"))))
     return {"cause": a.cause, "state": a.state, "stdout": a.stdout, "value": a.value, "exception": a.exception and a.exception["name"]}
 
 
@@ -144,7 +145,7 @@ async def make_session(s):
 
 
 async def start(s):
-    return {"id": (await got(place(s).start(**options(s["call"])))).id}
+    return {"id": (await got(place(s).start(**options(s["call"], s.get("key"))))).id}
 
 
 async def status(s):
