@@ -11,30 +11,30 @@ import (
 
 // Call is one command or program to run.
 type Call struct {
-	Argv     []string          `json:"argv,omitempty" maxItems:"4096" doc:"The command and its arguments; or language and code in its place"`
+	Argv     []string          `json:"argv,omitempty" maxItems:"4096" doc:"The command and its arguments; or give language and code instead"`
 	Language string            `json:"language,omitempty" maxLength:"64" doc:"One of /v1/languages"`
 	Code     string            `json:"code,omitempty" doc:"The program, with language"`
 	Stdin    string            `json:"stdin,omitempty" doc:"What it reads, as text"`
-	Env      map[string]string `json:"env,omitempty" maxProperties:"1024" doc:"Variables beside PATH, HOME and USER; nothing comes from the server's environment"`
-	Workdir  string            `json:"workdir,omitempty" maxLength:"4096" doc:"Where it begins, absolute; the workspace by default"`
+	Env      map[string]string `json:"env,omitempty" maxProperties:"1024" doc:"Variables besides PATH, HOME and USER; none are taken from the server's environment"`
+	Workdir  string            `json:"workdir,omitempty" maxLength:"4096" doc:"Working directory, absolute; the workspace by default"`
 
-	TimeoutMS float64 `json:"timeout_ms,omitempty" minimum:"0" doc:"From when it begins until all of it is killed; 0 for the server's default. More than the server's maximum is cut down to that, and the answer says so in clamped."`
-	GraceMS   float64 `json:"grace_ms,omitempty" minimum:"0" doc:"From SIGTERM to SIGKILL at the deadline; 0 for SIGKILL at once. Cut down as timeout_ms."`
+	TimeoutMS float64 `json:"timeout_ms,omitempty" minimum:"0" doc:"Time from its beginning until everything in it is killed; 0 for the server's default. Values above the server's maximum are reduced to that, and listed in clamped."`
+	GraceMS   float64 `json:"grace_ms,omitempty" minimum:"0" doc:"Time from SIGTERM to SIGKILL at the deadline; 0 for SIGKILL at once. Reduced like timeout_ms."`
 
 	Limits  Limits   `json:"limits,omitempty"`
-	Files   []FileIn `json:"files,omitempty" maxItems:"1024" doc:"What lies in the workspace when it begins"`
-	Collect []string `json:"collect,omitempty" maxItems:"64" doc:"Patterns of what is kept of the workspace when it has ended, as in path.Match of Go: *.png, out/*.csv"`
+	Files   []FileIn `json:"files,omitempty" maxItems:"1024" doc:"Files in the workspace when it begins"`
+	Collect []string `json:"collect,omitempty" maxItems:"64" doc:"Patterns of files in the workspace to keep after the end, as for Go's path.Match: *.png, out/*.csv"`
 }
 
 // Limits is what a call may use.
 type Limits struct {
-	Memory    int64   `json:"memory,omitempty" minimum:"1048576" doc:"Bytes, of all its processes and the files in memory that they write"`
+	Memory    int64   `json:"memory,omitempty" minimum:"1048576" doc:"Bytes, for all its processes and the files that they write to memory"`
 	Pids      int64   `json:"pids,omitempty" minimum:"4" doc:"Processes and threads"`
 	CPUs      float64 `json:"cpus,omitempty" minimum:"0.001" maximum:"65536"`
 	CPUTimeMS float64 `json:"cpu_time_ms,omitempty" minimum:"1" doc:"Of all its processes together"`
 	FSize     int64   `json:"fsize,omitempty" minimum:"1" doc:"Bytes, of one file"`
-	MaxOutput int64   `json:"max_output,omitempty" minimum:"1" doc:"Bytes of stdout, and of stderr, that are kept: the beginning and the end; of a stream the beginning"`
-	Output    string  `json:"output,omitempty" enum:"truncate,kill" doc:"What happens where more is written: the rest is left out (default), or all is killed, with the cause output-limit"`
+	MaxOutput int64   `json:"max_output,omitempty" minimum:"1" doc:"Bytes kept of stdout, and of stderr: the beginning and the end; for a stream, the beginning"`
+	Output    string  `json:"output,omitempty" enum:"truncate,kill" doc:"What happens when more is written: the rest is left out (default), or everything is killed, with the cause output-limit"`
 }
 
 // FileIn is a file for the workspace: exactly one of id, text and base64.
@@ -61,19 +61,19 @@ type FileOut struct {
 type Answer struct {
 	result.Report
 	Files     []FileOut `json:"files,omitempty"`
-	QueueMS   float64   `json:"queue_ms" doc:"How long it waited for its turn"`
-	Room      string    `json:"room,omitempty" enum:"cold,warm" doc:"Whether its room was built for it, or made ahead"`
+	QueueMS   float64   `json:"queue_ms" doc:"Time spent waiting for its turn"`
+	Room      string    `json:"room,omitempty" enum:"cold,warm" doc:"Whether its room was built for it or built ahead"`
 	TimeoutMS float64   `json:"timeout_ms,omitempty" doc:"The timeout that was in force"`
-	Clamped   []string  `json:"clamped,omitempty" doc:"Members of the request that were cut down to the server's maximum"`
+	Clamped   []string  `json:"clamped,omitempty" doc:"Members of the request that were reduced to the server's maximum"`
 	RequestID string    `json:"request_id,omitempty"`
 }
 
 // Event is one line of a stream, or one event of SSE.
 type Event struct {
-	Event  string  `json:"event" enum:"start,stdout,stderr,keepalive,report,error" doc:"The last one is report, or error. A stream without it has failed."`
+	Event  string  `json:"event" enum:"start,stdout,stderr,keepalive,report,error" doc:"The last one is report or error. A stream without either has failed."`
 	ID     string  `json:"id,omitempty" doc:"With start: that of the call"`
-	Text   string  `json:"text,omitempty" doc:"With stdout and stderr, if it is UTF-8"`
-	Base64 []byte  `json:"base64,omitempty" doc:"With stdout and stderr, otherwise"`
+	Text   string  `json:"text,omitempty" doc:"For stdout and stderr, if it is UTF-8"`
+	Base64 []byte  `json:"base64,omitempty" doc:"For stdout and stderr, if it is not UTF-8"`
 	Report *Answer `json:"report,omitempty"`
 	Error  *Error  `json:"error,omitempty"`
 }
@@ -81,8 +81,8 @@ type Event struct {
 // Language is a way to run a program.
 type Language struct {
 	Name    string   `json:"name"`
-	Command []string `json:"command" doc:"What runs the program, {file} being its path"`
-	File    string   `json:"file" doc:"What the program is called in the workspace"`
+	Command []string `json:"command" doc:"The command that runs the program; {file} is the program's path"`
+	File    string   `json:"file" doc:"File name of the program in the workspace"`
 	Cells   bool     `json:"cells" doc:"Whether a session can keep its interpreter, for POST …/code"`
 }
 
@@ -109,9 +109,9 @@ type CallStatus struct {
 
 // NewSession is a room that stays.
 type NewSession struct {
-	Limits        Limits   `json:"limits,omitempty" doc:"Of all that runs in it together"`
-	IdleTimeoutMS float64  `json:"idle_timeout_ms,omitempty" minimum:"0" doc:"It ends when nobody has used it for so long; 0 for the server's default, which is also the most"`
-	LifetimeMS    float64  `json:"lifetime_ms,omitempty" minimum:"0" doc:"It ends then in any case; 0 for the server's default, which is also the most"`
+	Limits        Limits   `json:"limits,omitempty" doc:"For everything that runs in it together"`
+	IdleTimeoutMS float64  `json:"idle_timeout_ms,omitempty" minimum:"0" doc:"It ends when it has not been used for this time; 0 for the server's default, which is also the maximum"`
+	LifetimeMS    float64  `json:"lifetime_ms,omitempty" minimum:"0" doc:"It ends after this time in any case; 0 for the server's default, which is also the maximum"`
 	Files         []FileIn `json:"files,omitempty" maxItems:"1024" doc:"What lies in its workspace"`
 }
 
@@ -137,12 +137,12 @@ type SessionEnd struct {
 // NewProcess is a command for the background of a session.
 type NewProcess struct {
 	Call
-	KeepStdin bool `json:"keep_stdin,omitempty" doc:"Its stdin stays open after the text in stdin, for POST …/stdin"`
+	KeepStdin bool `json:"keep_stdin,omitempty" doc:"Keep its stdin open after the text in stdin, for POST …/stdin"`
 }
 
 // Signal is sent to all processes of a command.
 type Signal struct {
-	Signal string `json:"signal" minLength:"1" maxLength:"16" doc:"A name or a number, as kill(1) takes it" example:"INT"`
+	Signal string `json:"signal" minLength:"1" maxLength:"16" doc:"A name or a number, as for kill(1)" example:"INT"`
 }
 
 // Stored is a file in the content store.
@@ -180,8 +180,8 @@ type Status struct {
 	Running  int      `json:"running" doc:"Calls of the tenant"`
 	Waiting  int      `json:"waiting"`
 	Sessions int      `json:"sessions"`
-	Recent   []Recent `json:"recent" doc:"Its calls and cells that have ended, the last one first"`
-	Machine  *Machine `json:"machine,omitempty" doc:"For those who may see /metrics"`
+	Recent   []Recent `json:"recent" doc:"Calls and cells that have ended, the latest first"`
+	Machine  *Machine `json:"machine,omitempty" doc:"Only for those who may read /metrics"`
 }
 
 // Recent is how a call or cell has ended.
@@ -193,7 +193,7 @@ type Recent struct {
 	Verdict  result.Verdict `json:"verdict" enum:"proven,unproven,not_applicable"`
 	Room     string         `json:"room,omitempty" enum:"cold,warm"`
 	Duration float64        `json:"duration_ms"`
-	Code     string         `json:"code,omitempty" doc:"What was run, where the configuration has show_code"`
+	Code     string         `json:"code,omitempty" doc:"The code, if the configuration has show_code"`
 }
 
 // Machine is what goes on for all tenants.
@@ -203,13 +203,13 @@ type Machine struct {
 	Waiting  int         `json:"waiting"`
 	Sessions int         `json:"sessions"`
 	Rooms    Rooms       `json:"rooms"`
-	Tasks    []TaskBound `json:"tasks" doc:"Bounds on tasks of the machine and of the server's cgroups, the tightest first"`
+	Tasks    []TaskBound `json:"tasks" doc:"Limits on tasks, of the machine and of the server's cgroups, the tightest first"`
 }
 
 // Rooms is how many warm rooms there are.
 type Rooms struct {
 	Idle int `json:"idle" doc:"That wait for a call"`
-	All  int `json:"all" doc:"With those that are in use, or are being made or ended"`
+	All  int `json:"all" doc:"Including those in use, being built, or ending"`
 }
 
 // TaskBound is a bound on tasks.

@@ -7,28 +7,28 @@ import "github.com/sbxrun/sbxrun/cleanup/result"
 type Cell struct {
 	Language  string     `json:"language" minLength:"1" maxLength:"64" doc:"One of /v1/languages that has cells"`
 	Code      string     `json:"code"`
-	TimeoutMS float64    `json:"timeout_ms,omitempty" minimum:"0" doc:"From when the interpreter has the code until it is interrupted; 0 for the server's default. One second later the interpreter is killed. Cut down as that of a call."`
+	TimeoutMS float64    `json:"timeout_ms,omitempty" minimum:"0" doc:"Time from when the interpreter receives the code until it is interrupted; 0 for the server's default. One second later the interpreter is killed. Reduced like that of a call."`
 	Limits    CellLimits `json:"limits,omitempty"`
-	Files     []FileIn   `json:"files,omitempty" maxItems:"1024" doc:"What lies in the workspace when it begins"`
+	Files     []FileIn   `json:"files,omitempty" maxItems:"1024" doc:"Files in the workspace when it begins"`
 	Collect   []string   `json:"collect,omitempty" maxItems:"64" doc:"As of a call"`
 }
 
 // CellLimits is what a cell may use; all else is bounded by the limits of its interpreter.
 type CellLimits struct {
-	MaxOutput int64 `json:"max_output,omitempty" minimum:"1" doc:"Bytes of stdout, and of stderr, that are kept: the beginning and the end"`
+	MaxOutput int64 `json:"max_output,omitempty" minimum:"1" doc:"Bytes kept of stdout, and of stderr: the beginning and the end"`
 }
 
 // CellAnswer is what has become of a cell. Members that a report has are as they are there.
 type CellAnswer struct {
 	ID        string       `json:"id"`
-	Cause     result.Cause `json:"cause" doc:"done: the code has come to its end, or to an exception; timeout, canceled; or what ended the interpreter"`
-	State     string       `json:"state" enum:"kept,lost" doc:"lost: all that cells had defined is gone, and the next one has a new interpreter"`
-	Number    int          `json:"number" doc:"Of the cell in its interpreter; 1 begins without anything defined"`
+	Cause     result.Cause `json:"cause" doc:"done: the code finished or raised an exception; timeout, canceled; or what ended the interpreter"`
+	State     string       `json:"state" enum:"kept,lost" doc:"lost: everything that cells defined is gone, and the next cell gets a new interpreter"`
+	Number    int          `json:"number" doc:"Number of the cell in its interpreter; 1 begins with nothing defined"`
 	TimedOut  bool         `json:"timed_out"`
 	StartedAt string       `json:"started_at"`
 	Duration  float64      `json:"duration_ms"`
 
-	Results          []CellResult `json:"results" doc:"The value of the last expression, what display was given, and figures"`
+	Results          []CellResult `json:"results" doc:"The value of the last expression, arguments of display, and figures"`
 	ResultsTruncated bool         `json:"results_truncated" doc:"There were more"`
 	Exception        *Exception   `json:"exception,omitempty" doc:"That the code has raised"`
 
@@ -40,15 +40,15 @@ type CellAnswer struct {
 	StderrBase64    *string `json:"stderr_base64,omitempty"`
 	StderrBytes     *int64  `json:"stderr_bytes"`
 	StderrTruncated *bool   `json:"stderr_truncated"`
-	DroppedBytes    int64   `json:"dropped_bytes" doc:"That came between the last cell and this one"`
+	DroppedBytes    int64   `json:"dropped_bytes" doc:"Bytes of output between the last cell and this one"`
 
-	Interpreter *result.Report `json:"interpreter,omitempty" doc:"How the interpreter has ended, if the state is lost"`
-	Earlier     *result.Report `json:"earlier,omitempty" doc:"How the one before has ended, if it did between two cells"`
+	Interpreter *result.Report `json:"interpreter,omitempty" doc:"How the interpreter ended, if the state is lost"`
+	Earlier     *result.Report `json:"earlier,omitempty" doc:"How the previous interpreter ended, if that was between two cells"`
 
 	Files     []FileOut `json:"files,omitempty"`
-	QueueMS   float64   `json:"queue_ms" doc:"How long it waited for its turn"`
+	QueueMS   float64   `json:"queue_ms" doc:"Time spent waiting for its turn"`
 	TimeoutMS float64   `json:"timeout_ms" doc:"The timeout that was in force"`
-	Clamped   []string  `json:"clamped,omitempty" doc:"Members of the request that were cut down to the server's maximum"`
+	Clamped   []string  `json:"clamped,omitempty" doc:"Members of the request that were reduced to the server's maximum"`
 	RequestID string    `json:"request_id,omitempty"`
 }
 
@@ -56,7 +56,7 @@ type CellAnswer struct {
 type CellResult struct {
 	Kind      string   `json:"kind" enum:"value,display,figure"`
 	Media     []Medium `json:"media"`
-	Truncated bool     `json:"truncated,omitempty" doc:"It was too long: a part of its text is there"`
+	Truncated bool     `json:"truncated,omitempty" doc:"It was too long, and only part of its text is included"`
 }
 
 // Medium is one of them: text as it is, all else in the content store.

@@ -55,13 +55,13 @@ func Codes() map[Code]int { return status }
 // that nothing is left.
 type Error struct {
 	Failure Failure `json:"error"`
-	Started bool    `json:"started" doc:"Whether anything of the request has begun to run. Only what says false may be tried again."`
-	Report  *Answer `json:"report,omitempty" doc:"Of a command that has run, with unproven and with ended"`
+	Started bool    `json:"started" doc:"Whether anything of the request has begun to run. It is safe to try again only if false."`
+	Report  *Answer `json:"report,omitempty" doc:"For a command that has run, with the codes unproven and ended"`
 }
 
 // Failure is what happened, and what to do about it.
 type Failure struct {
-	Code    Code   `json:"code" doc:"For programs; docs/api.md has all of them"`
+	Code    Code   `json:"code" doc:"For programs; docs/api.md lists all codes"`
 	Message string `json:"message" doc:"What happened"`
 	Hint    string `json:"hint,omitempty" doc:"What to do about it"`
 }

@@ -14,11 +14,11 @@ import (
 
 type runCell struct {
 	inSession
-	Code      string   `json:"code" jsonschema:"the cell; the value of its last expression comes back"`
+	Code      string   `json:"code" jsonschema:"the cell; the value of its last expression is returned"`
 	Language  string   `json:"language,omitempty" jsonschema:"what the cell is written in"`
 	TimeoutMS float64  `json:"timeout_ms,omitempty" jsonschema:"milliseconds until it is interrupted; one second later its interpreter is killed"`
-	Files     []file   `json:"files,omitempty" jsonschema:"what lies in the working directory when it begins"`
-	Collect   []string `json:"collect,omitempty" jsonschema:"which files that it has written come back, as *.csv or out/*.json; images in the working directory do unless this is given"`
+	Files     []file   `json:"files,omitempty" jsonschema:"files in the working directory when it begins"`
+	Collect   []string `json:"collect,omitempty" jsonschema:"patterns of files to return, such as *.csv or out/*.json; by default, images in the working directory"`
 }
 
 // addCells adds the tool for cells, where a language has them.
@@ -35,7 +35,7 @@ func (f *Front) addCells(p *sdk.Server, languages []api.Language, about *sdk.Too
 	usual := usualOf(names)
 	add(f, p, &sdk.Tool{
 		Name: "run_cell", Annotations: about,
-		Description: "Run code in an interpreter that a session keeps, as a notebook does: what it defines is there for the next cell. Languages: " + strings.Join(names, ", ") + ".",
+		Description: "Run code in an interpreter that a session keeps, as in a notebook: what one cell defines, the next can use. Languages: " + strings.Join(names, ", ") + ".",
 	}, func(in *jsonschema.Schema) {
 		choose(in, names, usual)
 	}, func(ctx context.Context, req *sdk.CallToolRequest, in runCell) (*sdk.CallToolResult, *api.CellAnswer, error) {

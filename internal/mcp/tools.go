@@ -23,21 +23,21 @@ import (
 // common is what both ways to run something take.
 type common struct {
 	Stdin     string   `json:"stdin,omitempty" jsonschema:"what it reads, as text"`
-	TimeoutMS float64  `json:"timeout_ms,omitempty" jsonschema:"milliseconds until all of it is killed"`
-	Session   string   `json:"session,omitempty" jsonschema:"where it runs, an id from create_session; without one it runs alone, and its files are gone after it"`
-	Files     []file   `json:"files,omitempty" jsonschema:"what lies in the working directory when it begins"`
-	Collect   []string `json:"collect,omitempty" jsonschema:"which files that it has written come back, as *.csv or out/*.json; images in the working directory do unless this is given"`
+	TimeoutMS float64  `json:"timeout_ms,omitempty" jsonschema:"milliseconds until everything in it is killed"`
+	Session   string   `json:"session,omitempty" jsonschema:"session to run in, an id from create_session; without one it runs alone, and its files are gone afterwards"`
+	Files     []file   `json:"files,omitempty" jsonschema:"files in the working directory when it begins"`
+	Collect   []string `json:"collect,omitempty" jsonschema:"patterns of files to return, such as *.csv or out/*.json; by default, images in the working directory"`
 }
 
 type file struct {
 	Path   string  `json:"path" jsonschema:"relative to the working directory"`
-	Text   *string `json:"text,omitempty" jsonschema:"what the file holds; or base64 in its place"`
-	Base64 *string `json:"base64,omitempty" jsonschema:"what the file holds, if it is not text"`
+	Text   *string `json:"text,omitempty" jsonschema:"contents of the file; or give base64 instead"`
+	Base64 *string `json:"base64,omitempty" jsonschema:"contents of the file, if it is not text"`
 }
 
 type runCode struct {
 	Code     string `json:"code" jsonschema:"the program"`
-	Language string `json:"language,omitempty" jsonschema:"what the program is written in"`
+	Language string `json:"language,omitempty" jsonschema:"programming language of the code"`
 	common
 }
 
@@ -47,9 +47,9 @@ type runCommand struct {
 }
 
 type newSession struct {
-	IdleTimeoutMS float64 `json:"idle_timeout_ms,omitempty" jsonschema:"milliseconds without any use, after which it ends"`
+	IdleTimeoutMS float64 `json:"idle_timeout_ms,omitempty" jsonschema:"milliseconds without use after which it ends"`
 	LifetimeMS    float64 `json:"lifetime_ms,omitempty" jsonschema:"milliseconds after which it ends in any case"`
-	Files         []file  `json:"files,omitempty" jsonschema:"what lies in its working directory"`
+	Files         []file  `json:"files,omitempty" jsonschema:"files in its working directory"`
 }
 
 type inSession struct {
@@ -194,7 +194,7 @@ func (f *Front) addTools(p *sdk.Server) {
 		usual := usualOf(names)
 		add(f, p, &sdk.Tool{
 			Name: "run_code", Annotations: running("Run code"),
-			Description: "Run a program in a sandbox, and return what it has written and how it has ended. Languages: " + strings.Join(names, ", ") + ".",
+			Description: "Run a program in a sandbox, and return its output and how it ended. Languages: " + strings.Join(names, ", ") + ".",
 		}, func(in *jsonschema.Schema) {
 			choose(in, names, usual)
 		}, func(ctx context.Context, req *sdk.CallToolRequest, in runCode) (*sdk.CallToolResult, *api.Answer, error) {
@@ -211,13 +211,13 @@ func (f *Front) addTools(p *sdk.Server) {
 	}
 	add(f, p, &sdk.Tool{
 		Name: "run_command", Annotations: running("Run a command"),
-		Description: "Run a command line by " + shell + " in a sandbox, and return what it has written and how it has ended. What it leaves in the background is killed.",
+		Description: "Run a command line in " + shell + " in a sandbox, and return its output and how it ended. Whatever it leaves in the background is killed.",
 	}, nil, func(ctx context.Context, req *sdk.CallToolRequest, in runCommand) (*sdk.CallToolResult, *api.Answer, error) {
 		return f.run(ctx, in.common, &api.Call{Argv: []string{shell, "-c", in.Command}})
 	})
 	add(f, p, &sdk.Tool{
 		Name: "create_session", Annotations: &sdk.ToolAnnotations{Title: "Create a session", DestructiveHint: closed, OpenWorldHint: closed},
-		Description: "Make a sandbox that keeps its files from call to call, and return its id. It ends by itself when nobody uses it.",
+		Description: "Create a sandbox that keeps its files from call to call, and return its id. It ends by itself when it is not used.",
 	}, nil, func(ctx context.Context, req *sdk.CallToolRequest, in newSession) (*sdk.CallToolResult, *api.Session, error) {
 		x, err := f.server.CreateSession(ctx, &api.NewSession{IdleTimeoutMS: in.IdleTimeoutMS, LifetimeMS: in.LifetimeMS, Files: filesIn(in.Files)})
 		if err != nil {
@@ -227,7 +227,7 @@ func (f *Front) addTools(p *sdk.Server) {
 	})
 	add(f, p, &sdk.Tool{
 		Name: "end_session", Annotations: &sdk.ToolAnnotations{Title: "End a session", DestructiveHint: hint(true), OpenWorldHint: closed},
-		Description: "End a session, with all that runs in it and all its files.",
+		Description: "End a session, with everything that runs in it and all its files.",
 	}, nil, func(ctx context.Context, req *sdk.CallToolRequest, in inSession) (*sdk.CallToolResult, *api.SessionEnd, error) {
 		end, err := f.server.EndSession(ctx, in.Session)
 		if err != nil {
@@ -237,7 +237,7 @@ func (f *Front) addTools(p *sdk.Server) {
 	})
 	add(f, p, &sdk.Tool{
 		Name: "write_file", Annotations: &sdk.ToolAnnotations{Title: "Write a file", DestructiveHint: hint(true), IdempotentHint: true, OpenWorldHint: closed},
-		Description: "Write a file of a session, in place of one of that name. Directories above it are made.",
+		Description: "Write a file in a session, replacing an existing one. Missing directories are created.",
 	}, nil, func(ctx context.Context, req *sdk.CallToolRequest, in writeFile) (*sdk.CallToolResult, *api.Written, error) {
 		var r io.Reader
 		switch {

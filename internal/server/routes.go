@@ -180,7 +180,7 @@ func (s *Server) define(mux *http.ServeMux) huma.API {
 		return json.Unmarshal(text, v)
 	}
 	c.Formats = map[string]huma.Format{"application/json": read, "json": read}
-	c.Components.SecuritySchemes = map[string]*huma.SecurityScheme{"token": {Type: "http", Scheme: "bearer", Description: "Not needed on a unix socket"}}
+	c.Components.SecuritySchemes = map[string]*huma.SecurityScheme{"token": {Type: "http", Scheme: "bearer", Description: "Not needed on a Unix socket"}}
 	c.Security = []map[string][]string{{"token": {}}, {}}
 	a := humago.New(mux, c)
 	s.defineRun(a)
@@ -252,14 +252,14 @@ func answers(a huma.API) map[string]*huma.Response {
 func (s *Server) defineRun(a huma.API) {
 	type request struct {
 		Request
-		Stream  string `query:"stream" enum:"0,1" doc:"1 streams JSON lines, as Accept: application/x-ndjson does; Accept: text/event-stream has the same as server-sent events"`
-		Key     string `header:"Idempotency-Key" maxLength:"256" doc:"A second request with the same key and body within ten minutes gets the answer of the first. Not with a stream."`
+		Stream  string `query:"stream" enum:"0,1" doc:"1 streams JSON lines, as Accept: application/x-ndjson does; Accept: text/event-stream gives the same as server-sent events"`
+		Key     string `header:"Idempotency-Key" maxLength:"256" doc:"A second request with the same key and body within ten minutes gets the answer to the first. Not for streams."`
 		RawBody []byte
 		Body    api.Call
 	}
 	huma.Register(a, s.operation(a, huma.Operation{
 		OperationID: "run", Method: http.MethodPost, Path: "/v1/run", Summary: "Run one command or program in a fresh sandbox",
-		Description: "The answer comes when nothing of it is left. A client that leaves ends it.", Responses: answers(a),
+		Description: "Answers when nothing of it is left. A client that disconnects ends the call.", Responses: answers(a),
 	}, append(starting, api.Idempotency)...), func(ctx context.Context, q *request) (*streamed, error) {
 		return s.answered(q.Request, q.Stream, q.Key, q.RawBody, &q.Body, s.fresh)
 	})

@@ -83,7 +83,7 @@ func (s *Server) defineCalls(a huma.API) {
 	}
 	huma.Register(a, s.operation(a, huma.Operation{
 		OperationID: "call", Method: http.MethodPost, Path: "/v1/calls", Summary: "Begin to run one command or program in a fresh sandbox", DefaultStatus: http.StatusAccepted,
-		Description: "It goes on whether or not anybody waits.",
+		Description: "It continues whether or not anybody waits for it.",
 	}, append(starting, api.Idempotency)...), func(ctx context.Context, q *newCall) (*callAnswer, error) {
 		o, err := s.check(whose(ctx), &q.Body)
 		if err != nil {
@@ -216,7 +216,7 @@ func (s *Server) awaitCall(ctx context.Context, c *calls.Call, most time.Duratio
 type OutputQuery struct {
 	From   int64  `query:"from" minimum:"0" doc:"The first byte"`
 	Stream string `query:"stream" enum:"stdout,stderr" doc:"stdout unless given"`
-	Follow string `query:"follow" enum:"0,1" doc:"1 goes on until no more comes; whoever loses the connection asks again from the byte after the last"`
+	Follow string `query:"follow" enum:"0,1" doc:"1 continues until the end of the output; after losing the connection, ask again from the byte after the last one received"`
 }
 
 // octets is an answer of bytes.

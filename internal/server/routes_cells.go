@@ -167,7 +167,7 @@ func (s *Server) medium(o *order, in cells.Medium) api.Medium {
 func (s *Server) defineCells(a huma.API) {
 	huma.Register(a, s.operation(a, huma.Operation{
 		OperationID: "code", Method: http.MethodPost, Path: "/v1/sessions/{id}/code", Summary: "Run a cell in an interpreter that the session keeps",
-		Description: "One at a time for each language. However it ends, the next one works.",
+		Description: "One cell at a time for each language. However a cell ends, the next one works.",
 		Responses: map[string]*huma.Response{"200": content(a, "It has ended, however: cause and state say how.", map[string]reflect.Type{
 			"application/json": reflect.TypeFor[api.CellAnswer](),
 		})},

@@ -104,7 +104,7 @@ func (s *Server) defineWorkspace(a huma.API) {
 	type FilePath struct {
 		Request
 		SessionPath
-		Path string `path:"path" maxLength:"1024" doc:"Relative to the workspace; it may have slashes"`
+		Path string `path:"path" maxLength:"1024" doc:"Relative to the workspace; may contain slashes"`
 	}
 	type stored struct {
 		Status int
@@ -112,7 +112,7 @@ func (s *Server) defineWorkspace(a huma.API) {
 	}
 	huma.Register(a, s.operation(a, huma.Operation{
 		OperationID: "putFile", Method: http.MethodPut, Path: base + "/{path...}", Summary: "Write a file of the workspace", RequestBody: takes("application/octet-stream"),
-		Description: "Directories above it are made. No link is followed.", DefaultStatus: http.StatusCreated,
+		Description: "Missing directories are created. Links are not followed.", DefaultStatus: http.StatusCreated,
 	}, append(none, api.TooLarge, api.QuotaDisk)...), func(ctx context.Context, q *struct {
 		FilePath
 		Mode string `query:"mode" pattern:"^0?[0-7]{3}$" doc:"Permissions in octal; 644 unless given"`
@@ -175,7 +175,7 @@ func (s *Server) defineWorkspace(a huma.API) {
 	}
 	huma.Register(a, s.operation(a, huma.Operation{
 		OperationID: "putArchive", Method: http.MethodPut, Path: archive, Summary: "Unpack a tar stream into the workspace", RequestBody: takes("application/x-tar"), DefaultStatus: http.StatusNoContent,
-		Description: "Of files and directories alone: a link, a device, a name that is absolute or leads out, or too much is an error, and what came before stays.",
+		Description: "Only files and directories: links, devices, names that are absolute or lead outside, and too many entries or bytes are errors; entries before that stay.",
 	}, append(none, api.TooLarge, api.QuotaDisk)...), func(ctx context.Context, q *whole) (*struct{}, error) {
 		dir, both, release, err := s.dirOf(ctx, q.ID)
 		if err != nil {
@@ -196,7 +196,7 @@ func (s *Server) defineWorkspace(a huma.API) {
 
 	huma.Register(a, s.operation(a, huma.Operation{
 		OperationID: "getArchive", Method: http.MethodGet, Path: archive, Summary: "Pack the workspace into a tar stream",
-		Description: "Files and directories alone. A stream that is broken off has no end of archive.",
+		Description: "Only files and directories. An incomplete stream has no end-of-archive marker.",
 		Responses:   map[string]*huma.Response{"200": {Description: "The archive", Content: map[string]*huma.MediaType{"application/x-tar": {Schema: &huma.Schema{Type: "string", Format: "binary"}}}}},
 	}, none...), func(ctx context.Context, q *whole) (*streamed, error) {
 		dir, both, release, err := s.dirOf(ctx, q.ID)

@@ -210,7 +210,7 @@ func (s *Server) defineSessions(a huma.API) {
 	}
 	huma.Register(a, s.operation(a, huma.Operation{
 		OperationID: "exec", Method: http.MethodPost, Path: "/v1/sessions/{id}/exec", Summary: "Run one command or program in a session",
-		Description: "Its end is of what it has started alone: files stay, and what else runs in the session.", Responses: answers(a),
+		Description: "When it ends, only what it started ends: files stay, and other commands in the session keep running.", Responses: answers(a),
 	}, append(starting, api.Idempotency, api.NoSuchSession, api.Ended)...), func(ctx context.Context, q *exec) (*streamed, error) {
 		x, err := s.rooms.Get(whose(ctx).tenant, q.ID)
 		if err != nil {
@@ -223,7 +223,7 @@ func (s *Server) defineSessions(a huma.API) {
 // ProcessPath is which command in the background of a session is meant.
 type ProcessPath struct {
 	SessionPath
-	PID string `path:"pid" maxLength:"64" doc:"Of the process, as it was told"`
+	PID string `path:"pid" maxLength:"64" doc:"As given for the process"`
 }
 
 func noSuchProcess() error {
@@ -247,7 +247,7 @@ func (s *Server) defineProcesses(a huma.API) {
 	none := []api.Code{api.NoSuchSession, api.Ended, api.NoSuchProcess}
 	huma.Register(a, s.operation(a, huma.Operation{
 		OperationID: "startProcess", Method: http.MethodPost, Path: base, Summary: "Begin to run a command in the background of a session", DefaultStatus: http.StatusAccepted,
-		Description: "It runs until its deadline, its own end or that of the session; as long, the session is not idle. A timeout of 0 is the server's maximum.",
+		Description: "It runs until its own end, its deadline, or the session's end; meanwhile the session is not idle. A timeout of 0 is the server's maximum.",
 	}, append(starting, none...)...), func(ctx context.Context, q *struct {
 		Request
 		SessionPath
@@ -331,7 +331,7 @@ func (s *Server) defineProcesses(a huma.API) {
 
 	huma.Register(a, s.operation(a, huma.Operation{
 		OperationID: "processStdin", Method: http.MethodPost, Path: base + "/{pid}/stdin", Summary: "Write to the stdin of a process that was started with keep_stdin",
-		Description: "The answer comes when all was taken, but for what fits into a pipe. Requests for one process are carried out one after the other.",
+		Description: "Answers when the process has read everything except what fits into a pipe. Requests for one process are handled one after another.",
 		RequestBody: takes("application/octet-stream"), DefaultStatus: http.StatusNoContent,
 	}, none...), func(ctx context.Context, q *struct {
 		Request
