@@ -71,6 +71,8 @@ func TestInstall(t *testing.T) {
 			ran: []string{apt + "bubblewrap python3 nodejs bash util-linux jq procps"}},
 		{name: "Debian without what tests need", machine: machine{release: debian, has: all, commands: []string{"apt-get"}, lists: true}, flags: []string{"--tests"},
 			ran: []string{apt + "zsh fish bash-completion npm python3-pip python3-setuptools python3-wheel chromium-headless-shell"}},
+		{name: "Debian 11 without what tests need", machine: machine{release: strings.Replace(debian, "12", "11", 2), has: all, commands: []string{"apt-get"}, lists: true}, flags: []string{"--tests"},
+			ran: []string{apt + "zsh fish bash-completion npm python3-pip python3-setuptools python3-wheel"}},
 		{name: "Ubuntu without what tests need", machine: machine{release: ubuntu, has: all, commands: []string{"apt-get"}, lists: true}, flags: []string{"--tests"},
 			ran: []string{apt + "zsh fish bash-completion npm python3-pip python3-setuptools python3-wheel"}},
 		{name: "Debian with what tests need", machine: machine{release: debian, has: append(all, "zsh", "fish", "../share/bash-completion/bash_completion", "npm", "pip3", "chromium-headless-shell"), commands: []string{"apt-get"}}, flags: []string{"--tests"}},
