@@ -142,8 +142,8 @@ everyday() {
     done
 }
 
-# parsed PROFILE: AppArmor 4 reads it. Debian 12 has 3; then Debian 13's parser does it, beside
-# the C library that it needs.
+# parsed PROFILE: AppArmor 4 reads it. Debian 12 has version 3: there Debian 13's parser does, with
+# the C library that it needs, if an archive has it.
 parsed() {
     apt apparmor
     parser=(apparmor_parser)
@@ -153,8 +153,11 @@ parsed() {
         # shellcheck disable=SC2016 # for apt
         apt-get indextargets --format 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $(REPO_URI) trixie main' "Codename: $(. /etc/os-release && echo "$VERSION_CODENAME")" | sort -u >$at/list
         options=(-o "Dir::Etc::sourcelist=$at/list" -o Dir::Etc::sourceparts=- -o "Dir::State::lists=$at/lists" -o "Dir::Cache=$at" -o APT::Sandbox::User=root -o Acquire::Languages=none)
-        quietly apt-get "${options[@]}" update
-        (cd $at && quietly apt-get "${options[@]}" download apparmor libc6 libstdc++6 libgcc-s1 && for deb in ./*.deb; do dpkg-deb --extract "$deb" root; done)
+        if ! (cd $at && apt-get "${options[@]}" update && apt-get "${options[@]}" download apparmor libc6 libstdc++6 libgcc-s1) >/tmp/log 2>&1; then
+            say "not parsed: $1, as no archive here has AppArmor 4" # as with versions of bubblewrap
+            return
+        fi
+        for deb in $at/*.deb; do dpkg-deb --extract "$deb" $at/root; done
         libraries=($at/root/usr/lib/*-linux-gnu)
         parser=("$(echo "${libraries[0]}"/ld-linux-*)" --library-path "${libraries[0]}" "$(find $at/root -name apparmor_parser -type f)" --base $at/root/etc/apparmor.d)
     fi
