@@ -20,6 +20,9 @@ type Language struct {
 	// Without both it cannot be kept.
 	Kept   []string `toml:"kept" json:"kept,omitempty"`
 	Driver string   `toml:"driver" json:"driver,omitempty"`
+	// Ahead is how many interpreters are started before a tenant's next programs come, if its
+	// programs are read from their files when it has started.
+	Ahead int `toml:"ahead" json:"ahead,omitempty"`
 }
 
 // Languages are those that are known, by their names. What of them a room has is for the
@@ -42,6 +45,8 @@ func (l Language) Check() error {
 	switch {
 	case len(l.Command) == 0 || l.File == "" || l.File != path.Base(l.File) || l.File == ".." || l.File == "." || l.File == "/":
 		return usage("want a command, and a file that is one name")
+	case l.Ahead < 0:
+		return usage("ahead: want 0 or more")
 	case l.Driver == "" && len(l.Kept) == 0:
 		return nil
 	case !known:

@@ -132,6 +132,23 @@ func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
 	return nil, endedBefore(ctx)
 }
 
+// Bind has a command that was started for nobody end with ctx, and after a timeout, as
+// it would have by [NewRun]. It is called once.
+func (r *Run) Bind(ctx context.Context, timeout time.Duration) {
+	stops := []func() bool{context.AfterFunc(ctx, func() { r.cancel(supervise.Request{Cause: result.Canceled, Signal: unix.SIGTERM}) })}
+	if timeout > 0 {
+		r.job.Kept().EndAt(time.Now().Add(timeout + supervise.Lateness))
+		t := time.AfterFunc(timeout, func() { r.cancel(supervise.Request{Cause: result.Timeout, Signal: unix.SIGTERM}) })
+		stops = append(stops, t.Stop)
+	}
+	go func() {
+		<-r.ended
+		for _, stop := range stops {
+			stop()
+		}
+	}()
+}
+
 // endedBefore is the error of a command that was ended before it began.
 func endedBefore(ctx context.Context) error {
 	e := &result.Error{Code: "ended", Message: "the command was ended before it began", Err: context.Cause(ctx)}

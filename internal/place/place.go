@@ -29,6 +29,17 @@ type Policy struct {
 	bwrap.Policy
 	Limits   bwrap.Limits  // of the place
 	Lifetime time.Duration // 0 for none
+	// Program, if not nil, is all that will run there. A source may have its interpreter started
+	// ahead, and then starts none: it gets the text by [Command.Program].
+	Program *Program
+}
+
+// Program is how a program is run that is one file.
+type Program struct {
+	Args   []string // with the file's path
+	File   string   // its name in the workspace
+	Limits bwrap.Limits
+	Ahead  int // how many interpreters wait for the next ones
 }
 
 // Source has places.
@@ -74,5 +85,6 @@ type Command struct {
 	MaxOutput      int64
 	Limits         bwrap.Limits
 	Timeout, Grace time.Duration
-	Attended       bool // Wait is called at once, and may be what watches the command
+	Program        string // of a place with one: the file's content
+	Attended       bool   // Wait is called at once, and may be what watches the command
 }

@@ -25,6 +25,12 @@ type Source struct {
 
 	mutex sync.Mutex
 	pools []*Pool // the one that was used last comes last
+
+	aheadMutex sync.Mutex
+	ahead      []*ahead
+	pending    int // that are started
+	closed     bool
+	starting   sync.WaitGroup
 }
 
 // mostPolicies is of how many policies rooms are kept: there are as many as a server has had
@@ -33,6 +39,20 @@ const mostPolicies = 4
 
 // Take is that of [place.Source].
 func (s *Source) Take(ctx context.Context, tenant string, p place.Policy) (place.Place, error) {
+	if !fits(p) {
+		return s.take(ctx, tenant, p)
+	}
+	if a := s.takeAhead(tenant, p); a != nil {
+		return a, nil
+	}
+	at, err := s.take(ctx, tenant, p)
+	if err != nil {
+		return nil, err
+	}
+	return before{at, func() { s.prepare(tenant, p) }}, nil
+}
+
+func (s *Source) take(ctx context.Context, tenant string, p place.Policy) (place.Place, error) {
 	if p.Lifetime == 0 && p.Limits == (bwrap.Limits{}) {
 		if r := s.pool(p.Policy).Take(tenant, p.Policy); r != nil {
 			return &warm{room: r, again: func(ctx context.Context) (place.Place, error) { return s.Cold.Take(ctx, tenant, p) }}, nil
@@ -74,6 +94,7 @@ func (s *Source) Rooms() (idle, all int) {
 
 // Close ends the rooms, and returns when nothing is left of those that nobody has taken.
 func (s *Source) Close() {
+	s.closeAhead()
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	for _, p := range s.pools {

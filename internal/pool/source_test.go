@@ -124,3 +124,63 @@ func TestGivenBack(t *testing.T) {
 	}
 	harness.Within(t, "the end", time.Since(begin), 0, 5*time.Second)
 }
+
+// A program whose interpreter was started ahead is a program like any other, and its place one
+// call's alone.
+func TestAhead(t *testing.T) {
+	s := &pool.Source{Cold: place.Rooms{}, Sizes: pool.Sizes{Min: 2, Max: 8}, Failed: func(err error) { t.Error(err) }}
+	defer func() {
+		s.Close()
+		if left := below(t); len(left) > 0 {
+			t.Errorf("left: %+v", left)
+		}
+	}()
+	harness.Until(t, bound, "a warm room", func() bool {
+		at, err := s.Take(t.Context(), "a", place.Policy{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer at.Give()
+		return at.Kind() == place.Warm
+	})
+	policy := place.Policy{Program: &place.Program{Args: []string{"python3", "/home/sandbox/main.py"}, File: "main.py", Ahead: 1}}
+	run := func(code string, timeout time.Duration) (*result.Result, string) {
+		at, err := s.Take(t.Context(), "a", policy)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer at.Give()
+		dir, err := at.Files()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := dir.Put("main.py", strings.NewReader(code), int64(len(code)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		running, err := at.Start(t.Context(), place.Command{Args: policy.Program.Args, Program: code, Stdout: &out, Stderr: &out, Timeout: timeout, Attended: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := running.Wait()
+		if err != nil || res.Verdict != result.Proven {
+			t.Errorf("%+v, %v", res, err)
+		}
+		return res, out.String()
+	}
+	const code = "import os, sys; print(__file__, sys.argv, sys.path[0], os.listdir('.'), os.listdir('/tmp')); open('/tmp/left', 'w'); sys.exit(3)"
+	for range 3 {
+		res, text := run(code, bound)
+		if want := "/home/sandbox/main.py ['/home/sandbox/main.py'] /home/sandbox ['main.py'] []\n"; text != want || res.ExitCode() != 3 || res.Duration < 0 {
+			t.Errorf("%+v, %q", res, text)
+		}
+		harness.Until(t, bound, "an interpreter that was started ahead", func() bool { return s.Ahead() == 1 })
+	}
+	if res, _ := run("import time; time.sleep(1000)", harness.Deadline(100*time.Millisecond)); res.Cause != result.Timeout {
+		t.Errorf("%+v", res)
+	}
+	harness.Until(t, bound, "an interpreter that was started ahead", func() bool { return s.Ahead() == 1 })
+	if _, text := run("print('x' * 300000)\n#"+strings.Repeat("y", 200_000), bound); len(text) != 300_001 {
+		t.Errorf("%d bytes", len(text))
+	}
+}

@@ -67,7 +67,9 @@ func (s *Server) fresh(ctx context.Context, turn *tenants.Turn, o *order, out si
 		return nil, s.why(ctx, err)
 	}
 	defer e.end()
-	at, err := s.source.Take(ctx, o.who.tenant, s.settings.Load().policy)
+	policy := s.settings.Load().policy
+	policy.Program = o.ahead()
+	at, err := s.source.Take(ctx, o.who.tenant, policy)
 	if err != nil {
 		return nil, s.why(ctx, explain(e.admitted, err))
 	}
@@ -180,7 +182,7 @@ func (s *Server) in(ctx context.Context, at place.Place, admitted *admission.Lea
 	stdout, stderr, failed := s.writersOf(out, o, cancel)
 	command := place.Command{
 		Args: o.argv, Env: o.env, Dir: o.dir, Stdout: stdout, Stderr: stderr, Limits: o.limits, Timeout: o.timeout, Grace: o.grace,
-		Attended: true,
+		Program: o.code, Attended: true,
 	}
 	switch {
 	case o.input != nil:

@@ -19,6 +19,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cells"
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/internal/values"
@@ -43,6 +44,8 @@ type order struct {
 	clamped        []string
 	limits         bwrap.Limits
 	maxOutput      int64
+	program        *place.Program // nil if its interpreter cannot be started ahead
+	code           string
 	kill           bool  // all, if more than maxOutput is written
 	maxAnswer      int64 // of maxOutput, what an answer may have
 
@@ -89,6 +92,10 @@ func (s *Server) check(w who, c *api.Call) (*order, error) {
 			return nil, err
 		}
 		o.argv = l.Argv(room.Home)
+		if l.Ahead > 0 && !declaresEncoding(c.Code) {
+			o.program = &place.Program{Args: o.argv, File: l.File, Ahead: l.Ahead}
+			o.code = c.Code
+		}
 		o.files = append(o.files, fileIn{path: l.File, text: strings.NewReader(c.Code), size: int64(len(c.Code)), mode: 0o600})
 	}
 	for name, value := range c.Env {
@@ -99,6 +106,29 @@ func (s *Server) check(w who, c *api.Call) (*order, error) {
 	}
 	sort.Strings(o.env)
 	return o, o.settle(set, c)
+}
+
+// ahead is the program, if its interpreter can be started before anything of the call is known
+// but its limits.
+func (o *order) ahead() *place.Program {
+	if o.program == nil || o.stdin != "" || len(o.env) > 0 || o.dir != "" || o.grace > 0 || o.kill || o.limits.CPUTime > 0 {
+		return nil
+	}
+	for _, f := range o.files[1:] { // the first is the program
+		if f.path == o.program.File {
+			return nil
+		}
+	}
+	o.program.Limits = o.limits
+	return o.program
+}
+
+// declaresEncoding reports whether the first two lines may say that a program is in another
+// encoding than UTF-8: python goes back in the file then, which a FIFO does not let it.
+func declaresEncoding(code string) bool {
+	first, rest, _ := strings.Cut(code, "\n")
+	second, _, _ := strings.Cut(rest, "\n")
+	return strings.Contains(first+second, "coding")
 }
 
 // language is one that there is.

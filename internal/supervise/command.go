@@ -199,7 +199,7 @@ func (c *Command) Release(ctx context.Context) bool {
 	if t := c.Timeout; t > 0 {
 		c.deadline = c.released.Add(t)
 		// Only for when we are stopped, so never before us.
-		c.kept.EndAt(c.deadline.Add(c.Grace + lateness))
+		c.kept.EndAt(c.deadline.Add(c.Grace + Lateness))
 	}
 	if c.exec != nil {
 		c.exec.Release()
@@ -210,8 +210,8 @@ func (c *Command) Release(ctx context.Context) bool {
 	return true
 }
 
-// lateness is how much later than sbxrun's own deadline the keeper's is.
-const lateness = 500 * time.Millisecond
+// Lateness is how much later than sbxrun's own deadline the keeper's is.
+const Lateness = 500 * time.Millisecond
 
 // confirmed waits until the command was executed, or could not be.
 func (c *Command) confirmed(ctx context.Context) bool {

@@ -79,7 +79,7 @@ func (c *Command) beforeKill(ctx context.Context) (err error) {
 			c.tell(unix.SIGKILL)
 		}
 	}
-	if c.cause != result.Timeout || c.Grace > 0 { // it was looked at shortly before
+	if c.cause != result.Timeout || c.Grace > 0 || c.deadline.IsZero() { // it was looked at shortly before
 		c.used = c.kept.Used()
 	}
 	return err
@@ -152,7 +152,7 @@ func (c *Command) wait(period time.Duration, sig syscall.Signal, send func(sysca
 // grace period is over.
 func (c *Command) Spare(over time.Time) {
 	if !c.deadline.IsZero() {
-		c.kept.EndAt(over.Add(lateness))
+		c.kept.EndAt(over.Add(Lateness))
 	}
 }
 

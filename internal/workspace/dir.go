@@ -187,6 +187,21 @@ func (d *Dir) Mkdir(name string) error {
 	return nil
 }
 
+// Fifo makes a FIFO, which everybody may open who can find it, and returns a descriptor of its
+// place (open(2), O_PATH).
+func (d *Dir) Fifo(name string) (*os.File, error) {
+	err := proc.AsUser(d.user, func() error {
+		if err := unix.Mknodat(proc.Descriptor(d.file), name, unix.S_IFIFO|0o600, 0); err != nil {
+			return err
+		}
+		return unix.Fchmodat(proc.Descriptor(d.file), name, 0o666, 0)
+	})
+	if err != nil {
+		return nil, explain(name, err)
+	}
+	return d.open(name, unix.O_PATH, 0)
+}
+
 // Put writes a file, in place of one of that name, and makes the directories above it. Of r at
 // most size bytes are taken: more is an error.
 func (d *Dir) Put(name string, r io.Reader, size int64, mode fs.FileMode) (written int64, err error) {

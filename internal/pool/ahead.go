@@ -1,0 +1,306 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/workspace"
+)
+
+// ahead is an interpreter that was started before its program was known, in a warm room of the
+// tenant who has run such a program before. The program's file is a FIFO at first: the
+// interpreter comes as far as to read it. Then its name is free for the file itself, and the
+// program is what is written to the FIFO. Nothing is shared with another call, and the
+// interpreter is none the wiser.
+type ahead struct {
+	source  *Source
+	tenant  string
+	policy  place.Policy
+	room    *Room
+	run     *job.Run
+	files   *workspace.Dir
+	fifo    *os.File
+	out     [2]later
+	expires *time.Timer
+	used    bool
+}
+
+const (
+	startBound = 30 * time.Second // for an interpreter to come as far as its program
+	aheadIdle  = time.Minute      // after which it is ended
+)
+
+// later passes on to a writer that is not known at first.
+type later struct {
+	mutex sync.Mutex
+	to    io.Writer
+}
+
+func (l *later) Write(b []byte) (int, error) {
+	l.mutex.Lock()
+	defer l.mutex.Unlock()
+	if l.to == nil {
+		return len(b), nil
+	}
+	return l.to.Write(b)
+}
+
+func (l *later) set(to io.Writer) {
+	l.mutex.Lock()
+	defer l.mutex.Unlock()
+	l.to = to
+}
+
+// before is a place of a program none of whose interpreters was started ahead.
+type before struct {
+	place.Place
+	after func()
+}
+
+func (b before) Give() (*result.Result, error) {
+	defer b.after()
+	return b.Place.Give()
+}
+
+// takeAhead returns an interpreter that waits for such a program; nil for none.
+func (s *Source) takeAhead(tenant string, p place.Policy) *ahead {
+	s.aheadMutex.Lock()
+	defer s.aheadMutex.Unlock()
+	for i, a := range s.ahead {
+		if !a.is(tenant, p) {
+			continue
+		}
+		s.ahead = slices.Delete(s.ahead, i, i+1)
+		a.expires.Stop()
+		select {
+		case <-a.run.Ended():
+			s.starting.Go(func() { _, _ = a.Give() }) // nobody's: its proof is the room's
+			return nil
+		default:
+			return a
+		}
+	}
+	return nil
+}
+
+func (a *ahead) is(tenant string, p place.Policy) bool {
+	return a.tenant == tenant && reflect.DeepEqual(a.policy.Program, p.Program) && key(a.policy.Policy) == key(p.Policy)
+}
+
+// prepare has interpreters started for the next programs like this one.
+func (s *Source) prepare(tenant string, p place.Policy) {
+	s.aheadMutex.Lock()
+	defer s.aheadMutex.Unlock()
+	n := s.pending
+	for _, a := range s.ahead {
+		if a.is(tenant, p) {
+			n++
+		}
+	}
+	for ; n < p.Program.Ahead && len(s.ahead)+s.pending < s.Sizes.Max/2 && !s.closed; n++ {
+		s.pending++
+		s.starting.Go(func() {
+			a, err := s.start(tenant, p)
+			s.aheadMutex.Lock()
+			defer s.aheadMutex.Unlock()
+			s.pending--
+			switch {
+			case err != nil:
+				s.Failed(fmt.Errorf("start %s ahead: %w", p.Program.Args[0], err))
+			case a == nil: // there is no room
+			case s.closed:
+				s.starting.Go(func() { _, _ = a.Give() })
+			default:
+				s.ahead = append(s.ahead, a)
+				a.expires = time.AfterFunc(aheadIdle, func() { s.drop(a) })
+			}
+		})
+	}
+}
+
+// Ahead is how many interpreters wait for their programs.
+func (s *Source) Ahead() int {
+	s.aheadMutex.Lock()
+	defer s.aheadMutex.Unlock()
+	return len(s.ahead)
+}
+
+// drop ends one that nobody has taken.
+func (s *Source) drop(a *ahead) {
+	s.aheadMutex.Lock()
+	i := slices.Index(s.ahead, a)
+	if i >= 0 {
+		s.ahead = slices.Delete(s.ahead, i, i+1)
+	}
+	s.aheadMutex.Unlock()
+	if i >= 0 {
+		_, _ = a.Give() // as above
+	}
+}
+
+// closeAhead ends all that nobody has taken.
+func (s *Source) closeAhead() {
+	s.aheadMutex.Lock()
+	s.closed = true
+	list := slices.Clone(s.ahead)
+	s.aheadMutex.Unlock()
+	for _, a := range list {
+		a.expires.Stop()
+		s.drop(a)
+	}
+	s.starting.Wait()
+}
+
+// start starts an interpreter, and returns when it reads its program; nil if there is no room.
+func (s *Source) start(tenant string, p place.Policy) (_ *ahead, err error) {
+	r := s.pool(p.Policy).Take(tenant, p.Policy)
+	if r == nil {
+		return nil, nil
+	}
+	a := &ahead{source: s, tenant: tenant, policy: p, room: r}
+	defer func() {
+		if err != nil {
+			_, _ = a.Give() // the error says more
+		}
+	}()
+	dir, user, err := r.Workdir()
+	if err != nil {
+		return nil, err
+	}
+	if a.files, err = workspace.Open(dir, ".", user); err != nil {
+		return nil, err
+	}
+	fifo, err := a.files.Fifo(p.Program.File)
+	if err != nil {
+		return nil, err
+	}
+	defer fifo.Close()
+	a.run, err = r.Start(context.Background(), Command{Args: p.Program.Args, Spec: job.Spec{
+		Stdout: &a.out[0], Stderr: &a.out[1], Limits: limits.Request(p.Program.Limits),
+	}})
+	if err != nil {
+		return nil, err
+	}
+	if a.fifo, err = opened(fifo, a.run); err != nil {
+		return nil, err
+	}
+	return a, a.files.Remove(p.Program.File)
+}
+
+// opened returns a FIFO's end for writing when the command has opened the other one.
+func opened(fifo *os.File, run *job.Run) (*os.File, error) {
+	name := fmt.Sprintf("/proc/self/fd/%d", fifo.Fd())
+	over := make(chan struct{})
+	var release sync.WaitGroup
+	release.Go(func() {
+		select {
+		case <-over:
+		case <-run.Ended():
+		case <-time.After(startBound):
+			run.End()
+			_, _ = run.Wait() // its end is what counts
+		}
+		// Without a reader the open below waits for ever.
+		if fd, err := unix.Open(name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0); err == nil {
+			<-over
+			unix.Close(fd)
+		}
+	})
+	fd, err := unix.Open(name, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	for err == unix.EINTR {
+		fd, err = unix.Open(name, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	}
+	close(over)
+	release.Wait()
+	if err != nil {
+		return nil, err
+	}
+	_ = unix.SetNonblock(fd, true) // for the poller
+	w := os.NewFile(uintptr(fd), "program")
+	select {
+	case <-run.Ended():
+		w.Close()
+		return nil, errors.New("it ended before it had read a program")
+	default:
+		return w, nil
+	}
+}
+
+func (a *ahead) Kind() place.Kind { return place.Warm }
+
+func (a *ahead) Files() (*workspace.Dir, error) { return a.files, nil }
+
+func (a *ahead) Ended() <-chan struct{} { return a.room.room.Ended() }
+
+// Start gives the interpreter its program.
+func (a *ahead) Start(ctx context.Context, c place.Command) (place.Running, error) {
+	began := time.Now()
+	a.used = true
+	a.out[0].set(c.Stdout)
+	a.out[1].set(c.Stderr)
+	a.run.Bind(ctx, c.Timeout)
+	go func() {
+		_, _ = io.Copy(a.fifo, strings.NewReader(c.Program)) // EPIPE: it reads no more
+		a.fifo.Close()
+	}()
+	return &aheadRun{a.run, began}, nil
+}
+
+func (a *ahead) Give() (res *result.Result, err error) {
+	if a.fifo != nil {
+		a.fifo.Close()
+	}
+	if a.files != nil {
+		a.files.Close()
+	}
+	if a.run != nil {
+		select {
+		case <-a.run.Ended():
+		default:
+			a.run.End()
+		}
+		res, err = a.run.Wait()
+	}
+	a.room.Give()
+	if a.used {
+		a.source.prepare(a.tenant, a.policy)
+	}
+	return res, err
+}
+
+// aheadRun is a command that was started ahead, as if it had begun with its program.
+type aheadRun struct {
+	*job.Run
+	began time.Time
+}
+
+func (r *aheadRun) Wait() (*result.Result, error) {
+	res, err := r.Run.Wait()
+	if res == nil {
+		return nil, err
+	}
+	own := *res
+	own.Duration -= r.began.Sub(own.StartedAt)
+	own.StartedAt, own.Setup = r.began, 0
+	return &own, err
+}
+
+// fits reports whether a program can be started ahead: its limits are its command's alone.
+func fits(p place.Policy) bool {
+	return p.Program != nil && p.Program.Ahead > 0 && p.Lifetime == 0 && p.Limits == (bwrap.Limits{})
+}
