@@ -301,6 +301,113 @@ func forkExec(letter string) *load {
 	return alone(letter, "fork and exec, no sandbox", func() error { return exec.CommandContext(context.Background(), "/bin/true").Run() })
 }
 
+// paced makes n calls, one each 60 ms, and returns what each took.
+func paced(n int, call func() error) (took sample, err error) {
+	for range n {
+		begin := time.Now()
+		if err := call(); err != nil || ctx.Err() != nil {
+			return nil, errors.Join(err, ctx.Err())
+		}
+		took = append(took, ms(time.Since(begin)))
+		time.Sleep(time.Until(begin.Add(60 * time.Millisecond))) // the pace that is measured
+	}
+	return took, nil
+}
+
+// interpreters measures print(1): with an interpreter that was started ahead, with one of its own,
+// and as a cell of one that is kept.
+func interpreters(builds []*build) error {
+	const ahead = "[languages.python]\ncommand = [\"python3\", \"{file}\"]\nfile = \"main.py\"\nkept = [\"python3\"]\ndriver = \"python\"\nahead = %d\n"
+	printed := func(answer []byte) error {
+		if !bytes.Contains(answer, []byte(`"stdout":"1\n"`)) {
+			return fmt.Errorf("the answer was %.600s", answer)
+		}
+		return nil
+	}
+	program := object{"language": "python", "code": "print(1)"}
+	for _, v := range []struct {
+		name  string
+		ahead int
+		cell  bool
+	}{{"python, started ahead", 2, false}, {"python, started for the call", 0, false}, {"a cell of a kept interpreter", 0, true}} {
+		err := func() error {
+			s, err := builds[0].serve(fmt.Sprintf(ahead, v.ahead))
+			if err != nil {
+				return err
+			}
+			defer s.close()
+			if err := s.heat(4); err != nil {
+				return err
+			}
+			path, body := "/v1/run", program
+			c, err := s.dial()
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			if v.cell {
+				text, err := c.ask(post("/v1/sessions", object{}))
+				if err != nil {
+					return err
+				}
+				var made struct{ ID string }
+				if err := json.Unmarshal(text, &made); err != nil {
+					return err
+				}
+				path = "/v1/sessions/" + made.ID + "/code"
+			}
+			request := post(path, body)
+			call := func() error {
+				answer, err := c.ask(request)
+				if err != nil {
+					return err
+				}
+				return printed(answer)
+			}
+			if _, err := paced(10, call); err != nil {
+				return err
+			}
+			took, err := paced(rounds(100), call)
+			if err != nil {
+				return err
+			}
+			fmt.Printf("python: print(1) each 60 ms, %s: p50 %.3f ms, p90 %.3f ms, load %s\n  raw, ms: %v\n", v.name, took.quantile(0.5), took.quantile(0.9), read("/proc/loadavg"), took)
+			return nil
+		}()
+		if err != nil {
+			return err
+		}
+	}
+	fmt.Println()
+	return nil
+}
+
+// density weighs a server with many idle sessions.
+func density(builds []*build) error {
+	n := *sessions
+	s, err := builds[0].serve(fmt.Sprintf("[rooms]\nmax = 0\n[tenant]\nsessions = %d\n", n))
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	before := weigh([]int{s.cmd.Process.Pid})
+	if err := eachOf(n, func(int) error {
+		c, err := s.dial()
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_, err = c.ask(post("/v1/sessions", object{}))
+		return err
+	}); err != nil {
+		return err
+	}
+	after := weigh([]int{s.cmd.Process.Pid})
+	more := weight{after.processes - before.processes, after.tasks - before.tasks, after.pss - before.pss, after.unread}
+	fmt.Printf("density: %d idle sessions\n  the server before: %v\n  and with them:     %v\n  each of them:      %v\n\n", n, before, after, more.each(n))
+	return nil
+}
+
 // httpCalls compares a call in a warm room with what there is without one.
 func httpCalls(builds []*build) error {
 	s, err := builds[0].serve("[rooms]\nmin = 4\nmax = 8\ncalls = 0\n")
@@ -314,6 +421,15 @@ func httpCalls(builds []*build) error {
 	loads := []*load{
 		s.request("A", "POST /v1/run of true, warm", "/v1/run", object{"argv": []string{"/bin/true"}}, warm),
 		forkExec("B"),
+		alone("C", "bwrap, the same sandbox", func() error {
+			cmd, plan, err := plain("true")
+			if err != nil {
+				return err
+			}
+			defer plan.Close()
+			return cmd.Run()
+		}),
+		s.request("D", "POST /v1/run with limits, warm", "/v1/run", object{"argv": []string{"/bin/true"}, "limits": object{"memory": 256 << 20, "pids": 64, "cpus": 1}}, warm),
 	}
 	for _, field := range strings.Split(*clients, ",") {
 		n, err := strconv.Atoi(field)
