@@ -411,7 +411,7 @@ func made(t *testing.T, dir, name string, args ...string) {
 	c := exec.Command(name, args...)
 	c.Dir = dir
 	c.Env = append(os.Environ(), "HOME="+t.TempDir(), "PIP_DISABLE_PIP_VERSION_CHECK=1", "npm_config_offline=true", "npm_config_update_notifier=false")
-	if out, err := c.CombinedOutput(); err != nil {
+	if out, err := combined(c); err != nil {
 		t.Fatalf("%v: %v\n%s", c.Args, err, out)
 	}
 }

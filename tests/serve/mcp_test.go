@@ -673,7 +673,7 @@ func TestMCPKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 		next := exec.Command(harness.Binary(t), "mcp", "--config", filepath.Join(s.dir, "config.toml"))
-		if out, err := next.CombinedOutput(); err != nil { // its stdin is empty
+		if out, err := combined(next); err != nil { // its stdin is empty
 			t.Fatalf("%v: %s", err, out)
 		}
 		if left, _ := filepath.Glob(filepath.Join(s.dir, "state*")); len(left) > 0 {

@@ -616,20 +616,8 @@ func failsAs(t *testing.T, binary string, flags ...string) (stderr string, code 
 	ctx, cancel := context.WithTimeout(t.Context(), harness.Bound)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, binary, append([]string{"serve"}, flags...)...)
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
-	done, err := harness.Register(func() (int, error) {
-		if err := cmd.Start(); err != nil {
-			return 0, err
-		}
-		return cmd.Process.Pid, nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer done()
-	_ = cmd.Wait()
-	return out.String(), cmd.ProcessState.ExitCode()
+	out, _ := combined(cmd) // its exit code is looked at
+	return string(out), cmd.ProcessState.ExitCode()
 }
 
 func TestConfig(t *testing.T) {
@@ -687,7 +675,7 @@ func TestServerBeside(t *testing.T) {
 		t.Helper()
 		cmd := exec.Command("env", "PATH="+dir+":/usr/bin:/bin", alone, "serve", "--listen", "unix:/tmp/x")
 		cmd.Dir = dir
-		out, err := cmd.CombinedOutput()
+		out, err := combined(cmd)
 		if cmd.ProcessState.ExitCode() != 125 || !strings.Contains(string(out), filepath.Join(dir, "bin", "sbxrund")) || !strings.Contains(string(out), remedy) {
 			t.Errorf("%v %s", err, out)
 		}

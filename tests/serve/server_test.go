@@ -89,6 +89,25 @@ func serveIn(t *testing.T, dir, config string, flags ...string) *server {
 	return s
 }
 
+// combined runs a command, and returns its output. The harness knows of it: what it does not know
+// it takes for abandoned, in whichever test looks next, and kills.
+func combined(c *exec.Cmd) ([]byte, error) {
+	out := &lockedBuffer{}
+	c.Stdout, c.Stderr = out, out
+	done, err := harness.Register(func() (int, error) {
+		if err := c.Start(); err != nil {
+			return 0, err
+		}
+		return c.Process.Pid, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	err = c.Wait()
+	return []byte(out.String()), err
+}
+
 // start starts the command of a server.
 func (s *server) start() {
 	s.t.Helper()
