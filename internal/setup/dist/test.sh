@@ -145,6 +145,7 @@ everyday() {
 # parsed PROFILE: AppArmor 4 reads it. Debian 12 has version 3: there Debian 13's parser does, with
 # the C library that it needs, if an archive has it.
 parsed() {
+    local at parser options archive libraries
     apt apparmor
     parser=(apparmor_parser)
     if [ ! -e /etc/apparmor.d/abi/4.0 ]; then
@@ -157,7 +158,7 @@ parsed() {
             say "not parsed: $1, as no archive here has AppArmor 4" # as with versions of bubblewrap
             return
         fi
-        for deb in $at/*.deb; do dpkg-deb --extract "$deb" $at/root; done
+        for archive in $at/*.deb; do dpkg-deb --extract "$archive" $at/root; done
         libraries=($at/root/usr/lib/*-linux-gnu)
         parser=("$(echo "${libraries[0]}"/ld-linux-*)" --library-path "${libraries[0]}" "$(find $at/root -name apparmor_parser -type f)" --base $at/root/etc/apparmor.d)
     fi
