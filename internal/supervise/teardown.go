@@ -37,8 +37,10 @@ func Teardown(k *proc.Kept, deadline time.Time) Outcome {
 	if err := k.KillInits(); err != nil {
 		failed = multierror.Append(failed, err)
 	}
-	k.Kill()        // whatever else the keeper has
-	if !k.Lasting { // who goes on has the time for it afterwards
+	k.Kill() // whatever else the keeper has
+	// Of many rooms that idle, and end at once, the proofs come first; and who goes on has the
+	// time for it afterwards.
+	if k.Init != nil && !k.Lasting {
 		k.Unmount(deadline)
 	}
 
@@ -51,6 +53,9 @@ func Teardown(k *proc.Kept, deadline time.Time) Outcome {
 		failed = multierror.Append(failed, err)
 	}
 	at := time.Now()
+	if k.Init == nil {
+		k.Unmount(deadline)
+	}
 	if failed == nil {
 		return Outcome{Verdict: result.Proven, At: at, End: end}
 	}
