@@ -183,8 +183,7 @@ func TestProcessStdin(t *testing.T) {
 
 	// Who sends to a process that does not read is released by its end, and is told that a part
 	// may have been read.
-	at = begin(sh("echo up; sleep 1000"))
-	wrote("up\n")
+	at = begin(sh("head -c 10; sleep 1000"))
 	told := make(chan *api.Error, 1)
 	go func() {
 		var e api.Error
@@ -197,7 +196,7 @@ func TestProcessStdin(t *testing.T) {
 		}
 		told <- &e
 	}()
-	s.busy(1, "sleep 1000")
+	wrote(string(big[:10]))
 	if status, b := s.ask(http.MethodDelete, path, nil); status != http.StatusOK {
 		t.Errorf("%d %s", status, b)
 	}
