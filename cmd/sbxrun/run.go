@@ -165,6 +165,9 @@ func (r *runner) plan(caller room.Caller) error {
 	if r.Limits, err = planLimits(&r.flags.Limits, nil); err != nil {
 		return err
 	}
+	if r.Limits.Moves() {
+		caller.Errors = nil // no bwrap yet
+	}
 	r.Place.Plan, err = room.Prepare(policy, caller)
 	if err == nil && !r.flags.Quiet {
 		warnOfOther(r.Place.Plan, r.argv)

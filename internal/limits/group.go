@@ -176,7 +176,7 @@ func probe(controller string) string {
 
 func (g *Group) makeV2(id string, nest bool) error {
 	p := g.plan
-	if p.v2.manager != nil {
+	if p.Moves() {
 		if err := g.enter(id); err != nil {
 			return err
 		}

@@ -73,6 +73,10 @@ type Plan struct {
 	v1       []string  // controllers that need a v1 cgroup
 }
 
+// Moves reports whether the caller will be moved to another cgroup when the limits are set up,
+// which nothing may be started before: it would stay behind, where the limits do not reach it.
+func (p *Plan) Moves() bool { return p != nil && p.v2.manager != nil }
+
 const (
 	cpuPeriod  = 100_000   // µs, the kernel's default
 	longPeriod = 1_000_000 // µs, the longest it takes: a quota is at least 1 ms

@@ -25,7 +25,7 @@ func Lasting(id string) (*Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	if plan.v2.manager != nil {
+	if plan.Moves() {
 		return nil, nil
 	}
 	g, err := plan.Make(id, false)

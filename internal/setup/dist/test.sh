@@ -53,7 +53,8 @@ outside() {
     release=v0.987.0 proxy=$work/proxy/github.com/sbxrun/sbxrun/@v
     mkdir -p "$proxy" "$work/module/github.com/sbxrun"
     cp -r "$work/another/place" "$work/module/github.com/sbxrun/sbxrun@$release"
-    rm -r "$work/module/github.com/sbxrun/sbxrun@$release/internal/setup/dist" # a module of its own
+    # Without what is a module of its own below.
+    find "$work/module/github.com/sbxrun/sbxrun@$release" -mindepth 2 -name go.mod -printf '%h\n' | xargs -r rm -r
     # Files alone: the go command takes no directories.
     (cd "$work/module" && find github.com -type f | python3 -c 'import sys, zipfile
 with zipfile.ZipFile(sys.argv[1], "w") as z:
