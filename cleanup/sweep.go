@@ -24,6 +24,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/snapshots"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
@@ -31,7 +32,8 @@ import (
 type Finding struct {
 	// Kind is "init" (of a sandbox without its supervisor), "held-init" (the room of one
 	// that no record knows of), "zombie" (which only its parent can collect), "record",
-	// "damaged" (something in the state directory) or "cgroup".
+	// "damaged" (something in the state directory), "cgroup", "volume" (what is left of one) or
+	// "apply" (what sbxrun apply has not put in its place).
 	Kind string `json:"kind"`
 	ID   string `json:"id,omitempty"`   // of the sandbox, if it is known
 	Name string `json:"name,omitempty"` // likewise
@@ -124,9 +126,32 @@ func (s *sweep) all(dir *state.Dir) {
 	if !s.KeepRecords {
 		s.damaged(dir, warnings)
 	}
+	s.applies(dir)
 	s.processes()
 	if !s.KeepRecords {
 		s.cgroups() // what was ended just now may have had some
+		s.snapshots()
+	}
+}
+
+// snapshots removes what the caller's store of snapshots has and nobody needs.
+func (s *sweep) snapshots() {
+	dir, err := snapshots.Dir()
+	if err != nil {
+		return // so there is none
+	}
+	store, err := snapshots.Look(dir)
+	if err != nil {
+		s.note(Finding{Kind: "damaged", What: "directory of snapshots", Err: err.Error()})
+		return
+	}
+	defer store.Close()
+	for _, l := range store.Sweep(s.DryRun) {
+		f := Finding{Kind: l.Kind, ID: l.ID, Name: l.Name, What: l.What, Done: !s.DryRun && l.Err == nil}
+		if l.Err != nil {
+			f.Err = l.Err.Error()
+		}
+		s.note(f)
 	}
 }
 

@@ -115,3 +115,52 @@ func TestR23CurrentDirectoryClosed(t *testing.T) {
 		t.Errorf("%s", r.Stderr)
 	}
 }
+
+// Root's -w where the file system cannot be idmapped (mount_setattr(2)): ramfs and overlay on
+// every kernel, tmpfs before Linux 6.3. It is refused before anything starts, with a remedy
+// that works: the directory is given to the sandbox, or the sandbox runs as its owner.
+func TestIdmapRefused(t *testing.T) {
+	t.Parallel()
+	if !harness.Root() {
+		return // an ordinary user's sandbox is the owner already: nothing is mapped
+	}
+	for _, fs := range []struct{ name, mount, named string }{
+		{"ramfs", `mount -t ramfs none "$PWD"`, "cannot be idmapped;"},
+		{"overlay", `mkdir -p top && mount -t tmpfs none top && mkdir top/upper top/work && mount -t overlay -o lowerdir=/usr,upperdir=top/upper,workdir=top/work none "$PWD"`, "cannot be idmapped (overlay);"},
+		{"tmpfs", `mount -t tmpfs none "$PWD"`, "cannot be idmapped (tmpfs, which can from Linux 6.3 on);"},
+	} {
+		t.Run(fs.name, func(t *testing.T) {
+			t.Parallel()
+			dir := harness.Dir(t)
+			// In a mount namespace, with which the mount ends. The directory is the owner's.
+			write := func(owner string, args ...string) *harness.Result {
+				t.Helper()
+				script := fs.mount + ` && cd "$PWD" && mkdir it && cd it || exit 99; chown ` + owner + ` . && "$@"; code=$?; stat -c %u:%g made 2>/dev/null; exit $code`
+				wrap := []string{"unshare", "--mount", "sh", "-c", script, "-"}
+				return harness.Start(t, harness.Options{Bare: true, Dir: dir, Wrap: wrap}, append(args, "-w", "touch", "made")...).Wait()
+			}
+			r := write("0:0")
+			if fs.name == "tmpfs" && r.ExitCode == 0 {
+				if !strings.HasPrefix(string(r.Stdout), "0:0\n") {
+					t.Errorf("idmapped, and the file is %s", r.Stdout)
+				}
+				return
+			}
+			place := filepath.Join(dir, "it")
+			for _, want := range []string{"sbxrun: error: cannot let the sandbox, which runs as uid 65534, write to \"" + place + "\" as its owner: ", fs.named, "chown -R 65534:65534 " + place + ";"} {
+				if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), want) || len(r.Stdout) > 0 {
+					t.Errorf("exit code %d, stdout %q, stderr %q; want %q", r.ExitCode, r.Stdout, r.Stderr, want)
+				}
+			}
+			if r := write("1234:1235"); r.ExitCode != 125 || !strings.HasSuffix(string(r.Stderr), "; --user 1234:1235 runs the sandbox as the owner\n") {
+				t.Errorf("another owner: exit code %d, stderr %q", r.ExitCode, r.Stderr)
+			}
+			if r := write("1234:1235", "--user", "1234:1235"); r.ExitCode != 0 || string(r.Stdout) != "1234:1235\n" {
+				t.Errorf("as the owner: exit code %d, stdout %q, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
+			}
+			if r := write("65534:65534"); r.ExitCode != 0 || string(r.Stdout) != "65534:65534\n" {
+				t.Errorf("given to the sandbox: exit code %d, stdout %q, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
+			}
+		})
+	}
+}

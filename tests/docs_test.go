@@ -86,7 +86,7 @@ func newConsole(t *testing.T) *console {
 	cmd := exec.Command("unshare", args...)
 	cmd.Dir = top
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "FIXTURE_SECONDS=") }),
-		"HOME="+t.TempDir(), "SBXRUN_STATE_DIR="+filepath.Join(t.TempDir(), "state"),
+		"HOME="+t.TempDir(), "SBXRUN_STATE_DIR="+filepath.Join(t.TempDir(), "state"), "SBXRUN_DATA_DIR="+filepath.Join(t.TempDir(), "data"),
 		"PATH="+filepath.Dir(harness.Binary(t))+":"+harness.Path) // not a python3 of the caller's
 	stdin, err := cmd.StdinPipe()
 	harness.Must(t, err)
@@ -168,4 +168,36 @@ func comparable(lines []string) []string {
 		same = append(same, line)
 	}
 	return same
+}
+
+// README's function for back ends does what README says of it.
+func TestReadmePython(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../README.md")
+	harness.Must(t, err)
+	_, code, _ := strings.Cut(string(text), "```python\n")
+	code, _, found := strings.Cut(code, "```\n")
+	const limited = `"--memory", "256M", "--pids", "64", `
+	if !found || !strings.Contains(code, limited) {
+		t.Fatalf("README.md has no such block: %s", code)
+	}
+	run := func(code string) string {
+		t.Helper()
+		second := fmt.Sprint(harness.Deadline(time.Second).Seconds())
+		cmd := exec.Command("python3", "-c", code+`
+print(execute_code("print(6 * 7)", timeout=60))
+print(execute_code("import time; print('begun', flush=True); time.sleep(600)", timeout=`+second+`))
+print(execute_code("import os; print(os.listdir('.')); raise SystemExit(3)", timeout=60)[:3])
+`)
+		cmd.Env = []string{"PATH=" + filepath.Dir(harness.Binary(t)) + ":" + harness.Path, "SBXRUN_STATE_DIR=" + filepath.Join(t.TempDir(), "state")}
+		out, _ := harness.Command(t, cmd, harness.Bound) // an error shows in what it prints
+		return string(out)
+	}
+	got := run(code)
+	if strings.Contains(got, "RuntimeError: limit") { // as where nobody may set limits
+		got = run(strings.Replace(code, limited, "", 1))
+	}
+	if want := "('exited', 0, '42\\n', '')\n('timeout', 124, 'begun\\n', '')\n('exited', 3, '[]\\n')\n"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
 }

@@ -2,6 +2,7 @@ package tests
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"io"
 	"io/fs"
@@ -17,9 +18,9 @@ import (
 )
 
 // An ordinary user is told all that is missing at once, and one script for root that lets
-// this shell set every limit: with cgroup v1 as well as v2.
+// this shell set every limit: with cgroup v1, v2 or both, as the machine has them; where it
+// has both, with v1 alone as well.
 func TestLimitsScript(t *testing.T) {
-	const uid = 47110
 	if !harness.Root() {
 		script := harness.Start(t, harness.Options{Bare: true}, "doctor", "--script").Wait()
 		out, err := exec.Command("sh", "-c", string(script.Stdout)).CombinedOutput()
@@ -28,16 +29,29 @@ func TestLimitsScript(t *testing.T) {
 		}
 		return
 	}
+	t.Run("as mounted", func(t *testing.T) { limitsScript(t, nil) })
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	harness.Must(t, err)
+	if bytes.Contains(mounts, []byte(" - cgroup ")) && bytes.Contains(mounts, []byte(" - cgroup2 ")) {
+		const without = `awk '/ - cgroup2 / {print $5}' /proc/self/mountinfo | while read -r dir; do umount "$dir" || exit 3; done && exec "$@"`
+		t.Run("v1 alone", func(t *testing.T) { limitsScript(t, []string{"unshare", "--mount", "sh", "-c", without, "-"}) })
+	}
+}
+
+// limitsScript tries it in a shell that wrap starts.
+func limitsScript(t *testing.T, wrap []string) {
+	const uid = 47110
 	state := filepath.Join(harness.SharedDir(t), "state")
 	harness.Must(t, os.Mkdir(state, 0o700))
 	harness.Must(t, os.Chown(state, uid, uid))
-	shell := exec.Command("setpriv", append(harness.As(uid)[1:], "sh", "-c", `
+	words := append(append(wrap, harness.As(uid)...), "sh", "-c", `
 		all() { "$0" --cwd none --memory 64M --pids 32 --cpus 0.5 --cpu-time 5 --json true 2>/dev/null; }
 		all
 		"$0" doctor --script
 		echo ready
 		read -r word
-		all`, harness.Binary(t))...)
+		all`, harness.Binary(t))
+	shell := exec.Command(words[0], words[1:]...)
 	shell.Dir, shell.Env = "/", []string{"PATH=" + harness.Path, "SBXRUN_STATE_DIR=" + state}
 	shell.Stderr = os.Stderr
 	stdin, err := shell.StdinPipe()

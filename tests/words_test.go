@@ -24,6 +24,10 @@ func TestWords(t *testing.T) {
 		{[]string{"exec", "--workdir", "-x", "x", "true"}, `--workdir: needs a value, and "-x" looks like a flag`},
 		{[]string{"exec", "--workdir", "x", "box", "true"}, `working directory "x": must be an absolute path in the sandbox; write --workdir "$PWD"/x`},
 		{[]string{"--tmieout", "5", "true"}, "unknown flag --tmieout, did you mean --timeout?; see sbxrun --help"},
+		{[]string{"--network", "host", "true"}, "unknown flag --network, did you mean --net?; see sbxrun --help"},
+		{[]string{"-it", "bash"}, "unknown flag -it, did you mean --tty?; see sbxrun --help"},
+		{[]string{"--volume", "/x:/y", "true"}, `"/x" is a path, and a volume has a name; --bind shows a directory of the host`},
+		{[]string{"-C", "/tmp", "true"}, "unknown flag -C, did you mean --workdir?; see sbxrun --help"},
 		{[]string{"exec", "--net", "host", "box", "true"}, "unknown flag --net, which is a flag of run, start; see sbxrun exec --help"},
 	} {
 		r := harness.Start(t, harness.Options{Bare: true}, c.args...).Wait()
@@ -63,8 +67,16 @@ func TestTimeoutHint(t *testing.T) {
 		{[]string{"5", "sleep", "1"}, 127, "; for a deadline write --timeout 5\n"},
 		{[]string{"-k", "1", "-s", "INT", "5", "sleep", "1"}, 127, "; for a deadline write --timeout 5\n"},
 		{[]string{"stop", "web"}, 127, "; to end a sandbox write sbxrun kill\n"},
+		{[]string{"create", "web"}, 127, "; to start a sandbox that lives on write sbxrun start\n"},
+		{[]string{"attach", "web"}, 127, "; for a shell in a sandbox write sbxrun exec -t NAME sh\n"},
 		{[]string{"--state-dir", "/x", "inspect", "web"}, 127, "; a command of sbxrun's own is its first word: sbxrun inspect\n"},
 		{[]string{"completion", "bash"}, 127, "; completions are files, which the packages install, and ./setup.sh completions writes\n"},
+		{[]string{"kil", "web"}, 127, "; did you mean sbxrun kill?\n"},
+		{[]string{"strat", "--name", "web"}, 127, "; did you mean sbxrun start?\n"},
+		{[]string{"FOO=1", "true"}, 127, "; to set a variable write --env FOO=VALUE before the command\n"},
+		{[]string{"-v", "/usr:/data", "ls", "/data"}, 127, "; to show a directory write --ro-bind SRC:DST, or --bind SRC:DST to let it write\n"},
+		{[]string{"cd", "/tmp"}, 127, "; to start in another directory write --workdir DIR, or change to it first\n"},
+		{[]string{"export", "A=1"}, 127, "; it is built into shells: write sh -c 'COMMAND' for a command line\n"},
 		{[]string{"ls -l"}, 127, "; a command line in one word is for a shell: write sh -c before it\n"},
 		{[]string{"--env", "PATH=" + dir, "stop", "x"}, 0, ""},
 		{[]string{"-t", "nosuch"}, 127, "PATH /usr/bin:/bin\n"},
@@ -76,6 +88,60 @@ func TestTimeoutHint(t *testing.T) {
 		if r.ExitCode != c.code || !strings.HasSuffix(string(r.Stderr), c.want) || c.want == "" && len(r.Stderr) > 0 {
 			t.Errorf("%q: exit code %d, stderr %q", c.args, r.ExitCode, r.Stderr)
 		}
+	}
+}
+
+// docker's rm and ls. They are programs, too, and run as such unless only sandboxes can be meant.
+func TestDockerWords(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	dir := harness.Dir(t)
+	harness.Must(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o644))
+	run := func(args ...string) (*harness.Result, string) {
+		t.Helper()
+		return said(t, func(o harness.Options) *harness.Process {
+			o.Dir = dir
+			return s.Start(o, args...)
+		})
+	}
+	const lsHint = "sbxrun: hint: ls lists files; sbxrun ps lists sandboxes"
+	if r, text := run("ls"); r.ExitCode != 0 || text != "" {
+		t.Errorf("ls without sandboxes: exit code %d, %q", r.ExitCode, text)
+	}
+	b := s.Sandbox(harness.Options{}, "--name", "web")
+	s.Sandbox(harness.Options{}, "--name", "file")
+	refused := func(word string) string {
+		return "sbxrun: error: rm removes files, and \"" + word + "\" is a sandbox; to end it write sbxrun kill " + word + ", to remove the record of one that has ended sbxrun cleanup " + word + "; for a file of that name sbxrun -- rm " + word
+	}
+	for _, c := range []struct {
+		line string
+		code int
+		want string // of stderr, the beginning; "" for nothing
+	}{
+		{"rm web", 125, refused("web")},
+		{"rm -f web", 125, refused("web")},
+		{"rm -f " + b.ID, 125, refused(b.ID)},
+		{"rm web nosuch", 1, "rm: cannot remove 'web'"},
+		{"rm " + b.ID[:6], 1, "rm: cannot remove"}, // it could be a file's name
+		{"rm file", 1, "rm: cannot remove 'file': Read-only file system"},
+		{"rm -f nosuch", 0, ""},
+		{"-- rm -f web", 0, ""},
+		{"run rm -f web", 0, ""},
+		{"ls", 0, lsHint},
+		{"ls -a", 0, ""},
+		{"-- ls", 0, ""},
+	} {
+		r, text := run(strings.Fields(c.line)...)
+		if r.ExitCode != c.code || !strings.HasPrefix(text, c.want) || c.want == "" && text != "" || strings.Contains(c.line, "ls") && c.line != "ls" && strings.Contains(text, lsHint) {
+			t.Errorf("%s: exit code %d, %q, want %q", c.line, r.ExitCode, text, c.want)
+		}
+	}
+	if r := s.Start(harness.Options{Bare: true, Dir: dir}, "ls").Wait(); r.ExitCode != 0 || string(r.Stdout) != "file\n" || len(r.Stderr) > 0 {
+		t.Errorf("ls into a pipe: exit code %d, %q, %q", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	s.Run("kill", "--all")
+	if r, text := run("rm", "-f", "web"); r.ExitCode != 125 || !strings.HasPrefix(text, refused("web")) {
+		t.Errorf("rm of one that has ended: exit code %d, %q", r.ExitCode, text)
 	}
 }
 

@@ -35,6 +35,8 @@ type Report struct {
 	Teardown  ReportTeardown `json:"teardown"`
 	Usage     *ReportUsage   `json:"usage,omitempty"`
 	Limits    []Limit        `json:"limits,omitempty"`
+	Network   *ReportNetwork `json:"network,omitempty"`
+	Copied    *ReportCopied  `json:"copied,omitempty"`
 
 	Stdout          *string `json:"stdout,omitempty"`
 	StdoutBase64    *string `json:"stdout_base64,omitempty"`
@@ -44,6 +46,8 @@ type Report struct {
 	StderrBase64    *string `json:"stderr_base64,omitempty"`
 	StderrBytes     *int64  `json:"stderr_bytes,omitempty"`
 	StderrTruncated *bool   `json:"stderr_truncated,omitempty"`
+
+	Changes *ReportChanges `json:"changes,omitempty"`
 
 	Error *ReportError `json:"error,omitempty"`
 	Bwrap *ReportBwrap `json:"bwrap,omitempty"`
@@ -72,6 +76,12 @@ type ReportUsage struct {
 	PidsPeak   int64 `json:"pids_peak,omitempty"`
 }
 
+// ReportChanges is how much was changed in overlays.
+type ReportChanges struct {
+	Count int   `json:"count"`
+	Bytes int64 `json:"bytes"`
+}
+
 // ReportError is an [Error].
 type ReportError struct {
 	Code    string `json:"code"`
@@ -83,6 +93,42 @@ type ReportError struct {
 type ReportBwrap struct {
 	Path    string `json:"path"`
 	Version string `json:"version"`
+}
+
+// ReportNetwork is what of a network was used that the sandbox has by a list.
+type ReportNetwork struct {
+	Hosts      []ReportHost      `json:"hosts"`
+	Published  []ReportPublished `json:"published,omitempty"`
+	Incomplete bool              `json:"incomplete,omitempty"` // what was used is not known
+}
+
+// ReportHost is what the sandbox wanted of a host, and got.
+type ReportHost struct {
+	Host        string `json:"host"`
+	Connections int64  `json:"connections"`
+	Refused     int64  `json:"refused"`
+	Sent        int64  `json:"sent_bytes"`
+	Received    int64  `json:"received_bytes"`
+	Reason      string `json:"reason,omitempty"` // of the last refusal
+}
+
+// ReportPublished is a port of the host that led into the sandbox.
+type ReportPublished struct {
+	Address string `json:"address"`
+	Port    uint16 `json:"port"`
+}
+
+// ReportCopied is what --put has brought in, and --get out.
+type ReportCopied struct {
+	Put ReportCarried `json:"put"`
+	Got ReportCarried `json:"got"`
+}
+
+// ReportCarried is files, directories and links that were copied.
+type ReportCarried struct {
+	Entries int64 `json:"entries"`
+	Bytes   int64 `json:"bytes"`
+	LeftOut int   `json:"left_out"`
 }
 
 // Stream is a captured stream: Text is the kept part, UTF8 whether it is valid.

@@ -12,14 +12,14 @@ import (
 )
 
 // busyTerms are the flags on when a command may start.
-func busyTerms(f *cli.Busy) admission.Terms {
+func busyTerms(f *cli.AdmissionFlags) admission.Terms {
 	return admission.Terms{OnPressure: admission.OnPressure(f.OnPressure), WaitTimeout: time.Duration(f.WaitTimeout),
 		MaxParallel: int(f.MaxParallel), Warn: float64(f.Warn), Alert: float64(f.Alert)}
 }
 
 // admit asks for the leave to start a command. promised is the command's own limit on its
 // tasks.
-func admit(ctx context.Context, f *cli.Busy, promised values.Number, quiet bool) (*admission.Leave, error) {
+func admit(ctx context.Context, f *cli.AdmissionFlags, promised values.Number, quiet bool) (*admission.Leave, error) {
 	t := busyTerms(f)
 	t.Promised, t.Note = int64(promised), tellWarning
 	if quiet {

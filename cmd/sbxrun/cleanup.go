@@ -21,6 +21,9 @@ func cleanupCommand(args []string) int {
 	if err != nil {
 		return refuse(&flags, err)
 	}
+	if len(names) == 0 {
+		found = append(found, sweepVolumes(flags.DryRun)...)
+	}
 	code := 0
 	for _, f := range found {
 		if f.Err != "" {
@@ -97,11 +100,10 @@ func printFound(w io.Writer, found []cleanup.Finding, dryRun bool) error {
 	return nil
 }
 
-// sweepSoon ends, when the command has run for a while, what crashes have left
-// running: so that it costs a short command nothing. stateDir is "" for the caller's.
-func sweepSoon(stateDir string) {
-	const while = 300 * time.Millisecond
-	time.AfterFunc(while, func() {
-		_, _ = cleanup.Sweep(cleanup.Options{StateDir: stateDir, Quick: true}) // cleanup tells; here it is not asked for
-	})
+// soonSwept is when a command has run for long enough that a sweep costs it nothing.
+const soonSwept = 300 * time.Millisecond
+
+// sweepQuickly ends what crashes have left running. stateDir is "" for the caller's.
+func sweepQuickly(stateDir string) {
+	_, _ = cleanup.Sweep(cleanup.Options{StateDir: stateDir, Quick: true}) // cleanup tells; here it is not asked for
 }

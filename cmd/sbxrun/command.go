@@ -11,7 +11,9 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/files"
 	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/stream"
 	"github.com/sbxrun/sbxrun/internal/supervise"
@@ -21,30 +23,34 @@ import (
 // command is one that is run to its end and told of: what run and exec have in common.
 type command struct {
 	job.Job
-	ends    *cli.Ends
-	tells   *cli.Tells
-	tty     bool
-	where   string // "in the sandbox", or what else is ended
-	argv    []string
-	signals *signals
-	report  *reportFile
-	output  outputLimit
-	buffers [2]*stream.Buffer   // what --json has of stdout and stderr
-	bwrap   *result.ReportBwrap // if a new one was used
-	sayings *sayings            // with --verbose
-	record  *sandbox.Exec       // of an exec in the background
+	deadline *cli.DeadlineFlags
+	printing *cli.OutputFlags
+	tty      bool
+	where    string // "in the sandbox", or what else is ended
+	argv     []string
+	signals  *signals
+	report   *reportFile
+	output   outputLimit
+	buffers  [2]*stream.Buffer   // what --json has of stdout and stderr
+	bwrap    *result.ReportBwrap // if a new one was used
+	sayings  *sayings            // with --verbose
+	files    *files.Files        // nil if nothing is put or got
+	record   *sandbox.Exec       // of an exec in the background
+	used     *result.ReportNetwork
+	network  *network.Proxy // nil if the sandbox has nothing by a list, or is another's
+	changes  *result.ReportChanges
 }
 
 // prepare makes what the command needs beside its place. begin is when sbxrun began.
 func (c *command) prepare(begin time.Time) (err error) {
 	c.Terms = supervise.Terms{
-		Timeout: time.Duration(c.ends.Timeout), Signal: syscall.Signal(c.ends.Signal), Grace: c.ends.Period(), ProofTimeout: time.Duration(c.ends.ProofTimeout),
+		Timeout: time.Duration(c.deadline.Timeout), Signal: syscall.Signal(c.deadline.Signal), Grace: c.deadline.Period(), ProofTimeout: time.Duration(c.deadline.ProofTimeout),
 		Begin: begin, Hurry: c.signals.hurry, Confirm: caller != nil,
 	}
-	if c.ends.Foreground && !c.tells.Quiet {
+	if c.deadline.Foreground && !c.printing.Quiet {
 		warn(errors.New("--foreground changes nothing: whatever the command has started is ended with it; for a terminal there is --tty"))
 	}
-	if c.tells.Verbose {
+	if c.printing.Verbose {
 		c.sayings = saySignals(c.argv[0])
 		c.Terms.Sending = c.sayings.sent
 	}
@@ -81,7 +87,7 @@ func (s *sayings) over() {
 // start lets the command begin, and reports whether it did.
 func (c *command) start() bool {
 	<-c.signals.ready
-	if c.record == nil {
+	if c.record == nil && c.network == nil && c.files == nil {
 		if !c.Start(c.signals.ctx) {
 			return false
 		}
@@ -91,10 +97,36 @@ func (c *command) start() bool {
 	if !c.Hold(c.signals.ctx) {
 		return false
 	}
-	if err := c.record.Held(c.Kept()); err != nil {
+	var err error
+	if c.record != nil {
+		err = c.record.Held(c.Kept())
+	} else if c.network != nil {
+		err = c.network.Serve(c.signals.ctx, c.Kept().Room)
+	}
+	if err == nil && c.files != nil {
+		err = c.files.Held(c.Kept().Room, c.Place.Plan.Cred())
+	}
+	if err != nil {
 		c.Refuse(err)
 	}
-	return c.Release(c.signals.ctx)
+	if !c.Release(c.signals.ctx) {
+		return false
+	}
+	if c.record == nil {
+		c.signals.suspends(&c.Job)
+		c.tellPublished()
+	}
+	return true
+}
+
+// tellPublished names the ports that were picked, which nobody else could know.
+func (c *command) tellPublished() {
+	if c.printing.Quiet {
+		return
+	}
+	for _, p := range c.network.Picked() {
+		say(fmt.Sprintf("sbxrun: port %d of the sandbox is published at %s", p.Port, p.Address))
+	}
 }
 
 // wait comes back when nothing of the command is left.
@@ -104,7 +136,7 @@ func (c *command) wait() (res result.Result, delivered bool) {
 	}
 	res, delivered, left := c.Wait(c.signals.ctx, signaled)
 	c.sayings.over()
-	res.PreserveStatus = c.ends.PreserveStatus
+	res.PreserveStatus = c.deadline.PreserveStatus
 	for _, err := range left {
 		if caller == nil {
 			warn(err)
@@ -119,7 +151,7 @@ func (c *command) wait() (res result.Result, delivered bool) {
 }
 
 // reports says whether there will be a report.
-func (c *command) reports() bool { return c.report != nil || c.record != nil || c.tells.JSON }
+func (c *command) reports() bool { return c.report != nil || c.record != nil || c.printing.JSON }
 
 // rehearse makes a report of nothing. The first one takes package json a fifth of a
 // millisecond, all others a hundredth of that, and nobody waits for it while the command runs.
@@ -163,7 +195,7 @@ func (c *command) notStarted(err error) int {
 // refuse tells of a wrong command line, in the report where stdout is for that, and returns the
 // exit code. flags is the struct of the command.
 func (c *command) refuse(flags any, err error) int {
-	if !c.tells.JSON || errors.Is(err, cli.ErrHelp) {
+	if !c.printing.JSON || errors.Is(err, cli.ErrHelp) {
 		return failUsage(flags, err)
 	}
 	return c.notStarted(usageOf(flags, err))
@@ -178,9 +210,9 @@ func (c *command) tell(res result.Result) int {
 	var rep result.Report
 	if c.reports() {
 		rep = res.Report(c.ID, c.argv)
-		rep.Bwrap = c.bwrap
+		rep.Bwrap, rep.Network, rep.Copied, rep.Changes = c.bwrap, c.used, c.files.Report(), c.changes
 	}
-	if c.tells.JSON {
+	if c.printing.JSON {
 		out := [2]result.Stream{{UTF8: true}, {UTF8: true}}
 		for i, b := range c.buffers {
 			if b != nil {
@@ -198,14 +230,14 @@ func (c *command) tell(res result.Result) int {
 	unwritten := c.report.write(rep)
 	if res.Err != nil {
 		fail(res.Err)
-	} else if !c.tells.Quiet {
+	} else if !c.printing.Quiet {
 		c.note(res)
 	}
 	if unwritten != nil {
 		fail(unwritten)
 		code = cmp.Or(code, result.ExitOutput) // the command has run, so not 125
 	}
-	if c.tells.JSON {
+	if c.printing.JSON {
 		b, err := rep.JSON()
 		if err == nil {
 			err = c.print(b)
@@ -239,29 +271,29 @@ func (c *command) print(b []byte) error {
 
 // note tells on stderr why a command was ended that did not end itself.
 func (c *command) note(res result.Result) {
-	why := ""
+	cause := ""
 	switch res.Cause {
 	case result.Timeout:
-		why = "timeout after " + c.ends.Timeout.String()
+		cause = "timeout after " + c.deadline.Timeout.String()
 	case result.Lost:
-		why = "the sandbox was killed from outside"
+		cause = "the sandbox was killed from outside"
 	case result.Killed:
-		why = "the sandbox was ended"
+		cause = "the sandbox was ended"
 	case result.OOM:
-		why = "out of memory"
+		cause = "out of memory"
 		if limit := limitOf(res.Limits, "memory"); limit != "" {
-			why += " (--memory " + limit + ")"
+			cause += " (--memory " + limit + ")"
 		}
 	case result.CPUTime:
-		why = "CPU time used up (--cpu-time)"
+		cause = "CPU time used up (--cpu-time)"
 	case result.OutputLimit:
-		why = "too much output (--max-output " + c.tells.MaxOutput.String() + ")"
+		cause = "too much output (--max-output " + c.printing.MaxOutput.String() + ")"
 	case result.FileSize:
-		why = "a file grew too large (--fsize " + limitOf(res.Limits, "fsize") + ")"
+		cause = "a file grew too large (--fsize " + limitOf(res.Limits, "fsize") + ")"
 	default:
 		return
 	}
-	say(fmt.Sprintf("sbxrun: %s; everything %s is gone (%s)", why, c.where, res.Verdict))
+	say(fmt.Sprintf("sbxrun: %s; everything %s is gone (%s)", cause, c.where, res.Verdict))
 }
 
 // limitOf is a limit in bytes as its flag takes it; "" if there was none.

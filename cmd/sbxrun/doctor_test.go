@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"strings"
 	"testing"
 
@@ -53,5 +54,44 @@ interrupted: nothing is known
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// The transcript in docs/doctor.md, of a machine that this one need not be; package doctor
+// compares cause and fix with the real ones.
+func TestDoctorTranscript(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/doctor.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const cause = "kernel.unprivileged_userns_clone is 0: only root may make user namespaces"
+	var printed strings.Builder
+	err = printFindings(&printed, doctor.Report{Checks: []doctor.Finding{
+		{Name: "kernel", Verdict: doctor.OK, Detail: "Linux 6.1.0-56-amd64"},
+		{Name: "bwrap", Verdict: doctor.OK, Detail: "/usr/bin/bwrap, version 0.8.0"},
+		{Name: "user namespace", Verdict: doctor.Failed, Cause: cause,
+			Fix: "sudo sysctl -w kernel.unprivileged_userns_clone=1\nto keep it: echo 'kernel.unprivileged_userns_clone = 1' | sudo tee /etc/sysctl.d/60-sbxrun.conf"},
+		{Name: "PID namespace", Verdict: doctor.Skipped, Cause: "needs: user namespace"},
+		{Name: "no nested sandboxes", Verdict: doctor.Skipped, Cause: "needs: user namespace"}, // the longest name
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, block, _ := strings.Cut(string(doc), "    $ sbxrun doctor\n")
+	block, _, found := strings.Cut(block, "\n\nIf a run")
+	rest, elided := printed.String(), false
+	for line := range strings.Lines(block + "\n") {
+		if line = strings.TrimPrefix(line, "    "); line == "…\n" {
+			elided = true
+			continue
+		}
+		before, after, ok := strings.Cut("\n"+rest, "\n"+line)
+		if !ok || before != "" && !elided {
+			t.Fatalf("docs/doctor.md has %q, which is not what comes next:\n%s", line, rest)
+		}
+		rest, elided = after, false
+	}
+	if !found || rest != "" {
+		t.Errorf("docs/doctor.md lacks %q", rest)
 	}
 }

@@ -22,7 +22,7 @@ import (
 
 func execCommand(args []string, begin time.Time) int {
 	var x execution
-	x.command = command{Job: job.Job{ID: job.NewID()}, where: "of the command", ends: &x.flags.Ends, tells: &x.flags.Tells}
+	x.command = command{Job: job.Job{ID: job.NewID()}, where: "of the command", deadline: &x.flags.DeadlineFlags, printing: &x.flags.OutputFlags}
 	x.Terms.Begin = begin
 	words, err := parse(&x.flags, args)
 	if err != nil {
@@ -57,7 +57,7 @@ func (x *execution) run(name string, args []string) int {
 		return x.notStarted(err)
 	}
 	// Its limit on tasks is within the sandbox's. Before there are threads, which a wait would be too long for.
-	if x.Leave, err = admit(context.Background(), &x.flags.Busy, 0, x.flags.Quiet); err != nil {
+	if x.Leave, err = admit(context.Background(), &x.flags.AdmissionFlags, 0, x.flags.Quiet); err != nil {
 		return x.notStarted(err)
 	}
 	var requests *requests
@@ -127,7 +127,7 @@ func (x *execution) checkFlags() error {
 	if err := room.CheckWorkdir(x.flags.Workdir); err != nil {
 		return err
 	}
-	return busyTerms(&x.flags.Busy).Check()
+	return busyTerms(&x.flags.AdmissionFlags).Check()
 }
 
 // entry is what is run in the sandbox, and as whom.

@@ -37,6 +37,8 @@ func TestJSONIsDocumented(t *testing.T) {
 		{"kill", reflect.TypeFor[killed]()},
 		{"cleanup", reflect.TypeFor[cleanup.Finding]()},
 		{"logs", reflect.TypeFor[piece]()},
+		{"diff", reflect.TypeFor[diffed]()},
+		{"apply", reflect.TypeFor[applied]()},
 	} {
 		if i >= len(tables) {
 			t.Errorf("docs/state.md has no table for %s --json", tt.of)

@@ -49,6 +49,12 @@ func dispatch(args []string, begin time.Time) int {
 			return waitCommand(args[1:])
 		case "logs":
 			return logsCommand(args[1:])
+		case "cp":
+			return cpCommand(args[1:])
+		case "diff":
+			return diffCommand(args[1:])
+		case "apply":
+			return applyCommand(args[1:])
 		case "ps":
 			return psCommand(args[1:])
 		case "inspect":
@@ -57,12 +63,22 @@ func dispatch(args []string, begin time.Time) int {
 			return killCommand(args[1:])
 		case "cleanup":
 			return cleanupCommand(args[1:])
+		case "volume":
+			return volumeCommand(args[1:])
 		case "stats":
 			return statsCommand(args[1:])
 		case "serve":
 			return serverCommand(args, &cli.Serve{})
+		case "gateway":
+			return serverCommand(args, &cli.Gateway{})
+		case "nodes":
+			return serverCommand(args, &cli.Nodes{})
 		case "mcp":
 			return serverCommand(args, &cli.MCP{})
+		case "snapshot":
+			return serverCommand(args, &cli.Snapshot{})
+		case "snapshots":
+			return serverCommand(args, &cli.Snapshots{})
 		case "doctor":
 			return doctorCommand(args[1:])
 		// As other tools have them; the flags are the same.
@@ -70,6 +86,10 @@ func dispatch(args []string, begin time.Time) int {
 			return runCommand(append([]string{"--version"}, args[1:]...), begin)
 		case "help":
 			return helpCommand(args[1:], begin)
+		case "rm":
+			return rmCommand(args, begin)
+		case "ls":
+			return lsCommand(args, begin)
 		}
 	}
 	return runCommand(args, begin)
@@ -107,13 +127,13 @@ func fail(err error) int {
 // warn says on stderr what does not stop us.
 func warn(err error) { say("sbxrun: warning: " + inOneLine(asError(err))) }
 
-// unheard is set when nobody has read our stderr for as long as we wait for it.
-var unheard atomic.Bool
+// stderrStalled is set when nobody has read our stderr for [stream.Stalled].
+var stderrStalled atomic.Bool
 
 // say writes a line to stderr. The payload may have filled that pipe, and if nobody reads
 // it a write would keep us for ever: then the line is dropped, and all that follow.
 func say(line string) {
-	if unheard.Load() {
+	if stderrStalled.Load() {
 		return
 	}
 	// A pipe that can be written to has room for so much (PIPE_BUF, pipe(7)). Not by a
@@ -121,7 +141,7 @@ func say(line string) {
 	const part = 4096
 	for b := range slices.Chunk([]byte(line+"\n"), part) {
 		if !stream.TakesOutput(os.Stderr, stream.Stalled) {
-			unheard.Store(true)
+			stderrStalled.Store(true)
 			return
 		}
 		_, _ = stream.WriteBlocking(os.Stderr, b) // nobody to tell it
@@ -152,6 +172,9 @@ func parse(flags any, args []string) (words []string, err error) {
 	words, err = cli.Parse(flags, args)
 	if dir := cli.StateDir(flags); dir != "" {
 		err = cmp.Or(err, os.Setenv("SBXRUN_STATE_DIR", dir))
+	}
+	if dir := cli.DataDir(flags); dir != "" {
+		err = cmp.Or(err, os.Setenv("SBXRUN_DATA_DIR", dir))
 	}
 	return words, err
 }
@@ -241,8 +264,8 @@ func printable(text string) string {
 
 // usageError is an error of the command line.
 func usageError(err error) error {
-	if e := (*result.Error)(nil); errors.As(err, &e) && e.Code == "usage" && e.Hint != "" {
-		return e // its own hint
+	if e := (*result.Error)(nil); errors.As(err, &e) && (e.Code != "usage" || e.Hint != "") {
+		return e // its own hint, or not about the command line
 	}
 	return &result.Error{Code: "usage", Message: err.Error(), Hint: "see sbxrun --help", Err: err}
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"io"
 	"os"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,7 +17,7 @@ import (
 // advises reports whether a person reads what sbxrun says on stderr. A line for people
 // goes into no pipe and beside no report.
 func (c *command) advises() bool {
-	return !c.tells.Quiet && !c.tells.JSON && c.tells.Report == "" && term.IsTerminal(int(os.Stderr.Fd()))
+	return !c.printing.Quiet && !c.printing.JSON && c.printing.Report == "" && term.IsTerminal(int(os.Stderr.Fd()))
 }
 
 // counters are the network counters of a room, which can be read when that is gone as well:
@@ -26,12 +25,13 @@ func (c *command) advises() bool {
 type counters struct {
 	file   *os.File
 	before int
+	others bool // there were others before
 }
 
 // openCounters opens those of a room whose network is as --net says, if there is something to
 // tell.
 func (c *command) openCounters(net string, of *proc.Process) *counters {
-	if net != string(room.NetNone) || !c.advises() {
+	if net != string(room.NetNone) && !strings.HasPrefix(net, "allow=") || !c.advises() {
 		return nil
 	}
 	f, err := os.Open("/proc/" + strconv.Itoa(of.PID) + "/net/snmp")
@@ -44,6 +44,7 @@ func (c *command) openCounters(net string, of *proc.Process) *counters {
 // begin is for a room in which there were others before.
 func (n *counters) begin() *counters {
 	if n != nil {
+		n.others = true
 		n.before = n.read()
 	}
 	return n
@@ -64,7 +65,7 @@ func (n *counters) read() int {
 	if err != nil || readErr != nil {
 		return 0
 	}
-	return unreached(string(text))
+	return unreached(string(text), !n.others)
 }
 
 // failure is what is known of a command that has failed by itself; not ok if it has not, or
@@ -89,24 +90,38 @@ func advise(what, remedy string) {
 	say("sbxrun: hint: " + printable(what))
 }
 
-// recordMeant is about a command that was to remove a sandbox, as docker's rm does. Here rm is
-// the program.
-func recordMeant(argv []string) (what, remedy string) {
-	if len(argv) < 2 || path.Base(argv[0]) != "rm" {
+// refusedHosts is about hosts that the list of --net does not have.
+func refusedHosts(used *result.ReportNetwork) (what, remedy string) {
+	if used == nil {
 		return "", ""
 	}
-	name := argv[len(argv)-1]
-	e, err := find(name)
-	if err != nil {
+	const most = 3
+	var names []string
+	for _, h := range used.Hosts {
+		if h.Refused == 0 {
+			continue
+		}
+		if h.Reason != "" && h.Reason != "not listed" {
+			return h.Host + " was refused: " + h.Reason, "see docs/network.md"
+		}
+		names = append(names, h.Host)
+	}
+	if len(names) == 0 {
 		return "", ""
 	}
-	return "rm removes files, not " + e.What(), "sbxrun cleanup " + name + " removes its record when it has ended"
+	list := names[:min(most, len(names))]
+	return "the list of --net does not have " + strings.Join(list, ", "), "--net allow=" + strings.Join(list, ",") + " has"
 }
 
 // unreached counts, by a text as in /proc/net/snmp, how often somebody has tried to reach
 // what is not there: a host without a route to it, or a name server, for which the C
-// library takes a port of the loopback interface that nobody has.
-func unreached(text string) (times int) {
+// library takes a port of the loopback interface that nobody has. With localhost also a
+// server on that, which the host may have; among others it is one that is not up yet.
+func unreached(text string, localhost bool) (times int) {
+	counted := map[string]string{"Ip:": "OutNoRoutes", "Udp:": "NoPorts"}
+	if localhost {
+		counted["Tcp:"] = "AttemptFails"
+	}
 	var names []string
 	for line := range strings.Lines(text) {
 		fields := strings.Fields(line)
@@ -114,11 +129,9 @@ func unreached(text string) (times int) {
 			names = fields // of the line that follows
 			continue
 		}
-		for _, name := range map[string][]string{"Ip:": {"OutNoRoutes"}, "Udp:": {"NoPorts"}}[fields[0]] {
-			if i := slices.Index(names, name); i > 0 {
-				n, _ := strconv.Atoi(fields[i])
-				times += n
-			}
+		if i := slices.Index(names, counted[fields[0]]); i > 0 {
+			n, _ := strconv.Atoi(fields[i])
+			times += n
 		}
 		names = nil
 	}

@@ -1,8 +1,13 @@
 package main
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+)
 
 func TestUnreached(t *testing.T) {
+	const tcp = "Tcp: ActiveOpens AttemptFails InErrs\nTcp: 2 1 3\n"
 	const ip, udp = "Ip: Forwarding InReceives OutNoRoutes FragCreates\n", "Udp: InDatagrams NoPorts InErrors\n"
 	for _, tt := range []struct {
 		name, text string
@@ -16,8 +21,33 @@ func TestUnreached(t *testing.T) {
 		{"cut", ip + "Ip: 2 10\n" + udp, 0},
 		{"odd", "\n \nIp:\nIp:\n", 0},
 	} {
-		if got := unreached(tt.text); got != tt.want {
+		if got := unreached(tcp+tt.text, true); got != tt.want+1 {
+			t.Errorf("%s, and no server: %d", tt.name, got)
+		}
+		if got := unreached(tt.text, false); got != tt.want {
 			t.Errorf("%s: %d", tt.name, got)
+		}
+	}
+}
+
+func TestRefusedHosts(t *testing.T) {
+	refused := func(host, reason string) result.ReportHost {
+		return result.ReportHost{Host: host, Refused: 1, Reason: reason}
+	}
+	for _, tt := range []struct {
+		used         *result.ReportNetwork
+		what, remedy string
+	}{
+		{nil, "", ""},
+		{&result.ReportNetwork{Hosts: []result.ReportHost{{Host: "a.b:443", Connections: 1}}}, "", ""},
+		{&result.ReportNetwork{Hosts: []result.ReportHost{{Host: "a.b:443", Connections: 1}, refused("c.d:443", "not listed")}}, "the list of --net does not have c.d:443", "--net allow=c.d:443 has"},
+		{&result.ReportNetwork{Hosts: []result.ReportHost{refused("a:1", "not listed"), refused("b:1", "not listed"), refused("c:1", "not listed"), refused("d:1", "not listed")}},
+			"the list of --net does not have a:1, b:1, c:1", "--net allow=a:1,b:1,c:1 has"},
+		{&result.ReportNetwork{Hosts: []result.ReportHost{refused("a:1", "it resolves to 127.0.0.1, a loopback address, which is not listed itself")}},
+			"a:1 was refused: it resolves to 127.0.0.1, a loopback address, which is not listed itself", "see docs/network.md"},
+	} {
+		if what, remedy := refusedHosts(tt.used); what != tt.what || remedy != tt.remedy {
+			t.Errorf("%+v: %q, %q", tt.used, what, remedy)
 		}
 	}
 }

@@ -41,7 +41,7 @@ func (c *command) openStreams() (*stream.Streams, error) {
 	if err := stream.NoDirectories([3]*os.File{os.Stdin, os.Stdout, os.Stderr}); err != nil {
 		return nil, err
 	}
-	c.output.action, c.output.size = c.tells.OutputLimit, int64(c.tells.MaxOutput)
+	c.output.action, c.output.size = c.printing.OutputLimit, int64(c.printing.MaxOutput)
 	b := stream.Bound{Size: c.output.size, Limited: c.output.action != ""}
 	b.Exceeded = func() {
 		if !c.output.hit.Swap(true) && c.output.action == outputKill {
@@ -51,7 +51,7 @@ func (c *command) openStreams() (*stream.Streams, error) {
 	switch {
 	case c.record != nil:
 		return stream.Open(nil, c.record.Output(0), c.record.Output(1), stream.Bound{}, c.broken)
-	case c.tells.JSON:
+	case c.printing.JSON:
 		c.buffers = [2]*stream.Buffer{stream.NewBuffer(b.Size), stream.NewBuffer(b.Size)}
 		return stream.Open(os.Stdin, c.buffers[0], c.buffers[1], b, c.broken)
 	case c.tty:
@@ -62,7 +62,7 @@ func (c *command) openStreams() (*stream.Streams, error) {
 
 // checkOutput finds what is wrong with the flags for the output.
 func (c *command) checkOutput() error {
-	if c.tells.JSON && c.tty {
+	if c.printing.JSON && c.tty {
 		return usageError(errJSONOnTerminal)
 	}
 	return nil

@@ -12,17 +12,23 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/tools"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// policyOf turns the flags that say what a sandbox shows into a policy.
-func policyOf(f *cli.View, l *cli.Limits, command []string) (p room.Policy, err error) {
+// policyOf turns the flags that say what a sandbox shows into a policy, and what of a network it
+// has by lists.
+func policyOf(f *cli.View, l *cli.Limits, command []string) (p room.Policy, net network.Spec, err error) {
+	if net, err = networkOf(f); err != nil {
+		return p, net, err
+	}
 	p = room.Policy{
 		Command:  command,
 		Cwd:      room.Cwd(f.Cwd),
 		CwdRoot:  f.CwdRoot,
+		CwdUpper: string(f.Upper),
 		Workdir:  f.Workdir,
 		TmpSize:  int64(f.TmpSize),
 		Network:  room.Network(f.Net),
@@ -31,25 +37,73 @@ func policyOf(f *cli.View, l *cli.Limits, command []string) (p room.Policy, err 
 	}
 	if f.Write {
 		if f.Cwd != "" && p.Cwd != room.CwdReadWrite {
-			return p, fmt.Errorf("-w means --cwd rw, but --cwd %s is given, too", f.Cwd)
+			return p, net, fmt.Errorf("-w means --cwd rw, but --cwd %s is given, too", f.Cwd)
 		}
 		p.Cwd = room.CwdReadWrite
 	}
+	if f.Upper != "" && len(f.Overlay) == 0 && p.Cwd != room.CwdOverlay {
+		return p, net, errors.New("--upper: goes with --overlay or --cwd overlay")
+	}
 	if f.TmpSize == 0 {
-		return p, errors.New("--tmp-size: must be greater than 0")
+		return p, net, errors.New("--tmp-size: must be greater than 0")
+	}
+	if net.Proxied {
+		p.Network = room.NetNone
+	}
+	if p.User, err = parseUser(f.User); err != nil {
+		return p, net, err
 	}
 	if p.Mounts, err = mounts(f); err != nil {
-		return p, err
+		return p, net, err
+	}
+	if err = useVolumes(&p, f.Volume); err != nil {
+		return p, net, err
 	}
 	var vars []values.Var
 	if f.Tools {
 		vars = showTools(&p)
 	}
-	if p.Env, err = environment(&f.Vars, float64(l.Cpus), vars); err != nil {
-		return p, err
+	for _, pair := range net.Variables() {
+		name, value, _ := strings.Cut(pair, "=")
+		vars = append(vars, values.Var{Name: name, Value: value})
 	}
-	p.User, err = parseUser(f.User)
-	return p, err
+	p.Env, err = environment(&f.Vars, float64(l.Cpus), vars)
+	return p, net, err
+}
+
+// networkOf is what of a network a sandbox has by lists.
+func networkOf(f *cli.View) (spec network.Spec, err error) {
+	list, proxied := strings.CutPrefix(f.Net, "allow=")
+	if proxied {
+		spec.Proxied = true
+		if spec.Allow, err = network.ParseAllow(list); err != nil {
+			return spec, err
+		}
+	}
+	for _, arg := range f.Publish {
+		p, err := network.ParsePublish(arg)
+		if err != nil {
+			return spec, err
+		}
+		spec.Publish = append(spec.Publish, p)
+	}
+	if len(f.Connect) > 0 {
+		dir, err := unix.Getwd()
+		if err != nil {
+			dir = "/" // where a relative path leads nowhere
+		}
+		for _, arg := range f.Connect {
+			c, err := network.ParseConnect(arg, dir)
+			if err != nil {
+				return spec, err
+			}
+			spec.Connect = append(spec.Connect, c)
+		}
+	}
+	if f.Net == string(room.NetHost) && spec.Wanted() {
+		return spec, errors.New("--publish and --connect are for a sandbox with a network of its own; with --net host its ports are the host's")
+	}
+	return spec, spec.Check()
 }
 
 // showTools adds to a policy what stands behind PATH, and returns the variables for it.
@@ -78,13 +132,18 @@ func mounts(f *cli.View) (list []room.Mount, err error) {
 		{f.Bind, room.ReadWrite, false},
 		{f.RoBindTry, room.ReadOnly, true},
 		{f.BindTry, room.ReadWrite, true},
+		{f.Overlay, room.Overlaid, false},
 	} {
 		for _, arg := range kind.args {
 			source, dest, err := room.ParseBind(arg, dir)
 			if err != nil {
 				return nil, err
 			}
-			list = append(list, room.Mount{Kind: kind.kind, Source: source, Dest: dest, Try: kind.try})
+			m := room.Mount{Kind: kind.kind, Source: source, Dest: dest, Try: kind.try}
+			if kind.kind == room.Overlaid {
+				m.Upper = string(f.Upper)
+			}
+			list = append(list, m)
 		}
 	}
 	for _, arg := range f.Tmpfs {
@@ -111,8 +170,8 @@ func mounts(f *cli.View) (list []room.Mount, err error) {
 // passed are the variables every payload gets from the caller, beside LC_*.
 var passed = []string{"LANG", "LANGUAGE", "TERM", "TZ"}
 
-// own are the variables that describe the sandbox and not the host.
-var own = []string{"PATH", "HOME", "USER", "LOGNAME", "PWD", "OLDPWD"}
+// sandboxVars are the variables that describe the sandbox and not the host.
+var sandboxVars = []string{"PATH", "HOME", "USER", "LOGNAME", "PWD", "OLDPWD"}
 
 // environment is what the payload of a new sandbox gets beside PATH, HOME and
 // USER: what comes later wins.
@@ -128,7 +187,7 @@ func environment(f *cli.Vars, cpus float64, tools []values.Var) (set values.Envi
 func inherit(set *values.Environment, all bool) {
 	for _, pair := range os.Environ() {
 		v, ok, err := values.ParseVar(pair)
-		if err != nil || !ok || slices.Contains(own, v.Name) {
+		if err != nil || !ok || slices.Contains(sandboxVars, v.Name) {
 			continue // names that no shell could set, such as exported functions
 		}
 		if all || slices.Contains(passed, v.Name) || strings.HasPrefix(v.Name, "LC_") {

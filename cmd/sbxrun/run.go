@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -13,15 +11,16 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/doctor"
+	"github.com/sbxrun/sbxrun/internal/files"
 	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/room"
-	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/internal/version"
 )
 
 func runCommand(args []string, begin time.Time) int {
 	r := runner{}
-	r.command = command{Job: job.Job{ID: job.NewID()}, where: "in the sandbox", ends: &r.flags.Ends, tells: &r.flags.Tells}
+	r.command = command{Job: job.Job{ID: job.NewID()}, where: "in the sandbox", deadline: &r.flags.DeadlineFlags, printing: &r.flags.OutputFlags}
 	r.Terms.Begin = begin
 	var err error
 	if r.argv, err = parse(&r.flags, args); err != nil {
@@ -37,6 +36,7 @@ func runCommand(args []string, begin time.Time) int {
 type runner struct {
 	command
 	flags cli.Run
+	spec  network.Spec
 }
 
 func (r *runner) run() int {
@@ -50,7 +50,7 @@ func (r *runner) run() int {
 	}
 	r.signals = watchWaiting()
 	if !r.flags.PrintCommand {
-		if r.Leave, err = admit(r.signals.ctx, &r.flags.Busy, r.flags.Pids, r.flags.Quiet); err != nil {
+		if r.Leave, err = admit(r.signals.ctx, &r.flags.AdmissionFlags, r.flags.Pids, r.flags.Quiet); err != nil {
 			diesOf(err)
 			return r.notStarted(err)
 		}
@@ -75,15 +75,36 @@ func (r *runner) run() int {
 		}
 		return r.printCommand(plan)
 	}
-	r.bwrap = &result.ReportBwrap{Path: plan.Program.Path, Version: plan.Program.Version}
-	var network *counters
-	if r.start() {
-		sweepSoon("")
-		network = r.openCounters(r.flags.Net, r.Kept().Room)
+	if r.spec.Wanted() {
+		if r.network, err = network.Start(r.spec, plan.Cred()); err != nil {
+			return r.notStarted(err)
+		}
+		defer r.network.End()
 	}
+	if r.files, err = files.Open(r.flags.Put, r.flags.Get, plan.Workdir, room.SplitColon); err != nil {
+		return r.notStarted(err)
+	}
+	defer r.files.Close()
+	r.bwrap = &result.ReportBwrap{Path: plan.Program.Path, Version: plan.Program.Version}
+	var counted *counters
+	if r.start() {
+		time.AfterFunc(soonSwept, func() { sweepQuickly("") })
+		counted = r.openCounters(r.flags.Net, r.Kept().Room)
+	}
+	overlays := r.TakeOverlays()
 	res, delivered := r.wait()
-	if f, ok := r.failure(res, network); ok {
-		what, remedy := recordMeant(r.argv)
+	syncVolumes()
+	r.collect(&res)
+	if len(overlays) > 0 {
+		r.changes = countChanges(overlays)
+		r.bringHome(overlays, &res)
+	}
+	r.used = r.network.End()
+	if f, ok := r.failure(res, counted); ok {
+		what, remedy := refusedHosts(r.used)
+		if what == "" && f.Network && r.spec.Proxied {
+			what, remedy = "it tried to reach a network without the proxy of --net allow=", "docs/network.md says how programs are told of it"
+		}
 		if what == "" {
 			what, remedy = plan.Obstacle(f, thisCaller())
 		}
@@ -92,6 +113,35 @@ func (r *runner) run() int {
 	plan.Close() // descriptors may be few
 	r.diagnose(&res)
 	return r.end(res, delivered)
+}
+
+// collect gets what the command has left.
+func (r *runner) collect(res *result.Result) {
+	if len(r.flags.Get) == 0 || !res.Started {
+		return
+	}
+	var err error
+	var unmatched []string
+	if res.Verdict == result.Proven {
+		unmatched, err = r.files.Collect()
+		if left := r.files.Got.LeftOut; err == nil && left.Denied > 0 {
+			err = fmt.Errorf("--get: %d could not be read, the first: %w", left.Denied, left.First)
+		}
+	} else {
+		err = errors.New("--get: nothing is collected, because something may still write to it")
+	}
+	if err != nil && res.Err == nil {
+		res.Err = &result.Error{Code: "get", ExitCode: result.ExitOutput, Message: err.Error(), Err: err}
+	}
+	if r.flags.Quiet {
+		return
+	}
+	for _, arg := range unmatched {
+		warn(fmt.Errorf("--get %s: there is no such file", arg))
+	}
+	if left := r.files.Got.LeftOut; left.Special > 0 {
+		warn(fmt.Errorf("--get: %d left out, the first: %v", left.Special, left.First))
+	}
 }
 
 // printCommand prints the plan as a command, and writes its filter to where that is wanted.
@@ -136,10 +186,16 @@ func (r *runner) checkFlags() error {
 	if err := r.checkOutput(); err != nil {
 		return err
 	}
-	if err := busyTerms(&r.flags.Busy).Check(); err != nil {
+	if err := busyTerms(&r.flags.AdmissionFlags).Check(); err != nil {
 		return usageError(err)
 	}
+	overlays := len(r.flags.Overlay) > 0 || room.Cwd(r.flags.Cwd) == room.CwdOverlay
+	r.flags.Apply = r.flags.Apply || r.flags.ApplyDelete
 	switch {
+	case (r.flags.Diff || r.flags.Apply) && !overlays:
+		return usageError(errors.New("--diff and --apply: go with --overlay or --cwd overlay"))
+	case r.flags.PrintCommand && overlays:
+		return usageError(errors.New("--print-command: no bwrap command does the same as --overlay, which sbxrun mounts itself"))
 	case r.flags.PrintFilter == "":
 	case !r.flags.PrintCommand:
 		return usageError(errors.New("--print-filter: goes with --print-command"))
@@ -151,7 +207,11 @@ func (r *runner) checkFlags() error {
 
 // plan turns the flags into a policy, and that into a plan.
 func (r *runner) plan(caller room.Caller) error {
-	policy, err := policyOf(&r.flags.View, &r.flags.Limits, r.argv)
+	policy, spec, err := policyOf(&r.flags.View, &r.flags.Limits, r.argv)
+	r.spec = spec
+	if err == nil && r.flags.PrintCommand && spec.Wanted() {
+		err = errors.New("--print-command: no bwrap command does what --net allow=, --publish and --connect do")
+	}
 	if err == nil && len(r.argv) == 0 {
 		err = errors.New("no command given")
 	}
@@ -184,30 +244,4 @@ func warnOfOther(plan *room.Plan, argv []string) {
 	if plan.Instead != "" {
 		tellWarning(fmt.Sprintf("%s is %s in the sandbox, but %s outside; use that one with --tools, or name this one by its full path", argv[0], plan.Found, plan.Instead))
 	}
-}
-
-// meant is the remedy where the command that was not found is a word that other tools take
-// there: a time, as timeout(1), a subcommand, as docker, or a whole command line; "" if it
-// is none.
-func meant(word string, tty bool) string {
-	switch word {
-	case "stop":
-		return "to end a sandbox write sbxrun kill"
-	case "completion":
-		return "completions are files, which the packages install, and ./setup.sh completions writes"
-	}
-	if slices.ContainsFunc(cli.Commands(), func(c cli.Command) bool { return c.Name == word }) {
-		return "a command of sbxrun's own is its first word: sbxrun " + word
-	}
-	if strings.ContainsAny(word, " \t\n") {
-		return "a command line in one word is for a shell: write sh -c before it"
-	}
-	if new(values.Duration).UnmarshalText([]byte(word)) != nil {
-		return ""
-	}
-	hint := "for a deadline write --timeout " + word
-	if tty {
-		hint = "-t is --tty; " + hint
-	}
-	return hint
 }

@@ -62,7 +62,7 @@ func parseStart(args []string) (f startFlags, command []string, err error) {
 	if f.tags, err = parseTags(f.Tag); err != nil {
 		return f, nil, err
 	}
-	if err := busyTerms(&f.Busy).Check(); err != nil {
+	if err := busyTerms(&f.AdmissionFlags).Check(); err != nil {
 		return f, nil, err
 	}
 	f.probe, err = parseProbe(&f.Start)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/detach"
+	"github.com/sbxrun/sbxrun/internal/files"
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
@@ -29,9 +30,15 @@ func superviseSandbox(args []string, begin time.Time) int {
 	if caller.Tell(detach.Handover{ID: box.ID(), Name: box.Name(), Status: string(state.Running)}) != nil {
 		requests.abandon()
 	}
-	sweepSoon(stateDir)
-	debug.FreeOSMemory() // it will be idle for a long time
-	if err := box.Wait(); err != nil {
+	time.AfterFunc(soonSwept, func() {
+		sweepQuickly(stateDir)
+		// It will be idle for a long time. Its threads it keeps: when it has to end the sandbox there
+		// may be no task left for another.
+		debug.FreeOSMemory()
+	})
+	err = box.Wait()
+	syncVolumes()
+	if err != nil {
 		return fail(err)
 	}
 	return 0
@@ -44,15 +51,20 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 	if err != nil {
 		return nil, "", usageError(err)
 	}
-	policy, err := policyOf(&flags.View, &flags.Limits, argv)
+	policy, net, err := policyOf(&flags.View, &flags.Limits, argv)
 	if err != nil {
 		return nil, "", usageError(err)
 	}
 	if policy.Meminfo, err = fakeMeminfo(flags.FakeMeminfo, &flags.Limits); err != nil {
 		return nil, "", err
 	}
+	lower, held, err := startFrom(ctx, flags.From, &flags.View, &policy)
+	if err != nil {
+		return nil, "", err
+	}
 	spec := sandbox.Spec{
-		Command: argv, Tags: flags.tags, Net: flags.Net, Hostname: flags.Hostname, Begin: begin,
+		Layers: lower, Held: held,
+		Command: argv, Tags: flags.tags, Net: flags.Net, Network: net, Hostname: flags.Hostname, Begin: begin,
 		Timeout: time.Duration(flags.Timeout), Signal: syscall.Signal(flags.Signal), Grace: flags.Period(), ProofTimeout: time.Duration(flags.ProofTimeout),
 		IdleTimeout: time.Duration(flags.IdleTimeout), Remove: flags.Rm, LogMax: int64(flags.LogMax), KillAtLogMax: flags.OutputLimit == outputKill, Probe: flags.probe,
 	}
@@ -63,11 +75,14 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 		return nil, "", err
 	}
 	warnOfOther(spec.Plan, argv)
+	if spec.Files, err = files.Open(flags.Put, nil, spec.Plan.Workdir, room.SplitColon); err != nil {
+		return nil, "", err
+	}
 	dir, err := state.Open(state.Mine())
 	if err != nil {
 		return nil, "", err
 	}
-	if spec.Leave, err = admit(ctx, &flags.Busy, flags.Pids, false); err != nil {
+	if spec.Leave, err = admit(ctx, &flags.AdmissionFlags, flags.Pids, false); err != nil {
 		return nil, "", err
 	}
 	// From here on there is nothing of the caller's in us: neither what its
@@ -76,9 +91,9 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 	if err := os.Chdir("/"); err != nil {
 		return nil, "", err
 	}
-	own, err := dir.Create(job.NewID(), string(flags.Name))
+	claim, err := dir.Create(job.NewID(), string(flags.Name))
 	if err != nil {
 		return nil, "", err
 	}
-	return sandbox.New(ctx, own, spec), dir.Path(), nil
+	return sandbox.New(ctx, claim, spec), dir.Path(), nil
 }

@@ -46,7 +46,7 @@ func waitCommand(args []string) int {
 }
 
 // waitReady waits as wait --ready does, for a sandbox that was just started.
-func waitReady(id string, timeout time.Duration) (code int, why *result.ReportError) {
+func waitReady(id string, timeout time.Duration) (code int, failure *result.ReportError) {
 	// The supervisor gives up by then, and says so, unless it cannot write that down.
 	const margin = 10 * time.Second
 	ctx, cancel := context.WithTimeout(context.Background(), timeout+margin)

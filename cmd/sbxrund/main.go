@@ -18,11 +18,15 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/cluster"
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/mcp"
+	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/pool"
+	"github.com/sbxrun/sbxrun/internal/proxy"
 	"github.com/sbxrun/sbxrun/internal/server"
+	"github.com/sbxrun/sbxrun/internal/snapshots"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/version"
 )
@@ -33,12 +37,26 @@ func main() {
 		word = os.Args[1]
 	}
 	switch word {
+	case network.Role:
+		os.Exit(proxy.Main())
 	case "serve":
 		os.Exit(serve(os.Args[2:]))
+	case "gateway":
+		os.Exit(gateway(os.Args[2:]))
+	case "nodes":
+		os.Exit(nodes(os.Args[2:]))
 	case "mcp":
 		os.Exit(mcpCommand(os.Args[2:]))
+	case "snapshot":
+		os.Exit(snapshotCommand(os.Args[2:]))
+	case "snapshots":
+		os.Exit(snapshotsCommand(os.Args[2:]))
+	case snapshots.UnpackWord:
+		os.Exit(unpackCommand(os.Args[2:]))
+	case guardWord:
+		os.Exit(thawWhenClosed(os.Args[2:]))
 	}
-	os.Exit(fail(errors.New("this is the server of sbxrun; write sbxrun serve, or sbxrun mcp")))
+	os.Exit(fail(errors.New("this is the server of sbxrun; write sbxrun serve, gateway, nodes or mcp")))
 }
 
 // fail prints an error and returns the exit code.
@@ -83,7 +101,7 @@ func serve(args []string) int {
 	if code, done := parse(&flags, args); done {
 		return code
 	}
-	c, tokens, err := settings(&flags)
+	c, tokens, err := settings(&flags.Listening)
 	if err != nil {
 		return fail(err)
 	}
@@ -95,22 +113,53 @@ func serve(args []string) int {
 		return fail(err)
 	}
 	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
-	// Before anything listens: a client may come and a signal too.
-	told := make(chan os.Signal, 4)
-	signal.Notify(told, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
-	signal.Ignore(unix.SIGPIPE)
+	told := signals()
 	source, free := places(&c, log)
 	defer free()
 	s, err := server.New(c, tokens, source, log, version.String())
 	if err != nil {
 		return fail(err)
 	}
-	listeners, err := listen(&c)
+	handler := s.Handler(front(s, &c, log))
+	node, err := join(&c, s, handler, log)
 	if err != nil {
 		return fail(err)
 	}
+	web, failed, err := listenAll(&c, handler, log)
+	if err != nil {
+		return fail(err)
+	}
+	if err := until(told, failed, &flags.Listening, &s.Door, log); err != nil {
+		return fail(err)
+	}
+	ctx, cancel := draining(told, time.Duration(c.DrainTimeout), log)
+	defer cancel()
+	s.Stop()
+	if node != nil {
+		node.Tell()
+	}
+	s.Drain(ctx)
+	ended(web, node, log)
+	return 0
+}
+
+// signals are those that the server is told by. They are caught before anything listens: a client
+// may come and a signal too.
+func signals() <-chan os.Signal {
+	told := make(chan os.Signal, 4)
+	signal.Notify(told, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
+	signal.Ignore(unix.SIGPIPE)
+	return told
+}
+
+// listenAll opens all sockets, and answers what comes there.
+func listenAll(c *config.Config, handler http.Handler, log *slog.Logger) (*http.Server, <-chan error, error) {
+	listeners, err := listen(c)
+	if err != nil {
+		return nil, nil, err
+	}
 	web := &http.Server{
-		Handler: s.Handler(front(s, &c, log)), ConnContext: server.Peer, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		Handler: handler, ConnContext: server.Peer, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: server.MaxHeader,
 		Protocols: new(http.Protocols), // an HTTP/2 stream that is reset is easily lost
 	}
@@ -120,19 +169,24 @@ func serve(args []string) int {
 		log.Info("listening", "address", l.Addr().String())
 		go func() { failed <- web.Serve(l) }()
 	}
+	return web, failed, nil
+}
+
+// until waits for the signal to end, and takes over a changed configuration when told to.
+func until(told <-chan os.Signal, failed <-chan error, flags *cli.Listening, door *server.Door, log *slog.Logger) error {
 	_, _ = daemon.SdNotify(false, daemon.SdNotifyReady) // without systemd nobody is told
 	for {
 		select {
 		case err := <-failed:
-			return fail(err)
+			return err
 		case sig := <-told:
 			if sig != unix.SIGHUP {
 				_, _ = daemon.SdNotify(false, daemon.SdNotifyStopping)
-				return end(web, s, told, time.Duration(c.DrainTimeout), log)
+				return nil
 			}
-			if next, tokens, err := settings(&flags); err != nil {
+			if next, tokens, err := settings(flags); err != nil {
 				log.Error("reload", "error", err)
-			} else if err := s.Reload(next, tokens); err != nil {
+			} else if err := door.Reload(next, tokens); err != nil {
 				log.Error("reload", "error", err)
 			} else {
 				log.Info("reloaded")
@@ -158,12 +212,11 @@ func front(s *server.Server, c *config.Config, log *slog.Logger) *mcp.Front {
 	return mcp.New(s, mcp.Settings{Version: version.String(), Network: c.Sandbox.Network == "host", MaxBody: int64(c.MaxBody), Log: log})
 }
 
-// end lets calls that run come to their ends, and then ends the server. A second signal cuts
-// that short.
-func end(web *http.Server, s *server.Server, told <-chan os.Signal, within time.Duration, log *slog.Logger) int {
+// draining is the time in which calls that run may come to their ends. A second signal cuts it
+// short.
+func draining(told <-chan os.Signal, within time.Duration, log *slog.Logger) (context.Context, context.CancelFunc) {
 	log.Info("draining")
 	ctx, cancel := context.WithTimeout(context.Background(), within)
-	defer cancel()
 	go func() {
 		for sig := range told {
 			if sig != unix.SIGHUP {
@@ -171,19 +224,27 @@ func end(web *http.Server, s *server.Server, told <-chan os.Signal, within time.
 			}
 		}
 	}()
-	s.Drain(ctx)
+	return ctx, cancel
+}
+
+// ended closes connections when their answers are sent.
+func ended(web *http.Server, node *cluster.Node, log *slog.Logger) {
 	const moment = 5 * time.Second // for answers on their way
-	ctx, cancel = context.WithTimeout(context.Background(), moment)
+	ctx, cancel := context.WithTimeout(context.Background(), moment)
 	defer cancel()
+	if node != nil {
+		node.Close(ctx)
+	}
 	if web.Shutdown(ctx) != nil {
 		web.Close()
 	}
 	log.Info("ended")
-	return 0
 }
 
+var errNoListen = errors.New("listen: there is nothing to listen on; name a socket, such as unix:/run/sbxrund.sock")
+
 // settings is the configuration with the flags, checked.
-func settings(flags *cli.Serve) (c config.Config, tokens config.Tokens, err error) {
+func settings(flags *cli.Listening) (c config.Config, tokens config.Tokens, err error) {
 	if c, err = config.Load(flags.Config); err != nil {
 		return c, nil, err
 	}
@@ -193,7 +254,8 @@ func settings(flags *cli.Serve) (c config.Config, tokens config.Tokens, err erro
 	for _, f := range []struct {
 		to   *string
 		from string
-	}{{&c.TokenFile, flags.TokenFile}, {&c.TLSCert, flags.TLSCert}, {&c.TLSKey, flags.TLSKey}} {
+	}{{&c.TokenFile, flags.TokenFile}, {&c.TLSCert, flags.TLSCert}, {&c.TLSKey, flags.TLSKey},
+		{&c.NATS.URL, flags.NATS}, {&c.NATS.Creds, flags.NATSCreds}, {&c.NATS.Node, flags.Node}} {
 		if f.from != "" {
 			*f.to = f.from
 		}
@@ -201,8 +263,8 @@ func settings(flags *cli.Serve) (c config.Config, tokens config.Tokens, err erro
 	if flags.DrainTimeout != 0 {
 		c.DrainTimeout = flags.DrainTimeout
 	}
-	if len(c.Listen) == 0 && !activated() {
-		return c, nil, errors.New("listen: there is nothing to listen on; name a socket, such as unix:/run/sbxrund.sock")
+	if len(c.Listen) == 0 && !activated() && c.NATS.URL == "" {
+		return c, nil, errNoListen
 	}
 	if err = c.Check(); err == nil && c.TokenFile != "" {
 		tokens, err = config.LoadTokens(c.TokenFile)

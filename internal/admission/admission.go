@@ -195,15 +195,15 @@ func (a *Leave) findRoom() error {
 			a.started()
 			return &result.Error{Code: "pressure", Message: err.Error(), Err: err}
 		}
-		why := a.tooMuch(r)
-		if why == "" {
+		reason := a.tooMuch(r)
+		if reason == "" {
 			a.note(r)
 			return nil
 		}
 		a.started() // not to keep others, who may need less
 		left := time.Until(a.by)
 		if left <= 0 {
-			return a.busy(why, nil)
+			return a.busy(reason, nil)
 		}
 		select {
 		case <-time.After(min(pause, left)):
@@ -250,11 +250,11 @@ func (a *Leave) tooMuch(r pressure.Reading) string {
 		r.AddPromises()
 	}
 	if b, lacks := r.Lacking(a.need + a.Promised); lacks {
-		why := inUse(b)
+		reason := inUse(b)
 		if b.Promised > 0 {
-			why += fmt.Sprintf(", %d are promised to sandboxes with --pids", b.Promised)
+			reason += fmt.Sprintf(", %d are promised to sandboxes with --pids", b.Promised)
 		}
-		return why + fmt.Sprintf(", and this needs %d more", a.need+a.Promised)
+		return reason + fmt.Sprintf(", and this needs %d more", a.need+a.Promised)
 	}
 	return ""
 }
@@ -333,8 +333,8 @@ func (a *Leave) End() {
 }
 
 // busy is the error of a command that there is no room for.
-func (a *Leave) busy(why string, cause error) error {
-	e := &result.Error{Code: "busy", ExitCode: result.ExitBusy, Message: "busy: " + why, Hint: "try again later, or let it wait with --on-pressure wait", Err: cause}
+func (a *Leave) busy(reason string, cause error) error {
+	e := &result.Error{Code: "busy", ExitCode: result.ExitBusy, Message: "busy: " + reason, Hint: "try again later, or let it wait with --on-pressure wait", Err: cause}
 	if a.OnPressure == Wait {
 		e.Message += ", for longer than " + values.Duration(a.WaitTimeout).String()
 		e.Hint = "try again later; sbxrun stats shows what is in use"

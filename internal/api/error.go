@@ -35,6 +35,7 @@ const (
 	Unproven      Code = "unproven"
 	QuotaDisk     Code = "quota-disk"
 	Internal      Code = "internal"
+	Lost          Code = "lost"
 )
 
 // status is the HTTP status of each code.
@@ -45,7 +46,7 @@ var status = map[Code]int{
 	Ended: http.StatusGone, BusySession: http.StatusConflict, Idempotency: http.StatusConflict,
 	Quota: http.StatusTooManyRequests, Busy: http.StatusServiceUnavailable, Draining: http.StatusServiceUnavailable,
 	Setup: http.StatusInternalServerError, Unproven: http.StatusInternalServerError, QuotaDisk: http.StatusInsufficientStorage,
-	Internal: http.StatusInternalServerError,
+	Internal: http.StatusInternalServerError, Lost: http.StatusBadGateway,
 }
 
 // Codes returns all codes with their statuses.

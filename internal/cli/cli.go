@@ -15,8 +15,8 @@ import (
 // CLI is the whole command line. The first command need not be named. Of the tags of a
 // command
 //
-//	words      is what follows its name; SANDBOX and COMMAND in it say how that is parsed
-//	           and completed (see [Command])
+//	words      is what follows its name; SANDBOX, SANDBOX: and COMMAND in it say how that is
+//	           parsed and completed (see [Command])
 //	ended      says that the sandboxes may have ended
 //	help       is a sentence that fits on one line of the list of commands
 //	example    is a command line with it
@@ -24,7 +24,8 @@ import (
 // and of those of a flag
 //
 //	help           is a sentence, or some
-//	placeholder    stands for its value; a list such as none|host names all that there are
+//	placeholder    stands for its value; a list such as none|host names all that there are,
+//	               and a word with = in it the beginning of one
 //	default        is its value unless it is given
 //	short          is a letter
 //	alias          is another name, by which other tools have it
@@ -34,15 +35,25 @@ type CLI struct {
 	Run     Run     `words:"[flags] [--] COMMAND [ARG...]" help:"Run a command in a new sandbox, and leave nothing behind (default)." example:"sbxrun --timeout 5 python3 job.py"`
 	Start   Start   `words:"[flags] [[--] COMMAND [ARG...]]" help:"Start a sandbox that lives on, and print its id." example:"sbxrun start --name web --ready-tcp 8000 --wait-ready python3 -m http.server"`
 	Exec    Exec    `words:"[flags] SANDBOX [--] COMMAND [ARG...]" help:"Run a command in a running sandbox, and leave nothing of it behind." example:"sbxrun exec --timeout 5 web make test"`
+	Cp      Cp      `words:"[flags] SANDBOX:SRC... DST|SRC... SANDBOX:DST" help:"Copy files into a running sandbox, or out of it." example:"sbxrun cp -r web:/tmp/results ."`
+	Diff    Diff    `words:"[flags] SANDBOX [PATH...]" help:"Show what a sandbox has changed in its overlays." ended:"" example:"sbxrun diff agent -p src"`
+	Apply   Apply   `words:"[flags] SANDBOX [PATH...]" help:"Make the changes of a sandbox's overlays on the host." ended:"" example:"sbxrun apply agent --delete src"`
 	Ps      Ps      `words:"[flags] [SANDBOX]" help:"List sandboxes, or the detached execs in one." example:"sbxrun ps --all --status failed"`
 	Inspect Inspect `words:"[flags] SANDBOX[/EXEC]..." help:"Print everything known about sandboxes, as JSON." ended:"" example:"sbxrun inspect web"`
 	Wait    Wait    `words:"[flags] SANDBOX[/EXEC]" help:"Wait for a sandbox to end, and exit with its command's code." ended:"" example:"sbxrun wait web --timeout 1m"`
 	Logs    Logs    `words:"[flags] SANDBOX[/EXEC]" help:"Print what a sandbox's command has written." ended:"" example:"sbxrun logs -f web --stream stderr"`
 	Kill    Kill    `words:"[flags] SANDBOX[/EXEC]...|--all|--tag KEY=VALUE" help:"End sandboxes, and prove it." example:"sbxrun kill web --grace 1s"`
+
+	Snapshot  Snapshot  `words:"[flags] SANDBOX|rm SNAPSHOT...|export SNAPSHOT [FILE]|import [FILE]" help:"Keep what a sandbox wrote to its overlays, to start others from." example:"sbxrun snapshot web --name before"`
+	Snapshots Snapshots `words:"[flags]" help:"List snapshots." example:"sbxrun snapshots --json"`
+
 	Cleanup Cleanup `words:"[flags] [SANDBOX[/EXEC]...]" help:"Remove what ended sandboxes and crashes have left behind." ended:"" example:"sbxrun cleanup --older-than 24h"`
+	Volume  Volume  `words:"[flags] ls|rm NAME...|export NAME [FILE|-]" help:"List, remove or export the directories that outlive sandboxes." example:"sbxrun volume export cache cache.tar"`
 	Stats   Stats   `words:"[flags]" help:"Print how many tasks are in use, and the limits on them." example:"sbxrun stats --watch"`
 	Serve   Serve   `words:"[flags]" help:"Serve calls over HTTP, on a Unix socket or with tokens." example:"sbxrun serve --listen unix:/run/sbxrund.sock"`
-	MCP     MCP     `words:"[flags]" help:"Give an agent tools that run code, on stdio (Model Context Protocol)." example:"sbxrun mcp --config agent.toml"`
+	Gateway Gateway `words:"[flags]" help:"Offer many servers, connected by NATS, as one." example:"sbxrun gateway --nats nats://nats.example --listen tcp:0.0.0.0:8443 --config gateway.toml"`
+	Nodes   Nodes   `words:"[flags]" help:"List the nodes and gateways of a cluster." example:"sbxrun nodes --nats nats://nats.example"`
+	MCP     MCP     `words:"[flags]" help:"Give agents tools that run code, on stdio (Model Context Protocol)." example:"sbxrun mcp --config agent.toml"`
 	Doctor  Doctor  `words:"[--json|--script]" help:"Check what a run needs from this machine, and say what is missing." example:"sbxrun doctor"`
 }
 
@@ -52,14 +63,20 @@ type View struct {
 	Bind      []string    `help:"Show a host path, writable." placeholder:"SRC[:DST]" group:"see"`
 	RoBindTry []string    `help:"As --ro-bind, if the path exists." placeholder:"SRC[:DST]" group:"see"`
 	BindTry   []string    `help:"As --bind, if the path exists." placeholder:"SRC[:DST]" group:"see"`
+	Overlay   []string    `help:"Show a host directory as writable, and keep it as it is: what is written goes to a layer, which diff and apply read." placeholder:"[SRC:]DST" group:"see"`
+	Upper     Directory   `help:"Keep the layers of --overlay in this directory, and not in memory. It must be empty, or have been used for the same." placeholder:"DIR" group:"see"`
+	Volume    []string    `help:"Show a named directory that outlives sandboxes, made if there is none." placeholder:"NAME:DST[:ro]" group:"see"`
+	Put       []string    `help:"Copy a file or directory into the sandbox before the command begins." placeholder:"SRC[:DST]" group:"see"`
 	Tmpfs     []string    `help:"Mount an empty directory in memory." placeholder:"DST[:SIZE]" group:"see"`
 	TmpSize   values.Size `help:"Size of /tmp, and of every other directory in memory." default:"256M" placeholder:"SIZE" group:"see"`
 	Write     bool        `help:"Let the command write to the current directory: --cwd rw." short:"w" group:"see"`
-	Cwd       string      `help:"Access to the current directory: read (ro, the default without --workdir), write (rw), or none, which starts in an empty home." placeholder:"ro|rw|none" group:"see"`
+	Cwd       string      `help:"Access to the current directory: read (ro, the default without --workdir), write (rw), write to a layer of its own (overlay), or none, which starts in an empty home." placeholder:"ro|rw|overlay|none" group:"see"`
 	CwdRoot   string      `help:"Show this parent of the current directory instead of it." placeholder:"DIR" group:"see"`
 	Workdir   string      `help:"Working directory in the sandbox. Default: the current one." placeholder:"DIR" group:"see"`
 	Tools     bool        `help:"Show, read-only, the tools that PATH leads to: pyenv, venv, nvm, cargo, ~/.local/bin and the like." group:"see"`
-	Net       string      `help:"Network: none, or the host's." default:"none" placeholder:"none|host" group:"see"`
+	Net       string      `help:"Network: none, the host's, or only what is listed: hosts with ports, *.names, addresses, networks." default:"none" placeholder:"none|host|allow=host[:port],..." group:"see"`
+	Publish   []string    `help:"Lead a port of the host, by default of 127.0.0.1, to a port of the sandbox. HOSTPORT 0 picks one." placeholder:"[ADDR:]HOSTPORT:PORT" group:"see"`
+	Connect   []string    `help:"Give a unix socket of the host as a port of 127.0.0.1 in the sandbox." placeholder:"unix:PATH=PORT" group:"see"`
 
 	Vars
 	Seccomp  string `help:"Refuse system calls that ordinary programs do not need (default), or refuse none (off)." default:"default" placeholder:"default|off" group:"be"`
@@ -74,8 +91,8 @@ type Vars struct {
 	InheritEnv bool     `help:"Pass the whole environment through, except PATH, HOME and USER." group:"be"`
 }
 
-// Ends is the flags that say how a command is ended, of run and exec.
-type Ends struct {
+// DeadlineFlags say when and how run and exec end a command.
+type DeadlineFlags struct {
 	Timeout values.Duration `help:"Kill everything after this time: 5, 0.5, 1500ms, 5m. 0 is never." default:"0" placeholder:"DUR" group:"end"`
 	First
 	ProofTimeout   values.Duration `help:"How long to wait for proof that nothing is left." default:"5s" placeholder:"DUR" group:"end"`
@@ -114,8 +131,8 @@ type Limits struct {
 	Limits      string            `help:"If a limit cannot be enforced: refuse to start (required), or run without it (best-effort)." default:"required" placeholder:"required|best-effort" group:"use"`
 }
 
-// Tells is the flags that say what is told of a command, of run and exec.
-type Tells struct {
+// OutputFlags say what run and exec report of a command, and where.
+type OutputFlags struct {
 	Report      string      `help:"Write the JSON report to a file or an open descriptor." placeholder:"PATH|fd:N" group:"tell"`
 	JSON        bool        `help:"Capture stdout and stderr, and print them within the report." group:"tell"`
 	MaxOutput   values.Size `help:"How much of each stream is kept: its head and tail with --json, its head with --output-limit." default:"1M" placeholder:"SIZE" group:"tell"`
@@ -124,9 +141,8 @@ type Tells struct {
 	Quiet       bool        `help:"Do not say on stderr why the command was ended." short:"q" group:"tell"`
 }
 
-// Busy is the flags that say what is done on a machine that has not room for all, of
-// run, start and exec.
-type Busy struct {
+// AdmissionFlags say what run, start and exec do when the machine has no room for all of them.
+type AdmissionFlags struct {
 	OnPressure  string          `help:"When too many tasks are in use: exit with 75, wait, or start anyway." default:"refuse" placeholder:"refuse|wait|ignore" group:"busy"`
 	WaitTimeout values.Duration `help:"Wait no longer than this." default:"1m" placeholder:"DUR" group:"busy"`
 	MaxParallel values.Number   `help:"Run at most N such commands at once. 0 sets no limit." default:"0" placeholder:"N" group:"busy"`
@@ -136,15 +152,19 @@ type Busy struct {
 
 // Run is the flags of sbxrun run, which is also sbxrun without a command.
 type Run struct {
-	Ends
+	DeadlineFlags
 
 	View
 	Limits
-	FakeMeminfo bool `help:"Show --memory in /proc/meminfo, for programs that size themselves by it." group:"use"`
-	Tty         bool `help:"Give the command a terminal of its own." short:"t" group:"be"`
+	Get         []string `help:"Copy what the command has left to a directory, when it is proven to be gone. Default: the current one." placeholder:"GLOB[:DIR]" group:"see"`
+	FakeMeminfo bool     `help:"Show --memory in /proc/meminfo, for programs that size themselves by it." group:"use"`
+	Tty         bool     `help:"Give the command a terminal of its own." short:"t" group:"be"`
 
-	Busy
-	Tells
+	AdmissionFlags
+	Diff        bool `help:"With --overlay: say on stderr at the end what was changed." group:"tell"`
+	Apply       bool `help:"With --overlay: if the exit code is 0, make the changes on the host." group:"see"`
+	ApplyDelete bool `help:"As --apply, and delete as well what was deleted." group:"see"`
+	OutputFlags
 	PrintCommand bool      `help:"Print the bwrap command, and run nothing." group:"tell"`
 	PrintFilter  string    `help:"With --print-command: write the seccomp filter here, and use it in the command." placeholder:"PATH|fd:N" group:"tell"`
 	Version      bool      `help:"Print the version." group:"tell"`
@@ -164,6 +184,8 @@ type Start struct {
 	Rm           bool            `help:"Remove its record and logs once it is proven to have ended." group:"end"`
 
 	View
+	From    string    `help:"Start with what a snapshot has: its overlays, with its layers below what is written." placeholder:"SNAPSHOT" group:"see"`
+	DataDir Directory `help:"Directory for snapshots. Default: $SBXRUN_DATA_DIR, or one of the user's own." placeholder:"DIR" group:"see"`
 	Limits
 	FakeMeminfo bool   `help:"Show --memory in /proc/meminfo, for programs that size themselves by it." group:"use"`
 	OutputLimit string `help:"When a stream exceeds --log-max: kill everything, or drop the rest." default:"truncate" placeholder:"kill|truncate" group:"use"`
@@ -175,7 +197,7 @@ type Start struct {
 	ReadyTimeout  values.Duration `help:"Stop checking after this time. The sandbox lives on." default:"5m" placeholder:"DUR" group:"ready"`
 	WaitReady     bool            `help:"Return when it is ready." group:"ready"`
 
-	Busy
+	AdmissionFlags
 
 	LogMax   values.Size `help:"How much of stdout, and of stderr, is kept: the head." default:"64M" placeholder:"SIZE" group:"tell"`
 	JSON     bool        `help:"Print what was started, as JSON." group:"tell"`
@@ -212,7 +234,7 @@ func (d *Directory) UnmarshalText(text []byte) error {
 
 // Exec is the flags of sbxrun exec.
 type Exec struct {
-	Ends
+	DeadlineFlags
 
 	Workdir string `help:"Working directory in the sandbox. Default: the sandbox's own." placeholder:"DIR" group:"be"`
 	Vars
@@ -220,11 +242,42 @@ type Exec struct {
 	Tty    bool `help:"Give the command a terminal of its own." short:"t" group:"be"`
 	Detach bool `help:"Return once the command runs, and print its handle, SANDBOX/EXEC. It ends with the sandbox, or at its deadline." short:"d" group:"end"`
 
-	Busy
-	Tells
+	AdmissionFlags
+	OutputFlags
 	LogMax   values.Size `help:"With --detach: how much of stdout, and of stderr, is kept: the head." default:"64M" placeholder:"SIZE" group:"tell"`
 	StateDir Directory   `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR" group:"tell"`
 	Help     bool        `help:"Print this." short:"h" group:"tell"`
+}
+
+// Cp is the flags of sbxrun cp.
+type Cp struct {
+	Recursive bool        `help:"Copy directories, with all that is in them." short:"r"`
+	MaxSize   values.Size `help:"Copy no more than this, all files together. 0 is no limit." default:"1G" placeholder:"SIZE"`
+	Quiet     bool        `help:"Show no progress, and do not name what was left out." short:"q"`
+	JSON      bool        `help:"Print what was copied, as JSON."`
+	StateDir  Directory   `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR"`
+	Help      bool        `help:"Print this." short:"h"`
+}
+
+// Diff is the flags of sbxrun diff.
+type Diff struct {
+	Patch    bool      `help:"Print a patch, as git diff does." short:"p" xor:"as"`
+	Stat     bool      `help:"Print only how much it is." xor:"as"`
+	Tar      bool      `help:"Write a tar: an OCI layer, with .wh.NAME for what was deleted." xor:"as"`
+	JSON     bool      `help:"Print JSON." xor:"as"`
+	StateDir Directory `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR"`
+	Help     bool      `help:"Print this." short:"h"`
+}
+
+// Apply is the flags of sbxrun apply.
+type Apply struct {
+	Check    bool      `help:"Change nothing, and say what would be done."`
+	Delete   bool      `help:"Delete as well what was deleted in the sandbox."`
+	Force    bool      `help:"Replace what has changed on the host since the sandbox began."`
+	Quiet    bool      `help:"Do not name what is deleted or left." short:"q"`
+	JSON     bool      `help:"Print what was done, as JSON."`
+	StateDir Directory `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR"`
+	Help     bool      `help:"Print this." short:"h"`
 }
 
 // Ps is the flags of sbxrun ps.
@@ -278,13 +331,40 @@ type Kill struct {
 	Help         bool            `help:"Print this." short:"h"`
 }
 
+// Snapshot is the flags of sbxrun snapshot.
+type Snapshot struct {
+	Name     Name            `help:"A name that no other snapshot has." placeholder:"NAME"`
+	TTL      values.Duration `help:"Time to live: cleanup removes it after this time. 0 is never." default:"0" placeholder:"DUR"`
+	MaxSize  values.Size     `help:"How much all snapshots together may take on the disk, and one of them unpacked." default:"16G" placeholder:"SIZE"`
+	JSON     bool            `help:"Print the snapshot's manifest, as JSON."`
+	DataDir  Directory       `help:"Directory for snapshots. Default: $SBXRUN_DATA_DIR, or one of the user's own." placeholder:"DIR"`
+	StateDir Directory       `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR"`
+	Help     bool            `help:"Print this." short:"h"`
+}
+
+// Snapshots is the flags of sbxrun snapshots.
+type Snapshots struct {
+	Quiet   bool      `help:"Print only ids, one per line." short:"q" xor:"as"`
+	JSON    bool      `help:"Print a JSON array." xor:"as"`
+	DataDir Directory `help:"Directory for snapshots. Default: $SBXRUN_DATA_DIR, or one of the user's own." placeholder:"DIR"`
+	Help    bool      `help:"Print this." short:"h"`
+}
+
 // Cleanup is the flags of sbxrun cleanup.
 type Cleanup struct {
 	OlderThan values.Duration `help:"Keep records of what ended less than this long ago." default:"0" placeholder:"DUR"`
 	DryRun    bool            `help:"Only say what would be done." short:"n"`
 	JSON      bool            `help:"Print a JSON array of what was found and done."`
+	DataDir   Directory       `help:"Directory for snapshots. Default: $SBXRUN_DATA_DIR, or one of the user's own." placeholder:"DIR"`
 	StateDir  Directory       `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR"`
 	Help      bool            `help:"Print this." short:"h"`
+}
+
+// Volume is the flags of sbxrun volume.
+type Volume struct {
+	JSON     bool      `help:"With ls: print a JSON array."`
+	StateDir Directory `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR"`
+	Help     bool      `help:"Print this." short:"h"`
 }
 
 // Stats is the flags of sbxrun stats.
@@ -299,17 +379,35 @@ type Stats struct {
 	Help       bool            `help:"Print this." short:"h"`
 }
 
-// Serve is the flags of sbxrun serve. What is given counts in place of what the
-// configuration says.
-type Serve struct {
+// Serve is the flags of sbxrun serve.
+type Serve struct{ Listening }
+
+// Gateway is the flags of sbxrun gateway.
+type Gateway struct{ Listening }
+
+// Listening is the flags of servers. What is given counts in place of what the configuration
+// says.
+type Listening struct {
 	Config       string          `help:"Configuration in TOML." placeholder:"FILE"`
 	Listen       []string        `help:"Where to listen: unix:PATH, or tcp:HOST:PORT, which requires tokens." placeholder:"ADDRESS"`
 	TokenFile    string          `help:"Whose calls are accepted: lines of TENANT sha256:HEX." placeholder:"FILE"`
 	TLSCert      string          `help:"Certificate for TCP, in PEM." placeholder:"FILE"`
 	TLSKey       string          `help:"Its key, in PEM." placeholder:"FILE"`
 	DrainTimeout values.Duration `help:"How long to wait for running calls on SIGTERM. Default: 30s." placeholder:"DUR"`
+	NATS         string          `help:"Take part in a cluster, by these servers of NATS: nats://HOST:PORT, or several with commas." placeholder:"URL"`
+	NATSCreds    string          `help:"Credentials for NATS." placeholder:"FILE"`
+	Node         string          `help:"Name in the cluster, which no other has. Default: the host's." placeholder:"NAME"`
 	CheckConfig  bool            `help:"Check the configuration, and exit."`
 	Help         bool            `help:"Print this." short:"h"`
+}
+
+// Nodes is the flags of sbxrun nodes.
+type Nodes struct {
+	Config    string `help:"Configuration in TOML, of which the part about NATS counts." placeholder:"FILE"`
+	NATS      string `help:"Servers of NATS: nats://HOST:PORT, or several with commas." placeholder:"URL"`
+	NATSCreds string `help:"Credentials for NATS." placeholder:"FILE"`
+	JSON      bool   `help:"Print a JSON object."`
+	Help      bool   `help:"Print this." short:"h"`
 }
 
 // MCP is the flags of sbxrun mcp.

@@ -16,11 +16,10 @@ func Help(w io.Writer, flags any) error {
 		for _, other := range Commands()[1:] {
 			others = append(others, other.Name)
 		}
-		half := (len(others) + 1) / 2 // a terminal's line has not room for all
-		fmt.Fprintf(&b, "Usage: sbxrun [%s] %s\n       sbxrun %s|\n              %s ...\n\n", c.Name, c.Words(), strings.Join(others[:half], "|"), strings.Join(others[half:], "|"))
+		fmt.Fprintf(&b, "Usage: sbxrun [%s] %s\n       sbxrun %s ...\n\n", c.Name, c.Words(), alternatives(others))
 		fmt.Fprintf(&b, "Example: %s\n\n%s\n\nCommands (sbxrun help NAME tells more):\n", c.Example(), Description)
 		for _, each := range Commands() {
-			fmt.Fprintf(&b, "  %-7s  %s\n", each.Name, each.Help())
+			fmt.Fprintf(&b, "  %-9s  %s\n", each.Name, each.Help())
 		}
 	} else {
 		fmt.Fprintf(&b, "Usage: sbxrun %s %s\n\nExample: %s\n\n%s\n", c.Name, c.Words(), c.Example(), c.Help())
@@ -30,6 +29,26 @@ func Help(w io.Writer, flags any) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// alternatives are names, of which any may be written, in lines below "sbxrun ".
+func alternatives(names []string) string {
+	const left, right = len("       sbxrun "), 76
+	var b strings.Builder
+	at := left
+	for i, name := range names {
+		if i > 0 {
+			b.WriteByte('|')
+			at++
+		}
+		if at+len(name) >= right {
+			b.WriteString("\n" + strings.Repeat(" ", left))
+			at = left
+		}
+		b.WriteString(name)
+		at += len(name)
+	}
+	return b.String()
 }
 
 // HelpLine is the command line that prints the help of the command with these flags.

@@ -35,7 +35,7 @@ func TestHelp(t *testing.T) {
 				t.Errorf("longer than a terminal's line: %s", line)
 			}
 		}
-		if !strings.Contains(all, "\n  "+c.Name+strings.Repeat(" ", 9-len(c.Name))+c.Help()+"\n") {
+		if !strings.Contains(all, "\n  "+c.Name+strings.Repeat(" ", 11-len(c.Name))+c.Help()+"\n") {
 			t.Errorf("%s is not in the list of commands:\n%s", c.Name, all)
 		}
 		if want := "Usage: sbxrun " + c.Name + " " + c.Words() + "\n\nExample: sbxrun " + c.Name; c.Name != "run" && !strings.HasPrefix(text, want) {

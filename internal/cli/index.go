@@ -67,6 +67,14 @@ func StateDir(flags any) string {
 	return ""
 }
 
+// DataDir returns the --data-dir in flags; "" if there is none.
+func DataDir(flags any) string {
+	if f := commandOf(flags).named("data-dir"); f != nil {
+		return f.value.String()
+	}
+	return ""
+}
+
 func newCommand(field reflect.StructField, flags reflect.Value) Command {
 	return Command{Name: spell(field.Name), Flags: appendFlags(make([]Flag, 0, 64), flags), tag: field.Tag}
 }
@@ -113,10 +121,13 @@ func (c Command) Example() string { return c.tag.Get("example") }
 // Payload reports whether the words end with a command line of its own.
 func (c Command) Payload() bool { return strings.Contains(c.Words(), "COMMAND") }
 
-// Sandboxes is how many names of sandboxes are among the words: none, one or many.
+// Sandboxes is how many names of sandboxes are among the words: none, one or many; or that
+// they are paths, some with the name of a sandbox and a colon before them.
 func (c Command) Sandboxes() string {
 	switch words := c.Words(); {
-	case strings.Contains(words, "SANDBOX[/EXEC]..."):
+	case strings.Contains(words, "SANDBOX:"):
+		return "paths"
+	case strings.Contains(words, "SANDBOX[/EXEC]..."), strings.Contains(words, "SANDBOX|"):
 		return "many"
 	case strings.Contains(words, "SANDBOX"):
 		return "one"
@@ -126,6 +137,9 @@ func (c Command) Sandboxes() string {
 
 // Execs reports whether a name may be that of a detached exec as well.
 func (c Command) Execs() bool { return strings.Contains(c.Words(), "[/EXEC]") }
+
+// Names reports whether the words are names of something else than sandboxes.
+func (c Command) Names() bool { return strings.Contains(c.Words(), "NAME") }
 
 // Ended reports whether the names may be of sandboxes that have ended.
 func (c Command) Ended() bool { _, ok := c.tag.Lookup("ended"); return ok }
@@ -170,10 +184,24 @@ func (f Flag) Spellings() []string {
 
 // Choices are the values of a flag whose placeholder names them, as none|host does.
 func (f Flag) Choices() []string {
+	return slices.DeleteFunc(f.words(), func(word string) bool { return strings.Contains(word, "=") })
+}
+
+// words are all that a list of choices has.
+func (f Flag) words() []string {
 	if p := f.Placeholder(); strings.Contains(p, "|") && p == strings.ToLower(p) {
 		return strings.Split(p, "|")
 	}
 	return nil
+}
+
+// accepts reports whether a value is one of the choices, or begins as one of them does.
+func (f Flag) accepts(value string) bool {
+	words := f.words()
+	return words == nil || slices.ContainsFunc(words, func(word string) bool {
+		beginning, _, open := strings.Cut(word, "=")
+		return value == word && !open || open && strings.HasPrefix(value, beginning+"=")
+	})
 }
 
 // set sets the flag's field.

@@ -26,9 +26,10 @@ func Parse(flags any, args []string) (words []string, err error) {
 	}
 	switch {
 	case c.Payload():
-	case c.Sandboxes() == "none" && len(words) > 0:
+	case c.Sandboxes() == "none" && !c.Names() && len(words) > 0:
 		return nil, fmt.Errorf("%s takes no names, got %q", c.Name, words[0])
 	case strings.Contains(c.Words(), "[SANDBOX]") && len(words) == 0:
+	case strings.Contains(c.Words(), "[PATH...]") && len(words) > 0:
 	case c.Sandboxes() == "one" && len(words) != 1:
 		return nil, fmt.Errorf("%s takes one sandbox, got %d", c.Name, len(words))
 	}
@@ -121,8 +122,8 @@ func (f *Flag) take(value string, attached bool, rest []string) ([]string, error
 		value, rest = rest[0], rest[1:]
 	}
 	f.given = true
-	if choices := f.Choices(); choices != nil && !slices.Contains(choices, value) {
-		return nil, fmt.Errorf("--%s %q: want %s", name, value, or(choices))
+	if !f.accepts(value) {
+		return nil, fmt.Errorf("--%s %q: want %s", name, value, or(f.words()))
 	}
 	if err := f.set(value); err != nil {
 		return nil, fmt.Errorf("--%s: %w", name, err)
@@ -147,12 +148,37 @@ func (c Command) checkExclusive() error {
 	return nil
 }
 
+// foreign returns the flag that does what a flag of timeout, docker, env or the like does.
+func foreign(flag string) string {
+	switch flag {
+	case "-i", "--interactive":
+		return "tty"
+	case "-V":
+		return "version"
+	case "-C", "--chdir":
+		return "workdir"
+	case "--volume", "--mount":
+		return "bind"
+	case "--network":
+		return "net"
+	case "--rw":
+		return "write"
+	}
+	return ""
+}
+
 // unknown returns the error for a flag that the command does not have. It names what may be
-// meant: flags that begin with what was typed, which is word; else the commands that have
-// such a flag; else flags with almost that name.
+// meant: what another tool's flag is here; else flags that begin with what was typed, which is
+// word; else the commands that have such a flag; else flags with almost that name.
 func (c Command) unknown(word, flag string) error {
 	typed := strings.TrimLeft(word, "-")
-	meant := c.spelt(func(name string) bool { return strings.HasPrefix(name, typed) })
+	var meant []string
+	if strings.HasPrefix(flag, "--") || len(word) <= len("-it") { // -timeout is no -i
+		meant = c.spelt(func(name string) bool { return name == foreign(flag) })
+	}
+	if meant == nil {
+		meant = c.spelt(func(name string) bool { return strings.HasPrefix(name, typed) })
+	}
 	if meant == nil {
 		var others []string
 		for _, other := range Commands() {
@@ -181,6 +207,16 @@ func (c Command) spelt(matches func(name string) bool) (flags []string) {
 		}
 	}
 	return flags
+}
+
+// Alike returns the command with almost this name, or "".
+func Alike(word string) string {
+	for _, c := range Commands() {
+		if d := distance(c.Name, word); d <= (len(word)+1)/3 && d < len(c.Name) {
+			return c.Name
+		}
+	}
+	return ""
 }
 
 // distance returns how many letters must be added, removed or replaced to turn a into b

@@ -148,7 +148,7 @@ func TestParseErrors(t *testing.T) {
 		{"run --timeout -1 x", `--timeout: invalid duration "-1": want seconds (5, 0.5) or a value with a unit (1500ms, 5m, 1h, 1d)`},
 		{"run --timeout= x", `--timeout: invalid duration "": want seconds (5, 0.5) or a value with a unit (1500ms, 5m, 1h, 1d)`},
 		{"run --json=maybe x", `--json: "maybe": want true or false`},
-		{"run --net bogus x", `--net "bogus": want none or host`},
+		{"run --net bogus x", `--net "bogus": want none, host or allow=host[:port],...`},
 		{"run --on-pressure= x", `--on-pressure "": want refuse, wait or ignore`},
 		{"start --name= x", "--name: the name is empty"},
 		{"start --ready-tcp= --ready-log x y", "--ready-tcp and --ready-log can't be used together"},
@@ -176,7 +176,7 @@ func TestParseErrors(t *testing.T) {
 		{"start -t 5 x", "unknown flag -t, did you mean --tag, --timeout, --tmpfs, --tmp-size or --tools?"},
 		{"ps --jsn", "unknown flag --jsn, did you mean --json?"},
 		{"exec --net host web true", "unknown flag --net, which is a flag of run, start"},
-		{"run -d x", "unknown flag -d, which is a flag of exec"},
+		{"run -d x", "unknown flag -d, did you mean --diff?"},
 
 		// How many names.
 		{"ps x y", "ps takes one sandbox, got 2"},

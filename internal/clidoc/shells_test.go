@@ -18,10 +18,10 @@ import (
 // them, or with … some. Names of files and programs are those of [place].
 var wanted = []struct{ line, want string }{
 	// The first word: without a letter of it, only what sbxrun has, not all that PATH has.
-	{"sbxrun ", "run serve start exec ps inspect wait logs kill cleanup stats mcp doctor help version"},
+	{"sbxrun ", "run serve start exec cp diff apply ps inspect wait logs kill snapshot snapshots cleanup volume stats gateway nodes mcp doctor help version"},
 	{"sbxrun he", "help …"},
 	{"sbxrun ver", "version …"},
-	{"sbxrun help ", "run serve start exec ps inspect wait logs kill cleanup stats mcp doctor"},
+	{"sbxrun help ", "run serve start exec cp diff apply ps inspect wait logs kill snapshot snapshots cleanup volume stats gateway nodes mcp doctor"},
 	{"sbxrun help ex", "exec"},
 	{"sbxrun help exec ", ""},
 	{"sbxrun version ", ""},
@@ -97,6 +97,10 @@ var wanted = []struct{ line, want string }{
 	{"sbxrun ps web w", ""},
 	{"sbxrun cleanup --old", "--older-than"},
 	{"sbxrun cleanup e", "ended"},
+	{"sbxrun cp we", "web:"},
+	{"sbxrun cp job.p", "job.py"},
+	{"sbxrun cp web:/tmp/x job.e", "job.env"},
+	{"sbxrun cp --rec", "--recursive"},
 	{"sbxrun stats w", ""},
 	{"sbxrun doctor ", ""},
 	{"sbxrun doctor --js", "--json"},

@@ -40,6 +40,7 @@ type Config struct {
 	Hosts          []string `toml:"hosts"`
 	ShowCode       bool     `toml:"show_code"`
 
+	NATS      NATS                      `toml:"nats"`
 	Call      Call                      `toml:"call"`
 	Calls     Calls                     `toml:"calls"`
 	Rooms     Rooms                     `toml:"rooms"`
@@ -49,6 +50,48 @@ type Config struct {
 	Tenant    Tenant                    `toml:"tenant"`
 	Tenants   map[string]Tenant         `toml:"tenants"`
 	Languages map[string]cells.Language `toml:"languages"`
+}
+
+// NATS is how a node, or a gateway, takes part in a cluster.
+type NATS struct {
+	URL      string `toml:"url"`
+	Creds    string `toml:"creds"`
+	CA       string `toml:"ca"`
+	Cert     string `toml:"cert"`
+	Key      string `toml:"key"`
+	Cluster  string `toml:"cluster"`
+	Replicas int    `toml:"replicas"`
+	Node     string `toml:"node"`
+}
+
+// Name is what this one is called in the cluster.
+func (n *NATS) Name() string {
+	if n.Node != "" {
+		return n.Node
+	}
+	host, _ := os.Hostname() // without one, a name has to be given
+	host, _, _ = strings.Cut(host, ".")
+	return host
+}
+
+// check finds what is wrong.
+func (n *NATS) check() error {
+	if n.URL == "" {
+		return nil
+	}
+	// They are parts of subjects, and of ids.
+	for _, name := range []string{n.Name(), n.Cluster} {
+		if len(name) > 32 || name == "" || strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") != "" {
+			return fmt.Errorf("nats: %q as the name of a node or cluster: want letters, digits, dashes and underscores, at most 32", name)
+		}
+	}
+	switch {
+	case n.Replicas < 1 || n.Replicas > 5:
+		return errors.New("nats.replicas: want 1 to 5")
+	case (n.Cert == "") != (n.Key == ""):
+		return errors.New("nats.cert and nats.key go together")
+	}
+	return nil
 }
 
 // Call is what holds for each call.
@@ -128,6 +171,7 @@ func Default() Config {
 		MaxBody:      16 << 20,
 		Buffers:      512 << 20,
 		Connections:  4096,
+		NATS:         NATS{Cluster: "sbxrun", Replicas: 1},
 		StateDir:     state.ServerDir(),
 		Call: Call{
 			Timeout: values.Duration(30 * time.Second), MaxTimeout: values.Duration(5 * time.Minute), MaxGrace: values.Duration(30 * time.Second), MaxOutput: 1 << 20, MaxAnswer: 8 << 20,
@@ -215,6 +259,9 @@ func (c *Config) Check() error {
 	}
 	if (c.TLSCert == "") != (c.TLSKey == "") {
 		return errors.New("tls_cert and tls_key go together")
+	}
+	if err := c.NATS.check(); err != nil {
+		return err
 	}
 	for _, bound := range []struct {
 		name  string

@@ -309,6 +309,21 @@ func TestExplain(t *testing.T) {
 	}
 }
 
+// The transcript of docs/doctor.md has this cause and this fix.
+func TestExplainedInDocs(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/doctor.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := other(map[string]string{"/proc/sys/kernel/unprivileged_userns_clone": "0\n", "/proc/self/uid_map": wholeMap})
+	cause, fix, _ := explain(understand(noPermissions), m)
+	for _, line := range append(strings.Split(fix, "\n"), "sbxrun does not work here: user namespace: "+cause) {
+		if !strings.Contains(string(doc), line+"\n") {
+			t.Errorf("docs/doctor.md lacks %q", line)
+		}
+	}
+}
+
 func TestExplainStart(t *testing.T) {
 	tests := []struct {
 		name       string

@@ -45,8 +45,13 @@ const (
 	stepUserns
 	stepSetns
 	stepTmpfs
+	stepOverlay
+	stepLayer
+	stepXattr
 	stepCopy
 	stepReadOnly
+	stepSocket
+	stepListen
 	stepInside
 	stepSignal
 	stepInit
@@ -80,8 +85,13 @@ var stepNames = [...]string{
 	stepUserns:       StepUserns,
 	stepSetns:        "setns(2) on the pidfd of the room's PID 1 (Linux 5.8)",
 	stepTmpfs:        "set the size and mode of a tmpfs",
+	stepOverlay:      StepOverlay,
+	stepLayer:        StepLayer,
+	stepXattr:        StepXattr,
 	stepCopy:         "copy a file into the room",
 	stepReadOnly:     "make a mount read-only",
+	stepSocket:       "make a socket in the room",
+	stepListen:       "listen in the room",
 	stepInside:       "fork into the room",
 	stepSignal:       "signal all of the room",
 	stepInit:         "make a PID namespace in the room",
@@ -110,6 +120,13 @@ var stepNames = [...]string{
 // StepUserns is the step of a [proc.StartError] when they cannot be switched off.
 const StepUserns = "switch off user namespaces (user.max_user_namespaces)"
 
+// Steps of a [proc.StartError] about an overlay.
+const (
+	StepOverlay = "mount an overlay"
+	StepLayer   = "attach a layer of an overlay"
+	StepXattr   = "set an attribute in the new layer of an overlay"
+)
+
 // message is what comes out of the room. A SOCK_SEQPACKET keeps each whole,
 // and the kernel adds the sender's pid as seen from outside (SO_PASSCRED,
 // unix(7)): the one way to learn it that no process inside can forge.
@@ -129,6 +146,8 @@ const (
 	messageExited               // the payload
 	messageSignaled             // all of the room
 	messageFurnished            // the room, which no command enters yet
+	messageLayer                // the new layer of an overlay, as a descriptor
+	messageSockets              // with as many as were asked for
 )
 
 // order is what goes in: a signal.
@@ -146,6 +165,7 @@ type entry struct {
 	signal     uintptr    // if not 0, to be sent to all of the room; and that is all
 	furnishing furnishing // of a room that bwrap is still building
 	idle       bool       // nothing is to be run: that is all
+	sockets    *sockets   // if not nil, to be made in the room; and that is all
 
 	insideStack, initStack, payloadStack uintptr
 
@@ -239,6 +259,9 @@ func enter(p unsafe.Pointer) {
 	// word for it does not outlast a change of uid.
 	e.must(stepHide, unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 	room, outer := e.receiveRoom()
+	if e.sockets != nil {
+		e.makeSockets(room, outer)
+	}
 	if e.furnishing.wanted {
 		e.awaitRoom()
 		e.enterNew(room, outer)
@@ -522,7 +545,7 @@ func (e *payload) awaitRelease() {
 //go:norace
 //go:nocheckptr
 func (e *payload) execute() {
-	why := syscall.Errno(unix.ENOENT)
+	cause := syscall.Errno(unix.ENOENT)
 	candidates := e.candidates
 	for i := range candidates {
 		path := uintptr(unsafe.Pointer(candidates[i]))
@@ -532,13 +555,13 @@ func (e *payload) execute() {
 			_, _, errno = syscall.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(&shellPath)), uintptr(e.shell), uintptr(e.envv))
 		}
 		if errno != unix.ENOENT && errno != unix.ENOTDIR {
-			why = errno
+			cause = errno
 		}
 		if errno != unix.ENOENT && errno != unix.ENOTDIR && errno != unix.EACCES {
 			break
 		}
 	}
-	e.fail(stepExec, why)
+	e.fail(stepExec, cause)
 }
 
 // reap collects what has ended, tells of the payload, and with nothing left at

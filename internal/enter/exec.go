@@ -118,6 +118,7 @@ func (e *Entry) Prepare(stdio [3]*os.File, f *Furnishing) (*Exec, *proc.Way, err
 	}
 	files := []*os.File{stdio[0], stdio[1], stdio[2], x.inner[0], x.inner[1]}
 	if f != nil {
+		x.expected = len(f.Overlays)
 		files = append(append(files, f.Ready), f.from()...)
 	} else {
 		files = append(files, x.inner[1]) // something has to be there
@@ -202,7 +203,7 @@ func (x *Exec) Identify(ctx context.Context, deadline time.Time) error {
 		return x.meet(ctx, deadline)
 	}
 	stop := proc.ReadUntil(ctx, x.socket, deadline)
-	msg, pid, err := x.read()
+	msg, pid, err := x.readNext()
 	stop()
 	if err != nil {
 		return err

@@ -28,6 +28,8 @@ type Furnishing struct {
 	Ready *os.File
 	Tmpfs []Mounted
 	Files []File
+	// Overlays come before Files, and a descriptor of each new layer comes back.
+	Overlays []Overlay
 	// ReadOnly are mounts of bwrap's own, to be written to by nobody.
 	ReadOnly []string
 	// NoUserns: nothing in the room can make user namespaces.
@@ -55,9 +57,10 @@ type furnishing struct {
 	wanted   bool
 	noUserns bool
 	tmpfs    []mounted
-	files    []*byte // copies of entryFiles and those that follow
+	overlays *overlays // nil for none
+	files    []*byte   // copies of entryFiles and those that follow
 	readOnly []*byte
-	dir      unix.OpenHow
+	dir      *unix.OpenHow
 	create   unix.OpenHow
 }
 
@@ -80,9 +83,11 @@ func layFurnishing(b *proc.Block, f *Furnishing) furnishing {
 	for i := range files {
 		files[i] = b.Text(f.Files[i].Dest)
 	}
-	return furnishing{wanted: true, noUserns: f.NoUserns, tmpfs: proc.Copy(b, list),
+	dir := proc.New[unix.OpenHow](b)
+	*dir = unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
+	return furnishing{wanted: true, noUserns: f.NoUserns, tmpfs: proc.Copy(b, list), overlays: layOverlays(b, f.Overlays, dir),
 		files: proc.Copy(b, files), readOnly: b.Texts(f.ReadOnly)[:len(f.ReadOnly)],
-		dir:    unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS},
+		dir:    dir,
 		create: unix.OpenHow{Flags: unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_CLOEXEC, Mode: FileMode, Resolve: unix.RESOLVE_NO_SYMLINKS}}
 }
 
@@ -118,6 +123,7 @@ func (e *entry) enterNew(room, outer uintptr) {
 		e.must(stepUserns, unix.SYS_CLOSE, fd, 0, 0, 0, 0)
 	}
 	e.must(stepSetns, unix.SYS_SETNS, room, e.namespaces&^unix.CLONE_NEWUSER, 0, 0, 0)
+	e.mountOverlays()
 	e.furnish()
 	// EINVAL: bwrap has made one user namespace, and we are in it.
 	if _, _, errno := syscall.RawSyscall(unix.SYS_SETNS, room, unix.CLONE_NEWUSER, 0); errno != 0 && errno != unix.EINVAL {
@@ -137,7 +143,7 @@ func (e *entry) furnish() {
 	for i := range list {
 		// That this is the root of a mount in the room the kernel checks (mount(2), MS_REMOUNT:
 		// EINVAL).
-		fd := e.must(stepTmpfs, unix.SYS_OPENAT2, uintptr(at), uintptr(unsafe.Pointer(list[i].target)), uintptr(unsafe.Pointer(&f.dir)), unsafe.Sizeof(f.dir), 0)
+		fd := e.must(stepTmpfs, unix.SYS_OPENAT2, uintptr(at), uintptr(unsafe.Pointer(list[i].target)), uintptr(unsafe.Pointer(f.dir)), unsafe.Sizeof(*f.dir), 0)
 		e.must(stepTmpfs, unix.SYS_FCHDIR, fd, 0, 0, 0, 0)
 		e.must(stepTmpfs, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&dot)), 0, unix.MS_REMOUNT|unix.MS_NOSUID|unix.MS_NODEV, uintptr(unsafe.Pointer(list[i].options)))
 		e.must(stepTmpfs, unix.SYS_FCHMODAT, uintptr(at), uintptr(unsafe.Pointer(&dot)), list[i].mode, 0, 0)
@@ -154,7 +160,7 @@ func (e *entry) furnish() {
 	}
 	mounts := f.readOnly
 	for i := range mounts {
-		fd := e.must(stepReadOnly, unix.SYS_OPENAT2, uintptr(at), uintptr(unsafe.Pointer(mounts[i])), uintptr(unsafe.Pointer(&f.dir)), unsafe.Sizeof(f.dir), 0)
+		fd := e.must(stepReadOnly, unix.SYS_OPENAT2, uintptr(at), uintptr(unsafe.Pointer(mounts[i])), uintptr(unsafe.Pointer(f.dir)), unsafe.Sizeof(*f.dir), 0)
 		e.must(stepReadOnly, unix.SYS_FCHDIR, fd, 0, 0, 0, 0)
 		e.must(stepReadOnly, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&dot)), 0, unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, 0)
 		e.must(stepReadOnly, unix.SYS_CLOSE, fd, 0, 0, 0, 0)
@@ -185,6 +191,7 @@ func (e *Entry) PrepareIdle(f *Furnishing) (*Furnisher, *proc.Way, error) {
 		x.Close()
 		return nil, nil, err
 	}
+	x.expected = len(f.Overlays)
 	lay := func(b *proc.Block) unsafe.Pointer {
 		n := newEntry(b, e.HostNet)
 		n.idle, n.furnishing = true, layFurnishing(b, f)
@@ -203,7 +210,7 @@ func (x *Furnisher) Furnish(ctx context.Context, room *proc.Process, outer *os.F
 		return err
 	}
 	defer proc.ReadUntil(ctx, x.socket, deadline)()
-	msg, _, err := x.read()
+	msg, _, err := x.readNext()
 	if err == nil && msg.kind != messageFurnished {
 		err = msg.err()
 	}

@@ -46,6 +46,10 @@ type way struct {
 	socket *os.File    // to what is inside
 	gate   *os.File    // write end: a byte releases the payload
 	inner  [2]*os.File // the other ends, until the fork
+	// Layers are the new layers of the room's overlays, in their order, as directories that are
+	// open. Whoever takes them over sets Layers to nil.
+	Layers   []*os.File
+	expected int // how many come
 }
 
 // open makes what is to be used on the way. Also after an error the caller closes it.
@@ -120,6 +124,26 @@ func (w *way) abandon() error {
 	return err
 }
 
+// readNext takes the next message that is no layer of an overlay. Those come first, each once.
+func (w *way) readNext() (msg message, pid int, err error) {
+	for {
+		msg, pid, files, err := w.readFiles()
+		for i, fd := range files {
+			if i > 0 || msg.kind != messageLayer || len(w.Layers) == w.expected {
+				unix.Close(fd)
+				continue
+			}
+			w.Layers = append(w.Layers, os.NewFile(uintptr(fd), "layer"))
+		}
+		if err != nil || msg.kind != messageLayer {
+			return msg, pid, err
+		}
+		if len(files) == 0 {
+			return msg, pid, unix.EMFILE // the kernel had no room for it (unix(7))
+		}
+	}
+}
+
 // read takes one message, with its sender as the kernel names it.
 func (w *way) read() (msg message, pid int, err error) {
 	msg, pid, files, err := w.readFiles()
@@ -136,7 +160,7 @@ func (w *way) readFiles() (msg message, pid int, files []int, err error) {
 		return msg, 0, nil, err
 	}
 	buf := (*[unsafe.Sizeof(msg)]byte)(unsafe.Pointer(&msg))
-	var oob [128]byte
+	var oob [1200]byte // the sender, and MaxSockets descriptors
 	var n, oobn int
 	var failed error
 	err = conn.Read(func(fd uintptr) bool {
@@ -198,7 +222,7 @@ func (w *way) Close() {
 		w.Kill()
 	}
 	w.Entered()
-	for _, f := range []*os.File{w.socket, w.gate} {
+	for _, f := range append([]*os.File{w.socket, w.gate}, w.Layers...) {
 		if f != nil {
 			f.Close()
 		}

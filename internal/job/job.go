@@ -16,6 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/stream"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
@@ -75,6 +76,15 @@ func (j *Job) Release(ctx context.Context) (running bool) {
 
 // Signal sends a signal to everything of the command. An error means that it has ended.
 func (j *Job) Signal(sig unix.Signal) error { return j.command.Signal(sig) }
+
+// TakeOverlays returns the overlays of the room that was built for the command, after Hold. They
+// are the caller's to close.
+func (j *Job) TakeOverlays() []*room.Overlay {
+	if j.command == nil {
+		return nil
+	}
+	return j.command.TakeOverlays()
+}
 
 // Kept is what has to go for the command to be gone.
 func (j *Job) Kept() *proc.Kept { return j.command.Kept() }

@@ -168,8 +168,8 @@ func (c *dbusConn) call(to, path, iface, member, in string, args *encoder, out s
 		case m.answers != c.serial:
 		case m.kind == messageError:
 			if strings.HasPrefix(m.signature, "s") {
-				if why := m.body.text(); m.body.err == nil && why != "" {
-					return nil, errors.New(why)
+				if text := m.body.text(); m.body.err == nil && text != "" {
+					return nil, errors.New(text)
 				}
 			}
 			return nil, errors.New(m.failure)

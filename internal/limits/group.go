@@ -42,7 +42,7 @@ type node struct {
 func (p *Plan) Make(id string, nest bool) (*Group, error) {
 	g := &Group{plan: p, read: map[string]string{}}
 	g.inherit()
-	if err := g.approach(id); err != nil {
+	if err := g.joinScope(id); err != nil {
 		return nil, err
 	}
 	if err := g.make(id, nest); err != nil {
@@ -67,9 +67,9 @@ func (g *Group) inherit() {
 	}
 }
 
-// approach moves the caller of an exec to where it can have a
-// command in the sandbox's cgroups from. Then it has no need to be anywhere else.
-func (g *Group) approach(id string) error {
+// joinScope has systemd move the caller of an exec to a scope from which it may move a
+// command to the sandbox's cgroups.
+func (g *Group) joinScope(id string) error {
 	m := g.plan.machine
 	if m.manager == nil || !slices.ContainsFunc(m.base, func(dir string) bool { return exists(dir+"/cgroup.controllers") && !m.mayMove(dir) }) {
 		return nil

@@ -103,8 +103,8 @@ type rlimit struct {
 
 // check finds what no machine can enforce.
 func (r Request) check() *result.Error {
-	wrong := func(name, why, hint string) *result.Error {
-		return &result.Error{Code: "limit", Message: "limit " + name + ": " + why, Hint: hint}
+	wrong := func(name, text, hint string) *result.Error {
+		return &result.Error{Code: "limit", Message: "limit " + name + ": " + text, Hint: hint}
 	}
 	for _, l := range append(r.rlimits(), rlimit{name: "memory", value: r.Memory}, rlimit{name: "pids", value: r.Pids}, rlimit{name: "cpu-time", value: int64(r.CPUTime)}) {
 		if l.value < 0 {
@@ -165,7 +165,7 @@ func (m *Machine) Plan(r Request, required bool) (*Plan, error) {
 			wanted = append(wanted, w.controller)
 		}
 	}
-	var refused *why
+	var refused *reason
 	if len(wanted) > 0 || r.CPUTime > 0 {
 		p.v2 = m.candidate(wanted)
 		if r.CPUTime > 0 {
@@ -185,12 +185,12 @@ func (m *Machine) Plan(r Request, required bool) (*Plan, error) {
 				p.v1 = append(p.v1, controller)
 			}
 		default:
-			w := m.why(controller)
+			w := m.reason(controller)
 			if refused != nil && !w.settled {
-				w.reason, w.hint = w.reason+"; "+refused.reason, refused.hint
+				w.text, w.hint = w.text+"; "+refused.text, refused.hint
 			}
-			l.Reason = w.reason
-			all.add(name, w.reason, w.hint)
+			l.Reason = w.text
+			all.add(name, w.text, w.hint)
 		}
 		p.Limits = append(p.Limits, l)
 	}
@@ -290,14 +290,14 @@ func (p *Plan) refuse(all *refusals, name, reason, hint string) {
 const OrWithout = "or run without it: --limits best-effort"
 
 // fail refuses one limit, and is an error if it had to be enforced.
-func (p *Plan) fail(name string, why error, hint string) error {
+func (p *Plan) fail(name string, cause error, hint string) error {
 	var all refusals
-	p.refuse(&all, name, why.Error(), hint)
+	p.refuse(&all, name, cause.Error(), hint)
 	if !p.required {
 		return nil
 	}
 	e := all.err()
-	e.Err = why
+	e.Err = cause
 	return e
 }
 

@@ -14,13 +14,13 @@ import (
 
 // Machine is what the caller may do with cgroups, where it is.
 type Machine struct {
-	root  string            // "", or where a test has its files
-	v2    []candidate       // the caller's v2 cgroup and its ancestors that may be written, nearest first
-	v1    map[string]string // by controller, where a v1 cgroup can be made
-	whys  map[string]why    // by controller, why not
-	mount []Mount
-	own   string   // the caller's v2 cgroup
-	base  []string // the sandbox's cgroups, which an exec joins
+	root    string            // "", or where a test has its files
+	v2      []candidate       // the caller's v2 cgroup and its ancestors that may be written, nearest first
+	v1      map[string]string // by controller, where a v1 cgroup can be made
+	reasons map[string]reason // by controller, why not
+	mount   []Mount
+	own     string   // the caller's v2 cgroup
+	base    []string // the sandbox's cgroups, which an exec joins
 	// manager finds who can move the caller to where it may make cgroups; nil if nobody is asked.
 	manager func() (manager, error)
 }
@@ -44,9 +44,9 @@ func (c candidate) has(controller string) bool {
 	return controller == "cpuacct" || slices.Contains(c.enabled, controller) || slices.Contains(c.more, controller)
 }
 
-type why struct {
-	reason, hint string
-	settled      bool // what systemd might do would not mend it
+type reason struct {
+	text, hint string
+	settled    bool // what systemd might do would not mend it
 }
 
 // Detect looks at where the caller is and what it may write. It changes nothing.
@@ -71,7 +71,7 @@ func detect(root string) (*Machine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the cgroups: %w", err) // a kernel without
 	}
-	m := &Machine{root: root, v1: map[string]string{}, whys: map[string]why{}, mount: mounts}
+	m := &Machine{root: root, v1: map[string]string{}, reasons: map[string]reason{}, mount: mounts}
 	for i := range m.mount {
 		mt := &m.mount[i]
 		mt.Point = root + mt.Point
@@ -84,9 +84,9 @@ func detect(root string) (*Machine, error) {
 				continue
 			}
 			if own, ok := mt.Own(paths[c]); !ok {
-				m.whys[c] = why{fmt.Sprintf("the caller's cgroup %q is not below what is mounted at %s", paths[c], mt.Point), "mount the whole cgroup hierarchy", true}
+				m.reasons[c] = reason{fmt.Sprintf("the caller's cgroup %q is not below what is mounted at %s", paths[c], mt.Point), "mount the whole cgroup hierarchy", true}
 			} else if err := access(own, unix.W_OK|unix.X_OK); err != nil {
-				m.whys[c] = why{fmt.Sprintf("no cgroup v1 can be made in %s: %v", own, err), remedy(err), true}
+				m.reasons[c] = reason{fmt.Sprintf("no cgroup v1 can be made in %s: %v", own, err), remedy(err), true}
 			} else {
 				m.v1[c] = own
 			}
@@ -99,7 +99,7 @@ func detect(root string) (*Machine, error) {
 func (m *Machine) lookV2(mt Mount, path string) {
 	own, ok := mt.Own(path)
 	if !ok {
-		m.whys[""] = why{fmt.Sprintf("the caller's cgroup %q is not below what is mounted at %s", path, mt.Point), "mount the whole cgroup hierarchy", true}
+		m.reasons[""] = reason{fmt.Sprintf("the caller's cgroup %q is not below what is mounted at %s", path, mt.Point), "mount the whole cgroup hierarchy", true}
 		return
 	}
 	m.own = own
@@ -114,16 +114,16 @@ func (m *Machine) lookV2(mt Mount, path string) {
 }
 
 func (m *Machine) consider(dir string, available []string) {
-	note := func(c string, w why) {
-		if _, told := m.whys[c]; !told { // the nearest counts
-			m.whys[c] = w
+	note := func(c string, w reason) {
+		if _, told := m.reasons[c]; !told { // the nearest counts
+			m.reasons[c] = w
 		}
 	}
 	// A process moves if the common ancestor's cgroup.procs may be written too (cgroup-v2.rst, delegation).
 	for _, path := range []string{dir, dir + "/cgroup.procs"} {
 		if err := access(path, unix.W_OK); err != nil {
 			for _, c := range append(available, "") {
-				note(c, why{fmt.Sprintf("no cgroup can be made in %s: %v", dir, err), remedy(err), err == unix.EROFS})
+				note(c, reason{fmt.Sprintf("no cgroup can be made in %s: %v", dir, err), remedy(err), err == unix.EROFS})
 			}
 			return
 		}
@@ -140,9 +140,9 @@ func (m *Machine) consider(dir string, available []string) {
 			continue
 		}
 		if err := unix.Access(dir+"/cgroup.subtree_control", unix.W_OK); err != nil {
-			note(name, why{fmt.Sprintf("controller %s is not enabled in %s: %v", name, dir, err), enableHint(os.Geteuid(), WritableCgroups), false})
+			note(name, reason{fmt.Sprintf("controller %s is not enabled in %s: %v", name, dir, err), enableHint(os.Geteuid(), WritableCgroups), false})
 		} else if !top && !holdsNone(dir) {
-			m.whys[name] = why{"controller " + name + " cannot be enabled in " + dir + ", which holds processes", fmt.Sprintf("d=%s; mkdir $d/leaf && for p in $(cat $d/cgroup.procs); do echo $p >$d/leaf/cgroup.procs; done", dir), true}
+			m.reasons[name] = reason{"controller " + name + " cannot be enabled in " + dir + ", which holds processes", fmt.Sprintf("d=%s; mkdir $d/leaf && for p in $(cat $d/cgroup.procs); do echo $p >$d/leaf/cgroup.procs; done", dir), true}
 		} else {
 			c.more = append(c.more, name)
 		}
@@ -170,7 +170,7 @@ func (m *Machine) candidate(wanted []string) (best candidate) {
 
 // delegated is what a systemd manager can give of the controllers that neither v1 nor
 // the best candidate has, or else why not.
-func (m *Machine) delegated(best candidate, controllers []string) (candidate, *why) {
+func (m *Machine) delegated(best candidate, controllers []string) (candidate, *reason) {
 	lacks := func(c candidate) (list []string) {
 		for _, name := range controllers {
 			if m.v1[name] == "" && (c.dir == "" || !c.has(name)) {
@@ -185,7 +185,7 @@ func (m *Machine) delegated(best candidate, controllers []string) (candidate, *w
 	}
 	given, err := m.manager()
 	if err != nil {
-		return best, &why{reason: "asked systemd for a scope: " + err.Error(), hint: hintFor(err)}
+		return best, &reason{text: "asked systemd for a scope: " + err.Error(), hint: hintFor(err)}
 	}
 	c := candidate{manager: given}
 	for _, mt := range m.mount {
@@ -201,7 +201,7 @@ func (m *Machine) delegated(best candidate, controllers []string) (candidate, *w
 	if len(left) == 0 {
 		return c, nil
 	}
-	return c, &why{reason: "asked systemd for a scope: its own cgroup " + given.Cgroup() + " has not the controller " + strings.Join(left, ", "),
+	return c, &reason{text: "asked systemd for a scope: its own cgroup " + given.Cgroup() + " has not the controller " + strings.Join(left, ", "),
 		hint: enableHint(os.Geteuid(), WritableCgroups)}
 }
 
@@ -218,27 +218,27 @@ func (m *Machine) mayMove(dir string) bool {
 	return unix.Access(common+"/cgroup.procs", unix.W_OK) == nil
 }
 
-// why there is nowhere to enforce it, and the smallest change.
-func (m *Machine) why(controller string) why {
+// reason returns why a controller cannot be used here, and the smallest change that would help.
+func (m *Machine) reason(controller string) reason {
 	if controller == "cpuacct" {
-		if w, ok := m.whys[""]; ok { // where v2 is, it counts CPU time
+		if w, ok := m.reasons[""]; ok { // where v2 is, it counts CPU time
 			return w
 		}
 	}
-	if w, ok := m.whys[controller]; ok {
+	if w, ok := m.reasons[controller]; ok {
 		return w
 	}
 	if len(m.mount) == 0 {
-		return why{"no cgroup hierarchy is mounted", "mount -t cgroup2 cgroup2 /sys/fs/cgroup", true}
+		return reason{"no cgroup hierarchy is mounted", "mount -t cgroup2 cgroup2 /sys/fs/cgroup", true}
 	}
-	if w, ok := m.whys[""]; ok && !slices.ContainsFunc(m.mount, func(mt Mount) bool { return !mt.V2 }) {
+	if w, ok := m.reasons[""]; ok && !slices.ContainsFunc(m.mount, func(mt Mount) bool { return !mt.V2 }) {
 		return w
 	}
 	if len(m.v2) > 0 {
-		return why{reason: "no cgroup that may be written has the controller " + controller,
+		return reason{text: "no cgroup that may be written has the controller " + controller,
 			hint: enableHint(os.Geteuid(), "enable "+controller+" for the caller's cgroup (systemd: Delegate=yes)") + ", if the kernel has " + controller + " (no cgroup_disable=" + controller + ")"}
 	}
-	return why{"the cgroup controller " + controller + " is not there", "boot a kernel with it (no cgroup_disable=" + controller + ")", true}
+	return reason{"the cgroup controller " + controller + " is not there", "boot a kernel with it (no cgroup_disable=" + controller + ")", true}
 }
 
 // access says what the caller may not do with a cgroup or a file of one.

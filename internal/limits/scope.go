@@ -67,7 +67,7 @@ func findSystemd(c caller) (*systemd, error) {
 		return nil, failure(errors.New("systemd does not manage this machine"), enableHint(c.uid, WritableCgroups))
 	}
 	deadline := time.Now().Add(c.patience)
-	var why error
+	var first error
 	for _, e := range c.endpoints() {
 		m := &systemd{endpoint: e, caller: c}
 		err := m.find(deadline)
@@ -78,14 +78,14 @@ func findSystemd(c caller) (*systemd, error) {
 			return m, nil
 		}
 		// The first that is there has the reason.
-		if why == nil || errors.Is(why, unix.ENOENT) {
-			why = err
+		if first == nil || errors.Is(first, unix.ENOENT) {
+			first = err
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			break
 		}
 	}
-	return nil, c.failure(why)
+	return nil, c.failure(first)
 }
 
 func (c caller) endpoints() (list []endpoint) {

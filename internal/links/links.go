@@ -182,3 +182,17 @@ func Placed(dir int, st *unix.Stat_t) bool {
 }
 
 func ours(st *unix.Stat_t) bool { return st.Uid == 0 || st.Uid == uint32(os.Geteuid()) }
+
+// For opens what is to be copied from the host, or with O_DIRECTORY a directory to copy to, by
+// the rules of [Open].
+func For(name string, flags int) (int, error) {
+	if flags&unix.O_DIRECTORY != 0 {
+		return Dir(name)
+	}
+	fd, err := Open(name)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(fd)
+	return Reopen(fd, flags)
+}

@@ -27,6 +27,8 @@ type Command struct {
 	// Remove are cgroups that the keeper removes in the end, in this order: so nothing
 	// is left of them if sbxrun is killed.
 	Remove []string
+	// Hold are files that the keeper keeps open to its end, with what is locked by them.
+	Hold []*os.File
 	// Lasting says that the way makes one init after the other: the end of each is told at
 	// once, see [Keeper.Reaped].
 	Lasting bool
@@ -271,6 +273,11 @@ func (k *keeperState) lay(b *Block, c Command, open *descriptors) error {
 	copy(k.children[:], "/proc/thread-self/children")
 	k.pause.Nsec = removePause
 	k.lasting = c.Lasting
+	hold := make([]int, len(c.Hold))
+	for i, f := range c.Hold {
+		hold[i] = Descriptor(f)
+	}
+	k.hold = Copy(b, hold)
 	k.orders.lay()
 	var err error
 	if c.Program != nil {

@@ -49,9 +49,10 @@ type keeperState struct {
 	pid   uintptr
 	teller
 	// The keeper's descriptors, all that it keeps next to the socket.
-	list     int // /proc/thread-self/children
-	signals  int // signalfd for SIGCHLD
-	terminal int // the terminal to restore; -1 for none
+	list     int   // /proc/thread-self/children
+	signals  int   // signalfd for SIGCHLD
+	terminal int   // the terminal to restore; -1 for none
+	hold     []int // what sbxrun wants kept open
 	exec     *child
 	enter    *child
 	later    *child  // what enters, when sbxrun has told
@@ -219,6 +220,10 @@ func (k *keeperState) dropFiles() {
 		own = nextFile(own, k.socket, from)
 		own = nextFile(own, k.list, from)
 		own = nextFile(own, k.signals, from)
+		hold := k.hold
+		for i := range hold {
+			own = nextFile(own, hold[i], from)
+		}
 		if k.entering {
 			own = nextFile(own, k.terminal, from)
 		}

@@ -15,17 +15,59 @@ func AsUser(user *Cred, f func() error) error {
 	if user == nil {
 		return f()
 	}
-	done := make(chan error, 1)
+	t, err := NewUserThread(user)
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	return t.Do(f)
+}
+
+// UserThread is a thread with the file system ids of a user, for many calls: see [AsUser].
+// The nil one is whatever thread asks.
+type UserThread struct {
+	work chan func() error
+	done chan error
+}
+
+// NewUserThread starts one, which the caller closes; of no user it is nil.
+func NewUserThread(user *Cred) (*UserThread, error) {
+	if user == nil {
+		return nil, nil
+	}
+	t := &UserThread{make(chan func() error), make(chan error)}
 	go func() {
 		// Never unlocked: Go ends the thread with the goroutine, and makes no other from it.
 		runtime.LockOSThread()
-		if err := takeOn(user); err != nil {
-			done <- err
+		err := takeOn(user)
+		t.done <- err
+		if err != nil {
 			return
 		}
-		done <- f()
+		for f := range t.work {
+			t.done <- f()
+		}
 	}()
-	return <-done
+	if err := <-t.done; err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// Do calls f on the thread. One goroutine at a time may.
+func (t *UserThread) Do(f func() error) error {
+	if t == nil {
+		return f()
+	}
+	t.work <- f
+	return <-t.done
+}
+
+// Close ends the thread.
+func (t *UserThread) Close() {
+	if t != nil {
+		close(t.work)
+	}
 }
 
 // takeOn gives this thread the file system ids of a user, and with them none of root's rights

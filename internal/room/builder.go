@@ -67,6 +67,7 @@ func (p *Plan) begin(errors *os.File, stage []*os.File) (_ *builder, err error) 
 			Stage: stage,
 		},
 		Cred: p.cred,
+		Hold: p.hold,
 	})
 	return b, err
 }

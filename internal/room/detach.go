@@ -24,7 +24,7 @@ type source struct {
 // ownerToMap returns the owner of a writable bind's source if the sandbox runs under an
 // identity that is not the owner's and that nobody has asked for; else nil.
 func (p *Plan) ownerToMap(o *op, filtered bool) (*proc.Cred, error) {
-	if !p.mapOwners || o.kind != opBindRW {
+	if !p.mapOwners || o.layer || o.kind != opBindRW && o.kind != opOverlay && !o.owned {
 		return nil, nil
 	}
 	var st unix.Stat_t
@@ -35,7 +35,7 @@ func (p *Plan) ownerToMap(o *op, filtered bool) (*proc.Cred, error) {
 	if owner == *p.cred {
 		return nil, nil
 	}
-	if !filtered {
+	if !filtered && !o.owned {
 		return nil, &result.Error{Code: "idmap", Message: fmt.Sprintf("--seccomp off: the command could leave setuid programs of uid %d's in %q", owner.UID, o.src),
 			Hint: "--user UID:GID runs the sandbox as another user, or leave the filter on"}
 	}

@@ -23,6 +23,12 @@ type Failure struct {
 // answers are programs whose exit code 1 is an answer.
 var answers = []string{"[", "cmp", "diff", "egrep", "expr", "false", "fgrep", "grep", "pgrep", "rg", "test"}
 
+// readers are programs that write to no directory, whatever they are asked to.
+var readers = []string{"cat", "du", "file", "find", "head", "jq", "less", "ls", "md5sum", "more", "od", "readlink", "realpath", "sha256sum", "stat", "strings", "tail", "tree", "wc", "xxd"}
+
+// interpreters are programs whose first word is a script, if it is no flag.
+var interpreters = []string{"bash", "dash", "java", "lua", "node", "perl", "php", "python", "python3", "ruby", "sh", "zsh"}
+
 // Obstacle returns what of the sandbox most likely stood in the way of a command, and the flag
 // that takes it away, if there is one; "" if nothing is likely. Nothing was seen of the command
 // but how it ended. c is the caller of [Prepare]. Before Close.
@@ -117,6 +123,8 @@ func (s scene) obstacle(f Failure, c Caller) (what, remedy string) {
 		return "the repository begins above the current directory, and is not shown", "--cwd-root " + shellQuote(s.repository(c.Home)) + " shows all of it"
 	case f.Code == 1 && slices.Contains(answers, name):
 		return "", ""
+	case s.sight.readOnly(s.workdir) && (slices.Contains(readers, name) || slices.Contains(answers, name) || s.lacksScript(name)):
+		return "", "" // -w would not help
 	case s.sight.readOnly(s.workdir):
 		return "it could read the current directory, but not write to it", "-w lets it write there"
 	case s.workdir == Home:
@@ -157,6 +165,16 @@ func (s scene) hidden(arg, home string) (what, remedy string) {
 		}
 	}
 	return what, "--ro-bind " + shellQuote(name) + " shows it"
+}
+
+// lacksScript reports whether an interpreter was to execute a script that the host does not
+// have either. The interpreter has said so.
+func (s scene) lacksScript(name string) bool {
+	if !slices.Contains(interpreters, name) || len(s.command) < 2 || strings.HasPrefix(s.command[1], "-") {
+		return false
+	}
+	_, err := os.Lstat(inDir(s.workdir, s.command[1]))
+	return errors.Is(err, unix.ENOENT)
 }
 
 // hidesPath reports whether there are directories of the caller's PATH that are not shown.

@@ -31,6 +31,7 @@ type Plan struct {
 	// Bounds hold for the command. The caller's to set.
 	Bounds proc.Bounds
 
+	hold    []*os.File // the policy's
 	command []string
 	path    string // PATH of the payload
 	env     []values.Var
@@ -38,8 +39,11 @@ type Plan struct {
 	ops     []op
 	staged  []source // the user's binds, if root has to open them
 	copies  []copied
-	builder *builder // bwrap, if it was started ahead
-	cred    *proc.Cred
+	// overlays of the policy, and the same as they are mounted
+	overlays []*Overlay
+	mounted  []enter.Overlay
+	builder  *builder // bwrap, if it was started ahead
+	cred     *proc.Cred
 	// identity are bwrap's options for who the payload is inside.
 	identity []string
 	hostname string
@@ -91,7 +95,7 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	if p.Hostname == "" {
 		p.Hostname = DefaultHostname
 	}
-	plan := &Plan{command: p.Command, hostNet: p.Network == NetHost, terminal: p.Terminal}
+	plan := &Plan{command: p.Command, hold: p.Hold, hostNet: p.Network == NetHost, terminal: p.Terminal}
 	defer func() {
 		if err != nil {
 			plan.Close()
@@ -119,6 +123,9 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	}
 	v := view(plan.ops)
 	if err := checkDests(plan.ops, v); err != nil {
+		return nil, err
+	}
+	if err := plan.layOverlays(&p); err != nil {
 		return nil, err
 	}
 	if plan.cred != nil {
@@ -196,7 +203,10 @@ func (p *Plan) Close() {
 			o.from.Close()
 		}
 	}
-	p.staged, p.ops = nil, nil
+	for _, o := range p.overlays {
+		o.Close()
+	}
+	p.staged, p.ops, p.overlays = nil, nil, nil
 }
 
 func (p *Plan) closeCopies() {
@@ -206,19 +216,27 @@ func (p *Plan) closeCopies() {
 	p.copies = nil
 }
 
-// identify settles who the payload is. Started by root, bwrap itself runs under
-// an unprivileged uid, because a payload whose uid outside is 0 owns whatever
-// root owns; inside it may still be called root.
-func (p *Plan) identify(pol *Policy, c Caller) (user User) {
-	user = User{UID: uint32(c.UID), GID: uint32(c.GID)}
+// Outside is whose processes the sandbox's are outside of it, and whose files it makes.
+func (p *Policy) Outside(c Caller) User {
+	user := User{UID: uint32(c.UID), GID: uint32(c.GID)}
 	if c.UID == 0 {
 		user = User{UID: Nobody, GID: Nobody}
-		if pol.User != nil && pol.User.UID != 0 {
-			user = *pol.User
+		if p.User != nil && p.User.UID != 0 {
+			user = *p.User
 		}
 		if user.GID == 0 {
 			user.GID = Nobody
 		}
+	}
+	return user
+}
+
+// identify settles who the payload is. Started by root, bwrap itself runs under
+// an unprivileged uid, because a payload whose uid outside is 0 owns whatever
+// root owns; inside it may still be called root.
+func (p *Plan) identify(pol *Policy, c Caller) (user User) {
+	user = pol.Outside(c)
+	if c.UID == 0 {
 		p.cred = &proc.Cred{UID: user.UID, GID: user.GID}
 		p.mapOwners = pol.User == nil || pol.User.UID == 0
 	}
@@ -305,7 +323,7 @@ func (p *Plan) options(whole bool) (words []string) {
 		switch o.kind {
 		case opSymlink:
 			add("--symlink", src, o.dst)
-		case opBind:
+		case opBind, opOverlay:
 			add("--ro-bind", src, o.dst)
 		case opBindRW:
 			add("--bind", src, o.dst)
@@ -343,7 +361,7 @@ func octalMode(mode uint32) string { return fmt.Sprintf("%04o", mode) }
 
 // furnishing is what the room gets from us when bwrap has built it.
 func (p *Plan) furnishing() *enter.Furnishing {
-	f := &enter.Furnishing{ReadOnly: ownMounts, NoUserns: p.noUserns}
+	f := &enter.Furnishing{ReadOnly: ownMounts, NoUserns: p.noUserns, Overlays: p.mounted}
 	for _, o := range p.ops {
 		if o.kind == opTmpfs {
 			f.Tmpfs = append(f.Tmpfs, enter.Mounted{Tmpfs: o.tmpfs(), Mode: tmpfsMode(o.dst)})
@@ -371,7 +389,7 @@ func (p *Plan) over() (list []*os.File) {
 // file, and nothing that only root can open (stage).
 func (p *Plan) independent(pol *Policy) bool {
 	return !slices.ContainsFunc(pol.Mounts, func(m Mount) bool {
-		return m.Kind == Empty || p.cred != nil && (m.Kind == ReadWrite || m.Kind == ReadOnly && !reachable(m.Source))
+		return m.Kind == Empty || p.cred != nil && (m.Kind == ReadWrite || m.Kind == Overlaid || m.Owned || m.Kind == ReadOnly && !reachable(m.Source))
 	})
 }
 
@@ -591,6 +609,8 @@ func currentDirectory(p *Policy, home string) (workdir string, err error) {
 	for _, top := range toplevel {
 		switch {
 		case !Within(shown, top):
+		case p.Cwd == CwdOverlay:
+			return "", cwdError("--overlay DIR shows it as writable all the same", "%s %q belongs to the system, which a sandbox only reads", what, shown)
 		case p.Cwd == CwdReadWrite:
 			return "", cwdError("--bind DIR lets it write there all the same", "%s %q belongs to the system, which a sandbox only reads", what, shown)
 		default:
@@ -611,8 +631,11 @@ func currentDirectory(p *Policy, home string) (workdir string, err error) {
 		return "", cwdError(some, "%s %q holds home directories, such as %q", what, shown, h)
 	}
 	m := Mount{Kind: ReadOnly, Source: shown, Dest: shown}
-	if p.Cwd == CwdReadWrite {
+	switch p.Cwd {
+	case CwdReadWrite:
 		m.Kind = ReadWrite
+	case CwdOverlay:
+		m.Kind, m.Upper = Overlaid, p.CwdUpper
 	}
 	for _, other := range p.Mounts {
 		if other.Dest == m.Dest {

@@ -2,12 +2,14 @@ package room
 
 import (
 	"fmt"
+	"os"
 	"path"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
@@ -26,6 +28,7 @@ const (
 	CwdReadOnly  Cwd = "ro" // it can be read
 	CwdReadWrite Cwd = "rw" // it can be written to, too
 	CwdNone      Cwd = "none"
+	CwdOverlay   Cwd = "overlay" // it can be written to, and stays as it is: see [Overlay]
 )
 
 // MountKind is how a [Mount] appears.
@@ -36,6 +39,7 @@ const (
 	ReadWrite                  // a bind
 	Tmpfs                      // empty, private, in memory
 	Empty                      // in the place of a file, one with nothing in it
+	Overlaid                   // a directory that can be written to, and stays as it is: see [Overlay]
 )
 
 // Mount is one thing the user wants to see in the sandbox.
@@ -44,7 +48,14 @@ type Mount struct {
 	Source string // binds: absolute path on the host
 	Dest   string // absolute path in the sandbox
 	Try    bool   // leave it out if Source does not exist
-	Size   int64  // Tmpfs: bytes, 0 for Policy.TmpSize
+	Size   int64  // Tmpfs, Overlaid in memory: bytes, 0 for Policy.TmpSize
+	// Upper, of an Overlaid one, is a directory on disk for what is written, absolute; "" for
+	// memory. Overlaid ones with the same Upper share it.
+	Upper string
+	// Lower are directories of the host, absolute, that lie between Source and what is written,
+	// the uppermost first: layers of others, which nothing writes to.
+	Lower []string
+	Owned bool // ReadOnly: what belongs to the source's owner is the sandbox's own, as with ReadWrite
 }
 
 // User is an identity inside the sandbox.
@@ -58,15 +69,17 @@ type Policy struct {
 	CwdRoot  string   // a directory at or above the current one, to be shown in its place; may be relative to it
 	Workdir  string   // absolute, in the sandbox; "" for the current directory, or Home if that is not shown
 	Mounts   []Mount
+	CwdUpper string // CwdOverlay: as Mount.Upper
 	Tools    string // in the place of the caller's PATH, if that is shown
 	TmpSize  int64  // bytes, of /tmp and of every other writable part
 	Env      values.Environment
 	Network  Network
 	User     *User
 	Hostname string
-	NoFilter bool   // all system calls are there: no seccomp filter
-	Meminfo  []byte // in the place of /proc/meminfo; nil for the host's
-	Terminal bool   // the payload's stdin becomes its controlling terminal
+	NoFilter bool       // all system calls are there: no seccomp filter
+	Meminfo  []byte     // in the place of /proc/meminfo; nil for the host's
+	Hold     []*os.File // stay open as long as anything of the room lives; the caller's to close
+	Terminal bool       // the payload's stdin becomes its controlling terminal
 }
 
 // Defaults of a policy.
@@ -123,6 +136,21 @@ func ParseTmpfs(arg string) (dest, size string, err error) {
 	return dest, size, nil
 }
 
+// ParseVolume parses NAME:DST[:ro].
+func ParseVolume(arg string) (name, dest string, readOnly bool, err error) {
+	parts := splitColon(arg)
+	switch {
+	case len(parts) == 3 && parts[2] == "ro":
+		readOnly = true
+	case len(parts) != 2:
+		return "", "", false, fmt.Errorf("volume %q: want NAME:DST or NAME:DST:ro, with \\: for a colon in a path", arg)
+	}
+	if dest, err = CleanDest(parts[1]); err != nil {
+		return "", "", false, fmt.Errorf("volume %q: %w", arg, err)
+	}
+	return parts[0], dest, readOnly, nil
+}
+
 // CleanDest checks a place in the sandbox. / would hide everything else, and
 // /proc and /dev must be the sandbox's own: the host's would show its processes
 // and devices.
@@ -131,7 +159,7 @@ func CleanDest(dest string) (string, error) {
 		return "", fmt.Errorf("the path in the sandbox, %q, must be absolute", dest)
 	}
 	dest = path.Clean(dest)
-	if dest == "/" || dest == "/dev" || Within(dest, "/proc") {
+	if dest == "/" || dest == "/dev" || Within(dest, "/proc") || Within(dest, enter.LayersDir) {
 		return "", fmt.Errorf("%s of the sandbox cannot be replaced", dest)
 	}
 	// Links that bwrap makes in /dev, into /proc.
@@ -142,6 +170,9 @@ func CleanDest(dest string) (string, error) {
 	}
 	return dest, nil
 }
+
+// SplitColon splits at colons, but for those written \\:, and removes the escapes.
+func SplitColon(s string) []string { return splitColon(s) }
 
 // splitColon splits at unescaped colons and removes the escapes.
 func splitColon(s string) []string {
@@ -220,13 +251,13 @@ func (p *Policy) validate() error {
 		return usage("host name %q: at most 64 bytes, without blanks", h)
 	}
 	switch p.Cwd {
-	case "", CwdReadOnly, CwdReadWrite:
+	case "", CwdReadOnly, CwdReadWrite, CwdOverlay:
 	case CwdNone:
 		if p.CwdRoot != "" {
 			return usage("--cwd none shows nothing of the current directory, and --cwd-root more than it: give one of them")
 		}
 	default:
-		return usage("--cwd %q: want ro, rw or none", p.Cwd)
+		return usage("--cwd %q: want ro, rw, overlay or none", p.Cwd)
 	}
 	switch p.Network {
 	case "", NetNone, NetHost:

@@ -28,6 +28,9 @@ type Room struct {
 	Cred    *proc.Cred  // who it runs as; nil if as sbxrun
 	HostNet bool        // it has the caller's network namespace
 	Exec    *enter.Exec // the plan's command, held; nil if it has none
+	// Overlays are the room's, in the order of the policy. Whoever takes them over sets this to
+	// nil.
+	Overlays []*Overlay
 }
 
 // Start forks the keeper, with bwrap below it and, if the plan has a command, what
@@ -101,9 +104,13 @@ func (p *Plan) start(ctx context.Context, r *Room, b *builder, stdio [3]*os.File
 		return err
 	}
 	defer outer.Close()
+	r.Overlays = p.takeOverlays()
 	if idle != nil {
 		idle.Entered()
-		return idle.Furnish(ctx, r.Room, outer, deadline)
+		if err := idle.Furnish(ctx, r.Room, outer, deadline); err != nil {
+			return err
+		}
+		return r.adopt(&idle.Layers)
 	}
 	r.Exec.Entered()
 	r.Exec.Keeper = r.Keeper
@@ -114,7 +121,14 @@ func (p *Plan) start(ctx context.Context, r *Room, b *builder, stdio [3]*os.File
 		return err
 	}
 	r.Init, r.InitNS = r.Exec.Init, r.Exec.InitNS
-	return nil
+	return r.adopt(&r.Exec.Layers)
+}
+
+// adopt takes the layers of the room's overlays over.
+func (r *Room) adopt(layers *[]*os.File) error {
+	err := adopt(r.Overlays, *layers)
+	*layers = nil
+	return err
 }
 
 // identify reads who the room's PID 1 is and makes sure of it. Only then may it ever be
@@ -202,6 +216,8 @@ func (r *Room) abandon(cause error) error {
 	e := &result.Error{Code: "setup", Message: "bubblewrap could not set up the sandbox", Err: cause}
 	var step *proc.StartError
 	switch {
+	case errors.As(cause, &step) && overlayError(step) != nil:
+		e = overlayError(step)
 	case errors.As(cause, &step): // which says of what it is
 		e.Message = "cannot set up the sandbox: " + step.Error()
 	case errors.Is(cause, os.ErrDeadlineExceeded):
@@ -225,6 +241,9 @@ func (r *Room) Close() {
 	}
 	if r.Exec != nil {
 		r.Exec.Close()
+	}
+	for _, o := range r.Overlays {
+		o.Close()
 	}
 	for _, p := range []*proc.Process{r.Room, r.Monitor} {
 		if p != nil {

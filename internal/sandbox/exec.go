@@ -39,11 +39,11 @@ func (u *Use) NewExec(ctx context.Context, id string, spec ExecSpec) (*Exec, err
 	if err != nil {
 		return nil, err
 	}
-	own, err := dir.Create(id, "")
+	claim, err := dir.Create(id, "")
 	if err != nil {
 		return nil, result.All(err, dir.Close())
 	}
-	return &Exec{recorded: newRecorded(ctx, own, spec.LogMax, spec.KillAtLogMax), spec: spec, use: u, dir: dir}, nil
+	return &Exec{recorded: newRecorded(ctx, claim, spec.LogMax, spec.KillAtLogMax), spec: spec, use: u, dir: dir}, nil
 }
 
 // Handle is the word that others name it by.
@@ -120,7 +120,7 @@ func (e *Exec) Finish(res result.Result, report result.Report) error {
 		log.Close()
 	}
 	if res.Cause == result.StartFailed && res.Verdict != result.Unproven {
-		return e.own.Remove()
+		return e.claim.Remove()
 	}
-	return result.All(e.conclude(report), e.own.Close(), e.dir.Forget())
+	return result.All(e.conclude(report), e.claim.Close(), e.dir.Forget())
 }

@@ -20,7 +20,7 @@ import (
 // recorded is what a sandbox and a detached exec have in common: a record and logs, by which
 // others know of it, and an end that they ask for there.
 type recorded struct {
-	own *state.Own
+	claim *state.Claim
 
 	logMax       int64 // bytes of each log
 	killAtLogMax bool
@@ -35,15 +35,15 @@ type recorded struct {
 	record state.Record
 }
 
-func newRecorded(ctx context.Context, own *state.Own, logMax int64, killAtLogMax bool) *recorded {
-	r := &recorded{own: own, logMax: logMax, killAtLogMax: killAtLogMax, hurry: make(chan struct{})}
+func newRecorded(ctx context.Context, claim *state.Claim, logMax int64, killAtLogMax bool) *recorded {
+	r := &recorded{claim: claim, logMax: logMax, killAtLogMax: killAtLogMax, hurry: make(chan struct{})}
 	r.now = sync.OnceFunc(func() { close(r.hurry) })
 	r.ctx, r.cancel = context.WithCancelCause(ctx)
 	return r
 }
 
 // ID is what nobody else has.
-func (r *recorded) ID() string { return r.own.ID }
+func (r *recorded) ID() string { return r.claim.ID }
 
 // End has it end. A second request can only shorten the grace period of the first.
 func (r *recorded) End(q supervise.Request) {
@@ -59,7 +59,7 @@ func (r *recorded) End(q supervise.Request) {
 // the signal that was to make us look.
 func (r *recorded) Asked(sig syscall.Signal) {
 	q := supervise.Request{Cause: result.Canceled, Signal: sig}
-	if kill, err := r.own.ReadKill(); err == nil && kill != nil {
+	if kill, err := r.claim.ReadKill(); err == nil && kill != nil {
 		q = supervise.Request{Cause: result.Killed, Signal: signalNumber(kill.Signal), Grace: time.Duration(kill.GraceMS * float64(time.Millisecond))}
 	}
 	r.End(q)
@@ -68,7 +68,7 @@ func (r *recorded) Asked(sig syscall.Signal) {
 // doomed says whether somebody was to kill it, and so has done it without us: sbxrun kill,
 // when we are stopped.
 func (r *recorded) doomed() bool {
-	kill, err := r.own.ReadKill()
+	kill, err := r.claim.ReadKill()
 	return err == nil && kill != nil
 }
 
@@ -88,7 +88,7 @@ func (r *recorded) write(change func(*state.Record)) error {
 		return nil // too late
 	}
 	change(&r.record)
-	return r.own.Write(r.record)
+	return r.claim.Write(r.record)
 }
 
 // identity is that of PID 1 of a namespace whose inode is known.
@@ -107,7 +107,7 @@ var Logs = [2]string{"stdout.log", "stderr.log"}
 // openLogs makes the logs.
 func (r *recorded) openLogs() error {
 	for i, name := range Logs {
-		file, err := r.own.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|os.O_APPEND)
+		file, err := r.claim.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|os.O_APPEND)
 		if err != nil {
 			return err
 		}

@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"io"
 	"os"
 	"sync"
 	"syscall"
@@ -17,7 +18,9 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/admission"
+	"github.com/sbxrun/sbxrun/internal/files"
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/state"
@@ -33,7 +36,9 @@ type Spec struct {
 	Limits        *limits.Plan // nil for none
 	Leave         *admission.Leave
 	Tags          map[string]string
-	Net, Hostname string    // as they are on record
+	Files         *files.Files // nil if nothing is put
+	Net, Hostname string       // as they are on record
+	Network       network.Spec
 	Begin         time.Time // when it was asked for
 
 	Timeout, Grace, ProofTimeout time.Duration
@@ -45,6 +50,11 @@ type Spec struct {
 	KillAtLogMax bool  // the sandbox ends when there is more
 
 	Probe Probe
+
+	// Layers are those of a snapshot, the lowest first, that lie below what is written, by the
+	// destinations of overlays. Held are closed when nothing shows them any more.
+	Layers map[string][]state.Layer
+	Held   []io.Closer
 }
 
 // Sandbox is one from its making to its end. All that others know of it is in its record,
@@ -59,22 +69,25 @@ type Sandbox struct {
 	match   func()        // closes matched
 
 	command *supervise.Command
-	room    *proc.Process // its PID 1, once it is held
+	room    *proc.Process  // its PID 1, once it is held
+	network *network.Proxy // nil if nothing of a network is listed
 	probing sync.WaitGroup
 	running bool // it is on record that it runs
+
+	overlays []*room.Overlay
 }
 
 // New makes a sandbox of which there is nothing yet but the record's place. It takes over
 // own, and plan and leave of the spec. When ctx is done the sandbox ends; its cause may be
 // a [supervise.Request].
-func New(ctx context.Context, own *state.Own, spec Spec) *Sandbox {
-	s := &Sandbox{recorded: newRecorded(ctx, own, spec.LogMax, spec.KillAtLogMax), spec: spec, matched: make(chan struct{})}
+func New(ctx context.Context, claim *state.Claim, spec Spec) *Sandbox {
+	s := &Sandbox{recorded: newRecorded(ctx, claim, spec.LogMax, spec.KillAtLogMax), spec: spec, matched: make(chan struct{})}
 	s.match = sync.OnceFunc(func() { close(s.matched) })
 	return s
 }
 
 // Name is "" if it was given none.
-func (s *Sandbox) Name() string { return s.own.Name }
+func (s *Sandbox) Name() string { return s.claim.Name }
 
 // Start builds the sandbox, and returns when its command was executed and it can be
 // entered. After an error there is nothing to wait for, and nothing left; but if somebody has
@@ -112,14 +125,22 @@ func (s *Sandbox) Start() error {
 		return s.finish(supervise.NotStarted(s.ctx, err, terms))
 	}
 	// On record before the command may start: whatever dies from here on, cleanup finds it.
-	if err := s.hold(s.command.Kept()); err != nil {
+	err = s.hold(s.command.Kept())
+	if err == nil && s.spec.Files != nil {
+		err = s.spec.Files.Held(s.command.Kept().Room, s.spec.Plan.Cred())
+		s.spec.Files.Close()
+	}
+	if err == nil && s.network != nil {
+		err = s.network.Serve(s.ctx, s.command.Kept().Room)
+	}
+	if err != nil {
 		s.command.Refuse(err)
 	}
 	if !s.command.Release(s.ctx) {
 		return s.Wait()
 	}
 	s.spec.Leave.Running()
-	err = s.own.GrantAccess()
+	err = s.claim.GrantAccess()
 	if err == nil {
 		err = s.write(func(r *state.Record) { r.Phase = state.Running })
 	}
@@ -163,17 +184,17 @@ func (s *Sandbox) endExecs() {
 	case result.Killed, result.IdleTimeout, result.OutputLimit:
 		grace = request.Grace
 	}
-	if grace == 0 || len(s.spec.Command) == 0 && (s.command.Cause() == result.IdleTimeout || s.own.EndUse()) {
+	if grace == 0 || len(s.spec.Command) == 0 && (s.command.Cause() == result.IdleTimeout || s.claim.EndUse()) {
 		return // nobody is there, and nobody comes
 	}
-	_ = s.own.MarkEnding() // on a full disk they do not know why they end
+	_ = s.claim.MarkEnding() // on a full disk they do not know why they end
 	s.command.Spare(time.Now().Add(grace))
 	if len(s.spec.Command) > 0 || s.command.Signal(request.Signal) != nil {
 		return
 	}
 	const look = 10 * time.Millisecond
 	over := time.After(grace)
-	for !s.own.EndUse() {
+	for !s.claim.EndUse() {
 		select {
 		case <-time.After(look):
 		case <-over:
@@ -202,13 +223,19 @@ func (s *Sandbox) make() (stdio [3]*os.File, pipes [2]*os.File, err error) {
 			return stdio, pipes, err
 		}
 	}
-	if err := s.own.Write(s.record); err != nil {
+	if err := s.claim.Write(s.record); err != nil {
 		return stdio, pipes, err
 	}
 	if s.spec.Limits != nil {
-		if s.group, err = s.spec.Limits.Make(s.own.ID, true); err != nil {
+		if s.group, err = s.spec.Limits.Make(s.claim.ID, true); err != nil {
 			return stdio, pipes, err
 		}
+	}
+	if s.spec.Network.Wanted() {
+		if s.network, err = network.Start(s.spec.Network, s.spec.Plan.Cred()); err != nil {
+			return stdio, pipes, err
+		}
+		s.record.Published = s.network.Published()
 	}
 	s.spec.Leave.Reserved()
 	return stdio, pipes, nil
@@ -237,20 +264,33 @@ func (s *Sandbox) firstRecord() (state.Record, error) {
 	return r, nil
 }
 
+// net is what those who enter have to know of its network.
+func (s *Sandbox) net() string {
+	if s.spec.Network.Proxied {
+		return netListed
+	}
+	return s.spec.Net
+}
+
+// netListed is that of a network of its own, with hosts that it may reach.
+const netListed = "allow"
+
 // hold puts on disk who the room's PID 1 is, before the payload may start.
 func (s *Sandbox) hold(kept *proc.Kept) error {
 	init, err := identity(kept.Room, kept.RoomNS)
 	if err != nil {
 		return err
 	}
-	access := state.Access{Init: init, Cred: s.spec.Plan.Cred(), Net: s.spec.Net, Workdir: s.spec.Plan.Workdir, Filter: s.spec.Plan.Filter().Name(), Env: values.Pairs(s.spec.Plan.Env())}
+	access := state.Access{Init: init, Cred: s.spec.Plan.Cred(), Net: s.net(), Workdir: s.spec.Plan.Workdir, Filter: s.spec.Plan.Filter().Name(), Env: values.Pairs(s.spec.Plan.Env())}
 	if s.group != nil {
 		access.Cgroups = s.group.Dirs()
 	}
-	if err := s.own.WriteAccess(access); err != nil {
+	if err := s.claim.WriteAccess(access); err != nil {
 		return err
 	}
+	s.overlays = s.command.TakeOverlays()
 	return s.write(func(r *state.Record) {
+		r.Overlays = s.onRecord()
 		r.Init, s.room = &init, kept.Room
 		if s.spec.Limits != nil {
 			r.Limits = s.spec.Limits.Limits
@@ -262,7 +302,7 @@ func (s *Sandbox) hold(kept *proc.Kept) error {
 func (s *Sandbox) endWhenIdle() {
 	timeout := s.spec.IdleTimeout
 	for {
-		wait, err := s.own.EndIfIdle(timeout)
+		wait, err := s.claim.EndIfIdle(timeout)
 		if err != nil {
 			wait = min(timeout, time.Second) // not to be told now
 		} else if wait <= 0 {
@@ -280,25 +320,31 @@ func (s *Sandbox) endWhenIdle() {
 // finish puts away what is left beside the room, and records how the sandbox ended, or
 // removes one that never was.
 func (s *Sandbox) finish(res result.Result) error {
-	s.cancel(nil)        // or the caller's context would keep what never began
+	s.cancel(nil) // or the caller's context would keep what never began
+	s.closeOverlays()
+	for _, held := range s.spec.Held {
+		held.Close() // nothing was written
+	}
 	s.relays.Finish(nil) // a disk that takes nothing any more does not take the record either
 	for _, log := range s.logs {
 		log.Close()
 	}
 	s.spec.Leave.End()
+	used := s.network.End()
 	if s.group != nil { // what the keeper has not removed already, or else cleanup does
 		_ = s.group.Remove(time.Now().Add(time.Second))
 	}
 	if res.Cause == result.StartFailed && res.Verdict != result.Unproven {
-		return result.All(s.because(s.spec.Leave.Explain(res.Err)), s.own.Remove())
+		return result.All(s.because(s.spec.Leave.Explain(res.Err)), s.claim.Remove())
 	}
-	report := res.Report(s.own.ID, s.spec.Command)
+	report := res.Report(s.claim.ID, s.spec.Command)
+	report.Network = used
 	report.Bwrap = &result.ReportBwrap{Path: s.spec.Plan.Program.Path, Version: s.spec.Plan.Program.Version}
-	err := result.All(s.conclude(report), s.own.DropAccess())
+	err := result.All(s.conclude(report), s.claim.DropAccess())
 	if s.spec.Remove && res.Verdict != result.Unproven {
-		err = s.own.Leave(s.record) // on a full disk the rest has failed for nothing
+		err = s.claim.Leave(s.record) // on a full disk the rest has failed for nothing
 	} else {
-		err = result.All(err, s.own.Close())
+		err = result.All(err, s.claim.Close())
 	}
 	if !s.running { // by somebody else than who has started it
 		err = result.All(&result.Error{Code: "ended", Message: "the sandbox was ended while it was being set up: " + string(res.Cause), ExitCode: res.ExitCode()}, err)
@@ -308,7 +354,7 @@ func (s *Sandbox) finish(res result.Result) error {
 
 // because adds to an error what bwrap has said on stderr, which nobody sees.
 func (s *Sandbox) because(e *result.Error) error {
-	file, err := s.own.OpenFile(Logs[1], os.O_RDONLY)
+	file, err := s.claim.OpenFile(Logs[1], os.O_RDONLY)
 	if err != nil {
 		return e
 	}

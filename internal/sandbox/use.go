@@ -5,12 +5,15 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/seccomp"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/values"
+	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
 // Use is a sandbox that runs, held by somebody who runs a command in it: as long as it is
@@ -73,6 +76,23 @@ func cannotEnter(e *state.Entry) error {
 	}
 	return &result.Error{Code: "enter", Message: "the sandbox " + e.Title() + " cannot be entered: what is needed for that is damaged"}
 }
+
+// Root opens the sandbox's root, to copy files from it and to it, with the rights of the
+// sandbox's own user. The caller closes it.
+func (u *Use) Root() (*workspace.Root, error) {
+	fd, err := proc.OpenFile(u.Room.PID, "root")
+	if err == nil && u.Room.Exited() {
+		unix.Close(fd) // the number may have been somebody else's already
+		err = ErrEnded
+	}
+	if err != nil {
+		return nil, err
+	}
+	return workspace.Inside(fd, u.Access.Cred)
+}
+
+// ErrEnded says that the sandbox has ended while it was used.
+var ErrEnded error = &result.Error{Code: "ended", Message: "the sandbox has just ended"}
 
 // Env is the sandbox's own environment, for changes.
 func (u *Use) Env() (set values.Environment) {

@@ -26,7 +26,26 @@ const (
 	whoKey key = iota
 	peerKey
 	holdingKey
+	passedKey
 )
+
+// A gateway tells a node in these whose a request is that it passes on. They count on connections
+// of [Passed] alone.
+const (
+	TenantHeader = "Sbxrun-Tenant"
+	LocalHeader  = "Sbxrun-Local" // not empty for the user of a unix socket
+)
+
+// Passed is for http.Server.ConnContext, of connections that only gateways can make.
+func Passed(ctx context.Context, _ net.Conn) context.Context {
+	return context.WithValue(ctx, passedKey, true)
+}
+
+// Whose returns whose request it is, its id, and whether the client is the user of a unix socket.
+func Whose(ctx context.Context) (tenant, requestID string, local bool) {
+	w := whose(ctx)
+	return w.tenant, w.requestID, w.local
+}
 
 func whose(ctx context.Context) who {
 	w, _ := ctx.Value(whoKey).(who)
@@ -35,7 +54,10 @@ func whose(ctx context.Context) who {
 
 // tenant says whose request this is: that of a token, if one is given; else that of the
 // process at the other end of a unix socket.
-func (s *Server) tenant(r *http.Request) (tenant string, local bool, err error) {
+func (s *Door) tenant(r *http.Request) (tenant string, local bool, err error) {
+	if passed, _ := r.Context().Value(passedKey).(bool); passed {
+		return r.Header.Get(TenantHeader), r.Header.Get(LocalHeader) != "", nil
+	}
 	if header := r.Header.Get("Authorization"); header != "" {
 		scheme, token, _ := strings.Cut(header, " ")
 		if strings.EqualFold(scheme, "Bearer") {
@@ -82,7 +104,7 @@ func (set *settings) ownHost(host string) bool {
 var open = map[string]bool{"/healthz": true, "/readyz": true}
 
 // identified passes on requests of which is known whose they are.
-func (s *Server) identified(next http.Handler) http.Handler {
+func (s *Door) identified(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		id := r.Header.Get("X-Request-Id")
 		if !validID(id) {

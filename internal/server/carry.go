@@ -64,14 +64,14 @@ func (e *entry) end() {
 func (s *Server) fresh(ctx context.Context, turn *tenants.Turn, o *order, out sink) (*api.Answer, error) {
 	e, err := s.enter(ctx, turn, o)
 	if err != nil {
-		return nil, s.why(ctx, err)
+		return nil, s.callError(ctx, err)
 	}
 	defer e.end()
 	policy := s.settings.Load().policy
 	policy.Program = o.ahead()
 	at, err := s.source.Take(ctx, o.who.tenant, policy)
 	if err != nil {
-		return nil, s.why(ctx, explain(e.admitted, err))
+		return nil, s.callError(ctx, explain(e.admitted, err))
 	}
 	var res *result.Result
 	a, err := func() (*api.Answer, error) {
@@ -80,7 +80,7 @@ func (s *Server) fresh(ctx context.Context, turn *tenants.Turn, o *order, out si
 		return s.in(ctx, at, e.admitted, o, out)
 	}()
 	if a == nil {
-		return nil, s.why(ctx, err)
+		return nil, s.callError(ctx, err)
 	}
 	if res != nil && res.Verdict == result.Unproven && a.Teardown.Verdict == result.Proven {
 		// Nothing of the command is seen to be left, and all the same its room is.
@@ -157,8 +157,8 @@ func explain(leave *admission.Leave, err error) error {
 	return err
 }
 
-// why is what a client is told of a call that came to nothing.
-func (s *Server) why(ctx context.Context, err error) error {
+// callError returns what a client is told of a call that came to nothing.
+func (s *Server) callError(ctx context.Context, err error) error {
 	var ours *api.Error
 	switch {
 	case errors.As(err, &ours):

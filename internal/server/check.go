@@ -18,7 +18,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/calls"
 	"github.com/sbxrun/sbxrun/internal/cells"
 	"github.com/sbxrun/sbxrun/internal/config"
-	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/tenants"
@@ -69,7 +68,7 @@ func usage(format string, args ...any) error {
 // check finds what is wrong with a call, and settles what holds for it.
 func (s *Server) check(w who, c *api.Call) (*order, error) {
 	set := s.settings.Load()
-	o := &order{id: job.NewID(), who: w, ceilings: set.Of(w.tenant), argv: c.Argv, dir: c.Workdir, stdin: c.Stdin, shown: set.shown(c.Argv, c.Code)}
+	o := &order{id: s.newID(), who: w, ceilings: set.Of(w.tenant), argv: c.Argv, dir: c.Workdir, stdin: c.Stdin, shown: set.shown(c.Argv, c.Code)}
 	switch {
 	case (len(c.Argv) == 0) == (c.Language == ""):
 		return nil, usage("give either argv, or language and code")

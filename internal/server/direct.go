@@ -177,7 +177,7 @@ func (s *Server) Until(ctx context.Context) (context.Context, context.CancelFunc
 
 // Body reads the body of a request as all handlers do: when there is memory for it, and of at most
 // so many bytes and values.
-func (s *Server) Body(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+func (s *Door) Body(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	if err := s.holdBody(w, r); err != nil {
 		return nil, err
 	}

@@ -18,7 +18,7 @@ import (
 
 // Guard carries out what a request asks for. A panic is an error: whether anything has begun is
 // not known then.
-func (s *Server) Guard(ctx context.Context, do func() error) (err error) {
+func (s *Door) Guard(ctx context.Context, do func() error) (err error) {
 	defer func() {
 		if mistake := recover(); mistake != nil {
 			err = s.mistake(whose(ctx).requestID, mistake)
@@ -28,7 +28,7 @@ func (s *Server) Guard(ctx context.Context, do func() error) (err error) {
 }
 
 // mistake logs a panic, and is the error of its request.
-func (s *Server) mistake(id string, mistake any) *api.Error {
+func (s *Door) mistake(id string, mistake any) *api.Error {
 	s.log.Error("panic", "request", id, "panic", fmt.Sprint(mistake), "stack", string(debug.Stack()))
 	e := api.NewError(api.Internal, "a mistake of the server has ended request "+id, "its log says more")
 	e.Started = true
@@ -47,7 +47,7 @@ func (s *Server) spawn(do func()) {
 
 // guarded is [Server.Guard] for handlers. What has begun to be sent is broken off, which tells a
 // client as much.
-func (s *Server) guarded(next http.Handler) http.Handler {
+func (s *Door) guarded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := s.Guard(r.Context(), func() (err error) {
 			defer func() {

@@ -132,7 +132,7 @@ func (s present) Collect(out chan<- prometheus.Metric) {
 		}
 	}
 	ready := 0.0
-	if s.ready() {
+	if s.Ready() {
 		ready = 1
 	}
 	gauge(descReady, ready)

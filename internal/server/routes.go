@@ -83,7 +83,7 @@ func (h *holding) free() {
 
 // Hold takes memory for a request, until it is over. One that does not come over HTTP has a client
 // of its own, and takes what it likes.
-func (s *Server) Hold(ctx context.Context, n int64) error {
+func (s *Door) Hold(ctx context.Context, n int64) error {
 	h, ok := ctx.Value(holdingKey).(*holding)
 	if !ok {
 		return nil
@@ -100,7 +100,7 @@ func (s *Server) Hold(ctx context.Context, n int64) error {
 }
 
 // holdBody takes the memory for the body of a request, and what is made of it.
-func (s *Server) holdBody(w http.ResponseWriter, r *http.Request) error {
+func (s *Door) holdBody(w http.ResponseWriter, r *http.Request) error {
 	const copies = 3 // as text, as values, and in the types of the interface
 	n := r.ContentLength
 	if most := int64(s.settings.Load().MaxBody); n < 0 || n > most { // not known, or read until it is too much
@@ -144,14 +144,14 @@ func (s *Server) Handler(mcp http.Handler) http.Handler {
 	})
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, map[string]bool{"ok": true}) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if !s.ready() {
+		if !s.Ready() {
 			draining().Write(w)
 			return
 		}
 		writeJSON(w, http.StatusOK, map[string]bool{"ready": true})
 	})
 	mux.Handle("GET /metrics", s.metricsHandler())
-	return s.identified(s.guarded(s.known(mux)))
+	return s.Door.Handler(s.known(mux))
 }
 
 // known answers for what the mux does not know as for all other errors.

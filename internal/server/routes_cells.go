@@ -12,7 +12,6 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/cells"
-	"github.com/sbxrun/sbxrun/internal/job"
 )
 
 // cellResults is how many bytes the results of a cell may have.
@@ -47,15 +46,15 @@ func (s *Server) cell(ctx context.Context, session string, o *order, language ce
 	defer turn.GiveUp()
 	e, err := s.enter(either, turn, o)
 	if err != nil {
-		return nil, s.why(either, err)
+		return nil, s.callError(either, err)
 	}
 	defer e.end()
 	if err := s.bring(x.Place, o); err != nil {
-		return nil, s.why(either, err)
+		return nil, s.callError(either, err)
 	}
 	e.admitted.Reserved()
 	if err := i.Start(either, cells.Spec{Language: language, Limits: o.limits}); err != nil {
-		return nil, s.why(either, explain(e.admitted, err))
+		return nil, s.callError(either, explain(e.admitted, err))
 	}
 	e.admitted.Running()
 	began := time.Now()
@@ -63,7 +62,7 @@ func (s *Server) cell(ctx context.Context, session string, o *order, language ce
 	// keep it waiting.
 	answer, err := i.Run(ctx, cells.Cell{Code: c.Code, Timeout: o.timeout, MaxOutput: o.maxAnswer, MaxResults: cellResults})
 	if answer == nil {
-		return nil, s.why(either, explain(e.admitted, err))
+		return nil, s.callError(either, explain(e.admitted, err))
 	}
 	a = s.cellAnswer(o, language, answer)
 	a.StartedAt, a.QueueMS = began.UTC().Format(result.TimeFormat), result.Milliseconds(e.queued)
@@ -105,7 +104,7 @@ func cellSize(a *api.CellAnswer) int64 {
 // checkCell finds what is wrong with a cell, and settles what holds for it.
 func (s *Server) checkCell(w who, c *api.Cell) (*order, cells.Language, error) {
 	set := s.settings.Load()
-	o := &order{id: job.NewID(), who: w, ceilings: set.Of(w.tenant), shown: set.shown(nil, c.Code)}
+	o := &order{id: s.newID(), who: w, ceilings: set.Of(w.tenant), shown: set.shown(nil, c.Code)}
 	language, err := set.language(c.Language)
 	if err != nil {
 		return nil, language, err

@@ -12,7 +12,6 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/calls"
-	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/sessions"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/internal/values"
@@ -30,7 +29,7 @@ func (s *Server) tellEnd(x *sessions.Session, res *result.Result) {
 // createSession makes a session.
 func (s *Server) createSession(ctx context.Context, w who, n *api.NewSession) (*sessions.Session, []string, error) {
 	set := s.settings.Load()
-	o := &order{id: job.NewID(), who: w, ceilings: set.Of(w.tenant)}
+	o := &order{id: s.newID(), who: w, ceilings: set.Of(w.tenant)}
 	for _, f := range n.Files {
 		in, err := checkFile(f)
 		if err != nil {
@@ -65,7 +64,7 @@ func (s *Server) createSession(ctx context.Context, w who, n *api.NewSession) (*
 	defer turn.GiveUp()
 	e, err := s.enter(ctx, turn, o)
 	if err != nil {
-		return nil, nil, s.why(ctx, err)
+		return nil, nil, s.callError(ctx, err)
 	}
 	defer e.end()
 	// The room has its own end too, for when this process is stopped.
@@ -74,7 +73,7 @@ func (s *Server) createSession(ctx context.Context, w who, n *api.NewSession) (*
 	policy.Limits, policy.Lifetime = o.limits, life+later
 	at, err := s.source.Take(ctx, w.tenant, policy)
 	if err != nil {
-		return nil, nil, s.why(ctx, explain(e.admitted, err))
+		return nil, nil, s.callError(ctx, explain(e.admitted, err))
 	}
 	kept := false
 	defer func() {
@@ -83,7 +82,7 @@ func (s *Server) createSession(ctx context.Context, w who, n *api.NewSession) (*
 		}
 	}()
 	if err := s.bring(at, o); err != nil {
-		return nil, nil, s.why(ctx, err)
+		return nil, nil, s.callError(ctx, err)
 	}
 	e.admitted.Running()
 	now := time.Now()
@@ -102,12 +101,12 @@ func (s *Server) inSession(x *sessions.Session) way {
 	return func(ctx context.Context, turn *tenants.Turn, o *order, out sink) (*api.Answer, error) {
 		e, err := s.enter(ctx, turn, o)
 		if err != nil {
-			return nil, s.why(ctx, err)
+			return nil, s.callError(ctx, err)
 		}
 		defer e.end()
 		a, err := s.in(ctx, x.Place, e.admitted, o, out)
 		if a == nil {
-			return nil, s.why(ctx, err)
+			return nil, s.callError(ctx, err)
 		}
 		if a.Teardown.Verdict == result.Unproven {
 			s.spawn(func() { s.rooms.End(x, result.Lost) }) // in which something is left must not be used again
@@ -348,7 +347,7 @@ func (s *Server) defineProcesses(a huma.API) {
 		both, cancel := s.within(ctx)
 		defer cancel()
 		if sent, err := c.Input.Send(both, body{q.Request}); err != nil {
-			e := *api.AsError(s.why(both, err))
+			e := *api.AsError(s.callError(both, err))
 			e.Started = sent > 0
 			return nil, &e
 		}

@@ -10,18 +10,16 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/blobs"
 	"github.com/sbxrun/sbxrun/internal/calls"
-	"github.com/sbxrun/sbxrun/internal/cells"
 	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/sessions"
 	"github.com/sbxrun/sbxrun/internal/tenants"
@@ -29,21 +27,18 @@ import (
 
 // Server answers requests. Make one with [New].
 type Server struct {
+	Door
 	source  place.Source
 	gate    *tenants.Gate
 	files   *blobs.Store
 	book    *calls.Book
 	keys    *calls.Keys
 	shelf   *calls.Shelf
-	memory  *tenants.Budget // bytes of requests and answers
-	begun   *tenants.Budget // requests
 	metrics *metrics
 	recents recents
 	rooms   *sessions.Store
-	log     *slog.Logger
 	version string
-
-	settings atomic.Pointer[settings]
+	prefix  string // of ids
 
 	base context.Context // of all that runs; ends with the server
 	end  context.CancelCauseFunc
@@ -53,21 +48,14 @@ type Server struct {
 	running  sync.WaitGroup // calls that were let begin
 }
 
-// settings are what may change while the server runs.
-type settings struct {
-	config.Config
-	tokens    config.Tokens
-	languages map[string]cells.Language // those whose program is there
-	policy    place.Policy
-}
-
 // New makes a server with a checked configuration, whose places come from source.
 func New(c config.Config, tokens config.Tokens, source place.Source, log *slog.Logger, version string) (*Server, error) {
-	s := &Server{source: source, gate: tenants.NewGate(c.Places), log: log, version: version}
-	if err := s.Reload(c, tokens); err != nil {
+	s := &Server{source: source, gate: tenants.NewGate(c.Places), version: version}
+	err := s.Door.open(c, tokens, log)
+	if err != nil {
 		return nil, err
 	}
-	err := ownDirectory(c.StateDir)
+	err = ownDirectory(c.StateDir)
 	if err != nil {
 		return nil, err
 	}
@@ -81,14 +69,17 @@ func New(c config.Config, tokens config.Tokens, source place.Source, log *slog.L
 	s.shelf = &calls.Shelf{Calls: tenants.NewBudget("calls that are kept", 0), Output: tenants.NewBudget("bytes of output that is kept", int64(c.Calls.Output))}
 	s.book = calls.NewBook(spools, time.Duration(c.Calls.Keep), s.shelf)
 	s.keys = calls.NewKeys(keepKeys, mostKeys)
-	s.begun = tenants.NewBudget("requests at once", 0)
-	s.memory = tenants.NewBudget("bytes of requests and answers", int64(c.Buffers))
 	s.rooms = sessions.NewStore(s.tellEnd, s.spawn)
 	s.metrics = newMetrics(s)
 	s.base, s.end = context.WithCancelCause(context.Background())
 	s.spawn(s.expire)
 	return s, nil
 }
+
+// Named has all ids that the server gives begin so. It is called before the first request.
+func (s *Server) Named(prefix string) { s.prefix = prefix }
+
+func (s *Server) newID() string { return s.prefix + job.NewID() }
 
 // ownDirectory makes a directory for what is stored, and refuses one that somebody else could
 // have prepared: below /tmp everybody can.
@@ -111,22 +102,6 @@ const (
 	keepKeys = 10 * time.Minute
 	mostKeys = 10_000
 )
-
-// Reload takes over tokens, languages and ceilings. What was started goes on as it was.
-func (s *Server) Reload(c config.Config, tokens config.Tokens) error {
-	policy, err := c.Policy()
-	if err != nil {
-		return err
-	}
-	next := &settings{Config: c, tokens: tokens, languages: map[string]cells.Language{}, policy: place.Policy{Policy: policy}}
-	for name, l := range c.Languages {
-		if _, err := exec.LookPath(l.Command[0]); err == nil {
-			next.languages[name] = l
-		}
-	}
-	s.settings.Store(next)
-	return nil
-}
 
 // expire removes from time to time what is too old.
 func (s *Server) expire() {
@@ -166,12 +141,17 @@ func (s *Server) begin() error {
 	return nil
 }
 
+// Stop lets nothing more begin.
+func (s *Server) Stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.draining = true
+}
+
 // Drain lets nothing more begin, waits until all calls have ended or ctx is done, and then
 // ends what is left. When it returns, nothing of any call is left.
 func (s *Server) Drain(ctx context.Context) {
-	s.mu.Lock()
-	s.draining = true
-	s.mu.Unlock()
+	s.Stop()
 	ended := make(chan struct{})
 	go func() {
 		s.running.Wait()
@@ -196,8 +176,8 @@ func (s *Server) within(ctx context.Context) (context.Context, context.CancelFun
 	}
 }
 
-// ready reports whether calls are taken.
-func (s *Server) ready() bool {
+// Ready reports whether calls are taken.
+func (s *Server) Ready() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return !s.draining

@@ -87,7 +87,7 @@ func (s *Server) recentCell(o *order, a *api.CellAnswer) {
 
 // seesAll reports whether a client may see what all tenants do: the user of the socket may, and
 // the tenants that the configuration names.
-func (s *Server) seesAll(by who) bool {
+func (s *Door) seesAll(by who) bool {
 	return by.local || slices.Contains(s.settings.Load().MetricsTenants, by.tenant)
 }
 
@@ -95,14 +95,20 @@ func (s *Server) seesAll(by who) bool {
 func (s *Server) status(by who) *api.Status {
 	uses := s.gate.Uses()
 	out := &api.Status{
-		Version: s.version, Tenant: by.tenant, Draining: !s.ready(), Running: uses[by.tenant].Running, Waiting: uses[by.tenant].Waiting,
+		Version: s.version, Tenant: by.tenant, Draining: !s.Ready(), Running: uses[by.tenant].Running, Waiting: uses[by.tenant].Waiting,
 		Sessions: len(s.rooms.List(by.tenant)), Recent: s.recents.list(by.tenant),
 	}
 	if !s.seesAll(by) {
 		return out
 	}
+	out.Machine = s.Machine()
+	return out
+}
+
+// Machine is what the whole server does.
+func (s *Server) Machine() *api.Machine {
 	m := &api.Machine{Places: s.settings.Load().Places, Sessions: len(s.rooms.All()), Tasks: []api.TaskBound{}}
-	for _, use := range uses {
+	for _, use := range s.gate.Uses() {
 		m.Running += use.Running
 		m.Waiting += use.Waiting
 	}
@@ -121,8 +127,7 @@ func (s *Server) status(by who) *api.Status {
 			m.Tasks = append(m.Tasks, api.TaskBound{Name: b.Path, Current: b.Current, Max: b.Max})
 		}
 	}
-	out.Machine = m
-	return out
+	return m
 }
 
 func (s *Server) defineStatus(a huma.API) {

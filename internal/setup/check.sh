@@ -70,6 +70,7 @@ step "other architectures" env SBXRUN_SOAK=1 go test -count=1 ./internal/arch
 step "man pages" ./setup.sh man
 step completions ./setup.sh completions
 step "manifests of the examples" go -C tests/manifests test -count=1 ./...
+step "a cluster" go -C tests/cluster test -count=1 ./...
 user "uid $(id -u)"
 
 # The other user.

@@ -44,6 +44,7 @@ func newFakes(t *testing.T, goTest string) *fakes {
 		put(t, filepath.Join(f.dir, "tree/internal/setup", name), "#!/bin/sh\n")
 	}
 	put(t, filepath.Join(f.dir, "tree/tests/manifests/go.mod"), "")
+	put(t, filepath.Join(f.dir, "tree/tests/cluster/go.mod"), "")
 	put(t, filepath.Join(f.dir, "tree/internal/fuzz_test.go"), "func FuzzSome(f *testing.F) {\n")
 	fails := ""
 	if strings.Contains(goTest, "--- FAIL") {
@@ -55,7 +56,7 @@ func newFakes(t *testing.T, goTest string) *fakes {
 		"list ./...") printf 'x/good\nx/tests\nx/tests/faults\n' ;;
 		test*) echo "$SBXRUN_SOAK: $*" >>`+f.dir+`/log; printf '`+goTest+`'; `+fails+` ;;
 		vet* | run*) ;;
-		"-C tests/manifests") `+fails+` ;;
+		"-C tests/manifests" | "-C tests/cluster") `+fails+` ;;
 		*) exit 2 ;;
 		esac`)
 	return f
@@ -132,7 +133,7 @@ func TestQuick(t *testing.T) {
 	if want := "ok  \tx/good\t0.1s\ntest: ok as uid 1000: 1 passed, 0 failed, 0 skipped\n"; code != 0 || out != want {
 		t.Errorf("exit code %d: %s", code, out)
 	}
-	if got, want := f.log(), ": test -v -count=1 -p 2 ./...\n"; got != want {
+	if got, want := f.log(), ": test -v -count=1 -p 2 ./tests/faults ./tests ./...\n"; got != want {
 		t.Errorf("go %q, want %q", got, want)
 	}
 	f = newFakes(t, fails)
@@ -154,7 +155,7 @@ func TestCheck(t *testing.T) {
 		noSudo = "NOT RUN: the tests as root: sudo is not here, or asks for a password\n"
 		noCC   = "NOT RUN: the race detector, there is no C compiler\n"
 	)
-	const first = "ok: lint\nok: other architectures\nok: man pages\nok: completions\nok: manifests of the examples\n"
+	const first = "ok: lint\nok: other architectures\nok: man pages\nok: completions\nok: manifests of the examples\nok: a cluster\n"
 	for _, tt := range []struct {
 		name     string
 		uid      string
@@ -169,7 +170,7 @@ func TestCheck(t *testing.T) {
 		{name: "root", uid: "0", output: passes, want: first + root + nobody + vm},
 		{name: "root in CI", uid: "0", output: passes, strict: true, want: first + root + nobody + vm},
 		{name: "failure", uid: "0", output: fails, code: 1,
-			want: strings.NewReplacer("ok: other arch", "FAILED: other arch", "ok: manifests", "FAILED: manifests", "ok: unit", "FAILED: unit", "ok: tests", "FAILED: tests", "ok: fuzz", "FAILED: fuzz").Replace(first + root + nobody + vm)},
+			want: strings.NewReplacer("ok: other arch", "FAILED: other arch", "ok: manifests", "FAILED: manifests", "ok: a cluster", "FAILED: a cluster", "ok: unit", "FAILED: unit", "ok: tests", "FAILED: tests", "ok: fuzz", "FAILED: fuzz").Replace(first + root + nobody + vm)},
 		{name: "skip in CI", uid: "0", output: skips, strict: true, code: 1,
 			want: strings.NewReplacer("ok: unit", "FAILED: unit", "ok: tests", "FAILED: tests").Replace(first + root + nobody + vm)},
 		{name: "user with sudo", uid: "1000", output: passes, sudo: true, want: first + user + root + vm},

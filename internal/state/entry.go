@@ -119,7 +119,7 @@ func (e *Entry) Status() string {
 }
 
 // Hold has Refresh tell how it has ended although its record is gone by then, if it was
-// [Own.Leave] that removed it. It is for processes that are about to end: the descriptor
+// [Claim.Leave] that removed it. It is for processes that are about to end: the descriptor
 // is never closed.
 func (e *Entry) Hold() error {
 	last, err := e.OpenFile(lockName)

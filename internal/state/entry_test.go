@@ -57,7 +57,7 @@ func TestClaim(t *testing.T) {
 		}
 		left()
 		var wg sync.WaitGroup
-		won := make(chan *Own, 50)
+		won := make(chan *Claim, 50)
 		for i := range 50 {
 			wg.Go(func() {
 				// Each with a descriptor of its own, as in another process.

@@ -8,7 +8,7 @@ import (
 )
 
 // execIn makes the nth detached exec in a sandbox, on record.
-func execIn(t *testing.T, box *Entry, n int) (*Dir, *Own) {
+func execIn(t *testing.T, box *Entry, n int) (*Dir, *Claim) {
 	t.Helper()
 	dir, err := box.MakeExecs()
 	must(t, err)
@@ -90,7 +90,7 @@ func TestKeptExecs(t *testing.T) {
 	execIn(t, box, 0)
 	var dir *Dir
 	for n := 1; n <= keptExecs+2; n++ {
-		var o *Own
+		var o *Claim
 		dir, o = execIn(t, box, n)
 		must(t, o.Close())
 		must(t, dir.Forget())

@@ -14,7 +14,7 @@ import (
 )
 
 // attempt makes a sandbox with its record and environment, or undoes it.
-func attempt(path string) (d *Dir, o *Own, err error) {
+func attempt(path string) (d *Dir, o *Claim, err error) {
 	if d, err = Open(Caller{StateDir: path, UID: os.Geteuid()}); err != nil {
 		return nil, nil, err
 	}

@@ -42,14 +42,36 @@ type Record struct {
 	Net      string  `json:"net,omitempty"`
 	Hostname string  `json:"hostname,omitempty"`
 
+	Published []result.ReportPublished `json:"published,omitempty"` // ports of the host
+
 	TimeoutMS     float64 `json:"timeout_ms,omitempty"`
 	IdleTimeoutMS float64 `json:"idle_timeout_ms,omitempty"`
 
 	Limits []result.Limit `json:"limits,omitempty"` // none was hit yet; the report tells
 
+	Overlays []Overlay `json:"overlays,omitempty"` // of a sandbox that runs, or whose layers are on disk
+
 	Ready  *Ready         `json:"ready,omitempty"`
 	Logs   *Logs          `json:"logs,omitempty"`
 	Report *result.Report `json:"report,omitempty"`
+}
+
+// Overlay is a directory of the host that the sandbox shows as writable, and where its layer is.
+type Overlay struct {
+	Source string  `json:"source"`
+	Dest   string  `json:"dest"`
+	Since  string  `json:"since"`                // as package room says it
+	Upper  string  `json:"upper,omitempty"`      // on disk
+	Layer  int     `json:"descriptor,omitempty"` // the supervisor's, of the layer's directory
+	Layers []Layer `json:"layers,omitempty"`     // of the snapshot that it was started from, the lowest first
+}
+
+// Layer is a packed layer of a snapshot: what was written above what is below it.
+type Layer struct {
+	SHA256  string `json:"sha256"`  // of the tar
+	Size    int64  `json:"size"`    // in the store
+	Bytes   int64  `json:"bytes"`   // of the tar
+	Entries int    `json:"entries"` // files, directories, links and deletions
 }
 
 // Ready is what is known of a sandbox that says when it is ready.

@@ -26,9 +26,10 @@ func fullRecord() Record {
 		Supervisor: proc.Identity{PID: 2, Start: 1<<64 - 1, BootID: "25fe2ea7-6fbe-4e2a-bd25-bf5a4c9a8b9e", PIDNS: 4026531836},
 		Init:       &proc.Identity{PID: 1 << 22, Start: 5, BootID: "25fe2ea7-6fbe-4e2a-bd25-bf5a4c9a8b9e", PIDNS: 4026532000},
 		UID:        &uid, GID: &gid, Workdir: "/w", Net: "none", Hostname: "h", TimeoutMS: 1.5, IdleTimeoutMS: 1e6,
-		Ready:  &Ready{Probe: "tcp:80", ReadyAt: "x", Error: "y"},
-		Logs:   &Logs{StdoutBytes: 1 << 40, StderrBytes: 2, StdoutTruncated: true, StderrTruncated: true},
-		Report: &result.Report{Version: 1, Status: result.StatusKilled, Argv: []string{}, Teardown: result.ReportTeardown{Survivors: []result.Survivor{}}},
+		Overlays: []Overlay{{Source: "/s", Dest: "/d", Since: "2026-01-01T00:00:00Z", Upper: "/u", Layer: 9, Layers: []Layer{{SHA256: "ab", Size: 1, Bytes: 2, Entries: 3}}}},
+		Ready:    &Ready{Probe: "tcp:80", ReadyAt: "x", Error: "y"},
+		Logs:     &Logs{StdoutBytes: 1 << 40, StderrBytes: 2, StdoutTruncated: true, StderrTruncated: true},
+		Report:   &result.Report{Version: 1, Status: result.StatusKilled, Argv: []string{}, Teardown: result.ReportTeardown{Survivors: []result.Survivor{}}},
 	}
 }
 

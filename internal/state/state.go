@@ -4,7 +4,7 @@
 //	STATE/lock            held while a sandbox is made or removed, or a name taken over
 //	STATE/names/NAME      a symbolic link whose text is the id; it is read, never followed
 //	STATE/ID/lock         held by the supervisor as long as it lives
-//	STATE/ID/activity     held, shared, by every exec in the sandbox; see [Own.EndIfIdle]
+//	STATE/ID/activity     held, shared, by every exec in the sandbox; see [Claim.EndIfIdle]
 //	STATE/ID/record.json  [Record]
 //	STATE/ID/kill.json    [Kill], a request to the supervisor
 //	STATE/ID/ending       is there from when the supervisor has begun to end the sandbox

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(roleVar) == "supervisor" {
 		d, err := Open(Caller{StateDir: os.Args[1], UID: os.Geteuid()})
 		if err == nil {
-			var o *Own
+			var o *Claim
 			if o, err = d.Create(os.Args[2], os.Args[3]); err == nil {
 				err = o.Write(record("2026-01-01T00:00:00.000Z", Running))
 			}
@@ -64,7 +64,7 @@ func openAt(t *testing.T, path string) *Dir {
 
 func testID(n int) string { return fmt.Sprintf("%016x", 0x5bcd000000000000+n) }
 
-func created(t *testing.T, d *Dir, n int, name string) *Own {
+func created(t *testing.T, d *Dir, n int, name string) *Claim {
 	t.Helper()
 	o, err := d.Create(testID(n), name)
 	must(t, err)
@@ -73,14 +73,14 @@ func created(t *testing.T, d *Dir, n int, name string) *Own {
 }
 
 // written is a sandbox with a record.
-func written(t *testing.T, d *Dir, n int, name string) *Own {
+func written(t *testing.T, d *Dir, n int, name string) *Claim {
 	t.Helper()
 	o := created(t, d, n, name)
 	must(t, o.Write(record(fmt.Sprintf("2026-01-01T00:00:%02d.000Z", n), Running)))
 	return o
 }
 
-func writeFile(o *Own, name string, data []byte) error { return failed(o.folder.write(name, data)) }
+func writeFile(o *Claim, name string, data []byte) error { return failed(o.folder.write(name, data)) }
 
 func record(createdAt string, phase Phase) Record {
 	r := Record{Argv: []string{"true"}, CreatedAt: createdAt, Phase: phase, Supervisor: proc.Identity{PID: 4711, Start: 1, BootID: "b", PIDNS: 1}}

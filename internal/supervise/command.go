@@ -173,6 +173,17 @@ func Run(ctx context.Context, p Place, stdio [3]*os.File, t Terms) result.Result
 // Kept is what has to go for the command to be gone.
 func (c *Command) Kept() *proc.Kept { return c.kept }
 
+// TakeOverlays returns the overlays of the room that was built for the command, which are the
+// caller's to close from now on.
+func (c *Command) TakeOverlays() []*room.Overlay {
+	if c.room == nil {
+		return nil
+	}
+	list := c.room.Overlays
+	c.room.Overlays = nil
+	return list
+}
+
 // Refuse decides that the command is not to begin.
 func (c *Command) Refuse(err error) { c.cause, c.startErr = result.StartFailed, err }
 

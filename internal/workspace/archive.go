@@ -14,12 +14,16 @@ import (
 type Quota struct {
 	Bytes   int64
 	Entries int
+	Links   bool // symbolic and hard links are taken, too
 }
 
-// Unpack writes what a tar stream has. Only files and directories are taken: a link or a
-// device, a name that is absolute or leads out, and more than the quota are errors, and what
-// came before them stays.
-func (d *Dir) Unpack(r io.Reader, q Quota) error {
+// Unpack writes what a tar stream has. Only files and directories are taken, and links if the
+// quota says so, which are not followed: a device, a name that is absolute or leads out, and
+// more than the quota are errors, and what came before them stays.
+func (d *Dir) Unpack(r io.Reader, q Quota) error { return d.unpack(r, q, new(Transfer)) }
+
+// unpack counts in t.
+func (d *Dir) unpack(r io.Reader, q Quota, t *Transfer) error {
 	// Counted as it comes: headers are bytes too, and a bomb may be all headers.
 	in := &io.LimitedReader{R: r, N: q.Bytes + int64(q.Entries)*2048 + 1<<16}
 	archive := tar.NewReader(in)
@@ -37,6 +41,7 @@ func (d *Dir) Unpack(r io.Reader, q Quota) error {
 		if h.Typeflag == tar.TypeXGlobalHeader {
 			continue
 		}
+		t.entries.Add(1)
 		if entries++; entries > q.Entries {
 			return tooLarge(fmt.Sprintf("the archive has more than %d entries", q.Entries))
 		}
@@ -44,16 +49,21 @@ func (d *Dir) Unpack(r io.Reader, q Quota) error {
 		if err != nil {
 			return err
 		}
-		switch h.Typeflag {
-		case tar.TypeDir:
+		switch {
+		case q.Links && h.Typeflag == tar.TypeSymlink:
+			err = d.Link(name, h.Linkname, false)
+		case q.Links && h.Typeflag == tar.TypeLink:
+			err = d.Link(name, h.Linkname, true)
+		case h.Typeflag == tar.TypeDir:
 			err = d.Mkdir(name)
-		case tar.TypeReg, '\x00': // the zero byte is what archives before POSIX have of a file
+		case h.Typeflag == tar.TypeReg, h.Typeflag == 0: // the zero byte is what archives before POSIX have of a file
 			if h.Size > q.Bytes {
 				return tooLarge(fmt.Sprintf("%q and what came before are more than may be brought", name))
 			}
 			var n int64
 			n, err = d.Put(name, sound{archive}, q.Bytes, fs.FileMode(h.Mode).Perm())
 			q.Bytes -= n
+			t.bytes.Add(n)
 		default:
 			err = usage("%q is neither a file nor a directory: links and devices are not taken", h.Name)
 		}

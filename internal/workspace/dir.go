@@ -28,9 +28,20 @@ import (
 
 // Dir is a directory of a sandbox. Its methods may be called by several goroutines.
 type Dir struct {
-	file *os.File
-	user *proc.Cred // nil if as this process
+	file   *os.File
+	user   *proc.Cred       // nil if as this process
+	thread *proc.UserThread // the user's, if one is kept
 }
+
+// as calls f as the sandbox's user.
+func (d *Dir) as(f func() error) error {
+	if d.thread != nil {
+		return d.thread.Do(f)
+	}
+	return proc.AsUser(d.user, f)
+}
+
+func (d *Dir) fd() int { return proc.Descriptor(d.file) }
 
 // Open opens the directory name, absolute, below root, which is a descriptor of the sandbox's
 // root directory and is taken over.
@@ -115,8 +126,8 @@ func (d *Dir) open(name string, flags int, mode uint32) (f *os.File, err error) 
 		flags |= unix.O_NONBLOCK | unix.O_NOCTTY
 	}
 	how := &unix.OpenHow{Flags: uint64(flags), Mode: uint64(mode), Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV}
-	err = proc.AsUser(d.user, func() error {
-		fd, err := unix.Openat2(proc.Descriptor(d.file), name, how)
+	err = d.as(func() error {
+		fd, err := unix.Openat2(d.fd(), name, how)
 		if err == nil {
 			f = os.NewFile(uintptr(fd), name)
 		}
@@ -180,8 +191,44 @@ func (d *Dir) Mkdir(name string) error {
 		return err
 	}
 	defer parent.Close()
-	err = proc.AsUser(d.user, func() error { return unix.Mkdirat(proc.Descriptor(parent), base, 0o755) })
+	err = d.as(func() error { return unix.Mkdirat(proc.Descriptor(parent), base, 0o755) })
 	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return explain(name, err)
+	}
+	return nil
+}
+
+// Link makes a symbolic link, or with hard another name for a file beneath the directory, in
+// place of a file or link of that name.
+func (d *Dir) Link(name, target string, hard bool) error {
+	if err := d.Mkdir(cmpDir(path.Dir(name))); err != nil {
+		return err
+	}
+	parent, base, err := d.parent(name)
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	at := &tree{side: d, fd: proc.Descriptor(parent)}
+	if !hard {
+		if err := at.link(target, nil, base); err != nil {
+			return explain(name, err)
+		}
+		return nil
+	}
+	if target, err = Clean(target); err != nil {
+		return err
+	}
+	from, old, err := d.parent(target)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	err = d.as(func() error {
+		temporary := hidden()
+		return at.rename(temporary, base, unix.Linkat(proc.Descriptor(from), old, at.fd, temporary, 0))
+	})
+	if err != nil {
 		return explain(name, err)
 	}
 	return nil
@@ -190,11 +237,11 @@ func (d *Dir) Mkdir(name string) error {
 // Fifo makes a FIFO, which everybody may open who can find it, and returns a descriptor of its
 // place (open(2), O_PATH).
 func (d *Dir) Fifo(name string) (*os.File, error) {
-	err := proc.AsUser(d.user, func() error {
-		if err := unix.Mknodat(proc.Descriptor(d.file), name, unix.S_IFIFO|0o600, 0); err != nil {
+	err := d.as(func() error {
+		if err := unix.Mknodat(d.fd(), name, unix.S_IFIFO|0o600, 0); err != nil {
 			return err
 		}
-		return unix.Fchmodat(proc.Descriptor(d.file), name, 0o666, 0)
+		return unix.Fchmodat(d.fd(), name, 0o666, 0)
 	})
 	if err != nil {
 		return nil, explain(name, err)
@@ -271,7 +318,7 @@ func (d *Dir) Remove(name string) error {
 		return err
 	}
 	defer parent.Close()
-	err = proc.AsUser(d.user, func() error {
+	err = d.as(func() error {
 		err := unix.Unlinkat(proc.Descriptor(parent), base, 0)
 		if err == unix.EISDIR {
 			err = unix.Unlinkat(proc.Descriptor(parent), base, unix.AT_REMOVEDIR)

@@ -134,7 +134,7 @@ func TestPackUnpack(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	other, root := open(t)
-	if err := other.Unpack(bytes.NewReader(b.Bytes()), Quota{100, 10}); err != nil {
+	if err := other.Unpack(bytes.NewReader(b.Bytes()), Quota{Bytes: 100, Entries: 10}); err != nil {
 		t.Fatal(err)
 	}
 	if text, err := os.ReadFile(filepath.Join(root, "inside/d/e/c")); string(text) != "d/e/c" || err != nil {

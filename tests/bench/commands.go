@@ -136,12 +136,14 @@ func teardown(builds []*build) error {
 			timeout := rest + 200*time.Millisecond + time.Duration(n)*time.Millisecond
 			variants = append(variants, variant{b.letter, b.name, func() (time.Duration, error) { return b.endTree(n, &timeout) }})
 		}
-		variants = append(variants, variant{"C", "kill of init by pidfd", func() (time.Duration, error) { return killTree(n) }})
+		variants = append(variants,
+			variant{"C", "kill of init by pidfd", func() (time.Duration, error) { return killTree(n) }},
+			variant{"D", "a Go program around that", func() (time.Duration, error) { return holdTree(n) }})
 		pairs := 10
 		if n > 1000 {
 			pairs = 5
 		}
-		what := fmt.Sprintf("a tree of %d, from the deadline to the exit of sbxrun; C is a pidfd kill of bwrap's PID 1 until its end", n)
+		what := fmt.Sprintf("a tree of %d, from the deadline to the exit of sbxrun; C is a pidfd kill of bwrap's PID 1 until its end, D the exit of a Go program that does this and reaps bwrap", n)
 		if _, err := compare(fmt.Sprintf("teardown %d", n), what, rounds(pairs), 1, variants); err != nil {
 			return err
 		}

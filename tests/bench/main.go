@@ -28,11 +28,11 @@ var (
 	old       = flag.String("old", "", "another build of it, to compare with")
 	oldCommit = flag.String("old-commit", "", "build that from a commit of the repository in the current directory")
 	pairs     = flag.Int("n", 0, "how many rounds to measure; 0: each program's default")
-	only      = flag.String("only", "startup,exec,teardown,idle,fork", "which programs to run, of these and limits, hogs, budget, http, stream, python, density; all for all")
+	only      = flag.String("only", "startup,exec,teardown,idle,fork", "which programs to run, of these and limits, hogs, budget, network, http, stream, snapshot, python, density, cp; all for all")
 	trees     = flag.String("trees", "1,100,1000", "teardown: how many processes the trees have")
 	sandboxes = flag.Int("sandboxes", 200, "idle: how many sandboxes there are at once")
 	sessions  = flag.Int("sessions", 1000, "density: how many sessions there are at once")
-	megabytes = flag.Int("megabytes", 1024, "stream: how much output")
+	megabytes = flag.Int("megabytes", 1024, "stream, network: how much")
 	clients   = flag.String("clients", "1,4", "http: how many clients call at once")
 	rawFile   = flag.String("raw", "", "write each measurement to a file (program, round, what, ms) and do not print them")
 )
@@ -45,7 +45,7 @@ type program struct {
 var programs = []program{
 	{"startup", startup}, {"exec", execs}, {"teardown", teardown}, {"idle", idle}, {"fork", forkCost},
 	{"limits", limitsCost}, {"hogs", hogs}, {"budget", budget},
-	{"http", httpCalls}, {"stream", streams}, {"python", interpreters}, {"density", density},
+	{"network", networks}, {"http", httpCalls}, {"stream", streams}, {"snapshot", snapshotted}, {"python", interpreters}, {"density", density}, {"cp", copies},
 }
 
 // ctx ends with SIGINT or SIGTERM. Every command is killed then, and with it all that
@@ -55,6 +55,20 @@ var ctx = context.Background()
 func main() {
 	if len(os.Args) == 3 && os.Args[1] == forkServer {
 		serveForks(os.Args[2])
+		return
+	}
+	if len(os.Args) > 2 && os.Args[1] == netClient {
+		if err := beNetClient(os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, "bench, client:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	if len(os.Args) > 2 && os.Args[1] == holder {
+		if err := hold(os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, "bench, holder:", err)
+			os.Exit(1)
+		}
 		return
 	}
 	flag.Parse()

@@ -28,6 +28,9 @@ func memberNames(prefix string, t reflect.Type, elsewhere []reflect.Type) (names
 	for i := range t.NumField() {
 		f := t.Field(i)
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if !f.IsExported() && !f.Anonymous {
+			continue
+		}
 		if f.Anonymous && slices.Contains(elsewhere, f.Type) {
 			continue
 		}

@@ -51,6 +51,15 @@ type Report struct {
 	} `json:"usage"`
 	Limits []Limit `json:"limits"`
 
+	Network *struct {
+		Hosts     []ReportHost `json:"hosts"`
+		Published []struct {
+			Address string `json:"address"`
+			Port    int    `json:"port"`
+		} `json:"published"`
+		Incomplete bool `json:"incomplete"`
+	} `json:"network"`
+
 	Stdout          *string `json:"stdout"`
 	StdoutBase64    []byte  `json:"stdout_base64"`
 	StdoutBytes     *int64  `json:"stdout_bytes"`
@@ -71,6 +80,16 @@ type Report struct {
 	} `json:"bwrap"`
 
 	raw []byte
+}
+
+// ReportHost is what was used of a host.
+type ReportHost struct {
+	Host        string `json:"host"`
+	Connections int64  `json:"connections"`
+	Refused     int64  `json:"refused"`
+	Sent        int64  `json:"sent_bytes"`
+	Received    int64  `json:"received_bytes"`
+	Reason      string `json:"reason"`
 }
 
 // Payload is the command's own end.
@@ -150,7 +169,7 @@ func (r *Report) check() (wrong []string) {
 	status, known := statusOf[r.Cause]
 	if r.Cause == "exited" {
 		status, known = "failed", true
-		if r.ExitCode == 0 {
+		if r.ExitCode == 0 || r.ExitCode == 74 && r.Error != nil && (r.Error.Code == "get" || r.Error.Code == "conflict") {
 			status = "completed"
 		}
 	}
@@ -164,7 +183,7 @@ func (r *Report) check() (wrong []string) {
 	if r.Cause == "start-failed" {
 		expect(!r.Started && r.Error != nil, "start-failed with started %v and error %v", r.Started, r.Error)
 		busy := r.Error != nil && r.Error.Code == "busy"
-		expect(busy && r.ExitCode == 75 || !busy && r.ExitCode >= 125 && r.ExitCode <= 127, "start-failed with exit code %d", r.ExitCode)
+		expect(busy && r.ExitCode == 75 || r.Error != nil && r.Error.Code == "volume-busy" && r.ExitCode == 76 || !busy && r.ExitCode >= 125 && r.ExitCode <= 127, "start-failed with exit code %d", r.ExitCode)
 	}
 	if r.Started {
 		expect(r.Teardown.Verdict != "not_applicable", "it was started, but there is nothing to prove")

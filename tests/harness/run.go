@@ -395,6 +395,9 @@ func (p *Process) waitOutput(i int, text string) {
 // Output is what stdout holds by now.
 func (p *Process) Output() string { return p.outputs[0].text() }
 
+// ErrorOutput is what it has written to stderr.
+func (p *Process) ErrorOutput() string { return p.outputs[1].text() }
+
 func (p *Process) bound() time.Duration {
 	if p.o.Bound > 0 {
 		return Scaled(p.o.Bound)

@@ -52,7 +52,7 @@ func (s *State) Start(o Options, args ...string) *Process {
 }
 
 func (s *State) options(o Options) Options {
-	o.Env = append([]string{"SBXRUN_STATE_DIR=" + s.Dir}, o.Env...)
+	o.Env = append([]string{"SBXRUN_STATE_DIR=" + s.Dir, "SBXRUN_DATA_DIR=" + s.Dir + "-data"}, o.Env...)
 	o.Wrap = append(slices.Clone(s.Wrap), o.Wrap...)
 	if o.Dir == "" {
 		o.Dir = s.Work

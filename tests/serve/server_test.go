@@ -32,6 +32,8 @@ type server struct {
 	ended  chan struct{}
 	client *http.Client
 	killed bool
+
+	cluster string // with a gateway in front
 }
 
 type lockedBuffer struct {
@@ -65,7 +67,12 @@ func serveIn(t *testing.T, dir, config string, flags ...string) *server {
 	}
 	s := &server{t: t, dir: dir, log: &lockedBuffer{}, ended: make(chan struct{})}
 	file := filepath.Join(dir, "config.toml")
-	config = "listen = [\"unix:" + s.socket() + "\"]\nstate_dir = \"" + filepath.Join(dir, "state") + "\"\n" + config
+	own := s.socket()
+	if url := os.Getenv("SBXRUN_TESTS_NATS"); url != "" {
+		own = s.behindGateway(url, config, flags)
+		config += "\n[nats]\nnode = \"node\"\nurl = \"" + url + "\"\ncluster = \"" + s.cluster + "\"\n"
+	}
+	config = "listen = [\"unix:" + own + "\"]\nstate_dir = \"" + filepath.Join(dir, "state") + "\"\n" + config
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}

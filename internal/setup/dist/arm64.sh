@@ -40,7 +40,7 @@ chmod -R a+rX /opt/tree
 cp ./*.test smoke.sh /opt
 cat >/opt/test.sh <<'TEST' # DIRECTORY PATTERN
 cd "/opt/tree/$1" && SBXRUN_BIN=/usr/bin/sbxrun SBXRUN_TESTS_SLOW=60 SBXRUN_TESTS_NO_SKIP=1 SBXRUN_SOAK=3 TMPDIR=/tmp \
-    exec "/opt/${1##*/}.test" -test.v -test.timeout 5m -test.run "$2" </dev/null
+    exec "/opt/${1##*/}.test" -test.v -test.timeout 30m -test.run "$2" </dev/null
 TEST
 sbxrun --version
 for uid in 0 61000; do

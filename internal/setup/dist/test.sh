@@ -188,6 +188,7 @@ installed() {
     apt "./$deb"
     [ "$(sbxrun --timeout 60 echo first)" = first ] || die 'it runs nothing'
     [ $SECONDS -lt 60 ] || die "the first result came $SECONDS s after the installation began"
+    say "deb: the first result after $SECONDS s"
     [ "$(dpkg-query --show --showformat '${Status}' sbxrun bubblewrap)" = 'install ok installedinstall ok installed' ] || die 'apt has not installed both'
     [ -z "$(dpkg --verify sbxrun)" ] || die "$(dpkg --verify sbxrun)"
     smoke /usr/bin

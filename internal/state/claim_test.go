@@ -28,7 +28,7 @@ func byHand(d *Dir, age time.Duration) *handClock {
 
 // wantWait asks whether the sandbox is idle, and wants to be told to ask again
 // after so long.
-func wantWait(t *testing.T, what string, o *Own, timeout, want time.Duration) {
+func wantWait(t *testing.T, what string, o *Claim, timeout, want time.Duration) {
 	t.Helper()
 	if got, err := o.EndIfIdle(timeout); err != nil || got != want {
 		t.Errorf("%s: %v, %v; want %v", what, got, err, want)

@@ -13,9 +13,9 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
-// Own is a sandbox as its supervisor has it: alive until Close or Remove, or
-// until the supervisor dies.
-type Own struct {
+// Claim is a supervisor's hold on the record of its sandbox: the sandbox counts as alive
+// until Close or Remove, or until the supervisor dies.
+type Claim struct {
 	ID, Name string
 
 	dir      *Dir
@@ -31,7 +31,7 @@ type Own struct {
 // Create makes the directory of a sandbox that lives from now on. The name may be
 // empty; if a living sandbox has it, the error's code is "name-in-use". After an
 // error nothing is left. Others see the sandbox once its first record is written.
-func (d *Dir) Create(id, name string) (*Own, error) {
+func (d *Dir) Create(id, name string) (*Claim, error) {
 	if !validID(id) {
 		return nil, failed(damage("id of a sandbox: " + strconv.Quote(id)))
 	}
@@ -40,14 +40,14 @@ func (d *Dir) Create(id, name string) (*Own, error) {
 			return nil, err
 		}
 	}
-	o := &Own{ID: id, Name: name, dir: d, folder: folder{fd: -1}, lock: -1, activity: -1}
+	o := &Claim{ID: id, Name: name, dir: d, folder: folder{fd: -1}, lock: -1, activity: -1}
 	if err := d.alone(o.create); err != nil {
 		return nil, failed(err)
 	}
 	return o, nil
 }
 
-func (o *Own) create() (err error) {
+func (o *Claim) create() (err error) {
 	root, hidden := o.dir.root, "."+o.ID
 	if err := unix.Mkdirat(root.fd, hidden, 0o700); err != nil {
 		return root.fail("mkdir", hidden, err)
@@ -84,7 +84,7 @@ func (o *Own) create() (err error) {
 }
 
 // giveUp closes what is open, the lock last.
-func (o *Own) giveUp() {
+func (o *Claim) giveUp() {
 	for _, fd := range []*int{&o.activity, &o.folder.fd, &o.lock} {
 		if *fd >= 0 {
 			_ = unix.Close(*fd) // nothing was written through it
@@ -94,12 +94,12 @@ func (o *Own) giveUp() {
 }
 
 // Write publishes the record, whose Version, ID, Sandbox and Name are set here.
-func (o *Own) Write(r Record) error {
+func (o *Claim) Write(r Record) error {
 	r = o.complete(r)
 	return failed(o.folder.writeJSON(recordName, &r))
 }
 
-func (o *Own) complete(r Record) Record {
+func (o *Claim) complete(r Record) Record {
 	r.Version, r.ID, r.Name = RecordVersion, o.ID, o.Name
 	if o.dir.box != nil {
 		r.Sandbox = o.dir.box.ID
@@ -109,13 +109,13 @@ func (o *Own) complete(r Record) Record {
 
 // OpenFile opens a private file of the sandbox, such as a log; flags are those of
 // [os.OpenFile]. The caller closes it.
-func (o *Own) OpenFile(name string, flags int) (*os.File, error) {
+func (o *Claim) OpenFile(name string, flags int) (*os.File, error) {
 	file, err := o.folder.openFile(name, flags)
 	return file, failed(err)
 }
 
 // ReadKill reads the request that [Entry.WriteKill] has left; nil if there is none.
-func (o *Own) ReadKill() (*Kill, error) {
+func (o *Claim) ReadKill() (*Kill, error) {
 	k := new(Kill)
 	err := o.folder.readJSON(killName, k)
 	if errors.Is(err, unix.ENOENT) {
@@ -127,30 +127,30 @@ func (o *Own) ReadKill() (*Kill, error) {
 	return k, nil
 }
 
-// WriteAccess writes down how the sandbox can be entered, for [Own.GrantAccess]: so
+// WriteAccess writes down how the sandbox can be entered, for [Claim.GrantAccess]: so
 // what a full disk refuses is refused before the payload runs.
-func (o *Own) WriteAccess(a Access) error {
+func (o *Claim) WriteAccess(a Access) error {
 	return failed(o.folder.write(heldAccessName, []byte(a.text())))
 }
 
 // GrantAccess makes the sandbox one that can be entered. It takes no space.
-func (o *Own) GrantAccess() error { return failed(o.folder.rename(heldAccessName, accessName)) }
+func (o *Claim) GrantAccess() error { return failed(o.folder.rename(heldAccessName, accessName)) }
 
 // DropAccess ends that, and with it what the variables hold.
-func (o *Own) DropAccess() error { return failed(o.folder.unlink(accessName)) }
+func (o *Claim) DropAccess() error { return failed(o.folder.unlink(accessName)) }
 
 // MarkEnding tells that the sandbox is about to end, before anything in it is
 // signalled: an exec that dies of that signal has ended with its sandbox.
-func (o *Own) MarkEnding() error { return failed(o.folder.write(endingName, nil)) }
+func (o *Claim) MarkEnding() error { return failed(o.folder.write(endingName, nil)) }
 
 // Close frees the name and gives up the lock: to others the sandbox has ended now.
 // The record stays.
-func (o *Own) Close() error { return o.end(func() error { return nil }) }
+func (o *Claim) Close() error { return o.end(func() error { return nil }) }
 
 // Leave is Remove for a record that nobody is to clean up. Its last state is for those who
 // wait ([Entry.Hold]): it is in the file of the lock, which they have open, and which has no
 // use for its bytes.
-func (o *Own) Leave(last Record) error {
+func (o *Claim) Leave(last Record) error {
 	data, err := json.Marshal(o.complete(last))
 	if err == nil {
 		_, err = unix.Pwrite(o.lock, data, 0)
@@ -160,12 +160,12 @@ func (o *Own) Leave(last Record) error {
 
 // Remove is Close that leaves nothing, for a start that has failed. Before there are execs
 // it opens no more descriptors than it has closed before.
-func (o *Own) Remove() error {
+func (o *Claim) Remove() error {
 	(&Entry{ID: o.ID, dir: o.dir}).awaitExecs()
 	return o.end(func() error { return o.dir.remove(o.ID, o.folder) })
 }
 
-func (o *Own) end(remove func() error) error {
+func (o *Claim) end(remove func() error) error {
 	if o.lock < 0 {
 		return nil // already
 	}
@@ -241,7 +241,7 @@ func (d *Dir) release(name, id string) error {
 // sandbox have been out of use for the timeout, which counts from when it was made
 // and from the end of each use. 0 means that the sandbox is idle and that no use can
 // begin any more: [Entry.HoldActivity] fails from now on.
-func (o *Own) EndIfIdle(timeout time.Duration) (wait time.Duration, err error) {
+func (o *Claim) EndIfIdle(timeout time.Duration) (wait time.Duration, err error) {
 	now := o.dir.clock()
 	// For the moment until it is given up again, HoldActivity has patience.
 	switch err := tryLock(o.activity, unix.F_WRLCK); {
@@ -271,7 +271,7 @@ func (o *Own) EndIfIdle(timeout time.Duration) (wait time.Duration, err error) {
 
 // EndUse lets no use begin any more, if there is none: [Entry.HoldActivity] fails from
 // now on.
-func (o *Own) EndUse() bool { return tryLock(o.activity, unix.F_WRLCK) == nil }
+func (o *Claim) EndUse() bool { return tryLock(o.activity, unix.F_WRLCK) == nil }
 
 // touch sets the file's modification time to now, a time of the directory's clock.
 // (utimensat(2) takes AT_EMPTY_PATH since Linux 5.8.)

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/overlay"
+	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/state"
+)
+
+func applyCommand(args []string) int {
+	var flags cli.Apply
+	words, err := parse(&flags, args)
+	if err != nil {
+		return failUsage(&flags, err)
+	}
+	list, err := layersOf(words[0])
+	if err != nil {
+		return refuse(&flags, err)
+	}
+	done, err := applyAll(list, words[1:], &flags)
+	if err != nil {
+		return refuse(&flags, err)
+	}
+	if flags.JSON {
+		if err := printJSON(done); err != nil {
+			return fail(printError(err))
+		}
+	}
+	return 0
+}
+
+// applied is what apply --json prints.
+type applied struct {
+	Changes int  `json:"changes"`
+	Left    int  `json:"left"`
+	Checked bool `json:"checked,omitempty"`
+}
+
+// applyAll makes the changes of some overlays in their originals. What is to be deleted is told
+// before anything is done.
+func applyAll(list []*room.Overlay, paths []string, flags *cli.Apply) (done applied, err error) {
+	trees, err := openChanges(list, paths)
+	if err != nil {
+		return done, err
+	}
+	// All of them before anything is done.
+	for _, o := range trees {
+		for _, c := range o.changes {
+			if c.Conflict && !flags.Force && (!c.Removes() || flags.Delete) {
+				return done, overlay.Conflict(c.Path)
+			}
+			if c.Removes() && !flags.Quiet {
+				say(o.line(&c))
+			}
+			if flags.Check && !c.Removes() && !flags.Quiet {
+				say(o.line(&c))
+			}
+		}
+	}
+	if done.Checked = flags.Check; flags.Check {
+		return done, nil
+	}
+	for _, o := range trees {
+		finish, err := noteApply(o.Source)
+		if err != nil {
+			return done, err
+		}
+		a, err := o.tree.Apply(o.changes, overlay.Options{Delete: flags.Delete, Force: flags.Force})
+		done.Changes += a.Changes
+		done.Left += len(a.Left)
+		if err != nil {
+			return done, err
+		}
+		finish()
+	}
+	if done.Left > 0 && !flags.Quiet {
+		why := "deletions need --delete; devices, FIFOs and sockets are never applied"
+		if flags.Delete {
+			why = "devices, FIFOs and sockets are never applied"
+		}
+		say(fmt.Sprintf("sbxrun: left out: %d; %s", done.Left, why))
+	}
+	return done, nil
+}
+
+// noteApply leaves a note of what is about to be applied where, by which cleanup finds what is
+// left should we be killed. finish removes it.
+func noteApply(source string) (finish func(), err error) {
+	dir, err := state.Open(state.Mine())
+	if err != nil {
+		return nil, err
+	}
+	remove, err := dir.NoteApply(source)
+	if err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return func() {
+		remove()
+		dir.Close()
+	}, nil
+}
+
+// countChanges counts, for the report, what was changed in overlays; nil if it cannot be told.
+func countChanges(list []*room.Overlay) *result.ReportChanges {
+	var n result.ReportChanges
+	for _, o := range list {
+		trees, err := openChanges([]*room.Overlay{o}, nil)
+		if err != nil {
+			warn(err)
+			return nil
+		}
+		sum := overlay.Sum(trees[0].changes)
+		n.Count += sum.Count
+		n.Bytes += sum.Bytes
+		trees[0].tree.Source.Close()
+	}
+	return &n
+}
+
+// bringHome prints and applies the changes, as a run was asked to. It comes before the report, which
+// tells of a failure.
+func (r *runner) bringHome(list []*room.Overlay, res *result.Result) {
+	var err error
+	if r.flags.Diff {
+		err = showDiffs(os.Stderr, list, nil, &cli.Diff{})
+	}
+	if err == nil && r.flags.Apply && res.ExitCode() == 0 {
+		_, err = applyAll(list, nil, &cli.Apply{Delete: r.flags.ApplyDelete, Quiet: r.flags.Quiet})
+	}
+	if err == nil {
+		return
+	}
+	e := *asError(err)
+	if e.ExitCode = result.ExitOutput; res.Err == nil {
+		res.Err = &e
+	} else {
+		warn(err)
+	}
+}

@@ -1,0 +1,251 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"strings"
+	"time"
+
+	"golang.org/x/term"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/links"
+	"github.com/sbxrun/sbxrun/internal/sandbox"
+	"github.com/sbxrun/sbxrun/internal/values"
+	"github.com/sbxrun/sbxrun/internal/workspace"
+)
+
+func cpCommand(args []string) int {
+	var c copying
+	words, err := parse(&c.flags, args)
+	if err == nil {
+		err = c.divide(words)
+	}
+	if err != nil {
+		return failUsage(&c.flags, err)
+	}
+	if err := c.run(); err != nil {
+		return refuse(&c.flags, err)
+	}
+	return c.tell()
+}
+
+// copying is one run of the cp command.
+type copying struct {
+	flags   cli.Cp
+	sandbox string
+	sources []string
+	dest    string
+	out     bool // out of the sandbox
+	done    workspace.Transfer
+}
+
+// stream is the word for a tar stream.
+const streamWord = "-"
+
+// divide finds out which of the words are paths in a sandbox.
+func (c *copying) divide(words []string) error {
+	if len(words) < 2 {
+		return fmt.Errorf("cp takes a source and a destination, got %d", len(words))
+	}
+	last := len(words) - 1
+	for i, word := range words {
+		name, inside, ok := cutSandbox(word)
+		switch {
+		case ok && i < last && (i == 0 || c.out && name == c.sandbox):
+			c.sandbox, c.out, word = name, true, inside
+		case ok && i == last && !c.out:
+			c.sandbox, word = name, inside
+		case ok && i == last:
+			return errors.New("cp copies into a sandbox or out of one, and not between two; copy to the host first")
+		case ok || c.out && i < last:
+			return errors.New("cp takes sources of one place: all on the host, or all in one sandbox")
+		}
+		if i < last {
+			c.sources = append(c.sources, word)
+		} else {
+			c.dest = word
+		}
+	}
+	switch {
+	case c.sandbox == "":
+		return &result.Error{Code: "usage", Message: "cp: none of the paths is in a sandbox (NAME:PATH)",
+			Hint: "sbxrun -- cp " + strings.Join(words, " ") + " runs cp(1) in a sandbox"}
+	case len(c.sources) > 1 && (c.out && c.dest == streamWord || !c.out && c.sources[0] == streamWord):
+		return errors.New("cp: a tar stream (-) has one source")
+	}
+	return nil
+}
+
+// cutSandbox divides SANDBOX:PATH. What has a / or a . before its first colon is a path of the
+// host's: no sandbox has such a name.
+func cutSandbox(word string) (name, inside string, ok bool) {
+	name, inside, ok = strings.Cut(word, ":")
+	if !ok || name == "" || strings.Contains(name, "/") || name[0] == '.' {
+		return "", word, false
+	}
+	return name, inside, true
+}
+
+func (c *copying) run() error {
+	use, err := sandbox.Enter(c.sandbox)
+	if err != nil {
+		return err
+	}
+	defer use.Close()
+	box, err := use.Root()
+	if err != nil {
+		return err
+	}
+	defer box.Close()
+	inside := func(name string) string {
+		if path.IsAbs(name) {
+			return name
+		}
+		// Not path.Join, which would take a / from the end, and with .. what a link leads to.
+		return use.Access.Workdir + "/" + name
+	}
+	c.done.Max.Bytes = int64(c.flags.MaxSize)
+	finish := c.showProgress()
+	if c.out {
+		err = c.copy(box, inside, workspace.Outside(links.For), func(name string) string { return name })
+	} else {
+		err = c.copy(workspace.Outside(links.For), func(name string) string { return name }, box, inside)
+	}
+	finish()
+	if err != nil && use.Room.Exited() {
+		return sandbox.ErrEnded
+	}
+	if e := (*result.Error)(nil); errors.As(err, &e) && e.Code == "too-large" && e.Hint == "" {
+		e.Hint = "--max-size sets how much may be copied"
+	}
+	return err
+}
+
+// copy copies from one place to the other.
+func (c *copying) copy(from *workspace.Root, fromPath func(string) string, to *workspace.Root, toPath func(string) string) error {
+	if !c.out && c.sources[0] == streamWord {
+		return c.unpack(to, toPath(c.dest))
+	}
+	for _, name := range c.sources {
+		source, err := from.Source(fromPath(name))
+		if err == nil {
+			err = c.one(source, to, toPath(c.dest))
+			source.Close()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *copying) one(source *workspace.Source, to *workspace.Root, dest string) error {
+	if c.out && c.dest == streamWord {
+		if term.IsTerminal(int(os.Stdout.Fd())) {
+			return &result.Error{Code: "usage", Message: "cp: a tar stream would go to the terminal", Hint: "write it to a file or a pipe"}
+		}
+		return c.done.Archive(source, os.Stdout, source.Base())
+	}
+	if source.IsDir() && !c.flags.Recursive {
+		return &result.Error{Code: "usage", Message: fmt.Sprintf("cp: %q is a directory", source.Name), Hint: "-r copies it with all that is in it"}
+	}
+	dir, name, err := to.Target(dest, source, len(c.sources) > 1)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return c.done.Copy(source, dir, name)
+}
+
+// unpack unpacks stdin.
+func (c *copying) unpack(to *workspace.Root, dest string) error {
+	if term.IsTerminal(int(os.Stdin.Fd())) {
+		return &result.Error{Code: "usage", Message: "cp: a tar stream would come from the terminal", Hint: "pipe one in: tar c DIR | sbxrun cp - NAME:DST"}
+	}
+	dir, err := to.Dir(dest)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return c.done.Unpack(io.Reader(os.Stdin), dir)
+}
+
+// showProgress shows on a terminal what was copied so far, and returns what ends that.
+func (c *copying) showProgress() (finish func()) {
+	if c.flags.Quiet || c.flags.JSON || !term.IsTerminal(int(os.Stderr.Fd())) {
+		return func() {}
+	}
+	const patience, pace = 500 * time.Millisecond, 200 * time.Millisecond
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		begin := time.Now()
+		for next := patience; ; next = pace {
+			select {
+			case <-stop:
+				if time.Since(begin) > patience {
+					fmt.Fprint(os.Stderr, "\r\x1b[K")
+				}
+				return
+			case <-time.After(next):
+				bytes, entries := c.done.Done()
+				rate := float64(bytes) / time.Since(begin).Seconds()
+				fmt.Fprintf(os.Stderr, "\r\x1b[K%d copied, %s, %s/s", entries, roundSize(bytes), roundSize(int64(rate)))
+			}
+		}
+	}()
+	return func() { close(stop); <-stopped }
+}
+
+// roundSize is a number of bytes for people.
+func roundSize(n int64) string {
+	for _, unit := range []struct {
+		size int64
+		name string
+	}{{1 << 30, "G"}, {1 << 20, "M"}, {1 << 10, "K"}} {
+		if n >= unit.size {
+			return fmt.Sprintf("%.1f%s", float64(n)/float64(unit.size), unit.name)
+		}
+	}
+	return values.Size(n).String()
+}
+
+// tell says what was left out, and returns the exit code.
+func (c *copying) tell() int {
+	left, code := c.done.LeftOut, 0
+	bytes, entries := c.done.Done()
+	var err error
+	if left.Denied > 0 {
+		err = &result.Error{Code: leftOut, Message: fmt.Sprintf("cp: %d could not be read, the first: %v", left.Denied, left.First), Err: left.First}
+		code = result.ExitNotStarted
+	}
+	if c.flags.JSON {
+		told := copied{ExitCode: code, Entries: entries - int64(left.Special+left.Denied), Bytes: bytes, LeftOut: left.Special + left.Denied}
+		if err != nil {
+			told.Error = asError(err).Report()
+		}
+		if err := printJSON(told); err != nil {
+			return fail(printError(err))
+		}
+	}
+	if err != nil {
+		fail(err)
+	} else if left.Special > 0 && !c.flags.Quiet {
+		warn(fmt.Errorf("cp: %d left out, the first: %v", left.Special, left.First))
+	}
+	return code
+}
+
+// copied is what cp --json prints.
+type copied struct {
+	ExitCode int                 `json:"exit_code"`
+	Entries  int64               `json:"entries"`
+	Bytes    int64               `json:"bytes"`
+	LeftOut  int                 `json:"left_out"`
+	Error    *result.ReportError `json:"error,omitempty"`
+}

@@ -1,0 +1,264 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"strings"
+	"syscall"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/term"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/links"
+	"github.com/sbxrun/sbxrun/internal/overlay"
+	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/sandbox"
+	"github.com/sbxrun/sbxrun/internal/state"
+)
+
+func diffCommand(args []string) int {
+	var flags cli.Diff
+	words, err := parse(&flags, args)
+	if err != nil {
+		return failUsage(&flags, err)
+	}
+	list, err := layersOf(words[0])
+	if err != nil {
+		return refuse(&flags, err)
+	}
+	err = showDiffs(os.Stdout, list, words[1:], &flags)
+	switch {
+	case errors.Is(err, syscall.EPIPE):
+		return 128 + int(syscall.SIGPIPE)
+	case err != nil:
+		return refuse(&flags, err)
+	}
+	return 0
+}
+
+// layersOf opens the layers of a sandbox's overlays, which are open until we exit.
+func layersOf(name string) ([]*room.Overlay, error) {
+	e, err := find(name)
+	if err != nil {
+		return nil, err
+	}
+	switch list, err := sandbox.Overlays(e); {
+	case err != nil:
+		return nil, err
+	case len(list) > 0:
+		return list, nil
+	case !e.Lives() && e.Record.Phase == state.Ended:
+		return nil, &result.Error{Code: "ended", Message: e.What() + " has ended, and has left no layer",
+			Hint: "a layer in memory is gone with its sandbox: keep it with --upper DIR, or use run --diff and run --apply"}
+	case !e.Lives():
+		return nil, &result.Error{Code: "ended", Message: e.What() + " has ended, and its layer with it", Hint: "keep it with --upper DIR"}
+	}
+	return nil, &result.Error{Code: "no-overlay", Message: e.What() + " has no overlay", Hint: "start it with --overlay DIR or --cwd overlay"}
+}
+
+// diffed is what diff --json prints.
+type diffed struct {
+	Overlays []diffedOverlay `json:"overlays"`
+}
+
+type diffedOverlay struct {
+	Source  string           `json:"source"`
+	Dest    string           `json:"dest"`
+	Changes []overlay.Change `json:"changes"`
+	Total   overlay.Count    `json:"total"`
+}
+
+// opened is an overlay that is looked at.
+type opened struct {
+	*room.Overlay
+	tree    *overlay.Tree
+	changes []overlay.Change // that were selected
+	prefix  string           // before the paths, for people: of several overlays the place
+}
+
+// openChanges compares the overlays with their originals. warnings go to stderr.
+func openChanges(list []*room.Overlay, paths []string) (out []*opened, err error) {
+	found := map[string]bool{}
+	for _, o := range list {
+		fd, err := links.Dir(o.Source)
+		if err == nil {
+			var dir int
+			if dir, err = links.Reopen(fd, os.O_RDONLY|syscall.O_DIRECTORY); err == nil {
+				syscall.Close(fd)
+				fd = dir
+			}
+		}
+		if err != nil {
+			return nil, &result.Error{Code: "original", Message: "the original cannot be opened: " + err.Error(), Err: err}
+		}
+		n := &opened{Overlay: o, tree: &overlay.Tree{Layer: o.Layer, Source: os.NewFile(uintptr(fd), o.Source), Since: o.Since}}
+		if len(list) > 1 {
+			n.prefix = o.Dest
+		}
+		changes, warnings, err := n.tree.Changes()
+		if err != nil {
+			return nil, err
+		}
+		for _, w := range warnings {
+			warn(w)
+		}
+		n.changes = changes
+		if len(paths) > 0 {
+			n.choose(paths, found)
+		}
+		out = append(out, n)
+	}
+	for _, p := range paths {
+		if !found[p] {
+			return nil, &result.Error{Code: "no-such-path", Message: fmt.Sprintf("nothing has changed at %q", p), Hint: "paths are relative to the overlay's directory, or absolute in the sandbox"}
+		}
+	}
+	return out, nil
+}
+
+// choose leaves the changes at and below these paths.
+func (o *opened) choose(paths []string, found map[string]bool) {
+	var within []string
+	for _, p := range paths {
+		name := path.Clean(p)
+		if path.IsAbs(name) {
+			rest, ok := strings.CutPrefix(name+"/", strings.TrimSuffix(o.Dest, "/")+"/")
+			if !ok {
+				continue
+			}
+			name = path.Clean("./" + rest)
+		}
+		if len(overlay.Select(o.changes, []string{name})) > 0 {
+			found[p] = true
+			within = append(within, name)
+		}
+	}
+	if len(within) == 0 {
+		o.changes = nil
+		return
+	}
+	o.changes = overlay.Select(o.changes, within)
+}
+
+// showDiffs prints what was changed in some overlays.
+func showDiffs(out *os.File, list []*room.Overlay, paths []string, flags *cli.Diff) error {
+	trees, err := openChanges(list, paths)
+	if err != nil {
+		return err
+	}
+	to := bufio.NewWriter(out)
+	if flags.JSON {
+		d := diffed{Overlays: []diffedOverlay{}}
+		for _, o := range trees {
+			changes := o.changes
+			if changes == nil {
+				changes = []overlay.Change{}
+			}
+			d.Overlays = append(d.Overlays, diffedOverlay{o.Source, o.Dest, changes, overlay.Sum(changes)})
+		}
+		if err := writeJSON(to, d); err != nil {
+			return err
+		}
+		return to.Flush()
+	}
+	if flags.Tar {
+		if len(trees) > 1 {
+			return usageError(errors.New("--tar: the sandbox has several overlays, and a tar has one"))
+		}
+		if term.IsTerminal(int(out.Fd())) {
+			return usageError(errors.New("--tar: stdout is a terminal"))
+		}
+		if err := trees[0].tree.Tar(to, trees[0].changes); err != nil {
+			return err
+		}
+		return to.Flush()
+	}
+	for _, o := range trees {
+		switch {
+		case flags.Patch && term.IsTerminal(int(out.Fd())):
+			err = o.tree.Patch(harmless{to}, o.changes)
+		case flags.Patch:
+			err = o.tree.Patch(to, o.changes)
+		case flags.Stat:
+			o.stat(to)
+		default:
+			o.print(to)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return to.Flush()
+}
+
+// letters stand for the kinds of changes, in the manner of git(1).
+var letters = map[overlay.Kind]string{overlay.Added: "A", overlay.Changed: "M", overlay.Deleted: "D", overlay.Mode: "P"}
+
+// print prints a line for each change.
+func (o *opened) print(to io.Writer) {
+	for _, c := range o.changes {
+		fmt.Fprintln(to, o.line(&c))
+	}
+}
+
+func (o *opened) line(c *overlay.Change) string {
+	name := c.Path
+	if o.prefix != "" {
+		name = path.Join(o.prefix, name)
+	}
+	line := letters[c.Kind] + " " + printable(name)
+	switch {
+	case c.Type == overlay.Directory:
+		line += "/"
+	case c.Type == overlay.Link && c.Kind != overlay.Deleted:
+		line += " -> " + printable(c.Target)
+	case c.Type == overlay.Other:
+		line += " (a device, FIFO or socket)"
+	}
+	if c.Was != "" {
+		line += " (was a " + string(c.Was) + ")"
+	}
+	if c.WasMode != "" && c.Mode != "" && c.WasMode != c.Mode {
+		line += " (mode " + c.WasMode + " to " + c.Mode + ")"
+	}
+	if c.Conflict {
+		line += " (changed on the host, too)"
+	}
+	return line
+}
+
+// stat prints how much it is.
+func (o *opened) stat(to io.Writer) {
+	kinds := map[overlay.Kind]int{}
+	for _, c := range o.changes {
+		kinds[c.Kind]++
+	}
+	n := overlay.Sum(o.changes)
+	fmt.Fprintf(to, "%s: %d added, %d changed, %d deleted, %d with another mode; %d bytes\n", printable(o.Source),
+		kinds[overlay.Added], kinds[overlay.Changed], kinds[overlay.Deleted], kinds[overlay.Mode], n.Bytes)
+}
+
+// harmless writes text without what a terminal would obey.
+type harmless struct{ to io.Writer }
+
+func (h harmless) Write(b []byte) (int, error) {
+	var out strings.Builder
+	for rest := b; len(rest) > 0; {
+		r, n := utf8.DecodeRune(rest)
+		if r == '\n' || r == '\t' || r != utf8.RuneError && unicode.IsPrint(r) {
+			out.Write(rest[:n])
+		} else {
+			fmt.Fprintf(&out, "\\x%02x", rest[:n])
+		}
+		rest = rest[n:]
+	}
+	_, err := io.WriteString(h.to, out.String())
+	return len(b), err
+}

@@ -1,0 +1,265 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
+
+	"github.com/sbxrun/sbxrun/cleanup"
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/volumes"
+	"github.com/sbxrun/sbxrun/internal/workspace"
+)
+
+// inUse are the volumes of the sandbox that this process has. Their locks are free when it is
+// over, and the keeper.
+var inUse []*volumes.Volume
+
+// useVolumes adds volumes to a policy, as --volume names them.
+func useVolumes(p *room.Policy, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	for _, arg := range args { // before anything is made for them
+		name, _, _, err := room.ParseVolume(arg)
+		if err == nil {
+			err = volumes.CheckName(name)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	store, err := volumes.Open(true)
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	var owner *proc.Cred // of new ones
+	if os.Geteuid() == 0 && p.User != nil && p.User.UID != 0 {
+		owner = &proc.Cred{UID: p.User.UID, GID: p.User.GID}
+	}
+	for _, arg := range args {
+		name, dest, readOnly, err := room.ParseVolume(arg)
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(inUse, func(v *volumes.Volume) bool { return v.Name == name }) {
+			return fmt.Errorf("--volume %q: the volume %q is given twice", arg, name)
+		}
+		v, err := store.Use(name, !readOnly, owner)
+		if err != nil {
+			return whoUses(err)
+		}
+		inUse = append(inUse, v)
+		p.Hold = append(p.Hold, v.Lock)
+		m := room.Mount{Kind: room.ReadWrite, Source: v.Path, Dest: dest}
+		if readOnly {
+			m.Kind, m.Owned = room.ReadOnly, true
+		}
+		p.Mounts = append(p.Mounts, m)
+	}
+	return nil
+}
+
+// syncVolumes writes to the disk what a sandbox has left in its volumes.
+func syncVolumes() {
+	for _, v := range inUse {
+		if err := v.Sync(); err != nil {
+			warn(err)
+		}
+	}
+}
+
+// whoUses names those who use a volume, if that is what err says.
+func whoUses(err error) error {
+	busy := (*volumes.BusyError)(nil)
+	if !errors.As(err, &busy) {
+		return err
+	}
+	message := busy.Error()
+	if who := users(busy.PIDs); who != "" {
+		message += " by " + who
+	}
+	return &result.Error{Code: "volume-busy", ExitCode: result.ExitInUse, Message: message, Hint: "one sandbox can write to a volume, or several read it (NAME:DST:ro)", Err: err}
+}
+
+// users names the sandboxes of supervisors, and processes that are none.
+func users(pids []int) string {
+	var names []string
+	entries, _, _ := list() // without, the numbers have to do
+	for _, pid := range pids {
+		name := fmt.Sprintf("process %d", pid)
+		for _, e := range entries {
+			if e.Lives() && e.Record.Supervisor.PID == pid {
+				name = "the sandbox " + e.Title()
+			}
+		}
+		names = append(names, name)
+	}
+	return strings.Join(names, " and ")
+}
+
+func volumeCommand(args []string) int {
+	var flags cli.Volume
+	words, err := parse(&flags, args)
+	if err == nil && len(words) == 0 {
+		err = errors.New("volume takes ls, rm or export")
+	}
+	if err != nil {
+		return failUsage(&flags, err)
+	}
+	store, err := volumes.Open(false)
+	if err != nil {
+		return refuse(&flags, err)
+	}
+	defer store.Close()
+	verb, names := words[0], words[1:]
+	switch {
+	case verb == "ls" && len(names) == 0:
+		err = listVolumes(store, flags.JSON)
+	case verb == "rm" && len(names) > 0:
+		return removeVolumes(store, names)
+	case verb == "export" && (len(names) == 1 || len(names) == 2):
+		err = exportVolume(store, names)
+	default:
+		return failUsage(&flags, fmt.Errorf("volume %s: want ls, rm NAME..., or export NAME [FILE|-]", strings.Join(words, " ")))
+	}
+	if err != nil {
+		return refuse(&flags, err)
+	}
+	return 0
+}
+
+func listVolumes(store *volumes.Store, asJSON bool) error {
+	all, err := store.List()
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		if all == nil {
+			all = []volumes.Info{}
+		}
+		if err := printJSON(all); err != nil {
+			return printError(err)
+		}
+		return nil
+	}
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "NAME\tSTATUS\tMODIFIED\tPATH")
+	for _, v := range all {
+		status := v.Status
+		if who := users(v.PIDs); who != "" {
+			status += " by " + who
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", v.Name, status, v.ModTime.Format(time.DateTime), printable(v.Path))
+	}
+	if err := w.Flush(); err != nil {
+		return printError(err)
+	}
+	return nil
+}
+
+// removeVolumes removes volumes. A failure with one does not keep the others.
+func removeVolumes(store *volumes.Store, names []string) (code int) {
+	for _, name := range names {
+		if err := store.Remove(name); err != nil {
+			code = fail(whoUses(err))
+		}
+	}
+	return code
+}
+
+// exportVolume writes a volume as a tar stream, to a file that is complete or is not there.
+func exportVolume(store *volumes.Store, names []string) error {
+	v, err := store.Lock(names[0])
+	if err != nil {
+		return whoUses(err)
+	}
+	defer v.Close()
+	if len(names) == 1 || names[1] == streamWord {
+		if term.IsTerminal(int(os.Stdout.Fd())) {
+			return &result.Error{Code: "usage", Message: "a tar stream would go to the terminal", Hint: "name a file, or write it to a pipe"}
+		}
+		return pack(v, os.Stdout)
+	}
+	out, err := os.CreateTemp(dirOf(names[1]), ".sbxrun-*")
+	if err != nil {
+		return err
+	}
+	packed := pack(v, out)
+	err = out.Close()
+	// What could not be read is told, and the rest is there.
+	if e := (*result.Error)(nil); packed != nil && (!errors.As(packed, &e) || e.Code != leftOut) {
+		err = packed
+	}
+	if err == nil {
+		err = os.Rename(out.Name(), names[1])
+	}
+	if err != nil {
+		_ = os.Remove(out.Name()) // the first error counts
+		return err
+	}
+	return packed
+}
+
+// leftOut is the code of an error that says that the rest was copied.
+const leftOut = "left-out"
+
+// dirOf is the directory that a file is in.
+func dirOf(name string) string { return name[:strings.LastIndexByte(name, '/')+1] + "." }
+
+func pack(v *volumes.Volume, w io.Writer) error {
+	fd, err := v.Data()
+	if err != nil {
+		return err
+	}
+	var source *workspace.Source
+	source, err = workspace.Outside(func(string, int) (int, error) { return fd, nil }).Source(".")
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	var t workspace.Transfer
+	if err := t.Archive(source, w, "."); err != nil {
+		return err
+	}
+	if n := t.LeftOut.Denied; n > 0 {
+		return &result.Error{Code: leftOut, Message: fmt.Sprintf("%d could not be read, the first: %v", n, t.LeftOut.First)}
+	}
+	if n := t.LeftOut.Special; n > 0 {
+		warn(fmt.Errorf("%d left out, the first: %v", n, t.LeftOut.First))
+	}
+	return nil
+}
+
+// sweepVolumes removes what crashes have left of volumes.
+func sweepVolumes(dryRun bool) (found []cleanup.Finding) {
+	store, err := volumes.Open(false)
+	if err != nil {
+		return nil // who has volumes is told by the commands for them
+	}
+	defer store.Close()
+	left, _ := store.Leftovers(time.Now())
+	for _, l := range left {
+		f := cleanup.Finding{Kind: "volume", Name: l.Name, What: "what is left of a volume that was removed"}
+		if !dryRun {
+			if err := store.Discard(l); err != nil && !errors.Is(err, unix.ENOENT) {
+				f.Err = err.Error()
+			}
+			f.Done = f.Err == ""
+		}
+		found = append(found, f)
+	}
+	return found
+}

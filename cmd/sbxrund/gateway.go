@@ -1,0 +1,76 @@
+package main
+
+import (
+	"errors"
+	"log/slog"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/cluster"
+	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/internal/server"
+	"github.com/sbxrun/sbxrun/internal/version"
+)
+
+// join makes the server a node of a cluster, if it is to be one; else nil is returned.
+func join(c *config.Config, s *server.Server, handler http.Handler, log *slog.Logger) (*cluster.Node, error) {
+	if c.NATS.URL == "" {
+		return nil, nil
+	}
+	bus, err := cluster.Connect(&c.NATS, "sbxrun node "+c.NATS.Name(), log)
+	if err != nil {
+		return nil, err
+	}
+	return cluster.NewNode(bus, c.NATS.Name(), version.String(), s, handler, log)
+}
+
+func gateway(args []string) int {
+	var flags cli.Gateway
+	if code, done := parse(&flags, args); done {
+		return code
+	}
+	c, tokens, err := settings(&flags.Listening)
+	switch {
+	case err != nil:
+		return fail(err)
+	case c.NATS.URL == "":
+		return fail(errors.New("nats: a gateway is nothing without NATS; give --nats URL"))
+	case len(c.Listen) == 0 && !activated():
+		return fail(errNoListen)
+	case flags.CheckConfig:
+		return checked()
+	}
+	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
+	told := signals()
+	door, err := server.NewDoor(c, tokens, log)
+	if err != nil {
+		return fail(err)
+	}
+	bus, err := cluster.Connect(&c.NATS, "sbxrun gateway "+c.NATS.Name(), log)
+	if err != nil {
+		return fail(err)
+	}
+	defer bus.Close()
+	g, err := cluster.NewGateway(bus, c.NATS.Name(), version.String(), door, log)
+	if err != nil {
+		return fail(err)
+	}
+	web, failed, err := listenAll(&c, g.Handler(), log)
+	if err != nil {
+		return fail(err)
+	}
+	if err := until(told, failed, &flags.Listening, door, log); err != nil {
+		return fail(err)
+	}
+	ctx, cancel := draining(told, time.Duration(c.DrainTimeout), log)
+	defer cancel()
+	g.Drain()
+	if web.Shutdown(ctx) != nil {
+		web.Close()
+	}
+	g.Close()
+	log.Info("ended")
+	return 0
+}

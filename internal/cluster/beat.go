@@ -1,0 +1,256 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Kinds of those that take part.
+const (
+	NodeKind    = "node"
+	GatewayKind = "gateway"
+)
+
+// Subjects, below the name of the cluster. Those of one node or gateway have its name, so that NATS can be told who may use them.
+const (
+	beats    = "beat." // KIND.NAME
+	askBeats = "beats" // has all send theirs
+)
+
+// Subject is where the connections of one instance are.
+func subject(kind, name, instance string) string {
+	return kind + "." + name + "." + instance
+}
+
+// Beat is what each node and each gateway tells of itself, every two seconds.
+type Beat struct {
+	Kind     string `json:"kind"`
+	Name     string `json:"name"`
+	Instance string `json:"instance" doc:"Changes with each start"`
+	Version  string `json:"version"`
+	Draining bool   `json:"draining"`
+	Gone     bool   `json:"gone,omitempty"` // the last beat
+	Load
+}
+
+// Load is how busy a node is.
+type Load struct {
+	Places    int     `json:"places"`
+	Running   int     `json:"running"`
+	Waiting   int     `json:"waiting"`
+	RoomsIdle int     `json:"rooms_idle"`
+	RoomsAll  int     `json:"rooms_all"`
+	Sessions  int     `json:"sessions"`
+	Pressure  float64 `json:"pressure" doc:"How much of the tightest bound on tasks is used, 1 for all"`
+}
+
+func (b *Beat) subject() string { return subject(b.Kind, b.Name, b.Instance) }
+
+// Times of beats.
+const (
+	beatEvery = 2 * time.Second
+	lostAfter = 3 * beatEvery
+)
+
+// Members are those that are heard.
+type Members struct {
+	bus   Bus
+	self  func() Beat
+	kick  chan struct{}
+	mu    sync.Mutex
+	all   map[string]*member
+	since time.Time // when this side was connected, without a break; zero if it is not
+}
+
+type member struct {
+	Beat
+	heard time.Time
+	count uint64 // of beats
+}
+
+// Join takes part until ctx is done, and tells what self returns.
+func Join(ctx context.Context, bus Bus, self func() Beat) (*Members, error) {
+	m := &Members{bus: bus, self: self, kick: make(chan struct{}, 1), all: map[string]*member{}}
+	if err := bus.Subscribe(beats+"*.*", m.hear); err != nil {
+		return nil, err
+	}
+	err := bus.Subscribe(askBeats, func(string, string, []byte, bool) { m.Tell() })
+	if err != nil {
+		return nil, err
+	}
+	go m.run(ctx)
+	return m, nil
+}
+
+// Tell has a beat sent at once.
+func (m *Members) Tell() {
+	select {
+	case m.kick <- struct{}{}:
+	default:
+	}
+}
+
+func (m *Members) run(ctx context.Context) {
+	m.look(time.Now())
+	for {
+		m.send(m.self())
+		every := beatEvery - time.Duration(rand.Int64N(int64(beatEvery/8))) // not all at once
+		timer := time.NewTimer(every)
+	wait:
+		for {
+			step := time.NewTimer(tick)
+			select {
+			case <-ctx.Done():
+				return
+			case <-m.kick:
+				break wait
+			case <-timer.C:
+				break wait
+			case now := <-step.C:
+				m.look(now)
+			}
+		}
+		timer.Stop()
+		m.look(time.Now())
+	}
+}
+
+// Leave sends the last beat.
+func (m *Members) Leave() {
+	b := m.self()
+	b.Gone = true
+	m.send(b)
+}
+
+func (m *Members) send(b Beat) {
+	text, err := json.Marshal(b)
+	if err != nil {
+		panic(err) // of our own type
+	}
+	_ = m.bus.Publish(beats+b.Kind+"."+b.Name, "", text) // the next one comes soon
+}
+
+func (m *Members) hear(subject, _ string, data []byte, _ bool) {
+	var b Beat
+	// Who may publish under a name is NATS's to say, so the name has to be that of the subject.
+	if json.Unmarshal(data, &b) != nil || subject != beats+b.Kind+"."+b.Name || !ValidName(b.Name) || !validInstance(b.Instance) {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if b.Gone {
+		delete(m.all, b.subject())
+		return
+	}
+	count := uint64(1)
+	if old := m.all[b.subject()]; old != nil {
+		count = old.count + 1
+	}
+	m.all[b.subject()] = &member{b, time.Now(), count}
+}
+
+// look draws the conclusions that time allows.
+func (m *Members) look(now time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.bus.Connected() {
+		m.since = time.Time{}
+		return
+	}
+	if m.since.IsZero() {
+		m.since = now
+		for _, x := range m.all { // that could not be heard
+			x.heard = now
+		}
+		_ = m.bus.Publish(askBeats, "", nil) // they come by themselves, later
+	}
+	maps.DeleteFunc(m.all, func(_ string, x *member) bool { return now.Sub(x.heard) > lostAfter })
+}
+
+// Settled reports whether all that are there must have been heard.
+func (m *Members) Settled() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return !m.since.IsZero() && time.Since(m.since) > beatEvery+beatEvery/4
+}
+
+// Alive reports whether an instance is there, as far as is known: who has just been connected itself
+// knows of none that is gone.
+func (m *Members) Alive(at string) bool {
+	settled := m.Settled()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.all[at] != nil || !settled
+}
+
+// Has reports whether an instance is there.
+func (m *Members) Has(at string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.all[at] != nil
+}
+
+// nodes returns the nodes, in no order.
+func (m *Members) nodes() []member {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := make([]member, 0, len(m.all))
+	for _, x := range m.all {
+		if x.Kind == NodeKind {
+			all = append(all, *x)
+		}
+	}
+	return all
+}
+
+// Of returns who is there, of one kind, by name.
+func (m *Members) Of(kind string) []Beat {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var found []Beat
+	for _, x := range m.all {
+		if x.Kind == kind {
+			found = append(found, x.Beat)
+		}
+	}
+	slices.SortFunc(found, func(a, b Beat) int {
+		return strings.Compare(a.Name+"."+a.Instance, b.Name+"."+b.Instance)
+	})
+	return found
+}
+
+// ValidName reports whether a node or gateway can be called so: it is a part of subjects and of ids.
+func ValidName(name string) bool {
+	const most = 32
+	return name != "" && len(name) <= most && strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") == ""
+}
+
+const instanceSize = 8
+
+func validInstance(s string) bool {
+	return len(s) == instanceSize && strings.Trim(s, "0123456789abcdef") == ""
+}
+
+// NewInstance is a word for this start of a process.
+func NewInstance() string { return fmt.Sprintf("%08x", rand.Uint32()) }
+
+// An id of a session or a call begins with the instance of the node that has it.
+
+// Prefix begins the ids that an instance gives.
+func Prefix(name, instance string) string { return name + "." + instance + "." }
+
+// home returns the subject of the node that has given an id; ok is false for an id of no node.
+func home(id string) (at string, ok bool) {
+	parts := strings.Split(id, ".")
+	if len(parts) != 3 || !ValidName(parts[0]) || !validInstance(parts[1]) {
+		return "", false
+	}
+	return subject(NodeKind, parts[0], parts[1]), true
+}

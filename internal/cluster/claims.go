@@ -1,0 +1,120 @@
+package cluster
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+)
+
+// A request with an idempotency key belongs to one node: the claim on it is written to NATS before it is
+// sent, and only whoever writes it first has chosen. A node that has refused because it is ending starts
+// nothing more, so that the claim may be moved; any other stays, since the node may begin yet.
+
+// claim is what is known of a key.
+type claim struct {
+	At   string `json:"at"`   // the node
+	Hash string `json:"hash"` // of the request
+	// The answer, if it has come and is not too long.
+	Status int    `json:"status,omitempty"`
+	Answer []byte `json:"answer,omitempty"`
+}
+
+// keepClaims is how long a key is known, as by a single server.
+const keepClaims = 10 * time.Minute
+
+// claims is a bucket of JetStream.
+type claims struct {
+	js       jetstream.JetStream
+	bucket   string
+	replicas int
+
+	mu sync.Mutex
+	kv jetstream.KeyValue
+}
+
+// askWithin bounds each question to JetStream, which without a majority does not answer.
+const askWithin = 3 * time.Second
+
+func (c *claims) open(ctx context.Context) (jetstream.KeyValue, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.kv != nil {
+		return c.kv, nil
+	}
+	kv, err := c.js.KeyValue(ctx, c.bucket)
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		kv, err = c.js.CreateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: c.bucket, TTL: keepClaims, Replicas: c.replicas, MaxValueSize: mostKept * 2})
+	}
+	if err == nil {
+		c.kv = kv
+	}
+	return kv, err
+}
+
+// name is a tenant's key as one of the bucket.
+func claimName(tenant, path, key string) string {
+	sum := sha256.Sum256([]byte(tenant + "\n" + path + "\n" + key))
+	return hex.EncodeToString(sum[:])
+}
+
+// take writes a claim, unless there is one: then that is returned, and first is false.
+func (c *claims) take(name string, mine claim) (is claim, revision uint64, first bool, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), askWithin)
+	defer cancel()
+	kv, err := c.open(ctx)
+	if err != nil {
+		return is, 0, false, noClaims(err)
+	}
+	text, err := json.Marshal(mine)
+	if err != nil {
+		return is, 0, false, err
+	}
+	if revision, err = kv.Create(ctx, name, text); err == nil {
+		return mine, revision, true, nil
+	}
+	if !errors.Is(err, jetstream.ErrKeyExists) {
+		return is, 0, false, noClaims(err)
+	}
+	old, err := kv.Get(ctx, name)
+	if err != nil {
+		return is, 0, false, noClaims(err)
+	}
+	if err := json.Unmarshal(old.Value(), &is); err != nil {
+		return is, 0, false, noClaims(err)
+	}
+	if is.Hash != mine.Hash {
+		return is, 0, false, api.NewError(api.Idempotency, "the key was used for another request", "take a new key for each request")
+	}
+	return is, old.Revision(), false, nil
+}
+
+// change replaces a claim that nobody else has changed.
+func (c *claims) change(name string, to claim, revision uint64) (uint64, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), askWithin)
+	defer cancel()
+	kv, err := c.open(ctx)
+	if err != nil {
+		return 0, noClaims(err)
+	}
+	text, err := json.Marshal(to)
+	if err != nil {
+		return 0, err
+	}
+	revision, err = kv.Update(ctx, name, text, revision)
+	if err != nil {
+		return 0, noClaims(err)
+	}
+	return revision, nil
+}
+
+func noClaims(err error) error {
+	return api.NewError(api.Busy, "the idempotency key cannot be kept: JetStream: "+err.Error(), "try again in a moment, or without a key")
+}

@@ -1,0 +1,91 @@
+package cluster
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net/http"
+	"sync"
+)
+
+// client sends one request over a connection of its own.
+type client struct{ link *Link }
+
+// answer is one that begins to come.
+type answered struct {
+	io.ReadCloser // of the body
+	conn          *Conn
+	stop          func() bool
+}
+
+func (a answered) Close() error {
+	a.stop()
+	err := a.ReadCloser.Close()
+	a.conn.Close()
+	return err
+}
+
+// do sends a request to an instance. If the error is [ErrUnreachable] nothing of it was delivered.
+// The body is read until the answer's body is closed, or the whole request is sent.
+func (c *client) do(r *http.Request, at string) (*http.Response, error) {
+	conn := c.link.Dial(at)
+	stop := context.AfterFunc(r.Context(), func() { conn.Abort(context.Cause(r.Context())) })
+	r.Close = true
+	write := func() error {
+		w := bufio.NewWriterSize(conn, piece)
+		if err := r.Write(w); err != nil {
+			return err
+		}
+		return w.Flush()
+	}
+	fail := func(err error) (*http.Response, error) {
+		stop()
+		if own := conn.failure(); own != nil {
+			err = own // and not what was made of it
+		}
+		conn.Close()
+		return nil, err
+	}
+	if r.Body == nil || r.Body == http.NoBody {
+		if err := write(); err != nil {
+			return fail(err)
+		}
+	} else {
+		var once sync.Once
+		body := r.Body
+		r.Body = closeOnce{body, &once}
+		go func() {
+			// The server may answer before it has read all, and then nobody minds.
+			_ = write()
+		}()
+	}
+	in := bufio.NewReaderSize(conn, 4<<10)
+	for {
+		a, err := http.ReadResponse(in, r)
+		if err != nil {
+			return fail(err)
+		}
+		if a.StatusCode >= http.StatusContinue && a.StatusCode < http.StatusOK {
+			continue
+		}
+		a.Body = answered{a.Body, conn, stop}
+		return a, nil
+	}
+}
+
+type closeOnce struct {
+	io.ReadCloser
+	once *sync.Once
+}
+
+func (c closeOnce) Close() (err error) {
+	c.once.Do(func() { err = c.ReadCloser.Close() })
+	return err
+}
+
+// failure is what a connection has failed with.
+func (c *Conn) failure() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}

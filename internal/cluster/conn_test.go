@@ -1,0 +1,281 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// fakeBus delivers within this process, and loses what lose says.
+type fakeBus struct {
+	mu   sync.Mutex
+	subs []*fakeSub
+	lose func(data []byte) bool
+	away bool
+}
+
+type fakeSub struct {
+	subject string
+	queue   chan func()
+	each    func(subject, reply string, data []byte, nobody bool)
+}
+
+func (b *fakeBus) Connected() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return !b.away
+}
+
+func (b *fakeBus) Subscribe(subject string, each func(subject, reply string, data []byte, nobody bool)) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := &fakeSub{subject, make(chan func(), 1<<16), each}
+	b.subs = append(b.subs, s)
+	go func() {
+		for f := range s.queue {
+			f()
+		}
+	}()
+	return nil
+}
+
+func (b *fakeBus) Publish(subject, reply string, data []byte) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.away {
+		return errors.New("away")
+	}
+	if b.lose != nil && b.lose(data) {
+		return nil
+	}
+	data = bytes.Clone(data)
+	found := false
+	for _, s := range b.subs {
+		if matches(s.subject, subject) {
+			found = true
+			s.queue <- func() { s.each(subject, reply, data, false) }
+		}
+	}
+	for _, s := range b.subs {
+		if !found && reply != "" && matches(s.subject, reply) {
+			s.queue <- func() { s.each(reply, "", nil, true) }
+		}
+	}
+	return nil
+}
+
+func matches(pattern, subject string) bool {
+	p, s := strings.Split(pattern, "."), strings.Split(subject, ".")
+	if len(p) != len(s) {
+		return false
+	}
+	for i := range p {
+		if p[i] != "*" && p[i] != s[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// pair is two links.
+func pair(t *testing.T, bus *fakeBus) (dials, accepts *Link, alive *sync.Map) {
+	t.Helper()
+	alive = &sync.Map{}
+	there := func(peer string) bool {
+		_, gone := alive.Load(peer)
+		return !gone
+	}
+	dials, err := NewLink(t.Context(), bus, "gateway.g.1", false, there)
+	if err == nil {
+		accepts, err = NewLink(t.Context(), bus, "node.n.1", true, there)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dials, accepts, alive
+}
+
+// bounded fails a test that hangs.
+func bounded(t *testing.T, do func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		do()
+	}()
+	select {
+	case <-done:
+	case <-time.After(time.Minute):
+		t.Fatal("it hangs")
+	}
+}
+
+// What one side writes the other reads, whatever is lost on the way, and both see the end.
+func TestConn(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		lose func([]byte) bool
+		size int
+	}{
+		{"nothing is lost", nil, 3 << 20},
+		{"messages are lost", func([]byte) bool { return rand.IntN(16) == 0 }, 100 << 10},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			dials, accepts, _ := pair(t, &fakeBus{lose: tt.lose})
+			sent := make([]byte, tt.size)
+			for i := range sent {
+				sent[i] = byte(rand.Uint32())
+			}
+			bounded(t, func() {
+				go func() {
+					c, err := accepts.Accept()
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					text, err := io.ReadAll(c)
+					if err != nil || !bytes.Equal(text, sent) {
+						t.Errorf("%d of %d bytes arrive, or others: %v", len(text), len(sent), err)
+					}
+					if _, err := c.Write(text); err != nil {
+						t.Error(err)
+					}
+					c.Close()
+				}()
+				c := dials.Dial("node.n.1")
+				if _, err := c.Write(sent); err != nil {
+					t.Error(err)
+				}
+				if err := c.CloseWrite(); err != nil {
+					t.Error(err)
+				}
+				text, err := io.ReadAll(c)
+				if err != nil || !bytes.Equal(text, sent) {
+					t.Errorf("%d of %d bytes come back, or others: %v", len(text), len(sent), err)
+				}
+				c.Close()
+				empty(t, dials)
+				empty(t, accepts)
+			})
+		})
+	}
+}
+
+// empty waits until a link has no connection.
+func empty(t *testing.T, l *Link) {
+	for end := time.Now().Add(30 * time.Second); len(l.conns()) > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Errorf("%s: a connection stays", l.self)
+			return
+		}
+	}
+}
+
+// A reader that does not read stops the writer, and costs no more than the window.
+func TestSlowReader(t *testing.T) {
+	t.Parallel()
+	dials, accepts, _ := pair(t, &fakeBus{})
+	c := dials.Dial("node.n.1")
+	if err := c.SetWriteDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	n, err := c.Write(make([]byte, 10*window))
+	if n != window || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+	other, err := accepts.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	late := other.(*Conn)
+	late.mu.Lock()
+	defer late.mu.Unlock()
+	if len(late.in) > window {
+		t.Errorf("%d bytes wait", len(late.in))
+	}
+}
+
+// Of what is sent to nobody it is known that nothing has arrived; of what was heard once it is not.
+func TestNobody(t *testing.T) {
+	t.Parallel()
+	bus := &fakeBus{}
+	dials, accepts, alive := pair(t, bus)
+	c := dials.Dial("node.other.1")
+	_, _ = c.Write([]byte("x")) // delivered or not is not known yet
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, ErrUnreachable) {
+		t.Error(err)
+	}
+	heard := dials.Dial("node.n.1")
+	if _, err := heard.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := accepts.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	alive.Store("node.n.1", true) // is gone
+	bounded(t, func() {
+		if _, err := heard.Read(make([]byte, 1)); !errors.Is(err, ErrLost) {
+			t.Error(err)
+		}
+	})
+	bus.mu.Lock()
+	bus.away = true
+	bus.mu.Unlock()
+	away := dials.Dial("node.n.1")
+	if _, err := away.Write([]byte("x")); !errors.Is(err, ErrUnreachable) {
+		t.Error(err)
+	}
+}
+
+// Whoever leaves is noticed on the other side.
+func TestLeaving(t *testing.T) {
+	t.Parallel()
+	dials, accepts, _ := pair(t, &fakeBus{})
+	c := dials.Dial("node.n.1")
+	if _, err := c.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	other, err := accepts.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	c.Abort(context.Canceled)
+	bounded(t, func() {
+		if n, err := other.Read(make([]byte, 1)); err == nil {
+			t.Errorf("%d bytes", n)
+		}
+	})
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add((&frame{bits: opens, at: 1, ack: 2, limit: 3, data: []byte("x")}).append(nil))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		x, err := parse(b)
+		if err != nil {
+			return
+		}
+		if again := x.append(nil); !bytes.Equal(again, b) {
+			t.Errorf("%x, then %x", b, again)
+		}
+		l := &Link{bus: &fakeBus{}, self: "a", all: map[string]*Conn{}, over: map[string]time.Time{}, closed: make(chan struct{})}
+		c := newConn(l, "c", "b", true)
+		c.receive(&x)
+		if len(c.in) > window {
+			t.Errorf("%d bytes wait", len(c.in))
+		}
+	})
+}

@@ -1,0 +1,353 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/page"
+	"github.com/sbxrun/sbxrun/internal/server"
+)
+
+// Gateway passes requests on to nodes.
+type Gateway struct {
+	door     *server.Door
+	members  *Members
+	client   client
+	bus      *NATS
+	claims   *claims
+	counters *counters
+	log      *slog.Logger
+	stop     context.CancelFunc
+
+	mu       sync.Mutex
+	draining bool
+	under    map[string]*use // way at each node
+}
+
+// NewGateway takes part in a cluster.
+func NewGateway(bus *NATS, name, version string, door *server.Door, log *slog.Logger) (*Gateway, error) {
+	ctx, stop := context.WithCancel(context.Background())
+	g := &Gateway{door: door, bus: bus, claims: bus.claims, log: log, stop: stop, under: map[string]*use{}}
+	g.counters = newCounters(g)
+	instance := NewInstance()
+	var err error
+	g.members, err = Join(ctx, bus, func() Beat {
+		return Beat{Kind: GatewayKind, Name: name, Instance: instance, Version: version, Draining: !g.taking()}
+	})
+	if err != nil {
+		stop()
+		return nil, err
+	}
+	g.client.link, err = NewLink(ctx, bus, subject(GatewayKind, name, instance), false, g.members.Alive)
+	if err != nil {
+		stop()
+		return nil, err
+	}
+	log.Info("gateway", "name", name, "instance", instance)
+	return g, nil
+}
+
+func (g *Gateway) taking() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return !g.draining
+}
+
+// Drain has /readyz say that this gateway is ending.
+func (g *Gateway) Drain() {
+	g.mu.Lock()
+	g.draining = true
+	g.mu.Unlock()
+}
+
+// Close ends what is under way.
+func (g *Gateway) Close() {
+	g.members.Leave()
+	g.stop()
+}
+
+// Handler is the whole interface.
+func (g *Gateway) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { page.Write(w, http.StatusOK) })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, map[string]bool{"ok": true}) })
+	mux.HandleFunc("GET /readyz", g.ready)
+	mux.HandleFunc("GET /metrics", g.metrics)
+	mux.HandleFunc("GET /v1/sessions", func(w http.ResponseWriter, r *http.Request) { g.merge(w, r, "sessions", "created_at") })
+	mux.HandleFunc("GET /v1/calls", func(w http.ResponseWriter, r *http.Request) { g.merge(w, r, "calls", "came_at") })
+	mux.HandleFunc("/v1/sessions/{id}", g.pinned)
+	mux.HandleFunc("/v1/sessions/{id}/", g.pinned)
+	mux.HandleFunc("/v1/calls/{id}", g.pinned)
+	mux.HandleFunc("/v1/calls/{id}/", g.pinned)
+	mux.HandleFunc("/mcp", g.mcp)
+	mux.HandleFunc("POST /v1/files", g.store)
+	mux.HandleFunc("/", g.anywhere)
+	return g.door.Handler(mux)
+}
+
+func writeJSON(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(v) // who has gone away reads nothing
+}
+
+func (g *Gateway) ready(w http.ResponseWriter, _ *http.Request) {
+	switch {
+	case !g.taking():
+		api.NewError(api.Draining, "the gateway is ending", "try another one").Write(w)
+	case len(g.members.Of(NodeKind)) == 0 || !g.bus.Connected():
+		g.none().Write(w)
+	default:
+		writeJSON(w, map[string]bool{"ready": true})
+	}
+}
+
+// none is the error when there is no node.
+func (g *Gateway) none() *api.Error {
+	if !g.bus.Connected() {
+		return api.NewError(api.Busy, "the gateway is not connected to NATS", "try again in a moment")
+	}
+	return api.NewError(api.Busy, "there is no node", "try again in a moment")
+}
+
+// anywhere passes a request on to a node that is not busy.
+func (g *Gateway) anywhere(w http.ResponseWriter, r *http.Request) {
+	body, err := g.body(w, r)
+	if err != nil {
+		api.AsError(err).Write(w)
+		return
+	}
+	if r.Header.Get(keyHeader) != "" && r.Method == http.MethodPost {
+		g.answer(w, r)(g.keyed(w, r, body))
+		return
+	}
+	res, _, err := g.somewhere(r, body)
+	g.answer(w, r)(res, err)
+}
+
+// body reads all of a request, since it may be sent more than once.
+func (g *Gateway) body(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	if r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0 {
+		return nil, nil
+	}
+	return g.door.Body(w, r)
+}
+
+// attempts is how many nodes are asked before a client is told that they are busy.
+const attempts = 4
+
+// somewhere sends a request to a node, and if that has not begun with it to others.
+func (g *Gateway) somewhere(r *http.Request, body []byte) (res *http.Response, at string, err error) {
+	var refused *http.Response
+	tried := map[string]bool{}
+	// A file of the content store is where it was stored, or collected: the nodes are asked in turn.
+	for n := 0; n < attempts || refused != nil && refused.StatusCode == http.StatusNotFound; n++ {
+		at, leave, ok := g.choose(tried)
+		if !ok {
+			break
+		}
+		tried[at] = true
+		if refused != nil {
+			refused.Body.Close()
+		}
+		res, err := g.client.do(passOn(r, bytes.NewReader(body), int64(len(body))), at)
+		switch {
+		case errors.Is(err, ErrUnreachable):
+			leave()
+			refused = nil
+			continue
+		case err != nil:
+			leave()
+			return nil, at, err
+		}
+		res.Body = leaving{res.Body, leave}
+		if !notBegun(res, api.Busy, api.Draining, api.NoSuchFile) {
+			return res, at, nil
+		}
+		refused = res
+	}
+	if refused != nil {
+		return refused, "", nil
+	}
+	return nil, "", g.none()
+}
+
+// leaving is the body of an answer, with whose end its request is no longer under way.
+type leaving struct {
+	io.ReadCloser
+	leave func()
+}
+
+func (l leaving) Close() error {
+	l.leave()
+	return l.ReadCloser.Close()
+}
+
+// notBegun reports whether a node has refused a request, with one of these codes.
+func notBegun(res *http.Response, codes ...api.Code) bool {
+	if res.StatusCode != http.StatusServiceUnavailable && res.StatusCode != http.StatusNotFound {
+		return false
+	}
+	const most = 64 << 10
+	text, err := io.ReadAll(io.LimitReader(res.Body, most))
+	res.Body = rest{io.MultiReader(bytes.NewReader(text), res.Body), res.Body}
+	var e api.Error
+	e.Started = true
+	return err == nil && json.Unmarshal(text, &e) == nil && !e.Started && slices.Contains(codes, e.Failure.Code)
+}
+
+type rest struct {
+	io.Reader
+	io.Closer
+}
+
+// store passes on a file for the content store, which is sent once: those of a tenant to one node,
+// for as long as that is there.
+func (g *Gateway) store(w http.ResponseWriter, r *http.Request) {
+	tenant, _, _ := server.Whose(r.Context())
+	at, best := "", uint64(0)
+	for _, n := range g.members.nodes() {
+		h := fnv.New64a()
+		fmt.Fprint(h, tenant, "\n", n.Name) // highest random weight: a node that comes or goes moves few
+		if sum := h.Sum64(); !n.Draining && (at == "" || sum > best) {
+			at, best = n.subject(), sum
+		}
+	}
+	if at == "" {
+		g.none().Write(w)
+		return
+	}
+	g.answer(w, r)(g.client.do(passOn(r, r.Body, r.ContentLength), at))
+}
+
+// pinned passes a request on to the node that has given the id in its path.
+func (g *Gateway) pinned(w http.ResponseWriter, r *http.Request) {
+	at, err := g.home(r.PathValue("id"), strings.HasPrefix(r.URL.Path, "/v1/sessions/"))
+	if err != nil {
+		w.Header().Set("Connection", "close") // or net/http would first read the body
+		api.AsError(err).Write(w)
+		return
+	}
+	g.answer(w, r)(g.client.do(passOn(r, r.Body, r.ContentLength), at))
+}
+
+// home returns the node that has a session, or a call.
+func (g *Gateway) home(id string, session bool) (at string, err error) {
+	at, ok := home(id)
+	switch {
+	case !ok && session:
+		return "", api.NewError(api.NoSuchSession, "there is no such session", "GET /v1/sessions lists them")
+	case !ok:
+		return "", api.NewError(api.NoSuchCall, "there is no such call", "GET /v1/calls lists them")
+	case !g.members.Has(at) && (!g.bus.Connected() || !g.members.Settled()):
+		return "", g.none()
+	case !g.members.Has(at):
+		return "", api.NewError(api.Ended, "the node that had "+id+" is lost, and all that was on it has ended", "make a new one")
+	}
+	return at, nil
+}
+
+// passOn is a request as a node gets it.
+func passOn(r *http.Request, body io.Reader, size int64) *http.Request {
+	tenant, id, local := server.Whose(r.Context())
+	out := &http.Request{
+		Method: r.Method, URL: &url.URL{Scheme: "http", Host: "node", Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery},
+		Host: "node", Header: http.Header{}, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, ContentLength: size,
+	}
+	copyHeader(out.Header, r.Header)
+	for _, name := range []string{"Authorization", "Cookie", "Expect", "Origin"} {
+		out.Header.Del(name)
+	}
+	out.Header.Set(server.TenantHeader, tenant)
+	out.Header.Del(server.LocalHeader)
+	if local {
+		out.Header.Set(server.LocalHeader, "1")
+	}
+	out.Header.Set("X-Request-Id", id)
+	if out.Header.Get("User-Agent") == "" {
+		out.Header.Set("User-Agent", "") // or net/http says its own
+	}
+	if size != 0 {
+		out.Body = io.NopCloser(body)
+	}
+	return out.WithContext(r.Context())
+}
+
+// hops are the members of a header that are about one connection (RFC 9110, 7.6.1).
+var hops = []string{"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization", "Te", "Trailer", "Transfer-Encoding", "Upgrade"}
+
+// copyHeader copies all that is not about one connection.
+func copyHeader(to, from http.Header) {
+	for name, values := range from {
+		to[name] = values
+	}
+	for _, named := range from["Connection"] {
+		for name := range strings.SplitSeq(named, ",") {
+			to.Del(strings.TrimSpace(name))
+		}
+	}
+	for _, name := range hops {
+		to.Del(name)
+	}
+}
+
+// answer passes an answer back, or the error in its place.
+func (g *Gateway) answer(w http.ResponseWriter, r *http.Request) func(*http.Response, error) {
+	return func(res *http.Response, err error) {
+		if err != nil {
+			g.failed(w, r, err)
+			return
+		}
+		defer res.Body.Close()
+		copyHeader(w.Header(), res.Header)
+		w.WriteHeader(res.StatusCode)
+		flush := http.NewResponseController(w).Flush
+		buf := make([]byte, piece)
+		for {
+			n, err := res.Body.Read(buf)
+			if n > 0 {
+				if _, err := w.Write(buf[:n]); err != nil {
+					return // the client is gone; so is its request
+				}
+			}
+			switch {
+			case err == io.EOF:
+				return
+			case err != nil:
+				panic(http.ErrAbortHandler) // a part must not look like all of it
+			case res.ContentLength < 0 && flush() != nil:
+				return
+			}
+		}
+	}
+}
+
+// failed answers a request that no node has answered.
+func (g *Gateway) failed(w http.ResponseWriter, r *http.Request, err error) {
+	_, id, _ := server.Whose(r.Context())
+	var ours *api.Error
+	switch {
+	case errors.As(err, &ours):
+	case r.Context().Err() != nil:
+		return // nobody is there
+	case errors.Is(err, ErrUnreachable):
+		ours = api.NewError(api.Busy, "the node is not connected to NATS at the moment", "try again in a moment")
+	default:
+		g.log.Warn("lost", "request", id, "error", err.Error())
+		ours = api.NewError(api.Lost, "the node was lost before it has answered; what ran there has ended with it", "it may have run: try again only what may run twice")
+		ours.Started = true
+	}
+	g.counters.answers.WithLabelValues(string(ours.Failure.Code)).Inc()
+	ours.Write(w)
+}

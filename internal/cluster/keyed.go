@@ -1,0 +1,99 @@
+package cluster
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/server"
+)
+
+// keyHeader has a client's idempotency key.
+const keyHeader = "Idempotency-Key"
+
+// mostKept is how long an answer may be to be kept with its key: a message of NATS has a megabyte.
+const mostKept = 256 << 10
+
+// keyed sends a request with an idempotency key to the node that the key belongs to.
+func (g *Gateway) keyed(w http.ResponseWriter, r *http.Request, body []byte) (*http.Response, error) {
+	tenant, _, _ := server.Whose(r.Context())
+	name := claimName(tenant, r.URL.Path, r.Header.Get(keyHeader))
+	sum := sha256.Sum256(body)
+	tried := map[string]bool{}
+	for range attempts {
+		at, leave, ok := g.choose(tried)
+		if !ok {
+			return nil, g.none()
+		}
+		defer leave()
+		is, revision, first, err := g.claims.take(name, claim{At: at, Hash: hex.EncodeToString(sum[:])})
+		switch {
+		case err != nil:
+			return nil, err
+		case is.Status != 0:
+			w.Header().Set("Idempotency-Replayed", "true")
+			return kept(is), nil
+		case !first && !g.members.Has(is.At) && (!g.bus.Connected() || !g.members.Settled()):
+			return nil, g.none()
+		case !first && !g.members.Has(is.At):
+			return nil, ErrLost // it may have run there
+		}
+		res, err := g.client.do(passOn(r, bytes.NewReader(body), int64(len(body))), is.At)
+		if err != nil {
+			return nil, err
+		}
+		if !notBegun(res, api.Draining) {
+			return g.keep(name, is, revision, res), nil
+		}
+		// That node begins nothing more.
+		res.Body.Close()
+		tried[is.At] = true
+		next, leaveNext, ok := g.choose(tried)
+		if !ok {
+			return nil, draining()
+		}
+		leaveNext()
+		is.At = next
+		if _, err := g.claims.change(name, is, revision); err != nil {
+			return nil, err // somebody else has the key in hand
+		}
+		tried = map[string]bool{}
+	}
+	return nil, draining()
+}
+
+func draining() error {
+	return api.NewError(api.Draining, "the nodes that were asked are ending", "try again in a moment")
+}
+
+// kept is an answer that was kept.
+func kept(c claim) *http.Response {
+	return &http.Response{
+		StatusCode: c.Status, Header: http.Header{"Content-Type": {"application/json"}},
+		ContentLength: int64(len(c.Answer)), Body: io.NopCloser(bytes.NewReader(c.Answer)),
+	}
+}
+
+// keep keeps an answer, for when its node is gone: only what is final.
+func (g *Gateway) keep(name string, c claim, revision uint64, res *http.Response) *http.Response {
+	if res.StatusCode/100 != 2 || res.Header.Get("Idempotency-Replayed") != "" {
+		return res
+	}
+	text, err := io.ReadAll(io.LimitReader(res.Body, mostKept+1))
+	res.Body = rest{io.MultiReader(bytes.NewReader(text), res.Body), res.Body}
+	if err == nil && len(text) <= mostKept && json.Valid(text) {
+		c.Status, c.Answer = res.StatusCode, text
+		if _, err := g.claims.change(name, c, revision); err != nil {
+			var e *api.Error
+			if errors.As(err, &e) {
+				g.log.Warn("an answer is not kept", "error", e.Failure.Message)
+			}
+		}
+	}
+	return res
+}

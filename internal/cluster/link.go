@@ -1,0 +1,203 @@
+package cluster
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"net"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Bus is what is needed of a message server.
+type Bus interface {
+	// Publish sends a message. An error says that it was not sent.
+	Publish(subject, reply string, data []byte) error
+	// Subscribe has each called with all messages of a subject, one after the other. nobody is set
+	// if this tells that nobody received what was sent with this subject as the reply.
+	Subscribe(subject string, each func(subject, reply string, data []byte, nobody bool)) error
+	Connected() bool
+}
+
+// Link is one end of many connections.
+type Link struct {
+	bus  Bus
+	self string // the subject below which connections are
+	base context.Context
+	// alive reports whether another link is there, as far as is known.
+	alive func(peer string) bool
+
+	mu       sync.Mutex
+	all      map[string]*Conn
+	over     map[string]time.Time // connections of others that have ended, and when
+	accepted chan *Conn           // nil if this side only dials
+	closed   chan struct{}
+	buffer   []byte
+}
+
+// NewLink has connections until ctx is done. One that accepts is also a [net.Listener]. Connections
+// end with the other side, which alive reports on.
+func NewLink(ctx context.Context, bus Bus, self string, accepts bool, alive func(peer string) bool) (*Link, error) {
+	l := &Link{bus: bus, self: self, base: ctx, alive: alive, all: map[string]*Conn{}, over: map[string]time.Time{}, closed: make(chan struct{})}
+	if accepts {
+		const backlog = 1024
+		l.accepted = make(chan *Conn, backlog)
+	}
+	if err := bus.Subscribe(self+".*", l.dispatch); err != nil {
+		return nil, err
+	}
+	go l.ticks()
+	return l, nil
+}
+
+// Dial begins a connection. Nothing is sent until something is written.
+func (l *Link) Dial(peer string) *Conn {
+	var b [12]byte
+	_, _ = rand.Read(b[:]) // it never fails
+	c := newConn(l, hex.EncodeToString(b[:]), peer, true)
+	l.mu.Lock()
+	l.all[c.id] = c
+	l.mu.Unlock()
+	return c
+}
+
+// Accept is [net.Listener]'s.
+func (l *Link) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.accepted:
+		return c, nil
+	case <-l.closed:
+	case <-l.base.Done():
+	}
+	return nil, net.ErrClosed
+}
+
+// Close is [net.Listener]'s: nothing more is accepted. What is under way goes on until the context of
+// the link is done.
+func (l *Link) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	select {
+	case <-l.closed:
+	default:
+		close(l.closed)
+	}
+	return nil
+}
+
+// Addr is [net.Listener]'s.
+func (l *Link) Addr() net.Addr { return address(l.self) }
+
+func (l *Link) publish(c *Conn, f *frame) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.buffer = f.append(l.buffer[:0]) // the bus copies it
+	return l.bus.Publish(c.peer+"."+c.id, l.self+"."+c.id, l.buffer)
+}
+
+// forget drops a connection of which nothing is left to be done.
+func (l *Link) forget(c *Conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.all[c.id] == c {
+		delete(l.all, c.id)
+		if !c.dialed {
+			l.over[c.id] = time.Now()
+		}
+	}
+}
+
+func (l *Link) dispatch(subject, reply string, data []byte, nobody bool) {
+	id := subject[strings.LastIndexByte(subject, '.')+1:]
+	l.mu.Lock()
+	c := l.all[id]
+	l.mu.Unlock()
+	if nobody {
+		if c != nil {
+			c.unheard()
+		}
+		return
+	}
+	f, err := parse(data)
+	if err != nil {
+		return // of nobody here
+	}
+	if c == nil {
+		if c = l.accept(id, reply, &f); c == nil {
+			return
+		}
+	}
+	c.receive(&f)
+}
+
+// accept makes a connection of a first frame.
+func (l *Link) accept(id, reply string, f *frame) *Conn {
+	if f.bits&resets != 0 {
+		return nil
+	}
+	peer, ok := strings.CutSuffix(reply, "."+id)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, was := l.over[id]
+	if f.bits&opens != 0 && f.at != 0 && !was {
+		return nil // what comes before it was lost, and is sent again
+	}
+	if !ok || was || f.bits&opens == 0 || f.at != 0 || l.accepted == nil || l.base.Err() != nil {
+		if ok {
+			_ = l.bus.Publish(reply, "", (&frame{bits: resets}).append(nil)) // the other side asks again
+		}
+		return nil
+	}
+	c := newConn(l, id, peer, false)
+	select {
+	case l.accepted <- c:
+		l.all[id] = c
+		return c
+	default: // the server does not come after; a connection that is not accepted is sent again
+		return nil
+	}
+}
+
+// ticks does for all connections what has to be done after a time.
+func (l *Link) ticks() {
+	t := time.NewTicker(tick)
+	defer t.Stop()
+	for {
+		select {
+		case now := <-t.C:
+			if l.bus.Connected() { // else nothing arrives, and nobody is lost
+				for _, c := range l.conns() {
+					c.tick(now, l.alive(c.peer))
+				}
+			}
+			l.expire(now)
+		case <-l.base.Done():
+			for _, c := range l.conns() {
+				c.Abort(net.ErrClosed)
+			}
+			return
+		}
+	}
+}
+
+func (l *Link) expire(now time.Time) {
+	const keep = 2 * time.Minute // longer than anything is sent again
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for id, at := range l.over {
+		if now.Sub(at) > keep {
+			delete(l.over, id)
+		}
+	}
+}
+
+func (l *Link) conns() []*Conn {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := make([]*Conn, 0, len(l.all))
+	for _, c := range l.all {
+		all = append(all, c)
+	}
+	return all
+}

@@ -1,0 +1,78 @@
+package cluster
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+)
+
+// connectionHeader names a connection of the Model Context Protocol that has a state.
+const connectionHeader = "Mcp-Session-Id"
+
+// mcp passes on what an agent sends. A connection with a state belongs to one node, whose subject the
+// client gets as a part of its id; without one, a tool's session says which node is meant.
+func (g *Gateway) mcp(w http.ResponseWriter, r *http.Request) {
+	body, err := g.body(w, r)
+	if err != nil {
+		api.AsError(err).Write(w)
+		return
+	}
+	if id := r.Header.Get(connectionHeader); id != "" {
+		node, own, _ := strings.Cut(id, "~")
+		at, err := g.home(node+".0", true)
+		if err != nil {
+			// The protocol has 404 for a connection that is no longer known: a client begins anew.
+			http.Error(w, "the connection's node is not there", http.StatusNotFound)
+			return
+		}
+		r.Header.Set(connectionHeader, own)
+		g.answer(w, r)(named(node)(g.client.do(passOn(r, strings.NewReader(string(body)), int64(len(body))), at)))
+		return
+	}
+	if session := sessionOf(body); session != "" {
+		at, err := g.home(session, true)
+		if e := api.AsError(err); err != nil && e.Failure.Code != api.Ended && e.Failure.Code != api.NoSuchSession {
+			e.Write(w)
+			return
+		}
+		if err == nil {
+			g.answer(w, r)(g.client.do(passOn(r, strings.NewReader(string(body)), int64(len(body))), at))
+			return
+		}
+		// Any node says in the tool's own words that there is no such session.
+	}
+	res, at, err := g.somewhere(r, body)
+	g.answer(w, r)(named(strings.TrimPrefix(at, NodeKind+"."))(res, err))
+}
+
+// named has the id of a connection in an answer begin with its node.
+func named(node string) func(*http.Response, error) (*http.Response, error) {
+	return func(res *http.Response, err error) (*http.Response, error) {
+		if err == nil && res.Header.Get(connectionHeader) != "" {
+			res.Header.Set(connectionHeader, node+"~"+res.Header.Get(connectionHeader))
+		}
+		return res, err
+	}
+}
+
+// sessionOf returns the session that a call of a tool, or a read of a file, is about.
+func sessionOf(body []byte) string {
+	var m struct {
+		Params struct {
+			Arguments struct {
+				Session string `json:"session"`
+			} `json:"arguments"`
+			URI string `json:"uri"`
+		} `json:"params"`
+	}
+	if json.Unmarshal(body, &m) != nil {
+		return ""
+	}
+	if rest, ok := strings.CutPrefix(m.Params.URI, "sbxrun://sessions/"); ok {
+		id, _, _ := strings.Cut(rest, "/")
+		return id
+	}
+	return m.Params.Arguments.Session
+}

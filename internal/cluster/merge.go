@@ -1,0 +1,88 @@
+package cluster
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+)
+
+// everywhere sends a request to all nodes, and returns the answers that have come.
+func (g *Gateway) everywhere(r *http.Request) (texts [][]byte, err error) {
+	nodes := g.members.Of(NodeKind)
+	if len(nodes) == 0 {
+		return nil, g.none()
+	}
+	const most = 16 << 20 // of one answer
+	texts = make([][]byte, len(nodes))
+	errs := make([]error, len(nodes))
+	var all sync.WaitGroup
+	for i, n := range nodes {
+		all.Go(func() {
+			res, err := g.client.do(passOn(r, nil, 0), n.subject())
+			if err != nil {
+				errs[i] = err
+				return
+			}
+			defer res.Body.Close()
+			text, err := io.ReadAll(io.LimitReader(res.Body, most))
+			if err == nil && res.StatusCode != http.StatusOK {
+				e := &api.Error{}
+				if err = json.Unmarshal(text, e); err == nil {
+					err = e
+				}
+			}
+			texts[i], errs[i] = text, err
+		})
+	}
+	all.Wait()
+	texts = slices.DeleteFunc(texts, func(text []byte) bool { return text == nil })
+	if len(texts) == 0 {
+		return nil, errors.Join(errs...)
+	}
+	for _, err := range errs {
+		if e := (*api.Error)(nil); errors.As(err, &e) {
+			return nil, e
+		}
+	}
+	return texts, nil // a node that was lost meanwhile has nothing to add
+}
+
+// merge answers with the lists of all nodes as one, by the time in each entry.
+func (g *Gateway) merge(w http.ResponseWriter, r *http.Request, name, by string) {
+	texts, err := g.everywhere(r)
+	if err != nil {
+		g.failed(w, r, err)
+		return
+	}
+	type entry struct {
+		text json.RawMessage
+		time time.Time
+	}
+	var all []entry
+	for _, text := range texts {
+		var list map[string][]json.RawMessage
+		if json.Unmarshal(text, &list) != nil {
+			continue // of another version
+		}
+		for _, one := range list[name] {
+			var members map[string]json.RawMessage
+			var at time.Time
+			if json.Unmarshal(one, &members) == nil {
+				_ = json.Unmarshal(members[by], &at) // or it is the first
+			}
+			all = append(all, entry{one, at})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b entry) int { return a.time.Compare(b.time) })
+	out := make([]json.RawMessage, 0, len(all))
+	for _, e := range all {
+		out = append(out, e.text)
+	}
+	writeJSON(w, map[string]any{name: out})
+}

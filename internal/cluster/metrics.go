@@ -1,0 +1,80 @@
+package cluster
+
+import (
+	"net/http"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+)
+
+// counters are what a gateway has done.
+type counters struct {
+	registry *prometheus.Registry
+	answers  *prometheus.CounterVec
+}
+
+func newCounters(g *Gateway) *counters {
+	c := &counters{
+		registry: prometheus.NewRegistry(),
+		answers:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "sbxrun_gateway_refusals_total", Help: "Requests that the gateway itself has refused, by error.code."}, []string{"code"}),
+	}
+	c.registry.MustRegister(c.answers, present{g})
+	return c
+}
+
+// present is what the nodes have told last.
+type present struct{ *Gateway }
+
+var (
+	descConnected = prometheus.NewDesc("sbxrun_gateway_connected", "1 if the gateway is connected to NATS.", nil, nil)
+	descNode      = prometheus.NewDesc("sbxrun_node_ready", "1, or 0 for a node that is draining. A node that is lost has none.", []string{"node"}, nil)
+	descRunning   = prometheus.NewDesc("sbxrun_node_running", "Calls that run on a node.", []string{"node"}, nil)
+	descWaiting   = prometheus.NewDesc("sbxrun_node_waiting", "Calls that wait on a node.", []string{"node"}, nil)
+	descPlaces    = prometheus.NewDesc("sbxrun_node_places", "Calls that may run on a node at once.", []string{"node"}, nil)
+	descSessions  = prometheus.NewDesc("sbxrun_node_sessions", "Sessions on a node.", []string{"node"}, nil)
+	descPressure  = prometheus.NewDesc("sbxrun_node_pressure_ratio", "How much of the tightest bound on tasks of a node is used, 1 for all.", []string{"node"}, nil)
+	descBusy      = prometheus.NewDesc("sbxrun_cluster_busy_ratio", "Calls that run or wait, as a share of the places of all nodes that are not draining; what an autoscaler needs.", nil, nil)
+)
+
+// Describe sends nothing: what there is depends on the nodes.
+func (present) Describe(chan<- *prometheus.Desc) {}
+
+// Collect looks.
+func (g present) Collect(out chan<- prometheus.Metric) {
+	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
+	}
+	flag := map[bool]float64{true: 1}
+	gauge(descConnected, flag[g.bus.Connected()])
+	places, busy := 0, 0
+	newest := map[string]Beat{} // after a start there may be two of a name for a moment
+	for _, n := range g.members.Of(NodeKind) {
+		newest[n.Name] = n
+	}
+	for name, n := range newest {
+		gauge(descNode, flag[!n.Draining], name)
+		gauge(descRunning, float64(n.Running), name)
+		gauge(descWaiting, float64(n.Waiting), name)
+		gauge(descPlaces, float64(n.Places), name)
+		gauge(descSessions, float64(n.Sessions), name)
+		gauge(descPressure, n.Pressure, name)
+		if !n.Draining {
+			places += n.Places
+		}
+		busy += n.Running + n.Waiting
+	}
+	if places > 0 {
+		gauge(descBusy, float64(busy)/float64(places))
+	}
+}
+
+// metrics answers for those who may see what all tenants do.
+func (g *Gateway) metrics(w http.ResponseWriter, r *http.Request) {
+	if !g.door.SeesAll(r) {
+		api.NewError(api.Policy, "this tenant may not see the metrics", "name it in metrics_tenants").Write(w)
+		return
+	}
+	promhttp.HandlerFor(g.counters.registry, promhttp.HandlerOpts{}).ServeHTTP(w, r)
+}

@@ -1,0 +1,104 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/sbxrun/sbxrun/internal/config"
+)
+
+// NATS is NATS, with subjects that begin with the name of the cluster.
+type NATS struct {
+	*nats.Conn
+	prefix string
+	claims *claims
+}
+
+// Connect connects to NATS, now or when it is there: without it a node runs what it has.
+func Connect(c *config.NATS, name string, log *slog.Logger) (*NATS, error) {
+	const (
+		wait  = 250 * time.Millisecond // between two attempts
+		pings = 2 * time.Second        // a connection is broken when two are not answered
+	)
+	options := []nats.Option{
+		nats.Name(name), nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true), nats.ReconnectWait(wait), nats.ReconnectJitter(wait, wait),
+		nats.PingInterval(pings), nats.MaxPingsOutstanding(2), nats.Timeout(pings),
+		nats.ReconnectBufSize(-1), // what is lost is sent again here; nothing is sent twice
+		nats.ConnectHandler(func(nc *nats.Conn) { log.Info("NATS", "connected", nc.ConnectedUrlRedacted()) }),
+		nats.ReconnectHandler(func(nc *nats.Conn) { log.Info("NATS", "connected", nc.ConnectedUrlRedacted()) }),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if err != nil {
+				log.Warn("NATS", "error", err.Error())
+			}
+		}),
+		nats.ErrorHandler(func(_ *nats.Conn, s *nats.Subscription, err error) {
+			subject := ""
+			if s != nil {
+				subject = s.Subject
+			}
+			log.Warn("NATS", "error", err.Error(), "subject", subject)
+		}),
+	}
+	if c.Creds != "" {
+		options = append(options, nats.UserCredentials(c.Creds))
+	}
+	if c.CA != "" {
+		options = append(options, nats.RootCAs(c.CA))
+	}
+	if c.Cert != "" {
+		options = append(options, nats.ClientCert(c.Cert, c.Key))
+	}
+	nc, err := nats.Connect(c.URL, options...)
+	if err != nil {
+		return nil, fmt.Errorf("NATS at %s: %w", redacted(c.URL), err)
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, err
+	}
+	return &NATS{nc, c.Cluster + ".", &claims{js: js, bucket: c.Cluster + "-keys", replicas: c.Replicas}}, nil
+}
+
+// redacted is a list of addresses without passwords.
+func redacted(list string) string {
+	all := strings.Split(list, ",")
+	for i, one := range all {
+		if u, err := url.Parse(one); err == nil {
+			all[i] = u.Redacted()
+		}
+	}
+	return strings.Join(all, ",")
+}
+
+// Publish is [Bus]'s.
+func (b *NATS) Publish(subject, reply string, data []byte) error {
+	if !b.IsConnected() {
+		return errors.New("NATS is away")
+	}
+	if reply == "" {
+		return b.Conn.Publish(b.prefix+subject, data)
+	}
+	return b.PublishRequest(b.prefix+subject, b.prefix+reply, data)
+}
+
+// Connected is [Bus]'s.
+func (b *NATS) Connected() bool { return b.IsConnected() }
+
+// Subscribe is [Bus]'s.
+func (b *NATS) Subscribe(subject string, each func(subject, reply string, data []byte, nobody bool)) error {
+	s, err := b.Conn.Subscribe(b.prefix+subject, func(m *nats.Msg) {
+		const noResponders = "503"
+		each(strings.TrimPrefix(m.Subject, b.prefix), strings.TrimPrefix(m.Reply, b.prefix), m.Data, len(m.Data) == 0 && m.Header.Get("Status") == noResponders)
+	})
+	if err != nil {
+		return err
+	}
+	return s.SetPendingLimits(-1, -1) // windows bound what waits
+}

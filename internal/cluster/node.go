@@ -1,0 +1,69 @@
+package cluster
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/sbxrun/sbxrun/internal/server"
+)
+
+// Node offers a server to gateways.
+type Node struct {
+	members *Members
+	web     *http.Server
+	stop    context.CancelFunc
+}
+
+// NewNode has handler answer what gateways pass on, for the server s. Gateways choose the node once
+// they have heard of it.
+func NewNode(bus Bus, name, version string, s *server.Server, handler http.Handler, log *slog.Logger) (*Node, error) {
+	ctx, stop := context.WithCancel(context.Background())
+	instance := NewInstance()
+	s.Named(Prefix(name, instance))
+	beat := func() Beat {
+		return Beat{Kind: NodeKind, Name: name, Instance: instance, Version: version, Draining: !s.Ready(), Load: load(s)}
+	}
+	n := &Node{stop: stop}
+	var err error
+	if n.members, err = Join(ctx, bus, beat); err != nil {
+		stop()
+		return nil, err
+	}
+	link, err := NewLink(ctx, bus, subject(NodeKind, name, instance), true, n.members.Alive)
+	if err != nil {
+		stop()
+		return nil, err
+	}
+	n.web = &http.Server{
+		Handler: handler, ConnContext: server.Passed, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 2 * server.MaxHeader, Protocols: new(http.Protocols),
+	}
+	n.web.Protocols.SetHTTP1(true)
+	n.web.SetKeepAlivesEnabled(false) // a request has a connection of its own
+	go func() { _ = n.web.Serve(link) }()
+	log.Info("node", "name", name, "instance", instance)
+	return n, nil
+}
+
+func load(s *server.Server) Load {
+	m := s.Machine()
+	l := Load{Places: m.Places, Running: m.Running, Waiting: m.Waiting, RoomsIdle: m.Rooms.Idle, RoomsAll: m.Rooms.All, Sessions: m.Sessions}
+	if len(m.Tasks) > 0 && m.Tasks[0].Max > 0 {
+		l.Pressure = float64(m.Tasks[0].Current) / float64(m.Tasks[0].Max)
+	}
+	return l
+}
+
+// Tell has gateways hear at once that the node is draining.
+func (n *Node) Tell() { n.members.Tell() }
+
+// Close ends the node's part, when its server has ended. Answers on their way have until ctx is done.
+func (n *Node) Close(ctx context.Context) {
+	n.members.Leave()
+	if n.web.Shutdown(ctx) != nil {
+		n.web.Close()
+	}
+	n.stop()
+}

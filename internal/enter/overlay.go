@@ -1,0 +1,264 @@
+package enter
+
+import (
+	"path"
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+// This file is the part of the furnishing that mounts overlays (overlayfs(5) of the kernel's
+// documentation; in a user namespace from Linux 5.11 on, with the option userxattr). bwrap has
+// an option for it only from 0.11 on.
+//
+// All paths that the kernel is given are our own, and relative to a place that nobody but us
+// can see: a directory in memory, mounted for a moment over the overlay's destination, to which
+// the layers are attached by their descriptors. So no name of the user's is looked up twice,
+// none needs quoting, and when that place is gone no path leads to a layer: the overlay has its
+// own copies of these mounts. The new layer of an overlay in memory is in that same file system.
+
+// LayersDir is where in a new room bwrap binds what an overlay needs beside its destination.
+// When the room is furnished it is gone.
+const LayersDir = "/.layers"
+
+// Overlay is a directory that can be written to without what is below it changing. bwrap has
+// bound the lowest layer, read-only, at Dest.
+type Overlay struct {
+	Dest string
+	// Lower are further layers that nothing writes to, the uppermost first: directories that
+	// bwrap has bound below LayersDir.
+	Lower []string
+	// Upper has, on disk, a directory for what is written ([UpperName]) and one for the
+	// kernel ([WorkName]); it is bound as those are. "" is in memory, with Size bytes.
+	Upper string
+	Size  int64
+	Mode  uint32 // of the directory that is shown
+}
+
+// What the directory Upper of an [Overlay] has in it.
+const (
+	UpperName = "upper"
+	WorkName  = "work"
+)
+
+// call is a system call that is laid out before the fork, for a process that can do nothing
+// but make it: what to do for an overlay is too much for the stack of code that cannot grow it.
+type call struct {
+	step   int64
+	number uintptr
+	args   [5]uintptr
+	slots  uint8 // bit n says that args[n] is the number of a slot, which has the value
+	result uint8 // the slot for what it returns
+}
+
+// Slots of the descriptors that calls return.
+const (
+	slotNone = iota
+	slotLayer
+	slotTarget
+	slotPlace
+	slotLowest
+	slotMount
+	slotFS
+	slotDir
+	slotCount
+)
+
+// slot is an argument that an earlier call has returned.
+type slot uint8
+
+// overlays are the calls for a room's overlays.
+type overlays struct {
+	calls []call
+	slots [slotCount]uintptr
+	hello letter // brings a layer
+}
+
+// script lays out calls.
+type script struct {
+	b     *proc.Block
+	dir   *unix.OpenHow
+	hello *letter
+	calls []call
+}
+
+// add lays a call out. An argument is a number, a text, a slot, or what is in the Block
+// already; result is the slot for what it returns.
+func (s *script) add(step int64, result slot, number uintptr, args ...any) {
+	c := call{step: step, number: number, result: uint8(result)}
+	for i, a := range args {
+		switch a := a.(type) {
+		case int:
+			c.args[i] = uintptr(a)
+		case string:
+			c.args[i] = uintptr(unsafe.Pointer(s.b.Text(a)))
+		case slot:
+			c.args[i], c.slots = uintptr(a), c.slots|1<<i
+		case unsafe.Pointer:
+			c.args[i] = uintptr(a)
+		}
+	}
+	s.calls = append(s.calls, c)
+}
+
+// layOverlays lays out, in the block, what mounts them.
+func layOverlays(b *proc.Block, list []Overlay, dir *unix.OpenHow) *overlays {
+	if len(list) == 0 {
+		return nil
+	}
+	out := proc.New[overlays](b)
+	msg := proc.New[message](b)
+	msg.kind = messageLayer
+	h := &out.hello
+	h.lay(uintptr(unsafe.Pointer(msg)), unsafe.Sizeof(*msg))
+	c := &h.control.header
+	c.Level, c.Type = unix.SOL_SOCKET, unix.SCM_RIGHTS
+	c.Len = uint64(unsafe.Sizeof(*c) + unsafe.Sizeof(h.control.fds[0]))
+	h.msg.SetControllen(unix.CmsgSpace(int(unsafe.Sizeof(h.control.fds[0]))))
+	s := &script{b: b, dir: dir, hello: h}
+	bound := false
+	for _, o := range list {
+		s.overlay(&o)
+		bound = bound || o.Upper != "" || len(o.Lower) > 0
+	}
+	if bound {
+		s.add(stepLayer, slotNone, unix.SYS_UNLINKAT, unix.AT_FDCWD, LayersDir, unix.AT_REMOVEDIR)
+	}
+	out.calls = proc.Copy(b, s.calls)
+	return out
+}
+
+// overlay lays out the calls for one.
+func (s *script) overlay(o *Overlay) {
+	const toFD = unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_EMPTY_PATH
+	s.open(slotTarget, o.Dest)
+	s.clone(slotLowest, slotTarget) // before anything is mounted over it
+
+	// The place where the layers are attached: over the target, and the current directory.
+	size := "64k" // for directories alone
+	if o.Upper == "" {
+		size = strconv.FormatInt(o.Size, 10)
+	}
+	s.add(stepOverlay, slotFS, unix.SYS_FSOPEN, "tmpfs", unix.FSOPEN_CLOEXEC)
+	s.option("size", size)
+	s.option("mode", "0700")
+	s.mount(slotPlace)
+	s.add(stepOverlay, slotNone, unix.SYS_MOVE_MOUNT, slot(slotPlace), "", slot(slotTarget), "", toFD)
+	s.add(stepOverlay, slotNone, unix.SYS_FCHDIR, slot(slotPlace))
+	var places []string
+	for i, lower := range o.Lower {
+		places = append(places, strconv.Itoa(i))
+		s.take(lower, places[i])
+	}
+	const lowest = "lowest"
+	places = append(places, lowest)
+	s.attach(slotLowest, lowest)
+	upper, work := UpperName, WorkName
+	if o.Upper != "" {
+		const disk = "disk"
+		s.take(o.Upper, disk)
+		upper, work = path.Join(disk, UpperName), path.Join(disk, WorkName)
+	} else {
+		s.add(stepOverlay, slotNone, unix.SYS_MKDIRAT, unix.AT_FDCWD, upper, 0o700)
+		s.add(stepOverlay, slotNone, unix.SYS_FCHMODAT, unix.AT_FDCWD, upper, int(o.Mode)) // whatever the umask is
+		s.add(stepOverlay, slotNone, unix.SYS_MKDIRAT, unix.AT_FDCWD, work, 0o700)
+	}
+	// Without such attributes a directory that replaces another could not be told from it, and
+	// the kernel only warns. tmpfs has them from Linux 6.6 on (tmpfs(5)).
+	const trial = "user.sbxrun"
+	s.add(stepXattr, slotNone, unix.SYS_SETXATTR, work, trial, trial, len(trial), 0)
+	s.add(stepXattr, slotNone, unix.SYS_REMOVEXATTR, work, trial)
+	s.add(stepOverlay, slotLayer, unix.SYS_OPENAT, unix.AT_FDCWD, upper, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+
+	s.add(stepOverlay, slotFS, unix.SYS_FSOPEN, "overlay", unix.FSOPEN_CLOEXEC)
+	s.option("lowerdir", strings.Join(places, ":"))
+	s.option("upperdir", upper)
+	s.option("workdir", work)
+	// With it the kernel neither follows nor makes redirects and metacopies, which are how
+	// a layer could name what is elsewhere.
+	s.add(stepOverlay, slotNone, unix.SYS_FSCONFIG, slot(slotFS), unix.FSCONFIG_SET_FLAG, "userxattr", 0, 0)
+	s.option("index", "off")
+	s.option("xino", "off")
+	s.mount(slotMount)
+	s.add(stepOverlay, slotNone, unix.SYS_UMOUNT2, ".", unix.MNT_DETACH)
+	s.add(stepOverlay, slotNone, unix.SYS_MOVE_MOUNT, slot(slotMount), "", slot(slotTarget), "", toFD)
+	s.add(stepOverlay, slotNone, unix.SYS_CHDIR, "/")
+	s.add(stepLayer, slotNone, unix.SYS_SENDMSG, entrySocket, unsafe.Pointer(&s.hello.msg), 0)
+	for _, n := range []slot{slotLayer, slotMount, slotPlace, slotTarget} {
+		s.close(n)
+	}
+}
+
+func (s *script) close(n slot) { s.add(stepOverlay, slotNone, unix.SYS_CLOSE, n) }
+
+// open opens a directory of the room's, following no link: other sandboxes may write to what
+// it lies in.
+func (s *script) open(result slot, name string) {
+	s.add(stepLayer, result, unix.SYS_OPENAT2, unix.AT_FDCWD, name, unsafe.Pointer(s.dir), int(unsafe.Sizeof(*s.dir)))
+}
+
+// clone makes a mount of the directory dir that is attached nowhere. EINVAL: there are mounts
+// below it that came from a more privileged namespace (mount_namespaces(7)), and what they hide
+// is not to be seen.
+func (s *script) clone(result, dir slot) {
+	s.add(stepLayer, result, unix.SYS_OPEN_TREE, dir, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+}
+
+// attach mounts it at a new directory of the place, and gives it up.
+func (s *script) attach(mount slot, name string) {
+	s.add(stepOverlay, slotNone, unix.SYS_MKDIRAT, unix.AT_FDCWD, name, 0o700)
+	s.add(stepOverlay, slotNone, unix.SYS_MOVE_MOUNT, mount, "", unix.AT_FDCWD, name, unix.MOVE_MOUNT_F_EMPTY_PATH)
+	s.close(mount)
+}
+
+// take attaches what bwrap has bound below [LayersDir], and takes it away there.
+func (s *script) take(bound, name string) {
+	s.open(slotDir, bound)
+	s.clone(slotMount, slotDir)
+	s.attach(slotMount, name)
+	s.close(slotDir)
+	s.add(stepLayer, slotNone, unix.SYS_UMOUNT2, bound, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+	s.add(stepLayer, slotNone, unix.SYS_UNLINKAT, unix.AT_FDCWD, bound, unix.AT_REMOVEDIR)
+}
+
+func (s *script) option(name, value string) {
+	s.add(stepOverlay, slotNone, unix.SYS_FSCONFIG, slot(slotFS), unix.FSCONFIG_SET_STRING, name, value, 0)
+}
+
+// mount makes a mount of a file system that has its options.
+func (s *script) mount(result slot) {
+	s.add(stepOverlay, slotNone, unix.SYS_FSCONFIG, slot(slotFS), unix.FSCONFIG_CMD_CREATE, 0, 0, 0)
+	s.add(stepOverlay, result, unix.SYS_FSMOUNT, slot(slotFS), unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
+	s.close(slotFS)
+}
+
+// mountOverlays mounts the overlays, and sends a descriptor of each new layer out, which works
+// for as long as somebody has it, whatever becomes of the room.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) mountOverlays() {
+	o := e.furnishing.overlays
+	if o == nil {
+		return
+	}
+	calls := o.calls
+	for i := range calls {
+		c := &calls[i]
+		for n := range c.args {
+			if c.slots&(1<<n) != 0 {
+				c.args[n] = o.slots[c.args[n]&(slotCount-1)]
+			}
+		}
+		r := e.must(c.step, c.number, c.args[0], c.args[1], c.args[2], c.args[3], c.args[4])
+		o.slots[c.result&(slotCount-1)] = r
+		if c.result == slotLayer {
+			o.hello.control.fds[0] = int32(r)
+		}
+	}
+}

@@ -1,0 +1,183 @@
+package enter
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+// This file makes sockets in a room's network namespace and hands them out. A socket belongs to
+// the namespace in which it was made, for good (network_namespaces(7)); so a process outside can
+// listen and connect in the room, and nothing of it has to run there.
+
+// MaxSockets is how many sockets one call of [Sockets] makes: as many descriptors as fit into
+// one message (unix(7), SCM_MAX_FD).
+const MaxSockets = 253
+
+// sockets are what is to be made, as system calls take it.
+type sockets struct {
+	list    []socket
+	one     int32
+	msg     unix.Msghdr
+	iov     unix.Iovec
+	control struct {
+		header unix.Cmsghdr
+		fds    [MaxSockets + 1]int32
+	}
+}
+
+// socket listens on an address, if that has a port.
+type socket struct{ addr unix.RawSockaddrInet4 }
+
+// Sockets makes TCP sockets in the network namespace of a room whose PID 1 is room, verified. The
+// first ones listen on these ports of 127.0.0.1; the others, of IPv6 where the kernel has it, are
+// to be connected. It blocks for as long as a fork takes, bounded by two seconds, and by
+// [SetupBound] if what was forked does not go. [proc.ErrGone]: the room has ended.
+func Sockets(room *proc.Process, cred *proc.Cred, ports []uint16, others int) (list []*os.File, err error) {
+	owner, err := netOwner(room)
+	if err != nil {
+		return nil, err
+	}
+	defer owner.Close()
+	var w way
+	defer w.Close()
+	if err = w.open(); err == nil {
+		err = w.hand(room, owner)
+	}
+	if err == nil {
+		lay := func(b *proc.Block) unsafe.Pointer {
+			n := newEntry(b, false)
+			n.sockets = n.laySockets(b, ports, others)
+			return unsafe.Pointer(n)
+		}
+		end, gate := w.inner[0], w.inner[1]
+		w.Keeper, err = proc.Keep(proc.Command{Cred: cred, Way: &proc.Way{Lay: lay, Enter: enter, Files: []*os.File{gate, gate, gate, end, gate, gate}}})
+		w.Entered()
+	}
+	if err == nil {
+		_ = w.socket.SetReadDeadline(time.Now().Add(bound)) // it takes deadlines
+		list, err = w.receiveSockets(len(ports) + others)
+	}
+	if abandonErr := w.abandon(); abandonErr != nil && err != nil {
+		err = abandonErr
+	}
+	if err != nil && room.Wait(time.Now().Add(dying)) == nil {
+		err = proc.ErrGone // a room that is about to end refuses in many ways
+	}
+	if err != nil {
+		return nil, fmt.Errorf("make sockets in the room of process %d: %w", room.PID, err)
+	}
+	return list, nil
+}
+
+// netOwner returns the user namespace that a room's network belongs to. In it a socket can have a
+// port below 1024; in that of the room's processes, which is below it, not.
+func netOwner(room *proc.Process) (*os.File, error) {
+	fd, err := proc.OpenNamespace(room.PID, "net")
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	if room.Exited() {
+		return nil, proc.ErrGone // so it may be another's
+	}
+	owner, err := unix.IoctlRetInt(fd, unix.NS_GET_USERNS) // ioctl_ns(2), Linux 4.9
+	if err != nil {
+		return nil, fmt.Errorf("ask for the user namespace of the room's network: %w", err)
+	}
+	return os.NewFile(uintptr(owner), "user namespace"), nil
+}
+
+func (w *way) receiveSockets(want int) (list []*os.File, err error) {
+	msg, _, fds, err := w.readFiles()
+	for _, fd := range fds {
+		list = append(list, os.NewFile(uintptr(fd), "socket"))
+	}
+	switch {
+	case err == nil && msg.kind == messageFailed:
+		err = msg.err()
+	case err == nil && len(list) != want:
+		err = errors.New("too few descriptors are left")
+	}
+	if err != nil {
+		for _, f := range list {
+			f.Close()
+		}
+		return nil, err
+	}
+	return list, nil
+}
+
+func (e *entry) laySockets(b *proc.Block, ports []uint16, others int) *sockets {
+	list := make([]socket, len(ports)+others)
+	for i, port := range ports {
+		be := [2]byte{byte(port >> 8), byte(port)}
+		list[i].addr = unix.RawSockaddrInet4{Family: unix.AF_INET, Port: *(*uint16)(unsafe.Pointer(&be)), Addr: [4]byte{127, 0, 0, 1}}
+	}
+	s := proc.New[sockets](b)
+	s.list, s.one = proc.Copy(b, list), 1
+	s.iov.Base = (*byte)(unsafe.Pointer(&e.msg))
+	s.iov.SetLen(int(unsafe.Sizeof(e.msg)))
+	s.msg.Iov = &s.iov
+	s.msg.SetIovlen(1)
+	s.msg.Control = (*byte)(unsafe.Pointer(&s.control))
+	c := &s.control.header
+	c.Level, c.Type = unix.SOL_SOCKET, unix.SCM_RIGHTS
+	size := int(unsafe.Sizeof(*c)) + 4*len(list)
+	c.SetLen(size)
+	s.msg.SetControllen((size + 7) &^ 7)
+	return s
+}
+
+// makeSockets makes them and ends the process; owner is the user namespace of the network.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) makeSockets(room, owner uintptr) {
+	e.must(stepOuter, unix.SYS_SETNS, owner, unix.CLONE_NEWUSER, 0, 0, 0)
+	e.must(stepSetns, unix.SYS_SETNS, room, unix.CLONE_NEWNET, 0, 0, 0)
+	s := e.sockets
+	list := s.list
+	const stream = unix.SOCK_STREAM | unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK
+	fds := unsafe.Pointer(&s.control.fds)
+	for i := range list {
+		fd := ^uintptr(0)
+		if list[i].addr.Port != 0 {
+			fd = e.must(stepSocket, unix.SYS_SOCKET, unix.AF_INET, stream, 0, 0, 0)
+			e.must(stepSocket, unix.SYS_SETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, uintptr(unsafe.Pointer(&s.one)), unsafe.Sizeof(s.one))
+			e.must(stepListen, unix.SYS_BIND, fd, uintptr(unsafe.Pointer(&list[i].addr)), unsafe.Sizeof(list[i].addr), 0, 0)
+			e.must(stepListen, unix.SYS_LISTEN, fd, backlog, 0, 0, 0)
+		} else {
+			fd = e.makeConnectable(stream)
+		}
+		*(*int32)(fds) = int32(fd)
+		fds = unsafe.Add(fds, 4)
+	}
+	e.msg.kind = messageSockets
+	e.must(stepSocket, unix.SYS_SENDMSG, entrySocket, uintptr(unsafe.Pointer(&s.msg)), 0, 0, 0)
+	proc.Exit(0)
+}
+
+// makeConnectable makes a socket that reaches both families, where the kernel has IPv6.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) makeConnectable(kind uintptr) uintptr {
+	fd, _, errno := syscall.RawSyscall(unix.SYS_SOCKET, unix.AF_INET6, kind, 0)
+	if errno != 0 {
+		return e.must(stepSocket, unix.SYS_SOCKET, unix.AF_INET, kind, 0, 0, 0)
+	}
+	return fd
+}
+
+// backlog is of a socket that listens.
+const backlog = 128

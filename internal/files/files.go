@@ -1,0 +1,213 @@
+// Package files puts files into a sandbox before its command begins, and gets what the command
+// has left when all of it is proven to be gone.
+//
+// What is in memory is gone with the sandbox's last mount namespace, unless somebody holds it:
+// so the directory that a get begins in, the root of a mount, is opened before the command
+// begins. By then it can be reached by no other way, and nothing changes in it any more. No link
+// in it is followed.
+package files
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/links"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/workspace"
+)
+
+// Files is what goes into a sandbox and comes out of it.
+type Files struct {
+	Put, Got workspace.Transfer
+	puts     []put
+	gets     []get
+	box      *workspace.Root
+}
+
+type put struct {
+	source *workspace.Source
+	dest   string // absolute, in the sandbox
+}
+
+type get struct {
+	arg     string
+	pattern string           // absolute, in the sandbox
+	to      *workspace.Dir   // on the host
+	mount   *workspace.Mount // what it begins in
+	rest    string           // of the pattern, below that
+}
+
+// maxBytes is how much is put, and how much got.
+const maxBytes = 1 << 30
+
+// Open opens what is to be put, SRC[:DST], and where gets go, GLOB[:DIR]; nil if that is
+// nothing. What is not absolute in the sandbox begins at workdir.
+func Open(puts, gets []string, workdir string, split func(string) []string) (_ *Files, err error) {
+	if len(puts)+len(gets) == 0 {
+		return nil, nil
+	}
+	f := new(Files)
+	f.Put.Max.Bytes, f.Got.Max.Bytes = maxBytes, maxBytes
+	defer func() {
+		if err != nil {
+			f.Close()
+		}
+	}()
+	host := workspace.Outside(links.For)
+	for _, arg := range puts {
+		parts := split(arg)
+		if len(parts) > 2 || parts[0] == "" {
+			return nil, usage("--put %q: want SRC or SRC:DST, with \\: for a colon in a path", arg)
+		}
+		source, err := host.Source(parts[0])
+		if err != nil {
+			return nil, fmt.Errorf("--put: %w", err)
+		}
+		dest := "."
+		if len(parts) == 2 && parts[1] != "" {
+			dest = parts[1]
+		}
+		f.puts = append(f.puts, put{source, within(workdir, dest)})
+	}
+	for _, arg := range gets {
+		parts := split(arg)
+		if len(parts) > 2 || parts[0] == "" {
+			return nil, usage("--get %q: want GLOB or GLOB:DIR, with \\: for a colon in a path", arg)
+		}
+		if _, err := path.Match(parts[0], ""); err != nil {
+			return nil, usage("--get %q: %v", arg, err)
+		}
+		dir := "."
+		if len(parts) == 2 && parts[1] != "" {
+			dir = parts[1]
+		}
+		if err := os.Mkdir(dir, 0o777); err != nil && !errors.Is(err, os.ErrExist) {
+			return nil, usage("--get %q: %v", arg, err)
+		}
+		to, err := host.Dir(dir)
+		if err != nil {
+			return nil, fmt.Errorf("--get: %w", err)
+		}
+		pattern := path.Clean(within(workdir, parts[0]))
+		f.gets = append(f.gets, get{arg: arg, pattern: pattern, to: to})
+	}
+	return f, nil
+}
+
+func usage(format string, args ...any) error {
+	return &result.Error{Code: "usage", Message: fmt.Sprintf(format, args...), Hint: "see sbxrun --help"}
+}
+
+// within is a path in the sandbox. Not path.Join, which would take a / from the end.
+func within(workdir, name string) string {
+	if path.IsAbs(name) {
+		return name
+	}
+	return workdir + "/" + name
+}
+
+// Held puts what is to be put into a sandbox whose command is held, and opens what gets begin
+// in. room is PID 1 of its room.
+func (f *Files) Held(room *proc.Process, user *proc.Cred) error {
+	fd, err := proc.OpenFile(room.PID, "root")
+	if err == nil && room.Exited() {
+		unix.Close(fd) // the number may have been somebody else's already
+		err = proc.ErrGone
+	}
+	if err != nil {
+		return err
+	}
+	if f.box, err = workspace.Inside(fd, user); err != nil {
+		return err
+	}
+	for _, p := range f.puts {
+		if err := f.put(p); err != nil {
+			return err
+		}
+	}
+	for i := range f.gets {
+		g := &f.gets[i]
+		if g.mount, g.rest, err = f.box.Mount(g.pattern); err != nil {
+			return fmt.Errorf("--get %s: %w", g.arg, err)
+		}
+	}
+	return nil
+}
+
+func (f *Files) put(p put) error {
+	dir, name, err := f.box.Target(p.dest, p.source, false)
+	if err == nil {
+		err = f.Put.Copy(p.source, dir, name)
+		dir.Close()
+	}
+	if err == nil && f.Put.LeftOut.Denied > 0 {
+		err = f.Put.LeftOut.First
+	}
+	var e *result.Error
+	if errors.As(err, &e) {
+		told := *e
+		told.Message = "--put: " + e.Message
+		if errors.Is(err, unix.EROFS) {
+			told.Hint = "name a place that the sandbox can write to: --put SRC:/tmp; or start in an empty home: --cwd none"
+		}
+		return &told
+	}
+	return err
+}
+
+// Collect gets what there is, from a sandbox of which nothing is left. It returns what of a get
+// matched nothing.
+func (f *Files) Collect() (unmatched []string, err error) {
+	for _, g := range f.gets {
+		if g.mount == nil {
+			continue // it has not begun
+		}
+		_, before := f.Got.Done()
+		if err := f.Got.Matches(g.mount, g.rest, g.to); err != nil {
+			return unmatched, fmt.Errorf("--get %s: %w", g.arg, err)
+		}
+		if _, now := f.Got.Done(); now == before {
+			unmatched = append(unmatched, g.arg)
+		}
+	}
+	return unmatched, nil
+}
+
+// Report is what was put and got; nil of nil.
+func (f *Files) Report() *result.ReportCopied {
+	if f == nil {
+		return nil
+	}
+	carried := func(t *workspace.Transfer) result.ReportCarried {
+		bytes, entries := t.Done()
+		left := t.LeftOut.Special + t.LeftOut.Denied
+		return result.ReportCarried{Entries: entries - int64(left), Bytes: bytes, LeftOut: left}
+	}
+	return &result.ReportCopied{Put: carried(&f.Put), Got: carried(&f.Got)}
+}
+
+// Close gives up what is held.
+func (f *Files) Close() {
+	if f == nil {
+		return
+	}
+	for _, p := range f.puts {
+		p.source.Close()
+	}
+	for _, g := range f.gets {
+		g.to.Close()
+		if g.mount != nil {
+			g.mount.Close()
+		}
+	}
+	f.puts, f.gets = nil, nil
+	if f.box != nil {
+		f.box.Close()
+		f.box = nil
+	}
+}

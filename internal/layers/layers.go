@@ -1,0 +1,93 @@
+// Package layers packs the upper layer of an overlay as a tar, compressed, and makes a layer of one
+// again that overlayfs takes as a lower one.
+//
+// The tar is as others write and read layers (OCI image specification, layer.md): what is deleted is
+// an empty file .wh.NAME, and a directory that hides what is below it has .wh..wh..opq in it.
+// Equal layers make equal tars: names are sorted, all belongs to user 0, and times of access are
+// left out. So their hashes are equal too, and the store has them once. Not kept are sockets,
+// named pipes and devices, setuid, setgid and sticky bits, and extended attributes.
+//
+// A payload has written what is packed, and may still write to it: every name is opened beneath the
+// directory that it was found in, follows no link, and is what fstat(2) says. What is unpacked may
+// come from another machine: only names are taken that lead nowhere else, and kinds that a layer
+// has, into a directory that nobody else can reach; and no more than was announced.
+package layers
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+)
+
+// Limits bound what is packed or unpacked.
+type Limits struct {
+	Bytes   int64 // of the tar
+	Entries int
+}
+
+// Count is what a tar has.
+type Count struct {
+	Bytes   int64
+	Entries int
+	LeftOut int // sockets, named pipes and devices; of what is packed
+}
+
+const (
+	whiteout = ".wh."
+	opaque   = ".wh..wh..opq"
+	// kind says of a name in the sandbox that begins with .wh. itself whether it is a file, or is
+	// deleted. Other tools take both for deletions.
+	kind        = "SBXRUN.kind"
+	kindFile    = "file"
+	kindDeleted = "deleted"
+
+	// By user.overlay.opaque and a 0/0 device overlayfs tells what hides (mount option userxattr,
+	// Linux 5.11; Documentation/filesystems/overlayfs.rst); by the other one, in an empty file, from
+	// Linux 6.7 on.
+	opaqueXattr   = "user.overlay.opaque"
+	whiteoutXattr = "user.overlay.whiteout"
+
+	maxDepth = 100
+	maxName  = 4000 // bytes of a path; PATH_MAX is 4096
+)
+
+func refused(format string, args ...any) error {
+	return &result.Error{Code: "damaged", Message: "the layer is refused: " + fmt.Sprintf(format, args...)}
+}
+
+func tooLarge(format string, args ...any) error {
+	return &result.Error{Code: "too-large", Message: fmt.Sprintf(format, args...)}
+}
+
+// beneath opens one name in a directory, and follows nothing.
+func beneath(dir int, name string, flags uint64, mode uint64) (int, error) {
+	for {
+		fd, err := unix.Openat2(dir, name, &unix.OpenHow{
+			Flags: flags | unix.O_NOFOLLOW | unix.O_CLOEXEC, Mode: mode,
+			Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,
+		})
+		if err != unix.EINTR && err != unix.EAGAIN {
+			return fd, err
+		}
+	}
+}
+
+// cleanName checks the name of an entry, and returns it in its shortest form.
+func cleanName(name string) (string, error) {
+	clean := strings.TrimSuffix(name, "/")
+	if clean == "" || len(clean) > maxName || path.IsAbs(clean) || path.Clean(clean) != clean || clean == "." || clean == ".." ||
+		strings.HasPrefix(clean, "../") || strings.ContainsRune(clean, 0) || strings.Count(clean, "/") >= maxDepth {
+		return "", refused("an entry is called %.80q", name)
+	}
+	return clean, nil
+}
+
+// gone reports whether a name went meanwhile, or became something else.
+func gone(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOTDIR)
+}

@@ -1,0 +1,375 @@
+package layers
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+)
+
+var plenty = Limits{Bytes: 1 << 30, Entries: 100000}
+
+func code(err error) string {
+	var e *result.Error
+	if !errors.As(err, &e) {
+		return ""
+	}
+	return e.Code
+}
+
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func open(t testing.TB, dir string) *os.File {
+	t.Helper()
+	f, err := os.Open(dir)
+	must(t, err)
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+func pack(t testing.TB, dir string) ([]byte, Count) {
+	t.Helper()
+	var b bytes.Buffer
+	c, err := Pack(open(t, dir), &b, plenty)
+	must(t, err)
+	return b.Bytes(), c
+}
+
+// listing is what a directory has, as lines.
+func listing(t testing.TB, dir string) string {
+	t.Helper()
+	var all strings.Builder
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || path == dir {
+			return err
+		}
+		var st unix.Stat_t
+		if err := unix.Lstat(path, &st); err != nil {
+			return err
+		}
+		rel, _ := filepath.Rel(dir, path)
+		fmt.Fprintf(&all, "%q %o %d", rel, st.Mode, st.Rdev)
+		if st.Mode&unix.S_IFMT != unix.S_IFCHR {
+			fmt.Fprintf(&all, " %d", st.Mtim.Nano())
+		}
+		switch st.Mode & unix.S_IFMT {
+		case unix.S_IFREG:
+			b, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(&all, " %d %q", st.Nlink, b)
+		case unix.S_IFLNK:
+			target, _ := os.Readlink(path)
+			fmt.Fprintf(&all, " %q", target)
+		case unix.S_IFDIR:
+			var b [8]byte
+			n, _ := unix.Lgetxattr(path, opaqueXattr, b[:])
+			fmt.Fprintf(&all, " %q", b[:max(n, 0)])
+		}
+		all.WriteByte('\n')
+		return nil
+	})
+	must(t, err)
+	return all.String()
+}
+
+// upper makes an upper layer with all that there can be.
+func upper(t testing.TB) string {
+	t.Helper()
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	file := func(name, content string, mode os.FileMode) {
+		must(t, os.WriteFile(at(name), []byte(content), 0o600), os.Chmod(at(name), mode))
+	}
+	must(t, os.Mkdir(at("d"), 0o755), os.Mkdir(at("hidden"), 0o700), os.MkdirAll(at("a/b/c"), 0o755))
+	file("a/b/c/deep", "deep", 0o640)
+	file("plain", "text", 0o644)
+	file("run", "#!/bin/sh\n", 0o755)
+	file("empty", "", 0o600)
+	file("new\nline", "n", 0o644)
+	file("bad\xff\xfeutf8", "b", 0o644)
+	file(".wh.own", "mine", 0o644)
+	file("d/"+strings.Repeat("x", 250), "long", 0o644)
+	must(t, os.Link(at("plain"), at("d/second")))
+	must(t, os.Symlink("/etc/passwd", at("abs")), os.Symlink("../../..", at("out")), os.Symlink("no\nwhere\xff", at("odd")))
+	must(t, unix.Mknod(at("gone"), unix.S_IFCHR, 0), unix.Mknod(at(".wh.too"), unix.S_IFCHR, 0))
+	must(t, unix.Setxattr(at("hidden"), opaqueXattr, []byte("y"), 0))
+	file("hidden/inside", "i", 0o400)
+	must(t, os.Mkdir(at("closed"), 0o755))
+	file("closed/f", "f", 0o444)
+	must(t, os.Chmod(at("closed"), 0o555))
+	t.Cleanup(func() { _ = os.Chmod(at("closed"), 0o755) })
+	when := time.Unix(1_600_000_000, 123456789)
+	must(t, os.Chtimes(at("plain"), when, when))
+	return dir
+}
+
+// A layer that is packed and unpacked is the same, and packs to the same bytes.
+func TestPackUnpack(t *testing.T) {
+	dir := upper(t)
+	text, c := pack(t, dir)
+	if c.LeftOut != 0 || c.Bytes != int64(len(text)) {
+		t.Errorf("%+v of %d bytes", c, len(text))
+	}
+	if again, _ := pack(t, dir); !bytes.Equal(again, text) {
+		t.Error("the same layer packs to other bytes")
+	}
+	to := t.TempDir()
+	got, err := Unpack(bytes.NewReader(text), open(t, to), nil, Limits{int64(len(text)), c.Entries})
+	must(t, err)
+	t.Cleanup(func() { _ = os.Chmod(filepath.Join(to, "closed"), 0o755) })
+	if got.Entries != c.Entries || got.Bytes != c.Bytes {
+		t.Errorf("%+v, packed %+v", got, c)
+	}
+	if a, b := listing(t, dir), listing(t, to); a != b {
+		t.Errorf("packed:\n%s\nunpacked:\n%s", a, b)
+	}
+	if again, _ := pack(t, to); !bytes.Equal(again, text) {
+		t.Error("what was unpacked packs to other bytes")
+	}
+	if got, err := Check(bytes.NewReader(text), plenty); err != nil || got.Entries != c.Entries {
+		t.Errorf("%+v %v", got, err)
+	}
+	if _, err := Unpack(bytes.NewReader(text), open(t, t.TempDir()), nil, Limits{int64(len(text)) - 1, c.Entries}); code(err) != "damaged" {
+		t.Errorf("too many bytes: %v", err)
+	}
+	if _, err := Check(bytes.NewReader(text), Limits{int64(len(text)), c.Entries - 1}); code(err) != "damaged" {
+		t.Errorf("too many entries: %v", err)
+	}
+}
+
+// Sockets and named pipes are left out, nobody waits for one, and bits and attributes are dropped.
+func TestPackDrops(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	must(t, unix.Mkfifo(at("fifo"), 0o600), unix.Mknod(at("socket"), unix.S_IFSOCK|0o600, 0))
+	must(t, os.WriteFile(at("setuid"), []byte("x"), 0o755), unix.Chmod(at("setuid"), 0o6755), unix.Setxattr(at("setuid"), "user.other", []byte("v"), 0))
+	text, c := pack(t, dir)
+	if c.LeftOut != 2 || c.Entries != 1 {
+		t.Errorf("%+v", c)
+	}
+	to := t.TempDir()
+	_, err := Unpack(bytes.NewReader(text), open(t, to), nil, plenty)
+	must(t, err)
+	var st unix.Stat_t
+	must(t, unix.Lstat(filepath.Join(to, "setuid"), &st))
+	if st.Mode&0o7777 != 0o755 {
+		t.Errorf("mode %o", st.Mode)
+	}
+	if n, err := unix.Lgetxattr(filepath.Join(to, "setuid"), "user.other", nil); err == nil {
+		t.Errorf("%d bytes of an attribute", n)
+	}
+	for _, most := range []Limits{{100, 10}, {1 << 20, 0}} {
+		if _, err := Pack(open(t, dir), io.Discard, most); code(err) != "too-large" {
+			t.Errorf("%+v: %v", most, err)
+		}
+	}
+}
+
+// Directories nested without end are refused before anything is.
+func TestPackDeep(t *testing.T) {
+	dir := t.TempDir()
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	must(t, err)
+	for range 3 * maxDepth {
+		must(t, unix.Mkdirat(fd, "d", 0o700))
+		next, err := unix.Openat(fd, "d", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		must(t, err, unix.Close(fd))
+		fd = next
+	}
+	must(t, unix.Close(fd))
+	if _, err := Pack(open(t, dir), io.Discard, plenty); code(err) != "too-large" {
+		t.Error(err)
+	}
+}
+
+// hostile are archives that a payload, or another machine, may have made.
+var hostile = map[string][]tar.Header{
+	"absolute":          {{Typeflag: tar.TypeReg, Name: "/new", Size: 1}},
+	"leads out":         {{Typeflag: tar.TypeReg, Name: "../new", Size: 1}},
+	"leads out below":   {{Typeflag: tar.TypeDir, Name: "d/"}, {Typeflag: tar.TypeReg, Name: "d/../../new", Size: 1}},
+	"through a link":    {{Typeflag: tar.TypeSymlink, Name: "l", Linkname: ".."}, {Typeflag: tar.TypeReg, Name: "l/new", Size: 1}},
+	"over a link":       {{Typeflag: tar.TypeSymlink, Name: "l", Linkname: "../outside"}, {Typeflag: tar.TypeReg, Name: "l", Size: 1}},
+	"directory on link": {{Typeflag: tar.TypeSymlink, Name: "l", Linkname: ".."}, {Typeflag: tar.TypeDir, Name: "l"}},
+	"mode of a link":    {{Typeflag: tar.TypeDir, Name: "d"}, {Typeflag: tar.TypeSymlink, Name: "d", Linkname: ".."}},
+	"link out":          {{Typeflag: tar.TypeLink, Name: "l", Linkname: "../outside"}},
+	"link to a link":    {{Typeflag: tar.TypeSymlink, Name: "s", Linkname: "../outside"}, {Typeflag: tar.TypeLink, Name: "l", Linkname: "s"}},
+	"link behind one":   {{Typeflag: tar.TypeSymlink, Name: "s", Linkname: ".."}, {Typeflag: tar.TypeLink, Name: "l", Linkname: "s/outside"}},
+	"link to deleted":   {{Typeflag: tar.TypeReg, Name: ".wh.s"}, {Typeflag: tar.TypeLink, Name: "l", Linkname: "s"}},
+	"device":            {{Typeflag: tar.TypeBlock, Name: "b", Devmajor: 254}},
+	"device 0/0":        {{Typeflag: tar.TypeChar, Name: "c"}},
+	"fifo":              {{Typeflag: tar.TypeFifo, Name: "f"}},
+	"opaque link":       {{Typeflag: tar.TypeSymlink, Name: "l", Linkname: ".."}, {Typeflag: tar.TypeReg, Name: "l/.wh..wh..opq"}},
+	"opaque nowhere":    {{Typeflag: tar.TypeReg, Name: "n/.wh..wh..opq"}},
+	"deletes nothing":   {{Typeflag: tar.TypeReg, Name: ".wh."}},
+	"deletes itself":    {{Typeflag: tar.TypeReg, Name: ".wh.."}},
+	"deletes above":     {{Typeflag: tar.TypeReg, Name: ".wh..."}},
+	"deletes with text": {{Typeflag: tar.TypeReg, Name: ".wh.a", Size: 1}},
+	"twice":             {{Typeflag: tar.TypeReg, Name: "a"}, {Typeflag: tar.TypeReg, Name: "a"}},
+	"no parent":         {{Typeflag: tar.TypeReg, Name: "a/b"}},
+	"dots":              {{Typeflag: tar.TypeReg, Name: "a/./b"}},
+	"idle":              {{Typeflag: tar.TypeReg, Name: "a//b"}},
+	"empty":             {{Typeflag: tar.TypeReg, Name: "./."}},
+	"deep":              {{Typeflag: tar.TypeReg, Name: strings.Repeat("d/", maxDepth+1) + "f"}},
+	"too long":          {{Typeflag: tar.TypeReg, Name: strings.Repeat("d", maxName+1)}},
+	"link without end":  {{Typeflag: tar.TypeSymlink, Name: "l", Linkname: strings.Repeat("d", maxName+1)}},
+	"global header":     {{Typeflag: tar.TypeXGlobalHeader, Name: "g", PAXRecords: map[string]string{"path": "../new"}}},
+}
+
+func archive(headers []tar.Header) []byte {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, h := range headers {
+		if h.Format == 0 && h.Typeflag != tar.TypeXGlobalHeader {
+			h.Format = tar.FormatPAX
+		}
+		if err := w.WriteHeader(&h); err != nil {
+			panic(err)
+		}
+		_, _ = w.Write(make([]byte, h.Size))
+	}
+	_ = w.Close()
+	return b.Bytes()
+}
+
+// within makes a directory beside which there is something to be kept out of.
+func within(t testing.TB) (inside, root string) {
+	t.Helper()
+	root = t.TempDir()
+	inside = filepath.Join(root, "inside")
+	must(t, os.Mkdir(inside, 0o700), os.WriteFile(filepath.Join(root, "outside"), []byte("secret"), 0o600))
+	return inside, root
+}
+
+func untouched(t testing.TB, root string) {
+	t.Helper()
+	names, err := os.ReadDir(root)
+	must(t, err)
+	b, err := os.ReadFile(filepath.Join(root, "outside"))
+	info, _ := os.Stat(filepath.Join(root, "outside"))
+	if len(names) != 2 || string(b) != "secret" || err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("outside: %v, %q, %v", names, b, err)
+	}
+	if info, err := os.Lstat(root); err != nil || info.Mode().Perm()&0o700 != 0o700 {
+		t.Errorf("the directory above: %v %v", info.Mode(), err)
+	}
+}
+
+func TestUnpackHostile(t *testing.T) {
+	for name, headers := range hostile {
+		t.Run(name, func(t *testing.T) {
+			inside, root := within(t)
+			if _, err := Unpack(bytes.NewReader(archive(headers)), open(t, inside), nil, plenty); code(err) != "damaged" {
+				t.Errorf("accepted, or not refused in a line: %v", err)
+			}
+			untouched(t, root)
+		})
+	}
+}
+
+// What others have packed is taken, if it is a layer.
+func TestUnpackOthers(t *testing.T) {
+	inside, _ := within(t)
+	_, err := Unpack(bytes.NewReader(archive([]tar.Header{{Typeflag: tar.TypeDir, Name: "./"}, {Typeflag: tar.TypeDir, Name: "d/", Mode: 0o7777}, {Typeflag: tar.TypeReg, Name: "d/f", Size: 3, Mode: 0o6711, Uid: 5}, {Typeflag: tar.TypeReg, Name: "d/.wh..wh..opq"}, {Typeflag: tar.TypeReg, Name: "d/.wh.x"}})), open(t, inside), nil, plenty)
+	must(t, err)
+	text := listing(t, inside)
+	for _, want := range []string{`"d" 40777 `, `"d/f" 100711 `, `"d/x" 20000 0`, `"y"`} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %s in\n%s", want, text)
+		}
+	}
+}
+
+func TestZstd(t *testing.T) {
+	for _, size := range []int{0, 1, frameSize, 3*frameSize + 5} {
+		text := make([]byte, size)
+		_, _ = rand.Read(text[:size/2])
+		var b bytes.Buffer
+		w, err := NewWriter(&b)
+		must(t, err)
+		for rest := text; len(rest) > 0; {
+			n := min(len(rest), 100_003)
+			_, err := w.Write(rest[:n])
+			must(t, err)
+			rest = rest[n:]
+		}
+		sum, n, err := w.Close()
+		must(t, err)
+		if n != int64(b.Len()) {
+			t.Errorf("%d bytes of %d", n, b.Len())
+		}
+		r, err := NewReader(&b)
+		must(t, err)
+		got, err := io.ReadAll(r)
+		r.Close()
+		if !bytes.Equal(got, text) || err != nil || r.Sum() != sum {
+			t.Errorf("%d bytes back of %d, %v, %s and %s", len(got), size, err, r.Sum(), sum)
+		}
+	}
+	w, err := NewWriter(full{})
+	must(t, err)
+	for err == nil {
+		_, err = w.Write(make([]byte, 1<<20))
+	}
+	if _, _, err := w.Close(); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("a full disk: %v", err)
+	}
+	r, err := NewReader(strings.NewReader("no such thing"))
+	must(t, err)
+	if _, err := io.ReadAll(r); code(err) != "damaged" {
+		t.Errorf("%v", err)
+	}
+	r.Close()
+}
+
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, unix.ENOSPC }
+
+// FuzzUnpack: whatever a stream has, nothing is written outside, no device is made but 0/0, and the
+// bounds hold.
+func FuzzUnpack(f *testing.F) {
+	for _, headers := range hostile {
+		f.Add(archive(headers))
+	}
+	text, _ := pack(f, upper(f))
+	f.Add(text)
+	f.Fuzz(func(t *testing.T, stream []byte) {
+		inside, root := within(t)
+		c, err := Unpack(bytes.NewReader(stream), open(t, inside), nil, Limits{1 << 16, 64})
+		if c.Entries > 65 {
+			t.Errorf("%+v %v", c, err)
+		}
+		untouched(t, root)
+		_ = filepath.WalkDir(inside, func(path string, d fs.DirEntry, err error) error {
+			var st unix.Stat_t
+			if unix.Lstat(path, &st) == nil && (st.Mode&0o7000 != 0 || st.Rdev != 0 || st.Size > 1<<16) {
+				t.Errorf("%s: mode %o, device %d, %d bytes", path, st.Mode, st.Rdev, st.Size)
+			}
+			if d != nil && d.IsDir() {
+				_ = os.Chmod(path, 0o700)
+			}
+			return nil
+		})
+	})
+}

@@ -1,0 +1,315 @@
+package layers
+
+import (
+	"archive/tar"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/snapshots"
+)
+
+// New packs the upper layer of an overlay into a file of the store's that has no name yet. The
+// caller closes it. Of nothing that was left out the layer says.
+func New(s *snapshots.Store, upper *os.File, most int64) (d *snapshots.Draft, l snapshots.Layer, leftOut int, err error) {
+	if d, err = s.NewFile(); err != nil {
+		return nil, l, 0, err
+	}
+	defer func() {
+		if err != nil {
+			d.Close()
+			d = nil
+		}
+	}()
+	to := &bounded{to: d.File, left: most, full: snapshots.Full(most)}
+	w, err := NewWriter(to)
+	if err != nil {
+		return d, l, 0, err
+	}
+	count, err := Pack(upper, w, Limits{Bytes: most, Entries: snapshots.MaxEntries})
+	sum, size, failed := w.Close()
+	if failed != nil {
+		err = failed // the packing has failed for nothing else
+	}
+	return d, snapshots.Layer{SHA256: sum, Size: size, Bytes: count.Bytes, Entries: count.Entries}, count.LeftOut, err
+}
+
+// bounded writes so many bytes, and has the disk begin with them at once: what is synced in the
+// end is the rest.
+type bounded struct {
+	to   *os.File
+	at   int64
+	left int64
+	full error
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	if b.left -= int64(len(p)); b.left < 0 {
+		return 0, b.full
+	}
+	n, err := b.to.Write(p)
+	// Where there is no such call for a file, nothing is lost: it is synced all the same.
+	_ = unix.SyncFileRange(int(b.to.Fd()), b.at, int64(n), unix.SYNC_FILE_RANGE_WRITE)
+	b.at += int64(n)
+	return n, err
+}
+
+// manifestName is of what comes first in an archive of a snapshot; its layers follow.
+const (
+	manifestName = "manifest.json"
+	layersDir    = "layers/"
+	layerSuffix  = ".tar.zst"
+	maxManifest  = 1 << 20
+)
+
+// Export writes a snapshot as one tar: its manifest, and its layers as the store has them.
+func Export(s *snapshots.Store, m *snapshots.Manifest, to io.Writer) error {
+	out := *m
+	out.ExpiresAt = "" // that is up to whoever takes it
+	text, err := result.JSON(out)
+	if err != nil {
+		return err
+	}
+	at, _ := time.Parse(result.TimeFormat, m.CreatedAt)
+	w := tar.NewWriter(to)
+	if err := w.WriteHeader(&tar.Header{Name: manifestName, Size: int64(len(text)), Mode: 0o600, ModTime: at}); err != nil {
+		return err
+	}
+	if _, err := w.Write(text); err != nil {
+		return err
+	}
+	done := map[string]bool{}
+	for _, t := range m.Trees {
+		for _, l := range t.Layers {
+			if done[l.SHA256] {
+				continue
+			}
+			done[l.SHA256] = true
+			if err := exportLayer(s, l, w, at); err != nil {
+				return err
+			}
+		}
+	}
+	return w.Close()
+}
+
+func exportLayer(s *snapshots.Store, l snapshots.Layer, w *tar.Writer, at time.Time) error {
+	from, err := s.Layer(l)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	if err := w.WriteHeader(&tar.Header{Name: layersDir + l.SHA256 + layerSuffix, Size: l.Size, Mode: 0o600, ModTime: at}); err != nil {
+		return err
+	}
+	if n, err := io.Copy(w, from); err != nil {
+		return err
+	} else if n != l.Size {
+		return refused("%.12s has %d bytes in the store, not %d", l.SHA256, n, l.Size)
+	}
+	return nil
+}
+
+// Import reads what Export has written, checks all of it, and only then gives it a name. It gets
+// an id of its own, and name in place of its own one unless that is "". All the store's layers
+// may then have most bytes together, and so may each be unpacked.
+func Import(s *snapshots.Store, from io.Reader, name string, ttl time.Duration, most int64) (*snapshots.Manifest, error) {
+	archive := tar.NewReader(from)
+	theirs, err := importManifest(archive)
+	if err != nil {
+		return nil, err
+	}
+	if name == "" {
+		name = theirs.Name
+	}
+	m, err := snapshots.NewManifest(name, ttl)
+	if err != nil {
+		return nil, err
+	}
+	id, expires := m.ID, m.ExpiresAt
+	*m = *theirs
+	m.ID, m.Name, m.ExpiresAt = id, name, expires
+	drafts := map[string]*snapshots.Draft{}
+	defer func() {
+		for _, d := range drafts {
+			d.Close()
+		}
+	}()
+	for {
+		h, err := archive.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return nil, broken(err)
+		}
+		hash, err := wanted(m, h, drafts)
+		if err != nil {
+			return nil, err
+		}
+		d, err := importLayer(s, archive, m, hash, h.Size, most)
+		if err != nil {
+			return nil, err
+		}
+		drafts[hash] = d
+	}
+	return m, s.Add(m, drafts, most)
+}
+
+func importManifest(archive *tar.Reader) (*snapshots.Manifest, error) {
+	h, err := archive.Next()
+	if err == io.EOF {
+		return nil, refused("the archive is empty")
+	}
+	if err != nil {
+		return nil, broken(err)
+	}
+	if h.Name != manifestName || h.Typeflag != tar.TypeReg || h.Size > maxManifest {
+		return nil, refused("the archive begins with %.80q, and not with a manifest: it is no snapshot", h.Name)
+	}
+	text, err := io.ReadAll(archive)
+	if err != nil {
+		return nil, broken(err)
+	}
+	return snapshots.Parse(text)
+}
+
+// wanted returns the hash of the layer that comes next, if it is one of the snapshot's, and new.
+func wanted(m *snapshots.Manifest, h *tar.Header, drafts map[string]*snapshots.Draft) (string, error) {
+	hash, ok := strings.CutSuffix(strings.TrimPrefix(h.Name, layersDir), layerSuffix)
+	if !ok || h.Typeflag != tar.TypeReg || h.Name != layersDir+hash+layerSuffix {
+		return "", refused("the archive has %.80q in it", h.Name)
+	}
+	if drafts[hash] != nil {
+		return "", refused("layer %.12s comes twice", hash)
+	}
+	for _, t := range m.Trees {
+		for _, l := range t.Layers {
+			if l.SHA256 == hash && l.Size == h.Size {
+				return hash, nil
+			}
+		}
+	}
+	return "", refused("the manifest has no layer %.12s of %d bytes", hash, h.Size)
+}
+
+// importLayer keeps a layer, if it is what its name and the manifest say.
+func importLayer(s *snapshots.Store, from io.Reader, m *snapshots.Manifest, hash string, size, most int64) (*snapshots.Draft, error) {
+	if size > most {
+		return nil, snapshots.Full(most)
+	}
+	d, err := s.NewFile()
+	if err != nil {
+		return nil, err
+	}
+	err = func() error {
+		// To the disk and then back: what is read for the check is what is kept.
+		if _, err := io.Copy(d.File, from); err != nil {
+			return broken(err)
+		}
+		if _, err := d.File.Seek(0, io.SeekStart); err != nil {
+			return err
+		}
+		for _, l := range layersOf(m, hash) {
+			if l.Bytes > most {
+				return tooLarge("layer %.12s has %d bytes unpacked, more than --max-size", hash, l.Bytes)
+			}
+		}
+		return verify(d.File, layersOf(m, hash))
+	}()
+	if err != nil {
+		return nil, result.All(err, d.Close())
+	}
+	return d, nil
+}
+
+// layersOf are the places in a manifest that have a layer; all say the same, or it is refused.
+func layersOf(m *snapshots.Manifest, hash string) (list []snapshots.Layer) {
+	for _, t := range m.Trees {
+		for _, l := range t.Layers {
+			if l.SHA256 == hash {
+				list = append(list, l)
+			}
+		}
+	}
+	return list
+}
+
+// verify reads a packed layer, and compares it with what is said of it.
+func verify(from io.Reader, said []snapshots.Layer) error {
+	r, err := NewReader(from)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	for _, l := range said[1:] {
+		if l != said[0] {
+			return refused("the manifest contradicts itself about %.12s", l.SHA256)
+		}
+	}
+	got, err := Check(r, Limits{Bytes: said[0].Bytes, Entries: said[0].Entries})
+	if err != nil {
+		return err
+	}
+	return compare(said[0], got, r.Sum())
+}
+
+func compare(l snapshots.Layer, got Count, sum string) error {
+	if sum != l.SHA256 || got.Bytes != l.Bytes || got.Entries != l.Entries {
+		return refused("%.12s is not what its name says: it has %d bytes, %d entries and the hash %.12s", l.SHA256, got.Bytes, got.Entries, sum)
+	}
+	return nil
+}
+
+// Ensure holds a layer, unpacked for its owner; nil for this process's user. It unpacks it if nobody
+// has in this boot. The caller closes it.
+func Ensure(s *snapshots.Store, l snapshots.Layer, owner *Owner) (*snapshots.Unpacked, error) {
+	o := Owner{uint32(os.Getuid()), uint32(os.Getgid())}
+	if owner != nil {
+		o = *owner
+	}
+	key := snapshots.Key(l, o.UID, o.GID)
+	for range 3 { // cleanup may take it away before it is held
+		u, err := s.Unpacked(key)
+		if !errors.Is(err, fs.ErrNotExist) {
+			return u, err
+		}
+		if err := unpackTo(s, l, key, owner); err != nil {
+			return nil, err
+		}
+	}
+	return nil, fmt.Errorf("layer %.12s is removed as often as it is unpacked", l.SHA256)
+}
+
+func unpackTo(s *snapshots.Store, l snapshots.Layer, key string, owner *Owner) error {
+	from, err := s.Layer(l)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	r, err := NewReader(from)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	d, err := s.NewTree()
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	got, err := Unpack(r, d.File, owner, Limits{Bytes: l.Bytes, Entries: l.Entries})
+	if err == nil {
+		err = compare(l, got, r.Sum())
+	}
+	if err != nil {
+		return err
+	}
+	return d.Keep(key)
+}

@@ -1,0 +1,361 @@
+package layers
+
+import (
+	"archive/tar"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Owner is whose files an unpacked layer has; nil leaves them this process's.
+type Owner struct{ UID, GID uint32 }
+
+// Unpack makes of a tar the lower layer of an overlay, in an empty directory that nobody else gets
+// at. After an error what is in it is to be removed.
+func Unpack(from io.Reader, root *os.File, owner *Owner, most Limits) (Count, error) {
+	t := &tree{root: int(root.Fd()), owner: owner, parent: -1}
+	defer t.leave()
+	c, err := read(from, t, most)
+	if err == nil {
+		err = t.finish()
+	}
+	return c, err
+}
+
+// Check reads a tar as Unpack does, and makes nothing of it. That names exist only once, or are
+// there at all, the file system alone tells.
+func Check(from io.Reader, most Limits) (Count, error) { return read(from, nothing{}, most) }
+
+// maker makes of each entry what it is. Names are clean; content is read to its end by the caller.
+type maker interface {
+	dir(name string, h *tar.Header) error
+	file(name string, h *tar.Header, content io.Reader) error
+	symlink(name string, h *tar.Header) error
+	link(name, first string) error
+	deleted(name string) error
+	opaque(dir string) error
+}
+
+// read goes through a tar to its end.
+func read(from io.Reader, to maker, most Limits) (c Count, err error) {
+	in := &limited{r: from, left: most.Bytes}
+	archive := tar.NewReader(in)
+	var content int64 // sparse files have more than the tar
+	for {
+		h, err := archive.Next()
+		if err == io.EOF {
+			// What follows the end of the archive is part of what was hashed, and counts.
+			_, err := io.Copy(io.Discard, in)
+			c.Bytes = in.n
+			return c, err
+		}
+		if err != nil {
+			return c, broken(err)
+		}
+		if c.Entries++; c.Entries > most.Entries {
+			return c, refused("it has more than %d entries", most.Entries)
+		}
+		if content += h.Size; h.Size < 0 || content < 0 || content > most.Bytes {
+			return c, refused("its files have more than %d bytes", most.Bytes)
+		}
+		if err := entry(h, archive, to); err != nil {
+			return c, err
+		}
+	}
+}
+
+// entry makes what one header says.
+func entry(h *tar.Header, content io.Reader, to maker) error {
+	if path.Clean(h.Name) == "." && h.Typeflag == tar.TypeDir {
+		return nil // the layer itself, which other tools list
+	}
+	name, err := cleanName(h.Name)
+	if err != nil {
+		return err
+	}
+	dir, base := path.Split(name)
+	switch h.Typeflag {
+	case tar.TypeDir:
+		return to.dir(name, h)
+	case tar.TypeSymlink:
+		if h.Linkname == "" || len(h.Linkname) > maxName || strings.ContainsRune(h.Linkname, 0) {
+			return refused("the target of link %.80q is %.80q", name, h.Linkname)
+		}
+		return to.symlink(name, h)
+	case tar.TypeLink:
+		first, err := cleanName(h.Linkname)
+		if err != nil {
+			return err
+		}
+		return to.link(name, first)
+	case tar.TypeReg:
+	default:
+		return refused("%.80q is neither a file, nor a directory, nor a link", name)
+	}
+	hidden, special := strings.CutPrefix(base, whiteout)
+	switch {
+	case !special || h.PAXRecords[kind] == kindFile:
+		return to.file(name, h, content)
+	case h.Size != 0:
+		return refused("%.80q deletes, and has content", name)
+	case base == opaque && h.PAXRecords[kind] == "":
+		return to.opaque(strings.TrimSuffix(dir, "/"))
+	case hidden == "" || hidden == "." || hidden == "..":
+		return refused("%.80q deletes nothing", name)
+	}
+	return to.deleted(dir + hidden)
+}
+
+// limited reads so many bytes, and more is an error.
+type limited struct {
+	r       io.Reader
+	n, left int64
+}
+
+func (l *limited) Read(b []byte) (int, error) {
+	n, err := l.r.Read(b)
+	l.n += int64(n)
+	if l.left -= int64(n); l.left < 0 {
+		return 0, refused("it has more bytes than it should")
+	}
+	return n, err
+}
+
+func broken(err error) error {
+	if errors.Is(err, tar.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, tar.ErrFieldTooLong) || errors.Is(err, tar.ErrInsecurePath) {
+		return refused("it cannot be read as tar: %v", err)
+	}
+	return err
+}
+
+type nothing struct{}
+
+func (nothing) dir(string, *tar.Header) error     { return nil }
+func (nothing) symlink(string, *tar.Header) error { return nil }
+func (nothing) link(string, string) error         { return nil }
+func (nothing) deleted(string) error              { return nil }
+func (nothing) opaque(string) error               { return nil }
+func (nothing) file(_ string, _ *tar.Header, r io.Reader) error {
+	_, err := io.Copy(io.Discard, r)
+	return broken(err)
+}
+
+// tree makes a layer in a directory.
+type tree struct {
+	root  int
+	owner *Owner
+	buf   []byte
+
+	// The directory that the last name was in: names come sorted, mostly.
+	at     string
+	parent int // -1 for none
+
+	// What is set when nothing is made in them any more.
+	dirs []directory
+}
+
+type directory struct {
+	name string
+	mode uint32
+	time time.Time
+}
+
+// enter opens the directory that a name is in, beneath the root.
+func (t *tree) enter(name string) (dir int, base string, err error) {
+	at, base := path.Split(name)
+	if at == "" {
+		return t.root, base, nil
+	}
+	if t.parent >= 0 && t.at == at {
+		return t.parent, base, nil
+	}
+	t.leave()
+	fd, err := beneath(t.root, strings.TrimSuffix(at, "/"), unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return -1, "", misplaced(name, err)
+	}
+	t.parent, t.at = fd, at
+	return fd, base, nil
+}
+
+// misplaced words why a name cannot be made: the archive is at fault, or the disk.
+func misplaced(name string, err error) error {
+	switch err {
+	case unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.EEXIST, unix.EXDEV, unix.EISDIR, unix.ENAMETOOLONG, unix.EINVAL, unix.EMLINK:
+		return refused("%.200q cannot be made: %v", name, err)
+	}
+	return fmt.Errorf("unpack %.200q: %w", name, err)
+}
+
+// leave closes the directory that is remembered.
+func (t *tree) leave() {
+	if t.parent >= 0 {
+		unix.Close(t.parent)
+	}
+	t.parent = -1
+}
+
+// own gives a name to the owner.
+func (t *tree) own(dir int, base string) error {
+	if t.owner == nil {
+		return nil
+	}
+	return unix.Fchownat(dir, base, int(t.owner.UID), int(t.owner.GID), unix.AT_SYMLINK_NOFOLLOW)
+}
+
+func (t *tree) dir(name string, h *tar.Header) error {
+	dir, base, err := t.enter(name)
+	if err != nil {
+		return err
+	}
+	if err := unix.Mkdirat(dir, base, 0o700); err != nil {
+		return misplaced(name, err)
+	}
+	t.dirs = append(t.dirs, directory{name, uint32(h.Mode & 0o777), h.ModTime})
+	return t.own(dir, base)
+}
+
+func (t *tree) file(name string, h *tar.Header, content io.Reader) error {
+	dir, base, err := t.enter(name)
+	if err != nil {
+		return err
+	}
+	fd, err := beneath(dir, base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o600)
+	if err != nil {
+		return misplaced(name, err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	defer f.Close()
+	if t.buf == nil {
+		t.buf = make([]byte, 256<<10)
+	}
+	// Not by ReadFrom, which would copy in pieces of its own.
+	if _, err := io.CopyBuffer(struct{ io.Writer }{f}, struct{ io.Reader }{content}, t.buf); err != nil {
+		return broken(err)
+	}
+	if t.owner != nil {
+		if err := f.Chown(int(t.owner.UID), int(t.owner.GID)); err != nil {
+			return err
+		}
+	}
+	// After the owner, a change of whom may clear bits (chown(2)).
+	if err := f.Chmod(fs.FileMode(h.Mode & 0o777)); err != nil {
+		return err
+	}
+	return stamp(dir, base, h.ModTime)
+}
+
+func (t *tree) symlink(name string, h *tar.Header) error {
+	dir, base, err := t.enter(name)
+	if err != nil {
+		return err
+	}
+	if err := unix.Symlinkat(h.Linkname, dir, base); err != nil {
+		return misplaced(name, err)
+	}
+	if err := t.own(dir, base); err != nil {
+		return err
+	}
+	return stamp(dir, base, h.ModTime)
+}
+
+// link gives a file that is there another name.
+func (t *tree) link(name, first string) error {
+	fd, err := beneath(t.root, first, unix.O_PATH, 0)
+	if err != nil {
+		return misplaced(first, err)
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return refused("%.80q is another name of %.80q, which is no file", name, first)
+	}
+	from, old := path.Split(first)
+	var source int
+	if from == "" {
+		source = t.root
+	} else {
+		if source, err = beneath(t.root, strings.TrimSuffix(from, "/"), unix.O_PATH|unix.O_DIRECTORY, 0); err != nil {
+			return misplaced(first, err)
+		}
+		defer unix.Close(source)
+	}
+	dir, base, err := t.enter(name)
+	if err != nil {
+		return err
+	}
+	if err := unix.Linkat(source, old, dir, base, 0); err != nil { // a symbolic link is not followed
+		return misplaced(name, err)
+	}
+	return nil
+}
+
+// deleted makes what hides a name: a device 0/0, which everybody may make (mknod(2), Linux 5.8).
+func (t *tree) deleted(name string) error {
+	dir, base, err := t.enter(name)
+	if err != nil {
+		return err
+	}
+	if err := unix.Mknodat(dir, base, unix.S_IFCHR, 0); err != nil {
+		return misplaced(name, err)
+	}
+	return t.own(dir, base)
+}
+
+// opaque hides all that is below a directory.
+func (t *tree) opaque(name string) error {
+	fd := t.root
+	if name != "" {
+		var err error
+		if fd, err = beneath(t.root, name, unix.O_RDONLY|unix.O_DIRECTORY, 0); err != nil {
+			return misplaced(name, err)
+		}
+		defer unix.Close(fd)
+	}
+	if err := unix.Fsetxattr(fd, opaqueXattr, []byte{'y'}, 0); err != nil {
+		return fmt.Errorf("hide what is below %.200q: %w", name, err)
+	}
+	return nil
+}
+
+// finish gives directories their modes and times, those below before those above.
+func (t *tree) finish() error {
+	for i := len(t.dirs) - 1; i >= 0; i-- {
+		d := t.dirs[i]
+		dir, base, err := t.enter(d.name)
+		if err != nil {
+			return err
+		}
+		if err := unix.Fchmodat(dir, base, d.mode, 0); err != nil { // a directory of ours
+			return err
+		}
+		if err := stamp(dir, base, d.time); err != nil {
+			return err
+		}
+	}
+	if t.owner != nil {
+		if err := unix.Fchown(t.root, int(t.owner.UID), int(t.owner.GID)); err != nil {
+			return err
+		}
+	}
+	return unix.Fchmod(t.root, 0o755)
+}
+
+// stamp sets the time of change; the time of access too, so that it is not the present one.
+func stamp(dir int, base string, at time.Time) error {
+	ts, err := unix.TimeToTimespec(at)
+	if err != nil {
+		return refused("a time is out of range")
+	}
+	return unix.UtimesNanoAt(dir, base, []unix.Timespec{ts, ts}, unix.AT_SYMLINK_NOFOLLOW)
+}

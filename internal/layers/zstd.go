@@ -1,0 +1,157 @@
+package layers
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"hash"
+	"io"
+	"runtime"
+
+	"github.com/klauspost/compress/zstd"
+)
+
+// frameSize is how much of a layer is compressed by itself. Frames follow each other (RFC 8878,
+// 3.1), so several processors can compress at once, and what comes out does not depend on how many
+// there are.
+const frameSize = 4 << 20
+
+// Writer compresses what is written to it, and hashes it. It is to be closed.
+type Writer struct {
+	to     io.Writer
+	frame  *frame      // that is being filled; nil for none
+	spare  chan *frame // those that were used: to touch new memory costs as much as to compress
+	hashes chan *frame // in order
+	hashed chan hash.Hash
+	frames chan *frame // likewise
+	done   chan error
+	failed chan struct{} // closed when to takes nothing any more
+
+	encoder *zstd.Encoder
+	size    int64
+}
+
+// frame is a part of a layer under way.
+type frame struct {
+	text, packed []byte
+	hashed, made chan struct{} // have a value when it is
+}
+
+// NewWriter makes a Writer. What to returns as an error, Close returns.
+func NewWriter(to io.Writer) (*Writer, error) {
+	n := runtime.GOMAXPROCS(0)
+	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(n), zstd.WithEncoderLevel(zstd.SpeedDefault), zstd.WithEncoderCRC(false)) // the hash is more
+	if err != nil {
+		return nil, err
+	}
+	w := &Writer{to: to, encoder: encoder, spare: make(chan *frame, n+3), hashes: make(chan *frame, n+3), hashed: make(chan hash.Hash),
+		frames: make(chan *frame, n+3), done: make(chan error, 1), failed: make(chan struct{})}
+	for range n + 2 {
+		w.spare <- &frame{hashed: make(chan struct{}, 1), made: make(chan struct{}, 1)}
+	}
+	go w.hash()
+	go w.write()
+	return w, nil
+}
+
+func (w *Writer) Write(b []byte) (int, error) {
+	for rest := b; len(rest) > 0; {
+		if w.frame == nil {
+			w.frame = <-w.spare // so many are under way at most
+		}
+		f := w.frame
+		n := min(len(rest), frameSize-len(f.text))
+		f.text = append(f.text, rest[:n]...)
+		if rest = rest[n:]; len(f.text) == frameSize {
+			w.flush()
+		}
+	}
+	select {
+	case <-w.failed:
+		return 0, io.ErrClosedPipe
+	default:
+		return len(b), nil
+	}
+}
+
+// flush has the frame compressed and hashed.
+func (w *Writer) flush() {
+	f := w.frame
+	w.frame = nil
+	w.frames <- f
+	w.hashes <- f
+	go func() {
+		f.packed = w.encoder.EncodeAll(f.text, f.packed[:0])
+		f.made <- struct{}{}
+	}()
+}
+
+func (w *Writer) hash() {
+	h := sha256.New()
+	for f := range w.hashes {
+		h.Write(f.text)
+		f.hashed <- struct{}{}
+	}
+	w.hashed <- h
+}
+
+func (w *Writer) write() {
+	var err error
+	for f := range w.frames {
+		<-f.made
+		if err == nil {
+			if _, err = w.to.Write(f.packed); err != nil {
+				close(w.failed)
+			}
+			w.size += int64(len(f.packed))
+		}
+		<-f.hashed
+		f.text = f.text[:0]
+		w.spare <- f
+	}
+	w.done <- err
+}
+
+// Close writes what is left, and returns the hash of all that was written, and how much that came
+// to.
+func (w *Writer) Close() (sum string, size int64, err error) {
+	if w.frame != nil {
+		w.flush()
+	}
+	close(w.hashes)
+	close(w.frames)
+	h := <-w.hashed
+	err = <-w.done
+	w.encoder.Close()
+	return hex.EncodeToString(h.Sum(nil)), w.size, err
+}
+
+// Reader decompresses a layer and hashes what comes out.
+type Reader struct {
+	*zstd.Decoder
+	hash hash.Hash
+}
+
+// maxWindow is how far back a frame may refer, and so how much memory a layer that somebody else has
+// packed can take.
+const maxWindow = 16 << 20
+
+// NewReader makes a Reader. It is to be closed.
+func NewReader(from io.Reader) (*Reader, error) {
+	d, err := zstd.NewReader(from, zstd.WithDecoderConcurrency(2), zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderMaxMemory(8*maxWindow))
+	if err != nil {
+		return nil, err
+	}
+	return &Reader{d, sha256.New()}, nil
+}
+
+func (r *Reader) Read(b []byte) (int, error) {
+	n, err := r.Decoder.Read(b)
+	r.hash.Write(b[:n])
+	if err != nil && err != io.EOF {
+		err = refused("it cannot be decompressed: %v", err)
+	}
+	return n, err
+}
+
+// Sum is the hash of what was read.
+func (r *Reader) Sum() string { return hex.EncodeToString(r.hash.Sum(nil)) }

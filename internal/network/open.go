@@ -1,0 +1,158 @@
+package network
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+// open opens what the spec names on the host.
+func (p *Proxy) open() error {
+	for _, c := range p.spec.Connect {
+		f, err := openUnix(c.Path)
+		if err != nil {
+			return err
+		}
+		p.unix = append(p.unix, f)
+	}
+	for _, want := range p.spec.Publish {
+		f, port, err := listen(want)
+		if err != nil {
+			return err
+		}
+		p.host = append(p.host, f)
+		p.publish = append(p.publish, result.ReportPublished{Address: join(want.Addr, port), Port: want.Port})
+	}
+	return nil
+}
+
+const loopback = "127.0.0.1"
+
+func join(addr string, port int) string {
+	if addr == "" {
+		addr = loopback
+	}
+	return addr + ":" + strconv.Itoa(port)
+}
+
+// openUnix opens a unix socket without connecting: what is there now is what each connection
+// leads to, whatever its path comes to mean.
+func openUnix(path string) (*os.File, error) {
+	fail := func(why string, err error) error {
+		return &result.Error{Code: "usage", Message: fmt.Sprintf("--connect unix:%s: %s", path, why), Err: err, Hint: "want the path of a unix socket that somebody listens on"}
+	}
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fail(err.Error(), err)
+	}
+	f := os.NewFile(uintptr(fd), path)
+	var st unix.Stat_t
+	if err = unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT != unix.S_IFSOCK {
+		err = unix.ENOTSOCK
+	}
+	if err != nil {
+		f.Close()
+		return nil, fail(err.Error(), err)
+	}
+	// Not connected: who listens would take that for a client.
+	if err = unix.Faccessat(unix.AT_FDCWD, "/proc/self/fd/"+strconv.Itoa(fd), unix.W_OK, unix.AT_EACCESS); err != nil {
+		f.Close()
+		return nil, fail(err.Error(), err)
+	}
+	return f, nil
+}
+
+// dialUnix connects to a socket by a descriptor of it. It does not block: a full backlog is
+// EAGAIN (connect(2)).
+func dialUnix(f *os.File) (fd int, err error) {
+	fd, err = unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return -1, err
+	}
+	if err = unix.Connect(fd, &unix.SockaddrUnix{Name: "/proc/self/fd/" + strconv.Itoa(proc.Descriptor(f))}); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// listen listens on the host.
+func listen(want Publish) (f *os.File, port int, err error) {
+	defer func() {
+		if err != nil {
+			e := &result.Error{Code: "network", Message: fmt.Sprintf("--publish: cannot listen on %s: %v", join(want.Addr, int(want.HostPort)), err), Err: err}
+			switch err {
+			case unix.EADDRINUSE:
+				e.Hint = "another program has the port; 0 in its place picks one that is free"
+			case unix.EACCES:
+				e.Hint = "ports below 1024 are root's; take one above"
+			}
+			err = e
+		}
+	}()
+	addr, err := sockaddr(want.Addr, want.HostPort)
+	if err != nil {
+		return nil, 0, err
+	}
+	family := unix.AF_INET
+	if _, six := addr.(*unix.SockaddrInet6); six {
+		family = unix.AF_INET6
+	}
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, 0, err
+	}
+	if err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err == nil {
+		err = unix.Bind(fd, addr)
+	}
+	if err == nil {
+		err = unix.Listen(fd, 128)
+	}
+	var at unix.Sockaddr
+	if err == nil {
+		at, err = unix.Getsockname(fd)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, 0, err
+	}
+	switch at := at.(type) {
+	case *unix.SockaddrInet4:
+		port = at.Port
+	case *unix.SockaddrInet6:
+		port = at.Port
+	}
+	return os.NewFile(uintptr(fd), "published"), port, nil
+}
+
+// sockaddr is an IPv4 address, [::1] or [::] as bind(2) takes it. (What reads all of IPv6 would be
+// initialised at each start.)
+func sockaddr(addr string, port uint16) (unix.Sockaddr, error) {
+	switch addr {
+	case "":
+		addr = loopback
+	case "[::]":
+		return &unix.SockaddrInet6{Port: int(port)}, nil
+	case "[::1]":
+		return &unix.SockaddrInet6{Port: int(port), Addr: [16]byte{15: 1}}, nil
+	}
+	four := &unix.SockaddrInet4{Port: int(port)}
+	parts := strings.Split(addr, ".")
+	if len(parts) != len(four.Addr) {
+		return nil, unix.EINVAL
+	}
+	for i, part := range parts {
+		n, err := strconv.ParseUint(part, 10, 8)
+		if err != nil {
+			return nil, unix.EINVAL
+		}
+		four.Addr[i] = byte(n)
+	}
+	return four, nil
+}

@@ -1,0 +1,75 @@
+package network
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestParseAllow(t *testing.T) {
+	for _, tt := range []struct {
+		text string
+		want []Rule
+	}{
+		{"pypi.org", []Rule{{"pypi.org", 0}}},
+		{"PyPI.org.:443,*.Example.org", []Rule{{"pypi.org", 443}, {"*.example.org", 0}}},
+		{"10.0.0.0/8:5432,192.0.2.1", []Rule{{"10.0.0.0/8", 5432}, {"192.0.2.1", 0}}},
+		{"[2001:db8::1]:443,2001:db8::2,[2001:db8::]/32:80,[2001:db8::/32]:81", []Rule{{"2001:db8::1", 443}, {"2001:db8::2", 0}, {"2001:db8::/32", 80}, {"2001:db8::/32", 81}}},
+		{"localhost:8000", []Rule{{"localhost", 8000}}},
+		{"", nil}, {"a,", nil}, {"a b", nil}, {"*", nil}, {"*.", nil}, {"a.*.b", nil}, {"*a.b", nil}, {"a..b", nil}, {"https://a.b", nil}, {"a.b:", nil}, {"a.b:0", nil}, {"a.b:65536", nil},
+		{"[::1", nil}, {"[::1]x", nil}, {"[a.b]:80", nil}, {"a\x00b", nil}, {"-a", nil}, {"hö.example", nil}, {strings.Repeat("a", 64), nil},
+	} {
+		got, err := ParseAllow(tt.text)
+		if diff := cmp.Diff(tt.want, got); diff != "" && (tt.want != nil || err == nil) || (err == nil) != (tt.want != nil) {
+			t.Errorf("%q: %v, %v", tt.text, got, err)
+		}
+	}
+}
+
+func TestParsePublish(t *testing.T) {
+	for _, tt := range []struct {
+		text string
+		want Publish
+		ok   bool
+	}{
+		{"8080:80", Publish{"", 8080, 80}, true},
+		{"0:80", Publish{"", 0, 80}, true},
+		{"0.0.0.0:8080:80", Publish{"0.0.0.0", 8080, 80}, true},
+		{"[::1]:8080:80", Publish{"[::1]", 8080, 80}, true},
+		{"[::]:0:80", Publish{"[::]", 0, 80}, true},
+		{"80", Publish{}, false}, {"8080:0", Publish{}, false}, {"a:80", Publish{}, false}, {"1.2.3:80:80", Publish{}, false}, {"1.2.3.256:80:80", Publish{}, false}, {"::1:80:80", Publish{}, false}, {"", Publish{}, false},
+	} {
+		got, err := ParsePublish(tt.text)
+		if (err == nil) != tt.ok || tt.ok && got != tt.want {
+			t.Errorf("%q: %v, %v", tt.text, got, err)
+		}
+	}
+}
+
+func TestParseConnect(t *testing.T) {
+	for _, tt := range []struct {
+		text string
+		want Connect
+		ok   bool
+	}{
+		{"unix:/run/x.sock=5432", Connect{"/run/x.sock", 5432}, true},
+		{"unix:x=y=80", Connect{"/dir/x=y", 80}, true},
+		{"unix:=80", Connect{}, false}, {"/run/x=80", Connect{}, false}, {"unix:/run/x", Connect{}, false}, {"unix:/run/x=0", Connect{}, false}, {"tcp:a=80", Connect{}, false},
+	} {
+		got, err := ParseConnect(tt.text, "/dir")
+		if (err == nil) != tt.ok || tt.ok && got != tt.want {
+			t.Errorf("%q: %v, %v", tt.text, got, err)
+		}
+	}
+}
+
+// TestClean: what a sandbox chose is printed on terminals.
+func TestClean(t *testing.T) {
+	if got := Clean("a\x1b[31m\nb\xff\u2028"); strings.Trim(got, "ab[31m?") != "" {
+		t.Errorf("%q", got)
+	}
+	if got := Clean(strings.Repeat("x", 1000)); len(got) != 300 {
+		t.Errorf("%d bytes", len(got))
+	}
+}

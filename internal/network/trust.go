@@ -1,0 +1,38 @@
+package network
+
+import (
+	"strings"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+)
+
+// MaxHosts is how many hosts a report names; all others are counted as [OtherHosts].
+const MaxHosts = 100
+
+// OtherHosts is what a report calls those that it does not name.
+const OtherHosts = "(others)"
+
+// trusted is a report as it may be shown: the proxy has made it of what the sandbox asked for.
+func trusted(r *result.ReportNetwork) *result.ReportNetwork {
+	if r == nil {
+		return &result.ReportNetwork{Hosts: []result.ReportHost{}, Incomplete: true}
+	}
+	out := &result.ReportNetwork{Hosts: []result.ReportHost{}}
+	for _, h := range r.Hosts[:min(len(r.Hosts), MaxHosts+1)] {
+		h.Host, h.Reason = Clean(h.Host), Clean(h.Reason)
+		out.Hosts = append(out.Hosts, h)
+	}
+	return out
+}
+
+// Clean is a text of the sandbox's as it may be printed: ASCII, and bounded.
+func Clean(s string) string {
+	const most = 300
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' {
+			return '?'
+		}
+		return r
+	}, s[:min(len(s), most)])
+	return s
+}

@@ -1,0 +1,280 @@
+package overlay
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/workspace"
+)
+
+// This file makes the changes in the original. Each file is written whole, to a directory of our
+// own beside all others, and then takes its place in one step: whoever looks finds the old one or
+// the new one, also when we are killed. What is removed goes there in one step, too, and only
+// then piece by piece.
+//
+// Every path is resolved by the kernel beneath the original's directory and without following
+// any link (openat2(2)), at the moment when it is needed: another process may be at work there.
+
+// stagingName is the directory of our own. It is there during an apply, and after one that was
+// killed until the next, or until [Sweep].
+const stagingName = ".sbxrun-apply"
+
+// Options of [Tree.Apply].
+type Options struct {
+	Delete bool // make deletions as well, and let a file take the place of a directory
+	Force  bool // whatever has become of the original since the sandbox began
+}
+
+// Applied is what an apply has done.
+type Applied struct {
+	Changes int // made
+	// Left are deletions that were not asked for, and what is never made: devices, FIFOs,
+	// sockets.
+	Left []Change
+}
+
+// Removes reports whether a change takes something away that has no copy.
+func (c *Change) Removes() bool { return c.Kind == Deleted || c.Was == Directory }
+
+// applier is one apply.
+type applier struct {
+	Options
+	tree    *Tree
+	layer   int
+	source  int
+	staging *os.File
+	n       int
+	chown   bool
+	owner   unix.Stat_t       // of the source: whom belongs what is new
+	names   map[string]string // of files that have several, in the source
+}
+
+// Apply makes these changes, which [Tree.Changes] has returned, in the original. It makes none
+// if one of them is in conflict. After an error some may have been made, each of them whole.
+func (t *Tree) Apply(list []Change, o Options) (a Applied, err error) {
+	var todo []Change
+	for _, c := range list {
+		switch {
+		case c.Type == Other && c.Kind != Deleted || c.Removes() && !o.Delete:
+			a.Left = append(a.Left, c)
+		case c.Conflict && !o.Force:
+			return a, Conflict(c.Path)
+		default:
+			todo = append(todo, c)
+		}
+	}
+	if len(todo) == 0 {
+		return a, nil
+	}
+	x := &applier{Options: o, tree: t, layer: int(t.Layer.Fd()), source: int(t.Source.Fd()), chown: unix.Geteuid() == 0, names: map[string]string{}}
+	if err := unix.Fstat(x.source, &x.owner); err != nil {
+		return a, err
+	}
+	if x.staging, err = stage(x.source, true); err != nil {
+		return a, err
+	}
+	defer func() {
+		if sweepErr := unstage(x.source, x.staging); err == nil {
+			err = sweepErr
+		}
+	}()
+	for _, c := range todo {
+		if err := x.make(&c); err != nil {
+			if e := (*result.Error)(nil); !errors.As(err, &e) {
+				err = &result.Error{Code: "apply", Message: fmt.Sprintf("%.200q cannot be applied: %v", c.Path, err), Err: err}
+			}
+			return a, err
+		}
+		a.Changes++
+	}
+	return a, nil
+}
+
+// Conflict is that a path has changed on the host.
+func Conflict(name string) error {
+	return &result.Error{Code: "conflict", ExitCode: 1, Message: fmt.Sprintf("%.200q has changed on the host since the sandbox began", name),
+		Hint: "see sbxrun diff; name the paths to apply, or give --force to have the sandbox's version"}
+}
+
+// beneath opens a path of a tree, and never what is outside it or behind a link.
+func beneath(root int, name string, flags uint64) (int, error) {
+	return unix.Openat2(root, name, &unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV})
+}
+
+// make makes one change.
+func (x *applier) make(c *Change) error {
+	if c.Path == "." {
+		return chmod(x.source, ".", c.mode)
+	}
+	parent, err := beneath(x.source, path.Dir(c.Path), unix.O_PATH|unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(parent)
+	name := path.Base(c.Path)
+	// Once more, of what is there now.
+	var was *unix.Stat_t
+	if st := original(parent, name); st != nil {
+		was = st
+		if w := (walker{since: x.tree.Since}); !x.Force && w.later(st) && (c.Kind != Mode || c.Type != Directory) {
+			return Conflict(c.Path)
+		}
+	}
+	switch {
+	case c.Kind == Deleted:
+		return x.remove(parent, name)
+	case c.Kind == Mode:
+		return chmod(parent, name, c.mode)
+	}
+	x.n++
+	temporary := strconv.Itoa(x.n)
+	if err := x.prepare(c, was, temporary); err != nil {
+		return err
+	}
+	return x.place(c, was, temporary, parent, name)
+}
+
+// prepare makes, in the staging directory, what is to take the path's place.
+func (x *applier) prepare(c *Change, was *unix.Stat_t, temporary string) error {
+	staging := int(x.staging.Fd())
+	switch c.Type {
+	case Directory:
+		if err := unix.Mkdirat(staging, temporary, 0o700); err != nil {
+			return err
+		}
+		if err := x.give(staging, temporary, nil); err != nil {
+			return err
+		}
+		return chmod(staging, temporary, c.mode)
+	case Link:
+		if err := unix.Symlinkat(c.Target, staging, temporary); err != nil {
+			return err
+		}
+		return x.give(staging, temporary, was)
+	}
+	if first, ok := x.names[c.Same]; ok && x.link(first, temporary) == nil {
+		return nil
+	}
+	return x.file(c, was, temporary)
+}
+
+// link makes another name of a file that was applied before.
+func (x *applier) link(first, temporary string) error {
+	fd, err := beneath(x.source, first, unix.O_PATH)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return unix.Linkat(unix.AT_FDCWD, "/proc/self/fd/"+strconv.Itoa(fd), int(x.staging.Fd()), temporary, unix.AT_SYMLINK_FOLLOW)
+}
+
+// file copies a file of the layer.
+func (x *applier) file(c *Change, was *unix.Stat_t, temporary string) error {
+	dir, err := beneath(x.layer, path.Dir(c.Path), unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dir)
+	in, err := openFile(dir, path.Base(c.Path))
+	if err != nil {
+		return err
+	}
+	defer unix.Close(in)
+	var st unix.Stat_t
+	if err := unix.Fstat(in, &st); err != nil {
+		return err
+	}
+	staging := int(x.staging.Fd())
+	out, err := unix.Openat(staging, temporary, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(out)
+	if err := workspace.Fill(out, in, &st); err != nil {
+		return err
+	}
+	if err := x.give(out, "", was); err != nil {
+		return err
+	}
+	if err := unix.Fchmod(out, c.mode); err != nil { // after the owner, and without setuid
+		return err
+	}
+	if st.Nlink > 1 && c.Same == "" {
+		x.names[c.Path] = c.Path
+	}
+	return unix.Fsync(out)
+}
+
+// give makes something the owner's of what was there, or of the source.
+func (x *applier) give(dir int, name string, was *unix.Stat_t) error {
+	if !x.chown {
+		return nil
+	}
+	if was == nil {
+		was = &x.owner
+	}
+	return unix.Fchownat(dir, name, int(was.Uid), int(was.Gid), unix.AT_SYMLINK_NOFOLLOW|unix.AT_EMPTY_PATH)
+}
+
+// place puts what was prepared at its path.
+func (x *applier) place(c *Change, was *unix.Stat_t, temporary string, parent int, name string) error {
+	staging := int(x.staging.Fd())
+	isDir := was != nil && was.Mode&unix.S_IFMT == unix.S_IFDIR
+	switch {
+	case c.Type == Directory && isDir: // somebody has made it meanwhile
+		return unix.Unlinkat(staging, temporary, unix.AT_REMOVEDIR)
+	case was == nil && !x.Force || was == nil && c.Type == Directory:
+		err := unix.Renameat2(staging, temporary, parent, name, unix.RENAME_NOREPLACE)
+		if err == unix.EEXIST {
+			return Conflict(c.Path)
+		}
+		return err
+	case isDir && !x.Delete:
+		return unix.EISDIR
+	case was != nil && (isDir || c.Type == Directory):
+		// In one step as well; what was there goes away below.
+		if err := unix.Renameat2(staging, temporary, parent, name, unix.RENAME_EXCHANGE); err != nil {
+			return err
+		}
+		return removeTree(staging, temporary, 0)
+	}
+	return unix.Renameat(staging, temporary, parent, name)
+}
+
+// remove takes a path away, with all below it.
+func (x *applier) remove(parent int, name string) error {
+	x.n++
+	temporary := strconv.Itoa(x.n)
+	err := unix.Renameat(parent, name, int(x.staging.Fd()), temporary)
+	if err == unix.ENOENT {
+		return nil // it is gone already
+	}
+	if err != nil {
+		return err
+	}
+	return removeTree(int(x.staging.Fd()), temporary, 0)
+}
+
+// chmod sets the permissions of a file or a directory, without opening it, and not those of
+// what a link leads to.
+func chmod(dir int, name string, mode uint32) error {
+	fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if t := typeOf(&st); t != File && t != Directory {
+		return errors.New("it is not a file any more")
+	}
+	return unix.Chmod("/proc/self/fd/"+strconv.Itoa(fd), mode)
+}

@@ -1,0 +1,300 @@
+package overlay
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// laid makes a layer and an original, as overlayfs would have them.
+func laid(t testing.TB) (layer, source string, tree *Tree) {
+	dir := t.TempDir()
+	layer, source = filepath.Join(dir, "layer"), filepath.Join(dir, "source")
+	must(t, os.Mkdir(layer, 0o755), os.Mkdir(source, 0o755), os.Mkdir(filepath.Join(dir, "outside"), 0o755))
+	must(t, os.WriteFile(filepath.Join(dir, "outside/secret"), []byte("secret"), 0o600))
+	tree = &Tree{Since: time.Now().Add(time.Minute)}
+	var err error
+	tree.Layer, err = os.Open(layer)
+	must(t, err)
+	tree.Source, err = os.Open(source)
+	must(t, err)
+	t.Cleanup(func() { tree.Layer.Close(); tree.Source.Close() })
+	return layer, source, tree
+}
+
+func put(t testing.TB, dir, name, text string) {
+	t.Helper()
+	name = filepath.Join(dir, name)
+	must(t, os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o644))
+}
+
+// wipe leaves a whiteout.
+func wipe(t testing.TB, dir, name string) {
+	t.Helper()
+	must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
+	must(t, unix.Mknod(filepath.Join(dir, name), unix.S_IFCHR, 0)) // by anybody: mknod(2), Linux 5.8
+}
+
+func lines(t testing.TB, tree *Tree) (list []Change, text string) {
+	t.Helper()
+	list, warnings, err := tree.Changes()
+	must(t, err)
+	for _, c := range list {
+		text += fmt.Sprintf("%s %s %q", c.Kind, c.Type, c.Path)
+		if c.Was != "" {
+			text += " was " + string(c.Was)
+		}
+		if c.Same != "" {
+			text += " same as " + c.Same
+		}
+		if c.Conflict {
+			text += " conflict"
+		}
+		text += "\n"
+	}
+	for _, w := range warnings {
+		text += "warning " + w.Error() + "\n"
+	}
+	return list, text
+}
+
+// nothingOutside fails if anything beside layer and original has changed.
+func nothingOutside(t testing.TB, source string) {
+	t.Helper()
+	outside := filepath.Join(filepath.Dir(source), "outside")
+	entries, err := os.ReadDir(outside)
+	must(t, err)
+	text, err := os.ReadFile(filepath.Join(outside, "secret"))
+	must(t, err)
+	info, err := os.Stat(outside)
+	must(t, err)
+	if len(entries) != 1 || string(text) != "secret" || info.Mode().Perm() != 0o755 {
+		t.Fatalf("outside: %v, %q, %v", entries, text, info.Mode())
+	}
+	if left, _ := filepath.Glob(source + "/" + stagingName); len(left) > 0 {
+		t.Fatalf("left: %q", left)
+	}
+}
+
+func TestChanges(t *testing.T) {
+	t.Parallel()
+	layer, source, tree := laid(t)
+	put(t, source, "same", "same")
+	put(t, layer, "same", "same") // touched
+	put(t, source, "text", "old")
+	put(t, layer, "text", "new!")
+	put(t, source, "executable", "x")
+	put(t, layer, "executable", "x")
+	must(t, os.Chmod(filepath.Join(layer, "executable"), 0o755))
+	put(t, source, "gone/a/b", "x")
+	wipe(t, layer, "gone")
+	wipe(t, layer, "never") // of what was made and deleted
+	put(t, source, "replaced/old", "x")
+	put(t, source, "replaced/kept", "x")
+	put(t, layer, "replaced/new", "y")
+	put(t, layer, "replaced/kept", "x")
+	must(t, unix.Setxattr(filepath.Join(layer, "replaced"), "user.overlay.opaque", []byte("y"), 0))
+	put(t, source, "file-to-dir", "x")
+	put(t, layer, "file-to-dir/in", "y")
+	put(t, source, "dir-to-file/in", "x")
+	put(t, layer, "dir-to-file", "y")
+	put(t, layer, "bad\xff\nname", "y")
+	must(t, os.Symlink("../outside", filepath.Join(layer, "link")))
+	must(t, os.Link(filepath.Join(layer, "text"), filepath.Join(layer, "twin")))
+	must(t, unix.Mkfifo(filepath.Join(layer, "zfifo"), 0o644))
+	put(t, layer, stagingName+"/1", "y")
+	list, got := lines(t, tree)
+	want := `added file "bad\xff\nname"
+changed file "dir-to-file" was directory
+mode file "executable"
+changed directory "file-to-dir" was file
+added file "file-to-dir/in"
+deleted directory "gone"
+added link "link"
+added file "replaced/new"
+deleted file "replaced/old"
+changed file "text"
+added file "twin" same as text
+added other "zfifo"
+warning .sbxrun-apply is left out: the name is sbxrun's own
+`
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Fatalf("-want +got:\n%s", diff)
+	}
+	a, err := tree.Apply(list, Options{})
+	must(t, err)
+	if len(a.Left) != 4 || a.Changes != len(list)-4 {
+		t.Errorf("%d made, left %v", a.Changes, a.Left)
+	}
+	// The rest, with what is now there.
+	list, _ = lines(t, tree)
+	_, err = tree.Apply(list, Options{Delete: true, Force: true})
+	must(t, err)
+	if _, got := lines(t, tree); got != "added other \"zfifo\"\nwarning .sbxrun-apply is left out: the name is sbxrun's own\n" {
+		t.Errorf("after the apply:\n%s", got)
+	}
+	var one, two unix.Stat_t
+	must(t, unix.Stat(filepath.Join(source, "text"), &one), unix.Stat(filepath.Join(source, "twin"), &two))
+	if one.Ino != two.Ino {
+		t.Error("two names of a file have become two files")
+	}
+	nothingOutside(t, source)
+}
+
+func TestConflict(t *testing.T) {
+	t.Parallel()
+	layer, source, tree := laid(t)
+	put(t, source, "text", "old")
+	put(t, source, "dir/deep/file", "x")
+	put(t, layer, "text", "new")
+	wipe(t, layer, "dir")
+	tree.Since = time.Now().Add(-time.Minute)
+	list, got := lines(t, tree)
+	if want := "deleted directory \"dir\" conflict\nchanged file \"text\" conflict\n"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	if _, err := tree.Apply(list, Options{Delete: true}); err == nil || !strings.Contains(err.Error(), "has changed on the host") {
+		t.Errorf("applied: %v", err)
+	}
+	if _, err := tree.Apply(list, Options{Delete: true, Force: true}); err != nil {
+		t.Error(err)
+	}
+	// What has come into being since the look.
+	tree.Since = time.Now().Add(time.Minute)
+	put(t, layer, "another", "mine")
+	list, _ = lines(t, tree)
+	tree.Since = time.Now().Add(-time.Minute)
+	put(t, source, "another", "theirs")
+	if _, err := tree.Apply(list, Options{}); err == nil {
+		t.Error("applied over a file of somebody else's")
+	}
+	nothingOutside(t, source)
+}
+
+// The owner's permissions and the special bits of a hostile layer.
+func TestApplyModes(t *testing.T) {
+	t.Parallel()
+	layer, source, tree := laid(t)
+	put(t, layer, "setuid", "x")
+	must(t, unix.Chmod(filepath.Join(layer, "setuid"), 0o6755))
+	must(t, unix.Setxattr(filepath.Join(layer, "setuid"), "user.attribute", []byte("x"), 0))
+	if os.Geteuid() == 0 {
+		must(t, unix.Mknod(filepath.Join(layer, "null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
+		must(t, os.Chown(source, 1234, 1234))
+	}
+	list, _ := lines(t, tree)
+	_, err := tree.Apply(list, Options{})
+	must(t, err)
+	var st unix.Stat_t
+	must(t, unix.Stat(filepath.Join(source, "setuid"), &st))
+	if st.Mode&0o7777 != 0o755 {
+		t.Errorf("mode %o", st.Mode)
+	}
+	if n, err := unix.Getxattr(filepath.Join(source, "setuid"), "user.attribute", nil); err == nil {
+		t.Errorf("an attribute of %d bytes", n)
+	}
+	if os.Geteuid() == 0 && st.Uid != 1234 {
+		t.Errorf("owner %d", st.Uid)
+	}
+	if _, err := os.Lstat(filepath.Join(source, "null")); err == nil {
+		t.Error("a device was made")
+	}
+}
+
+// TestApplyRace: while changes are applied, another process exchanges directories of the layer and
+// of the original with links out.
+func TestApplyRace(t *testing.T) {
+	t.Parallel()
+	layer, source, tree := laid(t)
+	for i := range 40 {
+		put(t, layer, fmt.Sprintf("d/f%d", i), strings.Repeat("x", 1000))
+		put(t, source, fmt.Sprintf("d/f%d", i), "old")
+		put(t, source, fmt.Sprintf("d/sub/g%d", i), "old")
+	}
+	wipe(t, layer, "d/sub")
+	outside := filepath.Join(filepath.Dir(source), "outside")
+	for _, dir := range []string{layer, source} {
+		must(t, os.Symlink(outside, filepath.Join(dir, ".evil")))
+	}
+	list, _ := lines(t, tree)
+	var over atomic.Bool
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for !over.Load() {
+			for _, dir := range []string{layer, source} {
+				fd, err := unix.Open(dir, unix.O_PATH|unix.O_CLOEXEC, 0)
+				if err != nil {
+					continue
+				}
+				_ = unix.Renameat2(fd, "d", fd, ".evil", unix.RENAME_EXCHANGE)
+				unix.Close(fd)
+			}
+		}
+	}()
+	for range 200 {
+		_, _ = tree.Apply(list, Options{Delete: true, Force: true})
+	}
+	over.Store(true)
+	<-stopped
+	must(t, func() error { dir, err := os.Open(source); must(t, err); defer dir.Close(); return Sweep(dir) }())
+	nothingOutside(t, source)
+}
+
+func TestPatch(t *testing.T) {
+	t.Parallel()
+	layer, source, tree := laid(t)
+	put(t, source, "text", "a\nb\n")
+	put(t, layer, "text", "a\nc\n")
+	put(t, source, "gone/x", "x\n")
+	wipe(t, layer, "gone")
+	put(t, layer, "binary", "\x00")
+	put(t, layer, "esc\x1b[31m", "\n")
+	list, _ := lines(t, tree)
+	var b bytes.Buffer
+	must(t, tree.Patch(&b, list))
+	want := "diff --git a/binary b/binary\nnew file mode 100644\nBinary files /dev/null and b/binary differ\n" +
+		"diff --git \"a/esc\\033[31m\" \"b/esc\\033[31m\"\nnew file mode 100644\n--- /dev/null\n+++ \"b/esc\\033[31m\"\n@@ -0,0 +1,1 @@\n+\n" +
+		"diff --git a/gone/x b/gone/x\ndeleted file mode 100644\n--- a/gone/x\n+++ /dev/null\n@@ -1,1 +0,0 @@\n-x\n" +
+		"diff --git a/text b/text\n--- a/text\n+++ b/text\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n"
+	if diff := cmp.Diff(want, b.String()); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+func TestSelect(t *testing.T) {
+	t.Parallel()
+	layer, source, tree := laid(t)
+	put(t, layer, "a/b/c", "x")
+	put(t, layer, "a/d", "x")
+	put(t, layer, "ab", "x")
+	list, _ := lines(t, tree)
+	list = Select(list, []string{"a/b"})
+	_, err := tree.Apply(list, Options{})
+	must(t, err)
+	var got []string
+	must(t, filepath.WalkDir(source, func(p string, _ os.DirEntry, err error) error {
+		got = append(got, strings.TrimPrefix(p, source))
+		return err
+	}))
+	if diff := cmp.Diff([]string{"", "/a", "/a/b", "/a/b/c"}, got); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -1,0 +1,131 @@
+package overlay
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+)
+
+// errBusy says that another apply is at work.
+var errBusy = &result.Error{Code: "busy", Message: "another sbxrun apply is at work on the same directory", Hint: "try again when it has ended"}
+
+// stage opens the staging directory of a source, empty, and locks it (flock(2)); it makes one if
+// that is wanted. The lock ends with the process.
+func stage(source int, create bool) (*os.File, error) {
+	if create {
+		if err := unix.Mkdirat(source, stagingName, 0o700); err != nil && err != unix.EEXIST {
+			return nil, fmt.Errorf("mkdir %s: %w", stagingName, err)
+		}
+	}
+	fd, err := openDir(source, stagingName)
+	if err != nil {
+		return nil, err
+	}
+	dir := os.NewFile(uintptr(fd), stagingName)
+	var st unix.Stat_t
+	err = unix.Fstat(fd, &st)
+	if err == nil && (int(st.Uid) != unix.Geteuid() || st.Mode&0o077 != 0) {
+		err = &result.Error{Code: "apply", Message: fmt.Sprintf("%s in the directory is not sbxrun's own", stagingName), Hint: "remove it"}
+	}
+	if err == nil && unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) != nil {
+		err = errBusy
+	}
+	if err == nil {
+		err = empty(dir)
+	}
+	if err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return dir, nil
+}
+
+// unstage removes it.
+func unstage(source int, dir *os.File) error {
+	defer dir.Close()
+	if err := empty(dir); err != nil {
+		return err
+	}
+	if err := unix.Unlinkat(source, stagingName, unix.AT_REMOVEDIR); err != nil && err != unix.ENOENT {
+		return fmt.Errorf("rmdir %s: %w", stagingName, err)
+	}
+	return nil
+}
+
+// Sweep removes what an apply that was killed has left in a source.
+func Sweep(source *os.File) error {
+	dir, err := stage(int(source.Fd()), false)
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return unstage(int(source.Fd()), dir)
+}
+
+// empty removes all that is in a directory.
+func empty(dir *os.File) error {
+	if _, err := dir.Seek(0, 0); err != nil {
+		return err
+	}
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := removeTree(int(dir.Fd()), name, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeTree removes a name with all below it, following no link and leaving the file system
+// nowhere.
+func removeTree(dir int, name string, depth int) error {
+	err := unix.Unlinkat(dir, name, 0)
+	if err == nil || err == unix.ENOENT {
+		return nil
+	}
+	if err != unix.EISDIR {
+		return err
+	}
+	if err := unix.Unlinkat(dir, name, unix.AT_REMOVEDIR); err == nil || err == unix.ENOENT {
+		return nil
+	}
+	if depth > maxDepth {
+		return unix.ELOOP
+	}
+	fd, err := beneath(dir, name, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err == unix.EACCES { // its owner may take that away, and it is to be removed
+		if err = chmod(dir, name, 0o700); err == nil {
+			fd, err = beneath(dir, name, unix.O_RDONLY|unix.O_DIRECTORY)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	sub := os.NewFile(uintptr(fd), name)
+	defer sub.Close()
+	for {
+		names, err := sub.Readdirnames(1024)
+		if len(names) == 0 {
+			if err != nil && err != io.EOF {
+				return err
+			}
+			break
+		}
+		for _, n := range names {
+			if err := removeTree(fd, n, depth+1); err != nil {
+				return err
+			}
+		}
+	}
+	return unix.Unlinkat(dir, name, unix.AT_REMOVEDIR)
+}

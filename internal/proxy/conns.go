@@ -1,0 +1,96 @@
+package proxy
+
+import (
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Bounds. Peers on both sides can be hostile, so nothing is waited for without one.
+const (
+	maxConns      = 512              // at once, of each listener
+	beginBound    = 10 * time.Second // for what says where a connection is to go
+	dialBound     = 10 * time.Second // for a name and a connection
+	idleBound     = 10 * time.Minute // without a byte either way
+	idleLook      = 30 * time.Second // between two looks
+	maxBegin      = 64 << 10         // bytes of a header, a request line or a ClientHello
+	maxHTTPHeader = maxBegin
+)
+
+// conns are the connections that were accepted at one listener.
+type conns struct {
+	mu     sync.Mutex
+	open   map[*net.TCPConn]struct{}
+	closed bool
+	done   sync.WaitGroup
+}
+
+// add takes a connection in; not if there are too many.
+func (c *conns) add(conn *net.TCPConn) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed || len(c.open) >= maxConns {
+		return false
+	}
+	if c.open == nil {
+		c.open = map[*net.TCPConn]struct{}{}
+	}
+	c.open[conn] = struct{}{}
+	c.done.Add(1)
+	return true
+}
+
+// remove closes a connection. Once.
+func (c *conns) remove(conn *net.TCPConn) {
+	conn.Close()
+	c.mu.Lock()
+	delete(c.open, conn)
+	c.mu.Unlock()
+	c.done.Done()
+}
+
+// end closes all, and waits until they are counted; for at most so long.
+func (c *conns) end(within time.Duration) {
+	c.mu.Lock()
+	c.closed = true
+	for conn := range c.open {
+		conn.Close()
+	}
+	c.mu.Unlock()
+	over := make(chan struct{})
+	go func() {
+		c.done.Wait()
+		close(over)
+	}()
+	select {
+	case <-over:
+	case <-time.After(within):
+	}
+}
+
+// endIdle closes those that have moved nothing for a time. The kernel knows that, so that
+// nothing has to be noted with each piece (tcp(7), TCP_INFO).
+func (c *conns) endIdle(idle time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for conn := range c.open {
+		if quiet(conn) > idle {
+			conn.Close()
+		}
+	}
+}
+
+// quiet is for how long nothing has come or gone.
+func quiet(conn *net.TCPConn) time.Duration {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	var info *unix.TCPInfo
+	if raw.Control(func(fd uintptr) { info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) }) != nil || err != nil {
+		return 0
+	}
+	return time.Duration(min(info.Last_data_recv, info.Last_data_sent)) * time.Millisecond
+}

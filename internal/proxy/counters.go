@@ -1,0 +1,67 @@
+package proxy
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/network"
+)
+
+// counters are what the report says, by host.
+type counters struct {
+	mu    sync.Mutex
+	hosts map[string]*counter
+}
+
+// counter is what was done with one host.
+type counter struct {
+	connections, refused, sent, received atomic.Int64
+	reason                               atomic.Pointer[string]
+}
+
+// of returns a host's counter: for those beyond a number the one of all others.
+func (c *counters) of(host string) *counter {
+	host = network.Clean(host)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.hosts == nil {
+		c.hosts = map[string]*counter{}
+	}
+	if n := c.hosts[host]; n != nil {
+		return n
+	}
+	if len(c.hosts) >= network.MaxHosts {
+		host = network.OtherHosts
+		if n := c.hosts[host]; n != nil {
+			return n
+		}
+	}
+	n := new(counter)
+	c.hosts[host] = n
+	return n
+}
+
+func (c *counters) refuse(t target, why string) {
+	n := c.of(t.String())
+	n.refused.Add(1)
+	n.reason.Store(&why)
+}
+
+// report is all that was counted, in the order of the names.
+func (c *counters) report() *result.ReportNetwork {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r := &result.ReportNetwork{Hosts: []result.ReportHost{}}
+	for host, n := range c.hosts {
+		h := result.ReportHost{Host: host, Connections: n.connections.Load(), Refused: n.refused.Load(), Sent: n.sent.Load(), Received: n.received.Load()}
+		if why := n.reason.Load(); why != nil {
+			h.Reason = network.Clean(*why)
+		}
+		r.Hosts = append(r.Hosts, h)
+	}
+	slices.SortFunc(r.Hosts, func(a, b result.ReportHost) int { return cmp.Compare(a.Host, b.Host) })
+	return r
+}

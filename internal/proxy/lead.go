@@ -1,0 +1,158 @@
+package proxy
+
+import (
+	"errors"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/network"
+)
+
+// This file leads connections at ports of the host into the sandbox, and connections at ports of
+// the sandbox to unix sockets of the host. sbxrun makes the sockets for both: this process may not
+// enter the sandbox, nor open anything.
+
+// asking is what sbxrun is asked, one thing at a time.
+type asking struct {
+	mu      sync.Mutex
+	control *os.File
+	id      int64
+	replies chan reply
+	pool    []int // sockets of the sandbox that are not connected
+}
+
+type reply struct {
+	network.Message
+	fds []int
+}
+
+var errGone = errors.New("sbxrun is gone")
+
+// ask waits for the answer. Its descriptors are the caller's.
+func (a *asking) ask(m network.Message) (fds []int, err error) {
+	a.id++
+	m.ID = a.id
+	if err := network.Send(a.control, m); err != nil {
+		return nil, err
+	}
+	r, ok := <-a.replies
+	switch {
+	case !ok:
+		return nil, errGone
+	case r.Errno != 0 || len(r.fds) == 0:
+		network.CloseAll(r.fds)
+		return nil, unix.Errno(r.Errno)
+	}
+	return r.fds, nil
+}
+
+// batch is how many sockets are asked for at a time: it takes two forks.
+const batch = 32
+
+// socket returns a socket of the sandbox's that is not connected.
+func (a *asking) socket() (fd int, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.pool) == 0 {
+		if a.pool, err = a.ask(network.Message{Sockets: batch}); err != nil {
+			return -1, err
+		}
+	}
+	fd = a.pool[len(a.pool)-1]
+	a.pool = a.pool[:len(a.pool)-1]
+	return fd, nil
+}
+
+// dialUnix returns a connection to a unix socket of the host's.
+func (a *asking) dialUnix(index int) (net.Conn, error) {
+	a.mu.Lock()
+	fds, err := a.ask(network.Message{Dial: &index})
+	a.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	network.CloseAll(fds[1:])
+	return connOf(fds[0])
+}
+
+// loopbacks are where a server in the sandbox may listen, in this order.
+var loopbacks = []([16]byte){{10: 0xff, 11: 0xff, 12: 127, 15: 1}, {15: 1}}
+
+// dialInside connects to a port of the sandbox's.
+func (a *asking) dialInside(port uint16) (conn net.Conn, err error) {
+	for _, addr := range loopbacks {
+		fd, sockErr := a.socket()
+		if sockErr != nil {
+			return nil, sockErr
+		}
+		if err = connect(fd, addr, port); err == nil {
+			return connOf(fd)
+		}
+		unix.Close(fd)
+	}
+	return nil, err
+}
+
+// connect connects a socket that does not block. To the loopback interface that takes no time,
+// unless the server takes no connections: then it is given up.
+func connect(fd int, addr [16]byte, port uint16) error {
+	err := unix.Connect(fd, &unix.SockaddrInet6{Addr: addr, Port: int(port)})
+	if err == unix.EAFNOSUPPORT || err == unix.EINVAL { // a kernel without IPv6
+		err = unix.Connect(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: int(port)})
+	}
+	if err != unix.EINPROGRESS {
+		return err
+	}
+	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+	for until := time.Now().Add(dialBound); ; {
+		n, err := unix.Poll(fds, int(max(0, time.Until(until)).Milliseconds()))
+		if err == unix.EINTR {
+			continue
+		}
+		if err == nil && n == 0 {
+			err = unix.ETIMEDOUT
+		}
+		if err != nil {
+			return err
+		}
+		errno, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+		if err == nil && errno != 0 {
+			err = unix.Errno(errno)
+		}
+		return err
+	}
+}
+
+// connOf is a connection by its descriptor, which is taken over.
+func connOf(fd int) (net.Conn, error) {
+	f := os.NewFile(uintptr(fd), "connection")
+	defer f.Close() // net has a copy
+	return net.FileConn(f)
+}
+
+// lead takes connections at a listener until that closes, and leads each to where dial connects:
+// inward, into the sandbox, or out of it.
+func (p *process) lead(l net.Listener, to *conns, name string, inward bool, dial func() (net.Conn, error)) {
+	accept(l, to, func(conn *net.TCPConn) {
+		n := p.server.counts.of(name)
+		other, err := dial()
+		if err != nil {
+			n.refused.Add(1)
+			why := err.Error()
+			n.reason.Store(&why)
+			_ = conn.SetLinger(0) // the peer sees a reset, as from a port without a listener
+			return
+		}
+		defer other.Close()
+		n.connections.Add(1)
+		if inward {
+			relay(other, conn, nil, n)
+		} else {
+			relay(conn, other, nil, n)
+		}
+	})
+}

@@ -1,0 +1,140 @@
+package proxy
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/internal/network"
+)
+
+// listing is rules for a list as --net has it, with these names.
+func listing(t *testing.T, list string, names map[string]string) *rules {
+	t.Helper()
+	parsed, err := network.ParseAllow(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := compile(parsed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.resolve = func(_ context.Context, name string) (list []netip.Addr, err error) {
+		for a := range strings.FieldsSeq(names[name]) {
+			list = append(list, netip.MustParseAddr(a))
+		}
+		return list, nil
+	}
+	r.own = func() []netip.Addr { return []netip.Addr{netip.MustParseAddr("8.7.6.5")} }
+	return r
+}
+
+func TestPermits(t *testing.T) {
+	names := map[string]string{
+		"pypi.org": "151.101.0.223 2a04:4e42::223", "a.example.org": "93.184.215.14", "example.org": "93.184.215.14", "inside.corp": "10.1.2.3",
+		"rebind.example.org": "127.0.0.1", "half.example.org": "127.0.0.1 93.184.215.14", "localhost": "127.0.0.1 ::1", "own.example.org": "8.7.6.5",
+		"metadata.example.org": "169.254.169.254", "azure.example.org": "168.63.129.16", "mapped.example.org": "::ffff:127.0.0.1", "nat64.example.org": "64:ff9b::7f00:1",
+		"six.example.org": "fd00:ec2::254", "zero.example.org": "0.0.0.0", "shared.example.org": "100.100.100.200", "teredo.example.org": "2001:0:1::1", "sixtofour.example.org": "2002:7f00:1::", "compat.example.org": "::7f00:1",
+		"site.example.org": "fec0::1", "all.example.org": "255.255.255.255", "group.example.org": "224.0.0.1",
+	}
+	const list = "pypi.org,*.example.org,inside.corp:5432,10.1.2.3:5432,192.0.2.0/24:8443,[2001:db8::1]:443,localhost:8000"
+	for _, tt := range []struct{ ask, want string }{
+		{"pypi.org:443", "151.101.0.223,2a04:4e42::223"},
+		{"PyPI.org.:80", "151.101.0.223,2a04:4e42::223"},
+		{"pypi.org:22", "not listed"},
+		{"pypi.org.evil:443", "not listed"},
+		{"xpypi.org:443", "not listed"},
+		{"a.example.org:443", "93.184.215.14"},
+		{"example.org:443", "not listed"},
+		{"xexample.org:443", "not listed"},
+		{".example.org:443", "not listed"},
+		{"inside.corp:5432", "10.1.2.3"},
+		{"inside.corp:443", "not listed"},
+		{"10.1.2.3:5432", "10.1.2.3"},
+		{"10.1.2.4:5432", "not listed"},
+		{"[::ffff:10.1.2.3]:5432", "10.1.2.3"},
+		{"192.0.2.77:8443", "192.0.2.77"},
+		{"192.0.2.77:443", "not listed"},
+		{"[2001:db8::1]:443", "2001:db8::1"},
+		{"151.101.0.223:443", "not listed"}, // by its name alone
+		{"127.0.0.1:8000", "not listed"},
+		{"localhost:8000", "127.0.0.1,::1"},
+		{"localhost:80", "not listed"},
+		{"2130706433:443", "not listed"},
+		{"half.example.org:443", "93.184.215.14"},
+		{"rebind.example.org:443", "127.0.0.1, a loopback address"},
+		{"own.example.org:443", "an address of this host"},
+		{"metadata.example.org:80", "link-local"},
+		{"azure.example.org:80", "metadata"},
+		{"mapped.example.org:80", "loopback"},
+		{"nat64.example.org:80", "translated"},
+		{"six.example.org:80", "private"},
+		{"zero.example.org:80", "this"},
+		{"shared.example.org:80", "shared"},
+		{"teredo.example.org:80", "reserved"},
+		{"sixtofour.example.org:80", "translated"},
+		{"compat.example.org:80", "reserved"},
+		{"site.example.org:80", "private"},
+		{"all.example.org:80", "reserved"},
+		{"group.example.org:80", "multicast"},
+		{"gone.example.org:80", "no address"},
+	} {
+		r := listing(t, list, names)
+		target, ok := parseTarget(tt.ask, 0)
+		if !ok {
+			t.Errorf("%s is no target", tt.ask)
+			continue
+		}
+		addrs, err := r.permits(t.Context(), target)
+		var got []string
+		for _, a := range addrs {
+			got = append(got, a.String())
+		}
+		if err != nil && !strings.Contains(err.Error(), tt.want) || err == nil && strings.Join(got, ",") != tt.want {
+			t.Errorf("%s: %v, %v, want %s", tt.ask, got, err, tt.want)
+		}
+	}
+}
+
+func TestTargets(t *testing.T) {
+	for _, bad := range []string{"", "host", ":443", "host:0", "host:65536", "a b:80", "h\x00:80", "host\n:80", "[fe80::1%eth0]:80", "hö.example:80", "a/b:80", "a@b:80", strings.Repeat("a", 254) + ":80"} {
+		if got, ok := parseTarget(bad, 0); ok {
+			t.Errorf("%q is %v", bad, got)
+		}
+	}
+}
+
+func TestClassify(t *testing.T) {
+	for _, tt := range []struct {
+		text string
+		kind int
+		sure bool
+	}{
+		{"", kindHTTP, false},
+		{"\x16\x03\x01", kindTLS, true},
+		{"\x14\x03\x03\x00\x01\x01\x16", kindTLS, true},
+		{"GET / HTTP/1.1\r\n", kindHTTP, true},
+		{"\r\n\r\nGET / HTTP/1.1\r\n", kindHTTP, true},
+		{"get / http/1.1\n", kindHTTP, true},
+		{"GET / HTTP/1.1", kindHTTP, false},
+		{"PRI * HTTP/2.0\r\n", kindHTTP, true},
+		{"SSH-2.0-OpenSSH\r\n", kindOther, true},
+		{"*1\r\n$4\r\nPING\r\n", kindOther, true},
+		{"\x00\x00\x00\x08\x04\xd2\x16\x2f", kindOther, true},
+		{"NICK somebody\r\n", kindOther, true},
+	} {
+		if kind, sure := classify([]byte(tt.text)); sure != tt.sure || sure && kind != tt.kind {
+			t.Errorf("%q: kind %d, %v", tt.text, kind, sure)
+		}
+	}
+}
+
+// TestCompile: what looks like an address is one.
+func TestCompile(t *testing.T) {
+	for _, bad := range []string{"1.2.3", "1.2.3.4.5", "a.b:80:81", "a/b", "10.0.0.0/33", "1.2.3.4/x", "::1::", "256.1.1.1"} {
+		if _, err := compile([]network.Rule{{Host: bad}}); err == nil {
+			t.Errorf("%q is taken", bad)
+		}
+	}
+}

@@ -1,0 +1,122 @@
+package proxy
+
+import (
+	"context"
+	"encoding/binary"
+	"io"
+	"net"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// SOCKS5 (RFC 1928) without authentication, and of its commands CONNECT alone. No library for it is
+// both kept and to be had without a UDP relay.
+const (
+	socksVersion = 5
+
+	socksNone         = 0    // the method without authentication
+	socksNoMethod     = 0xff // none of those offered
+	socksConnect      = 1
+	socksIPv4         = 1
+	socksName         = 3
+	socksIPv6         = 4
+	socksOK           = 0
+	socksFailed       = 1
+	socksNotAllowed   = 2
+	socksUnreachable  = 4
+	socksRefused      = 5
+	socksNoCommand    = 7
+	socksNoAddrFormat = 8
+)
+
+// socks carries one connection out, whose first byte was read.
+func (s *server) socks(conn *net.TCPConn) {
+	t, code := socksTarget(conn)
+	if code != socksOK {
+		socksReply(conn, code)
+		return
+	}
+	up, n, err := s.connect(context.Background(), t)
+	if err != nil {
+		socksReply(conn, socksCode(err))
+		return
+	}
+	defer up.Close()
+	if socksReply(conn, socksOK) != nil {
+		return
+	}
+	_ = conn.SetReadDeadline(time.Time{}) // it takes deadlines
+	s.tunnel(conn, nil, up, t, n)
+}
+
+// socksTarget reads what is wanted.
+func socksTarget(conn *net.TCPConn) (t target, code byte) {
+	var buf [256]byte
+	read := func(n int) bool {
+		_, err := io.ReadFull(conn, buf[:n])
+		return err == nil
+	}
+	if !read(1) || !read(int(buf[0])) {
+		return t, socksFailed
+	}
+	// Whatever else is offered: nobody but the sandbox reaches this.
+	if _, err := conn.Write([]byte{socksVersion, socksNone}); err != nil {
+		return t, socksFailed
+	}
+	if !read(4) || buf[0] != socksVersion {
+		return t, socksFailed
+	}
+	command, kind, host := buf[1], buf[3], ""
+	switch kind {
+	case socksIPv4:
+		if !read(4) {
+			return t, socksFailed
+		}
+		host = netip.AddrFrom4([4]byte(buf[:4])).String()
+	case socksIPv6:
+		if !read(16) {
+			return t, socksFailed
+		}
+		host = netip.AddrFrom16([16]byte(buf[:16])).String()
+	case socksName:
+		if !read(1) {
+			return t, socksFailed
+		}
+		n := int(buf[0])
+		if !read(n) {
+			return t, socksFailed
+		}
+		host = string(buf[:n])
+	default:
+		return t, socksNoAddrFormat
+	}
+	if !read(2) {
+		return t, socksFailed
+	}
+	if command != socksConnect {
+		return t, socksNoCommand
+	}
+	t, ok := newTarget(host, binary.BigEndian.Uint16(buf[:2]))
+	if !ok || t.port == 0 {
+		return t, socksNotAllowed
+	}
+	return t, socksOK
+}
+
+func socksCode(err error) byte {
+	switch {
+	case is[refusal](err):
+		return socksNotAllowed
+	case isErrno(err, unix.ECONNREFUSED):
+		return socksRefused
+	}
+	return socksUnreachable
+}
+
+// socksReply has no address, which no client needs.
+func socksReply(conn *net.TCPConn, code byte) error {
+	_, err := conn.Write([]byte{socksVersion, code, 0, socksIPv4, 0, 0, 0, 0, 0, 0})
+	return err
+}

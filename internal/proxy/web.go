@@ -1,0 +1,244 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"sync"
+	"time"
+)
+
+// web speaks HTTP with the sandbox: CONNECT, requests to be passed on, and what comes in a tunnel
+// without TLS. Each request is checked by itself.
+type web struct {
+	server  *server
+	http    http.Server
+	handed  chan net.Conn
+	ended   chan struct{}
+	forward *httputil.ReverseProxy
+}
+
+// tunneled is a tunnel that HTTP was found in.
+type tunneled struct {
+	target
+	up      net.Conn // for the first request; nil once it is used
+	counter *counter
+	forward *httputil.ReverseProxy
+}
+
+// handedConn is a connection as the HTTP server has it.
+type handedConn struct {
+	*net.TCPConn
+	begin  []byte
+	tunnel *tunneled
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (c *handedConn) Read(b []byte) (int, error) {
+	if len(c.begin) > 0 {
+		n := copy(b, c.begin)
+		c.begin = c.begin[n:]
+		return n, nil
+	}
+	return c.TCPConn.Read(b)
+}
+
+func (c *handedConn) Close() error {
+	err := c.TCPConn.Close()
+	c.once.Do(func() { close(c.closed) })
+	return err
+}
+
+type connKey struct{}
+
+func newWeb(s *server) *web {
+	w := &web{server: s, handed: make(chan net.Conn), ended: make(chan struct{})}
+	w.forward = newForward(&http.Transport{DialContext: w.dial})
+	w.http = http.Server{
+		Handler: w, ReadHeaderTimeout: beginBound, IdleTimeout: idleBound, MaxHeaderBytes: maxHTTPHeader,
+		ErrorLog:    log.New(io.Discard, "", 0), // what the sandbox does wrong is no news
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
+		Protocols:   new(http.Protocols),
+	}
+	w.http.Protocols.SetHTTP1(true)
+	go func() { _ = w.http.Serve(w) }() // until Close
+	return w
+}
+
+// newForward passes requests on as they are.
+func newForward(t *http.Transport) *httputil.ReverseProxy {
+	t.DisableCompression, t.MaxResponseHeaderBytes, t.MaxIdleConns, t.IdleConnTimeout = true, maxHTTPHeader, 32, time.Minute
+	return &httputil.ReverseProxy{
+		Rewrite:      func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host },
+		Transport:    t,
+		ErrorLog:     log.New(io.Discard, "", 0),
+		ErrorHandler: func(rw http.ResponseWriter, _ *http.Request, err error) { refuseHTTP(rw, err) },
+	}
+}
+
+// Accept, Close and Addr make a listener of web, at which connections are that were accepted.
+func (w *web) Accept() (net.Conn, error) {
+	select {
+	case c := <-w.handed:
+		return c, nil
+	case <-w.ended:
+		return nil, net.ErrClosed
+	}
+}
+func (w *web) Close() error   { return nil }
+func (w *web) Addr() net.Addr { return &net.TCPAddr{} }
+
+// end ends what is there.
+func (w *web) end() {
+	close(w.ended)
+	_ = w.http.Close() // it closes connections, and their errors are nobody's
+}
+
+// serve speaks HTTP on a connection until that is closed; begin was read of it already.
+func (w *web) serve(conn *net.TCPConn, begin []byte, tunnel *tunneled) {
+	c := &handedConn{TCPConn: conn, begin: begin, tunnel: tunnel, closed: make(chan struct{})}
+	if tunnel != nil {
+		t := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return tunnel.dial(ctx, w.server) }}
+		t.MaxConnsPerHost = 1
+		tunnel.forward = newForward(t)
+		defer t.CloseIdleConnections()
+	}
+	select {
+	case w.handed <- c:
+		<-c.closed
+	case <-w.ended:
+	}
+}
+
+// dial returns the tunnel's connection to the host, and a new one, to a host that was checked again,
+// if the host has closed that.
+func (t *tunneled) dial(ctx context.Context, s *server) (net.Conn, error) {
+	if up := t.up; up != nil {
+		t.up = nil
+		return &counted{up, t.counter}, nil
+	}
+	up, n, err := s.connect(ctx, t.target)
+	if err != nil {
+		return nil, err
+	}
+	return &counted{up, n}, nil
+}
+
+// dial makes a connection for a request that is passed on.
+func (w *web) dial(ctx context.Context, _, address string) (net.Conn, error) {
+	t, ok := parseTarget(address, 0)
+	if !ok {
+		return nil, refusal("no host and port")
+	}
+	conn, n, err := w.server.connect(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	return &counted{conn, n}, nil
+}
+
+// ServeHTTP takes one request.
+func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+	conn := r.Context().Value(connKey{}).(*handedConn)
+	switch {
+	case conn.tunnel != nil:
+		w.within(rw, r, conn.tunnel)
+	case r.Method == http.MethodConnect:
+		w.connect(rw, r, conn)
+	case r.URL.Scheme == "http" && r.URL.Host != "":
+		w.pass(rw, r)
+	default:
+		http.Error(rw, "sbxrun: this is a proxy for HTTP, HTTPS by CONNECT, and SOCKS5", http.StatusBadRequest)
+	}
+}
+
+// connect makes a tunnel.
+func (w *web) connect(rw http.ResponseWriter, r *http.Request, conn *handedConn) {
+	t, ok := parseTarget(r.Host, 0)
+	if !ok {
+		http.Error(rw, "sbxrun: want CONNECT HOST:PORT", http.StatusBadRequest)
+		return
+	}
+	up, n, err := w.server.connect(r.Context(), t)
+	if err != nil {
+		refuseHTTP(rw, err)
+		return
+	}
+	defer up.Close()
+	_, buffered, err := http.NewResponseController(rw).Hijack()
+	if err != nil {
+		return
+	}
+	defer conn.Close() // which ends serve
+	_ = conn.SetDeadline(time.Time{})
+	begin := make([]byte, buffered.Reader.Buffered())
+	if _, err := io.ReadFull(buffered, begin); err != nil {
+		return
+	}
+	begin = append(begin, conn.begin...)
+	if _, err := io.WriteString(conn.TCPConn, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
+		return
+	}
+	w.server.tunnel(conn.TCPConn, begin, up, t, n)
+}
+
+// pass passes a request on to the host in its URL. Its Host header is not looked at (RFC 9112,
+// 3.2.2): the host gets the name of the URL.
+func (w *web) pass(rw http.ResponseWriter, r *http.Request) {
+	t, ok := parseTarget(r.URL.Host, 80)
+	if !ok {
+		http.Error(rw, "sbxrun: no host in the URL", http.StatusBadRequest)
+		return
+	}
+	// A connection that is kept is to the same host, which is not resolved again; but that it is
+	// listed holds for each request, and the port too.
+	if !w.server.rules.listsTarget(t) {
+		w.server.counts.refuse(t, string(notListed))
+		refuseHTTP(rw, &hostError{t, notListed})
+		return
+	}
+	r.URL.Host, r.Host = t.String(), r.URL.Host
+	w.forward.ServeHTTP(rw, r)
+}
+
+// within passes on what came in a tunnel, if it is for the host of the tunnel. To an address every
+// name may be sent, as in TLS.
+func (w *web) within(rw http.ResponseWriter, r *http.Request, tunnel *tunneled) {
+	t, ok := parseTarget(r.Host, tunnel.port)
+	if r.Method == http.MethodConnect || !ok || t.host != tunnel.host && !tunnel.addr.IsValid() {
+		why := refusal("the Host of a request is another")
+		w.server.counts.refuse(tunnel.target, string(why))
+		rw.Header().Set("Connection", "close")
+		refuseHTTP(rw, &hostError{tunnel.target, why})
+		return
+	}
+	r.URL = &url.URL{Scheme: "http", Host: tunnel.String(), Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery, ForceQuery: r.URL.ForceQuery}
+	tunnel.forward.ServeHTTP(rw, r)
+}
+
+// hostError is an error with its host.
+type hostError struct {
+	target target
+	err    error
+}
+
+func (e *hostError) Error() string { return e.target.String() + ": " + e.err.Error() }
+func (e *hostError) Unwrap() error { return e.err }
+
+// refuseHTTP answers with what is wrong.
+func refuseHTTP(rw http.ResponseWriter, err error) {
+	status := http.StatusBadGateway
+	if is[refusal](err) {
+		status = http.StatusForbidden
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		status = http.StatusGatewayTimeout
+	}
+	http.Error(rw, "sbxrun: "+err.Error(), status)
+}

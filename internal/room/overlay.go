@@ -1,0 +1,382 @@
+package room
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/enter"
+	"github.com/sbxrun/sbxrun/internal/links"
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+// Overlay is a directory of the host that a room shows as writable and that stays as it is:
+// what is written goes to a layer of its own.
+type Overlay struct {
+	Source string `json:"source"` // on the host, without links
+	Dest   string `json:"dest"`   // in the sandbox
+	// Since is when the source was looked at first, before anything was written to the layer. What
+	// file systems note of a change may be a tick earlier, up to 10 ms, and never later.
+	Since time.Time `json:"since"`
+	// Upper is the directory on disk that has the layer, as [enter.UpperName]; "" if it is in
+	// memory, and goes with the last descriptor of it.
+	Upper string `json:"upper,omitempty"`
+
+	// Layer is the layer's directory, once the room is built.
+	Layer *os.File `json:"-"`
+	lock  *os.File // of the directory on disk, held
+}
+
+// Close gives up the layer; one in memory is gone then.
+func (o *Overlay) Close() {
+	for _, f := range []*os.File{o.Layer, o.lock} {
+		if f != nil {
+			f.Close() // a directory and a lock
+		}
+	}
+}
+
+// takeOverlays returns those of the plan, in the order of the policy. They are the caller's to close,
+// with what the room has added, and the plan has none any more.
+func (p *Plan) takeOverlays() []*Overlay {
+	list := p.overlays
+	p.overlays = nil
+	return list
+}
+
+// layer is the place below [enter.LayersDir] of one of a plan's layers.
+func layer(n int) string { return path.Join(enter.LayersDir, strconv.Itoa(n)) }
+
+// layOverlays settles what the overlays of a policy are made of.
+func (p *Plan) layOverlays(pol *Policy) error {
+	used := map[string][]*Overlay{} // by Upper
+	for i := range p.ops {
+		if p.ops[i].kind != opOverlay {
+			continue
+		}
+		o, err := p.newOverlay(&p.ops[i])
+		if err != nil {
+			return err
+		}
+		p.overlays = append(p.overlays, o)
+		if dir := p.ops[i].mount.Upper; dir != "" {
+			used[dir] = append(used[dir], o)
+		}
+	}
+	for dir, list := range used {
+		if err := p.openUpper(dir, list); err != nil {
+			return err
+		}
+	}
+	return p.addLayers()
+}
+
+// newOverlay checks one.
+func (p *Plan) newOverlay(o *op) (*Overlay, error) {
+	refuse := func(format string, args ...any) (*Overlay, error) {
+		return nil, &result.Error{Code: "overlay", Message: fmt.Sprintf("cannot lay an overlay over %q: ", o.src) + fmt.Sprintf(format, args...)}
+	}
+	for _, other := range p.ops {
+		if other.dst != o.dst && Within(other.dst, o.dst) {
+			return refuse("%s is mounted within, and would be hidden", other.dst)
+		}
+	}
+	real, err := filepath.EvalSymlinks(o.src)
+	if err != nil {
+		return refuse("%v", err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(real, &st); err != nil {
+		return refuse("%v", err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return refuse("it is not a directory")
+	}
+	o.mode = st.Mode & 0o1777
+	return &Overlay{Source: real, Dest: o.dst, Since: time.Now().UTC().Round(0)}, nil
+}
+
+// upperFile tells what a directory for layers on disk belongs to, and is locked while it is in
+// use.
+const upperFile = "overlays.json"
+
+// openUpper makes, or finds again, a directory for the layers of these overlays: in it one for
+// each, by its number.
+func (p *Plan) openUpper(name string, list []*Overlay) (err error) {
+	defer func() {
+		if e := (*result.Error)(nil); err != nil && !errors.As(err, &e) {
+			e = &result.Error{Code: "upper", Message: fmt.Sprintf("--upper %q: %v", name, err), Err: err}
+			if errors.As(err, new(*links.Error)) {
+				e.Hint = links.Hint
+			}
+			err = e
+		}
+	}()
+	dir, real, err := p.ownDirectory(name)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dir)
+	for _, o := range p.ops {
+		if src, err := filepath.EvalSymlinks(o.src); err == nil && (o.kind == opBind || o.kind == opBindRW || o.kind == opOverlay) && (Within(real, src) || Within(src, real)) {
+			return fmt.Errorf("the sandbox shows %s: the layer must lie elsewhere", o.src)
+		}
+	}
+	known, lock, err := lockUpper(dir, list)
+	if err != nil {
+		return err
+	}
+	list[0].lock = lock // the others end with it
+	for i, o := range list {
+		o.Since, o.Upper = known[i].Since, path.Join(real, strconv.Itoa(i))
+		if err := p.makeUpper(dir, i, p.modeOf(o.Dest)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *Plan) modeOf(dest string) uint32 {
+	for _, o := range p.ops {
+		if o.kind == opOverlay && o.dst == dest {
+			return o.mode
+		}
+	}
+	return 0o755
+}
+
+// ownDirectory opens a directory that nobody but the caller can write to, and makes it if
+// there is none. real is its path without links.
+func (p *Plan) ownDirectory(name string) (dir int, real string, err error) {
+	parent, err := links.Dir(path.Dir(name))
+	if err != nil {
+		return -1, "", err
+	}
+	defer unix.Close(parent)
+	if err := unix.Mkdirat(parent, path.Base(name), 0o700); err != nil && err != unix.EEXIST {
+		return -1, "", err
+	}
+	if dir, err = links.Dir(name); err != nil {
+		return -1, "", err
+	}
+	var st unix.Stat_t
+	var fs unix.Statfs_t
+	if real, err = os.Readlink("/proc/self/fd/" + strconv.Itoa(dir)); err == nil {
+		err = unix.Fstat(dir, &st)
+	}
+	if err == nil {
+		err = unix.Fstatfs(dir, &fs)
+	}
+	switch {
+	case err != nil:
+	case int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0:
+		err = errors.New("it must be the caller's own, and nobody else may write to it")
+	case fs.Type == unix.OVERLAYFS_SUPER_MAGIC || fs.Type == unix.NFS_SUPER_MAGIC || fs.Type == unix.FUSE_SUPER_MAGIC:
+		err = errors.New("its file system cannot have a layer" + fileSystem(dir))
+	}
+	if err != nil {
+		unix.Close(dir)
+		return -1, "", err
+	}
+	return dir, real, nil
+}
+
+// lockUpper takes the directory for these overlays, and returns them as they are on record
+// there: since when.
+func lockUpper(dir int, list []*Overlay) (known []*Overlay, lock *os.File, err error) {
+	fd, err := unix.Openat(dir, upperFile, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, nil, err
+	}
+	lock = os.NewFile(uintptr(fd), upperFile)
+	defer func() {
+		if err != nil {
+			lock.Close()
+		}
+	}()
+	// Of the open file, and so of all that have a copy of it; the kernel drops it with the last.
+	if err := unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
+		return nil, nil, errors.New("another sandbox uses it")
+	}
+	known, err = ReadUpper(lock)
+	if err != nil {
+		return nil, nil, err
+	}
+	if known == nil {
+		if err := onlyEntry(dir); err != nil {
+			return nil, nil, err
+		}
+		text, err := result.JSON(list)
+		if err == nil {
+			_, err = lock.WriteAt(text, 0)
+		}
+		return list, lock, err
+	}
+	if len(known) != len(list) {
+		return nil, nil, fmt.Errorf("it belongs to %d overlays, not %d", len(known), len(list))
+	}
+	for i, o := range list {
+		if known[i].Source != o.Source {
+			return nil, nil, fmt.Errorf("its layer belongs to %s, not %s", known[i].Source, o.Source)
+		}
+	}
+	return known, lock, nil
+}
+
+// ReadUpper reads what a directory of layers belongs to; nil for nothing yet.
+func ReadUpper(file *os.File) ([]*Overlay, error) {
+	const most = 1 << 20
+	text := make([]byte, most)
+	n, _ := file.ReadAt(text, 0) // at its end that is an error
+	if n == 0 {
+		return nil, nil
+	}
+	var known []*Overlay
+	if err := json.Unmarshal(text[:n], &known); err != nil || len(known) == 0 {
+		return nil, fmt.Errorf("%s in it is damaged", upperFile)
+	}
+	return known, nil
+}
+
+// onlyEntry makes sure that there is nothing in a directory but upperFile.
+func onlyEntry(dir int) error {
+	fd, err := unix.Openat(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	f := os.NewFile(uintptr(fd), "upper")
+	defer f.Close()
+	names, err := f.Readdirnames(2)
+	if err == nil && len(names) == 2 || len(names) == 1 && names[0] != upperFile {
+		_ = unix.Unlinkat(dir, upperFile, 0) // which we have just made
+		return errors.New("it is not empty, and has no layers of sbxrun's")
+	}
+	return nil
+}
+
+// UpperDir opens the layer in a directory of --upper that is one overlay's.
+func UpperDir(upper string) (*os.File, error) {
+	dir, err := links.Dir(upper)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(dir)
+	fd, err := unix.Openat(dir, enter.UpperName, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path.Join(upper, enter.UpperName), Err: err}
+	}
+	return os.NewFile(uintptr(fd), upper), nil
+}
+
+// makeUpper makes what the kernel wants of a layer on disk. It belongs to whom the sandbox runs
+// as.
+func (p *Plan) makeUpper(dir, n int, mode uint32) error {
+	make := func(name string, mode uint32) error {
+		switch err := unix.Mkdirat(dir, name, 0o700); {
+		case err == unix.EEXIST:
+			return nil
+		case err != nil:
+			return err
+		}
+		if p.cred != nil {
+			if err := unix.Fchownat(dir, name, int(p.cred.UID), int(p.cred.GID), unix.AT_SYMLINK_NOFOLLOW); err != nil {
+				return err
+			}
+		}
+		return unix.Fchmodat(dir, name, mode, 0)
+	}
+	top := strconv.Itoa(n)
+	// The directory is nobody's but the caller's, so nothing in it becomes a link; but as root
+	// what is below top is the sandbox's.
+	for _, d := range []struct {
+		name string
+		mode uint32
+	}{{top, 0o700}, {path.Join(top, enter.UpperName), mode}, {path.Join(top, enter.WorkName), 0o700}} {
+		if err := make(d.name, d.mode); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addLayers adds to the plan what bwrap has to bind for the overlays, and the overlays to the
+// furnishing.
+func (p *Plan) addLayers() error {
+	n := 0
+	bind := func(kind opKind, src string) string {
+		dst := layer(n)
+		n++
+		p.ops = append(p.ops, op{kind: kind, src: src, dst: dst, users: true, layer: true})
+		return dst
+	}
+	for i, count := 0, len(p.ops); i < count; i++ {
+		if p.ops[i].kind != opOverlay {
+			continue
+		}
+		m, o := p.ops[i].mount, p.overlays[len(p.mounted)]
+		f := enter.Overlay{Dest: o.Dest, Size: p.ops[i].size, Mode: p.ops[i].mode}
+		for _, lower := range m.Lower {
+			f.Lower = append(f.Lower, bind(opBind, lower))
+		}
+		if o.Upper != "" {
+			f.Upper = bind(opBindRW, o.Upper)
+		}
+		p.mounted = append(p.mounted, f)
+	}
+	return nil
+}
+
+// adopt gives the overlays the layers that the room has sent, and makes sure that what is on
+// disk is what was meant: bwrap takes a path.
+func adopt(overlays []*Overlay, layers []*os.File) error {
+	if len(layers) != len(overlays) {
+		return fmt.Errorf("%d layers of %d have come", len(layers), len(overlays))
+	}
+	for i, o := range overlays {
+		o.Layer = layers[i]
+		if o.Upper == "" {
+			continue
+		}
+		var want, is unix.Stat_t
+		if err := unix.Lstat(path.Join(o.Upper, enter.UpperName), &want); err != nil {
+			return err
+		}
+		if err := unix.Fstat(proc.Descriptor(o.Layer), &is); err != nil {
+			return err
+		}
+		if is.Dev != want.Dev || is.Ino != want.Ino {
+			return fmt.Errorf("%s was replaced", o.Upper)
+		}
+	}
+	return nil
+}
+
+// overlayError words why an overlay could not be mounted; nil if it was something else.
+func overlayError(step *proc.StartError) *result.Error {
+	e := &result.Error{Code: "overlay", Message: "cannot mount the overlay: " + step.Error(), Err: step}
+	switch {
+	case step.Step == enter.StepXattr && (errors.Is(step.Err, unix.EOPNOTSUPP) || errors.Is(step.Err, unix.EPERM)):
+		e.Message = "cannot mount the overlay: its layer needs extended attributes, which directories in memory have from Linux 6.6 on"
+		e.Hint = "--upper DIR keeps the layer on disk"
+	case step.Step == enter.StepLayer && errors.Is(step.Err, unix.EINVAL):
+		e.Message = "cannot mount the overlay: another file system is mounted within the directory"
+		e.Hint = "lay it over a directory that has no mount below it"
+	case step.Step == enter.StepOverlay && errors.Is(step.Err, unix.ENODEV):
+		e.Message, e.Hint = "cannot mount the overlay: this kernel has no overlayfs", "modprobe overlay"
+	case step.Step == enter.StepOverlay && (errors.Is(step.Err, unix.EPERM) || errors.Is(step.Err, unix.ENOSYS)):
+		e.Hint = "overlays of ordinary users need Linux 5.11"
+	case step.Step == enter.StepOverlay && errors.Is(step.Err, unix.EINVAL):
+		e.Hint = "the file system of the directory, or of --upper, may be none that overlayfs takes"
+	case step.Step != enter.StepOverlay && step.Step != enter.StepLayer && step.Step != enter.StepXattr:
+		return nil
+	}
+	return e
+}

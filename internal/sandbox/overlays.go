@@ -1,0 +1,93 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/state"
+)
+
+// onRecord is what others need to find the layers of a sandbox.
+func (s *Sandbox) onRecord() (out []state.Overlay) {
+	for _, o := range s.overlays {
+		out = append(out, state.Overlay{Source: o.Source, Dest: o.Dest, Since: o.Since.Format(time.RFC3339Nano), Upper: o.Upper, Layer: proc.Descriptor(o.Layer), Layers: s.spec.Layers[o.Dest]})
+	}
+	return out
+}
+
+// closeOverlays gives up the layers, and leaves on record those that are on disk.
+func (s *Sandbox) closeOverlays() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.record.Overlays = nil
+	for i, o := range s.onRecord() {
+		s.overlays[i].Close()
+		if o.Layer = 0; o.Upper != "" {
+			s.record.Overlays = append(s.record.Overlays, o)
+		}
+	}
+	s.overlays = nil
+}
+
+// Overlays opens the layers of a sandbox, for reading, while commands write to them; or, of one
+// that has ended, those on disk. The caller closes them.
+//
+// A layer in memory can be reached by its supervisor's descriptor alone. That is opened anew, by
+// proc_pid_fd(5), which asks for the rights of a debugger: so only the sandbox's own user can,
+// and root. Nothing of the sandbox takes part in it.
+func Overlays(e *state.Entry) (list []*room.Overlay, err error) {
+	defer func() {
+		if err != nil {
+			for _, o := range list {
+				o.Close()
+			}
+			list = nil
+		}
+	}()
+	var supervisor *proc.Process
+	if e.Lives() {
+		if supervisor, err = e.Record.Supervisor.Open(); err != nil {
+			return nil, fmt.Errorf("the supervisor of %s: %w", e.What(), err)
+		}
+		defer supervisor.Close()
+	}
+	for _, r := range e.Record.Overlays {
+		o := &room.Overlay{Source: r.Source, Dest: r.Dest, Upper: r.Upper}
+		list = append(list, o)
+		if o.Since, err = time.Parse(time.RFC3339Nano, r.Since); err != nil {
+			return list, err
+		}
+		if supervisor == nil {
+			o.Layer, err = room.UpperDir(r.Upper)
+		} else {
+			o.Layer, err = layerOf(supervisor, r.Layer)
+		}
+		if err != nil {
+			return list, &result.Error{Code: "layer", Message: fmt.Sprintf("the layer of %s in %s: %v", r.Dest, e.What(), err), Err: err}
+		}
+	}
+	return list, nil
+}
+
+// layerOf opens a directory that a process has open.
+func layerOf(p *proc.Process, descriptor int) (*os.File, error) {
+	fd, err := unix.Open("/proc/"+strconv.Itoa(p.PID)+"/fd/"+strconv.Itoa(descriptor), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if p.Exited() { // so that may have been another's
+		if err == nil {
+			unix.Close(fd)
+		}
+		return nil, errors.New("the sandbox has just ended")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "layer"), nil
+}

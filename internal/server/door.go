@@ -1,0 +1,66 @@
+package server
+
+import (
+	"log/slog"
+	"net/http"
+	"os/exec"
+	"sync/atomic"
+
+	"github.com/sbxrun/sbxrun/internal/cells"
+	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/tenants"
+)
+
+// Door is what every request passes first: whose it is, how many there may be at once, how slow its
+// client may be, how much memory it takes. A [Server] has one; a gateway has one in front of others'
+// servers.
+type Door struct {
+	settings atomic.Pointer[settings]
+	memory   *tenants.Budget // bytes of requests and answers
+	begun    *tenants.Budget // requests
+	log      *slog.Logger
+}
+
+// settings are what may change while the server runs.
+type settings struct {
+	config.Config
+	tokens    config.Tokens
+	languages map[string]cells.Language // those whose program is there
+	policy    place.Policy
+}
+
+// NewDoor makes a door with a checked configuration.
+func NewDoor(c config.Config, tokens config.Tokens, log *slog.Logger) (*Door, error) {
+	s := &Door{}
+	return s, s.open(c, tokens, log)
+}
+
+func (s *Door) open(c config.Config, tokens config.Tokens, log *slog.Logger) error {
+	s.log = log
+	s.begun = tenants.NewBudget("requests at once", 0)
+	s.memory = tenants.NewBudget("bytes of requests and answers", int64(c.Buffers))
+	return s.Reload(c, tokens)
+}
+
+// Handler passes on requests of which is known whose they are.
+func (s *Door) Handler(next http.Handler) http.Handler { return s.identified(s.guarded(next)) }
+
+// SeesAll reports whether the client of a request may see what all tenants do.
+func (s *Door) SeesAll(r *http.Request) bool { return s.seesAll(whose(r.Context())) }
+
+// Reload takes over tokens, languages and ceilings. What was started goes on as it was.
+func (s *Door) Reload(c config.Config, tokens config.Tokens) error {
+	policy, err := c.Policy()
+	if err != nil {
+		return err
+	}
+	next := &settings{Config: c, tokens: tokens, languages: map[string]cells.Language{}, policy: place.Policy{Policy: policy}}
+	for name, l := range c.Languages {
+		if _, err := exec.LookPath(l.Command[0]); err == nil {
+			next.languages[name] = l
+		}
+	}
+	s.settings.Store(next)
+	return nil
+}

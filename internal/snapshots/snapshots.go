@@ -1,0 +1,335 @@
+// Package snapshots keeps what sandboxes have written: the upper layers of their overlays, packed,
+// with a manifest each, in a directory of the user's.
+//
+//	DIR/lock                   held while something gets a name or loses it
+//	DIR/manifests/ID.json      [Manifest]
+//	DIR/layers/SHA256.tar.zst  a layer, named by the hash of its tar
+//	DIR/trees/KEY/root         a layer as it was unpacked; KEY has the user that it was unpacked for
+//	DIR/trees/KEY/lock         held, shared, by every sandbox that shows it; says in which boot it was made
+//	DIR/tmp/ID                 a file that is being written, locked; or a directory with root and lock
+//
+// A layer or a manifest is written below tmp, synced (fsync(2)), and renamed under DIR/lock; a
+// layer before the manifest that names it. So a crash leaves all of a snapshot or nothing of it
+// that has a name. What it leaves below tmp has no lock any more, and layers that no manifest
+// names are nobody's: [Store.Sweep] removes both.
+//
+// Trees are a cache: they are not synced, and those of another boot are not used.
+//
+// The directory is its owner's alone (0700): no payload ever sees it but for the trees, which
+// are shown read-only. This package neither packs nor unpacks (package layers): sbxrun, which links
+// this one, initialises nothing of that.
+package snapshots
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+const (
+	lockName     = "lock"
+	manifestsDir = "manifests"
+	layersDir    = "layers"
+	treesDir     = "trees"
+	tmpDir       = "tmp"
+	rootName     = "root"
+
+	manifestSuffix = ".json"
+	layerSuffix    = ".tar.zst"
+)
+
+// Store is a directory of snapshots. Several processes may use it at once.
+type Store struct {
+	root *os.Root // nil if there is none, which is as an empty one
+	path string
+}
+
+// Dir is where the caller's snapshots are: below its directory for data.
+func Dir() (string, error) {
+	data, err := dataDir(os.Getenv, os.Geteuid())
+	return filepath.Join(data, "snapshots"), err
+}
+
+// dataDir is where the caller's files are that outlive sandboxes and reboots.
+func dataDir(getenv func(string) string, uid int) (string, error) {
+	const hint = "set SBXRUN_DATA_DIR, or --data-dir, to a directory of your own"
+	if dir := getenv("SBXRUN_DATA_DIR"); dir != "" {
+		if !filepath.IsAbs(dir) {
+			return "", &result.Error{Code: "data", Message: fmt.Sprintf("SBXRUN_DATA_DIR is %q, which is not an absolute path", dir), Hint: hint}
+		}
+		return filepath.Clean(dir), nil
+	}
+	if uid == 0 {
+		return "/var/lib/sbxrun", nil
+	}
+	// A relative one is to be ignored (XDG Base Directory Specification).
+	if dir := getenv("XDG_DATA_HOME"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "sbxrun"), nil
+	}
+	if home := getenv("HOME"); filepath.IsAbs(home) {
+		return filepath.Join(home, ".local/share/sbxrun"), nil
+	}
+	return "", &result.Error{Code: "data", Message: "neither XDG_DATA_HOME nor HOME says where data is kept", Hint: hint}
+}
+
+// Open opens a store, and makes it if there is none.
+func Open(path string) (*Store, error) {
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return nil, failed(err)
+	}
+	s, err := Look(path)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range []string{manifestsDir, layersDir, treesDir, tmpDir} {
+		if err := s.root.Mkdir(name, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			s.Close()
+			return nil, failed(err)
+		}
+	}
+	return s, nil
+}
+
+// Look is Open for those who only read: it makes nothing, and where there is no store there are no
+// snapshots.
+func Look(path string) (*Store, error) {
+	root, err := os.OpenRoot(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return &Store{path: path}, nil
+	}
+	if err != nil {
+		return nil, failed(err)
+	}
+	s := &Store{root: root, path: path}
+	if err := s.private(); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// private checks that nobody but the caller gets into the store.
+func (s *Store) private() error {
+	info, err := s.root.Stat(".")
+	if err != nil {
+		return failed(err)
+	}
+	fd, err := s.root.Open(".")
+	if err != nil {
+		return failed(err)
+	}
+	defer fd.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(proc.Descriptor(fd), &st); err != nil {
+		return failed(err)
+	}
+	if int(st.Uid) != os.Geteuid() || info.Mode().Perm()&0o077 != 0 {
+		return &result.Error{Code: "data", Message: fmt.Sprintf("the directory of snapshots %q is not the caller's alone (user %d, mode %04o)", s.path, st.Uid, info.Mode().Perm()),
+			Hint: "set SBXRUN_DATA_DIR, or --data-dir, to a directory of your own"}
+	}
+	return nil
+}
+
+// Path is where the store is, for people.
+func (s *Store) Path() string { return s.path }
+
+// Close gives the store up.
+func (s *Store) Close() error {
+	if s.root == nil {
+		return nil
+	}
+	return s.root.Close()
+}
+
+// stoppedAfter is how long the lock is waited for: it is held for renames and a sync.
+const stoppedAfter = 20 * time.Second
+
+// alone runs f while nobody else gives names or takes them.
+func (s *Store) alone(f func() error) error {
+	lock, err := s.root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return failed(err)
+	}
+	defer lock.Close()
+	// Not in the kernel, where a holder that was stopped (SIGSTOP) would keep us for ever.
+	for end := time.Now().Add(stoppedAfter); ; time.Sleep(time.Millisecond) {
+		if err = tryLock(lock, unix.F_WRLCK); err == nil {
+			return f()
+		}
+		if !errors.Is(err, unix.EAGAIN) || !time.Now().Before(end) {
+			return failed(err)
+		}
+	}
+}
+
+// tryLock takes a lock, alone (F_WRLCK) or with others (F_RDLCK), without waiting. It belongs to
+// the open file and ends with its last descriptor (F_OFD_SETLK, fcntl_locking(2)). EAGAIN:
+// somebody else has it.
+func tryLock(f *os.File, kind int16) error {
+	return unix.FcntlFlock(uintptr(proc.Descriptor(f)), unix.F_OFD_SETLK, &unix.Flock_t{Type: kind, Whence: io.SeekStart})
+}
+
+// Draft is a file, or a directory, that has no name yet. Nobody else removes it until it is closed,
+// or this process has ended.
+type Draft struct {
+	File  *os.File // the file; of a directory its root
+	lock  *os.File
+	store *Store
+	name  string // below tmp; "" once it has its own
+}
+
+// NewFile makes a file that is to be filled.
+func (s *Store) NewFile() (*Draft, error) {
+	if s.root == nil {
+		return nil, failed(fs.ErrNotExist)
+	}
+	d := &Draft{store: s, name: newID()}
+	err := s.draft(func() (err error) {
+		if d.File, err = s.root.OpenFile(d.path(), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err == nil {
+			err = tryLock(d.File, unix.F_WRLCK)
+		}
+		return err
+	})
+	if err != nil {
+		d.Close()
+		return nil, failed(err)
+	}
+	return d, nil
+}
+
+// draft makes one while nobody sweeps, and removes those of processes that were killed.
+func (s *Store) draft(create func() error) error {
+	return s.alone(func() error {
+		for _, name := range s.abandoned() {
+			_ = s.scrap(filepath.Join(tmpDir, name)) // Sweep tells
+		}
+		return create()
+	})
+}
+
+// newID returns the id of a snapshot, or the name of a draft.
+func newID() string {
+	var b [idDigits / 2]byte
+	_, _ = unix.Getrandom(b[:], 0) // it fails before the machine's generator is seeded, early in its boot; a name that is taken is refused
+	return hex.EncodeToString(b[:])
+}
+
+func (d *Draft) path() string { return filepath.Join(tmpDir, d.name) }
+
+// Close removes what has got no name.
+func (d *Draft) Close() error {
+	var err error
+	if d.name != "" {
+		err = d.store.scrap(d.path())
+	}
+	for _, f := range []*os.File{d.File, d.lock} {
+		if f != nil {
+			f.Close()
+		}
+	}
+	return err
+}
+
+// abandoned lists what lies below tmp and is nobody's. The caller is alone.
+func (s *Store) abandoned() (names []string) {
+	for _, name := range s.names(tmpDir) {
+		if s.idle(filepath.Join(tmpDir, name)) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// idle reports whether nobody has the lock of a file, or of a directory that has one.
+func (s *Store) idle(name string) bool {
+	for _, lock := range []string{filepath.Join(name, lockName), name} {
+		f, err := s.root.OpenFile(lock, os.O_RDWR|unix.O_NOFOLLOW, 0)
+		if errors.Is(err, unix.ENOTDIR) { // the file itself
+			continue
+		}
+		if err != nil {
+			return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EISDIR)
+		}
+		defer f.Close()
+		return tryLock(f, unix.F_WRLCK) == nil
+	}
+	return true
+}
+
+// names lists a directory of the store; nothing if there is none.
+func (s *Store) names(dir string) []string {
+	if s.root == nil {
+		return nil
+	}
+	d, err := s.root.Open(dir)
+	if err != nil {
+		return nil
+	}
+	defer d.Close()
+	names, _ := d.Readdirnames(-1) // what could be read is what is handled
+	return names
+}
+
+// scrap removes a file, or a directory with all that is in it. What was unpacked there may be
+// closed to its owner.
+func (s *Store) scrap(name string) error {
+	err := s.root.RemoveAll(name)
+	if !errors.Is(err, fs.ErrPermission) {
+		return err
+	}
+	_ = fs.WalkDir(s.root.FS(), filepath.ToSlash(name), func(path string, d fs.DirEntry, err error) error {
+		if d != nil && d.IsDir() && err == nil {
+			_ = s.root.Chmod(path, 0o700) // what could not be opened up is not removed, which is told
+		}
+		return nil
+	})
+	return s.root.RemoveAll(name)
+}
+
+// syncDir has the names in a directory on the disk.
+func (s *Store) syncDir(dir string) error {
+	d, err := s.root.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+// failed makes an error of this package of any other.
+func failed(err error) error {
+	if err == nil || errors.As(err, new(*result.Error)) {
+		return err
+	}
+	e := &result.Error{Code: "data", Message: "snapshots: " + err.Error(), Hint: proc.DescriptorsHint(err), Err: err}
+	switch {
+	case e.Hint != "":
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		e.Code, e.Hint = "quota-disk", "free space there, or remove snapshots: sbxrun snapshot rm"
+	case errors.Is(err, unix.EAGAIN):
+		e.Hint = "another sbxrun holds it, and may be stopped (SIGSTOP)"
+	default:
+		e.Hint = "set SBXRUN_DATA_DIR, or --data-dir, to a directory of your own"
+	}
+	return e
+}
+
+// bootID is what the kernel calls this boot; a tree of another one may have lost what was in it.
+func bootID() string {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}

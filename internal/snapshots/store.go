@@ -1,0 +1,275 @@
+package snapshots
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/state"
+)
+
+// List returns the snapshots, the oldest first, those that have expired included, and what is
+// wrong with manifests that cannot be read.
+func (s *Store) List() (list []*Manifest, wrong []error) {
+	for _, name := range s.names(manifestsDir) {
+		m, err := s.load(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // it was removed meanwhile
+		}
+		if err != nil {
+			wrong = append(wrong, fmt.Errorf("%s: %w", filepath.Join(s.path, manifestsDir, name), err))
+			continue
+		}
+		list = append(list, m)
+	}
+	slices.SortFunc(list, func(a, b *Manifest) int {
+		return strings.Compare(a.CreatedAt+a.ID, b.CreatedAt+b.ID)
+	})
+	return list, wrong
+}
+
+func (s *Store) load(name string) (*Manifest, error) {
+	f, err := s.root.Open(filepath.Join(manifestsDir, name))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxManifest))
+	if err != nil {
+		return nil, err
+	}
+	m, err := Parse(data)
+	if err == nil && m.ID+manifestSuffix != name {
+		err = damaged("its file is that of another one")
+	}
+	return m, err
+}
+
+// Find returns the snapshot of this id or name.
+func (s *Store) Find(name string) (*Manifest, error) {
+	list, _ := s.List()
+	m := find(list, name)
+	if m == nil {
+		return nil, &result.Error{Code: "not-found", Message: fmt.Sprintf("no snapshot %.80q", name), Hint: "sbxrun snapshots lists them"}
+	}
+	if m.Expired(time.Now()) {
+		return nil, &result.Error{Code: "not-found", Message: fmt.Sprintf("the time to live of snapshot %.80q is over", name), Hint: "sbxrun cleanup removes it"}
+	}
+	return m, nil
+}
+
+// find prefers an id, which is nobody else's.
+func find(list []*Manifest, name string) (found *Manifest) {
+	for _, m := range list {
+		if m.ID == name {
+			return m
+		}
+		if m.Name == name && name != "" {
+			found = m
+		}
+	}
+	return found
+}
+
+// Used is how many bytes all layers have together.
+func (s *Store) Used() (n int64) {
+	for _, name := range s.names(layersDir) {
+		if info, err := s.root.Lstat(filepath.Join(layersDir, name)); err == nil {
+			n += info.Size()
+		}
+	}
+	return n
+}
+
+// NewManifest is one with an id and the time.
+func NewManifest(name string, ttl time.Duration) (*Manifest, error) {
+	if name != "" {
+		if err := state.ValidName(name); err != nil {
+			e := *err.(*result.Error)
+			e.Message = strings.Replace(e.Message, "sandbox", "snapshot", 1)
+			return nil, &e
+		}
+	}
+	now := time.Now().UTC()
+	m := &Manifest{Version: Version, ID: newID(), Name: name, CreatedAt: now.Format(result.TimeFormat)}
+	if ttl > 0 {
+		m.ExpiresAt = now.Add(ttl).Format(result.TimeFormat)
+	}
+	return m, nil
+}
+
+// layerPath is where a layer is in the store.
+func layerPath(hash string) string { return filepath.Join(layersDir, hash+layerSuffix) }
+
+// Add gives a snapshot its name. drafts are those of its layers that may not be in the store yet,
+// by hash, and are written to their ends; the caller closes them. All layers together may then
+// have so many bytes. After an error the store is as it was.
+func (s *Store) Add(m *Manifest, drafts map[string]*Draft, most int64) error {
+	for _, d := range drafts {
+		if err := d.File.Sync(); err != nil {
+			return failed(err)
+		}
+	}
+	text, err := s.NewFile()
+	if err != nil {
+		return err
+	}
+	defer text.Close()
+	return s.alone(func() error {
+		if err := s.free(m); err != nil {
+			return err
+		}
+		if err := s.take(m, drafts, most); err != nil {
+			return err
+		}
+		return failed(s.publish(m, text))
+	})
+}
+
+// free checks that nobody has the name, and takes it from a snapshot that has expired.
+func (s *Store) free(m *Manifest) error {
+	if m.Name == "" {
+		return nil
+	}
+	list, _ := s.List()
+	other := find(list, m.Name)
+	if other == nil {
+		return nil
+	}
+	if other.Expired(time.Now()) {
+		return failed(s.root.Remove(filepath.Join(manifestsDir, other.ID+manifestSuffix)))
+	}
+	return &result.Error{Code: "name-in-use", Message: fmt.Sprintf("there is a snapshot %q already", m.Name), Hint: "choose another name, or remove it: sbxrun snapshot rm " + m.Name}
+}
+
+// take moves the layers into the store that it does not have. The caller is alone.
+func (s *Store) take(m *Manifest, drafts map[string]*Draft, most int64) error {
+	used := s.Used()
+	for i := range m.Trees {
+		for j := range m.Trees[i].Layers {
+			l := &m.Trees[i].Layers[j]
+			// An equal one may have been packed by other means, and be smaller or larger.
+			if info, err := s.root.Lstat(layerPath(l.SHA256)); err == nil {
+				l.Size = info.Size()
+				continue
+			}
+			d := drafts[l.SHA256]
+			if d == nil {
+				return damaged("layer %.12s is not there", l.SHA256)
+			}
+			if used += l.Size; used > most {
+				return Full(most)
+			}
+			if err := s.root.Rename(d.path(), layerPath(l.SHA256)); err != nil {
+				return failed(err)
+			}
+			d.name = ""
+		}
+	}
+	return failed(s.syncDir(layersDir))
+}
+
+// Full says that there is no room for a snapshot.
+func Full(most int64) error {
+	return &result.Error{Code: "quota-disk", Message: fmt.Sprintf("the snapshots would take more than %d bytes together", most),
+		Hint: "remove some (sbxrun snapshot rm, and cleanup for those that have expired), or raise --max-size"}
+}
+
+// publish writes the manifest, and gives it its name.
+func (s *Store) publish(m *Manifest, draft *Draft) error {
+	if err := m.check(); err != nil {
+		return err
+	}
+	data, err := result.JSON(m)
+	if err == nil {
+		_, err = draft.File.Write(data)
+	}
+	if err == nil {
+		err = draft.File.Sync()
+	}
+	if err == nil {
+		err = s.root.Rename(draft.path(), filepath.Join(manifestsDir, m.ID+manifestSuffix))
+	}
+	if err != nil {
+		return err
+	}
+	draft.name = ""
+	return s.syncDir(manifestsDir)
+}
+
+// Discard is Remove by id or name, whether or not the snapshot has expired.
+func (s *Store) Discard(name string) error {
+	list, _ := s.List()
+	m := find(list, name)
+	if m == nil {
+		return &result.Error{Code: "not-found", Message: fmt.Sprintf("no snapshot %.80q", name), Hint: "sbxrun snapshots lists them"}
+	}
+	return s.Remove(m)
+}
+
+// Remove removes a snapshot, and the layers that no other one has.
+func (s *Store) Remove(m *Manifest) error {
+	if s.root == nil {
+		return nil
+	}
+	return s.alone(func() error {
+		if err := s.root.Remove(filepath.Join(manifestsDir, m.ID+manifestSuffix)); err != nil {
+			return failed(err)
+		}
+		for _, hash := range s.orphans(time.Time{}) {
+			if err := s.root.Remove(layerPath(hash)); err != nil {
+				return failed(err)
+			}
+		}
+		return failed(s.syncDir(manifestsDir))
+	})
+}
+
+// orphans lists the layers that no snapshot has which has not expired by then, and no sandbox shows:
+// of that one a snapshot may be taken. None if a manifest cannot be read, since nobody knows what
+// that one has. The caller is alone.
+func (s *Store) orphans(then time.Time) (hashes []string) {
+	list, wrong := s.List()
+	if len(wrong) > 0 {
+		return nil
+	}
+	needed := map[string]Layer{}
+	for _, m := range list {
+		if !then.IsZero() && m.Expired(then) {
+			continue
+		}
+		for hash, l := range m.layers() {
+			needed[hash] = l
+		}
+	}
+	for _, key := range s.names(treesDir) {
+		if hash, _, ok := strings.Cut(key, "-"); ok && !s.idle(filepath.Join(treesDir, key)) {
+			needed[hash] = Layer{}
+		}
+	}
+	for _, name := range s.names(layersDir) {
+		hash, ok := strings.CutSuffix(name, layerSuffix)
+		if _, used := needed[hash]; ok && !used {
+			hashes = append(hashes, hash)
+		}
+	}
+	return hashes
+}
+
+// Layer opens a layer. It can be read to its end whatever becomes of its name.
+func (s *Store) Layer(l Layer) (io.ReadCloser, error) {
+	if s.root == nil {
+		return nil, damaged("layer %.12s is not there", l.SHA256)
+	}
+	f, err := s.root.Open(layerPath(l.SHA256))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, damaged("layer %.12s is not there", l.SHA256)
+	}
+	return f, failed(err)
+}

@@ -1,0 +1,127 @@
+package snapshots
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+)
+
+// UnpackWord is the first argument by which sbxrund unpacks a snapshot; the snapshot's id follows,
+// and the uid and gid that its files are to have.
+const UnpackWord = "unpack-snapshot"
+
+// Unpacked is a layer as a directory that overlayfs takes as a lower one. As long as it is not
+// closed, nobody removes it.
+type Unpacked struct {
+	Path string // of the directory
+	lock *os.File
+}
+
+// Close lets go of it.
+func (u *Unpacked) Close() error { return u.lock.Close() }
+
+// Key is the name of a layer that was unpacked for a user.
+func Key(l Layer, uid, gid uint32) string { return fmt.Sprintf("%s-%d-%d", l.SHA256, uid, gid) }
+
+// Unpacked holds what was unpacked. [fs.ErrNotExist]: it was not, or not in this boot.
+func (s *Store) Unpacked(key string) (*Unpacked, error) {
+	if s.root == nil {
+		return nil, fs.ErrNotExist
+	}
+	var u *Unpacked
+	err := s.alone(func() (err error) {
+		u, err = s.hold(key)
+		return err
+	})
+	return u, unlessGone(err)
+}
+
+// unlessGone is [failed], but for what is not there, which is no failure.
+func unlessGone(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return fs.ErrNotExist
+	}
+	return failed(err)
+}
+
+// hold takes a tree's lock, with others. The caller is alone.
+func (s *Store) hold(key string) (*Unpacked, error) {
+	at := filepath.Join(treesDir, key)
+	lock, err := s.root.OpenFile(filepath.Join(at, lockName), os.O_RDWR|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	boot, err := io.ReadAll(io.LimitReader(lock, 64))
+	if err == nil && string(boot) != bootID() {
+		err = fs.ErrNotExist
+	}
+	if err == nil {
+		err = tryLock(lock, unix.F_RDLCK)
+	}
+	if err != nil {
+		lock.Close()
+		return nil, err
+	}
+	return &Unpacked{Path: filepath.Join(s.path, at, rootName), lock: lock}, nil
+}
+
+// NewTree makes a directory into which a layer is to be unpacked.
+func (s *Store) NewTree() (*Draft, error) {
+	if s.root == nil {
+		return nil, failed(fs.ErrNotExist)
+	}
+	d := &Draft{store: s, name: newID()}
+	err := s.draft(func() (err error) {
+		if err = s.root.Mkdir(d.path(), 0o700); err != nil {
+			return err
+		}
+		if d.lock, err = s.root.OpenFile(filepath.Join(d.path(), lockName), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
+			return err
+		}
+		if err = tryLock(d.lock, unix.F_WRLCK); err != nil {
+			return err
+		}
+		if _, err = d.lock.WriteString(bootID()); err != nil {
+			return err
+		}
+		root := filepath.Join(d.path(), rootName)
+		if err = s.root.Mkdir(root, 0o700); err != nil {
+			return err
+		}
+		d.File, err = s.root.Open(root)
+		return err
+	})
+	if err != nil {
+		return nil, result.All(failed(err), d.Close())
+	}
+	return d, nil
+}
+
+// Keep gives the directory its name, unless another process was quicker with the same, or takes
+// the place of one from another boot.
+func (d *Draft) Keep(key string) error {
+	s := d.store
+	return s.alone(func() error {
+		if u, err := s.hold(key); err == nil {
+			return u.Close()
+		}
+		at := filepath.Join(treesDir, key)
+		if s.idle(at) {
+			if err := s.scrap(at); err != nil {
+				return failed(err)
+			}
+		}
+		if err := s.root.Rename(d.path(), at); err != nil {
+			return failed(err)
+		}
+		d.name = ""
+		return nil
+	})
+}

@@ -1,0 +1,47 @@
+package volumes
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// holders returns the processes that have taken locks on a file, by /proc/locks (proc(5)):
+// they may have ended since, and a keeper may hold the lock.
+func holders(fd int) []int {
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) != nil {
+		return nil
+	}
+	f, err := os.Open("/proc/locks")
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	device := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
+	var pids []int
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		pids = appendHolder(pids, lines.Text(), device)
+	}
+	return pids
+}
+
+// appendHolder adds the process of a line such as
+//
+//	1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF
+func appendHolder(pids []int, line, device string) []int {
+	words := strings.Fields(line)
+	if len(words) < 6 || words[1] != "FLOCK" || words[5] != device {
+		return pids
+	}
+	pid, err := strconv.Atoi(words[4])
+	if err != nil || pid <= 0 || slices.Contains(pids, pid) { // 0: of another PID namespace
+		return pids
+	}
+	return append(pids, pid)
+}

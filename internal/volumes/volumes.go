@@ -1,0 +1,372 @@
+// Package volumes keeps named directories that outlive sandboxes.
+//
+// A volume is a directory of the store with a file "lock" and a directory "data", which is what
+// sandboxes are shown. Whoever shows it holds a lock on the file: a shared one to read, an
+// exclusive one to write (flock(2)). The lock belongs to the open file, which sbxrun and the
+// sandbox's keeper both have: it is free when the last of the two is gone, and the keeper goes
+// only when it has reaped everything in the sandbox. Nothing is left to be removed after a crash.
+//
+// What is in the data directory was made by commands. It is never reached by a path, and no
+// link in it is followed.
+package volumes
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/state"
+)
+
+// Variable names the directory of the store.
+const Variable = "SBXRUN_VOLUME_DIR"
+
+// Names in a volume, and how those begin that are being made or removed.
+const (
+	lockName, dataName = "lock", "data"
+	newPrefix          = ".new-"
+	removePrefix       = ".rm-"
+)
+
+// Store is a directory with volumes.
+type Store struct {
+	fd   int // -1 if there is none
+	path string
+}
+
+// where returns the directory of the caller's volumes.
+func where() (string, error) {
+	data, home := os.Getenv("XDG_DATA_HOME"), os.Getenv("HOME")
+	switch dir := os.Getenv(Variable); {
+	case dir != "" && !filepath.IsAbs(dir):
+		return "", wrong("%s is %q, which is not an absolute path", Variable, dir)
+	case dir != "":
+		return filepath.Clean(dir), nil
+	case os.Geteuid() == 0:
+		return "/var/lib/sbxrun/volumes", nil
+	case filepath.IsAbs(data):
+		return filepath.Join(data, "sbxrun/volumes"), nil
+	case filepath.IsAbs(home):
+		return filepath.Join(home, ".local/share/sbxrun/volumes"), nil
+	}
+	return "", &result.Error{Code: "volume", Message: "there is no place for volumes: HOME is not set", Hint: "set " + Variable + " to a directory of your own"}
+}
+
+func wrong(format string, args ...any) error {
+	return &result.Error{Code: "volume", Message: fmt.Sprintf(format, args...)}
+}
+
+// Open opens the caller's store. With create it makes one if there is none; else that is an
+// empty one. The caller closes it.
+func Open(create bool) (*Store, error) {
+	path, err := where()
+	if err != nil {
+		return nil, err
+	}
+	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	fd, err := unix.Open(path, flags, 0)
+	if err == unix.ENOENT && !create {
+		return &Store{-1, path}, nil
+	}
+	if err == unix.ENOENT {
+		if err := os.MkdirAll(path, 0o700); err != nil {
+			return nil, wrong("cannot make a directory for volumes: %v", err)
+		}
+		fd, err = unix.Open(path, flags, 0)
+	}
+	if err != nil {
+		return nil, wrong("cannot open the directory of volumes %q: %v", path, err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || int(st.Uid) != os.Geteuid() || st.Mode&0o077 != 0 {
+		unix.Close(fd)
+		return nil, &result.Error{Code: "volume", Message: fmt.Sprintf("the directory of volumes %q is open to others, or not yours", path),
+			Hint: fmt.Sprintf("chmod 700 %q, or set %s to a directory of your own", path, Variable)}
+	}
+	return &Store{fd, path}, nil
+}
+
+// Close gives the store up.
+func (s *Store) Close() {
+	if s.fd >= 0 {
+		unix.Close(s.fd)
+	}
+}
+
+// Path is that of the store.
+func (s *Store) Path() string { return s.path }
+
+// Volume is a volume that is locked.
+type Volume struct {
+	Name string
+	Path string   // of its data
+	Lock *os.File // the lock is free when all copies of this are closed
+	data int
+	rw   bool
+}
+
+// Use locks a volume, to be read or written, and makes it if there is none. owner is whom a
+// new one belongs to; nil is the caller. The caller closes the volume.
+func (s *Store) Use(name string, write bool, owner *proc.Cred) (*Volume, error) {
+	if err := CheckName(name); err != nil {
+		return nil, err
+	}
+	v, err := s.lock(name, write)
+	if errors.Is(err, unix.ENOENT) {
+		if err := s.create(name, owner); err != nil {
+			return nil, wrong("cannot make the volume %q: %v", name, err)
+		}
+		v, err = s.lock(name, write)
+	}
+	if err != nil {
+		return nil, explain(name, err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(v.data, &st); err == nil && owner != nil && st.Uid != owner.UID {
+		v.Close()
+		return nil, &result.Error{Code: "volume", Message: fmt.Sprintf("the volume %q belongs to uid %d, and the sandbox runs as uid %d", name, st.Uid, owner.UID),
+			Hint: fmt.Sprintf("--user %d:%d", st.Uid, st.Gid)}
+	}
+	return v, nil
+}
+
+// CheckName checks the name of a volume.
+func CheckName(name string) error {
+	if strings.Contains(name, "/") { // as docker takes one
+		return &result.Error{Code: "usage", Message: fmt.Sprintf("%.80q is a path, and a volume has a name", name), Hint: "--bind shows a directory of the host"}
+	}
+	if state.ValidName(name) != nil {
+		return &result.Error{Code: "usage", Message: fmt.Sprintf("%.80q cannot be the name of a volume", name),
+			Hint: "a name has 1 to 63 letters, digits, dots, underscores and hyphens, and begins with neither dot nor hyphen"}
+	}
+	return nil
+}
+
+// lock opens a volume and locks it. It is ENOENT if there is none.
+func (s *Store) lock(name string, write bool) (*Volume, error) {
+	how := unix.LOCK_SH
+	if write {
+		how = unix.LOCK_EX
+	}
+	for {
+		if s.fd < 0 {
+			return nil, unix.ENOENT
+		}
+		fd, err := unix.Openat2(s.fd, name+"/"+lockName, beneath(unix.O_RDONLY))
+		if err != nil {
+			return nil, err
+		}
+		file := os.NewFile(uintptr(fd), name)
+		if err := unix.Flock(fd, how|unix.LOCK_NB); err != nil {
+			if err == unix.EWOULDBLOCK {
+				err = &BusyError{Name: name, PIDs: holders(fd)}
+			}
+			file.Close()
+			return nil, err
+		}
+		// It may have been removed in the meantime, and another made.
+		var mine, now unix.Stat_t
+		err = unix.Fstat(fd, &mine)
+		if err == nil && unix.Fstatat(s.fd, name+"/"+lockName, &now, unix.AT_SYMLINK_NOFOLLOW) == nil && now.Ino == mine.Ino {
+			data, err := unix.Openat2(s.fd, name+"/"+dataName, beneath(unix.O_RDONLY|unix.O_DIRECTORY))
+			if err == nil {
+				return &Volume{Name: name, Path: filepath.Join(s.path, name, dataName), Lock: file, data: data, rw: write}, nil
+			}
+			file.Close()
+			return nil, err
+		}
+		file.Close()
+	}
+}
+
+// beneath is how what is in the store is opened: the store's own names, and no links.
+func beneath(flags uint64) *unix.OpenHow {
+	return &unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS}
+}
+
+// create makes a volume, complete or not at all. That somebody else does so as well is no error.
+func (s *Store) create(name string, owner *proc.Cred) error {
+	hidden := newPrefix + random()
+	if err := unix.Mkdirat(s.fd, hidden, 0o700); err != nil {
+		return err
+	}
+	err := unix.Mkdirat(s.fd, hidden+"/"+dataName, 0o700)
+	if err == nil && owner != nil {
+		err = unix.Fchownat(s.fd, hidden+"/"+dataName, int(owner.UID), int(owner.GID), unix.AT_SYMLINK_NOFOLLOW)
+	}
+	var fd int
+	if err == nil {
+		if fd, err = unix.Openat2(s.fd, hidden+"/"+lockName, &unix.OpenHow{Flags: unix.O_RDONLY | unix.O_CREAT | unix.O_EXCL | unix.O_CLOEXEC, Mode: 0o600, Resolve: unix.RESOLVE_BENEATH}); err == nil {
+			unix.Close(fd)
+			err = unix.Renameat2(s.fd, hidden, s.fd, name, unix.RENAME_NOREPLACE)
+		}
+	}
+	if err != nil {
+		err = errors.Join(err, s.discard(hidden))
+	}
+	if errors.Is(err, unix.EEXIST) {
+		return nil
+	}
+	return err
+}
+
+func random() string {
+	var b [8]byte
+	_, _ = unix.Getrandom(b[:], 0) // with so few bytes it does not fail (getrandom(2))
+	return hex.EncodeToString(b[:])
+}
+
+// BusyError says that a volume is in use, by these processes as far as /proc/locks tells.
+type BusyError struct {
+	Name string
+	PIDs []int
+}
+
+func (e *BusyError) Error() string { return "the volume " + e.Name + " is in use" }
+
+func explain(name string, err error) error {
+	if busy := (*BusyError)(nil); errors.As(err, &busy) {
+		return busy
+	}
+	if errors.Is(err, unix.ENOENT) {
+		return wrong("there is no volume %q", name)
+	}
+	return &result.Error{Code: "volume", Message: fmt.Sprintf("cannot use the volume %q: %v", name, err), Err: err}
+}
+
+// Data returns a descriptor of the volume's directory, which the caller closes.
+func (v *Volume) Data() (int, error) { return unix.FcntlInt(uintptr(v.data), unix.F_DUPFD_CLOEXEC, 0) }
+
+// Sync writes what is in the volume to the disk (syncfs(2)), if it could be written to.
+func (v *Volume) Sync() error {
+	if !v.rw {
+		return nil
+	}
+	if err := unix.Syncfs(v.data); err != nil {
+		return wrong("the volume %q may not be on the disk: %v", v.Name, err)
+	}
+	return nil
+}
+
+// Close gives the volume up, and the lock unless the keeper still has it.
+func (v *Volume) Close() {
+	v.Lock.Close()
+	unix.Close(v.data)
+}
+
+// Info is what is known of a volume.
+type Info struct {
+	Name    string    `json:"name"`
+	Path    string    `json:"path"`   // of its data
+	Status  string    `json:"status"` // free, read or written
+	PIDs    []int     `json:"pids"`   // of those that use it, as far as that can be told
+	ModTime time.Time `json:"modified_at"`
+}
+
+// List returns all volumes by name.
+func (s *Store) List() (list []Info, err error) {
+	names, err := s.names()
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		if CheckName(name) != nil {
+			continue
+		}
+		var st unix.Stat_t
+		if unix.Fstatat(s.fd, name+"/"+dataName, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
+			continue // removed meanwhile, or none
+		}
+		i := Info{Name: name, Path: filepath.Join(s.path, name, dataName), Status: "free", PIDs: []int{}, ModTime: time.Unix(st.Mtim.Unix()).UTC()}
+		for status, write := range map[string]bool{"written": false, "read": true} {
+			v, err := s.lock(name, write)
+			if err == nil {
+				v.Close()
+			} else if busy := (*BusyError)(nil); errors.As(err, &busy) && i.Status != "written" {
+				i.Status, i.PIDs = status, busy.PIDs
+			}
+		}
+		list = append(list, i)
+	}
+	return list, nil
+}
+
+func (s *Store) names() ([]string, error) {
+	if s.fd < 0 {
+		return nil, nil
+	}
+	fd, err := unix.Openat(s.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	dir := os.NewFile(uintptr(fd), s.path)
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	slices.Sort(names)
+	return names, err
+}
+
+// Lock locks a volume that there is, to look at it: see [Store.Use].
+func (s *Store) Lock(name string) (*Volume, error) {
+	if err := CheckName(name); err != nil {
+		return nil, err
+	}
+	v, err := s.lock(name, false)
+	if err != nil {
+		return nil, explain(name, err)
+	}
+	return v, nil
+}
+
+// Remove removes a volume that nobody uses. It is gone at once; what a crash leaves of it
+// [Store.Sweep] finds.
+func (s *Store) Remove(name string) error {
+	if err := CheckName(name); err != nil {
+		return err
+	}
+	v, err := s.lock(name, true)
+	if err != nil {
+		return explain(name, err)
+	}
+	defer v.Close()
+	hidden := removePrefix + random()
+	if err := unix.Renameat(s.fd, name, s.fd, hidden); err != nil {
+		return explain(name, err)
+	}
+	if err := s.discard(hidden); err != nil {
+		return wrong("the volume %q is removed, but not all that was in it: %v", name, err)
+	}
+	return nil
+}
+
+// Leftover is what a crash has left of a volume.
+type Leftover struct{ Name, Path string }
+
+// Leftovers returns what crashes have left. What is being made may be among it for a moment,
+// but is not if it is as old as that.
+func (s *Store) Leftovers(now time.Time) (list []Leftover, err error) {
+	const moment = time.Minute
+	names, err := s.names()
+	for _, name := range names {
+		var st unix.Stat_t
+		if unix.Fstatat(s.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
+			continue
+		}
+		if strings.HasPrefix(name, removePrefix) || strings.HasPrefix(name, newPrefix) && now.Sub(time.Unix(st.Ctim.Unix())) > moment {
+			list = append(list, Leftover{name, filepath.Join(s.path, name)})
+		}
+	}
+	return list, err
+}
+
+// Discard removes a leftover.
+func (s *Store) Discard(l Leftover) error { return s.discard(l.Name) }

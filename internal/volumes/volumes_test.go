@@ -1,0 +1,165 @@
+package volumes
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func open(t *testing.T) *Store {
+	t.Helper()
+	t.Setenv(Variable, filepath.Join(t.TempDir(), "volumes"))
+	s, err := Open(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s
+}
+
+func busy(err error) bool { return errors.As(err, new(*BusyError)) }
+
+func TestLocks(t *testing.T) {
+	s := open(t)
+	w, err := s.Use("v", true, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Use("v", true, nil); !busy(err) {
+		t.Errorf("%v", err)
+	}
+	if _, err := s.Use("v", false, nil); !busy(err) {
+		t.Errorf("%v", err)
+	}
+	if err := s.Remove("v"); !busy(err) {
+		t.Errorf("%v", err)
+	}
+	// The keeper's copy alone holds it, too.
+	copy, err := unix.FcntlInt(w.Lock.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	var e *BusyError
+	if _, err := s.Use("v", true, nil); !errors.As(err, &e) || len(e.PIDs) > 0 && e.PIDs[0] != os.Getpid() {
+		t.Errorf("%v %+v", err, e)
+	}
+	unix.Close(copy)
+	a, err := s.Use("v", false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := s.Use("v", false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Use("v", true, nil); !busy(err) {
+		t.Errorf("%v", err)
+	}
+	a.Close()
+	b.Close()
+	if err := s.Remove("v"); err != nil {
+		t.Error(err)
+	}
+}
+
+// Many make, use and remove the same volume at once: each is alone with what it has made.
+func TestTogether(t *testing.T) {
+	s := open(t)
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range 100 {
+				v, err := s.Use("v", true, nil)
+				if err != nil {
+					continue
+				}
+				file := filepath.Join(v.Path, "mine")
+				f, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL, 0o600)
+				if err != nil {
+					t.Error(err)
+				} else {
+					f.Close()
+					if err := os.Remove(file); err != nil {
+						t.Error(err)
+					}
+				}
+				v.Close()
+				if err := s.Remove("v"); err != nil && !busy(err) && !os.IsNotExist(err) && err.Error() != `there is no volume "v"` {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	_ = s.Remove("v")
+	if names, err := s.names(); err != nil || len(names) > 0 {
+		t.Errorf("left: %q %v", names, err)
+	}
+}
+
+func TestLeftovers(t *testing.T) {
+	s := open(t)
+	for _, name := range []string{".rm-1/d/e", ".new-1", "v/data"} {
+		if err := os.MkdirAll(filepath.Join(s.Path(), name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if left, err := s.Leftovers(time.Now()); len(left) != 1 || err != nil {
+		t.Errorf("%v %v", left, err)
+	}
+	left, err := s.Leftovers(time.Now().Add(time.Hour))
+	if len(left) != 2 || err != nil {
+		t.Errorf("%v %v", left, err)
+	}
+	for _, l := range left {
+		if err := s.Discard(l); err != nil {
+			t.Error(err)
+		}
+	}
+	if names, _ := s.names(); len(names) != 1 {
+		t.Errorf("%v", names)
+	}
+}
+
+func TestStoreRefused(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv(Variable, dir)
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(true); err == nil {
+		t.Error("open to others")
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(Variable, link)
+	if _, err := Open(true); err == nil {
+		t.Error("a link")
+	}
+	t.Setenv(Variable, "relative")
+	if _, err := Open(true); err == nil {
+		t.Error("relative")
+	}
+}
+
+func TestAppendHolder(t *testing.T) {
+	const device = "fe:00:5678"
+	for line, want := range map[string]int{
+		"1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF": 1, "1: FLOCK  ADVISORY  READ  1234 fe:00:5678 0 EOF": 1,
+		"1: POSIX  ADVISORY  WRITE 1234 fe:00:5678 0 EOF": 0, "1: FLOCK  ADVISORY  WRITE 1234 fe:00:567 0 EOF": 0,
+		"1: FLOCK  ADVISORY  WRITE 0 fe:00:5678 0 EOF": 0, "1: FLOCK  ADVISORY  WRITE -1 fe:00:5678 0 EOF": 0,
+		"1: -> FLOCK  ADVISORY  WRITE 9 fe:00:5678 0 EOF": 0, "": 0, "x": 0,
+	} {
+		if got := appendHolder(nil, line, device); len(got) != want {
+			t.Errorf("%q: %v", line, got)
+		}
+	}
+}

@@ -1,0 +1,112 @@
+package workspace
+
+import (
+	"os"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+// Root is where paths are resolved that a user names, to be copied from or to.
+type Root struct {
+	fd     int
+	thread *proc.UserThread
+	open   func(name string, flags int) (int, error)
+}
+
+// Inside is a sandbox's root, a descriptor that it takes over. Paths in it are resolved as in
+// the sandbox: symbolic links are followed, and never lead out of it (openat2(2),
+// RESOLVE_IN_ROOT). A link of /proc, which could, is not followed. The caller closes it.
+func Inside(root int, user *proc.Cred) (*Root, error) {
+	thread, err := proc.NewUserThread(user)
+	if err != nil {
+		unix.Close(root)
+		return nil, err
+	}
+	r := &Root{fd: root, thread: thread}
+	r.open = func(name string, flags int) (int, error) {
+		return unix.Openat2(root, name, &unix.OpenHow{Flags: uint64(flags), Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+	}
+	return r, nil
+}
+
+// Outside is the host's, whose paths open resolves.
+func Outside(open func(name string, flags int) (int, error)) *Root { return &Root{fd: -1, open: open} }
+
+// Close ends what a Root was used for. Sources and directories of it are of no use any more.
+func (r *Root) Close() {
+	r.thread.Close()
+	if r.fd >= 0 {
+		unix.Close(r.fd)
+	}
+}
+
+// Source opens a file or directory to be copied.
+func (r *Root) Source(name string) (*Source, error) {
+	s := &Source{Name: name, dir: &Dir{thread: r.thread}}
+	err := r.thread.Do(func() (err error) {
+		s.fd, err = r.open(name, reading)
+		return err
+	})
+	if err != nil {
+		return nil, about(name, err)
+	}
+	if err := s.look(); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Dir opens a directory to be copied to.
+func (r *Root) Dir(name string) (*Dir, error) {
+	d := &Dir{thread: r.thread}
+	err := r.thread.Do(func() error {
+		fd, err := r.open(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC)
+		if err == nil {
+			d.file = os.NewFile(uintptr(fd), name)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, about(name, err)
+	}
+	return d, nil
+}
+
+// Target opens the directory that a source is copied into, and returns it with the name that
+// the copy has there, as cp(1) does: below a directory that is there by the source's own name,
+// else by the last part of the path. Of a source called "." or ".." what is in it goes into the
+// directory itself: then the name is ".".
+func (r *Root) Target(name string, source *Source, several bool) (*Dir, string, error) {
+	if dir, err := r.Dir(name); err == nil {
+		return dir, source.Base(), nil
+	} else if several {
+		return nil, "", err
+	}
+	parent, base := path.Split(strings.TrimRight(name, "/"))
+	if parent == "" {
+		parent = "."
+	}
+	dir, err := r.Dir(parent)
+	if err != nil {
+		return nil, "", err
+	}
+	if strings.HasSuffix(name, "/") && !source.IsDir() {
+		dir.Close()
+		return nil, "", usage("%q is not a directory", name)
+	}
+	return dir, base, nil
+}
+
+// Base is the last part of a source's name, and "." where that is no name.
+func (s *Source) Base() string {
+	switch base := path.Base(s.Name); base {
+	case "..", "/":
+		return "."
+	default:
+		return base
+	}
+}

@@ -1,0 +1,190 @@
+package workspace
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/links"
+)
+
+// places are a root that stands for a sandbox's and one for the host's, with something beside
+// them that neither may reach.
+func places(t testing.TB) (inside *Root, dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	for _, name := range []string{"box", "host"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(t, dir+"/secret", "secret")
+	fd, err := unix.Open(dir+"/box", unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if inside, err = Inside(fd, nil); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(inside.Close)
+	return inside, dir
+}
+
+func write(t testing.TB, name, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func outside() *Root {
+	return Outside(func(name string, flags int) (int, error) {
+		fd, err := links.Open(name)
+		if err != nil || flags&unix.O_PATH != 0 {
+			return fd, err
+		}
+		defer unix.Close(fd)
+		return links.Reopen(fd, flags)
+	})
+}
+
+// carry copies one path.
+func carry(t *Transfer, from *Root, name string, to *Root, dest string) error {
+	source, err := from.Source(name)
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	dir, base, err := to.Target(dest, source, false)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return t.Copy(source, dir, base)
+}
+
+// Two directories and links out of the sandbox change places all the time: what is read is
+// always the sandbox's, and what is written lies where it was to.
+func TestTransferRaces(t *testing.T) {
+	inside, dir := places(t)
+	write(t, dir+"/box/t/d/f", "mine")
+	write(t, dir+"/box/t/f", "mine")
+	var over atomic.Bool
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		links := []string{dir, "../..", dir + "/secret"}
+		for i := 0; !over.Load(); i++ {
+			_ = os.Symlink(links[i%len(links)], dir+"/box/link")
+			for _, name := range []string{"t/d", "t/f", "new/d", "new/secret"} {
+				_ = unix.Renameat2(unix.AT_FDCWD, dir+"/box/link", unix.AT_FDCWD, dir+"/box/"+name, unix.RENAME_EXCHANGE)
+				_ = unix.Renameat2(unix.AT_FDCWD, dir+"/box/link", unix.AT_FDCWD, dir+"/box/"+name, unix.RENAME_EXCHANGE)
+			}
+		}
+	}()
+	write(t, dir+"/host/new/d/secret", "theirs")
+	write(t, dir+"/host/new/secret", "theirs")
+	for i := range 60 {
+		to := fmt.Sprintf("%s/host/out%d", dir, i)
+		_ = carry(new(Transfer), inside, "/t", outside(), to)
+		_ = filepath.WalkDir(to, func(name string, e os.DirEntry, err error) error {
+			if err == nil && e.Type().IsRegular() {
+				if b, err := os.ReadFile(name); err == nil && string(b) == "secret" {
+					t.Errorf("%s: %q", name, b)
+				}
+			}
+			return nil
+		})
+		_ = carry(new(Transfer), outside(), dir+"/host/new", inside, "/")
+		_ = carry(new(Transfer), outside(), dir+"/host/new/d/.", inside, "/new/d")
+	}
+	over.Store(true)
+	<-done
+	if b, err := os.ReadFile(dir + "/secret"); string(b) != "secret" {
+		t.Errorf("outside was written to: %q %v", b, err)
+	}
+	names, err := os.ReadDir(dir)
+	if err != nil || len(names) != 3 {
+		t.Errorf("%v %v", names, err)
+	}
+}
+
+// What a file has is copied, with its holes, and of one that grows no more than it had; with a
+// device in the way of nothing.
+func TestTransferFiles(t *testing.T) {
+	inside, dir := places(t)
+	f, err := os.Create(dir + "/box/sparse")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, at := range []int64{0, 5 << 20, 9<<20 - 1} {
+		if _, err := f.WriteAt([]byte("x"), at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.Truncate(12 << 20); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	big := bytes.Repeat([]byte("0123456789abcdef"), 3<<16)
+	write(t, dir+"/box/big", string(big))
+	write(t, dir+"/box/empty", "")
+	for _, to := range []string{dir + "/host", "/dev/shm"} {
+		to, err := os.MkdirTemp(to, "sbxrun-test")
+		if err != nil {
+			t.Skip(err)
+		}
+		defer os.RemoveAll(to)
+		var all Transfer
+		for _, name := range []string{"sparse", "big", "empty"} {
+			if err := carry(&all, inside, "/"+name, outside(), to); err != nil {
+				t.Fatal(err)
+			}
+			want, _ := os.ReadFile(dir + "/box/" + name)
+			if got, err := os.ReadFile(to + "/" + name); !bytes.Equal(got, want) || err != nil {
+				t.Errorf("%s in %s: %d bytes, want %d, %v", name, to, len(got), len(want), err)
+			}
+		}
+		var st unix.Stat_t
+		if err := unix.Stat(to+"/sparse", &st); err != nil || st.Blocks > 1<<20/512 {
+			t.Errorf("the holes take %d blocks, %v", st.Blocks, err)
+		}
+		if n, _ := all.Done(); n != 12<<20+int64(len(big)) {
+			t.Errorf("%d bytes", n)
+		}
+		names, _ := os.ReadDir(to)
+		if len(names) != 3 {
+			t.Errorf("left behind: %v", names)
+		}
+	}
+}
+
+// Bounds hold, and a copy into itself ends.
+func TestTransferBounds(t *testing.T) {
+	inside, dir := places(t)
+	write(t, dir+"/box/t/a", "12345")
+	write(t, dir+"/box/t/b", "12345")
+	if err := carry(&Transfer{Max: Quota{Bytes: 9}}, inside, "/t", outside(), dir+"/host/x"); code(err) != "too-large" {
+		t.Errorf("%v", err)
+	}
+	if err := carry(&Transfer{Max: Quota{Entries: 2}}, inside, "/t", outside(), dir+"/host/y"); code(err) != "too-large" {
+		t.Errorf("%v", err)
+	}
+	if err := carry(&Transfer{Max: Quota{Entries: 100}}, inside, "/t", outside(), dir+"/box/t"); err != nil {
+		t.Errorf("into itself: %v", err)
+	}
+	if err := unix.Mkfifo(dir+"/box/fifo", 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := inside.Source("/fifo"); code(err) != "usage" {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,149 @@
+package main
+
+import (
+	"bufio"
+	bytes "encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// holder is how the benchmark calls itself as the smallest supervisor that there can be: a Go
+// process that starts a plain bwrap, kills the PID 1 of it when it is told to, reaps bwrap, and
+// exits. It has no keeper, no init of its own, no proof, no report and no record. What it takes
+// is the floor for every supervisor that is a Go process and leaves nothing behind.
+const holder = "hold"
+
+// hold is what runs in the holder. File 3 says when: nanoseconds of CLOCK_MONOTONIC.
+func hold(command []string) error {
+	cmd, plan, err := plain(command...)
+	if err != nil {
+		return err
+	}
+	defer plan.Close()
+	cmd.Stdout = os.Stdout
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	var when [8]byte
+	if _, err := io.ReadFull(os.NewFile(3, "deadline"), when[:]); err != nil {
+		return errors.Join(err, cmd.Process.Kill())
+	}
+	init, err := initOf(cmd)
+	if err != nil {
+		return err
+	}
+	time.Sleep(time.Duration(int64(bytes.NativeEndian.Uint64(when[:])) - monotonic()))
+	if err := init.Signal(unix.SIGKILL); err != nil {
+		return err
+	}
+	_ = cmd.Wait() // that it was killed is known
+	return nil
+}
+
+// monotonic is CLOCK_MONOTONIC, which all processes share, in nanoseconds.
+func monotonic() int64 {
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // it cannot fail
+	return now.Nano()
+}
+
+// held is a holder that was started.
+type held struct {
+	*exec.Cmd
+	deadline *os.File
+	out      *bufio.Reader
+}
+
+func startHolder(command ...string) (*held, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	cmd := exec.CommandContext(ctx, self, append([]string{holder}, command...)...)
+	cmd.ExtraFiles, cmd.Stderr = []*os.File{r}, os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		w.Close()
+		return nil, err
+	}
+	return &held{cmd, w, bufio.NewReader(out)}, nil
+}
+
+// end tells the holder its deadline, as monotonic has it. It exits some time after that.
+func (h *held) end(at int64) error {
+	_, err := h.deadline.Write(bytes.NativeEndian.AppendUint64(nil, uint64(at)))
+	return err
+}
+
+// close ends a holder that was not told.
+func (h *held) close() {
+	h.deadline.Close()
+	_ = h.Wait() // it was waited for, or was to fail
+}
+
+// holdTree is from the deadline of the same tree to the exit of its holder.
+func holdTree(n int) (time.Duration, error) {
+	h, err := startHolder(tree(n)...)
+	if err != nil {
+		return 0, err
+	}
+	defer h.close()
+	if err := complete(h.Process.Pid, n, h.out, time.Now().Add(time.Minute)); err != nil {
+		return 0, err
+	}
+	deadline := monotonic() + int64(rest)
+	if err := h.end(deadline); err != nil {
+		return 0, err
+	}
+	if err := h.Wait(); err != nil {
+		return 0, err
+	}
+	return time.Duration(monotonic() - deadline), nil
+}
+
+// holdMany is from telling as many holders of an idle bwrap to end until all have exited.
+func holdMany(n int) (time.Duration, error) {
+	list := make([]*held, n)
+	defer func() {
+		for _, h := range list {
+			if h != nil {
+				h.close()
+			}
+		}
+	}()
+	if err := eachOf(n, func(i int) (err error) {
+		if list[i], err = startHolder("sleep", "infinity"); err != nil {
+			return err
+		}
+		return settled(list[i].Process.Pid, 1, time.Now().Add(time.Minute))
+	}); err != nil {
+		return 0, err
+	}
+	time.Sleep(rest)
+	begin := monotonic()
+	for _, h := range list {
+		if err := h.end(begin); err != nil {
+			return 0, err
+		}
+	}
+	for i, h := range list {
+		if err := h.Wait(); err != nil {
+			return 0, fmt.Errorf("holder %d: %w", i, err)
+		}
+	}
+	return time.Duration(monotonic() - begin), nil
+}

@@ -1,0 +1,159 @@
+package main
+
+import (
+	bits "encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sbxrun/sbxrun/internal/network"
+)
+
+// netClient is the first argument of the process in a sandbox that network measures by: what
+// follows is whether there is a proxy, the address of the server, and what to do, as below.
+const netClient = "net-client"
+
+// networks compares what goes through the proxy of --net allow= with direct connections, which a
+// sandbox has with --net host. The client measures by itself, from when it has begun; the server is
+// this process.
+func networks(builds []*build) error {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	go serveBytes(l)
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	size := int64(*megabytes) << 20
+	const short = 1000
+	in := func(b *build, proxied bool, what string, n int64) func() (time.Duration, error) {
+		flag := "host"
+		if proxied {
+			flag = "allow=" + l.Addr().String()
+		}
+		return func() (time.Duration, error) {
+			cmd := b.command("--cwd", "none", "--ro-bind", self+":/bench", "--net", flag, "--", "/bench", netClient, strconv.FormatBool(proxied), l.Addr().String(), what, strconv.FormatInt(n, 10))
+			cmd.Stderr = os.Stderr
+			out, err := cmd.Output()
+			if err != nil {
+				return 0, err
+			}
+			return time.ParseDuration(strings.TrimSpace(string(out)))
+		}
+	}
+	for _, m := range []struct {
+		title, what string
+		n           int64
+	}{{fmt.Sprintf("%d MiB from a server; ratios of rates are the inverse", *megabytes), "read", size}, {fmt.Sprintf("%d short connections, one after the other: the median of one", short), "short", short}} {
+		var variants []variant
+		for _, b := range builds {
+			variants = append(variants, variant{b.letter, b.name + ", through the proxy", in(b, true, m.what, m.n)})
+		}
+		variants = append(variants, variant{"C", "direct", in(builds[0], false, m.what, m.n)})
+		if _, err := compare("network", m.title, rounds(5), 1, variants); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// serveBytes answers each connection, whose first 9 bytes are a zero and a number, with as many
+// bytes.
+func serveBytes(l net.Listener) {
+	piece := make([]byte, 1<<20)
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer c.Close()
+			var want [9]byte
+			if _, err := io.ReadFull(c, want[:]); err != nil {
+				return
+			}
+			for n := int64(bits.BigEndian.Uint64(want[1:])); n > 0; n -= int64(len(piece)) {
+				if _, err := c.Write(piece[:min(n, int64(len(piece)))]); err != nil {
+					return
+				}
+			}
+		}()
+	}
+}
+
+// beNetClient is the process in a sandbox. It prints how long it took.
+func beNetClient(args []string) error {
+	if len(args) != 4 {
+		return errors.New("want PROXIED SERVER WHAT N")
+	}
+	n, err := strconv.ParseInt(args[3], 10, 64)
+	if err != nil {
+		return err
+	}
+	proxied := args[0] == "true"
+	var took time.Duration
+	if args[2] == "read" {
+		took, err = fetch(proxied, args[1], n)
+	} else {
+		var each []time.Duration
+		for range n {
+			took, err := fetch(proxied, args[1], 1)
+			if err != nil {
+				return err
+			}
+			each = append(each, took)
+		}
+		slices.Sort(each)
+		took = each[len(each)/2]
+	}
+	if err == nil {
+		fmt.Println(took)
+	}
+	return err
+}
+
+// fetch connects and reads n bytes.
+func fetch(proxied bool, server string, n int64) (time.Duration, error) {
+	begin := time.Now()
+	address := server
+	if proxied {
+		address = "127.0.0.1:" + strconv.Itoa(network.ProxyPort)
+	}
+	c, err := net.Dial("tcp", address)
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	if proxied {
+		if _, err := fmt.Fprintf(c, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", server, server); err != nil {
+			return 0, err
+		}
+		answer := make([]byte, 0, 256)
+		for !strings.HasSuffix(string(answer), "\r\n\r\n") {
+			if _, err := c.Read(answer[len(answer) : len(answer)+1]); err != nil {
+				return 0, err
+			}
+			answer = answer[:len(answer)+1]
+		}
+		if !strings.HasPrefix(string(answer), "HTTP/1.1 200 ") {
+			return 0, fmt.Errorf("the proxy said %q", answer)
+		}
+	}
+	if _, err := c.Write(bits.BigEndian.AppendUint64([]byte{0}, uint64(n))); err != nil {
+		return 0, err
+	}
+	got, err := io.Copy(io.Discard, struct{ io.Reader }{c})
+	if err == nil && got != n {
+		err = fmt.Errorf("%d bytes of %d", got, n)
+	}
+	return time.Since(begin), err
+}

@@ -1,0 +1,147 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// snapshotted measures what it takes to keep random data, and to start from it, against tar and
+// zstd at the same level, which sync nothing and hash nothing.
+func snapshotted(builds []*build) error {
+	for _, mib := range []int{0, 100, 1000} {
+		s := &snapshotBench{b: builds[0]}
+		err := s.measure(mib)
+		s.close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// snapshotBench is a sandbox with so much data in its layer, which is on disk.
+type snapshotBench struct {
+	b   *build
+	dir string
+	n   int
+}
+
+func (s *snapshotBench) command(args ...string) *exec.Cmd {
+	cmd := s.b.command(args...)
+	cmd.Env = append(cmd.Environ(), "SBXRUN_DATA_DIR="+filepath.Join(s.dir, "data"))
+	return cmd
+}
+
+func (s *snapshotBench) do(args ...string) error {
+	out, err := s.command(args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%q: %w: %s", args, err, out)
+	}
+	return nil
+}
+
+func (s *snapshotBench) close() {
+	_ = s.do("kill", "--all", "--grace", "0") // told by what remains
+	_ = os.RemoveAll(s.dir)
+	for {
+		if pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil); pid <= 0 || err != nil {
+			return
+		}
+	}
+}
+
+func (s *snapshotBench) measure(mib int) (err error) {
+	if s.dir, err = os.MkdirTemp("/var/tmp", "sbxrun-bench-"); err != nil {
+		return err
+	}
+	below, upper := filepath.Join(s.dir, "below"), filepath.Join(s.dir, "upper")
+	if err := os.Mkdir(below, 0o755); err != nil {
+		return err
+	}
+	if err := s.do("start", "--name", "full", "--cwd", "none", "--overlay", below+":/data", "--upper", upper); err != nil {
+		return err
+	}
+	if mib > 0 {
+		if err := s.do("exec", "full", "dd", "if=/dev/urandom", "of=/data/file", "bs=1M", fmt.Sprintf("count=%d", mib)); err != nil {
+			return err
+		}
+	}
+	// Each is removed with its layer, so that it is stored anew.
+	take := variant{"A", "sbxrun snapshot", func() (time.Duration, error) {
+		took, err := elapsed(quiet(s.command("snapshot", "full", "--name", "s")))
+		if err == nil {
+			err = s.do("snapshot", "rm", "s")
+		}
+		return took, err
+	}}
+	packed := filepath.Join(s.dir, "packed.tar.zst")
+	shell := func(script string) *exec.Cmd {
+		return exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", script)
+	}
+	n := rounds(7)
+	tar := fmt.Sprintf("tar -C %s/0/upper -c . | zstd -q -T0 -3 -f -o %s", upper, packed)
+	alone := variant{"B", "tar | zstd -T0 -3", func() (time.Duration, error) { return elapsed(shell(tar)) }}
+	synced := variant{"C", "the same, and sync", func() (time.Duration, error) { return elapsed(shell(tar + "; sync " + packed)) }}
+	if _, err := compare("snapshot", fmt.Sprintf("%d MiB of random data in a layer on disk are kept", mib), n, 1, []variant{take, alone, synced}); err != nil {
+		return err
+	}
+	if err := s.do("snapshot", "full", "--name", "s"); err != nil {
+		return err
+	}
+	return s.restore(mib, n, packed)
+}
+
+// restore measures the way back.
+func (s *snapshotBench) restore(mib, n int, packed string) error {
+	start := func(first func() error) (time.Duration, error) {
+		if err := first(); err != nil {
+			return 0, err
+		}
+		s.n++
+		name := fmt.Sprintf("again%d", s.n)
+		took, err := elapsed(quiet(s.command("start", "--name", name, "--cwd", "none", "--from", "s")))
+		if err == nil {
+			err = s.do("kill", "--grace", "0", name)
+		}
+		return took, err
+	}
+	to := filepath.Join(s.dir, "unpacked")
+	_, err := compare("snapshot", fmt.Sprintf("%d MiB of random data are restored", mib), n, 1, []variant{
+		{"A", "start --from, not unpacked yet", func() (time.Duration, error) {
+			return start(func() error { return s.do("cleanup") })
+		}},
+		{"B", "start --from", func() (time.Duration, error) { return start(func() error { return nil }) }},
+		{"C", "zstd -d | tar", func() (time.Duration, error) {
+			if err := os.RemoveAll(to); err != nil {
+				return 0, err
+			}
+			script := strings.Join([]string{"mkdir " + to, "zstd -q -dc " + packed + " | tar -x -C " + to}, "; ")
+			return elapsed(exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", script))
+		}},
+		{"D", "start, without a snapshot", func() (time.Duration, error) {
+			s.n++
+			name := fmt.Sprintf("again%d", s.n)
+			took, err := elapsed(quiet(s.command("start", "--name", name, "--cwd", "none")))
+			if err == nil {
+				err = s.do("kill", "--grace", "0", name)
+			}
+			return took, err
+		}},
+	})
+	return err
+}
+
+// quiet drops what a command says; that it fails is told.
+func quiet(cmd *exec.Cmd) *exec.Cmd {
+	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	if err == nil {
+		cmd.Stderr = null // closed with the process
+	}
+	return cmd
+}

@@ -1,0 +1,422 @@
+package cluster
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// threeNATS are three servers of NATS that know each other.
+func threeNATS(t *testing.T) (all []*server.Options, urls string) {
+	t.Helper()
+	var routes, list []string
+	for range 3 {
+		o := options(t)
+		o.JetStream = false
+		o.Cluster = server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: freePort(t)}
+		all = append(all, o)
+		routes = append(routes, fmt.Sprintf("nats://127.0.0.1:%d", o.Cluster.Port))
+		list = append(list, url(o))
+	}
+	for _, o := range all {
+		o.Routes = server.RoutesFromStr(strings.Join(routes, ","))
+	}
+	return all, strings.Join(list, ",")
+}
+
+// marks counts what calls send from inside, by the word that each has.
+type marks struct {
+	port int
+	mu   sync.Mutex
+	seen map[string]int
+}
+
+func newMarks(t *testing.T) *marks {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	m := &marks{port: l.Addr().(*net.TCPAddr).Port, seen: map[string]int{}}
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				_ = c.SetDeadline(time.Now().Add(harness.Bound))
+				word, _ := bufio.NewReader(c).ReadString('\n')
+				m.mu.Lock()
+				defer m.mu.Unlock()
+				m.seen[strings.TrimSpace(word)]++
+			}()
+		}
+	}()
+	return m
+}
+
+func (m *marks) count(word string) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.seen[word]
+}
+
+// call sends a call, and returns its answer or its error; neither if the connection broke.
+func (g *gateway) call(ctx context.Context, path string, body any, into any) (status int, e *api.Error, err error) {
+	text, _ := json.Marshal(body)
+	q, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://sbxrun"+path, strings.NewReader(string(text)))
+	if err != nil {
+		return 0, nil, err
+	}
+	q.Header.Set("Content-Type", "application/json")
+	res, err := g.client.Do(q)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer res.Body.Close()
+	answer, err := io.ReadAll(res.Body)
+	if err != nil {
+		return 0, nil, err
+	}
+	if res.StatusCode/100 != 2 {
+		e = &api.Error{}
+		return res.StatusCode, e, json.Unmarshal(answer, e)
+	}
+	if into == nil {
+		return res.StatusCode, nil, nil
+	}
+	return res.StatusCode, nil, json.Unmarshal(answer, into)
+}
+
+// outcome is how one attempt has ended.
+type outcome int
+
+const (
+	ran outcome = iota
+	refused
+	unknown
+)
+
+func number(t *testing.T, name string, usual int) int {
+	text := os.Getenv(name)
+	if text == "" {
+		return usual
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatal(name, err)
+	}
+	return n
+}
+
+// Whatever dies, a call has one result, runs at most once, and nothing of it survives.
+func TestChaos(t *testing.T) {
+	options, urls := threeNATS(t)
+	servers := make([]*server.Server, len(options))
+	for i, o := range options {
+		servers[i] = startNATS(t, o)
+	}
+	t.Cleanup(func() {
+		for _, s := range servers {
+			s.Shutdown()
+		}
+	})
+	c := newCluster(t, urls, 4, 2, "[sandbox]\nnetwork = \"host\"\n[rooms]\nmin = 1\nmax = 4\n[tenant]\nconcurrency = 0\nqueue = 1000\n")
+	m := newMarks(t)
+	calls := number(t, "SBXRUN_CLUSTER_CALLS", 600)
+	clients := number(t, "SBXRUN_CLUSTER_CLIENTS", 20)
+
+	var mu sync.Mutex
+	outcomes := map[string]outcome{}
+	tally := map[string]int{}
+	next := make(chan int)
+	var all sync.WaitGroup
+	for range clients {
+		all.Go(func() {
+			for n := range next {
+				for try := 0; ; try++ {
+					word := fmt.Sprintf("w%d-%d", n, try)
+					g := c.gateways[rand.IntN(len(c.gateways))]
+					script := fmt.Sprintf("echo %s >/dev/tcp/127.0.0.1/%d; sleep 0.%02d", word, m.port, rand.IntN(20))
+					a := &api.Answer{}
+					ctx, cancel := context.WithTimeout(t.Context(), harness.Bound)
+					status, e, err := g.call(ctx, "/v1/run", api.Call{Argv: []string{"bash", "-c", script}, TimeoutMS: 20_000}, a)
+					cancel()
+					how, text := unknown, ""
+					switch {
+					case err != nil && strings.Contains(err.Error(), "connect:"):
+						how, text = refused, "gateway away"
+					case err != nil:
+						text = "connection broke"
+						if ctx.Err() == context.DeadlineExceeded {
+							t.Errorf("%s: no answer", word)
+						}
+					case e == nil:
+						how, text = ran, "ran"
+						if a.ExitCode != 0 {
+							how, text = unknown, "ended by "+string(a.Cause)
+						}
+					case !e.Started:
+						how, text = refused, fmt.Sprint(status, " ", e.Failure.Code)
+					default:
+						text = fmt.Sprint(status, " ", e.Failure.Code)
+					}
+					mu.Lock()
+					outcomes[word] = how
+					tally[text]++
+					mu.Unlock()
+					if how != refused {
+						break
+					}
+					time.Sleep(50 * time.Millisecond) // as Retry-After asks for
+				}
+			}
+		})
+	}
+	stop := make(chan struct{})
+	killed := make(chan int)
+	go func() {
+		n := 0
+		defer func() { killed <- n }()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Duration(300+rand.IntN(700)) * time.Millisecond):
+			}
+			n++
+			switch rand.IntN(4) {
+			case 0:
+				i := rand.IntN(len(servers))
+				servers[i].Shutdown()
+				time.Sleep(time.Duration(rand.IntN(500)) * time.Millisecond)
+				servers[i] = startNATS(t, options[i])
+			case 1:
+				g := c.gateways[rand.IntN(len(c.gateways))]
+				g.kill()
+				g.start()
+			default:
+				p := c.nodes[rand.IntN(len(c.nodes))]
+				p.kill()
+				p.start()
+			}
+		}
+	}()
+	began := time.Now()
+	for n := range calls {
+		next <- n
+	}
+	close(next)
+	all.Wait()
+	close(stop)
+	deaths := <-killed
+	t.Logf("%d calls in %v, %d deaths: %v", calls, time.Since(began).Round(time.Second), deaths, tally)
+	for word, how := range outcomes {
+		switch n := m.count(word); {
+		case n > 1:
+			t.Errorf("%s ran %d times", word, n)
+		case how == ran && n != 1:
+			t.Errorf("%s is said to have run, and ran %d times", word, n)
+		case how == refused && n != 0:
+			t.Errorf("%s is said not to have started, and ran", word)
+		}
+	}
+	if tally["ran"] < calls/4 {
+		t.Errorf("only %d have run: %v", tally["ran"], tally)
+	}
+}
+
+// The sessions of a node that is killed are gone within eight seconds, those of others are not.
+func TestNodeLost(t *testing.T) {
+	o := options(t)
+	s := startNATS(t, o)
+	defer s.Shutdown()
+	c := newCluster(t, url(o), 2, 2, "[rooms]\nmin = 0\nmax = 0\n")
+	byNode := map[string]string{}
+	harness.Until(t, harness.Bound, "a session on each node", func() bool {
+		var x api.Session
+		if _, e, err := c.gateways[0].call(t.Context(), "/v1/sessions", struct{}{}, &x); err != nil || e != nil {
+			t.Fatal(e, err)
+		}
+		byNode[x.ID[:2]] = x.ID
+		return len(byNode) == 2
+	})
+	lost := make(chan *api.Error, 1)
+	go func() {
+		_, e, _ := c.gateways[1].call(t.Context(), "/v1/sessions/"+byNode["n0"]+"/exec", api.Call{Argv: []string{"sleep", "1000"}, TimeoutMS: 200_000}, nil)
+		lost <- e
+	}()
+	harness.Until(t, harness.Bound, "the command", func() bool { return len(harness.Descendants(c.nodes[0].cmd.Process.Pid)) > 4 })
+	c.nodes[0].kill()
+	began := time.Now()
+	for _, g := range c.gateways {
+		for {
+			status, _, err := g.call(t.Context(), "/v1/sessions/"+byNode["n0"]+"/exec", api.Call{Argv: []string{"true"}}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if status == http.StatusGone {
+				break
+			}
+			if status != http.StatusServiceUnavailable || time.Since(began) > 8*time.Second {
+				t.Fatalf("status %d after %v", status, time.Since(began))
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		t.Logf("410 after %v", time.Since(began).Round(10*time.Millisecond))
+		if status, e, err := g.call(t.Context(), "/v1/sessions/"+byNode["n1"]+"/exec", api.Call{Argv: []string{"true"}}, nil); status != http.StatusOK || err != nil {
+			t.Error(status, e, err)
+		}
+	}
+	select {
+	case e := <-lost:
+		if e == nil || e.Failure.Code != api.Lost || !e.Started {
+			t.Errorf("%+v", e)
+		}
+	case <-time.After(harness.Bound):
+		t.Error("the caller waits for ever")
+	}
+}
+
+// All nodes are started again, one after the other: calls are answered, or refused before they start.
+func TestRollingRestart(t *testing.T) {
+	o := options(t)
+	s := startNATS(t, o)
+	defer s.Shutdown()
+	c := newCluster(t, url(o), 3, 1, "[rooms]\nmin = 1\nmax = 4\n")
+	stop := make(chan struct{})
+	var mu sync.Mutex
+	tally := map[string]int{}
+	var all sync.WaitGroup
+	for range 6 {
+		all.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				a := &api.Answer{}
+				status, e, err := c.gateways[0].call(t.Context(), "/v1/run", api.Call{Argv: []string{"sleep", "0.05"}}, a)
+				text := fmt.Sprint(status)
+				switch {
+				case err != nil:
+					t.Error(err)
+				case e != nil:
+					text += " " + string(e.Failure.Code)
+					if status != http.StatusServiceUnavailable || e.Started {
+						t.Errorf("%d %+v", status, e)
+					}
+				case a.ExitCode != 0:
+					t.Errorf("ended by %s", a.Cause)
+				}
+				mu.Lock()
+				tally[text]++
+				mu.Unlock()
+			}
+		})
+	}
+	for _, p := range c.nodes {
+		p.end()
+		p.start()
+		harness.Until(t, harness.Bound, "the node", func() bool { return strings.Count(p.log.String(), `"msg":"node"`) == 2 })
+		time.Sleep(500 * time.Millisecond) // of load with it
+	}
+	close(stop)
+	all.Wait()
+	t.Logf("%v", tally)
+	if tally["200"] == 0 {
+		t.Error("nothing ran")
+	}
+}
+
+// While NATS is away nothing ends but what is new, and then all goes on.
+func TestNATSAway(t *testing.T) {
+	o := options(t)
+	s := startNATS(t, o)
+	defer func() { s.Shutdown() }()
+	c := newCluster(t, url(o), 2, 1, "[rooms]\nmin = 0\nmax = 0\n")
+	away := time.Duration(number(t, "SBXRUN_CLUSTER_AWAY", 10)) * time.Second
+	g := c.gateways[0]
+	var session api.Session
+	if _, e, err := g.call(t.Context(), "/v1/sessions", struct{}{}, &session); err != nil || e != nil {
+		t.Fatal(e, err)
+	}
+	type end struct {
+		a   api.Answer
+		e   *api.Error
+		err error
+	}
+	ends := make(chan end, 2)
+	for _, path := range []string{"/v1/run", "/v1/sessions/" + session.ID + "/exec"} {
+		go func() {
+			var x end
+			_, x.e, x.err = g.call(t.Context(), path, api.Call{Argv: []string{"sh", "-c", "sleep 3; seq 100000"}, TimeoutMS: 100_000}, &x.a)
+			ends <- x
+		}()
+	}
+	harness.Until(t, harness.Bound, "the commands", func() bool {
+		n := 0
+		for _, p := range c.nodes {
+			n += strings.Count(strings.Join(commands(p), "\n"), "sleep 3")
+		}
+		return n >= 2
+	})
+	s.Shutdown()
+	began := time.Now()
+	for time.Since(began) < away {
+		status, e, err := g.call(t.Context(), "/v1/run", api.Call{Argv: []string{"true"}}, nil)
+		if err != nil || status != http.StatusServiceUnavailable || e.Started {
+			t.Errorf("%d %+v %v", status, e, err)
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	s = startNATS(t, o)
+	for range 2 {
+		select {
+		case x := <-ends:
+			if x.err != nil || x.e != nil || x.a.ExitCode != 0 || len(*x.a.Stdout) != 588895 {
+				t.Errorf("%+v %v", x.e, x.err)
+			}
+		case <-time.After(harness.Bound):
+			t.Fatal("no answer")
+		}
+	}
+	t.Logf("answers %v after NATS came back", time.Since(began)-away)
+	harness.Until(t, harness.Bound, "the session", func() bool {
+		status, _, err := g.call(t.Context(), "/v1/sessions/"+session.ID+"/exec", api.Call{Argv: []string{"true"}}, nil)
+		if err != nil || status != http.StatusOK && status != http.StatusServiceUnavailable {
+			t.Fatal(status, err)
+		}
+		return status == http.StatusOK
+	})
+}
+
+// commands are the command lines below a process.
+func commands(p *process) (all []string) {
+	for _, pid := range harness.Descendants(p.cmd.Process.Pid) {
+		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // it may have ended
+		all = append(all, strings.ReplaceAll(string(line), "\x00", " "))
+	}
+	return all
+}

@@ -1,0 +1,162 @@
+package tests
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// copier runs cp for a sandbox called box in a directory of the test's own.
+type copier struct {
+	*testing.T
+	s   *harness.State
+	dir string
+}
+
+func newCopier(t *testing.T, flags ...string) (*copier, *harness.Sandbox) {
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{}, append([]string{"--name", "box", "--cwd", "none"}, flags...)...)
+	return &copier{t, s, harness.SharedDir(t)}, b
+}
+
+func (c *copier) cp(code int, message string, args ...string) {
+	c.Helper()
+	if r := c.s.Start(harness.Options{Dir: c.dir}, append([]string{"cp"}, args...)...).Wait(); r.ExitCode != code || !strings.Contains(string(r.Stderr), message) || message == "" && code == 0 && len(r.Stderr) > 0 {
+		c.Errorf("cp %q: exit code %d, want %d: %s, want %q", args, r.ExitCode, code, r.Stderr, message)
+	}
+}
+
+func (c *copier) put(name, text string) {
+	c.Helper()
+	name = filepath.Join(c.dir, name)
+	harness.Must(c, os.MkdirAll(filepath.Dir(name), 0o755))
+	harness.Must(c, os.WriteFile(name, []byte(text), 0o644))
+}
+
+func (c *copier) has(name, text string) {
+	c.Helper()
+	if b, err := os.ReadFile(filepath.Join(c.dir, name)); string(b) != text || err != nil {
+		c.Errorf("%s: %q, %v; want %q", name, b, err, text)
+	}
+}
+
+// Where copies end up, in both directions, and what belongs to whom.
+func TestCp(t *testing.T) {
+	t.Parallel()
+	c, b := newCopier(t)
+	c.put("src/a", "1")
+	c.put("src/d/b", "2")
+	harness.Must(t, os.Symlink("/etc/passwd", c.dir+"/src/link"))
+	harness.Must(t, os.Chmod(c.dir+"/src/a", 0o755|os.ModeSetuid))
+	c.cp(125, "-r copies it", "src", "box:")
+	c.cp(0, "", "src/a", "box:")
+	c.cp(0, "", "src/a", "src/d/b", "box:/tmp")
+	c.cp(0, "", "-r", "src", "box:/tmp/new")
+	c.cp(0, "", "-r", "src", "box:/tmp")
+	c.cp(0, "", "-r", "src/.", "box:.")
+	c.cp(125, "read-only file system", "src/a", "box:/usr/a")
+	c.cp(125, "there is no", "src/a", "box:/none/a")
+	c.cp(125, "not a directory", "src/a", "box:/tmp/a/")
+	c.cp(125, "no sandbox", "src/a", "other:/tmp")
+	c.cp(125, "sbxrun -- cp src/a x runs cp(1)", "src/a", "x")
+	r := b.Exec(harness.Options{}, nil, "sh", "-c", `cd; cat a d/b /tmp/a /tmp/b /tmp/new/d/b /tmp/src/a && readlink link && test -O a -a -O /tmp/src/d -a -x a -a ! -u a && echo mine`)
+	if string(r.Stdout) != "121221/etc/passwd\nmine\n" {
+		t.Errorf("in the sandbox: %q %s", r.Stdout, r.Stderr)
+	}
+	c.cp(0, "", "-r", "box:/tmp/new", "back")
+	c.has("back/d/b", "2")
+	if target, err := os.Readlink(c.dir + "/back/link"); target != "/etc/passwd" || err != nil {
+		t.Errorf("%q %v", target, err)
+	}
+	c.put("old", "old")
+	c.cp(0, "", "box:a", "old")
+	c.has("old", "1")
+	c.cp(0, "", "box:a", "./col:on")
+	c.has("col:on", "1")
+	c.cp(125, "more than 1 bytes; --max-size", "-r", "--max-size", "1", "box:/tmp/new", "small")
+	// As tar streams.
+	r = c.s.Start(harness.Options{Dir: c.dir}, "cp", "box:/tmp/new", "-").Wait()
+	tar := exec.Command("tar", "xC", c.dir)
+	tar.Stdin = bytes.NewReader(r.Stdout)
+	if out, err := tar.CombinedOutput(); err != nil {
+		t.Errorf("tar: %v %s", err, out)
+	}
+	c.has("new/d/b", "2")
+	if r := c.s.Start(harness.Options{Stdin: bytes.NewReader(r.Stdout)}, "cp", "-", "box:/home/sandbox").Wait(); r.ExitCode != 0 {
+		t.Errorf("cp -: %s", r.Stderr)
+	}
+	c.cp(0, "", "box:new/d/b", "unpacked")
+	c.has("unpacked", "2")
+}
+
+// hostileTree is what a command may leave, limited: links out, a FIFO, a socket, names of one
+// file, names with newlines and bytes that are no UTF-8, a directory that its owner closed, one
+// that is deep.
+const hostileTree = `cd /tmp && mkdir t && cd t &&
+ln -s /etc abs && ln -s ../../../../../../etc/passwd rel && ln -s self self && ln -s /proc/self/root root &&
+mkfifo fifo && echo x > one && ln one two && mkdir closed && chmod 0 closed &&
+python3 -c '
+import os, socket
+open(b"new\nline", "w").write("n"); open(b"\xff\xfe", "w").write("b"); open("a" * 255, "w").write("l")
+socket.socket(socket.AF_UNIX).bind("socket")
+os.mkdir("deep"); os.chdir("deep")
+for i in range(400): os.mkdir("d"); os.chdir("d")
+'`
+
+// What a command leaves to be copied reaches nothing outside, and the rest is copied.
+func TestCpHostile(t *testing.T) {
+	t.Parallel()
+	c, b := newCopier(t)
+	if r := b.Exec(harness.Options{}, nil, "sh", "-c", hostileTree); r.ExitCode != 0 {
+		t.Fatalf("%s", r.Stderr)
+	}
+	c.put("victim", "kept")
+	c.cp(125, "could not be read", "-r", "box:/tmp/t", "out")
+	for name, text := range map[string]string{"one": "x\n", "two": "x\n", "new\nline": "n", "\xff\xfe": "b", strings.Repeat("a", 255): "l"} {
+		c.has("out/"+name, text)
+	}
+	for _, name := range []string{"abs", "rel", "self", "root"} {
+		if st, err := os.Lstat(filepath.Join(c.dir, "out", name)); err != nil || st.Mode()&os.ModeSymlink == 0 {
+			t.Errorf("%s: %v %v", name, st, err)
+		}
+	}
+	for _, name := range []string{"fifo", "socket", "closed"} {
+		if _, err := os.Lstat(filepath.Join(c.dir, "out", name)); err == nil {
+			t.Errorf("%s was copied", name)
+		}
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(c.dir+"/out/one", &st); err != nil || st.Nlink != 1 || int(st.Uid) != os.Geteuid() {
+		t.Errorf("%+v %v", st, err)
+	}
+	// Again, over links that lead out: they are replaced, or refused, and not followed.
+	harness.Must(t, os.Remove(c.dir+"/out/one"))
+	harness.Must(t, os.Symlink(c.dir+"/victim", c.dir+"/out/one"))
+	c.cp(0, "", "box:/tmp/t/one", "out")
+	c.has("out/one", "x\n")
+	harness.Must(t, os.RemoveAll(c.dir+"/out/deep"))
+	harness.Must(t, os.Symlink(c.dir, c.dir+"/out/deep"))
+	c.cp(125, "is not a directory", "-r", "box:/tmp/t/deep", "out")
+	c.has("victim", "kept")
+	if _, err := os.Lstat(c.dir + "/d"); err == nil {
+		t.Error("a link on the host was followed")
+	}
+	// Into the sandbox, along its links.
+	c.cp(125, "read-only file system", "victim", "box:/tmp/t/abs/new")
+	c.cp(125, "", "victim", "box:/tmp/t/self/new")
+	c.cp(125, "", "victim", "box:/tmp/t/fifo/new")
+	c.cp(0, "", "box:/tmp/t/rel", "passwd")
+	if b, err := os.ReadFile(c.dir + "/passwd"); err != nil || !strings.Contains(string(b), "sandbox:x:") {
+		t.Errorf("not the sandbox's: %q %v", b, err)
+	}
+	c.cp(125, "", "box:/tmp/t/root/etc/passwd", "never")
+	c.cp(125, "neither a file nor a directory", "box:/tmp/t/fifo", "never")
+	c.cp(125, "", "box:/dev/tty", "never")
+}

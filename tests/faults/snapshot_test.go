@@ -1,0 +1,122 @@
+package faults
+
+import (
+	"crypto/rand"
+	"fmt"
+	mathrand "math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// Whatever takes, imports or unpacks a snapshot is killed at random instants: there is all of the
+// snapshot or nothing, the sandbox goes on, and after a cleanup no file, no lock and nothing that
+// stands still is left. SBXRUN_SOAK=500 is 200 kills.
+func TestSnapshotKilled(t *testing.T) {
+	e := newEstate(t)
+	dir := filepath.Join(e.out, "original")
+	harness.Must(t, os.Mkdir(dir, 0o755))
+	flags := []string{"--name", "box", "--timeout", "20m", "--cwd", "none", "--overlay", dir + ":/data"}
+	if s := e.do("run", "--pids", "50", "true"); s.code == 0 {
+		flags = append(flags, "--pids", "50") // so it is frozen meanwhile
+	}
+	e.start(flags)
+	e.ok("exec", "box", "sh", "-c", "head -c 3000000 /dev/urandom >/data/big; mkdir /data/d; for i in 1 2 3 4 5 6 7 8 9; do echo $i >/data/d/$i; done")
+	sum := e.ok("exec", "box", "sh", "-c", "cat /data/big /data/d/* | sha256sum").stdout
+	archive := filepath.Join(e.top, "archive")
+	taken := e.ok("snapshot", "box", "--name", "good").took
+	e.ok("snapshot", "export", "good", archive)
+	names := []string{"good"}
+	verbs := []func(name string) []string{
+		func(name string) []string { return []string{"snapshot", "box", "--name", name} },
+		func(name string) []string { return []string{"snapshot", "import", archive, "--name", name} },
+		func(name string) []string {
+			e.ok("cleanup") // so it has to be unpacked
+			return e.startFlags("--from", "good")
+		},
+	}
+	n := max(3, scaled(t, 40))
+	for i := range n {
+		name := fmt.Sprintf("s%d", i)
+		// Another layer each time, so that there is something to be stored.
+		noise := make([]byte, 8)
+		_, _ = rand.Read(noise)
+		e.ok("exec", "box", "sh", "-c", fmt.Sprintf("echo %x >/data/noise", noise))
+		args := verbs[i%len(verbs)](name)
+		c, err := e.begin(args...)
+		harness.Must(t, err)
+		at := time.Duration(mathrand.Int64N(int64(taken * 3 / 2)))
+		for time.Since(c.begin) < at && !c.over() {
+		}
+		e.strikeWithin(c)
+		s := e.wait(c)
+		if there := e.listed(name); there {
+			names = append(names, name)
+		} else if s.code == 0 && args[0] == "snapshot" {
+			t.Errorf("it says that %s is there: %v", name, s)
+		}
+	}
+	e.verify(names, sum)
+	e.ok("snapshot", "box", "--name", "last") // no lock is held
+	e.do("kill", "--all", "--grace", "0")
+	e.ok("cleanup")
+	for _, left := range []string{"tmp", "trees"} {
+		if files, err := os.ReadDir(filepath.Join(e.top, "data/snapshots", left)); err != nil || len(files) != 0 {
+			t.Errorf("left in %s: %v, %v", left, files, err)
+		}
+	}
+	if s := e.ok("cleanup"); strings.Contains(s.stdout, "layer") || strings.Contains(s.stdout, "draft") || strings.Contains(s.stdout, "tree") {
+		t.Errorf("left: %s", s.stdout)
+	}
+}
+
+// strikeWithin kills a command, or one of the processes below it.
+func (e *estate) strikeWithin(c *call) {
+	pids := []int{c.pid}
+	for _, p := range below(c.pid) {
+		pids = append(pids, p.PID)
+	}
+	pid := pids[mathrand.IntN(len(pids))]
+	target, err := harness.Open(pid)
+	if err != nil {
+		return // it has just ended
+	}
+	defer target.Close()
+	if pid == c.pid || slices.ContainsFunc(below(c.pid), func(p harness.Proc) bool { return p.PID == pid }) {
+		_ = target.Signal(unix.SIGKILL) // it has just ended
+	}
+}
+
+// listed reports whether there is a snapshot of this name.
+func (e *estate) listed(name string) bool {
+	e.t.Helper()
+	for line := range strings.Lines(e.ok("snapshots").stdout) {
+		if first, _, _ := strings.Cut(line, " "); first == name {
+			return true
+		}
+	}
+	return false
+}
+
+// verify reads snapshots to their ends, and starts a sandbox from the last of them.
+func (e *estate) verify(names []string, sum string) {
+	e.t.Helper()
+	for _, name := range names {
+		archive := filepath.Join(e.top, "verify-"+name)
+		e.ok("snapshot", "export", name, archive)
+		e.ok("snapshot", "import", archive, "--name", "copy-of-"+name, "--data-dir", filepath.Join(e.top, "other"))
+		harness.Must(e.t, os.Remove(archive))
+	}
+	last := names[len(names)-1]
+	e.start([]string{"--name", "restored", "--from", last})
+	if got := e.ok("exec", "restored", "sh", "-c", "cat /data/big /data/d/* | sha256sum").stdout; got != sum {
+		e.t.Errorf("%s has %s, want %s", last, got, sum)
+	}
+}

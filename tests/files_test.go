@@ -1,0 +1,94 @@
+package tests
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// carrier has a directory for what is put and got.
+func carrier(t *testing.T) (dir string, o harness.Options) {
+	dir = harness.SharedDir(t)
+	return dir, harness.Options{Dir: dir}
+}
+
+func holds(t *testing.T, name, want string) {
+	t.Helper()
+	if b, err := os.ReadFile(name); string(b) != want || err != nil {
+		t.Errorf("%s: %q, %v; want %q", name, b, err, want)
+	}
+}
+
+// What is put is there before the command, and is the sandbox's; what is got is what there was
+// at the end, also of a file system in memory that is gone, and after a timeout.
+func TestPutGet(t *testing.T) {
+	t.Parallel()
+	dir, o := carrier(t)
+	harness.Must(t, os.MkdirAll(dir+"/src/d", 0o755))
+	harness.Must(t, os.WriteFile(dir+"/job", []byte("put"), 0o644))
+	harness.Must(t, os.WriteFile(dir+"/src/d/f", []byte("deep"), 0o644))
+	r := harness.Run(t, o, "--cwd", "none", "--put", "job", "--put", "src:/tmp", "--get", "o?t/*.txt:got", "--get", "/tmp/src", "--get", "none", "sh", "-c",
+		`umask 022; cat job /tmp/src/d/f && test -O job && mkdir out && echo 1 > out/a.txt && echo 2 > out/.b.txt && echo 3 > out/c && rm -r /tmp/src && mkdir /tmp/src && echo new > /tmp/src/n`)
+	r.Expect(t, 0, "exited")
+	if string(r.Stdout) != "putdeep" || !strings.Contains(string(r.Stderr), "--get none: there is no such file") {
+		t.Errorf("%s %s", r.Stdout, r.Stderr)
+	}
+	holds(t, dir+"/got/a.txt", "1\n")
+	holds(t, dir+"/src/n", "new\n")
+	if names, err := os.ReadDir(dir + "/got"); err != nil || len(names) != 1 {
+		t.Errorf("%v %v", names, err)
+	}
+	r = harness.Run(t, o, "--cwd", "none", "--timeout", "0.3", "--get", "/tmp/part", "sh", "-c", "echo part > /tmp/part; sleep 60 & sleep 60")
+	r.Expect(t, 124, "timeout")
+	holds(t, dir+"/part", "part\n")
+
+	for _, wrong := range [][]string{{"--put", "nothing"}, {"--put", "job:/usr/x"}, {"--put", "job:/none/x"}, {"--put", "a:b:c"}, {"--put", ""}, {"--get", "["}, {"--get", "a:none/none"}} {
+		r := harness.Run(t, o, append(append([]string{"--cwd", "none"}, wrong...), "sh", "-c", "echo ran")...)
+		if r.ExitCode != 125 || len(r.Stdout) > 0 {
+			t.Errorf("%q: exit code %d, %q %s", wrong, r.ExitCode, r.Stdout, r.Stderr)
+		}
+	}
+	// A working directory that is read-only.
+	if r := harness.Run(t, o, "--put", "job", "true"); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "read-only file system; name a place") {
+		t.Errorf("%d %s", r.ExitCode, r.Stderr)
+	}
+
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{Dir: dir}, "--cwd", "none", "--put", "job:/tmp")
+	if r := b.Exec(harness.Options{}, nil, "cat", "/tmp/job"); string(r.Stdout) != "put" {
+		t.Errorf("%s%s", r.Stdout, r.Stderr)
+	}
+}
+
+// Whatever a command leaves, a get writes nothing outside, and brings nothing from there.
+func TestGetHostile(t *testing.T) {
+	t.Parallel()
+	dir, o := carrier(t)
+	harness.Must(t, os.WriteFile(dir+"/victim", []byte("kept"), 0o644))
+	r := harness.Run(t, o, "--cwd", "none", "--get", "/tmp/t:out", "--get", "/tmp/t/abs/hostname:way", "--get", "/tmp/t/*/passwd:way", "--get", "/tmp/t/root/etc/passwd:way", "sh", "-c", hostileTree)
+	if r.ExitCode != 74 || r.Report.Error.Code != "get" || !strings.Contains(string(r.Stderr), "could not be read") {
+		t.Errorf("%d %s", r.ExitCode, r.Stderr)
+	}
+	holds(t, dir+"/out/t/one", "x\n")
+	holds(t, dir+"/out/t/new\nline", "n")
+	holds(t, dir+"/victim", "kept")
+	if names, err := os.ReadDir(dir + "/way"); err != nil || len(names) != 0 {
+		t.Errorf("by a link: %v %v", names, err)
+	}
+	// In a directory that the command can write to, it has put links in the way.
+	harness.Must(t, os.Mkdir(dir+"/work", 0o777))
+	harness.Must(t, os.Chmod(dir+"/work", 0o777))
+	r = harness.Run(t, harness.Options{Dir: dir + "/work"}, "-w", "--get", "/tmp/*", "sh", "-c", "echo x > /tmp/f; mkdir /tmp/d; echo y > /tmp/d/g; ln -s "+dir+"/victim f; ln -s "+dir+" d")
+	if r.ExitCode != 74 {
+		t.Errorf("%d %s", r.ExitCode, r.Stderr)
+	}
+	holds(t, dir+"/victim", "kept")
+	for _, name := range []string{"f", "g"} {
+		if _, err := os.Lstat(filepath.Join(dir, name)); err == nil {
+			t.Errorf("%s was written outside", name)
+		}
+	}
+}

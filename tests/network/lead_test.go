@@ -1,0 +1,233 @@
+package network
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// get is what a published port answers, or the error.
+func get(address, request string) (string, error) {
+	c, err := net.DialTimeout("tcp", address, 5*time.Second)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(harness.Scaled(10 * time.Second)))
+	if _, err := io.WriteString(c, request); err != nil {
+		return "", err
+	}
+	b, err := io.ReadAll(c)
+	return string(b), err
+}
+
+// echoServer answers each line, on both addresses of the loopback interface or one of them.
+const echoServer = `
+import socket, sys, threading
+def serve(family, addr):
+    s = socket.socket(family, socket.SOCK_STREAM); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(addr); s.listen(64)
+    print("listening", flush=True)
+    while True:
+        c, _ = s.accept(); threading.Thread(target=one, args=(c,)).start()
+def one(c):
+    with c:
+        for l in c.makefile("rb"): c.sendall(b"got " + l); break
+`
+
+const overV4 = echoServer + `serve(socket.AF_INET, ("127.0.0.1", 8000))`
+const overV6 = echoServer + `serve(socket.AF_INET6, ("::1", 8000))`
+
+// published waits until a run says where it is published.
+func published(t *testing.T, p *harness.Process) string {
+	t.Helper()
+	p.WaitStderr("is published at ")
+	p.WaitOutput("listening")
+	_, address, _ := strings.Cut(p.ErrorOutput(), "is published at ")
+	address, _, _ = strings.Cut(address, "\n")
+	return address
+}
+
+// TestPublish: a port of the host leads into the sandbox, and is gone with it.
+func TestPublish(t *testing.T) {
+	t.Parallel()
+	for name, server := range map[string]string{"v4": overV4, "v6": overV6} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := harness.Start(t, harness.Options{}, "--cwd", "none", "--publish", "0:8000", "/usr/bin/python3", "-c", server)
+			address := published(t, p)
+			for range 70 { // more than are made ahead
+				if got, err := get(address, "hello\n"); got != "got hello\n" {
+					t.Fatalf("%q, %v", got, err)
+				}
+			}
+			p.Signal(syscall.SIGTERM)
+			r := p.Wait()
+			if n := r.Report.Network; n == nil || len(n.Published) != 1 || n.Published[0].Address != address || n.Published[0].Port != 8000 {
+				t.Errorf("report: %+v", n)
+			}
+			if h := hostOf(r, "published port 8000"); h == nil || h.Connections != 70 || h.Sent != 70*10 || h.Received != 70*6 {
+				t.Errorf("report: %+v", h)
+			}
+			if got, err := get(address, "hello\n"); err == nil {
+				t.Errorf("afterwards: %q", got)
+			}
+		})
+	}
+}
+
+// TestPublishRefuses: nobody listens in the sandbox; the port is another's.
+func TestPublishRefuses(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{}, "--cwd", "none", "--publish", "0:8001", "/usr/bin/python3", "-c", overV4)
+	address := published(t, p)
+	if got, err := get(address, "hello\n"); got != "" || err == nil {
+		t.Errorf("%q, %v", got, err)
+	}
+	r := harness.Run(t, harness.Options{}, "--cwd", "none", "--publish", address+":80", "true")
+	if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "address already in use; another program has the port; 0 in its place picks one") {
+		t.Errorf("exit code %d, %s", r.ExitCode, r.Stderr)
+	}
+	p.Signal(syscall.SIGTERM)
+	if h := hostOf(p.Wait(), "published port 8001"); h == nil || h.Refused != 1 || h.Reason != "connection refused" {
+		t.Errorf("report: %+v", h)
+	}
+}
+
+// TestConnect: a port of the sandbox leads to a unix socket, to the one that was there at the start.
+func TestConnect(t *testing.T) {
+	t.Parallel()
+	dir := harness.Dir(t)
+	socket := filepath.Join(dir, "s.sock")
+	l, err := net.Listen("unix", socket)
+	harness.Must(t, err)
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				line, _ := bufio.NewReader(c).ReadString('\n')
+				fmt.Fprintf(c, "the socket got %s", line)
+			}()
+		}
+	}()
+	p := harness.Start(t, harness.Options{Stdin: nil}, "--cwd", "none", "--connect", "unix:"+socket+"=543", "/usr/bin/python3", "-c", `
+import socket, sys
+print("begun", flush=True)
+for i in range(3):
+    c = socket.create_connection(("127.0.0.1", 543)); c.sendall(b"x\n"); print(c.makefile().read(), end="", flush=True)
+`)
+	// What is put in its place is not what was asked for.
+	p.WaitOutput("begun")
+	other := filepath.Join(dir, "other.sock")
+	harness.Must(t, os.WriteFile(other, nil, 0o600))
+	harness.Must(t, os.Rename(other, socket))
+	r := p.Wait()
+	r.Expect(t, 0, "exited")
+	if want := "begun\n" + strings.Repeat("the socket got x\n", 3); string(r.Stdout) != want {
+		t.Errorf("%q", r.Stdout)
+	}
+	if h := hostOf(r, "unix socket 1"); h == nil || h.Connections != 3 || h.Sent != 6 {
+		t.Errorf("report: %+v", r.Report.Network)
+	}
+	for path, want := range map[string]string{filepath.Join(dir, "none"): "no such file", socket: "non-socket"} {
+		r := harness.Run(t, harness.Options{}, "--cwd", "none", "--connect", "unix:"+path+"=543", "true")
+		if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), want) {
+			t.Errorf("%s: %d, %s", path, r.ExitCode, r.Stderr)
+		}
+	}
+}
+
+// TestKilled: SIGKILL of sbxrun, or of the proxy, ends what leads in and out, and nothing is left.
+func TestKilled(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{}, "--cwd", "none", "--net", "allow=www.example.org", "--publish", "0:8000", "/usr/bin/python3", "-c", overV4)
+	address := published(t, p)
+	proxy := proxyOf(t, p.PID)
+	var keepers []*harness.Adopted
+	for _, pid := range childrenOf(p.PID) {
+		k, err := harness.Adopt(pid)
+		harness.Must(t, err)
+		defer k.Close()
+		keepers = append(keepers, k)
+	}
+	p.Kill()
+	for _, k := range keepers {
+		<-k.Reaped()
+	}
+	if unix.Kill(proxy, 0) != unix.ESRCH {
+		t.Error("the proxy is there")
+	}
+	if got, err := get(address, "hello\n"); err == nil {
+		t.Errorf("afterwards: %q", got)
+	}
+	p.Wait()
+}
+
+// TestProxyKilled: a sandbox whose proxy is dead has no network, and goes on; the report says that
+// it does not know what was used.
+func TestProxyKilled(t *testing.T) {
+	t.Parallel()
+	in, out := io.Pipe()
+	p := harness.Start(t, harness.Options{Stdin: in}, "--cwd", "none", "--net", "allow=www.example.org", "sh", "-c",
+		`curl -sS -m 5 http://www.example.org/; echo begun; read x; curl -s -m 5 http://www.example.org/; echo $?`)
+	p.WaitOutput("begun")
+	harness.Must(t, unix.Kill(proxyOf(t, p.PID), unix.SIGKILL))
+	_, err := io.WriteString(out, "x\n")
+	harness.Must(t, err)
+	out.Close()
+	r := p.Wait()
+	r.Expect(t, 0, "exited")
+	if want := "host www.example.org sni  path / body 0\nbegun\n7\n"; string(r.Stdout) != want {
+		t.Errorf("%q, want %q", r.Stdout, want)
+	}
+	if n := r.Report.Network; n == nil || !n.Incomplete {
+		t.Errorf("report: %+v", n)
+	}
+}
+
+// proxyOf is the pid of a run's proxy.
+func proxyOf(t *testing.T, pid int) int {
+	t.Helper()
+	var found int
+	harness.Until(t, harness.Scaled(5*time.Second), "there is a proxy", func() bool {
+		for _, keeper := range childrenOf(pid) {
+			for _, child := range childrenOf(keeper) {
+				words, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", child))
+				if string(words) == "sbxrund\x00net-proxy\x00" {
+					found = child
+				}
+			}
+		}
+		return found > 1
+	})
+	return found
+}
+
+func childrenOf(pid int) (list []int) {
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, name := range tasks {
+		b, _ := os.ReadFile(name)
+		for _, word := range strings.Fields(string(b)) {
+			var n int
+			if _, err := fmt.Sscan(word, &n); err == nil {
+				list = append(list, n)
+			}
+		}
+	}
+	return list
+}

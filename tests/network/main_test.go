@@ -1,0 +1,180 @@
+// Package network tests what a sandbox has of a network by lists, against servers of the test's own
+// in namespaces of the test's own:
+//
+//	setup     a network namespace in place of the host's, and an /etc/hosts; root of its own user
+//	│         namespace, for an ordinary user
+//	├─ world  another network namespace, with the servers, behind a veth pair
+//	└─ inside the tests; in one more user namespace, the ordinary user again
+//
+// All three are this test binary.
+package network
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+const (
+	roleName = "SBXRUN_NETWORK_LAB" // which of the processes it is
+	dirName  = "SBXRUN_NETWORK_DIR" // what they share
+	uidName  = "SBXRUN_NETWORK_UID" // of the ordinary user
+)
+
+// Addresses of the lab. They are ordinary ones of the internet, which nobody reaches from here.
+const (
+	hostAddr    = "93.184.0.1"
+	worldAddr   = "93.184.0.2"
+	otherAddr   = "93.184.0.3"
+	privateAddr = "10.99.0.2"
+)
+
+// hosts is /etc/hosts in the lab.
+const hosts = `127.0.0.1 localhost local.example.org
+::1 localhost
+93.184.0.1 own.example.org
+93.184.0.2 www.example.org index.example.org files.example.org registry.example.org git.example.org proxy.example.org
+93.184.0.3 other.example.org
+10.99.0.2 private.example.org
+`
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(roleName) {
+	case "setup":
+		os.Exit(setUp())
+	case "world":
+		os.Exit(serveWorld())
+	case "inside":
+		harness.Main(m)
+	}
+	os.Exit(enterLab())
+}
+
+// self is this test binary in a role.
+func self(role string, flags uintptr, env ...string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Env = append(append(os.Environ(), roleName+"="+role), env...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags, Pdeathsig: unix.SIGKILL}
+	return cmd
+}
+
+// enterLab runs the tests in the lab, and returns the exit code.
+func enterLab() int {
+	dir, err := os.MkdirTemp("", "sbxrun-network-")
+	if err != nil {
+		return failed(err)
+	}
+	defer os.RemoveAll(dir)
+	if err := os.Chmod(dir, 0o755); err != nil {
+		return failed(err)
+	}
+	flags := uintptr(unix.CLONE_NEWNET | unix.CLONE_NEWNS)
+	if !harness.Root() {
+		flags |= unix.CLONE_NEWUSER
+	}
+	cmd := self("setup", flags, dirName+"="+dir, uidName+"="+strconv.Itoa(os.Geteuid()))
+	if !harness.Root() {
+		mapIDs(cmd, 0, 0, os.Geteuid(), os.Getegid())
+	}
+	return exitCode(cmd.Run())
+}
+
+// mapIDs maps one user and one group.
+func mapIDs(cmd *exec.Cmd, uid, gid, outerUID, outerGID int) {
+	cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: uid, HostID: outerUID, Size: 1}}
+	cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: gid, HostID: outerGID, Size: 1}}
+}
+
+// setUp makes the lab, and runs the tests in it.
+func setUp() int {
+	dir := os.Getenv(dirName)
+	ip, err := exec.LookPath("ip")
+	if err != nil {
+		ip = "/usr/sbin/ip"
+	}
+	name := filepath.Join(dir, "hosts")
+	if err = os.WriteFile(name, []byte(hosts), 0o644); err == nil {
+		err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+	}
+	if err == nil {
+		err = unix.Mount(name, "/etc/hosts", "", unix.MS_BIND, "")
+	}
+	if err != nil {
+		return failed(err)
+	}
+	world := self("world", unix.CLONE_NEWNET)
+	world.Stdin, world.Stdout = nil, nil
+	stdin, err := world.StdinPipe() // at its end the world ends
+	if err != nil {
+		return failed(err)
+	}
+	said, err := world.StdoutPipe()
+	if err == nil {
+		err = world.Start()
+	}
+	if err != nil {
+		return failed(err)
+	}
+	defer func() { stdin.Close(); _ = world.Wait() }()
+	pid := strconv.Itoa(world.Process.Pid)
+	script := [][]string{
+		{"link", "set", "lo", "up"},
+		{"link", "add", "lab0", "type", "veth", "peer", "name", "lab1", "netns", pid},
+		{"addr", "add", hostAddr + "/24", "dev", "lab0"},
+		{"addr", "add", "10.99.0.1/24", "dev", "lab0"},
+		{"link", "set", "lab0", "up"},
+	}
+	for _, args := range script {
+		if out, err := exec.Command(ip, args...).CombinedOutput(); err != nil {
+			return failed(fmt.Errorf("ip %s: %w: %s", strings.Join(args, " "), err, out))
+		}
+	}
+	if _, err := io.WriteString(stdin, "go\n"); err != nil {
+		return failed(err)
+	}
+	if line, err := bufio.NewReader(said).ReadString('\n'); err != nil || line != "ready\n" {
+		return failed(fmt.Errorf("the world said %q: %w", line, err))
+	}
+	inside := self("inside", 0)
+	uid, err := strconv.Atoi(os.Getenv(uidName))
+	if err != nil {
+		return failed(err)
+	}
+	if uid != 0 {
+		inside.SysProcAttr.Cloneflags = unix.CLONE_NEWUSER
+		mapIDs(inside, uid, uid, 0, 0)
+	}
+	return exitCode(inside.Run())
+}
+
+func failed(err error) int {
+	fmt.Fprintln(os.Stderr, "network lab:", err)
+	return 1
+}
+
+func exitCode(err error) int {
+	var exit *exec.ExitError
+	if err == nil {
+		return 0
+	}
+	if errors.As(err, &exit) && exit.Exited() {
+		return exit.ExitCode()
+	}
+	return failed(err)
+}
+
+// shared is a file of the lab.
+func shared(name string) string { return filepath.Join(os.Getenv(dirName), name) }

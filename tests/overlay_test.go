@@ -1,0 +1,228 @@
+package tests
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// original makes a directory that overlays are laid over.
+func original(t *testing.T) (dir string) {
+	dir = filepath.Join(harness.Dir(t), "original")
+	harness.Must(t, os.MkdirAll(filepath.Join(dir, "sub"), 0o755))
+	harness.Must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("old\n"), 0o644))
+	harness.Must(t, os.WriteFile(filepath.Join(dir, "sub/deep"), []byte("deep\n"), 0o644))
+	return dir
+}
+
+// wantOriginal fails if the directory is not as it was made.
+func wantOriginal(t *testing.T, dir string) {
+	t.Helper()
+	names, err := filepath.Glob(dir + "/*")
+	harness.Must(t, err)
+	text, err := os.ReadFile(filepath.Join(dir, "file"))
+	harness.Must(t, err)
+	deep, err := os.ReadFile(filepath.Join(dir, "sub/deep"))
+	harness.Must(t, err)
+	if len(names) != 2 || string(text) != "old\n" || string(deep) != "deep\n" {
+		t.Errorf("the original was changed: %q, %q, %q", names, text, deep)
+	}
+}
+
+// All that can be done to a directory, in a shell: changes, a directory in the place of
+// another, a removed file.
+const changes = `echo new >file; rm -r sub; mkdir sub; echo x >sub/other; mkdir made; ln -s file link; cat file sub/other; ls`
+
+const changed = "new\nx\nfile\nlink\nmade\nsub\n"
+
+func TestOverlay(t *testing.T) {
+	t.Parallel()
+	for name, flags := range map[string]func(dir string) []string{
+		"cwd":   func(string) []string { return []string{"--cwd", "overlay"} },
+		"there": func(dir string) []string { return []string{"--overlay", dir} },
+		"elsewhere": func(dir string) []string {
+			return []string{"--overlay", dir + ":/work", "--workdir", "/work"}
+		},
+		"disk": func(dir string) []string {
+			return []string{"--cwd", "overlay", "--upper", filepath.Join(filepath.Dir(dir), "upper")}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := original(t)
+			r := harness.Run(t, harness.Options{Dir: dir}, append(flags(dir), "sh", "-ec", changes+"; ls -A / | grep layers || true")...)
+			r.Expect(t, 0, "exited")
+			if got := string(r.Stdout); got != changed {
+				t.Errorf("%q, want %q", got, changed)
+			}
+			wantOriginal(t, dir)
+		})
+	}
+}
+
+// A layer on disk is there again for the same directory, and for no other.
+func TestOverlayUpper(t *testing.T) {
+	t.Parallel()
+	dir := original(t)
+	upper := filepath.Join(filepath.Dir(dir), "upper")
+	flags := []string{"--cwd", "overlay", "--upper", upper}
+	harness.Run(t, harness.Options{Dir: dir}, append(flags, "sh", "-c", changes)...).Expect(t, 0, "exited")
+	r := harness.Run(t, harness.Options{Dir: dir}, append(flags, "sh", "-c", "cat file sub/other; ls")...)
+	if r.Expect(t, 0, "exited"); string(r.Stdout) != changed {
+		t.Errorf("%q, want %q", r.Stdout, changed)
+	}
+	for _, tt := range []struct {
+		dir, upper, want string
+	}{
+		{filepath.Join(dir, "sub"), upper, "belongs to " + dir},
+		{dir, filepath.Join(dir, "sub"), "must lie elsewhere"},
+		{dir, filepath.Dir(dir), "must lie elsewhere"},
+		{dir, "/usr", "--upper"},
+	} {
+		r := harness.Run(t, harness.Options{Dir: tt.dir}, "--cwd", "overlay", "--upper", tt.upper, "true")
+		if r.Expect(t, 125, "start-failed"); !strings.Contains(string(r.Stderr), tt.want) {
+			t.Errorf("%s: %s", tt.upper, r.Stderr)
+		}
+	}
+	wantOriginal(t, dir)
+}
+
+// overlaid starts a sandbox with an overlay over dir, and makes the changes there.
+func overlaid(t *testing.T, s *harness.State, dir, name string, flags ...string) {
+	t.Helper()
+	s.Sandbox(harness.Options{Dir: dir}, append([]string{"--name", name, "--cwd", "overlay"}, flags...)...).Exec(harness.Options{}, nil, "sh", "-ec", changes).Expect(t, 0, "exited")
+}
+
+// text is what a command of sbxrun's prints; it has to exit with code.
+func text(t *testing.T, s *harness.State, code int, args ...string) (stdout, stderr string) {
+	t.Helper()
+	r := s.Run(args...)
+	if r.ExitCode != code {
+		t.Errorf("%q: exit code %d, want %d; stderr %s", args, r.ExitCode, code, r.Stderr)
+	}
+	return string(r.Stdout), string(r.Stderr)
+}
+
+// What a sandbox has changed is shown while it runs, and made on the host when that is asked for.
+func TestOverlayApply(t *testing.T) {
+	t.Parallel()
+	dir, s := original(t), harness.NewState(t)
+	overlaid(t, s, dir, "agent")
+	want := "M file\nA link -> file\nA made/\nA sub/other\nD sub/deep\n"
+	if got, _ := text(t, s, 0, "diff", "agent"); got != want {
+		t.Errorf("diff: %q, want %q", got, want)
+	}
+	if got, _ := text(t, s, 0, "diff", "agent", "--stat"); !strings.HasSuffix(got, ": 3 added, 1 changed, 1 deleted, 0 with another mode; 6 bytes\n") {
+		t.Errorf("diff --stat: %q", got)
+	}
+	if got, _ := text(t, s, 0, "diff", "-p", "agent", filepath.Join(dir, "file")); !strings.HasSuffix(got, "@@ -1,1 +1,1 @@\n-old\n+new\n") {
+		t.Errorf("diff -p: %q", got)
+	}
+	text(t, s, 0, "apply", "agent", "--check")
+	wantOriginal(t, dir)
+	if _, stderr := text(t, s, 0, "apply", "agent"); !strings.HasPrefix(stderr, "D sub/deep\n") {
+		t.Errorf("the deletion is not shown: %q", stderr)
+	}
+	if got, _ := text(t, s, 0, "diff", "agent"); got != "D sub/deep\n" {
+		t.Errorf("after an apply without --delete: %q", got)
+	}
+	text(t, s, 0, "apply", "agent", "--delete")
+	if got, _ := text(t, s, 0, "diff", "agent"); got != "" {
+		t.Errorf("after the apply: %q", got)
+	}
+	if names, _ := filepath.Glob(dir + "/*/*"); len(names) != 1 || names[0] != filepath.Join(dir, "sub/other") {
+		t.Errorf("applied: %q", names)
+	}
+	text(t, s, 0, "kill", "--grace", "0", "agent")
+	if _, stderr := text(t, s, 125, "diff", "agent"); !strings.Contains(stderr, "--upper DIR") {
+		t.Errorf("a layer that is gone: %s", stderr)
+	}
+}
+
+// What has changed on the host since the start is not replaced.
+func TestOverlayConflict(t *testing.T) {
+	t.Parallel()
+	dir, s := original(t), harness.NewState(t)
+	overlaid(t, s, dir, "agent", "--upper", filepath.Join(filepath.Dir(dir), "upper"))
+	harness.Must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("theirs\n"), 0o644))
+	text(t, s, 0, "kill", "--grace", "0", "agent")
+	// The layer is on disk, and so is what it belongs to.
+	if got, _ := text(t, s, 0, "diff", "agent", "file"); got != "M file (changed on the host, too)\n" {
+		t.Errorf("diff: %q", got)
+	}
+	if _, stderr := text(t, s, 1, "apply", "agent"); !strings.Contains(stderr, `"file" has changed on the host`) {
+		t.Errorf("apply: %s", stderr)
+	}
+	text(t, s, 0, "apply", "agent", "made", "link")
+	if now, _ := os.ReadFile(filepath.Join(dir, "file")); string(now) != "theirs\n" {
+		t.Errorf("replaced by %q", now)
+	}
+	text(t, s, 0, "apply", "agent", "--force", "file")
+	if now, _ := os.ReadFile(filepath.Join(dir, "file")); string(now) != "new\n" {
+		t.Errorf("with --force: %q", now)
+	}
+}
+
+// run --apply makes the changes if the command has succeeded, and the report counts them.
+func TestOverlayRun(t *testing.T) {
+	t.Parallel()
+	dir := original(t)
+	flags := []string{"--cwd", "overlay", "--diff", "--apply-delete", "sh", "-ec"}
+	r := harness.Run(t, harness.Options{Dir: dir}, append(flags, changes+"; exit 3")...)
+	r.Expect(t, 3, "exited")
+	if got := string(r.Stderr); !strings.HasPrefix(got, "M file\nA link -> file\n") {
+		t.Errorf("--diff: %q", got)
+	}
+	if got := r.Report.Value("changes.count"); got != "5" {
+		t.Errorf("the report counts %s changes", got)
+	}
+	wantOriginal(t, dir)
+	r = harness.Run(t, harness.Options{Dir: dir}, append(flags, changes)...)
+	r.Expect(t, 0, "exited")
+	if names, _ := filepath.Glob(dir + "/*/*"); len(names) != 1 {
+		t.Errorf("applied: %q", names)
+	}
+	// Later than the kernel's coarse clock can tell from the start, the original changes.
+	dir = original(t)
+	r = harness.Run(t, harness.Options{Dir: dir}, "--bind", dir+":/host", "--cwd", "overlay", "--apply", "sh", "-ec", "echo new >file; sleep 0.1; echo theirs >/host/file")
+	r.Expect(t, 74, "exited")
+	if r.Report.Value("error.code") == "" || !strings.Contains(string(r.Stderr), "has changed on the host") {
+		t.Errorf("the original has changed: %s", r.Stderr)
+	}
+	if now, _ := os.ReadFile(filepath.Join(dir, "file")); string(now) != "theirs\n" {
+		t.Errorf("replaced by %q", now)
+	}
+}
+
+// A directory in memory can have a layer from Linux 6.6 on: before that, the attributes which
+// overlayfs needs are refused by it (tmpfs(5)), and so is the overlay, with the remedy.
+func TestLayerInMemory(t *testing.T) {
+	t.Parallel()
+	dir := original(t)
+	var uts unix.Utsname
+	harness.Must(t, unix.Uname(&uts))
+	var major, minor int
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(uts.Release[:]), "%d.%d", &major, &minor); err != nil {
+		t.Fatal(err)
+	}
+	r := harness.Run(t, harness.Options{Dir: dir}, "--cwd", "overlay", "sh", "-c", "echo new >file")
+	if major > 6 || major == 6 && minor >= 6 {
+		r.Expect(t, 0, "exited")
+	} else {
+		r.Expect(t, 125, "start-failed")
+		want := "extended attributes, which directories in memory have from Linux 6.6 on; --upper DIR keeps the layer on disk"
+		if os.Getuid() == 0 && minor < 3 && strings.Contains(string(r.Stderr), "idmapped") { // the original is in memory as well
+			want = "tmpfs, which can from Linux 6.3 on"
+		}
+		if !strings.Contains(string(r.Stderr), want) {
+			t.Errorf("stderr %q", r.Stderr)
+		}
+	}
+	wantOriginal(t, dir)
+}

@@ -1,0 +1,60 @@
+package serve
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// behindGateway has a gateway take the server's socket, and returns the one that is left to the
+// server. tests/cluster runs the tests of this package so: what is asked for by way of a gateway and
+// NATS is answered as the server itself answers it.
+func (s *server) behindGateway(url, config string, flags []string) (own string) {
+	s.t.Helper()
+	s.cluster = "t" + itoa(os.Getpid()) + "-" + itoa(int(time.Now().UnixNano()%1e12))
+	file := filepath.Join(s.dir, "gateway.toml")
+	config = "listen = [\"unix:" + s.socket() + "\"]\n" + config + "\n[nats]\nnode = \"gateway\"\nurl = \"" + url + "\"\ncluster = \"" + s.cluster + "\"\n"
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		s.t.Fatal(err)
+	}
+	log := &lockedBuffer{}
+	c := exec.Command(harness.Binary(s.t), append([]string{"gateway", "--config", file}, flags...)...)
+	c.Stderr = log
+	done, err := harness.Register(func() (int, error) {
+		if err := c.Start(); err != nil {
+			return 0, err
+		}
+		return c.Process.Pid, nil
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		_ = c.Wait() // its exit code is looked at
+		done()
+		close(ended)
+	}()
+	s.t.Cleanup(func() {
+		_ = c.Process.Signal(unix.SIGTERM) // it may have ended
+		select {
+		case <-ended:
+		case <-time.After(harness.Bound):
+			s.t.Errorf("the gateway does not end: %s", log)
+			_ = c.Process.Kill()
+			<-ended
+		}
+		if code := c.ProcessState.ExitCode(); code != 0 {
+			s.t.Errorf("the gateway has ended with %d: %s", code, log)
+		}
+		if s.t.Failed() {
+			s.t.Logf("the gateway: %s", log)
+		}
+	})
+	return s.socket() + ".node"
+}

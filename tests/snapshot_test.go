@@ -1,0 +1,155 @@
+package tests
+
+import (
+	stdjson "encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// snapshot takes one, and returns its id.
+func snapshot(t *testing.T, s *harness.State, args ...string) string {
+	t.Helper()
+	r := s.Run(append([]string{"snapshot"}, args...)...)
+	if r.ExitCode != 0 {
+		t.Fatalf("snapshot %q: %d, %s", args, r.ExitCode, r.Stderr)
+	}
+	return strings.TrimSpace(string(r.Stdout))
+}
+
+func execOut(t *testing.T, b *harness.Sandbox, script string) string {
+	t.Helper()
+	r := b.Exec(harness.Options{}, nil, "sh", "-ec", script)
+	if r.ExitCode != 0 {
+		t.Errorf("%s: %d, %s", script, r.ExitCode, r.Stderr)
+	}
+	return string(r.Stdout)
+}
+
+// What one sandbox has written, others begin with, in as many layers as there were snapshots.
+func TestSnapshot(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	dir := original(t)
+	one := s.Sandbox(harness.Options{Dir: dir}, "--name", "one", "--cwd", "overlay")
+	if got := execOut(t, one, changes); got != changed {
+		t.Errorf("%q", got)
+	}
+	snapshot(t, s, "one", "--name", "first")
+	two := s.Sandbox(harness.Options{}, "--name", "two", "--from", "first")
+	if got := execOut(t, two, "cat file sub/other; ls; test ! -e sub/deep; readlink link"); got != changed+"file\n" {
+		t.Errorf("%q", got)
+	}
+	execOut(t, two, "rm file; echo third >third; echo y >sub/other; rmdir made; touch made")
+	snapshot(t, s, "two", "--name", "second", "--ttl", "1h")
+	if got := execOut(t, one, "cat file sub/other; ls"); got != changed {
+		t.Errorf("the first has changed: %q", got)
+	}
+	for _, name := range []string{"first", "second"} {
+		r := s.Run("snapshot", "export", name, filepath.Join(s.Work, name))
+		if r.ExitCode != 0 {
+			t.Fatalf("export: %s", r.Stderr)
+		}
+		if r := s.Run("snapshot", "rm", name); r.ExitCode != 0 {
+			t.Errorf("rm: %s", r.Stderr)
+		}
+	}
+	if r := s.Run("start", "--from", "second"); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), `no snapshot "second"`) {
+		t.Errorf("removed: %d, %s", r.ExitCode, r.Stderr)
+	}
+	if r := s.Run("snapshot", "import", filepath.Join(s.Work, "second")); r.ExitCode != 0 {
+		t.Fatalf("import: %s", r.Stderr)
+	}
+	// On another machine the directory is elsewhere.
+	other := original(t)
+	three := s.Sandbox(harness.Options{Dir: s.Work}, "--name", "three", "--from", "second", "--overlay", other+":"+dir, "--workdir", dir)
+	if got, want := execOut(t, three, "cat third sub/other; ls"), "third\ny\nlink\nmade\nsub\nthird\n"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	var list []struct {
+		Name  string
+		Trees []struct {
+			Dest   string
+			Layers []struct{ Entries int }
+		}
+		ExpiresAt string `json:"expires_at"`
+	}
+	r := s.Run("snapshots", "--json")
+	if err := stdjson.Unmarshal(r.Stdout, &list); err != nil || len(list) != 1 || list[0].Name != "second" || len(list[0].Trees) != 1 || len(list[0].Trees[0].Layers) != 2 || list[0].ExpiresAt != "" {
+		t.Errorf("%s, %v", r.Stdout, err)
+	}
+	wantOriginal(t, dir)
+	wantOriginal(t, other)
+}
+
+// A sandbox with a cgroup stands still meanwhile, and goes on.
+func TestSnapshotFrozen(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	dir := original(t)
+	b, r := s.TrySandbox(harness.Options{Dir: dir}, "--name", "box", "--cwd", "overlay", "--pids", "50")
+	if b == nil {
+		if !strings.Contains(string(r.Stderr), "limit pids cannot be enforced here") {
+			t.Fatalf("%s", r.Stderr)
+		}
+		b = s.Sandbox(harness.Options{Dir: dir}, "--name", "box", "--cwd", "overlay")
+	}
+	execOut(t, b, "echo new >file")
+	got := s.Run("snapshot", "box", "--json")
+	if got.ExitCode != 0 {
+		t.Fatalf("%s", got.Stderr)
+	}
+	var m struct{ Frozen bool }
+	harness.Must(t, stdjson.Unmarshal(got.Stdout, &m))
+	if warned := strings.Contains(string(got.Stderr), "ran on meanwhile"); warned == m.Frozen {
+		t.Errorf("frozen %v, %s", m.Frozen, got.Stderr)
+	}
+	if out := execOut(t, b, "cat file"); out != "new\n" {
+		t.Errorf("%q", out)
+	}
+}
+
+// What is refused, in a line, and leaves nothing.
+func TestSnapshotRefused(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	dir := original(t)
+	s.Sandbox(harness.Options{Dir: dir}, "--name", "box", "--cwd", "overlay")
+	s.Sandbox(harness.Options{}, "--name", "plain", "--cwd", "none")
+	snapshot(t, s, "box", "--name", "taken")
+	bad := filepath.Join(s.Work, "bad")
+	harness.Must(t, os.WriteFile(bad, []byte("no snapshot"), 0o600))
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"snapshot"}, "takes a sandbox"},
+		{[]string{"snapshot", "none"}, "none"},
+		{[]string{"snapshot", "box", "box"}, "one sandbox"},
+		{[]string{"snapshot", "plain"}, "has no overlay"},
+		{[]string{"snapshot", "box", "--name", "taken"}, "already"},
+		{[]string{"snapshot", "box", "--name", "a/b"}, "cannot be the name of a snapshot"},
+		{[]string{"snapshot", "box", "--max-size", "100"}, "more than"},
+		{[]string{"snapshot", "rm"}, "takes snapshots"},
+		{[]string{"snapshot", "rm", "none"}, `no snapshot "none"`},
+		{[]string{"snapshot", "export", "none", "-"}, `no snapshot "none"`},
+		{[]string{"snapshot", "export", "taken", bad}, "exists"},
+		{[]string{"snapshot", "import", bad}, "refused"},
+		{[]string{"start", "--from", "none"}, `no snapshot "none"`},
+		{[]string{"start", "--from", "taken", "--cwd", "overlay"}, "--from has overlays of its own"},
+	} {
+		r := s.Run(tt.args...)
+		if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), tt.want) || strings.Count(string(r.Stderr), "\n") != 1 || !strings.HasPrefix(string(r.Stderr), "sbxrun: error: ") {
+			t.Errorf("%q: %d, %q, want %q", tt.args, r.ExitCode, r.Stderr, tt.want)
+		}
+	}
+	if r := s.Run("snapshots", "-q"); strings.Count(string(r.Stdout), "\n") != 1 {
+		t.Errorf("%s", r.Stdout)
+	}
+	if left, err := os.ReadDir(s.Dir + "-data/snapshots/tmp"); err != nil || len(left) != 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}

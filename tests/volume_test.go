@@ -1,0 +1,159 @@
+package tests
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// volumeUser runs commands with volumes in a directory of the test's own.
+type volumeUser struct {
+	*testing.T
+	s   *harness.State
+	dir string
+	o   harness.Options
+}
+
+func newVolumeUser(t *testing.T) *volumeUser {
+	dir := harness.SharedDir(t)
+	harness.Must(t, os.Mkdir(dir+"/volumes", 0o700))
+	return &volumeUser{t, harness.NewState(t), dir, harness.Options{Env: []string{"SBXRUN_VOLUME_DIR=" + dir + "/volumes"}}}
+}
+
+// run runs a shell command that has a volume.
+func (v *volumeUser) run(volume, command string) *harness.Result {
+	v.Helper()
+	return harness.Run(v, v.o, "--cwd", "none", "--volume", volume, "sh", "-c", command)
+}
+
+// sbxrun runs a command of sbxrun's own.
+func (v *volumeUser) sbxrun(code int, message string, args ...string) []byte {
+	v.Helper()
+	r := v.s.Start(v.o, args...).Wait()
+	if r.ExitCode != code || !strings.Contains(string(r.Stderr), message) {
+		v.Errorf("%q: exit code %d, want %d: %s, want %q", args, r.ExitCode, code, r.Stderr, message)
+	}
+	return r.Stdout
+}
+
+// What is written to a volume outlives the sandbox, is the owner's outside and the sandbox's
+// inside, and is written by one at a time.
+func TestVolume(t *testing.T) {
+	t.Parallel()
+	v := newVolumeUser(t)
+	v.run("one:/data", "umask 022; echo kept > /data/file; mkdir /data/closed; chmod 0 /data/closed").Expect(t, 0, "exited")
+	if r := v.run("one:/data:ro", "cat /data/file; test -O /data/file && ! touch /data/new 2>/dev/null"); string(r.Stdout) != "kept\n" || r.ExitCode != 0 {
+		t.Errorf("%d %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	b := v.s.Sandbox(v.o, "--name", "writer", "--cwd", "none", "--volume", "one:/data")
+	if r := v.run("one:/data:ro", "true"); r.ExitCode != 76 || r.Report.Error.Code != "volume-busy" || !strings.Contains(string(r.Stderr), "in use by ") {
+		t.Errorf("%d %s", r.ExitCode, r.Stderr)
+	}
+	v.sbxrun(76, "in use by the sandbox writer", "volume", "rm", "one")
+	v.sbxrun(76, "in use", "volume", "export", "one")
+	var list []struct{ Name, Status string }
+	decode(t, v.s.Start(v.o, "volume", "ls", "--json").Wait(), &list)
+	if len(list) != 1 || list[0].Name != "one" || list[0].Status != "written" {
+		t.Errorf("%v", list)
+	}
+	v.s.Run("kill", "--grace", "0", "writer")
+	b.AwaitEnd()
+	// Several may read.
+	v.s.Sandbox(v.o, "--name", "reader", "--cwd", "none", "--volume", "one:/data:ro")
+	v.run("one:/data:ro", "test -f /data/file").Expect(t, 0, "exited")
+	if r := v.run("one:/data", "true"); r.ExitCode != 76 {
+		t.Errorf("%d %s", r.ExitCode, r.Stderr)
+	}
+	v.s.Run("kill", "--grace", "0", "reader")
+	v.run("one:/data", "chmod 700 /data/closed; ln -s /etc /data/link; mkfifo /data/fifo").Expect(t, 0, "exited")
+	v.sbxrun(0, "left out", "volume", "export", "one", v.dir+"/one.tar")
+	out, err := exec.Command("tar", "tf", v.dir+"/one.tar").CombinedOutput()
+	if err != nil || !bytes.Contains(out, []byte("file\n")) || !bytes.Contains(out, []byte("link\n")) || bytes.Contains(out, []byte("fifo")) {
+		t.Errorf("%s %v", out, err)
+	}
+	v.sbxrun(0, "", "volume", "rm", "one")
+	v.sbxrun(125, "there is no volume", "volume", "rm", "one")
+	v.sbxrun(125, "is a path, and a volume has a name", "volume", "rm", "../volumes")
+	for _, wrong := range []string{"../x:/data", ".x:/data", "a", "a:relative", "a:/data:rw", "a:/proc/x"} {
+		if r := v.run(wrong, "true"); r.ExitCode != 125 {
+			t.Errorf("%s: %d %s", wrong, r.ExitCode, r.Stderr)
+		}
+	}
+	if names, err := os.ReadDir(v.dir + "/volumes"); err != nil || len(names) != 0 {
+		t.Errorf("left: %v %v", names, err)
+	}
+}
+
+// Whatever a command leaves in a volume, rm removes it, and nothing outside.
+func TestVolumeHostile(t *testing.T) {
+	t.Parallel()
+	v := newVolumeUser(t)
+	harness.Must(t, os.WriteFile(v.dir+"/victim", []byte("kept"), 0o644))
+	v.run("bad:/tmp", hostileTree+` && cd /tmp && ln -s `+v.dir+` out && python3 -c '
+import os
+for i in range(600): os.mkdir("d"); os.chdir("d")
+os.chdir("/tmp"); os.makedirs("many")
+for i in range(1000): open("many/%d" % i, "w")
+os.makedirs("c/c"); open("c/c/f", "w"); os.chmod("c/c", 0); os.chmod("c", 0)
+'`).Expect(t, 0, "exited")
+	v.sbxrun(0, "", "volume", "rm", "bad")
+	if names, err := os.ReadDir(v.dir + "/volumes"); err != nil || len(names) != 0 {
+		t.Errorf("left: %v %v", names, err)
+	}
+	if b, err := os.ReadFile(v.dir + "/victim"); string(b) != "kept" {
+		t.Errorf("%q %v", b, err)
+	}
+}
+
+// sbxrun killed at random moments: as long as anything of its sandbox can write, nobody else
+// gets the volume; then at once. 200 times if SBXRUN_SOAK is 500.
+func TestVolumeKilled(t *testing.T) {
+	// Not in parallel: should it leave an orphan, no other test is blamed.
+	v := newVolumeUser(t)
+	for range max(3, 2*harness.Soak(t)/5) {
+		p := harness.Start(t, v.o, "--cwd", "none", "--volume", "v:/data", "sh", "-c", "echo begun; while echo x >> /data/log; do :; done")
+		if rand.IntN(2) == 0 {
+			p.WaitOutput("begun\n")
+		}
+		time.Sleep(rand.N(10 * time.Millisecond)) // the moment is what is varied
+		p.Kill()
+		for deadline := time.Now().Add(harness.Bound); ; {
+			r := v.run("v:/data:ro", "cd /data; wc -c < log; sleep 0.02; wc -c < log")
+			if r.ExitCode == 76 && time.Now().Before(deadline) {
+				continue
+			}
+			if sizes := strings.Fields(string(r.Stdout)); len(sizes) == 2 && sizes[0] != sizes[1] {
+				t.Errorf("somebody writes: %s", r.Stdout)
+			} else if r.ExitCode != 0 && len(sizes) != 0 {
+				t.Errorf("%d %s", r.ExitCode, r.Stderr)
+			}
+			break
+		}
+		p.Wait()
+	}
+	// rm, too: the volume is whole, or gone, and cleanup removes the rest.
+	for i := range max(3, 2*harness.Soak(t)/5) {
+		v.run("r:/data", "cd /data; for i in 1 2 3 4 5 6 7 8 9; do mkdir -p $i/a/b/c; echo whole > $i/f; done; echo whole > f").Expect(t, 0, "exited")
+		rm := v.s.Start(v.o, "volume", "rm", "r")
+		time.Sleep(rand.N(6 * time.Millisecond)) // likewise
+		rm.Kill()
+		rm.Wait()
+		if r := v.run("r:/data:ro", "ls /data | wc -l"); strings.TrimSpace(string(r.Stdout)) != "10" && strings.TrimSpace(string(r.Stdout)) != "0" {
+			t.Fatalf("%d: a part is left: %s %s", i, r.Stdout, r.Stderr)
+		}
+	}
+	v.sbxrun(0, "", "volume", "rm", "r")
+	v.sbxrun(0, "", "cleanup")
+	names, err := os.ReadDir(v.dir + "/volumes")
+	for _, name := range names {
+		if strings.HasPrefix(name.Name(), ".rm-") {
+			t.Errorf("left: %v %v", names, err)
+		}
+	}
+}
