@@ -24,8 +24,9 @@ type Sandbox struct {
 	// Dying is set by a test that ends the sandbox while execs run.
 	Dying bool
 
-	held *os.File // its PID namespace, see Process
-	ends bool     // its supervisor was killed by the test
+	held    *os.File // its PID namespace, see Process
+	ends    bool     // its supervisor was killed by the test
+	orphans bool     // see AdoptAll
 }
 
 // Record is what inspect says, as somebody outside of the project would declare it.
@@ -129,7 +130,7 @@ func (b *Sandbox) Ended() Record {
 func (b *Sandbox) AwaitEnd() {
 	b.State.T.Helper()
 	b.reaped()
-	b.gone(time.Now())
+	b.gone(b.goneAt())
 }
 
 func (b *Sandbox) reaped() {
@@ -235,6 +236,7 @@ func killSupervisor(t T, of string, supervisor *Adopted) {
 // it become our child: what a supervisor that gives up leaves behind.
 func (b *Sandbox) AdoptAll() {
 	b.State.T.Helper()
+	b.orphans = true
 	pids := Descendants(b.Supervisor.PID)
 	for _, p := range b.Members() {
 		pids = append(pids, p.PID)
@@ -244,6 +246,15 @@ func (b *Sandbox) AdoptAll() {
 			b.State.T.Cleanup(a.Close)
 		}
 	}
+}
+
+// goneAt is when nothing of the sandbox may be left: at once, unless what is left of it is
+// ours to reap, which happens beside the test.
+func (b *Sandbox) goneAt() time.Time {
+	if b.orphans {
+		return time.Now().Add(reap)
+	}
+	return time.Now()
 }
 
 // gone asserts that no process of the sandbox is left, and ends those that are.
@@ -278,7 +289,7 @@ func (b *Sandbox) finish() {
 	if ws := b.Supervisor.Status; !b.ends && (!ws.Exited() || ws.ExitStatus() != 0) {
 		t.Errorf("the supervisor of %s has ended with wait status %#x", b.ID, ws)
 	}
-	b.gone(time.Now())
+	b.gone(b.goneAt())
 	b.Supervisor.Close()
 	if b.Init != nil {
 		b.Init.Close()
