@@ -78,7 +78,7 @@ func ParseAllow(list string) (rules []Rule, err error) {
 	return rules, nil
 }
 
-const ruleExample = "want HOST[:PORT],... such as pypi.org,*.pythonhosted.org:443,10.1.2.0/24:5432,[2001:db8::1]:443"
+const ruleExample = "want HOST[:PORT],... such as github.com,*.example.org:443,10.1.2.0/24:5432,[2001:db8::1]:443"
 
 func parseRule(word string) (r Rule, err error) {
 	bad := fmt.Errorf("%q: %s", short(word), ruleExample)

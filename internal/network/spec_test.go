@@ -12,8 +12,8 @@ func TestParseAllow(t *testing.T) {
 		text string
 		want []Rule
 	}{
-		{"pypi.org", []Rule{{"pypi.org", 0}}},
-		{"PyPI.org.:443,*.Example.org", []Rule{{"pypi.org", 443}, {"*.example.org", 0}}},
+		{"github.com", []Rule{{"github.com", 0}}},
+		{"GitHub.com.:443,*.Example.org", []Rule{{"github.com", 443}, {"*.example.org", 0}}},
 		{"10.0.0.0/8:5432,192.0.2.1", []Rule{{"10.0.0.0/8", 5432}, {"192.0.2.1", 0}}},
 		{"[2001:db8::1]:443,2001:db8::2,[2001:db8::]/32:80,[2001:db8::/32]:81", []Rule{{"2001:db8::1", 443}, {"2001:db8::2", 0}, {"2001:db8::/32", 80}, {"2001:db8::/32", 81}}},
 		{"localhost:8000", []Rule{{"localhost", 8000}}},

@@ -89,42 +89,56 @@ func (a *asking) dialInside(port uint16) (conn net.Conn, err error) {
 		if sockErr != nil {
 			return nil, sockErr
 		}
-		if err = connect(fd, addr, port); err == nil {
-			return connOf(fd)
+		socket := os.NewFile(uintptr(fd), "socket") // it does not block, so the poller waits for it
+		if err = connect(socket, addr, port); err == nil {
+			conn, err = net.FileConn(socket) // a copy
 		}
-		unix.Close(fd)
+		socket.Close()
+		if err == nil {
+			return conn, nil
+		}
 	}
 	return nil, err
 }
 
-// connect connects a socket that does not block. To the loopback interface that takes no time,
-// unless the server takes no connections: then it is given up.
-func connect(fd int, addr [16]byte, port uint16) error {
-	err := unix.Connect(fd, &unix.SockaddrInet6{Addr: addr, Port: int(port)})
-	if err == unix.EAFNOSUPPORT || err == unix.EINVAL { // a kernel without IPv6
-		err = unix.Connect(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: int(port)})
-	}
-	if err != unix.EINPROGRESS {
+// connect connects a socket. To the loopback interface that takes no time, unless the server takes
+// no connections: then it is given up.
+func connect(socket *os.File, addr [16]byte, port uint16) error {
+	raw, err := socket.SyscallConn()
+	if err != nil {
 		return err
 	}
-	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
-	for until := time.Now().Add(dialBound); ; {
-		n, err := unix.Poll(fds, int(max(0, time.Until(until)).Milliseconds()))
-		if err == unix.EINTR {
-			continue
-		}
-		if err == nil && n == 0 {
-			err = unix.ETIMEDOUT
-		}
-		if err != nil {
-			return err
+	if err := socket.SetWriteDeadline(time.Now().Add(dialBound)); err != nil {
+		return err
+	}
+	begun := false
+	var failed error
+	err = raw.Write(func(s uintptr) bool {
+		fd := int(s)
+		if !begun {
+			begun = true
+			failed = unix.Connect(fd, &unix.SockaddrInet6{Addr: addr, Port: int(port)})
+			if failed == unix.EAFNOSUPPORT || failed == unix.EINVAL { // a kernel without IPv6
+				failed = unix.Connect(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: int(port)})
+			}
+			return failed != unix.EINPROGRESS
 		}
 		errno, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+		failed = err
 		if err == nil && errno != 0 {
-			err = unix.Errno(errno)
+			failed = unix.Errno(errno)
 		}
-		return err
+		if failed != nil {
+			return true
+		}
+		// The poller also wakes for a socket that was not connecting yet.
+		_, err = unix.Getpeername(fd)
+		return err == nil
+	})
+	if err != nil {
+		return err // of them, that it took too long
 	}
+	return failed
 }
 
 // connOf is a connection by its descriptor, which is taken over.

@@ -61,6 +61,9 @@ func (p *process) confine() error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("PR_SET_NO_NEW_PRIVS: %w", err)
 	}
+	if err := shut(); err != nil {
+		return fmt.Errorf("landlock: %w", err)
+	}
 	debug.SetMemoryLimit(maxMemory)
 	var files unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err == nil {

@@ -32,19 +32,19 @@ func listing(t *testing.T, list string, names map[string]string) *rules {
 
 func TestPermits(t *testing.T) {
 	names := map[string]string{
-		"pypi.org": "151.101.0.223 2a04:4e42::223", "a.example.org": "93.184.215.14", "example.org": "93.184.215.14", "inside.corp": "10.1.2.3",
+		"github.com": "151.101.0.223 2a04:4e42::223", "a.example.org": "93.184.215.14", "example.org": "93.184.215.14", "inside.corp": "10.1.2.3",
 		"rebind.example.org": "127.0.0.1", "half.example.org": "127.0.0.1 93.184.215.14", "localhost": "127.0.0.1 ::1", "own.example.org": "8.7.6.5",
 		"metadata.example.org": "169.254.169.254", "azure.example.org": "168.63.129.16", "mapped.example.org": "::ffff:127.0.0.1", "nat64.example.org": "64:ff9b::7f00:1",
 		"six.example.org": "fd00:ec2::254", "zero.example.org": "0.0.0.0", "shared.example.org": "100.100.100.200", "teredo.example.org": "2001:0:1::1", "sixtofour.example.org": "2002:7f00:1::", "compat.example.org": "::7f00:1",
 		"site.example.org": "fec0::1", "all.example.org": "255.255.255.255", "group.example.org": "224.0.0.1",
 	}
-	const list = "pypi.org,*.example.org,inside.corp:5432,10.1.2.3:5432,192.0.2.0/24:8443,[2001:db8::1]:443,localhost:8000"
+	const list = "github.com,*.example.org,inside.corp:5432,10.1.2.3:5432,192.0.2.0/24:8443,[2001:db8::1]:443,localhost:8000"
 	for _, tt := range []struct{ ask, want string }{
-		{"pypi.org:443", "151.101.0.223,2a04:4e42::223"},
-		{"PyPI.org.:80", "151.101.0.223,2a04:4e42::223"},
-		{"pypi.org:22", "not listed"},
-		{"pypi.org.evil:443", "not listed"},
-		{"xpypi.org:443", "not listed"},
+		{"github.com:443", "151.101.0.223,2a04:4e42::223"},
+		{"GitHub.com.:80", "151.101.0.223,2a04:4e42::223"},
+		{"github.com:22", "not listed"},
+		{"github.com.evil:443", "not listed"},
+		{"xgithub.com:443", "not listed"},
 		{"a.example.org:443", "93.184.215.14"},
 		{"example.org:443", "not listed"},
 		{"xexample.org:443", "not listed"},
