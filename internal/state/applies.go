@@ -1,7 +1,6 @@
 package state
 
 import (
-	"crypto/rand"
 	"encoding/hex"
 	"os"
 	"strings"
@@ -18,7 +17,7 @@ const applyPrefix = "apply-"
 // before, [Dir.Applies] has it.
 func (d *Dir) NoteApply(path string) (remove func(), err error) {
 	var random [8]byte
-	_, _ = rand.Read(random[:]) // it never fails
+	_, _ = unix.Getrandom(random[:], 0) // with so few bytes it does not fail (getrandom(2)); a name that is taken is refused
 	name := applyPrefix + hex.EncodeToString(random[:])
 	fd, err := d.root.lock(name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL, unix.F_WRLCK, 0)
 	if err != nil {
