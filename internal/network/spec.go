@@ -19,6 +19,7 @@ package network
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -223,6 +224,16 @@ func short(s string) string {
 	return s
 }
 
+// local are the hosts that are the sandbox's own and need no proxy: but the host's, if listed.
+func (s *Spec) local() (hosts []string) {
+	for _, host := range []string{"localhost", "127.0.0.1", "::1"} {
+		if !slices.ContainsFunc(s.Allow, func(r Rule) bool { return r.Host == host }) {
+			hosts = append(hosts, host)
+		}
+	}
+	return hosts
+}
+
 // Variables are what tells programs in the sandbox of the proxy: those of curl, git, pip, Go and
 // others; npm's own; and Node.js's, which heeds the first ones only if it is told to.
 func (s *Spec) Variables() (pairs []string) {
@@ -230,7 +241,7 @@ func (s *Spec) Variables() (pairs []string) {
 		return nil
 	}
 	proxy := "http://127.0.0.1:" + strconv.Itoa(ProxyPort)
-	const local = "localhost,127.0.0.1,::1"
+	local := strings.Join(s.local(), ",")
 	for _, name := range []string{"http_proxy", "https_proxy", "all_proxy"} {
 		pairs = append(pairs, name+"="+proxy, strings.ToUpper(name)+"="+proxy)
 	}

@@ -1,6 +1,8 @@
 package network
 
 import (
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -132,6 +134,27 @@ half-closed: b'\x00\x01ping\n'
 	if h := hostOf(r, "www.example.org:443"); h == nil || h.Connections != 2 || h.Sent == 0 || h.Received == 0 || h.Refused != 0 {
 		t.Errorf("report: %+v", r.Report.Network)
 	}
+}
+
+// TestLocalhost: a server on the host's own loopback interface, if it is listed, is what programs
+// reach by that name, through the proxy. Otherwise it is the sandbox's own.
+func TestLocalhost(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.HandlerFunc(serveWWW))
+	defer server.Close()
+	port := strings.TrimPrefix(server.URL, "http://127.0.0.1:")
+	code := `
+import http.server, threading
+class Own(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers(); self.wfile.write(b"the sandbox's own")
+    def log_message(self, *args): pass
+own = http.server.HTTPServer(("127.0.0.1", ` + port + `), Own)
+threading.Thread(target=own.serve_forever, daemon=True).start()
+attempt("localhost", lambda: urllib.request.urlopen("http://localhost:` + port + `/x").read().decode().strip())
+`
+	expectLines(t, inLab(t, "localhost:"+port, code), "localhost: host localhost:"+port+" sni  path /x body 0")
+	expectLines(t, inLab(t, "www.example.org", code), "localhost: the sandbox's own")
 }
 
 // TestRefused: what is not listed is not reached, in any way.
