@@ -13,7 +13,7 @@ import (
 // applies removes what an apply that was killed has left beside the files that it was to replace.
 func (s *sweep) applies(dir *state.Dir) {
 	err := dir.Applies(s.DryRun, func(path string) error {
-		f := Finding{Kind: "apply", What: "unfinished in " + path}
+		f := Finding{Kind: "apply", What: "note of an apply that was killed, and its temporary files in " + path}
 		if !s.DryRun {
 			err := sweepApply(path)
 			if f.Done = err == nil; err != nil {

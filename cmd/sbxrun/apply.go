@@ -70,12 +70,14 @@ func applyAll(list []*room.Overlay, paths []string, flags *cli.Apply) (done appl
 			return done, err
 		}
 		a, err := o.tree.Apply(o.changes, overlay.Options{Delete: flags.Delete, Force: flags.Force})
+		if !a.Litter {
+			finish()
+		}
 		done.Changes += a.Changes
 		done.Left += len(a.Left)
 		if err != nil {
 			return done, err
 		}
-		finish()
 	}
 	if done.Left > 0 && !flags.Quiet {
 		why := "deletions need --delete; devices, FIFOs and sockets are never applied"
@@ -87,8 +89,8 @@ func applyAll(list []*room.Overlay, paths []string, flags *cli.Apply) (done appl
 	return done, nil
 }
 
-// noteApply leaves a note of what is about to be applied where, by which cleanup finds what is
-// left should we be killed. finish removes it.
+// noteApply leaves a note of where changes are about to be applied, by which cleanup finds what is
+// left if this process is killed. finish removes the note.
 func noteApply(source string) (finish func(), err error) {
 	dir, err := state.Open(state.Mine())
 	if err != nil {

@@ -37,6 +37,8 @@ type Applied struct {
 	// Left are deletions that were not asked for, and what is never made: devices, FIFOs,
 	// sockets.
 	Left []Change
+	// Litter says that the staging directory could not be removed.
+	Litter bool
 }
 
 // Removes reports whether a change takes something away that has no copy.
@@ -80,7 +82,8 @@ func (t *Tree) Apply(list []Change, o Options) (a Applied, err error) {
 		return a, err
 	}
 	defer func() {
-		if sweepErr := unstage(x.source, x.staging); err == nil {
+		sweepErr := unstage(x.source, x.staging)
+		if a.Litter = sweepErr != nil; err == nil {
 			err = sweepErr
 		}
 	}()

@@ -1,0 +1,209 @@
+package faults
+
+import (
+	"bytes"
+	"fmt"
+	mathrand "math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// Some of each that an apply does: files that are replaced, new ones, names of one file, a
+// directory in the place of a file and the reverse, what is removed.
+const (
+	applyFiles = 20
+	applySize  = 60_000
+)
+
+// applyText is what a file holds before and after.
+func applyText(name string, now bool) []byte {
+	word := name + " old\n"
+	if now {
+		word = name + " new\n"
+	}
+	return bytes.Repeat([]byte(word), applySize/len(word))
+}
+
+// applyScript makes the changes in a sandbox.
+var applyScript = fmt.Sprintf(`cd /data
+new() { yes "$1 new" | head -c %d | head -n $((%[1]d / (${#1} + 5))); }
+for i in $(seq %d); do new f$i >f$i; new n$i >n$i; done
+rm -r gone; rm swap1; mkdir swap1; echo new >swap1/in; rm -r swap2; new swap2 >swap2
+new one >one; ln one two; ln -s one link; chmod 600 mode`, applySize, applyFiles)
+
+// applyReset makes the original as it was.
+func applyReset(t *testing.T, dir string) {
+	t.Helper()
+	old, err := filepath.Glob(dir + "/[a-z]*")
+	harness.Must(t, err)
+	for _, name := range old {
+		harness.Must(t, os.RemoveAll(name))
+	}
+	for i := range applyFiles {
+		name := fmt.Sprintf("f%d", i+1)
+		harness.Must(t, os.WriteFile(filepath.Join(dir, name), applyText(name, false), 0o644))
+	}
+	for _, sub := range []string{"gone", "swap2"} {
+		harness.Must(t, os.MkdirAll(filepath.Join(dir, sub, "deep"), 0o755))
+		for _, name := range []string{"a", "b", "deep/c"} {
+			harness.Must(t, os.WriteFile(filepath.Join(dir, sub, name), []byte(name), 0o644))
+		}
+	}
+	harness.Must(t, os.WriteFile(filepath.Join(dir, "swap1"), applyText("swap1", false), 0o644))
+	harness.Must(t, os.WriteFile(filepath.Join(dir, "mode"), []byte("text"), 0o644))
+}
+
+// applyLook returns how many paths are old and how many new; one that is neither fails the test.
+func applyLook(t *testing.T, dir string) (old, now int) {
+	t.Helper()
+	count := func(name string, isOld, isNew bool) {
+		switch {
+		case isOld == isNew:
+			t.Errorf("%s is neither the old one nor the new one", name)
+		case isOld:
+			old++
+		default:
+			now++
+		}
+	}
+	holds := func(name string, text []byte) bool {
+		b, err := os.ReadFile(filepath.Join(dir, name))
+		return err == nil && bytes.Equal(b, text)
+	}
+	there := func(name string) bool {
+		_, err := os.Lstat(filepath.Join(dir, name))
+		return err == nil
+	}
+	whole := func(sub string) bool {
+		return holds(sub+"/a", []byte("a")) && holds(sub+"/b", []byte("b")) && holds(sub+"/deep/c", []byte("deep/c"))
+	}
+	for i := range applyFiles {
+		name, added := fmt.Sprintf("f%d", i+1), fmt.Sprintf("n%d", i+1)
+		count(name, holds(name, applyText(name, false)), holds(name, applyText(name, true)))
+		count(added, !there(added), holds(added, applyText(added, true)))
+	}
+	count("gone", whole("gone"), !there("gone"))
+	count("swap2", whole("swap2"), holds("swap2", applyText("swap2", true)))
+	// A directory comes first, and then what is in it.
+	in := holds("swap1/in", []byte("new\n"))
+	info, err := os.Lstat(filepath.Join(dir, "swap1"))
+	count("swap1", holds("swap1", applyText("swap1", false)), err == nil && info.IsDir())
+	count("swap1/in", !there("swap1/in"), in)
+	for _, name := range []string{"one", "two"} {
+		count(name, !there(name), holds(name, applyText("one", true)))
+	}
+	link, _ := os.Readlink(filepath.Join(dir, "link"))
+	count("link", !there("link"), link == "one")
+	mode, err := os.Stat(filepath.Join(dir, "mode"))
+	harness.Must(t, err)
+	count("mode", mode.Mode() == 0o644, mode.Mode() == 0o600)
+	return old, now
+}
+
+// apply is killed at random instants: each file is the old one or the new one, and what is left
+// goes with the next apply or with cleanup. SBXRUN_SOAK=100 is 200 kills.
+func TestApplyKilled(t *testing.T) {
+	for kind, flags := range map[string][]string{"memory": nil, "disk": {"--upper"}} {
+		t.Run(kind, func(t *testing.T) {
+			e := newEstate(t)
+			dir := filepath.Join(e.top, "original")
+			harness.Must(t, os.Mkdir(dir, 0o755))
+			applyReset(t, dir)
+			if flags != nil {
+				flags = append(flags, filepath.Join(e.top, "upper"))
+			}
+			start := append([]string{"--name", "box", "--timeout", "20m", "--cwd", "none", "--overlay", dir + ":/data"}, flags...)
+			if s := e.do("run", "--cwd", "none", "--overlay", dir+":/data", "true"); kind == "memory" && s.code != 0 && strings.Contains(s.stderr, "from Linux 6.6 on") {
+				t.Skip(s.stderr)
+			}
+			e.start(start)
+			e.ok("exec", "box", "sh", "-ec", applyScript)
+			apply := []string{"apply", "box", "--force", "--delete", "--quiet"}
+			took := e.ok(apply...).took
+			if old, _ := applyLook(t, dir); old != 0 {
+				t.Fatalf("%d paths were not applied", old)
+			}
+			cut := 0
+			for i := range max(10, scaled(t, 100)) {
+				applyReset(t, dir)
+				c, err := e.begin(apply...)
+				harness.Must(t, err)
+				at := time.Duration(mathrand.Int64N(int64(took * 5 / 4)))
+				for time.Since(c.begin) < at && !c.over() {
+				}
+				if target, err := harness.Open(c.pid); err == nil {
+					if !c.over() {
+						_ = target.Signal(unix.SIGKILL) // it may just have ended
+					}
+					target.Close()
+				}
+				s := e.wait(c)
+				old, now := applyLook(t, dir)
+				if s.code == 0 && old > 0 {
+					t.Errorf("try %d: it says that all is applied, and %d paths are old", i, old)
+				}
+				if old > 0 && now > 0 {
+					cut++
+				}
+				if i%2 == 0 { // the next one clears up as well as cleanup does
+					e.ok(apply...)
+					if old, _ := applyLook(t, dir); old > 0 {
+						t.Errorf("try %d: %d paths are old after another apply", i, old)
+					}
+					applyClear(t, dir)
+				}
+				e.ok("cleanup")
+				applyClear(t, dir)
+				if notes, _ := filepath.Glob(filepath.Join(e.state, "apply-*")); len(notes) > 0 {
+					t.Errorf("try %d: notes are left: %q", i, notes)
+				}
+				if t.Failed() {
+					break
+				}
+			}
+			t.Logf("%d times in the midst of it", cut)
+			e.do("kill", "--all", "--grace", "0")
+			e.ok("cleanup")
+			e.cleared()
+		})
+	}
+}
+
+// applyClear fails if a temporary file is left beside the originals.
+func applyClear(t *testing.T, dir string) {
+	t.Helper()
+	left, err := filepath.Glob(dir + "/.*")
+	harness.Must(t, err)
+	for _, name := range left {
+		if base := filepath.Base(name); base != "." && base != ".." {
+			t.Errorf("%s is left", name)
+		}
+	}
+}
+
+// An apply that has failed has put its directory in order itself: there is nothing for cleanup.
+// What makes it fail is a disk that is full, in a mount namespace of the test's own.
+func TestApplyFailed(t *testing.T) {
+	e := newEstate(t)
+	dir := filepath.Join(e.top, "original")
+	harness.Must(t, os.Mkdir(dir, 0o755))
+	s := e.small(8<<20, dir, `printf old >$disk/a
+sbxrun start --name box --cwd none --overlay $disk:/data --upper $top/upper
+sbxrun exec box sh -ec 'cd /data; echo new >a; head -c 20000000 /dev/urandom >b; echo new >c'
+code=0; sbxrun apply box >$top/said 2>&1 || code=$?
+cat $disk/a; ls -A $disk; echo $code; cat $top/said
+sbxrun cleanup --json; sbxrun kill --grace 0 box >/dev/null; sbxrun cleanup >/dev/null`)
+	_, rest, _ := strings.Cut(s.stdout, "new\n") // after the id of the sandbox: a, which was applied
+	want := "a\n125\nsbxrun: error: \"b\" cannot be applied: no space left on device\n[]\n"
+	if s.code != 0 || rest != want {
+		t.Errorf("%v, want %q at the end", s, want)
+	}
+	e.cleared()
+}
