@@ -208,6 +208,9 @@ func exportVolume(store *volumes.Store, names []string) error {
 	}
 	if err != nil {
 		_ = os.Remove(out.Name()) // the first error counts
+		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+			err = &result.Error{Code: "quota-disk", Message: fmt.Sprintf("cannot write %q: no space left on device", names[1]), Err: err}
+		}
 		return err
 	}
 	return packed

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,14 +63,17 @@ func main() {
 // fail prints an error and returns the exit code.
 func fail(err error) int {
 	line := "sbxrun: error: " + err.Error()
-	if e := (*result.Error)(nil); errors.As(err, &e) && e.Hint != "" {
-		line += "; " + e.Hint
+	code := result.ExitNotStarted
+	if e := (*result.Error)(nil); errors.As(err, &e) {
+		code = cmp.Or(e.ExitCode, code)
+		if e.Hint != "" {
+			line += "; " + e.Hint
+		}
+	} else if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) { // of stdout
+		code = result.ExitOutput
 	}
 	fmt.Fprintln(os.Stderr, line)
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return result.ExitOutput
-	}
-	return result.ExitNotStarted
+	return code
 }
 
 // checked says that the configuration is, and returns the exit code.

@@ -55,6 +55,9 @@ func (b *bounded) Write(p []byte) (int, error) {
 		return 0, b.full
 	}
 	n, err := b.to.Write(p)
+	if err != nil {
+		return n, snapshots.Failed(err)
+	}
 	// Where there is no such call for a file, nothing is lost: it is synced all the same.
 	_ = unix.SyncFileRange(int(b.to.Fd()), b.at, int64(n), unix.SYNC_FILE_RANGE_WRITE)
 	b.at += int64(n)
@@ -211,7 +214,9 @@ func importLayer(s *snapshots.Store, from io.Reader, m *snapshots.Manifest, hash
 	}
 	err = func() error {
 		// To the disk and then back: what is read for the check is what is kept.
-		if _, err := io.Copy(d.File, from); err != nil {
+		if _, err := io.Copy(d.File, from); errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+			return snapshots.Failed(err)
+		} else if err != nil {
 			return broken(err)
 		}
 		if _, err := d.File.Seek(0, io.SeekStart); err != nil {
@@ -309,7 +314,7 @@ func unpackTo(s *snapshots.Store, l snapshots.Layer, key string, owner *Owner) e
 		err = compare(l, got, r.Sum())
 	}
 	if err != nil {
-		return err
+		return snapshots.Failed(err)
 	}
 	return d.Keep(key)
 }

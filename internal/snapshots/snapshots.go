@@ -86,7 +86,7 @@ func dataDir(getenv func(string) string, uid int) (string, error) {
 // Open opens a store, and makes it if there is none.
 func Open(path string) (*Store, error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
-		return nil, failed(err)
+		return nil, Failed(err)
 	}
 	s, err := Look(path)
 	if err != nil {
@@ -95,7 +95,7 @@ func Open(path string) (*Store, error) {
 	for _, name := range []string{manifestsDir, layersDir, treesDir, tmpDir} {
 		if err := s.root.Mkdir(name, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			s.Close()
-			return nil, failed(err)
+			return nil, Failed(err)
 		}
 	}
 	return s, nil
@@ -109,7 +109,7 @@ func Look(path string) (*Store, error) {
 		return &Store{path: path}, nil
 	}
 	if err != nil {
-		return nil, failed(err)
+		return nil, Failed(err)
 	}
 	s := &Store{root: root, path: path}
 	if err := s.private(); err != nil {
@@ -123,16 +123,16 @@ func Look(path string) (*Store, error) {
 func (s *Store) private() error {
 	info, err := s.root.Stat(".")
 	if err != nil {
-		return failed(err)
+		return Failed(err)
 	}
 	fd, err := s.root.Open(".")
 	if err != nil {
-		return failed(err)
+		return Failed(err)
 	}
 	defer fd.Close()
 	var st unix.Stat_t
 	if err := unix.Fstat(proc.Descriptor(fd), &st); err != nil {
-		return failed(err)
+		return Failed(err)
 	}
 	if int(st.Uid) != os.Geteuid() || info.Mode().Perm()&0o077 != 0 {
 		return &result.Error{Code: "data", Message: fmt.Sprintf("the directory of snapshots %q is not the caller's alone (user %d, mode %04o)", s.path, st.Uid, info.Mode().Perm()),
@@ -159,7 +159,7 @@ const stoppedAfter = 20 * time.Second
 func (s *Store) alone(f func() error) error {
 	lock, err := s.root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return failed(err)
+		return Failed(err)
 	}
 	defer lock.Close()
 	// Not in the kernel, where a holder that was stopped (SIGSTOP) would keep us for ever.
@@ -168,7 +168,7 @@ func (s *Store) alone(f func() error) error {
 			return f()
 		}
 		if !errors.Is(err, unix.EAGAIN) || !time.Now().Before(end) {
-			return failed(err)
+			return Failed(err)
 		}
 	}
 }
@@ -192,7 +192,7 @@ type Draft struct {
 // NewFile makes a file that is to be filled.
 func (s *Store) NewFile() (*Draft, error) {
 	if s.root == nil {
-		return nil, failed(fs.ErrNotExist)
+		return nil, Failed(fs.ErrNotExist)
 	}
 	d := &Draft{store: s, name: newID()}
 	err := s.draft(func() (err error) {
@@ -203,7 +203,7 @@ func (s *Store) NewFile() (*Draft, error) {
 	})
 	if err != nil {
 		d.Close()
-		return nil, failed(err)
+		return nil, Failed(err)
 	}
 	return d, nil
 }
@@ -307,8 +307,8 @@ func (s *Store) syncDir(dir string) error {
 	return d.Sync()
 }
 
-// failed makes an error of this package of any other.
-func failed(err error) error {
+// Failed makes an error of this package of any other, with what can be done about a full disk.
+func Failed(err error) error {
 	if err == nil || errors.As(err, new(*result.Error)) {
 		return err
 	}

@@ -113,7 +113,7 @@ func layerPath(hash string) string { return filepath.Join(layersDir, hash+layerS
 func (s *Store) Add(m *Manifest, drafts map[string]*Draft, most int64) error {
 	for _, d := range drafts {
 		if err := d.File.Sync(); err != nil {
-			return failed(err)
+			return Failed(err)
 		}
 	}
 	text, err := s.NewFile()
@@ -128,7 +128,7 @@ func (s *Store) Add(m *Manifest, drafts map[string]*Draft, most int64) error {
 		if err := s.take(m, drafts, most); err != nil {
 			return err
 		}
-		return failed(s.publish(m, text))
+		return Failed(s.publish(m, text))
 	})
 }
 
@@ -143,7 +143,7 @@ func (s *Store) free(m *Manifest) error {
 		return nil
 	}
 	if other.Expired(time.Now()) {
-		return failed(s.root.Remove(filepath.Join(manifestsDir, other.ID+manifestSuffix)))
+		return Failed(s.root.Remove(filepath.Join(manifestsDir, other.ID+manifestSuffix)))
 	}
 	return &result.Error{Code: "name-in-use", Message: fmt.Sprintf("there is a snapshot %q already", m.Name), Hint: "choose another name, or remove it: sbxrun snapshot rm " + m.Name}
 }
@@ -167,12 +167,12 @@ func (s *Store) take(m *Manifest, drafts map[string]*Draft, most int64) error {
 				return Full(most)
 			}
 			if err := s.root.Rename(d.path(), layerPath(l.SHA256)); err != nil {
-				return failed(err)
+				return Failed(err)
 			}
 			d.name = ""
 		}
 	}
-	return failed(s.syncDir(layersDir))
+	return Failed(s.syncDir(layersDir))
 }
 
 // Full says that there is no room for a snapshot.
@@ -220,14 +220,14 @@ func (s *Store) Remove(m *Manifest) error {
 	}
 	return s.alone(func() error {
 		if err := s.root.Remove(filepath.Join(manifestsDir, m.ID+manifestSuffix)); err != nil {
-			return failed(err)
+			return Failed(err)
 		}
 		for _, hash := range s.orphans(time.Time{}) {
 			if err := s.root.Remove(layerPath(hash)); err != nil {
-				return failed(err)
+				return Failed(err)
 			}
 		}
-		return failed(s.syncDir(manifestsDir))
+		return Failed(s.syncDir(manifestsDir))
 	})
 }
 
@@ -271,5 +271,5 @@ func (s *Store) Layer(l Layer) (io.ReadCloser, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, damaged("layer %.12s is not there", l.SHA256)
 	}
-	return f, failed(err)
+	return f, Failed(err)
 }

@@ -22,7 +22,7 @@ func (s *Store) Sweep(dryRun bool) (found []Leftover) {
 	}
 	do := func(l Leftover, path string) {
 		if !dryRun {
-			l.Err = failed(s.scrap(path))
+			l.Err = Failed(s.scrap(path))
 		}
 		found = append(found, l)
 	}

@@ -48,7 +48,7 @@ func unlessGone(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fs.ErrNotExist
 	}
-	return failed(err)
+	return Failed(err)
 }
 
 // hold takes a tree's lock, with others. The caller is alone.
@@ -75,7 +75,7 @@ func (s *Store) hold(key string) (*Unpacked, error) {
 // NewTree makes a directory into which a layer is to be unpacked.
 func (s *Store) NewTree() (*Draft, error) {
 	if s.root == nil {
-		return nil, failed(fs.ErrNotExist)
+		return nil, Failed(fs.ErrNotExist)
 	}
 	d := &Draft{store: s, name: newID()}
 	err := s.draft(func() (err error) {
@@ -99,7 +99,7 @@ func (s *Store) NewTree() (*Draft, error) {
 		return err
 	})
 	if err != nil {
-		return nil, result.All(failed(err), d.Close())
+		return nil, result.All(Failed(err), d.Close())
 	}
 	return d, nil
 }
@@ -115,11 +115,11 @@ func (d *Draft) Keep(key string) error {
 		at := filepath.Join(treesDir, key)
 		if s.idle(at) {
 			if err := s.scrap(at); err != nil {
-				return failed(err)
+				return Failed(err)
 			}
 		}
 		if err := s.root.Rename(d.path(), at); err != nil {
-			return failed(err)
+			return Failed(err)
 		}
 		d.name = ""
 		return nil

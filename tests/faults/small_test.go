@@ -5,6 +5,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
 
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -23,4 +26,73 @@ func (e *estate) small(bytes int, dir, script string) said {
 	}, append(words, "sh", "-ec", script)...)
 	harness.Must(e.t, err)
 	return e.wait(c)
+}
+
+// Everything that writes to a disk meets one that is full: one line with the cause, the exit code of
+// a failure, and nothing is left but what was there before.
+func TestDiskFull(t *testing.T) {
+	for _, tt := range []struct {
+		name, script string
+		want         []string // lines of stdout, in this order, as patterns
+	}{
+		{"snapshot", `
+export SBXRUN_DATA_DIR=$disk/data; mkdir $top/o
+sbxrun start --name box --cwd none --overlay $top/o:/data --upper $top/upper >/dev/null
+sbxrun exec box sh -ec 'head -c 20000000 /dev/urandom >/data/big'
+try sbxrun snapshot box --name s
+find $disk/data/snapshots -type f | sed s,.*/,,
+sbxrun snapshots
+sbxrun exec box sh -ec 'head -c 3000000 /dev/urandom >/data/big'
+sbxrun snapshot box --name s >/dev/null 2>&1; echo $?
+head -c 3000000 /dev/zero >$disk/other # 3 MB packed, and 3 MB more are needed
+try sbxrun start --from s --name again
+find $disk/data/snapshots/tmp $disk/data/snapshots/trees -mindepth 1
+sbxrun kill --all --grace 0 >/dev/null; sbxrun cleanup >/dev/null; sbxrun cleanup | grep -v zombie || true`,
+			[]string{`125 sbxrun: error: snapshots: .*no space left on device; free space there, or remove snapshots: sbxrun snapshot rm`, "lock", "0", `125 sbxrun: error: cannot unpack snapshot s: .*no space left on device.*`}},
+		{"volume", `
+export SBXRUN_VOLUME_DIR=$disk/volumes
+try sbxrun --cwd none --volume v:/v sh -c 'head -c 20000000 /dev/zero >/v/big'
+try sbxrun --cwd none --volume v:/v sh -c 'wc -c </v/big >/dev/null; rm /v/big; echo text >/v/text; cat /v/text'
+head -c 20000000 /dev/zero >$disk/fill || true
+try sbxrun volume export v $disk/out
+try sbxrun --cwd none --volume new:/v true
+ls -A $disk $disk/volumes; rm $disk/fill
+try sbxrun volume rm v
+sbxrun cleanup`,
+			[]string{`1 head: .*No space left on device`, `0 text`, `125 sbxrun: error: cannot write ".*/out": no space left on device`, `(0|125 sbxrun: error: .*no space left on device)`, ".*:", "fill", "volumes", "", ".*:", "(new\n)?v", "0"}},
+		{"upper", `
+mkdir $top/o
+try sbxrun --cwd none --overlay $top/o:/data --upper $disk/upper sh -c 'head -c 20000000 /dev/zero >/data/big'
+rm -rf $disk/upper
+head -c 20000000 /dev/zero >$disk/fill || true
+try sbxrun --cwd none --overlay $top/o:/data --upper $disk/upper sh -c 'echo text >/data/big'
+ls -A $top/o; sbxrun cleanup`,
+			[]string{`1 head: .*No space left on device`, `.* .*o space left on device.*`}},
+		{"cp", `
+sbxrun start --name box --cwd none >/dev/null
+sbxrun exec box sh -c 'head -c 20000000 /dev/zero >big; mkdir d; cp big d; echo x >d/small'
+echo old >$disk/big
+try sbxrun cp box:big $disk
+cat $disk/big; ls -A $disk
+try sbxrun cp -r box:d $disk
+ls -A $disk $disk/d
+sbxrun kill --grace 0 box >/dev/null; sbxrun cleanup >/dev/null`,
+			[]string{`125 sbxrun: error: there is no space left for "/home/sandbox/big"`, "old", "big", `125 sbxrun: error: there is no space left for "/home/sandbox/d/big"`, ".*:", "big", "d", "", ".*:", "(small)?"}},
+		{"get", `
+try sbxrun --cwd none --get big:$disk sh -c 'head -c 20000000 /dev/zero >big'
+ls -A $disk`,
+			[]string{`74 sbxrun: error: --get .*: there is no space left for .*`}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			e := newEstate(t)
+			disk := filepath.Join(e.top, "disk")
+			harness.Must(t, os.Mkdir(disk, 0o700))
+			s := e.small(8<<20, disk, `try() { code=0; "$@" >$top/said 2>&1 || code=$?; echo "$code $(cat $top/said)" | sed 's/ $//'; }
+`+tt.script)
+			if ok, err := regexp.MatchString("^"+strings.Join(tt.want, "\n")+"\n?$", s.stdout); !ok || err != nil || s.code != 0 {
+				t.Errorf("code %d, stderr %s, stdout\n%s\nwant\n%s", s.code, s.stderr, s.stdout, strings.Join(tt.want, "\n"))
+			}
+			e.cleared()
+		})
+	}
 }
