@@ -19,6 +19,7 @@
 #   bwraps        build older and newer versions of bubblewrap, and run tests with each (ARG: tests/README.md)
 #   test-arm64    try the package for arm64 in an emulated machine
 #   bench         measure against plain bwrap, a bare kill and an older build (ARG: tests/README.md)
+#   bench-cluster measure what NATS and a gateway cost (ARG: tests/README.md)
 #   bench-vm      measure what limits cost in a machine with cgroup v2 alone
 set -eu
 cd "$(dirname "$0")"
@@ -55,6 +56,11 @@ bench)
     "$setup/build.sh"
     CGO_ENABLED=0 go build -o bin/bench ./tests/bench
     exec bin/bench "$@"
+    ;;
+bench-cluster)
+    "$setup/build.sh"
+    CGO_ENABLED=0 go build -C tests/cluster -o ../../bin/bench-cluster ./bench
+    exec bin/bench-cluster "$@"
     ;;
 *)
     sed -n '/^# usage/,/^[^#]/s/^# \{0,1\}//p' "$0" >&2

@@ -32,7 +32,12 @@ func (c *client) do(r *http.Request, at string) (*http.Response, error) {
 	stop := context.AfterFunc(r.Context(), func() { conn.Abort(context.Cause(r.Context())) })
 	r.Close = true
 	write := func() error {
-		w := bufio.NewWriterSize(conn, piece)
+		w := writers.Get().(*bufio.Writer)
+		w.Reset(conn)
+		defer func() {
+			w.Reset(nil) // or the pool would keep the connection
+			writers.Put(w)
+		}()
 		if err := r.Write(w); err != nil {
 			return err
 		}
@@ -72,6 +77,13 @@ func (c *client) do(r *http.Request, at string) (*http.Response, error) {
 		return a, nil
 	}
 }
+
+// Buffers of a message's size are used again: one of each per request was most of what a gateway
+// allocated.
+var (
+	writers = sync.Pool{New: func() any { return bufio.NewWriterSize(nil, piece) }}
+	pieces  = sync.Pool{New: func() any { return new([piece]byte) }}
+)
 
 type closeOnce struct {
 	io.ReadCloser

@@ -313,9 +313,10 @@ func (g *Gateway) answer(w http.ResponseWriter, r *http.Request) func(*http.Resp
 		copyHeader(w.Header(), res.Header)
 		w.WriteHeader(res.StatusCode)
 		flush := http.NewResponseController(w).Flush
-		buf := make([]byte, piece)
+		buf := pieces.Get().(*[piece]byte)
+		defer pieces.Put(buf)
 		for {
-			n, err := res.Body.Read(buf)
+			n, err := res.Body.Read(buf[:])
 			if n > 0 {
 				if _, err := w.Write(buf[:n]); err != nil {
 					return // the client is gone; so is its request

@@ -1,0 +1,210 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// warmRooms is the configuration of what is measured with real sandboxes.
+const warmRooms = "[rooms]\nmin = 4\nmax = 8\ncalls = 0\n[tenant]\nconcurrency = 0\nqueue = 1000\n"
+
+// serve starts a node or a gateway, and returns its socket.
+func serve(dir, command, name, url, config string) (socket string, _ *process, err error) {
+	socket = filepath.Join(dir, name+".sock")
+	text := fmt.Sprintf("listen = [%q]\nstate_dir = %q\n%s\n", "unix:"+socket, filepath.Join(dir, name), config)
+	if url != "" {
+		text += fmt.Sprintf("[nats]\nurl = %q\nnode = %q\ncluster = %q\n", url, name, filepath.Base(dir))
+	}
+	file := filepath.Join(dir, name+".toml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		return "", nil, err
+	}
+	p, err := start(*binary+"d", command, "--config", file)
+	return socket, p, err
+}
+
+// connection is one that stays, with as little between the socket and us as there can be.
+type connection struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+func dial(socket string) (*connection, error) {
+	c, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return nil, err
+	}
+	return &connection{c, bufio.NewReaderSize(c, 64<<10)}, nil
+}
+
+// callOf is a request that runs /bin/true.
+var callOf = func() []byte {
+	const body = `{"argv":["/bin/true"]}`
+	return fmt.Appendf(nil, "POST /v1/run HTTP/1.1\r\nHost: sbxrun\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+}()
+
+// call runs /bin/true, and reports whether that was in a warm room.
+func (c *connection) call() (warm bool, err error) {
+	if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		return false, err
+	}
+	if _, err := c.Write(callOf); err != nil {
+		return false, err
+	}
+	answer, err := http.ReadResponse(c.r, nil)
+	if err != nil {
+		return false, err
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err == nil && (answer.StatusCode != http.StatusOK || !bytes.Contains(body, []byte(`"exit_code":0`))) {
+		err = fmt.Errorf("%s: %.300s", answer.Status, body)
+	}
+	return bytes.Contains(body, []byte(`"room":"warm"`)), err
+}
+
+// heated waits until calls that are made there one after the other find warm rooms.
+func heated(socket string) error {
+	row := 0
+	return until("a warm room at "+socket, func() bool {
+		c, err := dial(socket)
+		if err != nil {
+			return false
+		}
+		defer c.Close()
+		warm, err := c.call()
+		if row++; err != nil || !warm {
+			row = 0
+		}
+		return row >= 32
+	})
+}
+
+// cost compares a call in a warm room by the node's own socket with one by a gateway and NATS, one
+// after the other in turn.
+func cost(dir, url string) error {
+	own, node, err := serve(dir, "serve", "cost", url, warmRooms)
+	if err != nil {
+		return err
+	}
+	defer node.end()
+	via, gateway, err := serve(dir, "gateway", "cost-gateway", url, "")
+	if err != nil {
+		return err
+	}
+	defer gateway.end()
+	var conns [2]*connection
+	for i, socket := range []string{own, via} {
+		if err := heated(socket); err != nil {
+			return fmt.Errorf("%w: %s", err, node.Stderr)
+		}
+		if conns[i], err = dial(socket); err != nil {
+			return err
+		}
+		defer conns[i].Close()
+	}
+	var took [2]sample
+	var more sample
+	for range *calls {
+		var pair [2]float64
+		for i, c := range conns {
+			began := time.Now()
+			if _, err := c.call(); err != nil {
+				return errors.Join(err, ctx.Err())
+			}
+			pair[i] = float64(time.Since(began)) / float64(time.Millisecond)
+			took[i] = append(took[i], pair[i])
+		}
+		more = append(more, pair[1]-pair[0])
+	}
+	fmt.Printf("cost: /bin/true in a warm room, one client, %d pairs, load %s\n", *calls, loadavg())
+	for i, name := range []string{"the node's own socket", "a gateway and NATS"} {
+		fmt.Printf("  %-22s p50 %.3f ms   p90 %.3f ms   p99 %.3f ms\n", name, took[i].quantile(.5), took[i].quantile(.9), took[i].quantile(.99))
+	}
+	fmt.Printf("  p50 is %.3f ms higher; of the pairs' differences the median is %.3f ms\n\n", took[1].quantile(.5)-took[0].quantile(.5), more.quantile(.5))
+	return nil
+}
+
+// rate makes so many calls at a socket, by several clients, and returns how many there were a second.
+func rate(socket string, n int) (float64, error) {
+	var made atomic.Int64
+	var all sync.WaitGroup
+	errs := make([]error, *clients)
+	began := time.Now()
+	for i := range *clients {
+		all.Go(func() {
+			c, err := dial(socket)
+			if err != nil {
+				errs[i] = err
+				return
+			}
+			defer c.Close()
+			defer context.AfterFunc(ctx, func() { c.Close() })()
+			for made.Add(1) <= int64(n) && errs[i] == nil {
+				_, errs[i] = c.call()
+			}
+		})
+	}
+	all.Wait()
+	return float64(n) / time.Since(began).Seconds(), errors.Join(errs...)
+}
+
+// share compares one server with four nodes behind a gateway, all on this machine.
+func share(dir, url string) error {
+	one, server, err := serve(dir, "serve", "one", "", warmRooms)
+	if err != nil {
+		return err
+	}
+	defer server.end()
+	if err := heated(one); err != nil {
+		return err
+	}
+	const nodes = 4
+	for i := range nodes {
+		socket, p, err := serve(dir, "serve", fmt.Sprintf("share%d", i), url, warmRooms)
+		if err != nil {
+			return err
+		}
+		defer p.end()
+		if err := heated(socket); err != nil {
+			return err
+		}
+	}
+	via, gateway, err := serve(dir, "gateway", "share-gateway", url, "")
+	if err != nil {
+		return err
+	}
+	defer gateway.end()
+	if err := heated(via); err != nil {
+		return err
+	}
+	var rates [2]sample
+	var ratios sample
+	for round := range *rounds + 1 {
+		var pair [2]float64
+		for k := range 2 {
+			i := (k + round) % 2
+			if pair[i], err = rate([]string{one, via}[i], max(*calls / *rounds, *clients)); err != nil {
+				return err
+			}
+		}
+		if round == 0 {
+			continue // not in the count
+		}
+		rates[0], rates[1], ratios = append(rates[0], pair[0]), append(rates[1], pair[1]), append(ratios, pair[1]/pair[0])
+	}
+	fmt.Printf("share: /bin/true in warm rooms, %d clients, %d rounds of %d calls each, load %s\n", *clients, *rounds, *calls / *rounds, loadavg())
+	fmt.Printf("  one server             %6.0f calls/s\n  four nodes, a gateway  %6.0f calls/s\n  of the rounds' ratios the median is %.2f\n\n", rates[0].quantile(.5), rates[1].quantile(.5), ratios.quantile(.5))
+	return nil
+}

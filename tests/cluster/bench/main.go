@@ -1,0 +1,196 @@
+// Command bench measures what NATS and a gateway cost, and how throughput grows with nodes. What is
+// compared is run in turn, in one run of the benchmark: machines differ and are noisy, so only the
+// differences and ratios mean something. It never passes or fails.
+//
+// tests/README.md describes the programs.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"golang.org/x/sys/unix"
+)
+
+var (
+	binary  = flag.String("sbxrun", "bin/sbxrun", "the program to measure")
+	only    = flag.String("only", "cost,share,scale", "which programs to run")
+	rounds  = flag.Int("n", 10, "share: how many rounds to measure")
+	calls   = flag.Int("calls", 2000, "cost: how many calls of each kind; share: how many of each kind in all rounds")
+	clients = flag.Int("clients", 8, "share: how many clients call at once")
+	counts  = flag.String("nodes", "1,2,4,8,16,32,64", "scale: how many nodes there are")
+	sleep   = flag.Duration("sleep", 500*time.Millisecond, "scale: how long a payload sleeps")
+	places  = flag.Int("places", 4, "scale: how many payloads a node runs at once")
+	lasts   = flag.Duration("for", 5*time.Second, "scale: how long each count of nodes is measured")
+	profile = flag.String("profile", "", "scale: write a CPU profile to this file")
+)
+
+// ctx ends with SIGINT or SIGTERM, and with it all that was started.
+var ctx = context.Background()
+
+// natsRole is this program as a server of NATS, in a process of its own as it is where it is used.
+const natsRole = "nats"
+
+func main() {
+	if len(os.Args) == 3 && os.Args[1] == natsRole {
+		if err := serveNATS(os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, "bench, NATS:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	flag.Parse()
+	var stop context.CancelFunc
+	ctx, stop = signal.NotifyContext(ctx, unix.SIGINT, unix.SIGTERM)
+	err := bench()
+	if ctx.Err() != nil {
+		err = errors.New("interrupted")
+	}
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func bench() error {
+	programs := map[string]func(dir, nats string) error{"cost": cost, "share": share, "scale": scale}
+	dir, err := os.MkdirTemp("", "sbxrun-bench-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir) // of our own
+	if *binary, err = filepath.Abs(*binary); err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	nats, err := start(self, natsRole, filepath.Join(dir, "nats"))
+	if err != nil {
+		return err
+	}
+	defer nats.end()
+	url := ""
+	if err := until("NATS", func() bool {
+		text, err := os.ReadFile(filepath.Join(dir, "nats", "url"))
+		url = string(text)
+		return err == nil
+	}); err != nil {
+		return err
+	}
+	var uts unix.Utsname
+	if err := unix.Uname(&uts); err != nil {
+		return err
+	}
+	fmt.Printf("Linux %s, %d CPUs, uid %d\n\n", unix.ByteSliceToString(uts.Release[:]), runtime.NumCPU(), os.Getuid())
+	for name := range strings.SplitSeq(*only, ",") {
+		run := programs[name]
+		if run == nil {
+			return fmt.Errorf("there is no program %q", name)
+		}
+		if err := run(dir, url); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// serveNATS serves until the one who has started it is gone, and writes its address to dir/url.
+func serveNATS(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoLog: true, NoSigs: true, JetStream: true, StoreDir: dir})
+	if err != nil {
+		return err
+	}
+	s.Start()
+	defer s.Shutdown()
+	if !s.ReadyForConnections(time.Minute) {
+		return errors.New("it does not start")
+	}
+	name := filepath.Join(dir, "url")
+	if err := os.WriteFile(name+".new", []byte(s.ClientURL()), 0o600); err != nil {
+		return err
+	}
+	if err := os.Rename(name+".new", name); err != nil {
+		return err
+	}
+	told := make(chan os.Signal, 1)
+	signal.Notify(told, unix.SIGTERM)
+	<-told
+	return nil
+}
+
+// process is one that was started, with its log.
+type process struct{ *exec.Cmd }
+
+func start(name string, args ...string) (*process, error) {
+	p := &process{exec.Command(name, args...)}
+	p.Stderr = &bounded{}
+	p.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGTERM}
+	return p, p.Start()
+}
+
+// end ends a process and all that it has.
+func (p *process) end() {
+	_ = p.Process.Signal(unix.SIGTERM) // it may have ended
+	if err := p.Wait(); err != nil {
+		fmt.Fprintf(os.Stderr, "bench: %v: %v: %s\n", p.Args, err, p.Stderr)
+	}
+}
+
+// bounded keeps the first bytes of a log.
+type bounded struct{ text []byte }
+
+func (b *bounded) Write(p []byte) (int, error) {
+	b.text = append(b.text, p[:min(len(p), 4096-len(b.text))]...)
+	return len(p), nil
+}
+
+func (b *bounded) String() string { return string(b.text) }
+
+// until waits for something.
+func until(what string, is func() bool) error {
+	for end := time.Now().Add(time.Minute); !is(); time.Sleep(10 * time.Millisecond) {
+		if ctx.Err() != nil || time.Now().After(end) {
+			return errors.New(what + " does not come")
+		}
+	}
+	return nil
+}
+
+// loadavg is the machine's load in the last minute.
+func loadavg() string {
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return "unknown"
+	}
+	load, _, _ := strings.Cut(string(text), " ")
+	return load
+}
+
+// sample is measurements.
+type sample []float64
+
+func (s sample) quantile(q float64) float64 {
+	if len(s) == 0 {
+		return 0
+	}
+	s = slices.Sorted(slices.Values(s))
+	return s[min(len(s)-1, int(q*float64(len(s))))]
+}

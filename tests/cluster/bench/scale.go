@@ -1,0 +1,249 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime/pprof"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/cluster"
+	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/server"
+	"github.com/sbxrun/sbxrun/internal/values"
+	"github.com/sbxrun/sbxrun/internal/workspace"
+)
+
+// sleeper is a source whose commands only sleep: what is left of a call is HTTP, the adapter and NATS.
+type sleeper struct{ *time.Duration }
+
+func (s sleeper) Take(context.Context, string, place.Policy) (place.Place, error) { return s, nil }
+func (sleeper) Rooms() (idle, all int)                                            { return 0, 0 }
+func (sleeper) Kind() place.Kind                                                  { return place.Warm }
+func (sleeper) Ended() <-chan struct{}                                            { return nil }
+func (sleeper) Files() (*workspace.Dir, error)                                    { return nil, errors.New("it has no files") }
+func (sleeper) Give() (*result.Result, error)                                     { return nil, nil }
+func (s sleeper) Start(ctx context.Context, _ place.Command) (place.Running, error) {
+	return asleep{ctx, *s.Duration, time.Now()}, nil
+}
+
+// asleep is a command of a sleeper.
+type asleep struct {
+	context.Context
+	long  time.Duration
+	since time.Time
+}
+
+func (a asleep) Wait() (*result.Result, error) {
+	select {
+	case <-time.After(a.long):
+	case <-a.Done():
+		return nil, a.Err()
+	}
+	return &result.Result{
+		Started: true, Cause: result.Exited, Payload: &result.Payload{}, StartedAt: a.since, Duration: time.Since(a.since), Verdict: result.Proven,
+	}, nil
+}
+func (asleep) Signal(syscall.Signal) error      { return nil }
+func (asleep) SignalAlone(syscall.Signal) error { return nil }
+
+// fleet is nodes and a gateway in this process, which have the adapter, the connections to NATS and the
+// HTTP servers that they have where they are used.
+type fleet struct {
+	socket string
+	ends   []func()
+}
+
+func (f *fleet) end() {
+	for _, end := range f.ends {
+		end()
+	}
+}
+
+func newFleet(dir, url string, nodes int) (f *fleet, err error) {
+	f = &fleet{socket: filepath.Join(dir, "gateway.sock")}
+	defer func() {
+		if err != nil {
+			f.end()
+		}
+	}()
+	log := slog.New(slog.DiscardHandler)
+	c := config.Default()
+	c.Places, c.Tenant.Concurrency, c.Tenant.Queue, c.Tenant.Requests = *places, 0, 1000, 0
+	c.Call.MaxTimeout = values.Duration(time.Minute)
+	c.NATS.URL, c.NATS.Cluster = url, fmt.Sprintf("scale%d", nodes)
+	for i := range nodes {
+		name := "n" + strconv.Itoa(i)
+		c.StateDir = filepath.Join(dir, name)
+		s, err := server.New(c, nil, sleeper{sleep}, log, "bench")
+		if err != nil {
+			return f, err
+		}
+		bus, err := cluster.Connect(&c.NATS, name, log)
+		if err != nil {
+			return f, err
+		}
+		n, err := cluster.NewNode(bus, name, "bench", s, s.Handler(http.NotFoundHandler()), log)
+		if err != nil {
+			return f, err
+		}
+		f.ends = append(f.ends, func() {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			s.Drain(ctx)
+			n.Close(ctx)
+			bus.Close()
+		})
+	}
+	door, err := server.NewDoor(c, nil, log)
+	if err != nil {
+		return f, err
+	}
+	bus, err := cluster.Connect(&c.NATS, "gateway", log)
+	if err != nil {
+		return f, err
+	}
+	g, err := cluster.NewGateway(bus, "g", "bench", door, log)
+	if err != nil {
+		return f, err
+	}
+	l, err := net.Listen("unix", f.socket)
+	if err != nil {
+		return f, err
+	}
+	web := &http.Server{Handler: g.Handler(), ConnContext: server.Peer, ReadHeaderTimeout: time.Minute}
+	go func() { _ = web.Serve(server.NewConnections(c.Connections).Of(l)) }() // until it is closed
+	f.ends = append(f.ends, func() {
+		web.Close()
+		g.Close()
+		bus.Close()
+	})
+	return f, nil
+}
+
+// throughput has as many clients as there are places call one after the other for a time, and returns
+// how many calls have ended in a second of it, and how much CPU time each took of this process.
+func (f *fleet) throughput(clients int) (perSecond, cpu float64, err error) {
+	var all sync.WaitGroup
+	errs := make([]error, clients)
+	done := make([]int, clients)
+	warmUp := 3 * *sleep // until the calls are spread, in which nothing is counted
+	from := time.Now().Add(warmUp)
+	to := from.Add(*lasts)
+	for i := range clients {
+		all.Go(func() {
+			c, err := dial(f.socket)
+			if err != nil {
+				errs[i] = err
+				return
+			}
+			defer c.Close()
+			defer context.AfterFunc(ctx, func() { c.Close() })()
+			for errs[i] == nil {
+				_, errs[i] = c.call()
+				switch now := time.Now(); {
+				case now.After(to):
+					return
+				case now.After(from):
+					done[i]++
+				}
+			}
+		})
+	}
+	time.Sleep(time.Until(from))
+	used := ownCPU()
+	time.Sleep(time.Until(to))
+	used = ownCPU() - used
+	all.Wait()
+	n := 0
+	for _, k := range done {
+		n += k
+	}
+	return float64(n) / lasts.Seconds(), used.Seconds() * 1000 / float64(max(n, 1)), errors.Join(errs...)
+}
+
+func ownCPU() time.Duration {
+	var r unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &r) != nil {
+		return 0
+	}
+	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
+}
+
+// scale has more and more nodes whose payloads sleep.
+func scale(dir, url string) error {
+	if *profile != "" {
+		out, err := os.Create(*profile)
+		if err != nil {
+			return err
+		}
+		defer out.Close()
+		if err := pprof.StartCPUProfile(out); err != nil {
+			return err
+		}
+		defer pprof.StopCPUProfile()
+	}
+	fmt.Printf("scale: payloads sleep %v, %d places at each node, as many clients as places, one gateway, %v each\n", *sleep, *places, *lasts)
+	of := 0.0 // of one node
+	for field := range strings.SplitSeq(*counts, ",") {
+		n, err := strconv.Atoi(field)
+		if err != nil {
+			return err
+		}
+		own, err := os.MkdirTemp(dir, "scale-")
+		if err != nil {
+			return err
+		}
+		f, err := newFleet(own, url, n)
+		if err != nil {
+			return err
+		}
+		err = until("nodes", func() bool { return f.knows(n) })
+		var perSecond, cpu float64
+		if err == nil {
+			perSecond, cpu, err = f.throughput(n * *places)
+		}
+		f.end()
+		if err != nil {
+			return err
+		}
+		if of == 0 {
+			of = perSecond / float64(n)
+		}
+		best := float64(n**places) / sleep.Seconds()
+		fmt.Printf("  %3d nodes  %7.1f calls/s   %.2f of so many times the first   %.2f of what the payloads allow   CPU %.3f ms per call, load %s\n",
+			n, perSecond, perSecond/of/float64(n), perSecond/best, cpu, loadavg())
+	}
+	fmt.Println()
+	return nil
+}
+
+// knows reports whether the gateway has heard of so many nodes.
+func (f *fleet) knows(n int) bool {
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", f.socket)
+	}}}
+	res, err := c.Get("http://sbxrun/metrics")
+	if err != nil {
+		return false
+	}
+	defer res.Body.Close()
+	text := new(strings.Builder)
+	if err := res.Write(text); err != nil {
+		return false
+	}
+	return strings.Count(text.String(), "\nsbxrun_node_ready{") == n
+}
