@@ -50,37 +50,7 @@ func BenchmarkCell(b *testing.B) {
 	})
 }
 
-// A call with an interpreter that was started ahead, from Start to the answer; and to the proof
-// that nothing of it is left.
-func BenchmarkAhead(b *testing.B)       { ahead(b, false) }
-func BenchmarkAheadProven(b *testing.B) { ahead(b, true) }
-
-func ahead(b *testing.B, proven bool) {
-	benchmark(b, func(b *testing.B, spec Spec) func() time.Duration {
-		s := Ahead(spec, 3)
-		b.Cleanup(func() { s.Close() })
-		for end := time.Now().Add(bound); s.Ready() < 3 && time.Now().Before(end); time.Sleep(time.Millisecond) {
-		}
-		return func() time.Duration {
-			begin := time.Now()
-			k, err := s.Start(b.Context())
-			if err != nil {
-				b.Fatal(err)
-			}
-			one(b, k)
-			took := time.Since(begin)
-			if err := k.Close(); err != nil {
-				b.Fatal(err)
-			}
-			if proven {
-				took = time.Since(begin)
-			}
-			return took
-		}
-	})
-}
-
-// The same with a start of its own.
+// A cell in an interpreter that is started for it.
 func BenchmarkFresh(b *testing.B) {
 	benchmark(b, func(b *testing.B, spec Spec) func() time.Duration {
 		return func() time.Duration {

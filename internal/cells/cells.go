@@ -31,7 +31,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/nsenter"
 )
@@ -57,18 +56,6 @@ type Command struct {
 type Running interface {
 	Wait() (*result.Result, error)
 	SignalAlone(sig syscall.Signal) error
-}
-
-// In is a room of package bwrap.
-func In(room *bwrap.Room) Room { return in{room} }
-
-type in struct{ room *bwrap.Room }
-
-func (r in) Start(ctx context.Context, c Command) (Running, error) {
-	cmd := r.room.Command(c.Args...)
-	cmd.Env, cmd.Dir, cmd.Fresh, cmd.Limits = c.Env, c.Dir, c.Fresh, c.Limits
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.Stdin, c.Stdout, c.Stderr
-	return cmd, cmd.Start(ctx)
 }
 
 // Spec is an interpreter that is to be kept: where, which, and within which limits.

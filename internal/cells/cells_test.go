@@ -433,47 +433,16 @@ func TestRoomEnds(t *testing.T) {
 	}
 }
 
-// An interpreter that was started ahead is given away once.
-func TestAhead(t *testing.T) {
-	t.Parallel()
-	room := newRoom(t)
-	s := Ahead(Spec{Room: In(room), Language: Languages()["python"]}, 2)
-	await := func(n int) {
-		t.Helper()
-		for end := time.Now().Add(bound); s.Ready() != n; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("%d are ready", s.Ready())
-			}
-		}
-	}
-	take := func() *Kernel {
-		t.Helper()
-		k, err := s.Start(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { k.Close() })
-		return k
-	}
-	await(2)
-	a, b := take(), take()
-	do(t, a, "x = 1")
-	if got := see(do(t, b, "x")); got.Error != "NameError: name 'x' is not defined" {
-		t.Errorf("%+v", got)
-	}
-	await(2)
-	// One that has ended meanwhile is not given away.
-	s.mu.Lock()
-	s.ready[0].live.kill()
-	s.mu.Unlock()
-	if got := do(t, take(), "1"); got.Number != 1 || got.Earlier != nil {
-		t.Errorf("%+v", got)
-	}
-	await(2)
-	if err := s.Close(); err != nil || s.Ready() != 0 {
-		t.Error(err)
-	}
-	take() // without a stock
+// In is a room of package bwrap.
+func In(room *bwrap.Room) Room { return in{room} }
+
+type in struct{ room *bwrap.Room }
+
+func (r in) Start(ctx context.Context, c Command) (Running, error) {
+	cmd := r.room.Command(c.Args...)
+	cmd.Env, cmd.Dir, cmd.Fresh, cmd.Limits = c.Env, c.Dir, c.Fresh, c.Limits
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.Stdin, c.Stdout, c.Stderr
+	return cmd, cmd.Start(ctx)
 }
 
 // Each language runs a program from a file once; those that the room has.
