@@ -114,7 +114,7 @@ func TestOverlayApply(t *testing.T) {
 	t.Parallel()
 	dir, s := original(t), harness.NewState(t)
 	overlaid(t, s, dir, "agent")
-	want := "M file\nA link -> file\nA made/\nA sub/other\nD sub/deep\n"
+	want := "M file\nA link -> file\nA made/\nD sub/deep\nA sub/other\n"
 	if got, _ := text(t, s, 0, "diff", "agent"); got != want {
 		t.Errorf("diff: %q, want %q", got, want)
 	}

@@ -16,7 +16,6 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
-	"github.com/sbxrun/sbxrun/internal/links"
 	"github.com/sbxrun/sbxrun/internal/overlay"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
@@ -87,18 +86,11 @@ type opened struct {
 func openChanges(list []*room.Overlay, paths []string) (out []*opened, err error) {
 	found := map[string]bool{}
 	for _, o := range list {
-		fd, err := links.Dir(o.Source)
-		if err == nil {
-			var dir int
-			if dir, err = links.Reopen(fd, os.O_RDONLY|syscall.O_DIRECTORY); err == nil {
-				syscall.Close(fd)
-				fd = dir
-			}
-		}
+		t, err := overlay.Open(o.Layer, o.Source, o.Since)
 		if err != nil {
-			return nil, &result.Error{Code: "original", Message: "the original cannot be opened: " + err.Error(), Err: err}
+			return nil, err
 		}
-		n := &opened{Overlay: o, tree: &overlay.Tree{Layer: o.Layer, Source: os.NewFile(uintptr(fd), o.Source), Since: o.Since}}
+		n := &opened{Overlay: o, tree: t}
 		if len(list) > 1 {
 			n.prefix = o.Dest
 		}

@@ -7,19 +7,15 @@
 // left out. So their hashes are equal too, and the store has them once. Not kept are sockets,
 // named pipes and devices, setuid, setgid and sticky bits, and extended attributes.
 //
-// A payload has written what is packed, and may still write to it: every name is opened beneath the
-// directory that it was found in, follows no link, and is what fstat(2) says. What is unpacked may
-// come from another machine: only names are taken that lead nowhere else, and kinds that a layer
-// has, into a directory that nobody else can reach; and no more than was announced.
+// A payload has written what is packed, and may still write to it: package tree reads it. What is
+// unpacked may come from another machine: only names are taken that lead nowhere else, and kinds
+// that a layer has, into a directory that nobody else can reach; and no more than was announced.
 package layers
 
 import (
-	"errors"
 	"fmt"
 	"path"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
@@ -38,22 +34,9 @@ type Count struct {
 }
 
 const (
-	whiteout = ".wh."
-	opaque   = ".wh..wh..opq"
-	// kind says of a name in the sandbox that begins with .wh. itself whether it is a file, or is
-	// deleted. Other tools take both for deletions.
-	kind        = "SBXRUN.kind"
-	kindFile    = "file"
-	kindDeleted = "deleted"
-
-	// By user.overlay.opaque and a 0/0 device overlayfs tells what hides (mount option userxattr,
-	// Linux 5.11; Documentation/filesystems/overlayfs.rst); by the other one, in an empty file, from
-	// Linux 6.7 on.
-	opaqueXattr   = "user.overlay.opaque"
-	whiteoutXattr = "user.overlay.whiteout"
-
 	maxDepth = 100
-	maxName  = 4000 // bytes of a path; PATH_MAX is 4096
+	maxName  = 4000      // bytes of a path; PATH_MAX is 4096
+	maxText  = 256 << 20 // bytes of all paths
 )
 
 func refused(format string, args ...any) error {
@@ -64,19 +47,6 @@ func tooLarge(format string, args ...any) error {
 	return &result.Error{Code: "too-large", Message: fmt.Sprintf(format, args...)}
 }
 
-// beneath opens one name in a directory, and follows nothing.
-func beneath(dir int, name string, flags uint64, mode uint64) (int, error) {
-	for {
-		fd, err := unix.Openat2(dir, name, &unix.OpenHow{
-			Flags: flags | unix.O_NOFOLLOW | unix.O_CLOEXEC, Mode: mode,
-			Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,
-		})
-		if err != unix.EINTR && err != unix.EAGAIN {
-			return fd, err
-		}
-	}
-}
-
 // cleanName checks the name of an entry, and returns it in its shortest form.
 func cleanName(name string) (string, error) {
 	clean := strings.TrimSuffix(name, "/")
@@ -85,9 +55,4 @@ func cleanName(name string) (string, error) {
 		return "", refused("an entry is called %.80q", name)
 	}
 	return clean, nil
-}
-
-// gone reports whether a name went meanwhile, or became something else.
-func gone(err error) bool {
-	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOTDIR)
 }

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
 var plenty = Limits{Bytes: 1 << 30, Entries: 100000}
@@ -83,7 +84,7 @@ func listing(t testing.TB, dir string) string {
 			fmt.Fprintf(&all, " %q", target)
 		case unix.S_IFDIR:
 			var b [8]byte
-			n, _ := unix.Lgetxattr(path, opaqueXattr, b[:])
+			n, _ := unix.Lgetxattr(path, tree.OpaqueXattr, b[:])
 			fmt.Fprintf(&all, " %q", b[:max(n, 0)])
 		}
 		all.WriteByte('\n')
@@ -113,7 +114,7 @@ func upper(t testing.TB) string {
 	must(t, os.Link(at("plain"), at("d/second")))
 	must(t, os.Symlink("/etc/passwd", at("abs")), os.Symlink("../../..", at("out")), os.Symlink("no\nwhere\xff", at("odd")))
 	must(t, unix.Mknod(at("gone"), unix.S_IFCHR, 0), unix.Mknod(at(".wh.too"), unix.S_IFCHR, 0))
-	must(t, unix.Setxattr(at("hidden"), opaqueXattr, []byte("y"), 0))
+	must(t, unix.Setxattr(at("hidden"), tree.OpaqueXattr, []byte("y"), 0))
 	file("hidden/inside", "i", 0o400)
 	must(t, os.Mkdir(at("closed"), 0o755))
 	file("closed/f", "f", 0o444)

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
 // Owner is whose files an unpacked layer has; nil leaves them this process's.
@@ -20,7 +22,7 @@ type Owner struct{ UID, GID uint32 }
 // Unpack makes of a tar the lower layer of an overlay, in an empty directory that nobody else gets
 // at. After an error what is in it is to be removed.
 func Unpack(from io.Reader, root *os.File, owner *Owner, most Limits) (Count, error) {
-	t := &tree{root: int(root.Fd()), owner: owner, parent: -1}
+	t := &layer{root: int(root.Fd()), owner: owner, parent: -1}
 	defer t.leave()
 	c, err := read(from, t, most)
 	if err == nil {
@@ -99,13 +101,13 @@ func entry(h *tar.Header, content io.Reader, to maker) error {
 	default:
 		return refused("%.80q is neither a file, nor a directory, nor a link", name)
 	}
-	hidden, special := strings.CutPrefix(base, whiteout)
+	hidden, special := strings.CutPrefix(base, tree.Whiteout)
 	switch {
-	case !special || h.PAXRecords[kind] == kindFile:
+	case !special || h.PAXRecords[tree.Kind] == tree.KindFile:
 		return to.file(name, h, content)
 	case h.Size != 0:
 		return refused("%.80q deletes, and has content", name)
-	case base == opaque && h.PAXRecords[kind] == "":
+	case base == tree.OpaqueMarker && h.PAXRecords[tree.Kind] == "":
 		return to.opaque(strings.TrimSuffix(dir, "/"))
 	case hidden == "" || hidden == "." || hidden == "..":
 		return refused("%.80q deletes nothing", name)
@@ -147,8 +149,8 @@ func (nothing) file(_ string, _ *tar.Header, r io.Reader) error {
 	return broken(err)
 }
 
-// tree makes a layer in a directory.
-type tree struct {
+// layer makes one in a directory.
+type layer struct {
 	root  int
 	owner *Owner
 	buf   []byte
@@ -159,6 +161,7 @@ type tree struct {
 
 	// What is set when nothing is made in them any more.
 	dirs []directory
+	text int // bytes of their names
 }
 
 type directory struct {
@@ -168,7 +171,7 @@ type directory struct {
 }
 
 // enter opens the directory that a name is in, beneath the root.
-func (t *tree) enter(name string) (dir int, base string, err error) {
+func (t *layer) enter(name string) (dir int, base string, err error) {
 	at, base := path.Split(name)
 	if at == "" {
 		return t.root, base, nil
@@ -177,7 +180,7 @@ func (t *tree) enter(name string) (dir int, base string, err error) {
 		return t.parent, base, nil
 	}
 	t.leave()
-	fd, err := beneath(t.root, strings.TrimSuffix(at, "/"), unix.O_PATH|unix.O_DIRECTORY, 0)
+	fd, err := tree.Open(t.root, strings.TrimSuffix(at, "/"), unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
 		return -1, "", misplaced(name, err)
 	}
@@ -195,7 +198,7 @@ func misplaced(name string, err error) error {
 }
 
 // leave closes the directory that is remembered.
-func (t *tree) leave() {
+func (t *layer) leave() {
 	if t.parent >= 0 {
 		unix.Close(t.parent)
 	}
@@ -203,14 +206,14 @@ func (t *tree) leave() {
 }
 
 // own gives a name to the owner.
-func (t *tree) own(dir int, base string) error {
+func (t *layer) own(dir int, base string) error {
 	if t.owner == nil {
 		return nil
 	}
 	return unix.Fchownat(dir, base, int(t.owner.UID), int(t.owner.GID), unix.AT_SYMLINK_NOFOLLOW)
 }
 
-func (t *tree) dir(name string, h *tar.Header) error {
+func (t *layer) dir(name string, h *tar.Header) error {
 	dir, base, err := t.enter(name)
 	if err != nil {
 		return err
@@ -218,16 +221,19 @@ func (t *tree) dir(name string, h *tar.Header) error {
 	if err := unix.Mkdirat(dir, base, 0o700); err != nil {
 		return misplaced(name, err)
 	}
+	if t.text += len(name); t.text > maxText {
+		return refused("the paths of its directories are too long together")
+	}
 	t.dirs = append(t.dirs, directory{name, uint32(h.Mode & 0o777), h.ModTime})
 	return t.own(dir, base)
 }
 
-func (t *tree) file(name string, h *tar.Header, content io.Reader) error {
+func (t *layer) file(name string, h *tar.Header, content io.Reader) error {
 	dir, base, err := t.enter(name)
 	if err != nil {
 		return err
 	}
-	fd, err := beneath(dir, base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o600)
+	fd, err := tree.Create(dir, base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o600)
 	if err != nil {
 		return misplaced(name, err)
 	}
@@ -252,7 +258,7 @@ func (t *tree) file(name string, h *tar.Header, content io.Reader) error {
 	return stamp(dir, base, h.ModTime)
 }
 
-func (t *tree) symlink(name string, h *tar.Header) error {
+func (t *layer) symlink(name string, h *tar.Header) error {
 	dir, base, err := t.enter(name)
 	if err != nil {
 		return err
@@ -267,8 +273,8 @@ func (t *tree) symlink(name string, h *tar.Header) error {
 }
 
 // link gives a file that is there another name.
-func (t *tree) link(name, first string) error {
-	fd, err := beneath(t.root, first, unix.O_PATH, 0)
+func (t *layer) link(name, first string) error {
+	fd, err := tree.Open(t.root, first, unix.O_PATH)
 	if err != nil {
 		return misplaced(first, err)
 	}
@@ -285,7 +291,7 @@ func (t *tree) link(name, first string) error {
 	if from == "" {
 		source = t.root
 	} else {
-		if source, err = beneath(t.root, strings.TrimSuffix(from, "/"), unix.O_PATH|unix.O_DIRECTORY, 0); err != nil {
+		if source, err = tree.Open(t.root, strings.TrimSuffix(from, "/"), unix.O_PATH|unix.O_DIRECTORY); err != nil {
 			return misplaced(first, err)
 		}
 		defer unix.Close(source)
@@ -301,7 +307,7 @@ func (t *tree) link(name, first string) error {
 }
 
 // deleted makes what hides a name: a device 0/0, which everybody may make (mknod(2), Linux 5.8).
-func (t *tree) deleted(name string) error {
+func (t *layer) deleted(name string) error {
 	dir, base, err := t.enter(name)
 	if err != nil {
 		return err
@@ -313,23 +319,23 @@ func (t *tree) deleted(name string) error {
 }
 
 // opaque hides all that is below a directory.
-func (t *tree) opaque(name string) error {
+func (t *layer) opaque(name string) error {
 	fd := t.root
 	if name != "" {
 		var err error
-		if fd, err = beneath(t.root, name, unix.O_RDONLY|unix.O_DIRECTORY, 0); err != nil {
+		if fd, err = tree.Open(t.root, name, unix.O_RDONLY|unix.O_DIRECTORY); err != nil {
 			return misplaced(name, err)
 		}
 		defer unix.Close(fd)
 	}
-	if err := unix.Fsetxattr(fd, opaqueXattr, []byte{'y'}, 0); err != nil {
+	if err := unix.Fsetxattr(fd, tree.OpaqueXattr, []byte{'y'}, 0); err != nil {
 		return fmt.Errorf("hide what is below %.200q: %w", name, err)
 	}
 	return nil
 }
 
 // finish gives directories their modes and times, those below before those above.
-func (t *tree) finish() error {
+func (t *layer) finish() error {
 	for i := len(t.dirs) - 1; i >= 0; i-- {
 		d := t.dirs[i]
 		dir, base, err := t.enter(d.name)

@@ -6,11 +6,12 @@ import (
 	"os"
 	"path"
 	"strconv"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/workspace"
+	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
 // This file makes the changes in the original. Each file is written whole, to a directory of our
@@ -105,17 +106,12 @@ func Conflict(name string) error {
 		Hint: "see sbxrun diff; name the paths to apply, or give --force to have the sandbox's version"}
 }
 
-// beneath opens a path of a tree, and never what is outside it or behind a link.
-func beneath(root int, name string, flags uint64) (int, error) {
-	return unix.Openat2(root, name, &unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV})
-}
-
 // make makes one change.
 func (x *applier) make(c *Change) error {
 	if c.Path == "." {
 		return chmod(x.source, ".", c.mode)
 	}
-	parent, err := beneath(x.source, path.Dir(c.Path), unix.O_PATH|unix.O_DIRECTORY)
+	parent, err := tree.Open(x.source, path.Dir(c.Path), unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
 		return err
 	}
@@ -125,7 +121,7 @@ func (x *applier) make(c *Change) error {
 	var was *unix.Stat_t
 	if st := original(parent, name); st != nil {
 		was = st
-		if w := (walker{since: x.tree.Since}); !x.Force && w.later(st) && (c.Kind != Mode || c.Type != Directory) {
+		if !x.Force && x.tree.later(st) && (c.Kind != Mode || c.Type != Directory) {
 			return Conflict(c.Path)
 		}
 	}
@@ -169,37 +165,28 @@ func (x *applier) prepare(c *Change, was *unix.Stat_t, temporary string) error {
 
 // link makes another name of a file that was applied before.
 func (x *applier) link(first, temporary string) error {
-	fd, err := beneath(x.source, first, unix.O_PATH)
+	fd, err := tree.Open(x.source, first, unix.O_PATH)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	return unix.Linkat(unix.AT_FDCWD, "/proc/self/fd/"+strconv.Itoa(fd), int(x.staging.Fd()), temporary, unix.AT_SYMLINK_FOLLOW)
+	return tree.Link(fd, int(x.staging.Fd()), temporary)
 }
 
 // file copies a file of the layer.
 func (x *applier) file(c *Change, was *unix.Stat_t, temporary string) error {
-	dir, err := beneath(x.layer, path.Dir(c.Path), unix.O_RDONLY|unix.O_DIRECTORY)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(dir)
-	in, err := openFile(dir, path.Base(c.Path))
+	in, st, err := tree.OpenFile(x.layer, c.Path)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(in)
-	var st unix.Stat_t
-	if err := unix.Fstat(in, &st); err != nil {
-		return err
-	}
 	staging := int(x.staging.Fd())
 	out, err := unix.Openat(staging, temporary, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(out)
-	if err := workspace.Fill(out, in, &st); err != nil {
+	if err := tree.Fill(out, in, &st, new(atomic.Int64)); err != nil {
 		return err
 	}
 	if err := x.give(out, "", was); err != nil {
@@ -245,7 +232,7 @@ func (x *applier) place(c *Change, was *unix.Stat_t, temporary string, parent in
 		if err := unix.Renameat2(staging, temporary, parent, name, unix.RENAME_EXCHANGE); err != nil {
 			return err
 		}
-		return removeTree(staging, temporary, 0)
+		return tree.Remove(staging, temporary)
 	}
 	return unix.Renameat(staging, temporary, parent, name)
 }
@@ -261,13 +248,13 @@ func (x *applier) remove(parent int, name string) error {
 	if err != nil {
 		return err
 	}
-	return removeTree(int(x.staging.Fd()), temporary, 0)
+	return tree.Remove(int(x.staging.Fd()), temporary)
 }
 
 // chmod sets the permissions of a file or a directory, without opening it, and not those of
 // what a link leads to.
 func chmod(dir int, name string, mode uint32) error {
-	fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	fd, err := tree.Open(dir, name, unix.O_PATH)
 	if err != nil {
 		return err
 	}
@@ -279,5 +266,5 @@ func chmod(dir int, name string, mode uint32) error {
 	if t := typeOf(&st); t != File && t != Directory {
 		return errors.New("it is not a file any more")
 	}
-	return unix.Chmod("/proc/self/fd/"+strconv.Itoa(fd), mode)
+	return tree.Chmod(fd, mode)
 }

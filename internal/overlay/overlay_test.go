@@ -128,8 +128,8 @@ changed directory "file-to-dir" was file
 added file "file-to-dir/in"
 deleted directory "gone"
 added link "link"
-added file "replaced/new"
 deleted file "replaced/old"
+added file "replaced/new"
 changed file "text"
 added file "twin" same as text
 added other "zfifo"

@@ -1,7 +1,6 @@
 package overlay
 
 import (
-	"archive/tar"
 	"bytes"
 	"fmt"
 	"io"
@@ -12,7 +11,8 @@ import (
 	"github.com/rogpeppe/go-internal/diff"
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
 // Select returns the changes at and below these paths, with the directories that they need; all
@@ -69,8 +69,8 @@ func Sum(list []Change) (n Count) {
 	return n
 }
 
-// maxText bounds a file that a patch shows the text of.
-const maxText = 1 << 20
+// maxPatch bounds a file that a patch shows the text of.
+const maxPatch = 1 << 20
 
 // Patch writes the changes as a patch, as git(1) makes and takes it. Of what is no text, or too
 // large, it says that it differs.
@@ -122,26 +122,23 @@ func (t *Tree) patch(to io.Writer, c *Change) error {
 
 // patchBelow shows the files of a directory that was deleted.
 func (t *Tree) patchBelow(to io.Writer, c *Change) error {
-	fd, err := beneath(int(t.Source.Fd()), c.Path, unix.O_RDONLY|unix.O_DIRECTORY)
+	fd, err := tree.Open(proc.Descriptor(t.Source), c.Path, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return nil // it is gone
 	}
-	w := walker{left: maxEntries, seen: map[inode]string{}}
 	defer unix.Close(fd)
-	dir, err := openDir(fd, ".")
-	if err != nil {
-		return nil
+	w := t.comparison()
+	for e, err := range w.walk.Below(fd, c.Path) {
+		if err != nil {
+			return err
+		}
+		if kind := typeOf(&e.Stat); kind == File || kind == Link {
+			if err := t.patch(to, &Change{Path: e.Path, Kind: Deleted, Type: kind, WasMode: octal(permissions(&e.Stat))}); err != nil {
+				return err
+			}
+		}
 	}
-	sub := os.NewFile(uintptr(dir), c.Path)
-	defer sub.Close()
-	names, err := w.names(sub)
-	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		w.deleted(fd, c.Path, name)
-	}
-	return t.Patch(to, w.changes)
+	return nil
 }
 
 // gitMode is a mode as git(1) has it.
@@ -160,22 +157,21 @@ func text(root *os.File, name string, nothing bool) []byte {
 	if nothing {
 		return []byte{}
 	}
-	dir, err := beneath(int(root.Fd()), path.Dir(name), unix.O_RDONLY|unix.O_DIRECTORY)
-	if err != nil {
-		return nil
-	}
-	defer unix.Close(dir)
-	fd, err := openFile(dir, path.Base(name))
+	fd, _, err := tree.OpenFile(proc.Descriptor(root), name)
 	if err == unix.ELOOP {
-		return []byte(readlink(dir, path.Base(name)))
+		target, err := tree.Readlink(proc.Descriptor(root), name)
+		if err != nil {
+			return nil
+		}
+		return []byte(target)
 	}
 	if err != nil {
 		return nil
 	}
 	f := os.NewFile(uintptr(fd), name)
 	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, maxText+1))
-	if err != nil || len(b) > maxText || bytes.IndexByte(b, 0) >= 0 {
+	b, err := io.ReadAll(io.LimitReader(f, maxPatch+1))
+	if err != nil || len(b) > maxPatch || bytes.IndexByte(b, 0) >= 0 {
 		return nil
 	}
 	if b == nil {
@@ -211,71 +207,33 @@ func quoted(name string) string {
 // maxTar bounds the files in a tar: a file of the layer can claim to be larger than any disk.
 const maxTar = 64 << 30
 
-// Tar writes the changes as a layer of an OCI image: what is added or changed, and for what is
-// deleted an empty file .wh.NAME. All belongs to user 0.
+// Tar writes the changes as the archive of a layer. All belongs to user 0.
 func (t *Tree) Tar(to io.Writer, list []Change) error {
-	w := tar.NewWriter(to)
-	left := int64(maxTar)
+	a := tree.NewLayer(to, maxTar)
 	for _, c := range list {
-		h := &tar.Header{Name: c.Path, Mode: int64(c.mode), Typeflag: tar.TypeReg}
-		switch {
-		case c.Kind == Deleted:
-			h.Name, h.Mode = path.Join(path.Dir(c.Path), ".wh."+path.Base(c.Path)), 0
-		case c.Type == Directory:
-			h.Typeflag, h.Name = tar.TypeDir, c.Path+"/"
-		case c.Type == Link:
-			h.Typeflag, h.Linkname, h.Mode = tar.TypeSymlink, c.Target, 0o777
-		case c.Type == Other:
-			continue
-		case c.Same != "":
-			h.Typeflag, h.Linkname = tar.TypeLink, c.Same
-		default:
-			var err error
-			if left, err = t.tarFile(w, h, left); err != nil {
-				return err
-			}
-			continue
-		}
-		if err := w.WriteHeader(h); err != nil {
+		if err := t.tar(a, &c); err != nil {
 			return err
 		}
 	}
-	return w.Close()
+	return a.Close()
 }
 
-func (t *Tree) tarFile(w *tar.Writer, h *tar.Header, left int64) (int64, error) {
-	dir, err := beneath(int(t.Layer.Fd()), path.Dir(h.Name), unix.O_RDONLY|unix.O_DIRECTORY)
+func (t *Tree) tar(a *tree.Archive, c *Change) error {
+	st := unix.Stat_t{Mode: c.mode}
+	switch {
+	case c.Kind == Deleted:
+		return a.Deleted(c.Path)
+	case c.Type == Directory:
+		return a.Dir(c.Path, &st)
+	case c.Type == Link:
+		return a.Link(c.Path, c.Target, &st)
+	case c.Type == Other:
+		return nil
+	}
+	fd, st, err := tree.OpenFile(proc.Descriptor(t.Layer), c.Path)
 	if err != nil {
-		return left, fmt.Errorf("%.200q: %w", h.Name, err)
+		return fmt.Errorf("%.200q: %w", c.Path, err)
 	}
-	defer unix.Close(dir)
-	fd, err := openFile(dir, path.Base(h.Name))
-	if err != nil {
-		return left, fmt.Errorf("%.200q: %w", h.Name, err)
-	}
-	f := os.NewFile(uintptr(fd), h.Name)
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return left, err
-	}
-	h.Size, h.ModTime = st.Size(), st.ModTime()
-	if left -= h.Size; left < 0 {
-		return left, &result.Error{Code: "too-large", Message: fmt.Sprintf("the changes are larger than %d bytes, with %.200q", int64(maxTar), h.Name)}
-	}
-	if err := w.WriteHeader(h); err != nil {
-		return left, err
-	}
-	n, err := io.Copy(w, io.LimitReader(f, h.Size))
-	if err == nil && n < h.Size { // it was cut meanwhile
-		_, err = io.CopyN(w, zeros{}, h.Size-n)
-	}
-	return left, err
-}
-
-type zeros struct{}
-
-func (zeros) Read(b []byte) (int, error) {
-	clear(b)
-	return len(b), nil
+	defer unix.Close(fd)
+	return a.File(c.Path, fd, &st)
 }

@@ -3,12 +3,12 @@ package overlay
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
 // errBusy says that another apply is at work.
@@ -22,7 +22,7 @@ func stage(source int, create bool) (*os.File, error) {
 			return nil, fmt.Errorf("mkdir %s: %w", stagingName, err)
 		}
 	}
-	fd, err := openDir(source, stagingName)
+	fd, err := tree.Open(source, stagingName, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +69,7 @@ func Sweep(source *os.File) error {
 	return unstage(int(source.Fd()), dir)
 }
 
-// empty removes all that is in a directory.
+// empty removes all that is in a directory of ours.
 func empty(dir *os.File) error {
 	if _, err := dir.Seek(0, 0); err != nil {
 		return err
@@ -79,53 +79,9 @@ func empty(dir *os.File) error {
 		return err
 	}
 	for _, name := range names {
-		if err := removeTree(int(dir.Fd()), name, 0); err != nil {
+		if err := tree.Remove(int(dir.Fd()), name); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// removeTree removes a name with all below it, following no link and leaving the file system
-// nowhere.
-func removeTree(dir int, name string, depth int) error {
-	err := unix.Unlinkat(dir, name, 0)
-	if err == nil || err == unix.ENOENT {
-		return nil
-	}
-	if err != unix.EISDIR {
-		return err
-	}
-	if err := unix.Unlinkat(dir, name, unix.AT_REMOVEDIR); err == nil || err == unix.ENOENT {
-		return nil
-	}
-	if depth > maxDepth {
-		return unix.ELOOP
-	}
-	fd, err := beneath(dir, name, unix.O_RDONLY|unix.O_DIRECTORY)
-	if err == unix.EACCES { // its owner may take that away, and it is to be removed
-		if err = chmod(dir, name, 0o700); err == nil {
-			fd, err = beneath(dir, name, unix.O_RDONLY|unix.O_DIRECTORY)
-		}
-	}
-	if err != nil {
-		return err
-	}
-	sub := os.NewFile(uintptr(fd), name)
-	defer sub.Close()
-	for {
-		names, err := sub.Readdirnames(1024)
-		if len(names) == 0 {
-			if err != nil && err != io.EOF {
-				return err
-			}
-			break
-		}
-		for _, n := range names {
-			if err := removeTree(fd, n, depth+1); err != nil {
-				return err
-			}
-		}
-	}
-	return unix.Unlinkat(dir, name, unix.AT_REMOVEDIR)
 }

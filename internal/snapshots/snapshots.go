@@ -21,7 +21,6 @@
 package snapshots
 
 import (
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -35,6 +34,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
 const (
@@ -194,7 +194,7 @@ func (s *Store) NewFile() (*Draft, error) {
 	if s.root == nil {
 		return nil, Failed(fs.ErrNotExist)
 	}
-	d := &Draft{store: s, name: newID()}
+	d := &Draft{store: s, name: tree.Random()}
 	err := s.draft(func() (err error) {
 		if d.File, err = s.root.OpenFile(d.path(), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err == nil {
 			err = tryLock(d.File, unix.F_WRLCK)
@@ -216,13 +216,6 @@ func (s *Store) draft(create func() error) error {
 		}
 		return create()
 	})
-}
-
-// newID returns the id of a snapshot, or the name of a draft.
-func newID() string {
-	var b [idDigits / 2]byte
-	_, _ = unix.Getrandom(b[:], 0) // it fails before the machine's generator is seeded, early in its boot; a name that is taken is refused
-	return hex.EncodeToString(b[:])
 }
 
 func (d *Draft) path() string { return filepath.Join(tmpDir, d.name) }
@@ -284,17 +277,12 @@ func (s *Store) names(dir string) []string {
 // scrap removes a file, or a directory with all that is in it. What was unpacked there may be
 // closed to its owner.
 func (s *Store) scrap(name string) error {
-	err := s.root.RemoveAll(name)
-	if !errors.Is(err, fs.ErrPermission) {
+	dir, err := s.root.Open(filepath.Dir(name))
+	if err != nil {
 		return err
 	}
-	_ = fs.WalkDir(s.root.FS(), filepath.ToSlash(name), func(path string, d fs.DirEntry, err error) error {
-		if d != nil && d.IsDir() && err == nil {
-			_ = s.root.Chmod(path, 0o700) // what could not be opened up is not removed, which is told
-		}
-		return nil
-	})
-	return s.root.RemoveAll(name)
+	defer dir.Close()
+	return tree.Remove(proc.Descriptor(dir), filepath.Base(name))
 }
 
 // syncDir has the names in a directory on the disk.

@@ -11,7 +11,6 @@
 package volumes
 
 import (
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -25,6 +24,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
 // Variable names the directory of the store.
@@ -195,7 +195,7 @@ func beneath(flags uint64) *unix.OpenHow {
 
 // create makes a volume, complete or not at all. That somebody else does so as well is no error.
 func (s *Store) create(name string, owner *proc.Cred) error {
-	hidden := newPrefix + random()
+	hidden := newPrefix + tree.Random()
 	if err := unix.Mkdirat(s.fd, hidden, 0o700); err != nil {
 		return err
 	}
@@ -211,18 +211,12 @@ func (s *Store) create(name string, owner *proc.Cred) error {
 		}
 	}
 	if err != nil {
-		err = errors.Join(err, s.discard(hidden))
+		err = errors.Join(err, tree.Remove(s.fd, hidden))
 	}
 	if errors.Is(err, unix.EEXIST) {
 		return nil
 	}
 	return err
-}
-
-func random() string {
-	var b [8]byte
-	_, _ = unix.Getrandom(b[:], 0) // with so few bytes it does not fail (getrandom(2))
-	return hex.EncodeToString(b[:])
 }
 
 // BusyError says that a volume is in use, by these processes as far as /proc/locks tells.
@@ -286,7 +280,7 @@ func (s *Store) List() (list []Info, err error) {
 		if unix.Fstatat(s.fd, name+"/"+dataName, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
 			continue // removed meanwhile, or none
 		}
-		i := Info{Name: name, Path: filepath.Join(s.path, name, dataName), Status: "free", PIDs: []int{}, ModTime: time.Unix(st.Mtim.Unix()).UTC()}
+		i := Info{Name: name, Path: filepath.Join(s.path, name, dataName), Status: "free", PIDs: []int{}, ModTime: tree.ModTime(&st)}
 		for status, write := range map[string]bool{"written": false, "read": true} {
 			v, err := s.lock(name, write)
 			if err == nil {
@@ -338,11 +332,11 @@ func (s *Store) Remove(name string) error {
 		return explain(name, err)
 	}
 	defer v.Close()
-	hidden := removePrefix + random()
+	hidden := removePrefix + tree.Random()
 	if err := unix.Renameat(s.fd, name, s.fd, hidden); err != nil {
 		return explain(name, err)
 	}
-	if err := s.discard(hidden); err != nil {
+	if err := tree.Remove(s.fd, hidden); err != nil {
 		return wrong("the volume %q is removed, but not all that was in it: %v", name, err)
 	}
 	return nil
@@ -369,4 +363,4 @@ func (s *Store) Leftovers(now time.Time) (list []Leftover, err error) {
 }
 
 // Discard removes a leftover.
-func (s *Store) Discard(l Leftover) error { return s.discard(l.Name) }
+func (s *Store) Discard(l Leftover) error { return tree.Remove(s.fd, l.Name) }

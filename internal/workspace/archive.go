@@ -3,11 +3,15 @@ package workspace
 import (
 	"archive/tar"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
+	"path"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
 // Quota is how much an archive may bring.
@@ -33,7 +37,7 @@ func (d *Dir) unpack(r io.Reader, q Quota, t *Transfer) error {
 			return nil
 		}
 		if in.N <= 0 {
-			return tooLarge("the archive is too long")
+			return tree.TooLarge("the archive is too long")
 		}
 		if err != nil {
 			return broken(err)
@@ -43,7 +47,7 @@ func (d *Dir) unpack(r io.Reader, q Quota, t *Transfer) error {
 		}
 		t.entries.Add(1)
 		if entries++; entries > q.Entries {
-			return tooLarge(fmt.Sprintf("the archive has more than %d entries", q.Entries))
+			return tree.TooLarge("the archive has more than %d entries", q.Entries)
 		}
 		name, err := Clean(h.Name)
 		if err != nil {
@@ -58,7 +62,7 @@ func (d *Dir) unpack(r io.Reader, q Quota, t *Transfer) error {
 			err = d.Mkdir(name)
 		case h.Typeflag == tar.TypeReg, h.Typeflag == 0: // the zero byte is what archives before POSIX have of a file
 			if h.Size > q.Bytes {
-				return tooLarge(fmt.Sprintf("%q and what came before are more than may be brought", name))
+				return tree.TooLarge("%q and what came before are more than may be brought", name)
 			}
 			var n int64
 			n, err = d.Put(name, sound{archive}, q.Bytes, fs.FileMode(h.Mode).Perm())
@@ -91,46 +95,62 @@ func broken(err error) error {
 	return &result.Error{Code: "usage", Message: "the archive cannot be read as tar: " + err.Error(), Err: err}
 }
 
-func tooLarge(message string) error { return &result.Error{Code: "too-large", Message: message} }
-
-// Pack writes the files and directories below one as a tar stream. What is neither is left
-// out.
+// Pack writes the files and directories below one as a tar stream. What is neither, and what cannot
+// be read, is left out.
 func (d *Dir) Pack(w io.Writer, name string, entries int) error {
-	archive := tar.NewWriter(w)
-	err := d.List(name, entries, func(e Entry) error {
-		h := &tar.Header{Name: e.Path, Mode: int64(e.mode), ModTime: e.ModTime, Format: tar.FormatPAX}
-		switch e.Type {
-		case "directory":
-			h.Typeflag, h.Name = tar.TypeDir, e.Path+"/"
-			return archive.WriteHeader(h)
-		case "file":
-		default:
-			return nil
+	a := tree.NewArchive(w, 0)
+	for e, err := range d.below(name, tree.Walk{Entries: entries, Files: true}) {
+		switch {
+		case err != nil:
+		case tree.Type(&e.Stat) == unix.S_IFDIR:
+			err = a.Dir(e.Path, &e.Stat)
+		case tree.Type(&e.Stat) == unix.S_IFREG && e.Err == nil:
+			err = a.File(e.Path, e.FD, &e.Stat)
 		}
-		f, st, err := d.Get(e.Path)
 		if err != nil {
-			return nil // it was removed or replaced meanwhile, or may not be read
-		}
-		defer f.Close()
-		h.Typeflag, h.Size = tar.TypeReg, st.Size()
-		if err := archive.WriteHeader(h); err != nil {
 			return err
 		}
-		n, err := io.CopyN(archive, f, h.Size)
-		if errors.Is(err, io.EOF) { // it has shrunk
-			_, err = io.CopyN(archive, zeros{}, h.Size-n)
-		}
-		return err
-	})
-	if err != nil {
-		return err
 	}
-	return archive.Close()
+	return a.Close()
 }
 
-type zeros struct{}
+// archive is a directory in a tar stream, as a Transfer copies to it.
+type archive struct {
+	*tree.Archive
+	prefix string
+}
 
-func (zeros) Read(b []byte) (int, error) {
-	clear(b)
-	return len(b), nil
+// Archive writes what source is as a tar stream, in which it has the name.
+func (t *Transfer) Archive(source *Source, w io.Writer, name string) error {
+	a := archive{tree.NewArchive(w, 0), ""}
+	if err := t.into(source, &a, name); err != nil {
+		return err
+	}
+	return a.Close()
+}
+
+func (a *archive) file(in int, st *unix.Stat_t, name string, moved *atomic.Int64) error {
+	a.Moved = moved
+	return a.File(path.Join(a.prefix, name), in, st)
+}
+
+func (a *archive) link(target string, st *unix.Stat_t, name string) error {
+	return a.Link(path.Join(a.prefix, name), target, st)
+}
+
+func (a *archive) dir(st *unix.Stat_t, name string) (sink, error) {
+	name = path.Join(a.prefix, name)
+	return &archive{a.Archive, name}, a.Dir(name, st)
+}
+
+func (a *archive) close() {}
+
+// Unpack unpacks a tar stream into the directory, in which no link is followed. It takes links,
+// and what the Max of t allows.
+func (t *Transfer) Unpack(r io.Reader, to *Dir) error {
+	q := Quota{Bytes: t.Max.Bytes, Entries: maxEntries, Links: true}
+	if q.Bytes == 0 {
+		q.Bytes = 1 << 60
+	}
+	return to.unpack(r, q, t)
 }

@@ -14,6 +14,8 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"iter"
+	"math"
 	"os"
 	"path"
 	"slices"
@@ -24,6 +26,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
 // Dir is a directory of a sandbox. Its methods may be called by several goroutines.
@@ -110,6 +113,8 @@ func explain(name string, err error) error {
 		e.Code, e.Message = "no-such-file", fmt.Sprintf("there is no %q", name)
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		e.Code, e.Message = "quota-disk", fmt.Sprintf("there is no space left for %q", name)
+	case errors.Is(err, unix.EAGAIN):
+		e.Code, e.Message = "usage", fmt.Sprintf("%q is kept from others by a lease (fcntl(2), F_SETLEASE)", name)
 	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.EISDIR), errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EXDEV),
 		errors.Is(err, unix.ENXIO), errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM), errors.Is(err, unix.ETXTBSY), errors.Is(err, unix.ENAMETOOLONG):
 		e.Code, e.Message = "usage", fmt.Sprintf("%q: %v", name, err)
@@ -121,13 +126,8 @@ func explain(name string, err error) error {
 
 // open opens what is beneath the directory, as the sandbox's user.
 func (d *Dir) open(name string, flags int, mode uint32) (f *os.File, err error) {
-	flags |= unix.O_NOFOLLOW | unix.O_CLOEXEC
-	if flags&unix.O_PATH == 0 { // which takes no others
-		flags |= unix.O_NONBLOCK | unix.O_NOCTTY
-	}
-	how := &unix.OpenHow{Flags: uint64(flags), Mode: uint64(mode), Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV}
 	err = d.as(func() error {
-		fd, err := unix.Openat2(d.fd(), name, how)
+		fd, err := tree.Create(d.fd(), name, flags, mode)
 		if err == nil {
 			f = os.NewFile(uintptr(fd), name)
 		}
@@ -209,7 +209,7 @@ func (d *Dir) Link(name, target string, hard bool) error {
 		return err
 	}
 	defer parent.Close()
-	at := &tree{side: d, fd: proc.Descriptor(parent)}
+	at := &directory{side: d, fd: proc.Descriptor(parent)}
 	if !hard {
 		if err := at.link(target, nil, base); err != nil {
 			return explain(name, err)
@@ -225,7 +225,7 @@ func (d *Dir) Link(name, target string, hard bool) error {
 	}
 	defer from.Close()
 	err = d.as(func() error {
-		temporary := hidden()
+		temporary := tree.Hidden()
 		return at.rename(temporary, base, unix.Linkat(proc.Descriptor(from), old, at.fd, temporary, 0))
 	})
 	if err != nil {
@@ -338,70 +338,58 @@ type Entry struct {
 	Size    int64     `json:"size" doc:"In bytes; 0 of what is no file"`
 	Mode    string    `json:"mode" doc:"Permissions in octal" example:"0644"`
 	ModTime time.Time `json:"mtime"`
-
-	mode fs.FileMode
 }
-
-// ErrTooMany says that there is more below a directory than is looked at.
-var errTooMany = &result.Error{Code: "too-large", Message: "the workspace has too many entries"}
 
 // List calls each with what is below a directory, parents first and by name, and with nothing
 // behind a link. It stops at an error, and after max entries; of a directory for which each
 // returns [fs.SkipDir] it leaves out what is below.
 func (d *Dir) List(name string, max int, each func(Entry) error) error {
-	name, err := Clean(name)
-	if err != nil {
-		return err
-	}
-	left := max
-	return d.list(name, 0, &left, each)
-}
-
-func (d *Dir) list(name string, depth int, left *int, each func(Entry) error) error {
-	dir, err := d.open(name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	// All names at once, and no more than may be: a directory can have millions.
-	names, err := dir.Readdirnames(*left + 1)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return explain(name, err)
-	}
-	slices.Sort(names)
-	for _, base := range names {
-		if *left--; *left < 0 {
-			return errTooMany
-		}
-		var st unix.Stat_t
-		if unix.Fstatat(proc.Descriptor(dir), base, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
-			continue // it was removed meanwhile
-		}
-		e := Entry{Path: path.Join(name, base), Type: "other", Mode: fmt.Sprintf("%04o", st.Mode&0o777), ModTime: time.Unix(st.Mtim.Unix()).UTC(), mode: fs.FileMode(st.Mode & 0o777)}
-		switch st.Mode & unix.S_IFMT {
-		case unix.S_IFREG:
-			e.Type, e.Size = "file", st.Size
-		case unix.S_IFDIR:
-			e.Type = "directory"
-		case unix.S_IFLNK:
-			e.Type = "link"
-		}
-		if err := each(e); err == fs.SkipDir {
-			continue
-		} else if err != nil {
+	for e, err := range d.below(name, tree.Walk{Entries: max}) {
+		if err != nil {
 			return err
 		}
-		if e.Type != "directory" || depth >= maxDepth {
-			continue
+		st := &e.Stat
+		listed := Entry{Path: e.Path, Type: "other", Mode: fmt.Sprintf("%04o", st.Mode&0o777), ModTime: tree.ModTime(st)}
+		switch tree.Type(st) {
+		case unix.S_IFREG:
+			listed.Type, listed.Size = "file", st.Size
+		case unix.S_IFDIR:
+			listed.Type = "directory"
+		case unix.S_IFLNK:
+			listed.Type = "link"
 		}
-		var gone *result.Error
-		if err := d.list(e.Path, depth+1, left, each); errors.As(err, &gone) && (gone.Code == "no-such-file" || gone.Code == "usage") {
-			continue // it was removed or closed meanwhile
+		if err := each(listed); err == fs.SkipDir {
+			e.Skip = true
 		} else if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// below walks through a directory. Of what cannot be opened it has what stat(2) says.
+func (d *Dir) below(name string, w tree.Walk) iter.Seq2[*tree.Entry, error] {
+	return func(yield func(*tree.Entry, error) bool) {
+		name, err := Clean(name)
+		var dir *os.File
+		if err == nil {
+			dir, err = d.open(name, unix.O_PATH|unix.O_DIRECTORY, 0)
+		}
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		defer dir.Close()
+		w.Text, w.Depth, w.Path, w.As = math.MaxInt, maxDepth, math.MaxInt, d.as
+		for e, err := range w.Below(proc.Descriptor(dir), name) {
+			if err == nil && e.Stat.Mode == 0 {
+				continue
+			}
+			if !yield(e, about(name, err)) {
+				return
+			}
+		}
+	}
 }
 
 // Listing is a list of entries.

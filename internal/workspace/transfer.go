@@ -1,14 +1,17 @@
 package workspace
 
 import (
+	"cmp"
 	"errors"
-	"fmt"
+	"iter"
+	"math"
 	"path"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
 // Transfer copies files, directories and symbolic links between a sandbox and the host, in
@@ -22,7 +25,7 @@ import (
 type Transfer struct {
 	Max Quota
 	// Except tells which directory is not copied: the one that is copied into.
-	except map[[2]uint64]bool
+	except map[tree.Inode]bool
 
 	bytes, entries atomic.Int64
 	LeftOut        LeftOut
@@ -67,32 +70,90 @@ func (t *Transfer) Copy(source *Source, to *Dir, name string) error {
 	if err := unix.Fstat(to.fd(), &st); err != nil {
 		return explain(name, err)
 	}
-	return t.into(source, &tree{side: to, fd: to.fd()}, name)
+	return t.into(source, &directory{side: to, fd: to.fd()}, name)
 }
 
 func (t *Transfer) into(source *Source, to sink, name string) error {
-	if t.Max.Entries == 0 {
-		t.Max.Entries = maxEntries
+	e := tree.Entry{Name: name, Path: path.Clean(source.Name), FD: source.fd, Stat: source.st}
+	below, err := t.entry(&e, to)
+	if below == nil {
+		return err
 	}
-	return t.opened(source.dir, source.fd, &source.st, to, name, path.Clean(source.Name), 0)
+	defer below.close()
+	if d, ok := below.(*directory); ok {
+		t.exclude(d.fd)
+	}
+	return about(e.Path, t.below(t.walk(source.dir).Below(source.fd, e.Path), below, 0))
 }
 
-// opened copies what in is.
-func (t *Transfer) opened(from *Dir, in int, st *unix.Stat_t, to sink, name, shown string, depth int) error {
-	if t.entries.Add(1) > int64(t.Max.Entries) {
-		return tooLarge(fmt.Sprintf("more than %d files and directories", t.Max.Entries))
-	}
-	switch st.Mode & unix.S_IFMT {
-	case unix.S_IFREG:
-		if t.Max.Bytes > 0 && st.Size > t.Max.Bytes-t.bytes.Load() {
-			return tooLarge(fmt.Sprintf("%q and what came before are more than %d bytes", shown, t.Max.Bytes))
+// walk is one through what a Transfer copies, on whatever mounts that is.
+func (t *Transfer) walk(from *Dir) *tree.Walk {
+	return &tree.Walk{Entries: t.maxEntries(), Text: math.MaxInt, Depth: maxTree - 1, Path: math.MaxInt, Files: true, Mounts: true, As: from.as}
+}
+
+func (t *Transfer) maxEntries() int { return cmp.Or(t.Max.Entries, maxEntries) }
+
+// below copies what a walk finds, from the level first on.
+func (t *Transfer) below(entries iter.Seq2[*tree.Entry, error], to sink, first int) error {
+	sinks := []sink{to} // down to that of the entry
+	leave := func(depth int) {
+		for ; len(sinks) > depth; sinks = sinks[:len(sinks)-1] {
+			sinks[len(sinks)-1].close()
 		}
-		return about(shown, to.file(in, st, name, &t.bytes))
-	case unix.S_IFDIR:
-		return t.directory(from, in, st, to, name, shown, depth)
 	}
-	t.LeftOut.add(&t.LeftOut.Special, usage("%q is neither a file nor a directory", shown))
+	defer leave(1)
+	for e, err := range entries {
+		if err != nil {
+			return err
+		}
+		leave(e.Depth - first + 1)
+		below, err := t.entry(e, sinks[e.Depth-first])
+		if err != nil {
+			return err
+		}
+		if below != nil {
+			sinks = append(sinks, below)
+		}
+	}
 	return nil
+}
+
+// entry copies an entry, and returns where to copy what is in it.
+func (t *Transfer) entry(e *tree.Entry, to sink) (below sink, err error) {
+	if t.entries.Add(1) > int64(t.maxEntries()) {
+		return nil, tree.TooLarge("more than %d files and directories", t.maxEntries())
+	}
+	switch {
+	case e.Err == tree.ErrDeep:
+		t.LeftOut.add(&t.LeftOut.Denied, usage("%.60q… is more than %d levels deep", e.Path, maxTree))
+		return nil, nil
+	case e.Err == unix.EACCES || e.Err == unix.EPERM || e.Err == unix.EAGAIN:
+		t.LeftOut.add(&t.LeftOut.Denied, explain(e.Path, e.Err))
+		return nil, nil
+	case e.Err != nil:
+		return nil, explain(e.Path, e.Err)
+	}
+	switch tree.Type(&e.Stat) {
+	case unix.S_IFREG:
+		if t.Max.Bytes > 0 && e.Stat.Size > t.Max.Bytes-t.bytes.Load() {
+			return nil, tree.TooLarge("%q and what came before are more than %d bytes", e.Path, t.Max.Bytes)
+		}
+		return nil, about(e.Path, to.file(e.FD, &e.Stat, e.Name, &t.bytes))
+	case unix.S_IFLNK:
+		return nil, about(e.Path, to.link(e.Target, &e.Stat, e.Name))
+	case unix.S_IFDIR:
+		var fs unix.Statfs_t
+		if err := unix.Fstatfs(e.FD, &fs); err != nil {
+			return nil, explain(e.Path, err)
+		}
+		if !virtual(int64(fs.Type)) && !t.except[tree.InodeOf(&e.Stat)] {
+			below, err = to.dir(&e.Stat, e.Name)
+			return below, about(e.Path, err)
+		}
+		e.Skip = true
+	}
+	t.LeftOut.add(&t.LeftOut.Special, usage("%q is neither a file nor a directory to copy", e.Path))
+	return nil, nil
 }
 
 // about makes an error that says which file it is about.
@@ -112,110 +173,20 @@ func virtual(kind int64) bool {
 	return false
 }
 
-func (t *Transfer) directory(from *Dir, in int, st *unix.Stat_t, to sink, name, shown string, depth int) error {
-	var fs unix.Statfs_t
-	switch err := unix.Fstatfs(in, &fs); {
-	case err != nil:
-		return explain(shown, err)
-	case virtual(int64(fs.Type)), t.except[[2]uint64{st.Dev, st.Ino}]:
-		t.LeftOut.add(&t.LeftOut.Special, usage("%q is not copied", shown))
-		return nil
-	case depth == maxTree:
-		t.LeftOut.add(&t.LeftOut.Denied, usage("%.60q… is more than %d levels deep", shown, maxTree))
-		return nil
-	}
-	below, err := to.dir(st, name)
-	if err != nil {
-		return about(shown, err)
-	}
-	defer below.close()
-	if d, ok := below.(*tree); ok && depth == 0 {
-		t.exclude(d.fd)
-	}
-	buf := make([]byte, 32<<10)
-	for {
-		n, err := unix.ReadDirent(in, buf)
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
-			return explain(shown, err)
-		}
-		if n == 0 {
-			return nil
-		}
-		_, _, names := unix.ParseDirent(buf[:n], -1, nil)
-		for _, each := range names {
-			if err := t.entry(from, in, below, each, path.Join(shown, each), depth+1); err != nil {
-				return err
-			}
-		}
-	}
-}
-
 // exclude keeps a Transfer from copying into itself.
 func (t *Transfer) exclude(fd int) {
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) == nil {
 		if t.except == nil {
-			t.except = map[[2]uint64]bool{}
+			t.except = map[tree.Inode]bool{}
 		}
-		t.except[[2]uint64{st.Dev, st.Ino}] = true
+		t.except[tree.InodeOf(&st)] = true
 	}
-}
-
-// entry copies an entry of a directory.
-func (t *Transfer) entry(from *Dir, parent int, to sink, name, shown string, depth int) error {
-	var st unix.Stat_t
-	in, target := -1, ""
-	err := from.as(func() (err error) {
-		if err = unix.Fstatat(parent, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-			return err
-		}
-		switch st.Mode & unix.S_IFMT {
-		case unix.S_IFLNK:
-			target, err = readlink(parent, name)
-		case unix.S_IFREG, unix.S_IFDIR:
-			// What it is now; in the meantime it may have become something else.
-			if in, err = unix.Openat(parent, name, reading|unix.O_NOFOLLOW, 0); err == nil {
-				err = unix.Fstat(in, &st)
-			}
-		}
-		return err
-	})
-	if in >= 0 {
-		defer unix.Close(in)
-	}
-	switch {
-	case err == unix.ENOENT || err == unix.ELOOP || err == unix.EINVAL || err == unix.ENXIO:
-		return nil // removed or replaced meanwhile
-	case err == unix.EACCES || err == unix.EPERM:
-		t.entries.Add(1)
-		t.LeftOut.add(&t.LeftOut.Denied, explain(shown, err))
-		return nil
-	case err != nil:
-		return explain(shown, err)
-	case target != "":
-		if t.entries.Add(1) > int64(t.Max.Entries) {
-			return tooLarge(fmt.Sprintf("more than %d files and directories", t.Max.Entries))
-		}
-		return about(shown, to.link(target, &st, name))
-	}
-	return t.opened(from, in, &st, to, name, shown, depth)
 }
 
 // reading is how what others have made is opened: a FIFO keeps nobody waiting, and a terminal
 // does not become ours.
 const reading = unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC
-
-func readlink(dir int, name string) (string, error) {
-	b := make([]byte, 4096) // PATH_MAX
-	n, err := unix.Readlinkat(dir, name, b)
-	if err != nil {
-		return "", err
-	}
-	return string(b[:n]), nil
-}
 
 // Source is a file or a directory that was opened to be copied.
 type Source struct {

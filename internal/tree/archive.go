@@ -1,0 +1,214 @@
+package tree
+
+import (
+	"archive/tar"
+	"fmt"
+	"io"
+	"path"
+	"strings"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// Archive writes a tree as a tar stream, in which all belongs to user 0, and without setuid, setgid
+// and sticky bits and extended attributes.
+//
+// One of a layer is as others write and read layers (OCI image specification, layer.md): what is
+// deleted is an empty file .wh.NAME, and a directory that hides what is below it has .wh..wh..opq
+// in it. It keeps hard links.
+type Archive struct {
+	Entries int           // so far
+	Moved   *atomic.Int64 // counts the bytes of files
+
+	w     *tar.Writer
+	to    bounded
+	layer bool
+	files map[Inode]string // the first name of files that have several
+	text  int              // bytes of those names
+	holes int64
+	buf   []byte
+}
+
+// Names in the archive of a layer.
+const (
+	Whiteout     = ".wh."
+	OpaqueMarker = ".wh..wh..opq"
+	// Kind says of a name in the sandbox that begins with .wh. itself whether it is a file, or is
+	// deleted. Other tools take both for deletions.
+	Kind        = "SBXRUN.kind"
+	KindFile    = "file"
+	KindDeleted = "deleted"
+)
+
+// Bounds of an archive.
+const (
+	maxHoles = 64 << 30 // zeros that no disk has: a file of no blocks can claim 8 EiB
+	maxLinks = 64 << 20 // of names: files with several that come after are written once more
+)
+
+// NewArchive makes one, which may have most bytes; 0 is any number.
+func NewArchive(to io.Writer, most int64) *Archive {
+	a := &Archive{Moved: new(atomic.Int64), to: bounded{w: to, most: most}}
+	a.w = tar.NewWriter(&a.to)
+	return a
+}
+
+// NewLayer makes the archive of a layer.
+func NewLayer(to io.Writer, most int64) *Archive {
+	a := NewArchive(to, most)
+	a.layer, a.files = true, map[Inode]string{}
+	return a
+}
+
+// bounded passes on so many bytes.
+type bounded struct {
+	w       io.Writer
+	n, most int64
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	if b.most > 0 && b.n+int64(len(p)) > b.most {
+		return 0, TooLarge("the archive would have more than %d bytes", b.most)
+	}
+	n, err := b.w.Write(p)
+	b.n += int64(n)
+	return n, err
+}
+
+// Bytes are how many were written.
+func (a *Archive) Bytes() int64 { return a.to.n }
+
+// Close ends the archive, and not what it is written to.
+func (a *Archive) Close() error { return a.w.Close() }
+
+func (a *Archive) header(kind byte, name string, st *unix.Stat_t) *tar.Header {
+	h := &tar.Header{Typeflag: kind, Name: name, Format: tar.FormatPAX}
+	if st != nil {
+		h.Mode, h.ModTime = int64(st.Mode&0o777), ModTime(st)
+	}
+	return h
+}
+
+func (a *Archive) write(h *tar.Header) error {
+	a.Entries++
+	return a.w.WriteHeader(h)
+}
+
+// Dir writes a directory.
+func (a *Archive) Dir(name string, st *unix.Stat_t) error {
+	return a.write(a.header(tar.TypeDir, name+"/", st))
+}
+
+// Link writes a symbolic link.
+func (a *Archive) Link(name, target string, st *unix.Stat_t) error {
+	h := a.header(tar.TypeSymlink, name, st)
+	h.Linkname, h.Mode = target, 0o777
+	return a.write(h)
+}
+
+// Deleted writes, for a layer, that a name is.
+func (a *Archive) Deleted(name string) error {
+	dir, base := path.Split(name)
+	h := a.header(tar.TypeReg, dir+Whiteout+base, nil)
+	if strings.HasPrefix(base, Whiteout) {
+		h.PAXRecords = map[string]string{Kind: KindDeleted}
+	}
+	return a.write(h)
+}
+
+// Opaque writes, for a layer, that a directory hides what is below it.
+func (a *Archive) Opaque(dir string) error {
+	return a.write(a.header(tar.TypeReg, path.Join(dir, OpaqueMarker), nil))
+}
+
+// File writes a file, of which fstat(2) says st: no more than it had, and zeros for what was cut
+// off meanwhile.
+func (a *Archive) File(name string, fd int, st *unix.Stat_t) error {
+	h := a.header(tar.TypeReg, name, st)
+	if a.layer {
+		if strings.HasPrefix(path.Base(name), Whiteout) {
+			h.PAXRecords = map[string]string{Kind: KindFile}
+		}
+		if first, seen := a.files[InodeOf(st)]; seen {
+			h.Typeflag, h.Linkname = tar.TypeLink, first
+			return a.write(h)
+		}
+		if st.Nlink > 1 && a.text+len(name) <= maxLinks {
+			a.files[InodeOf(st)], a.text = name, a.text+len(name)
+		}
+	}
+	if a.holes += max(0, st.Size-st.Blocks*512); a.holes > maxHoles {
+		return TooLarge("%.200q, of %d bytes, is mostly holes, which the archive would write as zeros", name, st.Size)
+	}
+	if a.to.most > 0 && st.Size > a.to.most-a.to.n {
+		return TooLarge("the archive would have more than %d bytes: %.200q has %d", a.to.most, name, st.Size)
+	}
+	h.Size = st.Size
+	if err := a.write(h); err != nil {
+		return err
+	}
+	if err := a.content(fd, h.Size); err != nil {
+		return fmt.Errorf("pack %.200q: %w", name, err)
+	}
+	return nil
+}
+
+func (a *Archive) content(fd int, size int64) error {
+	if a.buf == nil {
+		a.buf = make([]byte, 256<<10)
+	}
+	for at := int64(0); at < size; {
+		b := a.buf[:min(size-at, int64(len(a.buf)))]
+		n, err := unix.Pread(fd, b, at)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			clear(b)
+			n = len(b)
+		}
+		if _, err := a.w.Write(b[:n]); err != nil {
+			return err
+		}
+		at += int64(n)
+		a.Moved.Add(int64(n))
+	}
+	return nil
+}
+
+// Opaque reports whether a directory of an overlay's layer hides all that is at its place below
+// (mount option userxattr, Linux 5.11; Documentation/filesystems/overlayfs.rst).
+func Opaque(dir int) bool {
+	var value [2]byte
+	n, err := unix.Fgetxattr(dir, OpaqueXattr, value[:])
+	return err == nil && n == 1 && value[0] == 'y'
+}
+
+// OpaqueXattr is the attribute that says so.
+const OpaqueXattr = "user.overlay.opaque"
+
+// Deletes reports whether a name in an overlay's layer stands for one that was deleted: a character
+// device 0/0, or, from Linux 6.7 on, an empty file with an attribute. The descriptor is of a
+// regular file, or -1: then one is opened if it has to be looked at.
+func (e *Entry) Deletes() bool {
+	switch {
+	case Type(&e.Stat) == unix.S_IFCHR:
+		return e.Stat.Rdev == 0
+	case Type(&e.Stat) != unix.S_IFREG || e.Stat.Size != 0:
+		return false
+	}
+	fd := e.FD
+	if fd < 0 {
+		var err error
+		if fd, _, err = OpenFile(e.Dir, e.Name); err != nil {
+			return false
+		}
+		defer unix.Close(fd)
+	}
+	_, err := unix.Fgetxattr(fd, "user.overlay.whiteout", nil)
+	return err == nil
+}

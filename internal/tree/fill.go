@@ -1,0 +1,110 @@
+package tree
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	cloneFrom = 64 << 10 // smaller files are read and written as quickly
+	step      = 32 << 20
+	window    = 512 << 10
+)
+
+// Fill copies what a file has, of which fstat(2) says st, into a new one, and no more: holes stay
+// holes, and what has become shorter meanwhile is copied as it is. It adds to moved as it goes.
+func Fill(out, in int, st *unix.Stat_t, moved *atomic.Int64) error {
+	size := st.Size
+	if size >= cloneFrom && unix.IoctlFileClone(out, in) == nil {
+		var now unix.Stat_t
+		if err := unix.Fstat(out, &now); err != nil {
+			return err
+		}
+		moved.Add(min(size, now.Size))
+		if now.Size > size {
+			return unix.Ftruncate(out, size)
+		}
+		return nil
+	}
+	if st.Blocks*512 >= size {
+		return span(out, in, 0, size, moved)
+	}
+	// It has holes, which are kept.
+	for at := int64(0); at < size; {
+		data, err := unix.Seek(in, at, unix.SEEK_DATA)
+		if err == unix.ENXIO {
+			data = size
+		} else if err != nil {
+			return span(out, in, at, size, moved)
+		}
+		data = min(data, size)
+		moved.Add(data - at)
+		end, err := unix.Seek(in, data, unix.SEEK_HOLE)
+		if err != nil || end > size {
+			end = size
+		}
+		if end <= data && data < size {
+			return fmt.Errorf("a hole at %d ends before it begins", data)
+		}
+		if err := span(out, in, data, end, moved); err != nil {
+			return err
+		}
+		at = end
+	}
+	var now unix.Stat_t
+	if err := unix.Fstat(in, &now); err != nil {
+		return err
+	}
+	return unix.Ftruncate(out, min(size, now.Size))
+}
+
+// span copies the bytes from at to end, in the kernel where that can (copy_file_range(2): on one
+// file system).
+func span(out, in int, at, end int64, moved *atomic.Int64) error {
+	here, there := at, at
+	inKernel := end-at >= cloneFrom
+	var buf []byte
+	for at < end {
+		var n int
+		var err error
+		if inKernel {
+			n, err = unix.CopyFileRange(in, &here, out, &there, int(min(step, end-at)), 0)
+			if err != nil && err != unix.EINTR && err != unix.ENOSPC && err != unix.EDQUOT || n == 0 && err == nil {
+				inKernel = false
+				continue
+			}
+		} else {
+			if buf == nil {
+				buf = make([]byte, min(window, end-at))
+			}
+			n, err = unix.Pread(in, buf[:min(int64(len(buf)), end-at)], at)
+			if n == 0 && err == nil {
+				return nil // it has become shorter
+			}
+			if err == nil {
+				err = writeAll(out, buf[:n], at)
+			}
+		}
+		if err != nil && err != unix.EINTR {
+			return err
+		}
+		at += int64(max(n, 0))
+		here, there = at, at
+		moved.Add(int64(max(n, 0)))
+	}
+	return nil
+}
+
+func writeAll(out int, b []byte, at int64) error {
+	for len(b) > 0 {
+		n, err := unix.Pwrite(out, b, at)
+		if err != nil && err != unix.EINTR {
+			return err
+		}
+		n = max(n, 0)
+		b, at = b[n:], at+int64(n)
+	}
+	return nil
+}

@@ -1,0 +1,155 @@
+// Package tree reads directories that a hostile command may be changing at the same moment, and
+// removes them.
+//
+// There is one rule for all of it: a name is opened beneath the descriptor of the directory in
+// which it was found, in one step that follows no link (openat2(2)), and what it is, fstat(2) tells
+// of what was opened. So whatever is renamed or replaced meanwhile, a walk reads what belongs to
+// the tree or nothing. It never waits: a FIFO is opened with O_NONBLOCK, and a file with a lease
+// on it (fcntl(2), F_SETLEASE) is EAGAIN.
+//
+// Everything that the other side can make more of has a bound: entries, levels, the length of a
+// path, and that of all paths together.
+package tree
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+)
+
+// Open opens a path beneath a directory: nothing outside it, on another mount or behind a link.
+func Open(dir int, name string, flags int) (int, error) { return Create(dir, name, flags, 0) }
+
+// Create is [Open] with O_CREAT, for which a mode is needed.
+func Create(dir int, name string, flags int, mode uint32) (int, error) {
+	return open(dir, name, flags, mode, unix.RESOLVE_NO_XDEV)
+}
+
+func open(dir int, name string, flags int, mode uint32, resolve uint64) (int, error) {
+	flags |= unix.O_NOFOLLOW | unix.O_CLOEXEC
+	if flags&unix.O_PATH == 0 { // which takes no others
+		flags |= unix.O_NONBLOCK | unix.O_NOCTTY
+	}
+	how := unix.OpenHow{Flags: uint64(flags), Mode: uint64(mode), Resolve: resolve | unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS}
+	for {
+		// EAGAIN is not tried again. Without "..", only a lease causes it, which its owner can take as
+		// often as we try.
+		fd, err := unix.Openat2(dir, name, &how)
+		if err != unix.EINTR {
+			return fd, err
+		}
+	}
+}
+
+// OpenFile opens a regular file for reading; [unix.ENOENT] if it is something else by now.
+func OpenFile(dir int, name string) (fd int, st unix.Stat_t, err error) {
+	if fd, err = Open(dir, name, unix.O_RDONLY); err != nil {
+		return -1, st, err
+	}
+	if err = unix.Fstat(fd, &st); err == nil && Type(&st) != unix.S_IFREG {
+		err = unix.ENOENT
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, st, err
+	}
+	return fd, st, nil
+}
+
+// Readlink returns where a link leads that is beneath a directory, and not what it leads to.
+func Readlink(dir int, name string) (string, error) {
+	fd, err := Open(dir, name, unix.O_PATH)
+	if err != nil {
+		return "", err
+	}
+	defer unix.Close(fd)
+	return readlink(fd, "")
+}
+
+func readlink(dir int, name string) (string, error) {
+	b := make([]byte, unix.PathMax)
+	n, err := unix.Readlinkat(dir, name, b)
+	if err != nil {
+		return "", err
+	}
+	return string(b[:n]), nil
+}
+
+// Gone reports whether a name was removed, or became something else, between two looks at it.
+func Gone(err error) bool {
+	for _, e := range []error{unix.ENOENT, unix.ELOOP, unix.ENXIO, unix.ENOTDIR, unix.EINVAL} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// Inode identifies a file while it is open, or nobody removes it.
+type Inode struct{ Dev, Ino uint64 }
+
+// InodeOf is that of what stat(2) has told.
+func InodeOf(st *unix.Stat_t) Inode { return Inode{uint64(st.Dev), st.Ino} }
+
+// Type is the part of the mode that says what it is: S_IFREG, S_IFDIR and so on.
+func Type(st *unix.Stat_t) uint32 { return st.Mode & unix.S_IFMT }
+
+// ModTime is when a file was changed. A command can set that to any 64-bit number (utimensat(2)), and
+// JSON has the years 0 to 9999 alone (RFC 3339): others become the nearest.
+func ModTime(st *unix.Stat_t) time.Time {
+	const first, last = -62167219200, 253402300799 // 0000-01-01T00:00:00Z and 9999-12-31T23:59:59Z
+	sec, nsec := st.Mtim.Unix()
+	if sec < first || sec > last {
+		sec, nsec = min(max(sec, first), last), 0
+	}
+	return time.Unix(sec, nsec).UTC()
+}
+
+// Random returns 16 hexadecimal digits.
+func Random() string {
+	var b [8]byte
+	_, _ = unix.Getrandom(b[:], 0) // with so few bytes it does not fail (getrandom(2)); who takes a name that is there is refused
+	return hex.EncodeToString(b[:])
+}
+
+// Hidden returns a name that nothing else has.
+func Hidden() string { return ".sbxrun-" + Random() }
+
+// names returns the names in a directory, sorted; nil if there are more than most.
+func names(dir, most int) (list []string, err error) {
+	if _, err := unix.Seek(dir, 0, unix.SEEK_SET); err != nil {
+		return nil, err
+	}
+	list = []string{}
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := unix.ReadDirent(dir, buf)
+		if err == unix.EINTR {
+			continue
+		}
+		if err == unix.ENOENT { // the directory itself was removed, as whose end it counts
+			err = nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if n <= 0 {
+			slices.Sort(list)
+			return list, nil
+		}
+		if _, _, list = unix.ParseDirent(buf[:n], -1, list); len(list) > most {
+			return nil, nil
+		}
+	}
+}
+
+// TooLarge is an error about a bound.
+func TooLarge(format string, args ...any) error {
+	return &result.Error{Code: "too-large", Message: fmt.Sprintf(format, args...)}
+}

@@ -1,0 +1,181 @@
+package tree
+
+import (
+	"io/fs"
+	"iter"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Walk goes through directories. Its bounds are for all that it reads, and count down.
+type Walk struct {
+	Entries int // how many
+	Text    int // bytes of all paths together: a million paths may have 4 KiB each
+	Depth   int // levels
+	Path    int // bytes of one path
+
+	Files  bool // open regular files as well
+	Mounts bool // go into other mounts
+
+	// As calls a function with the rights of somebody else, to open something; nil is as we are.
+	As func(func() error) error
+	// Pattern are the names at each of the first levels, as path.Match takes them: only what matches
+	// is there. A name that begins with a dot is matched by a pattern that does.
+	Pattern []string
+}
+
+// Entry is a name in a directory. It is good until the next one.
+type Entry struct {
+	Dir   int // the directory that it is in
+	Name  string
+	Path  string // below where the walk began, with the path of that
+	Depth int    // 0 for what is in the directory where the walk began
+
+	Stat   unix.Stat_t
+	FD     int    // of a directory, and of a file with Walk.Files; else -1. The walk closes it
+	Target string // of a link
+
+	// Err is why it could not be looked at, or a directory not be opened. What is just gone is left
+	// out of the walk.
+	Err error
+
+	Skip bool // may be set: what is below is left out
+}
+
+// ErrDeep is the Err of directories that are too deep, or whose paths are too long.
+var ErrDeep error = unix.ENAMETOOLONG
+
+// Below goes through what is below a directory, which the path at shows: parents first, and by
+// name. An error ends it: a bound, or a directory that was open and cannot be read.
+func (w *Walk) Below(dir int, at string) iter.Seq2[*Entry, error] {
+	return func(yield func(*Entry, error) bool) {
+		fd := -1
+		err := w.as(func() (err error) {
+			fd, err = w.open(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY) // with a position of our own
+			return err
+		})
+		if err != nil {
+			yield(nil, &fs.PathError{Op: "open", Path: at, Err: err})
+			return
+		}
+		defer unix.Close(fd)
+		w.below(fd, at, 0, yield)
+	}
+}
+
+// below reports whether to go on.
+func (w *Walk) below(dir int, at string, depth int, yield func(*Entry, error) bool) bool {
+	names, err := w.names(dir, at, depth)
+	if err != nil {
+		yield(nil, err)
+		return false
+	}
+	for _, name := range names {
+		if !w.entry(dir, at, name, depth, yield) {
+			return false
+		}
+	}
+	return true
+}
+
+func (w *Walk) entry(dir int, at, name string, depth int, yield func(*Entry, error) bool) bool {
+	e := &Entry{Dir: dir, Name: name, Path: path.Join(at, name), Depth: depth, FD: -1}
+	e.Err = w.as(func() error { return w.look(e) })
+	if e.FD >= 0 {
+		defer unix.Close(e.FD)
+	}
+	if Gone(e.Err) {
+		return true
+	}
+	isDir := e.FD >= 0 && Type(&e.Stat) == unix.S_IFDIR
+	if isDir && (depth >= w.Depth || len(e.Path) > w.Path) {
+		e.Err = ErrDeep
+	}
+	if partly := depth < len(w.Pattern)-1; partly {
+		return !isDir || w.below(e.FD, e.Path, depth+1, yield)
+	}
+	if !yield(e, nil) {
+		return false
+	}
+	return !isDir || e.Skip || e.Err != nil || w.below(e.FD, e.Path, depth+1, yield)
+}
+
+// look opens what is there.
+func (w *Walk) look(e *Entry) (err error) {
+	if err = unix.Fstatat(e.Dir, e.Name, &e.Stat, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return err
+	}
+	flags := unix.O_RDONLY
+	switch Type(&e.Stat) {
+	case unix.S_IFLNK:
+		e.Target, err = readlink(e.Dir, e.Name)
+		return err
+	case unix.S_IFDIR:
+		flags |= unix.O_DIRECTORY
+	case unix.S_IFREG:
+		if !w.Files {
+			return nil
+		}
+	default:
+		return nil
+	}
+	if e.FD, err = w.open(e.Dir, e.Name, flags); err != nil {
+		e.FD = -1
+		return err
+	}
+	return unix.Fstat(e.FD, &e.Stat) // it may have become something else
+}
+
+func (w *Walk) open(dir int, name string, flags int) (int, error) {
+	resolve := uint64(unix.RESOLVE_NO_XDEV)
+	if w.Mounts {
+		resolve = 0
+	}
+	return open(dir, name, flags, 0, resolve)
+}
+
+func (w *Walk) as(f func() error) error {
+	if w.As == nil {
+		return f()
+	}
+	return w.As(f)
+}
+
+// names returns those of a directory that match.
+func (w *Walk) names(dir int, at string, depth int) (names []string, err error) {
+	if depth >= len(w.Pattern) {
+		return w.Names(dir, at)
+	}
+	pattern := w.Pattern[depth]
+	if !strings.ContainsAny(pattern, `*?[\`) {
+		return []string{pattern}, nil
+	}
+	all, err := w.Names(dir, at)
+	for _, name := range all {
+		if ok, _ := path.Match(pattern, name); ok && (name[0] != '.' || pattern[0] == '.') {
+			names = append(names, name)
+		}
+	}
+	return names, err
+}
+
+// Names returns the names in a directory, sorted, and counts them.
+func (w *Walk) Names(dir int, at string) ([]string, error) {
+	list, err := names(dir, w.Entries)
+	if err != nil {
+		return nil, &fs.PathError{Op: "read", Path: at, Err: err}
+	}
+	if list == nil {
+		return nil, TooLarge("there are too many files and directories, up to those in %.200q", at)
+	}
+	w.Entries -= len(list)
+	for _, name := range list {
+		w.Text -= len(at) + len(name) + 1
+	}
+	if w.Text < 0 {
+		return nil, TooLarge("the paths of all files are too long together, up to those in %.200q", at)
+	}
+	return list, nil
+}
