@@ -19,7 +19,7 @@ func join(c *config.Config, s *server.Server, handler http.Handler, log *slog.Lo
 	if c.NATS.URL == "" {
 		return nil, nil
 	}
-	bus, err := cluster.Connect(&c.NATS, "sbxrun node "+c.NATS.Name(), log)
+	bus, err := cluster.Connect(c, cluster.NodeKind, log)
 	if err != nil {
 		return nil, err
 	}
@@ -48,7 +48,7 @@ func gateway(args []string) int {
 	if err != nil {
 		return fail(err)
 	}
-	bus, err := cluster.Connect(&c.NATS, "sbxrun gateway "+c.NATS.Name(), log)
+	bus, err := cluster.Connect(&c, cluster.GatewayKind, log)
 	if err != nil {
 		return fail(err)
 	}

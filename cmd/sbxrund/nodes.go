@@ -35,7 +35,7 @@ func nodes(args []string) int {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), cluster.LookFor)
 	defer cancel()
-	bus, err := cluster.Connect(&c.NATS, "sbxrun nodes", slog.New(slog.DiscardHandler))
+	bus, err := cluster.Connect(&c, "nodes", slog.New(slog.DiscardHandler))
 	if err != nil {
 		return fail(err)
 	}

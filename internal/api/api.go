@@ -103,6 +103,7 @@ type CallStatus struct {
 	Came        time.Time `json:"came_at"`
 	StdoutBytes int64     `json:"stdout_bytes" doc:"That can be read so far"`
 	StderrBytes int64     `json:"stderr_bytes"`
+	Started     bool      `json:"started" doc:"Whether it has begun to run. If it has not, and has ended, it is safe to try again."`
 	Report      *Answer   `json:"report,omitempty" doc:"When it has ended"`
 	Failure     *Failure  `json:"error,omitempty" doc:"Why there is no report, or that something may be left"`
 }

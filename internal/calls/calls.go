@@ -31,6 +31,7 @@ type Call struct {
 
 	mu      sync.Mutex
 	state   api.State
+	began   bool
 	signal  func(syscall.Signal) error
 	answer  *api.Answer
 	failure *api.Error
@@ -44,7 +45,7 @@ func (c *Call) Writers() (stdout, stderr io.Writer) { return c.out, c.err }
 func (c *Call) Started(signal func(syscall.Signal) error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.state, c.signal = api.Running, signal
+	c.state, c.began, c.signal = api.Running, true, signal
 }
 
 // Output says in the report how much was written. The text itself is asked for by offset.
@@ -119,7 +120,7 @@ func (c *Call) Stream(name string) *Spool {
 func (c *Call) Status() api.CallStatus {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := api.CallStatus{ID: c.ID, State: c.state, Report: c.answer, Came: c.Came}
+	s := api.CallStatus{ID: c.ID, State: c.state, Started: c.began, Report: c.answer, Came: c.Came}
 	if c.failure != nil {
 		s.Failure, s.Report = &c.failure.Failure, c.failure.Report
 	}

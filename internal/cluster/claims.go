@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -30,34 +29,8 @@ type claim struct {
 // keepClaims is how long a key is known, as by a single server.
 const keepClaims = 10 * time.Minute
 
-// claims is a bucket of JetStream.
-type claims struct {
-	js       jetstream.JetStream
-	bucket   string
-	replicas int
-
-	mu sync.Mutex
-	kv jetstream.KeyValue
-}
-
-// askWithin bounds each question to JetStream, which without a majority does not answer.
-const askWithin = 3 * time.Second
-
-func (c *claims) open(ctx context.Context) (jetstream.KeyValue, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.kv != nil {
-		return c.kv, nil
-	}
-	kv, err := c.js.KeyValue(ctx, c.bucket)
-	if errors.Is(err, jetstream.ErrBucketNotFound) {
-		kv, err = c.js.CreateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: c.bucket, TTL: keepClaims, Replicas: c.replicas, MaxValueSize: mostKept * 2})
-	}
-	if err == nil {
-		c.kv = kv
-	}
-	return kv, err
-}
+// claims are kept in a bucket.
+type claims struct{ bucket }
 
 // name is a tenant's key as one of the bucket.
 func claimName(tenant, path, key string) string {
@@ -71,7 +44,7 @@ func (c *claims) take(name string, mine claim) (is claim, revision uint64, first
 	defer cancel()
 	kv, err := c.open(ctx)
 	if err != nil {
-		return is, 0, false, noClaims(err)
+		return is, 0, false, noJetStream("the idempotency key cannot be kept", err)
 	}
 	text, err := json.Marshal(mine)
 	if err != nil {
@@ -81,14 +54,14 @@ func (c *claims) take(name string, mine claim) (is claim, revision uint64, first
 		return mine, revision, true, nil
 	}
 	if !errors.Is(err, jetstream.ErrKeyExists) {
-		return is, 0, false, noClaims(err)
+		return is, 0, false, noJetStream("the idempotency key cannot be kept", err)
 	}
 	old, err := kv.Get(ctx, name)
 	if err != nil {
-		return is, 0, false, noClaims(err)
+		return is, 0, false, noJetStream("the idempotency key cannot be kept", err)
 	}
 	if err := json.Unmarshal(old.Value(), &is); err != nil {
-		return is, 0, false, noClaims(err)
+		return is, 0, false, noJetStream("the idempotency key cannot be kept", err)
 	}
 	if is.Hash != mine.Hash {
 		return is, 0, false, api.NewError(api.Idempotency, "the key was used for another request", "take a new key for each request")
@@ -102,7 +75,7 @@ func (c *claims) change(name string, to claim, revision uint64) (uint64, error) 
 	defer cancel()
 	kv, err := c.open(ctx)
 	if err != nil {
-		return 0, noClaims(err)
+		return 0, noJetStream("the idempotency key cannot be kept", err)
 	}
 	text, err := json.Marshal(to)
 	if err != nil {
@@ -110,11 +83,7 @@ func (c *claims) change(name string, to claim, revision uint64) (uint64, error) 
 	}
 	revision, err = kv.Update(ctx, name, text, revision)
 	if err != nil {
-		return 0, noClaims(err)
+		return 0, noJetStream("the idempotency key cannot be kept", err)
 	}
 	return revision, nil
-}
-
-func noClaims(err error) error {
-	return api.NewError(api.Busy, "the idempotency key cannot be kept: JetStream: "+err.Error(), "try again in a moment, or without a key")
 }

@@ -27,6 +27,7 @@ type Gateway struct {
 	client   client
 	bus      *NATS
 	claims   *claims
+	queue    *queue
 	counters *counters
 	log      *slog.Logger
 	stop     context.CancelFunc
@@ -39,7 +40,7 @@ type Gateway struct {
 // NewGateway takes part in a cluster.
 func NewGateway(bus *NATS, name, version string, door *server.Door, log *slog.Logger) (*Gateway, error) {
 	ctx, stop := context.WithCancel(context.Background())
-	g := &Gateway{door: door, bus: bus, claims: bus.claims, log: log, stop: stop, under: map[string]*use{}}
+	g := &Gateway{door: door, bus: bus, claims: bus.claims, queue: bus.queue, log: log, stop: stop, under: map[string]*use{}}
 	g.counters = newCounters(g)
 	instance := NewInstance()
 	var err error
@@ -55,6 +56,7 @@ func NewGateway(bus *NATS, name, version string, door *server.Door, log *slog.Lo
 		stop()
 		return nil, err
 	}
+	go g.openQueue(ctx)
 	log.Info("gateway", "name", name, "instance", instance)
 	return g, nil
 }
@@ -89,8 +91,9 @@ func (g *Gateway) Handler() http.Handler {
 	mux.HandleFunc("GET /v1/calls", func(w http.ResponseWriter, r *http.Request) { g.merge(w, r, "calls", "came_at") })
 	mux.HandleFunc("/v1/sessions/{id}", g.pinned)
 	mux.HandleFunc("/v1/sessions/{id}/", g.pinned)
-	mux.HandleFunc("/v1/calls/{id}", g.pinned)
-	mux.HandleFunc("/v1/calls/{id}/", g.pinned)
+	mux.HandleFunc("POST /v1/calls", g.enqueue)
+	mux.HandleFunc("/v1/calls/{id}", g.call)
+	mux.HandleFunc("/v1/calls/{id}/", g.call)
 	mux.HandleFunc("/mcp", g.mcp)
 	mux.HandleFunc("POST /v1/files", g.store)
 	mux.HandleFunc("/", g.anywhere)
@@ -271,6 +274,11 @@ func passOn(r *http.Request, body io.Reader, size int64) *http.Request {
 	}
 	out.Header.Set(server.TenantHeader, tenant)
 	out.Header.Del(server.LocalHeader)
+	if r.Context().Value(checkKey{}) == nil {
+		out.Header.Del(server.CheckHeader)
+	} else {
+		out.Header.Set(server.CheckHeader, "1")
+	}
 	if local {
 		out.Header.Set(server.LocalHeader, "1")
 	}

@@ -6,10 +6,12 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/server"
 )
 
 // everywhere sends a request to all nodes, and returns the answers that have come.
@@ -65,6 +67,7 @@ func (g *Gateway) merge(w http.ResponseWriter, r *http.Request, name, by string)
 		time time.Time
 	}
 	var all []entry
+	listed := map[string]bool{}
 	for _, text := range texts {
 		var list map[string][]json.RawMessage
 		if json.Unmarshal(text, &list) != nil {
@@ -75,8 +78,24 @@ func (g *Gateway) merge(w http.ResponseWriter, r *http.Request, name, by string)
 			var at time.Time
 			if json.Unmarshal(one, &members) == nil {
 				_ = json.Unmarshal(members[by], &at) // or it is the first
+				listed[strings.Trim(string(members["id"]), `"`)] = true
 			}
 			all = append(all, entry{one, at})
+		}
+	}
+	if name == "calls" {
+		tenant, _, _ := server.Whose(r.Context())
+		more, err := g.queuedCalls(r.Context(), tenant, listed)
+		if err != nil {
+			g.failed(w, r, noJetStream("calls that wait cannot be listed", err))
+			return
+		}
+		for _, call := range more {
+			text, err := json.Marshal(call)
+			if err != nil {
+				panic(err) // of our own type
+			}
+			all = append(all, entry{text, call.Came})
 		}
 	}
 	slices.SortStableFunc(all, func(a, b entry) int { return a.time.Compare(b.time) })

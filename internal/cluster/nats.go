@@ -19,16 +19,19 @@ type NATS struct {
 	*nats.Conn
 	prefix string
 	claims *claims
+	queue  *queue
 }
 
-// Connect connects to NATS, now or when it is there: without it a node runs what it has.
-func Connect(c *config.NATS, name string, log *slog.Logger) (*NATS, error) {
+// Connect connects to NATS, now or when it is there: without it a node runs what it has. Answers to a
+// node come below its own subject, and nobody else's.
+func Connect(all *config.Config, kind string, log *slog.Logger) (*NATS, error) {
+	c := &all.NATS
 	const (
 		wait  = 250 * time.Millisecond // between two attempts
 		pings = 2 * time.Second        // a connection is broken when two are not answered
 	)
 	options := []nats.Option{
-		nats.Name(name), nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true), nats.ReconnectWait(wait), nats.ReconnectJitter(wait, wait),
+		nats.Name("sbxrun " + kind + " " + c.Name()), nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true), nats.ReconnectWait(wait), nats.ReconnectJitter(wait, wait),
 		nats.PingInterval(pings), nats.MaxPingsOutstanding(2), nats.Timeout(pings),
 		nats.ReconnectBufSize(-1), // what is lost is sent again here; nothing is sent twice
 		nats.ConnectHandler(func(nc *nats.Conn) { log.Info("NATS", "connected", nc.ConnectedUrlRedacted()) }),
@@ -45,6 +48,9 @@ func Connect(c *config.NATS, name string, log *slog.Logger) (*NATS, error) {
 			}
 			log.Warn("NATS", "error", err.Error(), "subject", subject)
 		}),
+	}
+	if kind == NodeKind {
+		options = append(options, nats.CustomInboxPrefix(c.Cluster+"."+kind+"."+c.Name()+".inbox"))
 	}
 	if c.Creds != "" {
 		options = append(options, nats.UserCredentials(c.Creds))
@@ -63,7 +69,8 @@ func Connect(c *config.NATS, name string, log *slog.Logger) (*NATS, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &NATS{nc, c.Cluster + ".", &claims{js: js, bucket: c.Cluster + "-keys", replicas: c.Replicas}}, nil
+	keys := &claims{bucket{js: js, name: c.Cluster + "-keys", ttl: keepClaims, most: 2 * mostKept, replicas: c.Replicas}}
+	return &NATS{nc, c.Cluster + ".", keys, newQueue(js, all)}, nil
 }
 
 // redacted is a list of addresses without passwords.

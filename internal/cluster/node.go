@@ -13,12 +13,13 @@ import (
 type Node struct {
 	members *Members
 	web     *http.Server
+	calls   *puller
 	stop    context.CancelFunc
 }
 
 // NewNode has handler answer what gateways pass on, for the server s. Gateways choose the node once
 // they have heard of it.
-func NewNode(bus Bus, name, version string, s *server.Server, handler http.Handler, log *slog.Logger) (*Node, error) {
+func NewNode(bus *NATS, name, version string, s *server.Server, handler http.Handler, log *slog.Logger) (*Node, error) {
 	ctx, stop := context.WithCancel(context.Background())
 	instance := NewInstance()
 	s.Named(Prefix(name, instance))
@@ -43,6 +44,8 @@ func NewNode(bus Bus, name, version string, s *server.Server, handler http.Handl
 	n.web.Protocols.SetHTTP1(true)
 	n.web.SetKeepAlivesEnabled(false) // a request has a connection of its own
 	go func() { _ = n.web.Serve(link) }()
+	n.calls = &puller{queue: bus.queue, s: s, at: subject(NodeKind, name, instance), log: log}
+	go n.calls.run(ctx)
 	log.Info("node", "name", name, "instance", instance)
 	return n, nil
 }
@@ -61,6 +64,15 @@ func (n *Node) Tell() { n.members.Tell() }
 
 // Close ends the node's part, when its server has ended. Answers on their way have until ctx is done.
 func (n *Node) Close(ctx context.Context) {
+	recorded := make(chan struct{})
+	go func() {
+		n.calls.under.Wait()
+		close(recorded)
+	}()
+	select {
+	case <-recorded:
+	case <-ctx.Done():
+	}
 	n.members.Leave()
 	if n.web.Shutdown(ctx) != nil {
 		n.web.Close()

@@ -29,16 +29,22 @@ const (
 	passedKey
 )
 
-// A gateway tells a node in these whose a request is that it passes on. They count on connections
-// of [Passed] alone.
+// A gateway tells a node in these whose a request is that it passes on, and what it is for. They count
+// on connections of [Passed] alone.
 const (
 	TenantHeader = "Sbxrun-Tenant"
 	LocalHeader  = "Sbxrun-Local" // not empty for the user of a unix socket
+	CheckHeader  = "Sbxrun-Check" // not empty if a call is not to begin, but to be checked
 )
 
 // Passed is for http.Server.ConnContext, of connections that only gateways can make.
 func Passed(ctx context.Context, _ net.Conn) context.Context {
 	return context.WithValue(ctx, passedKey, true)
+}
+
+func passed(ctx context.Context) bool {
+	is, _ := ctx.Value(passedKey).(bool)
+	return is
 }
 
 // Whose returns whose request it is, its id, and whether the client is the user of a unix socket.
@@ -55,7 +61,7 @@ func whose(ctx context.Context) who {
 // tenant says whose request this is: that of a token, if one is given; else that of the
 // process at the other end of a unix socket.
 func (s *Door) tenant(r *http.Request) (tenant string, local bool, err error) {
-	if passed, _ := r.Context().Value(passedKey).(bool); passed {
+	if passed(r.Context()) {
 		return r.Header.Get(TenantHeader), r.Header.Get(LocalHeader) != "", nil
 	}
 	if header := r.Header.Get("Authorization"); header != "" {

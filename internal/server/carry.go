@@ -66,6 +66,11 @@ func (s *Server) fresh(ctx context.Context, turn *tenants.Turn, o *order, out si
 	if err != nil {
 		return nil, s.callError(ctx, err)
 	}
+	return s.entered(ctx, e, o, out)
+}
+
+// entered is [Server.fresh] for a call that was let in.
+func (s *Server) entered(ctx context.Context, e *entry, o *order, out sink) (*api.Answer, error) {
 	defer e.end()
 	policy := s.settings.Load().policy
 	policy.Program = o.ahead()

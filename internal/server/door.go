@@ -49,6 +49,9 @@ func (s *Door) Handler(next http.Handler) http.Handler { return s.identified(s.g
 // SeesAll reports whether the client of a request may see what all tenants do.
 func (s *Door) SeesAll(r *http.Request) bool { return s.seesAll(whose(r.Context())) }
 
+// Settings are those that hold at the moment.
+func (s *Door) Settings() *config.Config { return &s.settings.Load().Config }
+
 // Reload takes over tokens, languages and ceilings. What was started goes on as it was.
 func (s *Door) Reload(c config.Config, tokens config.Tokens) error {
 	policy, err := c.Policy()

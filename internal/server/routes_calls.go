@@ -13,6 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/calls"
 	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
 // background is a call that nobody waits for, as a sink.
@@ -25,38 +26,72 @@ func (b background) output(r *result.Report)             { b.Output(r) }
 // launch carries a call out in the background. The base of its context ends it, and so does the
 // server's end. hold is kept from here to its end.
 func (s *Server) launch(base context.Context, book *calls.Book, o *order, by way, release func()) (*calls.Call, error) {
+	d, err := s.detach(base, book, o, o.ceilings.Ceilings(), release)
+	if err != nil {
+		return nil, err
+	}
+	go d.run(by)
+	return d.Call, nil
+}
+
+// detached is a call that nobody waits for, before it begins. It has to be run, or dropped.
+type detached struct {
+	*calls.Call
+	s      *Server
+	o      *order
+	book   *calls.Book
+	turn   *tenants.Turn
+	ctx    context.Context
+	cancel func()
+}
+
+// detach takes what a call needs that nobody waits for, with its turn. It takes over release.
+func (s *Server) detach(base context.Context, book *calls.Book, o *order, c tenants.Ceilings, release func()) (_ *detached, err error) {
 	if err := s.begin(); err != nil {
 		release()
 		return nil, err
 	}
-	ctx, cancel := s.within(base)
+	ctx, end := s.within(base)
+	d := &detached{s: s, o: o, book: book, cancel: func() {
+		end()
+		release()
+		s.running.Done()
+	}}
+	defer func() {
+		if err != nil {
+			d.cancel()
+			s.count(o, nil, err)
+		}
+	}()
 	share := calls.Share{Calls: int64(s.settings.Load().Calls.Most), Output: int64(o.ceilings.Output)}
 	memory, err := s.memory.Take(o.who.tenant, o.size(), int64(o.ceilings.Buffers))
-	var c *calls.Call
-	if err == nil {
-		ctx, c, err = book.Add(ctx, o.id, o.who.tenant, o.maxOutput, share, memory)
+	if err != nil {
+		return nil, err
 	}
-	if err == nil {
-		turn, joinErr := s.gate.Join(o.who.tenant, o.ceilings.Ceilings())
-		if err = joinErr; err == nil {
-			c.Input = o.input
-			go func() {
-				defer s.running.Done()
-				defer release()
-				defer cancel()
-				a, err := s.guardCall(ctx, turn, o, background{c}, by)
-				s.count(o, a, err)
-				c.End(a, err)
-			}()
-			return c, nil
-		}
-		book.Drop(c)
+	if d.ctx, d.Call, err = book.Add(ctx, o.id, o.who.tenant, o.maxOutput, share, memory); err != nil {
+		return nil, err
 	}
-	cancel()
-	release()
-	s.running.Done()
-	s.count(o, nil, err)
-	return nil, err
+	if d.turn, err = s.gate.Join(o.who.tenant, c); err != nil {
+		book.Drop(d.Call)
+		return nil, err
+	}
+	d.Input = o.input
+	return d, nil
+}
+
+// run carries the call out.
+func (d *detached) run(by way) {
+	defer d.cancel()
+	a, err := d.s.guardCall(d.ctx, d.turn, d.o, background{d.Call}, by)
+	d.s.count(d.o, a, err)
+	d.End(a, err)
+}
+
+// drop forgets the call, which has not begun.
+func (d *detached) drop() {
+	d.turn.GiveUp()
+	d.book.Drop(d.Call)
+	d.cancel()
 }
 
 // CallPath is which call is meant. It is exported, as all that is embedded in a request, because
@@ -88,6 +123,9 @@ func (s *Server) defineCalls(a huma.API) {
 		o, err := s.check(whose(ctx), &q.Body)
 		if err != nil {
 			return nil, api.AsError(err)
+		}
+		if passed(ctx) && q.r.Header.Get(CheckHeader) != "" {
+			return &callAnswer{Status: http.StatusOK}, nil
 		}
 		begin := func() (*calls.Call, error) {
 			return s.launch(context.Background(), s.book, o, s.fresh, func() {})

@@ -26,6 +26,7 @@ type Gate struct {
 	places  int // that are free
 	turns   []*tenant
 	tenants map[string]*tenant
+	freed   chan struct{} // nil if nobody waits for a place
 }
 
 // tenant is one that has called.
@@ -136,7 +137,20 @@ func (u *Turn) leave() {
 	defer g.mu.Unlock()
 	u.tenant.running--
 	g.places++
-	g.next()
+	if g.next(); g.places > 0 && g.freed != nil {
+		close(g.freed)
+		g.freed = nil
+	}
+}
+
+// Free returns how many places are free, and a channel that is closed when one becomes so.
+func (g *Gate) Free() (int, <-chan struct{}) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.freed == nil {
+		g.freed = make(chan struct{})
+	}
+	return g.places, g.freed
 }
 
 // below reports whether one more call of the tenant may run.

@@ -18,13 +18,14 @@ import (
 // nodeMay is what the user of a node may do, as docs/scale.md has it.
 func nodeMay(name string) *server.Permissions {
 	return &server.Permissions{
-		Publish:   &server.SubjectPermission{Allow: []string{"sbxrun.beat.node." + name, "sbxrun.beats", "sbxrun.gateway.>"}},
+		Publish: &server.SubjectPermission{Allow: []string{"sbxrun.beat.node." + name, "sbxrun.beats", "sbxrun.gateway.>", "$KV.sbxrun-calls.*.*",
+			"$JS.API.CONSUMER.INFO.sbxrun-queue.nodes", "$JS.API.CONSUMER.MSG.NEXT.sbxrun-queue.nodes", "$JS.ACK.sbxrun-queue.nodes.>"}},
 		Subscribe: &server.SubjectPermission{Allow: []string{"sbxrun.node." + name + ".>", "sbxrun.beat.*.*", "sbxrun.beats"}},
 	}
 }
 
 var gatewayMay = &server.Permissions{
-	Publish:   &server.SubjectPermission{Allow: []string{"sbxrun.node.>", "sbxrun.beat.gateway.*", "sbxrun.beats", "$JS.API.>", "$KV.sbxrun-keys.>"}},
+	Publish:   &server.SubjectPermission{Allow: []string{"sbxrun.node.>", "sbxrun.beat.gateway.*", "sbxrun.beats", "$JS.API.>", "$KV.sbxrun-keys.>", "$KV.sbxrun-calls.>", "sbxrun-queue.*"}},
 	Subscribe: &server.SubjectPermission{Allow: []string{"sbxrun.gateway.>", "sbxrun.beat.*.*", "sbxrun.beats", "_INBOX.>"}},
 }
 
@@ -48,19 +49,25 @@ func TestStolenNode(t *testing.T) {
 	if status, text, err := g.keyed(t.Context(), "k", api.Call{Argv: []string{"true"}}); status != http.StatusOK || err != nil {
 		t.Fatal(status, text, err)
 	}
+	call := g.begin(t, "true")
+	if x := g.end(t, call.ID); x.Report == nil { // with no more rights than these
+		t.Fatalf("%+v", x)
+	}
 	refused := make(chan string, 16)
 	stolen, err := nats.Connect(as("n0:a"), nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err.Error() }))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer stolen.Close()
-	for _, subject := range []string{"sbxrun.node.n1.00000000.x", "sbxrun.beat.node.n1", "sbxrun.beat.gateway.g", "$JS.API.STREAM.NAMES", "$KV.sbxrun-keys.x"} {
+	for _, subject := range []string{"sbxrun.node.n1.00000000.x", "sbxrun.beat.node.n1", "sbxrun.beat.gateway.g", "$JS.API.STREAM.NAMES", "$KV.sbxrun-keys.x", "sbxrun-queue.x",
+		"$JS.API.STREAM.MSG.GET.KV_sbxrun-calls", "$JS.API.DIRECT.GET.KV_sbxrun-calls", "$JS.API.STREAM.MSG.GET.sbxrun-queue", "$JS.API.STREAM.MSG.DELETE.sbxrun-queue",
+		"$JS.API.STREAM.PURGE.sbxrun-queue", "$JS.API.CONSUMER.CREATE.sbxrun-queue", "$JS.API.CONSUMER.CREATE.KV_sbxrun-calls", "$JS.API.CONSUMER.DELETE.sbxrun-queue.nodes"} {
 		if err := stolen.Publish(subject, []byte("x")); err != nil {
 			t.Fatal(err)
 		}
 		denied(t, refused, subject)
 	}
-	for _, subject := range []string{"sbxrun.>", "sbxrun.node.>", "sbxrun.node.n1.>", "sbxrun.gateway.>", "$KV.>", ">"} {
+	for _, subject := range []string{"sbxrun.>", "sbxrun.node.>", "sbxrun.node.n1.>", "sbxrun.gateway.>", "$KV.>", "sbxrun-queue.>", "_INBOX.>", "sbxrun.node.n1.inbox.>", ">"} {
 		if _, err := stolen.SubscribeSync(subject); err != nil {
 			t.Fatal(err)
 		}

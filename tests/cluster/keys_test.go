@@ -17,8 +17,12 @@ import (
 
 // keyed sends a call with an idempotency key.
 func (g *gateway) keyed(ctx context.Context, key string, c api.Call) (status int, text string, err error) {
+	return g.post(ctx, "/v1/run", key, c)
+}
+
+func (g *gateway) post(ctx context.Context, path, key string, c api.Call) (status int, text string, err error) {
 	body, _ := json.Marshal(c)
-	q, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://sbxrun/v1/run", strings.NewReader(string(body)))
+	q, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://sbxrun"+path, strings.NewReader(string(body)))
 	if err != nil {
 		return 0, "", err
 	}

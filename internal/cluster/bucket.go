@@ -1,0 +1,63 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+)
+
+// bucket is one of JetStream's, which whoever needs it first makes.
+type bucket struct {
+	js       jetstream.JetStream
+	name     string
+	ttl      time.Duration
+	most     int32 // bytes of a value
+	replicas int
+
+	mu sync.Mutex
+	kv jetstream.KeyValue
+}
+
+// askWithin bounds each question to JetStream, which without a majority does not answer.
+const askWithin = 3 * time.Second
+
+func (b *bucket) open(ctx context.Context) (jetstream.KeyValue, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.kv != nil {
+		return b.kv, nil
+	}
+	kv, err := b.js.KeyValue(ctx, b.name)
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		// As jetstream makes buckets, but for AllowDirect: with that any replica would answer, also one
+		// that has not heard of what this gateway has just been told is written.
+		_, err = b.js.CreateStream(ctx, jetstream.StreamConfig{
+			Name: "KV_" + b.name, Subjects: []string{"$KV." + b.name + ".>"}, MaxMsgsPerSubject: 1, MaxMsgSize: b.most, MaxAge: b.ttl,
+			Replicas: b.replicas, Discard: jetstream.DiscardNew, AllowRollup: true, DenyDelete: true,
+		})
+		if err == nil || errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // by another gateway, meanwhile
+			kv, err = b.js.KeyValue(ctx, b.name)
+		}
+	}
+	if err == nil {
+		b.kv = kv
+	}
+	return kv, err
+}
+
+// noJetStream is the error of what was not begun for want of JetStream.
+func noJetStream(what string, err error) error {
+	return api.NewError(api.Busy, what+": JetStream: "+err.Error(), "try again in a moment")
+}
+
+// changed reports whether an update has failed because somebody else was first. Replicated streams say
+// it by another code.
+func changed(err error) bool {
+	var e *jetstream.APIError
+	return errors.As(err, &e) && (e.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence || e.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
+}

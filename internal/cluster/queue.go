@@ -1,0 +1,159 @@
+package cluster
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/config"
+)
+
+// A call that nobody waits for is a record in a bucket and a message in a work queue. The record decides:
+// whoever changes it from the revision that it was made with, and only one can, has the call. A node does
+// so to start it, when it has a place for it; a gateway does so to cancel it. The message only brings
+// calls to nodes: one that a node has not acknowledged comes to another, and one that comes twice
+// finds its record changed. A record that has an end never changes again.
+
+// record is what is known of a call.
+type record struct {
+	ID   string          `json:"id"`
+	Came time.Time       `json:"came"`
+	Hash string          `json:"hash"`           // of the request
+	At   string          `json:"at,omitempty"`   // the node that has it
+	End  *api.CallStatus `json:"end,omitempty"`  // when it has ended
+	Gone bool            `json:"gone,omitempty"` // its tenant has deleted it
+}
+
+// message is a call in the queue.
+type message struct {
+	Record    record          `json:"record"`
+	Key       string          `json:"key"` // of the record
+	Revision  uint64          `json:"revision"`
+	Tenant    string          `json:"tenant"`
+	RequestID string          `json:"request_id"`
+	Body      json.RawMessage `json:"body"`
+}
+
+const (
+	// mostWait is how long a call may wait for a place.
+	mostWait = time.Hour
+	// ackWait is how long a node may take from the receipt of a call to its start.
+	ackWait = 5 * time.Second
+	// mostQueued is how long a call in the queue may be: a message of NATS has a megabyte.
+	mostQueued = 512 << 10
+	// queuedPrefix begins the ids of calls that come by the queue.
+	queuedPrefix = "q-"
+)
+
+// queue is the work queue, and the records.
+type queue struct {
+	js      jetstream.JetStream
+	name    string // of the stream, and of its subjects; a tenant's calls have one each
+	records bucket
+}
+
+// consumer is the queue's, which all nodes share.
+const consumer = "nodes"
+
+func newQueue(js jetstream.JetStream, c *config.Config) *queue {
+	ttl := mostWait + time.Duration(c.Call.MaxTimeout) + time.Duration(c.Calls.Keep)
+	return &queue{js: js, name: c.NATS.Cluster + "-queue", records: bucket{js: js, name: c.NATS.Cluster + "-calls", ttl: ttl, most: mostQueued, replicas: c.NATS.Replicas}}
+}
+
+// tenantKey is a tenant as a part of subjects and keys.
+func tenantKey(tenant string) string {
+	sum := sha256.Sum256([]byte(tenant))
+	return hex.EncodeToString(sum[:16])
+}
+
+// open makes what there is not yet. Gateways call it; nodes may not make anything.
+func (q *queue) open(ctx context.Context) (jetstream.Stream, error) {
+	if _, err := q.records.open(ctx); err != nil {
+		return nil, err
+	}
+	s, err := q.js.Stream(ctx, q.name)
+	if !errors.Is(err, jetstream.ErrStreamNotFound) {
+		return s, err
+	}
+	s, err = q.js.CreateStream(ctx, jetstream.StreamConfig{
+		Name: q.name, Subjects: []string{q.name + ".*"}, Retention: jetstream.WorkQueuePolicy, Replicas: q.records.replicas,
+		MaxAge: mostWait, Discard: jetstream.DiscardNew, MaxMsgSize: 2 * mostQueued,
+	})
+	if err != nil {
+		return nil, err
+	}
+	// What was refused is pending too, until it is sent again: there is no bound on that, or one
+	// tenant's calls would keep those of others.
+	_, err = s.CreateOrUpdateConsumer(ctx, jetstream.ConsumerConfig{Durable: consumer, AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxAckPending: -1, MaxDeliver: -1})
+	return s, err
+}
+
+// get returns a record of a tenant, nil if there is none.
+func (q *queue) get(ctx context.Context, key string) (*record, uint64, error) {
+	kv, err := q.records.open(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	entry, err := kv.Get(ctx, key)
+	if errors.Is(err, jetstream.ErrKeyNotFound) || errors.Is(err, jetstream.ErrInvalidKey) {
+		return nil, 0, nil
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	r := &record{}
+	return r, entry.Revision(), json.Unmarshal(entry.Value(), r)
+}
+
+// put changes a record from a revision; 0 makes one. Nodes have no right to read, so that it is not
+// done through the bucket.
+func (q *queue) put(ctx context.Context, key string, r *record, revision uint64) (uint64, error) {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return 0, err
+	}
+	return q.publish(ctx, "$KV."+q.records.name+"."+key, text, jetstream.WithExpectLastSequencePerSubject(revision))
+}
+
+// publish writes to a stream. One that was made a moment ago does not listen yet.
+func (q *queue) publish(ctx context.Context, subject string, text []byte, options ...jetstream.PublishOpt) (uint64, error) {
+	const attempts = int(askWithin / tick)
+	ack, err := q.js.Publish(ctx, subject, text, append(options, jetstream.WithRetryAttempts(attempts), jetstream.WithRetryWait(tick))...)
+	if err != nil {
+		return 0, err
+	}
+	return ack.Sequence, nil
+}
+
+// ended is a status that fits into a record.
+func ended(s api.CallStatus) *api.CallStatus {
+	const most = 64 << 10
+	if text, err := json.Marshal(s); s.Report != nil && (err != nil || len(text) > most) {
+		short := *s.Report // as in a list
+		short.Argv, short.Files = nil, nil
+		s.Report = &short
+	}
+	return &s
+}
+
+// failed is the status of a call that has come to nothing, or of which nobody knows.
+func (r *record) failed(started bool, e *api.Error) *api.CallStatus {
+	return &api.CallStatus{ID: r.ID, State: api.Over, Came: r.Came, Started: started, Failure: &e.Failure}
+}
+
+// status is what is told of a call that no node is asked about.
+func (r *record) status() api.CallStatus {
+	switch {
+	case r.End != nil:
+		return *r.End
+	case r.At != "": // it has begun, or does now
+		return api.CallStatus{ID: r.ID, State: api.Running, Came: r.Came, Started: true}
+	}
+	return api.CallStatus{ID: r.ID, State: api.Queued, Came: r.Came}
+}

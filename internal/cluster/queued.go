@@ -1,0 +1,334 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/server"
+)
+
+// checkKey is in the context of a request that a node is to check only.
+type checkKey struct{}
+
+// openQueue makes the queue, so that nodes find it before the first call comes.
+func (g *Gateway) openQueue(ctx context.Context) {
+	for ctx.Err() == nil {
+		asking, cancel := context.WithTimeout(ctx, askWithin)
+		_, err := g.queue.open(asking)
+		cancel()
+		if err == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(askWithin): // there may be no JetStream, and no need of it
+		}
+	}
+}
+
+// enqueue takes a call that nobody waits for. It is as good as begun when the queue has it.
+func (g *Gateway) enqueue(w http.ResponseWriter, r *http.Request) {
+	if res, err := g.queueCall(w, r); res != nil || err != nil {
+		g.answer(w, r)(res, err)
+	}
+}
+
+// queueCall queues a call, and answers; or returns a node's answer, that it is no right one.
+func (g *Gateway) queueCall(w http.ResponseWriter, r *http.Request) (*http.Response, error) {
+	body, err := g.body(w, r)
+	if err != nil {
+		return nil, api.AsError(err)
+	}
+	if len(body) > mostQueued {
+		return nil, api.NewError(api.TooLarge, "a call in the queue has at most "+strconv.Itoa(mostQueued)+" bytes", "store its files by POST /v1/files")
+	}
+	// A node knows languages and limits. It is asked also when it is busy.
+	res, _, err := g.somewhere(r.WithContext(context.WithValue(r.Context(), checkKey{}, true)), body)
+	var ours *api.Error
+	switch {
+	case err != nil && !errors.As(err, &ours):
+		return nil, api.NewError(api.Busy, "the node that was asked does not answer", "try again in a moment") // it was not to start it
+	case err != nil || res.StatusCode != http.StatusOK:
+		return res, err
+	}
+	res.Body.Close()
+
+	tenant, requestID, _ := server.Whose(r.Context())
+	sum := sha256.Sum256(body)
+	call := &record{ID: queuedPrefix + rand.Text(), Came: time.Now().UTC(), Hash: hex.EncodeToString(sum[:])}
+	if key := r.Header.Get(keyHeader); key != "" {
+		call.ID = queuedPrefix + claimName(tenant, r.URL.Path, key)[:32]
+	}
+	key := tenantKey(tenant) + "." + call.ID
+	ctx, cancel := context.WithTimeout(r.Context(), askWithin)
+	defer cancel()
+	revision, replayed, err := g.newRecord(ctx, tenant, key, call)
+	if err != nil {
+		return nil, err
+	}
+	if call.At == "" && call.End == nil { // also once more: it may be that nothing was queued for it
+		err = g.send(ctx, &message{Record: *call, Key: key, Revision: revision, Tenant: tenant, RequestID: requestID, Body: body})
+		if err != nil && !replayed {
+			// It may be in the queue all the same.
+			call.Gone, call.End = true, call.failed(false, api.NewError(api.Busy, "the queue did not take it", ""))
+			if _, undone := g.queue.put(context.WithoutCancel(ctx), key, call, revision); undone == nil {
+				return nil, noJetStream("the call cannot be queued", err)
+			}
+			return nil, ErrLost
+		}
+	}
+	if replayed {
+		w.Header().Set("Idempotency-Replayed", "true")
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusAccepted)
+	_ = json.NewEncoder(w).Encode(call.status()) // who has gone away reads nothing
+	return nil, nil
+}
+
+// newRecord makes a call's record; or, if there was one for its key, has call be that.
+func (g *Gateway) newRecord(ctx context.Context, tenant, key string, call *record) (revision uint64, replayed bool, err error) {
+	const what = "the call cannot be queued"
+	stream, err := g.queue.open(ctx)
+	if err != nil {
+		return 0, false, noJetStream(what, err)
+	}
+	subject := g.queue.name + "." + tenantKey(tenant)
+	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(subject))
+	if err != nil {
+		return 0, false, noJetStream(what, err)
+	}
+	if info.State.Subjects[subject] >= uint64(max(1, g.door.Settings().Of(tenant).Queue)) {
+		return 0, false, api.NewError(api.Quota, "as many calls of the tenant wait as may", "wait for a call's end")
+	}
+	if revision, err = g.queue.put(ctx, key, call, 0); err == nil {
+		return revision, false, nil
+	}
+	if !changed(err) {
+		return 0, false, noJetStream(what, err)
+	}
+	old, revision, err := g.queue.get(ctx, key)
+	switch {
+	case err != nil:
+		return 0, false, noJetStream(what, err)
+	case old == nil:
+		return 0, false, noJetStream(what, errors.New("the record has gone meanwhile"))
+	case old.Hash != call.Hash:
+		return 0, false, api.NewError(api.Idempotency, "the key was used for another request", "take a new key for each request")
+	}
+	*call = *old
+	return revision, true, nil
+}
+
+// send puts a call into the queue.
+func (g *Gateway) send(ctx context.Context, m *message) error {
+	text, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	_, err = g.queue.publish(ctx, g.queue.name+"."+tenantKey(m.Tenant), text)
+	return err
+}
+
+// call answers what is asked of one call.
+func (g *Gateway) call(w http.ResponseWriter, r *http.Request) {
+	id := r.PathValue("id")
+	if !strings.HasPrefix(id, queuedPrefix) {
+		g.pinned(w, r)
+		return
+	}
+	tenant, _, _ := server.Whose(r.Context())
+	key := tenantKey(tenant) + "." + id
+	wait, _ := strconv.ParseFloat(r.URL.Query().Get("wait_ms"), 64) // a node says what is wrong with it
+	const most = time.Minute
+	until := time.Now().Add(min(most, time.Duration(wait)*time.Millisecond))
+	if r.URL.Query().Get("follow") == "1" {
+		until = time.Now().Add(mostWait)
+	}
+	for {
+		call, revision, err := g.record(r.Context(), key)
+		if err != nil {
+			g.failed(w, r, err)
+			return
+		}
+		waits, known := call.At == "" && call.End == nil, call.End != nil
+		if waits && r.Method == http.MethodGet && time.Now().Before(until) {
+			if g.await(r.Context(), key, revision, until); r.Context().Err() != nil {
+				return
+			}
+			continue
+		}
+		switch {
+		case !strings.HasSuffix(r.URL.Path, "/"+id):
+			g.output(w, r, call)
+			return
+		case call.At != "" && !known:
+			var answered bool
+			if call.End, answered = g.ask(w, r, call); answered {
+				return
+			}
+		case call.At != "" && r.Method == http.MethodDelete:
+			// The node forgets it too; if it does not hear of that, later.
+			if res, err := g.client.do(passOn(r, nil, 0), call.At); err == nil {
+				res.Body.Close()
+			}
+		case waits && r.Method == http.MethodDelete:
+			call.End = call.failed(false, api.NewError(api.Ended, "the call was ended before it began", ""))
+		}
+		call.Gone = r.Method == http.MethodDelete
+		if call.Gone || call.End != nil && !known { // what a client was told stays so
+			ctx, cancel := context.WithTimeout(r.Context(), askWithin)
+			_, err := g.queue.put(ctx, key, call, revision)
+			cancel()
+			if changed(err) {
+				continue
+			}
+			if err != nil {
+				g.failed(w, r, noJetStream("the end of the call cannot be recorded", err))
+				return
+			}
+		}
+		writeJSON(w, call.status())
+		return
+	}
+}
+
+// ask passes a request about a call on to the node that has it. If that says that the call has ended,
+// the end is returned; all else is the answer.
+func (g *Gateway) ask(w http.ResponseWriter, r *http.Request, call *record) (end *api.CallStatus, answered bool) {
+	res, err := g.client.do(passOn(r, nil, 0), call.At)
+	if err != nil {
+		g.failed(w, r, err)
+		return nil, true
+	}
+	const most = 16 << 20
+	text, err := io.ReadAll(io.LimitReader(res.Body, most))
+	res.Body.Close()
+	if err != nil {
+		g.failed(w, r, err)
+		return nil, true
+	}
+	var told api.CallStatus
+	switch {
+	case res.StatusCode == http.StatusNotFound: // it gave up, without knowing that it had the call
+		return call.failed(true, api.NewError(api.Lost, "the node that had the call does not know it any more", "it may have run: try again only what may run twice")), false
+	case res.StatusCode == http.StatusOK && json.Unmarshal(text, &told) == nil && told.State == api.Over:
+		return ended(told), false
+	}
+	res.Body = io.NopCloser(bytes.NewReader(text))
+	g.answer(w, r)(res, nil)
+	return nil, true
+}
+
+// output answers with what a call has written: the node that runs it has that.
+func (g *Gateway) output(w http.ResponseWriter, r *http.Request, call *record) {
+	switch {
+	case call.At == "":
+		w.Header().Set("Content-Type", "application/octet-stream")
+		w.Header().Set("X-Output-Size", "0")
+		w.Header().Set("X-Output-Ended", strconv.FormatBool(call.End != nil))
+	case !g.members.Has(call.At):
+		api.NewError(api.Ended, "the node that had the call's output is lost", "").Write(w)
+	default:
+		g.answer(w, r)(g.client.do(passOn(r, nil, 0), call.At))
+	}
+}
+
+// record returns a call's record, with an end if it can have no other.
+func (g *Gateway) record(ctx context.Context, key string) (*record, uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, askWithin)
+	defer cancel()
+	call, revision, err := g.queue.get(ctx, key)
+	switch {
+	case err != nil:
+		return nil, 0, noJetStream("nothing is known of the call", err)
+	case call == nil || call.Gone:
+		return nil, 0, api.NewError(api.NoSuchCall, "there is no such call", "GET /v1/calls lists them")
+	case call.End != nil:
+		return call, revision, nil
+	case call.At == "" && time.Since(call.Came) > mostWait:
+		call.End = call.failed(false, api.NewError(api.Busy, "no node had a place for the call", "try again"))
+	case call.At != "" && !g.members.Has(call.At) && g.bus.Connected() && g.members.Settled():
+		call.End = call.failed(true, api.NewError(api.Lost, "the node that had the call was lost; what ran there has ended with it", "it may have run: try again only what may run twice"))
+	default:
+		return call, revision, nil
+	}
+	next, err := g.queue.put(ctx, key, call, revision)
+	switch {
+	case changed(err):
+		return g.record(ctx, key)
+	case err != nil:
+		return nil, 0, noJetStream("nothing is known of the call", err)
+	}
+	return call, next, nil
+}
+
+// await waits until a record changes.
+func (g *Gateway) await(ctx context.Context, key string, revision uint64, until time.Time) {
+	ctx, cancel := context.WithDeadline(ctx, until)
+	defer cancel()
+	kv, err := g.queue.records.open(ctx)
+	if err == nil {
+		var w jetstream.KeyWatcher
+		if w, err = kv.Watch(ctx, key); err == nil {
+			defer func() { _ = w.Stop() }() // at worst it is stopped with the connection
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case e := <-w.Updates():
+					if e != nil && e.Revision() > revision {
+						return
+					}
+				}
+			}
+		}
+	}
+	select { // NATS is away
+	case <-ctx.Done():
+	case <-time.After(tick):
+	}
+}
+
+// queuedCalls are the records of a tenant's calls that no node lists.
+func (g *Gateway) queuedCalls(ctx context.Context, tenant string, listed map[string]bool) (all []api.CallStatus, err error) {
+	ctx, cancel := context.WithTimeout(ctx, askWithin)
+	defer cancel()
+	kv, err := g.queue.records.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	w, err := kv.Watch(ctx, tenantKey(tenant)+".*", jetstream.IgnoreDeletes())
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = w.Stop() }()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case e := <-w.Updates():
+			if e == nil { // that was all
+				return all, nil
+			}
+			var r record
+			if json.Unmarshal(e.Value(), &r) != nil || r.Gone || listed[r.ID] {
+				continue
+			}
+			all = append(all, r.status())
+		}
+	}
+}

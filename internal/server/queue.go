@@ -1,0 +1,67 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/calls"
+	"github.com/sbxrun/sbxrun/internal/tenants"
+)
+
+// Admitted is a call that has a place and a turn here, and has not begun. It has to be started or
+// given up.
+type Admitted struct {
+	call  *detached
+	entry *entry
+}
+
+// ErrHere: a call with this id was let in before.
+var ErrHere = errors.New("the call is here already")
+
+// Admit lets a call in that has waited elsewhere, if it may begin at once. The context says whose it
+// is (see [As]). One call after the other is let in.
+func (s *Server) Admit(ctx context.Context, id string, body []byte) (*Admitted, error) {
+	var c api.Call
+	if err := json.Unmarshal(body, &c); err != nil {
+		return nil, usage("the call is no JSON: %v", err)
+	}
+	o, err := s.check(whose(ctx), &c)
+	if err != nil {
+		return nil, err
+	}
+	if o.id = id; s.book.Get(o.who.tenant, id) != nil {
+		return nil, ErrHere
+	}
+	ceilings := o.ceilings.Ceilings()
+	ceilings.Queue = 0
+	d, err := s.detach(context.Background(), s.book, o, ceilings, func() {})
+	if err != nil {
+		return nil, err
+	}
+	e, err := s.enter(d.ctx, d.turn, o)
+	if err != nil {
+		err = s.callError(d.ctx, err)
+		d.drop()
+		return nil, err
+	}
+	return &Admitted{d, e}, nil
+}
+
+// Start begins the call.
+func (a *Admitted) Start() *calls.Call {
+	go a.call.run(func(ctx context.Context, _ *tenants.Turn, o *order, out sink) (*api.Answer, error) {
+		return a.call.s.entered(ctx, a.entry, o, out)
+	})
+	return a.call.Call
+}
+
+// GiveUp forgets the call.
+func (a *Admitted) GiveUp() {
+	a.entry.end()
+	a.call.drop()
+}
+
+// Free returns how many more calls may begin, and a channel that is closed when there are more.
+func (s *Server) Free() (int, <-chan struct{}) { return s.gate.Free() }

@@ -1,0 +1,290 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// ask sends a request without a body.
+func (g *gateway) ask(t *testing.T, method, path string, into any) (status int, text string) {
+	t.Helper()
+	q, err := http.NewRequestWithContext(t.Context(), method, "http://sbxrun"+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := g.client.Do(q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(res.Body)
+	if err == nil && into != nil && res.StatusCode/100 == 2 {
+		err = json.Unmarshal(b, into)
+	}
+	if err != nil {
+		t.Fatalf("%v: %.200s", err, b)
+	}
+	return res.StatusCode, string(b)
+}
+
+// begin queues a command.
+func (g *gateway) begin(t *testing.T, argv ...string) (s api.CallStatus) {
+	t.Helper()
+	status, e, err := g.call(t.Context(), "/v1/calls", api.Call{Argv: argv, TimeoutMS: 200_000}, &s)
+	if status != http.StatusAccepted || err != nil {
+		t.Fatalf("%d %+v %v", status, e, err)
+	}
+	return s
+}
+
+// end waits for the end of a call.
+func (g *gateway) end(t *testing.T, id string) (s api.CallStatus) {
+	t.Helper()
+	harness.Until(t, 2*harness.Bound, "the end of "+id, func() bool {
+		if status, text := g.ask(t, http.MethodGet, "/v1/calls/"+id+"?wait_ms=5000", &s); status != http.StatusOK && status != http.StatusServiceUnavailable {
+			t.Fatal(status, text)
+		}
+		return s.State == api.Over
+	})
+	return s
+}
+
+func (m *marks) command(word string) []string {
+	return []string{"bash", "-c", fmt.Sprintf("echo %s >/dev/tcp/127.0.0.1/%d", word, m.port)}
+}
+
+const hostNetwork = "[sandbox]\nnetwork = \"host\"\n"
+
+// Calls that nobody waits for wait for a place, run once, and are found from every gateway.
+func TestQueue(t *testing.T) {
+	o := options(t)
+	s := startNATS(t, o)
+	defer s.Shutdown()
+	c := newCluster(t, url(o), 2, 2, "places = 2\n"+hostNetwork+"[rooms]\nmin = 0\nmax = 0\n")
+	m := newMarks(t)
+	g, other := c.gateways[0], c.gateways[1]
+	if status, e, err := g.call(t.Context(), "/v1/calls", api.Call{Language: "none", Code: "x"}, nil); status != http.StatusBadRequest || err != nil {
+		t.Error(status, e, err)
+	}
+	var all []string
+	for i := range 24 {
+		all = append(all, g.begin(t, "bash", "-c", fmt.Sprintf("echo w%d >/dev/tcp/127.0.0.1/%d; echo out%d; sleep 0.1", i, m.port, i)).ID)
+	}
+	last := g.begin(t, m.command("never")...) // it cannot have begun: 24 are before it
+	var ended api.CallStatus
+	if status, text := other.ask(t, http.MethodDelete, "/v1/calls/"+last.ID, &ended); status != http.StatusOK || ended.State != api.Over || ended.Started {
+		t.Error(status, text)
+	}
+	if status, _ := g.ask(t, http.MethodGet, "/v1/calls/"+last.ID, nil); status != http.StatusNotFound {
+		t.Error(status)
+	}
+	var list api.Calls
+	if g.ask(t, http.MethodGet, "/v1/calls", &list); len(list.Calls) != len(all) {
+		t.Errorf("%d calls are listed", len(list.Calls))
+	}
+	for i, id := range all {
+		x := other.end(t, id)
+		if x.Report == nil || x.Report.ExitCode != 0 || !x.Started {
+			t.Fatalf("%+v", x)
+		}
+		if _, text := other.ask(t, http.MethodGet, "/v1/calls/"+id+"/output?from=2", nil); text != fmt.Sprintf("t%d\n", i) {
+			t.Errorf("%q", text)
+		}
+		if n := m.count(fmt.Sprintf("w%d", i)); n != 1 {
+			t.Errorf("%d ran %d times", i, n)
+		}
+	}
+	if m.count("never") != 0 {
+		t.Error("what was deleted has run")
+	}
+	if status, text := g.ask(t, http.MethodDelete, "/v1/calls/"+all[0], nil); status != http.StatusOK || !strings.Contains(text, all[0]) {
+		t.Error(status, text)
+	}
+	if status, _ := other.ask(t, http.MethodGet, "/v1/calls/"+all[0], nil); status != http.StatusNotFound {
+		t.Error(status)
+	}
+	// What runs ends when it is deleted.
+	long := g.begin(t, "sh", "-c", "echo begun; sleep 1000")
+	if _, text := other.ask(t, http.MethodGet, "/v1/calls/"+long.ID+"/output?follow=0", nil); text != "" && text != "begun\n" {
+		t.Error(text)
+	}
+	harness.Until(t, harness.Bound, "its output", func() bool {
+		_, text := other.ask(t, http.MethodGet, "/v1/calls/"+long.ID+"/output", nil)
+		return text == "begun\n"
+	})
+	if status, text := g.ask(t, http.MethodDelete, "/v1/calls/"+long.ID, &ended); status != http.StatusOK || ended.Report == nil || ended.Report.Cause != "canceled" {
+		t.Error(status, text)
+	}
+}
+
+// The same key is one call, by whichever gateway, also if the first is killed.
+func TestQueueKeys(t *testing.T) {
+	o := options(t)
+	s := startNATS(t, o)
+	defer s.Shutdown()
+	c := newCluster(t, url(o), 2, 2, hostNetwork+"[rooms]\nmin = 0\nmax = 0\n")
+	m := newMarks(t)
+	call := api.Call{Argv: m.command("once")}
+	post := func(g *gateway, call api.Call) (int, api.CallStatus) {
+		var s api.CallStatus
+		status, text, err := g.post(t.Context(), "/v1/calls", "k", call)
+		if err != nil {
+			t.Error(err)
+		}
+		if json.Unmarshal([]byte(text), &s) != nil || s.ID == "" {
+			t.Log(text)
+		}
+		return status, s
+	}
+	var mu sync.Mutex
+	ids := map[string]bool{}
+	var all sync.WaitGroup
+	for i := range 12 {
+		all.Go(func() {
+			status, s := post(c.gateways[i%2], call)
+			mu.Lock()
+			defer mu.Unlock()
+			if ids[s.ID] = true; status != http.StatusAccepted {
+				t.Error(status)
+			}
+		})
+	}
+	all.Wait()
+	if len(ids) != 1 {
+		t.Fatal(ids)
+	}
+	c.gateways[0].kill()
+	_, same := post(c.gateways[1], call)
+	if !ids[same.ID] {
+		t.Error(same)
+	}
+	if x := c.gateways[1].end(t, same.ID); x.Report == nil || x.Report.ExitCode != 0 || m.count("once") != 1 {
+		t.Errorf("%+v, it ran %d times", x, m.count("once"))
+	}
+	if status, _ := post(c.gateways[1], api.Call{Argv: []string{"true"}}); status != http.StatusConflict {
+		t.Error(status)
+	}
+}
+
+// A call whose node is killed is lost, and runs nowhere else. The end of one that had ended stays.
+func TestQueueNodeKilledAfter(t *testing.T) {
+	o := options(t)
+	s := startNATS(t, o)
+	defer s.Shutdown()
+	c := newCluster(t, url(o), 2, 1, hostNetwork+"[rooms]\nmin = 0\nmax = 0\n")
+	m := newMarks(t)
+	g := c.gateways[0]
+	over := g.begin(t, m.command("over")...)
+	g.end(t, over.ID)
+	x := g.begin(t, "bash", "-c", m.command("begun")[2]+"; sleep 1000")
+	harness.Until(t, harness.Bound, "the command", func() bool { return m.count("begun") == 1 })
+	for _, p := range c.nodes {
+		p.kill()
+		p.start()
+	}
+	if x = g.end(t, x.ID); !x.Started || x.Failure == nil || x.Failure.Code != api.Lost {
+		t.Errorf("%+v", x)
+	}
+	if over = g.end(t, over.ID); over.Report == nil || over.Report.ExitCode != 0 {
+		t.Errorf("%+v", over)
+	}
+	if status, text := g.ask(t, http.MethodGet, "/v1/calls/"+over.ID+"/output", nil); status != http.StatusGone {
+		t.Error(status, text)
+	}
+	time.Sleep(6 * time.Second) // after which the queue would bring it to another node
+	if m.count("begun") != 1 || m.count("over") != 1 {
+		t.Errorf("they ran %d and %d times", m.count("begun"), m.count("over"))
+	}
+}
+
+// A call that a node has received, and not started when it is killed, another node starts.
+func TestQueueNodeKilledBefore(t *testing.T) {
+	o := options(t)
+	s := startNATS(t, o)
+	defer s.Shutdown()
+	c := &cluster{t: t, dir: harness.Dir(t)}
+	node := func(name string, places int) *process {
+		return c.process("serve", name, url(o), fmt.Sprintf("places = %d\nstate_dir = %q\n%s[rooms]\nmin = 0\nmax = 0\n", places, filepath.Join(c.dir, name), hostNetwork))
+	}
+	g := &gateway{socket: filepath.Join(c.dir, "g.sock")}
+	g.process = c.process("gateway", "g", url(o), "listen = [\"unix:"+g.socket+"\"]\n")
+	g.client = unixClient(g.socket)
+	doomed := node("n0", 8)
+	c.ready(g, 1)
+	m := newMarks(t)
+	// Something runs there, so that the gateway has requests checked by the other one.
+	g.begin(t, "sleep", "1000")
+	harness.Until(t, harness.Bound, "the command", func() bool { return strings.Contains(strings.Join(commands(doomed), "\n"), "sleep 1000") })
+	node("n1", 100_000)
+	harness.Until(t, harness.Bound, "both nodes, and what they do", func() bool {
+		_, text := g.ask(t, http.MethodGet, "/metrics", nil)
+		return strings.Contains(text, `sbxrun_node_ready{node="n1"} 1`) && strings.Contains(text, `sbxrun_node_running{node="n0"} 1`)
+	})
+	nc, err := nats.Connect(url(o))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pending := func() int {
+		ctx, cancel := context.WithTimeout(t.Context(), harness.Bound)
+		defer cancel()
+		queue, err := js.Consumer(ctx, "sbxrun-queue", "nodes")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return queue.CachedInfo().NumAckPending
+	}
+	words := 0
+	var ids []string
+	for try := 0; ; try++ {
+		if err := unix.Kill(doomed.cmd.Process.Pid, unix.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		for range 4 {
+			ids = append(ids, g.begin(t, m.command(fmt.Sprintf("w%d", words))...).ID)
+			words++
+		}
+		ran := func() (n int) {
+			for i := range words {
+				n += m.count(fmt.Sprintf("w%d", i))
+			}
+			return n
+		}
+		harness.Until(t, harness.Bound, "all but what the stopped node has", func() bool { return ran()+pending() == words && ran() >= words-1 })
+		if pending() == 1 && ran() == words-1 {
+			break // it has one
+		}
+		if try == 10 {
+			t.Fatal("the stopped node gets none")
+		}
+		if err := unix.Kill(doomed.cmd.Process.Pid, unix.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(500 * time.Millisecond) // it asks again
+	}
+	doomed.kill()
+	for i, id := range ids {
+		if x := g.end(t, id); x.Report == nil || x.Report.ExitCode != 0 || m.count(fmt.Sprintf("w%d", i)) != 1 {
+			t.Errorf("%+v, it ran %d times", x, m.count(fmt.Sprintf("w%d", i)))
+		}
+	}
+}
