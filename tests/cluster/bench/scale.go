@@ -87,12 +87,12 @@ func newFleet(dir, url string, nodes int) (f *fleet, err error) {
 	c.NATS.URL, c.NATS.Cluster = url, fmt.Sprintf("scale%d", nodes)
 	for i := range nodes {
 		name := "n" + strconv.Itoa(i)
-		c.StateDir = filepath.Join(dir, name)
+		c.StateDir, c.NATS.Node = filepath.Join(dir, name), name
 		s, err := server.New(c, nil, sleeper{sleep}, log, "bench")
 		if err != nil {
 			return f, err
 		}
-		bus, err := cluster.Connect(&c.NATS, name, log)
+		bus, err := cluster.Connect(&c, cluster.NodeKind, log)
 		if err != nil {
 			return f, err
 		}
@@ -112,7 +112,7 @@ func newFleet(dir, url string, nodes int) (f *fleet, err error) {
 	if err != nil {
 		return f, err
 	}
-	bus, err := cluster.Connect(&c.NATS, "gateway", log)
+	bus, err := cluster.Connect(&c, cluster.GatewayKind, log)
 	if err != nil {
 		return f, err
 	}
