@@ -564,8 +564,8 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// smolagents 2050: SIGKILL of the server leaves nothing, and the next one starts on the same
-// socket and state.
+// smolagents 2050: SIGKILL of the server amid 50 calls leaves nothing, and the next one starts on
+// the same socket and state. As often as SBXRUN_SOAK, at most 100 times.
 func TestServerKilled(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
@@ -574,14 +574,15 @@ func TestServerKilled(t *testing.T) {
 		if i%2 == 1 {
 			config = "[rooms]\nmin = 5\nmax = 8\n"
 		}
+		config += "[tenant]\nconcurrency = 50\n"
 		s := serveIn(t, dir, config)
 		var all sync.WaitGroup
-		for range 5 {
+		for range 50 {
 			all.Go(func() {
 				_, _, _, _ = s.try(t.Context(), http.MethodPost, "/v1/run", sh("setsid sleep 5678 & (sleep 5678 &); sleep 5678"))
 			})
 		}
-		s.busy(15, "sleep 5678")
+		s.busy(150, "sleep 5678")
 		s.kill()
 		all.Wait()
 	}

@@ -1,0 +1,272 @@
+package serve
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// soak is one run of TestServeSoak.
+type soak struct {
+	*server
+	address string
+	tree    string
+	calls   int // how many are to be answered
+
+	mu     sync.Mutex
+	begun  int
+	kinds  map[string]int // calls that have ended, by what they were
+	of     map[string]int // answers of each tenant
+	failed int
+	marks  []int64 // of the server's memory, each tenth of the calls
+}
+
+// A call of the soak: what it runs, and what its answer must be.
+type soakCall struct {
+	api.Call
+	kind  string
+	leave time.Duration // after which the client leaves; 0 for never
+	right func(a *api.Answer) bool
+}
+
+// tree20 is what ends with its deadline, or with its client.
+const tree20 = "i=0; while [ $i -lt 19 ]; do setsid sh -c 'trap \"\" TERM; sleep 600' & i=$((i+1)); done; trap '' TERM; wait"
+
+// next is one call at random: a third of them are trees that time out.
+func (s *soak) next(r *rand.Rand) soakCall {
+	canceled := func(a *api.Answer) bool { return a.Cause == "canceled" || a.Cause == "timeout" }
+	n := r.IntN(100)
+	switch {
+	case n < 33:
+		c := sh(tree20)
+		c.TimeoutMS = float64(100 + r.IntN(200))
+		return soakCall{c, "tree", 0, func(a *api.Answer) bool { return a.TimedOut && a.Cause == "timeout" && a.ExitCode == 124 }}
+	case n < 41:
+		return soakCall{sh(tree20), "left", time.Duration(r.IntN(100)) * time.Millisecond, canceled}
+	case n < 49:
+		const each = 4 << 20
+		c := sh(fmt.Sprintf("yes | head -c %d", each))
+		c.Limits.MaxOutput = 4096
+		return soakCall{c, "flood", 0, func(a *api.Answer) bool {
+			return a.ExitCode == 0 && a.StdoutBytes != nil && *a.StdoutBytes == each && *a.StdoutTruncated && len(text(a.Stdout)) < 8192
+		}}
+	case n < 53:
+		c := api.Call{Argv: []string{"/fixtures/fork-bomb", "session"}, Env: map[string]string{"FIXTURE_COUNT": "60", "FIXTURE_SECONDS": "60"}, TimeoutMS: 500}
+		return soakCall{c, "bomb", 0, func(a *api.Answer) bool { return a.TimedOut && a.ExitCode == 124 }}
+	case n < 56:
+		c := sh("kill -9 $$")
+		return soakCall{c, "killed", 0, func(a *api.Answer) bool { return a.Cause == "signaled" && a.ExitCode == 137 }}
+	}
+	word := strconv.FormatUint(r.Uint64(), 36)
+	c := sh("cat; exit " + strconv.Itoa(n-50))
+	c.Stdin = word
+	return soakCall{c, "short", 0, func(a *api.Answer) bool { return text(a.Stdout) == word && a.ExitCode == n-50 }}
+}
+
+// client makes calls until there are enough answers of all clients.
+func (s *soak) client(tenant string, r *rand.Rand) {
+	client := &http.Client{Timeout: harness.Bound, Transport: &http.Transport{}}
+	defer client.CloseIdleConnections()
+	for s.more() {
+		c := s.next(r)
+		wrong, kind := s.one(client, tenant, c)
+		s.mu.Lock()
+		s.kinds[kind]++
+		switch {
+		case wrong != "":
+			if s.failed++; s.failed < 10 {
+				s.t.Errorf("%s, %s: %s", tenant, c.kind, wrong)
+			}
+		case kind == "refused":
+			s.begun-- // to be made again
+		default:
+			s.of[tenant]++
+		}
+		s.mu.Unlock()
+	}
+}
+
+// more reports whether one more call is to be made.
+func (s *soak) more() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.begun >= s.calls || s.failed >= 10 {
+		return false
+	}
+	if s.begun++; 10*s.begun/s.calls > len(s.marks) {
+		s.marks = append(s.marks, (&harness.Target{PID: s.cmd.Process.Pid}).RSS())
+	}
+	return true
+}
+
+// one makes a call, and says what is wrong with its answer, and what became of it.
+func (s *soak) one(client *http.Client, tenant string, c soakCall) (wrong, kind string) {
+	ctx := context.Background()
+	if c.leave > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, c.leave)
+		defer cancel()
+	}
+	body, err := json.Marshal(c.Call)
+	if err != nil {
+		return err.Error(), c.kind
+	}
+	q, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+s.address+"/v1/run", strings.NewReader(string(body)))
+	if err != nil {
+		return err.Error(), c.kind
+	}
+	q.Header.Set("Content-Type", "application/json")
+	q.Header.Set("Authorization", "Bearer "+tenant+"-token")
+	r, err := client.Do(q)
+	if err != nil && ctx.Err() != nil {
+		return "", c.kind // it has left
+	}
+	if err != nil {
+		return err.Error(), c.kind
+	}
+	defer r.Body.Close()
+	switch dec := json.NewDecoder(r.Body); r.StatusCode {
+	case http.StatusOK:
+		var a api.Answer
+		if err := dec.Decode(&a); err != nil && ctx.Err() == nil {
+			return err.Error(), c.kind
+		} else if err != nil {
+			return "", c.kind
+		}
+		if dec.More() {
+			return "more than one answer", c.kind
+		}
+		if a.Teardown.Verdict != "proven" || len(a.Teardown.Survivors) > 0 || !c.right(&a) {
+			text, _ := json.Marshal(a) // it came as JSON
+			return string(text), c.kind
+		}
+		return "", c.kind
+	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
+		var e api.Error
+		after, _ := strconv.Atoi(r.Header.Get("Retry-After"))
+		if err := dec.Decode(&e); err != nil || e.Started || after <= 0 {
+			return fmt.Sprintf("refused with %+v, %v", e, err), "refused"
+		}
+		time.Sleep(time.Duration(after) * time.Second) // as it was told
+		return "", "refused"
+	}
+	return "status " + r.Status, c.kind
+}
+
+// below counts what runs below the server: processes, and tasks.
+func (s *soak) below() (processes, tasks int) {
+	for _, pid := range harness.Descendants(s.cmd.Process.Pid) {
+		list, _ := os.ReadDir(filepath.Join("/proc", itoa(pid), "task")) // it may have ended
+		processes++
+		tasks += len(list)
+	}
+	return processes, tasks
+}
+
+// descriptors counts those of the server.
+func (s *soak) descriptors() int {
+	list, err := os.ReadDir(filepath.Join("/proc", itoa(s.cmd.Process.Pid), "fd"))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return len(list)
+}
+
+// 24 clients of three tenants, one of which has four times as many as the others, against a
+// server that is always full: trees that time out, clients that leave, floods, fork bombs.
+// Every call has one answer, or is refused with started:false; nothing is left of any; nobody has
+// less than 0.7 of its share. 40 calls for each of SBXRUN_SOAK.
+func TestServeSoak(t *testing.T) {
+	const rooms = 6
+	s := &soak{calls: 40 * harness.Soak(t), kinds: map[string]int{}, of: map[string]int{}}
+	s.server, s.address = overTCP(t, fmt.Sprintf(`places = %d
+[rooms]
+min = %[1]d
+max = %[1]d
+calls = 0
+[sandbox]
+mounts = ["%s:/fixtures"]
+[tenant]
+concurrency = %[1]d
+queue = 8
+`, rooms, harness.FixturesDir(t)), "many", "few", "some")
+	s.rooms(rooms)
+	processes, tasks := s.below()
+	descriptors := s.descriptors()
+	seed := uint64(time.Now().UnixNano())
+	if text := os.Getenv("SBXRUN_SOAK_SEED"); text != "" {
+		n, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seed = n
+	}
+	load, _ := os.ReadFile("/proc/loadavg") // for the log alone
+	t.Logf("SBXRUN_SOAK_SEED=%d, %d calls, load %s", seed, s.calls, load)
+	begun := time.Now()
+	var all sync.WaitGroup
+	n := uint64(0)
+	for tenant, clients := range map[string]int{"many": 16, "few": 4, "some": 4} {
+		for range clients {
+			n++
+			r := rand.New(rand.NewPCG(seed, n))
+			all.Go(func() { s.client(tenant, r) })
+		}
+	}
+	all.Wait()
+	took := time.Since(begun)
+	load, _ = os.ReadFile("/proc/loadavg")
+	sum := 0
+	for _, n := range s.of {
+		sum += n
+	}
+	for tenant, n := range s.of {
+		if share := 3 * float64(n) / float64(sum); sum >= 400 && share < 0.7 { // of fewer it is chance
+			t.Errorf("%s has %.2f of its share", tenant, share)
+		}
+	}
+	t.Logf("%d calls in %v: %v; answers of each tenant: %v; the server's memory each tenth: %v KiB; load %s", sum, took, s.kinds, s.of, s.marks, load)
+	if len(s.kinds) < 6 || s.kinds["refused"] == 0 {
+		t.Errorf("not everything has happened: %v", s.kinds)
+	}
+	harness.Until(t, harness.Bound, "as many processes as before", func() bool {
+		now, _ := s.below()
+		return now <= processes
+	})
+	if after, more := s.below(); after > processes || more > tasks {
+		t.Errorf("%d processes and %d tasks are below the server, and were %d and %d", after, more, processes, tasks)
+	}
+	harness.Until(t, harness.Bound, fmt.Sprintf("no more descriptors than the %d of before", descriptors), func() bool { return s.descriptors() <= descriptors })
+	if k := len(s.marks); k > 5 {
+		early, late := slices.Max(s.marks[:k/2]), slices.Max(s.marks[k/2:])
+		if late > early+early/4+(8<<20) {
+			t.Errorf("the server's memory grows: %v", s.marks)
+		}
+	}
+}
+
+// rooms waits until so many are warm.
+func (s *soak) rooms(n int) {
+	s.t.Helper()
+	if a := s.run(sh("true")); a.ExitCode != 0 {
+		s.t.Fatalf("%+v", a)
+	}
+	harness.Until(s.t, harness.Bound, "warm rooms", func() bool {
+		var st api.Status
+		_, b := s.ask(http.MethodGet, "/v1/status", nil)
+		return json.Unmarshal(b, &st) == nil && st.Machine.Rooms.Idle == n
+	})
+}
