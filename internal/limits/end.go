@@ -21,14 +21,23 @@ const boundless = "1000000000"
 // what it may still use is a moment. It does not take it away: with the first quota of a
 // machine, and without the last, the kernel patches its own code (cfs_bandwidth_used),
 // which stops all processors for some 0.07 ms.
-func (g *Group) Unthrottle() {
+//
+// With idle nothing is left but an init: should it never have had to wait, the quota of a lasting
+// group stays as it is, for the next command.
+func (g *Group) Unthrottle(idle bool) {
 	dir := g.read["cpu"]
 	if dir == "" || !g.plan.enforced("cpus") {
+		return
+	}
+	if idle && g.lasting != nil && g.count(throttled) == 0 {
 		return
 	}
 	file, none := "/cpu.cfs_quota_us", "-1"
 	if dir == g.v2 {
 		file, none = "/cpu.max", "max"
+	}
+	if l := g.lasting; l != nil {
+		delete(l.written, dir+file)
 	}
 	// Of v1 none may be greater than one above, and then there are others anyway.
 	if write(dir+file, boundless) != nil {
@@ -37,7 +46,14 @@ func (g *Group) Unthrottle() {
 }
 
 // Loosen is [LoosenDirs] for the group, and what is within.
-func (g *Group) Loosen() error { return LoosenDirs(g.Dirs()) }
+func (g *Group) Loosen() error {
+	if l := g.lasting; l != nil {
+		for _, s := range g.throttle() {
+			delete(l.written, s.path)
+		}
+	}
+	return LoosenDirs(g.Dirs())
+}
 
 // LoosenDirs thaws cgroups and takes the CPU quotas away, so that what is killed gets
 // to die: a thread that is throttled does not. What is gone is no error.

@@ -45,8 +45,8 @@ type lasting struct {
 	written map[string]string // the settings, by their paths
 	memory  int64             // the last limit
 	before  map[counter]int64
-	killed  int64         // by the kernel, for want of memory
-	cpu     time.Duration // used
+	after   map[counter]int64 // as they were read last, when a command had ended
+	cpu     time.Duration     // used
 }
 
 // Spare is how many tasks of a lasting group are not the command's: what makes its init, and
@@ -87,6 +87,9 @@ func (g *Group) Renew(r Request) error {
 	}
 	if err := g.write(r); err != nil {
 		return err
+	}
+	if r.CPUs == 0 {
+		g.Unthrottle(false) // it may have the quota of the command before
 	}
 	g.plan = p
 	g.rebase()
@@ -141,25 +144,35 @@ func (g *Group) write(r Request) error {
 	return nil
 }
 
-// rebase takes what is counted now for what was before.
+// rebase takes what is counted now for what was before. Between two commands nothing runs that
+// could be counted, so what was read at the end of one holds for the next.
 func (g *Group) rebase() {
 	l := g.lasting
-	l.before = map[counter]int64{}
+	known := l.after
+	l.before, l.after = map[counter]int64{}, map[counter]int64{}
+	base := func(c counter) {
+		n, ok := known[c]
+		if !ok {
+			n = g.counted(c)
+		}
+		l.before[c] = n
+	}
 	for _, limit := range g.plan.Limits {
 		switch limit.Name {
 		case "memory":
-			l.killed, _ = oomKills(g.read["memory"])
-			l.before[memoryEvents] = g.count(memoryEvents)
-			if dir := g.read["memory"]; dir != g.v2 {
-				_ = change(dir+"/memory.max_usage_in_bytes", "0") // the peak; it can always be
+			base(killed)
+			if dir := g.read["memory"]; dir == g.v2 {
+				base(memoryEvents)
+			} else {
+				_ = write(dir+"/memory.max_usage_in_bytes", "0") // the peak; it can always be
 			}
 		case "pids":
-			l.before[pidsEvents] = g.count(pidsEvents)
+			base(pidsEvents)
 		case "cpu-time":
 			l.cpu = 0
 			l.cpu = g.cpu()
 		case "cpus":
-			l.before[throttled] = g.count(throttled)
+			base(throttled)
 		}
 	}
 }
@@ -168,16 +181,22 @@ func (g *Group) rebase() {
 type counter struct{ controller, v2file, v2key, v1file, v1key string }
 
 var (
-	memoryEvents = counter{"memory", "memory.events", "oom", "", ""}
+	killed       = counter{"memory", "memory.events", "oom_kill", "memory.oom_control", "oom_kill"}
+	memoryEvents = counter{"memory", "memory.events", "oom", "", ""} // of v2 alone
 	pidsEvents   = counter{"pids", "pids.events", "max", "pids.events", "max"}
 	throttled    = counter{"cpu", "cpu.stat", "nr_throttled", "cpu.stat", "nr_throttled"}
 )
 
+func (g *Group) counted(c counter) int64 {
+	return g.number(c.controller, c.v2file, c.v2key, c.v1file, c.v1key)
+}
+
 // count is what a counter has counted since the command before.
 func (g *Group) count(c counter) int64 {
-	n := g.number(c.controller, c.v2file, c.v2key, c.v1file, c.v1key)
-	if g.lasting != nil {
-		n -= g.lasting.before[c]
+	n := g.counted(c)
+	if l := g.lasting; l != nil {
+		l.after[c] = n
+		n -= l.before[c]
 	}
 	return n
 }

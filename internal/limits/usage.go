@@ -69,14 +69,11 @@ func (g *Group) OOMKilled() bool {
 	if g.lasting != nil && !g.plan.enforced("memory") {
 		return false // what is above was not asked for
 	}
-	dir, before := g.read["memory"], int64(0)
-	if dir == "" {
-		dir, before = g.above, g.before
-	} else if g.lasting != nil {
-		before = g.lasting.killed
+	if g.read["memory"] != "" {
+		return g.count(killed) > 0
 	}
-	n, _ := oomKills(dir)
-	return n > before
+	n, _ := oomKills(g.above)
+	return n > g.before
 }
 
 // oomKills is how many processes of a memory cgroup were killed for want of memory;
@@ -150,6 +147,7 @@ func (g *Group) Watch(ctx context.Context) <-chan Event {
 	if g.lasting != nil {
 		// The next command may be given the group while somebody is still looking.
 		one, of := *g, *g.lasting
+		of.after = map[counter]int64{}
 		one.lasting = &of
 		g = &one
 	}

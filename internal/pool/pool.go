@@ -78,6 +78,11 @@ func (p *Pool) Take(tenant string, policy bwrap.Policy) *Room {
 	if key(policy) != p.key {
 		return nil
 	}
+	return p.take(tenant)
+}
+
+// take is Take for the pool's own policy.
+func (p *Pool) take(tenant string) *Room {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	defer p.refill()

@@ -489,3 +489,32 @@ print((time.process_time() - begin[1]) / (time.monotonic() - begin[0]) < 0.5, le
 		t.Errorf("%v", err)
 	}
 }
+
+// The CPU quota of a command that never had to wait stays for the next one like it, and for no other.
+func TestQuotaStays(t *testing.T) {
+	if _, err := limits.For(limits.Request{CPUs: 0.5}, true, nil); err != nil {
+		return // TestLimits looks at what is refused then
+	}
+	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
+	for i, cpus := range []float64{0.5, 0.5, 0, 0.5, 0.25, 0} {
+		r := take(t, p, "a", policy(t))
+		run, err := r.Start(t.Context(), pool.Command{Args: []string{"sleep", "0.1"}, Spec: job.Spec{Limits: limits.Request{CPUs: cpus}, Timeout: bound}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		quota := ""
+		for _, dir := range run.Cgroups {
+			for _, name := range []string{"cpu.max", "cpu.cfs_quota_us"} {
+				text, _ := os.ReadFile(dir + "/" + name) // of v1 and v2 one of them is there
+				quota += strings.TrimSpace(string(text))
+			}
+		}
+		if want := strconv.Itoa(int(cpus * 100_000)); cpus > 0 && !strings.HasPrefix(quota, want) || cpus == 0 && (len(quota) < 2 || strings.HasPrefix(quota, "50000") || strings.HasPrefix(quota, "25000")) {
+			t.Errorf("call %d, of %v CPUs, has the quota %q", i, cpus, quota)
+		}
+		if _, err := run.Wait(); err != nil {
+			t.Error(err)
+		}
+		r.Give()
+	}
+}

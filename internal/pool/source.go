@@ -54,7 +54,7 @@ func (s *Source) Take(ctx context.Context, tenant string, p place.Policy) (place
 
 func (s *Source) take(ctx context.Context, tenant string, p place.Policy) (place.Place, error) {
 	if p.Lifetime == 0 && p.Limits == (bwrap.Limits{}) {
-		if r := s.pool(p.Policy).Take(tenant, p.Policy); r != nil {
+		if r := s.pool(p.Policy).take(tenant); r != nil {
 			return &warm{room: r, again: func(ctx context.Context) (place.Place, error) { return s.Cold.Take(ctx, tenant, p) }}, nil
 		}
 	}
@@ -65,7 +65,8 @@ func (s *Source) take(ctx context.Context, tenant string, p place.Policy) (place
 func (s *Source) pool(policy bwrap.Policy) *Pool {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
-	i := slices.IndexFunc(s.pools, func(p *Pool) bool { return p.key == key(policy) })
+	k := key(policy)
+	i := slices.IndexFunc(s.pools, func(p *Pool) bool { return p.key == k })
 	if i < 0 {
 		s.pools = append(s.pools, New(policy, s.Sizes, s.Failed))
 		if len(s.pools) > mostPolicies {

@@ -134,8 +134,8 @@ func proven(a *api.Answer) error {
 func (s *Server) tell(o *order, a *api.Answer) {
 	s.metrics.ended(o.who.tenant, a)
 	s.recentCall(o, a)
-	s.log.Info("call", "request", o.who.requestID, "tenant", o.who.tenant, "id", a.ID, "cause", a.Cause, "exit_code", a.ExitCode,
-		"verdict", a.Teardown.Verdict, "room", a.Room, "queue_ms", a.QueueMS, "duration_ms", a.Duration)
+	s.log.Info("call", "request", o.who.requestID, "tenant", o.who.tenant, "id", a.ID, "cause", string(a.Cause), "exit_code", a.ExitCode,
+		"verdict", string(a.Teardown.Verdict), "room", a.Room, "queue_ms", a.QueueMS, "duration_ms", a.Duration)
 }
 
 // Levels of tasks, in percent of a bound: as the command line has them.

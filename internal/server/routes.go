@@ -151,18 +151,10 @@ func (s *Server) Handler(mcp http.Handler) http.Handler {
 		writeJSON(w, http.StatusOK, map[string]bool{"ready": true})
 	})
 	mux.Handle("GET /metrics", s.metricsHandler())
-	return s.Door.Handler(s.known(mux))
-}
-
-// known answers for what the mux does not know as for all other errors.
-func (s *Server) known(mux *http.ServeMux) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if _, pattern := mux.Handler(r); pattern == "" {
-			api.NewError(api.NoSuchPath, r.Method+" is for no such path", "GET /openapi.json lists all").Write(w)
-			return
-		}
-		mux.ServeHTTP(w, r)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { // all that the others are not for
+		api.NewError(api.NoSuchPath, r.Method+" is for no such path", "GET /openapi.json lists all").Write(w)
 	})
+	return s.Door.Handler(mux)
 }
 
 // define adds the operations of the document.

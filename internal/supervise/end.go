@@ -159,7 +159,7 @@ func (c *Command) Spare(over time.Time) {
 // teardown kills, with help if that takes long.
 func (c *Command) teardown() Outcome {
 	if g := c.Limits; g != nil {
-		g.Unthrottle()
+		g.Unthrottle(c.result.Payload != nil && c.result.Strays == 0)
 	}
 	if !c.released.IsZero() && time.Since(c.released) > littered {
 		c.kept.HoldMounts()

@@ -238,7 +238,7 @@ queue = 8
 			t.Errorf("%s has %.2f of its share", tenant, share)
 		}
 	}
-	t.Logf("%d calls in %v: %v; answers of each tenant: %v; the server's memory each tenth: %v KiB; load %s", sum, took, s.kinds, s.of, s.marks, load)
+	t.Logf("%d calls in %v: %v; answers of each tenant: %v; the server's memory each tenth: %v bytes; load %s", sum, took, s.kinds, s.of, s.marks, load)
 	if len(s.kinds) < 6 || s.kinds["refused"] == 0 {
 		t.Errorf("not everything has happened: %v", s.kinds)
 	}
