@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
@@ -49,7 +50,6 @@ func (c *Change) Removes() bool { return c.Kind == Deleted || c.Was == Directory
 type applier struct {
 	Options
 	tree    *Tree
-	layer   int
 	source  int
 	staging *os.File
 	n       int
@@ -75,7 +75,7 @@ func (t *Tree) Apply(list []Change, o Options) (a Applied, err error) {
 	if len(todo) == 0 {
 		return a, nil
 	}
-	x := &applier{Options: o, tree: t, layer: int(t.Layer.Fd()), source: int(t.Source.Fd()), chown: unix.Geteuid() == 0, names: map[string]string{}}
+	x := &applier{Options: o, tree: t, source: int(t.Source.Fd()), chown: unix.Geteuid() == 0, names: map[string]string{}}
 	if err := unix.Fstat(x.source, &x.owner); err != nil {
 		return a, err
 	}
@@ -119,7 +119,7 @@ func (x *applier) make(c *Change) error {
 	name := path.Base(c.Path)
 	// Once more, of what is there now.
 	var was *unix.Stat_t
-	if st := original(parent, name); st != nil {
+	if st := look(parent, name); st != nil {
 		was = st
 		if !x.Force && x.tree.later(st) && (c.Kind != Mode || c.Type != Directory) {
 			return Conflict(c.Path)
@@ -175,7 +175,7 @@ func (x *applier) link(first, temporary string) error {
 
 // file copies a file of the layer.
 func (x *applier) file(c *Change, was *unix.Stat_t, temporary string) error {
-	in, st, err := tree.OpenFile(x.layer, c.Path)
+	in, st, err := tree.OpenFile(proc.Descriptor(x.tree.Layers[c.layer]), c.Path)
 	if err != nil {
 		return err
 	}

@@ -2,9 +2,10 @@
 // it compares the layer with the original, shows the difference, and makes it there.
 //
 // A command has written the layer, and may be writing to it at the moment: nothing in it is
-// trusted, and package tree reads it.
+// trusted, and package tree reads it. Commands have written the layers of a snapshot, which may
+// lie below it, too.
 // The kernel makes no redirects and follows none in such an overlay (mount option userxattr,
-// overlayfs.rst), so what is in the layer at a path is what the sandbox sees there.
+// overlayfs.rst), so what the uppermost layer has at a path is what the sandbox sees there.
 package overlay
 
 import (
@@ -13,6 +14,7 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -61,14 +63,15 @@ type Change struct {
 	// Conflict says that the original has changed, or come into being, since the sandbox began.
 	Conflict bool `json:"conflict,omitempty"`
 
-	mode uint32
+	mode  uint32
+	layer int // which has it, of Tree.Layers
 }
 
 // Tree is an overlay that is looked at.
 type Tree struct {
-	Layer  *os.File  // its directory
-	Source *os.File  // the original's
-	Since  time.Time // conflicts are counted from here
+	Layers []*os.File // their directories, the uppermost first: what the sandbox writes to, and those of a snapshot
+	Source *os.File   // the original's directory
+	Since  time.Time  // conflicts are counted from here
 }
 
 // Bounds of what is looked at.
@@ -79,59 +82,135 @@ const (
 	maxName    = unix.PathMax - unix.NAME_MAX - 1 // of a directory's path, so that those in it can be opened (path_resolution(7))
 )
 
-// Open opens an overlay: its layer, which stays the caller's, and the original at source, whose
-// links are followed if others could not have made them (package links).
-func Open(layer *os.File, source string, since time.Time) (*Tree, error) {
-	place, err := links.Dir(source)
-	if err == nil {
-		defer unix.Close(place)
-		var fd int
-		if fd, err = links.Reopen(place, unix.O_RDONLY|unix.O_DIRECTORY); err == nil {
-			return &Tree{Layer: layer, Source: os.NewFile(uintptr(fd), source), Since: since}, nil
+// Open opens an overlay: its layer, which stays the caller's; the directories between that and the
+// original, the uppermost first; and the original at source. Links are followed if others could not
+// have made them (package links).
+func Open(layer *os.File, source string, since time.Time, lower ...string) (t *Tree, err error) {
+	t = &Tree{Layers: []*os.File{layer}, Since: since}
+	defer func() {
+		if err != nil {
+			t.Close()
+			t = nil
+		}
+	}()
+	for _, dir := range lower {
+		f, err := openDir(dir)
+		if err != nil {
+			return t, &result.Error{Code: "layer", Message: "a layer of its snapshot cannot be opened: " + err.Error(), Err: err}
+		}
+		t.Layers = append(t.Layers, f)
+	}
+	if t.Source, err = openDir(source); err != nil {
+		return t, &result.Error{Code: "original", Message: "the original cannot be opened: " + err.Error(), Err: err}
+	}
+	return t, nil
+}
+
+func openDir(name string) (*os.File, error) {
+	place, err := links.Dir(name)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(place)
+	fd, err := links.Reopen(place, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// Close closes what [Open] has opened.
+func (t *Tree) Close() {
+	for _, f := range append(t.Layers[1:], t.Source) {
+		if f != nil {
+			f.Close() // directories
 		}
 	}
-	return nil, &result.Error{Code: "original", Message: "the original cannot be opened: " + err.Error(), Err: err}
 }
 
 // comparison is one look at both trees.
 type comparison struct {
 	*Tree
-	walk     tree.Walk // of both
-	first    map[tree.Inode]string
+	walk  tree.Walk // of all
+	first map[tree.Inode]string
+	layer int // that is compared
+	// settled are paths that this layer and those above it have; true where they hide what layers
+	// below have there.
+	settled  map[string]bool
 	changes  []Change
 	warnings []error
 }
 
 func (t *Tree) comparison() *comparison {
-	return &comparison{Tree: t, walk: tree.Walk{Entries: maxEntries, Text: maxText, Depth: maxDepth, Path: maxName}, first: map[tree.Inode]string{}}
+	return &comparison{Tree: t, walk: tree.Walk{Entries: maxEntries, Text: maxText, Depth: maxDepth, Path: maxName}, first: map[tree.Inode]string{}, settled: map[string]bool{}}
 }
 
-// Changes returns how the layer differs, parents first. warnings are about what could not be read.
+// Changes returns how the layers differ from the original, parents first. warnings are about what
+// could not be read.
 func (t *Tree) Changes() (list []Change, warnings []error, err error) {
 	w := t.comparison()
-	up, low := proc.Descriptor(t.Layer), proc.Descriptor(t.Source)
+	low := proc.Descriptor(t.Source)
 	var ust, lst unix.Stat_t
-	if unix.Fstat(up, &ust) == nil && unix.Fstat(low, &lst) == nil && permissions(&ust) != permissions(&lst)&0o777 {
+	if unix.Fstat(proc.Descriptor(t.Layers[0]), &ust) == nil && unix.Fstat(low, &lst) == nil && permissions(&ust) != permissions(&lst)&0o777 {
 		w.add(Change{Path: ".", Kind: Mode, Type: Directory, WasMode: octal(permissions(&lst)), Conflict: w.later(&lst)}, &ust)
 	}
-	if low, err = tree.Open(low, ".", unix.O_RDONLY|unix.O_DIRECTORY); err != nil {
-		return nil, nil, err
+	for i, layer := range t.Layers {
+		if w.layer = i; w.settled[""] {
+			break
+		}
+		if err := w.compare(proc.Descriptor(layer), low); err != nil {
+			return nil, nil, err
+		}
 	}
-	lows := []int{low} // the directories of the original, down to that of the entry; -1 where there is none
+	if len(t.Layers) > 1 {
+		slices.SortStableFunc(w.changes, func(a, b Change) int { return comparePaths(a.Path, b.Path) })
+	}
+	return w.changes, w.warnings, nil
+}
+
+// comparePaths has what is in a directory come next after that, as in a walk.
+func comparePaths(a, b string) int {
+	switch {
+	case a == b:
+		return 0
+	case a == ".":
+		return -1
+	case b == ".":
+		return 1
+	}
+	for i := range min(len(a), len(b)) {
+		switch {
+		case a[i] == b[i]:
+		case a[i] == '/':
+			return -1
+		case b[i] == '/':
+			return 1
+		default:
+			return cmp.Compare(a[i], b[i])
+		}
+	}
+	return cmp.Compare(len(a), len(b))
+}
+
+// compare compares one layer with the original, but for what the layers above have settled.
+func (w *comparison) compare(up, low int) error {
+	low, err := tree.Open(low, ".", unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	lows := []original{{dir: low}} // down to that of the entry
 	leave := func(depth int) {
 		for ; len(lows) > depth; lows = lows[:len(lows)-1] {
-			if fd := lows[len(lows)-1]; fd >= 0 {
-				unix.Close(fd)
-			}
+			lows[len(lows)-1].close()
 		}
 	}
 	defer leave(0)
-	if err := w.hidden(up, low, ""); err != nil {
-		return nil, nil, err
+	if err := w.enter(&lows[0], up, ""); err != nil {
+		return err
 	}
 	for e, err := range w.walk.Below(up, "") {
 		if err != nil {
-			return nil, nil, err
+			return err
 		}
 		leave(e.Depth + 1)
 		if e.Path == stagingName {
@@ -141,11 +220,11 @@ func (t *Tree) Changes() (list []Change, warnings []error, err error) {
 		}
 		below, err := w.entry(e, lows[e.Depth])
 		if err != nil {
-			return nil, nil, err
+			return err
 		}
 		lows = append(lows, below)
 	}
-	return w.changes, w.warnings, nil
+	return nil
 }
 
 func permissions(st *unix.Stat_t) uint32 { return st.Mode & 0o777 }
@@ -194,67 +273,125 @@ func (w *comparison) warn(name string, err error) {
 	}
 }
 
-// hidden adds what a directory of the layer hides, if it is opaque, and has nothing of its own in the
-// place of.
-func (w *comparison) hidden(up, low int, at string) error {
-	if low < 0 || !tree.Opaque(up) {
-		return nil
-	}
-	names, err := w.walk.Names(low, at)
-	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		if original(up, name) == nil {
-			w.deleted(low, at, name)
-		}
-	}
-	return nil
+// original is a directory of the original, beside one of a layer.
+type original struct {
+	dir    int  // -1 for none
+	hidden bool // by the layer: nothing of it is shown but what the layer has itself
 }
 
-// original looks at a name of the original's; nil if there is none.
-func original(low int, name string) *unix.Stat_t {
+func (o original) close() {
+	if o.dir >= 0 {
+		unix.Close(o.dir)
+	}
+}
+
+// look looks at a name; nil if there is none.
+func (o original) look(name string) *unix.Stat_t { return look(o.dir, name) }
+
+func look(dir int, name string) *unix.Stat_t {
 	var st unix.Stat_t
-	if low < 0 || unix.Fstatat(low, name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
+	if dir < 0 || unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
 		return nil
 	}
 	return &st
 }
 
-func (w *comparison) deleted(low int, at, name string) {
-	if was := original(low, name); was != nil {
-		c := Change{Path: path.Join(at, name), Kind: Deleted, Type: typeOf(was), Conflict: w.later(was)}
+// below opens a directory in it. After an error it is as if there were none.
+func (o original) below(name string) (original, error) {
+	if o.dir < 0 {
+		return o, nil
+	}
+	fd, err := tree.Open(o.dir, name, unix.O_RDONLY|unix.O_DIRECTORY)
+	return original{fd, o.hidden}, err
+}
+
+// enter adds what a directory of the layer, or one that it is in, hides of the original. Those in
+// an opaque one are not marked themselves.
+func (w *comparison) enter(low *original, up int, at string) error {
+	if tree.Opaque(up) {
+		low.hidden, w.settled[at] = true, true
+	}
+	if !low.hidden {
+		return nil
+	}
+	return w.hide(*low, up, at)
+}
+
+// hide adds the names in a directory of the original that are neither in that of the layer, nor in
+// one of a layer above.
+func (w *comparison) hide(low original, up int, at string) error {
+	if low.dir < 0 {
+		return nil
+	}
+	names, err := w.walk.Names(low.dir, at)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if up >= 0 && look(up, name) != nil {
+			continue // it comes next
+		}
+		name, at := name, path.Join(at, name)
+		hides, above := w.settled[at]
+		switch {
+		case !above:
+			w.deleted(low, at, name)
+		case !hides:
+			below, _ := low.below(name)
+			err := w.hide(below, -1, at)
+			below.close()
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (w *comparison) deleted(low original, at, name string) {
+	if was := low.look(name); was != nil {
+		c := Change{Path: at, Kind: Deleted, Type: typeOf(was), Conflict: w.later(was)}
 		if c.Type != Link {
 			c.WasMode = octal(permissions(was))
 		}
 		if c.Type == Directory && !c.Conflict {
-			c.Conflict = w.laterBelow(low, name)
+			c.Conflict = w.laterBelow(low.dir, name)
 		}
 		w.changes = append(w.changes, c)
 	}
 }
 
-// entry compares an entry of the layer with that of the same name in a directory of the original's;
-// -1 is none. Of a directory it returns the original's, which the caller closes.
-func (w *comparison) entry(e *tree.Entry, low int) (below int, err error) {
+// entry compares an entry of the layer with that of the same name in a directory of the original.
+// Of a directory it returns the original's, which the caller closes.
+func (w *comparison) entry(e *tree.Entry, low original) (below original, err error) {
+	none := original{dir: -1}
 	if e.Err == tree.ErrDeep {
-		return -1, tree.TooLarge("directories are nested too deeply, at %.80q", e.Path)
+		return none, tree.TooLarge("directories are nested too deeply, at %.80q", e.Path)
 	}
 	if e.Err != nil {
+		w.settled[e.Path] = true
 		w.warn(e.Path, e.Err)
-		return -1, nil
+		return none, nil
+	}
+	if len(w.Layers) > 1 {
+		hides, above := w.settled[e.Path]
+		e.Skip = hides
+		w.settled[e.Path] = hides || tree.Type(&e.Stat) != unix.S_IFDIR
+		if above {
+			return w.merged(e, low)
+		}
 	}
 	if e.Deletes() {
-		w.deleted(low, path.Dir(e.Path), e.Name)
-		return -1, nil
+		w.deleted(low, e.Path, e.Name)
+		return none, nil
 	}
-	was := original(low, e.Name)
+	was := low.look(e.Name)
 	c := Change{Path: e.Path, Kind: Added, Type: typeOf(&e.Stat), Target: e.Target, Conflict: w.later(was)}
 	if was != nil {
 		c.Kind = Changed
 		if t := typeOf(was); t != c.Type {
 			if t == Directory && !c.Conflict {
-				c.Conflict = w.laterBelow(low, e.Name)
+				c.Conflict = w.laterBelow(low.dir, e.Name)
 			}
 			c.Was, was = t, nil
 		}
@@ -264,17 +401,30 @@ func (w *comparison) entry(e *tree.Entry, low int) (below int, err error) {
 		return w.directory(c, e, was, low)
 	case Link:
 		if was != nil {
-			if target, err := tree.Readlink(low, e.Name); err == nil && target == e.Target {
-				return -1, nil
+			if target, err := tree.Readlink(low.dir, e.Name); err == nil && target == e.Target {
+				return none, nil
 			}
 		}
 	case File:
-		w.file(&c, e, was, low)
+		w.file(&c, e, was, low.dir)
 	}
 	if c.Kind != "" {
 		w.add(c, &e.Stat)
 	}
-	return -1, nil
+	return none, nil
+}
+
+// merged goes into a directory that a layer above has as well. If this layer has none there, what
+// it has hides what is there below it.
+func (w *comparison) merged(e *tree.Entry, low original) (below original, err error) {
+	if e.Skip {
+		return original{dir: -1}, nil
+	}
+	below, _ = low.below(e.Name)
+	if tree.Type(&e.Stat) == unix.S_IFDIR {
+		return below, w.enter(&below, e.FD, e.Path)
+	}
+	return below, w.hide(below, -1, e.Path)
 }
 
 // file settles whether a file of the layer holds something else than the original's, which is
@@ -307,13 +457,13 @@ func (w *comparison) file(c *Change, e *tree.Entry, was *unix.Stat_t, low int) {
 }
 
 // directory compares a directory. What is in it comes next, unless the original's is not to be read.
-func (w *comparison) directory(c Change, e *tree.Entry, was *unix.Stat_t, low int) (below int, err error) {
-	below = -1
+func (w *comparison) directory(c Change, e *tree.Entry, was *unix.Stat_t, low original) (below original, err error) {
+	below = original{-1, low.hidden}
 	if was != nil {
-		if below, err = tree.Open(low, e.Name, unix.O_RDONLY|unix.O_DIRECTORY); err != nil {
+		if below, err = low.below(e.Name); err != nil {
 			w.warn(c.Path, err)
 			e.Skip = true
-			return -1, nil
+			return below, nil
 		}
 		c.Kind = Mode
 		c.WasMode = octal(permissions(was))
@@ -321,11 +471,11 @@ func (w *comparison) directory(c Change, e *tree.Entry, was *unix.Stat_t, low in
 	if was == nil || permissions(was) != permissions(&e.Stat) {
 		w.add(c, &e.Stat)
 	}
-	return below, w.hidden(e.FD, below, c.Path)
+	return below, w.enter(&below, e.FD, c.Path)
 }
 
 func (w *comparison) add(c Change, st *unix.Stat_t) {
-	c.mode = permissions(st)
+	c.mode, c.layer = permissions(st), w.layer
 	if c.Type == File {
 		c.Size = st.Size
 	}

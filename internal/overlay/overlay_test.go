@@ -3,8 +3,11 @@ package overlay
 import (
 	"bytes"
 	"fmt"
+	"maps"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -29,13 +32,11 @@ func laid(t testing.TB) (layer, source string, tree *Tree) {
 	layer, source = filepath.Join(dir, "layer"), filepath.Join(dir, "source")
 	must(t, os.Mkdir(layer, 0o755), os.Mkdir(source, 0o755), os.Mkdir(filepath.Join(dir, "outside"), 0o755))
 	must(t, os.WriteFile(filepath.Join(dir, "outside/secret"), []byte("secret"), 0o600))
-	tree = &Tree{Since: time.Now().Add(time.Minute)}
-	var err error
-	tree.Layer, err = os.Open(layer)
+	upper, err := os.Open(layer)
 	must(t, err)
-	tree.Source, err = os.Open(source)
+	tree, err = Open(upper, source, time.Now().Add(time.Minute))
 	must(t, err)
-	t.Cleanup(func() { tree.Layer.Close(); tree.Source.Close() })
+	t.Cleanup(func() { upper.Close(); tree.Close() })
 	return layer, source, tree
 }
 
@@ -296,5 +297,99 @@ func TestSelect(t *testing.T) {
 	}))
 	if diff := cmp.Diff([]string{"", "/a", "/a/b", "/a/b/c"}, got); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// TestLayers compares what is made in the original, of layers made at random, with what overlayfs
+// shows of them: each name as the uppermost layer has it, and directories of one name merged, down
+// to the first that is opaque, or to what is no directory.
+func TestLayers(t *testing.T) {
+	names := []string{"a", "b", "c"}
+	for seed := range 60 {
+		r := rand.New(rand.NewPCG(uint64(seed), 0))
+		dir := t.TempDir()
+		dirs := []string{dir + "/original"} // the lowest first
+		for i := range 1 + r.IntN(3) {
+			dirs = append(dirs, fmt.Sprintf("%s/%d", dir, i))
+		}
+		var grow func(at string, depth int, layer bool)
+		grow = func(at string, depth int, layer bool) {
+			must(t, os.Mkdir(at, 0o755))
+			if layer && r.IntN(4) == 0 {
+				must(t, unix.Setxattr(at, "user.overlay.opaque", []byte("y"), 0))
+			}
+			for _, name := range names {
+				name = filepath.Join(at, name)
+				switch what := r.IntN(6); {
+				case what < 2 && depth < 3:
+					grow(name, depth+1, layer)
+				case what == 2:
+					must(t, os.WriteFile(name, fmt.Appendf(nil, "%d", r.IntN(3)), 0o644))
+				case what == 3:
+					must(t, os.Symlink(fmt.Sprint(r.IntN(3)), name))
+				case what == 4 && layer:
+					must(t, unix.Mknod(name, unix.S_IFCHR, 0))
+				}
+			}
+		}
+		shown := map[string]string{}
+		for i, at := range dirs {
+			grow(at, 0, i > 0)
+			merge(t, shown, at, ".")
+		}
+		slices.Reverse(dirs)
+		upper, err := os.Open(dirs[0])
+		must(t, err)
+		tree, err := Open(upper, dir+"/original", time.Now().Add(time.Minute), dirs[1:len(dirs)-1]...)
+		must(t, err)
+		list, text := lines(t, tree)
+		if !slices.IsSortedFunc(list, func(a, b Change) int { return comparePaths(a.Path, b.Path) }) && len(dirs) > 2 {
+			t.Errorf("seed %d: not in order:\n%s", seed, text)
+		}
+		if _, err := tree.Apply(list, Options{Delete: true}); err != nil {
+			t.Errorf("seed %d: %v", seed, err)
+		}
+		made := map[string]string{}
+		merge(t, made, dir+"/original", ".")
+		if diff := cmp.Diff(shown, made); diff != "" {
+			t.Errorf("seed %d:\n%s\nof:\n%s", seed, diff, text)
+		}
+		tree.Close()
+		upper.Close()
+	}
+}
+
+// merge puts a layer over what is shown.
+func merge(t testing.TB, shown map[string]string, dir, at string) {
+	t.Helper()
+	forget := func(name string) {
+		maps.DeleteFunc(shown, func(other, _ string) bool { return other == name || strings.HasPrefix(other, name+"/") || name == "." })
+	}
+	var st unix.Stat_t
+	must(t, unix.Lstat(filepath.Join(dir, at), &st))
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFCHR:
+		forget(at)
+	case unix.S_IFREG:
+		forget(at)
+		b, err := os.ReadFile(filepath.Join(dir, at))
+		must(t, err)
+		shown[at] = "file " + string(b)
+	case unix.S_IFLNK:
+		forget(at)
+		target, err := os.Readlink(filepath.Join(dir, at))
+		must(t, err)
+		shown[at] = "link " + target
+	default:
+		var value [8]byte
+		if n, err := unix.Getxattr(filepath.Join(dir, at), "user.overlay.opaque", value[:]); err == nil && n > 0 || shown[at] != "directory" {
+			forget(at)
+		}
+		shown[at] = "directory"
+		entries, err := os.ReadDir(filepath.Join(dir, at))
+		must(t, err)
+		for _, e := range entries {
+			merge(t, shown, dir, filepath.Join(at, e.Name()))
+		}
 	}
 }

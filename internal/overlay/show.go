@@ -90,7 +90,7 @@ func (t *Tree) patch(to io.Writer, c *Change) error {
 	if c.Type == Other || c.Type == Directory || c.Was == Directory {
 		return nil // git(1) has no directories
 	}
-	before, after := text(t.Source, c.Path, c.Kind == Added), text(t.Layer, c.Path, c.Kind == Deleted || c.Kind == Mode)
+	before, after := text(t.Source, c.Path, c.Kind == Added), text(t.Layers[c.layer], c.Path, c.Kind == Deleted || c.Kind == Mode)
 	if c.Kind == Mode {
 		before = after
 	}
@@ -230,7 +230,7 @@ func (t *Tree) tar(a *tree.Archive, c *Change) error {
 	case c.Type == Other:
 		return nil
 	}
-	fd, st, err := tree.OpenFile(proc.Descriptor(t.Layer), c.Path)
+	fd, st, err := tree.OpenFile(proc.Descriptor(t.Layers[c.layer]), c.Path)
 	if err != nil {
 		return fmt.Errorf("%.200q: %w", c.Path, err)
 	}
