@@ -16,6 +16,7 @@ type answered struct {
 	io.ReadCloser // of the body
 	conn          *Conn
 	stop          func() bool
+	size          int64 // -1 if it is not known
 }
 
 func (a answered) Close() error {
@@ -73,7 +74,7 @@ func (c *client) do(r *http.Request, at string) (*http.Response, error) {
 		if a.StatusCode >= http.StatusContinue && a.StatusCode < http.StatusOK {
 			continue
 		}
-		a.Body = answered{a.Body, conn, stop}
+		a.Body = answered{a.Body, conn, stop, a.ContentLength}
 		return a, nil
 	}
 }

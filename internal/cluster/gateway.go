@@ -5,8 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"hash/fnv"
 	"io"
 	"log/slog"
 	"net/http"
@@ -31,6 +29,7 @@ type Gateway struct {
 	counters *counters
 	log      *slog.Logger
 	stop     context.CancelFunc
+	web      *http.Server
 
 	mu       sync.Mutex
 	draining bool
@@ -51,11 +50,16 @@ func NewGateway(bus *NATS, name, version string, door *server.Door, log *slog.Lo
 		stop()
 		return nil, err
 	}
-	g.client.link, err = NewLink(ctx, bus, subject(GatewayKind, name, instance), false, g.members.Alive)
+	link, err := NewLink(ctx, bus, subject(GatewayKind, name, instance), true, g.members.Alive)
 	if err != nil {
 		stop()
 		return nil, err
 	}
+	g.client.link = link
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/files/{id}", g.file) // all that nodes may ask for
+	g.web = passedOn(door.Handler(mux), log)
+	go func() { _ = g.web.Serve(link) }()
 	go g.openQueue(ctx)
 	log.Info("gateway", "name", name, "instance", instance)
 	return g, nil
@@ -77,6 +81,7 @@ func (g *Gateway) Drain() {
 // Close ends what is under way.
 func (g *Gateway) Close() {
 	g.members.Leave()
+	g.web.Close()
 	g.stop()
 }
 
@@ -96,6 +101,7 @@ func (g *Gateway) Handler() http.Handler {
 	mux.HandleFunc("/v1/calls/{id}/", g.call)
 	mux.HandleFunc("/mcp", g.mcp)
 	mux.HandleFunc("POST /v1/files", g.store)
+	mux.HandleFunc("GET /v1/files/{id}", g.file)
 	mux.HandleFunc("/", g.anywhere)
 	return g.door.Handler(mux)
 }
@@ -154,8 +160,7 @@ const attempts = 4
 func (g *Gateway) somewhere(r *http.Request, body []byte) (res *http.Response, at string, err error) {
 	var refused *http.Response
 	tried := map[string]bool{}
-	// A file of the content store is where it was stored, or collected: the nodes are asked in turn.
-	for n := 0; n < attempts || refused != nil && refused.StatusCode == http.StatusNotFound; n++ {
+	for range attempts {
 		at, leave, ok := g.choose(tried)
 		if !ok {
 			break
@@ -175,7 +180,7 @@ func (g *Gateway) somewhere(r *http.Request, body []byte) (res *http.Response, a
 			return nil, at, err
 		}
 		res.Body = leaving{res.Body, leave}
-		if !notBegun(res, api.Busy, api.Draining, api.NoSuchFile) {
+		if !notBegun(res, api.Busy, api.Draining) {
 			return res, at, nil
 		}
 		refused = res
@@ -199,7 +204,7 @@ func (l leaving) Close() error {
 
 // notBegun reports whether a node has refused a request, with one of these codes.
 func notBegun(res *http.Response, codes ...api.Code) bool {
-	if res.StatusCode != http.StatusServiceUnavailable && res.StatusCode != http.StatusNotFound {
+	if res.StatusCode != http.StatusServiceUnavailable {
 		return false
 	}
 	const most = 64 << 10
@@ -213,25 +218,6 @@ func notBegun(res *http.Response, codes ...api.Code) bool {
 type rest struct {
 	io.Reader
 	io.Closer
-}
-
-// store passes on a file for the content store, which is sent once: those of a tenant to one node,
-// for as long as that is there.
-func (g *Gateway) store(w http.ResponseWriter, r *http.Request) {
-	tenant, _, _ := server.Whose(r.Context())
-	at, best := "", uint64(0)
-	for _, n := range g.members.nodes() {
-		h := fnv.New64a()
-		fmt.Fprint(h, tenant, "\n", n.Name) // highest random weight: a node that comes or goes moves few
-		if sum := h.Sum64(); !n.Draining && (at == "" || sum > best) {
-			at, best = n.subject(), sum
-		}
-	}
-	if at == "" {
-		g.none().Write(w)
-		return
-	}
-	g.answer(w, r)(g.client.do(passOn(r, r.Body, r.ContentLength), at))
 }
 
 // pinned passes a request on to the node that has given the id in its path.

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"net/http"
 	"time"
@@ -37,17 +38,27 @@ func NewNode(bus *NATS, name, version string, s *server.Server, handler http.Han
 		stop()
 		return nil, err
 	}
-	n.web = &http.Server{
-		Handler: handler, ConnContext: server.Passed, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
-		ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 2 * server.MaxHeader, Protocols: new(http.Protocols),
-	}
-	n.web.Protocols.SetHTTP1(true)
-	n.web.SetKeepAlivesEnabled(false) // a request has a connection of its own
+	client := client{link}
+	s.Elsewhere(func(ctx context.Context, tenant, id string) (io.ReadCloser, error) {
+		return client.file(server.As(ctx, tenant, ""), id, n.members.Of(GatewayKind))
+	})
+	n.web = passedOn(handler, log)
 	go func() { _ = n.web.Serve(link) }()
 	n.calls = &puller{queue: bus.queue, s: s, at: subject(NodeKind, name, instance), log: log}
 	go n.calls.run(ctx)
 	log.Info("node", "name", name, "instance", instance)
 	return n, nil
+}
+
+// passedOn is a server for requests that come by NATS.
+func passedOn(handler http.Handler, log *slog.Logger) *http.Server {
+	web := &http.Server{
+		Handler: handler, ConnContext: server.Passed, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 2 * server.MaxHeader, Protocols: new(http.Protocols),
+	}
+	web.Protocols.SetHTTP1(true)
+	web.SetKeepAlivesEnabled(false) // a request has a connection of its own
+	return web
 }
 
 func load(s *server.Server) Load {

@@ -179,7 +179,7 @@ func (s *Server) callError(ctx context.Context, err error) error {
 // in carries a call out at a place. The answer is nil if it came to nothing.
 func (s *Server) in(ctx context.Context, at place.Place, admitted *admission.Leave, o *order, out sink) (*api.Answer, error) {
 	began := time.Now()
-	if err := s.bring(at, o); err != nil {
+	if err := s.bring(ctx, at, o); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -233,7 +233,7 @@ func (s *Server) answer(at place.Place, o *order, out sink, res *result.Result) 
 
 // bring puts the call's files into the workspace. It is opened for what is collected, too: a
 // warm room has the next call's when the command has ended.
-func (s *Server) bring(at place.Place, o *order) error {
+func (s *Server) bring(ctx context.Context, at place.Place, o *order) error {
 	if len(o.files) == 0 && len(o.collect) == 0 {
 		return nil
 	}
@@ -242,16 +242,22 @@ func (s *Server) bring(at place.Place, o *order) error {
 		return err
 	}
 	for _, f := range o.files {
-		if err := s.bringFile(dir, o.who.tenant, f); err != nil {
+		if err := s.bringFile(ctx, dir, o, f); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (s *Server) bringFile(dir *workspace.Dir, tenant string, f fileIn) error {
+func (s *Server) bringFile(ctx context.Context, dir *workspace.Dir, o *order, f fileIn) error {
 	if f.id != "" {
-		blob, size, err := s.files.Get(tenant, f.id)
+		blob, size, err := s.files.Get(o.who.tenant, f.id)
+		if e := (*result.Error)(nil); s.elsewhere != nil && errors.As(err, &e) && e.Code == string(api.NoSuchFile) {
+			if err := s.fetch(ctx, o, f.id); err != nil {
+				return err
+			}
+			blob, size, err = s.files.Get(o.who.tenant, f.id)
+		}
 		if err != nil {
 			return err
 		}
@@ -259,6 +265,20 @@ func (s *Server) bringFile(dir *workspace.Dir, tenant string, f fileIn) error {
 		f.text, f.size = blob, size
 	}
 	_, err := dir.Put(f.path, f.text, f.size, f.mode)
+	return err
+}
+
+// fetch has the content store get a file from elsewhere. Whatever comes is stored under its own hash.
+func (s *Server) fetch(ctx context.Context, o *order, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	from, err := s.elsewhere(ctx, o.who.tenant, id)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	quota := int64(o.ceilings.Files)
+	_, _, err = s.files.Put(o.who.tenant, from, quota, quota)
 	return err
 }
 

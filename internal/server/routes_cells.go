@@ -49,7 +49,7 @@ func (s *Server) cell(ctx context.Context, session string, o *order, language ce
 		return nil, s.callError(either, err)
 	}
 	defer e.end()
-	if err := s.bring(x.Place, o); err != nil {
+	if err := s.bring(either, x.Place, o); err != nil {
 		return nil, s.callError(either, err)
 	}
 	e.admitted.Reserved()

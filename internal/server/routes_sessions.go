@@ -81,7 +81,7 @@ func (s *Server) createSession(ctx context.Context, w who, n *api.NewSession) (*
 			_, _ = at.Give() // nothing has run in it
 		}
 	}()
-	if err := s.bring(at, o); err != nil {
+	if err := s.bring(ctx, at, o); err != nil {
 		return nil, nil, s.callError(ctx, err)
 	}
 	e.admitted.Running()

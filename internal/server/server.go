@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -39,6 +40,8 @@ type Server struct {
 	rooms   *sessions.Store
 	version string
 	prefix  string // of ids
+	// elsewhere finds a tenant's file that the content store has not; nil if there is no other place.
+	elsewhere func(ctx context.Context, tenant, id string) (io.ReadCloser, error)
 
 	base context.Context // of all that runs; ends with the server
 	end  context.CancelCauseFunc
@@ -78,6 +81,12 @@ func New(c config.Config, tokens config.Tokens, source place.Source, log *slog.L
 
 // Named has all ids that the server gives begin so. It is called before the first request.
 func (s *Server) Named(prefix string) { s.prefix = prefix }
+
+// Elsewhere has files that the content store has not be looked for. It is called before the first
+// request.
+func (s *Server) Elsewhere(find func(ctx context.Context, tenant, id string) (io.ReadCloser, error)) {
+	s.elsewhere = find
+}
 
 func (s *Server) newID() string { return s.prefix + job.NewID() }
 

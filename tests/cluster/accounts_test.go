@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"path/filepath"
@@ -25,7 +26,7 @@ func nodeMay(name string) *server.Permissions {
 }
 
 var gatewayMay = &server.Permissions{
-	Publish:   &server.SubjectPermission{Allow: []string{"sbxrun.node.>", "sbxrun.beat.gateway.*", "sbxrun.beats", "$JS.API.>", "$KV.sbxrun-keys.>", "$KV.sbxrun-calls.>", "sbxrun-queue.*"}},
+	Publish:   &server.SubjectPermission{Allow: []string{"sbxrun.node.>", "sbxrun.beat.gateway.*", "sbxrun.beats", "$JS.API.>", "$KV.sbxrun-keys.>", "$KV.sbxrun-calls.>", "sbxrun-queue.*", "$O.>"}},
 	Subscribe: &server.SubjectPermission{Allow: []string{"sbxrun.gateway.>", "sbxrun.beat.*.*", "sbxrun.beats", "_INBOX.>"}},
 }
 
@@ -61,7 +62,8 @@ func TestStolenNode(t *testing.T) {
 	defer stolen.Close()
 	for _, subject := range []string{"sbxrun.node.n1.00000000.x", "sbxrun.beat.node.n1", "sbxrun.beat.gateway.g", "$JS.API.STREAM.NAMES", "$KV.sbxrun-keys.x", "sbxrun-queue.x",
 		"$JS.API.STREAM.MSG.GET.KV_sbxrun-calls", "$JS.API.DIRECT.GET.KV_sbxrun-calls", "$JS.API.STREAM.MSG.GET.sbxrun-queue", "$JS.API.STREAM.MSG.DELETE.sbxrun-queue",
-		"$JS.API.STREAM.PURGE.sbxrun-queue", "$JS.API.CONSUMER.CREATE.sbxrun-queue", "$JS.API.CONSUMER.CREATE.KV_sbxrun-calls", "$JS.API.CONSUMER.DELETE.sbxrun-queue.nodes"} {
+		"$JS.API.STREAM.PURGE.sbxrun-queue", "$JS.API.CONSUMER.CREATE.sbxrun-queue", "$JS.API.CONSUMER.CREATE.KV_sbxrun-calls", "$JS.API.CONSUMER.DELETE.sbxrun-queue.nodes",
+		"$O.sbxrun-files-x.C.x", "$JS.API.CONSUMER.CREATE.OBJ_sbxrun-files-x", "$JS.API.DIRECT.GET.OBJ_sbxrun-files-x"} {
 		if err := stolen.Publish(subject, []byte("x")); err != nil {
 			t.Fatal(err)
 		}
@@ -87,29 +89,89 @@ func denied(t *testing.T, refused <-chan string, subject string) {
 	}
 }
 
-// A file is found from any gateway, also by a call that would have gone to another node.
+// A file is found from any gateway and by any node, also if the one that it was put through is lost; so is
+// one that a call has collected, while its node is there. A tenant has its quota over all gateways.
 func TestFiles(t *testing.T) {
 	o := options(t)
 	s := startNATS(t, o)
 	defer s.Shutdown()
-	c := newCluster(t, url(o), 3, 2, "[rooms]\nmin = 0\nmax = 0\n")
-	res, err := c.gateways[0].client.Post("http://sbxrun/v1/files", "application/octet-stream", strings.NewReader("stored"))
-	if err != nil {
-		t.Fatal(err)
+	c := newCluster(t, url(o), 3, 2, "[rooms]\nmin = 0\nmax = 0\n[tenant]\nfiles = \"4M\"\n")
+	put := func(g *gateway, text string) (int, string) {
+		res, err := g.client.Post("http://sbxrun/v1/files", "application/octet-stream", strings.NewReader(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		var x api.Stored
+		_ = json.NewDecoder(res.Body).Decode(&x) // an error has other members
+		return res.StatusCode, x.ID
 	}
-	res.Body.Close()
-	const id = "sha256:9f2f2c5a6f7a3a5e" // only its form is looked at below
-	for range 10 {
-		a := &api.Answer{}
-		_, e, err := c.gateways[1].call(t.Context(), "/v1/run", api.Call{Argv: []string{"cat", "f"}, Files: []api.FileIn{{Path: "f", ID: sum("stored")}}}, a)
-		if err != nil || e != nil || *a.Stdout != "stored" {
-			t.Fatalf("%+v %v", e, err)
+	large := strings.Repeat("0123456789abcdef", 1<<16) // more than a message
+	for _, text := range []string{"stored", large, "stored", ""} {
+		if status, id := put(c.gateways[0], text); status != http.StatusCreated || id != sum(text) {
+			t.Fatal(status, id)
 		}
 	}
-	if status, e, err := c.gateways[1].call(t.Context(), "/v1/run", api.Call{Argv: []string{"true"}, Files: []api.FileIn{{Path: "f", ID: id}}}, nil); status/100 != 4 || err != nil || e.Started {
-		t.Error(status, e, err)
+	c.gateways[0].kill()
+	g := c.gateways[1]
+	run := func(id string) (api.Answer, *api.Error) {
+		var a api.Answer
+		_, e, err := g.call(t.Context(), "/v1/run", api.Call{Argv: []string{"sh", "-c", "cat f | tee out"}, Files: []api.FileIn{{Path: "f", ID: id}}, Collect: []string{"out"}}, &a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a, e
 	}
-	if res, err = c.gateways[0].client.Get("http://sbxrun/metrics"); err != nil {
+	nodes := map[string]bool{}
+	for range 12 {
+		a, e := run(sum(large))
+		if e != nil || *a.Stdout != large {
+			t.Fatalf("%+v", e)
+		}
+		nodes[a.ID[:2]] = true
+		if a, e = run(sum("stored")); e != nil || *a.Stdout != "stored" {
+			t.Fatalf("%+v", e)
+		}
+	}
+	if len(nodes) < 2 {
+		t.Errorf("it ran on %v alone", nodes)
+	}
+	var queued api.CallStatus
+	if _, e, err := g.call(t.Context(), "/v1/calls", api.Call{Argv: []string{"cat", "f"}, Files: []api.FileIn{{Path: "f", ID: sum("stored")}}}, &queued); e != nil || err != nil {
+		t.Fatal(e, err)
+	}
+	if x := g.end(t, queued.ID); x.Report == nil || x.Report.ExitCode != 0 {
+		t.Errorf("%+v", x)
+	}
+	if status, text := g.ask(t, http.MethodGet, "/v1/files/"+sum(large), nil); status != http.StatusOK || text != large {
+		t.Error(status, len(text))
+	}
+	// What a call has made is on its node.
+	var a api.Answer
+	if _, e, err := g.call(t.Context(), "/v1/run", api.Call{Argv: []string{"sh", "-c", "echo made >out"}, Collect: []string{"out"}}, &a); e != nil || err != nil {
+		t.Fatal(e, err)
+	}
+	for range 8 {
+		if b, e := run(a.Files[0].ID); e != nil || *b.Stdout != "made\n" {
+			t.Fatalf("%+v", e)
+		}
+	}
+	for _, id := range []string{sum("another"), "sha256:9f2f", "part-x", "x"} {
+		if status, text := g.ask(t, http.MethodGet, "/v1/files/"+id, nil); status != http.StatusNotFound {
+			t.Error(id, status, text)
+		}
+		if _, e := run(id); e == nil || e.Started || e.Failure.Code != api.NoSuchFile {
+			t.Errorf("%s: %+v", id, e)
+		}
+	}
+	if status, _ := put(g, strings.Repeat("x", 5<<20)); status != http.StatusInsufficientStorage {
+		t.Error(status)
+	}
+	if status, id := put(g, "still room"); status != http.StatusCreated || id != sum("still room") {
+		t.Error(status, id) // what did not fit takes none
+	}
+	res, err := g.client.Get("http://sbxrun/metrics")
+	if err != nil {
 		t.Fatal(err)
 	}
 	defer res.Body.Close()

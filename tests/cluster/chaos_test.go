@@ -28,7 +28,7 @@ func threeNATS(t *testing.T) (all []*server.Options, urls string) {
 	var routes, list []string
 	for range 3 {
 		o := options(t)
-		o.JetStream = false
+		o.ServerName = fmt.Sprint("s", len(all))
 		o.Cluster = server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: freePort(t)}
 		all = append(all, o)
 		routes = append(routes, fmt.Sprintf("nats://127.0.0.1:%d", o.Cluster.Port))
@@ -88,6 +88,10 @@ func (g *gateway) call(ctx context.Context, path string, body any, into any) (st
 		return 0, nil, err
 	}
 	q.Header.Set("Content-Type", "application/json")
+	return g.do(q, into)
+}
+
+func (g *gateway) do(q *http.Request, into any) (status int, e *api.Error, err error) {
 	res, err := g.client.Do(q)
 	if err != nil {
 		return 0, nil, err
@@ -105,6 +109,49 @@ func (g *gateway) call(ctx context.Context, path string, body any, into any) (st
 		return res.StatusCode, nil, nil
 	}
 	return res.StatusCode, nil, json.Unmarshal(answer, into)
+}
+
+// detached queues a call, and waits for its end as if it had been one that answers. What has ended once,
+// every gateway tells alike.
+func (c *cluster) detached(ctx context.Context, g *gateway, call api.Call, into *api.Answer) (status int, e *api.Error, err error) {
+	var s api.CallStatus
+	if status, e, err = g.call(ctx, "/v1/calls", call, &s); err != nil || e != nil {
+		return status, e, err
+	}
+	var ends []api.CallStatus
+	for len(ends) < 2 {
+		var now api.CallStatus
+		path := "/v1/calls/" + s.ID + "?wait_ms=5000"
+		code, e, err := c.gateways[rand.IntN(len(c.gateways))].get(ctx, path, &now)
+		switch {
+		case ctx.Err() != nil:
+			return 0, nil, ctx.Err()
+		case err == nil && code == http.StatusOK && now.State == api.Over:
+			ends = append(ends, now)
+		case err == nil && code != http.StatusOK && code != http.StatusServiceUnavailable && code != http.StatusBadGateway:
+			c.t.Errorf("%s: %d %+v", s.ID, code, e)
+			return code, e, nil
+		default:
+			time.Sleep(20 * time.Millisecond) // a gateway, or a node, is away
+		}
+	}
+	if s = ends[0]; s.Started != ends[1].Started || (s.Report == nil) != (ends[1].Report == nil) || (s.Failure == nil) != (ends[1].Failure == nil) {
+		c.t.Errorf("%s has two ends: %+v and %+v", s.ID, s, ends[1])
+	}
+	if s.Report != nil {
+		*into = *s.Report
+		return http.StatusOK, nil, nil
+	}
+	return http.StatusOK, &api.Error{Failure: *s.Failure, Started: s.Started}, nil
+}
+
+// get asks for something.
+func (g *gateway) get(ctx context.Context, path string, into any) (status int, e *api.Error, err error) {
+	q, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://sbxrun"+path, nil)
+	if err != nil {
+		return 0, nil, err
+	}
+	return g.do(q, into)
 }
 
 // outcome is how one attempt has ended.
@@ -140,7 +187,7 @@ func TestChaos(t *testing.T) {
 			s.Shutdown()
 		}
 	})
-	c := newCluster(t, urls, 4, 2, "[sandbox]\nnetwork = \"host\"\n[rooms]\nmin = 1\nmax = 4\n[tenant]\nconcurrency = 0\nqueue = 1000\n")
+	c := newCluster(t, urls, 4, 2, "[sandbox]\nnetwork = \"host\"\n[rooms]\nmin = 1\nmax = 4\n[tenant]\nconcurrency = 0\nqueue = 1000\n[nats]\nreplicas = 3\n")
 	m := newMarks(t)
 	calls := number(t, "SBXRUN_CLUSTER_CALLS", 600)
 	clients := number(t, "SBXRUN_CLUSTER_CLIENTS", 20)
@@ -158,16 +205,23 @@ func TestChaos(t *testing.T) {
 					g := c.gateways[rand.IntN(len(c.gateways))]
 					script := fmt.Sprintf("echo %s >/dev/tcp/127.0.0.1/%d; sleep 0.%02d", word, m.port, rand.IntN(20))
 					a := &api.Answer{}
-					ctx, cancel := context.WithTimeout(t.Context(), harness.Bound)
-					status, e, err := g.call(ctx, "/v1/run", api.Call{Argv: []string{"bash", "-c", script}, TimeoutMS: 20_000}, a)
+					ctx, cancel := context.WithTimeout(t.Context(), 2*harness.Bound)
+					call, status, how, text := api.Call{Argv: []string{"bash", "-c", script}, TimeoutMS: 20_000}, 0, unknown, ""
+					var e *api.Error
+					var err error
+					if n%2 == 0 {
+						status, e, err = g.call(ctx, "/v1/run", call, a)
+					} else {
+						status, e, err = c.detached(ctx, g, call, a)
+					}
+					late := ctx.Err() != nil
 					cancel()
-					how, text := unknown, ""
 					switch {
 					case err != nil && strings.Contains(err.Error(), "connect:"):
 						how, text = refused, "gateway away"
 					case err != nil:
 						text = "connection broke"
-						if ctx.Err() == context.DeadlineExceeded {
+						if late {
 							t.Errorf("%s: no answer", word)
 						}
 					case e == nil:

@@ -163,7 +163,10 @@ func sum(text string) string { return fmt.Sprintf("sha256:%x", sha256.Sum256([]b
 func (c *cluster) process(command, name, url, config string) *process {
 	c.t.Helper()
 	file := filepath.Join(c.dir, name+".toml")
-	config += "\n[nats]\nurl = \"" + url + "\"\nnode = \"" + name + "\"\n"
+	if !strings.Contains(config, "[nats]") {
+		config += "\n[nats]\n"
+	}
+	config += "url = \"" + url + "\"\nnode = \"" + name + "\"\n"
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		c.t.Fatal(err)
 	}

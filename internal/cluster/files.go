@@ -1,0 +1,171 @@
+package cluster
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/server"
+)
+
+// Files that are put through a gateway are in an object store of JetStream, one for each tenant, with
+// the tenant's quota and the time to live of the content store. Only gateways have the right to it:
+// a node that is to bring a file into a workspace, and has it not, asks a gateway for it, as a client
+// does, and keeps a copy. What a call collects is on its node, and found there.
+
+// filePrefix begins the ids of files.
+const filePrefix = "sha256:"
+
+// filesOf is what the store of a tenant is called.
+func (g *Gateway) filesOf(tenant string) string {
+	return g.door.Settings().NATS.Cluster + "-files-" + tenantKey(tenant)
+}
+
+// makeFiles opens the store of a tenant, and makes it if need be.
+func (g *Gateway) makeFiles(ctx context.Context, tenant string) (jetstream.ObjectStore, error) {
+	name := g.filesOf(tenant)
+	c := g.door.Settings()
+	// As jetstream makes object stores, but for AllowDirect, see [bucket.open].
+	_, err := g.queue.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
+		Name: "OBJ_" + name, Subjects: []string{"$O." + name + ".C.>", "$O." + name + ".M.>"}, MaxAge: time.Duration(c.Files.TTL),
+		MaxBytes: int64(c.Of(tenant).Files), Replicas: c.NATS.Replicas, Discard: jetstream.DiscardNew, AllowRollup: true,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return g.queue.js.ObjectStore(ctx, name)
+}
+
+// whole reads until what it is given is full: each read becomes a message.
+type whole struct{ io.Reader }
+
+func (w whole) Read(b []byte) (int, error) {
+	n, err := io.ReadFull(w.Reader, b)
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		err = io.EOF
+	}
+	return n, err
+}
+
+// store takes a file for the content store.
+func (g *Gateway) store(w http.ResponseWriter, r *http.Request) {
+	stored, err := g.put(r)
+	if err != nil {
+		w.Header().Set("Connection", "close") // or net/http would first read the body
+		g.failed(w, r, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusCreated)
+	writeJSON(w, stored)
+}
+
+func (g *Gateway) put(r *http.Request) (*api.Stored, error) {
+	tenant, id, _ := server.Whose(r.Context())
+	failed := func(err error) error {
+		var e *jetstream.APIError
+		const storeFailed = 10077 // of which the description says why
+		switch {
+		case errors.As(err, &e) && e.ErrorCode == storeFailed && strings.Contains(e.Description, "maximum bytes"):
+			return api.NewError(api.QuotaDisk, "the content store has no room for it", "files go when their time to live is over")
+		case r.Context().Err() != nil:
+			return api.NewError(api.Usage, "the request has broken off", "")
+		}
+		return noJetStream("the file cannot be stored", err)
+	}
+	asking, cancel := context.WithTimeout(r.Context(), askWithin)
+	defer cancel()
+	store, err := g.makeFiles(asking, tenant)
+	if err != nil {
+		return nil, failed(err)
+	}
+	// What it is called is only known when all of it was read.
+	info, err := store.Put(r.Context(), jetstream.ObjectMeta{Name: "part-" + id}, whole{r.Body})
+	if err != nil {
+		return nil, failed(err)
+	}
+	sum, err := base64.URLEncoding.DecodeString(strings.TrimPrefix(info.Digest, "SHA-256="))
+	if err != nil {
+		return nil, failed(err)
+	}
+	name := filePrefix + hex.EncodeToString(sum)
+	// The time to live begins anew.
+	for range attempts {
+		if err = store.UpdateMeta(r.Context(), info.Name, jetstream.ObjectMeta{Name: name}); !errors.Is(err, jetstream.ErrObjectAlreadyExists) {
+			break
+		}
+		if err := store.Delete(r.Context(), name); err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
+			return nil, failed(err)
+		}
+	}
+	if err != nil {
+		return nil, failed(err)
+	}
+	return &api.Stored{ID: name, Size: int64(info.Size)}, nil
+}
+
+// file answers with a file of the content store.
+func (g *Gateway) file(w http.ResponseWriter, r *http.Request) {
+	tenant, _, _ := server.Whose(r.Context())
+	id := r.PathValue("id")
+	store, err := g.queue.js.ObjectStore(r.Context(), g.filesOf(tenant))
+	if err == nil && strings.HasPrefix(id, filePrefix) {
+		var f jetstream.ObjectResult
+		if f, err = store.Get(r.Context(), id); err == nil {
+			defer f.Close()
+			info, err := f.Info()
+			if err != nil {
+				g.failed(w, r, noJetStream("the file cannot be read", err))
+				return
+			}
+			w.Header().Set("Content-Type", "application/octet-stream")
+			w.Header().Set("Content-Length", strconv.FormatUint(info.Size, 10))
+			_, _ = io.Copy(w, f) // a length that is not met tells the client
+			return
+		}
+	}
+	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) && !errors.Is(err, jetstream.ErrBucketNotFound) {
+		g.failed(w, r, noJetStream("the file cannot be read", err))
+		return
+	}
+	f, err := g.client.file(r.Context(), id, g.members.Of(NodeKind))
+	if err != nil {
+		g.failed(w, r, err)
+		return
+	}
+	defer f.Close()
+	w.Header().Set("Content-Type", "application/octet-stream")
+	if size := f.(answered).size; size >= 0 {
+		w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
+	}
+	_, _ = io.Copy(w, f)
+}
+
+// file asks one after the other for a file.
+func (c *client) file(ctx context.Context, id string, all []Beat) (io.ReadCloser, error) {
+	none := error(api.NewError(api.NoSuchFile, "the content store has no "+strconv.Quote(id[:min(len(id), 80)]), "store it by POST /v1/files; files go when their time to live is over"))
+	for _, one := range all {
+		r := (&http.Request{Method: http.MethodGet, URL: &url.URL{Path: "/v1/files/" + id}, Header: http.Header{}}).WithContext(ctx)
+		res, err := c.do(passOn(r, nil, 0), one.subject())
+		switch {
+		case err != nil:
+			continue // it was lost, and what only it had with it
+		case res.StatusCode == http.StatusOK:
+			return res.Body, nil
+		case res.StatusCode != http.StatusNotFound:
+			none = api.NewError(api.Busy, "somebody who may have the file does not answer", "try again in a moment")
+		}
+		res.Body.Close()
+	}
+	return nil, none
+}
