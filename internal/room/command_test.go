@@ -16,7 +16,7 @@ import (
 
 // What PATH means on the host, where that is not what runs in the sandbox.
 func TestInsteadOf(t *testing.T) {
-	top := tree(t, "shims/", "own/", "links/")
+	top := laidOut(t, "shims/", "own/", "links/")
 	for name, text := range map[string]string{"shims/cat": "#!/bin/sh\n", "own/other": "#!/bin/sh\n"} {
 		if err := os.WriteFile(filepath.Join(top, name), []byte(text), 0o755); err != nil {
 			t.Fatal(err)
@@ -90,7 +90,7 @@ func TestCheckCommand(t *testing.T) {
 	}
 	write("work/tools/own", "\x7fELF", 0o755)
 	write("usr/lib/piped", "\x7fELF", 0o755)
-	tools := tree(t, "lib/pyenv/shims/tool", "tools/tool2", "lib/python/bin/tool3", "dirs/tool4/", "bin/both2")
+	tools := laidOut(t, "lib/pyenv/shims/tool", "tools/tool2", "lib/python/bin/tool3", "dirs/tool4/", "bin/both2")
 	if err := os.WriteFile(filepath.Join(tools, "bin/notool"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}

@@ -38,7 +38,7 @@ func TestSwap(t *testing.T) {
 // Which binds of root's are idmapped: the writable ones of another owner, and only if
 // nobody has said who the sandbox runs as.
 func TestPrepareMapsOwners(t *testing.T) {
-	top := tree(t, "dir/")
+	top := laidOut(t, "dir/")
 	dir := top + "/dir"
 	owner := proc.Cred{UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
 	for _, tt := range []struct {

@@ -168,7 +168,7 @@ func TestFindBwrapOfAnotherUser(t *testing.T) {
 			}
 		}
 		// By a link of root's, too.
-		for _, dir := range []string{dir, tree(t, "bwrap -> "+name)} {
+		for _, dir := range []string{dir, laidOut(t, "bwrap -> "+name)} {
 			p, err := Find(dir)
 			if tt.ok || !root {
 				if err != nil || p.Version != "0.8.0" {
@@ -201,9 +201,9 @@ func TestFindNamedPipe(t *testing.T) {
 func TestLookup(t *testing.T) {
 	good, second := fake(t, "x", 0o755), fake(t, "x", 0o755)
 	denied := fake(t, "x", 0o644)
-	directory := tree(t, "bwrap/")
-	linked := tree(t, "bwrap -> "+filepath.Join(good, "bwrap"))
-	dangling := tree(t, "bwrap -> none")
+	directory := laidOut(t, "bwrap/")
+	linked := laidOut(t, "bwrap -> "+filepath.Join(good, "bwrap"))
+	dangling := laidOut(t, "bwrap -> none")
 	t.Chdir(second) // a bwrap in the current directory
 	tests := []struct {
 		name string
@@ -261,7 +261,7 @@ func TestInstallHint(t *testing.T) {
 		"zypper":  "zypper install bubblewrap",
 		"emerge":  "your distribution's package bubblewrap",
 	} {
-		t.Setenv("PATH", tree(t, program))
+		t.Setenv("PATH", laidOut(t, program))
 		if got := InstallHint(); got != want {
 			t.Errorf("with %s: %q, want %q", program, got, want)
 		}

@@ -8,7 +8,7 @@ import (
 
 // What is said of a command that has failed, of all that is known of it.
 func TestObstacle(t *testing.T) {
-	top := tree(t, "repo/.git/", "repo/sub/", "repo/lib/file", "repo/.secret", "plain/", "homes/me/work/", "homes/me/.git/", "homes/me/.ssh/key", "homes/me/data")
+	top := laidOut(t, "repo/.git/", "repo/sub/", "repo/lib/file", "repo/.secret", "plain/", "homes/me/work/", "homes/me/.git/", "homes/me/.ssh/key", "homes/me/data")
 	caller := Caller{Path: "/usr/bin:/bin", Home: top + "/homes/me", UID: 1000, GID: 1000}
 	const write, none = "-w lets it write there", "--ro-bind NAME shows"
 	for _, tt := range []struct {

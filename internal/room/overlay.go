@@ -16,6 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/links"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
 // Overlay is a directory of the host that a room shows as writable and that stays as it is:
@@ -277,34 +278,50 @@ func UpperDir(upper string) (*os.File, error) {
 }
 
 // makeUpper makes what the kernel wants of a layer on disk. It belongs to whom the sandbox runs
-// as.
+// as, who may be at work in it from an earlier time: as root nothing is named twice. What is made
+// below top is opened without following a link, and given away by its descriptor.
 func (p *Plan) makeUpper(dir, n int, mode uint32) error {
-	make := func(name string, mode uint32) error {
-		switch err := unix.Mkdirat(dir, name, 0o700); {
-		case err == unix.EEXIST:
-			return nil
-		case err != nil:
-			return err
-		}
-		if p.cred != nil {
-			if err := unix.Fchownat(dir, name, int(p.cred.UID), int(p.cred.GID), unix.AT_SYMLINK_NOFOLLOW); err != nil {
-				return err
-			}
-		}
-		return unix.Fchmodat(dir, name, mode, 0)
+	top, err := p.makeOwn(dir, strconv.Itoa(n), 0o700)
+	if err != nil {
+		return err
 	}
-	top := strconv.Itoa(n)
-	// The directory is nobody's but the caller's, so nothing in it becomes a link; but as root
-	// what is below top is the sandbox's.
+	defer unix.Close(top)
 	for _, d := range []struct {
 		name string
 		mode uint32
-	}{{top, 0o700}, {path.Join(top, enter.UpperName), mode}, {path.Join(top, enter.WorkName), 0o700}} {
-		if err := make(d.name, d.mode); err != nil {
+	}{{enter.UpperName, mode}, {enter.WorkName, 0o700}} {
+		fd, err := p.makeOwn(top, d.name, d.mode)
+		if err != nil {
 			return err
 		}
+		unix.Close(fd)
 	}
 	return nil
+}
+
+// makeOwn opens a directory in dir, which it makes if there is none.
+func (p *Plan) makeOwn(dir int, name string, mode uint32) (fd int, err error) {
+	err = unix.Mkdirat(dir, name, 0o700)
+	if err != nil && err != unix.EEXIST {
+		return -1, err
+	}
+	made := err == nil
+	if fd, err = tree.Open(dir, name, unix.O_PATH|unix.O_DIRECTORY); err != nil {
+		return -1, err
+	}
+	if made {
+		if p.cred != nil {
+			err = unix.Fchownat(fd, "", int(p.cred.UID), int(p.cred.GID), unix.AT_EMPTY_PATH)
+		}
+		if err == nil {
+			err = tree.Chmod(fd, mode)
+		}
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
 }
 
 // addLayers adds to the plan what bwrap has to bind for the overlays, and the overlays to the

@@ -72,7 +72,7 @@ func prepare(t *testing.T, p Policy, uid int) *Plan {
 }
 
 func TestPlanOptions(t *testing.T) {
-	top := tree(t, "data/sub/", "file")
+	top := laidOut(t, "data/sub/", "file")
 	var env values.Environment
 	for i, value := range []string{"secret-1", "secret-2\n--bind\n/\n/", "", "--ro-bind"} {
 		env.Put(values.Var{Name: fmt.Sprintf("V%d", i), Value: value})
@@ -350,7 +350,7 @@ func TestPlanIdentity(t *testing.T) {
 // What the user mounts takes the place of the defaults at and below it, and of
 // nothing else.
 func TestLayoutReplacesDefaults(t *testing.T) {
-	top := tree(t, "dir/")
+	top := laidOut(t, "dir/")
 	list := func(mounts ...Mount) (ops []op) {
 		ops, err := layout(&Policy{TmpSize: 1, Mounts: mounts}, User{1, 1}, "h")
 		if err != nil {
@@ -455,7 +455,7 @@ func TestEtcAccounts(t *testing.T) {
 }
 
 func TestPrepareErrors(t *testing.T) {
-	top := tree(t, "dir/", "file", "loop -> loop")
+	top := laidOut(t, "dir/", "file", "loop -> loop")
 	tests := []struct {
 		name   string
 		change func(*Policy, *Caller)
@@ -499,7 +499,7 @@ func TestPrepareErrors(t *testing.T) {
 
 // A writable bind may get new places for mounts, a read-only one must have them.
 func TestPrepareMountInMount(t *testing.T) {
-	top := tree(t, "dir/there/")
+	top := laidOut(t, "dir/there/")
 	for _, m := range [][]Mount{
 		{{Source: top + "/dir", Dest: "/x"}, {Kind: Tmpfs, Dest: "/x/there"}},
 		{{Source: top + "/dir", Dest: "/x", Kind: ReadWrite}, {Kind: Tmpfs, Dest: "/x/new"}},
@@ -511,7 +511,7 @@ func TestPrepareMountInMount(t *testing.T) {
 
 // Root hands over what the unprivileged uid could not reach by itself.
 func TestPrepareStages(t *testing.T) {
-	top := tree(t, "private/data/", "public/")
+	top := laidOut(t, "private/data/", "public/")
 	for name, mode := range map[string]os.FileMode{"": 0o755, "/private": 0o700, "/public": 0o755} {
 		if err := os.Chmod(top+name, mode); err != nil {
 			t.Fatal(err)
@@ -557,7 +557,7 @@ func foreign(t *testing.T, name string) {
 // Root opens no source for its payload that lies behind a link which root did
 // not make: an earlier payload may have.
 func TestPrepareStagesNoLinkOfAnotherUser(t *testing.T) {
-	top := tree(t, "private/data/", "private/file", "public/",
+	top := laidOut(t, "private/data/", "private/file", "public/",
 		"shared/out -> ../private/data", "shared/way -> TOP/private", "shared/file -> ../private/file", "shared/far -> near", "shared/near -> TOP/private/data",
 		"shared/harmless -> TOP/public", "shared/rooted -> out")
 	if err := os.Chmod(top+"/private", 0o700); err != nil {
@@ -592,7 +592,7 @@ func TestPrepareStagesNoLinkOfAnotherUser(t *testing.T) {
 func TestTrustedLinkOfRoot(t *testing.T) {
 	names := []string{"/bin/sh", "/bin", "/usr/../bin/./sh", "/etc/passwd", "/", "/usr/"}
 	if os.Geteuid() == 0 {
-		top := tree(t, "data/sub/", "a -> data", "b -> TOP/a", "c -> ./b/../a/sub", "d -> /..//../tmp", "e -> .")
+		top := laidOut(t, "data/sub/", "a -> data", "b -> TOP/a", "c -> ./b/../a/sub", "d -> /..//../tmp", "e -> .")
 		names = append(names, top+"/a", top+"/b", top+"/b/sub", top+"/c", top+"/c/..", top+"/c/../../a", top+"/d", top+"/e/e/e/a")
 	}
 	for _, name := range names {
@@ -604,7 +604,7 @@ func TestTrustedLinkOfRoot(t *testing.T) {
 			t.Errorf("trusted(%q) = %q, %v; want %q", name, got, err, want)
 		}
 	}
-	top := tree(t, "loop -> loop", "file")
+	top := laidOut(t, "loop -> loop", "file")
 	for _, name := range []string{"/none", "/none/x", "/loop", "/file/x"} {
 		var e *result.Error
 		if got, err := trusted(top + name); !errors.As(err, &e) || e.Code != "bind-source" {
@@ -663,7 +663,7 @@ func TestPrepareCopiedFile(t *testing.T) {
 // Escape sequences in what a payload may have named never reach a message raw.
 func TestPrepareEscapeSequences(t *testing.T) {
 	const odd = "\x1b[2J\x9b\a\r\n"
-	top := tree(t, odd+"/home/", odd+"/file", "w/"+odd+" -> /", odd+"/sub/")
+	top := laidOut(t, odd+"/home/", odd+"/file", "w/"+odd+" -> /", odd+"/sub/")
 	if err := os.WriteFile(top+"/script", []byte("#!/none/\x1b[2J\x9b\a\r\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}

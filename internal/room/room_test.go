@@ -83,7 +83,7 @@ func TestStartLastVariableEmpty(t *testing.T) {
 // Mounts in a writable bind, where there is no link, get their places and show
 // what they are to show.
 func TestStartMountInWritableBind(t *testing.T) {
-	top := tree(t, "w/dir/", "ro/file")
+	top := laidOut(t, "w/dir/", "ro/file")
 	everybody(t, top+"/w")
 	everybody(t, top+"/w/dir")
 	p := Policy{Workdir: "/w", Command: shell("echo new >/w/dir/f && cat /w/new/ro/file >/dev/null && ls -R /w && touch /w/x"), Mounts: []Mount{
@@ -115,7 +115,7 @@ func everybody(t *testing.T, dir string) {
 
 // bwrap finds programs by relative and empty entries of PATH as Prepare does.
 func TestStartRelativePath(t *testing.T) {
-	top := tree(t, "bin/", "sub/", "link -> sub")
+	top := laidOut(t, "bin/", "sub/", "link -> sub")
 	for name, text := range map[string]string{"bin/tool": "#!/bin/sh\necho relative\n", "here": "#!/bin/sh\necho here\n"} {
 		if err := os.WriteFile(filepath.Join(top, name), []byte(text), 0o755); err != nil {
 			t.Fatal(err)
@@ -159,7 +159,7 @@ func directory(t *testing.T, parent string) string {
 // staged hides.
 func TestStartSourceLinksIntoTmp(t *testing.T) {
 	data, links := directory(t, "/tmp"), directory(t, "/var/tmp")
-	private := tree(t, "private/") + "/private"
+	private := laidOut(t, "private/") + "/private"
 	if err := errors.Join(
 		os.WriteFile(data+"/file", []byte("shared\n"), 0o644),
 		os.WriteFile(private+"/file", []byte("private\n"), 0o644),

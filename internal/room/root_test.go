@@ -14,7 +14,7 @@ import (
 // What a payload leaves in a writable bind is not followed when the next run
 // mounts something there: bwrap would make directories and files on the host.
 func TestPrepareLinkPlantedAtAMount(t *testing.T) {
-	top := tree(t,
+	top := laidOut(t,
 		"host/there/", "file",
 		"w/dir/sub/", "w/dir/to-host -> TOP/host", "w/dir/sub/up -> ../..",
 		"w/absolute -> TOP/host", "w/relative -> ../host", "w/inside -> dir", "w/dangling -> none", "w/loop -> loop", "w/old -> /oldroot/tmp", "w/file -> TOP/file",

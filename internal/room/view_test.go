@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tree makes files below a new directory, whose path it returns: "name/" is a
+// laidOut makes files below a new directory, whose path it returns: "name/" is a
 // directory, "name -> target" a link, and anything else an executable file.
-func tree(t *testing.T, names ...string) string {
+func laidOut(t *testing.T, names ...string) string {
 	t.Helper()
 	top, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
@@ -42,7 +42,7 @@ func tree(t *testing.T, names ...string) string {
 
 // sample is a sandbox of a made-up host, which stands at the path it returns.
 func sample(t *testing.T) (view, string) {
-	top := tree(t,
+	top := laidOut(t,
 		"usr/bin/prog",
 		"usr/bin/awk -> /etc/alternatives/awk",
 		"usr/bin/mawk",

@@ -17,7 +17,7 @@ import (
 )
 
 func TestCurrentDirectory(t *testing.T) {
-	top := tree(t, "plain/sub/", "a b/", "line\nbreak/", `quotes'"/`, "-dash/", "byte\xff/", "homes/me/project/", "homes/other/", "gone/")
+	top := laidOut(t, "plain/sub/", "a b/", "line\nbreak/", `quotes'"/`, "-dash/", "byte\xff/", "homes/me/project/", "homes/other/", "gone/")
 	at := func(name string) string { return filepath.Join(top, name) }
 	shown := func(dir string) []Mount { return []Mount{{Kind: ReadOnly, Source: dir, Dest: dir}} }
 	home := at("homes/me")
@@ -87,7 +87,7 @@ func TestCurrentDirectory(t *testing.T) {
 
 // What the user asks to see of the current directory.
 func TestCurrentDirectoryAsked(t *testing.T) {
-	top := tree(t, "repo/sub/deep/", "other/", "link -> repo")
+	top := laidOut(t, "repo/sub/deep/", "other/", "link -> repo")
 	at := func(name string) string { return filepath.Join(top, name) }
 	show := func(kind MountKind, dir string) []Mount { return []Mount{{Kind: kind, Source: dir, Dest: dir}} }
 	tests := []struct {
@@ -143,7 +143,7 @@ func TestCurrentDirectoryAsked(t *testing.T) {
 // HOME may be a symbolic link, or lie below one; the current directory is given
 // without.
 func TestCurrentDirectoryHomeIsALink(t *testing.T) {
-	top := tree(t, "data/me/project/", "data/other/", "home -> data", "me -> data/me", "far -> TOP/home/me", "dangling -> none")
+	top := laidOut(t, "data/me/project/", "data/other/", "home -> data", "me -> data/me", "far -> TOP/home/me", "dangling -> none")
 	for _, home := range []string{"me", "home/me", "far", "home/me/", "home/../me"} {
 		home = top + "/" + home
 		for dir, want := range map[string]string{
@@ -185,7 +185,7 @@ func TestHomeWithinHomeIsALink(t *testing.T) {
 		}
 		return
 	}
-	root := tree(t, "var/homes/me/project/", "var/other/", "home -> var/homes")
+	root := laidOut(t, "var/homes/me/project/", "var/other/", "home -> var/homes")
 	c := exec.Command("unshare", "--user", "--map-root-user", os.Args[0], "-test.run=^TestHomeWithinHomeIsALink$")
 	c.Env = append(os.Environ(), inside+"="+root)
 	if out, err := c.CombinedOutput(); err != nil {
@@ -258,7 +258,7 @@ func TestCheckWorkdir(t *testing.T) {
 
 // Root's sandboxes run under another uid, which may not enter every directory.
 func TestCheckWorkdirOfAnotherUser(t *testing.T) {
-	top := tree(t, "dir/")
+	top := laidOut(t, "dir/")
 	v := view{{kind: opBind, dst: "/w", src: top + "/dir"}, {kind: opTmpfs, dst: "/tmp"}}
 	me, mine := uint32(os.Getuid()), uint32(os.Getgid())
 	const other = 4711
@@ -299,7 +299,7 @@ func TestCheckWorkdirOfAnotherUser(t *testing.T) {
 
 // The same, from the current directory on.
 func TestPrepareRootInADirectoryOfAnotherUser(t *testing.T) {
-	top := tree(t, "private/")
+	top := laidOut(t, "private/")
 	dir := top + "/private"
 	if err := os.Chmod(dir, 0o700); err != nil {
 		t.Fatal(err)
