@@ -187,6 +187,39 @@ func TestPackDrops(t *testing.T) {
 	}
 }
 
+// What is packed can be unpacked, up to the deepest and the longest; and a time that no calendar has.
+func TestPackBounds(t *testing.T) {
+	for name, unit := range map[string]string{"deep": "d", "long": strings.Repeat("n", 200)} {
+		dir := t.TempDir()
+		refused := false
+		for n := 1; n < maxDepth+5 && !refused; n++ {
+			at := filepath.Join(dir, strings.Repeat(unit+"/", n))
+			if len(at)+unix.NAME_MAX >= unix.PathMax {
+				break // and so no longer than what can be made by a path
+			}
+			must(t, os.Mkdir(at, 0o755), os.WriteFile(at+"/"+strings.Repeat("f", 255), nil, 0o600))
+			must(t, unix.UtimesNanoAt(unix.AT_FDCWD, at, []unix.Timespec{{Sec: 1 << 62}, {Sec: 1 << 62}}, 0))
+			if unit == "d" && n < maxDepth-5 {
+				continue
+			}
+			var b bytes.Buffer
+			c, err := Pack(open(t, dir), &b, plenty)
+			if refused = err != nil; refused {
+				if code(err) != "too-large" {
+					t.Errorf("%s: %d: %v", name, n, err)
+				}
+				continue
+			}
+			if _, err := Unpack(&b, open(t, t.TempDir()), nil, Limits{c.Bytes, c.Entries}); err != nil {
+				t.Fatalf("%s: %d: packed, and not unpacked: %v", name, n, err)
+			}
+		}
+		if !refused && unit == "d" {
+			t.Errorf("%s: not refused", name)
+		}
+	}
+}
+
 // Directories nested without end are refused before anything is.
 func TestPackDeep(t *testing.T) {
 	dir := t.TempDir()

@@ -1,8 +1,10 @@
 package overlay
 
 import (
+	"archive/tar"
 	"bytes"
 	"fmt"
+	"io"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -15,6 +17,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
 func must(t testing.TB, errs ...error) {
@@ -277,6 +281,52 @@ func TestPatch(t *testing.T) {
 		"diff --git a/text b/text\n--- a/text\n+++ b/text\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n"
 	if diff := cmp.Diff(want, b.String()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// A tar of a selection has no link to what is not in it, and no file in it deletes another.
+func TestTar(t *testing.T) {
+	layer, source, tr := laid(t)
+	put(t, source, "first", "text")
+	put(t, layer, "first", "text") // touched, and so no change
+	must(t, os.Link(layer+"/first", layer+"/second"), os.Link(layer+"/first", layer+"/third"))
+	put(t, layer, ".wh.kept", "")
+	list, _, err := tr.Changes()
+	must(t, err)
+	var b bytes.Buffer
+	must(t, tr.Tar(&b, list))
+	got := ""
+	for r := tar.NewReader(&b); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			break
+		}
+		must(t, err)
+		text, err := io.ReadAll(r)
+		must(t, err)
+		got += fmt.Sprintf("%s %q %s %s\n", h.Name, h.Linkname, text, h.PAXRecords["SBXRUN.kind"])
+	}
+	if want := ".wh.kept \"\"  file\nsecond \"\" text \nthird \"second\"  \n"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+// Deletions of more than is looked at are in conflict; what comes after is not read without a bound.
+func TestManyDeleted(t *testing.T) {
+	layer, source, tr := laid(t)
+	tr.Since = time.Now().Add(time.Hour)
+	for i := range 30 {
+		put(t, source, fmt.Sprintf("gone/%d", i), "")
+	}
+	wipe(t, layer, "gone")
+	put(t, layer, "later/file", "")
+	w := tr.comparison()
+	w.walk.Entries = 20
+	if !w.laterBelow(proc.Descriptor(tr.Source), "gone") {
+		t.Error("not in conflict")
+	}
+	if w.walk.Entries < 0 || w.walk.Entries > 20 {
+		t.Errorf("%d entries are left", w.walk.Entries)
 	}
 }
 

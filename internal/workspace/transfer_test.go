@@ -2,7 +2,9 @@ package workspace
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -187,4 +189,38 @@ func TestTransferBounds(t *testing.T) {
 	if _, err := inside.Source("/fifo"); code(err) != "usage" {
 		t.Errorf("%v", err)
 	}
+}
+
+// A payload that keeps a lease on a file (fcntl(2), F_SETLEASE) keeps that file from being copied,
+// and no other; and one that sets impossible times keeps nothing.
+func TestTransferLease(t *testing.T) {
+	inside, dir := places(t)
+	write(t, dir+"/box/d/a", "a")
+	write(t, dir+"/box/d/b", "b")
+	f, err := os.OpenFile(dir+"/box/d/a", os.O_RDWR, 0)
+	must(t, err)
+	defer f.Close()
+	_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
+	must(t, err)
+	must(t, unix.UtimesNanoAt(unix.AT_FDCWD, dir+"/box/d/b", []unix.Timespec{{Sec: 1 << 62}, {Sec: 1 << 62}}, 0))
+	var one Transfer
+	must(t, carry(&one, inside, "/d", outside(), dir+"/host"))
+	if b, err := os.ReadFile(dir + "/host/d/b"); string(b) != "b" || err != nil || one.LeftOut.Denied != 1 {
+		t.Errorf("%q, %v, %+v", b, err, one.LeftOut)
+	}
+	root, err := unix.Open(dir+"/box", unix.O_PATH|unix.O_CLOEXEC, 0)
+	must(t, err)
+	d, err := Open(root, ".", nil)
+	must(t, err)
+	defer d.Close()
+	n := 0
+	must(t, d.List(".", 10, func(e Entry) error {
+		n++
+		_, err := json.Marshal(e)
+		return err
+	}))
+	if n != 3 {
+		t.Errorf("%d are listed", n)
+	}
+	must(t, d.Pack(io.Discard, ".", 10))
 }

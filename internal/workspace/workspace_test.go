@@ -197,3 +197,10 @@ func FuzzUnpack(f *testing.F) {
 		}
 	})
 }
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,258 @@
+package tree
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+)
+
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// opened opens a directory, and a walk through it with bounds that are far away.
+func opened(t testing.TB, dir string) (int, *Walk) {
+	t.Helper()
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	must(t, err)
+	t.Cleanup(func() { unix.Close(fd) })
+	return fd, &Walk{Entries: 1 << 20, Text: math.MaxInt, Depth: 100, Path: unix.PathMax, Files: true}
+}
+
+// seen walks, and returns a line for each entry.
+func seen(w *Walk, fd int) (text string, err error) {
+	for e, err := range w.Below(fd, "") {
+		if err != nil {
+			return text, err
+		}
+		text += fmt.Sprintf("%q %o", e.Path, Type(&e.Stat)>>12)
+		if e.Target != "" {
+			text += " -> " + e.Target
+		}
+		if e.Err != nil {
+			text += " " + e.Err.Error()
+		}
+		text += "\n"
+	}
+	return text, nil
+}
+
+func code(err error) string {
+	if e := (*result.Error)(nil); errors.As(err, &e) {
+		return e.Code
+	}
+	return ""
+}
+
+// What a walk meets is what is there, whatever it is called, and it waits for nothing.
+func TestWalk(t *testing.T) {
+	dir := t.TempDir()
+	fd, w := opened(t, dir)
+	long := strings.Repeat("n", 253) + "\n\xff"
+	must(t, os.MkdirAll(dir+"/a/b", 0o755), os.WriteFile(dir+"/a/"+long, []byte("x"), 0o600), os.Symlink("/etc", dir+"/a/link"), unix.Mkfifo(dir+"/fifo", 0o600))
+	must(t, unix.Mknod(dir+"/white", unix.S_IFCHR, 0))
+	got, err := seen(w, fd)
+	must(t, err)
+	want := fmt.Sprintf("\"a\" 4\n\"a/b\" 4\n\"a/link\" 12 -> /etc\n%q 10\n\"fifo\" 1\n\"white\" 2\n", "a/"+long)
+	if got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	if target, err := Readlink(fd, "a/link"); target != "/etc" {
+		t.Errorf("%q, %v", target, err)
+	}
+	must(t, os.WriteFile(dir+"/a/sh", nil, 0o600))
+	w.Pattern = []string{"a", "[a-m]*"}
+	if got, err := seen(w, fd); got != "\"a/b\" 4\n\"a/link\" 12 -> /etc\n" {
+		t.Errorf("pattern: %s, %v", got, err)
+	}
+}
+
+// A path is not followed when a directory in it has become a link.
+func TestReadlinkBehind(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.MkdirAll(dir+"/in", 0o755), os.Mkdir(dir+"/out", 0o755), os.Symlink("secret", dir+"/out/link"), os.Symlink("../out", dir+"/in/d"))
+	fd, _ := opened(t, dir+"/in")
+	for _, name := range []string{"d/link", "../out/link"} {
+		if target, err := Readlink(fd, name); err == nil {
+			t.Errorf("%s: read %q", name, target)
+		}
+		if f, _, err := OpenFile(fd, name); err == nil {
+			unix.Close(f)
+			t.Errorf("%s: opened", name)
+		}
+	}
+}
+
+// All that the other side can make more of has a bound.
+func TestBounds(t *testing.T) {
+	dir := t.TempDir()
+	deep := strings.Repeat("d/", 40)
+	must(t, os.MkdirAll(dir+"/"+deep, 0o755))
+	for i := range 200 {
+		must(t, os.WriteFile(fmt.Sprintf("%s/f%d", dir, i), nil, 0o600))
+	}
+	fd, plenty := opened(t, dir)
+	for name, change := range map[string]func(*Walk){
+		"entries": func(w *Walk) { w.Entries = 100 },
+		"below":   func(w *Walk) { w.Entries = 220 },
+		"text":    func(w *Walk) { w.Text = 500 },
+	} {
+		w := *plenty
+		change(&w)
+		if _, err := seen(&w, fd); code(err) != "too-large" {
+			t.Errorf("%s: %v", name, err)
+		}
+		// The bound stays what it is when it was met: whoever goes on reads no more.
+		if _, err := seen(&w, fd); code(err) != "too-large" {
+			t.Errorf("%s: again: %v", name, err)
+		}
+	}
+	for name, change := range map[string]func(*Walk){
+		"depth": func(w *Walk) { w.Depth = 20 },
+		"path":  func(w *Walk) { w.Path = 40 },
+	} {
+		w := *plenty
+		change(&w)
+		got, err := seen(&w, fd)
+		if err != nil || strings.Count(got, unix.ENAMETOOLONG.Error()) != 1 || strings.Count(got, " 4") != 21 {
+			t.Errorf("%s: %v, %s", name, err, got)
+		}
+	}
+}
+
+// A directory that is removed between the look and the reading has nothing in it (getdents(2):
+// ENOENT).
+func TestRemovedMeanwhile(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.Mkdir(dir+"/a", 0o755), os.Mkdir(dir+"/b", 0o755))
+	fd, w := opened(t, dir)
+	n := 0
+	for e, err := range w.Below(fd, "") {
+		must(t, err)
+		must(t, os.Remove(filepath.Join(dir, e.Name)))
+		n++
+	}
+	if n != 2 {
+		t.Errorf("%d entries", n)
+	}
+}
+
+// A file with a lease on it is an error of that file, and keeps nobody waiting.
+func TestLease(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.WriteFile(dir+"/a", nil, 0o600), os.WriteFile(dir+"/b", nil, 0o600))
+	f, err := os.OpenFile(dir+"/a", os.O_RDWR, 0)
+	must(t, err)
+	defer f.Close()
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+		t.Fatalf("lease: %v", err)
+	}
+	fd, w := opened(t, dir)
+	begin := time.Now()
+	got, err := seen(w, fd)
+	if err != nil || got != fmt.Sprintf("\"a\" 10 %v\n\"b\" 10\n", unix.EAGAIN) {
+		t.Errorf("%v, %s", err, got)
+	}
+	if took := time.Since(begin); took > 10*time.Second { // lease-break-time is 45 s
+		t.Errorf("took %v", took)
+	}
+}
+
+// Times that no calendar has are the nearest ones.
+func TestModTime(t *testing.T) {
+	for sec, year := range map[int64]int{math.MinInt64: 0, -1 << 40: 0, 0: 1970, 1 << 38: 9999, math.MaxInt64: 9999} {
+		at := ModTime(&unix.Stat_t{Mtim: unix.Timespec{Sec: sec, Nsec: 1}})
+		if at.Year() != year {
+			t.Errorf("%d: %v", sec, at)
+		}
+		if _, err := at.MarshalJSON(); err != nil {
+			t.Errorf("%d: %v", sec, err)
+		}
+	}
+}
+
+// Directories nested deeper than any path or table of descriptors, and closed
+// ones: all go, and what links lead to stays.
+func TestRemove(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.WriteFile(dir+"/kept", nil, 0o600), os.Mkdir(dir+"/top", 0o755))
+	at, _ := opened(t, dir+"/top")
+	for i := range 5000 {
+		must(t, unix.Mkdirat(at, "d", 0o755))
+		if i%1000 == 0 {
+			must(t, unix.Symlinkat(dir, at, "link"), unix.Linkat(unix.AT_FDCWD, dir+"/kept", at, "hard", 0))
+			must(t, unix.Mkdirat(at, "closed", 0o755), unix.Mkdirat(at, "closed/in", 0), unix.Fchmodat(at, "closed", 0, 0))
+		}
+		next, err := unix.Openat(at, "d", unix.O_PATH|unix.O_CLOEXEC, 0)
+		must(t, err)
+		if i > 0 {
+			unix.Close(at)
+		}
+		at = next
+	}
+	unix.Close(at)
+	fd, _ := opened(t, dir)
+	must(t, Remove(fd, "top"), Remove(fd, "top"))
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
+		t.Errorf("%v, %v", entries, err)
+	}
+}
+
+// read returns the entries of an archive.
+func read(t testing.TB, b []byte) (text string) {
+	t.Helper()
+	r := tar.NewReader(bytes.NewReader(b))
+	for {
+		h, err := r.Next()
+		if err == io.EOF {
+			return text
+		}
+		must(t, err)
+		content, err := io.ReadAll(r)
+		must(t, err)
+		text += fmt.Sprintf("%c %q %q %s\n", h.Typeflag, h.Name, h.Linkname, content)
+	}
+}
+
+// A file of an archive has what it had when it was looked at: no more, when it has grown, and zeros
+// when it was cut. One of holes alone does not become a flood of zeros.
+func TestArchive(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.WriteFile(dir+"/a", []byte("longer"), 0o600), os.Link(dir+"/a", dir+"/b"))
+	fd, _ := opened(t, dir)
+	f, st, err := OpenFile(fd, "a")
+	must(t, err)
+	defer unix.Close(f)
+	for _, size := range []int64{3, 8} {
+		st.Size, st.Blocks = size, 8
+		var b bytes.Buffer
+		a := NewLayer(&b, 1<<20)
+		must(t, a.File("a", f, &st), a.File(".wh.b", f, &st), a.Close())
+		if got, want := read(t, b.Bytes()), fmt.Sprintf("0 \"a\" \"\" %.*s\n1 \".wh.b\" \"a\" \n", size, "longer\x00\x00"); got != want || a.Entries != 2 || a.Bytes() != int64(b.Len()) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	if err := NewLayer(io.Discard, 1000).File("a", f, &unix.Stat_t{Size: 1001, Blocks: 2}); code(err) != "too-large" {
+		t.Errorf("large: %v", err)
+	}
+	if err := NewArchive(io.Discard, 0).File("a", f, &unix.Stat_t{Size: math.MaxInt64}); code(err) != "too-large" {
+		t.Errorf("holes: %v", err)
+	}
+}
