@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"sync"
 	"time"
@@ -48,6 +49,42 @@ func (b *bucket) open(ctx context.Context) (jetstream.KeyValue, error) {
 		b.kv = kv
 	}
 	return kv, err
+}
+
+// get reads a value. Its revision is 0 if there is none.
+func (b *bucket) get(ctx context.Context, key string, into any) (revision uint64, err error) {
+	kv, err := b.open(ctx)
+	if err != nil {
+		return 0, err
+	}
+	entry, err := kv.Get(ctx, key)
+	if errors.Is(err, jetstream.ErrKeyNotFound) || errors.Is(err, jetstream.ErrInvalidKey) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	return entry.Revision(), json.Unmarshal(entry.Value(), into)
+}
+
+// put changes a value from a revision; 0 makes one. Nodes have no right to read, so that it is done
+// without opening the bucket.
+func (b *bucket) put(ctx context.Context, key string, value any, revision uint64) (uint64, error) {
+	text, err := json.Marshal(value)
+	if err != nil {
+		return 0, err
+	}
+	return publish(ctx, b.js, "$KV."+b.name+"."+key, text, jetstream.WithExpectLastSequencePerSubject(revision))
+}
+
+// publish writes to a stream. One that was made a moment ago does not listen yet.
+func publish(ctx context.Context, js jetstream.JetStream, subject string, text []byte, options ...jetstream.PublishOpt) (uint64, error) {
+	const attempts = int(askWithin / tick)
+	ack, err := js.Publish(ctx, subject, text, append(options, jetstream.WithRetryAttempts(attempts), jetstream.WithRetryWait(tick))...)
+	if err != nil {
+		return 0, err
+	}
+	return ack.Sequence, nil
 }
 
 // noJetStream is the error of what was not begun for want of JetStream.

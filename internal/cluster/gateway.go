@@ -57,7 +57,8 @@ func NewGateway(bus *NATS, name, version string, door *server.Door, log *slog.Lo
 	}
 	g.client.link = link
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /v1/files/{id}", g.file) // all that nodes may ask for
+	mux.HandleFunc("GET /v1/files/{id}", g.file) // these are all that nodes may ask for
+	mux.HandleFunc("POST "+sharesPath, g.share)
 	g.web = passedOn(door.Handler(mux), log)
 	go func() { _ = g.web.Serve(link) }()
 	go g.openQueue(ctx)
@@ -180,7 +181,7 @@ func (g *Gateway) somewhere(r *http.Request, body []byte) (res *http.Response, a
 			return nil, at, err
 		}
 		res.Body = leaving{res.Body, leave}
-		if !notBegun(res, api.Busy, api.Draining) {
+		if !notBegun(res, api.Busy, api.Draining, api.Quota) {
 			return res, at, nil
 		}
 		refused = res
@@ -204,7 +205,7 @@ func (l leaving) Close() error {
 
 // notBegun reports whether a node has refused a request, with one of these codes.
 func notBegun(res *http.Response, codes ...api.Code) bool {
-	if res.StatusCode != http.StatusServiceUnavailable {
+	if res.StatusCode != http.StatusServiceUnavailable && res.StatusCode != http.StatusTooManyRequests {
 		return false
 	}
 	const most = 64 << 10

@@ -20,6 +20,7 @@ type NATS struct {
 	prefix string
 	claims *claims
 	queue  *queue
+	shares *bucket
 }
 
 // Connect connects to NATS, now or when it is there: without it a node runs what it has. Answers to a
@@ -70,7 +71,7 @@ func Connect(all *config.Config, kind string, log *slog.Logger) (*NATS, error) {
 		return nil, err
 	}
 	keys := &claims{bucket{js: js, name: c.Cluster + "-keys", ttl: keepClaims, most: 2 * mostKept, replicas: c.Replicas}}
-	return &NATS{nc, c.Cluster + ".", keys, newQueue(js, all)}, nil
+	return &NATS{nc, c.Cluster + ".", keys, newQueue(js, all), &bucket{js: js, name: c.Cluster + "-shares", most: 64 << 10, replicas: c.Replicas}}, nil
 }
 
 // redacted is a list of addresses without passwords.

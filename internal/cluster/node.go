@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/server"
+	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
 // Node offers a server to gateways.
@@ -42,6 +43,12 @@ func NewNode(bus *NATS, name, version string, s *server.Server, handler http.Han
 	s.Elsewhere(func(ctx context.Context, tenant, id string) (io.ReadCloser, error) {
 		return client.file(server.As(ctx, tenant, ""), id, n.members.Of(GatewayKind))
 	})
+	shares := &shares{client: client, members: n.members, at: link.self, all: map[string]*share{}}
+	s.Shared(func(gate *tenants.Gate) func(context.Context, string, tenants.Ceilings) (*tenants.Turn, error) {
+		shares.gate = gate
+		return shares.join
+	})
+	go shares.run(ctx)
 	n.web = passedOn(handler, log)
 	go func() { _ = n.web.Serve(link) }()
 	n.calls = &puller{queue: bus.queue, s: s, at: subject(NodeKind, name, instance), log: log}

@@ -96,39 +96,17 @@ func (q *queue) open(ctx context.Context) (jetstream.Stream, error) {
 
 // get returns a record of a tenant, nil if there is none.
 func (q *queue) get(ctx context.Context, key string) (*record, uint64, error) {
-	kv, err := q.records.open(ctx)
-	if err != nil {
-		return nil, 0, err
-	}
-	entry, err := kv.Get(ctx, key)
-	if errors.Is(err, jetstream.ErrKeyNotFound) || errors.Is(err, jetstream.ErrInvalidKey) {
-		return nil, 0, nil
-	}
-	if err != nil {
-		return nil, 0, err
-	}
 	r := &record{}
-	return r, entry.Revision(), json.Unmarshal(entry.Value(), r)
+	revision, err := q.records.get(ctx, key, r)
+	if err != nil || revision == 0 {
+		return nil, 0, err
+	}
+	return r, revision, nil
 }
 
-// put changes a record from a revision; 0 makes one. Nodes have no right to read, so that it is not
-// done through the bucket.
+// put changes a record from a revision; 0 makes one.
 func (q *queue) put(ctx context.Context, key string, r *record, revision uint64) (uint64, error) {
-	text, err := json.Marshal(r)
-	if err != nil {
-		return 0, err
-	}
-	return q.publish(ctx, "$KV."+q.records.name+"."+key, text, jetstream.WithExpectLastSequencePerSubject(revision))
-}
-
-// publish writes to a stream. One that was made a moment ago does not listen yet.
-func (q *queue) publish(ctx context.Context, subject string, text []byte, options ...jetstream.PublishOpt) (uint64, error) {
-	const attempts = int(askWithin / tick)
-	ack, err := q.js.Publish(ctx, subject, text, append(options, jetstream.WithRetryAttempts(attempts), jetstream.WithRetryWait(tick))...)
-	if err != nil {
-		return 0, err
-	}
-	return ack.Sequence, nil
+	return q.records.put(ctx, key, r, revision)
 }
 
 // ended is a status that fits into a record.

@@ -139,7 +139,7 @@ func (g *Gateway) send(ctx context.Context, m *message) error {
 	if err != nil {
 		return err
 	}
-	_, err = g.queue.publish(ctx, g.queue.name+"."+tenantKey(m.Tenant), text)
+	_, err = publish(ctx, g.queue.js, g.queue.name+"."+tenantKey(m.Tenant), text)
 	return err
 }
 

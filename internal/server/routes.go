@@ -300,7 +300,7 @@ func (s *Server) carry(ctx context.Context, o *order, out sink, by way) (a *api.
 	defer s.running.Done()
 	ctx, cancel := s.within(ctx)
 	defer cancel()
-	turn, err := s.gate.Join(o.who.tenant, o.ceilings.Ceilings())
+	turn, err := s.join(ctx, o.who.tenant, o.ceilings.Ceilings())
 	if err != nil {
 		return nil, err
 	}

@@ -71,7 +71,7 @@ func (s *Server) detach(base context.Context, book *calls.Book, o *order, c tena
 	if d.ctx, d.Call, err = book.Add(ctx, o.id, o.who.tenant, o.maxOutput, share, memory); err != nil {
 		return nil, err
 	}
-	if d.turn, err = s.gate.Join(o.who.tenant, c); err != nil {
+	if d.turn, err = s.join(ctx, o.who.tenant, c); err != nil {
 		book.Drop(d.Call)
 		return nil, err
 	}

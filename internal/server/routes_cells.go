@@ -39,7 +39,7 @@ func (s *Server) cell(ctx context.Context, session string, o *order, language ce
 		return nil, err
 	}
 	defer free()
-	turn, err := s.gate.Join(o.who.tenant, o.ceilings.Ceilings())
+	turn, err := s.join(ctx, o.who.tenant, o.ceilings.Ceilings())
 	if err != nil {
 		return nil, err
 	}

@@ -57,7 +57,7 @@ func (s *Server) createSession(ctx context.Context, w who, n *api.NewSession) (*
 	defer s.running.Done()
 	ctx, cancel := s.within(ctx)
 	defer cancel()
-	turn, err := s.gate.Join(w.tenant, o.ceilings.Ceilings())
+	turn, err := s.join(ctx, w.tenant, o.ceilings.Ceilings())
 	if err != nil {
 		return nil, nil, err
 	}

@@ -42,6 +42,8 @@ type Server struct {
 	prefix  string // of ids
 	// elsewhere finds a tenant's file that the content store has not; nil if there is no other place.
 	elsewhere func(ctx context.Context, tenant, id string) (io.ReadCloser, error)
+	// join lets a call in by the gate, or has it wait there for its turn.
+	join func(ctx context.Context, tenant string, c tenants.Ceilings) (*tenants.Turn, error)
 
 	base context.Context // of all that runs; ends with the server
 	end  context.CancelCauseFunc
@@ -74,6 +76,9 @@ func New(c config.Config, tokens config.Tokens, source place.Source, log *slog.L
 	s.keys = calls.NewKeys(keepKeys, mostKeys)
 	s.rooms = sessions.NewStore(s.tellEnd, s.spawn)
 	s.metrics = newMetrics(s)
+	s.join = func(_ context.Context, tenant string, c tenants.Ceilings) (*tenants.Turn, error) {
+		return s.gate.Join(tenant, c)
+	}
 	s.base, s.end = context.WithCancelCause(context.Background())
 	s.spawn(s.expire)
 	return s, nil
@@ -86,6 +91,12 @@ func (s *Server) Named(prefix string) { s.prefix = prefix }
 // request.
 func (s *Server) Elsewhere(find func(ctx context.Context, tenant, id string) (io.ReadCloser, error)) {
 	s.elsewhere = find
+}
+
+// Shared has calls be let in by somebody who shares the ceilings of tenants with other servers, and
+// calls the gate of this one. It is called before the first request.
+func (s *Server) Shared(by func(gate *tenants.Gate) func(context.Context, string, tenants.Ceilings) (*tenants.Turn, error)) {
+	s.join = by(s.gate)
 }
 
 func (s *Server) newID() string { return s.prefix + job.NewID() }

@@ -193,6 +193,29 @@ func (g *Gate) next() {
 	}
 }
 
+// SetConcurrency has no more than so many calls of a tenant run, from the next one on. None may be
+// none, too.
+func (g *Gate) SetConcurrency(name string, n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if t := g.tenants[name]; t != nil {
+		if t.max = n; n == 0 {
+			t.max = -1 // 0 is no bound
+		}
+		g.next()
+	}
+}
+
+// Use returns what a tenant has going on.
+func (g *Gate) Use(name string) Use {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if t := g.tenants[name]; t != nil {
+		return Use{t.running, len(t.waiting)}
+	}
+	return Use{}
+}
+
 // settle takes a tenant that has nothing waiting out of the turns.
 func (g *Gate) settle(t *tenant) {
 	if len(t.waiting) > 0 {

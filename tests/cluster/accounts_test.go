@@ -26,7 +26,7 @@ func nodeMay(name string) *server.Permissions {
 }
 
 var gatewayMay = &server.Permissions{
-	Publish:   &server.SubjectPermission{Allow: []string{"sbxrun.node.>", "sbxrun.beat.gateway.*", "sbxrun.beats", "$JS.API.>", "$KV.sbxrun-keys.>", "$KV.sbxrun-calls.>", "sbxrun-queue.*", "$O.>"}},
+	Publish:   &server.SubjectPermission{Allow: []string{"sbxrun.node.>", "sbxrun.beat.gateway.*", "sbxrun.beats", "$JS.API.>", "$KV.sbxrun-keys.>", "$KV.sbxrun-calls.>", "sbxrun-queue.*", "$O.>", "$KV.sbxrun-shares.>"}},
 	Subscribe: &server.SubjectPermission{Allow: []string{"sbxrun.gateway.>", "sbxrun.beat.*.*", "sbxrun.beats", "_INBOX.>"}},
 }
 
@@ -63,7 +63,7 @@ func TestStolenNode(t *testing.T) {
 	for _, subject := range []string{"sbxrun.node.n1.00000000.x", "sbxrun.beat.node.n1", "sbxrun.beat.gateway.g", "$JS.API.STREAM.NAMES", "$KV.sbxrun-keys.x", "sbxrun-queue.x",
 		"$JS.API.STREAM.MSG.GET.KV_sbxrun-calls", "$JS.API.DIRECT.GET.KV_sbxrun-calls", "$JS.API.STREAM.MSG.GET.sbxrun-queue", "$JS.API.STREAM.MSG.DELETE.sbxrun-queue",
 		"$JS.API.STREAM.PURGE.sbxrun-queue", "$JS.API.CONSUMER.CREATE.sbxrun-queue", "$JS.API.CONSUMER.CREATE.KV_sbxrun-calls", "$JS.API.CONSUMER.DELETE.sbxrun-queue.nodes",
-		"$O.sbxrun-files-x.C.x", "$JS.API.CONSUMER.CREATE.OBJ_sbxrun-files-x", "$JS.API.DIRECT.GET.OBJ_sbxrun-files-x"} {
+		"$O.sbxrun-files-x.C.x", "$KV.sbxrun-shares.x", "$JS.API.STREAM.MSG.GET.KV_sbxrun-shares", "$JS.API.CONSUMER.CREATE.OBJ_sbxrun-files-x", "$JS.API.DIRECT.GET.OBJ_sbxrun-files-x"} {
 		if err := stolen.Publish(subject, []byte("x")); err != nil {
 			t.Fatal(err)
 		}

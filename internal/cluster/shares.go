@@ -1,0 +1,280 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/server"
+	"github.com/sbxrun/sbxrun/internal/tenants"
+)
+
+// A tenant's concurrency and rate hold for all nodes together. A record for each tenant says how many calls
+// each node may run of it, and their sum is never more than the tenant may. A node asks for more when it
+// needs more, gives back what it does not need within seconds, and lets calls in by what it has without
+// asking anybody. It asks a gateway, which changes the record, and takes a lost node out of it. A node
+// that cannot ask starts nothing for tenants that have bounds.
+
+// held is the record of a tenant.
+type held struct {
+	Nodes  map[string]int       `json:"nodes"`  // how many calls each may run
+	Wanted map[string]time.Time `json:"wanted"` // when each was last refused
+	Tokens float64              `json:"tokens"` // of the rate
+	At     time.Time            `json:"at"`     // when there were as many
+}
+
+// asked is what a node asks a gateway for; and what that grants.
+type asked struct {
+	At     string `json:"at"`     // the node
+	Calls  int    `json:"calls"`  // in all
+	Tokens int    `json:"tokens"` // more
+	Others int    `json:"others"` // nodes that want some, or have some
+}
+
+// sharesPath is what a node asks a gateway at.
+const sharesPath = "/shares"
+
+const wantedFor = 3 * time.Second
+
+// grant changes the record as asked, as far as the ceilings allow.
+func (h *held) grant(a asked, c tenants.Ceilings, now time.Time, lost func(node string) bool) asked {
+	if h.Nodes == nil {
+		h.Nodes, h.Wanted, h.Tokens, h.At = map[string]int{}, map[string]time.Time{}, max(1, c.Rate), now
+	}
+	left := c.Concurrency
+	for node, n := range h.Nodes {
+		if lost(node) {
+			delete(h.Nodes, node)
+		} else if node != a.At {
+			left -= n
+		}
+	}
+	given := asked{At: a.At, Calls: max(0, min(a.Calls, left))}
+	if delete(h.Nodes, a.At); given.Calls > 0 {
+		h.Nodes[a.At] = given.Calls
+	}
+	for node, at := range h.Wanted {
+		if now.Sub(at) > wantedFor {
+			delete(h.Wanted, node)
+		}
+	}
+	if delete(h.Wanted, a.At); given.Calls < a.Calls {
+		h.Wanted[a.At] = now
+	}
+	for node := range h.Wanted {
+		if node != a.At {
+			given.Others++
+		}
+	}
+	if a.Tokens > 0 {
+		if now.After(h.At) { // by the clock of this gateway
+			h.Tokens, h.At = min(max(1, c.Rate), h.Tokens+now.Sub(h.At).Seconds()*c.Rate), now
+		}
+		given.Tokens = min(a.Tokens, int(h.Tokens))
+		h.Tokens -= float64(given.Tokens)
+	}
+	return given
+}
+
+// share answers a node that asks.
+func (g *Gateway) share(w http.ResponseWriter, r *http.Request) {
+	tenant, _, _ := server.Whose(r.Context())
+	const most = 4096
+	text, err := io.ReadAll(io.LimitReader(r.Body, most))
+	var a asked
+	if err != nil || json.Unmarshal(text, &a) != nil || !strings.HasPrefix(a.At, NodeKind+".") {
+		api.NewError(api.Usage, "that is nothing to ask for", "").Write(w)
+		return
+	}
+	given, err := g.grant(r.Context(), tenant, a)
+	if err != nil {
+		g.failed(w, r, noJetStream("the tenant's quota cannot be asked for", err))
+		return
+	}
+	writeJSON(w, given)
+}
+
+func (g *Gateway) grant(ctx context.Context, tenant string, a asked) (given asked, err error) {
+	ctx, cancel := context.WithTimeout(ctx, askWithin)
+	defer cancel()
+	ceilings := g.door.Settings().Of(tenant).Ceilings()
+	for {
+		var h held
+		if _, err := g.bus.shares.open(ctx); err != nil {
+			return given, err
+		}
+		revision, err := g.bus.shares.get(ctx, tenantKey(tenant), &h)
+		if err != nil {
+			return given, err
+		}
+		before, err := json.Marshal(h)
+		if err != nil {
+			return given, err
+		}
+		given = h.grant(a, ceilings, time.Now(), func(node string) bool { return !g.members.Alive(node) })
+		if after, err := json.Marshal(h); err != nil || string(after) == string(before) {
+			return given, err
+		}
+		if _, err = g.bus.shares.put(ctx, tenantKey(tenant), &h, revision); !changed(err) {
+			return given, err
+		}
+	}
+}
+
+// shares are what a node may run of each tenant.
+type shares struct {
+	gate    *tenants.Gate
+	client  client
+	members *Members
+	at      string // the node
+
+	mu  sync.Mutex
+	all map[string]*share
+}
+
+type share struct {
+	mu       sync.Mutex
+	ceilings tenants.Ceilings
+	have     int       // calls that may run here
+	sure     bool      // that the record says so
+	peak     int       // calls that ran or waited, since the last look
+	others   int       // nodes that want some
+	refused  time.Time // when more was last refused
+	tokens   int       // of the rate
+	until    time.Time // when they are no longer
+}
+
+// join lets a call in by what the node has of its tenant, or asks for more.
+func (x *shares) join(ctx context.Context, tenant string, c tenants.Ceilings) (*tenants.Turn, error) {
+	if c.Concurrency == 0 && c.Rate == 0 {
+		return x.gate.Join(tenant, c)
+	}
+	x.mu.Lock()
+	s := x.all[tenant]
+	if s == nil {
+		s = &share{}
+		x.all[tenant] = s
+	}
+	x.mu.Unlock()
+	s.mu.Lock() // until the call is counted at the gate: no more than it counts is given back
+	defer s.mu.Unlock()
+	now := time.Now()
+	use := x.gate.Use(tenant)
+	need := use.Running + use.Waiting + 1
+	s.ceilings, s.peak = c, max(s.peak, need)
+	const patience = 100 * time.Millisecond
+	calls, tokens := s.have, 0
+	if c.Concurrency > 0 && (!s.sure || s.have < min(need, c.Concurrency) && now.Sub(s.refused) > patience) {
+		calls = min(c.Concurrency, max(s.have, need+c.Concurrency/8))
+	}
+	if c.Rate > 0 && (s.tokens < 1 || now.After(s.until)) {
+		tokens = max(1, int(c.Rate/8))
+	}
+	if calls != s.have || tokens > 0 || !s.sure {
+		if err := x.ask(ctx, tenant, s, calls, tokens); err != nil {
+			return nil, err
+		}
+	}
+	if c.Rate > 0 {
+		if s.tokens < 1 {
+			return nil, api.NewError(api.Quota, "the tenant's rate is used up", "send fewer calls a second")
+		}
+		s.tokens--
+		c.Rate = 0
+	}
+	if c.Concurrency > 0 {
+		if s.have == 0 {
+			return nil, api.NewError(api.Quota, "all of the tenant's places are taken, on other nodes", "wait for a call's end")
+		}
+		c.Concurrency = s.have
+	}
+	return x.gate.Join(tenant, c)
+}
+
+// ask asks the gateways for a share.
+func (x *shares) ask(ctx context.Context, tenant string, s *share, calls, tokens int) error {
+	ctx, cancel := context.WithTimeout(server.As(ctx, tenant, ""), askWithin)
+	defer cancel()
+	text, err := json.Marshal(asked{At: x.at, Calls: calls, Tokens: tokens})
+	if err != nil {
+		return err
+	}
+	s.sure = false
+	for _, gateway := range x.members.Of(GatewayKind) {
+		r := (&http.Request{Method: http.MethodPost, URL: &url.URL{Path: sharesPath}, Header: http.Header{}}).WithContext(ctx)
+		res, err := x.client.do(passOn(r, strings.NewReader(string(text)), int64(len(text))), gateway.subject())
+		if err != nil {
+			continue
+		}
+		var given asked
+		err = json.NewDecoder(res.Body).Decode(&given)
+		res.Body.Close()
+		if res.StatusCode != http.StatusOK || err != nil {
+			continue
+		}
+		now := time.Now()
+		if given.Calls < calls {
+			s.refused = now
+		}
+		s.have, s.others, s.sure = given.Calls, given.Others, true
+		if tokens > 0 {
+			s.tokens, s.until = given.Tokens, now.Add(time.Second)
+		}
+		if s.ceilings.Concurrency > 0 {
+			x.gate.SetConcurrency(tenant, s.have)
+		}
+		return nil
+	}
+	return api.NewError(api.Busy, "the tenant's quota cannot be asked for: no gateway answers", "try again in a moment")
+}
+
+// run gives back what is not needed, until ctx is done.
+func (x *shares) run(ctx context.Context) {
+	t := time.NewTicker(time.Second)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		x.mu.Lock()
+		names := make([]string, 0, len(x.all))
+		for tenant := range x.all {
+			names = append(names, tenant)
+		}
+		x.mu.Unlock()
+		for _, tenant := range names {
+			x.settle(ctx, tenant)
+		}
+	}
+}
+
+func (x *shares) settle(ctx context.Context, tenant string) {
+	x.mu.Lock()
+	s := x.all[tenant]
+	x.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ceilings.Concurrency == 0 {
+		return
+	}
+	use := x.gate.Use(tenant)
+	need := use.Running + use.Waiting
+	calls := max(need, s.peak)
+	if s.peak = need; s.others > 0 { // each has its turn
+		calls = min(calls, s.ceilings.Concurrency/(1+s.others))
+	}
+	calls = min(s.ceilings.Concurrency, max(calls, use.Running))
+	if calls > 0 || s.have > 0 || !s.sure {
+		// What is given back must not be used any more when others get it.
+		x.gate.SetConcurrency(tenant, min(calls, s.have))
+		_ = x.ask(ctx, tenant, s, calls, 0) // if nobody answers, the next call asks
+	}
+}

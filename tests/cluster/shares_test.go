@@ -1,0 +1,164 @@
+package cluster
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// crowd counts calls that run at the same time. A call says that it has begun, and before its end waits until
+// it was counted out: one that is over is never counted beside the next.
+type crowd struct {
+	port      int
+	mu        sync.Mutex
+	now, most int
+	all       int
+}
+
+func newCrowd(t *testing.T) *crowd {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	c := &crowd{port: l.Addr().(*net.TCPAddr).Port}
+	go func() {
+		for {
+			one, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go c.one(one)
+		}
+	}()
+	return c
+}
+
+func (c *crowd) one(conn net.Conn) {
+	defer conn.Close()
+	in := bufio.NewReader(conn)
+	if line, _ := in.ReadString('\n'); line != "begin\n" {
+		return
+	}
+	c.mu.Lock()
+	c.all++
+	c.now++
+	c.most = max(c.most, c.now)
+	c.mu.Unlock()
+	_, _ = in.ReadString('\n') // an error: it was killed
+	c.mu.Lock()
+	c.now--
+	c.mu.Unlock()
+	_, _ = conn.Write([]byte("counted\n"))
+}
+
+func (c *crowd) counts() (all, most int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.all, c.most
+}
+
+func (c *crowd) call() api.Call {
+	return api.Call{Argv: []string{"bash", "-c", fmt.Sprintf("exec 3<>/dev/tcp/127.0.0.1/%d; echo begin >&3; sleep 0.1; echo end >&3; read <&3", c.port)}, TimeoutMS: 60_000}
+}
+
+// A tenant's concurrency holds for all nodes together, by whichever gateway and in whichever way its calls
+// come, also when a node and a gateway are killed; and the tenant gets all of it.
+func TestConcurrency(t *testing.T) {
+	o := options(t)
+	s := startNATS(t, o)
+	defer s.Shutdown()
+	const bound = 5
+	c := newCluster(t, url(o), 4, 2, fmt.Sprintf("places = 16\n%s[rooms]\nmin = 0\nmax = 0\n[tenant]\nconcurrency = %d\nqueue = 100\n", hostNetwork, bound))
+	people := newCrowd(t)
+	ctx, stop := context.WithCancel(t.Context())
+	var mu sync.Mutex
+	tally := map[string]int{}
+	var all sync.WaitGroup
+	for i := range 24 {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				var a api.Answer
+				var status int
+				var e *api.Error
+				g := c.gateways[i%2]
+				if i%3 == 0 {
+					status, e, _ = g.call(ctx, "/v1/calls", people.call(), nil)
+				} else {
+					status, e, _ = g.call(ctx, "/v1/run", people.call(), &a)
+				}
+				text := fmt.Sprint(status)
+				if e != nil {
+					text += " " + string(e.Failure.Code)
+				}
+				mu.Lock()
+				tally[text]++
+				mu.Unlock()
+				if status/100 != 2 || i%3 == 0 {
+					time.Sleep(50 * time.Millisecond)
+				}
+			}
+		})
+	}
+	reach := func(n int) {
+		before, _ := people.counts()
+		harness.Until(t, 2*harness.Bound, fmt.Sprint(n, " more calls"), func() bool { all, _ := people.counts(); return all >= before+n })
+	}
+	reach(60)
+	c.nodes[0].kill()
+	c.nodes[0].start()
+	reach(60)
+	c.gateways[0].kill()
+	c.gateways[0].start()
+	c.nodes[1].end()
+	c.nodes[1].start()
+	reach(60)
+	stop()
+	all.Wait()
+	n, most := people.counts()
+	t.Logf("%d calls, %d at once at most: %v", n, most, tally)
+	if most != bound {
+		t.Errorf("%d ran at once", most)
+	}
+}
+
+// So does its rate.
+func TestRate(t *testing.T) {
+	o := options(t)
+	s := startNATS(t, o)
+	defer s.Shutdown()
+	const rate = 4
+	c := newCluster(t, url(o), 4, 2, hostNetwork+"[rooms]\nmin = 0\nmax = 0\n[tenant]\nconcurrency = 0\nrate = 4.0\n")
+	m := newMarks(t)
+	began := time.Now()
+	ran := 0
+	for i := 0; time.Since(began) < 5*time.Second || ran < 2*rate; i++ {
+		status, e, err := c.gateways[i%2].call(t.Context(), "/v1/run", api.Call{Argv: m.command("x")}, nil)
+		switch {
+		case err != nil:
+			t.Fatal(err)
+		case status == http.StatusOK:
+			ran++
+		case status != http.StatusTooManyRequests || e.Started || !strings.Contains(e.Failure.Message, "rate"):
+			t.Fatalf("%d %+v", status, e)
+		}
+		if time.Since(began) > harness.Bound {
+			t.Fatal("nothing runs")
+		}
+	}
+	took := time.Since(began).Seconds()
+	t.Logf("%d in %.1f s", ran, took)
+	if most := rate + rate*took; float64(ran) > most || m.count("x") != ran {
+		t.Errorf("%d ran, at most %.0f may", m.count("x"), most)
+	}
+}
