@@ -24,35 +24,49 @@ const bound = 2 * time.Second
 func Signal(room *proc.Process, cred *proc.Cred, hostNet bool, sig syscall.Signal) error {
 	var w way
 	defer w.Close()
-	err := w.open()
+	err := w.send(room, cred, func(b *proc.Block) *entry {
+		n := newEntry(b, hostNet)
+		n.signal = uintptr(sig)
+		return n
+	})
 	if err == nil {
-		err = w.hand(room)
-	}
-	if err == nil {
-		lay := func(b *proc.Block) unsafe.Pointer {
-			n := newEntry(b, hostNet)
-			n.signal = uintptr(sig)
-			return unsafe.Pointer(n)
-		}
-		end, gate := w.inner[0], w.inner[1]
-		// It has no use for 0, 1 and 2, and something has to be there.
-		w.Keeper, err = proc.Keep(proc.Command{Cred: cred, Way: &proc.Way{Lay: lay, Enter: enter, Files: []*os.File{gate, gate, gate, end, gate, gate}}})
-		w.Entered()
-	}
-	if err == nil {
-		_ = w.socket.SetReadDeadline(time.Now().Add(bound)) // it takes deadlines
 		err = w.signaled()
 	}
+	err = w.over(room, err)
+	if err != nil {
+		return fmt.Errorf("enter the room of process %d: %w", room.PID, err)
+	}
+	return nil
+}
+
+// send forks a process that goes into a room to do one thing, of which it tells by the socket. outer
+// is what it needs beside the room.
+func (w *way) send(room *proc.Process, cred *proc.Cred, lay func(*proc.Block) *entry, outer ...*os.File) error {
+	if err := w.open(); err != nil {
+		return err
+	}
+	if err := w.hand(room, outer...); err != nil {
+		return err
+	}
+	end, gate := w.inner[0], w.inner[1]
+	way := &proc.Way{Lay: func(b *proc.Block) unsafe.Pointer { return unsafe.Pointer(lay(b)) }, Enter: enter,
+		Files: []*os.File{gate, gate, gate, end, gate, gate}} // it has no use for 0, 1 and 2, and something has to be there
+	var err error
+	w.Keeper, err = proc.Keep(proc.Command{Cred: cred, Way: way})
+	w.Entered()
+	_ = w.socket.SetReadDeadline(time.Now().Add(bound)) // it takes deadlines
+	return err
+}
+
+// over ends what was sent, and returns why it failed.
+func (w *way) over(room *proc.Process, err error) error {
 	if abandonErr := w.abandon(); abandonErr != nil {
 		err = abandonErr
 	}
 	if err != nil && room.Wait(time.Now().Add(dying)) == nil {
 		err = proc.ErrGone // a room that is about to end refuses in many ways
 	}
-	if err != nil {
-		return fmt.Errorf("enter the room of process %d: %w", room.PID, err)
-	}
-	return nil
+	return err
 }
 
 func (w *way) signaled() error {

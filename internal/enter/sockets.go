@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"syscall"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -48,30 +47,18 @@ func Sockets(room *proc.Process, cred *proc.Cred, ports []uint16, others int) (l
 	defer owner.Close()
 	var w way
 	defer w.Close()
-	if err = w.open(); err == nil {
-		err = w.hand(room, owner)
-	}
+	err = w.send(room, cred, func(b *proc.Block) *entry {
+		n := newEntry(b, false)
+		n.sockets = n.laySockets(b, ports, others)
+		return n
+	}, owner)
 	if err == nil {
-		lay := func(b *proc.Block) unsafe.Pointer {
-			n := newEntry(b, false)
-			n.sockets = n.laySockets(b, ports, others)
-			return unsafe.Pointer(n)
-		}
-		end, gate := w.inner[0], w.inner[1]
-		w.Keeper, err = proc.Keep(proc.Command{Cred: cred, Way: &proc.Way{Lay: lay, Enter: enter, Files: []*os.File{gate, gate, gate, end, gate, gate}}})
-		w.Entered()
-	}
-	if err == nil {
-		_ = w.socket.SetReadDeadline(time.Now().Add(bound)) // it takes deadlines
 		list, err = w.receiveSockets(len(ports) + others)
 	}
-	if abandonErr := w.abandon(); abandonErr != nil && err != nil {
-		err = abandonErr
-	}
-	if err != nil && room.Wait(time.Now().Add(dying)) == nil {
-		err = proc.ErrGone // a room that is about to end refuses in many ways
-	}
-	if err != nil {
+	if err = w.over(room, err); err != nil {
+		for _, f := range list {
+			f.Close()
+		}
 		return nil, fmt.Errorf("make sockets in the room of process %d: %w", room.PID, err)
 	}
 	return list, nil
@@ -95,6 +82,7 @@ func netOwner(room *proc.Process) (*os.File, error) {
 	return os.NewFile(uintptr(owner), "user namespace"), nil
 }
 
+// receiveSockets returns what has come also after an error.
 func (w *way) receiveSockets(want int) (list []*os.File, err error) {
 	msg, _, fds, err := w.readFiles()
 	for _, fd := range fds {
@@ -106,13 +94,7 @@ func (w *way) receiveSockets(want int) (list []*os.File, err error) {
 	case err == nil && len(list) != want:
 		err = errors.New("too few descriptors are left")
 	}
-	if err != nil {
-		for _, f := range list {
-			f.Close()
-		}
-		return nil, err
-	}
-	return list, nil
+	return list, err
 }
 
 func (e *entry) laySockets(b *proc.Block, ports []uint16, others int) *sockets {

@@ -114,11 +114,7 @@ func within(workdir, name string) string {
 // Held puts what is to be put into a sandbox whose command is held, and opens what gets begin
 // in. room is PID 1 of its room.
 func (f *Files) Held(room *proc.Process, user *proc.Cred) error {
-	fd, err := proc.OpenFile(room.PID, "root")
-	if err == nil && room.Exited() {
-		unix.Close(fd) // the number may have been somebody else's already
-		err = proc.ErrGone
-	}
+	fd, err := room.OpenRoot()
 	if err != nil {
 		return err
 	}

@@ -72,7 +72,7 @@ func (c *cold) Files() (*workspace.Dir, error) {
 		return nil, err
 	}
 	defer init.Close()
-	root, err := proc.OpenFile(init.PID, "root")
+	root, err := init.OpenRoot()
 	if err != nil {
 		return nil, err
 	}

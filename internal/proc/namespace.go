@@ -121,3 +121,16 @@ func OpenFile(pid int, name string) (fd int, err error) {
 	}
 	return fd, nil
 }
+
+// OpenRoot opens the root directory that a process has (proc_pid_root(5)). [ErrGone]: it has ended,
+// and so its number may have been another's already. The caller closes the descriptor.
+func (p *Process) OpenRoot() (int, error) {
+	fd, err := OpenFile(p.PID, "root")
+	if p.Exited() {
+		if err == nil {
+			unix.Close(fd)
+		}
+		return -1, ErrGone
+	}
+	return fd, err
+}

@@ -125,12 +125,21 @@ func TestProcessPIDReuse(t *testing.T) {
 		if err := p.Signal(unix.SIGKILL); err != ErrGone {
 			t.Errorf("signal: %v, want %v", err, ErrGone)
 		}
+		if fd, err := p.OpenRoot(); err != ErrGone {
+			t.Errorf("root: %d, %v, want %v", fd, err, ErrGone)
+		}
 		if !p.Exited() {
 			t.Error("the first process is taken for the second")
 		}
-		if q := open(t, d.Process.Pid); q.Exited() {
+		q := open(t, d.Process.Pid)
+		if q.Exited() {
 			t.Error("the second process is gone")
 		}
+		fd, err := q.OpenRoot()
+		if err != nil {
+			t.Errorf("root: %v", err)
+		}
+		unix.Close(fd)
 		end()
 		return
 	}

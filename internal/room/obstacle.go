@@ -39,14 +39,11 @@ func (p *Plan) Obstacle(f Failure, c Caller) (what, remedy string) {
 // ObstacleIn is [Plan.Obstacle] for a command in a room that is there, whose PID 1 is room.
 // The flag is one that the room would have to be built with.
 func ObstacleIn(room *proc.Process, e *enter.Entry, f Failure, c Caller) (what, remedy string) {
-	root, err := proc.OpenFile(room.PID, "root")
+	root, err := room.OpenRoot()
 	if err != nil {
 		return "", "" // it has ended, or may not be looked at
 	}
 	defer unix.Close(root)
-	if room.Exited() {
-		return "", "" // so that may be another's
-	}
 	return scene{e.Command, e.Workdir, e.Path, entered(root)}.obstacle(f, c)
 }
 

@@ -5,8 +5,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/proc"
@@ -80,10 +78,9 @@ func cannotEnter(e *state.Entry) error {
 // Root opens the sandbox's root, to copy files from it and to it, with the rights of the
 // sandbox's own user. The caller closes it.
 func (u *Use) Root() (*workspace.Root, error) {
-	fd, err := proc.OpenFile(u.Room.PID, "root")
-	if err == nil && u.Room.Exited() {
-		unix.Close(fd) // the number may have been somebody else's already
-		err = ErrEnded
+	fd, err := u.Room.OpenRoot()
+	if errors.Is(err, proc.ErrGone) {
+		return nil, ErrEnded
 	}
 	if err != nil {
 		return nil, err
