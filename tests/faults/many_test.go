@@ -1,0 +1,64 @@
+package faults
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// A layer has very many entries (100,000 with SBXRUN_SOAK=100), whose paths are as long as they may
+// be together, and then longer: what reads it takes so much memory, or says in a line that it is
+// too much.
+func TestManyEntries(t *testing.T) {
+	n := 2000
+	if soak(t) >= 100 {
+		n = 100_000
+	}
+	const most = 640 << 10 // KiB of memory; all paths together have at most 64 MiB
+	for _, tt := range []struct {
+		name    string
+		levels  int // of directories, each with a name of 240 bytes
+		refused bool
+	}{
+		{"long", 60 << 20 / (240 * 100_000), false}, // 2: 60 MB of paths with 100,000 files
+		{"longer", 13, n > 20_000},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			e := newEstate(t)
+			dir := filepath.Join(e.top, "original")
+			harness.Must(t, os.Mkdir(dir, 0o755))
+			e.start([]string{"--name", "box", "--timeout", "30m", "--cwd", "none", "--overlay", dir + ":/data", "--upper", filepath.Join(e.top, "upper")})
+			e.ok("exec", "box", "sh", "-ec", fmt.Sprintf(`cd /data; n=$(printf %%0240d 1); for i in $(seq %d); do mkdir $n; cd $n; done; n=$(printf %%0100d 1); seq %d | sed s/^/$n/ | xargs touch`, tt.levels, n))
+			for _, verb := range []struct {
+				refused bool
+				args    []string
+			}{
+				{tt.refused, []string{"diff", "box", "--stat"}}, {tt.refused, []string{"diff", "box", "--json"}},
+				{tt.refused, []string{"apply", "box"}},
+				{false, []string{"snapshot", "box", "--name", "s"}}, {false, e.startFlags("--from", "s", "--name", "again")},
+			} {
+				c, err := e.begin(verb.args...)
+				harness.Must(t, err)
+				<-c.exited // it takes as long as the disk; e.wait then finds its end
+				s := e.wait(c)
+				peak := c.cmd.ProcessState.SysUsage().(*syscall.Rusage)
+				t.Logf("%s: %v, peak of %d MiB", verb.args[0], s.took.Round(time.Millisecond), peak.Maxrss>>10)
+				if peak.Maxrss > most {
+					t.Errorf("%s: it took %d KiB of memory", verb.args[0], peak.Maxrss)
+				}
+				if verb.refused && (s.code != 125 || !strings.Contains(s.stderr, "have more than 67108864 bytes together")) || !verb.refused && s.code != 0 {
+					t.Errorf("%v", s)
+				}
+			}
+			e.do("kill", "--all", "--grace", "0")
+			e.ok("cleanup")
+			e.cleared()
+		})
+	}
+}
