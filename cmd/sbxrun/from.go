@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -10,6 +11,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
@@ -24,9 +27,6 @@ import (
 func startFrom(ctx context.Context, name string, f *cli.View, p *room.Policy) (map[string][]state.Layer, []io.Closer, error) {
 	if name == "" {
 		return nil, nil, nil
-	}
-	if p.Cwd == room.CwdOverlay {
-		return nil, nil, usageError(errors.New("--cwd overlay: --from has overlays of its own, and their working directory; leave one of them out"))
 	}
 	dir, err := snapshots.Dir()
 	if err != nil {
@@ -44,6 +44,9 @@ func startFrom(ctx context.Context, name string, f *cli.View, p *room.Policy) (m
 	if p.Workdir == "" && p.Cwd == "" {
 		p.Workdir = m.Workdir
 	}
+	if p.Cwd == room.CwdOverlay && p.CwdRoot == "" {
+		overlayHere(p, m)
+	}
 	unpacked, err := holdLayers(ctx, store, m, p.Outside(thisCaller()))
 	if err != nil {
 		return nil, nil, err
@@ -60,6 +63,16 @@ func startFrom(ctx context.Context, name string, f *cli.View, p *room.Policy) (m
 		held = append(held, u)
 	}
 	return layers, held, nil
+}
+
+// overlayHere is --cwd overlay in a directory that the snapshot has an overlay for: the two are one.
+func overlayHere(p *room.Policy, m *snapshots.Manifest) {
+	here, err := unix.Getwd()
+	if err != nil || !slices.ContainsFunc(m.Trees, func(t snapshots.Tree) bool { return t.Dest == here }) {
+		return // it is one more, or an error that the plan tells
+	}
+	p.Mounts = append(p.Mounts, room.Mount{Kind: room.Overlaid, Source: here, Dest: here, Upper: p.CwdUpper})
+	p.Cwd, p.Workdir = "", cmp.Or(p.Workdir, here)
 }
 
 // overlayAt is the overlay of a policy at the place of a snapshot's: over what the caller has said,

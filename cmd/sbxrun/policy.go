@@ -41,8 +41,8 @@ func policyOf(f *cli.View, l *cli.Limits, command []string) (p room.Policy, net 
 		}
 		p.Cwd = room.CwdReadWrite
 	}
-	if f.Upper != "" && len(f.Overlay) == 0 && p.Cwd != room.CwdOverlay {
-		return p, net, errors.New("--upper: goes with --overlay or --cwd overlay")
+	if f.Upper != "" && len(f.Overlay) == 0 && p.Cwd != room.CwdOverlay && f.From == "" {
+		return p, net, errors.New("--upper: goes with --overlay, --cwd overlay or --from")
 	}
 	if f.TmpSize == 0 {
 		return p, net, errors.New("--tmp-size: must be greater than 0")

@@ -189,13 +189,13 @@ func (r *runner) checkFlags() error {
 	if err := busyTerms(&r.flags.AdmissionFlags).Check(); err != nil {
 		return usageError(err)
 	}
-	overlays := len(r.flags.Overlay) > 0 || room.Cwd(r.flags.Cwd) == room.CwdOverlay
+	overlays := r.flags.From != "" || len(r.flags.Overlay) > 0 || room.Cwd(r.flags.Cwd) == room.CwdOverlay
 	r.flags.Apply = r.flags.Apply || r.flags.ApplyDelete
 	switch {
 	case (r.flags.Diff || r.flags.Apply) && !overlays:
-		return usageError(errors.New("--diff and --apply: go with --overlay or --cwd overlay"))
+		return usageError(errors.New("--diff and --apply: go with --overlay, --cwd overlay or --from"))
 	case r.flags.PrintCommand && overlays:
-		return usageError(errors.New("--print-command: no bwrap command does the same as --overlay, which sbxrun mounts itself"))
+		return usageError(errors.New("--print-command: no bwrap command does the same as --overlay and --from, which sbxrun mounts itself"))
 	case r.flags.PrintFilter == "":
 	case !r.flags.PrintCommand:
 		return usageError(errors.New("--print-filter: goes with --print-command"))
@@ -219,6 +219,9 @@ func (r *runner) plan(caller room.Caller) error {
 		return usageError(err)
 	}
 	if policy.Meminfo, err = fakeMeminfo(r.flags.FakeMeminfo, &r.flags.Limits); err != nil {
+		return err
+	}
+	if _, _, err = startFrom(r.signals.ctx, r.flags.From, &r.flags.View, &policy); err != nil { // held to our end
 		return err
 	}
 	policy.Terminal = r.flags.Tty

@@ -54,6 +54,8 @@ func main() {
 		os.Exit(snapshotsCommand(os.Args[2:]))
 	case snapshots.UnpackWord:
 		os.Exit(unpackCommand(os.Args[2:]))
+	case packWord:
+		os.Exit(packCommand(os.Args[2:]))
 	case guardWord:
 		os.Exit(thawWhenClosed(os.Args[2:]))
 	}

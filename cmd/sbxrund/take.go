@@ -1,10 +1,16 @@
 package main
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
+	"runtime"
+	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,7 +26,8 @@ import (
 )
 
 // takeSnapshot keeps what a sandbox has written. A sandbox that runs stands still meanwhile, if it
-// has a cgroup that can be frozen.
+// has a cgroup that can be frozen; the manifest says whether it did. SIGSTOP is no substitute: a
+// process can undo it for another (SIGCONT), and every parent is told of it (SIGCHLD).
 func takeSnapshot(store *snapshots.Store, flags *cli.Snapshot, name string) error {
 	m, err := snapshots.NewManifest(string(flags.Name), time.Duration(flags.TTL))
 	if err != nil {
@@ -50,15 +57,11 @@ func takeSnapshot(store *snapshots.Store, flags *cli.Snapshot, name string) erro
 	m.Sandbox, m.SandboxName, m.Workdir = e.ID, e.Record.Name, e.Record.Workdir
 	p := packing{store: store, m: m, most: int64(flags.MaxSize), drafts: map[string]*snapshots.Draft{}}
 	defer p.close()
-	ran, err := p.still(e, func() error { return p.pack(e.Record.Overlays, overlays) })
-	if err != nil {
+	if err := p.still(e, func() error { return p.pack(e.Record.Overlays, overlays) }); err != nil {
 		return err
 	}
 	if err := store.Add(m, p.drafts, p.most); err != nil {
 		return err
-	}
-	if ran {
-		fmt.Fprintf(os.Stderr, "sbxrun: warning: %s ran on meanwhile, so files may be of different moments; a limit such as --pids gives it a cgroup that can be frozen\n", e.Title())
 	}
 	if m.LeftOut > 0 {
 		fmt.Fprintf(os.Stderr, "sbxrun: warning: %d sockets, named pipes and devices are left out\n", m.LeftOut)
@@ -92,8 +95,16 @@ func (p *packing) close() {
 func (p *packing) pack(known []state.Overlay, overlays []*room.Overlay) error {
 	left := p.most
 	for i, o := range overlays {
-		d, l, leftOut, err := layers.New(p.store, o.Layer, left)
+		d, err := p.store.NewFile()
 		if err != nil {
+			return err
+		}
+		l, leftOut, err := layers.Write(d.File, o.Layer, left)
+		if errors.Is(err, unix.EACCES) && os.Geteuid() != 0 {
+			l, leftOut, err = writeAsRoot(d.File, o.Layer, left, err)
+		}
+		if err != nil {
+			d.Close()
 			return err
 		}
 		left -= l.Bytes
@@ -116,31 +127,86 @@ func (p *packing) pack(known []state.Overlay, overlays []*room.Overlay) error {
 	return nil
 }
 
-// still runs f while nothing runs in the sandbox, and reports whether that could not be had.
-func (p *packing) still(e *state.Entry, f func() error) (ran bool, err error) {
+// packWord is the first argument of the process that packs a layer as root of a user namespace.
+const packWord = "pack-layer"
+
+// packed is what that process says.
+type packed struct {
+	Layer   snapshots.Layer
+	LeftOut int
+	Err     *result.Error
+}
+
+// writeAsRoot is layers.Write for a layer that has files which their modes close even to their
+// owner: root of a user namespace in which the owner has an id may read them (capabilities(7),
+// CAP_DAC_OVERRIDE; user_namespaces(7)). denied is returned where there are no such namespaces.
+func writeAsRoot(file, upper *os.File, most int64, denied error) (l snapshots.Layer, leftOut int, err error) {
+	if err := file.Truncate(0); err != nil {
+		return l, 0, err
+	}
+	if _, err := file.Seek(0, io.SeekStart); err != nil {
+		return l, 0, err
+	}
+	c := exec.Command("/proc/self/exe", packWord, strconv.FormatInt(most, 10))
+	c.ExtraFiles, c.Stderr = []*os.File{file, upper}, os.Stderr // 3 and 4
+	mapped := func(id int) []syscall.SysProcIDMap { return []syscall.SysProcIDMap{{HostID: id, Size: 1}} }
+	c.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER, UidMappings: mapped(os.Geteuid()), GidMappings: mapped(os.Getegid()), Pdeathsig: unix.SIGKILL}
+	runtime.LockOSThread() // whose end is what Pdeathsig is about (prctl(2))
+	defer runtime.UnlockOSThread()
+	out, err := c.Output()
+	var p packed
+	if err != nil || json.Unmarshal(out, &p) != nil {
+		return l, 0, denied
+	}
+	if p.Err != nil {
+		err = p.Err
+	}
+	return p.Layer, p.LeftOut, err
+}
+
+// packCommand is that process.
+func packCommand(args []string) int {
+	most, err := strconv.ParseInt(args[0], 10, 64)
+	if err != nil {
+		return fail(err)
+	}
+	var p packed
+	if p.Layer, p.LeftOut, err = layers.Write(os.NewFile(3, "snapshot"), os.NewFile(4, "layer"), most); err != nil {
+		p.Err = &result.Error{Code: "failed", Message: err.Error()}
+		if e := (*result.Error)(nil); errors.As(err, &e) {
+			p.Err.Code, p.Err.Hint = e.Code, e.Hint
+		}
+	}
+	if err := printJSON(p); err != nil {
+		return fail(err)
+	}
+	return 0
+}
+
+// still runs f while nothing runs in the sandbox, as far as that can be had.
+func (p *packing) still(e *state.Entry, f func() error) error {
 	if !e.Lives() {
 		p.m.Frozen = true
-		return false, f()
+		return f()
 	}
 	use, err := sandbox.Enter(e.ID) // it does not become idle meanwhile
 	if err != nil {
-		return false, err
+		return err
 	}
 	defer use.Close()
 	dirs := use.Access.Cgroups
 	if len(dirs) == 0 {
-		return true, f()
+		return f()
 	}
 	thaw, err := guard(dirs)
 	if err != nil {
-		return false, err
+		return err
 	}
 	const within = 2 * time.Second
-	p.m.Frozen, err = limits.Freeze(dirs, within)
-	if err != nil {
-		return false, result.All(err, thaw())
+	if p.m.Frozen, err = limits.Freeze(dirs, within); err == nil {
+		err = f()
 	}
-	return !p.m.Frozen, result.All(f(), thaw())
+	return result.All(err, thaw())
 }
 
 // guardWord is the first argument of the process that thaws a sandbox.

@@ -65,6 +65,8 @@ type View struct {
 	BindTry   []string    `help:"As --bind, if the path exists." placeholder:"SRC[:DST]" group:"see"`
 	Overlay   []string    `help:"Show a host directory as writable, and keep it as it is: what is written goes to a layer, which diff and apply read." placeholder:"[SRC:]DST" group:"see"`
 	Upper     Directory   `help:"Keep the layers of --overlay in this directory, and not in memory. It must be empty, or have been used for the same." placeholder:"DIR" group:"see"`
+	From      string      `help:"Start with what a snapshot has: its overlays, with its layers below what is written." placeholder:"SNAPSHOT" group:"see"`
+	DataDir   Directory   `help:"Directory for snapshots. Default: $SBXRUN_DATA_DIR, or one of the user's own." placeholder:"DIR" group:"see"`
 	Volume    []string    `help:"Show a named directory that outlives sandboxes, made if there is none." placeholder:"NAME:DST[:ro]" group:"see"`
 	Put       []string    `help:"Copy a file or directory into the sandbox before the command begins." placeholder:"SRC[:DST]" group:"see"`
 	Tmpfs     []string    `help:"Mount an empty directory in memory." placeholder:"DST[:SIZE]" group:"see"`
@@ -184,8 +186,6 @@ type Start struct {
 	Rm           bool            `help:"Remove its record and logs once it is proven to have ended." group:"end"`
 
 	View
-	From    string    `help:"Start with what a snapshot has: its overlays, with its layers below what is written." placeholder:"SNAPSHOT" group:"see"`
-	DataDir Directory `help:"Directory for snapshots. Default: $SBXRUN_DATA_DIR, or one of the user's own." placeholder:"DIR" group:"see"`
 	Limits
 	FakeMeminfo bool   `help:"Show --memory in /proc/meminfo, for programs that size themselves by it." group:"use"`
 	OutputLimit string `help:"When a stream exceeds --log-max: kill everything, or drop the rest." default:"truncate" placeholder:"kill|truncate" group:"use"`

@@ -16,29 +16,19 @@ import (
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 )
 
-// New packs the upper layer of an overlay into a file of the store's that has no name yet. The
-// caller closes it. Of nothing that was left out the layer says.
-func New(s *snapshots.Store, upper *os.File, most int64) (d *snapshots.Draft, l snapshots.Layer, leftOut int, err error) {
-	if d, err = s.NewFile(); err != nil {
-		return nil, l, 0, err
-	}
-	defer func() {
-		if err != nil {
-			d.Close()
-			d = nil
-		}
-	}()
-	to := &bounded{to: d.File, left: most, full: snapshots.Full(most)}
-	w, err := NewWriter(to)
+// Write packs the upper layer of an overlay into a file, which stays the caller's. Of what was left
+// out the layer says nothing.
+func Write(file, upper *os.File, most int64) (l snapshots.Layer, leftOut int, err error) {
+	w, err := NewWriter(&bounded{to: file, left: most, full: snapshots.Full(most)})
 	if err != nil {
-		return d, l, 0, err
+		return l, 0, err
 	}
 	count, err := Pack(upper, w, Limits{Bytes: most, Entries: snapshots.MaxEntries})
 	sum, size, failed := w.Close()
 	if failed != nil {
 		err = failed // the packing has failed for nothing else
 	}
-	return d, snapshots.Layer{SHA256: sum, Size: size, Bytes: count.Bytes, Entries: count.Entries}, count.LeftOut, err
+	return snapshots.Layer{SHA256: sum, Size: size, Bytes: count.Bytes, Entries: count.Entries}, count.LeftOut, err
 }
 
 // bounded writes so many bytes, and has the disk begin with them at once: what is synced in the

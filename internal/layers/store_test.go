@@ -37,11 +37,15 @@ func take(t testing.TB, s *snapshots.Store, dir, name string, ttl time.Duration)
 }
 
 func taken(s *snapshots.Store, dir *os.File, name string, ttl time.Duration, most int64) (*snapshots.Manifest, error) {
-	d, l, _, err := New(s, dir, most)
+	d, err := s.NewFile()
 	if err != nil {
 		return nil, err
 	}
 	defer d.Close()
+	l, _, err := Write(d.File, dir, most)
+	if err != nil {
+		return nil, err
+	}
 	m, err := snapshots.NewManifest(name, ttl)
 	if err != nil {
 		return nil, err

@@ -2,6 +2,7 @@ package layers
 
 import (
 	"archive/tar"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -239,11 +240,7 @@ func (t *layer) file(name string, h *tar.Header, content io.Reader) error {
 	}
 	f := os.NewFile(uintptr(fd), name)
 	defer f.Close()
-	if t.buf == nil {
-		t.buf = make([]byte, 256<<10)
-	}
-	// Not by ReadFrom, which would copy in pieces of its own.
-	if _, err := io.CopyBuffer(struct{ io.Writer }{f}, struct{ io.Reader }{content}, t.buf); err != nil {
+	if err := t.fill(f, content); err != nil {
 		return broken(err)
 	}
 	if t.owner != nil {
@@ -256,6 +253,29 @@ func (t *layer) file(name string, h *tar.Header, content io.Reader) error {
 		return err
 	}
 	return stamp(dir, base, h.ModTime)
+}
+
+// fill writes a file, in which zeros become holes: a sparse file of the sandbox is one again.
+func (t *layer) fill(f *os.File, content io.Reader) error {
+	if t.buf == nil {
+		t.buf = make([]byte, 64<<10)
+	}
+	var at int64
+	for {
+		n, err := io.ReadFull(content, t.buf)
+		if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
+			return err
+		}
+		last := err != nil
+		if b := t.buf[:n]; n > 0 && (b[0] != 0 || !bytes.Equal(b[1:], b[:n-1])) {
+			if _, err := f.WriteAt(b, at); err != nil {
+				return err
+			}
+		}
+		if at += int64(n); last {
+			return f.Truncate(at)
+		}
+	}
 }
 
 func (t *layer) symlink(name string, h *tar.Header) error {

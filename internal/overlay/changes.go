@@ -77,7 +77,7 @@ type Tree struct {
 // Bounds of what is looked at.
 const (
 	maxEntries = 1 << 20
-	maxText    = 256 << 20 // bytes of all paths
+	maxText    = 64 << 20 // bytes of all paths, each of which is several times in memory
 	maxDepth   = 512
 	maxName    = unix.PathMax - unix.NAME_MAX - 1 // of a directory's path, so that those in it can be opened (path_resolution(7))
 )

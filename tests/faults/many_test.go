@@ -52,7 +52,7 @@ func TestManyEntries(t *testing.T) {
 				if peak.Maxrss > most {
 					t.Errorf("%s: it took %d KiB of memory", verb.args[0], peak.Maxrss)
 				}
-				if verb.refused && (s.code != 125 || !strings.Contains(s.stderr, "have more than 67108864 bytes together")) || !verb.refused && s.code != 0 {
+				if verb.refused && (s.code != 125 || !strings.Contains(s.stderr, "are too long together")) || !verb.refused && s.code != 0 {
 					t.Errorf("%v", s)
 				}
 			}
