@@ -400,6 +400,9 @@ func (w *comparison) entry(e *tree.Entry, low original) (below original, err err
 	case Directory:
 		return w.directory(c, e, was, low)
 	case Link:
+		if w.walk.Text -= len(e.Target); w.walk.Text < 0 {
+			return none, tree.TooLarge("where links lead is too long together, up to %.200q", e.Path)
+		}
 		if was != nil {
 			if target, err := tree.Readlink(low.dir, e.Name); err == nil && target == e.Target {
 				return none, nil
