@@ -176,7 +176,7 @@ func TestParseErrors(t *testing.T) {
 		{"start -t 5 x", "unknown flag -t, did you mean --tag, --timeout, --tmpfs, --tmp-size or --tools?"},
 		{"ps --jsn", "unknown flag --jsn, did you mean --json?"},
 		{"exec --net host web true", "unknown flag --net, which is a flag of run, start"},
-		{"run -d x", "unknown flag -d, did you mean --diff?"},
+		{"run -d x", "unknown flag -d, did you mean --data-dir or --diff?"},
 
 		// How many names.
 		{"ps x y", "ps takes one sandbox, got 2"},
