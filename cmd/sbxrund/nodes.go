@@ -8,7 +8,9 @@ import (
 	"log/slog"
 	"os"
 	"text/tabwriter"
+	"time"
 
+	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/cluster"
 	"github.com/sbxrun/sbxrun/internal/config"
@@ -57,18 +59,20 @@ func printNodes(found *cluster.Found, asJSON bool) error {
 		return out.Encode(found)
 	}
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "KIND\tNAME\tSTATE\tRUNNING\tWAITING\tPLACES\tROOMS\tSESSIONS\tTASKS\tVERSION")
-	for _, n := range append(found.Nodes, found.Gateways...) {
-		state := "ready"
-		if n.Draining {
-			state = "draining"
-		}
-		if n.Kind == cluster.GatewayKind {
-			fmt.Fprintf(w, "%s\t%s\t%s\t\t\t\t\t\t\t%s\n", n.Kind, n.Name, state, n.Version)
+	fmt.Fprintln(w, "KIND\tNAME\tSTATE\tBUSY\tRUNNING\tWAITING\tOLDEST\tPLACES\tROOMS\tSESSIONS\tTASKS\tVERSION")
+	const percent = 100
+	for _, n := range found.Nodes {
+		if n.State == api.StateLeft || n.State == api.StateLost {
+			ago := time.Since(n.Heard).Round(time.Second)
+			fmt.Fprintf(w, "node\t%s\t%s %v ago\t\t\t\t\t\t\t\t\t%s\n", n.Name, n.State, ago, n.Version)
 			continue
 		}
-		const percent = 100
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%d\t%d/%d\t%d\t%.0f%%\t%s\n", n.Kind, n.Name, state, n.Running, n.Waiting, n.Places, n.RoomsIdle, n.RoomsAll, n.Sessions, percent*n.Pressure, n.Version)
+		oldest := (time.Duration(n.Oldest) * time.Millisecond).Round(100 * time.Millisecond)
+		fmt.Fprintf(w, "node\t%s\t%s\t%.0f%%\t%d\t%d\t%v\t%d\t%d/%d\t%d\t%.0f%%\t%s\n", n.Name, n.State, percent*n.Busy(), n.Running, n.Waiting, oldest,
+			n.Places, n.RoomsIdle, n.RoomsAll, n.Sessions, percent*n.Pressure, n.Version)
+	}
+	for _, n := range found.Gateways {
+		fmt.Fprintf(w, "gateway\t%s\t%s\t\t\t\t\t\t\t\t\t%s\n", n.Name, n.State, n.Version)
 	}
 	return w.Flush()
 }

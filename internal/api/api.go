@@ -185,6 +185,9 @@ type Status struct {
 	Machine  *Machine `json:"machine,omitempty" doc:"Only for those who may read /metrics"`
 }
 
+// MostRecent is how many a status has.
+const MostRecent = 32
+
 // Recent is how a call or cell has ended.
 type Recent struct {
 	ID       string         `json:"id"`
@@ -202,10 +205,48 @@ type Machine struct {
 	Places   int         `json:"places" doc:"Calls that may run at once"`
 	Running  int         `json:"running"`
 	Waiting  int         `json:"waiting"`
+	Oldest   float64     `json:"oldest_waiting_ms" doc:"How long the call has waited that has waited longest"`
 	Sessions int         `json:"sessions"`
 	Rooms    Rooms       `json:"rooms"`
-	Tasks    []TaskBound `json:"tasks" doc:"Limits on tasks, of the machine and of the server's cgroups, the tightest first"`
+	Tasks    []TaskBound `json:"tasks" doc:"Limits on tasks, of the machine and of the server's cgroups, the tightest first; empty at a gateway"`
+	Nodes    []Node      `json:"nodes,omitempty" doc:"At a gateway, whose other figures are their sums"`
 }
+
+// NodeState is what a node or gateway is doing.
+type NodeState string
+
+// States of nodes and gateways.
+const (
+	StateReady    NodeState = "ready"
+	StateDraining NodeState = "draining" // starts nothing more
+	StateLeft     NodeState = "left"     // has said that it ends
+	StateLost     NodeState = "lost"     // not heard for six seconds
+)
+
+// Node is a node or a gateway, as it was last heard.
+type Node struct {
+	Name     string    `json:"name"`
+	Instance string    `json:"instance" doc:"Changes with each start"`
+	Version  string    `json:"version"`
+	State    NodeState `json:"state" enum:"ready,draining,left,lost" doc:"A node that is gone is listed for ten minutes: left if it was ended, lost if it was not heard for six seconds"`
+	Heard    time.Time `json:"heard_at"`
+	Load
+}
+
+// Load is how busy a node is.
+type Load struct {
+	Places    int     `json:"places"`
+	Running   int     `json:"running"`
+	Waiting   int     `json:"waiting"`
+	Oldest    float64 `json:"oldest_waiting_ms"`
+	RoomsIdle int     `json:"rooms_idle"`
+	RoomsAll  int     `json:"rooms_all"`
+	Sessions  int     `json:"sessions"`
+	Pressure  float64 `json:"pressure" doc:"How much of the tightest limit on tasks is used, 1 for all"`
+}
+
+// Busy is the calls that run or wait, as a share of the places.
+func (l Load) Busy() float64 { return float64(l.Running+l.Waiting) / float64(max(1, l.Places)) }
 
 // Rooms is how many warm rooms there are.
 type Rooms struct {

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/sbxrun/sbxrun/internal/api"
 )
 
 // Kinds of those that take part.
@@ -20,8 +22,8 @@ const (
 
 // Subjects, below the name of the cluster. Those of one node or gateway have its name, so that NATS can be told who may use them.
 const (
-	beats    = "beat." // KIND.NAME
-	askBeats = "beats" // has all send theirs
+	beats    = "beat."  // KIND.NAME
+	askBeats = "beats." // KIND: has all of a kind send theirs
 )
 
 // Subject is where the connections of one instance are.
@@ -37,18 +39,8 @@ type Beat struct {
 	Version  string `json:"version"`
 	Draining bool   `json:"draining"`
 	Gone     bool   `json:"gone,omitempty"` // the last beat
-	Load
-}
-
-// Load is how busy a node is.
-type Load struct {
-	Places    int     `json:"places"`
-	Running   int     `json:"running"`
-	Waiting   int     `json:"waiting"`
-	RoomsIdle int     `json:"rooms_idle"`
-	RoomsAll  int     `json:"rooms_all"`
-	Sessions  int     `json:"sessions"`
-	Pressure  float64 `json:"pressure" doc:"How much of the tightest bound on tasks is used, 1 for all"`
+	api.Load
+	Missing []api.Node `json:"missing,omitempty"` // of a gateway: nodes that are gone
 }
 
 func (b *Beat) subject() string { return subject(b.Kind, b.Name, b.Instance) }
@@ -57,16 +49,24 @@ func (b *Beat) subject() string { return subject(b.Kind, b.Name, b.Instance) }
 const (
 	beatEvery = 2 * time.Second
 	lostAfter = 3 * beatEvery
+	tellGone  = 10 * time.Minute // of a node that is gone
 )
+
+// mostGone is how many nodes that are gone a beat tells of: a message of NATS has a megabyte.
+const mostGone = 256
 
 // Members are those that are heard.
 type Members struct {
 	bus   Bus
 	self  func() Beat
+	kinds []string // that are heard
 	kick  chan struct{}
+	out   sync.Mutex // beats go out one after the other
+	left  bool       // the last one has
 	mu    sync.Mutex
 	all   map[string]*member
-	since time.Time // when this side was connected, without a break; zero if it is not
+	gone  map[string]api.Node // nodes, by name
+	since time.Time           // when this side was connected, without a break; zero if it is not
 }
 
 type member struct {
@@ -75,13 +75,17 @@ type member struct {
 	count uint64 // of beats
 }
 
-// Join takes part until ctx is done, and tells what self returns.
-func Join(ctx context.Context, bus Bus, self func() Beat) (*Members, error) {
-	m := &Members{bus: bus, self: self, kick: make(chan struct{}, 1), all: map[string]*member{}}
-	if err := bus.Subscribe(beats+"*.*", m.hear); err != nil {
-		return nil, err
+// Join takes part until ctx is done, as one of a kind, and tells what self returns. It hears those of
+// some kinds: what nodes tell reaches gateways alone, or with their number the messages would grow as
+// its square.
+func Join(ctx context.Context, bus Bus, kind string, self func() Beat, kinds ...string) (*Members, error) {
+	m := &Members{bus: bus, self: self, kinds: kinds, kick: make(chan struct{}, 1), all: map[string]*member{}, gone: map[string]api.Node{}}
+	for _, k := range kinds {
+		if err := bus.Subscribe(beats+k+".*", m.hear); err != nil {
+			return nil, err
+		}
 	}
-	err := bus.Subscribe(askBeats, func(string, string, []byte, bool) { m.Tell() })
+	err := bus.Subscribe(askBeats+kind, func(string, string, []byte, bool) { m.Tell() })
 	if err != nil {
 		return nil, err
 	}
@@ -130,6 +134,15 @@ func (m *Members) Leave() {
 }
 
 func (m *Members) send(b Beat) {
+	m.out.Lock()
+	defer m.out.Unlock()
+	if m.left {
+		return
+	}
+	m.left = b.Gone
+	if b.Kind == GatewayKind {
+		b.Missing = m.missing()
+	}
 	text, err := json.Marshal(b)
 	if err != nil {
 		panic(err) // of our own type
@@ -146,9 +159,10 @@ func (m *Members) hear(subject, _ string, data []byte, _ bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if b.Gone {
-		delete(m.all, b.subject())
+		m.drop(b.subject(), api.StateLeft)
 		return
 	}
+	delete(m.gone, b.Name)
 	count := uint64(1)
 	if old := m.all[b.subject()]; old != nil {
 		count = old.count + 1
@@ -169,9 +183,53 @@ func (m *Members) look(now time.Time) {
 		for _, x := range m.all { // that could not be heard
 			x.heard = now
 		}
-		_ = m.bus.Publish(askBeats, "", nil) // they come by themselves, later
+		for _, k := range m.kinds {
+			_ = m.bus.Publish(askBeats+k, "", nil) // they come by themselves, later
+		}
 	}
-	maps.DeleteFunc(m.all, func(_ string, x *member) bool { return now.Sub(x.heard) > lostAfter })
+	for id, x := range m.all {
+		if now.Sub(x.heard) > lostAfter {
+			m.drop(id, api.StateLost)
+		}
+	}
+	maps.DeleteFunc(m.gone, func(_ string, n api.Node) bool { return now.Sub(n.Heard) > tellGone })
+}
+
+// drop takes out who is gone. A node is remembered for a while, unless it has been started again.
+func (m *Members) drop(id string, how api.NodeState) {
+	x := m.all[id]
+	if x == nil {
+		return
+	}
+	delete(m.all, id)
+	for _, other := range m.all {
+		if other.Kind == x.Kind && other.Name == x.Name {
+			return
+		}
+	}
+	if x.Kind == NodeKind {
+		n := x.node(x.heard)
+		n.State, n.Load = how, api.Load{}
+		m.gone[x.Name] = n
+		m.Tell() // those who ask a gateway hear of it
+	}
+}
+
+// missing returns the nodes that are gone, the last ones if there are many.
+func (m *Members) missing() []api.Node {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := slices.SortedFunc(maps.Values(m.gone), func(a, b api.Node) int { return b.Heard.Compare(a.Heard) })
+	return all[:min(len(all), mostGone)]
+}
+
+// node describes who has sent a beat.
+func (b *Beat) node(heard time.Time) api.Node {
+	n := api.Node{Name: b.Name, Instance: b.Instance, Version: b.Version, State: api.StateReady, Heard: heard.UTC().Round(time.Millisecond), Load: b.Load}
+	if b.Draining {
+		n.State = api.StateDraining
+	}
+	return n
 }
 
 // Settled reports whether all that are there must have been heard.

@@ -233,6 +233,9 @@ func (c *Conn) receive(f *frame) {
 		if c.inEnded || c.closed || !c.dialed {
 			c.err = io.ErrUnexpectedEOF // whoever asked has left
 		}
+		if f.bits&refuses != 0 && c.dialed {
+			c.err = ErrUnreachable
+		}
 		c.changed.Broadcast()
 		c.link.forget(c)
 		return

@@ -33,6 +33,8 @@ func (b *fakeBus) Connected() bool {
 	return !b.away
 }
 
+func (*fakeBus) Close() {}
+
 func (b *fakeBus) Subscribe(subject string, each func(subject, reply string, data []byte, nobody bool)) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -241,6 +243,31 @@ func TestNobody(t *testing.T) {
 	if _, err := away.Write([]byte("x")); !errors.Is(err, ErrUnreachable) {
 		t.Error(err)
 	}
+}
+
+// Of what comes to a node that is ending nothing is begun, and the other side is told: also of what
+// was taken already, but by nobody.
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	dials, accepts, _ := pair(t, &fakeBus{})
+	for range 2 {
+		c := dials.Dial("node.n.1")
+		if _, err := c.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		for end := time.Now().Add(time.Minute); len(accepts.accepted) == 0 && !accepts.isClosed() && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
+		}
+		if err := accepts.Close(); err != nil {
+			t.Fatal(err)
+		}
+		bounded(t, func() {
+			if _, err := c.Read(make([]byte, 1)); !errors.Is(err, ErrUnreachable) {
+				t.Error(err)
+			}
+		})
+	}
+	empty(t, accepts)
 }
 
 // Whoever leaves is noticed on the other side.

@@ -7,10 +7,11 @@ import (
 
 // Bits of a frame.
 const (
-	opens  = 1 << iota // the first frame of a connection, until the other side was heard
-	ends               // there is nothing after the data of this frame
-	resets             // the connection is over on the other side
-	asks               // for a frame in return
+	opens   = 1 << iota // the first frame of a connection, until the other side was heard
+	ends                // there is nothing after the data of this frame
+	resets              // the connection is over on the other side
+	asks                // for a frame in return
+	refuses             // with resets: nothing of the connection was begun, nor will be
 )
 
 // frame is one message of a connection.

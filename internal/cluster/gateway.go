@@ -27,6 +27,7 @@ type Gateway struct {
 	claims   *claims
 	queue    *queue
 	counters *counters
+	version  string
 	log      *slog.Logger
 	stop     context.CancelFunc
 	web      *http.Server
@@ -39,13 +40,13 @@ type Gateway struct {
 // NewGateway takes part in a cluster.
 func NewGateway(bus *NATS, name, version string, door *server.Door, log *slog.Logger) (*Gateway, error) {
 	ctx, stop := context.WithCancel(context.Background())
-	g := &Gateway{door: door, bus: bus, claims: bus.claims, queue: bus.queue, log: log, stop: stop, under: map[string]*use{}}
+	g := &Gateway{door: door, bus: bus, claims: bus.claims, queue: bus.queue, version: version, log: log, stop: stop, under: map[string]*use{}}
 	g.counters = newCounters(g)
 	instance := NewInstance()
 	var err error
-	g.members, err = Join(ctx, bus, func() Beat {
+	g.members, err = Join(ctx, bus, GatewayKind, func() Beat {
 		return Beat{Kind: GatewayKind, Name: name, Instance: instance, Version: version, Draining: !g.taking()}
-	})
+	}, NodeKind, GatewayKind)
 	if err != nil {
 		stop()
 		return nil, err
@@ -93,6 +94,7 @@ func (g *Gateway) Handler() http.Handler {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, map[string]bool{"ok": true}) })
 	mux.HandleFunc("GET /readyz", g.ready)
 	mux.HandleFunc("GET /metrics", g.metrics)
+	mux.HandleFunc("GET /v1/status", g.status)
 	mux.HandleFunc("GET /v1/sessions", func(w http.ResponseWriter, r *http.Request) { g.merge(w, r, "sessions", "created_at") })
 	mux.HandleFunc("GET /v1/calls", func(w http.ResponseWriter, r *http.Request) { g.merge(w, r, "calls", "came_at") })
 	mux.HandleFunc("/v1/sessions/{id}", g.pinned)

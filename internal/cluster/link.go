@@ -18,6 +18,8 @@ type Bus interface {
 	// if this tells that nobody received what was sent with this subject as the reply.
 	Subscribe(subject string, each func(subject, reply string, data []byte, nobody bool)) error
 	Connected() bool
+	// Close delivers what has come and sends what was published, and ends the connection.
+	Close()
 }
 
 // Link is one end of many connections.
@@ -78,12 +80,33 @@ func (l *Link) Accept() (net.Conn, error) {
 func (l *Link) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.isClosed() {
+		return nil
+	}
+	close(l.closed)
+	for {
+		select {
+		case c := <-l.accepted: // nobody takes it any more
+			delete(l.all, c.id)
+			l.refuse(c.peer + "." + c.id)
+		default:
+			return nil
+		}
+	}
+}
+
+func (l *Link) isClosed() bool {
 	select {
 	case <-l.closed:
+		return true
 	default:
-		close(l.closed)
+		return false
 	}
-	return nil
+}
+
+// refuse says that nothing of a connection was begun: another node may have what it asks for.
+func (l *Link) refuse(to string) {
+	_ = l.bus.Publish(to, "", (&frame{bits: resets | refuses}).append(nil)) // the other side asks again
 }
 
 // Addr is [net.Listener]'s.
@@ -140,6 +163,10 @@ func (l *Link) accept(id, reply string, f *frame) *Conn {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	_, was := l.over[id]
+	if ok && !was && f.bits&opens != 0 && l.accepted != nil && l.isClosed() {
+		l.refuse(reply)
+		return nil
+	}
 	if f.bits&opens != 0 && f.at != 0 && !was {
 		return nil // what comes before it was lost, and is sent again
 	}

@@ -4,16 +4,58 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/sbxrun/sbxrun/internal/api"
 )
 
 // Found is who takes part.
 type Found struct {
-	Nodes    []Beat `json:"nodes"`
-	Gateways []Beat `json:"gateways"`
+	Nodes    []api.Node `json:"nodes"`
+	Gateways []api.Node `json:"gateways"`
+}
+
+// found is what some beats say, with the nodes that a gateway misses.
+func found(all []member) *Found {
+	out := &Found{Nodes: []api.Node{}, Gateways: []api.Node{}}
+	there, gone := map[string]bool{}, map[string]api.Node{}
+	for _, x := range all {
+		if x.Kind == NodeKind {
+			there[x.Name] = true
+			out.Nodes = append(out.Nodes, x.node(x.heard))
+			continue
+		}
+		out.Gateways = append(out.Gateways, x.node(x.heard))
+		for _, n := range x.Missing {
+			if old, ok := gone[n.Name]; !ok || old.Heard.Before(n.Heard) {
+				gone[n.Name] = n
+			}
+		}
+	}
+	for name, n := range gone {
+		if !there[name] {
+			out.Nodes = append(out.Nodes, n)
+		}
+	}
+	for _, list := range [][]api.Node{out.Nodes, out.Gateways} {
+		slices.SortFunc(list, func(a, b api.Node) int { return strings.Compare(a.Name+"."+a.Instance, b.Name+"."+b.Instance) })
+	}
+	return out
+}
+
+// Found is who takes part, as far as was heard.
+func (m *Members) Found() *Found {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := make([]member, 0, len(m.all))
+	for _, x := range m.all {
+		all = append(all, *x)
+	}
+	return found(all)
 }
 
 // LookFor is how long [Look] takes at most.
@@ -23,7 +65,7 @@ const LookFor = 5 * time.Second
 func Look(ctx context.Context, bus Bus) (*Found, error) {
 	const moment = 500 * time.Millisecond
 	var mu sync.Mutex
-	all := map[string]Beat{}
+	all := map[string]member{}
 	heard := make(chan struct{}, 1)
 	err := bus.Subscribe(beats+"*.*", func(subject, _ string, data []byte, _ bool) {
 		var b Beat
@@ -31,7 +73,7 @@ func Look(ctx context.Context, bus Bus) (*Found, error) {
 			return
 		}
 		mu.Lock()
-		all[b.subject()] = b
+		all[b.subject()] = member{Beat: b, heard: time.Now()}
 		mu.Unlock()
 		select {
 		case heard <- struct{}{}:
@@ -41,7 +83,7 @@ func Look(ctx context.Context, bus Bus) (*Found, error) {
 	if err != nil {
 		return nil, err
 	}
-	for bus.Publish(askBeats, "", nil) != nil {
+	for bus.Publish(askBeats+NodeKind, "", nil) != nil || bus.Publish(askBeats+GatewayKind, "", nil) != nil {
 		select {
 		case <-ctx.Done():
 			return nil, errors.New("NATS does not answer")
@@ -59,16 +101,5 @@ func Look(ctx context.Context, bus Bus) (*Found, error) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	out := &Found{Nodes: []Beat{}, Gateways: []Beat{}}
-	for _, b := range all {
-		if b.Kind == NodeKind {
-			out.Nodes = append(out.Nodes, b)
-		} else {
-			out.Gateways = append(out.Gateways, b)
-		}
-	}
-	for _, list := range [][]Beat{out.Nodes, out.Gateways} {
-		slices.SortFunc(list, func(a, b Beat) int { return strings.Compare(a.subject(), b.subject()) })
-	}
-	return out, nil
+	return found(slices.Collect(maps.Values(all))), nil
 }

@@ -55,6 +55,50 @@ func (g *Gateway) everywhere(r *http.Request) (texts [][]byte, err error) {
 	return texts, nil // a node that was lost meanwhile has nothing to add
 }
 
+// status adds up what all nodes tell.
+func (g *Gateway) status(w http.ResponseWriter, r *http.Request) {
+	tenant, _, _ := server.Whose(r.Context())
+	out := &api.Status{Version: g.version, Tenant: tenant, Draining: !g.taking(), Recent: []api.Recent{}}
+	if len(g.members.Of(NodeKind)) > 0 {
+		texts, err := g.everywhere(r)
+		if err != nil {
+			g.failed(w, r, err)
+			return
+		}
+		for _, text := range texts {
+			var one api.Status
+			if json.Unmarshal(text, &one) != nil {
+				continue // of another version
+			}
+			out.Running += one.Running
+			out.Waiting += one.Waiting
+			out.Sessions += one.Sessions
+			out.Recent = append(out.Recent, one.Recent...)
+		}
+	}
+	slices.SortStableFunc(out.Recent, func(a, b api.Recent) int { return b.Ended.Compare(a.Ended) })
+	out.Recent = out.Recent[:min(len(out.Recent), api.MostRecent)]
+	if g.door.SeesAll(r) {
+		out.Machine = machine(g.members.Found().Nodes)
+	}
+	writeJSON(w, out)
+}
+
+// machine is all nodes as one.
+func machine(nodes []api.Node) *api.Machine {
+	m := &api.Machine{Tasks: []api.TaskBound{}, Nodes: nodes}
+	for _, n := range nodes {
+		m.Places += n.Places
+		m.Running += n.Running
+		m.Waiting += n.Waiting
+		m.Oldest = max(m.Oldest, n.Oldest)
+		m.Sessions += n.Sessions
+		m.Rooms.Idle += n.RoomsIdle
+		m.Rooms.All += n.RoomsAll
+	}
+	return m
+}
+
 // merge answers with the lists of all nodes as one, by the time in each entry.
 func (g *Gateway) merge(w http.ResponseWriter, r *http.Request, name, by string) {
 	texts, err := g.everywhere(r)

@@ -32,9 +32,15 @@ var (
 	descNode      = prometheus.NewDesc("sbxrun_node_ready", "1, or 0 for a node that is draining. A node that is lost has none.", []string{"node"}, nil)
 	descRunning   = prometheus.NewDesc("sbxrun_node_running", "Calls that run on a node.", []string{"node"}, nil)
 	descWaiting   = prometheus.NewDesc("sbxrun_node_waiting", "Calls that wait on a node.", []string{"node"}, nil)
+	descNodeBusy  = prometheus.NewDesc("sbxrun_node_busy_ratio", "Calls that run or wait on a node, as a share of its places.", []string{"node"}, nil)
+	descNodeOld   = prometheus.NewDesc("sbxrun_node_oldest_waiting_seconds", "How long the call has waited that has waited longest on a node; 0 if none waits.", []string{"node"}, nil)
+	descGone      = prometheus.NewDesc("sbxrun_node_gone", "1 for ten minutes for a node that is gone: it has left, or is lost.", []string{"node", "state"}, nil)
 	descPlaces    = prometheus.NewDesc("sbxrun_node_places", "Calls that may run on a node at once.", []string{"node"}, nil)
 	descSessions  = prometheus.NewDesc("sbxrun_node_sessions", "Sessions on a node.", []string{"node"}, nil)
 	descPressure  = prometheus.NewDesc("sbxrun_node_pressure_ratio", "How much of the tightest bound on tasks of a node is used, 1 for all.", []string{"node"}, nil)
+	descNodes     = prometheus.NewDesc("sbxrun_cluster_nodes", "Nodes that take calls.", nil, nil)
+	descQueue     = prometheus.NewDesc("sbxrun_cluster_waiting", "Calls that wait, on all nodes and in the queue.", nil, nil)
+	descOldest    = prometheus.NewDesc("sbxrun_cluster_oldest_waiting_seconds", "How long the call has waited that has waited longest, on any node or in the queue; 0 if none waits.", nil, nil)
 	descBusy      = prometheus.NewDesc("sbxrun_cluster_busy_ratio", "Calls that run or wait, as a share of the places of all nodes that are not draining; what an autoscaler needs.", nil, nil)
 )
 
@@ -48,25 +54,45 @@ func (g present) Collect(out chan<- prometheus.Metric) {
 	}
 	flag := map[bool]float64{true: 1}
 	gauge(descConnected, flag[g.bus.Connected()])
-	places, busy := 0, 0
-	newest := map[string]Beat{} // after a start there may be two of a name for a moment
-	for _, n := range g.members.Of(NodeKind) {
-		newest[n.Name] = n
+	var all api.Load
+	nodes, oldest := 0, 0.0
+	const perSecond = 1000
+	newest := map[string]api.Node{} // after a start there may be two of a name for a moment
+	for _, n := range g.members.Found().Nodes {
+		if n.State == api.StateLeft || n.State == api.StateLost {
+			gauge(descGone, 1, n.Name, string(n.State))
+		} else {
+			newest[n.Name] = n
+		}
 	}
 	for name, n := range newest {
-		gauge(descNode, flag[!n.Draining], name)
+		gauge(descNode, flag[n.State == api.StateReady], name)
+		gauge(descNodeBusy, n.Busy(), name)
+		gauge(descNodeOld, n.Oldest/perSecond, name)
 		gauge(descRunning, float64(n.Running), name)
 		gauge(descWaiting, float64(n.Waiting), name)
 		gauge(descPlaces, float64(n.Places), name)
 		gauge(descSessions, float64(n.Sessions), name)
 		gauge(descPressure, n.Pressure, name)
-		if !n.Draining {
-			places += n.Places
+		if n.State == api.StateReady {
+			nodes++
+			all.Places += n.Places
 		}
-		busy += n.Running + n.Waiting
+		all.Running += n.Running
+		all.Waiting += n.Waiting
+		oldest = max(oldest, n.Oldest/perSecond)
 	}
-	if places > 0 {
-		gauge(descBusy, float64(busy)/float64(places))
+	gauge(descNodes, float64(nodes))
+	queued, since, err := g.queue.waiting()
+	if err != nil {
+		return // none is better than one without the queue
+	}
+	all.Waiting += queued
+	oldest = max(oldest, since.Seconds())
+	gauge(descQueue, float64(all.Waiting))
+	gauge(descOldest, oldest)
+	if all.Places > 0 {
+		gauge(descBusy, all.Busy())
 	}
 }
 

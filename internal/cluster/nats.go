@@ -96,6 +96,17 @@ func (b *NATS) Publish(subject, reply string, data []byte) error {
 	return b.PublishRequest(b.prefix+subject, b.prefix+reply, data)
 }
 
+// Close is [Bus]'s.
+func (b *NATS) Close() {
+	const most = 2 * time.Second
+	if b.Drain() == nil { // an error: it is not connected
+		for end := time.Now().Add(most); !b.IsClosed() && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	b.Conn.Close()
+}
+
 // Connected is [Bus]'s.
 func (b *NATS) Connected() bool { return b.IsConnected() }
 

@@ -7,12 +7,14 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/server"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
 // Node offers a server to gateways.
 type Node struct {
+	bus     Bus
 	members *Members
 	web     *http.Server
 	calls   *puller
@@ -28,9 +30,9 @@ func NewNode(bus *NATS, name, version string, s *server.Server, handler http.Han
 	beat := func() Beat {
 		return Beat{Kind: NodeKind, Name: name, Instance: instance, Version: version, Draining: !s.Ready(), Load: load(s)}
 	}
-	n := &Node{stop: stop}
+	n := &Node{bus: bus, stop: stop}
 	var err error
-	if n.members, err = Join(ctx, bus, beat); err != nil {
+	if n.members, err = Join(ctx, bus, NodeKind, beat, GatewayKind); err != nil {
 		stop()
 		return nil, err
 	}
@@ -68,9 +70,9 @@ func passedOn(handler http.Handler, log *slog.Logger) *http.Server {
 	return web
 }
 
-func load(s *server.Server) Load {
+func load(s *server.Server) api.Load {
 	m := s.Machine()
-	l := Load{Places: m.Places, Running: m.Running, Waiting: m.Waiting, RoomsIdle: m.Rooms.Idle, RoomsAll: m.Rooms.All, Sessions: m.Sessions}
+	l := api.Load{Places: m.Places, Running: m.Running, Waiting: m.Waiting, Oldest: m.Oldest, RoomsIdle: m.Rooms.Idle, RoomsAll: m.Rooms.All, Sessions: m.Sessions}
 	if len(m.Tasks) > 0 && m.Tasks[0].Max > 0 {
 		l.Pressure = float64(m.Tasks[0].Current) / float64(m.Tasks[0].Max)
 	}
@@ -80,7 +82,8 @@ func load(s *server.Server) Load {
 // Tell has gateways hear at once that the node is draining.
 func (n *Node) Tell() { n.members.Tell() }
 
-// Close ends the node's part, when its server has ended. Answers on their way have until ctx is done.
+// Close ends the node's part, and its connection to NATS, when its server has ended. Answers on their
+// way have until ctx is done; what comes meanwhile is told to go elsewhere.
 func (n *Node) Close(ctx context.Context) {
 	recorded := make(chan struct{})
 	go func() {
@@ -95,5 +98,6 @@ func (n *Node) Close(ctx context.Context) {
 	if n.web.Shutdown(ctx) != nil {
 		n.web.Close()
 	}
+	n.bus.Close()
 	n.stop()
 }

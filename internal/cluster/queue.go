@@ -94,6 +94,24 @@ func (q *queue) open(ctx context.Context) (jetstream.Stream, error) {
 	return s, err
 }
 
+// waiting returns how many calls are in the queue, and how long the oldest has been.
+func (q *queue) waiting() (n int, oldest time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	s, err := q.js.Stream(ctx, q.name)
+	switch {
+	case errors.Is(err, jetstream.ErrStreamNotFound), errors.Is(err, jetstream.ErrJetStreamNotEnabled), errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount):
+		return 0, 0, nil
+	case err != nil:
+		return 0, 0, err
+	}
+	state := s.CachedInfo().State // it was just asked for
+	if state.Msgs > 0 {
+		oldest = max(0, time.Since(state.FirstTime)) // by NATS's clock
+	}
+	return int(state.Msgs), oldest, nil
+}
+
 // get returns a record of a tenant, nil if there is none.
 func (q *queue) get(ctx context.Context, key string) (*record, uint64, error) {
 	r := &record{}

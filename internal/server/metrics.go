@@ -4,6 +4,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -87,6 +88,8 @@ type present struct{ *Server }
 var (
 	descRunning  = prometheus.NewDesc("sbxrun_running", "Calls that run.", []string{"tenant"}, nil)
 	descWaiting  = prometheus.NewDesc("sbxrun_waiting", "Calls that wait for their turns.", []string{"tenant"}, nil)
+	descBusy     = prometheus.NewDesc("sbxrun_busy_ratio", "Calls that run or wait, as a share of the places; what an autoscaler needs.", nil, nil)
+	descOldest   = prometheus.NewDesc("sbxrun_oldest_waiting_seconds", "How long the call has waited that has waited longest; 0 if none waits.", nil, nil)
 	descPlaces   = prometheus.NewDesc("sbxrun_places", "Calls that may run at once.", nil, nil)
 	descRooms    = prometheus.NewDesc("sbxrun_rooms", "Warm rooms that wait for a call (idle), and those that are in use, or are being made or ended (busy).", []string{"state"}, nil)
 	descSessions = prometheus.NewDesc("sbxrun_sessions", "Sessions that live.", []string{"tenant"}, nil)
@@ -106,11 +109,19 @@ func (s present) Collect(out chan<- prometheus.Metric) {
 		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
 	}
 	uses := s.gate.Uses()
+	var l api.Load
+	var oldest time.Duration
 	for _, tenant := range slices.Sorted(maps.Keys(uses)) {
 		gauge(descRunning, float64(uses[tenant].Running), tenant)
 		gauge(descWaiting, float64(uses[tenant].Waiting), tenant)
+		l.Running += uses[tenant].Running
+		l.Waiting += uses[tenant].Waiting
+		oldest = max(oldest, uses[tenant].Oldest)
 	}
-	gauge(descPlaces, float64(s.settings.Load().Places))
+	l.Places = s.settings.Load().Places
+	gauge(descPlaces, float64(l.Places))
+	gauge(descBusy, l.Busy())
+	gauge(descOldest, oldest.Seconds())
 	idle, all := s.source.Rooms()
 	gauge(descRooms, float64(idle), "idle")
 	gauge(descRooms, float64(all-idle), "busy")

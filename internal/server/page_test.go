@@ -93,7 +93,7 @@ func TestRecent(t *testing.T) {
 	for i := range 1000 {
 		r.add("a", api.Recent{Duration: float64(i)})
 		got := r.list("a")
-		if len(got) != min(i+1, mostRecent) || got[0].Duration != float64(i) || got[len(got)-1].Duration != float64(i+1-len(got)) {
+		if len(got) != min(i+1, api.MostRecent) || got[0].Duration != float64(i) || got[len(got)-1].Duration != float64(i+1-len(got)) {
 			t.Fatalf("after %d: %v", i, got)
 		}
 	}

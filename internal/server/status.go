@@ -24,7 +24,6 @@ type recents struct {
 
 // Bounds of what is remembered.
 const (
-	mostRecent  = 32      // calls of each tenant
 	mostTenants = 1000    // tenants
 	mostShown   = 4 << 10 // bytes of what was run
 )
@@ -43,8 +42,8 @@ func (r *recents) add(tenant string, one api.Recent) {
 		}
 	}
 	all := r.of[tenant]
-	if len(all) == 2*mostRecent { // moved from time to time, and not with each call
-		all = append(all[:0], all[mostRecent:]...)
+	if len(all) == 2*api.MostRecent { // moved from time to time, and not with each call
+		all = append(all[:0], all[api.MostRecent:]...)
 	}
 	r.of[tenant] = append(all, one)
 }
@@ -55,7 +54,7 @@ func (r *recents) list(tenant string) []api.Recent {
 	defer r.mu.Unlock()
 	all := slices.Clone(r.of[tenant])
 	slices.Reverse(all)
-	return append([]api.Recent{}, all[:min(len(all), mostRecent)]...)
+	return append([]api.Recent{}, all[:min(len(all), api.MostRecent)]...)
 }
 
 // shown is what a status tells of the code of a call.
@@ -111,6 +110,7 @@ func (s *Server) Machine() *api.Machine {
 	for _, use := range s.gate.Uses() {
 		m.Running += use.Running
 		m.Waiting += use.Waiting
+		m.Oldest = max(m.Oldest, result.Milliseconds(use.Oldest))
 	}
 	m.Rooms.Idle, m.Rooms.All = s.source.Rooms()
 	if r, err := pressure.Look(); err == nil { // else nothing is known

@@ -59,7 +59,8 @@ type Turn struct {
 	gate   *Gate
 	tenant *tenant
 	in     chan struct{} // closed when it is let in
-	waited bool          // or about to
+	came   time.Time
+	waited bool // or about to
 }
 
 // Join lets a call in, or has it wait for its turn, without waiting. An error is an
@@ -79,7 +80,7 @@ func (g *Gate) Join(name string, c Ceilings) (*Turn, error) {
 	if !t.spend(c.Rate) {
 		return nil, api.NewError(api.Quota, "the tenant's rate is used up", "send fewer calls a second")
 	}
-	turn := &Turn{gate: g, tenant: t, in: make(chan struct{})}
+	turn := &Turn{gate: g, tenant: t, in: make(chan struct{}), came: time.Now()}
 	switch {
 	case len(t.waiting) == 0 && g.places > 0 && t.below():
 		g.admit(t)
@@ -211,7 +212,7 @@ func (g *Gate) Use(name string) Use {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if t := g.tenants[name]; t != nil {
-		return Use{t.running, len(t.waiting)}
+		return t.use()
 	}
 	return Use{}
 }
@@ -236,7 +237,18 @@ func (g *Gate) forget() {
 }
 
 // Use is what a tenant has going on.
-type Use struct{ Running, Waiting int }
+type Use struct {
+	Running, Waiting int
+	Oldest           time.Duration // how long the first of those that wait has waited
+}
+
+func (t *tenant) use() Use {
+	u := Use{Running: t.running, Waiting: len(t.waiting)}
+	if u.Waiting > 0 {
+		u.Oldest = time.Since(t.waiting[0].came)
+	}
+	return u
+}
 
 // Uses returns that of all tenants that were seen.
 func (g *Gate) Uses() map[string]Use {
@@ -244,7 +256,7 @@ func (g *Gate) Uses() map[string]Use {
 	defer g.mu.Unlock()
 	all := make(map[string]Use, len(g.tenants))
 	for name, t := range g.tenants {
-		all[name] = Use{t.running, len(t.waiting)}
+		all[name] = t.use()
 	}
 	return all
 }

@@ -1,9 +1,17 @@
 package cluster
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
+	"math/big"
+	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -16,35 +24,78 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// nodeMay is what the user of a node may do, as docs/scale.md has it.
-func nodeMay(name string) *server.Permissions {
-	return &server.Permissions{
-		Publish: &server.SubjectPermission{Allow: []string{"sbxrun.beat.node." + name, "sbxrun.beats", "sbxrun.gateway.>", "$KV.sbxrun-calls.*.*",
-			"$JS.API.CONSUMER.INFO.sbxrun-queue.nodes", "$JS.API.CONSUMER.MSG.NEXT.sbxrun-queue.nodes", "$JS.ACK.sbxrun-queue.nodes.>"}},
-		Subscribe: &server.SubjectPermission{Allow: []string{"sbxrun.node." + name + ".>", "sbxrun.beat.*.*", "sbxrun.beats"}},
+// passwords are those that the example takes from the environment.
+var passwords = map[string]string{"GATEWAY": "of-the-gateway", "NODE_1": "of-node-1", "NODE_2": "of-node-2", "NODE_3": "of-node-3", "NODE_4": "of-node-4"}
+
+// example reads clients/examples/cluster/nats.conf, with certificates of our own and on the loopback
+// interface: what is documented is what is tested.
+func example(t *testing.T) (o *server.Options, ca string) {
+	t.Helper()
+	dir := harness.Dir(t)
+	certificates(t, dir)
+	text, err := os.ReadFile("../../clients/examples/cluster/nats.conf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "nats.conf")
+	if err := os.WriteFile(file, []byte(strings.ReplaceAll(string(text), "/etc/nats-server", dir)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("NATS_NAME", "nats1")
+	for name, word := range passwords {
+		t.Setenv(name, word)
+	}
+	if o, err = server.ProcessConfigFile(file); err != nil {
+		t.Fatal(err)
+	}
+	if !o.JetStream || o.TLSConfig == nil || len(o.Routes) != 3 || o.Cluster.Name == "" || o.Cluster.TLSConfig == nil {
+		t.Errorf("the example lacks JetStream, TLS or other servers")
+	}
+	o.Host, o.Port, o.StoreDir, o.NoLog, o.NoSigs = "127.0.0.1", freePort(t), filepath.Join(dir, "store"), true, true
+	o.Cluster, o.Routes = server.ClusterOpts{}, nil // one server alone
+	return o, filepath.Join(dir, "ca.pem")
+}
+
+// certificates writes a CA, and a certificate of it for 127.0.0.1.
+func certificates(t *testing.T, dir string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	text, err := x509.CreateCertificate(rand.Reader, c, c, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, b := range map[string]*pem.Block{"ca.pem": {Type: "CERTIFICATE", Bytes: text}, "server.pem": {Type: "CERTIFICATE", Bytes: text}, "server.key": {Type: "PRIVATE KEY", Bytes: private}} {
+		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(b), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
-var gatewayMay = &server.Permissions{
-	Publish:   &server.SubjectPermission{Allow: []string{"sbxrun.node.>", "sbxrun.beat.gateway.*", "sbxrun.beats", "$JS.API.>", "$KV.sbxrun-keys.>", "$KV.sbxrun-calls.>", "sbxrun-queue.*", "$O.>", "$KV.sbxrun-shares.>"}},
-	Subscribe: &server.SubjectPermission{Allow: []string{"sbxrun.gateway.>", "sbxrun.beat.*.*", "sbxrun.beats", "_INBOX.>"}},
-}
-
-// Whoever has stolen the credentials of a node can be that node, and nobody else: it reads nothing of other
+// With the users of the example everything goes on by TLS as without: calls, keys, presence. Whoever
+// has stolen the credentials of a node can be that node, and nobody else: it reads nothing of other
 // nodes, sends them nothing, and is not heard under their names.
 func TestStolenNode(t *testing.T) {
-	o := options(t)
-	o.Users = []*server.User{
-		{Username: "n0", Password: "a", Permissions: nodeMay("n0")}, {Username: "n1", Password: "b", Permissions: nodeMay("n1")},
-		{Username: "g", Password: "c", Permissions: gatewayMay},
-	}
+	o, ca := example(t)
 	s := startNATS(t, o)
 	defer s.Shutdown()
-	as := func(user string) string { return fmt.Sprintf("nats://%s@127.0.0.1:%d", user, o.Port) }
-	c := &cluster{t: t, dir: harness.Dir(t)}
-	c.process("serve", "n1", as("n1:b"), "state_dir = \""+filepath.Join(c.dir, "n1")+"\"\n[rooms]\nmin = 0\nmax = 0\n")
+	as := func(user, password string) string {
+		return fmt.Sprintf("tls://%s:%s@127.0.0.1:%d", user, passwords[password], o.Port)
+	}
+	c := &cluster{t: t, dir: harness.Dir(t), nats: "ca = \"" + ca + "\"\n"}
+	node := c.process("serve", "node2", as("node2", "NODE_2"), "state_dir = \""+filepath.Join(c.dir, "node2")+"\"\n[rooms]\nmin = 0\nmax = 0\n")
 	g := &gateway{socket: filepath.Join(c.dir, "g.sock")}
-	g.process = c.process("gateway", "g", as("g:c"), "listen = [\"unix:"+g.socket+"\"]\n")
+	g.process = c.process("gateway", "g", as("gateway", "GATEWAY"), "listen = [\"unix:"+g.socket+"\"]\n")
 	g.client = unixClient(g.socket)
 	c.ready(g, 1)
 	if status, text, err := g.keyed(t.Context(), "k", api.Call{Argv: []string{"true"}}); status != http.StatusOK || err != nil {
@@ -54,13 +105,18 @@ func TestStolenNode(t *testing.T) {
 	if x := g.end(t, call.ID); x.Report == nil { // with no more rights than these
 		t.Fatalf("%+v", x)
 	}
+	for _, p := range []*process{node, g.process} {
+		if strings.Contains(p.log.String(), "iolation") {
+			t.Errorf("%s", p.log)
+		}
+	}
 	refused := make(chan string, 16)
-	stolen, err := nats.Connect(as("n0:a"), nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err.Error() }))
+	stolen, err := nats.Connect(as("node1", "NODE_1"), nats.RootCAs(ca), nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err.Error() }))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer stolen.Close()
-	for _, subject := range []string{"sbxrun.node.n1.00000000.x", "sbxrun.beat.node.n1", "sbxrun.beat.gateway.g", "$JS.API.STREAM.NAMES", "$KV.sbxrun-keys.x", "sbxrun-queue.x",
+	for _, subject := range []string{"sbxrun.node.node2.00000000.x", "sbxrun.beat.node.node2", "sbxrun.beat.gateway.g", "sbxrun.beats.node", "$JS.API.STREAM.NAMES", "$KV.sbxrun-keys.x", "sbxrun-queue.x",
 		"$JS.API.STREAM.MSG.GET.KV_sbxrun-calls", "$JS.API.DIRECT.GET.KV_sbxrun-calls", "$JS.API.STREAM.MSG.GET.sbxrun-queue", "$JS.API.STREAM.MSG.DELETE.sbxrun-queue",
 		"$JS.API.STREAM.PURGE.sbxrun-queue", "$JS.API.CONSUMER.CREATE.sbxrun-queue", "$JS.API.CONSUMER.CREATE.KV_sbxrun-calls", "$JS.API.CONSUMER.DELETE.sbxrun-queue.nodes",
 		"$O.sbxrun-files-x.C.x", "$KV.sbxrun-shares.x", "$JS.API.STREAM.MSG.GET.KV_sbxrun-shares", "$JS.API.CONSUMER.CREATE.OBJ_sbxrun-files-x", "$JS.API.DIRECT.GET.OBJ_sbxrun-files-x"} {
@@ -69,11 +125,14 @@ func TestStolenNode(t *testing.T) {
 		}
 		denied(t, refused, subject)
 	}
-	for _, subject := range []string{"sbxrun.>", "sbxrun.node.>", "sbxrun.node.n1.>", "sbxrun.gateway.>", "$KV.>", "sbxrun-queue.>", "_INBOX.>", "sbxrun.node.n1.inbox.>", ">"} {
+	for _, subject := range []string{"sbxrun.>", "sbxrun.node.>", "sbxrun.node.node2.>", "sbxrun.gateway.>", "sbxrun.beat.node.*", "$KV.>", "sbxrun-queue.>", "_INBOX.>", "sbxrun.node.node2.inbox.>", ">"} {
 		if _, err := stolen.SubscribeSync(subject); err != nil {
 			t.Fatal(err)
 		}
 		denied(t, refused, subject)
+	}
+	if _, err := nats.Connect(fmt.Sprintf("tls://127.0.0.1:%d", o.Port), nats.RootCAs(ca)); err == nil {
+		t.Error("anybody may connect")
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/tests/harness"
@@ -85,26 +86,103 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// The nodes that are there, and the gateways, as a command tells it.
-func TestNodesCommand(t *testing.T) {
+// The nodes that are there, those that are gone, and the gateways: as a command tells it, a gateway's
+// status, which its page shows, and its metrics.
+func TestNodes(t *testing.T) {
 	o := options(t)
 	s := startNATS(t, o)
 	defer s.Shutdown()
-	newCluster(t, url(o), 2, 1, "places = 7\n[rooms]\nmin = 0\nmax = 0\n")
-	out, err := exec.Command(harness.Binary(t), "nodes", "--nats", url(o), "--json").Output()
+	c := newCluster(t, url(o), 3, 1, "places = 1\n[rooms]\nmin = 0\nmax = 0\n")
+	g := c.gateways[0]
 	var got struct {
-		Nodes []struct {
-			Name     string
-			Places   int
-			Draining bool
+		Nodes    []api.Node
+		Gateways []api.Node
+	}
+	list := func() map[string]api.NodeState {
+		out, err := exec.Command(harness.Binary(t), "nodes", "--nats", url(o), "--json").Output()
+		if err != nil || json.Unmarshal(out, &got) != nil || len(got.Gateways) != 1 {
+			t.Fatalf("%v %s", err, out)
 		}
-		Gateways []struct{ Name string }
+		states := map[string]api.NodeState{}
+		for _, n := range got.Nodes {
+			states[n.Name] = n.State
+		}
+		return states
 	}
-	if err != nil || json.Unmarshal(out, &got) != nil || len(got.Nodes) != 2 || got.Nodes[1].Name != "n1" || got.Nodes[0].Places != 7 || len(got.Gateways) != 1 {
+	harness.Until(t, harness.Bound, "three nodes", func() bool { return len(list()) == 3 })
+
+	// One call runs on each node, and one more waits on one of them.
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			_, _, _ = g.call(ctx, "/v1/run", api.Call{Argv: []string{"sleep", "1000"}, TimeoutMS: 200_000}, nil)
+		})
+		time.Sleep(50 * time.Millisecond) // so that they are spread
+	}
+	defer all.Wait()
+	defer cancel()
+	series := func() string {
+		res, err := g.client.Get("http://sbxrun/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		text, err := io.ReadAll(res.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	harness.Until(t, harness.Bound, "three calls that run and one that waits", func() bool {
+		text := series()
+		return strings.Contains(text, "\nsbxrun_cluster_busy_ratio 1.33") && strings.Contains(text, "\nsbxrun_cluster_waiting 1\n") &&
+			strings.Contains(text, "\nsbxrun_cluster_nodes 3\n") && !strings.Contains(text, "\nsbxrun_cluster_oldest_waiting_seconds 0\n")
+	})
+	g.begin(t, "true") // finds no place
+	harness.Until(t, harness.Bound, "a call in the queue", func() bool { return strings.Contains(series(), "\nsbxrun_cluster_waiting 2\n") })
+	list()
+	waiting := 0
+	for _, n := range got.Nodes {
+		waiting += n.Waiting
+		if n.Running != 1 || n.Places != 1 || (n.Waiting > 0) != (n.Oldest > 0) {
+			t.Errorf("%+v", n)
+		}
+	}
+	if waiting != 1 {
+		t.Errorf("%d wait", waiting)
+	}
+
+	c.nodes[0].kill()
+	cancel()
+	c.nodes[1].end()
+	harness.Until(t, harness.Bound, "a node that is lost and one that has left", func() bool {
+		is := list()
+		return is["n0"] == api.StateLost && is["n1"] == api.StateLeft && is["n2"] == api.StateReady
+	})
+	var status api.Status
+	res, err := g.client.Get("http://sbxrun/v1/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if err := json.NewDecoder(res.Body).Decode(&status); err != nil || status.Machine == nil || len(status.Machine.Nodes) != 3 || status.Machine.Places != 1 {
+		t.Errorf("%+v %v", status, err)
+	}
+	text := series()
+	for _, want := range []string{`sbxrun_node_gone{node="n0",state="lost"} 1`, `sbxrun_node_gone{node="n1",state="left"} 1`, `sbxrun_node_ready{node="n2"} 1`, "sbxrun_cluster_nodes 1"} {
+		if !strings.Contains(text, want+"\n") {
+			t.Errorf("no %s", want)
+		}
+	}
+	out, err := exec.Command(harness.Binary(t), "nodes", "--nats", url(o)).Output()
+	if err != nil || strings.Count(string(out), "\n") != 5 || !strings.Contains(string(out), "lost ") {
 		t.Errorf("%v %s", err, out)
 	}
-	out, err = exec.Command(harness.Binary(t), "nodes", "--nats", url(o)).Output()
-	if err != nil || strings.Count(string(out), "\n") != 4 || !strings.Contains(string(out), "n0") {
-		t.Errorf("%v %s", err, out)
-	}
+	c.nodes[0].start()
+	c.nodes[1].start()
+	harness.Until(t, harness.Bound, "all nodes again", func() bool {
+		is := list()
+		return len(got.Nodes) == 3 && is["n0"] == api.StateReady && is["n1"] == api.StateReady
+	})
 }

@@ -124,6 +124,7 @@ type gateway struct {
 type cluster struct {
 	t        *testing.T
 	dir      string
+	nats     string // more of that part of the configuration
 	nodes    []*process
 	gateways []*gateway
 }
@@ -166,7 +167,7 @@ func (c *cluster) process(command, name, url, config string) *process {
 	if !strings.Contains(config, "[nats]") {
 		config += "\n[nats]\n"
 	}
-	config += "url = \"" + url + "\"\nnode = \"" + name + "\"\n"
+	config += "url = \"" + url + "\"\nnode = \"" + name + "\"\n" + c.nats
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		c.t.Fatal(err)
 	}

@@ -105,7 +105,6 @@ func newFleet(dir, url string, nodes int) (f *fleet, err error) {
 			defer cancel()
 			s.Drain(ctx)
 			n.Close(ctx)
-			bus.Close()
 		})
 	}
 	door, err := server.NewDoor(c, nil, log)
