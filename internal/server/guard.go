@@ -15,6 +15,12 @@ import (
 
 // A mistake of ours ends the request that has met it, and nothing else: what runs for others goes
 // on. What was taken for the request is given back by defer, as after any error.
+//
+// All that reads what a command has made up (its output, the answers of a cell, files, archives) runs
+// in the goroutine of a request, or writes to a sinkWriter. What the engine does in goroutines of its
+// own, such as to build rooms and to wait for ends, is not guarded: after a mistake there nobody
+// could say any more what is proven. It ends the server, and that is safe: keepers end all that runs,
+// and the next server begins with nothing.
 
 // Guard carries out what a request asks for. A panic is an error: whether anything has begun is
 // not known then.

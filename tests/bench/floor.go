@@ -2,12 +2,18 @@ package main
 
 import (
 	"bufio"
-	bytes "encoding/binary"
+	"bytes"
+	endian "encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -38,7 +44,7 @@ func hold(command []string) error {
 	if err != nil {
 		return err
 	}
-	time.Sleep(time.Duration(int64(bytes.NativeEndian.Uint64(when[:])) - monotonic()))
+	time.Sleep(time.Duration(int64(endian.NativeEndian.Uint64(when[:])) - monotonic()))
 	if err := init.Signal(unix.SIGKILL); err != nil {
 		return err
 	}
@@ -85,7 +91,7 @@ func startHolder(command ...string) (*held, error) {
 
 // end tells the holder its deadline, as monotonic has it. It exits some time after that.
 func (h *held) end(at int64) error {
-	_, err := h.deadline.Write(bytes.NativeEndian.AppendUint64(nil, uint64(at)))
+	_, err := h.deadline.Write(endian.NativeEndian.AppendUint64(nil, uint64(at)))
 	return err
 }
 
@@ -146,4 +152,60 @@ func holdMany(n int) (time.Duration, error) {
 		}
 	}
 	return time.Duration(monotonic() - begin), nil
+}
+
+// floorServer is how the benchmark calls itself as the smallest server that runs commands: package
+// net/http, a document in and one out, and a fork with an exec between them; in new namespaces, if
+// those are asked for, without a mount in them. It has no limits, no deadline, no proof and no log.
+const floorServer = "floor-server"
+
+func serveFloor(socket, spaces string) error {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", socket)
+	if err != nil {
+		return err
+	}
+	attr := &syscall.SysProcAttr{}
+	if spaces == "new" {
+		attr.Cloneflags = unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWCGROUP
+	}
+	return http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var call struct{ Argv []string }
+		if err := json.NewDecoder(r.Body).Decode(&call); err != nil || len(call.Argv) == 0 {
+			http.Error(w, "no call", http.StatusBadRequest)
+			return
+		}
+		cmd := exec.CommandContext(r.Context(), call.Argv[0], call.Argv[1:]...)
+		cmd.SysProcAttr = attr
+		if err := cmd.Run(); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		_ = json.NewEncoder(w).Encode(map[string]int{"exit_code": cmd.ProcessState.ExitCode()}) // who has gone reads nothing
+	}))
+}
+
+// floor starts such a server.
+func floor(spaces string) (_ *server, err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	s := &server{}
+	if s.dir, err = os.MkdirTemp("", "sbxrun-bench-"); err != nil {
+		return nil, err
+	}
+	s.socket = filepath.Join(s.dir, "api.sock")
+	s.cmd = exec.CommandContext(ctx, self, floorServer, s.socket, spaces)
+	s.cmd.Stderr = os.Stderr
+	return s, s.answers()
+}
+
+// floorLoad is a load on such a server.
+func (s *server) floorLoad(letter, name string) *load {
+	return s.request(letter, name, "/", object{"argv": []string{"/bin/true"}}, func(answer []byte) error {
+		if !bytes.Contains(answer, []byte(`"exit_code":0`)) {
+			return fmt.Errorf("the answer was %.600s", answer)
+		}
+		return nil
+	})
 }

@@ -212,7 +212,7 @@ func (w weight) String() string {
 func weigh(roots []int, without ...string) (w weight) {
 	for _, root := range roots {
 		pids := []int{root}
-		for _, st := range proc.Descendants(root, 100) {
+		for _, st := range proc.Descendants(root, 100_000) {
 			if !slices.Contains(without, st.Comm) {
 				pids = append(pids, st.PID)
 			}

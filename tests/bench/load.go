@@ -50,19 +50,27 @@ func (b *build) serve(config string) (_ *server, err error) {
 	}
 	defer log.Close()
 	s.cmd.Stderr = log
+	if err := s.answers(); err != nil {
+		return nil, fmt.Errorf("%w; it said %s", err, read(log.Name()))
+	}
+	return s, nil
+}
+
+// answers starts the command of a server, and returns when it takes connections.
+func (s *server) answers() error {
 	if err := s.cmd.Start(); err != nil {
-		return nil, err
+		return err
 	}
 	for until := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		c, err := s.dial()
 		if err == nil {
 			c.Close()
-			return s, nil
+			return nil
 		}
 		if time.Now().After(until) || ctx.Err() != nil {
-			said := read(log.Name())
-			s.close()
-			return nil, fmt.Errorf("the server does not answer: %w; it said %s", err, said)
+			_ = s.cmd.Process.Kill() // it may have ended
+			_ = s.cmd.Wait()         // likewise
+			return fmt.Errorf("the server does not answer: %w", err)
 		}
 	}
 }
@@ -390,7 +398,7 @@ func density(builds []*build) error {
 		return err
 	}
 	defer s.close()
-	before := weigh([]int{s.cmd.Process.Pid})
+	before, tasks, free := weigh([]int{s.cmd.Process.Pid}), machineTasks(), machineFree()
 	if err := eachOf(n, func(int) error {
 		c, err := s.dial()
 		if err != nil {
@@ -402,10 +410,30 @@ func density(builds []*build) error {
 	}); err != nil {
 		return err
 	}
+	tasks, free = machineTasks()-tasks, free-machineFree()
 	after := weigh([]int{s.cmd.Process.Pid})
 	more := weight{after.processes - before.processes, after.tasks - before.tasks, after.pss - before.pss, after.unread}
-	fmt.Printf("density: %d idle sessions\n  the server before: %v\n  and with them:     %v\n  each of them:      %v\n\n", n, before, after, more.each(n))
+	fmt.Printf("density: %d idle sessions\n  the server before: %v\n  and with them:     %v\n  each of them:      %v\n", n, before, after, more.each(n))
+	fmt.Printf("  of the machine, with what else runs there: %.2f tasks and %.0f kB each, load %s\n\n", tasks/float64(n), free/float64(n), read("/proc/loadavg"))
 	return nil
+}
+
+// machineTasks is how many tasks there are (proc_loadavg(5)).
+func machineTasks() (n float64) {
+	fields := strings.FieldsFunc(read("/proc/loadavg"), func(r rune) bool { return r == ' ' || r == '/' })
+	if len(fields) > 4 {
+		n, _ = strconv.ParseFloat(fields[4], 64) // the kernel's own format
+	}
+	return n
+}
+
+// machineFree is how many kB could be had (proc_meminfo(5)): unlike PSS it knows what the kernel
+// takes for processes, namespaces and mounts.
+func machineFree() (kB float64) {
+	_, rest, _ := strings.Cut(read("/proc/meminfo"), "MemAvailable:")
+	line, _, _ := strings.Cut(rest, " kB")
+	kB, _ = strconv.ParseFloat(strings.TrimSpace(line), 64) // likewise
+	return kB
 }
 
 // httpCalls compares a call in a warm room with what there is without one.
@@ -418,6 +446,16 @@ func httpCalls(builds []*build) error {
 	if err := s.heat(4); err != nil {
 		return err
 	}
+	plainFloor, err := floor("old")
+	if err != nil {
+		return err
+	}
+	defer plainFloor.close()
+	newFloor, err := floor("new")
+	if err != nil {
+		return err
+	}
+	defer newFloor.close()
 	loads := []*load{
 		s.request("A", "POST /v1/run of true, warm", "/v1/run", object{"argv": []string{"/bin/true"}}, warm),
 		forkExec("B"),
@@ -430,6 +468,8 @@ func httpCalls(builds []*build) error {
 			return cmd.Run()
 		}),
 		s.request("D", "POST /v1/run with limits, warm", "/v1/run", object{"argv": []string{"/bin/true"}, "limits": object{"memory": 256 << 20, "pids": 64, "cpus": 1}}, warm),
+		plainFloor.floorLoad("E", "net/http, fork and exec"),
+		newFloor.floorLoad("F", "the same in new namespaces"),
 	}
 	for _, field := range strings.Split(*clients, ",") {
 		n, err := strconv.Atoi(field)

@@ -71,6 +71,13 @@ func main() {
 		}
 		return
 	}
+	if len(os.Args) == 4 && os.Args[1] == floorServer {
+		if err := serveFloor(os.Args[2], os.Args[3]); err != nil {
+			fmt.Fprintln(os.Stderr, "bench, floor:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	flag.Parse()
 	var stop context.CancelFunc
 	ctx, stop = signal.NotifyContext(ctx, unix.SIGINT, unix.SIGTERM)
