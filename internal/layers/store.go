@@ -122,6 +122,9 @@ func Import(s *snapshots.Store, from io.Reader, name string, ttl time.Duration, 
 	if name == "" {
 		name = theirs.Name
 	}
+	if theirs.Size() > most { // before any of it is written
+		return nil, snapshots.Full(most)
+	}
 	m, err := snapshots.NewManifest(name, ttl)
 	if err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package layers
 import (
 	"archive/tar"
 	"bytes"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"io"
@@ -166,6 +167,27 @@ func TestAbandoned(t *testing.T) {
 	}
 	if n := entries(t, dir, "tmp"); len(n) != 2 || len(entries(t, dir, "layers")) != 0 {
 		t.Errorf("%q", n)
+	}
+}
+
+// What announces more than may be kept is refused before any layer is read: many layers, each of them
+// small enough, would fill the disk.
+func TestImportTooLarge(t *testing.T) {
+	s, _ := newStore(t)
+	from := t.TempDir()
+	text := make([]byte, 1<<20)
+	_, _ = rand.Read(text)
+	must(t, os.WriteFile(from+"/random", text, 0o600))
+	m := take(t, s, from, "one", 0)
+	var b bytes.Buffer
+	must(t, Export(s, m, &b))
+	other, dir := newStore(t)
+	in := bytes.NewReader(b.Bytes())
+	if _, err := Import(other, in, "", 0, m.Size()-1); code(err) != "quota-disk" {
+		t.Errorf("%v", err)
+	}
+	if read := b.Len() - in.Len(); read > 1<<16 || len(entries(t, dir, "tmp")) != 0 {
+		t.Errorf("%d bytes were read", read)
 	}
 }
 

@@ -1,78 +1,18 @@
-// Package overlay reads what a sandbox has written over a directory of the host (room.Overlay):
-// it compares the layer with the original, shows the difference, and makes it there.
-//
-// A command has written the layer, and may be writing to it at the moment: nothing in it is
-// trusted, and package tree reads it. Commands have written the layers of a snapshot, which may
-// lie below it, too.
-// The kernel makes no redirects and follows none in such an overlay (mount option userxattr,
-// overlayfs.rst), so what the uppermost layer has at a path is what the sandbox sees there.
 package overlay
 
 import (
 	"cmp"
 	"errors"
 	"fmt"
-	"os"
 	"path"
 	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/links"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
-
-// Kind is what has become of a path.
-type Kind string
-
-// Kinds of a [Change].
-const (
-	Added   Kind = "added"
-	Changed Kind = "changed" // what it holds, where it leads, or what it is
-	Deleted Kind = "deleted"
-	Mode    Kind = "mode" // nothing but its permissions
-)
-
-// Type is what there is at a path.
-type Type string
-
-// Types of what is at a path. The last is a device, a FIFO or a socket, which is never applied.
-const (
-	File      Type = "file"
-	Directory Type = "directory"
-	Link      Type = "link"
-	Other     Type = "other"
-)
-
-// Change is one path at which layer and original differ. What is below a directory that was
-// deleted is part of that change.
-type Change struct {
-	Path string `json:"path"` // relative to the overlay; "." is the directory itself
-	Kind Kind   `json:"change"`
-	Type Type   `json:"type"`           // now; of what was deleted, before
-	Was  Type   `json:"was,omitempty"`  // Changed: before, if it was something else
-	Size int64  `json:"size,omitempty"` // of a file, now
-	// Permissions, and not of links.
-	Mode    string `json:"mode,omitempty"` // now
-	WasMode string `json:"was_mode,omitempty"`
-	Target  string `json:"target,omitempty"` // of a link
-	Same    string `json:"same,omitempty"`   // of a file: the first path of the same (hard link)
-	// Conflict says that the original has changed, or come into being, since the sandbox began.
-	Conflict bool `json:"conflict,omitempty"`
-
-	mode  uint32
-	layer int // which has it, of Tree.Layers
-}
-
-// Tree is an overlay that is looked at.
-type Tree struct {
-	Layers []*os.File // their directories, the uppermost first: what the sandbox writes to, and those of a snapshot
-	Source *os.File   // the original's directory
-	Since  time.Time  // conflicts are counted from here
-}
 
 // Bounds of what is looked at.
 const (
@@ -81,52 +21,6 @@ const (
 	maxDepth   = 512
 	maxName    = unix.PathMax - unix.NAME_MAX - 1 // of a directory's path, so that those in it can be opened (path_resolution(7))
 )
-
-// Open opens an overlay: its layer, which stays the caller's; the directories between that and the
-// original, the uppermost first; and the original at source. Links are followed if others could not
-// have made them (package links).
-func Open(layer *os.File, source string, since time.Time, lower ...string) (t *Tree, err error) {
-	t = &Tree{Layers: []*os.File{layer}, Since: since}
-	defer func() {
-		if err != nil {
-			t.Close()
-			t = nil
-		}
-	}()
-	for _, dir := range lower {
-		f, err := openDir(dir)
-		if err != nil {
-			return t, &result.Error{Code: "layer", Message: "a layer of its snapshot cannot be opened: " + err.Error(), Err: err}
-		}
-		t.Layers = append(t.Layers, f)
-	}
-	if t.Source, err = openDir(source); err != nil {
-		return t, &result.Error{Code: "original", Message: "the original cannot be opened: " + err.Error(), Err: err}
-	}
-	return t, nil
-}
-
-func openDir(name string) (*os.File, error) {
-	place, err := links.Dir(name)
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(place)
-	fd, err := links.Reopen(place, unix.O_RDONLY|unix.O_DIRECTORY)
-	if err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), name), nil
-}
-
-// Close closes what [Open] has opened.
-func (t *Tree) Close() {
-	for _, f := range append(t.Layers[1:], t.Source) {
-		if f != nil {
-			f.Close() // directories
-		}
-	}
-}
 
 // comparison is one look at both trees.
 type comparison struct {

@@ -1,0 +1,237 @@
+package room
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/enter"
+	"github.com/sbxrun/sbxrun/internal/links"
+	"github.com/sbxrun/sbxrun/internal/tree"
+)
+
+// upperFile tells what a directory for layers on disk belongs to, and is locked while it is in
+// use.
+const upperFile = "overlays.json"
+
+// openUpper makes, or finds again, a directory for the layers of these overlays: in it one for
+// each, by its number.
+func (p *Plan) openUpper(name string, list []*Overlay) (err error) {
+	defer func() {
+		if e := (*result.Error)(nil); err != nil && !errors.As(err, &e) {
+			e = &result.Error{Code: "upper", Message: fmt.Sprintf("--upper %q: %v", name, err), Err: err}
+			if errors.As(err, new(*links.Error)) {
+				e.Hint = links.Hint
+			}
+			err = e
+		}
+	}()
+	dir, real, err := p.ownDirectory(name)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dir)
+	for _, o := range p.ops {
+		if src, err := filepath.EvalSymlinks(o.src); err == nil && (o.kind == opBind || o.kind == opBindRW || o.kind == opOverlay) && (Within(real, src) || Within(src, real)) {
+			return fmt.Errorf("the sandbox shows %s: the layer must lie elsewhere", o.src)
+		}
+	}
+	known, lock, err := lockUpper(dir, list)
+	if err != nil {
+		return err
+	}
+	list[0].lock = lock // the others end with it
+	for i, o := range list {
+		o.Since, o.Upper = known[i].Since, path.Join(real, strconv.Itoa(i))
+		if err := p.makeUpper(dir, i, p.modeOf(o.Dest)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *Plan) modeOf(dest string) uint32 {
+	for _, o := range p.ops {
+		if o.kind == opOverlay && o.dst == dest {
+			return o.mode
+		}
+	}
+	return 0o755
+}
+
+// ownDirectory opens a directory that nobody but the caller can write to, and makes it if
+// there is none. real is its path without links.
+func (p *Plan) ownDirectory(name string) (dir int, real string, err error) {
+	parent, err := links.Dir(path.Dir(name))
+	if err != nil {
+		return -1, "", err
+	}
+	defer unix.Close(parent)
+	if err := unix.Mkdirat(parent, path.Base(name), 0o700); err != nil && err != unix.EEXIST {
+		return -1, "", err
+	}
+	if dir, err = links.Dir(name); err != nil {
+		return -1, "", err
+	}
+	var st unix.Stat_t
+	var fs unix.Statfs_t
+	if real, err = os.Readlink("/proc/self/fd/" + strconv.Itoa(dir)); err == nil {
+		err = unix.Fstat(dir, &st)
+	}
+	if err == nil {
+		err = unix.Fstatfs(dir, &fs)
+	}
+	switch {
+	case err != nil:
+	case int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0:
+		err = errors.New("it must be the caller's own, and nobody else may write to it")
+	case fs.Type == unix.OVERLAYFS_SUPER_MAGIC || fs.Type == unix.NFS_SUPER_MAGIC || fs.Type == unix.FUSE_SUPER_MAGIC:
+		err = errors.New("its file system cannot have a layer" + fileSystem(dir))
+	}
+	if err != nil {
+		unix.Close(dir)
+		return -1, "", err
+	}
+	return dir, real, nil
+}
+
+// lockUpper takes the directory for these overlays, and returns them as they are on record
+// there: since when.
+func lockUpper(dir int, list []*Overlay) (known []*Overlay, lock *os.File, err error) {
+	fd, err := unix.Openat(dir, upperFile, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, nil, err
+	}
+	lock = os.NewFile(uintptr(fd), upperFile)
+	defer func() {
+		if err != nil {
+			lock.Close()
+		}
+	}()
+	// Of the open file, and so of all that have a copy of it; the kernel drops it with the last.
+	if err := unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
+		return nil, nil, errors.New("another sandbox uses it")
+	}
+	known, err = ReadUpper(lock)
+	if err != nil {
+		return nil, nil, err
+	}
+	if known == nil {
+		if err := onlyEntry(dir); err != nil {
+			return nil, nil, err
+		}
+		text, err := result.JSON(list)
+		if err == nil {
+			_, err = lock.WriteAt(text, 0)
+		}
+		return list, lock, err
+	}
+	if len(known) != len(list) {
+		return nil, nil, fmt.Errorf("it belongs to %d overlays, not %d", len(known), len(list))
+	}
+	for i, o := range list {
+		if known[i].Source != o.Source {
+			return nil, nil, fmt.Errorf("its layer belongs to %s, not %s", known[i].Source, o.Source)
+		}
+	}
+	return known, lock, nil
+}
+
+// ReadUpper reads what a directory of layers belongs to; nil for nothing yet.
+func ReadUpper(file *os.File) ([]*Overlay, error) {
+	const most = 1 << 20
+	text := make([]byte, most)
+	n, _ := file.ReadAt(text, 0) // at its end that is an error
+	if n == 0 {
+		return nil, nil
+	}
+	var known []*Overlay
+	if err := json.Unmarshal(text[:n], &known); err != nil || len(known) == 0 {
+		return nil, fmt.Errorf("%s in it is damaged", upperFile)
+	}
+	return known, nil
+}
+
+// onlyEntry makes sure that there is nothing in a directory but upperFile.
+func onlyEntry(dir int) error {
+	fd, err := unix.Openat(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	f := os.NewFile(uintptr(fd), "upper")
+	defer f.Close()
+	names, err := f.Readdirnames(2)
+	if err == nil && len(names) == 2 || len(names) == 1 && names[0] != upperFile {
+		_ = unix.Unlinkat(dir, upperFile, 0) // which we have just made
+		return errors.New("it is not empty, and has no layers of sbxrun's")
+	}
+	return nil
+}
+
+// UpperDir opens the layer in a directory of --upper that is one overlay's.
+func UpperDir(upper string) (*os.File, error) {
+	dir, err := links.Dir(upper)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(dir)
+	fd, err := unix.Openat(dir, enter.UpperName, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path.Join(upper, enter.UpperName), Err: err}
+	}
+	return os.NewFile(uintptr(fd), upper), nil
+}
+
+// makeUpper makes what the kernel wants of a layer on disk. It belongs to whom the sandbox runs
+// as, who may be at work in it from an earlier time: as root nothing is named twice. What is made
+// below top is opened without following a link, and given away by its descriptor.
+func (p *Plan) makeUpper(dir, n int, mode uint32) error {
+	top, err := p.makeOwn(dir, strconv.Itoa(n), 0o700)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(top)
+	for _, d := range []struct {
+		name string
+		mode uint32
+	}{{enter.UpperName, mode}, {enter.WorkName, 0o700}} {
+		fd, err := p.makeOwn(top, d.name, d.mode)
+		if err != nil {
+			return err
+		}
+		unix.Close(fd)
+	}
+	return nil
+}
+
+// makeOwn opens a directory in dir, which it makes if there is none.
+func (p *Plan) makeOwn(dir int, name string, mode uint32) (fd int, err error) {
+	err = unix.Mkdirat(dir, name, 0o700)
+	if err != nil && err != unix.EEXIST {
+		return -1, err
+	}
+	made := err == nil
+	if fd, err = tree.Open(dir, name, unix.O_PATH|unix.O_DIRECTORY); err != nil {
+		return -1, err
+	}
+	if made {
+		if p.cred != nil {
+			err = unix.Fchownat(fd, "", int(p.cred.UID), int(p.cred.GID), unix.AT_EMPTY_PATH)
+		}
+		if err == nil {
+			err = tree.Chmod(fd, mode)
+		}
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}

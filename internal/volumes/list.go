@@ -1,0 +1,122 @@
+package volumes
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/tree"
+)
+
+// Info is what is known of a volume.
+type Info struct {
+	Name    string    `json:"name"`
+	Path    string    `json:"path"`   // of its data
+	Status  string    `json:"status"` // free, read or written
+	PIDs    []int     `json:"pids"`   // of those that use it, as far as that can be told
+	ModTime time.Time `json:"modified_at"`
+}
+
+// List returns all volumes by name.
+func (s *Store) List() (list []Info, err error) {
+	names, err := s.names()
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		if CheckName(name) != nil {
+			continue
+		}
+		var st unix.Stat_t
+		if unix.Fstatat(s.fd, name+"/"+dataName, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
+			continue // removed meanwhile, or none
+		}
+		i := Info{Name: name, Path: filepath.Join(s.path, name, dataName), Status: "free", PIDs: []int{}, ModTime: tree.ModTime(&st)}
+		for status, write := range map[string]bool{"written": false, "read": true} {
+			v, err := s.lock(name, write)
+			if err == nil {
+				v.Close()
+			} else if busy := (*BusyError)(nil); errors.As(err, &busy) && i.Status != "written" {
+				i.Status, i.PIDs = status, busy.PIDs
+			}
+		}
+		list = append(list, i)
+	}
+	return list, nil
+}
+
+func (s *Store) names() ([]string, error) {
+	if s.fd < 0 {
+		return nil, nil
+	}
+	fd, err := unix.Openat(s.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	dir := os.NewFile(uintptr(fd), s.path)
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	slices.Sort(names)
+	return names, err
+}
+
+// Lock locks a volume that there is, to look at it: see [Store.Use].
+func (s *Store) Lock(name string) (*Volume, error) {
+	if err := CheckName(name); err != nil {
+		return nil, err
+	}
+	v, err := s.lock(name, false)
+	if err != nil {
+		return nil, explain(name, err)
+	}
+	return v, nil
+}
+
+// Remove removes a volume that nobody uses. It is gone at once; what a crash leaves of it
+// [Store.Sweep] finds.
+func (s *Store) Remove(name string) error {
+	if err := CheckName(name); err != nil {
+		return err
+	}
+	v, err := s.lock(name, true)
+	if err != nil {
+		return explain(name, err)
+	}
+	defer v.Close()
+	hidden := removePrefix + tree.Random()
+	if err := unix.Renameat(s.fd, name, s.fd, hidden); err != nil {
+		return explain(name, err)
+	}
+	if err := tree.Remove(s.fd, hidden); err != nil {
+		return wrong("the volume %q is removed, but not all that was in it: %v", name, err)
+	}
+	return nil
+}
+
+// Leftover is what a crash has left of a volume.
+type Leftover struct{ Name, Path string }
+
+// Leftovers returns what crashes have left. What is being made may be among it for a moment,
+// but is not if it is as old as that.
+func (s *Store) Leftovers(now time.Time) (list []Leftover, err error) {
+	const moment = time.Minute
+	names, err := s.names()
+	for _, name := range names {
+		var st unix.Stat_t
+		if unix.Fstatat(s.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
+			continue
+		}
+		if strings.HasPrefix(name, removePrefix) || strings.HasPrefix(name, newPrefix) && now.Sub(time.Unix(st.Ctim.Unix())) > moment {
+			list = append(list, Leftover{name, filepath.Join(s.path, name)})
+		}
+	}
+	return list, err
+}
+
+// Discard removes a leftover.
+func (s *Store) Discard(l Leftover) error { return tree.Remove(s.fd, l.Name) }
