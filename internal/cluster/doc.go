@@ -18,5 +18,17 @@
 //     and with it what depends on it: requests are answered, calls canceled, sessions gone. Who is not
 //     connected to NATS itself draws no such conclusions.
 //
+// Three things need JetStream, NATS's store: detached calls wait in a queue (see record), files are in
+// object stores, and the ceilings of a tenant are divided among nodes (see held). Gateways use it; nodes
+// only take calls from the queue, and change the records of those.
+//
+// Why a Conn of our own, when there are libraries: it is the sending again. NATS delivers at most once, so a
+// server of it that dies takes messages with it, and calls are to go on. A yamux session over two
+// subjects, of some seventy lines, costs about the same per call, has twice the throughput and takes three
+// times the memory for a reader that does not read; but it takes what is beneath it for reliable, and
+// one lost message ends the session with all calls of a node. Beneath it a Conn would be needed all the
+// same. An ordered consumer of JetStream sends again, but takes eight times as long for a call, keeps all
+// that a slow reader does not take, and needs a majority of servers for each byte.
+//
 // A message server that is away ends nothing: nodes go on with what they have, and deliver it later.
 package cluster

@@ -77,7 +77,7 @@ func (p *puller) take(ctx context.Context, m jetstream.Msg) {
 	a, err := p.s.Admit(server.As(ctx, c.Tenant, c.RequestID), c.Record.ID, c.Body)
 	var e *api.Error
 	switch {
-	case errors.Is(err, server.ErrHere): // sent twice
+	case errors.Is(err, server.ErrHere): // it comes once more
 		_ = m.Ack()
 		return
 	case err != nil:
@@ -113,7 +113,9 @@ func (p *puller) start(ctx context.Context, m jetstream.Msg, c *message, a *serv
 		if a != nil {
 			a.GiveUp()
 		}
-		if of, whose := m.Metadata(); changed(err) && whose == nil && of.NumDelivered > 2 {
+		// A replicated bucket also says that a record has changed while that is only under way.
+		const sure = 5
+		if of, whose := m.Metadata(); changed(err) && whose == nil && of.NumDelivered > sure {
 			_ = m.Ack()
 		} else {
 			_ = m.NakWithDelay(later(m))

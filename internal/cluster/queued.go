@@ -261,6 +261,8 @@ func (g *Gateway) record(ctx context.Context, key string) (*record, uint64, erro
 		return call, revision, nil
 	case call.At == "" && time.Since(call.Came) > mostWait:
 		call.End = call.failed(false, api.NewError(api.Busy, "no node had a place for the call", "try again"))
+	case call.At == "" && g.forgotten(ctx, call):
+		call.End = call.failed(false, api.NewError(api.Busy, "the queue has lost the call", "try again"))
 	case call.At != "" && !g.members.Has(call.At) && g.bus.Connected() && g.members.Settled():
 		call.End = call.failed(true, api.NewError(api.Lost, "the node that had the call was lost; what ran there has ended with it", "it may have run: try again only what may run twice"))
 	default:
@@ -274,6 +276,21 @@ func (g *Gateway) record(ctx context.Context, key string) (*record, uint64, erro
 		return nil, 0, noJetStream("nothing is known of the call", err)
 	}
 	return call, next, nil
+}
+
+// forgotten reports whether the queue has a call no more that no node has claimed: then all that is in it
+// is younger. JetStream can lose what it has acknowledged, if two of its servers fail one after the other.
+func (g *Gateway) forgotten(ctx context.Context, call *record) bool {
+	const margin = 10 * time.Second // longer than it takes to send it, and for clocks that differ
+	if time.Since(call.Came) < margin {
+		return false
+	}
+	s, err := g.queue.js.Stream(ctx, g.queue.name)
+	if err != nil {
+		return false
+	}
+	state := s.CachedInfo().State // of a moment ago
+	return state.Msgs == 0 || state.FirstTime.After(call.Came.Add(margin))
 }
 
 // await waits until a record changes.

@@ -17,8 +17,8 @@ type Admitted struct {
 	entry *entry
 }
 
-// ErrHere: a call with this id was let in before.
-var ErrHere = errors.New("the call is here already")
+// ErrHere: a call with this id has begun.
+var ErrHere = errors.New("the call has begun here")
 
 // Admit lets a call in that has waited elsewhere, if it may begin at once. The context says whose it
 // is (see [As]). One call after the other is let in.
@@ -31,7 +31,11 @@ func (s *Server) Admit(ctx context.Context, id string, body []byte) (*Admitted, 
 	if err != nil {
 		return nil, err
 	}
-	if o.id = id; s.book.Get(o.who.tenant, id) != nil {
+	o.id = id
+	if c := s.book.Get(o.who.tenant, id); c != nil {
+		if c.Status().State == api.Queued {
+			return nil, api.NewError(api.Busy, "the call is about to begin here, or to be given up", "")
+		}
 		return nil, ErrHere
 	}
 	ceilings := o.ceilings.Ceilings()

@@ -189,8 +189,8 @@ func TestChaos(t *testing.T) {
 	})
 	c := newCluster(t, urls, 4, 2, "[sandbox]\nnetwork = \"host\"\n[rooms]\nmin = 1\nmax = 4\n[tenant]\nconcurrency = 0\nqueue = 1000\n[nats]\nreplicas = 3\n")
 	m := newMarks(t)
-	calls := number(t, "SBXRUN_CLUSTER_CALLS", 600)
-	clients := number(t, "SBXRUN_CLUSTER_CLIENTS", 20)
+	calls := 60 * harness.Soak(t)
+	clients := min(100, 20+calls/100)
 
 	var mu sync.Mutex
 	outcomes := map[string]outcome{}

@@ -181,6 +181,45 @@ func TestQueueKeys(t *testing.T) {
 	}
 }
 
+// What the queue has lost has not begun, and its caller is told so.
+func TestQueueLoses(t *testing.T) {
+	o := options(t)
+	s := startNATS(t, o)
+	defer s.Shutdown()
+	c := newCluster(t, url(o), 1, 1, "places = 1\n"+hostNetwork+"[rooms]\nmin = 0\nmax = 0\n")
+	m := newMarks(t)
+	g := c.gateways[0]
+	long := g.begin(t, "bash", "-c", m.command("long")[2]+"; sleep 1000")
+	harness.Until(t, harness.Bound, "the command", func() bool { return m.count("long") == 1 })
+	lost := g.begin(t, m.command("lost")...)
+	nc, err := nats.Connect(url(o))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	queue, err := js.Stream(t.Context(), "sbxrun-queue")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := queue.Purge(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if x := g.end(t, lost.ID); x.Started || x.Failure == nil || x.Failure.Code != api.Busy {
+		t.Errorf("%+v", x)
+	}
+	kept := g.begin(t, m.command("kept")...)
+	if status, text := g.ask(t, http.MethodDelete, "/v1/calls/"+long.ID, nil); status != http.StatusOK {
+		t.Error(status, text)
+	}
+	if x := g.end(t, kept.ID); x.Report == nil || x.Report.ExitCode != 0 || m.count("kept") != 1 || m.count("lost") != 0 {
+		t.Errorf("%+v", x)
+	}
+}
+
 // A call whose node is killed is lost, and runs nowhere else. The end of one that had ended stays.
 func TestQueueNodeKilledAfter(t *testing.T) {
 	o := options(t)
