@@ -403,6 +403,56 @@ func TestRollingRestart(t *testing.T) {
 	}
 }
 
+// Without most of NATS's servers what needs JetStream is refused before it starts, and all else goes on.
+func TestMajority(t *testing.T) {
+	options, urls := threeNATS(t)
+	servers := make([]*server.Server, len(options))
+	for i, o := range options {
+		servers[i] = startNATS(t, o)
+	}
+	t.Cleanup(func() {
+		for _, s := range servers {
+			s.Shutdown()
+		}
+	})
+	c := newCluster(t, urls, 2, 1, "[rooms]\nmin = 0\nmax = 0\n[tenant]\nconcurrency = 0\n[nats]\nreplicas = 3\n")
+	g := c.gateways[0]
+	keyed := func(key string) (int, string) {
+		status, text, err := g.keyed(t.Context(), key, api.Call{Argv: []string{"true"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return status, text
+	}
+	harness.Until(t, harness.Bound, "JetStream", func() bool {
+		status, _ := keyed("first")
+		return status == http.StatusOK
+	})
+	for _, s := range servers[:2] {
+		s.Shutdown()
+	}
+	harness.Until(t, harness.Bound, "calls by the server that is left", func() bool {
+		status, e, err := g.call(t.Context(), "/v1/run", api.Call{Argv: []string{"true"}}, nil)
+		if err != nil || e != nil && e.Started && e.Failure.Code != api.Lost {
+			t.Fatal(status, e, err)
+		}
+		return status == http.StatusOK
+	})
+	if status, text := keyed("second"); status != http.StatusServiceUnavailable || !strings.Contains(text, `"started":false`) {
+		t.Error(status, text)
+	}
+	if status, e, err := g.call(t.Context(), "/v1/calls", api.Call{Argv: []string{"true"}}, nil); err != nil || status != http.StatusServiceUnavailable || e.Started {
+		t.Error(status, e, err)
+	}
+	for i := range 2 {
+		servers[i] = startNATS(t, options[i])
+	}
+	harness.Until(t, harness.Bound, "JetStream again", func() bool {
+		status, _ := keyed("third")
+		return status == http.StatusOK
+	})
+}
+
 // While NATS is away nothing ends but what is new, and then all goes on.
 func TestNATSAway(t *testing.T) {
 	o := options(t)

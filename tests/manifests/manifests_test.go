@@ -5,15 +5,24 @@ package manifests
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/compose-spec/compose-go/v2/loader"
 	"github.com/compose-spec/compose-go/v2/types"
+	"github.com/santhosh-tekuri/jsonschema/v6"
 	apps "k8s.io/api/apps/v1"
+	autoscaling "k8s.io/api/autoscaling/v2"
 	core "k8s.io/api/core/v1"
+	policy "k8s.io/api/policy/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 )
@@ -29,17 +38,71 @@ func read(t *testing.T, name string) []byte {
 	return b
 }
 
-// The file fits the schema of the Compose specification, and says what docs/operating.md does.
-func TestCompose(t *testing.T) {
+// project reads a file for Compose.
+func project(t *testing.T, name string, environment types.Mapping) *types.Project {
+	t.Helper()
 	p, err := loader.LoadWithContext(context.Background(), types.ConfigDetails{
-		WorkingDir:  examples,
-		ConfigFiles: []types.ConfigFile{{Filename: "compose.yaml", Content: read(t, "compose.yaml")}},
-		Environment: types.Mapping{},
+		WorkingDir:  filepath.Dir(filepath.Join(examples, name)),
+		ConfigFiles: []types.ConfigFile{{Filename: filepath.Base(name), Content: read(t, name)}},
+		Environment: environment,
 	}, func(o *loader.Options) { o.SetProjectName("examples", true) })
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := p.GetService("sbxrun")
+	return p
+}
+
+// The file fits the schema of the Compose specification, and says what docs/operating.md does.
+func TestCompose(t *testing.T) {
+	checkService(t, project(t, "compose.yaml", types.Mapping{}), "sbxrun")
+}
+
+// Three servers of NATS, four nodes and two gateways, each with the name and password that nats.conf knows.
+func TestComposeCluster(t *testing.T) {
+	passwords := types.Mapping{"GATEWAY": "secret-g"}
+	for i := range 4 {
+		passwords[fmt.Sprint("NODE_", i+1)] = fmt.Sprint("secret-", i+1)
+	}
+	p := project(t, "cluster/compose.yaml", passwords)
+	conf := string(read(t, "cluster/nats.conf"))
+	kinds := map[string]int{}
+	for name, s := range p.Services {
+		kinds[strings.TrimRight(name, "0123456789")]++
+		if len(s.Configs) != 1 {
+			t.Fatalf("%s has %d configurations", name, len(s.Configs))
+		}
+		text := p.Configs[s.Configs[0].Source].Content
+		switch strings.TrimRight(name, "0123456789") {
+		case "nats":
+			if s.Environment["NATS_NAME"] == nil || *s.Environment["NATS_NAME"] != name || !strings.Contains(conf, "tls://"+name+":6222") {
+				t.Errorf("%s: %v", name, s.Environment)
+			}
+			for _, key := range []string{"GATEWAY", "NODE_1", "NODE_2", "NODE_3", "NODE_4"} {
+				if s.Environment[key] == nil || !strings.Contains(conf, "$"+key) {
+					t.Errorf("%s lacks %s", name, key)
+				}
+			}
+		case "node":
+			checkService(t, p, name)
+			user := name + ":secret-" + strings.TrimPrefix(name, "node")
+			if strings.Count(text, user+"@nats") != 3 || !strings.Contains(text, "node = \""+name+"\"") || !strings.Contains(conf, "{user: "+name+",") {
+				t.Errorf("%s: %s", name, text)
+			}
+		case "gateway":
+			if strings.Count(text, "gateway:secret-g@nats") != 3 || !strings.Contains(text, "replicas = 3") {
+				t.Errorf("%s: %s", name, text)
+			}
+		}
+	}
+	if kinds["nats"] != 3 || kinds["node"] != 4 || kinds["gateway"] != 2 || len(kinds) != 3 {
+		t.Errorf("%v", kinds)
+	}
+}
+
+// checkService looks for the settings of docs/operating.md.
+func checkService(t *testing.T, p *types.Project, name string) {
+	t.Helper()
+	s, err := p.GetService(name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,29 +125,188 @@ func TestCompose(t *testing.T) {
 	}
 }
 
-// Each object has only the members that Kubernetes has, and of their types.
-func TestKubernetes(t *testing.T) {
-	kinds := map[string]any{"Deployment": &apps.Deployment{}, "Service": &core.Service{}, "Secret": &core.Secret{}, "ConfigMap": &core.ConfigMap{}}
-	for i, text := range bytes.Split(read(t, "kubernetes.yaml"), []byte("\n---\n")) {
+// objects reads the objects in a file for Kubernetes, by kind. Each has only the members that Kubernetes
+// has, and of their types.
+func objects(t *testing.T, name string) map[string][]any {
+	t.Helper()
+	kinds := map[string]func() any{
+		"Deployment": func() any { return &apps.Deployment{} }, "StatefulSet": func() any { return &apps.StatefulSet{} }, "Service": func() any { return &core.Service{} },
+		"Secret": func() any { return &core.Secret{} }, "ConfigMap": func() any { return &core.ConfigMap{} },
+		"PodDisruptionBudget":     func() any { return &policy.PodDisruptionBudget{} },
+		"HorizontalPodAutoscaler": func() any { return &autoscaling.HorizontalPodAutoscaler{} },
+	}
+	all := map[string][]any{}
+	for i, text := range bytes.Split(read(t, name), []byte("\n---\n")) {
 		var kind meta.TypeMeta
 		if err := yaml.Unmarshal(text, &kind); err != nil {
 			t.Fatal(err)
 		}
-		o, ok := kinds[kind.Kind]
+		made, ok := kinds[kind.Kind]
 		if !ok {
 			t.Fatalf("object %d is a %q", i, kind.Kind)
 		}
+		o := made()
 		if err := yaml.UnmarshalStrict(text, o); err != nil {
 			t.Errorf("%s: %v", kind.Kind, err)
 		}
-		delete(kinds, kind.Kind)
-		if d, ok := o.(*apps.Deployment); ok {
-			checkPod(t, &d.Spec.Template.Spec)
+		all[kind.Kind] = append(all[kind.Kind], o)
+	}
+	return all
+}
+
+func TestKubernetes(t *testing.T) {
+	all := objects(t, "kubernetes.yaml")
+	for _, kind := range []string{"Deployment", "Service", "Secret", "ConfigMap"} {
+		if len(all[kind]) != 1 {
+			t.Errorf("%d of kind %s", len(all[kind]), kind)
 		}
 	}
-	if len(kinds) > 0 {
-		t.Errorf("not there: %v", kinds)
+	checkPod(t, &all["Deployment"][0].(*apps.Deployment).Spec.Template.Spec)
+}
+
+// Nodes have the settings of one server, gateways no privilege at all; each node is shown the credentials
+// of its own name, which the chart's values know.
+func TestKubernetesCluster(t *testing.T) {
+	all := objects(t, "cluster/kubernetes.yaml")
+	if len(all["StatefulSet"]) != 1 || len(all["Deployment"]) != 1 || len(all["HorizontalPodAutoscaler"]) != 1 {
+		t.Fatalf("%v", all)
 	}
+	nodes := all["StatefulSet"][0].(*apps.StatefulSet)
+	checkPod(t, &nodes.Spec.Template.Spec)
+	gateway := all["Deployment"][0].(*apps.Deployment).Spec.Template.Spec.Containers[0].SecurityContext
+	if gateway.RunAsNonRoot == nil || !*gateway.RunAsNonRoot || gateway.ReadOnlyRootFilesystem == nil || !*gateway.ReadOnlyRootFilesystem || gateway.SeccompProfile != nil {
+		t.Errorf("gateway: %+v", gateway)
+	}
+	secrets := map[string]map[string]string{}
+	for _, o := range all["Secret"] {
+		secrets[o.(*core.Secret).Name] = o.(*core.Secret).StringData
+	}
+	var values struct {
+		Config struct {
+			Cluster struct{ Replicas int }
+			Merge   struct {
+				Accounts map[string]struct {
+					Users []struct{ User, Password string }
+				}
+			}
+		}
+		Container struct{ Env map[string]any }
+	}
+	if err := yaml.Unmarshal(read(t, "cluster/nats-values.yaml"), &values); err != nil {
+		t.Fatal(err)
+	}
+	users := map[string]bool{}
+	for _, u := range values.Config.Merge.Accounts["SBXRUN"].Users {
+		users[u.User] = true
+		if values.Container.Env[strings.Trim(u.Password, "<$> ")] == nil {
+			t.Errorf("where %s has its password from is not said", u.User)
+		}
+	}
+	replicas := int(*nodes.Spec.Replicas)
+	if values.Config.Cluster.Replicas != 3 || len(users) != replicas+1 || len(secrets["sbxrun-nodes"]) != replicas {
+		t.Errorf("%d servers, users %v, %d configurations of nodes", values.Config.Cluster.Replicas, users, len(secrets["sbxrun-nodes"]))
+	}
+	for i := range replicas {
+		name := fmt.Sprintf("%s-%d", nodes.Name, i)
+		if text := secrets["sbxrun-nodes"][name+".toml"]; !strings.Contains(text, "tls://"+name+":") || !users[name] {
+			t.Errorf("%s: %s", name, text)
+		}
+	}
+	// They may do what nats.conf lets them, and that is tested.
+	text := string(read(t, "cluster/nats-values.yaml"))
+	for _, m := range regexp.MustCompile(`"((?:sbxrun|\$|_INBOX)[^"]*)"`).FindAllStringSubmatch(string(read(t, "cluster/nats.conf")), -1) {
+		if subject := regexp.MustCompile(`\bnode1\b`).ReplaceAllString(m[1], "sbxrun-node-0"); !regexp.MustCompile(`\bnode[2-9]\b`).MatchString(subject) &&
+			!regexp.MustCompile(`[\[ ]`+regexp.QuoteMeta(subject)+`[,\]]`).MatchString(text) {
+			t.Errorf("nats-values.yaml lacks %s", subject)
+		}
+	}
+	h := all["HorizontalPodAutoscaler"][0].(*autoscaling.HorizontalPodAutoscaler).Spec
+	if h.ScaleTargetRef.Name != nodes.Name || int(h.MaxReplicas) > replicas {
+		t.Errorf("%+v", h)
+	}
+	series(t, h.Metrics[0].Pods.Metric.Name)
+}
+
+// keda is the version of which the schema is taken.
+const keda = "github.com/kedacore/keda/v2@v2.18.0"
+
+// The file fits the schema of KEDA, and asks for series that there are.
+func TestKEDA(t *testing.T) {
+	out, err := exec.Command("go", "mod", "download", "-json", keda).Output()
+	var module struct{ Dir string }
+	if err != nil || json.Unmarshal(out, &module) != nil {
+		t.Fatalf("%v %s", err, out)
+	}
+	text, err := os.ReadFile(filepath.Join(module.Dir, "config/crd/bases/keda.sh_scaledobjects.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var crd struct {
+		Spec struct {
+			Versions []struct {
+				Name   string
+				Schema struct{ OpenAPIV3Schema map[string]any }
+			}
+		}
+	}
+	var object map[string]any
+	if err := errors.Join(yaml.Unmarshal(text, &crd), yaml.Unmarshal(read(t, "cluster/keda.yaml"), &object)); err != nil {
+		t.Fatal(err)
+	}
+	root := crd.Spec.Versions[0].Schema.OpenAPIV3Schema
+	delete(root["properties"].(map[string]any), "metadata") // of all objects
+	delete(object, "metadata")
+	strict(root)
+	c := jsonschema.NewCompiler()
+	if err := c.AddResource("keda.json", root); err != nil {
+		t.Fatal(err)
+	}
+	schema, err := c.Compile("keda.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := schema.Validate(object); err != nil {
+		t.Error(err)
+	}
+	object["spec"].(map[string]any)["maxReplica"] = 1.0
+	if schema.Validate(object) == nil {
+		t.Error("a member that KEDA does not know is let pass")
+	}
+	for _, name := range regexp.MustCompile(`sbxrun_[a-z_]+`).FindAllString(string(read(t, "cluster/keda.yaml")), -1) {
+		series(t, name)
+	}
+}
+
+// strict has a schema allow no members but those that it names.
+func strict(v any) {
+	switch v := v.(type) {
+	case map[string]any:
+		if _, is := v["properties"].(map[string]any); is && v["additionalProperties"] == nil {
+			v["additionalProperties"] = false
+		}
+		for _, x := range v {
+			strict(x)
+		}
+	case []any:
+		for _, x := range v {
+			strict(x)
+		}
+	}
+}
+
+// series looks for one in the documentation.
+func series(t *testing.T, name string) {
+	t.Helper()
+	for _, file := range []string{"../../docs/serve.md", "../../docs/scale.md"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Contains(text, []byte("`"+name)) {
+			return
+		}
+	}
+	t.Errorf("%s is not documented", name)
 }
 
 // checkPod looks for the settings of docs/operating.md.

@@ -26,7 +26,7 @@ import (
 
 var (
 	binary  = flag.String("sbxrun", "bin/sbxrun", "the program to measure")
-	only    = flag.String("only", "cost,share,scale", "which programs to run")
+	only    = flag.String("only", "cost,share,scale,stored", "which programs to run")
 	rounds  = flag.Int("n", 10, "share: how many rounds to measure")
 	calls   = flag.Int("calls", 2000, "cost: how many calls of each kind; share: how many of each kind in all rounds")
 	clients = flag.Int("clients", 8, "share: how many clients call at once")
@@ -66,7 +66,7 @@ func main() {
 }
 
 func bench() error {
-	programs := map[string]func(dir, nats string) error{"cost": cost, "share": share, "scale": scale}
+	programs := map[string]func(dir, nats string) error{"cost": cost, "share": share, "scale": scale, "stored": stored}
 	dir, err := os.MkdirTemp("", "sbxrun-bench-")
 	if err != nil {
 		return err

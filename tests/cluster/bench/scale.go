@@ -64,6 +64,7 @@ func (asleep) SignalAlone(syscall.Signal) error { return nil }
 // HTTP servers that they have where they are used.
 type fleet struct {
 	socket string
+	buses  []*cluster.NATS
 	ends   []func()
 }
 
@@ -96,6 +97,7 @@ func newFleet(dir, url string, nodes int) (f *fleet, err error) {
 		if err != nil {
 			return f, err
 		}
+		f.buses = append(f.buses, bus)
 		n, err := cluster.NewNode(bus, name, "bench", s, s.Handler(http.NotFoundHandler()), log)
 		if err != nil {
 			return f, err
@@ -115,6 +117,7 @@ func newFleet(dir, url string, nodes int) (f *fleet, err error) {
 	if err != nil {
 		return f, err
 	}
+	f.buses = append(f.buses, bus)
 	g, err := cluster.NewGateway(bus, "g", "bench", door, log)
 	if err != nil {
 		return f, err
@@ -131,6 +134,16 @@ func newFleet(dir, url string, nodes int) (f *fleet, err error) {
 		bus.Close()
 	})
 	return f, nil
+}
+
+// messages is how many were published and delivered, and their bytes.
+func (f *fleet) messages() (n, size float64) {
+	for _, b := range f.buses {
+		s := b.Stats()
+		n += float64(s.OutMsgs + s.InMsgs)
+		size += float64(s.OutBytes + s.InBytes)
+	}
+	return n, size
 }
 
 // throughput has as many clients as there are places call one after the other for a time, and returns
@@ -212,8 +225,18 @@ func scale(dir, url string) error {
 		}
 		err = until("nodes", func() bool { return f.knows(n) })
 		var perSecond, cpu float64
+		var idle, idleSize, busy, busySize float64
 		if err == nil {
+			n0, size0 := f.messages()
+			const presence = 4 * time.Second // two messages of each
+			time.Sleep(presence)
+			n1, size1 := f.messages()
+			idle, idleSize = (n1-n0)/presence.Seconds(), (size1-size0)/presence.Seconds()
+			began := time.Now()
 			perSecond, cpu, err = f.throughput(n * *places)
+			n2, size2 := f.messages()
+			of := time.Since(began).Seconds() * max(perSecond, 1)
+			busy, busySize = (n2-n1)/of-idle/max(perSecond, 1), (size2-size1)/of-idleSize/max(perSecond, 1)
 		}
 		f.end()
 		if err != nil {
@@ -223,8 +246,9 @@ func scale(dir, url string) error {
 			of = perSecond / float64(n)
 		}
 		best := float64(n**places) / sleep.Seconds()
-		fmt.Printf("  %3d nodes  %7.1f calls/s   %.2f of so many times the first   %.2f of what the payloads allow   CPU %.3f ms per call, load %s\n",
-			n, perSecond, perSecond/of/float64(n), perSecond/best, cpu, loadavg())
+		fmt.Printf("  %3d nodes  %7.1f calls/s   %.2f of so many times the first   %.2f of what the payloads allow   CPU %.3f ms per call, load %s\n"+
+			"             messages in and out: %.0f a second of %.0f bytes when idle, %.1f for each call, of %.0f bytes together\n",
+			n, perSecond, perSecond/of/float64(n), perSecond/best, cpu, loadavg(), idle, idleSize/max(idle, 1), busy, busySize)
 	}
 	fmt.Println()
 	return nil

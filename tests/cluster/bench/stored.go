@@ -1,0 +1,78 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net/http"
+	"path/filepath"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// stored weighs what JetStream keeps: of calls with idempotency keys, and of detached ones.
+func stored(dir, url string) error {
+	*sleep = time.Millisecond
+	f, err := newFleet(dir, url, 1)
+	if err != nil {
+		return err
+	}
+	defer f.end()
+	if err := until("a node", func() bool { return f.knows(1) }); err != nil {
+		return err
+	}
+	nc, err := nats.Connect(url)
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return err
+	}
+	if err := until("the queue", func() bool {
+		_, err := js.Stream(ctx, "scale1-queue")
+		return err == nil
+	}); err != nil {
+		return err
+	}
+	const calls = 200
+	fmt.Printf("stored: %d calls with keys, %d detached ones, load %s\n", calls, calls, loadavg())
+	for _, path := range []string{"/v1/run", "/v1/calls"} {
+		c, err := dial(f.socket)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		for i := range calls {
+			const body = `{"argv":["/bin/true"]}`
+			fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: sbxrun\r\nIdempotency-Key: k%d\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", path, i, len(body), body)
+			answer, err := http.ReadResponse(c.r, nil)
+			if err != nil {
+				return err
+			}
+			text, err := io.ReadAll(bufio.NewReader(answer.Body))
+			if err != nil || answer.StatusCode/100 != 2 {
+				return fmt.Errorf("%s: %s %.300s %w", path, answer.Status, text, err)
+			}
+		}
+	}
+	if err := until("the end of the queue", func() bool {
+		s, err := js.Stream(ctx, "scale1-queue")
+		return err == nil && s.CachedInfo().State.Msgs == 0
+	}); err != nil {
+		return err
+	}
+	for _, name := range []string{"KV_scale1-keys", "KV_scale1-calls"} {
+		s, err := js.Stream(ctx, name)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		state := s.CachedInfo().State
+		fmt.Printf("  %-16s %4d keys, %5.0f bytes each\n", filepath.Base(name), state.Msgs, float64(state.Bytes)/float64(max(state.Msgs, 1)))
+	}
+	fmt.Println()
+	return nil
+}
