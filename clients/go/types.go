@@ -169,6 +169,7 @@ type Status struct {
 	ID          string   `json:"id"`
 	State       string   `json:"state"`
 	CameAt      string   `json:"came_at"`
+	Started     bool     `json:"started"` // it has begun to run; if it has not, and has ended, it is safe to try again
 	StdoutBytes int64    `json:"stdout_bytes"`
 	StderrBytes int64    `json:"stderr_bytes"`
 	Report      *Report  `json:"report"`

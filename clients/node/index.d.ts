@@ -123,6 +123,8 @@ export interface CallStatus {
   id: string;
   state: "queued" | "running" | "ended";
   came_at: string;
+  /** It has begun to run. If it has not, and has ended, it is safe to try again. */
+  started: boolean;
   stdout_bytes: number;
   stderr_bytes: number;
   report?: Omit<Report, "stdout" | "stderr">;

@@ -458,7 +458,7 @@ func TestNATSAway(t *testing.T) {
 	o := options(t)
 	s := startNATS(t, o)
 	defer func() { s.Shutdown() }()
-	c := newCluster(t, url(o), 2, 1, "[rooms]\nmin = 0\nmax = 0\n")
+	c := newCluster(t, url(o), 2, 1, "places = 4\n"+hostNetwork+"[rooms]\nmin = 0\nmax = 0\n")
 	away := time.Duration(number(t, "SBXRUN_CLUSTER_AWAY", 10)) * time.Second
 	g := c.gateways[0]
 	var session api.Session
@@ -485,6 +485,12 @@ func TestNATSAway(t *testing.T) {
 		}
 		return n >= 2
 	})
+	// Some of these run when NATS goes, and some wait.
+	m := newMarks(t)
+	var detached []string
+	for i := range 12 {
+		detached = append(detached, g.begin(t, "bash", "-c", m.command(fmt.Sprintf("d%d", i))[2]+"; sleep 3").ID)
+	}
 	s.Shutdown()
 	began := time.Now()
 	for time.Since(began) < away {
@@ -507,6 +513,11 @@ func TestNATSAway(t *testing.T) {
 		}
 	}
 	t.Logf("answers %v after NATS came back", time.Since(began)-away)
+	for i, id := range detached {
+		if x := g.end(t, id); x.Report == nil || x.Report.ExitCode != 0 || m.count(fmt.Sprintf("d%d", i)) != 1 {
+			t.Errorf("%+v, it ran %d times", x, m.count(fmt.Sprintf("d%d", i)))
+		}
+	}
 	harness.Until(t, harness.Bound, "the session", func() bool {
 		status, _, err := g.call(t.Context(), "/v1/sessions/"+session.ID+"/exec", api.Call{Argv: []string{"true"}}, nil)
 		if err != nil || status != http.StatusOK && status != http.StatusServiceUnavailable {
