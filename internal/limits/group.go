@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -301,6 +302,10 @@ func (g *Group) Bounds() (b proc.Bounds) {
 	return b
 }
 
+// spread counts what this process has started, so that a server's commands do not all get the same
+// CPU.
+var spread atomic.Int32
+
 // Own are those of the Bounds that are none of cgroups.
 func (g *Group) Own() (b proc.Bounds) {
 	p := g.plan
@@ -315,7 +320,7 @@ func (g *Group) Own() (b proc.Bounds) {
 	if p.enforced("oom-score-adj") {
 		b.OOMScoreAdj = p.request.OOMScoreAdj
 	}
-	if cpus := CPUSet(p.request.CPUs, os.Getpid()); len(cpus) > 0 {
+	if cpus := CPUSet(p.request.CPUs, os.Getpid()+int(spread.Add(1))); len(cpus) > 0 {
 		b.CPUs = new(unix.CPUSet)
 		for _, cpu := range cpus {
 			b.CPUs.Set(cpu)

@@ -518,3 +518,19 @@ func TestQuotaStays(t *testing.T) {
 		r.Give()
 	}
 }
+
+// Commands of one process that have a CPU each do not all have the same one.
+func TestCPUsSpread(t *testing.T) {
+	if _, err := limits.For(limits.Request{CPUs: 1}, true, nil); err != nil || runtime.NumCPU() == 1 {
+		return // TestLimits looks at what is refused then
+	}
+	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
+	seen := map[string]bool{}
+	for range runtime.NumCPU() {
+		_, text := in(t, take(t, p, "a", policy(t)), job.Spec{Limits: limits.Request{CPUs: 1}}, "sh", "-c", "grep Cpus_allowed_list /proc/self/status")
+		seen[text] = true
+	}
+	if len(seen) != runtime.NumCPU() {
+		t.Errorf("%d CPUs for as many commands as there are of them, which is %d: %v", len(seen), runtime.NumCPU(), seen)
+	}
+}

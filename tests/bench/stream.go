@@ -39,7 +39,7 @@ func streams(builds []*build) error {
 	}
 	times := max(1, *megabytes<<20/textSize)
 	size := int64(times) * textSize
-	s, err := builds[0].serve(fmt.Sprintf("[call]\nmax_timeout = \"1h\"\ntimeout = \"1h\"\n[tenant]\nmax_output = \"64G\"\noutput = \"64G\"\n[sandbox]\nmounts = [\"%s:/data\"]\n", dir))
+	s, err := builds[0].serve(fmt.Sprintf("[call]\nmax_timeout = \"1h\"\ntimeout = \"1h\"\n[tenant]\nmax_output = \"64G\"\noutput = \"64G\"\n[calls]\noutput = \"64G\"\n[sandbox]\nmounts = [\"%s:/data\"]\n", dir))
 	if err != nil {
 		return err
 	}
