@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -102,6 +103,12 @@ os.chdir("/tmp"); os.makedirs("many")
 for i in range(1000): open("many/%d" % i, "w")
 os.makedirs("c/c"); open("c/c/f", "w"); os.chmod("c/c", 0); os.chmod("c", 0)
 '`).Expect(t, 0, "exited")
+	// Petabytes that nobody has written are no reason to fill the disk with zeros.
+	v.run("bad:/tmp", "truncate -s 4T /tmp/holes").Expect(t, 0, "exited")
+	v.sbxrun(125, "is mostly holes", "volume", "export", "bad", v.dir+"/out.tar")
+	if names, _ := filepath.Glob(v.dir + "/*.tar"); len(names) != 0 {
+		t.Errorf("left: %q", names)
+	}
 	v.sbxrun(0, "", "volume", "rm", "bad")
 	if names, err := os.ReadDir(v.dir + "/volumes"); err != nil || len(names) != 0 {
 		t.Errorf("left: %v %v", names, err)
