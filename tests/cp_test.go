@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -159,4 +160,34 @@ func TestCpHostile(t *testing.T) {
 	c.cp(125, "", "box:/tmp/t/root/etc/passwd", "never")
 	c.cp(125, "neither a file nor a directory", "box:/tmp/t/fifo", "never")
 	c.cp(125, "", "box:/dev/tty", "never")
+}
+
+// What makes a reader wait, or never comes to an end, does not: a file with a lease that its holder
+// keeps (fcntl(2), F_SETLEASE: an open(2) waits for /proc/sys/fs/lease-break-time, 45 s), a FIFO, and
+// a file that grows for as long as it is read.
+func TestCpStalled(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{}, "--name", "box", "--cwd", "none", "--wait-ready", "--ready-log", "held", "python3", "-c", `
+import fcntl, os, signal
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+os.mkdir("d"); os.mkfifo("d/fifo"); open("d/other", "w").write("x")
+f = open("d/leased", "w+"); f.write("text"); f.flush()
+fcntl.fcntl(f, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+g = open("d/grows", "w"); g.write("y" * 1000000); g.flush()
+print("held", flush=True)
+for i in range(200000000): g.write("y"); i % 100 or g.flush()
+signal.pause()`)
+	b.Busy = true
+	c := &copier{t, s, harness.SharedDir(t)}
+	begin := time.Now()
+	c.cp(125, "F_SETLEASE", "box:d/leased", "never")
+	c.cp(125, "could not be read", "-r", "box:d", "out")
+	c.has("out/other", "x")
+	if st, err := os.Stat(c.dir + "/out/grows"); err != nil || st.Size() < 1000000 {
+		t.Errorf("%v %v", st, err)
+	}
+	if took := time.Since(begin); took > harness.Scaled(10*time.Second) {
+		t.Errorf("it took %v", took)
+	}
 }
