@@ -186,13 +186,14 @@ class Event:
 
 @dataclass(frozen=True)
 class Status:
-    """State of a command in the background: queued, running or ended."""
+    """State of a command in the background: queued, running or ended. One that has ended and not started is safe to try again."""
 
     state: str
     stdout_bytes: int
     stderr_bytes: int
     report: Optional[Report]
     error: Optional[Error]
+    started: bool
 
 
 @dataclass(frozen=True)
@@ -297,8 +298,9 @@ def document(text: bytes) -> Any:
 def status(text: bytes) -> Status:
     data = document(text)
     report, failed = data.get("report"), data.get("error")
-    error = failure({"error": failed, "started": failed["code"] == "unproven" or bool(report), "report": report}) if failed else None
-    return Status(data["state"], data.get("stdout_bytes", 0), data.get("stderr_bytes", 0), Report(report) if report else None, error)
+    started = data.get("started", bool(report))
+    error = failure({"error": failed, "started": started or failed["code"] == "unproven", "report": report}) if failed else None
+    return Status(data["state"], data.get("stdout_bytes", 0), data.get("stderr_bytes", 0), Report(report) if report else None, error, started)
 
 
 def languages(text: bytes) -> List[Language]:
