@@ -43,10 +43,6 @@ func refused(format string, args ...any) error {
 	return &result.Error{Code: "damaged", Message: "the layer is refused: " + fmt.Sprintf(format, args...)}
 }
 
-func tooLarge(format string, args ...any) error {
-	return &result.Error{Code: "too-large", Message: fmt.Sprintf(format, args...)}
-}
-
 // cleanName checks the name of an entry, and returns it in its shortest form.
 func cleanName(name string) (string, error) {
 	clean := strings.TrimSuffix(name, "/")

@@ -33,7 +33,7 @@ func Pack(upper *os.File, to io.Writer, most Limits) (c Count, err error) {
 			return c, err
 		}
 		if a.Entries > most.Entries {
-			return c, tooLarge("the snapshot would have more than %d entries", most.Entries)
+			return c, tree.TooLarge("the snapshot would have more than %d entries", most.Entries)
 		}
 	}
 	return c, a.Close()
@@ -42,7 +42,7 @@ func Pack(upper *os.File, to io.Writer, most Limits) (c Count, err error) {
 func packEntry(a *tree.Archive, e *tree.Entry, leftOut *int) error {
 	switch {
 	case e.Err == tree.ErrDeep:
-		return tooLarge("directories are nested too deeply, at %.80q", e.Path)
+		return tree.TooLarge("directories are nested too deeply, at %.80q", e.Path)
 	case e.Err != nil:
 		return unreadable(e.Path, e.Err)
 	case e.Deletes():

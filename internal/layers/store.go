@@ -14,6 +14,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
+	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
 // Write packs the upper layer of an overlay into a file, which stays the caller's. Of what was left
@@ -217,7 +218,7 @@ func importLayer(s *snapshots.Store, from io.Reader, m *snapshots.Manifest, hash
 		}
 		for _, l := range layersOf(m, hash) {
 			if l.Bytes > most {
-				return tooLarge("layer %.12s has %d bytes unpacked, more than --max-size", hash, l.Bytes)
+				return tree.TooLarge("layer %.12s has %d bytes unpacked, more than --max-size", hash, l.Bytes)
 			}
 		}
 		return verify(d.File, layersOf(m, hash))

@@ -159,11 +159,12 @@ func (d *Dir) regular(name string, flags int, mode uint32) (*os.File, fs.FileInf
 // parent opens the directory that a name is in, and returns the last part of the name.
 func (d *Dir) parent(name string) (*os.File, string, error) {
 	dir, base := path.Split(name)
-	f, err := d.open(cmpDir(dir), unix.O_PATH|unix.O_DIRECTORY, 0)
+	f, err := d.open(nonEmpty(dir), unix.O_PATH|unix.O_DIRECTORY, 0)
 	return f, base, err
 }
 
-func cmpDir(dir string) string {
+// nonEmpty is a directory as path.Split has it, without the slash; "." for "".
+func nonEmpty(dir string) string {
 	if dir == "" {
 		return "."
 	}
@@ -183,10 +184,10 @@ func (d *Dir) Mkdir(name string) error {
 		return err
 	}
 	dir, base := path.Split(name)
-	if err := d.Mkdir(cmpDir(dir)); err != nil {
+	if err := d.Mkdir(nonEmpty(dir)); err != nil {
 		return err
 	}
-	parent, err := d.open(cmpDir(dir), unix.O_PATH|unix.O_DIRECTORY, 0)
+	parent, err := d.open(nonEmpty(dir), unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return err
 	}
@@ -201,7 +202,7 @@ func (d *Dir) Mkdir(name string) error {
 // Link makes a symbolic link, or with hard another name for a file beneath the directory, in
 // place of a file or link of that name.
 func (d *Dir) Link(name, target string, hard bool) error {
-	if err := d.Mkdir(cmpDir(path.Dir(name))); err != nil {
+	if err := d.Mkdir(nonEmpty(path.Dir(name))); err != nil {
 		return err
 	}
 	parent, base, err := d.parent(name)
@@ -258,7 +259,7 @@ func (d *Dir) Put(name string, r io.Reader, size int64, mode fs.FileMode) (writt
 	if name == "." {
 		return 0, usage("the path names no file")
 	}
-	if err := d.Mkdir(cmpDir(path.Dir(name))); err != nil {
+	if err := d.Mkdir(nonEmpty(path.Dir(name))); err != nil {
 		return 0, err
 	}
 	// Not O_TRUNC: that would empty the file before it is known that it is one.
