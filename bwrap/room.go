@@ -3,14 +3,12 @@ package bwrap
 import (
 	"context"
 	"os"
-	"strings"
 	"syscall"
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
-	"github.com/sbxrun/sbxrun/internal/stream"
-	"github.com/sbxrun/sbxrun/internal/supervise"
+	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/nsenter"
 )
 
@@ -39,34 +37,21 @@ func (r *Room) Start(ctx context.Context) error {
 		return asError(err)
 	}
 	defer plan.Close()
-	const most = 4096
-	words := stream.NewBuffer(most) // of bubblewrap
-	run, err := job.NewRun(ctx, supervise.Place{Plan: plan}, job.Spec{
-		Stderr: words, Limits: limits.Request(r.Limits), Shared: true, Timeout: r.Timeout, ProofTimeout: r.ProofTimeout,
-	})
+	built, err := job.NewRoom(ctx, plan, job.Spec{Limits: limits.Request(r.Limits), Timeout: r.Timeout, ProofTimeout: r.ProofTimeout})
 	if err != nil {
-		e := *asError(err).(*Error)
-		if text, _ := words.Text(); strings.TrimSpace(text) != "" {
-			e.Message += " (" + strings.TrimSpace(text) + ")"
-		}
-		return &e
-	}
-	entry := plan.Entry()
-	r.way = nsenter.Room{
-		User: os.Geteuid(), Group: os.Getegid(), HostNetwork: entry.HostNet, Filter: entry.Filter.Name(), Cgroups: run.Cgroups, Env: entry.Env, Dir: entry.Workdir,
-	}
-	if c := entry.Cred; c != nil {
-		r.way.User, r.way.Group = int(c.UID), int(c.GID)
-	}
-	for _, d := range plan.Fresh() {
-		r.way.Memory = append(r.way.Memory, nsenter.Directory(d))
-	}
-	if r.way.Init, err = run.Room().File(); err != nil {
-		run.End()
-		_, _ = run.Wait()
 		return asError(err)
 	}
-	r.run = run
+	a := built.Access
+	r.way = nsenter.Room{
+		Init: built.Init, User: os.Geteuid(), Group: os.Getegid(), HostNetwork: a.Net == string(room.NetHost), Filter: a.Filter, Cgroups: a.Cgroups, Env: a.Env, Dir: a.Workdir,
+	}
+	if c := a.Cred; c != nil {
+		r.way.User, r.way.Group = int(c.UID), int(c.GID)
+	}
+	for _, d := range built.Memory {
+		r.way.Memory = append(r.way.Memory, nsenter.Directory(d))
+	}
+	r.run = built.Run
 	return nil
 }
 

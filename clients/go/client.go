@@ -116,6 +116,18 @@ func (c *Client) Sessions(ctx context.Context) ([]SessionStatus, error) {
 	return list.Sessions, err
 }
 
+// Snapshots lists the snapshots.
+func (c *Client) Snapshots(ctx context.Context) ([]Snapshot, error) {
+	var list struct{ Snapshots []Snapshot }
+	err := c.json(ctx, http.MethodGet, "/v1/snapshots", 0, nil, &list)
+	return list.Snapshots, err
+}
+
+// RemoveSnapshot removes a snapshot by its id or name.
+func (c *Client) RemoveSnapshot(ctx context.Context, id string) error {
+	return c.json(ctx, http.MethodDelete, "/v1/snapshots/"+url.PathEscape(id), 0, nil, nil)
+}
+
 // Languages lists the languages for code.
 func (c *Client) Languages(ctx context.Context) ([]Language, error) {
 	var list struct{ Languages []Language }

@@ -88,6 +88,29 @@ func (s *Session) Unpack(ctx context.Context, archive []byte) error {
 	return err
 }
 
+// Diff returns what the session has changed in its overlay.
+func (s *Session) Diff(ctx context.Context) (*Diff, error) {
+	d := &Diff{}
+	if err := s.client.json(ctx, http.MethodGet, s.path+"/diff", 0, nil, d); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// Snapshot keeps what the session has written to its overlay, under a name if that is not "", and
+// for a time if that is not 0.
+func (s *Session) Snapshot(ctx context.Context, name string, ttl time.Duration) (*Snapshot, error) {
+	n := struct {
+		Name  string  `json:"name,omitempty"`
+		TTLMS float64 `json:"ttl_ms,omitempty"`
+	}{name, ms(ttl)}
+	x := &Snapshot{}
+	if err := s.client.json(ctx, http.MethodPost, s.path+"/snapshot", 0, n, x); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
 // End ends the session and everything in it. A session that has already ended is not an error.
 func (s *Session) End(ctx context.Context) error {
 	err := s.client.json(ctx, http.MethodDelete, s.path, 0, nil, nil)

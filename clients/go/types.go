@@ -18,6 +18,7 @@ type Call struct {
 	Limits   Limits            `json:"limits,omitzero"`
 	Files    []File            `json:"files,omitempty"`   // for the workspace
 	Collect  []string          `json:"collect,omitempty"` // patterns of what is kept of the workspace: Report.Files
+	Parts                      // of a fresh sandbox; a session has its own
 
 	// Key, if not "": a second request with the same key and body within ten minutes gets the first
 	// one's answer, and runs nothing. Not for streams.
@@ -104,7 +105,71 @@ type Report struct {
 	Limits     json.RawMessage `json:"limits"`
 	Error      *Failure        `json:"error"` // why the command was not started
 	Bwrap      json.RawMessage `json:"bwrap"`
+	Network    json.RawMessage `json:"network"`
 	Room       string          `json:"room"`
+}
+
+// Parts are what a sandbox has beside its workspace, if the server's configuration lets the tenant.
+type Parts struct {
+	Overlay  *Overlay `json:"overlay,omitempty"`
+	Snapshot string   `json:"snapshot,omitempty"` // id or name of the one to begin from
+	Volumes  []Volume `json:"volumes,omitempty"`
+	Network  *Network `json:"network,omitempty"`
+}
+
+// Overlay is a directory of the server's that is shown as writable, and stays as it is.
+type Overlay struct {
+	Name string `json:"name"`           // in the server's configuration
+	Path string `json:"path,omitempty"` // where it is shown; /work unless given
+}
+
+// Volume is a directory that outlives sandboxes: one writes to it, or several read it.
+type Volume struct {
+	Name     string `json:"name"`
+	Path     string `json:"path"`
+	ReadOnly bool   `json:"read_only,omitempty"`
+}
+
+// Network lists the hosts that a sandbox reaches, as HOST or HOST:PORT.
+type Network struct {
+	Allow []string `json:"allow"`
+}
+
+// Diff is how a session's overlay differs from the server's directory.
+type Diff struct {
+	Path     string   `json:"path"`
+	Changes  []Change `json:"changes"`
+	Count    int      `json:"count"`
+	Bytes    int64    `json:"bytes"`
+	Warnings []string `json:"warnings"`
+}
+
+// Change is one path at which the two differ.
+type Change struct {
+	Path     string `json:"path"`   // relative to the overlay
+	Change   string `json:"change"` // added, changed, deleted, or mode: other permissions alone
+	Type     string `json:"type"`   // file, directory, link or other
+	Was      string `json:"was"`    // if it was another type
+	Size     int64  `json:"size"`
+	Mode     string `json:"mode"`
+	WasMode  string `json:"was_mode"`
+	Target   string `json:"target"`   // of a link
+	Same     string `json:"same"`     // the first path of the same file
+	Conflict bool   `json:"conflict"` // the server's directory has changed there, too
+}
+
+// Snapshot is what was written to an overlay until a moment.
+type Snapshot struct {
+	ID        string `json:"id"`
+	Name      string `json:"name"`
+	CreatedAt string `json:"created_at"`
+	ExpiresAt string `json:"expires_at"`
+	Session   string `json:"session"`
+	Path      string `json:"path"`
+	Layers    int    `json:"layers"`
+	Size      int64  `json:"size"`
+	Frozen    bool   `json:"frozen"` // nothing ran meanwhile
+	LeftOut   int    `json:"left_out"`
 }
 
 // Teardown is the proof that nothing is left, or what stands against it.
@@ -189,6 +254,7 @@ type SessionOptions struct {
 	IdleTimeout time.Duration `json:"-"`
 	Lifetime    time.Duration `json:"-"`
 	Files       []File        `json:"files,omitempty"`
+	Parts
 }
 
 // SessionStatus describes a session.
@@ -201,6 +267,7 @@ type SessionStatus struct {
 	Room          string   `json:"room"`
 	Processes     int      `json:"processes"`
 	Clamped       []string `json:"clamped"`
+	Parts
 }
 
 // Entry is a file, directory or link in a session's workspace.

@@ -22,7 +22,7 @@ export interface FileIn {
 }
 
 /** A command (argv) or a program (code, and language: "python" unless given). docs/api.md has each member. */
-export interface Call {
+export interface Call extends Parts {
   argv?: string[];
   code?: string;
   language?: string;
@@ -35,6 +35,51 @@ export interface Call {
   limits?: Limits;
   files?: Record<string, Content> | FileIn[];
   collect?: string[];
+}
+
+/** What a sandbox has beside its workspace, if the server's configuration lets the tenant. A session's calls have none of their own. */
+export interface Parts {
+  /** A directory of the server's, by its name in the configuration; shown at /work unless path says otherwise. */
+  overlay?: { name: string; path?: string };
+  /** Id or name of the one to begin from. */
+  snapshot?: string;
+  volumes?: Array<{ name: string; path: string; read_only?: boolean }>;
+  /** Hosts, as HOST or HOST:PORT. */
+  network?: { allow: string[] };
+}
+
+export interface Change {
+  path: string;
+  change: "added" | "changed" | "deleted" | "mode";
+  type: "file" | "directory" | "link" | "other";
+  was?: string;
+  size?: number;
+  mode?: string;
+  was_mode?: string;
+  target?: string;
+  same?: string;
+  conflict?: boolean;
+}
+
+export interface Diff {
+  path: string;
+  changes: Change[];
+  count: number;
+  bytes: number;
+  warnings?: string[];
+}
+
+export interface Snapshot {
+  id: string;
+  name?: string;
+  created_at: string;
+  expires_at?: string;
+  session?: string;
+  path: string;
+  layers: number;
+  size: number;
+  frozen: boolean;
+  left_out?: number;
 }
 
 /** Code for an interpreter that a session keeps. */
@@ -93,6 +138,7 @@ export interface Report extends Outcome {
   limits?: Array<Record<string, unknown>>;
   error?: Record<string, unknown>;
   bwrap?: Record<string, unknown>;
+  network?: Record<string, unknown>;
   room?: "cold" | "warm";
 }
 
@@ -131,14 +177,14 @@ export interface CallStatus {
   error?: { code: string; message: string; hint?: string };
 }
 
-export interface NewSession {
+export interface NewSession extends Parts {
   limits?: Limits;
   idle_timeout_ms?: number;
   lifetime_ms?: number;
   files?: Record<string, Content> | FileIn[];
 }
 
-export interface SessionStatus {
+export interface SessionStatus extends Parts {
   id: string;
   created_at: string;
   expires_at: string;
@@ -220,6 +266,9 @@ export class Client {
   session(options?: NewSession): Promise<Session>;
   sessions(): Promise<SessionStatus[]>;
   languages(): Promise<Language[]>;
+  snapshots(): Promise<Snapshot[]>;
+  /** Remove a snapshot by its id or name. */
+  removeSnapshot(id: string): Promise<void>;
   /** Store a file in the content store and return its id. */
   store(data: string | Uint8Array): Promise<string>;
   /** Read a file from the content store: a collected file, or an id. */
@@ -247,6 +296,10 @@ export class Session {
   /** Read all files as a tar archive. */
   pack(): Promise<Uint8Array>;
   unpack(archive: Uint8Array): Promise<void>;
+  /** What the session has changed in its overlay. */
+  diff(): Promise<Diff>;
+  /** Keep what the session has written to its overlay. */
+  snapshot(options?: { name?: string; ttl_ms?: number }): Promise<Snapshot>;
   /** End the session and everything in it. A session that has already ended is not an error. */
   end(): Promise<void>;
 }

@@ -134,6 +134,14 @@ export class Client {
     return (await this._json("GET", "/v1/sessions")).sessions;
   }
 
+  async snapshots() {
+    return (await this._json("GET", "/v1/snapshots")).snapshots;
+  }
+
+  async removeSnapshot(id) {
+    await this._ask("DELETE", `/v1/snapshots/${encodeURIComponent(id)}`);
+  }
+
   async languages() {
     return (await this._json("GET", "/v1/languages")).languages;
   }
@@ -312,6 +320,16 @@ export class Session {
 
   async unpack(archive) {
     await this.#client._ask("PUT", `${this.#path}/archive`, { body: archive, type: "application/x-tar" });
+  }
+
+  /** What the session has changed in its overlay. */
+  diff() {
+    return this.#client._json("GET", `${this.#path}/diff`);
+  }
+
+  /** Keep what the session has written to its overlay. */
+  snapshot(options = {}) {
+    return this.#client._json("POST", `${this.#path}/snapshot`, options);
   }
 
   /** End the session and everything in it. A session that has already ended is not an error. */

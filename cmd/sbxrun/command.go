@@ -11,9 +11,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
-	"github.com/sbxrun/sbxrun/internal/files"
 	"github.com/sbxrun/sbxrun/internal/job"
-	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/stream"
 	"github.com/sbxrun/sbxrun/internal/supervise"
@@ -34,10 +32,8 @@ type command struct {
 	buffers  [2]*stream.Buffer   // what --json has of stdout and stderr
 	bwrap    *result.ReportBwrap // if a new one was used
 	sayings  *sayings            // with --verbose
-	files    *files.Files        // nil if nothing is put or got
 	record   *sandbox.Exec       // of an exec in the background
 	used     *result.ReportNetwork
-	network  *network.Proxy // nil if the sandbox has nothing by a list, or is another's
 	changes  *result.ReportChanges
 }
 
@@ -87,27 +83,13 @@ func (s *sayings) over() {
 // start lets the command begin, and reports whether it did.
 func (c *command) start() bool {
 	<-c.signals.ready
-	if c.record == nil && c.network == nil && c.files == nil {
-		if !c.Start(c.signals.ctx) {
-			return false
-		}
-		c.signals.suspends(&c.Job)
-		return true
-	}
 	if !c.Hold(c.signals.ctx) {
 		return false
 	}
-	var err error
 	if c.record != nil {
-		err = c.record.Held(c.Kept())
-	} else if c.network != nil {
-		err = c.network.Serve(c.signals.ctx, c.Kept().Room)
-	}
-	if err == nil && c.files != nil {
-		err = c.files.Held(c.Kept().Room, c.Place.Plan.Cred())
-	}
-	if err != nil {
-		c.Refuse(err)
+		if err := c.record.Held(c.Kept()); err != nil {
+			c.Refuse(err)
+		}
 	}
 	if !c.Release(c.signals.ctx) {
 		return false
@@ -124,7 +106,7 @@ func (c *command) tellPublished() {
 	if c.printing.Quiet {
 		return
 	}
-	for _, p := range c.network.Picked() {
+	for _, p := range c.Parts.Picked() {
 		say(fmt.Sprintf("sbxrun: port %d of the sandbox is published at %s", p.Port, p.Address))
 	}
 }
@@ -210,7 +192,10 @@ func (c *command) tell(res result.Result) int {
 	var rep result.Report
 	if c.reports() {
 		rep = res.Report(c.ID, c.argv)
-		rep.Bwrap, rep.Network, rep.Copied, rep.Changes = c.bwrap, c.used, c.files.Report(), c.changes
+		rep.Bwrap, rep.Network, rep.Changes = c.bwrap, c.used, c.changes
+		if c.Parts != nil {
+			rep.Copied = c.Parts.Files.Report()
+		}
 	}
 	if c.printing.JSON {
 		out := [2]result.Stream{{UTF8: true}, {UTF8: true}}

@@ -14,15 +14,18 @@ import (
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/tools"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// policyOf turns the flags that say what a sandbox shows into a policy, and what of a network it
-// has by lists.
-func policyOf(f *cli.View, l *cli.Limits, command []string) (p room.Policy, net network.Spec, err error) {
-	if net, err = networkOf(f); err != nil {
-		return p, net, err
+// policyOf turns the flags that say what a sandbox shows into a policy, and what it has beside that
+// into parts.
+func policyOf(f *cli.View, l *cli.Limits, command []string) (p room.Policy, parts *sandbox.Parts, err error) {
+	parts = new(sandbox.Parts)
+	net, err := networkOf(f)
+	if err != nil {
+		return p, parts, err
 	}
 	p = room.Policy{
 		Command:  command,
@@ -37,38 +40,38 @@ func policyOf(f *cli.View, l *cli.Limits, command []string) (p room.Policy, net 
 	}
 	if f.Write {
 		if f.Cwd != "" && p.Cwd != room.CwdReadWrite {
-			return p, net, fmt.Errorf("-w means --cwd rw, but --cwd %s is given, too", f.Cwd)
+			return p, parts, fmt.Errorf("-w means --cwd rw, but --cwd %s is given, too", f.Cwd)
 		}
 		p.Cwd = room.CwdReadWrite
 	}
 	if f.Upper != "" && len(f.Overlay) == 0 && p.Cwd != room.CwdOverlay && f.From == "" {
-		return p, net, errors.New("--upper: goes with --overlay, --cwd overlay or --from")
+		return p, parts, errors.New("--upper: goes with --overlay, --cwd overlay or --from")
 	}
 	if f.TmpSize == 0 {
-		return p, net, errors.New("--tmp-size: must be greater than 0")
+		return p, parts, errors.New("--tmp-size: must be greater than 0")
 	}
 	if net.Proxied {
 		p.Network = room.NetNone
 	}
+	if err = parts.List(net, &p); err != nil {
+		return p, parts, err
+	}
 	if p.User, err = parseUser(f.User); err != nil {
-		return p, net, err
+		return p, parts, err
 	}
 	if p.Mounts, err = mounts(f); err != nil {
-		return p, net, err
+		return p, parts, err
 	}
-	if err = useVolumes(&p, f.Volume); err != nil {
-		return p, net, err
+	if err = useVolumes(parts, &p, f.Volume); err != nil {
+		return p, parts, err
 	}
 	var vars []values.Var
 	if f.Tools {
 		vars = showTools(&p)
 	}
-	for _, pair := range net.Variables() {
-		name, value, _ := strings.Cut(pair, "=")
-		vars = append(vars, values.Var{Name: name, Value: value})
-	}
+	vars = append(vars, parts.Variables()...)
 	p.Env, err = environment(&f.Vars, float64(l.Cpus), vars)
-	return p, net, err
+	return p, parts, err
 }
 
 // networkOf is what of a network a sandbox has by lists.
@@ -100,10 +103,7 @@ func networkOf(f *cli.View) (spec network.Spec, err error) {
 			spec.Connect = append(spec.Connect, c)
 		}
 	}
-	if f.Net == string(room.NetHost) && spec.Wanted() {
-		return spec, errors.New("--publish and --connect are for a sandbox with a network of its own; with --net host its ports are the host's")
-	}
-	return spec, spec.Check()
+	return spec, nil
 }
 
 // showTools adds to a policy what stands behind PATH, and returns the variables for it.

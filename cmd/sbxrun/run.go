@@ -13,7 +13,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/doctor"
 	"github.com/sbxrun/sbxrun/internal/files"
 	"github.com/sbxrun/sbxrun/internal/job"
-	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/version"
 )
@@ -36,7 +35,6 @@ func runCommand(args []string, begin time.Time) int {
 type runner struct {
 	command
 	flags cli.Run
-	spec  network.Spec
 }
 
 func (r *runner) run() int {
@@ -69,40 +67,39 @@ func (r *runner) run() int {
 	}
 	plan := r.Place.Plan
 	defer plan.Close()
+	defer r.Parts.End()
 	if r.flags.PrintCommand {
 		if err = plan.Program.Whole(); err != nil {
 			return r.notStarted(err)
 		}
 		return r.printCommand(plan)
 	}
-	if r.spec.Wanted() {
-		if r.network, err = network.Start(r.spec, plan.Cred()); err != nil {
-			return r.notStarted(err)
-		}
-		defer r.network.End()
-	}
-	if r.files, err = files.Open(r.flags.Put, r.flags.Get, plan.Workdir, room.SplitColon); err != nil {
+	if err = r.Parts.Begin(plan.Cred()); err != nil {
 		return r.notStarted(err)
 	}
-	defer r.files.Close()
+	if r.Parts.Files, err = files.Open(r.flags.Put, r.flags.Get, plan.Workdir, room.SplitColon); err != nil {
+		return r.notStarted(err)
+	}
 	r.bwrap = &result.ReportBwrap{Path: plan.Program.Path, Version: plan.Program.Version}
 	var counted *counters
 	if r.start() {
 		time.AfterFunc(soonSwept, func() { sweepQuickly("") })
 		counted = r.openCounters(r.flags.Net, r.Kept().Room)
 	}
-	overlays := r.TakeOverlays()
 	res, delivered := r.wait()
-	syncVolumes()
 	r.collect(&res)
-	if len(overlays) > 0 {
+	if overlays := r.Parts.Overlays; len(overlays) > 0 {
 		r.changes = countChanges(overlays)
 		r.bringHome(overlays, &res)
 	}
-	r.used = r.network.End()
+	var left []error
+	r.used, left = r.Parts.End()
+	for _, err := range left {
+		warn(err)
+	}
 	if f, ok := r.failure(res, counted); ok {
 		what, remedy := refusedHosts(r.used)
-		if what == "" && f.Network && r.spec.Proxied {
+		if what == "" && f.Network && r.Parts.Listed() {
 			what, remedy = "it tried to reach a network without the proxy of --net allow=", "docs/network.md says how programs are told of it"
 		}
 		if what == "" {
@@ -123,8 +120,8 @@ func (r *runner) collect(res *result.Result) {
 	var err error
 	var unmatched []string
 	if res.Verdict == result.Proven {
-		unmatched, err = r.files.Collect()
-		if left := r.files.Got.LeftOut; err == nil && left.Denied > 0 {
+		unmatched, err = r.Parts.Files.Collect()
+		if left := r.Parts.Files.Got.LeftOut; err == nil && left.Denied > 0 {
 			err = fmt.Errorf("--get: %d could not be read, the first: %w", left.Denied, left.First)
 		}
 	} else {
@@ -139,7 +136,7 @@ func (r *runner) collect(res *result.Result) {
 	for _, arg := range unmatched {
 		warn(fmt.Errorf("--get %s: there is no such file", arg))
 	}
-	if left := r.files.Got.LeftOut; left.Special > 0 {
+	if left := r.Parts.Files.Got.LeftOut; left.Special > 0 {
 		warn(fmt.Errorf("--get: %d left out, the first: %v", left.Special, left.First))
 	}
 }
@@ -207,9 +204,9 @@ func (r *runner) checkFlags() error {
 
 // plan turns the flags into a policy, and that into a plan.
 func (r *runner) plan(caller room.Caller) error {
-	policy, spec, err := policyOf(&r.flags.View, &r.flags.Limits, r.argv)
-	r.spec = spec
-	if err == nil && r.flags.PrintCommand && spec.Wanted() {
+	policy, parts, err := policyOf(&r.flags.View, &r.flags.Limits, r.argv)
+	r.Parts = parts
+	if err == nil && r.flags.PrintCommand && parts.Network() {
 		err = errors.New("--print-command: no bwrap command does what --net allow=, --publish and --connect do")
 	}
 	if err == nil && len(r.argv) == 0 {
@@ -221,7 +218,7 @@ func (r *runner) plan(caller room.Caller) error {
 	if policy.Meminfo, err = fakeMeminfo(r.flags.FakeMeminfo, &r.flags.Limits); err != nil {
 		return err
 	}
-	if _, _, err = startFrom(r.signals.ctx, r.flags.From, &r.flags.View, &policy); err != nil { // held to our end
+	if err = startFrom(r.signals.ctx, r.flags.From, &r.flags.View, parts, &policy); err != nil {
 		return err
 	}
 	policy.Terminal = r.flags.Tty

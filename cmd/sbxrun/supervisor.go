@@ -36,9 +36,7 @@ func superviseSandbox(args []string, begin time.Time) int {
 		// may be no task left for another.
 		debug.FreeOSMemory()
 	})
-	err = box.Wait()
-	syncVolumes()
-	if err != nil {
+	if err := box.Wait(); err != nil {
 		return fail(err)
 	}
 	return 0
@@ -51,20 +49,18 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 	if err != nil {
 		return nil, "", usageError(err)
 	}
-	policy, net, err := policyOf(&flags.View, &flags.Limits, argv)
+	policy, parts, err := policyOf(&flags.View, &flags.Limits, argv)
 	if err != nil {
 		return nil, "", usageError(err)
 	}
 	if policy.Meminfo, err = fakeMeminfo(flags.FakeMeminfo, &flags.Limits); err != nil {
 		return nil, "", err
 	}
-	lower, held, err := startFrom(ctx, flags.From, &flags.View, &policy)
-	if err != nil {
+	if err := startFrom(ctx, flags.From, &flags.View, parts, &policy); err != nil {
 		return nil, "", err
 	}
 	spec := sandbox.Spec{
-		Layers: lower, Held: held,
-		Command: argv, Tags: flags.tags, Net: flags.Net, Network: net, Hostname: flags.Hostname, Begin: begin,
+		Command: argv, Tags: flags.tags, Parts: parts, Net: flags.Net, Hostname: flags.Hostname, Begin: begin,
 		Timeout: time.Duration(flags.Timeout), Signal: syscall.Signal(flags.Signal), Grace: flags.Period(), ProofTimeout: time.Duration(flags.ProofTimeout),
 		IdleTimeout: time.Duration(flags.IdleTimeout), Remove: flags.Rm, LogMax: int64(flags.LogMax), KillAtLogMax: flags.OutputLimit == outputKill, Probe: flags.probe,
 	}
@@ -75,7 +71,7 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 		return nil, "", err
 	}
 	warnOfOther(spec.Plan, argv)
-	if spec.Files, err = files.Open(flags.Put, nil, spec.Plan.Workdir, room.SplitColon); err != nil {
+	if parts.Files, err = files.Open(flags.Put, nil, spec.Plan.Workdir, room.SplitColon); err != nil {
 		return nil, "", err
 	}
 	dir, err := state.Open(state.Mine())

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -16,69 +15,34 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup"
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
-	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/volumes"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
-// inUse are the volumes of the sandbox that this process has. Their locks are free when it is
-// over, and the keeper.
-var inUse []*volumes.Volume
-
-// useVolumes adds volumes to a policy, as --volume names them.
-func useVolumes(p *room.Policy, args []string) error {
+// useVolumes adds volumes to a sandbox, as --volume names them.
+func useVolumes(parts *sandbox.Parts, p *room.Policy, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
+	var list []sandbox.Volume
 	for _, arg := range args { // before anything is made for them
-		name, _, _, err := room.ParseVolume(arg)
+		name, dest, readOnly, err := room.ParseVolume(arg)
 		if err == nil {
 			err = volumes.CheckName(name)
 		}
 		if err != nil {
 			return err
 		}
+		list = append(list, sandbox.Volume{Name: name, Dest: dest, ReadOnly: readOnly})
 	}
 	store, err := volumes.Open(true)
 	if err != nil {
 		return err
 	}
 	defer store.Close()
-	var owner *proc.Cred // of new ones
-	if os.Geteuid() == 0 && p.User != nil && p.User.UID != 0 {
-		owner = &proc.Cred{UID: p.User.UID, GID: p.User.GID}
-	}
-	for _, arg := range args {
-		name, dest, readOnly, err := room.ParseVolume(arg)
-		if err != nil {
-			return err
-		}
-		if slices.ContainsFunc(inUse, func(v *volumes.Volume) bool { return v.Name == name }) {
-			return fmt.Errorf("--volume %q: the volume %q is given twice", arg, name)
-		}
-		v, err := store.Use(name, !readOnly, owner)
-		if err != nil {
-			return whoUses(err)
-		}
-		inUse = append(inUse, v)
-		p.Hold = append(p.Hold, v.Lock)
-		m := room.Mount{Kind: room.ReadWrite, Source: v.Path, Dest: dest}
-		if readOnly {
-			m.Kind, m.Owned = room.ReadOnly, true
-		}
-		p.Mounts = append(p.Mounts, m)
-	}
-	return nil
-}
-
-// syncVolumes writes to the disk what a sandbox has left in its volumes.
-func syncVolumes() {
-	for _, v := range inUse {
-		if err := v.Sync(); err != nil {
-			warn(err)
-		}
-	}
+	return whoUses(parts.Use(store, list, p))
 }
 
 // whoUses names those who use a volume, if that is what err says.

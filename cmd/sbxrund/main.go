@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/capture"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/cluster"
 	"github.com/sbxrun/sbxrun/internal/config"
@@ -54,10 +55,16 @@ func main() {
 		os.Exit(snapshotsCommand(os.Args[2:]))
 	case snapshots.UnpackWord:
 		os.Exit(unpackCommand(os.Args[2:]))
-	case packWord:
-		os.Exit(packCommand(os.Args[2:]))
-	case guardWord:
-		os.Exit(thawWhenClosed(os.Args[2:]))
+	case capture.PackWord:
+		if err := capture.Pack(os.Args[2:]); err != nil {
+			os.Exit(fail(err))
+		}
+		os.Exit(0)
+	case capture.GuardWord:
+		if err := capture.Guard(os.Args[2:]); err != nil {
+			os.Exit(fail(err))
+		}
+		os.Exit(0)
 	}
 	os.Exit(fail(errors.New("this is the server of sbxrun; write sbxrun serve, gateway, nodes or mcp")))
 }
@@ -215,7 +222,7 @@ func places(c *config.Config, log *slog.Logger) (source place.Source, free func(
 
 // front is the server's for agents.
 func front(s *server.Server, c *config.Config, log *slog.Logger) *mcp.Front {
-	return mcp.New(s, mcp.Settings{Version: version.String(), Network: c.Sandbox.Network == "host", MaxBody: int64(c.MaxBody), Log: log})
+	return mcp.New(s, mcp.Settings{Version: version.String(), Network: c.Sandbox.Network == "host" || len(c.Tenant.Network) > 0, MaxBody: int64(c.MaxBody), Log: log})
 }
 
 // draining is the time in which calls that run may come to their ends. A second signal cuts it

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/overlay"
 )
 
 // Call is one command or program to run.
@@ -24,6 +25,35 @@ type Call struct {
 	Limits  Limits   `json:"limits,omitempty"`
 	Files   []FileIn `json:"files,omitempty" maxItems:"1024" doc:"Files in the workspace when it begins"`
 	Collect []string `json:"collect,omitempty" maxItems:"64" doc:"Patterns of files in the workspace to keep after the end, as for Go's path.Match: *.png, out/*.csv"`
+
+	Parts // of a fresh sandbox; a session has its own
+}
+
+// Parts are what a sandbox has beside its workspace. The server's configuration says which of them
+// a tenant may have.
+type Parts struct {
+	Overlay  *Overlay `json:"overlay,omitempty" doc:"A directory of the server's that is shown as writable, and stays as it is. In a session: not for its commands"`
+	Snapshot string   `json:"snapshot,omitempty" maxLength:"64" doc:"Id or name of a snapshot, from whose state the overlay begins; overlay is not needed then"`
+	Volumes  []Volume `json:"volumes,omitempty" maxItems:"16" doc:"Directories that outlive sandboxes"`
+	Network  *Network `json:"network,omitempty"`
+}
+
+// Overlay is a directory of the server's, by its name in the configuration.
+type Overlay struct {
+	Name string `json:"name" minLength:"1" maxLength:"64"`
+	Path string `json:"path,omitempty" maxLength:"4096" doc:"Where it is shown, absolute; /work by default"`
+}
+
+// Volume is a directory of the tenant's, made when it is used first.
+type Volume struct {
+	Name     string `json:"name" minLength:"1" maxLength:"63"`
+	Path     string `json:"path" minLength:"1" maxLength:"4096" doc:"Where it is shown, absolute"`
+	ReadOnly bool   `json:"read_only,omitempty" doc:"One sandbox can write to a volume, or several read it"`
+}
+
+// Network is what of a network a sandbox reaches.
+type Network struct {
+	Allow []string `json:"allow" maxItems:"1000" doc:"Hosts, as for --net allow= (docs/network.md); each must be within the tenant's list"`
 }
 
 // Limits is what a call may use.
@@ -114,6 +144,7 @@ type NewSession struct {
 	IdleTimeoutMS float64  `json:"idle_timeout_ms,omitempty" minimum:"0" doc:"It ends when it has not been used for this time; 0 for the server's default, which is also the maximum"`
 	LifetimeMS    float64  `json:"lifetime_ms,omitempty" minimum:"0" doc:"It ends after this time in any case; 0 for the server's default, which is also the maximum"`
 	Files         []FileIn `json:"files,omitempty" maxItems:"1024" doc:"What lies in its workspace"`
+	Parts
 }
 
 // Session is what is told of one.
@@ -126,6 +157,51 @@ type Session struct {
 	Room      string    `json:"room" enum:"cold,warm"`
 	Processes int       `json:"processes" doc:"In the background, that run"`
 	Clamped   []string  `json:"clamped,omitempty"`
+	Parts
+}
+
+// NewSnapshot is what a snapshot is to be.
+type NewSnapshot struct {
+	Name  string  `json:"name,omitempty" maxLength:"63" doc:"By which it can be used; there must be none of it"`
+	TTLMS float64 `json:"ttl_ms,omitempty" minimum:"0" doc:"How long it can be used; 0 for ever"`
+}
+
+// Snapshot is what was written to an overlay until a moment.
+type Snapshot struct {
+	ID      string `json:"id"`
+	Name    string `json:"name,omitempty"`
+	Made    string `json:"created_at"`
+	Expires string `json:"expires_at,omitempty"`
+	Session string `json:"session,omitempty" doc:"That it was taken of"`
+	Path    string `json:"path" doc:"Where the overlay is shown"`
+	Layers  int    `json:"layers" doc:"One for each snapshot on the way to it"`
+	Size    int64  `json:"size" doc:"Bytes stored; snapshots share equal layers"`
+	Frozen  bool   `json:"frozen" doc:"Nothing ran meanwhile. A session that has no limits cannot be frozen: its files may be of different moments"`
+	LeftOut int    `json:"left_out,omitempty" doc:"Sockets, named pipes and devices, which are not kept"`
+}
+
+// Snapshots is a list of snapshots.
+type Snapshots struct {
+	Snapshots []Snapshot `json:"snapshots"`
+}
+
+// VolumeInfo is what is told of a volume.
+type VolumeInfo struct {
+	Name string `json:"name"`
+}
+
+// Volumes is a list of volumes.
+type Volumes struct {
+	Volumes []VolumeInfo `json:"volumes"`
+}
+
+// Diff is how a session's overlay differs from the server's directory.
+type Diff struct {
+	Path     string           `json:"path" doc:"Where the overlay is shown"`
+	Changes  []overlay.Change `json:"changes" doc:"By path, parents first. What is below a directory that was deleted is part of that change"`
+	Count    int              `json:"count"`
+	Bytes    int64            `json:"bytes" doc:"Of the files that were added or changed"`
+	Warnings []string         `json:"warnings,omitempty" doc:"What could not be read"`
 }
 
 // SessionEnd is how a session has ended.

@@ -25,6 +25,10 @@ const (
 	NoSuchProcess Code = "no-such-process"
 	NoSuchFile    Code = "no-such-file"
 	NoSuchPath    Code = "no-such-path"
+	NoSuchSnap    Code = "no-such-snapshot"
+	NoSuchVolume  Code = "no-such-volume"
+	BusyVolume    Code = "volume-busy"
+	NameInUse     Code = "name-in-use"
 	Ended         Code = "ended"
 	BusySession   Code = "busy-session"
 	Idempotency   Code = "idempotency"
@@ -43,6 +47,7 @@ var status = map[Code]int{
 	Usage: http.StatusBadRequest, TooLarge: http.StatusRequestEntityTooLarge, MediaType: http.StatusUnsupportedMediaType,
 	Auth: http.StatusUnauthorized, Policy: http.StatusForbidden,
 	NoSuchSession: http.StatusNotFound, NoSuchCall: http.StatusNotFound, NoSuchProcess: http.StatusNotFound, NoSuchFile: http.StatusNotFound, NoSuchPath: http.StatusNotFound,
+	NoSuchSnap: http.StatusNotFound, NoSuchVolume: http.StatusNotFound, BusyVolume: http.StatusConflict, NameInUse: http.StatusConflict,
 	Ended: http.StatusGone, BusySession: http.StatusConflict, Idempotency: http.StatusConflict,
 	Quota: http.StatusTooManyRequests, Busy: http.StatusServiceUnavailable, Draining: http.StatusServiceUnavailable,
 	Setup: http.StatusInternalServerError, Unproven: http.StatusInternalServerError, QuotaDisk: http.StatusInsufficientStorage,

@@ -30,6 +30,7 @@ type Config struct {
 	TLSCert      string          `toml:"tls_cert"`
 	TLSKey       string          `toml:"tls_key"`
 	StateDir     string          `toml:"state_dir"`
+	DataDir      string          `toml:"data_dir"`
 	DrainTimeout values.Duration `toml:"drain_timeout"`
 	Places       int             `toml:"places"`
 	MaxBody      values.Size     `toml:"max_body"`
@@ -47,6 +48,7 @@ type Config struct {
 	Sandbox   Sandbox                   `toml:"sandbox"`
 	Sessions  Sessions                  `toml:"sessions"`
 	Files     Files                     `toml:"files"`
+	Overlays  map[string]string         `toml:"overlays"`
 	Tenant    Tenant                    `toml:"tenant"`
 	Tenants   map[string]Tenant         `toml:"tenants"`
 	Languages map[string]cells.Language `toml:"languages"`
@@ -156,6 +158,12 @@ type Tenant struct {
 	Buffers     values.Size     `toml:"buffers"`
 	Output      values.Size     `toml:"output"`
 	Files       values.Size     `toml:"files"`
+	// What is beside the workspace. Here zero is none, and a list that is empty is not one that is
+	// left out.
+	Overlays  []string    `toml:"overlays"`
+	Network   []string    `toml:"network"`
+	Volumes   int         `toml:"volumes"`
+	Snapshots values.Size `toml:"snapshots"`
 }
 
 // Ceilings are those of the gate.
@@ -234,6 +242,14 @@ func (t Tenant) or(all Tenant) Tenant {
 	fill(&t.Buffers, all.Buffers)
 	fill(&t.Output, all.Output)
 	fill(&t.Files, all.Files)
+	fill(&t.Volumes, all.Volumes)
+	fill(&t.Snapshots, all.Snapshots)
+	if t.Overlays == nil {
+		t.Overlays = all.Overlays
+	}
+	if t.Network == nil {
+		t.Network = all.Network
+	}
 	return t
 }
 
@@ -283,6 +299,9 @@ func (c *Config) Check() error {
 		return errors.New("call.timeout is above call.max_timeout")
 	}
 	if _, err := c.Policy(); err != nil {
+		return err
+	}
+	if err := c.checkParts(); err != nil {
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Languages)) {

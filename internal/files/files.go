@@ -132,6 +132,9 @@ func (f *Files) Held(room *proc.Process, user *proc.Cred) error {
 			return fmt.Errorf("--get %s: %w", g.arg, err)
 		}
 	}
+	if len(f.gets) == 0 {
+		f.Close() // or the sandbox's memory would be held
+	}
 	return nil
 }
 

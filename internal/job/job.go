@@ -16,7 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
-	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/stream"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
@@ -30,6 +30,7 @@ type Job struct {
 	Nest    bool            // other commands will have cgroups within
 	Streams *stream.Streams
 	Leave   *admission.Leave // nil if none was asked for
+	Parts   *sandbox.Parts   // of the sandbox, if the place is a new one; begun, and the caller's to end
 
 	command *supervise.Command
 	err     error // why there is none
@@ -57,6 +58,12 @@ func (j *Job) Hold(ctx context.Context) (held bool) {
 	if j.err != nil || j.Place.Maker == nil {
 		j.Streams.Started()
 	}
+	if j.err == nil && j.Parts != nil {
+		j.Parts.Overlays = j.command.TakeOverlays()
+		if err := j.Parts.Held(ctx, j.command.Kept().Room, j.Place.Plan.Cred()); err != nil {
+			j.command.Refuse(err)
+		}
+	}
 	return j.err == nil
 }
 
@@ -76,15 +83,6 @@ func (j *Job) Release(ctx context.Context) (running bool) {
 
 // Signal sends a signal to everything of the command. An error means that it has ended.
 func (j *Job) Signal(sig unix.Signal) error { return j.command.Signal(sig) }
-
-// TakeOverlays returns the overlays of the room that was built for the command, after Hold. They
-// are the caller's to close.
-func (j *Job) TakeOverlays() []*room.Overlay {
-	if j.command == nil {
-		return nil
-	}
-	return j.command.TakeOverlays()
-}
 
 // Kept is what has to go for the command to be gone.
 func (j *Job) Kept() *proc.Kept { return j.command.Kept() }

@@ -27,9 +27,10 @@ type Spec struct {
 	MaxOutput      int64 // bytes of each of both; 0 for no bound
 
 	Limits limits.Request
-	Group  *limits.Group // in place of Limits, of a warm room, which has it renewed; it stays the caller's
-	Use    *sandbox.Use  // of the sandbox that it is in, which the Run closes in the end; nil for one of its own
-	Shared bool          // a room that idles, in which others run commands
+	Group  *limits.Group  // in place of Limits, of a warm room, which has it renewed; it stays the caller's
+	Use    *sandbox.Use   // of the sandbox that it is in, which the Run closes in the end; nil for one of its own
+	Parts  *sandbox.Parts // of the sandbox that is made, which the Run ends; after an error the caller does
+	Shared bool           // a room that idles, in which others run commands
 	// Attended says that Wait is called at once: it watches, and no goroutine of its own.
 	Attended bool
 
@@ -73,7 +74,7 @@ func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
 	if err := state.CheckProc(); err != nil {
 		return nil, err
 	}
-	r := &Run{job: Job{ID: NewID(), Place: place, Nest: s.Shared}}
+	r := &Run{job: Job{ID: NewID(), Place: place, Nest: s.Shared, Parts: s.Parts}}
 	r.job.Terms = supervise.Terms{Timeout: s.Timeout, Grace: s.Grace, ProofTimeout: s.ProofTimeout, Begin: time.Now(), Confirm: place.Maker == nil, Shared: s.Shared, SpareOOM: s.Shared}
 	if s.ProofTimeout == 0 {
 		r.job.Terms.ProofTimeout = proofTimeout
@@ -82,6 +83,11 @@ func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
 	var within []string
 	if s.Use != nil {
 		within = s.Use.Access.Cgroups
+	}
+	if s.Parts != nil {
+		if err := s.Parts.Begin(place.Plan.Cred()); err != nil {
+			return nil, err
+		}
 	}
 	var err error
 	if s.Group != nil {
@@ -107,6 +113,9 @@ func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
 	running := r.job.Start(r.ctx)
 	if g := r.job.Terms.Limits; g != nil && running {
 		r.Cgroups = g.Dirs()
+		if s.Parts != nil {
+			s.Parts.Cgroups = r.Cgroups
+		}
 	}
 	r.finish = sync.OnceFunc(func() {
 		defer close(r.ended)
@@ -114,6 +123,9 @@ func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
 		if s.Use != nil && r.result.Started {
 			s.Use.Settle(r.result)
 			s.Use.Close()
+		}
+		if r.result.Started {
+			s.Parts.End()
 		}
 	})
 	if running {

@@ -50,6 +50,29 @@ type newSession struct {
 	IdleTimeoutMS float64 `json:"idle_timeout_ms,omitempty" jsonschema:"milliseconds without use after which it ends"`
 	LifetimeMS    float64 `json:"lifetime_ms,omitempty" jsonschema:"milliseconds after which it ends in any case"`
 	Files         []file  `json:"files,omitempty" jsonschema:"files in its working directory"`
+
+	Overlay *struct {
+		Name string `json:"name" jsonschema:"of the directory, as the server's configuration has it"`
+		Path string `json:"path,omitempty" jsonschema:"where it is shown; /work by default"`
+	} `json:"overlay,omitempty" jsonschema:"a directory of the server's that can be written to in the session, and stays as it is"`
+	Snapshot string `json:"snapshot,omitempty" jsonschema:"id or name of a snapshot to begin from"`
+	Volumes  []struct {
+		Name     string `json:"name" jsonschema:"made when it is used first"`
+		Path     string `json:"path" jsonschema:"where it is shown, absolute"`
+		ReadOnly bool   `json:"read_only,omitempty" jsonschema:"several sessions can read a volume, or one can write to it"`
+	} `json:"volumes,omitempty" jsonschema:"directories that outlive sessions"`
+	Network *struct {
+		Allow []string `json:"allow" jsonschema:"hosts, as NAME or NAME:PORT"`
+	} `json:"network,omitempty" jsonschema:"hosts to be reached; without it there is no network"`
+}
+
+// parts are what the session has beside its working directory.
+func (n newSession) parts() api.Parts {
+	p := api.Parts{Overlay: (*api.Overlay)(n.Overlay), Snapshot: n.Snapshot, Network: (*api.Network)(n.Network)}
+	for _, v := range n.Volumes {
+		p.Volumes = append(p.Volumes, api.Volume(v))
+	}
+	return p
 }
 
 type inSession struct {
@@ -219,7 +242,7 @@ func (f *Front) addTools(p *sdk.Server) {
 		Name: "create_session", Annotations: &sdk.ToolAnnotations{Title: "Create a session", DestructiveHint: closed, OpenWorldHint: closed},
 		Description: "Create a sandbox that keeps its files from call to call, and return its id. It ends by itself when it is not used.",
 	}, nil, func(ctx context.Context, req *sdk.CallToolRequest, in newSession) (*sdk.CallToolResult, *api.Session, error) {
-		x, err := f.server.CreateSession(ctx, &api.NewSession{IdleTimeoutMS: in.IdleTimeoutMS, LifetimeMS: in.LifetimeMS, Files: filesIn(in.Files)})
+		x, err := f.server.CreateSession(ctx, &api.NewSession{IdleTimeoutMS: in.IdleTimeoutMS, LifetimeMS: in.LifetimeMS, Files: filesIn(in.Files), Parts: in.parts()})
 		if err != nil {
 			return nil, nil, err
 		}

@@ -67,7 +67,7 @@ type Connect struct {
 // proxy sees to: what it takes to read addresses would be initialised at each start of sbxrun.
 func ParseAllow(list string) (rules []Rule, err error) {
 	for word := range strings.SplitSeq(list, ",") {
-		r, err := parseRule(word)
+		r, err := ParseRule(word)
 		if err != nil {
 			return nil, fmt.Errorf("--net allow=%s: %w", short(list), err)
 		}
@@ -81,7 +81,8 @@ func ParseAllow(list string) (rules []Rule, err error) {
 
 const ruleExample = "want HOST[:PORT],... such as github.com,*.example.org:443,10.1.2.0/24:5432,[2001:db8::1]:443"
 
-func parseRule(word string) (r Rule, err error) {
+// ParseRule parses one host of a list.
+func ParseRule(word string) (r Rule, err error) {
 	bad := fmt.Errorf("%q: %s", short(word), ruleExample)
 	host, port := word, ""
 	switch {

@@ -36,7 +36,7 @@ type comparison struct {
 }
 
 func (t *Tree) comparison() *comparison {
-	return &comparison{Tree: t, walk: tree.Walk{Entries: maxEntries, Text: maxText, Depth: maxDepth, Path: maxName}, first: map[tree.Inode]string{}, settled: map[string]bool{}}
+	return &comparison{Tree: t, walk: tree.Walk{Entries: cmp.Or(t.Entries, maxEntries), Text: cmp.Or(t.Text, maxText), Depth: maxDepth, Path: maxName}, first: map[tree.Inode]string{}, settled: map[string]bool{}}
 }
 
 // Changes returns how the layers differ from the original, parents first. warnings are about what

@@ -65,6 +65,8 @@ type Tree struct {
 	Layers []*os.File // their directories, the uppermost first: what the sandbox writes to, and those of a snapshot
 	Source *os.File   // the original's directory
 	Since  time.Time  // conflicts are counted from here
+
+	Entries, Text int // bounds of what is looked at, as of a [tree.Walk]; 0 for a million, and 256 MiB
 }
 
 // Open opens an overlay: its layer, which stays the caller's; the directories between that and the

@@ -3,12 +3,16 @@ package place
 import (
 	"context"
 	"os"
+	"path"
 	"sync"
 
 	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
@@ -16,12 +20,29 @@ import (
 type Rooms struct{}
 
 // Take builds a room.
-func (Rooms) Take(ctx context.Context, _ string, p Policy) (Place, error) {
-	c := &cold{room: bwrap.Room{Policy: p.Policy, Limits: p.Limits, Timeout: p.Lifetime}, dir: p.Dir}
+func (Rooms) Take(ctx context.Context, _ string, p Policy) (_ Place, err error) {
+	spec := job.Spec{Limits: limits.Request(p.Limits), Timeout: p.Lifetime}
+	var policy room.Policy
+	if p.Parted != nil {
+		policy, spec.Parts = p.Parted.Policy, &p.Parted.Parts
+		defer func() {
+			if err != nil {
+				spec.Parts.End()
+			}
+		}()
+	} else if policy, err = Outline(p.Policy); err != nil {
+		return nil, err
+	}
+	plan, err := room.Prepare(policy, Caller())
+	if err != nil {
+		return nil, err
+	}
+	defer plan.Close()
+	c := &cold{dir: policy.Workdir}
 	// A room ends with its context, and this one outlives the wait for it.
 	started, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, cancel)
-	if err := c.room.Start(started); err != nil {
+	if c.room, err = job.NewRoom(started, plan, spec); err != nil {
 		cancel()
 		return nil, err
 	}
@@ -34,12 +55,56 @@ func (Rooms) Take(ctx context.Context, _ string, p Policy) (Place, error) {
 	return c, nil
 }
 
+// Caller is who this process's rooms are for.
+func Caller() room.Caller {
+	return room.Caller{Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), UID: os.Geteuid(), GID: os.Getegid()}
+}
+
+// Outline is a policy as package room has it, for one to be added to.
+func Outline(p bwrap.Policy) (room.Policy, error) {
+	out := room.Policy{Cwd: room.CwdNone, Workdir: p.Dir, TmpSize: p.TmpSize, Network: room.NetNone, Hostname: p.Hostname, NoFilter: p.AllSyscalls}
+	if p.Network == bwrap.HostNetwork {
+		out.Network = room.NetHost
+	}
+	if p.User != nil {
+		out.User = &room.User{UID: p.User.UID, GID: p.User.GID}
+	}
+	for _, pair := range p.Env {
+		v, err := values.ParsePair(pair)
+		if err != nil {
+			return out, &result.Error{Code: "usage", Message: "Env: " + err.Error()}
+		}
+		out.Env.Put(v)
+	}
+	for _, m := range p.Mounts {
+		mount := room.Mount{Kind: room.ReadOnly, Source: m.Source, Dest: m.Dest, Try: m.Optional, Size: m.Size}
+		switch {
+		case m.Source == "":
+			mount.Kind = room.Tmpfs
+		case m.Writable:
+			mount.Kind = room.ReadWrite
+		}
+		if mount.Dest == "" {
+			mount.Dest = m.Source
+		}
+		if mount.Source != "" {
+			mount.Source = path.Clean(mount.Source)
+		}
+		var err error
+		if mount.Dest, err = room.CleanDest(mount.Dest); err != nil {
+			return out, &result.Error{Code: "usage", Message: "a mount: " + err.Error()}
+		}
+		out.Mounts = append(out.Mounts, mount)
+	}
+	return out, nil
+}
+
 // Rooms returns 0: none is made ahead.
 func (Rooms) Rooms() (idle, all int) { return 0, 0 }
 
 // cold is a room of its own.
 type cold struct {
-	room   bwrap.Room
+	room   *job.Room
 	dir    string
 	cancel context.CancelFunc
 
@@ -50,11 +115,11 @@ type cold struct {
 func (c *cold) Kind() Kind { return Cold }
 
 func (c *cold) Start(ctx context.Context, command Command) (Running, error) {
-	run := c.room.Command(command.Args...)
-	run.Env, run.Dir = command.Env, command.Dir
-	run.Stdin, run.Stdout, run.Stderr, run.MaxOutput = command.Stdin, command.Stdout, command.Stderr, command.MaxOutput
-	run.Limits, run.Timeout, run.Grace = command.Limits, command.Timeout, command.Grace
-	if err := run.Start(ctx); err != nil {
+	run, err := c.room.Start(ctx, command.Args, command.Env, command.Dir, job.Spec{
+		Stdin: command.Stdin, Stdout: command.Stdout, Stderr: command.Stderr, MaxOutput: command.MaxOutput,
+		Limits: limits.Request(command.Limits), Timeout: command.Timeout, Grace: command.Grace,
+	})
+	if err != nil {
 		return nil, err
 	}
 	return run, nil
@@ -66,8 +131,7 @@ func (c *cold) Files() (*workspace.Dir, error) {
 	if c.files != nil {
 		return c.files, nil
 	}
-	way := c.room.Way()
-	init, err := proc.FromPidfd(way.Init)
+	init, err := proc.FromPidfd(c.room.Init)
 	if err != nil {
 		return nil, err
 	}
@@ -80,11 +144,7 @@ func (c *cold) Files() (*workspace.Dir, error) {
 	if dir == "" {
 		dir = room.Home
 	}
-	var user *proc.Cred
-	if way.User != os.Geteuid() {
-		user = &proc.Cred{UID: uint32(way.User), GID: uint32(way.Group)}
-	}
-	c.files, err = workspace.Open(root, dir, user)
+	c.files, err = workspace.Open(root, dir, c.room.Access.Cred)
 	return c.files, err
 }
 

@@ -11,6 +11,8 @@ import (
 
 	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
@@ -29,9 +31,18 @@ type Policy struct {
 	bwrap.Policy
 	Limits   bwrap.Limits  // of the place
 	Lifetime time.Duration // 0 for none
+	// Parted, if not nil, is in the place of the policy above. Such a place is cold.
+	Parted *Parted
 	// Program, if not nil, is all that will run there. A source may have its interpreter started
 	// ahead, and then starts none: it gets the text by [Command.Program].
 	Program *Program
+}
+
+// Parted is the policy of a place with more than a [bwrap.Policy] has: overlays, volumes, the layers
+// of a snapshot, a network by a list. Take ends the parts if it fails; else they end with the place.
+type Parted struct {
+	room.Policy
+	Parts sandbox.Parts
 }
 
 // Program is how a program is run that is one file.

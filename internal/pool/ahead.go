@@ -302,5 +302,5 @@ func (r *aheadRun) Wait() (*result.Result, error) {
 
 // fits reports whether a program can be started ahead: its limits are its command's alone.
 func fits(p place.Policy) bool {
-	return p.Program != nil && p.Program.Ahead > 0 && p.Lifetime == 0 && p.Limits == (bwrap.Limits{})
+	return p.Parted == nil && p.Program != nil && p.Program.Ahead > 0 && p.Lifetime == 0 && p.Limits == (bwrap.Limits{})
 }

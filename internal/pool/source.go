@@ -53,7 +53,7 @@ func (s *Source) Take(ctx context.Context, tenant string, p place.Policy) (place
 }
 
 func (s *Source) take(ctx context.Context, tenant string, p place.Policy) (place.Place, error) {
-	if p.Lifetime == 0 && p.Limits == (bwrap.Limits{}) {
+	if p.Parted == nil && p.Lifetime == 0 && p.Limits == (bwrap.Limits{}) {
 		if r := s.pool(p.Policy).take(tenant); r != nil {
 			return &warm{room: r, again: func(ctx context.Context) (place.Place, error) { return s.Cold.Take(ctx, tenant, p) }}, nil
 		}

@@ -58,6 +58,28 @@ func compile(list []network.Rule) (*rules, error) {
 	return r, nil
 }
 
+// CheckRule finds what looks like an address and is none.
+func CheckRule(r network.Rule) error {
+	_, err := compile([]network.Rule{r})
+	return err
+}
+
+// Covers reports whether all that a rule allows is allowed by another one, which are checked.
+func Covers(most, r network.Rule) bool {
+	if most.Port != r.Port && (most.Port != 0 || !slices.Contains(usual, r.Port)) {
+		return false
+	}
+	if most.Host == r.Host {
+		return true
+	}
+	if below, ok := strings.CutPrefix(most.Host, "*"); ok {
+		return strings.HasSuffix(r.Host, below)
+	}
+	big, err1 := parsePrefix(most.Host)
+	small, err2 := parsePrefix(r.Host)
+	return err1 == nil && err2 == nil && big.Bits() <= small.Bits() && big.Contains(small.Addr())
+}
+
 func parsePrefix(s string) (netip.Prefix, error) {
 	if strings.Contains(s, "/") {
 		p, err := netip.ParsePrefix(s)

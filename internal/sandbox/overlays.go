@@ -17,24 +17,22 @@ import (
 
 // onRecord is what others need to find the layers of a sandbox.
 func (s *Sandbox) onRecord() (out []state.Overlay) {
-	for _, o := range s.overlays {
-		out = append(out, state.Overlay{Source: o.Source, Dest: o.Dest, Since: o.Since.Format(time.RFC3339Nano), Upper: o.Upper, Layer: proc.Descriptor(o.Layer), Layers: s.spec.Layers[o.Dest]})
+	for _, o := range s.spec.Parts.Overlays {
+		out = append(out, state.Overlay{Source: o.Source, Dest: o.Dest, Since: o.Since.Format(time.RFC3339Nano), Upper: o.Upper, Layer: proc.Descriptor(o.Layer), Layers: s.spec.Parts.Layers[o.Dest]})
 	}
 	return out
 }
 
-// closeOverlays gives up the layers, and leaves on record those that are on disk.
-func (s *Sandbox) closeOverlays() {
+// forgetOverlays leaves on record the layers that are on disk.
+func (s *Sandbox) forgetOverlays() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.record.Overlays = nil
-	for i, o := range s.onRecord() {
-		s.overlays[i].Close()
+	for _, o := range s.onRecord() {
 		if o.Layer = 0; o.Upper != "" {
 			s.record.Overlays = append(s.record.Overlays, o)
 		}
 	}
-	s.overlays = nil
 }
 
 // Overlays opens the layers of a sandbox, for reading, while commands write to them; or, of one
@@ -46,9 +44,7 @@ func (s *Sandbox) closeOverlays() {
 func Overlays(e *state.Entry) (list []*room.Overlay, err error) {
 	defer func() {
 		if err != nil {
-			for _, o := range list {
-				o.Close()
-			}
+			closeOverlays(list)
 			list = nil
 		}
 	}()

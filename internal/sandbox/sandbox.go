@@ -8,7 +8,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"io"
 	"os"
 	"sync"
 	"syscall"
@@ -18,9 +17,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/admission"
-	"github.com/sbxrun/sbxrun/internal/files"
 	"github.com/sbxrun/sbxrun/internal/limits"
-	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/state"
@@ -36,9 +33,8 @@ type Spec struct {
 	Limits        *limits.Plan // nil for none
 	Leave         *admission.Leave
 	Tags          map[string]string
-	Files         *files.Files // nil if nothing is put
-	Net, Hostname string       // as they are on record
-	Network       network.Spec
+	Parts         *Parts    // which the sandbox ends
+	Net, Hostname string    // as they are on record
 	Begin         time.Time // when it was asked for
 
 	Timeout, Grace, ProofTimeout time.Duration
@@ -50,11 +46,6 @@ type Spec struct {
 	KillAtLogMax bool  // the sandbox ends when there is more
 
 	Probe Probe
-
-	// Layers are those of a snapshot, the lowest first, that lie below what is written, by the
-	// destinations of overlays. Held are closed when nothing shows them any more.
-	Layers map[string][]state.Layer
-	Held   []io.Closer
 }
 
 // Sandbox is one from its making to its end. All that others know of it is in its record,
@@ -69,18 +60,18 @@ type Sandbox struct {
 	match   func()        // closes matched
 
 	command *supervise.Command
-	room    *proc.Process  // its PID 1, once it is held
-	network *network.Proxy // nil if nothing of a network is listed
+	room    *proc.Process // its PID 1, once it is held
 	probing sync.WaitGroup
 	running bool // it is on record that it runs
-
-	overlays []*room.Overlay
 }
 
 // New makes a sandbox of which there is nothing yet but the record's place. It takes over
 // own, and plan and leave of the spec. When ctx is done the sandbox ends; its cause may be
 // a [supervise.Request].
 func New(ctx context.Context, claim *state.Claim, spec Spec) *Sandbox {
+	if spec.Parts == nil {
+		spec.Parts = new(Parts)
+	}
 	s := &Sandbox{recorded: newRecorded(ctx, claim, spec.LogMax, spec.KillAtLogMax), spec: spec, matched: make(chan struct{})}
 	s.match = sync.OnceFunc(func() { close(s.matched) })
 	return s
@@ -126,13 +117,6 @@ func (s *Sandbox) Start() error {
 	}
 	// On record before the command may start: whatever dies from here on, cleanup finds it.
 	err = s.hold(s.command.Kept())
-	if err == nil && s.spec.Files != nil {
-		err = s.spec.Files.Held(s.command.Kept().Room, s.spec.Plan.Cred())
-		s.spec.Files.Close()
-	}
-	if err == nil && s.network != nil {
-		err = s.network.Serve(s.ctx, s.command.Kept().Room)
-	}
 	if err != nil {
 		s.command.Refuse(err)
 	}
@@ -231,12 +215,10 @@ func (s *Sandbox) make() (stdio [3]*os.File, pipes [2]*os.File, err error) {
 			return stdio, pipes, err
 		}
 	}
-	if s.spec.Network.Wanted() {
-		if s.network, err = network.Start(s.spec.Network, s.spec.Plan.Cred()); err != nil {
-			return stdio, pipes, err
-		}
-		s.record.Published = s.network.Published()
+	if err := s.spec.Parts.Begin(s.spec.Plan.Cred()); err != nil {
+		return stdio, pipes, err
 	}
+	s.record.Published = s.spec.Parts.Published()
 	s.spec.Leave.Reserved()
 	return stdio, pipes, nil
 }
@@ -266,7 +248,7 @@ func (s *Sandbox) firstRecord() (state.Record, error) {
 
 // net is what those who enter have to know of its network.
 func (s *Sandbox) net() string {
-	if s.spec.Network.Proxied {
+	if s.spec.Parts.Listed() {
 		return netListed
 	}
 	return s.spec.Net
@@ -288,14 +270,18 @@ func (s *Sandbox) hold(kept *proc.Kept) error {
 	if err := s.claim.WriteAccess(access); err != nil {
 		return err
 	}
-	s.overlays = s.command.TakeOverlays()
-	return s.write(func(r *state.Record) {
+	s.spec.Parts.Overlays = s.command.TakeOverlays()
+	err = s.write(func(r *state.Record) {
 		r.Overlays = s.onRecord()
 		r.Init, s.room = &init, kept.Room
 		if s.spec.Limits != nil {
 			r.Limits = s.spec.Limits.Limits
 		}
 	})
+	if err != nil {
+		return err
+	}
+	return s.spec.Parts.Held(s.ctx, kept.Room, s.spec.Plan.Cred())
 }
 
 // endWhenIdle ends the sandbox when nothing has used it for so long.
@@ -321,16 +307,13 @@ func (s *Sandbox) endWhenIdle() {
 // removes one that never was.
 func (s *Sandbox) finish(res result.Result) error {
 	s.cancel(nil) // or the caller's context would keep what never began
-	s.closeOverlays()
-	for _, held := range s.spec.Held {
-		held.Close() // nothing was written
-	}
-	s.relays.Finish(nil) // a disk that takes nothing any more does not take the record either
+	s.forgetOverlays()
+	used, _ := s.spec.Parts.End() // who started it has gone long ago
+	s.relays.Finish(nil)          // a disk that takes nothing any more does not take the record either
 	for _, log := range s.logs {
 		log.Close()
 	}
 	s.spec.Leave.End()
-	used := s.network.End()
 	if s.group != nil { // what the keeper has not removed already, or else cleanup does
 		_ = s.group.Remove(time.Now().Add(time.Second))
 	}

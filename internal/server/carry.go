@@ -72,8 +72,15 @@ func (s *Server) fresh(ctx context.Context, turn *tenants.Turn, o *order, out si
 // entered is [Server.fresh] for a call that was let in.
 func (s *Server) entered(ctx context.Context, e *entry, o *order, out sink) (*api.Answer, error) {
 	defer e.end()
-	policy := s.settings.Load().policy
+	set := s.settings.Load()
+	policy := set.policy
 	policy.Program = o.ahead()
+	var err error
+	if o.parts != nil {
+		if policy.Parted, err = s.parted(ctx, set, o.ceilings, o.parts); err != nil {
+			return nil, s.callError(ctx, err)
+		}
+	}
 	at, err := s.source.Take(ctx, o.who.tenant, policy)
 	if err != nil {
 		return nil, s.callError(ctx, explain(e.admitted, err))
@@ -86,6 +93,9 @@ func (s *Server) entered(ctx context.Context, e *entry, o *order, out sink) (*ap
 	}()
 	if a == nil {
 		return nil, s.callError(ctx, err)
+	}
+	if policy.Parted != nil {
+		a.Network, _ = policy.Parted.Parts.End() // it has ended with the place
 	}
 	if res != nil && res.Verdict == result.Unproven && a.Teardown.Verdict == result.Proven {
 		// Nothing of the command is seen to be left, and all the same its room is.

@@ -39,6 +39,7 @@ type order struct {
 	files     []fileIn
 	collect   []string
 
+	parts          *parts // nil for none
 	timeout, grace time.Duration
 	clamped        []string
 	limits         bwrap.Limits
@@ -104,6 +105,10 @@ func (s *Server) check(w who, c *api.Call) (*order, error) {
 		o.env = append(o.env, name+"="+value)
 	}
 	sort.Strings(o.env)
+	var err error
+	if o.parts, err = checkParts(set, w.tenant, o.ceilings, c.Parts); err != nil {
+		return nil, err
+	}
 	return o, o.settle(set, c)
 }
 

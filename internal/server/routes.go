@@ -182,6 +182,7 @@ func (s *Server) define(mux *http.ServeMux) huma.API {
 	s.defineProcesses(a)
 	s.defineWorkspace(a)
 	s.defineFiles(a)
+	s.defineParts(a)
 	s.defineLanguages(a)
 	s.defineStatus(a)
 	// The mux's own words for the rest of a path are none of OpenAPI's.

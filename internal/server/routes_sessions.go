@@ -46,6 +46,9 @@ func (s *Server) createSession(ctx context.Context, w who, n *api.NewSession) (*
 	if o.limits, err = boundLimits(set, o.ceilings, n.Limits); err != nil {
 		return nil, nil, err
 	}
+	if o.parts, err = checkParts(set, w.tenant, o.ceilings, n.Parts); err != nil {
+		return nil, nil, err
+	}
 	release, err := s.rooms.Reserve(w.tenant, o.ceilings.Sessions)
 	if err != nil {
 		return nil, nil, err
@@ -71,6 +74,11 @@ func (s *Server) createSession(ctx context.Context, w who, n *api.NewSession) (*
 	const later = 10 * time.Second
 	policy := set.policy
 	policy.Limits, policy.Lifetime = o.limits, life+later
+	if o.parts != nil {
+		if policy.Parted, err = s.parted(ctx, set, o.ceilings, o.parts); err != nil {
+			return nil, nil, s.callError(ctx, err)
+		}
+	}
 	at, err := s.source.Take(ctx, w.tenant, policy)
 	if err != nil {
 		return nil, nil, s.callError(ctx, explain(e.admitted, err))
@@ -90,6 +98,9 @@ func (s *Server) createSession(ctx context.Context, w who, n *api.NewSession) (*
 		ID: o.id, Tenant: w.tenant, Place: at, Made: now.UTC(), Expires: now.Add(life).UTC(), Idle: idle, Limits: n.Limits,
 		Processes: calls.NewBook(filepath.Join(set.StateDir, "output"), life, s.shelf),
 	}
+	if o.parts != nil {
+		x.Parts, x.Asked = &policy.Parted.Parts, o.parts.Parts
+	}
 	s.rooms.Add(x)
 	kept = true
 	s.log.Info("session", "request", w.requestID, "tenant", w.tenant, "session", x.ID, "room", at.Kind())
@@ -99,6 +110,9 @@ func (s *Server) createSession(ctx context.Context, w who, n *api.NewSession) (*
 // inSession carries a call out in a session.
 func (s *Server) inSession(x *sessions.Session) way {
 	return func(ctx context.Context, turn *tenants.Turn, o *order, out sink) (*api.Answer, error) {
+		if o.parts != nil {
+			return nil, usage("overlay, snapshot, volumes and network are a session's, and not those of a command in it")
+		}
 		e, err := s.enter(ctx, turn, o)
 		if err != nil {
 			return nil, s.callError(ctx, err)
@@ -145,7 +159,7 @@ func describe(x *sessions.Session) api.Session {
 			running++
 		}
 	}
-	return api.Session{ID: x.ID, Made: x.Made, Expires: x.Expires, IdleMS: result.Milliseconds(x.Idle), Limits: x.Limits, Room: string(x.Place.Kind()), Processes: running}
+	return api.Session{ID: x.ID, Made: x.Made, Expires: x.Expires, IdleMS: result.Milliseconds(x.Idle), Limits: x.Limits, Room: string(x.Place.Kind()), Processes: running, Parts: x.Asked}
 }
 
 func (s *Server) defineSessions(a huma.API) {

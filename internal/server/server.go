@@ -48,6 +48,8 @@ type Server struct {
 	base context.Context // of all that runs; ends with the server
 	end  context.CancelCauseFunc
 
+	stores   sync.Mutex    // while a tenant's volumes are counted and made
+	packing  chan struct{} // has room for those snapshots that are taken at once
 	mu       sync.Mutex
 	draining bool
 	running  sync.WaitGroup // calls that were let begin
@@ -79,6 +81,9 @@ func New(c config.Config, tokens config.Tokens, source place.Source, log *slog.L
 	s.join = func(_ context.Context, tenant string, c tenants.Ceilings) (*tenants.Turn, error) {
 		return s.gate.Join(tenant, c)
 	}
+	const packing = 2 // each takes a processor, and memory for the compression
+	s.packing = make(chan struct{}, packing)
+	s.sweep()
 	s.base, s.end = context.WithCancelCause(context.Background())
 	s.spawn(s.expire)
 	return s, nil
@@ -125,8 +130,11 @@ const (
 
 // expire removes from time to time what is too old.
 func (s *Server) expire() {
-	const pause = time.Minute
-	for {
+	const (
+		pause = time.Minute
+		sweep = 60 // pauses
+	)
+	for n := 1; ; n++ {
 		select {
 		case <-s.base.Done():
 			return
@@ -134,6 +142,9 @@ func (s *Server) expire() {
 			err := s.Guard(s.base, func() error {
 				s.book.Expire(now)
 				s.keys.Expire(now)
+				if n%sweep == 0 {
+					s.sweep()
+				}
 				return s.files.Expire(now)
 			})
 			if err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/calls"
 	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/sandbox"
 )
 
 // Session is one of them.
@@ -26,9 +27,13 @@ type Session struct {
 	Expires    time.Time
 	Idle       time.Duration
 	Limits     api.Limits
+	Parts      *sandbox.Parts // of its sandbox, which end with the place; nil for none
+	Asked      api.Parts      // the same, as clients are told
 
 	ctx    context.Context // of all that runs in it
 	cancel context.CancelFunc
+
+	Capture sync.Mutex // one snapshot at a time
 
 	mu     sync.Mutex
 	users  int // that have something running, or read or write files

@@ -50,6 +50,12 @@ func (s *Store) List() (list []Info, err error) {
 	return list, nil
 }
 
+// Names lists all volumes, and locks none.
+func (s *Store) Names() ([]string, error) {
+	names, err := s.names()
+	return slices.DeleteFunc(names, func(name string) bool { return CheckName(name) != nil }), err
+}
+
 func (s *Store) names() ([]string, error) {
 	if s.fd < 0 {
 		return nil, nil

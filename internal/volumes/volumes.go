@@ -63,13 +63,18 @@ func wrong(format string, args ...any) error {
 	return &result.Error{Code: "volume", Message: fmt.Sprintf(format, args...)}
 }
 
-// Open opens the caller's store. With create it makes one if there is none; else that is an
-// empty one. The caller closes it.
+// Open opens the caller's store, see [OpenAt].
 func Open(create bool) (*Store, error) {
 	path, err := where()
 	if err != nil {
 		return nil, err
 	}
+	return OpenAt(path, create)
+}
+
+// OpenAt opens a store. With create it makes one if there is none; else that is an empty one. The
+// caller closes it.
+func OpenAt(path string, create bool) (*Store, error) {
 	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err := unix.Open(path, flags, 0)
 	if err == unix.ENOENT && !create {

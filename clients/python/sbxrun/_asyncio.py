@@ -6,7 +6,7 @@ import asyncio
 import http.client
 import io
 from types import TracebackType
-from typing import TYPE_CHECKING, AsyncIterator, List, Optional, Sequence, Type, Union
+from typing import TYPE_CHECKING, Any, AsyncIterator, Dict, List, Optional, Sequence, Type, Union
 
 from . import _wire
 from ._wire import Cell, Entry, Event, File, Language, Lost, Refused, Report, Request, Status
@@ -46,6 +46,13 @@ class AsyncClient:
 
     async def sessions(self) -> List[AsyncSession]:
         return [AsyncSession(self, s["id"]) for s in _wire.document(await self._ask(Request("GET", "/v1/sessions")))["sessions"]]
+
+    async def snapshots(self) -> List[Dict[str, Any]]:
+        return _wire.document(await self._ask(Request("GET", "/v1/snapshots")))["snapshots"]  # type: ignore[no-any-return]
+
+    async def remove_snapshot(self, id: str) -> None:
+        """Remove a snapshot by its id or name."""
+        await self._ask(Request("DELETE", "/v1/snapshots/" + _wire.quoted(id)))
 
     async def languages(self) -> List[Language]:
         return _wire.languages(await self._ask(Request("GET", "/v1/languages")))
@@ -287,6 +294,14 @@ class AsyncSession:
 
     async def unpack(self, archive: bytes) -> None:
         await self._client._ask(_wire.send_bytes("PUT", self._path + "/archive", archive, "application/x-tar"))
+
+    async def diff(self) -> Dict[str, Any]:
+        """Return what the session has changed in its overlay."""
+        return _wire.document(await self._client._ask(Request("GET", self._path + "/diff")))  # type: ignore[no-any-return]
+
+    async def snapshot(self, name: str = "", ttl: float = 0) -> Dict[str, Any]:
+        """Keep what the session has written to its overlay; ttl is in seconds."""
+        return _wire.document(await self._client._ask(_wire.snapshot_request(self._path, name, ttl)))  # type: ignore[no-any-return]
 
     async def end(self) -> None:
         """End the session and everything in it. A session that has already ended is not an error."""

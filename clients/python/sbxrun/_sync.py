@@ -6,7 +6,7 @@ import http.client
 import socket
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Iterator, List, Optional, Sequence, Tuple, Type, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple, Type, Union
 
 from . import _wire
 from ._wire import Cell, Entry, Event, File, Language, Lost, Refused, Report, Request, Status
@@ -66,6 +66,13 @@ class Client:
 
     def sessions(self) -> List[Session]:
         return [Session(self, s["id"]) for s in _wire.document(self._ask(Request("GET", "/v1/sessions")))["sessions"]]
+
+    def snapshots(self) -> List[Dict[str, Any]]:
+        return _wire.document(self._ask(Request("GET", "/v1/snapshots")))["snapshots"]  # type: ignore[no-any-return]
+
+    def remove_snapshot(self, id: str) -> None:
+        """Remove a snapshot by its id or name."""
+        self._ask(Request("DELETE", "/v1/snapshots/" + _wire.quoted(id)))
 
     def languages(self) -> List[Language]:
         return _wire.languages(self._ask(Request("GET", "/v1/languages")))
@@ -201,6 +208,14 @@ class Session:
 
     def unpack(self, archive: bytes) -> None:
         self._client._ask(_wire.send_bytes("PUT", self._path + "/archive", archive, "application/x-tar"))
+
+    def diff(self) -> Dict[str, Any]:
+        """Return what the session has changed in its overlay."""
+        return _wire.document(self._client._ask(Request("GET", self._path + "/diff")))  # type: ignore[no-any-return]
+
+    def snapshot(self, name: str = "", ttl: float = 0) -> Dict[str, Any]:
+        """Keep what the session has written to its overlay; ttl is in seconds."""
+        return _wire.document(self._client._ask(_wire.snapshot_request(self._path, name, ttl)))  # type: ignore[no-any-return]
 
     def end(self) -> None:
         """End the session and everything in it. A session that has already ended is not an error."""

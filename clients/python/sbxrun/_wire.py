@@ -75,7 +75,16 @@ class Language:
 Content = Union[str, bytes, File]
 
 
-class CallOptions(TypedDict, total=False):
+class Parts(TypedDict, total=False):
+    """What a sandbox has beside its workspace, if the server's configuration lets the tenant."""
+
+    overlay: Mapping[str, str]  # name, and path: /work
+    snapshot: str  # id or name of the one to begin from
+    volumes: Sequence[Mapping[str, Any]]  # name, path, read_only
+    network: Mapping[str, Sequence[str]]  # allow: hosts, as HOST or HOST:PORT
+
+
+class CallOptions(Parts, total=False):
     """What a call takes beside argv, or in its place code. Times are seconds; the rest is as in docs/api.md of sbxrun."""
 
     code: str
@@ -102,7 +111,7 @@ class CellOptions(TypedDict, total=False):
     key: str
 
 
-class SessionOptions(TypedDict, total=False):
+class SessionOptions(Parts, total=False):
     """What a session takes. Times are seconds."""
 
     limits: Mapping[str, Any]
@@ -255,6 +264,15 @@ def session_request(options: Mapping[str, Any]) -> Request:
     return send_json("/v1/sessions", _members(options))
 
 
+def snapshot_request(path: str, name: str, ttl: float) -> Request:
+    document: Dict[str, Any] = {}
+    if name:
+        document["name"] = name
+    if ttl:
+        document["ttl_ms"] = ttl * 1000
+    return send_json(path + "/snapshot", document)
+
+
 def output_request(path: str, stream: str, offset: int) -> Request:
     return Request("GET", f"{path}/output?follow=1&stream={stream}&from={offset}")
 
@@ -274,7 +292,7 @@ def _members(options: Mapping[str, Any]) -> Dict[str, Any]:
             name, value = name + "_ms", value * 1000
         elif isinstance(value, Mapping):
             value = dict(value)
-        elif name == "collect":
+        elif name in ("collect", "volumes"):
             value = list(value)
         document[name] = value
     return document

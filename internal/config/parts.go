@@ -1,0 +1,78 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"path/filepath"
+	"slices"
+
+	"github.com/sbxrun/sbxrun/internal/network"
+	"github.com/sbxrun/sbxrun/internal/proxy"
+	"github.com/sbxrun/sbxrun/internal/snapshots"
+	"github.com/sbxrun/sbxrun/internal/state"
+)
+
+// checkParts finds what is wrong with what sandboxes may have beside their workspaces.
+func (c *Config) checkParts() error {
+	if c.DataDir != "" && !path.IsAbs(c.DataDir) {
+		return fmt.Errorf("data_dir %q: want an absolute path", c.DataDir)
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Overlays)) {
+		if dir := c.Overlays[name]; !path.IsAbs(dir) || path.Clean(dir) == "/" || state.ValidName(name) != nil {
+			return fmt.Errorf("overlays.%s = %q: want a name of letters, digits, dots, dashes and underscores, and the absolute path of a directory, not /", name, dir)
+		}
+	}
+	check := func(where string, t Tenant) error {
+		for _, name := range t.Overlays {
+			if c.Overlays[name] == "" {
+				return fmt.Errorf("%s.overlays: there is no %q in [overlays]", where, name)
+			}
+		}
+		if t.Volumes < 0 {
+			return fmt.Errorf("%s.volumes: want 0 or more", where)
+		}
+		if len(t.Network) > 0 && c.Sandbox.Network == "host" {
+			return fmt.Errorf("%s.network: a list of hosts does not go with sandbox.network = \"host\", where all can be reached", where)
+		}
+		for _, word := range t.Network {
+			if r, err := network.ParseRule(word); err != nil {
+				return fmt.Errorf("%s.network: %w", where, err)
+			} else if err := proxy.CheckRule(r); err != nil {
+				return fmt.Errorf("%s.network: %w", where, err)
+			}
+		}
+		return nil
+	}
+	if err := check("tenant", c.Tenant); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Tenants)) {
+		if err := check("tenants."+name, c.Tenants[name]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Data is the directory of a tenant's volumes and snapshots. The names of tenants are checked, and
+// are those of directories.
+func (c *Config) Data(tenant string) (string, error) {
+	dir := c.DataDir
+	if dir == "" {
+		own, err := snapshots.Dir()
+		if err != nil {
+			return "", err
+		}
+		dir = filepath.Join(filepath.Dir(own), "serve")
+	}
+	return filepath.Join(dir, tenant), nil
+}
+
+// Within reports whether a tenant may have a host on a list.
+func (t Tenant) Within(r network.Rule) bool {
+	return slices.ContainsFunc(t.Network, func(word string) bool {
+		most, err := network.ParseRule(word) // they were checked
+		return err == nil && proxy.Covers(most, r)
+	})
+}

@@ -1,0 +1,232 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/files"
+	"github.com/sbxrun/sbxrun/internal/network"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/snapshots"
+	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/internal/values"
+	"github.com/sbxrun/sbxrun/internal/volumes"
+)
+
+// Parts are what a sandbox has beside its room. Whoever makes one takes these steps, in this order:
+//
+//	List, Use, From    while its policy is made
+//	Begin              before the room is built
+//	Held               when it is built, and nothing of the command has run
+//	End                when nothing of the sandbox is left, or if it comes to nothing
+//
+// The zero Parts, and nil, are none. If the process is killed the kernel ends them: locks go with
+// their descriptors, the keeper's included, the proxy with its keeper, and layers in memory with
+// the last mount of them.
+type Parts struct {
+	Files *files.Files // nil if nothing is put or got
+
+	// Overlays are those of the room, from Held to End, in the order of the policy.
+	Overlays []*room.Overlay
+	// Layers are those of a snapshot, the lowest first, that lie below what is written, by the
+	// destinations of overlays.
+	Layers  map[string][]state.Layer
+	Cgroups []string // directories of the room's own, of one that stays
+
+	mu      sync.Mutex // of the overlays, for Look and End
+	spec    network.Spec
+	proxy   *network.Proxy // nil if nothing of a network is listed
+	volumes []*volumes.Volume
+	held    map[string]*snapshots.Unpacked
+	lower   map[string][]string // their directories
+}
+
+// Volume is a volume as a sandbox is to show it.
+type Volume struct {
+	Name, Dest string
+	ReadOnly   bool
+}
+
+// List gives a sandbox what of a network is listed. The variables that tell programs of the proxy
+// are the caller's to add.
+func (p *Parts) List(spec network.Spec, pol *room.Policy) error {
+	if pol.Network == room.NetHost && spec.Wanted() {
+		return errors.New("--publish and --connect are for a sandbox with a network of its own; with --net host its ports are the host's")
+	}
+	p.spec = spec
+	return spec.Check()
+}
+
+// Variables are those that tell programs of the proxy.
+func (p *Parts) Variables() (vars []values.Var) {
+	for _, pair := range p.spec.Variables() {
+		name, value, _ := strings.Cut(pair, "=")
+		vars = append(vars, values.Var{Name: name, Value: value})
+	}
+	return vars
+}
+
+// Use locks volumes, and adds them to a policy for a sandbox that caller makes. A [volumes.BusyError]
+// says that somebody has one.
+func (p *Parts) Use(store *volumes.Store, list []Volume, pol *room.Policy) error {
+	var owner *proc.Cred // of new ones
+	if pol.User != nil && pol.User.UID != 0 && os.Geteuid() == 0 {
+		owner = &proc.Cred{UID: pol.User.UID, GID: pol.User.GID}
+	}
+	for _, use := range list {
+		if slices.ContainsFunc(p.volumes, func(v *volumes.Volume) bool { return v.Name == use.Name }) {
+			return &result.Error{Code: "usage", Message: fmt.Sprintf("the volume %q is given twice", use.Name)}
+		}
+		v, err := store.Use(use.Name, !use.ReadOnly, owner)
+		if err != nil {
+			return err
+		}
+		p.volumes = append(p.volumes, v)
+		pol.Hold = append(pol.Hold, v.Lock)
+		m := room.Mount{Kind: room.ReadWrite, Source: v.Path, Dest: use.Dest}
+		if use.ReadOnly {
+			m.Kind, m.Owned = room.ReadOnly, true
+		}
+		pol.Mounts = append(pol.Mounts, m)
+	}
+	return nil
+}
+
+// From adds to a policy the overlays of a snapshot, over the directories that it has there already
+// or else over those that they were over, with the snapshot's layers below what will be written.
+// Those that are not unpacked yet are; upper is where what is written to added ones is kept on disk.
+func (p *Parts) From(ctx context.Context, store *snapshots.Store, m *snapshots.Manifest, pol *room.Policy, c room.Caller, upper string) (err error) {
+	if pol.Workdir == "" && pol.Cwd == "" {
+		pol.Workdir = m.Workdir
+	}
+	user := pol.Outside(c)
+	if p.held, err = store.Hold(ctx, m, user.UID, user.GID); err != nil {
+		return err
+	}
+	p.Layers, p.lower = map[string][]state.Layer{}, map[string][]string{}
+	for _, t := range m.Trees {
+		i := slices.IndexFunc(pol.Mounts, func(m room.Mount) bool { return m.Dest == t.Dest && m.Kind == room.Overlaid })
+		if i < 0 {
+			i = len(pol.Mounts)
+			pol.Mounts = append(pol.Mounts, room.Mount{Kind: room.Overlaid, Source: t.Source, Dest: t.Dest, Upper: upper})
+		}
+		p.Layers[t.Dest] = t.Layers
+		for _, l := range t.Layers {
+			p.lower[t.Dest] = slices.Insert(p.lower[t.Dest], 0, p.held[l.SHA256].Path)
+		}
+		pol.Mounts[i].Lower = p.lower[t.Dest]
+	}
+	return nil
+}
+
+// Begin starts what the room must find; cred is who the sandbox runs as.
+func (p *Parts) Begin(cred *proc.Cred) (err error) {
+	if p != nil && p.spec.Wanted() {
+		p.proxy, err = network.Start(p.spec, cred)
+	}
+	return err
+}
+
+// Held gives its parts to a room that is built, and whose overlays are set. PID 1 of it stays the
+// caller's.
+func (p *Parts) Held(ctx context.Context, init *proc.Process, cred *proc.Cred) error {
+	if p == nil {
+		return nil
+	}
+	if p.proxy != nil {
+		if err := p.proxy.Serve(ctx, init); err != nil {
+			return err
+		}
+	}
+	if p.Files != nil {
+		return p.Files.Held(init, cred)
+	}
+	return nil
+}
+
+// Look opens the layers of the overlays anew, for reading while commands write to them. The caller
+// closes what it gets, which is nothing after the sandbox's end.
+func (p *Parts) Look() (list []*room.Overlay, err error) {
+	if p == nil {
+		return nil, nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, o := range p.Overlays {
+		var fd int
+		if fd, err = proc.Duplicate(o.Layer); err != nil {
+			break
+		}
+		again := &room.Overlay{Source: o.Source, Dest: o.Dest, Since: o.Since, Upper: o.Upper, Layer: os.NewFile(uintptr(fd), "layer")}
+		list = append(list, again)
+	}
+	if err != nil {
+		closeOverlays(list)
+		return nil, err
+	}
+	return list, nil
+}
+
+// Lower are the directories of a snapshot's layers below what is written to an overlay, the
+// uppermost first.
+func (p *Parts) Lower(dest string) []string { return p.lower[dest] }
+
+func closeOverlays(list []*room.Overlay) {
+	for _, o := range list {
+		o.Close()
+	}
+}
+
+// Listed reports whether hosts are listed, and so none but them can be reached.
+func (p *Parts) Listed() bool { return p != nil && p.spec.Proxied }
+
+// Network reports whether anything of a network is listed.
+func (p *Parts) Network() bool { return p != nil && p.spec.Wanted() }
+
+// Published is what leads into the sandbox.
+func (p *Parts) Published() []result.ReportPublished {
+	if p == nil {
+		return nil
+	}
+	return p.proxy.Published()
+}
+
+// Picked are the published ports that nobody has named.
+func (p *Parts) Picked() []result.ReportPublished {
+	if p == nil || p.proxy == nil {
+		return nil
+	}
+	return p.proxy.Picked()
+}
+
+// End gives all parts up, and returns when nothing of them is left: what was written to volumes is
+// on the disk then, unless left says otherwise. It may be called again, and on nil. used is what
+// became of the network; nil if nothing is listed.
+func (p *Parts) End() (used *result.ReportNetwork, left []error) {
+	if p == nil {
+		return nil, nil
+	}
+	for _, v := range p.volumes {
+		if err := v.Sync(); err != nil {
+			left = append(left, err)
+		}
+		v.Close()
+	}
+	p.mu.Lock()
+	closeOverlays(p.Overlays)
+	p.Overlays = nil
+	p.mu.Unlock()
+	for _, u := range p.held {
+		u.Close() // nothing was written
+	}
+	p.volumes, p.held = nil, nil
+	p.Files.Close()
+	return p.proxy.End(), left
+}

@@ -1,0 +1,233 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/internal/network"
+	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/proxy"
+	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/sandbox"
+	"github.com/sbxrun/sbxrun/internal/snapshots"
+	"github.com/sbxrun/sbxrun/internal/volumes"
+)
+
+// overlayPath is where an overlay is shown unless that is said.
+const overlayPath = "/work"
+
+// parts are those of a sandbox, checked: nothing was opened or locked for them.
+type parts struct {
+	api.Parts
+	data    string // the tenant's directory
+	overlay string // the server's directory
+	spec    network.Spec
+	volumes []sandbox.Volume
+}
+
+// checkParts finds what is wrong with the parts that a client asks for, and what the tenant may not
+// have. It is nil if there are none.
+func checkParts(set *settings, tenant string, t config.Tenant, asked api.Parts) (*parts, error) {
+	if asked.Overlay == nil && asked.Snapshot == "" && len(asked.Volumes) == 0 && asked.Network == nil {
+		return nil, nil
+	}
+	p := &parts{Parts: asked}
+	var err error
+	if p.data, err = set.Data(tenant); err != nil {
+		return nil, err
+	}
+	if o := asked.Overlay; o != nil {
+		if !slices.Contains(t.Overlays, o.Name) {
+			return nil, mayNot("overlay", fmt.Sprintf("have the overlay %.64q", o.Name))
+		}
+		at := api.Overlay{Name: o.Name, Path: overlayPath}
+		if o.Path != "" {
+			if at.Path, err = destination("overlay", o.Path); err != nil {
+				return nil, err
+			}
+		}
+		p.Overlay, p.overlay = &at, set.Overlays[o.Name]
+	}
+	if asked.Snapshot != "" && t.Snapshots == 0 {
+		return nil, mayNot("snapshots", "have snapshots")
+	}
+	if len(asked.Volumes) > 0 && t.Volumes == 0 {
+		return nil, mayNot("volumes", "have volumes")
+	}
+	for _, v := range asked.Volumes {
+		if err := volumes.CheckName(v.Name); err != nil {
+			return nil, err
+		}
+		dest, err := destination("volume", v.Path)
+		if err != nil {
+			return nil, err
+		}
+		if p.Overlay != nil && (room.Within(dest, p.Overlay.Path) || room.Within(p.Overlay.Path, dest)) {
+			return nil, usage("volume: %s is within the overlay, or the overlay within it", dest)
+		}
+		p.volumes = append(p.volumes, sandbox.Volume{Name: v.Name, Dest: dest, ReadOnly: v.ReadOnly})
+	}
+	if asked.Network != nil {
+		if set.Sandbox.Network == "host" {
+			return nil, usage("network: the sandboxes of this server have its own network, and no list")
+		}
+		p.spec.Proxied = true
+		for _, word := range asked.Network.Allow {
+			r, err := network.ParseRule(word)
+			if err == nil {
+				err = proxy.CheckRule(r)
+			}
+			if err != nil {
+				return nil, usage("network.allow: %v", err)
+			}
+			if !t.Within(r) {
+				return nil, mayNot("network", fmt.Sprintf("reach %.100q", word))
+			}
+			p.spec.Allow = append(p.spec.Allow, r)
+		}
+	}
+	return p, nil
+}
+
+// mayNot says that a tenant may not have something, whether or not it exists.
+func mayNot(key, what string) error {
+	return api.NewError(api.Policy, "the tenant may not "+what, "the server's configuration says what it may: "+key+" of [tenant]")
+}
+
+// destination checks where something is to be shown. The workspace is that of the files interface.
+func destination(what, at string) (string, error) {
+	dest, err := room.CleanDest(at)
+	if err == nil && (room.Within(dest, room.Home) || room.Within(room.Home, dest)) {
+		err = fmt.Errorf("%s is the workspace, or part of it", dest)
+	}
+	if err != nil {
+		return "", usage("%s: %v", what, err)
+	}
+	return dest, nil
+}
+
+// parted makes the policy of a place with parts: volumes are locked, and layers unpacked and held.
+// Whoever gets it ends the parts.
+func (s *Server) parted(ctx context.Context, set *settings, t config.Tenant, p *parts) (_ *place.Parted, err error) {
+	out := &place.Parted{}
+	defer func() {
+		if err != nil {
+			out.Parts.End()
+		}
+	}()
+	if out.Policy, err = place.Outline(set.policy.Policy); err != nil {
+		return nil, err
+	}
+	if p.spec.Wanted() {
+		if err := out.Parts.List(p.spec, &out.Policy); err != nil {
+			return nil, err
+		}
+		for _, v := range out.Parts.Variables() {
+			out.Env.Put(v)
+		}
+	}
+	if p.Overlay != nil {
+		out.Mounts = append(out.Mounts, room.Mount{Kind: room.Overlaid, Source: p.overlay, Dest: p.Overlay.Path})
+	}
+	if p.Snapshot != "" {
+		if err := s.from(ctx, set, t, p, out); err != nil {
+			return nil, err
+		}
+	}
+	if len(p.volumes) > 0 {
+		if err := s.use(t, p, out); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// from begins with the state of a snapshot. Its overlay is over a directory that the tenant may have
+// still.
+func (s *Server) from(ctx context.Context, set *settings, t config.Tenant, p *parts, out *place.Parted) error {
+	store, err := snapshots.Look(filepath.Join(p.data, snapshotsDir))
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	m, err := findSnapshot(store, p.Snapshot)
+	if err != nil {
+		return err
+	}
+	tree := m.Trees[0] // of a session there is one
+	if len(m.Trees) > 1 {
+		return usage("the snapshot has %d overlays, and a session has one", len(m.Trees))
+	}
+	if p.Overlay == nil {
+		i := slices.IndexFunc(t.Overlays, func(name string) bool {
+			real, err := filepath.EvalSymlinks(set.Overlays[name])
+			return err == nil && real == tree.Source
+		})
+		if i < 0 {
+			return mayNot("overlays", "have the directory any more that the snapshot was over")
+		}
+		p.Overlay = &api.Overlay{Name: t.Overlays[i], Path: tree.Dest}
+	} else if p.Overlay.Path != tree.Dest {
+		return usage("the overlay of the snapshot is at %s, and not at %s", tree.Dest, p.Overlay.Path)
+	}
+	p.Snapshot = m.ID
+	return out.Parts.From(ctx, store, m, &out.Policy, place.Caller(), "")
+}
+
+// use locks volumes, of which a tenant may have so many.
+func (s *Server) use(t config.Tenant, p *parts, out *place.Parted) error {
+	store, err := volumes.OpenAt(filepath.Join(p.data, volumesDir), true)
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	s.stores.Lock() // or two would make the last one
+	defer s.stores.Unlock()
+	names, err := store.Names()
+	if err != nil {
+		return err
+	}
+	for _, v := range p.volumes {
+		if !slices.Contains(names, v.Name) {
+			names = append(names, v.Name)
+		}
+	}
+	if len(names) > t.Volumes {
+		return api.NewError(api.Quota, fmt.Sprintf("the tenant may have %d volumes", t.Volumes), "DELETE /v1/volumes/{name} removes one")
+	}
+	return busyVolume(out.Parts.Use(store, p.volumes, &out.Policy))
+}
+
+func busyVolume(err error) error {
+	if busy := (*volumes.BusyError)(nil); errors.As(err, &busy) {
+		return api.NewError(api.BusyVolume, busy.Error(), "one sandbox can write to a volume, or several read it (read_only)")
+	}
+	return err
+}
+
+// removeVolume removes one that there is.
+func (s *Server) removeVolume(store *volumes.Store, name string) error {
+	names, err := store.Names()
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(names, name) {
+		return api.NewError(api.NoSuchVolume, fmt.Sprintf("there is no volume %.80q", name), "GET /v1/volumes lists them")
+	}
+	return busyVolume(store.Remove(name))
+}
+
+// findSnapshot is a tenant's snapshot, by id or name.
+func findSnapshot(store *snapshots.Store, name string) (*snapshots.Manifest, error) {
+	m, err := store.Find(name)
+	if e := (*result.Error)(nil); errors.As(err, &e) && e.Code == "not-found" {
+		return nil, api.NewError(api.NoSuchSnap, e.Message, "GET /v1/snapshots lists them")
+	}
+	return m, err
+}

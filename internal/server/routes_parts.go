@@ -1,0 +1,347 @@
+package server
+
+import (
+	"context"
+	"net/http"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/capture"
+	"github.com/sbxrun/sbxrun/internal/overlay"
+	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/sessions"
+	"github.com/sbxrun/sbxrun/internal/snapshots"
+	"github.com/sbxrun/sbxrun/internal/volumes"
+)
+
+// Directories below a tenant's.
+const (
+	snapshotsDir = "snapshots" // as package snapshots has it below the directory of data
+	volumesDir   = "volumes"
+)
+
+// look opens the overlay of a session, while it is used. What depends on a client must end with the
+// context.
+func (s *Server) look(ctx context.Context, id string) (x *sessions.Session, o *room.Overlay, both context.Context, release func(), err error) {
+	x, both, free, err := s.used(ctx, id)
+	if err != nil {
+		return nil, nil, nil, nil, err
+	}
+	list, err := x.Parts.Look()
+	switch {
+	case err != nil:
+	case x.Asked.Overlay == nil:
+		err = usage("the session has no overlay")
+	case len(list) == 0:
+		err = errEnded
+	}
+	if err != nil {
+		free()
+		return nil, nil, nil, nil, err
+	}
+	return x, list[0], both, func() {
+		list[0].Close()
+		free()
+	}, nil
+}
+
+// Bounds of a comparison: of the memory for the changes, and what their JSON takes in addition,
+// which has up to six bytes for each of a name.
+const (
+	mostChanges = 16 << 20
+	perChange   = 512 // beside its path
+	diffMemory  = 8 * mostChanges
+)
+
+func (s *Server) diff(ctx context.Context, q Request, id string) (*streamed, error) {
+	if err := s.Hold(ctx, diffMemory); err != nil {
+		return nil, err
+	}
+	x, o, both, release, err := s.look(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	end := release
+	defer func() { end() }()
+	tree, err := overlay.Open(o.Layer, o.Source, o.Since, x.Parts.Lower(o.Dest)...)
+	if err != nil {
+		return nil, err
+	}
+	end = func() {
+		tree.Close()
+		release()
+	}
+	tree.Entries, tree.Text = mostChanges/perChange, mostChanges/2
+	changes, warnings, err := tree.Changes()
+	if err != nil {
+		return nil, err
+	}
+	if changes == nil {
+		changes = []overlay.Change{}
+	}
+	later := end
+	end = func() {} // the answer's
+	return &streamed{func(huma.Context) {
+		defer later()
+		defer q.w.(*patient).out.until(both)()
+		if strings.Contains(q.r.Header.Get("Accept"), "application/x-tar") {
+			q.w.Header().Set("Content-Type", "application/x-tar")
+			if err := tree.Tar(writing{both, q.w}, changes); err != nil {
+				panic(http.ErrAbortHandler) // a part must not look like all of it
+			}
+			return
+		}
+		sum := overlay.Sum(changes)
+		out := api.Diff{Path: x.Asked.Overlay.Path, Changes: changes, Count: sum.Count, Bytes: sum.Bytes}
+		for _, w := range warnings {
+			out.Warnings = append(out.Warnings, w.Error())
+		}
+		writeJSON(q.w, http.StatusOK, out)
+	}}, nil
+}
+
+// Snapshot keeps what was written to a session's overlay.
+func (s *Server) Snapshot(ctx context.Context, id string, n api.NewSnapshot) (*api.Snapshot, error) {
+	set := s.settings.Load()
+	tenant := whose(ctx).tenant
+	quota := int64(set.Of(tenant).Snapshots)
+	if quota == 0 {
+		return nil, mayNot("snapshots", "have snapshots")
+	}
+	if err := s.begin(); err != nil {
+		return nil, err
+	}
+	defer s.running.Done()
+	x, o, both, release, err := s.look(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	if !x.Capture.TryLock() {
+		return nil, api.NewError(api.BusySession, "a snapshot of this session is being taken", "try again when it is")
+	}
+	defer x.Capture.Unlock()
+	select {
+	case s.packing <- struct{}{}:
+		defer func() { <-s.packing }()
+	case <-both.Done():
+		return nil, errEnded
+	}
+	m, err := snapshots.NewManifest(n.Name, milliseconds(n.TTLMS))
+	if err != nil {
+		return nil, err
+	}
+	data, err := set.Data(tenant)
+	if err != nil {
+		return nil, err
+	}
+	store, err := snapshots.Open(filepath.Join(data, snapshotsDir))
+	if err != nil {
+		return nil, err
+	}
+	defer store.Close()
+	m.Workdir = room.Home
+	from := capture.Source{Overlays: []*room.Overlay{o}, Layers: x.Parts.Layers, Cgroups: x.Parts.Cgroups}
+	if err := capture.Take(store, m, from, quota); err != nil {
+		return nil, err
+	}
+	s.log.Info("snapshot", "request", whose(ctx).requestID, "tenant", tenant, "session", x.ID, "snapshot", m.ID, "size", m.Size())
+	out := shown(m)
+	out.Session = x.ID
+	return &out, nil
+}
+
+func shown(m *snapshots.Manifest) api.Snapshot {
+	t := m.Trees[0]
+	return api.Snapshot{ID: m.ID, Name: m.Name, Made: m.CreatedAt, Expires: m.ExpiresAt, Path: t.Dest, Layers: len(t.Layers), Size: m.Size(), Frozen: m.Frozen, LeftOut: m.LeftOut}
+}
+
+// snapshotsOf opens the snapshots of the tenant of a request.
+func (s *Server) snapshotsOf(ctx context.Context) (*snapshots.Store, error) {
+	data, err := s.settings.Load().Data(whose(ctx).tenant)
+	if err != nil {
+		return nil, err
+	}
+	return snapshots.Look(filepath.Join(data, snapshotsDir))
+}
+
+// volumesOf opens the volumes of the tenant of a request.
+func (s *Server) volumesOf(ctx context.Context) (*volumes.Store, error) {
+	data, err := s.settings.Load().Data(whose(ctx).tenant)
+	if err != nil {
+		return nil, err
+	}
+	return volumes.OpenAt(filepath.Join(data, volumesDir), false)
+}
+
+// sweep removes what servers have left behind that were killed, and what has expired.
+func (s *Server) sweep() {
+	data, err := s.settings.Load().Data("")
+	if err != nil {
+		return // nobody has any, then
+	}
+	for _, kind := range []string{snapshotsDir, volumesDir} {
+		dirs, _ := filepath.Glob(filepath.Join(data, "*", kind)) // the pattern is one
+		for _, dir := range dirs {
+			if kind == snapshotsDir {
+				err = sweepSnapshots(dir)
+			} else {
+				err = sweepVolumes(dir)
+			}
+			if err != nil {
+				s.log.Warn("what was left behind", "directory", dir, "error", err)
+			}
+		}
+	}
+}
+
+func sweepSnapshots(dir string) error {
+	store, err := snapshots.Look(dir)
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	var errs []error
+	for _, l := range store.Sweep(false) {
+		errs = append(errs, l.Err)
+	}
+	return result.All(errs...)
+}
+
+func sweepVolumes(dir string) error {
+	store, err := volumes.OpenAt(dir, false)
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	list, err := store.Leftovers(time.Now())
+	errs := []error{err}
+	for _, l := range list {
+		errs = append(errs, store.Discard(l))
+	}
+	return result.All(errs...)
+}
+
+func (s *Server) defineParts(a huma.API) {
+	none := []api.Code{api.NoSuchSession, api.Ended}
+	diff := content(a, "The changes; as a tar, a layer of an OCI image, in which .wh.NAME is deleted", map[string]reflect.Type{"application/json": reflect.TypeFor[api.Diff]()})
+	diff.Content["application/x-tar"] = &huma.MediaType{Schema: &huma.Schema{Type: "string", Format: "binary"}}
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "diff", Method: http.MethodGet, Path: "/v1/sessions/{id}/diff", Summary: "Tell what a session has changed in its overlay",
+		Description: "Compared with the server's directory as it is now. With Accept: application/x-tar, what was added and changed with its content.",
+		Responses:   map[string]*huma.Response{"200": diff},
+	}, append(none, api.TooLarge, api.Quota)...), func(ctx context.Context, q *struct {
+		Request
+		SessionPath
+	}) (*streamed, error) {
+		out, err := s.diff(ctx, q.Request, q.ID)
+		if err != nil {
+			return nil, api.AsError(err)
+		}
+		return out, nil
+	})
+
+	type one struct {
+		Status int
+		Body   *api.Snapshot
+	}
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "takeSnapshot", Method: http.MethodPost, Path: "/v1/sessions/{id}/snapshot", Summary: "Keep what a session has written to its overlay", DefaultStatus: http.StatusCreated,
+		Description: "The session goes on. Others can begin from there, when this one has ended, too.",
+	}, append(none, api.TooLarge, api.MediaType, api.Policy, api.BusySession, api.NameInUse, api.Draining, api.QuotaDisk)...), func(ctx context.Context, q *struct {
+		Request
+		SessionPath
+		Body api.NewSnapshot
+	}) (*one, error) {
+		out, err := s.Snapshot(ctx, q.ID, q.Body)
+		if err != nil {
+			return nil, api.AsError(err)
+		}
+		return &one{http.StatusCreated, out}, nil
+	})
+
+	type list struct{ Body api.Snapshots }
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "listSnapshots", Method: http.MethodGet, Path: "/v1/snapshots", Summary: "List the snapshots, the oldest first",
+	}), func(ctx context.Context, _ *struct{}) (*list, error) {
+		store, err := s.snapshotsOf(ctx)
+		if err != nil {
+			return nil, api.AsError(err)
+		}
+		defer store.Close()
+		all, wrong := store.List()
+		if len(all) == 0 && len(wrong) > 0 {
+			return nil, api.AsError(wrong[0])
+		}
+		out := &list{api.Snapshots{Snapshots: []api.Snapshot{}}}
+		for _, m := range all {
+			if !m.Expired(time.Now()) {
+				out.Body.Snapshots = append(out.Body.Snapshots, shown(m))
+			}
+		}
+		return out, nil
+	})
+
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "deleteSnapshot", Method: http.MethodDelete, Path: "/v1/snapshots/{id}", Summary: "Remove a snapshot", DefaultStatus: http.StatusNoContent,
+		Description: "Sessions that began from it go on.",
+	}, api.NoSuchSnap), func(ctx context.Context, q *struct {
+		ID string `path:"id" maxLength:"64" doc:"Id or name"`
+	}) (*struct{}, error) {
+		store, err := s.snapshotsOf(ctx)
+		if err != nil {
+			return nil, api.AsError(err)
+		}
+		defer store.Close()
+		m, err := findSnapshot(store, q.ID)
+		if err == nil {
+			err = store.Remove(m)
+		}
+		if err != nil {
+			return nil, api.AsError(err)
+		}
+		return nil, nil
+	})
+
+	type volumeList struct{ Body api.Volumes }
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "listVolumes", Method: http.MethodGet, Path: "/v1/volumes", Summary: "List the volumes",
+	}), func(ctx context.Context, _ *struct{}) (*volumeList, error) {
+		store, err := s.volumesOf(ctx)
+		if err != nil {
+			return nil, api.AsError(err)
+		}
+		defer store.Close()
+		names, err := store.Names()
+		if err != nil {
+			return nil, api.AsError(err)
+		}
+		out := &volumeList{api.Volumes{Volumes: []api.VolumeInfo{}}}
+		for _, name := range names {
+			out.Body.Volumes = append(out.Body.Volumes, api.VolumeInfo{Name: name})
+		}
+		return out, nil
+	})
+
+	huma.Register(a, s.operation(a, huma.Operation{
+		OperationID: "deleteVolume", Method: http.MethodDelete, Path: "/v1/volumes/{name}", Summary: "Remove a volume that nobody uses, and all that is in it", DefaultStatus: http.StatusNoContent,
+	}, api.NoSuchVolume, api.BusyVolume), func(ctx context.Context, q *struct {
+		Name string `path:"name" maxLength:"63"`
+	}) (*struct{}, error) {
+		store, err := s.volumesOf(ctx)
+		if err != nil {
+			return nil, api.AsError(err)
+		}
+		defer store.Close()
+		if err := s.removeVolume(store, q.Name); err != nil {
+			return nil, api.AsError(err)
+		}
+		return nil, nil
+	})
+}

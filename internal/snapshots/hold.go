@@ -1,0 +1,80 @@
+package snapshots
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+)
+
+// Hold holds the layers of a snapshot, by hash, unpacked for a user. sbxrund, which is beside this
+// program or is this program, unpacks them, if nobody has in this boot.
+func (s *Store) Hold(ctx context.Context, m *Manifest, uid, gid uint32) (map[string]*Unpacked, error) {
+	for range 3 { // cleanup may take one away before it is held
+		held, err := s.holdAll(m, uid, gid)
+		if err == nil || !errors.Is(err, fs.ErrNotExist) {
+			return held, err
+		}
+		if err := s.unpack(ctx, m, uid, gid); err != nil {
+			return nil, err
+		}
+	}
+	return nil, errors.New("the layers of snapshot " + m.Title() + " are removed as often as they are unpacked")
+}
+
+func (s *Store) holdAll(m *Manifest, uid, gid uint32) (_ map[string]*Unpacked, err error) {
+	held := map[string]*Unpacked{}
+	defer func() {
+		if err != nil {
+			for _, u := range held {
+				u.Close()
+			}
+		}
+	}()
+	for _, t := range m.Trees {
+		for _, l := range t.Layers {
+			if held[l.SHA256] == nil {
+				u, err := s.Unpacked(Key(l, uid, gid))
+				if err != nil {
+					return nil, err
+				}
+				held[l.SHA256] = u
+			}
+		}
+	}
+	return held, nil
+}
+
+// unpack has sbxrund unpack a snapshot.
+func (s *Store) unpack(ctx context.Context, m *Manifest, uid, gid uint32) error {
+	self, err := os.Readlink("/proc/self/exe")
+	if err != nil {
+		return err
+	}
+	server := filepath.Join(filepath.Dir(self), "sbxrund")
+	args := []string{UnpackWord, m.ID}
+	if os.Geteuid() == 0 {
+		args = append(args, strconv.Itoa(int(uid)), strconv.Itoa(int(gid)))
+	}
+	c := exec.CommandContext(ctx, server, args...)
+	c.Env = append(os.Environ(), "SBXRUN_DATA_DIR="+filepath.Dir(s.path)) // see Dir
+	var said bytes.Buffer
+	c.Stderr = &said
+	err = c.Run()
+	if failed := (*exec.ExitError)(nil); errors.As(err, &failed) {
+		text := strings.TrimPrefix(strings.TrimSpace(said.String()), "sbxrun: error: ")
+		return &result.Error{Code: "snapshot", Message: "cannot unpack snapshot " + m.Title() + ": " + text, Err: err}
+	}
+	if err != nil {
+		return &result.Error{Code: "setup", Message: "cannot execute " + server + ": " + err.Error(), Err: err,
+			Hint: "install sbxrund beside sbxrun: packages and archives contain both; go install builds it from cmd/sbxrund"}
+	}
+	return nil
+}

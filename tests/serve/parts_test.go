@@ -1,0 +1,495 @@
+package serve
+
+import (
+	"archive/tar"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// What a session has beside its workspace: overlay, snapshot, volumes, network.
+
+// app makes a directory for overlays, and the configuration of a server whose tenants may have all
+// there is.
+func app(t *testing.T) (dir, config string) {
+	t.Helper()
+	top := harness.Dir(t)
+	dir = filepath.Join(top, "app")
+	harness.Must(t, os.MkdirAll(filepath.Join(dir, "sub"), 0o755))
+	harness.Must(t, os.WriteFile(filepath.Join(dir, "list"), []byte("one\ntwo\n"), 0o644))
+	harness.Must(t, os.WriteFile(filepath.Join(dir, "sub/deep"), []byte("deep\n"), 0o644))
+	return dir, fmt.Sprintf("data_dir = %q\n[overlays]\napp = %q\nother = %q\n[tenant]\noverlays = [\"app\"]\nvolumes = 2\nsnapshots = \"64M\"\nnetwork = [\"localhost:%d\", \"*.example.org\", \"10.0.0.0/8:5432\"]\n",
+		filepath.Join(top, "data"), dir, top, port(t))
+}
+
+func port(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	harness.Must(t, err)
+	web := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "hello from outside") })}
+	go web.Serve(l)
+	t.Cleanup(func() { web.Close() })
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// want runs a command line in a session, or anywhere, and compares what it prints.
+func (s *server) want(path, line, out string) {
+	s.t.Helper()
+	a := s.call(path, sh(line))
+	if text(a.Stdout) != out || a.ExitCode != 0 {
+		s.t.Errorf("%s: %d %q %q, want %q", line, a.ExitCode, text(a.Stdout), text(a.Stderr), out)
+	}
+}
+
+func (s *server) diffOf(path string) (d api.Diff) {
+	s.t.Helper()
+	status, b := s.ask(http.MethodGet, path+"/diff", nil)
+	if err := json.Unmarshal(b, &d); status != 200 || err != nil {
+		s.t.Fatalf("%d %s", status, b)
+	}
+	return d
+}
+
+// TestOverlay: a session writes to a directory of the server's, and that stays as it is.
+func TestOverlay(t *testing.T) {
+	t.Parallel()
+	dir, config := app(t)
+	s := serve(t, config)
+	path := s.session(`{"overlay":{"name":"app"}}`)
+	s.want(path+"/exec", "cd /work && cat list && sed -i s/two/three/ list && rm -r sub && echo new >added && ln -s list link && cat list", "one\ntwo\none\nthree\n")
+	b, err := os.ReadFile(filepath.Join(dir, "list"))
+	harness.Must(t, err)
+	if _, err := os.Stat(filepath.Join(dir, "sub/deep")); string(b) != "one\ntwo\n" || err != nil {
+		t.Errorf("the original was changed: %q %v", b, err)
+	}
+	d := s.diffOf(path)
+	var got []string
+	for _, c := range d.Changes {
+		got = append(got, fmt.Sprint(c.Kind, " ", c.Type, " ", c.Path))
+	}
+	want := []string{"added file added", "added link link", "changed file list", "deleted directory sub"}
+	if !slices.Equal(got, want) || d.Path != "/work" || d.Count != 4 || d.Bytes != int64(len("new\n")+len("one\nthree\n")) {
+		t.Errorf("%q %+v, want %q", got, d, want)
+	}
+	status, b := s.ask(http.MethodGet, path+"/diff", nil, "Accept", "application/x-tar")
+	names := map[string]string{}
+	for r := tar.NewReader(bytes.NewReader(b)); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		harness.Must(t, err)
+		body, err := io.ReadAll(r)
+		harness.Must(t, err)
+		names[h.Name] = string(body)
+	}
+	if status != 200 || len(names) != 4 || names["list"] != "one\nthree\n" || names["added"] != "new\n" {
+		t.Errorf("%d %q", status, names)
+	}
+	// Another session begins from the original; what a client asked for is told.
+	other := s.session(`{"overlay":{"name":"app","path":"/srv/app"}}`)
+	s.want(other+"/exec", "cat /srv/app/list", "one\ntwo\n")
+	if _, b := s.ask(http.MethodGet, other, nil); !strings.Contains(string(b), `"overlay":{"name":"app","path":"/srv/app"}`) {
+		t.Errorf("%s", b)
+	}
+	plain := s.session(`{}`)
+	if _, e := s.refused(http.MethodGet, plain+"/diff", nil); e.Failure.Code != api.Usage {
+		t.Errorf("%+v", e)
+	}
+	s.want("/v1/run", "ls /work 2>/dev/null | wc -l", "0\n")
+	call := sh("cat /work/list; echo x >/work/list")
+	call.Overlay = &api.Overlay{Name: "app"}
+	if a := s.run(call); text(a.Stdout) != "one\ntwo\n" || a.ExitCode != 0 || a.Room != "cold" {
+		t.Errorf("%+v", a)
+	}
+	for _, path := range []string{path, other, plain} {
+		if status, b := s.ask(http.MethodDelete, path, nil); status != 200 {
+			t.Errorf("%d %s", status, b)
+		}
+	}
+	if _, e := s.refused(http.MethodGet, path+"/diff", nil); e.Failure.Code != api.Ended {
+		t.Errorf("%+v", e)
+	}
+	s.idle()
+}
+
+// TestPartsRefused: what a tenant may not have is refused before anything begins, and in one way,
+// whether or not it is there.
+func TestPartsRefused(t *testing.T) {
+	t.Parallel()
+	dir, config := app(t)
+	s := serve(t, config)
+	none := serve(t, "data_dir = \""+harness.Dir(t)+"\"\n[overlays]\napp = \""+dir+"\"\n")
+	session := s.session(`{}`)
+	for _, tt := range []struct {
+		on     *server
+		path   string
+		body   string
+		status int
+		code   api.Code
+	}{
+		{s, "", `{"overlay":{"name":"other"}}`, 403, api.Policy},
+		{s, "", `{"overlay":{"name":"nothing"}}`, 403, api.Policy},
+		{s, "", `{"overlay":{"name":"/etc"}}`, 403, api.Policy},
+		{s, "", `{"overlay":{"name":"app","path":"work"}}`, 400, api.Usage},
+		{s, "", `{"overlay":{"name":"app","path":"/proc"}}`, 400, api.Usage},
+		{s, "", `{"overlay":{"name":"app","path":"/home"}}`, 400, api.Usage},
+		{s, "", `{"overlay":{"name":"app","path":"/home/sandbox/x"}}`, 400, api.Usage},
+		{s, "", `{"overlay":{"name":"app"},"volumes":[{"name":"v","path":"/work/v"}]}`, 400, api.Usage},
+		{s, "", `{"volumes":[{"name":"../x","path":"/v"}]}`, 400, api.Usage},
+		{s, "", `{"volumes":[{"name":".x","path":"/v"}]}`, 400, api.Usage},
+		{s, "", `{"volumes":[{"name":"a","path":"/v"},{"name":"a","path":"/w"}]}`, 400, api.Usage},
+		{s, "", `{"volumes":[{"name":"a","path":"/v"},{"name":"b","path":"/w"},{"name":"c","path":"/x"}]}`, 429, api.Quota},
+		{s, "", `{"snapshot":"nothing"}`, 404, api.NoSuchSnap},
+		{s, "", `{"network":{"allow":["example.com"]}}`, 403, api.Policy},
+		{s, "", `{"network":{"allow":["example.org"]}}`, 403, api.Policy},
+		{s, "", `{"network":{"allow":["a.example.org:8080"]}}`, 403, api.Policy},
+		{s, "", `{"network":{"allow":["localhost:1"]}}`, 403, api.Policy},
+		{s, "", `{"network":{"allow":["10.0.0.0/7:5432"]}}`, 403, api.Policy},
+		{s, "", `{"network":{"allow":["[::ffff:10.0.0.1]:80"]}}`, 403, api.Policy},
+		{s, "", `{"network":{"allow":["*"]}}`, 400, api.Usage},
+		{s, "", `{"network":{"allow":["a.example.org,example.com"]}}`, 400, api.Usage},
+		{s, session, `{"argv":["true"],"overlay":{"name":"app"}}`, 400, api.Usage},
+		{s, session, `{"argv":["true"],"network":{"allow":[]}}`, 400, api.Usage},
+		{s, "/v1/run", `{"argv":["true"],"overlay":{"name":"other"}}`, 403, api.Policy},
+		{s, "/v1/run", `{"argv":["true"],"network":{"allow":["example.com"]}}`, 403, api.Policy},
+		{none, "", `{"overlay":{"name":"app"}}`, 403, api.Policy},
+		{none, "", `{"volumes":[{"name":"v","path":"/v"}]}`, 403, api.Policy},
+		{none, "", `{"snapshot":"x"}`, 403, api.Policy},
+		{none, "", `{"network":{"allow":["example.org"]}}`, 403, api.Policy},
+	} {
+		path := "/v1/sessions"
+		if tt.path != "" {
+			path = tt.path
+		}
+		if tt.path == session {
+			path += "/exec"
+		}
+		status, e := tt.on.refused(http.MethodPost, path, tt.body)
+		if status != tt.status || e.Failure.Code != tt.code || e.Started || strings.Contains(e.Failure.Message+e.Failure.Hint, "--") || strings.Contains(e.Failure.Message, dir) {
+			t.Errorf("%s %s: %d %+v, want %d %s", path, tt.body, status, e.Failure, tt.status, tt.code)
+		}
+	}
+	s.ask(http.MethodDelete, session, nil)
+	s.idle()
+	none.idle()
+}
+
+// TestVolumes: a volume outlives its session; one writes to it, or several read it.
+func TestVolumes(t *testing.T) {
+	t.Parallel()
+	_, config := app(t)
+	s := serve(t, config)
+	const writes, reads = `{"volumes":[{"name":"cache","path":"/cache"}]}`, `{"volumes":[{"name":"cache","path":"/cache","read_only":true}]}`
+	path := s.session(writes)
+	s.want(path+"/exec", "echo kept >/cache/file; cat /cache/file", "kept\n")
+	for _, body := range []string{writes, reads} {
+		if status, e := s.refused(http.MethodPost, "/v1/sessions", body); status != 409 || e.Failure.Code != api.BusyVolume {
+			t.Errorf("%d %+v", status, e)
+		}
+	}
+	if status, e := s.refused(http.MethodDelete, "/v1/volumes/cache", nil); status != 409 || e.Failure.Code != api.BusyVolume {
+		t.Errorf("%d %+v", status, e)
+	}
+	if status, b := s.ask(http.MethodDelete, path, nil); status != 200 {
+		t.Errorf("%d %s", status, b)
+	}
+	one, two := s.session(reads), s.session(reads)
+	for _, path := range []string{one, two} {
+		s.want(path+"/exec", "cat /cache/file; echo x 2>/dev/null >/cache/file || echo no", "kept\nno\n")
+	}
+	call := sh("cat /cache/file")
+	call.Volumes = []api.Volume{{Name: "cache", Path: "/cache", ReadOnly: true}}
+	if a := s.run(call); text(a.Stdout) != "kept\n" {
+		t.Errorf("%+v", a)
+	}
+	call.Volumes[0].ReadOnly = false
+	if status, e := s.refused(http.MethodPost, "/v1/run", call); status != 409 {
+		t.Errorf("%d %+v", status, e)
+	}
+	if _, b := s.ask(http.MethodGet, "/v1/volumes", nil); !strings.Contains(string(b), `{"volumes":[{"name":"cache"}]}`) {
+		t.Errorf("%s", b)
+	}
+	for _, path := range []string{one, two} {
+		s.ask(http.MethodDelete, path, nil)
+	}
+	if status, b := s.ask(http.MethodDelete, "/v1/volumes/cache", nil); status != 204 {
+		t.Errorf("%d %s", status, b)
+	}
+	if status, e := s.refused(http.MethodDelete, "/v1/volumes/cache", nil); status != 404 || e.Failure.Code != api.NoSuchVolume {
+		t.Errorf("%d %+v", status, e)
+	}
+	s.idle()
+}
+
+func (s *server) snapshot(path, body string) (x api.Snapshot) {
+	s.t.Helper()
+	status, b := s.ask(http.MethodPost, path+"/snapshot", body)
+	if err := json.Unmarshal(b, &x); status != http.StatusCreated || err != nil {
+		s.t.Fatalf("%d %s", status, b)
+	}
+	return x
+}
+
+// TestSnapshots: others begin where a session was, also when that has ended, and add a layer.
+func TestSnapshots(t *testing.T) {
+	t.Parallel()
+	dir, config := app(t)
+	s := serve(t, config)
+	path := s.session(`{"overlay":{"name":"app","path":"/srv"}}`)
+	s.want(path+"/exec", "rm /srv/list; echo first >/srv/added; echo", "\n")
+	first := s.snapshot(path, `{"name":"first"}`)
+	if first.Name != "first" || first.Path != "/srv" || first.Layers != 1 || first.Size <= 0 || !strings.HasSuffix(path, first.Session) {
+		t.Errorf("%+v", first)
+	}
+	if status, e := s.refused(http.MethodPost, path+"/snapshot", `{"name":"first"}`); status != 409 || e.Failure.Code != api.NameInUse {
+		t.Errorf("%d %+v", status, e)
+	}
+	s.want(path+"/exec", "echo later >/srv/added; echo", "\n")
+	s.ask(http.MethodDelete, path, nil)
+	again := s.session(`{"snapshot":"first"}`)
+	s.want(again+"/exec", "ls /srv; cat /srv/added; echo second >/srv/more", "added\nsub\nfirst\n")
+	var got []string
+	for _, c := range s.diffOf(again).Changes {
+		got = append(got, fmt.Sprint(c.Kind, " ", c.Path))
+	}
+	if want := []string{"added added", "deleted list", "added more"}; !slices.Equal(got, want) { // with what the snapshot has
+		t.Errorf("%q, want %q", got, want)
+	}
+	second := s.snapshot(again, `{}`)
+	if second.Layers != 2 {
+		t.Errorf("%+v", second)
+	}
+	call := sh("cat /srv/added /srv/more")
+	call.Snapshot = second.ID
+	if a := s.run(call); text(a.Stdout) != "first\nsecond\n" {
+		t.Errorf("%+v %s", a, text(a.Stderr))
+	}
+	var list api.Snapshots
+	if _, b := s.ask(http.MethodGet, "/v1/snapshots", nil); json.Unmarshal(b, &list) != nil || len(list.Snapshots) != 2 || list.Snapshots[0].ID != first.ID || strings.Contains(string(b), dir) {
+		t.Errorf("%s", b)
+	}
+	if status, e := s.refused(http.MethodPost, "/v1/sessions", `{"snapshot":"first","overlay":{"name":"app"}}`); status != 400 {
+		t.Errorf("%d %+v", status, e)
+	}
+	for _, id := range []string{"first", second.ID} {
+		if status, b := s.ask(http.MethodDelete, "/v1/snapshots/"+id, nil); status != 204 {
+			t.Errorf("%d %s", status, b)
+		}
+	}
+	s.want(again+"/exec", "cat /srv/added /srv/more", "first\nsecond\n") // it goes on
+	if status, e := s.refused(http.MethodPost, "/v1/sessions", `{"snapshot":"first"}`); status != 404 || e.Failure.Code != api.NoSuchSnap {
+		t.Errorf("%d %+v", status, e)
+	}
+	// More than the tenant may keep.
+	s.want(again+"/exec", "head -c 100M /dev/urandom >/srv/big; stat -c %s /srv/big", "104857600\n")
+	if status, e := s.refused(http.MethodPost, again+"/snapshot", `{}`); status != 507 && status != 413 {
+		t.Errorf("%d %+v", status, e)
+	}
+	s.ask(http.MethodDelete, again, nil)
+	s.idle()
+}
+
+// TestSessionNetwork: hosts that are listed and within the tenant's list are reached, by the proxy.
+func TestSessionNetwork(t *testing.T) {
+	t.Parallel()
+	_, config := app(t)
+	s := serve(t, config)
+	_, after, _ := strings.Cut(config, "localhost:")
+	port, _, _ := strings.Cut(after, "\"")
+	get := `import urllib.request, sys
+try:
+    print(urllib.request.build_opener(urllib.request.ProxyHandler({"http": "http://127.0.0.1:3128"})).open(sys.argv[1], timeout=10).read().decode())
+except Exception as e:
+    print(type(e).__name__, getattr(e, "code", ""))
+`
+	ask := func(path, url string) string {
+		t.Helper()
+		return text(s.call(path+"/exec", api.Call{Argv: []string{"python3", "-c", get, url}}).Stdout)
+	}
+	path := s.session(`{"network":{"allow":["localhost:` + port + `","a.example.org","10.1.2.3:5432"]}}`)
+	if got := ask(path, "http://localhost:"+port+"/"); got != "hello from outside\n" {
+		t.Errorf("%q", got)
+	}
+	if got := ask(path, "http://example.com/"); got != "HTTPError 403\n" {
+		t.Errorf("%q", got)
+	}
+	s.want(path+"/exec", "echo $https_proxy", "http://127.0.0.1:3128\n")
+	plain := s.session(`{}`)
+	if got := ask(plain, "http://localhost:"+port+"/"); !strings.HasPrefix(got, "URLError") {
+		t.Errorf("%q", got)
+	}
+	call := api.Call{Argv: []string{"python3", "-c", get, "http://localhost:" + port + "/"}}
+	call.Network = &api.Network{Allow: []string{"localhost:" + port}}
+	a := s.run(call)
+	if text(a.Stdout) != "hello from outside\n" || a.Network == nil || len(a.Network.Hosts) != 1 || a.Network.Hosts[0].Connections != 1 || a.Room != "cold" {
+		t.Errorf("%q %+v", text(a.Stdout), a.Network)
+	}
+	for _, path := range []string{path, plain} {
+		s.ask(http.MethodDelete, path, nil)
+	}
+	s.idle() // and so there is no proxy
+}
+
+// TestTenantsApart: volumes and snapshots are their tenant's, whatever they are called.
+func TestTenantsApart(t *testing.T) {
+	t.Parallel()
+	_, config := app(t)
+	s, _ := overTCP(t, config+"[tenants.c]\noverlays = []\nnetwork = []\n", "a", "b", "c")
+	as := func(tenant, method, path, body string) (int, string) {
+		t.Helper()
+		status, b := s.ask(method, path, body, "Authorization", "Bearer "+tenant+"-token")
+		return status, string(b)
+	}
+	make := func(tenant, body string) string {
+		t.Helper()
+		status, b := as(tenant, http.MethodPost, "/v1/sessions", body)
+		var x api.Session
+		if err := json.Unmarshal([]byte(b), &x); status != 201 || err != nil {
+			t.Fatalf("%s: %d %s", tenant, status, b)
+		}
+		return "/v1/sessions/" + x.ID
+	}
+	run := func(tenant, path, line string) string {
+		t.Helper()
+		b, err := json.Marshal(sh(line))
+		harness.Must(t, err)
+		_, text := as(tenant, http.MethodPost, path+"/exec", string(b))
+		var a api.Answer
+		harness.Must(t, json.Unmarshal([]byte(text), &a))
+		return *a.Stdout
+	}
+	const body = `{"overlay":{"name":"app"},"volumes":[{"name":"cache","path":"/cache"}]}`
+	a := make("a", body)
+	run("a", a, "echo secret | tee /work/file /cache/file")
+	_, text := as("a", http.MethodPost, a+"/snapshot", `{"name":"state"}`)
+	var snap api.Snapshot
+	harness.Must(t, json.Unmarshal([]byte(text), &snap))
+	// The same names are others' own: not busy, and empty.
+	b := make("b", body)
+	if got := run("b", b, "ls /cache; ls /work"); got != "list\nsub\n" {
+		t.Errorf("%q", got)
+	}
+	for _, tt := range []struct{ method, path, body, want string }{
+		{http.MethodGet, "/v1/snapshots", "", `{"snapshots":[]}`},
+		{http.MethodPost, "/v1/sessions", `{"snapshot":"state"}`, string(api.NoSuchSnap)},
+		{http.MethodPost, "/v1/sessions", `{"snapshot":"` + snap.ID + `"}`, string(api.NoSuchSnap)},
+		{http.MethodPost, "/v1/sessions", `{"snapshot":"../../a/snapshots/manifests/` + snap.ID + `"}`, string(api.NoSuchSnap)},
+		{http.MethodDelete, "/v1/snapshots/state", "", string(api.NoSuchSnap)},
+		{http.MethodDelete, "/v1/snapshots/" + snap.ID, "", string(api.NoSuchSnap)},
+		{http.MethodGet, a + "/diff", "", string(api.NoSuchSession)},
+		{http.MethodPost, a + "/snapshot", "{}", string(api.NoSuchSession)},
+	} {
+		if status, got := as("b", tt.method, tt.path, tt.body); !strings.Contains(got, tt.want) || strings.Contains(got, "secret") {
+			t.Errorf("%s %s: %d %s, want %s", tt.method, tt.path, status, got, tt.want)
+		}
+	}
+	if _, got := as("c", http.MethodGet, "/v1/volumes", ""); !strings.Contains(got, `"volumes":[]`) {
+		t.Errorf("%s", got)
+	}
+	// Lists that are empty are not those of all.
+	for _, body := range []string{`{"overlay":{"name":"app"}}`, `{"network":{"allow":["a.example.org"]}}`} {
+		if status, got := as("c", http.MethodPost, "/v1/sessions", body); status != 403 {
+			t.Errorf("%s: %d %s", body, status, got)
+		}
+	}
+	// A snapshot of a directory that the tenant may not have any more.
+	for tenant, path := range map[string]string{"a": a, "b": b} {
+		as(tenant, http.MethodDelete, path, "")
+	}
+	s.idle()
+}
+
+// TestPartsKilled: of a server that was killed nothing is left: the next one has the same volumes
+// and snapshots, free, and what was half made is removed.
+func TestPartsKilled(t *testing.T) {
+	t.Parallel()
+	_, config := app(t)
+	dir := harness.Dir(t)
+	_, rest, _ := strings.Cut(config, "data_dir = \"")
+	data, _, _ := strings.Cut(rest, "\"")
+	mounts := func() (n int) {
+		b, err := os.ReadFile("/proc/self/mountinfo")
+		harness.Must(t, err)
+		return strings.Count(string(b), data) + strings.Count(string(b), dir)
+	}
+	const body = `{"overlay":{"name":"app"},"volumes":[{"name":"cache","path":"/cache"}],"network":{"allow":["a.example.org"]}}`
+	s := serveIn(t, dir, config)
+	path := s.session(body)
+	s.want(path+"/exec", "echo kept >/cache/file; echo kept >/work/file; cat /work/file", "kept\n")
+	s.snapshot(path, `{"name":"state"}`)
+	for round := range 4 {
+		again := s.session(`{"snapshot":"state"}`)
+		s.want(again+"/exec", "cat /work/file", "kept\n")
+		s.call(again+"/exec", sh("head -c 30M /dev/urandom >/work/big"))
+		// In the midst of a snapshot, or of one session more.
+		broken := make(chan struct{})
+		go func() {
+			defer close(broken)
+			if round%2 == 0 {
+				_, _, _, _ = s.try(t.Context(), http.MethodPost, again+"/snapshot", "{}") // the server goes
+			} else {
+				_, _, _, _ = s.try(t.Context(), http.MethodPost, "/v1/sessions", `{"snapshot":"state","network":{"allow":["a.example.org"]}}`)
+			}
+		}()
+		s.kill()
+		<-broken
+		s = serveIn(t, dir, config)
+		left, err := filepath.Glob(data + "/*/snapshots/tmp/*")
+		if harness.Must(t, err); len(left) > 0 {
+			t.Errorf("round %d: %q is left", round, left)
+		}
+		left, err = filepath.Glob(data + "/*/volumes/.*")
+		if harness.Must(t, err); len(left) > 0 {
+			t.Errorf("round %d: %q is left", round, left)
+		}
+		if n := mounts(); n > 0 {
+			t.Errorf("round %d: %d mounts are left", round, n)
+		}
+		path = s.session(body) // its volume is free
+		s.want(path+"/exec", "cat /cache/file; ls /work", "kept\nlist\nsub\n")
+	}
+	s.ask(http.MethodDelete, path, nil)
+	s.idle()
+}
+
+// Agents have the same, by create_session.
+func TestMCPParts(t *testing.T) {
+	t.Parallel()
+	dir, config := app(t)
+	agents(t, config, func(t *testing.T, a *agent) {
+		x := structured[api.Session](t, a.use("create_session", map[string]any{
+			"overlay": map[string]any{"name": "app"}, "network": map[string]any{"allow": []string{"a.example.org"}},
+		}))
+		if x.Overlay == nil || x.Overlay.Path != "/work" {
+			t.Errorf("%+v", x)
+		}
+		r := a.use("run_command", map[string]any{"session": x.ID, "command": "echo more >>/work/list; cat /work/list; echo $http_proxy"})
+		if !strings.Contains(said(r), "one\ntwo\nmore\nhttp://127.0.0.1:3128\n") {
+			t.Errorf("%s", said(r))
+		}
+		a.use("end_session", map[string]any{"session": x.ID})
+		b, err := os.ReadFile(filepath.Join(dir, "list"))
+		if harness.Must(t, err); string(b) != "one\ntwo\n" {
+			t.Errorf("the original was changed: %q", b)
+		}
+		bad, err := a.CallTool(t.Context(), &mcp.CallToolParams{Name: "create_session", Arguments: map[string]any{"overlay": map[string]any{"name": "other"}}})
+		if err == nil && (!bad.IsError || !strings.Contains(said(bad), "may not")) {
+			t.Errorf("%+v", bad)
+		}
+	})
+}
