@@ -194,3 +194,37 @@ func TestSnapshotClosed(t *testing.T) {
 	}
 	execOut(t, b, "chmod 700 d") // so that the test can remove it
 }
+
+// diff and apply have what the snapshot has, and what was written since; what has changed on the
+// host since the snapshot's first sandbox began is in conflict.
+func TestSnapshotApplied(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	dir := harness.Dir(t)
+	for name, text := range map[string]string{"one": "1\n", "two": "2\n", "gone": "x\n"} {
+		harness.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
+	}
+	first := s.Sandbox(harness.Options{Dir: dir}, "--cwd", "overlay")
+	execOut(t, first, "echo 11 >one; rm gone; mkdir sub; echo a >sub/a")
+	snapshot(t, s, first.ID, "--name", "mine")
+	second := s.Sandbox(harness.Options{Dir: dir}, "--from", "mine")
+	execOut(t, second, "echo 22 >two; echo b >sub/b; rm sub/a")
+	if r := s.Run("diff", second.ID); string(r.Stdout) != "D gone\nM one\nA sub/\nA sub/b\nM two\n" {
+		t.Errorf("diff: %d, %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	harness.Must(t, os.WriteFile(filepath.Join(dir, "one"), []byte("mine\n"), 0o644))
+	third := s.Sandbox(harness.Options{Dir: dir}, "--from", "mine")
+	for _, b := range []*harness.Sandbox{second, third} {
+		if r := s.Run("apply", "--delete", b.ID); r.ExitCode != 1 || !strings.Contains(string(r.Stderr), `"one" has changed on the host`) {
+			t.Errorf("apply: %d, %s%s", r.ExitCode, r.Stdout, r.Stderr)
+		}
+	}
+	if r := s.Run("apply", "--delete", "--force", second.ID); r.ExitCode != 0 {
+		t.Errorf("apply --force: %d, %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	for name, want := range map[string]string{"one": "11\n", "two": "22\n", "sub/b": "b\n", "gone": "", "sub/a": ""} {
+		if b, _ := os.ReadFile(filepath.Join(dir, name)); string(b) != want {
+			t.Errorf("%s: %q", name, b)
+		}
+	}
+}

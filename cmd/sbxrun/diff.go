@@ -86,7 +86,7 @@ type opened struct {
 func openChanges(list []*room.Overlay, paths []string) (out []*opened, err error) {
 	found := map[string]bool{}
 	for _, o := range list {
-		t, err := overlay.Open(o.Layer, o.Source, o.Since)
+		t, err := overlay.Open(o.Layer, o.Source, o.Since, o.Lower...)
 		if err != nil {
 			return nil, err
 		}

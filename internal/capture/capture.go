@@ -73,7 +73,7 @@ func (p *packing) pack(from Source, left int64) error {
 		}
 		left -= l.Bytes
 		p.m.LeftOut += leftOut
-		t := snapshots.Tree{Dest: o.Dest, Source: o.Source, Layers: append([]snapshots.Layer(nil), from.Layers[o.Dest]...)}
+		t := snapshots.Tree{Dest: o.Dest, Source: o.Source, Since: o.Since.Format(time.RFC3339Nano), Layers: append([]snapshots.Layer(nil), from.Layers[o.Dest]...)}
 		if l.Entries == 0 && len(t.Layers) > 0 || p.drafts[l.SHA256] != nil {
 			d.Close()
 		} else {

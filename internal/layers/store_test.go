@@ -51,7 +51,7 @@ func taken(s *snapshots.Store, dir *os.File, name string, ttl time.Duration, mos
 	if err != nil {
 		return nil, err
 	}
-	m.Workdir, m.Trees = "/work", []snapshots.Tree{{Dest: "/work", Source: "/home/u", Layers: []snapshots.Layer{l}}}
+	m.Workdir, m.Trees = "/work", []snapshots.Tree{{Dest: "/work", Source: "/home/u", Since: "2026-01-02T03:04:05.6Z", Layers: []snapshots.Layer{l}}}
 	return m, s.Add(m, map[string]*snapshots.Draft{l.SHA256: d}, most)
 }
 

@@ -27,6 +27,8 @@ type Overlay struct {
 	// Upper is the directory on disk that has the layer, as [enter.UpperName]; "" if it is in
 	// memory, and goes with the last descriptor of it.
 	Upper string `json:"upper,omitempty"`
+	// Lower are directories between the source and what is written, the uppermost first.
+	Lower []string `json:"-"`
 
 	// Layer is the layer's directory, once the room is built.
 	Layer *os.File `json:"-"`
@@ -99,7 +101,11 @@ func (p *Plan) newOverlay(o *op) (*Overlay, error) {
 		return refuse("it is not a directory")
 	}
 	o.mode = st.Mode & 0o1777
-	return &Overlay{Source: real, Dest: o.dst, Since: time.Now().UTC().Round(0)}, nil
+	since := time.Now()
+	if first := o.mount.Since; !first.IsZero() && first.Before(since) {
+		since = first
+	}
+	return &Overlay{Source: real, Dest: o.dst, Since: since.UTC().Round(0), Lower: o.mount.Lower}, nil
 }
 
 // addLayers adds to the plan what bwrap has to bind for the overlays, and the overlays to the

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -55,7 +56,8 @@ type Mount struct {
 	// Lower are directories of the host, absolute, that lie between Source and what is written,
 	// the uppermost first: layers of others, which nothing writes to.
 	Lower []string
-	Owned bool // ReadOnly: what belongs to the source's owner is the sandbox's own, as with ReadWrite
+	Since time.Time // Overlaid: when Source was looked at first, for [Overlay]; now if it is zero
+	Owned bool      // ReadOnly: what belongs to the source's owner is the sandbox's own, as with ReadWrite
 }
 
 // User is an identity inside the sandbox.

@@ -45,7 +45,6 @@ type Parts struct {
 	proxy   *network.Proxy // nil if nothing of a network is listed
 	volumes []*volumes.Volume
 	held    map[string]*snapshots.Unpacked
-	lower   map[string][]string // their directories
 }
 
 // Volume is a volume as a sandbox is to show it.
@@ -110,7 +109,7 @@ func (p *Parts) From(ctx context.Context, store *snapshots.Store, m *snapshots.M
 	if p.held, err = store.Hold(ctx, m, user.UID, user.GID); err != nil {
 		return err
 	}
-	p.Layers, p.lower = map[string][]state.Layer{}, map[string][]string{}
+	p.Layers = map[string][]state.Layer{}
 	for _, t := range m.Trees {
 		i := slices.IndexFunc(pol.Mounts, func(m room.Mount) bool { return m.Dest == t.Dest && m.Kind == room.Overlaid })
 		if i < 0 {
@@ -118,10 +117,12 @@ func (p *Parts) From(ctx context.Context, store *snapshots.Store, m *snapshots.M
 			pol.Mounts = append(pol.Mounts, room.Mount{Kind: room.Overlaid, Source: t.Source, Dest: t.Dest, Upper: upper})
 		}
 		p.Layers[t.Dest] = t.Layers
-		for _, l := range t.Layers {
-			p.lower[t.Dest] = slices.Insert(p.lower[t.Dest], 0, p.held[l.SHA256].Path)
+		if at := &pol.Mounts[i]; at.Source == t.Source {
+			at.Since = t.First()
 		}
-		pol.Mounts[i].Lower = p.lower[t.Dest]
+		for _, l := range t.Layers {
+			pol.Mounts[i].Lower = slices.Insert(pol.Mounts[i].Lower, 0, p.held[l.SHA256].Path)
+		}
 	}
 	return nil
 }
@@ -164,7 +165,7 @@ func (p *Parts) Look() (list []*room.Overlay, err error) {
 		if fd, err = proc.Duplicate(o.Layer); err != nil {
 			break
 		}
-		again := &room.Overlay{Source: o.Source, Dest: o.Dest, Since: o.Since, Upper: o.Upper, Layer: os.NewFile(uintptr(fd), "layer")}
+		again := &room.Overlay{Source: o.Source, Dest: o.Dest, Since: o.Since, Upper: o.Upper, Lower: o.Lower, Layer: os.NewFile(uintptr(fd), "layer")}
 		list = append(list, again)
 	}
 	if err != nil {
@@ -173,10 +174,6 @@ func (p *Parts) Look() (list []*room.Overlay, err error) {
 	}
 	return list, nil
 }
-
-// Lower are the directories of a snapshot's layers below what is written to an overlay, the
-// uppermost first.
-func (p *Parts) Lower(dest string) []string { return p.lower[dest] }
 
 func closeOverlays(list []*room.Overlay) {
 	for _, o := range list {

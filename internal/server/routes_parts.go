@@ -69,7 +69,7 @@ func (s *Server) diff(ctx context.Context, q Request, id string) (*streamed, err
 	}
 	end := release
 	defer func() { end() }()
-	tree, err := overlay.Open(o.Layer, o.Source, o.Since, x.Parts.Lower(o.Dest)...)
+	tree, err := overlay.Open(o.Layer, o.Source, o.Since, o.Lower...)
 	if err != nil {
 		return nil, err
 	}

@@ -40,6 +40,15 @@ type Tree struct {
 	Dest   string  `json:"dest"`
 	Source string  `json:"source"` // the host's directory below the layers
 	Layers []Layer `json:"layers"` // the lowest first
+	// Since is when the source was looked at first, before anything was written to the lowest
+	// layer: what has changed there since is in conflict with what the layers have.
+	Since string `json:"since"`
+}
+
+// First is Since; the zero time if it is none.
+func (t *Tree) First() time.Time {
+	at, _ := time.Parse(time.RFC3339Nano, t.Since)
+	return at
 }
 
 // Layer is what was written above what is below it.
@@ -134,6 +143,9 @@ func (m *Manifest) check() error {
 			return damaged("a tree is of %.80q at %.80q", t.Source, t.Dest)
 		}
 		seen[t.Dest] = true
+		if t.First().IsZero() {
+			return damaged("the time of %q is %.40q", t.Dest, t.Since)
+		}
 		if len(t.Layers) == 0 || len(t.Layers) > MaxLayers {
 			return damaged("%q has %d layers", t.Dest, len(t.Layers))
 		}

@@ -58,12 +58,13 @@ type Record struct {
 
 // Overlay is a directory of the host that the sandbox shows as writable, and where its layer is.
 type Overlay struct {
-	Source string  `json:"source"`
-	Dest   string  `json:"dest"`
-	Since  string  `json:"since"`                // as package room says it
-	Upper  string  `json:"upper,omitempty"`      // on disk
-	Layer  int     `json:"descriptor,omitempty"` // the supervisor's, of the layer's directory
-	Layers []Layer `json:"layers,omitempty"`     // of the snapshot that it was started from, the lowest first
+	Source string   `json:"source"`
+	Dest   string   `json:"dest"`
+	Since  string   `json:"since"`                // as package room says it
+	Upper  string   `json:"upper,omitempty"`      // on disk
+	Lower  []string `json:"lower,omitempty"`      // directories of the host between source and layer, the uppermost first
+	Layer  int      `json:"descriptor,omitempty"` // the supervisor's, of the layer's directory
+	Layers []Layer  `json:"layers,omitempty"`     // of the snapshot that it was started from, the lowest first
 }
 
 // Layer is a packed layer of a snapshot: what was written above what is below it.
