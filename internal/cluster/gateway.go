@@ -62,7 +62,7 @@ func NewGateway(bus *NATS, name, version string, door *server.Door, log *slog.Lo
 	mux.HandleFunc("POST "+sharesPath, g.share)
 	g.web = passedOn(door.Handler(mux), log)
 	go func() { _ = g.web.Serve(link) }()
-	go g.openQueue(ctx)
+	go g.keepQueue(ctx)
 	log.Info("gateway", "name", name, "instance", instance)
 	return g, nil
 }

@@ -85,13 +85,24 @@ func (q *queue) open(ctx context.Context) (jetstream.Stream, error) {
 		Name: q.name, Subjects: []string{q.name + ".*"}, Retention: jetstream.WorkQueuePolicy, Replicas: q.records.replicas,
 		MaxAge: mostWait, Discard: jetstream.DiscardNew, MaxMsgSize: 2 * mostQueued,
 	})
+	return s, err
+}
+
+// keepConsumer makes the consumer of the queue, if there is none. A durable one of three replicas was
+// seen to vanish when servers of NATS were restarted in turn; all that is in the queue comes once more
+// then, and what was claimed is not started again.
+func (q *queue) keepConsumer(ctx context.Context) error {
+	s, err := q.open(ctx)
 	if err != nil {
-		return nil, err
+		return err
+	}
+	if _, err := s.Consumer(ctx, consumer); !errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return err
 	}
 	// What was refused is pending too, until it is sent again: there is no bound on that, or one
 	// tenant's calls would keep those of others.
 	_, err = s.CreateOrUpdateConsumer(ctx, jetstream.ConsumerConfig{Durable: consumer, AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxAckPending: -1, MaxDeliver: -1})
-	return s, err
+	return err
 }
 
 // waiting returns how many calls are in the queue, and how long the oldest has been.

@@ -23,18 +23,15 @@ import (
 // checkKey is in the context of a request that a node is to check only.
 type checkKey struct{}
 
-// openQueue makes the queue, so that nodes find it before the first call comes.
-func (g *Gateway) openQueue(ctx context.Context) {
+// keepQueue makes the queue before the first call comes, and has it stay, until ctx is done.
+func (g *Gateway) keepQueue(ctx context.Context) {
 	for ctx.Err() == nil {
 		asking, cancel := context.WithTimeout(ctx, askWithin)
-		_, err := g.queue.open(asking)
+		_ = g.queue.keepConsumer(asking) // there may be no JetStream, and no need of it
 		cancel()
-		if err == nil {
-			return
-		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(askWithin): // there may be no JetStream, and no need of it
+		case <-time.After(askWithin):
 		}
 	}
 }
