@@ -17,7 +17,7 @@ type Admitted struct {
 	entry *entry
 }
 
-// ErrHere: a call with this id has begun.
+// ErrHere says that a call with this id has begun.
 var ErrHere = errors.New("the call has begun here")
 
 // Admit lets a call in that has waited elsewhere, if it may begin at once. The context says whose it

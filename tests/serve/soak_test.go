@@ -23,7 +23,6 @@ import (
 type soak struct {
 	*server
 	address string
-	tree    string
 	calls   int // how many are to be answered
 
 	mu     sync.Mutex
