@@ -118,8 +118,8 @@ func readAway(name string) error {
 }
 
 // writeAbout returns when it has begun to write at random, to a file that it has made in the first
-// round. One that was copied up has smaller folios in the page cache than one that was written,
-// where ext4 is then several times slower (Linux 6.18).
+// round: to one that was copied up, writes were several times slower (Linux 6.18, ext4), which would
+// compare how the files were made.
 func writeAbout(name string, sync bool) (begin time.Time, err error) {
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o644)
 	if err != nil {
