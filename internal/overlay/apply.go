@@ -22,6 +22,9 @@ import (
 //
 // Every path is resolved by the kernel beneath the original's directory and without following
 // any link (openat2(2)), at the moment when it is needed: another process may be at work there.
+// Between our look at a path and our change of it, it may have replaced what we saw. So nothing is
+// overwritten: it is taken away, into our directory, and looked at there once more; and if it is
+// not what we saw, it goes back.
 
 // stagingName is the directory of our own. It is there during an apply, and after one that was
 // killed until the next, or until [Sweep].
@@ -109,7 +112,7 @@ func Conflict(name string) error {
 // make makes one change.
 func (x *applier) make(c *Change) error {
 	if c.Path == "." {
-		return chmod(x.source, ".", c.mode)
+		return chmod(x.source, ".", nil, c.mode)
 	}
 	parent, err := tree.Open(x.source, path.Dir(c.Path), unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
@@ -125,14 +128,14 @@ func (x *applier) make(c *Change) error {
 			return Conflict(c.Path)
 		}
 	}
-	switch {
-	case c.Kind == Deleted:
-		return x.remove(parent, name)
-	case c.Kind == Mode:
-		return chmod(parent, name, c.mode)
-	}
 	x.n++
 	temporary := strconv.Itoa(x.n)
+	switch {
+	case c.Kind == Deleted:
+		return x.remove(c, was, temporary, parent, name)
+	case c.Kind == Mode:
+		return chmod(parent, name, was, c.mode)
+	}
 	if err := x.prepare(c, was, temporary); err != nil {
 		return err
 	}
@@ -150,7 +153,7 @@ func (x *applier) prepare(c *Change, was *unix.Stat_t, temporary string) error {
 		if err := x.give(staging, temporary, nil); err != nil {
 			return err
 		}
-		return chmod(staging, temporary, c.mode)
+		return chmod(staging, temporary, nil, c.mode)
 	case Link:
 		if err := unix.Symlinkat(c.Target, staging, temporary); err != nil {
 			return err
@@ -219,41 +222,102 @@ func (x *applier) place(c *Change, was *unix.Stat_t, temporary string, parent in
 	switch {
 	case c.Type == Directory && isDir: // somebody has made it meanwhile
 		return unix.Unlinkat(staging, temporary, unix.AT_REMOVEDIR)
-	case was == nil && !x.Force || was == nil && c.Type == Directory:
+	case was == nil && (!x.Force || c.Type == Directory):
 		err := unix.Renameat2(staging, temporary, parent, name, unix.RENAME_NOREPLACE)
 		if err == unix.EEXIST {
 			return Conflict(c.Path)
 		}
-		return err
+		return incapable(err)
 	case isDir && !x.Delete:
 		return unix.EISDIR
-	case was != nil && (isDir || c.Type == Directory):
-		// In one step as well; what was there goes away below.
-		if err := unix.Renameat2(staging, temporary, parent, name, unix.RENAME_EXCHANGE); err != nil {
-			return err
-		}
-		return tree.Remove(staging, temporary)
+	case x.Force && !isDir && c.Type != Directory:
+		return unix.Renameat(staging, temporary, parent, name)
 	}
-	return unix.Renameat(staging, temporary, parent, name)
+	return x.exchange(c, was, temporary, parent, name)
+}
+
+// maxExchanges bounds how often another process may be quicker, each time within microseconds.
+const maxExchanges = 100
+
+// exchange puts what was prepared in the place of what was there, in one step (renameat2(2),
+// RENAME_EXCHANGE). If that takes away something else than was expected, it was put there meanwhile,
+// and so it is exchanged again, until what is taken away is what was put there the time before.
+func (x *applier) exchange(c *Change, was *unix.Stat_t, temporary string, parent int, name string) error {
+	staging := int(x.staging.Fd())
+	put := look(staging, temporary)
+	if put == nil {
+		return unix.ENOENT
+	}
+	for n := range maxExchanges {
+		if err := unix.Renameat2(staging, temporary, parent, name, unix.RENAME_EXCHANGE); err != nil {
+			return incapable(err)
+		}
+		got := look(staging, temporary)
+		switch {
+		case n == 0 && x.unchanged(was, got, temporary):
+			return tree.Remove(staging, temporary)
+		case n > 0 && got != nil && tree.InodeOf(got) == tree.InodeOf(was):
+			return Conflict(c.Path)
+		}
+		was, put = put, got
+	}
+	return x.save(c, temporary, parent)
+}
+
+// unchanged reports whether what was taken away is what was there at the look before. Its st_ctime
+// tells nothing any more, as it has another name now; that of what is in a directory does.
+func (x *applier) unchanged(was, got *unix.Stat_t, temporary string) bool {
+	if x.Force {
+		return true
+	}
+	if got == nil || tree.InodeOf(got) != tree.InodeOf(was) || got.Mode != was.Mode || got.Uid != was.Uid || got.Gid != was.Gid || got.Size != was.Size || got.Mtim != was.Mtim {
+		return false
+	}
+	return typeOf(got) != Directory || !x.tree.comparison().laterBelow(int(x.staging.Fd()), temporary)
 }
 
 // remove takes a path away, with all below it.
-func (x *applier) remove(parent int, name string) error {
-	x.n++
-	temporary := strconv.Itoa(x.n)
-	err := unix.Renameat(parent, name, int(x.staging.Fd()), temporary)
-	if err == unix.ENOENT {
-		return nil // it is gone already
+func (x *applier) remove(c *Change, was *unix.Stat_t, temporary string, parent int, name string) error {
+	staging := int(x.staging.Fd())
+	err := unix.ENOENT // it is gone already
+	if was != nil {
+		err, _ = unix.Renameat(parent, name, staging, temporary).(unix.Errno)
 	}
-	if err != nil {
+	switch {
+	case err == unix.ENOENT:
+		return nil
+	case err != 0:
+		return err
+	case x.unchanged(was, look(staging, temporary), temporary):
+		return tree.Remove(staging, temporary)
+	case unix.Renameat2(staging, temporary, parent, name, unix.RENAME_NOREPLACE) == nil:
+		return Conflict(c.Path)
+	}
+	return x.save(c, temporary, parent)
+}
+
+// save keeps what was taken away and cannot go back, because there is something else again.
+func (x *applier) save(c *Change, temporary string, parent int) error {
+	name := tree.Hidden()
+	if err := unix.Renameat(int(x.staging.Fd()), temporary, parent, name); err != nil {
 		return err
 	}
-	return tree.Remove(int(x.staging.Fd()), temporary)
+	e := Conflict(c.Path).(*result.Error)
+	e.Message += fmt.Sprintf(", and changes on and on: what was there for a moment is %s beside it", name)
+	return e
+}
+
+// incapable words that a file system has no such renames (NFS and some in user space: renameat2(2)).
+func incapable(err error) error {
+	if err == unix.EINVAL {
+		return &result.Error{Code: "apply", Message: "the directory's file system cannot exchange two names in one step (renameat2(2))", Hint: "sbxrun diff --tar writes the changes as an archive"}
+	}
+	return err
 }
 
 // chmod sets the permissions of a file or a directory, without opening it, and not those of
 // what a link leads to.
-func chmod(dir int, name string, mode uint32) error {
+func chmod(dir int, name string, was *unix.Stat_t, mode uint32) error {
 	fd, err := tree.Open(dir, name, unix.O_PATH)
 	if err != nil {
 		return err
@@ -265,6 +329,9 @@ func chmod(dir int, name string, mode uint32) error {
 	}
 	if t := typeOf(&st); t != File && t != Directory {
 		return errors.New("it is not a file any more")
+	}
+	if was != nil && tree.InodeOf(&st) != tree.InodeOf(was) {
+		return errors.New("it was replaced meanwhile")
 	}
 	return tree.Chmod(fd, mode)
 }

@@ -3,6 +3,7 @@ package overlay
 import (
 	"archive/tar"
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -18,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
@@ -261,6 +263,67 @@ func TestApplyRace(t *testing.T) {
 	<-stopped
 	must(t, func() error { dir, err := os.Open(source); must(t, err); defer dir.Close(); return Sweep(dir) }())
 	nothingOutside(t, source)
+}
+
+// What another process puts in the place of what the sandbox has changed, at whatever instant of an
+// apply, is there afterwards.
+func TestApplyTheirs(t *testing.T) {
+	t.Parallel()
+	layer, source, tree := laid(t)
+	put(t, layer, "changed", strings.Repeat("mine", 10_000))
+	put(t, layer, "file-to-dir/in", "mine")
+	put(t, layer, "dir-to-file", "mine")
+	wipe(t, layer, "gone")
+	wipe(t, layer, "gone-dir")
+	names := map[string]string{"changed": "", "file-to-dir": "", "dir-to-file": "/new", "gone": "", "gone-dir": "/deep/new"}
+	conflicts := 0
+	for name, below := range names {
+		for n := range 60 {
+			at := filepath.Join(source, name)
+			must(t, os.RemoveAll(at))
+			if below == "" {
+				put(t, source, name, "old")
+			} else {
+				must(t, os.MkdirAll(filepath.Dir(at+below), 0o755))
+			}
+			// What is later is so by the kernel's clock, which may tell only ticks apart.
+			var st unix.Stat_t
+			must(t, unix.Stat(filepath.Dir(at+below), &st))
+			if below == "" {
+				must(t, unix.Stat(at, &st))
+			}
+			tree.Since = time.Unix(st.Ctim.Unix())
+			theirs := filepath.Join(filepath.Dir(source), "theirs")
+			for must(t, os.WriteFile(theirs, []byte("theirs"), 0o644)); !tree.later(&st); must(t, os.Chmod(theirs, 0o644), unix.Stat(theirs, &st)) {
+			}
+			list, _ := lines(t, tree)
+			list = Select(list, []string{name})
+			begun, done := make(chan struct{}), make(chan struct{})
+			go func() {
+				defer close(done)
+				<-begun
+				for range n * 20 {
+					_, _ = os.Lstat(source + "/" + stagingName + "/1")
+				}
+				_ = os.Rename(theirs, at+below) // there may be a directory by now, or none
+			}()
+			close(begun)
+			_, err := tree.Apply(list, Options{Delete: true})
+			<-done
+			if e := (*result.Error)(nil); errors.As(err, &e) && e.Code == "conflict" {
+				conflicts++
+			} else if err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			_, gone := os.Lstat(theirs)
+			if b, err := os.ReadFile(at + below); gone != nil && string(b) != "theirs" {
+				t.Fatalf("%s, try %d: there is %.40q, %v", name, n, b, err)
+			}
+			_ = os.Remove(theirs) // it may have been put there
+			nothingOutside(t, source)
+		}
+	}
+	t.Logf("%d conflicts", conflicts)
 }
 
 func TestPatch(t *testing.T) {
