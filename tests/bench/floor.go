@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"syscall"
 	"time"
 
@@ -185,17 +184,16 @@ func serveFloor(socket, spaces string) error {
 }
 
 // floor starts such a server.
-func floor(spaces string) (_ *server, err error) {
+func floor(spaces string) (*server, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	s := &server{}
-	if s.dir, err = os.MkdirTemp("", "sbxrun-bench-"); err != nil {
+	s, err := newServer()
+	if err != nil {
 		return nil, err
 	}
-	s.socket = filepath.Join(s.dir, "api.sock")
-	s.cmd = exec.CommandContext(ctx, self, floorServer, s.socket, spaces)
+	s.cmd = exec.CommandContext(ctx, self, floorServer, s.address, spaces)
 	s.cmd.Stderr = os.Stderr
 	return s, s.answers()
 }

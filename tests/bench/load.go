@@ -25,24 +25,30 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// server is a server that is measured, with a socket and a directory of its own.
+// server is a server that is measured, with an address and a directory of its own.
 type server struct {
-	dir, socket string
-	cmd         *exec.Cmd
+	dir              string
+	network, address string
+	cmd              *exec.Cmd
+}
+
+// newServer has a directory, and a socket there.
+func newServer() (*server, error) {
+	dir, err := os.MkdirTemp("", "sbxrun-bench-")
+	return &server{dir: dir, network: "unix", address: filepath.Join(dir, "api.sock")}, err
 }
 
 // serve starts the sbxrund beside the build with a configuration, and returns when it answers.
-func (b *build) serve(config string) (_ *server, err error) {
-	s := &server{}
-	if s.dir, err = os.MkdirTemp("", "sbxrun-bench-"); err != nil {
+func (b *build) serve(config string) (*server, error) {
+	s, err := newServer()
+	if err != nil {
 		return nil, err
 	}
-	s.socket = filepath.Join(s.dir, "api.sock")
 	file := filepath.Join(s.dir, "serve.toml")
 	if err := os.WriteFile(file, fmt.Appendf(nil, "state_dir = %q\n%s", filepath.Join(s.dir, "state"), config), 0o600); err != nil {
 		return nil, err
 	}
-	s.cmd = exec.CommandContext(ctx, b.path+"d", "serve", "--config", file, "--listen", "unix:"+s.socket)
+	s.cmd = exec.CommandContext(ctx, b.path+"d", "serve", "--config", file, "--listen", "unix:"+s.address)
 	s.cmd.Env = append(os.Environ(), "SBXRUN_STATE_DIR="+s.dir)
 	log, err := os.Create(filepath.Join(s.dir, "log"))
 	if err != nil {
@@ -140,7 +146,7 @@ type connection struct {
 	r *bufio.Reader
 }
 
-func (s *server) dial() (*connection, error) { return dial("unix", s.socket) }
+func (s *server) dial() (*connection, error) { return dial(s.network, s.address) }
 
 func dial(network, address string) (*connection, error) {
 	c, err := (&net.Dialer{}).DialContext(ctx, network, address)
@@ -438,12 +444,13 @@ func machineFree() (kB float64) {
 
 // httpCalls compares a call in a warm room with what there is without one.
 func httpCalls(builds []*build) error {
-	s, err := builds[0].serve("[rooms]\nmin = 4\nmax = 8\ncalls = 0\n")
+	const ready, most = 4, 8 // rooms
+	s, err := builds[0].serve(fmt.Sprintf("[rooms]\nmin = %d\nmax = %d\ncalls = 0\n", ready, most))
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	if err := s.heat(4); err != nil {
+	if err := s.heat(ready); err != nil {
 		return err
 	}
 	plainFloor, err := floor("old")
@@ -470,6 +477,16 @@ func httpCalls(builds []*build) error {
 		s.request("D", "POST /v1/run with limits, warm", "/v1/run", object{"argv": []string{"/bin/true"}, "limits": object{"memory": 256 << 20, "pids": 64, "cpus": 1}}, warm),
 		plainFloor.floorLoad("E", "net/http, fork and exec"),
 		newFloor.floorLoad("F", "the same in new namespaces"),
+	}
+	if *judge == "" {
+		fmt.Println("http: without go-judge, whose binary -judge names")
+	} else {
+		j, close, err := goJudge(*judge, ready, most)
+		if err != nil {
+			return err
+		}
+		defer close()
+		loads = append(loads, j.judged("G"))
 	}
 	for _, field := range strings.Split(*clients, ",") {
 		n, err := strconv.Atoi(field)

@@ -34,6 +34,7 @@ var (
 	sessions  = flag.Int("sessions", 1000, "density: how many sessions there are at once")
 	megabytes = flag.Int("megabytes", 1024, "stream, network: how much")
 	clients   = flag.String("clients", "1,4", "http: how many clients call at once")
+	judge     = flag.String("judge", "", "http: a go-judge to compare with")
 	rawFile   = flag.String("raw", "", "write each measurement to a file (program, round, what, ms) and do not print them")
 )
 
@@ -137,6 +138,13 @@ func bench() error {
 	// that does not reap.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return err
+	}
+	if *judge != "" {
+		path, err := filepath.Abs(*judge)
+		if err != nil {
+			return err
+		}
+		*judge = path
 	}
 	// A directory that every sandbox shows: no bind is needed for it.
 	if err := os.Chdir("/usr"); err != nil {

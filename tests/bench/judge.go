@@ -1,0 +1,58 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+)
+
+// goJudge starts a go-judge that somebody has built, with as many containers as our server has
+// rooms, its own mounts, and no log. It takes no Unix sockets.
+func goJudge(path string, ready, most int) (_ *server, close func(), err error) {
+	s, err := newServer()
+	if err != nil {
+		return nil, nil, err
+	}
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, nil, err
+	}
+	s.network, s.address = "tcp", l.Addr().String()
+	l.Close()
+	cgroups := fmt.Sprintf("go-judge-bench-%d", os.Getpid()) // not with our prefix, or sbxrun cleanup takes them for ours
+	s.cmd = exec.CommandContext(ctx, path, "-http-addr", s.address, "-pre-fork", strconv.Itoa(ready), "-parallelism", strconv.Itoa(most),
+		"-cgroup-prefix", cgroups, "-dir", s.dir, "-release", "-silent")
+	s.cmd.Dir = s.dir
+	if err := s.answers(); err != nil {
+		return nil, nil, err
+	}
+	return s, func() {
+		s.close()
+		for _, left := range []string{"*/" + cgroups + "/*", "*/" + cgroups} { // what it makes with cgroup v1, and does not remove
+			names, _ := filepath.Glob("/sys/fs/cgroup/" + left)
+			for _, name := range names {
+				_ = os.Remove(name) // that of a file fails
+			}
+		}
+	}, nil
+}
+
+// judged is a load on it. It runs nothing without a limit of memory.
+func (s *server) judged(letter string) *load {
+	kept := func(name string) object { return object{"name": name, "max": 1 << 20} }
+	const timeout = 30_000_000_000 // as our server's
+	command := object{
+		"args": []string{"/bin/true"}, "env": []string{"PATH=/usr/bin:/bin"}, "files": []object{{"content": ""}, kept("stdout"), kept("stderr")},
+		"clockLimit": timeout, "cpuLimit": timeout, "memoryLimit": 256 << 20, "procLimit": 64,
+	}
+	return s.request(letter, "go-judge, memory and pids limited", "/run", object{"cmd": []object{command}}, func(answer []byte) error {
+		if !bytes.Contains(answer, []byte(`"status":"Accepted","exitStatus":0`)) {
+			return fmt.Errorf("the answer was %.600s", answer)
+		}
+		return nil
+	})
+}
