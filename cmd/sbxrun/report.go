@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/links"
+	"github.com/sbxrun/sbxrun/internal/random"
 	"github.com/sbxrun/sbxrun/internal/stream"
 )
 
@@ -165,7 +165,7 @@ func tryOut(dir int, name string) error {
 	// Without a name, where the file system can do that: nothing is ever left.
 	fd, err := unix.Openat(dir, ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, 0o666)
 	if err == unix.EOPNOTSUPP || err == unix.EISDIR {
-		tmp := ".sbxrun." + job.NewID()
+		tmp := ".sbxrun." + random.Name()
 		if fd, err = unix.Openat(dir, tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o666); err == nil {
 			err = unix.Unlinkat(dir, tmp, 0)
 		}
@@ -263,7 +263,7 @@ func writeFilter(place string, filter []byte) (from string, err error) {
 
 // replace puts a new file in the place of name, in one step.
 func replace(dir int, name string, data []byte) error {
-	tmp := ".sbxrun." + job.NewID()
+	tmp := ".sbxrun." + random.Name()
 	fd, err := unix.Openat(dir, tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o666)
 	if err != nil {
 		return err

@@ -13,13 +13,14 @@ import (
 	"github.com/sbxrun/sbxrun/internal/doctor"
 	"github.com/sbxrun/sbxrun/internal/files"
 	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/random"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/version"
 )
 
 func runCommand(args []string, begin time.Time) int {
 	r := runner{}
-	r.command = command{Job: job.Job{ID: job.NewID()}, where: "in the sandbox", deadline: &r.flags.DeadlineFlags, printing: &r.flags.OutputFlags}
+	r.command = command{Job: job.Job{ID: random.Name()}, where: "in the sandbox", deadline: &r.flags.DeadlineFlags, printing: &r.flags.OutputFlags}
 	r.Terms.Begin = begin
 	var err error
 	if r.argv, err = parse(&r.flags, args); err != nil {

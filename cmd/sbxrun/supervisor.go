@@ -9,7 +9,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/detach"
 	"github.com/sbxrun/sbxrun/internal/files"
-	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/random"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
@@ -87,7 +87,7 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 	if err := os.Chdir("/"); err != nil {
 		return nil, "", err
 	}
-	claim, err := dir.Create(job.NewID(), string(flags.Name))
+	claim, err := dir.Create(random.Name(), string(flags.Name))
 	if err != nil {
 		return nil, "", err
 	}

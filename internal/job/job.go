@@ -5,9 +5,7 @@ package job
 
 import (
 	"context"
-	"encoding/hex"
 	"fmt"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -23,7 +21,7 @@ import (
 
 // Job is one command. It is started once, and then waited for.
 type Job struct {
-	ID      string // of its cgroups, see [NewID]
+	ID      string // of its cgroups
 	Place   supervise.Place
 	Terms   supervise.Terms // but for Limits, which Start makes
 	Limits  *limits.Plan    // nil for none
@@ -120,14 +118,4 @@ func (j *Job) Wait(ctx context.Context, told <-chan struct{}) (res result.Result
 		}
 	}
 	return res, delivered, left
-}
-
-// NewID is a name for a command or a sandbox that nobody else has.
-func NewID() string {
-	var b [8]byte
-	if _, err := unix.Getrandom(b[:], 0); err != nil {
-		// Only before the machine's generator is seeded, early in its boot.
-		return strconv.FormatInt(time.Now().UnixNano(), 16)
-	}
-	return hex.EncodeToString(b[:])
 }

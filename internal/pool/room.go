@@ -11,6 +11,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/random"
 	"github.com/sbxrun/sbxrun/internal/seccomp"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/internal/values"
@@ -72,7 +73,7 @@ func build(ctx context.Context, policy bwrap.Policy) (_ *Room, err error) {
 	if r.init, err = proc.FromPidfd(way.Init); err != nil {
 		return nil, err
 	}
-	if r.group, err = limits.Lasting(job.NewID()); err != nil {
+	if r.group, err = limits.Lasting(random.Name()); err != nil {
 		return nil, err
 	}
 	if r.group != nil {

@@ -20,8 +20,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/blobs"
 	"github.com/sbxrun/sbxrun/internal/calls"
 	"github.com/sbxrun/sbxrun/internal/config"
-	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/random"
 	"github.com/sbxrun/sbxrun/internal/sessions"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 )
@@ -104,7 +104,7 @@ func (s *Server) Shared(by func(gate *tenants.Gate) func(context.Context, string
 	s.join = by(s.gate)
 }
 
-func (s *Server) newID() string { return s.prefix + job.NewID() }
+func (s *Server) newID() string { return s.prefix + random.Name() }
 
 // ownDirectory makes a directory for what is stored, and refuses one that somebody else could
 // have prepared: below /tmp everybody can.

@@ -34,6 +34,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/random"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
@@ -194,7 +195,7 @@ func (s *Store) NewFile() (*Draft, error) {
 	if s.root == nil {
 		return nil, Failed(fs.ErrNotExist)
 	}
-	d := &Draft{store: s, name: tree.Random()}
+	d := &Draft{store: s, name: random.Name()}
 	err := s.draft(func() (err error) {
 		if d.File, err = s.root.OpenFile(d.path(), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err == nil {
 			err = tryLock(d.File, unix.F_WRLCK)

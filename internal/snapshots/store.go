@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/random"
 	"github.com/sbxrun/sbxrun/internal/state"
-	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
 // List returns the snapshots, the oldest first, those that have expired included, and what is
@@ -98,7 +98,7 @@ func NewManifest(name string, ttl time.Duration) (*Manifest, error) {
 		}
 	}
 	now := time.Now().UTC()
-	m := &Manifest{Version: Version, ID: tree.Random(), Name: name, CreatedAt: now.Format(result.TimeFormat)}
+	m := &Manifest{Version: Version, ID: random.Name(), Name: name, CreatedAt: now.Format(result.TimeFormat)}
 	if ttl > 0 {
 		m.ExpiresAt = now.Add(ttl).Format(result.TimeFormat)
 	}

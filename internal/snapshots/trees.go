@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/tree"
+	"github.com/sbxrun/sbxrun/internal/random"
 )
 
 // UnpackWord is the first argument by which sbxrund unpacks a snapshot; the snapshot's id follows,
@@ -78,7 +78,7 @@ func (s *Store) NewTree() (*Draft, error) {
 	if s.root == nil {
 		return nil, Failed(fs.ErrNotExist)
 	}
-	d := &Draft{store: s, name: tree.Random()}
+	d := &Draft{store: s, name: random.Name()}
 	err := s.draft(func() (err error) {
 		if err = s.root.Mkdir(d.path(), 0o700); err != nil {
 			return err

@@ -1,11 +1,12 @@
 package state
 
 import (
-	"encoding/hex"
 	"os"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/random"
 )
 
 // applyPrefix begins the name of a note about changes that are being made in a directory of the
@@ -16,9 +17,7 @@ const applyPrefix = "apply-"
 // NoteApply leaves a note for a directory. remove takes it away; and should the process die
 // before, [Dir.Applies] has it.
 func (d *Dir) NoteApply(path string) (remove func(), err error) {
-	var random [8]byte
-	_, _ = unix.Getrandom(random[:], 0) // with so few bytes it does not fail (getrandom(2)); a name that is taken is refused
-	name := applyPrefix + hex.EncodeToString(random[:])
+	name := applyPrefix + random.Name()
 	fd, err := d.root.lock(name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL, unix.F_WRLCK, 0)
 	if err != nil {
 		return nil, failed(err)

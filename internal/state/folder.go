@@ -1,7 +1,6 @@
 package state
 
 import (
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/random"
 )
 
 // maxFile bounds what is read from a file as a whole, in bytes. More is not
@@ -129,11 +129,7 @@ func (f folder) write(name string, data []byte) error {
 	if len(data) > maxFile {
 		return f.fail("write", name, errTooLarge)
 	}
-	var random [8]byte
-	if _, err := unix.Getrandom(random[:], 0); err != nil {
-		return f.fail("write", name, err)
-	}
-	tmp := "." + name + "." + hex.EncodeToString(random[:])
+	tmp := "." + name + "." + random.Name()
 	file, err := f.openFile(tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL)
 	if err != nil {
 		return err

@@ -12,7 +12,6 @@
 package tree
 
 import (
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -21,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/random"
 )
 
 // Open opens a path beneath a directory: nothing outside it, on another mount or behind a link.
@@ -111,15 +111,8 @@ func ModTime(st *unix.Stat_t) time.Time {
 	return time.Unix(sec, nsec).UTC()
 }
 
-// Random returns 16 hexadecimal digits.
-func Random() string {
-	var b [8]byte
-	_, _ = unix.Getrandom(b[:], 0) // with so few bytes it does not fail (getrandom(2)); who takes a name that is there is refused
-	return hex.EncodeToString(b[:])
-}
-
 // Hidden returns a name that nothing else has.
-func Hidden() string { return ".sbxrun-" + Random() }
+func Hidden() string { return ".sbxrun-" + random.Name() }
 
 // names returns the names in a directory, sorted; nil if there are more than most.
 func names(dir, most int) (list []string, err error) {

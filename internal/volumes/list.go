@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/random"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
@@ -94,7 +95,7 @@ func (s *Store) Remove(name string) error {
 		return explain(name, err)
 	}
 	defer v.Close()
-	hidden := removePrefix + tree.Random()
+	hidden := removePrefix + random.Name()
 	if err := unix.Renameat(s.fd, name, s.fd, hidden); err != nil {
 		return explain(name, err)
 	}

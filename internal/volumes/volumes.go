@@ -21,6 +21,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/random"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
@@ -198,7 +199,7 @@ func beneath(flags uint64) *unix.OpenHow {
 
 // create makes a volume, complete or not at all. That somebody else does so as well is no error.
 func (s *Store) create(name string, owner *proc.Cred) error {
-	hidden := newPrefix + tree.Random()
+	hidden := newPrefix + random.Name()
 	if err := unix.Mkdirat(s.fd, hidden, 0o700); err != nil {
 		return err
 	}
