@@ -232,6 +232,12 @@ func (d *Directory) UnmarshalText(text []byte) error {
 	return err
 }
 
+// Recorded is the last flags of commands that work with records of sandboxes.
+type Recorded struct {
+	StateDir Directory `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR"`
+	Help     bool      `help:"Print this." short:"h"`
+}
+
 // Exec is the flags of sbxrun exec.
 type Exec struct {
 	DeadlineFlags
@@ -255,68 +261,61 @@ type Cp struct {
 	MaxSize   values.Size `help:"Copy no more than this, all files together. 0 is no limit." default:"1G" placeholder:"SIZE"`
 	Quiet     bool        `help:"Show no progress, and do not name what was left out." short:"q"`
 	JSON      bool        `help:"Print what was copied, as JSON."`
-	StateDir  Directory   `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR"`
-	Help      bool        `help:"Print this." short:"h"`
+	Recorded
 }
 
 // Diff is the flags of sbxrun diff.
 type Diff struct {
-	Patch    bool      `help:"Print a patch, as git diff does." short:"p" xor:"as"`
-	Stat     bool      `help:"Print only how much it is." xor:"as"`
-	Tar      bool      `help:"Write a tar: an OCI layer, with .wh.NAME for what was deleted." xor:"as"`
-	JSON     bool      `help:"Print JSON." xor:"as"`
-	StateDir Directory `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR"`
-	Help     bool      `help:"Print this." short:"h"`
+	Patch bool `help:"Print a patch, as git diff does." short:"p" xor:"as"`
+	Stat  bool `help:"Print only how much it is." xor:"as"`
+	Tar   bool `help:"Write a tar: an OCI layer, with .wh.NAME for what was deleted." xor:"as"`
+	JSON  bool `help:"Print JSON." xor:"as"`
+	Recorded
 }
 
 // Apply is the flags of sbxrun apply.
 type Apply struct {
-	Check    bool      `help:"Change nothing, and say what would be done."`
-	Delete   bool      `help:"Delete as well what was deleted in the sandbox."`
-	Force    bool      `help:"Replace what has changed on the host since the sandbox began."`
-	Quiet    bool      `help:"Do not name what is deleted or left." short:"q"`
-	JSON     bool      `help:"Print what was done, as JSON."`
-	StateDir Directory `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR"`
-	Help     bool      `help:"Print this." short:"h"`
+	Check  bool `help:"Change nothing, and say what would be done."`
+	Delete bool `help:"Delete as well what was deleted in the sandbox."`
+	Force  bool `help:"Replace what has changed on the host since the sandbox began."`
+	Quiet  bool `help:"Do not name what is deleted or left." short:"q"`
+	JSON   bool `help:"Print what was done, as JSON."`
+	Recorded
 }
 
 // Ps is the flags of sbxrun ps.
 type Ps struct {
-	All      bool      `help:"Include those that have ended." short:"a"`
-	Status   []string  `help:"Only those with this status, ended or not." placeholder:"starting|running|completed|failed|killed|error|lost"`
-	Tag      []string  `help:"Only those with this tag." placeholder:"KEY=VALUE"`
-	Names    bool      `help:"Print only names, one per line; the id where there is no name." xor:"as"`
-	Quiet    bool      `help:"Print only ids, one per line." short:"q" xor:"as"`
-	JSON     bool      `help:"Print a JSON array." xor:"as"`
-	StateDir Directory `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR"`
-	Help     bool      `help:"Print this." short:"h"`
+	All    bool     `help:"Include those that have ended." short:"a"`
+	Status []string `help:"Only those with this status, ended or not." placeholder:"starting|running|completed|failed|killed|error|lost"`
+	Tag    []string `help:"Only those with this tag." placeholder:"KEY=VALUE"`
+	Names  bool     `help:"Print only names, one per line; the id where there is no name." xor:"as"`
+	Quiet  bool     `help:"Print only ids, one per line." short:"q" xor:"as"`
+	JSON   bool     `help:"Print a JSON array." xor:"as"`
+	Recorded
 }
 
 // Inspect is the flags of sbxrun inspect.
 type Inspect struct {
-	JSON     bool      `help:"Print JSON, which is the only format."`
-	StateDir Directory `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR"`
-	Help     bool      `help:"Print this." short:"h"`
+	JSON bool `help:"Print JSON, which is the only format."`
+	Recorded
 }
 
 // Wait is the flags of sbxrun wait.
 type Wait struct {
-	Ready    bool            `help:"Wait until it is ready, as decided by the probe given to start." xor:"for"`
-	Log      string          `help:"Wait until a line of its output matches this regular expression." placeholder:"RE" xor:"for"`
-	Timeout  values.Duration `help:"Wait no longer than this. The sandbox lives on. 0 is forever." default:"0" placeholder:"DUR"`
-	JSON     bool            `help:"Print the outcome as JSON."`
-	StateDir Directory       `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR"`
-	Help     bool            `help:"Print this." short:"h"`
+	Ready   bool            `help:"Wait until it is ready, as decided by the probe given to start." xor:"for"`
+	Log     string          `help:"Wait until a line of its output matches this regular expression." placeholder:"RE" xor:"for"`
+	Timeout values.Duration `help:"Wait no longer than this. The sandbox lives on. 0 is forever." default:"0" placeholder:"DUR"`
+	JSON    bool            `help:"Print the outcome as JSON."`
+	Recorded
 }
 
 // Logs is the flags of sbxrun logs.
 type Logs struct {
-	Follow   bool      `help:"Keep printing until the sandbox has ended." short:"f"`
-	Stream   string    `help:"Only this stream." placeholder:"stdout|stderr"`
-	Tail     string    `help:"Only the last N lines of each stream." placeholder:"N"`
-	JSON     bool      `help:"Print a JSON object for each piece of output."`
-	StateDir Directory `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR"`
-	Help     bool      `help:"Print this." short:"h"`
+	Follow bool   `help:"Keep printing until the sandbox has ended." short:"f"`
+	Stream string `help:"Only this stream." placeholder:"stdout|stderr"`
+	Tail   string `help:"Only the last N lines of each stream." placeholder:"N"`
+	JSON   bool   `help:"Print a JSON object for each piece of output."`
+	Recorded
 }
 
 // Kill is the flags of sbxrun kill.
@@ -327,19 +326,17 @@ type Kill struct {
 	All          bool            `help:"All running sandboxes." short:"a"`
 	Tag          []string        `help:"All running sandboxes with this tag." placeholder:"KEY=VALUE"`
 	JSON         bool            `help:"Print a JSON array of the outcomes."`
-	StateDir     Directory       `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR"`
-	Help         bool            `help:"Print this." short:"h"`
+	Recorded
 }
 
 // Snapshot is the flags of sbxrun snapshot.
 type Snapshot struct {
-	Name     Name            `help:"A name that no other snapshot has." placeholder:"NAME"`
-	TTL      values.Duration `help:"Time to live: cleanup removes it after this time. 0 is never." default:"0" placeholder:"DUR"`
-	MaxSize  values.Size     `help:"How much all snapshots together may take on the disk, and one of them unpacked." default:"16G" placeholder:"SIZE"`
-	JSON     bool            `help:"Print the snapshot's manifest, as JSON."`
-	DataDir  Directory       `help:"Directory for snapshots. Default: $SBXRUN_DATA_DIR, or one of the user's own." placeholder:"DIR"`
-	StateDir Directory       `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR"`
-	Help     bool            `help:"Print this." short:"h"`
+	Name    Name            `help:"A name that no other snapshot has." placeholder:"NAME"`
+	TTL     values.Duration `help:"Time to live: cleanup removes it after this time. 0 is never." default:"0" placeholder:"DUR"`
+	MaxSize values.Size     `help:"How much all snapshots together may take on the disk, and one of them unpacked." default:"16G" placeholder:"SIZE"`
+	JSON    bool            `help:"Print the snapshot's manifest, as JSON."`
+	DataDir Directory       `help:"Directory for snapshots. Default: $SBXRUN_DATA_DIR, or one of the user's own." placeholder:"DIR"`
+	Recorded
 }
 
 // Snapshots is the flags of sbxrun snapshots.
@@ -356,15 +353,13 @@ type Cleanup struct {
 	DryRun    bool            `help:"Only say what would be done." short:"n"`
 	JSON      bool            `help:"Print a JSON array of what was found and done."`
 	DataDir   Directory       `help:"Directory for snapshots. Default: $SBXRUN_DATA_DIR, or one of the user's own." placeholder:"DIR"`
-	StateDir  Directory       `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR"`
-	Help      bool            `help:"Print this." short:"h"`
+	Recorded
 }
 
 // Volume is the flags of sbxrun volume.
 type Volume struct {
-	JSON     bool      `help:"With ls: print a JSON array."`
-	StateDir Directory `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR"`
-	Help     bool      `help:"Print this." short:"h"`
+	JSON bool `help:"With ls: print a JSON array."`
+	Recorded
 }
 
 // Stats is the flags of sbxrun stats.
@@ -375,8 +370,7 @@ type Stats struct {
 	Interval   values.Duration `help:"With --watch: time between two updates." default:"2s" placeholder:"DUR"`
 	Warn       values.Percent  `help:"Percentage of a limit from which the level is warn." default:"60" placeholder:"PERCENT"`
 	Alert      values.Percent  `help:"Percentage of a limit from which the level is alert." default:"80" placeholder:"PERCENT"`
-	StateDir   Directory       `help:"Directory for records of sandboxes. Default: $SBXRUN_STATE_DIR, or one of the user's own." placeholder:"DIR"`
-	Help       bool            `help:"Print this." short:"h"`
+	Recorded
 }
 
 // Serve is the flags of sbxrun serve.

@@ -60,16 +60,13 @@ func WantsJSON(flags any) bool {
 }
 
 // StateDir returns the --state-dir in flags; "" if there is none.
-func StateDir(flags any) string {
-	if f := commandOf(flags).named("state-dir"); f != nil {
-		return f.value.String()
-	}
-	return ""
-}
+func StateDir(flags any) string { return directory(flags, "state-dir") }
 
 // DataDir returns the --data-dir in flags; "" if there is none.
-func DataDir(flags any) string {
-	if f := commandOf(flags).named("data-dir"); f != nil {
+func DataDir(flags any) string { return directory(flags, "data-dir") }
+
+func directory(flags any, name string) string {
+	if f := commandOf(flags).named(name); f != nil {
 		return f.value.String()
 	}
 	return ""
