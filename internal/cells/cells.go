@@ -2,7 +2,7 @@
 // other in one process that stays, so that a cell finds what those before it have defined.
 //
 //	server
-//	└─ keeper ─ init ─ interpreter   a command in a room like any other (package nsenter)
+//	└─ keeper ─ init ─ interpreter   a command in a room like any other (package place)
 //	                   └─ driver     ours, in the same process: reads cells, writes answers
 //
 // The driver is Go's only partner and its least trusted one, because the cells run in its
@@ -27,46 +27,24 @@ package cells
 
 import (
 	"context"
-	"os"
-	"syscall"
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/nsenter"
+	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/place"
 )
 
-// Room is where an interpreter runs: [In] of a room of package bwrap, or another that can start
-// a command.
+// Room is where an interpreter runs, such as a [place.Place].
 type Room interface {
 	// Start starts a command, which ends with ctx, and returns when it was executed.
-	Start(ctx context.Context, c Command) (Running, error)
-}
-
-// Command is a command as a [Room] starts it. Its members are those of [nsenter.Command].
-type Command struct {
-	Args                  []string
-	Env                   []string
-	Dir                   string
-	Fresh                 bool
-	Limits                nsenter.Limits
-	Stdin, Stdout, Stderr *os.File
-}
-
-// Running is a command that was started, such as an [nsenter.Command].
-type Running interface {
-	Wait() (*result.Result, error)
-	SignalAlone(sig syscall.Signal) error
+	Start(ctx context.Context, c place.Command) (place.Running, error)
 }
 
 // Spec is an interpreter that is to be kept: where, which, and within which limits.
 type Spec struct {
 	Room     Room
 	Language Language
-	Limits   nsenter.Limits // of the interpreter and all that it starts
-	Env      []string       // NAME=VALUE, beside the room's own
-	Dir      string         // where it begins; "" for the room's own
-	// Fresh gives it directories in memory of its own, see [nsenter.Command].
-	Fresh bool
+	Limits   limits.Request // of the interpreter and all that it starts
 }
 
 // Cell is a piece of code, and what it may take.

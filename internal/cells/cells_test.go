@@ -16,6 +16,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -287,14 +288,6 @@ func TestShadowedModules(t *testing.T) {
 	}
 }
 
-func TestSpec(t *testing.T) {
-	t.Parallel()
-	k := open(t, Spec{Room: In(newRoom(t)), Language: Languages()["python"], Env: []string{"MINE=a b"}, Dir: "/usr", Fresh: true})
-	if a := do(t, k, "import os; os.environ['MINE'], os.getcwd()"); !cmp.Equal(see(a), done("", "value text/plain=('a b', '/usr')")) {
-		t.Errorf("%+v", see(a))
-	}
-}
-
 // Nothing that a cell is told is in the command line.
 func TestCommandLine(t *testing.T) {
 	t.Parallel()
@@ -438,9 +431,9 @@ func In(room *bwrap.Room) Room { return in{room} }
 
 type in struct{ room *bwrap.Room }
 
-func (r in) Start(ctx context.Context, c Command) (Running, error) {
+func (r in) Start(ctx context.Context, c place.Command) (place.Running, error) {
 	cmd := r.room.Command(c.Args...)
-	cmd.Env, cmd.Dir, cmd.Fresh, cmd.Limits = c.Env, c.Dir, c.Fresh, c.Limits
+	cmd.Limits = bwrap.Limits(c.Limits)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.Stdin, c.Stdout, c.Stderr
 	return cmd, cmd.Start(ctx)
 }

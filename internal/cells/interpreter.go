@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/stream"
 )
@@ -34,7 +35,7 @@ const (
 
 // interpreter is one process with a driver, from its start to its end.
 type interpreter struct {
-	command  Running
+	command  place.Running
 	cancel   context.CancelFunc // ends it
 	socket   *os.File           // our end
 	out, err *output
@@ -81,9 +82,7 @@ func (s *Spec) launch(life, ctx context.Context) (_ *interpreter, err error) {
 	own, cancel := context.WithCancel(life)
 	i.cancel = cancel
 	defer context.AfterFunc(ctx, cancel)()
-	i.command, err = s.Room.Start(own, Command{
-		Args: argv, Env: s.Env, Dir: s.Dir, Fresh: s.Fresh, Limits: s.Limits, Stdin: files[0], Stdout: files[1], Stderr: files[2],
-	})
+	i.command, err = s.Room.Start(own, place.Command{Args: argv, Limits: s.Limits, Stdin: files[0], Stdout: files[1], Stderr: files[2]})
 	for _, f := range files {
 		f.Close() // or there would be no end of file
 	}

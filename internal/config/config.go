@@ -15,7 +15,6 @@ import (
 
 	"github.com/pelletier/go-toml/v2"
 
-	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/cells"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/state"
@@ -313,12 +312,12 @@ func (c *Config) Check() error {
 }
 
 // Policy is what the sandbox of a call shows.
-func (c *Config) Policy() (p bwrap.Policy, err error) {
-	p = bwrap.Policy{TmpSize: int64(c.Sandbox.TmpSize), AllSyscalls: c.Sandbox.AllSyscalls}
+func (c *Config) Policy() (p room.Policy, err error) {
+	p = room.Policy{Cwd: room.CwdNone, TmpSize: int64(c.Sandbox.TmpSize), NoFilter: c.Sandbox.AllSyscalls}
 	switch c.Sandbox.Network {
 	case "", "none":
 	case "host":
-		p.Network = bwrap.HostNetwork
+		p.Network = room.NetHost
 	default:
 		return p, fmt.Errorf("sandbox.network %q: want none or host", c.Sandbox.Network)
 	}
@@ -327,8 +326,9 @@ func (c *Config) Policy() (p bwrap.Policy, err error) {
 		if err != nil {
 			return p, fmt.Errorf("sandbox.mounts: %w", err)
 		}
-		p.Mounts = append(p.Mounts, bwrap.Mount{Source: source, Dest: dest})
+		p.Mounts = append(p.Mounts, room.Mount{Source: source, Dest: dest})
 	}
+	p.Mounts = slices.Clip(p.Mounts) // a session adds its own to a copy
 	return p, nil
 }
 

@@ -3,16 +3,12 @@ package place
 import (
 	"context"
 	"os"
-	"path"
 	"sync"
 
-	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/job"
-	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
-	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
@@ -21,28 +17,21 @@ type Rooms struct{}
 
 // Take builds a room.
 func (Rooms) Take(ctx context.Context, _ string, p Policy) (_ Place, err error) {
-	spec := job.Spec{Limits: limits.Request(p.Limits), Timeout: p.Lifetime}
-	var policy room.Policy
-	if p.Parted != nil {
-		policy, spec.Parts = p.Parted.Policy, &p.Parted.Parts
-		defer func() {
-			if err != nil {
-				spec.Parts.End()
-			}
-		}()
-	} else if policy, err = Outline(p.Policy); err != nil {
-		return nil, err
-	}
-	plan, err := room.Prepare(policy, Caller())
+	defer func() {
+		if err != nil {
+			p.Parts.End()
+		}
+	}()
+	plan, err := room.Prepare(p.Policy, Caller())
 	if err != nil {
 		return nil, err
 	}
 	defer plan.Close()
-	c := &cold{dir: policy.Workdir}
+	c := &cold{dir: p.Workdir}
 	// A room ends with its context, and this one outlives the wait for it.
 	started, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, cancel)
-	if c.room, err = job.NewRoom(started, plan, spec); err != nil {
+	if c.room, err = job.NewRoom(started, plan, job.Spec{Limits: p.Limits, Timeout: p.Lifetime, Parts: p.Parts}); err != nil {
 		cancel()
 		return nil, err
 	}
@@ -58,45 +47,6 @@ func (Rooms) Take(ctx context.Context, _ string, p Policy) (_ Place, err error) 
 // Caller is who this process's rooms are for.
 func Caller() room.Caller {
 	return room.Caller{Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), UID: os.Geteuid(), GID: os.Getegid()}
-}
-
-// Outline is a policy as package room has it, for one to be added to.
-func Outline(p bwrap.Policy) (room.Policy, error) {
-	out := room.Policy{Cwd: room.CwdNone, Workdir: p.Dir, TmpSize: p.TmpSize, Network: room.NetNone, Hostname: p.Hostname, NoFilter: p.AllSyscalls}
-	if p.Network == bwrap.HostNetwork {
-		out.Network = room.NetHost
-	}
-	if p.User != nil {
-		out.User = &room.User{UID: p.User.UID, GID: p.User.GID}
-	}
-	for _, pair := range p.Env {
-		v, err := values.ParsePair(pair)
-		if err != nil {
-			return out, &result.Error{Code: "usage", Message: "Env: " + err.Error()}
-		}
-		out.Env.Put(v)
-	}
-	for _, m := range p.Mounts {
-		mount := room.Mount{Kind: room.ReadOnly, Source: m.Source, Dest: m.Dest, Try: m.Optional, Size: m.Size}
-		switch {
-		case m.Source == "":
-			mount.Kind = room.Tmpfs
-		case m.Writable:
-			mount.Kind = room.ReadWrite
-		}
-		if mount.Dest == "" {
-			mount.Dest = m.Source
-		}
-		if mount.Source != "" {
-			mount.Source = path.Clean(mount.Source)
-		}
-		var err error
-		if mount.Dest, err = room.CleanDest(mount.Dest); err != nil {
-			return out, &result.Error{Code: "usage", Message: "a mount: " + err.Error()}
-		}
-		out.Mounts = append(out.Mounts, mount)
-	}
-	return out, nil
 }
 
 // Rooms returns 0: none is made ahead.
@@ -117,7 +67,7 @@ func (c *cold) Kind() Kind { return Cold }
 func (c *cold) Start(ctx context.Context, command Command) (Running, error) {
 	run, err := c.room.Start(ctx, command.Args, command.Env, command.Dir, job.Spec{
 		Stdin: command.Stdin, Stdout: command.Stdout, Stderr: command.Stderr, MaxOutput: command.MaxOutput,
-		Limits: limits.Request(command.Limits), Timeout: command.Timeout, Grace: command.Grace,
+		Limits: command.Limits, Timeout: command.Timeout, Grace: command.Grace,
 	})
 	if err != nil {
 		return nil, err

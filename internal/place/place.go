@@ -9,8 +9,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/workspace"
@@ -28,28 +28,22 @@ const (
 // Policy is what a place shows, and what all of its commands together may use. Policies that
 // are equal can have the same rooms.
 type Policy struct {
-	bwrap.Policy
-	Limits   bwrap.Limits  // of the place
-	Lifetime time.Duration // 0 for none
-	// Parted, if not nil, is in the place of the policy above. Such a place is cold.
-	Parted *Parted
+	room.Policy
+	Limits   limits.Request // of the place
+	Lifetime time.Duration  // 0 for none
+	// Parts, if not nil, are what the policy has of overlays, volumes, layers of a snapshot, and of a
+	// network by a list. Such a place is cold. Take ends them if it fails; else they end with the place.
+	Parts *sandbox.Parts
 	// Program, if not nil, is all that will run there. A source may have its interpreter started
 	// ahead, and then starts none: it gets the text by [Command.Program].
 	Program *Program
-}
-
-// Parted is the policy of a place with more than a [bwrap.Policy] has: overlays, volumes, the layers
-// of a snapshot, a network by a list. Take ends the parts if it fails; else they end with the place.
-type Parted struct {
-	room.Policy
-	Parts sandbox.Parts
 }
 
 // Program is how a program is run that is one file.
 type Program struct {
 	Args   []string // with the file's path
 	File   string   // its name in the workspace
-	Limits bwrap.Limits
+	Limits limits.Request
 	Ahead  int // how many interpreters wait for the next ones
 }
 
@@ -94,7 +88,7 @@ type Command struct {
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
 	MaxOutput      int64
-	Limits         bwrap.Limits
+	Limits         limits.Request
 	Timeout, Grace time.Duration
 	Program        string // of a place with one: the file's content
 	Attended       bool   // Wait is called at once, and may be what watches the command

@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
@@ -99,7 +98,7 @@ func (s *Source) takeAhead(tenant string, p place.Policy) *ahead {
 }
 
 func (a *ahead) is(tenant string, p place.Policy) bool {
-	return a.tenant == tenant && reflect.DeepEqual(a.policy.Program, p.Program) && key(a.policy.Policy) == key(p.Policy)
+	return a.tenant == tenant && reflect.DeepEqual(a.policy.Program, p.Program) && reflect.DeepEqual(a.policy.Policy, p.Policy)
 }
 
 // prepare has interpreters started for the next programs like this one.
@@ -168,7 +167,7 @@ func (s *Source) closeAhead() {
 
 // start starts an interpreter, and returns when it reads its program; nil if there is no room.
 func (s *Source) start(tenant string, p place.Policy) (_ *ahead, err error) {
-	r := s.pool(p.Policy).take(tenant)
+	r := s.pool(p.Policy).Take(tenant)
 	if r == nil {
 		return nil, nil
 	}
@@ -191,7 +190,7 @@ func (s *Source) start(tenant string, p place.Policy) (_ *ahead, err error) {
 	}
 	defer fifo.Close()
 	a.run, err = r.Start(context.Background(), Command{Args: p.Program.Args, Spec: job.Spec{
-		Stdout: &a.out[0], Stderr: &a.out[1], Limits: limits.Request(p.Program.Limits),
+		Stdout: &a.out[0], Stderr: &a.out[1], Limits: p.Program.Limits,
 	}})
 	if err != nil {
 		return nil, err
@@ -302,5 +301,5 @@ func (r *aheadRun) Wait() (*result.Result, error) {
 
 // fits reports whether a program can be started ahead: its limits are its command's alone.
 func fits(p place.Policy) bool {
-	return p.Parted == nil && p.Program != nil && p.Program.Ahead > 0 && p.Lifetime == 0 && p.Limits == (bwrap.Limits{})
+	return p.Parts == nil && p.Program != nil && p.Program.Ahead > 0 && p.Lifetime == 0 && p.Limits == (limits.Request{})
 }

@@ -51,17 +51,17 @@ func BenchmarkWarmLimits(b *testing.B) {
 }
 
 func benchWarm(b *testing.B, l limits.Request) {
-	p := pool.New(bwrap.Policy{}, pool.Sizes{Min: 1, Max: 2}, func(err error) { b.Error(err) })
+	p := pool.New(bare, pool.Sizes{Min: 1, Max: 2}, func(err error) { b.Error(err) })
 	defer p.Close()
 	for r := (*pool.Room)(nil); r == nil; time.Sleep(time.Millisecond) {
-		if r = p.Take("a", bwrap.Policy{}); r != nil {
+		if r = p.Take("a"); r != nil {
 			r.Give()
 		}
 	}
 	var out bytes.Buffer
 	bench(b, func() error {
-		r := p.Take("a", bwrap.Policy{})
-		for ; r == nil; r = p.Take("a", bwrap.Policy{}) {
+		r := p.Take("a")
+		for ; r == nil; r = p.Take("a") {
 			time.Sleep(time.Millisecond)
 		}
 		defer r.Give()

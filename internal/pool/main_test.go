@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/pool"
 	"github.com/sbxrun/sbxrun/internal/proc"
@@ -36,11 +35,11 @@ func TestMain(m *testing.M) {
 
 // serve is a server with three calls that do not end by themselves, in rooms of their own.
 func serve(timeout time.Duration) error {
-	p := pool.New(bwrap.Policy{}, pool.Sizes{Min: 1, Max: 3}, func(err error) { fmt.Println(err) })
+	p := pool.New(bare, pool.Sizes{Min: 1, Max: 3}, func(err error) { fmt.Println(err) })
 	defer p.Close()
 	var runs []*job.Run
 	for len(runs) < 3 {
-		r := p.Take("a", bwrap.Policy{})
+		r := p.Take("a")
 		if r == nil {
 			time.Sleep(time.Millisecond)
 			continue

@@ -18,12 +18,11 @@ package pool
 
 import (
 	"context"
-	"encoding/json"
 	"slices"
 	"sync"
 	"time"
 
-	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/internal/room"
 )
 
 // Sizes say how many rooms there are.
@@ -35,8 +34,7 @@ type Sizes struct {
 
 // Pool is the warm rooms of one policy. Its methods may be called by several goroutines.
 type Pool struct {
-	policy bwrap.Policy
-	key    string
+	policy room.Policy
 	sizes  Sizes
 	failed func(error)
 
@@ -54,8 +52,8 @@ type Pool struct {
 // New begins to build rooms, and does not wait for them. failed is told why a room could not
 // be built, or how it was left behind; it is called from several goroutines. The caller
 // closes the Pool.
-func New(policy bwrap.Policy, sizes Sizes, failed func(error)) *Pool {
-	p := &Pool{policy: policy, key: key(policy), sizes: sizes, failed: failed}
+func New(policy room.Policy, sizes Sizes, failed func(error)) *Pool {
+	p := &Pool{policy: policy, sizes: sizes, failed: failed}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
@@ -63,26 +61,9 @@ func New(policy bwrap.Policy, sizes Sizes, failed func(error)) *Pool {
 	return p
 }
 
-// key is the same for policies that are.
-func key(policy bwrap.Policy) string {
-	text, err := json.Marshal(policy)
-	if err != nil {
-		return "" // it has nothing that could not be
-	}
-	return string(text)
-}
-
-// Take returns a room for a call of a tenant under a policy, for the caller alone until it
-// gives it back. Nil: there is none, and the caller had better build one. It does not block.
-func (p *Pool) Take(tenant string, policy bwrap.Policy) *Room {
-	if key(policy) != p.key {
-		return nil
-	}
-	return p.take(tenant)
-}
-
-// take is Take for the pool's own policy.
-func (p *Pool) take(tenant string) *Room {
+// Take returns a room for a call of a tenant, for the caller alone until it gives it back. Nil:
+// there is none, and the caller had better build one. It does not block.
+func (p *Pool) Take(tenant string) *Room {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	defer p.refill()

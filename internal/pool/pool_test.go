@@ -17,25 +17,31 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/pool"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // bound is how long what happens by itself may take.
 const bound = time.Minute
 
+// bare is a policy that shows none of the host but its system.
+var bare = room.Policy{Cwd: room.CwdNone}
+
 // policy shows the fixtures.
-func policy(t *testing.T) bwrap.Policy {
-	return bwrap.Policy{TmpSize: 16 << 20, Mounts: []bwrap.Mount{{Source: harness.FixturesDir(t), Dest: "/fixtures"}, {Dest: "/var/data", Size: 1 << 20}}}
+func policy(t *testing.T) room.Policy {
+	return room.Policy{
+		Cwd: room.CwdNone, TmpSize: 16 << 20,
+		Mounts: []room.Mount{{Source: harness.FixturesDir(t), Dest: "/fixtures"}, {Kind: room.Tmpfs, Dest: "/var/data", Size: 1 << 20}},
+	}
 }
 
 // warm is a pool, of which nothing is left when the test is over.
-func warm(t *testing.T, policy bwrap.Policy, sizes pool.Sizes) *pool.Pool {
+func warm(t *testing.T, policy room.Policy, sizes pool.Sizes) *pool.Pool {
 	t.Helper()
 	p := pool.New(policy, sizes, func(err error) { t.Error(err) })
 	t.Cleanup(func() {
@@ -54,10 +60,10 @@ func below(t *testing.T) []proc.Stat {
 }
 
 // take waits for a room.
-func take(t *testing.T, p *pool.Pool, tenant string, policy bwrap.Policy) *pool.Room {
+func take(t *testing.T, p *pool.Pool, tenant string) *pool.Room {
 	t.Helper()
 	for end := time.Now().Add(bound); ; time.Sleep(time.Millisecond) {
-		if r := p.Take(tenant, policy); r != nil {
+		if r := p.Take(tenant); r != nil {
 			return r
 		}
 		if time.Now().After(end) {
@@ -102,10 +108,10 @@ const nothing = "/dev/shm:\n\n/home/sandbox:\n\n/tmp:\n\n/var/data:\n2\n0\n0022\
 func TestApart(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
 	for range 3 {
-		if _, text := in(t, take(t, p, "a", policy(t)), job.Spec{}, "sh", "-c", look); text != nothing {
+		if _, text := in(t, take(t, p, "a"), job.Spec{}, "sh", "-c", look); text != nothing {
 			t.Errorf("%q", text)
 		}
-		if res, text := in(t, take(t, p, "a", policy(t)), job.Spec{}, "sh", "-c", leave); res.ExitCode() != 0 || res.Strays != 2 {
+		if res, text := in(t, take(t, p, "a"), job.Spec{}, "sh", "-c", leave); res.ExitCode() != 0 || res.Strays != 2 {
 			t.Errorf("%+v, %q", res, text)
 		}
 	}
@@ -113,8 +119,8 @@ func TestApart(t *testing.T) {
 
 // An init sleeps while its command runs: it uses no processor time.
 func TestInitSleeps(t *testing.T) {
-	p := warm(t, bwrap.Policy{}, pool.Sizes{Min: 1, Max: 1})
-	r := take(t, p, "a", bwrap.Policy{})
+	p := warm(t, bare, pool.Sizes{Min: 1, Max: 1})
+	r := take(t, p, "a")
 	defer r.Give()
 	in, hold := io.Pipe()
 	defer hold.Close()
@@ -170,7 +176,7 @@ func theRoom(t *testing.T) (pid int) {
 func TestTenants(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
 	of := func(tenant string) int {
-		r := take(t, p, tenant, policy(t))
+		r := take(t, p, tenant)
 		room := theRoom(t)
 		in(t, r, job.Spec{}, "true")
 		return room
@@ -186,9 +192,6 @@ func TestTenants(t *testing.T) {
 	if again := of("b"); again != b {
 		t.Errorf("%d, then %d", b, again)
 	}
-	if r := p.Take("b", bwrap.Policy{}); r != nil {
-		t.Error("a room for another policy")
-	}
 }
 
 // After so many calls a room is another one.
@@ -196,7 +199,7 @@ func TestCalls(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1, Calls: 2})
 	var rooms []int
 	for range 6 {
-		r := take(t, p, "a", policy(t))
+		r := take(t, p, "a")
 		rooms = append(rooms, theRoom(t))
 		in(t, r, job.Spec{}, "true")
 	}
@@ -241,7 +244,7 @@ func TestEnds(t *testing.T) {
 				if s, ok := c.spec.Stdin.(*strings.Reader); ok {
 					_, _ = s.Seek(0, 0)
 				}
-				res, text := in(t, take(t, p, "a", policy(t)), c.spec, c.args...)
+				res, text := in(t, take(t, p, "a"), c.spec, c.args...)
 				if c.code >= 0 && (res.Cause != c.cause || res.ExitCode() != c.code) {
 					t.Errorf("%s, %d, %q", res.Cause, res.ExitCode(), text)
 				}
@@ -257,7 +260,7 @@ func TestEnds(t *testing.T) {
 // capability, can make none.
 func TestPrivileges(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
-	_, text := in(t, take(t, p, "a", policy(t)), job.Spec{}, "python3", "-c", `
+	_, text := in(t, take(t, p, "a"), job.Spec{}, "python3", "-c", `
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
 def refused(name, *args):
@@ -294,7 +297,7 @@ os.setpriority(os.PRIO_PROCESS, 0, 5)
 func TestTakeover(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
 	for range 3 {
-		res, text := in(t, take(t, p, "a", policy(t)), job.Spec{Timeout: harness.Deadline(2 * time.Second)}, "/fixtures/takeover")
+		res, text := in(t, take(t, p, "a"), job.Spec{Timeout: harness.Deadline(2 * time.Second)}, "/fixtures/takeover")
 		if res.Cause == result.Lost {
 			t.Errorf("%+v, %q", res, text)
 		}
@@ -304,7 +307,7 @@ func TestTakeover(t *testing.T) {
 // A call whose context is done ends, and its room serves the next one.
 func TestCanceled(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
-	r := take(t, p, "a", policy(t))
+	r := take(t, p, "a")
 	ctx, cancel := context.WithCancel(t.Context())
 	run, err := r.Start(ctx, pool.Command{Args: []string{"sleep", "1000"}})
 	if err != nil {
@@ -315,12 +318,12 @@ func TestCanceled(t *testing.T) {
 		t.Errorf("%+v, %v", res, err)
 	}
 	r.Give()
-	r = take(t, p, "a", policy(t))
+	r = take(t, p, "a")
 	if _, err := r.Start(ctx, pool.Command{Args: []string{"true"}}); err == nil {
 		t.Error("a context that is done has started a command")
 	}
 	r.Give()
-	if _, text := in(t, take(t, p, "a", policy(t)), job.Spec{}, "echo", "here"); text != "here\n" {
+	if _, text := in(t, take(t, p, "a"), job.Spec{}, "echo", "here"); text != "here\n" {
 		t.Errorf("%q", text)
 	}
 }
@@ -332,7 +335,7 @@ func TestDoubt(t *testing.T) {
 	defer p.Close()
 	for _, name := range []string{"sbxrun-maker", "sbxrun-init", "sbxrun-room", "sbxrun-keeper", "bwrap"} {
 		for _, running := range []bool{false, true} {
-			r := take(t, p, "a", policy(t))
+			r := take(t, p, "a")
 			if !running {
 				kill(t, name)
 			}
@@ -348,10 +351,10 @@ func TestDoubt(t *testing.T) {
 			}
 			r.Give()
 			// What was killed may have been of the call that comes next, which is refused then.
-			r = take(t, p, "a", policy(t))
+			r = take(t, p, "a")
 			if _, err := r.Start(t.Context(), pool.Command{Args: []string{"true"}}); err != nil {
 				r.Give()
-				r = take(t, p, "a", policy(t))
+				r = take(t, p, "a")
 				if _, err := r.Start(t.Context(), pool.Command{Args: []string{"true"}}); err != nil {
 					t.Errorf("%s, %v: %v", name, running, err)
 				}
@@ -382,14 +385,14 @@ func TestLarge(t *testing.T) {
 	for i := range 12 {
 		env = append(env, "V"+strconv.Itoa(i)+"="+strings.Repeat("x", 100_000))
 	}
-	r := take(t, p, "a", policy(t))
+	r := take(t, p, "a")
 	_, err := r.Start(t.Context(), pool.Command{Args: []string{"true"}, Env: env})
 	var e *result.Error
 	if !errors.As(err, &e) || e.Code != "too-large" {
 		t.Errorf("%v", err)
 	}
 	r.Give()
-	r = take(t, p, "a", policy(t))
+	r = take(t, p, "a")
 	defer r.Give()
 	var out bytes.Buffer
 	run, err := r.Start(t.Context(), pool.Command{Args: []string{"sh", "-c", "echo ${#V0} ${#V8} $PWD $X"}, Env: append(env[:9], "X=1", "X=2"), Dir: "/usr", Spec: job.Spec{Stdout: &out}})
@@ -408,7 +411,7 @@ func TestMany(t *testing.T) {
 	for client := range 8 {
 		calls.Go(func() {
 			for i := range 25 {
-				r := take(t, p, "tenant "+strconv.Itoa(client%3), policy(t))
+				r := take(t, p, "tenant "+strconv.Itoa(client%3))
 				want := strconv.Itoa(client) + " " + strconv.Itoa(i)
 				script, spec := "echo "+want, job.Spec{}
 				if i%3 == 0 {
@@ -435,7 +438,7 @@ func TestLimits(t *testing.T) {
 		return false, false
 	}
 	if _, err := limits.For(limits.Request{Memory: 1 << 20, Pids: 10, CPUs: 1}, true, nil); err != nil {
-		r := take(t, p, "a", policy(t))
+		r := take(t, p, "a")
 		defer r.Give()
 		var e *result.Error
 		if _, err := r.Start(t.Context(), pool.Command{Args: []string{"true"}, Spec: job.Spec{Limits: limits.Request{Pids: 10}}}); !errors.As(err, &e) || e.Code != "limit" {
@@ -444,27 +447,27 @@ func TestLimits(t *testing.T) {
 		return
 	}
 	for range 2 {
-		res, text := in(t, take(t, p, "a", policy(t)), job.Spec{Limits: limits.Request{Pids: 10}}, "sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 1000 & done; exit 5")
+		res, text := in(t, take(t, p, "a"), job.Spec{Limits: limits.Request{Pids: 10}}, "sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 1000 & done; exit 5")
 		if told, pids := hit(res, "pids"); !told || !pids {
 			t.Errorf("%+v, %q", res, text)
 		}
-		res, text = in(t, take(t, p, "a", policy(t)), job.Spec{Limits: limits.Request{Pids: 10, FSize: 1000}}, "sh", "-c", "for i in 1 2 3 4; do sleep 1000 & done; ulimit -f; exit 5")
+		res, text = in(t, take(t, p, "a"), job.Spec{Limits: limits.Request{Pids: 10, FSize: 1000}}, "sh", "-c", "for i in 1 2 3 4; do sleep 1000 & done; ulimit -f; exit 5")
 		if told, pids := hit(res, "pids"); !told || pids || res.ExitCode() != 5 {
 			t.Errorf("%+v, %q", res, text)
 		}
-		res, text = in(t, take(t, p, "a", policy(t)), job.Spec{Limits: limits.Request{Memory: 64 << 20}}, "python3", "-c", "x = bytearray(500 << 20)")
+		res, text = in(t, take(t, p, "a"), job.Spec{Limits: limits.Request{Memory: 64 << 20}}, "python3", "-c", "x = bytearray(500 << 20)")
 		if told, memory := hit(res, "memory"); !told || !memory || res.Cause != result.OOM {
 			t.Errorf("%+v, %q", res, text)
 		}
-		res, text = in(t, take(t, p, "a", policy(t)), job.Spec{Limits: limits.Request{Memory: 128 << 20}}, "python3", "-c", "x = bytearray(30 << 20)")
+		res, text = in(t, take(t, p, "a"), job.Spec{Limits: limits.Request{Memory: 128 << 20}}, "python3", "-c", "x = bytearray(30 << 20)")
 		if told, memory := hit(res, "memory"); !told || memory || res.ExitCode() != 0 {
 			t.Errorf("%+v, %q", res, text)
 		}
-		res, text = in(t, take(t, p, "a", policy(t)), job.Spec{}, "python3", "-c", "import os; x = bytearray(200 << 20); print(len(os.sched_getaffinity(0)))")
+		res, text = in(t, take(t, p, "a"), job.Spec{}, "python3", "-c", "import os; x = bytearray(200 << 20); print(len(os.sched_getaffinity(0)))")
 		if res.ExitCode() != 0 || len(res.Limits) != 0 || res.MemoryPeak != 0 || text != strconv.Itoa(runtime.NumCPU())+"\n" {
 			t.Errorf("%+v, %q", res, text)
 		}
-		res, text = in(t, take(t, p, "a", policy(t)), job.Spec{Limits: limits.Request{CPUs: 0.05}}, "python3", "-c", `
+		res, text = in(t, take(t, p, "a"), job.Spec{Limits: limits.Request{CPUs: 0.05}}, "python3", "-c", `
 import os, time
 begin = time.monotonic(), time.process_time()
 while time.process_time() < begin[1] + 0.05: pass # however much a busy machine leaves for it
@@ -474,7 +477,7 @@ print((time.process_time() - begin[1]) / (time.monotonic() - begin[0]) < 0.5, le
 		}
 	}
 	for range 2 {
-		res, text := in(t, take(t, p, "a", policy(t)), job.Spec{Limits: limits.Request{CPUTime: 300 * time.Millisecond}}, "sh", "-c", "while :; do :; done")
+		res, text := in(t, take(t, p, "a"), job.Spec{Limits: limits.Request{CPUTime: 300 * time.Millisecond}}, "sh", "-c", "while :; do :; done")
 		if told, cpu := hit(res, "cpu-time"); !told || !cpu || res.Cause != result.CPUTime {
 			t.Errorf("%+v, %q", res, text)
 		}
@@ -483,7 +486,7 @@ print((time.process_time() - begin[1]) / (time.monotonic() - begin[0]) < 0.5, le
 			t.Errorf("ended after %v", used)
 		}
 	}
-	r := take(t, p, "a", policy(t))
+	r := take(t, p, "a")
 	defer r.Give()
 	if _, err := r.Start(t.Context(), pool.Command{Args: []string{"true"}, Spec: job.Spec{Limits: limits.Request{Memory: 1 << 20, MemorySwap: 2 << 20}}}); !errors.Is(err, limits.ErrRenew) {
 		t.Errorf("%v", err)
@@ -497,7 +500,7 @@ func TestQuotaStays(t *testing.T) {
 	}
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
 	for i, cpus := range []float64{0.5, 0.5, 0, 0.5, 0.25, 0} {
-		r := take(t, p, "a", policy(t))
+		r := take(t, p, "a")
 		run, err := r.Start(t.Context(), pool.Command{Args: []string{"sleep", "0.1"}, Spec: job.Spec{Limits: limits.Request{CPUs: cpus}, Timeout: bound}})
 		if err != nil {
 			t.Fatal(err)
@@ -527,7 +530,7 @@ func TestCPUsSpread(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
 	seen := map[string]bool{}
 	for range runtime.NumCPU() {
-		_, text := in(t, take(t, p, "a", policy(t)), job.Spec{Limits: limits.Request{CPUs: 1}}, "sh", "-c", "grep Cpus_allowed_list /proc/self/status")
+		_, text := in(t, take(t, p, "a"), job.Spec{Limits: limits.Request{CPUs: 1}}, "sh", "-c", "grep Cpus_allowed_list /proc/self/status")
 		seen[text] = true
 	}
 	if len(seen) != runtime.NumCPU() {

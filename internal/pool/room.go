@@ -2,17 +2,16 @@ package pool
 
 import (
 	"context"
-	"os"
 	"time"
 
-	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/random"
-	"github.com/sbxrun/sbxrun/internal/seccomp"
+	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
@@ -23,7 +22,7 @@ type Room struct {
 	tenant string
 	used   int // calls
 
-	room  bwrap.Room
+	room  *job.Room
 	init  *proc.Process // PID 1 of the room
 	maker *enter.Maker
 	group *limits.Group // that of its calls; nil where there can be none
@@ -42,10 +41,19 @@ type Command struct {
 }
 
 // build builds a room with what makes inits in it.
-func build(ctx context.Context, policy bwrap.Policy) (_ *Room, err error) {
-	r := &Room{room: bwrap.Room{Policy: policy}}
+func build(ctx context.Context, policy room.Policy) (_ *Room, err error) {
+	plan, err := room.Prepare(policy, place.Caller())
+	if err != nil {
+		return nil, err
+	}
+	defer plan.Close()
+	e := plan.Entry()
+	if e.Fresh = plan.Fresh(); len(e.Fresh) == 0 {
+		return nil, &result.Error{Code: "usage", Message: "a warm room must have nothing mounted within a directory in memory"}
+	}
+	r := &Room{env: e.Env, dir: e.Workdir, user: e.Cred}
 	// It outlives ctx, to be ended in order.
-	if err := r.room.Start(context.WithoutCancel(ctx)); err != nil {
+	if r.room, err = job.NewRoom(context.WithoutCancel(ctx), plan, job.Spec{}); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -53,24 +61,7 @@ func build(ctx context.Context, policy bwrap.Policy) (_ *Room, err error) {
 			_ = r.end() // the error says more
 		}
 	}()
-	way := r.room.Way()
-	r.env, r.dir = way.Env, way.Dir
-	if len(way.Memory) == 0 {
-		return nil, &result.Error{Code: "usage", Message: "a warm room must have nothing mounted within a directory in memory"}
-	}
-	filter, err := seccomp.ByName(way.Filter)
-	if err != nil {
-		return nil, err
-	}
-	e := enter.Entry{HostNet: way.HostNetwork, Filter: filter, Workdir: way.Dir}
-	if way.User != os.Geteuid() {
-		r.user = &proc.Cred{UID: uint32(way.User), GID: uint32(way.Group)}
-		e.Cred = r.user
-	}
-	for _, d := range way.Memory {
-		e.Fresh = append(e.Fresh, enter.Tmpfs(d))
-	}
-	if r.init, err = proc.FromPidfd(way.Init); err != nil {
+	if r.init, err = proc.FromPidfd(r.room.Init); err != nil {
 		return nil, err
 	}
 	if r.group, err = limits.Lasting(random.Name()); err != nil {

@@ -4,15 +4,16 @@ import (
 	"context"
 	"errors"
 	"os"
+	"reflect"
 	"slices"
 	"sync"
 
-	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
@@ -53,8 +54,8 @@ func (s *Source) Take(ctx context.Context, tenant string, p place.Policy) (place
 }
 
 func (s *Source) take(ctx context.Context, tenant string, p place.Policy) (place.Place, error) {
-	if p.Parted == nil && p.Lifetime == 0 && p.Limits == (bwrap.Limits{}) {
-		if r := s.pool(p.Policy).take(tenant); r != nil {
+	if p.Parts == nil && p.Lifetime == 0 && p.Limits == (limits.Request{}) {
+		if r := s.pool(p.Policy).Take(tenant); r != nil {
 			return &warm{room: r, again: func(ctx context.Context) (place.Place, error) { return s.Cold.Take(ctx, tenant, p) }}, nil
 		}
 	}
@@ -62,11 +63,10 @@ func (s *Source) take(ctx context.Context, tenant string, p place.Policy) (place
 }
 
 // pool is the one for a policy.
-func (s *Source) pool(policy bwrap.Policy) *Pool {
+func (s *Source) pool(policy room.Policy) *Pool {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
-	k := key(policy)
-	i := slices.IndexFunc(s.pools, func(p *Pool) bool { return p.key == k })
+	i := slices.IndexFunc(s.pools, func(p *Pool) bool { return reflect.DeepEqual(p.policy, policy) })
 	if i < 0 {
 		s.pools = append(s.pools, New(policy, s.Sizes, s.Failed))
 		if len(s.pools) > mostPolicies {
@@ -126,7 +126,7 @@ func (w *warm) Kind() place.Kind {
 func (w *warm) Start(ctx context.Context, c place.Command) (place.Running, error) {
 	run, err := w.room.Start(ctx, Command{Args: c.Args, Env: c.Env, Dir: c.Dir, Spec: job.Spec{
 		Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, MaxOutput: c.MaxOutput,
-		Limits: limits.Request(c.Limits), Timeout: c.Timeout, Grace: c.Grace, Attended: c.Attended,
+		Limits: c.Limits, Timeout: c.Timeout, Grace: c.Grace, Attended: c.Attended,
 	}})
 	if err == nil {
 		w.run = run

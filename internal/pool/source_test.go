@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/pool"
 	"github.com/sbxrun/sbxrun/tests/harness"
@@ -97,7 +97,7 @@ func TestCold(t *testing.T) {
 	if res, err := at.Give(); err != nil || res.Verdict != result.Proven {
 		t.Errorf("%+v, %v", res, err)
 	}
-	for _, p := range []place.Policy{{Policy: policy(t), Lifetime: bound}, {Policy: policy(t), Limits: bwrap.Limits{NoFile: 100}}} {
+	for _, p := range []place.Policy{{Policy: policy(t), Lifetime: bound}, {Policy: policy(t), Limits: limits.Request{NoFile: 100}}} {
 		at, err := s.Take(t.Context(), "a", p)
 		if err != nil {
 			t.Fatal(err)
@@ -136,14 +136,14 @@ func TestAhead(t *testing.T) {
 		}
 	}()
 	harness.Until(t, bound, "a warm room", func() bool {
-		at, err := s.Take(t.Context(), "a", place.Policy{})
+		at, err := s.Take(t.Context(), "a", place.Policy{Policy: bare})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer at.Give()
 		return at.Kind() == place.Warm
 	})
-	policy := place.Policy{Program: &place.Program{Args: []string{"python3", "/home/sandbox/main.py"}, File: "main.py", Ahead: 1}}
+	policy := place.Policy{Policy: bare, Program: &place.Program{Args: []string{"python3", "/home/sandbox/main.py"}, File: "main.py", Ahead: 1}}
 	run := func(code string, timeout time.Duration) (*result.Result, string) {
 		at, err := s.Take(t.Context(), "a", policy)
 		if err != nil {

@@ -75,9 +75,8 @@ func (s *Server) entered(ctx context.Context, e *entry, o *order, out sink) (*ap
 	set := s.settings.Load()
 	policy := set.policy
 	policy.Program = o.ahead()
-	var err error
 	if o.parts != nil {
-		if policy.Parted, err = s.parted(ctx, set, o.ceilings, o.parts); err != nil {
+		if err := s.part(ctx, set, o.ceilings, o.parts, &policy); err != nil {
 			return nil, s.callError(ctx, err)
 		}
 	}
@@ -94,8 +93,8 @@ func (s *Server) entered(ctx context.Context, e *entry, o *order, out sink) (*ap
 	if a == nil {
 		return nil, s.callError(ctx, err)
 	}
-	if policy.Parted != nil {
-		a.Network, _ = policy.Parted.Parts.End() // it has ended with the place
+	if policy.Parts != nil {
+		a.Network, _ = policy.Parts.End() // it has ended with the place
 	}
 	if res != nil && res.Verdict == result.Unproven && a.Teardown.Verdict == result.Proven {
 		// Nothing of the command is seen to be left, and all the same its room is.

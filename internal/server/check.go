@@ -13,11 +13,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/calls"
 	"github.com/sbxrun/sbxrun/internal/cells"
 	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/tenants"
@@ -42,7 +42,7 @@ type order struct {
 	parts          *parts // nil for none
 	timeout, grace time.Duration
 	clamped        []string
-	limits         bwrap.Limits
+	limits         limits.Request
 	maxOutput      int64
 	program        *place.Program // nil if its interpreter cannot be started ahead
 	code           string
@@ -233,8 +233,8 @@ func (o *order) bound(set *settings, c *api.Call) error {
 
 // boundLimits are the limits that hold. More than the tenant's ceiling is refused, and not cut
 // down: a program that was made for more would fail in its own way.
-func boundLimits(set *settings, t config.Tenant, l api.Limits) (bwrap.Limits, error) {
-	out := bwrap.Limits{Memory: l.Memory, Pids: l.Pids, CPUs: l.CPUs, CPUTime: milliseconds(l.CPUTimeMS), FSize: l.FSize}
+func boundLimits(set *settings, t config.Tenant, l api.Limits) (limits.Request, error) {
+	out := limits.Request{Memory: l.Memory, Pids: l.Pids, CPUs: l.CPUs, CPUTime: milliseconds(l.CPUTimeMS), FSize: l.FSize}
 	orElse(&out.Memory, int64(set.Call.Memory), int64(t.Memory))
 	orElse(&out.Pids, set.Call.Pids, t.Pids)
 	orElse(&out.CPUs, set.Call.CPUs, t.CPUs)

@@ -112,21 +112,18 @@ func destination(what, at string) (string, error) {
 	return dest, nil
 }
 
-// parted makes the policy of a place with parts: volumes are locked, and layers unpacked and held.
-// Whoever gets it ends the parts.
-func (s *Server) parted(ctx context.Context, set *settings, t config.Tenant, p *parts) (_ *place.Parted, err error) {
-	out := &place.Parted{}
+// part adds parts to the policy of a place: volumes are locked, and layers unpacked and held.
+// The caller ends them, but not after an error.
+func (s *Server) part(ctx context.Context, set *settings, t config.Tenant, p *parts, out *place.Policy) (err error) {
+	out.Parts = &sandbox.Parts{}
 	defer func() {
 		if err != nil {
 			out.Parts.End()
 		}
 	}()
-	if out.Policy, err = place.Outline(set.policy.Policy); err != nil {
-		return nil, err
-	}
 	if p.spec.Wanted() {
 		if err := out.Parts.List(p.spec, &out.Policy); err != nil {
-			return nil, err
+			return err
 		}
 		for _, v := range out.Parts.Variables() {
 			out.Env.Put(v)
@@ -137,20 +134,18 @@ func (s *Server) parted(ctx context.Context, set *settings, t config.Tenant, p *
 	}
 	if p.Snapshot != "" {
 		if err := s.from(ctx, set, t, p, out); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if len(p.volumes) > 0 {
-		if err := s.use(t, p, out); err != nil {
-			return nil, err
-		}
+		return s.use(t, p, out)
 	}
-	return out, nil
+	return nil
 }
 
 // from begins with the state of a snapshot. Its overlay is over a directory that the tenant may have
 // still.
-func (s *Server) from(ctx context.Context, set *settings, t config.Tenant, p *parts, out *place.Parted) error {
+func (s *Server) from(ctx context.Context, set *settings, t config.Tenant, p *parts, out *place.Policy) error {
 	store, err := snapshots.Look(filepath.Join(p.data, snapshotsDir))
 	if err != nil {
 		return err
@@ -181,7 +176,7 @@ func (s *Server) from(ctx context.Context, set *settings, t config.Tenant, p *pa
 }
 
 // use locks volumes, of which a tenant may have so many.
-func (s *Server) use(t config.Tenant, p *parts, out *place.Parted) error {
+func (s *Server) use(t config.Tenant, p *parts, out *place.Policy) error {
 	store, err := volumes.OpenAt(filepath.Join(p.data, volumesDir), true)
 	if err != nil {
 		return err

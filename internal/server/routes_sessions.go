@@ -75,7 +75,7 @@ func (s *Server) createSession(ctx context.Context, w who, n *api.NewSession) (*
 	policy := set.policy
 	policy.Limits, policy.Lifetime = o.limits, life+later
 	if o.parts != nil {
-		if policy.Parted, err = s.parted(ctx, set, o.ceilings, o.parts); err != nil {
+		if err := s.part(ctx, set, o.ceilings, o.parts, &policy); err != nil {
 			return nil, nil, s.callError(ctx, err)
 		}
 	}
@@ -99,7 +99,7 @@ func (s *Server) createSession(ctx context.Context, w who, n *api.NewSession) (*
 		Processes: calls.NewBook(filepath.Join(set.StateDir, "output"), life, s.shelf),
 	}
 	if o.parts != nil {
-		x.Parts, x.Asked = &policy.Parted.Parts, o.parts.Parts
+		x.Parts, x.Asked = policy.Parts, o.parts.Parts
 	}
 	s.rooms.Add(x)
 	kept = true

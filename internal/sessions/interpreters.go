@@ -6,7 +6,6 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/cells"
-	"github.com/sbxrun/sbxrun/internal/place"
 )
 
 // Interpreter is the one of a session for a language. It is started with its first cell, and
@@ -40,7 +39,7 @@ func (i *Interpreter) Start(ctx context.Context, spec cells.Spec) error {
 	if i.kernel != nil {
 		return nil
 	}
-	spec.Room = within{i.session.Place}
+	spec.Room = i.session.Place
 	kernel, err := cells.Start(ctx, spec)
 	if err != nil {
 		return err
@@ -73,14 +72,4 @@ func (s *Session) closeInterpreters() {
 	}
 	s.mu.Unlock()
 	all.Wait()
-}
-
-// within is a place as a room of interpreters. What a command has for itself alone, none of a
-// session has.
-type within struct{ at place.Place }
-
-func (w within) Start(ctx context.Context, c cells.Command) (cells.Running, error) {
-	return w.at.Start(ctx, place.Command{
-		Args: c.Args, Env: c.Env, Dir: c.Dir, Limits: c.Limits, Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr,
-	})
 }
