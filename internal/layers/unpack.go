@@ -3,7 +3,6 @@ package layers
 import (
 	"archive/tar"
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -30,124 +29,6 @@ func Unpack(from io.Reader, root *os.File, owner *Owner, most Limits) (Count, er
 		err = t.finish()
 	}
 	return c, err
-}
-
-// Check reads a tar as Unpack does, and makes nothing of it. That names exist only once, or are
-// there at all, the file system alone tells.
-func Check(from io.Reader, most Limits) (Count, error) { return read(from, nothing{}, most) }
-
-// maker makes of each entry what it is. Names are clean; content is read to its end by the caller.
-type maker interface {
-	dir(name string, h *tar.Header) error
-	file(name string, h *tar.Header, content io.Reader) error
-	symlink(name string, h *tar.Header) error
-	link(name, first string) error
-	deleted(name string) error
-	opaque(dir string) error
-}
-
-// read goes through a tar to its end.
-func read(from io.Reader, to maker, most Limits) (c Count, err error) {
-	in := &limited{r: from, left: most.Bytes}
-	archive := tar.NewReader(in)
-	var content int64 // sparse files have more than the tar
-	for {
-		h, err := archive.Next()
-		if err == io.EOF {
-			// What follows the end of the archive is part of what was hashed, and counts.
-			_, err := io.Copy(io.Discard, in)
-			c.Bytes = in.n
-			return c, err
-		}
-		if err != nil {
-			return c, broken(err)
-		}
-		if c.Entries++; c.Entries > most.Entries {
-			return c, refused("it has more than %d entries", most.Entries)
-		}
-		if content += h.Size; h.Size < 0 || content < 0 || content > most.Bytes {
-			return c, refused("its files have more than %d bytes", most.Bytes)
-		}
-		if err := entry(h, archive, to); err != nil {
-			return c, err
-		}
-	}
-}
-
-// entry makes what one header says.
-func entry(h *tar.Header, content io.Reader, to maker) error {
-	if path.Clean(h.Name) == "." && h.Typeflag == tar.TypeDir {
-		return nil // the layer itself, which other tools list
-	}
-	name, err := cleanName(h.Name)
-	if err != nil {
-		return err
-	}
-	dir, base := path.Split(name)
-	switch h.Typeflag {
-	case tar.TypeDir:
-		return to.dir(name, h)
-	case tar.TypeSymlink:
-		if h.Linkname == "" || len(h.Linkname) > maxName || strings.ContainsRune(h.Linkname, 0) {
-			return refused("the target of link %.80q is %.80q", name, h.Linkname)
-		}
-		return to.symlink(name, h)
-	case tar.TypeLink:
-		first, err := cleanName(h.Linkname)
-		if err != nil {
-			return err
-		}
-		return to.link(name, first)
-	case tar.TypeReg:
-	default:
-		return refused("%.80q is neither a file, nor a directory, nor a link", name)
-	}
-	hidden, special := strings.CutPrefix(base, tree.Whiteout)
-	switch {
-	case !special || h.PAXRecords[tree.Kind] == tree.KindFile:
-		return to.file(name, h, content)
-	case h.Size != 0:
-		return refused("%.80q deletes, and has content", name)
-	case base == tree.OpaqueMarker && h.PAXRecords[tree.Kind] == "":
-		return to.opaque(strings.TrimSuffix(dir, "/"))
-	case hidden == "" || hidden == "." || hidden == "..":
-		return refused("%.80q deletes nothing", name)
-	}
-	return to.deleted(dir + hidden)
-}
-
-// limited reads so many bytes, and more is an error.
-type limited struct {
-	r       io.Reader
-	n, left int64
-}
-
-func (l *limited) Read(b []byte) (int, error) {
-	n, err := l.r.Read(b)
-	l.n += int64(n)
-	if l.left -= int64(n); l.left < 0 {
-		return 0, refused("it has more bytes than it should")
-	}
-	return n, err
-}
-
-func broken(err error) error {
-	if errors.Is(err, tar.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, tar.ErrFieldTooLong) || errors.Is(err, tar.ErrInsecurePath) {
-		return refused("it cannot be read as tar: %v", err)
-	}
-	return err
-}
-
-type nothing struct{}
-
-func (nothing) dir(string, *tar.Header) error     { return nil }
-func (nothing) symlink(string, *tar.Header) error { return nil }
-func (nothing) link(string, string) error         { return nil }
-func (nothing) deleted(string) error              { return nil }
-func (nothing) opaque(string) error               { return nil }
-func (nothing) file(_ string, _ *tar.Header, r io.Reader) error {
-	_, err := io.Copy(io.Discard, r)
-	return broken(err)
 }
 
 // layer makes one in a directory.

@@ -49,7 +49,7 @@ func (d *Dir) unpack(r io.Reader, q Quota, t *Transfer) error {
 		if entries++; entries > q.Entries {
 			return tree.TooLarge("the archive has more than %d entries", q.Entries)
 		}
-		name, err := Clean(h.Name)
+		name, err := d.clean(h.Name)
 		if err != nil {
 			return err
 		}

@@ -14,13 +14,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"iter"
-	"math"
 	"os"
 	"path"
-	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -34,6 +30,7 @@ type Dir struct {
 	file   *os.File
 	user   *proc.Cred       // nil if as this process
 	thread *proc.UserThread // the user's, if one is kept
+	far    bool             // names may be as deep as the trees of a Transfer
 }
 
 // as calls f as the sandbox's user.
@@ -68,61 +65,6 @@ func Open(root int, name string, user *proc.Cred) (*Dir, error) {
 
 // Close gives the directory up.
 func (d *Dir) Close() error { return d.file.Close() }
-
-// Bounds of a name.
-const (
-	maxName  = 1024
-	maxDepth = 32
-)
-
-// Clean checks a name, which is relative to the directory, and returns it in its shortest
-// form. "." is the directory itself.
-func Clean(name string) (string, error) {
-	clean := strings.TrimSuffix(name, "/")
-	for strings.HasPrefix(clean, "./") {
-		clean = clean[2:]
-	}
-	switch {
-	case name == "":
-		return "", usage("a path is empty")
-	case len(name) > maxName || strings.Count(clean, "/") >= maxDepth:
-		return "", usage("path %.60q…: at most %d bytes, and %d levels", name, maxName, maxDepth)
-	case path.IsAbs(name):
-		return "", usage("path %q is absolute: it must be relative to the workspace", name)
-	case strings.ContainsRune(name, 0):
-		return "", usage("path %q holds a NUL byte", name)
-	case slices.Contains(strings.Split(clean, "/"), ".."):
-		return "", usage("path %q leads out with ..", name)
-	case strings.Contains(clean, "//") || clean != path.Clean(clean):
-		return "", usage("path %q has empty or idle parts", name)
-	}
-	return clean, nil
-}
-
-func usage(format string, args ...any) error {
-	return &result.Error{Code: "usage", Message: fmt.Sprintf(format, args...)}
-}
-
-// explain words what the kernel says of a name.
-func explain(name string, err error) error {
-	e := &result.Error{Err: err}
-	switch {
-	case errors.Is(err, unix.ELOOP):
-		e.Code, e.Message = "usage", fmt.Sprintf("%q is, or is below, a symbolic link, which is not followed", name)
-	case errors.Is(err, unix.ENOENT):
-		e.Code, e.Message = "no-such-file", fmt.Sprintf("there is no %q", name)
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		e.Code, e.Message = "quota-disk", fmt.Sprintf("there is no space left for %q", name)
-	case errors.Is(err, unix.EAGAIN):
-		e.Code, e.Message = "usage", fmt.Sprintf("%q is kept from others by a lease (fcntl(2), F_SETLEASE)", name)
-	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.EISDIR), errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EXDEV),
-		errors.Is(err, unix.ENXIO), errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM), errors.Is(err, unix.ETXTBSY), errors.Is(err, unix.ENAMETOOLONG):
-		e.Code, e.Message = "usage", fmt.Sprintf("%q: %v", name, err)
-	default:
-		e.Code, e.Message = "setup", fmt.Sprintf("%q: %v", name, err)
-	}
-	return e
-}
 
 // open opens what is beneath the directory, as the sandbox's user.
 func (d *Dir) open(name string, flags int, mode uint32) (f *os.File, err error) {
@@ -161,14 +103,6 @@ func (d *Dir) parent(name string) (*os.File, string, error) {
 	dir, base := path.Split(name)
 	f, err := d.open(nonEmpty(dir), unix.O_PATH|unix.O_DIRECTORY, 0)
 	return f, base, err
-}
-
-// nonEmpty is a directory as path.Split has it, without the slash; "." for "".
-func nonEmpty(dir string) string {
-	if dir == "" {
-		return "."
-	}
-	return strings.TrimSuffix(dir, "/")
 }
 
 // Mkdir makes a directory, and those above it, unless it is there.
@@ -217,7 +151,7 @@ func (d *Dir) Link(name, target string, hard bool) error {
 		}
 		return nil
 	}
-	if target, err = Clean(target); err != nil {
+	if target, err = d.clean(target); err != nil {
 		return err
 	}
 	from, old, err := d.parent(target)
@@ -253,7 +187,7 @@ func (d *Dir) Fifo(name string) (*os.File, error) {
 // Put writes a file, in place of one of that name, and makes the directories above it. Of r at
 // most size bytes are taken: more is an error.
 func (d *Dir) Put(name string, r io.Reader, size int64, mode fs.FileMode) (written int64, err error) {
-	if name, err = Clean(name); err != nil {
+	if name, err = d.clean(name); err != nil {
 		return 0, err
 	}
 	if name == "." {
@@ -298,7 +232,7 @@ func (w writer) Write(b []byte) (int, error) {
 
 // Get opens a file for reading.
 func (d *Dir) Get(name string) (*os.File, fs.FileInfo, error) {
-	name, err := Clean(name)
+	name, err := d.clean(name)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -307,7 +241,7 @@ func (d *Dir) Get(name string) (*os.File, fs.FileInfo, error) {
 
 // Remove removes a file, a link, or an empty directory.
 func (d *Dir) Remove(name string) error {
-	name, err := Clean(name)
+	name, err := d.clean(name)
 	if err != nil {
 		return err
 	}
@@ -330,70 +264,4 @@ func (d *Dir) Remove(name string) error {
 		return explain(name, err)
 	}
 	return nil
-}
-
-// Entry is what a list shows.
-type Entry struct {
-	Path    string    `json:"path" doc:"Relative to the workspace"`
-	Type    string    `json:"type" enum:"file,directory,link,other"`
-	Size    int64     `json:"size" doc:"In bytes; 0 of what is no file"`
-	Mode    string    `json:"mode" doc:"Permissions in octal" example:"0644"`
-	ModTime time.Time `json:"mtime"`
-}
-
-// List calls each with what is below a directory, parents first and by name, and with nothing
-// behind a link. It stops at an error, and after max entries; of a directory for which each
-// returns [fs.SkipDir] it leaves out what is below.
-func (d *Dir) List(name string, max int, each func(Entry) error) error {
-	for e, err := range d.below(name, tree.Walk{Entries: max}) {
-		if err != nil {
-			return err
-		}
-		st := &e.Stat
-		listed := Entry{Path: e.Path, Type: "other", Mode: fmt.Sprintf("%04o", st.Mode&0o777), ModTime: tree.ModTime(st)}
-		switch tree.Type(st) {
-		case unix.S_IFREG:
-			listed.Type, listed.Size = "file", st.Size
-		case unix.S_IFDIR:
-			listed.Type = "directory"
-		case unix.S_IFLNK:
-			listed.Type = "link"
-		}
-		if err := each(listed); err == fs.SkipDir {
-			e.Skip = true
-		} else if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// below walks through a directory. Of what cannot be opened it has what stat(2) says.
-func (d *Dir) below(name string, w tree.Walk) iter.Seq2[*tree.Entry, error] {
-	return func(yield func(*tree.Entry, error) bool) {
-		name, err := Clean(name)
-		var dir *os.File
-		if err == nil {
-			dir, err = d.open(name, unix.O_PATH|unix.O_DIRECTORY, 0)
-		}
-		if err != nil {
-			yield(nil, err)
-			return
-		}
-		defer dir.Close()
-		w.Text, w.Depth, w.Path, w.As = math.MaxInt, maxDepth, math.MaxInt, d.as
-		for e, err := range w.Below(proc.Descriptor(dir), name) {
-			if err == nil && e.Stat.Mode == 0 {
-				continue
-			}
-			if !yield(e, about(name, err)) {
-				return
-			}
-		}
-	}
-}
-
-// Listing is a list of entries.
-type Listing struct {
-	Files []Entry `json:"files"`
 }

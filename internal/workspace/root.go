@@ -62,7 +62,7 @@ func (r *Root) Source(name string) (*Source, error) {
 
 // Dir opens a directory to be copied to.
 func (r *Root) Dir(name string) (*Dir, error) {
-	d := &Dir{thread: r.thread}
+	d := &Dir{thread: r.thread, far: true}
 	err := r.thread.Do(func() error {
 		fd, err := r.open(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC)
 		if err == nil {

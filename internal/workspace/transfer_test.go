@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -188,6 +189,28 @@ func TestTransferBounds(t *testing.T) {
 	}
 	if _, err := inside.Source("/fifo"); code(err) != "usage" {
 		t.Errorf("%v", err)
+	}
+}
+
+// A tree of as many levels as are copied is so by a tar stream, too.
+func TestTransferDeep(t *testing.T) {
+	inside, dir := places(t)
+	deepest := dir + "/box/t" + strings.Repeat("/d", maxTree-1)
+	write(t, deepest+"/file", "deep")
+	must(t, os.Mkdir(deepest+"/d", 0o755))
+	source, err := inside.Source("/t")
+	must(t, err)
+	defer source.Close()
+	var stream bytes.Buffer
+	var out, in Transfer
+	must(t, out.Archive(source, &stream, "t"))
+	to, err := outside().Dir(dir + "/host")
+	must(t, err)
+	defer to.Close()
+	must(t, in.Unpack(&stream, to))
+	b, err := os.ReadFile(strings.Replace(deepest, "/box/", "/host/", 1) + "/file")
+	if string(b) != "deep" || err != nil || out.LeftOut.Denied != 1 {
+		t.Errorf("%q %v %+v", b, err, out.LeftOut)
 	}
 }
 

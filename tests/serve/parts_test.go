@@ -127,6 +127,88 @@ func TestOverlay(t *testing.T) {
 	s.idle()
 }
 
+// hostileLayer makes what a command can in the directory that it is given: links out, a FIFO, a
+// socket, names of one file, names with newlines and bytes that are no UTF-8, a closed directory,
+// one that is deep, attributes and devices as overlayfs has them; then it exchanges directories and
+// files with links that lead out (renameat2(2), RENAME_EXCHANGE), for as long as it lives.
+const hostileLayer = `import ctypes, os, socket, sys
+os.chdir(sys.argv[1])
+outside = sys.argv[2]
+for name, to in ("evil", outside), ("link", outside + "/secret"), ("rel", "../" * 20 + outside), ("self", "self"), ("proc", "/proc/self/root" + outside):
+    os.symlink(to, name)
+os.mkdir("d"); os.mkfifo("fifo"); socket.socket(socket.AF_UNIX).bind("socket")
+for name in "f", "d/secret", b"new\nline", b"\xff\xfe", "a" * 255: open(name, "w").write("mine")
+os.link("f", "twin"); os.mkdir("closed"); os.mkdir("opaque")
+for f in (lambda: os.mknod("gone", 0o20644, 0)), (lambda: os.mknod("null", 0o20666, os.makedev(1, 3))), (lambda: os.setxattr("opaque", "user.overlay.opaque", b"y")), (lambda: os.setxattr("d", "user.overlay.redirect", b"/../evil")):
+    try: f()
+    except OSError: pass
+top = os.open(".", 0)
+os.mkdir("deep"); os.chdir("deep")
+for i in range(80): os.mkdir("d"); os.chdir("d")
+os.chdir(top); os.chmod("closed", 0)
+libc = ctypes.CDLL(None)
+print("begun", flush=True)
+while True:
+    for a, b in (b"d", b"evil"), (b"f", b"link"): libc.renameat2(-100, a, -100, b, 2)
+`
+
+// TestHostileFiles: whatever a session has in its overlay and in its workspace, and while that
+// changes, no answer has anything of outside, and nothing there changes.
+func TestHostileFiles(t *testing.T) {
+	t.Parallel()
+	dir, config := app(t)
+	outside := filepath.Join(filepath.Dir(dir), "outside")
+	harness.Must(t, os.Mkdir(outside, 0o755))
+	harness.Must(t, os.WriteFile(filepath.Join(outside, "secret"), []byte("host's"), 0o644))
+	s := serve(t, config)
+	path := s.session(`{"overlay":{"name":"app"}}`)
+	for _, at := range []string{"/work", "/home/sandbox"} {
+		begun := s.status(http.MethodPost, path+"/processes", api.Call{Argv: []string{"python3", "-c", hostileLayer, at, outside}}, http.StatusAccepted)
+		harness.Until(t, harness.Bound, "the racer in "+at, func() bool {
+			return s.status(http.MethodGet, path+"/processes/"+begun.ID, nil, 200).StdoutBytes > 0
+		})
+	}
+	ask := func(method, path string, body any, headers ...string) (int, []byte) {
+		t.Helper()
+		status, b, _, err := s.try(t.Context(), method, path, body, headers...) // an archive may break off
+		if status >= 500 || bytes.Contains(b, []byte("host's")) {
+			t.Errorf("%s %s: %d %.1000s %v", method, path, status, b, err)
+		}
+		return status, b
+	}
+	octet := []string{"Content-Type", "application/octet-stream"}
+	for n := range 3 {
+		ask(http.MethodGet, path+"/diff", nil)
+		ask(http.MethodGet, path+"/diff", nil, "Accept", "application/x-tar")
+		ask(http.MethodGet, path+"/files", nil)
+		ask(http.MethodGet, path+"/archive", nil)
+		for _, name := range []string{"d/secret", "evil/secret", "f", "link", "rel/secret", "proc/secret", "fifo", "closed/x"} {
+			ask(http.MethodGet, path+"/files/"+name, nil)
+			ask(http.MethodPut, path+"/files/"+name, "session's", octet...)
+		}
+		ask(http.MethodDelete, path+"/files/evil/secret", nil)
+		name := fmt.Sprint("s", n)
+		if status, _ := ask(http.MethodPost, path+"/snapshot", `{"name":"`+name+`"}`); status != http.StatusCreated {
+			continue
+		}
+		call := sh("grep -rs \"host's\" /work; ls -A /work | wc -l")
+		call.Snapshot = name
+		if a := s.run(call); strings.Contains(text(a.Stdout), "host's") || a.ExitCode != 0 {
+			t.Errorf("%+v", a)
+		}
+	}
+	ask(http.MethodDelete, path, nil)
+	if b, err := os.ReadFile(filepath.Join(outside, "secret")); string(b) != "host's" || err != nil {
+		t.Errorf("outside: %q %v", b, err)
+	}
+	for at, want := range map[string]int{outside: 1, dir: 2, filepath.Join(dir, "sub"): 1} {
+		if names, err := os.ReadDir(at); len(names) != want || err != nil {
+			t.Errorf("%s: %v %v", at, names, err)
+		}
+	}
+	s.idle()
+}
+
 // TestPartsRefused: what a tenant may not have is refused before anything begins, and in one way,
 // whether or not it is there.
 func TestPartsRefused(t *testing.T) {

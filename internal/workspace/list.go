@@ -1,0 +1,81 @@
+package workspace
+
+import (
+	"fmt"
+	"io/fs"
+	"iter"
+	"math"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/tree"
+)
+
+// Entry is what a list shows.
+type Entry struct {
+	Path    string    `json:"path" doc:"Relative to the workspace"`
+	Type    string    `json:"type" enum:"file,directory,link,other"`
+	Size    int64     `json:"size" doc:"In bytes; 0 of what is no file"`
+	Mode    string    `json:"mode" doc:"Permissions in octal" example:"0644"`
+	ModTime time.Time `json:"mtime"`
+}
+
+// List calls each with what is below a directory, parents first and by name, and with nothing
+// behind a link. It stops at an error, and after max entries; of a directory for which each
+// returns [fs.SkipDir] it leaves out what is below.
+func (d *Dir) List(name string, max int, each func(Entry) error) error {
+	for e, err := range d.below(name, tree.Walk{Entries: max}) {
+		if err != nil {
+			return err
+		}
+		st := &e.Stat
+		listed := Entry{Path: e.Path, Type: "other", Mode: fmt.Sprintf("%04o", st.Mode&0o777), ModTime: tree.ModTime(st)}
+		switch tree.Type(st) {
+		case unix.S_IFREG:
+			listed.Type, listed.Size = "file", st.Size
+		case unix.S_IFDIR:
+			listed.Type = "directory"
+		case unix.S_IFLNK:
+			listed.Type = "link"
+		}
+		if err := each(listed); err == fs.SkipDir {
+			e.Skip = true
+		} else if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// below walks through a directory. Of what cannot be opened it has what stat(2) says.
+func (d *Dir) below(name string, w tree.Walk) iter.Seq2[*tree.Entry, error] {
+	return func(yield func(*tree.Entry, error) bool) {
+		name, err := d.clean(name)
+		var dir *os.File
+		if err == nil {
+			dir, err = d.open(name, unix.O_PATH|unix.O_DIRECTORY, 0)
+		}
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		defer dir.Close()
+		w.Text, w.Depth, w.Path, w.As = math.MaxInt, maxDepth, math.MaxInt, d.as
+		for e, err := range w.Below(proc.Descriptor(dir), name) {
+			if err == nil && e.Stat.Mode == 0 {
+				continue
+			}
+			if !yield(e, about(name, err)) {
+				return
+			}
+		}
+	}
+}
+
+// Listing is a list of entries.
+type Listing struct {
+	Files []Entry `json:"files"`
+}
