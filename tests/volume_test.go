@@ -24,7 +24,7 @@ type volumeUser struct {
 func newVolumeUser(t *testing.T) *volumeUser {
 	dir := harness.SharedDir(t)
 	harness.Must(t, os.Mkdir(dir+"/volumes", 0o700))
-	return &volumeUser{t, harness.NewState(t), dir, harness.Options{Env: []string{"SBXRUN_VOLUME_DIR=" + dir + "/volumes"}}}
+	return &volumeUser{t, harness.NewState(t), dir, harness.Options{Env: []string{"SBXRUN_DATA_DIR=" + dir}}}
 }
 
 // run runs a shell command that has a volume.

@@ -66,7 +66,7 @@ type View struct {
 	Overlay   []string    `help:"Show a host directory as writable, and keep it as it is: what is written goes to a layer, which diff and apply read." placeholder:"[SRC:]DST" group:"see"`
 	Upper     Directory   `help:"Keep the layers of --overlay in this directory, and not in memory. It must be empty, or have been used for the same." placeholder:"DIR" group:"see"`
 	From      string      `help:"Start with what a snapshot has: its overlays, with its layers below what is written." placeholder:"SNAPSHOT" group:"see"`
-	DataDir   Directory   `help:"Directory for snapshots. Default: $SBXRUN_DATA_DIR, or one of the user's own." placeholder:"DIR" group:"see"`
+	DataDir   Directory   `help:"Directory for snapshots and volumes. Default: $SBXRUN_DATA_DIR, or one of the user's own." placeholder:"DIR" group:"see"`
 	Volume    []string    `help:"Show a named directory that outlives sandboxes, made if there is none." placeholder:"NAME:DST[:ro]" group:"see"`
 	Put       []string    `help:"Copy a file or directory into the sandbox before the command begins." placeholder:"SRC[:DST]" group:"see"`
 	Tmpfs     []string    `help:"Mount an empty directory in memory." placeholder:"DST[:SIZE]" group:"see"`
@@ -335,7 +335,7 @@ type Snapshot struct {
 	TTL     values.Duration `help:"Time to live: cleanup removes it after this time. 0 is never." default:"0" placeholder:"DUR"`
 	MaxSize values.Size     `help:"How much all snapshots together may take on the disk, and one of them unpacked." default:"16G" placeholder:"SIZE"`
 	JSON    bool            `help:"Print the snapshot's manifest, as JSON."`
-	DataDir Directory       `help:"Directory for snapshots. Default: $SBXRUN_DATA_DIR, or one of the user's own." placeholder:"DIR"`
+	DataDir Directory       `help:"Directory for snapshots and volumes. Default: $SBXRUN_DATA_DIR, or one of the user's own." placeholder:"DIR"`
 	Recorded
 }
 
@@ -343,7 +343,7 @@ type Snapshot struct {
 type Snapshots struct {
 	Quiet   bool      `help:"Print only ids, one per line." short:"q" xor:"as"`
 	JSON    bool      `help:"Print a JSON array." xor:"as"`
-	DataDir Directory `help:"Directory for snapshots. Default: $SBXRUN_DATA_DIR, or one of the user's own." placeholder:"DIR"`
+	DataDir Directory `help:"Directory for snapshots and volumes. Default: $SBXRUN_DATA_DIR, or one of the user's own." placeholder:"DIR"`
 	Help    bool      `help:"Print this." short:"h"`
 }
 
@@ -352,13 +352,14 @@ type Cleanup struct {
 	OlderThan values.Duration `help:"Keep records of what ended less than this long ago." default:"0" placeholder:"DUR"`
 	DryRun    bool            `help:"Only say what would be done." short:"n"`
 	JSON      bool            `help:"Print a JSON array of what was found and done."`
-	DataDir   Directory       `help:"Directory for snapshots. Default: $SBXRUN_DATA_DIR, or one of the user's own." placeholder:"DIR"`
+	DataDir   Directory       `help:"Directory for snapshots and volumes. Default: $SBXRUN_DATA_DIR, or one of the user's own." placeholder:"DIR"`
 	Recorded
 }
 
 // Volume is the flags of sbxrun volume.
 type Volume struct {
-	JSON bool `help:"With ls: print a JSON array."`
+	JSON    bool      `help:"With ls: print a JSON array."`
+	DataDir Directory `help:"Directory for snapshots and volumes. Default: $SBXRUN_DATA_DIR, or one of the user's own." placeholder:"DIR"`
 	Recorded
 }
 

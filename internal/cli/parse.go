@@ -187,7 +187,11 @@ func (c Command) unknown(word, flag string) error {
 			}
 		}
 		if others != nil {
-			return fmt.Errorf("unknown flag %s, which is a flag of %s", flag, strings.Join(others, ", "))
+			err := fmt.Errorf("unknown flag %s, which is a flag of %s", flag, strings.Join(others, ", "))
+			if (c.Name == "start" || c.Name == "exec") && atEnd[flag] != "" {
+				err = fmt.Errorf("%w; in a sandbox that lives on, that is sbxrun %s", err, atEnd[flag])
+			}
+			return err
 		}
 		meant = c.spelt(func(name string) bool { return distance(name, typed) <= len(typed)/3 })
 	}
@@ -196,6 +200,9 @@ func (c Command) unknown(word, flag string) error {
 	}
 	return fmt.Errorf("unknown flag %s, did you mean %s?", word, or(meant))
 }
+
+// atEnd are flags for what run does at its end, with the commands that do it while a sandbox lives.
+var atEnd = map[string]string{"--get": "cp SANDBOX:SRC DST", "--diff": "diff SANDBOX", "--apply": "apply SANDBOX", "--apply-delete": "apply SANDBOX --delete"}
 
 // spelt returns the flags with such names, as they are typed.
 func (c Command) spelt(matches func(name string) bool) (flags []string) {

@@ -176,6 +176,8 @@ func TestParseErrors(t *testing.T) {
 		{"start -t 5 x", "unknown flag -t, did you mean --tag, --timeout, --tmpfs, --tmp-size or --tools?"},
 		{"ps --jsn", "unknown flag --jsn, did you mean --json?"},
 		{"exec --net host web true", "unknown flag --net, which is a flag of run, start"},
+		{"start --get out x", "unknown flag --get, which is a flag of run; in a sandbox that lives on, that is sbxrun cp SANDBOX:SRC DST"},
+		{"exec --diff box x", "unknown flag --diff, which is a flag of run; in a sandbox that lives on, that is sbxrun diff SANDBOX"},
 		{"run -d x", "unknown flag -d, did you mean --data-dir or --diff?"},
 
 		// How many names.

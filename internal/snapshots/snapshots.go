@@ -35,6 +35,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/random"
+	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
@@ -58,30 +59,8 @@ type Store struct {
 
 // Dir is where the caller's snapshots are: below its directory for data.
 func Dir() (string, error) {
-	data, err := dataDir(os.Getenv, os.Geteuid())
+	data, err := state.DataDir()
 	return filepath.Join(data, "snapshots"), err
-}
-
-// dataDir is where the caller's files are that outlive sandboxes and reboots.
-func dataDir(getenv func(string) string, uid int) (string, error) {
-	const hint = "set SBXRUN_DATA_DIR, or --data-dir, to a directory of your own"
-	if dir := getenv("SBXRUN_DATA_DIR"); dir != "" {
-		if !filepath.IsAbs(dir) {
-			return "", &result.Error{Code: "data", Message: fmt.Sprintf("SBXRUN_DATA_DIR is %q, which is not an absolute path", dir), Hint: hint}
-		}
-		return filepath.Clean(dir), nil
-	}
-	if uid == 0 {
-		return "/var/lib/sbxrun", nil
-	}
-	// A relative one is to be ignored (XDG Base Directory Specification).
-	if dir := getenv("XDG_DATA_HOME"); filepath.IsAbs(dir) {
-		return filepath.Join(dir, "sbxrun"), nil
-	}
-	if home := getenv("HOME"); filepath.IsAbs(home) {
-		return filepath.Join(home, ".local/share/sbxrun"), nil
-	}
-	return "", &result.Error{Code: "data", Message: "neither XDG_DATA_HOME nor HOME says where data is kept", Hint: hint}
 }
 
 // Open opens a store, and makes it if there is none.
@@ -137,7 +116,7 @@ func (s *Store) private() error {
 	}
 	if int(st.Uid) != os.Geteuid() || info.Mode().Perm()&0o077 != 0 {
 		return &result.Error{Code: "data", Message: fmt.Sprintf("the directory of snapshots %q is not the caller's alone (user %d, mode %04o)", s.path, st.Uid, info.Mode().Perm()),
-			Hint: "set SBXRUN_DATA_DIR, or --data-dir, to a directory of your own"}
+			Hint: state.DataHint}
 	}
 	return nil
 }
@@ -309,7 +288,7 @@ func Failed(err error) error {
 	case errors.Is(err, unix.EAGAIN):
 		e.Hint = "another sbxrun holds it, and may be stopped (SIGSTOP)"
 	default:
-		e.Hint = "set SBXRUN_DATA_DIR, or --data-dir, to a directory of your own"
+		e.Hint = state.DataHint
 	}
 	return e
 }

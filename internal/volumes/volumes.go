@@ -26,9 +26,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-// Variable names the directory of the store.
-const Variable = "SBXRUN_VOLUME_DIR"
-
 // Names in a volume, and how those begin that are being made or removed.
 const (
 	lockName, dataName = "lock", "data"
@@ -42,35 +39,17 @@ type Store struct {
 	path string
 }
 
-// where returns the directory of the caller's volumes.
-func where() (string, error) {
-	data, home := os.Getenv("XDG_DATA_HOME"), os.Getenv("HOME")
-	switch dir := os.Getenv(Variable); {
-	case dir != "" && !filepath.IsAbs(dir):
-		return "", wrong("%s is %q, which is not an absolute path", Variable, dir)
-	case dir != "":
-		return filepath.Clean(dir), nil
-	case os.Geteuid() == 0:
-		return "/var/lib/sbxrun/volumes", nil
-	case filepath.IsAbs(data):
-		return filepath.Join(data, "sbxrun/volumes"), nil
-	case filepath.IsAbs(home):
-		return filepath.Join(home, ".local/share/sbxrun/volumes"), nil
-	}
-	return "", &result.Error{Code: "volume", Message: "there is no place for volumes: HOME is not set", Hint: "set " + Variable + " to a directory of your own"}
-}
-
 func wrong(format string, args ...any) error {
 	return &result.Error{Code: "volume", Message: fmt.Sprintf(format, args...)}
 }
 
-// Open opens the caller's store, see [OpenAt].
+// Open opens the caller's store, below its directory for data, see [OpenAt].
 func Open(create bool) (*Store, error) {
-	path, err := where()
+	data, err := state.DataDir()
 	if err != nil {
 		return nil, err
 	}
-	return OpenAt(path, create)
+	return OpenAt(filepath.Join(data, "volumes"), create)
 }
 
 // OpenAt opens a store. With create it makes one if there is none; else that is an empty one. The
@@ -94,7 +73,7 @@ func OpenAt(path string, create bool) (*Store, error) {
 	if err := unix.Fstat(fd, &st); err != nil || int(st.Uid) != os.Geteuid() || st.Mode&0o077 != 0 {
 		unix.Close(fd)
 		return nil, &result.Error{Code: "volume", Message: fmt.Sprintf("the directory of volumes %q is open to others, or not yours", path),
-			Hint: fmt.Sprintf("chmod 700 %q, or set %s to a directory of your own", path, Variable)}
+			Hint: fmt.Sprintf("chmod 700 %q; or ", path) + state.DataHint}
 	}
 	return &Store{fd, path}, nil
 }

@@ -13,7 +13,7 @@ import (
 
 func open(t *testing.T) *Store {
 	t.Helper()
-	t.Setenv(Variable, filepath.Join(t.TempDir(), "volumes"))
+	t.Setenv("SBXRUN_DATA_DIR", t.TempDir())
 	s, err := Open(true)
 	if err != nil {
 		t.Fatal(err)
@@ -128,23 +128,22 @@ func TestLeftovers(t *testing.T) {
 }
 
 func TestStoreRefused(t *testing.T) {
-	dir := t.TempDir()
-	t.Setenv(Variable, dir)
-	if err := os.Chmod(dir, 0o755); err != nil {
+	data := t.TempDir()
+	dir := filepath.Join(data, "volumes")
+	t.Setenv("SBXRUN_DATA_DIR", data)
+	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Open(true); err == nil {
 		t.Error("open to others")
 	}
-	link := filepath.Join(t.TempDir(), "link")
-	if err := os.Symlink(dir, link); err != nil {
+	if err := errors.Join(os.Chmod(dir, 0o700), os.Rename(dir, dir+"-there"), os.Symlink(dir+"-there", dir)); err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv(Variable, link)
 	if _, err := Open(true); err == nil {
 		t.Error("a link")
 	}
-	t.Setenv(Variable, "relative")
+	t.Setenv("SBXRUN_DATA_DIR", "relative")
 	if _, err := Open(true); err == nil {
 		t.Error("relative")
 	}
