@@ -28,11 +28,11 @@ type Maker struct {
 	err    error // why there is none
 }
 
-// CommandSize bounds a command with its arguments and its environment.
-const CommandSize = 1 << 20
+// commandSize bounds a command with its arguments and its environment.
+const commandSize = 1 << 20
 
-// ErrTooLarge says that a command is larger than CommandSize.
-var ErrTooLarge = &result.Error{Code: "too-large", Message: "the command and its environment are too large for a warm room"}
+// errTooLarge says that a command is larger than commandSize.
+var errTooLarge = &result.Error{Code: "too-large", Message: "the command and its environment are too large for a warm room"}
 
 // errBroken says that a Maker can make no more.
 var errBroken = errors.New("the room's maker has ended")
@@ -85,13 +85,13 @@ func (m *Maker) lay(b *proc.Block) unsafe.Pointer {
 	o := &n.maker.order
 	o.lay(uintptr(unsafe.Pointer(&n.maker.data)), unsafe.Sizeof(n.maker.data))
 	for i := range m.places {
-		m.places[i] = b.Part(CommandSize)
+		m.places[i] = b.Part(commandSize)
 		at := newEntry(b, m.entry.HostNet)
 		at.spaces |= unix.CLONE_NEWIPC
 		at.fresh = layFresh(b, m.entry.Fresh)
 		at.ahead = proc.New[ahead](b)
 		at.payload.command = proc.New[command](m.places[i])
-		at.ahead.place, at.ahead.size = uintptr(unsafe.Pointer(at.payload.command)), CommandSize
+		at.ahead.place, at.ahead.size = uintptr(unsafe.Pointer(at.payload.command)), commandSize
 		at.payload.letter = proc.New[letter](b)
 		at.payload.letter.lay(0, 0)
 		at.ahead.workdir = b.Text(m.entry.Workdir)
@@ -189,7 +189,7 @@ func (x *Exec) meet(ctx context.Context, deadline time.Time) error {
 
 // Take gives the next init a command. The payload waits for [Exec.Release]. stdio stays the
 // caller's, and open until then. The command before must have ended. After an error, but for
-// ErrTooLarge, the Maker is of no more use.
+// errTooLarge, the Maker is of no more use.
 func (m *Maker) Take(ctx context.Context, e *Entry, stdio [3]*os.File) (*Exec, error) {
 	if err := m.Meet(ctx); err != nil {
 		return nil, err
@@ -204,7 +204,7 @@ func (m *Maker) Take(ctx context.Context, e *Entry, stdio [3]*os.File) (*Exec, e
 	}
 	command.size = uintptr(len(place.Bytes()))
 	if place.Err() != nil {
-		return nil, ErrTooLarge
+		return nil, errTooLarge
 	}
 	m.Keeper.Forget()
 	if x.Init.Exited() { // alone, or killed for want of memory

@@ -45,19 +45,19 @@ func (g *Group) Unthrottle(idle bool) {
 	}
 }
 
-// Loosen is [LoosenDirs] for the group, and what is within.
+// Loosen is [loosenDirs] for the group, and what is within.
 func (g *Group) Loosen() error {
 	if l := g.lasting; l != nil {
 		for _, s := range g.throttle() {
 			delete(l.written, s.path)
 		}
 	}
-	return LoosenDirs(g.Dirs())
+	return loosenDirs(g.Dirs())
 }
 
-// LoosenDirs thaws cgroups and takes the CPU quotas away, so that what is killed gets
+// loosenDirs thaws cgroups and takes the CPU quotas away, so that what is killed gets
 // to die: a thread that is throttled does not. What is gone is no error.
-func LoosenDirs(dirs []string) error {
+func loosenDirs(dirs []string) error {
 	var errs []error
 	for _, top := range dirs {
 		_ = filepath.WalkDir(top, func(dir string, e os.DirEntry, err error) error {

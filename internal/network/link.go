@@ -13,8 +13,8 @@ import (
 // ControlFD is the proxy's socket to sbxrun: SOCK_SEQPACKET, a [Message] in each packet.
 const ControlFD = 3
 
-// MaxMessage bounds a message.
-const MaxMessage = 128 << 10
+// maxMessage bounds a message.
+const maxMessage = 128 << 10
 
 // What listens, of a [Listener].
 const (
@@ -56,7 +56,7 @@ func Send(conn *os.File, m Message, fds ...int) error {
 	if err != nil {
 		return err
 	}
-	if len(b) > MaxMessage {
+	if len(b) > maxMessage {
 		return errors.New("the list is too long")
 	}
 	var rights []byte
@@ -87,7 +87,7 @@ func Receive(conn *os.File) (m Message, fds []int, err error) {
 	if err != nil {
 		return m, nil, err
 	}
-	buf := make([]byte, MaxMessage)
+	buf := make([]byte, maxMessage)
 	oob := make([]byte, unix.CmsgSpace(4*maxDescriptors))
 	var n, oobn, flags int
 	var failed error

@@ -39,8 +39,7 @@ type Command struct {
 // Program is a program to be executed.
 type Program struct {
 	Path string   // absolute
-	Args []string // with argv[0]
-	Env  []string
+	Args []string // with argv[0]; the environment is empty
 	// Files become descriptors 0, 1, 2 …; the program gets no other. They stay the
 	// caller's.
 	Files []*os.File
@@ -350,7 +349,7 @@ func (k *keeperState) layProgram(b *Block, command Command) (*child, error) {
 	c := k.child(b, command, p.Files)
 	c.path = unsafe.Pointer(b.Text(p.Path))
 	c.argv = unsafe.Pointer(&b.Texts(p.Args)[0])
-	c.envv = unsafe.Pointer(&b.Texts(p.Env)[0])
+	c.envv = unsafe.Pointer(&b.Texts(nil)[0])
 	var stage []staged
 	for i, f := range p.Stage {
 		st, err := f.Stat()
@@ -421,13 +420,13 @@ func (k *Keeper) Kill() {
 	_ = unix.Shutdown(Descriptor(k.socket), unix.SHUT_WR)
 }
 
-// ErrNotEmpty says that the keeper ended without having reaped all it had:
+// errNotEmpty says that the keeper ended without having reaped all it had:
 // somebody killed it, or it failed before it had anything. What it had is now
 // sbxrun's.
-var ErrNotEmpty = errors.New("the keeper was killed before it had reaped the sandbox")
+var errNotEmpty = errors.New("the keeper was killed before it had reaped the sandbox")
 
 // Empty waits, at most until deadline, for the keeper's word that all it ever had
-// is dead and reaped. [ErrNotEmpty]; os.ErrDeadlineExceeded: it still has
+// is dead and reaped. [errNotEmpty]; os.ErrDeadlineExceeded: it still has
 // children.
 func (k *Keeper) Empty(deadline time.Time) (End, error) {
 	for {
@@ -436,7 +435,7 @@ func (k *Keeper) Empty(deadline time.Time) (End, error) {
 			return End{}, err
 		}
 		if err != nil {
-			return End{}, ErrNotEmpty // nobody is left to say it
+			return End{}, errNotEmpty // nobody is left to say it
 		}
 		switch rec.kind {
 		case recordReaped:
@@ -473,7 +472,7 @@ func (k *Keeper) Reaped(pid int, deadline time.Time) (End, error) {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return End{}, err
 		case err != nil:
-			return End{}, ErrNotEmpty
+			return End{}, errNotEmpty
 		case rec.kind == recordFailed:
 			k.failure = rec.startError()
 		case rec.kind == recordEmpty:

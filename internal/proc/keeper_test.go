@@ -26,7 +26,7 @@ func finish(t *testing.T, k *Keeper) End {
 	t.Helper()
 	deadline := time.Now().Add(10 * time.Second)
 	end, err := k.Empty(deadline)
-	if err == ErrNotEmpty {
+	if err == errNotEmpty {
 		err = (&Kept{Keeper: k}).Inherit(deadline)
 	}
 	if err != nil {
@@ -67,7 +67,7 @@ func start(t *testing.T, args ...string) (*Keeper, *os.File) {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	k := keep(t, Command{Program: &Program{Path: path, Args: args, Env: []string{"A=b"}, Files: []*os.File{null, w, null}}})
+	k := keep(t, Command{Program: &Program{Path: path, Args: args, Files: []*os.File{null, w, null}}})
 	t.Cleanup(func() { r.Close() })
 	return k, r
 }
@@ -233,7 +233,7 @@ func TestKeeperFewDescriptors(t *testing.T) {
 			begun++
 		case !errors.Is(k.StartError(), unix.EMFILE):
 			t.Errorf("%d free: nothing has begun: %v, %v", free, k.StartError(), err)
-		case err == ErrNotEmpty:
+		case err == errNotEmpty:
 			if err := k.Wait(time.Now().Add(10 * time.Second)); err != nil {
 				t.Error(err)
 			}

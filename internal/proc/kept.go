@@ -162,9 +162,9 @@ func (k *Kept) Empty(deadline time.Time) (End, error) {
 	// One that is dead may leave its end of the socket to a child that was stopped before it
 	// could ask to die with it.
 	if errors.Is(err, os.ErrDeadlineExceeded) && (k.Keeper.Exited() || k.Keeper.stopped() && k.Keeper.Signal(unix.SIGKILL) == nil) {
-		err, deadline = ErrNotEmpty, time.Now().Add(instead)
+		err, deadline = errNotEmpty, time.Now().Add(instead)
 	}
-	if errors.Is(err, ErrNotEmpty) {
+	if errors.Is(err, errNotEmpty) {
 		err = k.Inherit(deadline)
 	}
 	return end, err

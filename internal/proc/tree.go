@@ -21,7 +21,6 @@ type Stat struct {
 	Session int
 	Comm    string // as the process named itself: hostile, at most 15 bytes
 	State   string // one letter: R, S, D, T, t, Z, X …
-	Exiting bool   // on its way to its end, or there
 	CPU     Times  // its own
 	Waited  Times  // of children that it has waited for, and of theirs
 	Start   uint64 // clock ticks from the machine's boot to its start
@@ -35,9 +34,6 @@ type Times struct{ User, System time.Duration }
 // clockTick is the unit of times in /proc: USER_HZ, which is 100 on every
 // architecture Go runs on (time(7)).
 const clockTick = 10 * time.Millisecond
-
-// exiting is PF_EXITING of the flags of a process (include/linux/sched.h).
-const exiting = 4
 
 // ReadFile reads a file of the kernel's, in /proc or below. os.ReadFile would first
 // try to have it polled, and take three times as long, on the way of every run.
@@ -73,13 +69,13 @@ func ReadStat(pid int) (Stat, error) {
 	if err != nil {
 		return Stat{}, err
 	}
-	return ParseStat(data)
+	return parseStat(data)
 }
 
-// ParseStat parses the text of /proc/PID/stat (proc_pid_stat(5)). The name
+// parseStat parses the text of /proc/PID/stat (proc_pid_stat(5)). The name
 // stands in parentheses and may itself hold blanks, newlines and parentheses,
 // so the fields are counted from the last one.
-func ParseStat(data []byte) (Stat, error) {
+func parseStat(data []byte) (Stat, error) {
 	open, end := bytes.IndexByte(data, '('), bytes.LastIndexByte(data, ')')
 	if open < 1 || end < open {
 		return Stat{}, fmt.Errorf("parse stat: no name in %.80q", data)
@@ -88,7 +84,7 @@ func ParseStat(data []byte) (Stat, error) {
 	if err != nil || pid < 1 {
 		return Stat{}, fmt.Errorf("parse stat: no pid in %.80q", data)
 	}
-	// Fields 3 (state), 4 (ppid), 5 (pgrp), 6 (session), … 9 (flags), … 14 (utime),
+	// Fields 3 (state), 4 (ppid), 5 (pgrp), 6 (session), … 14 (utime),
 	// 15 (stime), 16 (cutime), 17 (cstime), …
 	// 20 (num_threads), … 22 (starttime), … 24 (rss).
 	f := strings.Fields(string(data[end+1:]))
@@ -105,11 +101,6 @@ func ParseStat(data []byte) (Stat, error) {
 	if st.Session, err = strconv.Atoi(f[3]); err != nil {
 		return Stat{}, fmt.Errorf("parse stat: bad session %q", f[3])
 	}
-	flags, err := strconv.ParseUint(f[6], 10, 64)
-	if err != nil {
-		return Stat{}, fmt.Errorf("parse stat: bad flags %q", f[6])
-	}
-	st.Exiting = flags&exiting != 0
 	for i, t := range []*time.Duration{&st.CPU.User, &st.CPU.System, &st.Waited.User, &st.Waited.System} {
 		ticks, err := strconv.ParseUint(f[11+i], 10, 63)
 		if err != nil || ticks > uint64(1<<62/clockTick) {

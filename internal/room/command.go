@@ -38,7 +38,7 @@ func sandboxPathOf(v view, callers string) string {
 // cause than the errno of an exec. found is where PATH has led to, "" if it was not looked at.
 func checkCommand(v view, name, workdir, sandboxPath string, c Caller) (found string, err error) {
 	if name == "" {
-		return "", notFound(name, "the command is an empty string", "")
+		return "", notFound("the command is an empty string", "")
 	}
 	if strings.Contains(name, "/") {
 		return "", checkFile(v, name, inDir(workdir, name), c.Home)
@@ -62,9 +62,9 @@ func checkCommand(v view, name, workdir, sandboxPath string, c Caller) (found st
 		return "", denied
 	}
 	if host := lookHost(name, c.Path); host != "" {
-		return "", notFound(name, fmt.Sprintf("command %q is at %s, which is not visible in the sandbox", name, host), "--tools")
+		return "", notFound(fmt.Sprintf("command %q is at %s, which is not visible in the sandbox", name, host), "--tools")
 	}
-	return "", notFound(name, fmt.Sprintf("command %q not found in the sandbox's PATH %s", name, sandboxPath), "")
+	return "", notFound(fmt.Sprintf("command %q not found in the sandbox's PATH %s", name, sandboxPath), "")
 }
 
 // insteadOf returns the program that the caller's PATH means by a command that was found
@@ -130,11 +130,11 @@ func checkFile(v view, name, p, home string) error {
 	switch {
 	case errors.Is(err, errNotVisible):
 		if _, err := os.Stat(p); err == nil {
-			return notFound(name, fmt.Sprintf("command %q is not visible in the sandbox", name), "--ro-bind "+shellQuote(bindFor(path.Clean(p), home)))
+			return notFound(fmt.Sprintf("command %q is not visible in the sandbox", name), "--ro-bind "+shellQuote(bindFor(path.Clean(p), home)))
 		}
-		return notFound(name, fmt.Sprintf("command %q: no such file", name), "")
+		return notFound(fmt.Sprintf("command %q: no such file", name), "")
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
-		return notFound(name, fmt.Sprintf("command %q: no such file", name), "")
+		return notFound(fmt.Sprintf("command %q: no such file", name), "")
 	case err != nil:
 		return notExecutable(name, err.Error(), "")
 	case host == "" && v.isCopy(p):
@@ -195,7 +195,7 @@ func Interpreter(host string) string {
 	return fields[0]
 }
 
-func notFound(name, message, flags string) *result.Error {
+func notFound(message, flags string) *result.Error {
 	e := &result.Error{Code: "not-found", ExitCode: result.ExitNotFound, Message: message}
 	if flags != "" {
 		e.Hint = "show it with: " + flags

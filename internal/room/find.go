@@ -37,7 +37,7 @@ func Find(searchPath string) (Program, error) {
 		return Program{}, &result.Error{
 			Code:    "bwrap-missing",
 			Message: fmt.Sprintf("bubblewrap is not installed: no bwrap in PATH %s", searchPath),
-			Hint:    "install it: " + InstallHint(),
+			Hint:    "install it: " + installHint(),
 		}
 	}
 	st, err := os.Stat(name)
@@ -68,7 +68,7 @@ func Find(searchPath string) (Program, error) {
 		return Program{}, &result.Error{
 			Code:    "bwrap-too-old",
 			Message: fmt.Sprintf("bubblewrap %s at %s is too old: 0.%d or later is needed", p.Version, name, leastMinor),
-			Hint:    "install a newer one: " + InstallHint(),
+			Hint:    "install a newer one: " + installHint(),
 		}
 	}
 	return p, nil
@@ -225,12 +225,12 @@ func (p Program) Whole() error {
 		Code: "bwrap-too-old",
 		Message: fmt.Sprintf("bubblewrap %s at %s has no options for the size and mode of a tmpfs, or against user namespaces, which sbxrun sees to itself: "+
 			"a command without sbxrun takes bubblewrap 0.%d", p.Version, p.Path, wholeMinor),
-		Hint: "install a newer one: " + InstallHint(),
+		Hint: "install a newer one: " + installHint(),
 	}
 }
 
-// InstallHint is the command that installs bubblewrap on this distribution.
-func InstallHint() string {
+// installHint is the command that installs bubblewrap on this distribution.
+func installHint() string {
 	for _, m := range []struct{ program, command string }{
 		{"apt-get", "apt-get install bubblewrap"},
 		{"dnf", "dnf install bubblewrap"},

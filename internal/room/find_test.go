@@ -80,7 +80,7 @@ func script(version string) string {
 
 func TestFind(t *testing.T) {
 	t.Setenv("PATH", "/bin:/usr/bin")
-	hint := "install it: " + InstallHint()
+	hint := "install it: " + installHint()
 	newer := strings.Replace(hint, "install it", "install a newer one", 1)
 	tests := []struct {
 		name, text string
@@ -262,7 +262,7 @@ func TestInstallHint(t *testing.T) {
 		"emerge":  "your distribution's package bubblewrap",
 	} {
 		t.Setenv("PATH", laidOut(t, program))
-		if got := InstallHint(); got != want {
+		if got := installHint(); got != want {
 			t.Errorf("with %s: %q, want %q", program, got, want)
 		}
 	}

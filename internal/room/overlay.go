@@ -55,8 +55,8 @@ func (p *Plan) takeOverlays() []*Overlay {
 // layer is the place below [enter.LayersDir] of one of a plan's layers.
 func layer(n int) string { return path.Join(enter.LayersDir, strconv.Itoa(n)) }
 
-// layOverlays settles what the overlays of a policy are made of.
-func (p *Plan) layOverlays(pol *Policy) error {
+// layOverlays settles what the overlays are made of.
+func (p *Plan) layOverlays() error {
 	used := map[string][]*Overlay{} // by Upper
 	for i := range p.ops {
 		if p.ops[i].kind != opOverlay {

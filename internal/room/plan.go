@@ -125,7 +125,7 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	if err := checkDests(plan.ops, v); err != nil {
 		return nil, err
 	}
-	if err := plan.layOverlays(&p); err != nil {
+	if err := plan.layOverlays(); err != nil {
 		return nil, err
 	}
 	if plan.cred != nil {

@@ -434,10 +434,7 @@ func TestEtcAccounts(t *testing.T) {
 			"root:x:0:\nsandbox:x:65534:\n"},
 	}
 	for _, tt := range tests {
-		ops, err := etcOps(&Policy{}, tt.user, "h")
-		if err != nil {
-			t.Fatal(err)
-		}
+		ops := etcOps(&Policy{}, tt.user, "h")
 		got := map[string]string{}
 		for _, o := range ops {
 			if o.from != nil {
@@ -464,7 +461,7 @@ func TestPrepareErrors(t *testing.T) {
 		{"policy", func(p *Policy, _ *Caller) { p.Workdir = "x" }, result.Error{Code: "usage", Message: `working directory "x": must be an absolute path in the sandbox`, Hint: `write --workdir "$PWD"/x`}},
 		{"current directory", func(p *Policy, _ *Caller) { p.Workdir = "./" }, result.Error{Code: "usage", Message: `working directory "./": must be an absolute path in the sandbox`, Hint: `write --workdir "$PWD"`}},
 		{"no bwrap", func(_ *Policy, c *Caller) { c.Path = top },
-			result.Error{Code: "bwrap-missing", Message: "bubblewrap is not installed: no bwrap in PATH " + top, Hint: "install it: " + InstallHint()}},
+			result.Error{Code: "bwrap-missing", Message: "bubblewrap is not installed: no bwrap in PATH " + top, Hint: "install it: " + installHint()}},
 		{"missing source", func(p *Policy, _ *Caller) { p.Mounts = []Mount{{Source: top + "/none", Dest: "/x"}} },
 			result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: no such file or directory", top+"/none"),
 				Hint: "create it, or use --ro-bind-try or --bind-try to leave it out when it is missing"}},

@@ -98,7 +98,7 @@ const (
 // belongs to a path is written \: or \\. DST must be absolute; without it the
 // source appears at its own path.
 func ParseBind(arg, dir string) (source, dest string, err error) {
-	parts := splitColon(arg)
+	parts := SplitColon(arg)
 	switch {
 	case len(parts) > 2:
 		return "", "", fmt.Errorf("bind %q: want SRC or SRC:DST, with \\: for a colon in a path", arg)
@@ -125,7 +125,7 @@ func ParseBind(arg, dir string) (source, dest string, err error) {
 
 // ParseTmpfs parses DST[:SIZE]; size is left to the caller's parser.
 func ParseTmpfs(arg string) (dest, size string, err error) {
-	parts := splitColon(arg)
+	parts := SplitColon(arg)
 	if len(parts) > 2 {
 		return "", "", fmt.Errorf("tmpfs %q: want DST or DST:SIZE, with \\: for a colon in a path", arg)
 	}
@@ -140,7 +140,7 @@ func ParseTmpfs(arg string) (dest, size string, err error) {
 
 // ParseVolume parses NAME:DST[:ro].
 func ParseVolume(arg string) (name, dest string, readOnly bool, err error) {
-	parts := splitColon(arg)
+	parts := SplitColon(arg)
 	switch {
 	case len(parts) == 3 && parts[2] == "ro":
 		readOnly = true
@@ -173,11 +173,8 @@ func CleanDest(dest string) (string, error) {
 	return dest, nil
 }
 
-// SplitColon splits at colons, but for those written \\:, and removes the escapes.
-func SplitColon(s string) []string { return splitColon(s) }
-
-// splitColon splits at unescaped colons and removes the escapes.
-func splitColon(s string) []string {
+// SplitColon splits at unescaped colons and removes the escapes.
+func SplitColon(s string) []string {
 	parts := []string{""}
 	for i := 0; i < len(s); i++ {
 		switch c := s[i]; {

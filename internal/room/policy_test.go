@@ -26,8 +26,8 @@ func TestSplitColon(t *testing.T) {
 		{"\xff:\xfe", []string{"\xff", "\xfe"}},
 	}
 	for _, tt := range tests {
-		if diff := cmp.Diff(tt.want, splitColon(tt.in)); diff != "" {
-			t.Errorf("splitColon(%q) (-want +got):\n%s", tt.in, diff)
+		if diff := cmp.Diff(tt.want, SplitColon(tt.in)); diff != "" {
+			t.Errorf("SplitColon(%q) (-want +got):\n%s", tt.in, diff)
 		}
 	}
 }

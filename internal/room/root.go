@@ -115,14 +115,18 @@ const maxCopy = 4 << 20
 // layout lists everything the sandbox's file tree is made of: the default root
 // with the user's mounts in it, parents before what lies below them.
 func layout(p *Policy, user User, hostname string) ([]op, error) {
-	ops := systemOps()
-	etc, err := etcOps(p, user, hostname)
-	if err != nil {
-		return nil, err
+	var mounts []op // first: of these some are refused, and those of /etc are open files
+	for _, m := range p.Mounts {
+		o, skip, err := mountOp(p, m)
+		if err != nil {
+			return nil, err
+		}
+		if !skip {
+			mounts = append(mounts, o)
+		}
 	}
-	ops = append(ops, etc...)
-	ops = append(ops,
-		op{kind: opProc, dst: "/proc"})
+	ops := append(systemOps(), etcOps(p, user, hostname)...)
+	ops = append(ops, op{kind: opProc, dst: "/proc"})
 	if p.Meminfo != nil {
 		// Each command mounts it over the file in its own /proc.
 		ops = append(ops, op{kind: opCopy, dst: enter.MeminfoCopy, data: p.Meminfo})
@@ -135,16 +139,6 @@ func layout(p *Policy, user User, hostname string) ([]op, error) {
 		op{kind: opDir, dst: "/run"},
 		op{kind: opDir, dst: "/var/tmp"},
 	)
-	var mounts []op
-	for _, m := range p.Mounts {
-		o, skip, err := mountOp(p, m)
-		if err != nil {
-			return nil, err
-		}
-		if !skip {
-			mounts = append(mounts, o)
-		}
-	}
 	// What the user mounts replaces the default at and below that place.
 	ops = slices.DeleteFunc(ops, func(o op) bool {
 		replaced := slices.ContainsFunc(mounts, func(m op) bool { return Within(o.dst, m.dst) })
@@ -182,7 +176,7 @@ func systemOps() (ops []op) {
 	return ops
 }
 
-func etcOps(p *Policy, user User, hostname string) (ops []op, err error) {
+func etcOps(p *Policy, user User, hostname string) (ops []op) {
 	files, dirs := etcFiles, append(jvmDirs(), etcDirs...)
 	if p.Network == NetHost {
 		files = append(slices.Clone(files), etcNetFiles...)
@@ -228,7 +222,7 @@ func etcOps(p *Policy, user User, hostname string) (ops []op, err error) {
 		op{kind: opCopy, dst: "/etc/passwd", data: passwd.Bytes()},
 		op{kind: opCopy, dst: "/etc/group", data: group.Bytes()},
 	)
-	return ops, nil
+	return ops
 }
 
 // etcLink returns the target of a symbolic link into /usr.

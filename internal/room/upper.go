@@ -119,7 +119,7 @@ func lockUpper(dir int, list []*Overlay) (known []*Overlay, lock *os.File, err e
 	if err := unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
 		return nil, nil, errors.New("another sandbox uses it")
 	}
-	known, err = ReadUpper(lock)
+	known, err = readUpper(lock)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -144,8 +144,8 @@ func lockUpper(dir int, list []*Overlay) (known []*Overlay, lock *os.File, err e
 	return known, lock, nil
 }
 
-// ReadUpper reads what a directory of layers belongs to; nil for nothing yet.
-func ReadUpper(file *os.File) ([]*Overlay, error) {
+// readUpper reads what a directory of layers belongs to; nil for nothing yet.
+func readUpper(file *os.File) ([]*Overlay, error) {
 	const most = 1 << 20
 	text := make([]byte, most)
 	n, _ := file.ReadAt(text, 0) // at its end that is an error

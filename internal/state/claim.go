@@ -100,7 +100,7 @@ func (o *Claim) Write(r Record) error {
 }
 
 func (o *Claim) complete(r Record) Record {
-	r.Version, r.ID, r.Name = RecordVersion, o.ID, o.Name
+	r.Version, r.ID, r.Name = recordVersion, o.ID, o.Name
 	if o.dir.box != nil {
 		r.Sandbox = o.dir.box.ID
 	}

@@ -10,9 +10,9 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// RecordVersion changes only when a reader would go wrong: readers ignore members
+// recordVersion changes only when a reader would go wrong: readers ignore members
 // that they do not know.
-const RecordVersion = 1
+const recordVersion = 1
 
 // Phase is how far a sandbox has come.
 type Phase string
@@ -92,8 +92,8 @@ type Logs struct {
 
 func (r *Record) check() error {
 	switch {
-	case r.Version != RecordVersion:
-		return damaged("version %d, not %d", r.Version, RecordVersion)
+	case r.Version != recordVersion:
+		return damaged("version %d, not %d", r.Version, recordVersion)
 	case !validID(r.ID):
 		return damaged("id %.80q", r.ID)
 	case r.Sandbox != "" && !validID(r.Sandbox):
