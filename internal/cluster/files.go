@@ -99,17 +99,16 @@ func (g *Gateway) put(r *http.Request) (*api.Stored, error) {
 		return nil, failed(err)
 	}
 	name := filePrefix + hex.EncodeToString(sum)
-	// The time to live begins anew.
-	for range attempts {
-		if err = store.UpdateMeta(r.Context(), info.Name, jetstream.ObjectMeta{Name: name}); !errors.Is(err, jetstream.ErrObjectAlreadyExists) {
-			break
-		}
-		if err := store.Delete(r.Context(), name); err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
-			return nil, failed(err)
-		}
-	}
-	if err != nil {
+	// The name is a link: one that is put once more lives anew, and is never away.
+	old, err := store.GetInfo(r.Context(), name)
+	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
 		return nil, failed(err)
+	}
+	if _, err := store.AddLink(r.Context(), name, info); err != nil {
+		return nil, failed(err)
+	}
+	if old != nil && old.Opts != nil && old.Opts.Link != nil {
+		_ = store.Delete(r.Context(), old.Opts.Link.Name) // else it goes when its time is over
 	}
 	return &api.Stored{ID: name, Size: int64(info.Size)}, nil
 }
