@@ -12,10 +12,11 @@ type use struct {
 	beats uint64
 }
 
-// choose takes the node with the most places left, of those that were not tried; of several any.
+// choose takes the node with the most places left, of those that were not tried; of several any. With a name
+// it takes the node of that name.
 // What this gateway has sent since the node was last heard is counted in. leave is called when the
 // request is over.
-func (g *Gateway) choose(tried map[string]bool) (at string, leave func(), ok bool) {
+func (g *Gateway) choose(name string, tried map[string]bool) (at string, leave func(), ok bool) {
 	nodes := g.members.nodes()
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -23,7 +24,7 @@ func (g *Gateway) choose(tried map[string]bool) (at string, leave func(), ok boo
 	best, same := 0.0, 0
 	for _, n := range nodes {
 		id := n.subject()
-		if n.Draining || tried[id] {
+		if n.Draining || tried[id] || name != "" && n.Name != name {
 			continue
 		}
 		u := g.under[id]

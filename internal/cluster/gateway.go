@@ -133,9 +133,20 @@ func (g *Gateway) none() *api.Error {
 	return api.NewError(api.Busy, "there is no node", "try again in a moment")
 }
 
+// noneOf is the error when there is none of those that a request may go to.
+func (g *Gateway) noneOf(r *http.Request) *api.Error {
+	if name := r.Header.Get(nodeHeader); name != "" && g.bus.Connected() {
+		return api.NewError(api.Busy, "the node that the header "+nodeHeader+" names is not there, or is ending", "try again in a moment")
+	}
+	return g.none()
+}
+
 // anywhere passes a request on to a node that is not busy.
 func (g *Gateway) anywhere(w http.ResponseWriter, r *http.Request) {
 	body, err := g.body(w, r)
+	if err == nil {
+		_, err = placed(r, body)
+	}
 	if err != nil {
 		api.AsError(err).Write(w)
 		return
@@ -164,7 +175,7 @@ func (g *Gateway) somewhere(r *http.Request, body []byte) (res *http.Response, a
 	var refused *http.Response
 	tried := map[string]bool{}
 	for range attempts {
-		at, leave, ok := g.choose(tried)
+		at, leave, ok := g.choose(r.Header.Get(nodeHeader), tried)
 		if !ok {
 			break
 		}
@@ -191,7 +202,7 @@ func (g *Gateway) somewhere(r *http.Request, body []byte) (res *http.Response, a
 	if refused != nil {
 		return refused, "", nil
 	}
-	return nil, "", g.none()
+	return nil, "", g.noneOf(r)
 }
 
 // leaving is the body of an answer, with whose end its request is no longer under way.

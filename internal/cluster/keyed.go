@@ -26,9 +26,9 @@ func (g *Gateway) keyed(w http.ResponseWriter, r *http.Request, body []byte) (*h
 	sum := sha256.Sum256(body)
 	tried := map[string]bool{}
 	for range attempts {
-		at, leave, ok := g.choose(tried)
+		at, leave, ok := g.choose(r.Header.Get(nodeHeader), tried)
 		if !ok {
-			return nil, g.none()
+			return nil, g.noneOf(r)
 		}
 		defer leave()
 		is, revision, first, err := g.claims.take(name, claim{At: at, Hash: hex.EncodeToString(sum[:])})
@@ -53,7 +53,7 @@ func (g *Gateway) keyed(w http.ResponseWriter, r *http.Request, body []byte) (*h
 		// That node begins nothing more.
 		res.Body.Close()
 		tried[is.At] = true
-		next, leaveNext, ok := g.choose(tried)
+		next, leaveNext, ok := g.choose(r.Header.Get(nodeHeader), tried)
 		if !ok {
 			return nil, draining()
 		}

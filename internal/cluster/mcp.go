@@ -15,6 +15,10 @@ const connectionHeader = "Mcp-Session-Id"
 // client gets as a part of its id; without one, a tool's session says which node is meant.
 func (g *Gateway) mcp(w http.ResponseWriter, r *http.Request) {
 	body, err := g.body(w, r)
+	var name string
+	if err == nil {
+		name, err = placed(r, body)
+	}
 	if err != nil {
 		api.AsError(err).Write(w)
 		return
@@ -25,6 +29,10 @@ func (g *Gateway) mcp(w http.ResponseWriter, r *http.Request) {
 		if err != nil {
 			// The protocol has 404 for a connection that is no longer known: a client begins anew.
 			http.Error(w, "the connection's node is not there", http.StatusNotFound)
+			return
+		}
+		if name != "" && name != nameIn(at) {
+			api.NewError(api.Usage, "the connection belongs to another node than the header "+nodeHeader+" names", "begin it with the header").Write(w)
 			return
 		}
 		r.Header.Set(connectionHeader, own)

@@ -1,0 +1,105 @@
+package cluster
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// A node without a gateway starts nothing for a tenant with ceilings, and says what is missing. Volumes are on
+// the node that a request names, and one that names none is refused.
+func TestNamedNode(t *testing.T) {
+	o := options(t)
+	s := startNATS(t, o)
+	defer s.Shutdown()
+	c := &cluster{t: t, dir: harness.Dir(t)}
+	const config = "data_dir = %q\n[rooms]\nmin = 0\nmax = 0\n[tenant]\nconcurrency = 8\nvolumes = 4\n"
+	var own *gateway // the listener of n0
+	for _, name := range []string{"n0", "n1"} {
+		socket := filepath.Join(c.dir, name+".sock")
+		p := c.process("serve", name, url(o), fmt.Sprintf("listen = [\"unix:%s\"]\nstate_dir = %q\n"+config, socket, filepath.Join(c.dir, name), filepath.Join(c.dir, name+".data")))
+		if own == nil {
+			own = &gateway{process: p, socket: socket, client: unixClient(socket)}
+		}
+	}
+	c.ready(own, 0)
+	if status, e, err := own.call(t.Context(), "/v1/run", api.Call{Argv: []string{"true"}}, nil); err != nil || status != http.StatusServiceUnavailable || e.Started || !strings.Contains(e.Failure.Message, "no gateway") {
+		t.Errorf("%d %+v %v", status, e, err)
+	}
+	g := &gateway{socket: filepath.Join(c.dir, "g.sock")}
+	g.process = c.process("gateway", "g", url(o), "listen = [\"unix:"+g.socket+"\"]\n")
+	g.client = unixClient(g.socket)
+	c.ready(g, 2)
+	harness.Until(t, harness.Bound, "a call by the node's own listener", func() bool {
+		status, _, err := own.call(t.Context(), "/v1/run", api.Call{Argv: []string{"true"}}, nil)
+		return err == nil && status == http.StatusOK
+	})
+
+	ask := func(method, path, node string, body any, into any) (int, *api.Error) {
+		text, _ := json.Marshal(body)
+		q, err := http.NewRequestWithContext(t.Context(), method, "http://sbxrun"+path, strings.NewReader(string(text)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		q.Header.Set("Content-Type", "application/json")
+		if node != "" {
+			q.Header.Set("Sbxrun-Node", node)
+		}
+		status, e, err := g.do(q, into)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return status, e
+	}
+	run := func(script string) api.Call {
+		return api.Call{Argv: []string{"sh", "-c", script}, Parts: api.Parts{Volumes: []api.Volume{{Name: "v", Path: "/v"}}}}
+	}
+	tool := map[string]any{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": map[string]any{"name": "create_session", "arguments": map[string]any{"snapshot": "s"}}}
+	for _, tt := range []struct {
+		method, path, node string
+		body               any
+		status             int
+	}{
+		{"POST", "/v1/run", "", run("true"), 400},
+		{"POST", "/v1/sessions", "", map[string]string{"snapshot": "s"}, 400},
+		{"POST", "/v1/calls", "n0", run("true"), 400},
+		{"POST", "/mcp", "", tool, 400},
+		{"GET", "/v1/volumes", "", nil, 400},
+		{"GET", "/v1/snapshots", "", nil, 400},
+		{"DELETE", "/v1/volumes/v", "", nil, 400},
+		{"GET", "/v1/volumes", "n2", nil, 503},
+	} {
+		if status, e := ask(tt.method, tt.path, tt.node, tt.body, nil); status != tt.status || e.Started {
+			t.Errorf("%s %s: %d %+v", tt.method, tt.path, status, e)
+		}
+	}
+	harness.Until(t, harness.Bound, "both nodes", func() bool {
+		n, _ := ask("GET", "/v1/volumes", "n0", nil, nil)
+		m, _ := ask("GET", "/v1/volumes", "n1", nil, nil)
+		return n == http.StatusOK && m == http.StatusOK
+	})
+	var a api.Answer
+	for range 4 {
+		if status, e := ask("POST", "/v1/run", "n0", run("echo x >>/v/f; wc -l </v/f"), &a); status != http.StatusOK || !strings.HasPrefix(a.ID, "n0.") {
+			t.Fatalf("%d %+v", status, e)
+		}
+	}
+	if strings.TrimSpace(*a.Stdout) != "4" {
+		t.Errorf("%q", *a.Stdout)
+	}
+	for node, want := range map[string]int{"n0": 1, "n1": 0} {
+		var list api.Volumes
+		if status, e := ask("GET", "/v1/volumes", node, nil, &list); status != http.StatusOK || len(list.Volumes) != want {
+			t.Errorf("%s: %d %+v %+v", node, status, e, list)
+		}
+	}
+	if status, e := ask("DELETE", "/v1/volumes/v", "n0", nil, nil); status != http.StatusNoContent && status != http.StatusOK {
+		t.Errorf("%d %+v", status, e)
+	}
+}
