@@ -31,6 +31,13 @@ func subject(kind, name, instance string) string {
 	return kind + "." + name + "." + instance
 }
 
+// nameIn returns the name in a subject of an instance.
+func nameIn(subject string) string {
+	_, rest, _ := strings.Cut(subject, ".")
+	name, _, _ := strings.Cut(rest, ".")
+	return name
+}
+
 // Beat is what each node and each gateway tells of itself, every two seconds.
 type Beat struct {
 	Kind     string `json:"kind"`
@@ -231,6 +238,9 @@ func (b *Beat) node(heard time.Time) api.Node {
 	}
 	return n
 }
+
+// Connected reports whether anything can be heard.
+func (m *Members) Connected() bool { return m.bus.Connected() }
 
 // Settled reports whether all that are there must have been heard.
 func (m *Members) Settled() bool {

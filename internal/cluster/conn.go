@@ -29,6 +29,7 @@ type Conn struct {
 	link   *Link
 	id     string
 	peer   string // the other side's link
+	from   string // its name
 	dialed bool
 
 	mu      sync.Mutex
@@ -61,7 +62,7 @@ type Conn struct {
 }
 
 func newConn(l *Link, id, peer string, dialed bool) *Conn {
-	c := &Conn{link: l, id: id, peer: peer, dialed: dialed, granted: window, limit: window, lastIn: time.Now(), lastOut: time.Now()}
+	c := &Conn{link: l, id: id, peer: peer, from: nameIn(peer), dialed: dialed, granted: window, limit: window, lastIn: time.Now(), lastOut: time.Now()}
 	c.changed.L = &c.mu
 	return c
 }
@@ -164,8 +165,9 @@ func (c *Conn) Close() error {
 		// Whoever asked has the answer, or does not want it any more.
 		c.err = net.ErrClosed
 		c.send(frame{bits: resets})
-	default:
-		c.endOut()
+	case !c.outEnded:
+		// Told by the next tick: an answer says itself where it ends, and whoever has it closes the connection.
+		c.outEnded, c.owed, c.lastOut = true, true, time.Now()
 	}
 	c.in = nil
 	c.changed.Broadcast()
@@ -304,7 +306,7 @@ func (c *Conn) tick(now time.Time, alive bool) {
 	if c.err != nil {
 		return
 	}
-	if !alive && now.Sub(c.lastIn) > lostAfter {
+	if !alive && now.Sub(c.lastIn) > again { // it may only just have begun to send beats
 		c.fail(ErrLost, false)
 		return
 	}
@@ -315,6 +317,10 @@ func (c *Conn) tick(now time.Time, alive bool) {
 		c.resend()
 	case c.owed:
 		c.send(frame{at: c.acked + uint64(len(c.out))})
+	case now.Sub(c.lastIn) > lostAfter && now.Sub(c.lastOut) >= again:
+		// The other side may have ended the connection, and NATS have lost that.
+		c.lastOut = now
+		c.send(frame{bits: asks, at: c.acked + uint64(len(c.out))})
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -294,6 +295,69 @@ func TestLeaving(t *testing.T) {
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
+}
+
+// What is sent in another name than that of the connection counts for nothing, though its id is right; nor
+// does anybody begin a connection in another's name.
+func TestName(t *testing.T) {
+	t.Parallel()
+	bus := &fakeBus{}
+	dials, accepts, _ := pair(t, bus)
+	c := dials.Dial("node.n.1")
+	if _, err := c.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	other, err := accepts.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, forged := range []struct{ subject, reply string }{
+		{"gateway.g.1.thief." + c.id, "node.n.1.g." + c.id},
+		{"node.n.1.thief." + c.id, "gateway.g.1.n." + c.id},
+		{"node.n.1.thief.another", "gateway.g.1.n.another"},
+	} {
+		for _, f := range []frame{{bits: resets}, {bits: opens, data: []byte("xforged")}} {
+			if err := bus.Publish(forged.subject, forged.reply, f.append(nil)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if _, err := c.Write([]byte("y")); err != nil {
+		t.Fatal(err)
+	}
+	bounded(t, func() {
+		text := make([]byte, 2)
+		if _, err := io.ReadFull(other, text); err != nil || string(text) != "xy" {
+			t.Errorf("%q, %v", text, err)
+		}
+	})
+	if n := len(accepts.accepted); n != 0 {
+		t.Errorf("%d are accepted", n)
+	}
+}
+
+// If NATS has lost the message that says that somebody has left, the other side asks when it has heard
+// nothing for a while.
+func TestLeavingUnheard(t *testing.T) {
+	t.Parallel()
+	var lost atomic.Bool
+	bus := &fakeBus{lose: func(data []byte) bool { return data[0]&resets != 0 && lost.CompareAndSwap(false, true) }}
+	dials, accepts, _ := pair(t, bus)
+	c := dials.Dial("node.n.1")
+	if _, err := c.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	other, err := accepts.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Abort(context.Canceled)
+	other.(*Conn).tick(time.Now().Add(2*lostAfter), true)
+	bounded(t, func() {
+		if text, err := io.ReadAll(other); err == nil {
+			t.Errorf("%q", text)
+		}
+	})
 }
 
 func FuzzParse(f *testing.F) {

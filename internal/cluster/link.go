@@ -26,6 +26,7 @@ type Bus interface {
 type Link struct {
 	bus  Bus
 	self string // the subject below which connections are
+	name string // of this node or gateway
 	base context.Context
 	// alive reports whether another link is there, as far as is known.
 	alive func(peer string) bool
@@ -41,12 +42,12 @@ type Link struct {
 // NewLink has connections until ctx is done. One that accepts is also a [net.Listener]. Connections
 // end with the other side, which alive reports on.
 func NewLink(ctx context.Context, bus Bus, self string, accepts bool, alive func(peer string) bool) (*Link, error) {
-	l := &Link{bus: bus, self: self, base: ctx, alive: alive, all: map[string]*Conn{}, over: map[string]time.Time{}, closed: make(chan struct{})}
+	l := &Link{bus: bus, self: self, name: nameIn(self), base: ctx, alive: alive, all: map[string]*Conn{}, over: map[string]time.Time{}, closed: make(chan struct{})}
 	if accepts {
 		const backlog = 1024
 		l.accepted = make(chan *Conn, backlog)
 	}
-	if err := bus.Subscribe(self+".*", l.dispatch); err != nil {
+	if err := bus.Subscribe(self+".*.*", l.dispatch); err != nil {
 		return nil, err
 	}
 	go l.ticks()
@@ -88,7 +89,7 @@ func (l *Link) Close() error {
 		select {
 		case c := <-l.accepted: // nobody takes it any more
 			delete(l.all, c.id)
-			l.refuse(c.peer + "." + c.id)
+			l.reset(c.peer, c.id, resets|refuses)
 		default:
 			return nil
 		}
@@ -104,19 +105,22 @@ func (l *Link) isClosed() bool {
 	}
 }
 
-// refuse says that nothing of a connection was begun: another node may have what it asks for.
-func (l *Link) refuse(to string) {
-	_ = l.bus.Publish(to, "", (&frame{bits: resets | refuses}).append(nil)) // the other side asks again
+// reset says that there is no such connection; with [refuses], that nothing of it was begun: another node
+// may have what it asks for.
+func (l *Link) reset(peer, id string, bits byte) {
+	_ = l.bus.Publish(peer+"."+l.name+"."+id, "", (&frame{bits: bits}).append(nil)) // the other side asks again
 }
 
 // Addr is [net.Listener]'s.
 func (l *Link) Addr() net.Addr { return address(l.self) }
 
+// publish sends a frame. The last words of its subject are the name of the sender, which NATS lets nobody
+// else use, and the id of the connection.
 func (l *Link) publish(c *Conn, f *frame) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.buffer = f.append(l.buffer[:0]) // the bus copies it
-	return l.bus.Publish(c.peer+"."+c.id, l.self+"."+c.id, l.buffer)
+	return l.bus.Publish(c.peer+"."+l.name+"."+c.id, l.self+"."+c.from+"."+c.id, l.buffer)
 }
 
 // forget drops a connection of which nothing is left to be done.
@@ -132,10 +136,16 @@ func (l *Link) forget(c *Conn) {
 }
 
 func (l *Link) dispatch(subject, reply string, data []byte, nobody bool) {
-	id := subject[strings.LastIndexByte(subject, '.')+1:]
+	from, id, ok := strings.Cut(strings.TrimPrefix(subject, l.self+"."), ".")
+	if !ok {
+		return
+	}
 	l.mu.Lock()
 	c := l.all[id]
 	l.mu.Unlock()
+	if c != nil && c.from != from {
+		return // of somebody who has learned the id
+	}
 	if nobody {
 		if c != nil {
 			c.unheard()
@@ -147,7 +157,7 @@ func (l *Link) dispatch(subject, reply string, data []byte, nobody bool) {
 		return // of nobody here
 	}
 	if c == nil {
-		if c = l.accept(id, reply, &f); c == nil {
+		if c = l.accept(from, id, reply, &f); c == nil {
 			return
 		}
 	}
@@ -155,26 +165,23 @@ func (l *Link) dispatch(subject, reply string, data []byte, nobody bool) {
 }
 
 // accept makes a connection of a first frame.
-func (l *Link) accept(id, reply string, f *frame) *Conn {
-	if f.bits&resets != 0 {
-		return nil
+func (l *Link) accept(from, id, reply string, f *frame) *Conn {
+	peer, ok := strings.CutSuffix(reply, "."+l.name+"."+id)
+	if !ok || nameIn(peer) != from || f.bits&resets != 0 || f.bits&(opens|asks) == 0 {
+		return nil // what is left of a connection that is over needs no answer
 	}
-	peer, ok := strings.CutSuffix(reply, "."+id)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	_, was := l.over[id]
-	if ok && !was && f.bits&opens != 0 && l.accepted != nil && l.isClosed() {
-		l.refuse(reply)
+	switch {
+	case was || f.bits&opens == 0 || l.accepted == nil:
+		l.reset(peer, id, resets)
 		return nil
-	}
-	if f.bits&opens != 0 && f.at != 0 && !was {
+	case l.isClosed() || l.base.Err() != nil:
+		l.reset(peer, id, resets|refuses)
+		return nil
+	case f.at != 0:
 		return nil // what comes before it was lost, and is sent again
-	}
-	if !ok || was || f.bits&opens == 0 || f.at != 0 || l.accepted == nil || l.base.Err() != nil {
-		if ok {
-			_ = l.bus.Publish(reply, "", (&frame{bits: resets}).append(nil)) // the other side asks again
-		}
-		return nil
 	}
 	c := newConn(l, id, peer, false)
 	select {

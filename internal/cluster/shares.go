@@ -1,8 +1,10 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"net/url"
@@ -23,15 +25,21 @@ import (
 
 // held is the record of a tenant.
 type held struct {
-	Nodes  map[string]int       `json:"nodes"`  // how many calls each may run
+	Held   map[string]hold      `json:"held"`   // by node
 	Wanted map[string]time.Time `json:"wanted"` // when each was last refused
 	Tokens float64              `json:"tokens"` // of the rate
 	At     time.Time            `json:"at"`     // when there were as many
 }
 
+// hold is what a node has.
+type hold struct {
+	Calls int    `json:"calls"` // that it may run
+	Turn  uint64 `json:"turn"`  // of its last question
+}
+
 // asked is what a node asks a gateway for; and what that grants.
 type asked struct {
-	At     string `json:"at"`     // the node
+	Turn   uint64 `json:"turn"`   // of the question: one that comes late changes nothing
 	Calls  int    `json:"calls"`  // in all
 	Tokens int    `json:"tokens"` // more
 	Others int    `json:"others"` // nodes that want some, or have some
@@ -42,33 +50,35 @@ const sharesPath = "/shares"
 
 const wantedFor = 3 * time.Second
 
-// grant changes the record as asked, as far as the ceilings allow.
-func (h *held) grant(a asked, c tenants.Ceilings, now time.Time, lost func(node string) bool) asked {
-	if h.Nodes == nil {
-		h.Nodes, h.Wanted, h.Tokens, h.At = map[string]int{}, map[string]time.Time{}, max(1, c.Rate), now
+// grant changes the record as a node has asked, as far as the ceilings allow; if the node has asked anew
+// since, not at all.
+func (h *held) grant(at string, a asked, c tenants.Ceilings, now time.Time, lost func(node string) bool) asked {
+	if h.Held == nil {
+		h.Held, h.Wanted, h.Tokens, h.At = map[string]hold{}, map[string]time.Time{}, max(1, c.Rate), now
+	}
+	if a.Turn < h.Held[at].Turn {
+		return asked{}
 	}
 	left := c.Concurrency
-	for node, n := range h.Nodes {
+	for node, has := range h.Held {
 		if lost(node) {
-			delete(h.Nodes, node)
-		} else if node != a.At {
-			left -= n
+			delete(h.Held, node)
+		} else if node != at {
+			left -= has.Calls
 		}
 	}
-	given := asked{At: a.At, Calls: max(0, min(a.Calls, left))}
-	if delete(h.Nodes, a.At); given.Calls > 0 {
-		h.Nodes[a.At] = given.Calls
-	}
+	given := asked{Turn: a.Turn, Calls: max(0, min(a.Calls, left))}
+	h.Held[at] = hold{given.Calls, a.Turn}
 	for node, at := range h.Wanted {
 		if now.Sub(at) > wantedFor {
 			delete(h.Wanted, node)
 		}
 	}
-	if delete(h.Wanted, a.At); given.Calls < a.Calls {
-		h.Wanted[a.At] = now
+	if delete(h.Wanted, at); given.Calls < a.Calls {
+		h.Wanted[at] = now
 	}
 	for node := range h.Wanted {
-		if node != a.At {
+		if node != at {
 			given.Others++
 		}
 	}
@@ -88,27 +98,25 @@ func (g *Gateway) share(w http.ResponseWriter, r *http.Request) {
 	const most = 4096
 	text, err := io.ReadAll(io.LimitReader(r.Body, most))
 	var a asked
-	if err != nil || json.Unmarshal(text, &a) != nil || !strings.HasPrefix(a.At, NodeKind+".") {
+	at := r.RemoteAddr // by whose name NATS has let nobody else send
+	if err != nil || json.Unmarshal(text, &a) != nil || !strings.HasPrefix(at, NodeKind+".") {
 		api.NewError(api.Usage, "that is nothing to ask for", "").Write(w)
 		return
 	}
-	given, err := g.grant(r.Context(), tenant, a)
+	given, err := g.grant(r.Context(), tenant, at, a)
 	if err != nil {
-		g.failed(w, r, noJetStream("the tenant's quota cannot be asked for", err))
+		g.failed(w, r, noJetStream("the record of the tenant cannot be changed", err))
 		return
 	}
 	writeJSON(w, given)
 }
 
-func (g *Gateway) grant(ctx context.Context, tenant string, a asked) (given asked, err error) {
+func (g *Gateway) grant(ctx context.Context, tenant, at string, a asked) (given asked, err error) {
 	ctx, cancel := context.WithTimeout(ctx, askWithin)
 	defer cancel()
 	ceilings := g.door.Settings().Of(tenant).Ceilings()
 	for {
 		var h held
-		if _, err := g.bus.shares.open(ctx); err != nil {
-			return given, err
-		}
 		revision, err := g.bus.shares.get(ctx, tenantKey(tenant), &h)
 		if err != nil {
 			return given, err
@@ -117,7 +125,7 @@ func (g *Gateway) grant(ctx context.Context, tenant string, a asked) (given aske
 		if err != nil {
 			return given, err
 		}
-		given = h.grant(a, ceilings, time.Now(), func(node string) bool { return !g.members.Alive(node) })
+		given = h.grant(at, a, ceilings, time.Now(), func(node string) bool { return !g.members.Alive(node) })
 		if after, err := json.Marshal(h); err != nil || string(after) == string(before) {
 			return given, err
 		}
@@ -132,7 +140,6 @@ type shares struct {
 	gate    *tenants.Gate
 	client  client
 	members *Members
-	at      string // the node
 
 	mu  sync.Mutex
 	all map[string]*share
@@ -148,6 +155,10 @@ type share struct {
 	refused  time.Time // when more was last refused
 	tokens   int       // of the rate
 	until    time.Time // when they are no longer
+	asked    int       // calls
+	turn     uint64    // of that question
+	err      error     // of the last one
+	failed   time.Time // when it came
 }
 
 // join lets a call in by what the node has of its tenant, or asks for more.
@@ -162,8 +173,12 @@ func (x *shares) join(ctx context.Context, tenant string, c tenants.Ceilings) (*
 		x.all[tenant] = s
 	}
 	x.mu.Unlock()
+	came := time.Now()
 	s.mu.Lock() // until the call is counted at the gate: no more than it counts is given back
 	defer s.mu.Unlock()
+	if s.failed.After(came) {
+		return nil, s.err // the question that it has waited for was its own
+	}
 	now := time.Now()
 	use := x.gate.Use(tenant)
 	need := use.Running + use.Waiting + 1
@@ -199,23 +214,33 @@ func (x *shares) join(ctx context.Context, tenant string, c tenants.Ceilings) (*
 
 // ask asks the gateways for a share.
 func (x *shares) ask(ctx context.Context, tenant string, s *share, calls, tokens int) error {
-	ctx, cancel := context.WithTimeout(server.As(ctx, tenant, ""), askWithin)
+	ctx, cancel := context.WithTimeout(server.As(context.WithoutCancel(ctx), tenant, ""), askWithin) // others wait for it, too
 	defer cancel()
-	text, err := json.Marshal(asked{At: x.at, Calls: calls, Tokens: tokens})
+	if calls != s.asked {
+		s.asked = calls
+		s.turn++ // the same question once more changes nothing that was granted
+	}
+	text, err := json.Marshal(asked{Turn: s.turn, Calls: calls, Tokens: tokens})
 	if err != nil {
 		return err
 	}
 	s.sure = false
-	for _, gateway := range x.members.Of(GatewayKind) {
-		r := (&http.Request{Method: http.MethodPost, URL: &url.URL{Path: sharesPath}, Header: http.Header{}}).WithContext(ctx)
-		res, err := x.client.do(passOn(r, strings.NewReader(string(text)), int64(len(text))), gateway.subject())
-		if err != nil {
-			continue
+	gateways := x.members.Of(GatewayKind)
+	for len(gateways) == 0 && x.members.Connected() && !x.members.Settled() && ctx.Err() == nil { // it has been asked who is there
+		time.Sleep(tick / 10)
+		gateways = x.members.Of(GatewayKind)
+	}
+	why, hint := "no gateway answers", "try again in a moment"
+	if len(gateways) == 0 {
+		why, hint = "there is no gateway", "start `sbxrun gateway`; or have the tenant's concurrency = 0 and rate = 0 in the configuration"
+	}
+	for _, gateway := range gateways {
+		given, err := x.askOne(ctx, gateway.subject(), text)
+		var e *api.Error
+		if errors.As(err, &e) {
+			why = e.Failure.Message
 		}
-		var given asked
-		err = json.NewDecoder(res.Body).Decode(&given)
-		res.Body.Close()
-		if res.StatusCode != http.StatusOK || err != nil {
+		if err != nil || given.Turn != s.turn {
 			continue
 		}
 		now := time.Now()
@@ -231,7 +256,25 @@ func (x *shares) ask(ctx context.Context, tenant string, s *share, calls, tokens
 		}
 		return nil
 	}
-	return api.NewError(api.Busy, "the tenant's quota cannot be asked for: no gateway answers", "try again in a moment")
+	s.err, s.failed = api.NewError(api.Busy, "the tenant's ceilings hold for all nodes together, and its share cannot be asked for: "+why, hint), time.Now()
+	return s.err
+}
+
+// askOne asks one gateway, and not for so long that there is no time for another one.
+func (x *shares) askOne(ctx context.Context, at string, text []byte) (given asked, err error) {
+	ctx, cancel := context.WithTimeout(ctx, askWithin/3)
+	defer cancel()
+	r := (&http.Request{Method: http.MethodPost, URL: &url.URL{Path: sharesPath}, Header: http.Header{}}).WithContext(ctx)
+	res, err := x.client.do(passOn(r, bytes.NewReader(text), int64(len(text))), at)
+	if err != nil {
+		return given, err
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		e := &api.Error{}
+		return given, errors.Join(json.NewDecoder(res.Body).Decode(e), e)
+	}
+	return given, json.NewDecoder(res.Body).Decode(&given)
 }
 
 // run gives back what is not needed, until ctx is done.

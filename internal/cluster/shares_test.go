@@ -17,19 +17,22 @@ func TestGrant(t *testing.T) {
 	began := time.Now()
 	now, tokens := began, 0
 	gone := map[string]bool{}
-	for range 10_000 {
+	for turn := 1; turn <= 10_000; turn++ {
 		node := nodes[rand.IntN(len(nodes))]
 		gone = map[string]bool{nodes[rand.IntN(len(nodes))]: rand.IntN(10) == 0}
 		delete(gone, node)
 		now = now.Add(time.Duration(rand.IntN(100)-10) * time.Millisecond) // clocks differ
-		a := asked{At: node, Calls: rand.IntN(9), Tokens: rand.IntN(4)}
-		given := h.grant(a, c, now, func(node string) bool { return gone[node] })
+		a := asked{Turn: uint64(turn), Calls: rand.IntN(9), Tokens: rand.IntN(4)}
+		given := h.grant(node, a, c, now, func(node string) bool { return gone[node] })
 		sum := 0
-		for _, n := range h.Nodes {
-			sum += n
+		for _, has := range h.Held {
+			sum += has.Calls
 		}
-		if sum > c.Concurrency || given.Calls > a.Calls || h.Nodes[node] != given.Calls {
+		if sum > c.Concurrency || given.Calls > a.Calls || h.Held[node].Calls != given.Calls {
 			t.Fatalf("%+v is granted of %+v: %+v", given, a, h)
+		}
+		if late := h.grant(node, asked{Turn: a.Turn - 1, Calls: 9}, c, now, func(string) bool { return true }); late != (asked{}) || h.Held[node].Calls != given.Calls {
+			t.Fatalf("a question that comes late has changed it: %+v", h)
 		}
 		tokens += given.Tokens
 	}
@@ -37,13 +40,13 @@ func TestGrant(t *testing.T) {
 		t.Errorf("%d calls are granted, at most %.0f may be", tokens, most)
 	}
 	now = now.Add(2 * wantedFor)
-	if given := h.grant(asked{At: "node.e.1", Calls: 7}, c, now, func(string) bool { return true }); given.Calls != 7 {
+	if given := h.grant("node.e.1", asked{Calls: 7}, c, now, func(string) bool { return true }); given.Calls != 7 {
 		t.Errorf("%+v when all others are lost", given)
 	}
-	if given := h.grant(asked{At: "node.f.1", Calls: 1}, c, now, func(string) bool { return false }); given.Calls != 0 {
+	if given := h.grant("node.f.1", asked{Calls: 1}, c, now, func(string) bool { return false }); given.Calls != 0 {
 		t.Errorf("%+v when there is none left", given)
 	}
-	if given := h.grant(asked{At: "node.e.1", Calls: 7}, c, now, func(string) bool { return false }); given.Others != 1 {
+	if given := h.grant("node.e.1", asked{Calls: 7}, c, now, func(string) bool { return false }); given.Others != 1 {
 		t.Errorf("%+v, and another one wants some", given)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -187,7 +188,7 @@ func TestChaos(t *testing.T) {
 			s.Shutdown()
 		}
 	})
-	c := newCluster(t, urls, 4, 2, "[sandbox]\nnetwork = \"host\"\n[rooms]\nmin = 1\nmax = 4\n[tenant]\nconcurrency = 0\nqueue = 1000\n[nats]\nreplicas = 3\n")
+	c := newCluster(t, urls, 4, 2, "[sandbox]\nnetwork = \"host\"\n[rooms]\nmin = 1\nmax = 4\n[tenant]\nconcurrency = 32\nqueue = 1000\n[nats]\nreplicas = 3\n")
 	m := newMarks(t)
 	calls := 60 * harness.Soak(t)
 	clients := min(100, 20+calls/100)
@@ -299,12 +300,17 @@ func TestChaos(t *testing.T) {
 	}
 }
 
-// The sessions of a node that is killed are gone within eight seconds, those of others are not.
+// The sessions of a node that is killed are gone within eight seconds, those of others are not. So are those
+// of a node that nothing comes from or to any more, until its connection is there again; what ran in
+// them has been canceled then.
 func TestNodeLost(t *testing.T) {
 	o := options(t)
 	s := startNATS(t, o)
 	defer s.Shutdown()
-	c := newCluster(t, url(o), 2, 2, "[rooms]\nmin = 0\nmax = 0\n")
+	const config = "[rooms]\nmin = 0\nmax = 0\n"
+	c := newCluster(t, url(o), 2, 2, config)
+	r := newRelay(t, o.Port)
+	c.nodes = append(c.nodes, c.process("serve", "n2", fmt.Sprintf("nats://127.0.0.1:%d", r.port), fmt.Sprintf("state_dir = %q\n%s", filepath.Join(c.dir, "n2"), config)))
 	byNode := map[string]string{}
 	harness.Until(t, harness.Bound, "a session on each node", func() bool {
 		var x api.Session
@@ -312,43 +318,130 @@ func TestNodeLost(t *testing.T) {
 			t.Fatal(e, err)
 		}
 		byNode[x.ID[:2]] = x.ID
-		return len(byNode) == 2
+		return len(byNode) == 3
 	})
-	lost := make(chan *api.Error, 1)
-	go func() {
-		_, e, _ := c.gateways[1].call(t.Context(), "/v1/sessions/"+byNode["n0"]+"/exec", api.Call{Argv: []string{"sleep", "1000"}, TimeoutMS: 200_000}, nil)
-		lost <- e
-	}()
-	harness.Until(t, harness.Bound, "the command", func() bool { return len(harness.Descendants(c.nodes[0].cmd.Process.Pid)) > 4 })
+	lost := make(chan *api.Error, 2)
+	for _, name := range []string{"n0", "n2"} {
+		go func() {
+			_, e, _ := c.gateways[1].call(t.Context(), "/v1/sessions/"+byNode[name]+"/exec", api.Call{Argv: []string{"sleep", "1000"}, TimeoutMS: 200_000}, nil)
+			lost <- e
+		}()
+	}
+	sleeps := func(p *process) bool { return strings.Contains(strings.Join(commands(p), "\n"), "sleep 1000") }
+	harness.Until(t, harness.Bound, "the commands", func() bool { return sleeps(c.nodes[0]) && sleeps(c.nodes[2]) })
+	try := func(g *gateway, name string) int {
+		status, e, err := g.call(t.Context(), "/v1/sessions/"+byNode[name]+"/exec", api.Call{Argv: []string{"true"}}, nil)
+		if err != nil {
+			t.Fatal(e, err)
+		}
+		return status
+	}
+	r.cut()
 	c.nodes[0].kill()
 	began := time.Now()
 	for _, g := range c.gateways {
-		for {
-			status, _, err := g.call(t.Context(), "/v1/sessions/"+byNode["n0"]+"/exec", api.Call{Argv: []string{"true"}}, nil)
-			if err != nil {
-				t.Fatal(err)
+		for _, name := range []string{"n0", "n2"} {
+			for {
+				status := try(g, name)
+				if status == http.StatusGone {
+					break
+				}
+				if status != http.StatusServiceUnavailable && status != http.StatusBadGateway || time.Since(began) > 8*time.Second {
+					t.Fatalf("status %d after %v", status, time.Since(began))
+				}
+				time.Sleep(20 * time.Millisecond)
 			}
-			if status == http.StatusGone {
-				break
-			}
-			if status != http.StatusServiceUnavailable || time.Since(began) > 8*time.Second {
-				t.Fatalf("status %d after %v", status, time.Since(began))
-			}
-			time.Sleep(20 * time.Millisecond)
 		}
 		t.Logf("410 after %v", time.Since(began).Round(10*time.Millisecond))
-		if status, e, err := g.call(t.Context(), "/v1/sessions/"+byNode["n1"]+"/exec", api.Call{Argv: []string{"true"}}, nil); status != http.StatusOK || err != nil {
-			t.Error(status, e, err)
+		if status := try(g, "n1"); status != http.StatusOK {
+			t.Error(status)
 		}
 	}
-	select {
-	case e := <-lost:
-		if e == nil || e.Failure.Code != api.Lost || !e.Started {
-			t.Errorf("%+v", e)
+	for range 2 {
+		select {
+		case e := <-lost:
+			if e == nil || e.Failure.Code != api.Lost || !e.Started {
+				t.Errorf("%+v", e)
+			}
+		case <-time.After(harness.Bound):
+			t.Error("the caller waits for ever")
 		}
-	case <-time.After(harness.Bound):
-		t.Error("the caller waits for ever")
 	}
+	r.mend()
+	harness.Until(t, harness.Bound, "the session again", func() bool { return try(c.gateways[0], "n2") == http.StatusOK })
+	harness.Until(t, harness.Bound, "the end of what was canceled", func() bool { return !sleeps(c.nodes[2]) })
+}
+
+// relay is between one node and NATS.
+type relay struct {
+	port int
+	to   string
+	mu   sync.Mutex
+	is   chan struct{} // closed while bytes pass
+}
+
+func newRelay(t *testing.T, to int) *relay {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	r := &relay{port: l.Addr().(*net.TCPAddr).Port, to: fmt.Sprintf("127.0.0.1:%d", to)}
+	r.mend()
+	go func() {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				out, err := net.Dial("tcp", r.to)
+				if err != nil {
+					in.Close()
+					return
+				}
+				go r.pass(in, out)
+				r.pass(out, in)
+			}()
+		}
+	}()
+	return r
+}
+
+// pass copies until either end is closed; while the relay is cut it keeps what comes.
+func (r *relay) pass(to, from net.Conn) {
+	defer to.Close()
+	defer from.Close()
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(buf)
+		if err != nil {
+			return
+		}
+		r.mu.Lock()
+		is := r.is
+		r.mu.Unlock()
+		<-is
+		if _, err := to.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+func (r *relay) cut() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.is = make(chan struct{})
+}
+
+func (r *relay) mend() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.is == nil {
+		r.is = make(chan struct{})
+	}
+	close(r.is)
 }
 
 // All nodes are started again, one after the other: calls are answered, or refused before they start.
