@@ -67,6 +67,14 @@ func (b *bucket) get(ctx context.Context, key string, into any) (revision uint64
 	return entry.Revision(), json.Unmarshal(entry.Value(), into)
 }
 
+// make makes a value, unless there is one: see [changed].
+func (b *bucket) make(ctx context.Context, key string, value any) (uint64, error) {
+	if _, err := b.open(ctx); err != nil {
+		return 0, err
+	}
+	return b.put(ctx, key, value, 0)
+}
+
 // put changes a value from a revision; 0 makes one. Nodes have no right to read, so that it is done
 // without opening the bucket.
 func (b *bucket) put(ctx context.Context, key string, value any, revision uint64) (uint64, error) {

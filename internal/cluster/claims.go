@@ -4,11 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
-	"errors"
 	"time"
-
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/sbxrun/sbxrun/internal/api"
 )
@@ -42,48 +38,30 @@ func claimName(tenant, path, key string) string {
 func (c *claims) take(name string, mine claim) (is claim, revision uint64, first bool, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), askWithin)
 	defer cancel()
-	kv, err := c.open(ctx)
-	if err != nil {
-		return is, 0, false, noJetStream("the idempotency key cannot be kept", err)
-	}
-	text, err := json.Marshal(mine)
-	if err != nil {
-		return is, 0, false, err
-	}
-	if revision, err = kv.Create(ctx, name, text); err == nil {
+	if revision, err = c.make(ctx, name, mine); err == nil {
 		return mine, revision, true, nil
 	}
-	if !errors.Is(err, jetstream.ErrKeyExists) {
-		return is, 0, false, noJetStream("the idempotency key cannot be kept", err)
+	if changed(err) {
+		revision, err = c.get(ctx, name, &is)
 	}
-	old, err := kv.Get(ctx, name)
-	if err != nil {
-		return is, 0, false, noJetStream("the idempotency key cannot be kept", err)
-	}
-	if err := json.Unmarshal(old.Value(), &is); err != nil {
-		return is, 0, false, noJetStream("the idempotency key cannot be kept", err)
-	}
-	if is.Hash != mine.Hash {
+	switch {
+	case err != nil:
+		return is, 0, false, noKey(err)
+	case is.Hash != mine.Hash:
 		return is, 0, false, api.NewError(api.Idempotency, "the key was used for another request", "take a new key for each request")
 	}
-	return is, old.Revision(), false, nil
+	return is, revision, false, nil
 }
 
 // change replaces a claim that nobody else has changed.
 func (c *claims) change(name string, to claim, revision uint64) (uint64, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), askWithin)
 	defer cancel()
-	kv, err := c.open(ctx)
+	revision, err := c.put(ctx, name, to, revision)
 	if err != nil {
-		return 0, noJetStream("the idempotency key cannot be kept", err)
-	}
-	text, err := json.Marshal(to)
-	if err != nil {
-		return 0, err
-	}
-	revision, err = kv.Update(ctx, name, text, revision)
-	if err != nil {
-		return 0, noJetStream("the idempotency key cannot be kept", err)
+		return 0, noKey(err)
 	}
 	return revision, nil
 }
+
+func noKey(err error) error { return noJetStream("the idempotency key cannot be kept", err) }

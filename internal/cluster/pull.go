@@ -106,7 +106,7 @@ func (p *puller) start(ctx context.Context, m jetstream.Msg, c *message, a *serv
 		r.End = r.failed(false, refused)
 	}
 	asking, cancel := context.WithTimeout(ctx, ackWait/2)
-	revision, err := p.queue.put(asking, c.Key, &r, c.Revision)
+	revision, err := p.queue.records.put(asking, c.Key, &r, c.Revision)
 	cancel()
 	if err != nil {
 		// Somebody else has it; or it is not known who, and then it must not start.
@@ -131,7 +131,7 @@ func (p *puller) start(ctx context.Context, m jetstream.Msg, c *message, a *serv
 	r.End = ended(call.Status())
 	for ctx.Err() == nil {
 		asking, cancel := context.WithTimeout(ctx, askWithin)
-		_, err := p.queue.put(asking, c.Key, &r, revision)
+		_, err := p.queue.records.put(asking, c.Key, &r, revision)
 		cancel()
 		if err == nil || changed(err) { // or a gateway was first
 			return

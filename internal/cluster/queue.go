@@ -123,21 +123,6 @@ func (q *queue) waiting() (n int, oldest time.Duration, err error) {
 	return int(state.Msgs), oldest, nil
 }
 
-// get returns a record of a tenant, nil if there is none.
-func (q *queue) get(ctx context.Context, key string) (*record, uint64, error) {
-	r := &record{}
-	revision, err := q.records.get(ctx, key, r)
-	if err != nil || revision == 0 {
-		return nil, 0, err
-	}
-	return r, revision, nil
-}
-
-// put changes a record from a revision; 0 makes one.
-func (q *queue) put(ctx context.Context, key string, r *record, revision uint64) (uint64, error) {
-	return q.records.put(ctx, key, r, revision)
-}
-
 // ended is a status that fits into a record.
 func ended(s api.CallStatus) *api.CallStatus {
 	const most = 64 << 10

@@ -52,6 +52,9 @@ func (g *Gateway) queueCall(w http.ResponseWriter, r *http.Request) (*http.Respo
 	if len(body) > mostQueued {
 		return nil, api.NewError(api.TooLarge, "a call in the queue has at most "+strconv.Itoa(mostQueued)+" bytes", "store its files by POST /v1/files")
 	}
+	if r.Header.Get(nodeHeader) != "" || storing(body) {
+		return nil, api.NewError(api.Usage, "the queue brings calls to any node, and volumes and snapshots are on one", "send it by POST /v1/run, with the header "+nodeHeader)
+	}
 	// A node knows languages and limits. It is asked also when it is busy.
 	res, _, err := g.somewhere(r.WithContext(context.WithValue(r.Context(), checkKey{}, true)), body)
 	var ours *api.Error
@@ -66,13 +69,14 @@ func (g *Gateway) queueCall(w http.ResponseWriter, r *http.Request) (*http.Respo
 	tenant, requestID, _ := server.Whose(r.Context())
 	sum := sha256.Sum256(body)
 	call := &record{ID: queuedPrefix + rand.Text(), Came: time.Now().UTC(), Hash: hex.EncodeToString(sum[:])}
-	if key := r.Header.Get(keyHeader); key != "" {
-		call.ID = queuedPrefix + claimName(tenant, r.URL.Path, key)[:32]
+	clients := r.Header.Get(keyHeader)
+	if clients != "" {
+		call.ID = queuedPrefix + claimName(tenant, r.URL.Path, clients)[:32]
 	}
 	key := tenantKey(tenant) + "." + call.ID
 	ctx, cancel := context.WithTimeout(r.Context(), askWithin)
 	defer cancel()
-	revision, replayed, err := g.newRecord(ctx, tenant, key, call)
+	revision, replayed, err := g.newRecord(ctx, tenant, key, call, clients != "")
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +85,7 @@ func (g *Gateway) queueCall(w http.ResponseWriter, r *http.Request) (*http.Respo
 		if err != nil && !replayed {
 			// It may be in the queue all the same.
 			call.Gone, call.End = true, call.failed(false, api.NewError(api.Busy, "the queue did not take it", ""))
-			if _, undone := g.queue.put(context.WithoutCancel(ctx), key, call, revision); undone == nil {
+			if _, undone := g.queue.records.put(context.WithoutCancel(ctx), key, call, revision); undone == nil {
 				return nil, noJetStream("the call cannot be queued", err)
 			}
 			return nil, ErrLost
@@ -96,38 +100,45 @@ func (g *Gateway) queueCall(w http.ResponseWriter, r *http.Request) (*http.Respo
 	return nil, nil
 }
 
-// newRecord makes a call's record; or, if there was one for its key, has call be that.
-func (g *Gateway) newRecord(ctx context.Context, tenant, key string, call *record) (revision uint64, replayed bool, err error) {
-	const what = "the call cannot be queued"
+// newRecord makes a call's record; or, if there is one for its key, has call be that. One that has ended
+// before it began, for want of a place or of NATS, is made anew: its client was told to try again.
+func (g *Gateway) newRecord(ctx context.Context, tenant, key string, call *record, keyed bool) (revision uint64, replayed bool, err error) {
+	failed := func(err error) (uint64, bool, error) { return 0, false, noJetStream("the call cannot be queued", err) }
 	stream, err := g.queue.open(ctx)
 	if err != nil {
-		return 0, false, noJetStream(what, err)
+		return failed(err)
 	}
-	subject := g.queue.name + "." + tenantKey(tenant)
-	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(subject))
-	if err != nil {
-		return 0, false, noJetStream(what, err)
+	for {
+		if keyed {
+			var old record
+			if revision, err = g.queue.records.get(ctx, key, &old); err != nil {
+				return failed(err)
+			}
+			again := old.End != nil && !old.End.Started && old.End.Failure != nil && old.End.Failure.Code == api.Busy
+			switch {
+			case revision == 0:
+			case old.Hash != call.Hash:
+				return 0, false, api.NewError(api.Idempotency, "the key was used for another request", "take a new key for each request")
+			case !again:
+				*call = old
+				return revision, true, nil
+			}
+		}
+		subject := g.queue.name + "." + tenantKey(tenant)
+		info, err := stream.Info(ctx, jetstream.WithSubjectFilter(subject))
+		if err != nil {
+			return failed(err)
+		}
+		if info.State.Subjects[subject] >= uint64(max(1, g.door.Settings().Of(tenant).Queue)) {
+			return 0, false, api.NewError(api.Quota, "as many calls of the tenant wait as may", "wait for a call's end")
+		}
+		if revision, err = g.queue.records.put(ctx, key, call, revision); err == nil {
+			return revision, false, nil
+		}
+		if !changed(err) { // else another request with the same key was first
+			return failed(err)
+		}
 	}
-	if info.State.Subjects[subject] >= uint64(max(1, g.door.Settings().Of(tenant).Queue)) {
-		return 0, false, api.NewError(api.Quota, "as many calls of the tenant wait as may", "wait for a call's end")
-	}
-	if revision, err = g.queue.put(ctx, key, call, 0); err == nil {
-		return revision, false, nil
-	}
-	if !changed(err) {
-		return 0, false, noJetStream(what, err)
-	}
-	old, revision, err := g.queue.get(ctx, key)
-	switch {
-	case err != nil:
-		return 0, false, noJetStream(what, err)
-	case old == nil:
-		return 0, false, noJetStream(what, errors.New("the record has gone meanwhile"))
-	case old.Hash != call.Hash:
-		return 0, false, api.NewError(api.Idempotency, "the key was used for another request", "take a new key for each request")
-	}
-	*call = *old
-	return revision, true, nil
 }
 
 // send puts a call into the queue.
@@ -188,7 +199,7 @@ func (g *Gateway) call(w http.ResponseWriter, r *http.Request) {
 		call.Gone = r.Method == http.MethodDelete
 		if call.Gone || call.End != nil && !known { // what a client was told stays so
 			ctx, cancel := context.WithTimeout(r.Context(), askWithin)
-			_, err := g.queue.put(ctx, key, call, revision)
+			_, err := g.queue.records.put(ctx, key, call, revision)
 			cancel()
 			if changed(err) {
 				continue
@@ -248,11 +259,12 @@ func (g *Gateway) output(w http.ResponseWriter, r *http.Request, call *record) {
 func (g *Gateway) record(ctx context.Context, key string) (*record, uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, askWithin)
 	defer cancel()
-	call, revision, err := g.queue.get(ctx, key)
+	call := &record{}
+	revision, err := g.queue.records.get(ctx, key, call)
 	switch {
 	case err != nil:
 		return nil, 0, noJetStream("nothing is known of the call", err)
-	case call == nil || call.Gone:
+	case revision == 0 || call.Gone:
 		return nil, 0, api.NewError(api.NoSuchCall, "there is no such call", "GET /v1/calls lists them")
 	case call.End != nil:
 		return call, revision, nil
@@ -265,7 +277,7 @@ func (g *Gateway) record(ctx context.Context, key string) (*record, uint64, erro
 	default:
 		return call, revision, nil
 	}
-	next, err := g.queue.put(ctx, key, call, revision)
+	next, err := g.queue.records.put(ctx, key, call, revision)
 	switch {
 	case changed(err):
 		return g.record(ctx, key)
@@ -276,7 +288,8 @@ func (g *Gateway) record(ctx context.Context, key string) (*record, uint64, erro
 }
 
 // forgotten reports whether the queue has a call no more that no node has claimed: then all that is in it
-// is younger. JetStream can lose what it has acknowledged, if two of its servers fail one after the other.
+// is younger. A server of NATS writes to the disk for good every two minutes (its sync_interval), and relies
+// on replicas before.
 func (g *Gateway) forgotten(ctx context.Context, call *record) bool {
 	const margin = 10 * time.Second // longer than it takes to send it, and for clocks that differ
 	if time.Since(call.Came) < margin {
@@ -290,30 +303,33 @@ func (g *Gateway) forgotten(ctx context.Context, call *record) bool {
 	return state.Msgs == 0 || state.FirstTime.After(call.Came.Add(margin))
 }
 
-// await waits until a record changes.
+// await waits until a record changes, but not for long: it may be that nobody changes it any more.
 func (g *Gateway) await(ctx context.Context, key string, revision uint64, until time.Time) {
 	ctx, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
-	kv, err := g.queue.records.open(ctx)
-	if err == nil {
-		var w jetstream.KeyWatcher
-		if w, err = kv.Watch(ctx, key); err == nil {
+	pause := tick
+	var changes <-chan jetstream.KeyValueEntry
+	if kv, err := g.queue.records.open(ctx); err == nil {
+		if w, err := kv.Watch(ctx, key); err == nil {
 			defer func() { _ = w.Stop() }() // at worst it is stopped with the connection
-			for {
-				select {
-				case <-ctx.Done():
-					return
-				case e := <-w.Updates():
-					if e != nil && e.Revision() > revision {
-						return
-					}
-				}
-			}
+			changes, pause = w.Updates(), 2*askWithin
 		}
 	}
-	select { // NATS is away
-	case <-ctx.Done():
-	case <-time.After(tick):
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+			return
+		case e, ok := <-changes:
+			if !ok {
+				changes = nil // until the timer
+			} else if e != nil && e.Revision() > revision {
+				return
+			}
+		}
 	}
 }
 
