@@ -181,7 +181,7 @@ func TestQueueKeys(t *testing.T) {
 	}
 }
 
-// What the queue has lost has not begun, and its caller is told so.
+// What the queue has lost has not begun, and its caller is told so, and may try again by the same key.
 func TestQueueLoses(t *testing.T) {
 	o := options(t)
 	s := startNATS(t, o)
@@ -191,7 +191,14 @@ func TestQueueLoses(t *testing.T) {
 	g := c.gateways[0]
 	long := g.begin(t, "bash", "-c", m.command("long")[2]+"; sleep 1000")
 	harness.Until(t, harness.Bound, "the command", func() bool { return m.count("long") == 1 })
-	lost := g.begin(t, m.command("lost")...)
+	keyed := func() (s api.CallStatus) {
+		status, text, err := g.post(t.Context(), "/v1/calls", "k", api.Call{Argv: m.command("lost")})
+		if err != nil || status != http.StatusAccepted || json.Unmarshal([]byte(text), &s) != nil {
+			t.Fatal(status, text, err)
+		}
+		return s
+	}
+	lost := keyed()
 	nc, err := nats.Connect(url(o))
 	if err != nil {
 		t.Fatal(err)
@@ -211,6 +218,9 @@ func TestQueueLoses(t *testing.T) {
 	if x := g.end(t, lost.ID); x.Started || x.Failure == nil || x.Failure.Code != api.Busy {
 		t.Errorf("%+v", x)
 	}
+	if x := keyed(); x.ID != lost.ID || x.State != api.Queued {
+		t.Errorf("%+v", x)
+	}
 	kept := g.begin(t, m.command("kept")...)
 	if err := queue.DeleteConsumer(t.Context(), "nodes"); err != nil { // a gateway makes it again
 		t.Fatal(err)
@@ -218,7 +228,10 @@ func TestQueueLoses(t *testing.T) {
 	if status, text := g.ask(t, http.MethodDelete, "/v1/calls/"+long.ID, nil); status != http.StatusOK {
 		t.Error(status, text)
 	}
-	if x := g.end(t, kept.ID); x.Report == nil || x.Report.ExitCode != 0 || m.count("kept") != 1 || m.count("lost") != 0 {
+	if x := g.end(t, kept.ID); x.Report == nil || x.Report.ExitCode != 0 || m.count("kept") != 1 {
+		t.Errorf("%+v", x)
+	}
+	if x := g.end(t, lost.ID); x.Report == nil || m.count("lost") != 1 {
 		t.Errorf("%+v", x)
 	}
 }
