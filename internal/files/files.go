@@ -66,7 +66,7 @@ func Open(puts, gets []string, workdir string, split func(string) []string) (_ *
 		}
 		source, err := host.Source(parts[0])
 		if err != nil {
-			return nil, fmt.Errorf("--put: %w", err)
+			return nil, of("--put", err)
 		}
 		dest := "."
 		if len(parts) == 2 && parts[1] != "" {
@@ -91,7 +91,7 @@ func Open(puts, gets []string, workdir string, split func(string) []string) (_ *
 		}
 		to, err := host.Dir(dir)
 		if err != nil {
-			return nil, fmt.Errorf("--get: %w", err)
+			return nil, of("--get", err)
 		}
 		pattern := path.Clean(within(workdir, parts[0]))
 		f.gets = append(f.gets, get{arg: arg, pattern: pattern, to: to})
@@ -129,7 +129,7 @@ func (f *Files) Held(room *proc.Process, user *proc.Cred) error {
 	for i := range f.gets {
 		g := &f.gets[i]
 		if g.mount, g.rest, err = f.box.Mount(g.pattern); err != nil {
-			return fmt.Errorf("--get %s: %w", g.arg, err)
+			return of("--get "+g.arg, err)
 		}
 	}
 	if len(f.gets) == 0 {
@@ -147,16 +147,26 @@ func (f *Files) put(p put) error {
 	if err == nil && f.Put.LeftOut.Denied > 0 {
 		err = f.Put.LeftOut.First
 	}
+	err = of("--put", err)
 	var e *result.Error
-	if errors.As(err, &e) {
-		told := *e
-		told.Message = "--put: " + e.Message
-		if errors.Is(err, unix.EROFS) {
-			told.Hint = "name a place that the sandbox can write to: --put SRC:/tmp; or start in an empty home: --cwd none"
-		}
-		return &told
+	if errors.Is(err, unix.EROFS) && errors.As(err, &e) {
+		e.Hint = "name a place that the sandbox can write to: --put SRC:/tmp; or start in an empty home: --cwd none"
 	}
 	return err
+}
+
+// of puts the flag before an error.
+func of(flag string, err error) error {
+	var e *result.Error
+	if !errors.As(err, &e) {
+		if err != nil {
+			err = fmt.Errorf("%s: %w", flag, err)
+		}
+		return err
+	}
+	told := *e
+	told.Message = flag + ": " + e.Message
+	return &told
 }
 
 // Collect gets what there is, from a sandbox of which nothing is left. It returns what of a get

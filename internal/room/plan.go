@@ -726,8 +726,10 @@ func checkWorkdir(v view, dir string, cred *proc.Cred) error {
 	case st.Mode()&fs.ModeDir == 0:
 		e.Message = fmt.Sprintf("working directory %q is not a directory", dir)
 	case cred != nil && !searchable(st, v.identity(host, cred)):
-		e.Message = fmt.Sprintf("working directory %q cannot be entered by uid %d, which root's sandboxes run under", dir, cred.UID)
-		e.Hint = "-w maps the current directory's owner to the sandbox, and lets it write there; --bind does so with another one; or chmod it"
+		e.Message = fmt.Sprintf("working directory %q cannot be entered by uid %d, which root's sandboxes have", dir, cred.UID)
+		e.Hint = "-w lets it in as the owner, to write as well, and --bind into another; --cwd none leaves it out"
+	case cred == nil && unix.Access(host, unix.X_OK) == unix.EACCES:
+		e.Message, e.Hint = fmt.Sprintf("working directory %q cannot be entered by uid %d", dir, os.Geteuid()), "chmod it; or --cwd none starts in an empty directory"
 	default:
 		return nil
 	}

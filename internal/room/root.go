@@ -271,7 +271,10 @@ func mountOp(p *Policy, m Mount) (o op, skip bool, err error) {
 			return op{}, true, nil
 		}
 		e := &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %v", m.Source, err), Err: err}
-		if err == unix.ENOENT {
+		switch {
+		case m.Kind == Overlaid:
+			e.Message, e.Hint = fmt.Sprintf("cannot lay an overlay over %q: %v", m.Source, err), "name a directory that is there"
+		case err == unix.ENOENT:
 			e.Hint = "create it, or use --ro-bind-try or --bind-try to leave it out when it is missing"
 		}
 		return op{}, false, e

@@ -26,7 +26,7 @@ const upperFile = "overlays.json"
 func (p *Plan) openUpper(name string, list []*Overlay) (err error) {
 	defer func() {
 		if e := (*result.Error)(nil); err != nil && !errors.As(err, &e) {
-			e = &result.Error{Code: "upper", Message: fmt.Sprintf("--upper %q: %v", name, err), Err: err}
+			e = &result.Error{Code: "upper", Message: fmt.Sprintf("--upper %q: %v", name, err), Err: err, Hint: "name a directory of your own, empty or used for the same, that the sandbox does not show"}
 			if errors.As(err, new(*links.Error)) {
 				e.Hint = links.Hint
 			}

@@ -311,4 +311,15 @@ func TestPrepareRootInADirectoryOfAnotherUser(t *testing.T) {
 	if plan != nil || !errors.As(err, &e) || e.Code != "workdir" || !strings.HasPrefix(e.Message, want) {
 		t.Errorf("got %v, %#v; want %s", plan, err, want)
 	}
+	if os.Geteuid() == 0 {
+		return
+	}
+	// A user may have no leave to enter a directory of their own.
+	if err := os.Chmod(dir, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err = Prepare(Policy{Command: []string{"true"}}, Caller{Path: os.Getenv("PATH"), Home: "/nonexistent", UID: os.Geteuid(), GID: os.Getegid()})
+	if !errors.As(err, &e) || e.Code != "workdir" || e.Hint == "" {
+		t.Errorf("got %#v", err)
+	}
 }

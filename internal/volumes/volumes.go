@@ -62,7 +62,7 @@ func OpenAt(path string, create bool) (*Store, error) {
 	}
 	if err == unix.ENOENT {
 		if err := os.MkdirAll(path, 0o700); err != nil {
-			return nil, wrong("cannot make a directory for volumes: %v", err)
+			return nil, &result.Error{Code: "volume", Message: fmt.Sprintf("cannot make a directory for volumes: %v", err), Hint: state.DataHint, Err: err}
 		}
 		fd, err = unix.Open(path, flags, 0)
 	}
@@ -215,7 +215,7 @@ func explain(name string, err error) error {
 		return busy
 	}
 	if errors.Is(err, unix.ENOENT) {
-		return wrong("there is no volume %q", name)
+		return &result.Error{Code: "volume", Message: fmt.Sprintf("there is no volume %q", name), Hint: "sbxrun volume ls lists those there are"}
 	}
 	return &result.Error{Code: "volume", Message: fmt.Sprintf("cannot use the volume %q: %v", name, err), Err: err}
 }
