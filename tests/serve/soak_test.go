@@ -248,7 +248,9 @@ queue = 8
 	if after, more := s.below(); after > processes || more > tasks {
 		t.Errorf("%d processes and %d tasks are below the server, and were %d and %d", after, more, processes, tasks)
 	}
-	harness.Until(t, harness.Bound, fmt.Sprintf("no more descriptors than the %d of before", descriptors), func() bool { return s.descriptors() <= descriptors })
+	// A room that has not been called yet holds some more: those of its directory and mounts.
+	descriptors += 4 * rooms
+	harness.Until(t, harness.Bound, fmt.Sprintf("no more descriptors than %d", descriptors), func() bool { return s.descriptors() <= descriptors })
 	if k := len(s.marks); k > 5 {
 		early, late := slices.Max(s.marks[:k/2]), slices.Max(s.marks[k/2:])
 		if late > early+early/4+(8<<20) {
