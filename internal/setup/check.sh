@@ -51,18 +51,24 @@ else
 fi
 
 # user NAME [FLAG...]: all tests as one user. The race detector is for the tests
-# beside the code, those in tests run the built command. These run one package after
-# the other, because they measure times, and repeat what repeats a hundred times.
+# beside the code, those in tests run the built command. As whoever calls this, these run
+# one package after the other, because they measure times, and repeat what repeats a
+# hundred times; as the other user (FLAGs) two packages run at once, so times are given
+# some more, and half of the repetitions are enough.
 # shellcheck disable=SC2086 # lists of words
 user() {
     who=$1
     shift
-    run=$units
-    # Object code is the same for everybody, and to build it as somebody else would
-    # need another cache of modules.
-    [ $# = 0 ] || run=$(echo "$units" | grep -v '/internal/barefork$')
+    run=$units soak=100 slow=1 packages=1
+    if [ $# != 0 ]; then
+        # Object code is the same for everybody, and to build it as somebody else would
+        # need another cache of modules.
+        run=$(echo "$units" | grep -v '/internal/barefork$')
+        soak=50 slow=2 packages=2
+    fi
     step "unit tests as $who" "$suite" "as $who" $race "$@" $run
-    step "tests of the command as $who" env SBXRUN_SOAK="${SBXRUN_SOAK:-100}" "$suite" "as $who" -p 1 "$@" ./tests/...
+    step "tests of the command as $who" env SBXRUN_SOAK="${SBXRUN_SOAK:-$soak}" SBXRUN_TESTS_SLOW="${SBXRUN_TESTS_SLOW:-$slow}" \
+        "$suite" "as $who" -p $packages "$@" ./tests/...
 }
 
 step lint internal/setup/lint.sh

@@ -133,7 +133,7 @@ func TestQuick(t *testing.T) {
 	if want := "ok  \tx/good\t0.1s\ntest: ok as uid 1000: 1 passed, 0 failed, 0 skipped\n"; code != 0 || out != want {
 		t.Errorf("exit code %d: %s", code, out)
 	}
-	if got, want := f.log(), ": test -v -count=1 -p 2 -short ./tests/faults ./tests ./...\n"; got != want {
+	if got, want := f.log(), ": test -v -count=1 -p 2 -parallel 4 -short -skip ^Test(ServeSoak|Languages|PythonClients|NodeClient)$ ./tests/faults ./tests ./...\n"; got != want {
 		t.Errorf("go %q, want %q", got, want)
 	}
 	f = newFakes(t, fails)
@@ -216,8 +216,9 @@ func TestCheck(t *testing.T) {
 			if got, race := strings.Count(log, " -race "), tt.compiler == ""; got > 0 != race {
 				t.Errorf("-race was given %d times: %s", got, log)
 			}
-			if got, halves := strings.Count(log, "100: test -v -count=1 -p 1"), strings.Count(tt.want, ": tests of the command"); got != halves {
-				t.Errorf("the command was tested %d times, want %d: %s", got, halves, log)
+			alone, beside := strings.Count(log, "100: test -v -count=1 -p 1"), strings.Count(log, "50: test -v -count=1 -p 2 -exec")
+			if halves := strings.Count(tt.want, ": tests of the command"); alone != 1 || alone+beside != halves {
+				t.Errorf("the command was tested %d and %d times, want %d in all: %s", alone, beside, halves, log)
 			}
 		})
 	}
