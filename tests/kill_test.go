@@ -343,12 +343,7 @@ sys.stdin.read()`
 	harness.Must(t, err)
 	stdout, err := cmd.StdoutPipe()
 	harness.Must(t, err)
-	done, err := harness.Register(func() (int, error) {
-		if err := cmd.Start(); err != nil {
-			return 0, err
-		}
-		return cmd.Process.Pid, nil
-	})
+	done, err := harness.StartCommand(cmd)
 	harness.Must(t, err)
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "entered\n" {
 		t.Errorf("could not enter: %q, %v", line, err)

@@ -75,12 +75,7 @@ func newBudget(t *testing.T, most int) *budget {
 
 // run runs a command of the test's own to its end.
 func run(cmd *exec.Cmd) error {
-	done, err := harness.Register(func() (int, error) {
-		if err := cmd.Start(); err != nil {
-			return 0, err
-		}
-		return cmd.Process.Pid, nil
-	})
+	done, err := harness.StartCommand(cmd)
 	if err != nil {
 		return err
 	}
@@ -130,12 +125,7 @@ func (b *budget) fill(n int) {
 	b.t.Helper()
 	for range n {
 		cmd := exec.Command("sleep", "300")
-		done, err := harness.Register(func() (int, error) {
-			if err := cmd.Start(); err != nil {
-				return 0, err
-			}
-			return cmd.Process.Pid, nil
-		})
+		done, err := harness.StartCommand(cmd)
 		if err != nil {
 			b.t.Fatal(err)
 		}

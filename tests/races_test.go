@@ -59,13 +59,7 @@ exec python3 -c "$2" own`, "sh", outside, swaps)
 	racer := exec.Command("python3", "-c", swaps, original, original+"/own", put)
 	said, err := racer.StdoutPipe()
 	harness.Must(t, err)
-	stop, err := harness.Register(func() (int, error) {
-		err := racer.Start()
-		if err != nil {
-			return 0, err
-		}
-		return racer.Process.Pid, nil
-	})
+	stop, err := harness.StartCommand(racer)
 	harness.Must(t, err)
 	halt := func() {
 		if racer.ProcessState == nil {

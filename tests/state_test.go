@@ -121,12 +121,7 @@ func TestL15Strangers(t *testing.T) {
 			s := harness.NewState(t)
 			b, dir := crashed(t, s)
 			cmd := exec.Command("sleep", "60")
-			done, err := harness.Register(func() (int, error) {
-				if err := cmd.Start(); err != nil {
-					return 0, err
-				}
-				return cmd.Process.Pid, nil
-			})
+			done, err := harness.StartCommand(cmd)
 			harness.Must(t, err)
 			stranger, err := harness.Open(cmd.Process.Pid)
 			harness.Must(t, err)

@@ -155,12 +155,7 @@ func TestStatsWatchScreen(t *testing.T) {
 	}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, tty, tty
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
-	done, err := harness.Register(func() (int, error) {
-		if err := cmd.Start(); err != nil {
-			return 0, err
-		}
-		return cmd.Process.Pid, nil
-	})
+	done, err := harness.StartCommand(cmd)
 	if err != nil {
 		t.Fatal(err)
 	}

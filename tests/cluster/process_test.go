@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"fmt"
@@ -10,108 +9,40 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 // process is a node or a gateway. After kill it can be started again.
 type process struct {
 	t     *testing.T
 	args  []string
-	log   *lockedBuffer
+	log   *harness.Log
 	cmd   *exec.Cmd
-	ended chan struct{}
+	ended <-chan struct{}
 }
 
 func (p *process) start() {
 	p.t.Helper()
 	p.cmd = exec.Command(harness.Binary(p.t), p.args...)
 	p.cmd.Stderr = p.log
-	done, err := harness.Register(func() (int, error) {
-		if err := p.cmd.Start(); err != nil {
-			return 0, err
-		}
-		return p.cmd.Process.Pid, nil
-	})
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	ended, cmd := make(chan struct{}), p.cmd
-	p.ended = ended
-	go func() {
-		_ = cmd.Wait() // its exit code is looked at
-		done()
-		close(ended)
-	}()
+	p.ended = harness.Serve(p.t, p.cmd)
 }
 
 // end ends a process as its operator does.
 func (p *process) end() {
 	_ = p.cmd.Process.Signal(unix.SIGTERM) // it may have ended
-	select {
-	case <-p.ended:
-	case <-time.After(harness.Bound):
-		p.t.Errorf("it does not end: %s", p.log)
-		_ = p.cmd.Process.Kill()
-		<-p.ended
-	}
-	if code := p.cmd.ProcessState.ExitCode(); code != 0 && code != -1 {
+	if code := harness.Ended(p.t, p.cmd, p.ended, p.log); code != 0 && code != -1 {
 		p.t.Errorf("ended with %d: %s", code, p.log)
 	}
 }
 
-// kill kills a process, and comes back when nothing of it is left. It is stopped before, as a child that
-// it has made since they were counted would not be among them.
-func (p *process) kill() {
-	pid := p.cmd.Process.Pid
-	_ = p.cmd.Process.Signal(unix.SIGSTOP) // fails only if it has ended
-	harness.Until(p.t, harness.Bound, "the process to stop", func() bool {
-		states, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-		return err == nil && !slices.ContainsFunc(states, func(path string) bool {
-			data, err := os.ReadFile(path) // an error: the thread has ended
-			return err == nil && !bytes.Contains(data, []byte(") T "))
-		})
-	})
-	var below []harness.Proc
-	for _, pid := range harness.Descendants(pid) {
-		if x, ok := harness.ReadProc(pid); ok {
-			below = append(below, x)
-		}
-	}
-	_ = p.cmd.Process.Kill()
-	<-p.ended
-	for _, x := range below {
-		harness.Until(p.t, harness.Bound, "the end of all that a killed node ran", func() bool {
-			_, _ = unix.Wait4(x.PID, nil, unix.WNOHANG, nil) // ECHILD: it is another's
-			now, there := harness.ReadProc(x.PID)
-			return !there || now.Start != x.Start
-		})
-	}
-}
+// kill kills a process, and comes back when nothing of it is left.
+func (p *process) kill() { harness.KillServer(p.t, p.cmd, p.ended) }
 
 // gateway is one, with a client.
 type gateway struct {
@@ -171,7 +102,7 @@ func (c *cluster) process(command, name, url, config string) *process {
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		c.t.Fatal(err)
 	}
-	p := &process{t: c.t, args: []string{command, "--config", file}, log: &lockedBuffer{}}
+	p := &process{t: c.t, args: []string{command, "--config", file}, log: &harness.Log{}}
 	p.start()
 	c.t.Cleanup(func() {
 		p.end()

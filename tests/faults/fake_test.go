@@ -191,12 +191,7 @@ func newVictim(t *testing.T) []victim {
 	t.Helper()
 	// Both end with the test; they are known, so they are not taken for leftovers.
 	sleep := exec.Command("sleep", "600")
-	done, err := harness.Register(func() (int, error) {
-		if err := sleep.Start(); err != nil {
-			return 0, err
-		}
-		return sleep.Process.Pid, nil
-	})
+	done, err := harness.StartCommand(sleep)
 	harness.Must(t, err)
 	registered[sleep.Process.Pid]++
 	t.Cleanup(func() {

@@ -104,12 +104,7 @@ func start(t testing.TB, o options, args ...string) *run {
 		r.cmd.Stdout = stdout
 	}
 	r.begin = time.Now()
-	done, err := harness.Register(func() (int, error) {
-		if err := r.cmd.Start(); err != nil {
-			return 0, err
-		}
-		return r.cmd.Process.Pid, nil
-	})
+	done, err := harness.StartCommand(r.cmd)
 	harness.Must(t, err)
 	r.pid = r.cmd.Process.Pid
 	registered[r.pid]++

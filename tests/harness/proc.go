@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -178,6 +179,16 @@ func Register(start func() (pid int, err error)) (done func(), err error) {
 		defer ours.Unlock()
 		delete(ours.pids, pid)
 	}, nil
+}
+
+// StartCommand starts a command that the caller waits for, see [Register].
+func StartCommand(cmd *exec.Cmd) (done func(), err error) {
+	return Register(func() (int, error) {
+		if err := cmd.Start(); err != nil {
+			return 0, err
+		}
+		return cmd.Process.Pid, nil
+	})
 }
 
 // orphans are our children that we have not started: abandoned by an sbxrun,

@@ -144,12 +144,7 @@ func start(t T, o Options, args []string) (*Process, error) {
 		p.before = o.inside.members()
 	}
 	p.begin = time.Now()
-	done, err := Register(func() (int, error) {
-		if err := p.cmd.Start(); err != nil {
-			return 0, err
-		}
-		return p.cmd.Process.Pid, nil
-	})
+	done, err := StartCommand(p.cmd)
 	if err != nil {
 		return nil, err
 	}
@@ -415,12 +410,7 @@ func Command(t T, cmd *exec.Cmd, bound time.Duration) (string, error) {
 	}
 	out := newOutput(r)
 	cmd.Stdout, cmd.Stderr = w, w
-	done, err := Register(func() (int, error) {
-		if err := cmd.Start(); err != nil {
-			return 0, err
-		}
-		return cmd.Process.Pid, nil
-	})
+	done, err := StartCommand(cmd)
 	w.Close()
 	if err != nil {
 		return "", err

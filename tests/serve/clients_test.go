@@ -214,7 +214,7 @@ func program(t *testing.T, dir, name string, args ...string) driver {
 	t.Helper()
 	c := exec.Command(name, args...)
 	c.Dir = dir
-	log := &lockedBuffer{}
+	log := &harness.Log{}
 	c.Stderr = log
 	in, err := c.StdinPipe()
 	if err != nil {
@@ -224,12 +224,7 @@ func program(t *testing.T, dir, name string, args ...string) driver {
 	if err != nil {
 		t.Fatal(err)
 	}
-	done, err := harness.Register(func() (int, error) {
-		if err := c.Start(); err != nil {
-			return 0, err
-		}
-		return c.Process.Pid, nil
-	})
+	done, err := harness.StartCommand(c)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,34 +22,13 @@ func (s *server) behindGateway(url, config string, flags []string) (own string) 
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		s.t.Fatal(err)
 	}
-	log := &lockedBuffer{}
+	log := &harness.Log{}
 	c := exec.Command(harness.Binary(s.t), append([]string{"gateway", "--config", file}, flags...)...)
 	c.Stderr = log
-	done, err := harness.Register(func() (int, error) {
-		if err := c.Start(); err != nil {
-			return 0, err
-		}
-		return c.Process.Pid, nil
-	})
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	ended := make(chan struct{})
-	go func() {
-		_ = c.Wait() // its exit code is looked at
-		done()
-		close(ended)
-	}()
+	ended := harness.Serve(s.t, c)
 	s.t.Cleanup(func() {
 		_ = c.Process.Signal(unix.SIGTERM) // it may have ended
-		select {
-		case <-ended:
-		case <-time.After(harness.Bound):
-			s.t.Errorf("the gateway does not end: %s", log)
-			_ = c.Process.Kill()
-			<-ended
-		}
-		if code := c.ProcessState.ExitCode(); code != 0 {
+		if code := harness.Ended(s.t, c, ended, log); code != 0 {
 			s.t.Errorf("the gateway has ended with %d: %s", code, log)
 		}
 		if s.t.Failed() {

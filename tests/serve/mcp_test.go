@@ -28,7 +28,7 @@ import (
 func stdio(t *testing.T, config string) (s *server, in io.WriteCloser, out io.ReadCloser) {
 	t.Helper()
 	dir := harness.Dir(t)
-	s = &server{t: t, dir: dir, log: &lockedBuffer{}, ended: make(chan struct{}), client: &http.Client{}}
+	s = &server{t: t, dir: dir, log: &harness.Log{}, client: &http.Client{}}
 	file := filepath.Join(dir, "config.toml")
 	if err := os.WriteFile(file, []byte("state_dir = \""+filepath.Join(dir, "state")+"\"\n"+config), 0o600); err != nil {
 		t.Fatal(err)
@@ -46,22 +46,9 @@ func stdio(t *testing.T, config string) (s *server, in io.WriteCloser, out io.Re
 		t.Fatal(err)
 	}
 	s.cmd.Stdin, s.cmd.Stdout = far[0], far[1]
-	done, err := harness.Register(func() (int, error) {
-		if err := s.cmd.Start(); err != nil {
-			return 0, err
-		}
-		return s.cmd.Process.Pid, nil
-	})
+	s.ended = harness.Serve(t, s.cmd)
 	far[0].Close()
 	far[1].Close()
-	if err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		_ = s.cmd.Wait() // its exit code is looked at
-		done()
-		close(s.ended)
-	}()
 	t.Cleanup(func() {
 		near[0].Close()
 		near[1].Close()
@@ -76,14 +63,7 @@ func stdio(t *testing.T, config string) (s *server, in io.WriteCloser, out io.Re
 func (s *server) over() {
 	s.t.Helper()
 	s.killed = true
-	select {
-	case <-s.ended:
-	case <-time.After(harness.Bound):
-		s.t.Errorf("it does not end: %s", s.log)
-		_ = s.cmd.Process.Kill()
-		<-s.ended
-	}
-	if code := s.cmd.ProcessState.ExitCode(); code != 0 {
+	if code := harness.Ended(s.t, s.cmd, s.ended, s.log); code != 0 {
 		s.t.Errorf("it has ended with %d: %s", code, s.log)
 	}
 	if left, _ := filepath.Glob(filepath.Join(s.dir, "state*")); len(left) > 0 {
@@ -736,12 +716,7 @@ func TestMCPStdout(t *testing.T) {
 		t.Errorf("%v %q", err, rest)
 	}
 	s.killed = true
-	select {
-	case <-s.ended:
-	case <-time.After(harness.Bound):
-		t.Fatal("it does not end")
-	}
-	if code := s.cmd.ProcessState.ExitCode(); code == 0 || !strings.Contains(s.log.String(), "sbxrun: error: ") {
+	if code := harness.Ended(t, s.cmd, s.ended, s.log); code == 0 || !strings.Contains(s.log.String(), "sbxrun: error: ") {
 		t.Errorf("%d %s", code, s.log)
 	}
 }

@@ -64,12 +64,7 @@ func TestRefusedStart(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				done, err := harness.Register(func() (int, error) {
-					if err := c.Start(); err != nil {
-						return 0, err
-					}
-					return c.Process.Pid, nil
-				})
+				done, err := harness.StartCommand(c)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -96,7 +91,7 @@ func TestDiskGetsFull(t *testing.T) {
 	if err := os.Mkdir(disk, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	s := &server{t: t, dir: dir, log: &lockedBuffer{}, ended: make(chan struct{})}
+	s := &server{t: t, dir: dir, log: &harness.Log{}}
 	config := filepath.Join(dir, "config.toml")
 	if err := os.WriteFile(config, []byte(fmt.Sprintf("listen = [\"unix:%s\"]\nstate_dir = %q\n[rooms]\nmin = 0\nmax = 0\n", s.socket(), filepath.Join(disk, "state"))), 0o600); err != nil {
 		t.Fatal(err)

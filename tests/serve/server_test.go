@@ -4,18 +4,14 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -28,29 +24,12 @@ type server struct {
 	t      *testing.T
 	dir    string
 	cmd    *exec.Cmd
-	log    *lockedBuffer
-	ended  chan struct{}
+	log    *harness.Log
+	ended  <-chan struct{}
 	client *http.Client
 	killed bool
 
 	cluster string // with a gateway in front
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // serve starts a server with lines of configuration, and ends it after the test: then it must
@@ -65,7 +44,7 @@ func serveIn(t *testing.T, dir, config string, flags ...string) *server {
 	if !strings.Contains(config, "[rooms]") {
 		config += "\n[rooms]\nmin = 0\nmax = 0\n" // what runs below the server is then the calls'
 	}
-	s := &server{t: t, dir: dir, log: &lockedBuffer{}, ended: make(chan struct{})}
+	s := &server{t: t, dir: dir, log: &harness.Log{}}
 	file := filepath.Join(dir, "config.toml")
 	own := s.socket()
 	if url := os.Getenv("SBXRUN_TESTS_NATS"); url != "" {
@@ -99,14 +78,9 @@ func serveIn(t *testing.T, dir, config string, flags ...string) *server {
 // combined runs a command, and returns its output. The harness knows of it: what it does not know
 // it takes for abandoned, in whichever test looks next, and kills.
 func combined(c *exec.Cmd) ([]byte, error) {
-	out := &lockedBuffer{}
+	out := &harness.Log{}
 	c.Stdout, c.Stderr = out, out
-	done, err := harness.Register(func() (int, error) {
-		if err := c.Start(); err != nil {
-			return 0, err
-		}
-		return c.Process.Pid, nil
-	})
+	done, err := harness.StartCommand(c)
 	if err != nil {
 		return nil, err
 	}
@@ -118,20 +92,7 @@ func combined(c *exec.Cmd) ([]byte, error) {
 // start starts the command of a server.
 func (s *server) start() {
 	s.t.Helper()
-	done, err := harness.Register(func() (int, error) {
-		if err := s.cmd.Start(); err != nil {
-			return 0, err
-		}
-		return s.cmd.Process.Pid, nil
-	})
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	go func() {
-		_ = s.cmd.Wait() // its exit code is looked at
-		done()
-		close(s.ended)
-	}()
+	s.ended = harness.Serve(s.t, s.cmd)
 	s.client = &http.Client{Timeout: harness.Bound, Transport: &http.Transport{
 		MaxIdleConnsPerHost: 64,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -150,51 +111,17 @@ func (s *server) end() {
 	s.killed = true
 	s.client.CloseIdleConnections()
 	_ = s.cmd.Process.Signal(unix.SIGTERM) // it may have ended
-	select {
-	case <-s.ended:
-	case <-time.After(harness.Bound):
-		s.t.Errorf("the server does not end: %s", s.log)
-		_ = s.cmd.Process.Kill()
-		<-s.ended
-	}
-	if code := s.cmd.ProcessState.ExitCode(); code != 0 {
+	if code := harness.Ended(s.t, s.cmd, s.ended, s.log); code != 0 {
 		s.t.Errorf("the server has ended with %d: %s", code, s.log)
 	}
 }
 
-// kill kills the server, and comes back when nothing of it is left. Its keepers are reaped
-// here, in the place of who reaps for a server. It is stopped before, as a child that it has
-// made since they were counted would not be among them.
+// kill kills the server, and comes back when nothing of it is left.
 func (s *server) kill() {
 	s.t.Helper()
 	s.killed = true
-	pid := s.cmd.Process.Pid
-	if err := s.cmd.Process.Signal(unix.SIGSTOP); err != nil {
-		s.t.Fatal(err)
-	}
-	harness.Until(s.t, harness.Bound, "the server to stop", func() bool {
-		states, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-		return err == nil && !slices.ContainsFunc(states, func(path string) bool {
-			data, err := os.ReadFile(path) // an error: the thread has ended
-			return err == nil && !bytes.Contains(data, []byte(") T "))
-		})
-	})
-	var below []harness.Proc
-	for _, pid := range harness.Descendants(pid) {
-		if p, ok := harness.ReadProc(pid); ok {
-			below = append(below, p)
-		}
-	}
-	_ = s.cmd.Process.Kill()
-	<-s.ended
+	harness.KillServer(s.t, s.cmd, s.ended)
 	s.client.CloseIdleConnections()
-	for _, p := range below {
-		harness.Until(s.t, harness.Bound, "the end of all that the server ran", func() bool {
-			_, _ = unix.Wait4(p.PID, nil, unix.WNOHANG, nil) // ECHILD: it is another's
-			now, there := harness.ReadProc(p.PID)
-			return !there || now.Start != p.Start
-		})
-	}
 }
 
 // idle waits until nothing runs below the server.

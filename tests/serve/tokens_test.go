@@ -226,7 +226,7 @@ func TestSocketActivation(t *testing.T) {
 	if err := os.WriteFile(config, []byte(fmt.Sprintf("state_dir = %q\n[rooms]\nmax = 0\nmin = 0\n", filepath.Join(dir, "state"))), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s := &server{t: t, dir: dir, log: &lockedBuffer{}, ended: make(chan struct{})}
+	s := &server{t: t, dir: dir, log: &harness.Log{}}
 	s.cmd = exec.Command("sh", "-c", `LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"`, "sh", harness.Binary(t), "serve", "--config", config)
 	s.cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+filepath.Join(dir, "notify"))
 	s.cmd.ExtraFiles, s.cmd.Stderr = []*os.File{file}, s.log

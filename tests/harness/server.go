@@ -1,0 +1,93 @@
+package harness
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Log is what a process writes, to be read while it does.
+type Log struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *Log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *Log) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// Serve starts a server. ended is closed when it has ended and was reaped.
+func Serve(t testing.TB, cmd *exec.Cmd) (ended <-chan struct{}) {
+	t.Helper()
+	done, err := StartCommand(cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reaped := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // its exit code is looked at
+		done()
+		close(reaped)
+	}()
+	return reaped
+}
+
+// Ended waits for the end of a server that was told to end, and returns its exit code.
+func Ended(t testing.TB, cmd *exec.Cmd, ended <-chan struct{}, log *Log) int {
+	t.Helper()
+	select {
+	case <-ended:
+	case <-time.After(Bound):
+		t.Errorf("the server does not end: %s", log)
+		_ = cmd.Process.Kill()
+		<-ended
+	}
+	return cmd.ProcessState.ExitCode()
+}
+
+// KillServer kills a server, and comes back when nothing of it is left. Its keepers are reaped here, in
+// the place of who reaps for a server. It is stopped before, as a child that it has made since they were
+// counted would not be among them.
+func KillServer(t testing.TB, cmd *exec.Cmd, ended <-chan struct{}) {
+	t.Helper()
+	pid := cmd.Process.Pid
+	_ = cmd.Process.Signal(unix.SIGSTOP) // fails only if it has ended
+	Until(t, Bound, "the server to stop", func() bool {
+		states, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+		return err == nil && !slices.ContainsFunc(states, func(path string) bool {
+			data, err := os.ReadFile(path) // an error: the thread has ended
+			return err == nil && !bytes.Contains(data, []byte(") T "))
+		})
+	})
+	var below []Proc
+	for _, pid := range Descendants(pid) {
+		if p, ok := ReadProc(pid); ok {
+			below = append(below, p)
+		}
+	}
+	_ = cmd.Process.Kill()
+	<-ended
+	for _, p := range below {
+		Until(t, Bound, "the end of all that a killed server ran", func() bool {
+			_, _ = unix.Wait4(p.PID, nil, unix.WNOHANG, nil) // ECHILD: it is another's
+			now, there := ReadProc(p.PID)
+			return !there || now.Start != p.Start
+		})
+	}
+}
