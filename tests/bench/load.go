@@ -445,14 +445,19 @@ func machineFree() (kB float64) {
 // httpCalls compares a call in a warm room with what there is without one.
 func httpCalls(builds []*build) error {
 	const ready, most = 4, 8 // rooms
-	s, err := builds[0].serve(fmt.Sprintf("[rooms]\nmin = %d\nmax = %d\ncalls = 0\n", ready, most))
-	if err != nil {
-		return err
+	var servers []*server
+	for _, b := range builds {
+		s, err := b.serve(fmt.Sprintf("[rooms]\nmin = %d\nmax = %d\ncalls = 0\n", ready, most))
+		if err != nil {
+			return err
+		}
+		defer s.close()
+		if err := s.heat(ready); err != nil {
+			return err
+		}
+		servers = append(servers, s)
 	}
-	defer s.close()
-	if err := s.heat(ready); err != nil {
-		return err
-	}
+	s := servers[0]
 	plainFloor, err := floor("old")
 	if err != nil {
 		return err
@@ -463,8 +468,10 @@ func httpCalls(builds []*build) error {
 		return err
 	}
 	defer newFloor.close()
+	bare := object{"argv": []string{"/bin/true"}}
+	limited := object{"argv": []string{"/bin/true"}, "limits": object{"memory": 256 << 20, "pids": 64, "cpus": 1}}
 	loads := []*load{
-		s.request("A", "POST /v1/run of true, warm", "/v1/run", object{"argv": []string{"/bin/true"}}, warm),
+		s.request("A", "POST /v1/run of true, warm", "/v1/run", bare, warm),
 		forkExec("B"),
 		alone("C", "bwrap, the same sandbox", func() error {
 			cmd, plan, err := plain("true")
@@ -474,9 +481,12 @@ func httpCalls(builds []*build) error {
 			defer plan.Close()
 			return cmd.Run()
 		}),
-		s.request("D", "POST /v1/run with limits, warm", "/v1/run", object{"argv": []string{"/bin/true"}, "limits": object{"memory": 256 << 20, "pids": 64, "cpus": 1}}, warm),
+		s.request("D", "POST /v1/run with limits, warm", "/v1/run", limited, warm),
 		plainFloor.floorLoad("E", "net/http, fork and exec"),
 		newFloor.floorLoad("F", "the same in new namespaces"),
+	}
+	if len(servers) > 1 {
+		loads = append(loads, servers[1].request("H", "as A, the old build", "/v1/run", bare, warm), servers[1].request("I", "as D, the old build", "/v1/run", limited, warm))
 	}
 	if *judge == "" {
 		fmt.Println("http: without go-judge, whose binary -judge names")
