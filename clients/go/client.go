@@ -9,6 +9,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -30,6 +31,9 @@ type Client struct {
 	Margin time.Duration
 	// Patience is for how long a request that was refused for the moment is retried.
 	Patience time.Duration
+	// TLS is used for https. It may be changed before the first request, to trust other authorities
+	// than the system's for example.
+	TLS *tls.Config
 
 	base string
 	http *http.Client
@@ -37,7 +41,7 @@ type Client struct {
 
 // New returns a client of the server at unix:PATH, http://HOST:PORT or https://HOST:PORT.
 func New(address string) (*Client, error) {
-	c := &Client{Margin: time.Minute, Patience: 10 * time.Second, base: strings.TrimSuffix(address, "/")}
+	c := &Client{Margin: time.Minute, Patience: 10 * time.Second, TLS: &tls.Config{}, base: strings.TrimSuffix(address, "/")}
 	path, unix := strings.CutPrefix(address, "unix:")
 	if unix {
 		c.base = "http://sbxrun"
@@ -47,6 +51,7 @@ func New(address string) (*Client, error) {
 	c.http = &http.Client{Transport: &http.Transport{
 		// On a connection that the server has just closed, an answer would seem lost.
 		DisableKeepAlives: true,
+		TLSClientConfig:   c.TLS,
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			if unix {
 				network, address = "unix", path
@@ -56,12 +61,16 @@ func New(address string) (*Client, error) {
 				return patient{conn}, nil
 			}
 			if ctx.Err() == nil {
-				err = &Refused{Failure: Failure{Code: "unreachable", Message: fmt.Sprintf("the server cannot be reached: %v", err)}, Again: -1}
+				err = unreachable(err)
 			}
 			return nil, err
 		},
 	}}
 	return c, nil
+}
+
+func unreachable(err error) *Refused {
+	return &Refused{Failure: Failure{Code: "unreachable", Message: fmt.Sprintf("the server cannot be reached: %v", err)}, Again: -1}
 }
 
 // patient hides write errors after the server has closed the connection. The server may have answered
@@ -336,6 +345,9 @@ func (c *Client) once(ctx context.Context, r request) (io.ReadCloser, error) {
 		var refused *Refused
 		if errors.As(err, &refused) {
 			return nil, refused
+		}
+		if other := (*tls.CertificateVerificationError)(nil); errors.As(err, &other) {
+			return nil, unreachable(err) // nothing was sent
 		}
 		return nil, b.lost(err)
 	}

@@ -219,6 +219,17 @@ func (p *Process) follow(ctx context.Context, stream string, from *int64, yield 
 	}
 }
 
+// Send writes to the stdin of a process of a session that was started with [Call.KeepStdin], and closes
+// it if end says so. It returns when the process has read everything except what fits into a pipe.
+func (p *Process) Send(ctx context.Context, data []byte, end bool) error {
+	query := ""
+	if end {
+		query = "?end=1"
+	}
+	_, err := p.client.ask(ctx, request{method: http.MethodPost, path: p.path + "/stdin" + query, body: data, kind: octets})
+	return err
+}
+
 // Signal signals all processes of the command. For processes of a session only.
 func (p *Process) Signal(ctx context.Context, name string) error {
 	return p.client.json(ctx, http.MethodPost, p.path+"/signal", 0, map[string]string{"signal": name}, nil)

@@ -19,6 +19,8 @@ type Call struct {
 	Files    []File            `json:"files,omitempty"`   // for the workspace
 	Collect  []string          `json:"collect,omitempty"` // patterns of what is kept of the workspace: Report.Files
 	Parts                      // of a fresh sandbox; a session has its own
+	// KeepStdin, for [Session.Start] alone, keeps stdin open after Stdin, for [Process.Send].
+	KeepStdin bool `json:"keep_stdin,omitempty"`
 
 	// Key, if not "": a second request with the same key and body within ten minutes gets the first
 	// one's answer, and runs nothing. Not for streams.

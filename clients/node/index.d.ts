@@ -177,6 +177,11 @@ export interface CallStatus {
   error?: { code: string; message: string; hint?: string };
 }
 
+export interface NewProcess extends Call {
+  /** Keep stdin open after the text in stdin, for Process.send. */
+  keep_stdin?: boolean;
+}
+
 export interface NewSession extends Parts {
   limits?: Limits;
   idle_timeout_ms?: number;
@@ -286,7 +291,7 @@ export class Session {
   /** Run a cell in the session's interpreter, which keeps definitions for the next cell. */
   cell(cell: Cell, options?: Options & Once): Promise<CellAnswer>;
   /** Start a command in the background. */
-  start(call: Call): Promise<Process>;
+  start(call: NewProcess): Promise<Process>;
   /** Return the handle of a started command by its id. */
   process(id: string): Process;
   write(path: string, content: string | Uint8Array, options?: { mode?: string }): Promise<void>;
@@ -314,6 +319,8 @@ export class Process {
   wait(options?: Options): Promise<NonNullable<CallStatus["report"]>>;
   /** Yield the output from a byte offset on, as it arrives. Reconnects where a connection broke. */
   output(options?: Options & { stream?: "stdout" | "stderr"; from?: number }): AsyncGenerator<Uint8Array, void, void>;
+  /** Write to the stdin of a process of a session that was started with keep_stdin; end closes it. Resolves when it has read all but what fits into a pipe. */
+  send(data: string | Uint8Array, options?: Options & { end?: boolean }): Promise<void>;
   /** Signal all its processes. For processes of a session only. */
   signal(name: string): Promise<void>;
   /** End the command and discard its record. */

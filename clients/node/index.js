@@ -390,6 +390,11 @@ export class Process {
     }
   }
 
+  /** Write to the stdin of a process of a session that was started with keep_stdin; end closes it. */
+  async send(data, { end = false, signal } = {}) {
+    await this.#client._ask("POST", `${this.#path}/stdin${end ? "?end=1" : ""}`, { body: data, type: "application/octet-stream", signal });
+  }
+
   /** Signal all its processes. For processes of a session only. */
   async signal(name) {
     await this.#client._ask("POST", `${this.#path}/signal`, { body: JSON.stringify({ signal: name }), type: "application/json" });

@@ -2,6 +2,7 @@ package serve
 
 import (
 	"context"
+	"crypto/x509"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -16,8 +17,9 @@ import (
 
 func TestGoClient(t *testing.T) {
 	t.Parallel()
-	d := &goDriver{}
-	conform(t, func(line []byte) ([]byte, error) {
+	ca := certificates(t)
+	d := &goDriver{roots: roots(t, ca)}
+	conform(t, ca, func(line []byte) ([]byte, error) {
 		var s goStep
 		if err := json.Unmarshal(line, &s); err != nil {
 			return nil, err
@@ -32,10 +34,11 @@ func TestGoClient(t *testing.T) {
 
 // goStep is a step of the table.
 type goStep struct {
-	Op, Session, Process, How, Address, Token, Path, Text, Mode, File, Signal, Key string
+	Op, Session, Process, How, Address, Token, Path, Text, Mode, File, Signal, Key, Name string
 
 	MarginMS, PatienceMS float64
 	Size                 int
+	End                  bool
 	Call, Options        struct {
 		sbxrun.Call
 		Timeout, Grace, IdleTimeout, Lifetime float64
@@ -96,7 +99,10 @@ func (s *goStep) call() sbxrun.Call {
 	return c
 }
 
-type goDriver struct{ client *sbxrun.Client }
+type goDriver struct {
+	client *sbxrun.Client
+	roots  *x509.CertPool
+}
 
 func failed(err error) any {
 	var refused *sbxrun.Refused
@@ -142,7 +148,7 @@ func (d *goDriver) do(ctx context.Context, s *goStep) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		c.Token = s.Token
+		c.Token, c.TLS.RootCAs = s.Token, d.roots
 		if s.MarginMS > 0 {
 			c.Margin = milliseconds(s.MarginMS)
 		}
@@ -187,7 +193,7 @@ func (d *goDriver) do(ctx context.Context, s *goStep) (any, error) {
 		return object{}, d.leave(ctx, session, s)
 	case "session":
 		o := s.Options
-		x, err := d.client.NewSession(ctx, sbxrun.SessionOptions{IdleTimeout: milliseconds(o.IdleTimeout), Lifetime: milliseconds(o.Lifetime), Files: given(o.Files)})
+		x, err := d.client.NewSession(ctx, sbxrun.SessionOptions{IdleTimeout: milliseconds(o.IdleTimeout), Lifetime: milliseconds(o.Lifetime), Files: given(o.Files), Parts: o.Parts})
 		if err != nil {
 			return nil, err
 		}
@@ -222,6 +228,33 @@ func (d *goDriver) do(ctx context.Context, s *goStep) (any, error) {
 			text += string(piece)
 		}
 		return object{"text": text}, nil
+	case "send":
+		return object{}, process.Send(ctx, []byte(s.Text), s.End)
+	case "diff":
+		d, err := session.Diff(ctx)
+		if err != nil {
+			return nil, err
+		}
+		lines := []string{}
+		for _, c := range d.Changes {
+			lines = append(lines, c.Change+" "+c.Path)
+		}
+		return object{"changes": lines}, nil
+	case "snapshot":
+		x, err := session.Snapshot(ctx, s.Name, 0)
+		if err != nil {
+			return nil, err
+		}
+		return object{"id": x.ID}, nil
+	case "snapshots":
+		all, err := d.client.Snapshots(ctx)
+		ids := []string{}
+		for _, x := range all {
+			ids = append(ids, x.ID)
+		}
+		return object{"ids": ids}, err
+	case "remove-snapshot":
+		return object{}, d.client.RemoveSnapshot(ctx, s.Name)
 	case "signal":
 		return object{}, process.Signal(ctx, s.Signal)
 	case "end":

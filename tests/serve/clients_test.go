@@ -45,6 +45,7 @@ type step struct {
 type behaviour struct {
 	name    string
 	client  string // members of the operation new
+	host    string // of the address of a server with TLS, in place of the socket
 	answers []string
 	asked   []string // what a fake must have been asked, with nothing beside
 	steps   []step
@@ -79,7 +80,7 @@ var behaviours = []behaviour{
 	{name: "a timeout is a report", steps: []step{
 		{op: "run", args: `{"call":{"argv":["sh","-c","sleep 1000 & sleep 1000"],"timeout_ms":300}}`, want: `{"cause":"timeout","exit_code":124,"timed_out":true,"verdict":"proven"}`}}},
 	{name: "a grace period", steps: []step{
-		{op: "run", args: `{"call":{"argv":["sh","-c","trap 'echo saved; exit 5' TERM; while :; do sleep 0.05; done"],"timeout_ms":2000,"grace_ms":20000}}`, want: `{"cause":"timeout","stdout":"saved\n"}`}}},
+		{op: "run", args: `{"call":{"argv":["sh","-c","trap 'echo saved; exit 5' TERM; while :; do sleep 0.05; done"],"timeout_ms":1000,"grace_ms":20000}}`, want: `{"cause":"timeout","stdout":"saved\n"}`}}},
 	{name: "a command that is not there is a report", steps: []step{{op: "run", args: `{"call":{"argv":["no-such-command"]}}`, want: `{"cause":"start-failed","exit_code":127}`}}},
 	{name: "the same key is the same call", steps: []step{
 		{op: "run", args: `{"key":"k","call":{"argv":["true"]}}`, want: `{"exit_code":0}`},
@@ -159,6 +160,27 @@ var behaviours = []behaviour{
 		{op: "output", args: `{"session":"$session","process":"$start"}`, want: `{"text":"told\n"}`},
 		{op: "signal", args: `{"session":"$session","process":"$start","signal":"INT"}`, want: `{"error":"refused","code":"ended"}`},
 		{op: "end", args: `{"session":"$session"}`}}},
+	{name: "a process that is written to", steps: []step{
+		{op: "session", args: `{}`},
+		{op: "start", args: `{"session":"$session","call":{"argv":["cat"],"stdin":"one\n","keep_stdin":true}}`},
+		{op: "send", args: `{"session":"$session","process":"$start","text":"two\n"}`},
+		{op: "send", args: `{"session":"$session","process":"$start","text":"ü","end":true}`},
+		{op: "output", args: `{"session":"$session","process":"$start"}`, want: `{"text":"one\ntwo\nü"}`},
+		{op: "send", args: `{"session":"$session","process":"$start","text":"x"}`, want: `{"error":"refused","code":"ended"}`},
+		{op: "end", args: `{"session":"$session"}`}}},
+	{name: "an overlay, a snapshot, a volume", steps: []step{
+		{op: "session", args: `{"options":{"overlay":{"name":"app"},"volumes":[{"name":"v","path":"/vol"}]}}`},
+		{op: "run", args: `{"session":"$session","call":{"argv":["sh","-c","cat /work/list; echo new >/work/added; rm /work/list; echo kept >/vol/file"]}}`, want: `{"stdout":"one\ntwo\n"}`},
+		{op: "diff", args: `{"session":"$session"}`, want: `{"changes":["added added","deleted list"]}`},
+		{op: "snapshot", args: `{"session":"$session","name":"base"}`},
+		{op: "snapshots", args: `{}`, want: `{"ids":["$snapshot"]}`},
+		{op: "end", args: `{"session":"$session"}`},
+		{op: "session", args: `{"options":{"snapshot":"base","volumes":[{"name":"v","path":"/vol","read_only":true}]}}`},
+		{op: "run", args: `{"session":"$session","call":{"argv":["sh","-c","cat /work/added /vol/file; ls /work"]}}`, want: `{"stdout":"new\nkept\nadded\nsub\n"}`},
+		{op: "end", args: `{"session":"$session"}`},
+		{op: "remove-snapshot", args: `{"name":"base"}`},
+		{op: "session", args: `{"options":{"snapshot":"base"}}`, want: `{"error":"refused","status":404}`},
+		{op: "session", args: `{"options":{"overlay":{"name":"other"}}}`, want: `{"error":"refused","code":"policy","status":403}`}}},
 	{name: "what is wrong is refused", steps: []step{
 		{op: "run", args: `{"call":{"argv":[]}}`, want: `{"error":"refused","code":"usage","status":400}`},
 		{op: "run", args: `{"call":{"code":"1","language":"cobol"}}`, want: `{"error":"refused","code":"usage"}`},
@@ -170,6 +192,10 @@ var behaviours = []behaviour{
 		{op: "store", args: `{"size":40000000}`, want: `{"error":"refused"}`}, {op: "store", args: `{"size":30000000}`, want: `{"error":"refused"}`},
 		{op: "store", args: `{"size":10000000}`}}},
 	{name: "nobody is there", client: `"address":"unix:/no/such/socket"`, steps: []step{{op: "run", args: runTrue, want: `{"error":"refused","code":"unreachable"}`}}},
+	{name: "TLS", host: "127.0.0.1", client: `"token":"me-token"`, steps: []step{{op: "run", args: `{"call":{"argv":["echo","secure"]}}`, want: `{"stdout":"secure\n"}`},
+		{op: "stream", args: `{"call":{"argv":["echo","secure"]}}`, want: `{"stdout":"7365637572650a"}`},
+		{op: "store", args: `{"size":3000000}`}}},
+	{name: "a certificate for another host", host: "localhost", client: `"token":"me-token"`, steps: []step{{op: "run", args: runTrue, want: `{"error":"refused","code":"unreachable"}`}}},
 
 	{name: "what has not started is tried again", answers: []string{answer(503, refusal, "Retry-After: 0.01"), answer(429, refusal, "Retry-After: 0.01"), answer(200, report)},
 		asked: []string{"POST /v1/run", "POST /v1/run", "POST /v1/run"}, steps: []step{{op: "run", args: runTrue, want: `{"exit_code":0}`}}},
@@ -194,7 +220,7 @@ var behaviours = []behaviour{
 	{name: "a stream that ends with an error", answers: []string{streaming(`{"event":"error","error":` + unproven + "}\n"), streaming(`{"event":"error","error":` + refusal + "}\n")},
 		asked: []string{"POST /v1/run?stream=1", "POST /v1/run?stream=1"},
 		steps: []step{{op: "stream", args: runTrue, want: `{"error":"unproven","verdict":"unproven"}`}, {op: "stream", args: runTrue, want: `{"error":"refused","code":"busy"}`}}},
-	{name: "output goes on where a connection broke", client: `"margin_ms":2000`, answers: []string{
+	{name: "output goes on where a connection broke", client: `"margin_ms":1000`, answers: []string{
 		"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc", "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n" + held, answer(200, `{"id":"7","state":"running"}`), "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\ndef"},
 		asked: []string{"GET /v1/calls/7/output?follow=1&stream=stdout&from=0", "GET /v1/calls/7/output?follow=1&stream=stdout&from=3", "GET /v1/calls/7?wait_ms=1000", "GET /v1/calls/7/output?follow=1&stream=stdout&from=3"},
 		steps: []step{{op: "output", args: `{"process":"7"}`, want: `{"text":"abcdef"}`}}},
@@ -209,11 +235,13 @@ var behaviours = []behaviour{
 // driver carries steps out: one of a program that reads and writes lines of JSON.
 type driver func(step []byte) (answer []byte, err error)
 
-// program starts a driver, which ends when its stdin does.
-func program(t *testing.T, dir, name string, args ...string) driver {
+// program starts a driver, which ends when its stdin does. It trusts the authority of a directory.
+func program(t *testing.T, ca, dir, name string, args ...string) driver {
 	t.Helper()
 	c := exec.Command(name, args...)
 	c.Dir = dir
+	ca = filepath.Join(ca, "ca")
+	c.Env = append(os.Environ(), "SSL_CERT_FILE="+ca, "NODE_EXTRA_CA_CERTS="+ca) // as the READMEs say
 	log := &harness.Log{}
 	c.Stderr = log
 	in, err := c.StdinPipe()
@@ -299,9 +327,10 @@ func newFake(t *testing.T, answers []string) *fake {
 	return f
 }
 
-// conform takes a client through the table.
-func conform(t *testing.T, drive driver) {
-	whole := serve(t, "[tenant]\nfiles = \"20M\"\n")
+// conform takes a client, which trusts the authority of a directory, through the table.
+func conform(t *testing.T, ca string, drive driver) {
+	_, config := app(t)
+	whole := serve(t, config+"files = \"20M\"\n")
 	for _, b := range behaviours {
 		t.Run(b.name, func(t *testing.T) {
 			part := *whole
@@ -340,6 +369,14 @@ func conform(t *testing.T, drive driver) {
 				}
 			}
 			address := "unix:" + s.socket()
+			if b.host != "" {
+				if s.cluster != "" {
+					return // there, node and gateway would have the same socket
+				}
+				_, address = overTLS(t, ca, "me")
+				_, port, _ := strings.Cut(address, ":")
+				address = "https://" + b.host + ":" + port
+			}
 			var f *fake
 			if b.answers != nil {
 				f = newFake(t, b.answers)
@@ -458,12 +495,14 @@ func TestClientTypes(t *testing.T) {
 	for _, name := range []string{"Call", "NewSession", "SessionStatus"} {
 		node[name] = append(node[name], node["Parts"]...)
 	}
+	node["NewProcess"] = append(node["NewProcess"], node["Call"]...)
 	node["Report"], node["CellAnswer"] = append(node["Report"], node["Outcome"]...), append(node["CellAnswer"], node["Outcome"]...)
 	for _, tt := range []struct {
 		node, without string // what a client has in another way
 		api, ours     reflect.Type
 	}{
-		{"Call", "timeout_ms grace_ms", reflect.TypeFor[api.Call](), reflect.TypeFor[sbxrun.Call]()},
+		{"Call", "", reflect.TypeFor[api.Call](), nil},
+		{"NewProcess", "timeout_ms grace_ms", reflect.TypeFor[api.NewProcess](), reflect.TypeFor[sbxrun.Call]()},
 		{"Limits", "", reflect.TypeFor[api.Limits](), reflect.TypeFor[sbxrun.Limits]()},
 		{"FileIn", "text", reflect.TypeFor[api.FileIn](), reflect.TypeFor[sbxrun.File]()},
 		{"FileOut", "", reflect.TypeFor[api.FileOut](), reflect.TypeFor[sbxrun.Collected]()},
@@ -487,6 +526,9 @@ func TestClientTypes(t *testing.T) {
 			if diff := cmp.Diff(want, node[tt.node], cmpopts.SortSlices(strings.Compare)); diff != "" {
 				t.Errorf("%s (-api +index.d.ts):\n%s", tt.node, diff)
 			}
+		}
+		if tt.ours == nil {
+			continue
 		}
 		want = slices.DeleteFunc(want, func(name string) bool { return slices.Contains(strings.Fields(tt.without), name) })
 		if diff := cmp.Diff(want, jsonNames(tt.ours), cmpopts.SortSlices(strings.Compare)); diff != "" {
@@ -512,7 +554,8 @@ func TestNodeClient(t *testing.T) {
 	t.Parallel()
 	dir := nodeProject(t)
 	copied(t, dir, "driver.mjs")
-	conform(t, program(t, dir, "node", "driver.mjs"))
+	ca := certificates(t)
+	conform(t, ca, program(t, ca, dir, "node", "driver.mjs"))
 }
 
 // pythonProject makes an environment that has the client for Python from its package, and returns
@@ -538,11 +581,12 @@ func pythonProject(t *testing.T) string {
 func TestPythonClients(t *testing.T) {
 	t.Parallel()
 	python := pythonProject(t)
+	ca := certificates(t)
 	made(t, clients(t, "python"), python, "-c", "import ast, pathlib\nfor f in pathlib.Path('sbxrun').glob('*.py'): ast.parse(f.read_text('utf-8'), feature_version=(3, 9))")
 	for _, of := range []string{"threads", "asyncio"} {
 		t.Run(of, func(t *testing.T) {
 			t.Parallel()
-			conform(t, program(t, "testdata", python, "-B", "-W", "error", "driver.py", of))
+			conform(t, ca, program(t, ca, "testdata", python, "-B", "-W", "error", "driver.py", of))
 		})
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
@@ -153,32 +154,55 @@ func TestTokens(t *testing.T) {
 	}
 }
 
+// certificates makes an authority, and a certificate for 127.0.0.1 that it has signed: the files ca,
+// cert and key of a directory.
+func certificates(t *testing.T) (dir string) {
+	t.Helper()
+	dir = harness.Dir(t)
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	harness.Must(t, err)
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	harness.Must(t, err)
+	write := func(name, kind string, der []byte) {
+		harness.Must(t, os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
+	}
+	until := time.Now().Add(time.Hour)
+	authority := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, NotAfter: until,
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	der, err := x509.CreateCertificate(rand.Reader, authority, authority, &key.PublicKey, key)
+	harness.Must(t, err)
+	authority, err = x509.ParseCertificate(der)
+	harness.Must(t, err)
+	write("ca", "CERTIFICATE", der)
+	leaf := &x509.Certificate{SerialNumber: big.NewInt(2), NotAfter: until, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
+	der, err = x509.CreateCertificate(rand.Reader, leaf, authority, &key.PublicKey, key)
+	harness.Must(t, err)
+	write("cert", "CERTIFICATE", der)
+	write("key", "PRIVATE KEY", private)
+	return dir
+}
+
+// roots are what an authority's file says to trust.
+func roots(t *testing.T, dir string) *x509.CertPool {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(dir, "ca"))
+	harness.Must(t, err)
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(text)
+	return pool
+}
+
+// overTLS is overTCP with certificates.
+func overTLS(t *testing.T, dir string, tenants ...string) (*server, string) {
+	t.Helper()
+	return overTCP(t, fmt.Sprintf("tls_cert = %q\ntls_key = %q\n", filepath.Join(dir, "cert"), filepath.Join(dir, "key")), tenants...)
+}
+
 func TestTLS(t *testing.T) {
 	t.Parallel()
-	dir := harness.Dir(t)
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	for name, text := range map[string][]byte{"cert": certificate, "key": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})} {
-		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	_, address := overTCP(t, fmt.Sprintf("tls_cert = %q\ntls_key = %q\n", filepath.Join(dir, "cert"), filepath.Join(dir, "key")), "me")
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(certificate)
-	client := &http.Client{Timeout: harness.Bound, Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: true}}
+	dir := certificates(t)
+	_, address := overTLS(t, dir, "me")
+	client := &http.Client{Timeout: harness.Bound, Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots(t, dir)}, ForceAttemptHTTP2: true}}
 	defer client.CloseIdleConnections()
 	if status, b := post(t, client, "https://"+address, "me-token", sh("echo secure")); status != 200 || !strings.Contains(string(b), "secure") {
 		t.Errorf("%d %s", status, b)

@@ -14,7 +14,7 @@ from ._wire import Cell, Entry, Event, File, Language, Lost, Refused, Report, Re
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._wire import CallOptions, CellOptions, SessionOptions
+    from ._wire import CallOptions, CellOptions, ProcessOptions, SessionOptions
 
 
 class AsyncClient:
@@ -267,7 +267,7 @@ class AsyncSession:
         """Run a cell in the session's interpreter, which keeps definitions for the next cell."""
         return Cell(_wire.document(await self._client._ask(_wire.run_request(self._path + "/code", None, {**options, "code": code}))))
 
-    async def start(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> AsyncProcess:
+    async def start(self, argv: Optional[Sequence[str]] = None, **options: Unpack[ProcessOptions]) -> AsyncProcess:
         """Start a command in the background."""
         path = self._path + "/processes"
         return await self._client._start(path, _wire.run_request(path, argv, options))
@@ -358,6 +358,13 @@ class AsyncProcess:
                 # No byte arrived: either there is no output yet, or the server is gone, and then this raises.
                 if offset == begin:
                     await self.status(1)
+
+    async def send(self, data: Union[str, bytes], *, end: bool = False) -> None:
+        """Write to the stdin of a process of a session that was started with keep_stdin; end closes it.
+
+        Returns when the process has read everything except what fits into a pipe.
+        """
+        await self._client._ask(_wire.stdin_request(self._path, data, end))
 
     async def signal(self, name: str) -> None:
         """Signal all its processes. For processes of a session only."""

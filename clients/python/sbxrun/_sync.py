@@ -14,7 +14,7 @@ from ._wire import Cell, Entry, Event, File, Language, Lost, Refused, Report, Re
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._wire import CallOptions, CellOptions, SessionOptions
+    from ._wire import CallOptions, CellOptions, ProcessOptions, SessionOptions
 
 
 class _Unix(http.client.HTTPConnection):
@@ -181,7 +181,7 @@ class Session:
         """Run a cell in the session's interpreter, which keeps definitions for the next cell."""
         return Cell(_wire.document(self._client._ask(_wire.run_request(self._path + "/code", None, {**options, "code": code}))))
 
-    def start(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Process:
+    def start(self, argv: Optional[Sequence[str]] = None, **options: Unpack[ProcessOptions]) -> Process:
         """Start a command in the background."""
         path = self._path + "/processes"
         return self._client._start(path, _wire.run_request(path, argv, options))
@@ -268,6 +268,13 @@ class Process:
                 # No byte arrived: either there is no output yet, or the server is gone, and then this raises.
                 if offset == begin:
                     self.status(1)
+
+    def send(self, data: Union[str, bytes], *, end: bool = False) -> None:
+        """Write to the stdin of a process of a session that was started with keep_stdin; end closes it.
+
+        Returns when the process has read everything except what fits into a pipe.
+        """
+        self._client._ask(_wire.stdin_request(self._path, data, end))
 
     def signal(self, name: str) -> None:
         """Signal all its processes. For processes of a session only."""

@@ -100,6 +100,12 @@ class CallOptions(Parts, total=False):
     key: str  # a second request with the same key within ten minutes gets the first one's answer, and runs nothing
 
 
+class ProcessOptions(CallOptions, total=False):
+    """What a command in the background of a session takes."""
+
+    keep_stdin: bool  # it stays open after the text in stdin, for send
+
+
 class CellOptions(TypedDict, total=False):
     """What a cell takes beside its code."""
 
@@ -275,6 +281,10 @@ def snapshot_request(path: str, name: str, ttl: float) -> Request:
 
 def output_request(path: str, stream: str, offset: int) -> Request:
     return Request("GET", f"{path}/output?follow=1&stream={stream}&from={offset}")
+
+
+def stdin_request(path: str, data: Union[str, bytes], end: bool) -> Request:
+    return send_bytes("POST", path + "/stdin" + ("?end=1" if end else ""), data)
 
 
 def status_request(path: str, wait: float) -> Request:

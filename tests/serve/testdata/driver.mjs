@@ -62,6 +62,11 @@ const ops = {
     for await (const piece of process(s).output(s.options)) all += text(piece);
     return { text: all };
   },
+  send: (s) => process(s).send(s.text, s),
+  diff: async (s) => ({ changes: (await session(s).diff()).changes.map((c) => `${c.change} ${c.path}`) }),
+  snapshot: async (s) => ({ id: (await session(s).snapshot({ name: s.name })).id }),
+  snapshots: async () => ({ ids: (await client.snapshots()).map((x) => x.id) }),
+  "remove-snapshot": (s) => client.removeSnapshot(s.name),
   signal: (s) => process(s).signal(s.signal),
   end: async (s) => (s.process ? { cause: (await process(s).end()).report?.cause } : session(s).end()),
   write: (s) => session(s).write(s.path, s.text, s),

@@ -162,6 +162,27 @@ async def output(s):
     return {"text": "".join([piece.decode() async for piece in each(process(s).output(where.get("stream", "stdout"), where.get("from", 0)))])}
 
 
+async def send(s):
+    await got(process(s).send(s["text"], end=s.get("end", False)))
+
+
+async def diff(s):
+    d = await got(session(s).diff())
+    return {"changes": [f"{c['change']} {c['path']}" for c in d["changes"]]}
+
+
+async def snapshot(s):
+    return {"id": (await got(session(s).snapshot(s["name"])))["id"]}
+
+
+async def snapshots(s):
+    return {"ids": [x["id"] for x in await got(client.snapshots())]}
+
+
+async def remove_snapshot(s):
+    await got(client.remove_snapshot(s["name"]))
+
+
 async def send_signal(s):
     await got(process(s).signal(s["signal"]))
 
@@ -213,7 +234,7 @@ async def sessions(s):
 
 ops = {"new": new, "run": run, "stream": stream, "cell": cell, "leave": leave, "session": make_session, "start": start, "status": status, "wait": wait,
        "output": output, "signal": send_signal, "end": end, "write": write, "read": read, "remove": remove, "list": entries, "copy": copy,
-       "store": store, "fetch": fetch, "languages": languages, "sessions": sessions}
+       "send": send, "diff": diff, "snapshot": snapshot, "snapshots": snapshots, "remove-snapshot": remove_snapshot, "store": store, "fetch": fetch, "languages": languages, "sessions": sessions}
 
 
 async def answer(step):
