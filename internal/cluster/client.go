@@ -57,10 +57,7 @@ func (c *client) do(r *http.Request, at string) (*http.Response, error) {
 			return fail(err)
 		}
 	} else {
-		var once sync.Once
-		body := r.Body
-		r.Body = closeOnce{body, &once}
-		go func() {
+		go func() { // one that is in memory goes with the header: net/http knows it, unless it is wrapped
 			// The server may answer before it has read all, and then nobody minds.
 			_ = write()
 		}()
@@ -85,16 +82,6 @@ var (
 	writers = sync.Pool{New: func() any { return bufio.NewWriterSize(nil, piece) }}
 	pieces  = sync.Pool{New: func() any { return new([piece]byte) }}
 )
-
-type closeOnce struct {
-	io.ReadCloser
-	once *sync.Once
-}
-
-func (c closeOnce) Close() (err error) {
-	c.once.Do(func() { err = c.ReadCloser.Close() })
-	return err
-}
 
 // failure is what a connection has failed with.
 func (c *Conn) failure() error {
