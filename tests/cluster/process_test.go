@@ -42,7 +42,7 @@ func (p *process) end() {
 }
 
 // kill kills a process, and comes back when nothing of it is left.
-func (p *process) kill() { harness.KillServer(p.t, p.cmd, p.ended) }
+func (p *process) kill() { harness.KillServer(p.t, p.cmd, p.ended, unix.SIGKILL) }
 
 // gateway is one, with a client.
 type gateway struct {

@@ -61,10 +61,10 @@ func Ended(t testing.TB, cmd *exec.Cmd, ended <-chan struct{}, log *Log) int {
 	return cmd.ProcessState.ExitCode()
 }
 
-// KillServer kills a server, and comes back when nothing of it is left. Its keepers are reaped here, in
+// KillServer ends a server by a signal that it does not handle, and comes back when nothing of it is left. Its keepers are reaped here, in
 // the place of who reaps for a server. It is stopped before, as a child that it has made since they were
 // counted would not be among them.
-func KillServer(t testing.TB, cmd *exec.Cmd, ended <-chan struct{}) {
+func KillServer(t testing.TB, cmd *exec.Cmd, ended <-chan struct{}, by unix.Signal) {
 	t.Helper()
 	pid := cmd.Process.Pid
 	_ = cmd.Process.Signal(unix.SIGSTOP) // fails only if it has ended
@@ -81,7 +81,8 @@ func KillServer(t testing.TB, cmd *exec.Cmd, ended <-chan struct{}) {
 			below = append(below, p)
 		}
 	}
-	_ = cmd.Process.Kill()
+	_ = cmd.Process.Signal(by)
+	_ = cmd.Process.Signal(unix.SIGCONT) // SIGKILL does not wait for it
 	<-ended
 	for _, p := range below {
 		Until(t, Bound, "the end of all that a killed server ran", func() bool {

@@ -117,10 +117,12 @@ func (s *server) end() {
 }
 
 // kill kills the server, and comes back when nothing of it is left.
-func (s *server) kill() {
+func (s *server) kill() { s.killBy(unix.SIGKILL) }
+
+func (s *server) killBy(sig unix.Signal) {
 	s.t.Helper()
 	s.killed = true
-	harness.KillServer(s.t, s.cmd, s.ended)
+	harness.KillServer(s.t, s.cmd, s.ended, sig)
 	s.client.CloseIdleConnections()
 }
 
