@@ -296,7 +296,7 @@ os.setpriority(os.PRIO_PROCESS, 0, 5)
 // takeover tries to take PID 1 of the call over, and to reach beyond it.
 func TestTakeover(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
-	for range 3 {
+	for range 2 {
 		res, text := in(t, take(t, p, "a"), job.Spec{Timeout: harness.Deadline(2 * time.Second)}, "/fixtures/takeover")
 		if res.Cause == result.Lost {
 			t.Errorf("%+v, %q", res, text)
