@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -228,34 +229,13 @@ func Load(name string) (Config, error) {
 
 // or fills in what is not given.
 func (t Tenant) or(all Tenant) Tenant {
-	fill(&t.Concurrency, all.Concurrency)
-	fill(&t.Queue, all.Queue)
-	fill(&t.Rate, all.Rate)
-	fill(&t.Sessions, all.Sessions)
-	fill(&t.Requests, all.Requests)
-	fill(&t.MaxTimeout, all.MaxTimeout)
-	fill(&t.Memory, all.Memory)
-	fill(&t.Pids, all.Pids)
-	fill(&t.CPUs, all.CPUs)
-	fill(&t.MaxOutput, all.MaxOutput)
-	fill(&t.Buffers, all.Buffers)
-	fill(&t.Output, all.Output)
-	fill(&t.Files, all.Files)
-	fill(&t.Volumes, all.Volumes)
-	fill(&t.Snapshots, all.Snapshots)
-	if t.Overlays == nil {
-		t.Overlays = all.Overlays
-	}
-	if t.Network == nil {
-		t.Network = all.Network
+	to, from := reflect.ValueOf(&t).Elem(), reflect.ValueOf(all)
+	for i := range to.NumField() {
+		if field := to.Field(i); field.IsZero() {
+			field.Set(from.Field(i))
+		}
 	}
 	return t
-}
-
-func fill[T comparable](to *T, from T) {
-	if *to == *new(T) {
-		*to = from
-	}
 }
 
 // Check finds what is wrong for everybody.

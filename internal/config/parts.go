@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/sbxrun/sbxrun/internal/hosts"
 	"github.com/sbxrun/sbxrun/internal/network"
-	"github.com/sbxrun/sbxrun/internal/proxy"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
@@ -38,7 +38,7 @@ func (c *Config) checkParts() error {
 		for _, word := range t.Network {
 			if r, err := network.ParseRule(word); err != nil {
 				return fmt.Errorf("%s.network: %w", where, err)
-			} else if err := proxy.CheckRule(r); err != nil {
+			} else if _, err := hosts.Read(r); err != nil {
 				return fmt.Errorf("%s.network: %w", where, err)
 			}
 		}
@@ -73,6 +73,6 @@ func (c *Config) Data(tenant string) (string, error) {
 func (t Tenant) Within(r network.Rule) bool {
 	return slices.ContainsFunc(t.Network, func(word string) bool {
 		most, err := network.ParseRule(word) // they were checked
-		return err == nil && proxy.Covers(most, r)
+		return err == nil && hosts.Covers(most, r)
 	})
 }

@@ -9,88 +9,28 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sbxrun/sbxrun/internal/hosts"
 	"github.com/sbxrun/sbxrun/internal/network"
 )
 
 // rules say which hosts may be reached.
 type rules struct {
-	names    []named
-	networks []listed
-	resolve  func(ctx context.Context, name string) ([]netip.Addr, error)
-	own      func() []netip.Addr // of the host
+	list    []hosts.Rule
+	resolve func(ctx context.Context, name string) ([]netip.Addr, error)
+	own     func() []netip.Addr // of the host
 }
-
-// named is a rule for a name, or if it begins with a dot for all below it.
-type named struct {
-	name  string
-	ports []uint16
-}
-
-// listed is a rule for a network, or one address.
-type listed struct {
-	prefix netip.Prefix
-	ports  []uint16
-}
-
-// usual are the ports of a rule that names none.
-var usual = []uint16{80, 443}
 
 // compile makes rules of what the user has listed.
 func compile(list []network.Rule) (*rules, error) {
 	r := &rules{resolve: lookup, own: addresses}
 	for _, l := range list {
-		ports := usual
-		if l.Port != 0 {
-			ports = []uint16{l.Port}
+		rule, err := hosts.Read(l)
+		if err != nil {
+			return nil, err
 		}
-		address := strings.ContainsAny(l.Host, ":/") || strings.Trim(l.Host, "0123456789.") == ""
-		switch {
-		case address:
-			prefix, err := parsePrefix(l.Host)
-			if err != nil {
-				return nil, fmt.Errorf("%q is no address and no network; want one such as 192.0.2.7, 10.1.2.0/24 or [2001:db8::1]", network.Clean(l.Host))
-			}
-			r.networks = append(r.networks, listed{prefix, ports})
-		default:
-			r.names = append(r.names, named{strings.TrimPrefix(l.Host, "*"), ports})
-		}
+		r.list = append(r.list, rule)
 	}
 	return r, nil
-}
-
-// CheckRule finds what looks like an address and is none.
-func CheckRule(r network.Rule) error {
-	_, err := compile([]network.Rule{r})
-	return err
-}
-
-// Covers reports whether all that a rule allows is allowed by another one, which are checked.
-func Covers(most, r network.Rule) bool {
-	if most.Port != r.Port && (most.Port != 0 || !slices.Contains(usual, r.Port)) {
-		return false
-	}
-	if most.Host == r.Host {
-		return true
-	}
-	if below, ok := strings.CutPrefix(most.Host, "*"); ok {
-		return strings.HasSuffix(r.Host, below)
-	}
-	big, err1 := parsePrefix(most.Host)
-	small, err2 := parsePrefix(r.Host)
-	return err1 == nil && err2 == nil && big.Bits() <= small.Bits() && big.Contains(small.Addr())
-}
-
-func parsePrefix(s string) (netip.Prefix, error) {
-	if strings.Contains(s, "/") {
-		p, err := netip.ParsePrefix(s)
-		return p.Masked(), err
-	}
-	a, err := netip.ParseAddr(s)
-	if err != nil {
-		return netip.Prefix{}, err
-	}
-	a = a.Unmap()
-	return netip.PrefixFrom(a, a.BitLen()), nil
 }
 
 // A refusal is why a host may not be reached.
@@ -144,19 +84,11 @@ func (r *rules) permits(ctx context.Context, t target) ([]netip.Addr, error) {
 
 // lists reports whether an address is listed as one.
 func (r *rules) lists(a netip.Addr, port uint16) bool {
-	return slices.ContainsFunc(r.networks, func(l listed) bool { return l.prefix.Contains(a) && slices.Contains(l.ports, port) })
+	return slices.ContainsFunc(r.list, func(l hosts.Rule) bool { return l.Contains(a, port) })
 }
 
 func (r *rules) listsName(t target) bool {
-	return slices.ContainsFunc(r.names, func(n named) bool {
-		if !slices.Contains(n.ports, t.port) {
-			return false
-		}
-		if strings.HasPrefix(n.name, ".") {
-			return strings.HasSuffix(t.host, n.name) && len(t.host) > len(n.name)
-		}
-		return t.host == n.name
-	})
+	return slices.ContainsFunc(r.list, func(l hosts.Rule) bool { return l.Has(t.host, t.port) })
 }
 
 // lookup resolves a name as the host does. With a dot at the end it is not looked for in the host's

@@ -10,9 +10,9 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/internal/hosts"
 	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/place"
-	"github.com/sbxrun/sbxrun/internal/proxy"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
@@ -81,7 +81,7 @@ func checkParts(set *settings, tenant string, t config.Tenant, asked api.Parts) 
 		for _, word := range asked.Network.Allow {
 			r, err := network.ParseRule(word)
 			if err == nil {
-				err = proxy.CheckRule(r)
+				_, err = hosts.Read(r)
 			}
 			if err != nil {
 				return nil, usage("network.allow: %v", err)
