@@ -2,7 +2,6 @@ package bwrap
 
 import (
 	"fmt"
-	"os"
 	"path"
 
 	"github.com/sbxrun/sbxrun/internal/room"
@@ -78,12 +77,7 @@ func (p *Policy) plan(command []string) (*room.Plan, error) {
 		}
 		in.Mounts = append(in.Mounts, out)
 	}
-	return room.Prepare(in, caller())
-}
-
-// caller is who asks for a sandbox.
-func caller() room.Caller {
-	return room.Caller{Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), UID: os.Geteuid(), GID: os.Getegid()}
+	return room.Prepare(in, room.ThisCaller())
 }
 
 // room is the mount as package room has it.

@@ -39,6 +39,7 @@ func TestReportValuesAreDocumented(t *testing.T) {
 	}
 	values := []string{
 		string(Exited), string(Signaled), string(Timeout), string(IdleTimeout), string(Killed), string(Canceled), string(StartFailed), string(Lost),
+		string(OOM), string(CPUTime), string(OutputLimit), string(FileSize),
 		string(StatusCompleted), string(StatusFailed), string(StatusKilled), string(StatusError),
 		string(Proven), string(Unproven), string(NotApplicable),
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/doctor"
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/room"
 )
 
 func doctorCommand(args []string) int {
@@ -26,7 +27,7 @@ func doctorCommand(args []string) int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	rep := doctor.Examine(ctx, thisCaller())
+	rep := doctor.Examine(ctx, room.ThisCaller())
 	if flags.JSON {
 		err = printJSON(rep)
 	} else {

@@ -102,7 +102,7 @@ func (x *execution) run(name string, args []string) int {
 	res, delivered := x.wait()
 	use.Settle(&res)
 	if f, ok := x.failure(res, network); ok {
-		what, remedy := room.ObstacleIn(use.Room, x.Place.Entry, f, thisCaller())
+		what, remedy := room.ObstacleIn(use.Room, x.Place.Entry, f, room.ThisCaller())
 		if remedy != "" {
 			remedy = "at sbxrun start, " + remedy
 		}

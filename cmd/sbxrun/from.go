@@ -35,7 +35,7 @@ func startFrom(ctx context.Context, name string, f *cli.View, parts *sandbox.Par
 	if p.Cwd == room.CwdOverlay && p.CwdRoot == "" {
 		overlayHere(p, m)
 	}
-	return parts.From(ctx, store, m, p, thisCaller(), string(f.Upper))
+	return parts.From(ctx, store, m, p, room.ThisCaller(), string(f.Upper))
 }
 
 // overlayHere is --cwd overlay in a directory that the snapshot has an overlay for: the two are one.

@@ -18,7 +18,6 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/detach"
-	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/stream"
 )
 
@@ -241,11 +240,6 @@ func printLine(line string) int {
 		return fail(printError(err))
 	}
 	return 0
-}
-
-// thisCaller is who asks for a run, or for a diagnosis of one.
-func thisCaller() room.Caller {
-	return room.Caller{Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), UID: os.Geteuid(), GID: os.Getegid()}
 }
 
 // printable makes one line of a text, without what a terminal would obey: names

@@ -108,7 +108,7 @@ func networkOf(f *cli.View) (spec network.Spec, err error) {
 
 // showTools adds to a policy what stands behind PATH, and returns the variables for it.
 func showTools(p *room.Policy) []values.Var {
-	set := tools.Find(thisCaller(), os.LookupEnv, p.Shows)
+	set := tools.Find(room.ThisCaller(), os.LookupEnv, p.Shows)
 	for _, m := range set.Mounts {
 		if !slices.ContainsFunc(p.Mounts, func(users room.Mount) bool { return users.Dest == m.Dest }) {
 			p.Mounts = append(p.Mounts, m)

@@ -55,7 +55,7 @@ func (r *runner) run() int {
 		}
 	}
 	close(r.signals.admitted)
-	caller := thisCaller()
+	caller := room.ThisCaller()
 	if !r.flags.PrintCommand {
 		if err = r.prepare(r.Terms.Begin); err != nil {
 			return r.notStarted(err)
@@ -104,7 +104,7 @@ func (r *runner) run() int {
 			what, remedy = "it tried to reach a network without the proxy of --net allow=", "docs/network.md says how programs are told of it"
 		}
 		if what == "" {
-			what, remedy = plan.Obstacle(f, thisCaller())
+			what, remedy = plan.Obstacle(f, room.ThisCaller())
 		}
 		advise(what, remedy)
 	}
@@ -173,7 +173,7 @@ func (r *runner) diagnose(res *result.Result) {
 	}
 	ctx, cancel := context.WithTimeout(r.signals.ctx, bound)
 	defer cancel()
-	if e := doctor.Diagnose(ctx, thisCaller()); e != nil && ctx.Err() == nil {
+	if e := doctor.Diagnose(ctx, room.ThisCaller()); e != nil && ctx.Err() == nil {
 		res.Err = e
 	}
 }

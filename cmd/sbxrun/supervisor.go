@@ -67,7 +67,7 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 	if spec.Limits, err = planLimits(&flags.Limits, nil); err != nil {
 		return nil, "", err
 	}
-	if spec.Plan, err = room.Prepare(policy, thisCaller()); err != nil {
+	if spec.Plan, err = room.Prepare(policy, room.ThisCaller()); err != nil {
 		return nil, "", err
 	}
 	warnOfOther(spec.Plan, argv)

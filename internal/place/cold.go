@@ -2,7 +2,6 @@ package place
 
 import (
 	"context"
-	"os"
 	"sync"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
@@ -22,7 +21,7 @@ func (Rooms) Take(ctx context.Context, _ string, p Policy) (_ Place, err error) 
 			p.Parts.End()
 		}
 	}()
-	plan, err := room.Prepare(p.Policy, Caller())
+	plan, err := room.Prepare(p.Policy, room.ThisCaller())
 	if err != nil {
 		return nil, err
 	}
@@ -42,11 +41,6 @@ func (Rooms) Take(ctx context.Context, _ string, p Policy) (_ Place, err error) 
 	}
 	c.cancel = cancel
 	return c, nil
-}
-
-// Caller is who this process's rooms are for.
-func Caller() room.Caller {
-	return room.Caller{Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), UID: os.Geteuid(), GID: os.Getegid()}
 }
 
 // Rooms returns 0: none is made ahead.

@@ -8,7 +8,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
-	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/random"
 	"github.com/sbxrun/sbxrun/internal/room"
@@ -42,7 +41,7 @@ type Command struct {
 
 // build builds a room with what makes inits in it.
 func build(ctx context.Context, policy room.Policy) (_ *Room, err error) {
-	plan, err := room.Prepare(policy, place.Caller())
+	plan, err := room.Prepare(policy, room.ThisCaller())
 	if err != nil {
 		return nil, err
 	}

@@ -74,6 +74,11 @@ type Caller struct {
 	Errors *os.File
 }
 
+// ThisCaller is this process.
+func ThisCaller() Caller {
+	return Caller{Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), UID: os.Geteuid(), GID: os.Getegid()}
+}
+
 // Descriptors of bwrap next to 0, 1 and 2.
 const (
 	argsFD  = iota + 3 // its arguments

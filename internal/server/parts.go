@@ -172,7 +172,7 @@ func (s *Server) from(ctx context.Context, set *settings, t config.Tenant, p *pa
 		return usage("the overlay of the snapshot is at %s, and not at %s", tree.Dest, p.Overlay.Path)
 	}
 	p.Snapshot = m.ID
-	return out.Parts.From(ctx, store, m, &out.Policy, place.Caller(), "")
+	return out.Parts.From(ctx, store, m, &out.Policy, room.ThisCaller(), "")
 }
 
 // use locks volumes, of which a tenant may have so many.
