@@ -53,35 +53,19 @@ var programs = []program{
 // it has started: keepers and --die-with-parent see to that.
 var ctx = context.Background()
 
+// roles are what this program is in processes of its own, by the first word.
+var roles = map[string]func(words []string) error{
+	forkServer:  func(words []string) error { serveForks(words[0]); return nil },
+	netClient:   beNetClient,
+	diskClient:  func(words []string) error { return beDiskClient(words[0], words[1]) },
+	holder:      hold,
+	floorServer: func(words []string) error { return serveFloor(words[0], words[1]) },
+}
+
 func main() {
-	if len(os.Args) == 3 && os.Args[1] == forkServer {
-		serveForks(os.Args[2])
-		return
-	}
-	if len(os.Args) > 2 && os.Args[1] == netClient {
-		if err := beNetClient(os.Args[2:]); err != nil {
-			fmt.Fprintln(os.Stderr, "bench, client:", err)
-			os.Exit(1)
-		}
-		return
-	}
-	if len(os.Args) == 4 && os.Args[1] == diskClient {
-		if err := beDiskClient(os.Args[2], os.Args[3]); err != nil {
-			fmt.Fprintln(os.Stderr, "bench, client:", err)
-			os.Exit(1)
-		}
-		return
-	}
-	if len(os.Args) > 2 && os.Args[1] == holder {
-		if err := hold(os.Args[2:]); err != nil {
-			fmt.Fprintln(os.Stderr, "bench, holder:", err)
-			os.Exit(1)
-		}
-		return
-	}
-	if len(os.Args) == 4 && os.Args[1] == floorServer {
-		if err := serveFloor(os.Args[2], os.Args[3]); err != nil {
-			fmt.Fprintln(os.Stderr, "bench, floor:", err)
+	if len(os.Args) > 2 && roles[os.Args[1]] != nil {
+		if err := roles[os.Args[1]](os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
 			os.Exit(1)
 		}
 		return
