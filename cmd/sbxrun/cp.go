@@ -133,15 +133,29 @@ func (c *copying) copy(from *workspace.Root, fromPath func(string) string, to *w
 	}
 	for _, name := range c.sources {
 		source, err := from.Source(fromPath(name))
-		if err == nil {
-			err = c.one(source, to, toPath(c.dest))
-			source.Close()
+		if err != nil {
+			return c.missing(err, c.out)
 		}
+		err = c.one(source, to, toPath(c.dest))
+		source.Close()
 		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// missing says on which side it is that there is no such file.
+func (c *copying) missing(err error, inside bool) error {
+	var e *result.Error
+	if !errors.As(err, &e) || e.Code != "no-such-file" {
+		return err
+	}
+	told := *e
+	if told.Message = "cp: " + e.Message + " on the host"; inside {
+		told.Message = "cp: " + e.Message + " in the sandbox " + c.sandbox
+	}
+	return &told
 }
 
 func (c *copying) one(source *workspace.Source, to *workspace.Root, dest string) error {
@@ -156,7 +170,7 @@ func (c *copying) one(source *workspace.Source, to *workspace.Root, dest string)
 	}
 	dir, name, err := to.Target(dest, source, len(c.sources) > 1)
 	if err != nil {
-		return err
+		return c.missing(err, !c.out)
 	}
 	defer dir.Close()
 	return c.done.Copy(source, dir, name)
@@ -169,7 +183,7 @@ func (c *copying) unpack(to *workspace.Root, dest string) error {
 	}
 	dir, err := to.Dir(dest)
 	if err != nil {
-		return err
+		return c.missing(err, true)
 	}
 	defer dir.Close()
 	return c.done.Unpack(io.Reader(os.Stdin), dir)

@@ -311,7 +311,7 @@ func (x *Exec) notExecuted(m message) error {
 	errno := syscall.Errno(m.value)
 	switch {
 	case m.step == stepWorkdir:
-		return &result.Error{Code: "workdir", Message: fmt.Sprintf("working directory %q of the sandbox: %v", x.workdir, errno), Err: errno}
+		return &result.Error{Code: "workdir", Message: fmt.Sprintf("working directory %q of the sandbox: %v", x.workdir, errno), Hint: "name one that can be entered there", Err: errno}
 	case m.step != stepExec:
 		return &result.Error{Code: "setup", Message: m.err().Error(), Err: errno}
 	case errno == unix.ENOENT || errno == unix.ENOTDIR:
