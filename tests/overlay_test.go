@@ -44,10 +44,10 @@ const changed = "new\nx\nfile\nlink\nmade\nsub\n"
 func TestOverlay(t *testing.T) {
 	t.Parallel()
 	for name, flags := range map[string]func(dir string) []string{
-		"cwd":   func(string) []string { return []string{"--cwd", "overlay"} },
-		"there": func(dir string) []string { return []string{"--overlay", dir} },
+		"cwd":   func(string) []string { return layer(t, "--cwd", "overlay") },
+		"there": func(dir string) []string { return layer(t, "--overlay", dir) },
 		"elsewhere": func(dir string) []string {
-			return []string{"--overlay", dir + ":/work", "--workdir", "/work"}
+			return layer(t, "--overlay", dir+":/work", "--workdir", "/work")
 		},
 		"disk": func(dir string) []string {
 			return []string{"--cwd", "overlay", "--upper", filepath.Join(filepath.Dir(dir), "upper")}
@@ -96,6 +96,9 @@ func TestOverlayUpper(t *testing.T) {
 // overlaid starts a sandbox with an overlay over dir, and makes the changes there.
 func overlaid(t *testing.T, s *harness.State, dir, name string, flags ...string) {
 	t.Helper()
+	if len(flags) == 0 {
+		flags = layer(t)
+	}
 	s.Sandbox(harness.Options{Dir: dir}, append([]string{"--name", name, "--cwd", "overlay"}, flags...)...).Exec(harness.Options{}, nil, "sh", "-ec", changes).Expect(t, 0, "exited")
 }
 
@@ -140,6 +143,9 @@ func TestOverlayApply(t *testing.T) {
 		t.Errorf("applied: %q", names)
 	}
 	text(t, s, 0, "kill", "--grace", "0", "agent")
+	if len(layer(t)) > 0 {
+		return // on disk, it is still there
+	}
 	if _, stderr := text(t, s, 125, "diff", "agent"); !strings.Contains(stderr, "--upper DIR") {
 		t.Errorf("a layer that is gone: %s", stderr)
 	}
@@ -174,7 +180,7 @@ func TestOverlayRun(t *testing.T) {
 	t.Parallel()
 	dir := original(t)
 	flags := []string{"--cwd", "overlay", "--diff", "--apply-delete", "sh", "-ec"}
-	r := harness.Run(t, harness.Options{Dir: dir}, append(flags, changes+"; exit 3")...)
+	r := harness.Run(t, harness.Options{Dir: dir}, layer(t, append(flags, changes+"; exit 3")...)...)
 	r.Expect(t, 3, "exited")
 	if got := string(r.Stderr); !strings.HasPrefix(got, "M file\nA link -> file\n") {
 		t.Errorf("--diff: %q", got)
@@ -183,14 +189,14 @@ func TestOverlayRun(t *testing.T) {
 		t.Errorf("the report counts %s changes", got)
 	}
 	wantOriginal(t, dir)
-	r = harness.Run(t, harness.Options{Dir: dir}, append(flags, changes)...)
+	r = harness.Run(t, harness.Options{Dir: dir}, layer(t, append(flags, changes)...)...)
 	r.Expect(t, 0, "exited")
 	if names, _ := filepath.Glob(dir + "/*/*"); len(names) != 1 {
 		t.Errorf("applied: %q", names)
 	}
 	// Later than the kernel's coarse clock can tell from the start, the original changes.
 	dir = original(t)
-	r = harness.Run(t, harness.Options{Dir: dir}, "--bind", dir+":/host", "--cwd", "overlay", "--apply", "sh", "-ec", "echo new >file; sleep 0.1; echo theirs >/host/file")
+	r = harness.Run(t, harness.Options{Dir: dir}, layer(t, "--bind", dir+":/host", "--cwd", "overlay", "--apply", "sh", "-ec", "echo new >file; sleep 0.1; echo theirs >/host/file")...)
 	r.Expect(t, 74, "exited")
 	if r.Report.Value("error.code") == "" || !strings.Contains(string(r.Stderr), "has changed on the host") {
 		t.Errorf("the original has changed: %s", r.Stderr)
@@ -200,24 +206,38 @@ func TestOverlayRun(t *testing.T) {
 	}
 }
 
-// A directory in memory can have a layer from Linux 6.6 on: before that, the attributes which
-// overlayfs needs are refused by it (tmpfs(5)), and so is the overlay, with the remedy.
-func TestLayerInMemory(t *testing.T) {
-	t.Parallel()
-	dir := original(t)
+// kernel reports whether it is this one or a later one.
+func kernel(t *testing.T, wantMajor, wantMinor int) bool {
 	var uts unix.Utsname
 	harness.Must(t, unix.Uname(&uts))
 	var major, minor int
 	if _, err := fmt.Sscanf(unix.ByteSliceToString(uts.Release[:]), "%d.%d", &major, &minor); err != nil {
 		t.Fatal(err)
 	}
+	return major > wantMajor || major == wantMajor && minor >= wantMinor
+}
+
+// layer returns flags with those for a layer that every kernel can have: a new one on disk, where it
+// cannot be in memory.
+func layer(t *testing.T, flags ...string) []string {
+	if kernel(t, 6, 6) {
+		return flags
+	}
+	return append([]string{"--upper", filepath.Join(harness.Dir(t), "upper")}, flags...)
+}
+
+// A directory in memory can have a layer from Linux 6.6 on: before that, the attributes which
+// overlayfs needs are refused by it (tmpfs(5)), and so is the overlay, with the remedy.
+func TestLayerInMemory(t *testing.T) {
+	t.Parallel()
+	dir := original(t)
 	r := harness.Run(t, harness.Options{Dir: dir}, "--cwd", "overlay", "sh", "-c", "echo new >file")
-	if major > 6 || major == 6 && minor >= 6 {
+	if kernel(t, 6, 6) {
 		r.Expect(t, 0, "exited")
 	} else {
 		r.Expect(t, 125, "start-failed")
 		want := "extended attributes, which directories in memory have from Linux 6.6 on; --upper DIR keeps the layer on disk"
-		if os.Getuid() == 0 && minor < 3 && strings.Contains(string(r.Stderr), "idmapped") { // the original is in memory as well
+		if os.Getuid() == 0 && !kernel(t, 6, 3) && strings.Contains(string(r.Stderr), "idmapped") { // the original is in memory as well
 			want = "tmpfs, which can from Linux 6.3 on"
 		}
 		if !strings.Contains(string(r.Stderr), want) {

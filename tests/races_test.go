@@ -50,7 +50,7 @@ func TestRaces(t *testing.T) {
 	}
 	before := treeText(t, outside)
 
-	b := s.Sandbox(harness.Options{Dir: original}, "--name", "box", "--cwd", "overlay", "--wait-ready", "--ready-log", "begun", "sh", "-ec", `
+	b := s.Sandbox(harness.Options{Dir: original}, "--name", "box", "--cwd", "overlay", "--upper", top+"/upper", "--wait-ready", "--ready-log", "begun", "sh", "-ec", `
 for i in 1 3 5 7; do echo mine >d/$i; done; rm d/2 d/4; rm -r f; echo mine >f
 mkdir own own/d; for i in $(seq 20); do echo mine >own/d/$i; done; echo mine >own/f
 ln -s "$1" own/evil; ln -s "$1/1" own/link
@@ -92,7 +92,7 @@ exec python3 -c "$2" own`, "sh", outside, swaps)
 		do("cp", "-r", put+"/.", "box:own")
 		do("snapshot", "box", "--name", fmt.Sprint("s", n))
 		do("run", "--cwd", "none", "--put", put+":/tmp", "--get", "/tmp/put:"+out, "true")
-		do("run", "--from", fmt.Sprint("s", n), "grep", "-rs", "secret", ".")
+		do(append([]string{"run"}, layer(t, "--from", fmt.Sprint("s", n), "grep", "-rs", "secret", ".")...)...)
 		if text := treeText(t, out); strings.Contains(text, "secret") {
 			t.Errorf("what is outside was brought: %s", text)
 		}

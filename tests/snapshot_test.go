@@ -34,12 +34,12 @@ func TestSnapshot(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	dir := original(t)
-	one := s.Sandbox(harness.Options{Dir: dir}, "--name", "one", "--cwd", "overlay")
+	one := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--name", "one", "--cwd", "overlay")...)
 	if got := execOut(t, one, changes); got != changed {
 		t.Errorf("%q", got)
 	}
 	snapshot(t, s, "one", "--name", "first")
-	two := s.Sandbox(harness.Options{}, "--name", "two", "--from", "first")
+	two := s.Sandbox(harness.Options{}, layer(t, "--name", "two", "--from", "first")...)
 	if got := execOut(t, two, "cat file sub/other; ls; test ! -e sub/deep; readlink link"); got != changed+"file\n" {
 		t.Errorf("%q", got)
 	}
@@ -65,7 +65,7 @@ func TestSnapshot(t *testing.T) {
 	}
 	// On another machine the directory is elsewhere.
 	other := original(t)
-	three := s.Sandbox(harness.Options{Dir: s.Work}, "--name", "three", "--from", "second", "--overlay", other+":"+dir, "--workdir", dir)
+	three := s.Sandbox(harness.Options{Dir: s.Work}, layer(t, "--name", "three", "--from", "second", "--overlay", other+":"+dir, "--workdir", dir)...)
 	if got, want := execOut(t, three, "cat third sub/other; ls"), "third\ny\nlink\nmade\nsub\nthird\n"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
@@ -91,12 +91,12 @@ func TestSnapshotFrozen(t *testing.T) {
 	s := harness.NewState(t)
 	dir := original(t)
 	limited := true
-	b, r := s.TrySandbox(harness.Options{Dir: dir}, "--name", "box", "--cwd", "overlay", "--pids", "50")
+	b, r := s.TrySandbox(harness.Options{Dir: dir}, layer(t, "--name", "box", "--cwd", "overlay", "--pids", "50")...)
 	if b == nil {
 		if !strings.Contains(string(r.Stderr), "limit pids cannot be enforced here") {
 			t.Fatalf("%s", r.Stderr)
 		}
-		limited, b = false, s.Sandbox(harness.Options{Dir: dir}, "--name", "box", "--cwd", "overlay")
+		limited, b = false, s.Sandbox(harness.Options{Dir: dir}, layer(t, "--name", "box", "--cwd", "overlay")...)
 	}
 	execOut(t, b, "echo new >file")
 	got := s.Run("snapshot", "box", "--json")
@@ -118,7 +118,7 @@ func TestSnapshotRefused(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	dir := original(t)
-	s.Sandbox(harness.Options{Dir: dir}, "--name", "box", "--cwd", "overlay")
+	s.Sandbox(harness.Options{Dir: dir}, layer(t, "--name", "box", "--cwd", "overlay")...)
 	s.Sandbox(harness.Options{}, "--name", "plain", "--cwd", "none")
 	snapshot(t, s, "box", "--name", "taken")
 	bad := filepath.Join(s.Work, "bad")
@@ -160,20 +160,20 @@ func TestSnapshotHere(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	dir := original(t)
-	b := s.Sandbox(harness.Options{Dir: dir}, "--name", "box", "--cwd", "overlay")
+	b := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--name", "box", "--cwd", "overlay")...)
 	execOut(t, b, changes)
 	snapshot(t, s, "box", "--name", "s")
-	two := s.Sandbox(harness.Options{Dir: dir}, "--name", "two", "--from", "s", "--cwd", "overlay")
+	two := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--name", "two", "--from", "s", "--cwd", "overlay")...)
 	if got := execOut(t, two, "pwd; cat file sub/other; ls"); got != dir+"\n"+changed {
 		t.Errorf("%q", got)
 	}
 	// Elsewhere, the current directory is one more.
 	other := original(t)
-	three := s.Sandbox(harness.Options{Dir: other}, "--name", "three", "--from", "s", "--cwd", "overlay")
+	three := s.Sandbox(harness.Options{Dir: other}, layer(t, "--name", "three", "--from", "s", "--cwd", "overlay")...)
 	if got := execOut(t, three, "pwd; cat file; cat "+dir+"/file; echo x >file"); got != other+"\nold\nnew\n" {
 		t.Errorf("%q", got)
 	}
-	r := harness.Run(t, harness.Options{Dir: s.Work}, "--from", "s", "--data-dir", s.Dir+"-data", "sh", "-ec", "pwd; cat file sub/other; ls; echo y >file")
+	r := harness.Run(t, harness.Options{Dir: s.Work}, layer(t, "--from", "s", "--data-dir", s.Dir+"-data", "sh", "-ec", "pwd; cat file sub/other; ls; echo y >file")...)
 	if r.Expect(t, 0, "exited"); string(r.Stdout) != dir+"\n"+changed {
 		t.Errorf("%q", r.Stdout)
 	}
@@ -204,16 +204,16 @@ func TestSnapshotApplied(t *testing.T) {
 	for name, text := range map[string]string{"one": "1\n", "two": "2\n", "gone": "x\n"} {
 		harness.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
 	}
-	first := s.Sandbox(harness.Options{Dir: dir}, "--cwd", "overlay")
+	first := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--cwd", "overlay")...)
 	execOut(t, first, "echo 11 >one; rm gone; mkdir sub; echo a >sub/a")
 	snapshot(t, s, first.ID, "--name", "mine")
-	second := s.Sandbox(harness.Options{Dir: dir}, "--from", "mine")
+	second := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--from", "mine")...)
 	execOut(t, second, "echo 22 >two; echo b >sub/b; rm sub/a")
 	if r := s.Run("diff", second.ID); string(r.Stdout) != "D gone\nM one\nA sub/\nA sub/b\nM two\n" {
 		t.Errorf("diff: %d, %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}
 	harness.Must(t, os.WriteFile(filepath.Join(dir, "one"), []byte("mine\n"), 0o644))
-	third := s.Sandbox(harness.Options{Dir: dir}, "--from", "mine")
+	third := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--from", "mine")...)
 	for _, b := range []*harness.Sandbox{second, third} {
 		if r := s.Run("apply", "--delete", b.ID); r.ExitCode != 1 || !strings.Contains(string(r.Stderr), `"one" has changed on the host`) {
 			t.Errorf("apply: %d, %s%s", r.ExitCode, r.Stdout, r.Stderr)

@@ -168,8 +168,9 @@ func readAway(name string) error {
 
 // writeAbout returns when it has begun to write at random, to a file that it has made in the first
 // round, block by block: then the page cache has it in pages (/proc/kpageflags). Of a file that was
-// written by the megabyte, or copied up, it has folios of a megabyte (Linux 6.18, ext4), and a write of
-// 4 KiB takes 8 to 18 µs of CPU instead of 2, on an overlay and without. That would compare folios.
+// written by the megabyte it has folios of 1 MiB, and of one that was copied up of 64 KiB (Linux 6.18,
+// ext4): a write of 4 KiB then takes 8 to 18 µs of CPU, or 4, instead of 2, on an overlay and
+// without. That would compare folios.
 func writeAbout(name, what string) (begin time.Duration, err error) {
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o644)
 	if err != nil {

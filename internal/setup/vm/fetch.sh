@@ -118,9 +118,9 @@ root() {
     mkdir -p "$into"/{dev,proc,run,sys,tmp}
 }
 
-modules='virtio_pci virtio_console 9pnet_virtio 9p overlay'
+modules='virtio_pci virtio_console virtio_blk 9pnet_virtio 9p overlay crc32c_generic ext4'
 
-# linux: the kernel, and the modules that lead to the root file system.
+# linux: the kernel, and the modules that lead to the root file system, and to a disk.
 linux() {
     local into=$1 package offset module
     local xz=$cache/tools/usr/bin/xz
@@ -156,6 +156,7 @@ load() {
     echo "$name" >>"$into/modules/order"
 }
 
+[ -e "$cache/linux$of-$kernel/modules/ext4.ko" ] || rm -rf "${cache:?}/linux$of-$kernel" # of before there was a disk
 case $arch in
 amd64) emulator=qemu-system-x86 program=qemu-system-x86_64 ;;
 arm64) emulator=qemu-system-arm program=qemu-system-aarch64 ;;

@@ -15,7 +15,7 @@
 #   --timeout SECS    for all of it (300)
 #
 # Inside, / is this machine's, with an overlay whose writes go to memory; /tmp,
-# /run and /dev/shm are empty. There is no network but lo. cgroups are v2 only.
+# /run and /dev/shm are empty, and /var/tmp is an empty disk (ext4). There is no network but lo. cgroups are v2 only.
 # With --user root and --cgroup root, "$AS UID MODE COMMAND..." runs it as another.
 # The exit code is the command's; 124 if the time is over, 125 if the machine failed.
 set -euo pipefail
@@ -112,6 +112,8 @@ program+=(-nodefaults -no-user-config -no-reboot -display none -nic none "${mach
 shared host "$root" ,readonly=on
 [ -z "$share" ] || shared share "$(readlink -e -- "$share")" ''
 : >"$work/code"
+truncate -s 8G "$work/disk"
+program+=(-drive "file=$work/disk,format=raw,if=virtio,cache=unsafe")
 port out /proc/self/fd/1
 port err /proc/self/fd/3
 port code "$work/code"

@@ -45,7 +45,7 @@ if ! mkdir "$beside" || ! echo 10 >"$beside/pids.max" || ! echo 64M >"$beside/me
     exit 1
 fi
 
-work=/tmp/tests-$uid
+work=/var/tmp/tests-$uid # on a disk: files in memory cannot be idmapped, nor have layers, before Linux 6.3 and 6.6
 mkdir -p "$work/tree" "$work/tmp"
 tar -x --no-same-owner -C "$work/tree" -f tree.tar
 cp -r bin "$work"
