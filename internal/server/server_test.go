@@ -104,12 +104,14 @@ func FuzzRun(f *testing.F) {
 		`{"argv":["true"]}`, `{"language":"sh","code":"x","env":{"A":"1"},"files":[{"path":"a","text":"b","mode":"755"}],"collect":["*"],"timeout_ms":1e9}`,
 		`{"argv":["true"],"limits":{"memory":1048576,"pids":4,"cpus":1.5,"max_output":1,"output":"kill"}}`, `[]`, `{`, `null`, `{"argv":null}`, `{"timeout_ms":"1"}`,
 		`{"argv":["a"],"files":[{"path":"../x","base64":"AA=="}]}`, `{"language":"python","code":"1","limits":{"max_output":1}}`, "{\"argv\":[\"\\u0000\"]}", `{"argv":["a"],"timeout_ms":-1e999}`,
+		`{"argv":["a"],"overlay":{"name":"x","path":"/w"},"volumes":[{"name":"v","path":"/v","read_only":true}],"network":{"allow":["a.example:1"]},"snapshot":"s"}`,
+		`{"name":"s","ttl_ms":1}`, `{"name":"../s","ttl_ms":-1}`, `{"argv":["a"],"keep_stdin":true}`,
 	} {
 		f.Add(body)
 	}
 	h := handler(f)
 	f.Fuzz(func(t *testing.T, body string) {
-		for _, path := range []string{"/v1/run", "/v1/sessions", "/v1/sessions/x/code", "/v1/run?stream=1", "/v1/sessions/x/exec", "/v1/sessions/x/processes", "/v1/sessions/x/processes/y/signal"} {
+		for _, path := range []string{"/v1/run", "/v1/sessions", "/v1/sessions/x/code", "/v1/run?stream=1", "/v1/sessions/x/exec", "/v1/sessions/x/processes", "/v1/sessions/x/processes/y/signal", "/v1/sessions/x/snapshot"} {
 			w := ask(h, http.MethodPost, path, body)
 			var e api.Error
 			if err := json.Unmarshal(w.Body.Bytes(), &e); err != nil || e.Failure.Code == "" || e.Started || api.Codes()[e.Failure.Code] != w.Code {
