@@ -31,6 +31,8 @@ type Client struct {
 	Margin time.Duration
 	// Patience is for how long a request that was refused for the moment is retried.
 	Patience time.Duration
+	// Node is the one that a gateway passes all requests on to, as it must know for volumes and snapshots.
+	Node string
 	// TLS is used for https. It may be changed before the first request, to trust other authorities
 	// than the system's for example.
 	TLS *tls.Config
@@ -338,6 +340,9 @@ func (c *Client) once(ctx context.Context, r request) (io.ReadCloser, error) {
 	}
 	if c.Token != "" {
 		q.Header.Set("Authorization", "Bearer "+c.Token)
+	}
+	if c.Node != "" {
+		q.Header.Set("Sbxrun-Node", c.Node)
 	}
 	a, err := c.http.Do(q)
 	if err != nil {

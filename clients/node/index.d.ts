@@ -256,9 +256,10 @@ export function bytes(report: Report | CellAnswer, stream: "stdout" | "stderr"):
 export class Client {
   /**
    * margin is how many milliseconds longer than a call's own timeout its answer is waited for;
-   * patience, for how many milliseconds a request that was refused for the moment is retried.
+   * patience, for how many milliseconds a request that was refused for the moment is retried;
+   * node, the one that a gateway passes all requests on to.
    */
-  constructor(address: string, options?: { token?: string; margin?: number; patience?: number });
+  constructor(address: string, options?: { token?: string; margin?: number; patience?: number; node?: string });
   /** Run a command or program in a fresh sandbox. When this returns, nothing of it is left. */
   run(call: Call, options?: Options & Once): Promise<Report>;
   /** Like run, but yields output as it arrives. The last event is the report; leaving the loop before it ends the call. */

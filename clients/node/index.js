@@ -93,8 +93,9 @@ export class Client {
   #token;
   #margin;
   #patience;
+  #node;
 
-  constructor(address, { token = "", margin = 60_000, patience = 10_000 } = {}) {
+  constructor(address, { token = "", margin = 60_000, patience = 10_000, node = "" } = {}) {
     const url = new URL(address);
     if (url.protocol === "unix:") this.#address = { socketPath: address.slice("unix:".length), host: "sbxrun" };
     else if (url.protocol === "http:" || url.protocol === "https:")
@@ -103,6 +104,7 @@ export class Client {
     this.#token = token;
     this.#margin = margin;
     this.#patience = patience;
+    this.#node = node;
   }
 
   /** Run a command or program in a fresh sandbox. When this returns, nothing of it is left. */
@@ -217,6 +219,7 @@ export class Client {
     if (body !== undefined) headers["Content-Length"] = Buffer.byteLength(body);
     if (key) headers["Idempotency-Key"] = key;
     if (this.#token) headers.Authorization = `Bearer ${this.#token}`;
+    if (this.#node) headers["Sbxrun-Node"] = this.#node;
     const secure = this.#address.protocol === "https:";
     const request = (secure ? https : http).request({ ...this.#address, method, path, headers, agent: false });
     request.setTimeout(wait + this.#margin, () => request.destroy(new Lost("no answer in time")));

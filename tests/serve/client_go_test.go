@@ -34,7 +34,7 @@ func TestGoClient(t *testing.T) {
 
 // goStep is a step of the table.
 type goStep struct {
-	Op, Session, Process, How, Address, Token, Path, Text, Mode, File, Signal, Key, Name string
+	Op, Session, Process, How, Address, Token, Path, Text, Mode, File, Signal, Key, Name, Node string
 
 	MarginMS, PatienceMS float64
 	Size                 int
@@ -148,7 +148,7 @@ func (d *goDriver) do(ctx context.Context, s *goStep) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		c.Token, c.TLS.RootCAs = s.Token, d.roots
+		c.Token, c.Node, c.TLS.RootCAs = s.Token, s.Node, d.roots
 		if s.MarginMS > 0 {
 			c.Margin = milliseconds(s.MarginMS)
 		}

@@ -48,7 +48,6 @@ type behaviour struct {
 	host    string // of the address of a server with TLS, in place of the socket
 	answers []string
 	asked   []string // what a fake must have been asked, with nothing beside
-	alone   bool     // not by a gateway
 	steps   []step
 }
 
@@ -169,7 +168,7 @@ var behaviours = []behaviour{
 		{op: "output", args: `{"session":"$session","process":"$start"}`, want: `{"text":"one\ntwo\nü"}`},
 		{op: "send", args: `{"session":"$session","process":"$start","text":"x"}`, want: `{"error":"refused","code":"ended"}`},
 		{op: "end", args: `{"session":"$session"}`}}},
-	{name: "an overlay, a snapshot, a volume", alone: true, steps: []step{
+	{name: "an overlay, a snapshot, a volume", client: `"node":"node"`, steps: []step{
 		{op: "session", args: `{"options":{"overlay":{"name":"app"},"volumes":[{"name":"v","path":"/vol"}]}}`},
 		{op: "run", args: `{"session":"$session","call":{"argv":["sh","-c","cat /work/list; echo new >/work/added; rm /work/list; echo kept >/vol/file"]}}`, want: `{"stdout":"one\ntwo\n"}`},
 		{op: "diff", args: `{"session":"$session"}`, want: `{"changes":["added added","deleted list"]}`},
@@ -230,7 +229,7 @@ var behaviours = []behaviour{
 		asked: []string{"GET /v1/calls/7?wait_ms=30000", "GET /v1/calls/7?wait_ms=30000", "GET /v1/calls/7?wait_ms=30000", "GET /v1/calls/7?wait_ms=30000"},
 		steps: []step{{op: "wait", args: `{"process":"7"}`, want: `{"cause":"exited"}`}, {op: "wait", args: `{"process":"7"}`, want: `{"error":"refused","code":"busy"}`},
 			{op: "wait", args: `{"process":"7"}`, want: `{"error":"unproven","verdict":"proven"}`}}},
-	{name: "a token", client: `"token":"secret"`, answers: []string{answer(200, report)}, asked: []string{"POST /v1/run Bearer secret"}, steps: []step{{op: "run", args: runTrue, want: `{"exit_code":0}`}}},
+	{name: "a token and a node", client: `"token":"secret","node":"n1"`, answers: []string{answer(200, report)}, asked: []string{"POST /v1/run Bearer secret n1"}, steps: []step{{op: "run", args: runTrue, want: `{"exit_code":0}`}}},
 }
 
 // driver carries steps out: one of a program that reads and writes lines of JSON.
@@ -311,7 +310,7 @@ func newFake(t *testing.T, answers []string) *fake {
 			}
 			f.mu.Lock()
 			n := len(f.asked)
-			f.asked = append(f.asked, strings.TrimSpace(r.Method+" "+r.RequestURI+" "+r.Header.Get("Authorization")))
+			f.asked = append(f.asked, strings.TrimSpace(r.Method+" "+r.RequestURI+" "+r.Header.Get("Authorization")+" "+r.Header.Get("Sbxrun-Node")))
 			f.mu.Unlock()
 			text := ""
 			if n < len(answers) {
@@ -333,9 +332,6 @@ func conform(t *testing.T, ca string, drive driver) {
 	_, config := app(t)
 	whole := serve(t, config+"files = \"20M\"\n")
 	for _, b := range behaviours {
-		if b.alone && whole.cluster != "" {
-			continue // the clients do not send Sbxrun-Node
-		}
 		t.Run(b.name, func(t *testing.T) {
 			part := *whole
 			s := &part

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class AsyncClient:
     """As Client; streams are asynchronous generators: contextlib.aclosing leaves them at once."""
 
-    def __init__(self, address: str, token: str = "", *, margin: float = 60, patience: float = 10) -> None:
+    def __init__(self, address: str, token: str = "", *, margin: float = 60, patience: float = 10, node: str = "") -> None:
         self._address = _wire.Address(address)
-        self._token, self._margin, self._patience = token, margin, patience
+        self._token, self._margin, self._patience, self._node = token, margin, patience, node
 
     async def run(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Report:
         """Run a command or program in a fresh sandbox. When this returns, nothing of it is left."""
@@ -117,7 +117,7 @@ class AsyncClient:
             raise Refused("unreachable", f"the server cannot be reached: {e}") from e
         try:
             body = request.body or b""
-            headers = {"Host": address.netloc, **request.headers(self._token), "Content-Length": str(len(body))}
+            headers = {"Host": address.netloc, **request.headers(self._token, self._node), "Content-Length": str(len(body))}
             head = f"{request.method} {request.path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + "\r\n"
             await connection.exchange(head.encode("latin-1"), body)
             if connection.status < 300:

@@ -37,12 +37,13 @@ class Client:
     """A server, at unix:PATH, http://HOST:PORT or https://HOST:PORT. Several threads may use one.
 
     margin is how many seconds longer than a call's own timeout its answer is waited for;
-    patience, for how many seconds a request that was refused for the moment is retried.
+    patience, for how many seconds a request that was refused for the moment is retried;
+    node, the one that a gateway passes all requests on to.
     """
 
-    def __init__(self, address: str, token: str = "", *, margin: float = 60, patience: float = 10) -> None:
+    def __init__(self, address: str, token: str = "", *, margin: float = 60, patience: float = 10, node: str = "") -> None:
         self._address = _wire.Address(address)
-        self._token, self._margin, self._patience = token, margin, patience
+        self._token, self._margin, self._patience, self._node = token, margin, patience, node
 
     def run(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Report:
         """Run a command or program in a fresh sandbox. When this returns, nothing of it is left."""
@@ -133,7 +134,7 @@ class Client:
                 raise Refused("unreachable", f"the server cannot be reached: {e}") from e
             try:
                 try:
-                    connection.request(request.method, request.path, request.body, request.headers(self._token))
+                    connection.request(request.method, request.path, request.body, request.headers(self._token, self._node))
                 except (BrokenPipeError, ConnectionResetError):
                     pass  # it may have answered before it has read all, and then it says why
                 response = connection.getresponse()

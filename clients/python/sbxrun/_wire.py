@@ -222,7 +222,7 @@ class Request:
     wait: float = 0
     key: str = ""
 
-    def headers(self, token: str) -> Dict[str, str]:
+    def headers(self, token: str, node: str) -> Dict[str, str]:
         headers = {"Accept": "application/json", "Connection": "close"}
         if self.body is not None:
             headers["Content-Type"] = self.kind
@@ -230,6 +230,8 @@ class Request:
             headers["Idempotency-Key"] = self.key
         if token:
             headers["Authorization"] = "Bearer " + token
+        if node:
+            headers["Sbxrun-Node"] = node
         return headers
 
 

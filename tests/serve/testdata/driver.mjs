@@ -15,8 +15,8 @@ const ended = (r) => ({
 });
 
 const ops = {
-  new: ({ address, token, margin_ms, patience_ms }) => {
-    client = new Client(address, { token, margin: margin_ms, patience: patience_ms });
+  new: ({ address, token, margin_ms, patience_ms, node }) => {
+    client = new Client(address, { token, margin: margin_ms, patience: patience_ms, node });
   },
   run: async (s) => ended(await (s.session ? session(s).exec(s.call, s) : client.run(s.call, s))),
   async stream(s) {

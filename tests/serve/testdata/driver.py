@@ -72,7 +72,7 @@ async def new(s):
     global client
     keys = {"margin_ms": "margin", "patience_ms": "patience"}
     times = {keys[name]: s[name] / 1000 for name in keys if name in s}
-    client = (sbxrun.Client if threads else sbxrun.AsyncClient)(s["address"], s.get("token", ""), **times)
+    client = (sbxrun.Client if threads else sbxrun.AsyncClient)(s["address"], s.get("token", ""), node=s.get("node", ""), **times)
 
 
 async def run(s):
