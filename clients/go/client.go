@@ -31,7 +31,7 @@ type Client struct {
 	Margin time.Duration
 	// Patience is for how long a request that was refused for the moment is retried.
 	Patience time.Duration
-	// Node is the one that a gateway passes all requests on to, as it must know for volumes and snapshots.
+	// Node is the one that all requests name to a gateway, as those about volumes and snapshots must.
 	Node string
 	// TLS is used for https. It may be changed before the first request, to trust other authorities
 	// than the system's for example.

@@ -257,7 +257,7 @@ export class Client {
   /**
    * margin is how many milliseconds longer than a call's own timeout its answer is waited for;
    * patience, for how many milliseconds a request that was refused for the moment is retried;
-   * node, the one that a gateway passes all requests on to.
+   * node, the one that all requests name to a gateway.
    */
   constructor(address: string, options?: { token?: string; margin?: number; patience?: number; node?: string });
   /** Run a command or program in a fresh sandbox. When this returns, nothing of it is left. */

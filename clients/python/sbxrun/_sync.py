@@ -38,7 +38,7 @@ class Client:
 
     margin is how many seconds longer than a call's own timeout its answer is waited for;
     patience, for how many seconds a request that was refused for the moment is retried;
-    node, the one that a gateway passes all requests on to.
+    node, the one that all requests name to a gateway.
     """
 
     def __init__(self, address: str, token: str = "", *, margin: float = 60, patience: float = 10, node: str = "") -> None:
