@@ -7,7 +7,8 @@
 // that `sbxrun start` has started. It is what `sbxrun cleanup` does.
 //
 // It may be called at any time, by several processes at once and beside sandboxes that are
-// just being made: a sandbox with a living sbxrun, supervisor or keeper is never touched.
+// just being made: a sandbox with a living sbxrun, supervisor or keeper is never touched,
+// but for one that a killed snapshot has left frozen, which is thawed.
 package cleanup
 
 import (
@@ -32,14 +33,15 @@ import (
 type Finding struct {
 	// Kind is "init" (of a sandbox without its supervisor), "held-init" (the room of one
 	// that no record knows of), "zombie" (which only its parent can collect), "record",
-	// "damaged" (something in the state directory), "cgroup", "volume" (what is left of one) or
-	// "apply" (what sbxrun apply has not put in its place).
+	// "damaged" (something in the state directory), "cgroup", "frozen" (a sandbox that stands
+	// still for a snapshot that was killed), "volume" (what is left of one) or "apply" (what
+	// sbxrun apply has not put in its place).
 	Kind string `json:"kind"`
 	ID   string `json:"id,omitempty"`   // of the sandbox, if it is known
 	Name string `json:"name,omitempty"` // likewise
 	PID  int    `json:"pid,omitempty"`
 	What string `json:"what"`            // for people
-	Done bool   `json:"done"`            // it is gone; never with DryRun
+	Done bool   `json:"done"`            // it is gone, or thawed; never with DryRun
 	Err  string `json:"error,omitempty"` // why it is not
 }
 
@@ -121,6 +123,7 @@ func (s *sweep) all(dir *state.Dir) {
 	for _, e := range entries {
 		if e.Alive {
 			s.execs(e)
+			s.frozen(dir, e)
 		}
 	}
 	if !s.KeepRecords {
@@ -206,6 +209,26 @@ func (s *sweep) execs(box *state.Entry) {
 	if !s.KeepRecords {
 		s.damaged(dir, warnings)
 	}
+}
+
+// frozen thaws a sandbox that stands still for a snapshot that nobody takes any more: it and its guard
+// were killed in the same instant.
+func (s *sweep) frozen(dir *state.Dir, e *state.Entry) {
+	_, a, ok := dir.Access(e.ID)
+	if s.KeepRecords || !ok || !limits.Frozen(a.Cgroups) {
+		return
+	}
+	lock, err := limits.LockFreezer(a.Cgroups, 0)
+	defer lock.Close()
+	if errors.Is(err, unix.EAGAIN) || !limits.Frozen(a.Cgroups) {
+		return // the snapshot is being taken, or was just now
+	}
+	s.do(Finding{Kind: "frozen", ID: e.ID, Name: e.Record.Name, What: "sandbox that stands still for a snapshot that was killed"}, func() error {
+		if err != nil {
+			return err
+		}
+		return limits.ThawDirs(a.Cgroups)
+	})
 }
 
 // do does what is to be done about a finding, unless this is only a look.

@@ -7,6 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -108,9 +111,52 @@ func TestSnapshotFrozen(t *testing.T) {
 	if m.Frozen && !limited || len(got.Stderr) > 0 {
 		t.Errorf("frozen %v, limits %v, %s", m.Frozen, limited, got.Stderr)
 	}
+	if m.Frozen {
+		thawed(t, s, b)
+	}
 	if out := execOut(t, b, "cat file"); out != "new\n" {
 		t.Errorf("%q", out)
 	}
+}
+
+// thawed kills a snapshot and its guard while the sandbox stands still: cleanup thaws it then, and
+// not before.
+func thawed(t *testing.T, s *harness.State, b *harness.Sandbox) {
+	t.Helper()
+	execOut(t, b, "head -c 30000000 /dev/zero >large") // so that it takes a while
+	dirs := harness.Cgroups(b.ID)
+	for range 20 {
+		p := s.Start(harness.Options{}, "snapshot", "box")
+		harness.Until(t, harness.Bound, "a frozen sandbox", func() bool {
+			select {
+			case <-p.Exited():
+				return true
+			default:
+				return limits.Frozen(dirs)
+			}
+		})
+		p.Signal(unix.SIGSTOP)
+		r := s.Run("cleanup")
+		if strings.Contains(string(r.Stdout), "frozen") {
+			t.Errorf("while a snapshot is taken: %s", r.Stdout)
+		}
+		if !limits.Frozen(dirs) { // it had been thawed already
+			p.Signal(unix.SIGCONT)
+			p.Wait()
+			continue
+		}
+		for _, pid := range harness.Descendants(p.PID) {
+			harness.Must(t, unix.Kill(pid, unix.SIGKILL)) // the guard
+		}
+		p.Kill()
+		p.Wait()
+		r = s.Run("cleanup")
+		if want := "thawed   frozen " + b.ID + " box: "; r.ExitCode != 0 || !strings.HasPrefix(string(r.Stdout), want) || limits.Frozen(dirs) {
+			t.Errorf("%d, %q, %s, want %q", r.ExitCode, r.Stdout, r.Stderr, want)
+		}
+		return
+	}
+	t.Error("no snapshot was met while the sandbox stood still")
 }
 
 // What is refused, in a line, and leaves nothing.

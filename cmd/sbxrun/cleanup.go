@@ -65,8 +65,12 @@ func printFound(w io.Writer, found []cleanup.Finding, dryRun bool) error {
 		switch {
 		case f.Err != "":
 			did = "failed "
+		case f.Done && f.Kind == "frozen":
+			did = "thawed "
 		case f.Done:
 			did = "removed"
+		case dryRun && f.Kind == "frozen":
+			did = "to thaw"
 		case dryRun && f.Kind != "zombie":
 			did = "to go  "
 		}

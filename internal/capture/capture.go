@@ -158,11 +158,22 @@ func (s Source) still(m *snapshots.Manifest, f func() error) error {
 	if s.Ended || len(s.Cgroups) == 0 {
 		return f()
 	}
-	thaw, err := guard(s.Cgroups)
+	const within = 2 * time.Second
+	lock, err := limits.LockFreezer(s.Cgroups, within)
+	if errors.Is(err, unix.EAGAIN) {
+		return &result.Error{Code: "busy", Message: "another snapshot of the sandbox is being taken", Hint: "try again when it is done"}
+	}
 	if err != nil {
 		return err
 	}
-	const within = 2 * time.Second
+	if lock == nil {
+		return f()
+	}
+	defer lock.Close()
+	thaw, err := guard(s.Cgroups, lock)
+	if err != nil {
+		return err
+	}
 	if m.Frozen, err = limits.Freeze(s.Cgroups, within); err == nil {
 		err = f()
 	}
@@ -173,15 +184,16 @@ func (s Source) still(m *snapshots.Manifest, f func() error) error {
 const GuardWord = "thaw-when-closed"
 
 // guard starts a process that thaws cgroups when this one has ended: killed in the midst of it, this
-// one leaves nothing that stands still for ever. thaw does so now, and ends the other.
-func guard(dirs []string) (thaw func() error, err error) {
+// one leaves nothing that stands still for ever. It has the lock until then: should both be killed at
+// once, nobody has it, and cleanup thaws them. thaw does so now, and ends the other.
+func guard(dirs []string, lock *os.File) (thaw func() error, err error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
 	defer r.Close()
 	c := exec.Command("/proc/self/exe", append([]string{GuardWord}, dirs...)...)
-	c.Stdin, c.Stderr, c.SysProcAttr = r, os.Stderr, &unix.SysProcAttr{Setsid: true} // no Ctrl-C is for it
+	c.ExtraFiles, c.Stdin, c.Stderr, c.SysProcAttr = []*os.File{lock}, r, os.Stderr, &unix.SysProcAttr{Setsid: true} // no Ctrl-C is for it
 	if err := c.Start(); err != nil {
 		w.Close()
 		return nil, err
