@@ -219,10 +219,11 @@ func (s *sweep) frozen(dir *state.Dir, e *state.Entry) {
 		return
 	}
 	lock, err := limits.LockFreezer(a.Cgroups, 0)
-	defer lock.Close()
 	if errors.Is(err, unix.EAGAIN) || !limits.Frozen(a.Cgroups) {
+		lock.Close()
 		return // the snapshot is being taken, or was just now
 	}
+	defer lock.Close()
 	s.do(Finding{Kind: "frozen", ID: e.ID, Name: e.Record.Name, What: "sandbox that stands still for a snapshot that was killed"}, func() error {
 		if err != nil {
 			return err
