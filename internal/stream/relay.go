@@ -31,8 +31,8 @@ type Relays struct {
 	passed  chan struct{} // one is there when a piece was taken since the last one
 }
 
-// PieceSize is how much a relay reads at once.
-const PieceSize = 32 << 10
+// PieceSize is how much a relay reads at once: as much as a pipe has by itself (pipe(7)).
+const PieceSize = 64 << 10
 
 // pieces are what was read into, for the next one: a server has many short commands.
 var pieces = sync.Pool{New: func() any { return new([PieceSize]byte) }}
