@@ -98,7 +98,8 @@ func TestOpenAPI(t *testing.T) {
 	}
 }
 
-// FuzzRun: whatever is sent, the answer is an error with a code, and nothing was started.
+// FuzzRun: whatever is sent, the answer is an error with a code, or that of a call that has to
+// wait, and nothing was started.
 func FuzzRun(f *testing.F) {
 	for _, body := range []string{
 		`{"argv":["true"]}`, `{"language":"sh","code":"x","env":{"A":"1"},"files":[{"path":"a","text":"b","mode":"755"}],"collect":["*"],"timeout_ms":1e9}`,
@@ -111,10 +112,14 @@ func FuzzRun(f *testing.F) {
 	}
 	h := handler(f)
 	f.Fuzz(func(t *testing.T, body string) {
-		for _, path := range []string{"/v1/run", "/v1/sessions", "/v1/sessions/x/code", "/v1/run?stream=1", "/v1/sessions/x/exec", "/v1/sessions/x/processes", "/v1/sessions/x/processes/y/signal", "/v1/sessions/x/snapshot"} {
+		for _, path := range []string{"/v1/run", "/v1/sessions", "/v1/sessions/x/code", "/v1/run?stream=1", "/v1/calls", "/v1/sessions/x/exec", "/v1/sessions/x/processes", "/v1/sessions/x/processes/y/signal", "/v1/sessions/x/snapshot"} {
 			w := ask(h, http.MethodPost, path, body)
 			var e api.Error
-			if err := json.Unmarshal(w.Body.Bytes(), &e); err != nil || e.Failure.Code == "" || e.Started || api.Codes()[e.Failure.Code] != w.Code {
+			err := json.Unmarshal(w.Body.Bytes(), &e)
+			if path == "/v1/calls" && w.Code == http.StatusAccepted && err == nil && !e.Started {
+				continue // there is no place for it, which its status tells later
+			}
+			if err != nil || e.Failure.Code == "" || e.Started || api.Codes()[e.Failure.Code] != w.Code {
 				t.Errorf("%s: %d %s", path, w.Code, w.Body)
 			}
 		}

@@ -211,6 +211,7 @@ var behaviours = []behaviour{
 		asked: []string{"POST /v1/run", "POST /v1/run", "POST /v1/run", "POST /v1/run", "POST /v1/run"},
 		steps: []step{{op: "run", args: runTrue, want: `{"error":"lost"}`}, {op: "run", args: runTrue, want: `{"error":"lost"}`}, {op: "run", args: runTrue, want: `{"error":"lost"}`},
 			{op: "run", args: runTrue, want: `{"error":"lost"}`}, {op: "run", args: runTrue, want: `{"error":"lost"}`}}},
+	// E2B 1128: a client without a bound of its own.
 	{name: "no answer", client: `"margin_ms":200`, answers: []string{held, streaming(held), streaming(`{"event":"start","id":"1"}` + "\n" + held)}, asked: []string{"POST /v1/run", "POST /v1/run?stream=1", "POST /v1/run?stream=1"},
 		steps: []step{{op: "run", args: `{"call":{"argv":["true"],"timeout_ms":100}}`, want: `{"error":"lost"}`, least: 300 * time.Millisecond},
 			{op: "stream", args: runTrue, want: `{"error":"lost"}`, least: 200 * time.Millisecond}, {op: "stream", args: runTrue, want: `{"error":"lost"}`}}},

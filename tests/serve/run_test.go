@@ -163,7 +163,7 @@ func TestLogHoldsNoSecrets(t *testing.T) {
 }
 
 // codex 4337, 7852: a deadline ends the whole tree, and nobody waits for a pipe that a child
-// holds. E2B 1881: at N, not at 2 N.
+// holds. E2B 1881: at N, not at 2 N. smolagents 2464: nor is the end waited for of what does not end by itself.
 func TestDeadlineEndsTree(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -372,7 +372,9 @@ func TestClientLeaves(t *testing.T) {
 		gone := make(chan struct{})
 		go func() {
 			defer close(gone)
-			_, _, _, _ = s.try(ctx, http.MethodPost, path, sh("setsid sleep 1234 & trap '' TERM; sleep 1234; sleep 1234"))
+			if code, body, _, err := s.try(ctx, http.MethodPost, path, sh("setsid sleep 1234 & trap '' TERM; sleep 1234; sleep 1234")); ctx.Err() == nil {
+				t.Errorf("%s has ended before it was left: %d %s, %v", path, code, body, err)
+			}
 		}()
 		s.busy(2, "sleep 1234")
 		cancel()
