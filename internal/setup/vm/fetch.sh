@@ -118,7 +118,7 @@ root() {
     mkdir -p "$into"/{dev,proc,run,sys,tmp}
 }
 
-modules='virtio_pci virtio_console virtio_blk 9pnet_virtio 9p overlay crc32c_generic ext4'
+modules='virtio_pci virtio_console virtio_blk 9pnet_virtio 9p overlay crc32c_generic ext4 veth'
 
 # linux: the kernel, and the modules that lead to the root file system, and to a disk.
 linux() {
