@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -31,7 +32,7 @@ func TestPackageManagers(t *testing.T) {
 				harness.Skip(t, tt.tool+" is missing")
 			}
 			ca := shared("ca.pem")
-			args := []string{"--cwd", "none", "--tmpfs", "/work", "--workdir", "/work", "--ro-bind", ca, "--env", "CA=" + ca, "--timeout", "60"}
+			args := []string{"--cwd", "none", "--tmpfs", "/work", "--workdir", "/work", "--ro-bind", ca, "--env", "CA=" + ca, "--timeout", harness.Deadline(time.Minute).String()}
 			if tt.tool == "go" { // the one that runs the tests, wherever it is
 				program, err = filepath.EvalSymlinks(program)
 				harness.Must(t, err)
