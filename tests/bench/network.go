@@ -20,7 +20,8 @@ import (
 const netClient = "net-client"
 
 // networks compares what goes through the proxy of --net allow= with direct connections, which a
-// sandbox has with --net host. The client measures by itself, from when it has begun; the server is
+// sandbox has with --net host, and with those through a relay that does nothing else: where there are
+// two processors, the bytes' second way takes time from the first. The client measures by itself, from when it has begun; the server is
 // this process.
 func networks(builds []*build) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -29,19 +30,25 @@ func networks(builds []*build) error {
 	}
 	defer l.Close()
 	go serveBytes(l)
+	between, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	defer between.Close()
+	go relayBytes(between, l.Addr().String())
 	self, err := os.Executable()
 	if err != nil {
 		return err
 	}
 	size := int64(*megabytes) << 20
 	const short = 1000
-	in := func(b *build, proxied bool, what string, n int64) func() (time.Duration, error) {
+	in := func(b *build, proxied bool, server net.Listener, what string, n int64) func() (time.Duration, error) {
 		flag := "host"
 		if proxied {
-			flag = "allow=" + l.Addr().String()
+			flag = "allow=" + server.Addr().String()
 		}
 		return func() (time.Duration, error) {
-			cmd := b.command("--cwd", "none", "--ro-bind", self+":/bench", "--net", flag, "--", "/bench", netClient, strconv.FormatBool(proxied), l.Addr().String(), what, strconv.FormatInt(n, 10))
+			cmd := b.command("--cwd", "none", "--ro-bind", self+":/bench", "--net", flag, "--", "/bench", netClient, strconv.FormatBool(proxied), server.Addr().String(), what, strconv.FormatInt(n, 10))
 			cmd.Stderr = os.Stderr
 			out, err := cmd.Output()
 			if err != nil {
@@ -56,9 +63,10 @@ func networks(builds []*build) error {
 	}{{fmt.Sprintf("%d MiB from a server; ratios of rates are the inverse", *megabytes), "read", size}, {fmt.Sprintf("%d short connections, one after the other: the median of one", short), "short", short}} {
 		var variants []variant
 		for _, b := range builds {
-			variants = append(variants, variant{b.letter, b.name + ", through the proxy", in(b, true, m.what, m.n)})
+			variants = append(variants, variant{b.letter, b.name + ", through the proxy", in(b, true, l, m.what, m.n)})
 		}
-		variants = append(variants, variant{"C", "direct", in(builds[0], false, m.what, m.n)})
+		variants = append(variants, variant{"C", "direct", in(builds[0], false, l, m.what, m.n)},
+			variant{"D", "through a bare relay", in(builds[0], false, between, m.what, m.n)})
 		if _, err := compare("network", m.title, rounds(5), 1, variants); err != nil {
 			return err
 		}
@@ -86,6 +94,26 @@ func serveBytes(l net.Listener) {
 					return
 				}
 			}
+		}()
+	}
+}
+
+// relayBytes passes on each connection to a server and back, in the kernel (splice(2)).
+func relayBytes(l net.Listener, server string) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer c.Close()
+			up, err := net.Dial("tcp", server)
+			if err != nil {
+				return
+			}
+			defer up.Close()
+			go func() { _, _ = io.Copy(up, c) }()
+			_, _ = io.Copy(c, up) // the client says what is wrong
 		}()
 	}
 }
