@@ -4,7 +4,11 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"strconv"
+	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -66,4 +70,38 @@ func TestFewDescriptors(t *testing.T) {
 			}
 		}
 	}
+}
+
+// What the kernel counts for a user, whichever sandbox the user's processes are in, is not used up
+// by one command: an ordinary user's others still run. Of descriptors on their way
+// some are kept back; of watches they cannot be, and an error names the remedy.
+func TestUserExhausted(t *testing.T) {
+	const most = 60000 // watches
+	for _, kind := range []string{"descriptors", "watches"} {
+		s := harness.NewState(t)
+		// Low, not to use up what the tests of other packages need at the same time.
+		few := harness.Options{Wrap: []string{"sh", "-c", `ulimit -n 6000 && exec "$@"`, "sh"}}
+		idle := s.Sandbox(few)
+		hostile := harness.Start(t, few, "--timeout", "60", "/fixtures/user-exhaust", kind, fmt.Sprint(most))
+		hostile.WaitOutput("ready ")
+		scarce := os.Getuid() != 0 && kind == "watches" && maxWatches(t) < most
+		for _, args := range [][]string{{"true"}, {"exec", idle.ID, "true"}} {
+			r := s.Start(few, args...).Wait()
+			clear := bytes.Count(r.Stderr, []byte("\n")) == 1 && bytes.Contains(r.Stderr, []byte("sysctl fs.epoll.max_user_watches"))
+			if !scarce && r.ExitCode != 0 || scarce && (r.ExitCode != 125 || !clear) {
+				t.Errorf("%s, %q: exit code %d, stderr %.300q", kind, args, r.ExitCode, r.Stderr)
+			}
+		}
+		// What had begun before it ends as ever.
+		hostile.Signal(unix.SIGTERM)
+		hostile.Wait().Expect(t, 143, "canceled")
+	}
+}
+
+func maxWatches(t *testing.T) int {
+	text, err := os.ReadFile("/proc/sys/fs/epoll/max_user_watches")
+	harness.Must(t, err)
+	n, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	harness.Must(t, err)
+	return n
 }

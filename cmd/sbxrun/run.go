@@ -13,6 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/doctor"
 	"github.com/sbxrun/sbxrun/internal/files"
 	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/random"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/version"
@@ -166,7 +167,10 @@ func (r *runner) diagnose(res *result.Result) {
 		return
 	}
 	// What is scarce for us is scarce for the diagnosis.
-	for _, scarce := range []error{unix.EMFILE, unix.ENFILE, unix.EAGAIN, unix.ENOMEM, unix.ENOSPC} {
+	if proc.DescriptorsHint(res.Err) != "" {
+		return
+	}
+	for _, scarce := range []error{unix.EAGAIN, unix.ENOMEM, unix.ENOSPC} {
 		if errors.Is(res.Err, scarce) {
 			return
 		}

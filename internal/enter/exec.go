@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -161,9 +162,7 @@ func layFilter(b *proc.Block, f *seccomp.Filter) *unix.SockFprog {
 func (e *Entry) layCommand(b *proc.Block) *command {
 	p := proc.New[command](b)
 	p.terminal = e.Terminal
-	// A caller that may use real time, or a niceness below its own (getrlimit(2)), keeps that to
-	// itself: sbxrun would get no processor from a command that does.
-	p.rlimits = proc.Copy(b, append([]proc.Rlimit{{Resource: unix.RLIMIT_RTPRIO}, {Resource: unix.RLIMIT_NICE}}, e.Bounds.Rlimits...))
+	p.rlimits = proc.Copy(b, append(keptBack(e.Bounds.Rlimits), e.Bounds.Rlimits...))
 	argv := b.Texts(e.Command)
 	p.argv = unsafe.Pointer(&argv[0])
 	shell := proc.Copy(b, make([]uintptr, len(argv)+1))
@@ -186,6 +185,25 @@ func (e *Entry) layCommand(b *proc.Block) *command {
 	}
 	p.candidates = b.Texts(paths)[:len(paths)]
 	return p
+}
+
+// keptBack is what of the caller's own limits (getrlimit(2)) no command may use up, beside those
+// that were asked for.
+func keptBack(asked []proc.Rlimit) []proc.Rlimit {
+	// The caller may use real time, or a niceness below its own: sbxrun would get no processor from
+	// a command that does.
+	kept := []proc.Rlimit{{Resource: unix.RLIMIT_RTPRIO}, {Resource: unix.RLIMIT_NICE}}
+	// No process may send a descriptor, as we do to set up each sandbox, while more of its user's
+	// than it may have open were sent and are not received (unix(7)). A command of an ordinary
+	// user, who shares the count with us, could send as many as it may, and stop all others.
+	// One message has up to 253, and that there are enough is checked before it is counted.
+	const reserve = 1024
+	var own unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &own) == nil && own.Max >= 4*reserve &&
+		!slices.ContainsFunc(asked, func(l proc.Rlimit) bool { return l.Resource == unix.RLIMIT_NOFILE }) {
+		kept = append(kept, proc.Rlimit{Resource: unix.RLIMIT_NOFILE, Value: own.Max - reserve})
+	}
+	return kept
 }
 
 // Enter lets in what waits outside: room is a pidfd of the room's PID 1, verified, and

@@ -3,6 +3,7 @@ package server
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -53,6 +54,9 @@ func (c *conn) Close() error {
 func (b *bounds) Accept() (net.Conn, error) {
 	for {
 		raw, err := b.Listener.Accept()
+		if err != nil && !errors.Is(err, net.ErrClosed) {
+			return nil, scarce{err}
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -75,6 +79,15 @@ func (b *bounds) Accept() (net.Conn, error) {
 		}
 	}
 }
+
+// scarce is what the kernel had too few of for one more connection. The command of an ordinary
+// user can use up what that user may have of some, such as watches of epoll(7), for as long as it
+// lives: that is no reason for the server to end, as it would by [http.Server.Serve].
+type scarce struct{ error }
+
+func (e scarce) Unwrap() error   { return e.error }
+func (e scarce) Timeout() bool   { return false }
+func (e scarce) Temporary() bool { return true }
 
 // refuse answers a request for which there is no connection. The request is read: some clients
 // take an answer that comes first for none, and one that is sent before all is read may be lost.

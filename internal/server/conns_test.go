@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -15,9 +16,51 @@ import (
 	"time"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/config"
 )
+
+// A connection that cannot be had, since something is used up, does not end the server.
+func TestConnectionsScarce(t *testing.T) {
+	raw, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	web := &http.Server{Handler: http.NotFoundHandler(), ErrorLog: log.New(io.Discard, "", 0)}
+	go func() { ended <- web.Serve(NewConnections(4).Of(&failing{raw, 3})) }()
+	c, err := net.Dial("unix", raw.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second)) // it takes deadlines
+	if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := http.ReadResponse(bufio.NewReader(c), nil); err != nil || r.StatusCode != http.StatusNotFound {
+		t.Errorf("%+v, %v", r, err)
+	}
+	web.Close()
+	if err := <-ended; err != http.ErrServerClosed {
+		t.Error(err)
+	}
+}
+
+// failing is a listener whose first calls fail.
+type failing struct {
+	net.Listener
+	times int
+}
+
+func (l *failing) Accept() (net.Conn, error) {
+	if l.times--; l.times >= 0 {
+		return nil, &net.OpError{Op: "accept", Err: unix.ENOSPC}
+	}
+	return l.Listener.Accept()
+}
 
 // One peer has half of the connections at most; whoever has more is told before anything begins,
 // and one that is closed makes room.

@@ -13,6 +13,8 @@ if [ $# = 0 ]; then
         echo 'vm: error: cgroups are not v2 alone'
         exit 1
     fi
+    # So few that a fixture can use them up (TestUserExhausted).
+    echo 50000 >/proc/sys/fs/epoll/max_user_watches
     "$AS" 0 delegated bash /share/suite.sh root & root=$!
     "$AS" 61000 delegated bash /share/suite.sh user & user=$!
     wait "$root" || fail=1
