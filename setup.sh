@@ -29,11 +29,13 @@ command=${1-}
 [ $# = 0 ] || shift
 case $command in
 demo)
+    "$setup/ready.sh"
     "$setup/install.sh"
     "$setup/build.sh" bin sbxrun # the server has many modules, and takes twice as long
     exec "$setup/demo.sh"
     ;;
 test | check)
+    "$setup/ready.sh"
     "$setup/install.sh" --tests
     "$setup/build.sh"
     exec "$setup/$command.sh"

@@ -8,11 +8,7 @@
 # there is no git to ask.
 set -eu
 cd "$(dirname "$0")/../.."
-if ! command -v go >/dev/null; then
-    echo "setup: error: no go in PATH" >&2
-    echo "setup: hint: install Go 1.26 or later, https://go.dev/doc/install" >&2
-    exit 1
-fi
+internal/setup/ready.sh
 version=${SBXRUN_VERSION-$(git describe --tags --always --dirty 2>/dev/null || :)}
 # Without -buildvcs: a copy of the sources without .git gives the same file.
 CGO_ENABLED=0 exec go build -trimpath -buildvcs=false -ldflags "-s -w -X github.com/sbxrun/sbxrun/internal/version.stamp=$version" -o "${1:-bin}/" "./cmd/${2:-...}"

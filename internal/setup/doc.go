@@ -2,6 +2,7 @@
 // brings a fresh machine to a first run, and what passes the tests.
 //
 //	install.sh   installs what is missing, by the distribution's own package manager
+//	ready.sh     checks what go needs of the caller
 //	build.sh     builds bin/sbxrun
 //	demo.sh      runs the main job on the fixtures
 //	test.sh      runs the tests, as the user who calls it
