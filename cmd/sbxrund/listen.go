@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 
 	"github.com/coreos/go-systemd/v22/activation"
 	"golang.org/x/sys/unix"
@@ -16,6 +17,23 @@ import (
 	"github.com/sbxrun/sbxrun/internal/server"
 )
 
+// certificate is the server's own. It is renewed every few weeks or days, and a restart for that
+// would end sessions.
+var certificate atomic.Pointer[tls.Certificate]
+
+// loadCertificate takes over that of a configuration, if it has one.
+func loadCertificate(c *config.Config) error {
+	if c.TLSCert == "" {
+		return nil
+	}
+	pair, err := tls.LoadX509KeyPair(c.TLSCert, c.TLSKey)
+	if err != nil {
+		return fmt.Errorf("tls_cert %s, tls_key %s: %w", c.TLSCert, c.TLSKey, err)
+	}
+	certificate.Store(&pair)
+	return nil
+}
+
 // activated reports whether systemd has given us sockets (sd_listen_fds(3)).
 func activated() bool { return os.Getenv("LISTEN_PID") == fmt.Sprint(os.Getpid()) }
 
@@ -23,11 +41,10 @@ func activated() bool { return os.Getenv("LISTEN_PID") == fmt.Sprint(os.Getpid()
 func listen(c *config.Config) ([]net.Listener, error) {
 	var secure *tls.Config
 	if c.TLSCert != "" {
-		pair, err := tls.LoadX509KeyPair(c.TLSCert, c.TLSKey)
-		if err != nil {
-			return nil, err
+		secure = &tls.Config{
+			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return certificate.Load(), nil },
+			MinVersion:     tls.VersionTLS12,
 		}
-		secure = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
 	}
 	all, err := activation.Listeners()
 	if err != nil {

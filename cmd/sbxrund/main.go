@@ -282,5 +282,8 @@ func settings(flags *cli.Listening) (c config.Config, tokens config.Tokens, err 
 	if err = c.Check(); err == nil && c.TokenFile != "" {
 		tokens, err = config.LoadTokens(c.TokenFile)
 	}
+	if err == nil {
+		err = loadCertificate(&c)
+	}
 	return c, tokens, err
 }

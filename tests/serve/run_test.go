@@ -646,6 +646,7 @@ func TestConfig(t *testing.T) {
 		{"listen = [\"unix:/a\"]\n[sandbox]\nnetwork = \"all\"", "network"},
 		{"listen = [\"unix:/a\"]\n[languages.x]\nfile = \"a/b\"", "languages.x"},
 		{"listen = [\"unix:/a\"]\ntls_cert = \"x\"", "go together"},
+		{"listen = [\"unix:/a\"]\ntls_cert = \"/no/such\"\ntls_key = \"/no/key\"", "tls_cert /no/such, tls_key /no/key: open /no/such"},
 		{"listen = [\"unix:/a\"]\ntoken_file = \"/no/such\"", "/no/such"},
 	} {
 		if err := os.WriteFile(file, []byte(test.config), 0o600); err != nil {

@@ -201,9 +201,13 @@ func overTLS(t *testing.T, dir string, tenants ...string) (*server, string) {
 func TestTLS(t *testing.T) {
 	t.Parallel()
 	dir := certificates(t)
-	_, address := overTLS(t, dir, "me")
-	client := &http.Client{Timeout: harness.Bound, Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots(t, dir)}, ForceAttemptHTTP2: true}}
-	defer client.CloseIdleConnections()
+	s, address := overTLS(t, dir, "me")
+	trusting := func(dir string) *http.Client {
+		client := &http.Client{Timeout: harness.Bound, Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots(t, dir)}, ForceAttemptHTTP2: true}}
+		t.Cleanup(client.CloseIdleConnections)
+		return client
+	}
+	client := trusting(dir)
 	if status, b := post(t, client, "https://"+address, "me-token", sh("echo secure")); status != 200 || !strings.Contains(string(b), "secure") {
 		t.Errorf("%d %s", status, b)
 	}
@@ -214,6 +218,22 @@ func TestTLS(t *testing.T) {
 	r.Body.Close()
 	if r.ProtoMajor != 1 {
 		t.Errorf("%s, where a reset is easily lost", r.Proto)
+	}
+	// SIGHUP takes over a renewed certificate. One that is half there changes nothing.
+	renewed := certificates(t)
+	replace := func(name string) {
+		harness.Must(t, os.Rename(filepath.Join(renewed, name), filepath.Join(dir, name)))
+		_ = s.cmd.Process.Signal(unix.SIGHUP)
+	}
+	replace("cert")
+	harness.Until(t, harness.Bound, "the error", func() bool { return strings.Contains(s.log.String(), "tls_cert "+filepath.Join(dir, "cert")) })
+	if status, b := post(t, trusting(dir), "https://"+address, "me-token", sh("true")); status != 200 {
+		t.Errorf("%d %s", status, b)
+	}
+	replace("key")
+	harness.Until(t, harness.Bound, "the renewed certificate", func() bool { return strings.Contains(s.log.String(), `"msg":"reloaded"`) })
+	if status, b := post(t, trusting(renewed), "https://"+address, "me-token", sh("true")); status != 200 {
+		t.Errorf("%d %s", status, b)
 	}
 }
 
