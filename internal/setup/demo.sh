@@ -23,4 +23,6 @@ for tree in tree-sleep tree-python tree-node; do
     fi
     rm -f "$report"
 done
-exit "$failed"
+[ "$failed" = 0 ] || exit 1
+echo
+echo "It works here. Next:  export PATH=\"$PWD/bin:\$PATH\"; sbxrun --timeout 5 COMMAND"
