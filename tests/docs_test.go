@@ -188,16 +188,17 @@ func TestReadmePython(t *testing.T) {
 print(execute_code("print(6 * 7)", timeout=60))
 print(execute_code("import time; print('begun', flush=True); time.sleep(600)", timeout=`+second+`))
 print(execute_code("import os; print(os.listdir('.')); raise SystemExit(3)", timeout=60)[:3])
+print(execute_code("import os; os.write(1, b'a\\xff')", timeout=60))
 `)
 		cmd.Env = []string{"PATH=" + filepath.Dir(harness.Binary(t)) + ":" + harness.Path, "SBXRUN_STATE_DIR=" + filepath.Join(t.TempDir(), "state")}
 		out, _ := harness.Command(t, cmd, harness.Bound) // an error shows in what it prints
 		return string(out)
 	}
 	got := run(code)
-	if strings.Contains(got, "RuntimeError: limit") { // as where nobody may set limits
+	if strings.Contains(got, "RuntimeError: {'code': 'limit'") { // as where nobody may set limits
 		got = run(strings.Replace(code, limited, "", 1))
 	}
-	if want := "('exited', 0, '42\\n', '')\n('timeout', 124, 'begun\\n', '')\n('exited', 3, '[]\\n')\n"; got != want {
+	if want := "('exited', 0, '42\\n', '')\n('timeout', 124, 'begun\\n', '')\n('exited', 3, '[]\\n')\n('exited', 0, 'a\ufffd', '')\n"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }
