@@ -50,25 +50,21 @@ else
     left_out "the race detector, there is no C compiler"
 fi
 
-# user NAME [FLAG...]: all tests as one user. The race detector is for the tests
-# beside the code, those in tests run the built command. As whoever calls this, these run
-# one package after the other, because they measure times, and repeat what repeats a
-# hundred times; as the other user (FLAGs) two packages run at once, so times are given
-# some more, and half of the repetitions are enough.
+# user NAME SOAK [FLAG...]: all tests as one user. The race detector is for the tests
+# beside the code, those in tests run the built command: two packages at once, so times
+# are given some more, and what repeats a hundred times SOAK times.
 # shellcheck disable=SC2086 # lists of words
 user() {
-    who=$1
-    shift
-    run=$units soak=100 slow=1 packages=1
+    who=$1 soak=$2 run=$units
+    shift 2
     if [ $# != 0 ]; then
         # Object code is the same for everybody, and to build it as somebody else would
         # need another cache of modules.
         run=$(echo "$units" | grep -v '/internal/barefork$')
-        soak=50 slow=2 packages=2
     fi
     step "unit tests as $who" "$suite" "as $who" $race "$@" $run
-    step "tests of the command as $who" env SBXRUN_SOAK="${SBXRUN_SOAK:-$soak}" SBXRUN_TESTS_SLOW="${SBXRUN_TESTS_SLOW:-$slow}" \
-        "$suite" "as $who" -p $packages "$@" ./tests/...
+    step "tests of the command as $who" env SBXRUN_SOAK="${SBXRUN_SOAK:-$soak}" SBXRUN_TESTS_SLOW="${SBXRUN_TESTS_SLOW:-2}" \
+        "$suite" "as $who" -p 2 "$@" ./tests/faults ./tests/...
 }
 
 step lint internal/setup/lint.sh
@@ -77,12 +73,12 @@ step "man pages" ./setup.sh man
 step completions ./setup.sh completions
 step "manifests of the examples" go -C tests/manifests test -count=1 ./...
 step "a cluster" go -C tests/cluster test -count=1 ./...
-user "uid $(id -u)"
+user "uid $(id -u)" 100
 
 # The other user.
 . internal/setup/other.sh
 if [ -n "$SBXRUN_TEST_AS" ]; then
-    user "uid $SBXRUN_TEST_AS" -exec "$root/internal/setup/as.sh"
+    user "uid $SBXRUN_TEST_AS" 50 -exec "$root/internal/setup/as.sh"
 else
     left_out "the tests as root: sudo is not here, or asks for a password"
 fi
@@ -96,7 +92,7 @@ if [ "$(id -u)" = 0 ]; then
     fi
 fi
 
-step fuzzing internal/setup/fuzz.sh 3s
+step fuzzing internal/setup/fuzz.sh 2s
 machine=$(dpkg --print-architecture 2>/dev/null || :)
 if [ -n "$machine" ] && [ -n "$race" ]; then
     step "other versions of bubblewrap" internal/setup/bwraps/test.sh --some
