@@ -52,12 +52,13 @@ func (c *client) do(r *http.Request, at string) (*http.Response, error) {
 		conn.Close()
 		return nil, err
 	}
-	if r.Body == nil || r.Body == http.NoBody {
+	if r.Body == nil || r.GetBody != nil && r.ContentLength <= window/2 {
+		// All of it is in memory, and may be on its way at once: nothing is waited for.
 		if err := write(); err != nil {
 			return fail(err)
 		}
 	} else {
-		go func() { // one that is in memory goes with the header: net/http knows it, unless it is wrapped
+		go func() {
 			// The server may answer before it has read all, and then nobody minds.
 			_ = write()
 		}()

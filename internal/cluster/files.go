@@ -155,7 +155,7 @@ func (c *client) file(ctx context.Context, id string, all []Beat) (io.ReadCloser
 	none := error(api.NewError(api.NoSuchFile, "the content store has no "+strconv.Quote(id[:min(len(id), 80)]), "store it by POST /v1/files; files go when their time to live is over"))
 	for _, one := range all {
 		r := (&http.Request{Method: http.MethodGet, URL: &url.URL{Path: "/v1/files/" + id}, Header: http.Header{}}).WithContext(ctx)
-		res, err := c.do(passOn(r, nil, 0), one.subject())
+		res, err := c.do(passOn(r, nil), one.subject())
 		switch {
 		case err != nil:
 			continue // it was lost, and what only it had with it

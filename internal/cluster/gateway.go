@@ -183,7 +183,7 @@ func (g *Gateway) somewhere(r *http.Request, body []byte) (res *http.Response, a
 		if refused != nil {
 			refused.Body.Close()
 		}
-		res, err := g.client.do(passOn(r, bytes.NewReader(body), int64(len(body))), at)
+		res, err := g.client.do(passOn(r, body), at)
 		switch {
 		case errors.Is(err, ErrUnreachable):
 			leave()
@@ -242,7 +242,11 @@ func (g *Gateway) pinned(w http.ResponseWriter, r *http.Request) {
 		api.AsError(err).Write(w)
 		return
 	}
-	g.answer(w, r)(g.client.do(passOn(r, r.Body, r.ContentLength), at))
+	out := passOn(r, nil)
+	if r.ContentLength != 0 {
+		out.Body, out.ContentLength = r.Body, r.ContentLength
+	}
+	g.answer(w, r)(g.client.do(out, at))
 }
 
 // home returns the node that has a session, or a call.
@@ -261,12 +265,12 @@ func (g *Gateway) home(id string, session bool) (at string, err error) {
 	return at, nil
 }
 
-// passOn is a request as a node gets it.
-func passOn(r *http.Request, body io.Reader, size int64) *http.Request {
+// passOn is a request as a node gets it, with a body that is in memory.
+func passOn(r *http.Request, body []byte) *http.Request {
 	tenant, id, local := server.Whose(r.Context())
 	out := &http.Request{
 		Method: r.Method, URL: &url.URL{Scheme: "http", Host: "node", Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery},
-		Host: "node", Header: http.Header{}, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, ContentLength: size,
+		Host: "node", Header: http.Header{}, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, ContentLength: int64(len(body)),
 	}
 	copyHeader(out.Header, r.Header)
 	for _, name := range []string{"Authorization", "Cookie", "Expect", "Origin"} {
@@ -286,8 +290,9 @@ func passOn(r *http.Request, body io.Reader, size int64) *http.Request {
 	if out.Header.Get("User-Agent") == "" {
 		out.Header.Set("User-Agent", "") // or net/http says its own
 	}
-	if size != 0 {
-		out.Body = io.NopCloser(body)
+	if len(body) > 0 {
+		out.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
+		out.Body, _ = out.GetBody()
 	}
 	return out.WithContext(r.Context())
 }

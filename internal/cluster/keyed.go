@@ -43,7 +43,7 @@ func (g *Gateway) keyed(w http.ResponseWriter, r *http.Request, body []byte) (*h
 		case !first && !g.members.Has(is.At):
 			return nil, ErrLost // it may have run there
 		}
-		res, err := g.client.do(passOn(r, bytes.NewReader(body), int64(len(body))), is.At)
+		res, err := g.client.do(passOn(r, body), is.At)
 		if err != nil {
 			return nil, err
 		}

@@ -36,7 +36,7 @@ func (g *Gateway) mcp(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		r.Header.Set(connectionHeader, own)
-		g.answer(w, r)(named(node)(g.client.do(passOn(r, strings.NewReader(string(body)), int64(len(body))), at)))
+		g.answer(w, r)(named(node)(g.client.do(passOn(r, body), at)))
 		return
 	}
 	if session := sessionOf(body); session != "" {
@@ -46,7 +46,7 @@ func (g *Gateway) mcp(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		if err == nil {
-			g.answer(w, r)(g.client.do(passOn(r, strings.NewReader(string(body)), int64(len(body))), at))
+			g.answer(w, r)(g.client.do(passOn(r, body), at))
 			return
 		}
 		// Any node says in the tool's own words that there is no such session.

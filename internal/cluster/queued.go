@@ -190,7 +190,7 @@ func (g *Gateway) call(w http.ResponseWriter, r *http.Request) {
 			}
 		case call.At != "" && r.Method == http.MethodDelete:
 			// The node forgets it too; if it does not hear of that, later.
-			if res, err := g.client.do(passOn(r, nil, 0), call.At); err == nil {
+			if res, err := g.client.do(passOn(r, nil), call.At); err == nil {
 				res.Body.Close()
 			}
 		case waits && r.Method == http.MethodDelete:
@@ -217,7 +217,7 @@ func (g *Gateway) call(w http.ResponseWriter, r *http.Request) {
 // ask passes a request about a call on to the node that has it. If that says that the call has ended,
 // the end is returned; all else is the answer.
 func (g *Gateway) ask(w http.ResponseWriter, r *http.Request, call *record) (end *api.CallStatus, answered bool) {
-	res, err := g.client.do(passOn(r, nil, 0), call.At)
+	res, err := g.client.do(passOn(r, nil), call.At)
 	if err != nil {
 		g.failed(w, r, err)
 		return nil, true
@@ -251,7 +251,7 @@ func (g *Gateway) output(w http.ResponseWriter, r *http.Request, call *record) {
 	case !g.members.Has(call.At):
 		api.NewError(api.Ended, "the node that had the call's output is lost", "").Write(w)
 	default:
-		g.answer(w, r)(g.client.do(passOn(r, nil, 0), call.At))
+		g.answer(w, r)(g.client.do(passOn(r, nil), call.At))
 	}
 }
 

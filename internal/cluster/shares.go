@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -265,7 +264,7 @@ func (x *shares) askOne(ctx context.Context, at string, text []byte) (given aske
 	ctx, cancel := context.WithTimeout(ctx, askWithin/3)
 	defer cancel()
 	r := (&http.Request{Method: http.MethodPost, URL: &url.URL{Path: sharesPath}, Header: http.Header{}}).WithContext(ctx)
-	res, err := x.client.do(passOn(r, bytes.NewReader(text), int64(len(text))), at)
+	res, err := x.client.do(passOn(r, text), at)
 	if err != nil {
 		return given, err
 	}
