@@ -182,5 +182,5 @@ func TestTeardownKeeperStopped(t *testing.T) {
 	if err := sb.Keeper.Signal(unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	gone(t, sb, stdout, supervise.Teardown(&sb.Kept, time.Now().Add(300*time.Millisecond)))
+	gone(t, sb, stdout, supervise.Teardown(&sb.Kept, time.Now().Add(time.Second)))
 }

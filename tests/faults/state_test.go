@@ -119,13 +119,14 @@ func TestStateFillsUp(t *testing.T) {
 			e := newEstate(t)
 			sh := e.mounted("size=256k,mode=700")
 			begin := time.Now()
-			s := sh.do(slices.Concat(e.startFlags(end.flags...), []string{"--", "sh", "-c", ": >/out/ran; setsid sleep 600 & exec yes"})...)
+			s := sh.do(slices.Concat(e.startFlags(end.flags...), []string{"--", "sh", "-c", ": >/out/ran; setsid sleep 600 & while [ ! -e /out/full ]; do sleep 0.01; done; exec yes"})...)
 			b := &sandbox{e: e}
 			if err := json.Unmarshal([]byte(s.stdout), b); s.code != 0 || err != nil {
 				t.Fatalf("no sandbox: %v", s)
 			}
 			e.rememberAll(family(b.PID))
 			sh.fill(0)
+			harness.Must(t, os.WriteFile(filepath.Join(e.out, "full"), nil, 0o644))
 			if end.act != nil {
 				end.act(sh, b)
 			}
@@ -627,7 +628,7 @@ func TestStateRemoved(t *testing.T) {
 	for _, what := range []string{"all", "its own"} {
 		t.Run(what, func(t *testing.T) {
 			e := newEstate(t)
-			b := e.start([]string{"--timeout", "0.6", "--name", "box"}, "sh", "-c", ": >/out/ran; setsid sleep 600 & exec yes")
+			b := e.start([]string{"--timeout", "0.6", "--name", "box"}, "sh", "-c", ": >/out/ran; setsid sleep 600 & while [ ! -e /out/full ]; do sleep 0.01; done; exec yes")
 			if what == "all" {
 				harness.Must(t, os.RemoveAll(e.state))
 			} else {
