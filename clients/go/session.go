@@ -158,7 +158,7 @@ func (p *Process) Wait(ctx context.Context) (*Report, error) {
 			return nil, err
 		}
 		if s.Error != nil {
-			begun := s.Error.Code == "unproven" || s.Report != nil
+			begun := s.Started || s.Error.Code == "unproven" || s.Report != nil
 			return nil, (&failure{s.Error, &begun, s.Report}).err(0)
 		}
 		if s.Report != nil {

@@ -368,8 +368,8 @@ export class Process {
   /** Wait for the end and return the report. */
   async wait({ signal } = {}) {
     for (;;) {
-      const { state, report, error } = await this.status({ wait: 30_000, signal });
-      if (error) throw failure({ error, started: error.code === "unproven" || report !== undefined, report }, 0);
+      const { state, started, report, error } = await this.status({ wait: 30_000, signal });
+      if (error) throw failure({ error, started: started || error.code === "unproven" || report !== undefined, report }, 0);
       if (state === "ended") return report;
     }
   }

@@ -226,10 +226,11 @@ var behaviours = []behaviour{
 		asked: []string{"GET /v1/calls/7/output?follow=1&stream=stdout&from=0", "GET /v1/calls/7/output?follow=1&stream=stdout&from=3", "GET /v1/calls/7?wait_ms=1000", "GET /v1/calls/7/output?follow=1&stream=stdout&from=3"},
 		steps: []step{{op: "output", args: `{"process":"7"}`, want: `{"text":"abcdef"}`}}},
 	{name: "waiting for an end", answers: []string{answer(200, `{"id":"7","state":"running"}`), answer(200, `{"id":"7","state":"ended","report":`+report+`}`),
-		answer(200, `{"id":"7","state":"ended","error":{"code":"busy","message":"m"}}`), answer(200, `{"id":"7","state":"ended","error":{"code":"unproven","message":"m"},"report":`+report+`}`)},
-		asked: []string{"GET /v1/calls/7?wait_ms=30000", "GET /v1/calls/7?wait_ms=30000", "GET /v1/calls/7?wait_ms=30000", "GET /v1/calls/7?wait_ms=30000"},
+		answer(200, `{"id":"7","state":"ended","error":{"code":"busy","message":"m"}}`), answer(200, `{"id":"7","state":"ended","error":{"code":"unproven","message":"m"},"report":`+report+`}`),
+		answer(200, `{"id":"7","state":"ended","started":true,"error":{"code":"lost","message":"m"}}`)},
+		asked: slices.Repeat([]string{"GET /v1/calls/7?wait_ms=30000"}, 5),
 		steps: []step{{op: "wait", args: `{"process":"7"}`, want: `{"cause":"exited"}`}, {op: "wait", args: `{"process":"7"}`, want: `{"error":"refused","code":"busy"}`},
-			{op: "wait", args: `{"process":"7"}`, want: `{"error":"unproven","verdict":"proven"}`}}},
+			{op: "wait", args: `{"process":"7"}`, want: `{"error":"unproven","verdict":"proven"}`}, {op: "wait", args: `{"process":"7"}`, want: `{"error":"unproven","code":"lost"}`}}},
 	{name: "a token and a node", client: `"token":"secret","node":"n1"`, answers: []string{answer(200, report)}, asked: []string{"POST /v1/run Bearer secret n1"}, steps: []step{{op: "run", args: runTrue, want: `{"exit_code":0}`}}},
 }
 
