@@ -273,7 +273,11 @@ func (o *order) clamp(name string, asked float64, usual, most time.Duration) tim
 	return d
 }
 
-// milliseconds is a time of the interface.
+// milliseconds is a time of the interface. However short it is, it does not become 0, which the engine
+// takes for no deadline.
 func milliseconds(ms float64) time.Duration {
-	return time.Duration(min(ms*float64(time.Millisecond), math.MaxInt64/2))
+	if ms == 0 {
+		return 0
+	}
+	return max(1, time.Duration(min(ms*float64(time.Millisecond), math.MaxInt64/2)))
 }

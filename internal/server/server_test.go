@@ -187,6 +187,15 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
+// However short a time is that is asked for, there is a deadline.
+func TestShortTimes(t *testing.T) {
+	for ms, want := range map[float64]time.Duration{0: 0, 1e-9: 1, 5e-324: 1, 1.5: 1500 * time.Microsecond} {
+		if got := milliseconds(ms); got != want {
+			t.Errorf("%g ms: %v, want %v", ms, got, want)
+		}
+	}
+}
+
 // The turns of those that wait are given up with their clients.
 func TestLeavesQueue(t *testing.T) {
 	c := config.Default()
