@@ -91,7 +91,7 @@ func (c *Call) End(a *api.Answer, err error) {
 // Cancel ends the command.
 func (c *Call) Cancel() { c.cancel() }
 
-// Ended is closed when it has ended.
+// Ended is closed when it has ended, or was forgotten before it began.
 func (c *Call) Ended() <-chan struct{} { return c.ended }
 
 // Signal sends a signal to all processes of the command.
@@ -123,6 +123,7 @@ func (c *Call) Status() api.CallStatus {
 	s := api.CallStatus{ID: c.ID, State: c.state, Started: c.began, Report: c.answer, Came: c.Came}
 	if c.failure != nil {
 		s.Failure, s.Report = &c.failure.Failure, c.failure.Report
+		s.Started = s.Started || c.failure.Started // after a mistake of ours nobody knows
 	}
 	s.StdoutBytes, _, _ = c.out.Size()
 	s.StderrBytes, _, _ = c.err.Size()
@@ -204,6 +205,11 @@ func (b *Book) drop(c *Call) {
 		c.out.Close()
 		c.err.Close()
 		c.kept.free()
+		select {
+		case <-c.ended:
+		default: // it never began, and somebody may wait for its end
+			close(c.ended)
+		}
 	}
 }
 

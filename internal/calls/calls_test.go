@@ -94,9 +94,12 @@ func TestBook(t *testing.T) {
 	if _, _, err := b.Add(t.Context(), "3", "a", 1, share, nil); code(err) != api.Quota {
 		t.Errorf("more calls than a tenant may have: %v", err)
 	}
-	if _, other, err := b.Add(t.Context(), "4", "b", 10, share, nil); err != nil || b.Get("a", "4") != nil || b.Get("b", "4") != other {
-		t.Errorf("%v", err)
+	_, unbegun, err := b.Add(t.Context(), "4", "b", 10, share, nil)
+	if err != nil || b.Get("a", "4") != nil || b.Get("b", "4") != unbegun {
+		t.Fatalf("%v", err)
 	}
+	b.Drop(unbegun)
+	<-unbegun.Ended() // as who waits for its end sees it
 	c.Cancel()
 	<-ctx.Done()
 	if _, err := c.out.Write([]byte("abc")); err != nil {

@@ -111,7 +111,7 @@ func TestMistakes(t *testing.T) {
 		if err := json.Unmarshal(w.Body.Bytes(), &status); err != nil || w.Code != 202 {
 			t.Fatalf("%d %s", w.Code, w.Body)
 		}
-		if w = ask(http.MethodGet, "/v1/calls/"+status.ID+"?wait_ms=60000", ""); !strings.Contains(w.Body.String(), `"ended"`) || !strings.Contains(w.Body.String(), `"internal"`) {
+		if w = ask(http.MethodGet, "/v1/calls/"+status.ID+"?wait_ms=60000", ""); !strings.Contains(w.Body.String(), `"ended"`) || !strings.Contains(w.Body.String(), `"internal"`) || !strings.Contains(w.Body.String(), `"started":true`) {
 			t.Errorf("%s", w.Body)
 		}
 		if w = ask(http.MethodDelete, "/v1/calls/"+status.ID, ""); w.Code != 200 {
