@@ -127,28 +127,11 @@ func (s *Server) defineCalls(a huma.API) {
 		if passed(ctx) && q.r.Header.Get(CheckHeader) != "" {
 			return &callAnswer{Status: http.StatusOK}, nil
 		}
-		begin := func() (*calls.Call, error) {
-			return s.launch(context.Background(), s.book, o, s.fresh, func() {})
-		}
-		if q.Key == "" {
-			c, err := begin()
-			return accepted(c, err)
-		}
-		name := q.r.URL.Path + "\n" + q.Key
-		k, first, err := s.keys.Begin(o.who.tenant, name, q.RawBody)
-		if err != nil {
-			return nil, api.AsError(err)
-		}
-		if !first {
-			<-k.Done() // it begins at once, or not at all
-			if c, ok := k.Value.(*calls.Call); ok && c != nil {
-				return accepted(c, nil)
-			}
-			return nil, api.NewError(api.Busy, "the first request with this key did not begin", "try again")
-		}
-		c, err := begin()
-		s.keys.Settle(o.who.tenant, name, k, c, err == nil, nil)
-		return accepted(c, err)
+		none := &order{who: o.who} // the call has its memory itself
+		return accepted(once(s, q.Request, q.Key, q.RawBody, none, func() (*calls.Call, bool, error) {
+			c, err := s.launch(context.Background(), s.book, o, s.fresh, func() {})
+			return c, c != nil, err
+		}))
 	})
 
 	huma.Register(a, s.operation(a, huma.Operation{
