@@ -128,8 +128,8 @@ func (s *Door) identified(next http.Handler) http.Handler {
 		if !open[r.URL.Path] {
 			var err error
 			if tenant, local, err = s.tenant(r); err != nil {
-				s.log.Warn("refused", "request", id, "remote", r.RemoteAddr, "code", api.Auth)
 				e := api.AsError(err)
+				s.log.Warn("refused", "request", id, "remote", r.RemoteAddr, "code", e.Failure.Code)
 				if r.URL.Path == "/" && r.Method == http.MethodGet && e.Failure.Code == api.Auth {
 					page.Write(w, e.GetStatus()) // a browser has no other way to get a token than to ask for it
 					return
