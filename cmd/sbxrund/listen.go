@@ -1,14 +1,18 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 
 	"github.com/coreos/go-systemd/v22/activation"
 	"golang.org/x/sys/unix"
@@ -65,16 +69,18 @@ func listen(c *config.Config) ([]net.Listener, error) {
 			all[i] = tls.NewListener(all[i], secure)
 		}
 	}
-	for _, address := range c.Listen {
-		network, address, _ := strings.Cut(address, ":")
+	for _, where := range c.Listen {
+		network, address, _ := strings.Cut(where, ":")
 		var l net.Listener
+		remedy := "name an address of this machine, and a port that is free and that this user may take"
 		if network == "unix" {
+			remedy = "name a path of its own, in a directory that this user can write to"
 			l, err = listenUnix(address)
 		} else {
 			l, err = net.Listen(network, address)
 		}
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("listen %q: %w; %s", where, err, remedy)
 		}
 		l = most.Of(l)
 		if network != "unix" && secure != nil {
@@ -88,6 +94,9 @@ func listen(c *config.Config) ([]net.Listener, error) {
 // listenUnix listens on a socket that only this user can reach. One that a server has left
 // which was killed is replaced; that of one which runs is not.
 func listenUnix(name string) (net.Listener, error) {
+	if st, err := os.Lstat(name); err == nil && st.Mode()&os.ModeSocket == 0 {
+		return nil, errors.New("the path exists, and is not a socket")
+	}
 	if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
 		return nil, err
 	}
@@ -98,21 +107,20 @@ func listenUnix(name string) (net.Listener, error) {
 	}
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		lock.Close()
-		return nil, fmt.Errorf("listen on %s: another server has it", name)
+		return nil, errors.New("another server has it")
 	}
 	locks = append(locks, lock)
-	if st, err := os.Lstat(name); err == nil {
-		if st.Mode()&os.ModeSocket == 0 {
-			return nil, fmt.Errorf("listen on %s: the path exists, and is not a socket", name)
-		}
-		if err := os.Remove(name); err != nil {
-			return nil, err
-		}
+	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
 	}
-	// Born with the mode: nobody can connect in between.
-	old := unix.Umask(0o177)
-	defer unix.Umask(old)
-	return net.Listen("unix", name)
+	// Born with the mode: nobody can connect in between. bind(2) gives the file that of the socket's own
+	// inode; a umask would be that of what other threads make at this moment, rooms included.
+	own := net.ListenConfig{Control: func(_, _ string, socket syscall.RawConn) error {
+		var failed error
+		err := socket.Control(func(fd uintptr) { failed = unix.Fchmod(int(fd), 0o600) })
+		return cmp.Or(err, failed)
+	}}
+	return own.Listen(context.Background(), "unix", name)
 }
 
 // locks are held until the process ends.

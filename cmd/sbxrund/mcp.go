@@ -82,15 +82,14 @@ func ownState(c *config.Config) (*os.File, error) {
 			lock.Close()
 		}
 	}
-	if err := os.MkdirAll(filepath.Dir(base), 0o700); err != nil {
-		return nil, err
+	err := os.MkdirAll(filepath.Dir(base), 0o700)
+	if err == nil {
+		c.StateDir, err = os.MkdirTemp(filepath.Dir(base), filepath.Base(base))
 	}
-	name, err := os.MkdirTemp(filepath.Dir(base), filepath.Base(base))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("state_dir: %w; set it to one in a directory that this user can write to", err)
 	}
-	c.StateDir = name
-	return lockDir(name)
+	return lockDir(c.StateDir)
 }
 
 func lockDir(name string) (*os.File, error) {

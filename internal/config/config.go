@@ -4,9 +4,11 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
+	"net/url"
 	"os"
 	"path"
 	"reflect"
@@ -92,6 +94,22 @@ func (n *NATS) check() error {
 		return errors.New("nats.replicas: want 1 to 5")
 	case (n.Cert == "") != (n.Key == ""):
 		return errors.New("nats.cert and nats.key go together")
+	}
+	for one := range strings.SplitSeq(n.URL, ",") {
+		if one = strings.TrimSpace(one); !strings.Contains(one, "://") {
+			one = "nats://" + one
+		}
+		if u, err := url.Parse(one); err != nil || u.Host == "" || !slices.Contains([]string{"nats", "tls", "ws", "wss"}, u.Scheme) {
+			// What it is may have a password in it.
+			return errors.New("nats.url, or --nats: want nats://HOST:PORT, or tls, ws or wss in place of nats; or several of them, with commas")
+		}
+	}
+	for _, file := range [][2]string{{"creds", n.Creds}, {"ca", n.CA}, {"cert", n.Cert}, {"key", n.Key}} {
+		if f, err := os.Open(file[1]); err == nil {
+			f.Close()
+		} else if file[1] != "" {
+			return fmt.Errorf("nats.%s: %w; name a file that this user can read", file[0], err)
+		}
 	}
 	return nil
 }
@@ -202,7 +220,7 @@ func Load(name string) (Config, error) {
 	}
 	text, err := os.ReadFile(name)
 	if err != nil {
-		return c, err
+		return c, fmt.Errorf("--config: %w; name a file in TOML that this user can read", err)
 	}
 	dec := toml.NewDecoder(bytes.NewReader(text))
 	dec.DisallowUnknownFields()
@@ -216,7 +234,12 @@ func Load(name string) (Config, error) {
 		return c, fmt.Errorf("%s:%d: there is no key %s", name, row, strings.Join(e.Key(), "."))
 	case errors.As(err, &wrong):
 		row, column := wrong.Position()
-		return c, fmt.Errorf("%s:%d:%d: %w", name, row, column, wrong)
+		message := strings.TrimPrefix(wrong.Error(), "toml: ")
+		if is, field, ok := strings.Cut(strings.TrimPrefix(message, "cannot decode TOML "), " into struct field "); ok { // of which the names are Go's
+			_, want, _ := strings.Cut(field, " of type ")
+			message = fmt.Sprintf("%s: want %s, not a TOML %s", strings.Join(wrong.Key(), "."), cmp.Or(tomlTypes[want], want), is)
+		}
+		return c, fmt.Errorf("%s:%d:%d: %s", name, row, column, message)
 	case err != nil:
 		return c, fmt.Errorf("%s: %w", name, err)
 	}
@@ -225,6 +248,11 @@ func Load(name string) (Config, error) {
 		c.Tenants[name] = t.or(c.Tenant)
 	}
 	return c, nil
+}
+
+// tomlTypes names types of Go as TOML does.
+var tomlTypes = map[string]string{
+	"int": "an integer", "int64": "an integer", "float64": "a float", "string": `a string, in "quotes"`, "bool": "true or false", "[]string": `a list of strings: ["a", "b"]`,
 }
 
 // or fills in what is not given.
@@ -252,10 +280,16 @@ func (c *Config) Check() error {
 			return fmt.Errorf("listen %q: want unix:PATH, absolute and shorter than 108 bytes, or tcp:HOST:PORT", l)
 		}
 	}
+	if !path.IsAbs(c.StateDir) {
+		return fmt.Errorf("state_dir %q: want an absolute path", c.StateDir)
+	}
 	if (c.TLSCert == "") != (c.TLSKey == "") {
 		return errors.New("tls_cert and tls_key go together")
 	}
 	if err := c.NATS.check(); err != nil {
+		return err
+	}
+	if err := notNegative("", reflect.ValueOf(*c)); err != nil {
 		return err
 	}
 	for _, bound := range []struct {
@@ -267,12 +301,12 @@ func (c *Config) Check() error {
 		{"sessions.idle_timeout", float64(c.Sessions.IdleTimeout)}, {"sessions.max_entries", float64(c.Sessions.MaxEntries)}, {"files.ttl", float64(c.Files.TTL)},
 		{"calls.keep", float64(c.Calls.Keep)}, {"calls.most", float64(c.Calls.Most)}, {"calls.output", float64(c.Calls.Output)},
 	} {
-		if bound.value <= 0 {
+		if bound.value == 0 {
 			return fmt.Errorf("%s: want more than 0", bound.name)
 		}
 	}
-	if c.Rooms.Min < 0 || c.Rooms.Calls < 0 || c.Rooms.Max != 0 && c.Rooms.Max < c.Rooms.Min {
-		return errors.New("rooms: want min from 0 to max, and calls not below 0")
+	if c.Rooms.Max != 0 && c.Rooms.Max < c.Rooms.Min {
+		return errors.New("rooms: want min from 0 to max")
 	}
 	if c.Call.Timeout > c.Call.MaxTimeout {
 		return errors.New("call.timeout is above call.max_timeout")
@@ -287,6 +321,36 @@ func (c *Config) Check() error {
 		if err := c.Languages[name].Check(); err != nil {
 			return fmt.Errorf("languages.%s: %w", name, err)
 		}
+	}
+	return nil
+}
+
+// notNegative finds numbers below 0, of which no key has a use. TOML's own numbers do not pass the
+// checks of package values.
+func notNegative(name string, v reflect.Value) error {
+	negative := false
+	switch {
+	case v.Type() == reflect.TypeFor[values.Duration]() && v.Int() > 0 && v.Int() < int64(time.Millisecond):
+		return fmt.Errorf("%s: want a time with its unit, such as \"30s\"", name)
+	case v.CanInt():
+		negative = v.Int() < 0
+	case v.CanFloat():
+		negative = !(v.Float() >= 0) // nan
+	case v.Kind() == reflect.Struct:
+		for i := range v.NumField() {
+			if err := notNegative(strings.TrimPrefix(name+"."+v.Type().Field(i).Tag.Get("toml"), "."), v.Field(i)); err != nil {
+				return err
+			}
+		}
+	case v.Kind() == reflect.Map:
+		for _, key := range slices.SortedFunc(slices.Values(v.MapKeys()), func(a, b reflect.Value) int { return strings.Compare(a.String(), b.String()) }) {
+			if err := notNegative(name+"."+key.String(), v.MapIndex(key)); err != nil {
+				return err
+			}
+		}
+	}
+	if negative {
+		return fmt.Errorf("%s: want 0 or more", name)
 	}
 	return nil
 }

@@ -29,9 +29,6 @@ func (c *Config) checkParts() error {
 				return fmt.Errorf("%s.overlays: there is no %q in [overlays]", where, name)
 			}
 		}
-		if t.Volumes < 0 {
-			return fmt.Errorf("%s.volumes: want 0 or more", where)
-		}
 		if len(t.Network) > 0 && c.Sandbox.Network == "host" {
 			return fmt.Errorf("%s.network: a list of hosts does not go with sandbox.network = \"host\", where all can be reached", where)
 		}

@@ -28,7 +28,7 @@ const hashed = "sha256:"
 func LoadTokens(name string) (Tokens, error) {
 	file, err := os.Open(name)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("token_file: %w; name a file that this user can read", err)
 	}
 	defer file.Close()
 	st, err := file.Stat()
@@ -61,7 +61,7 @@ func LoadTokens(name string) (Tokens, error) {
 		all = append(all, token{fields[0], [sha256.Size]byte(sum)})
 	}
 	if len(all) == 0 {
-		return nil, fmt.Errorf("%s: there is no token", name)
+		return nil, fmt.Errorf("token_file %s: there is no token in it; want lines TENANT %sHEX", name, hashed)
 	}
 	return all, nil
 }

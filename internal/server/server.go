@@ -110,7 +110,7 @@ func (s *Server) newID() string { return s.prefix + random.Name() }
 // have prepared: below /tmp everybody can.
 func ownDirectory(name string) error {
 	if err := os.MkdirAll(name, 0o700); err != nil {
-		return err
+		return fmt.Errorf("state_dir: %w; set it to a directory that this user can make", err)
 	}
 	st, err := os.Lstat(name)
 	if err != nil {

@@ -659,6 +659,14 @@ func TestConfig(t *testing.T) {
 	if out, code := fails(t, "--check-config", "--listen", "unix:/tmp/x"); code != 0 || !strings.Contains(out, "right") {
 		t.Errorf("%d %s", code, out)
 	}
+	for flag, word := range map[string]string{"--config=/no/such": "that this user can read", "--listen=unix:/proc/x/y": "in a directory that this user can write to", "--listen=unix:" + dir: "is not a socket"} {
+		if out, code := fails(t, flag); code != 125 || !strings.Contains(out, word) || strings.Count(out, "sbxrun: ") != 1 {
+			t.Errorf("%s: %d %s", flag, code, out)
+		}
+	}
+	if _, err := os.Lstat(dir + ".lock"); err == nil {
+		t.Error("a lock is left beside what is not a socket")
+	}
 	if out, code := fails(t, "--nonsense"); code != 125 || !strings.Contains(out, "sbxrun serve --help") {
 		t.Errorf("%d %s", code, out)
 	}

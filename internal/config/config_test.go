@@ -1,0 +1,41 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// What is wrong in a file is said by its key, with what is wanted.
+func TestWrong(t *testing.T) {
+	const nats = "[nats]\nurl = \"nats://127.0.0.1\"\n"
+	name := filepath.Join(t.TempDir(), "c.toml")
+	for _, test := range []struct{ text, says string }{
+		{"places = \"64\"", "c.toml:1:10: places: want an integer"},
+		{"places = 1.5", "places: want an integer, not a TOML float"},
+		{"listen = \"unix:/a\"", "listen: want a list of strings"},
+		{"[languages.x]\ncommand = 1", "languages.x.command: want a list of strings"},
+		{"drain_timeout = 30", "drain_timeout: want a time with its unit"},
+		{"[tenants.a]\nmax_timeout = 5", "tenants.a.max_timeout: want a time with its unit"},
+		{"[tenants.a]\nsessions = -1", "tenants.a.sessions: want 0 or more"},
+		{"[tenant]\nrate = nan", "tenant.rate: want 0 or more"},
+		{"[call]\nmemory = -1", "call.memory: want 0 or more"},
+		{"state_dir = \"x\"", "state_dir \"x\": want an absolute path"},
+		{nats + "creds = \"/no/such\"", "nats.creds: open /no/such"},
+		{"[nats]\nurl = \"http://127.0.0.1\"", "want nats://HOST:PORT"},
+		{"[nats]\nurl = \"nats://u:secret%zz@h\"", "want nats://HOST:PORT"},
+		{nats, ""}, {"[nats]\nurl = \"a, tls://b:1\"", ""}, {"[tenant]\nrate = 0.5", ""},
+	} {
+		if err := os.WriteFile(name, []byte(test.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := Load(name)
+		if c.NATS.Node = "n"; err == nil {
+			err = c.Check()
+		}
+		if (err == nil) != (test.says == "") || err != nil && (!strings.Contains(err.Error(), test.says) || strings.Contains(err.Error(), "secret")) {
+			t.Errorf("%s: %v", test.text, err)
+		}
+	}
+}
