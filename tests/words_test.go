@@ -54,7 +54,7 @@ func TestWords(t *testing.T) {
 func TestTimeoutHint(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
-	for _, name := range []string{"1", "stop"} {
+	for _, name := range []string{"1", "stop", "job.py"} {
 		harness.Must(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\necho ran\n"), 0o755))
 	}
 	for _, c := range []struct {
@@ -71,6 +71,7 @@ func TestTimeoutHint(t *testing.T) {
 		{[]string{"attach", "web"}, 127, "; for a shell in a sandbox write sbxrun exec -t NAME sh\n"},
 		{[]string{"--state-dir", "/x", "inspect", "web"}, 127, "; a command of sbxrun's own is its first word: sbxrun inspect\n"},
 		{[]string{"completion", "bash"}, 127, "; completions are files, which the packages install, and ./setup.sh completions writes\n"},
+		{[]string{"job.py"}, 127, "; a file of the current directory is named by a path: ./job.py\n"},
 		{[]string{"kil", "web"}, 127, "; did you mean sbxrun kill?\n"},
 		{[]string{"strat", "--name", "web"}, 127, "; did you mean sbxrun start?\n"},
 		{[]string{"FOO=1", "true"}, 127, "; to set a variable write --env FOO=VALUE before the command\n"},

@@ -66,7 +66,8 @@ func lsCommand(args []string, begin time.Time) int {
 var builtins = []string{"alias", "cd", "eval", "exit", "export", "set", "source", "ulimit", "umask", "unset"}
 
 // meant returns what to write where the command that was not found is none: a word that
-// timeout(1) or docker take there, what only a shell knows, or a misspelt command of sbxrun's;
+// timeout(1) or docker take there, a file that is not in PATH, what only a shell knows, or a
+// misspelt command of sbxrun's;
 // "" if it is nothing of that.
 func meant(word string, tty bool) string {
 	switch word {
@@ -102,6 +103,9 @@ func meant(word string, tty bool) string {
 			hint = "-t is --tty; " + hint
 		}
 		return hint
+	}
+	if st, err := os.Stat(word); err == nil && st.Mode().IsRegular() {
+		return "a file of the current directory is named by a path: ./" + word
 	}
 	if name := cli.Alike(word); name != "" {
 		return "did you mean sbxrun " + name + "?"

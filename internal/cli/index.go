@@ -2,6 +2,7 @@ package cli
 
 import (
 	"encoding"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -216,6 +217,9 @@ func (f *Flag) set(text string) (err error) {
 	case reflect.Slice:
 		f.value.Set(reflect.Append(f.value, reflect.ValueOf(text)))
 	default:
+		if text == "" { // an unset variable of a script, above all: the flag would do nothing
+			return errors.New("the value is empty")
+		}
 		f.value.SetString(text)
 	}
 	return nil
