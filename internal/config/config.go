@@ -366,6 +366,9 @@ func (c *Config) Policy() (p room.Policy, err error) {
 		return p, fmt.Errorf("sandbox.network %q: want none or host", c.Sandbox.Network)
 	}
 	for _, m := range c.Sandbox.Mounts {
+		if !path.IsAbs(m) {
+			return p, fmt.Errorf("sandbox.mounts: %q: want SRC or SRC:DST, absolute paths", m)
+		}
 		source, dest, err := room.ParseBind(m, "")
 		if err != nil {
 			return p, fmt.Errorf("sandbox.mounts: %w", err)

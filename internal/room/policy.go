@@ -117,7 +117,11 @@ func ParseBind(arg, dir string) (source, dest string, err error) {
 	if len(parts) == 2 {
 		dest = parts[1]
 	}
-	if dest, err = CleanDest(dest); err != nil {
+	place := dest
+	if dest, err = CleanDest(place); err != nil {
+		if !path.IsAbs(place) {
+			err = fmt.Errorf("%w; a colon that belongs to a path is written \\:", err)
+		}
 		return "", "", fmt.Errorf("bind %q: %w", arg, err)
 	}
 	return source, dest, nil

@@ -4,13 +4,17 @@
 set -eu
 cd "$(dirname "$0")/../.."
 
+# Root's sandboxes run as uid 65534, which a checkout that is closed to others lets in with -w alone.
+write=
+[ "$(id -u)" != 0 ] || [ -n "$(find . -maxdepth 0 -perm -005)" ] || write='-w '
+
 failed=0
 for tree in tree-sleep tree-python tree-node; do
     echo
-    echo "\$ sbxrun --timeout 1 --report report.json fixtures/$tree"
+    echo "\$ sbxrun --timeout 1 $write--report report.json fixtures/$tree"
     report=$(mktemp)
     code=0
-    bin/sbxrun --timeout 1 --report "$report" "fixtures/$tree" || code=$?
+    bin/sbxrun --timeout 1 $write--report "$report" "fixtures/$tree" || code=$?
     sed -n '/^# Does:/,/^# Beats:/{/^# Beats:/d;s/^# Does://;s/^# *//;s/^ */  /;p;}' "fixtures/$tree"
     echo "  exit code $code; of the report:"
     for member in cause timed_out exit_code duration_ms teardown_ms teardown; do

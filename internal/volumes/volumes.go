@@ -67,7 +67,7 @@ func OpenAt(path string, create bool) (*Store, error) {
 		fd, err = unix.Open(path, flags, 0)
 	}
 	if err != nil {
-		return nil, wrong("cannot open the directory of volumes %q: %v", path, err)
+		return nil, &result.Error{Code: "volume", Message: fmt.Sprintf("cannot open the directory of volumes %q: %v", path, err), Hint: state.DataHint, Err: err}
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil || int(st.Uid) != os.Geteuid() || st.Mode&0o077 != 0 {
