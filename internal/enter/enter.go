@@ -605,7 +605,12 @@ func (e *entry) reap() {
 //go:norace
 //go:nocheckptr
 func (e *entry) await() {
-	syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&e.poll)), e.polled, 0, 0, 0, 0)
+	_, _, errno := syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&e.poll)), e.polled, 0, 0, 0, 0)
+	if errno != 0 && errno != unix.EINTR {
+		// The payload has our uid, and so may lower our limits: with RLIMIT_NOFILE below polled
+		// poll(2) fails with EINVAL, and neither an order nor the timer would be seen any more.
+		proc.Exit(0)
+	}
 	syscall.RawSyscall(unix.SYS_READ, uintptr(e.poll[0].Fd), uintptr(unsafe.Pointer(&e.buf)), uintptr(len(e.buf)))
 	if e.poll[2].Revents != 0 {
 		proc.Exit(proc.LateStatus) // sbxrun is stopped

@@ -318,3 +318,16 @@ func TestExecHidden(t *testing.T) {
 		t.Errorf("seen in the sandbox (-want +got):\n%s", strings.TrimSpace(diff))
 	}
 }
+
+// A payload that takes from its init what that hears by (prlimit(2)) has ended itself.
+func TestDeafInit(t *testing.T) {
+	sb := idle(t)
+	deafen := shell(sb, "prlimit --pid 1 --nofile=0:0 || exit; (true &); sleep 1000")
+	terms := supervise.Terms{Timeout: 10 * time.Second}
+	if _, r := run(t, sb, deafen, terms); r.Cause != result.Lost {
+		t.Errorf("%+v", r)
+	}
+	if r, _ := call(t, maker(t, sb), deafen, terms); r.Cause != result.Lost {
+		t.Errorf("in a warm room: %+v", r)
+	}
+}
