@@ -11,8 +11,9 @@ import (
 )
 
 // calls makes some system calls and prints what they say: keyctl, io_uring_setup, a user
-// namespace, sync and syncfs, and that others are there, as debuggers and sanitizers need.
-const calls = `import ctypes, errno, os, platform
+// namespace, sync and syncfs, a lease and init's limits, and that others are there, as debuggers and
+// sanitizers need.
+const calls = `import ctypes, errno, fcntl, os, platform, resource
 numbers = {"x86_64": (250, 425, 101, 162, 306), "aarch64": (219, 425, 117, 81, 267)}[platform.machine()]
 libc = ctypes.CDLL(None, use_errno=True)
 def say(name, result):
@@ -24,6 +25,8 @@ say("ptrace", libc.syscall(numbers[2], 0, 0, 0, 0))
 say("sync", libc.syscall(numbers[3]))
 say("syncfs", libc.syscall(numbers[4], os.open("/usr", os.O_RDONLY)))
 say("fsync", libc.fsync(os.open("/usr", os.O_RDONLY)))
+say("lease", libc.fcntl(os.open("/tmp/leased", os.O_CREAT), fcntl.F_SETLEASE, fcntl.F_RDLCK))
+say("prlimit64", libc.prlimit(1, resource.RLIMIT_NOFILE, None, None))
 `
 
 // The same filter for the command of a run, of a sandbox and of an exec, and for what they
@@ -33,8 +36,8 @@ func TestSeccomp(t *testing.T) {
 	check := func(what, out string) {
 		t.Helper()
 		words := strings.Fields(out)
-		if len(words) != 14 || words[1] != "EPERM" || words[3] != "ENOSYS" || words[5] != "EPERM" && words[5] != "ENOSPC" || words[7] != "ok" ||
-			words[9] != "EPERM" || words[11] != "ENOSYS" || words[13] != "ok" {
+		if len(words) != 18 || words[1] != "EPERM" || words[3] != "ENOSYS" || words[5] != "EPERM" && words[5] != "ENOSPC" || words[7] != "ok" ||
+			words[9] != "EPERM" || words[11] != "ENOSYS" || words[13] != "ok" || words[15] != "EPERM" || words[17] != "EPERM" {
 			t.Errorf("%s: %q", what, out)
 		}
 	}

@@ -37,6 +37,8 @@ const (
 	family      // of sockets, argument 0: EAFNOSUPPORT, but for those in families
 	multiplexed // socketcall(2): ENOSYS for socket and socketpair
 	terminal    // ioctl(2), argument 1: EPERM for those in ioctls
+	lease       // fcntl(2), argument 1: EPERM for F_SETLEASE
+	ofInit      // argument 0 is a pid: EPERM for that of init
 	// Only with Filter.Namespaces:
 	refuseSpace // EPERM
 	lackSpace   // ENOSYS
@@ -59,6 +61,12 @@ var table = [...]row{
 	// Its arguments are in memory, which a filter cannot read.
 	{"socketcall", multiplexed, [columns]uint32{none, 102, none, none}},
 	{"ioctl", terminal, [columns]uint32{16, 54, 29, 54}},
+	// Whoever opens a file of the caller's that is shown, read-only or not, would wait
+	// for the holder of a lease, 45 s each time (proc_sys_fs(5), lease-break-time).
+	{"fcntl", lease, [columns]uint32{72, 55, 25, 55}},
+	{"fcntl64", lease, [columns]uint32{none, 221, none, 221}},
+	// The uid is all that it asks for, and RLIMIT_CPU kills.
+	{"prlimit64", ofInit, [columns]uint32{302, 340, 261, 369}},
 	// A program with S_ISUID in a writable bind gives others on the host the caller's uid.
 	// mkdir is not among them: it ignores these bits (mkdir(2)).
 	{"openat", flags2mode3, [columns]uint32{257, 295, 56, 322}},

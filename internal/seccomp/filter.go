@@ -1,10 +1,11 @@
 // Package seccomp makes the filter for the system calls of a payload (seccomp(2)).
 //
 // It is a list of what is refused: what reaches beyond the sandbox, which is the
-// kernel's keyrings, sockets of families that have no network namespaces, and programs
-// with S_ISUID or S_ISGID on a writable bind; and parts of the kernel that are large, that
-// no ordinary program needs, and that have had more than their share of holes. Most of
-// them want a capability that a payload does not have: then the filter is the second lock.
+// kernel's keyrings, sockets of families that have no network namespaces, leases on the
+// caller's files, and programs with S_ISUID or S_ISGID on a writable bind; the limits of the
+// sandbox's init; and parts of the kernel that are large, that no ordinary program needs, and
+// that have had more than their share of holes. Most of them want a capability that a payload
+// does not have: then the filter is the second lock.
 // Everything else is allowed, debuggers and sanitizers included. It is no list of what is
 // allowed, because that breaks programs with every new C library.
 //
@@ -240,6 +241,14 @@ func (p *program) verdict(r rule) {
 	case terminal:
 		argument(1)
 		answerIf(ioctls[:], refused)
+		p.answer(unix.SECCOMP_RET_ALLOW)
+	case lease:
+		argument(1)
+		answerIf([]uint32{unix.F_SETLEASE}, refused)
+		p.answer(unix.SECCOMP_RET_ALLOW)
+	case ofInit:
+		argument(0)
+		answerIf([]uint32{1}, refused)
 		p.answer(unix.SECCOMP_RET_ALLOW)
 	case multiplexed:
 		argument(0)
