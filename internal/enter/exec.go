@@ -385,7 +385,18 @@ func (x *Exec) Signal(sig syscall.Signal) error { return x.order(order{int32(sig
 func (x *Exec) SignalAll(sig syscall.Signal) error { return x.order(order{int32(sig), 0}) }
 
 func (x *Exec) order(o order) error {
-	_, err := x.socket.Write((*[unsafe.Sizeof(o)]byte)(unsafe.Pointer(&o))[:])
+	conn, err := x.socket.SyscallConn()
+	if err != nil {
+		return err
+	}
+	// It does not wait: an init that is stopped reads nothing, and the kill comes after this.
+	closed := conn.Write(func(fd uintptr) bool {
+		_, err = unix.Write(int(fd), (*[unsafe.Sizeof(o)]byte)(unsafe.Pointer(&o))[:])
+		return true
+	})
+	if closed != nil {
+		return closed
+	}
 	if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
 		return proc.ErrGone
 	}

@@ -319,6 +319,24 @@ func TestExecHidden(t *testing.T) {
 	}
 }
 
+// Who signals a command is not held up by an init that reads nothing.
+func TestSignalsStoppedInit(t *testing.T) {
+	sb, lines := sandbox(t, "echo up; sleep 1000")
+	read(t, lines, 1)
+	if err := sb.Init.Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	for range 10_000 {
+		if err = sb.Exec.SignalAll(unix.SIGWINCH); err != nil {
+			break
+		}
+	}
+	if !errors.Is(err, unix.EAGAIN) {
+		t.Error(err)
+	}
+}
+
 // A payload that takes from its init what that hears by (prlimit(2)) has ended itself.
 func TestDeafInit(t *testing.T) {
 	sb := idle(t)
