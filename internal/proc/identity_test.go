@@ -159,6 +159,12 @@ func TestIdentityNoDescriptors(t *testing.T) {
 		t.Fatal(err)
 	}
 	unix.Close(lowest)
+	restore := limitDescriptors(t, lowest)
+	_, err = NSPID(c.Process.Pid)
+	restore()
+	if !errors.Is(err, unix.EMFILE) {
+		t.Errorf("NSPID: %v", err)
+	}
 	for more := range 2 { // for the pidfd, and for what is read after it
 		restore := limitDescriptors(t, lowest+more)
 		p, err := id.Open()

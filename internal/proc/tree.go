@@ -136,16 +136,18 @@ func NSPID(pid int) (int, error) {
 // NSPIDs are the pids of the process in our PID namespace and in each one on the way
 // from there to its own: at least one, and one more for each namespace between.
 func NSPIDs(pid int) ([]int, error) {
-	path := "/proc/" + strconv.Itoa(pid) + "/status"
-	data, err := ReadFile(path)
-	if err != nil {
+	data, err := ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+	if isGone(err) {
 		return nil, ErrGone
+	}
+	if err != nil {
+		return nil, err
 	}
 	return parseNSPIDs(data)
 }
 
 // Nested reports whether a process is in a PID namespace below that of /proc. An error,
-// which is that it has ended, counts as no.
+// such as that it has ended, counts as no.
 func Nested(pid int) bool {
 	numbers, err := NSPIDs(pid)
 	return err == nil && len(numbers) > 1
