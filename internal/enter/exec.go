@@ -344,11 +344,7 @@ func (x *Exec) Running() <-chan struct{} { return x.running }
 
 // Ending reports whether init has said something that was not read yet, or has ended:
 // then Exited is closed any moment.
-func (x *Exec) Ending() bool {
-	fds := []unix.PollFd{{Fd: int32(proc.Descriptor(x.socket)), Events: unix.POLLIN}}
-	n, err := unix.Poll(fds, 0)
-	return n > 0 && err == nil
-}
+func (x *Exec) Ending() bool { return proc.Poll(proc.Descriptor(x.socket), unix.POLLIN) != 0 }
 
 // Exited is closed when the payload has ended, or never came to be.
 func (x *Exec) Exited() <-chan struct{} { return x.exited }

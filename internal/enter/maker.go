@@ -272,9 +272,7 @@ func (m *Maker) Usable() bool {
 		return false
 	}
 	// What the maker says is that it could not go on; and its end shows, too.
-	fds := []unix.PollFd{{Fd: int32(proc.Descriptor(m.socket)), Events: unix.POLLIN}}
-	n, err := unix.Poll(fds, 0)
-	return n == 0 && err == nil
+	return proc.Poll(proc.Descriptor(m.socket), unix.POLLIN) == 0
 }
 
 // Close ends all that the Maker has made, and returns when nothing is left; or, with an

@@ -191,10 +191,17 @@ func ReadUntil(ctx context.Context, f *os.File, deadline time.Time) (stop func()
 	}
 }
 
-func readable(fd int) bool {
-	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-	n, err := unix.Poll(fds, 0)
-	return err == nil && n > 0 && fds[0].Revents&(unix.POLLIN|unix.POLLNVAL) != 0
+func readable(fd int) bool { return Poll(fd, unix.POLLIN)&(unix.POLLIN|unix.POLLNVAL) != 0 }
+
+// Poll returns which of these events, and errors, a descriptor has (poll(2)), without blocking.
+func Poll(fd int, events int16) int16 {
+	fds := []unix.PollFd{{Fd: int32(fd), Events: events}}
+	for {
+		// Go stops its threads by signals, which interrupt also a call that does not wait.
+		if _, err := unix.Poll(fds, 0); err != unix.EINTR {
+			return fds[0].Revents
+		}
+	}
 }
 
 // WaitHangup blocks until nobody can read any more what is written to the pipe
@@ -207,11 +214,7 @@ func WaitHangup(w *os.File, deadline time.Time) error {
 	if err != nil {
 		return err
 	}
-	return conn.Write(func(fd uintptr) bool {
-		fds := []unix.PollFd{{Fd: int32(fd)}}
-		n, err := unix.Poll(fds, 0)
-		return err == nil && n > 0 && fds[0].Revents&unix.POLLERR != 0
-	})
+	return conn.Write(func(fd uintptr) bool { return Poll(int(fd), 0)&unix.POLLERR != 0 })
 }
 
 // File is a pidfd of the process that the caller owns, for others than this package.
