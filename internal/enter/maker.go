@@ -155,7 +155,7 @@ func (x *Exec) openAhead(m *Maker) (err error) {
 	if x.Timer, err = proc.NewTimer(); err != nil {
 		return err
 	}
-	rights := unix.UnixRights(socket[1], gate[1], x.Timer.FD())
+	rights := unix.UnixRights(socket[1], gate[1], proc.Descriptor(x.Timer))
 	return unix.Sendmsg(proc.Descriptor(m.socket), []byte{byte(m.made % places)}, rights, nil, unix.MSG_NOSIGNAL)
 }
 

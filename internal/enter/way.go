@@ -222,15 +222,12 @@ func (w *way) Close() {
 		w.Kill()
 	}
 	w.Entered()
-	for _, f := range append([]*os.File{w.socket, w.gate}, w.Layers...) {
+	for _, f := range append([]*os.File{w.socket, w.gate, w.Timer}, w.Layers...) {
 		if f != nil {
 			f.Close()
 		}
 	}
 	if w.Init != nil {
 		w.Init.Close()
-	}
-	if w.Timer != nil {
-		w.Timer.Close()
 	}
 }

@@ -409,8 +409,8 @@ func (k *Keeper) EndAt(t time.Time) {
 		return // it cannot fail; and without a deadline the keeper still waits for our end
 	}
 	at := now.Nano() + int64(time.Until(t))
-	// An error means that the keeper is dead.
-	_, _ = unix.Write(Descriptor(k.socket), (*[8]byte)(unsafe.Pointer(&at))[:])
+	// An error means that the keeper is dead, or was reaped meanwhile.
+	_, _ = k.socket.Write((*[8]byte)(unsafe.Pointer(&at))[:])
 }
 
 // Kill lets the keeper kill whatever it still has; Empty tells when it has. It

@@ -26,7 +26,7 @@ type Kept struct {
 	// is ended with it.
 	Lasting bool
 	// Timer, if not nil, is a timerfd at which init ends by itself.
-	Timer  *Timer
+	Timer  *os.File
 	mounts []heldMounts
 }
 
@@ -84,7 +84,7 @@ func (k *Kept) sum(stats []Stat) (total Usage) {
 // stopped: by the keeper, or by init.
 func (k *Kept) EndAt(t time.Time) {
 	if k.Timer != nil {
-		k.Timer.Set(t)
+		setTimer(k.Timer, t)
 		return
 	}
 	k.Keeper.EndAt(t)
