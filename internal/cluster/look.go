@@ -3,7 +3,6 @@ package cluster
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -62,7 +61,7 @@ func (m *Members) Found() *Found {
 const LookFor = 5 * time.Second
 
 // Look asks who takes part, and returns those that have answered when for a moment nobody else did.
-func Look(ctx context.Context, bus Bus) (*Found, error) {
+func Look(ctx context.Context, bus *NATS) (*Found, error) {
 	const moment = 500 * time.Millisecond
 	var mu sync.Mutex
 	all := map[string]member{}
@@ -86,7 +85,7 @@ func Look(ctx context.Context, bus Bus) (*Found, error) {
 	for bus.Publish(askBeats+NodeKind, "", nil) != nil || bus.Publish(askBeats+GatewayKind, "", nil) != nil {
 		select {
 		case <-ctx.Done():
-			return nil, errors.New("NATS does not answer")
+			return nil, bus.Why()
 		case <-time.After(moment / 10):
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/url"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -21,6 +22,39 @@ type NATS struct {
 	claims *claims
 	queue  *queue
 	shares *bucket
+	away   *away
+}
+
+// away says why NATS cannot be reached, at most every ten seconds: it is tried several times a second.
+type away struct {
+	log   *slog.Logger
+	where string
+	mu    sync.Mutex
+	err   error
+	said  time.Time
+}
+
+func (a *away) failed(_ *nats.Conn, err error) {
+	const again = 10 * time.Second
+	if errors.Is(err, nats.ErrNoServers) { // of all addresses together; those of each come next
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if time.Since(a.said) > again {
+		a.log.Warn("NATS", "error", "cannot connect: "+err.Error(), "url", a.where)
+		a.said = time.Now()
+	}
+	a.err = err
+}
+
+func (a *away) why() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.err == nil {
+		return fmt.Errorf("NATS at %s does not answer", a.where)
+	}
+	return fmt.Errorf("NATS at %s does not answer: %w", a.where, a.err)
 }
 
 // Connect connects to NATS, now or when it is there: without it a node runs what it has. Answers to a
@@ -31,7 +65,9 @@ func Connect(all *config.Config, kind string, log *slog.Logger) (*NATS, error) {
 		wait  = 250 * time.Millisecond // between two attempts
 		pings = 2 * time.Second        // a connection is broken when two are not answered
 	)
+	why := &away{log: log, where: redacted(c.URL)}
 	options := []nats.Option{
+		nats.ReconnectErrHandler(why.failed),
 		nats.Name("sbxrun " + kind + " " + c.Name()), nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true), nats.ReconnectWait(wait), nats.ReconnectJitter(wait, wait),
 		nats.PingInterval(pings), nats.MaxPingsOutstanding(2), nats.Timeout(pings),
 		nats.ReconnectBufSize(-1), // what is lost is sent again here; nothing is sent twice
@@ -64,26 +100,32 @@ func Connect(all *config.Config, kind string, log *slog.Logger) (*NATS, error) {
 	}
 	nc, err := nats.Connect(c.URL, options...)
 	if err != nil {
-		return nil, fmt.Errorf("NATS at %s: %w", redacted(c.URL), err)
+		return nil, fmt.Errorf("NATS at %s: %w", why.where, err)
 	}
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return nil, err
 	}
 	keys := &claims{bucket{js: js, name: c.Cluster + "-keys", ttl: keepClaims, most: 2 * mostKept, replicas: c.Replicas}}
-	return &NATS{nc, c.Cluster + ".", keys, newQueue(js, all), &bucket{js: js, name: c.Cluster + "-shares", most: 64 << 10, replicas: c.Replicas}}, nil
+	return &NATS{nc, c.Cluster + ".", keys, newQueue(js, all), &bucket{js: js, name: c.Cluster + "-shares", most: 64 << 10, replicas: c.Replicas}, why}, nil
 }
 
 // redacted is a list of addresses without passwords.
 func redacted(list string) string {
 	all := strings.Split(list, ",")
 	for i, one := range all {
+		if !strings.Contains(one, "://") {
+			one = "nats://" + one
+		}
 		if u, err := url.Parse(one); err == nil {
 			all[i] = u.Redacted()
 		}
 	}
 	return strings.Join(all, ",")
 }
+
+// Why says why nobody answers.
+func (b *NATS) Why() error { return b.away.why() }
 
 // Publish is [Bus]'s.
 func (b *NATS) Publish(subject, reply string, data []byte) error {
