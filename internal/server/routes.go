@@ -195,6 +195,27 @@ func (s *Server) define(mux *http.ServeMux) huma.API {
 	return a
 }
 
+// register is huma's, for handlers with any error, which becomes one of the interface here.
+func register[I, O any](a huma.API, o huma.Operation, handle func(context.Context, *I) (*O, error)) {
+	huma.Register(a, o, func(ctx context.Context, in *I) (*O, error) {
+		out, err := handle(ctx, in)
+		if err != nil {
+			return nil, api.AsError(err)
+		}
+		return out, nil
+	})
+}
+
+// answer is a document.
+type answer[T any] struct{ Body T }
+
+func with[T any](v T, err error) (*answer[T], error) {
+	if err != nil {
+		return nil, err
+	}
+	return &answer[T]{v}, nil
+}
+
 // operation has what all of them have: how much may be sent, and every error there is.
 func (s *Server) operation(a huma.API, o huma.Operation, codes ...api.Code) huma.Operation {
 	if o.RequestBody == nil { // else it is bytes, which are not held
@@ -250,7 +271,7 @@ func (s *Server) defineRun(a huma.API) {
 		RawBody []byte
 		Body    api.Call
 	}
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "run", Method: http.MethodPost, Path: "/v1/run", Summary: "Run one command or program in a fresh sandbox",
 		Description: "Answers when nothing of it is left. A client that disconnects ends the call.", Responses: answers(a),
 	}, append(starting, api.Idempotency)...), func(ctx context.Context, q *request) (*streamed, error) {
@@ -265,7 +286,7 @@ type way func(ctx context.Context, turn *tenants.Turn, o *order, out sink) (*api
 func (s *Server) answered(q Request, stream, key string, body []byte, c *api.Call, by way) (*streamed, error) {
 	o, err := s.check(whose(q.r.Context()), c)
 	if err != nil {
-		return nil, api.AsError(err)
+		return nil, err
 	}
 	accept := q.r.Header.Get("Accept")
 	sse := strings.Contains(accept, "text/event-stream")
@@ -373,13 +394,10 @@ func once[T any](s *Server, q Request, key string, body []byte, o *order, carry 
 }
 
 func (s *Server) defineLanguages(a huma.API) {
-	type answer struct {
-		Body api.Languages
-	}
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "languages", Method: http.MethodGet, Path: "/v1/languages", Summary: "List the languages that code may be in",
-	}), func(context.Context, *struct{}) (*answer, error) {
-		return &answer{api.Languages{Languages: s.Languages()}}, nil
+	}), func(context.Context, *struct{}) (*answer[api.Languages], error) {
+		return with(api.Languages{Languages: s.Languages()}, nil)
 	})
 }
 

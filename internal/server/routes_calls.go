@@ -100,11 +100,6 @@ type CallPath struct {
 	ID string `path:"id" maxLength:"64"`
 }
 
-type callAnswer struct {
-	Status int
-	Body   api.CallStatus
-}
-
 func noSuchCall() error {
 	return api.NewError(api.NoSuchCall, "there is no such call", "GET /v1/calls lists them")
 }
@@ -116,53 +111,61 @@ func (s *Server) defineCalls(a huma.API) {
 		RawBody []byte
 		Body    api.Call
 	}
-	huma.Register(a, s.operation(a, huma.Operation{
+	type begun struct {
+		Status int
+		Body   api.CallStatus
+	}
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "call", Method: http.MethodPost, Path: "/v1/calls", Summary: "Begin to run one command or program in a fresh sandbox", DefaultStatus: http.StatusAccepted,
 		Description: "It continues whether or not anybody waits for it.",
-	}, append(starting, api.Idempotency)...), func(ctx context.Context, q *newCall) (*callAnswer, error) {
+	}, append(starting, api.Idempotency)...), func(ctx context.Context, q *newCall) (*begun, error) {
 		o, err := s.check(whose(ctx), &q.Body)
 		if err != nil {
-			return nil, api.AsError(err)
+			return nil, err
 		}
 		if passed(ctx) && q.r.Header.Get(CheckHeader) != "" {
-			return &callAnswer{Status: http.StatusOK}, nil
+			return &begun{Status: http.StatusOK}, nil // by which a gateway tells it from a call
 		}
 		none := &order{who: o.who} // the call has its memory itself
-		return accepted(once(s, q.Request, q.Key, q.RawBody, none, func() (*calls.Call, bool, error) {
+		c, err := once(s, q.Request, q.Key, q.RawBody, none, func() (*calls.Call, bool, error) {
 			c, err := s.launch(context.Background(), s.book, o, s.fresh, func() {})
 			return c, c != nil, err
-		}))
+		})
+		if err != nil {
+			return nil, err
+		}
+		return &begun{http.StatusAccepted, c.Status()}, nil
 	})
 
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "listCalls", Method: http.MethodGet, Path: "/v1/calls", Summary: "List the calls that run, or ended a while ago",
-	}), func(ctx context.Context, _ *struct{}) (*callList, error) {
-		return listed(s.book.List(whose(ctx).tenant)), nil
+	}), func(ctx context.Context, _ *struct{}) (*answer[api.Calls], error) {
+		return with(listed(s.book.List(whose(ctx).tenant)), nil)
 	})
 
 	type getCall struct {
 		CallPath
 		WaitMS float64 `query:"wait_ms" minimum:"0" maximum:"60000" doc:"Wait so long for its end"`
 	}
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "getCall", Method: http.MethodGet, Path: "/v1/calls/{id}", Summary: "Tell how far a call has come, or how it has ended",
-	}, api.NoSuchCall), func(ctx context.Context, q *getCall) (*callAnswer, error) {
+	}, api.NoSuchCall), func(ctx context.Context, q *getCall) (*answer[api.CallStatus], error) {
 		c := s.book.Get(whose(ctx).tenant, q.ID)
 		if c == nil {
 			return nil, noSuchCall()
 		}
 		s.awaitCall(ctx, c, milliseconds(q.WaitMS))
-		return &callAnswer{http.StatusOK, c.Status()}, nil
+		return with(c.Status(), nil)
 	})
 
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "deleteCall", Method: http.MethodDelete, Path: "/v1/calls/{id}", Summary: "End a call, and tell how; or forget one that has ended",
-	}, api.NoSuchCall), func(ctx context.Context, q *struct{ CallPath }) (*callAnswer, error) {
+	}, api.NoSuchCall), func(ctx context.Context, q *struct{ CallPath }) (*answer[api.CallStatus], error) {
 		c := s.book.Get(whose(ctx).tenant, q.ID)
 		if c == nil {
 			return nil, noSuchCall()
 		}
-		return &callAnswer{http.StatusOK, s.remove(s.book, c)}, nil
+		return with(s.remove(s.book, c), nil)
 	})
 
 	type output struct {
@@ -170,7 +173,7 @@ func (s *Server) defineCalls(a huma.API) {
 		CallPath
 		OutputQuery
 	}
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "callOutput", Method: http.MethodGet, Path: "/v1/calls/{id}/output", Summary: "Read what a call has written, from any byte on", Responses: octets("The bytes from that offset on"),
 	}, api.NoSuchCall), func(ctx context.Context, q *output) (*streamed, error) {
 		c := s.book.Get(whose(ctx).tenant, q.ID)
@@ -190,21 +193,11 @@ func (s *Server) remove(book *calls.Book, c *calls.Call) api.CallStatus {
 	return status
 }
 
-func accepted(c *calls.Call, err error) (*callAnswer, error) {
-	if err != nil {
-		return nil, api.AsError(err)
-	}
-	return &callAnswer{http.StatusAccepted, c.Status()}, nil
-}
-
 // mostListed is how large a report may be to be in a list as it is: there may be a thousand.
 const mostListed = 2 * answerRest
 
-type callList struct{ Body api.Calls }
-
-func listed(all []*calls.Call) *callList {
-	out := &callList{}
-	out.Body.Calls = []api.CallStatus{}
+func listed(all []*calls.Call) api.Calls {
+	out := api.Calls{Calls: []api.CallStatus{}}
 	for _, c := range all {
 		status := c.Status()
 		if r := status.Report; r != nil && answerSize(r) > mostListed {
@@ -212,7 +205,7 @@ func listed(all []*calls.Call) *callList {
 			short.Argv = nil
 			status.Report = &short
 		}
-		out.Body.Calls = append(out.Body.Calls, status)
+		out.Calls = append(out.Calls, status)
 	}
 	return out
 }

@@ -164,7 +164,7 @@ func (s *Server) medium(o *order, in cells.Medium) api.Medium {
 }
 
 func (s *Server) defineCells(a huma.API) {
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "code", Method: http.MethodPost, Path: "/v1/sessions/{id}/code", Summary: "Run a cell in an interpreter that the session keeps",
 		Description: "One cell at a time for each language. However a cell ends, the next one works.",
 		Responses: map[string]*huma.Response{"200": content(a, "It has ended, however: cause and state say how.", map[string]reflect.Type{
@@ -179,7 +179,7 @@ func (s *Server) defineCells(a huma.API) {
 	}) (*streamed, error) {
 		o, language, err := s.checkCell(whose(ctx), &q.Body)
 		if err != nil {
-			return nil, api.AsError(err)
+			return nil, err
 		}
 		return &streamed{func(huma.Context) {
 			defer func() { o.buffers.Free() }()

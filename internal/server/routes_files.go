@@ -38,12 +38,12 @@ func takes(kind string) *huma.RequestBody {
 func (s *Server) dirOf(ctx context.Context, id string) (*workspace.Dir, context.Context, func(), error) {
 	x, both, release, err := s.used(ctx, id)
 	if err != nil {
-		return nil, nil, nil, api.AsError(err)
+		return nil, nil, nil, err
 	}
 	dir, err := x.Place.Files()
 	if err != nil {
 		release()
-		return nil, nil, nil, api.AsError(err)
+		return nil, nil, nil, err
 	}
 	return dir, both, release, nil
 }
@@ -106,34 +106,26 @@ func (s *Server) defineWorkspace(a huma.API) {
 		SessionPath
 		Path string `path:"path" maxLength:"1024" doc:"Relative to the workspace; may contain slashes"`
 	}
-	type stored struct {
-		Status int
-		Body   *api.Written
-	}
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "putFile", Method: http.MethodPut, Path: base + "/{path...}", Summary: "Write a file of the workspace", RequestBody: takes("application/octet-stream"),
 		Description: "Missing directories are created. Links are not followed.", DefaultStatus: http.StatusCreated,
 	}, append(none, api.TooLarge, api.QuotaDisk)...), func(ctx context.Context, q *struct {
 		FilePath
 		Mode string `query:"mode" pattern:"^0?[0-7]{3}$" doc:"Permissions in octal; 644 unless given"`
-	}) (*stored, error) {
+	}) (*answer[*api.Written], error) {
 		mode := uint64(0o644)
 		if q.Mode != "" {
 			mode, _ = strconv.ParseUint(q.Mode, 8, 32) // the document's pattern is that of a number
 		}
-		out, err := s.PutFile(ctx, q.ID, q.Path, body{q.Request}, fs.FileMode(mode))
-		if err != nil {
-			return nil, api.AsError(err)
-		}
-		return &stored{http.StatusCreated, out}, nil
+		return with(s.PutFile(ctx, q.ID, q.Path, body{q.Request}, fs.FileMode(mode)))
 	})
 
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "getFile", Method: http.MethodGet, Path: base + "/{path...}", Summary: "Read a file of the workspace", Responses: octets("The file"),
 	}, none...), func(ctx context.Context, q *FilePath) (*streamed, error) {
 		f, size, both, release, err := s.OpenFile(ctx, q.ID, q.Path)
 		if err != nil {
-			return nil, api.AsError(err)
+			return nil, err
 		}
 		return &streamed{func(huma.Context) {
 			defer release()
@@ -143,7 +135,7 @@ func (s *Server) defineWorkspace(a huma.API) {
 		}}, nil
 	})
 
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "deleteFile", Method: http.MethodDelete, Path: base + "/{path...}", Summary: "Remove a file, or an empty directory, of the workspace", DefaultStatus: http.StatusNoContent,
 	}, none...), func(ctx context.Context, q *FilePath) (*struct{}, error) {
 		dir, _, release, err := s.dirOf(ctx, q.ID)
@@ -151,21 +143,13 @@ func (s *Server) defineWorkspace(a huma.API) {
 			return nil, err
 		}
 		defer release()
-		if err := dir.Remove(q.Path); err != nil {
-			return nil, api.AsError(err)
-		}
-		return nil, nil
+		return nil, dir.Remove(q.Path)
 	})
 
-	type list struct{ Body *workspace.Listing }
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "listFiles", Method: http.MethodGet, Path: base, Summary: "List the workspace, with all that is below",
-	}, none...), func(ctx context.Context, q *struct{ SessionPath }) (*list, error) {
-		out, err := s.ListFiles(ctx, q.ID)
-		if err != nil {
-			return nil, api.AsError(err)
-		}
-		return &list{out}, nil
+	}, none...), func(ctx context.Context, q *struct{ SessionPath }) (*answer[*workspace.Listing], error) {
+		return with(s.ListFiles(ctx, q.ID))
 	})
 
 	const archive = "/v1/sessions/{id}/archive"
@@ -173,7 +157,7 @@ func (s *Server) defineWorkspace(a huma.API) {
 		Request
 		SessionPath
 	}
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "putArchive", Method: http.MethodPut, Path: archive, Summary: "Unpack a tar stream into the workspace", RequestBody: takes("application/x-tar"), DefaultStatus: http.StatusNoContent,
 		Description: "Only files and directories: links, devices, names that are absolute or lead outside, and too many entries or bytes are errors; entries before that stay.",
 	}, append(none, api.TooLarge, api.QuotaDisk)...), func(ctx context.Context, q *whole) (*struct{}, error) {
@@ -184,17 +168,14 @@ func (s *Server) defineWorkspace(a huma.API) {
 		defer release()
 		left, err := s.entriesLeft(dir)
 		if err != nil {
-			return nil, api.AsError(err)
+			return nil, err
 		}
 		in := body{q.Request}
 		defer in.until(both)()
-		if err := dir.Unpack(reading{both, in}, workspace.Quota{Bytes: int64(s.settings.Load().Sandbox.TmpSize), Entries: left}); err != nil {
-			return nil, api.AsError(err)
-		}
-		return nil, nil
+		return nil, dir.Unpack(reading{both, in}, workspace.Quota{Bytes: int64(s.settings.Load().Sandbox.TmpSize), Entries: left})
 	})
 
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "getArchive", Method: http.MethodGet, Path: archive, Summary: "Pack the workspace into a tar stream",
 		Description: "Only files and directories. An incomplete stream has no end-of-archive marker.",
 		Responses:   map[string]*huma.Response{"200": {Description: "The archive", Content: map[string]*huma.MediaType{"application/x-tar": {Schema: &huma.Schema{Type: "string", Format: "binary"}}}}},
@@ -223,22 +204,15 @@ func send(w http.ResponseWriter, r io.Reader, size int64) {
 }
 
 func (s *Server) defineFiles(a huma.API) {
-	type stored struct {
-		Status int
-		Body   api.Stored
-	}
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "storeFile", Method: http.MethodPost, Path: "/v1/files", Summary: "Put a file into the content store", RequestBody: takes("application/octet-stream"), DefaultStatus: http.StatusCreated,
-	}, api.TooLarge, api.QuotaDisk), func(ctx context.Context, q *struct{ Request }) (*stored, error) {
+	}, api.TooLarge, api.QuotaDisk), func(ctx context.Context, q *struct{ Request }) (*answer[api.Stored], error) {
 		tenant := whose(ctx).tenant
 		quota := int64(s.settings.Load().Of(tenant).Files)
 		id, size, err := s.files.Put(tenant, body{q.Request}, quota, quota)
-		if err != nil {
-			return nil, api.AsError(err)
-		}
-		return &stored{http.StatusCreated, api.Stored{ID: id, Size: size}}, nil
+		return with(api.Stored{ID: id, Size: size}, err)
 	})
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "getStoredFile", Method: http.MethodGet, Path: "/v1/files/{id}", Summary: "Read a file of the content store", Responses: octets("The file"),
 	}, api.NoSuchFile), func(ctx context.Context, q *struct {
 		Request
@@ -246,7 +220,7 @@ func (s *Server) defineFiles(a huma.API) {
 	}) (*streamed, error) {
 		f, size, err := s.OpenStored(ctx, q.ID)
 		if err != nil {
-			return nil, api.AsError(err)
+			return nil, err
 		}
 		return &streamed{func(huma.Context) {
 			defer f.Close()

@@ -232,7 +232,7 @@ func (s *Server) defineParts(a huma.API) {
 	none := []api.Code{api.NoSuchSession, api.Ended}
 	diff := content(a, "The changes; as a tar, a layer of an OCI image, in which .wh.NAME is deleted", map[string]reflect.Type{"application/json": reflect.TypeFor[api.Diff]()})
 	diff.Content["application/x-tar"] = &huma.MediaType{Schema: &huma.Schema{Type: "string", Format: "binary"}}
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "diff", Method: http.MethodGet, Path: "/v1/sessions/{id}/diff", Summary: "Tell what a session has changed in its overlay",
 		Description: "Compared with the server's directory as it is now. With Accept: application/x-tar, what was added and changed with its content.",
 		Responses:   map[string]*huma.Response{"200": diff},
@@ -240,55 +240,42 @@ func (s *Server) defineParts(a huma.API) {
 		Request
 		SessionPath
 	}) (*streamed, error) {
-		out, err := s.diff(ctx, q.Request, q.ID)
-		if err != nil {
-			return nil, api.AsError(err)
-		}
-		return out, nil
+		return s.diff(ctx, q.Request, q.ID)
 	})
 
-	type one struct {
-		Status int
-		Body   *api.Snapshot
-	}
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "takeSnapshot", Method: http.MethodPost, Path: "/v1/sessions/{id}/snapshot", Summary: "Keep what a session has written to its overlay", DefaultStatus: http.StatusCreated,
 		Description: "The session goes on. Others can begin from there, when this one has ended, too.",
 	}, append(none, api.TooLarge, api.MediaType, api.Policy, api.BusySession, api.NameInUse, api.Draining, api.QuotaDisk)...), func(ctx context.Context, q *struct {
 		Request
 		SessionPath
 		Body api.NewSnapshot
-	}) (*one, error) {
-		out, err := s.Snapshot(ctx, q.ID, q.Body)
-		if err != nil {
-			return nil, api.AsError(err)
-		}
-		return &one{http.StatusCreated, out}, nil
+	}) (*answer[*api.Snapshot], error) {
+		return with(s.Snapshot(ctx, q.ID, q.Body))
 	})
 
-	type list struct{ Body api.Snapshots }
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "listSnapshots", Method: http.MethodGet, Path: "/v1/snapshots", Summary: "List the snapshots, the oldest first",
-	}), func(ctx context.Context, _ *struct{}) (*list, error) {
+	}), func(ctx context.Context, _ *struct{}) (*answer[api.Snapshots], error) {
 		store, err := s.snapshotsOf(ctx)
 		if err != nil {
-			return nil, api.AsError(err)
+			return nil, err
 		}
 		defer store.Close()
 		all, wrong := store.List()
 		if len(all) == 0 && len(wrong) > 0 {
-			return nil, api.AsError(wrong[0])
+			return nil, wrong[0]
 		}
-		out := &list{api.Snapshots{Snapshots: []api.Snapshot{}}}
+		out := api.Snapshots{Snapshots: []api.Snapshot{}}
 		for _, m := range all {
 			if !m.Expired(time.Now()) {
-				out.Body.Snapshots = append(out.Body.Snapshots, shown(m))
+				out.Snapshots = append(out.Snapshots, shown(m))
 			}
 		}
-		return out, nil
+		return with(out, nil)
 	})
 
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "deleteSnapshot", Method: http.MethodDelete, Path: "/v1/snapshots/{id}", Summary: "Remove a snapshot", DefaultStatus: http.StatusNoContent,
 		Description: "Sessions that began from it go on.",
 	}, api.NoSuchSnap), func(ctx context.Context, q *struct {
@@ -296,52 +283,45 @@ func (s *Server) defineParts(a huma.API) {
 	}) (*struct{}, error) {
 		store, err := s.snapshotsOf(ctx)
 		if err != nil {
-			return nil, api.AsError(err)
+			return nil, err
 		}
 		defer store.Close()
 		m, err := findSnapshot(store, q.ID)
-		if err == nil {
-			err = store.Remove(m)
-		}
 		if err != nil {
-			return nil, api.AsError(err)
+			return nil, err
 		}
-		return nil, nil
+		return nil, store.Remove(m)
 	})
 
-	type volumeList struct{ Body api.Volumes }
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "listVolumes", Method: http.MethodGet, Path: "/v1/volumes", Summary: "List the volumes",
-	}), func(ctx context.Context, _ *struct{}) (*volumeList, error) {
+	}), func(ctx context.Context, _ *struct{}) (*answer[api.Volumes], error) {
 		store, err := s.volumesOf(ctx)
 		if err != nil {
-			return nil, api.AsError(err)
+			return nil, err
 		}
 		defer store.Close()
 		names, err := store.Names()
 		if err != nil {
-			return nil, api.AsError(err)
+			return nil, err
 		}
-		out := &volumeList{api.Volumes{Volumes: []api.VolumeInfo{}}}
+		out := api.Volumes{Volumes: []api.VolumeInfo{}}
 		for _, name := range names {
-			out.Body.Volumes = append(out.Body.Volumes, api.VolumeInfo{Name: name})
+			out.Volumes = append(out.Volumes, api.VolumeInfo{Name: name})
 		}
-		return out, nil
+		return with(out, nil)
 	})
 
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "deleteVolume", Method: http.MethodDelete, Path: "/v1/volumes/{name}", Summary: "Remove a volume that nobody uses, and all that is in it", DefaultStatus: http.StatusNoContent,
 	}, api.NoSuchVolume, api.BusyVolume), func(ctx context.Context, q *struct {
 		Name string `path:"name" maxLength:"63"`
 	}) (*struct{}, error) {
 		store, err := s.volumesOf(ctx)
 		if err != nil {
-			return nil, api.AsError(err)
+			return nil, err
 		}
 		defer store.Close()
-		if err := s.removeVolume(store, q.Name); err != nil {
-			return nil, api.AsError(err)
-		}
-		return nil, nil
+		return nil, s.removeVolume(store, q.Name)
 	})
 }

@@ -163,54 +163,39 @@ func describe(x *sessions.Session) api.Session {
 }
 
 func (s *Server) defineSessions(a huma.API) {
-	type one struct {
-		Status int
-		Body   api.Session
-	}
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "createSession", Method: http.MethodPost, Path: "/v1/sessions", Summary: "Make a room that stays", DefaultStatus: http.StatusCreated,
 	}, starting...), func(ctx context.Context, q *struct {
 		Request
 		Body api.NewSession
-	}) (*one, error) {
-		out, err := s.CreateSession(ctx, &q.Body)
-		if err != nil {
-			return nil, api.AsError(err)
-		}
-		return &one{http.StatusCreated, *out}, nil
+	}) (*answer[*api.Session], error) {
+		return with(s.CreateSession(ctx, &q.Body))
 	})
 
-	type list struct{ Body api.Sessions }
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "listSessions", Method: http.MethodGet, Path: "/v1/sessions", Summary: "List the sessions",
-	}), func(ctx context.Context, _ *struct{}) (*list, error) {
-		out := &list{}
-		out.Body.Sessions = []api.Session{}
+	}), func(ctx context.Context, _ *struct{}) (*answer[api.Sessions], error) {
+		out := api.Sessions{Sessions: []api.Session{}}
 		for _, x := range s.rooms.List(whose(ctx).tenant) {
-			out.Body.Sessions = append(out.Body.Sessions, describe(x))
+			out.Sessions = append(out.Sessions, describe(x))
 		}
-		return out, nil
+		return with(out, nil)
 	})
 
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "getSession", Method: http.MethodGet, Path: "/v1/sessions/{id}", Summary: "Tell of a session",
-	}, api.NoSuchSession, api.Ended), func(ctx context.Context, q *struct{ SessionPath }) (*one, error) {
+	}, api.NoSuchSession, api.Ended), func(ctx context.Context, q *struct{ SessionPath }) (*answer[api.Session], error) {
 		x, err := s.rooms.Get(whose(ctx).tenant, q.ID)
 		if err != nil {
-			return nil, api.AsError(err)
+			return nil, err
 		}
-		return &one{http.StatusOK, describe(x)}, nil
+		return with(describe(x), nil)
 	})
 
-	type gone struct{ Body *api.SessionEnd }
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "deleteSession", Method: http.MethodDelete, Path: "/v1/sessions/{id}", Summary: "End a session and all that is in it",
-	}, api.NoSuchSession, api.Ended, api.Unproven), func(ctx context.Context, q *struct{ SessionPath }) (*gone, error) {
-		out, err := s.EndSession(ctx, q.ID)
-		if err != nil {
-			return nil, api.AsError(err)
-		}
-		return &gone{out}, nil
+	}, api.NoSuchSession, api.Ended, api.Unproven), func(ctx context.Context, q *struct{ SessionPath }) (*answer[*api.SessionEnd], error) {
+		return with(s.EndSession(ctx, q.ID))
 	})
 
 	type exec struct {
@@ -221,13 +206,13 @@ func (s *Server) defineSessions(a huma.API) {
 		RawBody []byte
 		Body    api.Call
 	}
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "exec", Method: http.MethodPost, Path: "/v1/sessions/{id}/exec", Summary: "Run one command or program in a session",
 		Description: "When it ends, only what it started ends: files stay, and other commands in the session keep running.", Responses: answers(a),
 	}, append(starting, api.Idempotency, api.NoSuchSession, api.Ended)...), func(ctx context.Context, q *exec) (*streamed, error) {
 		x, err := s.rooms.Get(whose(ctx).tenant, q.ID)
 		if err != nil {
-			return nil, api.AsError(err)
+			return nil, err
 		}
 		return s.answered(q.Request, q.Stream, q.Key, q.RawBody, &q.Body, s.whileOpen(x))
 	})
@@ -258,21 +243,21 @@ func (s *Server) process(ctx context.Context, q ProcessPath) (*sessions.Session,
 func (s *Server) defineProcesses(a huma.API) {
 	const base = "/v1/sessions/{id}/processes"
 	none := []api.Code{api.NoSuchSession, api.Ended, api.NoSuchProcess}
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "startProcess", Method: http.MethodPost, Path: base, Summary: "Begin to run a command in the background of a session", DefaultStatus: http.StatusAccepted,
 		Description: "It runs until its own end, its deadline, or the session's end; meanwhile the session is not idle. A timeout of 0 is the server's maximum.",
 	}, append(starting, none...)...), func(ctx context.Context, q *struct {
 		Request
 		SessionPath
 		Body api.NewProcess
-	}) (*callAnswer, error) {
+	}) (*answer[api.CallStatus], error) {
 		x, err := s.rooms.Get(whose(ctx).tenant, q.ID)
 		if err != nil {
-			return nil, api.AsError(err)
+			return nil, err
 		}
 		o, err := s.check(whose(ctx), &q.Body.Call)
 		if err != nil {
-			return nil, api.AsError(err)
+			return nil, err
 		}
 		if q.Body.KeepStdin {
 			o.input = calls.NewInput()
@@ -282,47 +267,50 @@ func (s *Server) defineProcesses(a huma.API) {
 		}
 		its, release, err := x.Use()
 		if err != nil {
-			return nil, api.AsError(err)
+			return nil, err
 		}
 		c, err := s.launch(its, x.Processes, o, s.inSession(x), release)
-		return accepted(c, err)
+		if err != nil {
+			return nil, err
+		}
+		return with(c.Status(), nil)
 	})
 
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "listProcesses", Method: http.MethodGet, Path: base, Summary: "List what runs in the background, or did",
-	}, none...), func(ctx context.Context, q *struct{ SessionPath }) (*callList, error) {
+	}, none...), func(ctx context.Context, q *struct{ SessionPath }) (*answer[api.Calls], error) {
 		x, err := s.rooms.Get(whose(ctx).tenant, q.ID)
 		if err != nil {
-			return nil, api.AsError(err)
+			return nil, err
 		}
-		return listed(x.Processes.List(x.Tenant)), nil
+		return with(listed(x.Processes.List(x.Tenant)), nil)
 	})
 
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "getProcess", Method: http.MethodGet, Path: base + "/{pid}", Summary: "Tell how far a process has come, or how it has ended",
 	}, none...), func(ctx context.Context, q *struct {
 		ProcessPath
 		WaitMS float64 `query:"wait_ms" minimum:"0" maximum:"60000" doc:"Wait so long for its end"`
-	}) (*callAnswer, error) {
+	}) (*answer[api.CallStatus], error) {
 		_, c, err := s.process(ctx, q.ProcessPath)
 		if err != nil {
 			return nil, err
 		}
 		s.awaitCall(ctx, c, milliseconds(q.WaitMS))
-		return &callAnswer{http.StatusOK, c.Status()}, nil
+		return with(c.Status(), nil)
 	})
 
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "deleteProcess", Method: http.MethodDelete, Path: base + "/{pid}", Summary: "End a process, and tell how; or forget one that has ended",
-	}, none...), func(ctx context.Context, q *struct{ ProcessPath }) (*callAnswer, error) {
+	}, none...), func(ctx context.Context, q *struct{ ProcessPath }) (*answer[api.CallStatus], error) {
 		x, c, err := s.process(ctx, q.ProcessPath)
 		if err != nil {
 			return nil, err
 		}
-		return &callAnswer{http.StatusOK, s.remove(x.Processes, c)}, nil
+		return with(s.remove(x.Processes, c), nil)
 	})
 
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "signalProcess", Method: http.MethodPost, Path: base + "/{pid}/signal", Summary: "Send a signal to all that a process has started", DefaultStatus: http.StatusNoContent,
 	}, none...), func(ctx context.Context, q *struct {
 		ProcessPath
@@ -336,13 +324,10 @@ func (s *Server) defineProcesses(a huma.API) {
 		if err := sig.UnmarshalText([]byte(q.Body.Signal)); err != nil {
 			return nil, usage("signal: %v", err)
 		}
-		if err := c.Signal(syscall.Signal(sig)); err != nil {
-			return nil, api.AsError(err)
-		}
-		return nil, nil
+		return nil, c.Signal(syscall.Signal(sig))
 	})
 
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "processStdin", Method: http.MethodPost, Path: base + "/{pid}/stdin", Summary: "Write to the stdin of a process that was started with keep_stdin",
 		Description: "Answers when the process has read everything except what fits into a pipe. Requests for one process are handled one after another.",
 		RequestBody: takes("application/octet-stream"), DefaultStatus: http.StatusNoContent,
@@ -371,7 +356,7 @@ func (s *Server) defineProcesses(a huma.API) {
 		return nil, nil
 	})
 
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "processOutput", Method: http.MethodGet, Path: base + "/{pid}/output", Summary: "Read what a process has written, from any byte on", Responses: octets("The bytes from that offset on"),
 	}, none...), func(ctx context.Context, q *struct {
 		Request

@@ -131,10 +131,9 @@ func (s *Server) Machine() *api.Machine {
 }
 
 func (s *Server) defineStatus(a huma.API) {
-	type answer struct{ Body *api.Status }
-	huma.Register(a, s.operation(a, huma.Operation{
+	register(a, s.operation(a, huma.Operation{
 		OperationID: "status", Method: http.MethodGet, Path: "/v1/status", Summary: "Tell what goes on, and how the last calls have ended",
-	}), func(ctx context.Context, _ *struct{}) (*answer, error) {
-		return &answer{s.status(whose(ctx))}, nil
+	}), func(ctx context.Context, _ *struct{}) (*answer[*api.Status], error) {
+		return with(s.status(whose(ctx)), nil)
 	})
 }
