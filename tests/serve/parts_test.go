@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/tests/harness"
@@ -340,6 +341,27 @@ func TestSnapshots(t *testing.T) {
 	}
 	if status, e := s.refused(http.MethodPost, path+"/snapshot", `{"name":"first"}`); status != 409 || e.Failure.Code != api.NameInUse {
 		t.Errorf("%d %+v", status, e)
+	}
+	// One at a time of a session: the other one of two is refused while the store keeps the first waiting.
+	lock, err := os.OpenFile(filepath.Join(filepath.Dir(dir), "data", fmt.Sprintf("uid-%d", os.Getuid()), "snapshots/lock"), os.O_RDWR, 0)
+	harness.Must(t, err)
+	harness.Must(t, unix.FcntlFlock(lock.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}))
+	told := make(chan string, 2)
+	for range cap(told) {
+		go func() {
+			status, b, _, err := s.try(t.Context(), http.MethodPost, path+"/snapshot", `{"name":"one"}`)
+			told <- fmt.Sprint(status, err, string(b))
+		}()
+	}
+	if refused := <-told; !strings.HasPrefix(refused, "409") || !strings.Contains(refused, string(api.BusySession)) {
+		t.Error(refused)
+	}
+	lock.Close()
+	if kept := <-told; !strings.HasPrefix(kept, "201") {
+		t.Error(kept)
+	}
+	if status, _ := s.ask(http.MethodDelete, "/v1/snapshots/one", nil); status != http.StatusNoContent {
+		t.Error(status)
 	}
 	s.want(path+"/exec", "echo later >/srv/added; echo", "\n")
 	s.ask(http.MethodDelete, path, nil)
