@@ -48,9 +48,6 @@ func (r *Room) Start(ctx context.Context) error {
 	if c := a.Cred; c != nil {
 		r.way.User, r.way.Group = int(c.UID), int(c.GID)
 	}
-	for _, d := range built.Memory {
-		r.way.Memory = append(r.way.Memory, nsenter.Directory(d))
-	}
 	r.run = built.Run
 	return nil
 }

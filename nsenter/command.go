@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
@@ -34,10 +33,6 @@ type Command struct {
 	// PATH, a HOME and a USER; nothing comes from the environment of this process.
 	Env []string
 	Dir string // in the room, absolute; "" for the room's own
-	// Fresh gives the command what it can write to for itself alone: the room's Memory, empty,
-	// and an IPC namespace. It finds nothing that another command of the room has left, and
-	// leaves nothing for the next. For a Room only.
-	Fresh bool
 
 	// The command's streams, as in os/exec: nil is /dev/null, an *os.File is given to the
 	// command as it is, of others a goroutine reads or writes through a pipe. An error of
@@ -89,13 +84,7 @@ type Room struct {
 	Cgroups     []string // directories of its own, if it has limits
 	Env         []string // NAME=VALUE
 	Dir         string   // where commands begin
-	// Memory is all that its commands can write to and that is not the host's; none if
-	// something is mounted within, for then a command cannot have it for itself.
-	Memory []Directory
 }
-
-// Directory is a directory in memory: where it is, and how it is mounted (tmpfs(5)).
-type Directory struct{ Dest, Options string }
 
 // Result is how a command has ended, and what proves that nothing of it is left.
 type Result = result.Result
@@ -156,11 +145,6 @@ func (c *Command) Start(ctx context.Context) (err error) {
 	if place.Entry, err = use.Entry(c.Args, env, c.Dir, false); err != nil {
 		return asError(err)
 	}
-	if c.Fresh {
-		if place.Entry.Fresh, err = c.Room.fresh(); err != nil {
-			return err
-		}
-	}
 	c.run, err = job.NewRun(ctx, place, job.Spec{
 		Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, MaxOutput: c.MaxOutput,
 		Limits: limits.Request(c.Limits), Use: use,
@@ -170,17 +154,6 @@ func (c *Command) Start(ctx context.Context) (err error) {
 		return asError(err)
 	}
 	return nil
-}
-
-// fresh is what a command of the room can have for itself.
-func (r *Room) fresh() (list []enter.Tmpfs, err error) {
-	if r == nil || len(r.Memory) == 0 {
-		return nil, &Error{Code: "usage", Message: "nsenter: Fresh is for a Room with Memory"}
-	}
-	for _, d := range r.Memory {
-		list = append(list, enter.Tmpfs(d))
-	}
-	return list, nil
 }
 
 // use is the room as package sandbox knows it.

@@ -42,9 +42,8 @@ type Entry struct {
 	Confirm bool
 	Bounds  proc.Bounds
 	Filter  *seccomp.Filter // for system calls
-	// Fresh are mounted for this command alone, in this order, in the place of what the room
-	// has there; and if there are any it has an IPC namespace of its own, too. Then no command
-	// finds what another has left.
+	// Fresh are mounted for each command of a [Maker], in this order, in the place of what the
+	// room has there. So no command finds what another has left.
 	Fresh []Tmpfs
 }
 
@@ -130,10 +129,6 @@ func (e *Entry) Prepare(stdio [3]*os.File, f *Furnishing) (*Exec, *proc.Way, err
 // lay puts everything into the form that system calls take.
 func (e *Entry) lay(b *proc.Block) *entry {
 	n := newEntry(b, e.HostNet)
-	if len(e.Fresh) > 0 {
-		n.spaces |= unix.CLONE_NEWIPC
-	}
-	n.fresh = layFresh(b, e.Fresh)
 	n.payload.command = e.layCommand(b)
 	n.payload.filter = layFilter(b, e.Filter)
 	return n

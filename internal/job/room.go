@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
@@ -20,9 +19,8 @@ import (
 // Room is a room that stays, for commands to be run in.
 type Room struct {
 	*Run
-	Init   *os.File      // a pidfd of its PID 1, closed by Close
-	Access state.Access  // how it is entered, but for who Init is
-	Memory []enter.Tmpfs // what its commands can write to and is not the host's; see [room.Plan.Fresh]
+	Init   *os.File     // a pidfd of its PID 1, closed by Close
+	Access state.Access // how it is entered, but for who Init is
 }
 
 // NewRoom has bubblewrap build the room of a plan without a command, and returns when it is
@@ -42,7 +40,7 @@ func NewRoom(ctx context.Context, plan *room.Plan, s Spec) (*Room, error) {
 		return nil, err
 	}
 	entry := plan.Entry()
-	r := &Room{Run: run, Memory: plan.Fresh(), Access: state.Access{
+	r := &Room{Run: run, Access: state.Access{
 		Cred: entry.Cred, Net: string(room.NetNone), Workdir: entry.Workdir, Filter: entry.Filter.Name(), Cgroups: run.Cgroups, Env: entry.Env,
 	}}
 	if entry.HostNet {
