@@ -1,11 +1,11 @@
 package bwrap
 
 import (
+	"cmp"
 	"fmt"
 	"path"
 
 	"github.com/sbxrun/sbxrun/internal/room"
-	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // Policy is what a sandbox shows, and what a command in it may be. The zero value is the
@@ -63,12 +63,8 @@ func (p *Policy) plan(command []string) (*room.Plan, error) {
 	if p.User != nil {
 		in.User = &room.User{UID: p.User.UID, GID: p.User.GID}
 	}
-	for _, pair := range p.Env {
-		v, err := values.ParsePair(pair)
-		if err != nil {
-			return nil, &Error{Code: "usage", Message: "bwrap: Env: " + err.Error()}
-		}
-		in.Env.Put(v)
+	if err := in.Env.PutPairs(p.Env); err != nil {
+		return nil, err
 	}
 	for _, m := range p.Mounts {
 		out, err := m.room()
@@ -82,7 +78,7 @@ func (p *Policy) plan(command []string) (*room.Plan, error) {
 
 // room is the mount as package room has it.
 func (m Mount) room() (room.Mount, error) {
-	out := room.Mount{Kind: room.ReadOnly, Source: m.Source, Dest: m.Dest, Try: m.Optional, Size: m.Size}
+	out := room.Mount{Kind: room.ReadOnly, Try: m.Optional, Size: m.Size}
 	switch {
 	case m.Source == "" && m.Writable, m.Source == "" && m.Optional, m.Source != "" && m.Size != 0:
 		return out, &Error{Code: "usage", Message: fmt.Sprintf("bwrap: Mount %q: Writable and Optional are for a Source, Size is for a directory in memory", m.Dest)}
@@ -93,16 +89,12 @@ func (m Mount) room() (room.Mount, error) {
 	case m.Writable:
 		out.Kind = room.ReadWrite
 	}
-	if out.Dest == "" {
-		out.Dest = m.Source
+	if m.Source != "" {
+		out.Source = path.Clean(m.Source)
 	}
 	var err error
-	if out.Dest, err = room.CleanDest(out.Dest); err != nil {
+	if out.Dest, err = room.CleanDest(cmp.Or(m.Dest, m.Source)); err != nil {
 		return out, &Error{Code: "usage", Message: "bwrap: Mount: " + err.Error()}
-	}
-	out.Source = path.Clean(out.Source)
-	if m.Source == "" {
-		out.Source = ""
 	}
 	return out, nil
 }

@@ -20,8 +20,9 @@ type Room struct {
 	Timeout      time.Duration // of the room; 0 for none
 	ProofTimeout time.Duration // how long is waited for the proof that nothing is left; 0 for 5 s
 
-	run *job.Run
-	way nsenter.Room
+	run  *job.Run
+	room *job.Room // the same, once there is one
+	way  nsenter.Room
 }
 
 // Start has bubblewrap build the room, and returns when it is complete. It ends, and all
@@ -48,7 +49,7 @@ func (r *Room) Start(ctx context.Context) error {
 	if c := a.Cred; c != nil {
 		r.way.User, r.way.Group = int(c.UID), int(c.GID)
 	}
-	r.run = built.Run
+	r.run, r.room = built.Run, built
 	return nil
 }
 
@@ -76,8 +77,5 @@ func (r *Room) Close() (*Result, error) {
 	if r.run == nil {
 		return r.run.Wait() // an error
 	}
-	r.run.End()
-	res, err := r.run.Wait()
-	r.way.Init.Close()
-	return res, err
+	return r.room.Close()
 }

@@ -15,8 +15,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
-	"github.com/sbxrun/sbxrun/internal/supervise"
-	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // Command is a command to be run in a room that is there. It is used once. Once Start has
@@ -106,17 +104,15 @@ func (c *Command) Run(ctx context.Context) (*Result, error) {
 // "canceled", whether or not Wait was called. An error is an [*Error]: the command never ran,
 // and nothing of it is left. Start blocks for as long as the way in takes, ten seconds at
 // most, or until ctx is done.
-func (c *Command) Start(ctx context.Context) (err error) {
+func (c *Command) Start(ctx context.Context) error {
 	if err := c.run.Started(); err != nil {
 		return err
 	}
 	if len(c.Args) == 0 {
 		return &Error{Code: "usage", Message: "nsenter: no command given"}
 	}
-	if err := room.CheckWorkdir(c.Dir); err != nil {
-		return err
-	}
 	var use *sandbox.Use
+	var err error
 	switch {
 	case (c.Room == nil) == (c.Sandbox == ""):
 		return &Error{Code: "usage", Message: "nsenter: give either a Sandbox or a Room"}
@@ -128,27 +124,9 @@ func (c *Command) Start(ctx context.Context) (err error) {
 	if err != nil {
 		return asError(err)
 	}
-	defer func() {
-		if err != nil {
-			use.Close()
-		}
-	}()
-	env := use.Env()
-	for _, pair := range c.Env {
-		v, err := values.ParsePair(pair)
-		if err != nil {
-			return &Error{Code: "usage", Message: "nsenter: Env: " + err.Error()}
-		}
-		env.Put(v)
-	}
-	place := supervise.Place{Room: use.Room}
-	if place.Entry, err = use.Entry(c.Args, env, c.Dir, false); err != nil {
-		return asError(err)
-	}
-	c.run, err = job.NewRun(ctx, place, job.Spec{
+	c.run, err = job.Enter(ctx, use, c.Args, c.Env, c.Dir, job.Spec{
 		Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, MaxOutput: c.MaxOutput,
-		Limits: limits.Request(c.Limits), Use: use,
-		Timeout: c.Timeout, Grace: c.Grace, ProofTimeout: c.ProofTimeout,
+		Limits: limits.Request(c.Limits), Timeout: c.Timeout, Grace: c.Grace, ProofTimeout: c.ProofTimeout,
 	})
 	if err != nil {
 		return asError(err)

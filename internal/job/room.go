@@ -13,7 +13,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/stream"
 	"github.com/sbxrun/sbxrun/internal/supervise"
-	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // Room is a room that stays, for commands to be run in.
@@ -56,10 +55,7 @@ func NewRoom(ctx context.Context, plan *room.Plan, s Spec) (*Room, error) {
 
 // Start runs a command in the room. env is NAME=VALUE for each variable beside the room's own, and
 // dir is "" for the room's own.
-func (r *Room) Start(ctx context.Context, args, env []string, dir string, s Spec) (_ *Run, err error) {
-	if err := room.CheckWorkdir(dir); err != nil {
-		return nil, err
-	}
+func (r *Room) Start(ctx context.Context, args, env []string, dir string, s Spec) (*Run, error) {
 	init, err := proc.FromPidfd(r.Init)
 	if errors.Is(err, proc.ErrGone) || errors.Is(err, os.ErrClosed) {
 		return nil, sandbox.ErrEnded
@@ -67,22 +63,26 @@ func (r *Room) Start(ctx context.Context, args, env []string, dir string, s Spec
 	if err != nil {
 		return nil, err
 	}
-	s.Use = &sandbox.Use{Access: r.Access, Room: init}
+	return Enter(ctx, &sandbox.Use{Access: r.Access, Room: init}, args, env, dir, s)
+}
+
+// Enter runs a command where use is, which it takes over. The rest is as for [Room.Start].
+func Enter(ctx context.Context, use *sandbox.Use, args, env []string, dir string, s Spec) (_ *Run, err error) {
 	defer func() {
 		if err != nil {
-			s.Use.Close()
+			use.Close()
 		}
 	}()
-	all := s.Use.Env()
-	for _, pair := range env {
-		v, err := values.ParsePair(pair)
-		if err != nil {
-			return nil, &result.Error{Code: "usage", Message: "Env: " + err.Error()}
-		}
-		all.Put(v)
+	if err := room.CheckWorkdir(dir); err != nil {
+		return nil, err
 	}
-	at := supervise.Place{Room: init}
-	if at.Entry, err = s.Use.Entry(args, all, dir, false); err != nil {
+	all := use.Env()
+	if err := all.PutPairs(env); err != nil {
+		return nil, err
+	}
+	s.Use = use
+	at := supervise.Place{Room: use.Room}
+	if at.Entry, err = use.Entry(args, all, dir, false); err != nil {
 		return nil, err
 	}
 	return NewRun(ctx, at, s)

@@ -106,12 +106,8 @@ func (r *Room) Start(ctx context.Context, c Command) (*job.Run, error) {
 		return nil, &result.Error{Code: "usage", Message: "no command given"}
 	}
 	env := values.Environment{}
-	for _, pair := range append(r.env[:len(r.env):len(r.env)], c.Env...) {
-		v, err := values.ParsePair(pair)
-		if err != nil {
-			return nil, &result.Error{Code: "usage", Message: "Env: " + err.Error()}
-		}
-		env.Put(v)
+	if err := env.PutPairs(append(r.env[:len(r.env):len(r.env)], c.Env...)); err != nil {
+		return nil, err
 	}
 	if c.Dir == "" {
 		c.Dir = r.dir

@@ -6,6 +6,8 @@ import (
 	"os"
 	"slices"
 	"strings"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
 // MaxVarsSize bounds in bytes what [ParseVars] takes. Linux lets all arguments
@@ -121,6 +123,19 @@ func (e *Environment) Put(v Var) {
 	}
 	e.index[v.Name] = len(e.vars)
 	e.vars = append(e.vars, v)
+}
+
+// PutPairs adds what NAME=VALUE says of each, nothing of which comes from the environment of this
+// process. An error is a *[result.Error].
+func (e *Environment) PutPairs(pairs []string) error {
+	for _, pair := range pairs {
+		v, err := ParsePair(pair)
+		if err != nil {
+			return &result.Error{Code: "usage", Message: "Env: " + err.Error()}
+		}
+		e.Put(v)
+	}
+	return nil
 }
 
 // Lookup returns the value of the variable called name, and whether there is one.
