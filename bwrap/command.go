@@ -2,7 +2,6 @@ package bwrap
 
 import (
 	"context"
-	"errors"
 	"io"
 	"syscall"
 	"time"
@@ -73,7 +72,7 @@ func (c *Command) Start(ctx context.Context) error {
 	}
 	plan, err := c.plan(c.Args)
 	if err != nil {
-		return asError(err)
+		return supervise.AsError(err)
 	}
 	defer plan.Close()
 	c.run, err = job.NewRun(ctx, supervise.Place{Plan: plan}, job.Spec{
@@ -81,7 +80,7 @@ func (c *Command) Start(ctx context.Context) error {
 		Limits: limits.Request(c.Limits), Timeout: c.Timeout, Grace: c.Grace, ProofTimeout: c.ProofTimeout,
 	})
 	if err != nil {
-		return asError(err)
+		return supervise.AsError(err)
 	}
 	return nil
 }
@@ -96,12 +95,3 @@ func (c *Command) Wait() (*Result, error) { return c.run.Wait() }
 // Signal sends a signal to all processes of the command, in one step of the kernel's. An
 // error means that it has ended.
 func (c *Command) Signal(sig syscall.Signal) error { return c.run.Signal(sig) }
-
-// asError is an error as all errors of this package are.
-func asError(err error) error {
-	var e *Error
-	if !errors.As(err, &e) {
-		e = &Error{Code: "setup", Message: "cannot set up the sandbox: " + err.Error(), Err: err}
-	}
-	return e
-}

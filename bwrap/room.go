@@ -9,6 +9,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/nsenter"
 )
 
@@ -35,12 +36,12 @@ func (r *Room) Start(ctx context.Context) error {
 	}
 	plan, err := r.plan(nil)
 	if err != nil {
-		return asError(err)
+		return supervise.AsError(err)
 	}
 	defer plan.Close()
 	built, err := job.NewRoom(ctx, plan, job.Spec{Limits: limits.Request(r.Limits), Timeout: r.Timeout, ProofTimeout: r.ProofTimeout})
 	if err != nil {
-		return asError(err)
+		return supervise.AsError(err)
 	}
 	a := built.Access
 	r.way = nsenter.Room{

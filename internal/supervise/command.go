@@ -148,7 +148,7 @@ func NotStarted(ctx context.Context, err error, t Terms) result.Result {
 		r.Cause, r.Signal = request.Cause, request.Signal
 		return r
 	}
-	r.Err = asError(err)
+	r.Err = AsError(err)
 	return r
 }
 
@@ -419,7 +419,8 @@ func (c *Command) Close() {
 	c.exec.Close()
 }
 
-func asError(err error) *result.Error {
+// AsError is an error as a *[result.Error].
+func AsError(err error) *result.Error {
 	var e *result.Error
 	if !errors.As(err, &e) {
 		e = &result.Error{Code: "setup", Message: "cannot set up the sandbox: " + err.Error(), Err: err}

@@ -66,7 +66,7 @@ func (c *Command) beforeKill(ctx context.Context) (err error) {
 		}
 		return nil
 	case result.StartFailed:
-		res.Started, res.Err = false, asError(c.startErr)
+		res.Started, res.Err = false, AsError(c.startErr)
 		return nil
 	case result.Lost:
 		return nil

@@ -2,10 +2,7 @@ package supervise
 
 import (
 	"fmt"
-	"strings"
 	"time"
-
-	"github.com/hashicorp/go-multierror"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
@@ -33,10 +30,7 @@ const maxSurvivors = 100
 // proof. Every step is made whatever the others came to. The keeper is still there
 // afterwards; [Collect] ends it.
 func Teardown(k *proc.Kept, deadline time.Time) Outcome {
-	var failed *multierror.Error
-	if err := k.KillInits(); err != nil {
-		failed = multierror.Append(failed, err)
-	}
+	killErr := k.KillInits()
 	k.Kill() // whatever else the keeper has
 	// Of many rooms that idle, and end at once, the proofs come first; and who goes on has the
 	// time for it afterwards.
@@ -45,22 +39,19 @@ func Teardown(k *proc.Kept, deadline time.Time) Outcome {
 	}
 
 	// The keeper's word first: it comes when the inits have ended, and spares a wait.
-	end, err := k.Empty(deadline)
-	if err != nil {
-		failed = multierror.Append(failed, fmt.Errorf("wait for the keeper: %w", err))
+	end, keeperErr := k.Empty(deadline)
+	if keeperErr != nil {
+		keeperErr = fmt.Errorf("wait for the keeper: %w", keeperErr)
 	}
-	if err := k.Wait(deadline); err != nil {
-		failed = multierror.Append(failed, err)
-	}
+	err := result.All(killErr, keeperErr, k.Wait(deadline))
 	at := time.Now()
 	if k.Init == nil {
 		k.Unmount(deadline)
 	}
-	if failed == nil {
+	if err == nil {
 		return Outcome{Verdict: result.Proven, At: at, End: end}
 	}
-	failed.ErrorFormat = inOneLine
-	return Outcome{Verdict: result.Unproven, At: at, Survivors: survivors(k), Err: failed}
+	return Outcome{Verdict: result.Unproven, At: at, Survivors: survivors(k), Err: err}
 }
 
 // Collect ends the keeper, which puts back the terminal and removes the cgroups first,
@@ -79,16 +70,4 @@ func survivors(k *proc.Kept) (left []result.Survivor) {
 		left = append(left, result.Survivor{PID: st.PID, Comm: st.Comm, State: st.State})
 	}
 	return left
-}
-
-// inOneLine is how multierror prints its errors here, each once and after a semicolon.
-func inOneLine(errs []error) string {
-	line := ""
-	for i, err := range errs {
-		if i > 0 {
-			line += "; "
-		}
-		line += strings.Join(strings.Fields(err.Error()), " ")
-	}
-	return line
 }
