@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -164,6 +165,9 @@ func ask(name, option string) ([]byte, error) {
 	cmd.WaitDelay = 100 * time.Millisecond // for a pipe that a grandchild holds
 	var out limited
 	cmd.Stdout = &out
+	// The signal comes when the thread that forked ends (prctl(2)).
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	if err := cmd.Run(); err != nil {
 		return nil, fmt.Errorf("%s %s: %w", name, option, err)
 	}
