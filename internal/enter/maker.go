@@ -37,9 +37,9 @@ var errTooLarge = &result.Error{Code: "too-large", Message: "the command and its
 // errBroken says that a Maker can make no more.
 var errBroken = errors.New("the room's maker has ended")
 
-// Make enters a room with what makes inits there, and has it make the first. Of the entry
-// counts what is not the command's: who, which network, bounds, filter, what is fresh, and
-// the working directory that is handed out before there is a command.
+// Make enters a room with a process that makes inits there, and has it make the first one. It
+// takes from the entry what is the same for all commands: identity, network, bounds, filter,
+// what is fresh, and the working directory that is handed out before there is a command.
 // It blocks for at most [SetupBound], or until ctx is done. The caller closes the Maker, also
 // one that came with an error.
 func (e Entry) Make(ctx context.Context, room *proc.Process) (*Maker, error) {

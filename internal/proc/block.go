@@ -18,8 +18,8 @@ import (
 // Nothing in a Block may point into Go's heap: the garbage collector does not look
 // here, and the fork could not follow. Whoever made it frees it.
 //
-// The memory is shared with the fork, so what it needs later can be laid out after it. What
-// tells the fork that it is there is a system call.
+// The memory is shared with the fork, so what that needs later can be laid out after it. The
+// fork reads it only after a system call has told it so, and thus sees all of it.
 type Block struct {
 	base unsafe.Pointer
 	size uintptr

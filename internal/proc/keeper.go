@@ -166,7 +166,7 @@ type Keeper struct {
 	// are dead, the keeper kills all.
 	socket  *os.File
 	failure error // a StartError that was read on the way
-	// What Enter lays out, for a keeper that has a program; nil afterwards.
+	// Where Enter lays out the Way, for a keeper that has a program; nil afterwards.
 	block *Block
 	state *keeperState
 }
@@ -228,8 +228,9 @@ func newKeeper(block *Block, c Command) (*Keeper, error) {
 	return &Keeper{Process: newProcess(int(pid), int(k.pidfd)), socket: os.NewFile(uintptr(pair[0]), "keeper"), state: k}, nil
 }
 
-// Enter has a keeper that has a program fork what enters the room: the Way of c, and what is
-// not the program's. Once. That the keeper could do it shows in what the Way says.
+// Enter has a keeper that was started with a program fork the Way of c as well, and take over
+// c's terminal and cgroups. It is called once, and does not wait: whether the keeper could
+// do it shows in what the Way says.
 func (k *Keeper) Enter(c Command) error {
 	defer k.giveUpBlock()
 	block, s := k.block, k.state
@@ -291,7 +292,7 @@ func (k *keeperState) lay(b *Block, c Command, open *descriptors) error {
 	return err
 }
 
-// layWay is what enters, and what of c is not the program's.
+// layWay lays out the Way, and what else of c does not belong to the program.
 func (k *keeperState) layWay(b *Block, c Command, open *descriptors) (*child, error) {
 	if c.Terminal != nil {
 		k.terminal, k.restore = Descriptor(c.Terminal.File), c.Terminal.State
@@ -313,7 +314,8 @@ func (k *keeperState) layWay(b *Block, c Command, open *descriptors) (*child, er
 	return ch, nil
 }
 
-// numbers are where the descriptors are of what enters.
+// numbers are the places of the descriptors that the process needs, in the order in which they
+// are sent to a keeper that runs already.
 func (c *child) numbers() (list []*int) {
 	for i := range c.files {
 		list = append(list, &c.files[i])

@@ -55,8 +55,8 @@ type keeperState struct {
 	hold     []int // what sbxrun wants kept open
 	exec     *child
 	enter    *child
-	later    *child  // what enters, when sbxrun has told
-	entering bool    // what enters was told: only then are terminal and remove to be looked at
+	later    *child  // what enters, if sbxrun lays it out after the fork
+	entering bool    // what enters is known: before that terminal and remove mean nothing
 	monitor  uintptr // pid of exec: when it ends, so does everything
 	lasting  bool    // each end is told at once
 	ending   bool    // sbxrun has said that it is over, or is dead

@@ -131,8 +131,8 @@ func (k *Kept) Payload() (*Process, error) {
 // instead is how long it may take to do a keeper's work that does not do it.
 const instead = 500 * time.Millisecond
 
-// Abandon ends what did not come to be: init may be unknown, so it is the keeper
-// that kills what it has. It returns when nothing is left, or at the deadline
+// Abandon ends what could not be set up. Init may be unknown, so it is the keeper that
+// kills what it has. It returns when nothing is left, or at the deadline
 // with an error.
 func (k *Kept) Abandon(deadline time.Time) error {
 	k.Keeper.Kill()

@@ -71,7 +71,7 @@ func (p *Plan) Entry() *enter.Entry {
 		Terminal: p.terminal, Bounds: p.Bounds, Filter: p.filter}
 }
 
-// start leaves it to its caller to bring an unfinished room to an end.
+// start does the rest of Start. After an error the caller ends the unfinished room.
 func (p *Plan) start(ctx context.Context, r *Room, b *builder, stdio [3]*os.File, tty *proc.Terminal, confirm bool) (err error) {
 	deadline := time.Now().Add(SetupBound)
 	if err := b.order(ctx, p.words, deadline); err != nil {
