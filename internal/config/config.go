@@ -161,7 +161,7 @@ type Files struct {
 	Quota values.Size     `toml:"quota"`
 }
 
-// Tenant is the ceilings of one tenant. What is zero is no bound, but for Queue and Sessions.
+// Tenant is the ceilings of one tenant. What is zero is no bound, but for Queue, Sessions and Files.
 type Tenant struct {
 	Concurrency int             `toml:"concurrency"`
 	Queue       int             `toml:"queue"`
