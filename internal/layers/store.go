@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -187,12 +188,8 @@ func wanted(m *snapshots.Manifest, h *tar.Header, drafts map[string]*snapshots.D
 	if drafts[hash] != nil {
 		return "", refused("layer %.12s comes twice", hash)
 	}
-	for _, t := range m.Trees {
-		for _, l := range t.Layers {
-			if l.SHA256 == hash && l.Size == h.Size {
-				return hash, nil
-			}
-		}
+	if slices.ContainsFunc(layersOf(m, hash), func(l snapshots.Layer) bool { return l.Size == h.Size }) {
+		return hash, nil
 	}
 	return "", refused("the manifest has no layer %.12s of %d bytes", hash, h.Size)
 }

@@ -272,23 +272,18 @@ func (e *events) finish(a *api.Answer, err error) {
 	}
 }
 
-// writeJSON answers with a document.
-func writeJSON(w http.ResponseWriter, status int, v any) {
-	writeLong(w, status, v)
-}
-
 // writeAnswer answers with the report of a call.
 func writeAnswer(w http.ResponseWriter, a *api.Answer) {
 	rest := *a // shared with who asks once more
 	rest.Stdout, rest.StdoutBase64, rest.Stderr, rest.StderrBase64 = nil, nil, nil, nil
-	writeLong(w, http.StatusOK, rest, output(a.Stdout, a.StdoutBase64, a.Stderr, a.StderrBase64)...)
+	writeJSON(w, http.StatusOK, rest, output(a.Stdout, a.StdoutBase64, a.Stderr, a.StderrBase64)...)
 }
 
 // writeCell answers with what has become of a cell.
 func writeCell(w http.ResponseWriter, a *api.CellAnswer) {
 	rest := *a
 	rest.Stdout, rest.StdoutBase64, rest.Stderr, rest.StderrBase64 = nil, nil, nil, nil
-	writeLong(w, http.StatusOK, rest, output(a.Stdout, a.StdoutBase64, a.Stderr, a.StderrBase64)...)
+	writeJSON(w, http.StatusOK, rest, output(a.Stdout, a.StdoutBase64, a.Stderr, a.StderrBase64)...)
 }
 
 // member is one of a document whose value is a long text; nil for none.
@@ -302,9 +297,9 @@ func output(stdout, stdoutBase64, stderr, stderrBase64 *string) []member {
 	return []member{{"stdout", stdout}, {"stdout_base64", stdoutBase64}, {"stderr", stderr}, {"stderr_base64", stderrBase64}}
 }
 
-// writeLong answers with a document, which is an object if there are long members. These come
+// writeJSON answers with a document, which is an object if there are long members. These come
 // last, piece by piece: all of them as JSON at once would be many times what was kept of the output.
-func writeLong(w http.ResponseWriter, status int, v any, long ...member) {
+func writeJSON(w http.ResponseWriter, status int, v any, long ...member) {
 	doc, err := result.JSON(v)
 	if err != nil {
 		panic(err) // of a type of package api

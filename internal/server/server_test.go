@@ -206,7 +206,11 @@ func TestLeavesQueue(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Drain(t.Context())
-	leave, err := s.gate.Enter(t.Context(), "uid-1", c.Tenant.Ceilings())
+	turn, err := s.gate.Join("uid-1", c.Tenant.Ceilings())
+	if err != nil {
+		t.Fatal(err)
+	}
+	leave, err := turn.Wait(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

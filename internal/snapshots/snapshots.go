@@ -28,6 +28,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -105,17 +106,8 @@ func (s *Store) private() error {
 	if err != nil {
 		return Failed(err)
 	}
-	fd, err := s.root.Open(".")
-	if err != nil {
-		return Failed(err)
-	}
-	defer fd.Close()
-	var st unix.Stat_t
-	if err := unix.Fstat(proc.Descriptor(fd), &st); err != nil {
-		return Failed(err)
-	}
-	if int(st.Uid) != os.Geteuid() || info.Mode().Perm()&0o077 != 0 {
-		return &result.Error{Code: "data", Message: fmt.Sprintf("the directory of snapshots %q is not the caller's alone (user %d, mode %04o)", s.path, st.Uid, info.Mode().Perm()),
+	if uid := info.Sys().(*syscall.Stat_t).Uid; int(uid) != os.Geteuid() || info.Mode().Perm()&0o077 != 0 {
+		return &result.Error{Code: "data", Message: fmt.Sprintf("the directory of snapshots %q is not the caller's alone (user %d, mode %04o)", s.path, uid, info.Mode().Perm()),
 			Hint: state.DataHint}
 	}
 	return nil

@@ -54,15 +54,20 @@ func (s *Store) load(name string) (*Manifest, error) {
 
 // Find returns the snapshot of this id or name.
 func (s *Store) Find(name string) (*Manifest, error) {
-	list, _ := s.List()
-	m := find(list, name)
-	if m == nil {
-		return nil, &result.Error{Code: "not-found", Message: fmt.Sprintf("no snapshot %.80q", name), Hint: "sbxrun snapshots lists them"}
-	}
-	if m.Expired(time.Now()) {
+	m, err := s.any(name)
+	if err == nil && m.Expired(time.Now()) {
 		return nil, &result.Error{Code: "not-found", Message: fmt.Sprintf("the time to live of snapshot %.80q is over", name), Hint: "sbxrun cleanup removes it"}
 	}
-	return m, nil
+	return m, err
+}
+
+// any is Find, whether or not the snapshot has expired.
+func (s *Store) any(name string) (*Manifest, error) {
+	list, _ := s.List()
+	if m := find(list, name); m != nil {
+		return m, nil
+	}
+	return nil, &result.Error{Code: "not-found", Message: fmt.Sprintf("no snapshot %.80q", name), Hint: "sbxrun snapshots lists them"}
 }
 
 // find prefers an id, which is nobody else's.
@@ -206,10 +211,9 @@ func (s *Store) publish(m *Manifest, draft *Draft) error {
 
 // Discard is Remove by id or name, whether or not the snapshot has expired.
 func (s *Store) Discard(name string) error {
-	list, _ := s.List()
-	m := find(list, name)
-	if m == nil {
-		return &result.Error{Code: "not-found", Message: fmt.Sprintf("no snapshot %.80q", name), Hint: "sbxrun snapshots lists them"}
+	m, err := s.any(name)
+	if err != nil {
+		return err
 	}
 	return s.Remove(m)
 }

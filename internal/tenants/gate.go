@@ -44,16 +44,6 @@ func NewGate(places int) *Gate { return &Gate{places: places, tenants: map[strin
 // most is how many tenants are remembered that do nothing; what is remembered is their rate.
 const most = 10_000
 
-// Enter lets a call of a tenant in when it is its turn, and returns how it leaves. An error is
-// an [*api.Error]; or the cause of ctx, if that was done first.
-func (g *Gate) Enter(ctx context.Context, name string, c Ceilings) (leave func(), err error) {
-	turn, err := g.Join(name, c)
-	if err != nil {
-		return nil, err
-	}
-	return turn.Wait(ctx)
-}
-
 // Turn is a call that is in, or waits to be let in. It must be waited for.
 type Turn struct {
 	gate   *Gate

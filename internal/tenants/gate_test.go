@@ -30,11 +30,20 @@ func waits(t *testing.T, g *Gate, name string, n int) {
 	}
 }
 
+// enter waits for a turn.
+func enter(ctx context.Context, g *Gate, name string, c Ceilings) (leave func(), err error) {
+	turn, err := g.Join(name, c)
+	if err != nil {
+		return nil, err
+	}
+	return turn.Wait(ctx)
+}
+
 // One tenant has many waiting, another comes late: they take turns.
 func TestTurns(t *testing.T) {
 	g := NewGate(1)
 	ceilings := Ceilings{Queue: 10}
-	hold, err := g.Enter(t.Context(), "many", ceilings)
+	hold, err := enter(t.Context(), g, "many", ceilings)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +53,7 @@ func TestTurns(t *testing.T) {
 	come := func(name string, n int) {
 		for i := range n {
 			calls.Go(func() {
-				leave, err := g.Enter(t.Context(), name, ceilings)
+				leave, err := enter(t.Context(), g, name, ceilings)
 				if err != nil {
 					t.Error(err)
 					return
@@ -72,26 +81,26 @@ func TestTurns(t *testing.T) {
 func TestCeilings(t *testing.T) {
 	g := NewGate(2)
 	one := Ceilings{Concurrency: 1}
-	leave, err := g.Enter(t.Context(), "a", one)
+	leave, err := enter(t.Context(), g, "a", one)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := g.Enter(t.Context(), "a", one); code(err) != api.Quota {
+	if _, err := enter(t.Context(), g, "a", one); code(err) != api.Quota {
 		t.Errorf("a second call of a: %v", err)
 	}
-	other, err := g.Enter(t.Context(), "b", one)
+	other, err := enter(t.Context(), g, "b", one)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := g.Enter(t.Context(), "c", one); code(err) != api.Busy {
+	if _, err := enter(t.Context(), g, "c", one); code(err) != api.Busy {
 		t.Errorf("a third call: %v", err)
 	}
 	leave()
 	leave() // does nothing
-	if _, err := g.Enter(t.Context(), "c", one); err != nil {
+	if _, err := enter(t.Context(), g, "c", one); err != nil {
 		t.Error(err)
 	}
-	if _, err := g.Enter(t.Context(), "d", one); code(err) != api.Busy {
+	if _, err := enter(t.Context(), g, "d", one); code(err) != api.Busy {
 		t.Errorf("a place was given up twice: %v", err)
 	}
 	other()
@@ -101,12 +110,12 @@ func TestCeilings(t *testing.T) {
 func TestBoundKeepsNobody(t *testing.T) {
 	g := NewGate(2)
 	one := Ceilings{Concurrency: 1, Queue: 1}
-	leave, _ := g.Enter(t.Context(), "a", one)
+	leave, _ := enter(t.Context(), g, "a", one)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
-	go func() { _, err := g.Enter(ctx, "a", one); ended <- err }()
+	go func() { _, err := enter(ctx, g, "a", one); ended <- err }()
 	waits(t, g, "a", 1)
-	other, err := g.Enter(t.Context(), "b", one)
+	other, err := enter(t.Context(), g, "b", one)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,13 +133,13 @@ func TestBoundKeepsNobody(t *testing.T) {
 func TestRate(t *testing.T) {
 	g := NewGate(10)
 	slow := Ceilings{Rate: 0.001}
-	if _, err := g.Enter(t.Context(), "a", slow); err != nil {
+	if _, err := enter(t.Context(), g, "a", slow); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := g.Enter(t.Context(), "a", slow); code(err) != api.Quota {
+	if _, err := enter(t.Context(), g, "a", slow); code(err) != api.Quota {
 		t.Errorf("%v", err)
 	}
-	if _, err := g.Enter(t.Context(), "b", slow); err != nil {
+	if _, err := enter(t.Context(), g, "b", slow); err != nil {
 		t.Errorf("another tenant: %v", err)
 	}
 }
@@ -144,7 +153,7 @@ func TestManyAtOnce(t *testing.T) {
 		all.Go(func() {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i%7)*time.Millisecond)
 			defer cancel()
-			if leave, err := g.Enter(ctx, fmt.Sprint(i%4), c); err == nil {
+			if leave, err := enter(ctx, g, fmt.Sprint(i%4), c); err == nil {
 				time.Sleep(time.Millisecond)
 				leave()
 			}
