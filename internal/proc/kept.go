@@ -178,13 +178,15 @@ func (k *Kept) empty(deadline time.Time) (End, error) {
 }
 
 // Collect ends the keeper, which puts back the terminal and removes the cgroups first,
-// and reaps it. One that does not end by the deadline is killed.
+// and reaps it. One that has something left by the deadline goes on without us, and ends when
+// that has: the room's PID 1 does not end before somebody has reaped what was in it, which
+// need not be whoever inherits it. Only one that is stopped is killed.
 func (k *Kept) Collect(deadline time.Time) error {
 	if k.Lasting {
 		return nil
 	}
 	err := k.Keeper.Reap(deadline)
-	if errors.Is(err, os.ErrDeadlineExceeded) && k.Keeper.Signal(unix.SIGKILL) == nil {
+	if errors.Is(err, os.ErrDeadlineExceeded) && k.Keeper.stopped() && k.Keeper.Signal(unix.SIGKILL) == nil {
 		err = k.Keeper.Reap(time.Now().Add(instead))
 	}
 	return err

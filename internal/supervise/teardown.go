@@ -55,8 +55,8 @@ func Teardown(k *proc.Kept, deadline time.Time) Outcome {
 }
 
 // Collect ends the keeper, which puts back the terminal and removes the cgroups first,
-// and reaps it. One that does not end by the deadline is killed. It is no part of what was
-// to be proven, but it must not be left either.
+// and reaps it. It is no part of what was to be proven. One that still has something by the
+// deadline goes on without us.
 func Collect(k *proc.Kept, deadline time.Time) error {
 	if err := k.Collect(deadline); err != nil {
 		return fmt.Errorf("collect the keeper: %w", err)

@@ -237,3 +237,17 @@ func TestKilledKeeper(t *testing.T) {
 		}
 	}
 }
+
+// A proof that may not take as long as the end does: what is left goes all the same, though
+// nobody above sbxrun reaps. The keeper does, without sbxrun.
+func TestUnprovenGoes(t *testing.T) {
+	tree := []string{"sh", "-c", "i=0; while [ $i -lt 200 ]; do sleep 600 & i=$((i+1)); done; : >/out/ran; wait"}
+	for range scaled(t, 4) {
+		r, _ := begun(t, []string{"--proof-timeout", "0.001"}, tree)
+		r.signal(unix.SIGTERM)
+		r.killed = true // so what is left has a moment to go
+		if o := r.wait(); o.code != 123 && o.code != 128+15 {
+			t.Errorf("want unproven, or in time: %v", o)
+		}
+	}
+}
