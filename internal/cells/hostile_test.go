@@ -296,7 +296,8 @@ func TestNothingLeft(t *testing.T) {
 		}
 		do(t, k, "import os; os._exit(1)")
 		do(t, k, "if not os.fork(): os.execvp('sleep', ['sleep', '1000'])") // NameError: a new one
-		do(t, k, "import os, threading; threading.Timer(0.01, os._exit, (0,)).start()")
+		do(t, k, "import os, threading, time\ndef f():\n  while not os.path.exists('go'): time.sleep(0.001)\n  os.remove('go')\n  os._exit(0)\nthreading.Thread(target=f).start()")
+		inside(t, k, "touch go")
 		<-k.live.ended.Done()
 		do(t, k, "1")
 		if err := k.Close(); err != nil {

@@ -35,9 +35,10 @@ func (r *run) stopped(pid int) {
 // R17: the deadline works while a process between is stopped: the monitor, the room,
 // init, the command.
 func TestR17StoppedBelow(t *testing.T) {
+	deadline := harness.Deadline(300 * time.Millisecond)
 	for _, victim := range []int{roleMonitor, roleRoom, roleInit, rolePayload} {
-		for _, flags := range [][]string{{"--timeout", "0.3"}, {"--timeout", "0.3", "--grace", "0.2"}} {
-			t.Run(roleNames[victim]+" "+strings.Join(flags, " "), func(t *testing.T) {
+		for _, flags := range [][]string{{"--timeout", deadline.String()}, {"--timeout", deadline.String(), "--grace", "0.2"}} {
+			t.Run(roleNames[victim]+" "+strings.Join(flags[2:], " "), func(t *testing.T) {
 				r, pids := begun(t, flags, busy)
 				if !r.hit(pids, victim, unix.SIGSTOP) {
 					t.Fatalf("there is no %s", roleNames[victim])
@@ -47,7 +48,7 @@ func TestR17StoppedBelow(t *testing.T) {
 				if o.code != 124 || o.report == nil || o.report.Cause != "timeout" || o.report.Teardown.Verdict != "proven" {
 					t.Errorf("want a proven timeout: %v", o)
 				}
-				harness.Within(t, "the run", r.end.Sub(r.begin), 300*time.Millisecond, 700*time.Millisecond)
+				harness.Within(t, "the run", r.end.Sub(r.begin), deadline, deadline+400*time.Millisecond)
 			})
 		}
 	}
@@ -92,7 +93,8 @@ func TestR17StoppedEarly(t *testing.T) {
 // R17: sbxrun itself is stopped beyond the deadline. The keeper acts in its place, half a
 // second after the deadline and the grace period, and then sbxrun calls it what it is.
 func TestR17StoppedSelf(t *testing.T) {
-	for _, flags := range [][]string{{"--timeout", "0.1"}, {"--timeout", "0.1", "--grace", "0.2"}} {
+	deadline := harness.Deadline(100 * time.Millisecond)
+	for _, flags := range [][]string{{"--timeout", deadline.String()}, {"--timeout", deadline.String(), "--grace", "0.2"}} {
 		r, pids := begun(t, flags, busy)
 		r.signal(unix.SIGSTOP)
 		r.stopped(r.pid)
@@ -100,7 +102,7 @@ func TestR17StoppedSelf(t *testing.T) {
 		harness.Must(t, err)
 		r.until("the end of the command", payload.Ended)
 		payload.Close()
-		low := 600 * time.Millisecond
+		low := deadline + 500*time.Millisecond
 		if len(flags) > 2 {
 			low += 200 * time.Millisecond
 		}
@@ -112,11 +114,11 @@ func TestR17StoppedSelf(t *testing.T) {
 	}
 
 	// It goes on before that, and late all the same.
-	r, pids := begun(t, []string{"--timeout", "0.1"}, busy)
+	r, pids := begun(t, []string{"--timeout", deadline.String()}, busy)
 	r.signal(unix.SIGSTOP)
 	r.stopped(r.pid)
-	r.until("the deadline", func() bool { return time.Since(r.begin) > 200*time.Millisecond })
-	if zombie(pids[rolePayload]) && time.Since(r.begin) < 600*time.Millisecond {
+	r.until("the deadline", func() bool { return time.Since(r.begin) > deadline+100*time.Millisecond })
+	if zombie(pids[rolePayload]) && time.Since(r.begin) < deadline+500*time.Millisecond {
 		t.Errorf("the command was killed while sbxrun was stopped")
 	}
 	r.signal(unix.SIGCONT)
@@ -136,14 +138,15 @@ func TestR17StoppedSelf(t *testing.T) {
 // sbxrun kills it and does its work; and if sbxrun was killed, all goes away when the
 // keeper goes on.
 func TestStoppedKeeper(t *testing.T) {
+	deadline := harness.Deadline(300 * time.Millisecond).String()
 	for _, end := range []struct {
 		name  string
 		flags []string
 		sig   unix.Signal // to sbxrun; 0 for none
 		code  int
 	}{
-		{"deadline", []string{"--timeout", "0.2"}, 0, 124},
-		{"grace", []string{"--timeout", "0.1", "--grace", "0.1"}, 0, 124},
+		{"deadline", []string{"--timeout", deadline}, 0, 124},
+		{"grace", []string{"--timeout", deadline, "--grace", "0.1"}, 0, 124},
 		{"signal", nil, unix.SIGTERM, 143},
 		{"kill", nil, unix.SIGKILL, 0},
 	} {
