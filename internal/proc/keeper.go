@@ -138,16 +138,6 @@ func (e End) Usage(pid int) (u Usage) {
 	return u
 }
 
-// Status is how a process has ended that the keeper has reaped.
-func (e End) Status(pid int) (ws unix.WaitStatus, ok bool) {
-	for _, r := range e.reaped {
-		if r.pid == int64(pid) {
-			ws, ok = unix.WaitStatus(r.status), true
-		}
-	}
-	return ws, ok
-}
-
 // A StartError names the step in the keeper, or between its fork and the exec
 // of bwrap, or on the way into a sandbox, that failed. There is no payload then.
 type StartError struct {
