@@ -127,6 +127,11 @@ func serve(args []string) int {
 	}
 	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
 	told := signals()
+	lock, err := lockState(c.StateDir)
+	if err != nil {
+		return fail(err)
+	}
+	defer lock.Close() // nil if the directory cannot be locked, which is said next
 	source, free := places(&c, log)
 	defer free()
 	s, err := server.New(c, tokens, source, log, version.String())
@@ -154,6 +159,23 @@ func serve(args []string) int {
 	s.Drain(ctx)
 	ended(web, node, log)
 	return 0
+}
+
+// lockState keeps other servers out of a directory: each would remove what the other is about to
+// store, and count it twice.
+func lockState(dir string) (*os.File, error) {
+	_ = os.MkdirAll(dir, 0o700) // [server.New] says what is wrong with it
+	// A server that was killed while it forked has left its descriptors to the child for a moment.
+	const moment = 500 * time.Millisecond
+	for end := time.Now().Add(moment); ; time.Sleep(moment / 50) {
+		lock, err := lockDir(dir)
+		switch {
+		case !errors.Is(err, unix.EWOULDBLOCK):
+			return lock, nil
+		case time.Now().After(end):
+			return nil, fmt.Errorf("state_dir %s: another server has it; give each its own", dir)
+		}
+	}
 }
 
 // signals are those that the server is told by. They are caught before anything listens: a client

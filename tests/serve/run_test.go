@@ -600,7 +600,7 @@ func TestServerKilled(t *testing.T) {
 	}
 }
 
-// Two servers do not share a socket, and only its user reaches it.
+// Two servers share neither a socket nor a state directory, and only its user reaches a socket.
 func TestSocket(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -608,8 +608,16 @@ func TestSocket(t *testing.T) {
 	if err != nil || st.Mode().Perm() != 0o600 {
 		t.Errorf("%v %v", st.Mode(), err)
 	}
-	if out, code := fails(t, "--config", filepath.Join(s.dir, "config.toml")); code != 125 || !strings.Contains(out, "another server has it") {
-		t.Errorf("%d %s", code, out)
+	other := harness.Dir(t)
+	for _, test := range []struct{ word, socket, state string }{
+		{"listen ", s.dir, other},
+		{"state_dir ", other, s.dir},
+	} {
+		config := filepath.Join(other, "config.toml")
+		harness.Must(t, os.WriteFile(config, fmt.Appendf(nil, "listen = [%q]\nstate_dir = %q\n[rooms]\nmin = 0\nmax = 0\n", "unix:"+filepath.Join(test.socket, filepath.Base(s.socket())), filepath.Join(test.state, "state")), 0o600))
+		if out, code := fails(t, "--config", config); code != 125 || !strings.Contains(out, test.word) || !strings.Contains(out, "another server has it") {
+			t.Errorf("%d %s", code, out)
+		}
 	}
 	s.run(sh("true"))
 }
