@@ -97,7 +97,8 @@ func listenUnix(name string) (net.Listener, error) {
 	if st, err := os.Lstat(name); err == nil && st.Mode()&os.ModeSocket == 0 {
 		return nil, errors.New("the path exists, and is not a socket")
 	}
-	if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
+	// One directory, and not all of a path that is misspelt.
+	if err := os.Mkdir(filepath.Dir(name), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
 	// The lock is the kernel's word that no server has the socket; it goes with the process.

@@ -272,7 +272,7 @@ func (c *Config) Check() error {
 		network, address, _ := strings.Cut(l, ":")
 		switch {
 		case network == "unix" && path.IsAbs(address) && len(address) < 108: // sun_path of unix(7)
-		case network == "tcp" && address != "":
+		case network == "tcp" && strings.Contains(address, ":"):
 			if c.TokenFile == "" {
 				return fmt.Errorf("listen %q: TCP is refused without token_file: whoever reached it could run commands", l)
 			}

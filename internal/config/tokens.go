@@ -49,7 +49,7 @@ func LoadTokens(name string) (Tokens, error) {
 		}
 		fields := strings.Fields(line)
 		if len(fields) != 2 || !strings.HasPrefix(fields[1], hashed) {
-			return nil, fmt.Errorf("%s:%d: want TENANT %sHEX", name, i+1, hashed)
+			return nil, fmt.Errorf("%s:%d: want TENANT %sHEX, where HEX is the first word that sha256sum prints", name, i+1, hashed)
 		}
 		if !validTenant(fields[0]) {
 			return nil, fmt.Errorf("%s:%d: tenant %q: want letters, digits, dots, dashes and underscores, at most 64, a letter or digit first, and not %s in front, which users of a unix socket have", name, i+1, fields[0], Local)

@@ -646,6 +646,8 @@ func TestConfig(t *testing.T) {
 		{"listen = [\"tcp:127.0.0.1:0\"]", "token_file"},
 		{"listen = [\"unix:relative\"]", "absolute"},
 		{"listen = [\"udp:1\"]", "want unix"},
+		{"listen = [\"tcp:8080\"]", "want unix:PATH, absolute and shorter than 108 bytes, or tcp:HOST:PORT"},
+		{"listen = [\"unix:/a\"]\n[tenants.\"a b\"]\nqueue = 1", "tenants.a b: want the name of a token"},
 		{"lisen = []", "there is no key lisen"},
 		{"[call]\ntimeot = \"1s\"", ":2: there is no key call.timeot"},
 		{"[call]\ntimeout = \"x\"\n", "c.toml:2"},
@@ -675,6 +677,9 @@ func TestConfig(t *testing.T) {
 	}
 	if _, err := os.Lstat(dir + ".lock"); err == nil {
 		t.Error("a lock is left beside what is not a socket")
+	}
+	if out, code := fails(t, "--listen", "unix:"+filepath.Join(dir, "no", "such", "socket")); code != 125 || !strings.Contains(out, "no/such: no such file") {
+		t.Errorf("%d %s", code, out)
 	}
 	if out, code := fails(t, "--nonsense"); code != 125 || !strings.Contains(out, "sbxrun serve --help") {
 		t.Errorf("%d %s", code, out)
