@@ -50,7 +50,7 @@ func New(address string) (*Client, error) {
 	} else if !strings.HasPrefix(address, "http://") && !strings.HasPrefix(address, "https://") {
 		return nil, errors.New("want unix:PATH, http://HOST:PORT or https://HOST:PORT")
 	}
-	c.http = &http.Client{Transport: &http.Transport{
+	c.http = &http.Client{CheckRedirect: stay, Transport: &http.Transport{
 		// On a connection that the server has just closed, an answer would seem lost.
 		DisableKeepAlives: true,
 		TLSClientConfig:   c.TLS,
@@ -70,6 +70,9 @@ func New(address string) (*Client, error) {
 	}}
 	return c, nil
 }
+
+// stay keeps a request, which may remove something, from being sent to another path.
+func stay(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 func unreachable(err error) *Refused {
 	return &Refused{Failure: Failure{Code: "unreachable", Message: fmt.Sprintf("the server cannot be reached: %v", err)}, Again: -1}

@@ -4,8 +4,10 @@ import (
 	"log/slog"
 	"net/http"
 	"os/exec"
+	"strings"
 	"sync/atomic"
 
+	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/cells"
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/place"
@@ -44,7 +46,22 @@ func (s *Door) open(c config.Config, tokens config.Tokens, log *slog.Logger) err
 }
 
 // Handler passes on requests of which is known whose they are.
-func (s *Door) Handler(next http.Handler) http.Handler { return s.identified(s.guarded(next)) }
+func (s *Door) Handler(next http.Handler) http.Handler {
+	return s.identified(s.guarded(straight(next)))
+}
+
+// straight refuses paths with idle parts, from which [http.ServeMux] sends clients elsewhere: who
+// removes the file ".." of a session and follows would end the session.
+func straight(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p := r.URL.EscapedPath()
+		if strings.Contains(p, "//") || strings.Contains(p+"/", "/./") || strings.Contains(p+"/", "/../") {
+			api.NewError(api.Usage, "the path has a part that is empty, . or ..", "").Write(w)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
 
 // SeesAll reports whether the client of a request may see what all tenants do.
 func (s *Door) SeesAll(r *http.Request) bool { return s.seesAll(whose(r.Context())) }

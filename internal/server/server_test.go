@@ -197,6 +197,22 @@ func TestShortTimes(t *testing.T) {
 	}
 }
 
+// No client is sent elsewhere: to follow with the same method may do something else.
+func TestIdleParts(t *testing.T) {
+	h := handler(t)
+	for _, path := range []string{"/v1/sessions/x/files/..", "/v1/sessions/x/files/../y", "/v1/sessions/x/files/a//b", "/v1/sessions/x/files/./b", "//v1/run"} {
+		r := httptest.NewRequest(http.MethodDelete, "http://sbxrun/", nil)
+		r.URL.Path = path
+		w := httptest.NewRecorder()
+		if h.ServeHTTP(w, r); w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), `"usage"`) {
+			t.Errorf("%s: %d %s", path, w.Code, w.Body)
+		}
+	}
+	if w := ask(h, http.MethodGet, "/v1/sessions/x/files/a%2F..%2Fb", ""); w.Code != http.StatusNotFound {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+}
+
 // The turns of those that wait are given up with their clients.
 func TestLeavesQueue(t *testing.T) {
 	c := config.Default()

@@ -123,6 +123,7 @@ var behaviours = []behaviour{
 		{op: "list", args: `{"session":"$session"}`, want: `{"entries":["directory d","file d/ü %?#.txt","file given","file made","file run.sh"]}`},
 		{op: "remove", args: `{"session":"$session","path":"made"}`},
 		{op: "read", args: `{"session":"$session","path":"made"}`, want: `{"error":"refused","code":"no-such-file","status":404}`},
+		{op: "remove", args: `{"session":"$session","path":".."}`, want: `{"error":"refused","code":"usage","status":400}`},
 		{op: "copy", args: `{"session":"$session"}`},
 		{op: "stream", args: `{"session":"$copy","call":{"argv":["./run.sh"]}}`, want: `{"stdout":"72616e0a"}`},
 		{op: "sessions", args: `{}`, want: `{"ids":["$session","$copy"]}`},
@@ -231,6 +232,8 @@ var behaviours = []behaviour{
 		asked: slices.Repeat([]string{"GET /v1/calls/7?wait_ms=30000"}, 5),
 		steps: []step{{op: "wait", args: `{"process":"7"}`, want: `{"cause":"exited"}`}, {op: "wait", args: `{"process":"7"}`, want: `{"error":"refused","code":"busy"}`},
 			{op: "wait", args: `{"process":"7"}`, want: `{"error":"unproven","verdict":"proven"}`}, {op: "wait", args: `{"process":"7"}`, want: `{"error":"unproven","code":"lost"}`}}},
+	{name: "an answer from elsewhere", answers: []string{answer(307, "", "Location: /v1/sessions/7"), answer(200, "{}")}, asked: []string{"DELETE /v1/sessions/7/files/.."},
+		steps: []step{{op: "remove", args: `{"session":"7","path":".."}`, want: `{"error":"lost"}`}}},
 	{name: "a token and a node", client: `"token":"secret","node":"n1"`, answers: []string{answer(200, report)}, asked: []string{"POST /v1/run Bearer secret n1"}, steps: []step{{op: "run", args: runTrue, want: `{"exit_code":0}`}}},
 }
 
