@@ -166,7 +166,7 @@ func serve(args []string) int {
 func lockState(dir string) (*os.File, error) {
 	_ = os.MkdirAll(dir, 0o700) // [server.New] says what is wrong with it
 	// A server that was killed while it forked has left its descriptors to the child for a moment.
-	const moment = 500 * time.Millisecond
+	const moment = 2 * time.Second
 	for end := time.Now().Add(moment); ; time.Sleep(moment / 50) {
 		lock, err := lockDir(dir)
 		switch {
