@@ -128,8 +128,12 @@ func (k *Kept) Payload() (*Process, error) {
 	return nil, ErrGone
 }
 
-// instead is how long it may take to do a keeper's work that does not do it.
-const instead = 500 * time.Millisecond
+// lookEvery is how often is seen whether a keeper is stopped that may not be waited for.
+const lookEvery = 500 * time.Millisecond
+
+// instead is how long it may take to do a keeper's work that does not do it: on a machine that
+// is busy, what was killed may take more than half a second to be gone.
+const instead = 2 * time.Second
 
 // Abandon ends what could not be set up. Init may be unknown, so it is the keeper that
 // kills what it has. It returns when nothing is left, or at the deadline
@@ -139,7 +143,7 @@ func (k *Kept) Abandon(deadline time.Time) error {
 	// Nothing of this has begun, so a keeper that is stopped is not waited for till then.
 	var err error
 	for {
-		by := time.Now().Add(instead)
+		by := time.Now().Add(lookEvery)
 		if by.After(deadline) {
 			by = deadline
 		}
@@ -156,7 +160,7 @@ func (k *Kept) Abandon(deadline time.Time) error {
 // Empty waits, at most until the deadline, until all that the keeper ever had is dead and
 // reaped. A keeper that was killed, or is stopped when the deadline has come and is then
 // killed here, cannot say so: what it had is killed and reaped in its place, for which
-// there is half a second more. os.ErrDeadlineExceeded: it still has children.
+// there are two seconds more. os.ErrDeadlineExceeded: it still has children.
 func (k *Kept) Empty(deadline time.Time) (End, error) {
 	end, err := k.empty(deadline)
 	// One that is dead may leave its end of the socket to a child that was stopped before it
