@@ -193,7 +193,19 @@ func (k *Kept) Collect(deadline time.Time) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) && k.Keeper.stopped() && k.Keeper.Signal(unix.SIGKILL) == nil {
 		err = k.Keeper.Reap(time.Now().Add(instead))
 	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		go reap(k.Keeper.PID) // should we live that long
+	}
 	return err
+}
+
+// reap waits for the end of a child of ours, whose number is its own until then.
+func reap(pid int) {
+	for {
+		if _, err := unix.Wait4(pid, nil, 0, nil); err != unix.EINTR {
+			return
+		}
+	}
 }
 
 // stopped reports whether somebody has stopped the keeper (SIGSTOP). Any other that is

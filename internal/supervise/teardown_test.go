@@ -181,3 +181,22 @@ func TestTeardownKeeperStopped(t *testing.T) {
 	}
 	gone(t, sb, stdout, supervise.Teardown(&sb.Kept, time.Now().Add(time.Second)))
 }
+
+// A keeper that has something left when the time for it is over ends all the same, and does not
+// stay as a zombie of who goes on.
+func TestCollectLate(t *testing.T) {
+	sb, stdout := held(t, "echo up; sleep 100")
+	up(t, sb, stdout, 1)
+	keeper := sb.Keeper.PID
+	if err := supervise.Collect(&sb.Kept, time.Unix(1, 0)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+	for end := soon(); ; time.Sleep(time.Millisecond) {
+		if _, err := proc.ReadStat(keeper); err == proc.ErrGone {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal("the keeper is there")
+		}
+	}
+}
