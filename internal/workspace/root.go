@@ -27,10 +27,22 @@ func Inside(root int, user *proc.Cred) (*Root, error) {
 		return nil, err
 	}
 	r := &Root{fd: root, thread: thread}
-	r.open = func(name string, flags int) (int, error) {
-		return unix.Openat2(root, name, &unix.OpenHow{Flags: uint64(flags), Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
-	}
+	r.open = func(name string, flags int) (int, error) { return openInside(root, name, flags) }
 	return r, nil
+}
+
+// openInside tries a path again that has ".." in it, or behind a link: while anything is renamed or
+// mounted, wherever on the machine, such a path is EAGAIN (openat2(2)). So is a file with a lease,
+// whose holder must not keep us for ever.
+func openInside(root int, name string, flags int) (fd int, err error) {
+	const tries = 1000 // of a microsecond
+	for range tries {
+		fd, err = unix.Openat2(root, name, &unix.OpenHow{Flags: uint64(flags), Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+		if err != unix.EAGAIN && err != unix.EINTR {
+			break
+		}
+	}
+	return fd, err
 }
 
 // Outside is the host's, whose paths open resolves.

@@ -1,0 +1,51 @@
+package workspace
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// A path with ".." is found although something else is renamed all the time.
+func TestOpenInsideRenames(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"root/a/b", "elsewhere/x"} {
+		if err := os.MkdirAll(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	root, err := unix.Open(filepath.Join(dir, "root"), unix.O_PATH, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(root)
+	over, done := make(chan struct{}), make(chan struct{})
+	defer func() {
+		close(over)
+		<-done
+	}()
+	go func() {
+		defer close(done)
+		names := []string{filepath.Join(dir, "elsewhere/x"), filepath.Join(dir, "elsewhere/y")}
+		for i := 0; ; i++ {
+			select {
+			case <-over:
+				return
+			default:
+			}
+			if err := os.Rename(names[i%2], names[(i+1)%2]); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	}()
+	for range 2000 {
+		fd, err := openInside(root, "a/b/../../a/../a/b", unix.O_RDONLY)
+		if err != nil {
+			t.Fatal(err)
+		}
+		unix.Close(fd)
+	}
+}
