@@ -158,7 +158,7 @@ func TestMounts(t *testing.T) {
 			{Kind: room.Tmpfs, Dest: "/i", Size: 1 << 20},
 		}},
 		{name: "comma", flags: cli.View{Bind: []string{"/a,b:/c,d"}}, want: []room.Mount{{Kind: room.ReadWrite, Source: "/a,b", Dest: "/c,d"}}},
-		{name: "bad bind", flags: cli.View{BindTry: []string{"/a:b"}}, err: `bind "/a:b": the path in the sandbox, "b", must be absolute; a colon that belongs to a path is written \:`},
+		{name: "bad bind", flags: cli.View{BindTry: []string{"/a:b"}}, err: `bind "/a:b": the path in the sandbox, "b", must be absolute; write \: for a colon that belongs to a path`},
 		{name: "bad tmpfs", flags: cli.View{Tmpfs: []string{"x"}}, err: `tmpfs "x": the path in the sandbox, "x", must be absolute`},
 		{name: "bad size", flags: cli.View{Tmpfs: []string{"/x:much"}}, err: `tmpfs "/x:much": invalid size "much"`},
 		{name: "no size", flags: cli.View{Tmpfs: []string{"/x:0"}}, err: `tmpfs "/x:0": the size must be greater than 0`},

@@ -120,7 +120,7 @@ func ParseBind(arg, dir string) (source, dest string, err error) {
 	place := dest
 	if dest, err = CleanDest(place); err != nil {
 		if !path.IsAbs(place) {
-			err = fmt.Errorf("%w; a colon that belongs to a path is written \\:", err)
+			err = fmt.Errorf("%w; write \\: for a colon that belongs to a path", err)
 		}
 		return "", "", fmt.Errorf("bind %q: %w", arg, err)
 	}

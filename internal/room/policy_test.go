@@ -57,9 +57,9 @@ func TestParseBind(t *testing.T) {
 
 		{"empty", "", bind{Err: `bind "": the source is empty`}},
 		{"empty source", ":/x", bind{Err: `bind ":/x": the source is empty`}},
-		{"empty place", "/x:", bind{Err: `bind "/x:": the path in the sandbox, "", must be absolute; a colon that belongs to a path is written \:`}},
-		{"relative place", "/x:y", bind{Err: `bind "/x:y": the path in the sandbox, "y", must be absolute; a colon that belongs to a path is written \:`}},
-		{"relative place with dots", "/x:../y", bind{Err: `bind "/x:../y": the path in the sandbox, "../y", must be absolute; a colon that belongs to a path is written \:`}},
+		{"empty place", "/x:", bind{Err: `bind "/x:": the path in the sandbox, "", must be absolute; write \: for a colon that belongs to a path`}},
+		{"relative place", "/x:y", bind{Err: `bind "/x:y": the path in the sandbox, "y", must be absolute; write \: for a colon that belongs to a path`}},
+		{"relative place with dots", "/x:../y", bind{Err: `bind "/x:../y": the path in the sandbox, "../y", must be absolute; write \: for a colon that belongs to a path`}},
 		{"three parts", "/x:/y:ro", bind{Err: `bind "/x:/y:ro": want SRC or SRC:DST, with \: for a colon in a path`}},
 		{"three empty parts", "::", bind{Err: `bind "::": want SRC or SRC:DST, with \: for a colon in a path`}},
 		{"root", "/x:/", bind{Err: `bind "/x:/": / of the sandbox cannot be replaced`}},
