@@ -74,10 +74,8 @@ func networks(builds []*build) error {
 	return nil
 }
 
-// serveBytes answers each connection, whose first 9 bytes are a zero and a number, with as many
-// bytes.
-func serveBytes(l net.Listener) {
-	piece := make([]byte, 1<<20)
+// eachConn has serve called for each connection, which is closed afterwards.
+func eachConn(l net.Listener, serve func(net.Conn)) {
 	for {
 		c, err := l.Accept()
 		if err != nil {
@@ -85,37 +83,39 @@ func serveBytes(l net.Listener) {
 		}
 		go func() {
 			defer c.Close()
-			var want [9]byte
-			if _, err := io.ReadFull(c, want[:]); err != nil {
-				return
-			}
-			for n := int64(bits.BigEndian.Uint64(want[1:])); n > 0; n -= int64(len(piece)) {
-				if _, err := c.Write(piece[:min(n, int64(len(piece)))]); err != nil {
-					return
-				}
-			}
+			serve(c)
 		}()
 	}
 }
 
+// serveBytes answers each connection, whose first 9 bytes are a zero and a number, with as many
+// bytes.
+func serveBytes(l net.Listener) {
+	piece := make([]byte, 1<<20)
+	eachConn(l, func(c net.Conn) {
+		var want [9]byte
+		if _, err := io.ReadFull(c, want[:]); err != nil {
+			return
+		}
+		for n := int64(bits.BigEndian.Uint64(want[1:])); n > 0; n -= int64(len(piece)) {
+			if _, err := c.Write(piece[:min(n, int64(len(piece)))]); err != nil {
+				return
+			}
+		}
+	})
+}
+
 // relayBytes passes on each connection to a server and back, in the kernel (splice(2)).
 func relayBytes(l net.Listener, server string) {
-	for {
-		c, err := l.Accept()
+	eachConn(l, func(c net.Conn) {
+		up, err := net.Dial("tcp", server)
 		if err != nil {
 			return
 		}
-		go func() {
-			defer c.Close()
-			up, err := net.Dial("tcp", server)
-			if err != nil {
-				return
-			}
-			defer up.Close()
-			go func() { _, _ = io.Copy(up, c) }()
-			_, _ = io.Copy(c, up) // the client says what is wrong
-		}()
-	}
+		defer up.Close()
+		go func() { _, _ = io.Copy(up, c) }()
+		_, _ = io.Copy(c, up) // the client says what is wrong
+	})
 }
 
 // beNetClient is the process in a sandbox. It prints how long it took.
