@@ -14,7 +14,7 @@
 #   man           make the man pages, below bin/share/man/man1
 #   completions   make the completions for bash, zsh and fish, below bin/share/completions
 #   dist [DIR]    make archives and packages, in bin/dist
-#   fuzz [TIME]   run every fuzz target for TIME (10s)
+#   fuzz [COUNT]  give every fuzz target COUNT inputs (50000x)
 #   test-vm       run the tests in a machine with cgroup v2 alone (ARG: tests/README.md)
 #   bwraps        build older and newer versions of bubblewrap, and run tests with each (ARG: tests/README.md)
 #   test-arm64    try the package for arm64 in an emulated machine

@@ -92,7 +92,7 @@ if [ "$(id -u)" = 0 ]; then
     fi
 fi
 
-step fuzzing internal/setup/fuzz.sh 2s
+step fuzzing internal/setup/fuzz.sh 5000x
 machine=$(dpkg --print-architecture 2>/dev/null || :)
 if [ -n "$machine" ] && [ -n "$race" ]; then
     step "other versions of bubblewrap" internal/setup/bwraps/test.sh --some
