@@ -388,8 +388,7 @@ func startInit(p unsafe.Pointer) {
 	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, 0, entrySocket-1, 0)
 	syscall.RawSyscall(unix.SYS_CLOSE, entryGate, 0, 0)
 	for {
-		e.reap()
-		e.await()
+		e.await(e.reap())
 	}
 }
 
@@ -565,47 +564,53 @@ func (e *payload) execute() {
 }
 
 // reap collects what has ended, tells of the payload, and with nothing left at
-// all ends init: then the namespace is empty.
+// all ends init: then the namespace is empty. It says whether there may be more: a payload
+// that makes orphans faster than they are reaped shall hold up neither the word of its
+// own end nor an order.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
-func (e *entry) reap() {
-	for {
+func (e *entry) reap() bool {
+	more := true
+	for n := 0; more && n < reapedAtOnce; n++ {
 		pid, _, errno := syscall.RawSyscall6(unix.SYS_WAIT4, ^uintptr(0), uintptr(unsafe.Pointer(&e.status)), unix.WNOHANG, 0, 0, 0)
-		if errno == unix.EINTR {
-			continue
-		}
-		if errno == 0 && pid != 0 && pid == e.pid {
+		switch {
+		case errno == unix.EINTR:
+		case errno != 0 || pid == 0:
+			more = false
+			if errno == unix.ECHILD {
+				e.msg.alone = 1
+			}
+		case pid == e.pid:
 			e.pid = 0
 			syscall.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&e.now)), 0)
 			e.msg = message{kind: messageExited, value: int64(e.status), at: e.now.Sec*1e9 + e.now.Nsec}
-			continue
 		}
-		if errno == 0 && pid != 0 {
-			continue
-		}
-		if errno == unix.ECHILD {
-			e.msg.alone = 1
-		}
-		if e.msg.kind == messageExited {
-			e.say()
-			e.msg.kind = 0
-		}
-		if errno == unix.ECHILD {
-			proc.Exit(0)
-		}
-		return
 	}
+	if e.msg.kind == messageExited {
+		e.say()
+		e.msg.kind = 0
+	}
+	if e.msg.alone != 0 {
+		proc.Exit(0)
+	}
+	return more
 }
 
-// await blocks until a child has ended or an order has come, and carries it out.
+// await blocks until a child has ended or an order has come, and carries it out; with more
+// to be reaped it only looks.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
-func (e *entry) await() {
-	_, _, errno := syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&e.poll)), e.polled, 0, 0, 0, 0)
+func (e *entry) await(more bool) {
+	var timeout *unix.Timespec // none: for ever
+	if more {
+		e.now = unix.Timespec{}
+		timeout = &e.now
+	}
+	_, _, errno := syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&e.poll)), e.polled, uintptr(unsafe.Pointer(timeout)), 0, 0, 0)
 	if errno != 0 && errno != unix.EINTR {
 		// The payload has our uid, and so may lower our limits: with RLIMIT_NOFILE below polled
 		// poll(2) fails with EINVAL, and neither an order nor the timer would be seen any more.
@@ -677,6 +682,9 @@ const sigSetmask = 2
 
 // at is AT_FDCWD, as a variable: a constant could not become a uintptr.
 var at = unix.AT_FDCWD
+
+// reapedAtOnce is how many children init reaps before it looks whether there is an order.
+const reapedAtOnce = 256
 
 // maxFD is the greatest descriptor close_range(2) accepts.
 const maxFD = 1<<32 - 1
