@@ -42,6 +42,8 @@ type ahead struct {
 const (
 	startBound = 30 * time.Second // for an interpreter to come as far as its program
 	aheadIdle  = time.Minute      // after which it is ended
+
+	releaseEvery = 50 * time.Millisecond // until an open that waits for a reader has one
 )
 
 // later passes on to a writer that is not known at first.
@@ -214,10 +216,19 @@ func opened(fifo *os.File, run *job.Run) (*os.File, error) {
 			run.End()
 			_, _ = run.Wait() // its end is what counts
 		}
-		// Without a reader the open below waits for ever.
-		if fd, err := unix.Open(name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0); err == nil {
-			<-over
-			unix.Close(fd)
+		// Without a reader the open below waits for ever. Descriptors may be used up just now.
+		for {
+			fd, err := unix.Open(name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+			if err == nil {
+				<-over
+				unix.Close(fd)
+				return
+			}
+			select {
+			case <-over:
+				return
+			case <-time.After(releaseEvery):
+			}
 		}
 	})
 	fd, err := unix.Open(name, unix.O_WRONLY|unix.O_CLOEXEC, 0)
