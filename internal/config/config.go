@@ -243,27 +243,19 @@ func Load(name string) (Config, error) {
 	case err != nil:
 		return c, fmt.Errorf("%s: %w", name, err)
 	}
-	// A tenant of the file that leaves a ceiling out has that of all.
-	for name, t := range c.Tenants {
-		c.Tenants[name] = t.or(c.Tenant)
+	// A tenant of the file that leaves a ceiling out has that of all; 0 is not left out. So it is read
+	// once more, over what holds for all.
+	for name := range c.Tenants {
+		c.Tenants[name] = c.Tenant
 	}
-	return c, nil
+	return c, toml.Unmarshal(text, &struct {
+		Tenants map[string]Tenant `toml:"tenants"`
+	}{c.Tenants})
 }
 
 // tomlTypes names types of Go as TOML does.
 var tomlTypes = map[string]string{
 	"int": "an integer", "int64": "an integer", "float64": "a float", "string": `a string, in "quotes"`, "bool": "true or false", "[]string": `a list of strings: ["a", "b"]`,
-}
-
-// or fills in what is not given.
-func (t Tenant) or(all Tenant) Tenant {
-	to, from := reflect.ValueOf(&t).Elem(), reflect.ValueOf(all)
-	for i := range to.NumField() {
-		if field := to.Field(i); field.IsZero() {
-			field.Set(from.Field(i))
-		}
-	}
-	return t
 }
 
 // Check finds what is wrong for everybody.

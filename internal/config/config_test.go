@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // What is wrong in a file is said by its key, with what is wanted.
@@ -36,6 +38,31 @@ func TestWrong(t *testing.T) {
 		}
 		if (err == nil) != (test.says == "") || err != nil && (!strings.Contains(err.Error(), test.says) || strings.Contains(err.Error(), "secret")) {
 			t.Errorf("%s: %v", test.text, err)
+		}
+	}
+}
+
+// A ceiling that a tenant leaves out is that of all, and 0 is one that is given.
+func TestTenants(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "c.toml")
+	for _, own := range []string{"[tenants.guest]\nsessions = 0\noverlays = []\nmax_timeout = \"0\"", "[tenants]\nguest = {sessions = 0, overlays = [], max_timeout = \"0\"}", "[tenants]\nguest.sessions = 0\nguest.overlays = []\nguest.max_timeout = \"0\""} {
+		text := "[tenant]\nqueue = 7\nmax_timeout = \"5\"\noverlays = [\"app\"]\nnetwork = [\"a.example\"]\n" + own + "\n[tenants.other]\nnetwork = [\"b.example\"]\n"
+		for _, text := range []string{text, own + "\n" + text[:strings.Index(text, own)]} {
+			if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			c, err := Load(name)
+			if err != nil {
+				t.Fatalf("%s: %v", text, err)
+			}
+			want := c.Tenant
+			if want.Queue != 7 || want.Sessions == 0 || len(want.Network) != 1 || want.Network[0] != "a.example" {
+				t.Errorf("%+v", want)
+			}
+			want.Sessions, want.MaxTimeout, want.Overlays = 0, 0, []string{}
+			if diff := cmp.Diff(want, c.Of("guest")); diff != "" {
+				t.Errorf("%s\n(-want +got)\n%s", text, diff)
+			}
 		}
 	}
 }
