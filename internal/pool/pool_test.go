@@ -256,6 +256,28 @@ func TestEnds(t *testing.T) {
 	}
 }
 
+// A room is never used again if its call could not be proven gone, and goes with what is left there.
+func TestUnproven(t *testing.T) {
+	p := warm(t, bare, pool.Sizes{Min: 1, Max: 1})
+	r := take(t, p, "a")
+	room := theRoom(t)
+	run, err := r.Start(t.Context(), pool.Command{
+		Args: []string{"sh", "-c", "for i in 1 2 3 4 5 6 7 8 9; do setsid sleep 1000 & done; wait"}, Spec: job.Spec{Timeout: 200 * time.Millisecond, ProofTimeout: 1},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res, _ := run.Wait(); res == nil || res.Verdict != result.Unproven {
+		t.Fatalf("%+v", res)
+	}
+	r.Give()
+	r = take(t, p, "a")
+	if theRoom(t) == room {
+		t.Error("the room is used again")
+	}
+	in(t, r, job.Spec{}, "true")
+}
+
 // The filter of a warm room lets its maker make mounts and namespaces; a payload, which has no
 // capability, can make none.
 func TestPrivileges(t *testing.T) {

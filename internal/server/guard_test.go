@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -65,6 +66,130 @@ func (w brokenRun) Wait() (*result.Result, error) {
 }
 func (brokenRun) Signal(syscall.Signal) error      { return nil }
 func (brokenRun) SignalAlone(syscall.Signal) error { return nil }
+
+// doubtful has places of which something may be left: of the command, or of the place alone.
+type doubtful struct {
+	broken
+	command, place result.Verdict
+}
+
+func (d *doubtful) Take(context.Context, string, place.Policy) (place.Place, error) {
+	d.taken.Add(1)
+	return doubtfulPlace{brokenPlace{&d.broken}, d}, nil
+}
+
+type doubtfulPlace struct {
+	brokenPlace
+	of *doubtful
+}
+
+func (p doubtfulPlace) result(v result.Verdict) *result.Result {
+	res := &result.Result{Cause: result.Timeout, Verdict: v, Started: true}
+	if v == result.Unproven {
+		res.Survivors = []result.Survivor{{PID: 4711, Comm: "left", State: "D"}}
+	}
+	return res
+}
+
+func (p doubtfulPlace) Start(context.Context, place.Command) (place.Running, error) { return p, nil }
+func (p doubtfulPlace) Wait() (*result.Result, error)                               { return p.result(p.of.command), nil }
+func (doubtfulPlace) Signal(syscall.Signal) error                                   { return nil }
+func (doubtfulPlace) SignalAlone(syscall.Signal) error                              { return nil }
+func (p doubtfulPlace) Give() (*result.Result, error)                               { return p.result(p.of.place), nil }
+
+// Something may be left of a command: everybody who waits for it is told so, with what it is, and a
+// session in which it was is used no more.
+func TestUnproven(t *testing.T) {
+	source := &doubtful{}
+	c := config.Default()
+	c.StateDir = filepath.Join(t.TempDir(), "state")
+	s, err := New(c, nil, source, slog.New(slog.DiscardHandler), "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Drain(t.Context()) })
+	h := s.Handler(http.NotFoundHandler())
+	ask := func(method, path, body string, headers ...string) *httptest.ResponseRecorder {
+		w, r := httptest.NewRecorder(), httptest.NewRequest(method, "http://sbxrun"+path, strings.NewReader(body))
+		r.Header.Set("Content-Type", "application/json")
+		for i := 0; i+1 < len(headers); i += 2 {
+			r.Header.Set(headers[i], headers[i+1])
+		}
+		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1")))
+		return w
+	}
+	told := func(what string, e *api.Error) {
+		t.Helper()
+		if e == nil || e.Failure.Code != api.Unproven || !e.Started || e.Report == nil || e.Report.ExitCode != result.ExitUnproven || e.Report.Cause != result.Timeout ||
+			e.Report.Teardown.Verdict != result.Unproven || len(e.Report.Teardown.Survivors) != 1 || e.Report.Teardown.Survivors[0].Comm != "left" {
+			t.Errorf("%s: %+v", what, e)
+		}
+	}
+	answered := func(what string, w *httptest.ResponseRecorder) {
+		t.Helper()
+		var e api.Error
+		if err := json.Unmarshal(w.Body.Bytes(), &e); err != nil || w.Code != http.StatusInternalServerError {
+			t.Errorf("%s: %d %s", what, w.Code, w.Body)
+		}
+		told(what, &e)
+	}
+	const run = `{"argv":["true"]}`
+	calls := 0
+	for _, verdicts := range [][2]result.Verdict{{result.Unproven, result.Unproven}, {result.Proven, result.Unproven}} {
+		source.command, source.place = verdicts[0], verdicts[1]
+		name := string(verdicts[0])
+		answered(name, ask(http.MethodPost, "/v1/run", run))
+		for range 2 { // the second has the first one's answer
+			answered("with a key", ask(http.MethodPost, "/v1/run", run, "Idempotency-Key", name))
+		}
+		w := ask(http.MethodPost, "/v1/run?stream=1", run)
+		lines := strings.Split(strings.TrimSpace(w.Body.String()), "\n")
+		var last api.Event
+		if err := json.Unmarshal([]byte(lines[len(lines)-1]), &last); err != nil || w.Code != http.StatusOK || last.Event != "error" {
+			t.Errorf("%d %s", w.Code, w.Body)
+		}
+		told("a stream", last.Error)
+		var status api.CallStatus
+		if err := json.Unmarshal(ask(http.MethodPost, "/v1/calls", run).Body.Bytes(), &status); err != nil {
+			t.Fatal(err)
+		}
+		w = ask(http.MethodGet, "/v1/calls/"+status.ID+"?wait_ms=60000", "")
+		if err := json.Unmarshal(w.Body.Bytes(), &status); err != nil || status.State != api.Over || status.Failure == nil {
+			t.Fatalf("%d %s", w.Code, w.Body)
+		}
+		told("detached", &api.Error{Failure: *status.Failure, Started: status.Started, Report: status.Report})
+		calls += 4
+	}
+	if n := int(source.taken.Load()); n != calls {
+		t.Errorf("%d commands, want %d", n, calls)
+	}
+
+	source.command = result.Unproven
+	var session api.Session
+	if err := json.Unmarshal(ask(http.MethodPost, "/v1/sessions", "{}").Body.Bytes(), &session); err != nil {
+		t.Fatal(err)
+	}
+	path := "/v1/sessions/" + session.ID
+	answered("in a session", ask(http.MethodPost, path+"/exec", run))
+	calls++
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		if w := ask(http.MethodPost, path+"/exec", run); w.Code == http.StatusGone && strings.Contains(w.Body.String(), "lost") {
+			break
+		} else if w.Code != http.StatusInternalServerError || time.Now().After(end) {
+			t.Fatalf("%d %s", w.Code, w.Body)
+		}
+		calls++
+	}
+	if err := json.Unmarshal(ask(http.MethodPost, "/v1/sessions", "{}").Body.Bytes(), &session); err != nil {
+		t.Fatal(err)
+	}
+	if w := ask(http.MethodDelete, "/v1/sessions/"+session.ID, ""); w.Code != http.StatusInternalServerError || !strings.Contains(w.Body.String(), `"unproven"`) || !strings.Contains(w.Body.String(), `"started":true`) {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	if w := ask(http.MethodGet, "/metrics", ""); !strings.Contains(w.Body.String(), fmt.Sprintf("\nsbxrun_unproven_total %d\n", calls)) {
+		t.Errorf("%d commands: %s", calls, w.Body)
+	}
+}
 
 // A mistake ends the request that has met it, which is told so, and nothing else: nothing that
 // was taken for it stays taken, and the server goes on.
