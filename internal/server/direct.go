@@ -105,7 +105,11 @@ func (s *Server) PutFile(ctx context.Context, session, name string, r io.Reader,
 		return nil, err
 	}
 	defer release()
-	if _, err := s.entriesLeft(dir); err != nil {
+	left, err := s.entriesLeft(dir)
+	if err == nil {
+		err = dir.Reserve(name, left)
+	}
+	if err != nil {
 		return nil, err
 	}
 	if slow, ok := r.(body); ok {

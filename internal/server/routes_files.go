@@ -82,20 +82,17 @@ func (w writing) Write(b []byte) (int, error) {
 
 var errEnded = &result.Error{Code: string(api.Ended), Message: "the session has ended meanwhile"}
 
-// room is how many entries a workspace may still get.
+// entriesLeft is how many entries a workspace may still get.
 func (s *Server) entriesLeft(dir *workspace.Dir) (int, error) {
 	left := s.settings.Load().Sessions.MaxEntries
 	err := dir.List(".", left, func(workspace.Entry) error {
 		left--
 		return nil
 	})
-	if err != nil {
-		return 0, err
+	if err != nil && api.AsError(err).Failure.Code == api.TooLarge { // commands may have made more
+		return 0, nil
 	}
-	if left == 0 {
-		return 0, api.NewError(api.QuotaDisk, "the workspace has as many entries as it may", "remove some")
-	}
-	return left, nil
+	return left, err
 }
 
 func (s *Server) defineWorkspace(a huma.API) {
@@ -148,7 +145,7 @@ func (s *Server) defineWorkspace(a huma.API) {
 
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "listFiles", Method: http.MethodGet, Path: base, Summary: "List the workspace, with all that is below",
-	}, none...), func(ctx context.Context, q *struct{ SessionPath }) (*answer[*workspace.Listing], error) {
+	}, append(none, api.TooLarge, api.Quota)...), func(ctx context.Context, q *struct{ SessionPath }) (*answer[*workspace.Listing], error) {
 		return with(s.ListFiles(ctx, q.ID))
 	})
 
@@ -167,6 +164,9 @@ func (s *Server) defineWorkspace(a huma.API) {
 		}
 		defer release()
 		left, err := s.entriesLeft(dir)
+		if err == nil && left == 0 {
+			err = workspace.ErrFull
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -179,16 +179,21 @@ func (s *Server) defineWorkspace(a huma.API) {
 		OperationID: "getArchive", Method: http.MethodGet, Path: archive, Summary: "Pack the workspace into a tar stream",
 		Description: "Only files and directories. An incomplete stream has no end-of-archive marker.",
 		Responses:   map[string]*huma.Response{"200": {Description: "The archive", Content: map[string]*huma.MediaType{"application/x-tar": {Schema: &huma.Schema{Type: "string", Format: "binary"}}}}},
-	}, none...), func(ctx context.Context, q *whole) (*streamed, error) {
+	}, append(none, api.TooLarge)...), func(ctx context.Context, q *whole) (*streamed, error) {
 		dir, both, release, err := s.dirOf(ctx, q.ID)
 		if err != nil {
+			return nil, err
+		}
+		most := s.settings.Load().Sessions.MaxEntries
+		if err := dir.List(".", most, func(workspace.Entry) error { return nil }); err != nil { // as long as there can be an answer that says so
+			release()
 			return nil, err
 		}
 		return &streamed{func(huma.Context) {
 			defer release()
 			q.w.Header().Set("Content-Type", "application/x-tar")
 			defer q.w.(*patient).out.until(both)()
-			if err := dir.Pack(writing{both, q.w}, ".", s.settings.Load().Sessions.MaxEntries); err != nil {
+			if err := dir.Pack(writing{both, q.w}, ".", most); err != nil {
 				panic(http.ErrAbortHandler) // a part must not look like all of it
 			}
 		}}, nil

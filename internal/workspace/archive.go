@@ -17,7 +17,7 @@ import (
 // Quota is how much an archive may bring.
 type Quota struct {
 	Bytes   int64
-	Entries int
+	Entries int  // with the directories that are made for those in them
 	Links   bool // symbolic and hard links are taken, too
 }
 
@@ -31,7 +31,7 @@ func (d *Dir) unpack(r io.Reader, q Quota, t *Transfer) error {
 	// Counted as it comes: headers are bytes too, and a bomb may be all headers.
 	in := &io.LimitedReader{R: r, N: q.Bytes + int64(q.Entries)*2048 + 1<<16}
 	archive := tar.NewReader(in)
-	for entries := 0; ; {
+	for left := q.Entries; ; {
 		h, err := archive.Next()
 		if err == io.EOF {
 			return nil
@@ -46,10 +46,13 @@ func (d *Dir) unpack(r io.Reader, q Quota, t *Transfer) error {
 			continue
 		}
 		t.entries.Add(1)
-		if entries++; entries > q.Entries {
-			return tree.TooLarge("the archive has more than %d entries", q.Entries)
-		}
 		name, err := d.clean(h.Name)
+		if left--; err == nil && left >= 0 {
+			err = d.mkdir(nonEmpty(path.Dir(name)), &left)
+		}
+		if left < 0 {
+			return tree.TooLarge("the archive has more than %d entries, with the directories above them", q.Entries)
+		}
 		if err != nil {
 			return err
 		}

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path"
 	"strings"
@@ -107,6 +108,12 @@ func (d *Dir) parent(name string) (*os.File, string, error) {
 
 // Mkdir makes a directory, and those above it, unless it is there.
 func (d *Dir) Mkdir(name string) error {
+	left := math.MaxInt
+	return d.mkdir(name, &left)
+}
+
+// mkdir is Mkdir that counts down what it makes, and stops below 0.
+func (d *Dir) mkdir(name string, left *int) error {
 	if name == "." {
 		return nil
 	}
@@ -118,8 +125,11 @@ func (d *Dir) Mkdir(name string) error {
 		return err
 	}
 	dir, base := path.Split(name)
-	if err := d.Mkdir(nonEmpty(dir)); err != nil {
+	if err := d.mkdir(nonEmpty(dir), left); err != nil {
 		return err
+	}
+	if *left--; *left < 0 {
+		return ErrFull
 	}
 	parent, err := d.open(nonEmpty(dir), unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -131,6 +141,29 @@ func (d *Dir) Mkdir(name string) error {
 		return explain(name, err)
 	}
 	return nil
+}
+
+// ErrFull is the error of an entry too many.
+var ErrFull = &result.Error{Code: "quota-disk", Message: "the workspace has as many entries as it may", Hint: "remove some"}
+
+// Reserve makes the directories above a name. If these and the name are more new entries than left, it
+// is an error.
+func (d *Dir) Reserve(name string, left int) error {
+	name, err := d.clean(name)
+	if err != nil {
+		return err
+	}
+	f, err := d.open(name, unix.O_PATH, 0)
+	if err == nil {
+		return f.Close()
+	}
+	if e := (*result.Error)(nil); !errors.As(err, &e) || e.Code != "no-such-file" {
+		return err
+	}
+	if left--; left < 0 {
+		return ErrFull
+	}
+	return d.mkdir(nonEmpty(path.Dir(name)), &left)
 }
 
 // Link makes a symbolic link, or with hard another name for a file beneath the directory, in

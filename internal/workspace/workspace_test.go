@@ -4,6 +4,8 @@ import (
 	"archive/tar"
 	"bytes"
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -161,6 +163,7 @@ func FuzzUnpack(f *testing.F) {
 	}
 	add(tar.Header{Typeflag: tar.TypeReg, Name: "a", Size: 10}, tar.Header{Typeflag: tar.TypeDir, Name: "d/"}, tar.Header{Typeflag: tar.TypeReg, Name: "d/b", Size: 600})
 	add(tar.Header{Typeflag: tar.TypeSymlink, Name: "l", Linkname: ".."}, tar.Header{Typeflag: tar.TypeReg, Name: "l/new", Size: 1})
+	add(tar.Header{Typeflag: tar.TypeReg, Name: "a/b/c/d/e/f/g/h", Size: 1}, tar.Header{Typeflag: tar.TypeDir, Name: "a/b/c/d/e/f/x/y/z"})
 	add(tar.Header{Typeflag: tar.TypeReg, Name: "../new", Size: 1})
 	add(tar.Header{Typeflag: tar.TypeReg, Name: "/new", Size: 1})
 	add(tar.Header{Typeflag: tar.TypeLink, Name: "l", Linkname: "../outside"})
@@ -172,11 +175,12 @@ func FuzzUnpack(f *testing.F) {
 		if err := d.Unpack(bytes.NewReader(stream), q); err != nil && code(err) == "" {
 			t.Errorf("an error without a code: %v", err)
 		}
-		var bytes int64
+		bytes, entries := int64(0), -3 // that were there
 		err := filepath.WalkDir(root, func(name string, e os.DirEntry, err error) error {
 			if err != nil {
 				return err
 			}
+			entries++
 			st, err := e.Info()
 			if err != nil {
 				return err
@@ -192,10 +196,59 @@ func FuzzUnpack(f *testing.F) {
 			}
 			return nil
 		})
-		if err != nil || bytes > q.Bytes {
-			t.Errorf("%d bytes, %v", bytes, err)
+		if err != nil || bytes > q.Bytes || entries > q.Entries {
+			t.Errorf("%d bytes, %d entries, %v", bytes, entries, err)
 		}
 	})
+}
+
+// Of an archive with a million entries no more is read than may be brought, and what was brought
+// counts, the directories above each included.
+func TestManyEntries(t *testing.T) {
+	for name, path := range map[string]string{"in one directory": "f%d", "each in its own": "%d/a/b/c/f"} {
+		d, root := open(t)
+		r, w := io.Pipe()
+		wrote := make(chan int)
+		go func() {
+			archive := tar.NewWriter(w)
+			n := 0
+			for ; n < 1_000_000 && archive.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: fmt.Sprintf(path, n)}) == nil; n++ {
+			}
+			wrote <- n
+		}()
+		const most = 100
+		if err := d.Unpack(r, Quota{Bytes: 1 << 20, Entries: most}); code(err) != "too-large" {
+			t.Errorf("%s: %v", name, err)
+		}
+		r.Close()
+		if n := <-wrote; n > most+1 {
+			t.Errorf("%s: %d entries were read", name, n)
+		}
+		made := -1
+		must(t, filepath.WalkDir(filepath.Join(root, "inside"), func(string, os.DirEntry, error) error {
+			made++
+			return nil
+		}))
+		if made > most {
+			t.Errorf("%s: %d were made", name, made)
+		}
+	}
+}
+
+// A name that is there needs no new entry, and one that is not needs those above it, too.
+func TestReserve(t *testing.T) {
+	d, _ := open(t)
+	for _, test := range []struct {
+		name string
+		left int
+		code string
+	}{
+		{"a/b/c", 2, "quota-disk"}, {"a/b/c", 2, ""}, {"a/b", 0, ""}, {"a/b/c", 0, "quota-disk"}, {"x", 0, "quota-disk"}, {"../x", 9, "usage"},
+	} {
+		if err := d.Reserve(test.name, test.left); code(err) != test.code {
+			t.Errorf("%s, %d: %v", test.name, test.left, err)
+		}
+	}
 }
 
 func must(t testing.TB, err error) {

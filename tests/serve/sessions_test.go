@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -251,9 +252,20 @@ func TestSessionFiles(t *testing.T) {
 	if _, e := s.refused(http.MethodPut, path+"/files/big", io.LimitReader(zeros{}, 2<<20), octet...); e.Failure.Code != api.TooLarge && e.Failure.Code != api.QuotaDisk {
 		t.Errorf("%+v", e)
 	}
-	s.call(path+"/exec", sh("for i in $(seq 30); do : >n$i; done"))
-	if status, b := s.ask(http.MethodPut, path+"/files/more", strings.NewReader("x"), octet...); status < 400 {
-		t.Errorf("%d %s", status, b)
+	// Commands can make more entries than the interface does. Then it makes none, and says so.
+	s.call(path+"/exec", sh("rm -f big; for i in $(seq 30); do : >n$i; done"))
+	for _, name := range []string{"more", "d/more", "new/more"} {
+		if status, e := s.refused(http.MethodPut, path+"/files/"+name, strings.NewReader("x"), octet...); status != http.StatusInsufficientStorage || e.Failure.Code != api.QuotaDisk {
+			t.Errorf("%s: %d %+v", name, status, e)
+		}
+	}
+	if status, b := s.ask(http.MethodPut, path+"/files/n1", strings.NewReader("x"), octet...); status != http.StatusCreated {
+		t.Errorf("in place of one: %d %s", status, b)
+	}
+	for _, all := range []string{"/files", "/archive"} {
+		if _, e := s.refused(http.MethodGet, path+all, nil); e.Failure.Code != api.TooLarge {
+			t.Errorf("%s: %+v", all, e)
+		}
 	}
 }
 
@@ -319,27 +331,36 @@ func TestArchive(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, _ = io.CopyN(w, zeros{}, 3<<20)
-	for name, bad := range map[string][]byte{
-		"a link":           archive(t, tar.Header{Typeflag: tar.TypeSymlink, Name: "x", Linkname: "/etc"}),
-		"a hard link":      archive(t, tar.Header{Typeflag: tar.TypeLink, Name: "x", Linkname: "b"}),
-		"a device":         archive(t, tar.Header{Typeflag: tar.TypeChar, Name: "x", Devmajor: 1, Devminor: 3}),
-		"a fifo":           archive(t, tar.Header{Typeflag: tar.TypeFifo, Name: "x"}),
-		"leads out":        archive(t, tar.Header{Typeflag: tar.TypeReg, Name: "../x"}),
-		"leads out inside": archive(t, tar.Header{Typeflag: tar.TypeReg, Name: "d/../../x"}),
-		"absolute":         archive(t, tar.Header{Typeflag: tar.TypeReg, Name: "/x"}),
-		"through a link":   archive(t, tar.Header{Typeflag: tar.TypeReg, Name: "l/x"}),
-		"over a link":      archive(t, tar.Header{Typeflag: tar.TypeReg, Name: "l"}),
-		"too many":         archive(t, many...),
-		"a bomb":           bomb.Bytes(),
-		"no tar":           bytes.Repeat([]byte("nonsense"), 200),
-		"broken off":       good[:700],
+	for _, bad := range []struct {
+		name   string
+		status int
+		stream []byte
+	}{
+		{"a link", 400, archive(t, tar.Header{Typeflag: tar.TypeSymlink, Name: "x", Linkname: "/etc"})},
+		{"a hard link", 400, archive(t, tar.Header{Typeflag: tar.TypeLink, Name: "x", Linkname: "b"})},
+		{"a device", 400, archive(t, tar.Header{Typeflag: tar.TypeChar, Name: "x", Devmajor: 1, Devminor: 3})},
+		{"a fifo", 400, archive(t, tar.Header{Typeflag: tar.TypeFifo, Name: "x"})},
+		{"leads out", 400, archive(t, tar.Header{Typeflag: tar.TypeReg, Name: "../x"})},
+		{"leads out inside", 400, archive(t, tar.Header{Typeflag: tar.TypeReg, Name: "d/../../x"})},
+		{"absolute", 400, archive(t, tar.Header{Typeflag: tar.TypeReg, Name: "/x"})},
+		{"through a link", 400, archive(t, tar.Header{Typeflag: tar.TypeReg, Name: "l/x"})},
+		{"over a link", 400, archive(t, tar.Header{Typeflag: tar.TypeReg, Name: "l"})},
+		{"a bomb", 413, bomb.Bytes()},
+		{"no tar", 400, bytes.Repeat([]byte("nonsense"), 200)},
+		{"broken off", 400, good[:700]},
+		{"too many", 413, archive(t, many...)},
+		{"into a full one", 507, good},
 	} {
-		status, e := s.refused(http.MethodPut, path+"/archive", bad, kind...)
-		if status != 400 && status != 413 && status != 507 {
-			t.Errorf("%s: %d %+v", name, status, e)
+		if status, e := s.refused(http.MethodPut, path+"/archive", bad.stream, kind...); status != bad.status {
+			t.Errorf("%s: %d %+v", bad.name, status, e)
 		}
 	}
-	if a := s.call(path+"/exec", sh("ls /home /tmp; ls -d x ../x 2>/dev/null; wc -l <l")); strings.Contains(text(a.Stdout), "x") && !strings.HasPrefix(text(a.Stdout), "/home:\nsandbox\n") {
+	want := []string{"/home/sandbox", "/home/sandbox/b", "/home/sandbox/d", "/home/sandbox/d/a", "/home/sandbox/l"}
+	for i := range 96 {
+		want = append(want, fmt.Sprint("/home/sandbox/n", i))
+	}
+	slices.Sort(want)
+	if a := s.call(path+"/exec", sh("find /home /tmp -mindepth 1 | LC_ALL=C sort")); text(a.Stdout) != strings.Join(want, "\n")+"\n" {
 		t.Errorf("%q", text(a.Stdout))
 	}
 }
