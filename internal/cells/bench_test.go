@@ -55,10 +55,7 @@ func BenchmarkFresh(b *testing.B) {
 	benchmark(b, func(b *testing.B, spec Spec) func() time.Duration {
 		return func() time.Duration {
 			begin := time.Now()
-			k, err := Start(b.Context(), spec)
-			if err != nil {
-				b.Fatal(err)
-			}
+			k := New(spec)
 			one(b, k)
 			took := time.Since(begin)
 			if err := k.Close(); err != nil {

@@ -50,13 +50,15 @@ type Spec struct {
 // Cell is a piece of code, and what it may take.
 type Cell struct {
 	Code    string
-	Timeout time.Duration // from when the interpreter is given the code; 0 for none
+	Timeout time.Duration // from its beginning, a start of the interpreter included; 0 for none
 	// MaxOutput is how many bytes are kept of stdout, and of stderr: the beginning and the
 	// end. 0 for 1 MiB. More does not end the cell.
 	MaxOutput int64
 	// MaxResults is how many bytes the results may have, as the driver sends them. 0 for 8
 	// MiB. What is beyond is left out.
 	MaxResults int64
+	// Begun, if not nil, is called when the interpreter runs that gets the code.
+	Begun func()
 }
 
 const (
@@ -123,15 +125,9 @@ type Exception struct {
 	Traceback string `json:"traceback"`
 }
 
-// Start starts an interpreter, and returns when it takes cells. The caller closes the Kernel.
-// An error is a [*result.Error], and nothing is left. It takes as long as the interpreter
-// does, thirty seconds at most, or until ctx is done.
-func Start(ctx context.Context, spec Spec) (*Kernel, error) {
+// New makes a Kernel, whose interpreter is started with the first cell. The caller closes it.
+func New(spec Spec) *Kernel {
 	k := &Kernel{spec: spec}
 	k.ctx, k.end = context.WithCancel(context.Background())
-	if err := k.renew(ctx); err != nil {
-		k.end()
-		return nil, err
-	}
-	return k, nil
+	return k
 }

@@ -68,10 +68,7 @@ func has(t testing.TB, room *bwrap.Room, program string) bool {
 // open is a kernel that is closed with the test.
 func open(t testing.TB, spec Spec) *Kernel {
 	t.Helper()
-	k, err := Start(t.Context(), spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	k := New(spec)
 	t.Cleanup(func() {
 		if err := k.Close(); err != nil {
 			t.Error(err)
@@ -321,7 +318,7 @@ func TestStartFails(t *testing.T) {
 		"nobody waits":    {late, kept("sh", "-c", "sleep 1000"), "ended", ""},
 	} {
 		begin := time.Now()
-		_, err := Start(test.ctx, Spec{Room: In(room), Language: test.language})
+		_, err := New(Spec{Room: In(room), Language: test.language}).Run(test.ctx, Cell{})
 		var e *result.Error
 		if !errors.As(err, &e) || e.Code != test.code || !strings.Contains(e.Message, test.says) {
 			t.Errorf("%s: %v", name, err)
@@ -329,6 +326,24 @@ func TestStartFails(t *testing.T) {
 		if took := time.Since(begin); took > 5*time.Second+harness.Slack {
 			t.Errorf("%s: took %v", name, took)
 		}
+	}
+}
+
+// What the interpreter runs before it takes the cell, which may be the sandbox's own, takes of the
+// cell's time. The next one has a new interpreter.
+func TestLateStart(t *testing.T) {
+	t.Parallel()
+	room := newRoom(t)
+	late := Language{Kept: []string{"sh", "-c", `[ -e go ] || sleep 1000; exec python3 "$@"`, "sh"}, Driver: "python"}
+	k := open(t, Spec{Room: In(room), Language: late})
+	for _, timeout := range []time.Duration{1, 200 * time.Millisecond} {
+		if a := within(t, k, "1", timeout); a.Cause != result.Timeout || a.State != Lost || a.Number != 1 || a.Duration < timeout {
+			t.Errorf("%v: %+v", timeout, a)
+		}
+	}
+	inside(t, k, "touch go")
+	if a := do(t, k, "1"); !cmp.Equal(see(a), done("", "value text/plain=1")) || a.Number != 1 || a.Earlier != nil {
+		t.Errorf("%+v", a)
 	}
 }
 
@@ -375,6 +390,7 @@ func TestCanceled(t *testing.T) {
 	loops := map[string]string{"python": "x = 5\nopen('begun', 'w').close()\nwhile True: pass", "node": "var x = 5; require('fs').writeFileSync('begun', ''); while (true);"}
 	for _, language := range installed(t, room) {
 		k := open(t, Spec{Room: In(room), Language: Languages()[language]})
+		do(t, k, "1")
 		for _, given := range []bool{true, false} { // whether it has begun by then
 			ctx, cancel := context.WithCancel(t.Context())
 			go func() {
@@ -507,7 +523,8 @@ func TestOutOfMemory(t *testing.T) {
 	room := newRoom(t)
 	spec := Spec{Room: In(room), Language: Languages()["python"]}
 	spec.Limits.Memory = 64 << 20
-	k, err := Start(t.Context(), spec)
+	k := open(t, spec)
+	_, err := k.Run(t.Context(), Cell{})
 	var e *result.Error
 	if errors.As(err, &e) && e.Code == "limit" {
 		return // refused, as it has to be where it cannot be enforced
@@ -515,7 +532,6 @@ func TestOutOfMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer k.Close()
 	a := do(t, k, "x = bytearray(1 << 30)")
 	if a.Cause != result.OOM || a.State != Lost {
 		t.Errorf("%+v", a)

@@ -256,6 +256,7 @@ func TestDeadlineAtTheEnd(t *testing.T) {
 	long := map[string]string{"python": "import time; time.sleep(0.05)", "node": "await new Promise(r => setTimeout(r, 50))"}
 	for _, language := range installed(t, room) {
 		k := open(t, Spec{Room: In(room), Language: Languages()[language]})
+		do(t, k, "1") // or its start would be part of the time
 		for n := range 40 {
 			a := within(t, k, codes[language], 20*time.Millisecond+time.Duration(n)*50*time.Microsecond)
 			b := do(t, k, long[language])
@@ -290,10 +291,7 @@ func TestNothingLeft(t *testing.T) {
 		return [2]int{len(list), runtime.NumGoroutine()}
 	}
 	use := func() {
-		k, err := Start(t.Context(), spec)
-		if err != nil {
-			t.Fatal(err)
-		}
+		k := New(spec)
 		do(t, k, "import os; os._exit(1)")
 		do(t, k, "if not os.fork(): os.execvp('sleep', ['sleep', '1000'])") // NameError: a new one
 		do(t, k, "import os, threading, time\ndef f():\n  while not os.path.exists('go'): time.sleep(0.001)\n  os.remove('go')\n  os._exit(0)\nthreading.Thread(target=f).start()")
@@ -305,7 +303,7 @@ func TestNothingLeft(t *testing.T) {
 		}
 		broken := spec
 		broken.Language.Kept = []string{"false"}
-		if _, err := Start(t.Context(), broken); err == nil {
+		if _, err := New(broken).Run(t.Context(), Cell{}); err == nil {
 			t.Error("no error")
 		}
 	}

@@ -39,17 +39,18 @@ type interpreter struct {
 	cancel   context.CancelFunc // ends it
 	socket   *os.File           // our end
 	out, err *output
-	number   int // of the last cell
-	signals  int // that were sent
+	number   int  // of the last cell
+	signals  int  // that were sent
+	late     bool // the first cell's deadline came before it took that
 
 	ended   context.Context // done when nothing of it is left
 	result  *result.Result  // then
 	failure error
 }
 
-// launch starts an interpreter that ends with life, and returns when it reads cells. ctx bounds
-// the start alone.
-func (s *Spec) launch(life, ctx context.Context) (_ *interpreter, err error) {
+// launch starts an interpreter that ends with life, and returns when it reads cells, or is late: at
+// the deadline, if there is one. ctx bounds the start alone.
+func (s *Spec) launch(life, ctx context.Context, deadline time.Time) (_ *interpreter, err error) {
 	argv, driver, err := s.Language.keep()
 	if err != nil {
 		return nil, err
@@ -98,19 +99,23 @@ func (s *Spec) launch(life, ctx context.Context) (_ *interpreter, err error) {
 	}()
 
 	// An empty cell: it is over when the driver is there.
-	deadline := time.Now().Add(startBound)
+	by := time.Now().Add(startBound)
+	if i.late = !deadline.IsZero() && deadline.Before(by); i.late {
+		by = deadline
+	}
 	t := newTurn(Cell{})
-	_ = i.socket.SetWriteDeadline(deadline)
+	_ = i.socket.SetWriteDeadline(by)
 	_, err = i.socket.WriteString(driver)
-	var cause result.Cause
-	if err == nil {
-		cause = i.converse(own, t, 0, deadline)
-	} else {
+	cause := result.Timeout
+	switch {
+	case err == nil:
+		cause = i.converse(own, t, 0, by)
+	case !os.IsTimeout(err):
 		cause = i.broken()
 	}
-	if cause == Done {
+	if cause == Done || cause == result.Timeout && i.late {
 		i.err.swap(nil)
-		i.number = 0
+		i.late = cause != Done
 		return i, nil
 	}
 	i.kill()

@@ -24,8 +24,8 @@ type Kernel struct {
 }
 
 // renew starts an interpreter.
-func (k *Kernel) renew(ctx context.Context) (err error) {
-	if k.live, err = k.spec.launch(k.ctx, ctx); err == nil {
+func (k *Kernel) renew(ctx context.Context, deadline time.Time) (err error) {
+	if k.live, err = k.spec.launch(k.ctx, ctx, deadline); err == nil {
 		return nil
 	}
 	var e *result.Error
@@ -35,8 +35,9 @@ func (k *Kernel) renew(ctx context.Context) (err error) {
 	return e
 }
 
-// Run runs a cell, and returns when it is over: soon after its deadline, or ctx's end, whatever
-// the code does. One cell at a time: while one runs the error's Code is "busy-session".
+// Run runs a cell, after it has started an interpreter if there is none, and returns when it is over:
+// soon after its deadline, or ctx's end, whatever the code does, and what runs at the interpreter's
+// start. One cell at a time: while one runs the error's Code is "busy-session".
 //
 // However the cell has ended is in the answer, and no error. An error is a [*result.Error]:
 // without an answer nothing has run; with one, an interpreter that was lost could not be proven
@@ -54,10 +55,18 @@ func (k *Kernel) Run(ctx context.Context, c Cell) (*Answer, error) {
 		k.live.close()
 		k.live = nil
 	}
+	begin := time.Now()
+	var deadline time.Time
+	if c.Timeout > 0 {
+		deadline = begin.Add(c.Timeout)
+	}
 	if k.live == nil {
-		if err := k.renew(ctx); err != nil {
+		if err := k.renew(ctx, deadline); err != nil {
 			return nil, err
 		}
+	}
+	if c.Begun != nil {
+		c.Begun()
 	}
 	i := k.live
 	i.number++
@@ -68,14 +77,11 @@ func (k *Kernel) Run(ctx context.Context, c Cell) (*Answer, error) {
 		_, dropped := o.swap(stream.NewBuffer(size))
 		answer.Dropped += dropped
 	}
-	begin := time.Now()
-	var deadline time.Time
-	if c.Timeout > 0 {
-		deadline = begin.Add(c.Timeout)
-	}
 	t := newTurn(c)
-	answer.Cause = i.converse(ctx, t, i.number, deadline)
-	if answer.Cause != Done && (answer.Cause != result.Timeout && answer.Cause != result.Canceled || !i.interrupt(t)) {
+	if answer.Cause = result.Timeout; !i.late {
+		answer.Cause = i.converse(ctx, t, i.number, deadline)
+	}
+	if answer.Cause != Done && (i.late || answer.Cause != result.Timeout && answer.Cause != result.Canceled || !i.interrupt(t)) {
 		i.kill()
 		k.live, answer.State, answer.Ended = nil, Lost, i.result
 		answer.Cause = cmp.Or(answer.Cause, i.result.Cause)

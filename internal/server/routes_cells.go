@@ -53,14 +53,12 @@ func (s *Server) cell(ctx context.Context, session string, o *order, language ce
 		return nil, s.callError(either, err)
 	}
 	e.admitted.Reserved()
-	if err := i.Start(either, cells.Spec{Language: language, Limits: o.limits}); err != nil {
-		return nil, s.callError(either, explain(e.admitted, err))
-	}
-	e.admitted.Running()
 	began := time.Now()
 	// The session's end closes the interpreter, and so needs no context here: SIGINT would only
 	// keep it waiting.
-	answer, err := i.Run(ctx, cells.Cell{Code: c.Code, Timeout: o.timeout, MaxOutput: o.maxAnswer, MaxResults: cellResults})
+	answer, err := i.Run(ctx, cells.Spec{Language: language, Limits: o.limits}, cells.Cell{
+		Code: c.Code, Timeout: o.timeout, MaxOutput: o.maxAnswer, MaxResults: cellResults, Begun: e.admitted.Running,
+	})
 	if answer == nil {
 		return nil, s.callError(either, explain(e.admitted, err))
 	}

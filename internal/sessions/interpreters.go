@@ -13,7 +13,7 @@ import (
 type Interpreter struct {
 	session *Session
 	running sync.Mutex    // a cell, from before it waits for its turn; the rest is who has it's
-	kernel  *cells.Kernel // nil until it was started; written with the session's lock, too
+	kernel  *cells.Kernel // nil before the first cell; written with the session's lock, too
 }
 
 // Interpreter takes the one for a language, for one cell. The release is called when that is
@@ -34,29 +34,19 @@ func (s *Session) Interpreter(language string) (i *Interpreter, release func(), 
 	return i, i.running.Unlock, nil
 }
 
-// Start starts it, if it was not before. Its room is the session's.
-func (i *Interpreter) Start(ctx context.Context, spec cells.Spec) error {
-	if i.kernel != nil {
-		return nil
-	}
-	spec.Room = i.session.Place
-	kernel, err := cells.Start(ctx, spec)
-	if err != nil {
-		return err
-	}
+// Run runs a cell in it, see [cells.Kernel.Run]. Its room is the session's.
+func (i *Interpreter) Run(ctx context.Context, spec cells.Spec, c cells.Cell) (*cells.Answer, error) {
 	s := i.session
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	i.kernel = kernel
 	if s.ending { // who ends it may have looked already
-		_ = kernel.Close() // the session's end says more
-		return ended(s.ID, s.cause)
+		s.mu.Unlock()
+		return nil, ended(s.ID, s.cause)
 	}
-	return nil
-}
-
-// Run runs a cell after Start, see [cells.Kernel.Run].
-func (i *Interpreter) Run(ctx context.Context, c cells.Cell) (*cells.Answer, error) {
+	if i.kernel == nil {
+		spec.Room = s.Place
+		i.kernel = cells.New(spec)
+	}
+	s.mu.Unlock()
 	return i.kernel.Run(ctx, c)
 }
 

@@ -188,6 +188,18 @@ func TestCodeTimeout(t *testing.T) {
 	if a := s.cell(path, python("'x' in globals()")); a.Number != 1 || shown(a) != "False" || a.Earlier != nil {
 		t.Errorf("after it was lost: %+v", a)
 	}
+	// What the session's own files do at the interpreter's start is part of the cell's time.
+	slow := s.session(`{}`)
+	s.call(slow+"/exec", sh(`d=$(python3 -m site --user-site); mkdir -p "$d"; echo "import time; time.sleep(600)" >"$d/usercustomize.py"`))
+	late := python("1")
+	late.TimeoutMS = 300
+	if a := s.cell(slow, late); a.Cause != "timeout" || !a.TimedOut || a.State != "lost" || a.Number != 1 {
+		t.Errorf("a start that takes long: %+v", a)
+	}
+	s.call(slow+"/exec", sh("rm -r .local"))
+	if a := s.cell(slow, python("1")); shown(a) != "1" || a.Number != 1 {
+		t.Errorf("after a start that took long: %+v", a)
+	}
 	long := python("1")
 	long.TimeoutMS = 60_000
 	if a := s.cell(path, long); len(a.Clamped) != 1 || a.Clamped[0] != "timeout_ms" || a.TimeoutMS != 31_000 {
