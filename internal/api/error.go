@@ -74,6 +74,9 @@ type Failure struct {
 
 // NewError is an error before anything was started.
 func NewError(code Code, message, hint string) *Error {
+	if code == Usage && hint == "" {
+		hint = "GET /openapi.json says what a request has"
+	}
 	return &Error{Failure: Failure{Code: code, Message: message, Hint: hint}}
 }
 

@@ -24,7 +24,7 @@ import (
 func init() {
 	// huma's own errors, of requests that are not as the document says, are ours.
 	huma.NewError = func(status int, message string, errs ...error) huma.StatusError {
-		e := api.NewError(api.Usage, message, "GET /openapi.json says what a request has")
+		e := api.NewError(api.Usage, message, "")
 		switch status {
 		case http.StatusRequestEntityTooLarge:
 			e = api.NewError(api.TooLarge, "the request is too large", "")

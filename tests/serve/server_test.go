@@ -230,6 +230,9 @@ func (s *server) refused(method, path string, body any, headers ...string) (int,
 	if want := api.Codes()[e.Failure.Code]; want != status {
 		s.t.Errorf("%s %s: %s with status %d, want %d", method, path, e.Failure.Code, status, want)
 	}
+	if status == http.StatusBadRequest && e.Failure.Hint == "" {
+		s.t.Errorf("%s %s: no hint: %s", method, path, b)
+	}
 	if e.Started {
 		s.t.Errorf("%s %s: started: %s", method, path, b)
 	}
