@@ -31,7 +31,7 @@ func gateway(args []string) int {
 	if code, done := parse(&flags, args); done {
 		return code
 	}
-	c, tokens, err := settings(&flags.Listening)
+	c, tokens, err := settings(&flags.Listening, nil)
 	switch {
 	case err != nil:
 		return fail(err)
@@ -61,7 +61,7 @@ func gateway(args []string) int {
 	if err != nil {
 		return fail(err)
 	}
-	if err := until(told, failed, &flags.Listening, door, log); err != nil {
+	if err := until(told, failed, &flags.Listening, door.Reload, log); err != nil {
 		return fail(err)
 	}
 	ctx, cancel := draining(told, time.Duration(c.DrainTimeout), log)

@@ -25,17 +25,16 @@ import (
 // would end sessions.
 var certificate atomic.Pointer[tls.Certificate]
 
-// loadCertificate takes over that of a configuration, if it has one.
-func loadCertificate(c *config.Config) error {
+// loadCertificate reads that of a configuration, if it has one.
+func loadCertificate(c *config.Config) (*tls.Certificate, error) {
 	if c.TLSCert == "" {
-		return nil
+		return nil, nil
 	}
 	pair, err := tls.LoadX509KeyPair(c.TLSCert, c.TLSKey)
 	if err != nil {
-		return fmt.Errorf("tls_cert %s, tls_key %s: %w", c.TLSCert, c.TLSKey, err)
+		return nil, fmt.Errorf("tls_cert %s, tls_key %s: %w", c.TLSCert, c.TLSKey, err)
 	}
-	certificate.Store(&pair)
-	return nil
+	return &pair, nil
 }
 
 // activated reports whether systemd has given us sockets (sd_listen_fds(3)).

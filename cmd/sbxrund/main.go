@@ -6,6 +6,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -114,7 +115,7 @@ func serve(args []string) int {
 	if code, done := parse(&flags, args); done {
 		return code
 	}
-	c, tokens, err := settings(&flags.Listening)
+	c, tokens, err := settings(&flags.Listening, nil)
 	if err != nil {
 		return fail(err)
 	}
@@ -138,7 +139,8 @@ func serve(args []string) int {
 	if err != nil {
 		return fail(err)
 	}
-	handler := s.Handler(front(s, &c, log))
+	agents := front(s, &c, log)
+	handler := s.Handler(agents)
 	node, err := join(&c, s, handler, log)
 	if err != nil {
 		return fail(err)
@@ -147,7 +149,14 @@ func serve(args []string) int {
 	if err != nil {
 		return fail(err)
 	}
-	if err := until(told, failed, &flags.Listening, &s.Door, log); err != nil {
+	reload := func(c config.Config, tokens config.Tokens) error {
+		err := s.Reload(c, tokens)
+		if err == nil {
+			agents.Renew()
+		}
+		return err
+	}
+	if err := until(told, failed, &flags.Listening, reload, log); err != nil {
 		return fail(err)
 	}
 	ctx, cancel := draining(told, time.Duration(c.DrainTimeout), log)
@@ -207,8 +216,8 @@ func listenAll(c *config.Config, handler http.Handler, log *slog.Logger) (*http.
 	return web, failed, nil
 }
 
-// until waits for the signal to end, and takes over a changed configuration when told to.
-func until(told <-chan os.Signal, failed <-chan error, flags *cli.Listening, door *server.Door, log *slog.Logger) error {
+// until waits for the signal to end, and has a changed configuration taken over when told to.
+func until(told <-chan os.Signal, failed <-chan error, flags *cli.Listening, reload func(config.Config, config.Tokens) error, log *slog.Logger) error {
 	_, _ = daemon.SdNotify(false, daemon.SdNotifyReady) // without systemd nobody is told
 	for {
 		select {
@@ -219,9 +228,7 @@ func until(told <-chan os.Signal, failed <-chan error, flags *cli.Listening, doo
 				_, _ = daemon.SdNotify(false, daemon.SdNotifyStopping)
 				return nil
 			}
-			if next, tokens, err := settings(flags); err != nil {
-				log.Error("reload", "error", err)
-			} else if err := door.Reload(next, tokens); err != nil {
+			if _, _, err := settings(flags, reload); err != nil {
 				log.Error("reload", "error", err)
 			} else {
 				log.Info("reloaded")
@@ -278,8 +285,8 @@ func ended(web *http.Server, node *cluster.Node, log *slog.Logger) {
 
 var errNoListen = errors.New("listen: there is nothing to listen on; name a socket, such as unix:/run/sbxrund.sock")
 
-// settings is the configuration with the flags, checked.
-func settings(flags *cli.Listening) (c config.Config, tokens config.Tokens, err error) {
+// settings is the configuration with the flags, checked. Of a server that runs, reload takes it over.
+func settings(flags *cli.Listening, reload func(config.Config, config.Tokens) error) (c config.Config, tokens config.Tokens, err error) {
 	if c, err = config.Load(flags.Config); err != nil {
 		return c, nil, err
 	}
@@ -298,14 +305,21 @@ func settings(flags *cli.Listening) (c config.Config, tokens config.Tokens, err 
 	if flags.DrainTimeout != 0 {
 		c.DrainTimeout = flags.DrainTimeout
 	}
-	if len(c.Listen) == 0 && !activated() && c.NATS.URL == "" {
+	if reload == nil && len(c.Listen) == 0 && !activated() && c.NATS.URL == "" {
 		return c, nil, errNoListen
 	}
 	if err = c.Check(); err == nil && c.TokenFile != "" {
 		tokens, err = config.LoadTokens(c.TokenFile)
 	}
+	var pair *tls.Certificate
 	if err == nil {
-		err = loadCertificate(&c)
+		pair, err = loadCertificate(&c)
+	}
+	if err == nil && reload != nil {
+		err = reload(c, tokens)
+	}
+	if err == nil && pair != nil {
+		certificate.Store(pair)
 	}
 	return c, tokens, err
 }

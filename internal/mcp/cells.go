@@ -30,6 +30,7 @@ func (f *Front) addCells(p *sdk.Server, languages []api.Language, about *sdk.Too
 		}
 	}
 	if len(names) == 0 {
+		p.RemoveTools("run_cell")
 		return
 	}
 	usual := usualOf(names)

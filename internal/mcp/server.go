@@ -60,6 +60,16 @@ func New(s *server.Server, settings Settings) *Front {
 	return f
 }
 
+// Renew offers what the server's languages are now.
+func (f *Front) Renew() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.addTools(f.protocol)
+	for _, c := range f.stateful {
+		f.addTools(c.protocol)
+	}
+}
+
 // speak is the SDK's server, with all that there is to be used.
 func (f *Front) speak() *sdk.Server {
 	p := sdk.NewServer(&sdk.Implementation{Name: "sbxrun", Title: "sbxrun", Version: f.settings.Version}, &sdk.ServerOptions{

@@ -202,6 +202,7 @@ func open(out *jsonschema.Schema) {
 
 func hint(b bool) *bool { return &b }
 
+// addTools adds all tools, or replaces them.
 func (f *Front) addTools(p *sdk.Server) {
 	languages := f.server.Languages()
 	running := func(title string) *sdk.ToolAnnotations {
@@ -226,6 +227,8 @@ func (f *Front) addTools(p *sdk.Server) {
 			}
 			return f.run(ctx, in.common, &api.Call{Language: in.Language, Code: in.Code})
 		})
+	} else {
+		p.RemoveTools("run_code")
 	}
 	f.addCells(p, languages, running("Run a cell"))
 	shell := "sh"

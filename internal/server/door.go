@@ -1,9 +1,11 @@
 package server
 
 import (
+	"fmt"
 	"log/slog"
 	"net/http"
 	"os/exec"
+	"reflect"
 	"strings"
 	"sync/atomic"
 
@@ -42,7 +44,7 @@ func (s *Door) open(c config.Config, tokens config.Tokens, log *slog.Logger) err
 	s.log = log
 	s.begun = tenants.NewBudget("requests at once", 0)
 	s.memory = tenants.NewBudget("bytes of requests and answers", int64(c.Buffers))
-	return s.Reload(c, tokens)
+	return s.take(c, tokens)
 }
 
 // Handler passes on requests of which is known whose they are.
@@ -69,8 +71,29 @@ func (s *Door) SeesAll(r *http.Request) bool { return s.seesAll(whose(r.Context(
 // Settings are those that hold at the moment.
 func (s *Door) Settings() *config.Config { return &s.settings.Load().Config }
 
-// Reload takes over tokens, languages and ceilings. What was started goes on as it was.
+// Reload takes over tokens, languages and the ceilings of tenants, or nothing, with an error. What else
+// has changed waits for a restart: directories and sizes are those of what runs.
 func (s *Door) Reload(c config.Config, tokens config.Tokens) error {
+	was := s.settings.Load().Config
+	next := was
+	next.Languages, next.Tenant, next.Tenants = c.Languages, c.Tenant, c.Tenants
+	if err := next.Check(); err != nil { // a tenant may be given what only the new file has
+		return fmt.Errorf("%w; or restart the server, which takes over the whole file", err)
+	}
+	if err := s.take(next, tokens); err != nil {
+		return err
+	}
+	for _, one := range []*config.Config{&c, &was} {
+		one.Languages, one.Tenant, one.Tenants, one.TokenFile, one.TLSCert, one.TLSKey = nil, config.Tenant{}, nil, "", "", ""
+	}
+	if !reflect.DeepEqual(c, was) {
+		s.log.Warn("reload", "note", "what has changed beside tokens, certificates, languages and tenants needs a restart")
+	}
+	return nil
+}
+
+// take lets a checked configuration hold.
+func (s *Door) take(c config.Config, tokens config.Tokens) error {
 	policy, err := c.Policy()
 	if err != nil {
 		return err

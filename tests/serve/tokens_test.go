@@ -22,6 +22,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/api"
@@ -230,10 +231,70 @@ func TestTLS(t *testing.T) {
 	if status, b := post(t, trusting(dir), "https://"+address, "me-token", sh("true")); status != 200 {
 		t.Errorf("%d %s", status, b)
 	}
+	// Nor does one that comes with something wrong, whatever is looked at first.
+	config := filepath.Join(s.dir, "config.toml")
+	right, err := os.ReadFile(config)
+	harness.Must(t, err)
+	harness.Must(t, os.WriteFile(config, append(bytes.Clone(right), "\n[overlays]\nnew = \"/usr\"\n[tenants.me]\noverlays = [\"new\"]\n"...), 0o600))
 	replace("key")
+	harness.Until(t, harness.Bound, "the second error", func() bool { return strings.Contains(s.log.String(), "there is no \\\"new\\\" in [overlays]") })
+	if status, b := post(t, trusting(dir), "https://"+address, "me-token", sh("true")); status != 200 {
+		t.Errorf("%d %s", status, b)
+	}
+	harness.Must(t, os.WriteFile(config, right, 0o600))
+	_ = s.cmd.Process.Signal(unix.SIGHUP)
 	harness.Until(t, harness.Bound, "the renewed certificate", func() bool { return strings.Contains(s.log.String(), `"msg":"reloaded"`) })
 	if status, b := post(t, trusting(renewed), "https://"+address, "me-token", sh("true")); status != 200 {
 		t.Errorf("%d %s", status, b)
+	}
+}
+
+// SIGHUP takes over languages, for agents too, and ceilings. All else waits for a restart: what runs
+// keeps its directories.
+func TestReload(t *testing.T) {
+	t.Parallel()
+	dir := harness.Dir(t)
+	s := serveIn(t, dir, "")
+	file, other := filepath.Join(dir, "config.toml"), filepath.Join(dir, "other")
+	was, err := os.ReadFile(file)
+	harness.Must(t, err)
+	path := s.session(`{}`)
+	var agents []*agent
+	for _, version := range []string{legacy, ""} {
+		agents = append(agents, s.agent(&mcp.StreamableClientTransport{Endpoint: "http://sbxrun/mcp", HTTPClient: &http.Client{Transport: s.client.Transport}}, version))
+	}
+	text := strings.Replace(string(was), "state_dir = \""+filepath.Join(dir, "state"), fmt.Sprintf("places = 1\ndata_dir = %q\nstate_dir = \"%s", other, other), 1)
+	text += "[languages.extra]\ncommand = [\"sh\", \"{file}\"]\nfile = \"main.sh\"\n[tenant]\nsessions = 1\nvolumes = 1\n"
+	harness.Must(t, os.WriteFile(file, []byte(text), 0o600))
+	_ = s.cmd.Process.Signal(unix.SIGHUP)
+	harness.Until(t, harness.Bound, "the reload", func() bool { return strings.Contains(s.log.String(), `"msg":"reloaded"`) })
+	if log := s.log.String(); !strings.Contains(log, "needs a restart") {
+		t.Error(log)
+	}
+	if _, b := s.ask(http.MethodGet, "/v1/languages", nil); !strings.Contains(string(b), `"name":"extra"`) {
+		t.Errorf("%s", b)
+	}
+	for _, a := range agents {
+		if r := a.use("run_code", map[string]any{"language": "extra", "code": "echo $((6*7))"}); !strings.Contains(r.Content[0].(*mcp.TextContent).Text, "42") {
+			t.Errorf("%+v", r)
+		}
+		harness.Must(t, a.Close())
+	}
+	if _, e := s.refused(http.MethodPost, "/v1/sessions", `{}`); e.Failure.Code != api.Quota {
+		t.Errorf("%+v", e)
+	}
+	c := s.status(http.MethodPost, path+"/processes", sh("echo out"), http.StatusAccepted)
+	s.status(http.MethodGet, path+"/processes/"+c.ID+"?wait_ms=60000", nil, http.StatusOK)
+	if _, b := s.ask(http.MethodGet, path+"/processes/"+c.ID+"/output", nil); string(b) != "out\n" {
+		t.Errorf("%q", b)
+	}
+	s.ask(http.MethodDelete, path, nil)
+	s.session(`{}`)
+	if _, b := s.ask(http.MethodGet, "/v1/status", nil); !strings.Contains(string(b), `"places":64`) {
+		t.Errorf("%s", b)
+	}
+	if _, err := os.Lstat(other); err == nil {
+		t.Error("the new directory is used")
 	}
 }
 
@@ -277,6 +338,11 @@ func TestSocketActivation(t *testing.T) {
 	s.start()
 	if got := note(); got != "READY=1" {
 		t.Errorf("%q", got)
+	}
+	_ = s.cmd.Process.Signal(unix.SIGHUP) // by now the environment says nothing of sockets
+	harness.Until(t, harness.Bound, "the reload", func() bool { return strings.Contains(s.log.String(), `"msg":"reload`) })
+	if log := s.log.String(); !strings.Contains(log, `"msg":"reloaded"`) {
+		t.Error(log)
 	}
 	if a := s.run(sh("ls /proc/self/fd | wc -l")); text(a.Stdout) != "4\n" { // 0, 1, 2 and that of ls
 		t.Errorf("%q descriptors", text(a.Stdout))
