@@ -94,12 +94,14 @@ func TestOverlayUpper(t *testing.T) {
 }
 
 // overlaid starts a sandbox with an overlay over dir, and makes the changes there.
-func overlaid(t *testing.T, s *harness.State, dir, name string, flags ...string) {
+func overlaid(t *testing.T, s *harness.State, dir, name string, flags ...string) *harness.Sandbox {
 	t.Helper()
 	if len(flags) == 0 {
 		flags = layer(t)
 	}
-	s.Sandbox(harness.Options{Dir: dir}, append([]string{"--name", name, "--cwd", "overlay"}, flags...)...).Exec(harness.Options{}, nil, "sh", "-ec", changes).Expect(t, 0, "exited")
+	b := s.Sandbox(harness.Options{Dir: dir}, append([]string{"--name", name, "--cwd", "overlay"}, flags...)...)
+	b.Exec(harness.Options{}, nil, "sh", "-ec", changes).Expect(t, 0, "exited")
+	return b
 }
 
 // text is what a command of sbxrun's prints; it has to exit with code.
@@ -155,8 +157,19 @@ func TestOverlayApply(t *testing.T) {
 func TestOverlayConflict(t *testing.T) {
 	t.Parallel()
 	dir, s := original(t), harness.NewState(t)
-	overlaid(t, s, dir, "agent", "--upper", filepath.Join(filepath.Dir(dir), "upper"))
+	for _, name := range []string{"lost", "gone/f"} {
+		harness.Must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
+		harness.Must(t, os.WriteFile(filepath.Join(dir, name), []byte("old\n"), 0o644))
+	}
+	b := overlaid(t, s, dir, "agent", "--upper", filepath.Join(filepath.Dir(dir), "upper"))
+	b.Exec(harness.Options{}, nil, "sh", "-ec", "echo new >lost; echo new >gone/f; echo new >new").Expect(t, 0, "exited")
 	harness.Must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("theirs\n"), 0o644))
+	for _, name := range []string{"lost", "gone"} {
+		harness.Must(t, os.RemoveAll(filepath.Join(dir, name)))
+	}
+	if got, _ := text(t, s, 0, "diff", "agent", "lost", "gone", "new"); got != "A gone/ (changed on the host, too)\nA gone/f\nA lost (changed on the host, too)\nA new\n" {
+		t.Errorf("diff: %q", got)
+	}
 	text(t, s, 0, "kill", "--grace", "0", "agent")
 	// The layer is on disk, and so is what it belongs to.
 	if got, _ := text(t, s, 0, "diff", "agent", "file"); got != "M file (changed on the host, too)\n" {

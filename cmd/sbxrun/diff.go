@@ -216,8 +216,7 @@ func (o *opened) line(c *overlay.Change) string {
 	}
 	if c.Was != "" {
 		line += " (was a " + string(c.Was) + ")"
-	}
-	if c.WasMode != "" && c.Mode != "" && c.WasMode != c.Mode {
+	} else if c.WasMode != "" && c.Mode != "" && c.WasMode != c.Mode {
 		line += " (mode " + c.WasMode + " to " + c.Mode + ")"
 	}
 	if c.Conflict {

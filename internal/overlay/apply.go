@@ -121,12 +121,10 @@ func (x *applier) make(c *Change) error {
 	defer unix.Close(parent)
 	name := path.Base(c.Path)
 	// Once more, of what is there now.
-	var was *unix.Stat_t
-	if st := look(parent, name); st != nil {
-		was = st
-		if !x.Force && x.tree.later(st) && (c.Kind != Mode || c.Type != Directory) {
-			return Conflict(c.Path)
-		}
+	was := look(parent, name)
+	gone := was == nil && (c.Kind == Changed || c.Kind == Mode)
+	if !x.Force && (gone || x.tree.later(was) && (c.Kind != Mode || c.Type != Directory)) {
+		return Conflict(c.Path)
 	}
 	x.n++
 	temporary := strconv.Itoa(x.n)

@@ -281,13 +281,18 @@ func (w *comparison) entry(e *tree.Entry, low original) (below original, err err
 	}
 	was := low.look(e.Name)
 	c := Change{Path: e.Path, Kind: Added, Type: typeOf(&e.Stat), Target: e.Target, Conflict: w.later(was)}
-	if was != nil {
+	if was == nil {
+		c.Conflict = w.removed(e, low)
+	} else {
 		c.Kind = Changed
 		if t := typeOf(was); t != c.Type {
 			if t == Directory && !c.Conflict {
 				c.Conflict = w.laterBelow(low.dir, e.Name)
 			}
-			c.Was, was = t, nil
+			if c.Was = t; t != Link {
+				c.WasMode = octal(permissions(was))
+			}
+			was = nil
 		}
 	}
 	switch c.Type {
@@ -309,6 +314,23 @@ func (w *comparison) entry(e *tree.Entry, low original) (below original, err err
 		w.add(c, &e.Stat)
 	}
 	return none, nil
+}
+
+// removed reports whether what the layer has of the original may have been removed from there since the
+// sandbox began: it is a copy, the original's directory has changed, and no layer of a snapshot has
+// it. The sandbox may also have moved it there, which the copy does not tell.
+func (w *comparison) removed(e *tree.Entry, low original) bool {
+	var st unix.Stat_t
+	if w.layer > 0 || low.dir < 0 || low.hidden || unix.Fstat(low.dir, &st) != nil || !w.later(&st) || !e.Copied() {
+		return false
+	}
+	for _, layer := range w.Layers[1:] {
+		if fd, err := tree.Open(proc.Descriptor(layer), e.Path, unix.O_PATH); err == nil {
+			unix.Close(fd)
+			return false
+		}
+	}
+	return true
 }
 
 // merged goes into a directory that a layer above has as well. If this layer has none there, what

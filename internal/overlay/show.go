@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path"
+	"strconv"
 	"strings"
 
 	"github.com/rogpeppe/go-internal/diff"
@@ -84,39 +85,51 @@ func (t *Tree) Patch(to io.Writer, list []Change) error {
 }
 
 func (t *Tree) patch(to io.Writer, c *Change) error {
-	if c.Kind == Deleted && c.Type == Directory {
+	switch {
+	case c.Type == Other:
+		return nil // which is never applied, either
+	case c.Was != "":
+		// A patch makes no file a link: it removes the one and adds the other.
+		was, now := *c, *c
+		was.Kind, was.Type, was.Was = Deleted, c.Was, ""
+		now.Kind, now.Was = Added, ""
+		if err := t.patch(to, &was); err != nil {
+			return err
+		}
+		return t.patch(to, &now)
+	case c.Kind == Deleted && c.Type == Directory:
 		return t.patchBelow(to, c)
-	}
-	if c.Type == Other || c.Type == Directory || c.Was == Directory {
-		return nil // git(1) has no directories
-	}
-	before, after := text(t.Source, c.Path, c.Kind == Added), text(t.Layers[c.layer], c.Path, c.Kind == Deleted || c.Kind == Mode)
-	if c.Kind == Mode {
-		before = after
+	case c.Type == Directory:
+		return nil // git(1) has none
 	}
 	a, b := "a/"+c.Path, "b/"+c.Path
-	var head bytes.Buffer
-	fmt.Fprintf(&head, "diff --git %s %s\n", quoted(a), quoted(b))
+	headline := fmt.Sprintf("diff --git %s %s\n", quoted(a), quoted(b))
+	mode, wasMode := gitMode(c.Type, c.Mode), gitMode(c.Type, c.WasMode)
+	var what bytes.Buffer
 	switch {
 	case c.Kind == Added:
-		fmt.Fprintf(&head, "new file mode %s\n", gitMode(c.Type, c.Mode))
+		fmt.Fprintf(&what, "new file mode %s\n", mode)
 		a = "/dev/null"
 	case c.Kind == Deleted:
-		fmt.Fprintf(&head, "deleted file mode %s\n", gitMode(c.Type, c.WasMode))
+		fmt.Fprintf(&what, "deleted file mode %s\n", wasMode)
 		b = "/dev/null"
-	case c.Was != "":
-		fmt.Fprintf(&head, "old mode %s\nnew mode %s\n", gitMode(c.Was, c.WasMode), gitMode(c.Type, c.Mode))
-	case c.WasMode != "" && c.WasMode != c.Mode:
-		fmt.Fprintf(&head, "old mode %s\nnew mode %s\n", gitMode(c.Type, c.WasMode), gitMode(c.Type, c.Mode))
+	case c.WasMode != "" && wasMode != mode: // it knows of no other permissions
+		fmt.Fprintf(&what, "old mode %s\nnew mode %s\n", wasMode, mode)
 	}
-	switch {
-	case before == nil || after == nil:
-		fmt.Fprintf(&head, "Binary files %s and %s differ\n", quoted(a), quoted(b))
-	case string(before) != string(after):
-		_, lines, _ := bytes.Cut(diff.Diff(quoted(a), before, quoted(b), after), []byte("\n")) // all but its own headline
-		head.Write(lines)
+	if c.Kind != Mode {
+		before, after := text(t.Source, c.Path, c.Kind == Added), text(t.Layers[c.layer], c.Path, c.Kind == Deleted)
+		switch {
+		case before == nil || after == nil:
+			fmt.Fprintf(&what, "Binary files %s and %s differ\n", quoted(a), quoted(b))
+		case string(before) != string(after):
+			_, lines, _ := bytes.Cut(diff.Diff(named(a), before, named(b), after), []byte("\n")) // all but its own headline
+			what.Write(lines)
+		}
 	}
-	_, err := to.Write(head.Bytes())
+	if what.Len() == 0 {
+		return nil
+	}
+	_, err := io.WriteString(to, headline+what.String())
 	return err
 }
 
@@ -141,12 +154,13 @@ func (t *Tree) patchBelow(to io.Writer, c *Change) error {
 	return nil
 }
 
-// gitMode is a mode as git(1) has it.
+// gitMode is a mode as git(1) has it: of the permissions, whether the owner may execute it.
 func gitMode(t Type, mode string) string {
+	bits, _ := strconv.ParseUint(mode, 8, 32)
 	switch {
 	case t == Link:
 		return "120000"
-	case strings.ContainsAny(mode, "1357"):
+	case bits&0o100 != 0:
 		return "100755"
 	}
 	return "100644"
@@ -178,6 +192,15 @@ func text(root *os.File, name string, nothing bool) []byte {
 		b = []byte{}
 	}
 	return b
+}
+
+// named is a name above the lines of a patch. One with spaces ends with a tab, as git(1) has it, so
+// that none of them is taken for the end, with a time behind it.
+func named(name string) string {
+	if strings.Contains(name, " ") {
+		return quoted(name) + "\t"
+	}
+	return quoted(name)
 }
 
 // quoted is a name as git(1) writes it: what a terminal would obey, or a reader take for the end

@@ -191,6 +191,16 @@ func Opaque(dir int) bool {
 // OpaqueXattr is the attribute that says so.
 const OpaqueXattr = "user.overlay.opaque"
 
+// Copied reports whether what a layer has was copied there from below, to be written to, and not made
+// new: the kernel marks it, and lets no program in the sandbox do so.
+func (e *Entry) Copied() bool {
+	_, err := unix.Lgetxattr(fmt.Sprintf("/proc/self/fd/%d/%s", e.Dir, e.Name), CopiedXattr, nil)
+	return err == nil
+}
+
+// CopiedXattr is the attribute that says so.
+const CopiedXattr = "user.overlay.origin"
+
 // Deletes reports whether a name in an overlay's layer stands for one that was deleted: a character
 // device 0/0, or, from Linux 6.7 on, an empty file with an attribute. The descriptor is of a
 // regular file, or -1: then one is opened if it has to be looked at.

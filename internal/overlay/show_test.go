@@ -1,0 +1,133 @@
+package overlay
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+func TestPatch(t *testing.T) {
+	t.Parallel()
+	layer, source, tree := laid(t)
+	put(t, source, "text", "a\nb\n")
+	put(t, layer, "text", "a\nc\n")
+	put(t, source, "gone/x", "x\n")
+	wipe(t, layer, "gone")
+	put(t, layer, "a b", "x\n") // patch(1) takes the tab for the name's end
+	put(t, layer, "binary", "\x00")
+	put(t, layer, "esc\x1b[31m", "\n")
+	list, _ := lines(t, tree)
+	var b bytes.Buffer
+	must(t, tree.Patch(&b, list))
+	want := "diff --git a/a b b/a b\nnew file mode 100644\n--- /dev/null\n+++ b/a b\t\n@@ -0,0 +1,1 @@\n+x\n" +
+		"diff --git a/binary b/binary\nnew file mode 100644\nBinary files /dev/null and b/binary differ\n" +
+		"diff --git \"a/esc\\033[31m\" \"b/esc\\033[31m\"\nnew file mode 100644\n--- /dev/null\n+++ \"b/esc\\033[31m\"\n@@ -0,0 +1,1 @@\n+\n" +
+		"diff --git a/gone/x b/gone/x\ndeleted file mode 100644\n--- a/gone/x\n+++ /dev/null\n@@ -1,1 +0,0 @@\n-x\n" +
+		"diff --git a/text b/text\n--- a/text\n+++ b/text\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n"
+	if diff := cmp.Diff(want, b.String()); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// git(1) takes a patch of whatever a file, a link and a directory can become, and makes of the
+// original what an apply makes of it.
+func TestPatchTaken(t *testing.T) {
+	t.Parallel()
+	git, err := exec.LookPath("git")
+	if err != nil {
+		t.Skip(err)
+	}
+	layer, source, tree := laid(t)
+	kinds := map[string]func(dir, name string){
+		"text":  func(dir, name string) { put(t, dir, name, dir+"\n") },
+		"open":  func(dir, name string) { put(t, dir, name, dir) }, // without an end of its line
+		"empty": func(dir, name string) { put(t, dir, name, "") },
+		"closed": func(dir, name string) {
+			put(t, dir, name, "same\n")
+			must(t, os.Chmod(filepath.Join(dir, name), 0o600))
+		},
+		"group": func(dir, name string) {
+			put(t, dir, name, "same\n")
+			must(t, os.Chmod(filepath.Join(dir, name), 0o654))
+		},
+		"program": func(dir, name string) {
+			put(t, dir, name, "same\n")
+			must(t, os.Chmod(filepath.Join(dir, name), 0o744))
+		},
+		"link":  func(dir, name string) { must(t, os.Symlink(dir, filepath.Join(dir, name))) },
+		"dir":   func(dir, name string) { put(t, dir, name+"/in", dir+"\n"); put(t, dir, name+"/deep/in", "same\n") },
+		"other": func(dir, name string) { must(t, unix.Mkfifo(filepath.Join(dir, name), 0o644)) },
+		"none":  func(dir, name string) {},
+	}
+	for before, old := range kinds {
+		for after, now := range kinds {
+			if before == "other" && after != "none" {
+				continue // in whose way it is
+			}
+			name := before + " to " + after
+			old(source, name)
+			switch {
+			case after == "none" && before != "none":
+				wipe(t, layer, name)
+			case after == "dir" && before == "dir":
+				put(t, layer, name+"/in", "other\n")
+				wipe(t, layer, name+"/deep")
+			default:
+				now(layer, name)
+			}
+		}
+	}
+	for _, name := range []string{"end ", " ", "tab\t", "new\nline", "a b/a b", "\xff", `quote"`, "b/x b/x"} {
+		put(t, source, "odd/"+name, "old\n")
+		put(t, layer, "odd/"+name, "new\n")
+	}
+	list, _ := lines(t, tree)
+	var b bytes.Buffer
+	must(t, tree.Patch(&b, list))
+	copied := filepath.Join(filepath.Dir(source), "copied")
+	if out, err := exec.Command("cp", "-a", source, copied).CombinedOutput(); err != nil {
+		t.Fatalf("%v %s", err, out)
+	}
+	apply := exec.Command(git, "apply", "--whitespace=nowarn", "-")
+	apply.Dir, apply.Stdin, apply.Env = copied, &b, []string{"GIT_CEILING_DIRECTORIES=" + filepath.Dir(source), "GIT_CONFIG_NOSYSTEM=1", "HOME=/"}
+	text := b.String()
+	if out, err := apply.CombinedOutput(); err != nil || len(out) > 0 {
+		t.Fatalf("%v\n%s\nof:\n%s", err, out, text)
+	}
+	_, err = tree.Apply(list, Options{Delete: true})
+	must(t, err)
+	if diff := cmp.Diff(files(t, source), files(t, copied)); diff != "" {
+		t.Errorf("-apply +git apply:\n%s", diff)
+	}
+}
+
+// files is what git(1) knows of a directory.
+func files(t *testing.T, dir string) map[string]string {
+	found := map[string]string{}
+	must(t, filepath.WalkDir(dir, func(name string, e os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := e.Info()
+		must(t, err)
+		below, _ := filepath.Rel(dir, name)
+		switch info.Mode().Type() {
+		case 0:
+			text, err := os.ReadFile(name)
+			must(t, err)
+			found[below] = fmt.Sprintf("%v %q", info.Mode()&0o100, text)
+		case os.ModeSymlink:
+			target, err := os.Readlink(name)
+			must(t, err)
+			found[below] = "-> " + target
+		}
+		return nil
+	}))
+	return found
+}
