@@ -6,9 +6,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -88,6 +91,34 @@ func TestVolume(t *testing.T) {
 	}
 	if names, err := os.ReadDir(v.dir + "/volumes"); err != nil || len(names) != 0 {
 		t.Errorf("left: %v %v", names, err)
+	}
+}
+
+// unsynced is a program that starts another, of which, and of all that it starts, the system call
+// with this number fails with EIO (seccomp(2)).
+const unsynced = `
+import ctypes, os, struct, sys
+code = struct.pack("HBBI" * 4, 0x20, 0, 0, 0, 0x15, 0, 1, int(sys.argv[1]), 6, 0, 0, 0x50005, 6, 0, 0, 0x7fff0000)
+program = struct.pack("HxxxxxxP", 4, ctypes.addressof(text := ctypes.create_string_buffer(code)))
+prctl = ctypes.CDLL(None, use_errno=True).prctl
+assert prctl(38, 1, 0, 0, 0) == 0 and prctl(22, 2, program, 0, 0) == 0, os.strerror(ctypes.get_errno())
+os.execv(sys.argv[2], sys.argv[2:])`
+
+// A volume that may not be on the disk is an error, and no success.
+func TestVolumeUnsynced(t *testing.T) {
+	t.Parallel()
+	v := newVolumeUser(t)
+	v.o.Wrap = []string{"python3", "-c", unsynced, strconv.Itoa(unix.SYS_SYNCFS)}
+	for script, code := range map[string]int{"true": 74, "exit 3": 3} {
+		r := v.run("one:/data", script)
+		if e := r.Report.Error; r.ExitCode != code || e == nil || e.Code != "volume" || !strings.Contains(string(r.Stderr), `the volume "one" may not be on the disk: input/output error`) {
+			t.Errorf("%s: %d, %+v, %s", script, r.ExitCode, e, r.Stderr)
+		}
+	}
+	v.run("one:/data:ro", "true").Expect(t, 0, "exited")
+	rec := v.s.Sandbox(v.o, "--cwd", "none", "--volume", "one:/data", "true").Ended()
+	if r := rec.Report; r == nil || r.ExitCode != 74 || r.Error == nil || r.Error.Code != "volume" {
+		t.Errorf("%+v", r)
 	}
 }
 

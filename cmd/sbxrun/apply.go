@@ -134,13 +134,7 @@ func (r *runner) bringHome(list []*room.Overlay, res *result.Result) {
 	if err == nil && r.flags.Apply && res.ExitCode() == 0 {
 		_, err = applyAll(list, nil, &cli.Apply{Delete: r.flags.ApplyDelete, Quiet: r.flags.Quiet})
 	}
-	if err == nil {
-		return
-	}
-	e := *asError(err)
-	if e.ExitCode = result.ExitOutput; res.Err == nil {
-		res.Err = &e
-	} else {
-		warn(err)
+	if err != nil {
+		spoil(res, err)
 	}
 }

@@ -94,10 +94,9 @@ func (r *runner) run() int {
 		r.changes = countChanges(overlays)
 		r.bringHome(overlays, &res)
 	}
-	var left []error
-	r.used, left = r.Parts.End()
-	for _, err := range left {
-		warn(err)
+	var lost *result.Error
+	if r.used, lost = r.Parts.End(); lost != nil {
+		spoil(&res, lost)
 	}
 	if f, ok := r.failure(res, counted); ok {
 		what, remedy := refusedHosts(r.used)
@@ -129,8 +128,8 @@ func (r *runner) collect(res *result.Result) {
 	} else {
 		err = errors.New("--get: nothing is collected, because something may still write to it")
 	}
-	if err != nil && res.Err == nil {
-		res.Err = &result.Error{Code: "get", ExitCode: result.ExitOutput, Message: err.Error(), Err: err}
+	if err != nil {
+		spoil(res, &result.Error{Code: "get", Message: err.Error(), Err: err})
 	}
 	if r.flags.Quiet {
 		return
@@ -141,6 +140,18 @@ func (r *runner) collect(res *result.Result) {
 	if left := r.Parts.Files.Got.LeftOut; left.Special > 0 {
 		warn(fmt.Errorf("--get: %d left out, the first: %v", left.Special, left.First))
 	}
+}
+
+// spoil makes an end no success, because of what had to come after it. The report has room for one
+// error.
+func spoil(res *result.Result, err error) {
+	if res.Err != nil {
+		warn(err)
+		return
+	}
+	e := *asError(err)
+	e.ExitCode = result.ExitOutput
+	res.Err = &e
 }
 
 // printCommand prints the plan as a command, and writes its filter to where that is wanted.

@@ -126,7 +126,9 @@ func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
 			s.Use.Close()
 		}
 		if r.result.Started {
-			s.Parts.End()
+			if _, lost := s.Parts.End(); lost != nil && r.result.Err == nil {
+				r.result.Err, r.err = lost, lost
+			}
 		}
 	})
 	if running {

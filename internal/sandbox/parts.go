@@ -44,6 +44,7 @@ type Parts struct {
 	spec    network.Spec
 	proxy   *network.Proxy // nil if nothing of a network is listed
 	volumes []*volumes.Volume
+	lost    *result.Error // what was written to one of them may be
 	held    map[string]*snapshots.Unpacked
 }
 
@@ -204,15 +205,15 @@ func (p *Parts) Picked() []result.ReportPublished {
 }
 
 // End gives all parts up, and returns when nothing of them is left: what was written to volumes is
-// on the disk then, unless left says otherwise. It may be called again, and on nil. used is what
+// on the disk then, unless lost says otherwise. It may be called again, and on nil. used is what
 // became of the network; nil if nothing is listed.
-func (p *Parts) End() (used *result.ReportNetwork, left []error) {
+func (p *Parts) End() (used *result.ReportNetwork, lost *result.Error) {
 	if p == nil {
 		return nil, nil
 	}
 	for _, v := range p.volumes {
 		if err := v.Sync(); err != nil {
-			left = append(left, err)
+			p.lost = err
 		}
 		v.Close()
 	}
@@ -225,5 +226,5 @@ func (p *Parts) End() (used *result.ReportNetwork, left []error) {
 	}
 	p.volumes, p.held = nil, nil
 	p.Files.Close()
-	return p.proxy.End(), left
+	return p.proxy.End(), p.lost
 }

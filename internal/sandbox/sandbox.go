@@ -308,8 +308,11 @@ func (s *Sandbox) endWhenIdle() {
 func (s *Sandbox) finish(res result.Result) error {
 	s.cancel(nil) // or the caller's context would keep what never began
 	s.forgetOverlays()
-	used, _ := s.spec.Parts.End() // who started it has gone long ago
-	s.relays.Finish(nil)          // a disk that takes nothing any more does not take the record either
+	used, lost := s.spec.Parts.End()
+	if res.Err == nil {
+		res.Err = lost
+	}
+	s.relays.Finish(nil) // a disk that takes nothing any more does not take the record either
 	for _, log := range s.logs {
 		log.Close()
 	}

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -93,8 +94,11 @@ func (s *Server) entered(ctx context.Context, e *entry, o *order, out sink) (*ap
 	if a == nil {
 		return nil, s.callError(ctx, err)
 	}
-	if policy.Parts != nil {
-		a.Network, _ = policy.Parts.End() // it has ended with the place
+	if policy.Parts != nil { // it has ended with the place
+		used, lost := policy.Parts.End()
+		if a.Network = used; lost != nil && a.Error == nil {
+			a.Error, a.ExitCode = lost.Report(), cmp.Or(a.ExitCode, lost.ExitCode)
+		}
 	}
 	if res != nil && res.Verdict == result.Unproven && a.Teardown.Verdict == result.Proven {
 		// Nothing of the command is seen to be left, and all the same its room is.

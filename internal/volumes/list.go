@@ -38,17 +38,28 @@ func (s *Store) List() (list []Info, err error) {
 			continue // removed meanwhile, or none
 		}
 		i := Info{Name: name, Path: filepath.Join(s.path, name, dataName), Status: "free", PIDs: []int{}, ModTime: tree.ModTime(&st)}
-		for status, write := range map[string]bool{"written": false, "read": true} {
-			v, err := s.lock(name, write)
-			if err == nil {
-				v.Close()
-			} else if busy := (*BusyError)(nil); errors.As(err, &busy) && i.Status != "written" {
-				i.Status, i.PIDs = status, busy.PIDs
-			}
+		if pids, busy := s.look(name, false); busy {
+			i.Status, i.PIDs = "written", append(i.PIDs, pids...)
+		} else if pids, busy = s.look(name, true); busy {
+			i.Status, i.PIDs = "read", append(i.PIDs, pids...)
 		}
 		list = append(list, i)
 	}
 	return list, nil
+}
+
+// look reports who keeps others from a volume. It has the lock for an instant, which those who want
+// it wait for.
+func (s *Store) look(name string, write bool) (pids []int, busy bool) {
+	v, err := s.lock(name, write, glance)
+	if err == nil {
+		v.Close()
+	}
+	e := (*BusyError)(nil)
+	if busy = errors.As(err, &e); busy {
+		pids = e.PIDs
+	}
+	return pids, busy
 }
 
 // Names lists all volumes, and locks none.
@@ -77,7 +88,7 @@ func (s *Store) Lock(name string) (*Volume, error) {
 	if err := CheckName(name); err != nil {
 		return nil, err
 	}
-	v, err := s.lock(name, false)
+	v, err := s.lock(name, false, patience)
 	if err != nil {
 		return nil, explain(name, err)
 	}
@@ -90,7 +101,7 @@ func (s *Store) Remove(name string) error {
 	if err := CheckName(name); err != nil {
 		return err
 	}
-	v, err := s.lock(name, true)
+	v, err := s.lock(name, true, patience)
 	if err != nil {
 		return explain(name, err)
 	}

@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -39,7 +40,7 @@ type Store struct {
 	path string
 }
 
-func wrong(format string, args ...any) error {
+func wrong(format string, args ...any) *result.Error {
 	return &result.Error{Code: "volume", Message: fmt.Sprintf(format, args...)}
 }
 
@@ -103,12 +104,12 @@ func (s *Store) Use(name string, write bool, owner *proc.Cred) (*Volume, error) 
 	if err := CheckName(name); err != nil {
 		return nil, err
 	}
-	v, err := s.lock(name, write)
+	v, err := s.lock(name, write, patience)
 	if errors.Is(err, unix.ENOENT) {
 		if err := s.create(name, owner); err != nil {
 			return nil, wrong("cannot make the volume %q: %v", name, err)
 		}
-		v, err = s.lock(name, write)
+		v, err = s.lock(name, write, patience)
 	}
 	if err != nil {
 		return nil, explain(name, err)
@@ -134,8 +135,24 @@ func CheckName(name string) error {
 	return nil
 }
 
+// How long a lock is waited for: longer than a [Store.List] has it, on a busy machine as well; and
+// by that for another one.
+const (
+	patience = 50 * time.Millisecond
+	glance   = 2 * time.Millisecond
+)
+
+// flock is flock(2), which has no bound of its own.
+func flock(fd, how int, patience time.Duration) (err error) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond / 2) {
+		if err = unix.Flock(fd, how|unix.LOCK_NB); err != unix.EWOULDBLOCK || time.Now().After(deadline) {
+			return err
+		}
+	}
+}
+
 // lock opens a volume and locks it. It is ENOENT if there is none.
-func (s *Store) lock(name string, write bool) (*Volume, error) {
+func (s *Store) lock(name string, write bool, patience time.Duration) (*Volume, error) {
 	how := unix.LOCK_SH
 	if write {
 		how = unix.LOCK_EX
@@ -149,7 +166,7 @@ func (s *Store) lock(name string, write bool) (*Volume, error) {
 			return nil, err
 		}
 		file := os.NewFile(uintptr(fd), name)
-		if err := unix.Flock(fd, how|unix.LOCK_NB); err != nil {
+		if err := flock(fd, how, patience); err != nil {
 			if err == unix.EWOULDBLOCK {
 				err = &BusyError{Name: name, PIDs: holders(fd)}
 			}
@@ -224,12 +241,14 @@ func explain(name string, err error) error {
 func (v *Volume) Data() (int, error) { return unix.FcntlInt(uintptr(v.data), unix.F_DUPFD_CLOEXEC, 0) }
 
 // Sync writes what is in the volume to the disk (syncfs(2)), if it could be written to.
-func (v *Volume) Sync() error {
+func (v *Volume) Sync() *result.Error {
 	if !v.rw {
 		return nil
 	}
 	if err := unix.Syncfs(v.data); err != nil {
-		return wrong("the volume %q may not be on the disk: %v", v.Name, err)
+		e := wrong("the volume %q may not be on the disk: %v", v.Name, err)
+		e.ExitCode, e.Err = result.ExitOutput, err
+		return e
 	}
 	return nil
 }

@@ -5,10 +5,13 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
 func open(t *testing.T) *Store {
@@ -68,6 +71,15 @@ func TestLocks(t *testing.T) {
 	}
 }
 
+// That a volume may not be on the disk is an error, and only of one that was written to.
+func TestSync(t *testing.T) {
+	for _, v := range []*Volume{{Name: "v", data: -1, rw: true}, {Name: "v", data: -1}} {
+		if err := v.Sync(); v.rw != (err != nil) || v.rw && (err.Code != "volume" || err.ExitCode != result.ExitOutput || !errors.Is(err, unix.EBADF)) {
+			t.Errorf("%v: %v", v.rw, err)
+		}
+	}
+}
+
 // Many make, use and remove the same volume at once: each is alone with what it has made.
 func TestTogether(t *testing.T) {
 	s := open(t)
@@ -100,6 +112,47 @@ func TestTogether(t *testing.T) {
 	_ = s.Remove("v")
 	if names, err := s.names(); err != nil || len(names) > 0 {
 		t.Errorf("left: %q %v", names, err)
+	}
+}
+
+// Those who list volumes keep nobody from one.
+func TestListed(t *testing.T) {
+	s := open(t)
+	v, err := s.Use("v", true, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.Close()
+	var over atomic.Bool
+	var all sync.WaitGroup
+	for range 2 {
+		all.Go(func() {
+			for !over.Load() {
+				if _, err := s.List(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for i := range 300 {
+		v, err := s.Use("v", i%2 == 0, nil)
+		if err != nil {
+			t.Fatalf("%d: %v", i, err)
+		}
+		v.Close()
+	}
+	over.Store(true)
+	all.Wait()
+	a, errA := s.Use("a", false, nil)
+	w, errW := s.Use("w", true, nil)
+	if err := errors.Join(errA, errW); err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer w.Close()
+	list, err := s.List()
+	if err != nil || len(list) != 3 || list[0].Status != "read" || list[1].Status != "free" || list[2].Status != "written" {
+		t.Errorf("%+v %v", list, err)
 	}
 }
 

@@ -3,6 +3,7 @@ package harness
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -169,7 +170,7 @@ func (r *Report) check() (wrong []string) {
 	status, known := statusOf[r.Cause]
 	if r.Cause == "exited" {
 		status, known = "failed", true
-		if r.ExitCode == 0 || r.ExitCode == 74 && r.Error != nil && (r.Error.Code == "get" || r.Error.Code == "conflict") {
+		if r.ExitCode == 0 || r.ExitCode == 74 && r.Error != nil && slices.Contains([]string{"get", "conflict", "volume"}, r.Error.Code) {
 			status = "completed"
 		}
 	}
