@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
+	"github.com/sbxrun/sbxrun/internal/tree"
 	"github.com/sbxrun/sbxrun/internal/volumes"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
@@ -144,7 +146,7 @@ func removeVolumes(store *volumes.Store, names []string) (code int) {
 	return code
 }
 
-// exportVolume writes a volume as a tar stream, to a file that is complete or is not there.
+// exportVolume writes a volume as a tar stream.
 func exportVolume(store *volumes.Store, names []string) error {
 	v, err := store.Lock(names[0])
 	if err != nil {
@@ -157,34 +159,23 @@ func exportVolume(store *volumes.Store, names []string) error {
 		}
 		return pack(v, os.Stdout)
 	}
-	out, err := os.CreateTemp(dirOf(names[1]), ".sbxrun-*")
-	if err != nil {
-		return err
-	}
-	packed := pack(v, out)
-	err = out.Close()
-	// What could not be read is told, and the rest is there.
-	if e := (*result.Error)(nil); packed != nil && (!errors.As(packed, &e) || e.Code != leftOut) {
-		err = packed
-	}
-	if err == nil {
-		err = os.Rename(out.Name(), names[1])
-	}
-	if err != nil {
-		_ = os.Remove(out.Name()) // the first error counts
-		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-			err = &result.Error{Code: "quota-disk", Message: fmt.Sprintf("cannot write %q: no space left on device", names[1]), Err: err}
+	var packed error
+	err = tree.WriteNew(names[1], func(f *os.File) error {
+		packed = pack(v, f)
+		// What could not be read is told, and the rest is there.
+		if e := (*result.Error)(nil); errors.As(packed, &e) && e.Code == leftOut {
+			return nil
 		}
-		return err
+		return packed
+	})
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return &result.Error{Code: "quota-disk", Message: fmt.Sprintf("cannot write %q: no space left on device", names[1]), Err: err}
 	}
-	return packed
+	return cmp.Or(err, packed)
 }
 
 // leftOut is the code of an error that says that the rest was copied.
 const leftOut = "left-out"
-
-// dirOf is the directory that a file is in.
-func dirOf(name string) string { return name[:strings.LastIndexByte(name, '/')+1] + "." }
 
 func pack(v *volumes.Volume, w io.Writer) error {
 	fd, err := v.Data()

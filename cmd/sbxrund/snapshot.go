@@ -15,6 +15,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/layers"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
+	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
 // snapshotCommand keeps, copies and removes snapshots. That it is a program of its own lets a run
@@ -112,17 +113,7 @@ func export(store *snapshots.Store, words []string) error {
 		}
 		return layers.Export(store, m, os.Stdout)
 	}
-	f, err := os.OpenFile(words[1], os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	if err = layers.Export(store, m, f); err == nil {
-		err = f.Sync()
-	}
-	if err = result.All(err, f.Close()); err != nil {
-		err = result.All(err, os.Remove(words[1])) // O_EXCL: it is ours
-	}
-	return err
+	return tree.WriteNew(words[1], func(f *os.File) error { return layers.Export(store, m, f) })
 }
 
 func importFrom(store *snapshots.Store, flags *cli.Snapshot, words []string) error {

@@ -105,7 +105,7 @@ func (s *Server) defineWorkspace(a huma.API) {
 	}
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "putFile", Method: http.MethodPut, Path: base + "/{path...}", Summary: "Write a file of the workspace", RequestBody: takes("application/octet-stream"),
-		Description: "Missing directories are created. Links are not followed.", DefaultStatus: http.StatusCreated,
+		Description: "Missing directories are created. Links are not followed. A file that is there is replaced when all has come, and keeps its permissions and its other names.", DefaultStatus: http.StatusCreated,
 	}, append(none, api.TooLarge, api.QuotaDisk)...), func(ctx context.Context, q *struct {
 		FilePath
 		Mode string `query:"mode" pattern:"^0?[0-7]{3}$" doc:"Permissions in octal; 644 unless given"`

@@ -256,3 +256,24 @@ func TestArchive(t *testing.T) {
 		t.Errorf("holes: %v", err)
 	}
 }
+
+// A file is written whole, or there is none, and nothing in whose place it would be is touched.
+func TestWriteNew(t *testing.T) {
+	dir := t.TempDir()
+	text := func(f *os.File) error { _, err := f.WriteString("text"); return err }
+	for name, want := range map[string]error{"new": nil, "link": unix.EEXIST, "dir": unix.EEXIST, "none/new": unix.ENOENT, "dir/": unix.EISDIR} {
+		_ = os.Mkdir(dir+"/dir", 0o755)
+		_ = os.Symlink("nowhere", dir+"/link")
+		if err := WriteNew(dir+"/"+name, text); !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", name, err, want)
+		}
+	}
+	failed := errors.New("failed")
+	if err := WriteNew(dir+"/failed", func(f *os.File) error { return errors.Join(text(f), failed) }); !errors.Is(err, failed) {
+		t.Error(err)
+	}
+	names, err := os.ReadDir(dir)
+	if b, readErr := os.ReadFile(dir + "/new"); err != nil || len(names) != 3 || string(b) != "text" || readErr != nil {
+		t.Errorf("%v %v, %q %v", names, err, b, readErr)
+	}
+}

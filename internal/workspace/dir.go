@@ -68,9 +68,9 @@ func Open(root int, name string, user *proc.Cred) (*Dir, error) {
 func (d *Dir) Close() error { return d.file.Close() }
 
 // open opens what is beneath the directory, as the sandbox's user.
-func (d *Dir) open(name string, flags int, mode uint32) (f *os.File, err error) {
+func (d *Dir) open(name string, flags int) (f *os.File, err error) {
 	err = d.as(func() error {
-		fd, err := tree.Create(d.fd(), name, flags, mode)
+		fd, err := tree.Open(d.fd(), name, flags)
 		if err == nil {
 			f = os.NewFile(uintptr(fd), name)
 		}
@@ -82,27 +82,10 @@ func (d *Dir) open(name string, flags int, mode uint32) (f *os.File, err error) 
 	return f, nil
 }
 
-// regular opens a file, and refuses what is none.
-func (d *Dir) regular(name string, flags int, mode uint32) (*os.File, fs.FileInfo, error) {
-	f, err := d.open(name, flags, mode)
-	if err != nil {
-		return nil, nil, err
-	}
-	st, err := f.Stat()
-	if err == nil && !st.Mode().IsRegular() {
-		err = usage("%q is not a regular file", name)
-	}
-	if err != nil {
-		f.Close()
-		return nil, nil, err
-	}
-	return f, st, nil
-}
-
 // parent opens the directory that a name is in, and returns the last part of the name.
 func (d *Dir) parent(name string) (*os.File, string, error) {
 	dir, base := path.Split(name)
-	f, err := d.open(nonEmpty(dir), unix.O_PATH|unix.O_DIRECTORY, 0)
+	f, err := d.open(nonEmpty(dir), unix.O_PATH|unix.O_DIRECTORY)
 	return f, base, err
 }
 
@@ -117,7 +100,7 @@ func (d *Dir) mkdir(name string, left *int) error {
 	if name == "." {
 		return nil
 	}
-	f, err := d.open(name, unix.O_PATH|unix.O_DIRECTORY, 0)
+	f, err := d.open(name, unix.O_PATH|unix.O_DIRECTORY)
 	if err == nil {
 		return f.Close()
 	}
@@ -131,7 +114,7 @@ func (d *Dir) mkdir(name string, left *int) error {
 	if *left--; *left < 0 {
 		return ErrFull
 	}
-	parent, err := d.open(nonEmpty(dir), unix.O_PATH|unix.O_DIRECTORY, 0)
+	parent, err := d.open(nonEmpty(dir), unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
 		return err
 	}
@@ -153,7 +136,7 @@ func (d *Dir) Reserve(name string, left int) error {
 	if err != nil {
 		return err
 	}
-	f, err := d.open(name, unix.O_PATH, 0)
+	f, err := d.open(name, unix.O_PATH)
 	if err == nil {
 		return f.Close()
 	}
@@ -214,11 +197,12 @@ func (d *Dir) Fifo(name string) (*os.File, error) {
 	if err != nil {
 		return nil, explain(name, err)
 	}
-	return d.open(name, unix.O_PATH, 0)
+	return d.open(name, unix.O_PATH)
 }
 
-// Put writes a file, in place of one of that name, and makes the directories above it. Of r at
-// most size bytes are taken: more is an error.
+// Put writes a file, in place of one of that name, whose permissions it keeps, and makes the
+// directories above it. Of r at most size bytes are taken: more is an error. After an error what was
+// there is there still.
 func (d *Dir) Put(name string, r io.Reader, size int64, mode fs.FileMode) (written int64, err error) {
 	if name, err = d.clean(name); err != nil {
 		return 0, err
@@ -229,24 +213,43 @@ func (d *Dir) Put(name string, r io.Reader, size int64, mode fs.FileMode) (writt
 	if err := d.Mkdir(nonEmpty(path.Dir(name))); err != nil {
 		return 0, err
 	}
-	// Not O_TRUNC: that would empty the file before it is known that it is one.
-	f, _, err := d.regular(name, unix.O_WRONLY|unix.O_CREAT, uint32(mode.Perm()|0o600))
+	parent, base, err := d.parent(name)
 	if err != nil {
 		return 0, err
 	}
-	defer f.Close()
-	if err := f.Truncate(0); err != nil {
-		return 0, explain(name, err)
+	defer parent.Close()
+	at := &directory{side: d, fd: proc.Descriptor(parent)}
+	var old *unix.Stat_t
+	var out int
+	var temporary string
+	err = d.as(func() (err error) {
+		if old, err = at.regular(base); err == nil {
+			out, temporary, err = tree.Begin(at.fd, uint32(mode.Perm()|0o600))
+		}
+		return err
+	})
+	if err != nil {
+		return 0, about(name, err)
 	}
+	f := os.NewFile(uintptr(out), name)
+	defer f.Close()
 	// Not by f's own ReadFrom: errors of reading and of writing are told apart.
 	written, err = io.Copy(writer{f, name}, io.LimitReader(r, size))
-	if err != nil {
-		return written, err
+	if err == nil {
+		if n, _ := io.ReadFull(r, make([]byte, 1)); n > 0 {
+			err = &result.Error{Code: "too-large", Message: fmt.Sprintf("%q is larger than the %d bytes that are left for it", name, size)}
+		}
 	}
-	if n, _ := io.ReadFull(r, make([]byte, 1)); n > 0 {
-		return written, &result.Error{Code: "too-large", Message: fmt.Sprintf("%q is larger than the %d bytes that are left for it", name, size)}
+	end := d.as(func() error {
+		if err == nil && old != nil {
+			err = unix.Fchmod(out, old.Mode&0o777)
+		}
+		return at.finish(out, temporary, base, err)
+	})
+	if err == nil {
+		err = about(name, end)
 	}
-	return written, nil
+	return written, err
 }
 
 // writer writes to a file of the sandbox.
@@ -269,7 +272,19 @@ func (d *Dir) Get(name string) (*os.File, fs.FileInfo, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	return d.regular(name, unix.O_RDONLY, 0)
+	f, err := d.open(name, unix.O_RDONLY)
+	if err != nil {
+		return nil, nil, err
+	}
+	st, err := f.Stat()
+	if err == nil && !st.Mode().IsRegular() {
+		err = usage("%q is not a regular file", name)
+	}
+	if err != nil {
+		f.Close()
+		return nil, nil, err
+	}
+	return f, st, nil
 }
 
 // Remove removes a file, a link, or an empty directory.

@@ -56,7 +56,7 @@ func (d *Dir) below(name string, w tree.Walk) iter.Seq2[*tree.Entry, error] {
 		name, err := d.clean(name)
 		var dir *os.File
 		if err == nil {
-			dir, err = d.open(name, unix.O_PATH|unix.O_DIRECTORY, 0)
+			dir, err = d.open(name, unix.O_PATH|unix.O_DIRECTORY)
 		}
 		if err != nil {
 			yield(nil, err)

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	"golang.org/x/sys/unix"
 
@@ -106,8 +107,29 @@ func TestPut(t *testing.T) {
 	if b, _ := os.ReadFile(filepath.Join(root, "inside/a/b/c")); string(b) != "short" {
 		t.Errorf("%q", b)
 	}
+	// Another name of it stays what it was, and so do its permissions.
+	file := filepath.Join(root, "inside/a/b/c")
+	must(t, errors.Join(os.Chmod(file, 0o751), os.Link(file, file+"2")))
+	if _, err := d.Put("a/b/c", strings.NewReader("whole"), 5, 0o640); err != nil {
+		t.Error(err)
+	}
 	if _, err := d.Put("a/b/c", strings.NewReader("too long"), 5, 0o640); code(err) != "too-large" {
 		t.Errorf("%v", err)
+	}
+	broken := errors.New("broken off")
+	if _, err := d.Put("a/b/c", io.MultiReader(strings.NewReader("x"), iotest.ErrReader(broken)), 5, 0o640); err != broken {
+		t.Errorf("%v", err)
+	}
+	for name, want := range map[string]string{file: "whole", file + "2": "short"} {
+		if b, err := os.ReadFile(name); string(b) != want || err != nil {
+			t.Errorf("%s: %q %v, want %q", name, b, err, want)
+		}
+		if st, err := os.Stat(name); err != nil || st.Mode() != 0o751 {
+			t.Errorf("%s: %v %v", name, st, err)
+		}
+	}
+	if names, err := os.ReadDir(filepath.Dir(file)); err != nil || len(names) != 2 {
+		t.Errorf("left: %v %v", names, err)
 	}
 	if _, err := d.Put("a", strings.NewReader("x"), 5, 0o640); code(err) != "usage" {
 		t.Errorf("over a directory: %v", err)

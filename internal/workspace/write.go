@@ -21,31 +21,47 @@ func (t *directory) close() {
 	}
 }
 
-// file makes a file without a name, and gives it that when it is complete: whoever is killed
-// meanwhile leaves nothing (open(2), O_TMPFILE, Linux 3.11; not all file systems have it).
 func (t *directory) file(in int, st *unix.Stat_t, name string, moved *atomic.Int64) error {
 	return t.side.as(func() error {
-		mode, temporary := st.Mode&0o777, ""
-		out, err := unix.Openat(t.fd, ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, mode)
-		if err == unix.EOPNOTSUPP || err == unix.EISDIR || err == unix.ENOENT {
-			temporary = tree.Hidden()
-			out, err = unix.Openat(t.fd, temporary, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, mode)
-		}
+		out, temporary, err := tree.Begin(t.fd, st.Mode&0o777)
 		if err != nil {
 			return err
 		}
 		defer unix.Close(out)
-		err = tree.Fill(out, in, st, moved)
-		if err == nil && temporary == "" {
-			err = tree.Link(out, t.fd, name)
-			if err != unix.EEXIST {
-				return err
-			}
-			temporary = tree.Hidden()
-			err = tree.Link(out, t.fd, temporary)
-		}
-		return t.rename(temporary, name, err)
+		return t.finish(out, temporary, name, tree.Fill(out, in, st, moved))
 	})
+}
+
+// finish gives a file that is complete its name, in place of a file or link that has it; after an
+// error it leaves none.
+func (t *directory) finish(out int, temporary, name string, err error) error {
+	if err == nil && temporary == "" {
+		err = tree.Link(out, t.fd, name)
+		if err != unix.EEXIST {
+			return err
+		}
+		temporary = tree.Hidden()
+		err = tree.Link(out, t.fd, temporary)
+	}
+	return t.rename(temporary, name, err)
+}
+
+// regular looks at the file that another is to replace; nil if there is none. Links, and all else
+// that is no file, are not replaced.
+func (t *directory) regular(name string) (*unix.Stat_t, error) {
+	var st unix.Stat_t
+	err := unix.Fstatat(t.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	switch {
+	case err == unix.ENOENT:
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case tree.Type(&st) == unix.S_IFLNK:
+		return nil, unix.ELOOP
+	case tree.Type(&st) != unix.S_IFREG:
+		return nil, usage("%q is not a regular file", name)
+	}
+	return &st, nil
 }
 
 // rename gives what is complete its name, in place of a file or link that has it; after an error

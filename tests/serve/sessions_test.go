@@ -385,7 +385,7 @@ func TestSessionEndsDuringTransfers(t *testing.T) {
 	path := s.session(`{}`)
 	s.call(path+"/exec", sh("head -c 64M /dev/zero >big"))
 	var all []net.Conn
-	for _, request := range []string{"PUT " + path + "/files/new", "PUT " + path + "/archive", "GET " + path + "/files/big", "GET " + path + "/archive"} {
+	for _, request := range []string{"PUT " + path + "/files/made/new", "PUT " + path + "/archive", "GET " + path + "/files/big", "GET " + path + "/archive"} {
 		c, err := net.Dial("unix", s.socket())
 		if err != nil {
 			t.Fatal(err)
@@ -423,9 +423,9 @@ func TestSessionEndsDuringTransfers(t *testing.T) {
 			}
 		}
 	}()
-	harness.Until(t, harness.Bound, "the file that is written", func() bool {
-		status, _ := s.ask(http.MethodGet, path+"/files/new", nil)
-		return status == http.StatusOK
+	harness.Until(t, harness.Bound, "the directory of the file that is written", func() bool {
+		status, _ := s.ask(http.MethodGet, path+"/files/made", nil)
+		return status != http.StatusNotFound
 	})
 	if status, b := s.ask(http.MethodDelete, path, nil); status != http.StatusOK {
 		t.Errorf("%d %s", status, b)
@@ -446,7 +446,7 @@ func TestStandingStill(t *testing.T) {
 	s.call(path+"/exec", sh("head -c 64M /dev/zero >large"))
 	for _, head := range []string{
 		"GET " + path + "/files/large HTTP/1.1\r\nHost: sbxrun\r\n\r\n", "GET " + path + "/archive HTTP/1.1\r\nHost: sbxrun\r\n\r\n",
-		"PUT " + path + "/files/other HTTP/1.1\r\nHost: sbxrun\r\nContent-Length: 1000\r\n\r\nx", "PUT " + path + "/archive HTTP/1.1\r\nHost: sbxrun\r\nContent-Length: 1000\r\n\r\nx",
+		"PUT " + path + "/files/made/new HTTP/1.1\r\nHost: sbxrun\r\nContent-Length: 1000\r\n\r\nx", "PUT " + path + "/archive HTTP/1.1\r\nHost: sbxrun\r\nContent-Length: 1000\r\n\r\nx",
 	} {
 		c, err := net.Dial("unix", s.socket())
 		if err != nil {
@@ -462,9 +462,9 @@ func TestStandingStill(t *testing.T) {
 				t.Error(err)
 			}
 		} else {
-			harness.Until(t, harness.Bound, "the file", func() bool {
-				status, _ := s.ask(http.MethodGet, path+"/files/other", nil)
-				return status == 200
+			harness.Until(t, harness.Bound, "the file's directory", func() bool {
+				status, _ := s.ask(http.MethodGet, path+"/files/made", nil)
+				return status != http.StatusNotFound
 			})
 		}
 	}

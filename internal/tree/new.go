@@ -1,0 +1,68 @@
+package tree
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/links"
+)
+
+// Begin makes a file without a name: whoever is killed before it is complete leaves nothing
+// (open(2), O_TMPFILE, Linux 3.11). Where the file system has no such files, it has a temporary name.
+func Begin(dir int, mode uint32) (fd int, temporary string, err error) {
+	fd, err = unix.Openat(dir, ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, mode)
+	if err == unix.EOPNOTSUPP || err == unix.EISDIR || err == unix.ENOENT {
+		temporary = Hidden()
+		fd, err = unix.Openat(dir, temporary, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, mode)
+	}
+	return fd, temporary, err
+}
+
+// WriteNew writes a file of the caller's own, which must not be there. It has its name when it is
+// complete and on the disk.
+func WriteNew(name string, write func(*os.File) error) (err error) {
+	defer func() {
+		if errno, ok := err.(unix.Errno); ok {
+			err = &fs.PathError{Op: "write", Path: name, Err: errno}
+		}
+	}()
+	parent, base := filepath.Split(name)
+	if base == "" || base == "." || base == ".." {
+		return unix.EISDIR
+	}
+	dir, err := links.Dir(filepath.Clean(parent))
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dir)
+	var st unix.Stat_t
+	if unix.Fstatat(dir, base, &st, unix.AT_SYMLINK_NOFOLLOW) == nil {
+		return unix.EEXIST // before all the work
+	}
+	fd, temporary, err := Begin(dir, 0o600)
+	if err != nil {
+		return err
+	}
+	f := os.NewFile(uintptr(fd), name)
+	defer f.Close()
+	if err = write(f); err == nil {
+		err = f.Sync()
+	}
+	if temporary == "" {
+		if err == nil {
+			err = Link(fd, dir, base)
+		}
+		return err
+	}
+	if err == nil {
+		err = unix.Renameat2(dir, temporary, dir, base, unix.RENAME_NOREPLACE)
+		if err == unix.EINVAL { // NFS has no such renames
+			err = unix.Linkat(dir, temporary, dir, base, 0)
+		}
+	}
+	_ = unix.Unlinkat(dir, temporary, 0) // what was renamed is not there
+	return err
+}
