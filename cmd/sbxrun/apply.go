@@ -53,10 +53,11 @@ func applyAll(list []*room.Overlay, paths []string, flags *cli.Apply) (done appl
 			if c.Conflict && !flags.Force && (!c.Removes() || flags.Delete) {
 				return done, overlay.Conflict(c.Path)
 			}
-			if c.Removes() && !flags.Quiet {
-				say(o.line(&c))
-			}
-			if flags.Check && !c.Removes() && !flags.Quiet {
+		}
+	}
+	for _, o := range trees {
+		for _, c := range o.changes {
+			if (c.Removes() || flags.Check) && !flags.Quiet {
 				say(o.line(&c))
 			}
 		}
