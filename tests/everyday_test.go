@@ -1,15 +1,12 @@
 package tests
 
 import (
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
-
-	"github.com/creack/pty"
 
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -208,33 +205,18 @@ func (tt everyday) try(t *testing.T) {
 	for _, arg := range tt.args {
 		args = append(args, full(arg))
 	}
-	// At a terminal.
-	ptmx, tty, err := pty.Open()
-	harness.Must(t, err)
-	defer ptmx.Close()
-	read := make(chan string)
-	go func() {
-		text, _ := io.ReadAll(ptmx) // EIO: nobody has the terminal any more
-		read <- string(text)
-	}()
-	o.Stderr = tty
-	r := harness.Run(t, o, args...)
-	tty.Close()
-	text := strings.ReplaceAll(<-read, "\r\n", "\n")
+	r, text := harness.Said(t, func(at harness.Options) *harness.Process {
+		o.Stderr = at.Stderr
+		return harness.Start(t, o, args...)
+	})
 	if r.ExitCode != tt.code {
 		t.Errorf("exit code %d, want %d", r.ExitCode, tt.code)
 	}
 	if want := pattern(tt.stdout); !regexp.MustCompile(`(?m)` + want).Match(r.Stdout) {
 		t.Errorf("stdout %q, want %s", r.Stdout, want)
 	}
-	var lines []string
-	for line := range strings.Lines(text) {
-		if line, ok := strings.CutPrefix(strings.TrimSpace(line), "sbxrun: "); ok {
-			lines = append(lines, line)
-		}
-	}
 	want := pattern(tt.line)
-	if got := strings.Join(lines, "\n"); !regexp.MustCompile(`^(` + want + `)$`).MatchString(got) {
+	if got := strings.Join(harness.Ours(text), "\n"); !regexp.MustCompile(`^(` + want + `)$`).MatchString(got) {
 		t.Errorf("sbxrun said %q, want %s\nstderr: %s\nstdout: %s", got, want, text, r.Stdout)
 	}
 	// Into a pipe goes no hint.
@@ -244,22 +226,6 @@ func (tt everyday) try(t *testing.T) {
 			t.Errorf("into a pipe: exit code %d, %s", r.ExitCode, r.Stderr)
 		}
 	}
-}
-
-// said is what a command writes to a terminal that is its stderr.
-func said(t *testing.T, start func(harness.Options) *harness.Process) (*harness.Result, string) {
-	t.Helper()
-	ptmx, tty, err := pty.Open()
-	harness.Must(t, err)
-	defer ptmx.Close()
-	read := make(chan string)
-	go func() {
-		text, _ := io.ReadAll(ptmx)
-		read <- string(text)
-	}()
-	r := start(harness.Options{Bare: true, Stderr: tty}).Wait()
-	tty.Close()
-	return r, <-read
 }
 
 // An exec says in the same way what stood in the way, and that the flag is start's.
@@ -289,8 +255,8 @@ func TestEverydayExecHint(t *testing.T) {
 		{b, "grep x f", ""},
 	} {
 		argv := strings.Fields(strings.Replace(c.argv, "import(", "__import__(", 1))
-		r, text := said(t, func(o harness.Options) *harness.Process { return c.in.StartExec(o, nil, argv...) })
-		_, hint, _ := strings.Cut(strings.ReplaceAll(text, "\r\n", "\n"), "sbxrun: hint: ")
+		r, text := harness.Said(t, func(o harness.Options) *harness.Process { return c.in.StartExec(o, nil, argv...) })
+		_, hint, _ := strings.Cut(text, "sbxrun: hint: ")
 		if strings.TrimSuffix(hint, "\n") != c.want || (r.ExitCode == 0) != (c.argv == "cat f" && c.in == b) {
 			t.Errorf("%q: exit code %d, hint %q, want %q: %s", argv, r.ExitCode, hint, c.want, text)
 		}
@@ -317,7 +283,7 @@ func TestEverydayStartWarns(t *testing.T) {
 func TestEverydayNoHint(t *testing.T) {
 	t.Parallel()
 	for _, flags := range [][]string{{"--quiet"}, {"--json"}, {"--report", "/dev/null"}} {
-		r, text := said(t, func(o harness.Options) *harness.Process {
+		r, text := harness.Said(t, func(o harness.Options) *harness.Process {
 			return harness.Start(t, o, append(flags, "--env", harness.MarkerName, "touch", "new")...)
 		})
 		if r.ExitCode != 1 || strings.Contains(text, "hint") {

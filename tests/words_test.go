@@ -100,7 +100,7 @@ func TestDockerWords(t *testing.T) {
 	harness.Must(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o644))
 	run := func(args ...string) (*harness.Result, string) {
 		t.Helper()
-		return said(t, func(o harness.Options) *harness.Process {
+		return harness.Said(t, func(o harness.Options) *harness.Process {
 			o.Dir = dir
 			return s.Start(o, args...)
 		})

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 )
@@ -26,19 +27,21 @@ type counters struct {
 	file   *os.File
 	before int
 	others bool // there were others before
+	listed bool // the room has a list of hosts
 }
 
 // openCounters opens those of a room whose network is as --net says, if there is something to
 // tell.
 func (c *command) openCounters(net string, of *proc.Process) *counters {
-	if net != string(room.NetNone) && !strings.HasPrefix(net, "allow=") || !c.advises() {
+	listed := strings.HasPrefix(net, "allow") // and the list, at --net
+	if net != string(room.NetNone) && !listed || !c.advises() {
 		return nil
 	}
 	f, err := os.Open("/proc/" + strconv.Itoa(of.PID) + "/net/snmp")
 	if err != nil {
 		return nil // then nothing is said of the network
 	}
-	return &counters{file: f}
+	return &counters{file: f, listed: listed}
 }
 
 // begin is for a room in which there were others before.
@@ -71,11 +74,11 @@ func (n *counters) read() int {
 // failure is what is known of a command that has failed by itself; not ok if it has not, or
 // nobody wants to know. Only the first call says something of the network.
 func (c *command) failure(res result.Result, n *counters) (f room.Failure, ok bool) {
-	network := n.grew()
+	tried := n.grew()
 	if res.Cause != result.Exited || res.Payload.Code() == 0 || !c.advises() {
 		return f, false
 	}
-	return room.Failure{Code: res.Payload.Code(), Network: network}, true
+	return room.Failure{Code: res.Payload.Code(), Network: tried, Listed: tried && n.listed}, true
 }
 
 // advise tells in a line what may have been in the way of a command, "" for nothing, and what
@@ -90,7 +93,8 @@ func advise(what, remedy string) {
 	say("sbxrun: hint: " + printable(what))
 }
 
-// refusedHosts is about hosts that the list of --net does not have.
+// refusedHosts is about hosts that the list of --net does not have. A client of a published port
+// may have come before there was a server, which is nothing to the command.
 func refusedHosts(used *result.ReportNetwork) (what, remedy string) {
 	if used == nil {
 		return "", ""
@@ -98,7 +102,7 @@ func refusedHosts(used *result.ReportNetwork) (what, remedy string) {
 	const most = 3
 	var names []string
 	for _, h := range used.Hosts {
-		if h.Refused == 0 {
+		if h.Refused == 0 || h.Host == network.OtherHosts || strings.HasPrefix(h.Host, "published port ") {
 			continue
 		}
 		if h.Reason != "" && h.Reason != "not listed" {

@@ -43,6 +43,8 @@ func TestRefusedHosts(t *testing.T) {
 		{&result.ReportNetwork{Hosts: []result.ReportHost{{Host: "a.b:443", Connections: 1}, refused("c.d:443", "not listed")}}, "the list of --net does not have c.d:443", "--net allow=c.d:443 has"},
 		{&result.ReportNetwork{Hosts: []result.ReportHost{refused("a:1", "not listed"), refused("b:1", "not listed"), refused("c:1", "not listed"), refused("d:1", "not listed")}},
 			"the list of --net does not have a:1, b:1, c:1", "--net allow=a:1,b:1,c:1 has"},
+		{&result.ReportNetwork{Hosts: []result.ReportHost{refused("(others)", "not listed"), refused("a:1", "not listed"), refused("published port 80", "connection refused")}},
+			"the list of --net does not have a:1", "--net allow=a:1 has"},
 		{&result.ReportNetwork{Hosts: []result.ReportHost{refused("a:1", "it resolves to 127.0.0.1, a loopback address, which is not listed itself")}},
 			"a:1 was refused: it resolves to 127.0.0.1, a loopback address, which is not listed itself", "see docs/network.md"},
 	} {

@@ -98,15 +98,11 @@ func (r *runner) run() int {
 	if r.used, lost = r.Parts.End(); lost != nil {
 		spoil(&res, lost)
 	}
-	if f, ok := r.failure(res, counted); ok {
-		what, remedy := refusedHosts(r.used)
-		if what == "" && f.Network && r.Parts.Listed() {
-			what, remedy = "it tried to reach a network without the proxy of --net allow=", "docs/network.md says how programs are told of it"
-		}
-		if what == "" {
-			what, remedy = plan.Obstacle(f, room.ThisCaller())
-		}
+	f, failed := r.failure(res, counted)
+	if what, remedy := refusedHosts(r.used); what != "" && r.advises() {
 		advise(what, remedy)
+	} else if failed {
+		advise(plan.Obstacle(f, room.ThisCaller()))
 	}
 	plan.Close() // descriptors may be few
 	r.diagnose(&res)

@@ -18,6 +18,7 @@ import (
 type Failure struct {
 	Code    int  // its exit code
 	Network bool // it has tried to reach one, and has none
+	Listed  bool // but by a proxy, for a list of hosts
 }
 
 // answers are programs whose exit code 1 is an answer.
@@ -114,6 +115,8 @@ func (s scene) obstacle(f Failure, c Caller) (what, remedy string) {
 	switch {
 	case (f.Code == notFound || f.Code == notExecutable) && s.hidesPath(c.Path):
 		return "a command may be in a directory of PATH that the sandbox does not show", "--tools shows it"
+	case f.Listed:
+		return "it tried to reach a network without the proxy of --net allow=; docs/network.md says how programs are told of it", ""
 	case f.Network:
 		return "it tried to reach a network, and has none", "--net host gives it the host's"
 	case name == "git" && f.Code == gitFails && s.repository(c.Home) != "":

@@ -274,3 +274,34 @@ interfaces: ['lo']
 the host's loopback: ConnectionRefusedError
 `)
 }
+
+// TestNamed: at a terminal one line names a host that was refused, whatever became of the command,
+// and of a command that asks no proxy it says that.
+func TestNamed(t *testing.T) {
+	t.Parallel()
+	b := harness.NewState(t).Sandbox(harness.Options{}, "--cwd", "none", "--net", "allow=www.example.org")
+	run := func(script string) func(harness.Options) *harness.Process {
+		return func(o harness.Options) *harness.Process {
+			return harness.Start(t, o, "--env", harness.MarkerName, "--cwd", "none", "--net", "allow=www.example.org", "sh", "-c", script)
+		}
+	}
+	const without = "hint: it tried to reach a network without the proxy of --net allow=; docs/network.md says how programs are told of it"
+	for _, tt := range []struct {
+		name  string
+		start func(harness.Options) *harness.Process
+		code  int
+		want  string
+	}{
+		{"it goes on", run("for i in 1 2 3; do curl -s http://other.example.org/; done; true"), 0, "hint: the list of --net does not have other.example.org:80; --net allow=other.example.org:80 has"},
+		{"nothing is refused", run("curl -s http://www.example.org/"), 0, ""},
+		{"no proxy", run("curl -s --noproxy '*' http://www.example.org/"), 6, without},
+		{"no proxy, in an exec", func(o harness.Options) *harness.Process {
+			return b.StartExec(o, nil, "curl", "-s", "--noproxy", "*", "http://www.example.org/")
+		}, 6, without},
+	} {
+		r, text := harness.Said(t, tt.start)
+		if got := strings.Join(harness.Ours(text), "\n"); r.ExitCode != tt.code || got != tt.want {
+			t.Errorf("%s: exit code %d, %q, want %q\n%s", tt.name, r.ExitCode, got, tt.want, text)
+		}
+	}
+}
