@@ -17,7 +17,7 @@ import (
 type rules struct {
 	list    []hosts.Rule
 	resolve func(ctx context.Context, name string) ([]netip.Addr, error)
-	own     func() []netip.Addr // of the host
+	own     func() ([]netip.Addr, error) // of the host
 }
 
 // compile makes rules of what the user has listed.
@@ -58,7 +58,10 @@ func (r *rules) permits(ctx context.Context, t target) ([]netip.Addr, error) {
 		return nil, fmt.Errorf("cannot be resolved: %w", err)
 	}
 	local := t.host == "localhost" // and that is what was listed
-	own := r.own()
+	own, err := r.own()
+	if err != nil {
+		return nil, fmt.Errorf("cannot be compared with the addresses of this host: %w", err)
+	}
 	var good []netip.Addr
 	why := ""
 	for _, a := range found {
@@ -103,17 +106,19 @@ func lookup(ctx context.Context, name string) ([]netip.Addr, error) {
 var resolver = net.Resolver{PreferGo: true}
 
 // addresses are the host's own.
-func addresses() (list []netip.Addr) {
+func addresses() (list []netip.Addr, err error) {
 	all, err := net.InterfaceAddrs()
 	if err != nil {
-		return nil
+		return nil, err
 	}
 	for _, a := range all {
-		if p, err := netip.ParsePrefix(a.String()); err == nil {
-			list = append(list, p.Addr().Unmap())
+		p, err := netip.ParsePrefix(a.String())
+		if err != nil {
+			return nil, err
 		}
+		list = append(list, p.Addr().Unmap())
 	}
-	return list
+	return list, nil
 }
 
 // reserved are networks that are not for hosts of the internet at large, or that have an address of

@@ -2,9 +2,14 @@ package proxy
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/network"
 )
@@ -26,8 +31,59 @@ func listing(t *testing.T, list string, names map[string]string) *rules {
 		}
 		return list, nil
 	}
-	r.own = func() []netip.Addr { return []netip.Addr{netip.MustParseAddr("8.7.6.5")} }
+	r.own = func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("8.7.6.5")}, nil }
 	return r
+}
+
+// TestOwnUnknown: without descriptors the host's own addresses are not known, and then a name that
+// leads to one is not permitted.
+func TestOwnUnknown(t *testing.T) {
+	r := listing(t, "own.example.org", map[string]string{"own.example.org": "8.7.6.5"})
+	r.own = addresses
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: before.Max}); err != nil {
+		t.Fatal(err)
+	}
+	got, err := r.permits(t.Context(), target{host: "own.example.org", port: 443})
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	if len(got) > 0 || !errors.Is(err, unix.EMFILE) {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
+// TestResolvedOnce: the connection is made to the address that was checked, whatever the name means
+// by then.
+func TestResolvedOnce(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.2:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	port := uint16(l.Addr().(*net.TCPAddr).Port)
+	r := listing(t, fmt.Sprintf("moves.example.org:%d,127.0.0.2:%d", port, port), nil)
+	asked := 0
+	r.resolve = func(context.Context, string) ([]netip.Addr, error) {
+		asked++
+		return []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, byte(3 - min(asked, 2))})}, nil
+	}
+	s := newServer(r)
+	defer s.web.end()
+	c, _, err := s.connect(t.Context(), target{host: "moves.example.org", port: port})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if to := c.RemoteAddr().String(); asked != 1 || to != l.Addr().String() {
+		t.Errorf("asked %d times, connected to %s", asked, to)
+	}
+	if c, _, err := s.connect(t.Context(), target{host: "moves.example.org", port: port}); !is[refusal](err) {
+		t.Errorf("the second answer: %v, %v", c, err)
+	}
 }
 
 func TestPermits(t *testing.T) {
