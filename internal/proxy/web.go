@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"strings"
 	"sync"
 	"time"
 )
@@ -71,11 +72,18 @@ func newWeb(s *server) *web {
 	return w
 }
 
-// newForward passes requests on as they are.
+// newForward passes requests on as they are, but for a change to another protocol: after that both
+// ends talk unheard, and in HTTP/2 (h2c) or TLS (RFC 2817) for any host.
 func newForward(t *http.Transport) *httputil.ReverseProxy {
 	t.DisableCompression, t.MaxResponseHeaderBytes, t.MaxIdleConns, t.IdleConnTimeout = true, maxHTTPHeader, 32, time.Minute
 	return &httputil.ReverseProxy{
-		Rewrite:      func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host },
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.Out.Host = r.In.Host
+			if !strings.EqualFold(r.Out.Header.Get("Upgrade"), "websocket") {
+				r.Out.Header.Del("Upgrade")
+				r.Out.Header.Del("Connection")
+			}
+		},
 		Transport:    t,
 		ErrorLog:     log.New(io.Discard, "", 0),
 		ErrorHandler: func(rw http.ResponseWriter, _ *http.Request, err error) { refuseHTTP(rw, err) },

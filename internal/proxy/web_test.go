@@ -1,0 +1,94 @@
+package proxy
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+)
+
+// serving is the address of a proxy.
+func serving(t *testing.T, r *rules) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newServer(r)
+	go s.serve(l)
+	t.Cleanup(func() {
+		l.Close()
+		s.web.end()
+	})
+	return l.Addr().String()
+}
+
+// get sends a request, or several, to a proxy, and wants these answers.
+func get(t *testing.T, proxy, requests string, status ...int) (net.Conn, *bufio.Reader) {
+	t.Helper()
+	c, err := net.Dial("tcp", proxy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
+	if _, err := io.WriteString(c, requests); err != nil {
+		t.Fatal(err)
+	}
+	b := bufio.NewReader(c)
+	for _, want := range status {
+		method, rest, _ := strings.Cut(requests, " ")
+		_, requests, _ = strings.Cut(rest, "\r\n\r\n")
+		answer, err := http.ReadResponse(b, &http.Request{Method: method})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if answer.StatusCode != want {
+			t.Errorf("%s, want %d", answer.Status, want)
+		}
+		if want != http.StatusSwitchingProtocols && method != http.MethodConnect { // where no body ends
+			_, _ = io.Copy(io.Discard, answer.Body)
+		}
+	}
+	return c, b
+}
+
+// TestUpgrade: of the protocols that both ends can change to, a WebSocket alone is passed on: in
+// others a request could be for another host.
+func TestUpgrade(t *testing.T) {
+	t.Parallel()
+	host := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		protocol := r.Header.Get("Upgrade")
+		if protocol == "" {
+			return
+		}
+		c, b, err := http.NewResponseController(rw).Hijack()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		fmt.Fprintf(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", protocol)
+		_, _ = io.Copy(c, b)
+	}))
+	defer host.Close()
+	address := host.Listener.Addr().String()
+	proxy := serving(t, listing(t, address, nil))
+	for protocol, want := range map[string]int{"websocket": 101, "WebSocket": 101, "h2c": 200, "TLS/1.0": 200, "websocket, h2c": 200} {
+		t.Run(protocol, func(t *testing.T) {
+			headers := "Host: " + address + "\r\nConnection: Upgrade\r\nUpgrade: " + protocol + "\r\n\r\n"
+			plain, b := get(t, proxy, "GET http://"+address+"/ HTTP/1.1\r\n"+headers, want)
+			if want == 101 {
+				_, err := io.WriteString(plain, "ping\n")
+				if line, readErr := b.ReadString('\n'); line != "ping\n" {
+					t.Errorf("%q, %v, %v", line, err, readErr)
+				}
+			}
+			get(t, proxy, "CONNECT "+address+" HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\n"+headers, 200, want)
+		})
+	}
+}
