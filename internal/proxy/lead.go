@@ -90,7 +90,7 @@ func (a *asking) dialInside(port uint16) (conn net.Conn, err error) {
 			return nil, sockErr
 		}
 		socket := os.NewFile(uintptr(fd), "socket") // it does not block, so the poller waits for it
-		if err = connect(socket, addr, port); err == nil {
+		if err = connect(socket, addr, port, time.Now().Add(dialBound)); err == nil {
 			conn, err = net.FileConn(socket) // a copy
 		}
 		socket.Close()
@@ -103,12 +103,12 @@ func (a *asking) dialInside(port uint16) (conn net.Conn, err error) {
 
 // connect connects a socket. To the loopback interface that takes no time, unless the server takes
 // no connections: then it is given up.
-func connect(socket *os.File, addr [16]byte, port uint16) error {
+func connect(socket *os.File, addr [16]byte, port uint16, until time.Time) error {
 	raw, err := socket.SyscallConn()
 	if err != nil {
 		return err
 	}
-	if err := socket.SetWriteDeadline(time.Now().Add(dialBound)); err != nil {
+	if err := socket.SetWriteDeadline(until); err != nil {
 		return err
 	}
 	begun := false

@@ -322,6 +322,9 @@ func membersOf(ns uint64) (found []Proc) {
 // RSS is how much memory the process has resident, in bytes; 0 if it has ended.
 func (t *Target) RSS() int64 { return memory(t.PID, "VmRSS:") }
 
+// PeakRSS is the most that it has had, as [Process.PeakRSS].
+func (t *Target) PeakRSS() int64 { return memory(t.PID, "VmHWM:") }
+
 // Identify is when a process was started, in clock ticks since boot, and its PID
 // namespace.
 func Identify(t T, pid int) (start, ns uint64) {

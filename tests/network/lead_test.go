@@ -2,6 +2,7 @@ package network
 
 import (
 	"bufio"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -58,14 +59,34 @@ func published(t *testing.T, p *harness.Process) string {
 	return address
 }
 
+// publishedOf is where a port of a sandbox that lives on is published.
+func publishedOf(t *testing.T, b *harness.Sandbox) (address string, port int) {
+	t.Helper()
+	var records []struct {
+		Net       string `json:"net"`
+		Published []struct {
+			Address string `json:"address"`
+			Port    int    `json:"port"`
+		} `json:"published"`
+	}
+	harness.Must(t, json.Unmarshal(b.State.Run("inspect", b.ID).Stdout, &records))
+	if len(records) != 1 || records[0].Net != "allow=www.example.org" || len(records[0].Published) != 1 {
+		t.Fatalf("%+v", records)
+	}
+	return records[0].Published[0].Address, records[0].Published[0].Port
+}
+
 // TestPublish: a port of the host leads into the sandbox, and is gone with it.
 func TestPublish(t *testing.T) {
 	t.Parallel()
-	for name, server := range map[string]string{"v4": overV4, "v6": overV6} {
-		t.Run(name, func(t *testing.T) {
+	for _, tt := range []struct{ at, server string }{{"127.0.0.1", overV4}, {"[::1]", overV6}} {
+		t.Run(tt.at, func(t *testing.T) {
 			t.Parallel()
-			p := harness.Start(t, harness.Options{}, "--cwd", "none", "--publish", "0:8000", "/usr/bin/python3", "-c", server)
+			p := harness.Start(t, harness.Options{}, "--cwd", "none", "--publish", strings.TrimPrefix(tt.at+":0:8000", "127.0.0.1:"), "/usr/bin/python3", "-c", tt.server)
 			address := published(t, p)
+			if !strings.HasPrefix(address, tt.at+":") {
+				t.Errorf("it is published at %s", address)
+			}
 			for range 70 { // more than are made ahead
 				if got, err := get(address, "hello\n"); got != "got hello\n" {
 					t.Fatalf("%q, %v", got, err)
@@ -104,14 +125,14 @@ func TestPublishRefuses(t *testing.T) {
 	}
 }
 
-// TestConnect: a port of the sandbox leads to a unix socket, to the one that was there at the start.
-func TestConnect(t *testing.T) {
-	t.Parallel()
-	dir := harness.Dir(t)
-	socket := filepath.Join(dir, "s.sock")
-	l, err := net.Listen("unix", socket)
+// listenUnix is a unix socket that answers lines. The channel has room for one client that has gone.
+func listenUnix(t *testing.T) (name string, gone <-chan struct{}) {
+	t.Helper()
+	name = filepath.Join(harness.Dir(t), "s.sock")
+	l, err := net.Listen("unix", name)
 	harness.Must(t, err)
-	defer l.Close()
+	t.Cleanup(func() { l.Close() })
+	over := make(chan struct{}, 1)
 	go func() {
 		for {
 			c, err := l.Accept()
@@ -120,20 +141,32 @@ func TestConnect(t *testing.T) {
 			}
 			go func() {
 				defer c.Close()
-				line, _ := bufio.NewReader(c).ReadString('\n')
-				fmt.Fprintf(c, "the socket got %s", line)
+				for lines := bufio.NewScanner(c); lines.Scan(); {
+					fmt.Fprintf(c, "the socket got %s\n", lines.Text())
+				}
+				select {
+				case over <- struct{}{}:
+				default:
+				}
 			}()
 		}
 	}()
-	p := harness.Start(t, harness.Options{Stdin: nil}, "--cwd", "none", "--connect", "unix:"+socket+"=543", "/usr/bin/python3", "-c", `
+	return name, over
+}
+
+// TestConnect: a port of the sandbox leads to a unix socket, to the one that was there at the start.
+func TestConnect(t *testing.T) {
+	t.Parallel()
+	socket, _ := listenUnix(t)
+	p := harness.Start(t, harness.Options{}, "--cwd", "none", "--connect", "unix:"+socket+"=543", "/usr/bin/python3", "-c", `
 import socket, sys
 print("begun", flush=True)
 for i in range(3):
-    c = socket.create_connection(("127.0.0.1", 543)); c.sendall(b"x\n"); print(c.makefile().read(), end="", flush=True)
+    c = socket.create_connection(("127.0.0.1", 543)); c.sendall(b"x\n"); print(c.makefile().readline(), end="", flush=True); c.close()
 `)
 	// What is put in its place is not what was asked for.
 	p.WaitOutput("begun")
-	other := filepath.Join(dir, "other.sock")
+	other := socket + ".other"
 	harness.Must(t, os.WriteFile(other, nil, 0o600))
 	harness.Must(t, os.Rename(other, socket))
 	r := p.Wait()
@@ -144,7 +177,7 @@ for i in range(3):
 	if h := hostOf(r, "unix socket 1"); h == nil || h.Connections != 3 || h.Sent != 6 {
 		t.Errorf("report: %+v", r.Report.Network)
 	}
-	for path, want := range map[string]string{filepath.Join(dir, "none"): "no such file", socket: "non-socket"} {
+	for path, want := range map[string]string{socket + ".none": "no such file", socket: "non-socket"} {
 		r := harness.Run(t, harness.Options{}, "--cwd", "none", "--connect", "unix:"+path+"=543", "true")
 		if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), want) {
 			t.Errorf("%s: %d, %s", path, r.ExitCode, r.Stderr)
@@ -152,30 +185,56 @@ for i in range(3):
 	}
 }
 
-// TestKilled: SIGKILL of sbxrun, or of the proxy, ends what leads in and out, and nothing is left.
+// TestKilled: SIGKILL of sbxrun ends what leads in and out, also of a sandbox that lives on, and
+// nothing is left.
 func TestKilled(t *testing.T) {
 	t.Parallel()
-	p := harness.Start(t, harness.Options{}, "--cwd", "none", "--net", "allow=www.example.org", "--publish", "0:8000", "/usr/bin/python3", "-c", overV4)
-	address := published(t, p)
-	proxy := proxyOf(t, p.PID)
-	var keepers []*harness.Adopted
-	for _, pid := range childrenOf(p.PID) {
-		k, err := harness.Adopt(pid)
-		harness.Must(t, err)
-		defer k.Close()
-		keepers = append(keepers, k)
+	const held = `import socket; c = socket.create_connection(("127.0.0.1", 543)); c.sendall(b"x\n"); c.recv(99)` + overV4
+	for _, verb := range []string{"run", "start"} {
+		t.Run(verb, func(t *testing.T) {
+			t.Parallel()
+			socket, gone := listenUnix(t)
+			args := []string{"--cwd", "none", "--net", "allow=www.example.org", "--publish", "0:8000", "--connect", "unix:" + socket + "=543"}
+			command := []string{"/usr/bin/python3", "-c", held}
+			var address string
+			var proxy int
+			var kill func()
+			if verb == "run" {
+				p := harness.Start(t, harness.Options{}, append(args, command...)...)
+				address, proxy = published(t, p), proxyOf(t, p.PID)
+				var keepers []*harness.Adopted
+				for _, pid := range childrenOf(p.PID) {
+					k, err := harness.Adopt(pid)
+					harness.Must(t, err)
+					defer k.Close()
+					keepers = append(keepers, k)
+				}
+				kill = func() {
+					p.Kill()
+					for _, k := range keepers {
+						<-k.Reaped()
+					}
+					p.Wait()
+				}
+			} else {
+				b := harness.NewState(t).Sandbox(harness.Options{}, append(append(args, "--ready-tcp", "8000", "--wait-ready"), command...)...)
+				address, _ = publishedOf(t, b)
+				proxy, kill = proxyOf(t, b.Supervisor.PID), b.KillSupervisor
+			}
+			kill()
+			if unix.Kill(proxy, 0) != unix.ESRCH {
+				t.Error("the proxy is there")
+			}
+			if got, err := get(address, "hello\n"); err == nil {
+				t.Errorf("afterwards: %q", got)
+			}
+			select {
+			case <-gone:
+			case <-time.After(harness.Scaled(10 * time.Second)):
+				t.Error("the connection to the unix socket is there")
+			}
+		})
 	}
-	p.Kill()
-	for _, k := range keepers {
-		<-k.Reaped()
-	}
-	if unix.Kill(proxy, 0) != unix.ESRCH {
-		t.Error("the proxy is there")
-	}
-	if got, err := get(address, "hello\n"); err == nil {
-		t.Errorf("afterwards: %q", got)
-	}
-	p.Wait()
 }
 
 // TestProxyKilled: a sandbox whose proxy is dead has no network, and goes on; the report says that
