@@ -103,7 +103,7 @@ func (c *Client) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] 
 
 // Start starts a command or program that runs in the background.
 func (c *Client) Start(ctx context.Context, call Call) (*Process, error) {
-	return c.start(ctx, "/v1/calls", call)
+	return c.start(ctx, "/v1/calls", call, standard)
 }
 
 // Process returns the handle of a started command by its id.
@@ -167,7 +167,7 @@ func (c *Client) Fetch(ctx context.Context, id string) ([]byte, error) {
 const octets = "application/octet-stream"
 
 func (c *Client) run(ctx context.Context, path string, call Call) (*Report, error) {
-	if err := prepare(&call); err != nil {
+	if err := prepare(&call, standard); err != nil {
 		return nil, err
 	}
 	r := &Report{}
@@ -177,8 +177,10 @@ func (c *Client) run(ctx context.Context, path string, call Call) (*Report, erro
 	return r, nil
 }
 
-// prepare checks a call and sets its defaults.
-func prepare(call *Call) error {
+const standard = 30 * time.Second
+
+// prepare checks a call and sets its defaults. A timeout of 0 is left to the server.
+func prepare(call *Call, timeout time.Duration) error {
 	if (call.Argv == nil) == (call.Code == "") {
 		return errors.New("want either Argv or Code")
 	}
@@ -186,7 +188,7 @@ func prepare(call *Call) error {
 		return errors.New("a timeout must be more than 0")
 	}
 	if call.Timeout == 0 {
-		call.Timeout = 30 * time.Second
+		call.Timeout = timeout
 	}
 	if call.Code != "" && call.Language == "" {
 		call.Language = "python"
@@ -194,8 +196,8 @@ func prepare(call *Call) error {
 	return nil
 }
 
-func (c *Client) start(ctx context.Context, path string, call Call) (*Process, error) {
-	if err := prepare(&call); err != nil {
+func (c *Client) start(ctx context.Context, path string, call Call, timeout time.Duration) (*Process, error) {
+	if err := prepare(&call, timeout); err != nil {
 		return nil, err
 	}
 	var s Status
@@ -215,7 +217,7 @@ func (c *Client) stream(ctx context.Context, path string, call Call) iter.Seq2[E
 
 // events yields the events of a call until the last one, or until yield returns false.
 func (c *Client) events(ctx context.Context, path string, call Call, yield func(Event) bool) error {
-	if err := prepare(&call); err != nil {
+	if err := prepare(&call, standard); err != nil {
 		return err
 	}
 	b, err := json.Marshal(call)

@@ -32,7 +32,7 @@ func (s *Session) Stream(ctx context.Context, call Call) iter.Seq2[Event, error]
 // Cell runs code in the session's interpreter, which keeps definitions for the next cell.
 func (s *Session) Cell(ctx context.Context, cell Cell) (*CellAnswer, error) {
 	call := Call{Code: cell.Code, Language: cell.Language, Timeout: cell.Timeout}
-	if err := prepare(&call); err != nil {
+	if err := prepare(&call, standard); err != nil {
 		return nil, err
 	}
 	cell.Language, cell.Timeout = call.Language, call.Timeout
@@ -43,9 +43,10 @@ func (s *Session) Cell(ctx context.Context, cell Cell) (*CellAnswer, error) {
 	return a, nil
 }
 
-// Start starts a command in the background.
+// Start starts a command in the background. Unless it has a timeout, it runs until its own end, or
+// the session's.
 func (s *Session) Start(ctx context.Context, call Call) (*Process, error) {
-	return s.client.start(ctx, s.path+"/processes", call)
+	return s.client.start(ctx, s.path+"/processes", call, 0)
 }
 
 // Process returns the handle of a started command by its id.

@@ -13,7 +13,7 @@ type Call struct {
 	Stdin    string            `json:"stdin,omitempty"`
 	Env      map[string]string `json:"env,omitempty"`
 	Workdir  string            `json:"workdir,omitempty"`
-	Timeout  time.Duration     `json:"-"` // 30 seconds unless given
+	Timeout  time.Duration     `json:"-"` // 30 seconds unless given; of [Session.Start] the session's lifetime
 	Grace    time.Duration     `json:"-"` // from SIGTERM to SIGKILL at the deadline
 	Limits   Limits            `json:"limits,omitzero"`
 	Files    []File            `json:"files,omitempty"`   // for the workspace

@@ -29,7 +29,7 @@ export interface Call extends Parts {
   stdin?: string;
   env?: Record<string, string>;
   workdir?: string;
-  /** 30,000 unless given. */
+  /** 30,000 unless given; in the background of a session its lifetime. */
   timeout_ms?: number;
   grace_ms?: number;
   limits?: Limits;
@@ -291,7 +291,7 @@ export class Session {
   stream(call: Call, options?: Options): AsyncGenerator<Event, void, void>;
   /** Run a cell in the session's interpreter, which keeps definitions for the next cell. */
   cell(cell: Cell, options?: Options & Once): Promise<CellAnswer>;
-  /** Start a command in the background. */
+  /** Start a command in the background. Unless it has a timeout, it runs until its own end, or the session's. */
   start(call: NewProcess): Promise<Process>;
   /** Return the handle of a started command by its id. */
   process(id: string): Process;

@@ -78,11 +78,12 @@ function fileList(files) {
 const escaped = (path) => path.split("/").map(encodeURIComponent).join("/");
 
 // The body of a call, and for how long its answer may take beside the margin.
-function prepared(call) {
+function prepared(call, timeout_ms = 30_000) {
   if ((call.argv === undefined) === (call.code === undefined)) throw new TypeError("give either argv or code");
   if (call.argv !== undefined && !Array.isArray(call.argv)) throw new TypeError("argv is a list of words");
-  const body = { timeout_ms: 30_000, ...call, files: fileList(call.files) };
-  if (!(body.timeout_ms > 0)) throw new RangeError("timeout_ms must be more than 0");
+  const body = { ...call, files: fileList(call.files) };
+  if (!((body.timeout_ms ?? 1) > 0)) throw new RangeError("timeout_ms must be more than 0");
+  body.timeout_ms ??= timeout_ms; // 0 leaves it to the server
   if (body.code !== undefined) body.language ??= "python";
   return { body: JSON.stringify(body), type: "application/json", wait: body.timeout_ms + (body.grace_ms ?? 0) };
 }
@@ -183,8 +184,8 @@ export class Client {
     throw new Lost("the stream ended without a report");
   }
 
-  async _start(path, call, { key } = {}) {
-    const started = parsed(await this._ask("POST", path, { ...prepared(call), wait: 0, key }));
+  async _start(path, call, { key } = {}, timeout_ms) {
+    const started = parsed(await this._ask("POST", path, { ...prepared(call, timeout_ms), wait: 0, key }));
     return new Process(this, path, started.id);
   }
 
@@ -289,9 +290,9 @@ export class Session {
     return this.#client._run(`${this.#path}/code`, cell, options);
   }
 
-  /** Start a command in the background. */
+  /** Start a command in the background. Unless it has a timeout, it runs until its own end, or the session's. */
   start(call) {
-    return this.#client._start(`${this.#path}/processes`, call);
+    return this.#client._start(`${this.#path}/processes`, call, {}, 0);
   }
 
   /** Return the handle of a started command by its id. */

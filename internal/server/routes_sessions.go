@@ -245,7 +245,7 @@ func (s *Server) defineProcesses(a huma.API) {
 	none := []api.Code{api.NoSuchSession, api.Ended, api.NoSuchProcess}
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "startProcess", Method: http.MethodPost, Path: base, Summary: "Begin to run a command in the background of a session", DefaultStatus: http.StatusAccepted,
-		Description: "It runs until its own end, its deadline, or the session's end; meanwhile the session is not idle. A timeout of 0 is the server's maximum.",
+		Description: "It runs until its own end, its deadline, or the session's end; meanwhile the session is not idle. Without a timeout it has until the session's end.",
 	}, append(starting, none...)...), func(ctx context.Context, q *struct {
 		Request
 		SessionPath

@@ -232,6 +232,10 @@ var behaviours = []behaviour{
 		asked: slices.Repeat([]string{"GET /v1/calls/7?wait_ms=30000"}, 5),
 		steps: []step{{op: "wait", args: `{"process":"7"}`, want: `{"cause":"exited"}`}, {op: "wait", args: `{"process":"7"}`, want: `{"error":"refused","code":"busy"}`},
 			{op: "wait", args: `{"process":"7"}`, want: `{"error":"unproven","verdict":"proven"}`}, {op: "wait", args: `{"process":"7"}`, want: `{"error":"unproven","code":"lost"}`}}},
+	{name: "a timeout of what runs in the background", answers: slices.Repeat([]string{answer(202, `{"id":"7","state":"running"}`)}, 4),
+		asked: []string{"POST /v1/calls 30000 ms", "POST /v1/calls 5000 ms", "POST /v1/sessions/7/processes 0 ms", "POST /v1/sessions/7/processes 5000 ms"},
+		steps: []step{{op: "start", args: runTrue}, {op: "start", args: `{"call":{"argv":["true"],"timeout_ms":5000}}`}, {op: "start", args: `{"session":"7","call":{"argv":["true"]}}`},
+			{op: "start", args: `{"session":"7","call":{"argv":["true"],"timeout_ms":5000}}`}, {op: "start", args: `{"session":"7","call":{"argv":["true"],"timeout_ms":-1}}`, want: `{"error":"wrong"}`}}},
 	{name: "an answer from elsewhere", answers: []string{answer(307, "", "Location: /v1/sessions/7"), answer(200, "{}")}, asked: []string{"DELETE /v1/sessions/7/files/.."},
 		steps: []step{{op: "remove", args: `{"session":"7","path":".."}`, want: `{"error":"lost"}`}}},
 	{name: "a token and a node", client: `"token":"secret","node":"n1"`, answers: []string{answer(200, report)}, asked: []string{"POST /v1/run Bearer secret n1"}, steps: []step{{op: "run", args: runTrue, want: `{"exit_code":0}`}}},
@@ -307,15 +311,22 @@ func newFake(t *testing.T, answers []string) *fake {
 				return
 			}
 			r, err := http.ReadRequest(bufio.NewReader(c))
+			var body []byte
 			if err == nil {
-				_, err = io.Copy(io.Discard, r.Body)
+				body, err = io.ReadAll(r.Body)
 			}
 			if err != nil {
 				t.Error(err)
 			}
+			asked := strings.TrimSpace(r.Method + " " + r.RequestURI + " " + r.Header.Get("Authorization") + " " + r.Header.Get("Sbxrun-Node"))
+			if r.Method == http.MethodPost && regexp.MustCompile(`/(calls|processes)$`).MatchString(r.RequestURI) {
+				var of api.Call
+				_ = json.Unmarshal(body, &of) // then it has none
+				asked += fmt.Sprintf(" %g ms", of.TimeoutMS)
+			}
 			f.mu.Lock()
 			n := len(f.asked)
-			f.asked = append(f.asked, strings.TrimSpace(r.Method+" "+r.RequestURI+" "+r.Header.Get("Authorization")+" "+r.Header.Get("Sbxrun-Node")))
+			f.asked = append(f.asked, asked)
 			f.mu.Unlock()
 			text := ""
 			if n < len(answers) {

@@ -113,7 +113,7 @@ func TestProcesses(t *testing.T) {
 	if status, b := s.ask(http.MethodPost, at+"/signal", api.Signal{Signal: "INT"}); status != 204 {
 		t.Errorf("%d %s", status, b)
 	}
-	if c := s.status(http.MethodGet, at+"?wait_ms=60000", nil, 200); c.Report == nil || c.Report.ExitCode != 5 {
+	if c := s.status(http.MethodGet, at+"?wait_ms=60000", nil, 200); c.Report == nil || c.Report.ExitCode != 5 || c.Report.TimeoutMS < 3600e3 { // the session's life
 		t.Errorf("%+v", c)
 	}
 	if _, b := s.ask(http.MethodGet, at+"/output", nil); string(b) != "up\ntold\n" {

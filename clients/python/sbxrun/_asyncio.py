@@ -268,9 +268,9 @@ class AsyncSession:
         return Cell(_wire.document(await self._client._ask(_wire.run_request(self._path + "/code", None, {**options, "code": code}))))
 
     async def start(self, argv: Optional[Sequence[str]] = None, **options: Unpack[ProcessOptions]) -> AsyncProcess:
-        """Start a command in the background."""
+        """Start a command in the background. Unless it has a timeout, it runs until its own end, or the session's."""
         path = self._path + "/processes"
-        return await self._client._start(path, _wire.run_request(path, argv, options))
+        return await self._client._start(path, _wire.run_request(path, argv, options, timeout=0))
 
     def process(self, id: str) -> AsyncProcess:
         """Return the handle of a started command by its id."""

@@ -183,9 +183,9 @@ class Session:
         return Cell(_wire.document(self._client._ask(_wire.run_request(self._path + "/code", None, {**options, "code": code}))))
 
     def start(self, argv: Optional[Sequence[str]] = None, **options: Unpack[ProcessOptions]) -> Process:
-        """Start a command in the background."""
+        """Start a command in the background. Unless it has a timeout, it runs until its own end, or the session's."""
         path = self._path + "/processes"
-        return self._client._start(path, _wire.run_request(path, argv, options))
+        return self._client._start(path, _wire.run_request(path, argv, options, timeout=0))
 
     def process(self, id: str) -> Process:
         """Return the handle of a started command by its id."""

@@ -92,7 +92,7 @@ class CallOptions(Parts, total=False):
     stdin: str
     env: Mapping[str, str]
     workdir: str
-    timeout: float  # 30
+    timeout: float  # 30; in the background of a session its lifetime
     grace: float
     limits: Mapping[str, Any]
     files: Mapping[str, Content]
@@ -247,16 +247,16 @@ def send_bytes(method: str, path: str, content: Union[str, bytes], kind: str = "
     return Request(method, path, content.encode("utf-8") if isinstance(content, str) else content, kind)
 
 
-def run_request(path: str, argv: Optional[Sequence[str]], options: Mapping[str, Any]) -> Request:
-    """A call, or a cell."""
+def run_request(path: str, argv: Optional[Sequence[str]], options: Mapping[str, Any], timeout: float = 30) -> Request:
+    """A call, or a cell. A timeout of 0 leaves it to the server."""
     members = dict(options)
     if (argv is None) == (members.get("code") is None):
         raise ValueError("give either argv or code")
     if isinstance(argv, str):
         raise TypeError("argv is a list of words")
-    timeout, grace, key = members.pop("timeout", 30), members.pop("grace", 0), members.pop("key", "")
-    if timeout <= 0:
+    if members.get("timeout", 1) <= 0:
         raise ValueError("timeout must be more than 0")
+    timeout, grace, key = members.pop("timeout", timeout), members.pop("grace", 0), members.pop("key", "")
     document: Dict[str, Any] = {"timeout_ms": timeout * 1000}
     if argv is not None:
         document["argv"] = list(argv)
