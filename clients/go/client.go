@@ -151,8 +151,18 @@ func (c *Client) Languages(ctx context.Context) ([]Language, error) {
 
 // Store stores a file in the content store and returns its id.
 func (c *Client) Store(ctx context.Context, data []byte) (id string, err error) {
+	return c.store(ctx, request{body: data})
+}
+
+// StoreStream is like Store, but reads the file piece by piece: see [Session.WriteStream].
+func (c *Client) StoreStream(ctx context.Context, r io.Reader) (id string, err error) {
+	return c.store(ctx, request{stream: r})
+}
+
+func (c *Client) store(ctx context.Context, r request) (id string, err error) {
 	var stored struct{ ID string }
-	b, err := c.ask(ctx, request{method: http.MethodPost, path: "/v1/files", body: data, kind: octets})
+	r.method, r.path, r.kind = http.MethodPost, "/v1/files", octets
+	b, err := c.ask(ctx, r)
 	if err == nil {
 		err = decode(b, &stored)
 	}
@@ -160,8 +170,15 @@ func (c *Client) Store(ctx context.Context, data []byte) (id string, err error) 
 }
 
 // Fetch reads a file from the content store.
-func (c *Client) Fetch(ctx context.Context, id string) ([]byte, error) {
-	return c.ask(ctx, request{method: http.MethodGet, path: "/v1/files/" + url.PathEscape(id)})
+func (c *Client) Fetch(ctx context.Context, id string) ([]byte, error) { return c.ask(ctx, fetch(id)) }
+
+// FetchStream is like Fetch, but the caller reads the file as it arrives, and closes it.
+func (c *Client) FetchStream(ctx context.Context, id string) (io.ReadCloser, error) {
+	return c.send(ctx, fetch(id))
+}
+
+func fetch(id string) request {
+	return request{method: http.MethodGet, path: "/v1/files/" + url.PathEscape(id)}
 }
 
 const octets = "application/octet-stream"
@@ -297,6 +314,7 @@ func decode(b []byte, out any) error {
 type request struct {
 	method, path, kind, key string
 	body                    []byte
+	stream                  io.Reader // in its place; it can be sent only once
 	wait                    time.Duration
 }
 
@@ -316,7 +334,7 @@ func (c *Client) send(ctx context.Context, r request) (io.ReadCloser, error) {
 	for {
 		body, err := c.once(ctx, r)
 		var refused *Refused
-		if !errors.As(err, &refused) || refused.Again < 0 || time.Now().Add(refused.Again).After(until) {
+		if !errors.As(err, &refused) || refused.Again < 0 || r.stream != nil || time.Now().Add(refused.Again).After(until) {
 			return body, err
 		}
 		select {
@@ -331,7 +349,11 @@ func (c *Client) once(ctx context.Context, r request) (io.ReadCloser, error) {
 	inner, cancel := context.WithCancel(ctx)
 	b := &body{outer: ctx, cancel: cancel, bound: r.wait + c.Margin}
 	b.timer = time.AfterFunc(b.bound, cancel)
-	q, err := http.NewRequestWithContext(inner, r.method, c.base+r.path, bytes.NewReader(r.body))
+	var in io.Reader = bytes.NewReader(r.body)
+	if r.stream != nil {
+		in = sending{b, r.stream}
+	}
+	q, err := http.NewRequestWithContext(inner, r.method, c.base+r.path, in)
 	if err != nil {
 		b.Close()
 		return nil, err
@@ -371,6 +393,17 @@ func (c *Client) once(ctx context.Context, r request) (io.ReadCloser, error) {
 		return nil, err
 	}
 	return nil, answered(a, text)
+}
+
+// sending is the body of a request. Every piece gives the answer its whole time again.
+type sending struct {
+	answer *body
+	r      io.Reader
+}
+
+func (s sending) Read(p []byte) (int, error) {
+	s.answer.timer.Reset(s.answer.bound)
+	return s.r.Read(p)
 }
 
 // body is the body of an answer. Every read must make progress within the bound.

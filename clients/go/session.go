@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"net/http"
 	"net/url"
@@ -54,16 +55,33 @@ func (s *Session) Process(id string) *Process { return process(s.client, s.path+
 
 // Write writes a file of the workspace, with permissions in octal (644 if "").
 func (s *Session) Write(ctx context.Context, path string, data []byte, mode string) error {
+	return s.write(ctx, path, request{body: data}, mode)
+}
+
+// WriteStream is like Write, but reads the file piece by piece, so that it need not fit into memory.
+// It can be sent only once: a refusal for the moment is returned at once. After an error, another
+// goroutine may still be in a Read of r.
+func (s *Session) WriteStream(ctx context.Context, path string, r io.Reader, mode string) error {
+	return s.write(ctx, path, request{stream: r}, mode)
+}
+
+func (s *Session) write(ctx context.Context, path string, r request, mode string) error {
 	if mode == "" {
 		mode = "644"
 	}
-	_, err := s.client.ask(ctx, request{method: http.MethodPut, path: s.file(path) + "?mode=" + mode, body: data, kind: octets})
+	r.method, r.path, r.kind = http.MethodPut, s.file(path)+"?mode="+mode, octets
+	_, err := s.client.ask(ctx, r)
 	return err
 }
 
 // Read reads a file of the workspace.
 func (s *Session) Read(ctx context.Context, path string) ([]byte, error) {
 	return s.client.ask(ctx, request{method: http.MethodGet, path: s.file(path)})
+}
+
+// ReadStream is like Read, but the caller reads the file as it arrives, and closes it.
+func (s *Session) ReadStream(ctx context.Context, path string) (io.ReadCloser, error) {
+	return s.client.send(ctx, request{method: http.MethodGet, path: s.file(path)})
 }
 
 // Remove removes a file, or an empty directory, of the workspace.
@@ -83,9 +101,24 @@ func (s *Session) Pack(ctx context.Context) ([]byte, error) {
 	return s.client.ask(ctx, request{method: http.MethodGet, path: s.path + "/archive"})
 }
 
+// PackStream is like Pack, but the caller reads the archive as it arrives, and closes it.
+func (s *Session) PackStream(ctx context.Context) (io.ReadCloser, error) {
+	return s.client.send(ctx, request{method: http.MethodGet, path: s.path + "/archive"})
+}
+
 // Unpack writes the files of a tar archive.
 func (s *Session) Unpack(ctx context.Context, archive []byte) error {
-	_, err := s.client.ask(ctx, request{method: http.MethodPut, path: s.path + "/archive", body: archive, kind: "application/x-tar"})
+	return s.unpack(ctx, request{body: archive})
+}
+
+// UnpackStream is like Unpack, but reads the archive piece by piece: see [Session.WriteStream].
+func (s *Session) UnpackStream(ctx context.Context, archive io.Reader) error {
+	return s.unpack(ctx, request{stream: archive})
+}
+
+func (s *Session) unpack(ctx context.Context, r request) error {
+	r.method, r.path, r.kind = http.MethodPut, s.path+"/archive", "application/x-tar"
+	_, err := s.client.ask(ctx, r)
 	return err
 }
 

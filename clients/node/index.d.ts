@@ -1,6 +1,9 @@
 /** Bytes of a file as text or as they are, or a file of the content store. */
 export type Content = string | Uint8Array | { id: string };
 
+/** What is sent as a file or archive: a stream is read to its end, never as a whole. */
+export type Data = string | Uint8Array | AsyncIterable<Uint8Array>;
+
 /** Limits of a call. */
 export interface Limits {
   memory?: number;
@@ -276,9 +279,11 @@ export class Client {
   /** Remove a snapshot by its id or name. */
   removeSnapshot(id: string): Promise<void>;
   /** Store a file in the content store and return its id. */
-  store(data: string | Uint8Array): Promise<string>;
+  store(data: Data): Promise<string>;
   /** Read a file from the content store: a collected file, or an id. */
   fetch(file: FileOut | string): Promise<Uint8Array>;
+  /** Like fetch, but yields pieces as they arrive: the whole is never in memory. */
+  fetchStream(file: FileOut | string, options?: Options): AsyncGenerator<Uint8Array, void, void>;
 }
 
 /** A sandbox that keeps its files. It ends by end(), or when it has been idle for too long. */
@@ -295,13 +300,17 @@ export class Session {
   start(call: NewProcess): Promise<Process>;
   /** Return the handle of a started command by its id. */
   process(id: string): Process;
-  write(path: string, content: string | Uint8Array, options?: { mode?: string }): Promise<void>;
+  write(path: string, content: Data, options?: { mode?: string }): Promise<void>;
   read(path: string): Promise<Uint8Array>;
+  /** Like read, but yields pieces as they arrive: the whole is never in memory. */
+  readStream(path: string, options?: Options): AsyncGenerator<Uint8Array, void, void>;
   remove(path: string): Promise<void>;
   list(): Promise<Entry[]>;
   /** Read all files as a tar archive. */
   pack(): Promise<Uint8Array>;
-  unpack(archive: Uint8Array): Promise<void>;
+  /** Like pack, but yields pieces as they arrive: the whole is never in memory. */
+  packStream(options?: Options): AsyncGenerator<Uint8Array, void, void>;
+  unpack(archive: Uint8Array | AsyncIterable<Uint8Array>): Promise<void>;
   /** What the session has changed in its overlay. */
   diff(): Promise<Diff>;
   /** Keep what the session has written to its overlay. */

@@ -75,6 +75,9 @@ function fileList(files) {
   });
 }
 
+// Whether a body is a stream, which is sent piece by piece, and once.
+const flows = (body) => body !== undefined && typeof body !== "string" && !(body instanceof Uint8Array);
+
 const escaped = (path) => path.split("/").map(encodeURIComponent).join("/");
 
 // The body of a call, and for how long its answer may take beside the margin.
@@ -159,6 +162,11 @@ export class Client {
     return this._ask("GET", `/v1/files/${encodeURIComponent(file.id ?? file)}`);
   }
 
+  /** Like fetch, but yields pieces as they arrive: the whole is never in memory. */
+  fetchStream(file, options) {
+    return this._pieces(`/v1/files/${encodeURIComponent(file.id ?? file)}`, options);
+  }
+
   async _run(path, call, { signal, key } = {}) {
     return withText(parsed(await this._ask("POST", path, { ...prepared(call), signal, key })));
   }
@@ -200,6 +208,10 @@ export class Client {
     return Buffer.concat(chunks);
   }
 
+  async *_pieces(path, { signal } = {}) {
+    yield* received(await this._send("GET", path, { signal }), signal);
+  }
+
   // Sends a request until it is not refused for a moment only, and returns the answer, which has status 200 or the like.
   async _send(method, path, request) {
     const until = performance.now() + this.#patience;
@@ -207,7 +219,7 @@ export class Client {
       try {
         return await this.#once(method, path, request);
       } catch (e) {
-        if (!(e instanceof Refused) || e.again === null || performance.now() + e.again > until) throw e;
+        if (!(e instanceof Refused) || e.again === null || flows(request.body) || performance.now() + e.again > until) throw e;
         await sleep(e.again, undefined, { signal: request.signal });
       }
     }
@@ -217,7 +229,7 @@ export class Client {
     signal?.throwIfAborted();
     const headers = { Accept: "application/json", Connection: "close" };
     if (type) headers["Content-Type"] = type;
-    if (body !== undefined) headers["Content-Length"] = Buffer.byteLength(body);
+    if (body !== undefined && !flows(body)) headers["Content-Length"] = Buffer.byteLength(body);
     if (key) headers["Idempotency-Key"] = key;
     if (this.#token) headers.Authorization = `Bearer ${this.#token}`;
     if (this.#node) headers["Sbxrun-Node"] = this.#node;
@@ -236,13 +248,35 @@ export class Client {
         else if (!connected && !(e instanceof Lost)) reject(new Refused("unreachable", `the server cannot be reached: ${e.message}`));
         else reject(e instanceof Lost ? e : new Lost(`the answer did not come: ${e.message}`, { cause: e }));
       });
-      request.end(body);
+      if (flows(body))
+        pour(body, request).catch((e) => {
+          reject(e); // the stream's own error
+          request.destroy();
+        });
+      else request.end(body);
     });
     if (response.statusCode < 300) return response;
     const chunks = [];
     for await (const chunk of received(response, signal)) chunks.push(chunk);
     throw answered(response, Buffer.concat(chunks));
   }
+}
+
+// Sends a stream, until its end or an answer, which may come before all is sent.
+async function pour(body, request) {
+  let over = false;
+  let wake;
+  request.on("drain", () => wake?.());
+  for (const name of ["response", "close"])
+    request.on(name, () => {
+      over = true;
+      wake?.();
+    });
+  for await (const piece of body) {
+    if (over) return;
+    if (!request.write(piece)) await new Promise((resolve) => (wake = resolve));
+  }
+  request.end();
 }
 
 function parsed(text) {
@@ -309,6 +343,11 @@ export class Session {
     return this.#client._ask("GET", this.#file(path));
   }
 
+  /** Like read, but yields pieces as they arrive: the whole is never in memory. */
+  readStream(path, options) {
+    return this.#client._pieces(this.#file(path), options);
+  }
+
   async remove(path) {
     await this.#client._ask("DELETE", this.#file(path));
   }
@@ -320,6 +359,11 @@ export class Session {
   /** Read all files as a tar archive. */
   pack() {
     return this.#client._ask("GET", `${this.#path}/archive`);
+  }
+
+  /** Like pack, but yields pieces as they arrive: the whole is never in memory. */
+  packStream(options) {
+    return this.#client._pieces(`${this.#path}/archive`, options);
   }
 
   async unpack(archive) {

@@ -7,9 +7,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"slices"
+	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	sbxrun "github.com/sbxrun/sbxrun/clients/go"
@@ -298,6 +301,14 @@ func (d *goDriver) do(ctx context.Context, s *goStep) (any, error) {
 		}
 		id, err := d.client.Store(ctx, data)
 		return object{"id": id}, err
+	case "pour":
+		return d.pour(ctx, session, int64(s.Size))
+	case "pour-badly":
+		err := session.WriteStream(ctx, "bad", io.MultiReader(strings.NewReader("some"), iotest.ErrReader(errBad)), "")
+		if errors.Is(err, errBad) {
+			err = errBad
+		}
+		return nil, err
 	case "fetch":
 		b, err := d.client.Fetch(ctx, s.File)
 		return object{"text": string(b)}, err
@@ -320,6 +331,47 @@ func (d *goDriver) do(ctx context.Context, s *goStep) (any, error) {
 		return object{"ids": ids}, err
 	}
 	return nil, fmt.Errorf("no operation %q", s.Op)
+}
+
+var errBad = errors.New("bad")
+
+// pour carries a file as a stream: into the workspace, as an archive into another one, and by way
+// of the content store.
+func (d *goDriver) pour(ctx context.Context, session *sbxrun.Session, size int64) (any, error) {
+	if err := session.WriteStream(ctx, "big", io.LimitReader(zeros{}, size), ""); err != nil {
+		return nil, err
+	}
+	archive, err := session.PackStream(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer archive.Close()
+	other, err := d.client.NewSession(ctx, sbxrun.SessionOptions{})
+	if err != nil {
+		return nil, err
+	}
+	if err := other.UnpackStream(ctx, archive); err != nil {
+		return nil, err
+	}
+	file, err := other.ReadStream(ctx, "big")
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	id, err := d.client.StoreStream(ctx, file)
+	if err != nil {
+		return nil, err
+	}
+	if err := other.End(ctx); err != nil {
+		return nil, err
+	}
+	stored, err := d.client.FetchStream(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer stored.Close()
+	n, err := io.Copy(io.Discard, stored)
+	return map[string]any{"size": n, "whole": false}, err // a reader has no pieces
 }
 
 func (s *goStep) cell() sbxrun.Cell {

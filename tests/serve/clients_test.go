@@ -130,6 +130,11 @@ var behaviours = []behaviour{
 		{op: "end", args: `{"session":"$session"}`}, {op: "end", args: `{"session":"$session"}`}, {op: "end", args: `{"session":"$copy"}`},
 		{op: "run", args: `{"session":"$session","call":{"argv":["true"]}}`, want: `{"error":"refused","code":"ended","status":410}`},
 		{op: "end", args: `{"session":"none"}`}}},
+	{name: "a large file is never held as a whole", steps: []step{
+		{op: "session", args: `{}`},
+		{op: "pour", args: `{"session":"$session","size":3000000}`, want: `{"size":3000000,"whole":false}`},
+		{op: "pour-badly", args: `{"session":"$session"}`, want: `{"error":"wrong"}`},
+		{op: "end", args: `{"session":"$session"}`}}},
 	{name: "cells", steps: []step{
 		{op: "languages", args: `{}`, want: `{"cells":["node","python"]}`},
 		{op: "session", args: `{}`},
@@ -200,6 +205,9 @@ var behaviours = []behaviour{
 
 	{name: "what has not started is tried again", answers: []string{answer(503, refusal, "Retry-After: 0.01"), answer(429, refusal, "Retry-After: 0.01"), answer(200, report)},
 		asked: []string{"POST /v1/run", "POST /v1/run", "POST /v1/run"}, steps: []step{{op: "run", args: runTrue, want: `{"exit_code":0}`}}},
+	{name: "but no stream, of which nothing is left", answers: []string{answer(200, `{"id":"7"}`), answer(429, refusal, "Retry-After: 0.01")},
+		asked: []string{"POST /v1/sessions", "PUT /v1/sessions/7/files/big?mode=644"},
+		steps: []step{{op: "session", args: `{}`}, {op: "pour", args: `{"session":"$session","size":3000}`, want: `{"error":"refused","code":"busy"}`}}},
 	{name: "but not for ever", client: `"patience_ms":300`, answers: []string{answer(503, refusal, "Retry-After: 1")},
 		asked: []string{"POST /v1/run"}, steps: []step{{op: "run", args: runTrue, want: `{"error":"refused","code":"busy","status":503}`}}},
 	{name: "nor what will not be better", answers: []string{answer(500, strings.Replace(refusal, "busy", "setup", 1))},
@@ -550,6 +558,31 @@ func TestClientTypes(t *testing.T) {
 		if diff := cmp.Diff(want, jsonNames(tt.ours), cmpopts.SortSlices(strings.Compare)); diff != "" {
 			t.Errorf("%v (-api +clients/go):\n%s", tt.ours, diff)
 		}
+	}
+}
+
+// Where they are installed, the checkers of types look at the clients and at what the READMEs show.
+func TestClientTypesChecked(t *testing.T) {
+	t.Parallel()
+	node, python := t.TempDir(), t.TempDir()
+	harness.Must(t, os.CopyFS(filepath.Join(node, "node_modules", "sbxrun"), os.DirFS(clients(t, "node"))))
+	harness.Must(t, os.CopyFS(python, os.DirFS(filepath.Join(clients(t, "python")))))
+	harness.Must(t, os.WriteFile(filepath.Join(node, "package.json"), []byte(`{"type":"module"}`), 0o644))
+	harness.Must(t, os.WriteFile(filepath.Join(node, "readme.ts"), []byte("declare const process: any;\n"+readmeCode(t, "node", "js")), 0o644))
+	harness.Must(t, os.WriteFile(filepath.Join(python, "readme.py"), []byte("import asyncio\n"+readmeCode(t, "python", "python")), 0o644))
+	for _, tt := range []struct {
+		dir  string
+		args []string
+	}{
+		{node, []string{"tsc", "--noEmit", "--strict", "--module", "nodenext", "--target", "es2022", "--lib", "es2022,dom", "readme.ts"}},
+		{python, []string{"mypy", "--strict", "--enable-incomplete-feature=Unpack", "--cache-dir", filepath.Join(python, "cache"), "sbxrun"}},
+		{python, []string{"mypy", "--enable-incomplete-feature=Unpack", "--cache-dir", filepath.Join(python, "cache"), "readme.py"}},
+	} {
+		if _, err := exec.LookPath(tt.args[0]); err != nil {
+			t.Logf("%v", err)
+			continue
+		}
+		made(t, tt.dir, tt.args[0], tt.args[1:]...)
 	}
 }
 

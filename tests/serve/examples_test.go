@@ -44,20 +44,26 @@ func TestExamples(t *testing.T) {
 	s.idle()
 }
 
-// readme makes a program of what a client's README shows, with the server of the test.
-func readme(t *testing.T, s *server, client, language, file, last string) {
+// readmeCode is the program that a client's README shows.
+func readmeCode(t *testing.T, client, language string) (text string) {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(clients(t, client), "README.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := ""
 	for _, block := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllStringSubmatch(string(b), -1) {
 		text += block[1]
 	}
 	if !strings.Contains(text, "unix:/run/sbxrund.sock") {
 		t.Fatalf("README shows %q", text)
 	}
+	return text
+}
+
+// readme makes a program of what a client's README shows, with the server of the test.
+func readme(t *testing.T, s *server, client, language, file, last string) {
+	t.Helper()
+	text := readmeCode(t, client, language)
 	if err := os.WriteFile(file, []byte(strings.ReplaceAll(text, "unix:/run/sbxrund.sock", "unix:"+s.socket())+last), 0o644); err != nil {
 		t.Fatal(err)
 	}

@@ -6,10 +6,10 @@ import asyncio
 import http.client
 import io
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, AsyncIterator, Dict, List, Optional, Sequence, Type, Union
+from typing import TYPE_CHECKING, Any, AsyncIterator, BinaryIO, Dict, List, Optional, Sequence, Type, Union
 
 from . import _wire
-from ._wire import Cell, Entry, Event, File, Language, Lost, Refused, Report, Request, Status
+from ._wire import Cell, Data, Entry, Event, File, Language, Lost, Refused, Report, Request, Status
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -57,14 +57,18 @@ class AsyncClient:
     async def languages(self) -> List[Language]:
         return _wire.languages(await self._ask(Request("GET", "/v1/languages")))
 
-    async def store(self, data: Union[str, bytes]) -> str:
+    async def store(self, data: Data) -> str:
         """Store a file in the content store and return its id."""
         id: str = _wire.document(await self._ask(_wire.send_bytes("POST", "/v1/files", data)))["id"]
         return id
 
     async def fetch(self, file: Union[File, str]) -> bytes:
         """Read a file from the content store: a collected file, or an id."""
-        return await self._ask(Request("GET", "/v1/files/" + _wire.quoted(file if isinstance(file, str) else file.id)))
+        return await self._ask(_wire.fetch_request(file))
+
+    def fetch_stream(self, file: Union[File, str]) -> AsyncIterator[bytes]:
+        """Like fetch, but yields pieces as they arrive: the whole is never in memory."""
+        return self._pieces(_wire.fetch_request(file))
 
     async def _start(self, path: str, request: Request) -> AsyncProcess:
         return AsyncProcess(self, path, _wire.document(await self._ask(request))["id"])
@@ -89,6 +93,14 @@ class AsyncClient:
         finally:
             connection.close()
 
+    async def _pieces(self, request: Request) -> AsyncIterator[bytes]:
+        connection = await self._send(request, 0)
+        try:
+            async for chunk in connection.body():
+                yield chunk
+        finally:
+            connection.close()
+
     async def _send(self, request: Request, wait: float) -> _Connection:
         """Send a request, retrying while it is refused for the moment."""
         clock = asyncio.get_running_loop().time
@@ -97,7 +109,7 @@ class AsyncClient:
             try:
                 return await self._once(request, wait + self._margin)
             except Refused as e:
-                if e.again is None or clock() + e.again > until:
+                if e.again is None or _wire.once(request) or clock() + e.again > until:
                     raise
                 pause = e.again
             await asyncio.sleep(pause)
@@ -117,7 +129,8 @@ class AsyncClient:
             raise Refused("unreachable", f"the server cannot be reached: {e}") from e
         try:
             body = request.body or b""
-            headers = {"Host": address.netloc, **request.headers(self._token, self._node), "Content-Length": str(len(body))}
+            length = {"Content-Length": str(len(body))} if isinstance(body, bytes) else {"Transfer-Encoding": "chunked"}
+            headers = {"Host": address.netloc, **request.headers(self._token, self._node), **length}
             head = f"{request.method} {request.path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + "\r\n"
             await connection.exchange(head.encode("latin-1"), body)
             if connection.status < 300:
@@ -135,6 +148,7 @@ class _Connection(asyncio.Protocol):
         self._timeout = timeout
         self._received = bytearray()
         self._over = False
+        self._sent = 0  # pieces of the request
         self._changed, self._writable = asyncio.Event(), asyncio.Event()
         self._writable.set()
         self.status = 0
@@ -174,11 +188,21 @@ class _Connection(asyncio.Protocol):
     def close(self) -> None:
         self._transport.abort()
 
-    async def exchange(self, head: bytes, body: bytes) -> None:
+    async def exchange(self, head: bytes, body: Union[bytes, BinaryIO]) -> None:
         """Send a request, and read the answer's head, which may come before all is sent: then the rest is not."""
-        sending = asyncio.ensure_future(self._send(head + body))
+        sending = asyncio.ensure_future(self._send(head, body))
+
+        def sent(_: object) -> None:
+            if not sending.cancelled() and sending.exception():
+                self.close()
+
+        sending.add_done_callback(sent)
         try:
             lines = io.BytesIO(await self._until(b"\r\n\r\n"))
+        except Lost:
+            if sending.done():
+                sending.result()  # raises what has kept the file from being read
+            raise
         finally:
             sending.cancel()
         try:
@@ -210,12 +234,15 @@ class _Connection(asyncio.Protocol):
         except ValueError as e:
             raise Lost("no valid answer") from e
 
-    async def _send(self, data: bytes) -> None:
-        for at in range(0, len(data), 1 << 16):
+    async def _send(self, head: bytes, body: Union[bytes, BinaryIO]) -> None:
+        pieces = _slices(body) if isinstance(body, bytes) else _chunks(body)
+        async for piece in pieces:
             await self._writable.wait()
             if self._over or self._transport.is_closing():
                 return
-            self._transport.write(data[at : at + (1 << 16)])
+            self._transport.write(head + piece)
+            self._sent += 1
+            head = b""
 
     async def _part(self, left: int) -> AsyncIterator[bytes]:
         while left:
@@ -242,11 +269,26 @@ class _Connection(asyncio.Protocol):
         self._transport.resume_reading()
         while len(self._received) == had and not self._over:
             self._changed.clear()
+            sent = self._sent
             try:
                 await asyncio.wait_for(self._changed.wait(), self._timeout)
             except asyncio.TimeoutError as e:
-                raise Lost("the answer did not come in time") from e
+                if self._sent == sent:
+                    raise Lost("the answer did not come in time") from e
         return len(self._received) > had
+
+
+async def _slices(body: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(body) or 1, 1 << 16):
+        yield body[at : at + (1 << 16)]
+
+
+async def _chunks(file: BinaryIO) -> AsyncIterator[bytes]:
+    """What a file holds, as HTTP has what it knows no length of. Another thread reads it: that may take time."""
+    piece = b"more"
+    while piece:
+        piece = await asyncio.get_running_loop().run_in_executor(None, file.read, 1 << 16)
+        yield b"%x\r\n%b\r\n" % (len(piece), piece)  # an empty one is the last
 
 
 class AsyncSession:
@@ -276,11 +318,15 @@ class AsyncSession:
         """Return the handle of a started command by its id."""
         return AsyncProcess(self._client, self._path + "/processes", id)
 
-    async def write(self, path: str, content: Union[str, bytes], *, mode: str = "644") -> None:
+    async def write(self, path: str, content: Data, *, mode: str = "644") -> None:
         await self._client._ask(_wire.send_bytes("PUT", self._file(path) + "?mode=" + mode, content))
 
     async def read(self, path: str) -> bytes:
         return await self._client._ask(Request("GET", self._file(path)))
+
+    def read_stream(self, path: str) -> AsyncIterator[bytes]:
+        """Like read, but yields pieces as they arrive: the whole is never in memory."""
+        return self._client._pieces(Request("GET", self._file(path)))
 
     async def remove(self, path: str) -> None:
         await self._client._ask(Request("DELETE", self._file(path)))
@@ -292,7 +338,11 @@ class AsyncSession:
         """Read all files as a tar archive."""
         return await self._client._ask(Request("GET", self._path + "/archive"))
 
-    async def unpack(self, archive: bytes) -> None:
+    def pack_stream(self) -> AsyncIterator[bytes]:
+        """Like pack, but yields pieces as they arrive: the whole is never in memory."""
+        return self._client._pieces(Request("GET", self._path + "/archive"))
+
+    async def unpack(self, archive: Union[bytes, BinaryIO]) -> None:
         await self._client._ask(_wire.send_bytes("PUT", self._path + "/archive", archive, "application/x-tar"))
 
     async def diff(self) -> Dict[str, Any]:

@@ -6,10 +6,10 @@ import http.client
 import socket
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple, Type, Union
+from typing import TYPE_CHECKING, Any, BinaryIO, Dict, Iterator, List, Optional, Sequence, Tuple, Type, Union
 
 from . import _wire
-from ._wire import Cell, Entry, Event, File, Language, Lost, Refused, Report, Request, Status
+from ._wire import Cell, Data, Entry, Event, File, Language, Lost, Refused, Report, Request, Status
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from ._wire import CallOptions, CellOptions, ProcessOptions, SessionOptions
 
 
+_BLOCK = 1 << 16  # of a file that is sent
+
+
 class _Unix(http.client.HTTPConnection):
     def __init__(self, path: str, timeout: float) -> None:
-        super().__init__("sbxrun", timeout=timeout)
+        super().__init__("sbxrun", timeout=timeout, blocksize=_BLOCK)
         self._path = path
 
     def connect(self) -> None:
@@ -78,14 +81,18 @@ class Client:
     def languages(self) -> List[Language]:
         return _wire.languages(self._ask(Request("GET", "/v1/languages")))
 
-    def store(self, data: Union[str, bytes]) -> str:
+    def store(self, data: Data) -> str:
         """Store a file in the content store and return its id."""
         id: str = _wire.document(self._ask(_wire.send_bytes("POST", "/v1/files", data)))["id"]
         return id
 
     def fetch(self, file: Union[File, str]) -> bytes:
         """Read a file from the content store: a collected file, or an id."""
-        return self._ask(Request("GET", "/v1/files/" + _wire.quoted(file if isinstance(file, str) else file.id)))
+        return self._ask(_wire.fetch_request(file))
+
+    def fetch_stream(self, file: Union[File, str]) -> Iterator[bytes]:
+        """Like fetch, but yields pieces as they arrive: the whole is never in memory."""
+        return self._body(_wire.fetch_request(file), 0)
 
     def _start(self, path: str, request: Request) -> Process:
         return Process(self, path, _wire.document(self._ask(request))["id"])
@@ -110,7 +117,7 @@ class Client:
                 connection, response = self._once(request, wait + self._margin)
                 break
             except Refused as e:
-                if e.again is None or time.monotonic() + e.again > until:
+                if e.again is None or _wire.once(request) or time.monotonic() + e.again > until:
                     raise
                 pause = e.again
             time.sleep(pause)
@@ -124,9 +131,9 @@ class Client:
         if self._address.path:
             connection = _Unix(self._address.path, timeout)
         elif self._address.tls:
-            connection = http.client.HTTPSConnection(self._address.host, self._address.port, timeout=timeout)
+            connection = http.client.HTTPSConnection(self._address.host, self._address.port, timeout=timeout, blocksize=_BLOCK)
         else:
-            connection = http.client.HTTPConnection(self._address.host, self._address.port, timeout=timeout)
+            connection = http.client.HTTPConnection(self._address.host, self._address.port, timeout=timeout, blocksize=_BLOCK)
         try:
             try:
                 connection.connect()
@@ -191,11 +198,15 @@ class Session:
         """Return the handle of a started command by its id."""
         return Process(self._client, self._path + "/processes", id)
 
-    def write(self, path: str, content: Union[str, bytes], *, mode: str = "644") -> None:
+    def write(self, path: str, content: Data, *, mode: str = "644") -> None:
         self._client._ask(_wire.send_bytes("PUT", self._file(path) + "?mode=" + mode, content))
 
     def read(self, path: str) -> bytes:
         return self._client._ask(Request("GET", self._file(path)))
+
+    def read_stream(self, path: str) -> Iterator[bytes]:
+        """Like read, but yields pieces as they arrive: the whole is never in memory."""
+        return self._client._body(Request("GET", self._file(path)), 0)
 
     def remove(self, path: str) -> None:
         self._client._ask(Request("DELETE", self._file(path)))
@@ -207,7 +218,11 @@ class Session:
         """Read all files as a tar archive."""
         return self._client._ask(Request("GET", self._path + "/archive"))
 
-    def unpack(self, archive: bytes) -> None:
+    def pack_stream(self) -> Iterator[bytes]:
+        """Like pack, but yields pieces as they arrive: the whole is never in memory."""
+        return self._client._body(Request("GET", self._path + "/archive"), 0)
+
+    def unpack(self, archive: Union[bytes, BinaryIO]) -> None:
         self._client._ask(_wire.send_bytes("PUT", self._path + "/archive", archive, "application/x-tar"))
 
     def diff(self) -> Dict[str, Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import urllib.parse
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, BinaryIO, Dict, List, Mapping, Optional, Sequence, Union
 
 if TYPE_CHECKING:
     from typing_extensions import TypedDict
@@ -73,6 +74,9 @@ class Language:
 
 # What a file holds, or one of the content store.
 Content = Union[str, bytes, File]
+
+# What is sent as a file or archive: a file object is read to its end, never as a whole.
+Data = Union[str, bytes, BinaryIO]
 
 
 class Parts(TypedDict, total=False):
@@ -217,7 +221,7 @@ class Request:
 
     method: str
     path: str
-    body: Optional[bytes] = None
+    body: Union[None, bytes, BinaryIO] = None
     kind: str = ""
     wait: float = 0
     key: str = ""
@@ -243,8 +247,23 @@ def send_json(path: str, document: Dict[str, Any], wait: float = 0, key: str = "
     return Request("POST", path, json.dumps(document).encode(), "application/json", wait, key)
 
 
-def send_bytes(method: str, path: str, content: Union[str, bytes], kind: str = "application/octet-stream") -> Request:
-    return Request(method, path, content.encode("utf-8") if isinstance(content, str) else content, kind)
+def send_bytes(method: str, path: str, content: Data, kind: str = "application/octet-stream") -> Request:
+    if isinstance(content, io.TextIOBase):
+        raise TypeError("the file must be open in binary mode")
+    if isinstance(content, str):
+        content = content.encode("utf-8")
+    elif isinstance(content, (bytearray, memoryview)):
+        content = bytes(content)
+    return Request(method, path, content, kind)
+
+
+def once(request: Request) -> bool:
+    """Whether it cannot be sent again, because its file has been read."""
+    return not isinstance(request.body, (bytes, type(None)))
+
+
+def fetch_request(file: Union[File, str]) -> Request:
+    return Request("GET", "/v1/files/" + quoted(file if isinstance(file, str) else file.id))
 
 
 def run_request(path: str, argv: Optional[Sequence[str]], options: Mapping[str, Any], timeout: float = 30) -> Request:

@@ -1,5 +1,6 @@
 // Carries out steps of the table in clients_test.go with the client for Node: a JSON line in, a JSON line out.
 import { createInterface } from "node:readline";
+import { Readable } from "node:stream";
 import { setTimeout as sleep } from "node:timers/promises";
 import { bytes, Client, Lost, Refused, Session, Unproven } from "sbxrun";
 
@@ -79,6 +80,33 @@ const ops = {
     return { id: other.id };
   },
   store: async (s) => ({ id: await client.store(s.size ? Buffer.alloc(s.size) : s.text) }),
+  // A file as a stream: into the workspace, as an archive into another one, and by way of the content store.
+  async pour(s) {
+    let [size, largest] = [0, 0];
+    async function* noted(pieces) {
+      size = 0;
+      for await (const piece of pieces) {
+        size += piece.length;
+        largest = Math.max(largest, piece.length);
+        yield piece;
+      }
+    }
+    const zeros = async function* () {
+      for (let left = s.size; left > 0; left -= 65536) yield Buffer.alloc(Math.min(left, 65536));
+    };
+    await session(s).write("big", Readable.from(zeros()), { mode: "644" });
+    const other = await client.session();
+    await other.unpack(noted(session(s).packStream()));
+    const id = await client.store(noted(other.readStream("big")));
+    await other.end();
+    for await (const _ of noted(client.fetchStream(id)));
+    return { size, whole: largest >= s.size };
+  },
+  "pour-badly": (s) =>
+    session(s).write("bad", Readable.from((function* () {
+      yield Buffer.alloc(100);
+      throw new TypeError("bad");
+    })())),
   fetch: async (s) => ({ text: text(await client.fetch(s.file)) }),
   languages: async () => ({ cells: (await client.languages()).filter((l) => l.cells).map((l) => l.name).sort() }),
   sessions: async () => ({ ids: (await client.sessions()).map((s) => s.id) }),

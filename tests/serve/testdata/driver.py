@@ -3,9 +3,11 @@ that for asyncio: a JSON line in, a JSON line out."""
 
 import asyncio
 import inspect
+import io
 import json
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -220,6 +222,42 @@ async def store(s):
     return {"id": await got(client.store(bytes(s["size"]) if "size" in s else s["text"]))}
 
 
+async def filled(file, pieces):
+    """A file with pieces, from its beginning, and the largest of them."""
+    largest = 0
+    async for piece in each(pieces):
+        largest = max(largest, len(piece))
+        file.write(piece)
+    file.seek(0)
+    return largest
+
+
+async def pour(s):
+    """A file as a stream: into the workspace, as an archive into another one, and by way of the content store."""
+    with tempfile.TemporaryFile() as file, tempfile.TemporaryFile() as archive, tempfile.TemporaryFile() as second, tempfile.TemporaryFile() as third:
+        file.truncate(s["size"])
+        await got(session(s).write("big", file))
+        largest = await filled(archive, session(s).pack_stream())
+        other = await got(client.session())
+        await got(other.unpack(archive))
+        largest = max(largest, await filled(second, other.read_stream("big")))
+        await got(other.end())
+        id = await got(client.store(second))
+        largest = max(largest, await filled(third, client.fetch_stream(id)))
+        return {"size": third.seek(0, 2), "whole": largest >= s["size"]}
+
+
+async def pour_badly(s):
+    class Broken(io.RawIOBase):
+        def readable(self):
+            return True
+
+        def read(self, size=-1):
+            raise ValueError
+
+    await got(session(s).write("bad", Broken()))
+
+
 async def fetch(s):
     return {"text": (await got(client.fetch(s["file"]))).decode()}
 
@@ -234,7 +272,7 @@ async def sessions(s):
 
 ops = {"new": new, "run": run, "stream": stream, "cell": cell, "leave": leave, "session": make_session, "start": start, "status": status, "wait": wait,
        "output": output, "signal": send_signal, "end": end, "write": write, "read": read, "remove": remove, "list": entries, "copy": copy,
-       "send": send, "diff": diff, "snapshot": snapshot, "snapshots": snapshots, "remove-snapshot": remove_snapshot, "store": store, "fetch": fetch, "languages": languages, "sessions": sessions}
+       "pour": pour, "pour-badly": pour_badly, "send": send, "diff": diff, "snapshot": snapshot, "snapshots": snapshots, "remove-snapshot": remove_snapshot, "store": store, "fetch": fetch, "languages": languages, "sessions": sessions}
 
 
 async def answer(step):
