@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"os"
 	"runtime"
 	"slices"
@@ -235,6 +236,8 @@ func TestEnds(t *testing.T) {
 		{"signal to all", job.Spec{Timeout: short}, []string{"/fixtures/signal-all", "kill-init"}, result.Timeout, 124},
 		{"stopped init", job.Spec{Timeout: short}, []string{"/fixtures/signal-all", "stop-parent"}, result.Timeout, 124},
 		{"fork bomb", job.Spec{Timeout: short}, []string{"/fixtures/fork-bomb", "sleep"}, result.Timeout, 124},
+		{"nested namespaces", job.Spec{}, []string{"/fixtures/nested", "unshare"}, result.Exited, 1},
+		{"nested sandbox", job.Spec{}, []string{"/fixtures/nested", "bwrap"}, result.Exited, 1},
 		{"zombies", job.Spec{Timeout: short}, []string{"/fixtures/leave-zombies"}, "", -1},
 		{"writer left", job.Spec{Timeout: short}, []string{"/fixtures/leave-writer"}, "", -1},
 	} {
@@ -276,6 +279,104 @@ func TestUnproven(t *testing.T) {
 		t.Error("the room is used again")
 	}
 	in(t, r, job.Spec{}, "true")
+}
+
+// What a command is at its worst when it is ended neither its room's next command sees, nor
+// another room's meanwhile.
+func TestHostile(t *testing.T) {
+	outside := harness.SharedDir(t)
+	stranger(t, outside+"/socket")
+	its := policy(t)
+	its.Mounts = append(its.Mounts, room.Mount{Source: outside, Dest: "/outside"})
+	p := warm(t, its, pool.Sizes{Min: 2, Max: 2})
+	for _, args := range [][]string{
+		{"/fixtures/fork-chain"},
+		{"env", "FIXTURE_COUNT=100", "/fixtures/many-stopped"},
+		{"env", "FIXTURE_COUNT=200", "/fixtures/many-threads"},
+		{"/fixtures/tree-nested"},
+		{"sh", "-c", "ulimit -n 4000; exec /fixtures/user-exhaust descriptors"}, // others need some, too
+		{"/fixtures/user-exhaust", "watches", "20000"},
+		{"/fixtures/leave-descriptor", "/outside/socket", "wait"},
+	} {
+		t.Run(strings.Join(args, " "), func(t *testing.T) {
+			r := take(t, p, "a")
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			out, w := io.Pipe()
+			run, err := r.Start(ctx, pool.Command{Args: args, Spec: job.Spec{Stdout: w, Stderr: w, Timeout: bound}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			text := ""
+			for lines := bufio.NewReader(out); !strings.HasPrefix(text, "ready ") && !strings.HasPrefix(text, "sent "); {
+				if text, err = lines.ReadString('\n'); err != nil {
+					t.Fatal(err)
+				}
+			}
+			go func() { _, _ = io.Copy(io.Discard, out) }()
+			if _, text := in(t, take(t, p, "b"), job.Spec{}, "sh", "-c", look); text != nothing {
+				t.Errorf("meanwhile: %q", text)
+			}
+			cancel()
+			begun := time.Now()
+			if res, err := run.Wait(); err != nil || res.Cause != result.Canceled || res.Verdict != result.Proven {
+				t.Errorf("%+v, %v", res, err)
+			}
+			harness.Within(t, "the end", time.Since(begun), 0, time.Second)
+			out.Close()
+			r.Give()
+			if _, text := in(t, take(t, p, "a"), job.Spec{}, "sh", "-c", look); text != nothing {
+				t.Errorf("afterwards: %q", text)
+			}
+		})
+	}
+}
+
+// stranger takes descriptors on a socket, and holds them until the test is over.
+func stranger(t *testing.T, address string) {
+	t.Helper()
+	l, err := net.Listen("unix", address)
+	if err == nil {
+		err = os.Chmod(address, 0o777)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		b, control := make([]byte, 1), make([]byte, unix.CmsgSpace(2*4))
+		_, n, _, _, err := conn.(*net.UnixConn).ReadMsgUnix(b, control)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		messages, err := unix.ParseSocketControlMessage(control[:n])
+		if err != nil || len(messages) != 1 {
+			t.Error(len(messages), err)
+			return
+		}
+		fds, err := unix.ParseUnixRights(&messages[0])
+		if err != nil {
+			t.Error(err)
+		}
+		_, _ = conn.Write(b)
+		<-t.Context().Done()
+		for _, fd := range fds {
+			_ = unix.Close(fd)
+		}
+	}()
+}
+
+// The filter of a room is that of any other sandbox, as far as a payload sees.
+func TestSeccomp(t *testing.T) {
+	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
+	_, text := in(t, take(t, p, "a"), job.Spec{}, "python3", "-c", harness.SystemCalls)
+	harness.Filtered(t, "a warm room", text)
 }
 
 // The filter of a warm room lets its maker make mounts and namespaces; a payload, which has no
