@@ -7,10 +7,12 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -566,9 +568,10 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// smolagents 2050: SIGKILL of the server amid 50 calls leaves nothing, and the next one starts on
-// the same socket and state. As often as SBXRUN_SOAK, at most 100 times; and once SIGABRT, by which
-// Go's runtime ends as after a panic in a goroutine that nobody guards: with a trace of all, and 2.
+// smolagents 2050: SIGKILL of the server amid 50 calls and a session leaves nothing, and the next one
+// starts on the same socket and state. As often as SBXRUN_SOAK, at most 100 times, a third of them at any
+// moment of calls; and once SIGABRT, by which Go's runtime ends as after a panic in a goroutine that
+// nobody guards: with a trace of all, and 2.
 func TestServerKilled(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
@@ -578,26 +581,137 @@ func TestServerKilled(t *testing.T) {
 		if i%2 == 1 && i < times {
 			config = "[rooms]\nmin = 5\nmax = 8\n"
 		}
-		config += "[tenant]\nconcurrency = 50\n"
-		s := serveIn(t, dir, config)
-		var all sync.WaitGroup
-		for range 50 {
-			all.Go(func() {
-				_, _, _, _ = s.try(t.Context(), http.MethodPost, "/v1/run", sh("setsid sleep 5678 & (sleep 5678 &); sleep 5678"))
-			})
+		config += "[tenant]\nconcurrency = 60\n"
+		if i%3 == 2 && i < times {
+			killedAnyMoment(t, dir, config)
+			continue
 		}
-		s.busy(150, "sleep 5678")
+		s := serveIn(t, dir, config)
+		over := s.amid(func(int) api.Call { return sh("setsid sleep 5678 & (sleep 5678 &); sleep 5678") })
+		s.busy(153, "sleep 5678")
+		its := cgroups(s.cmd.Process.Pid)
 		if i < times {
 			s.kill()
 		} else if s.killBy(unix.SIGABRT); s.cmd.ProcessState.ExitCode() != 2 || !strings.Contains(s.log.String(), "goroutine 1 ") {
 			t.Errorf("%v %s", s.cmd.ProcessState, s.log)
 		}
-		all.Wait()
+		over()
+		removed(t, its)
 	}
 	s := serveIn(t, dir, "")
 	if a := s.run(sh("echo again")); text(a.Stdout) != "again\n" {
 		t.Errorf("%q", text(a.Stdout))
 	}
+}
+
+// amid begins 50 calls, each n of which is followed by others while the server lives, and a session
+// with a process, a cell and a stream. Half of the calls have limits, where they can be set.
+func (s *server) amid(call func(n int) api.Call) (over func()) {
+	limits := api.Limits{Pids: 64}
+	if status, _, _, err := s.try(s.t.Context(), http.MethodPost, "/v1/run", api.Call{Argv: []string{"true"}, Limits: limits}); err == nil && status != http.StatusOK {
+		limits = api.Limits{}
+	}
+	var all sync.WaitGroup
+	ask := func(path string, body any) (answer []byte, err error) {
+		_, answer, _, err = s.try(s.t.Context(), http.MethodPost, path, body)
+		return answer, err
+	}
+	for n := range 50 {
+		all.Go(func() {
+			c := call(n)
+			if n%2 == 0 {
+				c.Limits = limits
+			}
+			for err := error(nil); err == nil; {
+				_, err = ask("/v1/run", c)
+			}
+		})
+	}
+	all.Go(func() {
+		var x api.Session
+		if b, err := ask("/v1/sessions", api.NewSession{Limits: limits}); err != nil || json.Unmarshal(b, &x) != nil {
+			return // it has been killed
+		}
+		path := "/v1/sessions/" + x.ID
+		_, _ = ask(path+"/processes", sh("exec sleep 5678"))
+		all.Go(func() {
+			_, _ = ask(path+"/code", api.Cell{Language: "python", Code: "import subprocess\nsubprocess.run(['sleep', '5678'])", TimeoutMS: 60_000})
+		})
+		_, _ = ask(path+"/exec?stream=1", sh("exec sleep 5678"))
+	})
+	return all.Wait
+}
+
+// reaper starts a server, and takes in what it leaves. It ends when there is nothing.
+const reaper = `import ctypes, os, sys
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) # PR_SET_CHILD_SUBREAPER
+os.spawnv(os.P_NOWAIT, sys.argv[1], sys.argv[1:])
+while True:
+    try: os.wait()
+    except ChildProcessError: break
+`
+
+// killedAnyMoment kills a server that sets up calls, runs them and ends them all the time, without a
+// look before: what it has made last would not be seen. All of it is below the reaper.
+func killedAnyMoment(t *testing.T, dir, config string) {
+	t.Helper()
+	s := serveBy(t, []string{"python3", "-c", reaper}, dir, config)
+	s.killed = true
+	below := func() []int { return harness.Descendants(s.cmd.Process.Pid) }
+	target, err := harness.Open(below()[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer target.Close()
+	over := s.amid(func(n int) api.Call {
+		switch n % 3 {
+		case 0:
+			return sh("setsid sleep 5678 & exit 3")
+		case 1:
+			c := sh("setsid sleep 5678 & sleep 5678")
+			c.TimeoutMS = 100
+			return c
+		}
+		return sh("setsid sleep 5678 & (sleep 5678 &); sleep 5678")
+	})
+	delay := rand.N(700 * time.Millisecond)
+	time.Sleep(delay)
+	its := cgroups(s.cmd.Process.Pid)
+	harness.Must(t, target.Signal(unix.SIGKILL))
+	select {
+	case <-s.ended:
+	case <-time.After(harness.Bound):
+		t.Errorf("killed after %v, it leaves %d processes: %v", delay, len(below()), below())
+		for _, pid := range below() {
+			if p, err := harness.Open(pid); err == nil {
+				_ = p.Signal(unix.SIGKILL)
+				p.Close()
+			}
+		}
+	}
+	over()
+	removed(t, its)
+}
+
+// cgroups are the ids of those that something below a process is in.
+func cgroups(pid int) (ids []string) {
+	for _, pid := range harness.Descendants(pid) {
+		text, _ := os.ReadFile(filepath.Join("/proc", itoa(pid), "cgroup")) // it may have ended
+		for _, m := range regexp.MustCompile(`/sbxrun-([0-9a-f]{16})`).FindAllSubmatch(text, -1) {
+			ids = append(ids, string(m[1]))
+		}
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids)
+}
+
+// removed waits until cgroups are no more, by their ids.
+func removed(t *testing.T, ids []string) {
+	t.Helper()
+	harness.Until(t, harness.Bound, "the removal of cgroups", func() bool {
+		ids = slices.DeleteFunc(ids, func(id string) bool { return len(harness.Cgroups(id)) == 0 })
+		return len(ids) == 0
+	})
 }
 
 // Two servers share neither a socket nor a state directory, and only its user reaches a socket.

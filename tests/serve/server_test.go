@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -41,6 +42,12 @@ func serve(t *testing.T, config string, flags ...string) *server {
 
 func serveIn(t *testing.T, dir, config string, flags ...string) *server {
 	t.Helper()
+	return serveBy(t, nil, dir, config, flags...)
+}
+
+// serveBy has a command start the server.
+func serveBy(t *testing.T, by []string, dir, config string, flags ...string) *server {
+	t.Helper()
 	if !strings.Contains(config, "[rooms]") {
 		config += "\n[rooms]\nmin = 0\nmax = 0\n" // what runs below the server is then the calls'
 	}
@@ -55,7 +62,8 @@ func serveIn(t *testing.T, dir, config string, flags ...string) *server {
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s.cmd = exec.Command(harness.Binary(t), append([]string{"serve", "--config", file}, flags...)...)
+	args := slices.Concat(by, []string{harness.Binary(t), "serve", "--config", file}, flags)
+	s.cmd = exec.Command(args[0], args[1:]...)
 	s.cmd.Stderr = s.log
 	s.start()
 	t.Cleanup(s.end)
