@@ -208,9 +208,9 @@ func sweepVolumes(dryRun bool) (found []cleanup.Finding) {
 		return nil // who has volumes is told by the commands for them
 	}
 	defer store.Close()
-	left, _ := store.Leftovers(time.Now())
+	left, _ := store.Leftovers()
 	for _, l := range left {
-		f := cleanup.Finding{Kind: "volume", Name: l.Name, What: "what is left of a volume that was removed"}
+		f := cleanup.Finding{Kind: "volume", Name: l.Name, What: "what is left of a volume that was being made or removed"}
 		if !dryRun {
 			if err := store.Discard(l); err != nil && !errors.Is(err, unix.ENOENT) {
 				f.Err = err.Error()

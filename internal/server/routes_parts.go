@@ -220,7 +220,7 @@ func sweepVolumes(dir string) error {
 		return err
 	}
 	defer store.Close()
-	list, err := store.Leftovers(time.Now())
+	list, err := store.Leftovers()
 	errs := []error{err}
 	for _, l := range list {
 		errs = append(errs, store.Discard(l))

@@ -119,21 +119,38 @@ func (s *Store) Remove(name string) error {
 // Leftover is what a crash has left of a volume.
 type Leftover struct{ Name, Path string }
 
-// Leftovers returns what crashes have left. What is being made may be among it for a moment,
-// but is not if it is as old as that.
-func (s *Store) Leftovers(now time.Time) (list []Leftover, err error) {
-	const moment = time.Minute
+// Leftovers returns what crashes have left. What is being made is not among it: then somebody has the
+// lock on the store.
+func (s *Store) Leftovers() (list []Leftover, err error) {
+	if s.fd < 0 {
+		return nil, nil
+	}
+	lock, busy := s.own(unix.LOCK_EX, glance)
+	if busy == nil {
+		defer lock.Close()
+	}
 	names, err := s.names()
 	for _, name := range names {
-		var st unix.Stat_t
-		if unix.Fstatat(s.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
-			continue
-		}
-		if strings.HasPrefix(name, removePrefix) || strings.HasPrefix(name, newPrefix) && now.Sub(time.Unix(st.Ctim.Unix())) > moment {
+		if strings.HasPrefix(name, removePrefix) || busy == nil && strings.HasPrefix(name, newPrefix) {
 			list = append(list, Leftover{name, filepath.Join(s.path, name)})
 		}
 	}
 	return list, err
+}
+
+// own locks the store, for those who make a volume together, or for one who looks for what those who
+// were killed have left.
+func (s *Store) own(how int, patience time.Duration) (*os.File, error) {
+	fd, err := unix.Openat(s.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), s.path)
+	if err := flock(fd, how, patience); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
 }
 
 // Discard removes a leftover.

@@ -195,11 +195,16 @@ func beneath(flags uint64) *unix.OpenHow {
 
 // create makes a volume, complete or not at all. That somebody else does so as well is no error.
 func (s *Store) create(name string, owner *proc.Cred) error {
+	lock, err := s.own(unix.LOCK_SH, time.Second)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
 	hidden := newPrefix + random.Name()
 	if err := unix.Mkdirat(s.fd, hidden, 0o700); err != nil {
 		return err
 	}
-	err := unix.Mkdirat(s.fd, hidden+"/"+dataName, 0o700)
+	err = unix.Mkdirat(s.fd, hidden+"/"+dataName, 0o700)
 	if err == nil && owner != nil {
 		err = unix.Fchownat(s.fd, hidden+"/"+dataName, int(owner.UID), int(owner.GID), unix.AT_SYMLINK_NOFOLLOW)
 	}

@@ -32,8 +32,7 @@ func applyText(name string, now bool) []byte {
 }
 
 // applyScript makes the changes in a sandbox.
-var applyScript = fmt.Sprintf(`cd /data
-new() { yes "$1 new" | head -c %d | head -n $((%[1]d / (${#1} + 5))); }
+var applyScript = fmt.Sprintf(`new() { yes "$1 new" | head -c %d | head -n $((%[1]d / (${#1} + 5))); }
 for i in $(seq %d); do new f$i >f$i; new n$i >n$i; done
 rm -r gone; rm swap1; mkdir swap1; echo new >swap1/in; rm -r swap2; new swap2 >swap2
 new one >one; ln one two; ln -s one link; chmod 600 mode`, applySize, applyFiles)
@@ -110,30 +109,50 @@ func applyLook(t *testing.T, dir string) (old, now int) {
 // apply is killed at random instants: each file is the old one or the new one, and what is left
 // goes with the next apply or with cleanup. SBXRUN_SOAK=100 is 200 kills.
 func TestApplyKilled(t *testing.T) {
-	for kind, flags := range map[string][]string{"memory": nil, "disk": {"--upper"}} {
-		t.Run(kind, func(t *testing.T) {
+	for _, kind := range []struct {
+		name  string
+		disk  bool
+		force bool // in one directory that is reset: it has changed since; else in one for each try
+		tries int
+	}{{"memory", false, true, 80}, {"disk", true, true, 80}, {"unforced", true, false, 40}} {
+		t.Run(kind.name, func(t *testing.T) {
 			e := newEstate(t)
-			dir := filepath.Join(e.top, "original")
-			harness.Must(t, os.Mkdir(dir, 0o755))
-			applyReset(t, dir)
-			if flags != nil {
-				flags = append(flags, filepath.Join(e.top, "upper"))
+			tries := max(6, scaled(t, kind.tries))
+			top := filepath.Join(e.top, "original")
+			dirs := []string{"0"}
+			for i := 1; !kind.force && i <= tries; i++ {
+				dirs = append(dirs, fmt.Sprint(i))
 			}
-			start := append([]string{"--name", "box", "--timeout", "20m", "--cwd", "none", "--overlay", dir + ":/data"}, flags...)
-			if s := e.do("run", "--cwd", "none", "--overlay", dir+":/data", "true"); kind == "memory" && s.code != 0 && strings.Contains(s.stderr, "from Linux 6.6 on") {
+			for _, dir := range dirs {
+				harness.Must(t, os.MkdirAll(filepath.Join(top, dir), 0o755))
+				applyReset(t, filepath.Join(top, dir))
+			}
+			start := []string{"--name", "box", "--timeout", "20m", "--cwd", "none", "--overlay", top + ":/data"}
+			if kind.disk {
+				start = append(start, "--upper", filepath.Join(e.top, "upper"))
+			} else if s := e.do("run", "--cwd", "none", "--overlay", top+":/data", "true"); s.code != 0 && strings.Contains(s.stderr, "from Linux 6.6 on") {
 				t.Skip(s.stderr)
 			}
 			e.start(start)
-			e.ok("exec", "box", "sh", "-ec", applyScript)
-			apply := []string{"apply", "box", "--force", "--delete", "--quiet"}
-			took := e.ok(apply...).took
-			if old, _ := applyLook(t, dir); old != 0 {
+			e.ok("exec", "box", "sh", "-ec", "for d in /data/*; do cd $d; "+applyScript+"; done")
+			apply := func(dir string) []string {
+				if kind.force {
+					return []string{"apply", "box", "--force", "--delete", "--quiet"}
+				}
+				return []string{"apply", "box", "/data/" + dir, "--delete", "--quiet"}
+			}
+			took := e.ok(apply("0")...).took
+			if old, _ := applyLook(t, filepath.Join(top, "0")); old != 0 {
 				t.Fatalf("%d paths were not applied", old)
 			}
 			cut := 0
-			for i := range max(10, scaled(t, 100)) {
-				applyReset(t, dir)
-				c, err := e.begin(apply...)
+			for i := range tries {
+				name := dirs[(i+1)%len(dirs)]
+				dir := filepath.Join(top, name)
+				if kind.force {
+					applyReset(t, dir)
+				}
+				c, err := e.begin(apply(name)...)
 				harness.Must(t, err)
 				at := time.Duration(mathrand.Int64N(int64(took * 5 / 4)))
 				for time.Since(c.begin) < at && !c.over() {
@@ -152,15 +171,15 @@ func TestApplyKilled(t *testing.T) {
 				if old > 0 && now > 0 {
 					cut++
 				}
-				if i%2 == 0 { // the next one clears up as well as cleanup does
-					e.ok(apply...)
+				if i%2 == 0 && old > 0 { // the next one clears up as well as cleanup does
+					e.ok(apply(name)...)
 					if old, _ := applyLook(t, dir); old > 0 {
 						t.Errorf("try %d: %d paths are old after another apply", i, old)
 					}
-					applyClear(t, dir)
+					applyClear(t, top)
 				}
 				e.ok("cleanup")
-				applyClear(t, dir)
+				applyClear(t, top)
 				if notes, _ := filepath.Glob(filepath.Join(e.state, "apply-*")); len(notes) > 0 {
 					t.Errorf("try %d: notes are left: %q", i, notes)
 				}
@@ -168,7 +187,7 @@ func TestApplyKilled(t *testing.T) {
 					break
 				}
 			}
-			t.Logf("%d times in the midst of it", cut)
+			t.Logf("%d of %d times in the midst of it", cut, tries)
 			e.do("kill", "--all", "--grace", "0")
 			e.ok("cleanup")
 			e.cleared()

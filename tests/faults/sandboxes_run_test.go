@@ -482,7 +482,8 @@ func (e *estate) finish() {
 	}
 }
 
-// cleared asserts that the state directory holds no trace of a sandbox.
+// cleared asserts that the state directory holds no trace of a sandbox, and that nothing is mounted
+// outside of them.
 func (e *estate) cleared() {
 	e.t.Helper()
 	err := filepath.WalkDir(e.state, func(path string, d os.DirEntry, err error) error {
@@ -495,6 +496,9 @@ func (e *estate) cleared() {
 	})
 	if err != nil {
 		e.t.Errorf("%v", err)
+	}
+	if mounts, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(mounts), e.top) {
+		e.t.Errorf("mounted: %s, %v", mounts, err)
 	}
 }
 

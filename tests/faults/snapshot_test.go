@@ -16,9 +16,9 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Whatever takes, imports or unpacks a snapshot is killed at random instants: there is all of the
-// snapshot or nothing, the sandbox goes on, and after a cleanup no file, no lock and nothing that
-// stands still is left. SBXRUN_SOAK=500 is 200 kills.
+// Whatever takes, imports, unpacks or exports a snapshot is killed at random instants: there is all of
+// the snapshot or nothing, the sandbox goes on, and after a cleanup no file, no lock and nothing that
+// stands still is left. SBXRUN_SOAK=2000 is 200 kills of each.
 func TestSnapshotKilled(t *testing.T) {
 	e := newEstate(t)
 	dir := filepath.Join(e.out, "original")
@@ -33,6 +33,10 @@ func TestSnapshotKilled(t *testing.T) {
 	archive := filepath.Join(e.top, "archive")
 	taken := e.ok("snapshot", "box", "--name", "good").took
 	e.ok("snapshot", "export", "good", archive)
+	exports := filepath.Join(e.top, "exports")
+	harness.Must(t, os.Mkdir(exports, 0o755))
+	whole, err := os.Stat(archive)
+	harness.Must(t, err)
 	names := []string{"good"}
 	verbs := []func(name string) []string{
 		func(name string) []string { return []string{"snapshot", "box", "--name", name} },
@@ -41,8 +45,11 @@ func TestSnapshotKilled(t *testing.T) {
 			e.ok("cleanup") // so it has to be unpacked
 			return e.startFlags("--from", "good")
 		},
+		func(name string) []string {
+			return []string{"snapshot", "export", "good", filepath.Join(exports, name)}
+		},
 	}
-	n := max(3, scaled(t, 40))
+	n := max(len(verbs), scaled(t, 40))
 	for i := range n {
 		name := fmt.Sprintf("s%d", i)
 		// Another layer each time, so that there is something to be stored.
@@ -59,11 +66,18 @@ func TestSnapshotKilled(t *testing.T) {
 		s := e.wait(c)
 		if there := e.listed(name); there {
 			names = append(names, name)
-		} else if s.code == 0 && args[0] == "snapshot" {
+		} else if s.code == 0 && args[0] == "snapshot" && args[1] != "export" {
 			t.Errorf("it says that %s is there: %v", name, s)
 		}
 	}
 	e.verify(names, sum)
+	files, err := os.ReadDir(exports)
+	harness.Must(t, err)
+	for _, f := range files {
+		if info, err := f.Info(); err != nil || info.Size() != whole.Size() {
+			t.Errorf("%s is not all of it: %v, %v", f.Name(), info, err)
+		}
+	}
 	e.ok("snapshot", "box", "--name", "last") // no lock is held
 	e.do("kill", "--all", "--grace", "0")
 	e.ok("cleanup")
@@ -72,6 +86,7 @@ func TestSnapshotKilled(t *testing.T) {
 			t.Errorf("left in %s: %v, %v", left, files, err)
 		}
 	}
+	e.cleared()
 	if s := e.ok("cleanup"); strings.Contains(s.stdout, "layer") || strings.Contains(s.stdout, "draft") || strings.Contains(s.stdout, "tree") {
 		t.Errorf("left: %s", s.stdout)
 	}
