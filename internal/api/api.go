@@ -100,7 +100,7 @@ type Answer struct {
 
 // Event is one line of a stream, or one event of SSE.
 type Event struct {
-	Event  string  `json:"event" enum:"start,stdout,stderr,keepalive,report,error" doc:"The last one is report or error. A stream without either has failed."`
+	Event  string  `json:"event" enum:"start,stdout,stderr,keepalive,report,error" doc:"The last one is report or error, which says whether anything was started. A stream without either has failed."`
 	ID     string  `json:"id,omitempty" doc:"With start: that of the call"`
 	Text   string  `json:"text,omitempty" doc:"For stdout and stderr, if it is UTF-8"`
 	Base64 []byte  `json:"base64,omitempty" doc:"For stdout and stderr, if it is not UTF-8"`

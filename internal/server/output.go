@@ -81,6 +81,7 @@ type events struct {
 
 	mu     sync.Mutex // of w, and of
 	begun  bool       // the status is sent
+	first  bool       // and the first event
 	over   bool       // and the handler is about to return
 	closed chan struct{}
 	pieces [2]pieces
@@ -103,31 +104,39 @@ func newEvents(w http.ResponseWriter, sse bool, o *order, spawn func(func())) *e
 	return e
 }
 
-// keepalive is how long a client hears nothing at most.
-const keepalive = 5 * time.Second
+// keepalive is how long a client hears nothing at most; tests shorten it.
+var keepalive = 5 * time.Second
 
 func (e *events) writers() (stdout, stderr io.Writer) { return &e.pieces[0], &e.pieces[1] }
 
-// begin sends the status, with which it is settled that this is a stream, and the first event.
-// The command's first output may be quicker than the word that it was started.
-func (e *events) begin() error {
-	if e.begun {
+// begin sends the status, with which it is settled that this is a stream, and the first event, if
+// the command is started. Its first output may be quicker than the word of that.
+func (e *events) begin(started bool) error {
+	if !e.begun {
+		e.begun = true
+		kind := "application/x-ndjson"
+		if e.sse {
+			kind = "text/event-stream"
+		}
+		e.w.Header().Set("Content-Type", kind)
+		e.w.WriteHeader(http.StatusOK)
+	}
+	if !started || e.first {
 		return nil
 	}
-	e.begun = true
-	kind := "application/x-ndjson"
-	if e.sse {
-		kind = "text/event-stream"
-	}
-	e.w.Header().Set("Content-Type", kind)
-	e.w.WriteHeader(http.StatusOK)
+	e.first = true
 	return e.write("start", appendJSON(&api.Event{Event: "start", ID: e.id}))
 }
 
 func (e *events) started(place.Running) {
 	e.mu.Lock()
-	_ = e.begin() // the next one fails as well
-	e.mu.Unlock()
+	defer e.mu.Unlock()
+	_ = e.begin(true) // the next one fails as well
+}
+
+// alive has a client hear something that waits for the call's turn, or for output. What is refused
+// at once, as most is, has its own status still.
+func (e *events) alive() {
 	e.spawn(func() {
 		tick := time.NewTicker(keepalive)
 		defer tick.Stop()
@@ -154,7 +163,7 @@ func (e *events) sendAs(name string, document func([]byte) []byte) error {
 	if e.over {
 		return os.ErrClosed
 	}
-	if err := e.begin(); err != nil {
+	if err := e.begin(name != "keepalive" && name != "error"); err != nil {
 		return err
 	}
 	return e.write(name, document)
@@ -258,17 +267,17 @@ func (e *events) finish(a *api.Answer, err error) {
 		e.over = true
 		e.mu.Unlock()
 	}()
-	var failed *api.Error
-	if err != nil {
-		failed = api.AsError(err)
-	}
-	switch {
-	case failed == nil:
+	if err == nil {
 		_ = e.send(&api.Event{Event: "report", Report: a}) // who has gone away reads nothing
-	case e.begun:
-		_ = e.send(&api.Event{Event: "error", Error: failed}) // likewise
-	default:
+		return
+	}
+	e.mu.Lock()
+	e.over = !e.begun
+	e.mu.Unlock()
+	if failed := api.AsError(err); e.over {
 		failed.Write(e.w)
+	} else {
+		_ = e.send(&api.Event{Event: "error", Error: failed}) // likewise
 	}
 }
 

@@ -297,6 +297,7 @@ func (s *Server) answered(q Request, stream, key string, body []byte, c *api.Cal
 	return &streamed{func(huma.Context) {
 		if streams {
 			out := newEvents(q.w, sse, o, s.spawn)
+			out.alive()
 			out.finish(s.carry(q.r.Context(), o, out, by))
 			return
 		}

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -242,6 +243,48 @@ func TestLeavesQueue(t *testing.T) {
 	leave()
 	if u := s.gate.Uses()["uid-1"]; u.Running != 0 || u.Waiting != 0 {
 		t.Errorf("%+v", u)
+	}
+}
+
+// A stream is not silent while the call waits for its turn, and what is refused then says so by its
+// last event.
+func TestQueuedStream(t *testing.T) {
+	defer func(before time.Duration) { keepalive = before }(keepalive)
+	keepalive = time.Millisecond
+	c := config.Default()
+	c.StateDir, c.Places = filepath.Join(t.TempDir(), "state"), 1
+	s, err := New(c, nil, nowhere{}, slog.New(slog.DiscardHandler), "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Drain(t.Context())
+	turn, err := s.gate.Join("uid-2", c.Tenant.Ceilings())
+	if err != nil {
+		t.Fatal(err)
+	}
+	leave, err := turn.Wait(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := s.Handler(http.NotFoundHandler())
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1")))
+	}))
+	defer web.Close()
+	r, err := http.Post(web.URL+"/v1/run?stream=1", "application/json", strings.NewReader(`{"argv":["true"]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	var events []string
+	var last api.Event
+	for d := json.NewDecoder(r.Body); d.Decode(&last) == nil; {
+		if events = append(events, last.Event); len(events) == 3 {
+			leave()
+		}
+	}
+	if r.StatusCode != http.StatusOK || len(events) < 4 || slices.Contains(events, "start") || last.Event != "error" || last.Error.Failure.Code != api.Setup || last.Error.Started {
+		t.Errorf("%d %v, %+v", r.StatusCode, events, last.Error)
 	}
 }
 
