@@ -5,140 +5,15 @@ import (
 	stdjson "encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/tests/budget"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
-
-// budget is a cgroup of the test's own with a pids.max.
-type budget struct {
-	t   *testing.T
-	dir string
-}
-
-var budgets atomic.Int32
-
-// newBudget makes one; nil where no cgroup can be made. It is bounded from the
-// beginning, and removed with all that is in it when the test is over.
-func newBudget(t *testing.T, most int) *budget {
-	t.Helper()
-	mounts, err := limits.Mounts("")
-	if err != nil {
-		t.Fatal(err)
-	}
-	paths, err := limits.Membership("", 0)
-	if err != nil {
-		return nil
-	}
-	for _, mt := range mounts {
-		path, v1 := paths["pids"]
-		if !v1 {
-			path = paths[""]
-		}
-		own, ok := mt.Own(path)
-		if !ok || mt.V2 == v1 || v1 && !strings.Contains(strings.Join(mt.Controllers, " "), "pids") {
-			continue
-		}
-		// In v2 a cgroup with processes gives its controllers to none below it, but
-		// its parent may.
-		for _, parent := range []string{own, filepath.Dir(own)} {
-			// Not sbxrun-…: those that are empty a sweep removes.
-			dir := filepath.Join(parent, fmt.Sprintf("budget-test-%d-%d", os.Getpid(), budgets.Add(1)))
-			if len(parent) < len(mt.Point) || os.Mkdir(dir, 0o755) != nil {
-				continue
-			}
-			b := &budget{t, dir}
-			if os.WriteFile(dir+"/pids.max", []byte(strconv.Itoa(most)), 0) != nil {
-				_ = os.Remove(dir)
-				continue
-			}
-			// Who may make it need not be allowed to move somebody there.
-			probe := exec.Command("sh", "-c", "echo $$ >"+dir+"/cgroup.procs")
-			if run(probe) != nil {
-				_ = os.Remove(dir)
-				continue
-			}
-			t.Cleanup(b.remove)
-			return b
-		}
-	}
-	return nil
-}
-
-// run runs a command of the test's own to its end.
-func run(cmd *exec.Cmd) error {
-	done, err := harness.StartCommand(cmd)
-	if err != nil {
-		return err
-	}
-	defer done()
-	return cmd.Wait()
-}
-
-func (b *budget) remove() {
-	harness.Until(b.t, harness.Bound, "the cgroup to be empty", func() bool { return os.Remove(b.dir) == nil })
-}
-
-func (b *budget) limit(most int) {
-	b.t.Helper()
-	if err := os.WriteFile(b.dir+"/pids.max", []byte(strconv.Itoa(most)), 0); err != nil {
-		b.t.Fatal(err)
-	}
-}
-
-// used is how many tasks there are.
-func (b *budget) used() int {
-	b.t.Helper()
-	data, err := os.ReadFile(b.dir + "/pids.current")
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	n, err := strconv.Atoi(strings.TrimSpace(string(data)))
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	return n
-}
-
-// settled waits until there are so many tasks, and no more. A process that was reaped
-// is uncharged a moment later.
-func (b *budget) settled(n int) {
-	b.t.Helper()
-	harness.Until(b.t, 10*time.Second, fmt.Sprintf("%d tasks in the cgroup", n), func() bool { return b.used() == n })
-}
-
-// wrap starts sbxrun in the cgroup.
-func (b *budget) wrap() []string {
-	return []string{"sh", "-c", "echo $$ >" + b.dir + "/cgroup.procs && exec \"$@\"", "sh"}
-}
-
-// fill adds so many processes that do nothing.
-func (b *budget) fill(n int) {
-	b.t.Helper()
-	for range n {
-		cmd := exec.Command("sleep", "300")
-		done, err := harness.StartCommand(cmd)
-		if err != nil {
-			b.t.Fatal(err)
-		}
-		b.t.Cleanup(func() {
-			_ = cmd.Process.Kill()
-			_ = cmd.Wait()
-			done()
-		})
-		if err := os.WriteFile(b.dir+"/cgroup.procs", []byte(strconv.Itoa(cmd.Process.Pid)), 0); err != nil {
-			b.t.Fatal(err)
-		}
-	}
-}
 
 // refused asserts that nothing was started, for want of room.
 func refused(t *testing.T, r *harness.Result) {
@@ -218,30 +93,30 @@ func TestP08Pressure(t *testing.T) {
 		}
 	})
 	t.Run("pids.max", func(t *testing.T) {
-		b := newBudget(t, 200)
+		b := budget.New(t, 200)
 		if b == nil {
 			t.Log("no cgroup can be made here: the thresholds above must do")
 			return
 		}
-		o := harness.Options{Env: env, Wrap: b.wrap()}
-		b.fill(100)
+		o := harness.Options{Env: env, Wrap: b.Wrap()}
+		b.Fill(100)
 		silent(o)
-		b.fill(30)
+		b.Fill(30)
 		warned(o)
-		b.fill(40)
+		b.Fill(40)
 		r := harness.Run(t, o, "echo", "hi")
 		refused(t, r)
-		if !strings.Contains(r.Report.Error.Message, b.dir+"/pids.max") {
-			t.Errorf("%s does not name %s", r.Report.Error.Message, b.dir)
+		if !strings.Contains(r.Report.Error.Message, b.Dir+"/pids.max") {
+			t.Errorf("%s does not name %s", r.Report.Error.Message, b.Dir)
 		}
-		b.settled(170)
+		b.Settled(170)
 
 		// Somebody who waits gets in as soon as there is room.
 		p := harness.Start(t, o, "--on-pressure", "wait", "--quiet", "echo", "hi")
-		harness.Until(t, harness.Bound, "sbxrun in the cgroup", func() bool { return b.used() > 170 })
-		b.limit(400)
+		harness.Until(t, harness.Bound, "sbxrun in the cgroup", func() bool { return b.Used() > 170 })
+		b.Limit(400)
 		p.Wait().Expect(t, 0, "exited")
-		b.settled(170)
+		b.Settled(170)
 	})
 }
 
@@ -249,7 +124,7 @@ func TestP08Pressure(t *testing.T) {
 // records stay.
 func TestP08Sweep(t *testing.T) {
 	t.Parallel()
-	b := newBudget(t, 400)
+	b := budget.New(t, 400)
 	s := harness.NewState(t)
 	ended := s.Sandbox(harness.Options{}, "true")
 	ended.Ended()
@@ -258,9 +133,9 @@ func TestP08Sweep(t *testing.T) {
 			t.Errorf("exit code %d: %s", r.ExitCode, r.Stderr)
 		}
 	} else {
-		b.fill(180)
-		b.limit(200)
-		r := s.Start(harness.Options{Wrap: b.wrap()}, "true").Wait()
+		b.Fill(180)
+		b.Limit(200)
+		r := s.Start(harness.Options{Wrap: b.Wrap()}, "true").Wait()
 		if r.ExitCode != 75 {
 			t.Errorf("exit code %d: %s", r.ExitCode, r.Stderr)
 		}
@@ -299,28 +174,28 @@ func TestP08WaitSignal(t *testing.T) {
 // started, and what was admitted fits.
 func TestP09NoTaskLeftAtStart(t *testing.T) {
 	t.Parallel()
-	b := newBudget(t, 100)
+	b := budget.New(t, 100)
 	s := harness.NewState(t)
 	o := harness.Options{Env: []string{"SBXRUN_STATE_DIR=" + s.Dir}}
 	if b == nil {
 		refused(t, harness.Run(t, o, "--alert", "0", "true"))
 		return
 	}
-	o.Wrap = b.wrap()
+	o.Wrap = b.Wrap()
 	const others = 10
-	b.fill(others)
+	b.Fill(others)
 	// How many tasks sbxrun has by itself depends on the processors.
 	p := harness.Start(t, o, "sh", "-c", "sleep 60 & echo up; wait")
 	p.WaitOutput("up\n")
-	all := b.used() - others
+	all := b.Used() - others
 	p.Signal(syscall.SIGTERM)
 	p.Wait().Expect(t, 143, "canceled")
-	b.settled(others)
+	b.Settled(others)
 	seen := map[int]int{}
 	// Below, the Go runtime may not even get the threads that it starts with (docs/stats.md).
 	const runtimes = 11
 	for room := runtimes; room <= max(all, runtimes)+10; room++ {
-		b.limit(others + room)
+		b.Limit(others + room)
 		r := harness.Run(t, o, "--warn", "100", "--alert", "100", "true")
 		seen[r.ExitCode]++
 		switch r.ExitCode {
@@ -335,7 +210,7 @@ func TestP09NoTaskLeftAtStart(t *testing.T) {
 		default:
 			t.Errorf("room for %d of %d: exit code %d: %.1000s", room, all, r.ExitCode, r.Stderr)
 		}
-		b.settled(others)
+		b.Settled(others)
 	}
 	if seen[0] == 0 || seen[75] == 0 {
 		t.Errorf("exit codes %v: want both 0 and 75", seen)
@@ -345,22 +220,22 @@ func TestP09NoTaskLeftAtStart(t *testing.T) {
 // P9: killing needs no new process.
 func TestP09NoTaskLeftAtKill(t *testing.T) {
 	t.Parallel()
-	b := newBudget(t, 100)
+	b := budget.New(t, 100)
 	s := harness.NewState(t)
 	o := harness.Options{Env: []string{"SBXRUN_STATE_DIR=" + s.Dir}}
 	var onStart harness.Options
 	count := "20"
 	if b != nil {
-		b.limit(60)
-		o.Wrap, onStart.Wrap = b.wrap(), b.wrap()
+		b.Limit(60)
+		o.Wrap, onStart.Wrap = b.Wrap(), b.Wrap()
 		count = "500"
 	}
 	// It prints "ready" when all were made, "refused" when there was no room for all.
 	const full = "re"
 	p := harness.Start(t, o, "--timeout", harness.Deadline(2*time.Second).String(), "--env", "FIXTURE_COUNT="+count, "/fixtures/fork-bomb", "sleep")
 	p.WaitOutput(full)
-	if b != nil && b.used() < 55 {
-		t.Errorf("%d tasks, it should have taken all", b.used())
+	if b != nil && b.Used() < 55 {
+		t.Errorf("%d tasks, it should have taken all", b.Used())
 	}
 	r := p.Wait()
 	r.Expect(t, 124, "timeout")
@@ -368,7 +243,7 @@ func TestP09NoTaskLeftAtKill(t *testing.T) {
 		t.Errorf("%s", r.Report.Raw())
 	}
 	if b != nil {
-		b.settled(0)
+		b.Settled(0)
 	}
 	box := s.Sandbox(onStart, "--env", "FIXTURE_COUNT="+count, "/fixtures/fork-bomb", "sleep")
 	harness.Until(t, harness.Bound, "the bomb", func() bool { return bytes.Contains(s.Run("logs", box.ID).Stdout, []byte(full)) })
@@ -377,7 +252,7 @@ func TestP09NoTaskLeftAtKill(t *testing.T) {
 	}
 	box.Ended()
 	if b != nil {
-		b.settled(0)
+		b.Settled(0)
 	}
 }
 

