@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -256,6 +257,39 @@ func TestEnds(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Connections outlive who has closed them, for a minute. The next call neither sees them nor has to do
+// without their ports; and what leaves none leaves the room.
+func TestConnections(t *testing.T) {
+	p := warm(t, bare, pool.Sizes{Min: 1, Max: 1})
+	const talk = `import socket
+print(len(open("/proc/net/tcp").readlines()) + len(open("/proc/net/tcp6").readlines()))
+family, address = %s
+s = socket.socket(family); s.bind((address, 5555)); s.listen()
+c = socket.create_connection((address, 5555)); a, _ = s.accept()
+%s
+`
+	of := func(script string) (room int) {
+		r := take(t, p, "a")
+		room = theRoom(t)
+		if _, text := in(t, r, job.Spec{}, "python3", "-c", script); text != "2\n" {
+			t.Errorf("%q", text)
+		}
+		return room
+	}
+	last := 0
+	for _, script := range []string{fmt.Sprintf(talk, "socket.AF_INET, '127.0.0.1'", "a.close()"), fmt.Sprintf(talk, "socket.AF_INET6, '::1'", ""), fmt.Sprintf(talk, "socket.AF_INET, '127.0.0.1'", "c.close()")} {
+		room := of(script)
+		if room == last {
+			t.Error("the room is used again")
+		}
+		last = room
+	}
+	const quiet = "import asyncio, socket\nsocket.getaddrinfo('localhost', 80)\nasyncio.run(asyncio.sleep(0))\nsocket.socketpair()\nprint(2)"
+	if a, b := of(quiet), of(quiet); a == last || a != b {
+		t.Errorf("%d, %d, then %d", last, a, b)
 	}
 }
 

@@ -2,6 +2,8 @@ package pool
 
 import (
 	"context"
+	"fmt"
+	"os"
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
@@ -29,6 +31,8 @@ type Room struct {
 	env   []string
 	dir   string
 	run   *job.Run // the call
+
+	sockets *os.File // /proc/PID/net/sockstat of the room; nil if its network is the host's
 }
 
 // Command is what a call runs.
@@ -63,6 +67,11 @@ func build(ctx context.Context, policy room.Policy) (_ *Room, err error) {
 	if r.init, err = proc.FromPidfd(r.room.Init); err != nil {
 		return nil, err
 	}
+	if policy.Network != room.NetHost {
+		if r.sockets, err = os.Open(fmt.Sprintf("/proc/%d/net/sockstat", r.init.PID)); err != nil {
+			return nil, err
+		}
+	}
 	if r.group, err = limits.Lasting(random.Name()); err != nil {
 		return nil, err
 	}
@@ -82,6 +91,9 @@ func (r *Room) end() error {
 	if r.init != nil {
 		r.init.Close()
 	}
+	if r.sockets != nil {
+		r.sockets.Close()
+	}
 	if r.group != nil { // what the keeper has not removed already
 		if err := r.group.Remove(time.Now().Add(time.Second)); err != nil {
 			left = err
@@ -95,6 +107,20 @@ func (r *Room) end() error {
 
 // usable reports whether a call can run in the room, as far as is known.
 func (r *Room) usable() bool { return r.maker.Usable() && !r.init.Exited() }
+
+// quiet reports whether no connection is left in the room's network. One that was closed in order
+// stays for a minute (TIME_WAIT of tcp(7)): the next call would see it in /proc/net/tcp, and could not
+// listen at its port.
+func (r *Room) quiet() bool {
+	if r.sockets == nil {
+		return true
+	}
+	text := make([]byte, 256) // of which the beginning counts
+	n, _ := r.sockets.ReadAt(text, 0)
+	var sockets, inuse, orphans, waiting int
+	_, err := fmt.Sscanf(string(text[:n]), "sockets: used %d\nTCP: inuse %d orphan %d tw %d", &sockets, &inuse, &orphans, &waiting)
+	return err == nil && inuse == 0 && waiting == 0
+}
 
 // Start runs the call's command. It does not wait until the command was executed: that it
 // could not be is an error of the Run's Wait. It is called once for each Take.
@@ -132,5 +158,5 @@ func (r *Room) Give() {
 		again = res != nil && res.Verdict == result.Proven && res.Cause != result.Lost && res.Cause != result.OOM
 	}
 	r.run = nil
-	r.pool.give(r, again && r.usable())
+	r.pool.give(r, again && r.usable() && r.quiet())
 }
