@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"slices"
 	"strconv"
 	"sync/atomic"
 
@@ -250,10 +251,13 @@ func (x *applier) exchange(c *Change, was *unix.Stat_t, temporary string, parent
 		if err := unix.Renameat2(staging, temporary, parent, name, unix.RENAME_EXCHANGE); err != nil {
 			return incapable(err)
 		}
+		if n == 0 {
+			if done, err := x.discard(was, temporary); done || err != nil {
+				return err
+			}
+		}
 		got := look(staging, temporary)
 		switch {
-		case n == 0 && x.unchanged(was, got, temporary):
-			return tree.Remove(staging, temporary)
 		case n > 0 && got != nil && tree.InodeOf(got) == tree.InodeOf(was):
 			return Conflict(c.Path)
 		}
@@ -262,16 +266,77 @@ func (x *applier) exchange(c *Change, was *unix.Stat_t, temporary string, parent
 	return x.save(c, temporary, parent)
 }
 
-// unchanged reports whether what was taken away is what was there at the look before. Its st_ctime
-// tells nothing any more, as it has another name now; that of what is in a directory does.
-func (x *applier) unchanged(was, got *unix.Stat_t, temporary string) bool {
-	if x.Force {
-		return true
+// discard removes what was taken away, if it is what was there at the look before, and reports
+// whether it was.
+func (x *applier) discard(was *unix.Stat_t, temporary string) (bool, error) {
+	staging := int(x.staging.Fd())
+	got := look(staging, temporary)
+	switch {
+	case x.Force:
+		return true, tree.Remove(staging, temporary)
+	case !unchanged(was, got):
+		return false, nil
+	case typeOf(got) != Directory:
+		return removed(unix.Unlinkat(staging, temporary, 0))
 	}
-	if got == nil || tree.InodeOf(got) != tree.InodeOf(was) || got.Mode != was.Mode || got.Uid != was.Uid || got.Gid != was.Gid || got.Size != was.Size || got.Mtim != was.Mtim {
-		return false
+	return x.discardDir(staging, temporary)
+}
+
+// unchanged compares what was taken away with what was there. Its st_ctime tells nothing any more,
+// as it has another name now; that of what is in a directory does.
+func unchanged(was, got *unix.Stat_t) bool {
+	return got != nil && tree.InodeOf(got) == tree.InodeOf(was) && got.Mode == was.Mode && got.Uid == was.Uid && got.Gid == was.Gid && got.Size == was.Size && got.Mtim == was.Mtim
+}
+
+// discardDir removes a directory with all that was in it when the sandbox began, and nothing else.
+// Whoever has it open, or looked up a path through it before it was taken away, may put something
+// there until the end: then it is not removed, and goes back with what is left.
+func (x *applier) discardDir(dir int, name string) (bool, error) {
+	top, err := tree.OpenOwn(dir, name)
+	if err != nil {
+		return false, err
 	}
-	return typeOf(got) != Directory || !x.tree.comparison().laterBelow(int(x.staging.Fd()), temporary)
+	defer unix.Close(top)
+	list, complete := x.tree.comparison().earlierBelow(top)
+	if !complete {
+		return false, nil
+	}
+	for _, e := range slices.Backward(list) { // what is in a directory comes after it
+		if done, err := discardEntry(top, e); !done || err != nil {
+			return false, err
+		}
+	}
+	return removed(unix.Unlinkat(dir, name, unix.AT_REMOVEDIR))
+}
+
+func discardEntry(top int, e earlier) (bool, error) {
+	dir, err := tree.OpenOwn(top, path.Dir(e.path))
+	if err != nil {
+		return removed(err)
+	}
+	defer unix.Close(dir)
+	flags := 0
+	switch st := look(dir, path.Base(e.path)); {
+	case st == nil:
+		return true, nil
+	case tree.InodeOf(st) != e.inode:
+		return false, nil
+	case typeOf(st) == Directory:
+		flags = unix.AT_REMOVEDIR
+	}
+	return removed(unix.Unlinkat(dir, path.Base(e.path), flags))
+}
+
+// removed says what an error of a removal means: that there is nothing any more, or that there is
+// something in a directory again.
+func removed(err error) (bool, error) {
+	switch err {
+	case nil, unix.ENOENT:
+		return true, nil
+	case unix.ENOTEMPTY, unix.EEXIST:
+		return false, nil
+	}
+	return false, err
 }
 
 // remove takes a path away, with all below it.
@@ -286,9 +351,11 @@ func (x *applier) remove(c *Change, was *unix.Stat_t, temporary string, parent i
 		return nil
 	case err != 0:
 		return err
-	case x.unchanged(was, look(staging, temporary), temporary):
-		return tree.Remove(staging, temporary)
-	case unix.Renameat2(staging, temporary, parent, name, unix.RENAME_NOREPLACE) == nil:
+	}
+	if done, err := x.discard(was, temporary); done || err != nil {
+		return err
+	}
+	if unix.Renameat2(staging, temporary, parent, name, unix.RENAME_NOREPLACE) == nil {
 		return Conflict(c.Path)
 	}
 	return x.save(c, temporary, parent)

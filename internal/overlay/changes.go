@@ -144,20 +144,33 @@ func (t *Tree) later(st *unix.Stat_t) bool {
 	return st != nil && time.Unix(st.Ctim.Unix()).After(t.Since)
 }
 
-// laterBelow reports the same of anything in a directory of the original's, which is to go as a
-// whole; what cannot be read may have changed.
+// earlier is something that was in a directory of the original before the sandbox began.
+type earlier struct {
+	path  string // below the directory
+	inode tree.Inode
+}
+
+// earlierBelow lists what is in a directory of the original's, which is to go as a whole: parents
+// first, and whether that is all. What is later is not earlier, and what cannot be read may be later.
+func (w *comparison) earlierBelow(dir int) (list []earlier, complete bool) {
+	for e, err := range w.walk.Below(dir, ".") {
+		if err != nil || e.Err != nil || w.later(&e.Stat) {
+			return nil, false
+		}
+		list = append(list, earlier{e.Path, tree.InodeOf(&e.Stat)})
+	}
+	return list, true
+}
+
+// laterBelow reports whether something in such a directory is later.
 func (w *comparison) laterBelow(low int, name string) bool {
 	fd, err := tree.Open(low, name, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return err != unix.ENOENT
 	}
 	defer unix.Close(fd)
-	for e, err := range w.walk.Below(fd, name) {
-		if err != nil || e.Err != nil || w.later(&e.Stat) {
-			return true
-		}
-	}
-	return false
+	_, complete := w.earlierBelow(fd)
+	return !complete
 }
 
 func (w *comparison) warn(name string, err error) {

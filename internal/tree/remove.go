@@ -16,7 +16,7 @@ func Remove(dir int, name string) error {
 	if err != unix.EISDIR && err != unix.EPERM { // EPERM: of POSIX, for a directory
 		return unlessGone(err)
 	}
-	top, err := openOwn(dir, name)
+	top, err := OpenOwn(dir, name)
 	if err != nil {
 		return unlessGone(err)
 	}
@@ -47,7 +47,7 @@ func unlessGone(err error) error {
 
 // dissolve removes a directory in top, after it has moved the directories in it up.
 func dissolve(top int, name string) error {
-	dir, err := openOwn(top, name)
+	dir, err := OpenOwn(top, name)
 	if err != nil {
 		return unlessGone(err)
 	}
@@ -98,7 +98,7 @@ func empty(dir, top int) (dirs []string, err error) {
 // moveUp moves a directory to top. To write its "..", it takes write permission on it
 // (rename(2)).
 func moveUp(dir int, name string, top int) error {
-	fd, err := openOwn(dir, name)
+	fd, err := OpenOwn(dir, name)
 	if err != nil {
 		return err
 	}
@@ -106,8 +106,8 @@ func moveUp(dir int, name string, top int) error {
 	return unix.Renameat(dir, name, top, Hidden())
 }
 
-// openOwn opens a directory of this process's user, which it makes readable first if it is not.
-func openOwn(dir int, name string) (int, error) {
+// OpenOwn opens a directory of this process's user, which it makes readable first if it is not.
+func OpenOwn(dir int, name string) (int, error) {
 	place, err := Open(dir, name, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
 		return -1, err
