@@ -59,6 +59,9 @@ const (
 	tellGone  = 10 * time.Minute // of a node that is gone
 )
 
+// mostInstances is how many there may be of a name at once: whoever has its credentials may tell of any number.
+const mostInstances = 8
+
 // mostGone is how many nodes that are gone a beat tells of: a message of NATS has a megabyte.
 const mostGone = 256
 
@@ -169,11 +172,13 @@ func (m *Members) hear(subject, _ string, data []byte, _ bool) {
 		m.drop(b.subject(), api.StateLeft)
 		return
 	}
-	delete(m.gone, b.Name)
 	count := uint64(1)
 	if old := m.all[b.subject()]; old != nil {
 		count = old.count + 1
+	} else if m.instances(b.Kind, b.Name) == mostInstances {
+		return // until one of them is lost
 	}
+	delete(m.gone, b.Name)
 	m.all[b.subject()] = &member{b, time.Now(), count}
 }
 
@@ -209,17 +214,22 @@ func (m *Members) drop(id string, how api.NodeState) {
 		return
 	}
 	delete(m.all, id)
-	for _, other := range m.all {
-		if other.Kind == x.Kind && other.Name == x.Name {
-			return
-		}
-	}
-	if x.Kind == NodeKind {
+	if x.Kind == NodeKind && m.instances(x.Kind, x.Name) == 0 {
 		n := x.node(x.heard)
 		n.State, n.Load = how, api.Load{}
 		m.gone[x.Name] = n
 		m.Tell() // those who ask a gateway hear of it
 	}
+}
+
+// instances is how many are heard of a name.
+func (m *Members) instances(kind, name string) (n int) {
+	for _, x := range m.all {
+		if x.Kind == kind && x.Name == name {
+			n++
+		}
+	}
+	return n
 }
 
 // missing returns the nodes that are gone, the last ones if there are many.

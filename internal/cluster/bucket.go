@@ -33,18 +33,17 @@ func (b *bucket) open(ctx context.Context) (jetstream.KeyValue, error) {
 	if b.kv != nil {
 		return b.kv, nil
 	}
-	kv, err := b.js.KeyValue(ctx, b.name)
-	if errors.Is(err, jetstream.ErrBucketNotFound) {
-		// As jetstream makes buckets, but for AllowDirect: with that any replica would answer, also one
-		// that has not heard of what this gateway has just been told is written.
-		_, err = b.js.CreateStream(ctx, jetstream.StreamConfig{
-			Name: "KV_" + b.name, Subjects: []string{"$KV." + b.name + ".>"}, MaxMsgsPerSubject: 1, MaxMsgSize: b.most, MaxAge: b.ttl,
-			Replicas: b.replicas, Discard: jetstream.DiscardNew, AllowRollup: true, DenyDelete: true,
-		})
-		if err == nil || errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // by another gateway, meanwhile
-			kv, err = b.js.KeyValue(ctx, b.name)
-		}
+	// As jetstream makes buckets, but for AllowDirect: with that any replica would answer, also one that
+	// has not heard of what this gateway has just been told is written; and for AllowRollup: with that a
+	// node could delete all records, those that it does not know included, by the header of one message.
+	_, err := b.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
+		Name: "KV_" + b.name, Subjects: []string{"$KV." + b.name + ".>"}, MaxMsgsPerSubject: 1, MaxMsgSize: b.most, MaxAge: b.ttl,
+		Replicas: b.replicas, Discard: jetstream.DiscardNew, DenyDelete: true,
+	})
+	if err != nil && !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // by another gateway, meanwhile
+		return nil, err
 	}
+	kv, err := b.js.KeyValue(ctx, b.name)
 	if err == nil {
 		b.kv = kv
 	}

@@ -30,5 +30,9 @@
 // same. An ordered consumer of JetStream sends again, but takes eight times as long for a call, keeps all
 // that a slow reader does not take, and needs a majority of servers for each byte.
 //
+// Why no service of micro, NATS's library for them: NATS would choose the node for a call, and it knows nothing of
+// free places. Why a call of the queue is not acknowledged twice before its start: that says that NATS has
+// heard it, and not that no other node has the call after an answer was lost. The record says both.
+//
 // A message server that is away ends nothing: nodes go on with what they have, and deliver it later.
 package cluster

@@ -53,7 +53,7 @@ func NewNode(bus *NATS, name, version string, s *server.Server, handler http.Han
 	go shares.run(ctx)
 	n.web = passedOn(handler, log)
 	go func() { _ = n.web.Serve(link) }()
-	n.calls = &puller{queue: bus.queue, s: s, at: subject(NodeKind, name, instance), log: log}
+	n.calls = &puller{nc: bus.Conn, queue: bus.queue, s: s, at: subject(NodeKind, name, instance), log: log}
 	go n.calls.run(ctx)
 	log.Info("node", "name", name, "instance", instance)
 	return n, nil

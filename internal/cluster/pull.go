@@ -4,11 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nats.go"
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/server"
@@ -16,6 +17,7 @@ import (
 
 // puller takes calls from the queue, for a node.
 type puller struct {
+	nc    *nats.Conn
 	queue *queue
 	s     *server.Server
 	at    string // the node
@@ -26,7 +28,6 @@ type puller struct {
 // run takes one call after the other, each when there is a place for it, until the server takes no more.
 func (p *puller) run(ctx context.Context) {
 	const pause = time.Second
-	var from jetstream.Consumer
 	for ctx.Err() == nil && p.s.Ready() {
 		if n, more := p.s.Free(); n == 0 {
 			select {
@@ -35,10 +36,9 @@ func (p *puller) run(ctx context.Context) {
 			}
 			continue
 		}
-		m, err := p.next(ctx, &from)
+		m, err := p.next(ctx)
 		switch {
-		case err != nil:
-			from = nil // until a gateway has made the queue, or NATS is there
+		case err != nil: // until a gateway has made the queue, or NATS is there
 			select {
 			case <-ctx.Done():
 			case <-time.After(pause):
@@ -49,28 +49,29 @@ func (p *puller) run(ctx context.Context) {
 	}
 }
 
-// next waits a while for a call; nil if none has come.
-func (p *puller) next(ctx context.Context, from *jetstream.Consumer) (jetstream.Msg, error) {
-	if *from == nil {
-		asking, cancel := context.WithTimeout(ctx, askWithin)
-		defer cancel()
-		var err error
-		if *from, err = p.queue.js.Consumer(asking, p.queue.name, consumer); err != nil {
-			return nil, err
-		}
-	}
-	batch, err := (*from).Fetch(1, jetstream.FetchMaxWait(askWithin))
+// next waits a while for a call; nil if none has come. It is one request, and no more of JetStream: what a node
+// asks for it must have the right to.
+func (p *puller) next(ctx context.Context) (*nats.Msg, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*askWithin)
+	defer cancel()
+	m, err := p.nc.RequestWithContext(ctx, "$JS.API.CONSUMER.MSG.NEXT."+p.queue.name+"."+consumer, fmt.Appendf(nil, `{"batch":1,"expires":%d}`, askWithin))
 	if err != nil {
 		return nil, err
 	}
-	m := <-batch.Messages()
-	return m, batch.Error()
+	switch status := m.Header.Get("Status"); status {
+	case "":
+		return m, nil
+	case "404", "408": // the time is over
+		return nil, nil
+	default:
+		return nil, fmt.Errorf("JetStream: %s %s", status, m.Header.Get("Description"))
+	}
 }
 
 // take lets a call in, and starts it; or has another node do so.
-func (p *puller) take(ctx context.Context, m jetstream.Msg) {
+func (p *puller) take(ctx context.Context, m *nats.Msg) {
 	var c message
-	if json.Unmarshal(m.Data(), &c) != nil {
+	if json.Unmarshal(m.Data, &c) != nil {
 		_ = m.Term() // of another version; its record says in the end that it has not begun
 		return
 	}
@@ -91,7 +92,7 @@ func (p *puller) take(ctx context.Context, m jetstream.Msg) {
 }
 
 // later is how long a call is left alone that was refused.
-func later(m jetstream.Msg) time.Duration {
+func later(m *nats.Msg) time.Duration {
 	const first, most = 100 * time.Millisecond, 2 * time.Second
 	if of, err := m.Metadata(); err == nil && of.NumDelivered < 5 {
 		return first << of.NumDelivered
@@ -100,7 +101,7 @@ func later(m jetstream.Msg) time.Duration {
 }
 
 // start claims a call and starts it, unless it was refused for good, and records how it has ended.
-func (p *puller) start(ctx context.Context, m jetstream.Msg, c *message, a *server.Admitted, refused *api.Error) {
+func (p *puller) start(ctx context.Context, m *nats.Msg, c *message, a *server.Admitted, refused *api.Error) {
 	r := c.Record
 	if r.At = p.at; refused != nil {
 		r.End = r.failed(false, refused)

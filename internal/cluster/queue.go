@@ -61,6 +61,9 @@ type queue struct {
 // consumer is the queue's, which all nodes share.
 const consumer = "nodes"
 
+// mostNodes is how many may ask the queue for a call at the same time; NATS has a bound of 512 of its own.
+const mostNodes = 1 << 13
+
 func newQueue(js jetstream.JetStream, c *config.Config) *queue {
 	ttl := mostWait + time.Duration(c.Call.MaxTimeout) + time.Duration(c.Calls.Keep)
 	return &queue{js: js, name: c.NATS.Cluster + "-queue", records: bucket{js: js, name: c.NATS.Cluster + "-calls", ttl: ttl, most: mostQueued, replicas: c.NATS.Replicas}}
@@ -101,7 +104,7 @@ func (q *queue) keepConsumer(ctx context.Context) error {
 	}
 	// What was refused is pending too, until it is sent again: there is no bound on that, or one
 	// tenant's calls would keep those of others.
-	_, err = s.CreateOrUpdateConsumer(ctx, jetstream.ConsumerConfig{Durable: consumer, AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxAckPending: -1, MaxDeliver: -1})
+	_, err = s.CreateOrUpdateConsumer(ctx, jetstream.ConsumerConfig{Durable: consumer, AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxAckPending: -1, MaxDeliver: -1, MaxWaiting: mostNodes})
 	return err
 }
 

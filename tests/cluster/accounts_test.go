@@ -1,9 +1,11 @@
 package cluster
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
@@ -14,11 +16,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/tests/harness"
@@ -93,6 +97,19 @@ func TestStolenNode(t *testing.T) {
 		return fmt.Sprintf("tls://%s:%s@127.0.0.1:%d", user, passwords[password], o.Port)
 	}
 	c := &cluster{t: t, dir: harness.Dir(t), nats: "ca = \"" + ca + "\"\n"}
+	old, err := nats.Connect(as("gateway", "GATEWAY"), nats.RootCAs(ca))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer old.Close()
+	js, err := jetstream.New(old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A bucket as they were made once: with the right for all who write to it to delete all that is in it.
+	if _, err := js.CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: "sbxrun-calls"}); err != nil {
+		t.Fatal(err)
+	}
 	node := c.process("serve", "node2", as("node2", "NODE_2"), "state_dir = \""+filepath.Join(c.dir, "node2")+"\"\n[rooms]\nmin = 0\nmax = 0\n")
 	g := &gateway{socket: filepath.Join(c.dir, "g.sock")}
 	g.process = c.process("gateway", "g", as("gateway", "GATEWAY"), "listen = [\"unix:"+g.socket+"\"]\n")
@@ -104,6 +121,10 @@ func TestStolenNode(t *testing.T) {
 	call := g.begin(t, "true")
 	if x := g.end(t, call.ID); x.Report == nil { // with no more rights than these
 		t.Fatalf("%+v", x)
+	}
+	status, stored := g.store(t, "of a tenant")
+	if status != http.StatusCreated {
+		t.Fatal(status)
 	}
 	for _, p := range []*process{node, g.process} {
 		if strings.Contains(p.log.String(), "iolation") {
@@ -118,7 +139,7 @@ func TestStolenNode(t *testing.T) {
 	defer stolen.Close()
 	for _, subject := range []string{"sbxrun.node.node2.00000000.g.x", "sbxrun.gateway.g.00000000.node2.x", "sbxrun.gateway.g.00000000.x", "sbxrun.beat.node.node2", "sbxrun.beat.gateway.g", "sbxrun.beats.node", "$JS.API.STREAM.NAMES", "$KV.sbxrun-keys.x", "sbxrun-queue.x",
 		"$JS.API.STREAM.MSG.GET.KV_sbxrun-calls", "$JS.API.DIRECT.GET.KV_sbxrun-calls", "$JS.API.STREAM.MSG.GET.sbxrun-queue", "$JS.API.STREAM.MSG.DELETE.sbxrun-queue",
-		"$JS.API.STREAM.PURGE.sbxrun-queue", "$JS.API.CONSUMER.CREATE.sbxrun-queue", "$JS.API.CONSUMER.CREATE.KV_sbxrun-calls", "$JS.API.CONSUMER.DELETE.sbxrun-queue.nodes",
+		"$JS.API.STREAM.PURGE.sbxrun-queue", "$JS.API.CONSUMER.INFO.sbxrun-queue.nodes", "$JS.API.CONSUMER.CREATE.sbxrun-queue", "$JS.API.CONSUMER.CREATE.KV_sbxrun-calls", "$JS.API.CONSUMER.DELETE.sbxrun-queue.nodes",
 		"$O.sbxrun-files-x.C.x", "$KV.sbxrun-shares.x", "$JS.API.STREAM.MSG.GET.KV_sbxrun-shares", "$JS.API.CONSUMER.CREATE.OBJ_sbxrun-files-x", "$JS.API.DIRECT.GET.OBJ_sbxrun-files-x"} {
 		if err := stolen.Publish(subject, []byte("x")); err != nil {
 			t.Fatal(err)
@@ -134,6 +155,151 @@ func TestStolenNode(t *testing.T) {
 	if _, err := nats.Connect(fmt.Sprintf("tls://127.0.0.1:%d", o.Port), nats.RootCAs(ca)); err == nil {
 		t.Error("anybody may connect")
 	}
+	canDo(t, g, js, stolen, call.ID, stored.ID)
+}
+
+// canDo does with a node's credentials what docs/scale.md says that can be done with them, and tries to do
+// more of it.
+func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, call, file string) {
+	const instance = "node.node1.00000000"
+	inbox, err := stolen.SubscribeSync("sbxrun.node.node1.inbox.*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	get, err := stolen.SubscribeSync("sbxrun." + instance + ".*.*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(m *nats.Msg) string {
+		m.Reply = "sbxrun.node.node1.inbox.x"
+		if err := stolen.PublishMsg(m); err != nil {
+			t.Fatal(err)
+		}
+		a, err := inbox.NextMsg(harness.Bound)
+		if err != nil {
+			t.Fatal(m.Subject, err)
+		}
+		return string(a.Data)
+	}
+	tenant := fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "uid-%d", os.Getuid())))[:32]
+	// New records it may write, but by none of them delete others.
+	for _, rollup := range []string{"all", "sub", ""} {
+		m := &nats.Msg{Subject: "$KV.sbxrun-calls." + tenant + ".q-of-nobody", Data: []byte("{}"), Header: nats.Header{}}
+		if rollup != "" {
+			m.Header.Set("Nats-Rollup", rollup)
+		}
+		if text := ask(m); strings.Contains(text, "rollup not permitted") != (rollup != "") {
+			t.Errorf("%q: %s", rollup, text)
+		}
+	}
+	// JetStream answers to wherever it is asked to, also where the node itself may send nothing. Such an answer must
+	// not become a request to JetStream, or a record.
+	for _, at := range []string{"$JS.API.STREAM.PURGE.KV_sbxrun-calls", "$JS.API.STREAM.DELETE.KV_sbxrun-calls", "$JS.API.STREAM.DELETE.sbxrun-queue", "$KV.sbxrun-shares." + tenant, "sbxrun-queue.x"} {
+		if err := stolen.PublishRequest("$KV.sbxrun-calls.x.y", at, nil); err != nil { // answered by some words
+			t.Fatal(err)
+		}
+		if err := stolen.PublishRequest("$JS.API.CONSUMER.MSG.NEXT.sbxrun-queue.nodes", at, []byte(`{"batch":1,"no_wait":true}`)); err != nil { // and by none
+			t.Fatal(err)
+		}
+	}
+	ask(&nats.Msg{Subject: "$KV.sbxrun-calls.x.y"}) // now they are answered
+	if queue, err := js.Stream(t.Context(), "sbxrun-queue"); err != nil || queue.CachedInfo().State.Msgs != 0 {
+		t.Errorf("%+v %v", queue, err)
+	}
+	record, err := js.KeyValue(t.Context(), "sbxrun-shares")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if entry, err := record.Get(t.Context(), tenant); err != nil || !strings.Contains(string(entry.Value()), `"held":`) {
+		t.Errorf("%v", err)
+	}
+	if x := g.end(t, call); x.Report == nil {
+		t.Errorf("%+v", x)
+	}
+	tell := func(places, running int) {
+		text := fmt.Sprintf(`{"kind":"node","name":"node1","instance":"00000000","places":%d,"running":%d}`, places, running)
+		if err := stolen.Publish("sbxrun.beat.node.node1", []byte(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// It gets a file of a tenant's whose hash it knows.
+	beats, err := stolen.SubscribeSync("sbxrun.beat.gateway.*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tell(1, 1000)
+	beat, err := beats.NextMsg(harness.Bound)
+	var to struct{ Instance string }
+	if err != nil || json.Unmarshal(beat.Data, &to) != nil {
+		t.Fatal(err)
+	}
+	until := func(text string) {
+		t.Helper()
+		for all := ""; !strings.Contains(all, text); {
+			m, err := get.NextMsg(harness.Bound)
+			if err != nil {
+				t.Fatalf("%v: %q", err, all)
+			}
+			all += string(m.Data)
+		}
+	}
+	request := func(id, path string) {
+		frame := append([]byte{1}, make([]byte, 24)...) // opens, from 0
+		frame[22] = 2                                   // and takes 128 KiB
+		frame = fmt.Appendf(frame, "GET %s HTTP/1.1\r\nHost: g\r\nSbxrun-Tenant: uid-%d\r\n\r\n", path, os.Getuid())
+		if err := stolen.PublishRequest("sbxrun.gateway.g."+to.Instance+".node1."+id, "sbxrun."+instance+".g."+id, frame); err != nil {
+			t.Fatal(err)
+		}
+	}
+	request("1", "/v1/files/"+file)
+	until("of a tenant")
+	request("2", "/v1/calls/"+call)
+	until("404 Not Found")
+	// It takes calls from the queue: this one it gives back.
+	if err := stolen.PublishRequest("$JS.API.CONSUMER.MSG.NEXT.sbxrun-queue.nodes", "sbxrun.node.node1.inbox.x", []byte(`{"batch":1,"expires":60000000000}`)); err != nil {
+		t.Fatal(err)
+	}
+	taken := ""
+	for taken == "" { // the node takes some itself
+		x := g.begin(t, "true")
+		if m, err := inbox.NextMsg(100 * time.Millisecond); err == nil && strings.Contains(string(m.Data), x.ID) {
+			taken = x.ID
+			if err := m.Respond([]byte("-NAK")); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if x := g.end(t, taken); x.Report == nil {
+		t.Errorf("%+v", x)
+	}
+	// By claiming places it gets requests.
+	tell(1_000_000, 0)
+	harness.Until(t, harness.Bound, "the gateway to believe it", func() bool {
+		_, text := g.ask(t, http.MethodGet, "/metrics", nil)
+		return strings.Contains(text, `sbxrun_node_places{node="node1"} 1e+06`)
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	var answered sync.WaitGroup
+	for range 3 { // the first may come to a node that does nothing
+		answered.Go(func() {
+			_, _, _ = g.call(ctx, "/v1/run", api.Call{Argv: []string{"sh", "-c", "sleep 100; echo a secret"}, TimeoutMS: 200_000}, nil)
+		})
+	}
+	until("a secret")
+	cancel()
+	answered.Wait()
+}
+
+// store puts a file into the content store.
+func (g *gateway) store(t *testing.T, text string) (status int, x api.Stored) {
+	t.Helper()
+	res, err := g.client.Post("http://sbxrun/v1/files", "application/octet-stream", strings.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	_ = json.NewDecoder(res.Body).Decode(&x) // an error has other members
+	return res.StatusCode, x
 }
 
 func denied(t *testing.T, refused <-chan string, subject string) {
@@ -156,14 +322,8 @@ func TestFiles(t *testing.T) {
 	defer s.Shutdown()
 	c := newCluster(t, url(o), 3, 2, "[rooms]\nmin = 0\nmax = 0\n[tenant]\nfiles = \"4M\"\n")
 	put := func(g *gateway, text string) (int, string) {
-		res, err := g.client.Post("http://sbxrun/v1/files", "application/octet-stream", strings.NewReader(text))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer res.Body.Close()
-		var x api.Stored
-		_ = json.NewDecoder(res.Body).Decode(&x) // an error has other members
-		return res.StatusCode, x.ID
+		status, x := g.store(t, text)
+		return status, x.ID
 	}
 	large := strings.Repeat("0123456789abcdef", 1<<16) // more than a message
 	for _, text := range []string{"stored", large, "stored", ""} {
@@ -223,7 +383,12 @@ func TestFiles(t *testing.T) {
 			t.Errorf("%s: %+v", id, e)
 		}
 	}
-	if status, _ := put(g, strings.Repeat("x", 5<<20)); status != http.StatusInsufficientStorage {
+	c.gateways[0].start()
+	c.ready(c.gateways[0], 3)
+	if status, _ := put(c.gateways[0], strings.Repeat("x", 2<<20)); status != http.StatusCreated {
+		t.Error(status)
+	}
+	if status, _ := put(g, strings.Repeat("y", 2<<20)); status != http.StatusInsufficientStorage {
 		t.Error(status)
 	}
 	if status, id := put(g, "still room"); status != http.StatusCreated || id != sum("still room") {

@@ -196,7 +196,7 @@ func TestKubernetesCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	users := map[string]bool{}
-	for _, u := range values.Config.Merge.Accounts["SBXRUN"].Users {
+	for _, u := range slices.Concat(values.Config.Merge.Accounts["SBXRUN"].Users, values.Config.Merge.Accounts["NODES"].Users) {
 		users[u.User] = true
 		if values.Container.Env[strings.Trim(u.Password, "<$> ")] == nil {
 			t.Errorf("where %s has its password from is not said", u.User)
@@ -208,7 +208,7 @@ func TestKubernetesCluster(t *testing.T) {
 	}
 	for i := range replicas {
 		name := fmt.Sprintf("%s-%d", nodes.Name, i)
-		if text := secrets["sbxrun-nodes"][name+".toml"]; !strings.Contains(text, "tls://"+name+":") || !users[name] {
+		if text := secrets["sbxrun-nodes"][name+".toml"]; !strings.Contains(text, "tls://"+name+":") || !strings.Contains(text, "\nmetrics_tenants = ") || !users[name] {
 			t.Errorf("%s: %s", name, text)
 		}
 	}
@@ -218,6 +218,11 @@ func TestKubernetesCluster(t *testing.T) {
 		if subject := regexp.MustCompile(`\bnode1\b`).ReplaceAllString(m[1], "sbxrun-node-0"); !regexp.MustCompile(`\bnode[2-9]\b`).MatchString(subject) &&
 			!regexp.MustCompile(`[\[ ]`+regexp.QuoteMeta(subject)+`[,\]]`).MatchString(text) {
 			t.Errorf("nats-values.yaml lacks %s", subject)
+		}
+	}
+	for _, m := range regexp.MustCompile(`\{(?:stream|service): (?:\{account: [A-Z]+, subject: )?"[^}]*\}`).FindAllString(string(read(t, "cluster/nats.conf")), -1) {
+		if !strings.Contains(text, "- "+strings.ReplaceAll(m, `"`, "")) {
+			t.Errorf("nats-values.yaml lacks %s", m)
 		}
 	}
 	h := all["HorizontalPodAutoscaler"][0].(*autoscaling.HorizontalPodAutoscaler).Spec
