@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 
@@ -17,7 +18,7 @@ import (
 type who struct {
 	tenant    string
 	requestID string
-	local     bool // the user at the other end of a unix socket, without a token
+	local     bool // the server's own user, or root, by a unix socket and without a token
 }
 
 type key int
@@ -33,7 +34,7 @@ const (
 // on connections of [Passed] alone.
 const (
 	TenantHeader = "Sbxrun-Tenant"
-	LocalHeader  = "Sbxrun-Local" // not empty for the user of a unix socket
+	LocalHeader  = "Sbxrun-Local" // not empty for the gateway's own user, and root
 	CheckHeader  = "Sbxrun-Check" // not empty if a call is not to begin, but to be checked
 )
 
@@ -47,7 +48,7 @@ func passed(ctx context.Context) bool {
 	return is
 }
 
-// Whose returns whose request it is, its id, and whether the client is the user of a unix socket.
+// Whose returns whose request it is, its id, and whether the client is the server's own user, or root.
 func Whose(ctx context.Context) (tenant, requestID string, local bool) {
 	w := whose(ctx)
 	return w.tenant, w.requestID, w.local
@@ -74,7 +75,7 @@ func (s *Door) tenant(r *http.Request) (tenant string, local bool, err error) {
 		return "", false, api.NewError(api.Auth, "the token is not known", "")
 	}
 	if tenant, ok := r.Context().Value(peerKey).(string); ok {
-		return tenant, true, s.settings.Load().ownPage(r)
+		return tenant, tenant == uidTenant(0) || tenant == uidTenant(os.Geteuid()), s.settings.Load().ownPage(r)
 	}
 	return "", false, api.NewError(api.Auth, "a token is needed", "send Authorization: Bearer TOKEN")
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -140,8 +141,11 @@ func user(c net.Conn) string {
 	if raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }) != nil || err != nil {
 		return ""
 	}
-	return fmt.Sprintf("%s%d", config.Local, cred.Uid)
+	return uidTenant(int(cred.Uid))
 }
+
+// uidTenant is the tenant that a user of this machine is.
+func uidTenant(uid int) string { return config.Local + strconv.Itoa(uid) }
 
 // Peer is for http.Server.ConnContext: it keeps who is at the other end of a unix socket.
 func Peer(ctx context.Context, c net.Conn) context.Context {

@@ -102,7 +102,7 @@ func (p doubtfulPlace) Give() (*result.Result, error)                           
 func TestUnproven(t *testing.T) {
 	source := &doubtful{}
 	c := config.Default()
-	c.StateDir = filepath.Join(t.TempDir(), "state")
+	c.StateDir, c.MetricsTenants = filepath.Join(t.TempDir(), "state"), []string{"uid-1"}
 	s, err := New(c, nil, source, slog.New(slog.DiscardHandler), "test")
 	if err != nil {
 		t.Fatal(err)

@@ -1,14 +1,45 @@
 package server
 
 import (
+	"context"
 	"encoding/json"
+	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/sbxrun/sbxrun/internal/config"
 )
+
+// Who may use a socket sees only their own, unless that is the server's user, or root, or the
+// configuration says otherwise.
+func TestSeesAll(t *testing.T) {
+	c := config.Default()
+	c.StateDir, c.MetricsTenants = filepath.Join(t.TempDir(), "state"), []string{"uid-4001"}
+	s, err := New(c, nil, nowhere{}, slog.New(slog.DiscardHandler), "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Drain(t.Context())
+	h := s.Handler(http.NotFoundHandler())
+	for peer, sees := range map[string]bool{"uid-0": true, uidTenant(os.Geteuid()): true, "uid-4001": true, "uid-4002": false} {
+		for path, status := range map[string]int{"/metrics": http.StatusForbidden, "/v1/status": http.StatusOK} {
+			w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "http://sbxrun"+path, nil)
+			h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey, peer)))
+			if sees {
+				status = http.StatusOK
+			}
+			if w.Code != status || path == "/v1/status" && strings.Contains(w.Body.String(), `"machine"`) != sees {
+				t.Errorf("%s of %s: %d %s", path, peer, w.Code, w.Body)
+			}
+		}
+	}
+}
 
 // The dashboard asks for metrics that there are, and the documentation has each of them.
 func TestDashboard(t *testing.T) {

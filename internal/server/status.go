@@ -84,8 +84,9 @@ func (s *Server) recentCell(o *order, a *api.CellAnswer) {
 	s.recents.add(o.who.tenant, api.Recent{ID: a.ID, Cause: a.Cause, Verdict: verdict, Duration: a.Duration, Code: o.shown})
 }
 
-// seesAll reports whether a client may see what all tenants do: the user of the socket may, and
-// the tenants that the configuration names.
+// seesAll reports whether a client may see what all tenants do: the server's user may, and root, who
+// can look for themselves, and the tenants that the configuration names. Of a socket with mode 0660
+// others are users, too.
 func (s *Door) seesAll(by who) bool {
 	return by.local || slices.Contains(s.settings.Load().MetricsTenants, by.tenant)
 }
