@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -42,6 +45,7 @@ func handler(t testing.TB, change ...func(*Server)) http.Handler {
 	c.StateDir = filepath.Join(t.TempDir(), "state")
 	c.MaxBody = 1 << 20
 	c.Hosts = []string{"sbx.example.com"}
+	c.MetricsTenants = []string{"uid-1"}
 	s, err := New(c, nil, nowhere{}, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
 	if err != nil {
 		t.Fatal(err)
@@ -96,6 +100,33 @@ func TestOpenAPI(t *testing.T) {
 					t.Errorf("%s %s says %s, which is never answered", method, path, status)
 				}
 			}
+		}
+	}
+}
+
+// docs/api.md has all paths, those of a session without their beginning where they are in its table, and
+// all codes of errors with their statuses.
+func TestDocument(t *testing.T) {
+	doc, err := openapi3.NewLoader().LoadFromData(ask(handler(t), http.MethodGet, "/openapi.json", "").Body.Bytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.ReadFile("../../docs/api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(file)
+	named := func(name string) bool {
+		return regexp.MustCompile("[ `\"]" + regexp.QuoteMeta(name) + "[ `?\"]").MatchString(text)
+	}
+	for path := range doc.Paths.Map() {
+		if in, ok := strings.CutPrefix(path, "/v1/sessions/{id}/"); !named(path) && (!ok || !named(in)) {
+			t.Errorf("nothing of %s", path)
+		}
+	}
+	for code, status := range api.Codes() {
+		if !regexp.MustCompile(fmt.Sprintf(`(?m)^\| [0-9, ]*\b%d\b[0-9, ]* \| .*\x60%s\x60`, status, code)).MatchString(text) {
+			t.Errorf("nothing of %s, %d", code, status)
 		}
 	}
 }

@@ -88,7 +88,7 @@ func TestCallsApart(t *testing.T) {
 	s := serve(t, "[rooms]\nmin = 1\nmax = 1\n")
 	harness.Until(t, harness.Bound, "a warm room", func() bool { return s.run(sh("true")).Room == "warm" })
 	s.run(sh("echo secret >/tmp/a; echo secret >~/b; sleep 1000 & echo"))
-	if a := s.run(sh("ls /tmp ~; ls /proc | grep -c '^[0-9]'")); text(a.Stdout) != "/home/sandbox:\n\n/tmp:\n4\n" && !strings.HasPrefix(text(a.Stdout), "/home/sandbox:\n\n/tmp:\n") {
+	if a := s.run(sh("ls /tmp ~; set -- /proc/[0-9]*; echo $#")); text(a.Stdout) != "/home/sandbox:\n\n/tmp:\n2\n" { // init, and the shell
 		t.Errorf("%q", text(a.Stdout))
 	}
 }
@@ -489,6 +489,38 @@ func TestBusy(t *testing.T) {
 		cancel()
 		<-gone
 		s.idle()
+	}
+}
+
+// A scrape has what ended calls, and how long they took; and a status, unless it is to, nothing of what
+// they were.
+func TestScrape(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	s.run(sh("exit 3; : hush"))
+	long := sh("sleep 1000; : hush")
+	long.TimeoutMS = 300
+	s.run(long)
+	s.run(api.Call{Language: "sh", Code: "exit 0; : hush"})
+	_, m := s.ask(http.MethodGet, "/metrics", nil)
+	own := fmt.Sprintf(`tenant="uid-%d"`, os.Geteuid())
+	for _, line := range []string{
+		`sbxrun_calls_total{cause="exited",room="cold",` + own + `} 2`, `sbxrun_calls_total{cause="timeout",room="cold",` + own + `} 1`,
+		`sbxrun_call_duration_seconds_count{room="cold"} 3`, `sbxrun_call_duration_seconds_bucket{room="cold",le="300"} 3`, `sbxrun_call_teardown_seconds_count 3`, `sbxrun_unproven_total 0`,
+	} {
+		if !strings.Contains(string(m), line+"\n") {
+			t.Errorf("no %s", line)
+		}
+	}
+	var sum float64
+	if _, rest, _ := strings.Cut(string(m), "sbxrun_call_duration_seconds_sum{room=\"cold\"} "); rest != "" {
+		sum, _ = strconv.ParseFloat(strings.Fields(rest)[0], 64) // 0 is too little
+	}
+	if bound := 3 * (0.3 + harness.Slack.Seconds()); sum < 0.3 || sum > bound {
+		t.Errorf("%v seconds", sum)
+	}
+	if _, b := s.ask(http.MethodGet, "/v1/status", nil); strings.Contains(string(b), "hush") || strings.Count(string(b), `"verdict":"proven"`) != 3 {
+		t.Errorf("%s", b)
 	}
 }
 
