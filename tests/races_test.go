@@ -27,12 +27,12 @@ while True:
 
 // While two processes exchange directories and files with links that lead out, one in the sandbox
 // and one on the host, in what is read and in what is written, all that moves files reads nothing
-// outside and changes nothing there. It may fail.
+// outside and changes nothing there. It may fail then; before that, nothing does.
 func TestRaces(t *testing.T) {
 	t.Parallel()
 	s, top := harness.NewState(t), harness.SharedDir(t)
-	outside := filepath.Join(top, "outside")
-	for _, dir := range []string{outside, top + "/original/d", top + "/put/d"} {
+	outside, original, put, out := top+"/outside", top+"/original", top+"/put", top+"/out"
+	for _, dir := range []string{outside, original + "/d", put + "/d", out + "/d"} {
 		harness.Must(t, os.MkdirAll(dir, 0o755))
 		text := "old"
 		if dir == outside {
@@ -42,21 +42,50 @@ func TestRaces(t *testing.T) {
 			harness.Must(t, os.WriteFile(fmt.Sprintf("%s/%d", dir, i), []byte(text), 0o644))
 		}
 	}
-	original, put := top+"/original", top+"/put"
-	for _, dir := range []string{original, put} {
+	for _, dir := range []string{original, put, out} {
 		harness.Must(t, os.Symlink(outside, dir+"/evil"))
 		harness.Must(t, os.Symlink(outside+"/1", dir+"/link"))
 		harness.Must(t, os.WriteFile(dir+"/f", []byte("old"), 0o644))
 	}
 	before := treeText(t, outside)
 
-	b := s.Sandbox(harness.Options{Dir: original}, "--name", "box", "--cwd", "overlay", "--upper", top+"/upper", "--wait-ready", "--ready-log", "begun", "sh", "-ec", `
+	b := s.Sandbox(harness.Options{Dir: original}, "--name", "box", "--cwd", "overlay", "--upper", top+"/upper", "--wait-ready", "--ready-log", "made", "sh", "-ec", `
 for i in 1 3 5 7; do echo mine >d/$i; done; rm d/2 d/4; rm -r f; echo mine >f
 mkdir own own/d; for i in $(seq 20); do echo mine >own/d/$i; done; echo mine >own/f
 ln -s "$1" own/evil; ln -s "$1/1" own/link
+mkfifo /tmp/go; echo made; read x </tmp/go
 exec python3 -c "$2" own`, "sh", outside, swaps)
 	b.Busy = true
-	racer := exec.Command("python3", "-c", swaps, original, original+"/own", put)
+
+	done, failed := 0, map[string]int{}
+	do := func(code int, args ...string) {
+		r := s.Start(harness.Options{Dir: top}, args...).Wait()
+		if done++; r.ExitCode != code {
+			failed[args[0]]++
+		}
+		if bytes.Contains(append(r.Stdout, r.Stderr...), []byte("secret")) {
+			t.Errorf("%q: what is outside was read: %s%s", args, r.Stdout, r.Stderr)
+		}
+	}
+	round := func(n int, apply ...string) {
+		do(0, "diff", "box", "-p")
+		do(0, "diff", "box", "--tar")
+		do(0, append([]string{"apply", "box", "--force", "--delete"}, apply...)...)
+		do(0, "cp", "-r", "box:own", fmt.Sprintf("%s/cp%d", out, n))
+		do(0, "cp", "-r", "box:own/.", out)
+		do(0, "cp", "box:own", "-")
+		do(0, "cp", "-r", put, fmt.Sprintf("box:/tmp/in%d", n))
+		do(0, "cp", "-r", put+"/.", "box:own")
+		do(0, "snapshot", "box", "--name", fmt.Sprint("s", n))
+		do(0, "run", "--cwd", "none", "--put", put+":/tmp", "--get", "/tmp/put/*:"+out, "true")
+		do(1, append([]string{"run"}, layer(t, "--from", fmt.Sprint("s", n), "grep", "-rs", "secret", ".")...)...) // 1: there is none
+	}
+	round(0, "d/1", "d/2")
+	if len(failed) > 0 {
+		t.Errorf("with nobody in its way: %v", failed)
+	}
+
+	racer := exec.Command("python3", "-c", swaps, original, original+"/own", put, out)
 	said, err := racer.StdoutPipe()
 	harness.Must(t, err)
 	stop, err := harness.StartCommand(racer)
@@ -72,44 +101,35 @@ exec python3 -c "$2" own`, "sh", outside, swaps)
 	if _, err := said.Read(make([]byte, 6)); err != nil {
 		t.Fatal(err)
 	}
-
-	done := map[string]int{}
-	do := func(args ...string) {
-		r := s.Start(harness.Options{Dir: top}, args...).Wait()
-		if done[args[0]] += r.ExitCode; bytes.Contains(append(r.Stdout, r.Stderr...), []byte("secret")) {
-			t.Errorf("%q: what is outside was read: %s%s", args, r.Stdout, r.Stderr)
-		}
+	do(0, "exec", "box", "sh", "-c", "echo >/tmp/go")
+	do(0, "wait", "--log", "begun", "box")
+	done = 0
+	for n := range max(1, harness.Soak(t)/50) {
+		round(n + 1)
 	}
-	for n := range 2 {
-		out := fmt.Sprintf("%s/out%d", top, n)
-		harness.Must(t, os.Mkdir(out, 0o777))
-		do("diff", "box", "-p")
-		do("diff", "box", "--tar")
-		do("apply", "box", "--force", "--delete")
-		do("cp", "-r", "box:own", out+"/cp")
-		do("cp", "box:own", "-")
-		do("cp", "-r", put, fmt.Sprintf("box:/tmp/in%d", n))
-		do("cp", "-r", put+"/.", "box:own")
-		do("snapshot", "box", "--name", fmt.Sprint("s", n))
-		do("run", "--cwd", "none", "--put", put+":/tmp", "--get", "/tmp/put:"+out, "true")
-		do(append([]string{"run"}, layer(t, "--from", fmt.Sprint("s", n), "grep", "-rs", "secret", ".")...)...)
-		if text := treeText(t, out); strings.Contains(text, "secret") {
-			t.Errorf("what is outside was brought: %s", text)
-		}
+	t.Logf("of %d failed: %v", done, failed)
+	total := 0
+	for _, n := range failed {
+		total += n
+	}
+	if total > done*3/4 {
+		t.Error("nearly everything fails, and so nothing is shown")
 	}
 	halt()
-	do("exec", "box", "grep", "-rs", "secret", "/tmp", "own")
-	do("kill", "--grace", "0", "box")
-	do("cleanup")
+	do(1, "exec", "box", "grep", "-rs", "secret", "/tmp", "own")
+	do(0, "kill", "--grace", "0", "box")
+	do(0, "cleanup")
+	if text := treeText(t, out); strings.Contains(text, "secret") {
+		t.Errorf("what is outside was brought: %s", text)
+	}
 	if after := treeText(t, outside); after != before {
 		t.Errorf("what is outside was changed:\n%s\nfrom:\n%s", after, before)
 	}
-	for _, dir := range []string{original, put} {
+	for _, dir := range []string{original, put, out} {
 		if left, err := filepath.Glob(dir + "/.sbxrun*"); err != nil || len(left) > 0 {
 			t.Errorf("left: %v %v", left, err)
 		}
 	}
-	t.Logf("sums of exit codes: %v", done)
 }
 
 // treeText is all that there is below a directory.
