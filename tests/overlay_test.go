@@ -1,12 +1,14 @@
 package tests
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/harness"
@@ -216,6 +218,115 @@ func TestOverlayRun(t *testing.T) {
 	}
 	if now, _ := os.ReadFile(filepath.Join(dir, "file")); string(now) != "theirs\n" {
 		t.Errorf("replaced by %q", now)
+	}
+}
+
+// Whatever is in a layer on disk, also what no command can make there, is shown and applied, or left
+// out, and nothing outside is read or written.
+func TestHostileLayer(t *testing.T) {
+	t.Parallel()
+	s, top := harness.NewState(t), harness.Dir(t)
+	write := func(dir, name, text string) {
+		name = filepath.Join(dir, name)
+		harness.Must(t, os.MkdirAll(filepath.Dir(name), 0o755))
+		harness.Must(t, os.WriteFile(name, []byte(text), 0o644))
+	}
+	outside, original := top+"/outside", top+"/original"
+	write(outside, "secret", "secret")
+	write(outside, "dir/f", "theirs")
+	for _, name := range []string{"gone", "opaque/old", "opaque/kept", "part/gone", "part/kept", "later/gone", "to-link/f", "to-dir", "file"} {
+		write(original, name, "old")
+	}
+	s.Sandbox(harness.Options{Dir: original}, "--name", "box", "--cwd", "overlay", "--upper", top+"/upper")
+	text(t, s, 0, "kill", "--grace", "0", "box")
+	layer := top + "/upper/0/upper"
+	set := func(name, attr, value string) {
+		harness.Must(t, unix.Setxattr(filepath.Join(layer, name), "user.overlay."+attr, []byte(value), 0))
+	}
+	for _, name := range []string{"opaque/new", "opaque/kept", "part/new", "later/gone", "to-dir/in", "file", "one", "redirect/f", "meta", "-rf", "new\nline", "\xff\xfe", strings.Repeat("n", 255), "setuid", ".sbxrun-apply/1", "closed/f"} {
+		write(layer, name, "")
+	}
+	for _, name := range []string{"opaque/new", "opaque/kept", "part/new", "one", "file"} {
+		write(layer, name, "new")
+	}
+	for _, name := range []string{"gone", "part/gone", "never", "opaque/never"} {
+		harness.Must(t, unix.Mknod(filepath.Join(layer, name), unix.S_IFCHR, 0))
+	}
+	set("opaque", "opaque", "y")
+	set("later", "opaque", "x") // Linux 6.7: what is deleted in it is an empty file
+	set("later/gone", "whiteout", "y")
+	set("redirect", "redirect", "/../outside/dir")
+	set("meta", "metacopy", "")
+	set("meta", "redirect", "/../outside/secret")
+	harness.Must(t, os.Link(layer+"/one", layer+"/two"))
+	harness.Must(t, os.Link(outside+"/secret", layer+"/linked"))
+	for name, target := range map[string]string{"out": outside, "to-link": outside + "/dir", "up": "../outside/secret", "self": "self", ".sbxrun-apply/out": outside} {
+		harness.Must(t, os.Symlink(target, filepath.Join(layer, name)))
+	}
+	harness.Must(t, unix.Mkfifo(layer+"/fifo", 0o644))
+	harness.Must(t, unix.Mknod(layer+"/socket", unix.S_IFSOCK|0o644, 0))
+	if os.Geteuid() == 0 {
+		harness.Must(t, unix.Mknod(layer+"/null", unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
+		harness.Must(t, unix.Mknod(layer+"/loop", unix.S_IFBLK|0o666, int(unix.Mkdev(7, 0))))
+		harness.Must(t, unix.Mknod(layer+"/opaque/zero", unix.S_IFCHR|0o666, int(unix.Mkdev(1, 5))))
+	}
+	harness.Must(t, unix.Chmod(layer+"/setuid", 0o6755))
+	before := treeText(t, outside)
+
+	for _, flags := range [][]string{nil, {"-p"}, {"--json"}, {"--stat"}, {"--tar"}} {
+		text(t, s, 0, append([]string{"diff", "box"}, flags...)...)
+	}
+	text(t, s, 0, "apply", "box", "--check")
+	if got, _ := text(t, s, 0, "diff", "box", "gone"); got != "D gone\n" {
+		t.Errorf("after --check: %q", got)
+	}
+	text(t, s, 0, "apply", "box")
+	for _, name := range []string{"gone", "opaque/old", "part/gone", "later/gone", "to-link/f"} {
+		if b, err := os.ReadFile(filepath.Join(original, name)); string(b) != "old" || err != nil {
+			t.Errorf("without --delete: %s: %q, %v", name, b, err)
+		}
+	}
+	text(t, s, 0, "apply", "box", "--delete")
+	want := map[string]string{
+		".": "dir", "-rf": "file ", "new\nline": "file ", "\xff\xfe": "file ", strings.Repeat("n", 255): "file ", "setuid": "file ", "meta": "file ", "one": "file new", "two": "file new", "file": "file new", "linked": "file secret",
+		"opaque": "dir", "opaque/new": "file new", "opaque/kept": "file new", "part": "dir", "part/new": "file new", "part/kept": "file old", "later": "dir", "to-dir": "dir", "to-dir/in": "file ", "redirect": "dir", "redirect/f": "file ", "closed": "dir", "closed/f": "file ",
+		"out": "-> " + outside, "to-link": "-> " + outside + "/dir", "up": "-> ../outside/secret", "self": "-> self",
+	}
+	got := map[string]string{}
+	harness.Must(t, filepath.WalkDir(original, func(name string, e os.DirEntry, err error) error {
+		harness.Must(t, err)
+		info, err := e.Info()
+		harness.Must(t, err)
+		below, err := filepath.Rel(original, name)
+		harness.Must(t, err)
+		switch info.Mode() &^ 0o777 {
+		case 0:
+			b, err := os.ReadFile(name)
+			harness.Must(t, err)
+			got[below] = "file " + string(b)
+		case os.ModeDir:
+			got[below] = "dir"
+		case os.ModeSymlink:
+			target, err := os.Readlink(name)
+			harness.Must(t, err)
+			got[below] = "-> " + target
+		default:
+			got[below] = info.Mode().String()
+		}
+		return nil
+	}))
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	one, errOne := os.Stat(original + "/one")
+	two, errTwo := os.Stat(original + "/two")
+	linked, errLinked := os.Stat(original + "/linked")
+	secret, errSecret := os.Stat(outside + "/secret")
+	if errors.Join(errOne, errTwo, errLinked, errSecret) != nil || !os.SameFile(one, two) || os.SameFile(linked, secret) {
+		t.Error("of names of one file, those outside are others")
+	}
+	if after := treeText(t, outside); after != before {
+		t.Errorf("what is outside was changed:\n%s\nfrom:\n%s", after, before)
 	}
 }
 
