@@ -17,11 +17,11 @@ type Mount struct {
 func (m *Mount) Close() { m.dir.Close() }
 
 // Mount opens the mount that what a pattern can match lies in, as far as it is there, and
-// returns the rest of the pattern.
+// returns the rest of the pattern; "" if all of it is the path of a mount.
 func (r *Root) Mount(pattern string) (*Mount, string, error) {
 	parts := strings.Split(strings.Trim(pattern, "/"), "/")
-	n := 0 // parts that are names, and not the last
-	for n < len(parts)-1 && !strings.ContainsAny(parts[n], `*?[\`) {
+	n := 0 // parts that are names
+	for n < len(parts) && parts[n] != "" && !strings.ContainsAny(parts[n], `*?[\`) {
 		n++
 	}
 	var found *Mount
@@ -29,7 +29,11 @@ func (r *Root) Mount(pattern string) (*Mount, string, error) {
 	at := 0
 	for ; n >= 0; n-- {
 		name := "/" + strings.Join(parts[:n], "/")
-		dir, err := r.Dir(name)
+		var flags int
+		if n == len(parts) {
+			flags = unix.O_NOFOLLOW // a link is what is to be copied
+		}
+		dir, err := r.directory(name, flags)
 		if err != nil && found == nil {
 			continue // not there yet
 		}
@@ -60,6 +64,13 @@ func (r *Root) Mount(pattern string) (*Mount, string, error) {
 // Matches copies what a pattern matches below a mount to a directory, each under its own name.
 // A name that begins with a dot is matched by a pattern that does. No link is followed.
 func (t *Transfer) Matches(m *Mount, pattern string, to *Dir) error {
+	if pattern == "" && m.name != "/" {
+		source := &Source{Name: m.name, dir: m.dir, fd: m.dir.fd()}
+		if err := unix.Fstat(source.fd, &source.st); err != nil {
+			return about(m.name, err)
+		}
+		return t.into(source, &directory{side: to, fd: to.fd()}, source.Base())
+	}
 	w := t.walk(m.dir)
 	w.Pattern = strings.Split(pattern, "/")
 	return about(m.name, t.below(w.Below(m.dir.fd(), m.name), &directory{side: to, fd: to.fd()}, len(w.Pattern)-1))

@@ -73,10 +73,12 @@ func (r *Root) Source(name string) (*Source, error) {
 }
 
 // Dir opens a directory to be copied to.
-func (r *Root) Dir(name string) (*Dir, error) {
+func (r *Root) Dir(name string) (*Dir, error) { return r.directory(name, 0) }
+
+func (r *Root) directory(name string, flags int) (*Dir, error) {
 	d := &Dir{thread: r.thread, far: true}
 	err := r.thread.Do(func() error {
-		fd, err := r.open(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC)
+		fd, err := r.open(name, flags|unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC)
 		if err == nil {
 			d.file = os.NewFile(uintptr(fd), name)
 		}
