@@ -414,8 +414,8 @@ func TestSelect(t *testing.T) {
 }
 
 // TestLayers compares what is made in the original, of layers made at random, with what overlayfs
-// shows of them: each name as the uppermost layer has it, and directories of one name merged, down
-// to the first that is opaque, or to what is no directory.
+// would show of them, by a model of its own ([merge]): each name as the uppermost layer has it, and
+// directories of one name merged, down to the first that is opaque, or to what is no directory.
 func TestLayers(t *testing.T) {
 	names := []string{"a", "b", "c"}
 	for seed := range 60 {

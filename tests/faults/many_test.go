@@ -12,7 +12,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// A layer has very many entries (30,000 with SBXRUN_SOAK=100, and 100,000 with 400), whose paths are as long as they may
+// A layer has very many entries (30,000 with SBXRUN_SOAK=100, and 100,000 with 400, which are then copied, too), whose paths are as long as they may
 // be together, and then longer: what reads it takes so much memory, or says in a line that it is
 // too much.
 func TestManyEntries(t *testing.T) {
@@ -32,14 +32,20 @@ func TestManyEntries(t *testing.T) {
 			harness.Must(t, os.Mkdir(dir, 0o755))
 			e.start([]string{"--name", "box", "--timeout", "30m", "--cwd", "none", "--overlay", dir + ":/data", "--upper", filepath.Join(e.top, "upper")})
 			e.ok("exec", "box", "sh", "-ec", fmt.Sprintf(`cd /data; n=$(printf %%0240d 1); for i in $(seq %d); do mkdir $n; cd $n; done; n=$(printf %%0100d 1); seq %d | sed s/^/$n/ | xargs touch`, tt.levels, n))
-			for _, verb := range []struct {
+			type verb struct {
 				refused bool
 				args    []string
-			}{
+			}
+			verbs := []verb{
 				{tt.refused, []string{"diff", "box", "--stat"}}, {tt.refused, []string{"diff", "box", "--json"}},
 				{tt.refused, []string{"apply", "box"}},
 				{false, []string{"snapshot", "box", "--name", "s"}}, {false, e.startFlags("--from", "s", "--name", "again")},
-			} {
+			}
+			copied, got := filepath.Join(e.top, "copied"), filepath.Join(e.top, "got")
+			if soak(t) >= 400 { // as slow as the disk
+				verbs = append(verbs, verb{false, []string{"cp", "-r", "box:/data", copied}}, verb{false, []string{"run", "--cwd", "none", "--from", "s", "--get", "/data:" + got, "true"}})
+			}
+			for _, verb := range verbs {
 				c, err := e.begin(verb.args...)
 				harness.Must(t, err)
 				<-c.exited // it takes as long as the disk; e.wait then finds its end
@@ -51,6 +57,13 @@ func TestManyEntries(t *testing.T) {
 				}
 				if verb.refused && (s.code != 125 || !strings.Contains(s.stderr, "are too long together")) || !verb.refused && s.code != 0 {
 					t.Errorf("%v", s)
+				}
+			}
+			for _, dir := range []string{copied, filepath.Join(got, "data")} {
+				files := -1 // the directory itself
+				err := filepath.WalkDir(dir, func(string, os.DirEntry, error) error { files++; return nil })
+				if soak(t) >= 400 && (err != nil || files != n+tt.levels) {
+					t.Errorf("%s: %d entries, %v, want %d", dir, files, err, n+tt.levels)
 				}
 			}
 			e.do("kill", "--all", "--grace", "0")
