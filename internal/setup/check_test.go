@@ -278,3 +278,37 @@ func TestCommands(t *testing.T) {
 		t.Error("README.md lacks one of the two commands")
 	}
 }
+
+// TestRows: each test and script that the README of the tests names exists; a name that ends with … or
+// * is the beginning of one.
+func TestRows(t *testing.T) {
+	text, err := os.ReadFile("../../tests/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sources strings.Builder
+	if err := filepath.WalkDir("../..", func(path string, _ os.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return nil // what cannot be looked at, or has just been removed, is no test of ours
+		}
+		source, err := os.ReadFile(path)
+		sources.Write(source)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range regexp.MustCompile(`\b(Test[A-Z]\w+)(…?)`).FindAllStringSubmatch(string(text), -1) {
+		begin := "\nfunc " + name[1]
+		if name[2] == "" {
+			begin += "("
+		}
+		if !strings.Contains(sources.String(), begin) {
+			t.Errorf("tests/README.md names %s, which no test is called", name[0])
+		}
+	}
+	for _, pattern := range regexp.MustCompile(`scripts/r\d+-\*`).FindAllString(string(text), -1) {
+		if found, err := filepath.Glob("../../tests/" + pattern); len(found) == 0 {
+			t.Errorf("tests/README.md names %s, which no script is called; %v", pattern, err)
+		}
+	}
+}
