@@ -341,7 +341,7 @@ func TestSocketActivation(t *testing.T) {
 	}
 	_ = s.cmd.Process.Signal(unix.SIGHUP) // by now the environment says nothing of sockets
 	harness.Until(t, harness.Bound, "the reload", func() bool { return strings.Contains(s.log.String(), `"msg":"reload`) })
-	if log := s.log.String(); !strings.Contains(log, `"msg":"reloaded"`) {
+	if log := s.log.String(); !strings.Contains(log, `"msg":"reloaded"`) || strings.Contains(log, "needs a restart") {
 		t.Error(log)
 	}
 	if a := s.run(sh("ls /proc/self/fd | wc -l")); text(a.Stdout) != "4\n" { // 0, 1, 2 and that of ls
