@@ -13,6 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/capture"
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/overlay"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sessions"
@@ -182,6 +183,13 @@ func (s *Server) volumesOf(ctx context.Context) (*volumes.Store, error) {
 
 // sweep removes what servers have left behind that were killed, and what has expired.
 func (s *Server) sweep() {
+	if machine, err := limits.Detect(); err == nil { // or there are no cgroups
+		for _, l := range machine.Leftovers() { // of calls that had no keeper yet
+			if err := limits.RemoveDirs([]string{l.Dir}, time.Now().Add(time.Second)); err != nil {
+				s.log.Warn("what was left behind", "directory", l.Dir, "error", err)
+			}
+		}
+	}
 	data, err := s.settings.Load().Data("")
 	if err != nil {
 		return // nobody has any, then

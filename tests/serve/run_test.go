@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/tests/budget"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -650,7 +651,17 @@ func testServerKilled(t *testing.T) {
 		over()
 		removed(t, its)
 	}
+	var left []limits.Leftover // of kills of servers before there was a keeper, if by chance there were any
+	if machine, err := limits.Detect(); err == nil {
+		left = machine.Leftovers()
+	}
+	t.Logf("cgroups left: %v", left)
 	s := serveIn(t, dir, "")
+	for _, l := range left {
+		if _, err := os.Stat(l.Dir); err == nil {
+			t.Errorf("%s is left", l.Dir)
+		}
+	}
 	if a := s.run(sh("echo again")); text(a.Stdout) != "again\n" {
 		t.Errorf("%q", text(a.Stdout))
 	}
@@ -659,9 +670,9 @@ func testServerKilled(t *testing.T) {
 // amid begins 50 calls, each n of which is followed by others while the server lives, and a session
 // with a process, a cell and a stream. Half of the calls have limits, where they can be set.
 func (s *server) amid(call func(n int) api.Call) (over func()) {
-	limits := api.Limits{Pids: 64}
-	if status, _, _, err := s.try(s.t.Context(), http.MethodPost, "/v1/run", api.Call{Argv: []string{"true"}, Limits: limits}); err == nil && status != http.StatusOK {
-		limits = api.Limits{}
+	some := api.Limits{Pids: 64}
+	if status, _, _, err := s.try(s.t.Context(), http.MethodPost, "/v1/run", api.Call{Argv: []string{"true"}, Limits: some}); err == nil && status != http.StatusOK {
+		some = api.Limits{}
 	}
 	var all sync.WaitGroup
 	ask := func(path string, body any) (answer []byte, err error) {
@@ -672,7 +683,7 @@ func (s *server) amid(call func(n int) api.Call) (over func()) {
 		all.Go(func() {
 			c := call(n)
 			if n%2 == 0 {
-				c.Limits = limits
+				c.Limits = some
 			}
 			for err := error(nil); err == nil; {
 				_, err = ask("/v1/run", c)
@@ -681,7 +692,7 @@ func (s *server) amid(call func(n int) api.Call) (over func()) {
 	}
 	all.Go(func() {
 		var x api.Session
-		if b, err := ask("/v1/sessions", api.NewSession{Limits: limits}); err != nil || json.Unmarshal(b, &x) != nil {
+		if b, err := ask("/v1/sessions", api.NewSession{Limits: some}); err != nil || json.Unmarshal(b, &x) != nil {
 			return // it has been killed
 		}
 		path := "/v1/sessions/" + x.ID
