@@ -29,6 +29,8 @@ type soak struct {
 	begun  int
 	kinds  map[string]int // calls that have ended, by what they were
 	of     map[string]int // answers of each tenant
+	made   int
+	causes map[string]string // of each call that was let in, by its request id; "" of a client that has left
 	failed int
 	marks  []int64 // of the server's memory, each tenth of the calls
 }
@@ -54,7 +56,7 @@ func (s *soak) next(r *rand.Rand) soakCall {
 		c.TimeoutMS = float64(100 + r.IntN(200))
 		return soakCall{c, "tree", 0, func(a *api.Answer) bool { return a.TimedOut && a.Cause == "timeout" && a.ExitCode == 124 }}
 	case n < 41:
-		return soakCall{sh(tree20), "left", time.Duration(r.IntN(100)) * time.Millisecond, canceled}
+		return soakCall{sh(tree20), "left", time.Duration(r.IntN(200)) * time.Millisecond, canceled}
 	case n < 49:
 		const each = 4 << 20
 		c := sh(fmt.Sprintf("yes | head -c %d", each))
@@ -111,8 +113,48 @@ func (s *soak) more() bool {
 	return true
 }
 
+// ended notes how a call did.
+func (s *soak) ended(id, cause string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.causes[id] = cause
+}
+
+// logged compares the server's log with what its clients have seen: each call ended once, that of
+// a client who left was canceled, and no other was.
+func (s *soak) logged() {
+	s.t.Helper()
+	its := map[string][]string{}
+	for line := range strings.Lines(s.log.String()) {
+		var entry struct{ Msg, Request, Cause string }
+		if json.Unmarshal([]byte(line), &entry) == nil && entry.Msg == "call" {
+			its[entry.Request] = append(its[entry.Request], entry.Cause)
+		}
+	}
+	left, canceled := 0, 0
+	for id, cause := range s.causes {
+		got := its[id]
+		if cause == "" {
+			left, canceled = left+1, canceled+len(got)
+			if len(got) > 1 || len(got) == 1 && got[0] != "canceled" { // of none, nothing was started
+				s.t.Errorf("%s: its client has left, and the log has %v", id, got)
+			}
+		} else if !slices.Equal(got, []string{cause}) {
+			s.t.Errorf("%s: its client was told of %q, and the log has %v", id, cause, got)
+		}
+	}
+	s.t.Logf("%d clients have left, and %d calls were canceled", left, canceled)
+	if left > 100 && canceled == 0 {
+		s.t.Error("no call was canceled")
+	}
+}
+
 // one makes a call, and says what is wrong with its answer, and what became of it.
 func (s *soak) one(client *http.Client, tenant string, c soakCall) (wrong, kind string) {
+	s.mu.Lock()
+	s.made++
+	id := fmt.Sprintf("%s-%d", c.kind, s.made)
+	s.mu.Unlock()
 	ctx := context.Background()
 	if c.leave > 0 {
 		var cancel context.CancelFunc
@@ -129,8 +171,10 @@ func (s *soak) one(client *http.Client, tenant string, c soakCall) (wrong, kind 
 	}
 	q.Header.Set("Content-Type", "application/json")
 	q.Header.Set("Authorization", "Bearer "+tenant+"-token")
+	q.Header.Set("X-Request-Id", id)
 	r, err := client.Do(q)
 	if err != nil && ctx.Err() != nil {
+		s.ended(id, "")
 		return "", c.kind // it has left
 	}
 	if err != nil {
@@ -143,8 +187,10 @@ func (s *soak) one(client *http.Client, tenant string, c soakCall) (wrong, kind 
 		if err := dec.Decode(&a); err != nil && ctx.Err() == nil {
 			return err.Error(), c.kind
 		} else if err != nil {
+			s.ended(id, "")
 			return "", c.kind
 		}
+		s.ended(id, string(a.Cause))
 		if dec.More() {
 			return "more than one answer", c.kind
 		}
@@ -190,7 +236,7 @@ func (s *soak) descriptors() int {
 // less than 0.7 of its share. 40 calls for each of SBXRUN_SOAK.
 func TestServeSoak(t *testing.T) {
 	const rooms = 6
-	s := &soak{calls: 40 * harness.Soak(t), kinds: map[string]int{}, of: map[string]int{}}
+	s := &soak{calls: 40 * harness.Soak(t), kinds: map[string]int{}, of: map[string]int{}, causes: map[string]string{}}
 	s.server, s.address = overTCP(t, fmt.Sprintf(`places = %d
 [rooms]
 min = %[1]d
@@ -204,7 +250,16 @@ queue = 8
 `, rooms, harness.FixturesDir(t)), "many", "few", "some")
 	s.rooms(rooms)
 	processes, tasks := s.below()
-	descriptors := s.descriptors()
+	// In rooms that are ready the init of the next call may still be made, which takes some. Rooms that
+	// have been called have fewer.
+	descriptors, same := 0, 0
+	harness.Until(t, harness.Bound, "descriptors to stay as they are", func() bool {
+		now := s.descriptors()
+		if same++; now != descriptors {
+			descriptors, same = now, 0
+		}
+		return same == 20
+	})
 	seed := uint64(time.Now().UnixNano())
 	if text := os.Getenv("SBXRUN_SOAK_SEED"); text != "" {
 		n, err := strconv.ParseUint(text, 10, 64)
@@ -248,8 +303,7 @@ queue = 8
 	if after, more := s.below(); after > processes || more > tasks {
 		t.Errorf("%d processes and %d tasks are below the server, and were %d and %d", after, more, processes, tasks)
 	}
-	// A room that has not been called yet holds some more: those of its directory and mounts.
-	descriptors += 4 * rooms
+	s.logged()
 	harness.Until(t, harness.Bound, fmt.Sprintf("no more descriptors than %d", descriptors), func() bool { return s.descriptors() <= descriptors })
 	if k := len(s.marks); k > 5 {
 		early, late := slices.Max(s.marks[:k/2]), slices.Max(s.marks[k/2:])
