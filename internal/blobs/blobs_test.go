@@ -67,7 +67,11 @@ func TestStore(t *testing.T) {
 	if _, err := os.Stat(part); err == nil {
 		t.Error("half a file is left")
 	}
-	f, size, err := s.Get("a", id)
+	almost := time.Now().Add(-50 * time.Minute)
+	if err := os.Chtimes(filepath.Join(dir, "a", strings.TrimPrefix(id, "sha256:")), almost, almost); err != nil {
+		t.Fatal(err)
+	}
+	f, size, err := s.Get("a", id) // from which on it is kept for an hour again
 	if err != nil || size != 5 {
 		t.Fatal(size, err)
 	}

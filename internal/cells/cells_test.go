@@ -249,15 +249,7 @@ import os, sys
 os.makedirs("matplotlib")
 open("matplotlib/__init__.py", "w").close()
 open("matplotlib/pyplot.py", "w").write('''
-import os
-open = {}
-class Figure:
-    def savefig(self, file, format): file.write(f"{format} by {os.environ['MPLBACKEND']}".encode())
-def figure(number): return open.setdefault(number, Figure())
-def get_fignums(): return sorted(open)
-def close(figure):
-    for n in [n for n in open if open[n] is figure]: del open[n]
-''')
+`+harness.Pyplot+`''')
 import matplotlib.pyplot as plt
 plt.figure(1), plt.figure(2)
 None`)

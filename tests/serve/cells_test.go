@@ -106,6 +106,14 @@ func TestCode(t *testing.T) {
 	if a := s.cell(path, python("x")); shown(a) != "42" {
 		t.Errorf("beside node: %+v", a)
 	}
+	c = python("import matplotlib.pyplot as plt\nplt.figure(1)\nNone")
+	pyplot := harness.Pyplot
+	c.Files = []api.FileIn{{Path: "matplotlib/__init__.py", Text: new(string)}, {Path: "matplotlib/pyplot.py", Text: &pyplot}}
+	if a := s.cell(path, c); len(a.Results) != 1 || a.Results[0].Kind != "figure" || a.Results[0].Media[0].MediaType != "image/png" {
+		t.Errorf("%+v", a)
+	} else if _, b := s.ask(http.MethodGet, "/v1/files/"+a.Results[0].Media[0].ID, nil); string(b) != "png by Agg" {
+		t.Errorf("%q", b)
+	}
 	log := s.log.String()
 	if !strings.Contains(log, `"msg":"cell"`) || strings.Contains(log, "before") || strings.Contains(log, "ZeroDivision") {
 		t.Errorf("%s", log)

@@ -41,6 +41,11 @@ func TestExamples(t *testing.T) {
 		readme(t, s, "python", "python", file, "import asyncio\nasyncio.run(main())\n")
 		made(t, "testdata", "env", "PYTHONPATH="+clients(t, "python"), "/usr/bin/python3", "-B", "-W", "error::ResourceWarning", file)
 	})
+	t.Run("readme", func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "readme.py")
+		readme(t, s, "..", "python", file, "assert (report.cause, report.exit_code, report.stdout) == ('exited', 0, '42\\n'), report.data\n")
+		made(t, "testdata", "env", "PYTHONPATH="+clients(t, "python"), "/usr/bin/python3", "-B", file)
+	})
 	s.idle()
 }
 

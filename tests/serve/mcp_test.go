@@ -781,7 +781,7 @@ func TestMCPDocs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, tool := range []string{"run_code", "run_command", "create_session", "end_session", "write_file", "read_file", "list_files"} {
+	for _, tool := range []string{"run_code", "run_command", "run_cell", "create_session", "end_session", "write_file", "read_file", "list_files"} {
 		if !strings.Contains(string(text), "| `"+tool+"` |") {
 			t.Errorf("nothing of %s", tool)
 		}

@@ -32,7 +32,7 @@ func itoa(n int) string { return strconv.Itoa(n) }
 
 func TestRun(t *testing.T) {
 	t.Parallel()
-	for config, room := range map[string]string{"": "cold", "[rooms]\nmin = 2\nmax = 4\n": "warm"} {
+	for config, room := range map[string]string{"": "cold", "[rooms]\nmin = 2\nmax = 4\n[languages.python]\ncommand = [\"python3\", \"{file}\"]\nfile = \"main.py\"\nahead = 1\n": "warm"} {
 		t.Run(room, func(t *testing.T) { testRun(t, config, room) })
 	}
 }
@@ -71,6 +71,18 @@ func testRun(t *testing.T, config, room string) {
 			if a.Room != room || a.ID == "" || a.RequestID == "" {
 				t.Errorf("room %q, id %q, request %q", a.Room, a.ID, a.RequestID)
 			}
+		})
+	}
+	if room == "warm" { // a second program of python runs in what was started for it after the first
+		harness.Until(t, harness.Bound, "an interpreter that was started ahead", func() bool {
+			waits := map[string]bool{} // by when it was started
+			for _, pid := range harness.Descendants(s.cmd.Process.Pid) {
+				if p, ok := harness.ReadProc(pid); ok && strings.HasPrefix(p.Comm, "python3") {
+					waits[p.Start] = true
+				}
+			}
+			a := s.run(api.Call{Language: "python", Code: "print(open('/proc/self/stat').read().rsplit(')')[1].split()[19])"})
+			return waits[strings.TrimSpace(text(a.Stdout))]
 		})
 	}
 	call := sh("mkdir d; echo x >d/a")
