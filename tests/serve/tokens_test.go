@@ -19,6 +19,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -347,8 +348,39 @@ func TestSocketActivation(t *testing.T) {
 	if a := s.run(sh("ls /proc/self/fd | wc -l")); text(a.Stdout) != "4\n" { // 0, 1, 2 and that of ls
 		t.Errorf("%q descriptors", text(a.Stdout))
 	}
+	if os.Getuid() == 0 {
+		s.group()
+	}
 	s.end()
 	if got := note(); got != "STOPPING=1" {
 		t.Errorf("%q", got)
+	}
+}
+
+// group has the socket's group call, each user as a tenant of its own, and nobody else.
+func (s *server) group() {
+	const group = 61234
+	harness.Must(s.t, os.Chown(s.socket(), 0, group))
+	harness.Must(s.t, os.Chmod(s.socket(), 0o660))
+	curl := func(uid, gid uint32, args ...string) string {
+		c := exec.Command("curl", append([]string{"--silent", "--unix-socket", s.socket(), "--header", "Content-Type: application/json"}, args...)...)
+		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid}}
+		out, err := combined(c)
+		return fmt.Sprintf("%s %v", out, err)
+	}
+	for _, uid := range []uint32{61001, 61002} {
+		if out := curl(uid, group, "http://sbxrun/v1/sessions"); out != `{"sessions":[]}`+"\n <nil>" {
+			s.t.Errorf("uid %d: %s", uid, out)
+		}
+		if out := curl(uid, group, "http://sbxrun/v1/sessions", "--data", "{}"); !strings.HasPrefix(out, `{"id":`) {
+			s.t.Errorf("uid %d: %s", uid, out)
+		}
+		curl(uid, group, "http://sbxrun/v1/run", "--data", `{"argv":["true"]}`)
+		if !strings.Contains(s.log.String(), fmt.Sprintf(`"tenant":"uid-%d"`, uid)) {
+			s.t.Errorf("uid %d: %s", uid, s.log)
+		}
+	}
+	if out := curl(61003, 61003, "http://sbxrun/readyz"); out != " exit status 7" {
+		s.t.Errorf("of another group: %s", out)
 	}
 }
