@@ -1,6 +1,7 @@
 package tests
 
 import (
+	"archive/tar"
 	"bytes"
 	"os"
 	"os/exec"
@@ -84,9 +85,9 @@ func TestCp(t *testing.T) {
 	c.cp(125, "more than 1 bytes; --max-size", "-r", "--max-size", "1", "box:/tmp/new", "small")
 	// As tar streams.
 	r = c.s.Start(harness.Options{Dir: c.dir}, "cp", "box:/tmp/new", "-").Wait()
-	tar := exec.Command("tar", "xC", c.dir)
-	tar.Stdin = bytes.NewReader(r.Stdout)
-	if out, err := tar.CombinedOutput(); err != nil {
+	unpack := exec.Command("tar", "xC", c.dir)
+	unpack.Stdin = bytes.NewReader(r.Stdout)
+	if out, err := unpack.CombinedOutput(); err != nil {
 		t.Errorf("tar: %v %s", err, out)
 	}
 	c.has("new/d/b", "2")
@@ -189,5 +190,36 @@ signal.pause()`)
 	}
 	if took := time.Since(begin); took > harness.Scaled(10*time.Second) {
 		t.Errorf("it took %v", took)
+	}
+}
+
+// On a terminal cp says how far it is, when it takes a while, and then takes that away again.
+func TestCpProgress(t *testing.T) {
+	t.Parallel()
+	c, _ := newCopier(t)
+	r, w, err := os.Pipe()
+	harness.Must(t, err)
+	defer w.Close()
+	on := screenOf(t, nil, func(o harness.Options) *harness.Process {
+		o.Stdin, o.Stdout, o.Attr = r, nil, nil
+		return c.s.Start(o, "cp", "-", "box:")
+	})
+	r.Close()
+	archive := tar.NewWriter(w)
+	harness.Must(t, archive.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "first", Size: 3000, Mode: 0o644}))
+	_, err = archive.Write(make([]byte, 3000))
+	harness.Must(t, err)
+	harness.Must(t, archive.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "second", Size: 1, Mode: 0o644}))
+	on.waitFor("2 copied, 2.9K, ")
+	_, err = archive.Write([]byte("x"))
+	harness.Must(t, err)
+	harness.Must(t, archive.Close())
+	harness.Must(t, w.Close())
+	if r := on.p.Wait(); r.ExitCode != 0 {
+		t.Errorf("exit code %d: %q", r.ExitCode, on.shows())
+	}
+	on.waitFor("/s\r\x1b[K")
+	if shown := on.shows(); !strings.HasPrefix(shown, "\r\x1b[K") || !strings.HasSuffix(shown, "\r\x1b[K") || strings.Contains(shown, "\n") {
+		t.Errorf("%q", shown)
 	}
 }

@@ -95,6 +95,26 @@ func TestOverlayUpper(t *testing.T) {
 	wantOriginal(t, dir)
 }
 
+// What would be hidden by an overlay, or hide a part of it, is refused.
+func TestOverlayRefused(t *testing.T) {
+	t.Parallel()
+	dir := original(t)
+	r := harness.Run(t, harness.Options{}, layer(t, "--cwd", "none", "--overlay", dir+":/mnt", "--tmpfs", "/mnt/sub", "true")...)
+	if r.Expect(t, 125, "start-failed"); !strings.Contains(string(r.Stderr), "/mnt/sub is mounted within, and would be hidden") {
+		t.Errorf("a mount of ours: %s", r.Stderr)
+	}
+	wrap := []string{"unshare", "--mount"}
+	if !harness.Root() {
+		wrap = append(wrap, "--user", "--map-current-user", "--keep-caps")
+	}
+	o := harness.Options{Bare: true, Wrap: append(wrap, "sh", "-c", `mount --bind "$0" "$0/sub" && exec setpriv --ambient-caps=-all --inh-caps=-all "$@"`, dir)}
+	r = harness.Run(t, o, layer(t, "--cwd", "none", "--overlay", dir+":/mnt", "true")...)
+	if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "another file system is mounted within the directory") {
+		t.Errorf("one of the host's: %d, %s", r.ExitCode, r.Stderr)
+	}
+	wantOriginal(t, dir)
+}
+
 // overlaid starts a sandbox with an overlay over dir, and makes the changes there.
 func overlaid(t *testing.T, s *harness.State, dir, name string, flags ...string) *harness.Sandbox {
 	t.Helper()
@@ -200,8 +220,8 @@ func TestOverlayRun(t *testing.T) {
 	if got := string(r.Stderr); !strings.HasPrefix(got, "M file\nA link -> file\n") {
 		t.Errorf("--diff: %q", got)
 	}
-	if got := r.Report.Value("changes.count"); got != "5" {
-		t.Errorf("the report counts %s changes", got)
+	if count, bytes := r.Report.Value("changes.count"), r.Report.Value("changes.bytes"); count != "5" || bytes != "6" {
+		t.Errorf("the report counts %s changes and %s bytes", count, bytes)
 	}
 	wantOriginal(t, dir)
 	r = harness.Run(t, harness.Options{Dir: dir}, layer(t, append(flags, changes)...)...)
@@ -358,6 +378,10 @@ func TestLayerInMemory(t *testing.T) {
 	r := harness.Run(t, harness.Options{Dir: dir}, "--cwd", "overlay", "sh", "-c", "echo new >file")
 	if kernel(t, 6, 6) {
 		r.Expect(t, 0, "exited")
+		r = harness.Run(t, harness.Options{Dir: dir}, "--cwd", "overlay", "--tmp-size", "1M", "sh", "-c", "head -c 900K /dev/zero >small && head -c 200K /dev/zero >large")
+		if r.Expect(t, 1, "exited"); !strings.Contains(string(r.Stderr), "No space left on device") {
+			t.Errorf("more than --tmp-size: %s", r.Stderr)
+		}
 	} else {
 		r.Expect(t, 125, "start-failed")
 		want := "extended attributes, which directories in memory have from Linux 6.6 on; --upper DIR keeps the layer on disk"

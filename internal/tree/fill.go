@@ -30,7 +30,8 @@ func Fill(out, in int, st *unix.Stat_t, moved *atomic.Int64) error {
 		return nil
 	}
 	if st.Blocks*512 >= size {
-		return span(out, in, 0, size, moved)
+		_, err := span(out, in, 0, size, moved)
+		return err
 	}
 	// It has holes, which are kept.
 	for at := int64(0); at < size; {
@@ -38,7 +39,8 @@ func Fill(out, in int, st *unix.Stat_t, moved *atomic.Int64) error {
 		if err == unix.ENXIO {
 			data = size
 		} else if err != nil {
-			return span(out, in, at, size, moved)
+			_, err = span(out, in, at, size, moved)
+			return err
 		}
 		data = min(data, size)
 		moved.Add(data - at)
@@ -49,7 +51,7 @@ func Fill(out, in int, st *unix.Stat_t, moved *atomic.Int64) error {
 		if end <= data && data < size {
 			return fmt.Errorf("a hole at %d ends before it begins", data)
 		}
-		if err := span(out, in, data, end, moved); err != nil {
+		if _, err := span(out, in, data, end, moved); err != nil {
 			return err
 		}
 		at = end
@@ -69,16 +71,15 @@ const (
 	byUs
 )
 
-// span copies the bytes from at to end. Out's own offset is nobody else's.
-func span(out, in int, at, end int64, moved *atomic.Int64) error {
-	way := inFileSystem
+// span copies the bytes from at to end, and returns the way that it took in the end. Out's own offset
+// is nobody else's.
+func span(out, in int, at, end int64, moved *atomic.Int64) (way int, err error) {
 	if end-at < cloneFrom {
 		way = byUs
 	}
 	var buf []byte
 	for at < end {
 		var n int
-		var err error
 		here, there := at, at
 		switch way {
 		case inFileSystem:
@@ -93,7 +94,7 @@ func span(out, in int, at, end int64, moved *atomic.Int64) error {
 			}
 			n, err = unix.Pread(in, buf[:min(int64(len(buf)), end-at)], at)
 			if n == 0 && err == nil {
-				return nil // it has become shorter
+				return way, nil // it has become shorter
 			}
 			if err == nil {
 				err = writeAll(out, buf[:n], at)
@@ -106,12 +107,12 @@ func span(out, in int, at, end int64, moved *atomic.Int64) error {
 			way++
 			continue
 		case err != nil:
-			return err
+			return way, err
 		}
 		at += int64(n)
 		moved.Add(int64(n))
 	}
-	return nil
+	return way, nil
 }
 
 func writeAll(out int, b []byte, at int64) error {
