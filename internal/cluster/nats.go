@@ -107,7 +107,7 @@ func Connect(all *config.Config, kind string, log *slog.Logger) (*NATS, error) {
 		return nil, err
 	}
 	keys := &claims{bucket{js: js, name: c.Cluster + "-keys", ttl: keepClaims, most: 2 * mostKept, replicas: c.Replicas}}
-	return &NATS{nc, c.Cluster + ".", keys, newQueue(js, all), &bucket{js: js, name: c.Cluster + "-shares", most: 64 << 10, replicas: c.Replicas}, why}, nil
+	return &NATS{nc, c.Cluster + ".", keys, newQueue(js, all), &bucket{js: js, name: c.Cluster + "-shares", most: mostHeld, replicas: c.Replicas}, why}, nil
 }
 
 // redacted is a list of addresses without passwords.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"strings"
@@ -41,13 +42,17 @@ type asked struct {
 	Turn   uint64 `json:"turn"`   // of the question: one that comes late changes nothing
 	Calls  int    `json:"calls"`  // in all
 	Tokens int    `json:"tokens"` // more
-	Others int    `json:"others"` // nodes that want some, or have some
+	Others int    `json:"others"` // nodes that want some
 }
 
 // sharesPath is what a node asks a gateway at.
 const sharesPath = "/shares"
 
 const wantedFor = 3 * time.Second
+
+// mostHeld is how many bytes a record may have. It has some 60 to 80 for each node that has calls or wants
+// some, and that is no more nodes than calls of the tenant may run.
+const mostHeld = 256 << 10
 
 // grant changes the record as a node has asked, as far as the ceilings allow; if the node has asked anew
 // since, not at all.
@@ -67,13 +72,15 @@ func (h *held) grant(at string, a asked, c tenants.Ceilings, now time.Time, lost
 		}
 	}
 	given := asked{Turn: a.Turn, Calls: max(0, min(a.Calls, left))}
-	h.Held[at] = hold{given.Calls, a.Turn}
-	for node, at := range h.Wanted {
-		if now.Sub(at) > wantedFor {
-			delete(h.Wanted, node)
-		}
+	if delete(h.Held, at); given.Calls > 0 {
+		h.Held[at] = hold{given.Calls, a.Turn}
 	}
-	if delete(h.Wanted, at); given.Calls < a.Calls {
+	maps.DeleteFunc(h.Wanted, func(node string, last time.Time) bool {
+		return now.Sub(last) > wantedFor || node == at && given.Calls == a.Calls
+	})
+	// A record that changes with each refusal would be written all the time, and each writer has to win it.
+	last, is := h.Wanted[at]
+	if given.Calls < a.Calls && now.Sub(last) > wantedFor/3 && (is || len(h.Wanted) < c.Concurrency) {
 		h.Wanted[at] = now
 	}
 	for node := range h.Wanted {
@@ -81,12 +88,12 @@ func (h *held) grant(at string, a asked, c tenants.Ceilings, now time.Time, lost
 			given.Others++
 		}
 	}
-	if a.Tokens > 0 {
-		if now.After(h.At) { // by the clock of this gateway
-			h.Tokens, h.At = min(max(1, c.Rate), h.Tokens+now.Sub(h.At).Seconds()*c.Rate), now
-		}
-		given.Tokens = min(a.Tokens, int(h.Tokens))
-		h.Tokens -= float64(given.Tokens)
+	tokens, since := h.Tokens, h.At
+	if now.After(since) { // by the clock of this gateway
+		tokens, since = min(max(1, c.Rate), tokens+now.Sub(since).Seconds()*c.Rate), now
+	}
+	if given.Tokens = min(a.Tokens, int(tokens)); given.Tokens > 0 {
+		h.Tokens, h.At = tokens-float64(given.Tokens), since
 	}
 	return given
 }
@@ -156,6 +163,7 @@ type share struct {
 	until    time.Time // when they are no longer
 	asked    int       // calls
 	turn     uint64    // of that question
+	turned   time.Time // when it was first asked
 	err      error     // of the last one
 	failed   time.Time // when it came
 }
@@ -216,7 +224,7 @@ func (x *shares) ask(ctx context.Context, tenant string, s *share, calls, tokens
 	ctx, cancel := context.WithTimeout(server.As(context.WithoutCancel(ctx), tenant, ""), askWithin) // others wait for it, too
 	defer cancel()
 	if calls != s.asked {
-		s.asked = calls
+		s.asked, s.turned = calls, time.Now()
 		s.turn++ // the same question once more changes nothing that was granted
 	}
 	text, err := json.Marshal(asked{Turn: s.turn, Calls: calls, Tokens: tokens})
@@ -314,7 +322,9 @@ func (x *shares) settle(ctx context.Context, tenant string) {
 		calls = min(calls, s.ceilings.Concurrency/(1+s.others))
 	}
 	calls = min(s.ceilings.Concurrency, max(calls, use.Running))
-	if calls > 0 || s.have > 0 || !s.sure {
+	// Who has none is not in the record, and a question from before may yet come and put it there: so it is
+	// asked for longer than one can be on its way.
+	if calls > 0 || s.have > 0 || !s.sure || time.Since(s.turned) < lostAfter {
 		// What is given back must not be used any more when others get it.
 		x.gate.SetConcurrency(tenant, min(calls, s.have))
 		_ = x.ask(ctx, tenant, s, calls, 0) // if nobody answers, the next call asks

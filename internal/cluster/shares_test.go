@@ -1,6 +1,8 @@
 package cluster
 
 import (
+	"encoding/json"
+	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -24,6 +26,7 @@ func TestGrant(t *testing.T) {
 		now = now.Add(time.Duration(rand.IntN(100)-10) * time.Millisecond) // clocks differ
 		a := asked{Turn: uint64(turn), Calls: rand.IntN(9), Tokens: rand.IntN(4)}
 		given := h.grant(node, a, c, now, func(node string) bool { return gone[node] })
+		tokens += given.Tokens
 		sum := 0
 		for _, has := range h.Held {
 			sum += has.Calls
@@ -31,10 +34,15 @@ func TestGrant(t *testing.T) {
 		if sum > c.Concurrency || given.Calls > a.Calls || h.Held[node].Calls != given.Calls {
 			t.Fatalf("%+v is granted of %+v: %+v", given, a, h)
 		}
+		if _, is := h.Held[node]; is != (given.Calls > 0) {
+			t.Fatalf("%+v is granted of %+v", given, h)
+		}
+		if given.Calls == 0 {
+			continue
+		}
 		if late := h.grant(node, asked{Turn: a.Turn - 1, Calls: 9}, c, now, func(string) bool { return true }); late != (asked{}) || h.Held[node].Calls != given.Calls {
 			t.Fatalf("a question that comes late has changed it: %+v", h)
 		}
-		tokens += given.Tokens
 	}
 	if most := c.Rate + c.Rate*(now.Sub(began).Seconds()+1); float64(tokens) > most {
 		t.Errorf("%d calls are granted, at most %.0f may be", tokens, most)
@@ -48,5 +56,41 @@ func TestGrant(t *testing.T) {
 	}
 	if given := h.grant("node.e.1", asked{Calls: 7}, c, now, func(string) bool { return false }); given.Others != 1 {
 		t.Errorf("%+v, and another one wants some", given)
+	}
+}
+
+// The record of a tenant that all of a thousand nodes serve, and who all want more, is no longer than it may be;
+// and what changes nothing is not written.
+func TestGrantToMany(t *testing.T) {
+	c := tenants.Ceilings{Concurrency: 1000, Rate: 10}
+	now := time.Now()
+	var h held
+	here := func(string) bool { return false }
+	size := func() int {
+		text, err := json.Marshal(h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(text)
+	}
+	node := func(i int) string { return fmt.Sprintf("node.%032d.00000000", i) } // no name is longer
+	for _, a := range []asked{{Turn: 1 << 20, Calls: 1}, {Turn: 1<<20 + 1, Calls: 2}} {
+		for i := range 1000 {
+			h.grant(node(i), a, c, now, here)
+		}
+	}
+	all := size()
+	if t.Logf("%d bytes", all); all > mostHeld {
+		t.Errorf("%d bytes are more than %d", all, mostHeld)
+	}
+	before := fmt.Sprint(h)
+	if given := h.grant(node(1), asked{Turn: 1<<20 + 1, Calls: 2}, c, now.Add(wantedFor/4), here); given.Calls != 1 || fmt.Sprint(h) != before {
+		t.Errorf("%+v, and the record has changed: %v", given, fmt.Sprint(h) != before)
+	}
+	for i := range 1000 {
+		h.grant(node(i), asked{Turn: 1<<20 + 2}, c, now.Add(2*wantedFor), here)
+	}
+	if size() > 200 {
+		t.Errorf("%d bytes when no node has any", size())
 	}
 }
