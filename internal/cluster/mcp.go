@@ -41,12 +41,12 @@ func (g *Gateway) mcp(w http.ResponseWriter, r *http.Request) {
 	}
 	if session := sessionOf(body); session != "" {
 		at, err := g.home(session, true)
-		if e := api.AsError(err); err != nil && e.Failure.Code != api.Ended && e.Failure.Code != api.NoSuchSession {
-			e.Write(w)
-			return
-		}
 		if err == nil {
 			g.answer(w, r)(g.client.do(passOn(r, body), at))
+			return
+		}
+		if e := api.AsError(err); e.Failure.Code != api.Ended && e.Failure.Code != api.NoSuchSession {
+			e.Write(w)
 			return
 		}
 		// Any node says in the tool's own words that there is no such session.

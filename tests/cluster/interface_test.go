@@ -1,8 +1,11 @@
 package cluster
 
 import (
+	"bytes"
 	"os"
 	"os/exec"
+	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/sbxrun/sbxrun/tests/harness"
@@ -15,14 +18,21 @@ func TestInterface(t *testing.T) {
 	defer s.Shutdown()
 	run := os.Getenv("SBXRUN_TESTS_RUN")
 	if run == "" {
-		run = "Client|Driver"
+		run = "Client|MCPTools|MCPSession|MCPLeaves|SessionFiles|Streams|SlowReader"
 	}
-	c := exec.Command("go", "test", "-count=1", "-run", run, "./tests/serve")
+	c := exec.Command("go", "test", "-v", "-count=1", "-run", run, "./tests/serve")
 	c.Dir = "../.."
 	c.Env = append(os.Environ(), "SBXRUN_BIN="+harness.Binary(t), "SBXRUN_TESTS_NATS="+url(o))
-	if out, err := c.CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
-	} else {
-		t.Logf("%s", out)
+	out, err := c.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for word := range strings.SplitSeq(run, "|") {
+		if !regexp.MustCompile(`(?m)^--- PASS: .*` + word).Match(out) {
+			t.Errorf("no test of %q has passed: %s", word, out)
+		}
+	}
+	if bytes.Contains(out, []byte("--- SKIP")) {
+		harness.Skip(t, string(out))
 	}
 }
