@@ -5,6 +5,9 @@ package cluster
 import (
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -12,7 +15,55 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-func TestMain(m *testing.M) { harness.Main(m) }
+// natsRole is this program as a server of NATS, in a process that can be killed.
+const natsRole = "nats-server"
+
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == natsRole {
+		fmt.Fprintln(os.Stderr, "NATS:", serveNATS(os.Args[2]))
+		os.Exit(1)
+	}
+	harness.Main(m)
+}
+
+// serveNATS serves until it is killed.
+func serveNATS(file string) error {
+	o, err := server.ProcessConfigFile(file)
+	if err != nil {
+		return err
+	}
+	o.NoLog = true
+	s, err := server.NewServer(o)
+	if err != nil {
+		return err
+	}
+	s.Start()
+	s.WaitForShutdown()
+	return nil
+}
+
+// natsProcess starts one of [threeNATS] in a process of its own.
+func natsProcess(t *testing.T, o *server.Options) *process {
+	t.Helper()
+	var routes []string
+	for _, r := range o.Routes {
+		routes = append(routes, r.String())
+	}
+	file := filepath.Join(o.StoreDir, "nats.conf")
+	text := fmt.Sprintf("server_name: %s\nlisten: \"127.0.0.1:%d\"\njetstream {store_dir: %q}\ncluster {name: %s, listen: \"127.0.0.1:%d\", routes: [%s]}\n",
+		o.ServerName, o.Port, o.StoreDir, o.Cluster.Name, o.Cluster.Port, strings.Join(routes, ", "))
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{t: t, program: self, args: []string{natsRole, file}, log: &harness.Log{}}
+	p.start()
+	t.Cleanup(p.kill)
+	return p
+}
 
 // options are those of one server of NATS on the loopback interface.
 func options(t *testing.T) *server.Options {

@@ -17,18 +17,19 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// process is a node or a gateway. After kill it can be started again.
+// process is a node, a gateway or a server of NATS. After kill it can be started again.
 type process struct {
-	t     *testing.T
-	args  []string
-	log   *harness.Log
-	cmd   *exec.Cmd
-	ended <-chan struct{}
+	t       *testing.T
+	program string
+	args    []string
+	log     *harness.Log
+	cmd     *exec.Cmd
+	ended   <-chan struct{}
 }
 
 func (p *process) start() {
 	p.t.Helper()
-	p.cmd = exec.Command(harness.Binary(p.t), p.args...)
+	p.cmd = exec.Command(p.program, p.args...)
 	p.cmd.Stderr = p.log
 	p.ended = harness.Serve(p.t, p.cmd)
 }
@@ -102,7 +103,7 @@ func (c *cluster) process(command, name, url, config string) *process {
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		c.t.Fatal(err)
 	}
-	p := &process{t: c.t, args: []string{command, "--config", file}, log: &harness.Log{}}
+	p := &process{t: c.t, program: harness.Binary(c.t), args: []string{command, "--config", file}, log: &harness.Log{}}
 	p.start()
 	c.t.Cleanup(func() {
 		p.end()

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sys/unix"
@@ -186,7 +188,7 @@ func TestQueueLoses(t *testing.T) {
 	o := options(t)
 	s := startNATS(t, o)
 	defer s.Shutdown()
-	c := newCluster(t, url(o), 1, 1, "places = 1\n"+hostNetwork+"[rooms]\nmin = 0\nmax = 0\n")
+	c := newCluster(t, url(o), 1, 1, "places = 1\n"+hostNetwork+"[rooms]\nmin = 0\nmax = 0\n[tenant]\nqueue = 2\n")
 	m := newMarks(t)
 	g := c.gateways[0]
 	long := g.begin(t, "bash", "-c", m.command("long")[2]+"; sleep 1000")
@@ -199,15 +201,7 @@ func TestQueueLoses(t *testing.T) {
 		return s
 	}
 	lost := keyed()
-	nc, err := nats.Connect(url(o))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	js := jetStream(t, o)
 	queue, err := js.Stream(t.Context(), "sbxrun-queue")
 	if err != nil {
 		t.Fatal(err)
@@ -222,6 +216,9 @@ func TestQueueLoses(t *testing.T) {
 		t.Errorf("%+v", x)
 	}
 	kept := g.begin(t, m.command("kept")...)
+	if status, e, err := g.call(t.Context(), "/v1/calls", api.Call{Argv: []string{"true"}}, nil); err != nil || status != http.StatusTooManyRequests || e.Started {
+		t.Errorf("a third call in the queue: %d %+v %v", status, e, err)
+	}
 	if err := queue.DeleteConsumer(t.Context(), "nodes"); err != nil { // a gateway makes it again
 		t.Fatal(err)
 	}
@@ -261,7 +258,10 @@ func TestQueueNodeKilledAfter(t *testing.T) {
 	if status, text := g.ask(t, http.MethodGet, "/v1/calls/"+over.ID+"/output", nil); status != http.StatusGone {
 		t.Error(status, text)
 	}
-	time.Sleep(6 * time.Second) // after which the queue would bring it to another node
+	// What was acknowledged the queue does not bring to another node.
+	if left := consumer(t, jetStream(t, o)); left.NumAckPending+int(left.NumPending) != 0 {
+		t.Errorf("%+v", left)
+	}
 	if m.count("begun") != 1 || m.count("over") != 1 {
 		t.Errorf("they ran %d and %d times", m.count("begun"), m.count("over"))
 	}
@@ -290,24 +290,8 @@ func TestQueueNodeKilledBefore(t *testing.T) {
 		_, text := g.ask(t, http.MethodGet, "/metrics", nil)
 		return strings.Contains(text, `sbxrun_node_ready{node="n1"} 1`) && strings.Contains(text, `sbxrun_node_running{node="n0"} 1`)
 	})
-	nc, err := nats.Connect(url(o))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pending := func() int {
-		ctx, cancel := context.WithTimeout(t.Context(), harness.Bound)
-		defer cancel()
-		queue, err := js.Consumer(ctx, "sbxrun-queue", "nodes")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return queue.CachedInfo().NumAckPending
-	}
+	js := jetStream(t, o)
+	pending := func() int { return consumer(t, js).NumAckPending }
 	words := 0
 	var ids []string
 	for try := 0; ; try++ {
@@ -342,4 +326,86 @@ func TestQueueNodeKilledBefore(t *testing.T) {
 			t.Errorf("%+v, it ran %d times", x, m.count(fmt.Sprintf("w%d", i)))
 		}
 	}
+}
+
+// A node that has received a call, and whose record is changed before it has claimed that, does not start it.
+func TestQueueClaimed(t *testing.T) {
+	o := options(t)
+	s := startNATS(t, o)
+	defer s.Shutdown()
+	c := newCluster(t, url(o), 1, 1, "places = 1\n"+hostNetwork+"[rooms]\nmin = 0\nmax = 0\n")
+	m := newMarks(t)
+	g, node := c.gateways[0], c.nodes[0]
+	g.end(t, g.begin(t, "true").ID)
+	js := jetStream(t, o)
+	records, err := js.KeyValue(t.Context(), "sbxrun-calls")
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys, err := records.Keys(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	tenant, _, _ := strings.Cut(keys[0], ".")
+	harness.Until(t, harness.Bound, "the node to ask for a call", func() bool { return consumer(t, js).NumWaiting == 1 })
+	if err := unix.Kill(node.cmd.Process.Pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	// As a gateway does, which would wait for the node to check these.
+	for _, word := range []string{"changed", "same"} {
+		record := fmt.Sprintf(`{"id":"q-%s","came":%q}`, word, time.Now().UTC().Format(time.RFC3339Nano))
+		key := tenant + ".q-" + word
+		revision, err := records.Create(t.Context(), key, []byte(record))
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := json.Marshal(api.Call{Argv: m.command(word)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		message := fmt.Sprintf(`{"record":%s,"key":%q,"revision":%d,"tenant":"uid-%d","request_id":"r","body":%s}`, record, key, revision, os.Getuid(), body)
+		if _, err := js.Publish(t.Context(), "sbxrun-queue."+tenant, []byte(message)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if left := consumer(t, js); left.NumAckPending != 1 || left.NumPending != 1 {
+		t.Fatalf("the stopped node has none: %+v", left)
+	}
+	if _, err := records.PutString(t.Context(), tenant+".q-changed", `{"id":"q-changed","gone":true}`); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(node.cmd.Process.Pid, unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	harness.Until(t, harness.Bound, "the call that is as it was", func() bool { return m.count("same") == 1 })
+	harness.Until(t, harness.Bound, "the other one once more", func() bool { return consumer(t, js).Delivered.Consumer >= 5 }) // three calls
+	if m.count("changed") != 0 || m.count("same") != 1 {
+		t.Errorf("they ran %d and %d times", m.count("changed"), m.count("same"))
+	}
+}
+
+func jetStream(t *testing.T, o *server.Options) jetstream.JetStream {
+	t.Helper()
+	nc, err := nats.Connect(url(o))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return js
+}
+
+// consumer is what the queue knows of those who take calls from it.
+func consumer(t *testing.T, js jetstream.JetStream) *jetstream.ConsumerInfo {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), harness.Bound)
+	defer cancel()
+	queue, err := js.Consumer(ctx, "sbxrun-queue", "nodes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return queue.CachedInfo()
 }

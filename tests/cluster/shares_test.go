@@ -6,10 +6,14 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/tests/harness"
@@ -160,5 +164,63 @@ func TestRate(t *testing.T) {
 	t.Logf("%d in %.1f s", ran, took)
 	if most := rate + rate*took; float64(ran) > most || m.count("x") != ran {
 		t.Errorf("%d ran, at most %.0f may", m.count("x"), most)
+	}
+}
+
+// Nodes that are full refuse before anything starts, and the gateway has asked more than one; one that is
+// free takes the call. Here NATS lets nobody connect without a certificate.
+func TestBusy(t *testing.T) {
+	o := options(t)
+	dir := harness.Dir(t)
+	certificates(t, dir)
+	ca := filepath.Join(dir, "ca.pem")
+	var err error
+	o.TLSConfig, err = server.GenTLSConfig(&server.TLSConfigOpts{CertFile: filepath.Join(dir, "server.pem"), KeyFile: filepath.Join(dir, "server.key"), CaFile: ca, Verify: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := startNATS(t, o)
+	defer s.Shutdown()
+	if _, err := nats.Connect(url(o), nats.RootCAs(ca)); err == nil {
+		t.Error("NATS asks for no certificate")
+	}
+	c := newCluster(t, url(o), 2, 1, "places = 1\n[rooms]\nmin = 0\nmax = 0\n[tenant]\nqueue = 0\n"+
+		fmt.Sprintf("[nats]\nca = %q\ncert = %q\nkey = %q\n", ca, filepath.Join(dir, "server.pem"), filepath.Join(dir, "server.key")))
+	g := c.gateways[0]
+	first, free := context.WithCancel(t.Context())
+	second, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer cancel()
+	defer free()
+	sleeps := func(p *process) int { return strings.Count(strings.Join(commands(p), "\n"), "sleep 1000") }
+	for i, ctx := range []context.Context{first, second} { // the second call finds one of them full, wherever it comes first
+		all.Go(func() {
+			for ctx.Err() == nil { // a node that has not heard of the gateway refuses
+				_, _, _ = g.call(ctx, "/v1/run", api.Call{Argv: []string{"sleep", "1000"}, TimeoutMS: 200_000}, nil)
+			}
+		})
+		harness.Until(t, harness.Bound, "the command", func() bool { return min(1, sleeps(c.nodes[0]))+min(1, sleeps(c.nodes[1])) == i+1 })
+	}
+	run := func() (int, *api.Error) {
+		status, e, err := g.call(t.Context(), "/v1/run", api.Call{Argv: []string{"true"}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return status, e
+	}
+	if status, e := run(); status != http.StatusServiceUnavailable || e.Started || e.Failure.Code != api.Busy {
+		t.Errorf("%d %+v", status, e)
+	}
+	free()
+	harness.Until(t, harness.Bound, "a call on the node that is free", func() bool {
+		status, e := run()
+		if status != http.StatusOK && (status != http.StatusServiceUnavailable || e.Started) {
+			t.Fatalf("%d %+v", status, e)
+		}
+		return status == http.StatusOK
+	})
+	if sleeps(c.nodes[0])+sleeps(c.nodes[1]) == 0 {
+		t.Error("no node is full any more")
 	}
 }

@@ -1,0 +1,102 @@
+package cluster
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// A client that does not read stops the command that writes, and fills no memory. What it reads then is all of
+// it, in order, also when the server of NATS is lost that it comes by.
+func TestSlowClient(t *testing.T) {
+	options, urls := threeNATS(t)
+	var servers []*server.Server
+	for _, o := range options {
+		servers = append(servers, startNATS(t, o))
+	}
+	t.Cleanup(func() {
+		for _, s := range servers {
+			s.Shutdown()
+		}
+	})
+	c := newCluster(t, urls, 1, 1, "[rooms]\nmin = 0\nmax = 0\n[tenant]\nconcurrency = 0\n[nats]\nreplicas = 3\n")
+	g := c.gateways[0]
+	if status, e, err := g.call(t.Context(), "/v1/run", api.Call{Argv: []string{"true"}}, nil); err != nil || status != http.StatusOK {
+		t.Fatal(status, e, err)
+	}
+	rss := func(p *process) int64 {
+		target, err := harness.Open(p.cmd.Process.Pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer target.Close()
+		return target.RSS()
+	}
+	before := map[*process]int64{g.process: rss(g.process), c.nodes[0]: rss(c.nodes[0])}
+
+	const first, lines, width = 1_000_000_000_000_00, 4 << 20, 16 // 64 MiB
+	call := api.Call{Argv: []string{"seq", fmt.Sprint(first), fmt.Sprint(first + lines - 1)}, TimeoutMS: 200_000}
+	call.Limits.MaxOutput = lines * width
+	body, err := json.Marshal(call)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://sbxrun/v1/run?stream=1", bytes.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.Header.Set("Content-Type", "application/json")
+	q.Header.Set("Accept", "application/x-ndjson")
+	r, err := g.client.Do(q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	time.Sleep(time.Second) // in which all of it would have come
+	for p, was := range before {
+		const most = 16 << 20
+		if grown := rss(p) - was; grown > most {
+			t.Errorf("%s has grown by %d bytes", p.args, grown)
+		} else {
+			t.Logf("%s has grown by %d KiB", p.args[0], grown>>10)
+		}
+	}
+	lost := 0
+	for i, s := range servers {
+		if s.NumClients() > servers[lost].NumClients() {
+			lost = i
+		}
+	}
+	servers[lost].Shutdown()
+
+	in := bufio.NewScanner(r.Body)
+	in.Buffer(nil, 1<<20)
+	n, rest := 0, []byte(nil)
+	var report *api.Answer
+	for in.Scan() {
+		var e api.Event
+		if err := json.Unmarshal(in.Bytes(), &e); err != nil {
+			t.Fatal(err)
+		}
+		report = e.Report
+		rest = append(rest, e.Text...)
+		for len(rest) >= width {
+			if want := fmt.Sprintf("%d\n", first+n); string(rest[:width]) != want {
+				t.Fatalf("%q, want %q", rest[:width], want)
+			}
+			n, rest = n+1, rest[width:]
+		}
+	}
+	if err := in.Err(); err != nil || n != lines || len(rest) != 0 || report == nil || report.Cause != "exited" {
+		t.Errorf("%d lines, %+v, %v", n, report, err)
+	}
+}
