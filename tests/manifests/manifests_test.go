@@ -6,8 +6,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,7 +18,7 @@ import (
 
 	"github.com/compose-spec/compose-go/v2/loader"
 	"github.com/compose-spec/compose-go/v2/types"
-	"github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/yannh/kubeconform/pkg/validator"
 	apps "k8s.io/api/apps/v1"
 	autoscaling "k8s.io/api/autoscaling/v2"
 	core "k8s.io/api/core/v1"
@@ -237,48 +237,119 @@ const keda = "github.com/kedacore/keda/v2@v2.18.0"
 
 // The file fits the schema of KEDA, and asks for series that there are.
 func TestKEDA(t *testing.T) {
-	out, err := exec.Command("go", "mod", "download", "-json", keda).Output()
-	var module struct{ Dir string }
-	if err != nil || json.Unmarshal(out, &module) != nil {
-		t.Fatalf("%v %s", err, out)
-	}
-	text, err := os.ReadFile(filepath.Join(module.Dir, "config/crd/bases/keda.sh_scaledobjects.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	var crd struct {
 		Spec struct {
 			Versions []struct {
-				Name   string
 				Schema struct{ OpenAPIV3Schema map[string]any }
 			}
 		}
 	}
-	var object map[string]any
-	if err := errors.Join(yaml.Unmarshal(text, &crd), yaml.Unmarshal(read(t, "cluster/keda.yaml"), &object)); err != nil {
+	if err := yaml.Unmarshal(downloaded(t, keda, "config/crd/bases/keda.sh_scaledobjects.yaml"), &crd); err != nil {
 		t.Fatal(err)
 	}
 	root := crd.Spec.Versions[0].Schema.OpenAPIV3Schema
-	delete(root["properties"].(map[string]any), "metadata") // of all objects
-	delete(object, "metadata")
+	properties := root["properties"].(map[string]any)
+	delete(properties, "metadata") // of all objects
 	strict(root)
-	c := jsonschema.NewCompiler()
-	if err := c.AddResource("keda.json", root); err != nil {
+	properties["metadata"] = map[string]any{}
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "scaledobject-keda-v1alpha1.json"), root)
+	conform(t, schemas(t, dir), "cluster/keda.yaml", "maxReplicaCount")
+	for _, name := range regexp.MustCompile(`sbxrun_[a-z_]+`).FindAllString(string(read(t, "cluster/keda.yaml")), -1) {
+		series(t, name)
+	}
+}
+
+// kubernetes is the version of which the schemas are taken, that of the types in go.mod.
+const kubernetes = "k8s.io/kubernetes@v1.37.2"
+
+// The files fit the schemas of Kubernetes.
+func TestKubernetesSchemas(t *testing.T) {
+	var swagger struct{ Definitions map[string]map[string]any }
+	if err := json.Unmarshal(downloaded(t, kubernetes, "api/openapi-spec/swagger.json"), &swagger); err != nil {
 		t.Fatal(err)
 	}
-	schema, err := c.Compile("keda.json")
+	d := swagger.Definitions
+	// Of what has two types in JSON, this says only one.
+	d["io.k8s.apimachinery.pkg.util.intstr.IntOrString"]["type"] = []string{"string", "integer"}
+	d["io.k8s.apimachinery.pkg.api.resource.Quantity"]["type"] = []string{"string", "number"}
+	dir := t.TempDir()
+	for name, schema := range d {
+		strict(schema)
+		kinds, _ := schema["x-kubernetes-group-version-kind"].([]any) // parts of objects have none
+		for _, kind := range kinds {
+			k := kind.(map[string]any)
+			group, _, _ := strings.Cut(k["group"].(string), ".")
+			parts := slices.DeleteFunc([]string{k["kind"].(string), group, k["version"].(string)}, func(s string) bool { return s == "" })
+			write(t, filepath.Join(dir, strings.ToLower(strings.Join(parts, "-"))+".json"), map[string]any{"$ref": "all.json#/definitions/" + name})
+		}
+	}
+	write(t, filepath.Join(dir, "all.json"), map[string]any{"definitions": d})
+	v := schemas(t, dir)
+	conform(t, v, "kubernetes.yaml", "replicas", "containerPort", "selector")
+	conform(t, v, "cluster/kubernetes.yaml", "serviceName", "minReplicas", "maxUnavailable")
+}
+
+// schemas has kubeconform take them from a directory.
+func schemas(t *testing.T, dir string) validator.Validator {
+	t.Helper()
+	v, err := validator.New([]string{dir + "/{{.ResourceKind}}{{.KindSuffix}}.json"}, validator.Opts{Strict: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := schema.Validate(object); err != nil {
-		t.Error(err)
+	return v
+}
+
+// conform has kubeconform check a manifest: as it is, and with members misspelt.
+func conform(t *testing.T, v validator.Validator, name string, members ...string) {
+	t.Helper()
+	manifest := read(t, name)
+	check := func(manifest []byte) (wrong []error) {
+		objects := 0
+		for _, r := range v.Validate("", io.NopCloser(bytes.NewReader(manifest))) {
+			if objects++; r.Status != validator.Valid {
+				wrong = append(wrong, fmt.Errorf("%v %v", r.Status, r.Err))
+			}
+		}
+		if want := bytes.Count(manifest, []byte("\nkind: ")); objects != want {
+			t.Errorf("%d objects, want %d", objects, want)
+		}
+		return wrong
 	}
-	object["spec"].(map[string]any)["maxReplica"] = 1.0
-	if schema.Validate(object) == nil {
-		t.Error("a member that KEDA does not know is let pass")
+	if wrong := check(manifest); wrong != nil {
+		t.Error(wrong)
 	}
-	for _, name := range regexp.MustCompile(`sbxrun_[a-z_]+`).FindAllString(string(read(t, "cluster/keda.yaml")), -1) {
-		series(t, name)
+	for _, name := range members {
+		other := bytes.Replace(manifest, []byte(name+":"), []byte(name+"x:"), 1)
+		if bytes.Equal(other, manifest) || check(other) == nil {
+			t.Errorf("%sx is let pass", name)
+		}
+	}
+}
+
+// downloaded reads a file of a module that is too large to build with.
+func downloaded(t *testing.T, name, file string) []byte {
+	t.Helper()
+	out, err := exec.Command("go", "mod", "download", "-json", name).Output()
+	var module struct{ Dir string }
+	if err != nil || json.Unmarshal(out, &module) != nil {
+		t.Fatalf("%v %s", err, out)
+	}
+	text, err := os.ReadFile(filepath.Join(module.Dir, file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+func write(t *testing.T, name string, v any) {
+	t.Helper()
+	text, err := json.Marshal(v)
+	if err == nil {
+		err = os.WriteFile(name, text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
