@@ -18,7 +18,7 @@ tests=
 for flag; do
     case $flag in
     --dry-run) dry=1 ;;
-    --tests) tests='zsh fish bash-completion npm pip3' ;;
+    --tests) tests='curl zsh fish bash-completion npm pip3' ;;
     *) echo "usage: install.sh [--dry-run] [--tests]" >&2; exit 2 ;;
     esac
 done
@@ -67,7 +67,7 @@ package() {
     */python3) echo python3 ;;
     */node) echo nodejs ;;
     */bash) echo bash ;;
-    */jq | */zsh | */fish | */bash-completion | */chromium-headless-shell) echo "$1" ;;
+    */jq | */curl | */zsh | */fish | */bash-completion | */chromium-headless-shell) echo "$1" ;;
     fedora/npm) echo nodejs-npm ;;
     */npm) echo npm ;;
     alpine/pip3) echo py3-pip py3-setuptools py3-wheel ;;
