@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -42,7 +43,7 @@ func TestPutGet(t *testing.T) {
 	if names, err := os.ReadDir(dir + "/got"); err != nil || len(names) != 1 {
 		t.Errorf("%v %v", names, err)
 	}
-	r = harness.Run(t, o, "--cwd", "none", "--timeout", "0.3", "--get", "/tmp/part", "sh", "-c", "echo part > /tmp/part; sleep 60 & sleep 60")
+	r = harness.Run(t, o, "--cwd", "none", "--timeout", harness.Deadline(300*time.Millisecond).String(), "--get", "/tmp/part", "sh", "-c", "echo part > /tmp/part; sleep 60 & sleep 60")
 	r.Expect(t, 124, "timeout")
 	holds(t, dir+"/part", "part\n")
 

@@ -16,6 +16,8 @@ packages='./internal/room ./internal/enter ./internal/doctor ./tests'
 tests='Scripts|Trees|TreesGrace|OlderBwrap|Start.*|Prepare.*|Plan.*|Find.*|Exec(End|View|Privileges)|Signal.*|Diagnose.*|Examine.*'
 tests+='|PayloadTakesOverNothing|CommandsOfASandboxApart|R04.*|R07Nested|R14.*|R21.*|R22.*|R23.*|R25.*|L02.*|L04Codes|L06Kill|L13Lifetime|IdleRoomKilled'
 tests+='|P01Memory|P02ForkBomb|P03Refused|P05TmpSize|LimitProcess|LimitFakeMeminfo|Seccomp.*|Timeout(Words|Signaled)|Litter|Overlay|OverlayApply|Snapshot|SnapshotHere|Volume|Cp|PutGet'
+# And with the newest what is made in a room by sbxrun itself.
+newest='|Reached|Refused|NothingElse|Publish|Connect|GetHostile|CpHostile'
 export SBXRUN_SOAK=2
 
 status=0
@@ -38,6 +40,9 @@ for version in ${*:-$built}; do
     install -D -m 755 "$cache/$version/bwrap" "$work/$version/bwrap"
     chmod 755 "$work/$version"
     export PATH="$work/$version:$usual" SBXRUN_TESTS_BWRAP="$work/$version"
+    if [ "$version" = "${built##*$'\n'}" ]; then
+        tests+=$newest packages+=' ./tests/network'
+    fi
     # shellcheck disable=SC2086 # a list
     internal/setup/suite.sh "bubblewrap $version as uid $(id -u)" -run "^Test($tests)\$" $packages || status=1
     [ -n "$SBXRUN_TEST_AS" ] || continue

@@ -156,7 +156,7 @@ load() {
     echo "$name" >>"$into/modules/order"
 }
 
-[ -e "$cache/linux$of-$kernel/modules/ext4.ko" ] || rm -rf "${cache:?}/linux$of-$kernel" # of before there was a disk
+[ -e "$cache/linux$of-$kernel/modules/veth.ko" ] || rm -rf "${cache:?}/linux$of-$kernel" # of before there was a network
 case $arch in
 amd64) emulator=qemu-system-x86 program=qemu-system-x86_64 ;;
 arm64) emulator=qemu-system-arm program=qemu-system-aarch64 ;;

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Runs the tests of the built command, and of the packages that deal with cgroups
-# and namespaces, in a machine with nothing but cgroup v2: as root and as an ordinary
-# user, side by side; and then those for a session under systemd.
+# Runs the tests of the built command, and of the packages that deal with cgroups,
+# namespaces, file systems and sockets, in a machine with nothing but cgroup v2: as root
+# and as an ordinary user, side by side; and then those for a session under systemd.
 #
 # usage: test.sh [OPTION...] [PATTERN]    options of run.sh; PATTERN is one of go test's -run
 #
@@ -11,7 +11,8 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$here/../../.."
-packages='./bwrap ./nsenter ./internal/enter ./internal/supervise ./cleanup ./internal/room ./internal/limits ./internal/pressure ./tests'
+packages='./bwrap ./nsenter ./internal/enter ./internal/supervise ./cleanup ./internal/room ./internal/limits ./internal/pressure'
+packages+=' ./internal/overlay ./internal/layers ./internal/tree ./internal/workspace ./internal/volumes ./internal/proxy ./tests/network ./tests'
 
 if go version -m bin/sbxrun | grep -q 'CGO_ENABLED=1'; then
     echo 'vm: error: bin/sbxrun was not built by setup.sh build: with a C library it shows more of its memory' >&2
@@ -37,7 +38,7 @@ chmod 777 "$work/log"
 for package in $packages; do
     name=${package##*/}
     CGO_ENABLED=0 go test -c -o "$work/bin/$name.test" "$package"
-    go test -list . "$package" | grep '^[A-Z]' >"$work/$name.list" || :
+    (cd "$package" && "$work/bin/$name.test" -test.list .) | grep '^[A-Z]' >"$work/$name.list" || :
     skip=
     while read -r of test _; do
         [ "$of" = "$package" ] || continue
