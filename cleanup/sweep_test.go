@@ -20,6 +20,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // The tests make what crashes leave: records without a supervisor, and rooms. The
@@ -30,7 +31,7 @@ func TestMain(m *testing.M) {
 	if role := os.Getenv(sweepRole); role != "" {
 		os.Exit(play(role))
 	}
-	os.Exit(runTests(m))
+	os.Exit(harness.WithHeap(func() int { return runTests(m) }))
 }
 
 func runTests(m *testing.M) int {

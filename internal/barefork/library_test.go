@@ -1,6 +1,10 @@
 package barefork
 
 import (
+	"go/importer"
+	"go/token"
+	"go/types"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,7 +28,7 @@ func TestLibrary(t *testing.T) {
 		if _, err := exec.LookPath(compiler); b.cgo && err != nil || testing.Short() && b.flags != nil {
 			continue // nobody here builds with one
 		}
-		for _, pkg := range []string{"bwrap", "nsenter"} {
+		for _, pkg := range []string{"bwrap", "nsenter", "cleanup"} {
 			t.Run(pkg+" "+b.name, func(t *testing.T) {
 				t.Parallel()
 				name := filepath.Join(t.TempDir(), "examples")
@@ -44,6 +48,89 @@ func TestLibrary(t *testing.T) {
 					}
 				}
 			})
+		}
+	}
+}
+
+// TestLibraryTypes: a program of others can name every type that it meets in the library.
+func TestLibraryTypes(t *testing.T) {
+	list := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}", "./bwrap", "./nsenter", "./cleanup/...")
+	list.Dir = repository(t)
+	out, err := list.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	exports := map[string]string{}
+	for line := range strings.Lines(string(out)) {
+		name, file, _ := strings.Cut(strings.TrimSpace(line), " ")
+		exports[name] = file
+	}
+	load := importer.ForCompiler(token.NewFileSet(), "gc", func(name string) (io.ReadCloser, error) { return os.Open(exports[name]) })
+	const module = "github.com/sbxrun/sbxrun/"
+	for _, name := range []string{"bwrap", "nsenter", "cleanup", "cleanup/result"} {
+		pkg, err := load.Import(module + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen := map[types.Type]bool{}
+		var look func(from string, typ types.Type)
+		look = func(from string, typ types.Type) {
+			if seen[typ] {
+				return
+			}
+			seen[typ] = true
+			switch typ := typ.(type) {
+			case *types.Alias:
+				look(from, types.Unalias(typ))
+			case *types.Named:
+				for arg := range typ.TypeArgs().Types() {
+					look(from, arg)
+				}
+				owner := typ.Obj().Pkg()
+				if owner == nil || !strings.HasPrefix(owner.Path(), module) {
+					return
+				}
+				if strings.Contains(owner.Path(), "/internal/") {
+					t.Errorf("%s%s has %v", module, from, typ)
+					return
+				}
+				for m := range typ.Methods() {
+					if m.Exported() {
+						look(from+"."+m.Name(), m.Type())
+					}
+				}
+				look(from, typ.Underlying())
+			case *types.Struct:
+				for f := range typ.Fields() {
+					if f.Exported() || f.Embedded() { // whose own are promoted
+						look(from+"."+f.Name(), f.Type())
+					}
+				}
+			case *types.Interface:
+				for m := range typ.Methods() {
+					look(from+"."+m.Name(), m.Type())
+				}
+			case *types.Signature:
+				look(from, typ.Params())
+				look(from, typ.Results())
+			case *types.Tuple:
+				for v := range typ.Variables() {
+					look(from, v.Type())
+				}
+			case *types.Map:
+				look(from, typ.Key())
+				look(from, typ.Elem())
+			case interface{ Elem() types.Type }:
+				look(from, typ.Elem())
+			}
+		}
+		for _, object := range pkg.Scope().Names() {
+			if o := pkg.Scope().Lookup(object); o.Exported() {
+				look(name+"."+object, o.Type())
+			}
+		}
+		if len(seen) < 5 {
+			t.Errorf("only %d types were seen in %s", len(seen), name)
 		}
 	}
 }

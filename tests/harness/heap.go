@@ -7,14 +7,17 @@ import (
 	"testing"
 )
 
-// MainWithHeap runs tests with so many bytes of heap in use as SBXRUN_TEST_HEAP says.
-func MainWithHeap(m *testing.M) {
+// MainWithHeap runs tests as WithHeap does, and exits.
+func MainWithHeap(m *testing.M) { os.Exit(WithHeap(m.Run)) }
+
+// WithHeap runs tests with so many bytes of heap in use as SBXRUN_TEST_HEAP says.
+func WithHeap(run func() int) int {
 	size, _ := strconv.Atoi(os.Getenv("SBXRUN_TEST_HEAP")) // none if it is not set
 	heap := make([]byte, size)
 	for i := 0; i < size; i += 4096 {
 		heap[i] = 1
 	}
-	code := m.Run()
+	code := run()
 	runtime.KeepAlive(heap)
-	os.Exit(code)
+	return code
 }
