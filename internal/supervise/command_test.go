@@ -1,0 +1,83 @@
+package supervise_test
+
+import (
+	"errors"
+	"io"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/supervise"
+)
+
+// A CPU quota that cannot be set after all, here because its cgroup is gone, is found out before the
+// command begins (finding B7): so what the report says is true, and it is safe to try again.
+func TestQuotaFails(t *testing.T) {
+	quota, err := limits.For(limits.Request{CPUs: 0.5}, true, nil)
+	var refused *result.Error
+	if errors.As(err, &refused) && refused.Code == "limit" {
+		t.Logf("nobody here can set one: %v", err)
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	group, err := quota.Make("quota-fails", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := group.Remove(soon()); err != nil {
+		t.Fatal(err)
+	}
+	plan, err := room.Prepare(room.Policy{Command: []string{"echo", "ran"}, Workdir: "/tmp"},
+		room.Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plan.Close()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	stdout, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stdout.Close()
+	c, err := supervise.Hold(t.Context(), supervise.Place{Plan: plan}, [3]*os.File{null, w, os.Stderr}, nil,
+		supervise.Terms{ProofTimeout: 20 * time.Second, Begin: time.Now()})
+	w.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.Limits = group
+	if c.Release(t.Context()) {
+		t.Error("it was released")
+	}
+	// One that was let go all the same would write within milliseconds.
+	if err := stdout.SetReadDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := stdout.Read(make([]byte, 1)); n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the command has run: %v", err)
+	}
+	if err := stdout.SetReadDeadline(soon()); err != nil {
+		t.Fatal(err)
+	}
+	c.Watch(t.Context())
+	r := c.End(t.Context())
+	if err := c.Collect(); err != nil {
+		t.Error(err)
+	}
+	if r.Started || r.Cause != result.StartFailed || r.Verdict != result.Proven || r.Err == nil || r.Err.Code != "limit" || r.ExitCode() != 125 {
+		t.Errorf("want start-failed for want of the limit, 125: %+v", r)
+	}
+	if text, err := io.ReadAll(stdout); err != nil || len(text) > 0 {
+		t.Errorf("the command wrote %q, %v", text, err)
+	}
+}
