@@ -1,0 +1,115 @@
+package faults
+
+import (
+	"runtime"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// Children that init has to reap come faster than it can: the command's own end is told all
+// the same, and not when they have come to an end.
+func TestOrphansWithoutEnd(t *testing.T) {
+	lasting := harness.Scaled(4 * time.Second)
+	r := start(t, options{}, "--env", actEnv+"=breed", "--ro-bind", actor(t)+":/actor", "--timeout", (2 * lasting).String(), "--", "/actor", strconv.FormatInt(lasting.Milliseconds(), 10))
+	o := r.wait()
+	if o.code != 7 {
+		t.Errorf("want 7: %v", o)
+	}
+	if took := r.end.Sub(r.begin); took > lasting*3/4 {
+		t.Errorf("its end was told after %v; for %v there were orphans", took, lasting)
+	}
+}
+
+// breed is a payload that ends soon. Some processes that it leaves make children of init's without a
+// pause, for so many milliseconds, on the one processor that they share with init.
+func breed(lasting string) int {
+	runtime.LockOSThread()
+	ms, err := strconv.ParseInt(lasting, 10, 64)
+	if err != nil {
+		return 1
+	}
+	// Each in a session of its own, as the scheduler may share the processor among sessions.
+	const makers = 40
+	var now unix.Timespec
+	var cpus, cpu unix.CPUSet
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) != nil || unix.SchedGetaffinity(0, &cpus) != nil {
+		return 2
+	}
+	for i := 0; cpu.Count() == 0; i++ {
+		if cpus.IsSet(i) {
+			cpu.Set(i)
+		}
+	}
+	// Init has our uid.
+	if unix.SchedSetaffinity(0, &cpu) != nil || unix.SchedSetaffinity(1, &cpu) != nil || unix.Setpriority(unix.PRIO_PROCESS, 1, 19) != nil {
+		return 3
+	}
+	begin := now.Nano() + 3e8 // when all are there
+	m := &maker{stacks: make([]byte, atOnce*stackSize), code: proc.Code(orphan), begin: unix.NsecToTimespec(begin), end: begin + ms*1e6}
+	for range makers {
+		m.fork()
+	}
+	sleepUntil(unix.NsecToTimespec(begin + 1e8))
+	syscall.RawSyscall(unix.SYS_EXIT_GROUP, 7, 0, 0)
+	return 4
+}
+
+func sleepUntil(at unix.Timespec) {
+	for errno := unix.EINTR; errno == unix.EINTR; { // by SIGCHLD, for one
+		_, _, errno = syscall.RawSyscall6(unix.SYS_CLOCK_NANOSLEEP, unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, uintptr(unsafe.Pointer(&at)), 0, 0, 0)
+	}
+}
+
+const (
+	atOnce    = 128 // how many children of one maker there are at once
+	stackSize = 4096
+)
+
+// maker is a process that was forked without an exec, as a [warrior] is.
+type maker struct {
+	stacks   []byte
+	children [atOnce]uintptr // as init sees them
+	code     uintptr
+	begin    unix.Timespec
+	end      int64
+	now      unix.Timespec
+}
+
+func (m *maker) fork() {
+	if pid, _, _ := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0); pid != 0 {
+		return
+	}
+	syscall.RawSyscall(unix.SYS_SETSID, 0, 0, 0)
+	if pid, _, _ := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0); pid != 0 {
+		syscall.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
+	}
+	sleepUntil(m.begin)
+	for i := 0; m.now.Nano() < m.end; {
+		syscall.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&m.now)), 0)
+		// What is not reaped is still there.
+		if child := m.children[i]; child != 0 {
+			if _, _, errno := syscall.RawSyscall(unix.SYS_KILL, child, 0, 0); errno == 0 {
+				continue
+			}
+		}
+		// CLONE_PARENT: the child is its parent's, init's.
+		child, errno := proc.Clone(unix.CLONE_PARENT, uintptr(unsafe.Pointer(&m.stacks[0]))+uintptr((i+1)*stackSize), m.code, nil)
+		if errno == 0 {
+			m.children[i], i = child, (i+1)%atOnce
+		}
+	}
+	syscall.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
+}
+
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func orphan(unsafe.Pointer) { proc.Exit(0) }
