@@ -6,14 +6,17 @@ import (
 	"os/exec"
 	"runtime"
 	"strconv"
+	"strings"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
 // tracerEnv makes the test binary a tracer instead: "VICTIM N" is the role and
 // the number of the stop at which it is killed. Every system call stops twice:
-// before it and after it.
+// before it and after it. With "VICTIM N QUIT" it gets SIGQUIT instead, and the stops before it has
+// a handler of its own do not count (internal/quit).
 const tracerEnv = "SBXRUN_FAULTS_TRACER"
 
 // tracerStops is where the tracer writes how often the victim stopped.
@@ -60,7 +63,8 @@ func leadsTo(role, victim int) bool {
 // test process that would be the orphans that are to be counted.
 func tracerMain() int {
 	var victim, at int
-	if _, err := fmt.Sscan(os.Getenv(tracerEnv), &victim, &at); err != nil {
+	words, quit := strings.CutSuffix(os.Getenv(tracerEnv), " QUIT")
+	if _, err := fmt.Sscan(words, &victim, &at); err != nil {
 		fmt.Fprintln(os.Stderr, "tracer:", err)
 		return 200
 	}
@@ -71,7 +75,10 @@ func tracerMain() int {
 		fmt.Fprintln(os.Stderr, "tracer:", err)
 		return 201
 	}
-	tr := tracer{root: cmd.Process.Pid, victim: victim, at: at, tasks: map[int]*task{}}
+	tr := tracer{root: cmd.Process.Pid, victim: victim, at: at, by: unix.SIGKILL, tasks: map[int]*task{}}
+	if quit {
+		tr.by = unix.SIGQUIT
+	}
 	tr.tasks[tr.root] = &task{process: tr.root, births: new(int)}
 	if err := tr.loop(); err != nil {
 		fmt.Fprintln(os.Stderr, "tracer:", err)
@@ -101,6 +108,9 @@ type task struct {
 type tracer struct {
 	root       int
 	victim, at int
+	by         unix.Signal // what it gets
+	setter     int         // the task that sets a handler for SIGQUIT
+	ready      bool        // it has one
 	stops      int
 	tasks      map[int]*task
 	status     syscall.WaitStatus // of sbxrun
@@ -169,10 +179,15 @@ func (tr *tracer) stopped(pid int, t *task, ws syscall.WaitStatus, early map[int
 		}
 		sig = 0
 	case sig == syscall.SIGTRAP|0x80:
-		if t.role == tr.victim {
+		if tr.by == unix.SIGQUIT && tr.setter == 0 && handlesQuit(pid) {
+			tr.setter = pid
+		} else if pid == tr.setter {
+			tr.ready = true // after the call
+		}
+		if t.role == tr.victim && (tr.ready || tr.by != unix.SIGQUIT) {
 			tr.stops++
 			if tr.stops == tr.at {
-				_ = unix.Kill(t.process, unix.SIGKILL) // it is stopped, so it exists
+				_ = unix.Kill(t.process, tr.by) // it is stopped, so it exists
 			}
 		}
 		sig = 0
@@ -180,6 +195,21 @@ func (tr *tracer) stopped(pid int, t *task, ws syscall.WaitStatus, early map[int
 		sig = 0 // after an exec
 	}
 	tr.resume(pid, t, int(sig))
+}
+
+// handlesQuit reports whether a stopped task sets an action for SIGQUIT and asks for the old one:
+// package quit does, and Go's runtime never does both at once.
+func handlesQuit(pid int) bool {
+	// struct ptrace_syscall_info at the entry of a call (PTRACE_GET_SYSCALL_INFO, Linux 5.3)
+	const getInfo, entry = 0x420e, 1
+	var info struct {
+		op             uint8
+		arch           uint32
+		ip, sp, number uint64
+		args           [6]uint64
+	}
+	_, _, errno := syscall.RawSyscall6(unix.SYS_PTRACE, getInfo, uintptr(pid), unsafe.Sizeof(info), uintptr(unsafe.Pointer(&info)), 0, 0)
+	return errno == 0 && info.op == entry && info.number == unix.SYS_RT_SIGACTION && info.args[0] == uint64(unix.SIGQUIT) && info.args[1] != 0 && info.args[2] != 0
 }
 
 // born takes note of a new task: a thread of the same process, or the next process that
