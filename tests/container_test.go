@@ -10,36 +10,25 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// engineRoot starts a command as container engines start that of an image: as root, if
-// the tests are, but without the capabilities to look into other processes
-// (CAP_SYS_PTRACE), to mount (CAP_SYS_ADMIN) and others.
-func engineRoot() []string {
-	if !harness.Root() {
-		return nil // who has none at all
-	}
-	const usual = "-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+setuid,+setpcap,+net_bind_service,+net_raw,+sys_chroot,+mknod,+audit_write,+setfcap"
-	return []string{"setpriv", "--inh-caps", "-all", "--bounding-set", usual}
-}
-
 // Everything works as an engine's root as well: what is another's is looked at all
 // the same, and who looks stays one that others can look at.
 func TestEngineRoot(t *testing.T) {
 	t.Parallel()
 	second := harness.Deadline(time.Second).String()
-	harness.Run(t, harness.Options{Wrap: engineRoot()}, "sh", "-c", "setsid sleep 60 & exit 7").Expect(t, 7, "exited")
-	harness.Run(t, harness.Options{Wrap: engineRoot()}, "--timeout", second, "--grace", "0.1", "/fixtures/tree-setsid").Expect(t, 124, "timeout")
+	harness.Run(t, harness.Options{Wrap: harness.EngineRoot()}, "sh", "-c", "setsid sleep 60 & exit 7").Expect(t, 7, "exited")
+	harness.Run(t, harness.Options{Wrap: harness.EngineRoot()}, "--timeout", second, "--grace", "0.1", "/fixtures/tree-setsid").Expect(t, 124, "timeout")
 
 	// Limits are the payload's to set, so no capability is needed to set those of another
 	// user's process, and nothing makes sbxrun one that cannot be looked at (finding B2).
 	limits := []string{"--nofile", "64", "--fsize", "1M", "--stack", "1M"}
-	r := harness.Run(t, harness.Options{Wrap: engineRoot()}, append(limits, "sh", "-c", "echo $(ulimit -n) $(ulimit -f) $(ulimit -s)")...)
+	r := harness.Run(t, harness.Options{Wrap: harness.EngineRoot()}, append(limits, "sh", "-c", "echo $(ulimit -n) $(ulimit -f) $(ulimit -s)")...)
 	r.Expect(t, 0, "exited")
 	if got := string(r.Stdout); got != "64 2048 1024\n" {
 		t.Errorf("limits %s", got)
 	}
 
 	s := harness.NewState(t)
-	s.Wrap = engineRoot()
+	s.Wrap = harness.EngineRoot()
 	limited := s.Sandbox(harness.Options{}, append(limits, "sh", "-c", "sleep 0.2; exit 3")...)
 	if r := s.Run("wait", limited.ID); r.ExitCode != 3 {
 		t.Errorf("wait: exit code %d: %s", r.ExitCode, r.Stderr)

@@ -50,8 +50,8 @@
 // SBXRUN_SOAK=500 starts as many sandboxes at random.
 //
 // TestSoak is everything at once: processes of every role are killed and stopped at random
-// moments of each phase of run, start, exec, kill, wait, logs and cleanup, several of one
-// sandbox and several sandboxes side by side, while the payloads fight back (fighter_test.go)
+// moments of each phase of run, start, exec, kill, wait, logs, cleanup and a call of a server, several
+// of one sandbox and several sandboxes side by side, while the payloads fight back (fighter_test.go)
 // and the pids of what was killed are given to strangers. Its parts have PID namespaces of
 // their own, so that whatever is left is seen. SBXRUN_SOAK=2000 is 10,000 signals.
 //

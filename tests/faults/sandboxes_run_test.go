@@ -31,8 +31,9 @@ type estate struct {
 	t      testing.TB
 	marker string // in the environment of every command and payload
 	top    string
-	state  string // SBXRUN_STATE_DIR
-	out    string // what the payloads see as /out
+	state  string   // SBXRUN_STATE_DIR
+	out    string   // what the payloads see as /out
+	wrap   []string // a command that becomes sbxrun
 
 	mu sync.Mutex
 	n  int               // commands so far
@@ -78,7 +79,7 @@ var registering sync.Mutex
 // begin starts sbxrun. It may be called by several goroutines.
 func (e *estate) begin(args ...string) (*call, error) {
 	binary := harness.Binary(e.t)
-	return e.command(nil, append([]string{binary}, args...)...)
+	return e.command(nil, slices.Concat(e.wrap, []string{binary}, args)...)
 }
 
 // command starts any command in sbxrun's environment.

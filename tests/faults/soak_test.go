@@ -39,7 +39,7 @@ var (
 	soakSlack = harness.Scaled(3 * time.Second)
 )
 
-// soakPart makes TestSoak a part of itself: "SEED N".
+// soakPart makes TestSoak a part of itself: "SEED N ENGINE", the last for [harness.EngineRoot].
 const soakPart = "SBXRUN_SOAK_PART"
 
 // TestSoak sends SIGKILL and SIGSTOP to sbxrun, supervisors, keepers, monitors, rooms and
@@ -51,15 +51,17 @@ const soakPart = "SBXRUN_SOAK_PART"
 //
 // It is done in parts, each of which is PID 1 of a PID namespace: so a part sees every
 // process that is left, however it hides, and can have pids given out again at will. The
-// choices are made by SBXRUN_SOAK_SEED, which is logged; the scheduler's are not.
+// choices are made by SBXRUN_SOAK_SEED, which is logged; the scheduler's are not. Root's last
+// part starts everything as root of a container.
 func TestSoak(t *testing.T) {
 	if part := os.Getenv(soakPart); part != "" {
 		var seed uint64
 		var n int64
-		if _, err := fmt.Sscan(part, &seed, &n); err != nil {
+		var engine bool
+		if _, err := fmt.Sscan(part, &seed, &n, &engine); err != nil {
 			t.Fatalf("%s=%q: %v", soakPart, part, err)
 		}
-		newSoak(t, seed).run(n)
+		newSoak(t, seed, engine).run(n)
 		return
 	}
 	hits := scaled(t, 500)
@@ -80,7 +82,7 @@ func TestSoak(t *testing.T) {
 			n = hits - n*(parts-1)
 		}
 		work.Go(func() {
-			count, out, err := startPart(t, fmt.Sprint(seed+uint64(i), " ", n))
+			count, out, err := startPart(t, fmt.Sprint(seed+uint64(i), " ", n, " ", i > 0 && i == parts-1 && harness.Root()))
 			mu.Lock()
 			defer mu.Unlock()
 			all.add(count)
@@ -201,6 +203,7 @@ var soakVerbs = []soakVerb{
 	{"wait", true, soakAllRoles, func(y *soakTry) []string { return []string{"wait", y.box.ID} }},
 	{"logs", true, soakAllRoles, func(y *soakTry) []string { return []string{"logs", "--follow", y.box.ID} }},
 	{"cleanup", true, soakAllRoles, func(*soakTry) []string { return []string{"cleanup"} }},
+	{soakServe, false, soakRunRoles, func(y *soakTry) []string { return []string{"serve", "--config", y.config()} }},
 }
 
 // soakCount is what a soak has met.
@@ -304,11 +307,14 @@ type soaking struct {
 	fresh     []*decoyed // of this round
 }
 
-func newSoak(t *testing.T, seed uint64) *soaking {
+func newSoak(t *testing.T, seed uint64, engine bool) *soaking {
 	t.Helper()
 	harness.Must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
 	harness.Must(t, unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""))
 	s := &soaking{estate: newEstate(t), seed: seed, actor: actor(t)}
+	if engine {
+		s.wrap = harness.EngineRoot()
+	}
 	s.count.add(soakCount{}) // makes the maps
 	s.troupe = newTroupe(t, s.actor)
 	for _, name := range names {
@@ -476,10 +482,10 @@ func (s *soaking) settled(tries []*soakTry) {
 		s.t.Logf("that was\n%s", was())
 	}
 	for _, dir := range []string{s.out, s.top} {
-		for _, pattern := range []string{"ran-*", "log", "call-*", "report-*"} {
+		for _, pattern := range []string{"ran-*", "log", "call-*", "report-*", "serve-*"} {
 			names, _ := filepath.Glob(filepath.Join(dir, pattern))
 			for _, name := range names {
-				_ = os.Remove(name) // the test's directory is removed in the end
+				_ = os.RemoveAll(name) // the test's directory is removed in the end
 			}
 		}
 	}
@@ -513,7 +519,8 @@ type soakTry struct {
 	boxed   seen      // that of the box
 	done    []string  // what was done
 	killed  []harness.Proc
-	struck  bool // the client was
+	struck  bool      // the client was
+	asked   chan said // a server's answer, when it has come; nil for other verbs
 }
 
 func (y *soakTry) String() string {
@@ -542,7 +549,7 @@ func (y *soakTry) command(verb string, flags ...string) []string {
 
 // ran says whether the command that the verb has started, or the box's, has left its trace.
 func (y *soakTry) ran() bool {
-	if y.began.IsZero() && y.s.wrote("ran-"+y.id) {
+	if y.began.IsZero() && (y.s.wrote("ran-"+y.id) || y.asked != nil && len(y.commands()) > len(names)) {
 		y.began = time.Now()
 	}
 	return !y.began.IsZero()
@@ -567,6 +574,9 @@ func (y *soakTry) run() {
 		y.errorf("%v", err)
 		return
 	}
+	if y.verb.name == soakServe && !y.ask() {
+		return
+	}
 	y.await()
 	held, role := y.strike(y.role, y.action())
 	for range y.rng.IntN(3) {
@@ -585,12 +595,36 @@ func (y *soakTry) run() {
 		y.resolve(held, role)
 		held.Close()
 	}
-	y.judge(y.s.wait(y.client), after)
+	y.judge(y.end(), after)
 	if y.verb.name == "kill" && !y.boxed.ended() { // who should have done it was killed
 		if s := y.s.do("kill", "--grace", "0", y.box.ID); s.code != 0 && s.code != 125 {
 			y.errorf("%v", s)
 		}
 	}
+}
+
+// over reports whether the verb has come to its end.
+func (y *soakTry) over() bool { return y.client.over() || len(y.asked) > 0 }
+
+// end waits for it.
+func (y *soakTry) end() said {
+	if y.asked != nil {
+		return y.dismiss()
+	}
+	return y.s.wait(y.client)
+}
+
+// proof is how long the proof may take, which of a server is not ours to set; and limit all
+// of it.
+func (y *soakTry) proof() time.Duration {
+	if y.asked != nil {
+		return 5 * time.Second
+	}
+	return soakProof
+}
+
+func (y *soakTry) limit() time.Duration {
+	return soakMoment + soakEnd - soakProof + y.proof() + soakSlack
 }
 
 func (y *soakTry) action() string {
@@ -629,7 +663,7 @@ func (y *soakTry) openBox() bool {
 // await waits for the moment: that the victim is there, that the command runs, or that its
 // deadline is near; and a bit.
 func (y *soakTry) await() {
-	over := func() bool { return y.client.over() }
+	over := y.over
 	switch {
 	case y.verb.box && y.phase == soakEnding && y.verb.name != "kill":
 		for time.Since(y.began) < soakDeadline-10*time.Millisecond && !over() && !y.boxed.ended() {
@@ -647,7 +681,7 @@ func (y *soakTry) await() {
 		y.pause(8 * time.Millisecond)
 	default:
 		idle := y.verb.name == "start, idle"
-		for !y.ran() && !(over() && (idle || y.client.cmd.ProcessState.ExitCode() != 0)) {
+		for !y.ran() && !(over() && (idle || y.asked != nil || y.client.cmd.ProcessState.ExitCode() != 0)) {
 			if time.Since(y.client.begin) > soakSlack {
 				return // it is told later
 			}
@@ -892,21 +926,21 @@ func (y *soakTry) resolve(held *harness.Target, role int) {
 		if y.rng.IntN(2) == 0 && !y.client.over() {
 			y.done = append(y.done, "SIGTERM to sbxrun")
 			_ = y.client.cmd.Process.Signal(unix.SIGTERM) // it may have ended
-			if role != soakSbxrun && role != soakSupervisor && !y.s.holds(soakProof+soakInstead+soakSlack, y.client.over) && !y.verb.box {
+			if role != soakSbxrun && role != soakSupervisor && !y.s.holds(y.proof()+soakInstead+soakSlack, y.client.over) && !y.verb.box {
 				y.errorf("SIGTERM to sbxrun is without effect while the %s is stopped", soakNames[role])
 			}
 		}
 	case y.verb.name == "kill" && y.struck: // nobody ends it
 	default:
 		var commands []harness.Proc
-		if !y.s.holds(soakMoment+soakEnd+soakSlack, func() bool {
+		if !y.s.holds(y.limit(), func() bool {
 			reapZombies(y.s.host, y.s.neighbour)
 			commands = y.commands()
 			return len(commands) == 0
 		}) {
 			y.errorf("while the %s is stopped the command lives on:\n%s", soakNames[role], describe(commands))
 		}
-		if role != soakSbxrun && role != soakSupervisor && !y.s.holds(soakMoment+soakEnd+soakSlack, y.client.over) {
+		if role != soakSbxrun && role != soakSupervisor && !y.s.holds(y.limit(), y.over) {
 			y.errorf("while the %s is stopped sbxrun does not end:\n%s", soakNames[role], describe(below(y.client.pid)))
 		}
 	}
@@ -949,7 +983,7 @@ func (y *soakTry) judge(said said, after *call) {
 		y.s.count.Longest, y.s.count.Which = took, y.String()
 	}
 	y.s.mu.Unlock()
-	limit := soakEnd + soakMoment + soakSlack
+	limit := y.limit()
 	if said.took > limit {
 		y.errorf("it took %v: %v", said.took, said)
 	}

@@ -319,3 +319,14 @@ func Lines(out []byte) []string {
 	}
 	return strings.Split(s, "\n")
 }
+
+// EngineRoot starts a command as container engines start that of an image: as root, if
+// the tests are, but without the capabilities to look into other processes
+// (CAP_SYS_PTRACE), to mount (CAP_SYS_ADMIN) and others.
+func EngineRoot() []string {
+	if !Root() {
+		return nil // who has none at all
+	}
+	const usual = "-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+setuid,+setpcap,+net_bind_service,+net_raw,+sys_chroot,+mknod,+audit_write,+setfcap"
+	return []string{"setpriv", "--inh-caps", "-all", "--bounding-set", usual}
+}
