@@ -56,21 +56,26 @@ func commandOf(flags any) Command {
 // WantsJSON reports whether flags, a pointer to the struct of a command, have --json set:
 // also after an error of [Parse].
 func WantsJSON(flags any) bool {
-	f := commandOf(flags).named("json")
-	return f != nil && f.value.Bool()
+	f := field(flags, "JSON")
+	return f.IsValid() && f.Bool()
 }
 
 // StateDir returns the --state-dir in flags; "" if there is none.
-func StateDir(flags any) string { return directory(flags, "state-dir") }
+func StateDir(flags any) string { return directory(flags, "StateDir") }
 
 // DataDir returns the --data-dir in flags; "" if there is none.
-func DataDir(flags any) string { return directory(flags, "data-dir") }
+func DataDir(flags any) string { return directory(flags, "DataDir") }
 
 func directory(flags any, name string) string {
-	if f := commandOf(flags).named(name); f != nil {
-		return f.value.String()
+	if f := field(flags, name); f.IsValid() {
+		return f.String()
 	}
 	return ""
+}
+
+// field returns what holds a flag. The index, which [Parse] has made, would take a hundred times as long.
+func field(flags any, name string) reflect.Value {
+	return reflect.ValueOf(flags).Elem().FieldByName(name)
 }
 
 func newCommand(field reflect.StructField, flags reflect.Value) Command {

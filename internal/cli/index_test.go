@@ -81,3 +81,17 @@ func TestCommandOf(t *testing.T) {
 		}
 	}
 }
+
+// What is looked up without the index is what the index has.
+func TestField(t *testing.T) {
+	v := reflect.ValueOf(new(CLI)).Elem()
+	for i := range v.NumField() {
+		flags := v.Field(i).Addr().Interface()
+		for name, fieldName := range map[string]string{"json": "JSON", "state-dir": "StateDir", "data-dir": "DataDir"} {
+			f := commandOf(flags).named(name)
+			if got := field(flags, fieldName); got.IsValid() != (f != nil) || f != nil && got.Addr().Pointer() != f.value.Addr().Pointer() {
+				t.Errorf("%T: --%s is not its field %s", flags, name, fieldName)
+			}
+		}
+	}
+}
