@@ -49,9 +49,7 @@ func (t *Tree) Changes() (list []Change, warnings []error, err error) {
 		w.add(Change{Path: ".", Kind: Mode, Type: Directory, WasMode: octal(permissions(&lst)), Conflict: w.later(&lst)}, &ust)
 	}
 	for i, layer := range t.Layers {
-		if w.layer = i; w.settled[""] {
-			break
-		}
+		w.layer = i
 		if err := w.compare(proc.Descriptor(layer), low); err != nil {
 			return nil, nil, err
 		}
@@ -92,16 +90,14 @@ func (w *comparison) compare(up, low int) error {
 	if err != nil {
 		return err
 	}
-	lows := []original{{dir: low}} // down to that of the entry
+	// Down to that of the entry. The kernel takes no layer's own directory for opaque.
+	lows := []original{{dir: low}}
 	leave := func(depth int) {
 		for ; len(lows) > depth; lows = lows[:len(lows)-1] {
 			lows[len(lows)-1].close()
 		}
 	}
 	defer leave(0)
-	if err := w.enter(&lows[0], up, ""); err != nil {
-		return err
-	}
 	for e, err := range w.walk.Below(up, "") {
 		if err != nil {
 			return err

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -413,9 +414,9 @@ func TestSelect(t *testing.T) {
 	}
 }
 
-// TestLayers compares what is made in the original, of layers made at random, with what overlayfs
-// would show of them, by a model of its own ([merge]): each name as the uppermost layer has it, and
-// directories of one name merged, down to the first that is opaque, or to what is no directory.
+// TestLayers compares what is made in the original, of layers made at random, with a model of what
+// overlayfs shows of them, and some of that with overlayfs: each name as the uppermost layer has it,
+// and directories of one name merged, down to the first that is opaque, or to what is no directory.
 func TestLayers(t *testing.T) {
 	names := []string{"a", "b", "c"}
 	for seed := range 60 {
@@ -451,6 +452,11 @@ func TestLayers(t *testing.T) {
 			merge(t, shown, at, ".")
 		}
 		slices.Reverse(dirs)
+		if seed%3 == 0 {
+			if diff := cmp.Diff(mounted(t, dirs), shown); diff != "" {
+				t.Errorf("seed %d: -overlayfs +model:\n%s", seed, diff)
+			}
+		}
 		upper, err := os.Open(dirs[0])
 		must(t, err)
 		tree, err := Open(upper, dir+"/original", time.Now().Add(time.Minute), dirs[1:len(dirs)-1]...)
@@ -470,6 +476,24 @@ func TestLayers(t *testing.T) {
 		tree.Close()
 		upper.Close()
 	}
+}
+
+// mounted is what overlayfs shows of directories, the uppermost first.
+func mounted(t testing.TB, dirs []string) map[string]string {
+	t.Helper()
+	at := filepath.Join(t.TempDir(), "mounted")
+	must(t, os.Mkdir(at, 0o755))
+	script := `mount -t overlay -o userxattr,lowerdir="$1" overlay "$2" && cd "$2" && find . -type d -printf '%P=directory\0' -o -type l -printf '%P=link %l\0' -o -type f -printf '%P=file ' -exec cat {} \; -printf '\0'`
+	out, err := exec.Command("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh", strings.Join(dirs, ":"), at).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v %s", err, out)
+	}
+	found := map[string]string{}
+	for text := range strings.SplitSeq(strings.TrimSuffix(string(out), "\x00"), "\x00") {
+		name, what, _ := strings.Cut(text, "=")
+		found[filepath.Join(".", name)] = what
+	}
+	return found
 }
 
 // merge puts a layer over what is shown.
@@ -495,7 +519,7 @@ func merge(t testing.TB, shown map[string]string, dir, at string) {
 		shown[at] = "link " + target
 	default:
 		var value [8]byte
-		if n, err := unix.Getxattr(filepath.Join(dir, at), "user.overlay.opaque", value[:]); err == nil && n > 0 || shown[at] != "directory" {
+		if n, err := unix.Getxattr(filepath.Join(dir, at), "user.overlay.opaque", value[:]); err == nil && n > 0 && at != "." || shown[at] != "directory" {
 			forget(at)
 		}
 		shown[at] = "directory"
