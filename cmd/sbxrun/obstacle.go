@@ -26,7 +26,7 @@ func (c *command) advises() bool {
 type counters struct {
 	file   *os.File
 	before int
-	others bool // there were others before
+	others bool // there were others before, or clients of a published port are
 	listed bool // the room has a list of hosts
 }
 
@@ -41,7 +41,7 @@ func (c *command) openCounters(net string, of *proc.Process) *counters {
 	if err != nil {
 		return nil // then nothing is said of the network
 	}
-	return &counters{file: f, listed: listed}
+	return &counters{file: f, others: len(c.Parts.Published()) > 0, listed: listed}
 }
 
 // begin is for a room in which there were others before.

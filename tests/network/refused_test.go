@@ -1,10 +1,16 @@
 package network
 
 import (
+	"errors"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -303,5 +309,29 @@ func TestNamed(t *testing.T) {
 		if got := strings.Join(harness.Ours(text), "\n"); r.ExitCode != tt.code || got != tt.want {
 			t.Errorf("%s: exit code %d, %q, want %q\n%s", tt.name, r.ExitCode, got, tt.want, text)
 		}
+	}
+}
+
+// TestEarlyClient: that a client of a published port comes before there is a server is not said of a
+// command that fails.
+func TestEarlyClient(t *testing.T) {
+	t.Parallel()
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	harness.Must(t, err)
+	address := free.Addr().String()
+	free.Close()
+	in, out := io.Pipe()
+	r, text := harness.Said(t, func(o harness.Options) *harness.Process {
+		o.Stdin = in
+		p := harness.Start(t, o, "--env", harness.MarkerName, "-w", "--publish", address+":8001", "sh", "-c", "read x; exit 3")
+		harness.Until(t, harness.Scaled(10*time.Second), "a client is refused", func() bool {
+			_, err := get(address, "")
+			return errors.Is(err, unix.ECONNRESET)
+		})
+		out.Close()
+		return p
+	})
+	if lines := harness.Ours(text); r.ExitCode != 3 || len(lines) > 0 {
+		t.Errorf("exit code %d, %q", r.ExitCode, lines)
 	}
 }
