@@ -40,6 +40,7 @@ type get struct {
 	to      *workspace.Dir   // on the host
 	mount   *workspace.Mount // what it begins in
 	rest    string           // of the pattern, below that
+	other   string           // a mount that is not got, although it is among what is; "" for none
 }
 
 // maxBytes is how much is put, and how much got.
@@ -126,11 +127,13 @@ func (f *Files) Held(room *proc.Process, user *proc.Cred) error {
 			return err
 		}
 	}
+	mounts, _ := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", room.PID)) // without, nobody is warned
 	for i := range f.gets {
 		g := &f.gets[i]
 		if g.mount, g.rest, err = f.box.Mount(g.pattern); err != nil {
 			return of("--get "+g.arg, err)
 		}
+		g.other = other(string(mounts), g.pattern, g.mount.Name)
 	}
 	if len(f.gets) == 0 {
 		f.Close() // or the sandbox's memory would be held
@@ -182,6 +185,9 @@ func (f *Files) Collect() (unmatched []string, err error) {
 		}
 		if _, now := f.Got.Done(); now == before {
 			unmatched = append(unmatched, g.arg)
+		}
+		if g.other != "" {
+			f.Got.LeftOut.Add(&f.Got.LeftOut.Special, usage("%q is a mount of its own, so name it, or what is in it", g.other))
 		}
 	}
 	return unmatched, nil

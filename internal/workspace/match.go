@@ -10,7 +10,7 @@ import (
 // when the sandbox is gone.
 type Mount struct {
 	dir  *Dir
-	name string
+	Name string // its path in the sandbox
 }
 
 // Close gives it up.
@@ -64,14 +64,14 @@ func (r *Root) Mount(pattern string) (*Mount, string, error) {
 // Matches copies what a pattern matches below a mount to a directory, each under its own name.
 // A name that begins with a dot is matched by a pattern that does. No link is followed.
 func (t *Transfer) Matches(m *Mount, pattern string, to *Dir) error {
-	if pattern == "" && m.name != "/" {
-		source := &Source{Name: m.name, dir: m.dir, fd: m.dir.fd()}
+	if pattern == "" && m.Name != "/" {
+		source := &Source{Name: m.Name, dir: m.dir, fd: m.dir.fd()}
 		if err := unix.Fstat(source.fd, &source.st); err != nil {
-			return about(m.name, err)
+			return about(m.Name, err)
 		}
 		return t.into(source, &directory{side: to, fd: to.fd()}, source.Base())
 	}
 	w := t.walk(m.dir)
 	w.Pattern = strings.Split(pattern, "/")
-	return about(m.name, t.below(w.Below(m.dir.fd(), m.name), &directory{side: to, fd: to.fd()}, len(w.Pattern)-1))
+	return about(m.Name, t.below(w.Below(m.dir.fd(), m.Name), &directory{side: to, fd: to.fd()}, len(w.Pattern)-1))
 }

@@ -38,7 +38,8 @@ type LeftOut struct {
 	First   error
 }
 
-func (l *LeftOut) add(count *int, err error) {
+// Add counts something that was left out, and keeps the first reason.
+func (l *LeftOut) Add(count *int, err error) {
 	*count++
 	if l.First == nil {
 		l.First = err
@@ -125,10 +126,10 @@ func (t *Transfer) entry(e *tree.Entry, to sink) (below sink, err error) {
 	}
 	switch {
 	case e.Err == tree.ErrDeep:
-		t.LeftOut.add(&t.LeftOut.Denied, usage("%.60q… is more than %d levels deep", e.Path, maxTree))
+		t.LeftOut.Add(&t.LeftOut.Denied, usage("%.60q… is more than %d levels deep", e.Path, maxTree))
 		return nil, nil
 	case e.Err == unix.EACCES || e.Err == unix.EPERM || e.Err == unix.EAGAIN:
-		t.LeftOut.add(&t.LeftOut.Denied, explain(e.Path, e.Err))
+		t.LeftOut.Add(&t.LeftOut.Denied, explain(e.Path, e.Err))
 		return nil, nil
 	case e.Err != nil:
 		return nil, explain(e.Path, e.Err)
@@ -152,7 +153,7 @@ func (t *Transfer) entry(e *tree.Entry, to sink) (below sink, err error) {
 		}
 		e.Skip = true
 	}
-	t.LeftOut.add(&t.LeftOut.Special, usage("%q is neither a file nor a directory to copy", e.Path))
+	t.LeftOut.Add(&t.LeftOut.Special, usage("%q is neither a file nor a directory to copy", e.Path))
 	return nil, nil
 }
 
