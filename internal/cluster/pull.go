@@ -54,7 +54,18 @@ func (p *puller) run(ctx context.Context) {
 func (p *puller) next(ctx context.Context) (*nats.Msg, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*askWithin)
 	defer cancel()
-	m, err := p.nc.RequestWithContext(ctx, "$JS.API.CONSUMER.MSG.NEXT."+p.queue.name+"."+consumer, fmt.Appendf(nil, `{"batch":1,"expires":%d}`, askWithin))
+	// An inbox of its own for each: at that of all requests (RequestWithContext) nothing came any more after NATS
+	// had been away, as TestNATSAway shows.
+	inbox := p.nc.NewInbox()
+	answer, err := p.nc.SubscribeSync(inbox)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = answer.Unsubscribe() }() // fails only when the connection is closed
+	if err := p.nc.PublishRequest("$JS.API.CONSUMER.MSG.NEXT."+p.queue.name+"."+consumer, inbox, fmt.Appendf(nil, `{"batch":1,"expires":%d}`, askWithin)); err != nil {
+		return nil, err
+	}
+	m, err := answer.NextMsgWithContext(ctx)
 	if err != nil {
 		return nil, err
 	}
