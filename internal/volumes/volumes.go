@@ -138,7 +138,7 @@ func CheckName(name string) error {
 // How long a lock is waited for: longer than a [Store.List] has it, on a busy machine as well; and
 // by that for another one.
 const (
-	patience = 50 * time.Millisecond
+	patience = 200 * time.Millisecond
 	glance   = 2 * time.Millisecond
 )
 

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -130,9 +131,12 @@ func TestListed(t *testing.T) {
 				if _, err := s.List(); err != nil {
 					t.Error(err)
 				}
+				time.Sleep(time.Millisecond) // more than that nobody lists
 			}
 		})
 	}
+	defer all.Wait()
+	defer over.Store(true)
 	for i := range 300 {
 		v, err := s.Use("v", i%2 == 0, nil)
 		if err != nil {
