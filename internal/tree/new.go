@@ -1,12 +1,14 @@
 package tree
 
 import (
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/links"
 )
 
@@ -25,7 +27,10 @@ func Begin(dir int, mode uint32) (fd int, temporary string, err error) {
 // complete and on the disk.
 func WriteNew(name string, write func(*os.File) error) (err error) {
 	defer func() {
-		if errno, ok := err.(unix.Errno); ok {
+		switch errno, ok := err.(unix.Errno); {
+		case errno == unix.EEXIST:
+			err = &result.Error{Code: "exists", Message: fmt.Sprintf("%q is there already, and is not written over", name), Hint: "name another file, or remove it first", Err: errno}
+		case ok:
 			err = &fs.PathError{Op: "write", Path: name, Err: errno}
 		}
 	}()
