@@ -183,7 +183,7 @@ func TestSnapshotRefused(t *testing.T) {
 		{[]string{"snapshot", "rm"}, "takes snapshots"},
 		{[]string{"snapshot", "rm", "none"}, `no snapshot "none"`},
 		{[]string{"snapshot", "export", "none", "-"}, `no snapshot "none"`},
-		{[]string{"snapshot", "export", "taken", bad}, "exists"},
+		{[]string{"snapshot", "export", "taken", bad}, "is there already, and is not written over"},
 		{[]string{"snapshot", "import", bad}, "refused"},
 		{[]string{"start", "--from", "none"}, `no snapshot "none"`},
 		{[]string{"run", "--from", "none", "true"}, `no snapshot "none"`},
