@@ -42,7 +42,7 @@ func example(t *testing.T) (o *server.Options, ca string) {
 		t.Fatal(err)
 	}
 	file := filepath.Join(dir, "nats.conf")
-	if err := os.WriteFile(file, []byte(strings.ReplaceAll(string(text), "/etc/nats-server", dir)), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(strings.NewReplacer("/etc/nats-server", dir, "/var/lib/nats-server", dir+"/store").Replace(string(text))), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("NATS_NAME", "nats1")
@@ -55,7 +55,7 @@ func example(t *testing.T) (o *server.Options, ca string) {
 	if !o.JetStream || o.TLSConfig == nil || len(o.Routes) != 3 || o.Cluster.Name == "" || o.Cluster.TLSConfig == nil {
 		t.Errorf("the example lacks JetStream, TLS or other servers")
 	}
-	o.Host, o.Port, o.StoreDir, o.NoLog, o.NoSigs = "127.0.0.1", freePort(t), filepath.Join(dir, "store"), true, true
+	o.Host, o.Port, o.NoLog, o.NoSigs = "127.0.0.1", freePort(t), true, true
 	o.Cluster, o.Routes = server.ClusterOpts{}, nil // one server alone
 	return o, filepath.Join(dir, "ca.pem")
 }
@@ -88,11 +88,22 @@ func certificates(t *testing.T, dir string) {
 
 // With the users of the example everything goes on by TLS as without: calls, keys, presence. Whoever
 // has stolen the credentials of a node can be that node, and nobody else: it reads nothing of other
-// nodes, sends them nothing, and is not heard under their names.
+// nodes, sends them nothing, and is not heard under their names. All of that with the newest server of
+// NATS, and with the oldest that docs/scale.md names.
 func TestStolenNode(t *testing.T) {
-	o, ca := example(t)
-	s := startNATS(t, o)
-	defer s.Shutdown()
+	t.Run("newest", func(t *testing.T) {
+		o, ca := example(t)
+		defer startNATS(t, o).Shutdown()
+		stolenNode(t, o, ca)
+	})
+	t.Run("oldest", func(t *testing.T) {
+		o, ca := example(t)
+		oldestNATS(t, o)
+		stolenNode(t, o, ca)
+	})
+}
+
+func stolenNode(t *testing.T, o *server.Options, ca string) {
 	as := func(user, password string) string {
 		return fmt.Sprintf("tls://%s:%s@127.0.0.1:%d", user, passwords[password], o.Port)
 	}

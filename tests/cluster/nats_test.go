@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -93,6 +96,39 @@ func startNATS(t *testing.T, o *server.Options) *server.Server {
 		t.Fatal("NATS is not ready")
 	}
 	return s
+}
+
+// oldest is the version that Debian 12 has, and the oldest that docs/scale.md promises.
+const oldest = "v2.9.10"
+
+// oldestNATS starts that version with the file that the options are from, until the test ends. It is one server alone, also
+// if the file names others.
+func oldestNATS(t *testing.T, o *server.Options) {
+	t.Helper()
+	dir := harness.Dir(t)
+	install := exec.Command("go", "install", "github.com/nats-io/nats-server/v2@"+oldest)
+	install.Env = append(os.Environ(), "GOBIN="+dir)
+	if out, err := install.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	text, err := os.ReadFile(o.ConfigFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	alone := regexp.MustCompile(`(?ms)^cluster \{.*?^\}$`).ReplaceAll(text, nil)
+	file := filepath.Join(dir, "alone.conf")
+	if err := os.WriteFile(file, alone, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := &process{t: t, program: filepath.Join(dir, "nats-server"), args: []string{"-c", file, "-a", o.Host, "-p", strconv.Itoa(o.Port)}, log: &harness.Log{}}
+	p.start()
+	t.Cleanup(func() {
+		p.kill()
+		if t.Failed() {
+			t.Logf("NATS: %s", p.log)
+		}
+	})
+	harness.Until(t, harness.Bound, "NATS "+oldest, func() bool { return strings.Contains(p.log.String(), "Server is ready") })
 }
 
 func url(o *server.Options) string { return fmt.Sprintf("nats://127.0.0.1:%d", o.Port) }
