@@ -7,9 +7,11 @@ import (
 )
 
 // relay moves bytes both ways until both are over, or one way has failed; begin is what was read of
-// inner, which is in the sandbox, already. It closes neither. Where both are TCP the kernel moves
-// the bytes (splice(2)).
+// inner, which is in the sandbox, already. It closes neither.
 func relay(inner, outer net.Conn, begin []byte, n *counter) {
+	if c, ok := inner.(*net.TCPConn); ok {
+		_ = c.SetWriteBuffer(innerBuffer) // else it is the kernel's
+	}
 	back := make(chan struct{})
 	go func() {
 		defer close(back)
@@ -28,14 +30,73 @@ func relay(inner, outer net.Conn, begin []byte, n *counter) {
 
 // pass copies until the end, which it passes on; after an error it ends both ways.
 func pass(to, from net.Conn, moved *atomic.Int64) {
-	n, err := io.Copy(to, from)
-	moved.Add(n)
+	err := move(to, from, moved)
 	if half, ok := to.(interface{ CloseWrite() error }); ok && err == nil {
 		_ = half.CloseWrite() // it is closed already, then
 		return
 	}
 	to.Close()
 	from.Close()
+}
+
+// innerBuffer is how many bytes may wait for a reader in the sandbox. The way there is short, so more of them
+// make nothing quicker: they only leave the processor's cache before they are read. Fewer than some
+// segments of 64 KiB would wait for acknowledgements.
+const innerBuffer = 256 << 10
+
+// A way has a small piece of memory, and one of the large ones while what comes fills its own. There are
+// few of these, so that no number of connections takes more than some megabytes.
+const (
+	smallPiece = 16 << 10
+	largePiece = 512 << 10
+	mostLarge  = 16
+)
+
+var large = make(chan []byte, mostLarge)
+
+func init() {
+	for range mostLarge {
+		large <- nil // made when it is first wanted
+	}
+}
+
+// move copies until the end. Large pieces are twice as quick as to have the kernel move the bytes
+// (splice(2)), which does so in segments of 64 KiB, each of which wakes both sides.
+func move(to io.Writer, from io.Reader, moved *atomic.Int64) error {
+	small := make([]byte, smallPiece)
+	piece := small
+	defer func() {
+		if len(piece) == largePiece {
+			large <- piece
+		}
+	}()
+	for {
+		n, err := from.Read(piece)
+		if n > 0 {
+			written, err := to.Write(piece[:n])
+			moved.Add(int64(written))
+			if err != nil {
+				return err
+			}
+		}
+		switch {
+		case err == io.EOF:
+			return nil
+		case err != nil:
+			return err
+		case n == smallPiece && len(piece) == smallPiece:
+			select {
+			case piece = <-large:
+				if piece == nil {
+					piece = make([]byte, largePiece)
+				}
+			default: // others have them
+			}
+		case n < smallPiece && len(piece) == largePiece:
+			large <- piece
+			piece = small
+		}
+	}
 }
 
 // counted counts what goes over a connection to a host.

@@ -20,9 +20,9 @@ import (
 const netClient = "net-client"
 
 // networks compares what goes through the proxy of --net allow= with direct connections, which a
-// sandbox has with --net host, and with those through a relay that does nothing else: where there are
-// two processors, the bytes' second way takes time from the first. The client measures by itself, from when it has begun; the server is
-// this process.
+// sandbox has with --net host, and with those through a relay that only has the kernel move the bytes.
+// Where there are two processors, the bytes' second way takes time from the first. The client measures
+// by itself, from when it has begun; the server is this process.
 func networks(builds []*build) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -66,7 +66,7 @@ func networks(builds []*build) error {
 			variants = append(variants, variant{b.letter, b.name + ", through the proxy", in(b, true, l, m.what, m.n)})
 		}
 		variants = append(variants, variant{"C", "direct", in(builds[0], false, l, m.what, m.n)},
-			variant{"D", "through a bare relay", in(builds[0], false, between, m.what, m.n)})
+			variant{"D", "through a relay by splice(2)", in(builds[0], false, between, m.what, m.n)})
 		if _, err := compare("network", m.title, rounds(5), 1, variants); err != nil {
 			return err
 		}

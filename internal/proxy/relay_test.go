@@ -1,0 +1,76 @@
+package proxy
+
+import (
+	"bytes"
+	"crypto/rand"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+)
+
+// More connections than there are large pieces of memory get all their bytes, in order, both ways, also
+// while readers that stand still have all of these; and at the end all are there again.
+func TestRelayPieces(t *testing.T) {
+	t.Parallel()
+	var relays, ends sync.WaitGroup
+	begin := func() (inside, host *net.TCPConn, n *counter) {
+		inside, inner := tcpPair(t)
+		outer, host := tcpPair(t)
+		n = new(counter)
+		relays.Go(func() { relay(inner, outer, nil, n) })
+		return inside, host, n
+	}
+	var still []*net.TCPConn
+	for range mostLarge {
+		inside, host, _ := begin()
+		still = append(still, inside, host)
+		ends.Go(func() {
+			for err := error(nil); err == nil; {
+				_, err = host.Write(make([]byte, largePiece)) // until it is closed
+			}
+		})
+	}
+	until(t, "all are taken", func() bool { return len(large) == 0 })
+
+	data := make([]byte, 3*largePiece+smallPiece+1)
+	_, _ = rand.Read(data) // never fails
+	for range 4 {
+		inside, host, n := begin()
+		var both sync.WaitGroup
+		for _, way := range [][2]*net.TCPConn{{inside, host}, {host, inside}} {
+			from, to := way[0], way[1]
+			both.Go(func() {
+				if _, err := from.Write(data); err != nil {
+					t.Error(err)
+				}
+				_ = from.CloseWrite() // the other end says if it has not come
+			})
+			both.Go(func() {
+				if got, err := io.ReadAll(to); err != nil || !bytes.Equal(got, data) {
+					t.Errorf("%d bytes, %v", len(got), err)
+				}
+			})
+		}
+		both.Wait()
+		if sent, received := n.sent.Load(), n.received.Load(); sent != int64(len(data)) || received != sent {
+			t.Errorf("counted: %d and %d", sent, received)
+		}
+	}
+	for _, c := range still {
+		c.Close()
+	}
+	ends.Wait()
+	relays.Wait()
+	until(t, "all are there", func() bool { return len(large) == mostLarge })
+}
+
+func until(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !holds(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("waited in vain: ", what)
+		}
+	}
+}
