@@ -379,7 +379,7 @@ func TestBusyAndClosed(t *testing.T) {
 func TestCanceled(t *testing.T) {
 	t.Parallel()
 	room := newRoom(t)
-	loops := map[string]string{"python": "x = 5\nopen('begun', 'w').close()\nwhile True: pass", "node": "var x = 5; require('fs').writeFileSync('begun', ''); while (true);"}
+	loops := map[string]string{"python": "x = 5\nopen('begun-python', 'w').close()\nwhile True: pass", "node": "var x = 5; require('fs').writeFileSync('begun-node', ''); while (true);"}
 	for _, language := range installed(t, room) {
 		k := open(t, Spec{Room: In(room), Language: Languages()[language]})
 		do(t, k, "1")
@@ -388,7 +388,7 @@ func TestCanceled(t *testing.T) {
 			go func() {
 				defer cancel()
 				if given {
-					c := room.Command("sh", "-c", "while [ ! -e begun ]; do sleep 0.01; done; rm begun")
+					c := room.Command("sh", "-c", "while [ ! -e begun-"+language+" ]; do sleep 0.01; done")
 					c.Timeout = bound
 					_, _ = c.Run(t.Context())
 				}
