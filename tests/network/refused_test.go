@@ -316,7 +316,8 @@ func TestNamed(t *testing.T) {
 // command that fails.
 func TestEarlyClient(t *testing.T) {
 	t.Parallel()
-	free, err := net.Listen("tcp", "127.0.0.1:0")
+	// At an address that no other test connects from: with one's local port nothing can be published.
+	free, err := net.Listen("tcp", "127.0.0.77:0")
 	harness.Must(t, err)
 	address := free.Addr().String()
 	free.Close()
