@@ -55,7 +55,7 @@ func example(t *testing.T) (o *server.Options, ca string) {
 	if !o.JetStream || o.TLSConfig == nil || len(o.Routes) != 3 || o.Cluster.Name == "" || o.Cluster.TLSConfig == nil {
 		t.Errorf("the example lacks JetStream, TLS or other servers")
 	}
-	o.Host, o.Port, o.NoLog, o.NoSigs = "127.0.0.1", freePort(t), true, true
+	o.Host, o.Port, o.NoLog, o.NoSigs = "127.0.0.1", freePort(), true, true
 	o.Cluster, o.Routes = server.ClusterOpts{}, nil // one server alone
 	return o, filepath.Join(dir, "ca.pem")
 }

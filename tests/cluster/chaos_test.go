@@ -30,7 +30,7 @@ func threeNATS(t *testing.T) (all []*server.Options, urls string) {
 	for range 3 {
 		o := options(t)
 		o.ServerName = fmt.Sprint("s", len(all))
-		o.Cluster = server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: freePort(t)}
+		o.Cluster = server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: freePort()}
 		all = append(all, o)
 		routes = append(routes, fmt.Sprintf("nats://127.0.0.1:%d", o.Cluster.Port))
 		list = append(list, url(o))

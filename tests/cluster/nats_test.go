@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -70,18 +71,20 @@ func natsProcess(t *testing.T, o *server.Options) *process {
 
 // options are those of one server of NATS on the loopback interface.
 func options(t *testing.T) *server.Options {
-	return &server.Options{Host: "127.0.0.1", Port: freePort(t), NoLog: true, NoSigs: true, JetStream: true, StoreDir: t.TempDir()}
+	return &server.Options{Host: "127.0.0.1", Port: freePort(), NoLog: true, NoSigs: true, JetStream: true, StoreDir: t.TempDir()}
 }
 
-// freePort is one that nobody has: what was killed comes back at the same.
-func freePort(t *testing.T) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+// freePort is one that nobody has: what was killed comes back at the same. Until then no connection may
+// have it, so it is below those that connections get (ip(7), ip_local_port_range).
+func freePort() int {
+	const first, end = 10_000, 32_768
+	for {
+		port := first + rand.IntN(end-first)
+		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
+			l.Close()
+			return port
+		}
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
 }
 
 // startNATS starts a server of NATS in this process.
