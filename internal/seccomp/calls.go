@@ -39,6 +39,7 @@ const (
 	terminal    // ioctl(2), argument 1: EPERM for those in ioctls
 	lease       // fcntl(2), argument 1: EPERM for F_SETLEASE
 	ofInit      // argument 0 is a pid: EPERM for that of init
+	priority    // setpriority(2), arguments 0 and 1: EPERM for init, and for all of a user
 	// Only with Filter.Namespaces:
 	refuseSpace // EPERM
 	lackSpace   // ENOSYS
@@ -67,6 +68,14 @@ var table = [...]row{
 	{"fcntl64", lease, [columns]uint32{none, 221, none, 221}},
 	// The uid is all that it asks for, and RLIMIT_CPU kills.
 	{"prlimit64", ofInit, [columns]uint32{302, 340, 261, 369}},
+	// Nor do these ask for more. The kernel has init reap all that was in its PID namespace
+	// (pid_namespaces(7)): on a busy processor one with SCHED_IDLE takes longer for that than
+	// the proof waits. An exiting process has no autogroup (sched(7)) that would help it.
+	{"setpriority", priority, [columns]uint32{141, 97, 140, 97}},
+	{"sched_setparam", ofInit, [columns]uint32{142, 154, 118, 154}},
+	{"sched_setscheduler", ofInit, [columns]uint32{144, 156, 119, 156}},
+	{"sched_setaffinity", ofInit, [columns]uint32{203, 241, 122, 241}},
+	{"sched_setattr", ofInit, [columns]uint32{314, 351, 274, 380}},
 	// A program with S_ISUID in a writable bind gives others on the host the caller's uid.
 	// mkdir is not among them: it ignores these bits (mkdir(2)).
 	{"openat", flags2mode3, [columns]uint32{257, 295, 56, 322}},

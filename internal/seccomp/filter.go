@@ -2,8 +2,8 @@
 //
 // It is a list of what is refused: what reaches beyond the sandbox, which is the
 // kernel's keyrings, sockets of families that have no network namespaces, leases on the
-// caller's files, and programs with S_ISUID or S_ISGID on a writable bind; the limits of the
-// sandbox's init; and parts of the kernel that are large, that no ordinary program needs, and
+// caller's files, and programs with S_ISUID or S_ISGID on a writable bind; the limits and
+// the scheduling of the sandbox's init; and parts of the kernel that are large, that no ordinary program needs, and
 // that have had more than their share of holes. Most of them want a capability that a payload
 // does not have: then the filter is the second lock.
 // Everything else is allowed, debuggers and sanitizers included. It is no list of what is
@@ -91,7 +91,7 @@ func (f *Filter) Program() []unix.SockFilter {
 	if f == nil {
 		return nil
 	}
-	p := make(program, 0, 256) // made for every payload, and so at once
+	p := make(program, 0, 288) // made for every payload, and so at once
 	p.load(archAt)
 	for _, a := range architectures() {
 		p.jump(unix.BPF_JEQ, a.audit, 1, 0)
@@ -248,6 +248,12 @@ func (p *program) verdict(r rule) {
 		p.answer(unix.SECCOMP_RET_ALLOW)
 	case ofInit:
 		argument(0)
+		answerIf([]uint32{1}, refused)
+		p.answer(unix.SECCOMP_RET_ALLOW)
+	case priority:
+		argument(0)
+		answerIf([]uint32{unix.PRIO_USER}, refused)
+		argument(1)
 		answerIf([]uint32{1}, refused)
 		p.answer(unix.SECCOMP_RET_ALLOW)
 	case multiplexed:

@@ -79,6 +79,8 @@ func TestJudge(t *testing.T) {
 		multiplexed: {{[]uint32{1}, missing}, {[]uint32{8}, missing}, {[]uint32{2}, allow}, {[]uint32{18}, allow}, {[]uint32{0}, allow}},
 		lease:       {{[]uint32{0, unix.F_GETFD}, allow}, {[]uint32{unix.F_SETLEASE, unix.F_GETLEASE}, allow}, {[]uint32{0, unix.F_SETLEASE}, refused}},
 		ofInit:      {{[]uint32{0}, allow}, {[]uint32{2, 1}, allow}, {[]uint32{1}, refused}},
+		priority: {{[]uint32{unix.PRIO_PROCESS, 0, 19}, allow}, {[]uint32{unix.PRIO_PROCESS, 2, 1}, allow}, {[]uint32{unix.PRIO_PGRP, 0, 1}, allow},
+			{[]uint32{unix.PRIO_PROCESS, 1, 19}, refused}, {[]uint32{unix.PRIO_USER, 0, 19}, refused}, {[]uint32{unix.PRIO_USER, 1000, 19}, refused}},
 		refuseSpace: {{nil, refused}},
 		lackSpace:   {{nil, missing}},
 		flags0:      {{[]uint32{unix.CLONE_NEWUSER | unix.CLONE_NEWNS}, refused}, {[]uint32{unix.CLONE_VM | unix.CLONE_THREAD}, allow}},
@@ -125,7 +127,7 @@ func TestJudge(t *testing.T) {
 // TestSize bounds the filter: the kernel compiles it for every payload.
 func TestSize(t *testing.T) {
 	for _, f := range []Filter{{}, {Namespaces: true}} {
-		if n := len(f.Program()); n > 256 {
+		if n := len(f.Program()); n > 288 {
 			t.Errorf("%+v: %d instructions", f, n)
 		} else {
 			t.Logf("%+v: %d instructions", f, n)

@@ -231,7 +231,8 @@ func applyClear(t *testing.T, dir string) {
 }
 
 // An apply that has failed has put its directory in order itself: there is nothing for cleanup.
-// What makes it fail is a disk that is full, in a mount namespace of the test's own.
+// What makes it fail is a disk that is full, in a mount namespace of the test's own. Cleanup also finds
+// processes and cgroups of other tests.
 func TestApplyFailed(t *testing.T) {
 	e := newEstate(t)
 	dir := filepath.Join(e.top, "original")
@@ -241,7 +242,7 @@ sbxrun start --name box --cwd none --overlay $disk:/data --upper $top/upper
 sbxrun exec box sh -ec 'cd /data; echo new >a; head -c 20000000 /dev/urandom >b; echo new >c'
 code=0; sbxrun apply box >$top/said 2>&1 || code=$?
 cat $disk/a; ls -A $disk; echo $code; cat $top/said
-sbxrun cleanup | grep -v 'zombie\|init' || true; sbxrun kill --grace 0 box >/dev/null; sbxrun cleanup >/dev/null`)
+sbxrun cleanup | grep -v 'zombie\|init\|cgroup' || true; sbxrun kill --grace 0 box >/dev/null; sbxrun cleanup >/dev/null`)
 	_, rest, _ := strings.Cut(s.stdout, "new\n") // after the id of the sandbox: a, which was applied
 	want := "a\n125\nsbxrun: error: \"b\" cannot be applied: no space left on device\n"
 	if s.code != 0 || rest != want {

@@ -18,7 +18,7 @@ import (
 // the same, and not when they have come to an end.
 func TestOrphansWithoutEnd(t *testing.T) {
 	lasting := harness.Scaled(4 * time.Second)
-	r := start(t, options{}, "--env", actEnv+"=breed", "--ro-bind", actor(t)+":/actor", "--timeout", (2 * lasting).String(), "--", "/actor", strconv.FormatInt(lasting.Milliseconds(), 10))
+	r := start(t, options{}, "--env", actEnv+"=breed", "--ro-bind", actor(t)+":/actor", "--seccomp", "off", "--timeout", (2 * lasting).String(), "--", "/actor", strconv.FormatInt(lasting.Milliseconds(), 10))
 	o := r.wait()
 	if o.code != 7 {
 		t.Errorf("want 7: %v", o)
@@ -48,8 +48,8 @@ func breed(lasting string) int {
 			cpu.Set(i)
 		}
 	}
-	// Init has our uid.
-	if unix.SchedSetaffinity(0, &cpu) != nil || unix.SchedSetaffinity(1, &cpu) != nil || unix.Setpriority(unix.PRIO_PROCESS, 1, 19) != nil {
+	// Init has our uid, and there is no filter.
+	if unix.SchedSetaffinity(0, &cpu) != nil || unix.SchedSetaffinity(1, &cpu) != nil {
 		return 3
 	}
 	begin := now.Nano() + 3e8 // when all are there
