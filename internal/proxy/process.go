@@ -96,21 +96,29 @@ func (p *process) begin() error {
 		network.CloseAll(fds)
 		return errors.New("sockets are missing")
 	}
+	var serve []func()
 	for i, want := range m.Listeners {
 		l, err := listener(fds[i])
 		if err != nil {
 			return err
 		}
 		p.listeners = append(p.listeners, l)
-		p.take(want, l)
+		serve = append(serve, p.taking(want, l))
 	}
-	return network.Send(p.control, network.Message{Ready: true})
+	// Clients of a published port may be there already, and what they make us ask for must not come first.
+	if err := network.Send(p.control, network.Message{Ready: true}); err != nil {
+		return err
+	}
+	for _, run := range serve {
+		p.serving.Go(run)
+	}
+	return nil
 }
 
-// take begins to take connections at a listener.
-func (p *process) take(want network.Listener, l net.Listener) {
+// taking returns what takes connections at a listener.
+func (p *process) taking(want network.Listener, l net.Listener) (run func()) {
 	to := &p.server.conns
-	run := func() { p.server.serve(l) }
+	run = func() { p.server.serve(l) }
 	switch want.Kind {
 	case network.KindPublish:
 		to = new(conns)
@@ -124,7 +132,7 @@ func (p *process) take(want network.Listener, l net.Listener) {
 		}
 	}
 	p.conns = append(p.conns, to)
-	p.serving.Go(run)
+	return run
 }
 
 // work reads what sbxrun says until its end, and then sends the report.
