@@ -260,7 +260,7 @@ func (p *Policy) validate() error {
 			return usage("--cwd none shows nothing of the current directory, and --cwd-root more than it: give one of them")
 		}
 	default:
-		return usage("--cwd %q: want ro, rw, overlay or none; --workdir DIR is where the command starts", p.Cwd)
+		return usage("--cwd %q: want ro, rw, overlay or none", p.Cwd)
 	}
 	switch p.Network {
 	case "", NetNone, NetHost:
