@@ -51,7 +51,7 @@ func (b *sandbox) exec(flags []string, payload ...string) *execution {
 func (x *execution) processes() (pids [execRoles]int) {
 	pids[execSbxrun] = x.pid
 	if below := childrenOf(x.pid); len(below) > 0 {
-		pids[execKeeper] = slices.Min(below)
+		pids[execKeeper] = below[0]
 	}
 	for _, pid := range childrenOf(pids[execKeeper]) {
 		if first(pid) {
@@ -60,7 +60,7 @@ func (x *execution) processes() (pids [execRoles]int) {
 		}
 	}
 	if below := childrenOf(pids[execInit]); len(below) > 0 {
-		pids[execPayload] = slices.Min(below)
+		pids[execPayload] = below[0]
 		x.e.remember(pids[execPayload]) // what an ordinary user may look at
 	}
 	return pids

@@ -3,7 +3,6 @@ package faults
 import (
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -38,14 +37,14 @@ func family(sbxrun int) (pids [roles]int) {
 	if len(keepers) == 0 {
 		return pids
 	}
-	pids[roleKeeper] = slices.Min(keepers)
+	pids[roleKeeper] = keepers[0]
 	// On the way in there are up to two more below the keeper, for a moment: one that is
 	// going to enter, younger than the monitor, and one that has, which is no PID 1.
 	for _, pid := range childrenOf(pids[roleKeeper]) {
 		switch numbers := pidsOf(pid); {
 		case len(numbers) == 3 && numbers[2] == "1":
 			pids[roleInit] = pid
-		case len(numbers) == 1 && (pids[roleMonitor] == 0 || pid < pids[roleMonitor]):
+		case len(numbers) == 1 && pids[roleMonitor] == 0:
 			pids[roleMonitor] = pid
 		}
 	}
@@ -55,7 +54,7 @@ func family(sbxrun int) (pids [roles]int) {
 		}
 	}
 	if below := childrenOf(pids[roleInit]); len(below) > 0 {
-		pids[rolePayload] = slices.Min(below)
+		pids[rolePayload] = below[0]
 	}
 	return pids
 }

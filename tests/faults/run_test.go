@@ -166,7 +166,8 @@ func (r *run) remember(pid int) {
 	r.ns[its.Ino] = held
 }
 
-// childrenOf lists the children of all threads of a process, zombies included.
+// childrenOf lists the children of all threads of a process, zombies included: of each
+// thread's the oldest first, which is the order of the kernel and not that of the pids.
 func childrenOf(pid int) (pids []int) {
 	task := fmt.Sprintf("/proc/%d/task", pid)
 	threads, err := os.ReadDir(task)

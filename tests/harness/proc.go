@@ -106,7 +106,8 @@ func find(marker string, ns uint64) (found []Proc) {
 	return found
 }
 
-// children lists the children of all threads of a process, zombies included.
+// children lists the children of all threads of a process, zombies included: of each
+// thread's the oldest first, which is the kernel's order.
 func children(pid int) (pids []int) {
 	tasks, err := os.ReadDir(procFile(pid, "task"))
 	if err != nil {

@@ -317,7 +317,7 @@ const (
 func (p *Process) role(role int) int {
 	first := func(pid int) int {
 		if c := children(pid); pid > 0 && len(c) > 0 {
-			return slices.Min(c)
+			return c[0] // not the lowest: pids begin again at /proc/sys/kernel/pid_max
 		}
 		return 0
 	}
