@@ -27,7 +27,7 @@ func Adopt(pid int) (*Adopted, error) {
 	}
 	a := &Adopted{Target: target, reaped: make(chan struct{})}
 	ours.Lock()
-	ours.pids[pid] = true
+	ours.pids[pid]++
 	ours.Unlock()
 	go a.reap()
 	return a, nil
@@ -53,7 +53,7 @@ func (a *Adopted) reap() {
 		} else if got != a.PID {
 			return false
 		}
-		delete(ours.pids, a.PID)
+		disown(a.PID)
 		return true
 	})
 }

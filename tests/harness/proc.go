@@ -86,6 +86,10 @@ func allPIDs() (pids []int) {
 // recognised by the namespace or as orphans.
 func find(marker string, ns uint64) (found []Proc) {
 	for _, pid := range allPIDs() {
+		before, ok := ReadProc(pid)
+		if !ok {
+			continue
+		}
 		why := ""
 		if ns != 0 && pidNamespace(pid) == ns {
 			why = fmt.Sprintf("in the PID namespace %d of the run", ns)
@@ -98,7 +102,7 @@ func find(marker string, ns uint64) (found []Proc) {
 		if why == "" {
 			continue
 		}
-		if p, ok := ReadProc(pid); ok {
+		if p, ok := ReadProc(pid); ok && p.Start == before.Start {
 			p.Why = why
 			found = append(found, p)
 		}
@@ -135,17 +139,33 @@ func Descendants(pid int) (pids []int) {
 	return pids
 }
 
+// isBelow says whether a process is, or was just now, a descendant of another.
+func isBelow(pid, ancestor int) bool {
+	for pid > 1 {
+		p, ok := ReadProc(pid)
+		if !ok {
+			return false
+		}
+		if pid = p.Parent; pid == ancestor {
+			return true
+		}
+	}
+	return false
+}
+
 // ours are the children that the harness has started and not yet waited for.
 // Whoever holds the lock sees no child between its birth and its entry here.
 var ours = struct {
 	sync.Mutex
-	pids map[int]bool
+	// pids counts: between the reaping of one child and its entry's end here another may
+	// have been given the same pid.
+	pids map[int]int
 	// killed are the runs whose sbxrun was killed; the keeper of each becomes
 	// our zombie, once: there is nobody else to reap it.
 	killed map[string]bool
 	// owners names the run below which a process was seen.
 	owners map[identity]string
-}{pids: map[int]bool{}, killed: map[string]bool{}, owners: map[identity]string{}}
+}{pids: map[int]int{}, killed: map[string]bool{}, owners: map[identity]string{}}
 
 // identity is a pid and when its process was started, so that it means one
 // process for ever.
@@ -174,12 +194,19 @@ func Register(start func() (pid int, err error)) (done func(), err error) {
 	if err != nil {
 		return func() {}, err
 	}
-	ours.pids[pid] = true
+	ours.pids[pid]++
 	return func() {
 		ours.Lock()
 		defer ours.Unlock()
-		delete(ours.pids, pid)
+		disown(pid)
 	}, nil
+}
+
+// disown takes a reaped child off the list, which is locked.
+func disown(pid int) {
+	if ours.pids[pid]--; ours.pids[pid] == 0 {
+		delete(ours.pids, pid)
+	}
 }
 
 // StartCommand starts a command that the caller waits for, see [Register].
@@ -199,7 +226,7 @@ func orphans(marker string) (found []Proc) {
 	ours.Lock()
 	defer ours.Unlock()
 	for _, pid := range children(os.Getpid()) {
-		if ours.pids[pid] {
+		if ours.pids[pid] > 0 {
 			continue
 		}
 		p, ok := ReadProc(pid)
@@ -301,23 +328,41 @@ func (t *Target) Ended() bool {
 func (t *Target) Close() { unix.Close(t.fd) }
 
 // Members are the processes in the PID namespace of a run or exec, in the order of
-// their pids.
+// their pids there: that of their births, as long as these do not begin again.
 func (p *Process) Members() []Proc {
 	p.t.Helper()
 	return membersOf(p.Namespace())
 }
 
 func membersOf(ns uint64) (found []Proc) {
-	pids := allPIDs()
-	slices.Sort(pids)
-	for _, pid := range pids {
-		if pidNamespace(pid) == ns {
-			if p, ok := ReadProc(pid); ok {
-				found = append(found, p)
-			}
+	inner := map[int]int{}
+	for _, pid := range allPIDs() {
+		if pidNamespace(pid) != ns {
+			continue
+		}
+		if p, ok := ReadProc(pid); ok {
+			found = append(found, p)
+			inner[pid] = innerPID(pid)
 		}
 	}
+	slices.SortFunc(found, func(a, b Proc) int { return inner[a.PID] - inner[b.PID] })
 	return found
+}
+
+// innerPID is a process's pid in its own PID namespace; 0 if it has ended.
+func innerPID(pid int) int {
+	data, err := os.ReadFile(procFile(pid, "status"))
+	if err != nil {
+		return 0
+	}
+	_, rest, _ := strings.Cut(string(data), "\nNSpid:")
+	line, _, _ := strings.Cut(rest, "\n")
+	numbers := strings.Fields(line)
+	if len(numbers) == 0 {
+		return 0
+	}
+	inner, _ := strconv.Atoi(numbers[len(numbers)-1])
+	return inner
 }
 
 // RSS is how much memory the process has resident, in bytes; 0 if it has ended.

@@ -255,9 +255,10 @@ func (p *Process) watch() {
 			if err != nil {
 				continue // it has just ended
 			}
-			// Looked at again, through what is held: pid may be another by now.
+			// Looked at again, through what is held: pid may be another's by now, and so may
+			// sbxrun's own, once it has been reaped.
 			var st unix.Stat_t
-			if unix.Fstat(int(held.Fd()), &st) == nil && st.Ino != host && st.Ino != outer {
+			if unix.Fstat(int(held.Fd()), &st) == nil && st.Ino != host && st.Ino != outer && isBelow(pid, p.PID) && p.cmd.Process.Signal(syscall.Signal(0)) == nil {
 				p.ns, p.held = st.Ino, held
 				return
 			}
@@ -357,9 +358,16 @@ func (p *Process) Role(role int) *Target {
 		if pid == 0 {
 			return false
 		}
-		var err error
-		target, err = Open(pid)
-		return err == nil
+		held, err := Open(pid)
+		if err != nil {
+			return false
+		}
+		if p.role(role) != pid {
+			held.Close() // it had ended, and this is another's
+			return false
+		}
+		target = held
+		return true
 	})
 	p.t.Cleanup(target.Close)
 	return target

@@ -221,8 +221,12 @@ func TestKilled(t *testing.T) {
 				address, _ = publishedOf(t, b)
 				proxy, kill = proxyOf(t, b.Supervisor.PID), b.KillSupervisor
 			}
+			before, ok := harness.ReadProc(proxy)
+			if !ok {
+				t.Fatal("there is no proxy")
+			}
 			kill()
-			if unix.Kill(proxy, 0) != unix.ESRCH {
+			if now, there := harness.ReadProc(proxy); there && now.Start == before.Start {
 				t.Error("the proxy is there")
 			}
 			if got, err := get(address, "hello\n"); err == nil {

@@ -622,12 +622,17 @@ func TestMCPStdinCloses(t *testing.T) {
 			go func() { _, _ = a.CallTool(t.Context(), &mcp.CallToolParams{Name: "run_command", Arguments: arguments}) }()
 		}
 		s.busy(4, "sleep 4323")
-		below := harness.Descendants(s.cmd.Process.Pid)
+		var below []harness.Proc
+		for _, pid := range harness.Descendants(s.cmd.Process.Pid) {
+			if p, there := harness.ReadProc(pid); there {
+				below = append(below, p)
+			}
+		}
 		in.Close()
 		s.over()
-		for _, pid := range below {
-			if _, there := harness.ReadProc(pid); there {
-				t.Errorf("process %d is left", pid)
+		for _, p := range below {
+			if now, there := harness.ReadProc(p.PID); there && now.Start == p.Start {
+				t.Errorf("process %d is left", p.PID)
 			}
 		}
 	}
