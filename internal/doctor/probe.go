@@ -115,9 +115,11 @@ func endGroup(pid int) (status unix.WaitStatus) {
 	if pid <= 1 {
 		return 0
 	}
+	// Once, while the child is not reaped and the group's number so its own: a fork that is
+	// under way fails or is hit too, under one lock of the kernel's.
+	_ = unix.Kill(-pid, unix.SIGKILL)
 	// Bounded, because SIGKILL does not end what waits for a dead file server.
 	for end := time.Now().Add(probeBound); time.Now().Before(end); {
-		_ = unix.Kill(-pid, unix.SIGKILL) // ESRCH: all dead
 		var ws unix.WaitStatus
 		switch got, err := unix.Wait4(-pid, &ws, unix.WNOHANG, nil); {
 		case err == unix.EINTR:

@@ -509,6 +509,9 @@ func (e *estate) clean() {
 	e.ok("kill", "--all", "--grace", "0")
 	e.ok("cleanup")
 	e.gone(settle)
+	// A supervisor whose start has died before it was there ends by itself, and its record
+	// may have come after the first.
+	e.ok("cleanup")
 	e.cleared()
 }
 
