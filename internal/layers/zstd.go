@@ -6,6 +6,7 @@ import (
 	"hash"
 	"io"
 	"runtime"
+	"slices"
 
 	"github.com/klauspost/compress/zstd"
 )
@@ -57,6 +58,8 @@ func (w *Writer) Write(b []byte) (int, error) {
 	for rest := b; len(rest) > 0; {
 		if w.frame == nil {
 			w.frame = <-w.spare // so many are under way at most
+			// Whole at once: what grows is touched, and thrown away, several times over.
+			w.frame.text = slices.Grow(w.frame.text, frameSize)
 		}
 		f := w.frame
 		n := min(len(rest), frameSize-len(f.text))
@@ -80,7 +83,7 @@ func (w *Writer) flush() {
 	w.frames <- f
 	w.hashes <- f
 	go func() {
-		f.packed = w.encoder.EncodeAll(f.text, f.packed[:0])
+		f.packed = w.encoder.EncodeAll(f.text, slices.Grow(f.packed[:0], w.encoder.MaxEncodedSize(len(f.text))))
 		f.made <- struct{}{}
 	}()
 }
