@@ -93,6 +93,10 @@ func (x *execution) run(name string, args []string) int {
 		return x.notStarted(err)
 	}
 	network := x.openCounters(use.Access.Net, use.Room).begin()
+	var refused int // before
+	if network != nil {
+		refused = len(use.Refused())
+	}
 	if x.start() {
 		if x.record != nil {
 			x.record.Running()
@@ -101,17 +105,30 @@ func (x *execution) run(name string, args []string) int {
 	}
 	res, delivered := x.wait()
 	use.Settle(&res)
-	if f, ok := x.failure(res, network); ok {
+	f, ok := x.failure(res, network)
+	var used result.ReportNetwork
+	if network != nil {
+		all := use.Refused()
+		used.Hosts = all[min(refused, len(all)):]
+	}
+	if what, remedy := refusedHosts(&used); what != "" {
+		advise(what, atStart(remedy))
+	} else if ok {
 		what, remedy := room.ObstacleIn(use.Room, x.Place.Entry, f, room.ThisCaller())
-		if remedy != "" {
-			remedy = "at sbxrun start, " + remedy
-		}
-		advise(what, remedy)
+		advise(what, atStart(remedy))
 	}
 	if res.Err == nil {
 		x.released() // if it was over before that could be told
 	}
 	return x.end(res, delivered)
+}
+
+// atStart says of a flag where it belongs.
+func atStart(remedy string) string {
+	if strings.HasPrefix(remedy, "-") {
+		return "at sbxrun start, " + remedy
+	}
+	return remedy
 }
 
 // checkFlags finds what is wrong with the flags, whatever the sandbox.

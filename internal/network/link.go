@@ -34,7 +34,7 @@ type Listener struct {
 // answered by Checked or an Error, and goes on with Listeners, one for each descriptor that comes
 // with them, which are answered by Ready. Then the proxy asks, for Sockets of the sandbox or for a
 // connection to unix socket Dial, and gets them, or an error number, by a message that has the same
-// ID. When sbxrun shuts its end down the proxy answers with Report, and exits.
+// ID. It says of each host once that it was Refused, at once. When sbxrun shuts its end down the proxy answers with Report, and exits.
 type Message struct {
 	Rules     []Rule     `json:"rules,omitempty"`
 	Checked   bool       `json:"checked,omitempty"`
@@ -47,7 +47,8 @@ type Message struct {
 	Dial    *int  `json:"dial,omitempty"`
 	Errno   int   `json:"errno,omitempty"`
 
-	Report *result.ReportNetwork `json:"report,omitempty"`
+	Refused *result.ReportHost    `json:"refused,omitempty"`
+	Report  *result.ReportNetwork `json:"report,omitempty"`
 }
 
 // Send sends a message with descriptors on a socket.

@@ -36,6 +36,7 @@ type Proxy struct {
 	host    []*os.File    // what listens on the host, until the proxy has it
 	unix    []*os.File    // the unix sockets, O_PATH
 	served  chan struct{} // closed when the proxy has said its last; nil before Serve
+	refused chan result.ReportHost
 	report  *result.ReportNetwork
 	publish []result.ReportPublished
 	once    sync.Once
@@ -44,7 +45,7 @@ type Proxy struct {
 // Start opens what the spec names on the host, and starts the proxy; cred is who the sandbox runs
 // as. After an error, a *[result.Error], nothing is left.
 func Start(spec Spec, cred *proc.Cred) (p *Proxy, err error) {
-	p = &Proxy{spec: spec, cred: cred}
+	p = &Proxy{spec: spec, cred: cred, refused: make(chan result.ReportHost, MaxHosts)}
 	defer func() {
 		if err != nil {
 			p.End()
@@ -177,6 +178,7 @@ func (p *Proxy) because(err error) error {
 // a process that reads what the sandbox sends, so it is believed as little as possible.
 func (p *Proxy) answer() {
 	defer close(p.served)
+	defer close(p.refused)
 	for {
 		m, fds, err := Receive(p.socket)
 		CloseAll(fds) // nobody sends any
@@ -186,6 +188,11 @@ func (p *Proxy) answer() {
 		case m.Report != nil:
 			p.report = m.Report
 			return
+		case m.Refused != nil:
+			select {
+			case p.refused <- trustedHost(*m.Refused):
+			default: // nobody reads them, or there are more than a report names
+			}
 		case m.Sockets > 0:
 			p.sendSockets(m)
 		case m.Dial != nil:
@@ -248,6 +255,10 @@ func (p *Proxy) Published() []result.ReportPublished {
 	}
 	return p.publish
 }
+
+// Refused has the hosts that were refused, each once, when that happens; of many in a short time
+// some may be left out. It is closed when the proxy has ended, after Serve.
+func (p *Proxy) Refused() <-chan result.ReportHost { return p.refused }
 
 // End ends the proxy, and returns when nothing of it is left. The report is nil if the proxy could
 // not say anything. It may be called again, and on nil.

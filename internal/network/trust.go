@@ -19,10 +19,14 @@ func trusted(r *result.ReportNetwork) *result.ReportNetwork {
 	}
 	out := &result.ReportNetwork{Hosts: []result.ReportHost{}}
 	for _, h := range r.Hosts[:min(len(r.Hosts), MaxHosts+1)] {
-		h.Host, h.Reason = Clean(h.Host), Clean(h.Reason)
-		out.Hosts = append(out.Hosts, h)
+		out.Hosts = append(out.Hosts, trustedHost(h))
 	}
 	return out
+}
+
+func trustedHost(h result.ReportHost) result.ReportHost {
+	h.Host, h.Reason = Clean(h.Host), Clean(h.Reason)
+	return h
 }
 
 // Clean is a text of the sandbox's as it may be printed: ASCII, and bounded.

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"cmp"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -12,8 +13,9 @@ import (
 
 // counters are what the report says, by host.
 type counters struct {
-	mu    sync.Mutex
-	hosts map[string]*counter
+	control *os.File // to sbxrun, which hears of each host that is refused once; nil for nobody
+	mu      sync.Mutex
+	hosts   map[string]*counter
 }
 
 // counter is what was done with one host.
@@ -46,8 +48,13 @@ func (c *counters) of(host string) *counter {
 
 func (c *counters) refuse(t target, why string) {
 	n := c.of(t.String())
-	n.refused.Add(1)
 	n.reason.Store(&why)
+	if n.refused.Add(1) > 1 || c.control == nil {
+		return
+	}
+	// Before the sandbox knows, and so before a command can have ended for it. An error means
+	// that there is nobody, who needs no words.
+	_ = network.Send(c.control, network.Message{Refused: &result.ReportHost{Host: network.Clean(t.String()), Refused: 1, Reason: network.Clean(why)}})
 }
 
 // report is all that was counted, in the order of the names.

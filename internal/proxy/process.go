@@ -86,6 +86,7 @@ func (p *process) begin() error {
 		return err
 	}
 	p.server = newServer(r)
+	p.server.counts.control = p.control
 	if err := network.Send(p.control, network.Message{Checked: true}); err != nil {
 		return err
 	}

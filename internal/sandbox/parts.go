@@ -196,6 +196,14 @@ func (p *Parts) Published() []result.ReportPublished {
 	return p.proxy.Published()
 }
 
+// Refused has the hosts that are refused, as [network.Proxy.Refused]; nil if none are listed.
+func (p *Parts) Refused() <-chan result.ReportHost {
+	if p == nil || p.proxy == nil {
+		return nil
+	}
+	return p.proxy.Refused()
+}
+
 // Picked are the published ports that nobody has named.
 func (p *Parts) Picked() []result.ReportPublished {
 	if p == nil || p.proxy == nil {

@@ -140,7 +140,7 @@ func (r *recorded) written() *state.Logs {
 // conclude records how it has ended.
 func (r *recorded) conclude(report result.Report) error {
 	return r.write(func(rec *state.Record) {
-		rec.Phase, rec.Report = state.Ended, &report
+		rec.Phase, rec.Report, rec.Refused = state.Ended, &report, nil
 		rec.Logs = r.written()
 	})
 }

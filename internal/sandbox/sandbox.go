@@ -133,6 +133,9 @@ func (s *Sandbox) Start() error {
 		return result.All(err, s.Wait())
 	}
 	s.running = true
+	if refused := s.spec.Parts.Refused(); refused != nil {
+		go s.recordRefused(refused)
+	}
 	if s.record.Ready != nil {
 		s.probing.Go(s.becomeReady)
 	}
@@ -282,6 +285,20 @@ func (s *Sandbox) hold(kept *proc.Kept) error {
 		return err
 	}
 	return s.spec.Parts.Held(s.ctx, kept.Room, s.spec.Plan.Cred())
+}
+
+// maxRefused is how many hosts that were refused are on record while a sandbox runs.
+const maxRefused = 20
+
+// recordRefused puts them on record, for those who have started a command in the sandbox. The
+// report has them all.
+func (s *Sandbox) recordRefused(hosts <-chan result.ReportHost) {
+	for range maxRefused {
+		h, ok := <-hosts
+		if !ok || s.write(func(r *state.Record) { r.Refused = append(r.Refused, h) }) != nil {
+			return // a full disk, perhaps: the report will tell
+		}
+	}
 }
 
 // endWhenIdle ends the sandbox when nothing has used it for so long.

@@ -124,6 +124,15 @@ func (u *Use) Entry(argv []string, env values.Environment, workdir string, termi
 	}, nil
 }
 
+// Refused are the hosts that the list of the sandbox's network does not have and that somebody in
+// it has asked for by now.
+func (u *Use) Refused() []result.ReportHost {
+	if u.entry == nil || u.Access.Net != netListed || u.entry.Refresh() != nil {
+		return nil
+	}
+	return u.entry.Record.Refused
+}
+
 // Settle names the cause where the command has ended because its sandbox was to end: first
 // all that is in a sandbox is signalled, and what the command made of that does not matter.
 func (u *Use) Settle(res *result.Result) {

@@ -44,6 +44,8 @@ type Record struct {
 
 	Published []result.ReportPublished `json:"published,omitempty"` // ports of the host
 
+	Refused []result.ReportHost `json:"refused,omitempty"` // the first hosts, while it runs; then the report has them
+
 	TimeoutMS     float64 `json:"timeout_ms,omitempty"`
 	IdleTimeoutMS float64 `json:"idle_timeout_ms,omitempty"`
 

@@ -1,7 +1,9 @@
 package network
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -291,6 +293,9 @@ func TestNamed(t *testing.T) {
 			return harness.Start(t, o, "--env", harness.MarkerName, "--cwd", "none", "--net", "allow=www.example.org", "sh", "-c", script)
 		}
 	}
+	inside := func(script string) func(harness.Options) *harness.Process {
+		return func(o harness.Options) *harness.Process { return b.StartExec(o, nil, "sh", "-c", script) }
+	}
 	const without = "hint: it tried to reach a network without the proxy of --net allow=; docs/network.md says how programs are told of it"
 	for _, tt := range []struct {
 		name  string
@@ -304,11 +309,20 @@ func TestNamed(t *testing.T) {
 		{"no proxy, in an exec", func(o harness.Options) *harness.Process {
 			return b.StartExec(o, nil, "curl", "-s", "--noproxy", "*", "http://www.example.org/")
 		}, 6, without},
+		{"in an exec", inside("curl -s http://other.example.org/"), 0, "hint: the list of --net does not have other.example.org:80; at sbxrun start, --net allow=other.example.org:80 has"},
+		{"in another, which asks for one more", inside("curl -s http://other.example.org/ http://third.example.org/"), 0, "hint: the list of --net does not have third.example.org:80; at sbxrun start, --net allow=third.example.org:80 has"},
+		{"in an exec that asks for no other", inside("curl -s http://third.example.org/"), 0, ""},
 	} {
 		r, text := harness.Said(t, tt.start)
 		if got := strings.Join(harness.Ours(text), "\n"); r.ExitCode != tt.code || got != tt.want {
 			t.Errorf("%s: exit code %d, %q, want %q\n%s", tt.name, r.ExitCode, got, tt.want, text)
 		}
+	}
+	var seen []struct {
+		Refused []struct{ Host, Reason string }
+	}
+	if err := json.Unmarshal(b.State.Run("inspect", b.ID).Stdout, &seen); err != nil || len(seen) != 1 || fmt.Sprint(seen[0].Refused) != "[{other.example.org:80 not listed} {third.example.org:80 not listed}]" {
+		t.Errorf("inspect: %+v, %v", seen, err)
 	}
 }
 
