@@ -109,7 +109,9 @@ func (x *execution) run(name string, args []string) int {
 	var used result.ReportNetwork
 	if network != nil {
 		all := use.Refused()
-		used.Hosts = all[min(refused, len(all)):]
+		for _, r := range all[min(refused, len(all)):] {
+			used.Hosts = append(used.Hosts, result.ReportHost{Host: r.Host, Refused: 1, Reason: r.Reason})
+		}
 	}
 	if what, remedy := refusedHosts(&used); what != "" {
 		advise(what, atStart(remedy))

@@ -295,7 +295,7 @@ const maxRefused = 20
 func (s *Sandbox) recordRefused(hosts <-chan result.ReportHost) {
 	for range maxRefused {
 		h, ok := <-hosts
-		if !ok || s.write(func(r *state.Record) { r.Refused = append(r.Refused, h) }) != nil {
+		if !ok || s.write(func(r *state.Record) { r.Refused = append(r.Refused, state.Refused{Host: h.Host, Reason: h.Reason}) }) != nil {
 			return // a full disk, perhaps: the report will tell
 		}
 	}

@@ -126,7 +126,7 @@ func (u *Use) Entry(argv []string, env values.Environment, workdir string, termi
 
 // Refused are the hosts that the list of the sandbox's network does not have and that somebody in
 // it has asked for by now.
-func (u *Use) Refused() []result.ReportHost {
+func (u *Use) Refused() []state.Refused {
 	if u.entry == nil || u.Access.Net != netListed || u.entry.Refresh() != nil {
 		return nil
 	}

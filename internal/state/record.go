@@ -44,7 +44,7 @@ type Record struct {
 
 	Published []result.ReportPublished `json:"published,omitempty"` // ports of the host
 
-	Refused []result.ReportHost `json:"refused,omitempty"` // the first hosts, while it runs; then the report has them
+	Refused []Refused `json:"refused,omitempty"` // the first hosts, while it runs; then the report has them
 
 	TimeoutMS     float64 `json:"timeout_ms,omitempty"`
 	IdleTimeoutMS float64 `json:"idle_timeout_ms,omitempty"`
@@ -56,6 +56,12 @@ type Record struct {
 	Ready  *Ready         `json:"ready,omitempty"`
 	Logs   *Logs          `json:"logs,omitempty"`
 	Report *result.Report `json:"report,omitempty"`
+}
+
+// Refused is a host that the list of a sandbox's network does not have, and that was asked for.
+type Refused struct {
+	Host   string `json:"host"` // with its port
+	Reason string `json:"reason"`
 }
 
 // Overlay is a directory of the host that the sandbox shows as writable, and where its layer is.
