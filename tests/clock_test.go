@@ -24,7 +24,7 @@ func TestR18ThreadChurn(t *testing.T) {
 			t.Parallel()
 			// Captured output keeps sbxrun allocating, and signals it does
 			// not act on keep its threads moving.
-			p := harness.Start(t, harness.Options{Env: env}, "--json", "--timeout", "30",
+			p := harness.Start(t, harness.Options{Env: env}, "--json", "--timeout", "120",
 				"sh", "-c", "i=0; while [ $i -lt 20 ]; do head -c 500000 /dev/zero; sleep 0.1; i=$((i+1)); done; exit 7")
 			for running := true; running; {
 				select {
@@ -53,8 +53,8 @@ func TestR28Stopped(t *testing.T) {
 	p.Signal(syscall.SIGSTOP)
 	begin := time.Now()
 	harness.Until(t, harness.Bound, "the deadline to pass", func() bool { return time.Since(begin) > harness.Deadline(1500*time.Millisecond) })
+	continued := time.Now() // before: afterwards it may have ended already
 	p.Signal(syscall.SIGCONT)
-	continued := time.Now()
 	r := p.Wait()
 	r.Expect(t, 124, "timeout")
 	harness.Within(t, "the end after SIGCONT", r.Ended.Sub(continued), 0, 200*time.Millisecond)

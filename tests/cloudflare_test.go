@@ -73,7 +73,7 @@ func TestCloudflareC6KillAll(t *testing.T) {
 func TestCloudflareC7TermTrap(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{})
-	p := b.StartExec(harness.Options{}, []string{"--timeout", "0.5", "--grace", "5"}, "bash", "-c", `trap "echo trapped" TERM; echo up; while :; do sleep 0.1; done`)
+	p := b.StartExec(harness.Options{}, []string{"--timeout", harness.Deadline(500 * time.Millisecond).String(), "--grace", "5"}, "bash", "-c", `trap "echo trapped" TERM; echo up; while :; do sleep 0.1; done`)
 	p.WaitOutput("up\n")
 	r := p.Wait()
 	r.Expect(t, 124, "timeout")

@@ -148,7 +148,7 @@ func TestExecHostileMain(t *testing.T) {
 			for range 3 {
 				wg.Go(func() {
 					for range 4 {
-						p := b.StartExec(harness.Options{}, []string{"--timeout", "0.5"}, "/fixtures/tree-setsid")
+						p := b.StartExec(harness.Options{}, []string{"--timeout", harness.Deadline(500 * time.Millisecond).String()}, "/fixtures/tree-setsid")
 						r := p.Wait() // asserts the proof, and that nothing is left
 						harness.Within(t, "the exec", r.Elapsed, 500*time.Millisecond, time.Second)
 						r.Expect(t, 124, "timeout")

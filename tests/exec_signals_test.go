@@ -145,7 +145,7 @@ func TestExecSoak(t *testing.T) {
 		case 0:
 			b.Exec(harness.Options{}, nil, "sh", "-c", "setsid sleep 60 & exit 3").Expect(t, 3, "exited")
 		case 1:
-			b.Exec(harness.Options{}, []string{"--timeout", "0.15"}, "sh", "-c", "setsid sleep 60 & sleep 60").Expect(t, 124, "timeout")
+			b.Exec(harness.Options{}, []string{"--timeout", harness.Deadline(150 * time.Millisecond).String()}, "sh", "-c", "setsid sleep 60 & sleep 60").Expect(t, 124, "timeout")
 		case 2:
 			b.Exec(harness.Options{}, nil, "no-such-command").Expect(t, 127, "start-failed")
 		default:

@@ -156,7 +156,7 @@ func TestStoppedExitInTime(t *testing.T) {
 // The keeper keeps the deadline of an sbxrun that is stopped.
 func TestStoppedDeadline(t *testing.T) {
 	t.Parallel()
-	p := harness.Start(t, harness.Options{}, "--timeout", "0.5", "sh", "-c", "echo up; setsid sleep 60 & sleep 60")
+	p := harness.Start(t, harness.Options{}, "--timeout", harness.Deadline(500*time.Millisecond).String(), "sh", "-c", "echo up; setsid sleep 60 & sleep 60")
 	p.WaitOutput("up\n")
 	payload := p.Role(harness.RolePayload)
 	p.Signal(unix.SIGSTOP)

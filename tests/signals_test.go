@@ -71,7 +71,7 @@ func TestR15SecondSignal(t *testing.T) {
 // R15: a signal in the grace period after a deadline cuts it short.
 func TestR15SignalAfterDeadline(t *testing.T) {
 	t.Parallel()
-	p := harness.Start(t, harness.Options{}, "--timeout", "0.8", "--grace", "50s", "/fixtures/term-swallow")
+	p := harness.Start(t, harness.Options{}, "--timeout", harness.Deadline(800*time.Millisecond).String(), "--grace", "50s", "/fixtures/term-swallow")
 	p.WaitOutput("got SIGTERM\n")
 	sent := time.Now()
 	p.Signal(syscall.SIGINT)

@@ -133,7 +133,7 @@ func TestL13Lifetime(t *testing.T) {
 	if r := s.Run("wait", b.ID); r.ExitCode != 124 {
 		t.Errorf("wait: exit code %d", r.ExitCode)
 	}
-	b = s.Sandbox(harness.Options{}, "--timeout", "0.5", "--grace", "20", "/fixtures/term-handler")
+	b = s.Sandbox(harness.Options{}, "--timeout", harness.Deadline(500*time.Millisecond).String(), "--grace", "20", "/fixtures/term-handler")
 	rec = b.Ended()
 	if out := s.Run("logs", b.ID).Stdout; rec.Report.Cause != "timeout" || string(out) != "ready 1\ncleaned\n" {
 		t.Errorf("cause %s, logs %q", rec.Report.Cause, out)

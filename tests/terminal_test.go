@@ -146,7 +146,7 @@ func TestTerminalRestored(t *testing.T) {
 		end   func(*screen)
 	}{
 		{"timeout", []string{"--timeout", "1"}, 124, "timeout", func(*screen) {}},
-		{"grace", []string{"--timeout", "0.5", "--grace", "0.5"}, 124, "timeout", func(*screen) {}},
+		{"grace", []string{"--timeout", harness.Deadline(500 * time.Millisecond).String(), "--grace", "0.5"}, 124, "timeout", func(*screen) {}},
 		{"SIGTERM", nil, 128 + 15, "canceled", func(s *screen) { s.p.Signal(syscall.SIGTERM) }},
 		{"SIGHUP", nil, 128 + 1, "canceled", func(s *screen) { s.p.Signal(syscall.SIGHUP) }},
 		{"SIGQUIT", nil, 128 + 3, "canceled", func(s *screen) { s.p.Signal(syscall.SIGQUIT) }},

@@ -161,15 +161,24 @@ func TestTeardownKilledBefore(t *testing.T) {
 	}
 }
 
-// No time for a proof is no proof; it can be had later.
+// No time for a proof is no proof; it can be had later. Where another has the processor between
+// the kill and the look all may be gone by then, which is proven, and tried again.
 func TestTeardownDeadline(t *testing.T) {
-	sb, stdout := held(t, "for i in 1 2 3 4 5 6 7 8 9 10; do sleep 100 & done; echo up; sleep 100")
-	up(t, sb, stdout, 1)
-	out := supervise.Teardown(&sb.Kept, time.Unix(1, 0))
-	if out.Verdict != result.Unproven || !errors.Is(out.Err, os.ErrDeadlineExceeded) {
-		t.Errorf("deadline long past: %+v", out)
+	const tries = 20
+	for range tries {
+		sb, stdout := held(t, "for i in 1 2 3 4 5 6 7 8 9 10; do sleep 100 & done; echo up; sleep 100")
+		up(t, sb, stdout, 1)
+		out := supervise.Teardown(&sb.Kept, time.Unix(1, 0))
+		late := out.Verdict == result.Unproven && errors.Is(out.Err, os.ErrDeadlineExceeded)
+		if !late && out.Verdict != result.Proven {
+			t.Errorf("deadline long past: %+v", out)
+		}
+		gone(t, sb, stdout, supervise.Teardown(&sb.Kept, soon()))
+		if late {
+			return
+		}
 	}
-	gone(t, sb, stdout, supervise.Teardown(&sb.Kept, soon()))
+	t.Errorf("proven %d times although the deadline was long past", tries)
 }
 
 // A keeper that somebody has stopped is no obstacle.

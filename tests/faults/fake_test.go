@@ -250,7 +250,7 @@ func TestR19Silent(t *testing.T) {
 
 func silent(t *testing.T, env []string) {
 	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGKILL} {
-		r := start(t, options{env: env}, "--timeout", "0.1", "sh", "-c", ": >/out/ran")
+		r := start(t, options{env: env}, "--timeout", harness.Deadline(300*time.Millisecond).String(), "sh", "-c", ": >/out/ran")
 		r.until("the daemon", func() bool {
 			pids := r.processes()
 			return pids[roleMonitor] > 0 && len(harness.Descendants(pids[roleMonitor])) >= 2

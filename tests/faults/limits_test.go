@@ -106,7 +106,7 @@ func TestFullStdout(t *testing.T) {
 	for _, tty := range []bool{false, true} {
 		reader, writer, err := os.Pipe()
 		harness.Must(t, err)
-		flags := []string{"--timeout", "0.3"}
+		flags := []string{"--timeout", harness.Deadline(300 * time.Millisecond).String()}
 		if tty {
 			flags = append(flags, "--tty")
 		}
@@ -161,7 +161,7 @@ func full(t *testing.T) (reader, writer *os.File) {
 func TestFullStdoutJSON(t *testing.T) {
 	reader, writer := full(t)
 	defer reader.Close()
-	r := start(t, options{stdout: writer}, "--json", "--timeout", "0.2", "sh", "-c", ": >/out/ran; setsid yes & exec yes")
+	r := start(t, options{stdout: writer}, "--json", "--timeout", harness.Deadline(200*time.Millisecond).String(), "sh", "-c", ": >/out/ran; setsid yes & exec yes")
 	writer.Close()
 	r.until("the report on disk", func() bool {
 		_, err := os.Stat(r.report)
@@ -192,7 +192,7 @@ func TestFullStdoutSignal(t *testing.T) {
 		t.Run(flag, func(t *testing.T) {
 			reader, writer := full(t)
 			defer reader.Close()
-			r := start(t, options{stdout: writer}, flag, "--timeout", "0.1", "sh", "-c", ": >/out/ran; exec yes")
+			r := start(t, options{stdout: writer}, flag, "--timeout", harness.Deadline(300*time.Millisecond).String(), "sh", "-c", ": >/out/ran; exec yes")
 			writer.Close()
 			r.until("the end of the sandbox", func() bool { r.processes(); return r.wrote("ran") && len(r.ns) > 0 && r.empty() })
 			r.signal(unix.SIGTERM)
@@ -208,7 +208,7 @@ func TestClosedStdout(t *testing.T) {
 	for _, flags := range [][]string{{"--json"}, {"--tty"}, {}} {
 		reader, writer, err := os.Pipe()
 		harness.Must(t, err)
-		r := start(t, options{stdout: writer}, append(flags, "--timeout", "0.3", "sh", "-c", ": >/out/ran; setsid sleep 600 & exec yes")...)
+		r := start(t, options{stdout: writer}, append(flags, "--timeout", harness.Deadline(300*time.Millisecond).String(), "sh", "-c", ": >/out/ran; setsid sleep 600 & exec yes")...)
 		writer.Close()
 		reader.Close()
 		if o := r.wait(); !r.wrote("ran") {
