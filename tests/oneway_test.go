@@ -156,7 +156,8 @@ func TestStoppedExitInTime(t *testing.T) {
 // The keeper keeps the deadline of an sbxrun that is stopped.
 func TestStoppedDeadline(t *testing.T) {
 	t.Parallel()
-	p := harness.Start(t, harness.Options{}, "--timeout", harness.Deadline(500*time.Millisecond).String(), "sh", "-c", "echo up; setsid sleep 60 & sleep 60")
+	timeout := harness.Deadline(500 * time.Millisecond).String()
+	p := harness.Start(t, harness.Options{}, "--timeout", timeout, "sh", "-c", "echo up; setsid sleep 60 & sleep 60")
 	p.WaitOutput("up\n")
 	payload := p.Role(harness.RolePayload)
 	p.Signal(unix.SIGSTOP)
@@ -169,7 +170,7 @@ func TestStoppedDeadline(t *testing.T) {
 	p.Signal(unix.SIGCONT)
 	r := p.Wait()
 	r.Expect(t, 124, "timeout")
-	if !strings.Contains(string(r.Stderr), "timeout after 500ms") {
+	if !strings.Contains(string(r.Stderr), "timeout after "+timeout) {
 		t.Errorf("%s", r.Stderr)
 	}
 }
