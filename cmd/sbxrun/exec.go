@@ -94,7 +94,7 @@ func (x *execution) run(name string, args []string) int {
 	}
 	network := x.openCounters(use.Access.Net, use.Room).begin()
 	var refused int // before
-	if network != nil {
+	if x.advises() {
 		refused = len(use.Refused())
 	}
 	if x.start() {
@@ -105,19 +105,8 @@ func (x *execution) run(name string, args []string) int {
 	}
 	res, delivered := x.wait()
 	use.Settle(&res)
-	f, ok := x.failure(res, network)
-	var used result.ReportNetwork
-	if network != nil {
-		all := use.Refused()
-		for _, r := range all[min(refused, len(all)):] {
-			used.Hosts = append(used.Hosts, result.ReportHost{Host: r.Host, Refused: 1, Reason: r.Reason})
-		}
-	}
-	if what, remedy := refusedHosts(&used); what != "" {
-		advise(what, atStart(remedy))
-	} else if ok {
-		what, remedy := room.ObstacleIn(use.Room, x.Place.Entry, f, room.ThisCaller())
-		advise(what, atStart(remedy))
+	if x.advises() {
+		x.hint(use, refused, res, network)
 	}
 	if res.Err == nil {
 		x.released() // if it was over before that could be told
@@ -125,12 +114,23 @@ func (x *execution) run(name string, args []string) int {
 	return x.end(res, delivered)
 }
 
-// atStart says of a flag where it belongs.
-func atStart(remedy string) string {
-	if strings.HasPrefix(remedy, "-") {
-		return "at sbxrun start, " + remedy
+// hint names the hosts that were refused after the first ones, or else what may have been in the
+// way of a command that has failed. The flag for it is one of sbxrun start.
+func (x *execution) hint(use *sandbox.Use, before int, res result.Result, network *counters) {
+	f, failed := x.failure(res, network)
+	all := use.Refused()
+	var used result.ReportNetwork
+	for _, r := range all[min(before, len(all)):] {
+		used.Hosts = append(used.Hosts, result.ReportHost{Host: r.Host, Refused: 1, Reason: r.Reason})
 	}
-	return remedy
+	what, remedy := refusedHosts(&used)
+	if what == "" && failed {
+		what, remedy = room.ObstacleIn(use.Room, x.Place.Entry, f, room.ThisCaller())
+	}
+	if strings.HasPrefix(remedy, "-") {
+		remedy = "at sbxrun start, " + remedy
+	}
+	advise(what, remedy)
 }
 
 // checkFlags finds what is wrong with the flags, whatever the sandbox.

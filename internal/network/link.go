@@ -34,7 +34,8 @@ type Listener struct {
 // answered by Checked or an Error, and goes on with Listeners, one for each descriptor that comes
 // with them, which are answered by Ready. Then the proxy asks, for Sockets of the sandbox or for a
 // connection to unix socket Dial, and gets them, or an error number, by a message that has the same
-// ID. It says of each host once that it was Refused, at once. When sbxrun shuts its end down the proxy answers with Report, and exits.
+// ID. Of each host that it has Refused it says so at the first time. When sbxrun shuts its end down
+// the proxy answers with Report, and exits.
 type Message struct {
 	Rules     []Rule     `json:"rules,omitempty"`
 	Checked   bool       `json:"checked,omitempty"`
