@@ -31,6 +31,7 @@ import (
 //	alias          is another name, by which other tools have it
 //	group          is one of [topics]
 //	xor            is the same for flags of which only one may be given
+//	instead        follows the error for a value that is none of those in the placeholder
 type CLI struct {
 	Run     Run     `words:"[flags] [--] COMMAND [ARG...]" help:"Run a command in a new sandbox, and leave nothing behind (default)." example:"sbxrun --timeout 5 python3 job.py"`
 	Start   Start   `words:"[flags] [[--] COMMAND [ARG...]]" help:"Start a sandbox that lives on, and print its id." example:"sbxrun start --name web --ready-tcp 8000 --wait-ready python3 -m http.server"`
@@ -72,7 +73,7 @@ type View struct {
 	Tmpfs     []string    `help:"Mount an empty directory in memory." placeholder:"DST[:SIZE]" group:"see"`
 	TmpSize   values.Size `help:"Size of /tmp, and of every other directory in memory." default:"256M" placeholder:"SIZE" group:"see"`
 	Write     bool        `help:"Let the command write to the current directory: --cwd rw." short:"w" group:"see"`
-	Cwd       string      `help:"Access to the current directory: read (ro, the default without --workdir), write (rw), write to a layer of its own (overlay), or none, which starts in an empty home." placeholder:"ro|rw|overlay|none" group:"see"`
+	Cwd       string      `help:"Access to the current directory: read (ro, the default without --workdir), write (rw), write to a layer of its own (overlay), or none, which starts in an empty home." placeholder:"ro|rw|overlay|none" instead:"; --workdir DIR has the command start there" group:"see"`
 	CwdRoot   string      `help:"Show this parent of the current directory instead of it." placeholder:"DIR" group:"see"`
 	Workdir   string      `help:"Working directory in the sandbox. Default: the current one." placeholder:"DIR" group:"see"`
 	Tools     bool        `help:"Show, read-only, the tools that PATH leads to: pyenv, venv, nvm, cargo, ~/.local/bin and the like." group:"see"`

@@ -23,7 +23,7 @@ func TestIndex(t *testing.T) {
 		var typed []string
 		for _, f := range c.Flags {
 			typed = append(typed, f.Spellings()...)
-			if unknown(f.tag, "help", "placeholder", "default", "short", "alias", "group", "xor") {
+			if unknown(f.tag, "help", "placeholder", "default", "short", "alias", "group", "xor", "instead") {
 				t.Errorf("%s --%s: tags %s", c.Name, f.Name, f.tag)
 			}
 			if f.Help() == "" || f.TakesValue() != (f.Placeholder() != "") {

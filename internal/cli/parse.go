@@ -123,7 +123,8 @@ func (f *Flag) take(value string, attached bool, rest []string) ([]string, error
 	}
 	f.given = true
 	if !f.accepts(value) {
-		return nil, fmt.Errorf("--%s %q: want %s", name, value, or(f.words()))
+		instead := f.tag.Get("instead")
+		return nil, fmt.Errorf("--%s %q: want %s%s", name, value, or(f.words()), instead)
 	}
 	if err := f.set(value); err != nil {
 		return nil, fmt.Errorf("--%s: %w", name, err)

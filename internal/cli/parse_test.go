@@ -146,6 +146,7 @@ func TestParseErrors(t *testing.T) {
 		{"run --timeout -- x", `--timeout: needs a value, and "--" looks like a flag; if it is the value, write --timeout=--`},
 		{"run --env --tty ls", `--env: needs a value, and "--tty" looks like a flag; if it is the value, write --env=--tty`},
 		{"run --timeout -1 x", `--timeout: invalid duration "-1": want seconds (5, 0.5) or a value with a unit (1500ms, 5m, 1h, 1d)`},
+		{"run --cwd src x", `--cwd "src": want ro, rw, overlay or none; --workdir DIR has the command start there`},
 		{"run --timeout= x", `--timeout: invalid duration "": want seconds (5, 0.5) or a value with a unit (1500ms, 5m, 1h, 1d)`},
 		{"run --report= x", "--report: the value is empty"},
 		{"run --workdir= --report r x", "--workdir: the value is empty"},

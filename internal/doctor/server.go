@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/beside"
 	"github.com/sbxrun/sbxrun/internal/pressure"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
@@ -44,11 +45,10 @@ func (e *exam) server() {
 
 // checkServerProgram: the server is the program beside this one, and no other.
 func checkServerProgram() (string, error) {
-	self, err := os.Readlink("/proc/self/exe")
+	program, err := beside.Server()
 	if err != nil {
 		return "", failed(stepServer, "", err)
 	}
-	program := filepath.Join(filepath.Dir(self), "sbxrund")
 	err = unix.Faccessat(unix.AT_FDCWD, program, unix.X_OK, unix.AT_EACCESS)
 	return program, failed(stepServer, program+": ", err)
 }

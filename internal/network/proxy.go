@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"sync"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/beside"
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
@@ -87,17 +87,15 @@ func Start(spec Spec, cred *proc.Cred) (p *Proxy, err error) {
 // Role is the first argument of sbxrund that makes it a proxy.
 const Role = "net-proxy"
 
-// openServer opens the sbxrund that is beside this program: another could be anybody's.
+// openServer opens sbxrund.
 func openServer() (*os.File, error) {
-	self, err := os.Readlink("/proc/self/exe")
+	name, err := beside.Server()
 	if err != nil {
 		return nil, err
 	}
-	name := filepath.Join(filepath.Dir(self), "sbxrund")
 	f, err := os.Open(name)
 	if err != nil {
-		return nil, &result.Error{Code: "setup", Message: "a network with a list needs " + name + ": " + err.Error(), Err: err,
-			Hint: "install sbxrund beside sbxrun: packages and archives contain both; go install builds it from cmd/sbxrund"}
+		return nil, beside.Unusable(name, err)
 	}
 	return f, nil
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/beside"
 )
 
 // Hold holds the layers of a snapshot, by hash, unpacked for a user. sbxrund, which is beside this
@@ -54,11 +55,10 @@ func (s *Store) holdAll(m *Manifest, uid, gid uint32) (_ map[string]*Unpacked, e
 
 // unpack has sbxrund unpack a snapshot.
 func (s *Store) unpack(ctx context.Context, m *Manifest, uid, gid uint32) error {
-	self, err := os.Readlink("/proc/self/exe")
+	server, err := beside.Server()
 	if err != nil {
 		return err
 	}
-	server := filepath.Join(filepath.Dir(self), "sbxrund")
 	args := []string{UnpackWord, m.ID}
 	if os.Geteuid() == 0 {
 		args = append(args, strconv.Itoa(int(uid)), strconv.Itoa(int(gid)))
@@ -73,8 +73,7 @@ func (s *Store) unpack(ctx context.Context, m *Manifest, uid, gid uint32) error 
 		return &result.Error{Code: "snapshot", Message: "cannot unpack snapshot " + m.Title() + ": " + text, Err: err}
 	}
 	if err != nil {
-		return &result.Error{Code: "setup", Message: "cannot execute " + server + ": " + err.Error(), Err: err,
-			Hint: "install sbxrund beside sbxrun: packages and archives contain both; go install builds it from cmd/sbxrund"}
+		return beside.Unusable(server, err)
 	}
 	return nil
 }
