@@ -75,7 +75,8 @@ func TestReadOnlyCgroups(t *testing.T) {
 // In a container that lacks something doctor ends with how to start it, and a run says so in
 // its line.
 func TestDoctorInContainer(t *testing.T) {
-	t.Parallel()
+	// Not in parallel: a run looks for the cause for 10 s at most, which in an emulated machine
+	// others would need up.
 	const script = `mount -t tmpfs tmpfs /run && : >/run/.containerenv && mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys &&
 		exec unshare --user --map-user=1000 --map-group=1000 "$@"`
 	container := harness.Options{Bare: true, Wrap: []string{"unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"}}
