@@ -159,25 +159,31 @@ func TestInitSleeps(t *testing.T) {
 	}
 }
 
+// one is a process for ever: pids are given out again.
+type one struct {
+	pid   int
+	start uint64
+}
+
 // theRoom is PID 1 of the only room there is.
-func theRoom(t *testing.T) (pid int) {
+func theRoom(t *testing.T) (room one) {
 	t.Helper()
 	for _, st := range below(t) {
 		if st.Comm != "sbxrun-room" || st.State == "Z" {
 			continue
 		}
-		if pid != 0 {
-			t.Errorf("more than one room: %d, %d", pid, st.PID)
+		if room.pid != 0 {
+			t.Errorf("more than one room: %d, %d", room.pid, st.PID)
 		}
-		pid = st.PID
+		room = one{st.PID, st.Start}
 	}
-	return pid
+	return room
 }
 
 // A room is one tenant's; one that another needs is ended, and built anew.
 func TestTenants(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
-	of := func(tenant string) int {
+	of := func(tenant string) one {
 		r := take(t, p, tenant)
 		room := theRoom(t)
 		in(t, r, job.Spec{}, "true")
@@ -185,21 +191,21 @@ func TestTenants(t *testing.T) {
 	}
 	a := of("a")
 	if again := of("a"); again != a {
-		t.Errorf("%d, then %d", a, again)
+		t.Errorf("%v, then %v", a, again)
 	}
 	b := of("b")
 	if b == a {
-		t.Errorf("two tenants have had one room: %d", a)
+		t.Errorf("two tenants have had one room: %v", a)
 	}
 	if again := of("b"); again != b {
-		t.Errorf("%d, then %d", b, again)
+		t.Errorf("%v, then %v", b, again)
 	}
 }
 
 // After so many calls a room is another one.
 func TestCalls(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1, Calls: 2})
-	var rooms []int
+	var rooms []one
 	for range 6 {
 		r := take(t, p, "a")
 		rooms = append(rooms, theRoom(t))
@@ -271,7 +277,7 @@ s = socket.socket(family); s.bind((address, 5555)); s.listen()
 c = socket.create_connection((address, 5555)); a, _ = s.accept()
 %s
 `
-	of := func(script string) (room int) {
+	of := func(script string) (room one) {
 		r := take(t, p, "a")
 		room = theRoom(t)
 		if _, text := in(t, r, job.Spec{}, "python3", "-c", script); text != "2\n" {
@@ -279,7 +285,7 @@ c = socket.create_connection((address, 5555)); a, _ = s.accept()
 		}
 		return room
 	}
-	last := 0
+	var last one
 	for _, script := range []string{fmt.Sprintf(talk, "socket.AF_INET, '127.0.0.1'", "a.close()"), fmt.Sprintf(talk, "socket.AF_INET6, '::1'", ""), fmt.Sprintf(talk, "socket.AF_INET, '127.0.0.1'", "c.close()")} {
 		room := of(script)
 		if room == last {
@@ -289,7 +295,7 @@ c = socket.create_connection((address, 5555)); a, _ = s.accept()
 	}
 	const quiet = "import asyncio, socket\nsocket.getaddrinfo('localhost', 80)\nasyncio.run(asyncio.sleep(0))\nsocket.socketpair()\nprint(2)"
 	if a, b := of(quiet), of(quiet); a == last || a != b {
-		t.Errorf("%d, %d, then %d", last, a, b)
+		t.Errorf("%v, %v, then %v", last, a, b)
 	}
 }
 
