@@ -248,6 +248,7 @@ func weighLoads(program, what string, n, clients, calls int, loads []*load) erro
 			if err := l.run(clients, calls); err != nil {
 				return err
 			}
+			reapOrphans() // a thousand zombies make every fork slower
 			last := len(l.rates) - 1
 			if raw != nil {
 				for _, v := range []struct {

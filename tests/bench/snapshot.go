@@ -7,8 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // snapshotted measures what it takes to keep random data, and to start from it, against tar and
@@ -49,11 +47,7 @@ func (s *snapshotBench) do(args ...string) error {
 func (s *snapshotBench) close() {
 	_ = s.do("kill", "--all", "--grace", "0") // told by what remains
 	_ = os.RemoveAll(s.dir)
-	for {
-		if pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil); pid <= 0 || err != nil {
-			return
-		}
-	}
+	reapOrphans()
 }
 
 func (s *snapshotBench) measure(mib int) (err error) {
