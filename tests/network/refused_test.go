@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -293,8 +294,20 @@ func TestNamed(t *testing.T) {
 			return harness.Start(t, o, "--env", harness.MarkerName, "--cwd", "none", "--net", "allow=www.example.org", "sh", "-c", script)
 		}
 	}
-	inside := func(script string) func(harness.Options) *harness.Process {
-		return func(o harness.Options) *harness.Process { return b.StartExec(o, nil, "sh", "-c", script) }
+	// A command that ends when a host is on record, which is a moment after it was refused.
+	inside := func(script, host string) func(harness.Options) *harness.Process {
+		return func(o harness.Options) *harness.Process {
+			r, w, err := os.Pipe()
+			harness.Must(t, err)
+			o.Stdin = r
+			p := b.StartExec(o, nil, "sh", "-c", script+"; read x; true")
+			r.Close()
+			harness.Until(t, harness.Scaled(10*time.Second), host+" on record", func() bool {
+				return strings.Contains(string(b.State.Run("inspect", b.ID).Stdout), `"`+host+`:80"`)
+			})
+			w.Close()
+			return p
+		}
 	}
 	const without = "hint: it tried to reach a network without the proxy of --net allow=; docs/network.md says how programs are told of it"
 	for _, tt := range []struct {
@@ -309,9 +322,9 @@ func TestNamed(t *testing.T) {
 		{"no proxy, in an exec", func(o harness.Options) *harness.Process {
 			return b.StartExec(o, nil, "curl", "-s", "--noproxy", "*", "http://www.example.org/")
 		}, 6, without},
-		{"in an exec", inside("curl -s http://other.example.org/"), 0, "hint: the list of --net does not have other.example.org:80; at sbxrun start, --net allow=other.example.org:80 has"},
-		{"in another, which asks for one more", inside("curl -s http://other.example.org/ http://third.example.org/"), 0, "hint: the list of --net does not have third.example.org:80; at sbxrun start, --net allow=third.example.org:80 has"},
-		{"in an exec that asks for no other", inside("curl -s http://third.example.org/"), 0, ""},
+		{"in an exec", inside("curl -s http://other.example.org/", "other.example.org"), 0, "hint: the list of --net does not have other.example.org:80; at sbxrun start, --net allow=other.example.org:80 has"},
+		{"in another, which asks for one more", inside("curl -s http://other.example.org/ http://third.example.org/", "third.example.org"), 0, "hint: the list of --net does not have third.example.org:80; at sbxrun start, --net allow=third.example.org:80 has"},
+		{"in an exec that asks for no other", inside("curl -s http://third.example.org/", "third.example.org"), 0, ""},
 	} {
 		r, text := harness.Said(t, tt.start)
 		if got := strings.Join(harness.Ours(text), "\n"); r.ExitCode != tt.code || got != tt.want {
