@@ -102,7 +102,7 @@ for pid in left:
         faults.append("left: " + open(f"/proc/{pid}/stat").read())
     except OSError:
         pass
-if ended < 2 * len(pids):
+if 3 * ended < 4 * len(pids):
     faults.append(f"the pids are not recycled: {ended} strangers had {len(pids)}")
 if faults:
     sys.exit("\n".join(faults[:20]))
