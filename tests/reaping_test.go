@@ -51,16 +51,27 @@ print("tasks", len(before))
 func TestR25NeverReaped(t *testing.T) {
 	// Not in parallel: it takes all of a processor.
 	runs := harness.Soak(t)
-	args := []string{"--fork", "--pid", "--mount-proc", "--kill-child"}
-	if !harness.Root() {
-		args = append(args, "--user", "--map-current-user")
-	}
-	args = append(args, "--", "/usr/bin/python3", "-c", pid1, harness.Binary(t), strconv.Itoa(runs))
-	cmd := exec.Command("unshare", args...)
-	cmd.Dir = harness.Dir(t)
 	bound := time.Minute + time.Duration(runs)*time.Second
+	out := asPID1(t, bound, nil, pid1, harness.Binary(t), strconv.Itoa(runs))
+	if !strings.HasPrefix(out, "tasks ") {
+		t.Fatal(out)
+	}
+}
+
+// asPID1 runs a program in Python to its end as the first process of a PID namespace, and returns
+// what it has printed. An ordinary user's is in a user namespace, too, which unshare gets user for.
+func asPID1(t *testing.T, bound time.Duration, user []string, program string, args ...string) string {
+	t.Helper()
+	all := []string{"--fork", "--pid", "--mount-proc", "--kill-child"}
+	if !harness.Root() {
+		all = append(append(all, "--user", "--map-current-user"), user...)
+	}
+	cmd := exec.Command("unshare", append(append(all, "--", "/usr/bin/python3", "-c", program), args...)...)
+	cmd.Dir = harness.Dir(t)
+	cmd.Env = append(cmd.Environ(), "SBXRUN_STATE_DIR="+harness.Dir(t)+"/state")
 	out, err := harness.Command(t, cmd, bound)
-	if err != nil || !strings.HasPrefix(out, "tasks ") {
+	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
+	return out
 }

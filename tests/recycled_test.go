@@ -1,7 +1,6 @@
 package tests
 
 import (
-	"os/exec"
 	"strconv"
 	"strings"
 	"testing"
@@ -114,17 +113,11 @@ print("strangers", ended, "pids", len(pids))
 func TestRecycledPIDs(t *testing.T) {
 	// Not in parallel: it takes all of a processor.
 	rounds := harness.Soak(t)/2 + 1
-	args := []string{"--fork", "--pid", "--mount-proc", "--kill-child"}
-	if !harness.Root() {
-		args = append(args, "--user", "--map-current-user", "--keep-caps")
-	}
-	args = append(args, "--", "/usr/bin/python3", "-c", recycler, harness.Binary(t), strconv.Itoa(rounds), strconv.Itoa(int(harness.Scaled(10*time.Second).Seconds())))
-	cmd := exec.Command("unshare", args...)
-	cmd.Dir = harness.Dir(t)
-	cmd.Env = append(cmd.Environ(), "SBXRUN_STATE_DIR="+harness.Dir(t)+"/state")
-	out, err := harness.Command(t, cmd, time.Minute+time.Duration(rounds)*5*time.Second)
-	if err != nil || !strings.HasPrefix(out, "strangers ") {
-		t.Fatalf("%v: %s", err, out)
+	moment := strconv.Itoa(int(harness.Scaled(10 * time.Second).Seconds()))
+	bound := time.Minute + time.Duration(rounds)*5*time.Second
+	out := asPID1(t, bound, []string{"--keep-caps"}, recycler, harness.Binary(t), strconv.Itoa(rounds), moment)
+	if !strings.HasPrefix(out, "strangers ") {
+		t.Fatal(out)
 	}
 	t.Log(out)
 }

@@ -52,8 +52,8 @@ func (c *counters) refuse(t target, why string) {
 	if n.refused.Add(1) > 1 || c.control == nil {
 		return
 	}
-	// Before the sandbox knows, and so before a command can have ended for it. An error means
-	// that there is nobody, who needs no words.
+	// Before the sandbox knows, so that sbxrun mostly has it on record before a command has ended
+	// for it. An error means that there is nobody, who needs no words.
 	_ = network.Send(c.control, network.Message{Refused: &result.ReportHost{Host: network.Clean(t.String()), Refused: 1, Reason: network.Clean(why)}})
 }
 
