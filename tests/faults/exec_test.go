@@ -40,7 +40,7 @@ func (b *sandbox) exec(flags []string, payload ...string) *execution {
 	b.e.t.Helper()
 	b.e.n++
 	x := &execution{e: b.e, report: filepath.Join(b.e.top, fmt.Sprintf("report-%d", b.e.n))}
-	args := slices.Concat([]string{"exec", "--report", x.report, "--env", harness.MarkerName + "=" + b.e.marker}, flags, []string{b.ID, "--"}, payload)
+	args := slices.Concat([]string{"exec", "--report", x.report, "--env", harness.MarkerName + "=" + b.e.marker}, harness.Proof(), flags, []string{b.ID, "--"}, payload)
 	c, err := b.e.begin(args...)
 	harness.Must(b.e.t, err)
 	x.call = c

@@ -34,7 +34,7 @@ func TestR18Churn(t *testing.T) {
 		}
 		o := r.wait()
 		if o.code != 7 || o.report == nil || o.report.Cause != "exited" || o.report.Teardown.Verdict != "proven" {
-			t.Errorf("GOMAXPROCS=%s: want 7: code %d, signal %v", procs, o.code, o.signal)
+			t.Errorf("GOMAXPROCS=%s: want 7: %v", procs, o)
 			continue
 		}
 		if *o.report.StdoutBytes < 1<<20 {

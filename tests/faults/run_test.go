@@ -73,7 +73,7 @@ func start(t testing.TB, o options, args ...string) *run {
 		stdout: filepath.Join(top, "stdout"),
 		stderr: filepath.Join(top, "stderr"),
 	}
-	flags := []string{"--env", harness.MarkerName + "=" + r.marker, "--bind", r.out + ":/out"}
+	flags := append(harness.Proof(), "--env", harness.MarkerName+"="+r.marker, "--bind", r.out+":/out")
 	if o.report != "" {
 		r.report = o.report
 	}
@@ -357,11 +357,7 @@ func (r *run) gone() {
 		r.t.Errorf("%d processes are left %v after the end of sbxrun:\n%sand %d of them a second later:\n%s", len(left), after, describe(left), len(last), describe(last))
 		sweep(r.t, r.left)
 	}
-	for _, pid := range childrenOf(os.Getpid()) {
-		if registered[pid] == 0 {
-			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil) // the zombie that gone has accepted
-		}
-	}
+	reapStrays(r.t) // what gone has accepted
 	unregister(r.pid)
 	r.frozen()
 }
@@ -385,16 +381,56 @@ func (r *run) left() (left []harness.Proc) {
 
 // orphans is what hangs below the test process and was not started by it.
 func orphans() (found []harness.Proc) {
-	for _, pid := range childrenOf(os.Getpid()) {
-		if registered[pid] > 0 {
-			continue
-		}
-		if p, ok := harness.ReadProc(pid); ok && p.Parent == os.Getpid() {
-			p.Why = "was abandoned"
-			found = append(append(found, p), below(pid)...)
-		}
+	for _, p := range strays() {
+		p.Why = "was abandoned"
+		found = append(append(found, p), below(p.PID)...)
 	}
 	return found
+}
+
+// strays are the children of the test process that it has not started itself. Two looks that agree
+// count: where a child ends while the kernel writes the list of them, another may be missing
+// (proc_pid_children(5)), and its own children have come to us after the look at them.
+func strays() []harness.Proc {
+	look := func() (found []harness.Proc) {
+		for _, pid := range childrenOf(os.Getpid()) {
+			registering.Lock()
+			mine := registered[pid] > 0
+			registering.Unlock()
+			if p, ok := harness.ReadProc(pid); ok && !mine && p.Parent == os.Getpid() {
+				found = append(found, p)
+			}
+		}
+		return found
+	}
+	for seen := look(); ; {
+		again := look()
+		if slices.Equal(seen, again) {
+			return again
+		}
+		seen = again
+	}
+}
+
+// reapStrays collects what has come to the test, which stands for the machine's init, but for the
+// living sandboxes. All must be zombies, or about to be: none is left for another test to find.
+func reapStrays(t testing.TB, living ...*sandbox) {
+	t.Helper()
+	var found []harness.Proc
+	for deadline := time.Now().Add(settle); time.Now().Before(deadline); time.Sleep(100 * time.Microsecond) {
+		found = slices.DeleteFunc(strays(), func(p harness.Proc) bool {
+			return slices.ContainsFunc(living, func(b *sandbox) bool { return b.PID == p.PID })
+		})
+		if len(found) == 0 {
+			return
+		}
+		for _, p := range found {
+			if p.State == "Z" {
+				_, _ = unix.Wait4(p.PID, nil, unix.WNOHANG, nil) // the next look tells
+			}
+		}
+	}
+	t.Errorf("not ended, and with no parent but the test:\n%s", describe(found))
 }
 
 func below(pid int) (found []harness.Proc) {

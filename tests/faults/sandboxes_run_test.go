@@ -79,6 +79,9 @@ var registering sync.Mutex
 // begin starts sbxrun. It may be called by several goroutines.
 func (e *estate) begin(args ...string) (*call, error) {
 	binary := harness.Binary(e.t)
+	if len(args) > 0 && args[0] == "kill" {
+		args = slices.Concat(args[:1], harness.Proof(), args[1:])
+	}
 	return e.command(nil, slices.Concat(e.wrap, []string{binary}, args)...)
 }
 
@@ -223,7 +226,7 @@ func (e *estate) startFlags(flags ...string) []string {
 	if !slices.Contains(flags, "--timeout") {
 		own = append(own, "--timeout", lifetime)
 	}
-	return append(own, flags...)
+	return slices.Concat(own, harness.Proof(), flags)
 }
 
 // sandbox is one that runs.
@@ -395,16 +398,8 @@ func (e *estate) left(living ...*sandbox) (found []harness.Proc) {
 		skip[p.PID] = true
 		found = append(found, p)
 	}
-	for _, pid := range childrenOf(os.Getpid()) {
-		if mine[pid] {
-			continue
-		}
-		if p, ok := harness.ReadProc(pid); ok && p.Parent == os.Getpid() {
-			p.Why = "was abandoned"
-			for _, p := range append([]harness.Proc{p}, below(pid)...) {
-				add(p)
-			}
-		}
+	for _, p := range orphans() {
+		add(p)
 	}
 	for _, p := range e.members() {
 		add(p)
@@ -446,17 +441,11 @@ func (e *estate) gone(within time.Duration, living ...*sandbox) {
 }
 
 // reapZombies collects what ended supervisors, and killed ones, have left to the
-// test, which stands for the machine's init. All must be zombies: see left.
+// test, so far, and nothing of the living.
 func reapZombies(keep ...*sandbox) {
-	for _, pid := range childrenOf(os.Getpid()) {
-		registering.Lock()
-		mine := registered[pid] > 0
-		registering.Unlock()
-		if mine || slices.ContainsFunc(keep, func(b *sandbox) bool { return b.PID == pid }) {
-			continue
-		}
-		if p, ok := harness.ReadProc(pid); ok && p.State == "Z" && p.Parent == os.Getpid() {
-			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil) // it is a zombie, and ours
+	for _, p := range strays() {
+		if p.State == "Z" && !slices.ContainsFunc(keep, func(b *sandbox) bool { return b.PID == p.PID }) {
+			_, _ = unix.Wait4(p.PID, nil, unix.WNOHANG, nil) // it is a zombie, and ours
 		}
 	}
 }
@@ -477,7 +466,7 @@ func reapInner() {
 func (e *estate) finish() {
 	e.t.Helper()
 	e.gone(settle)
-	reapZombies()
+	reapStrays(e.t)
 	for _, h := range e.h {
 		h.Close()
 	}

@@ -174,14 +174,14 @@ func (p *Process) arguments(args []string) []string {
 		return args
 	}
 	if p.o.inside != nil {
-		return append([]string{args[0], "--report", p.reportPath(), "--env", MarkerName + "=" + p.Marker}, args[1:]...)
+		return slices.Concat(args[:1], Proof(), []string{"--report", p.reportPath(), "--env", MarkerName + "=" + p.Marker}, args[1:])
 	}
-	own := []string{
+	own := append(Proof(),
 		"--report", p.reportPath(),
-		"--env", MarkerName + "=" + p.Marker,
+		"--env", MarkerName+"="+p.Marker,
 		"--env", fixtureSeconds(), // should a test fail, the rest ends by itself
 		"--ro-bind", fixturesBind(p.t),
-	}
+	)
 	if len(args) > 0 && args[0] == "run" {
 		return append(append([]string{"run"}, own...), args[1:]...)
 	}

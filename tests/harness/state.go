@@ -48,6 +48,9 @@ func (s *State) Run(args ...string) *Result {
 func (s *State) Start(o Options, args ...string) *Process {
 	s.T.Helper()
 	o.Bare, o.others = true, true
+	if len(args) > 0 && args[0] == "kill" {
+		args = slices.Concat(args[:1], Proof(), args[1:])
+	}
 	return Start(s.T, s.options(o), args...)
 }
 
@@ -77,6 +80,7 @@ func (s *State) TrySandbox(o Options, args ...string) (b *Sandbox, r *Result) {
 	marker := newMarker()
 	// Should the test itself be killed, its sandboxes must not stay for ever.
 	own := []string{"start", "--json", "--timeout", "1h", "--env", MarkerName + "=" + marker, "--env", fixtureSeconds(), "--ro-bind", fixturesBind(s.T)}
+	own = append(own, Proof()...)
 	o = s.options(o)
 	o.Bare, o.others = true, true
 	o.handover = func(stdout string) {
