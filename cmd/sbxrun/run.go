@@ -61,8 +61,7 @@ func (r *runner) run() int {
 		if err = r.prepare(r.Terms.Begin); err != nil {
 			return r.notStarted(err)
 		}
-		caller.Errors = r.Streams.Payload[2]
-		<-r.signals.ready // before anything is started
+		caller.Errors, caller.Ready = r.Streams.Payload[2], r.signals.ready // nothing is started before
 	}
 	if err = r.plan(caller); err != nil {
 		return r.notStarted(err)
@@ -76,6 +75,7 @@ func (r *runner) run() int {
 		}
 		return r.printCommand(plan)
 	}
+	<-r.signals.ready // if bwrap has not waited for it
 	if err = r.Parts.Begin(plan.Cred()); err != nil {
 		return r.notStarted(err)
 	}

@@ -300,13 +300,13 @@ func (a *Leave) takeLock() error {
 // Running lets others be admitted, and gives threads up that a longer run has no need of; where
 // they are scarce they are kept for the end.
 func (a *Leave) Running() {
-	// Not at once, which would cost a short one something; and once more, for on a busy machine Go
-	// takes whatever is late for blocked, and makes another.
-	const while, again = 50 * time.Millisecond, 2 * time.Second
 	a.started()
 	if a != nil && !a.scarce && !a.Lasting {
-		time.AfterFunc(while, proc.ShedThreads)
-		time.AfterFunc(again, proc.ShedThreads)
+		// Not at once, which would cost a short one something; and again, for on a busy machine,
+		// as where many are started, Go takes whatever is late for blocked, and makes another.
+		for _, while := range []time.Duration{50 * time.Millisecond, 2 * time.Second, 10 * time.Second} {
+			time.AfterFunc(while, proc.ShedThreads)
+		}
 	}
 }
 

@@ -118,15 +118,15 @@ var started = engines{
 //go:embed sbxrun-bwrap
 var profile string
 
-// printed is the profile as printf(1) takes it, for {bwrap}.
-func printed() string {
+// printed is the profile as printf(1) takes it, for a bwrap.
+func printed(bwrap string) string {
 	var lines []string
 	for line := range strings.Lines(profile) {
 		if !strings.HasPrefix(line, "#") {
 			lines = append(lines, strings.TrimSuffix(line, "\n"))
 		}
 	}
-	return strings.ReplaceAll(strings.Join(lines, `\n`)+`\n`, "/usr/bin/bwrap", "{bwrap}")
+	return strings.ReplaceAll(strings.Join(lines, `\n`)+`\n`, "/usr/bin/bwrap", bwrap)
 }
 
 const unfilteredUnit = "in the systemd unit: no RestrictNamespaces=, and no SystemCallFilter= without @mount and @process"
@@ -223,7 +223,7 @@ var remedies = []remedy{
 	{seen: "restricted container", cause: restricted, fix: "on the host: sudo " + unrestrict},
 	{seen: "restricted profiled", cause: restricted, fix: loadProfile + "\nor, for every program: {sudo}" + unrestrict},
 	{seen: "restricted", cause: restricted,
-		fix: "printf '" + printed() + "' | {sudo}tee /etc/apparmor.d/sbxrun-bwrap && " + loadProfile + "\nor, for every program: {sudo}" + unrestrict},
+		fix: "printf '{profile}' | {sudo}tee /etc/apparmor.d/sbxrun-bwrap && " + loadProfile + "\nor, for every program: {sudo}" + unrestrict},
 	{seen: "seccomp", cause: "a system call filter (seccomp) refuses it{by}: {text}", fix: unfilteredUnit, in: unfiltered},
 	{seen: "selinux", cause: "SELinux is enforcing and may be what refuses it: {text}", fix: avc, in: engines{
 		docker:     "docker run --security-opt label=disable …\n" + avc,

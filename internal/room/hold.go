@@ -22,7 +22,7 @@ import (
 // pages of memory.
 
 // holdPath is what bwrap executes, as seen from within.
-var holdPath = fmt.Sprintf("/proc/self/fd/%d", holdFD)
+var holdPath = "/proc/self/fd/" + strconv.Itoa(holdFD)
 
 // holdName is what ps(1) shows of a room's PID 1; at most 15 bytes (prctl(2)).
 const holdName = "sbxrun-room"

@@ -70,8 +70,10 @@ type Caller struct {
 	Home string // HOME
 	UID  int    // effective
 	GID  int
-	// Errors is where bwrap speaks, if it is to be started ahead: while the plan is made.
+	// Errors is where bwrap speaks, if it is to be started ahead: while the plan is made, but not
+	// before Ready is closed.
 	Errors *os.File
+	Ready  <-chan struct{}
 }
 
 // ThisCaller is this process.
@@ -117,6 +119,7 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 		return nil, err
 	}
 	if c.Errors != nil && plan.independent(&p) {
+		<-c.Ready
 		b, err := plan.begin(c.Errors, nil)
 		if err != nil {
 			return nil, err

@@ -299,7 +299,9 @@ func TestAhead(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	caller := Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid(), Errors: null}
+	ready := make(chan struct{})
+	close(ready)
+	caller := Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid(), Errors: null, Ready: ready}
 	children := func() (n int) {
 		t.Helper()
 		list, err := proc.Children(os.Getpid())

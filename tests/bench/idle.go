@@ -22,7 +22,8 @@ import (
 type build struct {
 	letter, name string
 	path, state  string
-	supervisors  []int // of the sandboxes that it has started
+	dir          string // where path is
+	supervisors  []int  // of the sandboxes that it has started
 }
 
 func newBuild(letter, name, path string) (*build, error) {
@@ -38,13 +39,41 @@ func newBuild(letter, name, path string) (*build, error) {
 		memory = ""
 	}
 	state, err := os.MkdirTemp(memory, "sbxrun-bench-")
-	return &build{letter: letter, name: name, path: path, state: state}, err
+	if err != nil {
+		return nil, err
+	}
+	b := &build{letter: letter, name: name, state: state}
+	if b.dir, err = os.MkdirTemp("", "sbxrun-bench-"); err != nil {
+		return b, err
+	}
+	// A copy of each, and of its sbxrund: what a program takes to start depends on how its file was
+	// written, too (internal/setup/build.sh).
+	b.path = filepath.Join(b.dir, "sbxrun")
+	if err = copyProgram(path, b.path); err != nil {
+		return b, err
+	}
+	beside := filepath.Join(filepath.Dir(path), "sbxrund")
+	if _, none := os.Stat(beside); none == nil {
+		err = copyProgram(beside, filepath.Join(b.dir, "sbxrund"))
+	}
+	return b, err
+}
+
+// copyProgram writes a file that can be executed.
+func copyProgram(from, to string) error {
+	data, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(to, data, 0o755)
 }
 
 func (b *build) close() {
 	b.end()
-	if err := os.RemoveAll(b.state); err != nil {
-		fmt.Fprintln(os.Stderr, "bench:", err)
+	for _, dir := range []string{b.state, b.dir} {
+		if err := os.RemoveAll(dir); err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+		}
 	}
 }
 
@@ -110,6 +139,10 @@ func (b *build) end() {
 	}
 }
 
+// idleAfter is when a sandbox idles: it has swept, and given up the threads of its start
+// (admission.Leave.Running).
+const idleAfter = 12 * time.Second
+
 // idle shows what idle sandboxes cost, and how long it takes to end them.
 func idle(builds []*build) error {
 	n := *sandboxes
@@ -122,7 +155,7 @@ func idle(builds []*build) error {
 				return 0, err
 			}
 			if weights[b.letter].processes == 0 {
-				time.Sleep(3 * rest) // they idle when they have swept
+				time.Sleep(idleAfter)
 				weights[b.letter] = weigh(b.supervisors)
 			}
 			if b == builds[0] {

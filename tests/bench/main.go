@@ -112,10 +112,12 @@ func bench() error {
 			continue
 		}
 		b, err := newBuild([]string{"A", "B"}[i], []string{"sbxrun", "sbxrun, old"}[i], path)
+		if b != nil {
+			defer b.close()
+		}
 		if err != nil {
 			return err
 		}
-		defer b.close()
 		builds = append(builds, b)
 	}
 	// Supervisors become our children, so that none is left as a zombie to a PID 1

@@ -86,9 +86,8 @@ func Scaled(d time.Duration) time.Duration {
 func Deadline(d time.Duration) time.Duration { return d + (Scaled(d)-d)/4 }
 
 // Proof are the flags of a run on this machine. Where bounds are wider, as on a busy machine, so
-// is that of the proof: what was killed needs the processor once more to end, and beside busy loops
-// Linux 6.18 with autogroups (sched(7)) was seen to leave some runnable processes without it for
-// eight seconds, though by its own figures it was their turn.
+// is that of the proof: what was killed needs the processor once more to end. Linux before 6.18.45
+// may leave it without for seconds (docs/operating.md, "A busy machine").
 func Proof() []string {
 	const byDefault = 5 * time.Second // --proof-timeout's
 	if d := Scaled(byDefault); d > byDefault {
