@@ -47,7 +47,9 @@ func browser(t *testing.T) context.Context {
 		"--remote-debugging-port=0", "--host-resolver-rules=MAP "+foreign+" 127.0.0.1", "about:blank")
 	t.Cleanup(func() {
 		p.Signal(unix.SIGTERM)
-		p.Wait()
+		if r := p.Wait(); t.Failed() {
+			t.Logf("the browser: %d, %q, %q", r.ExitCode, r.Stdout, r.Stderr)
+		}
 	})
 	address := regexp.MustCompile(`ws://127\S+`)
 	harness.Until(t, harness.Bound, "the browser", func() bool { return address.MatchString(p.Output()) })
