@@ -56,7 +56,7 @@ test-vm | bench-vm)
     ;;
 bench)
     "$setup/build.sh"
-    CGO_ENABLED=0 go build -o bin/bench ./tests/bench
+    CGO_ENABLED=0 go build -o bin/ ./tests/bench ./tests/bench/around
     exec bin/bench "$@"
     ;;
 bench-cluster)

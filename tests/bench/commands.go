@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -58,9 +60,34 @@ func startup(builds []*build) error {
 		}
 		defer plan.Close()
 		return elapsed(cmd)
+	}}, variant{"D", "a Go program around it", func() (time.Duration, error) {
+		cmd, plan, err := plain("true")
+		if err != nil {
+			return 0, err
+		}
+		defer plan.Close()
+		if cmd, err = around(cmd); err != nil {
+			return 0, err
+		}
+		return elapsed(cmd)
 	}})
-	_, err := compare("startup", "sbxrun true, from start to exit; C is the same sandbox", rounds(100), 5, variants)
+	_, err := compare("startup", "sbxrun true, from start to exit; C is the same sandbox, D the smallest Go program that starts it and waits", rounds(100), 5, variants)
 	return err
+}
+
+// around has the smallest Go program run a command.
+func around(cmd *exec.Cmd) (*exec.Cmd, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	program := filepath.Join(filepath.Dir(self), "around")
+	if _, err := os.Stat(program); err != nil {
+		return nil, fmt.Errorf("./setup.sh bench builds it: %w", err)
+	}
+	a := exec.CommandContext(ctx, program, slices.Concat([]string{strconv.Itoa(3 + len(cmd.ExtraFiles)), cmd.Path}, cmd.Args)...)
+	a.Env, a.ExtraFiles, a.SysProcAttr, a.Stderr = cmd.Env, cmd.ExtraFiles, cmd.SysProcAttr, cmd.Stderr
+	return a, nil
 }
 
 func execs(builds []*build) error {
@@ -76,8 +103,23 @@ func execs(builds []*build) error {
 	}
 	variants = append(variants, variant{"C", "bwrap, a new sandbox", func() (time.Duration, error) {
 		return elapsed(exec.CommandContext(ctx, "bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"))
+	}}, variant{"D", "a Go program around nsenter", func() (time.Duration, error) {
+		room, err := roomBelow(builds[0].supervisors[0])
+		if err != nil {
+			return 0, err
+		}
+		enter, err := exec.LookPath("nsenter")
+		if err != nil {
+			return 0, err
+		}
+		cmd, err := around(exec.CommandContext(ctx, enter, "--target", strconv.Itoa(room), "--user", "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--preserve-credentials", "true"))
+		if err != nil {
+			return 0, err
+		}
+		return elapsed(cmd)
 	}})
-	if _, err := compare("exec", "sbxrun exec SANDBOX true, from start to exit; C is bwrap --unshare-all --ro-bind / / true", rounds(100), 5, variants); err != nil {
+	what := "sbxrun exec SANDBOX true, from start to exit; C is bwrap --unshare-all --ro-bind / / true, D the smallest Go program that has nsenter run true in the sandbox: no init, no proof"
+	if _, err := compare("exec", what, rounds(100), 5, variants); err != nil {
 		return err
 	}
 	for i, b := range builds {
@@ -92,6 +134,16 @@ func execs(builds []*build) error {
 	}
 	fmt.Println()
 	return nil
+}
+
+// roomBelow is PID 1 of the sandbox of a supervisor.
+func roomBelow(supervisor int) (int, error) {
+	for _, p := range proc.Descendants(supervisor, 10) {
+		if p.Comm == "sbxrun-room" {
+			return p.PID, nil
+		}
+	}
+	return 0, errors.New("the sandbox has no PID 1")
 }
 
 // weighRunning weighs an sbxrun and all below it while its command waits, without the command.

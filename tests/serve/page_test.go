@@ -52,7 +52,14 @@ func browser(t *testing.T) context.Context {
 		}
 	})
 	address := regexp.MustCompile(`ws://127\S+`)
-	harness.Until(t, harness.Bound, "the browser", func() bool { return address.MatchString(p.Output()) })
+	harness.Until(t, harness.Bound, "the browser", func() bool {
+		select {
+		case <-p.Exited():
+			t.Fatal("the browser has ended")
+		default:
+		}
+		return address.MatchString(p.Output())
+	})
 	ctx, cancel := remote.NewAllocator(t.Context(), address.FindString(p.Output()), remote.NoModifyURL)
 	t.Cleanup(cancel)
 	return ctx
