@@ -1,12 +1,6 @@
 // Command sbxrun runs a command in a bubblewrap sandbox and leaves nothing
 // behind. Each of its commands has a file of its own here; this package is the
 // only one that prints and exits.
-
-// What Go does of itself at the start, and nobody here has a use for: a goroutine that follows the
-// cgroup's CPU quota, and names for the runtime's mappings.
-//
-//go:debug updatemaxprocs=0
-//go:debug decoratemappings=0
 package main
 
 import (

@@ -71,7 +71,7 @@ type Caller struct {
 	UID  int    // effective
 	GID  int
 	// Errors is where bwrap speaks, if it is to be started ahead: while the plan is made, but not
-	// before Ready is closed.
+	// before Ready is closed. Both are nil, or neither.
 	Errors *os.File
 	Ready  <-chan struct{}
 }
