@@ -118,7 +118,7 @@ func execs(builds []*build) error {
 		}
 		return elapsed(cmd)
 	}})
-	what := "sbxrun exec SANDBOX true, from start to exit; C is bwrap --unshare-all --ro-bind / / true, D the smallest Go program that has nsenter run true in the sandbox: no init, no proof"
+	what := "sbxrun exec SANDBOX true, from start to exit; C is bwrap --unshare-all --ro-bind / / true, D the smallest Go program that has nsenter run true in the sandbox: no init and no proof, but one program more to load"
 	if _, err := compare("exec", what, rounds(100), 5, variants); err != nil {
 		return err
 	}
