@@ -49,7 +49,7 @@ type Run struct {
 	job    Job
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	apart  func() bool // the caller's context ends it no more
+	apart  func() bool // see Outlive
 	hit    atomic.Bool // MaxOutput
 	broken atomic.Pointer[result.Error]
 
@@ -185,6 +185,10 @@ func (r *Run) brokeOff(e *result.Error) {
 	r.broken.CompareAndSwap(nil, e)
 	r.cancel(supervise.Request{Cause: result.Canceled, Signal: unix.SIGPIPE})
 }
+
+// Outlive has the command, or room, not end with the context that it was started with any more. False:
+// that is done, and it ends.
+func (r *Run) Outlive() bool { return r.apart() }
 
 // End ends the command, or room, at once.
 func (r *Run) End() { r.cancel(supervise.Request{Cause: result.Killed, Signal: unix.SIGKILL}) }

@@ -27,19 +27,13 @@ func (Rooms) Take(ctx context.Context, _ string, p Policy) (_ Place, err error) 
 	}
 	defer plan.Close()
 	c := &cold{dir: p.Workdir}
-	// A room ends with its context, and this one outlives the wait for it.
-	started, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	stop := context.AfterFunc(ctx, cancel)
-	if c.room, err = job.NewRoom(started, plan, job.Spec{Limits: p.Limits, Timeout: p.Lifetime, Parts: p.Parts}); err != nil {
-		cancel()
+	if c.room, err = job.NewRoom(ctx, plan, job.Spec{Limits: p.Limits, Timeout: p.Lifetime, Parts: p.Parts}); err != nil {
 		return nil, err
 	}
-	if !stop() {
-		cancel()
+	if !c.room.Outlive() {
 		_, _ = c.room.Close() // nobody wants it any more
 		return nil, &result.Error{Code: "ended", Message: "the call was ended before it began", Err: context.Cause(ctx)}
 	}
-	c.cancel = cancel
 	return c, nil
 }
 
@@ -48,9 +42,8 @@ func (Rooms) Rooms() (idle, all int) { return 0, 0 }
 
 // cold is a room of its own.
 type cold struct {
-	room   *job.Room
-	dir    string
-	cancel context.CancelFunc
+	room *job.Room
+	dir  string
 
 	mu    sync.Mutex
 	files *workspace.Dir
@@ -98,7 +91,5 @@ func (c *cold) Give() (*result.Result, error) {
 	if c.files != nil {
 		c.files.Close() // it holds the room's memory
 	}
-	res, err := c.room.Close()
-	c.cancel()
-	return res, err
+	return c.room.Close()
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -105,6 +106,30 @@ open("ready", "w").write("ready\\n"); time.sleep(1000)' & read -r x <ready; sets
 )
 
 const nothing = "/dev/shm:\n\n/home/sandbox:\n\n/tmp:\n\n/var/data:\n2\n0\n0022\n/home/sandbox\n2\n"
+
+// A room that is not complete yet, and will not be, is not waited for.
+func TestCloseWhileBuilding(t *testing.T) {
+	dir := t.TempDir()
+	text := "#!/bin/sh\ncase $1 in\n--version) echo bubblewrap 0.8.0;;\n*) exec sleep 1000;;\nesac\n"
+	if err := os.WriteFile(filepath.Join(dir, "bwrap"), []byte(text), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{filepath.Join(dir, "bwrap"), dir, filepath.Dir(dir)} { // also for whom root becomes
+		if err := os.Chmod(name, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	p := warm(t, bare, pool.Sizes{Min: 1, Max: 1})
+	harness.Until(t, bound, "a bwrap that builds", func() bool {
+		return slices.ContainsFunc(below(t), func(st proc.Stat) bool { return st.Comm == "sleep" })
+	})
+	begun := time.Now()
+	p.Close()
+	if took := time.Since(begun); took > room.SetupBound/2 {
+		t.Errorf("it took %v", took)
+	}
+}
 
 // Nothing of a call is there for the next one.
 func TestApart(t *testing.T) {

@@ -55,8 +55,7 @@ func build(ctx context.Context, policy room.Policy) (_ *Room, err error) {
 		return nil, &result.Error{Code: "usage", Message: "a warm room must have nothing mounted within a directory in memory"}
 	}
 	r := &Room{env: e.Env, dir: e.Workdir, user: e.Cred}
-	// It outlives ctx, to be ended in order.
-	if r.room, err = job.NewRoom(context.WithoutCancel(ctx), plan, job.Spec{}); err != nil {
+	if r.room, err = job.NewRoom(ctx, plan, job.Spec{}); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -64,6 +63,9 @@ func build(ctx context.Context, policy room.Policy) (_ *Room, err error) {
 			_ = r.end() // the error says more
 		}
 	}()
+	if !r.room.Outlive() { // it is ended in order, after what is in it
+		return nil, ctx.Err()
+	}
 	if r.init, err = proc.FromPidfd(r.room.Init); err != nil {
 		return nil, err
 	}
