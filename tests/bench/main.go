@@ -71,6 +71,7 @@ func main() {
 		return
 	}
 	flag.Parse()
+	unsetPassed()
 	var stop context.CancelFunc
 	ctx, stop = signal.NotifyContext(ctx, unix.SIGINT, unix.SIGTERM)
 	err := bench()
@@ -81,6 +82,17 @@ func main() {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
+	}
+}
+
+// unsetPassed takes the variables away that sbxrun passes on to a command, and a plain bwrap here
+// does not: for LANG alone sleep maps a dozen files, and a tree of it takes a fifth longer to end.
+func unsetPassed() {
+	for _, pair := range os.Environ() {
+		name, _, _ := strings.Cut(pair, "=")
+		if strings.HasPrefix(name, "LC_") || slices.Contains([]string{"LANG", "LANGUAGE", "TERM", "TZ"}, name) {
+			_ = os.Unsetenv(name) // it cannot fail: the name has no = and no NUL
+		}
 	}
 }
 
