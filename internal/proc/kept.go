@@ -232,11 +232,17 @@ func (k *Kept) Inherit(deadline time.Time) error {
 	if err := k.Keeper.Wait(deadline); err != nil {
 		return err
 	}
-	for {
+	for none := 0; ; {
 		left, err := k.orphans()
 		if len(left) == 0 && err == nil {
-			return nil
+			// One look may miss a child, if another one is reaped or the thread that has it ends just
+			// then (proc_pid_children(5)).
+			if none++; none == 2 {
+				return nil
+			}
+			continue
 		}
+		none = 0
 		for _, st := range left {
 			// Our own unreaped children: their pids cannot be recycled.
 			_ = unix.Kill(st.PID, unix.SIGKILL)

@@ -214,7 +214,16 @@ func (b *Sandbox) KillSupervisor() {
 func killSupervisor(t T, of string, supervisor *Adopted) {
 	t.Helper()
 	all := []*Adopted{supervisor}
-	for _, pid := range children(supervisor.PID) {
+	// It always has a keeper. One look may miss it: where a thread of the supervisor ends, another one
+	// has its children, which may have been looked at before.
+	var keepers []int
+	if !holdsBy(time.Now().Add(settle), func() bool {
+		keepers = children(supervisor.PID)
+		return len(keepers) > 0
+	}) {
+		t.Fatalf("the supervisor of %s has no keeper", of)
+	}
+	for _, pid := range keepers {
 		a, err := Adopt(pid)
 		if err != nil {
 			t.Fatalf("keeper: %v", err)
