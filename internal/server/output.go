@@ -160,6 +160,11 @@ func (e *events) send(event *api.Event) error { return e.sendAs(event.Event, app
 func (e *events) sendAs(name string, document func([]byte) []byte) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	return e.sendLocked(name, document)
+}
+
+// sendLocked is sendAs with the mutex held.
+func (e *events) sendLocked(name string, document func([]byte) []byte) error {
 	if e.over {
 		return os.ErrClosed
 	}
@@ -261,23 +266,17 @@ func (e *events) output(r *result.Report) {
 // finish sends the last event, or the answer of a call that came to nothing. What comes later
 // is not sent.
 func (e *events) finish(a *api.Answer, err error) {
-	defer func() {
-		close(e.closed)
-		e.mu.Lock()
-		e.over = true
-		e.mu.Unlock()
-	}()
-	if err == nil {
-		_ = e.send(&api.Event{Event: "report", Report: a}) // who has gone away reads nothing
-		return
-	}
-	e.mu.Lock()
-	e.over = !e.begun
-	e.mu.Unlock()
-	if failed := api.AsError(err); e.over {
-		failed.Write(e.w)
-	} else {
-		_ = e.send(&api.Event{Event: "error", Error: failed}) // likewise
+	defer close(e.closed)
+	e.mu.Lock() // until nothing can come after it
+	defer e.mu.Unlock()
+	defer func() { e.over = true }()
+	switch {
+	case err == nil:
+		_ = e.sendLocked("report", appendJSON(&api.Event{Event: "report", Report: a})) // who has gone away reads nothing
+	case e.begun:
+		_ = e.sendLocked("error", appendJSON(&api.Event{Event: "error", Error: api.AsError(err)})) // likewise
+	default:
+		api.AsError(err).Write(e.w)
 	}
 }
 

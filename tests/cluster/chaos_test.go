@@ -299,7 +299,9 @@ func TestChaos(t *testing.T) {
 			t.Errorf("%s is said not to have started, and ran", word)
 		}
 	}
-	if tally["ran"] < calls*8/10 {
+	// A death takes what is under way on a part of the cluster, and so some of the clients' calls; on a
+	// slow machine there are more deaths.
+	if lost := calls - tally["ran"]; lost > deaths*clients/3 || lost == calls {
 		t.Errorf("only %d have run: %v", tally["ran"], tally)
 	}
 }
