@@ -10,8 +10,7 @@ import (
 
 // TestBuilds runs sbxrun as others build it. The fork finds its memory wherever the
 // linker, a C library or the race detector have put things: a position-independent
-// build could once run nothing (finding B3). With -short it leaves out those that take all of Go's
-// packages to be compiled anew.
+// build could once run nothing (finding B3).
 func TestBuilds(t *testing.T) {
 	compiler := goEnv(t, "CC")
 	for _, b := range []struct {
@@ -23,9 +22,6 @@ func TestBuilds(t *testing.T) {
 		{"with a C library", true, nil},
 		{"position-independent, with a C library", true, []string{"-buildmode=pie"}},
 	} {
-		if testing.Short() && b.flags != nil {
-			continue
-		}
 		t.Run(b.name, func(t *testing.T) {
 			t.Parallel()
 			env := "CGO_ENABLED=0"

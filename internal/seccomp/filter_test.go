@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -168,6 +169,13 @@ func TestNumbers(t *testing.T) {
 func moduleDir(t *testing.T) string {
 	t.Helper()
 	file, _ := runtime.FuncForPC(funcPC()).FileLine(funcPC())
+	if !filepath.IsAbs(file) { // by -trimpath
+		cache, err := exec.Command("go", "env", "GOMODCACHE").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		file = filepath.Join(strings.TrimSpace(string(cache)), file)
+	}
 	return filepath.Dir(file)
 }
 

@@ -133,7 +133,7 @@ func TestQuick(t *testing.T) {
 	if want := "ok  \tx/good\t0.1s\ntest: ok as uid 1000: 1 passed, 0 failed, 0 skipped\n"; code != 0 || out != want {
 		t.Errorf("exit code %d: %s", code, out)
 	}
-	if got, want := f.log(), ": test -v -count=1 -p 3 -parallel 4 -short -skip ^Test(ServeSoak|Languages|PythonClients|NodeClient)$ ./tests/faults ./tests ./...\n"; got != want {
+	if got, want := f.log(), ": test -v -count=1 -trimpath -ldflags=-s -w -vet=off -p 3 -parallel 4 -short -skip ^Test(ServeSoak|Languages|PythonClients|NodeClient|Builds|Library)$ ./tests/faults ./tests ./...\n"; got != want {
 		t.Errorf("go %q, want %q", got, want)
 	}
 	f = newFakes(t, fails)
