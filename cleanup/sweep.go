@@ -341,7 +341,10 @@ func (s *sweep) process(pid int) {
 //     ordinary user could not look at the rest.
 //   - It is number 1 of a PID namespace made in this one (NSpid has two numbers). What is in
 //     a room has a number in the room's namespace too, and what a payload makes has three
-//     or more: no process ever gets out of its namespace (pid_namespaces(7)).
+//     or more: no process ever gets out of its namespace (pid_namespaces(7)). Or it is in
+//     none, and in a user namespace that nobody has given a uid to: the bwrap of a check by
+//     doctor that waits for its parent to do so. Nobody brings another process into a
+//     user namespace (user_namespaces(7)).
 //   - It executes our program, or is the bwrap that is just about to ([room.Holds]). That
 //     program can do nothing but wait, and whoever runs it by himself loses nothing else.
 //   - Its session is the one that the keeper has made, and the keeper, whose pid the
@@ -360,10 +363,16 @@ func abandoned(pid int) bool {
 		return false
 	}
 	numbers, err := proc.NSPIDs(pid)
-	if err != nil || len(numbers) != 2 || numbers[1] != 1 {
+	if err != nil || !(len(numbers) == 2 && numbers[1] == 1 || len(numbers) == 1 && unmapped(pid)) {
 		return false
 	}
 	return dead(st.Session) && room.Holds(pid) && !supervised(st)
+}
+
+// unmapped reports whether a process is in a user namespace that has no uid yet.
+func unmapped(pid int) bool {
+	uids, err := proc.ReadFile(fmt.Sprintf("/proc/%d/uid_map", pid))
+	return err == nil && len(uids) == 0
 }
 
 // dead reports whether a process has ended, even if its parent has not collected it yet.

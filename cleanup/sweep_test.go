@@ -113,7 +113,8 @@ func play(roles string) int {
 
 // actor is a process that plays the roles, one below the other. A keeper makes a session,
 // and what is below it outlives it. "room" is PID 1 of a PID namespace and executes the
-// program of one, "about to" is the bwrap that has not yet; the others look like these.
+// program of one, "about to" is the bwrap that has not yet, and "waits" one of doctor's; the
+// others look like these.
 func actor(roles string) (*exec.Cmd, error) {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = []string{sweepRole + "=" + roles}
@@ -131,7 +132,7 @@ func actor(roles string) (*exec.Cmd, error) {
 		}
 	}
 	switch role {
-	case "room", "about to", "other", "copy", "second", "apart":
+	case "room", "about to", "waits", "mapped", "other", "copy", "second", "apart":
 		hold, err := room.HoldFile()
 		if err != nil {
 			return nil, err
@@ -146,11 +147,18 @@ func actor(roles string) (*exec.Cmd, error) {
 		if role == "copy" {
 			cmd.Path = filepath.Join(os.Getenv(sweepFiles), "hold")
 		}
-		if role == "about to" {
+		if role == "about to" || role == "waits" || role == "mapped" {
 			cmd.Path, cmd.Args = "/proc/self/exe", []string{"bwrap"}
 			cmd.ExtraFiles = []*os.File{os.Stderr, os.Stderr, hold} // with 5 in between, 6
 		}
-		if role != "second" {
+		switch role {
+		case "second":
+		case "mapped":
+			cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}}
+			fallthrough
+		case "waits":
+			cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWUSER
+		default:
 			first()
 		}
 	case "nest", "plain init":
@@ -259,6 +267,9 @@ func TestAbandoned(t *testing.T) {
 		{"stranger,keeper,monitor,room", true}, // its monitor is dying
 		{"stranger,keeper,about to", true},
 		{"stranger,keeper,monitor,about to", true},
+		{"stranger,keeper,waits", true},
+		{"stranger,keeper,monitor,waits", true},
+		{"name:sbxrun,keeper,monitor,waits", false},
 		{"name:sbxrun,keeper,room", false}, // sbxrun is about to end it
 		{"name:sbxrun,keeper,monitor,room", false},
 		{"name:" + proc.KeeperName + ",keeper,room", false},
@@ -270,6 +281,8 @@ func TestAbandoned(t *testing.T) {
 		{"stranger,keeper,nest,room", false},                // all of it, but in a namespace below: what a payload can make
 		{"stranger,keeper,nest,about to", false},
 		{"stranger,keeper,second", false},     // not the first of its namespace
+		{"stranger,keeper,mapped", false},     // bwrap's child that goes on, and ends
+		{"stranger,keeper,nest,waits", false}, // in a namespace below
 		{"stranger,keeper,other", false},      // another program in a memfd of that name
 		{"stranger,keeper,copy", false},       // the program in a file
 		{"stranger,keeper,apart", false},      // in a session of its own

@@ -264,9 +264,9 @@ func TestExecuteLeavesNothing(t *testing.T) {
 func TestExecuteHangs(t *testing.T) {
 	e := fakeBwrap(t, `sleep 100 & echo $! >&2; wait`)
 	e.bound = 200 * time.Millisecond
-	ws, words, err := e.execute([]string{e.program.Path})
-	if !errors.Is(err, os.ErrDeadlineExceeded) || ws.Signal() != unix.SIGKILL {
-		t.Errorf("%v, %v", ws, err)
+	_, words, err := e.execute([]string{e.program.Path})
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error(err)
 	}
 	ended(t, words)
 	if err := e.tryBwrap(e.program.Path); err == nil || !strings.Contains(err.Error(), "within 200ms") {
@@ -329,14 +329,6 @@ func TestInterrupted(t *testing.T) {
 	}
 	if d := Diagnose(ctx, caller()); d != nil {
 		t.Errorf("%v", d)
-	}
-}
-
-func TestEndGroupWantsAChild(t *testing.T) {
-	for _, pid := range []int{1, 0, -1} {
-		if ws := endGroup(pid); ws != 0 { // must not signal anybody
-			t.Error(ws)
-		}
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime"
 	"syscall"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/room"
 )
 
 // probeBound is how long one trial with bwrap may take; it takes milliseconds.
@@ -60,9 +60,9 @@ func (e *exam) tryBwrap(args ...string) error {
 	return nil
 }
 
-// execute runs bwrap, in a process group of its own, and returns when that
-// group is dead and reaped: neither bwrap's init nor a mount that hangs is left
-// to anybody else. words is what it wrote to stderr.
+// execute runs bwrap below a keeper, as a run does, and returns when all that it has started
+// is dead and reaped: neither bwrap's init nor a mount that hangs is left to anybody else.
+// words is what it wrote to stderr.
 func (e *exam) execute(args []string) (ws unix.WaitStatus, words string, err error) {
 	stderr, err := memoryFile()
 	if err != nil {
@@ -74,65 +74,49 @@ func (e *exam) execute(args []string) (ws unix.WaitStatus, words string, err err
 		return 0, "", err
 	}
 	defer null.Close()
-	// Should we be killed, so is bwrap. The signal comes when the thread ends
-	// that made it (prctl(2), PR_SET_PDEATHSIG), so this one is kept.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	attr := &os.ProcAttr{
-		Dir: "/", // the caller's may be out of reach for a run's uid
-		Env: []string{"PATH=/usr/local/bin:/usr/bin:/bin"},
-		// No sandbox option makes a session, so all of it stays in the group.
-		Sys:   &syscall.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL},
-		Files: []*os.File{null, null, stderr},
-	}
-	if e.caller.UID == 0 {
-		attr.Sys.Credential = &syscall.Credential{Uid: uint32(e.uid), Gid: uint32(e.gid)}
-	}
-	child, err := os.StartProcess(args[0], args, attr)
+	hold, err := room.HoldFile()
 	if err != nil {
 		return 0, "", err
 	}
-	pid := child.Pid
-	_ = child.Release() // it is reaped below, by its group
-
-	// Not reaped yet, so the pid is its own, and so is the group's number.
-	p, err := proc.Open(pid)
-	if err != nil {
-		return endGroup(pid), readFrom(stderr), err
+	defer hold.Close()
+	c := proc.Command{Program: &proc.Program{Path: args[0], Args: args, Files: room.Marked(null, null, stderr, hold)}}
+	if e.caller.UID == 0 {
+		c.Cred = &proc.Cred{UID: uint32(e.uid), GID: uint32(e.gid)}
 	}
-	defer p.Close()
+	keeper, err := proc.Keep(c)
+	if err != nil {
+		return 0, "", err
+	}
 	ctx, cancel := context.WithTimeout(e.ctx, e.bound)
 	defer cancel()
-	err = p.WaitContext(ctx, time.Time{})
-	ws = endGroup(pid)
-	return ws, readFrom(stderr), err
-}
-
-// endGroup kills the group of an unreaped child and reaps all of it. What the
-// child leaves behind is reparented to us, the subreaper, and stays in the
-// group; ECHILD says that there is nothing left. It returns the child's status.
-func endGroup(pid int) (status unix.WaitStatus) {
-	if pid <= 1 {
-		return 0
+	killed := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		keeper.Kill()
+		close(killed)
+	})
+	kept := proc.Kept{Keeper: keeper}
+	// Longer, because SIGKILL does not end what waits for a dead file server.
+	deadline := time.Now().Add(e.bound + probeBound)
+	end, err := kept.Empty(deadline)
+	if !stop() {
+		<-killed
 	}
-	// Once, while the child is not reaped and the group's number so its own: a fork that is
-	// under way fails or is hit too, under one lock of the kernel's.
-	_ = unix.Kill(-pid, unix.SIGKILL)
-	// Bounded, because SIGKILL does not end what waits for a dead file server.
-	for end := time.Now().Add(probeBound); time.Now().Before(end); {
-		var ws unix.WaitStatus
-		switch got, err := unix.Wait4(-pid, &ws, unix.WNOHANG, nil); {
-		case err == unix.EINTR:
-		case err != nil:
-			return status
-		case got == pid:
-			status = ws
-		case got == 0:
-			// Dying: there is no pidfd of every member to wait for.
-			time.Sleep(time.Millisecond)
-		}
+	if reapErr := kept.Collect(deadline); err == nil {
+		err = reapErr
 	}
-	return status
+	words = readFrom(stderr)
+	switch {
+	case ctx.Err() != nil:
+		err = os.ErrDeadlineExceeded // an interruption is seen by who asks for the check
+	case err != nil:
+	case keeper.StartError() != nil:
+		err = keeper.StartError()
+	case end.Program == nil:
+		err = errors.New("the keeper was killed")
+	default:
+		ws = *end.Program
+	}
+	return ws, words, err
 }
 
 // memoryFile is a file without a name.

@@ -117,7 +117,7 @@ func (w *way) abandon() error {
 	if w.Keeper == nil {
 		return nil
 	}
-	err := w.Abandon(time.Now().Add(SetupBound))
+	_, err := w.Abandon(time.Now().Add(SetupBound))
 	if startErr := w.Keeper.StartError(); startErr != nil {
 		return startErr
 	}

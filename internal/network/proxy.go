@@ -279,7 +279,7 @@ func (p *Proxy) end() {
 		}
 	}
 	if p.kept.Keeper != nil {
-		_ = p.kept.Abandon(time.Now().Add(endBound)) // it is the keeper that kills what is left
+		_, _ = p.kept.Abandon(time.Now().Add(endBound)) // it is the keeper that kills what is left
 	}
 	if p.spec.Wanted() && p.served != nil {
 		p.report = trusted(p.report)

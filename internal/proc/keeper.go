@@ -122,8 +122,13 @@ func (u Usage) Larger(v Usage) Usage {
 // End is what a keeper tells of its end.
 type End struct {
 	// Late: the keeper has ended everything at its deadline, because sbxrun did not.
-	Late   bool
-	reaped []ended
+	Late bool
+	// Killed: the keeper was killed, and can tell nothing.
+	Killed bool
+	// Program is how the program ended, or nil if there was none. The keeper itself sends it
+	// nothing but SIGKILL.
+	Program *unix.WaitStatus
+	reaped  []ended
 }
 
 // Usage is what a process has used, and those that it had reaped itself; so not what
@@ -436,7 +441,11 @@ func (k *Keeper) Empty(deadline time.Time) (End, error) {
 			k.failure = rec.startError()
 			continue
 		}
-		return End{Late: rec.late != 0, reaped: rec.ended[:min(rec.count, maxEnded)]}, nil
+		end := End{Late: rec.late != 0, reaped: rec.ended[:min(rec.count, maxEnded)]}
+		if rec.program != 0 {
+			end.Program = new(unix.WaitStatus(rec.status))
+		}
+		return end, nil
 	}
 }
 

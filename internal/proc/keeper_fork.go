@@ -19,6 +19,8 @@ type record struct {
 	// recordEmpty: 1 if the keeper has ended everything at the deadline that sbxrun
 	// gave it, because sbxrun did not.
 	late int64
+	// recordEmpty: 1 if there was a program, and its wait status.
+	program, status int64
 	// recordEmpty: what was reaped. A keeper has the few children that its two
 	// commands leave it; of more than fit only the number is known.
 	count int64
@@ -274,6 +276,7 @@ func (k *keeperState) reap() {
 			// not yet have asked to die with it (bubblewrap #633), or wait for the monitor
 			// to write its uid map, for ever.
 			k.ending = true
+			k.rec.program, k.rec.status = 1, int64(k.status)
 		}
 		if k.lasting {
 			k.rec.count, k.rec.kind = 0, recordReaped

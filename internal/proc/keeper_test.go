@@ -175,7 +175,7 @@ func TestAbandonSocketHeld(t *testing.T) {
 		t.Fatal(err)
 	}
 	begin := time.Now()
-	if err := (&Kept{Keeper: k}).Abandon(begin.Add(20 * time.Second)); err != nil {
+	if _, err := (&Kept{Keeper: k}).Abandon(begin.Add(20 * time.Second)); err != nil {
 		t.Error(err)
 	}
 	if took := time.Since(begin); took > 10*time.Second {

@@ -138,23 +138,22 @@ const instead = 2 * time.Second
 // Abandon ends what could not be set up. Init may be unknown, so it is the keeper that
 // kills what it has. It returns when nothing is left, or at the deadline
 // with an error.
-func (k *Kept) Abandon(deadline time.Time) error {
+func (k *Kept) Abandon(deadline time.Time) (end End, err error) {
 	k.Keeper.Kill()
 	// Nothing of this has begun, so a keeper that is stopped is not waited for till then.
-	var err error
 	for {
 		by := time.Now().Add(lookEvery)
 		if by.After(deadline) {
 			by = deadline
 		}
-		if _, err = k.Empty(by); !errors.Is(err, os.ErrDeadlineExceeded) || by == deadline {
+		if end, err = k.Empty(by); !errors.Is(err, os.ErrDeadlineExceeded) || by == deadline {
 			break
 		}
 	}
 	if reapErr := k.Collect(deadline); err == nil {
 		err = reapErr
 	}
-	return err
+	return end, err
 }
 
 // Empty waits, at most until the deadline, until all that the keeper ever had is dead and
@@ -169,7 +168,7 @@ func (k *Kept) Empty(deadline time.Time) (End, error) {
 		err, deadline = errNotEmpty, time.Now().Add(instead)
 	}
 	if errors.Is(err, errNotEmpty) {
-		err = k.Inherit(deadline)
+		end.Killed, err = true, k.Inherit(deadline)
 	}
 	return end, err
 }

@@ -90,7 +90,7 @@ func (b *builder) order(ctx context.Context, words []string, deadline time.Time)
 func (b *builder) abandon() error {
 	kept := proc.Kept{Keeper: b.Keeper}
 	// Before its arguments end, or it would take what it has.
-	err := kept.Abandon(time.Now().Add(SetupBound))
+	_, err := kept.Abandon(time.Now().Add(SetupBound))
 	b.close()
 	return err
 }

@@ -130,6 +130,16 @@ func HoldFile() (*os.File, error) {
 	return f, nil
 }
 
+// Marked are the files of a bwrap that does not build a room, in the order of its descriptors:
+// what it forks is told by [Holds], too. hold is from [HoldFile].
+func Marked(stdin, stdout, stderr, hold *os.File) []*os.File {
+	files := []*os.File{stdin, stdout, stderr}
+	for len(files) <= holdFD {
+		files = append(files, hold)
+	}
+	return files
+}
+
 // Holds reports whether a process executes the program of a room's PID 1, or is the bwrap
 // that is going to, which has it open as descriptor holdFD. Both is told by the kernel and
 // compared byte by byte; no name is looked at. It does not block, whatever the process

@@ -205,9 +205,10 @@ func (r *Room) mountsOwner() (*os.File, error) {
 // abandon ends a room that did not come to be. Its PID 1 may be unknown, so it is
 // the keeper that kills what it has.
 func (r *Room) abandon(cause error) error {
+	var end proc.End
 	var reapErr error
 	if r.Keeper != nil {
-		reapErr = r.Abandon(time.Now().Add(SetupBound))
+		end, reapErr = r.Abandon(time.Now().Add(SetupBound))
 		if err := r.Keeper.StartError(); err != nil {
 			cause = err // of bwrap or of what enters, and so the rest
 		}
@@ -223,7 +224,7 @@ func (r *Room) abandon(cause error) error {
 	case errors.Is(cause, os.ErrDeadlineExceeded):
 		e.Message = fmt.Sprintf("bubblewrap did not set up the sandbox within %v", SetupBound)
 	case errors.Is(cause, io.EOF), errors.Is(cause, proc.ErrGone), errors.Is(cause, fs.ErrNotExist), errors.Is(cause, enter.ErrClosed), errors.Is(cause, unix.EPIPE), errors.Is(cause, unix.ECONNRESET):
-		// its own words are on stderr
+		e.Message += silence(end) // its own words are on stderr
 	default:
 		e.Message = "cannot set up the sandbox: " + cause.Error()
 	}
@@ -231,6 +232,22 @@ func (r *Room) abandon(cause error) error {
 		e.Message += fmt.Sprintf("; and it could not be ended: %v", reapErr)
 	}
 	return e
+}
+
+// silence is what can be said of a bwrap that has ended, if that has not: of an error it
+// exits with 1, and has told it.
+func silence(end proc.End) string {
+	switch ws := end.Program; {
+	case end.Killed:
+		return ": the keeper was killed"
+	case ws == nil:
+		return ": it was never started"
+	case ws.Signaled():
+		return ": it was killed by SIG" + result.SignalName(ws.Signal())
+	case ws.ExitStatus() != 1:
+		return fmt.Sprintf(": it exited with %d", ws.ExitStatus())
+	}
+	return ""
 }
 
 // Close gives up all descriptors. Should the keeper still have something, it

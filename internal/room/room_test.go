@@ -263,8 +263,9 @@ func TestStartUnfurnished(t *testing.T) {
 func TestStartBwrapExitsAtOnce(t *testing.T) {
 	const version = "echo bubblewrap 0.8.0"
 	for name, tt := range map[string]struct{ bwrap, want string }{
-		"exits":          {script(version), "bubblewrap could not set up the sandbox"},
-		"is killed":      {strings.Replace(script(version), "exit 99", "kill -9 $$", 1), "bubblewrap could not set up the sandbox"},
+		"exits":          {script(version), "bubblewrap could not set up the sandbox: it exited with 99"},
+		"tells why":      {strings.Replace(script(version), "exit 99", "exit 1", 1), "bubblewrap could not set up the sandbox"},
+		"is killed":      {strings.Replace(script(version), "exit 99", "kill -9 $$", 1), "bubblewrap could not set up the sandbox: it was killed by SIGKILL"},
 		"cannot execute": {"#!/none/interpreter\nbubblewrap 0.8.0\x00--as-pid-1\x00", "cannot set up the sandbox: exec bwrap: no such file or directory"},
 	} {
 		dir := reachableFake(t, tt.bwrap)
@@ -324,7 +325,8 @@ func TestAhead(t *testing.T) {
 			if status, _, err := room.Exec.ExitStatus(); err != nil || status.ExitCode != 0 {
 				t.Errorf("started: %+v, %v", status, err)
 			}
-			return room.Abandon(time.Now().Add(SetupBound))
+			_, err = room.Abandon(time.Now().Add(SetupBound))
+			return err
 		},
 		"keeper killed": func(p *Plan) error {
 			if err := p.builder.Signal(unix.SIGKILL); err != nil {
@@ -341,7 +343,8 @@ func TestAhead(t *testing.T) {
 			cancel()
 			if room, err := p.Start(ctx, [3]*os.File{null, null, null}, nil, true); err == nil { // before anybody looked
 				defer room.Close()
-				return room.Abandon(time.Now().Add(SetupBound))
+				_, err = room.Abandon(time.Now().Add(SetupBound))
+				return err
 			}
 			return nil
 		},
