@@ -28,6 +28,34 @@ func admit(ctx context.Context, f *cli.AdmissionFlags, promised values.Number, q
 	return admission.Ask(ctx, t)
 }
 
+// answer is what has come of asking for leave.
+type answer struct {
+	leave *admission.Leave
+	err   error
+}
+
+// askBeside is admit beside the plan of what is to be started, which takes as long. Nothing may be
+// started before the answer.
+func askBeside(ctx context.Context, f *cli.AdmissionFlags, promised values.Number, quiet bool) <-chan answer {
+	answers := make(chan answer, 1)
+	go func() {
+		leave, err := admit(ctx, f, promised, quiet)
+		answers <- answer{leave, err}
+	}()
+	return answers
+}
+
+// admitted takes the answer. Who was interrupted while he waited dies of that.
+func (c *command) admitted(a answer) error {
+	c.Leave = a.leave
+	if a.err != nil {
+		diesOf(a.err)
+		return a.err
+	}
+	close(c.signals.admitted)
+	return nil
+}
+
 // tellWarning says on stderr what does not stop us, or has the caller of a detached
 // command say it.
 func tellWarning(text string) {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -57,17 +56,15 @@ func (x *execution) run(name string, args []string) int {
 	if x.report, err = openReport(x.flags.Report); err != nil {
 		return x.notStarted(err)
 	}
-	// Its limit on tasks is within the sandbox's. Before there are threads, which a wait would be too long for.
-	if x.Leave, err = admit(context.Background(), &x.flags.AdmissionFlags, 0, x.flags.Quiet); err != nil {
-		return x.notStarted(err)
-	}
 	var requests *requests
 	if caller == nil {
-		x.signals = watchSignals()
+		x.signals = watchWaiting()
 	} else {
 		requests = watchRequests()
-		x.signals = &signals{ctx: requests.ctx, cancel: requests.giveUp}
+		x.signals = &signals{ctx: requests.ctx, cancel: requests.giveUp, admitted: make(chan struct{})}
 	}
+	// Its limit on tasks is within the sandbox's.
+	answers := askBeside(x.signals.ctx, &x.flags.AdmissionFlags, 0, x.flags.Quiet)
 	use, err := sandbox.Enter(name)
 	if err != nil {
 		return x.notStarted(err)
@@ -78,6 +75,9 @@ func (x *execution) run(name string, args []string) int {
 		return x.notStarted(err)
 	}
 	if x.Limits, err = planLimits(&x.flags.Limits, use.Access.Cgroups); err != nil {
+		return x.notStarted(err)
+	}
+	if err = x.admitted(<-answers); err != nil {
 		return x.notStarted(err)
 	}
 	if caller != nil {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -49,19 +51,12 @@ func (r *runner) run() int {
 		return r.notStarted(err)
 	}
 	r.signals = watchWaiting()
-	if !r.flags.PrintCommand {
-		if r.Leave, err = admit(r.signals.ctx, &r.flags.AdmissionFlags, r.flags.Pids, r.flags.Quiet); err != nil {
-			diesOf(err)
-			return r.notStarted(err)
-		}
-	}
-	close(r.signals.admitted)
 	caller := room.ThisCaller()
-	if !r.flags.PrintCommand {
-		if err = r.prepare(r.Terms.Begin); err != nil {
-			return r.notStarted(err)
-		}
-		caller.Errors, caller.Ready = r.Streams.Payload[2], r.signals.ready // nothing is started before
+	if r.flags.PrintCommand {
+		close(r.signals.admitted)
+	} else {
+		answers := askBeside(r.signals.ctx, &r.flags.AdmissionFlags, r.flags.Pids, r.flags.Quiet)
+		caller.Begin = sync.OnceValues(func() (*os.File, error) { return r.begin(<-answers) })
 	}
 	if err = r.plan(caller); err != nil {
 		return r.notStarted(err)
@@ -75,7 +70,6 @@ func (r *runner) run() int {
 		}
 		return r.printCommand(plan)
 	}
-	<-r.signals.ready // if bwrap has not waited for it
 	if err = r.Parts.Begin(plan.Cred()); err != nil {
 		return r.notStarted(err)
 	}
@@ -107,6 +101,21 @@ func (r *runner) run() int {
 	plan.Close() // descriptors may be few
 	r.diagnose(&res)
 	return r.end(res, delivered)
+}
+
+// begin returns where bwrap is to speak, if it may be started; nil, if not yet.
+func (r *runner) begin(asked answer) (*os.File, error) {
+	if err := r.admitted(asked); err != nil {
+		return nil, err
+	}
+	if err := r.prepare(r.Terms.Begin); err != nil {
+		return nil, err
+	}
+	<-r.signals.ready
+	if r.Limits.Moves() {
+		return nil, nil
+	}
+	return r.Streams.Payload[2], nil
 }
 
 // collect gets what the command has left.
@@ -230,15 +239,17 @@ func (r *runner) plan(caller room.Caller) error {
 	if policy.Meminfo, err = fakeMeminfo(r.flags.FakeMeminfo, &r.flags.Limits); err != nil {
 		return err
 	}
-	if err = startFrom(r.signals.ctx, r.flags.From, &r.flags.View, parts, &policy); err != nil {
-		return err
-	}
 	policy.Terminal = r.flags.Tty
 	if r.Limits, err = planLimits(&r.flags.Limits, nil); err != nil {
 		return err
 	}
-	if r.Limits.Moves() {
-		caller.Errors = nil // no bwrap yet
+	if r.flags.From != "" && caller.Begin != nil { // a layer that is unpacked is work, too
+		if _, err = caller.Begin(); err != nil {
+			return err
+		}
+	}
+	if err = startFrom(r.signals.ctx, r.flags.From, &r.flags.View, parts, &policy); err != nil {
+		return err
 	}
 	r.Place.Plan, err = room.Prepare(policy, caller)
 	if err == nil && !r.flags.Quiet {

@@ -70,10 +70,10 @@ type Caller struct {
 	Home string // HOME
 	UID  int    // effective
 	GID  int
-	// Errors is where bwrap speaks, if it is to be started ahead: while the plan is made, but not
-	// before Ready is closed. Both are nil, or neither.
-	Errors *os.File
-	Ready  <-chan struct{}
+	// Begin, if not nil, is called once, before anything is made or started, and may wait. It
+	// returns where bwrap speaks, for it to be started while the plan is made; nil if it is not to
+	// be. An error is that of Prepare.
+	Begin func() (errors *os.File, err error)
 }
 
 // ThisCaller is this process.
@@ -91,7 +91,7 @@ const (
 )
 
 // Prepare decides how bwrap will be called. It looks at the host's files and
-// opens some, but starts no process. Errors are *[result.Error].
+// opens some, but starts no process without the caller's Begin. Errors are *[result.Error].
 func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	if err := p.validate(); err != nil {
 		return nil, err
@@ -118,13 +118,18 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	if plan.Program, err = Find(c.Path); err != nil {
 		return nil, err
 	}
-	if c.Errors != nil && plan.independent(&p) {
-		<-c.Ready
-		b, err := plan.begin(c.Errors, nil)
+	if c.Begin != nil {
+		errors, err := c.Begin()
 		if err != nil {
 			return nil, err
 		}
-		plan.builder = b
+		if errors != nil && plan.independent(&p) {
+			b, err := plan.begin(errors, nil)
+			if err != nil {
+				return nil, err
+			}
+			plan.builder = b
+		}
 	}
 	if plan.ops, err = layout(&p, user, p.Hostname); err != nil {
 		return nil, err

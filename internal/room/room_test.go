@@ -300,9 +300,7 @@ func TestAhead(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	ready := make(chan struct{})
-	close(ready)
-	caller := Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid(), Errors: null, Ready: ready}
+	caller := Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid(), Begin: func() (*os.File, error) { return null, nil }}
 	children := func() (n int) {
 		t.Helper()
 		list, err := proc.Children(os.Getpid())
@@ -377,5 +375,20 @@ func TestAhead(t *testing.T) {
 	defer plan.Close()
 	if plan.builder != nil {
 		t.Error("started ahead without the file that it mounts over another")
+	}
+	// Nor where the caller does not want it yet, or may not start anything.
+	policy.Mounts = nil
+	for want, begin := range map[error]func() (*os.File, error){
+		nil:                    func() (*os.File, error) { return nil, nil },
+		os.ErrDeadlineExceeded: func() (*os.File, error) { return null, os.ErrDeadlineExceeded },
+	} {
+		caller.Begin = begin
+		plan, err := Prepare(policy, caller)
+		if err != want || children() != 0 {
+			t.Errorf("%v, want %v; %d children", err, want, children())
+		}
+		if err == nil {
+			plan.Close()
+		}
 	}
 }
