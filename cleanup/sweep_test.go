@@ -129,6 +129,7 @@ func actor(roles string) (*exec.Cmd, error) {
 			cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
 			// Root there, so that it can do the same once more.
 			cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}}
+			cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}}
 		}
 	}
 	switch role {
