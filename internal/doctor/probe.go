@@ -89,21 +89,11 @@ func (e *exam) execute(args []string) (ws unix.WaitStatus, words string, err err
 	}
 	ctx, cancel := context.WithTimeout(e.ctx, e.bound)
 	defer cancel()
-	killed := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		keeper.Kill()
-		close(killed)
-	})
+	// It ends by itself when it has reaped all; one that somebody has stopped is given up with the
+	// rest. Longer than the trial, because SIGKILL does not end what waits for a dead file server.
+	_ = keeper.WaitContext(ctx, time.Time{})
 	kept := proc.Kept{Keeper: keeper}
-	// Longer, because SIGKILL does not end what waits for a dead file server.
-	deadline := time.Now().Add(e.bound + probeBound)
-	end, err := kept.Empty(deadline)
-	if !stop() {
-		<-killed
-	}
-	if reapErr := kept.Collect(deadline); err == nil {
-		err = reapErr
-	}
+	end, err := kept.Abandon(time.Now().Add(probeBound))
 	words = readFrom(stderr)
 	switch {
 	case ctx.Err() != nil:

@@ -224,7 +224,7 @@ func (r *Room) abandon(cause error) error {
 	case errors.Is(cause, os.ErrDeadlineExceeded):
 		e.Message = fmt.Sprintf("bubblewrap did not set up the sandbox within %v", SetupBound)
 	case errors.Is(cause, io.EOF), errors.Is(cause, proc.ErrGone), errors.Is(cause, fs.ErrNotExist), errors.Is(cause, enter.ErrClosed), errors.Is(cause, unix.EPIPE), errors.Is(cause, unix.ECONNRESET):
-		e.Message += silence(end) // its own words are on stderr
+		e.Message += silence(end, cause) // its own words are on stderr
 	default:
 		e.Message = "cannot set up the sandbox: " + cause.Error()
 	}
@@ -235,13 +235,15 @@ func (r *Room) abandon(cause error) error {
 }
 
 // silence is what can be said of a bwrap that has ended, if that has not: of an error it
-// exits with 1, and has told it.
-func silence(end proc.End) string {
+// exits with 1, and has told it. Whom we have killed because of the cause, that killed.
+func silence(end proc.End, cause error) string {
 	switch ws := end.Program; {
 	case end.Killed:
 		return ": the keeper was killed"
 	case ws == nil:
 		return ": it was never started"
+	case ws.Signal() == unix.SIGKILL && !errors.Is(cause, io.EOF) && !errors.Is(cause, unix.EPIPE):
+		return ": " + cause.Error()
 	case ws.Signaled():
 		return ": it was killed by SIG" + result.SignalName(ws.Signal())
 	case ws.ExitStatus() != 1:
