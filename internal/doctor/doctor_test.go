@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 )
 
@@ -271,6 +272,39 @@ func TestExecuteHangs(t *testing.T) {
 	ended(t, words)
 	if err := e.tryBwrap(e.program.Path); err == nil || !strings.Contains(err.Error(), "within 200ms") {
 		t.Error(err)
+	}
+}
+
+// A keeper that somebody has stopped does not keep who interrupts the check.
+func TestExecuteStopped(t *testing.T) {
+	e := fakeBwrap(t, `echo $$ >&2; exec sleep 100`)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	e.ctx = ctx
+	before := children(t)
+	go func() {
+		defer cancel()
+		for ctx.Err() == nil {
+			pids, _ := proc.Children(os.Getpid()) // what could be read is all there is
+			for _, pid := range pids {
+				if st, err := proc.ReadStat(pid); err == nil && st.Comm == proc.KeeperName && len(proc.Descendants(pid, 1)) > 0 {
+					_ = unix.Kill(pid, unix.SIGSTOP)
+					return
+				}
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	begin := time.Now()
+	_, words, err := e.execute([]string{e.program.Path})
+	if took := time.Since(begin); !errors.Is(err, os.ErrDeadlineExceeded) || took > probeBound {
+		t.Errorf("%v, after %v", err, took)
+	}
+	if words != "" {
+		ended(t, words)
+	}
+	if diff := cmp.Diff(before, children(t)); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
 	}
 }
 
