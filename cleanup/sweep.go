@@ -342,9 +342,9 @@ func (s *sweep) process(pid int) {
 //   - It is number 1 of a PID namespace made in this one (NSpid has two numbers). What is in
 //     a room has a number in the room's namespace too, and what a payload makes has three
 //     or more: no process ever gets out of its namespace (pid_namespaces(7)). Or it is in
-//     none, and in a user namespace that nobody has given a uid to: the bwrap of a check by
-//     doctor that waits for its parent to do so. Nobody brings another process into a
-//     user namespace (user_namespaces(7)).
+//     this PID namespace itself, and its user namespace has no uid_map yet: a bwrap that doctor
+//     started and that waits for its parent to write the map. No process can move another one
+//     into a user namespace (user_namespaces(7)).
 //   - It executes our program, or is the bwrap that is just about to ([room.Holds]). That
 //     program can do nothing but wait, and whoever runs it by himself loses nothing else.
 //   - Its session is the one that the keeper has made, and the keeper, whose pid the
@@ -369,7 +369,7 @@ func abandoned(pid int) bool {
 	return dead(st.Session) && room.Holds(pid) && !supervised(st)
 }
 
-// unmapped reports whether a process is in a user namespace that has no uid yet.
+// unmapped reports whether the uid_map of a process is empty (user_namespaces(7)).
 func unmapped(pid int) bool {
 	uids, err := proc.ReadFile(fmt.Sprintf("/proc/%d/uid_map", pid))
 	return err == nil && len(uids) == 0

@@ -48,11 +48,12 @@ func TestR18ThreadChurn(t *testing.T) {
 // deadline is an instant, not a number of ticks, and fires as soon as it can.
 func TestR28Stopped(t *testing.T) {
 	t.Parallel()
-	p := harness.Start(t, harness.Options{}, "--timeout", harness.Deadline(time.Second).String(), "/fixtures/tree-sleep")
-	p.WaitOutput("ready 2\n")
+	p, timeout := harness.InTime(t, time.Second, "ready 2\n", func(timeout string) *harness.Process {
+		return harness.Start(t, harness.Options{}, "--timeout", timeout, "/fixtures/tree-sleep")
+	})
 	p.Signal(syscall.SIGSTOP)
 	begin := time.Now()
-	harness.Until(t, harness.Bound, "the deadline to pass", func() bool { return time.Since(begin) > harness.Deadline(1500*time.Millisecond) })
+	harness.Until(t, harness.Bound, "the deadline to pass", func() bool { return time.Since(begin) > timeout+500*time.Millisecond })
 	continued := time.Now() // before: afterwards it may have ended already
 	p.Signal(syscall.SIGCONT)
 	r := p.Wait()
@@ -65,8 +66,9 @@ func TestR28Stopped(t *testing.T) {
 // instead (proc_pid_fdinfo(5), proc_pid_timers(5)).
 func TestR28MonotonicClock(t *testing.T) {
 	t.Parallel()
-	p := harness.Start(t, harness.Options{}, "--timeout", harness.Deadline(time.Second).String(), "--grace", "1", "/fixtures/tree-sleep")
-	p.WaitOutput("ready 2\n")
+	p, _ := harness.InTime(t, time.Second, "ready 2\n", func(timeout string) *harness.Process {
+		return harness.Start(t, harness.Options{}, "--timeout", timeout, "--grace", "1", "/fixtures/tree-sleep")
+	})
 	pids := []int{p.PID}
 	if harness.Root() {
 		pids = append(pids, p.Role(harness.RoleKeeper).PID) // not dumpable, so root's to look at

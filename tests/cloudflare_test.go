@@ -26,8 +26,9 @@ func deep(t *testing.T, depth int) {
 	script := chain + string(rune('0'+depth/10)) + string(rune('0'+depth%10))
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{})
-	p := b.StartExec(harness.Options{}, []string{"--timeout", harness.Deadline(time.Second).String()}, "bash", "-c", script)
-	p.WaitOutput("deep\n")
+	p, _ := harness.InTime(t, time.Second, "deep\n", func(timeout string) *harness.Process {
+		return b.StartExec(harness.Options{}, []string{"--timeout", timeout}, "bash", "-c", script)
+	})
 	if n := len(p.Members()); n < depth {
 		t.Errorf("%d processes, want %d at least", n, depth)
 	}

@@ -147,7 +147,7 @@ func TestIdmapRefused(t *testing.T) {
 				return
 			}
 			place := filepath.Join(dir, "it")
-			for _, want := range []string{"sbxrun: error: cannot let the sandbox, which runs as uid 65534, write to \"" + place + "\" as its owner: ", fs.named, "chown -R 65534:65534 " + place + ";"} {
+			for _, want := range []string{"sbxrun: error: cannot let the sandbox, which runs as uid 65534, write to \"" + place + "\" as its owner: ", fs.named, "chown 65534:65534 " + place + ";"} {
 				if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), want) || len(r.Stdout) > 0 {
 					t.Errorf("exit code %d, stdout %q, stderr %q; want %q", r.ExitCode, r.Stdout, r.Stderr, want)
 				}

@@ -29,8 +29,8 @@ type everyday struct {
 func TestEveryday(t *testing.T) {
 	const (
 		writes  = `python3 -c "open('made', 'w').write('x')"`
-		noWrite = `hint: it could read the current directory, but not write to it; -w lets it write there`
-		noNet   = `hint: it tried to reach a network, and has none; --net host gives it the host's`
+		noWrite = `hint: if it was to write to the current directory, it could not; -w lets it write there`
+		noNet   = `hint: it tried to reach a network, and has none; --net allow=HOST lets it reach that host`
 		repo    = `git init -q . && git -c user.name=me -c user.email=me@example.org commit -q --allow-empty -m first && mkdir -p sub lib && echo lib >lib/file`
 		// program FILE COMMAND: a program that executes another. link FILE TARGET.
 		layout = `program() { mkdir -p "${1%/*}" && printf '#!/bin/sh\nexec %s "$@"\n' "$2" >"$1" && chmod 755 "$1"; }; link() { mkdir -p "${1%/*}" && ln -s "$2" "$1"; }; `
@@ -102,7 +102,7 @@ func TestEveryday(t *testing.T) {
 		{name: "from /", dir: "/", args: []string{"true"}, code: 125, line: `error: the current directory is /: all of the host would be shown; --cwd none .*`},
 		{name: "from /, --cwd none", dir: "/", args: []string{"--cwd", "none", "ls", "-A"}},
 		{name: "from /tmp", dir: "/tmp", args: []string{"true"}, code: 125, line: `error: the current directory is /tmp, of which the sandbox has its own; --cwd none .*; --ro-bind . shows this one`},
-		{name: "nothing of the current directory", setup: `echo text >f`, args: []string{"--cwd", "none", "cat", "f"}, code: 1, line: `hint: it saw nothing of the current directory, and its home is empty; --ro-bind NAME .*`},
+		{name: "nothing of the current directory", setup: `echo text >f`, args: []string{"--cwd", "none", "cat", "f"}, code: 1, line: `hint: if it was to read the current directory, it could not: its home is empty; --ro-bind NAME .*`},
 
 		// What PATH means.
 		{name: "a venv", setup: venv, path: "HERE/venv/bin", dir: "/usr", args: []string{"python3", "-c", ""}, line: `warning: python3 is /usr/bin/python3 in the sandbox, but HERE/venv/bin/python3 outside; use that one with --tools, or name this one by its full path`},
@@ -246,11 +246,11 @@ func TestEverydayExecHint(t *testing.T) {
 		argv string
 		want string // of the hint; "" for none
 	}{
-		{b, "touch new", "it could read the current directory, but not write to it; at sbxrun start, -w lets it write there"},
+		{b, "touch new", "if it was to write to the current directory, it could not; at sbxrun start, -w lets it write there"},
 		{b, "ls ../lib", `"` + top + `/lib" is not shown in the sandbox; at sbxrun start, --cwd-root ` + top + " shows it and the current directory"},
 		{b, "git log", "the repository begins above the current directory, and is not shown; at sbxrun start, --cwd-root " + top + " shows all of it"},
-		{w, "python3 -c import('socket').create_connection(('192.0.2.1',9))", "it tried to reach a network, and has none; at sbxrun start, --net host gives it the host's"},
-		{w, "cat f", "it saw nothing of the current directory, and its home is empty; at sbxrun start, --ro-bind NAME shows a file or a directory"},
+		{w, "python3 -c import('socket').create_connection(('192.0.2.1',9))", "it tried to reach a network, and has none; at sbxrun start, --net allow=HOST lets it reach that host"},
+		{w, "cat f", "if it was to read the current directory, it could not: its home is empty; at sbxrun start, --ro-bind NAME shows a file or a directory"},
 		{b, "cat f", ""},
 		{b, "grep x f", ""},
 	} {

@@ -110,13 +110,13 @@ func TestExecRolesKilled(t *testing.T) {
 	// Stopped, init and the payload do not keep the deadline from being kept, and the
 	// keeper only the proof.
 	for role := 1; role <= 3; role++ {
-		p := b.StartExec(harness.Options{}, []string{"--timeout", harness.Deadline(time.Second).String(), "--proof-timeout", harness.Deadline(time.Second).String()}, "/fixtures/tree-setsid")
-		p.WaitOutput("ready 2\n")
+		p, low := harness.InTime(t, time.Second, "ready 2\n", func(timeout string) *harness.Process {
+			return b.StartExec(harness.Options{}, []string{"--timeout", timeout, "--proof-timeout", timeout}, "/fixtures/tree-setsid")
+		})
 		target := p.Role(role)
 		harness.Must(t, target.Signal(unix.SIGSTOP))
 		r := p.Wait()
 		r.Expect(t, 124, "timeout")
-		low := harness.Deadline(time.Second)
 		if role == 1 {
 			low *= 2
 		}

@@ -65,11 +65,12 @@ func TestL01Trees(t *testing.T) {
 		for _, tree := range trees {
 			t.Run(tree.fixture, func(t *testing.T) {
 				t.Parallel()
-				p := b.StartExec(harness.Options{T: t}, []string{"--timeout", harness.Deadline(time.Second).String()}, "/fixtures/"+tree.fixture)
-				p.WaitOutput(tree.ready)
+				p, timeout := harness.InTime(t, time.Second, tree.ready, func(timeout string) *harness.Process {
+					return b.StartExec(harness.Options{T: t}, []string{"--timeout", timeout}, "/fixtures/"+tree.fixture)
+				})
 				r := p.Wait()
 				r.Expect(t, 124, "timeout")
-				harness.Within(t, "the exec", r.Elapsed, harness.Deadline(time.Second), harness.Deadline(time.Second)+300*time.Millisecond)
+				harness.Within(t, "the exec", r.Elapsed, timeout, timeout+300*time.Millisecond)
 				w.lives(t, tree.fixture)
 			})
 		}
@@ -89,22 +90,23 @@ func TestL01TreesGrace(t *testing.T) {
 	t.Run("trees", func(t *testing.T) {
 		for _, tree := range []struct {
 			fixture, ready string
-			low            time.Duration
+			after          time.Duration // the deadline
 		}{
-			{"tree-sleep", "ready 2\n", harness.Deadline(800 * time.Millisecond)},
-			{"tree-node", "ready 5\n", harness.Deadline(800 * time.Millisecond)},
-			{"tree-setsid", "ready 2\n", harness.Deadline(800 * time.Millisecond)},
-			{"tree-daemon", "ready 2\n", harness.Deadline(800 * time.Millisecond)},
-			{"tree-term-immune", "ready 2\n", harness.Deadline(1300 * time.Millisecond)},
-			{"tree-stopped", "ready 2\n", harness.Deadline(1300 * time.Millisecond)},
+			{"tree-sleep", "ready 2\n", 0},
+			{"tree-node", "ready 5\n", 0},
+			{"tree-setsid", "ready 2\n", 0},
+			{"tree-daemon", "ready 2\n", 0},
+			{"tree-term-immune", "ready 2\n", harness.Deadline(500 * time.Millisecond)},
+			{"tree-stopped", "ready 2\n", harness.Deadline(500 * time.Millisecond)},
 		} {
 			t.Run(tree.fixture, func(t *testing.T) {
 				t.Parallel()
-				p := b.StartExec(harness.Options{T: t}, []string{"--timeout", harness.Deadline(800 * time.Millisecond).String(), "--grace", harness.Deadline(500 * time.Millisecond).String()}, "/fixtures/"+tree.fixture)
-				p.WaitOutput(tree.ready)
+				p, timeout := harness.InTime(t, 800*time.Millisecond, tree.ready, func(timeout string) *harness.Process {
+					return b.StartExec(harness.Options{T: t}, []string{"--timeout", timeout, "--grace", harness.Deadline(500 * time.Millisecond).String()}, "/fixtures/"+tree.fixture)
+				})
 				r := p.Wait()
 				r.Expect(t, 124, "timeout")
-				harness.Within(t, "the exec", r.Elapsed, tree.low, tree.low+300*time.Millisecond)
+				harness.Within(t, "the exec", r.Elapsed, timeout+tree.after, timeout+tree.after+300*time.Millisecond)
 				w.lives(t, tree.fixture)
 			})
 		}
@@ -135,8 +137,9 @@ p.wait()"; true`}, "bash python3 sleep"},
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			b := harness.NewState(t).Sandbox(harness.Options{})
-			p := b.StartExec(harness.Options{}, []string{"--timeout", harness.Deadline(time.Second).String()}, c.command...)
-			p.WaitOutput("ready")
+			p, timeout := harness.InTime(t, time.Second, "ready", func(timeout string) *harness.Process {
+				return b.StartExec(harness.Options{}, []string{"--timeout", timeout}, c.command...)
+			})
 			harness.Until(t, harness.Bound, "the processes "+c.processes, func() bool {
 				names := ""
 				for _, proc := range p.Members() {
@@ -147,7 +150,7 @@ p.wait()"; true`}, "bash python3 sleep"},
 			})
 			r := p.Wait()
 			r.Expect(t, 124, "timeout")
-			harness.Within(t, "the exec", r.Elapsed, harness.Deadline(time.Second), harness.Deadline(time.Second)+300*time.Millisecond)
+			harness.Within(t, "the exec", r.Elapsed, timeout, timeout+300*time.Millisecond)
 			// Nobody there but the room's PID 1.
 			if n := len(b.Members()); n != 1 {
 				t.Errorf("%d processes in the sandbox, want 1", n)

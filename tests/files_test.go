@@ -1,9 +1,11 @@
 package tests
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -62,6 +64,37 @@ func TestPutGet(t *testing.T) {
 	b := s.Sandbox(harness.Options{Dir: dir}, "--cwd", "none", "--put", "job:/tmp")
 	if r := b.Exec(harness.Options{}, nil, "cat", "/tmp/job"); string(r.Stdout) != "put" {
 		t.Errorf("%s%s", r.Stdout, r.Stderr)
+	}
+}
+
+// What comes after the command's end goes on for as long as the command has left files, so a signal
+// ends it: what is whole stays, and the rest is told to be missing.
+func TestSignalAfterEnd(t *testing.T) {
+	t.Parallel()
+	const many = 20_000
+	make := fmt.Sprintf("mkdir d && cd d && seq %d | xargs touch", many)
+	for _, flags := range [][]string{{"--cwd", "none", "--get", "d"}, {"--cwd", "overlay", "--apply"}} {
+		dir, o := carrier(t)
+		p := harness.Start(t, o, append(flags, "sh", "-c", make)...)
+		made := func() int {
+			names, err := os.ReadDir(dir + "/d")
+			if err != nil && !os.IsNotExist(err) {
+				t.Fatal(err)
+			}
+			return len(names)
+		}
+		harness.Until(t, harness.Bound, "the first file is there", func() bool { return made() > 0 })
+		p.Signal(syscall.SIGINT)
+		r := p.Wait()
+		if n := made(); r.ExitCode != 74 || n == 0 || n >= many || !strings.Contains(string(r.Stderr), "SIGINT came before it was done") {
+			t.Errorf("%q: exit code %d, %d files, %s", flags, r.ExitCode, n, r.Stderr)
+		}
+		if r.Report.Cause != "exited" || r.Report.Error == nil {
+			t.Errorf("%q: %s", flags, r.Report.Raw())
+		}
+		if _, err := os.Lstat(dir + "/.sbxrun-apply"); !os.IsNotExist(err) {
+			t.Errorf("%q: the staging directory is there: %v", flags, err)
+		}
 	}
 }
 

@@ -31,12 +31,13 @@ func TestR04SignalsEverybody(t *testing.T) {
 			caller := `sleep 30 >&- 2>&- & "$@"; code=$?
 				read -r state </proc/$!/stat; [[ $state == *" S "* ]] && echo bystander lives
 				kill $!; wait; echo caller lives; exit $code`
-			p := harness.Start(t, harness.Options{
-				Wrap:  []string{"bash", "-c", caller, "-"},
-				Attr:  &syscall.SysProcAttr{Setpgid: true},
-				Bound: 20 * time.Second,
-			}, "--timeout", harness.Deadline(time.Second).String(), "/fixtures/signal-all", c.kind)
-			p.WaitOutput("ready 3\n")
+			p, timeout := harness.InTime(t, time.Second, "ready 3\n", func(timeout string) *harness.Process {
+				return harness.Start(t, harness.Options{
+					Wrap:  []string{"bash", "-c", caller, "-"},
+					Attr:  &syscall.SysProcAttr{Setpgid: true},
+					Bound: 20 * time.Second,
+				}, "--timeout", timeout, "/fixtures/signal-all", c.kind)
+			})
 			r := p.Wait()
 			cause := "timeout"
 			if c.code == 137 {
@@ -49,7 +50,7 @@ func TestR04SignalsEverybody(t *testing.T) {
 				}
 			}
 			if c.code == 124 {
-				harness.Within(t, "the run", r.Elapsed, harness.Deadline(time.Second), harness.Deadline(time.Second)+300*time.Millisecond)
+				harness.Within(t, "the run", r.Elapsed, timeout, timeout+300*time.Millisecond)
 			}
 		})
 	}
@@ -58,11 +59,11 @@ func TestR04SignalsEverybody(t *testing.T) {
 // R5: a fork bomb is gone at the deadline, and the host can fork all the time.
 func TestR05ForkBomb(t *testing.T) {
 	// Not in parallel: it is about who gets the processor.
-	timeout := harness.Deadline(3 * time.Second) // the last one is made when 200 spin already
 	for _, kind := range []string{"spin", "sleep", "session"} {
 		t.Run(kind, func(t *testing.T) {
-			p := harness.Start(t, harness.Options{}, "--timeout", timeout.String(), "/fixtures/fork-bomb", kind)
-			p.WaitOutput("ready 201\n")
+			p, timeout := harness.InTime(t, 2*time.Second, "ready 101\n", func(timeout string) *harness.Process {
+				return harness.Start(t, harness.Options{}, "--timeout", timeout, "--env", "FIXTURE_COUNT=100", "/fixtures/fork-bomb", kind)
+			})
 			forks := 0
 			for running := true; running; forks++ {
 				if took := harness.HostFork(t); took > time.Second+harness.Slack {
@@ -79,7 +80,7 @@ func TestR05ForkBomb(t *testing.T) {
 			if forks < 2 {
 				t.Errorf("the host could fork only %d times meanwhile", forks)
 			}
-			// 200 spinning processes on few processors: the deadline is heard
+			// 100 spinning processes on few processors: the deadline is heard
 			// late, though it is by far the oldest to wait.
 			harness.Within(t, "the run", r.Elapsed, timeout, timeout+time.Second)
 		})
@@ -89,11 +90,12 @@ func TestR05ForkBomb(t *testing.T) {
 // R5: a moving target, of which no look at /proc ever sees the present.
 func TestR05ForkChain(t *testing.T) {
 	t.Parallel()
-	p := harness.Start(t, harness.Options{}, "--timeout", harness.Deadline(time.Second).String(), "/fixtures/fork-chain")
-	p.WaitOutput("ready 2\n")
+	p, timeout := harness.InTime(t, time.Second, "ready 2\n", func(timeout string) *harness.Process {
+		return harness.Start(t, harness.Options{}, "--timeout", timeout, "/fixtures/fork-chain")
+	})
 	r := p.Wait()
 	r.Expect(t, 124, "timeout")
-	harness.Within(t, "the run", r.Elapsed, harness.Deadline(time.Second), harness.Deadline(time.Second)+300*time.Millisecond)
+	harness.Within(t, "the run", r.Elapsed, timeout, timeout+300*time.Millisecond)
 }
 
 // R6: the teardown of many threads, much memory and many stopped sessions is
@@ -141,16 +143,17 @@ func TestR07Nested(t *testing.T) {
 	for _, tool := range []string{"unshare", "bwrap", "sbxrun"} {
 		t.Run(tool, func(t *testing.T) {
 			t.Parallel()
-			p := harness.Start(t, harness.Options{}, "--timeout", harness.Deadline(1500*time.Millisecond).String(), "--ro-bind", inside+":/mnt/sbxrun", "--workdir", "/tmp",
-				"/fixtures/nested", tool, "/mnt/sbxrun/sbxrun")
-			p.WaitOutput("nested " + tool + ": ")
+			p, timeout := harness.InTime(t, 1500*time.Millisecond, "nested "+tool+": ", func(timeout string) *harness.Process {
+				return harness.Start(t, harness.Options{}, "--timeout", timeout, "--ro-bind", inside+":/mnt/sbxrun", "--workdir", "/tmp",
+					"/fixtures/nested", tool, "/mnt/sbxrun/sbxrun")
+			})
 			r := p.Wait()
 			if strings.Contains(string(r.Stdout), "refused") {
 				r.Expect(t, 1, "exited")
 				return
 			}
 			r.Expect(t, 124, "timeout")
-			harness.Within(t, "the run", r.Elapsed, harness.Deadline(1500*time.Millisecond), harness.Deadline(1500*time.Millisecond)+300*time.Millisecond)
+			harness.Within(t, "the run", r.Elapsed, timeout, timeout+300*time.Millisecond)
 		})
 	}
 }
@@ -161,9 +164,38 @@ func TestOddNames(t *testing.T) {
 	for _, kind := range []string{"paren", "newline", "bytes", "empty"} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			p := harness.Start(t, harness.Options{}, "--timeout", harness.Deadline(time.Second).String(), "/fixtures/odd-name", kind)
-			p.WaitOutput("ready 2\n")
+			p, _ := harness.InTime(t, time.Second, "ready 2\n", func(timeout string) *harness.Process {
+				return harness.Start(t, harness.Options{}, "--timeout", timeout, "/fixtures/odd-name", kind)
+			})
 			p.Wait().Expect(t, 124, "timeout")
 		})
 	}
+}
+
+// PTRACE_TRACEME makes init the tracer. It neither ends the command nor stops it.
+func TestTraceMe(t *testing.T) {
+	t.Parallel()
+	const begin = "import ctypes, os, signal, sys\nif ctypes.CDLL(None).ptrace(0, 0, 0, 0): sys.exit(99)\n"
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{})
+	for _, c := range []struct {
+		name, then, cause string
+		code              int
+	}{
+		{"a signal that is handled", "signal.signal(signal.SIGUSR1, lambda *a: sys.exit(7)); os.kill(os.getpid(), signal.SIGUSR1); signal.pause()", "exited", 7},
+		{"a signal that kills", "os.kill(os.getpid(), signal.SIGUSR1); signal.pause()", "signaled", 138},
+		{"exec", "os.execv('/bin/sh', ['sh', '-c', 'exit 8'])", "exited", 8},
+		{"its child", "pid = os.fork()\nif pid: os._exit(9)\nos.kill(os.getpid(), signal.SIGUSR1)", "exited", 9},
+	} {
+		for name, r := range map[string]*harness.Result{
+			"run":  harness.Run(t, harness.Options{}, "python3", "-c", begin+c.then),
+			"exec": b.Exec(harness.Options{}, nil, "python3", "-c", begin+c.then),
+		} {
+			if r.ExitCode != c.code || r.Report == nil || string(r.Report.Cause) != c.cause {
+				t.Errorf("%s, %s: exit code %d, %+v: %s", name, c.name, r.ExitCode, r.Report, r.Stderr)
+			}
+		}
+	}
+	r := harness.Run(t, harness.Options{}, "--timeout", harness.Deadline(time.Second).String(), "python3", "-c", begin+"os.kill(os.getpid(), signal.SIGSTOP)")
+	r.Expect(t, 124, "timeout")
 }

@@ -27,8 +27,9 @@ func TestPayloadTakesOverNothing(t *testing.T) {
 		{"deadline", func(*harness.Process) {}},
 		{"SIGKILL of sbxrun", func(p *harness.Process) { p.Kill() }},
 	} {
-		p := harness.Start(t, harness.Options{}, "--timeout", harness.Deadline(3*time.Second).String(), "/fixtures/takeover")
-		p.WaitOutput("done\n")
+		p, _ := harness.InTime(t, 2*time.Second, "done\n", func(timeout string) *harness.Process {
+			return harness.Start(t, harness.Options{}, "--timeout", timeout, "/fixtures/takeover")
+		})
 		kill.end(p)
 		r := p.Wait()
 		if out := string(r.Stdout); out != "done\n" {
@@ -133,9 +134,9 @@ func TestSuspendNobodyToContinue(t *testing.T) {
 func TestStoppedExitInTime(t *testing.T) {
 	t.Parallel()
 	for _, sig := range []syscall.Signal{unix.SIGSTOP, unix.SIGTSTP} {
-		timeout := harness.Deadline(time.Second)
-		p := harness.Start(t, harness.Options{Attr: job}, "--timeout", timeout.String(), "sh", "-c", "echo up; sleep 0.3; exit 7")
-		p.WaitOutput("up\n")
+		p, timeout := harness.InTime(t, 1500*time.Millisecond, "up\n", func(timeout string) *harness.Process {
+			return harness.Start(t, harness.Options{Attr: job}, "--timeout", timeout, "sh", "-c", "echo up; sleep 0.3; exit 7")
+		})
 		begin := time.Now()
 		p.Signal(sig)
 		if sig == unix.SIGTSTP {
@@ -153,12 +154,26 @@ func TestStoppedExitInTime(t *testing.T) {
 	}
 }
 
+// The same of a room without a command: its deadline is its supervisor's, or its keeper's, and a timeout
+// whoever was in time.
+func TestStoppedRoomDeadline(t *testing.T) {
+	t.Parallel()
+	b := harness.NewState(t).Sandbox(harness.Options{}, "--timeout", harness.Deadline(2*time.Second).String())
+	b.Dying = true
+	harness.Must(t, b.Supervisor.Signal(unix.SIGSTOP))
+	harness.Until(t, harness.Bound, "the room's end", func() bool { return len(harness.Members(b.NS)) == 0 })
+	harness.Must(t, b.Supervisor.Signal(unix.SIGCONT))
+	if r := b.Ended().Report; r == nil || r.Cause != "timeout" || r.ExitCode != 124 {
+		t.Errorf("%+v", r)
+	}
+}
+
 // The keeper keeps the deadline of an sbxrun that is stopped.
 func TestStoppedDeadline(t *testing.T) {
 	t.Parallel()
-	timeout := harness.Deadline(500 * time.Millisecond).String()
-	p := harness.Start(t, harness.Options{}, "--timeout", timeout, "sh", "-c", "echo up; setsid sleep 60 & sleep 60")
-	p.WaitOutput("up\n")
+	p, timeout := harness.InTime(t, 500*time.Millisecond, "up\n", func(timeout string) *harness.Process {
+		return harness.Start(t, harness.Options{}, "--timeout", timeout, "sh", "-c", "echo up; setsid sleep 60 & sleep 60")
+	})
 	payload := p.Role(harness.RolePayload)
 	p.Signal(unix.SIGSTOP)
 	begin := time.Now()
@@ -170,7 +185,7 @@ func TestStoppedDeadline(t *testing.T) {
 	p.Signal(unix.SIGCONT)
 	r := p.Wait()
 	r.Expect(t, 124, "timeout")
-	if !strings.Contains(string(r.Stderr), "timeout after "+timeout) {
+	if !strings.Contains(string(r.Stderr), "timeout after "+timeout.String()) {
 		t.Errorf("%s", r.Stderr)
 	}
 }

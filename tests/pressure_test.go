@@ -62,7 +62,7 @@ func TestP08Pressure(t *testing.T) {
 		begin := time.Now()
 		r := harness.Run(t, o, "--alert", "0", "--on-pressure", "wait", "--wait-timeout", "0.5", "echo", "hi")
 		refused(t, r)
-		harness.Within(t, "the wait", time.Since(begin), 500*time.Millisecond, time.Second)
+		harness.Within(t, "the wait", time.Since(begin), 500*time.Millisecond, 20*time.Second) // and not a minute
 
 		// start and exec, and what is detached: their caller says it.
 		b := s.Sandbox(harness.Options{})
@@ -170,6 +170,47 @@ func TestP08WaitSignal(t *testing.T) {
 	}
 }
 
+// P8: an exec that waits for room does not keep its sandbox from idling away.
+func TestP08WaitIdle(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	env := []string{"SBXRUN_STATE_DIR=" + s.Dir}
+	holder := harness.Start(t, harness.Options{Env: env}, "--max-parallel", "1", "sh", "-c", "echo up; sleep 900")
+	holder.WaitOutput("up\n")
+	// The exec has to be there before the sandbox is gone: twice as long, until it is.
+	var b *harness.Sandbox
+	var x *harness.Process
+	for idle := harness.Deadline(time.Second); ; idle *= 2 {
+		b = s.Sandbox(harness.Options{}, "--idle-timeout", idle.String())
+		b.Dying = true
+		x = b.StartExec(harness.Options{}, []string{"--max-parallel", "1", "--on-pressure", "wait"}, "echo", "hi")
+		over := false
+		harness.Until(t, harness.Bound, "somebody who waits", func() bool {
+			select {
+			case <-x.Exited():
+				over = true
+			default:
+			}
+			return over || queued(t, s.Dir) == 1
+		})
+		if !over {
+			break
+		}
+		if r := x.Wait(); r.ExitCode != 125 || idle > harness.Bound/2 {
+			t.Fatalf("exit code %d, %q: %s", r.ExitCode, r.Stdout, r.Stderr)
+		}
+		b.Ended()
+	}
+	if rec := b.Ended(); rec.Report == nil || rec.Report.Cause != "idle-timeout" {
+		t.Errorf("%+v", rec)
+	}
+	holder.Signal(syscall.SIGTERM)
+	holder.Wait().Expect(t, 143, "canceled")
+	if r := x.Wait(); r.ExitCode != 125 || len(r.Stdout) > 0 || !strings.Contains(string(r.Stderr), "ended") {
+		t.Errorf("exit code %d, %q: %s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+}
+
 // P9: the bound is near at the start: what does not fit is refused before anything is
 // started, and what was admitted fits.
 func TestP09NoTaskLeftAtStart(t *testing.T) {
@@ -232,8 +273,9 @@ func TestP09NoTaskLeftAtKill(t *testing.T) {
 	}
 	// It prints "ready" when all were made, "refused" when there was no room for all.
 	const full = "re"
-	p := harness.Start(t, o, "--timeout", harness.Deadline(2*time.Second).String(), "--env", "FIXTURE_COUNT="+count, "/fixtures/fork-bomb", "sleep")
-	p.WaitOutput(full)
+	p, _ := harness.InTime(t, 2*time.Second, full, func(timeout string) *harness.Process {
+		return harness.Start(t, o, "--timeout", timeout, "--env", "FIXTURE_COUNT="+count, "/fixtures/fork-bomb", "sleep")
+	})
 	if b != nil && b.Used() < 55 {
 		t.Errorf("%d tasks, it should have taken all", b.Used())
 	}
@@ -253,6 +295,24 @@ func TestP09NoTaskLeftAtKill(t *testing.T) {
 	box.Ended()
 	if b != nil {
 		b.Settled(0)
+	}
+}
+
+// P9: nor does it where the command has taken all tasks that its user may have.
+func TestP09NoTaskOfUserLeft(t *testing.T) {
+	t.Parallel()
+	who := os.Getuid()
+	if who == 0 {
+		who = 65534 // whom the limit binds: bwrap and the command run as nobody
+	}
+	for range max(1, harness.Soak(t)/5) {
+		// There is room for what other tests start meanwhile.
+		o := harness.Options{Wrap: []string{"bash", "-c", fmt.Sprintf(`ulimit -u %d || exit 99; exec "$@"`, harness.TasksOf(who)+700), "-"}}
+		r := harness.Run(t, o, "--timeout", harness.Deadline(2*time.Second).String(), "--env", "FIXTURE_COUNT=1500", "/fixtures/fork-bomb", "sleep")
+		r.Expect(t, 124, "timeout")
+		if bytes.Contains(r.Stdout, []byte("ready")) || r.Report.Teardown.Verdict != "proven" {
+			t.Errorf("it printed %q, and should never be ready: %s", r.Stdout, r.Report.Raw())
+		}
 	}
 }
 

@@ -99,7 +99,7 @@ func TestSeccompSetID(t *testing.T) {
 
 // sockets tries each family by socket(2) and socketpair(2), and, on x86-64, by the calls
 // of 32-bit programs as well.
-const sockets = `import ctypes, errno, mmap, platform
+const sockets = `import ctypes, errno, mmap, os, platform, signal
 libc = ctypes.CDLL(None, use_errno=True)
 def said(result):
     return "ok" if result >= 0 else errno.errorcode[ctypes.get_errno()]
@@ -116,9 +116,17 @@ if platform.machine() == "x86_64":
     code = mmap.mmap(-1, 4096, prot=7)
     code.write(bytes.fromhex("5389f889f389d131d2cd805bc3"))
     call = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int] * 3)(ctypes.addressof(ctypes.c_char.from_buffer(code)))
-    answers = [call(359, 40, 1), call(360, 40, 1), call(102, 1, 0), call(102, 8, 0)]
-    if answers not in ([-97, -97, -38, -38], [-38] * 4): # or there are no 32-bit programs here
-        print(answers)
+    def answers():
+        found = [call(359, 40, 1), call(360, 40, 1), call(102, 1, 0), call(102, 8, 0)]
+        return found if found not in ([-97, -97, -38, -38], [-38] * 4) else "" # or there are no 32-bit programs here
+    # Some hypervisors let nobody make such a call: it ends in SIGSEGV.
+    child = os.fork()
+    if child == 0:
+        print(answers(), end="", flush=True)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    if status not in (0, signal.SIGSEGV):
+        print("a 32-bit program's call ends with", status)
 print("end")
 `
 
@@ -134,7 +142,7 @@ func TestSeccompSockets(t *testing.T) {
 
 // ioctls tries what would outlast the command on the caller's terminal, and what it needs.
 const ioctls = `import errno, fcntl, struct, termios
-for name, number in ("TIOCEXCL", 0x540C), ("TIOCSETD", 0x5423), ("TIOCSTI", 0x5412), ("TIOCLINUX", 0x541C):
+for name, number in ("TIOCEXCL", 0x540C), ("TIOCSETD", 0x5423), ("TIOCSTI", 0x5412), ("TIOCLINUX", 0x541C), ("TCXONC", 0x540A):
     try:
         fcntl.ioctl(0, number, struct.pack("i", 0))
         print(name, "ok")

@@ -104,9 +104,10 @@ func TestR15SignalIgnored(t *testing.T) {
 	for sig, listened := range map[syscall.Signal]bool{syscall.SIGHUP: false, syscall.SIGINT: false, syscall.SIGTERM: true, syscall.SIGQUIT: true} {
 		t.Run(unix.SignalName(sig), func(t *testing.T) {
 			t.Parallel()
-			p := harness.Start(t, harness.Options{Wrap: []string{"sh", "-c", `trap '' HUP INT TERM QUIT; exec "$@"`, "-"}},
-				"--timeout", harness.Deadline(time.Second).String(), "/fixtures/tree-sleep")
-			p.WaitOutput("ready 2\n")
+			p, _ := harness.InTime(t, time.Second, "ready 2\n", func(timeout string) *harness.Process {
+				return harness.Start(t, harness.Options{Wrap: []string{"sh", "-c", `trap '' HUP INT TERM QUIT; exec "$@"`, "-"}},
+					"--timeout", timeout, "/fixtures/tree-sleep")
+			})
 			p.Signal(sig)
 			if listened {
 				p.Wait().Expect(t, 128+int(sig), "canceled")

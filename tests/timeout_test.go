@@ -119,11 +119,13 @@ func TestTimeoutWords(t *testing.T) {
 // --signal without --grace gives the command time to hear it, and no more than it needs.
 func TestTimeoutSignalHeard(t *testing.T) {
 	t.Parallel()
-	p := harness.Start(t, harness.Options{}, "-s", "HUP", "--timeout", harness.Deadline(300*time.Millisecond).String(), "--preserve-status", "sh", "-c", `trap "sleep 0.3; echo heard; exit 4" HUP; echo ready; while :; do sleep 0.02; done`)
+	p, timeout := harness.InTime(t, 600*time.Millisecond, "ready\n", func(timeout string) *harness.Process {
+		return harness.Start(t, harness.Options{}, "-s", "HUP", "--timeout", timeout, "--preserve-status", "sh", "-c", `trap "sleep 0.3; echo heard; exit 4" HUP; echo ready; while :; do sleep 0.02; done`)
+	})
 	p.WaitOutput("ready\nheard\n")
 	r := p.Wait()
 	r.Expect(t, 4, "timeout")
-	harness.Within(t, "the run", r.Elapsed, harness.Deadline(300*time.Millisecond), harness.Deadline(300*time.Millisecond)+time.Second)
+	harness.Within(t, "the run", r.Elapsed, timeout, timeout+time.Second)
 }
 
 // A signal to sbxrun ends the command; --preserve-status is about deadlines alone.

@@ -27,11 +27,12 @@ func TestTrees(t *testing.T) {
 	} {
 		t.Run(tree.fixture, func(t *testing.T) {
 			t.Parallel()
-			p := harness.Start(t, harness.Options{}, "--timeout", harness.Deadline(time.Second).String(), "/fixtures/"+tree.fixture)
-			p.WaitOutput(tree.ready)
+			p, timeout := harness.InTime(t, time.Second, tree.ready, func(timeout string) *harness.Process {
+				return harness.Start(t, harness.Options{}, "--timeout", timeout, "/fixtures/"+tree.fixture)
+			})
 			r := p.Wait()
 			r.Expect(t, 124, "timeout")
-			harness.Within(t, "the run", r.Elapsed, harness.Deadline(time.Second), harness.Deadline(time.Second)+300*time.Millisecond)
+			harness.Within(t, "the run", r.Elapsed, timeout, timeout+300*time.Millisecond)
 		})
 	}
 }
@@ -42,20 +43,21 @@ func TestTreesGrace(t *testing.T) {
 	t.Parallel()
 	for _, tree := range []struct {
 		fixture string
-		low     time.Duration
+		after   time.Duration // the deadline
 	}{
-		{"tree-setsid", harness.Deadline(800 * time.Millisecond)},
-		{"tree-daemon", harness.Deadline(800 * time.Millisecond)},
-		{"tree-term-immune", harness.Deadline(1300 * time.Millisecond)},
-		{"tree-stopped", harness.Deadline(1300 * time.Millisecond)},
+		{"tree-setsid", 0},
+		{"tree-daemon", 0},
+		{"tree-term-immune", harness.Deadline(500 * time.Millisecond)},
+		{"tree-stopped", harness.Deadline(500 * time.Millisecond)},
 	} {
 		t.Run(tree.fixture, func(t *testing.T) {
 			t.Parallel()
-			p := harness.Start(t, harness.Options{}, "--timeout", harness.Deadline(800*time.Millisecond).String(), "--grace", harness.Deadline(500*time.Millisecond).String(), "/fixtures/"+tree.fixture)
-			p.WaitOutput("ready 2\n")
+			p, timeout := harness.InTime(t, 800*time.Millisecond, "ready 2\n", func(timeout string) *harness.Process {
+				return harness.Start(t, harness.Options{}, "--timeout", timeout, "--grace", harness.Deadline(500*time.Millisecond).String(), "/fixtures/"+tree.fixture)
+			})
 			r := p.Wait()
 			r.Expect(t, 124, "timeout")
-			harness.Within(t, "the run", r.Elapsed, tree.low, tree.low+300*time.Millisecond)
+			harness.Within(t, "the run", r.Elapsed, timeout+tree.after, timeout+tree.after+300*time.Millisecond)
 		})
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 
@@ -21,7 +22,7 @@ func applyCommand(args []string) int {
 	if err != nil {
 		return refuse(&flags, err)
 	}
-	done, err := applyAll(list, words[1:], &flags)
+	done, err := applyAll(context.Background(), list, words[1:], &flags, "--delete")
 	if err != nil {
 		return refuse(&flags, err)
 	}
@@ -41,9 +42,9 @@ type applied struct {
 }
 
 // applyAll makes the changes of some overlays in their originals. What is to be deleted is told
-// before anything is done.
-func applyAll(list []*room.Overlay, paths []string, flags *cli.Apply) (done applied, err error) {
-	trees, err := openChanges(list, paths)
+// before anything is done; deletion is the flag that has it done.
+func applyAll(ctx context.Context, list []*room.Overlay, paths []string, flags *cli.Apply, deletion string) (done applied, err error) {
+	trees, err := openChanges(ctx, list, paths, 0)
 	if err != nil {
 		return done, err
 	}
@@ -70,7 +71,7 @@ func applyAll(list []*room.Overlay, paths []string, flags *cli.Apply) (done appl
 		if err != nil {
 			return done, err
 		}
-		a, err := o.tree.Apply(o.changes, overlay.Options{Delete: flags.Delete, Force: flags.Force})
+		a, err := o.tree.Apply(ctx, o.changes, overlay.Options{Delete: flags.Delete, Force: flags.Force})
 		if !a.Litter {
 			finish()
 		}
@@ -81,7 +82,7 @@ func applyAll(list []*room.Overlay, paths []string, flags *cli.Apply) (done appl
 		}
 	}
 	if done.Left > 0 && !flags.Quiet {
-		why := "deletions need --delete; devices, FIFOs and sockets are never applied"
+		why := "deletions need " + deletion + "; devices, FIFOs and sockets are never applied"
 		if flags.Delete {
 			why = "devices, FIFOs and sockets are never applied"
 		}
@@ -108,11 +109,15 @@ func noteApply(source string) (finish func(), err error) {
 	}, nil
 }
 
+// countable bounds how many files are counted for the report. A command can make a million, each takes
+// up to 65 µs on a busy machine, and nobody wants to wait for that after a deadline.
+const countable = 100_000
+
 // countChanges counts, for the report, what was changed in overlays; nil if it cannot be told.
-func countChanges(list []*room.Overlay) *result.ReportChanges {
+func countChanges(ctx context.Context, list []*room.Overlay) *result.ReportChanges {
 	var n result.ReportChanges
 	for _, o := range list {
-		trees, err := openChanges([]*room.Overlay{o}, nil)
+		trees, err := openChanges(ctx, []*room.Overlay{o}, nil, countable)
 		if err != nil {
 			warn(err)
 			return nil
@@ -125,15 +130,18 @@ func countChanges(list []*room.Overlay) *result.ReportChanges {
 	return &n
 }
 
-// bringHome prints and applies the changes, as a run was asked to. It comes before the report, which
-// tells of a failure.
-func (r *runner) bringHome(list []*room.Overlay, res *result.Result) {
+// bringHome counts, prints and applies the changes, as a run was asked to. It comes before the report,
+// which tells of a failure.
+func (r *runner) bringHome(ctx context.Context, list []*room.Overlay, res *result.Result) {
+	if len(list) > 0 && r.reports() {
+		r.changes = countChanges(ctx, list)
+	}
 	var err error
 	if r.flags.Diff {
-		err = showDiffs(os.Stderr, list, nil, &cli.Diff{})
+		err = showDiffs(ctx, os.Stderr, list, nil, &cli.Diff{})
 	}
 	if err == nil && r.flags.Apply && res.ExitCode() == 0 {
-		_, err = applyAll(list, nil, &cli.Apply{Delete: r.flags.ApplyDelete, Quiet: r.flags.Quiet})
+		_, err = applyAll(ctx, list, nil, &cli.Apply{Delete: r.flags.ApplyDelete, Quiet: r.flags.Quiet}, "--apply-delete")
 	}
 	if err != nil {
 		spoil(res, err)

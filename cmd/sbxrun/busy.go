@@ -28,25 +28,25 @@ func admit(ctx context.Context, f *cli.AdmissionFlags, promised values.Number, q
 	return admission.Ask(ctx, t)
 }
 
-// answer is what has come of asking for leave.
-type answer struct {
+// admissionAnswer is what admit returned.
+type admissionAnswer struct {
 	leave *admission.Leave
 	err   error
 }
 
-// askBeside is admit beside the plan of what is to be started, which takes as long. Nothing may be
-// started before the answer.
-func askBeside(ctx context.Context, f *cli.AdmissionFlags, promised values.Number, quiet bool) <-chan answer {
-	answers := make(chan answer, 1)
+// admitAsync runs admit in the background: it takes as long as planning the command does. Nothing
+// may be started before the answer.
+func admitAsync(ctx context.Context, f *cli.AdmissionFlags, promised values.Number, quiet bool) <-chan admissionAnswer {
+	answers := make(chan admissionAnswer, 1)
 	go func() {
 		leave, err := admit(ctx, f, promised, quiet)
-		answers <- answer{leave, err}
+		answers <- admissionAnswer{leave, err}
 	}()
 	return answers
 }
 
-// admitted takes the answer. Who was interrupted while he waited dies of that.
-func (c *command) admitted(a answer) error {
+// admitted takes over the answer. If a signal ended the wait, sbxrun dies of that signal.
+func (c *command) admitted(a admissionAnswer) error {
 	c.Leave = a.leave
 	if a.err != nil {
 		diesOf(a.err)

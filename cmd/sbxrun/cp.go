@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -173,7 +174,7 @@ func (c *copying) one(source *workspace.Source, to *workspace.Root, dest string)
 		return c.missing(err, !c.out)
 	}
 	defer dir.Close()
-	return c.done.Copy(source, dir, name)
+	return c.done.Copy(context.Background(), source, dir, name)
 }
 
 // unpack unpacks stdin.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -32,7 +33,7 @@ func diffCommand(args []string) int {
 	if err != nil {
 		return refuse(&flags, err)
 	}
-	err = showDiffs(os.Stdout, list, words[1:], &flags)
+	err = showDiffs(context.Background(), os.Stdout, list, words[1:], &flags)
 	switch {
 	case errors.Is(err, syscall.EPIPE):
 		return 128 + int(syscall.SIGPIPE)
@@ -82,19 +83,21 @@ type opened struct {
 	prefix  string           // before the paths, for people: of several overlays the place
 }
 
-// openChanges compares the overlays with their originals. warnings go to stderr.
-func openChanges(list []*room.Overlay, paths []string) (out []*opened, err error) {
+// openChanges compares the overlays with their originals, and looks at most files of each; 0 is the usual
+// bound. Warnings go to stderr.
+func openChanges(ctx context.Context, list []*room.Overlay, paths []string, most int) (out []*opened, err error) {
 	found := map[string]bool{}
 	for _, o := range list {
 		t, err := overlay.Open(o.Layer, o.Source, o.Since, o.Lower...)
 		if err != nil {
 			return nil, err
 		}
+		t.Entries = most
 		n := &opened{Overlay: o, tree: t}
 		if len(list) > 1 {
 			n.prefix = o.Dest
 		}
-		changes, warnings, err := n.tree.Changes()
+		changes, warnings, err := n.tree.Changes(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -140,8 +143,8 @@ func (o *opened) choose(paths []string, found map[string]bool) {
 }
 
 // showDiffs prints what was changed in some overlays.
-func showDiffs(out *os.File, list []*room.Overlay, paths []string, flags *cli.Diff) error {
-	trees, err := openChanges(list, paths)
+func showDiffs(ctx context.Context, out *os.File, list []*room.Overlay, paths []string, flags *cli.Diff) error {
+	trees, err := openChanges(ctx, list, paths, 0)
 	if err != nil {
 		return err
 	}

@@ -64,8 +64,8 @@ func (x *execution) run(name string, args []string) int {
 		x.signals = &signals{ctx: requests.ctx, cancel: requests.giveUp, admitted: make(chan struct{})}
 	}
 	// Its limit on tasks is within the sandbox's.
-	answers := askBeside(x.signals.ctx, &x.flags.AdmissionFlags, 0, x.flags.Quiet)
-	use, err := sandbox.Enter(name)
+	admissions := admitAsync(x.signals.ctx, &x.flags.AdmissionFlags, 0, x.flags.Quiet)
+	use, err := sandbox.Find(name)
 	if err != nil {
 		return x.notStarted(err)
 	}
@@ -77,7 +77,10 @@ func (x *execution) run(name string, args []string) int {
 	if x.Limits, err = planLimits(&x.flags.Limits, use.Access.Cgroups); err != nil {
 		return x.notStarted(err)
 	}
-	if err = x.admitted(<-answers); err != nil {
+	if err = x.admitted(<-admissions); err != nil {
+		return x.notStarted(err)
+	}
+	if err = use.Hold(); err != nil { // a command that waits for admission does not keep the sandbox alive
 		return x.notStarted(err)
 	}
 	if caller != nil {

@@ -46,6 +46,7 @@ type kill struct {
 	sandbox    *state.Entry
 	supervisor *proc.Process // nil if it has ended
 	err        error         // why it could not be ended
+	apart      bool          // it runs in another PID namespace
 	already    bool          // it had ended before
 	removed    bool          // its record was, when it had ended
 	verdict    result.Verdict
@@ -115,6 +116,13 @@ func (k *killer) killAll() {
 func (k *kill) request(what state.Kill) {
 	e := k.sandbox
 	if k.already = !e.Lives(); k.already {
+		// Whether what was left is gone by now, only its own namespace can tell.
+		r := e.Record.Report
+		k.apart = r != nil && r.Teardown.Verdict == result.Unproven && e.Record.Supervisor.Apart()
+		return
+	}
+	if e.Record.Supervisor.Apart() {
+		k.apart = true
 		return
 	}
 	_ = e.Hold() // as in waiter.find
@@ -139,6 +147,11 @@ func (k *kill) request(what state.Kill) {
 // await waits until the supervisor has ended, and has told how. One that does not
 // (it is stopped, say) is not needed: by late its init is killed from here.
 func (k *kill) await(late, proofBy time.Time) {
+	if k.apart {
+		k.verdict = result.Unproven
+		k.err = errors.New("it runs in another PID namespace, a container's perhaps; sbxrun kill can end it there")
+		return
+	}
 	if k.supervisor != nil {
 		defer k.supervisor.Close()
 		// Its own proof may take as long as ours, if init is dead by then.

@@ -55,8 +55,8 @@ func (r *runner) run() int {
 	if r.flags.PrintCommand {
 		close(r.signals.admitted)
 	} else {
-		answers := askBeside(r.signals.ctx, &r.flags.AdmissionFlags, r.flags.Pids, r.flags.Quiet)
-		caller.Begin = sync.OnceValues(func() (*os.File, error) { return r.begin(<-answers) })
+		admissions := admitAsync(r.signals.ctx, &r.flags.AdmissionFlags, r.flags.Pids, r.flags.Quiet)
+		caller.Begin = sync.OnceValues(func() (*os.File, error) { return r.begin(<-admissions) })
 	}
 	if err = r.plan(caller); err != nil {
 		return r.notStarted(err)
@@ -83,10 +83,11 @@ func (r *runner) run() int {
 		counted = r.openCounters(r.flags.Net, r.Kept().Room)
 	}
 	res, delivered := r.wait()
-	r.collect(&res)
-	if overlays := r.Parts.Overlays; len(overlays) > 0 {
-		r.changes = countChanges(overlays)
-		r.bringHome(overlays, &res)
+	if overlays := r.Parts.Overlays; len(overlays)+len(r.flags.Get) > 0 {
+		ctx, stop := r.signals.after()
+		r.collect(ctx, &res)
+		r.bringHome(ctx, overlays, &res)
+		stop()
 	}
 	var lost *result.Error
 	if r.used, lost = r.Parts.End(); lost != nil {
@@ -103,9 +104,10 @@ func (r *runner) run() int {
 	return r.end(res, delivered)
 }
 
-// begin returns where bwrap is to speak, if it may be started; nil, if not yet.
-func (r *runner) begin(asked answer) (*os.File, error) {
-	if err := r.admitted(asked); err != nil {
+// begin opens the streams once the command is admitted. It returns bwrap's stderr, or nil if bwrap
+// must not be started ahead.
+func (r *runner) begin(a admissionAnswer) (*os.File, error) {
+	if err := r.admitted(a); err != nil {
 		return nil, err
 	}
 	if err := r.prepare(r.Terms.Begin); err != nil {
@@ -119,14 +121,14 @@ func (r *runner) begin(asked answer) (*os.File, error) {
 }
 
 // collect gets what the command has left.
-func (r *runner) collect(res *result.Result) {
+func (r *runner) collect(ctx context.Context, res *result.Result) {
 	if len(r.flags.Get) == 0 || !res.Started {
 		return
 	}
 	var err error
 	var unmatched []string
 	if res.Verdict == result.Proven {
-		unmatched, err = r.Parts.Files.Collect()
+		unmatched, err = r.Parts.Files.Collect(ctx)
 		if left := r.Parts.Files.Got.LeftOut; err == nil && left.Denied > 0 {
 			err = fmt.Errorf("--get: %d could not be read, the first: %w", left.Denied, left.First)
 		}
@@ -243,7 +245,7 @@ func (r *runner) plan(caller room.Caller) error {
 	if r.Limits, err = planLimits(&r.flags.Limits, nil); err != nil {
 		return err
 	}
-	if r.flags.From != "" && caller.Begin != nil { // a layer that is unpacked is work, too
+	if r.flags.From != "" && caller.Begin != nil { // unpacking a layer needs admission, too
 		if _, err = caller.Begin(); err != nil {
 			return err
 		}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/signal"
 	"runtime"
@@ -62,14 +63,7 @@ func (s *signals) cancelBy(sig syscall.Signal) {
 
 func (s *signals) listen() {
 	got := make(chan os.Signal, 2)
-	for _, sig := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
-		// SIGINT and SIGHUP stay ignored where the caller ignores them, as nohup(1) does the
-		// latter. For SIGTERM and SIGQUIT the Go runtime has put its own handlers in the place of
-		// what was there; timeout(1), too, always listens to these.
-		if !signal.Ignored(sig) {
-			notify(got, sig)
-		}
-	}
+	notifyEnds(got)
 	// A closed stdout is an error of write(2), and no reason to leave a sandbox
 	// behind. (The payload gets the default back.)
 	signal.Ignore(syscall.SIGPIPE)
@@ -89,6 +83,39 @@ func (s *signals) listen() {
 	closeSignaled()
 	<-got
 	close(s.hurry)
+}
+
+// notifyEnds has got the signals that end us.
+func notifyEnds(got chan<- os.Signal) {
+	for _, sig := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
+		// SIGINT and SIGHUP stay ignored where the caller ignores them, as nohup(1) does the
+		// latter. For SIGTERM and SIGQUIT the Go runtime has put its own handlers in the place of
+		// what was there; timeout(1), too, always listens to these.
+		if !signal.Ignored(sig) {
+			notify(got, sig)
+		}
+	}
+}
+
+// after returns a context for what is left to do when the command is gone: its files may be many. The
+// next signal ends that, whichever came before, and the one after that ends sbxrun.
+func (s *signals) after() (ctx context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	got := make(chan os.Signal, 1)
+	notifyEnds(got)
+	go func() {
+		select {
+		case sig := <-got:
+			cancel(fmt.Errorf("SIG%s came before it was done", result.SignalName(sig.(syscall.Signal))))
+			closeSignaled()
+			signal.Reset(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(got)
+		cancel(nil)
+	}
 }
 
 // suspends has Ctrl-Z stop the command together with sbxrun, and fg let both go on, as

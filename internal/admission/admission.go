@@ -33,8 +33,19 @@ const tasksToStart = 5 + 4
 const ownThreads = 9
 
 // scarce is the room that a payload could take all of in a moment, as a container has
-// it. There the threads are made beforehand: to end a sandbox no new task is needed.
-const scarce = 1000
+// it, or a user with a limit (RLIMIT_NPROC), of which no file tells what is left. There the threads
+// are made beforehand: to end a sandbox no new task is needed.
+const (
+	scarce     = 1000
+	scarceUser = 8000 // of a limit
+)
+
+// limited reports whether the kernel counts this process against a low RLIMIT_NPROC, as it does not
+// for root (setrlimit(2)).
+func limited() bool {
+	var l unix.Rlimit
+	return unix.Geteuid() != 0 && unix.Getrlimit(unix.RLIMIT_NPROC, &l) == nil && l.Cur < scarceUser
+}
 
 // lockPatience is how long the admission lock is waited for: its holders give it up
 // within milliseconds, one after the other. Who gets it not by then, because one was
@@ -165,10 +176,11 @@ func (a *Leave) findRoom() error {
 		return &result.Error{Code: "pressure", Message: err.Error(), Err: err}
 	}
 	a.refused = r.Refused
-	if _, a.scarce = r.Lacking(scarce); a.scarce {
+	_, few := r.Lacking(scarce)
+	if a.scarce = few || limited(); a.scarce {
 		a.spareThreads()
 	}
-	if !a.scarce || slices.ContainsFunc(r.Bounds, func(b pressure.Bound) bool { return b.Max <= a.Promised }) {
+	if !few || slices.ContainsFunc(r.Bounds, func(b pressure.Bound) bool { return b.Max <= a.Promised }) {
 		a.Promised = 0 // it need not be kept, or cannot
 	}
 	switch {
@@ -297,9 +309,21 @@ func (a *Leave) takeLock() error {
 	return nil
 }
 
-// Running lets others be admitted, and gives threads up that a longer run has no need of; where
-// they are scarce they are kept for the end.
+// Running lets others be admitted. A command that runs for longer could take all the tasks that
+// there are, so the threads for its end are made before it can have done so.
 func (a *Leave) Running() {
+	a.started()
+	if a != nil && !a.scarce && !a.Lasting {
+		const longer = 20 * time.Millisecond // a fork takes some 50 µs, and there was room for as many as scarce
+		time.AfterFunc(longer, func() {
+			proc.SpareThreads()
+			proc.MakeThreads(ownThreads)
+		})
+	}
+}
+
+// Idling is Running for a sandbox without a command: the threads that it has no need of are given up.
+func (a *Leave) Idling() {
 	a.started()
 	if a != nil && !a.scarce && !a.Lasting {
 		// Not at once, which would cost a short one something; and again, for on a busy machine,

@@ -25,6 +25,7 @@ const (
 	NoSuchProcess Code = "no-such-process"
 	NoSuchFile    Code = "no-such-file"
 	NoSuchPath    Code = "no-such-path"
+	NoSuchMethod  Code = "no-such-method"
 	NoSuchSnap    Code = "no-such-snapshot"
 	NoSuchVolume  Code = "no-such-volume"
 	BusyVolume    Code = "volume-busy"
@@ -36,6 +37,7 @@ const (
 	Busy          Code = "busy"
 	Draining      Code = "draining"
 	Setup         Code = "setup"
+	Limit         Code = "limit"
 	Unproven      Code = "unproven"
 	QuotaDisk     Code = "quota-disk"
 	Internal      Code = "internal"
@@ -46,11 +48,11 @@ const (
 var status = map[Code]int{
 	Usage: http.StatusBadRequest, TooLarge: http.StatusRequestEntityTooLarge, MediaType: http.StatusUnsupportedMediaType,
 	Auth: http.StatusUnauthorized, Policy: http.StatusForbidden,
-	NoSuchSession: http.StatusNotFound, NoSuchCall: http.StatusNotFound, NoSuchProcess: http.StatusNotFound, NoSuchFile: http.StatusNotFound, NoSuchPath: http.StatusNotFound,
+	NoSuchSession: http.StatusNotFound, NoSuchCall: http.StatusNotFound, NoSuchProcess: http.StatusNotFound, NoSuchFile: http.StatusNotFound, NoSuchPath: http.StatusNotFound, NoSuchMethod: http.StatusMethodNotAllowed,
 	NoSuchSnap: http.StatusNotFound, NoSuchVolume: http.StatusNotFound, BusyVolume: http.StatusConflict, NameInUse: http.StatusConflict,
 	Ended: http.StatusGone, BusySession: http.StatusConflict, Idempotency: http.StatusConflict,
 	Quota: http.StatusTooManyRequests, Busy: http.StatusServiceUnavailable, Draining: http.StatusServiceUnavailable,
-	Setup: http.StatusInternalServerError, Unproven: http.StatusInternalServerError, QuotaDisk: http.StatusInsufficientStorage,
+	Limit: http.StatusNotImplemented, Setup: http.StatusInternalServerError, Unproven: http.StatusInternalServerError, QuotaDisk: http.StatusInsufficientStorage,
 	Internal: http.StatusInternalServerError, Lost: http.StatusBadGateway,
 }
 
@@ -132,7 +134,10 @@ func AsError(err error) *Error {
 	}
 	// Flags are the command line's.
 	hint := e.Hint
-	if strings.Contains(hint, "--") {
+	switch {
+	case code == Limit:
+		hint = "sbxrun doctor, run as the server is, says how to have it"
+	case strings.Contains(hint, "--"):
 		hint = ""
 	}
 	return NewError(code, e.Message, hint)

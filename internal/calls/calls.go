@@ -59,8 +59,8 @@ func (c *Call) Output(r *result.Report) {
 	r.StderrBytes, r.StderrTruncated = count(c.err)
 }
 
-// End says how it has ended: by an answer or an error.
-func (c *Call) End(a *api.Answer, err error) {
+// End says how it has ended: by an answer, of which size is how much memory it takes, or an error.
+func (c *Call) End(a *api.Answer, size int64, err error) {
 	c.out.End()
 	c.err.End()
 	if c.Input != nil {
@@ -69,15 +69,7 @@ func (c *Call) End(a *api.Answer, err error) {
 	out, _, _ := c.out.Size()
 	stderr, _, _ := c.err.Size()
 	c.kept.output.Shrink(out + stderr)
-	// Of what was asked for, the command line stays, in the answer.
-	const rest = 4096
-	size := rest
-	if a != nil {
-		for _, word := range a.Argv {
-			size += len(word)
-		}
-	}
-	c.kept.memory.Shrink(int64(size))
+	c.kept.memory.Shrink(size)
 	c.mu.Lock()
 	c.state, c.answer, c.signal, c.since = api.Over, a, nil, time.Now()
 	if err != nil {
@@ -191,6 +183,17 @@ func (b *Book) Add(ctx context.Context, id, tenant string, maxOutput int64, shar
 	return ctx, c, nil
 }
 
+// shorten drops what may be long of the answer of a call that is forgotten: a key may keep it still.
+func (c *Call) shorten() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.answer != nil {
+		short := *c.answer // shared with who has asked for it
+		short.Argv, short.Files = nil, nil
+		c.answer = &short
+	}
+}
+
 // Drop forgets a call that has ended, or never began.
 func (b *Book) Drop(c *Call) {
 	b.mu.Lock()
@@ -205,6 +208,7 @@ func (b *Book) drop(c *Call) {
 		c.out.Close()
 		c.err.Close()
 		c.kept.free()
+		c.shorten()
 		select {
 		case <-c.ended:
 		default: // it never began, and somebody may wait for its end

@@ -105,7 +105,7 @@ func TestBook(t *testing.T) {
 	if _, err := c.out.Write([]byte("abc")); err != nil {
 		t.Error(err)
 	}
-	c.End(nil, api.NewError(api.Setup, "x", ""))
+	c.End(nil, 0, api.NewError(api.Setup, "x", ""))
 	if used := shelf.Output.Used("a"); used != 3+20 {
 		t.Errorf("%d bytes count of output", used)
 	}

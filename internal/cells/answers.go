@@ -3,6 +3,7 @@ package cells
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"strings"
 )
 
@@ -78,6 +79,9 @@ func (a *answers) parse() (m message, ok bool) {
 		return message{}, false
 	}
 	if r := m.Result; r != nil {
+		if len(r.Media) > maxMedia {
+			r.Media, r.Truncated = r.Media[:maxMedia], true
+		}
 		for _, medium := range r.Media {
 			if !isMediaType(medium.Type) {
 				return message{}, false
@@ -88,6 +92,33 @@ func (a *answers) parse() (m message, ok bool) {
 		}
 	}
 	return m, true
+}
+
+// maxMedia is how many forms of a result are kept: a driver sends a few, and the cell, which can write as
+// the driver does, could send a million empty ones.
+const maxMedia = 32
+
+// media are the forms of a result. Of what comes, one more than may be kept is read.
+type media []Medium
+
+// UnmarshalJSON is [json.Unmarshaler]'s.
+func (m *media) UnmarshalJSON(text []byte) error {
+	*m = nil
+	d := json.NewDecoder(bytes.NewReader(text))
+	switch begin, err := d.Token(); {
+	case err != nil || begin == nil: // null
+		return err
+	case begin != json.Delim('['):
+		return errors.New("media are a list")
+	}
+	for d.More() && len(*m) <= maxMedia {
+		var one Medium
+		if err := d.Decode(&one); err != nil {
+			return err
+		}
+		*m = append(*m, one)
+	}
+	return nil
 }
 
 // isMediaType reports whether s has the form of a media type without parameters (RFC 6838):

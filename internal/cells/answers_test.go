@@ -61,6 +61,23 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
+// A result has so many forms and no more, whatever the cell writes in the driver's place.
+func TestManyMedia(t *testing.T) {
+	for list, want := range map[string]int{
+		`null`: 0, `[]`: 0, `[` + strings.Repeat(`{"type":"a/b"},`, maxMedia-1) + `{"type":"a/b"}]`: maxMedia,
+		`[` + strings.Repeat(`{"type":"a/b"},`, 500_000) + `{"type":"a/b"}]`: maxMedia, `{}`: -1, `[{"type":"a"}]`: -1, `[5]`: -1,
+	} {
+		all, _ := newAnswers(testToken, 8<<20).read([]byte(testToken + ` {"result":{"kind":"value","media":` + list + "}}\n"))
+		got := -1
+		if len(all) == 1 {
+			got = len(all[0].Result.Media)
+		}
+		if got != want || want >= 0 && all[0].Result.Truncated != (len(list) > 10_000) {
+			t.Errorf("%.60s: %d media, want %d: %+v", list, got, want, all)
+		}
+	}
+}
+
 func TestMediaTypes(t *testing.T) {
 	for name, want := range map[string]bool{
 		"text/plain": true, "image/svg+xml": true, "application/vnd.plotly.v1+json": true,

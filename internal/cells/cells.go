@@ -106,9 +106,9 @@ type Answer struct {
 
 // Result is a value in all the media that it can be shown as, the plain text first.
 type Result struct {
-	Kind      string   `json:"kind"` // "value" of the last expression, "display", or "figure"
-	Media     []Medium `json:"media"`
-	Truncated bool     `json:"truncated,omitempty"` // it was too long: a part of its text is there
+	Kind      string `json:"kind"` // "value" of the last expression, "display", or "figure"
+	Media     media  `json:"media"`
+	Truncated bool   `json:"truncated,omitempty"` // it was too long: a part of its text is there
 }
 
 // Medium is one of them. Text is for types that are text, Base64 has the bytes of all others.

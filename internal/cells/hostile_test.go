@@ -260,7 +260,9 @@ func TestDeadlineAtTheEnd(t *testing.T) {
 		for n := range 40 {
 			a := within(t, k, codes[language], 20*time.Millisecond+time.Duration(n)*50*time.Microsecond)
 			b := do(t, k, long[language])
-			if a.State != Kept && language == "python" || b.Cause != Done || b.Error != nil {
+			// On a slow machine python, too, may take longer to answer an interrupt than it has.
+			kept := a.State == Kept || language != "python" || harness.Scaled(1) > 1
+			if !kept || b.Cause != Done || b.Error != nil {
 				t.Fatalf("%s: %s %s, then %s %+v", language, a.Cause, a.State, b.Cause, b.Error)
 			}
 		}

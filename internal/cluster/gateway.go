@@ -244,7 +244,8 @@ func (g *Gateway) pinned(w http.ResponseWriter, r *http.Request) {
 	}
 	out := passOn(r, nil)
 	if r.ContentLength != 0 {
-		out.Body, out.ContentLength = r.Body, r.ContentLength
+		// Not to be closed when the node has answered: what is left of it is still read.
+		out.Body, out.ContentLength = io.NopCloser(r.Body), r.ContentLength
 	}
 	g.answer(w, r)(g.client.do(out, at))
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -117,10 +118,32 @@ func Spawn(command string, args []string) (said Handover, err error) {
 	if err := json.NewEncoder(ours).Encode(assignment{command, toBytes(args), toBytes(os.Environ())}); err != nil {
 		return said, err
 	}
+	told := make(chan struct{})
+	defer close(told)
+	go endStopped(cmd.Process, told)
 	if err := json.NewDecoder(io.LimitReader(ours, 1<<20)).Decode(&said); err != nil {
 		return said, fmt.Errorf("it ended without a word: %w", err)
 	}
 	return said, nil
+}
+
+// endStopped kills a supervisor that was stopped (SIGSTOP) before it reported: otherwise the caller
+// would wait for ever. There is no plain deadline, because the supervisor may be waiting for admission.
+func endStopped(supervisor *os.Process, told <-chan struct{}) {
+	const look, patience = 500 * time.Millisecond, 5 * time.Second
+	for stopped := time.Duration(0); stopped < patience; {
+		select {
+		case <-told:
+			return
+		case <-time.After(look):
+		}
+		if st, err := proc.ReadStat(supervisor.Pid); err == nil && st.State == "T" {
+			stopped += look
+		} else {
+			stopped = 0
+		}
+	}
+	_ = supervisor.Kill() // an error means that it has ended
 }
 
 // Receive makes this process the one in the background, with its caller's environment, and

@@ -36,9 +36,12 @@ func checkKernel(release string) (string, error) {
 	return "Linux " + release, nil
 }
 
-// checkProc: /proc is there, shows us, and has the lists of children.
+// checkProc: /proc is there, shows us and others, and has the lists of children.
 func checkProc() (string, error) {
 	if err := proc.CheckMount(); err != nil {
+		return "", err
+	}
+	if err := proc.CheckHidden(); err != nil {
 		return "", err
 	}
 	if _, err := os.ReadFile("/proc/thread-self/children"); err != nil {

@@ -60,9 +60,8 @@ func (e *exam) tryBwrap(args ...string) error {
 	return nil
 }
 
-// execute runs bwrap below a keeper, as a run does, and returns when all that it has started
-// is dead and reaped: neither bwrap's init nor a mount that hangs is left to anybody else.
-// words is what it wrote to stderr.
+// execute runs bwrap below a keeper, as a run does, and returns when everything it started is
+// dead and reaped. words is what it wrote to stderr.
 func (e *exam) execute(args []string) (ws unix.WaitStatus, words string, err error) {
 	stderr, err := memoryFile()
 	if err != nil {
@@ -79,7 +78,7 @@ func (e *exam) execute(args []string) (ws unix.WaitStatus, words string, err err
 		return 0, "", err
 	}
 	defer hold.Close()
-	c := proc.Command{Program: &proc.Program{Path: args[0], Args: args, Files: room.Marked(null, null, stderr, hold)}}
+	c := proc.Command{Program: &proc.Program{Path: args[0], Args: args, Files: room.TrialFiles(null, null, stderr, hold)}}
 	if e.caller.UID == 0 {
 		c.Cred = &proc.Cred{UID: uint32(e.uid), GID: uint32(e.gid)}
 	}
@@ -89,15 +88,15 @@ func (e *exam) execute(args []string) (ws unix.WaitStatus, words string, err err
 	}
 	ctx, cancel := context.WithTimeout(e.ctx, e.bound)
 	defer cancel()
-	// It ends by itself when it has reaped all; one that somebody has stopped is given up with the
-	// rest. Longer than the trial, because SIGKILL does not end what waits for a dead file server.
+	// The keeper exits when it has reaped everything. If it was stopped, or the time is over,
+	// Abandon kills it and what it has.
 	_ = keeper.WaitContext(ctx, time.Time{})
 	kept := proc.Kept{Keeper: keeper}
 	end, err := kept.Abandon(time.Now().Add(probeBound))
 	words = readFrom(stderr)
 	switch {
 	case ctx.Err() != nil:
-		err = os.ErrDeadlineExceeded // an interruption is seen by who asks for the check
+		err = os.ErrDeadlineExceeded // check looks for an interruption itself
 	case err != nil:
 	case keeper.StartError() != nil:
 		err = keeper.StartError()

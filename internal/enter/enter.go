@@ -582,6 +582,8 @@ func (e *entry) reap() bool {
 			if errno == unix.ECHILD {
 				e.msg.alone = 1
 			}
+		case e.status&0xff == 0x7f:
+			e.letRun(pid)
 		case pid == e.pid:
 			e.pid = 0
 			syscall.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&e.now)), 0)
@@ -596,6 +598,21 @@ func (e *entry) reap() bool {
 		proc.Exit(0)
 	}
 	return more
+}
+
+// letRun detaches from a process that has made us its tracer and then stopped. PTRACE_TRACEME needs
+// no permission, and from then on wait(2) reports the stops (ptrace(2)). The process gets the signal
+// that it stopped with, but not SIGTRAP, with which an exec stops a traced process.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) letRun(pid uintptr) {
+	signal := uintptr(e.status>>8) & 0x7f
+	if signal == uintptr(unix.SIGTRAP) {
+		signal = 0
+	}
+	syscall.RawSyscall6(unix.SYS_PTRACE, unix.PTRACE_DETACH, pid, 0, signal, 0, 0) // ESRCH: it was killed
 }
 
 // await blocks until a child has ended or an order has come, and carries it out; with more

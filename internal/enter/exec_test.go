@@ -18,6 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/supervise"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // idle is a room without a command.
@@ -245,6 +246,13 @@ func TestExecDeadline(t *testing.T) {
 	unharmed(t, sb)
 }
 
+// begun waits until a command that sleeps has begun, and for a while if it does not.
+func begun(k *proc.Kept) {
+	for end := soon(); len(harness.Descendants(k.Init.PID)) < 3 && time.Now().Before(end); { // the shell and two
+		time.Sleep(time.Millisecond)
+	}
+}
+
 // Whatever of it is killed, nothing is left, and the sandbox lives on.
 func TestExecKilled(t *testing.T) {
 	sb := idle(t)
@@ -255,7 +263,10 @@ func TestExecKilled(t *testing.T) {
 	for name, kill := range kills {
 		killed := make(chan error, 1)
 		_, res := runHeld(t, sb, shell(sb, "setsid sleep 100 & sleep 100"), supervise.Terms{}, func(k *proc.Kept) {
-			time.AfterFunc(50*time.Millisecond, func() { killed <- kill(k) })
+			go func() {
+				begun(k)
+				killed <- kill(k)
+			}()
 		})
 		if err := <-killed; err != nil || res.Cause != result.Lost || res.ExitCode() != 137 {
 			t.Errorf("%s: %v, %+v", name, err, res)
@@ -267,8 +278,12 @@ func TestExecKilled(t *testing.T) {
 // With the sandbox its execs end.
 func TestExecSandboxEnds(t *testing.T) {
 	sb := idle(t)
-	time.AfterFunc(100*time.Millisecond, func() { _ = sb.Room.Signal(unix.SIGKILL) }) // seen by its effect
-	_, res := run(t, sb, shell(sb, "setsid sleep 100 & sleep 100"), supervise.Terms{})
+	_, res := runHeld(t, sb, shell(sb, "setsid sleep 100 & sleep 100"), supervise.Terms{}, func(k *proc.Kept) {
+		go func() {
+			begun(k)
+			_ = sb.Room.Signal(unix.SIGKILL) // seen by its effect
+		}()
+	})
 	if res.Cause != result.Lost || res.ExitCode() != 137 {
 		t.Errorf("%+v", res)
 	}

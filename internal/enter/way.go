@@ -77,6 +77,9 @@ func (w *way) openSocket() error {
 	w.inner[0] = os.NewFile(uintptr(pair[1]), "entry")
 	_ = unix.SetNonblock(pair[0], true) // for the poller
 	w.socket = os.NewFile(uintptr(pair[0]), "entry")
+	if w.socket.SetReadDeadline(time.Time{}) != nil {
+		return errors.New("this user waits for as many descriptors as it may (epoll(7), fs.epoll.max_user_watches)")
+	}
 	if err := unix.SetsockoptInt(pair[0], unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
 		return fmt.Errorf("SO_PASSCRED: %w", err)
 	}

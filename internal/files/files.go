@@ -8,6 +8,7 @@
 package files
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -114,7 +115,7 @@ func within(workdir, name string) string {
 
 // Held puts what is to be put into a sandbox whose command is held, and opens what gets begin
 // in. room is PID 1 of its room.
-func (f *Files) Held(room *proc.Process, user *proc.Cred) error {
+func (f *Files) Held(ctx context.Context, room *proc.Process, user *proc.Cred) error {
 	fd, err := room.OpenRoot()
 	if err != nil {
 		return err
@@ -123,7 +124,7 @@ func (f *Files) Held(room *proc.Process, user *proc.Cred) error {
 		return err
 	}
 	for _, p := range f.puts {
-		if err := f.put(p); err != nil {
+		if err := f.put(ctx, p); err != nil {
 			return err
 		}
 	}
@@ -141,10 +142,10 @@ func (f *Files) Held(room *proc.Process, user *proc.Cred) error {
 	return nil
 }
 
-func (f *Files) put(p put) error {
+func (f *Files) put(ctx context.Context, p put) error {
 	dir, name, err := f.box.Target(p.dest, p.source, false)
 	if err == nil {
-		err = f.Put.Copy(p.source, dir, name)
+		err = f.Put.Copy(ctx, p.source, dir, name)
 		dir.Close()
 	}
 	if err == nil && f.Put.LeftOut.Denied > 0 {
@@ -173,14 +174,14 @@ func of(flag string, err error) error {
 }
 
 // Collect gets what there is, from a sandbox of which nothing is left. It returns what of a get
-// matched nothing.
-func (f *Files) Collect() (unmatched []string, err error) {
+// matched nothing. When ctx is done it ends with the cause of that; what it has got whole stays.
+func (f *Files) Collect(ctx context.Context) (unmatched []string, err error) {
 	for _, g := range f.gets {
 		if g.mount == nil {
 			continue // it has not begun
 		}
 		_, before := f.Got.Done()
-		if err := f.Got.Matches(g.mount, g.rest, g.to); err != nil {
+		if err := f.Got.Matches(ctx, g.mount, g.rest, g.to); err != nil {
 			return unmatched, fmt.Errorf("--get %s: %w", g.arg, err)
 		}
 		if _, now := f.Got.Done(); now == before {

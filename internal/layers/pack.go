@@ -1,6 +1,7 @@
 package layers
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -25,7 +26,7 @@ func Pack(upper *os.File, to io.Writer, most Limits) (c Count, err error) {
 			return c, err
 		}
 	}
-	for e, err := range walk.Below(root, "") {
+	for e, err := range walk.Below(context.Background(), root, "") {
 		if err == nil {
 			err = packEntry(a, e, &c.LeftOut)
 		}

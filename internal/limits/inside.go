@@ -10,12 +10,17 @@ import (
 )
 
 // Environment pins the threads of numeric libraries to the CPU limit, rounded up.
-// They size themselves by the machine's CPUs, some before they look at their affinity.
+// They size themselves by the machine's CPUs, some before they look at their affinity. They are
+// told of no more CPUs than the caller may use.
 func Environment(cpus float64) (env []string) {
 	if !(cpus > 0) {
 		return nil
 	}
-	n := "=" + strconv.FormatInt(int64(math.Ceil(min(cpus, maxCPUs))), 10)
+	most := float64(maxCPUs)
+	if own := ownCPUs(); len(own) > 0 {
+		most = float64(len(own))
+	}
+	n := "=" + strconv.FormatInt(int64(math.Ceil(min(cpus, most))), 10)
 	for _, name := range []string{"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS",
 		"NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS", "GOMAXPROCS"} {
 		env = append(env, name+n)
@@ -29,17 +34,21 @@ func CPUSet(cpus float64, seed int) (keep []int) {
 	if !(cpus > 0) {
 		return nil
 	}
+	return choose(ownCPUs(), cpus, seed)
+}
+
+// ownCPUs are those that the caller may use; nil if it is not known.
+func ownCPUs() (own []int) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
 		return nil // more CPUs than a CPUSet has
 	}
-	var own []int
 	for cpu := range len(set) * strconv.IntSize {
 		if set.IsSet(cpu) {
 			own = append(own, cpu)
 		}
 	}
-	return choose(own, cpus, seed)
+	return own
 }
 
 func choose(own []int, cpus float64, seed int) (keep []int) {

@@ -3,6 +3,7 @@ package limits
 import (
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -55,8 +56,9 @@ func TestChoose(t *testing.T) {
 }
 
 func TestEnvironment(t *testing.T) {
-	env := Environment(1.5)
-	if !slices.Contains(env, "OMP_NUM_THREADS=2") || !slices.Contains(env, "OPENBLAS_NUM_THREADS=2") || Environment(0) != nil || Environment(math.NaN()) != nil {
+	own := len(ownCPUs())
+	env, want := Environment(1.5), strconv.Itoa(min(2, own))
+	if !slices.Contains(env, "OMP_NUM_THREADS="+want) || !slices.Contains(env, "OPENBLAS_NUM_THREADS="+want) || !slices.Contains(Environment(1000), "GOMAXPROCS="+strconv.Itoa(own)) || Environment(0) != nil || Environment(math.NaN()) != nil {
 		t.Errorf("%q", env)
 	}
 }

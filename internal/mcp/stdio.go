@@ -17,10 +17,11 @@ import (
 func (f *Front) Serve(ctx context.Context, tenant string, in io.ReadCloser, out io.WriteCloser) error {
 	run, stop := context.WithCancel(server.As(context.WithoutCancel(ctx), tenant, ""))
 	defer stop()
-	watched := &watched{ReadCloser: in, over: make(chan struct{})}
+	most, answers := int(f.settings.MaxBody), &together{WriteCloser: out}
+	watched := &watched{Reader: newLines(run, in, answers, most), Closer: in, over: make(chan struct{})}
 	ended := make(chan error, 1)
 	go func() {
-		ended <- f.protocol.Run(run, &sdk.IOTransport{Reader: watched, Writer: out, MaxLineLength: int(f.settings.MaxBody)})
+		ended <- f.protocol.Run(run, &sdk.IOTransport{Reader: watched, Writer: answers, MaxLineLength: most})
 	}()
 	var err error
 	done := false
@@ -50,13 +51,14 @@ func (f *Front) Serve(ctx context.Context, tenant string, in io.ReadCloser, out 
 
 // watched tells when nothing more is to be read.
 type watched struct {
-	io.ReadCloser
+	io.Reader
+	io.Closer
 	once sync.Once
 	over chan struct{}
 }
 
 func (w *watched) Read(b []byte) (int, error) {
-	n, err := w.ReadCloser.Read(b)
+	n, err := w.Reader.Read(b)
 	if err != nil {
 		w.once.Do(func() { close(w.over) })
 	}

@@ -274,7 +274,7 @@ func (p *Proxy) end() {
 		select {
 		case <-p.served:
 		case <-time.After(reportBound):
-			_ = p.socket.SetReadDeadline(time.Unix(1, 0))
+			_ = p.socket.SetDeadline(time.Unix(1, 0)) // an answer may wait as well, for a proxy that reads none
 			<-p.served
 		}
 	}

@@ -1,6 +1,7 @@
 package overlay
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -52,6 +53,7 @@ func (c *Change) Removes() bool { return c.Kind == Deleted || c.Was == Directory
 
 // applier is one apply.
 type applier struct {
+	ctx context.Context
 	Options
 	tree    *Tree
 	source  int
@@ -63,8 +65,9 @@ type applier struct {
 }
 
 // Apply makes these changes, which [Tree.Changes] has returned, in the original. It makes none
-// if one of them is in conflict. After an error some may have been made, each of them whole.
-func (t *Tree) Apply(list []Change, o Options) (a Applied, err error) {
+// if one of them is in conflict. After an error some may have been made, each of them whole;
+// that ctx is done is one.
+func (t *Tree) Apply(ctx context.Context, list []Change, o Options) (a Applied, err error) {
 	var todo []Change
 	for _, c := range list {
 		switch {
@@ -79,7 +82,7 @@ func (t *Tree) Apply(list []Change, o Options) (a Applied, err error) {
 	if len(todo) == 0 {
 		return a, nil
 	}
-	x := &applier{Options: o, tree: t, source: int(t.Source.Fd()), chown: unix.Geteuid() == 0, names: map[string]string{}}
+	x := &applier{ctx: ctx, Options: o, tree: t, source: int(t.Source.Fd()), chown: unix.Geteuid() == 0, names: map[string]string{}}
 	if err := unix.Fstat(x.source, &x.owner); err != nil {
 		return a, err
 	}
@@ -93,7 +96,11 @@ func (t *Tree) Apply(list []Change, o Options) (a Applied, err error) {
 		}
 	}()
 	for _, c := range todo {
-		if err := x.make(&c); err != nil {
+		err := context.Cause(ctx)
+		if err == nil {
+			err = x.make(&c)
+		}
+		if err != nil {
 			if e := (*result.Error)(nil); !errors.As(err, &e) {
 				err = &result.Error{Code: "apply", Message: fmt.Sprintf("%.200q cannot be applied: %v", c.Path, err), Err: err}
 			}
@@ -188,7 +195,7 @@ func (x *applier) file(c *Change, was *unix.Stat_t, temporary string) error {
 		return err
 	}
 	defer unix.Close(out)
-	if err := tree.Fill(out, in, &st, new(atomic.Int64)); err != nil {
+	if err := tree.Fill(x.ctx, out, in, &st, new(atomic.Int64)); err != nil {
 		return err
 	}
 	if err := x.give(out, "", was); err != nil {
@@ -297,7 +304,7 @@ func (x *applier) discardDir(dir int, name string) (bool, error) {
 		return false, err
 	}
 	defer unix.Close(top)
-	list, complete := x.tree.comparison().earlierBelow(top)
+	list, complete := x.tree.comparison(context.Background()).earlierBelow(top) // what is taken away is gone or back before we end
 	if !complete {
 		return false, nil
 	}

@@ -2,6 +2,7 @@ package overlay
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"path"
@@ -10,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
@@ -24,6 +26,7 @@ const (
 
 // comparison is one look at both trees.
 type comparison struct {
+	ctx context.Context
 	*Tree
 	walk  tree.Walk // of all
 	first map[tree.Inode]string
@@ -35,14 +38,14 @@ type comparison struct {
 	warnings []error
 }
 
-func (t *Tree) comparison() *comparison {
-	return &comparison{Tree: t, walk: tree.Walk{Entries: cmp.Or(t.Entries, maxEntries), Text: cmp.Or(t.Text, maxText), Depth: maxDepth, Path: maxName}, first: map[tree.Inode]string{}, settled: map[string]bool{}}
+func (t *Tree) comparison(ctx context.Context) *comparison {
+	return &comparison{ctx: ctx, Tree: t, walk: tree.Walk{Entries: cmp.Or(t.Entries, maxEntries), Text: cmp.Or(t.Text, maxText), Depth: maxDepth, Path: maxName}, first: map[tree.Inode]string{}, settled: map[string]bool{}}
 }
 
 // Changes returns how the layers differ from the original, parents first. warnings are about what
-// could not be read.
-func (t *Tree) Changes() (list []Change, warnings []error, err error) {
-	w := t.comparison()
+// could not be read. It ends with the cause of ctx when that is done.
+func (t *Tree) Changes(ctx context.Context) (list []Change, warnings []error, err error) {
+	w := t.comparison(ctx)
 	low := proc.Descriptor(t.Source)
 	var ust, lst unix.Stat_t
 	if unix.Fstat(proc.Descriptor(t.Layers[0]), &ust) == nil && unix.Fstat(low, &lst) == nil && permissions(&ust) != permissions(&lst)&0o777 {
@@ -50,7 +53,11 @@ func (t *Tree) Changes() (list []Change, warnings []error, err error) {
 	}
 	for i, layer := range t.Layers {
 		w.layer = i
-		if err := w.compare(proc.Descriptor(layer), low); err != nil {
+		err := w.compare(proc.Descriptor(layer), low)
+		if ctx.Err() != nil {
+			err = &result.Error{Code: "diff", Message: "what has changed could not be told: " + context.Cause(ctx).Error()}
+		}
+		if err != nil {
 			return nil, nil, err
 		}
 	}
@@ -98,7 +105,7 @@ func (w *comparison) compare(up, low int) error {
 		}
 	}
 	defer leave(0)
-	for e, err := range w.walk.Below(up, "") {
+	for e, err := range w.walk.Below(w.ctx, up, "") {
 		if err != nil {
 			return err
 		}
@@ -149,7 +156,7 @@ type earlier struct {
 // earlierBelow lists what is in a directory of the original's, which is to go as a whole: parents
 // first, and whether that is all. What is later is not earlier, and what cannot be read may be later.
 func (w *comparison) earlierBelow(dir int) (list []earlier, complete bool) {
-	for e, err := range w.walk.Below(dir, ".") {
+	for e, err := range w.walk.Below(w.ctx, dir, ".") {
 		if err != nil || e.Err != nil || w.later(&e.Stat) {
 			return nil, false
 		}
@@ -372,7 +379,7 @@ func (w *comparison) file(c *Change, e *tree.Entry, was *unix.Stat_t, low int) {
 	if permissions(was) != permissions(st) {
 		c.WasMode = octal(permissions(was))
 	}
-	same, err := equal(e, low, was.Size)
+	same, err := equal(w.ctx, e, low, was.Size)
 	switch {
 	case err != nil:
 		w.warn(c.Path, err)
@@ -414,7 +421,7 @@ func (w *comparison) add(c Change, st *unix.Stat_t) {
 }
 
 // equal compares a file with the original's of the same name, which had so many bytes.
-func equal(e *tree.Entry, low int, was int64) (bool, error) {
+func equal(ctx context.Context, e *tree.Entry, low int, was int64) (bool, error) {
 	size := e.Stat.Size
 	if size != was {
 		return false, nil
@@ -432,6 +439,9 @@ func equal(e *tree.Entry, low int, was int64) (bool, error) {
 	const piece = 256 << 10
 	x, y := make([]byte, piece), make([]byte, piece)
 	for at := int64(0); at < size; {
+		if ctx.Err() != nil {
+			return false, context.Cause(ctx) // the walk ends, too
+		}
 		n, err := unix.Pread(a, x, at)
 		m, err2 := unix.Pread(b, y, at)
 		if err := cmp.Or(err, err2); err != nil {

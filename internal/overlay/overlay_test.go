@@ -3,6 +3,7 @@ package overlay
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -63,7 +64,7 @@ func wipe(t testing.TB, dir, name string) {
 
 func lines(t testing.TB, tree *Tree) (list []Change, text string) {
 	t.Helper()
-	list, warnings, err := tree.Changes()
+	list, warnings, err := tree.Changes(context.Background())
 	must(t, err)
 	for _, c := range list {
 		text += fmt.Sprintf("%s %s %q", c.Kind, c.Type, c.Path)
@@ -147,14 +148,14 @@ warning .sbxrun-apply is left out: the name is sbxrun's own
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Fatalf("-want +got:\n%s", diff)
 	}
-	a, err := tree.Apply(list, Options{})
+	a, err := tree.Apply(context.Background(), list, Options{})
 	must(t, err)
 	if len(a.Left) != 4 || a.Changes != len(list)-4 {
 		t.Errorf("%d made, left %v", a.Changes, a.Left)
 	}
 	// The rest, with what is now there.
 	list, _ = lines(t, tree)
-	_, err = tree.Apply(list, Options{Delete: true, Force: true})
+	_, err = tree.Apply(context.Background(), list, Options{Delete: true, Force: true})
 	must(t, err)
 	if _, got := lines(t, tree); got != "added other \"zfifo\"\nwarning .sbxrun-apply is left out: the name is sbxrun's own\n" {
 		t.Errorf("after the apply:\n%s", got)
@@ -179,10 +180,10 @@ func TestConflict(t *testing.T) {
 	if want := "deleted directory \"dir\" conflict\nchanged file \"text\" conflict\n"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
-	if _, err := tree.Apply(list, Options{Delete: true}); err == nil || !strings.Contains(err.Error(), "has changed on the host") {
+	if _, err := tree.Apply(context.Background(), list, Options{Delete: true}); err == nil || !strings.Contains(err.Error(), "has changed on the host") {
 		t.Errorf("applied: %v", err)
 	}
-	if _, err := tree.Apply(list, Options{Delete: true, Force: true}); err != nil {
+	if _, err := tree.Apply(context.Background(), list, Options{Delete: true, Force: true}); err != nil {
 		t.Error(err)
 	}
 	// What was removed: of a copy of the original's alone it is known that it was there.
@@ -203,7 +204,7 @@ func TestConflict(t *testing.T) {
 	tree.Since = time.Now().Add(time.Minute)
 	list, _ = lines(t, tree)
 	must(t, os.Remove(filepath.Join(source, "text")))
-	if _, err := tree.Apply(Select(list, []string{"text"}), Options{}); err == nil {
+	if _, err := tree.Apply(context.Background(), Select(list, []string{"text"}), Options{}); err == nil {
 		t.Error("made anew, although somebody has removed it")
 	}
 	tree.Since = time.Now().Add(time.Minute)
@@ -211,7 +212,7 @@ func TestConflict(t *testing.T) {
 	list, _ = lines(t, tree)
 	tree.Since = time.Now().Add(-time.Minute)
 	put(t, source, "another", "theirs")
-	if _, err := tree.Apply(list, Options{}); err == nil {
+	if _, err := tree.Apply(context.Background(), list, Options{}); err == nil {
 		t.Error("applied over a file of somebody else's")
 	}
 	nothingOutside(t, source)
@@ -229,7 +230,7 @@ func TestApplyModes(t *testing.T) {
 		must(t, os.Chown(source, 1234, 1234))
 	}
 	list, _ := lines(t, tree)
-	_, err := tree.Apply(list, Options{})
+	_, err := tree.Apply(context.Background(), list, Options{})
 	must(t, err)
 	var st unix.Stat_t
 	must(t, unix.Stat(filepath.Join(source, "setuid"), &st))
@@ -279,7 +280,7 @@ func TestApplyRace(t *testing.T) {
 		}
 	}()
 	for range 200 {
-		_, _ = tree.Apply(list, Options{Delete: true, Force: true})
+		_, _ = tree.Apply(context.Background(), list, Options{Delete: true, Force: true})
 	}
 	over.Store(true)
 	<-stopped
@@ -330,7 +331,7 @@ func TestApplyTheirs(t *testing.T) {
 				_ = os.Rename(theirs, at+below) // there may be a directory by now, or none
 			}()
 			close(begun)
-			_, err := tree.Apply(list, Options{Delete: true})
+			_, err := tree.Apply(context.Background(), list, Options{Delete: true})
 			<-done
 			if e := (*result.Error)(nil); errors.As(err, &e) && e.Code == "conflict" {
 				conflicts++
@@ -355,7 +356,7 @@ func TestTar(t *testing.T) {
 	put(t, layer, "first", "text") // touched, and so no change
 	must(t, os.Link(layer+"/first", layer+"/second"), os.Link(layer+"/first", layer+"/third"))
 	put(t, layer, ".wh.kept", "")
-	list, _, err := tr.Changes()
+	list, _, err := tr.Changes(context.Background())
 	must(t, err)
 	var b bytes.Buffer
 	must(t, tr.Tar(&b, list))
@@ -384,7 +385,7 @@ func TestManyDeleted(t *testing.T) {
 	}
 	wipe(t, layer, "gone")
 	put(t, layer, "later/file", "")
-	w := tr.comparison()
+	w := tr.comparison(context.Background())
 	w.walk.Entries = 20
 	if !w.laterBelow(proc.Descriptor(tr.Source), "gone") {
 		t.Error("not in conflict")
@@ -402,7 +403,7 @@ func TestSelect(t *testing.T) {
 	put(t, layer, "ab", "x")
 	list, _ := lines(t, tree)
 	list = Select(list, []string{"a/b"})
-	_, err := tree.Apply(list, Options{})
+	_, err := tree.Apply(context.Background(), list, Options{})
 	must(t, err)
 	var got []string
 	must(t, filepath.WalkDir(source, func(p string, _ os.DirEntry, err error) error {
@@ -465,7 +466,7 @@ func TestLayers(t *testing.T) {
 		if !slices.IsSortedFunc(list, func(a, b Change) int { return comparePaths(a.Path, b.Path) }) && len(dirs) > 2 {
 			t.Errorf("seed %d: not in order:\n%s", seed, text)
 		}
-		if _, err := tree.Apply(list, Options{Delete: true}); err != nil {
+		if _, err := tree.Apply(context.Background(), list, Options{Delete: true}); err != nil {
 			t.Errorf("seed %d: %v", seed, err)
 		}
 		made := map[string]string{}

@@ -2,6 +2,7 @@ package overlay
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -140,8 +141,8 @@ func (t *Tree) patchBelow(to io.Writer, c *Change) error {
 		return nil // it is gone
 	}
 	defer unix.Close(fd)
-	w := t.comparison()
-	for e, err := range w.walk.Below(fd, c.Path) {
+	w := t.comparison(context.Background())
+	for e, err := range w.walk.Below(w.ctx, fd, c.Path) {
 		if err != nil {
 			return err
 		}

@@ -2,6 +2,7 @@ package overlay
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -100,7 +101,7 @@ func TestPatchTaken(t *testing.T) {
 	if out, err := apply.CombinedOutput(); err != nil || len(out) > 0 {
 		t.Fatalf("%v\n%s\nof:\n%s", err, out, text)
 	}
-	_, err = tree.Apply(list, Options{Delete: true})
+	_, err = tree.Apply(context.Background(), list, Options{Delete: true})
 	must(t, err)
 	if diff := cmp.Diff(files(t, source), files(t, copied)); diff != "" {
 		t.Errorf("-apply +git apply:\n%s", diff)

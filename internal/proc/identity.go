@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 )
 
 // Identity tells one process from every other that has had, or will have, its
@@ -67,12 +68,23 @@ func (id Identity) Open() (*Process, error) {
 	}
 	if err = id.verify(); p.Exited() {
 		err = ErrGone
+	} else if err == ErrGone && hidden(id.PID) && !p.Exited() {
+		err = errHidden
 	}
 	if err != nil {
 		p.Close()
 		return nil, err
 	}
 	return p, nil
+}
+
+// errHidden means that a process is alive, but /proc does not show it.
+var errHidden = errors.New("/proc does not show it (hidepid of proc(5))")
+
+// hidden reports whether /proc has no such process.
+func hidden(pid int) bool {
+	_, err := ReadStat(pid)
+	return err == ErrGone
 }
 
 // verify compares what everybody may read first. So a stranger, whose namespace
@@ -96,6 +108,13 @@ func (id Identity) verify() error {
 		return ErrGone
 	}
 	return nil
+}
+
+// Apart reports whether the process belongs to another PID namespace than ours, so that its pid means
+// nothing here.
+func (id Identity) Apart() bool {
+	ns, err := Namespace(os.Getpid(), "pid")
+	return err == nil && id.PIDNS != 0 && id.PIDNS != ns
 }
 
 // isInit reports whether a process is PID 1 of a namespace below ours, by what everybody

@@ -123,10 +123,10 @@ func (u Usage) Larger(v Usage) Usage {
 type End struct {
 	// Late: the keeper has ended everything at its deadline, because sbxrun did not.
 	Late bool
-	// Killed: the keeper was killed, and can tell nothing.
+	// Killed: the keeper was killed and reported nothing.
 	Killed bool
-	// Program is how the program ended, or nil if there was none. The keeper itself sends it
-	// nothing but SIGKILL.
+	// Program is the program's wait status, nil if there was no program. If it is SIGKILL, the
+	// keeper may have sent that.
 	Program *unix.WaitStatus
 	reaped  []ended
 }

@@ -264,7 +264,9 @@ func (k *keeperState) reap() {
 			k.rec.kind = recordEmpty
 			k.say()
 			k.keepOn()
-			k.restoreTerminal()
+			if !k.orphaned { // or it was restored then, and may be somebody else's by now
+				k.restoreTerminal()
+			}
 			k.removeCgroups()
 			Exit(0)
 		}

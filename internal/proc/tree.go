@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strconv"
@@ -197,19 +198,34 @@ func parsePeakRSS(status []byte) int64 {
 	return kib << 10
 }
 
+// maxThreads is how many threads of a process are asked for their children: each takes three system
+// calls, and who has more must not make its own end late.
+const maxThreads = 1000
+
 // Children lists the children of a process, zombies included: those of all its threads.
 // A process that has ended has none; an error says that some may be missing.
 func Children(pid int) (pids []int, err error) {
 	tasks := "/proc/" + strconv.Itoa(pid) + "/task"
-	threads, err := os.ReadDir(tasks)
+	dir, err := os.Open(tasks)
+	if err != nil {
+		if isGone(err) {
+			err = nil
+		}
+		return nil, err
+	}
+	defer dir.Close()
+	threads, err := dir.Readdirnames(maxThreads)
+	if len(threads) == maxThreads {
+		err = errors.New("it has more threads than are looked at")
+	}
 	for _, tid := range threads {
-		data, readErr := ReadFile(tasks + "/" + tid.Name() + "/children")
+		data, readErr := ReadFile(tasks + "/" + tid + "/children")
 		pids = append(pids, parseChildren(data)...)
 		if readErr != nil && !isGone(readErr) {
 			err = readErr
 		}
 	}
-	if isGone(err) {
+	if isGone(err) || err == io.EOF { // it has ended
 		err = nil
 	}
 	return pids, err

@@ -163,7 +163,9 @@ func checkFile(v view, name, p, home string) error {
 	if at, err := v.resolve(interpreter); err != nil || at == "" {
 		e := notExecutable(name, fmt.Sprintf("its interpreter %q does not exist in the sandbox", interpreter), "")
 		// Of a venv the interpreter is a link, often to what is not shown.
-		if real, err := filepath.EvalSymlinks(interpreter); err == nil {
+		if strings.HasSuffix(interpreter, "\r") {
+			e.Hint = "its lines end as on Windows: sed -i 's/\\r$//' " + shellQuote(host)
+		} else if real, err := filepath.EvalSymlinks(interpreter); err == nil {
 			e.Hint = "--ro-bind " + shellQuote(bindFor(real, home))
 		}
 		return e
@@ -188,11 +190,9 @@ func Interpreter(host string) string {
 		return ""
 	}
 	line, _, _ = bytes.Cut(line, []byte("\n"))
-	fields := strings.Fields(string(line))
-	if len(fields) == 0 {
-		return ""
-	}
-	return fields[0]
+	// As the kernel does it: a carriage return is part of the name.
+	name, _, _ := strings.Cut(strings.ReplaceAll(strings.Trim(string(line), " \t"), "\t", " "), " ")
+	return name
 }
 
 func notFound(message, flags string) *result.Error {

@@ -219,6 +219,8 @@ func TestShebang(t *testing.T) {
 		{"\ufeff#!/bin/sh\n", ""},
 		{"\x7fELF#!/bin/sh\n", ""},
 		{"#!/usr/bin/env -S x\n", "/usr/bin/env"},
+		{"#!/bin/sh\r\necho\r\n", "/bin/sh\r"},
+		{"#!/bin/sh\t-e\r\n", "/bin/sh"},
 		{"#!/" + strings.Repeat("x", 1000) + "\n", "/" + strings.Repeat("x", 252)}, // all that the kernel reads
 	}
 	for _, tt := range tests {

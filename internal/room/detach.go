@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -79,7 +81,11 @@ func (p *Plan) withoutMap(s source) string {
 	if s.owner.UID != 0 {
 		return fmt.Sprintf("--user %d:%d runs the sandbox as the owner", s.owner.UID, s.owner.GID)
 	}
-	return fmt.Sprintf("give it to the sandbox: chown -R %d:%d %s; or use a directory on another file system", p.cred.UID, p.cred.GID, shellQuote(s.Name()))
+	// The machine's own directories are nobody's to give away.
+	if name := s.Name(); path.Dir(name) == "/" || slices.ContainsFunc([]string{"/proc", "/sys", "/dev"}, func(kernel string) bool { return Within(name, kernel) }) {
+		return "name a directory below it that the sandbox is to write to; or show it read-only: --ro-bind"
+	}
+	return fmt.Sprintf("give it to the sandbox: chown %d:%d %s; or use a directory on another file system", p.cred.UID, p.cred.GID, shellQuote(s.Name()))
 }
 
 // idmapReason words the errors of mount_setattr(2) and of making a user namespace.

@@ -130,9 +130,9 @@ func HoldFile() (*os.File, error) {
 	return f, nil
 }
 
-// Marked are the files of a bwrap that does not build a room, in the order of its descriptors:
-// what it forks is told by [Holds], too. hold is from [HoldFile].
-func Marked(stdin, stdout, stderr, hold *os.File) []*os.File {
+// TrialFiles returns the descriptors, in order, of a bwrap that tries something and builds no room.
+// [Holds] recognizes its child by hold, which is from [HoldFile].
+func TrialFiles(stdin, stdout, stderr, hold *os.File) []*os.File {
 	files := []*os.File{stdin, stdout, stderr}
 	for len(files) <= holdFD {
 		files = append(files, hold)

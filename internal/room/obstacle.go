@@ -118,7 +118,7 @@ func (s scene) obstacle(f Failure, c Caller) (what, remedy string) {
 	case f.Listed:
 		return "it tried to reach a network without the proxy of --net allow=; docs/network.md says how programs are told of it", ""
 	case f.Network:
-		return "it tried to reach a network, and has none", "--net host gives it the host's"
+		return "it tried to reach a network, and has none", "--net allow=HOST lets it reach that host"
 	case name == "git" && f.Code == gitFails && s.repository(c.Home) != "":
 		return "the repository begins above the current directory, and is not shown", "--cwd-root " + shellQuote(s.repository(c.Home)) + " shows all of it"
 	case f.Code == 1 && slices.Contains(answers, name):
@@ -126,9 +126,9 @@ func (s scene) obstacle(f Failure, c Caller) (what, remedy string) {
 	case s.sight.readOnly(s.workdir) && (slices.Contains(readers, name) || slices.Contains(answers, name) || s.lacksScript(name)):
 		return "", "" // -w would not help
 	case s.sight.readOnly(s.workdir):
-		return "it could read the current directory, but not write to it", "-w lets it write there"
+		return "if it was to write to the current directory, it could not", "-w lets it write there"
 	case s.workdir == Home:
-		return "it saw nothing of the current directory, and its home is empty", "--ro-bind NAME shows a file or a directory"
+		return "if it was to read the current directory, it could not: its home is empty", "--ro-bind NAME shows a file or a directory"
 	}
 	return "", ""
 }

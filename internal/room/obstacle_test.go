@@ -28,7 +28,7 @@ func TestObstacle(t *testing.T) {
 		{name: "a script that is there", dir: "repo/lib", command: "python3 file", failure: Failure{Code: 1}, want: write},
 		{name: "a script from stdin", dir: "plain", command: "python3 -", failure: Failure{Code: 1}, want: write},
 		{name: "the system", dir: "/usr/share", command: "make", failure: Failure{Code: 2}},
-		{name: "no network", dir: "plain", command: "make", failure: Failure{Code: 2, Network: true}, want: "--net host"},
+		{name: "no network", dir: "plain", command: "make", failure: Failure{Code: 2, Network: true}, want: "--net allow=HOST"},
 		{name: "no network but by a proxy", dir: "plain", command: "make", failure: Failure{Code: 2, Network: true, Listed: true}, want: "without the proxy"},
 		{name: "nothing shown", dir: "plain", policy: Policy{Cwd: CwdNone}, command: "make", failure: Failure{Code: 2}, want: none},
 		{name: "started elsewhere", dir: "plain", policy: Policy{Workdir: "/tmp"}, command: "make", failure: Failure{Code: 2}},

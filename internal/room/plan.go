@@ -70,9 +70,9 @@ type Caller struct {
 	Home string // HOME
 	UID  int    // effective
 	GID  int
-	// Begin, if not nil, is called once, before anything is made or started, and may wait. It
-	// returns where bwrap speaks, for it to be started while the plan is made; nil if it is not to
-	// be. An error is that of Prepare.
+	// Begin, if not nil, is called before anything is made or started, and may block. It returns
+	// bwrap's stderr if bwrap is to be started while the plan is made, or nil. Prepare returns its
+	// error.
 	Begin func() (errors *os.File, err error)
 }
 
@@ -91,7 +91,7 @@ const (
 )
 
 // Prepare decides how bwrap will be called. It looks at the host's files and
-// opens some, but starts no process without the caller's Begin. Errors are *[result.Error].
+// opens some, and starts bwrap only if the caller has Begin. Errors are *[result.Error].
 func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	if err := p.validate(); err != nil {
 		return nil, err

@@ -224,7 +224,7 @@ func (r *Room) abandon(cause error) error {
 	case errors.Is(cause, os.ErrDeadlineExceeded):
 		e.Message = fmt.Sprintf("bubblewrap did not set up the sandbox within %v", SetupBound)
 	case errors.Is(cause, io.EOF), errors.Is(cause, proc.ErrGone), errors.Is(cause, fs.ErrNotExist), errors.Is(cause, enter.ErrClosed), errors.Is(cause, unix.EPIPE), errors.Is(cause, unix.ECONNRESET):
-		e.Message += silence(end, cause) // its own words are on stderr
+		e.Message += unexplained(end, cause) // its own words are on stderr
 	default:
 		e.Message = "cannot set up the sandbox: " + cause.Error()
 	}
@@ -234,9 +234,10 @@ func (r *Room) abandon(cause error) error {
 	return e
 }
 
-// silence is what can be said of a bwrap that has ended, if that has not: of an error it
-// exits with 1, and has told it. Whom we have killed because of the cause, that killed.
-func silence(end proc.End, cause error) string {
+// unexplained returns how bwrap ended, to be appended to the error. It is empty for exit code 1:
+// then bwrap has printed the reason. bwrap may have been killed by the keeper because of cause;
+// SIGKILL came from elsewhere only if its pipes were closed before.
+func unexplained(end proc.End, cause error) string {
 	switch ws := end.Program; {
 	case end.Killed:
 		return ": the keeper was killed"

@@ -80,10 +80,12 @@ func (p *Parts) Use(store *volumes.Store, list []Volume, pol *room.Policy) error
 	if pol.User != nil && pol.User.UID != 0 && os.Geteuid() == 0 {
 		owner = &proc.Cred{UID: pol.User.UID, GID: pol.User.GID}
 	}
-	for _, use := range list {
-		if slices.ContainsFunc(p.volumes, func(v *volumes.Volume) bool { return v.Name == use.Name }) {
+	for i, use := range list { // before one is made
+		if slices.ContainsFunc(list[:i], func(other Volume) bool { return other.Name == use.Name }) {
 			return &result.Error{Code: "usage", Message: fmt.Sprintf("the volume %q is given twice", use.Name)}
 		}
+	}
+	for _, use := range list {
 		v, err := store.Use(use.Name, !use.ReadOnly, owner)
 		if err != nil {
 			return err
@@ -148,7 +150,7 @@ func (p *Parts) Held(ctx context.Context, init *proc.Process, cred *proc.Cred) e
 		}
 	}
 	if p.Files != nil {
-		return p.Files.Held(init, cred)
+		return p.Files.Held(ctx, init, cred)
 	}
 	return nil
 }

@@ -123,7 +123,11 @@ func (s *Sandbox) Start() error {
 	if !s.command.Release(s.ctx) {
 		return s.Wait()
 	}
-	s.spec.Leave.Running()
+	if len(s.spec.Command) > 0 {
+		s.spec.Leave.Running()
+	} else {
+		s.spec.Leave.Idling()
+	}
 	err = s.claim.GrantAccess()
 	if err == nil {
 		err = s.write(func(r *state.Record) { r.Phase = state.Running })

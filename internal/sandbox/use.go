@@ -14,8 +14,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
-// Use is a sandbox that runs, held by somebody who runs a command in it: as long as it is
-// open the sandbox does not count as idle.
+// Use is a sandbox that runs, for somebody who runs a command in it. From Hold until Close the
+// sandbox does not count as idle.
 type Use struct {
 	Access state.Access
 	Room   *proc.Process // PID 1 of its room
@@ -23,11 +23,25 @@ type Use struct {
 	// Nil, if it is a room that no record knows of.
 	dir     *state.Dir
 	entry   *state.Entry
-	release func()
+	release func() // nil unless it is held
 }
 
-// Enter finds the caller's sandbox of this name, or of this id or its beginning.
-func Enter(name string) (_ *Use, err error) {
+// Enter finds a sandbox as [Find] does, and holds it.
+func Enter(name string) (*Use, error) {
+	u, err := Find(name)
+	if err != nil {
+		return nil, err
+	}
+	if err := u.Hold(); err != nil {
+		u.Close()
+		return nil, err
+	}
+	return u, nil
+}
+
+// Find finds the caller's sandbox of this name, or of this id or its beginning. The caller
+// closes it.
+func Find(name string) (_ *Use, err error) {
 	dir, err := state.Look(state.Mine())
 	if err != nil {
 		return nil, err
@@ -55,11 +69,13 @@ func Enter(name string) (_ *Use, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if u.release, err = u.entry.HoldActivity(); err != nil {
-		u.Room.Close()
-		return nil, err
-	}
 	return u, nil
+}
+
+// Hold keeps the sandbox from counting as idle. An error says that it is about to end.
+func (u *Use) Hold() (err error) {
+	u.release, err = u.entry.HoldActivity()
+	return err
 }
 
 // cannotEnter says why there is nothing to enter.
@@ -149,8 +165,10 @@ func (u *Use) Settle(res *result.Result) {
 // Close gives up the sandbox.
 func (u *Use) Close() {
 	u.Room.Close()
-	if u.dir != nil {
+	if u.release != nil {
 		u.release()
+	}
+	if u.dir != nil {
 		u.dir.Close()
 	}
 }

@@ -138,12 +138,12 @@ var table = [...]row{
 var families = [...]uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK}
 
 // ioctls are those that outlast the command on a terminal that it shares with the caller
-// (ioctl_tty(2)): nobody else can open that any more, it has another line discipline, or
-// what was put into its input is typed into the caller's shell. The kernel refuses the
-// last two, TIOCSTI and TIOCLINUX, to a session that the terminal does not control; they
+// (ioctl_tty(2)): nobody else can open that any more, it has another line discipline, its output
+// is stopped, or what was put into its input is typed into the caller's shell. The kernel refuses
+// TIOCSTI and TIOCLINUX to a session that the terminal does not control; they
 // are here as well because all else depends on that. The numbers are those of all
 // architectures that there is a filter for.
-var ioctls = [...]uint32{unix.TIOCEXCL, unix.TIOCSETD, unix.TIOCSTI, tiocLinux}
+var ioctls = [...]uint32{unix.TIOCEXCL, unix.TIOCSETD, unix.TIOCSTI, tiocLinux, unix.TCXONC}
 
 const tiocLinux = 0x541c // TIOCLINUX: package unix has it not
 

@@ -76,7 +76,7 @@ func TestJudge(t *testing.T) {
 		flags2mode3: opened(dir, 0),
 		family: {{[]uint32{unix.AF_UNIX}, allow}, {[]uint32{unix.AF_INET}, allow}, {[]uint32{unix.AF_INET6}, allow}, {[]uint32{unix.AF_NETLINK}, allow},
 			{[]uint32{unix.AF_UNSPEC}, foreign}, {[]uint32{unix.AF_PACKET}, foreign}, {[]uint32{unix.AF_KEY}, foreign}, {[]uint32{unix.AF_ALG}, foreign}, {[]uint32{unix.AF_VSOCK}, foreign}, {[]uint32{unix.AF_TIPC}, foreign}, {[]uint32{0xffffffff}, foreign}},
-		terminal:    {{[]uint32{0, unix.TCGETS}, allow}, {[]uint32{0, unix.TIOCSWINSZ}, allow}, {[]uint32{unix.TIOCSTI, unix.TCSETS}, allow}, {[]uint32{0, unix.TIOCSTI}, refused}, {[]uint32{0, unix.TIOCEXCL}, refused}, {[]uint32{0, unix.TIOCSETD}, refused}, {[]uint32{0, tiocLinux}, refused}},
+		terminal:    {{[]uint32{0, unix.TCGETS}, allow}, {[]uint32{0, unix.TIOCSWINSZ}, allow}, {[]uint32{unix.TIOCSTI, unix.TCSETS}, allow}, {[]uint32{0, unix.TIOCSTI}, refused}, {[]uint32{0, unix.TIOCEXCL}, refused}, {[]uint32{0, unix.TIOCSETD}, refused}, {[]uint32{0, tiocLinux}, refused}, {[]uint32{0, unix.TCXONC}, refused}},
 		multiplexed: {{[]uint32{1}, missing}, {[]uint32{8}, missing}, {[]uint32{2}, allow}, {[]uint32{18}, allow}, {[]uint32{0}, allow}},
 		lease:       {{[]uint32{0, unix.F_GETFD}, allow}, {[]uint32{unix.F_SETLEASE, unix.F_GETLEASE}, allow}, {[]uint32{0, unix.F_SETLEASE}, refused}},
 		ofInit:      {{[]uint32{0}, allow}, {[]uint32{2, 1}, allow}, {[]uint32{1}, refused}},

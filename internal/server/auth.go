@@ -123,35 +123,39 @@ func (s *Door) identified(next http.Handler) http.Handler {
 		r = r.WithContext(r.Context()) // net/http looks at the body of its own
 		slow := newPatient(w, r)
 		defer slow.expect()
-		w = slow
-		var tenant string
-		var local bool
-		if !open[r.URL.Path] {
-			var err error
-			if tenant, local, err = s.tenant(r); err != nil {
-				e := api.AsError(err)
-				s.log.Warn("refused", "request", id, "remote", r.RemoteAddr, "code", e.Failure.Code)
-				if r.URL.Path == "/" && r.Method == http.MethodGet && e.Failure.Code == api.Auth {
-					page.Write(w, e.GetStatus()) // a browser has no other way to get a token than to ask for it
-					return
-				}
-				e.Write(w)
-				return
-			}
-			// Behind a proxy all tenants have the connections of one address.
-			one, err := s.begun.Take(tenant, 1, int64(s.settings.Load().Of(tenant).Requests))
-			if err != nil {
-				w.Header().Set("Connection", "close")
-				api.AsError(err).Write(w)
-				return
-			}
-			defer one.Free()
-		}
-		held := &holding{}
-		defer held.free()
-		ctx := context.WithValue(context.WithValue(r.Context(), whoKey, who{tenant, id, local}), holdingKey, held)
-		next.ServeHTTP(w, r.WithContext(ctx))
+		s.identify(next, slow, r, id)
+		slow.linger(r)
 	})
+}
+
+func (s *Door) identify(next http.Handler, w http.ResponseWriter, r *http.Request, id string) {
+	var tenant string
+	var local bool
+	if !open[r.URL.Path] {
+		var err error
+		if tenant, local, err = s.tenant(r); err != nil {
+			e := api.AsError(err)
+			s.log.Warn("refused", "request", id, "remote", r.RemoteAddr, "code", e.Failure.Code)
+			if r.URL.Path == "/" && r.Method == http.MethodGet && e.Failure.Code == api.Auth {
+				page.Write(w, e.GetStatus()) // a browser has no other way to get a token than to ask for it
+				return
+			}
+			e.Write(w)
+			return
+		}
+		// Behind a proxy all tenants have the connections of one address.
+		one, err := s.begun.Take(tenant, 1, int64(s.settings.Load().Of(tenant).Requests))
+		if err != nil {
+			w.Header().Set("Connection", "close")
+			api.AsError(err).Write(w)
+			return
+		}
+		defer one.Free()
+	}
+	held := &holding{}
+	defer held.free()
+	ctx := context.WithValue(context.WithValue(r.Context(), whoKey, who{tenant, id, local}), holdingKey, held)
+	next.ServeHTTP(w, r.WithContext(ctx))
 }
 
 // validID reports whether a client's request id may go to the log and back.

@@ -130,6 +130,16 @@ func answerSize(a *api.Answer) int64 {
 	for _, word := range a.Argv {
 		size += int64(len(word))
 	}
+	return size + filesSize(a.Files)
+}
+
+// fileRest is about how much memory what is told of a file takes beside its name.
+const fileRest = 256
+
+func filesSize(files []api.FileOut) (size int64) {
+	for _, f := range files {
+		size += fileRest + int64(len(f.Path)+len(f.Error))
+	}
 	return size
 }
 
@@ -299,7 +309,16 @@ func (s *Server) fetch(ctx context.Context, o *order, id string) error {
 const (
 	mostEntries   = 10_000 // that are looked at
 	mostCollected = 256
+	mostNames     = 64 << 10 // bytes of all their names
 )
+
+// collects is how much memory what is told of collected files may take.
+func (o *order) collects() int64 {
+	if len(o.collect) == 0 {
+		return 0
+	}
+	return mostNames + mostCollected*fileRest
+}
 
 // collect keeps the files that the call asks for.
 func (s *Server) collect(at place.Place, o *order) (files []api.FileOut) {
@@ -310,7 +329,7 @@ func (s *Server) collect(at place.Place, o *order) (files []api.FileOut) {
 	if err != nil {
 		return []api.FileOut{{Path: ".", Error: err.Error()}}
 	}
-	deepest, left := 0, int64(o.ceilings.Files)
+	deepest, left, names := 0, int64(o.ceilings.Files), 0
 	for _, p := range o.collect {
 		deepest = max(deepest, strings.Count(p, "/"))
 	}
@@ -323,6 +342,9 @@ func (s *Server) collect(at place.Place, o *order) (files []api.FileOut) {
 		}
 		if len(files) == mostCollected {
 			return usage("more than %d files match", mostCollected)
+		}
+		if names += len(e.Path); names > mostNames {
+			return usage("the names of the files that match have more than %d bytes", mostNames)
 		}
 		out := api.FileOut{Path: e.Path, Size: e.Size}
 		// Files of nothing but holes cost who makes them nothing.

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"encoding/base64"
 	"fmt"
 	"io"
@@ -204,7 +205,7 @@ func (o *order) size() int64 {
 	for _, f := range o.files {
 		size += int(f.size) + len(f.path)
 	}
-	return int64(size)
+	return int64(size) + o.collects()
 }
 
 // bound settles times, limits and output: the server's default where nothing is asked, and
@@ -216,11 +217,11 @@ func (o *order) bound(set *settings, c *api.Call) error {
 	}
 	o.timeout = o.clamp("timeout_ms", c.TimeoutMS, min(longest, time.Duration(set.Call.Timeout)), longest)
 	o.grace = o.clamp("grace_ms", c.GraceMS, 0, time.Duration(set.Call.MaxGrace))
-	o.maxOutput = int64(set.Call.MaxOutput)
-	if asked := c.Limits.MaxOutput; asked > 0 {
-		o.maxOutput = asked
-		if most := int64(o.ceilings.MaxOutput); most > 0 && asked > most {
-			o.maxOutput = most
+	asked, most := c.Limits.MaxOutput, int64(o.ceilings.MaxOutput)
+	o.maxOutput = cmp.Or(asked, int64(set.Call.MaxOutput))
+	if most > 0 && o.maxOutput > most {
+		o.maxOutput = most
+		if asked > 0 {
 			o.clamped = append(o.clamped, "limits.max_output")
 		}
 	}
@@ -243,7 +244,7 @@ func boundLimits(set *settings, t config.Tenant, l api.Limits) (limits.Request, 
 		asked, bound float64
 	}{{"memory", float64(l.Memory), float64(t.Memory)}, {"pids", float64(l.Pids), float64(t.Pids)}, {"cpus", l.CPUs, t.CPUs}} {
 		if limit.bound > 0 && limit.asked > limit.bound {
-			return out, api.NewError(api.Policy, fmt.Sprintf("limits.%s is above the tenant's ceiling of %v", limit.name, limit.bound), "ask for less")
+			return out, api.NewError(api.Policy, fmt.Sprintf("limits.%s is above the tenant's ceiling of %s", limit.name, strconv.FormatFloat(limit.bound, 'f', -1, 64)), "ask for less")
 		}
 	}
 	return out, nil

@@ -28,7 +28,7 @@ func (o *order) buffer(more int64) {
 	if o.maxOutput > o.maxAnswer && !slices.Contains(o.clamped, "limits.max_output") {
 		o.clamped = append(o.clamped, "limits.max_output")
 	}
-	o.memory = 2*copies*o.maxAnswer + more
+	o.memory = 2*copies*o.maxAnswer + more + o.collects()
 }
 
 func newBuffered(o *order) *buffered {

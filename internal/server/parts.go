@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"sync"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
@@ -44,7 +45,7 @@ func checkParts(set *settings, tenant string, t config.Tenant, asked api.Parts) 
 	}
 	if o := asked.Overlay; o != nil {
 		if !slices.Contains(t.Overlays, o.Name) {
-			return nil, mayNot("overlay", fmt.Sprintf("have the overlay %.64q", o.Name))
+			return nil, mayNot("overlays", fmt.Sprintf("have the overlay %.64q", o.Name))
 		}
 		at := api.Overlay{Name: o.Name, Path: overlayPath}
 		if o.Path != "" {
@@ -182,8 +183,10 @@ func (s *Server) use(t config.Tenant, p *parts, out *place.Policy) error {
 		return err
 	}
 	defer store.Close()
-	s.stores.Lock() // or two would make the last one
-	defer s.stores.Unlock()
+	// Or two would make the last one. It is the tenant's own: a volume may have to be waited for.
+	one, _ := s.stores.LoadOrStore(p.data, new(sync.Mutex))
+	one.(*sync.Mutex).Lock()
+	defer one.(*sync.Mutex).Unlock()
 	names, err := store.Names()
 	if err != nil {
 		return err

@@ -57,6 +57,23 @@ func (p *patient) expect() {
 	p.out.deadline(time.Now().Add(within))
 }
 
+// linger sends the answer, and then reads for a moment what still comes of a request after which the
+// connection is closed: a client that writes when it is closed may never see the answer. net/http reads
+// the rest as well, but not where it has to break off a read at the handler's end, such as a gateway's.
+func (p *patient) linger(r *http.Request) {
+	const most, moment = 256 << 10, 2 * time.Second
+	a, ok := r.Body.(*arriving)
+	if !ok || !r.Close || !p.coming.Load() || p.FlushError() != nil {
+		return
+	}
+	p.in.deadline(time.Now().Add(moment))
+	_, _ = io.CopyN(io.Discard, a.ReadCloser, most)
+	// Who reads beside sets no deadline any more: net/http breaks off its own next read by one, and would wait.
+	p.in.mu.Lock()
+	p.in.cut = true
+	p.in.mu.Unlock()
+}
+
 func (s *side) deadline(at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"io"
@@ -113,5 +114,51 @@ func TestPatience(t *testing.T) {
 				<-done
 			})
 		})
+	}
+}
+
+// A client that still sends when it has its answer is read from, and not cut off, although the connection is closed after it.
+func TestLinger(t *testing.T) {
+	door, err := NewDoor(config.Default(), nil, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "socket"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	web := &http.Server{Handler: door.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		go func() { _, _ = io.Copy(io.Discard, r.Body) }() // as a gateway passes it on
+		_, _ = io.WriteString(w, "early")
+	}))}
+	defer web.Close()
+	go func() { _ = web.Serve(l) }()
+	c, err := net.Dial("unix", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	send := func(text string) {
+		t.Helper()
+		if _, err := io.WriteString(c, text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send("PUT /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+	in := bufio.NewReader(c)
+	res, err := http.ReadResponse(in, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for begin := time.Now(); time.Since(begin) < 800*time.Millisecond; time.Sleep(20 * time.Millisecond) { // net/http alone waits for 500
+		send("1\r\nx\r\n")
+	}
+	send("0\r\n\r\n")
+	if text, err := io.ReadAll(res.Body); string(text) != "early" || err != nil {
+		t.Errorf("%q, %v", text, err)
+	}
+	if text, err := io.ReadAll(in); len(text) > 0 || err != nil {
+		t.Errorf("%q, %v", text, err)
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
+	"github.com/danielgtaylor/huma/v2/validation"
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/page"
@@ -22,6 +23,8 @@ import (
 )
 
 func init() {
+	// Numbers in full: 1048576, and not 1.048576e+06.
+	validation.MsgExpectedMinimumNumber, validation.MsgExpectedMaximumNumber = "expected number >= %.16g", "expected number <= %.16g"
 	// huma's own errors, of requests that are not as the document says, are ours.
 	huma.NewError = func(status int, message string, errs ...error) huma.StatusError {
 		e := api.NewError(api.Usage, message, "")
@@ -152,9 +155,25 @@ func (s *Server) Handler(mcp http.Handler) http.Handler {
 	})
 	mux.Handle("GET /metrics", s.metricsHandler())
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { // all that the others are not for
-		api.NewError(api.NoSuchPath, r.Method+" is for no such path", "GET /openapi.json lists all").Write(w)
+		if methods := methodsOf(mux, r); len(methods) > 0 {
+			w.Header().Set("Allow", strings.Join(methods, ", "))
+			api.NewError(api.NoSuchMethod, fmt.Sprintf("%.200s takes %s, not %s", r.URL.Path, strings.Join(methods, ", "), r.Method), "").Write(w)
+			return
+		}
+		api.NewError(api.NoSuchPath, fmt.Sprintf("there is no %s %.200s", r.Method, r.URL.Path), "GET /openapi.json lists all").Write(w)
 	})
 	return s.Door.Handler(mux)
+}
+
+// methodsOf are those that the path of a request can be called with.
+func methodsOf(mux *http.ServeMux, r *http.Request) (list []string) {
+	other := *r
+	for _, other.Method = range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete} {
+		if _, pattern := mux.Handler(&other); pattern != "/" {
+			list = append(list, other.Method)
+		}
+	}
+	return list
 }
 
 // define adds the operations of the document.
@@ -242,7 +261,7 @@ func (s *Server) operation(a huma.API, o huma.Operation, codes ...api.Code) huma
 }
 
 // starting are the codes of all that starts something.
-var starting = []api.Code{api.TooLarge, api.MediaType, api.Policy, api.NoSuchFile, api.Quota, api.Busy, api.Draining, api.Unproven, api.QuotaDisk}
+var starting = []api.Code{api.TooLarge, api.MediaType, api.Policy, api.NoSuchFile, api.Quota, api.Busy, api.Draining, api.Limit, api.Unproven, api.QuotaDisk}
 
 // content is an answer of several media types.
 func content(a huma.API, description string, types map[string]reflect.Type) *huma.Response {

@@ -84,7 +84,11 @@ func (d *detached) run(by way) {
 	defer d.cancel()
 	a, err := d.s.guardCall(d.ctx, d.turn, d.o, background{d.Call}, by)
 	d.s.count(d.o, a, err)
-	d.End(a, err)
+	size := int64(answerRest)
+	if a != nil {
+		size = answerSize(a)
+	}
+	d.End(a, size, err)
 }
 
 // drop forgets the call, which has not begun.
@@ -202,7 +206,7 @@ func listed(all []*calls.Call) api.Calls {
 		status := c.Status()
 		if r := status.Report; r != nil && answerSize(r) > mostListed {
 			short := *r // shared with who asks for it alone
-			short.Argv = nil
+			short.Argv, short.Files = nil, nil
 			status.Report = &short
 		}
 		out.Calls = append(out.Calls, status)

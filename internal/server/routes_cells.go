@@ -96,7 +96,7 @@ func cellSize(a *api.CellAnswer) int64 {
 	if a.Exception != nil {
 		size += int64(len(a.Exception.Message) + len(a.Exception.Traceback))
 	}
-	return size
+	return size + filesSize(a.Files)
 }
 
 // checkCell finds what is wrong with a cell, and settles what holds for it.

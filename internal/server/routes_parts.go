@@ -79,7 +79,7 @@ func (s *Server) diff(ctx context.Context, q Request, id string) (*streamed, err
 		release()
 	}
 	tree.Entries, tree.Text = mostChanges/perChange, mostChanges/2
-	changes, warnings, err := tree.Changes()
+	changes, warnings, err := tree.Changes(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -210,11 +210,17 @@ func (s *Server) defineSessions(a huma.API) {
 		OperationID: "exec", Method: http.MethodPost, Path: "/v1/sessions/{id}/exec", Summary: "Run one command or program in a session",
 		Description: "When it ends, only what it started ends: files stay, and other commands in the session keep running.", Responses: answers(a),
 	}, append(starting, api.Idempotency, api.NoSuchSession, api.Ended)...), func(ctx context.Context, q *exec) (*streamed, error) {
+		var by way
 		x, err := s.rooms.Get(whose(ctx).tenant, q.ID)
-		if err != nil {
+		switch {
+		case err == nil:
+			by = s.whileOpen(x)
+		case q.Key == "":
 			return nil, err
+		default: // what has run is answered by its key, though the session has ended since
+			by = func(context.Context, *tenants.Turn, *order, sink) (*api.Answer, error) { return nil, err }
 		}
-		return s.answered(q.Request, q.Stream, q.Key, q.RawBody, &q.Body, s.whileOpen(x))
+		return s.answered(q.Request, q.Stream, q.Key, q.RawBody, &q.Body, by)
 	})
 }
 

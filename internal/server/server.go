@@ -48,7 +48,7 @@ type Server struct {
 	base context.Context // of all that runs; ends with the server
 	end  context.CancelCauseFunc
 
-	stores   sync.Mutex    // while a tenant's volumes are counted and made
+	stores   sync.Map      // of a tenant's directory a mutex, while its volumes are counted and made
 	packing  chan struct{} // has room for those snapshots that are taken at once
 	mu       sync.Mutex
 	draining bool

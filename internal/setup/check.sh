@@ -50,21 +50,37 @@ else
     left_out "the race detector, there is no C compiler"
 fi
 
+# On a slow machine all of it would take three hours. There tests of rare events make a tenth of the
+# tries, the other user has what test.sh has, and the virtual machine the tests of some rows.
+. internal/setup/speed.sh
+. internal/setup/later.sh
+machine_rows=.
+if [ "$slow" != 1 ]; then
+    machine_rows='L0|P0|Limit'
+    note "NOT ALL: this machine is $slow times slower than usual"
+fi
+# Upper bounds of times are twice as far away as they need be, and those of whole commands six times, as
+# two packages run at once.
+bounds="env SBXRUN_TESTS_SLOW=${SBXRUN_TESTS_SLOW:-$((2 * slow))}"
+wide="env SBXRUN_TESTS_SLOW=${SBXRUN_TESTS_SLOW:-$((6 * slow))}"
+
 # user NAME SOAK [FLAG...]: all tests as one user. The race detector is for the tests
-# beside the code, those in tests run the built command: two packages at once, so times
-# are given some more, and what repeats a hundred times SOAK times.
+# beside the code, those in tests run the built command, and what repeats a hundred times SOAK times.
 # shellcheck disable=SC2086 # lists of words
 user() {
-    who=$1 soak=$2 run=$units
+    who=$1 soak=$2 run=$units less=
     shift 2
+    if [ "$slow" != 1 ]; then
+        soak=10
+        [ $# = 0 ] || less="-skip $later" # they are root's alone
+    fi
     if [ $# != 0 ]; then
         # Object code is the same for everybody, and to build it as somebody else would
         # need another cache of modules.
         run=$(echo "$units" | grep -v '/internal/barefork$')
     fi
-    step "unit tests as $who" "$suite" "as $who" $race "$@" $run
-    step "tests of the command as $who" env SBXRUN_SOAK="${SBXRUN_SOAK:-$soak}" SBXRUN_TESTS_SLOW="${SBXRUN_TESTS_SLOW:-2}" \
-        "$suite" "as $who" -p 2 "$@" ./tests/faults ./tests/...
+    step "unit tests as $who" $bounds "$suite" "as $who" $race "$@" $run
+    step "tests of the command as $who" $wide SBXRUN_SOAK="${SBXRUN_SOAK:-$soak}" "$suite" "as $who" -p 2 $less "$@" ./tests/faults ./tests/...
 }
 
 step lint internal/setup/lint.sh
@@ -72,8 +88,12 @@ step "other architectures" env SBXRUN_SOAK=1 go test -count=1 ./internal/arch
 step "man pages" ./setup.sh man
 step completions ./setup.sh completions
 step "manifests of the examples" go -C tests/manifests test -count=1 ./...
-step "a cluster" go -C tests/cluster test -count=1 ./...
+# shellcheck disable=SC2086 # two words
+step "a cluster" $bounds go -C tests/cluster test -count=1 -timeout 30m ./...
 user "uid $(id -u)" 100
+if [ "$slow" != 1 ]; then # these are never fewer
+    step "500 signals" $bounds SBXRUN_SOAK=100 "$suite" "500 signals" -run '^TestSoak$' ./tests/faults
+fi
 
 # The other user.
 . internal/setup/other.sh
@@ -95,7 +115,7 @@ fi
 step fuzzing internal/setup/fuzz.sh 5000x
 machine=$(dpkg --print-architecture 2>/dev/null || :)
 if [ -n "$machine" ] && [ -n "$race" ]; then
-    step "other versions of bubblewrap" internal/setup/bwraps/test.sh --some
+    step "other versions of bubblewrap" $wide internal/setup/bwraps/test.sh --some
 else
     left_out "other versions of bubblewrap, which a C compiler and Debian's apt are needed for"
 fi
@@ -107,7 +127,7 @@ else
     left_out "packages, which root installs: sudo is not here, or asks for a password"
 fi
 if [ "$machine" = amd64 ]; then
-    step "the virtual machine" internal/setup/vm/test.sh
+    step "the virtual machine" internal/setup/vm/test.sh "$machine_rows"
 else
     left_out "the virtual machine, which comes from Debian for amd64"
 fi

@@ -70,7 +70,7 @@ func (f *fakes) program(name, script string) {
 func (f *fakes) run(script string, args ...string) (code int, out string) {
 	f.t.Helper()
 	cmd := exec.Command("/bin/sh", append([]string{filepath.Join(f.dir, "tree/internal/setup", script)}, args...)...)
-	cmd.Env = append(os.Environ(), "PATH="+f.path+":/usr/bin:/bin", "TMPDIR="+f.dir, "SBXRUN_TESTS_NO_SKIP=", "SBXRUN_TESTS_SLOW=", "SBXRUN_SOAK=")
+	cmd.Env = append(os.Environ(), "PATH="+f.path+":/usr/bin:/bin", "TMPDIR="+f.dir, "SBXRUN_TESTS_NO_SKIP=", "SBXRUN_TESTS_SLOW=", "SBXRUN_SOAK=", "SBXRUN_TESTS_MACHINE=1")
 	cmd.Env = append(cmd.Env, f.env...)
 	text, err := cmd.CombinedOutput()
 	if cmd.ProcessState == nil {
@@ -118,7 +118,7 @@ func TestSuite(t *testing.T) {
 			if diff := cmp.Diff(tt.want, out); code != tt.code || diff != "" {
 				t.Errorf("exit code %d, want %d (-want +got):\n%s", code, tt.code, diff)
 			}
-			if got, want := f.log(), ": test -v -count=1 -p 3 x/some\n"; got != want {
+			if got, want := f.log(), ": test -v -count=1 -timeout 30m -p 3 x/some\n"; got != want {
 				t.Errorf("go %q, want %q", got, want)
 			}
 		})
@@ -133,8 +133,16 @@ func TestQuick(t *testing.T) {
 	if want := "ok  \tx/good\t0.1s\ntest: ok as uid 1000: 1 passed, 0 failed, 0 skipped\n"; code != 0 || out != want {
 		t.Errorf("exit code %d: %s", code, out)
 	}
-	if got, want := f.log(), ": test -v -count=1 -trimpath -ldflags=-s -w -vet=off -p 3 -parallel 4 -short -skip ^Test(ServeSoak|Languages|PythonClients|NodeClient|Builds|Library)$ ./tests/faults ./tests ./...\n"; got != want {
-		t.Errorf("go %q, want %q", got, want)
+	want := regexp.MustCompile(`^: test -v -count=1 -timeout 30m -trimpath -ldflags=-s -w -vet=off -p 3 -parallel 4 -short -skip \^Test\(([\w|]+)\)\$ \./tests/faults \./tests \./\.\.\.\n$`)
+	later := want.FindStringSubmatch(f.log())
+	if later == nil {
+		t.Fatalf("go %q, want %q", f.log(), want)
+	}
+	sources := sources(t)
+	for _, name := range strings.Split(later[1], "|") {
+		if !strings.Contains(sources, "\nfunc Test"+name+"(") {
+			t.Errorf("test.sh leaves out Test%s, which no test is called", name)
+		}
 	}
 	f = newFakes(t, fails)
 	if code, out := f.run("test.sh"); code != 1 {
@@ -216,11 +224,35 @@ func TestCheck(t *testing.T) {
 			if got, race := strings.Count(log, " -race "), tt.compiler == ""; got > 0 != race {
 				t.Errorf("-race was given %d times: %s", got, log)
 			}
-			one, other := strings.Count(log, "100: test -v -count=1 -p 2 ./tests"), strings.Count(log, "50: test -v -count=1 -p 2 -exec")
+			one, other := strings.Count(log, "100: test -v -count=1 -timeout 30m -p 2 ./tests"), strings.Count(log, "50: test -v -count=1 -timeout 30m -p 2 -exec")
 			if halves := strings.Count(tt.want, ": tests of the command"); one != 1 || one+other != halves {
 				t.Errorf("the command was tested %d and %d times, want %d in all: %s", one, other, halves, log)
 			}
 		})
+	}
+}
+
+// TestSlowMachine: fewer tries of rare events, but for the signals, and wider bounds; and that is said.
+func TestSlowMachine(t *testing.T) {
+	f := newFakes(t, passes)
+	f.program("go", `case "$1 $2" in
+		"list ./...") printf 'x/good\nx/tests\n' ;;
+		test*) echo "$SBXRUN_SOAK $SBXRUN_TESTS_SLOW: $*" >>`+f.dir+`/log; printf '`+passes+`' ;;
+		esac`)
+	for _, name := range []string{"sudo", "dpkg"} {
+		f.program(name, "exit 1")
+	}
+	f.program("id", "echo 1000")
+	f.env = append(f.env, "SBXRUN_TESTS_MACHINE=3")
+	_, out := f.run("check.sh")
+	const tests = "test -v -count=1 -timeout 30m "
+	for _, want := range []string{"\n10 18: " + tests + "-p 2 ./tests/faults ./tests/...\n", "\n100 6: " + tests + "-run ^TestSoak$ ./tests/faults\n"} {
+		if !strings.Contains(f.log(), want) {
+			t.Errorf("no %s in %s", want, f.log())
+		}
+	}
+	if !strings.Contains(out, "\ncheck: NOT ALL: this machine is 3 times slower than usual") {
+		t.Errorf("it is not said: %s", out)
 	}
 }
 
@@ -286,23 +318,13 @@ func TestRows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var sources strings.Builder
-	if err := filepath.WalkDir("../..", func(path string, _ os.DirEntry, err error) error {
-		if err != nil || !strings.HasSuffix(path, "_test.go") {
-			return nil // what cannot be looked at, or has just been removed, is no test of ours
-		}
-		source, err := os.ReadFile(path)
-		sources.Write(source)
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	sources := sources(t)
 	for _, name := range regexp.MustCompile(`\b(Test[A-Z]\w+)(…?)`).FindAllStringSubmatch(string(text), -1) {
 		begin := "\nfunc " + name[1]
 		if name[2] == "" {
 			begin += "("
 		}
-		if !strings.Contains(sources.String(), begin) {
+		if !strings.Contains(sources, begin) {
 			t.Errorf("tests/README.md names %s, which no test is called", name[0])
 		}
 	}
@@ -311,4 +333,20 @@ func TestRows(t *testing.T) {
 			t.Errorf("tests/README.md names %s, which no script is called; %v", pattern, err)
 		}
 	}
+}
+
+// sources is the text of all tests.
+func sources(t *testing.T) string {
+	var text strings.Builder
+	if err := filepath.WalkDir("../..", func(path string, _ os.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return nil // what cannot be looked at, or has just been removed, is no test of ours
+		}
+		source, err := os.ReadFile(path)
+		text.Write(source)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return text.String()
 }

@@ -14,10 +14,11 @@ trap 'rm -f "$log" "$log.result"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
-# Verbose, because only then go test tells which tests it skipped.
+# Verbose, because only then go test tells which tests it skipped. A package of tests hangs if it
+# takes half an hour: on a slow machine the longest takes a third of that.
 {
     result=0
-    go test -v -count=1 "$@" 2>&1 || result=$?
+    go test -v -count=1 -timeout 30m "$@" 2>&1 || result=$?
     echo "$result" >"$log.result"
 } | tee "$log" | awk '/^(ok|FAIL)[ \t]/ { print; fflush() }' # busybox has no grep --line-buffered
 

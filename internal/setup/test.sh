@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs all packages' tests as the user you are, in four minutes at most: with few
+# Runs all packages' tests as the user you are, in four minutes on a usual machine: with few
 # repetitions of what repeats (SBXRUN_SOAK), and without what check.sh adds.
 set -eu
 cd "$(dirname "$0")/../.."
@@ -7,11 +7,11 @@ cd "$(dirname "$0")/../.."
 export PATH="$PATH:/usr/sbin:/sbin:/usr/bin:/bin"
 export SBXRUN_BIN="$PWD/bin/sbxrun"
 # Packages run side by side, maybe on a machine that is busy: upper bounds of times are
-# four times what they are in check.sh.
-export SBXRUN_TESTS_SLOW="${SBXRUN_TESTS_SLOW:-4}"
-# check.sh alone has what takes other builds of everything (also of internal/barefork, by
-# -short), and what starts other languages' programs most of the time.
-later='^Test(ServeSoak|Languages|PythonClients|NodeClient|Builds|Library)$'
+# six times as far away.
+. internal/setup/speed.sh
+export SBXRUN_TESTS_SLOW="${SBXRUN_TESTS_SLOW:-$((6 * slow))}"
+# check.sh alone has what takes long.
+. internal/setup/later.sh
 # As build.sh builds: what it has compiled is not compiled again, and nothing is linked
 # with tables for a debugger. From an empty cache this takes half of the time.
 export CGO_ENABLED=0

@@ -28,6 +28,7 @@ type Relays struct {
 	begins  *time.Timer
 	copying sync.WaitGroup
 	ongoing atomic.Int32
+	over    atomic.Bool   // Finish was called
 	passed  chan struct{} // one is there when a piece was taken since the last one
 }
 
@@ -65,6 +66,10 @@ func (r *Relays) Add(src *os.File, take func([]byte)) {
 				take(buf[:n])
 				Progress(r.passed)
 			}
+			if errors.Is(err, unix.EAGAIN) && !r.over.Load() {
+				await(src) // epoll(7) has refused it: fs.epoll.max_user_watches is reached
+				continue
+			}
 			if os.IsTimeout(err) {
 				r.rest(src, buf, take)
 				return
@@ -74,6 +79,13 @@ func (r *Relays) Add(src *os.File, take func([]byte)) {
 			}
 		}
 	})
+}
+
+// await waits until there is something to read, but never for long.
+func await(src *os.File) {
+	const most = 20 // ms
+	fds := []unix.PollFd{{Fd: int32(proc.Descriptor(src)), Events: unix.POLLIN}}
+	_, _ = unix.Poll(fds, most)
 }
 
 // late is a pipe that nobody reads at first: what a short command writes is in it at the end.
@@ -174,9 +186,10 @@ func (r *Relays) Finish(told <-chan struct{}) (complete bool) {
 	if r.ongoing.Load() == 0 {
 		return true // all of them have come to their ends
 	}
+	r.over.Store(true)
 	for _, f := range r.sources {
 		// In the past: it wakes who waits in Read, and lets nobody wait again. It fails
-		// for a file that is not in Go's poller, and those are not added.
+		// for a file that is not in Go's poller, whose reader looks by itself.
 		_ = f.SetReadDeadline(time.Unix(1, 0))
 	}
 	done := make(chan struct{})

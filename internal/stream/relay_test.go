@@ -2,6 +2,7 @@ package stream
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"strings"
 	"testing"
@@ -41,6 +42,18 @@ func sources() []source {
 			}
 			return r, w
 		}, 1 << 20},
+		{"pipe that epoll has refused", func(t *testing.T) (r, w *os.File) {
+			var ends [2]int
+			if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
+				t.Fatal(err)
+			}
+			// In this order Go's poller does not get it.
+			r, w = os.NewFile(uintptr(ends[0]), "pipe"), os.NewFile(uintptr(ends[1]), "pipe")
+			if err := unix.SetNonblock(ends[0], true); err != nil {
+				t.Fatal(err)
+			}
+			return r, w
+		}, 64 << 10},
 		{"terminal", func(t *testing.T) (r, w *os.File) {
 			r, w, err := pty.Open()
 			if err != nil {
@@ -137,24 +150,27 @@ func TestRelayFlooded(t *testing.T) {
 
 // What takes the pieces is slow: as long as it takes some, all of it is passed on.
 func TestRelaySlowTaker(t *testing.T) {
-	r, w, err := Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	defer w.Close() // not before the end
-	var got bytes.Buffer
-	var relay Relays
-	relay.Add(r, func(b []byte) {
-		time.Sleep(time.Millisecond)
-		got.Write(b)
-	})
-	want := strings.Repeat("0123456789abcdef", 5<<20/16)
-	if _, err := w.WriteString(want); err != nil {
-		t.Fatal(err)
-	}
-	if !relay.Finish(nil) || got.String() != want {
-		t.Errorf("%d bytes of %d", got.Len(), len(want))
+	for _, s := range sources() {
+		t.Run(s.name, func(t *testing.T) {
+			r, w := s.open(t)
+			defer w.Close() // not before the end
+			var got bytes.Buffer
+			var relay Relays
+			relay.Add(r, func(b []byte) {
+				time.Sleep(time.Millisecond)
+				got.Write(b)
+			})
+			want := strings.Repeat("0123456789abcdef", 5*s.most/16)
+			if err := w.SetWriteDeadline(time.Now().Add(20 * time.Second)); err != nil && !errors.Is(err, os.ErrNoDeadline) {
+				t.Fatal(err)
+			}
+			if _, err := w.WriteString(want); err != nil {
+				t.Fatal(err)
+			}
+			if !relay.Finish(nil) || got.String() != want {
+				t.Errorf("%d bytes of %d", got.Len(), len(want))
+			}
+		})
 	}
 }
 

@@ -1,6 +1,7 @@
 package supervise
 
 import (
+	"errors"
 	"os"
 	"sync"
 	"time"
@@ -51,12 +52,17 @@ func ringAfter(d time.Duration, ring chan<- struct{}) (stop func()) {
 		t := time.AfterFunc(d, func() { close(ring) }) // there is no descriptor left
 		return func() { t.Stop() }
 	}
-	timer := os.NewFile(uintptr(fd), "timer")
+	timer, at := os.NewFile(uintptr(fd), "timer"), time.Now().Add(d)
 	go func() {
 		var times [8]byte
-		if _, err := timer.Read(times[:]); err == nil {
-			close(ring)
+		_, err := timer.Read(times[:])
+		if errors.Is(err, os.ErrClosed) {
+			return
 		}
+		if err != nil { // epoll took no descriptor more (epoll_ctl(2), ENOSPC)
+			time.Sleep(time.Until(at))
+		}
+		close(ring)
 	}()
 	return func() { _ = timer.Close() }
 }

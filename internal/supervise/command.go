@@ -226,23 +226,30 @@ const Lateness = 500 * time.Millisecond
 
 // confirmed waits until the command was executed, or could not be.
 func (c *Command) confirmed(ctx context.Context) bool {
-	select {
-	case <-c.exec.Running():
-		return true
-	case <-c.exec.Exited():
+	late := time.After(room.SetupBound)
+	for asked := ctx.Done(); ; {
 		select {
-		case <-c.exec.Running(): // and is over
+		case <-c.exec.Running():
 			return true
-		default:
+		case <-c.exec.Exited():
+			select {
+			case <-c.exec.Running(): // and is over
+				return true
+			default:
+			}
+			c.cause = result.Exited // End finds out why
+		case <-asked:
+			if requestOf(ctx).Cause == result.OutputLimit {
+				asked = nil // it can write, so it runs: we only have not heard it yet
+				continue
+			}
+			c.requested(ctx)
+		case <-late:
+			c.cause = result.StartFailed
+			c.startErr = &result.Error{Code: "setup", Message: "the command could not be executed in time"}
 		}
-		c.cause = result.Exited // End finds out why
-	case <-ctx.Done():
-		c.requested(ctx)
-	case <-time.After(room.SetupBound):
-		c.cause = result.StartFailed
-		c.startErr = &result.Error{Code: "setup", Message: "the command could not be executed in time"}
+		return false
 	}
-	return false
 }
 
 // requested takes over who ends the command, and how.

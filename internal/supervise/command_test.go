@@ -1,11 +1,15 @@
 package supervise_test
 
 import (
+	"context"
 	"errors"
 	"io"
 	"os"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/limits"
@@ -32,29 +36,7 @@ func TestQuotaFails(t *testing.T) {
 	if err := group.Remove(soon()); err != nil {
 		t.Fatal(err)
 	}
-	plan, err := room.Prepare(room.Policy{Command: []string{"echo", "ran"}, Workdir: "/tmp"},
-		room.Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer plan.Close()
-	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer null.Close()
-	stdout, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stdout.Close()
-	c, err := supervise.Hold(t.Context(), supervise.Place{Plan: plan}, [3]*os.File{null, w, os.Stderr}, nil,
-		supervise.Terms{ProofTimeout: 20 * time.Second, Begin: time.Now()})
-	w.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c, stdout := hold(t, supervise.Terms{}, "echo", "ran")
 	c.Limits = group
 	if c.Release(t.Context()) {
 		t.Error("it was released")
@@ -80,4 +62,64 @@ func TestQuotaFails(t *testing.T) {
 	if text, err := io.ReadAll(stdout); err != nil || len(text) > 0 {
 		t.Errorf("the command wrote %q, %v", text, err)
 	}
+}
+
+// hold returns a command that has not begun, and its output.
+func hold(t *testing.T, terms supervise.Terms, command ...string) (c *supervise.Command, stdout *os.File) {
+	t.Helper()
+	plan, err := room.Prepare(room.Policy{Command: command, Workdir: "/tmp"},
+		room.Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plan.Close()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	stdout, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { stdout.Close() })
+	terms.ProofTimeout, terms.Begin = 20*time.Second, time.Now()
+	c, err = supervise.Hold(t.Context(), supervise.Place{Plan: plan}, [3]*os.File{null, w, os.Stderr}, nil, terms)
+	w.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c, stdout
+}
+
+// A command that has written too much, before its caller hears that it runs, has run.
+func TestFloodBeforeConfirmed(t *testing.T) {
+	c, _ := hold(t, supervise.Terms{Confirm: true}, "sleep", "600")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(supervise.Request{Cause: result.OutputLimit, Signal: unix.SIGKILL})
+	if !c.Release(afterRelease{ctx, new(atomic.Bool)}) {
+		t.Error("it was not confirmed")
+	}
+	c.Watch(ctx)
+	r := c.End(ctx)
+	if err := c.Collect(); err != nil {
+		t.Error(err)
+	}
+	if !r.Started || r.Cause != result.OutputLimit || r.Verdict != result.Proven {
+		t.Errorf("%+v", r)
+	}
+}
+
+// afterRelease is a context that ends just after the command was let go, which asks it first.
+type afterRelease struct {
+	context.Context
+	asked *atomic.Bool
+}
+
+func (c afterRelease) Err() error {
+	if !c.asked.Swap(true) {
+		return nil
+	}
+	return c.Context.Err()
 }

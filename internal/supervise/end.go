@@ -32,6 +32,9 @@ func (c *Command) End(ctx context.Context) result.Result {
 	}
 	res.CPUUser, res.CPUSystem, res.MaxRSS = used.User, used.System, used.MaxRSS
 	c.readLimits()
+	if res.Cause == result.Lost && c.exec == nil && out.End.Late {
+		res.Cause = result.Timeout // of a room: we were stopped; the keeper was not
+	}
 	if res.Cause == result.Exited {
 		c.settle(out)
 	} else if c.exec != nil && res.Started && out.Verdict == result.Proven {

@@ -1,6 +1,7 @@
 package tree
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"sync/atomic"
@@ -15,8 +16,9 @@ const (
 )
 
 // Fill copies what a file has, of which fstat(2) says st, into a new one, and no more: holes stay
-// holes, and what has become shorter meanwhile is copied as it is. It adds to moved as it goes.
-func Fill(out, in int, st *unix.Stat_t, moved *atomic.Int64) error {
+// holes, and what has become shorter meanwhile is copied as it is. It adds to moved as it goes, and
+// ends with the cause of ctx when that is done.
+func Fill(ctx context.Context, out, in int, st *unix.Stat_t, moved *atomic.Int64) error {
 	size := st.Size
 	if size >= cloneFrom && unix.IoctlFileClone(out, in) == nil {
 		var now unix.Stat_t
@@ -30,7 +32,7 @@ func Fill(out, in int, st *unix.Stat_t, moved *atomic.Int64) error {
 		return nil
 	}
 	if st.Blocks*512 >= size {
-		_, err := span(out, in, 0, size, moved)
+		_, err := span(ctx, out, in, 0, size, moved)
 		return err
 	}
 	// It has holes, which are kept.
@@ -39,7 +41,7 @@ func Fill(out, in int, st *unix.Stat_t, moved *atomic.Int64) error {
 		if err == unix.ENXIO {
 			data = size
 		} else if err != nil {
-			_, err = span(out, in, at, size, moved)
+			_, err = span(ctx, out, in, at, size, moved)
 			return err
 		}
 		data = min(data, size)
@@ -51,7 +53,7 @@ func Fill(out, in int, st *unix.Stat_t, moved *atomic.Int64) error {
 		if end <= data && data < size {
 			return fmt.Errorf("a hole at %d ends before it begins", data)
 		}
-		if _, err := span(out, in, data, end, moved); err != nil {
+		if _, err := span(ctx, out, in, data, end, moved); err != nil {
 			return err
 		}
 		at = end
@@ -73,12 +75,15 @@ const (
 
 // span copies the bytes from at to end, and returns the way that it took in the end. Out's own offset
 // is nobody else's.
-func span(out, in int, at, end int64, moved *atomic.Int64) (way int, err error) {
+func span(ctx context.Context, out, in int, at, end int64, moved *atomic.Int64) (way int, err error) {
 	if end-at < cloneFrom {
 		way = byUs
 	}
 	var buf []byte
 	for at < end {
+		if ctx.Err() != nil {
+			return way, context.Cause(ctx)
+		}
 		var n int
 		here, there := at, at
 		switch way {

@@ -38,8 +38,8 @@ func opened(t testing.TB, dir string) (int, *Walk) {
 }
 
 // seen walks, and returns a line for each entry.
-func seen(w *Walk, fd int) (text string, err error) {
-	for e, err := range w.Below(fd, "") {
+func seen(t testing.TB, w *Walk, fd int) (text string, err error) {
+	for e, err := range w.Below(t.Context(), fd, "") {
 		if err != nil {
 			return text, err
 		}
@@ -69,7 +69,7 @@ func TestWalk(t *testing.T) {
 	long := strings.Repeat("n", 253) + "\n\xff"
 	must(t, os.MkdirAll(dir+"/a/b", 0o755), os.WriteFile(dir+"/a/"+long, []byte("x"), 0o600), os.Symlink("/etc", dir+"/a/link"), unix.Mkfifo(dir+"/fifo", 0o600))
 	must(t, unix.Mknod(dir+"/white", unix.S_IFCHR, 0))
-	got, err := seen(w, fd)
+	got, err := seen(t, w, fd)
 	must(t, err)
 	want := fmt.Sprintf("\"a\" 4\n\"a/b\" 4\n\"a/link\" 12 -> /etc\n%q 10\n\"fifo\" 1\n\"white\" 2\n", "a/"+long)
 	if got != want {
@@ -80,7 +80,7 @@ func TestWalk(t *testing.T) {
 	}
 	must(t, os.WriteFile(dir+"/a/sh", nil, 0o600))
 	w.Pattern = []string{"a", "[a-m]*"}
-	if got, err := seen(w, fd); got != "\"a/b\" 4\n\"a/link\" 12 -> /etc\n" {
+	if got, err := seen(t, w, fd); got != "\"a/b\" 4\n\"a/link\" 12 -> /etc\n" {
 		t.Errorf("pattern: %s, %v", got, err)
 	}
 }
@@ -117,11 +117,11 @@ func TestBounds(t *testing.T) {
 	} {
 		w := *plenty
 		change(&w)
-		if _, err := seen(&w, fd); code(err) != "too-large" {
+		if _, err := seen(t, &w, fd); code(err) != "too-large" {
 			t.Errorf("%s: %v", name, err)
 		}
 		// The bound stays what it is when it was met: whoever goes on reads no more.
-		if _, err := seen(&w, fd); code(err) != "too-large" {
+		if _, err := seen(t, &w, fd); code(err) != "too-large" {
 			t.Errorf("%s: again: %v", name, err)
 		}
 	}
@@ -131,7 +131,7 @@ func TestBounds(t *testing.T) {
 	} {
 		w := *plenty
 		change(&w)
-		got, err := seen(&w, fd)
+		got, err := seen(t, &w, fd)
 		if err != nil || strings.Count(got, unix.ENAMETOOLONG.Error()) != 1 || strings.Count(got, " 4") != 21 {
 			t.Errorf("%s: %v, %s", name, err, got)
 		}
@@ -145,7 +145,7 @@ func TestRemovedMeanwhile(t *testing.T) {
 	must(t, os.Mkdir(dir+"/a", 0o755), os.Mkdir(dir+"/b", 0o755))
 	fd, w := opened(t, dir)
 	n := 0
-	for e, err := range w.Below(fd, "") {
+	for e, err := range w.Below(t.Context(), fd, "") {
 		must(t, err)
 		must(t, os.Remove(filepath.Join(dir, e.Name)))
 		n++
@@ -167,7 +167,7 @@ func TestLease(t *testing.T) {
 	}
 	fd, w := opened(t, dir)
 	begin := time.Now()
-	got, err := seen(w, fd)
+	got, err := seen(t, w, fd)
 	if err != nil || got != fmt.Sprintf("\"a\" 10 %v\n\"b\" 10\n", unix.EAGAIN) {
 		t.Errorf("%v, %s", err, got)
 	}
@@ -298,7 +298,7 @@ func TestSpan(t *testing.T) {
 		out, err := os.Create(tt.dir + "/out")
 		must(t, err)
 		var moved atomic.Int64
-		way, err := span(int(out.Fd()), int(in.Fd()), 0, int64(tt.size), &moved)
+		way, err := span(t.Context(), int(out.Fd()), int(in.Fd()), 0, int64(tt.size), &moved)
 		if err != nil || way < tt.first || way > tt.last || moved.Load() != int64(tt.size) {
 			t.Errorf("%s, %d: by way %d, %d, %v", tt.dir, tt.size, way, moved.Load(), err)
 		}

@@ -1,6 +1,7 @@
 package tree
 
 import (
+	"context"
 	"io/fs"
 	"iter"
 	"path"
@@ -48,8 +49,9 @@ type Entry struct {
 var ErrDeep error = unix.ENAMETOOLONG
 
 // Below goes through what is below a directory, which the path at shows: parents first, and by
-// name. An error ends it: a bound, or a directory that was open and cannot be read.
-func (w *Walk) Below(dir int, at string) iter.Seq2[*Entry, error] {
+// name. An error ends it: a bound, a directory that was open and cannot be read, or the cause of ctx,
+// if that is done.
+func (w *Walk) Below(ctx context.Context, dir int, at string) iter.Seq2[*Entry, error] {
 	return func(yield func(*Entry, error) bool) {
 		fd := -1
 		err := w.as(func() (err error) {
@@ -61,26 +63,30 @@ func (w *Walk) Below(dir int, at string) iter.Seq2[*Entry, error] {
 			return
 		}
 		defer unix.Close(fd)
-		w.below(fd, at, 0, yield)
+		w.below(ctx, fd, at, 0, yield)
 	}
 }
 
 // below reports whether to go on.
-func (w *Walk) below(dir int, at string, depth int, yield func(*Entry, error) bool) bool {
+func (w *Walk) below(ctx context.Context, dir int, at string, depth int, yield func(*Entry, error) bool) bool {
 	names, err := w.names(dir, at, depth)
 	if err != nil {
 		yield(nil, err)
 		return false
 	}
 	for _, name := range names {
-		if !w.entry(dir, at, name, depth, yield) {
+		if !w.entry(ctx, dir, at, name, depth, yield) {
 			return false
 		}
 	}
 	return true
 }
 
-func (w *Walk) entry(dir int, at, name string, depth int, yield func(*Entry, error) bool) bool {
+func (w *Walk) entry(ctx context.Context, dir int, at, name string, depth int, yield func(*Entry, error) bool) bool {
+	if ctx.Err() != nil {
+		yield(nil, context.Cause(ctx))
+		return false
+	}
 	e := &Entry{Dir: dir, Name: name, Path: path.Join(at, name), Depth: depth, FD: -1}
 	e.Err = w.as(func() error { return w.look(e) })
 	if e.FD >= 0 {
@@ -94,12 +100,12 @@ func (w *Walk) entry(dir int, at, name string, depth int, yield func(*Entry, err
 		e.Err = ErrDeep
 	}
 	if partly := depth < len(w.Pattern)-1; partly {
-		return !isDir || w.below(e.FD, e.Path, depth+1, yield)
+		return !isDir || w.below(ctx, e.FD, e.Path, depth+1, yield)
 	}
 	if !yield(e, nil) {
 		return false
 	}
-	return !isDir || e.Skip || e.Err != nil || w.below(e.FD, e.Path, depth+1, yield)
+	return !isDir || e.Skip || e.Err != nil || w.below(ctx, e.FD, e.Path, depth+1, yield)
 }
 
 // look opens what is there.

@@ -2,6 +2,7 @@ package workspace
 
 import (
 	"archive/tar"
+	"context"
 	"errors"
 	"io"
 	"io/fs"
@@ -126,13 +127,13 @@ type archive struct {
 // Archive writes what source is as a tar stream, in which it has the name.
 func (t *Transfer) Archive(source *Source, w io.Writer, name string) error {
 	a := archive{tree.NewArchive(w, 0), ""}
-	if err := t.into(source, &a, name); err != nil {
+	if err := t.into(context.Background(), source, &a, name); err != nil {
 		return err
 	}
 	return a.Close()
 }
 
-func (a *archive) file(in int, st *unix.Stat_t, name string, moved *atomic.Int64) error {
+func (a *archive) file(_ context.Context, in int, st *unix.Stat_t, name string, moved *atomic.Int64) error {
 	a.Moved = moved
 	return a.File(path.Join(a.prefix, name), in, st)
 }

@@ -1,6 +1,7 @@
 package workspace
 
 import (
+	"context"
 	"fmt"
 	"io/fs"
 	"iter"
@@ -64,7 +65,7 @@ func (d *Dir) below(name string, w tree.Walk) iter.Seq2[*tree.Entry, error] {
 		}
 		defer dir.Close()
 		w.Text, w.Depth, w.Path, w.As = math.MaxInt, maxDepth, math.MaxInt, d.as
-		for e, err := range w.Below(proc.Descriptor(dir), name) {
+		for e, err := range w.Below(context.Background(), proc.Descriptor(dir), name) {
 			if err == nil && e.Stat.Mode == 0 {
 				continue
 			}

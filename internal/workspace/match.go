@@ -1,6 +1,7 @@
 package workspace
 
 import (
+	"context"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -63,15 +64,15 @@ func (r *Root) Mount(pattern string) (*Mount, string, error) {
 
 // Matches copies what a pattern matches below a mount to a directory, each under its own name.
 // A name that begins with a dot is matched by a pattern that does. No link is followed.
-func (t *Transfer) Matches(m *Mount, pattern string, to *Dir) error {
+func (t *Transfer) Matches(ctx context.Context, m *Mount, pattern string, to *Dir) error {
 	if pattern == "" && m.Name != "/" {
 		source := &Source{Name: m.Name, dir: m.dir, fd: m.dir.fd()}
 		if err := unix.Fstat(source.fd, &source.st); err != nil {
 			return about(m.Name, err)
 		}
-		return t.into(source, &directory{side: to, fd: to.fd()}, source.Base())
+		return t.into(ctx, source, &directory{side: to, fd: to.fd()}, source.Base())
 	}
 	w := t.walk(m.dir)
 	w.Pattern = strings.Split(pattern, "/")
-	return about(m.Name, t.below(w.Below(m.dir.fd(), m.Name), &directory{side: to, fd: to.fd()}, len(w.Pattern)-1))
+	return about(m.Name, t.below(ctx, w.Below(ctx, m.dir.fd(), m.Name), &directory{side: to, fd: to.fd()}, len(w.Pattern)-1))
 }

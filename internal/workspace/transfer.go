@@ -2,7 +2,9 @@ package workspace
 
 import (
 	"cmp"
+	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"math"
 	"path"
@@ -58,25 +60,26 @@ func (t *Transfer) Done() (bytes, entries int64) { return t.bytes.Load(), t.entr
 // sink is where a Transfer copies to: a directory, or an archive.
 type sink interface {
 	// file copies st.Size bytes of in at most, to a file of this name. It adds to moved as it goes.
-	file(in int, st *unix.Stat_t, name string, moved *atomic.Int64) error
+	file(ctx context.Context, in int, st *unix.Stat_t, name string, moved *atomic.Int64) error
 	link(target string, st *unix.Stat_t, name string) error
 	// dir returns the sink for what is in the directory; the caller closes it.
 	dir(st *unix.Stat_t, name string) (sink, error)
 	close()
 }
 
-// Copy copies what source is, to the name in the directory.
-func (t *Transfer) Copy(source *Source, to *Dir, name string) error {
+// Copy copies what source is, to the name in the directory. When ctx is done it ends with the cause of
+// that, and the files that were complete stay.
+func (t *Transfer) Copy(ctx context.Context, source *Source, to *Dir, name string) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(to.fd(), &st); err != nil {
 		return explain(name, err)
 	}
-	return t.into(source, &directory{side: to, fd: to.fd()}, name)
+	return t.into(ctx, source, &directory{side: to, fd: to.fd()}, name)
 }
 
-func (t *Transfer) into(source *Source, to sink, name string) error {
+func (t *Transfer) into(ctx context.Context, source *Source, to sink, name string) error {
 	e := tree.Entry{Name: name, Path: path.Clean(source.Name), FD: source.fd, Stat: source.st}
-	below, err := t.entry(&e, to)
+	below, err := t.entry(ctx, &e, to)
 	if below == nil {
 		return err
 	}
@@ -84,7 +87,7 @@ func (t *Transfer) into(source *Source, to sink, name string) error {
 	if d, ok := below.(*directory); ok {
 		t.exclude(d.fd)
 	}
-	return about(e.Path, t.below(t.walk(source.dir).Below(source.fd, e.Path), below, 0))
+	return about(e.Path, t.below(ctx, t.walk(source.dir).Below(ctx, source.fd, e.Path), below, 0))
 }
 
 // walk is one through what a Transfer copies, on whatever mounts that is.
@@ -95,7 +98,7 @@ func (t *Transfer) walk(from *Dir) *tree.Walk {
 func (t *Transfer) maxEntries() int { return cmp.Or(t.Max.Entries, maxEntries) }
 
 // below copies what a walk finds, from the level first on.
-func (t *Transfer) below(entries iter.Seq2[*tree.Entry, error], to sink, first int) error {
+func (t *Transfer) below(ctx context.Context, entries iter.Seq2[*tree.Entry, error], to sink, first int) error {
 	sinks := []sink{to} // down to that of the entry
 	leave := func(depth int) {
 		for ; len(sinks) > depth; sinks = sinks[:len(sinks)-1] {
@@ -108,7 +111,7 @@ func (t *Transfer) below(entries iter.Seq2[*tree.Entry, error], to sink, first i
 			return err
 		}
 		leave(e.Depth - first + 1)
-		below, err := t.entry(e, sinks[e.Depth-first])
+		below, err := t.entry(ctx, e, sinks[e.Depth-first])
 		if err != nil {
 			return err
 		}
@@ -120,7 +123,7 @@ func (t *Transfer) below(entries iter.Seq2[*tree.Entry, error], to sink, first i
 }
 
 // entry copies an entry, and returns where to copy what is in it.
-func (t *Transfer) entry(e *tree.Entry, to sink) (below sink, err error) {
+func (t *Transfer) entry(ctx context.Context, e *tree.Entry, to sink) (below sink, err error) {
 	if t.entries.Add(1) > int64(t.maxEntries()) {
 		return nil, tree.TooLarge("more than %d files and directories", t.maxEntries())
 	}
@@ -139,9 +142,9 @@ func (t *Transfer) entry(e *tree.Entry, to sink) (below sink, err error) {
 		if t.Max.Bytes > 0 && e.Stat.Size > t.Max.Bytes-t.bytes.Load() {
 			return nil, tree.TooLarge("%q and what came before are more than %d bytes", e.Path, t.Max.Bytes)
 		}
-		return nil, about(e.Path, to.file(e.FD, &e.Stat, e.Name, &t.bytes))
+		return nil, unwritten(e.Path, to.file(ctx, e.FD, &e.Stat, e.Name, &t.bytes))
 	case unix.S_IFLNK:
-		return nil, about(e.Path, to.link(e.Target, &e.Stat, e.Name))
+		return nil, unwritten(e.Path, to.link(e.Target, &e.Stat, e.Name))
 	case unix.S_IFDIR:
 		var fs unix.Statfs_t
 		if err := unix.Fstatfs(e.FD, &fs); err != nil {
@@ -149,7 +152,7 @@ func (t *Transfer) entry(e *tree.Entry, to sink) (below sink, err error) {
 		}
 		if !virtual(int64(fs.Type)) && !t.except[tree.InodeOf(&e.Stat)] {
 			below, err = to.dir(&e.Stat, e.Name)
-			return below, about(e.Path, err)
+			return below, unwritten(e.Path, err)
 		}
 		e.Skip = true
 	}
@@ -163,6 +166,15 @@ func about(shown string, err error) error {
 		return err
 	}
 	return explain(shown, err)
+}
+
+// unwritten makes an error about a copy that could not be written. The file itself is there.
+func unwritten(shown string, err error) error {
+	switch err {
+	case unix.ENOENT, unix.EACCES, unix.EPERM, unix.EROFS:
+		return &result.Error{Code: "usage", Message: fmt.Sprintf("cannot write the copy of %q: %v", shown, err), Err: err}
+	}
+	return about(shown, err)
 }
 
 // virtual reports whether a file system's files are made as they are read, some without an end.

@@ -2,6 +2,7 @@ package workspace
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -71,7 +72,7 @@ func carry(t *Transfer, from *Root, name string, to *Root, dest string) error {
 		return err
 	}
 	defer dir.Close()
-	return t.Copy(source, dir, base)
+	return t.Copy(context.Background(), source, dir, base)
 }
 
 // Two directories and links out of the sandbox change places all the time: what is read is

@@ -1,6 +1,7 @@
 package workspace
 
 import (
+	"context"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -21,14 +22,14 @@ func (t *directory) close() {
 	}
 }
 
-func (t *directory) file(in int, st *unix.Stat_t, name string, moved *atomic.Int64) error {
+func (t *directory) file(ctx context.Context, in int, st *unix.Stat_t, name string, moved *atomic.Int64) error {
 	return t.side.as(func() error {
 		out, temporary, err := tree.Begin(t.fd, st.Mode&0o777)
 		if err != nil {
 			return err
 		}
 		defer unix.Close(out)
-		return t.finish(out, temporary, name, tree.Fill(out, in, st, moved))
+		return t.finish(out, temporary, name, tree.Fill(ctx, out, in, st, moved))
 	})
 }
 

@@ -351,6 +351,7 @@ func TestQueueClaimed(t *testing.T) {
 	if err := unix.Kill(node.cmd.Process.Pid, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	harness.Until(t, harness.Bound, "the node to stop", func() bool { return harness.Stopped(node.cmd.Process.Pid) })
 	// As a gateway does, which would wait for the node to check these.
 	for _, word := range []string{"changed", "same"} {
 		record := fmt.Sprintf(`{"id":"q-%s","came":%q}`, word, time.Now().UTC().Format(time.RFC3339Nano))
@@ -368,9 +369,10 @@ func TestQueueClaimed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if left := consumer(t, js); left.NumAckPending != 1 || left.NumPending != 1 {
-		t.Fatalf("the stopped node has none: %+v", left)
-	}
+	harness.Until(t, harness.Bound, "the stopped node to have one", func() bool {
+		left := consumer(t, js)
+		return left.NumAckPending == 1 && left.NumPending == 1
+	})
 	if _, err := records.PutString(t.Context(), tenant+".q-changed", `{"id":"q-changed","gone":true}`); err != nil {
 		t.Fatal(err)
 	}

@@ -163,7 +163,7 @@ func (o outcome) atMostOneLine(t testing.TB) {
 }
 
 // execBusy leaves a trace, a process in a session of its own, and goes on writing.
-var execBusy = []string{"sh", "-c", `: >/out/ran; setsid sleep 600 & while echo x; do sleep 0.01; done >>/out/log`}
+var execBusy = []string{"sh", "-c", `: >/out/ran; setsid sleep 600 & while echo x; do sleep 0.05; done >>/out/log`}
 
 // execLeaver ends by itself, with 7, and leaves a process behind.
 var execLeaver = []string{"sh", "-c", `: >/out/ran; setsid sleep 600 & sleep 0.005; exit 7`}

@@ -63,7 +63,7 @@ func TestFewProcesses(t *testing.T) {
 		}
 		return
 	}
-	now := tasksOf(os.Getuid())
+	now := harness.TasksOf(os.Getuid())
 	for more := 0; more <= 14; more += 2 {
 		r := limited(t, "-u", now+more)
 		r.briefly(10 * time.Second)
@@ -87,18 +87,6 @@ func TestFewProcesses(t *testing.T) {
 			t.Errorf("%d processes more: %v", more, o)
 		}
 	}
-}
-
-// tasksOf counts a user's threads, as RLIMIT_NPROC does.
-func tasksOf(uid int) (n int) {
-	dirs, _ := filepath.Glob("/proc/[0-9]*/task/*")
-	for _, dir := range dirs {
-		var st unix.Stat_t
-		if unix.Stat(dir, &st) == nil && int(st.Uid) == uid {
-			n++
-		}
-	}
-	return n
 }
 
 // Nobody reads stdout, and it is full: the deadline holds.

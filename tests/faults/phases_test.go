@@ -14,13 +14,13 @@ import (
 
 // busy is a payload that leaves a trace at once, has a process in a session of
 // its own, and goes on writing for as long as it lives.
-var busy = []string{"sh", "-c", `: >/out/ran; setsid sleep 600 & while echo x; do sleep 0.01; done >>/out/log`}
+var busy = []string{"sh", "-c", `: >/out/ran; setsid sleep 600 & while echo x; do sleep 0.05; done >>/out/log`}
 
 // leaver ends by itself, with 7, and leaves a process behind.
 var leaver = []string{"sh", "-c", `: >/out/ran; setsid sleep 600 & exit 7`}
 
 // deaf ignores SIGTERM, and tells that it got one.
-var deaf = []string{"sh", "-c", `trap ': >/out/term' TERM; : >/out/ran; setsid sh -c 'trap "" TERM; sleep 600' & while echo x; do sleep 0.01; done >>/out/log`}
+var deaf = []string{"sh", "-c", `trap ': >/out/term' TERM; : >/out/ran; setsid sh -c 'trap "" TERM; sleep 600' & while echo x; do sleep 0.05; done >>/out/log`}
 
 // crowd is 500 processes, each in a session of its own.
 var crowd = []string{"python3", "-c", `

@@ -454,6 +454,9 @@ func marked(marker string, ours func(inode uint64) bool) (found []harness.Proc) 
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
+		if p, ok := harness.ReadProc(pid); !ok || p.Kernel() {
+			continue
+		}
 		why := ""
 		var st unix.Stat_t
 		if unix.Stat(fmt.Sprintf("/proc/%d/ns/pid", pid), &st) == nil && ours(st.Ino) {

@@ -222,8 +222,9 @@ func TestKilledPayload(t *testing.T) {
 
 // The keeper is killed while it is stopped, and while there are 500 processes.
 func TestKilledKeeper(t *testing.T) {
+	timeout := harness.Scaled(10 * time.Second) // the crowd has to come first
 	for _, payload := range [][]string{busy, deaf, crowd} {
-		r, pids := begun(t, []string{"--timeout", "10"}, payload)
+		r, pids := begun(t, []string{"--timeout", timeout.String()}, payload)
 		if !r.hit(pids, roleKeeper, unix.SIGSTOP) || !r.hit(pids, roleKeeper, unix.SIGKILL) {
 			t.Fatal("there is no keeper")
 		}
@@ -235,7 +236,7 @@ func TestKilledKeeper(t *testing.T) {
 		if o.report != nil && !o.report.Started {
 			t.Errorf("it had been started: %v", o)
 		}
-		if took := r.end.Sub(r.begin); took > 8*time.Second {
+		if took := r.end.Sub(r.begin); took > timeout-2*time.Second {
 			t.Errorf("the keeper's death was noticed only at the deadline, after %v: %v", took, o)
 		}
 	}

@@ -33,6 +33,36 @@ func Adopt(pid int) (*Adopted, error) {
 	return a, nil
 }
 
+// killAdopting kills a process and returns its children, adopted. It is stopped first: so no
+// child comes between the look and the end.
+func killAdopting(victim *Target) (children []*Adopted, err error) {
+	if err := victim.Signal(unix.SIGSTOP); err != nil {
+		return nil, err
+	}
+	holdsBy(time.Now().Add(settle), func() bool { return victim.Ended() || Stopped(victim.PID) })
+	for _, pid := range childrenNow(victim.PID) {
+		a, err := Adopt(pid)
+		if err != nil {
+			continue // its parent has reaped it before it was stopped
+		}
+		children = append(children, a)
+	}
+	return children, victim.Signal(unix.SIGKILL)
+}
+
+// awaitReaped waits until all have been reaped, and closes them.
+func awaitReaped(t T, whose string, all []*Adopted) {
+	t.Helper()
+	for _, a := range all {
+		select {
+		case <-a.Reaped():
+		case <-time.After(settle):
+			t.Errorf("process %d of %s still runs %v after it was killed", a.PID, whose, settle)
+		}
+		a.Close()
+	}
+}
+
 // Reaped is closed when the process has ended and is no zombie any more.
 func (a *Adopted) Reaped() <-chan struct{} { return a.reaped }
 

@@ -81,9 +81,9 @@ func Scaled(d time.Duration) time.Duration {
 }
 
 // Deadline returns how long a command is given that has to get ready before its
-// deadline. On a slow machine that is longer too, though by a quarter of what bounds
-// are: it is waited for.
-func Deadline(d time.Duration) time.Duration { return d + (Scaled(d)-d)/4 }
+// deadline. On a slow machine that is longer too, though by a sixth of what bounds
+// are: it is waited for. [InTime] finds what is long enough.
+func Deadline(d time.Duration) time.Duration { return d + (Scaled(d)-d)/6 }
 
 // Proof are the flags of a run on this machine. Where bounds are wider, as on a busy machine, so
 // is that of the proof: what was killed needs the processor once more to end. Linux before 6.18.45

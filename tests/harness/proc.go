@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -39,12 +40,31 @@ func list(procs []Proc) string {
 
 func procFile(pid int, name string) string { return fmt.Sprintf("/proc/%d/%s", pid, name) }
 
-// ReadProc reads /proc/PID/stat; false if there is no such process.
-func ReadProc(pid int) (Proc, bool) {
-	data, err := os.ReadFile(procFile(pid, "stat"))
+// read is what a file begins with; nothing if it cannot be read. All of /proc is looked at after each
+// run, and package os takes twice the system calls.
+func read(name string, buf []byte) []byte {
+	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return Proc{}, false
+		return nil
 	}
+	defer unix.Close(fd)
+	for all := 0; ; {
+		n, err := unix.Read(fd, buf[all:])
+		if all += max(n, 0); n <= 0 && err != unix.EINTR {
+			return buf[:all]
+		}
+	}
+}
+
+// words are buffers for what a process was started with.
+var words = sync.Pool{New: func() any { return new([256 << 10]byte) }}
+
+// ReadProc reads /proc/PID/stat; false if there is no such process.
+func ReadProc(pid int) (Proc, bool) { return readStat(procFile(pid, "stat"), pid) }
+
+func readStat(name string, pid int) (Proc, bool) {
+	var buf [1 << 10]byte // a name of 16 bytes and 50 numbers
+	data := read(name, buf[:])
 	// The name may hold anything; the fields are counted from its end.
 	open, end := bytes.IndexByte(data, '('), bytes.LastIndexByte(data, ')')
 	if open < 0 || end < open {
@@ -57,6 +77,26 @@ func ReadProc(pid int) (Proc, bool) {
 	parent, _ := strconv.Atoi(f[1])
 	return Proc{PID: pid, Parent: parent, State: f[0], Comm: string(data[open+1 : end]), Start: f[19]}, true
 }
+
+// Kernel says whether it is a thread of the kernel's own, in which nothing of a run can be. A
+// machine has more of them than of all others.
+func (p Proc) Kernel() bool { return p.Parent == kthreadd && kthreadd != 0 }
+
+// self is the tests' own process. Nothing of a run is older.
+var self, _ = ReadProc(os.Getpid())
+
+// olderThan compares the ticks by their number.
+func (p Proc) olderThan(q Proc) bool {
+	return len(p.Start) < len(q.Start) || len(p.Start) == len(q.Start) && p.Start < q.Start
+}
+
+// kthreadd is the parent of these; 0 where it cannot be seen, as in a container.
+var kthreadd = func() int {
+	if p, ok := ReadProc(2); ok && p.Parent == 0 && p.Comm == "kthreadd" {
+		return p.PID
+	}
+	return 0
+}()
 
 // pidNamespace is the inode of a process's PID namespace; 0 for a zombie, which
 // has none any more, and for what belongs to others.
@@ -85,9 +125,11 @@ func allPIDs() (pids []int) {
 // others, whose environment cannot be read, cannot be a run's either: they are
 // recognised by the namespace or as orphans.
 func find(marker string, ns uint64) (found []Proc) {
+	buf := words.Get().(*[256 << 10]byte)
+	defer words.Put(buf)
 	for _, pid := range allPIDs() {
 		before, ok := ReadProc(pid)
-		if !ok {
+		if !ok || before.Kernel() || before.olderThan(self) {
 			continue
 		}
 		why := ""
@@ -95,7 +137,11 @@ func find(marker string, ns uint64) (found []Proc) {
 			why = fmt.Sprintf("in the PID namespace %d of the run", ns)
 		}
 		for _, name := range []string{"environ", "cmdline"} {
-			if data, err := os.ReadFile(procFile(pid, name)); err == nil && bytes.Contains(data, []byte(marker)) {
+			data := read(procFile(pid, name), buf[:])
+			if len(data) == len(buf) {
+				data, _ = os.ReadFile(procFile(pid, name)) // of a process with more words than usual
+			}
+			if bytes.Contains(data, []byte(marker)) {
 				why = "has the run's marker in its " + name
 			}
 		}
@@ -117,18 +163,54 @@ func children(pid int) (pids []int) {
 	if err != nil {
 		return nil
 	}
+	buf := words.Get().(*[256 << 10]byte)
+	defer words.Put(buf)
 	for _, task := range tasks {
-		data, err := os.ReadFile(procFile(pid, "task/"+task.Name()+"/children"))
-		if err != nil {
-			continue
-		}
-		for _, f := range strings.Fields(string(data)) {
+		for _, f := range strings.Fields(string(read(procFile(pid, "task/"+task.Name()+"/children"), buf[:]))) {
 			if child, err := strconv.Atoi(f); err == nil {
 				pids = append(pids, child)
 			}
 		}
 	}
 	return pids
+}
+
+// childrenNow lists the children of a process that is stopped, and misses none. [children] may: the
+// children of a thread that ends go to another thread, which may have been read before; and while a
+// child ends, the next one may be skipped (proc_pid_task(5)).
+func childrenNow(pid int) (pids []int) {
+	for _, child := range allPIDs() {
+		if parentOf(child) == pid {
+			pids = append(pids, child)
+		}
+	}
+	return pids
+}
+
+// Stopped says whether all threads of a process are stopped or have ended.
+func Stopped(pid int) bool {
+	tasks, err := os.ReadDir(procFile(pid, "task"))
+	if err != nil {
+		return true // it has ended
+	}
+	for _, task := range tasks {
+		if p, ok := readStat(procFile(pid, "task/"+task.Name()+"/stat"), pid); ok && !strings.Contains("TtZX", p.State) {
+			return false
+		}
+	}
+	return true
+}
+
+// TasksOf counts a user's threads, as RLIMIT_NPROC does.
+func TasksOf(uid int) (n int) {
+	dirs, _ := filepath.Glob("/proc/[0-9]*/task/*")
+	for _, dir := range dirs {
+		var st unix.Stat_t
+		if unix.Stat(dir, &st) == nil && int(st.Uid) == uid {
+			n++
+		}
+	}
+	return n
 }
 
 // Descendants lists the processes below one, parents first.
@@ -160,12 +242,9 @@ var ours = struct {
 	// pids counts: between the reaping of one child and its entry's end here another may
 	// have been given the same pid.
 	pids map[int]int
-	// killed are the runs whose sbxrun was killed; the keeper of each becomes
-	// our zombie, once: there is nobody else to reap it.
-	killed map[string]bool
 	// owners names the run below which a process was seen.
 	owners map[identity]string
-}{pids: map[int]int{}, killed: map[string]bool{}, owners: map[identity]string{}}
+}{pids: map[int]int{}, owners: map[identity]string{}}
 
 // identity is a pid and when its process was started, so that it means one
 // process for ever.
@@ -220,8 +299,7 @@ func StartCommand(cmd *exec.Cmd) (done func(), err error) {
 }
 
 // orphans are our children that we have not started: abandoned by an sbxrun,
-// namely that of the marker's run, as far as is known; "" is any. Where an sbxrun
-// was killed, its keeper is reaped here in its place, once.
+// namely that of the marker's run, as far as is known; "" is any.
 func orphans(marker string) (found []Proc) {
 	ours.Lock()
 	defer ours.Unlock()
@@ -235,12 +313,6 @@ func orphans(marker string) (found []Proc) {
 		}
 		if owner := ours.owners[identity{pid, p.Start}]; owner != "" && marker != "" && owner != marker {
 			continue
-		}
-		if p.State == "Z" && ours.killed[marker] {
-			if got, err := unix.Wait4(pid, nil, unix.WNOHANG, nil); err == nil && got == pid {
-				delete(ours.killed, marker)
-				continue
-			}
 		}
 		p.Why = "was abandoned to the parent of sbxrun"
 		found = append(found, p)

@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -87,9 +88,10 @@ type Process struct {
 	ns      uint64        // after watched
 	// held keeps the namespace from being freed as long as it is looked for:
 	// the next one made would get the same inode.
-	held   *os.File
-	killed bool
-	before map[identity]bool // an exec: what ran in the sandbox's own PID namespace
+	held    *os.File
+	killed  bool
+	keepers []*Adopted        // once it was killed
+	before  map[identity]bool // an exec: what ran in the sandbox's own PID namespace
 }
 
 // Run runs sbxrun to its end; see [Process.Wait] for what it asserts.
@@ -291,14 +293,22 @@ func (p *Process) Signal(sig syscall.Signal) {
 }
 
 // Kill kills sbxrun itself, from where on nobody waits for the sandbox: what is
-// left may take a moment to end, and its keeper is ours to reap.
+// left may take a moment to end, and its keepers are ours to reap.
 func (p *Process) Kill() {
 	p.killed = true
-	own(p.Marker, Descendants(p.PID)) // the keeper among them, so that nobody takes it for another's
-	ours.Lock()
-	ours.killed[p.Marker] = true
-	ours.Unlock()
-	_ = p.cmd.Process.Kill() // it has ended already: nothing to kill
+	target, err := Open(p.PID)
+	if err != nil {
+		return // it has ended already: nothing to kill
+	}
+	defer target.Close()
+	if p.cmd.Process.Signal(syscall.Signal(0)) != nil {
+		return // it has ended, and the pid may be another's
+	}
+	keepers, err := killAdopting(target)
+	if err != nil {
+		p.t.Errorf("kill sbxrun: %v", err)
+	}
+	p.keepers = append(p.keepers, keepers...)
 }
 
 // Exited is closed when sbxrun has ended.
@@ -395,6 +405,24 @@ func (p *Process) waitOutput(i int, text string) {
 	}
 }
 
+// InTime starts what has to print a text before its deadline, which is d if that is twice the time that it
+// needs: on a machine that is slow, or busy, the first of 2d, 4d… that is. It returns what then runs, and
+// its deadline.
+func InTime(t T, d time.Duration, text string, start func(timeout string) *Process) (*Process, time.Duration) {
+	t.Helper()
+	for ; ; d *= 2 {
+		p := start(d.String())
+		if p.outputs[0].waitFor(text, p.begin.Add(d/2)) {
+			return p, d
+		}
+		r := p.Wait()
+		late := bytes.Contains(r.Stdout, []byte(text)) || r.Report != nil && r.Report.Cause == "timeout"
+		if !late || d > Bound {
+			t.Fatalf("no %q in %v: exit code %d, %.2000q, %.2000s", text, d/2, r.ExitCode, r.Stdout, r.Stderr)
+		}
+	}
+}
+
 // Output is what stdout holds by now.
 func (p *Process) Output() string { return p.outputs[0].text() }
 
@@ -456,6 +484,7 @@ func (p *Process) Wait() *Result {
 	if p.o.handover != nil {
 		p.o.handover(string(p.drain(0, &Result{})))
 	}
+	awaitReaped(p.t, "the run", p.keepers)
 	p.gone()
 	if p.o.inside != nil {
 		p.o.inside.unchanged(p.before)

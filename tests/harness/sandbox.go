@@ -213,31 +213,16 @@ func (b *Sandbox) KillSupervisor() {
 // killSupervisor returns when the keeper has ended, too.
 func killSupervisor(t T, of string, supervisor *Adopted) {
 	t.Helper()
-	all := []*Adopted{supervisor}
-	// It always has a keeper. One look may miss it: where a thread of the supervisor ends, another one
-	// has its children, which may have been looked at before.
-	var keepers []int
-	if !holdsBy(time.Now().Add(settle), func() bool {
-		keepers = children(supervisor.PID)
-		return len(keepers) > 0
-	}) {
-		t.Fatalf("the supervisor of %s has no keeper", of)
+	keepers, err := killAdopting(supervisor.Target)
+	Must(t, err)
+	if len(keepers) == 0 {
+		t.Errorf("the supervisor of %s had no keeper", of)
 	}
-	for _, pid := range keepers {
-		a, err := Adopt(pid)
-		if err != nil {
-			t.Fatalf("keeper: %v", err)
-		}
-		defer a.Close()
-		all = append(all, a)
-	}
-	Must(t, supervisor.Signal(unix.SIGKILL))
-	for _, a := range all {
-		select {
-		case <-a.Reaped():
-		case <-time.After(settle):
-			t.Fatalf("supervisor or keeper of %s still runs %v after it was killed", of, settle)
-		}
+	awaitReaped(t, of, keepers)
+	select {
+	case <-supervisor.Reaped():
+	case <-time.After(settle):
+		t.Fatalf("the supervisor of %s still runs %v after it was killed", of, settle)
 	}
 }
 

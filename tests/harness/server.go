@@ -83,7 +83,11 @@ func KillServer(t testing.TB, cmd *exec.Cmd, ended <-chan struct{}, by unix.Sign
 	}
 	_ = cmd.Process.Signal(by)
 	_ = cmd.Process.Signal(unix.SIGCONT) // SIGKILL does not wait for it
-	<-ended
+	select {
+	case <-ended:
+	case <-time.After(Bound): // its stderr ends when nobody has it any more
+		t.Fatalf("a killed server has not ended, or what it has started:\n%s", list(below))
+	}
 	for _, p := range below {
 		Until(t, Bound, "the end of all that a killed server ran", func() bool {
 			_, _ = unix.Wait4(p.PID, nil, unix.WNOHANG, nil) // ECHILD: it is another's

@@ -202,18 +202,8 @@ func TestKilled(t *testing.T) {
 			if verb == "run" {
 				p := harness.Start(t, harness.Options{}, append(args, command...)...)
 				address, proxy = published(t, p), proxyOf(t, p.PID)
-				var keepers []*harness.Adopted
-				for _, pid := range childrenOf(p.PID) {
-					k, err := harness.Adopt(pid)
-					harness.Must(t, err)
-					defer k.Close()
-					keepers = append(keepers, k)
-				}
 				kill = func() {
 					p.Kill()
-					for _, k := range keepers {
-						<-k.Reaped()
-					}
 					p.Wait()
 				}
 			} else {
@@ -268,29 +258,13 @@ func proxyOf(t *testing.T, pid int) int {
 	t.Helper()
 	var found int
 	harness.Until(t, harness.Scaled(5*time.Second), "there is a proxy", func() bool {
-		for _, keeper := range childrenOf(pid) {
-			for _, child := range childrenOf(keeper) {
-				words, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", child))
-				if string(words) == "sbxrund\x00net-proxy\x00" {
-					found = child
-				}
+		for _, child := range harness.Descendants(pid) {
+			words, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", child))
+			if string(words) == "sbxrund\x00net-proxy\x00" {
+				found = child
 			}
 		}
 		return found > 1
 	})
 	return found
-}
-
-func childrenOf(pid int) (list []int) {
-	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-	for _, name := range tasks {
-		b, _ := os.ReadFile(name)
-		for _, word := range strings.Fields(string(b)) {
-			var n int
-			if _, err := fmt.Sscan(word, &n); err == nil {
-				list = append(list, n)
-			}
-		}
-	}
-	return list
 }

@@ -123,6 +123,62 @@ func TestIdempotency(t *testing.T) {
 	}
 }
 
+// What has run in a session is answered by its key also when the session has ended: it must not be taken
+// for what never began.
+func TestIdempotencySessionEnded(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	path := s.session(`{}`)
+	key := []string{"Idempotency-Key", "k"}
+	status, first := s.ask(http.MethodPost, path+"/exec", sh("echo once"), key...)
+	if status != http.StatusOK {
+		t.Fatalf("%d %s", status, first)
+	}
+	if status, b := s.ask(http.MethodDelete, path, nil); status != http.StatusOK {
+		t.Fatalf("%d %s", status, b)
+	}
+	if status, again := s.ask(http.MethodPost, path+"/exec", sh("echo once"), key...); status != http.StatusOK || string(again) != string(first) {
+		t.Errorf("%d %s, and it was %s", status, again, first)
+	}
+	if _, e := s.refused(http.MethodPost, path+"/exec", sh("echo once"), "Idempotency-Key", "another"); e.Failure.Code != api.Ended || e.Started {
+		t.Errorf("%+v", e)
+	}
+}
+
+// What is told of collected files has a bound, as all of an answer; and a list of calls leaves it out.
+func TestCollectedNames(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	call := sh(`d=$(printf '\001%.0s' $(seq 250)); mkdir -p $d/$d/$d && cd $d/$d/$d && touch $(seq 256)`)
+	call.Collect = []string{"*/*/*/*"}
+	c := s.statusOf(call)
+	r := c.Report
+	if r == nil || len(r.Files) < 80 || len(r.Files) > 90 || !strings.Contains(r.Files[len(r.Files)-1].Error, "names") {
+		t.Fatalf("%+v", c)
+	}
+	_, b := s.ask(http.MethodGet, "/v1/calls", nil)
+	if len(b) > 8<<10 || !strings.Contains(string(b), c.ID) {
+		t.Errorf("%d bytes: %.1000s", len(b), b)
+	}
+}
+
+// statusOf queues a call, and waits for its end.
+func (s *server) statusOf(call api.Call) (c api.CallStatus) {
+	s.t.Helper()
+	status, b := s.ask(http.MethodPost, "/v1/calls", call)
+	for status == http.StatusAccepted || status == http.StatusOK {
+		if err := json.Unmarshal(b, &c); err != nil {
+			s.t.Fatal(err)
+		}
+		if c.State == api.Over {
+			return c
+		}
+		status, b = s.ask(http.MethodGet, "/v1/calls/"+c.ID+"?wait_ms=5000", nil)
+	}
+	s.t.Fatalf("%d %s", status, b)
+	return c
+}
+
 func (s *server) statusKey(call api.Call, key string) string {
 	s.t.Helper()
 	status, b := s.ask(http.MethodPost, "/v1/calls", call, "Idempotency-Key", key)

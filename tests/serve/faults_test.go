@@ -100,7 +100,7 @@ func testKilledSaysWhy(t *testing.T) {
 		test.call.Limits = test.limits
 		l := test.limits
 		if _, err := machine.Plan(limits.Request{Memory: l.Memory, Pids: l.Pids, CPUTime: time.Duration(l.CPUTimeMS) * time.Millisecond, FSize: l.FSize}, true); err != nil {
-			if _, e := s.refused(http.MethodPost, "/v1/run", test.call); e.Failure.Code != api.Setup {
+			if _, e := s.refused(http.MethodPost, "/v1/run", test.call); e.Failure.Code != api.Limit {
 				t.Errorf("%+v: %+v", l, e)
 			}
 			continue

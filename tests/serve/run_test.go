@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/tests/budget"
@@ -34,6 +35,20 @@ func TestRun(t *testing.T) {
 	t.Parallel()
 	for config, room := range map[string]string{"": "cold", "[rooms]\nmin = 2\nmax = 4\n[languages.python]\ncommand = [\"python3\", \"{file}\"]\nfile = \"main.py\"\nahead = 1\n": "warm"} {
 		t.Run(room, func(t *testing.T) { testRun(t, config, room) })
+	}
+}
+
+// A wrong method gets 405 and the methods that the path has; an unknown path gets 404.
+func TestMethods(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	for path, want := range map[string]api.Code{"/v1/run": api.NoSuchMethod, "/v1/sessions/x/files/a": api.NoSuchMethod, "/run": api.NoSuchPath, "/v1/run/x": api.NoSuchPath} {
+		if _, e := s.refused(http.MethodPatch, path, nil); e.Failure.Code != want || !strings.Contains(e.Failure.Message, path) {
+			t.Errorf("%s: %+v", path, e)
+		}
+	}
+	if _, e := s.refused(http.MethodGet, "/v1/run", nil); e.Failure.Message != "/v1/run takes POST, not GET" {
+		t.Errorf("%+v", e)
 	}
 }
 
@@ -392,6 +407,21 @@ func TestSlowReader(t *testing.T) {
 	s.idle()
 }
 
+// A tenant's ceiling on output holds for calls that ask for nothing.
+func TestOutputCeiling(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "[tenant]\nmax_output = \"64K\"\n")
+	call := sh("head -c 1M /dev/zero | tr '\\0' x")
+	const most = 64<<10 + 100 // with the words that say so
+	if a := s.run(call); len(text(a.Stdout)) > most || len(a.Clamped) > 0 {
+		t.Errorf("%d bytes, clamped %q", len(text(a.Stdout)), a.Clamped)
+	}
+	call.Limits.MaxOutput = 65 << 10
+	if a := s.run(call); len(text(a.Stdout)) > most || !slices.Equal(a.Clamped, []string{"limits.max_output"}) {
+		t.Errorf("%d bytes, clamped %q", len(text(a.Stdout)), a.Clamped)
+	}
+}
+
 // Output that is all escapes in JSON costs the server little memory, and is cut down to what an
 // answer may have.
 func TestAnswerMemory(t *testing.T) {
@@ -470,7 +500,7 @@ func testManyAtOnce(t *testing.T) {
 			call := sh(fmt.Sprintf("echo %d", i))
 			if i%4 == 0 {
 				call = sh(fmt.Sprintf("echo %d; sleep 1000 & sleep 1000", i))
-				call.TimeoutMS = 300
+				call.TimeoutMS = result.Milliseconds(harness.Deadline(500 * time.Millisecond)) // eight begin at once
 			}
 			b, err := json.Marshal(call)
 			if err != nil {

@@ -233,7 +233,7 @@ class Request:
         if self.key:
             headers["Idempotency-Key"] = self.key
         if token:
-            headers["Authorization"] = "Bearer " + token
+            headers["Authorization"] = "Bearer " + token.strip()  # a file ends with a line break
         if node:
             headers["Sbxrun-Node"] = node
         return headers

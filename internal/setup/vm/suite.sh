@@ -26,7 +26,7 @@ if [ $# = 0 ]; then
     tar -x --no-same-owner -C /opt -f tree.tar ./fixtures ./go.mod
     chmod -R a+rX /opt
     begin=$SECONDS
-    if bash systemd.sh 'cd /opt/tests/systemd && TMPDIR=/tmp SBXRUN_BIN=/opt/bin/sbxrun SBXRUN_TESTS_NO_SKIP=1 SBXRUN_TESTS_SLOW=40 exec /opt/bin/systemd.test -test.v -test.timeout 4m' >log/session 2>&1; then
+    if bash systemd.sh 'cd /opt/tests/systemd && TMPDIR=/tmp SBXRUN_BIN=/opt/bin/sbxrun SBXRUN_TESTS_NO_SKIP=1 SBXRUN_TESTS_SLOW=60 exec /opt/bin/systemd.test -test.v -test.timeout 4m' >log/session 2>&1; then
         echo "vm: tests/systemd passed in $((SECONDS - begin)) s in a session"
     else
         echo "vm: tests/systemd FAILED in $((SECONDS - begin)) s in a session"
@@ -53,7 +53,7 @@ tar -x --no-same-owner -C "$work/tree" -f tree.tar
 cp -r bin "$work"
 chmod -R a+rX "$work"
 export TMPDIR=$work/tmp SBXRUN_BIN=$work/bin/sbxrun
-export SBXRUN_TESTS_NO_SKIP=1 SBXRUN_TESTS_SLOW=40 SBXRUN_SOAK=8
+export SBXRUN_TESTS_NO_SKIP=1 SBXRUN_TESTS_SLOW=60 SBXRUN_SOAK=8
 
 # tests PACKAGE PATTERN SKIP: all of a package that the pattern names.
 tests() {

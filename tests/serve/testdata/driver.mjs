@@ -115,7 +115,7 @@ const ops = {
 function failed(e) {
   if (e instanceof Refused) return { error: "refused", code: e.code, status: e.status };
   if (e instanceof Unproven) return { error: "unproven", code: e.code, verdict: e.report?.teardown.verdict };
-  if (e instanceof Lost) return { error: "lost" };
+  if (e instanceof Lost) return { error: "lost", trace: e.stack, cause: String(e.cause?.stack) };
   if (e instanceof TypeError || e instanceof RangeError) return { error: "wrong" };
   return { error: String(e.stack) };
 }
