@@ -1,7 +1,8 @@
 #!/bin/sh
 # Everything that must be right before a commit, but for test.sh: lint, man pages and
 # completions, and what takes long. tests/README.md lists that. All of it is run, and
-# the last lines say what failed, and what could not be run here.
+# the last lines say what failed, and what could not be run here; before them stands
+# again what failed steps printed last, as who reads a log may have only its end.
 #
 # SBXRUN_TESTS_NO_SKIP=1, which CI sets, makes a failure of every skipped test, and
 # of what could not be run.
@@ -16,6 +17,7 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 chmod 755 "$work"
+: >"$work/failed" >"$work/last"
 status=0
 summary=
 
@@ -36,7 +38,12 @@ step() {
     echo "check: $name"
     begin=$(date +%s)
     verdict=ok
-    "$@" </dev/null || { verdict=FAILED && status=1; }
+    { "$@" </dev/null || echo "$name" >>"$work/failed"; } 2>&1 | tee "$work/output"
+    if [ "$(tail -n 1 "$work/failed")" = "$name" ]; then
+        verdict=FAILED
+        status=1
+        { echo && echo "check: $name printed last:" && grep -v '^ok' "$work/output" | tail -n 30 | cut -c 1-300; } >>"$work/last" || :
+    fi
     note "$verdict: $name, $(($(date +%s) - begin)) s"
 }
 
@@ -132,5 +139,6 @@ else
     left_out "the virtual machine, which comes from Debian for amd64"
 fi
 
+cat "$work/last"
 echo "$summary"
 exit "$status"

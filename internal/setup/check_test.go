@@ -220,6 +220,9 @@ func TestCheck(t *testing.T) {
 			if shown := strings.Contains(before, "\n    bad.go:1: the reason\n--- FAIL: TestBad (0.00s)\n"); shown != (tt.output == fails) {
 				t.Errorf("shown is %q", before)
 			}
+			if again := strings.Contains(before, "\ncheck: fuzzing printed last:\n"); again != (tt.output == fails) {
+				t.Errorf("shown again is %q", before)
+			}
 			log := f.log()
 			if got, race := strings.Count(log, " -race "), tt.compiler == ""; got > 0 != race {
 				t.Errorf("-race was given %d times: %s", got, log)
