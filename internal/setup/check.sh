@@ -58,7 +58,8 @@ else
 fi
 
 # On a slow machine all of it would take three hours. There tests of rare events make a tenth of the
-# tries, the other user has what test.sh has, and the virtual machine the tests of some rows.
+# tries, as in test.sh; so tests of the command are not run again that test.sh has run; the other user
+# has what test.sh has, and the virtual machine the tests of some rows.
 . internal/setup/speed.sh
 . internal/setup/later.sh
 machine_rows=.
@@ -79,7 +80,7 @@ user() {
     shift 2
     if [ "$slow" != 1 ]; then
         soak=10
-        [ $# = 0 ] || less="-skip $later" # they are root's alone
+        [ $# = 0 ] && less="-run $later" || less="-skip $later"
     fi
     if [ $# != 0 ]; then
         # Object code is the same for everybody, and to build it as somebody else would
