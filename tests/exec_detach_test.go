@@ -18,7 +18,8 @@ func TestExecDetach(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{})
-	d := b.Detach([]string{"--timeout", "1"}, "sh", "-c", "echo up >/tmp/up; setsid sleep 60 & sleep 60")
+	deadline := harness.Deadline(time.Second)
+	d := b.Detach([]string{"--timeout", deadline.String()}, "sh", "-c", "echo up >/tmp/up; setsid sleep 60 & sleep 60")
 	if d.Supervisor.Ended() {
 		t.Errorf("it has ended")
 	}
@@ -26,7 +27,7 @@ func TestExecDetach(t *testing.T) {
 	if r.Cause != "timeout" || r.ExitCode != 124 || r.Teardown.Verdict != "proven" {
 		t.Errorf("%s", r.Raw())
 	}
-	harness.Within(t, "the command", time.Duration(r.DurationMS*float64(time.Millisecond)), time.Second, 1300*time.Millisecond)
+	harness.Within(t, "the command", time.Duration(r.DurationMS*float64(time.Millisecond)), deadline, deadline+300*time.Millisecond)
 	if r := b.Exec(harness.Options{}, nil, "cat", "/tmp/up"); string(r.Stdout) != "up\n" {
 		t.Errorf("%q", r.Stdout)
 	}

@@ -168,7 +168,7 @@ func TestExecParallel(t *testing.T) {
 	for i := range 50 {
 		flags := []string{"--timeout", "50"}
 		if i%2 == 1 {
-			flags = []string{"--timeout", "2"}
+			flags = []string{"--timeout", harness.Deadline(2 * time.Second).String()}
 		}
 		ps = append(ps, b.StartExec(harness.Options{}, flags, "sh", "-c", `setsid sleep 60 & echo "number $1"; [ $(($1 % 2)) = 1 ] && sleep 60; exit $1`, "-", strconv.Itoa(i)))
 	}

@@ -249,7 +249,7 @@ func TestExecPrivileges(t *testing.T) {
 func TestExecJSON(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{})
-	r := b.Exec(harness.Options{}, []string{"--json", "--timeout", "1"}, "sh", "-c", `printf 'to \001 out'; echo to err >&2; sleep 60`)
+	r := b.Exec(harness.Options{}, []string{"--json", "--timeout", harness.Deadline(time.Second).String()}, "sh", "-c", `printf 'to \001 out'; echo to err >&2; sleep 60`)
 	rep, err := harness.ParseReport(r.Stdout)
 	harness.Must(t, err)
 	if r.ExitCode != 124 || rep.Cause != "timeout" || rep.Stdout == nil || *rep.Stdout != "to \x01 out" || *rep.Stderr != "to err\n" {

@@ -114,9 +114,10 @@ func TestR12CaptureBulk(t *testing.T) {
 // R12: output without end, until the deadline.
 func TestR12CaptureFlood(t *testing.T) {
 	// Not in parallel: it takes all of a processor.
-	r, rep := captured(t, "--timeout", "1", "/fixtures/out-flood")
+	deadline := harness.Deadline(time.Second)
+	r, rep := captured(t, "--timeout", deadline.String(), "/fixtures/out-flood")
 	r.Expect(t, 124, "timeout")
-	harness.Within(t, "the run", r.Elapsed, time.Second, 1300*time.Millisecond)
+	harness.Within(t, "the run", r.Elapsed, deadline, deadline+300*time.Millisecond)
 	// Hundreds of MiB on an idle machine; less in as much as this one is slower.
 	if least := int64(10 << 20 * time.Second / harness.Scaled(time.Second)); !*rep.StdoutTruncated || int64(*rep.StdoutBytes) < least {
 		t.Errorf("%d bytes, truncated: %v: the command was held up", *rep.StdoutBytes, *rep.StdoutTruncated)

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -23,7 +24,7 @@ func TestR26Concurrent(t *testing.T) {
 			args := []string{"--timeout", "50"}
 			if i%2 == 1 {
 				code, cause, last = 124, "timeout", "sleep 60"
-				args = []string{"--timeout", "3"}
+				args = []string{"--timeout", harness.Deadline(3 * time.Second).String()}
 			}
 			script := fmt.Sprintf("setsid sleep 60 & echo run %d; echo %d >>file-%d; %s", i, i, i, last)
 			p := harness.Start(t, harness.Options{Dir: dir}, append(args, "--bind", dir, "sh", "-c", script)...)

@@ -40,16 +40,21 @@ func TestScripts(t *testing.T) {
 				refuse(ts, neg)
 				scriptRun(ts, 0, args)
 			},
-			"fail":   fail,
-			"json":   json,
-			"within": within,
-			"lines":  lines,
+			"fail":    fail,
+			"timeout": timeout,
+			"json":    json,
+			"within":  within,
+			"lines":   lines,
 		},
 	})
 }
 
-// runs is what the commands of one script share: its last run.
-type runs struct{ result *harness.Result }
+// runs is what the commands of one script share: its last run, and by how much its deadline was later
+// than the script says.
+type runs struct {
+	result *harness.Result
+	later  time.Duration
+}
 
 type last struct{}
 
@@ -67,11 +72,19 @@ func refuse(ts *testscript.TestScript, neg bool) {
 }
 
 func scriptRun(ts *testscript.TestScript, code int, args []string) {
-	r := harness.Run(scriptT{ts}, harness.Options{
+	scriptEnd(ts, code, 0, scriptStart(ts, args))
+}
+
+func scriptStart(ts *testscript.TestScript, args []string) *harness.Process {
+	return harness.Start(scriptT{ts}, harness.Options{
 		Dir: ts.MkAbs("."),
 		Env: []string{"PATH=" + ts.Getenv("PATH"), "HOME=" + ts.Getenv("HOME")},
 	}, args...)
-	ts.Value(last{}).(*runs).result = r
+}
+
+func scriptEnd(ts *testscript.TestScript, code int, later time.Duration, p *harness.Process) {
+	r := p.Wait()
+	*ts.Value(last{}).(*runs) = runs{r, later}
 	ts.Stdout().Write(r.Stdout)
 	ts.Stderr().Write(r.Stderr)
 	if r.ExitCode != code {
@@ -96,6 +109,21 @@ func fail(ts *testscript.TestScript, neg bool, args []string) {
 	code, err := strconv.Atoi(args[0])
 	ts.Check(err)
 	scriptRun(ts, code, args[1:])
+}
+
+// timeout D TEXT ARG...: sbxrun --timeout D ARG... must exit with 124, and print TEXT before that. On a slow
+// machine D is longer; within knows that.
+func timeout(ts *testscript.TestScript, neg bool, args []string) {
+	refuse(ts, neg)
+	if len(args) < 3 {
+		ts.Fatalf("usage: timeout D TEXT ARG...")
+	}
+	d, err := time.ParseDuration(args[0])
+	ts.Check(err)
+	p, got := harness.InTime(scriptT{ts}, d, args[1], func(timeout string) *harness.Process {
+		return scriptStart(ts, append([]string{"--timeout", timeout}, args[2:]...))
+	})
+	scriptEnd(ts, 124, got-d, p)
 }
 
 // json PATH RE: the whole of the report's member matches; absent if there is none.
@@ -124,7 +152,7 @@ func within(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	high, err := time.ParseDuration(args[1])
 	ts.Check(err)
-	harness.Within(scriptT{ts}, "the run", result(ts).Elapsed, low, high)
+	harness.Within(scriptT{ts}, "the run", result(ts).Elapsed-ts.Value(last{}).(*runs).later, low, high)
 }
 
 // lines N: how many lines sbxrun has printed on stderr.

@@ -150,7 +150,7 @@ func TestTerminalRestored(t *testing.T) {
 		cause string
 		end   func(*screen)
 	}{
-		{"timeout", []string{"--timeout", "1"}, 124, "timeout", func(*screen) {}},
+		{"timeout", []string{"--timeout", harness.Deadline(time.Second).String()}, 124, "timeout", func(*screen) {}},
 		{"grace", []string{"--timeout", harness.Deadline(500 * time.Millisecond).String(), "--grace", "0.5"}, 124, "timeout", func(*screen) {}},
 		{"SIGTERM", nil, 128 + 15, "canceled", func(s *screen) { s.p.Signal(syscall.SIGTERM) }},
 		{"SIGHUP", nil, 128 + 1, "canceled", func(s *screen) { s.p.Signal(syscall.SIGHUP) }},
