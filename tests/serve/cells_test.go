@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -175,7 +176,7 @@ func TestCodeTimeout(t *testing.T) {
 	path := s.session(`{}`)
 	s.cell(path, python("x = 1"))
 	loop := python("import time\nprint('began')\nwhile True: time.sleep(0.01)")
-	loop.TimeoutMS = 300
+	loop.TimeoutMS = result.Milliseconds(harness.Deadline(300 * time.Millisecond))
 	a := s.cell(path, loop)
 	if a.Cause != "timeout" || !a.TimedOut || a.State != "kept" || text(a.Stdout) != "began\n" || a.Exception == nil || a.Exception.Name != "KeyboardInterrupt" {
 		t.Errorf("%+v %+v", a, a.Exception)
@@ -185,7 +186,7 @@ func TestCodeTimeout(t *testing.T) {
 	}
 	// C code that looks for no signals; and a process that must go with it.
 	hard := python("import subprocess\np = subprocess.Popen(['sleep', '7531'])\nprint('began', flush=True)\nsum(range(10**13))")
-	hard.TimeoutMS = 300
+	hard.TimeoutMS = loop.TimeoutMS
 	a = s.cell(path, hard)
 	if a.Cause != "timeout" || a.State != "lost" || text(a.Stdout) != "began\n" || a.Interpreter == nil || a.Interpreter.Usage == nil {
 		t.Errorf("%+v", a)

@@ -80,7 +80,7 @@ var behaviours = []behaviour{
 	{name: "a timeout is a report", steps: []step{
 		{op: "run", args: `{"call":{"argv":["sh","-c","sleep 1000 & sleep 1000"],"timeout_ms":300}}`, want: `{"cause":"timeout","exit_code":124,"timed_out":true,"verdict":"proven"}`}}},
 	{name: "a grace period", steps: []step{
-		{op: "run", args: `{"call":{"argv":["sh","-c","trap 'echo saved; exit 5' TERM; while :; do sleep 0.05; done"],"timeout_ms":1000,"grace_ms":20000}}`, want: `{"cause":"timeout","stdout":"saved\n"}`}}},
+		{op: "run", args: `{"call":{"argv":["sh","-c","trap 'echo saved; exit 5' TERM; while :; do sleep 0.05; done"],"timeout_ms":2000,"grace_ms":20000}}`, want: `{"cause":"timeout","stdout":"saved\n"}`}}},
 	{name: "a command that is not there is a report", steps: []step{{op: "run", args: `{"call":{"argv":["no-such-command"]}}`, want: `{"cause":"start-failed","exit_code":127}`}}},
 	{name: "the same key is the same call", steps: []step{
 		{op: "run", args: `{"key":"k","call":{"argv":["true"]}}`, want: `{"exit_code":0}`},

@@ -38,9 +38,10 @@ func testDeadlineEndsTree(t *testing.T) {
 	s := serve(t, "")
 	began := time.Now()
 	call := sh("trap '' TERM; setsid sh -c 'sleep 1000' & (sleep 1000 &) ; echo begun; sleep 1000")
-	call.TimeoutMS = 500
+	deadline := harness.Deadline(500 * time.Millisecond)
+	call.TimeoutMS = result.Milliseconds(deadline)
 	a := s.run(call)
-	if took := time.Since(began); a.Cause != "timeout" || a.ExitCode != 124 || text(a.Stdout) != "begun\n" || took > 500*time.Millisecond+harness.Slack {
+	if took := time.Since(began); a.Cause != "timeout" || a.ExitCode != 124 || text(a.Stdout) != "begun\n" || took > deadline+harness.Slack {
 		t.Errorf("%s %d after %v, %q", a.Cause, a.ExitCode, took, text(a.Stdout))
 	}
 	s.idle()
