@@ -199,8 +199,8 @@ func parsePeakRSS(status []byte) int64 {
 }
 
 // maxThreads is how many threads of a process are asked for their children: each takes three system
-// calls, and who has more must not make its own end late.
-const maxThreads = 1000
+// calls, and who has more must not make its own end late. A test has fewer.
+var maxThreads = 1000
 
 // Children lists the children of a process, zombies included: those of all its threads.
 // A process that has ended has none; an error says that some may be missing.

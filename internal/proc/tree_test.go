@@ -348,3 +348,19 @@ func TestDescendantsZombie(t *testing.T) {
 		t.Errorf("cat ended with %v", c.ProcessState)
 	}
 }
+
+// A process with very many threads is not asked for ever, and that children may be missing is said.
+func TestChildrenManyThreads(t *testing.T) {
+	defer func(most int) { maxThreads = most }(maxThreads)
+	maxThreads = 1
+	c, _ := held(t, "sh", "-c", "sleep 60 & read line; kill $!")
+	var children []int
+	var err error
+	eventually(t, "a child", func() bool {
+		children, err = Children(c.Process.Pid)
+		return len(children) == 1
+	})
+	if want := "it has more threads than are looked at"; err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+}
