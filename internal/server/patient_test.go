@@ -128,7 +128,14 @@ func TestLinger(t *testing.T) {
 		t.Fatal(err)
 	}
 	web := &http.Server{Handler: door.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		go func() { _, _ = io.Copy(io.Discard, r.Body) }() // as a gateway passes it on
+		_, _ = io.ReadFull(r.Body, make([]byte, 5))
+		reads := make(chan struct{})
+		go func() { // as a gateway passes it on
+			close(reads)
+			_, _ = io.Copy(io.Discard, r.Body)
+		}()
+		<-reads
+		time.Sleep(20 * time.Millisecond) // until it reads, which nobody can see: else net/http itself reads on
 		_, _ = io.WriteString(w, "early")
 	}))}
 	defer web.Close()
@@ -151,8 +158,9 @@ func TestLinger(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for begin := time.Now(); time.Since(begin) < 800*time.Millisecond; time.Sleep(20 * time.Millisecond) { // net/http alone waits for 500
+	for range 20 {
 		send("1\r\nx\r\n")
+		time.Sleep(10 * time.Millisecond) // as fast as this client is
 	}
 	send("0\r\n\r\n")
 	if text, err := io.ReadAll(res.Body); string(text) != "early" || err != nil {
