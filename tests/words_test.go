@@ -67,6 +67,7 @@ func TestTimeoutHint(t *testing.T) {
 		{[]string{"5", "sleep", "1"}, 127, "; for a deadline write --timeout 5\n"},
 		{[]string{"-k", "1", "-s", "INT", "5", "sleep", "1"}, 127, "; for a deadline write --timeout 5\n"},
 		{[]string{"stop", "web"}, 127, "; to end a sandbox write sbxrun kill\n"},
+		{[]string{"list"}, 127, "; to list sandboxes write sbxrun ps\n"},
 		{[]string{"create", "web"}, 127, "; to start a sandbox that lives on write sbxrun start\n"},
 		{[]string{"attach", "web"}, 127, "; for a shell in a sandbox write sbxrun exec -t NAME sh\n"},
 		{[]string{"--state-dir", "/x", "inspect", "web"}, 127, "; a command of sbxrun's own is its first word: sbxrun inspect\n"},

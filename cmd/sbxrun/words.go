@@ -73,9 +73,11 @@ func meant(word string, tty bool) string {
 	switch word {
 	case "stop":
 		return "to end a sandbox write sbxrun kill"
+	case "list", "status":
+		return "to list sandboxes write sbxrun ps"
 	case "create":
 		return "to start a sandbox that lives on write sbxrun start"
-	case "attach":
+	case "attach", "shell":
 		return "for a shell in a sandbox write sbxrun exec -t NAME sh"
 	case "completion":
 		return "completions are files, which the packages install, and ./setup.sh completions writes"
