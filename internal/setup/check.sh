@@ -17,7 +17,7 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 chmod 755 "$work"
-: >"$work/failed" >"$work/last"
+: >"$work/last"
 status=0
 summary=
 
@@ -38,8 +38,9 @@ step() {
     echo "check: $name"
     begin=$(date +%s)
     verdict=ok
-    { "$@" </dev/null || echo "$name" >>"$work/failed"; } 2>&1 | tee "$work/output"
-    if [ "$(tail -n 1 "$work/failed")" = "$name" ]; then
+    rm -f "$work/failed"
+    { "$@" </dev/null || : >"$work/failed"; } 2>&1 | tee "$work/output"
+    if [ -e "$work/failed" ]; then
         verdict=FAILED
         status=1
         { echo && echo "check: $name printed last:" && grep -v '^ok' "$work/output" | tail -n 30 | cut -c 1-300; } >>"$work/last" || :
@@ -80,7 +81,8 @@ user() {
     shift 2
     if [ "$slow" != 1 ]; then
         soak=10
-        [ $# = 0 ] && less="-run $later" || less="-skip $later"
+        less="-run $later"
+        [ $# = 0 ] || less="-skip $later"
     fi
     if [ $# != 0 ]; then
         # Object code is the same for everybody, and to build it as somebody else would
