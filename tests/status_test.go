@@ -2,6 +2,8 @@ package tests
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -51,17 +53,20 @@ func TestL09Status(t *testing.T) {
 func TestL10Wait(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
-	b := s.Sandbox(harness.Options{}, "--name", "job", "sh", "-c", "sleep 0.5; exit 42")
+	dir := harness.SharedDir(t)
+	b := s.Sandbox(harness.Options{}, "--name", "job", "--bind", dir+":/out", "sh", "-c", "while [ ! -e /out/go ]; do sleep 0.02; done; exit 42")
 	if rec := b.Inspect(); rec.Status != "running" || rec.ExitCode != nil || rec.Report != nil {
 		t.Errorf("%+v", rec)
 	}
 	one, two := s.Start(harness.Options{}, "wait", "job"), s.Start(harness.Options{}, "wait", "--json", b.ID)
+	harness.Must(t, os.WriteFile(filepath.Join(dir, "go"), nil, 0o644))
+	ended := time.Now()
 	for _, p := range []*harness.Process{one, two} {
 		r := p.Wait()
 		if r.ExitCode != 42 {
 			t.Errorf("wait: exit code %d: %s", r.ExitCode, r.Stderr)
 		}
-		harness.Within(t, "wait", r.Elapsed, 0, 700*time.Millisecond)
+		harness.Within(t, "wait", r.Ended.Sub(ended), 0, 200*time.Millisecond)
 	}
 	if rec := b.Ended(); rec.Status != "failed" || *rec.ExitCode != 42 {
 		t.Errorf("%+v", rec)

@@ -207,7 +207,7 @@ func TestStateDirFlag(t *testing.T) {
 	s := harness.NewState(t)
 	other := harness.NewState(t) // where the variable leads
 	at := []string{"--state-dir", s.Dir}
-	b := s.Sandbox(harness.Options{Env: []string{"SBXRUN_STATE_DIR=" + other.Dir}}, append(at, "--", "sh", "-c", "echo said; exec sleep 60")...)
+	b := s.Sandbox(harness.Options{Env: []string{"SBXRUN_STATE_DIR=" + other.Dir}}, append(at, "--", "sh", "-c", "echo said; exec sleep 600")...)
 	run := func(command string, args ...string) *harness.Result {
 		t.Helper()
 		return other.Run(append(append([]string{command}, at...), args...)...)
