@@ -40,17 +40,18 @@ func TestReaderBlocked(t *testing.T) {
 			r, w, err := os.Pipe()
 			harness.Must(t, err)
 			defer r.Close()
-			p := harness.Start(t, harness.Options{Stdout: w}, append(append([]string{"--timeout", "1"}, c.flags...), "/fixtures/out-flood")...)
+			deadline := harness.Deadline(time.Second)
+			p := harness.Start(t, harness.Options{Stdout: w}, append(append([]string{"--timeout", deadline.String()}, c.flags...), "/fixtures/out-flood")...)
 			w.Close()
 			// The sandbox is gone long before sbxrun.
 			begin := time.Now()
 			ns := p.Namespace()
 			harness.Until(t, harness.Bound, "the sandbox's end", func() bool { return len(harness.Members(ns)) == 0 })
-			harness.Within(t, "the sandbox", time.Since(begin), 0, 1500*time.Millisecond)
-			least, most := handover, time.Second+handover+busy
+			harness.Within(t, "the sandbox", time.Since(begin), 0, deadline+500*time.Millisecond)
+			least, most := handover, deadline+handover+busy
 			if c.told {
 				p.Signal(unix.SIGTERM)
-				least, most = 0, 2*time.Second+busy/2
+				least, most = 0, deadline+time.Second+busy/2
 			}
 			res := p.Wait()
 			res.Expect(t, 124, "timeout")
