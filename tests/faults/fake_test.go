@@ -431,7 +431,7 @@ func TestR19Relay(t *testing.T) {
 		t.Run(f.name, func(t *testing.T) {
 			for range scaled(t, 2) {
 				env := pose(t, fmt.Sprintf(relay, strings.ReplaceAll(f.script, "%%", "%")))
-				r := start(t, options{env: env}, append([]string{"--timeout", "3"}, leaver...)...)
+				r := start(t, options{env: env}, append([]string{"--timeout", harness.Deadline(3 * time.Second).String()}, leaver...)...)
 				r.briefly(5 * time.Second)
 				o := r.wait()
 				if !slices.Contains(f.codes, o.code) || o.code == 7 && !r.wrote("ran") || o.code == 125 && r.wrote("ran") {

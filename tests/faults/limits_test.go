@@ -180,7 +180,7 @@ func TestFullStdoutSignal(t *testing.T) {
 		t.Run(flag, func(t *testing.T) {
 			reader, writer := full(t)
 			defer reader.Close()
-			r := start(t, options{stdout: writer}, flag, "--timeout", harness.Deadline(300*time.Millisecond).String(), "sh", "-c", ": >/out/ran; exec yes")
+			r := start(t, options{stdout: writer}, flag, "--timeout", harness.Deadline(time.Second).String(), "sh", "-c", ": >/out/ran; exec yes")
 			writer.Close()
 			r.until("the end of the sandbox", func() bool { r.processes(); return r.wrote("ran") && len(r.ns) > 0 && r.empty() })
 			r.signal(unix.SIGTERM)
@@ -196,7 +196,7 @@ func TestClosedStdout(t *testing.T) {
 	for _, flags := range [][]string{{"--json"}, {"--tty"}, {}} {
 		reader, writer, err := os.Pipe()
 		harness.Must(t, err)
-		r := start(t, options{stdout: writer}, append(flags, "--timeout", harness.Deadline(300*time.Millisecond).String(), "sh", "-c", ": >/out/ran; setsid sleep 600 & exec yes")...)
+		r := start(t, options{stdout: writer}, append(flags, "--timeout", harness.Deadline(time.Second).String(), "sh", "-c", ": >/out/ran; setsid sleep 600 & exec yes")...)
 		writer.Close()
 		reader.Close()
 		if o := r.wait(); !r.wrote("ran") {

@@ -588,7 +588,7 @@ func TestCleanupWhileStarting(t *testing.T) {
 			if i%2 == 0 {
 				args = append(args, "--name", fmt.Sprintf("box-%d", i))
 			}
-			c, err := e.begin(append(args, "--", "sh", "-c", "sleep 30; exit 3")...)
+			c, err := e.begin(append(args, "--", "sh", "-c", "sleep 600; exit 3")...)
 			harness.Must(t, err)
 			batch = append(batch, c)
 			if len(batch) >= 3 { // so many at once

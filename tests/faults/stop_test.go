@@ -93,7 +93,7 @@ func TestR17StoppedEarly(t *testing.T) {
 // R17: sbxrun itself is stopped beyond the deadline. The keeper acts in its place, half a
 // second after the deadline and the grace period, and then sbxrun calls it what it is.
 func TestR17StoppedSelf(t *testing.T) {
-	deadline := harness.Deadline(100 * time.Millisecond)
+	deadline := harness.Deadline(500 * time.Millisecond)
 	for _, flags := range [][]string{{"--timeout", deadline.String()}, {"--timeout", deadline.String(), "--grace", "0.2"}} {
 		r, pids := begun(t, flags, busy)
 		r.signal(unix.SIGSTOP)

@@ -38,7 +38,7 @@ func testDeadlineEndsTree(t *testing.T) {
 	s := serve(t, "")
 	began := time.Now()
 	call := sh("trap '' TERM; setsid sh -c 'sleep 1000' & (sleep 1000 &) ; echo begun; sleep 1000")
-	deadline := harness.Deadline(500 * time.Millisecond)
+	deadline := harness.Deadline(time.Second)
 	call.TimeoutMS = result.Milliseconds(deadline)
 	a := s.run(call)
 	if took := time.Since(began); a.Cause != "timeout" || a.ExitCode != 124 || text(a.Stdout) != "begun\n" || took > deadline+harness.Slack {
@@ -70,7 +70,7 @@ func testSessionAfterTimeout(t *testing.T) {
 	s := serve(t, "")
 	path := s.session(`{}`)
 	call := sh("echo kept >a; sleep 1000 & sleep 1000")
-	call.TimeoutMS = 200
+	call.TimeoutMS = result.Milliseconds(harness.Deadline(time.Second))
 	if a := s.call(path+"/exec", call); a.Cause != "timeout" {
 		t.Errorf("%s", a.Cause)
 	}

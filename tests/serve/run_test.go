@@ -500,7 +500,7 @@ func testManyAtOnce(t *testing.T) {
 			call := sh(fmt.Sprintf("echo %d", i))
 			if i%4 == 0 {
 				call = sh(fmt.Sprintf("echo %d; sleep 1000 & sleep 1000", i))
-				call.TimeoutMS = result.Milliseconds(harness.Deadline(500 * time.Millisecond)) // eight begin at once
+				call.TimeoutMS = result.Milliseconds(harness.Deadline(time.Second)) // eight begin at once
 			}
 			b, err := json.Marshal(call)
 			if err != nil {
