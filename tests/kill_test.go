@@ -67,14 +67,14 @@ func TestL06Kill(t *testing.T) {
 	}
 	ended := s.Sandbox(harness.Options{}, "sh", "-c", "exit 42")
 	ended.Ended()
-	if k := kill(t, s, 0, ended.ID); len(k) != 1 || !k[0].Already || k[0].Status != "failed" || *k[0].ExitCode != 42 {
+	if k := kill(t, s, 0, ended.ID); len(k) != 1 || !k[0].Already || k[0].Status != "failed" || k[0].ExitCode == nil || *k[0].ExitCode != 42 {
 		t.Errorf("ended before: %+v", k)
 	}
 	if r := s.Run("kill", ended.ID); r.ExitCode != 0 || !strings.Contains(string(r.Stdout), "failed") {
 		t.Errorf("ended before: exit code %d: %s", r.ExitCode, r.Stdout)
 	}
 	b := s.Sandbox(harness.Options{}, "--name", "b")
-	if k := kill(t, s, 0, "b"); len(k) != 1 || k[0].Already || k[0].Status != "killed" || k[0].Verdict != "proven" || *k[0].ExitCode != 137 {
+	if k := kill(t, s, 0, "b"); len(k) != 1 || k[0].Already || k[0].Status != "killed" || k[0].Verdict != "proven" || k[0].ExitCode == nil || *k[0].ExitCode != 137 {
 		t.Errorf("alive: %+v", k)
 	}
 	if rec := b.Ended(); rec.Report.Cause != "killed" || rec.Report.ExitCode != 137 || rec.Status != "killed" {
@@ -162,7 +162,7 @@ func TestL07TermIgnored(t *testing.T) {
 	s.Run("wait", "--log", "up", b.ID)
 	k, took := timedKill(t, s, 0, b.ID)
 	harness.Within(t, "kill", took, 5*time.Second, 5500*time.Millisecond)
-	if k[0].Status != "killed" || *k[0].ExitCode != 137 || k[0].Verdict != "proven" {
+	if k[0].Status != "killed" || k[0].ExitCode == nil || *k[0].ExitCode != 137 || k[0].Verdict != "proven" {
 		t.Errorf("%+v", k)
 	}
 	b.Ended()

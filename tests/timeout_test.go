@@ -158,7 +158,9 @@ func TestTimeoutVerbose(t *testing.T) {
 		t.Run(c.flags, func(t *testing.T) {
 			t.Parallel()
 			r := harness.Run(t, harness.Options{}, append(strings.Fields(c.flags), "sh", "-c", c.script)...)
-			if got := string(r.Stderr); got != c.want {
+			got := string(r.Stderr)
+			// On a busy machine sbxrun may be so late that the keeper has killed: then it has sent none.
+			if late := strings.Replace(c.want, kill, "", 1); got != c.want && (harness.Slack == time.Second || got != late) {
 				t.Errorf("stderr %q, want %q", got, c.want)
 			}
 		})
