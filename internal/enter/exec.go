@@ -21,8 +21,9 @@ import (
 // SetupBound is how long the way in may take.
 const SetupBound = 10 * time.Second
 
-// dying is how long the end of a room may take that shows in what it refuses.
-const dying = 500 * time.Millisecond
+// dying is how long the end of a room may take that shows in what it refuses: seconds, on a busy
+// machine.
+const dying = 2 * time.Second
 
 // MeminfoCopy is where a room has the text that its commands see as /proc/meminfo, if
 // that is not the host's.

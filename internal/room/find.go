@@ -103,8 +103,9 @@ func othersKeepOut(dir string) bool {
 	return err == nil && (st.Mode().Perm()&0o022 == 0 || st.Mode()&os.ModeSticky != 0)
 }
 
-// askBound is how long a bwrap may take to tell its version.
-const askBound = 2 * time.Second
+// askBound is how long a bwrap may take to tell its version: long beside what it needs, as a
+// busy machine may leave it without a CPU for seconds.
+const askBound = 10 * time.Second
 
 // inspect reads the version out of the program's text, or asks the program.
 func inspect(name string) (p Program, err error) {

@@ -153,7 +153,8 @@ func (u *Use) Refused() []state.Refused {
 // all that is in a sandbox is signalled, and what the command made of that does not matter.
 func (u *Use) Settle(res *result.Result) {
 	// The command's end is seen first: the room's PID 1 waits for it (pid_namespaces(7)).
-	const moment = 500 * time.Millisecond
+	// On a busy machine that end may be seconds behind.
+	const moment = 2 * time.Second
 	if res.Cause == result.Lost && u.Room.Wait(time.Now().Add(moment)) == nil {
 		res.Cause = result.Killed
 	}
