@@ -264,13 +264,13 @@ func TestExecuteLeavesNothing(t *testing.T) {
 
 func TestExecuteHangs(t *testing.T) {
 	e := fakeBwrap(t, `sleep 100 & echo $! >&2; wait`)
-	e.bound = 200 * time.Millisecond
+	e.bound = 2 * time.Second // the script has to print before
 	_, words, err := e.execute([]string{e.program.Path})
 	if !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Error(err)
 	}
 	ended(t, words)
-	if err := e.tryBwrap(e.program.Path); err == nil || !strings.Contains(err.Error(), "within 200ms") {
+	if err := e.tryBwrap(e.program.Path); err == nil || !strings.Contains(err.Error(), "within 2s") {
 		t.Error(err)
 	}
 }

@@ -226,6 +226,7 @@ func TestExecHeld(t *testing.T) {
 
 func TestExecDeadline(t *testing.T) {
 	sb := idle(t)
+	timeout := harness.Deadline(time.Second) // all have to be up before
 	const stubborn = `trap '' TERM; setsid sh -c 'trap "" TERM; echo up; sleep 100' & wait`
 	for _, tt := range []struct {
 		script  string
@@ -233,13 +234,13 @@ func TestExecDeadline(t *testing.T) {
 		want    string
 		atLeast time.Duration
 	}{
-		{stubborn, 0, "up\n", time.Second},
-		{stubborn, 300 * time.Millisecond, "up\n", 1300 * time.Millisecond},
+		{stubborn, 0, "up\n", 0},
+		{stubborn, 300 * time.Millisecond, "up\n", 300 * time.Millisecond},
 		// All get it, the payload, its child and what is in a session of its own.
-		{`trap 'echo got; exit 3' TERM; setsid sh -c "trap 'echo got; exit' TERM; while :; do sleep 0.05; done" & while :; do sleep 0.05; done`, 20 * time.Second, "got\ngot\n", time.Second},
+		{`trap 'echo got; exit 3' TERM; setsid sh -c "trap 'echo got; exit' TERM; while :; do sleep 0.05; done" & while :; do sleep 0.05; done`, 20 * time.Second, "got\ngot\n", 0},
 	} {
-		text, res := run(t, sb, shell(sb, tt.script), supervise.Terms{Timeout: time.Second, Grace: tt.grace})
-		if text != tt.want || res.Cause != result.Timeout || res.ExitCode() != 124 || res.Duration < tt.atLeast || res.Duration > 15*time.Second {
+		text, res := run(t, sb, shell(sb, tt.script), supervise.Terms{Timeout: timeout, Grace: tt.grace})
+		if text != tt.want || res.Cause != result.Timeout || res.ExitCode() != 124 || res.Duration < timeout+tt.atLeast || res.Duration > timeout+15*time.Second {
 			t.Errorf("%q: %q, %+v", tt.script, text, res)
 		}
 	}

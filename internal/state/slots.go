@@ -43,8 +43,9 @@ func (d *Dir) TakeSlot(n int) (release func(), err error) {
 }
 
 // queueMoment is how long the queue may be held although a slot is free: its holder
-// takes it within that time, or is stopped.
-const queueMoment = time.Second
+// takes it within that time, or is stopped. On a busy machine it may be without a CPU for
+// seconds.
+const queueMoment = 4 * time.Second
 
 // WaitSlot is TakeSlot for who waits, in the order in which they came: all block
 // on the queue (flock(2); since Linux 5.0 waiters get a lock in their order), and its

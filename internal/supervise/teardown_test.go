@@ -188,7 +188,7 @@ func TestTeardownKeeperStopped(t *testing.T) {
 	if err := sb.Keeper.Signal(unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	gone(t, sb, stdout, supervise.Teardown(&sb.Kept, time.Now().Add(time.Second)))
+	gone(t, sb, stdout, supervise.Teardown(&sb.Kept, time.Now().Add(4*time.Second)))
 }
 
 // A keeper that has something left when the time for it is over ends all the same, and does not
