@@ -60,7 +60,7 @@ func traced(t *testing.T, victim, at int) (stops int) {
 	count := filepath.Join(harness.Dir(t), "stops")
 	r := start(t, options{wrap: []string{self}, env: []string{
 		fmt.Sprintf("%s=%d %d", tracerEnv, victim, at), tracerStops + "=" + count,
-	}}, append([]string{"--timeout", "15"}, leaver...)...)
+	}}, append([]string{"--timeout", lifetime}, leaver...)...)
 	// The tracer dies as sbxrun does, and leaves what sbxrun leaves.
 	r.killed = victim == roleSbxrun && at > 0
 	o := r.wait()

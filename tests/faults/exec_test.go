@@ -194,7 +194,7 @@ func TestL01ExecPhases(t *testing.T) {
 				}
 				hunt(t, tries, "the "+execNames[victim], func(int) bool {
 					_ = os.Remove(filepath.Join(e.out, "ran"))
-					x := b.exec([]string{"--timeout", "5"}, execBusy...)
+					x := b.exec([]string{"--timeout", lifetime}, execBusy...)
 					var pids [execRoles]int
 					for !x.over() {
 						if pids = x.processes(); ph.reached(e, pids) {
@@ -347,8 +347,8 @@ func TestL16StoppedExec(t *testing.T) {
 	for _, victim := range []int{execSbxrun, execKeeper, execInit, execPayload} {
 		t.Run(execNames[victim], func(t *testing.T) {
 			e := newEstate(t)
-			b := e.start([]string{"--proof-timeout", "0.5"})
-			x := b.exec([]string{"--proof-timeout", "5"}, execBusy...)
+			b := e.start([]string{"--proof-timeout", proof.String()})
+			x := b.exec(nil, execBusy...)
 			var pids [execRoles]int
 			e.until(settle, "the payload", func() bool { pids = x.processes(); return pids[execPayload] > 0 && e.wrote("ran") })
 			parent := os.Getpid()
@@ -361,8 +361,8 @@ func TestL16StoppedExec(t *testing.T) {
 			}
 			defer target.Close()
 			b.alive()
-			s := e.do("kill", "--grace", "0", "--proof-timeout", "0.5", "--json", b.ID)
-			harness.Within(t, "kill", s.took, 0, 3500*time.Millisecond)
+			s := e.do("kill", "--grace", "0", "--proof-timeout", proof.String(), "--json", b.ID)
+			harness.Within(t, "kill", s.took, 0, 2500*time.Millisecond+2*proof)
 			var told []struct {
 				Verdict   string           `json:"verdict"`
 				Survivors []map[string]any `json:"survivors"`
@@ -393,7 +393,7 @@ func TestExecDetachedRandom(t *testing.T) {
 	e := newEstate(t)
 	b := e.start(nil)
 	for i := range scaled(t, 20) {
-		c, err := e.begin(append([]string{"exec", "--detach", "--timeout", "30", "--env", harness.MarkerName + "=" + e.marker, b.ID, "--"}, execBusy...)...)
+		c, err := e.begin(append([]string{"exec", "--detach", "--timeout", lifetime, "--env", harness.MarkerName + "=" + e.marker, b.ID, "--"}, execBusy...)...)
 		harness.Must(t, err)
 		supervisor := 0
 		for after := rand.N(20 * time.Millisecond); time.Since(c.begin) < after; {
@@ -437,7 +437,7 @@ func TestExecHandleKilled(t *testing.T) {
 	lost := 0
 	for i := range scaled(t, 20) {
 		marker := fmt.Sprintf("%s-%d-", e.marker, i)
-		c, err := e.begin(append([]string{"exec", "--detach", "--timeout", "30", "--env", harness.MarkerName + "=" + marker, b.ID, "--"}, execBusy...)...)
+		c, err := e.begin(append([]string{"exec", "--detach", "--timeout", lifetime, "--env", harness.MarkerName + "=" + marker, b.ID, "--"}, execBusy...)...)
 		harness.Must(t, err)
 		supervisor := 0
 		// Every other time when it runs: its record is there.

@@ -301,7 +301,7 @@ func TestR19Version(t *testing.T) {
 	} {
 		t.Run(f.name, func(t *testing.T) {
 			r := start(t, options{env: pose(t, "#!/bin/sh\n"+f.script+"\n")}, "--timeout", "1", "sh", "-c", ": >/out/ran")
-			r.briefly(8 * time.Second)
+			r.briefly(20 * time.Second)
 			o := r.wait()
 			if o.code != 125 || r.wrote("ran") {
 				t.Errorf("want 125: %v", o)
@@ -431,7 +431,7 @@ func TestR19Relay(t *testing.T) {
 		t.Run(f.name, func(t *testing.T) {
 			for range scaled(t, 2) {
 				env := pose(t, fmt.Sprintf(relay, strings.ReplaceAll(f.script, "%%", "%")))
-				r := start(t, options{env: env}, append([]string{"--timeout", harness.Deadline(3 * time.Second).String()}, leaver...)...)
+				r := start(t, options{env: env}, append([]string{"--timeout", lifetime}, leaver...)...)
 				r.briefly(5 * time.Second)
 				o := r.wait()
 				if !slices.Contains(f.codes, o.code) || o.code == 7 && !r.wrote("ran") || o.code == 125 && r.wrote("ran") {
@@ -455,7 +455,7 @@ func TestR19RelayStart(t *testing.T) {
 			e := newEstate(t)
 			env := pose(t, fmt.Sprintf(relay, strings.ReplaceAll(f.script, "%%", "%")))
 			c, err := e.command(func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, env...) },
-				append([]string{harness.Binary(t)}, e.startFlags("--timeout", "5")...)...)
+				append([]string{harness.Binary(t)}, e.startFlags()...)...)
 			harness.Must(t, err)
 			s := e.wait(c)
 			harness.Within(t, "start", s.took, 0, 3*time.Second)
@@ -465,7 +465,7 @@ func TestR19RelayStart(t *testing.T) {
 				e.gone(settle)
 			case s.code == 0 && !slices.Equal(f.codes, []int{125}):
 				if len(f.codes) == 1 {
-					e.ok(append([]string{"exec", "--timeout", "5"}, e.only(), "true")...)
+					e.ok(append([]string{"exec", "--timeout", lifetime}, e.only(), "true")...)
 				}
 			default:
 				t.Errorf("want one of %v: %v", f.codes, s)

@@ -19,7 +19,7 @@ func TestR18Churn(t *testing.T) {
 	for _, procs := range []string{"1", "2"} {
 		r := start(t, options{env: []string{
 			"GOMAXPROCS=" + procs, "GOGC=1", "GODEBUG=gctrace=1,gcstoptheworld=1,asyncpreemptoff=0",
-		}}, "--json", "--timeout", "30", "sh", "-c", ": >/out/ran; timeout "+seconds+" yes; setsid sleep 600 & exit 7")
+		}}, "--json", "--timeout", lifetime, "sh", "-c", ": >/out/ran; timeout "+seconds+" yes; setsid sleep 600 & exit 7")
 		for beat := time.NewTicker(time.Millisecond); ; {
 			select {
 			case <-beat.C:

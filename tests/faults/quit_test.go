@@ -48,11 +48,11 @@ func (e *estate) quit(verb string, at int) int {
 	args := []string{verb}
 	switch verb {
 	case "run":
-		args = append(args, "--env", harness.MarkerName+"="+e.marker, "true")
+		args = slices.Concat(args, harness.Proof(), []string{"--env", harness.MarkerName + "=" + e.marker, "true"})
 	case "start":
 		args = e.startFlags()
 	case "kill":
-		args = append(args, e.start(nil).ID)
+		args = slices.Concat(args, harness.Proof(), []string{e.start(nil).ID})
 	}
 	count := filepath.Join(e.top, "stops")
 	c, err := e.command(func(cmd *exec.Cmd) {

@@ -23,8 +23,9 @@ import (
 // test has a state directory of its own, and in the end nothing may be left of
 // what was started with it.
 
-// lifetime ends every sandbox of a test, should the test not.
-const lifetime = "60"
+// lifetime ends every sandbox of a test, should the test not, and what ends by itself. It is far
+// above what a test takes.
+const lifetime = "10m"
 
 // estate is a state directory and what belongs to it.
 type estate struct {
@@ -363,7 +364,7 @@ func (e *estate) until(within time.Duration, what string, holds func() bool) boo
 // alive asserts that a command can be run in the sandbox.
 func (b *sandbox) alive() {
 	b.e.t.Helper()
-	if s := b.e.do("exec", "--timeout", "10", b.ID, "true"); s.code != 0 {
+	if s := b.e.do("exec", "--timeout", lifetime, b.ID, "true"); s.code != 0 {
 		b.e.t.Errorf("the sandbox does not live any more: %v", s)
 	}
 }

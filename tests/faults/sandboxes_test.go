@@ -433,7 +433,7 @@ func TestStoppedBelowSupervisor(t *testing.T) {
 	for _, victim := range []int{roleKeeper, roleMonitor, roleRoom, roleInit, rolePayload} {
 		t.Run(roleNames[victim], func(t *testing.T) {
 			e := newEstate(t)
-			b := e.start([]string{"--proof-timeout", "0.5"}, busy...)
+			b := e.start([]string{"--proof-timeout", proof.String()}, busy...)
 			e.until(settle, "the payload", func() bool { return e.wrote("ran") })
 			pids := family(b.PID)
 			target, hit := strike(pids[victim], pids[above[victim]], unix.SIGSTOP)
@@ -441,8 +441,8 @@ func TestStoppedBelowSupervisor(t *testing.T) {
 				t.Fatalf("there is no %s", roleNames[victim])
 			}
 			defer target.Close()
-			s := e.do("kill", "--grace", "0", "--proof-timeout", "0.5", b.ID)
-			harness.Within(t, "kill", s.took, 0, 3500*time.Millisecond)
+			s := e.do("kill", "--grace", "0", "--proof-timeout", proof.String(), b.ID)
+			harness.Within(t, "kill", s.took, 0, 2500*time.Millisecond+2*proof)
 			// A stopped keeper cannot say that nothing is left; kill may see so itself.
 			if s.code != 0 && (victim != roleKeeper || s.code != 123) {
 				t.Errorf("want 0: %v", s)

@@ -1036,12 +1036,12 @@ s.connect("/out/sock")
 s.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [1, 2]))])
 os.write(1, b"y" * 60000 + b"end")
 `
-	s := e.do("run", "--json", "--timeout", "10", "--bind", e.out+":/out", "--", "python3", "-c", pass)
+	s := e.do("run", "--json", "--timeout", lifetime, "--bind", e.out+":/out", "--", "python3", "-c", pass)
 	if s.code != 0 || !strings.Contains(s.stdout, "yend") {
 		t.Errorf("want 0, and all of the output: %v", s)
 	}
 	harness.Within(t, "run", s.took, 0, 2*time.Second)
-	b := e.start([]string{"--timeout", "10"}, "python3", "-c", pass)
+	b := e.start(nil, "python3", "-c", pass)
 	b.ended(4 * time.Second)
 	if s := e.do("wait", b.ID); s.code != 0 {
 		t.Errorf("want 0: %v", s)

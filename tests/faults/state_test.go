@@ -33,7 +33,7 @@ func (sh *shell) startOrError(what string, payload ...string) (started bool) {
 		if list := sh.do("ps"); !strings.Contains(list.stdout, "box") {
 			e.t.Errorf("%s: it runs and is not listed: %v", what, list)
 		}
-		if x := sh.do("exec", "--timeout", "10", "box", "true"); x.code != 0 {
+		if x := sh.do("exec", "--timeout", lifetime, "box", "true"); x.code != 0 {
 			e.t.Errorf("%s: an exec in it: %v", what, x)
 		}
 		if k := sh.do("kill", "--grace", "0", "box"); k.code != 0 {
@@ -100,9 +100,9 @@ func TestStateFillsUp(t *testing.T) {
 	}{
 		{"deadline", []string{"--timeout", "0.7"}, nil},
 		{"grace", []string{"--timeout", "0.7", "--grace", "0.1"}, nil},
-		{"idle", []string{"--timeout", "60", "--idle-timeout", "0.7"}, nil},
+		{"idle", []string{"--timeout", lifetime, "--idle-timeout", "0.7"}, nil},
 		{"kill", nil, func(sh *shell, b *sandbox) {
-			if s := sh.do("exec", "--timeout", "10", b.ID, "true"); s.code != 0 {
+			if s := sh.do("exec", "--timeout", lifetime, b.ID, "true"); s.code != 0 {
 				t.Errorf("exec: %v", s)
 			}
 			if s := sh.do("kill", "--grace", "0", b.ID); s.code != 0 {
@@ -261,7 +261,7 @@ func TestStateDescriptors(t *testing.T) {
 			}
 		}
 		reapZombies(b)
-		for _, args := range [][]string{{"exec", "--timeout", "10", "other", "true"}, {"ps", "--all"}, {"inspect", "other"}, {"logs", "other"}, {"cleanup"}} {
+		for _, args := range [][]string{{"exec", "--timeout", lifetime, "other", "true"}, {"ps", "--all"}, {"inspect", "other"}, {"logs", "other"}, {"cleanup"}} {
 			if args[0] == "logs" && n < 12 {
 				continue // Go's own poller needs three to wait for a file, and ends the process without
 			}
@@ -351,7 +351,7 @@ func TestStatePlanted(t *testing.T) {
 				}
 				harness.Must(t, plant.plant(b.path(file), p))
 				what := file + ": " + plant.name
-				for _, args := range [][]string{{"ps", "--all"}, {"inspect", b.ID}, {"logs", "box"}, {"exec", "--timeout", "5", b.ID, "true"},
+				for _, args := range [][]string{{"ps", "--all"}, {"inspect", b.ID}, {"logs", "box"}, {"exec", "--timeout", lifetime, b.ID, "true"},
 					{"wait", "--timeout", "0.02", b.ID}, {"cleanup", "--dry-run"}} {
 					s := e.do(args...)
 					p.untouched(s)
@@ -566,7 +566,7 @@ func TestStateGarbageFiles(t *testing.T) {
 		for _, file := range []string{"activity", "kill.json", "access", "lock"} {
 			harness.Must(t, os.WriteFile(b.path(file), []byte(text), 0o600))
 		}
-		for _, args := range [][]string{{"ps"}, {"inspect", "box"}, {"logs", "box"}, {"exec", "--timeout", "5", "box", "/bin/true"}, {"cleanup"}} {
+		for _, args := range [][]string{{"ps"}, {"inspect", "box"}, {"logs", "box"}, {"exec", "--timeout", lifetime, "box", "/bin/true"}, {"cleanup"}} {
 			s := e.do(args...)
 			want := 0
 			if args[0] == "exec" {

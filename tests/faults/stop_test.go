@@ -23,6 +23,29 @@ func begun(t *testing.T, flags, payload []string) (*run, [roles]int) {
 	return r, pids
 }
 
+// proof is how long a proof may take that who is stopped cannot give. It is waited for, and what can be
+// proven is proven in that time also where a process may be left without a CPU for seconds.
+var proof = harness.Scaled(800 * time.Millisecond)
+
+// stoppedBefore starts a run, and stops one of its processes when its command has left its trace, and
+// before its deadline. If the deadline came first, the next one is twice as long.
+func stoppedBefore(t *testing.T, deadline time.Duration, victim int, flags ...string) (*run, [roles]int, time.Duration) {
+	t.Helper()
+	for ; deadline < bound; deadline *= 2 {
+		r, pids := begun(t, append([]string{"--timeout", deadline.String()}, flags...), busy)
+		if r.hit(pids, victim, unix.SIGSTOP) {
+			r.stopped(pids[victim])
+			if time.Since(r.begin) < deadline {
+				return r, pids, deadline
+			}
+			r.hit(pids, victim, unix.SIGCONT)
+		}
+		r.wait()
+	}
+	t.Fatalf("there is no %s", roleNames[victim])
+	return nil, [roles]int{}, 0
+}
+
 // stopped asserts that a process of a run has come to a stop.
 func (r *run) stopped(pid int) {
 	r.t.Helper()
@@ -35,15 +58,10 @@ func (r *run) stopped(pid int) {
 // R17: the deadline works while a process between is stopped: the monitor, the room,
 // init, the command.
 func TestR17StoppedBelow(t *testing.T) {
-	deadline := harness.Deadline(300 * time.Millisecond)
 	for _, victim := range []int{roleMonitor, roleRoom, roleInit, rolePayload} {
-		for _, flags := range [][]string{{"--timeout", deadline.String()}, {"--timeout", deadline.String(), "--grace", "0.2"}} {
-			t.Run(roleNames[victim]+" "+strings.Join(flags[2:], " "), func(t *testing.T) {
-				r, pids := begun(t, flags, busy)
-				if !r.hit(pids, victim, unix.SIGSTOP) {
-					t.Fatalf("there is no %s", roleNames[victim])
-				}
-				r.stopped(pids[victim])
+		for _, flags := range [][]string{nil, {"--grace", "0.2"}} {
+			t.Run(roleNames[victim]+" "+strings.Join(flags, " "), func(t *testing.T) {
+				r, _, deadline := stoppedBefore(t, harness.Deadline(300*time.Millisecond), victim, flags...)
 				o := r.wait()
 				if o.code != 124 || o.report == nil || o.report.Cause != "timeout" || o.report.Teardown.Verdict != "proven" {
 					t.Errorf("want a proven timeout: %v", o)
@@ -62,7 +80,7 @@ func TestR17StoppedEarly(t *testing.T) {
 	for _, victim := range []int{roleKeeper, roleMonitor, roleRoom, roleInit} {
 		t.Run(roleNames[victim], func(t *testing.T) {
 			for range scaled(t, 4) {
-				r := start(t, options{}, append([]string{"--timeout", "1"}, busy...)...)
+				r := start(t, options{}, append([]string{"--timeout", lifetime}, busy...)...)
 				var pids [roles]int
 				for !r.over() && pids[victim] == 0 {
 					pids = r.processes()
@@ -81,7 +99,7 @@ func TestR17StoppedEarly(t *testing.T) {
 				if victim == roleKeeper {
 					within += 500 * time.Millisecond
 					if o.report != nil && o.report.Started {
-						within += 5 * time.Second
+						within += harness.Scaled(5 * time.Second) // --proof-timeout's
 					}
 				}
 				harness.Within(t, "the run", r.end.Sub(r.begin), 0, within)
@@ -93,17 +111,11 @@ func TestR17StoppedEarly(t *testing.T) {
 // R17: sbxrun itself is stopped beyond the deadline. The keeper acts in its place, half a
 // second after the deadline and the grace period, and then sbxrun calls it what it is.
 func TestR17StoppedSelf(t *testing.T) {
-	deadline := harness.Deadline(500 * time.Millisecond)
-	for _, flags := range [][]string{{"--timeout", deadline.String()}, {"--timeout", deadline.String(), "--grace", "0.2"}} {
-		r, pids := begun(t, flags, busy)
-		r.signal(unix.SIGSTOP)
-		r.stopped(r.pid)
-		payload, err := harness.Open(pids[rolePayload])
-		harness.Must(t, err)
-		r.until("the end of the command", payload.Ended)
-		payload.Close()
+	for _, flags := range [][]string{nil, {"--grace", "0.2"}} {
+		r, pids, deadline := stoppedBefore(t, harness.Deadline(500*time.Millisecond), roleSbxrun, flags...)
+		r.until("the end of the command", func() bool { return zombie(pids[rolePayload]) })
 		low := deadline + 500*time.Millisecond
-		if len(flags) > 2 {
+		if len(flags) > 0 {
 			low += 200 * time.Millisecond
 		}
 		harness.Within(t, "the command", time.Since(r.begin), low, low+300*time.Millisecond)
@@ -114,9 +126,7 @@ func TestR17StoppedSelf(t *testing.T) {
 	}
 
 	// It goes on before that, and late all the same.
-	r, pids := begun(t, []string{"--timeout", deadline.String()}, busy)
-	r.signal(unix.SIGSTOP)
-	r.stopped(r.pid)
+	r, pids, deadline := stoppedBefore(t, harness.Deadline(500*time.Millisecond), roleSbxrun)
 	r.until("the deadline", func() bool { return time.Since(r.begin) > deadline+100*time.Millisecond })
 	if zombie(pids[rolePayload]) && time.Since(r.begin) < deadline+500*time.Millisecond {
 		t.Errorf("the command was killed while sbxrun was stopped")
@@ -138,27 +148,24 @@ func TestR17StoppedSelf(t *testing.T) {
 // sbxrun kills it and does its work; and if sbxrun was killed, all goes away when the
 // keeper goes on.
 func TestStoppedKeeper(t *testing.T) {
-	deadline := harness.Deadline(300 * time.Millisecond).String()
+	deadline := harness.Deadline(300 * time.Millisecond)
 	for _, end := range []struct {
-		name  string
-		flags []string
-		sig   unix.Signal // to sbxrun; 0 for none
-		code  int
+		name     string
+		deadline time.Duration
+		grace    string
+		sig      unix.Signal // to sbxrun; 0 for none
+		code     int
 	}{
-		{"deadline", []string{"--timeout", deadline}, 0, 124},
-		{"grace", []string{"--timeout", deadline, "--grace", "0.1"}, 0, 124},
-		{"signal", nil, unix.SIGTERM, 143},
-		{"kill", nil, unix.SIGKILL, 0},
+		{"deadline", deadline, "0", 0, 124},
+		{"grace", deadline, "0.1", 0, 124},
+		{"signal", bound / 2, "0", unix.SIGTERM, 143},
+		{"kill", bound / 2, "0", unix.SIGKILL, 0},
 	} {
 		t.Run(end.name, func(t *testing.T) {
-			r, pids := begun(t, append([]string{"--proof-timeout", "0.3"}, end.flags...), busy)
+			r, pids, _ := stoppedBefore(t, end.deadline, roleKeeper, "--proof-timeout", proof.String(), "--grace", end.grace)
 			keeper, err := harness.Open(pids[roleKeeper])
 			harness.Must(t, err)
 			defer keeper.Close()
-			if !r.hit(pids, roleKeeper, unix.SIGSTOP) {
-				t.Fatal("there is no keeper")
-			}
-			r.stopped(pids[roleKeeper])
 			if end.sig != 0 {
 				r.signal(end.sig)
 			}
@@ -184,7 +191,7 @@ func TestStoppedKeeper(t *testing.T) {
 // What holds the command is killed from outside: lost, whatever the command was about to
 // say.
 func TestLost(t *testing.T) {
-	for _, flags := range [][]string{nil, {"--json"}, {"--timeout", "10", "--grace", "10"}} {
+	for _, flags := range [][]string{nil, {"--json"}, {"--timeout", lifetime, "--grace", "10"}} {
 		for _, victim := range []int{roleMonitor, roleRoom, roleInit} {
 			lost(t, victim, flags)
 		}
