@@ -249,7 +249,7 @@ func TestSlowMachine(t *testing.T) {
 	f.env = append(f.env, "SBXRUN_TESTS_MACHINE=3")
 	_, out := f.run("check.sh")
 	const tests = "test -v -count=1 -timeout 30m "
-	for _, want := range []string{"\n10 18: " + tests + "-p 2 -run ^Test(ServeSoak", "\n100 6: " + tests + "-run ^TestSoak$ ./tests/faults\n"} {
+	for _, want := range []string{"\n10 18: " + tests + "-p 2 -run ^Test(ServeSoak", "\n100 18: " + tests + "-run ^TestSoak$ ./tests/faults\n"} {
 		if !strings.Contains(f.log(), want) {
 			t.Errorf("no %s in %s", want, f.log())
 		}
