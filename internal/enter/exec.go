@@ -21,9 +21,9 @@ import (
 // SetupBound is how long the way in may take.
 const SetupBound = 10 * time.Second
 
-// dying is how long the end of a room may take that shows in what it refuses: seconds, on a busy
-// machine.
-const dying = 2 * time.Second
+// Dying is how long the end of a room may take that shows in what it refuses, and in how its commands
+// end: seconds, on a busy machine.
+const Dying = 2 * time.Second
 
 // MeminfoCopy is where a room has the text that its commands see as /proc/meminfo, if
 // that is not the host's.
@@ -98,7 +98,7 @@ func (e *Entry) Start(ctx context.Context, room *proc.Process, stdio [3]*os.File
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded), ctx.Err() != nil:
 		known.Message = "cannot enter the sandbox in time"
-	case room.Wait(time.Now().Add(dying)) == nil:
+	case room.Wait(time.Now().Add(Dying)) == nil:
 		known.Code, known.Message = "ended", "the sandbox has ended"
 	}
 	return nil, known

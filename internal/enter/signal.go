@@ -63,7 +63,7 @@ func (w *way) over(room *proc.Process, err error) error {
 	if abandonErr := w.abandon(); abandonErr != nil {
 		err = abandonErr
 	}
-	if err != nil && room.Wait(time.Now().Add(dying)) == nil {
+	if err != nil && room.Wait(time.Now().Add(Dying)) == nil {
 		err = proc.ErrGone // a room that is about to end refuses in many ways
 	}
 	return err

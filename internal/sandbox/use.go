@@ -153,9 +153,7 @@ func (u *Use) Refused() []state.Refused {
 // all that is in a sandbox is signalled, and what the command made of that does not matter.
 func (u *Use) Settle(res *result.Result) {
 	// The command's end is seen first: the room's PID 1 waits for it (pid_namespaces(7)).
-	// On a busy machine that end may be seconds behind.
-	const moment = 2 * time.Second
-	if res.Cause == result.Lost && u.Room.Wait(time.Now().Add(moment)) == nil {
+	if res.Cause == result.Lost && u.Room.Wait(time.Now().Add(enter.Dying)) == nil {
 		res.Cause = result.Killed
 	}
 	if u.entry != nil && (res.Cause == result.Signaled || res.Cause == result.Exited) && u.entry.Ending() {
