@@ -169,7 +169,11 @@ func ask(name, option string) ([]byte, error) {
 	// The signal comes when the thread that forked ends (prctl(2)).
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	if err := cmd.Run(); err != nil {
+	err := cmd.Run()
+	if ctx.Err() != nil {
+		err = fmt.Errorf("no answer within %v", askBound)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", name, option, err)
 	}
 	return out.text, nil

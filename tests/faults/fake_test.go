@@ -306,6 +306,9 @@ func TestR19Version(t *testing.T) {
 			if o.code != 125 || r.wrote("ran") {
 				t.Errorf("want 125: %v", o)
 			}
+			if f.name == "does not end" && !strings.Contains(o.stderr, "bwrap --version: no answer within 10s") {
+				t.Errorf("the cause is not told: %v", o)
+			}
 			o.oneLine(t)
 		})
 	}
