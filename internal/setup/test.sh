@@ -17,7 +17,8 @@ export SBXRUN_TESTS_SLOW="${SBXRUN_TESTS_SLOW:-$((6 * slow))}"
 export CGO_ENABLED=0
 set -- -trimpath -ldflags=-s\ -w -vet=off # lint.sh has the whole of go vet
 # The longest first, so that the others fill the time beside them; and most tests wait more than
-# they compute, so four at once. Not on a slow machine, where a process would wait for a CPU for seconds.
-packages=3 tests=4
-[ "$slow" = 1 ] || packages=2 tests=2
-exec internal/setup/suite.sh "as uid $(id -u)" "$@" -p $packages -parallel $tests -short -skip "$later" ./tests/faults ./tests ./...
+# they compute, so four at once. Of fewer packages on a slow machine, where a process would wait for a
+# CPU for seconds.
+packages=3
+[ "$slow" = 1 ] || packages=2
+exec internal/setup/suite.sh "as uid $(id -u)" "$@" -p $packages -parallel 4 -short -skip "$later" ./tests/faults ./tests ./...
