@@ -74,18 +74,21 @@ func (s *Server) held(ctx huma.Context, next func(huma.Context)) {
 type holding struct {
 	mu     sync.Mutex
 	leases []*tenants.Lease
+	over   bool // what is taken now, nobody would free
 }
 
 func (h *holding) free() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.over = true
 	for _, l := range h.leases {
 		l.Free()
 	}
 }
 
-// Hold takes memory for a request, until it is over. One that does not come over HTTP has a client
-// of its own, and takes what it likes.
+// Hold takes memory for a request, until it is over: a tool of MCP may still run then, as the SDK does not
+// wait for it when the client leaves. One that does not come over HTTP has a client of its own, and takes
+// what it likes.
 func (s *Door) Hold(ctx context.Context, n int64) error {
 	h, ok := ctx.Value(holdingKey).(*holding)
 	if !ok {
@@ -98,6 +101,10 @@ func (s *Door) Hold(ctx context.Context, n int64) error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.over {
+		lease.Free()
+		return api.NewError(api.Ended, "the client has left", "")
+	}
 	h.leases = append(h.leases, lease)
 	return nil
 }
