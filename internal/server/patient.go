@@ -41,8 +41,10 @@ func newPatient(w http.ResponseWriter, r *http.Request) *patient {
 	p.expect()
 	if r.ContentLength != 0 {
 		p.coming.Store(true)
-		p.in.deadline(time.Now().Add(pieceBound))
-		r.Body = &arriving{ReadCloser: r.Body, p: p}
+		a := &arriving{ReadCloser: r.Body, p: p, read: time.Now()}
+		a.until = a.read.Add(pieceBound)
+		p.in.deadline(a.until)
+		r.Body = a
 	}
 	return p
 }
@@ -66,12 +68,9 @@ func (p *patient) linger(r *http.Request) {
 	if !ok || !r.Close || !p.coming.Load() || p.FlushError() != nil {
 		return
 	}
-	p.in.deadline(time.Now().Add(moment))
-	_, _ = io.CopyN(io.Discard, a.ReadCloser, most)
 	// Who reads beside sets no deadline any more: net/http breaks off its own next read by one, and would wait.
-	p.in.mu.Lock()
-	p.in.cut = true
-	p.in.mu.Unlock()
+	p.in.last(time.Now().Add(moment))
+	_, _ = io.CopyN(io.Discard, a.ReadCloser, most)
 }
 
 func (s *side) deadline(at time.Time) {
@@ -80,6 +79,16 @@ func (s *side) deadline(at time.Time) {
 	if !s.cut {
 		_ = s.set(at) // a writer of a test may have none
 	}
+}
+
+// last sets a deadline after which none is set any more.
+func (s *side) last(at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.cut {
+		_ = s.set(at) // as above
+	}
+	s.cut = true
 }
 
 // until breaks off with a context, also when the client does not move.
@@ -124,19 +133,26 @@ func (p *patient) Unwrap() http.ResponseWriter { return p.ResponseWriter }
 // counts as closed, and its request as canceled.
 type arriving struct {
 	io.ReadCloser
-	p   *patient
-	got int // since the deadline was set
+	p     *patient
+	got   int       // of the piece
+	until time.Time // the client has for that
+	read  time.Time // when something was read last
 }
 
 func (a *arriving) Read(b []byte) (int, error) {
+	if a.p.coming.Load() {
+		// While nobody reads, as a process that pauses does not read its stdin, the client cannot send.
+		a.until = a.until.Add(time.Since(a.read))
+		a.p.in.deadline(a.until)
+	}
 	n, err := a.ReadCloser.Read(b)
+	a.read = time.Now()
 	switch a.got += n; {
 	case err == io.EOF:
 		a.p.coming.Store(false)
 		a.p.in.deadline(time.Time{})
 	case a.got >= pieceSize:
-		a.got = 0
-		a.p.in.deadline(time.Now().Add(pieceBound))
+		a.got, a.until = 0, a.read.Add(pieceBound)
 	}
 	return n, err
 }

@@ -34,19 +34,22 @@ func (o one) Close() error   { return nil }
 func (o one) Addr() net.Addr { return &net.UnixAddr{} }
 
 // A client that takes a piece of an answer from time to time gets all of it, however long that
-// takes, and so does one that sends its request like that. One that stands still is given up.
+// takes, and so does one that sends its request like that, or whose request is not read for long. One that
+// stands still is given up.
 func TestPatience(t *testing.T) {
 	const size = 4 << 20
 	body := bytes.Repeat([]byte("x"), size)
 	for _, test := range []struct {
 		name                string
 		sends, reads, still time.Duration // from piece to piece; still: after the first one of the answer
+		pauses              time.Duration // the handler, after the beginning of the request
 		takes               time.Duration // at least
 		whole               bool
 	}{
 		{name: "quick", whole: true},
 		{name: "reads slowly", reads: 20 * time.Second, takes: 20 * time.Minute, whole: true},
 		{name: "sends slowly", sends: 20 * time.Second, takes: 20 * time.Minute, whole: true},
+		{name: "is not read from", pauses: time.Hour, takes: time.Hour, whole: true},
 		{name: "does not read", still: time.Hour, takes: 30 * time.Second},
 		{name: "does not send", sends: time.Hour, takes: 30 * time.Second},
 	} {
@@ -62,11 +65,16 @@ func TestPatience(t *testing.T) {
 				defer s.Drain(t.Context())
 				ended := make(chan error, 1)
 				h := s.identified(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					if _, err := io.Copy(io.Discard, r.Body); err != nil {
+					_, err := io.ReadFull(r.Body, make([]byte, 1000))
+					time.Sleep(test.pauses)
+					if err == nil {
+						_, err = io.Copy(io.Discard, r.Body)
+					}
+					if err != nil {
 						ended <- err
 						return
 					}
-					_, err := w.Write(body)
+					_, err = w.Write(body)
 					ended <- err
 				}))
 				l := one{conns: make(chan net.Conn, 1)}
