@@ -208,6 +208,9 @@ func (o *order) size() int64 {
 	return int64(size) + o.collects()
 }
 
+// mostOutput bounds output for tenants without a bound: budgets add up multiples of it.
+const mostOutput = 1 << 40
+
 // bound settles times, limits and output: the server's default where nothing is asked, and
 // never more than may be.
 func (o *order) bound(set *settings, c *api.Call) error {
@@ -217,9 +220,12 @@ func (o *order) bound(set *settings, c *api.Call) error {
 	}
 	o.timeout = o.clamp("timeout_ms", c.TimeoutMS, min(longest, time.Duration(set.Call.Timeout)), longest)
 	o.grace = o.clamp("grace_ms", c.GraceMS, 0, time.Duration(set.Call.MaxGrace))
-	asked, most := c.Limits.MaxOutput, int64(o.ceilings.MaxOutput)
+	asked, most := c.Limits.MaxOutput, int64(mostOutput)
+	if own := int64(o.ceilings.MaxOutput); own > 0 {
+		most = min(most, own)
+	}
 	o.maxOutput = cmp.Or(asked, int64(set.Call.MaxOutput))
-	if most > 0 && o.maxOutput > most {
+	if o.maxOutput > most {
 		o.maxOutput = most
 		if asked > 0 {
 			o.clamped = append(o.clamped, "limits.max_output")

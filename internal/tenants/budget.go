@@ -30,15 +30,15 @@ type Lease struct {
 	n      int64
 }
 
-// Take takes n for a tenant, who may have own in all; 0 is no bound. An error is an
+// Take takes n, which is not negative, for a tenant, who may have own in all; 0 is no bound. An error is an
 // [*api.Error], and says whose bound it is.
 func (b *Budget) Take(tenant string, n, own int64) (*Lease, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if used := b.used[tenant]; own > 0 && used+n > own {
+	if used := b.used[tenant]; n < 0 || own > 0 && n > own-used {
 		return nil, api.NewError(api.Quota, fmt.Sprintf("the tenant has %d of its %d %s, and this takes %d more", used, own, b.what, n), "ask for less, or wait until others are over")
 	}
-	if b.total > 0 && b.sum+n > b.total {
+	if b.total > 0 && n > b.total-b.sum {
 		return nil, api.NewError(api.Busy, "all "+b.what+" are taken", "try again later")
 	}
 	b.add(tenant, n)

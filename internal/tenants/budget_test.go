@@ -1,6 +1,7 @@
 package tenants
 
 import (
+	"math"
 	"testing"
 
 	"github.com/sbxrun/sbxrun/internal/api"
@@ -33,4 +34,16 @@ func TestBudget(t *testing.T) {
 		t.Errorf("%d is left: %v", b.sum, b.used)
 	}
 	(*Lease)(nil).Free()
+	// No sum of it is too much for 64 bits, and nobody takes less than nothing.
+	if _, err := b.Take("b", 1, 0); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []int64{math.MaxInt64, -1} {
+		if _, err := b.Take("b", n, 9); code(err) != api.Quota {
+			t.Errorf("%d: %v", n, err)
+		}
+		if _, err := b.Take("b", n, 0); err == nil {
+			t.Errorf("%d was taken of 10 bytes", n)
+		}
+	}
 }
