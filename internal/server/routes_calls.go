@@ -276,7 +276,13 @@ func (s *Server) output(q Request, c *calls.Call, o OutputQuery) *streamed {
 					panic(http.ErrAbortHandler) // a part must not look like all of it
 				}
 			}
-			if o.Follow != "1" || ended && at >= size || ctx.Err() != nil || flush() != nil {
+			if o.Follow != "1" || ended && at >= size {
+				return
+			}
+			if ctx.Err() != nil {
+				panic(http.ErrAbortHandler) // as above
+			}
+			if flush() != nil {
 				return
 			}
 			size, ended = spool.Wait(ctx, at)
