@@ -57,6 +57,16 @@ const Spare = 3
 // be tried.
 var ErrRenew = &result.Error{Code: "limit", Message: "a warm room cannot have these limits"}
 
+// Takes reports whether a lasting group can have limits like these. Nil, where there can be none, takes
+// only none.
+func (g *Group) Takes(r Request) bool {
+	if g == nil {
+		return r == (Request{})
+	}
+	_, err := g.lasting.renewed(r)
+	return err == nil
+}
+
 // Renew gives a lasting group the limits of its next command.
 func (g *Group) Renew(r Request) error {
 	if g == nil {
@@ -67,9 +77,6 @@ func (g *Group) Renew(r Request) error {
 	}
 	if err := r.check(); err != nil {
 		return err
-	}
-	if r.MemorySwap != 0 || r.Nice != nil || r.OOMScoreAdj != nil {
-		return ErrRenew
 	}
 	p, err := g.lasting.renewed(r)
 	if err != nil {
@@ -98,6 +105,9 @@ func (g *Group) Renew(r Request) error {
 
 // renewed is the plan with other limits, by the same cgroups.
 func (l *lasting) renewed(r Request) (*Plan, error) {
+	if r.MemorySwap != 0 || r.Nice != nil || r.OOMScoreAdj != nil {
+		return nil, ErrRenew
+	}
 	p := *l.plan
 	p.request, p.required, p.Limits = r, true, nil
 	for _, limit := range l.plan.Limits {

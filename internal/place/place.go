@@ -31,6 +31,8 @@ type Policy struct {
 	room.Policy
 	Limits   limits.Request // of the place
 	Lifetime time.Duration  // 0 for none
+	// Commands are limits that its commands will ask for: not all places can have limits.
+	Commands limits.Request
 	// Parts, if not nil, are what the policy has of overlays, volumes, layers of a snapshot, and of a
 	// network by a list. Such a place is cold. Take ends them if it fails; else they end with the place.
 	Parts *sandbox.Parts

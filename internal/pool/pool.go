@@ -22,6 +22,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/room"
 )
 
@@ -63,9 +64,16 @@ func New(policy room.Policy, sizes Sizes, failed func(error)) *Pool {
 
 // Take returns a room for a call of a tenant, for the caller alone until it gives it back. Nil:
 // there is none, and the caller had better build one. It does not block.
-func (p *Pool) Take(tenant string) *Room {
+func (p *Pool) Take(tenant string) *Room { return p.take(tenant, limits.Request{}) }
+
+// take is Take for a command with limits. All rooms are of one machine: where one cannot have them none
+// can, and none is ended for it.
+func (p *Pool) take(tenant string, l limits.Request) *Room {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
+	if len(p.idle) > 0 && !p.idle[0].group.Takes(l) {
+		return nil
+	}
 	defer p.refill()
 	for _, fits := range []func(*Room) bool{
 		func(r *Room) bool { return r.used > 0 && r.tenant == tenant },

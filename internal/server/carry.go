@@ -75,7 +75,7 @@ func (s *Server) entered(ctx context.Context, e *entry, o *order, out sink) (*ap
 	defer e.end()
 	set := s.settings.Load()
 	policy := set.policy
-	policy.Program = o.ahead()
+	policy.Commands, policy.Program = o.limits, o.ahead()
 	if o.parts != nil {
 		if err := s.part(ctx, set, o.ceilings, o.parts, &policy); err != nil {
 			return nil, s.callError(ctx, err)
