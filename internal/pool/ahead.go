@@ -107,19 +107,14 @@ func (a *ahead) is(tenant string, p place.Policy) bool {
 func (s *Source) prepare(tenant string, p place.Policy) {
 	s.aheadMutex.Lock()
 	defer s.aheadMutex.Unlock()
-	n := s.pending
-	for _, a := range s.ahead {
-		if a.is(tenant, p) {
-			n++
-		}
-	}
-	for ; n < p.Program.Ahead && len(s.ahead)+s.pending < s.Sizes.Max/2 && !s.closed; n++ {
-		s.pending++
+	for n := s.count(tenant, p); n < p.Program.Ahead && len(s.ahead)+len(s.pending) < s.Sizes.Max/2 && !s.closed; n++ {
+		next := &ahead{tenant: tenant, policy: p}
+		s.pending = append(s.pending, next)
 		s.starting.Go(func() {
 			a, err := s.start(tenant, p)
 			s.aheadMutex.Lock()
 			defer s.aheadMutex.Unlock()
-			s.pending--
+			s.pending = slices.DeleteFunc(s.pending, func(a *ahead) bool { return a == next })
 			switch {
 			case err != nil:
 				s.Failed(fmt.Errorf("start %s ahead: %w", p.Program.Args[0], err))
@@ -132,6 +127,18 @@ func (s *Source) prepare(tenant string, p place.Policy) {
 			}
 		})
 	}
+}
+
+// count is how many interpreters wait for such a program, or are being started. The mutex is held.
+func (s *Source) count(tenant string, p place.Policy) (n int) {
+	for _, list := range [][]*ahead{s.ahead, s.pending} {
+		for _, a := range list {
+			if a.is(tenant, p) {
+				n++
+			}
+		}
+	}
+	return n
 }
 
 // Ahead is how many interpreters wait for their programs.

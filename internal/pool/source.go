@@ -29,7 +29,7 @@ type Source struct {
 
 	aheadMutex sync.Mutex
 	ahead      []*ahead
-	pending    int // that are started
+	pending    []*ahead // that are being started, of which is known whose they are and for what
 	closed     bool
 	starting   sync.WaitGroup
 }
