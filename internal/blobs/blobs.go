@@ -82,15 +82,24 @@ func (s *Store) walk(each func(name string, st fs.FileInfo)) error {
 }
 
 // Expire removes what was not asked for since the time to live. It does not count anew: what is
-// being written meanwhile is counted before it is there.
+// being written meanwhile is counted before it is there. Others use the store while it looks.
 func (s *Store) Expire(now time.Time) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	return s.walk(func(name string, st fs.FileInfo) {
-		if !strings.HasPrefix(filepath.Base(name), partial) && now.Sub(st.ModTime()) > s.ttl && os.Remove(name) == nil {
-			s.count(name, -perFile-st.Size())
+		if !strings.HasPrefix(filepath.Base(name), partial) && s.old(st, now) {
+			s.expire(name, now)
 		}
 	})
+}
+
+func (s *Store) old(st fs.FileInfo, now time.Time) bool { return now.Sub(st.ModTime()) > s.ttl }
+
+// expire removes one file, unless it was stored anew or asked for meanwhile.
+func (s *Store) expire(name string, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if st, err := os.Lstat(name); err == nil && s.old(st, now) && os.Remove(name) == nil {
+		s.count(name, -perFile-st.Size())
+	}
 }
 
 // Put stores what r has, at most max bytes, for a tenant who may have so many bytes in all,

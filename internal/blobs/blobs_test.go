@@ -125,3 +125,33 @@ func TestExpireMeanwhile(t *testing.T) {
 		}
 	}
 }
+
+// Files are looked for while others use the store, and one that was asked for since is kept.
+func TestExpireAside(t *testing.T) {
+	s, err := Open(t.TempDir(), time.Hour, 2*perFile+100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, _, err := s.Put("a", strings.NewReader("hello"), 50, perFile+50)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	looked := make(chan error, 1)
+	go func() { looked <- s.Expire(time.Now()) }()
+	select {
+	case err := <-looked:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("it waits for who uses the store")
+	}
+	s.mu.Unlock()
+	s.expire(filepath.Join(s.dir, "a", strings.TrimPrefix(id, prefix)), time.Now())
+	f, _, err := s.Get("a", id)
+	if err != nil || s.used["a"] != perFile+5 {
+		t.Fatalf("%v, %d bytes", err, s.used["a"])
+	}
+	f.Close()
+}

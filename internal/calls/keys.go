@@ -36,10 +36,10 @@ func NewKeys(keep time.Duration, most int) *Keys {
 // Begin returns a tenant's request of this name, and whether it is the first one: then Settle has
 // to be called. Another body for the same name is an error.
 func (k *Keys) Begin(tenant, name string, body []byte) (key *Key, first bool, err error) {
+	hash := sha256.Sum256(body) // of megabytes: no other tenant waits for it
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	now := time.Now()
-	hash := sha256.Sum256(body)
 	own := k.all[tenant]
 	if key = own[name]; key != nil && (now.Sub(key.came) <= k.keep || !key.settled()) {
 		if key.hash != hash {
