@@ -107,11 +107,19 @@ func (s *Server) createSession(ctx context.Context, w who, n *api.NewSession) (*
 	return x, o.clamped, nil
 }
 
+// withoutParts refuses what a command in a session has of the session alone.
+func (o *order) withoutParts() error {
+	if o.parts != nil {
+		return usage("overlay, snapshot, volumes and network are a session's, and not those of a command in it")
+	}
+	return nil
+}
+
 // inSession carries a call out in a session.
 func (s *Server) inSession(x *sessions.Session) way {
 	return func(ctx context.Context, turn *tenants.Turn, o *order, out sink) (*api.Answer, error) {
-		if o.parts != nil {
-			return nil, usage("overlay, snapshot, volumes and network are a session's, and not those of a command in it")
+		if err := o.withoutParts(); err != nil {
+			return nil, err
 		}
 		e, err := s.enter(ctx, turn, o)
 		if err != nil {
@@ -262,6 +270,9 @@ func (s *Server) defineProcesses(a huma.API) {
 			return nil, err
 		}
 		o, err := s.check(whose(ctx), &q.Body.Call)
+		if err == nil {
+			err = o.withoutParts()
+		}
 		if err != nil {
 			return nil, err
 		}

@@ -1,0 +1,29 @@
+package server
+
+import (
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/internal/calls"
+	"github.com/sbxrun/sbxrun/internal/sessions"
+)
+
+// A command in the background of a session is refused at once for what only sessions have.
+func TestProcessWithParts(t *testing.T) {
+	var s *Server
+	h := handler(t, func(its *Server) {
+		s = its
+		set := *s.settings.Load()
+		set.Tenant.Network, set.DataDir = []string{"example.org"}, t.TempDir()
+		s.settings.Store(&set)
+	})
+	s.rooms.Add(&sessions.Session{
+		ID: "one", Tenant: "uid-1", Place: brokenPlace{&broken{}}, Expires: time.Now().Add(time.Hour), Idle: time.Hour,
+		Processes: calls.NewBook(t.TempDir(), time.Hour, s.shelf),
+	})
+	w := ask(h, http.MethodPost, "/v1/sessions/one/processes", `{"argv":["true"],"network":{"allow":["example.org"]}}`)
+	if w.Code != http.StatusBadRequest {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+}
