@@ -108,8 +108,9 @@ type Store struct {
 
 	mu      sync.Mutex
 	all     map[string]*Session
-	over    map[string]past // those that have ended
-	pending map[string]int  // of each tenant, those that are being made
+	over    map[string]past     // those that have ended
+	order   map[string][]string // their ids by tenant, the oldest first
+	pending map[string]int      // of each tenant, those that are being made
 }
 
 type past struct {
@@ -121,7 +122,7 @@ type past struct {
 // NewStore has no session. tell is called when one has ended, and spawn for what goes on in the
 // background.
 func NewStore(tell func(*Session, *result.Result), spawn func(func())) *Store {
-	return &Store{tell: tell, spawn: spawn, all: map[string]*Session{}, over: map[string]past{}, pending: map[string]int{}}
+	return &Store{tell: tell, spawn: spawn, all: map[string]*Session{}, over: map[string]past{}, order: map[string][]string{}, pending: map[string]int{}}
 }
 
 // Reserve makes sure that a tenant may have one more session; the release is called when that
@@ -191,8 +192,7 @@ func (st *Store) End(s *Session, cause result.Cause) *result.Result {
 	_, there := st.all[s.ID]
 	delete(st.all, s.ID)
 	if there {
-		st.forget()
-		st.over[s.ID] = past{s.Tenant, s.cause, time.Now()}
+		st.remember(s)
 	}
 	st.mu.Unlock()
 	if there {
@@ -203,15 +203,22 @@ func (st *Store) End(s *Session, cause result.Cause) *result.Result {
 
 // Bounds of what is remembered of sessions that have ended.
 const (
-	remember = time.Hour
-	mostOver = 10_000
+	keepOver = time.Hour
+	mostOver = 10_000 // of a tenant
 )
 
-func (st *Store) forget() {
+// remember keeps how a session has ended, and forgets the oldest of those before. The mutex is held.
+func (st *Store) remember(s *Session) {
 	now := time.Now()
-	for id, p := range st.over {
-		if now.Sub(p.at) > remember || len(st.over) >= mostOver {
-			delete(st.over, id)
+	st.over[s.ID] = past{s.Tenant, s.cause, now}
+	st.order[s.Tenant] = append(st.order[s.Tenant], s.ID)
+	for tenant, ids := range st.order {
+		for len(ids) > 0 && (len(ids) > mostOver || now.Sub(st.over[ids[0]].at) > keepOver) {
+			delete(st.over, ids[0])
+			ids = ids[1:]
+		}
+		if st.order[tenant] = ids; len(ids) == 0 {
+			delete(st.order, tenant)
 		}
 	}
 }

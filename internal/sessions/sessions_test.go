@@ -1,0 +1,30 @@
+package sessions
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/api"
+)
+
+// How a session has ended is told, however many sessions of others have ended since. Of a tenant's own
+// the oldest are forgotten.
+func TestRemembered(t *testing.T) {
+	st := NewStore(nil, nil)
+	st.remember(&Session{ID: "one", Tenant: "a", cause: result.IdleTimeout})
+	for i := range mostOver + 1 {
+		st.remember(&Session{ID: fmt.Sprint(i), Tenant: "b", cause: result.Killed})
+	}
+	for _, want := range []struct {
+		tenant, id string
+		code       api.Code
+	}{{"a", "one", api.Ended}, {"b", "0", api.NoSuchSession}, {"b", "1", api.Ended}, {"b", fmt.Sprint(mostOver), api.Ended}, {"a", "1", api.NoSuchSession}} {
+		if _, err := st.Get(want.tenant, want.id); api.AsError(err).Failure.Code != want.code {
+			t.Errorf("%s of %s: %v", want.id, want.tenant, err)
+		}
+	}
+	if len(st.over) != mostOver+1 {
+		t.Errorf("%d are remembered", len(st.over))
+	}
+}
