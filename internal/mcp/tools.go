@@ -17,6 +17,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/stream"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
@@ -370,7 +371,7 @@ func (f *Front) readFile(ctx context.Context, in readFile) (*sdk.CallToolResult,
 	if err != nil {
 		return nil, nil, err
 	}
-	whole := b[:len(b)-partial(b)]
+	whole := b[:len(b)-stream.Partial(b)]
 	said := ""
 	if utf8.Valid(whole) {
 		b = whole
@@ -387,19 +388,6 @@ func (f *Front) readFile(ctx context.Context, in readFile) (*sdk.CallToolResult,
 		said += fmt.Sprintf("\n[… %d bytes more from offset %d on …]", size-next, next)
 	}
 	return text("%s", said), out, nil
-}
-
-// partial is how many bytes at the end begin a character whose end is not there.
-func partial(b []byte) int {
-	for i := 1; i < utf8.UTFMax && i <= len(b); i++ {
-		if utf8.RuneStart(b[len(b)-i]) {
-			if !utf8.FullRune(b[len(b)-i:]) {
-				return i
-			}
-			break
-		}
-	}
-	return 0
 }
 
 // words tells how a command has ended, and what it has written.

@@ -207,7 +207,7 @@ func (p *pieces) Write(b []byte) (int, error) {
 		b = append(p.carry, b...)
 		p.carry = nil
 	}
-	whole := b[:len(b)-incomplete(b)]
+	whole := b[:len(b)-stream.Partial(b)]
 	if len(whole) == 0 { // the beginning of one character, and nothing else
 		p.carry = append([]byte(nil), b...)
 		return n, nil
@@ -233,19 +233,6 @@ func (p *pieces) send(b []byte) error {
 		}
 		return append(base64.StdEncoding.AppendEncode(append(line, `base64":"`...), b), `"}`...)
 	})
-}
-
-// incomplete is how many bytes at the end begin a character and do not end it.
-func incomplete(b []byte) int {
-	for i := 1; i < utf8.UTFMax && i <= len(b); i++ {
-		if c := b[len(b)-i]; utf8.RuneStart(c) {
-			if c >= utf8.RuneSelf && !utf8.FullRune(b[len(b)-i:]) {
-				return i
-			}
-			return 0
-		}
-	}
-	return 0
 }
 
 // output sends what is left of both streams, and counts them in the report.

@@ -91,7 +91,7 @@ func (b *Buffer) Text() (s string, valid bool) {
 		return s, utf8.ValidString(s)
 	}
 
-	textHead, textTail := trimEnd(head), trimStart(tail)
+	textHead, textTail := head[:len(head)-Partial(head)], trimStart(tail)
 	valid = utf8.Valid(textHead) && utf8.Valid(textTail)
 	if valid {
 		head, tail = textHead, textTail
@@ -120,17 +120,17 @@ func concat(head []byte, between string, tail []byte) string {
 	return b.String()
 }
 
-// trimEnd returns p without an incomplete character at its end.
-func trimEnd(p []byte) []byte {
-	for i := len(p) - 1; i >= 0 && i > len(p)-utf8.UTFMax; i-- {
-		if utf8.RuneStart(p[i]) {
-			if !utf8.FullRune(p[i:]) {
-				return p[:i]
+// Partial returns how many bytes at the end begin a character whose end is not there.
+func Partial(p []byte) int {
+	for i := 1; i < utf8.UTFMax && i <= len(p); i++ {
+		if last := p[len(p)-i:]; utf8.RuneStart(last[0]) {
+			if utf8.FullRune(last) {
+				return 0
 			}
-			break
+			return i
 		}
 	}
-	return p
+	return 0
 }
 
 // trimStart returns p without the continuation bytes at its start that can
