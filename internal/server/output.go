@@ -302,6 +302,8 @@ func writeJSON(w http.ResponseWriter, status int, v any, long ...member) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	out := errWriter{w: w}
+	const size = 32 << 10 // of a piece
+	var piece []byte
 	for _, m := range long {
 		if m.text == nil {
 			continue
@@ -309,10 +311,10 @@ func writeJSON(w http.ResponseWriter, status int, v any, long ...member) {
 		_, _ = out.Write(doc[:len(doc)-len("}\n")])
 		fmt.Fprintf(&out, ",%q:\"", m.name)
 		for text := *m.text; text != ""; {
-			var piece string
-			piece, text = cut(text)
-			quoted, _ := result.JSON(piece)                              // a string always can be
-			_, _ = out.Write(quoted[len(`"`) : len(quoted)-len("\"\n")]) // out keeps the error
+			n := min(len(text), size) // also within a character: its bytes stand for themselves
+			piece, _ = appendQuoted(piece[:0], []byte(text[:n]))
+			_, _ = out.Write(piece[len(`"`) : len(piece)-len(`"`)]) // out keeps the error
+			text = text[n:]
 		}
 		doc = []byte("\"}\n")
 	}
@@ -330,19 +332,6 @@ func (e *errWriter) Write(b []byte) (int, error) {
 		_, e.err = e.w.Write(b)
 	}
 	return len(b), e.err
-}
-
-// cut returns a piece of a text, of whole characters, and the rest.
-func cut(text string) (piece, rest string) {
-	const size = 32 << 10
-	if len(text) <= size {
-		return text, ""
-	}
-	n := size
-	for n > size-utf8.UTFMax && !utf8.RuneStart(text[n]) {
-		n--
-	}
-	return text[:n], text[n:]
 }
 
 // appendJSON appends what is a type of package api.

@@ -198,6 +198,7 @@ func FuzzPieces(f *testing.F) {
 func FuzzAnswer(f *testing.F) {
 	f.Add("a\x00<é>\u2028\"", "", 40_000)
 	f.Add("\xff", "x", 1)
+	f.Add("\u2028\u2029ä", "😀", 40_000)
 	f.Fuzz(func(t *testing.T, stdout, stderr string, times int) {
 		if times < 0 || times*len(stdout) > 1<<20 {
 			return
