@@ -286,11 +286,7 @@ func (a *ahead) Give() (res *result.Result, err error) {
 		a.files.Close()
 	}
 	if a.run != nil {
-		select {
-		case <-a.run.Ended():
-		default:
-			a.run.End()
-		}
+		a.run.End() // nothing, if it has ended
 		res, err = a.run.Wait()
 	}
 	a.room.Give()

@@ -169,11 +169,7 @@ func (w *warm) Give() (res *result.Result, err error) {
 		w.files.Close()
 	}
 	if w.run != nil {
-		select {
-		case <-w.run.Ended():
-		default:
-			w.run.End()
-		}
+		w.run.End() // nothing, if it has ended
 		res, err = w.run.Wait()
 	}
 	w.room.Give()
