@@ -99,12 +99,8 @@ func (f *Front) callerOf(ctx context.Context, extra *sdk.RequestExtra) (context.
 	if !ok {
 		return nil, nil, api.NewError(api.Ended, "the client has left", "")
 	}
-	both, cancel := context.WithCancel(request.(context.Context))
-	stop := context.AfterFunc(ctx, cancel)
-	return both, func() {
-		stop()
-		cancel()
-	}, nil
+	both, cancel := server.Both(request.(context.Context), ctx)
+	return both, cancel, nil
 }
 
 // progress tells a client that has asked for it every few seconds that a call goes on, so that

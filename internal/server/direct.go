@@ -50,8 +50,7 @@ func (s *Server) whileOpen(x *sessions.Session) way {
 			return nil, err // who carries the call out gives up the turn
 		}
 		defer release()
-		ctx, cancel := context.WithCancel(ctx)
-		defer context.AfterFunc(its, cancel)()
+		ctx, cancel := Both(ctx, its)
 		defer cancel()
 		return s.inSession(x)(ctx, turn, o, out)
 	}

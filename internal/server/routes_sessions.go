@@ -146,10 +146,8 @@ func (s *Server) used(ctx context.Context, id string) (x *sessions.Session, both
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	both, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(its, cancel)
+	both, cancel := Both(ctx, its)
 	return x, both, func() {
-		stop()
 		cancel()
 		free()
 	}, nil

@@ -199,8 +199,13 @@ func (s *Server) Drain(ctx context.Context) {
 
 // within returns a context that ends with a request's, and with the server's.
 func (s *Server) within(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(s.base, func() { cancel(context.Cause(s.base)) })
+	return Both(ctx, s.base)
+}
+
+// Both returns a context with the values of a, that ends with either, and of the same cause.
+func Both(a, b context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(a)
+	stop := context.AfterFunc(b, func() { cancel(context.Cause(b)) })
 	return ctx, func() {
 		stop()
 		cancel(nil)
