@@ -168,7 +168,7 @@ func (x *Exec) meet(ctx context.Context, deadline time.Time) error {
 	for i, fd := range files {
 		switch i {
 		case helloPidfd:
-			x.Init = proc.AdoptBriefly(pid, fd)
+			x.Init = proc.Adopt(pid, fd)
 		case helloMounts:
 			x.Hold(fd)
 		case helloWorkdir:

@@ -220,7 +220,7 @@ func newKeeper(block *Block, c Command) (*Keeper, error) {
 		return nil, &StartError{Step: "fork the keeper", Err: errno}
 	}
 	_ = unix.SetNonblock(pair[0], true) // for the poller
-	return &Keeper{Process: newProcess(int(pid), int(k.pidfd)), socket: os.NewFile(uintptr(pair[0]), "keeper"), state: k}, nil
+	return &Keeper{Process: polled(int(pid), int(k.pidfd)), socket: os.NewFile(uintptr(pair[0]), "keeper"), state: k}, nil
 }
 
 // Enter has a keeper that was started with a program fork the Way of c as well, and take over

@@ -19,29 +19,24 @@ var ErrGone = errors.New("no such process")
 // Process is one process, held by a pidfd. PID is for looking at /proc and for
 // people; only the pidfd is ever signalled or waited for.
 type Process struct {
-	PID     int
-	file    *os.File // pidfd
-	outside bool     // of Go's poller
+	PID    int
+	file   *os.File // pidfd
+	polled bool     // by Go's poller, which waiting needs
 }
 
 // Adopt makes a Process of a child and the pidfd that clone(2) gave of it. The
-// Process owns the pidfd.
+// Process owns the pidfd. Most are never waited for: they end before somebody else has said so.
+// So it is not in Go's poller, which takes five system calls, and is woken at its end.
 func Adopt(pid, fd int) *Process {
-	p := newProcess(pid, fd)
-	return &p
+	return &Process{PID: pid, file: os.NewFile(uintptr(fd), "pidfd")}
 }
 
-func newProcess(pid, fd int) Process {
+// polled is Adopt for a process that is waited for.
+func polled(pid, fd int) Process {
 	// Non-blocking is what makes os.NewFile use the poller, so that waiting
 	// costs no thread (PIDFD_NONBLOCK, Linux 5.10, does the same at open).
 	_ = unix.SetNonblock(fd, true)
-	return Process{PID: pid, file: os.NewFile(uintptr(fd), "pidfd:"+strconv.Itoa(pid))}
-}
-
-// AdoptBriefly is Adopt for a process that is hardly ever waited for: its pidfd is not in Go's
-// poller, which takes five system calls.
-func AdoptBriefly(pid, fd int) *Process {
-	return &Process{PID: pid, file: os.NewFile(uintptr(fd), "pidfd"), outside: true}
+	return Process{PID: pid, file: os.NewFile(uintptr(fd), "pidfd"), polled: true}
 }
 
 // Open takes hold of a process by its pid (pidfd_open(2), Linux 5.3). What the
@@ -59,14 +54,15 @@ func Open(pid int) (*Process, error) {
 	return Adopt(pid, fd), nil
 }
 
-// Dup is the same process by a descriptor of its own, with a deadline of its own for
-// waiting. The caller owns it and closes it.
+// Dup is the same process by a descriptor of its own, for waiting, with a deadline of its own.
+// The caller owns it and closes it.
 func (p *Process) Dup() (*Process, error) {
 	fd, err := Duplicate(p.file)
 	if err != nil {
 		return nil, fmt.Errorf("duplicate a pidfd of %d: %w", p.PID, err)
 	}
-	return Adopt(p.PID, fd), nil
+	d := polled(p.PID, fd)
+	return &d, nil
 }
 
 // FromPidfd is the process of a pidfd, which stays the caller's: the Process has a
@@ -155,16 +151,25 @@ func (p *Process) Wait(deadline time.Time) error {
 }
 
 // WaitContext is Wait, and also returns ([os.ErrDeadlineExceeded]) when ctx is
-// done. One Wait or WaitContext of a Process at a time: the deadline is
+// done. Of a Process that [Process.Dup] has made one Wait or WaitContext at a time: the deadline is
 // the pidfd's.
 func (p *Process) WaitContext(ctx context.Context, deadline time.Time) error {
-	if p.outside {
+	if !p.polled {
+		if p.Exited() {
+			return nil
+		}
 		d, err := p.Dup()
-		if err != nil {
+		switch {
+		case errors.Is(err, os.ErrClosed):
 			return err
+		case err != nil:
+			return p.look(ctx, deadline)
 		}
 		defer d.Close()
-		return d.WaitContext(ctx, deadline)
+		p = d
+	}
+	if p.file.SetReadDeadline(deadline) != nil {
+		return p.look(ctx, deadline)
 	}
 	defer ReadUntil(ctx, p.file, deadline)()
 	conn, err := p.file.SyscallConn()
@@ -172,6 +177,21 @@ func (p *Process) WaitContext(ctx context.Context, deadline time.Time) error {
 		return err
 	}
 	return conn.Read(func(fd uintptr) bool { return readable(int(fd)) })
+}
+
+// look is WaitContext where there is no descriptor left to wait by, or where this user waits for as
+// many as it may (epoll(7), fs.epoll.max_user_watches).
+func (p *Process) look(ctx context.Context, deadline time.Time) error {
+	for !p.Exited() {
+		switch {
+		case p.FD() < 0:
+			return os.ErrClosed
+		case ctx.Err() != nil, !deadline.IsZero() && time.Now().After(deadline):
+			return os.ErrDeadlineExceeded
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return nil
 }
 
 // ReadUntil bounds the reads of f until stop is called: by the deadline, and by

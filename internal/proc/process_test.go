@@ -173,12 +173,52 @@ func TestWaitContext(t *testing.T) {
 	}
 }
 
+// Where there is no descriptor to wait by, the end is waited for all the same.
+func TestWaitWithoutDescriptors(t *testing.T) {
+	c, end := held(t, "cat")
+	p := open(t, c.Process.Pid)
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	few := limit
+	few.Cur = 1 // poll(2) takes no more either
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &few); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)
+	if d, err := p.Dup(); err == nil {
+		d.Close()
+		t.Fatal("there was a descriptor")
+	}
+	if err := p.Wait(time.Now().Add(5 * time.Millisecond)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("it runs: %v", err)
+	}
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := p.WaitContext(canceled, time.Time{}); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("canceled: %v", err)
+	}
+	time.AfterFunc(5*time.Millisecond, end)
+	if err := p.Wait(soon()); err != nil {
+		t.Errorf("it has ended: %v", err)
+	}
+	p.Close()
+	if err := p.Wait(soon()); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("closed: %v", err)
+	}
+}
+
 // A context that is cancelled while a wait comes to its end does not cut the
 // next one short.
 func TestWaitContextLateCancellation(t *testing.T) {
 	c, end := held(t, "cat")
 	defer end()
-	p := open(t, c.Process.Pid)
+	p, err := open(t, c.Process.Pid).Dup() // whose deadline is its own
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
 	const next = 300 * time.Microsecond
 	for i := range 1000 {
 		ctx, cancel := context.WithCancel(t.Context())
