@@ -35,7 +35,7 @@ const blockSize = 16 << 20
 // StackSize is the size of one stack in a Block. The functions that run on it are
 // nosplit, which bounds their depth to less than a kilobyte; a test over the object
 // code adds them up.
-const StackSize = 8 << 10
+const StackSize = 2 << 10
 
 // NewBlock maps an empty Block.
 func NewBlock() (*Block, error) {
