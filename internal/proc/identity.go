@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"sync/atomic"
 )
 
 // Identity tells one process from every other that has had, or will have, its
@@ -126,6 +127,9 @@ func isInit(pid int) bool {
 
 // bootID is a number that the kernel draws once per boot (random(4)).
 func bootID() (string, error) {
+	if id := knownBootID.Load(); id != nil {
+		return *id, nil
+	}
 	data, err := ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return "", fmt.Errorf("boot id: %w", err)
@@ -133,5 +137,10 @@ func bootID() (string, error) {
 	if data = bytes.TrimSpace(data); len(data) == 0 {
 		return "", errors.New("boot id: the kernel gives none")
 	}
-	return string(data), nil
+	id := string(data)
+	knownBootID.Store(&id)
+	return id, nil
 }
+
+// knownBootID is what was read: who looks at many sandboxes needs it for each.
+var knownBootID atomic.Pointer[string]

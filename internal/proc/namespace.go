@@ -54,11 +54,14 @@ func look(pid int, kind string, at func(path string) error) error {
 // on the thread, and neither fork nor make descriptors by package os, which takes
 // [syscall.ForkLock].
 func asOwner(pid int, f func() error) error {
+	if unix.Geteuid() != 0 {
+		return unix.EACCES
+	}
 	var owner unix.Stat_t
 	if err := unix.Stat("/proc/"+strconv.Itoa(pid), &owner); err != nil {
 		return err
 	}
-	if unix.Geteuid() != 0 || owner.Uid == 0 {
+	if owner.Uid == 0 {
 		return unix.EACCES
 	}
 	// One at a time, or the second would take the flag that the first has changed for what
