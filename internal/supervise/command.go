@@ -17,7 +17,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"sync"
 	"syscall"
 	"time"
 
@@ -82,7 +81,6 @@ type Command struct {
 	result result.Result
 
 	cause    result.Cause // "" until it is decided
-	released time.Time    // zero before
 	deadline time.Time    // zero for none
 	request  Request      // if there was one
 	used     proc.Usage   // before the kill, see proc.Kept.Used
@@ -206,9 +204,8 @@ func (c *Command) Release(ctx context.Context) bool {
 	}
 	c.result.Started = true // or will be, any moment
 	c.result.Setup = time.Since(c.Begin)
-	c.released = time.Now()
 	if t := c.Timeout; t > 0 {
-		c.deadline = c.released.Add(t)
+		c.deadline = time.Now().Add(t)
 		// Only for when we are stopped, so never before us.
 		c.kept.EndAt(c.deadline.Add(c.Grace + Lateness))
 	}
@@ -347,28 +344,26 @@ func (c *Command) inTime() result.Cause {
 }
 
 // watchKept returns a channel that is closed when the keeper is dead; or PID 1 of a room
-// that idles, for whose end the keeper may wait with cgroups still to remove.
+// that idles, which dies with its keeper, and for whose end that may wait with cgroups still to
+// remove.
 func (c *Command) watchKept() (dead <-chan struct{}, stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	gone := make(chan struct{})
-	over := sync.OnceFunc(func() { close(gone) })
-	watch := func(p *proc.Process) {
+	watched := c.kept.Room
+	if c.exec != nil {
+		watched = &c.kept.Keeper.Process
+	}
+	// Not at once: most keepers of short commands need no watching.
+	timer := time.AfterFunc(moment, func() {
 		// A pidfd of our own: the other one is for the teardown.
-		p, err := p.Dup()
+		p, err := watched.Dup()
 		if err != nil {
 			return // unwatched: the deadline and the payload's end remain
 		}
 		defer p.Close()
 		if p.WaitContext(ctx, time.Time{}) == nil {
-			over()
+			close(gone)
 		}
-	}
-	// Not at once: most keepers of short commands need no watching.
-	timer := time.AfterFunc(moment, func() {
-		if c.exec == nil {
-			go watch(c.kept.Room)
-		}
-		watch(&c.kept.Keeper.Process)
 	})
 	return gone, func() {
 		timer.Stop()

@@ -164,9 +164,6 @@ func (c *Command) teardown() Outcome {
 	if g := c.Limits; g != nil {
 		g.Unthrottle(c.result.Payload != nil && c.result.Strays == 0)
 	}
-	if !c.released.IsZero() && time.Since(c.released) > littered {
-		c.kept.HoldMounts()
-	}
 	rescued := make(chan struct{})
 	rescue := time.AfterFunc(late, func() {
 		defer close(rescued)
@@ -178,12 +175,6 @@ func (c *Command) teardown() Outcome {
 	}
 	return out
 }
-
-// littered is how long a command may run that is not worth holding its mounts for. The room's
-// PID 1 does not end before all files in its memory are freed, 3 µs each, and one that
-// makes a million of them would make the proof late. It takes no less when we hold
-// them, but the proof comes first.
-const littered = 100 * time.Millisecond
 
 // late is when a teardown is helped: it takes some milliseconds, or, with thousands
 // of processes, some hundred.
