@@ -172,7 +172,7 @@ type entry struct {
 	maker *maker // of inside, if it is to make inits ahead; and that is all
 	ahead *ahead // of an init that was made ahead
 
-	room    handed
+	room    letter  // with the pidfd, and what else is handed over
 	pid     uintptr // of the payload, as init sees it; 0 when it has ended
 	payload payload
 	ord     order
@@ -214,18 +214,6 @@ type command struct {
 	candidates []*byte
 	shell      unsafe.Pointer
 	script     *uintptr
-}
-
-// handed is a message with one or two descriptors, as recvmsg(2) takes it.
-type handed struct {
-	msg     unix.Msghdr
-	iov     unix.Iovec
-	data    [8]byte
-	control struct {
-		header unix.Cmsghdr
-		fds    [2]int32
-		_      [8]byte
-	}
 }
 
 var (

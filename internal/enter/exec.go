@@ -202,13 +202,10 @@ func keptBack(asked []proc.Rlimit) []proc.Rlimit {
 	return kept
 }
 
-// Enter lets in what waits outside: room is a pidfd of the room's PID 1, verified, and
-// stays the caller's.
-func (x *Exec) Enter(room *proc.Process) error { return x.hand(room) }
-
-// EnterNew lets it into a room that is still being built; outer is the user namespace
-// that its mounts belong to, and stays the caller's.
-func (x *Exec) EnterNew(room *proc.Process, outer *os.File) error { return x.hand(room, outer) }
+// Enter lets in what waits outside: room is a pidfd of the room's PID 1, verified. Of a room that
+// is still being built it takes outer, the user namespace that its mounts belong to. Both stay the
+// caller's.
+func (x *Exec) Enter(room *proc.Process, outer ...*os.File) error { return x.hand(room, outer...) }
 
 // Identify waits, at most until the deadline or until ctx is done, for init's first word
 // and makes sure of who said it.

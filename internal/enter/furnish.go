@@ -203,7 +203,7 @@ func (e *Entry) PrepareIdle(f *Furnishing) (*Furnisher, *proc.Way, error) {
 	return x, &proc.Way{Lay: lay, Enter: enter, Files: files}, nil
 }
 
-// Furnish lets in what waits outside, as [Exec.EnterNew] does, and returns when the room
+// Furnish lets in what waits outside, as [Exec.Enter] does, and returns when the room
 // is furnished, at the deadline, or when ctx is done.
 func (x *Furnisher) Furnish(ctx context.Context, room *proc.Process, outer *os.File, deadline time.Time) error {
 	if err := x.hand(room, outer); err != nil {

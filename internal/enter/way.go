@@ -30,13 +30,8 @@ func newEntry(b *proc.Block, hostNet bool) *entry {
 	n.spaces = unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP
 	n.insideStack, n.initStack, n.payloadStack = b.Stack(), b.Stack(), b.Stack()
 	n.header.Version = unix.LINUX_CAPABILITY_VERSION_3
-	h := &n.room
-	h.iov.Base = &h.data[0]
-	h.iov.SetLen(len(h.data))
-	h.msg.Iov = &h.iov
-	h.msg.SetIovlen(1)
-	h.msg.Control = (*byte)(unsafe.Pointer(&h.control))
-	h.msg.SetControllen(int(unsafe.Sizeof(h.control)))
+	n.room.lay(uintptr(unsafe.Pointer(&n.buf)), 1)
+	n.room.arm()
 	return n
 }
 
@@ -54,22 +49,6 @@ type way struct {
 
 // open makes what is to be used on the way. Also after an error the caller closes it.
 func (w *way) open() error {
-	if err := w.openSocket(); err != nil {
-		return err
-	}
-	// Not os.Pipe: the payload has to wait at its end.
-	var ends [2]int
-	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
-		return fmt.Errorf("pipe: %w", err)
-	}
-	w.inner[1] = os.NewFile(uintptr(ends[0]), "gate")
-	_ = unix.SetNonblock(ends[1], true) // for the poller
-	w.gate = os.NewFile(uintptr(ends[1]), "gate")
-	return nil
-}
-
-// openSocket makes the socket alone.
-func (w *way) openSocket() error {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("socketpair: %w", err)
@@ -83,6 +62,14 @@ func (w *way) openSocket() error {
 	if err := unix.SetsockoptInt(pair[0], unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
 		return fmt.Errorf("SO_PASSCRED: %w", err)
 	}
+	// Not os.Pipe: the payload has to wait at its end.
+	var ends [2]int
+	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
+		return fmt.Errorf("pipe: %w", err)
+	}
+	w.inner[1] = os.NewFile(uintptr(ends[0]), "gate")
+	_ = unix.SetNonblock(ends[1], true) // for the poller
+	w.gate = os.NewFile(uintptr(ends[1]), "gate")
 	return nil
 }
 

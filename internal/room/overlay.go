@@ -76,7 +76,8 @@ func (p *Plan) layOverlays() error {
 			return err
 		}
 	}
-	return p.addLayers()
+	p.addLayers()
+	return nil
 }
 
 // newOverlay checks one.
@@ -110,7 +111,7 @@ func (p *Plan) newOverlay(o *op) (*Overlay, error) {
 
 // addLayers adds to the plan what bwrap has to bind for the overlays, and the overlays to the
 // furnishing.
-func (p *Plan) addLayers() error {
+func (p *Plan) addLayers() {
 	n := 0
 	bind := func(kind opKind, src string) string {
 		dst := layer(n)
@@ -132,7 +133,6 @@ func (p *Plan) addLayers() error {
 		}
 		p.mounted = append(p.mounted, f)
 	}
-	return nil
 }
 
 // adopt gives the overlays the layers that the room has sent, and makes sure that what is on

@@ -114,7 +114,7 @@ func (p *Plan) start(ctx context.Context, r *Room, b *builder, stdio [3]*os.File
 	}
 	r.Exec.Entered()
 	r.Exec.Keeper = r.Keeper
-	if err := r.Exec.EnterNew(r.Room, outer); err != nil {
+	if err := r.Exec.Enter(r.Room, outer); err != nil {
 		return err
 	}
 	if err := r.Exec.Identify(ctx, deadline); err != nil {
@@ -135,7 +135,7 @@ func (r *Room) adopt(layers *[]*os.File) error {
 // signalled.
 func (r *Room) identify(ctx context.Context, info *os.File, deadline time.Time) error {
 	stop := proc.ReadUntil(ctx, info, deadline)
-	child, err := newStatusStream(info).child()
+	child, err := readStatus(info)
 	stop()
 	if err != nil {
 		return err

@@ -7,16 +7,8 @@ import (
 	"io"
 )
 
-// statusStream reads bwrap's --info-fd: a JSON object, which may arrive in several
-// writes, with members we do not know.
-type statusStream struct{ dec *json.Decoder }
-
 // maxStatus bounds what is read of the stream; bwrap writes about 250 bytes.
 const maxStatus = 64 << 10
-
-func newStatusStream(r io.Reader) statusStream {
-	return statusStream{json.NewDecoder(io.LimitReader(r, maxStatus))}
-}
 
 // statusChild is the room's PID 1.
 type statusChild struct {
@@ -24,14 +16,16 @@ type statusChild struct {
 	pidNS uint64 // inode of its PID namespace
 }
 
-// child reads the object that names the room's PID 1. io.EOF if bwrap ended before.
-func (s statusStream) child() (statusChild, error) {
+// readStatus reads bwrap's --info-fd: a JSON object, which may arrive in several writes, with
+// members we do not know. io.EOF if bwrap ended before.
+func readStatus(r io.Reader) (statusChild, error) {
+	dec := json.NewDecoder(io.LimitReader(r, maxStatus))
 	for {
 		var m struct {
 			PID   *int64  `json:"child-pid"`
 			PIDNS *uint64 `json:"pid-namespace"`
 		}
-		if err := s.dec.Decode(&m); err != nil {
+		if err := dec.Decode(&m); err != nil {
 			return statusChild{}, streamError(err)
 		}
 		if m.PID == nil {

@@ -30,14 +30,14 @@ type told struct {
 }
 
 func tell(r io.Reader) told {
-	child, err := newStatusStream(r).child()
+	child, err := readStatus(r)
 	if err != nil {
 		return told{Err: err.Error()}
 	}
 	return told{child.pid, child.pidNS, ""}
 }
 
-func TestStatusStream(t *testing.T) {
+func TestStatus(t *testing.T) {
 	const child = `{"child-pid":4711,"pid-namespace":4026532500}`
 	known := told{PID: 4711, PIDNS: 4026532500}
 	tests := []struct {
@@ -79,11 +79,11 @@ func TestStatusStream(t *testing.T) {
 	}
 }
 
-func TestStatusStreamGarbage(t *testing.T) {
+func TestStatusGarbage(t *testing.T) {
 	for _, in := range []string{"x", "}", "5", `"child-pid"`, "[]", "true", `{"child-pid":"4711","pid-namespace":1}`, `{"child-pid":4711.5,"pid-namespace":1}`,
 		`{"child-pid":1e30,"pid-namespace":1}`, `{"child-pid":[4711],"pid-namespace":1}`, `{"child-pid":4711,"pid-namespace":-1}`, "\xff", "{\x00}"} {
-		s := newStatusStream(strings.NewReader(in + bwrapStatus))
-		if child, err := s.child(); err == nil || err == io.EOF {
+		child, err := readStatus(strings.NewReader(in + bwrapStatus))
+		if err == nil || err == io.EOF {
 			t.Errorf("%q: got %+v, %v; want an error that is not the end", in, child, err)
 		}
 	}
@@ -91,7 +91,7 @@ func TestStatusStreamGarbage(t *testing.T) {
 
 // Cut anywhere, or split anywhere between two writes, the stream tells what is
 // whole and then ends; it never tells less or something else.
-func TestStatusStreamSplit(t *testing.T) {
+func TestStatusSplit(t *testing.T) {
 	whole := strings.IndexByte(bwrapStatus, '}') + 1
 	for i := range len(bwrapStatus) + 1 {
 		want := told{4711, 4026532500, ""}
@@ -109,21 +109,21 @@ func TestStatusStreamSplit(t *testing.T) {
 }
 
 // An error of reading is not taken for the end: it may be the deadline.
-func TestStatusStreamReadError(t *testing.T) {
-	s := newStatusStream(io.MultiReader(strings.NewReader(bwrapStatus[:20]), iotest.ErrReader(iotest.ErrTimeout)))
-	if _, err := s.child(); !errors.Is(err, iotest.ErrTimeout) {
+func TestStatusReadError(t *testing.T) {
+	_, err := readStatus(io.MultiReader(strings.NewReader(bwrapStatus[:20]), iotest.ErrReader(iotest.ErrTimeout)))
+	if !errors.Is(err, iotest.ErrTimeout) {
 		t.Errorf("got %v, want %v", err, iotest.ErrTimeout)
 	}
 }
 
-// FuzzStatusStream: whatever comes, a pid is one that may be opened.
-func FuzzStatusStream(f *testing.F) {
+// FuzzStatus: whatever comes, a pid is one that may be opened.
+func FuzzStatus(f *testing.F) {
 	for _, seed := range []string{bwrapStatus, bwrapStatus[:30], `{"child-pid":1,"pid-namespace":1}`, `{"child-pid":2,"pid-namespace":1}{"exit-code":256}`, "[", `{"exit-code":0}`} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		s := newStatusStream(strings.NewReader(string(data)))
-		if child, err := s.child(); err == nil && (child.pid <= 1 || child.pid > 1<<22 || child.pidNS == 0) {
+		child, err := readStatus(strings.NewReader(string(data)))
+		if err == nil && (child.pid <= 1 || child.pid > 1<<22 || child.pidNS == 0) {
 			t.Errorf("child %+v", child)
 		}
 	})
