@@ -265,7 +265,9 @@ func (x *Exec) Release() {
 // Follow waits so long for the end of what a Maker runs, which costs less than to be told of it by
 // somebody else, and reports whether it has come. If not, it is waited for in the background.
 func (x *Exec) Follow(within time.Duration) (ended bool) {
-	if x.follow(time.Now().Add(within)) {
+	// An init with nothing left ends as soon as it has told of the payload. Who waits for the keeper's
+	// word of that, the last there is, is woken once and not twice.
+	if x.Ends(time.Now().Add(within)) && x.follow(time.Now().Add(within)) {
 		return true
 	}
 	go x.follow(time.Time{})

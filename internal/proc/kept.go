@@ -27,6 +27,7 @@ type Kept struct {
 	Lasting bool
 	// Timer, if not nil, is a timerfd at which init ends by itself.
 	Timer  *os.File
+	told   *End // what a lasting keeper has told of init, if that was waited for
 	mounts []heldMounts
 }
 
@@ -174,10 +175,23 @@ func (k *Kept) Empty(deadline time.Time) (End, error) {
 }
 
 func (k *Kept) empty(deadline time.Time) (End, error) {
-	if k.Lasting {
+	switch {
+	case k.told != nil:
+		return *k.told, nil
+	case k.Lasting:
 		return k.Keeper.Reaped(k.Init.PID, deadline)
 	}
 	return k.Keeper.Empty(deadline)
+}
+
+// Ends waits, at most until the deadline, for a lasting keeper's word that init has ended by itself, and
+// reports whether it has come. [Kept.Empty] has it then, too.
+func (k *Kept) Ends(deadline time.Time) bool {
+	end, err := k.Keeper.Reaped(k.Init.PID, deadline)
+	if err == nil {
+		k.told = &end
+	}
+	return err == nil
 }
 
 // Collect ends the keeper, which puts back the terminal and removes the cgroups first,
