@@ -8,7 +8,6 @@ import (
 	"os"
 	"reflect"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -18,6 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
@@ -42,6 +42,10 @@ type ahead struct {
 const (
 	startBound = 30 * time.Second // for an interpreter to come as far as its program
 	aheadIdle  = time.Minute      // after which it is ended
+
+	// answerFirst is what the call before has, which has just ended, to be answered: an interpreter
+	// takes all of a processor to start.
+	answerFirst = 2 * time.Millisecond
 
 	releaseEvery = 50 * time.Millisecond // until an open that waits for a reader has one
 )
@@ -111,6 +115,7 @@ func (s *Source) prepare(tenant string, p place.Policy) {
 		next := &ahead{tenant: tenant, policy: p}
 		s.pending = append(s.pending, next)
 		s.starting.Go(func() {
+			time.Sleep(answerFirst)
 			a, err := s.start(tenant, p)
 			s.aheadMutex.Lock()
 			defer s.aheadMutex.Unlock()
@@ -193,6 +198,9 @@ func (s *Source) start(tenant string, p place.Policy) (_ *ahead, err error) {
 	if a.files, err = workspace.Open(dir, ".", user); err != nil {
 		return nil, err
 	}
+	if err := a.files.Keep(); err != nil { // for the program's own file, and whatever else it brings
+		return nil, err
+	}
 	fifo, err := a.files.Fifo(p.Program.File)
 	if err != nil {
 		return nil, err
@@ -271,8 +279,17 @@ func (a *ahead) Start(ctx context.Context, c place.Command) (place.Running, erro
 	a.out[0].set(c.Stdout)
 	a.out[1].set(c.Stderr)
 	a.run.Bind(ctx, c.Timeout)
+	// Most programs fit into the FIFO, which is empty.
+	rest := []byte(c.Program)
+	if n, err := unix.Write(proc.Descriptor(a.fifo), rest); err == nil {
+		rest = rest[n:]
+	}
+	if len(rest) == 0 {
+		a.fifo.Close()
+		return &aheadRun{a.run, began}, nil
+	}
 	go func() {
-		_, _ = io.Copy(a.fifo, strings.NewReader(c.Program)) // EPIPE: it reads no more
+		_, _ = a.fifo.Write(rest) // EPIPE: it reads no more
 		a.fifo.Close()
 	}()
 	return &aheadRun{a.run, began}, nil

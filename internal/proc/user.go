@@ -2,6 +2,7 @@ package proc
 
 import (
 	"runtime"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -26,6 +27,7 @@ func AsUser(user *Cred, f func() error) error {
 // UserThread is a thread with the file system ids of a user, for many calls: see [AsUser].
 // The nil one is whatever thread asks.
 type UserThread struct {
+	turn sync.Mutex
 	work chan func() error
 	done chan error
 }
@@ -35,7 +37,7 @@ func NewUserThread(user *Cred) (*UserThread, error) {
 	if user == nil {
 		return nil, nil
 	}
-	t := &UserThread{make(chan func() error), make(chan error)}
+	t := &UserThread{work: make(chan func() error), done: make(chan error)}
 	go func() {
 		// Never unlocked: Go ends the thread with the goroutine, and makes no other from it.
 		runtime.LockOSThread()
@@ -54,11 +56,13 @@ func NewUserThread(user *Cred) (*UserThread, error) {
 	return t, nil
 }
 
-// Do calls f on the thread. One goroutine at a time may.
+// Do calls f on the thread.
 func (t *UserThread) Do(f func() error) error {
 	if t == nil {
 		return f()
 	}
+	t.turn.Lock()
+	defer t.turn.Unlock()
 	t.work <- f
 	return <-t.done
 }

@@ -31,6 +31,7 @@ type Dir struct {
 	file   *os.File
 	user   *proc.Cred       // nil if as this process
 	thread *proc.UserThread // the user's, if one is kept
+	kept   *proc.UserThread // the same, if it ends with this directory
 	far    bool             // names may be as deep as the trees of a Transfer
 }
 
@@ -64,8 +65,19 @@ func Open(root int, name string, user *proc.Cred) (*Dir, error) {
 	return d, nil
 }
 
+// Keep keeps the thread that is the sandbox's user until Close, where each method makes one otherwise.
+// It is called before the others.
+func (d *Dir) Keep() (err error) {
+	d.kept, err = proc.NewUserThread(d.user)
+	d.thread = d.kept
+	return err
+}
+
 // Close gives the directory up.
-func (d *Dir) Close() error { return d.file.Close() }
+func (d *Dir) Close() error {
+	d.kept.Close()
+	return d.file.Close()
+}
 
 // open opens what is beneath the directory, as the sandbox's user.
 func (d *Dir) open(name string, flags int) (f *os.File, err error) {
