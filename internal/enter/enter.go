@@ -493,8 +493,6 @@ func startPayload(p unsafe.Pointer) {
 		e.limit = unix.Rlimit{Cur: limits[i].Value, Max: limits[i].Value}
 		e.must(stepLimits, unix.SYS_PRLIMIT64, 0, uintptr(limits[i].Resource), uintptr(unsafe.Pointer(&e.limit)), 0, 0)
 	}
-	e.must(stepFiles, unix.SYS_FCNTL, entrySocket, unix.F_SETFD, unix.FD_CLOEXEC, 0, 0)
-	e.must(stepFiles, unix.SYS_FCNTL, entryGate, unix.F_SETFD, unix.FD_CLOEXEC, 0, 0)
 	e.sigs = 0
 	e.must(stepSignals, unix.SYS_RT_SIGPROCMASK, sigSetmask, uintptr(unsafe.Pointer(&e.sigs)), 0, 8, 0)
 	if e.filter != nil {

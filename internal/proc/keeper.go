@@ -57,7 +57,8 @@ type Way struct {
 	// be a declared function that follows the rules of [bareFork] and never returns. The
 	// keeper's socket is still open, next to Files. All signals are blocked.
 	Enter func(unsafe.Pointer)
-	Files []*os.File // become descriptors 0, 1, 2 …; they stay the caller's
+	// Files become descriptors 0, 1, 2 …, those from 3 on closed by an exec; they stay the caller's.
+	Files []*os.File
 	// Bounds hold from the first instant; but Rlimits are for a payload, and not looked
 	// at here.
 	Bounds Bounds

@@ -233,7 +233,11 @@ func (c *child) takeFiles() {
 		}
 	}
 	for i := range files {
-		c.must(stepFiles, unix.SYS_DUP3, uintptr(files[i]), uintptr(i), 0, 0, 0)
+		flags := uintptr(0)
+		if c.enter != nil && i > 2 {
+			flags = unix.O_CLOEXEC // only the way's own
+		}
+		c.must(stepFiles, unix.SYS_DUP3, uintptr(files[i]), uintptr(i), flags, 0, 0)
 	}
 	c.must(stepFiles, unix.SYS_DUP3, uintptr(c.socket), n, unix.O_CLOEXEC, 0, 0)
 	c.socket = int(n)
