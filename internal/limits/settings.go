@@ -54,7 +54,7 @@ func (g *Group) throttle() (list []setting) {
 		if dir == g.v2 {
 			list = append(list, setting{"cpus", dir + "/cpu.max", fmt.Sprint(q, " ", period), false})
 		} else {
-			if period != cpuPeriod {
+			if period != cpuPeriod || g.lasting != nil { // the command before may have had the other one
 				list = append(list, setting{"cpus", dir + "/cpu.cfs_period_us", fmt.Sprint(period), false})
 			}
 			list = append(list, setting{"cpus", dir + "/cpu.cfs_quota_us", fmt.Sprint(q), false})
