@@ -31,6 +31,9 @@ func (c *Command) End(ctx context.Context) result.Result {
 		used = used.Larger(out.End.Usage(c.kept.Init.PID))
 	}
 	res.CPUUser, res.CPUSystem, res.MaxRSS = used.User, used.System, used.MaxRSS
+	if c.cause == result.Timeout && out.Verdict == result.Proven && c.heardLate() {
+		graceErr = nil // none was due
+	}
 	c.readLimits()
 	if res.Cause == result.Lost && c.exec == nil && out.End.Late {
 		res.Cause = result.Timeout // of a room: we were stopped; the keeper was not
@@ -52,6 +55,23 @@ func (c *Command) End(ctx context.Context) result.Result {
 	}
 	res.Teardown, res.Duration = out.At.Sub(decided), time.Since(c.Begin)
 	return *res
+}
+
+// heardLate reports whether the payload had ended before the deadline after all, which init
+// may tell only after Watch has decided that it was a timeout; then it corrects the result. A
+// grace period that was given meanwhile has only let strays live longer.
+func (c *Command) heardLate() bool {
+	if c.exec == nil {
+		return false
+	}
+	<-c.exec.Exited() // dead, so at once
+	payload, at, err := c.exec.ExitStatus()
+	if err != nil || at.After(c.deadline) {
+		return false
+	}
+	c.result.Cause, c.result.Payload = result.Exited, payload
+	c.result.Strays, _ = c.exec.Strays()
+	return true
 }
 
 // beforeKill is what comes before the kill: a look at what the payload has left behind,

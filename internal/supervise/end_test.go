@@ -1,0 +1,70 @@
+package supervise
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/room"
+)
+
+// A payload may end just before the deadline, and init tell so just after it: then Watch has
+// decided that it was a timeout.
+func TestHeardLate(t *testing.T) {
+	early, late := time.Hour, time.Nanosecond // of the deadline, from the release
+	tests := []struct {
+		name, script string
+		deadline     time.Duration
+		grace        time.Duration
+		want         result.Cause
+		code, strays int
+	}{
+		{"in time", "exit 3", early, 0, result.Exited, 3, 0},
+		{"in time, with a grace period", "exit 3", early, time.Minute, result.Exited, 3, 0},
+		{"in time, by a signal", "kill -KILL $$", early, 0, result.Signaled, 137, 0},
+		{"in time, with strays", "sleep 600 >/dev/null & sleep 600 >/dev/null & exit 3", early, 0, result.Exited, 3, 1},
+		{"too late", "exit 3", late, 0, result.Timeout, 124, 0},
+		{"too late, with a grace period", "exit 3", late, time.Minute, result.Timeout, 124, 0},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c := begin(t, Terms{Grace: tt.grace, ProofTimeout: 20 * time.Second, Begin: time.Now()}, tt.script)
+			<-c.exec.Exited()
+			c.deadline = c.released.Add(tt.deadline)
+			c.cause = result.Timeout // as Watch decides if it has not heard of the end
+			r := c.End(t.Context())
+			if err := c.Collect(); err != nil {
+				t.Error(err)
+			}
+			if r.Cause != tt.want || r.ExitCode() != tt.code || r.Strays != tt.strays || r.Verdict != result.Proven || r.Err != nil || r.Payload == nil {
+				t.Errorf("want %s, %d, strays %d: %+v, %d", tt.want, tt.code, tt.strays, r, r.ExitCode())
+			}
+		})
+	}
+}
+
+// begin releases a shell script.
+func begin(t *testing.T, terms Terms, script string) *Command {
+	t.Helper()
+	plan, err := room.Prepare(room.Policy{Command: []string{"sh", "-c", script}, Workdir: "/tmp"},
+		room.Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plan.Close()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	c, err := Hold(t.Context(), Place{Plan: plan}, [3]*os.File{null, null, os.Stderr}, nil, terms)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	if !c.Release(t.Context()) {
+		t.Fatal("it was not released")
+	}
+	return c
+}
