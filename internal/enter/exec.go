@@ -90,7 +90,9 @@ func (e *Entry) Start(ctx context.Context, room *proc.Process, stdio [3]*os.File
 	if err == nil {
 		return x, nil
 	}
-	if abandonErr := x.abandon(); abandonErr != nil {
+	abandonErr := x.abandon()
+	inside := x.Keeper != nil && abandonErr == nil
+	if abandonErr != nil {
 		err = abandonErr // it says more: a step in the keeper, or that something is left
 	}
 	x.Close()
@@ -98,7 +100,7 @@ func (e *Entry) Start(ctx context.Context, room *proc.Process, stdio [3]*os.File
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded), ctx.Err() != nil:
 		known.Message = "cannot enter the sandbox in time"
-	case room.Wait(time.Now().Add(Dying)) == nil:
+	case ended(room, err, inside):
 		known.Code, known.Message = "ended", "the sandbox has ended"
 	}
 	return nil, known

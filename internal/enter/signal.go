@@ -60,13 +60,25 @@ func (w *way) send(room *proc.Process, cred *proc.Cred, lay func(*proc.Block) *e
 
 // over ends what was sent, and returns why it failed.
 func (w *way) over(room *proc.Process, err error) error {
-	if abandonErr := w.abandon(); abandonErr != nil {
+	abandonErr := w.abandon()
+	inside := w.Keeper != nil && abandonErr == nil
+	if abandonErr != nil {
 		err = abandonErr
 	}
-	if err != nil && room.Wait(time.Now().Add(Dying)) == nil {
-		err = proc.ErrGone // a room that is about to end refuses in many ways
+	if err != nil && ended(room, err, inside) {
+		err = proc.ErrGone
 	}
 	return err
+}
+
+// ended reports whether a room that could not be entered has ended. One that is about to refuses in
+// many ways, so it is waited for, if the error came from inside. What was never sent, for want of a
+// task or a descriptor, says nothing of the room, and a kill that comes after this is not to wait.
+func ended(room *proc.Process, err error, inside bool) bool {
+	if !inside || errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EMFILE) || errors.Is(err, os.ErrDeadlineExceeded) {
+		return room.Exited()
+	}
+	return room.Wait(time.Now().Add(Dying)) == nil
 }
 
 func (w *way) signaled() error {

@@ -2,6 +2,7 @@ package enter_test
 
 import (
 	"bufio"
+	"errors"
 	"os"
 	"strings"
 	"sync"
@@ -176,4 +177,51 @@ func TestSignalErrors(t *testing.T) {
 	if err := enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGTERM); err == nil || !strings.HasPrefix(err.Error(), "enter the room of process ") {
 		t.Errorf("to a room that has ended: %v", err)
 	}
+}
+
+// What cannot be sent at all says nothing of the room, whose end is not waited for then: SIGKILL
+// comes after a signal, and would be late.
+func TestNothingCanBeSent(t *testing.T) {
+	sb, lines := sandbox(t, "echo up; sleep 100")
+	read(t, lines, 1)
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	entry := &enter.Entry{Cred: sb.Cred, HostNet: sb.HostNet, Command: []string{"true"}, Path: os.Getenv("PATH"), Workdir: "/"}
+	stdio := [3]*os.File{null, null, null}
+
+	full(t)
+	begin := time.Now()
+	if err := enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGCONT); !errors.Is(err, unix.EMFILE) {
+		t.Errorf("a signal without a descriptor: %v", err)
+	}
+	if took := time.Since(begin); took >= enter.Dying {
+		t.Errorf("a signal that was not sent took %v", took)
+	}
+	begin = time.Now()
+	if _, err := entry.Start(t.Context(), sb.Room, stdio, nil); !errors.Is(err, unix.EMFILE) {
+		t.Errorf("a command without a descriptor: %v", err)
+	}
+	if took := time.Since(begin); took >= enter.Dying {
+		t.Errorf("a command that was not started took %v", took)
+	}
+}
+
+// full leaves this process no descriptor until the test ends.
+func full(t *testing.T) {
+	t.Helper()
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: old.Max}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+			t.Error(err)
+		}
+	})
 }
