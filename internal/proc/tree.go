@@ -198,24 +198,28 @@ func parsePeakRSS(status []byte) int64 {
 	return kib << 10
 }
 
-// maxThreads is how many threads of a process are asked for their children: each takes three system
-// calls, and who has more must not make its own end late. A test has fewer.
+// maxThreads is how many threads one look asks for their children: each takes three system calls,
+// and who has more must not make its own end late, by many processes neither. A test has fewer.
 var maxThreads = 1000
 
 // Children lists the children of a process, zombies included: those of all its threads.
 // A process that has ended has none; an error says that some may be missing.
 func Children(pid int) (pids []int, err error) {
+	pids, _, err = children(pid, maxThreads)
+	return pids, err
+}
+
+// children asks at most so many threads, and says how many it has asked: at least the first one,
+// which is all that most processes have.
+func children(pid, most int) (pids []int, asked int, err error) {
 	tasks := "/proc/" + strconv.Itoa(pid) + "/task"
-	dir, err := os.Open(tasks)
-	if err != nil {
-		if isGone(err) {
-			err = nil
+	threads := []string{strconv.Itoa(pid)}
+	if most > 1 {
+		if threads, err = threadsOf(tasks, most); isGone(err) {
+			return nil, 0, nil
 		}
-		return nil, err
 	}
-	defer dir.Close()
-	threads, err := dir.Readdirnames(maxThreads)
-	if len(threads) == maxThreads {
+	if len(threads) >= most {
 		err = errors.New("it has more threads than are looked at")
 	}
 	for _, tid := range threads {
@@ -225,10 +229,21 @@ func Children(pid int) (pids []int, err error) {
 			err = readErr
 		}
 	}
+	return pids, len(threads), err
+}
+
+// threadsOf lists at most so many threads.
+func threadsOf(tasks string, most int) ([]string, error) {
+	dir, err := os.Open(tasks)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	threads, err := dir.Readdirnames(most)
 	if isGone(err) || err == io.EOF { // it has ended
 		err = nil
 	}
-	return pids, err
+	return threads, err
 }
 
 // isGone says whether what could not be opened, or read, in /proc is no more.
@@ -245,27 +260,34 @@ func parseChildren(data []byte) (pids []int) {
 
 // Descendants lists what is below a process that is known to run, zombies included,
 // breadth first and at most limit of them. It is a look, not a lock: a process that
-// forks meanwhile may be missed, which is why ending a sandbox never depends
-// on it.
-func Descendants(root, limit int) (found []Stat) {
+// forks meanwhile may be missed, and so may children of threads beyond the first thousand,
+// which is why ending a sandbox never depends on it.
+func Descendants(root, limit int) []Stat {
+	found, _ := descendants(root, limit)
+	return found
+}
+
+// descendants also says how many threads it has asked: at most one of each process, and maxThreads.
+func descendants(root, limit int) (found []Stat, asked int) {
 	queue := []int{root}
 	for len(queue) > 0 {
 		pid := queue[0]
 		queue = queue[1:]
-		children, _ := Children(pid) // what could be read is all there is to see
-		for _, child := range children {
+		pids, n, _ := children(pid, maxThreads-asked) // what could be read is all there is to see
+		asked += n
+		for _, child := range pids {
 			st, err := ReadStat(child)
 			if err != nil {
 				continue
 			}
 			found = append(found, st)
 			if len(found) == limit {
-				return found
+				return found, asked
 			}
 			queue = append(queue, child)
 		}
 	}
-	return found
+	return found, asked
 }
 
 // Members lists every process of some PID namespaces, those nested in them apart, by

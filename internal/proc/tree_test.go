@@ -2,8 +2,11 @@ package proc
 
 import (
 	"errors"
+	"io"
 	"os"
 	"os/exec"
+	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -362,5 +365,32 @@ func TestChildrenManyThreads(t *testing.T) {
 	})
 	if want := "it has more threads than are looked at"; err == nil || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
+	}
+}
+
+// Many processes with many threads each are not asked for longer than one, and none of them is missing.
+func TestDescendantsManyThreads(t *testing.T) {
+	const threads, processes = 20, 5
+	if os.Getenv("SBXRUN_TEST_THREADS") != "" {
+		for range threads {
+			go func() {
+				runtime.LockOSThread()
+				_, _ = io.Copy(io.Discard, os.Stdin) // blocks the thread
+			}()
+		}
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		return
+	}
+	defer func(most int) { maxThreads = most }(maxThreads)
+	maxThreads = threads
+	t.Setenv("SBXRUN_TEST_THREADS", "1")
+	c, _ := held(t, "sh", "-c", "exec 3<&0; for i in 1 2 3 4 5; do \"$0\" -test.run='^TestDescendantsManyThreads$' <&3 >/dev/null & done; wait", os.Args[0])
+	eventually(t, "many threads of each process", func() bool {
+		below := Descendants(c.Process.Pid, 100)
+		return len(below) == processes && !slices.ContainsFunc(below, func(st Stat) bool { return st.Threads < threads })
+	})
+	found, asked := descendants(c.Process.Pid, 100)
+	if most := maxThreads + processes + 1; len(found) != processes || asked > most {
+		t.Errorf("%d processes; %d threads were asked, want at most %d", len(found), asked, most)
 	}
 }
