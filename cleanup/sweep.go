@@ -158,8 +158,8 @@ func (s *sweep) snapshots() {
 	}
 }
 
-// cgroups removes those that hold nothing and whose sbxrun and keeper are both dead: a
-// keeper removes them otherwise.
+// cgroups removes those that hold nothing and whose sbxrun is dead, or could not remove them. Its
+// keeper, which may live, does not mind.
 func (s *sweep) cgroups() {
 	machine, err := limits.Detect()
 	if err != nil {

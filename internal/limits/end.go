@@ -132,12 +132,16 @@ func (g *Group) Kill() error {
 
 // Remove removes the cgroups. They stay busy for a moment after the last process
 // is reaped; it tries until the deadline. It may be called again after an error.
+// However it ends, they have no owner afterwards: what is left is its keeper's, if that
+// still reaps, or [Machine.Leftovers] finds it when it is empty. One that is not there any more is no
+// error to either.
 func (g *Group) Remove(deadline time.Time) error {
 	err := RemoveDirs(g.Dirs(), deadline)
+	for i, n := range g.nodes {
+		_ = unix.Close(n.lock) // EBADF: it was given up before, or never had
+		g.nodes[i].lock = -1
+	}
 	if err == nil {
-		for _, n := range g.nodes {
-			_ = unix.Close(n.lock)
-		}
 		g.nodes = nil
 	}
 	return err
@@ -194,10 +198,10 @@ func removeTree(dir string) error {
 	return fmt.Errorf("remove %s: %w", dir, err)
 }
 
-// Leftover is a cgroup that a crash has left.
+// Leftover is a cgroup that a crash has left, or a command whose end could not be proven.
 type Leftover struct{ ID, Dir string }
 
-// Leftovers finds sbxrun's cgroups that hold no processes and whose owner is dead,
+// Leftovers finds sbxrun's cgroups that hold no processes and have no owner any more,
 // in all that is mounted: the caller's own, and to root all.
 func (m *Machine) Leftovers() (found []Leftover) {
 	for _, mt := range m.mount {
@@ -227,7 +231,7 @@ func mine(dir string) bool {
 
 const young = 2 * time.Second
 
-// owned: the one who has made it lives.
+// owned: the one who has made it lives, and has not given it up.
 func owned(dir string) bool {
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

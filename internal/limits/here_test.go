@@ -716,6 +716,44 @@ func TestLeftovers(t *testing.T) {
 	g.nodes = nil
 }
 
+// A group that could not be removed has no owner any more, and takes no descriptor: cleanup removes
+// it when it is empty, also while the process lives that has made it.
+func TestRemoveInVain(t *testing.T) {
+	g := made(t, false, Request{Pids: 10}, "pids")
+	if g == nil {
+		return
+	}
+	h := hold(t, "sleep 60")
+	add(t, g, h)
+	for _, n := range g.nodes {
+		if !owned(n.dir) {
+			t.Errorf("nobody owns %s", n.dir)
+		}
+	}
+	before := descriptors(t)
+	if err := g.Remove(time.Now().Add(20 * time.Millisecond)); !errors.Is(err, unix.EBUSY) {
+		t.Fatalf("want EBUSY, got %v", err)
+	}
+	for _, n := range g.nodes {
+		if owned(n.dir) {
+			t.Errorf("somebody owns %s", n.dir)
+		}
+	}
+	if after := descriptors(t); after != before-len(g.nodes) {
+		t.Errorf("%d descriptors of %d, with %d cgroups", after, before, len(g.nodes))
+	}
+}
+
+// descriptors is how many descriptors this process has open.
+func descriptors(t *testing.T) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
 // BenchmarkGroup is what limits cost a run: all but the run itself.
 func BenchmarkGroup(b *testing.B) {
 	for i := range b.N {
