@@ -89,6 +89,9 @@ func (t *Tree) Apply(ctx context.Context, list []Change, o Options) (a Applied, 
 	if x.staging, err = stage(x.source, true); err != nil {
 		return a, err
 	}
+	if t.ours == nil {
+		t.ours = map[tree.Inode]unix.Stat_t{}
+	}
 	defer func() {
 		sweepErr := unstage(x.source, x.staging)
 		if a.Litter = sweepErr != nil; err == nil {
@@ -120,7 +123,7 @@ func Conflict(name string) error {
 // make makes one change.
 func (x *applier) make(c *Change) error {
 	if c.Path == "." {
-		return chmod(x.source, ".", nil, c.mode)
+		return x.chmod(x.source, ".", nil, c.mode)
 	}
 	parent, err := tree.Open(x.source, path.Dir(c.Path), unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
@@ -140,7 +143,7 @@ func (x *applier) make(c *Change) error {
 	case c.Kind == Deleted:
 		return x.remove(c, was, temporary, parent, name)
 	case c.Kind == Mode:
-		return chmod(parent, name, was, c.mode)
+		return x.chmod(parent, name, was, c.mode)
 	}
 	if err := x.prepare(c, was, temporary); err != nil {
 		return err
@@ -159,7 +162,7 @@ func (x *applier) prepare(c *Change, was *unix.Stat_t, temporary string) error {
 		if err := x.give(staging, temporary, nil); err != nil {
 			return err
 		}
-		return chmod(staging, temporary, nil, c.mode)
+		return x.chmod(staging, temporary, nil, c.mode)
 	case Link:
 		if err := unix.Symlinkat(c.Target, staging, temporary); err != nil {
 			return err
@@ -284,7 +287,7 @@ func (x *applier) discard(was *unix.Stat_t, temporary string) (bool, error) {
 	case !unchanged(was, got):
 		return false, nil
 	case typeOf(got) != Directory:
-		return removed(unix.Unlinkat(staging, temporary, 0))
+		return removed(x.tree.unlink(staging, temporary, got))
 	}
 	return x.discardDir(staging, temporary)
 }
@@ -309,29 +312,56 @@ func (x *applier) discardDir(dir int, name string) (bool, error) {
 		return false, nil
 	}
 	for _, e := range slices.Backward(list) { // what is in a directory comes after it
-		if done, err := discardEntry(top, e); !done || err != nil {
+		if done, err := x.discardEntry(top, e); !done || err != nil {
 			return false, err
 		}
 	}
 	return removed(unix.Unlinkat(dir, name, unix.AT_REMOVEDIR))
 }
 
-func discardEntry(top int, e earlier) (bool, error) {
+func (x *applier) discardEntry(top int, e earlier) (bool, error) {
 	dir, err := tree.OpenOwn(top, path.Dir(e.path))
 	if err != nil {
 		return removed(err)
 	}
 	defer unix.Close(dir)
-	flags := 0
-	switch st := look(dir, path.Base(e.path)); {
+	name := path.Base(e.path)
+	switch st := look(dir, name); {
 	case st == nil:
 		return true, nil
 	case tree.InodeOf(st) != e.inode:
 		return false, nil
 	case typeOf(st) == Directory:
-		flags = unix.AT_REMOVEDIR
+		return removed(unix.Unlinkat(dir, name, unix.AT_REMOVEDIR))
+	default:
+		return removed(x.tree.unlink(dir, name, st))
 	}
-	return removed(unix.Unlinkat(dir, path.Base(e.path), flags))
+}
+
+// unlink removes a name of something that is no directory and was just looked at.
+func (t *Tree) unlink(dir int, name string, was *unix.Stat_t) error {
+	if was.Nlink < 2 {
+		return unix.Unlinkat(dir, name, 0)
+	}
+	fd, err := tree.Open(dir, name, unix.O_PATH)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := unix.Unlinkat(dir, name, 0); err != nil {
+		return err
+	}
+	t.remember(fd, was)
+	return nil
+}
+
+// remember notes what a change of ours has made of a file that was so before, for [Tree.later]. If
+// another process has changed more of it, that stays a conflict.
+func (t *Tree) remember(fd int, was *unix.Stat_t) {
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) == nil && unchanged(was, &st) {
+		t.ours[tree.InodeOf(&st)] = st
+	}
 }
 
 // removed says what an error of a removal means: that there is nothing any more, or that there is
@@ -389,7 +419,7 @@ func incapable(err error) error {
 
 // chmod sets the permissions of a file or a directory, without opening it, and not those of
 // what a link leads to.
-func chmod(dir int, name string, was *unix.Stat_t, mode uint32) error {
+func (x *applier) chmod(dir int, name string, was *unix.Stat_t, mode uint32) error {
 	fd, err := tree.Open(dir, name, unix.O_PATH)
 	if err != nil {
 		return err
@@ -405,5 +435,12 @@ func chmod(dir int, name string, was *unix.Stat_t, mode uint32) error {
 	if was != nil && tree.InodeOf(&st) != tree.InodeOf(was) {
 		return errors.New("it was replaced meanwhile")
 	}
-	return tree.Chmod(fd, mode)
+	if err := tree.Chmod(fd, mode); err != nil {
+		return err
+	}
+	if st.Nlink > 1 && typeOf(&st) == File {
+		st.Mode = st.Mode&unix.S_IFMT | mode
+		x.tree.remember(fd, &st)
+	}
+	return nil
 }

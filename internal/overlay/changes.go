@@ -142,9 +142,14 @@ func typeOf(st *unix.Stat_t) Type {
 
 // later reports whether something of the original has changed since the sandbox began. The kernel
 // sets st_ctime at every change of a file, of its name and of what it is linked to (stat(2),
-// rename(2)), and no program can set it.
+// rename(2)), and no program can set it. That includes an apply's own changes to another name of
+// the file (hard link): these do not count, if nothing has come after them.
 func (t *Tree) later(st *unix.Stat_t) bool {
-	return st != nil && time.Unix(st.Ctim.Unix()).After(t.Since)
+	if st == nil || !time.Unix(st.Ctim.Unix()).After(t.Since) {
+		return false
+	}
+	own, ok := t.ours[tree.InodeOf(st)]
+	return !ok || own.Ctim != st.Ctim || !unchanged(&own, st)
 }
 
 // earlier is something that was in a directory of the original before the sandbox began.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/links"
+	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
 // Kind is what has become of a path.
@@ -67,6 +68,8 @@ type Tree struct {
 	Since  time.Time  // conflicts are counted from here
 
 	Entries, Text int // bounds of what is looked at, as of a [tree.Walk]; 0 for a million, and 256 MiB
+
+	ours map[tree.Inode]unix.Stat_t // what an apply has made of files with several names
 }
 
 // Open opens an overlay: its layer, which stays the caller's; the directories between that and the

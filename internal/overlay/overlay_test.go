@@ -349,6 +349,63 @@ func TestApplyTheirs(t *testing.T) {
 	t.Logf("%d conflicts", conflicts)
 }
 
+// tick waits until what changes from here on has a later st_ctime than what has changed before: the
+// kernel's clock may tell only ticks apart.
+func tick(t testing.TB) {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "tick")
+	must(t, os.WriteFile(name, nil, 0o644))
+	var first, st unix.Stat_t
+	for must(t, unix.Stat(name, &first)); st.Ctim == (unix.Timespec{}) || st.Ctim == first.Ctim; must(t, unix.Stat(name, &st)) {
+		must(t, os.Chmod(name, 0o644))
+	}
+}
+
+// An apply's own changes to one name of a file are not taken for somebody else's changes to
+// another name of it; those that somebody else makes in between are.
+func TestApplyHardLinks(t *testing.T) {
+	t.Parallel()
+	for _, theirs := range []string{"", "chmod", "write"} {
+		layer, source, tree := laid(t)
+		for _, name := range []string{"changed", "mode", "gone", "gone-dir/x", "gone-dir2/y", "last"} {
+			must(t, os.MkdirAll(filepath.Dir(filepath.Join(source, name)), 0o755))
+			if name == "changed" {
+				put(t, source, name, "old")
+			} else {
+				must(t, os.Link(filepath.Join(source, "changed"), filepath.Join(source, name)))
+			}
+		}
+		must(t, os.Symlink("old", filepath.Join(source, "link1")), os.Link(filepath.Join(source, "link1"), filepath.Join(source, "link2")))
+		put(t, layer, "changed", "new")
+		put(t, layer, "mode", "old")
+		must(t, os.Chmod(filepath.Join(layer, "mode"), 0o600))
+		put(t, layer, "last", "new")
+		for _, name := range []string{"gone", "gone-dir", "gone-dir2", "link1", "link2"} {
+			wipe(t, layer, name)
+		}
+		var st unix.Stat_t
+		must(t, unix.Lstat(filepath.Join(source, "link1"), &st))
+		tree.Since = time.Unix(st.Ctim.Unix())
+		tick(t)
+		list, _ := lines(t, tree)
+		last := Select(list, []string{"last"})
+		_, err := tree.Apply(context.Background(), slices.DeleteFunc(slices.Clone(list), func(c Change) bool { return c.Path == "last" }), Options{Delete: true})
+		must(t, err)
+		switch theirs {
+		case "chmod":
+			tick(t)
+			must(t, os.Chmod(filepath.Join(source, "last"), 0o600))
+		case "write":
+			must(t, os.WriteFile(filepath.Join(source, "last"), []byte("theirs"), 0o600))
+		}
+		_, err = tree.Apply(context.Background(), last, Options{})
+		if (err != nil) != (theirs != "") {
+			t.Errorf("%q: %v", theirs, err)
+		}
+		nothingOutside(t, source)
+	}
+}
+
 // A tar of a selection has no link to what is not in it, and no file in it deletes another.
 func TestTar(t *testing.T) {
 	layer, source, tr := laid(t)
