@@ -68,6 +68,9 @@ func openReport(place string) (*reportFile, error) {
 // errPlanted is the error for a device or a pipe in a place that others can write to.
 var errPlanted = errors.New("it is not a regular file, and others could have put it there")
 
+// errTheirs is for a place whose name the kernel lets only its owner and root take away.
+var errTheirs = errors.New("it is another user's, in a directory with the sticky bit")
+
 // openSpecial opens what cannot be replaced by a file: a device, a terminal, a named
 // pipe. It returns nil for a regular file, for a name that is free, and for a symbolic
 // link: the report replaces these. A payload that could write to the directory, in this
@@ -177,6 +180,20 @@ func tryOut(dir int, name string) error {
 	if len(name) > unix.NAME_MAX {
 		return unix.ENAMETOOLONG
 	}
+	return replaceable(dir, name)
+}
+
+// replaceable reports errTheirs if the sticky bit of dir keeps an ordinary user from replacing
+// what has this name (unlink(2)).
+func replaceable(dir int, name string) error {
+	var d, st unix.Stat_t
+	if unix.Fstatat(dir, "", &d, unix.AT_EMPTY_PATH) != nil || unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
+		return nil // the name is free
+	}
+	uid := uint32(os.Geteuid())
+	if uid != 0 && d.Mode&unix.S_ISVTX != 0 && d.Uid != uid && st.Uid != uid {
+		return errTheirs
+	}
 	return nil
 }
 
@@ -204,6 +221,8 @@ func writeError(what, place string, err error) error {
 		e.Hint = links.Hint
 	case errors.Is(err, errPlanted):
 		e.Hint = "remove it, or open it in the shell and use fd:N"
+	case errors.Is(err, errTheirs):
+		e.Hint = "choose another name"
 	}
 	return e
 }

@@ -346,6 +346,24 @@ func TestReportReadOnlyDirectory(t *testing.T) {
 	}
 }
 
+// Nor does anything start if the place is another user's file or link in a directory such as /tmp,
+// which nobody else may replace.
+func TestReportSticky(t *testing.T) {
+	if os.Geteuid() != 0 {
+		return // who cannot make another user's file
+	}
+	dir := shared(t)
+	if err := errors.Join(unix.Chmod(dir, 0o1777), os.WriteFile(dir+"/file", nil, 0o666), os.Symlink("file", dir+"/link")); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"file", "link"} {
+		_, stderr, code := sbxrun(t, sbxrunCommand(t, 65534, "/", "--report", dir+"/"+name, "--workdir", "/tmp", "sh", "-c", "echo ran >&2"))
+		if want := "sbxrun: error: cannot write the report to " + strconv.Quote(dir+"/"+name) + ": it is another user's, in a directory with the sticky bit; choose another name\n"; code != 125 || stderr != want {
+			t.Errorf("code %d, stderr %q; want 125, %q", code, stderr, want)
+		}
+	}
+}
+
 // What cannot be written leaves no trace.
 func TestReportWriteFails(t *testing.T) {
 	rep, _ := report(t)
