@@ -37,6 +37,19 @@ func TestOtherNamespace(t *testing.T) {
 	if rec := b.Inspect(); rec.Status != "running" {
 		t.Errorf("%+v", rec)
 	}
+	for _, args := range [][]string{{"wait", "--timeout", "0.3", b.ID}, {"wait", "--timeout", "0.3", "--log", "x", b.ID}} {
+		if r := s.Start(there, args...).Wait(); r.ExitCode != 124 {
+			t.Errorf("%q: exit code %d: %s", args, r.ExitCode, r.Stderr)
+		}
+	}
+	follow, waiter := s.Start(there, "logs", "-f", b.ID), s.Start(there, "wait", "--json", b.ID)
+	s.Run("kill", b.ID)
+	if r := waiter.Wait(); r.ExitCode != 137 || !strings.Contains(string(r.Stdout), `"status":"killed"`) {
+		t.Errorf("wait: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	if r := follow.Wait(); r.ExitCode != 0 {
+		t.Errorf("logs -f: exit code %d: %s", r.ExitCode, r.Stderr)
+	}
 }
 
 // One that has ended there, and left something, is not called proven here because nothing of it can be seen.

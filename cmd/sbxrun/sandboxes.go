@@ -7,7 +7,10 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
@@ -69,10 +72,13 @@ func parseTags(args []string) (map[string]string, error) {
 }
 
 // ended waits until a sandbox's supervisor is no more: then the record is final. With
-// ctx done first it is os.ErrDeadlineExceeded.
+// ctx done first it is os.ErrDeadlineExceeded, or the cause of ctx.
 func ended(ctx context.Context, e *state.Entry) error {
 	if !e.Alive {
 		return nil
+	}
+	if e.Record.Supervisor.Apart() {
+		return released(ctx, *e)
 	}
 	supervisor, err := e.Record.Supervisor.Open()
 	if errors.Is(err, proc.ErrGone) {
@@ -83,4 +89,16 @@ func ended(ctx context.Context, e *state.Entry) error {
 	}
 	defer supervisor.Close()
 	return supervisor.WaitContext(ctx, time.Time{})
+}
+
+// released waits until a supervisor gives up the lock on the record, which can be seen from other
+// PID namespaces, where its pid means nothing.
+func released(ctx context.Context, e state.Entry) error {
+	return sandbox.Poll(ctx, lookInterval, func(context.Context) (bool, error) {
+		err := e.Refresh()
+		if errors.Is(err, unix.ENOENT) {
+			return true, nil // its record was removed
+		}
+		return !e.Alive, err
+	})
 }
