@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -30,6 +31,32 @@ func execOut(t *testing.T, b *harness.Sandbox, script string) string {
 		t.Errorf("%s: %d, %s", script, r.ExitCode, r.Stderr)
 	}
 	return string(r.Stdout)
+}
+
+// A signal while a snapshot is unpacked ends sbxrun as it would any program.
+func TestSnapshotUnpackSignal(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	s.Sandbox(harness.Options{Dir: original(t)}, layer(t, "--name", "one", "--cwd", "overlay")...)
+	snapshot(t, s, "one", "--name", "s")
+	// A sbxrund that never ends, beside a copy of sbxrun.
+	dir := harness.Dir(t)
+	begun := filepath.Join(dir, "begun")
+	harness.Must(t, os.WriteFile(filepath.Join(dir, "sbxrund"), []byte("#!/bin/sh\n>"+begun+"; exec sleep 300"), 0o755))
+	there := harness.Options{Bare: true, Dir: s.Work, Attr: &syscall.SysProcAttr{Setpgid: true},
+		Wrap: []string{"sh", "-c", `cp "$1" "$0"; shift; exec "$0/sbxrun" "$@"`, dir}}
+	for sig, whole := range map[syscall.Signal]bool{unix.SIGTERM: false, unix.SIGINT: true} {
+		p := harness.Start(t, there, layer(t, "--from", "s", "--data-dir", s.Dir+"-data", "true")...)
+		harness.Until(t, harness.Bound, "an unpacking", func() bool { return os.Remove(begun) == nil })
+		if whole { // the process group, as Ctrl-C does
+			harness.Must(t, unix.Kill(-p.PID, sig))
+		} else {
+			p.Signal(sig)
+		}
+		if r := p.Wait(); r.Signal != sig || len(r.Stderr) > 0 {
+			t.Errorf("%v: exit code %d, %v: %s", sig, r.ExitCode, r.Signal, r.Stderr)
+		}
+	}
 }
 
 // What one sandbox has written, others begin with, in as many layers as there were snapshots.

@@ -251,6 +251,10 @@ func (r *runner) plan(caller room.Caller) error {
 		}
 	}
 	if err = startFrom(r.signals.ctx, r.flags.From, &r.flags.View, parts, &policy); err != nil {
+		if r.Streams != nil {
+			r.Streams.Restore()
+		}
+		diesOf(err)
 		return err
 	}
 	r.Place.Plan, err = room.Prepare(policy, caller)

@@ -2,6 +2,7 @@ package snapshots
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/beside"
@@ -67,9 +69,13 @@ func (s *Store) unpack(ctx context.Context, m *Manifest, uid, gid uint32) error 
 	c.Env = append(os.Environ(), "SBXRUN_DATA_DIR="+filepath.Dir(s.path)) // see Dir
 	var said bytes.Buffer
 	c.Stderr = &said
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C comes to it by ctx alone
 	err = c.Run()
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	if failed := (*exec.ExitError)(nil); errors.As(err, &failed) {
-		text := strings.TrimPrefix(strings.TrimSpace(said.String()), "sbxrun: error: ")
+		text := cmp.Or(strings.TrimPrefix(strings.TrimSpace(said.String()), "sbxrun: error: "), err.Error())
 		return &result.Error{Code: "snapshot", Message: "cannot unpack snapshot " + m.Title() + ": " + text, Err: err}
 	}
 	if err != nil {
