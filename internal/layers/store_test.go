@@ -121,6 +121,39 @@ func TestStore(t *testing.T) {
 	}
 }
 
+// After an error in the middle of a snapshot of several layers none of them stays.
+func TestStoreUndo(t *testing.T) {
+	for _, what := range []string{"full", "manifest"} {
+		s, dir := newStore(t)
+		m, err := snapshots.NewManifest("one", 0)
+		must(t, err)
+		drafts := map[string]*snapshots.Draft{}
+		for _, name := range []string{"a", "b"} {
+			from := t.TempDir()
+			must(t, os.WriteFile(filepath.Join(from, name), nil, 0o600))
+			d, err := s.NewFile()
+			must(t, err)
+			defer d.Close()
+			l, _, err := Write(d.File, open(t, from), most)
+			must(t, err)
+			drafts[l.SHA256] = d
+			m.Trees = append(m.Trees, snapshots.Tree{Dest: "/" + name, Source: "/home/u", Since: "2026-01-02T03:04:05.6Z", Layers: []snapshots.Layer{l}})
+		}
+		room := int64(most)
+		if what == "full" {
+			room = m.Size() - 1
+		} else {
+			must(t, os.Mkdir(filepath.Join(dir, "manifests", m.ID+".json"), 0o700)) // in the way
+		}
+		if err := s.Add(m, drafts, room); err == nil {
+			t.Errorf("%s: no error", what)
+		}
+		if n := entries(t, dir, "layers"); len(n) != 0 {
+			t.Errorf("%s: left: %q", what, n)
+		}
+	}
+}
+
 // sameBut: the time of the directory itself was changed by the test.
 func sameBut(a, b string) bool { return len(a) == len(b) }
 

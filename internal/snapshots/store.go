@@ -115,7 +115,7 @@ func layerPath(hash string) string { return filepath.Join(layersDir, hash+layerS
 
 // Add gives a snapshot its name. drafts are those of its layers that may not be in the store yet,
 // by hash, and are written to their ends; the caller closes them. All layers together may then
-// have so many bytes. After an error the store is as it was.
+// have so many bytes. After an error the store is as it was, but for one of this name that had expired.
 func (s *Store) Add(m *Manifest, drafts map[string]*Draft, most int64) error {
 	for _, d := range drafts {
 		if err := d.File.Sync(); err != nil {
@@ -131,10 +131,19 @@ func (s *Store) Add(m *Manifest, drafts map[string]*Draft, most int64) error {
 		if err := s.free(m); err != nil {
 			return err
 		}
-		if err := s.take(m, drafts, most); err != nil {
+		fresh, err := s.lacking(m, drafts, most)
+		if err != nil {
 			return err
 		}
-		return Failed(s.publish(m, text))
+		if err = s.take(fresh, drafts); err == nil {
+			err = s.publish(m, text)
+		}
+		if err != nil {
+			for _, hash := range fresh {
+				_ = s.root.Remove(layerPath(hash)) // or Sweep does
+			}
+		}
+		return Failed(err)
 	})
 }
 
@@ -154,8 +163,8 @@ func (s *Store) free(m *Manifest) error {
 	return &result.Error{Code: "name-in-use", Message: fmt.Sprintf("there is a snapshot %q already", m.Name), Hint: "choose another name, or remove it: sbxrun snapshot rm " + m.Name}
 }
 
-// take moves the layers into the store that it does not have. The caller is alone.
-func (s *Store) take(m *Manifest, drafts map[string]*Draft, most int64) error {
+// lacking returns those layers that the store does not have, by hash, if there is room for them.
+func (s *Store) lacking(m *Manifest, drafts map[string]*Draft, most int64) (hashes []string, err error) {
 	used := s.Used()
 	for i := range m.Trees {
 		for j := range m.Trees[i].Layers {
@@ -167,18 +176,34 @@ func (s *Store) take(m *Manifest, drafts map[string]*Draft, most int64) error {
 			}
 			d := drafts[l.SHA256]
 			if d == nil {
-				return damaged("layer %.12s is not there", l.SHA256)
+				return nil, damaged("layer %.12s is not there", l.SHA256)
+			}
+			info, err := d.File.Stat()
+			if err != nil {
+				return nil, Failed(err)
+			}
+			if l.Size = info.Size(); slices.Contains(hashes, l.SHA256) {
+				continue
 			}
 			if used += l.Size; used > most {
-				return Full(most)
+				return nil, Full(most)
 			}
-			if err := s.root.Rename(d.path(), layerPath(l.SHA256)); err != nil {
-				return Failed(err)
-			}
-			d.name = ""
+			hashes = append(hashes, l.SHA256)
 		}
 	}
-	return Failed(s.syncDir(layersDir))
+	return hashes, nil
+}
+
+// take moves these layers into the store. The caller is alone.
+func (s *Store) take(hashes []string, drafts map[string]*Draft) error {
+	for _, hash := range hashes {
+		d := drafts[hash]
+		if err := s.root.Rename(d.path(), layerPath(hash)); err != nil {
+			return err
+		}
+		d.name = ""
+	}
+	return s.syncDir(layersDir)
 }
 
 // Full says that there is no room for a snapshot.
@@ -206,7 +231,10 @@ func (s *Store) publish(m *Manifest, draft *Draft) error {
 		return err
 	}
 	draft.name = ""
-	return s.syncDir(manifestsDir)
+	if err = s.syncDir(manifestsDir); err != nil {
+		_ = s.root.Remove(filepath.Join(manifestsDir, m.ID+manifestSuffix)) // its layers go as well
+	}
+	return err
 }
 
 // Discard is Remove by id or name, whether or not the snapshot has expired.
