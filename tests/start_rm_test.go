@@ -144,13 +144,13 @@ func TestStartStopped(t *testing.T) {
 	s := harness.NewState(t)
 	holder := s.Start(harness.Options{}, "run", "--max-parallel", "1", "sh", "-c", "echo up; sleep 300")
 	holder.WaitOutput("up\n")
-	p := s.Start(harness.Options{}, "start", "--max-parallel", "1", "--on-pressure", "wait", "sleep", "60")
+	p := s.Start(harness.Options{}, "start", "--json", "--max-parallel", "1", "--on-pressure", "wait", "sleep", "60")
 	harness.Until(t, harness.Bound, "somebody who waits", func() bool { return queued(t, s.Dir) == 1 })
 	supervisor, err := harness.Open(harness.Descendants(p.PID)[0])
 	harness.Must(t, err)
 	defer supervisor.Close()
 	harness.Must(t, supervisor.Signal(unix.SIGSTOP))
-	if r := p.Wait(); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "without a word") {
+	if r := p.Wait(); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "without a word") || !strings.Contains(string(r.Stdout), `"error":{"code":"detach"`) || !strings.Contains(string(r.Stdout), `"exit_code":125`) {
 		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}
 	if r := s.Run("ps", "-aq"); len(r.Stdout) > 0 {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -28,7 +29,8 @@ func inBackground(command string, args []string, asJSON bool, print func(detach.
 		said = detach.Handover{Error: asError(err).Report(), Code: result.ExitNotStarted}
 	} else if said, err = detach.Spawn(command, args); err != nil {
 		var none *admission.Leave
-		return fail(none.Explain(&result.Error{Code: "detach", Message: "cannot start the supervisor: " + err.Error(), Err: err}))
+		e := none.Explain(&result.Error{Code: "detach", Message: "cannot start the supervisor: " + err.Error(), Err: err})
+		said = detach.Handover{Error: e.Report(), Code: cmp.Or(e.ExitCode, result.ExitNotStarted)}
 	}
 	if said.Warning != "" {
 		warn(errors.New(said.Warning))
