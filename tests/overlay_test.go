@@ -370,6 +370,29 @@ func layer(t *testing.T, flags ...string) []string {
 	return append([]string{"--upper", filepath.Join(harness.Dir(t), "upper")}, flags...)
 }
 
+// Of a sandbox whose supervisor was killed diff, apply and snapshot say that the layer is gone, if it
+// was in memory, and that there was none, if there was none.
+func TestOverlayLost(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	lost := map[string]string{"none": "the sandbox none has no overlay"}
+	s.Sandbox(harness.Options{}, "--name", "none").KillSupervisor()
+	if kernel(t, 6, 6) {
+		lost["memory"] = "the sandbox memory has ended, and its layer with it"
+		s.Sandbox(harness.Options{Dir: original(t)}, "--name", "memory", "--cwd", "overlay").KillSupervisor()
+	}
+	for name, want := range lost {
+		for _, command := range []string{"diff", "apply"} {
+			if _, stderr := text(t, s, 125, command, name); !strings.Contains(stderr, want) {
+				t.Errorf("%s %s: %s", command, name, stderr)
+			}
+		}
+		if _, stderr := text(t, s, 125, "snapshot", name); !strings.Contains(stderr, "no layer of it is on disk") {
+			t.Errorf("snapshot %s: %s", name, stderr)
+		}
+	}
+}
+
 // A directory in memory can have a layer from Linux 6.6 on: before that, the attributes which
 // overlayfs needs are refused by it (tmpfs(5)), and so is the overlay, with the remedy.
 func TestLayerInMemory(t *testing.T) {

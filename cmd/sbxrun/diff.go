@@ -57,7 +57,7 @@ func layersOf(name string) ([]*room.Overlay, error) {
 	case !e.Lives() && e.Record.Phase == state.Ended:
 		return nil, &result.Error{Code: "ended", Message: e.What() + " has ended, and has left no layer",
 			Hint: "a layer in memory is gone with its sandbox: keep it with --upper DIR, or use run --diff and run --apply"}
-	case !e.Lives():
+	case !e.Lives() && len(e.Record.Overlays) > 0:
 		return nil, &result.Error{Code: "ended", Message: e.What() + " has ended, and its layer with it", Hint: "keep it with --upper DIR"}
 	}
 	return nil, &result.Error{Code: "no-overlay", Message: e.What() + " has no overlay", Hint: "start it with --overlay DIR or --cwd overlay"}

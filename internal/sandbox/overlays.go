@@ -56,6 +56,9 @@ func Overlays(e *state.Entry) (list []*room.Overlay, err error) {
 		defer supervisor.Close()
 	}
 	for _, r := range e.Record.Overlays {
+		if supervisor == nil && r.Upper == "" {
+			continue // it was in memory, and the supervisor was killed before it could forget it
+		}
 		o := &room.Overlay{Source: r.Source, Dest: r.Dest, Upper: r.Upper, Lower: r.Lower}
 		list = append(list, o)
 		if o.Since, err = time.Parse(time.RFC3339Nano, r.Since); err != nil {
