@@ -55,8 +55,9 @@ type Options struct {
 	Names     []string
 	OlderThan time.Duration // records of what has ended since are kept
 	DryRun    bool          // only looks
-	// KeepRecords leaves all records, also those that are damaged, and cgroups, which one
-	// that is just being made looks like if it has no process yet: only processes end.
+	// KeepRecords leaves all records, also those that are damaged, what applies have left, and
+	// cgroups, which one that is just being made looks like if it has no process yet: only
+	// processes end.
 	// For a sweep that nobody has asked for, and that others start beside.
 	KeepRecords bool
 	// Quick leaves all records, and does not look through /proc: what other commands
@@ -128,8 +129,8 @@ func (s *sweep) all(dir *state.Dir) {
 	}
 	if !s.KeepRecords {
 		s.damaged(dir, warnings)
+		s.applies(dir)
 	}
-	s.applies(dir)
 	s.processes()
 	if !s.KeepRecords {
 		s.cgroups() // what was ended just now may have had some

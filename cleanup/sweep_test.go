@@ -579,8 +579,26 @@ func edit(t *testing.T, path string, change func(map[string]any)) {
 	}
 }
 
-// A damaged record of a dead sandbox goes, one of a living stays; and what is made
-// or removed at the moment is nobody's to judge.
+// TestSweepApplies: what a killed apply has left goes with its note, but not on the way of a run.
+func TestSweepApplies(t *testing.T) {
+	self, err := proc.Identify(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, path := recorded(t, record{supervisor: self, created: time.Now()})
+	source := t.TempDir()
+	left, note := filepath.Join(source, ".sbxrun-apply"), filepath.Join(filepath.Dir(path), "apply-0123456789abcdef")
+	if err := errors.Join(os.Mkdir(left, 0o700), os.WriteFile(note, []byte(source), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if noProc(dir, Options{KeepRecords: true}); !exists(t, left) || !exists(t, note) {
+		t.Error("a sweep for processes has removed something")
+	}
+	if found := noProc(dir, Options{}); exists(t, left) || exists(t, note) {
+		t.Errorf("something is left: %+v", found)
+	}
+}
+
 // TestSweepKeepsRecords: what runs is ended all the same, whether a record knows of it or
 // not.
 func TestSweepKeepsRecords(t *testing.T) {
@@ -605,6 +623,8 @@ func TestSweepKeepsRecords(t *testing.T) {
 	}
 }
 
+// A damaged record of a dead sandbox goes, one of a living stays; and what is made
+// or removed at the moment is nobody's to judge.
 func TestSweepDamaged(t *testing.T) {
 	self, err := proc.Identify(os.Getpid())
 	if err != nil {

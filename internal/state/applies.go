@@ -18,14 +18,21 @@ const applyPrefix = "apply-"
 // before, [Dir.Applies] has it.
 func (d *Dir) NoteApply(path string) (remove func(), err error) {
 	name := applyPrefix + random.Name()
-	fd, err := d.root.lock(name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL, unix.F_WRLCK, 0)
+	var file *os.File
+	err = d.alone(func() error { // or a sweep could find it before it is locked, and remove it
+		fd, err := d.root.lock(name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL, unix.F_WRLCK, 0)
+		if err != nil {
+			return err
+		}
+		file = os.NewFile(uintptr(fd), name)
+		if _, err = file.WriteString(path); err != nil {
+			file.Close()
+			return d.root.fail("write", name, err)
+		}
+		return nil
+	})
 	if err != nil {
 		return nil, failed(err)
-	}
-	file := os.NewFile(uintptr(fd), name)
-	if _, err := file.WriteString(path); err != nil {
-		file.Close()
-		return nil, failed(d.root.fail("write", name, err))
 	}
 	return func() {
 		_ = d.root.unlink(name) // or the next cleanup does
@@ -47,7 +54,11 @@ func (d *Dir) Applies(keep bool, each func(path string) error) error {
 		if id, ok := strings.CutPrefix(name, applyPrefix); !ok || !validID(id) {
 			continue
 		}
-		fd, err := d.root.lock(name, unix.O_RDWR, unix.F_WRLCK, 0)
+		fd := -1
+		err := d.alone(func() (err error) {
+			fd, err = d.root.lock(name, unix.O_RDWR, unix.F_WRLCK, 0)
+			return err
+		})
 		if err != nil {
 			continue // somebody is at work, or it is gone
 		}
