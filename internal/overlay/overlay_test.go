@@ -406,6 +406,28 @@ func TestApplyHardLinks(t *testing.T) {
 	}
 }
 
+// A staging directory that the apply before has removed, after it was opened and before it was
+// locked, is not worked in.
+func TestStagingRemoved(t *testing.T) {
+	t.Parallel()
+	_, source, tr := laid(t)
+	top := proc.Descriptor(tr.Source)
+	must(t, os.Mkdir(filepath.Join(source, stagingName), 0o700))
+	old, err := os.Open(filepath.Join(source, stagingName))
+	must(t, err)
+	defer old.Close()
+	must(t, os.Remove(filepath.Join(source, stagingName)))
+	if named, err := lock(top, int(old.Fd())); named || err != nil {
+		t.Errorf("removed: %v, %v", named, err)
+	}
+	must(t, os.Mkdir(filepath.Join(source, stagingName), 0o700))
+	if named, err := lock(top, int(old.Fd())); named || err != nil {
+		t.Errorf("made again: %v, %v", named, err)
+	}
+	dir, err := stage(top, true)
+	must(t, err, unstage(top, dir))
+}
+
 // A tar of a selection has no link to what is not in it, and no file in it deletes another.
 func TestTar(t *testing.T) {
 	layer, source, tr := laid(t)

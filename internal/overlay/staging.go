@@ -17,32 +17,53 @@ var errBusy = &result.Error{Code: "busy", Message: "another sbxrun apply is at w
 // stage opens the staging directory of a source, empty, and locks it (flock(2)); it makes one if
 // that is wanted. The lock ends with the process.
 func stage(source int, create bool) (*os.File, error) {
-	if create {
-		if err := unix.Mkdirat(source, stagingName, 0o700); err != nil && err != unix.EEXIST {
-			return nil, fmt.Errorf("mkdir %s: %w", stagingName, err)
+	for range maxExchanges {
+		if create {
+			if err := unix.Mkdirat(source, stagingName, 0o700); err != nil && err != unix.EEXIST {
+				return nil, fmt.Errorf("mkdir %s: %w", stagingName, err)
+			}
+		}
+		fd, err := tree.Open(source, stagingName, unix.O_RDONLY|unix.O_DIRECTORY)
+		if create && err == unix.ENOENT {
+			continue // the apply before us has just removed its own
+		}
+		if err != nil {
+			return nil, err
+		}
+		dir := os.NewFile(uintptr(fd), stagingName)
+		named, err := lock(source, fd)
+		if err == nil && named {
+			err = empty(dir)
+		}
+		if err == nil && named {
+			return dir, nil
+		}
+		dir.Close()
+		if err != nil {
+			return nil, err
 		}
 	}
-	fd, err := tree.Open(source, stagingName, unix.O_RDONLY|unix.O_DIRECTORY)
-	if err != nil {
-		return nil, err
+	return nil, errBusy
+}
+
+// lock locks a staging directory, and reports whether it still has its name: whoever had the lock
+// may have removed it meanwhile, and another may have made one.
+func lock(source, dir int) (named bool, err error) {
+	var st, now unix.Stat_t
+	if err := unix.Fstat(dir, &st); err != nil {
+		return false, err
 	}
-	dir := os.NewFile(uintptr(fd), stagingName)
-	var st unix.Stat_t
-	err = unix.Fstat(fd, &st)
-	if err == nil && (int(st.Uid) != unix.Geteuid() || st.Mode&0o077 != 0) {
-		err = &result.Error{Code: "apply", Message: fmt.Sprintf("%s in the directory is not sbxrun's own", stagingName), Hint: "remove it"}
+	if int(st.Uid) != unix.Geteuid() || st.Mode&0o077 != 0 {
+		return false, &result.Error{Code: "apply", Message: fmt.Sprintf("%s in the directory is not sbxrun's own", stagingName), Hint: "remove it"}
 	}
-	if err == nil && unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) != nil {
-		err = errBusy
+	if unix.Flock(dir, unix.LOCK_EX|unix.LOCK_NB) != nil {
+		return false, errBusy
 	}
-	if err == nil {
-		err = empty(dir)
+	err = unix.Fstatat(source, stagingName, &now, unix.AT_SYMLINK_NOFOLLOW)
+	if err != nil && err != unix.ENOENT {
+		return false, err
 	}
-	if err != nil {
-		dir.Close()
-		return nil, err
-	}
-	return dir, nil
+	return err == nil && tree.InodeOf(&now) == tree.InodeOf(&st), nil
 }
 
 // unstage removes it.
