@@ -115,12 +115,13 @@ func Spawn(command string, args []string) (said Handover, err error) {
 		ours.Close()
 		_ = cmd.Wait() // its word counts, not its exit code
 	}()
-	if err := json.NewEncoder(ours).Encode(assignment{command, toBytes(args), toBytes(os.Environ())}); err != nil {
-		return said, err
-	}
 	told := make(chan struct{})
 	defer close(told)
 	go endStopped(cmd.Process, told)
+	// A long assignment has to be read before it is all written.
+	if err := json.NewEncoder(ours).Encode(assignment{command, toBytes(args), toBytes(os.Environ())}); err != nil {
+		return said, fmt.Errorf("it ended without a word: %w", err)
+	}
 	if err := json.NewDecoder(io.LimitReader(ours, 1<<20)).Decode(&said); err != nil {
 		return said, fmt.Errorf("it ended without a word: %w", err)
 	}

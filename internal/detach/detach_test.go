@@ -1,0 +1,36 @@
+package detach
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// In the background this program stops before it reads anything.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == Argument {
+		_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
+		select {}
+	}
+	os.Exit(m.Run())
+}
+
+// A supervisor that is stopped before it has read all is ended, too.
+func TestStoppedBeforeReading(t *testing.T) {
+	failed := make(chan error, 1)
+	go func() {
+		_, err := Spawn("start", []string{strings.Repeat("x", 4<<20)}) // more than a socket holds
+		failed <- err
+	}()
+	select {
+	case err := <-failed:
+		if err == nil || !strings.Contains(err.Error(), "without a word") {
+			t.Error(err)
+		}
+	case <-time.After(2 * time.Minute):
+		t.Fatal("it is still waited for")
+	}
+}
