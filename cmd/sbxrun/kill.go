@@ -296,10 +296,7 @@ func (k *killer) printLines(all []killed) error {
 			line += " " + t.Status + ", everything in it is gone (" + string(t.Verdict) + ")"
 		}
 		if t.Verdict == result.Unproven {
-			line = fmt.Sprintf("%s: unproven, %d processes are left", k.kills[i].sandbox.Title(), len(t.Survivors))
-			for _, s := range t.Survivors {
-				line += fmt.Sprintf("\n  %d %s %s", s.PID, s.State, printable(s.Comm))
-			}
+			line = k.kills[i].sandbox.Title() + ": unproven" + listSurvivors(t.Survivors)
 		}
 		if _, err := fmt.Println(line); err != nil {
 			return err
@@ -320,4 +317,21 @@ func (k *killer) printLines(all []killed) error {
 		return err
 	}
 	return nil
+}
+
+// listSurvivors says what is left, if anything can be seen from here.
+func listSurvivors(left []result.Survivor) string {
+	text := ", " + count(len(left), "process", "es")
+	switch len(left) {
+	case 0:
+		return ""
+	case 1:
+		text += " is left"
+	default:
+		text += " are left"
+	}
+	for _, s := range left {
+		text += fmt.Sprintf("\n  %d %s %s", s.PID, s.State, printable(s.Comm))
+	}
+	return text
 }
