@@ -95,6 +95,26 @@ func TestVolume(t *testing.T) {
 	}
 }
 
+// volume ls reads the records of sandboxes once, if a volume is in use.
+func TestVolumeList(t *testing.T) {
+	t.Parallel()
+	v := newVolumeUser(t)
+	b := v.s.Sandbox(v.o, "--name", "writer", "--cwd", "none", "--volume", "one:/one", "--volume", "two:/two")
+	damaged := filepath.Join(v.s.Dir, "0123456789abcdef")
+	harness.Must(t, os.Mkdir(damaged, 0o700))
+	harness.Must(t, os.WriteFile(filepath.Join(damaged, "record.json"), []byte("{"), 0o600))
+	r := v.s.Start(v.o, "volume", "ls").Wait()
+	if warned, named := strings.Count(string(r.Stderr), "warning"), strings.Count(string(r.Stdout), "written by the sandbox writer"); warned != 1 || named != 2 {
+		t.Errorf("in use: %s%s", r.Stdout, r.Stderr)
+	}
+	v.s.Run("kill", "--grace", "0", "writer")
+	b.AwaitEnd()
+	if r := v.s.Start(v.o, "volume", "ls").Wait(); len(r.Stderr) > 0 || strings.Count(string(r.Stdout), "free") != 2 {
+		t.Errorf("free: %s%s", r.Stdout, r.Stderr)
+	}
+	harness.Must(t, os.RemoveAll(damaged))
+}
+
 // unsynced is a program that starts another, of which, and of all that it starts, the system call
 // with this number fails with EIO (seccomp(2)).
 const unsynced = `

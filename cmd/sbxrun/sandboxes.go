@@ -41,7 +41,7 @@ func list(in ...string) (entries []*state.Entry, where string, err error) {
 		return nil, "", err
 	}
 	var warnings []error
-	entries, warnings = dir.List()
+	entries, warnings = dir.List() // which need it, as in find
 	for _, w := range warnings {
 		warn(w)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
+	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/tree"
 	"github.com/sbxrun/sbxrun/internal/volumes"
 	"github.com/sbxrun/sbxrun/internal/workspace"
@@ -54,16 +55,24 @@ func whoUses(err error) error {
 		return err
 	}
 	message := busy.Error()
-	if who := users(busy.PIDs); who != "" {
+	if who := users(busy.PIDs, sandboxesOf(busy.PIDs)); who != "" {
 		message += " by " + who
 	}
 	return &result.Error{Code: "volume-busy", ExitCode: result.ExitInUse, Message: message, Hint: "one sandbox can write to a volume, or several read it (NAME:DST:ro)", Err: err}
 }
 
-// users names the sandboxes of supervisors, and processes that are none.
-func users(pids []int) string {
-	var names []string
+// sandboxesOf lists the sandboxes among which users looks for some processes.
+func sandboxesOf(pids []int) []*state.Entry {
+	if len(pids) == 0 {
+		return nil
+	}
 	entries, _, _ := list() // without, the numbers have to do
+	return entries
+}
+
+// users names the sandboxes of supervisors, and processes that are none.
+func users(pids []int, entries []*state.Entry) string {
+	var names []string
 	for _, pid := range pids {
 		name := fmt.Sprintf("process %d", pid)
 		for _, e := range entries {
@@ -121,11 +130,16 @@ func listVolumes(store *volumes.Store, asJSON bool) error {
 		}
 		return nil
 	}
+	var pids []int
+	for _, v := range all {
+		pids = append(pids, v.PIDs...)
+	}
+	entries := sandboxesOf(pids)
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "NAME\tSTATUS\tMODIFIED\tPATH")
 	for _, v := range all {
 		status := v.Status
-		if who := users(v.PIDs); who != "" {
+		if who := users(v.PIDs, entries); who != "" {
 			status += " by " + who
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", v.Name, status, v.ModTime.Format(time.DateTime), printable(v.Path))
