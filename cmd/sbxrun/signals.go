@@ -126,16 +126,21 @@ func (s *signals) suspends(command *job.Job) {
 			if orphaned() {
 				continue // as the kernel would: nobody is there to continue us
 			}
-			runtime.LockOSThread()
 			// An error means that it has ended, and then there is nothing to stop.
 			_ = command.Signal(syscall.SIGSTOP)
-			// To this thread, which so stops before it comes back from the call; one to the
-			// process may be taken by another thread, a moment later.
-			_ = unix.Tgkill(unix.Getpid(), unix.Gettid(), unix.SIGSTOP)
-			runtime.UnlockOSThread()
+			stopSelf()
 			_ = command.Signal(syscall.SIGCONT)
 		}
 	}()
+}
+
+// stopSelf stops sbxrun, and comes back when it is continued. The signal goes to this thread, which
+// so stops before it comes back from the call; one to the process may be taken by another thread, a
+// moment later.
+func stopSelf() {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	_ = unix.Tgkill(unix.Getpid(), unix.Gettid(), unix.SIGSTOP)
 }
 
 // ignoresStop reports whether SIGTSTP was ignored when we were executed. The Go runtime

@@ -7,7 +7,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"github.com/sbxrun/sbxrun/internal/pressure"
@@ -50,7 +49,7 @@ func watchOnScreen(out int, interval time.Duration, look func() (statistics, err
 					continue
 				}
 				put(leaveScreen)
-				_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
+				stopSelf()
 				put(enterScreen)
 			default:
 				put(leaveScreen)
