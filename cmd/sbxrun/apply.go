@@ -125,7 +125,7 @@ func countChanges(ctx context.Context, list []*room.Overlay) *result.ReportChang
 		sum := overlay.Sum(trees[0].changes)
 		n.Count += sum.Count
 		n.Bytes += sum.Bytes
-		trees[0].tree.Source.Close()
+		trees[0].tree.Close()
 	}
 	return &n
 }

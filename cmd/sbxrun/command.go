@@ -180,7 +180,7 @@ func (c *command) refuse(flags any, err error) int {
 	if !c.printing.JSON || errors.Is(err, cli.ErrHelp) {
 		return failUsage(flags, err)
 	}
-	return c.notStarted(usageOf(flags, err))
+	return c.notStarted(usageError(flags, err))
 }
 
 // tell prints what there is to say and returns the exit code.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path"
 	"strings"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/files"
 	"github.com/sbxrun/sbxrun/internal/links"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/values"
@@ -103,13 +103,7 @@ func (c *copying) run() error {
 		return err
 	}
 	defer box.Close()
-	inside := func(name string) string {
-		if path.IsAbs(name) {
-			return name
-		}
-		// Not path.Join, which would take a / from the end, and with .. what a link leads to.
-		return use.Access.Workdir + "/" + name
-	}
+	inside := func(name string) string { return files.Within(use.Access.Workdir, name) }
 	c.done.Max.Bytes = int64(c.flags.MaxSize)
 	finish := c.showProgress()
 	if c.out {

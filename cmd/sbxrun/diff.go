@@ -165,10 +165,10 @@ func showDiffs(ctx context.Context, out *os.File, list []*room.Overlay, paths []
 	}
 	if flags.Tar {
 		if len(trees) > 1 {
-			return usageError(errors.New("--tar: the sandbox has several overlays, and a tar has one"))
+			return usageError(flags, errors.New("--tar: the sandbox has several overlays, and a tar has one"))
 		}
 		if term.IsTerminal(int(out.Fd())) {
-			return usageError(errors.New("--tar: stdout is a terminal"))
+			return usageError(flags, errors.New("--tar: stdout is a terminal"))
 		}
 		if err := trees[0].tree.Tar(to, trees[0].changes); err != nil {
 			return err

@@ -53,7 +53,7 @@ func (x *execution) run(name string, args []string) int {
 		return inBackground("exec", args, x.flags.JSON, x.printStarted)
 	}
 	x.flags.JSON = x.flags.JSON && !x.flags.Detach // printStarted has seen to that
-	if x.report, err = openReport(x.flags.Report); err != nil {
+	if x.report, err = openReport(&x.flags, x.flags.Report); err != nil {
 		return x.notStarted(err)
 	}
 	var requests *requests
@@ -160,7 +160,7 @@ func (x *execution) entry(use *sandbox.Use) (*enter.Entry, error) {
 		inherit(&set, true)
 	}
 	if err := addVariables(&set, &x.flags.Vars, float64(x.flags.Cpus)); err != nil {
-		return nil, usageError(err)
+		return nil, usageError(&x.flags, err)
 	}
 	return use.Entry(x.argv, set, x.flags.Workdir, x.flags.Tty)
 }

@@ -1,7 +1,7 @@
 package main
 
 import (
-	"fmt"
+	"errors"
 	"os"
 	"time"
 
@@ -40,13 +40,13 @@ func planLimits(f *cli.Limits, within []string) (*limits.Plan, error) {
 }
 
 // fakeMeminfo is the text that a sandbox is shown as /proc/meminfo; nil for the
-// host's.
-func fakeMeminfo(fake bool, f *cli.Limits) ([]byte, error) {
+// host's. flags is the struct of the command.
+func fakeMeminfo(flags any, fake bool, f *cli.Limits) ([]byte, error) {
 	if !fake {
 		return nil, nil
 	}
 	if f.Memory == 0 {
-		return nil, usageError(fmt.Errorf("--fake-meminfo: shows the limit on memory; give --memory"))
+		return nil, usageError(flags, errors.New("--fake-meminfo: shows the limit on memory; give --memory"))
 	}
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {

@@ -210,7 +210,7 @@ func refuse(flags any, err error) int {
 // returns the exit code.
 func failUsage(flags any, err error) int {
 	if !errors.Is(err, cli.ErrHelp) {
-		return refuse(flags, usageOf(flags, err))
+		return refuse(flags, usageError(flags, err))
 	}
 	if err := cli.Help(os.Stdout, flags); err != nil {
 		return fail(printError(err))
@@ -218,11 +218,11 @@ func failUsage(flags any, err error) int {
 	return 0
 }
 
-// usageOf makes an error of the command line of err, unless it is an error with a code
-// already. It names the help of the command with these flags.
-func usageOf(flags any, err error) error {
-	if errors.As(err, new(*result.Error)) {
-		return err
+// usageError makes an error of the command line of err, and names the help of the command with these
+// flags, unless err is an error with a hint of its own, or not about the command line.
+func usageError(flags any, err error) error {
+	if e := (*result.Error)(nil); errors.As(err, &e) && (e.Code != "usage" || e.Hint != "") {
+		return e
 	}
 	return &result.Error{Code: "usage", Message: err.Error(), Hint: "see " + cli.HelpLine(flags), Err: err}
 }
@@ -264,12 +264,4 @@ func printable(text string) string {
 		}
 	}
 	return b.String()
-}
-
-// usageError is an error of the command line.
-func usageError(err error) error {
-	if e := (*result.Error)(nil); errors.As(err, &e) && (e.Code != "usage" || e.Hint != "") {
-		return e // its own hint, or not about the command line
-	}
-	return &result.Error{Code: "usage", Message: err.Error(), Hint: "see sbxrun --help", Err: err}
 }

@@ -63,7 +63,7 @@ func (c *command) openStreams() (*stream.Streams, error) {
 // checkOutput finds what is wrong with the flags for the output.
 func (c *command) checkOutput() error {
 	if c.printing.JSON && c.tty {
-		return usageError(errJSONOnTerminal)
+		return errJSONOnTerminal
 	}
 	return nil
 }

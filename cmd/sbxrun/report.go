@@ -27,8 +27,9 @@ type reportFile struct {
 	dir *os.File
 }
 
-// openReport opens PATH or fd:N; "" is no report, and a nil reportFile.
-func openReport(place string) (*reportFile, error) {
+// openReport opens PATH or fd:N; "" is no report, and a nil reportFile. flags is the struct of the
+// command.
+func openReport(flags any, place string) (*reportFile, error) {
 	switch place {
 	case "":
 		return nil, nil
@@ -36,7 +37,7 @@ func openReport(place string) (*reportFile, error) {
 		return nil, &result.Error{Code: "usage", Message: `--report "-": want a path or fd:N`, Hint: "for stdout write --report /dev/stdout, for a file of that name ./-"}
 	}
 	if number, ok := descriptorIn(place); ok {
-		file, err := openFD("--report", number)
+		file, err := openFD(flags, "--report", number)
 		if err != nil {
 			return nil, err
 		}
@@ -198,17 +199,17 @@ func replaceable(dir int, name string) error {
 }
 
 // openFD returns the open descriptor that a flag names, to write to.
-func openFD(flag, number string) (*os.File, error) {
+func openFD(flags any, flag, number string) (*os.File, error) {
 	n, err := strconv.ParseUint(number, 10, 31)
 	if err != nil {
-		return nil, usageError(fmt.Errorf("%s fd:%s: want the number of an open descriptor, such as fd:3", flag, number))
+		return nil, usageError(flags, fmt.Errorf("%s fd:%s: want the number of an open descriptor, such as fd:3", flag, number))
 	}
-	flags, err := unix.FcntlInt(uintptr(n), unix.F_GETFL, 0)
+	open, err := unix.FcntlInt(uintptr(n), unix.F_GETFL, 0)
 	if err != nil {
-		return nil, usageError(fmt.Errorf("%s fd:%d: no such descriptor is open", flag, n))
+		return nil, usageError(flags, fmt.Errorf("%s fd:%d: no such descriptor is open", flag, n))
 	}
-	if flags&unix.O_ACCMODE == unix.O_RDONLY {
-		return nil, usageError(fmt.Errorf("%s fd:%d: it is open for reading only", flag, n))
+	if open&unix.O_ACCMODE == unix.O_RDONLY {
+		return nil, usageError(flags, fmt.Errorf("%s fd:%d: it is open for reading only", flag, n))
 	}
 	return os.NewFile(uintptr(n), "fd:"+number), nil
 }
@@ -257,9 +258,9 @@ func (r *reportFile) write(rep result.Report) error {
 }
 
 // writeFilter writes a seccomp filter to PATH or fd:N, and returns what bash(1) reads it from.
-func writeFilter(place string, filter []byte) (from string, err error) {
+func writeFilter(flags any, place string, filter []byte) (from string, err error) {
 	if number, ok := descriptorIn(place); ok {
-		file, err := openFD("--print-filter", number)
+		file, err := openFD(flags, "--print-filter", number)
 		if err == nil {
 			_, err = stream.WriteBlocking(file, filter)
 		}

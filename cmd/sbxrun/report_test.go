@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/cli"
 )
 
 // report is a report and its text.
@@ -82,7 +83,7 @@ func TestReportFile(t *testing.T) {
 				}
 			}
 			before := contents(t, dir)
-			r, err := openReport(strings.ReplaceAll(tt.place, "DIR", dir))
+			r, err := openReport(&cli.Run{}, strings.ReplaceAll(tt.place, "DIR", dir))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -111,7 +112,7 @@ func TestReportDirectoryMoved(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r, err := openReport(top + "/a/r.json")
+	r, err := openReport(&cli.Run{}, top+"/a/r.json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +139,7 @@ func TestReportLeavesNothingBefore(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if _, err := openReport(dir + "/r.json"); err != nil {
+		if _, err := openReport(&cli.Run{}, dir+"/r.json"); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(old, contents(t, dir)); diff != "" {
@@ -164,7 +165,7 @@ func TestReportForged(t *testing.T) {
 			if err := os.WriteFile(dir+"/target", []byte("old"), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			r, err := openReport(dir + "/r.json")
+			r, err := openReport(&cli.Run{}, dir+"/r.json")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -191,7 +192,7 @@ func TestReportNamedPipe(t *testing.T) {
 	}
 	opened := make(chan error, 1)
 	go func() {
-		_, err := openReport(place)
+		_, err := openReport(&cli.Run{}, place)
 		opened <- err
 	}()
 	select {
@@ -208,7 +209,7 @@ func TestReportNamedPipe(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer in.Close()
-	r, err := openReport(place)
+	r, err := openReport(&cli.Run{}, place)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,7 +227,7 @@ func TestReportNamedPipe(t *testing.T) {
 
 func TestReportNone(t *testing.T) {
 	rep, _ := report(t)
-	r, err := openReport("")
+	r, err := openReport(&cli.Run{}, "")
 	if r != nil || err != nil {
 		t.Fatalf("got %v, %v", r, err)
 	}
@@ -237,7 +238,7 @@ func TestReportNone(t *testing.T) {
 
 func TestReportDevice(t *testing.T) {
 	rep, _ := report(t)
-	r, err := openReport("/dev/null")
+	r, err := openReport(&cli.Run{}, "/dev/null")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -256,7 +257,7 @@ func TestReportDescriptor(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	file, err := openReport("fd:" + strconv.Itoa(int(w.Fd())))
+	file, err := openReport(&cli.Run{}, "fd:"+strconv.Itoa(int(w.Fd())))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -297,11 +298,15 @@ func TestReportErrors(t *testing.T) {
 		{"fd:" + number, "usage", "--report fd:" + number + ": it is open for reading only"},
 	}
 	for _, tt := range tests {
-		r, err := openReport(tt.place)
+		r, err := openReport(&cli.Run{}, tt.place)
 		var e *result.Error
 		if r != nil || !errors.As(err, &e) || e.Code != tt.code || !strings.HasPrefix(e.Message, tt.message) {
 			t.Errorf("openReport(%q) = %v, %v; want error %s", tt.place, r, err, tt.message)
 		}
+	}
+	var e *result.Error
+	if _, err := openReport(&cli.Exec{}, "fd:x"); !errors.As(err, &e) || e.Hint != "see sbxrun exec --help" {
+		t.Errorf("of exec: %v", err)
 	}
 	if got := contents(t, dir); len(got) != 0 {
 		t.Errorf("left behind: %q", got)
@@ -314,7 +319,7 @@ func TestReportPlaceThatCannotBe(t *testing.T) {
 	rep, _ := report(t)
 	dir := t.TempDir()
 	for _, place := range []string{"/proc/r", dir + "/" + strings.Repeat("x", 256)} {
-		r, err := openReport(place)
+		r, err := openReport(&cli.Run{}, place)
 		if err == nil {
 			err = r.write(rep)
 		}
@@ -368,7 +373,7 @@ func TestReportSticky(t *testing.T) {
 func TestReportWriteFails(t *testing.T) {
 	rep, _ := report(t)
 	dir := t.TempDir()
-	r, err := openReport(dir + "/r.json")
+	r, err := openReport(&cli.Run{}, dir+"/r.json")
 	if err != nil {
 		t.Fatal(err)
 	}

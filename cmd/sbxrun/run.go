@@ -44,11 +44,11 @@ type runner struct {
 func (r *runner) run() int {
 	var err error
 	// The report's place first, so that every later failure can be written there.
-	if r.report, err = openReport(r.flags.Report); err != nil {
+	if r.report, err = openReport(&r.flags, r.flags.Report); err != nil {
 		return r.notStarted(err)
 	}
 	if err = r.checkFlags(); err != nil {
-		return r.notStarted(err)
+		return r.notStarted(usageError(&r.flags, err))
 	}
 	r.signals = watchWaiting()
 	caller := room.ThisCaller()
@@ -166,7 +166,7 @@ func (r *runner) printCommand(plan *room.Plan) int {
 	from, place := "", r.flags.PrintFilter
 	if place != "" {
 		var err error
-		if from, err = writeFilter(place, plan.FilterBytes()); err != nil {
+		if from, err = writeFilter(&r.flags, place, plan.FilterBytes()); err != nil {
 			return fail(err)
 		}
 	}
@@ -207,20 +207,20 @@ func (r *runner) checkFlags() error {
 		return err
 	}
 	if err := busyTerms(&r.flags.AdmissionFlags).Check(); err != nil {
-		return usageError(err)
+		return err
 	}
 	overlays := r.flags.From != "" || len(r.flags.Overlay) > 0 || room.Cwd(r.flags.Cwd) == room.CwdOverlay
 	r.flags.Apply = r.flags.Apply || r.flags.ApplyDelete
 	switch {
 	case (r.flags.Diff || r.flags.Apply) && !overlays:
-		return usageError(errors.New("--diff and --apply: go with --overlay, --cwd overlay or --from"))
+		return errors.New("--diff and --apply: go with --overlay, --cwd overlay or --from")
 	case r.flags.PrintCommand && overlays:
-		return usageError(errors.New("--print-command: no bwrap command does the same as --overlay and --from, which sbxrun mounts itself"))
+		return errors.New("--print-command: no bwrap command does the same as --overlay and --from, which sbxrun mounts itself")
 	case r.flags.PrintFilter == "":
 	case !r.flags.PrintCommand:
-		return usageError(errors.New("--print-filter: goes with --print-command"))
+		return errors.New("--print-filter: goes with --print-command")
 	case r.flags.Seccomp == "off":
-		return usageError(errors.New("--print-filter: with --seccomp off there is no filter"))
+		return errors.New("--print-filter: with --seccomp off there is no filter")
 	}
 	return nil
 }
@@ -236,9 +236,9 @@ func (r *runner) plan(caller room.Caller) error {
 		err = errors.New("no command given")
 	}
 	if err != nil {
-		return usageError(err)
+		return usageError(&r.flags, err)
 	}
-	if policy.Meminfo, err = fakeMeminfo(r.flags.FakeMeminfo, &r.flags.Limits); err != nil {
+	if policy.Meminfo, err = fakeMeminfo(&r.flags, r.flags.FakeMeminfo, &r.flags.Limits); err != nil {
 		return err
 	}
 	policy.Terminal = r.flags.Tty

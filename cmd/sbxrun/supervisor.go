@@ -47,13 +47,13 @@ func superviseSandbox(args []string, begin time.Time) int {
 func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandbox.Sandbox, stateDir string, err error) {
 	flags, argv, err := parseStart(args)
 	if err != nil {
-		return nil, "", usageError(err)
+		return nil, "", usageError(&flags.Start, err)
 	}
 	policy, parts, err := policyOf(&flags.View, &flags.Limits, argv)
 	if err != nil {
-		return nil, "", usageError(err)
+		return nil, "", usageError(&flags.Start, err)
 	}
-	if policy.Meminfo, err = fakeMeminfo(flags.FakeMeminfo, &flags.Limits); err != nil {
+	if policy.Meminfo, err = fakeMeminfo(&flags.Start, flags.FakeMeminfo, &flags.Limits); err != nil {
 		return nil, "", err
 	}
 	if err := startFrom(ctx, flags.From, &flags.View, parts, &policy); err != nil {

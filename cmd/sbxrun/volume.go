@@ -223,10 +223,10 @@ func sweepVolumes(dryRun bool) (found []cleanup.Finding) {
 	}
 	defer store.Close()
 	left, _ := store.Leftovers()
-	for _, l := range left {
-		f := cleanup.Finding{Kind: "volume", Name: l.Name, What: "what is left of a volume that was being made or removed"}
+	for _, name := range left {
+		f := cleanup.Finding{Kind: "volume", Name: name, What: "what is left of a volume that was being made or removed"}
 		if !dryRun {
-			if err := store.Discard(l); err != nil && !errors.Is(err, unix.ENOENT) {
+			if err := store.Discard(name); err != nil && !errors.Is(err, unix.ENOENT) {
 				f.Err = err.Error()
 			}
 			f.Done = f.Err == ""

@@ -94,7 +94,6 @@ func (c Command) take(word string, rest []string) ([]string, error) {
 			}
 			f.given = true
 			f.value.SetBool(true)
-			f.given = true
 		}
 		return rest, nil
 	}

@@ -81,8 +81,6 @@ func (e *exam) run(want result.Cause, terms supervise.Terms, command ...string) 
 	return e.carryOut(plan, terms, want)
 }
 
-func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
-
 // checkRun is the round trip.
 func (e *exam) checkRun() (string, error) {
 	res, err := e.run(result.Exited, supervise.Terms{Timeout: probeBound}, "true")
@@ -92,7 +90,7 @@ func (e *exam) checkRun() (string, error) {
 	if code := res.Payload.Code(); code != 0 {
 		return "", fmt.Errorf("`true` exited with %d in the sandbox", code)
 	}
-	ms := milliseconds(res.Duration)
+	ms := result.Milliseconds(res.Duration)
 	e.RoundTrip = &ms
 	return fmt.Sprintf("`true` from start to %s end in %.1f ms", res.Verdict, ms), nil
 }
@@ -102,7 +100,7 @@ const trialTimeout = 20 * time.Millisecond
 
 func (e *exam) checkDeadline() (string, error) {
 	res, err := e.run(result.Timeout, supervise.Terms{Timeout: trialTimeout}, "sleep", "60")
-	return fmt.Sprintf("killed after %v; %.1f ms later all was gone, %s", trialTimeout, milliseconds(res.Teardown), res.Verdict), err
+	return fmt.Sprintf("killed after %v; %.1f ms later all was gone, %s", trialTimeout, result.Milliseconds(res.Teardown), res.Verdict), err
 }
 
 // checkGrace has init signal all of a command.
@@ -148,7 +146,7 @@ func (e *exam) checkExec() (string, error) {
 	text := fmt.Sprintf("`true` ended with cause %q", inside.Cause)
 	switch {
 	case inside.Cause == result.Exited && inside.ExitCode() == 0:
-		return fmt.Sprintf("`true` in a running sandbox, from start to %s end in %.1f ms (setns with a pidfd)", inside.Verdict, milliseconds(inside.Duration)), nil
+		return fmt.Sprintf("`true` in a running sandbox, from start to %s end in %.1f ms (setns with a pidfd)", inside.Verdict, result.Milliseconds(inside.Duration)), nil
 	case inside.Err != nil:
 		text = inside.Err.Message
 	case outside.Err != nil:

@@ -74,7 +74,7 @@ func Open(puts, gets []string, workdir string, split func(string) []string) (_ *
 		if len(parts) == 2 && parts[1] != "" {
 			dest = parts[1]
 		}
-		f.puts = append(f.puts, put{source, within(workdir, dest)})
+		f.puts = append(f.puts, put{source, Within(workdir, dest)})
 	}
 	for _, arg := range gets {
 		parts := split(arg)
@@ -95,7 +95,7 @@ func Open(puts, gets []string, workdir string, split func(string) []string) (_ *
 		if err != nil {
 			return nil, of("--get", err)
 		}
-		pattern := path.Clean(within(workdir, parts[0]))
+		pattern := path.Clean(Within(workdir, parts[0]))
 		f.gets = append(f.gets, get{arg: arg, pattern: pattern, to: to})
 	}
 	return f, nil
@@ -105,8 +105,9 @@ func usage(format string, args ...any) error {
 	return &result.Error{Code: "usage", Message: fmt.Sprintf(format, args...), Hint: "see sbxrun --help"}
 }
 
-// within is a path in the sandbox. Not path.Join, which would take a / from the end.
-func within(workdir, name string) string {
+// Within is a path in the sandbox. Not path.Join, which would take a / from the end, and with .. what
+// a link leads to.
+func Within(workdir, name string) string {
 	if path.IsAbs(name) {
 		return name
 	}

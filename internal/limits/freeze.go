@@ -2,7 +2,6 @@ package limits
 
 import (
 	"errors"
-	"io"
 	"os"
 	"strings"
 	"time"
@@ -35,7 +34,7 @@ func LockFreezer(dirs []string, patience time.Duration) (*os.File, error) {
 				return nil, err
 			}
 			for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-				err = unix.FcntlFlock(uintptr(proc.Descriptor(file)), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart})
+				err = proc.TryLock(proc.Descriptor(file), unix.F_WRLCK)
 				if err == nil {
 					return file, nil
 				}

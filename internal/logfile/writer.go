@@ -59,14 +59,8 @@ func (w *Writer) state() state {
 // Len is the length of the whole stream so far, including what was left out.
 func (w *Writer) Len() int64 { return w.state().len }
 
-// Kept is how many bytes of it are in the file.
-func (w *Writer) Kept() int64 { return w.state().kept }
-
 // Truncated reports whether anything was left out.
 func (w *Writer) Truncated() bool { s := w.state(); return s.len > s.kept }
-
-// Err is the error that ended the log before its limit, nil if none did.
-func (w *Writer) Err() error { return w.state().err }
 
 // Close closes the file; what comes later is only counted. A nil Writer has none.
 func (w *Writer) Close() {

@@ -43,9 +43,9 @@ func write(t *testing.T, w io.Writer, s string) {
 
 func check(t *testing.T, w *Writer, length, kept int64, wantErr error) {
 	t.Helper()
-	if w.Len() != length || w.Kept() != kept || w.Truncated() != (kept < length) || !errors.Is(w.Err(), wantErr) {
+	if s := w.state(); s.len != length || s.kept != kept || w.Truncated() != (kept < length) || !errors.Is(s.err, wantErr) {
 		t.Errorf("length %d, kept %d, truncated %t, error %v; want %d, %d, %t, %v",
-			w.Len(), w.Kept(), w.Truncated(), w.Err(), length, kept, kept < length, wantErr)
+			s.len, s.kept, w.Truncated(), s.err, length, kept, kept < length, wantErr)
 	}
 }
 
@@ -128,7 +128,7 @@ func TestWriterAsked(t *testing.T) {
 			over = true
 		default:
 		}
-		kept, length := w.Kept(), w.Len()
+		kept, length := w.state().kept, w.Len()
 		if info, err := f.Stat(); err != nil || info.Size() < kept || length < kept {
 			t.Fatalf("size %d, %v, of which %d kept, of %d", info.Size(), err, kept, length)
 		}

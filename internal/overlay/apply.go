@@ -267,8 +267,7 @@ func (x *applier) exchange(c *Change, was *unix.Stat_t, temporary string, parent
 			}
 		}
 		got := look(staging, temporary)
-		switch {
-		case n > 0 && got != nil && tree.InodeOf(got) == tree.InodeOf(was):
+		if n > 0 && got != nil && tree.InodeOf(got) == tree.InodeOf(was) {
 			return Conflict(c.Path)
 		}
 		was, put = put, got

@@ -42,7 +42,7 @@ func IdentifyInit(pid int, ns uint64) (Identity, error) {
 		return Identity{}, err
 	}
 	id.Start = st.Start
-	if id.BootID, err = bootID(); err != nil {
+	if id.BootID, err = BootID(); err != nil {
 		return Identity{}, err
 	}
 	return id, nil
@@ -91,7 +91,7 @@ func hidden(pid int) bool {
 // verify compares what everybody may read first. So a stranger, whose namespace
 // we may not look at, is known as one by his start time.
 func (id Identity) verify() error {
-	if boot, err := bootID(); err != nil {
+	if boot, err := BootID(); err != nil {
 		return err
 	} else if boot != id.BootID {
 		return ErrGone
@@ -125,8 +125,8 @@ func isInit(pid int) bool {
 	return err == nil && len(numbers) > 1 && numbers[len(numbers)-1] == 1
 }
 
-// bootID is a number that the kernel draws once per boot (random(4)).
-func bootID() (string, error) {
+// BootID is a number that the kernel draws once per boot (random(4)).
+func BootID() (string, error) {
 	if id := knownBootID.Load(); id != nil {
 		return *id, nil
 	}

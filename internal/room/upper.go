@@ -14,6 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/links"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
@@ -116,7 +117,7 @@ func lockUpper(dir int, list []*Overlay) (known []*Overlay, lock *os.File, err e
 		}
 	}()
 	// Of the open file, and so of all that have a copy of it; the kernel drops it with the last.
-	if err := unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
+	if err := proc.TryLock(fd, unix.F_WRLCK); err != nil {
 		return nil, nil, errors.New("another sandbox uses it")
 	}
 	known, err = readUpper(lock)

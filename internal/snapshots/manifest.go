@@ -61,7 +61,6 @@ const (
 	MaxLayers   = 32 // overlayfs takes many more; each is one more look for every file
 	MaxEntries  = 2_000_000
 	maxBytes    = 1 << 46
-	idDigits    = 16
 )
 
 // Title names a snapshot to people.
@@ -117,7 +116,7 @@ func (m *Manifest) check() error {
 	if m.Version != Version {
 		return &result.Error{Code: "damaged", Message: fmt.Sprintf("the snapshot's manifest has version %d, and this sbxrun knows %d", m.Version, Version), Hint: "a newer sbxrun may read it"}
 	}
-	if !isHex(m.ID, idDigits) {
+	if !state.ValidID(m.ID) {
 		return damaged("its id is %.40q", m.ID)
 	}
 	if m.Name != "" && state.ValidName(m.Name) != nil {
@@ -128,7 +127,7 @@ func (m *Manifest) check() error {
 			return damaged("a time is %.40q", at)
 		}
 	}
-	if m.Sandbox != "" && !isHex(m.Sandbox, idDigits) || m.SandboxName != "" && state.ValidName(m.SandboxName) != nil {
+	if m.Sandbox != "" && !state.ValidID(m.Sandbox) || m.SandboxName != "" && state.ValidName(m.SandboxName) != nil {
 		return damaged("its sandbox is %.40q %.80q", m.Sandbox, m.SandboxName)
 	}
 	if !clean(m.Workdir) {
@@ -150,7 +149,7 @@ func (m *Manifest) check() error {
 			return damaged("%q has %d layers", t.Dest, len(t.Layers))
 		}
 		for _, l := range t.Layers {
-			if !isHex(l.SHA256, 64) || l.Size <= 0 || l.Size > maxBytes || l.Bytes <= 0 || l.Bytes > maxBytes || l.Entries < 0 || l.Entries > MaxEntries {
+			if len(l.SHA256) != 64 || !state.IsHex(l.SHA256) || l.Size <= 0 || l.Size > maxBytes || l.Bytes <= 0 || l.Bytes > maxBytes || l.Entries < 0 || l.Entries > MaxEntries {
 				return damaged("a layer of %q is %.80q with %d bytes", t.Dest, l.SHA256, l.Bytes)
 			}
 		}
@@ -161,8 +160,4 @@ func (m *Manifest) check() error {
 // clean reports whether a path is absolute, in its shortest form, and no longer than paths can be.
 func clean(p string) bool {
 	return path.IsAbs(p) && path.Clean(p) == p && len(p) < 4096 && !strings.ContainsRune(p, 0)
-}
-
-func isHex(s string, digits int) bool {
-	return len(s) == digits && strings.Trim(s, "0123456789abcdef") == ""
 }

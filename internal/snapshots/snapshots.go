@@ -23,11 +23,9 @@ package snapshots
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
@@ -136,20 +134,13 @@ func (s *Store) alone(f func() error) error {
 	defer lock.Close()
 	// Not in the kernel, where a holder that was stopped (SIGSTOP) would keep us for ever.
 	for end := time.Now().Add(stoppedAfter); ; time.Sleep(time.Millisecond) {
-		if err = tryLock(lock, unix.F_WRLCK); err == nil {
+		if err = proc.TryLock(proc.Descriptor(lock), unix.F_WRLCK); err == nil {
 			return f()
 		}
 		if !errors.Is(err, unix.EAGAIN) || !time.Now().Before(end) {
 			return Failed(err)
 		}
 	}
-}
-
-// tryLock takes a lock, alone (F_WRLCK) or with others (F_RDLCK), without waiting. It belongs to
-// the open file and ends with its last descriptor (F_OFD_SETLK, fcntl_locking(2)). EAGAIN:
-// somebody else has it.
-func tryLock(f *os.File, kind int16) error {
-	return unix.FcntlFlock(uintptr(proc.Descriptor(f)), unix.F_OFD_SETLK, &unix.Flock_t{Type: kind, Whence: io.SeekStart})
 }
 
 // Draft is a file, or a directory, that has no name yet. Nobody else removes it until it is closed,
@@ -169,7 +160,7 @@ func (s *Store) NewFile() (*Draft, error) {
 	d := &Draft{store: s, name: random.Name()}
 	err := s.draft(func() (err error) {
 		if d.File, err = s.root.OpenFile(d.path(), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err == nil {
-			err = tryLock(d.File, unix.F_WRLCK)
+			err = proc.TryLock(proc.Descriptor(d.File), unix.F_WRLCK)
 		}
 		return err
 	})
@@ -227,7 +218,7 @@ func (s *Store) idle(name string) bool {
 			return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EISDIR)
 		}
 		defer f.Close()
-		return tryLock(f, unix.F_WRLCK) == nil
+		return proc.TryLock(proc.Descriptor(f), unix.F_WRLCK) == nil
 	}
 	return true
 }
@@ -283,13 +274,4 @@ func Failed(err error) error {
 		e.Hint = state.DataHint
 	}
 	return e
-}
-
-// bootID is what the kernel calls this boot; a tree of another one may have lost what was in it.
-func bootID() string {
-	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(b))
 }

@@ -1,6 +1,7 @@
 package snapshots
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/random"
 )
 
@@ -59,12 +61,13 @@ func (s *Store) hold(key string) (*Unpacked, error) {
 	if err != nil {
 		return nil, err
 	}
-	boot, err := io.ReadAll(io.LimitReader(lock, 64))
-	if err == nil && string(boot) != bootID() {
-		err = fs.ErrNotExist
+	made, err := io.ReadAll(io.LimitReader(lock, 64))
+	boot, bootErr := proc.BootID()
+	if err = cmp.Or(err, bootErr); err == nil && string(made) != boot {
+		err = fs.ErrNotExist // a tree of another boot may have lost what was in it
 	}
 	if err == nil {
-		err = tryLock(lock, unix.F_RDLCK)
+		err = proc.TryLock(proc.Descriptor(lock), unix.F_RDLCK)
 	}
 	if err != nil {
 		lock.Close()
@@ -86,10 +89,14 @@ func (s *Store) NewTree() (*Draft, error) {
 		if d.lock, err = s.root.OpenFile(filepath.Join(d.path(), lockName), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
 			return err
 		}
-		if err = tryLock(d.lock, unix.F_WRLCK); err != nil {
+		if err = proc.TryLock(proc.Descriptor(d.lock), unix.F_WRLCK); err != nil {
 			return err
 		}
-		if _, err = d.lock.WriteString(bootID()); err != nil {
+		boot, err := proc.BootID()
+		if err != nil {
+			return err
+		}
+		if _, err = d.lock.WriteString(boot); err != nil {
 			return err
 		}
 		root := filepath.Join(d.path(), rootName)

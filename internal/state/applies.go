@@ -51,7 +51,7 @@ func (d *Dir) Applies(keep bool, each func(path string) error) error {
 		return failed(err)
 	}
 	for _, name := range names {
-		if id, ok := strings.CutPrefix(name, applyPrefix); !ok || !validID(id) {
+		if id, ok := strings.CutPrefix(name, applyPrefix); !ok || !ValidID(id) {
 			continue
 		}
 		fd := -1

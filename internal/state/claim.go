@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
 // Claim is a supervisor's hold on the record of its sandbox: the sandbox counts as alive
@@ -32,7 +33,7 @@ type Claim struct {
 // empty; if a living sandbox has it, the error's code is "name-in-use". After an
 // error nothing is left. Others see the sandbox once its first record is written.
 func (d *Dir) Create(id, name string) (*Claim, error) {
-	if !validID(id) {
+	if !ValidID(id) {
 		return nil, failed(damage("id of a sandbox: " + strconv.Quote(id)))
 	}
 	if name != "" {
@@ -244,7 +245,7 @@ func (d *Dir) release(name, id string) error {
 func (o *Claim) EndIfIdle(timeout time.Duration) (wait time.Duration, err error) {
 	now := o.dir.clock()
 	// For the moment until it is given up again, HoldActivity has patience.
-	switch err := tryLock(o.activity, unix.F_WRLCK); {
+	switch err := proc.TryLock(o.activity, unix.F_WRLCK); {
 	case errors.Is(err, unix.EAGAIN):
 		// In use. Whenever that ends, the time is not up before it has passed from now.
 		o.busy, o.busyAt = true, now
@@ -263,7 +264,7 @@ func (o *Claim) EndIfIdle(timeout time.Duration) (wait time.Duration, err error)
 	if err == nil && wait <= 0 {
 		return 0, nil // the lock is kept
 	}
-	if err := result.All(err, tryLock(o.activity, unix.F_UNLCK)); err != nil {
+	if err := result.All(err, proc.TryLock(o.activity, unix.F_UNLCK)); err != nil {
 		return 0, failed(o.folder.fail("ask", activityName, err))
 	}
 	return wait, nil
@@ -271,7 +272,7 @@ func (o *Claim) EndIfIdle(timeout time.Duration) (wait time.Duration, err error)
 
 // EndUse lets no use begin any more, if there is none: [Entry.HoldActivity] fails from
 // now on.
-func (o *Claim) EndUse() bool { return tryLock(o.activity, unix.F_WRLCK) == nil }
+func (o *Claim) EndUse() bool { return proc.TryLock(o.activity, unix.F_WRLCK) == nil }
 
 // touch sets the file's modification time to now, a time of the directory's clock.
 // (utimensat(2) takes AT_EMPTY_PATH since Linux 5.8.)

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
 // handClock is a clock that only moves when a test moves it.
@@ -55,7 +56,7 @@ func endIfIdle(t *testing.T, age time.Duration) {
 	// Killed at the very instant at which it was seen.
 	fd, err := o.folder.open(activityName, os.O_RDONLY)
 	must(t, err)
-	must(t, tryLock(fd, unix.F_RDLCK))
+	must(t, proc.TryLock(fd, unix.F_RDLCK))
 	wantWait(t, "used at once", o, time.Hour, time.Hour)
 	unix.Close(fd)
 	c.pass(2 * time.Hour)
@@ -86,7 +87,7 @@ func endIfIdle(t *testing.T, age time.Duration) {
 	// One that is killed while it uses the sandbox does not tell when that was.
 	fd, err = o.folder.open(activityName, os.O_RDONLY)
 	must(t, err)
-	must(t, tryLock(fd, unix.F_RDLCK))
+	must(t, proc.TryLock(fd, unix.F_RDLCK))
 	c.pass(2 * time.Hour)
 	wantWait(t, "used", o, time.Hour, time.Hour)
 	unix.Close(fd)

@@ -267,7 +267,7 @@ func (d *Dir) List() (entries []*Entry, warnings []error) {
 		return nil, []error{failed(err)}
 	}
 	for _, id := range ids {
-		if !validID(id) {
+		if !ValidID(id) {
 			continue
 		}
 		if e, err := d.load(id); err == nil {
@@ -311,7 +311,7 @@ func (d *Dir) Find(word string) (*Entry, error) {
 	if d.root.fd < 0 || !validName(word) { // and every beginning of an id is a valid name
 		return nil, d.unknown(word)
 	}
-	if validID(word) {
+	if ValidID(word) {
 		if e, err := d.load(word); !errors.Is(err, unix.ENOENT) {
 			return e, failed(err)
 		}
@@ -327,7 +327,7 @@ func (d *Dir) Find(word string) (*Entry, error) {
 			return e, nil
 		}
 	}
-	if len(word) < 4 || !isHex(word) {
+	if len(word) < 4 || !IsHex(word) {
 		return nil, d.unknown(word)
 	}
 	var found []*Entry
@@ -371,7 +371,7 @@ func (d *Dir) unknown(word string) error {
 // it cannot be read, or has no access yet: [Dir.Find] tells.
 func (d *Dir) Access(word string) (e *Entry, a Access, ok bool) {
 	id := word
-	if !validID(id) {
+	if !ValidID(id) {
 		id = d.named(word)
 	}
 	e = &Entry{ID: id, dir: d}
@@ -414,9 +414,11 @@ func validName(name string) bool {
 
 const idDigits = 16
 
-func validID(id string) bool { return len(id) == idDigits && isHex(id) }
+// ValidID reports whether this is an id, as [random.Name] makes them.
+func ValidID(id string) bool { return len(id) == idDigits && IsHex(id) }
 
-func isHex(s string) bool { return strings.Trim(s, "0123456789abcdef") == "" }
+// IsHex reports whether all of it are hexadecimal digits, in lower case.
+func IsHex(s string) bool { return strings.Trim(s, "0123456789abcdef") == "" }
 
 // names opens the directory of names; ENOENT where nobody has had one yet.
 func (d *Dir) names() (folder, error) { return d.root.sub(namesName) }
@@ -428,7 +430,7 @@ func owner(names folder, name string) (string, error) {
 	if err != nil && err != unix.EINVAL { // EINVAL: no symbolic link
 		return "", names.fail("readlink", name, err)
 	}
-	if id := string(buf[:max(n, 0)]); validID(id) {
+	if id := string(buf[:max(n, 0)]); ValidID(id) {
 		return id, nil
 	}
 	return "", nil

@@ -163,7 +163,7 @@ func TestFind(t *testing.T) {
 	}
 	for _, tt := range tests {
 		e, err := d.Find(tt.word)
-		if len(tt.want) != 16 || !isHex(tt.want) {
+		if len(tt.want) != 16 || !IsHex(tt.want) {
 			wantCode(t, tt.word, err, tt.want)
 		} else if err != nil || e.ID != tt.want {
 			t.Errorf("%q: %+v, %v", tt.word, e, err)

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/random"
 )
 
@@ -287,13 +288,6 @@ func (f folder) rename(from, to string) error {
 	return nil
 }
 
-// tryLock takes a lock (unix.F_WRLCK, alone; unix.F_RDLCK, with others), changes it
-// or gives it up (unix.F_UNLCK), without waiting. It belongs to the open file and
-// ends with its last descriptor. EAGAIN: somebody else has it.
-func tryLock(fd int, kind int16) error {
-	return unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: kind, Whence: io.SeekStart})
-}
-
 // lock opens a file and takes its lock. It tries again, for so long, instead of
 // waiting in the kernel, where a holder that was stopped (SIGSTOP) would keep us for ever.
 func (f folder) lock(name string, flags int, kind int16, patience time.Duration) (fd int, err error) {
@@ -301,7 +295,7 @@ func (f folder) lock(name string, flags int, kind int16, patience time.Duration)
 		return -1, err
 	}
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-		if err = tryLock(fd, kind); err == nil {
+		if err = proc.TryLock(fd, kind); err == nil {
 			return fd, nil
 		}
 		if !errors.Is(err, unix.EAGAIN) || !time.Now().Before(end) {

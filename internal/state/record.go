@@ -102,9 +102,9 @@ func (r *Record) check() error {
 	switch {
 	case r.Version != recordVersion:
 		return damaged("version %d, not %d", r.Version, recordVersion)
-	case !validID(r.ID):
+	case !ValidID(r.ID):
 		return damaged("id %.80q", r.ID)
-	case r.Sandbox != "" && !validID(r.Sandbox):
+	case r.Sandbox != "" && !ValidID(r.Sandbox):
 		return damaged("sandbox %.80q", r.Sandbox)
 	case r.Name != "" && !validName(r.Name):
 		return damaged("name %.80q", r.Name)

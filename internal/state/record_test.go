@@ -191,7 +191,7 @@ func checkAccepted(t *testing.T, data []byte) {
 			t.Errorf("pid %d", id.PID)
 		}
 	}
-	if !validID(r.ID) || r.Name != "" && ValidName(r.Name) != nil {
+	if !ValidID(r.ID) || r.Name != "" && ValidName(r.Name) != nil {
 		t.Errorf("id %q, name %q", r.ID, r.Name)
 	}
 	again, err := parseRecord(encoded(t, &r))

@@ -264,9 +264,9 @@ func (d *Dir) Sweep() (warnings []error) {
 // caller is alone.
 func (d *Dir) removable(name string) bool {
 	if hidden, found := strings.CutPrefix(name, "."); found {
-		return validID(hidden)
+		return ValidID(hidden)
 	}
-	if !validID(name) {
+	if !ValidID(name) {
 		return false
 	}
 	alive, err := d.alive(name)

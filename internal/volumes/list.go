@@ -96,7 +96,7 @@ func (s *Store) Lock(name string) (*Volume, error) {
 }
 
 // Remove removes a volume that nobody uses. It is gone at once; what a crash leaves of it
-// [Store.Sweep] finds.
+// [Store.Leftovers] finds.
 func (s *Store) Remove(name string) error {
 	if err := CheckName(name); err != nil {
 		return err
@@ -116,12 +116,9 @@ func (s *Store) Remove(name string) error {
 	return nil
 }
 
-// Leftover is what a crash has left of a volume.
-type Leftover struct{ Name, Path string }
-
-// Leftovers returns what crashes have left. What is being made is not among it: then somebody has the
+// Leftovers returns what crashes have left, for [Store.Discard]. What is being made is not among it: then somebody has the
 // lock on the store.
-func (s *Store) Leftovers() (list []Leftover, err error) {
+func (s *Store) Leftovers() (list []string, err error) {
 	if s.fd < 0 {
 		return nil, nil
 	}
@@ -132,7 +129,7 @@ func (s *Store) Leftovers() (list []Leftover, err error) {
 	names, err := s.names()
 	for _, name := range names {
 		if strings.HasPrefix(name, removePrefix) || busy == nil && strings.HasPrefix(name, newPrefix) {
-			list = append(list, Leftover{name, filepath.Join(s.path, name)})
+			list = append(list, name)
 		}
 	}
 	return list, err
@@ -154,4 +151,4 @@ func (s *Store) own(how int, patience time.Duration) (*os.File, error) {
 }
 
 // Discard removes a leftover.
-func (s *Store) Discard(l Leftover) error { return tree.Remove(s.fd, l.Name) }
+func (s *Store) Discard(leftover string) error { return tree.Remove(s.fd, leftover) }

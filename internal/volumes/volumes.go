@@ -86,9 +86,6 @@ func (s *Store) Close() {
 	}
 }
 
-// Path is that of the store.
-func (s *Store) Path() string { return s.path }
-
 // Volume is a volume that is locked.
 type Volume struct {
 	Name string

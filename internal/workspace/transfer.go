@@ -212,14 +212,6 @@ type Source struct {
 // IsDir reports whether it is a directory.
 func (s *Source) IsDir() bool { return s.st.Mode&unix.S_IFMT == unix.S_IFDIR }
 
-// Size is that of a file.
-func (s *Source) Size() int64 {
-	if s.IsDir() {
-		return 0
-	}
-	return s.st.Size
-}
-
 // Close gives it up.
 func (s *Source) Close() { unix.Close(s.fd) }
 

@@ -88,9 +88,10 @@ func (t *directory) link(target string, _ *unix.Stat_t, name string) error {
 	})
 }
 
-// makeDir makes a directory, which its owner may always write to, or takes one that is there.
-func (t *directory) makeDir(st *unix.Stat_t, name string) (fd int, err error) {
-	err = t.side.as(func() error {
+// dir makes a directory, which its owner may always write to, or takes one that is there.
+func (t *directory) dir(st *unix.Stat_t, name string) (sink, error) {
+	fd := -1
+	err := t.side.as(func() (err error) {
 		// "." is the directory itself.
 		if err := unix.Mkdirat(t.fd, name, st.Mode&0o777|0o700); err != nil && err != unix.EEXIST {
 			return err
@@ -101,11 +102,6 @@ func (t *directory) makeDir(st *unix.Stat_t, name string) (fd int, err error) {
 		}
 		return err
 	})
-	return fd, err
-}
-
-func (t *directory) dir(st *unix.Stat_t, name string) (sink, error) {
-	fd, err := t.makeDir(st, name)
 	if err != nil {
 		return nil, err
 	}
