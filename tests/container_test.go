@@ -80,7 +80,7 @@ func TestDoctorInContainer(t *testing.T) {
 	const script = `mount -t tmpfs tmpfs /run && : >/run/.containerenv && mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys &&
 		exec unshare --user --map-user=1000 --map-group=1000 "$@"`
 	container := harness.Options{Bare: true, Wrap: []string{"unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"}}
-	const start = "start this container so: podman run --init --cgroupns private --security-opt seccomp=unconfined --security-opt unmask=ALL …"
+	const start = "start this container like this: podman run --init --cgroupns private --security-opt seccomp=unconfined --security-opt unmask=ALL …"
 	r := harness.Start(t, container, "doctor").Wait()
 	if want := "\n" + start + "\nor in a compose file: init: true, cgroup: private, security_opt: [seccomp=unconfined, unmask=ALL]\n"; r.ExitCode != 125 || !strings.HasSuffix(string(r.Stdout), want) {
 		t.Errorf("doctor: exit code %d: %s%s\nwant %s", r.ExitCode, r.Stdout, r.Stderr, want)

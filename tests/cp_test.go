@@ -120,7 +120,7 @@ func TestCpHostile(t *testing.T) {
 		t.Fatalf("%s", r.Stderr)
 	}
 	c.put("victim", "kept")
-	c.cp(125, "could not be read", "-r", "box:/tmp/t", "out")
+	c.cp(125, "cannot be read", "-r", "box:/tmp/t", "out")
 	for name, text := range map[string]string{"one": "x\n", "two": "x\n", "new\nline": "n", "\xff\xfe": "b", strings.Repeat("a", 255): "l"} {
 		c.has("out/"+name, text)
 	}
@@ -183,7 +183,7 @@ signal.pause()`)
 	c := &copier{t, s, harness.SharedDir(t)}
 	begin := time.Now()
 	c.cp(125, "F_SETLEASE", "box:d/leased", "never")
-	c.cp(125, "could not be read", "-r", "box:d", "out")
+	c.cp(125, "cannot be read", "-r", "box:d", "out")
 	c.has("out/other", "x")
 	if st, err := os.Stat(c.dir + "/out/grows"); err != nil || st.Size() < 1000000 {
 		t.Errorf("%v %v", st, err)

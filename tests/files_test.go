@@ -104,7 +104,7 @@ func TestGetHostile(t *testing.T) {
 	dir, o := carrier(t)
 	harness.Must(t, os.WriteFile(dir+"/victim", []byte("kept"), 0o644))
 	r := harness.Run(t, o, "--cwd", "none", "--get", "/tmp/t:out", "--get", "/tmp/t/abs/hostname:way", "--get", "/tmp/t/*/passwd:way", "--get", "/tmp/t/root/etc/passwd:way", "sh", "-c", hostileTree)
-	if r.ExitCode != 74 || r.Report.Error.Code != "get" || !strings.Contains(string(r.Stderr), "could not be read") {
+	if r.ExitCode != 74 || r.Report.Error.Code != "get" || !strings.Contains(string(r.Stderr), "cannot be read") {
 		t.Errorf("%d %s", r.ExitCode, r.Stderr)
 	}
 	holds(t, dir+"/out/t/one", "x\n")

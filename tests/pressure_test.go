@@ -153,6 +153,9 @@ func TestP08WaitSignal(t *testing.T) {
 		env := []string{"SBXRUN_STATE_DIR=" + s.Dir}
 		holder := harness.Start(t, harness.Options{Env: env}, "--max-parallel", "1", "sh", "-c", "echo up; sleep 60")
 		holder.WaitOutput("up\n")
+		if r := harness.Run(t, harness.Options{Env: env}, "--max-parallel", "1", "true"); r.ExitCode != 75 || !strings.Contains(string(r.Stderr), "busy: --max-parallel 1: another command is running; ") {
+			t.Errorf("exit code %d, stderr %s", r.ExitCode, r.Stderr)
+		}
 		p := harness.Start(t, harness.Options{Env: env}, append(flags, "--on-pressure", "wait", "echo", "hi")...)
 		harness.Until(t, harness.Bound, "somebody who waits", func() bool {
 			if flags[0] == "--max-parallel" {

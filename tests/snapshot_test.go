@@ -210,7 +210,7 @@ func TestSnapshotRefused(t *testing.T) {
 		{[]string{"snapshot", "rm"}, "takes snapshots"},
 		{[]string{"snapshot", "rm", "none"}, `no snapshot "none"`},
 		{[]string{"snapshot", "export", "none", "-"}, `no snapshot "none"`},
-		{[]string{"snapshot", "export", "taken", bad}, "is there already, and is not written over"},
+		{[]string{"snapshot", "export", "taken", bad}, "already exists, and is not overwritten"},
 		{[]string{"snapshot", "import", bad}, "refused"},
 		{[]string{"start", "--from", "none"}, `no snapshot "none"`},
 		{[]string{"run", "--from", "none", "true"}, `no snapshot "none"`},

@@ -64,7 +64,7 @@ func (c *copying) divide(words []string) error {
 		case ok && i == last:
 			return errors.New("cp copies into a sandbox or out of one, and not between two; copy to the host first")
 		case ok || c.out && i < last:
-			return errors.New("cp takes sources of one place: all on the host, or all in one sandbox")
+			return errors.New("all sources must be in one place: on the host, or in one sandbox")
 		}
 		if i < last {
 			c.sources = append(c.sources, word)
@@ -230,7 +230,7 @@ func (c *copying) tell() int {
 	bytes, entries := c.done.Done()
 	var err error
 	if left.Denied > 0 {
-		err = &result.Error{Code: leftOut, Message: fmt.Sprintf("cp: %d could not be read, the first: %v", left.Denied, left.First), Err: left.First}
+		err = &result.Error{Code: leftOut, Message: "cp: " + unread(left).Error(), Err: left.First}
 		code = result.ExitNotStarted
 	}
 	if c.flags.JSON {
@@ -245,9 +245,25 @@ func (c *copying) tell() int {
 	if err != nil {
 		fail(err)
 	} else if left.Special > 0 && !c.flags.Quiet {
-		warn(fmt.Errorf("cp: %d left out, the first: %v", left.Special, left.First))
+		warn(fmt.Errorf("cp: %w", special(left)))
 	}
 	return code
+}
+
+// unread says that entries could not be copied.
+func unread(left workspace.LeftOut) error {
+	if left.Denied == 1 {
+		return fmt.Errorf("1 entry cannot be read: %w", left.First)
+	}
+	return fmt.Errorf("%d entries cannot be read; the first: %w", left.Denied, left.First)
+}
+
+// special says that entries of other kinds than files, directories and links were not copied.
+func special(left workspace.LeftOut) error {
+	if left.Special == 1 {
+		return fmt.Errorf("1 entry is left out: %v", left.First)
+	}
+	return fmt.Errorf("%d entries are left out; the first: %v", left.Special, left.First)
 }
 
 // copied is what cp --json prints.

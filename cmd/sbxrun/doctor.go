@@ -79,7 +79,7 @@ func printFindings(w io.Writer, rep doctor.Report) error {
 		fmt.Fprintln(&text, "interrupted: nothing is known")
 	}
 	if rep.Start != "" {
-		fmt.Fprintln(&text, "start this container so:", strings.ReplaceAll(rep.Start, "\n", "\nor "))
+		fmt.Fprintln(&text, "start this container like this:", strings.ReplaceAll(rep.Start, "\n", "\nor "))
 	}
 	_, err := io.WriteString(w, text.String())
 	return err

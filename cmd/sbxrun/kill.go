@@ -55,7 +55,7 @@ type kill struct {
 func (k *killer) check(names []string) (err error) {
 	switch {
 	case k.many() && len(names) > 0:
-		return errors.New("kill: either names, or --all or --tag")
+		return errors.New("kill takes names, or --all or --tag, but not both")
 	case !k.many() && len(names) == 0:
 		return errors.New("nothing to kill: name a sandbox, or give --tag or --all")
 	}

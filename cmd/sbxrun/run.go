@@ -130,7 +130,7 @@ func (r *runner) collect(ctx context.Context, res *result.Result) {
 	if res.Verdict == result.Proven {
 		unmatched, err = r.Parts.Files.Collect(ctx)
 		if left := r.Parts.Files.Got.LeftOut; err == nil && left.Denied > 0 {
-			err = fmt.Errorf("--get: %d could not be read, the first: %w", left.Denied, left.First)
+			err = fmt.Errorf("--get: %w", unread(left))
 		}
 	} else {
 		err = errors.New("--get: nothing is collected, because something may still write to it")
@@ -145,7 +145,7 @@ func (r *runner) collect(ctx context.Context, res *result.Result) {
 		warn(fmt.Errorf("--get %s: there is no such file", arg))
 	}
 	if left := r.Parts.Files.Got.LeftOut; left.Special > 0 {
-		warn(fmt.Errorf("--get: %d left out, the first: %v", left.Special, left.First))
+		warn(fmt.Errorf("--get: %w", special(left)))
 	}
 }
 

@@ -206,11 +206,11 @@ func pack(v *volumes.Volume, w io.Writer) error {
 	if err := t.Archive(source, w, "."); err != nil {
 		return err
 	}
-	if n := t.LeftOut.Denied; n > 0 {
-		return &result.Error{Code: leftOut, Message: fmt.Sprintf("%d could not be read, the first: %v", n, t.LeftOut.First)}
+	if t.LeftOut.Denied > 0 {
+		return &result.Error{Code: leftOut, Message: unread(t.LeftOut).Error()}
 	}
-	if n := t.LeftOut.Special; n > 0 {
-		warn(fmt.Errorf("%d left out, the first: %v", n, t.LeftOut.First))
+	if t.LeftOut.Special > 0 {
+		warn(special(t.LeftOut))
 	}
 	return nil
 }

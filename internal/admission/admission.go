@@ -160,6 +160,9 @@ func (a *Leave) takeSlot() error {
 	case a.ctx.Err() != nil:
 		return context.Cause(a.ctx)
 	case errors.Is(err, state.ErrFull), errors.Is(err, context.DeadlineExceeded):
+		if n == 1 {
+			return a.busy("--max-parallel 1: another command is running", err)
+		}
 		return a.busy(fmt.Sprintf("all %d places of --max-parallel are taken", n), err)
 	}
 	return err

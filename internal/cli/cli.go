@@ -62,8 +62,8 @@ type CLI struct {
 type View struct {
 	RoBind    []string    `help:"Show a host path read-only." placeholder:"SRC[:DST]" group:"see"`
 	Bind      []string    `help:"Show a host path, writable." placeholder:"SRC[:DST]" group:"see"`
-	RoBindTry []string    `help:"As --ro-bind, if the path exists." placeholder:"SRC[:DST]" group:"see"`
-	BindTry   []string    `help:"As --bind, if the path exists." placeholder:"SRC[:DST]" group:"see"`
+	RoBindTry []string    `help:"Like --ro-bind, if the path exists." placeholder:"SRC[:DST]" group:"see"`
+	BindTry   []string    `help:"Like --bind, if the path exists." placeholder:"SRC[:DST]" group:"see"`
 	Overlay   []string    `help:"Show a host directory as writable, and keep it as it is: what is written goes to a layer, which diff and apply read." placeholder:"[SRC:]DST" group:"see"`
 	Upper     Directory   `help:"Keep the layers of --overlay in this directory, and not in memory. It must be empty, or have been used for the same." placeholder:"DIR" group:"see"`
 	From      string      `help:"Start with what a snapshot has: its overlays, with its layers below what is written." placeholder:"SNAPSHOT" group:"see"`
@@ -150,7 +150,7 @@ type AdmissionFlags struct {
 	WaitTimeout values.Duration `help:"Wait no longer than this." default:"1m" placeholder:"DUR" group:"busy"`
 	MaxParallel values.Number   `help:"Run at most N such commands at once. 0 sets no limit." default:"0" placeholder:"N" group:"busy"`
 	Warn        values.Percent  `help:"Warn when this percentage of a limit on tasks is in use." default:"60" placeholder:"PERCENT" group:"busy"`
-	Alert       values.Percent  `help:"Consider tasks too many from this percentage of a limit on." default:"80" placeholder:"PERCENT" group:"busy"`
+	Alert       values.Percent  `help:"Apply --on-pressure when this percentage of a limit on tasks is in use." default:"80" placeholder:"PERCENT" group:"busy"`
 }
 
 // Run is the flags of sbxrun run, which is also sbxrun without a command.
@@ -166,7 +166,7 @@ type Run struct {
 	AdmissionFlags
 	Diff        bool `help:"With --overlay: say on stderr at the end what was changed." group:"tell"`
 	Apply       bool `help:"With --overlay: if the exit code is 0, make the changes on the host." group:"see"`
-	ApplyDelete bool `help:"As --apply, and delete as well what was deleted." group:"see"`
+	ApplyDelete bool `help:"Like --apply, and also delete what was deleted." group:"see"`
 	OutputFlags
 	PrintCommand bool      `help:"Print the bwrap command, and run nothing." group:"tell"`
 	PrintFilter  string    `help:"With --print-command: write the seccomp filter here, and use it in the command." placeholder:"PATH|fd:N" group:"tell"`
@@ -277,7 +277,7 @@ type Diff struct {
 // Apply is the flags of sbxrun apply.
 type Apply struct {
 	Check  bool `help:"Change nothing, and say what would be done."`
-	Delete bool `help:"Delete as well what was deleted in the sandbox."`
+	Delete bool `help:"Also delete what was deleted in the sandbox."`
 	Force  bool `help:"Replace what has changed on the host since the sandbox began."`
 	Quiet  bool `help:"Do not name what is deleted or left." short:"q"`
 	JSON   bool `help:"Print what was done, as JSON."`

@@ -108,7 +108,7 @@ func Diagnose(ctx context.Context, caller room.Caller) *result.Error {
 	}
 	hint, _, _ := strings.Cut(bad.Fix, "\n")
 	if e.Start != "" {
-		hint, _, _ = strings.Cut("start this container so: "+e.Start, "\n")
+		hint, _, _ = strings.Cut("start this container like this: "+e.Start, "\n")
 	}
 	return &result.Error{Code: "setup", Message: "no sandbox can be set up on this machine: " + bad.Name + ": " + bad.Cause, Hint: hint}
 }

@@ -195,7 +195,7 @@ func (e *Entry) HoldActivity() (release func(), err error) {
 	err = e.in(func(f folder) (err error) {
 		fd, err = f.lock(activityName, unix.O_RDONLY, unix.F_RDLCK, lookPatience)
 		if errors.Is(err, unix.EAGAIN) {
-			return &result.Error{Code: "ending", Message: "the sandbox " + e.ID + " is about to end", Hint: "start it anew"}
+			return &result.Error{Code: "ending", Message: "the sandbox " + e.ID + " is about to end", Hint: "start it again"}
 		}
 		if err != nil {
 			return err

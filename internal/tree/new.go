@@ -29,7 +29,7 @@ func WriteNew(name string, write func(*os.File) error) (err error) {
 	defer func() {
 		switch errno, ok := err.(unix.Errno); {
 		case errno == unix.EEXIST:
-			err = &result.Error{Code: "exists", Message: fmt.Sprintf("%q is there already, and is not written over", name), Hint: "name another file, or remove it first", Err: errno}
+			err = &result.Error{Code: "exists", Message: fmt.Sprintf("%q already exists, and is not overwritten", name), Hint: "name another file, or remove it first", Err: errno}
 		case ok:
 			err = &fs.PathError{Op: "write", Path: name, Err: errno}
 		}
