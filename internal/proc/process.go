@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -193,13 +192,6 @@ func (p *Process) look(ctx context.Context, deadline time.Time) error {
 		time.Sleep(time.Millisecond)
 	}
 	return nil
-}
-
-// TryLock takes the lock of an open file (unix.F_WRLCK, alone; unix.F_RDLCK, with others), changes it
-// or gives it up (unix.F_UNLCK), without waiting. It belongs to the open file and ends with its last
-// descriptor (F_OFD_SETLK, fcntl_locking(2)). EAGAIN: somebody else has it.
-func TryLock(fd int, kind int16) error {
-	return unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: kind, Whence: io.SeekStart})
 }
 
 // ReadUntil bounds the reads of f until stop is called: by the deadline, and by

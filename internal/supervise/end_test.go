@@ -12,7 +12,7 @@ import (
 // A payload may end just before the deadline, and init tell so just after it: then Watch has
 // decided that it was a timeout.
 func TestHeardLate(t *testing.T) {
-	early, late := time.Hour, time.Nanosecond // of the deadline, from the release
+	early, late := time.Hour, time.Nanosecond // of the deadline, from the beginning
 	tests := []struct {
 		name, script string
 		deadline     time.Duration
@@ -31,7 +31,7 @@ func TestHeardLate(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			c := begin(t, Terms{Grace: tt.grace, ProofTimeout: 20 * time.Second, Begin: time.Now()}, tt.script)
 			<-c.exec.Exited()
-			c.deadline = c.released.Add(tt.deadline)
+			c.deadline = c.Begin.Add(tt.deadline)
 			c.cause = result.Timeout // as Watch decides if it has not heard of the end
 			r := c.End(t.Context())
 			if err := c.Collect(); err != nil {
