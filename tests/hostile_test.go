@@ -28,7 +28,7 @@ func TestR04SignalsEverybody(t *testing.T) {
 		t.Run(c.kind, func(t *testing.T) {
 			t.Parallel()
 			// The caller is a shell in a group of its own, with a bystander.
-			caller := `sleep 30 >&- 2>&- & "$@"; code=$?
+			caller := `sleep 600 >&- 2>&- & "$@"; code=$?
 				read -r state </proc/$!/stat; [[ $state == *" S "* ]] && echo bystander lives
 				kill $!; wait; echo caller lives; exit $code`
 			p, timeout := harness.InTime(t, time.Second, "ready 3\n", func(timeout string) *harness.Process {

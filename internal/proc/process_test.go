@@ -175,7 +175,7 @@ func TestWaitContext(t *testing.T) {
 
 // Where there is no descriptor to wait by, the end is waited for all the same.
 func TestWaitWithoutDescriptors(t *testing.T) {
-	c, end := held(t, "cat")
+	c, _ := held(t, "cat")
 	p := open(t, c.Process.Pid)
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -199,7 +199,7 @@ func TestWaitWithoutDescriptors(t *testing.T) {
 	if err := p.WaitContext(canceled, time.Time{}); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("canceled: %v", err)
 	}
-	time.AfterFunc(5*time.Millisecond, end)
+	time.AfterFunc(5*time.Millisecond, func() { _ = c.Process.Kill() })
 	if err := p.Wait(soon()); err != nil {
 		t.Errorf("it has ended: %v", err)
 	}
