@@ -73,7 +73,7 @@ func TestSignalAfterEnd(t *testing.T) {
 	t.Parallel()
 	const many = 20_000
 	make := fmt.Sprintf("mkdir d && cd d && seq %d | xargs touch", many)
-	for _, flags := range [][]string{{"--cwd", "none", "--get", "d"}, {"--cwd", "overlay", "--apply"}} {
+	for _, flags := range [][]string{{"--cwd", "none", "--get", "d"}, layer(t, "--cwd", "overlay", "--apply")} {
 		dir, o := carrier(t)
 		p := harness.Start(t, o, append(flags, "sh", "-c", make)...)
 		made := func() int {

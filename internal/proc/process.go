@@ -25,8 +25,8 @@ type Process struct {
 }
 
 // Adopt makes a Process of a child and the pidfd that clone(2) gave of it. The
-// Process owns the pidfd. Most are never waited for: they end before somebody else has said so.
-// So it is not in Go's poller, which takes five system calls, and is woken at its end.
+// Process owns the pidfd. Most are never waited for by it: the keeper says that they have ended. So it
+// is kept out of Go's poller: to register it takes five system calls, and its end would wake us.
 func Adopt(pid, fd int) *Process {
 	return &Process{PID: pid, file: os.NewFile(uintptr(fd), "pidfd")}
 }
@@ -151,7 +151,7 @@ func (p *Process) Wait(deadline time.Time) error {
 }
 
 // WaitContext is Wait, and also returns ([os.ErrDeadlineExceeded]) when ctx is
-// done. Of a Process that [Process.Dup] has made one Wait or WaitContext at a time: the deadline is
+// done. Of a keeper, or a Process that [Process.Dup] has made, one Wait or WaitContext at a time: the deadline is
 // the pidfd's.
 func (p *Process) WaitContext(ctx context.Context, deadline time.Time) error {
 	if !p.polled {

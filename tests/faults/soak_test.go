@@ -515,6 +515,7 @@ type soakTry struct {
 	timeout string
 	box     *sandbox // the try's own, if the verb has one
 	client  *call
+	own     seen      // the client, whose number another try's command may have before we know that it is over
 	began   time.Time // when the command had left its trace
 	super   seen      // the supervisor that the client has started
 	boxed   seen      // that of the box
@@ -575,6 +576,8 @@ func (y *soakTry) run() {
 		y.errorf("%v", err)
 		return
 	}
+	p, _ := harness.ReadProc(y.client.pid)
+	y.own = seen{y.client.pid, p.Start}
 	if y.verb.name == soakServe && !y.ask() {
 		return
 	}
@@ -787,7 +790,7 @@ func (y *soakTry) hit(role int, pid int, parents []int, sig unix.Signal) *harnes
 		registering.Lock()
 		stranger := role != soakSbxrun && registered[pid] > 0 // it was quicker than we
 		registering.Unlock()
-		if stranger {
+		if stranger || role == soakSbxrun && pid == y.own.pid && y.own.still() == 0 {
 			return nil
 		}
 		target, ok := strike(pid, parent, sig)
