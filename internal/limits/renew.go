@@ -57,8 +57,8 @@ const Spare = 3
 // be tried.
 var ErrRenew = &result.Error{Code: "limit", Message: "a warm room cannot have these limits"}
 
-// Takes reports whether a lasting group can have limits like these. Nil, where there can be none, takes
-// only none.
+// Takes reports whether a lasting group can have limits like these. A nil group, where limits
+// cannot be had, takes only a request without any.
 func (g *Group) Takes(r Request) bool {
 	if g == nil {
 		return r == (Request{})

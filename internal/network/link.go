@@ -120,6 +120,7 @@ func Receive(conn *os.File) (m Message, fds []int, err error) {
 	}
 	if err != nil {
 		CloseAll(fds)
+		fds = nil // their numbers may be others' by now
 	}
 	return m, fds, err
 }

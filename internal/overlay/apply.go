@@ -332,6 +332,8 @@ func (x *applier) discardEntry(top int, e earlier) (bool, error) {
 		return false, nil
 	case typeOf(st) == Directory:
 		return removed(unix.Unlinkat(dir, name, unix.AT_REMOVEDIR))
+	case x.tree.later(st): // another's change, since it was listed: not ours to remember
+		return removed(unix.Unlinkat(dir, name, 0))
 	default:
 		return removed(x.tree.unlink(dir, name, st))
 	}
@@ -434,10 +436,11 @@ func (x *applier) chmod(dir int, name string, was *unix.Stat_t, mode uint32) err
 	if was != nil && tree.InodeOf(&st) != tree.InodeOf(was) {
 		return errors.New("it was replaced meanwhile")
 	}
+	same := was != nil && unchanged(was, &st)
 	if err := tree.Chmod(fd, mode); err != nil {
 		return err
 	}
-	if st.Nlink > 1 && typeOf(&st) == File {
+	if same && st.Nlink > 1 && typeOf(&st) == File {
 		st.Mode = st.Mode&unix.S_IFMT | mode
 		x.tree.remember(fd, &st)
 	}

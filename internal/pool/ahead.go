@@ -43,8 +43,8 @@ const (
 	startBound = 30 * time.Second // for an interpreter to come as far as its program
 	aheadIdle  = time.Minute      // after which it is ended
 
-	// answerFirst is what the call before has, which has just ended, to be answered: an interpreter
-	// takes all of a processor to start.
+	// answerFirst is how long an interpreter's start is put off, so that the call that has just ended is
+	// answered first: to start one takes all of a processor.
 	answerFirst = 2 * time.Millisecond
 
 	releaseEvery = 50 * time.Millisecond // until an open that waits for a reader has one

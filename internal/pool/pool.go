@@ -66,14 +66,11 @@ func New(policy room.Policy, sizes Sizes, failed func(error)) *Pool {
 // there is none, and the caller had better build one. It does not block.
 func (p *Pool) Take(tenant string) *Room { return p.take(tenant, limits.Request{}) }
 
-// take is Take for a command with limits. All rooms are of one machine: where one cannot have them none
-// can, and none is ended for it.
+// take is Take for a command with limits, and of a room that can have them. The process may have come
+// into a cgroup of its own since the first rooms were built (systemd's user manager), so not all can.
 func (p *Pool) take(tenant string, l limits.Request) *Room {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
-	if len(p.idle) > 0 && !p.idle[0].group.Takes(l) {
-		return nil
-	}
 	defer p.refill()
 	for _, fits := range []func(*Room) bool{
 		func(r *Room) bool { return r.used > 0 && r.tenant == tenant },
@@ -81,7 +78,7 @@ func (p *Pool) take(tenant string, l limits.Request) *Room {
 	} {
 		for i := len(p.idle) - 1; i >= 0; i-- {
 			r := p.idle[i]
-			if !fits(r) {
+			if !fits(r) || !r.group.Takes(l) {
 				continue
 			}
 			p.idle = slices.Delete(p.idle, i, i+1)
@@ -95,7 +92,7 @@ func (p *Pool) take(tenant string, l limits.Request) *Room {
 		}
 	}
 	// All that are idle are others': the one whose owner has waited longest gives way.
-	if p.rooms >= p.sizes.Max && len(p.idle) > 0 {
+	if p.rooms >= p.sizes.Max && len(p.idle) > 0 && p.idle[0].group.Takes(l) {
 		p.retire(p.idle[0])
 		p.idle = p.idle[1:]
 	}

@@ -29,7 +29,7 @@ type Source struct {
 
 	aheadMutex sync.Mutex
 	ahead      []*ahead
-	pending    []*ahead // that are being started, of which is known whose they are and for what
+	pending    []*ahead // being started: only tenant and policy are set
 	closed     bool
 	starting   sync.WaitGroup
 }

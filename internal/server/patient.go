@@ -134,8 +134,8 @@ func (p *patient) Unwrap() http.ResponseWriter { return p.ResponseWriter }
 type arriving struct {
 	io.ReadCloser
 	p     *patient
-	got   int       // of the piece
-	until time.Time // the client has for that
+	got   int       // bytes of this piece so far
+	until time.Time // when the client's time for this piece is over
 	read  time.Time // when something was read last
 }
 

@@ -138,13 +138,20 @@ func (s *Store) Add(m *Manifest, drafts map[string]*Draft, most int64) error {
 		if err = s.take(fresh, drafts); err == nil {
 			err = s.publish(m, text)
 		}
-		if err != nil {
+		if err != nil && !s.published(m) {
 			for _, hash := range fresh {
 				_ = s.root.Remove(layerPath(hash)) // or Sweep does
 			}
 		}
 		return Failed(err)
 	})
+}
+
+// published reports whether the snapshot may have its name: on a disk that fails it could not be taken
+// back.
+func (s *Store) published(m *Manifest) bool {
+	_, err := s.root.Lstat(filepath.Join(manifestsDir, m.ID+manifestSuffix))
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // free checks that nobody has the name, and takes it from a snapshot that has expired.
