@@ -135,23 +135,17 @@ func (s *Store) Add(m *Manifest, drafts map[string]*Draft, most int64) error {
 		if err != nil {
 			return err
 		}
+		named := false
 		if err = s.take(fresh, drafts); err == nil {
-			err = s.publish(m, text)
+			named, err = s.publish(m, text)
 		}
-		if err != nil && !s.published(m) {
+		if err != nil && !named {
 			for _, hash := range fresh {
 				_ = s.root.Remove(layerPath(hash)) // or Sweep does
 			}
 		}
 		return Failed(err)
 	})
-}
-
-// published reports whether the snapshot may have its name: on a disk that fails it could not be taken
-// back.
-func (s *Store) published(m *Manifest) bool {
-	_, err := s.root.Lstat(filepath.Join(manifestsDir, m.ID+manifestSuffix))
-	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // free checks that nobody has the name, and takes it from a snapshot that has expired.
@@ -219,10 +213,11 @@ func Full(most int64) error {
 		Hint: "remove some (sbxrun snapshot rm, and cleanup for those that have expired), or raise --max-size"}
 }
 
-// publish writes the manifest, and gives it its name.
-func (s *Store) publish(m *Manifest, draft *Draft) error {
+// publish writes the manifest, and gives it its name. named: it has the name although it failed, on a
+// disk that does not let it be taken back.
+func (s *Store) publish(m *Manifest, draft *Draft) (named bool, err error) {
 	if err := m.check(); err != nil {
-		return err
+		return false, err
 	}
 	data, err := result.JSON(m)
 	if err == nil {
@@ -231,17 +226,18 @@ func (s *Store) publish(m *Manifest, draft *Draft) error {
 	if err == nil {
 		err = draft.File.Sync()
 	}
+	name := filepath.Join(manifestsDir, m.ID+manifestSuffix)
 	if err == nil {
-		err = s.root.Rename(draft.path(), filepath.Join(manifestsDir, m.ID+manifestSuffix))
+		err = s.root.Rename(draft.path(), name)
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
 	draft.name = ""
 	if err = s.syncDir(manifestsDir); err != nil {
-		_ = s.root.Remove(filepath.Join(manifestsDir, m.ID+manifestSuffix)) // its layers go as well
+		return s.root.Remove(name) != nil, err
 	}
-	return err
+	return true, nil
 }
 
 // Discard is Remove by id or name, whether or not the snapshot has expired.
