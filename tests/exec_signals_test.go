@@ -98,8 +98,7 @@ func TestExecKilled(t *testing.T) {
 func TestExecRolesKilled(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{})
-	// Below sbxrun exec are the keeper, init and the payload.
-	for role, cause := range map[int]string{1: "lost", 2: "lost", 3: "signaled"} {
+	for role, cause := range map[int]string{harness.RoleKeeper: "lost", harness.RoleInit: "lost", harness.RolePayload: "signaled"} {
 		p := b.StartExec(harness.Options{}, []string{"--timeout", "50"}, "/fixtures/tree-setsid")
 		p.WaitOutput("ready 2\n")
 		target := p.Role(role)
@@ -109,7 +108,7 @@ func TestExecRolesKilled(t *testing.T) {
 	}
 	// Stopped, init and the payload do not keep the deadline from being kept, and the
 	// keeper only the proof.
-	for role := 1; role <= 3; role++ {
+	for _, role := range []int{harness.RoleKeeper, harness.RoleInit, harness.RolePayload} {
 		p, low := harness.InTime(t, time.Second, "ready 2\n", func(timeout string) *harness.Process {
 			return b.StartExec(harness.Options{}, []string{"--timeout", timeout, "--proof-timeout", timeout}, "/fixtures/tree-setsid")
 		})
@@ -117,7 +116,7 @@ func TestExecRolesKilled(t *testing.T) {
 		harness.Must(t, target.Signal(unix.SIGSTOP))
 		r := p.Wait()
 		r.Expect(t, 124, "timeout")
-		if role == 1 {
+		if role == harness.RoleKeeper {
 			low *= 2
 		}
 		harness.Within(t, "the exec", r.Elapsed, low, low+500*time.Millisecond)
