@@ -408,11 +408,11 @@ func (p *Process) waitOutput(i int, text string) {
 // InTime starts what has to print a text before its deadline, which is d if that is twice the time that it
 // needs: on a machine that is slow, or busy, the first of 2d, 4d… that is. It returns what then runs, and
 // its deadline. What the test does before the deadline has half of d too: where bounds are wide, a second
-// and more.
+// to five.
 func InTime(t T, d time.Duration, text string, start func(timeout string) *Process) (*Process, time.Duration) {
 	t.Helper()
 	if Slack > time.Second {
-		d = max(d, Slack/2)
+		d = max(d, min(Slack/2, 10*time.Second))
 	}
 	for ; ; d *= 2 {
 		p := start(d.String())
