@@ -142,17 +142,35 @@ func classify(begin []byte) (kind int, sure bool) {
 		return kindTLS, true
 	}
 	line, _, whole := bytes.Cut(text, []byte("\n"))
-	// No method begins so, and no line of HTTP has a NUL.
-	if text[0] < '!' || text[0] > '~' || bytes.IndexByte(line, 0) >= 0 {
+	rest := bytes.TrimLeft(line, "ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+	method := len(rest) < len(line) && bytes.IndexAny(rest, " \t") == 0
+	// No method begins so, and no line of HTTP has a NUL; but some servers take one behind a method.
+	if text[0] < '!' || text[0] > '~' || bytes.IndexByte(line, 0) >= 0 && !method {
 		return kindOther, true
 	}
 	if !whole {
 		return kindHTTP, false
 	}
-	if bytes.Contains(bytes.ToUpper(line), []byte("HTTP/")) {
+	if mayRequest(line) {
 		return kindHTTP, true
 	}
 	return kindOther, true
+}
+
+// mayRequest reports whether a server may take a line for a request. Without a version that is HTTP/0.9,
+// and what is no version many take for one: the target, or a Host below it, can name another host there.
+// web refuses what is not HTTP/1.x.
+func mayRequest(line []byte) bool {
+	if bytes.Contains(bytes.ToUpper(line), []byte("HTTP/")) {
+		return true
+	}
+	words := strings.FieldsFunc(string(line), func(r rune) bool { return r < '!' || r > '~' })
+	if len(words) < 2 {
+		return false
+	}
+	target := strings.ToUpper(words[1])
+	// Not "get KEY", which is memcached's.
+	return words[0] == "GET" || target[0] == '/' || strings.HasPrefix(target, "HTTP:") || strings.HasPrefix(target, "HTTPS:")
 }
 
 // checkHello reads the ClientHello and refuses one for another name than that of the tunnel. To an
