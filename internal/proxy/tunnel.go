@@ -19,6 +19,7 @@ import (
 // sandbox begins with is looked at, unless the host speaks first, which none does that takes TLS or
 // HTTP.
 func (s *server) tunnel(inner *net.TCPConn, begin []byte, up net.Conn, t target, n *counter) {
+	s.conns.leads(inner, up)
 	host := listen(inner, up)
 	begin, kind, err := sniff(host, begin)
 	if host.stop() && (err != nil || len(begin) == 0) {
