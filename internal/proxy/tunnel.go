@@ -32,7 +32,7 @@ func (s *server) tunnel(inner *net.TCPConn, begin []byte, up net.Conn, t target,
 	if err == nil && kind == kindTLS {
 		begin, err = beginTLS(inner, begin, &counted{up, n}, t)
 	}
-	if why := refusal(""); errors.As(err, &why) {
+	if why, ok := errors.AsType[refusal](err); ok {
 		s.counts.refuse(t, string(why))
 	}
 	if err != nil && (!errors.Is(err, io.EOF) || kind != kindOther) {
@@ -322,8 +322,6 @@ func asksAgain(record []byte) bool {
 var retryRandom = sha256.Sum256([]byte("HelloRetryRequest"))
 
 func is[T error](err error) bool {
-	var want T
-	return errors.As(err, &want)
+	_, ok := errors.AsType[T](err)
+	return ok
 }
-
-func isErrno(err error, errno unix.Errno) bool { return errors.Is(err, errno) }
