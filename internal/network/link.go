@@ -1,6 +1,7 @@
 package network
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"os"
@@ -13,7 +14,8 @@ import (
 // ControlFD is the proxy's socket to sbxrun: SOCK_SEQPACKET, a [Message] in each packet.
 const ControlFD = 3
 
-// maxMessage bounds a message.
+// maxMessage bounds a message. A report takes less, whatever is in it: [MaxHosts] and one, with two texts
+// as [Clean] leaves them, and numbers.
 const maxMessage = 128 << 10
 
 // What listens, of a [Listener].
@@ -54,11 +56,13 @@ type Message struct {
 
 // Send sends a message with descriptors on a socket.
 func Send(conn *os.File, m Message, fds ...int) error {
-	b, err := json.Marshal(m)
-	if err != nil {
+	var b bytes.Buffer
+	to := json.NewEncoder(&b)
+	to.SetEscapeHTML(false) // of a < of the sandbox's it would make six bytes
+	if err := to.Encode(m); err != nil {
 		return err
 	}
-	if len(b) > maxMessage {
+	if b.Len() > maxMessage {
 		return errors.New("the list is too long")
 	}
 	var rights []byte
@@ -71,7 +75,7 @@ func Send(conn *os.File, m Message, fds ...int) error {
 	}
 	var failed error
 	err = raw.Write(func(fd uintptr) bool {
-		failed = unix.Sendmsg(int(fd), b, rights, nil, unix.MSG_NOSIGNAL)
+		failed = unix.Sendmsg(int(fd), b.Bytes(), rights, nil, unix.MSG_NOSIGNAL)
 		return failed != unix.EAGAIN
 	})
 	if err != nil {

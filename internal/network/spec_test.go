@@ -69,7 +69,8 @@ func TestClean(t *testing.T) {
 	if got := Clean("a\x1b[31m\nb\xff\u2028"); strings.Trim(got, "ab[31m?") != "" {
 		t.Errorf("%q", got)
 	}
-	if got := Clean(strings.Repeat("x", 1000)); len(got) != 300 {
-		t.Errorf("%d bytes", len(got))
+	long := Clean(strings.Repeat("x", 1000))
+	if len(long) != 300 || !strings.HasSuffix(long, "x...") || Clean(long) != long {
+		t.Errorf("%d bytes: %s", len(long), long)
 	}
 }

@@ -31,12 +31,14 @@ func trustedHost(h result.ReportHost) result.ReportHost {
 
 // Clean is a text of the sandbox's as it may be printed: ASCII, and bounded.
 func Clean(s string) string {
-	const most = 300
-	s = strings.Map(func(r rune) rune {
+	const most, more = 300, "..."
+	if len(s) > most {
+		s = s[:most-len(more)] + more
+	}
+	return strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' {
 			return '?'
 		}
 		return r
-	}, s[:min(len(s), most)])
-	return s
+	}, s)
 }

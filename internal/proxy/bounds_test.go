@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/network"
 )
 
 // tcpPair is a connection's two ends.
@@ -37,55 +39,86 @@ func tcpPair(t *testing.T) (client, server *net.TCPConn) {
 	return c.(*net.TCPConn), s.(*net.TCPConn)
 }
 
-// TestIdle: a connection that has moved nothing for a time is ended, both ways, and one that has is
-// not, although all that was moved went one way.
+// TestIdle: a connection that has moved nothing for a time is ended, both ways, whatever it waits for: one
+// of the proxy, and one of a published port. One that has is not, although all that was moved went one way.
 func TestIdle(t *testing.T) {
 	t.Parallel()
 	const idle = time.Second
-	var all conns
-	// relayed is what a sandbox and a host have of a connection.
-	relayed := func() (inside, host *net.TCPConn) {
-		inside, inner := tcpPair(t)
-		outer, host := tcpPair(t)
-		if !all.add(inner) {
-			t.Fatal("it is not taken")
+	listen := func() net.Listener {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
 		}
-		go func() {
-			defer all.remove(inner)
-			defer outer.Close()
-			relay(inner, outer, nil, new(counter))
-		}()
-		return inside, host
+		t.Cleanup(func() { l.Close() })
+		return l
+	}
+	hosts, proxy, port := listen(), listen(), listen()
+	address := hosts.Addr().String()
+	p := &process{server: newServer(listing(t, address, nil))}
+	defer p.server.web.end()
+	go p.taking(network.Listener{Kind: network.KindProxy}, proxy)()
+	led := new(conns)
+	p.conns = append(p.conns, led)
+	go p.lead(port, led, "published", true, func() (net.Conn, error) { return net.Dial("tcp", address) })
+	// relayed is what both sides have of a connection by one of the two.
+	relayed := func(by net.Listener) (inside, host *net.TCPConn) {
+		request, status := "", []int(nil)
+		if by == proxy {
+			request, status = "CONNECT "+address+" HTTP/1.1\r\n\r\n", []int{http.StatusOK}
+		}
+		conn, _ := get(t, by.Addr().String(), request+"\x00", status...)
+		up, err := hosts.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { up.Close() })
+		_ = up.SetDeadline(time.Now().Add(time.Minute))
+		if _, err := io.ReadFull(up, make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		return conn.(*net.TCPConn), up.(*net.TCPConn)
+	}
+	fill := func(c net.Conn) {
+		for err := error(nil); err == nil; {
+			_, err = c.Write(make([]byte, smallPiece)) // until it is closed
+		}
 	}
 	begin := time.Now()
-	quietInside, quietHost := relayed()
-	busyInside, busyHost := relayed()
-	ended := make(chan error, 2)
-	for _, c := range []net.Conn{quietInside, quietHost} {
-		go func() {
-			_, err := c.Read(make([]byte, 1))
-			ended <- err
-		}()
+	var busy [][2]net.Conn
+	for _, by := range []net.Listener{proxy, port} {
+		inside, host := relayed(by)
+		busy = append(busy, [2]net.Conn{host, inside})
+		relayed(by) // a quiet one
+		inside, _ = relayed(by)
+		_ = inside.CloseWrite() // the host sees it, and does nothing
+		inside, _ = relayed(by)
+		go fill(inside)
+		_, host = relayed(by)
+		go fill(host)
 	}
-	for left := 2; left > 0; {
-		if _, err := busyHost.Write([]byte("x")); err != nil {
-			t.Fatalf("the busy one has ended: %v", err)
+	go p.endIdle(idle/100, idle)
+	left := func() (n int) {
+		for _, c := range p.conns {
+			c.mu.Lock()
+			n += len(c.open)
+			c.mu.Unlock()
 		}
-		if _, err := io.ReadFull(busyInside, make([]byte, 1)); err != nil {
-			t.Fatalf("the busy one has ended: %v", err)
-		}
-		all.endIdle(idle)
-		select {
-		case err := <-ended:
-			if left--; !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) || time.Since(begin) < idle/2 {
-				t.Errorf("after %v: %v", time.Since(begin), err)
+		return n
+	}
+	until(t, "all but the busy ones are ended", func() bool {
+		for _, way := range busy {
+			if _, err := way[0].Write([]byte("x")); err != nil {
+				t.Fatalf("a busy one has ended: %v", err)
 			}
-		case <-time.After(time.Millisecond):
+			if _, err := io.ReadFull(way[1], make([]byte, 1)); err != nil {
+				t.Fatalf("a busy one has ended: %v", err)
+			}
 		}
-	}
-	busyInside.Close()
-	busyHost.Close()
-	all.done.Wait()
+		if left() < 10 && time.Since(begin) < idle/2 {
+			t.Fatalf("one has ended after %v", time.Since(begin))
+		}
+		return left() == len(busy)
+	})
 }
 
 // TestDialBound: neither a name server nor a host that does not answer is waited for.

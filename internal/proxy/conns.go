@@ -22,7 +22,7 @@ const (
 // conns are the connections that were accepted at one listener.
 type conns struct {
 	mu     sync.Mutex
-	open   map[*net.TCPConn]struct{}
+	open   map[*net.TCPConn]net.Conn // with the one that each is led to; nil if that is not known
 	closed bool
 	done   sync.WaitGroup
 }
@@ -35,11 +35,23 @@ func (c *conns) add(conn *net.TCPConn) bool {
 		return false
 	}
 	if c.open == nil {
-		c.open = map[*net.TCPConn]struct{}{}
+		c.open = map[*net.TCPConn]net.Conn{}
 	}
-	c.open[conn] = struct{}{}
+	c.open[conn] = nil
 	c.done.Add(1)
 	return true
+}
+
+// leads notes the connection that one is led to, so that they end together: what waits for the other side
+// alone does not see the end of this one.
+func (c *conns) leads(conn *net.TCPConn, to net.Conn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		to.Close()
+		return
+	}
+	c.open[conn] = to
 }
 
 // remove closes a connection. Once.
@@ -55,8 +67,8 @@ func (c *conns) remove(conn *net.TCPConn) {
 func (c *conns) end(within time.Duration) {
 	c.mu.Lock()
 	c.closed = true
-	for conn := range c.open {
-		conn.Close()
+	for conn, to := range c.open {
+		closeBoth(conn, to)
 	}
 	c.mu.Unlock()
 	over := make(chan struct{})
@@ -75,10 +87,17 @@ func (c *conns) end(within time.Duration) {
 func (c *conns) endIdle(idle time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for conn := range c.open {
+	for conn, to := range c.open {
 		if quiet(conn) > idle {
-			conn.Close()
+			closeBoth(conn, to)
 		}
+	}
+}
+
+func closeBoth(conn *net.TCPConn, to net.Conn) {
+	conn.Close()
+	if to != nil {
+		to.Close()
 	}
 }
 

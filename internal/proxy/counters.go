@@ -47,14 +47,15 @@ func (c *counters) of(host string) *counter {
 }
 
 func (c *counters) refuse(t target, why string) {
-	n := c.of(t.String())
+	host, why := network.Clean(t.String()), network.Clean(why)
+	n := c.of(host)
 	n.reason.Store(&why)
 	if n.refused.Add(1) > 1 || c.control == nil {
 		return
 	}
 	// Before the sandbox knows, so that sbxrun mostly has it on record before a command has ended
 	// for it. An error means that there is nobody, who needs no words.
-	_ = network.Send(c.control, network.Message{Refused: &result.ReportHost{Host: network.Clean(t.String()), Refused: 1, Reason: network.Clean(why)}})
+	_ = network.Send(c.control, network.Message{Refused: &result.ReportHost{Host: host, Refused: 1, Reason: why}})
 }
 
 // report is all that was counted, in the order of the names.

@@ -162,6 +162,7 @@ func (p *process) lead(l net.Listener, to *conns, name string, inward bool, dial
 			return
 		}
 		defer other.Close()
+		to.leads(conn, other)
 		n.connections.Add(1)
 		if inward {
 			relay(other, conn, nil, n)

@@ -138,7 +138,7 @@ func (p *process) taking(want network.Listener, l net.Listener) (run func()) {
 
 // work reads what sbxrun says until its end, and then sends the report.
 func (p *process) work() int {
-	go p.endIdle()
+	go p.endIdle(idleLook, idleBound)
 	for {
 		m, fds, err := network.Receive(p.control)
 		if err != nil {
@@ -163,11 +163,11 @@ func (p *process) work() int {
 	return 0
 }
 
-// endIdle ends connections that have moved nothing for long.
-func (p *process) endIdle() {
-	for range time.Tick(idleLook) {
+// endIdle ends connections that have moved nothing for long, whenever it looks.
+func (p *process) endIdle(look, idle time.Duration) {
+	for range time.Tick(look) {
 		for _, c := range p.conns {
-			c.endIdle(idleBound)
+			c.endIdle(idle)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"io"
 	"net"
 	"sync/atomic"
+	"time"
 )
 
 // relay moves bytes both ways until both are over, or one way has failed; begin is what was read of
@@ -99,7 +100,8 @@ func move(to io.Writer, from io.Reader, moved *atomic.Int64) error {
 	}
 }
 
-// counted counts what goes over a connection to a host.
+// counted counts what goes over a connection to a host, for requests. No one connection of the sandbox
+// has such a one, so it is not ended with that; but each piece is small, and has its time to go.
 type counted struct {
 	net.Conn
 	counter *counter
@@ -112,6 +114,7 @@ func (c *counted) Read(b []byte) (int, error) {
 }
 
 func (c *counted) Write(b []byte) (int, error) {
+	_ = c.SetWriteDeadline(time.Now().Add(idleBound)) // it takes deadlines
 	n, err := c.Conn.Write(b)
 	c.counter.sent.Add(int64(n))
 	return n, err

@@ -66,6 +66,37 @@ func TestRelayPieces(t *testing.T) {
 	until(t, "all are there", func() bool { return len(large) == mostLarge })
 }
 
+// TestWriteBound: a host that reads nothing of a request is not waited for.
+func TestWriteBound(t *testing.T) {
+	t.Parallel()
+	outer, host := tcpPair(t)
+	c := &counted{noting{outer, make(chan time.Time, 2)}, new(counter)}
+	begin := time.Now()
+	if _, err := c.Write([]byte("x")); err != nil {
+		t.Error(err)
+	}
+	select {
+	case until := <-c.Conn.(noting).until:
+		if bound := until.Sub(begin); bound < idleBound || bound > idleBound+time.Minute {
+			t.Errorf("it may take %v", bound)
+		}
+	default:
+		t.Error("it may take for ever")
+	}
+	host.Close()
+}
+
+// noting notes the deadlines of writes.
+type noting struct {
+	net.Conn
+	until chan time.Time
+}
+
+func (n noting) SetWriteDeadline(until time.Time) error {
+	n.until <- until
+	return n.Conn.SetWriteDeadline(until)
+}
+
 func until(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); !holds(); time.Sleep(time.Millisecond) {

@@ -44,14 +44,11 @@ const notListed = refusal("not listed")
 // It resolves the name, once: what is returned is what was checked. A [refusal], or the resolver's
 // error.
 func (r *rules) permits(ctx context.Context, t target) ([]netip.Addr, error) {
-	if t.addr.IsValid() {
-		if r.lists(t.addr, t.port) {
-			return []netip.Addr{t.addr}, nil
-		}
+	if !r.lists(t) {
 		return nil, notListed
 	}
-	if !r.listsName(t) {
-		return nil, notListed
+	if t.addr.IsValid() {
+		return []netip.Addr{t.addr}, nil
 	}
 	found, err := r.resolve(ctx, t.host)
 	if err != nil {
@@ -70,7 +67,7 @@ func (r *rules) permits(ctx context.Context, t target) ([]netip.Addr, error) {
 		if kind == "" && slices.Contains(own, a) {
 			kind = "an address of this host"
 		}
-		if kind == "" || r.lists(a, t.port) || local && a.IsLoopback() {
+		if kind == "" || r.lists(target{addr: a, port: t.port}) || local && a.IsLoopback() {
 			good = append(good, a)
 		} else if why == "" {
 			why = fmt.Sprintf("it resolves to %s, %s, which is not listed itself", a, kind)
@@ -85,13 +82,14 @@ func (r *rules) permits(ctx context.Context, t target) ([]netip.Addr, error) {
 	return good, nil
 }
 
-// lists reports whether an address is listed as one.
-func (r *rules) lists(a netip.Addr, port uint16) bool {
-	return slices.ContainsFunc(r.list, func(l hosts.Rule) bool { return l.Contains(a, port) })
-}
-
-func (r *rules) listsName(t target) bool {
-	return slices.ContainsFunc(r.list, func(l hosts.Rule) bool { return l.Has(t.host, t.port) })
+// lists reports whether a host is listed as it was asked for.
+func (r *rules) lists(t target) bool {
+	return slices.ContainsFunc(r.list, func(l hosts.Rule) bool {
+		if t.addr.IsValid() {
+			return l.Contains(t.addr, t.port)
+		}
+		return l.Has(t.host, t.port)
+	})
 }
 
 // lookup resolves a name as the host does. With a dot at the end it is not looked for in the host's
@@ -123,29 +121,25 @@ func addresses() (list []netip.Addr, err error) {
 
 // reserved are networks that are not for hosts of the internet at large, or that have an address of
 // IPv4 within one of IPv6, which could be any (RFC 6890, RFC 4291, RFC 6052, RFC 3056, RFC 4380).
-var reserved = []struct{ prefix, kind string }{
-	{"0.0.0.0/8", "an address of this network"},
-	{"100.64.0.0/10", "a shared address of a provider"},
-	{"168.63.129.16/32", "a metadata address"},
-	{"192.0.0.0/24", "a reserved address"},
-	{"192.88.99.0/24", "a reserved address"},
-	{"198.18.0.0/15", "an address for benchmarks"},
-	{"240.0.0.0/4", "a reserved address"},
-	{"::/96", "a reserved address"},
-	{"64:ff9b::/96", "a translated address"},
-	{"64:ff9b:1::/48", "a translated address"},
-	{"100::/64", "a reserved address"},
-	{"2001::/23", "a reserved address"},
-	{"2002::/16", "a translated address"},
-	{"fec0::/10", "a private address"},
+var reserved = []struct {
+	prefix netip.Prefix
+	kind   string
+}{
+	{netip.MustParsePrefix("0.0.0.0/8"), "an address of this network"},
+	{netip.MustParsePrefix("100.64.0.0/10"), "a shared address of a provider"},
+	{netip.MustParsePrefix("168.63.129.16/32"), "a metadata address"},
+	{netip.MustParsePrefix("192.0.0.0/24"), "a reserved address"},
+	{netip.MustParsePrefix("192.88.99.0/24"), "a reserved address"},
+	{netip.MustParsePrefix("198.18.0.0/15"), "an address for benchmarks"},
+	{netip.MustParsePrefix("240.0.0.0/4"), "a reserved address"},
+	{netip.MustParsePrefix("::/96"), "a reserved address"},
+	{netip.MustParsePrefix("64:ff9b::/96"), "a translated address"},
+	{netip.MustParsePrefix("64:ff9b:1::/48"), "a translated address"},
+	{netip.MustParsePrefix("100::/64"), "a reserved address"},
+	{netip.MustParsePrefix("2001::/23"), "a reserved address"},
+	{netip.MustParsePrefix("2002::/16"), "a translated address"},
+	{netip.MustParsePrefix("fec0::/10"), "a private address"},
 }
-
-var prefixes = func() (list []netip.Prefix) {
-	for _, r := range reserved {
-		list = append(list, netip.MustParsePrefix(r.prefix))
-	}
-	return list
-}()
 
 // special says what an address is that is no ordinary one of the internet; "" for one that is.
 func special(a netip.Addr) string {
@@ -161,18 +155,10 @@ func special(a netip.Addr) string {
 	case a.IsMulticast():
 		return "a multicast address"
 	}
-	for i, p := range prefixes {
-		if p.Contains(a) {
-			return reserved[i].kind
+	for _, r := range reserved {
+		if r.prefix.Contains(a) {
+			return r.kind
 		}
 	}
 	return ""
-}
-
-// listsTarget reports whether a host is listed as it was asked for.
-func (r *rules) listsTarget(t target) bool {
-	if t.addr.IsValid() {
-		return r.lists(t.addr, t.port)
-	}
-	return r.listsName(t)
 }

@@ -179,6 +179,22 @@ func TestClassify(t *testing.T) {
 		{"*1\r\n$4\r\nPING\r\n", kindOther, true},
 		{"\x00\x00\x00\x08\x04\xd2\x16\x2f", kindOther, true},
 		{"NICK somebody\r\n", kindOther, true},
+		{"GET http://other.example.org/\r\n", kindHTTP, true},
+		{"GET http://other.example.org/ \r\n", kindHTTP, true},
+		{"\r\nGET\tx\n", kindHTTP, true},
+		{"GET / FTP/1.1\r\n", kindHTTP, true},
+		{"POST Http://other.example.org/\r\n", kindHTTP, true},
+		{"get /\r\n", kindHTTP, true},
+		{"GET\xa0x\r\n", kindHTTP, true},
+		{"POST /\x00 HTTP/1.1\r\n", kindHTTP, true},
+		{"POST /\x00", kindHTTP, false},
+		{"AMQP\x00\x00\x09\x01", kindOther, true},
+		{"0033git-upload-pack /x\x00host=www.example.org\x00", kindOther, true},
+		{"GET http://other.example.org/", kindHTTP, false},
+		{"get key\r\n", kindOther, true}, // memcached
+		{"/file\r\n", kindOther, true},   // Gopher
+		{"GETATTR\r\n", kindOther, true},
+		{"OPTIONS rtsp://www.example.org/ RTSP/1.0\r\n", kindOther, true},
 	} {
 		if kind, sure := classify([]byte(tt.text)); sure != tt.sure || sure && kind != tt.kind {
 			t.Errorf("%q: kind %d, %v", tt.text, kind, sure)

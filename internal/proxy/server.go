@@ -82,7 +82,7 @@ func (s *server) connect(ctx context.Context, t target) (net.Conn, *counter, err
 	ctx, cancel := context.WithTimeout(ctx, dialBound)
 	defer cancel()
 	addrs, err := s.rules.permits(ctx, t)
-	if why := refusal(""); errors.As(err, &why) {
+	if why, ok := errors.AsType[refusal](err); ok {
 		s.counts.refuse(t, string(why))
 	}
 	if err != nil {

@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
 	"net/netip"
@@ -109,7 +110,7 @@ func socksCode(err error) byte {
 	switch {
 	case is[refusal](err):
 		return socksNotAllowed
-	case isErrno(err, unix.ECONNREFUSED):
+	case errors.Is(err, unix.ECONNREFUSED):
 		return socksRefused
 	}
 	return socksUnreachable

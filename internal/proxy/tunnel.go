@@ -2,7 +2,9 @@ package proxy
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"crypto/tls"
+	"encoding/binary"
 	"errors"
 	"io"
 	"net"
@@ -19,6 +21,7 @@ import (
 // sandbox begins with is looked at, unless the host speaks first, which none does that takes TLS or
 // HTTP.
 func (s *server) tunnel(inner *net.TCPConn, begin []byte, up net.Conn, t target, n *counter) {
+	s.conns.leads(inner, up)
 	host := listen(inner, up)
 	begin, kind, err := sniff(host, begin)
 	if host.stop() && (err != nil || len(begin) == 0) {
@@ -27,9 +30,9 @@ func (s *server) tunnel(inner *net.TCPConn, begin []byte, up net.Conn, t target,
 		return
 	}
 	if err == nil && kind == kindTLS {
-		begin, err = checkHello(inner, begin, t)
+		begin, err = beginTLS(inner, begin, &counted{up, n}, t)
 	}
-	if why := refusal(""); errors.As(err, &why) {
+	if why, ok := errors.AsType[refusal](err); ok {
 		s.counts.refuse(t, string(why))
 	}
 	if err != nil && (!errors.Is(err, io.EOF) || kind != kindOther) {
@@ -133,47 +136,91 @@ func sniff(host *listening, begin []byte) (read []byte, kind int, err error) {
 // classify tells what the bytes are the beginning of, if they suffice. An HTTP server skips empty
 // lines before a request (RFC 9112, 2.2).
 func classify(begin []byte) (kind int, sure bool) {
-	const firstRecord, lastRecord = 20, 24 // of TLS's types of records (RFC 8446, 5.1)
 	text := bytes.TrimLeft(begin, "\r\n \t")
 	if len(text) == 0 {
 		return kindHTTP, false
 	}
-	if begin[0] >= firstRecord && begin[0] <= lastRecord {
+	if isRecord(begin) {
 		return kindTLS, true
 	}
 	line, _, whole := bytes.Cut(text, []byte("\n"))
-	// No method begins so, and no line of HTTP has a NUL.
-	if text[0] < '!' || text[0] > '~' || bytes.IndexByte(line, 0) >= 0 {
+	rest := bytes.TrimLeft(line, "ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+	method := len(rest) < len(line) && bytes.IndexAny(rest, " \t") == 0
+	// No method begins so, and no line of HTTP has a NUL; but some servers take one behind a method.
+	if text[0] < '!' || text[0] > '~' || bytes.IndexByte(line, 0) >= 0 && !method {
 		return kindOther, true
 	}
 	if !whole {
 		return kindHTTP, false
 	}
-	if bytes.Contains(bytes.ToUpper(line), []byte("HTTP/")) {
+	if mayRequest(line) {
 		return kindHTTP, true
 	}
 	return kindOther, true
 }
 
-// checkHello reads the ClientHello and refuses one for another name than that of the tunnel. To an
+// mayRequest reports whether a server may take a line for a request. Without a version that is HTTP/0.9,
+// and what is no version many take for one: the target, or a Host below it, can name another host there.
+// web refuses what is not HTTP/1.x.
+func mayRequest(line []byte) bool {
+	if bytes.Contains(bytes.ToUpper(line), []byte("HTTP/")) {
+		return true
+	}
+	words := strings.FieldsFunc(string(line), func(r rune) bool { return r < '!' || r > '~' })
+	if len(words) < 2 {
+		return false
+	}
+	target := strings.ToUpper(words[1])
+	// Not "get KEY", which is memcached's.
+	return words[0] == "GET" || target[0] == '/' || strings.HasPrefix(target, "HTTP:") || strings.HasPrefix(target, "HTTPS:")
+}
+
+// beginTLS passes on what TLS begins with, once it is checked, and the answer; it returns what else was
+// read of inner. A server can ask for a second ClientHello (RFC 8446, 4.1.4), and may go by the name in
+// that. So nothing more is passed on to it before it has answered.
+func beginTLS(inner net.Conn, begin []byte, up net.Conn, t target) (rest []byte, err error) {
+	left := bytes.NewReader(begin)
+	client := io.MultiReader(left, inner)
+	passHello := func() error {
+		_ = inner.SetReadDeadline(time.Now().Add(beginBound)) // it takes deadlines
+		hello, err := checkHello(client, t)
+		if err == nil {
+			_, err = up.Write(hello)
+		}
+		return err
+	}
+	if err := passHello(); err != nil {
+		return nil, err
+	}
+	again, err := passAnswer(inner, up)
+	if err == nil && again { // no server asks for a third
+		err = passHello()
+	}
+	if err != nil {
+		return nil, err
+	}
+	_ = up.SetWriteDeadline(time.Time{}) // it takes deadlines
+	rest, _ = io.ReadAll(left)           // of memory
+	return rest, nil
+}
+
+// checkHello reads a ClientHello and refuses one for another name than that of the tunnel. To an
 // address every name may be sent: it was listed as an address.
-func checkHello(conn *net.TCPConn, begin []byte, t target) (read []byte, err error) {
-	_ = conn.SetReadDeadline(time.Now().Add(beginBound)) // it takes deadlines
-	tee := &recorder{Conn: conn, from: io.LimitReader(io.MultiReader(bytes.NewReader(begin), conn), maxBegin)}
-	hello, err := readHello(tee)
-	// What was not read of begin comes after what was.
-	read = append(tee.read, begin[min(len(begin), len(tee.read)):]...)
+func checkHello(client io.Reader, t target) (read []byte, err error) {
+	hello, read, err := readHello(client)
 	switch {
+	case err == io.EOF: // it has given up
+		return nil, err
 	case err != nil:
-		return read, refusal("what it begins with is no ClientHello")
+		return nil, refusal("what it begins with is no ClientHello")
 	case t.addr.IsValid():
 		return read, nil
 	case slices.Contains(hello.Extensions, extensionECH):
-		return read, refusal("the server name of TLS is encrypted")
+		return nil, refusal("the server name of TLS is encrypted")
 	case hello.ServerName == "":
-		return read, refusal("TLS without a server name")
+		return nil, refusal("TLS without a server name")
 	case !strings.EqualFold(strings.TrimSuffix(hello.ServerName, "."), t.host):
-		return read, refusal("the server name of TLS is another: " + hello.ServerName)
+		return nil, refusal("the server name of TLS is another: " + hello.ServerName)
 	}
 	return read, nil
 }
@@ -182,37 +229,99 @@ func checkHello(conn *net.TCPConn, begin []byte, t target) (read []byte, err err
 // clear, for a server that has the key.
 const extensionECH = 0xfe0d
 
-// readHello has crypto/tls read a ClientHello, and nothing more.
-func readHello(conn net.Conn) (hello *tls.ClientHelloInfo, err error) {
-	seen := errors.New("it is there")
-	err = tls.Server(conn, &tls.Config{GetConfigForClient: func(h *tls.ClientHelloInfo) (*tls.Config, error) {
+// TLS's types of records (RFC 8446, 5.1), and the bytes before what is in one.
+const (
+	recordFirst     = 20
+	recordAlert     = 21
+	recordHandshake = 22
+	recordLast      = 24
+	recordHeader    = 5
+)
+
+func isRecord(begin []byte) bool { return begin[0] >= recordFirst && begin[0] <= recordLast }
+
+// readRecord reads a record of TLS; of what is none as much as the header of one.
+func readRecord(from io.Reader) (record []byte, err error) {
+	record = make([]byte, recordHeader)
+	n, err := io.ReadFull(from, record)
+	if err != nil || !isRecord(record) {
+		return record[:n], err
+	}
+	record = append(record, make([]byte, binary.BigEndian.Uint16(record[3:]))...)
+	n, err = io.ReadFull(from, record[recordHeader:])
+	return record[:recordHeader+n], err
+}
+
+// readHello reads records until a message of the handshake is whole, and no further, and has crypto/tls
+// look at it. Others may come before: in TLS 1.3 one that says nothing, and data that came too early,
+// which the server skips. With more in the last one it is an error: the server would take that for the
+// next message.
+func readHello(from io.Reader) (hello *tls.ClientHelloInfo, read []byte, err error) {
+	from = io.LimitReader(from, maxBegin)
+	const header = 4            // the message's type, and three bytes of its length
+	var records, message []byte // of the handshake
+	for size := header; len(message) < size; {
+		record, err := readRecord(from)
+		if err != nil {
+			return nil, nil, err
+		}
+		if read = append(read, record...); record[0] != recordHandshake {
+			continue
+		}
+		records, message = append(records, record...), append(message, record[recordHeader:]...)
+		if len(message) >= header {
+			size = header + int(binary.BigEndian.Uint32(message)&0xffffff)
+		}
+		if len(message) > size {
+			return nil, nil, errors.New("there is more in its record")
+		}
+	}
+	err = tls.Server(&recorded{from: bytes.NewReader(records)}, &tls.Config{GetConfigForClient: func(h *tls.ClientHelloInfo) (*tls.Config, error) {
 		hello = h
-		return nil, seen
+		return nil, errors.New("it is there")
 	}}).Handshake()
 	if hello != nil {
-		return hello, nil
+		err = nil
 	}
-	return nil, err
+	return hello, read, err
 }
 
-// recorder notes what is read, and writes nothing: crypto/tls would send an alert.
-type recorder struct {
+// recorded is a connection to what was read. crypto/tls writes an alert to it, for nobody.
+type recorded struct {
 	net.Conn
 	from io.Reader
-	read []byte
 }
 
-func (r *recorder) Read(b []byte) (int, error) {
-	n, err := r.from.Read(b)
-	r.read = append(r.read, b[:n]...)
-	return n, err
+func (r *recorded) Read(b []byte) (int, error)  { return r.from.Read(b) }
+func (r *recorded) Write(b []byte) (int, error) { return len(b), nil }
+
+// passAnswer passes on what a server answers to a ClientHello, as far as it tells whether it asks for
+// another one.
+func passAnswer(inner io.Writer, up io.Reader) (again bool, err error) {
+	for {
+		record, err := readRecord(up)
+		if _, writeErr := inner.Write(record); err == nil {
+			err = writeErr
+		}
+		if err != nil || record[0] != recordAlert { // or it is a warning
+			return err == nil && asksAgain(record), err
+		}
+	}
 }
 
-func (r *recorder) Write(b []byte) (int, error) { return len(b), nil }
+// asksAgain reports whether a record may be a HelloRetryRequest, which is a ServerHello with a random of
+// its own (RFC 8446, 4.1.3). In too short a record it cannot be seen.
+func asksAgain(record []byte) bool {
+	const random = recordHeader + 4 + 2
+	if record[0] != recordHandshake {
+		return false
+	}
+	return len(record) < random+len(retryRandom) || bytes.HasPrefix(record[random:], retryRandom[:])
+}
+
+var retryRandom = sha256.Sum256([]byte("HelloRetryRequest"))
 
 func is[T error](err error) bool {
-	var want T
-	return errors.As(err, &want)
+	_, ok := errors.AsType[T](err)
+	return ok
 }
-
-func isErrno(err error, errno unix.Errno) bool { return errors.Is(err, errno) }

@@ -1,12 +1,22 @@
 package proxy
 
 import (
+	"bytes"
 	"crypto/ecdh"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // echConfigs is an ECHConfigList (RFC 9849, 4) for servers that are called so in the clear.
@@ -49,16 +59,160 @@ func TestHello(t *testing.T) {
 		over := make(chan error)
 		go func() { over <- tls.Client(client, config).Handshake() }()
 		to, _ := parseTarget(tt.to, 0)
-		read, err := checkHello(server, nil, to)
+		read, err := checkHello(server, to)
 		if err == nil && tt.want != "" || err != nil && (tt.want == "" || !is[refusal](err) || !strings.Contains(err.Error(), tt.want)) {
 			t.Errorf("%+v: %v", tt, err)
 		}
-		if kind, sure := classify(read); kind != kindTLS || !sure {
+		if kind, sure := classify(read); err == nil && (kind != kindTLS || !sure) {
 			t.Errorf("%+v: what it begins with is taken for %d, %v", tt, kind, sure)
 		}
 		server.Close()
 		if <-over == nil {
 			t.Errorf("%+v: there was a server", tt)
+		}
+	}
+}
+
+// helloFor is the ClientHello for a server name, in one record.
+func helloFor(name string) []byte {
+	var c pretended
+	_ = tls.Client(&c, &tls.Config{ServerName: name}).Handshake() // nobody answers
+	return c.Bytes()
+}
+
+// pretended is a connection to nobody.
+type pretended struct {
+	net.Conn
+	bytes.Buffer
+}
+
+func (p *pretended) Read([]byte) (int, error)         { return 0, io.EOF }
+func (p *pretended) Write(b []byte) (int, error)      { return p.Buffer.Write(b) }
+func (p *pretended) Close() error                     { return nil }
+func (p *pretended) SetWriteDeadline(time.Time) error { return nil }
+
+// record is one of TLS.
+func record(kind byte, body []byte) []byte {
+	return append(binary.BigEndian.AppendUint16([]byte{kind, 3, 3}, uint16(len(body))), body...)
+}
+
+// TestSecondHello: a server can ask for a second ClientHello, and goes by the name in that. It is looked
+// at as the first one is, however it comes.
+func TestSecondHello(t *testing.T) {
+	t.Parallel()
+	host, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	port := host.Addr().(*net.TCPAddr).Port
+	name := fmt.Sprintf("www.example.org:%d", port)
+	s := newServer(listing(t, fmt.Sprintf("%s,127.0.0.1:%d", name, port), map[string]string{"www.example.org": "127.0.0.1"}))
+	defer s.web.end()
+	proxy, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer proxy.Close()
+	go s.serve(proxy)
+
+	const ccs, alert, handshake, data = 20, 21, 22, 23
+	good, bad := helloFor("www.example.org"), helloFor("other.example.org")
+	random := sha256.Sum256([]byte("HelloRetryRequest"))
+	serverHello := func(random []byte) []byte {
+		return record(handshake, slices.Concat([]byte{2, 0, 0, 40, 3, 3}, random, make([]byte, 6)))
+	}
+	again, plain := serverHello(random[:]), serverHello(make([]byte, 32))
+	between := slices.Concat(record(ccs, []byte{1}), record(data, make([]byte, 3000)))
+	parts := func(b []byte) []byte { return slices.Concat(record(handshake, b[5:20]), record(handshake, b[20:])) }
+	both := record(handshake, slices.Concat(good[5:], bad[5:])) // in one record
+	for _, tt := range []struct {
+		what                 string
+		first, answer, other []byte // other comes after the answer
+		want                 []byte // at the host, after the first hello
+		refused              bool
+	}{
+		{"the same", good, again, good, good, false},
+		{"the same, in parts and after others", good, again, slices.Concat(between, parts(good)), slices.Concat(between, parts(good)), false},
+		{"another", good, again, bad, nil, true},
+		{"another, in parts and after others", good, again, slices.Concat(between, parts(bad)), nil, true},
+		{"another at once", slices.Concat(good, bad), again, nil, nil, true},
+		{"another, after an alert", good, slices.Concat(record(alert, []byte{1, 112}), again), bad, nil, true},
+		{"another, in a record with the same", good, again, both, nil, true},
+		{"another, after an answer that does not tell", good, parts(again)[:20], bad, nil, true},
+		{"no second is asked for", good, plain, bad, bad, false}, // which the host refuses
+		{"no TLS", good, []byte("220 ready"), []byte("x"), []byte("x"), false},
+	} {
+		before := s.counts.of(name).refused.Load()
+		c, b := get(t, proxy.Addr().String(), "CONNECT "+name+" HTTP/1.1\r\n\r\n"+string(tt.first), http.StatusOK)
+		up, err := host.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = up.SetDeadline(time.Now().Add(time.Minute))
+		first := make([]byte, len(good))
+		if _, err := io.ReadFull(up, first); err != nil || !bytes.Equal(first, good) {
+			t.Errorf("%s: the first is %x, %v", tt.what, first, err)
+		}
+		if _, err := up.Write(tt.answer); err != nil {
+			t.Error(err)
+		}
+		got := make([]byte, len(tt.answer))
+		if _, err := io.ReadFull(b, got); err != nil || !bytes.Equal(got, tt.answer) {
+			t.Errorf("%s: the answer is %x, %v", tt.what, got, err)
+		}
+		if _, err := c.Write(tt.other); err != nil {
+			t.Error(err)
+		}
+		_ = c.(*net.TCPConn).CloseWrite() // or it is closed
+		if got, _ := io.ReadAll(up); !bytes.Equal(got, tt.want) {
+			t.Errorf("%s: the host got %x", tt.what, got)
+		}
+		up.Close()
+		if refused := s.counts.of(name).refused.Load() > before; refused != tt.refused {
+			t.Errorf("%s: refused: %v", tt.what, refused)
+		}
+	}
+	get(t, proxy.Addr().String(), "CONNECT "+name+" HTTP/1.1\r\n\r\n"+string(both), http.StatusOK)
+	up, err := host.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer up.Close()
+	_ = up.SetDeadline(time.Now().Add(time.Minute))
+	if got, _ := io.ReadAll(up); len(got) > 0 {
+		t.Errorf("two in the first record: the host got %x", got)
+	}
+}
+
+// TestTLS: programs with TLS reach a host that asks for a second ClientHello, and one that does not.
+func TestTLS(t *testing.T) {
+	t.Parallel()
+	host := httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(rw, r.Body)
+	}))
+	host.TLS = &tls.Config{CurvePreferences: []tls.CurveID{tls.CurveP384}}
+	host.StartTLS()
+	defer host.Close()
+	port := host.Listener.Addr().(*net.TCPAddr).Port
+	name := fmt.Sprintf("example.com:%d", port) // as its certificate has it
+	proxy := serving(t, listing(t, fmt.Sprintf("%s,127.0.0.1:%d", name, port), map[string]string{"example.com": "127.0.0.1"}))
+	for again, config := range map[bool]*tls.Config{
+		true:  {},
+		false: {CurvePreferences: []tls.CurveID{tls.CurveP384}},
+	} {
+		for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
+			config.MaxVersion, config.RootCAs = version, host.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs
+			client := http.Client{Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true, Proxy: http.ProxyURL(&url.URL{Scheme: "http", Host: proxy})}}
+			answer, err := client.Post("https://"+name, "", strings.NewReader(strings.Repeat("x", 1<<20)))
+			if err != nil {
+				t.Errorf("%x, %v: %v", version, again, err)
+				continue
+			}
+			if got, err := io.ReadAll(answer.Body); err != nil || len(got) != 1<<20 || answer.TLS.HelloRetryRequest != (again && version == tls.VersionTLS13) {
+				t.Errorf("%x, %v: %d bytes, %v, asked again: %v", version, again, len(got), err, answer.TLS.HelloRetryRequest)
+			}
+			answer.Body.Close()
 		}
 	}
 }

@@ -206,7 +206,7 @@ func (w *web) pass(rw http.ResponseWriter, r *http.Request) {
 	}
 	// A connection that is kept is to the same host, which is not resolved again; but that it is
 	// listed holds for each request, and the port too.
-	if !w.server.rules.listsTarget(t) {
+	if !w.server.rules.lists(t) {
 		w.server.counts.refuse(t, string(notListed))
 		refuseHTTP(rw, &hostError{t, notListed})
 		return

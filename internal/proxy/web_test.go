@@ -92,3 +92,37 @@ func TestUpgrade(t *testing.T) {
 		})
 	}
 }
+
+// TestNoVersion: a request without a version has no Host either, but its target can name one. Nothing of it
+// reaches the host of a tunnel.
+func TestNoVersion(t *testing.T) {
+	t.Parallel()
+	for _, line := range []string{"GET http://other.example.org/\r\n", "GET http://other.example.org/ \r\n", "GET /\r\nHost: other.example.org\r\n\r\n", "get / x\n"} {
+		host, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer host.Close()
+		address := host.Addr().String()
+		_, b := get(t, serving(t, listing(t, address, nil)), "CONNECT "+address+" HTTP/1.1\r\n\r\n"+line, http.StatusOK)
+		up, err := host.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer up.Close()
+		_ = up.SetDeadline(time.Now().Add(time.Minute))
+		reached := make(chan []byte)
+		go func() {
+			var first [1]byte
+			n, _ := up.Read(first[:]) // or it is closed
+			up.Close()
+			reached <- first[:n]
+		}()
+		if answer, err := http.ReadResponse(b, nil); err != nil || answer.StatusCode != http.StatusBadRequest {
+			t.Errorf("%q: %v, %v", line, answer, err)
+		}
+		if got := <-reached; len(got) > 0 {
+			t.Errorf("%q: the host got %q", line, got)
+		}
+	}
+}
