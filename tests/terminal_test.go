@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -184,6 +185,38 @@ func TestTerminalRestored(t *testing.T) {
 			t.Errorf("a message was printed in raw mode: %q", s.shows())
 		}
 	})
+}
+
+// The keeper of a sbxrun that was killed restores the terminal once: what somebody makes of it afterwards stays, while
+// the sandbox still ends.
+func TestTerminalRestoredOnce(t *testing.T) {
+	t.Parallel()
+	// What is traced is nobody else's to reap: so the sandbox is not empty until the tracer, a thread, lets go.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	s := newScreen(t, nil, "sh", "-c", "echo up; exec sleep 60")
+	s.waitFor("up\r\n")
+	keeper, traced := s.p.Role(harness.RoleKeeper), s.p.Role(harness.RolePayload).PID
+	if err := unix.PtraceSeize(traced); err != nil {
+		t.Logf("nobody here may trace: %v", err)
+		s.p.Signal(syscall.SIGTERM)
+		s.p.Wait()
+		return
+	}
+	s.p.Kill()
+	harness.Until(t, harness.Bound, "the terminal to be restored", func() bool { return cmp.Equal(s.before, s.state()) })
+	theirs := *s.before
+	theirs.Lflag &^= unix.ECHO
+	harness.Must(t, unix.IoctlSetTermios(int(s.tty.Fd()), unix.TCSETS, &theirs))
+	if keeper.Ended() {
+		t.Error("the keeper has ended before")
+	}
+	_, err := unix.Wait4(traced, nil, unix.WALL, nil)
+	harness.Must(t, err)
+	s.p.Wait() // for the keeper, too
+	if diff := cmp.Diff(&theirs, s.state()); diff != "" {
+		t.Errorf("the terminal was restored again (-theirs +now):\n%s", diff)
+	}
 }
 
 // sbxrun's own messages appear after the terminal was restored: their lines

@@ -229,12 +229,12 @@ func (c *copying) tell() int {
 	left, code := c.done.LeftOut, 0
 	bytes, entries := c.done.Done()
 	var err error
-	if left.Denied > 0 {
-		err = &result.Error{Code: leftOut, Message: "cp: " + unread(left).Error(), Err: left.First}
+	if left.Denied.Count > 0 {
+		err = &result.Error{Code: leftOut, Message: "cp: " + unread(left.Denied).Error(), Err: left.Denied.First}
 		code = result.ExitNotStarted
 	}
 	if c.flags.JSON {
-		told := copied{ExitCode: code, Entries: entries - int64(left.Special+left.Denied), Bytes: bytes, LeftOut: left.Special + left.Denied}
+		told := copied{ExitCode: code, Entries: entries - int64(left.Count()), Bytes: bytes, LeftOut: left.Count()}
 		if err != nil {
 			told.Error = asError(err).Report()
 		}
@@ -244,26 +244,26 @@ func (c *copying) tell() int {
 	}
 	if err != nil {
 		fail(err)
-	} else if left.Special > 0 && !c.flags.Quiet {
-		warn(fmt.Errorf("cp: %w", special(left)))
+	} else if left.Special.Count > 0 && !c.flags.Quiet {
+		warn(fmt.Errorf("cp: %w", special(left.Special)))
 	}
 	return code
 }
 
 // unread says that entries could not be copied.
-func unread(left workspace.LeftOut) error {
-	if left.Denied == 1 {
+func unread(left workspace.Left) error {
+	if left.Count == 1 {
 		return fmt.Errorf("1 entry cannot be read: %w", left.First)
 	}
-	return fmt.Errorf("%d entries cannot be read; the first: %w", left.Denied, left.First)
+	return fmt.Errorf("%d entries cannot be read; the first: %w", left.Count, left.First)
 }
 
 // special says that entries of other kinds than files, directories and links were not copied.
-func special(left workspace.LeftOut) error {
-	if left.Special == 1 {
+func special(left workspace.Left) error {
+	if left.Count == 1 {
 		return fmt.Errorf("1 entry is left out: %v", left.First)
 	}
-	return fmt.Errorf("%d entries are left out; the first: %v", left.Special, left.First)
+	return fmt.Errorf("%d entries are left out; the first: %v", left.Count, left.First)
 }
 
 // copied is what cp --json prints.

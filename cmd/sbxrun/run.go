@@ -129,7 +129,7 @@ func (r *runner) collect(ctx context.Context, res *result.Result) {
 	var unmatched []string
 	if res.Verdict == result.Proven {
 		unmatched, err = r.Parts.Files.Collect(ctx)
-		if left := r.Parts.Files.Got.LeftOut; err == nil && left.Denied > 0 {
+		if left := r.Parts.Files.Got.LeftOut.Denied; err == nil && left.Count > 0 {
 			err = fmt.Errorf("--get: %w", unread(left))
 		}
 	} else {
@@ -144,7 +144,7 @@ func (r *runner) collect(ctx context.Context, res *result.Result) {
 	for _, arg := range unmatched {
 		warn(fmt.Errorf("--get %s: there is no such file", arg))
 	}
-	if left := r.Parts.Files.Got.LeftOut; left.Special > 0 {
+	if left := r.Parts.Files.Got.LeftOut.Special; left.Count > 0 {
 		warn(fmt.Errorf("--get: %w", special(left)))
 	}
 }

@@ -206,11 +206,11 @@ func pack(v *volumes.Volume, w io.Writer) error {
 	if err := t.Archive(source, w, "."); err != nil {
 		return err
 	}
-	if t.LeftOut.Denied > 0 {
-		return &result.Error{Code: leftOut, Message: unread(t.LeftOut).Error()}
+	if t.LeftOut.Denied.Count > 0 {
+		return &result.Error{Code: leftOut, Message: unread(t.LeftOut.Denied).Error()}
 	}
-	if t.LeftOut.Special > 0 {
-		warn(special(t.LeftOut))
+	if t.LeftOut.Special.Count > 0 {
+		warn(special(t.LeftOut.Special))
 	}
 	return nil
 }

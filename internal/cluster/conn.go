@@ -177,6 +177,9 @@ func (c *Conn) Close() error {
 	return nil
 }
 
+// Gone reports whether the other side has left, for [server.WhileThere].
+func (c *Conn) Gone() bool { return c.failure() != nil }
+
 // Abort ends the connection at once, with an error for those who read or write.
 func (c *Conn) Abort(err error) {
 	c.mu.Lock()

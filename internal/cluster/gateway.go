@@ -244,6 +244,9 @@ func (g *Gateway) pinned(w http.ResponseWriter, r *http.Request) {
 	}
 	out := passOn(r, nil)
 	if r.ContentLength != 0 {
+		there, leave := server.WhileThere(r.Context())
+		defer leave()
+		out = out.WithContext(there)
 		// Not to be closed when the node has answered: what is left of it is still read.
 		out.Body, out.ContentLength = io.NopCloser(r.Body), r.ContentLength
 	}

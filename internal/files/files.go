@@ -149,8 +149,8 @@ func (f *Files) put(ctx context.Context, p put) error {
 		err = f.Put.Copy(ctx, p.source, dir, name)
 		dir.Close()
 	}
-	if err == nil && f.Put.LeftOut.Denied > 0 {
-		err = f.Put.LeftOut.First
+	if err == nil && f.Put.LeftOut.Denied.Count > 0 {
+		err = f.Put.LeftOut.Denied.First
 	}
 	err = of("--put", err)
 	var e *result.Error
@@ -189,7 +189,7 @@ func (f *Files) Collect(ctx context.Context) (unmatched []string, err error) {
 			unmatched = append(unmatched, g.arg)
 		}
 		if g.other != "" {
-			f.Got.LeftOut.Add(&f.Got.LeftOut.Special, usage("%q is a mount of its own, so name it, or what is in it", g.other))
+			f.Got.LeftOut.Special.Add(usage("%q is a mount of its own, so name it, or what is in it", g.other))
 		}
 	}
 	return unmatched, nil
@@ -202,7 +202,7 @@ func (f *Files) Report() *result.ReportCopied {
 	}
 	carried := func(t *workspace.Transfer) result.ReportCarried {
 		bytes, entries := t.Done()
-		left := t.LeftOut.Special + t.LeftOut.Denied
+		left := t.LeftOut.Count()
 		return result.ReportCarried{Entries: entries - int64(left), Bytes: bytes, LeftOut: left}
 	}
 	return &result.ReportCopied{Put: carried(&f.Put), Got: carried(&f.Got)}

@@ -3,10 +3,13 @@ package limits
 import (
 	"errors"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
 // Each command of a lasting group has its own CPU quota, whatever the period was of the one before:
@@ -43,6 +46,49 @@ func TestRenewedQuota(t *testing.T) {
 			t.Errorf("asked for %v CPUs, the kernel gives %v", cpus, got)
 		}
 		g.Unthrottle(cpus == 1) // as at a command's end
+	}
+}
+
+// The period of v1 is a file of its own. It is written first, where it is not the kernel's, and always in a
+// lasting group: what the command before has left is not known.
+func TestThrottleV1(t *testing.T) {
+	for _, c := range []struct {
+		cpus    float64
+		lasting bool
+		want    []string
+	}{
+		{0, false, nil},
+		{1.5, false, []string{"cpu.cfs_quota_us=150000"}},
+		{1.5, true, []string{"cpu.cfs_period_us=100000", "cpu.cfs_quota_us=150000"}},
+		{0.005, false, []string{"cpu.cfs_period_us=1000000", "cpu.cfs_quota_us=5000"}},
+		{0.005, true, []string{"cpu.cfs_period_us=1000000", "cpu.cfs_quota_us=5000"}},
+	} {
+		dir := t.TempDir()
+		plan := &Plan{request: Request{CPUs: c.cpus}, Limits: []result.Limit{{Name: "cpus", Enforced: true}}}
+		g := &Group{plan: plan, read: map[string]string{"cpu": dir}}
+		if c.lasting {
+			g.lasting = &lasting{written: map[string]string{}}
+		}
+		var got []string
+		for _, s := range g.throttle() {
+			name, ok := strings.CutPrefix(s.path, dir+"/")
+			if err := os.WriteFile(s.path, nil, 0o600); !ok || s.limit != "cpus" || s.optional || err != nil {
+				t.Errorf("%+v, %v", s, err)
+			}
+			got = append(got, name+"="+s.value)
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%v, lasting %v: %q, want %q", c.cpus, c.lasting, got, c.want)
+		}
+		if err := g.Throttle(); err != nil {
+			t.Error(err)
+		}
+		for _, file := range c.want {
+			name, value, _ := strings.Cut(file, "=")
+			if b, err := os.ReadFile(dir + "/" + name); string(b) != value || err != nil {
+				t.Errorf("%s: %q, %v", file, b, err)
+			}
+		}
 	}
 }
 

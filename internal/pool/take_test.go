@@ -3,9 +3,11 @@ package pool
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/room"
 )
 
 // Rooms that can have no limits, as where systemd would have to move this process for them, are not taken
@@ -18,6 +20,44 @@ func TestTakeWithLimits(t *testing.T) {
 		if r := p.take("a", l); r != nil || len(p.idle) != 1 {
 			t.Errorf("%+v: %v, %d idle", l, r, len(p.idle))
 		}
+	}
+}
+
+// A command with limits gets a room that can have them, though the others come first, and one without gets any.
+func TestTakeOfBothKinds(t *testing.T) {
+	p := New(room.Policy{Cwd: room.CwdNone}, Sizes{Min: 2, Max: 2}, func(err error) { t.Error(err) })
+	defer p.Close()
+	idle := func() (n int) {
+		p.mutex.Lock()
+		defer p.mutex.Unlock()
+		return len(p.idle)
+	}
+	for end := time.Now().Add(time.Minute); idle() < 2; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("no two rooms are ready")
+		}
+	}
+	limited := limits.Request{Pids: 10}
+	can, cannot := p.idle[0], p.idle[1] // which is tried first
+	if !can.group.Takes(limited) {
+		t.Log("nobody here can set limits")
+		return
+	}
+	group := cannot.group
+	cannot.group = nil
+	defer func() { cannot.group = group }() // to be removed
+	for range 2 {                           // nobody's, then the tenant's
+		if got := p.take("a", limited); got != can {
+			t.Fatalf("with limits: %p of %p and %p", got, can, cannot)
+		}
+		if got := p.take("a", limited); got != nil {
+			t.Fatal("the other one was taken for limits")
+		}
+		if got := p.take("a", limits.Request{}); got != cannot {
+			t.Fatalf("without limits: %p of %p and %p", got, can, cannot)
+		}
+		p.give(can, true)
+		p.give(cannot, true)
 	}
 }
 

@@ -26,6 +26,7 @@ type key int
 const (
 	whoKey key = iota
 	peerKey
+	connKey
 	holdingKey
 	passedKey
 )
@@ -39,8 +40,8 @@ const (
 )
 
 // Passed is for http.Server.ConnContext, of connections that only gateways can make.
-func Passed(ctx context.Context, _ net.Conn) context.Context {
-	return context.WithValue(ctx, passedKey, true)
+func Passed(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(context.WithValue(ctx, connKey, c), passedKey, true)
 }
 
 func passed(ctx context.Context) bool {

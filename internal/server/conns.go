@@ -3,12 +3,14 @@ package server
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"strconv"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -147,12 +149,61 @@ func user(c net.Conn) string {
 // uidTenant is the tenant that a user of this machine is.
 func uidTenant(uid int) string { return config.Local + strconv.Itoa(uid) }
 
-// Peer is for http.Server.ConnContext: it keeps who is at the other end of a unix socket.
+// Peer is for http.Server.ConnContext: it keeps who is at the other end of a unix socket, and the connection
+// for [WhileThere].
 func Peer(ctx context.Context, c net.Conn) context.Context {
+	under := c
+	if secure, ok := c.(*tls.Conn); ok {
+		under = secure.NetConn()
+	}
+	ctx = context.WithValue(ctx, connKey, under)
 	if c, ok := c.(*conn); ok && c.user != "" {
 		return context.WithValue(ctx, peerKey, c.user)
 	}
 	return ctx
+}
+
+// Gone reports whether the other end has closed. Of TCP that comes behind what was sent before, and is not seen
+// while that has no room here.
+func (c *conn) Gone() (gone bool) {
+	socket, ok := c.Conn.(syscall.Conn)
+	if !ok {
+		return false
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return false
+	}
+	err = raw.Control(func(fd uintptr) {
+		n, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}, 0) // the next look comes soon
+		gone = n > 0
+	})
+	return gone || err != nil
+}
+
+// WhileThere returns a context that ends with a request's client, also before all that it sends is read: until
+// then net/http does not look whether it is there.
+func WhileThere(ctx context.Context) (context.Context, context.CancelFunc) {
+	const every = time.Second
+	c, ok := ctx.Value(connKey).(interface{ Gone() bool })
+	ctx, cancel := context.WithCancel(ctx)
+	if ok {
+		go func() {
+			tick := time.NewTicker(every)
+			defer tick.Stop()
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-tick.C:
+					if c.Gone() {
+						cancel()
+					}
+				}
+			}
+		}()
+	}
+	return ctx, cancel
 }
 
 // MaxHeader is how long the head of a request may be.

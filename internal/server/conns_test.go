@@ -3,6 +3,7 @@ package server
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"io"
 	"log"
@@ -117,6 +118,61 @@ func TestConnections(t *testing.T) {
 					t.Fatal("a connection that was closed counts")
 				}
 			}
+		})
+	}
+}
+
+// A client is seen to leave also while nobody reads what it sends, and one that stays is not taken for gone.
+func TestWhileThere(t *testing.T) {
+	t.Parallel()
+	for _, network := range []string{"unix", "tcp", "tls"} {
+		t.Run(network, func(t *testing.T) {
+			t.Parallel()
+			l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+			if network != "unix" {
+				l, err = net.Listen("tcp", "127.0.0.1:0")
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan struct{})
+			web := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+				there, leave := WhileThere(r.Context())
+				defer leave()
+				select {
+				case <-there.Done():
+				case <-time.After(20 * time.Second):
+					t.Error("nobody has seen that the client has left")
+				}
+				close(ended)
+			}))
+			web.Config.ConnContext = Peer
+			web.Listener.Close()
+			web.Listener = NewConnections(4).Of(l)
+			if network == "tls" {
+				web.StartTLS()
+			} else {
+				web.Start()
+			}
+			defer web.Close()
+			c, err := net.Dial(l.Addr().Network(), l.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if network == "tls" {
+				c = tls.Client(c, &tls.Config{InsecureSkipVerify: true})
+			}
+			if _, err := io.WriteString(c, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"+strings.Repeat("x", 30_000)); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-ended:
+				t.Error("it has ended while the client is there")
+			case <-time.After(1500 * time.Millisecond):
+			}
+			c.Close()
+			<-ended
 		})
 	}
 }

@@ -358,7 +358,9 @@ func (s *Server) defineProcesses(a huma.API) {
 		if c.Input == nil {
 			return nil, usage("the process was started without keep_stdin")
 		}
-		both, cancel := s.within(ctx)
+		there, leave := WhileThere(ctx)
+		defer leave()
+		both, cancel := s.within(there)
 		defer cancel()
 		if sent, err := c.Input.Send(both, body{q.Request}); err != nil {
 			e := *api.AsError(s.callError(both, err))

@@ -51,6 +51,9 @@ func (s *Store) List() (list []Info, err error) {
 // look reports who keeps others from a volume. It has the lock for an instant, which those who want
 // it wait for.
 func (s *Store) look(name string, write bool) (pids []int, busy bool) {
+	if dir, err := s.marked(name, unix.LOCK_SH); err == nil {
+		defer dir.Close()
+	}
 	v, err := s.lock(name, write, glance)
 	if err == nil {
 		v.Close()
@@ -60,6 +63,29 @@ func (s *Store) look(name string, write bool) (pids []int, busy bool) {
 		pids = e.PIDs
 	}
 	return pids, busy
+}
+
+// marked locks the directory of a volume, which those do who have the lock itself only to look.
+func (s *Store) marked(name string, how int) (*os.File, error) {
+	fd, err := unix.Openat2(s.fd, name, beneath(unix.O_RDONLY|unix.O_DIRECTORY))
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), name)
+	if err := unix.Flock(fd, how|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// listed reports whether somebody looks at a volume, and so may have its lock for no longer than that.
+func (s *Store) listed(name string) bool {
+	dir, err := s.marked(name, unix.LOCK_EX)
+	if err == nil {
+		dir.Close()
+	}
+	return err == unix.EWOULDBLOCK
 }
 
 // Names lists all volumes, and locks none.

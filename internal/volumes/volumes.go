@@ -132,10 +132,11 @@ func CheckName(name string) error {
 	return nil
 }
 
-// How long a lock is waited for: longer than a [Store.List] has it, on a busy machine as well; and
-// by that for another one.
+// How long a lock is waited for: longer than a [Store.List] has it, but not long, as one in use is refused;
+// longer where one looks that gets little of the processor; and by a List for another one.
 const (
 	patience = 200 * time.Millisecond
+	longer   = 2 * time.Second
 	glance   = 2 * time.Millisecond
 )
 
@@ -163,7 +164,11 @@ func (s *Store) lock(name string, write bool, patience time.Duration) (*Volume, 
 			return nil, err
 		}
 		file := os.NewFile(uintptr(fd), name)
-		if err := flock(fd, how, patience); err != nil {
+		err = flock(fd, how, patience)
+		if err == unix.EWOULDBLOCK && patience > glance && s.listed(name) {
+			err = flock(fd, how, longer)
+		}
+		if err != nil {
 			if err == unix.EWOULDBLOCK {
 				err = &BusyError{Name: name, PIDs: holders(fd)}
 			}

@@ -159,6 +159,58 @@ func TestListed(t *testing.T) {
 	}
 }
 
+// One that lists volumes and gets hardly any of the processor is waited for, while one in use is refused soon.
+func TestListedSlowly(t *testing.T) {
+	s := open(t)
+	for _, looks := range []bool{true, false} {
+		held, err := s.Use("v", true, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all sync.WaitGroup
+		if looks {
+			dir, err := s.marked("v", unix.LOCK_SH) // as [Store.look] has both
+			if err != nil {
+				t.Fatal(err)
+			}
+			all.Go(func() {
+				time.Sleep(3 * patience)
+				held.Close()
+				dir.Close()
+			})
+		}
+		v, err := s.Use("v", true, nil)
+		all.Wait()
+		switch {
+		case err == nil:
+			v.Close()
+			if !looks {
+				t.Error("two write")
+			}
+		case looks || !busy(err):
+			t.Error(err)
+		}
+		if !looks {
+			held.Close()
+		}
+	}
+	held, err := s.lock("v", true, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	// Who looks does not wait for another one that does.
+	dir, err := s.marked("v", unix.LOCK_SH)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	begin := time.Now()
+	if _, busy := s.look("v", true); !busy || time.Since(begin) >= longer {
+		t.Errorf("%v after %v", busy, time.Since(begin))
+	}
+}
+
 func TestLeftovers(t *testing.T) {
 	s := open(t)
 	for _, name := range []string{".rm-1/d/e", ".new-1", "v/data"} {

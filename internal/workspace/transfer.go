@@ -35,14 +35,22 @@ type Transfer struct {
 
 // LeftOut is what was not copied, although it is there.
 type LeftOut struct {
-	Special int // devices, FIFOs and sockets, and what is below /proc
-	Denied  int // what the sandbox's user may not read, and directories too deep
-	First   error
+	Special Left // devices, FIFOs and sockets, and what is below /proc
+	Denied  Left // what the sandbox's user may not read, and directories too deep
 }
 
-// Add counts something that was left out, and keeps the first reason.
-func (l *LeftOut) Add(count *int, err error) {
-	*count++
+// Count is how many were left out.
+func (l *LeftOut) Count() int { return l.Special.Count + l.Denied.Count }
+
+// Left is what was left out for one kind of reason.
+type Left struct {
+	Count int
+	First error // why the first one was
+}
+
+// Add counts one more, and keeps the first reason.
+func (l *Left) Add(err error) {
+	l.Count++
 	if l.First == nil {
 		l.First = err
 	}
@@ -129,10 +137,10 @@ func (t *Transfer) entry(ctx context.Context, e *tree.Entry, to sink) (below sin
 	}
 	switch {
 	case e.Err == tree.ErrDeep:
-		t.LeftOut.Add(&t.LeftOut.Denied, usage("%.60q… is more than %d levels deep", e.Path, maxTree))
+		t.LeftOut.Denied.Add(usage("%.60q… is more than %d levels deep", e.Path, maxTree))
 		return nil, nil
 	case e.Err == unix.EACCES || e.Err == unix.EPERM || e.Err == unix.EAGAIN:
-		t.LeftOut.Add(&t.LeftOut.Denied, explain(e.Path, e.Err))
+		t.LeftOut.Denied.Add(explain(e.Path, e.Err))
 		return nil, nil
 	case e.Err != nil:
 		return nil, explain(e.Path, e.Err)
@@ -156,7 +164,7 @@ func (t *Transfer) entry(ctx context.Context, e *tree.Entry, to sink) (below sin
 		}
 		e.Skip = true
 	}
-	t.LeftOut.Add(&t.LeftOut.Special, usage("%q is neither a file nor a directory to copy", e.Path))
+	t.LeftOut.Special.Add(usage("%q is neither a file nor a directory to copy", e.Path))
 	return nil, nil
 }
 

@@ -210,8 +210,27 @@ func TestTransferDeep(t *testing.T) {
 	defer to.Close()
 	must(t, in.Unpack(&stream, to))
 	b, err := os.ReadFile(strings.Replace(deepest, "/box/", "/host/", 1) + "/file")
-	if string(b) != "deep" || err != nil || out.LeftOut.Denied != 1 {
+	if string(b) != "deep" || err != nil || out.LeftOut.Denied.Count != 1 {
 		t.Errorf("%q %v %+v", b, err, out.LeftOut)
+	}
+}
+
+// What is left out for its kind, and what cannot be read, have a first one each, whichever comes first.
+func TestTransferLeftOut(t *testing.T) {
+	inside, dir := places(t)
+	write(t, dir+"/box/d/leased", "")
+	f, err := os.OpenFile(dir+"/box/d/leased", os.O_RDWR, 0)
+	must(t, err)
+	defer f.Close()
+	_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
+	must(t, err)
+	must(t, unix.Mkfifo(dir+"/box/d/fifo", 0o600))
+	var one Transfer
+	must(t, carry(&one, inside, "/d", outside(), dir+"/host"))
+	for name, left := range map[string]Left{"fifo": one.LeftOut.Special, "leased": one.LeftOut.Denied} {
+		if left.Count != 1 || left.First == nil || !strings.Contains(left.First.Error(), name) {
+			t.Errorf("%s: %+v", name, left)
+		}
 	}
 }
 
@@ -229,7 +248,7 @@ func TestTransferLease(t *testing.T) {
 	must(t, unix.UtimesNanoAt(unix.AT_FDCWD, dir+"/box/d/b", []unix.Timespec{{Sec: 1 << 62}, {Sec: 1 << 62}}, 0))
 	var one Transfer
 	must(t, carry(&one, inside, "/d", outside(), dir+"/host"))
-	if b, err := os.ReadFile(dir + "/host/d/b"); string(b) != "b" || err != nil || one.LeftOut.Denied != 1 {
+	if b, err := os.ReadFile(dir + "/host/d/b"); string(b) != "b" || err != nil || one.LeftOut.Denied.Count != 1 {
 		t.Errorf("%q, %v, %+v", b, err, one.LeftOut)
 	}
 	root, err := unix.Open(dir+"/box", unix.O_PATH|unix.O_CLOEXEC, 0)

@@ -18,7 +18,7 @@ func TestInterface(t *testing.T) {
 	defer s.Shutdown()
 	run := os.Getenv("SBXRUN_TESTS_RUN")
 	if run == "" {
-		run = "Client|MCPTools|MCPSession|MCPLeaves|SessionFiles|Streams|SlowReader"
+		run = "Client|MCPTools|MCPSession|MCPLeaves|ProcessStdin|SessionFiles|Streams|SlowReader"
 	}
 	c := exec.Command("go", "test", "-v", "-count=1", "-run", run, "./tests/serve")
 	c.Dir = "../.."

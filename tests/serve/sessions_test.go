@@ -3,6 +3,7 @@ package serve
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -173,6 +175,27 @@ func TestProcessStdin(t *testing.T) {
 		t.Errorf("%d %+v", status, e)
 	}
 
+	// A client that leaves while the process does not read gives its turn to the next one.
+	at = begin(sh("echo up; sleep 1000"))
+	wrote("up\n")
+	sends, leave := context.WithCancel(t.Context())
+	sent := &counted{Reader: bytes.NewReader(big)}
+	left := make(chan struct{})
+	go func() {
+		defer close(left)
+		if _, _, _, err := s.try(sends, http.MethodPost, at+"/stdin", io.Reader(sent), octet...); err == nil {
+			t.Error("it was answered")
+		}
+	}()
+	harness.Until(t, harness.Bound, "more than fits into a pipe", func() bool { return sent.n.Load() > 150<<10 })
+	leave()
+	<-left
+	soon, cancel := context.WithTimeout(t.Context(), harness.Scaled(20*time.Second))
+	defer cancel()
+	if status, b, _, err := s.try(soon, http.MethodPost, at+"/stdin?end=1", nil, octet...); status != http.StatusNoContent {
+		t.Errorf("after a client that has left: %d %s %v", status, b, err)
+	}
+
 	// Who sends to a process that does not read is released by its end, and is told that a part
 	// may have been read.
 	at = begin(sh("head -c 10; sleep 1000"))
@@ -196,6 +219,18 @@ func TestProcessStdin(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	s.idle()
+}
+
+// counted counts what is read.
+type counted struct {
+	io.Reader
+	n atomic.Int64
+}
+
+func (c *counted) Read(b []byte) (int, error) {
+	n, err := c.Reader.Read(b)
+	c.n.Add(int64(n))
+	return n, err
 }
 
 func TestSessionFiles(t *testing.T) {

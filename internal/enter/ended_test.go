@@ -1,0 +1,60 @@
+package enter
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+// A room that is about to end is waited for, but not for an error that says nothing of it.
+func TestEnded(t *testing.T) {
+	other := errors.New("something else")
+	for _, c := range []struct {
+		err    error
+		inside bool
+		waits  bool
+	}{
+		{unix.EAGAIN, true, false},
+		{fmt.Errorf("fork: %w", unix.EAGAIN), true, false},
+		{os.NewSyscallError("pipe2", unix.EMFILE), true, false},
+		{os.ErrDeadlineExceeded, true, false},
+		{unix.EAGAIN, false, false},
+		{other, false, false},
+		{other, true, true},
+		{unix.ESRCH, true, true},
+	} {
+		t.Run(fmt.Sprintf("%v, %v", c.err, c.inside), func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.Command("sleep", "1000")
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			room, err := proc.Open(cmd.Process.Pid)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer room.Close()
+			end := func() { _ = cmd.Process.Kill() } // it is there until Wait
+			if c.waits {
+				time.AfterFunc(Dying/10, end)
+			}
+			if got := ended(room, c.err, c.inside); got != c.waits {
+				t.Errorf("before its end: %v", got)
+			}
+			end()
+			if err := cmd.Wait(); err == nil {
+				t.Error("it was not killed")
+			}
+			if !ended(room, c.err, c.inside) {
+				t.Error("its end was not seen")
+			}
+		})
+	}
+}

@@ -1,0 +1,49 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/sandbox"
+)
+
+// Sessions of a tenant that are made at once have no more volumes together than the tenant may, and those of
+// another are not counted.
+func TestVolumesAtOnce(t *testing.T) {
+	const most = 3
+	s := &Server{}
+	var all sync.WaitGroup
+	begin := make(chan struct{})
+	var made [2]atomic.Int32
+	for tenant := range made {
+		data := t.TempDir()
+		for i := range 100 {
+			all.Go(func() {
+				<-begin
+				out := &place.Policy{Parts: &sandbox.Parts{}}
+				defer out.Parts.End()
+				err := s.use(config.Tenant{Volumes: most}, &parts{data: data, volumes: []sandbox.Volume{{Name: fmt.Sprint("v", i), Dest: "/v"}}}, out)
+				var e *api.Error
+				switch {
+				case err == nil:
+					made[tenant].Add(1)
+				case !errors.As(err, &e) || e.Failure.Code != api.Quota:
+					t.Error(err)
+				}
+			})
+		}
+	}
+	close(begin)
+	all.Wait()
+	for i := range made {
+		if n := made[i].Load(); n != most {
+			t.Errorf("%d volumes of tenant %d", n, i)
+		}
+	}
+}
