@@ -77,6 +77,7 @@ type Members struct {
 	all   map[string]*member
 	gone  map[string]api.Node // nodes, by name
 	since time.Time           // when this side was connected, without a break; zero if it is not
+	made  uint64              // the bus's count of connections, then
 }
 
 type member struct {
@@ -190,14 +191,16 @@ func (m *Members) look(now time.Time) {
 		m.since = time.Time{}
 		return
 	}
-	if m.since.IsZero() {
-		m.since = now
+	// A break may be too short to be seen, and yet come after a long silence.
+	if made := m.bus.Reconnects(); m.since.IsZero() || made != m.made {
+		m.since, m.made = now, made
 		for _, x := range m.all { // that could not be heard
 			x.heard = now
 		}
 		for _, k := range m.kinds {
 			_ = m.bus.Publish(askBeats+k, "", nil) // they come by themselves, later
 		}
+		m.Tell() // nor was this side heard
 	}
 	for id, x := range m.all {
 		if now.Sub(x.heard) > lostAfter {

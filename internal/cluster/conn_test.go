@@ -20,6 +20,7 @@ type fakeBus struct {
 	subs []*fakeSub
 	lose func(data []byte) bool
 	away bool
+	made uint64
 }
 
 type fakeSub struct {
@@ -35,6 +36,12 @@ func (b *fakeBus) Connected() bool {
 }
 
 func (*fakeBus) Close() {}
+
+func (b *fakeBus) Reconnects() uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.made
+}
 
 func (b *fakeBus) Subscribe(subject string, each func(subject, reply string, data []byte, nobody bool)) error {
 	b.mu.Lock()

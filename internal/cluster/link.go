@@ -18,6 +18,8 @@ type Bus interface {
 	// if this tells that nobody received what was sent with this subject as the reply.
 	Subscribe(subject string, each func(subject, reply string, data []byte, nobody bool)) error
 	Connected() bool
+	// Reconnects is how often the connection was made anew.
+	Reconnects() uint64
 	// Close delivers what has come and sends what was published, and ends the connection.
 	Close()
 }
