@@ -78,6 +78,7 @@ type Members struct {
 	gone  map[string]api.Node // nodes, by name
 	since time.Time           // when this side was connected, without a break; zero if it is not
 	made  uint64              // the bus's count of connections, then
+	last  time.Time           // the last look
 }
 
 type member struct {
@@ -187,12 +188,14 @@ func (m *Members) hear(subject, _ string, data []byte, _ bool) {
 func (m *Members) look(now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	late := now.Sub(m.last) > beatEvery // this process was stopped, or its machine
+	m.last = now
 	if !m.bus.Connected() {
 		m.since = time.Time{}
 		return
 	}
 	// A break may be too short to be seen, and yet come after a long silence.
-	if made := m.bus.Reconnects(); m.since.IsZero() || made != m.made {
+	if made := m.bus.Reconnects(); m.since.IsZero() || late || made != m.made {
 		m.since, m.made = now, made
 		for _, x := range m.all { // that could not be heard
 			x.heard = now

@@ -56,3 +56,19 @@ func TestReconnected(t *testing.T) {
 		t.Error("a node that stays silent is not lost")
 	}
 }
+
+// Who was stopped has heard nobody, and judges by the time after that.
+func TestStopped(t *testing.T) {
+	t.Parallel()
+	m, at := watched(t, &fakeBus{})
+	m.looks(at, tick, time.Second)
+	if !m.looks(at, 5*lostAfter, 6*lostAfter-tick) {
+		t.Error("a node is lost whose beats had no time to come")
+	}
+	if len(m.kick) == 0 {
+		t.Error("nothing is told")
+	}
+	if m.looks(at, 6*lostAfter-tick, 6*lostAfter+time.Second) {
+		t.Error("a node that stays silent is not lost")
+	}
+}
