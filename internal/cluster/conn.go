@@ -203,7 +203,9 @@ func (c *Conn) settled() bool { return c.closed && (c.err != nil || len(c.out) =
 // missing; and if NATS is away, [Conn.tick] sends it again.
 func (c *Conn) send(f frame) {
 	if c.dialed && !c.heard {
-		f.bits |= opens
+		if time.Since(c.lastIn) < opensFor { // since it was dialed; later it asks for what the other side may have
+			f.bits |= opens
+		}
 		if f.at == 0 && len(f.data) > 0 {
 			c.times++
 		}
@@ -297,6 +299,10 @@ func (c *Conn) takeData(f *frame) {
 const (
 	tick  = 250 * time.Millisecond
 	again = time.Second
+	// A connection may be opened for so long. The other side remembers one that is over for longer, so that
+	// none is begun twice.
+	opensFor = time.Minute
+	overFor  = 2 * opensFor
 )
 
 // tick acknowledges what has come, and sends again what seems to be lost.

@@ -218,11 +218,10 @@ func (l *Link) ticks() {
 }
 
 func (l *Link) expire(now time.Time) {
-	const keep = 2 * time.Minute // longer than anything is sent again
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for id, at := range l.over {
-		if now.Sub(at) > keep {
+		if now.Sub(at) > overFor {
 			delete(l.over, id)
 		}
 	}
