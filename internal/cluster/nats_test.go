@@ -100,3 +100,34 @@ func TestSilent(t *testing.T) {
 		}
 	}
 }
+
+// TestUnread: a server that reads nothing any more is left, although whoever writes to it holds the connection.
+func TestUnread(t *testing.T) {
+	t.Parallel()
+	came := make(chan time.Time, 100)
+	c := config.Default()
+	c.NATS.URL = hung(t, func(net.Conn) { came <- time.Now() })
+	bus, err := Connect(&c, GatewayKind, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer bus.Conn.Close()
+	<-came
+	done := make(chan struct{})
+	defer close(done)
+	go func() {
+		for data := make([]byte, piece); ; {
+			select {
+			case <-done:
+				return
+			default:
+				_ = bus.Publish("x", "", data)
+			}
+		}
+	}()
+	select {
+	case <-came:
+	case <-time.After(2 * lostAfter):
+		t.Error("nobody leaves it")
+	}
+}
