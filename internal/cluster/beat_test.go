@@ -4,14 +4,12 @@ import (
 	"encoding/json"
 	"testing"
 	"time"
-
-	"github.com/sbxrun/sbxrun/internal/api"
 )
 
 // watched are members of which one, a node, was heard at a time.
 func watched(t *testing.T, bus *fakeBus) (m *Members, at time.Time) {
 	t.Helper()
-	m = &Members{bus: bus, kick: make(chan struct{}, 1), all: map[string]*member{}, gone: map[string]api.Node{}}
+	m = newMembers(bus)
 	at = time.Now()
 	m.look(at)
 	<-m.kick
