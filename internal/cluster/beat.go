@@ -77,6 +77,8 @@ type Members struct {
 	all   map[string]*member
 	gone  map[string]api.Node // nodes, by name
 	since time.Time           // when this side was connected, without a break; zero if it is not
+	made  uint64              // the bus's count of connections, then
+	last  time.Time           // the last look
 }
 
 type member struct {
@@ -85,11 +87,16 @@ type member struct {
 	count uint64 // of beats
 }
 
+func newMembers(bus Bus) *Members {
+	return &Members{bus: bus, kick: make(chan struct{}, 1), all: map[string]*member{}, gone: map[string]api.Node{}}
+}
+
 // Join takes part until ctx is done, as one of a kind, and tells what self returns. It hears those of
 // some kinds: what nodes tell reaches gateways alone, or with their number the messages would grow as
 // its square.
 func Join(ctx context.Context, bus Bus, kind string, self func() Beat, kinds ...string) (*Members, error) {
-	m := &Members{bus: bus, self: self, kinds: kinds, kick: make(chan struct{}, 1), all: map[string]*member{}, gone: map[string]api.Node{}}
+	m := newMembers(bus)
+	m.self, m.kinds = self, kinds
 	for _, k := range kinds {
 		if err := bus.Subscribe(beats+k+".*", m.hear); err != nil {
 			return nil, err
@@ -186,18 +193,22 @@ func (m *Members) hear(subject, _ string, data []byte, _ bool) {
 func (m *Members) look(now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	late := now.Sub(m.last) > beatEvery // this process was stopped, or its machine
+	m.last = now
 	if !m.bus.Connected() {
 		m.since = time.Time{}
 		return
 	}
-	if m.since.IsZero() {
-		m.since = now
+	// A break may be too short to be seen, and yet come after a long silence.
+	if made := m.bus.Reconnects(); m.since.IsZero() || late || made != m.made {
+		m.since, m.made = now, made
 		for _, x := range m.all { // that could not be heard
 			x.heard = now
 		}
 		for _, k := range m.kinds {
 			_ = m.bus.Publish(askBeats+k, "", nil) // they come by themselves, later
 		}
+		m.Tell() // nor was this side heard
 	}
 	for id, x := range m.all {
 		if now.Sub(x.heard) > lostAfter {
@@ -215,7 +226,7 @@ func (m *Members) drop(id string, how api.NodeState) {
 	}
 	delete(m.all, id)
 	if x.Kind == NodeKind && m.instances(x.Kind, x.Name) == 0 {
-		n := x.node(x.heard)
+		n := x.node()
 		n.State, n.Load = how, api.Load{}
 		m.gone[x.Name] = n
 		m.Tell() // those who ask a gateway hear of it
@@ -241,9 +252,9 @@ func (m *Members) missing() []api.Node {
 }
 
 // node describes who has sent a beat.
-func (b *Beat) node(heard time.Time) api.Node {
-	n := api.Node{Name: b.Name, Instance: b.Instance, Version: b.Version, State: api.StateReady, Heard: heard.UTC().Round(time.Millisecond), Load: b.Load}
-	if b.Draining {
+func (x *member) node() api.Node {
+	n := api.Node{Name: x.Name, Instance: x.Instance, Version: x.Version, State: api.StateReady, Heard: x.heard.UTC().Round(time.Millisecond), Load: x.Load}
+	if x.Draining {
 		n.State = api.StateDraining
 	}
 	return n
@@ -261,12 +272,7 @@ func (m *Members) Settled() bool {
 
 // Alive reports whether an instance is there, as far as is known: who has just been connected itself
 // knows of none that is gone.
-func (m *Members) Alive(at string) bool {
-	settled := m.Settled()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.all[at] != nil || !settled
-}
+func (m *Members) Alive(at string) bool { return !m.Settled() || m.Has(at) }
 
 // Has reports whether an instance is there.
 func (m *Members) Has(at string) bool {
@@ -275,32 +281,25 @@ func (m *Members) Has(at string) bool {
 	return m.all[at] != nil
 }
 
-// nodes returns the nodes, in no order.
-func (m *Members) nodes() []member {
+// of returns who is there, of some kinds, in no order.
+func (m *Members) of(kinds ...string) []member {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	all := make([]member, 0, len(m.all))
+	found := make([]member, 0, len(m.all))
 	for _, x := range m.all {
-		if x.Kind == NodeKind {
-			all = append(all, *x)
+		if slices.Contains(kinds, x.Kind) {
+			found = append(found, *x)
 		}
 	}
-	return all
+	return found
 }
 
 // Of returns who is there, of one kind, by name.
-func (m *Members) Of(kind string) []Beat {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	var found []Beat
-	for _, x := range m.all {
-		if x.Kind == kind {
-			found = append(found, x.Beat)
-		}
+func (m *Members) Of(kind string) (found []Beat) {
+	for _, x := range m.of(kind) {
+		found = append(found, x.Beat)
 	}
-	slices.SortFunc(found, func(a, b Beat) int {
-		return strings.Compare(a.Name+"."+a.Instance, b.Name+"."+b.Instance)
-	})
+	slices.SortFunc(found, func(a, b Beat) int { return strings.Compare(a.subject(), b.subject()) })
 	return found
 }
 

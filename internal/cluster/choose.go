@@ -17,7 +17,7 @@ type use struct {
 // What this gateway has sent since the node was last heard is counted in. leave is called when the
 // request is over.
 func (g *Gateway) choose(name string, tried map[string]bool) (at string, leave func(), ok bool) {
-	nodes := g.members.nodes()
+	nodes := g.members.of(NodeKind)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.forget(nodes)

@@ -101,6 +101,9 @@ func (c *Conn) Read(b []byte) (int, error) {
 // mayArrive is how far the other side may send.
 func (c *Conn) mayArrive() uint64 { return c.got - uint64(len(c.in)) + window }
 
+// end is the stream's place behind all that was sent.
+func (c *Conn) end() uint64 { return c.acked + uint64(len(c.out)) }
+
 func late(by time.Time) bool { return !by.IsZero() && !time.Now().Before(by) }
 
 // Write is [net.Conn]'s. It waits while the other side's reader is slow.
@@ -108,7 +111,7 @@ func (c *Conn) Write(b []byte) (n int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for n < len(b) {
-		next := c.acked + uint64(len(c.out))
+		next := c.end()
 		switch {
 		case c.closed, c.outEnded:
 			return n, net.ErrClosed
@@ -147,7 +150,7 @@ func (c *Conn) endOut() {
 	if !c.outEnded && c.err == nil {
 		c.outEnded = true
 		c.lastOut = time.Now()
-		c.send(frame{at: c.acked + uint64(len(c.out))})
+		c.send(frame{at: c.end()})
 	}
 }
 
@@ -163,8 +166,7 @@ func (c *Conn) Close() error {
 	case c.err != nil:
 	case c.dialed || len(c.in) > 0 && !c.inEnded:
 		// Whoever asked has the answer, or does not want it any more.
-		c.err = net.ErrClosed
-		c.send(frame{bits: resets})
+		c.fail(net.ErrClosed, true)
 	case !c.outEnded:
 		// Told by the next tick: an answer says itself where it ends, and whoever has it closes the connection.
 		c.outEnded, c.owed, c.lastOut = true, true, time.Now()
@@ -206,12 +208,14 @@ func (c *Conn) settled() bool { return c.closed && (c.err != nil || len(c.out) =
 // missing; and if NATS is away, [Conn.tick] sends it again.
 func (c *Conn) send(f frame) {
 	if c.dialed && !c.heard {
-		f.bits |= opens
+		if time.Since(c.lastIn) < opensFor { // since it was dialed; later it asks for what the other side may have
+			f.bits |= opens
+		}
 		if f.at == 0 && len(f.data) > 0 {
 			c.times++
 		}
 	}
-	if c.outEnded && f.at+uint64(len(f.data)) == c.acked+uint64(len(c.out)) {
+	if c.outEnded && f.at+uint64(len(f.data)) == c.end() {
 		f.bits |= ends
 	}
 	f.ack, f.limit = c.got, c.mayArrive()
@@ -234,20 +238,19 @@ func (c *Conn) receive(f *frame) {
 	c.heard, c.lastIn = true, time.Now()
 	c.takeAck(f)
 	if f.bits&resets != 0 {
-		c.err = ErrLost
+		err := ErrLost
 		if c.inEnded || c.closed || !c.dialed {
-			c.err = io.ErrUnexpectedEOF // whoever asked has left
+			err = io.ErrUnexpectedEOF // whoever asked has left
 		}
 		if f.bits&refuses != 0 && c.dialed {
-			c.err = ErrUnreachable
+			err = ErrUnreachable
 		}
-		c.changed.Broadcast()
-		c.link.forget(c)
+		c.fail(err, false)
 		return
 	}
 	c.takeData(f)
 	if f.bits&asks != 0 {
-		c.send(frame{at: c.acked + uint64(len(c.out))})
+		c.send(frame{at: c.end()})
 	}
 	c.changed.Broadcast()
 	if c.settled() {
@@ -256,7 +259,7 @@ func (c *Conn) receive(f *frame) {
 }
 
 func (c *Conn) takeAck(f *frame) {
-	end := c.acked + uint64(len(c.out))
+	end := c.end()
 	if f.ack > c.acked && f.ack <= end+1 {
 		n := min(f.ack, end) - c.acked
 		c.out = c.out[n:]
@@ -300,6 +303,10 @@ func (c *Conn) takeData(f *frame) {
 const (
 	tick  = 250 * time.Millisecond
 	again = time.Second
+	// A connection may be opened for so long. The other side remembers one that is over for longer, so that
+	// none is begun twice.
+	opensFor = time.Minute
+	overFor  = 2 * opensFor
 )
 
 // tick acknowledges what has come, and sends again what seems to be lost.
@@ -319,11 +326,11 @@ func (c *Conn) tick(now time.Time, alive bool) {
 		c.lastOut = now
 		c.resend()
 	case c.owed:
-		c.send(frame{at: c.acked + uint64(len(c.out))})
+		c.send(frame{at: c.end()})
 	case now.Sub(c.lastIn) > lostAfter && now.Sub(c.lastOut) >= again:
 		// The other side may have ended the connection, and NATS have lost that.
 		c.lastOut = now
-		c.send(frame{bits: asks, at: c.acked + uint64(len(c.out))})
+		c.send(frame{bits: asks, at: c.end()})
 	}
 }
 

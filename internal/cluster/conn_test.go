@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
+	"net"
 	"os"
 	"strings"
 	"sync"
@@ -20,6 +21,7 @@ type fakeBus struct {
 	subs []*fakeSub
 	lose func(data []byte) bool
 	away bool
+	made uint64
 }
 
 type fakeSub struct {
@@ -35,6 +37,12 @@ func (b *fakeBus) Connected() bool {
 }
 
 func (*fakeBus) Close() {}
+
+func (b *fakeBus) Reconnects() uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.made
+}
 
 func (b *fakeBus) Subscribe(subject string, each func(subject, reply string, data []byte, nobody bool)) error {
 	b.mu.Lock()
@@ -358,6 +366,57 @@ func TestLeavingUnheard(t *testing.T) {
 			t.Errorf("%q", text)
 		}
 	})
+}
+
+// Who was cut off for longer than the other side remembers what is over begins nothing a second time. What
+// is not over goes on.
+func TestCutOff(t *testing.T) {
+	t.Parallel()
+	var cut atomic.Bool
+	bus := &fakeBus{lose: func(data []byte) bool { return cut.Load() && data[0]&opens == 0 }}
+	dials, accepts, _ := pair(t, bus)
+	dial := func() (c *Conn, other net.Conn) {
+		cut.Store(true) // the beginning arrives, and no answer
+		c = dials.Dial("node.n.1")
+		_, err := c.Write([]byte("x"))
+		if err == nil {
+			other, err = accepts.Accept()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.lastIn = c.lastIn.Add(-3 * time.Minute)
+		return c, other
+	}
+	c, other := dial()
+	cut.Store(false)
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		c.mu.Lock()
+		heard, err := c.heard, c.err
+		c.mu.Unlock()
+		if err != nil || time.Now().After(end) {
+			t.Fatal("a connection that is there does not go on: ", err)
+		}
+		if heard {
+			break
+		}
+	}
+	other.Close()
+
+	c, other = dial()
+	other.(*Conn).Abort(ErrLost)
+	accepts.expire(time.Now().Add(3 * time.Minute))
+	cut.Store(false)
+	bounded(t, func() {
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, ErrLost) {
+			t.Error(err)
+		}
+	})
+	if n := len(accepts.accepted); n != 0 {
+		t.Errorf("%d are begun again", n)
+	}
 }
 
 func FuzzParse(f *testing.F) {

@@ -46,13 +46,15 @@ func (g *Gateway) makeFiles(ctx context.Context, tenant string) (jetstream.Objec
 	return g.queue.js.ObjectStore(ctx, name)
 }
 
-// whole reads until what it is given is full: each read becomes a message.
+// whole reads until what it is given is full: each read becomes a message. Only [io.EOF] is an end: a body that is
+// broken off says [io.ErrUnexpectedEOF], as [io.ReadFull] does at the end.
 type whole struct{ io.Reader }
 
-func (w whole) Read(b []byte) (int, error) {
-	n, err := io.ReadFull(w.Reader, b)
-	if errors.Is(err, io.ErrUnexpectedEOF) {
-		err = io.EOF
+func (w whole) Read(b []byte) (n int, err error) {
+	for n < len(b) && err == nil {
+		var more int
+		more, err = w.Reader.Read(b[n:])
+		n += more
 	}
 	return n, err
 }
@@ -83,14 +85,16 @@ func (g *Gateway) put(r *http.Request) (*api.Stored, error) {
 		}
 		return noJetStream("the file cannot be stored", err)
 	}
-	asking, cancel := context.WithTimeout(r.Context(), askWithin)
+	// A client that leaves ends the body. If that ended the context, too, what has come could not be removed.
+	ctx := context.WithoutCancel(r.Context())
+	asking, cancel := context.WithTimeout(ctx, askWithin)
 	defer cancel()
 	store, err := g.makeFiles(asking, tenant)
 	if err != nil {
 		return nil, failed(err)
 	}
 	// What it is called is only known when all of it was read.
-	info, err := store.Put(r.Context(), jetstream.ObjectMeta{Name: "part-" + id}, whole{r.Body})
+	info, err := store.Put(ctx, jetstream.ObjectMeta{Name: "part-" + id}, whole{r.Body})
 	if err != nil {
 		return nil, failed(err)
 	}
@@ -100,15 +104,15 @@ func (g *Gateway) put(r *http.Request) (*api.Stored, error) {
 	}
 	name := filePrefix + hex.EncodeToString(sum)
 	// The name is a link: one that is put once more lives anew, and is never away.
-	old, err := store.GetInfo(r.Context(), name)
+	old, err := store.GetInfo(ctx, name)
 	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
 		return nil, failed(err)
 	}
-	if _, err := store.AddLink(r.Context(), name, info); err != nil {
+	if _, err := store.AddLink(ctx, name, info); err != nil {
 		return nil, failed(err)
 	}
 	if old != nil && old.Opts != nil && old.Opts.Link != nil {
-		_ = store.Delete(r.Context(), old.Opts.Link.Name) // else it goes when its time is over
+		_ = store.Delete(ctx, old.Opts.Link.Name) // else it goes when its time is over
 	}
 	return &api.Stored{ID: name, Size: int64(info.Size)}, nil
 }

@@ -7,7 +7,7 @@ import (
 
 // Bits of a frame.
 const (
-	opens   = 1 << iota // the first frame of a connection, until the other side was heard
+	opens   = 1 << iota // the first frame of a connection, until the other side was heard, or for [opensFor]
 	ends                // there is nothing after the data of this frame
 	resets              // the connection is over on the other side
 	asks                // for a frame in return

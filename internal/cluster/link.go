@@ -18,6 +18,8 @@ type Bus interface {
 	// if this tells that nobody received what was sent with this subject as the reply.
 	Subscribe(subject string, each func(subject, reply string, data []byte, nobody bool)) error
 	Connected() bool
+	// Reconnects is how often the connection was made anew.
+	Reconnects() uint64
 	// Close delivers what has come and sends what was published, and ends the connection.
 	Close()
 }
@@ -216,11 +218,10 @@ func (l *Link) ticks() {
 }
 
 func (l *Link) expire(now time.Time) {
-	const keep = 2 * time.Minute // longer than anything is sent again
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for id, at := range l.over {
-		if now.Sub(at) > keep {
+		if now.Sub(at) > overFor {
 			delete(l.over, id)
 		}
 	}

@@ -2,11 +2,8 @@ package cluster
 
 import (
 	"context"
-	"encoding/json"
-	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/api"
@@ -25,10 +22,10 @@ func found(all []member) *Found {
 	for _, x := range all {
 		if x.Kind == NodeKind {
 			there[x.Name] = true
-			out.Nodes = append(out.Nodes, x.node(x.heard))
+			out.Nodes = append(out.Nodes, x.node())
 			continue
 		}
-		out.Gateways = append(out.Gateways, x.node(x.heard))
+		out.Gateways = append(out.Gateways, x.node())
 		for _, n := range x.Missing {
 			if old, ok := gone[n.Name]; !ok || old.Heard.Before(n.Heard) {
 				gone[n.Name] = n
@@ -47,15 +44,7 @@ func found(all []member) *Found {
 }
 
 // Found is who takes part, as far as was heard.
-func (m *Members) Found() *Found {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	all := make([]member, 0, len(m.all))
-	for _, x := range m.all {
-		all = append(all, *x)
-	}
-	return found(all)
-}
+func (m *Members) Found() *Found { return found(m.of(NodeKind, GatewayKind)) }
 
 // LookFor is how long [Look] takes at most.
 const LookFor = 5 * time.Second
@@ -63,17 +52,10 @@ const LookFor = 5 * time.Second
 // Look asks who takes part, and returns those that have answered when for a moment nobody else did.
 func Look(ctx context.Context, bus *NATS) (*Found, error) {
 	const moment = 500 * time.Millisecond
-	var mu sync.Mutex
-	all := map[string]member{}
+	m := newMembers(bus)
 	heard := make(chan struct{}, 1)
-	err := bus.Subscribe(beats+"*.*", func(subject, _ string, data []byte, _ bool) {
-		var b Beat
-		if json.Unmarshal(data, &b) != nil || subject != beats+b.Kind+"."+b.Name || b.Gone {
-			return
-		}
-		mu.Lock()
-		all[b.subject()] = member{Beat: b, heard: time.Now()}
-		mu.Unlock()
+	err := bus.Subscribe(beats+"*.*", func(subject, reply string, data []byte, nobody bool) {
+		m.hear(subject, reply, data, nobody)
 		select {
 		case heard <- struct{}{}:
 		default:
@@ -98,7 +80,5 @@ func Look(ctx context.Context, bus *NATS) (*Found, error) {
 			quiet = true
 		}
 	}
-	mu.Lock()
-	defer mu.Unlock()
-	return found(slices.Collect(maps.Values(all))), nil
+	return m.Found(), nil
 }

@@ -47,6 +47,17 @@ var (
 // Describe sends nothing: what there is depends on the nodes.
 func (present) Describe(chan<- *prometheus.Desc) {}
 
+// newest are nodes by name: after a start there may be two of a name for a moment.
+func newest(all []api.Node) map[string]api.Node {
+	found := map[string]api.Node{}
+	for _, n := range all {
+		if old, is := found[n.Name]; !is || old.Heard.Before(n.Heard) {
+			found[n.Name] = n
+		}
+	}
+	return found
+}
+
 // Collect looks.
 func (g present) Collect(out chan<- prometheus.Metric) {
 	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
@@ -57,15 +68,11 @@ func (g present) Collect(out chan<- prometheus.Metric) {
 	var all api.Load
 	nodes, oldest := 0, 0.0
 	const perSecond = 1000
-	newest := map[string]api.Node{} // after a start there may be two of a name for a moment
-	for _, n := range g.members.Found().Nodes {
+	for name, n := range newest(g.members.Found().Nodes) {
 		if n.State == api.StateLeft || n.State == api.StateLost {
-			gauge(descGone, 1, n.Name, string(n.State))
-		} else {
-			newest[n.Name] = n
+			gauge(descGone, 1, name, string(n.State))
+			continue
 		}
-	}
-	for name, n := range newest {
 		gauge(descNode, flag[n.State == api.StateReady], name)
 		gauge(descNodeBusy, n.Busy(), name)
 		gauge(descNodeOld, n.Oldest/perSecond, name)

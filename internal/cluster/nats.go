@@ -63,13 +63,15 @@ func Connect(all *config.Config, kind string, log *slog.Logger) (*NATS, error) {
 	c := &all.NATS
 	const (
 		wait  = 250 * time.Millisecond // between two attempts
-		pings = 2 * time.Second        // a connection is broken when two are not answered
+		pings = 750 * time.Millisecond // a connection is broken when two are not answered: well before [lostAfter], or whoever has it would be lost with a server that is silent
+		dials = 2 * time.Second
+		write = time.Second // meanwhile nobody else can use the connection, nor are there pings
 	)
 	why := &away{log: log, where: redacted(c.URL)}
 	options := []nats.Option{
 		nats.ReconnectErrHandler(why.failed),
 		nats.Name("sbxrun " + kind + " " + c.Name()), nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true), nats.ReconnectWait(wait), nats.ReconnectJitter(wait, wait),
-		nats.PingInterval(pings), nats.MaxPingsOutstanding(2), nats.Timeout(pings),
+		nats.PingInterval(pings), nats.MaxPingsOutstanding(2), nats.Timeout(dials), nats.FlusherTimeout(write), nats.ReconnectOnFlusherError(),
 		nats.ReconnectBufSize(-1), // what is lost is sent again here; nothing is sent twice
 		nats.ConnectHandler(func(nc *nats.Conn) { log.Info("NATS", "connected", nc.ConnectedUrlRedacted()) }),
 		nats.ReconnectHandler(func(nc *nats.Conn) { log.Info("NATS", "connected", nc.ConnectedUrlRedacted()) }),
@@ -151,6 +153,9 @@ func (b *NATS) Close() {
 
 // Connected is [Bus]'s.
 func (b *NATS) Connected() bool { return b.IsConnected() }
+
+// Reconnects is [Bus]'s.
+func (b *NATS) Reconnects() uint64 { return b.Stats().Reconnects }
 
 // Subscribe is [Bus]'s.
 func (b *NATS) Subscribe(subject string, each func(subject, reply string, data []byte, nobody bool)) error {

@@ -94,10 +94,10 @@ func (n *Node) Close(ctx context.Context) {
 	case <-recorded:
 	case <-ctx.Done():
 	}
-	n.members.Leave()
 	if n.web.Shutdown(ctx) != nil {
 		n.web.Close()
 	}
+	n.members.Leave() // not before: gateways give up what they wait for from one that has left
 	n.bus.Close()
 	n.stop()
 }

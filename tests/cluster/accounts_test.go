@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bufio"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -404,6 +405,26 @@ func TestFiles(t *testing.T) {
 	}
 	if status, id := put(g, "still room"); status != http.StatusCreated || id != sum("still room") {
 		t.Error(status, id) // what did not fit takes none
+	}
+	// Of what is broken off nothing stays.
+	half, err := net.Dial("unix", g.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer half.Close()
+	const room = 900 << 10 // of the last MiB
+	_, _ = fmt.Fprintf(half, "POST /v1/files HTTP/1.1\r\nHost: sbxrun\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n", room, strings.Repeat("h", room))
+	_ = half.(*net.UnixConn).CloseWrite()
+	_ = half.SetDeadline(time.Now().Add(harness.Bound))
+	broken, err := http.ReadResponse(bufio.NewReader(half), nil)
+	if err != nil || broken.StatusCode != http.StatusBadRequest {
+		t.Error(broken, err)
+	}
+	if status, text := g.ask(t, http.MethodGet, "/v1/files/"+sum(strings.Repeat("h", room)), nil); status != http.StatusNotFound {
+		t.Error(status, len(text))
+	}
+	if status, _ := put(g, strings.Repeat("w", room)); status != http.StatusCreated {
+		t.Error(status)
 	}
 	res, err := g.client.Get("http://sbxrun/metrics")
 	if err != nil {

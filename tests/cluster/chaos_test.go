@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/tests/harness"
@@ -681,6 +682,53 @@ func TestNATSAway(t *testing.T) {
 		}
 		return status == http.StatusOK
 	})
+}
+
+// A server of NATS that says nothing any more, with its connections open, takes nothing with it: whoever
+// was connected to it is heard by another one before it would be lost.
+func TestNATSSilent(t *testing.T) {
+	options, _ := threeNATS(t)
+	silent := natsProcess(t, options[0])
+	for _, o := range options[1:] {
+		defer startNATS(t, o).Shutdown()
+	}
+	// All nodes are at the one that is to be silent, and learn of the others from it.
+	c := newCluster(t, url(options[0]), 3, 0, "[rooms]\nmin = 0\nmax = 0\n[tenant]\nconcurrency = 0\n")
+	socket := filepath.Join(c.dir, "g.sock")
+	g := &gateway{socket: socket, client: unixClient(socket), process: c.process("gateway", "g", url(options[1]), "listen = [\"unix:"+socket+"\"]\n[tenant]\nconcurrency = 0\n")}
+	c.ready(g, 3)
+	var ids []string
+	for range 3 {
+		var x api.Session
+		if _, e, err := g.call(t.Context(), "/v1/sessions", struct{}{}, &x); err != nil || e != nil {
+			t.Fatal(e, err)
+		}
+		ids = append(ids, x.ID)
+	}
+	const away = 2 * 6 * time.Second // twice the time after which one is lost
+	var calls sync.WaitGroup
+	for _, id := range ids {
+		calls.Go(func() {
+			var a api.Answer
+			if _, e, err := g.call(t.Context(), "/v1/sessions/"+id+"/exec", api.Call{Argv: []string{"sleep", fmt.Sprint(away.Seconds())}, TimeoutMS: 200_000}, &a); err != nil || e != nil || a.ExitCode != 0 {
+				t.Errorf("%s: %+v %v %+v", id, e, err, a)
+			}
+		})
+	}
+	harness.Until(t, harness.Bound, "the commands", func() bool {
+		n := 0
+		for _, p := range c.nodes {
+			n += strings.Count(strings.Join(commands(p), "\n"), "sleep 12")
+		}
+		return n >= 3
+	})
+	if err := silent.cmd.Process.Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	calls.Wait()
+	if err := silent.cmd.Process.Signal(unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // commands are the command lines below a process.

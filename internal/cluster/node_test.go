@@ -1,0 +1,67 @@
+package cluster
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"testing"
+	"time"
+)
+
+// An answer that is on its way while its node ends arrives, also if nothing of it comes for a while.
+func TestNodeEnds(t *testing.T) {
+	t.Parallel()
+	bus := &fakeBus{}
+	ctx, stop := context.WithCancel(t.Context())
+	at := subject(NodeKind, "n", NewInstance())
+	members, err := Join(ctx, bus, NodeKind, func() Beat { return Beat{Kind: NodeKind, Name: "n", Instance: at[len("node.n."):]} })
+	if err != nil {
+		t.Fatal(err)
+	}
+	accepts, err := NewLink(ctx, bus, at, true, func(string) bool { return true })
+	if err != nil {
+		t.Fatal(err)
+	}
+	begun := make(chan struct{})
+	n := &Node{bus: bus, members: members, stop: stop, calls: &puller{}, web: passedOn(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		close(begun)
+		time.Sleep(2 * again)
+		_, _ = io.WriteString(w, "answer")
+	}), slog.New(slog.DiscardHandler))}
+	go func() { _ = n.web.Serve(accepts) }()
+
+	others, err := Join(t.Context(), bus, GatewayKind, func() Beat { return Beat{Kind: GatewayKind, Name: "g", Instance: NewInstance()} }, NodeKind)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bounded(t, func() {
+		for !others.Has(at) {
+			time.Sleep(time.Millisecond)
+		}
+	})
+	dials, err := NewLink(t.Context(), bus, "gateway.g.1", false, others.Has)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		<-begun
+		n.Close(t.Context())
+	}()
+	bounded(t, func() {
+		r := &http.Request{Method: http.MethodGet, Host: "node", URL: &url.URL{Scheme: "http", Host: "node", Path: "/"}, Header: http.Header{}}
+		res, err := (&client{dials}).do(r.WithContext(t.Context()), at)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer res.Body.Close()
+		if text, err := io.ReadAll(res.Body); err != nil || string(text) != "answer" {
+			t.Errorf("%q, %v", text, err)
+		}
+		for others.Has(at) { // it has left
+			time.Sleep(time.Millisecond)
+		}
+	})
+}
