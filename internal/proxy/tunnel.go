@@ -262,6 +262,9 @@ func readHello(from io.Reader) (hello *tls.ClientHelloInfo, read []byte, err err
 	var records, message []byte // of the handshake
 	for size := header; len(message) < size; {
 		record, err := readRecord(from)
+		if err == nil && !isRecord(record) {
+			err = errors.New("there is no record")
+		}
 		if err != nil {
 			return nil, nil, err
 		}

@@ -140,6 +140,7 @@ func TestSecondHello(t *testing.T) {
 		{"another, after an alert", good, slices.Concat(record(alert, []byte{1, 112}), again), bad, nil, true},
 		{"another, in a record with the same", good, again, both, nil, true},
 		{"another, after an answer that does not tell", good, parts(again)[:20], bad, nil, true},
+		{"the same, after what is no record", good, again, slices.Concat([]byte("hello"), good), nil, true},
 		{"no second is asked for", good, plain, bad, bad, false}, // which the host refuses
 		{"no TLS", good, []byte("220 ready"), []byte("x"), []byte("x"), false},
 	} {
