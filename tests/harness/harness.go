@@ -221,16 +221,16 @@ func build() (string, error) {
 	return name, errors.Join(os.Chmod(name, 0o755), os.Chmod(name+"d", 0o755))
 }
 
-// repository is the directory of go.mod, at or above the current one: a test
-// starts in its package's directory.
+// repository is the directory that has the fixtures, at or above the current one: a test starts in its
+// package's directory, and some of these are modules of their own.
 func repository() (string, error) {
 	dir, err := os.Getwd()
 	for ; err == nil; dir = filepath.Dir(dir) {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+		if _, err := os.Stat(filepath.Join(dir, "fixtures")); err == nil {
 			return dir, nil
 		}
 		if dir == "/" {
-			return "", errors.New("no go.mod above the current directory")
+			return "", errors.New("no fixtures above the current directory")
 		}
 	}
 	return "", err
