@@ -75,12 +75,12 @@ near=2
 bounds="env SBXRUN_TESTS_SLOW=${SBXRUN_TESTS_SLOW:-$((near * slow))}"
 wide="env SBXRUN_TESTS_SLOW=${SBXRUN_TESTS_SLOW:-$((6 * slow))}"
 
-# user NAME SOAK [FLAG...]: all tests as one user. The race detector is for the tests
-# beside the code, those in tests run the built command, and what repeats a hundred times SOAK times.
+# user NAME [FLAG...]: all tests as one user. The race detector is for the tests
+# beside the code, those in tests run the built command.
 # shellcheck disable=SC2086 # lists of words
 user() {
-    who=$1 soak=$2 run=$units less=
-    shift 2
+    who=$1 soak=50 run=$units less=
+    shift
     if [ "$slow" != 1 ]; then
         soak=10
         less="-run $later"
@@ -102,7 +102,7 @@ step completions ./setup.sh completions
 step "manifests of the examples" go -C tests/manifests test -count=1 ./...
 # shellcheck disable=SC2086 # two words
 step "a cluster" $bounds go -C tests/cluster test -count=1 -timeout 30m ./...
-user "uid $(id -u)" 100
+user "uid $(id -u)"
 if [ "$slow" != 1 ]; then # these are never fewer
     step "500 signals" $bounds SBXRUN_SOAK=100 "$suite" "500 signals" -run '^TestSoak$' ./tests/faults
 fi
@@ -110,7 +110,7 @@ fi
 # The other user.
 . internal/setup/other.sh
 if [ -n "$SBXRUN_TEST_AS" ]; then
-    user "uid $SBXRUN_TEST_AS" 50 -exec "$root/internal/setup/as.sh"
+    user "uid $SBXRUN_TEST_AS" -exec "$root/internal/setup/as.sh"
 else
     left_out "the tests as root: sudo is not here, or asks for a password"
 fi

@@ -66,10 +66,10 @@ func killTogether(t *testing.T, how pair) {
 	if commands > 0 {
 		t.Errorf("%d commands ran on, with nobody to end them", commands)
 	}
-	if soak(t) >= 100 && met == 0 {
+	if soak(t) >= enough && met == 0 {
 		t.Errorf("no keeper was met")
 	}
-	if how.stop == roleRoom && rooms == 0 && soak(t) >= 100 {
+	if how.stop == roleRoom && rooms == 0 && soak(t) >= enough {
 		t.Errorf("no room was left: the test does not meet what it is about")
 	}
 }

@@ -87,7 +87,7 @@ func zombie(pid int) bool {
 	return !ok || p.State == "Z" || p.State == "X"
 }
 
-// R16, R17: each process is killed in each phase: five times if SBXRUN_SOAK is 100, and
+// R16, R17: each process is killed in each phase: twice if SBXRUN_SOAK is 50, and
 // at least once.
 func TestR16Phases(t *testing.T) {
 	for _, ph := range phases {
