@@ -170,7 +170,13 @@ func TestClassify(t *testing.T) {
 		{"", kindHTTP, false},
 		{"\x16\x03\x01", kindTLS, true},
 		{"\x14\x03\x03\x00\x01\x01\x16", kindTLS, true},
+		{"\x80\x2e\x01\x03\x03", kindTLS, true}, // as SSL 2.0 had it
+		{"\x80\x2e\x01", kindTLS, false},
+		{"\x80", kindTLS, false},
+		{"\x80\x2e\x02", kindOther, true},
+		{"\x80\x2e\x01\x00", kindOther, true},
 		{"GET / HTTP/1.1\r\n", kindHTTP, true},
+		{"\v\fGET / HTTP/1.1\r\n", kindHTTP, true},
 		{"\r\n\r\nGET / HTTP/1.1\r\n", kindHTTP, true},
 		{"get / http/1.1\n", kindHTTP, true},
 		{"GET / HTTP/1.1", kindHTTP, false},

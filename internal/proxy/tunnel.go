@@ -134,14 +134,17 @@ func sniff(host *listening, begin []byte) (read []byte, kind int, err error) {
 }
 
 // classify tells what the bytes are the beginning of, if they suffice. An HTTP server skips empty
-// lines before a request (RFC 9112, 2.2).
+// lines before a request (RFC 9112, 2.2), and some all white space.
 func classify(begin []byte) (kind int, sure bool) {
-	text := bytes.TrimLeft(begin, "\r\n \t")
+	text := bytes.TrimLeft(begin, "\r\n \t\v\f")
 	if len(text) == 0 {
 		return kindHTTP, false
 	}
 	if isRecord(begin) {
 		return kindTLS, true
+	}
+	if mayBeOldHello(begin) {
+		return kindTLS, len(begin) >= oldHeader
 	}
 	line, _, whole := bytes.Cut(text, []byte("\n"))
 	rest := bytes.TrimLeft(line, "ABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -157,6 +160,16 @@ func classify(begin []byte) (kind int, sure bool) {
 		return kindHTTP, true
 	}
 	return kindOther, true
+}
+
+// oldHeader is what a ClientHello in the form of SSL 2.0 is known by.
+const oldHeader = 4
+
+// mayBeOldHello reports whether the bytes are such a ClientHello, or can still become one: two bytes of length
+// with the first bit set, the message's type, and the first byte of the version (RFC 5246, E.2). Servers of
+// today take one for TLS 1.2, and it has no server name. beginTLS refuses it, as it is no record.
+func mayBeOldHello(begin []byte) bool {
+	return begin[0] >= 0x80 && (len(begin) < 3 || begin[2] == 1) && (len(begin) < oldHeader || begin[3] == 3)
 }
 
 // mayRequest reports whether a server may take a line for a request. Without a version that is HTTP/0.9,

@@ -176,6 +176,9 @@ attempt("its address, other port", lambda: secure("93.184.0.2:80", "www.example.
 attempt("other port", lambda: secure("www.example.org:7", "www.example.org", "www.example.org"))
 attempt("sni", lambda: secure("www.example.org:443", "other.example.org", "www.example.org"))
 attempt("no sni", lambda: secure("www.example.org:443", None, "www.example.org"))
+def old():
+    s, _ = tunnel("www.example.org:443"); s.sendall(b"\x80\x2e\x01\x03\x03" + bytes(43)); return rest(s)
+attempt("as ssl 2.0 had it", old)
 attempt("loopback by a name", lambda: secure("local.example.org:443", "local.example.org", "local.example.org"))
 attempt("private by a name", lambda: secure("private.example.org:443", "private.example.org", "private.example.org"))
 attempt("the host by a name", lambda: secure("own.example.org:443", "own.example.org", "own.example.org"))
@@ -220,6 +223,7 @@ its address, other port: 403
 other port: 403
 sni: closed
 no sni: closed
+as ssl 2.0 had it: b''
 loopback by a name: 403
 private by a name: 403
 the host by a name: 403
