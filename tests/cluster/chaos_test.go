@@ -322,6 +322,7 @@ func TestChaos(t *testing.T) {
 // them has been canceled then. What a gateway has asked for that is killed ends as soon; the session it was in
 // stays.
 func TestNodeLost(t *testing.T) {
+	t.Parallel()
 	o := options(t)
 	s := startNATS(t, o)
 	defer s.Shutdown()
@@ -473,6 +474,7 @@ func (r *relay) mend() {
 
 // All nodes are started again, one after the other: calls are answered, or refused before they start.
 func TestRollingRestart(t *testing.T) {
+	t.Parallel()
 	o := options(t)
 	s := startNATS(t, o)
 	defer s.Shutdown()
@@ -525,6 +527,7 @@ func TestRollingRestart(t *testing.T) {
 
 // Without most of NATS's servers what needs JetStream is refused before it starts, and all else goes on.
 func TestMajority(t *testing.T) {
+	t.Parallel()
 	options, urls := threeNATS(t)
 	servers := make([]*server.Server, len(options))
 	for i, o := range options {
@@ -603,6 +606,7 @@ func TestMajority(t *testing.T) {
 
 // While NATS is away nothing ends but what is new, and then all goes on.
 func TestNATSAway(t *testing.T) {
+	t.Parallel()
 	o := options(t)
 	s := startNATS(t, o)
 	defer func() { s.Shutdown() }()
@@ -687,6 +691,7 @@ func TestNATSAway(t *testing.T) {
 // A server of NATS that says nothing any more, with its connections open, takes nothing with it: whoever
 // was connected to it is heard by another one before it would be lost.
 func TestNATSSilent(t *testing.T) {
+	t.Parallel()
 	options, _ := threeNATS(t)
 	silent := natsProcess(t, options[0])
 	for _, o := range options[1:] {

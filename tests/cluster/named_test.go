@@ -15,6 +15,7 @@ import (
 // A node without a gateway starts nothing for a tenant with ceilings, and says what is missing. Volumes are on
 // the node that a request names, and one that names none is refused.
 func TestNamedNode(t *testing.T) {
+	t.Parallel()
 	o := options(t)
 	s := startNATS(t, o)
 	defer s.Shutdown()

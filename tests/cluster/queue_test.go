@@ -185,6 +185,7 @@ func TestQueueKeys(t *testing.T) {
 
 // What the queue has lost has not begun, and its caller is told so, and may try again by the same key.
 func TestQueueLoses(t *testing.T) {
+	t.Parallel()
 	o := options(t)
 	s := startNATS(t, o)
 	defer s.Shutdown()
@@ -235,6 +236,7 @@ func TestQueueLoses(t *testing.T) {
 
 // A call whose node is killed is lost, and runs nowhere else. The end of one that had ended stays.
 func TestQueueNodeKilledAfter(t *testing.T) {
+	t.Parallel()
 	o := options(t)
 	s := startNATS(t, o)
 	defer s.Shutdown()
@@ -269,6 +271,7 @@ func TestQueueNodeKilledAfter(t *testing.T) {
 
 // A call that a node has received, and not started when it is killed, another node starts.
 func TestQueueNodeKilledBefore(t *testing.T) {
+	t.Parallel()
 	o := options(t)
 	s := startNATS(t, o)
 	defer s.Shutdown()
@@ -330,6 +333,7 @@ func TestQueueNodeKilledBefore(t *testing.T) {
 
 // A node that has received a call, and whose record is changed before it has claimed that, does not start it.
 func TestQueueClaimed(t *testing.T) {
+	t.Parallel()
 	o := options(t)
 	s := startNATS(t, o)
 	defer s.Shutdown()

@@ -138,6 +138,7 @@ func TestConcurrency(t *testing.T) {
 
 // So does its rate.
 func TestRate(t *testing.T) {
+	t.Parallel()
 	o := options(t)
 	s := startNATS(t, o)
 	defer s.Shutdown()
@@ -170,6 +171,7 @@ func TestRate(t *testing.T) {
 // Nodes that are full refuse before anything starts, and the gateway has asked more than one; one that is
 // free takes the call. Here NATS lets nobody connect without a certificate.
 func TestBusy(t *testing.T) {
+	t.Parallel()
 	o := options(t)
 	dir := harness.Dir(t)
 	certificates(t, dir)
