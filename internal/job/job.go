@@ -95,7 +95,10 @@ const removeBound = time.Second
 func (j *Job) Wait(ctx context.Context, told <-chan struct{}) (res result.Result, delivered bool, left []error) {
 	if j.command != nil {
 		defer j.command.Close()
-		j.command.Watch(ctx)
+		if !j.command.Soon() {
+			j.Streams.Begin()
+			j.command.Watch(ctx)
+		}
 		res = j.command.End(ctx)
 	} else {
 		res = supervise.NotStarted(ctx, j.err, j.Terms)

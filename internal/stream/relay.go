@@ -23,9 +23,7 @@ import (
 // reads as much as there is, and no more.
 type Relays struct {
 	sources []*os.File
-	mutex   sync.Mutex
-	late    []late // and from when they are sources
-	begins  *time.Timer
+	late    []late
 	copying sync.WaitGroup
 	ongoing atomic.Int32
 	over    atomic.Bool   // Finish was called
@@ -94,26 +92,12 @@ type late struct {
 	take func([]byte)
 }
 
-// latest is when they are read all the same, before a command has waited long for a full pipe.
-const latest = 5 * time.Millisecond
-
 // AddLate is Add for a pipe, by its descriptor, whose content nobody waits for: take keeps it, and
-// does not block.
-func (r *Relays) AddLate(fd int, take func([]byte)) {
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	r.late = append(r.late, late{fd, take})
-	if r.begins == nil {
-		r.begins = time.AfterFunc(latest, r.begin)
-	} else {
-		r.begins.Reset(latest)
-	}
-}
+// does not block. It is read from Begin on.
+func (r *Relays) AddLate(fd int, take func([]byte)) { r.late = append(r.late, late{fd, take}) }
 
-// begin reads the late ones.
-func (r *Relays) begin() {
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
+// Begin reads the late ones: before a command has waited long for a full pipe.
+func (r *Relays) Begin() {
 	for _, l := range r.late {
 		r.Add(os.NewFile(uintptr(l.fd), "pipe"), l.take)
 	}
@@ -122,12 +106,9 @@ func (r *Relays) begin() {
 
 // takeLate takes what is in those that nobody has begun to read.
 func (r *Relays) takeLate() {
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
 	if len(r.late) == 0 {
 		return
 	}
-	r.begins.Stop() // it may be waiting for us
 	piece := pieces.Get().(*[PieceSize]byte)
 	defer pieces.Put(piece)
 	for _, l := range r.late {

@@ -268,7 +268,7 @@ func TestTakesOutput(t *testing.T) {
 	}
 }
 
-// What a pipe holds is read in the end, and before if it gets full.
+// What a pipe holds is read in the end, or before from Begin on.
 func TestLate(t *testing.T) {
 	for _, size := range []int{0, 10, 1 << 20} {
 		fds, err := pipe(reading)
@@ -279,6 +279,9 @@ func TestLate(t *testing.T) {
 		var r Relays
 		taken := 0
 		r.AddLate(fds[reading], func(b []byte) { taken += len(b) })
+		if size > PieceSize {
+			r.Begin()
+		}
 		if _, err := w.Write(make([]byte, size)); err != nil {
 			t.Fatal(err)
 		}

@@ -288,6 +288,10 @@ func (s *Streams) Started() {
 	s.own = nil
 }
 
+// Begin has all of a command's output read from now on: until then what goes to a Buffer is left in its
+// pipe, for a command that is over before that is full.
+func (s *Streams) Begin() { s.relays.Begin() }
+
 // Drain passes on what the command has written before its end, see [Relays.Finish]; it
 // reports whether somebody took all of it. Only the first call does anything.
 func (s *Streams) Drain(told <-chan struct{}) (complete bool) {

@@ -255,7 +255,27 @@ func (c *Command) requested(ctx context.Context) {
 	c.cause = c.request.Cause
 }
 
-// Watch waits for the one thing that ends a command that runs.
+// Soon waits a moment for the end of a command in a room that has many, and reports whether it has come.
+// For such a short one all that Watch does is not worth it: nothing else is looked at meanwhile.
+func (c *Command) Soon() (ended bool) {
+	if c.cause != "" || !c.kept.Lasting {
+		return false
+	}
+	soon := short
+	if !c.deadline.IsZero() {
+		soon = min(soon, time.Until(c.deadline)/2)
+	}
+	if !c.exec.Follow(soon) {
+		return false
+	}
+	c.cause = c.inTime()
+	return true
+}
+
+// short is how long that moment is.
+const short = 5 * time.Millisecond
+
+// Watch waits for the one thing that ends a command that runs; after Soon, if its room has many.
 func (c *Command) Watch(ctx context.Context) {
 	if c.cause != "" {
 		return
@@ -263,16 +283,6 @@ func (c *Command) Watch(ctx context.Context) {
 	var exited <-chan struct{}
 	if c.exec != nil {
 		exited = c.exec.Exited()
-	}
-	if c.kept.Lasting {
-		soon := short
-		if !c.deadline.IsZero() {
-			soon = min(soon, time.Until(c.deadline)/2)
-		}
-		if c.exec.Follow(soon) {
-			c.cause = c.inTime()
-			return
-		}
 	}
 	c.kept.HoldMounts()
 	// Monotonic timers: a clock that is set does not matter.
@@ -329,10 +339,6 @@ func (c *Command) Watch(ctx context.Context) {
 		}
 	}
 }
-
-// short is how long a command runs, in a room that has many, for which all that Watch does
-// otherwise is not worth it: nothing else is looked at meanwhile.
-const short = 5 * time.Millisecond
 
 // inTime is the cause of a command that has ended: nobody calls a timeout what ended
 // before the deadline, nor the other way round, however late we look.
