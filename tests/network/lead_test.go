@@ -239,8 +239,12 @@ func TestProxyKilled(t *testing.T) {
 	p := harness.Start(t, harness.Options{Stdin: in}, "--cwd", "none", "--net", "allow=www.example.org", "sh", "-c",
 		`curl -sS -m 5 http://www.example.org/; echo begun; read x; curl -s -m 5 http://www.example.org/; echo $?`)
 	p.WaitOutput("begun")
-	harness.Must(t, unix.Kill(proxyOf(t, p.PID), unix.SIGKILL))
-	_, err := io.WriteString(out, "x\n")
+	proxy, err := harness.Open(proxyOf(t, p.PID))
+	harness.Must(t, err)
+	defer proxy.Close()
+	harness.Must(t, proxy.Signal(unix.SIGKILL))
+	harness.Until(t, harness.Bound, "the end of the proxy", proxy.Ended) // or curl may still be taken in, and dropped
+	_, err = io.WriteString(out, "x\n")
 	harness.Must(t, err)
 	out.Close()
 	r := p.Wait()
