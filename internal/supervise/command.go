@@ -86,6 +86,7 @@ type Command struct {
 	used     proc.Usage   // before the kill, see proc.Kept.Used
 	startErr error        // why it never ran
 	oom      bool         // the kernel has killed something for want of memory
+	asked    bool         // Soon was
 }
 
 // A Place is where a command runs: in a room that is built for it, or in one that is there.
@@ -256,11 +257,13 @@ func (c *Command) requested(ctx context.Context) {
 }
 
 // Soon waits a moment for the end of a command in a room that has many, and reports whether it has come.
-// For such a short one all that Watch does is not worth it: nothing else is looked at meanwhile.
+// For such a short one all that Watch does is not worth it: nothing else is looked at meanwhile. Only the
+// first call waits.
 func (c *Command) Soon() (ended bool) {
-	if c.cause != "" || !c.kept.Lasting {
+	if c.asked || c.cause != "" || !c.kept.Lasting {
 		return false
 	}
+	c.asked = true
 	soon := short
 	if !c.deadline.IsZero() {
 		soon = min(soon, time.Until(c.deadline)/2)
@@ -275,9 +278,9 @@ func (c *Command) Soon() (ended bool) {
 // short is how long that moment is.
 const short = 5 * time.Millisecond
 
-// Watch waits for the one thing that ends a command that runs; after Soon, if its room has many.
+// Watch waits for the one thing that ends a command that runs.
 func (c *Command) Watch(ctx context.Context) {
-	if c.cause != "" {
+	if c.cause != "" || c.Soon() {
 		return
 	}
 	var exited <-chan struct{}
