@@ -69,7 +69,7 @@ if [ "$slow" != 1 ]; then
     note "NOT ALL: this machine is $slow times slower than usual"
 fi
 # Upper bounds of times are twice as far away as they need be, and those of whole commands six times, as
-# two packages run at once, with four tests each, most of which wait; on a slow machine all are.
+# three packages run at once, with four tests each, most of which wait; on a slow machine all are.
 near=2
 [ "$slow" = 1 ] || near=6
 bounds="env SBXRUN_TESTS_SLOW=${SBXRUN_TESTS_SLOW:-$((near * slow))}"
@@ -92,7 +92,7 @@ user() {
         run=$(echo "$units" | grep -v '/internal/barefork$')
     fi
     step "unit tests as $who" $bounds "$suite" "as $who" $race "$@" $run
-    step "tests of the command as $who" $wide SBXRUN_SOAK="${SBXRUN_SOAK:-$soak}" "$suite" "as $who" -p 2 -parallel 4 $less "$@" ./tests/faults ./tests/...
+    step "tests of the command as $who" $wide SBXRUN_SOAK="${SBXRUN_SOAK:-$soak}" "$suite" "as $who" -p 3 -parallel 4 $less "$@" ./tests/faults ./tests/...
 }
 
 step lint internal/setup/lint.sh

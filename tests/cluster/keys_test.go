@@ -89,6 +89,7 @@ func TestKeys(t *testing.T) {
 // The nodes that are there, those that are gone, and the gateways: as a command tells it, a gateway's
 // status, which its page shows, and its metrics.
 func TestNodes(t *testing.T) {
+	t.Parallel()
 	o := options(t)
 	s := startNATS(t, o)
 	defer s.Shutdown()
