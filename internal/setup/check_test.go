@@ -227,7 +227,7 @@ func TestCheck(t *testing.T) {
 			if got, race := strings.Count(log, " -race "), tt.compiler == ""; got > 0 != race {
 				t.Errorf("-race was given %d times: %s", got, log)
 			}
-			one, other := strings.Count(log, "50: test -v -count=1 -timeout 30m -p 3 -parallel 4 ./tests"), strings.Count(log, "50: test -v -count=1 -timeout 30m -p 2 -parallel 4 -exec")
+			one, other := strings.Count(log, "50: test -v -count=1 -timeout 30m -p 3 -parallel 4 ./tests"), strings.Count(log, "50: test -v -count=1 -timeout 30m -p 3 -parallel 4 -exec")
 			if halves := strings.Count(tt.want, ": tests of the command"); one != 1 || one+other != halves {
 				t.Errorf("the command was tested %d and %d times, want %d in all: %s", one, other, halves, log)
 			}
