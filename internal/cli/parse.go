@@ -148,7 +148,7 @@ func (c Command) checkExclusive() error {
 	return nil
 }
 
-// foreign returns the flag that does what a flag of timeout, docker, env or the like does.
+// foreign returns the flag that does what a flag of timeout, docker, env or the like does, or a field of serve's.
 func foreign(flag string) string {
 	switch flag {
 	case "-i", "--interactive":
@@ -163,6 +163,8 @@ func foreign(flag string) string {
 		return "net"
 	case "--rw":
 		return "write"
+	case "--lifetime", "--ttl":
+		return "timeout"
 	}
 	return ""
 }

@@ -172,6 +172,7 @@ func TestParseErrors(t *testing.T) {
 		{"run -qx y", "unknown flag -x"},
 		{"run -é y", "unknown flag -é"},
 		{"run --time 5 x", "unknown flag --time, did you mean --timeout?"},
+		{"start --lifetime 5 x", "unknown flag --lifetime, did you mean --timeout?"},
 		{"run --timeotu 5 x", "unknown flag --timeotu, did you mean --timeout?"},
 		{"run ---timeout 5 x", "unknown flag ---timeout, did you mean --timeout?"},
 		{"run -timeout 5 x", "unknown flag -timeout, did you mean --timeout?"},
