@@ -57,6 +57,6 @@
 //
 // The tests of this package run one after the other: that is what makes
 // everything below the test process the current run's. SBXRUN_SOAK=N sets the
-// number of repetitions, 10 by default and 100 in setup.sh check; from 1000 on, every
+// number of repetitions, 10 by default and 50 in setup.sh check; from 1000 on, every
 // system call is tried and not a sample.
 package faults

@@ -44,9 +44,9 @@ for version in ${*:-$built}; do
         tests+=$newest packages+=' ./tests/network'
     fi
     # shellcheck disable=SC2086 # a list
-    internal/setup/suite.sh "bubblewrap $version as uid $(id -u)" -parallel 4 -run "^Test($tests)\$" $packages || status=1
+    internal/setup/suite.sh "bubblewrap $version as uid $(id -u)" -parallel 12 -run "^Test($tests)\$" $packages || status=1
     [ -n "$SBXRUN_TEST_AS" ] || continue
     # shellcheck disable=SC2086 # a list
-    internal/setup/suite.sh "bubblewrap $version as uid $SBXRUN_TEST_AS" -exec "$root/internal/setup/as.sh" -parallel 4 -run "^Test($tests)\$" $packages || status=1
+    internal/setup/suite.sh "bubblewrap $version as uid $SBXRUN_TEST_AS" -exec "$root/internal/setup/as.sh" -parallel 12 -run "^Test($tests)\$" $packages || status=1
 done
 exit "$status"
