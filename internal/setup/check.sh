@@ -58,9 +58,10 @@ else
     left_out "the race detector, there is no C compiler"
 fi
 
-# On a slow machine all of it would take three hours. There tests of rare events make a tenth of the
-# tries, as in test.sh; so tests of the command are not run again that test.sh has run; the other user
-# has what test.sh has, and the virtual machine the tests of some rows.
+# The user you are has run all tests of the command with test.sh, so here those that it leaves out or tries
+# seldom. On a slow machine all of it would take three hours. There tests of rare events make a tenth of
+# the tries, as in test.sh; the other user has what test.sh has, and the virtual machine the tests of some
+# rows.
 . internal/setup/speed.sh
 . internal/setup/later.sh
 machine_rows=.
@@ -75,24 +76,25 @@ near=2
 bounds="env SBXRUN_TESTS_SLOW=${SBXRUN_TESTS_SLOW:-$((near * slow))}"
 wide="env SBXRUN_TESTS_SLOW=${SBXRUN_TESTS_SLOW:-$((6 * slow))}"
 
-# user NAME [FLAG...]: all tests as one user. The race detector is for the tests
+# user NAME [FLAG...]: the tests as one user, with FLAG all of them. The race detector is for those
 # beside the code, those in tests run the built command.
 # shellcheck disable=SC2086 # lists of words
 user() {
-    who=$1 soak=50 run=$units less=
+    who=$1 soak=50 run=$units some="-run $later|$rare"
     shift
-    if [ "$slow" != 1 ]; then
-        soak=10
-        less="-run $later"
-        [ $# = 0 ] || less="-skip $later"
-    fi
     if [ $# != 0 ]; then
+        some=
         # Object code is the same for everybody, and to build it as somebody else would
         # need another cache of modules.
         run=$(echo "$units" | grep -v '/internal/barefork$')
     fi
+    if [ "$slow" != 1 ]; then
+        soak=10
+        some="-run $later"
+        [ $# = 0 ] || some="-skip $later"
+    fi
     step "unit tests as $who" $bounds "$suite" "as $who" $race "$@" $run
-    step "tests of the command as $who" $wide SBXRUN_SOAK="${SBXRUN_SOAK:-$soak}" "$suite" "as $who" -p 3 -parallel 4 $less "$@" ./tests/faults ./tests/...
+    step "tests of the command as $who" $wide SBXRUN_SOAK="${SBXRUN_SOAK:-$soak}" "$suite" "as $who" -p 3 -parallel 4 $some "$@" ./tests/faults ./tests/...
 }
 
 step lint internal/setup/lint.sh

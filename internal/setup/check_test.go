@@ -2,10 +2,14 @@ package setup
 
 import (
 	"bytes"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -150,6 +154,71 @@ func TestQuick(t *testing.T) {
 	}
 }
 
+// TestRare: what test.sh tries seldom is run once more by check.sh: every test that asks, itself or by what
+// it calls, how often to try (harness.Soak).
+func TestRare(t *testing.T) {
+	lists, err := os.ReadFile("later.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := func(list string) (all []string) {
+		for _, m := range regexp.MustCompile(`(?m)^`+list+`=["'](?:\$\w+\|)?([\w|]+)["']$`).FindAllSubmatch(lists, -1) {
+			all = append(all, strings.Split(string(m[1]), "|")...)
+		}
+		return all
+	}
+	var want []string
+	for _, dir := range []string{"", "faults", "network", "serve"} {
+		calls := calls(t, filepath.Join("../../tests", dir))
+		for name := range calls {
+			test, is := strings.CutPrefix(name, "Test")
+			if is && reaches(calls, name, "Soak", map[string]bool{}) && !slices.Contains(names("later"), test) {
+				want = append(want, test)
+			}
+		}
+	}
+	got := names("rare")
+	slices.Sort(got)
+	slices.Sort(want)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("rare in later.sh (-want +got):\n%s", diff)
+	}
+}
+
+// calls has what the functions of a directory name.
+func calls(t *testing.T, dir string) map[string][]string {
+	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%s has no tests, %v", dir, err)
+	}
+	calls := map[string][]string{}
+	for _, name := range files {
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range file.Decls {
+			if f, ok := d.(*ast.FuncDecl); ok {
+				ast.Inspect(f, func(n ast.Node) bool {
+					if id, ok := n.(*ast.Ident); ok {
+						calls[f.Name.Name] = append(calls[f.Name.Name], id.Name)
+					}
+					return true
+				})
+			}
+		}
+	}
+	return calls
+}
+
+func reaches(calls map[string][]string, from, to string, seen map[string]bool) bool {
+	if seen[from] {
+		return false
+	}
+	seen[from] = true
+	return from == to || slices.ContainsFunc(calls[from], func(name string) bool { return reaches(calls, name, to, seen) })
+}
+
 // TestCheck runs check.sh with a go that prints what it is told.
 func TestCheck(t *testing.T) {
 	const (
@@ -227,7 +296,7 @@ func TestCheck(t *testing.T) {
 			if got, race := strings.Count(log, " -race "), tt.compiler == ""; got > 0 != race {
 				t.Errorf("-race was given %d times: %s", got, log)
 			}
-			one, other := strings.Count(log, "50: test -v -count=1 -timeout 30m -p 3 -parallel 4 ./tests"), strings.Count(log, "50: test -v -count=1 -timeout 30m -p 3 -parallel 4 -exec")
+			one, other := strings.Count(log, "50: test -v -count=1 -timeout 30m -p 3 -parallel 4 -run ^Test(ServeSoak"), strings.Count(log, "50: test -v -count=1 -timeout 30m -p 3 -parallel 4 -exec")
 			if halves := strings.Count(tt.want, ": tests of the command"); one != 1 || one+other != halves {
 				t.Errorf("the command was tested %d and %d times, want %d in all: %s", one, other, halves, log)
 			}
