@@ -54,14 +54,14 @@ func benchWarm(b *testing.B, l limits.Request) {
 	p := pool.New(bare, pool.Sizes{Min: 1, Max: 2}, func(err error) { b.Error(err) })
 	defer p.Close()
 	for r := (*pool.Room)(nil); r == nil; time.Sleep(time.Millisecond) {
-		if r = p.Take("a"); r != nil {
+		if r = p.Take("a", limits.Request{}); r != nil {
 			r.Give()
 		}
 	}
 	var out bytes.Buffer
 	bench(b, func() error {
-		r := p.Take("a")
-		for ; r == nil; r = p.Take("a") {
+		r := p.Take("a", limits.Request{})
+		for ; r == nil; r = p.Take("a", limits.Request{}) {
 			time.Sleep(time.Millisecond)
 		}
 		defer r.Give()

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/pool"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/tests/harness"
@@ -39,7 +40,7 @@ func serve(timeout time.Duration) error {
 	defer p.Close()
 	var runs []*job.Run
 	for len(runs) < 3 {
-		r := p.Take("a")
+		r := p.Take("a", limits.Request{})
 		if r == nil {
 			time.Sleep(time.Millisecond)
 			continue

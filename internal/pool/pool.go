@@ -62,13 +62,11 @@ func New(policy room.Policy, sizes Sizes, failed func(error)) *Pool {
 	return p
 }
 
-// Take returns a room for a call of a tenant, for the caller alone until it gives it back. Nil:
-// there is none, and the caller had better build one. It does not block.
-func (p *Pool) Take(tenant string) *Room { return p.take(tenant, limits.Request{}) }
-
-// take is Take for a command with limits, and of a room that can have them. The process may have come
-// into a cgroup of its own since the first rooms were built (systemd's user manager), so not all can.
-func (p *Pool) take(tenant string, l limits.Request) *Room {
+// Take returns a room for a call of a tenant with such limits, for the caller alone until it gives it
+// back. Nil: there is none, and the caller had better build one. It does not block. The process may have
+// come into a cgroup of its own since the first rooms were built (systemd's user manager), so not all
+// rooms can have limits.
+func (p *Pool) Take(tenant string, l limits.Request) *Room {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	defer p.refill()

@@ -66,7 +66,7 @@ func below(t *testing.T) []proc.Stat {
 func take(t *testing.T, p *pool.Pool, tenant string) *pool.Room {
 	t.Helper()
 	for end := time.Now().Add(bound); ; time.Sleep(time.Millisecond) {
-		if r := p.Take(tenant); r != nil {
+		if r := p.Take(tenant, limits.Request{}); r != nil {
 			return r
 		}
 		if time.Now().After(end) {

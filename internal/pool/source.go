@@ -55,7 +55,7 @@ func (s *Source) Take(ctx context.Context, tenant string, p place.Policy) (place
 
 func (s *Source) take(ctx context.Context, tenant string, p place.Policy) (place.Place, error) {
 	if p.Parts == nil && p.Lifetime == 0 && p.Limits == (limits.Request{}) {
-		if r := s.pool(p.Policy).take(tenant, p.Commands); r != nil {
+		if r := s.pool(p.Policy).Take(tenant, p.Commands); r != nil {
 			return &warm{room: r, again: func(ctx context.Context) (place.Place, error) { return s.Cold.Take(ctx, tenant, p) }}, nil
 		}
 	}

@@ -17,7 +17,7 @@ func TestTakeWithLimits(t *testing.T) {
 	cancel() // nothing is built
 	p := &Pool{sizes: Sizes{Max: 1}, ctx: ctx, idle: []*Room{{}}, rooms: 1}
 	for _, l := range []limits.Request{{Memory: 1 << 30}, {FSize: 1000}} {
-		if r := p.take("a", l); r != nil || len(p.idle) != 1 {
+		if r := p.Take("a", l); r != nil || len(p.idle) != 1 {
 			t.Errorf("%+v: %v, %d idle", l, r, len(p.idle))
 		}
 	}
@@ -47,13 +47,13 @@ func TestTakeOfBothKinds(t *testing.T) {
 	cannot.group = nil
 	defer func() { cannot.group = group }() // to be removed
 	for range 2 {                           // nobody's, then the tenant's
-		if got := p.take("a", limited); got != can {
+		if got := p.Take("a", limited); got != can {
 			t.Fatalf("with limits: %p of %p and %p", got, can, cannot)
 		}
-		if got := p.take("a", limited); got != nil {
+		if got := p.Take("a", limited); got != nil {
 			t.Fatal("the other one was taken for limits")
 		}
-		if got := p.take("a", limits.Request{}); got != cannot {
+		if got := p.Take("a", limits.Request{}); got != cannot {
 			t.Fatalf("without limits: %p of %p and %p", got, can, cannot)
 		}
 		p.give(can, true)
