@@ -28,29 +28,12 @@ func admit(ctx context.Context, f *cli.AdmissionFlags, promised values.Number, q
 	return admission.Ask(ctx, t)
 }
 
-// admissionAnswer is what admit returned.
-type admissionAnswer struct {
-	leave *admission.Leave
-	err   error
-}
-
-// admitAsync runs admit in the background: it takes as long as planning the command does. Nothing
-// may be started before the answer.
-func admitAsync(ctx context.Context, f *cli.AdmissionFlags, promised values.Number, quiet bool) <-chan admissionAnswer {
-	answers := make(chan admissionAnswer, 1)
-	go func() {
-		leave, err := admit(ctx, f, promised, quiet)
-		answers <- admissionAnswer{leave, err}
-	}()
-	return answers
-}
-
-// admitted takes over the answer. If a signal ended the wait, sbxrun dies of that signal.
-func (c *command) admitted(a admissionAnswer) error {
-	c.Leave = a.leave
-	if a.err != nil {
-		diesOf(a.err)
-		return a.err
+// admit asks for the leave to start the command. If a signal ends the wait for that, sbxrun dies of
+// the signal.
+func (c *command) admit(f *cli.AdmissionFlags, promised values.Number) (err error) {
+	if c.Leave, err = admit(c.signals.ctx, f, promised, c.printing.Quiet); err != nil {
+		diesOf(err)
+		return err
 	}
 	close(c.signals.admitted)
 	return nil

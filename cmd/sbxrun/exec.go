@@ -63,8 +63,6 @@ func (x *execution) run(name string, args []string) int {
 		requests = watchRequests()
 		x.signals = &signals{ctx: requests.ctx, cancel: requests.giveUp, admitted: make(chan struct{})}
 	}
-	// Its limit on tasks is within the sandbox's.
-	admissions := admitAsync(x.signals.ctx, &x.flags.AdmissionFlags, 0, x.flags.Quiet)
 	use, err := sandbox.Find(name)
 	if err != nil {
 		return x.notStarted(err)
@@ -77,7 +75,8 @@ func (x *execution) run(name string, args []string) int {
 	if x.Limits, err = planLimits(&x.flags.Limits, use.Access.Cgroups); err != nil {
 		return x.notStarted(err)
 	}
-	if err = x.admitted(<-admissions); err != nil {
+	// Its limit on tasks is within the sandbox's.
+	if err = x.admit(&x.flags.AdmissionFlags, 0); err != nil {
 		return x.notStarted(err)
 	}
 	if err = use.Hold(); err != nil { // a command that waits for admission does not keep the sandbox alive

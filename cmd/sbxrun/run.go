@@ -55,8 +55,7 @@ func (r *runner) run() int {
 	if r.flags.PrintCommand {
 		close(r.signals.admitted)
 	} else {
-		admissions := admitAsync(r.signals.ctx, &r.flags.AdmissionFlags, r.flags.Pids, r.flags.Quiet)
-		caller.Begin = sync.OnceValues(func() (*os.File, error) { return r.begin(<-admissions) })
+		caller.Begin = sync.OnceValues(r.begin)
 	}
 	if err = r.plan(caller); err != nil {
 		return r.notStarted(err)
@@ -104,10 +103,10 @@ func (r *runner) run() int {
 	return r.end(res, delivered)
 }
 
-// begin opens the streams once the command is admitted. It returns bwrap's stderr, or nil if bwrap
-// must not be started ahead.
-func (r *runner) begin(a admissionAnswer) (*os.File, error) {
-	if err := r.admitted(a); err != nil {
+// begin asks for the leave to start the command, and opens the streams. It returns bwrap's stderr, or
+// nil if bwrap must not be started ahead.
+func (r *runner) begin() (*os.File, error) {
+	if err := r.admit(&r.flags.AdmissionFlags, r.flags.Pids); err != nil {
 		return nil, err
 	}
 	if err := r.prepare(r.Terms.Begin); err != nil {

@@ -478,12 +478,30 @@ func (e *entry) gainNothing() {
 //go:nocheckptr
 func startPayload(p unsafe.Pointer) {
 	e := (*payload)(p)
-	e.awaitRelease()
+	if e.letter != nil {
+		e.awaitRelease() // before that there is no command
+		e.confine()
+	} else {
+		e.confine() // while sbxrun looks who init is: the kernel takes a tenth of a millisecond to compile the filter
+		e.awaitRelease()
+	}
 	e.must(stepSession, unix.SYS_SETSID, 0, 0, 0, 0, 0)
 	if e.terminal {
 		e.must(stepTerminal, unix.SYS_IOCTL, 0, unix.TIOCSCTTY, 0, 0, 0)
 	}
 	e.must(stepWorkdir, unix.SYS_CHDIR, uintptr(unsafe.Pointer(e.workdir)), 0, 0, 0, 0)
+	// Last, so that until here nothing but SIGKILL could end us.
+	e.sigs = 0
+	e.must(stepSignals, unix.SYS_RT_SIGPROCMASK, sigSetmask, uintptr(unsafe.Pointer(&e.sigs)), 0, 8, 0)
+	e.execute()
+}
+
+// confine sets what the command may use, and which system calls it may make.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *payload) confine() {
 	if e.cpus != nil {
 		// So that nproc(1) fits. It is no limit, a program can undo it; the quota is.
 		syscall.RawSyscall(unix.SYS_SCHED_SETAFFINITY, 0, unsafe.Sizeof(*e.cpus), uintptr(unsafe.Pointer(e.cpus)))
@@ -493,12 +511,9 @@ func startPayload(p unsafe.Pointer) {
 		e.limit = unix.Rlimit{Cur: limits[i].Value, Max: limits[i].Value}
 		e.must(stepLimits, unix.SYS_PRLIMIT64, 0, uintptr(limits[i].Resource), uintptr(unsafe.Pointer(&e.limit)), 0, 0)
 	}
-	e.sigs = 0
-	e.must(stepSignals, unix.SYS_RT_SIGPROCMASK, sigSetmask, uintptr(unsafe.Pointer(&e.sigs)), 0, 8, 0)
 	if e.filter != nil {
 		e.must(stepFilter, unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(e.filter)), 0, 0)
 	}
-	e.execute()
 }
 
 // awaitRelease returns when the command may begin.

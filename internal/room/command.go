@@ -112,7 +112,7 @@ func bindFor(host, home string) string {
 
 func lookHost(name, callers string) string {
 	for _, dir := range strings.Split(callers, ":") {
-		if p := path.Join(dir, name); path.IsAbs(p) && isFile(p) && unix.Access(p, unix.X_OK) == nil {
+		if p := path.Join(dir, name); path.IsAbs(p) && unix.Access(p, unix.X_OK) == nil && isFile(p) {
 			return p
 		}
 	}
@@ -120,8 +120,8 @@ func lookHost(name, callers string) string {
 }
 
 func isFile(host string) bool {
-	st, err := os.Stat(host)
-	return err == nil && st.Mode().IsRegular()
+	var st unix.Stat_t
+	return unix.Stat(host, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG
 }
 
 // checkFile looks at the file that would be executed.

@@ -81,7 +81,7 @@ func lookup(searchPath string) string {
 			continue // never a bwrap out of the current directory
 		}
 		name := filepath.Join(dir, "bwrap")
-		if st, err := os.Stat(name); err == nil && st.Mode().IsRegular() && unix.Access(name, unix.X_OK) == nil {
+		if unix.Access(name, unix.X_OK) == nil && isFile(name) {
 			return name
 		}
 	}

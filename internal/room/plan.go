@@ -698,8 +698,8 @@ func HomeWithin(dir, home string) string {
 		tops = append(tops, real)
 	}
 	// Unreadable: then there are the well-known places.
-	passwd, _ := os.ReadFile("/etc/passwd")
-	for _, line := range strings.Split(string(passwd), "\n") {
+	passwd, _ := proc.ReadFile("/etc/passwd")
+	for line := range strings.SplitSeq(string(passwd), "\n") {
 		f := strings.Split(line, ":")
 		if len(f) < 7 {
 			continue
