@@ -51,7 +51,7 @@ type User struct{ UID, GID uint32 }
 // plan decides in every detail how bubblewrap will be called. The caller closes it.
 func (p *Policy) plan(command []string) (*room.Plan, error) {
 	in := room.Policy{
-		Command: command, Cwd: room.CwdNone, Workdir: p.Dir, TmpSize: p.TmpSize, Network: room.NetNone, Hostname: p.Hostname, NoFilter: p.AllSyscalls,
+		Command: command, Cwd: room.CwdNone, Workdir: p.Dir, TmpSize: p.TmpSize, Network: room.NetNone, Alone: true, Hostname: p.Hostname, NoFilter: p.AllSyscalls,
 	}
 	switch p.Network {
 	case NoNetwork:

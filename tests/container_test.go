@@ -72,6 +72,26 @@ func TestReadOnlyCgroups(t *testing.T) {
 	}
 }
 
+// Where nobody may make a network namespace, a run says so.
+func TestNoNetworkNamespaces(t *testing.T) {
+	t.Parallel()
+	const none = `echo 0 >/proc/sys/user/max_net_namespaces && exec setpriv --ambient-caps=-all --inh-caps=-all "$@"`
+	var wrap []string
+	if harness.Root() {
+		wrap = []string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"}
+	}
+	wrap = append(wrap, "unshare", "--user", "--map-current-user", "--keep-caps", "sh", "-c", none, "sh")
+	o := harness.Options{Bare: true, Wrap: wrap, Dir: "/usr"}
+	r := harness.Run(t, o, "true")
+	if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "network namespace: user.max_net_namespaces is 0") || !strings.Contains(string(r.Stderr), "sysctl -w user.max_net_namespaces=") {
+		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	r = harness.Run(t, o, "--net", "host", "true")
+	if r.ExitCode != 0 {
+		t.Errorf("--net host: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+}
+
 // In a container that lacks something doctor ends with how to start it, and a run says so in
 // its line.
 func TestDoctorInContainer(t *testing.T) {

@@ -39,15 +39,19 @@ func TestR22Network(t *testing.T) {
 	harness.Must(t, os.Chmod(socket, 0o777))
 
 	targets := []string{strconv.Itoa(tcp.Port), abstract, socket, "/run/docker.sock", "/var/run/docker.sock"}
-	r := harness.Run(t, harness.Options{}, append([]string{"/fixtures/probe-net"}, targets...)...)
-	r.Expect(t, 0, "exited")
-	if n := strings.Count(string(r.Stdout), ": unreachable ("); n != len(targets) {
-		t.Errorf("%d of %d unreachable:\n%s", n, len(targets), r.Stdout)
+	probe := append([]string{"/fixtures/probe-net"}, targets...)
+	// A command that is alone has the network namespace for itself; a sandbox that lives on has one for all.
+	box := harness.NewState(t).Sandbox(harness.Options{})
+	for what, r := range map[string]*harness.Result{"run": harness.Run(t, harness.Options{}, probe...), "exec": box.Exec(harness.Options{}, nil, probe...)} {
+		r.Expect(t, 0, "exited")
+		if n := strings.Count(string(r.Stdout), ": unreachable ("); n != len(targets) {
+			t.Errorf("%s: %d of %d unreachable:\n%s", what, n, len(targets), r.Stdout)
+		}
 	}
 
 	// The same probe with the host's network sees what is there, but still no
 	// socket below /run.
-	r = harness.Run(t, harness.Options{}, append([]string{"--net", "host", "/fixtures/probe-net"}, targets...)...)
+	r := harness.Run(t, harness.Options{}, append([]string{"--net", "host", "/fixtures/probe-net"}, targets...)...)
 	for _, want := range []string{strconv.Itoa(tcp.Port) + ": reachable\n", abstract + ": reachable\n", socket + ": unreachable"} {
 		if !strings.Contains(string(r.Stdout), want) {
 			t.Errorf("--net host: no %q in:\n%s", want, r.Stdout)

@@ -13,6 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/doctor"
+	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/files"
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/proc"
@@ -79,7 +80,7 @@ func (r *runner) run() int {
 	var counted *counters
 	if r.start() {
 		time.AfterFunc(soonSwept, func() { sweepQuickly("") })
-		counted = r.openCounters(r.flags.Net, r.Kept().Room)
+		counted = r.openCounters(r.flags.Net, r.Kept().Init)
 	}
 	res, delivered := r.wait()
 	if overlays := r.Parts.Overlays; len(overlays)+len(r.flags.Get) > 0 {
@@ -183,12 +184,14 @@ func (r *runner) diagnose(res *result.Result) {
 		res.Err.Hint = "--memory may be too small for the command to start"
 		return
 	}
-	// What is scarce for us is scarce for the diagnosis.
+	// What is scarce for us is scarce for the diagnosis; but of namespaces it knows how many there may be.
 	if proc.DescriptorsHint(res.Err) != "" {
 		return
 	}
+	step := (*proc.StartError)(nil)
+	namespaces := errors.As(res.Err, &step) && step.Step == enter.StepNetwork
 	for _, scarce := range []error{unix.EAGAIN, unix.ENOMEM, unix.ENOSPC} {
-		if errors.Is(res.Err, scarce) {
+		if errors.Is(res.Err, scarce) && !namespaces {
 			return
 		}
 	}
@@ -240,7 +243,7 @@ func (r *runner) plan(caller room.Caller) error {
 	if policy.Meminfo, err = fakeMeminfo(&r.flags, r.flags.FakeMeminfo, &r.flags.Limits); err != nil {
 		return err
 	}
-	policy.Terminal = r.flags.Tty
+	policy.Terminal, policy.Alone = r.flags.Tty, !parts.Network()
 	if r.Limits, err = planLimits(&r.flags.Limits, nil); err != nil {
 		return err
 	}

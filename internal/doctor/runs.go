@@ -19,7 +19,7 @@ import (
 
 // plan is the product's own, for a command that needs nothing.
 func (e *exam) plan(policy room.Policy) (*room.Plan, error) {
-	policy.Workdir = "/"
+	policy.Workdir, policy.Alone = "/", true
 	return room.Prepare(policy, e.caller)
 }
 

@@ -19,7 +19,8 @@
 // signals go in, [message]s come out, with the sender's pid added by the kernel. The
 // payload waits at a pipe, the gate, for a byte; end-of-file makes it exit. If the room is
 // still being built, what enters waits at a second pipe for a byte from its PID 1, and then
-// furnishes the room ([Furnishing]).
+// furnishes the room ([Furnishing]). Before, it makes the command's network namespace, if that is
+// not to be the room's.
 //
 // A payload finds its files, its 0, 1 and 2, and nothing else: every other descriptor is
 // closed before, or by its exec. init is undumpable, so that nothing with its uid can

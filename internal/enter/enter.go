@@ -40,8 +40,10 @@ const (
 const (
 	stepHide = iota + 1
 	stepTarget
-	stepRoom
 	stepOuter
+	stepNetwork
+	stepLoopback
+	stepRoom
 	stepUserns
 	stepSetns
 	stepTmpfs
@@ -80,8 +82,10 @@ const (
 var stepNames = [...]string{
 	stepHide:         "make the entering process undumpable",
 	stepTarget:       "receive a pidfd of the room",
-	stepRoom:         "wait for the room",
 	stepOuter:        "join the user namespace of the room's mounts",
+	stepNetwork:      StepNetwork,
+	stepLoopback:     "bring up the loopback device",
+	stepRoom:         "wait for the room",
 	stepUserns:       StepUserns,
 	stepSetns:        "setns(2) on the pidfd of the room's PID 1 (Linux 5.8)",
 	stepTmpfs:        "set the size and mode of a tmpfs",
@@ -116,6 +120,9 @@ var stepNames = [...]string{
 	stepFilter:       "load the filter for system calls",
 	stepExec:         "exec",
 }
+
+// StepNetwork is the step of a [proc.StartError] when there is none to be had.
+const StepNetwork = "make a network namespace"
 
 // StepUserns is the step of a [proc.StartError] when they cannot be switched off.
 const StepUserns = "switch off user namespaces (user.max_user_namespaces)"
@@ -251,7 +258,6 @@ func enter(p unsafe.Pointer) {
 		e.makeSockets(room, outer)
 	}
 	if e.furnishing.wanted {
-		e.awaitRoom()
 		e.enterNew(room, outer)
 	} else {
 		e.must(stepSetns, unix.SYS_SETNS, room, e.namespaces, 0, 0, 0)

@@ -34,6 +34,9 @@ type Furnishing struct {
 	ReadOnly []string
 	// NoUserns: nothing in the room can make user namespaces.
 	NoUserns bool
+	// OwnNet: the command gets a network namespace of its own, and not the room's. The kernel takes a
+	// millisecond to make one. bwrap would do so before it mounts anything; we do it meanwhile.
+	OwnNet bool
 }
 
 // Mounted is a tmpfs that bwrap has mounted. It is remounted with its options, of which
@@ -56,6 +59,8 @@ const FileMode = 0o444
 type furnishing struct {
 	wanted   bool
 	noUserns bool
+	ownNet   bool
+	loopback unix.Ifreq // to be brought up
 	tmpfs    []mounted
 	overlays *overlays // nil for none
 	files    []*byte   // copies of entryFiles and those that follow
@@ -85,10 +90,15 @@ func layFurnishing(b *proc.Block, f *Furnishing) furnishing {
 	}
 	dir := proc.New[unix.OpenHow](b)
 	*dir = unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
-	return furnishing{wanted: true, noUserns: f.NoUserns, tmpfs: proc.Copy(b, list), overlays: layOverlays(b, f.Overlays, dir),
+	n := furnishing{wanted: true, noUserns: f.NoUserns, ownNet: f.OwnNet, tmpfs: proc.Copy(b, list), overlays: layOverlays(b, f.Overlays, dir),
 		files: proc.Copy(b, files), readOnly: b.Texts(f.ReadOnly)[:len(f.ReadOnly)],
 		dir:    dir,
 		create: unix.OpenHow{Flags: unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_CLOEXEC, Mode: FileMode, Resolve: unix.RESOLVE_NO_SYMLINKS}}
+	if lo, err := unix.NewIfreq("lo"); err == nil {
+		lo.SetUint16(unix.IFF_UP)
+		n.loopback = *lo
+	}
+	return n
 }
 
 // from are the files that are copied, as descriptors of what enters.
@@ -106,7 +116,7 @@ var (
 	dot  = [...]byte{'.', 0}
 )
 
-// enterNew joins the namespaces of a new room and furnishes it; outer is the user
+// enterNew joins the namespaces of a new room, when it is built, and furnishes it; outer is the user
 // namespace that its mounts belong to.
 //
 //go:nosplit
@@ -114,6 +124,10 @@ var (
 //go:nocheckptr
 func (e *entry) enterNew(room, outer uintptr) {
 	e.must(stepOuter, unix.SYS_SETNS, outer, unix.CLONE_NEWUSER, 0, 0, 0)
+	if e.furnishing.ownNet {
+		e.makeNetwork()
+	}
+	e.awaitRoom()
 	if e.furnishing.noUserns {
 		// The numbers are those of the user namespace that we are in, and hold for all below
 		// it (user_namespaces(7)); the file is opened while the host's /proc is there, because
@@ -129,6 +143,19 @@ func (e *entry) enterNew(room, outer uintptr) {
 	if _, _, errno := syscall.RawSyscall(unix.SYS_SETNS, room, unix.CLONE_NEWUSER, 0); errno != 0 && errno != unix.EINVAL {
 		e.fail(stepSetns, errno)
 	}
+}
+
+// makeNetwork makes a network namespace, which has nothing but a loopback device.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) makeNetwork() {
+	e.must(stepNetwork, unix.SYS_UNSHARE, unix.CLONE_NEWNET, 0, 0, 0, 0)
+	// Any socket will do (netdevice(7)). The device gets its addresses when it is brought up.
+	fd := e.must(stepLoopback, unix.SYS_SOCKET, unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0, 0, 0)
+	e.must(stepLoopback, unix.SYS_IOCTL, fd, unix.SIOCSIFFLAGS, uintptr(unsafe.Pointer(&e.furnishing.loopback)), 0, 0)
+	e.must(stepLoopback, unix.SYS_CLOSE, fd, 0, 0, 0, 0)
 }
 
 // furnish does what [Furnishing] says.

@@ -52,6 +52,7 @@ type Plan struct {
 	// not be its.
 	mapOwners bool
 	hostNet   bool
+	ownNet    bool // the command has a network namespace of its own, and the room the caller's
 	terminal  bool
 	filter    *seccomp.Filter // nil for none
 }
@@ -103,6 +104,7 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 		p.Hostname = DefaultHostname
 	}
 	plan := &Plan{command: p.Command, hold: p.Hold, hostNet: p.Network == NetHost, terminal: p.Terminal}
+	plan.ownNet = p.Alone && !plan.hostNet && len(p.Command) > 0
 	defer func() {
 		if err != nil {
 			plan.Close()
@@ -316,7 +318,7 @@ func (p *Plan) options(whole bool) (words []string) {
 		}
 	}
 	add("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup")
-	if !p.hostNet {
+	if !p.hostNet && (whole || !p.ownNet) {
 		add("--unshare-net")
 	}
 	add("--die-with-parent", "--cap-drop", "ALL")
@@ -374,7 +376,7 @@ func octalMode(mode uint32) string { return fmt.Sprintf("%04o", mode) }
 
 // furnishing is what the room gets from us when bwrap has built it.
 func (p *Plan) furnishing() *enter.Furnishing {
-	f := &enter.Furnishing{ReadOnly: ownMounts, NoUserns: p.noUserns, Overlays: p.mounted}
+	f := &enter.Furnishing{ReadOnly: ownMounts, NoUserns: p.noUserns, OwnNet: p.ownNet, Overlays: p.mounted}
 	for _, o := range p.ops {
 		if o.kind == opTmpfs {
 			f.Tmpfs = append(f.Tmpfs, enter.Mounted{Tmpfs: o.tmpfs(), Mode: tmpfsMode(o.dst)})

@@ -494,6 +494,36 @@ func TestPrepareErrors(t *testing.T) {
 	}
 }
 
+// The command of a room that nothing else enters gets the network namespace, and bwrap makes none.
+func TestPrepareAlone(t *testing.T) {
+	for _, tt := range []struct {
+		name        string
+		p           Policy
+		room, alone bool
+	}{
+		{"a room's", Policy{Command: []string{"sh"}}, true, false},
+		{"a command's", Policy{Command: []string{"sh"}, Alone: true}, false, true},
+		{"no command", Policy{Alone: true}, true, false},
+		{"the host's", Policy{Command: []string{"sh"}, Alone: true, Network: NetHost}, false, false},
+	} {
+		tt.p.Workdir = "/tmp"
+		plan := prepare(t, tt.p, 1000)
+		if got := slices.Contains(plan.options(false), "--unshare-net"); got != tt.room {
+			t.Errorf("%s: bwrap makes it: %v", tt.name, got)
+		}
+		if got := plan.furnishing().OwnNet; got != tt.alone {
+			t.Errorf("%s: the command gets it: %v", tt.name, got)
+		}
+		if got, want := plan.Entry().HostNet, tt.alone || tt.p.Network == NetHost; got != want {
+			t.Errorf("%s: the room has the host's: %v", tt.name, got)
+		}
+		// Without us it is bwrap that has to.
+		if got, want := slices.Contains(plan.options(true), "--unshare-net"), tt.p.Network != NetHost; got != want {
+			t.Errorf("%s: without sbxrun bwrap makes it: %v", tt.name, got)
+		}
+	}
+}
+
 // A writable bind may get new places for mounts, a read-only one must have them.
 func TestPrepareMountInMount(t *testing.T) {
 	top := laidOut(t, "dir/there/")

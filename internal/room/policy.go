@@ -76,6 +76,9 @@ type Policy struct {
 	TmpSize  int64  // bytes, of /tmp and of every other writable part
 	Env      values.Environment
 	Network  Network
+	// Alone: nothing but the command will enter the room. Then it is the command that gets the network
+	// namespace, on its way in, and the room has the caller's: that is quicker.
+	Alone    bool
 	User     *User
 	Hostname string
 	NoFilter bool       // all system calls are there: no seccomp filter

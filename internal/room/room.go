@@ -58,7 +58,7 @@ func (p *Plan) Start(ctx context.Context, stdio [3]*os.File, tty *proc.Terminal,
 		}
 	}
 	defer b.close()
-	r := &Room{Kept: proc.Kept{Keeper: b.Keeper}, Cred: p.cred, HostNet: p.hostNet}
+	r := &Room{Kept: proc.Kept{Keeper: b.Keeper}, Cred: p.cred, HostNet: p.hostNet || p.ownNet}
 	if err = p.start(ctx, r, b, stdio, tty, confirm); err != nil {
 		return nil, r.abandon(err)
 	}
@@ -67,7 +67,7 @@ func (p *Plan) Start(ctx context.Context, stdio [3]*os.File, tty *proc.Terminal,
 
 // Entry is the plan's command.
 func (p *Plan) Entry() *enter.Entry {
-	return &enter.Entry{Cred: p.cred, HostNet: p.hostNet, Command: p.command, Path: p.path, Env: values.Pairs(p.env), Workdir: p.Workdir,
+	return &enter.Entry{Cred: p.cred, HostNet: p.hostNet || p.ownNet, Command: p.command, Path: p.path, Env: values.Pairs(p.env), Workdir: p.Workdir,
 		Terminal: p.terminal, Bounds: p.Bounds, Filter: p.filter}
 }
 
