@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sbxrun/sbxrun/internal/limits"
 )
 
 // fake is a tree of kernel files.
@@ -137,6 +139,27 @@ func TestLookHere(t *testing.T) {
 	for _, b := range r.Bounds {
 		if b.Current < 1 || b.Max < b.Current {
 			t.Errorf("%+v", b)
+		}
+	}
+}
+
+// The quick way comes to what the list of mounts says, or to nothing.
+func TestUsual(t *testing.T) {
+	paths, err := limits.Membership("", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mounts, err := limits.Mounts("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantTop, wantOwn := hierarchy(mounts, paths)
+	if top, own, ok := usual(paths); ok && (top != wantTop || own != wantOwn) {
+		t.Errorf("%s %s, want %s %s", top, own, wantTop, wantOwn)
+	}
+	for _, paths := range []map[string]string{{}, {"pids": "/not/there"}, {"": "/not/there"}} {
+		if top, own, ok := usual(paths); ok {
+			t.Errorf("%v: %s %s", paths, top, own)
 		}
 	}
 }
