@@ -181,6 +181,9 @@ func (p *Plan) Filter() *seccomp.Filter { return p.filter }
 // filter allows.
 func (p *Plan) NoUserns() bool { return p.noUserns }
 
+// Alone reports whether the network namespace is the command's, and not the room's: see [Policy].
+func (p *Plan) Alone() bool { return p.ownNet }
+
 // Cred is who bwrap will run as; nil if as sbxrun.
 func (p *Plan) Cred() *proc.Cred { return p.cred }
 

@@ -126,6 +126,9 @@ func Hold(ctx context.Context, p Place, stdio [3]*os.File, tty *proc.Terminal, t
 		}
 		return &Command{Terms: t, kept: &x.Kept, exec: x, result: begun(t)}, nil
 	}
+	if t.Shared && p.Plan.Alone() { // others would enter the network that the room has, which is the caller's
+		return nil, &result.Error{Code: "setup", Message: "others may not enter a room that was planned for one command"}
+	}
 	p.Plan.Bounds = bounds
 	room, err := p.Plan.Start(ctx, stdio, tty, t.Confirm)
 	if err != nil {

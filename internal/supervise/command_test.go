@@ -64,6 +64,19 @@ func TestQuotaFails(t *testing.T) {
 	}
 }
 
+// A room whose network is the caller's, because its command has one of its own, is for nobody else.
+func TestSharedAlone(t *testing.T) {
+	plan, err := room.Prepare(room.Policy{Command: []string{"true"}, Workdir: "/tmp", Alone: true},
+		room.Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plan.Close()
+	if _, err := supervise.Hold(t.Context(), supervise.Place{Plan: plan}, [3]*os.File{}, nil, supervise.Terms{Shared: true}); err == nil {
+		t.Error("others may enter it")
+	}
+}
+
 // hold returns a command that has not begun, and its output.
 func hold(t *testing.T, terms supervise.Terms, command ...string) (c *supervise.Command, stdout *os.File) {
 	t.Helper()
