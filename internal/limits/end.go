@@ -136,6 +136,9 @@ func (g *Group) Kill() error {
 // still reaps, or [Machine.Leftovers] finds it when it is empty. One that is not there any more is no
 // error to either.
 func (g *Group) Remove(deadline time.Time) error {
+	if g.lasting != nil {
+		g.lasting.files.close()
+	}
 	err := RemoveDirs(g.Dirs(), deadline)
 	for i, n := range g.nodes {
 		_ = unix.Close(n.lock) // EBADF: it was given up before, or never had

@@ -1,10 +1,15 @@
 package limits
 
 import (
+	"io"
 	"math"
+	"os"
 	"runtime"
 	"slices"
+	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
@@ -32,7 +37,7 @@ func Lasting(id string) (*Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	g.lasting = &lasting{plan: plan, written: map[string]string{}, memory: plan.request.Memory}
+	g.lasting = &lasting{plan: plan, written: map[string]string{}, memory: plan.request.Memory, files: &openFiles{named: map[string]*os.File{}}}
 	for _, s := range g.settings() {
 		g.lasting.written[s.path] = s.value
 	}
@@ -47,6 +52,60 @@ type lasting struct {
 	before  map[counter]int64
 	after   map[counter]int64 // as they were read last, when a command had ended
 	cpu     time.Duration     // used
+	files   *openFiles
+}
+
+// openFiles are those of a lasting group that are read at each command. They stay open until the
+// group is removed: to open one takes ten times as long as to read it.
+type openFiles struct {
+	mu    sync.Mutex
+	named map[string]*os.File // by their paths; nil when the group is removed
+}
+
+// open returns a file, open for writing too if that is allowed. It stays the set's.
+func (o *openFiles) open(path string) (*os.File, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.named == nil {
+		return nil, os.ErrClosed
+	}
+	if f := o.named[path]; f != nil {
+		return f, nil
+	}
+	// Not by package os, whose poller would be told of every change.
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		fd, err = unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	}
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	o.named[path] = os.NewFile(uintptr(fd), path)
+	return o.named[path], nil
+}
+
+// read reads a file anew: at its beginning the kernel writes the text again (seq_file.rst).
+func (o *openFiles) read(path string) ([]byte, error) {
+	f, err := o.open(path)
+	if err != nil {
+		return nil, err
+	}
+	data := make([]byte, 1024) // more than the events and times of one cgroup
+	n, err := f.ReadAt(data, 0)
+	if err == io.EOF {
+		err = nil
+	}
+	return data[:n], err
+}
+
+// close ends the reading, also that of who still watches the command before.
+func (o *openFiles) close() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, f := range o.named {
+		f.Close()
+	}
+	o.named = nil
 }
 
 // Spare is how many tasks of a lasting group are not the command's: what makes its init, and
@@ -174,7 +233,9 @@ func (g *Group) rebase() {
 			if dir := g.read["memory"]; dir == g.v2 {
 				base(memoryEvents)
 			} else {
-				_ = write(dir+"/memory.max_usage_in_bytes", "0") // the peak; it can always be
+				if f, err := l.files.open(dir + "/memory.max_usage_in_bytes"); err == nil {
+					_, _ = f.WriteAt([]byte("0"), 0) // the peak; it can always be
+				}
 			}
 		case "pids":
 			base(pidsEvents)

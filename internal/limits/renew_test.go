@@ -3,6 +3,7 @@ package limits
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -67,7 +68,7 @@ func TestThrottleV1(t *testing.T) {
 		plan := &Plan{request: Request{CPUs: c.cpus}, Limits: []result.Limit{{Name: "cpus", Enforced: true}}}
 		g := &Group{plan: plan, read: map[string]string{"cpu": dir}}
 		if c.lasting {
-			g.lasting = &lasting{written: map[string]string{}}
+			g.lasting = &lasting{written: map[string]string{}, files: &openFiles{named: map[string]*os.File{}}}
 		}
 		var got []string
 		for _, s := range g.throttle() {
@@ -118,4 +119,34 @@ func quotaOf(t *testing.T, g *Group) float64 {
 		t.Fatalf("%s: %v", dir, numbers)
 	}
 	return numbers[0] / numbers[1]
+}
+
+// What is read at each command is as the kernel has it then, although the file stays open; and who
+// still watches when the group is removed opens nothing any more.
+func TestOpenFiles(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "memory.oom_control")
+	o := &openFiles{named: map[string]*os.File{}}
+	for _, want := range []string{"oom_kill 0\n", "oom_kill 12\n"} {
+		if err := os.WriteFile(path, []byte(want), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got, err := o.read(path)
+		if err != nil || string(got) != want {
+			t.Errorf("read %q, %v; want %q", got, err, want)
+		}
+	}
+	f, err := o.open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := o.read(path + "none"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a file that is not there: %v", err)
+	}
+	o.close()
+	if _, err := f.Stat(); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("after close the file is open: %v", err)
+	}
+	if got, err := o.read(path); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("after close: %q, %v", got, err)
+	}
 }

@@ -29,7 +29,11 @@ func (g *Group) number(controller, v2file, v2key, v1file, v1key string) int64 {
 	if dir == g.v2 {
 		file, key = v2file, v2key
 	}
-	data, err := proc.ReadFile(dir + "/" + file)
+	read := proc.ReadFile
+	if g.lasting != nil {
+		read = g.lasting.files.read
+	}
+	data, err := read(dir + "/" + file)
 	if err != nil {
 		return 0
 	}
