@@ -51,12 +51,15 @@ step() {
 suite=internal/setup/suite.sh
 units=$(go list ./... | grep -v '/tests$\|/tests/')
 compiler=$(go env CC)
-race=
+race='' cgo=0
 if [ "$(go env CGO_ENABLED)" = 1 ] && command -v "${compiler%% *}" >/dev/null; then
-    race=-race
+    race=-race cgo=1
 else
     left_out "the race detector, there is no C compiler"
 fi
+# As build.sh and test.sh build: to compile all libraries once more takes minutes.
+export CGO_ENABLED=0 GOFLAGS=-trimpath
+quick="-ldflags=-s -vet=off" # lint.sh has the whole of go vet
 
 # The user you are has run all tests of the command with test.sh, so here those that it leaves out or tries
 # seldom. On a slow machine all of it would take three hours. There tests of rare events make a tenth of
@@ -93,20 +96,20 @@ user() {
         some="-run $later"
         [ $# = 0 ] || some="-skip $later"
     fi
-    step "unit tests as $who" $bounds "$suite" "as $who" $race "$@" $run
-    step "tests of the command as $who" $wide SBXRUN_SOAK="${SBXRUN_SOAK:-$soak}" "$suite" "as $who" -p 3 -parallel 4 $some "$@" ./tests/faults ./tests/...
+    step "unit tests as $who" $bounds CGO_ENABLED=$cgo "$suite" "as $who" $race $quick "$@" $run
+    step "tests of the command as $who" $wide SBXRUN_SOAK="${SBXRUN_SOAK:-$soak}" "$suite" "as $who" $quick -p 3 -parallel 4 $some "$@" ./tests/faults ./tests/...
 }
 
 step lint internal/setup/lint.sh
 step "other architectures" env SBXRUN_SOAK=1 go test -count=1 ./internal/arch
 step "man pages" ./setup.sh man
 step completions ./setup.sh completions
-step "manifests of the examples" go -C tests/manifests test -count=1 ./...
+step "manifests of the examples" go -C tests/manifests test -count=1 $quick ./...
 # shellcheck disable=SC2086 # two words
-step "a cluster" $bounds go -C tests/cluster test -count=1 -timeout 30m ./...
+step "a cluster" $bounds go -C tests/cluster test -count=1 $quick -timeout 30m ./...
 user "uid $(id -u)"
 if [ "$slow" != 1 ]; then # these are never fewer
-    step "500 signals" $bounds SBXRUN_SOAK=100 "$suite" "500 signals" -run '^TestSoak$' ./tests/faults
+    step "500 signals" $bounds SBXRUN_SOAK=100 "$suite" "500 signals" $quick -run '^TestSoak$' ./tests/faults
 fi
 
 # The other user.

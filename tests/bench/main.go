@@ -187,7 +187,7 @@ func buildOld() (remove func(), err error) {
 		return remove, err
 	}
 	*old = filepath.Join(dir, "bin", "sbxrun")
-	return remove, run(dir, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", *old, "./cmd/sbxrun")
+	return remove, run(dir, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Dir(*old)+"/", "./cmd/...")
 }
 
 // reapOrphans waits for what others have left to us, a subreaper: bwrap its PID 1, for one.
