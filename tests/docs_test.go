@@ -21,6 +21,7 @@ import (
 // TestDocs types the console blocks of the documents into a shell and compares what it
 // prints: what a reader sees is what the documents show.
 func TestDocs(t *testing.T) {
+	t.Parallel()
 	documents, err := filepath.Glob("../docs/*.md")
 	harness.Must(t, err)
 	for _, document := range append(documents, "../README.md") {

@@ -27,6 +27,7 @@ type everyday struct {
 }
 
 func TestEveryday(t *testing.T) {
+	t.Parallel()
 	const (
 		writes  = `python3 -c "open('made', 'w').write('x')"`
 		noWrite = `hint: if it was to write to the current directory, it could not; -w lets it write there`

@@ -16,6 +16,7 @@ import (
 // their commands. After each run the harness asserts that nothing is left, so
 // no script has to.
 func TestScripts(t *testing.T) {
+	t.Parallel()
 	testscript.Run(t, testscript.Params{
 		Dir: "scripts",
 		// Not testscript's own, which nobody else can search: started by root,

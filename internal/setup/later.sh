@@ -6,12 +6,13 @@
 later='ServeSoak|Languages|PythonClients|NodeClient|Examples|Page|PagesOfOtherSites|Builds|Library|Install'
 later="$later|Soak|R16Phases|R16Calls|R19Fakes|R19Silent|R19Relay|R19RelayStart|L01ExecPhases|ApplyKilled|SnapshotKilled|Races"
 later="$later|StatePlanted|StatePlantedAbove|StateGarbageRecord|StateGarbageFiles|StateTruncated|StateDescriptors|DiskFull"
+later="$later|Faults|MCPOutput|PackageManagers|Shells|RecordTruncated|P09NoTaskLeftAtKill|P09NoTaskOfUserLeft|R05ForkBomb|OutsideHoldsExec|OutsideHoldsRun"
 later="$later|FewDescriptors|SmallLimits|P09NoTaskLeftAtStart|R06BigTeardown|ManyEntries|RecycledPIDs|ExecHandlesKept|ExecVeryShortTimeout|DeadlineAtTheEnd"
 later="^Test($later)\$"
 # Sets rare to what else tries more often the larger SBXRUN_SOAK is: test.sh has it with few tries, and
 # check.sh once more with many.
-rare='ExecKilled|ExecSoak|L08KillMany|P09NoTaskOfUserLeft|R09KillIsItsOwn|R25NeverReaped|VolumeKilled|CleanupWhileStarting'
+rare='ExecKilled|ExecSoak|L08KillMany|R09KillIsItsOwn|R25NeverReaped|VolumeKilled|CleanupWhileStarting'
 rare="$rare|ExecDetachedRandom|ExecHandleKilled|L01ExecRandom|L06ExecWhileKilled|L14Random|L14Running|QuitCalls|R16Moments"
 rare="$rare|R16Random|R16RandomIdmap|R16RandomJSON|R16RandomShort|R16RandomTerminal|R17StoppedEarly|R18Churn|StartClientKilled"
-rare="$rare|StartClientKilledRandom|Together|UnprovenGoes|Slow|Faults|MCPKilled"
+rare="$rare|StartClientKilledRandom|Together|UnprovenGoes|Slow|MCPKilled"
 rare="^Test($rare)\$"
