@@ -1,12 +1,14 @@
 # shellcheck shell=sh
 # Sets later to what test.sh leaves to check.sh, as go test's -skip takes it: what takes other builds
 # of everything (test.sh leaves out some of internal/barefork, too, by -short), what starts other
-# languages' programs or a browser most of the time, and what does one thing over and over: kills at
-# each step, plants each kind of file, tries each limit, makes hundreds of processes.
+# languages' programs or a browser most of the time, what waits for ten seconds several times, and what
+# does one thing over and over: kills at each step, plants each kind of file, tries each limit, makes
+# hundreds of processes.
 later='ServeSoak|Languages|PythonClients|NodeClient|Examples|Page|PagesOfOtherSites|Builds|Library|Install'
 later="$later|Soak|R16Phases|R16Calls|R19Fakes|R19Silent|R19Relay|R19RelayStart|L01ExecPhases|ApplyKilled|SnapshotKilled|Races"
 later="$later|StatePlanted|StatePlantedAbove|StateGarbageRecord|StateGarbageFiles|StateTruncated|StateDescriptors|DiskFull"
-later="$later|Faults|MCPOutput|PackageManagers|Shells|RecordTruncated|P09NoTaskLeftAtKill|P09NoTaskOfUserLeft|R05ForkBomb|OutsideHoldsExec|OutsideHoldsRun"
+later="$later|Faults|MCPOutput|PackageManagers|Shells|RecordTruncated|P09NoTaskLeftAtKill|P09NoTaskOfUserLeft|R05ForkBomb"
+later="$later|OutsideHoldsExec|OutsideHoldsRun|ReaderBlocked|ReaderOfMessagesBlocked"
 later="$later|FewDescriptors|SmallLimits|P09NoTaskLeftAtStart|R06BigTeardown|ManyEntries|RecycledPIDs|ExecHandlesKept|ExecVeryShortTimeout|DeadlineAtTheEnd"
 later="^Test($later)\$"
 # Sets rare to what else tries more often the larger SBXRUN_SOAK is: test.sh has it with few tries, and
