@@ -4,15 +4,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -20,7 +17,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/getkin/kin-openapi/openapi3"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
@@ -66,69 +62,6 @@ func ask(h http.Handler, method, path, body string) *httptest.ResponseRecorder {
 	r.Header.Set("Content-Type", "application/json")
 	h.ServeHTTP(w, r)
 	return w
-}
-
-// The document is one of OpenAPI, by a validator's word, and has every operation.
-func TestOpenAPI(t *testing.T) {
-	w := ask(handler(t), http.MethodGet, "/openapi.json", "")
-	if w.Code != http.StatusOK {
-		t.Fatalf("%d %s", w.Code, w.Body)
-	}
-	doc, err := openapi3.NewLoader().LoadFromData(w.Body.Bytes())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := doc.Validate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if !strings.HasPrefix(doc.OpenAPI, "3.1") {
-		t.Errorf("version %s", doc.OpenAPI)
-	}
-	for path, methods := range map[string]string{
-		"/v1/run": "POST", "/v1/calls": "POST GET", "/v1/calls/{id}": "GET DELETE", "/v1/calls/{id}/output": "GET", "/v1/languages": "GET",
-		"/v1/sessions": "POST GET", "/v1/sessions/{id}": "GET DELETE", "/v1/sessions/{id}/exec": "POST", "/v1/sessions/{id}/code": "POST", "/v1/sessions/{id}/processes": "POST GET",
-		"/v1/sessions/{id}/processes/{pid}": "GET DELETE", "/v1/sessions/{id}/files/{path}": "PUT GET DELETE", "/v1/sessions/{id}/archive": "GET PUT", "/v1/files": "POST", "/v1/files/{id}": "GET",
-	} {
-		item := doc.Paths.Value(path)
-		for _, method := range strings.Fields(methods) {
-			if item == nil || item.GetOperation(method) == nil {
-				t.Errorf("no %s %s", method, path)
-				continue
-			}
-			for status := range item.GetOperation(method).Responses.Map() {
-				if status == "422" || status == "default" {
-					t.Errorf("%s %s says %s, which is never answered", method, path, status)
-				}
-			}
-		}
-	}
-}
-
-// docs/api.md has all paths, those of a session without their beginning where they are in its table, and
-// all codes of errors with their statuses.
-func TestDocument(t *testing.T) {
-	doc, err := openapi3.NewLoader().LoadFromData(ask(handler(t), http.MethodGet, "/openapi.json", "").Body.Bytes())
-	if err != nil {
-		t.Fatal(err)
-	}
-	file, err := os.ReadFile("../../docs/api.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	text := string(file)
-	named := func(name string) bool {
-		return regexp.MustCompile("[ `\"]" + regexp.QuoteMeta(name) + "[ `?\"]").MatchString(text)
-	}
-	for path := range doc.Paths.Map() {
-		if in, ok := strings.CutPrefix(path, "/v1/sessions/{id}/"); !named(path) && (!ok || !named(in)) {
-			t.Errorf("nothing of %s", path)
-		}
-	}
-	for code, status := range api.Codes() {
-		if !regexp.MustCompile(fmt.Sprintf(`(?m)^\| [0-9, ]*\b%d\b[0-9, ]* \| .*\x60%s\x60`, status, code)).MatchString(text) {
-			t.Errorf("nothing of %s, %d", code, status)
-		}
-	}
 }
 
 // FuzzRun: whatever is sent, the answer is an error with a code, or that of a call that has to

@@ -59,7 +59,7 @@ else
 fi
 # As build.sh and test.sh build: to compile all libraries once more takes minutes.
 export CGO_ENABLED=0 GOFLAGS=-trimpath
-quick="-ldflags=-s -vet=off" # lint.sh has the whole of go vet
+quick="-ldflags=-s -vet=off -tags=check" # lint.sh has the whole of go vet
 
 # The user you are has run all tests of the command with test.sh, so here those that it leaves out or tries
 # seldom. On a slow machine all of it would take three hours. There tests of rare events make a tenth of

@@ -296,7 +296,7 @@ func TestCheck(t *testing.T) {
 			if got, race := strings.Count(log, " -race "), tt.compiler == ""; got > 0 != race {
 				t.Errorf("-race was given %d times: %s", got, log)
 			}
-			one, other := strings.Count(log, "50: test -v -count=1 -timeout 30m -ldflags=-s -vet=off -p 3 -parallel 4 -run ^Test(ServeSoak"), strings.Count(log, "50: test -v -count=1 -timeout 30m -ldflags=-s -vet=off -p 3 -parallel 4 -exec")
+			one, other := strings.Count(log, "50: test -v -count=1 -timeout 30m -ldflags=-s -vet=off -tags=check -p 3 -parallel 4 -run ^Test(ServeSoak"), strings.Count(log, "50: test -v -count=1 -timeout 30m -ldflags=-s -vet=off -tags=check -p 3 -parallel 4 -exec")
 			if halves := strings.Count(tt.want, ": tests of the command"); one != 1 || one+other != halves {
 				t.Errorf("the command was tested %d and %d times, want %d in all: %s", one, other, halves, log)
 			}
@@ -317,7 +317,7 @@ func TestSlowMachine(t *testing.T) {
 	f.program("id", "echo 1000")
 	f.env = append(f.env, "SBXRUN_TESTS_MACHINE=3")
 	_, out := f.run("check.sh")
-	const tests = "test -v -count=1 -timeout 30m -ldflags=-s -vet=off "
+	const tests = "test -v -count=1 -timeout 30m -ldflags=-s -vet=off -tags=check "
 	for _, want := range []string{"\n10 18: " + tests + "-p 3 -parallel 4 -run ^Test(ServeSoak", "\n100 18: " + tests + "-run ^TestSoak$ ./tests/faults\n"} {
 		if !strings.Contains(f.log(), want) {
 			t.Errorf("no %s in %s", want, f.log())
