@@ -57,7 +57,7 @@ printf '%s\n' "$pattern" >"$work/pattern"
 tar -c --exclude=./.git --exclude=./bin --exclude=./.task . >"$work/tree.tar"
 
 status=0
-"$here/run.sh" --memory 3072 --timeout 1500 "${options[@]}" --user root --cgroup root --share "$work" -- \
+"$here/run.sh" --memory 3072 --timeout 1800 "${options[@]}" --user root --cgroup root --share "$work" -- \
     'exec bash /share/suite.sh' || status=$?
 
 grep '^#' "$here/without.txt" | sed 's/^#/vm:/'
