@@ -36,7 +36,7 @@ demo)
     ;;
 test | check)
     "$setup/ready.sh"
-    "$setup/install.sh" --tests
+    "$setup/install.sh" "--$command"
     "$setup/build.sh"
     exec "$setup/$command.sh"
     ;;

@@ -1,10 +1,11 @@
 #!/bin/sh
 # Installs what sbxrun, its fixtures and its tests need and this machine lacks.
 #
-# usage: install.sh [--dry-run] [--tests]
+# usage: install.sh [--dry-run] [--test | --check]
 #
 #   --dry-run   only print the commands that would be run
-#   --tests     also what tests alone need: shells whose completions are tried, what makes
+#   --test      also what test.sh alone needs
+#   --check     also what check.sh alone needs: shells whose completions are tried, what makes
 #               packages of the clients, and on Debian a browser
 #
 # What is needed is looked up where sbxrun and the fixtures look, in /usr/bin and
@@ -15,11 +16,13 @@ set -eu
 root=${SETUP_ROOT:-}
 dry=
 tests=
+browser=
 for flag; do
     case $flag in
     --dry-run) dry=1 ;;
-    --tests) tests='curl zsh fish bash-completion npm pip3' ;;
-    *) echo "usage: install.sh [--dry-run] [--tests]" >&2; exit 2 ;;
+    --test) tests='curl npm' ;;
+    --check) tests='curl npm pip3 zsh fish bash-completion' browser=chromium-headless-shell ;;
+    *) echo "usage: install.sh [--dry-run] [--test | --check]" >&2; exit 2 ;;
     esac
 done
 
@@ -86,8 +89,8 @@ run() {
 
 family=$(family)
 # A browser without windows is a package of Debian 12 and later. Elsewhere its tests are skipped.
-if [ -n "$tests" ] && grep -q '^ID=debian$' "$root/etc/os-release" 2>/dev/null && ! grep -q '^VERSION_ID="\(9\|10\|11\)"' "$root/etc/os-release"; then
-    tests="$tests chromium-headless-shell"
+if [ -n "$browser" ] && grep -q '^ID=debian$' "$root/etc/os-release" 2>/dev/null && ! grep -q '^VERSION_ID="\(9\|10\|11\)"' "$root/etc/os-release"; then
+    tests="$tests $browser"
 fi
 missing=
 for program in bwrap python3 node bash setpriv unshare setsid jq pgrep $tests; do
