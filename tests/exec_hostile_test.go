@@ -147,7 +147,7 @@ func TestExecHostileMain(t *testing.T) {
 			var wg sync.WaitGroup
 			for range 3 {
 				wg.Go(func() {
-					for range 4 {
+					for range 2 {
 						p := b.StartExec(harness.Options{}, []string{"--timeout", harness.Deadline(500 * time.Millisecond).String()}, "/fixtures/tree-setsid")
 						r := p.Wait() // asserts the proof, and that nothing is left
 						harness.Within(t, "the exec", r.Elapsed, 500*time.Millisecond, time.Second)

@@ -1,6 +1,7 @@
 package barefork
 
 import (
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -89,6 +90,9 @@ func TestTeeth(t *testing.T) {
 	}
 	limit := nosplitLimit(t)
 	for _, arch := range []string{"amd64", "arm64"} {
+		if testing.Short() && arch != runtime.GOARCH {
+			continue // all of Go's runtime is compiled once more
+		}
 		t.Run(arch, func(t *testing.T) {
 			t.Parallel()
 			o := buildTeeth(t, arch)

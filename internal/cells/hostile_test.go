@@ -15,7 +15,7 @@ import (
 
 // Cells that fight back: each ends in bounded time, with one clear answer, and the next cell
 // works.
-func TestHostile(t *testing.T) {
+func TestHostileCells(t *testing.T) {
 	t.Parallel()
 	room := newRoom(t)
 	const loop = "\nwhile True: pass"

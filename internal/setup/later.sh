@@ -4,7 +4,7 @@
 # languages' programs or a browser most of the time, what waits for ten seconds several times, and what
 # does one thing over and over: kills at each step, plants each kind of file, tries each limit, makes
 # hundreds of processes.
-later='ServeSoak|Languages|PythonClients|NodeClient|Examples|Page|PagesOfOtherSites|Builds|Library|Install'
+later='ServeSoak|HostileCells|Languages|PythonClients|NodeClient|Examples|Page|PagesOfOtherSites|Builds|Library|Install'
 later="$later|Soak|R16Phases|R16Calls|R19Fakes|R19Silent|R19Relay|R19RelayStart|L01ExecPhases|ApplyKilled|SnapshotKilled|Races"
 later="$later|StatePlanted|StatePlantedAbove|StateGarbageRecord|StateGarbageFiles|StateTruncated|StateDescriptors|DiskFull"
 later="$later|Faults|MCPOutput|PackageManagers|Shells|RecordTruncated|P09NoTaskLeftAtKill|P09NoTaskOfUserLeft|R05ForkBomb"

@@ -184,7 +184,7 @@ func TestFullStdoutSignal(t *testing.T) {
 			reader, writer := full(t)
 			defer reader.Close()
 			deadline := harness.Deadline(time.Second)
-			r := start(t, options{stdout: writer}, flag, "--timeout", deadline.String(), "sh", "-c", ": >/out/ran; exec yes")
+			r := start(t, options{stdout: writer}, flag, "--timeout", deadline.String(), "sh", "-c", ": >/out/ran; yes | head -c 4M; exec sleep 600")
 			writer.Close()
 			r.until("the end of the sandbox", func() bool {
 				r.processes()

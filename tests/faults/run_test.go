@@ -229,18 +229,23 @@ func (r *run) signal(sig unix.Signal) bool {
 // before; the test fails if it takes for ever.
 func (r *run) until(what string, holds func() bool) bool {
 	r.t.Helper()
-	for deadline := time.Now().Add(bound); !holds(); {
+	for begin := time.Now(); !holds(); pause(begin) {
 		if r.over() {
 			return holds()
 		}
-		if time.Now().After(deadline) {
+		if time.Since(begin) > bound {
 			r.t.Errorf("waited %v in vain for %s; stderr %q", bound, what, r.text(r.stderr))
 			r.abort()
 			return false
 		}
-		time.Sleep(100 * time.Microsecond)
 	}
 	return true
+}
+
+// pause is between two looks of who has waited since begin: so short that what lasts briefly is met
+// soon after the beginning, and that a long wait costs nobody beside it a CPU.
+func pause(begin time.Time) {
+	time.Sleep(min(max(time.Since(begin)/32, 100*time.Microsecond), 5*time.Millisecond))
 }
 
 // wrote says whether the payload has made a file.

@@ -352,8 +352,8 @@ func (b *sandbox) ended(within time.Duration) {
 // until waits for a condition.
 func (e *estate) until(within time.Duration, what string, holds func() bool) bool {
 	e.t.Helper()
-	for deadline := time.Now().Add(within); !holds(); time.Sleep(200 * time.Microsecond) {
-		if time.Now().After(deadline) {
+	for begin := time.Now(); !holds(); pause(begin) {
+		if time.Since(begin) > within {
 			e.t.Errorf("waited %v in vain for %s", within, what)
 			return false
 		}
