@@ -170,7 +170,7 @@ func TestL13IdleTimeout(t *testing.T) {
 	two := b.StartExec(harness.Options{}, nil, "sleep", "1.5")
 	one.Wait()
 	ended := two.Wait().Ended
-	for time.Since(ended) < idle*3/4 { // if they were, it would live for so much longer
+	for ; time.Since(ended) < idle*3/4; time.Sleep(idle / 40) { // if they were, it would live for so much longer
 		s.Run("ps")
 		s.Run("logs", b.ID)
 	}

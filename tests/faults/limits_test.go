@@ -202,10 +202,14 @@ func TestFullStdoutSignal(t *testing.T) {
 // Whoever reads stdout goes away: nothing is left, whatever sbxrun makes of it.
 func TestClosedStdout(t *testing.T) {
 	for _, flags := range [][]string{{"--json"}, {"--tty"}, {}} {
+		writes := "exec yes"
+		if slices.Contains(flags, "--json") { // all of it is read
+			writes = "yes | head -c 4M; exec sleep 600"
+		}
 		for deadline := harness.Deadline(time.Second); ; deadline *= 2 {
 			reader, writer, err := os.Pipe()
 			harness.Must(t, err)
-			r := start(t, options{stdout: writer}, append(flags, "--timeout", deadline.String(), "sh", "-c", ": >/out/ran; setsid sleep 600 & exec yes")...)
+			r := start(t, options{stdout: writer}, append(flags, "--timeout", deadline.String(), "sh", "-c", ": >/out/ran; setsid sleep 600 & "+writes)...)
 			writer.Close()
 			reader.Close()
 			o := r.wait()

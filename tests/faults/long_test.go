@@ -12,9 +12,12 @@ import (
 // megabyte of the output that is captured, and a signal every millisecond, for
 // seconds, and however busy the machine is for a megabyte more. The command ends by itself, or the thread was ours.
 func TestR18Churn(t *testing.T) {
-	seconds := "2"
-	if soak(t) >= 1000 {
+	seconds := "0.5"
+	switch n := soak(t); {
+	case n >= 1000:
 		seconds = "10"
+	case n >= enough:
+		seconds = "2"
 	}
 	for _, procs := range []string{"1", "2"} {
 		r := start(t, options{env: []string{
