@@ -2,8 +2,6 @@ package seccomp
 
 import (
 	"encoding/binary"
-	"errors"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -139,13 +137,13 @@ func TestSize(t *testing.T) {
 // TestNumbers compares the table with that of package unix, for every architecture.
 func TestNumbers(t *testing.T) {
 	dir := moduleDir(t)
+	if _, err := os.Stat(dir); err != nil {
+		// Somebody else has compiled this, whose modules are not this user's, and has made the comparison.
+		t.Logf("%v", err)
+		return
+	}
 	for column, goarch := range map[int]string{x86_64: "amd64", i386: "386", arm64: "arm64", arm: "arm"} {
 		data, err := os.ReadFile(filepath.Join(dir, "zsysnum_linux_"+goarch+".go"))
-		if errors.Is(err, fs.ErrPermission) {
-			// Somebody else has compiled this, and has made the comparison.
-			t.Logf("%v", err)
-			return
-		}
 		if err != nil {
 			t.Fatal(err)
 		}
