@@ -43,7 +43,7 @@ func tcpPair(t *testing.T) (client, server *net.TCPConn) {
 // of the proxy, and one of a published port. One that has is not, although all that was moved went one way.
 func TestIdle(t *testing.T) {
 	t.Parallel()
-	const idle = 3 * time.Second // an emulated machine has been seen to run nobody busy for one
+	const idle = 3 * time.Second // within one, a busy emulated machine may run none of the connections that move something
 	listen := func() net.Listener {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
