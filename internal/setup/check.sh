@@ -17,17 +17,18 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 chmod 755 "$work"
-: >"$work/last"
-status=0
-summary=
 
-note() { summary="$summary
-check: $*"; }
+# What the last lines say, and that something failed, is in files, as two users' steps run side by side,
+# in processes of their own: each has a directory, own, and so has what is before and after them.
+mkdir "$work/1" "$work/2" "$work/3" "$work/4"
+own=$work/1
+note() { echo "check: $*" >>"$own/summary"; }
+fail() { : >"$work/failed"; }
 
 # left_out WHAT: says that something cannot be run here.
 left_out() {
     note "NOT RUN: $*"
-    [ "${SBXRUN_TESTS_NO_SKIP-}" != 1 ] || status=1
+    [ "${SBXRUN_TESTS_NO_SKIP-}" != 1 ] || fail
 }
 
 # step NAME COMMAND...
@@ -38,12 +39,12 @@ step() {
     echo "check: $name"
     begin=$(date +%s)
     verdict=ok
-    rm -f "$work/failed"
-    { "$@" </dev/null || : >"$work/failed"; } 2>&1 | tee "$work/output"
-    if [ -e "$work/failed" ]; then
+    rm -f "$own/failed"
+    { "$@" </dev/null || : >"$own/failed"; } 2>&1 | tee "$own/output"
+    if [ -e "$own/failed" ]; then
         verdict=FAILED
-        status=1
-        { echo && echo "check: $name printed last:" && grep -v '^ok' "$work/output" | tail -n 30 | cut -c 1-300; } >>"$work/last" || :
+        fail
+        { echo && echo "check: $name printed last:" && grep -v '^ok' "$own/output" | tail -n 30 | cut -c 1-300; } >>"$own/last" || :
     fi
     note "$verdict: $name, $(($(date +%s) - begin)) s"
 }
@@ -64,12 +65,12 @@ quick="-ldflags=-s -vet=off -tags=check" # lint.sh has the whole of go vet
 # The user you are has run all tests of the command with test.sh, so here those that it leaves out or tries
 # seldom. On a slow machine all of it would take three hours. There tests of rare events make a tenth of
 # the tries, as in test.sh; the other user has what test.sh has, and the virtual machine the tests of some
-# rows.
+# rows, of which its ordinary user has no more anywhere.
 . internal/setup/speed.sh
 . internal/setup/later.sh
-machine_rows=.
+rows='L0|P0|Limit' machine_rows=.
 if [ "$slow" != 1 ]; then
-    machine_rows='L0|P0|Limit'
+    machine_rows=$rows
     note "NOT ALL: this machine is $slow times slower than usual"
 fi
 # Upper bounds of times are twice as far away as they need be, and those of whole commands six times, as
@@ -107,23 +108,28 @@ step completions ./setup.sh completions
 step "manifests of the examples" go -C tests/manifests test -count=1 $quick ./...
 # shellcheck disable=SC2086 # two words
 step "a cluster" $bounds go -C tests/cluster test -count=1 $quick -timeout 30m ./...
-user "uid $(id -u)"
-if [ "$slow" != 1 ]; then # these are never fewer
-    step "500 signals" $bounds SBXRUN_SOAK=100 "$suite" "500 signals" $quick -run '^TestSoak$' ./tests/faults
-fi
 
-# The other user.
+# The two users side by side, as most tests wait: in a pipeline, because Ctrl-C does not reach what a
+# script has in the background.
 . internal/setup/other.sh
 if [ -n "$SBXRUN_TEST_AS" ]; then
-    user "uid $SBXRUN_TEST_AS" -exec "$root/internal/setup/as.sh"
+    {
+        own=$work/2 user "uid $(id -u)" >&3 |
+            own=$work/3 user "uid $SBXRUN_TEST_AS" -exec "$root/internal/setup/as.sh"
+    } 3>&1
+    own=$work/4
 else
+    user "uid $(id -u)"
     left_out "the tests as root: sudo is not here, or asks for a password"
+fi
+if [ "$slow" != 1 ]; then # these are never fewer
+    step "500 signals" $bounds SBXRUN_SOAK=100 "$suite" "500 signals" $quick -run '^TestSoak$' ./tests/faults
 fi
 if [ "$(id -u)" = 0 ]; then
     left=$(grep -l "^Uid:[[:blank:]]*$SBXRUN_TEST_AS[[:blank:]]" /proc/[0-9]*/status 2>/dev/null || :)
     if [ -n "$left" ]; then
         note "FAILED: processes of uid $SBXRUN_TEST_AS are left"
-        status=1
+        fail
         # shellcheck disable=SC2086 # a list of files
         grep -H -E '^(Name|State)' $left || :
     fi
@@ -144,11 +150,12 @@ else
     left_out "packages, which root installs: sudo is not here, or asks for a password"
 fi
 if [ "$machine" = amd64 ]; then
-    step "the virtual machine" internal/setup/vm/test.sh "$machine_rows"
+    step "the virtual machine" internal/setup/vm/test.sh --as-user "$rows" "$machine_rows"
 else
     left_out "the virtual machine, which comes from Debian for amd64"
 fi
 
-cat "$work/last"
-echo "$summary"
-exit "$status"
+cat "$work"/?/last 2>/dev/null || :
+echo
+cat "$work"/?/summary
+[ ! -e "$work/failed" ]

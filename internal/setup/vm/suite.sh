@@ -36,7 +36,6 @@ if [ $# = 0 ]; then
 fi
 
 uid=$(id -u)
-pattern=$(cat pattern)
 say() { printf 'vm: %s\n' "$*" | tee -a "/share/log/$uid"; }
 
 # A limit can be set here, or limits would only be tested to be refused.
@@ -64,6 +63,8 @@ failed=0
 while read -r package skip; do
     begin=$SECONDS
     cd "$work/tree/$package" || exit 1
+    pattern=$(cat /share/pattern)
+    [ "$package" != tests ] || [ "$uid" = 0 ] || pattern=$(cat /share/pattern-as-user)
     verdict=FAILED
     log=/share/log/$uid.${package##*/}
     if tests "$package" "$pattern" "$skip" >"$log"; then

@@ -5,6 +5,8 @@
 #
 # usage: test.sh [OPTION...] [PATTERN]    options of run.sh; PATTERN is one of go test's -run
 #
+#   --as-user PATTERN   what the ordinary user has of the command's tests, in place of all
+#
 # without.txt says which tests are left out, and why. A test that is skipped is a
 # failure, and so is a package without any test. What fails is tried once more, alone; that
 # it was is printed.
@@ -19,9 +21,12 @@ if go version -m bin/sbxrun | grep -q 'CGO_ENABLED=1'; then
     exit 1
 fi
 
-options=()
+options=() as_user=
 while [ $# -gt 1 ]; do
-    options+=("$1" "$2")
+    case $1 in
+    --as-user) as_user=$2 ;;
+    *) options+=("$1" "$2") ;;
+    esac
     shift 2
 done
 pattern=${1:-.}
@@ -54,6 +59,7 @@ CGO_ENABLED=0 go test -c -tags systemd -o "$work/bin/systemd.test" ./tests/syste
 cp bin/sbxrun bin/sbxrund "$work/bin"
 cp "$here"/{suite,systemd}.sh "$work"
 printf '%s\n' "$pattern" >"$work/pattern"
+printf '%s\n' "${as_user:-$pattern}" >"$work/pattern-as-user"
 tar -c --exclude=./.git --exclude=./bin --exclude=./.task . >"$work/tree.tar"
 
 status=0
@@ -62,6 +68,7 @@ status=0
 
 grep '^#' "$here/without.txt" | sed 's/^#/vm:/'
 grep -v '^#' "$here/without.txt" | sed 's/^/vm: left out: /'
+[ -z "$as_user" ] || echo "vm: left out: as uid 61000 of ./tests all but $as_user"
 for uid in 0 61000 session; do
     log=$work/$uid
     cat "$work/log/$uid" "$work/log/$uid".* >"$log" 2>/dev/null || :
