@@ -384,6 +384,7 @@ func (c *Client) once(ctx context.Context, r request) (io.ReadCloser, error) {
 		return nil, b.lost(err)
 	}
 	b.body = a.Body
+	b.timer.Stop()
 	if a.StatusCode < 300 {
 		return b, nil
 	}
@@ -406,7 +407,8 @@ func (s sending) Read(p []byte) (int, error) {
 	return s.r.Read(p)
 }
 
-// body is the body of an answer. Every read must make progress within the bound.
+// body is the body of an answer. Every read must make progress within the bound; between two of them
+// the caller may take its time.
 type body struct {
 	outer  context.Context
 	cancel context.CancelFunc
@@ -418,6 +420,7 @@ type body struct {
 func (b *body) Read(p []byte) (int, error) {
 	b.timer.Reset(b.bound)
 	n, err := b.body.Read(p)
+	b.timer.Stop()
 	if err != nil && err != io.EOF {
 		err = b.lost(err)
 	}

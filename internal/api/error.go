@@ -140,5 +140,7 @@ func AsError(err error) *Error {
 	case strings.Contains(hint, "--"):
 		hint = ""
 	}
-	return NewError(code, e.Message, hint)
+	out := NewError(code, e.Message, hint)
+	out.Started = code == Unproven // nobody knows that nothing of it runs
+	return out
 }

@@ -155,7 +155,7 @@ func NewBook(dir string, keep time.Duration, shelf *Shelf) *Book {
 // Add makes a call, whose context is canceled by its Cancel and by its end. Of the output that it
 // may have it takes all before it begins: nothing is left out of it because others have more. It
 // takes over the lease on memory.
-func (b *Book) Add(ctx context.Context, id, tenant string, maxOutput int64, share Share, memory *tenants.Lease) (_ context.Context, _ *Call, err error) {
+func (b *Book) Add(ctx context.Context, id, tenant string, input *Input, maxOutput int64, share Share, memory *tenants.Lease) (_ context.Context, _ *Call, err error) {
 	b.Expire(time.Now())
 	c := &Call{ID: id, Tenant: tenant, Came: time.Now().UTC(), state: api.Queued, ended: make(chan struct{}), kept: leases{memory: memory}}
 	defer func() {
@@ -176,6 +176,7 @@ func (b *Book) Add(ctx context.Context, id, tenant string, maxOutput int64, shar
 		c.out.Close()
 		return nil, nil, err
 	}
+	c.Input = input
 	ctx, c.cancel = context.WithCancel(ctx)
 	b.mu.Lock()
 	b.all[id] = c

@@ -76,25 +76,25 @@ func TestBook(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, c, err := b.Add(t.Context(), "1", "a", 10, share, memory)
+	ctx, c, err := b.Add(t.Context(), "1", "a", nil, 10, share, memory)
 	if err != nil {
 		t.Fatal(err)
 	}
 	// Other books, of sessions, are on the same shelf.
 	other := NewBook(t.TempDir(), time.Minute, shelf)
-	if _, _, err := other.Add(t.Context(), "2", "a", 20, share, nil); code(err) != api.Quota {
+	if _, _, err := other.Add(t.Context(), "2", "a", nil, 20, share, nil); code(err) != api.Quota {
 		t.Errorf("more output than a tenant may have: %v", err)
 	}
-	if _, _, err := other.Add(t.Context(), "2", "b", 25, share, nil); code(err) != api.Busy {
+	if _, _, err := other.Add(t.Context(), "2", "b", nil, 25, share, nil); code(err) != api.Busy {
 		t.Errorf("more output than there may be: %v", err)
 	}
-	if _, _, err := other.Add(t.Context(), "2", "a", 10, share, nil); err != nil {
+	if _, _, err := other.Add(t.Context(), "2", "a", nil, 10, share, nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := b.Add(t.Context(), "3", "a", 1, share, nil); code(err) != api.Quota {
+	if _, _, err := b.Add(t.Context(), "3", "a", nil, 1, share, nil); code(err) != api.Quota {
 		t.Errorf("more calls than a tenant may have: %v", err)
 	}
-	_, unbegun, err := b.Add(t.Context(), "4", "b", 10, share, nil)
+	_, unbegun, err := b.Add(t.Context(), "4", "b", nil, 10, share, nil)
 	if err != nil || b.Get("a", "4") != nil || b.Get("b", "4") != unbegun {
 		t.Fatalf("%v", err)
 	}
@@ -140,6 +140,7 @@ func TestKeys(t *testing.T) {
 	if _, _, err := k.Begin("t", "a", []byte("2")); code(err) != api.Idempotency {
 		t.Error(err)
 	}
+	key.since = key.since.Add(-time.Hour) // it took that long
 	k.Settle("t", "a", key, "answer", true, lease)
 	<-key.Done()
 	if again, first, _ := k.Begin("t", "a", []byte("1")); first || again.Value != "answer" {

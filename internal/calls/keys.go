@@ -22,13 +22,13 @@ type Keys struct {
 // Key is a request that was seen with a key.
 type Key struct {
 	hash  [sha256.Size]byte
-	done  chan struct{} // closed when there is an answer, or will be none
-	came  time.Time
+	done  chan struct{}  // closed when there is an answer, or will be none
+	since time.Time      // when it came, and then when it was settled
 	lease *tenants.Lease // what its answer takes
 	Value any            // after Done
 }
 
-// NewKeys keeps answers for a time, and of each tenant no more than so many.
+// NewKeys keeps answers for a time from when they are there, and of each tenant no more than so many.
 func NewKeys(keep time.Duration, most int) *Keys {
 	return &Keys{keep: keep, most: most, all: map[string]map[string]*Key{}}
 }
@@ -41,7 +41,7 @@ func (k *Keys) Begin(tenant, name string, body []byte) (key *Key, first bool, er
 	defer k.mu.Unlock()
 	now := time.Now()
 	own := k.all[tenant]
-	if key = own[name]; key != nil && (now.Sub(key.came) <= k.keep || !key.settled()) {
+	if key = own[name]; key != nil && (now.Sub(key.since) <= k.keep || !key.settled()) {
 		if key.hash != hash {
 			return nil, false, api.NewError(api.Idempotency, "the key was used for another request", "take a new key for each request")
 		}
@@ -59,7 +59,7 @@ func (k *Keys) Begin(tenant, name string, body []byte) (key *Key, first bool, er
 	if k.all[tenant] == nil {
 		k.all[tenant] = map[string]*Key{}
 	}
-	key = &Key{hash: hash, done: make(chan struct{}), came: now}
+	key = &Key{hash: hash, done: make(chan struct{}), since: now}
 	k.all[tenant][name] = key
 	return key, true, nil
 }
@@ -76,7 +76,7 @@ func (k *Keys) drop(tenant, name string) {
 func (k *Keys) Settle(tenant, name string, key *Key, value any, keep bool, lease *tenants.Lease) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	key.Value, key.lease = value, lease
+	key.Value, key.lease, key.since = value, lease, time.Now()
 	close(key.done)
 	if !keep {
 		k.drop(tenant, name)
@@ -94,7 +94,7 @@ func (k *Keys) Expire(now time.Time) {
 
 func (k *Keys) expire(tenant string, now time.Time) {
 	for name, old := range k.all[tenant] {
-		if old.settled() && now.Sub(old.came) > k.keep {
+		if old.settled() && now.Sub(old.since) > k.keep {
 			k.drop(tenant, name)
 		}
 	}

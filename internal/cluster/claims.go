@@ -64,4 +64,29 @@ func (c *claims) change(name string, to claim, revision uint64) (uint64, error) 
 	return revision, nil
 }
 
+// renew writes a claim again and again, because the bucket forgets what was written [keepClaims] ago, until
+// it is stopped; stop returns the last revision.
+func (c *claims) renew(name string, is claim, revision uint64) (stop func() uint64) {
+	done, over := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(over)
+		for {
+			select {
+			case <-done:
+				return
+			case <-time.After(c.ttl / 4):
+				// What is not written now may be the next time.
+				if next, err := c.change(name, is, revision); err == nil {
+					revision = next
+				}
+			}
+		}
+	}()
+	return func() uint64 {
+		close(done)
+		<-over
+		return revision
+	}
+}
+
 func noKey(err error) error { return noJetStream("the idempotency key cannot be kept", err) }

@@ -25,6 +25,7 @@ func (g *Gateway) keyed(w http.ResponseWriter, r *http.Request, body []byte) (*h
 	name := claimName(tenant, r.URL.Path, r.Header.Get(keyHeader))
 	sum := sha256.Sum256(body)
 	tried := map[string]bool{}
+	ours := false // nobody else changes the claim
 	for range attempts {
 		at, leave, ok := g.choose(r.Header.Get(nodeHeader), tried)
 		if !ok {
@@ -43,7 +44,13 @@ func (g *Gateway) keyed(w http.ResponseWriter, r *http.Request, body []byte) (*h
 		case !first && !g.members.Has(is.At):
 			return nil, ErrLost // it may have run there
 		}
+		ours = ours || first
+		stop := func() uint64 { return revision }
+		if ours {
+			stop = g.claims.renew(name, is, revision)
+		}
 		res, err := g.client.do(passOn(r, body), is.At)
+		revision = stop()
 		if err != nil {
 			return nil, err
 		}
@@ -62,6 +69,7 @@ func (g *Gateway) keyed(w http.ResponseWriter, r *http.Request, body []byte) (*h
 		if _, err := g.claims.change(name, is, revision); err != nil {
 			return nil, err // somebody else has the key in hand
 		}
+		ours = true
 		tried = map[string]bool{}
 	}
 	return nil, draining()

@@ -32,7 +32,13 @@ func (g *Gateway) everywhere(r *http.Request) (texts [][]byte, err error) {
 				return
 			}
 			defer res.Body.Close()
-			text, err := io.ReadAll(io.LimitReader(res.Body, most))
+			text, err := io.ReadAll(io.LimitReader(res.Body, most+1))
+			if err == nil && len(text) > most {
+				err = api.NewError(api.Setup, "a node's answer is longer than a gateway takes", "ask that node, by Sbxrun-Node")
+			}
+			if err == nil {
+				err = g.door.Hold(r.Context(), 2*int64(len(text))) // and what is made of it
+			}
 			if err == nil && res.StatusCode != http.StatusOK {
 				e := &api.Error{}
 				if err = json.Unmarshal(text, e); err == nil {

@@ -116,8 +116,12 @@ func (s *Server) done(o *order, e *entry, a *api.Answer) (*api.Answer, error) {
 	return a, proven(a)
 }
 
-// answerRest is about how much memory an answer takes beside output and command line.
-const answerRest = 4096
+// About how much memory an answer takes beside output and command line, and a word beside its text: an
+// empty one can be sent in three bytes.
+const (
+	answerRest = 4096
+	wordRest   = 16
+)
 
 // answerSize is about how much memory an answer takes.
 func answerSize(a *api.Answer) int64 {
@@ -128,7 +132,7 @@ func answerSize(a *api.Answer) int64 {
 		}
 	}
 	for _, word := range a.Argv {
-		size += int64(len(word))
+		size += wordRest + int64(len(word))
 	}
 	return size + filesSize(a.Files)
 }
@@ -188,15 +192,19 @@ func explain(leave *admission.Leave, err error) error {
 // callError returns what a client is told of a call that came to nothing.
 func (s *Server) callError(ctx context.Context, err error) error {
 	var ours *api.Error
-	switch {
-	case errors.As(err, &ours):
+	if errors.As(err, &ours) {
 		return err
+	}
+	switch e := api.AsError(err); {
+	case e.Failure.Code == api.Unproven: // whoever has left
+		return e
 	case ctx.Err() != nil && errors.Is(context.Cause(ctx), errDraining):
 		return draining()
 	case ctx.Err() != nil:
 		return api.NewError(api.Ended, "the call was ended before it began", "")
+	default:
+		return e
 	}
-	return api.AsError(err)
 }
 
 // in carries a call out at a place. The answer is nil if it came to nothing.
@@ -287,7 +295,7 @@ func (s *Server) bringFile(ctx context.Context, dir *workspace.Dir, o *order, f 
 		defer blob.Close()
 		f.text, f.size = blob, size
 	}
-	_, err := dir.Put(f.path, f.text, f.size, f.mode)
+	_, err := dir.Put(f.path, reading{ctx, f.text}, f.size, f.mode)
 	return err
 }
 

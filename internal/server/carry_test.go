@@ -2,10 +2,15 @@ package server
 
 import (
 	"context"
+	"errors"
 	"net/http"
+	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
 // seen has no place, and tells what it was asked for.
@@ -26,5 +31,29 @@ func TestLimitsOfPlace(t *testing.T) {
 	ask(h, http.MethodPost, "/v1/run", `{"argv":["true"],"limits":{"memory":1000000000}}`)
 	if p := <-source.policies; p.Commands.Memory != 1_000_000_000 {
 		t.Errorf("%+v", p)
+	}
+}
+
+// The files of a call are not copied any more when nobody waits for it, however many there are.
+func TestBringEnds(t *testing.T) {
+	root, err := unix.Open(t.TempDir(), unix.O_PATH, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := workspace.Open(root, ".", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	s := &Server{}
+	file := fileIn{path: "a", text: strings.NewReader("x"), size: 1, mode: 0o600}
+	if err := s.bringFile(ctx, dir, &order{}, file); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	file.text = strings.NewReader("x")
+	if err := s.bringFile(ctx, dir, &order{}, file); !errors.Is(err, errEnded) {
+		t.Error(err)
 	}
 }

@@ -200,7 +200,7 @@ func (o *order) size() int64 {
 	const rest = 4096
 	size := rest + len(o.stdin)
 	for _, word := range slices.Concat(o.argv, o.env) {
-		size += len(word)
+		size += wordRest + len(word)
 	}
 	for _, f := range o.files {
 		size += int(f.size) + len(f.path)

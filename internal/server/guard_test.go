@@ -92,10 +92,17 @@ func (p doubtfulPlace) result(v result.Verdict) *result.Result {
 }
 
 func (p doubtfulPlace) Start(context.Context, place.Command) (place.Running, error) { return p, nil }
-func (p doubtfulPlace) Wait() (*result.Result, error)                               { return p.result(p.of.command), nil }
-func (doubtfulPlace) Signal(syscall.Signal) error                                   { return nil }
-func (doubtfulPlace) SignalAlone(syscall.Signal) error                              { return nil }
-func (p doubtfulPlace) Give() (*result.Result, error)                               { return p.result(p.of.place), nil }
+func (p doubtfulPlace) Wait() (*result.Result, error) {
+	res := p.result(p.of.command)
+	if p.of.command == result.Unproven {
+		res.Err = &result.Error{Code: "unproven", Message: "left"}
+		return res, res.Err
+	}
+	return res, nil
+}
+func (doubtfulPlace) Signal(syscall.Signal) error      { return nil }
+func (doubtfulPlace) SignalAlone(syscall.Signal) error { return nil }
+func (p doubtfulPlace) Give() (*result.Result, error)  { return p.result(p.of.place), nil }
 
 // Something may be left of a command: everybody who waits for it is told so, with what it is, and a
 // session in which it was is used no more.
@@ -166,19 +173,24 @@ func TestUnproven(t *testing.T) {
 
 	source.command = result.Unproven
 	var session api.Session
-	if err := json.Unmarshal(ask(http.MethodPost, "/v1/sessions", "{}").Body.Bytes(), &session); err != nil {
-		t.Fatal(err)
-	}
-	path := "/v1/sessions/" + session.ID
-	answered("in a session", ask(http.MethodPost, path+"/exec", run))
-	calls++
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-		if w := ask(http.MethodPost, path+"/exec", run); w.Code == http.StatusGone && strings.Contains(w.Body.String(), "lost") {
-			break
-		} else if w.Code != http.StatusInternalServerError || time.Now().After(end) {
-			t.Fatalf("%d %s", w.Code, w.Body)
+	for path, body := range map[string]string{"/exec": run, "/code": `{"language":"python","code":"1"}`} {
+		if err := json.Unmarshal(ask(http.MethodPost, "/v1/sessions", "{}").Body.Bytes(), &session); err != nil {
+			t.Fatal(err)
 		}
-		calls++
+		path = "/v1/sessions/" + session.ID + path
+		for begun, end := false, time.Now().Add(20*time.Second); ; time.Sleep(time.Millisecond) {
+			w := ask(http.MethodPost, path, body)
+			if w.Code == http.StatusGone && begun && strings.Contains(w.Body.String(), "lost") {
+				break
+			}
+			if w.Code != http.StatusInternalServerError || !strings.Contains(w.Body.String(), `"started":true`) || time.Now().After(end) {
+				t.Fatalf("%s: %d %s", path, w.Code, w.Body)
+			}
+			if begun = true; body == run { // the interpreter of a cell took none
+				answered("in a session", w)
+				calls++
+			}
+		}
 	}
 	if err := json.Unmarshal(ask(http.MethodPost, "/v1/sessions", "{}").Body.Bytes(), &session); err != nil {
 		t.Fatal(err)

@@ -68,14 +68,13 @@ func (s *Server) detach(base context.Context, book *calls.Book, o *order, c tena
 	if err != nil {
 		return nil, err
 	}
-	if d.ctx, d.Call, err = book.Add(ctx, o.id, o.who.tenant, o.maxOutput, share, memory); err != nil {
+	if d.ctx, d.Call, err = book.Add(ctx, o.id, o.who.tenant, o.input, o.maxOutput, share, memory); err != nil {
 		return nil, err
 	}
 	if d.turn, err = s.join(ctx, o.who.tenant, c); err != nil {
 		book.Drop(d.Call)
 		return nil, err
 	}
-	d.Input = o.input
 	return d, nil
 }
 
@@ -144,7 +143,7 @@ func (s *Server) defineCalls(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "listCalls", Method: http.MethodGet, Path: "/v1/calls", Summary: "List the calls that run, or ended a while ago",
 	}), func(ctx context.Context, _ *struct{}) (*answer[api.Calls], error) {
-		return with(listed(s.book.List(whose(ctx).tenant)), nil)
+		return s.listed(ctx, s.book.List(whose(ctx).tenant))
 	})
 
 	type getCall struct {
@@ -200,18 +199,26 @@ func (s *Server) remove(book *calls.Book, c *calls.Call) api.CallStatus {
 // mostListed is how large a report may be to be in a list as it is: there may be a thousand.
 const mostListed = 2 * answerRest
 
-func listed(all []*calls.Call) api.Calls {
-	out := api.Calls{Calls: []api.CallStatus{}}
+// listed is an answer with calls, for which memory is taken: huma makes all of the text before it sends
+// any, and a client may take its time to read that.
+func (s *Server) listed(ctx context.Context, all []*calls.Call) (*answer[api.Calls], error) {
+	const escaped = 6 // bytes in JSON of one that is a control character
+	out, size := api.Calls{Calls: []api.CallStatus{}}, int64(0)
 	for _, c := range all {
 		status := c.Status()
-		if r := status.Report; r != nil && answerSize(r) > mostListed {
-			short := *r // shared with who asks for it alone
-			short.Argv, short.Files = nil, nil
-			status.Report = &short
+		size += answerRest
+		if r := status.Report; r != nil {
+			if n := answerSize(r); n <= mostListed {
+				size += escaped * (n - answerRest)
+			} else {
+				short := *r // shared with who asks for it alone
+				short.Argv, short.Files = nil, nil
+				status.Report = &short
+			}
 		}
 		out.Calls = append(out.Calls, status)
 	}
-	return out
+	return with(out, s.Hold(ctx, size))
 }
 
 // awaitCall waits for a call's end, but no longer than this, and not when the client has left or
@@ -258,7 +265,7 @@ func (s *Server) output(q Request, c *calls.Call, o OutputQuery) *streamed {
 		defer cancel()
 		q.w.WriteHeader(http.StatusOK)
 		flush := http.NewResponseController(q.w).Flush
-		buf := make([]byte, 256<<10)
+		buf := make([]byte, pieceSize)
 		for at := o.From; ; {
 			section := spool.Section(at, size)
 			for {

@@ -8,10 +8,14 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"strings"
 	"testing"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/calls"
 	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // Output that is followed does not end as if it were complete when the server ends.
@@ -23,7 +27,7 @@ func TestFollowedUntilStop(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Drain(t.Context())
-	_, call, err := s.book.Add(t.Context(), "one", "uid-1", 100, calls.Share{}, nil)
+	_, call, err := s.book.Add(t.Context(), "one", "uid-1", nil, 100, calls.Share{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,4 +51,29 @@ func TestFollowedUntilStop(t *testing.T) {
 		t.Errorf("%q, %v", rest, err)
 	}
 	call.End(nil, 0, draining())
+}
+
+// A list takes memory from its tenant's while it is sent, and shows long command lines no more.
+func TestListHolds(t *testing.T) {
+	var s *Server
+	h := handler(t, func(its *Server) { s = its })
+	argv := make([]string, 400) // empty words are not nothing
+	for range 100 {
+		id := s.newID()
+		_, call, err := s.book.Add(t.Context(), id, "uid-1", nil, 0, calls.Share{}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		call.End(&api.Answer{Report: result.Report{ID: id, Argv: argv}}, 0, nil)
+	}
+	w := ask(h, http.MethodGet, "/v1/calls", "")
+	if w.Code != http.StatusOK || strings.Contains(w.Body.String(), `"",""`) {
+		t.Errorf("%d, %d bytes", w.Code, w.Body.Len())
+	}
+	set := *s.settings.Load()
+	set.Tenant.Buffers = values.Size(100*answerRest - 1)
+	s.settings.Store(&set)
+	if w = ask(h, http.MethodGet, "/v1/calls", ""); w.Code != http.StatusTooManyRequests || w.Body.Len() > 1000 {
+		t.Errorf("%d, %d bytes", w.Code, w.Body.Len())
+	}
 }

@@ -60,7 +60,11 @@ func (s *Server) cell(ctx context.Context, session string, o *order, language ce
 		Code: c.Code, Timeout: o.timeout, MaxOutput: o.maxAnswer, MaxResults: cellResults, Begun: e.admitted.Running,
 	})
 	if answer == nil {
-		return nil, s.callError(either, explain(e.admitted, err))
+		err := s.callError(either, explain(e.admitted, err))
+		if api.AsError(err).Failure.Code == api.Unproven {
+			s.lost(x)
+		}
+		return nil, err
 	}
 	a = s.cellAnswer(o, language, answer)
 	a.StartedAt, a.QueueMS = began.UTC().Format(result.TimeFormat), result.Milliseconds(e.queued)
@@ -76,7 +80,7 @@ func (s *Server) cell(ctx context.Context, session string, o *order, language ce
 		return a, nil
 	}
 	if err := proven(&api.Answer{Report: *a.Interpreter, Room: string(x.Place.Kind()), RequestID: a.RequestID}); err != nil {
-		s.spawn(func() { s.rooms.End(x, result.Lost) }) // in which something is left must not be used again
+		s.lost(x)
 		return nil, err
 	}
 	return a, nil

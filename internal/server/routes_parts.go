@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"path/filepath"
 	"reflect"
@@ -128,10 +129,17 @@ func (s *Server) Snapshot(ctx context.Context, id string, n api.NewSnapshot) (*a
 		return nil, api.NewError(api.BusySession, "a snapshot of this session is being taken", "try again when it is")
 	}
 	defer x.Capture.Unlock()
+	both, cancel := s.within(both)
+	defer cancel()
 	select {
 	case s.packing <- struct{}{}:
 		defer func() { <-s.packing }()
 	case <-both.Done():
+	}
+	if errors.Is(context.Cause(both), errDraining) {
+		return nil, draining()
+	}
+	if both.Err() != nil {
 		return nil, errEnded
 	}
 	m, err := snapshots.NewManifest(n.Name, milliseconds(n.TTLMS))

@@ -96,7 +96,7 @@ func (s *Server) createSession(ctx context.Context, w who, n *api.NewSession) (*
 	now := time.Now()
 	x := &sessions.Session{
 		ID: o.id, Tenant: w.tenant, Place: at, Made: now.UTC(), Expires: now.Add(life).UTC(), Idle: idle, Limits: n.Limits,
-		Processes: calls.NewBook(filepath.Join(set.StateDir, "output"), life, s.shelf),
+		Processes: calls.NewBook(filepath.Join(set.StateDir, "output"), time.Duration(set.Calls.Keep), s.shelf),
 	}
 	if o.parts != nil {
 		x.Parts, x.Asked = policy.Parts, o.parts.Parts
@@ -131,11 +131,14 @@ func (s *Server) inSession(x *sessions.Session) way {
 			return nil, s.callError(ctx, err)
 		}
 		if a.Teardown.Verdict == result.Unproven {
-			s.spawn(func() { s.rooms.End(x, result.Lost) }) // in which something is left must not be used again
+			s.lost(x)
 		}
 		return s.done(o, e, a)
 	}
 }
+
+// lost ends a session in which something is left: it must not be used again.
+func (s *Server) lost(x *sessions.Session) { s.spawn(func() { s.rooms.End(x, result.Lost) }) }
 
 // used gets a session for a request, and its context ends with either.
 func (s *Server) used(ctx context.Context, id string) (x *sessions.Session, both context.Context, release func(), err error) {
@@ -298,7 +301,7 @@ func (s *Server) defineProcesses(a huma.API) {
 		if err != nil {
 			return nil, err
 		}
-		return with(listed(x.Processes.List(x.Tenant)), nil)
+		return s.listed(ctx, x.Processes.List(x.Tenant))
 	})
 
 	register(a, s.operation(a, huma.Operation{

@@ -141,6 +141,9 @@ func (s *Server) expire() {
 		case now := <-time.After(pause):
 			err := s.Guard(s.base, func() error {
 				s.book.Expire(now)
+				for _, x := range s.rooms.All() {
+					x.Processes.Expire(now)
+				}
 				s.keys.Expire(now)
 				if n%sweep == 0 {
 					s.sweep()

@@ -322,3 +322,25 @@ func TestLargeForNothing(t *testing.T) {
 		t.Errorf("%d %.300s", status, b)
 	}
 }
+
+// What has ended in a session is kept for as long as detached calls are, and not as the session lives: it
+// counts among the tenant's calls.
+func TestProcessesKept(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "[calls]\nmost = 1\nkeep = \"1ms\"\n")
+	var session api.Session
+	if status, b := s.ask(http.MethodPost, "/v1/sessions", api.NewSession{}); status != http.StatusCreated || json.Unmarshal(b, &session) != nil {
+		t.Fatalf("%d %s", status, b)
+	}
+	processes := "/v1/sessions/" + session.ID + "/processes"
+	for range 3 {
+		// The one before is found to be old enough when the next one comes.
+		harness.Until(t, harness.Bound, "a place", func() bool {
+			status, b := s.ask(http.MethodPost, processes, sh("true"))
+			if status != http.StatusAccepted && status != http.StatusTooManyRequests {
+				t.Fatalf("%d %s", status, b)
+			}
+			return status == http.StatusAccepted
+		})
+	}
+}

@@ -1,0 +1,45 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// stream takes what is written to it, and then gives it the next revision, or an error every other time.
+type stream struct {
+	jetstream.JetStream
+	tries   chan bool
+	written uint64
+	failed  bool
+}
+
+func (s *stream) Publish(context.Context, string, []byte, ...jetstream.PublishOpt) (*jetstream.PubAck, error) {
+	s.tries <- true
+	if s.failed = !s.failed; s.failed {
+		return nil, errors.New("no majority")
+	}
+	s.written++
+	return &jetstream.PubAck{Sequence: s.written}, nil
+}
+
+// A claim is written again while its request runs, however long that is: the bucket forgets what is old.
+func TestRenew(t *testing.T) {
+	s := &stream{tries: make(chan bool), written: 7}
+	c := &claims{bucket{js: s, name: "keys", ttl: time.Millisecond}}
+	stop := c.renew("k", claim{At: "n"}, 7)
+	for range 6 {
+		<-s.tries
+	}
+	go func() {
+		for range s.tries { // one that is on its way
+		}
+	}()
+	defer close(s.tries)
+	if revision := stop(); revision < 9 || revision != s.written {
+		t.Errorf("the last revision is %d, written was %d", revision, s.written)
+	}
+}
