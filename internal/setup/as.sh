@@ -10,7 +10,7 @@ if [ "$SBXRUN_TEST_AS" = 0 ]; then
     exec sudo -n env PATH="$PATH" HOME=/root SBXRUN_BIN="$SBXRUN_BIN" SBXRUN_TESTS_NO_SKIP="${SBXRUN_TESTS_NO_SKIP-}" \
         SBXRUN_SOAK="${SBXRUN_SOAK-}" SBXRUN_TESTS_SLOW="${SBXRUN_TESTS_SLOW-}" SBXRUN_TESTS_BWRAP="${SBXRUN_TESTS_BWRAP-}" "$program" "$@"
 fi
-# go test keeps the binary where only root can read it.
+# go test keeps the binary where only root can read it, and what it has compiled.
 place=${SBXRUN_TEST_COPY%/*}
 mkdir -p "$place/tests"
 own=$place/tests/${program##*/}.$$
@@ -18,4 +18,4 @@ cp "$program" "$own"
 chmod 755 "$own"
 cd "$SBXRUN_TEST_COPY${PWD#"$SBXRUN_TEST_ROOT"}"
 exec setpriv --reuid "$SBXRUN_TEST_AS" --regid "$SBXRUN_TEST_AS" --clear-groups \
-    env HOME="$place/home" TMPDIR="$place/tmp" SBXRUN_BIN="$SBXRUN_TEST_COPY/bin/sbxrun" "$own" "$@"
+    env -u GOCACHE HOME="$place/home" TMPDIR="$place/tmp" SBXRUN_BIN="$SBXRUN_TEST_COPY/bin/sbxrun" "$own" "$@"

@@ -18,8 +18,8 @@ trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 chmod 755 "$work"
 
-# What the last lines say, and that something failed, is in files, as two users' steps run side by side,
-# in processes of their own: each has a directory, own, and so has what is before and after them.
+# What the last lines say, and that something failed, is in files, as some steps run side by side, in
+# processes of their own: each of these has a directory, own, and so has what is before and after them.
 mkdir "$work/1" "$work/2" "$work/3" "$work/4"
 own=$work/1
 note() { echo "check: $*" >>"$own/summary"; }
@@ -80,25 +80,35 @@ near=2
 bounds="env SBXRUN_TESTS_SLOW=${SBXRUN_TESTS_SLOW:-$((near * slow))}"
 wide="env SBXRUN_TESTS_SLOW=${SBXRUN_TESTS_SLOW:-$((6 * slow))}"
 
-# user NAME [FLAG...]: the tests as one user, with FLAG all of them. The race detector is for those
-# beside the code, those in tests run the built command.
+# units NAME [FLAG...]: the tests beside the code as one user, with the race detector.
 # shellcheck disable=SC2086 # lists of words
-user() {
-    who=$1 soak=50 run=$units some="-run $later|$rare"
+units() {
+    who=$1 run=$units
     shift
-    if [ $# != 0 ]; then
-        some=
-        # Object code is the same for everybody, and to build it as somebody else would
-        # need another cache of modules.
-        run=$(echo "$units" | grep -v '/internal/barefork$')
-    fi
+    # Object code is the same for everybody, and to build it as somebody else would need another cache of
+    # modules.
+    [ $# = 0 ] || run=$(echo "$units" | grep -v '/internal/barefork$')
+    step "unit tests as $who" $bounds CGO_ENABLED=$cgo "$suite" "as $who" $race $quick "$@" $run
+}
+
+# commands NAME [FLAG...]: those of the built command as one user, with FLAG all of them.
+# shellcheck disable=SC2086
+commands() {
+    who=$1 soak=50 some="-run $later|$rare"
+    shift
+    [ $# = 0 ] || some=
     if [ "$slow" != 1 ]; then
         soak=10
         some="-run $later"
         [ $# = 0 ] || some="-skip $later"
     fi
-    step "unit tests as $who" $bounds CGO_ENABLED=$cgo "$suite" "as $who" $race $quick "$@" $run
     step "tests of the command as $who" $wide SBXRUN_SOAK="${SBXRUN_SOAK:-$soak}" "$suite" "as $who" $quick -p 3 -parallel 4 $some "$@" ./tests/faults ./tests/...
+}
+
+# both WHAT: units or commands, as each user.
+both() {
+    "$1" "uid $(id -u)"
+    [ -z "$SBXRUN_TEST_AS" ] || "$1" "uid $SBXRUN_TEST_AS" -exec "$root/internal/setup/as.sh"
 }
 
 step lint internal/setup/lint.sh
@@ -109,19 +119,12 @@ step "manifests of the examples" go -C tests/manifests test -count=1 $quick ./..
 # shellcheck disable=SC2086 # two words
 step "a cluster" $bounds go -C tests/cluster test -count=1 $quick -timeout 30m ./...
 
-# The two users side by side, as most tests wait: in a pipeline, because Ctrl-C does not reach what a
-# script has in the background.
+# Side by side, as units compute, and commands wait most of the time: in a pipeline, because Ctrl-C does not
+# reach what a script has in the background.
 . internal/setup/other.sh
-if [ -n "$SBXRUN_TEST_AS" ]; then
-    {
-        own=$work/2 user "uid $(id -u)" >&3 |
-            own=$work/3 user "uid $SBXRUN_TEST_AS" -exec "$root/internal/setup/as.sh"
-    } 3>&1
-    own=$work/4
-else
-    user "uid $(id -u)"
-    left_out "the tests as root: sudo is not here, or asks for a password"
-fi
+{ own=$work/2 both units >&3 | own=$work/3 both commands; } 3>&1
+own=$work/4
+[ -n "$SBXRUN_TEST_AS" ] || left_out "the tests as root: sudo is not here, or asks for a password"
 if [ "$slow" != 1 ]; then # these are never fewer
     step "500 signals" $bounds SBXRUN_SOAK=100 "$suite" "500 signals" $quick -run '^TestSoak$' ./tests/faults
 fi

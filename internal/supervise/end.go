@@ -31,7 +31,7 @@ func (c *Command) End(ctx context.Context) result.Result {
 		used = used.Larger(out.End.Usage(c.kept.Init.PID))
 	}
 	res.CPUUser, res.CPUSystem, res.MaxRSS = used.User, used.System, used.MaxRSS
-	if c.cause == result.Timeout && out.Verdict == result.Proven && c.heardLate() {
+	if c.overdue() && out.Verdict == result.Proven && c.heardLate() {
 		graceErr = nil // none was due
 	}
 	c.readLimits()
@@ -56,6 +56,10 @@ func (c *Command) End(ctx context.Context) result.Result {
 	res.Teardown, res.Duration = out.At.Sub(decided), time.Since(c.Begin)
 	return *res
 }
+
+// overdue reports whether the command's own deadline has passed, and not one that was requested, such as
+// that of the context which it was started with: of that nobody knows the moment here.
+func (c *Command) overdue() bool { return c.cause == result.Timeout && c.request.Cause == "" }
 
 // heardLate reports whether the payload had ended before the deadline after all, which init
 // may tell only after Watch has decided that it was a timeout; then it corrects the result. A
@@ -102,7 +106,7 @@ func (c *Command) beforeKill(ctx context.Context) (err error) {
 			c.tell(unix.SIGKILL)
 		}
 	}
-	if c.cause != result.Timeout || c.Grace > 0 || c.deadline.IsZero() { // it was looked at shortly before
+	if !c.overdue() || c.Grace > 0 { // or it was looked at shortly before
 		c.used = c.kept.Used()
 	}
 	return err
@@ -113,6 +117,9 @@ func (c *Command) beforeKill(ctx context.Context) (err error) {
 func (c *Command) grace(ctx context.Context) error {
 	switch c.cause {
 	case result.Timeout:
+		if !c.overdue() {
+			ctx = nil // it has brought its request
+		}
 		return c.wait(c.Grace, cmp.Or(c.Terms.Signal, unix.SIGTERM), c.Signal, nil, ctx)
 	case result.Canceled:
 		// Only the command is told, so only for the command is waited.
