@@ -203,37 +203,33 @@ func TestContext(t *testing.T) {
 // A context's deadline is one: with a grace period, what was used, and the same cause whether or not the
 // command has a timeout of its own, and however it ends.
 func TestContextDeadline(t *testing.T) {
+	const work = "n=0; while [ $n -lt 20000 ]; do n=$((n+1)); done; echo up; "
 	for _, timeout := range []time.Duration{0, time.Hour} {
-		ctx, cancel := context.WithCancel(t.Context())
-		r, w := io.Pipe()
-		c := sh("trap 'echo told; sleep 0.1; exit 7' TERM; n=0; while [ $n -lt 20000 ]; do n=$((n+1)); done; echo up; while :; do sleep 0.01; done")
-		c.Stdout, c.Grace, c.Timeout = w, bound, timeout
-		if err := c.Start(late{ctx}); err != nil {
-			t.Fatal(err)
+		// overdue runs a command until its context's deadline, which passes when it has said that it is up.
+		overdue := func(script string, grace time.Duration) *result.Result {
+			ctx, cancel := context.WithCancel(t.Context())
+			r, w := io.Pipe()
+			c := sh(script)
+			c.Stdout, c.Grace, c.Timeout = w, grace, timeout
+			if err := c.Start(late{ctx}); err != nil {
+				t.Fatal(err)
+			}
+			go func() {
+				_, _ = r.Read(make([]byte, 3))
+				cancel()
+				_, _ = io.Copy(io.Discard, r)
+			}()
+			res, err := c.Wait()
+			if err != nil || res.Cause != result.Timeout {
+				t.Errorf("timeout %v: %+v, %v", timeout, res, err)
+			}
+			return res
 		}
-		go func() {
-			_, _ = r.Read(make([]byte, 3)) // it is up
-			cancel()
-			_, _ = io.Copy(io.Discard, r)
-		}()
-		res, err := c.Wait()
-		if err != nil || res.Cause != result.Timeout || res.Payload == nil || res.Payload.ExitCode != 7 {
-			t.Errorf("timeout %v: %+v, %v", timeout, res, err)
+		if res := overdue("trap 'sleep 0.1; exit 7' TERM; "+work+"while :; do sleep 0.01; done", bound); res.Payload == nil || res.Payload.ExitCode != 7 {
+			t.Errorf("timeout %v: no grace period: %+v", timeout, res)
 		}
-		ctx, cancel = context.WithCancel(t.Context())
-		r, w = io.Pipe()
-		c = sh("n=0; while [ $n -lt 20000 ]; do n=$((n+1)); done; echo up; sleep 1000")
-		c.Stdout, c.Timeout = w, timeout
-		if err := c.Start(late{ctx}); err != nil {
-			t.Fatal(err)
-		}
-		go func() {
-			_, _ = r.Read(make([]byte, 3))
-			cancel()
-			_, _ = io.Copy(io.Discard, r)
-		}()
-		if res, err = c.Wait(); err != nil || res.Cause != result.Timeout || res.CPUUser+res.CPUSystem < 5*time.Millisecond {
-			t.Errorf("timeout %v: %+v, %v", timeout, res, err)
+		if res := overdue(work+"sleep 1000", 0); res.CPUUser+res.CPUSystem < 5*time.Millisecond {
+			t.Errorf("timeout %v: the time it has used: %+v", timeout, res)
 		}
 	}
 }

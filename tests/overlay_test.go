@@ -95,6 +95,27 @@ func TestOverlayUpper(t *testing.T) {
 	wantOriginal(t, dir)
 }
 
+// A layer on disk is in use for as long as anything can write to it, also when sbxrun is killed and its
+// keeper stands still.
+func TestUpperHeld(t *testing.T) {
+	t.Parallel()
+	dir := original(t)
+	flags := []string{"--cwd", "overlay", "--upper", filepath.Join(filepath.Dir(dir), "upper")}
+	p := harness.Start(t, harness.Options{Dir: dir}, append(flags, "sh", "-c", "echo up; while echo x >>log; do sleep 0.01; done")...)
+	p.WaitOutput("up\n")
+	keeper := p.Role(harness.RoleKeeper)
+	harness.Must(t, keeper.Signal(unix.SIGSTOP))
+	p.Kill()
+	<-p.Exited()
+	r := harness.Run(t, harness.Options{Dir: dir}, append(flags, "true")...)
+	if r.Expect(t, 125, "start-failed"); !strings.Contains(string(r.Stderr), "another sandbox uses it") {
+		t.Errorf("%s", r.Stderr)
+	}
+	harness.Must(t, keeper.Signal(unix.SIGCONT))
+	p.Wait()
+	harness.Run(t, harness.Options{Dir: dir}, append(flags, "cat", "file", "log")...).Expect(t, 0, "exited")
+}
+
 // What would be hidden by an overlay, or hide a part of it, is refused.
 func TestOverlayRefused(t *testing.T) {
 	t.Parallel()

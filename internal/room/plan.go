@@ -403,11 +403,11 @@ func (p *Plan) over() (list []*os.File) {
 	return list
 }
 
-// independent reports whether bwrap needs no more than its arguments for the policy: no
-// file, and nothing that only root can open (stage).
+// independent reports whether bwrap needs no more than its arguments for the policy, and the keeper what
+// it has: no file, no lock, and nothing that only root can open (stage).
 func (p *Plan) independent(pol *Policy) bool {
 	return !slices.ContainsFunc(pol.Mounts, func(m Mount) bool {
-		return m.Kind == Empty || p.cred != nil && (m.Kind == ReadWrite || m.Kind == Overlaid || m.Owned || m.Kind == ReadOnly && !reachable(m.Source))
+		return m.Kind == Empty || m.Upper != "" || p.cred != nil && (m.Kind == ReadWrite || m.Kind == Overlaid || m.Owned || m.Kind == ReadOnly && !reachable(m.Source))
 	})
 }
 

@@ -48,7 +48,8 @@ func (p *Plan) openUpper(name string, list []*Overlay) (err error) {
 	if err != nil {
 		return err
 	}
-	list[0].lock = lock // the others end with it
+	list[0].lock = lock           // the others end with it
+	p.hold = append(p.hold, lock) // and the keeper's copy with all that can write
 	for i, o := range list {
 		o.Since, o.Upper = known[i].Since, path.Join(real, strconv.Itoa(i))
 		if err := p.makeUpper(dir, i, p.modeOf(o.Dest)); err != nil {
@@ -212,23 +213,28 @@ func (p *Plan) makeUpper(dir, n int, mode uint32) error {
 	return nil
 }
 
-// makeOwn opens a directory in dir, which it makes if there is none.
+// makeOwn opens a directory in dir, which it makes if there is none. It has this name when it is complete,
+// so that a kill in between leaves none that later starts would find as it is.
 func (p *Plan) makeOwn(dir int, name string, mode uint32) (fd int, err error) {
-	err = unix.Mkdirat(dir, name, 0o700)
-	if err != nil && err != unix.EEXIST {
+	fd, err = tree.Open(dir, name, unix.O_PATH|unix.O_DIRECTORY)
+	if !errors.Is(err, unix.ENOENT) {
+		return fd, err
+	}
+	unfinished := name + ".new"
+	if err := unix.Mkdirat(dir, unfinished, 0o700); err != nil && err != unix.EEXIST {
 		return -1, err
 	}
-	made := err == nil
-	if fd, err = tree.Open(dir, name, unix.O_PATH|unix.O_DIRECTORY); err != nil {
+	if fd, err = tree.Open(dir, unfinished, unix.O_PATH|unix.O_DIRECTORY); err != nil {
 		return -1, err
 	}
-	if made {
-		if p.cred != nil {
-			err = unix.Fchownat(fd, "", int(p.cred.UID), int(p.cred.GID), unix.AT_EMPTY_PATH)
-		}
-		if err == nil {
-			err = tree.Chmod(fd, mode)
-		}
+	if p.cred != nil {
+		err = unix.Fchownat(fd, "", int(p.cred.UID), int(p.cred.GID), unix.AT_EMPTY_PATH)
+	}
+	if err == nil {
+		err = tree.Chmod(fd, mode)
+	}
+	if err == nil {
+		err = unix.Renameat(dir, unfinished, dir, name)
 	}
 	if err != nil {
 		unix.Close(fd)

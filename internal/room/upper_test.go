@@ -3,52 +3,42 @@ package room
 import (
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// Whoever the layer belongs to puts a link in the place of a directory in it, at the moment when
-// that is made: what the link leads to stays as it is.
-func TestUpperRace(t *testing.T) {
+// What a kill has left unfinished is finished by the next start, and belongs to whom it should.
+func TestMakeOwnUnfinished(t *testing.T) {
 	top := t.TempDir()
-	outside, upper := filepath.Join(top, "outside"), filepath.Join(top, "layers/0/upper")
-	must := func(err error) {
-		t.Helper()
+	if err := os.Mkdir(filepath.Join(top, "x.new"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.Open(top)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	p, owner := &Plan{}, os.Getuid()
+	if owner == 0 {
+		owner = 12345
+		p.cred = &proc.Cred{UID: 12345, GID: 12345}
+	}
+	for range 2 {
+		fd, err := p.makeOwn(int(dir.Fd()), "x", 0o751)
 		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	must(os.Mkdir(outside, 0o700))
-	must(os.Mkdir(filepath.Join(top, "layers"), 0o700))
-	dir, err := unix.Open(filepath.Join(top, "layers"), unix.O_PATH|unix.O_CLOEXEC, 0)
-	must(err)
-	defer unix.Close(dir)
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			if unix.Rename(upper, top+"/away") == nil {
-				_ = unix.Symlink(outside, upper) // it may be there again
-				_ = unix.Rmdir(top + "/away")
-			}
+		unix.Close(fd)
+		info, err := os.Lstat(filepath.Join(top, "x"))
+		if err != nil || info.Mode().Perm() != 0o751 || int(info.Sys().(*syscall.Stat_t).Uid) != owner {
+			t.Errorf("%v, %v", info, err)
 		}
-	}()
-	var p Plan
-	for range 500 {
-		_ = p.makeUpper(dir, 0, 0o755)                   // it may well fail
-		_ = os.RemoveAll(filepath.Join(top, "layers/0")) // it may change meanwhile, and then goes the next time
 	}
-	close(stop)
-	<-stopped
-	info, err := os.Stat(outside)
-	must(err)
-	if info.Mode().Perm() != 0o700 {
-		t.Errorf("a directory outside has the mode %o", info.Mode().Perm())
+	if names, err := dir.Readdirnames(-1); err != nil || len(names) != 1 {
+		t.Errorf("%q, %v", names, err)
 	}
 }
