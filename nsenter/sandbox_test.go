@@ -3,6 +3,7 @@ package nsenter_test
 import (
 	"bytes"
 	"errors"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -44,6 +45,27 @@ func TestSandbox(t *testing.T) {
 	res, err := cmd.Run(t.Context())
 	if err != nil || res.ExitCode() != 9 || res.Verdict != result.Proven || out.String() != "box too\n/tmp\n" {
 		t.Errorf("%+v, %v, %q", res, err, &out)
+	}
+
+	// Nothing stays open of what cannot be entered: a program may ask for years.
+	job := strings.TrimSpace(sbxrun("exec", "--detach", "box", "true")) // BOX/EXEC
+	open := func() int {
+		names, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(names)
+	}
+	for _, name := range []string{job, "box/none"} {
+		before := open()
+		for range 20 {
+			if _, err := (&nsenter.Command{Sandbox: name, Args: []string{"true"}}).Run(t.Context()); !errors.As(err, new(*nsenter.Error)) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if n := open(); n >= before+20 {
+			t.Errorf("%s: %d descriptors, and %d after", name, before, n)
+		}
 	}
 
 	// What ends with its sandbox was killed, whatever it made of that.

@@ -306,7 +306,8 @@ func (d *Dir) Find(word string) (*Entry, error) {
 		if err != nil {
 			return nil, err
 		}
-		return execs.Find(exec) // its entry needs the directory for as long as it is looked at
+		d.execs = append(d.execs, execs) // its entry needs it for as long as it is looked at
+		return execs.Find(exec)
 	}
 	if d.root.fd < 0 || !validName(word) { // and every beginning of an id is a valid name
 		return nil, d.unknown(word)
