@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -231,6 +232,31 @@ func TestContextDeadline(t *testing.T) {
 		if res := overdue(work+"sleep 1000", 0); res.CPUUser+res.CPUSystem < 5*time.Millisecond {
 			t.Errorf("timeout %v: the time it has used: %+v", timeout, res)
 		}
+	}
+}
+
+// A command's time runs while its execve(2) hangs, here because somebody has a lease of the file (fcntl(2)).
+func TestDeadlineOfExecve(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(name, []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+		t.Fatal(err)
+	}
+	c := &bwrap.Command{Args: []string{"/program"}, Timeout: 100 * time.Millisecond, Grace: bound}
+	c.Policy.Mounts = append(c.Policy.Mounts, bwrap.Mount{Source: name, Dest: "/program"})
+	begin := time.Now()
+	if err := c.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if res, err := c.Wait(); err != nil || res.Cause != result.Timeout || time.Since(begin) > bound {
+		t.Errorf("%v: %+v, %v", time.Since(begin), res, err)
 	}
 }
 

@@ -61,8 +61,9 @@ func (c *Command) Run(ctx context.Context) (*Result, error) {
 // Start builds the sandbox and starts the command, and returns when it was executed, with
 // its limits in force. The command ends when ctx is done: with the cause "timeout" if its
 // deadline has passed, or else "canceled", whether or not Wait was called. An error is an
-// [*Error]: the command never ran, and nothing of it is left. Start blocks for as long as bubblewrap
-// takes, thirty seconds at most, or until ctx is done.
+// [*Error]: the command never ran, and nothing of it is left. Start blocks for as long as bubblewrap and
+// then the command's execve(2) take, thirty seconds at most each, or until ctx is done; and after an error
+// until nothing is left, as Wait does.
 func (c *Command) Start(ctx context.Context) error {
 	if err := c.run.Started(); err != nil {
 		return err

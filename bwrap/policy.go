@@ -17,7 +17,8 @@ type Policy struct {
 	TmpSize int64
 	Network Network
 	// Env is NAME=VALUE for each variable that is added to PATH, HOME and USER of the
-	// sandbox; nothing comes from the environment of this process.
+	// sandbox. Nothing comes from the environment of this process but PATH, unless it is
+	// given here: of that, the directories that the sandbox shows.
 	Env      []string
 	Dir      string // where the command begins, absolute; "" for the sandbox's home
 	User     *User  // who the command is, inside; nil for an ordinary user

@@ -29,7 +29,7 @@ type Room struct {
 // Start has bubblewrap build the room, and returns when it is complete. It ends, and all
 // commands in it, when ctx is done, at its timeout, or by Close, which has to be called in any
 // case. An error is an [*Error], and nothing is left. Start blocks for as long as bubblewrap
-// takes, thirty seconds at most, or until ctx is done.
+// takes, thirty seconds at most, or until ctx is done; and after an error until nothing is left.
 func (r *Room) Start(ctx context.Context) error {
 	if err := r.run.Started(); err != nil {
 		return err

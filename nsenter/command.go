@@ -102,8 +102,9 @@ func (c *Command) Run(ctx context.Context) (*Result, error) {
 // Start starts the command, and returns when it was executed, with its limits in force. The
 // command ends when ctx is done: with the cause "timeout" if its deadline has passed, or else
 // "canceled", whether or not Wait was called. An error is an [*Error]: the command never ran,
-// and nothing of it is left. Start blocks for as long as the way in takes, ten seconds at
-// most, or until ctx is done.
+// and nothing of it is left. Start blocks for as long as the way in takes, ten seconds at most,
+// and then the command's execve(2), thirty, or until ctx is done; and after an error until nothing
+// is left, as Wait does.
 func (c *Command) Start(ctx context.Context) error {
 	if err := c.run.Started(); err != nil {
 		return err

@@ -3,6 +3,7 @@ package proc
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"sync"
@@ -276,7 +277,7 @@ func (k *Kept) Inherit(deadline time.Time) error {
 // was executed, are not among them. An error, for want of a descriptor for one, says that
 // there may be more.
 func (k *Kept) orphans() (list []Stat, err error) {
-	children, err := Children(os.Getpid())
+	children, _, err := children(os.Getpid(), math.MaxInt) // a program of ours may have any number of threads
 	for _, pid := range children {
 		st, statErr := ReadStat(pid)
 		if statErr != nil && statErr != ErrGone {

@@ -368,6 +368,15 @@ func TestChildrenManyThreads(t *testing.T) {
 	}
 }
 
+// Not so of our own: a program may have any number of threads, and takes over from a killed keeper.
+func TestOrphansManyThreads(t *testing.T) {
+	defer func(most int) { maxThreads = most }(maxThreads)
+	maxThreads = 1
+	if _, err := (&Kept{Keeper: &Keeper{}}).orphans(); err != nil {
+		t.Error(err)
+	}
+}
+
 // Many processes with many threads each are not asked for longer than one, and none of them is missing.
 func TestDescendantsManyThreads(t *testing.T) {
 	const threads, processes = 20, 5

@@ -62,7 +62,8 @@ type Sandbox struct {
 	command *supervise.Command
 	room    *proc.Process // its PID 1, once it is held
 	probing sync.WaitGroup
-	running bool // it is on record that it runs
+	unwatch func() // ends endWhenIdle, which uses the claim
+	running bool   // it is on record that it runs
 }
 
 // New makes a sandbox of which there is nothing yet but the record's place. It takes over
@@ -74,6 +75,7 @@ func New(ctx context.Context, claim *state.Claim, spec Spec) *Sandbox {
 	}
 	s := &Sandbox{recorded: newRecorded(ctx, claim, spec.LogMax, spec.KillAtLogMax), spec: spec, matched: make(chan struct{})}
 	s.match = sync.OnceFunc(func() { close(s.matched) })
+	s.unwatch = func() {}
 	return s
 }
 
@@ -144,7 +146,13 @@ func (s *Sandbox) Start() error {
 		s.probing.Go(s.becomeReady)
 	}
 	if s.spec.IdleTimeout > 0 {
-		go s.endWhenIdle()
+		ctx, cancel := context.WithCancel(s.ctx)
+		over := make(chan struct{})
+		s.unwatch = func() { cancel(); <-over }
+		go func() {
+			defer close(over)
+			s.endWhenIdle(ctx)
+		}()
 	}
 	return nil
 }
@@ -153,6 +161,7 @@ func (s *Sandbox) Start() error {
 // says so. An error is one of the record.
 func (s *Sandbox) Wait() error {
 	s.command.Watch(s.ctx)
+	s.unwatch()
 	s.endExecs()
 	res := s.command.End(s.ctx)
 	if res.Cause == result.Lost && s.doomed() {
@@ -306,9 +315,9 @@ func (s *Sandbox) recordRefused(hosts <-chan result.ReportHost) {
 }
 
 // endWhenIdle ends the sandbox when nothing has used it for so long.
-func (s *Sandbox) endWhenIdle() {
+func (s *Sandbox) endWhenIdle(ctx context.Context) {
 	timeout := s.spec.IdleTimeout
-	for {
+	for ctx.Err() == nil {
 		wait, err := s.claim.EndIfIdle(timeout)
 		if err != nil {
 			wait = min(timeout, time.Second) // not to be told now
@@ -318,8 +327,7 @@ func (s *Sandbox) endWhenIdle() {
 		}
 		select {
 		case <-time.After(wait):
-		case <-s.ctx.Done():
-			return
+		case <-ctx.Done():
 		}
 	}
 }

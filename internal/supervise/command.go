@@ -228,6 +228,10 @@ const Lateness = 500 * time.Millisecond
 // confirmed waits until the command was executed, or could not be.
 func (c *Command) confirmed(ctx context.Context) bool {
 	late := time.After(room.SetupBound)
+	var deadline <-chan time.Time // execve(2) may hang as long as a file system likes
+	if !c.deadline.IsZero() {
+		deadline = time.After(time.Until(c.deadline))
+	}
 	for asked := ctx.Done(); ; {
 		select {
 		case <-c.exec.Running():
@@ -245,6 +249,8 @@ func (c *Command) confirmed(ctx context.Context) bool {
 				continue
 			}
 			c.requested(ctx)
+		case <-deadline:
+			c.cause, c.used = result.Timeout, c.kept.Used()
 		case <-late:
 			c.cause = result.StartFailed
 			c.startErr = &result.Error{Code: "setup", Message: "the command could not be executed in time"}
