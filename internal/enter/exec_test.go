@@ -214,7 +214,7 @@ func TestExecHeld(t *testing.T) {
 	if out := supervise.Teardown(&x.Kept, soon()); out.Verdict != result.Proven {
 		t.Errorf("%+v", out)
 	}
-	if err := supervise.Collect(&x.Kept, soon()); err != nil {
+	if err := x.Kept.Collect(soon()); err != nil {
 		t.Error(err)
 	}
 	x.Close()

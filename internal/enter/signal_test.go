@@ -59,7 +59,7 @@ func end(t *testing.T, sb *room.Room) {
 	if out := supervise.Teardown(&sb.Kept, soon()); out.Verdict != result.Proven {
 		t.Errorf("teardown: %+v", out)
 	}
-	if err := supervise.Collect(&sb.Kept, soon()); err != nil {
+	if err := sb.Kept.Collect(soon()); err != nil {
 		t.Error(err)
 	}
 	sb.Close()

@@ -173,11 +173,6 @@ func (s *Server) ListFiles(ctx context.Context, session string) (*workspace.List
 // Tenant is whose a request is.
 func Tenant(ctx context.Context) string { return whose(ctx).tenant }
 
-// Until returns a context that ends with a request's, and with the server's.
-func (s *Server) Until(ctx context.Context) (context.Context, context.CancelFunc) {
-	return s.within(ctx)
-}
-
 // Body reads the body of a request as all handlers do: when there is memory for it, and of at most
 // so many bytes and values.
 func (s *Door) Body(w http.ResponseWriter, r *http.Request) ([]byte, error) {

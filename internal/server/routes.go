@@ -347,7 +347,7 @@ func (s *Server) carry(ctx context.Context, o *order, out sink, by way) (a *api.
 		return nil, err
 	}
 	defer s.running.Done()
-	ctx, cancel := s.within(ctx)
+	ctx, cancel := s.Until(ctx)
 	defer cancel()
 	turn, err := s.join(ctx, o.who.tenant, o.ceilings.Ceilings())
 	if err != nil {

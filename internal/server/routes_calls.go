@@ -24,7 +24,7 @@ func (b background) started(run place.Running)           { b.Started(run.Signal)
 func (b background) output(r *result.Report)             { b.Output(r) }
 
 // launch carries a call out in the background. The base of its context ends it, and so does the
-// server's end. hold is kept from here to its end.
+// server's end. release is called at its end.
 func (s *Server) launch(base context.Context, book *calls.Book, o *order, by way, release func()) (*calls.Call, error) {
 	d, err := s.detach(base, book, o, o.ceilings.Ceilings(), release)
 	if err != nil {
@@ -51,7 +51,7 @@ func (s *Server) detach(base context.Context, book *calls.Book, o *order, c tena
 		release()
 		return nil, err
 	}
-	ctx, end := s.within(base)
+	ctx, end := s.Until(base)
 	d := &detached{s: s, o: o, book: book, cancel: func() {
 		end()
 		release()
@@ -261,7 +261,7 @@ func (s *Server) output(q Request, c *calls.Call, o OutputQuery) *streamed {
 		if o.Follow != "1" {
 			h.Set("Content-Length", strconv.FormatInt(max(0, size-o.From), 10))
 		}
-		ctx, cancel := s.within(q.r.Context())
+		ctx, cancel := s.Until(q.r.Context())
 		defer cancel()
 		q.w.WriteHeader(http.StatusOK)
 		flush := http.NewResponseController(q.w).Flush

@@ -30,9 +30,9 @@ func (s *Server) cell(ctx context.Context, session string, o *order, language ce
 		return nil, err
 	}
 	defer s.running.Done()
-	ctx, cancel := s.within(ctx)
+	ctx, cancel := s.Until(ctx)
 	defer cancel()
-	either, cancel = s.within(either)
+	either, cancel = s.Until(either)
 	defer cancel()
 	i, free, err := x.Interpreter(c.Language)
 	if err != nil {

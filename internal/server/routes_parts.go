@@ -129,7 +129,7 @@ func (s *Server) Snapshot(ctx context.Context, id string, n api.NewSnapshot) (*a
 		return nil, api.NewError(api.BusySession, "a snapshot of this session is being taken", "try again when it is")
 	}
 	defer x.Capture.Unlock()
-	both, cancel := s.within(both)
+	both, cancel := s.Until(both)
 	defer cancel()
 	select {
 	case s.packing <- struct{}{}:

@@ -58,7 +58,7 @@ func (s *Server) createSession(ctx context.Context, w who, n *api.NewSession) (*
 		return nil, nil, err
 	}
 	defer s.running.Done()
-	ctx, cancel := s.within(ctx)
+	ctx, cancel := s.Until(ctx)
 	defer cancel()
 	turn, err := s.join(ctx, w.tenant, o.ceilings.Ceilings())
 	if err != nil {
@@ -363,7 +363,7 @@ func (s *Server) defineProcesses(a huma.API) {
 		}
 		there, leave := WhileThere(ctx)
 		defer leave()
-		both, cancel := s.within(there)
+		both, cancel := s.Until(there)
 		defer cancel()
 		if sent, err := c.Input.Send(both, body{q.Request}); err != nil {
 			e := *api.AsError(s.callError(both, err))

@@ -200,8 +200,8 @@ func (s *Server) Drain(ctx context.Context) {
 	s.rooms.Close()
 }
 
-// within returns a context that ends with a request's, and with the server's.
-func (s *Server) within(ctx context.Context) (context.Context, context.CancelFunc) {
+// Until returns a context that ends with a request's, and with the server's.
+func (s *Server) Until(ctx context.Context) (context.Context, context.CancelFunc) {
 	return Both(ctx, s.base)
 }
 

@@ -16,6 +16,7 @@ package supervise
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"syscall"
 	"time"
@@ -425,9 +426,15 @@ func (c *Command) Signal(sig syscall.Signal) error {
 	return c.exec.SignalAll(sig)
 }
 
-// Collect waits for the keeper's own end, after the caller has passed on the last output
-// and put the terminal back. An error says that it was left.
-func (c *Command) Collect() error { return Collect(c.kept, time.Now().Add(c.ProofTimeout)) }
+// Collect ends the keeper, which puts back the terminal and removes the cgroups first, and reaps it,
+// after the caller has passed on the last output. It is no part of what was to be proven. An error says
+// that it still has something, and goes on without us.
+func (c *Command) Collect() error {
+	if err := c.kept.Collect(time.Now().Add(c.ProofTimeout)); err != nil {
+		return fmt.Errorf("collect the keeper: %w", err)
+	}
+	return nil
+}
 
 // Close gives up all descriptors. Should the keeper still have something, it goes on
 // killing it.

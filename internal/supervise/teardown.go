@@ -54,16 +54,6 @@ func Teardown(k *proc.Kept, deadline time.Time) Outcome {
 	return Outcome{Verdict: result.Unproven, At: at, Survivors: survivors(k), Err: err}
 }
 
-// Collect ends the keeper, which puts back the terminal and removes the cgroups first,
-// and reaps it. It is no part of what was to be proven. One that still has something by the
-// deadline goes on without us.
-func Collect(k *proc.Kept, deadline time.Time) error {
-	if err := k.Collect(deadline); err != nil {
-		return fmt.Errorf("collect the keeper: %w", err)
-	}
-	return nil
-}
-
 // survivors names what is left.
 func survivors(k *proc.Kept) (left []result.Survivor) {
 	for _, st := range k.Survivors(maxSurvivors) {

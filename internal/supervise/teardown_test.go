@@ -69,7 +69,7 @@ func gone(t *testing.T, sb *room.Room, stdout *os.File, out supervise.Outcome) {
 	if out.Verdict != result.Proven || out.Err != nil || out.Survivors != nil {
 		t.Errorf("outcome %+v", out)
 	}
-	if err := supervise.Collect(&sb.Kept, soon()); err != nil {
+	if err := sb.Kept.Collect(soon()); err != nil {
 		t.Error(err)
 	}
 	if left := proc.Members(100, sb.RoomNS, sb.InitNS); left != nil {
@@ -197,7 +197,7 @@ func TestCollectLate(t *testing.T) {
 	sb, stdout := held(t, "echo up; sleep 100")
 	up(t, sb, stdout, 1)
 	keeper := sb.Keeper.PID
-	if err := supervise.Collect(&sb.Kept, time.Unix(1, 0)); !errors.Is(err, os.ErrDeadlineExceeded) {
+	if err := sb.Kept.Collect(time.Unix(1, 0)); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("%v", err)
 	}
 	for end := soon(); ; time.Sleep(time.Millisecond) {

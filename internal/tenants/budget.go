@@ -68,7 +68,7 @@ func (l *Lease) Shrink(n int64) {
 // Free gives all of it back.
 func (l *Lease) Free() { l.Shrink(0) }
 
-// Used is how much each tenant has that has any.
+// Used is how much a tenant has.
 func (b *Budget) Used(tenant string) int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -33,6 +33,7 @@ type State struct {
 // NewState makes one.
 func NewState(t T) *State {
 	t.Helper()
+	Binary(t) // made now, and not in the time that a test measures
 	s := &State{Dir: filepath.Join(SharedDir(t), "state"), Work: Dir(t), T: t}
 	t.Cleanup(s.finish)
 	return s
