@@ -4,10 +4,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -126,4 +129,17 @@ func TestGetHostile(t *testing.T) {
 			t.Errorf("%s was written outside", name)
 		}
 	}
+}
+
+// Who ends a run while its files are copied is told so, and not of a start that has failed.
+func TestPutCanceled(t *testing.T) {
+	t.Parallel()
+	dir := harness.Dir(t)
+	for i := range 2000 {
+		harness.Must(t, os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), nil, 0o600))
+	}
+	p := harness.Start(t, harness.Options{}, "--cwd", "none", "--put", dir, "sleep", "1000")
+	p.Role(harness.RoleInit) // it is held until all files are there
+	p.Signal(unix.SIGTERM)
+	p.Wait().Expect(t, 143, "canceled")
 }

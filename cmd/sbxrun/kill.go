@@ -98,7 +98,7 @@ func (k *killer) find(names []string) error {
 func (k *killer) killAll() {
 	begin := time.Now()
 	for _, one := range k.kills {
-		one.request(state.Kill{Signal: result.SignalName(unix.Signal(k.flags.Signal)), GraceMS: result.Milliseconds(time.Duration(k.flags.Grace))})
+		one.request(state.Kill{Signal: result.SignalName(unix.Signal(k.flags.Signal)), GraceMS: min(result.Milliseconds(time.Duration(k.flags.Grace)), state.LongestGrace)})
 	}
 	// The supervisor gets a moment more than we give ourselves, to tell the verdict.
 	const moment = 2 * time.Second

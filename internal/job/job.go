@@ -59,7 +59,7 @@ func (j *Job) Hold(ctx context.Context) (held bool) {
 	if j.err == nil && j.Parts != nil {
 		j.Parts.Overlays = j.command.TakeOverlays()
 		if err := j.Parts.Held(ctx, j.command.Kept().Room, j.Place.Plan.Cred()); err != nil {
-			j.command.Refuse(err)
+			j.refuse(ctx, err)
 		}
 	}
 	return j.err == nil
@@ -67,6 +67,13 @@ func (j *Job) Hold(ctx context.Context) (held bool) {
 
 // Refuse decides that the command that is held is not to begin.
 func (j *Job) Refuse(err error) { j.command.Refuse(err) }
+
+// refuse is Refuse, unless it is ctx that has made this fail: then Release says who ended it.
+func (j *Job) refuse(ctx context.Context, err error) {
+	if ctx.Err() == nil {
+		j.Refuse(err)
+	}
+}
 
 // Release lets it begin, and reports whether it did.
 func (j *Job) Release(ctx context.Context) (running bool) {

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -9,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/links"
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
@@ -47,7 +49,10 @@ func openUnix(path string) (*os.File, error) {
 	fail := func(why string, err error) error {
 		return &result.Error{Code: "usage", Message: fmt.Sprintf("--connect unix:%s: %s", path, why), Err: err, Hint: "want the path of a unix socket that somebody listens on"}
 	}
-	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	fd, err := links.Open(path)
+	if e := (*links.Error)(nil); errors.As(err, &e) {
+		return nil, &result.Error{Code: "usage", Message: fmt.Sprintf("--connect unix:%s: %v", path, err), Err: err, Hint: links.Hint}
+	}
 	if err != nil {
 		return nil, fail(err.Error(), err)
 	}

@@ -119,7 +119,7 @@ func (s *Sandbox) Start() error {
 	}
 	// On record before the command may start: whatever dies from here on, cleanup finds it.
 	err = s.hold(s.command.Kept())
-	if err != nil {
+	if err != nil && s.ctx.Err() == nil { // or Release says who ended it
 		s.command.Refuse(err)
 	}
 	if !s.command.Release(s.ctx) {

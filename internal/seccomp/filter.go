@@ -244,7 +244,7 @@ func (p *program) verdict(r rule) {
 		p.answer(unix.SECCOMP_RET_ALLOW)
 	case lease:
 		argument(1)
-		answerIf([]uint32{unix.F_SETLEASE}, refused)
+		answerIf([]uint32{unix.F_SETLEASE, unix.F_SETDELEG}, refused) // Linux 6.19 has the second
 		p.answer(unix.SECCOMP_RET_ALLOW)
 	case ofInit:
 		argument(0)

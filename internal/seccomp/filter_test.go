@@ -76,7 +76,7 @@ func TestJudge(t *testing.T) {
 			{[]uint32{unix.AF_UNSPEC}, foreign}, {[]uint32{unix.AF_PACKET}, foreign}, {[]uint32{unix.AF_KEY}, foreign}, {[]uint32{unix.AF_ALG}, foreign}, {[]uint32{unix.AF_VSOCK}, foreign}, {[]uint32{unix.AF_TIPC}, foreign}, {[]uint32{0xffffffff}, foreign}},
 		terminal:    {{[]uint32{0, unix.TCGETS}, allow}, {[]uint32{0, unix.TIOCSWINSZ}, allow}, {[]uint32{unix.TIOCSTI, unix.TCSETS}, allow}, {[]uint32{0, unix.TIOCSTI}, refused}, {[]uint32{0, unix.TIOCEXCL}, refused}, {[]uint32{0, unix.TIOCSETD}, refused}, {[]uint32{0, tiocLinux}, refused}, {[]uint32{0, unix.TCXONC}, refused}},
 		multiplexed: {{[]uint32{1}, missing}, {[]uint32{8}, missing}, {[]uint32{2}, allow}, {[]uint32{18}, allow}, {[]uint32{0}, allow}},
-		lease:       {{[]uint32{0, unix.F_GETFD}, allow}, {[]uint32{unix.F_SETLEASE, unix.F_GETLEASE}, allow}, {[]uint32{0, unix.F_SETLEASE}, refused}},
+		lease:       {{[]uint32{0, unix.F_GETFD}, allow}, {[]uint32{unix.F_SETLEASE, unix.F_GETLEASE}, allow}, {[]uint32{0, unix.F_SETLEASE}, refused}, {[]uint32{0, unix.F_SETDELEG}, refused}},
 		ofInit:      {{[]uint32{0}, allow}, {[]uint32{2, 1}, allow}, {[]uint32{1}, refused}},
 		priority: {{[]uint32{unix.PRIO_PROCESS, 0, 19}, allow}, {[]uint32{unix.PRIO_PROCESS, 2, 1}, allow}, {[]uint32{unix.PRIO_PGRP, 0, 1}, allow},
 			{[]uint32{unix.PRIO_PROCESS, 1, 19}, refused}, {[]uint32{unix.PRIO_USER, 0, 19}, refused}, {[]uint32{unix.PRIO_USER, 1000, 19}, refused}},

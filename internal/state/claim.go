@@ -137,8 +137,10 @@ func (o *Claim) WriteAccess(a Access) error {
 // GrantAccess makes the sandbox one that can be entered. It takes no space.
 func (o *Claim) GrantAccess() error { return failed(o.folder.rename(heldAccessName, accessName)) }
 
-// DropAccess ends that, and with it what the variables hold.
-func (o *Claim) DropAccess() error { return failed(o.folder.unlink(accessName)) }
+// DropAccess ends that, and with it what the variables hold, granted or not yet.
+func (o *Claim) DropAccess() error {
+	return failed(result.All(o.folder.unlink(heldAccessName), o.folder.unlink(accessName)))
+}
 
 // MarkEnding tells that the sandbox is about to end, before anything in it is
 // signalled: an exec that dies of that signal has ended with its sandbox.

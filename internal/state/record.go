@@ -137,13 +137,15 @@ type Kill struct {
 	GraceMS float64 `json:"grace_ms"`
 }
 
+// LongestGrace is in milliseconds: some thirty years, and still a time.Duration.
+const LongestGrace = 1e12
+
 func (k *Kill) check() error {
 	number, err := strconv.ParseUint(k.Signal, 10, 8)
 	if k.Signal != "" && unix.SignalNum("SIG"+k.Signal) == 0 && (err != nil || number < 1 || number > 64) {
 		return damaged("signal %.80q", k.Signal)
 	}
-	const longest = 1e12 // some thirty years, and still a time.Duration
-	if !(k.GraceMS >= 0 && k.GraceMS <= longest) {
+	if !(k.GraceMS >= 0 && k.GraceMS <= LongestGrace) {
 		return damaged("grace period of %g ms", k.GraceMS)
 	}
 	return nil
