@@ -234,8 +234,9 @@ export class Client {
     if (this.#token) headers.Authorization = `Bearer ${this.#token}`;
     if (this.#node) headers["Sbxrun-Node"] = this.#node;
     const secure = this.#address.protocol === "https:";
-    const request = (secure ? https : http).request({ ...this.#address, method, path, headers, agent: false });
-    request.setTimeout(wait + this.#margin, () => request.destroy(new Lost("no answer in time")));
+    const timeout = wait + this.#margin; // also of connecting, as an option
+    const request = (secure ? https : http).request({ ...this.#address, method, path, headers, timeout, agent: false });
+    request.on("timeout", () => request.destroy(new Lost("no answer in time")));
     const leave = () => request.destroy(signal.reason);
     signal?.addEventListener("abort", leave);
     request.on("close", () => signal?.removeEventListener("abort", leave));
@@ -245,7 +246,7 @@ export class Client {
       request.on("response", resolve);
       request.on("error", (e) => {
         if (signal?.aborted) reject(signal.reason);
-        else if (!connected && !(e instanceof Lost)) reject(new Refused("unreachable", `the server cannot be reached: ${e.message}`));
+        else if (!connected) reject(new Refused("unreachable", `the server cannot be reached: ${e.message}`));
         else reject(e instanceof Lost ? e : new Lost(`the answer did not come: ${e.message}`, { cause: e }));
       });
       if (flows(body))

@@ -22,8 +22,10 @@ type claim struct {
 	Answer []byte `json:"answer,omitempty"`
 }
 
-// keepClaims is how long a key is known, as by a single server.
-const keepClaims = 10 * time.Minute
+const (
+	keepClaims  = 10 * time.Minute // how long a key is known after its request, as by a single server
+	renewClaims = keepClaims / 4   // how often a claim is written while its request runs: the bucket forgets by age
+)
 
 // claims are kept in a bucket.
 type claims struct{ bucket }
@@ -64,9 +66,8 @@ func (c *claims) change(name string, to claim, revision uint64) (uint64, error) 
 	return revision, nil
 }
 
-// renew writes a claim again and again, because the bucket forgets what was written [keepClaims] ago, until
-// it is stopped; stop returns the last revision.
-func (c *claims) renew(name string, is claim, revision uint64) (stop func() uint64) {
+// renew writes a claim every so often until it is stopped; stop returns the last revision.
+func (c *claims) renew(name string, is claim, revision uint64, every time.Duration) (stop func() uint64) {
 	done, over := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(over)
@@ -74,7 +75,7 @@ func (c *claims) renew(name string, is claim, revision uint64) (stop func() uint
 			select {
 			case <-done:
 				return
-			case <-time.After(c.ttl / 4):
+			case <-time.After(every):
 				// What is not written now may be the next time.
 				if next, err := c.change(name, is, revision); err == nil {
 					revision = next

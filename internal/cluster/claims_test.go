@@ -29,8 +29,8 @@ func (s *stream) Publish(context.Context, string, []byte, ...jetstream.PublishOp
 // A claim is written again while its request runs, however long that is: the bucket forgets what is old.
 func TestRenew(t *testing.T) {
 	s := &stream{tries: make(chan bool), written: 7}
-	c := &claims{bucket{js: s, name: "keys", ttl: time.Millisecond}}
-	stop := c.renew("k", claim{At: "n"}, 7)
+	c := &claims{bucket{js: s, name: "keys"}}
+	stop := c.renew("k", claim{At: "n"}, 7, time.Millisecond)
 	for range 6 {
 		<-s.tries
 	}

@@ -47,7 +47,7 @@ func (g *Gateway) keyed(w http.ResponseWriter, r *http.Request, body []byte) (*h
 		ours = ours || first
 		stop := func() uint64 { return revision }
 		if ours {
-			stop = g.claims.renew(name, is, revision)
+			stop = g.claims.renew(name, is, revision, renewClaims)
 		}
 		res, err := g.client.do(passOn(r, body), is.At)
 		revision = stop()

@@ -122,7 +122,13 @@ func (l *Link) publish(c *Conn, f *frame) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.buffer = f.append(l.buffer[:0]) // the bus copies it
-	return l.bus.Publish(c.peer+"."+l.name+"."+c.id, l.self+"."+c.from+"."+c.id, l.buffer)
+	reply := ""
+	// NATS tells by it that there is nobody. Of a later frame that would say nothing of the first, which
+	// may have begun something.
+	if f.at == 0 && len(f.data) > 0 || f.bits&asks != 0 {
+		reply = l.self + "." + c.from + "." + c.id
+	}
+	return l.bus.Publish(c.peer+"."+l.name+"."+c.id, reply, l.buffer)
 }
 
 // forget drops a connection of which nothing is left to be done.

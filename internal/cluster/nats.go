@@ -108,7 +108,7 @@ func Connect(all *config.Config, kind string, log *slog.Logger) (*NATS, error) {
 	if err != nil {
 		return nil, err
 	}
-	keys := &claims{bucket{js: js, name: c.Cluster + "-keys", ttl: keepClaims, most: 2 * mostKept, replicas: c.Replicas}}
+	keys := &claims{bucket{js: js, name: c.Cluster + "-keys", ttl: keepClaims + renewClaims, most: 2 * mostKept, replicas: c.Replicas}}
 	return &NATS{nc, c.Cluster + ".", keys, newQueue(js, all), &bucket{js: js, name: c.Cluster + "-shares", most: mostHeld, replicas: c.Replicas}, why}, nil
 }
 

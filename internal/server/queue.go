@@ -33,10 +33,13 @@ func (s *Server) Admit(ctx context.Context, id string, body []byte) (*Admitted, 
 	}
 	o.id = id
 	if c := s.book.Get(o.who.tenant, id); c != nil {
-		if c.Status().State == api.Queued {
+		switch status := c.Status(); {
+		case status.State == api.Queued:
 			return nil, api.NewError(api.Busy, "the call is about to begin here, or to be given up", "")
+		case status.Started || status.State != api.Over:
+			return nil, ErrHere
 		}
-		return nil, ErrHere
+		s.book.Drop(c) // it was refused after all, and is sent once more
 	}
 	ceilings := o.ceilings.Ceilings()
 	ceilings.Queue = 0

@@ -20,6 +20,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	sbxrun "github.com/sbxrun/sbxrun/clients/go"
@@ -640,4 +641,38 @@ func TestPythonClients(t *testing.T) {
 			conform(t, ca, program(t, ca, "testdata", python, "-B", "-W", "error", "driver.py", of))
 		})
 	}
+}
+
+func TestAsyncioCancelled(t *testing.T) {
+	t.Parallel()
+	made(t, "testdata", "env", "PYTHONPATH="+clients(t, "python"), "/usr/bin/python3", "-B", "cancelled.py")
+}
+
+// A client in Node does not wait for a connection longer than for an answer: here nobody accepts any.
+func TestNodeConnects(t *testing.T) {
+	t.Parallel()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	harness.Must(t, err)
+	defer unix.Close(fd)
+	harness.Must(t, unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
+	harness.Must(t, unix.Listen(fd, 0))
+	address, err := unix.Getsockname(fd)
+	harness.Must(t, err)
+	to := fmt.Sprintf("127.0.0.1:%d", address.(*unix.SockaddrInet4).Port)
+	for { // fill the backlog
+		c, err := net.DialTimeout("tcp", to, 200*time.Millisecond)
+		if err != nil {
+			break
+		}
+		defer c.Close()
+	}
+	made(t, clients(t, "node"), "node", "--input-type=module", "-e", fmt.Sprintf(`
+import { Client, Refused } from "./index.js";
+try {
+  await new Client("http://%s", { margin: 300 }).run({ argv: ["true"], timeout_ms: 1 });
+} catch (e) {
+  if (!(e instanceof Refused) || e.code !== "unreachable") throw e;
+  process.exit(0);
+}
+process.exit(1);`, to))
 }

@@ -6,7 +6,7 @@ import asyncio
 import http.client
 import io
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, AsyncIterator, BinaryIO, Dict, List, Optional, Sequence, Type, Union
+from typing import TYPE_CHECKING, Any, AsyncIterator, BinaryIO, Coroutine, Dict, List, Optional, Sequence, Tuple, Type, Union
 
 from . import _wire
 from ._wire import Cell, Data, Entry, Event, File, Language, Lost, Refused, Report, Request, Status
@@ -122,9 +122,9 @@ class AsyncClient:
 
         try:
             if address.path:
-                _, connection = await asyncio.wait_for(loop.create_unix_connection(made, address.path), timeout)
+                connection = await _made(loop.create_unix_connection(made, address.path), timeout)
             else:
-                _, connection = await asyncio.wait_for(loop.create_connection(made, address.host, address.port, ssl=address.tls or None), timeout)
+                connection = await _made(loop.create_connection(made, address.host, address.port, ssl=address.tls or None), timeout)
         except (OSError, asyncio.TimeoutError) as e:
             raise Refused("unreachable", f"the server cannot be reached: {e}") from e
         try:
@@ -269,13 +269,34 @@ class _Connection(asyncio.Protocol):
         self._transport.resume_reading()
         while len(self._received) == had and not self._over:
             self._changed.clear()
-            sent = self._sent
+            sent, clock = self._sent, asyncio.get_running_loop()
+            by = clock.time() + self._timeout
+            late = clock.call_at(by, self._changed.set)  # not wait_for: see _made
             try:
-                await asyncio.wait_for(self._changed.wait(), self._timeout)
-            except asyncio.TimeoutError as e:
-                if self._sent == sent:
-                    raise Lost("the answer did not come in time") from e
+                await self._changed.wait()
+            finally:
+                late.cancel()
+            if len(self._received) == had and not self._over and self._sent == sent and clock.time() >= by:
+                raise Lost("the answer did not come in time")
         return len(self._received) > had
+
+
+async def _made(making: Coroutine[Any, Any, Tuple[Any, _Connection]], timeout: float) -> _Connection:
+    """Wait for a connection. asyncio.wait_for drops a cancellation that comes at the same time as the result (until Python 3.12)."""
+    task = asyncio.ensure_future(making)
+    try:
+        if not (await asyncio.wait({task}, timeout=timeout))[0]:
+            raise asyncio.TimeoutError("no connection in time")
+        return task.result()[1]
+    except BaseException:
+        task.cancel()
+        task.add_done_callback(_abort)
+        raise
+
+
+def _abort(task: asyncio.Task[Tuple[Any, _Connection]]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result()[0].abort()
 
 
 async def _slices(body: bytes) -> AsyncIterator[bytes]:
