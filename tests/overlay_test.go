@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -437,4 +438,28 @@ func TestLayerInMemory(t *testing.T) {
 		}
 	}
 	wantOriginal(t, dir)
+}
+
+// Directories that their owner may not write to are applied with all that is in them, and get their modes
+// last, the original itself included.
+func TestApplyClosedDirectories(t *testing.T) {
+	t.Parallel()
+	dir := original(t)
+	const closes = `mkdir -p mod/deep empty; echo x >mod/file; echo y >mod/deep/file; echo z >sub/new; echo last >z; chmod 555 mod/deep mod empty sub .`
+	r := harness.Run(t, harness.Options{Dir: dir}, "--cwd", "overlay", "--apply", "sh", "-c", closes)
+	defer exec.Command("chmod", "-R", "u+w", dir).Run() // as an ordinary user could not remove it
+	if r.Expect(t, 0, "exited"); len(r.Stderr) != 0 {
+		t.Errorf("%s", r.Stderr)
+	}
+	for name, want := range map[string]string{"mod/file": "x\n", "mod/deep/file": "y\n", "sub/new": "z\n", "z": "last\n"} {
+		holds(t, filepath.Join(dir, name), want)
+	}
+	for _, name := range []string{"mod/deep", "mod", "empty", "sub", "."} {
+		if st, err := os.Stat(filepath.Join(dir, name)); err != nil || st.Mode().Perm() != 0o555 {
+			t.Errorf("%s: %v %v", name, st.Mode(), err)
+		}
+	}
+	if _, err := os.Lstat(filepath.Join(dir, ".sbxrun-apply")); err == nil {
+		t.Error("its own directory is left")
+	}
 }

@@ -1,6 +1,7 @@
 package overlay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,6 +63,14 @@ type applier struct {
 	chown   bool
 	owner   unix.Stat_t       // of the source: whom belongs what is new
 	names   map[string]string // of files that have several, in the source
+	closed  []closedDir
+}
+
+// closedDir is a directory whose mode is still to be set.
+type closedDir struct {
+	path string
+	is   unix.Stat_t
+	mode uint32
 }
 
 // Apply makes these changes, which [Tree.Changes] has returned, in the original. It makes none
@@ -92,26 +101,42 @@ func (t *Tree) Apply(ctx context.Context, list []Change, o Options) (a Applied, 
 	if t.ours == nil {
 		t.ours = map[tree.Inode]unix.Stat_t{}
 	}
-	defer func() {
-		sweepErr := unstage(x.source, x.staging)
-		if a.Litter = sweepErr != nil; err == nil {
-			err = sweepErr
-		}
-	}()
 	for _, c := range todo {
-		err := context.Cause(ctx)
-		if err == nil {
+		if err = context.Cause(ctx); err == nil {
 			err = x.make(&c)
 		}
 		if err != nil {
-			if e := (*result.Error)(nil); !errors.As(err, &e) {
-				err = &result.Error{Code: "apply", Message: fmt.Sprintf("%.200q cannot be applied: %v", c.Path, err), Err: err}
-			}
-			return a, err
+			err = notApplied(c.Path, err)
+			break
 		}
 		a.Changes++
 	}
-	return a, nil
+	sweepErr := unstage(x.source, x.staging)
+	a.Litter = sweepErr != nil
+	return a, cmp.Or(err, x.close(), sweepErr)
+}
+
+// close gives directories their modes. Until then their owner can write to them, or an ordinary user could
+// neither move them to their places nor put anything into them.
+func (x *applier) close() (err error) {
+	for _, d := range slices.Backward(x.closed) { // a directory comes before what is in it
+		parent, dirErr := tree.Open(x.source, path.Dir(d.path), unix.O_PATH|unix.O_DIRECTORY)
+		if dirErr == nil {
+			dirErr = x.chmod(parent, path.Base(d.path), &d.is, d.mode)
+			unix.Close(parent)
+		}
+		if dirErr != nil && err == nil {
+			err = notApplied(d.path, dirErr)
+		}
+	}
+	return err
+}
+
+func notApplied(name string, err error) error {
+	if errors.As(err, new(*result.Error)) {
+		return err
+	}
+	return &result.Error{Code: "apply", Message: fmt.Sprintf("%.200q cannot be applied: %v", name, err), Err: err}
 }
 
 // Conflict is that a path has changed on the host.
@@ -123,7 +148,7 @@ func Conflict(name string) error {
 // make makes one change.
 func (x *applier) make(c *Change) error {
 	if c.Path == "." {
-		return x.chmod(x.source, ".", nil, c.mode)
+		return x.chmodDir(c, x.source, ".", nil)
 	}
 	parent, err := tree.Open(x.source, path.Dir(c.Path), unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
@@ -142,6 +167,8 @@ func (x *applier) make(c *Change) error {
 	switch {
 	case c.Kind == Deleted:
 		return x.remove(c, was, temporary, parent, name)
+	case c.Kind == Mode && c.Type == Directory:
+		return x.chmodDir(c, parent, name, was)
 	case c.Kind == Mode:
 		return x.chmod(parent, name, was, c.mode)
 	}
@@ -162,7 +189,7 @@ func (x *applier) prepare(c *Change, was *unix.Stat_t, temporary string) error {
 		if err := x.give(staging, temporary, nil); err != nil {
 			return err
 		}
-		return x.chmod(staging, temporary, nil, c.mode)
+		return x.chmodDir(c, staging, temporary, nil)
 	case Link:
 		if err := unix.Symlinkat(c.Target, staging, temporary); err != nil {
 			return err
@@ -416,6 +443,17 @@ func incapable(err error) error {
 		return &result.Error{Code: "apply", Message: "the directory's file system cannot exchange two names in one step (renameat2(2))", Hint: "sbxrun diff --tar writes the changes as an archive"}
 	}
 	return err
+}
+
+// chmodDir sets a directory's permissions so that its owner can use it, and notes what they are to be.
+func (x *applier) chmodDir(c *Change, dir int, name string, was *unix.Stat_t) error {
+	if err := x.chmod(dir, name, was, c.mode|0o700); err != nil || c.mode&0o700 == 0o700 {
+		return err
+	}
+	if is := look(dir, name); is != nil {
+		x.closed = append(x.closed, closedDir{c.Path, *is, c.mode})
+	}
+	return nil
 }
 
 // chmod sets the permissions of a file or a directory, without opening it, and not those of
