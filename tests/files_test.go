@@ -116,6 +116,14 @@ func TestGetHostile(t *testing.T) {
 	if names, err := os.ReadDir(dir + "/way"); err != nil || len(names) != 0 {
 		t.Errorf("by a link: %v %v", names, err)
 	}
+	// Nor is one followed that an earlier command has left, also not to another mount.
+	harness.Must(t, os.Mkdir(dir+"/links", 0o755))
+	harness.Must(t, os.Symlink("/etc", dir+"/links/etc"))
+	harness.Must(t, os.Symlink("/tmp", dir+"/links/tmp"))
+	harness.Run(t, harness.Options{Dir: dir + "/links"}, "--get", "etc/passw*:"+dir+"/way", "--get", "tmp/*:"+dir+"/way", "sh", "-c", "echo x >/tmp/f")
+	if names, err := os.ReadDir(dir + "/way"); err != nil || len(names) != 0 {
+		t.Errorf("by an earlier link: %v %v", names, err)
+	}
 	// In a directory that the command can write to, it has put links in the way.
 	harness.Must(t, os.Mkdir(dir+"/work", 0o777))
 	harness.Must(t, os.Chmod(dir+"/work", 0o777))

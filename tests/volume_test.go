@@ -56,6 +56,10 @@ func TestVolume(t *testing.T) {
 	if r := v.run("one:/data:ro", "cat /data/file; test -O /data/file && ! touch /data/new 2>/dev/null"); string(r.Stdout) != "kept\n" || r.ExitCode != 0 {
 		t.Errorf("%d %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}
+	// One that is closed to its owner can still be used, and removed.
+	v.run("shut:/data", "chmod 0 /data").Expect(t, 0, "exited")
+	v.run("shut:/data", "chmod 700 /data && touch /data/x && chmod 0 /data").Expect(t, 0, "exited")
+	v.sbxrun(0, "", "volume", "rm", "shut")
 	b := v.s.Sandbox(v.o, "--name", "writer", "--cwd", "none", "--volume", "one:/data")
 	if r := v.run("one:/data:ro", "true"); r.ExitCode != 76 || r.Report.Error.Code != "volume-busy" || !strings.Contains(string(r.Stderr), "in use by ") {
 		t.Errorf("%d %s", r.ExitCode, r.Stderr)

@@ -266,7 +266,7 @@ var hostile = map[string][]tar.Header{
 	"empty":             {{Typeflag: tar.TypeReg, Name: "./."}},
 	"deep":              {{Typeflag: tar.TypeReg, Name: strings.Repeat("d/", maxDepth+1) + "f"}},
 	"too long":          {{Typeflag: tar.TypeReg, Name: strings.Repeat("d", maxName+1)}},
-	"link without end":  {{Typeflag: tar.TypeSymlink, Name: "l", Linkname: strings.Repeat("d", maxName+1)}},
+	"link without end":  {{Typeflag: tar.TypeSymlink, Name: "l", Linkname: strings.Repeat("d", unix.PathMax)}},
 	"global header":     {{Typeflag: tar.TypeXGlobalHeader, Name: "g", PAXRecords: map[string]string{"path": "../new"}}},
 }
 

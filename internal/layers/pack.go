@@ -19,7 +19,7 @@ func Pack(upper *os.File, to io.Writer, most Limits) (c Count, err error) {
 	a := tree.NewLayer(to, most.Bytes)
 	defer func() { c.Bytes, c.Entries = a.Bytes(), a.Entries }()
 	// No deeper, and no longer, than what is unpacked.
-	walk := tree.Walk{Entries: most.Entries, Text: maxText, Depth: maxDepth - 1, Path: maxName - unix.NAME_MAX - 1, Files: true}
+	walk := tree.Walk{Entries: most.Entries, Text: maxText, Depth: maxDepth - 1, Path: maxName - unix.NAME_MAX - 1 - len(tree.Whiteout), Files: true}
 	root := proc.Descriptor(upper)
 	if tree.Opaque(root) {
 		if err := a.Opaque(""); err != nil {

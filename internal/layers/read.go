@@ -7,6 +7,8 @@ import (
 	"path"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
@@ -66,7 +68,7 @@ func entry(h *tar.Header, content io.Reader, to maker) error {
 	case tar.TypeDir:
 		return to.dir(name, h)
 	case tar.TypeSymlink:
-		if h.Linkname == "" || len(h.Linkname) > maxName || strings.ContainsRune(h.Linkname, 0) {
+		if h.Linkname == "" || len(h.Linkname) >= unix.PathMax || strings.ContainsRune(h.Linkname, 0) {
 			return refused("the target of link %.80q is %.80q", name, h.Linkname)
 		}
 		return to.symlink(name, h)

@@ -221,6 +221,7 @@ func (p *Parts) End() (used *result.ReportNetwork, lost *result.Error) {
 	if p == nil {
 		return nil, nil
 	}
+	used = p.proxy.End() // first: a disk may take its time
 	for _, v := range p.volumes {
 		if err := v.Sync(); err != nil {
 			p.lost = err
@@ -236,5 +237,5 @@ func (p *Parts) End() (used *result.ReportNetwork, lost *result.Error) {
 	}
 	p.volumes, p.held = nil, nil
 	p.Files.Close()
-	return p.proxy.End(), p.lost
+	return used, p.lost
 }

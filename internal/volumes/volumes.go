@@ -180,6 +180,9 @@ func (s *Store) lock(name string, write bool, patience time.Duration) (*Volume, 
 		err = unix.Fstat(fd, &mine)
 		if err == nil && unix.Fstatat(s.fd, name+"/"+lockName, &now, unix.AT_SYMLINK_NOFOLLOW) == nil && now.Ino == mine.Ino {
 			data, err := unix.Openat2(s.fd, name+"/"+dataName, beneath(unix.O_RDONLY|unix.O_DIRECTORY))
+			if err == unix.EACCES { // a sandbox may have closed it to its owner
+				data, err = tree.OpenOwn(s.fd, name+"/"+dataName)
+			}
 			if err == nil {
 				return &Volume{Name: name, Path: filepath.Join(s.path, name, dataName), Lock: file, data: data, rw: write}, nil
 			}

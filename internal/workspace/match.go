@@ -30,13 +30,9 @@ func (r *Root) Mount(pattern string) (*Mount, string, error) {
 	at := 0
 	for ; n >= 0; n-- {
 		name := "/" + strings.Join(parts[:n], "/")
-		var flags int
-		if n == len(parts) {
-			flags = unix.O_NOFOLLOW // a link is what is to be copied
-		}
-		dir, err := r.directory(name, flags)
+		dir, err := r.straight(name)
 		if err != nil && found == nil {
-			continue // not there yet
+			continue // not there yet, or a link, which is what is to be copied, or leads nowhere
 		}
 		if err != nil {
 			return found, strings.Join(parts[at:], "/"), nil

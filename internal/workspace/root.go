@@ -27,17 +27,17 @@ func Inside(root int, user *proc.Cred) (*Root, error) {
 		return nil, err
 	}
 	r := &Root{fd: root, thread: thread}
-	r.open = func(name string, flags int) (int, error) { return openInside(root, name, flags) }
+	r.open = func(name string, flags int) (int, error) { return openInside(root, name, flags, 0) }
 	return r, nil
 }
 
 // openInside tries a path again that has ".." in it, or behind a link: while anything is renamed or
 // mounted, wherever on the machine, such a path is EAGAIN (openat2(2)). So is a file with a lease,
 // whose holder must not keep us for ever.
-func openInside(root int, name string, flags int) (fd int, err error) {
+func openInside(root int, name string, flags int, resolve uint64) (fd int, err error) {
 	const tries = 1000 // of a microsecond
 	for range tries {
-		fd, err = unix.Openat2(root, name, &unix.OpenHow{Flags: uint64(flags), Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+		fd, err = unix.Openat2(root, name, &unix.OpenHow{Flags: uint64(flags), Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS | resolve})
 		if err != unix.EAGAIN && err != unix.EINTR {
 			break
 		}
@@ -73,12 +73,19 @@ func (r *Root) Source(name string) (*Source, error) {
 }
 
 // Dir opens a directory to be copied to.
-func (r *Root) Dir(name string) (*Dir, error) { return r.directory(name, 0) }
+func (r *Root) Dir(name string) (*Dir, error) { return r.directory(name, r.open) }
 
-func (r *Root) directory(name string, flags int) (*Dir, error) {
+// straight is Dir in a sandbox, and follows no link.
+func (r *Root) straight(name string) (*Dir, error) {
+	return r.directory(name, func(name string, flags int) (int, error) {
+		return openInside(r.fd, name, flags, unix.RESOLVE_NO_SYMLINKS)
+	})
+}
+
+func (r *Root) directory(name string, open func(name string, flags int) (int, error)) (*Dir, error) {
 	d := &Dir{thread: r.thread, far: true}
 	err := r.thread.Do(func() error {
-		fd, err := r.open(name, flags|unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC)
+		fd, err := open(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC)
 		if err == nil {
 			d.file = os.NewFile(uintptr(fd), name)
 		}
