@@ -43,7 +43,7 @@ func gateway(args []string) int {
 		return checked()
 	}
 	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
-	told := signals()
+	end, again := signals()
 	door, err := server.NewDoor(c, tokens, log)
 	if err != nil {
 		return fail(err)
@@ -61,10 +61,10 @@ func gateway(args []string) int {
 	if err != nil {
 		return fail(err)
 	}
-	if err := until(told, failed, &flags.Listening, door.Reload, log); err != nil {
+	if err := until(end, again, failed, &flags.Listening, door.Reload, log); err != nil {
 		return fail(err)
 	}
-	ctx, cancel := draining(told, time.Duration(c.DrainTimeout), log)
+	ctx, cancel := draining(end, time.Duration(c.DrainTimeout), log)
 	defer cancel()
 	g.Drain()
 	if web.Shutdown(ctx) != nil {

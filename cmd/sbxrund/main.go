@@ -127,7 +127,7 @@ func serve(args []string) int {
 		return fail(err)
 	}
 	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
-	told := signals()
+	end, again := signals()
 	lock, err := lockState(c.StateDir)
 	if err != nil {
 		return fail(err)
@@ -156,10 +156,10 @@ func serve(args []string) int {
 		}
 		return err
 	}
-	if err := until(told, failed, &flags.Listening, reload, log); err != nil {
+	if err := until(end, again, failed, &flags.Listening, reload, log); err != nil {
 		return fail(err)
 	}
-	ctx, cancel := draining(told, time.Duration(c.DrainTimeout), log)
+	ctx, cancel := draining(end, time.Duration(c.DrainTimeout), log)
 	defer cancel()
 	s.Stop()
 	if node != nil {
@@ -187,13 +187,15 @@ func lockState(dir string) (*os.File, error) {
 	}
 }
 
-// signals are those that the server is told by. They are caught before anything listens: a client
-// may come and a signal too.
-func signals() <-chan os.Signal {
-	told := make(chan os.Signal, 4)
-	signal.Notify(told, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
+// signals are those that the server is told by: to end, which a second one hurries, and to reload. They
+// are caught before anything listens: a client may come and a signal too. Each kind has its own channel, or
+// many SIGHUPs would take the place of a SIGTERM (signal.Notify).
+func signals() (end, reload <-chan os.Signal) {
+	ends, reloads := make(chan os.Signal, 2), make(chan os.Signal, 1)
+	signal.Notify(ends, unix.SIGTERM, unix.SIGINT)
+	signal.Notify(reloads, unix.SIGHUP)
 	signal.Ignore(unix.SIGPIPE)
-	return told
+	return ends, reloads
 }
 
 // listenAll opens all sockets, and answers what comes there.
@@ -217,17 +219,16 @@ func listenAll(c *config.Config, handler http.Handler, log *slog.Logger) (*http.
 }
 
 // until waits for the signal to end, and has a changed configuration taken over when told to.
-func until(told <-chan os.Signal, failed <-chan error, flags *cli.Listening, reload func(config.Config, config.Tokens) error, log *slog.Logger) error {
+func until(end, again <-chan os.Signal, failed <-chan error, flags *cli.Listening, reload func(config.Config, config.Tokens) error, log *slog.Logger) error {
 	_, _ = daemon.SdNotify(false, daemon.SdNotifyReady) // without systemd nobody is told
 	for {
 		select {
 		case err := <-failed:
 			return err
-		case sig := <-told:
-			if sig != unix.SIGHUP {
-				_, _ = daemon.SdNotify(false, daemon.SdNotifyStopping)
-				return nil
-			}
+		case <-end:
+			_, _ = daemon.SdNotify(false, daemon.SdNotifyStopping)
+			return nil
+		case <-again:
 			if _, _, err := settings(flags, reload); err != nil {
 				log.Error("reload", "error", err)
 			} else {
@@ -256,15 +257,12 @@ func front(s *server.Server, c *config.Config, log *slog.Logger) *mcp.Front {
 
 // draining is the time in which calls that run may come to their ends. A second signal cuts it
 // short.
-func draining(told <-chan os.Signal, within time.Duration, log *slog.Logger) (context.Context, context.CancelFunc) {
+func draining(end <-chan os.Signal, within time.Duration, log *slog.Logger) (context.Context, context.CancelFunc) {
 	log.Info("draining")
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	go func() {
-		for sig := range told {
-			if sig != unix.SIGHUP {
-				cancel()
-			}
-		}
+		<-end
+		cancel()
 	}()
 	return ctx, cancel
 }

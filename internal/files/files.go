@@ -88,7 +88,7 @@ func Open(puts, gets []string, workdir string, split func(string) []string) (_ *
 		if len(parts) == 2 && parts[1] != "" {
 			dir = parts[1]
 		}
-		if err := os.Mkdir(dir, 0o777); err != nil && !errors.Is(err, os.ErrExist) {
+		if err := makeDir(dir); err != nil && !errors.Is(err, os.ErrExist) {
 			return nil, usage("--get %q: %v", arg, err)
 		}
 		to, err := host.Dir(dir)
@@ -103,6 +103,16 @@ func Open(puts, gets []string, workdir string, split func(string) []string) (_ *
 
 func usage(format string, args ...any) error {
 	return &result.Error{Code: "usage", Message: fmt.Sprintf(format, args...), Hint: "see sbxrun --help"}
+}
+
+// makeDir makes a directory, and follows no link to it that others could have put there.
+func makeDir(name string) error {
+	parent, err := links.Dir(path.Dir(path.Clean(name)))
+	if err != nil {
+		return err
+	}
+	defer unix.Close(parent)
+	return unix.Mkdirat(parent, path.Base(name), 0o777)
 }
 
 // Within is a path in the sandbox. Not path.Join, which would take a / from the end, and with .. what

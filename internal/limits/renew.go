@@ -162,6 +162,15 @@ func (g *Group) Renew(r Request) error {
 	return nil
 }
 
+// Idle takes back the limit of tasks, after a lasting group's command: a limit is a promise (package
+// pressure), and while no command is there nobody needs it.
+func (g *Group) Idle() error {
+	if g == nil {
+		return nil
+	}
+	return g.write(Request{Memory: g.lasting.memory})
+}
+
 // renewed is the plan with other limits, by the same cgroups.
 func (l *lasting) renewed(r Request) (*Plan, error) {
 	if r.MemorySwap != 0 || r.Nice != nil || r.OOMScoreAdj != nil {

@@ -50,6 +50,52 @@ func TestRenewedQuota(t *testing.T) {
 	}
 }
 
+// Between two commands a lasting group promises nobody any tasks.
+func TestIdle(t *testing.T) {
+	g, err := Lasting(id(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if g == nil {
+		t.Log("only systemd could make a cgroup here")
+		return
+	}
+	dirs := g.Dirs()
+	t.Cleanup(func() {
+		empty(t, dirs)
+		if err := g.Remove(time.Now().Add(5 * time.Second)); err != nil {
+			t.Error(err)
+		}
+	})
+	limit := func() string {
+		for _, dir := range dirs {
+			if text, err := os.ReadFile(filepath.Join(dir, "pids.max")); err == nil {
+				return strings.TrimSpace(string(text))
+			}
+		}
+		return ""
+	}
+	for range 2 {
+		err := g.Renew(Request{Pids: 10})
+		if errors.Is(err, ErrRenew) && !can(here(t), "pids") {
+			t.Logf("nobody here can set one: %v", err)
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := limit(); got != strconv.Itoa(10+Spare) {
+			t.Errorf("pids.max is %s for a command", got)
+		}
+		if err := g.Idle(); err != nil {
+			t.Error(err)
+		}
+		if got, want := limit(), strconv.FormatInt(widest().Pids, 10); got != want {
+			t.Errorf("pids.max is %s between two commands, want %s", got, want)
+		}
+	}
+}
+
 // The period of v1 is a file of its own. It is written first, where it is not the kernel's, and always in a
 // lasting group: what the command before has left is not known.
 func TestThrottleV1(t *testing.T) {

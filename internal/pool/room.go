@@ -160,5 +160,5 @@ func (r *Room) Give() {
 		again = res != nil && res.Verdict == result.Proven && res.Cause != result.Lost && res.Cause != result.OOM
 	}
 	r.run = nil
-	r.pool.give(r, again && r.usable() && r.quiet())
+	r.pool.give(r, again && r.usable() && r.quiet() && r.group.Idle() == nil)
 }

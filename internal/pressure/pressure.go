@@ -128,6 +128,7 @@ func look(root string) (r Reading, err error) {
 // take them first. The kernel keeps the books, in the sandboxes' own cgroups. A limit
 // that is no less than the bound is no promise: it could not be kept.
 func (r *Reading) AddPromises() {
+	r.Bounds = slices.Clone(r.Bounds) // those of a copy of r are no others', or they would be added twice
 	var below []Bound
 	for _, dir := range r.dirs {
 		entries, _ := os.ReadDir(dir) // none, if it is not for us to see

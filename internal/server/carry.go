@@ -229,7 +229,6 @@ func (s *Server) in(ctx context.Context, at place.Place, admitted *admission.Lea
 	if o.kill {
 		command.MaxOutput = o.maxOutput
 	}
-	admitted.Reserved()
 	run, err := at.Start(ctx, command)
 	if err != nil {
 		err = explain(admitted, err)

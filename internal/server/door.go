@@ -83,10 +83,11 @@ func (s *Door) Reload(c config.Config, tokens config.Tokens) error {
 	if err := s.take(next, tokens); err != nil {
 		return err
 	}
+	secure := (c.TLSCert == "") != (was.TLSCert == "") // listeners are made once
 	for _, one := range []*config.Config{&c, &was} {
 		one.Languages, one.Tenant, one.Tenants, one.TokenFile, one.TLSCert, one.TLSKey = nil, config.Tenant{}, nil, "", "", ""
 	}
-	if !reflect.DeepEqual(c, was) {
+	if secure || !reflect.DeepEqual(c, was) {
 		s.log.Warn("reload", "note", "what has changed beside tokens, certificates, languages and tenants needs a restart")
 	}
 	return nil

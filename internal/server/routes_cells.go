@@ -52,7 +52,6 @@ func (s *Server) cell(ctx context.Context, session string, o *order, language ce
 	if err := s.bring(either, x.Place, o); err != nil {
 		return nil, s.callError(either, err)
 	}
-	e.admitted.Reserved()
 	began := time.Now()
 	// The session's end closes the interpreter, and so needs no context here: SIGINT would only
 	// keep it waiting.

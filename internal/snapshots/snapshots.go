@@ -173,12 +173,22 @@ func (s *Store) NewFile() (*Draft, error) {
 
 // draft makes one while nobody sweeps, and removes those of processes that were killed.
 func (s *Store) draft(create func() error) error {
-	return s.alone(func() error {
-		for _, name := range s.abandoned() {
-			_ = s.scrap(filepath.Join(tmpDir, name)) // Sweep tells
-		}
+	var left []string
+	err := s.alone(func() error {
+		left = s.abandoned()
 		return create()
 	})
+	for _, name := range left {
+		_ = s.scrap(filepath.Join(tmpDir, name)) // Sweep tells
+	}
+	return err
+}
+
+// retire takes a directory's name away, so that it can be removed when others may use the store again:
+// it may have millions of files. Until then it is abandoned. The caller is alone.
+func (s *Store) retire(name string) (as string, err error) {
+	as = filepath.Join(tmpDir, random.Name())
+	return as, s.root.Rename(name, as)
 }
 
 func (d *Draft) path() string { return filepath.Join(tmpDir, d.name) }

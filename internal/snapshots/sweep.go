@@ -26,6 +26,11 @@ func (s *Store) Sweep(dryRun bool) (found []Leftover) {
 		}
 		found = append(found, l)
 	}
+	type late struct {
+		n    int // of what was found
+		path string
+	}
+	var later []late
 	err := s.alone(func() error {
 		list, wrong := s.List()
 		now := time.Now()
@@ -42,16 +47,29 @@ func (s *Store) Sweep(dryRun bool) (found []Leftover) {
 				do(Leftover{Kind: "snapshot", ID: m.ID, Name: m.Name, What: "snapshot whose time to live is over"}, filepath.Join(manifestsDir, m.ID+manifestSuffix))
 			}
 		}
+		for _, name := range s.abandoned() { // before more are
+			if !dryRun {
+				later = append(later, late{len(found), filepath.Join(tmpDir, name)})
+			}
+			found = append(found, Leftover{Kind: "draft", What: "half-made file or directory " + name})
+		}
 		for _, key := range s.names(treesDir) {
 			if at := filepath.Join(treesDir, key); s.idle(at) {
-				do(Leftover{Kind: "tree", What: "unpacked layer that no sandbox shows " + key}, at)
+				l := Leftover{Kind: "tree", What: "unpacked layer that no sandbox shows " + key}
+				if !dryRun {
+					as, err := s.retire(at)
+					if l.Err = Failed(err); err == nil {
+						later = append(later, late{len(found), as})
+					}
+				}
+				found = append(found, l)
 			}
-		}
-		for _, name := range s.abandoned() {
-			do(Leftover{Kind: "draft", What: "half-made file or directory " + name}, filepath.Join(tmpDir, name))
 		}
 		return nil
 	})
+	for _, l := range later {
+		found[l.n].Err = Failed(s.scrap(l.path))
+	}
 	if err != nil {
 		found = append(found, Leftover{Kind: "damaged", What: "directory of snapshots " + s.path, Err: err})
 	}

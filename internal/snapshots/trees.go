@@ -115,21 +115,28 @@ func (s *Store) NewTree() (*Draft, error) {
 // Keep gives the directory its name, unless another process was quicker with the same, or takes
 // the place of one from another boot.
 func (d *Draft) Keep(key string) error {
-	s := d.store
-	return s.alone(func() error {
+	s, old := d.store, ""
+	err := s.alone(func() (err error) {
 		if u, err := s.hold(key); err == nil {
 			return u.Close()
 		}
 		at := filepath.Join(treesDir, key)
 		if s.idle(at) {
-			if err := s.scrap(at); err != nil {
-				return Failed(err)
+			if old, err = s.retire(at); errors.Is(err, fs.ErrNotExist) {
+				old, err = "", nil
 			}
 		}
-		if err := s.root.Rename(d.path(), at); err != nil {
+		if err == nil {
+			err = s.root.Rename(d.path(), at)
+		}
+		if err != nil {
 			return Failed(err)
 		}
 		d.name = ""
 		return nil
 	})
+	if old != "" {
+		_ = s.scrap(old) // Sweep tells
+	}
+	return err
 }
