@@ -204,7 +204,7 @@ func TestContext(t *testing.T) {
 // A context's deadline is one: with a grace period, what was used, and the same cause whether or not the
 // command has a timeout of its own, and however it ends.
 func TestContextDeadline(t *testing.T) {
-	const work = "n=0; while [ $n -lt 20000 ]; do n=$((n+1)); done; echo up; "
+	const work = "n=0; while [ $n -lt 60000 ]; do n=$((n+1)); done; echo up; "
 	for _, timeout := range []time.Duration{0, time.Hour} {
 		// overdue runs a command until its context's deadline, which passes when it has said that it is up.
 		overdue := func(script string, grace time.Duration) *result.Result {

@@ -21,7 +21,7 @@
 //
 // A sandbox shows the system's programs and libraries read-only, an empty home and /tmp in
 // memory, and what [Policy] adds: the zero Policy is the strictest. Nothing of this process's
-// environment, but for PATH, of its directory or descriptors is in it.
+// environment (but for PATH), directory or descriptors is in it.
 //
 // An error says that a command never ran, or that something could not be proven or told, and
 // is an [*Error] with a remedy for people. That a command has failed, or was ended, is no

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // The margin is for the server: a caller that is busy between two reads, or before the first, loses nothing.
@@ -28,7 +30,7 @@ func TestBusyCaller(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const margin = 500 * time.Millisecond
+	margin := harness.Deadline(500 * time.Millisecond)
 	c.Margin = margin
 	busy := func() { time.Sleep(3 * margin) }
 

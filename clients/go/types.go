@@ -22,8 +22,8 @@ type Call struct {
 	// KeepStdin, for [Session.Start] alone, keeps stdin open after Stdin, for [Process.Send].
 	KeepStdin bool `json:"keep_stdin,omitempty"`
 
-	// Key, if not "": a second request with the same key and body within ten minutes gets the first
-	// one's answer, and runs nothing. Not for streams.
+	// Key, if not "": a second request with the same key and body gets the first one's answer, while
+	// that runs and for ten minutes after its end, and runs nothing. Not for streams.
 	Key string `json:"-"`
 }
 

@@ -66,6 +66,14 @@ func (c *claims) change(name string, to claim, revision uint64) (uint64, error) 
 	return revision, nil
 }
 
+// read reads a claim; its revision is 0 if there is none.
+func (c *claims) read(name string) (is claim, revision uint64, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), askWithin)
+	defer cancel()
+	revision, err = c.get(ctx, name, &is)
+	return is, revision, err
+}
+
 // renew writes a claim every so often until it is stopped; stop returns the last revision.
 func (c *claims) renew(name string, is claim, revision uint64, every time.Duration) (stop func() uint64) {
 	done, over := make(chan struct{}), make(chan struct{})
@@ -76,9 +84,11 @@ func (c *claims) renew(name string, is claim, revision uint64, every time.Durati
 			case <-done:
 				return
 			case <-time.After(every):
-				// What is not written now may be the next time.
+				// What is not written now may be the next time; or it is, and only the answer was lost.
 				if next, err := c.change(name, is, revision); err == nil {
 					revision = next
+				} else if now, at, err := c.read(name); err == nil && now.At == is.At && now.Hash == is.Hash && now.Status == 0 {
+					revision = at
 				}
 			}
 		}

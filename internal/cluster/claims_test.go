@@ -26,6 +26,10 @@ func (s *stream) Publish(context.Context, string, []byte, ...jetstream.PublishOp
 	return &jetstream.PubAck{Sequence: s.written}, nil
 }
 
+func (s *stream) CreateOrUpdateStream(context.Context, jetstream.StreamConfig) (jetstream.Stream, error) {
+	return nil, errors.New("no majority")
+}
+
 // A claim is written again while its request runs, however long that is: the bucket forgets what is old.
 func TestRenew(t *testing.T) {
 	s := &stream{tries: make(chan bool), written: 7}

@@ -25,7 +25,7 @@ func (g *Gateway) keyed(w http.ResponseWriter, r *http.Request, body []byte) (*h
 	name := claimName(tenant, r.URL.Path, r.Header.Get(keyHeader))
 	sum := sha256.Sum256(body)
 	tried := map[string]bool{}
-	ours := false // nobody else changes the claim
+	ours := false // the claim was written here, last
 	for range attempts {
 		at, leave, ok := g.choose(r.Header.Get(nodeHeader), tried)
 		if !ok {

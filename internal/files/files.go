@@ -8,11 +8,13 @@
 package files
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -88,7 +90,9 @@ func Open(puts, gets []string, workdir string, split func(string) []string) (_ *
 		if len(parts) == 2 && parts[1] != "" {
 			dir = parts[1]
 		}
-		if err := makeDir(dir); err != nil && !errors.Is(err, os.ErrExist) {
+		if err := makeDir(dir); errors.As(err, new(*links.Error)) {
+			return nil, of("--get", err)
+		} else if err != nil && !errors.Is(err, os.ErrExist) {
 			return nil, usage("--get %q: %v", arg, err)
 		}
 		to, err := host.Dir(dir)
@@ -107,12 +111,16 @@ func usage(format string, args ...any) error {
 
 // makeDir makes a directory, and follows no link to it that others could have put there.
 func makeDir(name string) error {
-	parent, err := links.Dir(path.Dir(path.Clean(name)))
+	dir, base := path.Split(strings.TrimRight(name, "/")) // not path.Dir, which would take away what is before ..
+	if base == "" {
+		return os.ErrExist // the root
+	}
+	parent, err := links.Dir(cmp.Or(dir, "."))
 	if err != nil {
 		return err
 	}
 	defer unix.Close(parent)
-	return unix.Mkdirat(parent, path.Base(name), 0o777)
+	return unix.Mkdirat(parent, base, 0o777)
 }
 
 // Within is a path in the sandbox. Not path.Join, which would take a / from the end, and with .. what

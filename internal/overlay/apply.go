@@ -257,6 +257,7 @@ func (x *applier) place(c *Change, was *unix.Stat_t, temporary string, parent in
 	isDir := was != nil && was.Mode&unix.S_IFMT == unix.S_IFDIR
 	switch {
 	case c.Type == Directory && isDir: // somebody has made it meanwhile
+		x.closed = slices.DeleteFunc(x.closed, func(d closedDir) bool { return d.path == c.Path })
 		return unix.Unlinkat(staging, temporary, unix.AT_REMOVEDIR)
 	case was == nil && (!x.Force || c.Type == Directory):
 		err := unix.Renameat2(staging, temporary, parent, name, unix.RENAME_NOREPLACE)

@@ -293,7 +293,7 @@ func (s *Server) defineRun(a huma.API) {
 	type request struct {
 		Request
 		Stream  string `query:"stream" enum:"0,1" doc:"1 streams JSON lines, as Accept: application/x-ndjson does; Accept: text/event-stream gives the same as server-sent events"`
-		Key     string `header:"Idempotency-Key" maxLength:"256" doc:"A second request with the same key and body within ten minutes gets the answer to the first. Not for streams."`
+		Key     string `header:"Idempotency-Key" maxLength:"256" doc:"A second request with the same key and body gets the answer to the first, while that runs and for ten minutes after its end. Not for streams."`
 		RawBody []byte
 		Body    api.Call
 	}

@@ -110,7 +110,7 @@ func noSuchCall() error {
 func (s *Server) defineCalls(a huma.API) {
 	type newCall struct {
 		Request
-		Key     string `header:"Idempotency-Key" maxLength:"256" doc:"A second request with the same key and body within ten minutes gets the same call."`
+		Key     string `header:"Idempotency-Key" maxLength:"256" doc:"A second request with the same key and body gets the same call, for ten minutes."`
 		RawBody []byte
 		Body    api.Call
 	}

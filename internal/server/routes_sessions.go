@@ -128,7 +128,11 @@ func (s *Server) inSession(x *sessions.Session) way {
 		defer e.end()
 		a, err := s.in(ctx, x.Place, e.admitted, o, out)
 		if a == nil {
-			return nil, s.callError(ctx, err)
+			err = s.callError(ctx, err)
+			if api.AsError(err).Failure.Code == api.Unproven {
+				s.lost(x)
+			}
+			return nil, err
 		}
 		if a.Teardown.Verdict == result.Unproven {
 			s.lost(x)

@@ -122,7 +122,7 @@ step "a cluster" $bounds go -C tests/cluster test -count=1 $quick -timeout 30m .
 # Side by side, as units compute, and commands wait most of the time: in a pipeline, because Ctrl-C does not
 # reach what a script has in the background.
 . internal/setup/other.sh
-{ own=$work/2 both units >&3 | own=$work/3 both commands; } 3>&1
+{ own=$work/2 both units >&3 3>&- | own=$work/3 both commands 3>&-; } 3>&1
 own=$work/4
 [ -n "$SBXRUN_TEST_AS" ] || left_out "the tests as root: sudo is not here, or asks for a password"
 if [ "$slow" != 1 ]; then # these are never fewer

@@ -306,7 +306,9 @@ func (d *Dir) Find(word string) (*Entry, error) {
 		if err != nil {
 			return nil, err
 		}
+		d.mu.Lock()
 		d.execs = append(d.execs, execs) // its entry needs it for as long as it is looked at
+		d.mu.Unlock()
 		return execs.Find(exec)
 	}
 	if d.root.fd < 0 || !validName(word) { // and every beginning of an id is a valid name

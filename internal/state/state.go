@@ -53,6 +53,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -131,7 +132,9 @@ type Dir struct {
 	root  folder
 	clock func() time.Duration // what activity is measured with: monotonic
 	box   *Entry               // the sandbox that the execs are in; nil for a directory of sandboxes
-	execs []*Dir               // that Find has opened
+
+	mu    sync.Mutex
+	execs []*Dir // that Find has opened
 }
 
 // Open opens the caller's state directory and makes it if there is none. Every
@@ -217,6 +220,8 @@ func (d *Dir) Path() string { return d.root.path }
 // Close gives up the directory; what [Dir.Create] and the like made of it must
 // not be used any more.
 func (d *Dir) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	for _, execs := range d.execs {
 		execs.Close()
 	}

@@ -78,10 +78,6 @@ type sink interface {
 // Copy copies what source is, to the name in the directory. When ctx is done it ends with the cause of
 // that, and the files that were complete stay.
 func (t *Transfer) Copy(ctx context.Context, source *Source, to *Dir, name string) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(to.fd(), &st); err != nil {
-		return explain(name, err)
-	}
 	return t.into(ctx, source, &directory{side: to, fd: to.fd()}, name)
 }
 
@@ -147,6 +143,13 @@ func (t *Transfer) entry(ctx context.Context, e *tree.Entry, to sink) (below sin
 	}
 	switch tree.Type(&e.Stat) {
 	case unix.S_IFREG:
+		var fs unix.Statfs_t
+		if err := unix.Fstatfs(e.FD, &fs); err != nil {
+			return nil, explain(e.Path, err)
+		}
+		if virtual(int64(fs.Type)) {
+			break // its size is not known before it is read
+		}
 		if t.Max.Bytes > 0 && e.Stat.Size > t.Max.Bytes-t.bytes.Load() {
 			return nil, tree.TooLarge("%q and what came before are more than %d bytes", e.Path, t.Max.Bytes)
 		}

@@ -269,14 +269,13 @@ class _Connection(asyncio.Protocol):
         self._transport.resume_reading()
         while len(self._received) == had and not self._over:
             self._changed.clear()
-            sent, clock = self._sent, asyncio.get_running_loop()
-            by = clock.time() + self._timeout
-            late = clock.call_at(by, self._changed.set)  # not wait_for: see _made
+            sent, late = self._sent, asyncio.Event()
+            timer = asyncio.get_running_loop().call_later(self._timeout, lambda: (late.set(), self._changed.set()))  # not wait_for: see _made
             try:
                 await self._changed.wait()
             finally:
-                late.cancel()
-            if len(self._received) == had and not self._over and self._sent == sent and clock.time() >= by:
+                timer.cancel()
+            if len(self._received) == had and not self._over and self._sent == sent and late.is_set():
                 raise Lost("the answer did not come in time")
         return len(self._received) > had
 

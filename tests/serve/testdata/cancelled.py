@@ -37,7 +37,7 @@ async def main():
             await asyncio.sleep(0.003 + n % 50 * 0.0001)  # the moment is what is varied
             task.cancel()
             _, pending = await asyncio.wait({task}, timeout=20)
-            assert not pending, f"the task that was cancelled as number {n} goes on"
+            assert not pending and task.cancelled(), f"the task that was cancelled as number {n}: {task}"
         server.close()
 
 
