@@ -99,7 +99,8 @@ func newConsole(t *testing.T) *console {
 	out, in, err := os.Pipe()
 	harness.Must(t, err)
 	cmd.Stdout, cmd.Stderr = in, in
-	harness.Must(t, cmd.Start())
+	reaped, err := harness.StartCommand(cmd)
+	harness.Must(t, err)
 	harness.Must(t, in.Close())
 	lines := make(chan string)
 	done := make(chan struct{})
@@ -117,6 +118,7 @@ func newConsole(t *testing.T) *console {
 		close(done)
 		_ = stdin.Close() // the shell is PID 1: all that the document left ends with it
 		harness.Must(t, cmd.Wait())
+		reaped()
 		_ = out.Close()
 	})
 	return &console{stdin: stdin, lines: lines}

@@ -258,15 +258,15 @@ func (i *interpreter) listen(ctx context.Context, t *turn, this *bool, deadline 
 	return Done
 }
 
-// rest reads what is in the socket, without waiting: not more than there can be, as a cell may fill it as
-// quickly as it is read.
+// rest reads what is in the socket now, without waiting: a cell may fill it as quickly as it is read.
 func (i *interpreter) rest(t *turn, piece []byte) {
 	conn, err := i.socket.SyscallConn()
 	if err != nil {
 		return // closed
 	}
 	_ = conn.Control(func(fd uintptr) { // an error means the same
-		for left := maxAlien; left > 0 && !t.over && t.lines.alien <= maxAlien; {
+		left, _ := unix.IoctlGetInt(int(fd), unix.SIOCINQ) // unix(7); it always can
+		for left > 0 && !t.over && t.lines.alien <= maxAlien {
 			n, err := unix.Read(int(fd), piece)
 			if err == unix.EINTR {
 				continue
