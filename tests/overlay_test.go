@@ -446,7 +446,7 @@ func TestApplyClosedDirectories(t *testing.T) {
 	t.Parallel()
 	dir := original(t)
 	const closes = `mkdir -p mod/deep empty; echo x >mod/file; echo y >mod/deep/file; echo z >sub/new; echo last >z; chmod 555 mod/deep mod empty sub .`
-	r := harness.Run(t, harness.Options{Dir: dir}, "--cwd", "overlay", "--apply", "sh", "-c", closes)
+	r := harness.Run(t, harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--apply", "sh", "-c", closes)...)
 	defer exec.Command("chmod", "-R", "u+w", dir).Run() // as an ordinary user could not remove it
 	if r.Expect(t, 0, "exited"); len(r.Stderr) != 0 {
 		t.Errorf("%s", r.Stderr)
