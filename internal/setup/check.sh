@@ -52,9 +52,9 @@ step() {
 suite=internal/setup/suite.sh
 units=$(go list ./... | grep -v '/tests$\|/tests/')
 compiler=$(go env CC)
-race='' cgo=0
+race=
 if [ "$(go env CGO_ENABLED)" = 1 ] && command -v "${compiler%% *}" >/dev/null; then
-    race=-race cgo=1
+    race=-race
 else
     left_out "the race detector, there is no C compiler"
 fi
@@ -80,15 +80,18 @@ near=2
 bounds="env SBXRUN_TESTS_SLOW=${SBXRUN_TESTS_SLOW:-$((near * slow))}"
 wide="env SBXRUN_TESTS_SLOW=${SBXRUN_TESTS_SLOW:-$((6 * slow))}"
 
-# units NAME [FLAG...]: the tests beside the code as one user, with the race detector.
+# units NAME [FLAG...]: the tests beside the code as one user, without FLAG with the race detector.
 # shellcheck disable=SC2086 # lists of words
 units() {
-    who=$1 run=$units
+    who=$1 run=$units detector=$race
     shift
-    # Object code is the same for everybody, and to build it as somebody else would need another cache of
-    # modules.
-    [ $# = 0 ] || run=$(echo "$units" | grep -v '/internal/barefork$')
-    step "unit tests as $who" $bounds CGO_ENABLED=$cgo "$suite" "as $who" $race $quick "$@" $run
+    if [ $# != 0 ]; then
+        detector=
+        # Object code is the same for everybody, and to build it as somebody else would need another cache
+        # of modules.
+        run=$(echo "$units" | grep -v '/internal/barefork$')
+    fi
+    step "unit tests as $who" $bounds CGO_ENABLED=$((${#detector} > 0)) "$suite" "as $who" $detector $quick "$@" $run
 }
 
 # commands NAME [FLAG...]: those of the built command as one user, with FLAG all of them.
