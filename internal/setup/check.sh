@@ -17,18 +17,17 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 chmod 755 "$work"
+: >"$work/last"
+status=0
+summary=
 
-# What the last lines say, and that something failed, is in files, as some steps run side by side, in
-# processes of their own: each of these has a directory, own, and so has what is before and after them.
-mkdir "$work/1" "$work/2" "$work/3" "$work/4"
-own=$work/1
-note() { echo "check: $*" >>"$own/summary"; }
-fail() { : >"$work/failed"; }
+note() { summary="$summary
+check: $*"; }
 
 # left_out WHAT: says that something cannot be run here.
 left_out() {
     note "NOT RUN: $*"
-    [ "${SBXRUN_TESTS_NO_SKIP-}" != 1 ] || fail
+    [ "${SBXRUN_TESTS_NO_SKIP-}" != 1 ] || status=1
 }
 
 # step NAME COMMAND...
@@ -39,12 +38,12 @@ step() {
     echo "check: $name"
     begin=$(date +%s)
     verdict=ok
-    rm -f "$own/failed"
-    { "$@" </dev/null || : >"$own/failed"; } 2>&1 | tee "$own/output"
-    if [ -e "$own/failed" ]; then
+    rm -f "$work/failed"
+    { "$@" </dev/null || : >"$work/failed"; } 2>&1 | tee "$work/output"
+    if [ -e "$work/failed" ]; then
         verdict=FAILED
-        fail
-        { echo && echo "check: $name printed last:" && grep -v '^ok' "$own/output" | tail -n 30 | cut -c 1-300; } >>"$own/last" || :
+        status=1
+        { echo && echo "check: $name printed last:" && grep -v '^ok' "$work/output" | tail -n 30 | cut -c 1-300; } >>"$work/last" || :
     fi
     note "$verdict: $name, $(($(date +%s) - begin)) s"
 }
@@ -80,38 +79,25 @@ near=2
 bounds="env SBXRUN_TESTS_SLOW=${SBXRUN_TESTS_SLOW:-$((near * slow))}"
 wide="env SBXRUN_TESTS_SLOW=${SBXRUN_TESTS_SLOW:-$((6 * slow))}"
 
-# units NAME [FLAG...]: the tests beside the code as one user, without FLAG with the race detector.
+# user NAME [FLAG...]: the tests as one user, with FLAG all of them. The race detector is for those
+# beside the code, as the user you are; those in tests run the built command.
 # shellcheck disable=SC2086 # lists of words
-units() {
-    who=$1 run=$units detector=$race
+user() {
+    who=$1 soak=50 run=$units some="-run $later|$rare" detector=$race
     shift
     if [ $# != 0 ]; then
-        detector=
-        # Object code is the same for everybody, and to build it as somebody else would need another cache
-        # of modules.
+        some= detector=
+        # Object code is the same for everybody, and to build it as somebody else would
+        # need another cache of modules.
         run=$(echo "$units" | grep -v '/internal/barefork$')
     fi
-    step "unit tests as $who" $bounds CGO_ENABLED=$((${#detector} > 0)) "$suite" "as $who" $detector $quick "$@" $run
-}
-
-# commands NAME [FLAG...]: those of the built command as one user, with FLAG all of them.
-# shellcheck disable=SC2086
-commands() {
-    who=$1 soak=50 some="-run $later|$rare"
-    shift
-    [ $# = 0 ] || some=
     if [ "$slow" != 1 ]; then
         soak=10
         some="-run $later"
         [ $# = 0 ] || some="-skip $later"
     fi
+    step "unit tests as $who" $bounds CGO_ENABLED=$((${#detector} > 0)) "$suite" "as $who" $detector $quick "$@" $run
     step "tests of the command as $who" $wide SBXRUN_SOAK="${SBXRUN_SOAK:-$soak}" "$suite" "as $who" $quick -p 3 -parallel 4 $some "$@" ./tests/faults ./tests/...
-}
-
-# both WHAT: units or commands, as each user.
-both() {
-    "$1" "uid $(id -u)"
-    [ -z "$SBXRUN_TEST_AS" ] || "$1" "uid $SBXRUN_TEST_AS" -exec "$root/internal/setup/as.sh"
 }
 
 step lint internal/setup/lint.sh
@@ -121,21 +107,23 @@ step completions ./setup.sh completions
 step "manifests of the examples" go -C tests/manifests test -count=1 $quick ./...
 # shellcheck disable=SC2086 # two words
 step "a cluster" $bounds go -C tests/cluster test -count=1 $quick -timeout 30m ./...
-
-# Side by side, as units compute, and commands wait most of the time: in a pipeline, because Ctrl-C does not
-# reach what a script has in the background.
-. internal/setup/other.sh
-{ own=$work/2 both units >&3 3>&- | own=$work/3 both commands 3>&-; } 3>&1
-own=$work/4
-[ -n "$SBXRUN_TEST_AS" ] || left_out "the tests as root: sudo is not here, or asks for a password"
+user "uid $(id -u)"
 if [ "$slow" != 1 ]; then # these are never fewer
     step "500 signals" $bounds SBXRUN_SOAK=100 "$suite" "500 signals" $quick -run '^TestSoak$' ./tests/faults
+fi
+
+# The other user.
+. internal/setup/other.sh
+if [ -n "$SBXRUN_TEST_AS" ]; then
+    user "uid $SBXRUN_TEST_AS" -exec "$root/internal/setup/as.sh"
+else
+    left_out "the tests as root: sudo is not here, or asks for a password"
 fi
 if [ "$(id -u)" = 0 ]; then
     left=$(grep -l "^Uid:[[:blank:]]*$SBXRUN_TEST_AS[[:blank:]]" /proc/[0-9]*/status 2>/dev/null || :)
     if [ -n "$left" ]; then
         note "FAILED: processes of uid $SBXRUN_TEST_AS are left"
-        fail
+        status=1
         # shellcheck disable=SC2086 # a list of files
         grep -H -E '^(Name|State)' $left || :
     fi
@@ -161,7 +149,6 @@ else
     left_out "the virtual machine, which comes from Debian for amd64"
 fi
 
-cat "$work"/?/last 2>/dev/null || :
-echo
-cat "$work"/?/summary
-[ ! -e "$work/failed" ]
+cat "$work/last"
+echo "$summary"
+exit "$status"

@@ -222,9 +222,9 @@ func reaches(calls map[string][]string, from, to string, seen map[string]bool) b
 // TestCheck runs check.sh with a go that prints what it is told.
 func TestCheck(t *testing.T) {
 	const (
-		root   = "ok: unit tests as uid 0\nok: unit tests as uid 61002\nok: tests of the command as uid 0\nok: tests of the command as uid 61002\n"
+		root   = "ok: unit tests as uid 0\nok: tests of the command as uid 0\n"
+		nobody = "ok: unit tests as uid 61002\nok: tests of the command as uid 61002\n"
 		user   = "ok: unit tests as uid 1000\nok: tests of the command as uid 1000\n"
-		sudoer = "ok: unit tests as uid 1000\nok: unit tests as uid 0\nok: tests of the command as uid 1000\nok: tests of the command as uid 0\n"
 		bwraps = "ok: other versions of bubblewrap\n"
 		vm     = "ok: fuzzing\n" + bwraps + "ok: packages\nok: the virtual machine\n"
 		noApt  = "NOT RUN: other versions of bubblewrap, which a C compiler and Debian's apt are needed for\n"
@@ -244,19 +244,19 @@ func TestCheck(t *testing.T) {
 		code     int
 		want     string // the last lines
 	}{
-		{name: "root", uid: "0", output: passes, want: first + root + vm},
-		{name: "root in CI", uid: "0", output: passes, strict: true, want: first + root + vm},
+		{name: "root", uid: "0", output: passes, want: first + root + nobody + vm},
+		{name: "root in CI", uid: "0", output: passes, strict: true, want: first + root + nobody + vm},
 		{name: "failure", uid: "0", output: fails, code: 1,
-			want: strings.NewReplacer("ok: other arch", "FAILED: other arch", "ok: manifests", "FAILED: manifests", "ok: a cluster", "FAILED: a cluster", "ok: unit", "FAILED: unit", "ok: tests", "FAILED: tests", "ok: fuzz", "FAILED: fuzz").Replace(first + root + vm)},
+			want: strings.NewReplacer("ok: other arch", "FAILED: other arch", "ok: manifests", "FAILED: manifests", "ok: a cluster", "FAILED: a cluster", "ok: unit", "FAILED: unit", "ok: tests", "FAILED: tests", "ok: fuzz", "FAILED: fuzz").Replace(first + root + nobody + vm)},
 		{name: "skip in CI", uid: "0", output: skips, strict: true, code: 1,
-			want: strings.NewReplacer("ok: unit", "FAILED: unit", "ok: tests", "FAILED: tests").Replace(first + root + vm)},
-		{name: "user with sudo", uid: "1000", output: passes, sudo: true, want: first + sudoer + vm},
+			want: strings.NewReplacer("ok: unit", "FAILED: unit", "ok: tests", "FAILED: tests").Replace(first + root + nobody + vm)},
+		{name: "user with sudo", uid: "1000", output: passes, sudo: true, want: first + user + root + vm},
 		{name: "user without sudo", uid: "1000", output: passes, want: first + user + noSudo + strings.Replace(vm, "ok: packages", noRoot, 1)},
 		{name: "user without sudo in CI", uid: "1000", output: passes, strict: true, code: 1, want: first + user + noSudo + strings.Replace(vm, "ok: packages", noRoot, 1)},
-		{name: "no compiler", uid: "0", output: passes, compiler: "no-such-compiler", want: noCC + first + root + strings.Replace(vm, bwraps, noApt, 1)},
-		{name: "no compiler in CI", uid: "0", output: passes, compiler: "no-such-compiler", strict: true, code: 1, want: noCC + first + root + strings.Replace(vm, bwraps, noApt, 1)},
+		{name: "no compiler", uid: "0", output: passes, compiler: "no-such-compiler", want: noCC + first + root + nobody + strings.Replace(vm, bwraps, noApt, 1)},
+		{name: "no compiler in CI", uid: "0", output: passes, compiler: "no-such-compiler", strict: true, code: 1, want: noCC + first + root + nobody + strings.Replace(vm, bwraps, noApt, 1)},
 		{name: "elsewhere", uid: "0", output: passes, foreign: true,
-			want: first + root + "ok: fuzzing\n" + noApt + "NOT RUN: packages, which Debian's own programs install\nNOT RUN: the virtual machine, which comes from Debian for amd64\n"},
+			want: first + root + nobody + "ok: fuzzing\n" + noApt + "NOT RUN: packages, which Debian's own programs install\nNOT RUN: the virtual machine, which comes from Debian for amd64\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

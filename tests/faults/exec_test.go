@@ -275,11 +275,19 @@ func TestL06ExecWhileKilled(t *testing.T) {
 			harness.Must(t, err)
 			return c
 		}},
-		{"room", func(b *sandbox) *call { b.strikeRoom(); return nil }},
+		// On a busy machine a look may miss who is there: a process that was not struck would run on.
+		{"room", func(b *sandbox) *call {
+			harness.Until(t, harness.Bound, "PID 1 of the room", b.strikeRoom)
+			return nil
+		}},
 		{"supervisor", func(b *sandbox) *call {
-			if target, ok := b.strikeSupervisor(unix.SIGKILL); ok {
-				target.Close()
-			}
+			harness.Until(t, harness.Bound, "the supervisor", func() bool {
+				target, ok := b.strikeSupervisor(unix.SIGKILL)
+				if ok {
+					target.Close()
+				}
+				return ok
+			})
 			return nil
 		}},
 	}
