@@ -13,16 +13,16 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
-// Each command of a lasting group has its own CPU quota, whatever the period was of the one before:
-// of v1 that is a file of its own.
-func TestRenewedQuota(t *testing.T) {
+// lastingGroup is one for a test; nil if it can have none.
+func lastingGroup(t *testing.T) *Group {
+	t.Helper()
 	g, err := Lasting(id(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if g == nil {
 		t.Log("only systemd could make a cgroup here")
-		return
+		return nil
 	}
 	dirs := g.Dirs()
 	t.Cleanup(func() {
@@ -31,6 +31,16 @@ func TestRenewedQuota(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	return g
+}
+
+// Each command of a lasting group has its own CPU quota, whatever the period was of the one before:
+// of v1 that is a file of its own.
+func TestRenewedQuota(t *testing.T) {
+	g := lastingGroup(t)
+	if g == nil {
+		return
+	}
 	for _, cpus := range []float64{0.005, 1, 1, 0.25, 0.002, 0.003, 0.5} {
 		err := g.Renew(Request{CPUs: cpus})
 		if errors.Is(err, ErrRenew) && !can(here(t), "cpu") {
@@ -52,23 +62,12 @@ func TestRenewedQuota(t *testing.T) {
 
 // Between two commands a lasting group promises nobody any tasks.
 func TestIdle(t *testing.T) {
-	g, err := Lasting(id(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	g := lastingGroup(t)
 	if g == nil {
-		t.Log("only systemd could make a cgroup here")
 		return
 	}
-	dirs := g.Dirs()
-	t.Cleanup(func() {
-		empty(t, dirs)
-		if err := g.Remove(time.Now().Add(5 * time.Second)); err != nil {
-			t.Error(err)
-		}
-	})
 	limit := func() string {
-		for _, dir := range dirs {
+		for _, dir := range g.Dirs() {
 			if text, err := os.ReadFile(filepath.Join(dir, "pids.max")); err == nil {
 				return strings.TrimSpace(string(text))
 			}
