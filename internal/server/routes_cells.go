@@ -59,11 +59,7 @@ func (s *Server) cell(ctx context.Context, session string, o *order, language ce
 		Code: c.Code, Timeout: o.timeout, MaxOutput: o.maxAnswer, MaxResults: cellResults, Begun: e.admitted.Running,
 	})
 	if answer == nil {
-		err := s.callError(either, explain(e.admitted, err))
-		if api.AsError(err).Failure.Code == api.Unproven {
-			s.lost(x)
-		}
-		return nil, err
+		return nil, s.cameToNothing(either, x, explain(e.admitted, err))
 	}
 	a = s.cellAnswer(o, language, answer)
 	a.StartedAt, a.QueueMS = began.UTC().Format(result.TimeFormat), result.Milliseconds(e.queued)

@@ -128,11 +128,7 @@ func (s *Server) inSession(x *sessions.Session) way {
 		defer e.end()
 		a, err := s.in(ctx, x.Place, e.admitted, o, out)
 		if a == nil {
-			err = s.callError(ctx, err)
-			if api.AsError(err).Failure.Code == api.Unproven {
-				s.lost(x)
-			}
-			return nil, err
+			return nil, s.cameToNothing(ctx, x, err)
 		}
 		if a.Teardown.Verdict == result.Unproven {
 			s.lost(x)
@@ -143,6 +139,15 @@ func (s *Server) inSession(x *sessions.Session) way {
 
 // lost ends a session in which something is left: it must not be used again.
 func (s *Server) lost(x *sessions.Session) { s.spawn(func() { s.rooms.End(x, result.Lost) }) }
+
+// cameToNothing is the error of what has no answer, and ends the session if something of it may be left.
+func (s *Server) cameToNothing(ctx context.Context, x *sessions.Session, err error) error {
+	err = s.callError(ctx, err)
+	if api.AsError(err).Failure.Code == api.Unproven {
+		s.lost(x)
+	}
+	return err
+}
 
 // used gets a session for a request, and its context ends with either.
 func (s *Server) used(ctx context.Context, id string) (x *sessions.Session, both context.Context, release func(), err error) {
