@@ -106,6 +106,7 @@ func TestIdempotency(t *testing.T) {
 	if _, e := s.refused(http.MethodPost, "/v1/run", sh("true"), key...); e.Failure.Code != api.Idempotency {
 		t.Errorf("another body: %+v", e)
 	}
+	s.logs(`"msg":"call"`)
 	if n := strings.Count(s.log.String(), `"msg":"call"`); n != 1 {
 		t.Errorf("%d calls: %s", n, s.log)
 	}

@@ -83,6 +83,15 @@ func serveBy(t *testing.T, by []string, dir, config string, flags ...string) *se
 	return s
 }
 
+// logs waits until all of these are in the server's log. The server logs before it answers, but its
+// log comes through a pipe, which is read beside the test.
+func (s *server) logs(words ...string) {
+	s.t.Helper()
+	for _, word := range words {
+		harness.Until(s.t, harness.Bound, word+" in the log", func() bool { return strings.Contains(s.log.String(), word) })
+	}
+}
+
 // combined runs a command, and returns its output. The harness knows of it: what it does not know
 // it takes for abandoned, in whichever test looks next, and kills.
 func combined(c *exec.Cmd) ([]byte, error) {

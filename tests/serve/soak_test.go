@@ -124,13 +124,23 @@ func (s *soak) ended(id, cause string) {
 // a client who left was canceled, and no other was.
 func (s *soak) logged() {
 	s.t.Helper()
-	its := map[string][]string{}
-	for line := range strings.Lines(s.log.String()) {
-		var entry struct{ Msg, Request, Cause string }
-		if json.Unmarshal([]byte(line), &entry) == nil && entry.Msg == "call" {
-			its[entry.Request] = append(its[entry.Request], entry.Cause)
+	var its map[string][]string
+	// The server logs a call before it answers, but its log comes through a pipe, which is read beside this.
+	harness.Until(s.t, harness.Bound, "the log of all calls that were answered", func() bool {
+		its = map[string][]string{}
+		for line := range strings.Lines(s.log.String()) {
+			var entry struct{ Msg, Request, Cause string }
+			if json.Unmarshal([]byte(line), &entry) == nil && entry.Msg == "call" {
+				its[entry.Request] = append(its[entry.Request], entry.Cause)
+			}
 		}
-	}
+		for id, cause := range s.causes {
+			if cause != "" && its[id] == nil {
+				return false
+			}
+		}
+		return true
+	})
 	left, canceled := 0, 0
 	for id, cause := range s.causes {
 		got := its[id]

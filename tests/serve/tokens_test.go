@@ -150,7 +150,7 @@ func TestTokens(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = s.cmd.Process.Signal(unix.SIGHUP)
-	harness.Until(t, harness.Bound, "the error", func() bool { return strings.Contains(s.log.String(), `"msg":"reload"`) })
+	s.logs(`"msg":"reload"`)
 	if status, b := post(t, client, "http://"+address, "small-token", sh("true")); status != 200 {
 		t.Errorf("%d %s", status, b)
 	}
@@ -228,7 +228,7 @@ func TestTLS(t *testing.T) {
 		_ = s.cmd.Process.Signal(unix.SIGHUP)
 	}
 	replace("cert")
-	harness.Until(t, harness.Bound, "the error", func() bool { return strings.Contains(s.log.String(), "tls_cert "+filepath.Join(dir, "cert")) })
+	s.logs("tls_cert " + filepath.Join(dir, "cert"))
 	if status, b := post(t, trusting(dir), "https://"+address, "me-token", sh("true")); status != 200 {
 		t.Errorf("%d %s", status, b)
 	}
@@ -238,13 +238,13 @@ func TestTLS(t *testing.T) {
 	harness.Must(t, err)
 	harness.Must(t, os.WriteFile(config, append(bytes.Clone(right), "\n[overlays]\nnew = \"/usr\"\n[tenants.me]\noverlays = [\"new\"]\n"...), 0o600))
 	replace("key")
-	harness.Until(t, harness.Bound, "the second error", func() bool { return strings.Contains(s.log.String(), "there is no \\\"new\\\" in [overlays]") })
+	s.logs("there is no \\\"new\\\" in [overlays]")
 	if status, b := post(t, trusting(dir), "https://"+address, "me-token", sh("true")); status != 200 {
 		t.Errorf("%d %s", status, b)
 	}
 	harness.Must(t, os.WriteFile(config, right, 0o600))
 	_ = s.cmd.Process.Signal(unix.SIGHUP)
-	harness.Until(t, harness.Bound, "the renewed certificate", func() bool { return strings.Contains(s.log.String(), `"msg":"reloaded"`) })
+	s.logs(`"msg":"reloaded"`)
 	if status, b := post(t, trusting(renewed), "https://"+address, "me-token", sh("true")); status != 200 {
 		t.Errorf("%d %s", status, b)
 	}
@@ -268,10 +268,7 @@ func TestReload(t *testing.T) {
 	text += "[languages.extra]\ncommand = [\"sh\", \"{file}\"]\nfile = \"main.sh\"\n[tenant]\nsessions = 1\nvolumes = 1\n"
 	harness.Must(t, os.WriteFile(file, []byte(text), 0o600))
 	_ = s.cmd.Process.Signal(unix.SIGHUP)
-	harness.Until(t, harness.Bound, "the reload", func() bool { return strings.Contains(s.log.String(), `"msg":"reloaded"`) })
-	if log := s.log.String(); !strings.Contains(log, "needs a restart") {
-		t.Error(log)
-	}
+	s.logs(`"msg":"reloaded"`, "needs a restart")
 	if _, b := s.ask(http.MethodGet, "/v1/languages", nil); !strings.Contains(string(b), `"name":"extra"`) {
 		t.Errorf("%s", b)
 	}
@@ -376,9 +373,7 @@ func (s *server) group() {
 			s.t.Errorf("uid %d: %s", uid, out)
 		}
 		curl(uid, group, "http://sbxrun/v1/run", "--data", `{"argv":["true"]}`)
-		if !strings.Contains(s.log.String(), fmt.Sprintf(`"tenant":"uid-%d"`, uid)) {
-			s.t.Errorf("uid %d: %s", uid, s.log)
-		}
+		s.logs(fmt.Sprintf(`"tenant":"uid-%d"`, uid))
 	}
 	if out := curl(61003, 61003, "http://sbxrun/readyz"); out != " exit status 7" {
 		s.t.Errorf("of another group: %s", out)
