@@ -121,26 +121,17 @@ func (s *soak) ended(id, cause string) {
 }
 
 // logged compares the server's log with what its clients have seen: each call ended once, that of
-// a client who left was canceled, and no other was.
+// a client who left was canceled, and no other was. The server has ended: only then is its log, which
+// comes through a pipe, sure to be here.
 func (s *soak) logged() {
 	s.t.Helper()
-	var its map[string][]string
-	// The server logs a call before it answers, but its log comes through a pipe, which is read beside this.
-	harness.Until(s.t, harness.Bound, "the log of all calls that were answered", func() bool {
-		its = map[string][]string{}
-		for line := range strings.Lines(s.log.String()) {
-			var entry struct{ Msg, Request, Cause string }
-			if json.Unmarshal([]byte(line), &entry) == nil && entry.Msg == "call" {
-				its[entry.Request] = append(its[entry.Request], entry.Cause)
-			}
+	its := map[string][]string{}
+	for line := range strings.Lines(s.log.String()) {
+		var entry struct{ Msg, Request, Cause string }
+		if json.Unmarshal([]byte(line), &entry) == nil && entry.Msg == "call" {
+			its[entry.Request] = append(its[entry.Request], entry.Cause)
 		}
-		for id, cause := range s.causes {
-			if cause != "" && its[id] == nil {
-				return false
-			}
-		}
-		return true
-	})
+	}
 	left, canceled := 0, 0
 	for id, cause := range s.causes {
 		got := its[id]
@@ -313,7 +304,6 @@ queue = 8
 	if after, more := s.below(); after > processes || more > tasks {
 		t.Errorf("%d processes and %d tasks are below the server, and were %d and %d", after, more, processes, tasks)
 	}
-	s.logged()
 	harness.Until(t, harness.Bound, fmt.Sprintf("no more descriptors than %d", descriptors), func() bool { return s.descriptors() <= descriptors })
 	if k := len(s.marks); k > 5 {
 		early, late := slices.Max(s.marks[:k/2]), slices.Max(s.marks[k/2:])
@@ -321,6 +311,8 @@ queue = 8
 			t.Errorf("the server's memory grows: %v", s.marks)
 		}
 	}
+	s.end()
+	s.logged()
 }
 
 // rooms waits until so many are warm.
