@@ -1,7 +1,6 @@
 package limits
 
 import (
-	"io"
 	"math"
 	"os"
 	"runtime"
@@ -55,8 +54,8 @@ type lasting struct {
 	files   *openFiles
 }
 
-// openFiles are those of a lasting group that are read at each command. They stay open until the
-// group is removed: to open one takes ten times as long as to read it.
+// openFiles are those of a lasting group that are read or written at each command. They stay open until
+// the group is removed: to open one takes ten times as long as to read it.
 type openFiles struct {
 	mu    sync.Mutex
 	named map[string]*os.File // by their paths; nil when the group is removed
@@ -78,24 +77,51 @@ func (o *openFiles) open(path string) (*os.File, error) {
 		fd, err = unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	}
 	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+		return nil, err
 	}
 	o.named[path] = os.NewFile(uintptr(fd), path)
 	return o.named[path], nil
 }
 
-// read reads a file anew: at its beginning the kernel writes the text again (seq_file.rst).
-func (o *openFiles) read(path string) ([]byte, error) {
+// use does something with a file that is not closed meanwhile.
+func (o *openFiles) use(path string, call func(fd int) error) error {
 	f, err := o.open(path)
 	if err != nil {
-		return nil, err
+		return err
 	}
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	closed := conn.Control(func(fd uintptr) {
+		for err = unix.EINTR; err == unix.EINTR; {
+			err = call(int(fd))
+		}
+	})
+	if closed != nil {
+		return closed
+	}
+	return err
+}
+
+// read reads a file anew: at its beginning the kernel writes the text again (seq_file.rst). All of it
+// comes at once, so that no second call has to find the end.
+func (o *openFiles) read(path string) ([]byte, error) {
 	data := make([]byte, 1024) // more than the events and times of one cgroup
-	n, err := f.ReadAt(data, 0)
-	if err == io.EOF {
-		err = nil
-	}
-	return data[:n], err
+	n := 0
+	err := o.use(path, func(fd int) (err error) {
+		n, err = unix.Pread(fd, data, 0)
+		return err
+	})
+	return data[:max(n, 0)], err
+}
+
+// write is [write] of a file that stays open.
+func (o *openFiles) write(path, value string) error {
+	return o.use(path, func(fd int) error {
+		_, err := unix.Pwrite(fd, []byte(value), 0)
+		return err
+	})
 }
 
 // close ends the reading, also that of who still watches the command before.
@@ -242,9 +268,7 @@ func (g *Group) rebase() {
 			if dir := g.read["memory"]; dir == g.v2 {
 				base(memoryEvents)
 			} else {
-				if f, err := l.files.open(dir + "/memory.max_usage_in_bytes"); err == nil {
-					_, _ = f.WriteAt([]byte("0"), 0) // the peak; it can always be
-				}
+				_ = l.files.write(dir+"/memory.max_usage_in_bytes", "0") // the peak; it can always be
 			}
 		case "pids":
 			base(pidsEvents)

@@ -65,6 +65,10 @@ func (g *Group) throttle() (list []setting) {
 
 func (g *Group) apply(settings []setting) error {
 	p := g.plan
+	write := write
+	if g.lasting != nil {
+		write = g.lasting.files.write
+	}
 	for _, s := range settings {
 		if !p.enforced(s.limit) {
 			continue
