@@ -44,7 +44,7 @@ func newMetrics(s *Server) *metrics {
 		calls:    prometheus.NewCounterVec(prometheus.CounterOpts{Name: "sbxrun_calls_total", Help: "Commands that have ended, by what ended them."}, []string{"tenant", "cause", "room"}),
 		cells:    prometheus.NewCounterVec(prometheus.CounterOpts{Name: "sbxrun_cells_total", Help: "Cells that have ended, by what ended them, and by what has become of the interpreter's state."}, []string{"tenant", "cause", "state"}),
 		refused:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "sbxrun_refused_total", Help: "Calls of which nothing was started, by error.code."}, []string{"tenant", "code"}),
-		unproven: prometheus.NewCounter(prometheus.CounterOpts{Name: "sbxrun_unproven_total", Help: "Commands of which something may be left."}),
+		unproven: prometheus.NewCounter(prometheus.CounterOpts{Name: "sbxrun_unproven_total", Help: "Commands, interpreters and sessions of which something may be left."}),
 		duration: prometheus.NewHistogramVec(histogram("sbxrun_call_duration_seconds", "From the beginning of a command to its proven end.", longTimes), []string{"room"}),
 		queue:    prometheus.NewHistogram(histogram("sbxrun_call_queue_seconds", "How long calls have waited for their turns.", longTimes)),
 		setup:    prometheus.NewHistogramVec(histogram("sbxrun_call_setup_seconds", "Until a command runs.", shortTimes), []string{"room"}),

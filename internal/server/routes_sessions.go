@@ -17,11 +17,14 @@ import (
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// tellEnd logs the end of a session.
+// tellEnd logs the end of a session, and counts one of which something may be left.
 func (s *Server) tellEnd(x *sessions.Session, res *result.Result) {
 	verdict := result.NotApplicable
 	if res != nil {
 		verdict = res.Verdict
+	}
+	if verdict == result.Unproven {
+		s.metrics.unproven.Inc()
 	}
 	s.log.Info("session ended", "tenant", x.Tenant, "session", x.ID, "verdict", verdict)
 }
