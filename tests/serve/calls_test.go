@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -106,9 +107,10 @@ func TestIdempotency(t *testing.T) {
 	if _, e := s.refused(http.MethodPost, "/v1/run", sh("true"), key...); e.Failure.Code != api.Idempotency {
 		t.Errorf("another body: %+v", e)
 	}
-	s.logs(`"msg":"call"`)
-	if n := strings.Count(s.log.String(), `"msg":"call"`); n != 1 {
-		t.Errorf("%d calls: %s", n, s.log)
+	// A call is counted before it is answered.
+	_, b := s.ask(http.MethodGet, "/metrics", nil)
+	if n := regexp.MustCompile(`(?m)^sbxrun_calls_total\{.*\} 1$`).FindAll(b, -1); len(n) != 1 || strings.Count(string(b), "\nsbxrun_calls_total{") != 1 {
+		t.Errorf("%s", b)
 	}
 	// What never began can be tried again with the same key.
 	wrong := api.Call{Argv: []string{"true"}, Workdir: "/no/such"}
