@@ -1,6 +1,9 @@
 package tests
 
 import (
+	stdjson "encoding/json"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -89,6 +92,40 @@ func TestNoNetworkNamespaces(t *testing.T) {
 	r = harness.Run(t, o, "--net", "host", "true")
 	if r.ExitCode != 0 {
 		t.Errorf("--net host: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+}
+
+// What doctor says of root's own paths is what a run meets: an engine's root may not bind them.
+func TestDoctorRootsPaths(t *testing.T) {
+	t.Parallel()
+	if !harness.Root() {
+		return // the check is for root
+	}
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		wrap    []string
+		verdict string
+		code    int
+	}{{nil, "ok", 0}, {harness.EngineRoot(), "warning", 125}} {
+		o := harness.Options{Bare: true, Wrap: tt.wrap, Dir: dir}
+		if r := harness.Run(t, o, "-w", "true"); r.ExitCode != tt.code {
+			t.Errorf("%q: a run: exit code %d: %s", tt.wrap, r.ExitCode, r.Stderr)
+		}
+		o.Dir = "/usr"
+		r := harness.Run(t, o, "doctor", "--json")
+		var report struct {
+			Checks []struct{ Name, Verdict, Fix string }
+		}
+		if err := stdjson.Unmarshal(r.Stdout, &report); err != nil {
+			t.Fatalf("%v: %s%s", err, r.Stdout, r.Stderr)
+		}
+		i := slices.IndexFunc(report.Checks, func(c struct{ Name, Verdict, Fix string }) bool { return c.Name == "root's own paths" })
+		if i < 0 || report.Checks[i].Verdict != tt.verdict || tt.code != 0 && !strings.Contains(report.Checks[i].Fix, "as an ordinary user") {
+			t.Errorf("%q: %s", tt.wrap, r.Stdout)
+		}
 	}
 }
 

@@ -32,6 +32,9 @@ const tasksToStart = 5 + 4
 // it.
 const ownThreads = 9
 
+// Needs is how many tasks have to fit for a command to be started.
+const Needs = tasksToStart + ownThreads
+
 // scarce is the room that a payload could take all of in a moment, as a container has
 // it, or a user with a limit (RLIMIT_NPROC), of which no file tells what is left. There the threads
 // are made beforehand: to end a sandbox no new task is needed.

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -86,7 +87,9 @@ func checkSubreaper() (string, error) {
 }
 
 func (e *exam) checkBwrap() (string, error) {
-	program, err := room.Find(e.caller.Path)
+	ctx, cancel := context.WithTimeout(e.ctx, e.bound)
+	defer cancel()
+	program, err := room.Find(ctx, e.caller.Path)
 	if err != nil {
 		return "", err
 	}

@@ -18,6 +18,7 @@ package doctor
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -165,6 +166,7 @@ func (e *exam) runs() {
 	if e.caller.UID == 0 {
 		e.check("root's own paths", e.checkStaged)
 	}
+	e.check("tasks", checkTasks)
 	e.check("run", e.checkRun)
 	e.ground()
 	e.check("deadline", e.checkDeadline)
@@ -176,6 +178,7 @@ func (e *exam) runs() {
 	e.limit("limit on tasks", limits.Request{Pids: 64})
 	e.limit("limit on CPUs", limits.Request{CPUs: 0.5})
 	e.limit("limit on CPU time", limits.Request{CPUTime: time.Minute})
+	e.check("state directory", checkStateDir)
 	e.server()
 }
 
@@ -223,19 +226,19 @@ func (e *exam) finding(detail string, err error) Finding {
 		own   *result.Error
 		warn  warning
 	)
-	switch {
+	switch descriptors := proc.DescriptorsHint(err); {
+	case descriptors != "":
+		f.Fix = descriptors
 	case errors.As(err, &seen):
-		f.Detail = seen.text
-		m := machine{read: readSmall, sameRoot: sameRootAsInit, root: e.caller.UID == 0, uid: e.uid, gid: e.gid, bwrap: e.program.Path}
-		var confined bool
-		if f.Cause, f.Fix, confined = explain(seen, m); confined {
-			e.writable = e.writable || seen.step == stepCgroups
-			e.Start = m.start(e.writable)
-		}
+		e.explain(&f, seen)
 	case errors.As(err, &mount):
 		f.Fix = mount.Remedy
-	case errors.As(err, &own) && !strings.HasPrefix(own.Hint, "sbxrun doctor"):
+	case errors.As(err, &own) && own.Hint != "" && !strings.HasPrefix(own.Hint, "sbxrun doctor"):
 		f.Fix = strings.TrimSuffix(strings.TrimSuffix(strings.TrimPrefix(own.Hint, "install it: "), limits.OrWithout), "; ")
+	default:
+		if step, ok := ownStep(err); ok {
+			e.explain(&f, step)
+		}
 	}
 	if errors.As(err, &warn) {
 		f.Verdict = Warning
@@ -244,4 +247,30 @@ func (e *exam) finding(detail string, err error) Finding {
 		}
 	}
 	return f
+}
+
+// explain words a failure by the table of remedies.
+func (e *exam) explain(f *Finding, seen failure) {
+	f.Detail = seen.text
+	m := machine{read: readSmall, sameRoot: sameRootAsInit, full: fullCgroup, root: e.caller.UID == 0, uid: e.uid, gid: e.gid, bwrap: e.program.Path}
+	// A profile of AppArmor's is of the program's file: with a merged /usr /bin/bwrap is none.
+	if real, err := filepath.EvalSymlinks(m.bwrap); err == nil {
+		m.bwrap = real
+	}
+	var confined bool
+	if f.Cause, f.Fix, confined = explain(seen, m); confined {
+		e.writable = e.writable || seen.step == stepCgroups
+		e.Start = m.start(e.writable)
+	}
+}
+
+// ownStep is a step of sbxrun's own on the way into a sandbox that has failed: what filters system calls
+// may refuse one that bwrap has no need of.
+func ownStep(err error) (f failure, ok bool) {
+	var step *proc.StartError
+	if !errors.As(err, &step) || !errors.As(step, &f.errno) {
+		return f, false
+	}
+	f.step, f.text = stepCall, step.Error()
+	return f, true
 }

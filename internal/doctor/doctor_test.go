@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 )
@@ -191,6 +192,25 @@ func TestGround(t *testing.T) {
 	interrupted.check("a", func() (string, error) { cancel(); return "", errors.New("interrupted") })
 	if got := made(interrupted); len(got) != 0 {
 		t.Errorf("interrupted: %+v", got)
+	}
+}
+
+// What is refused to sbxrun itself has the remedies that bwrap's words have; and where descriptors are
+// what lacks, that is said.
+func TestFinding(t *testing.T) {
+	step := &proc.StartError{Step: "set the size of a tmpfs", Err: unix.ENOSYS}
+	wrapped := fmt.Errorf("cannot set up the sandbox: %w", &result.Error{Code: "setup", Message: "x", Err: step})
+	if f, ok := ownStep(wrapped); !ok || f != (failure{stepCall, unix.ENOSYS, "set the size of a tmpfs: function not implemented"}) {
+		t.Errorf("%+v %v", f, ok)
+	}
+	e := newExam(t.Context(), caller())
+	if f := e.finding("", wrapped); f.Verdict != Failed || f.Fix == "" || !strings.Contains(f.Cause, "set the size of a tmpfs") {
+		t.Errorf("%+v", f)
+	}
+	for _, err := range []error{&os.PathError{Op: "open", Path: "/dev/null", Err: unix.EMFILE}, failed(stepCall, "pidfd_open: ", unix.EMFILE), warning{step, ""}, &proc.StartError{Step: "x", Err: unix.ENFILE}} {
+		if f := e.finding("", err); (strings.Contains(f.Fix, "open files") || strings.Contains(f.Fix, "file-max")) != (err != error(warning{step, ""})) {
+			t.Errorf("%v: %+v", err, f)
+		}
 	}
 }
 

@@ -19,7 +19,8 @@ type machine struct {
 	sameRoot func() (same, known bool)         // is our root that of our mount namespace's first process?
 	root     bool                              // sbxrun was started by root
 	uid, gid int                               // a run's, outside of the sandbox
-	bwrap    string                            // path of the program
+	bwrap    string                            // path of the program, without links
+	full     func() string                     // the bound of a cgroup that has no room for a run, "" for none
 }
 
 func readSmall(name string) (string, error) {
@@ -65,8 +66,7 @@ func (m machine) facts() map[string]string {
 	profile, restricts := m.profile(), m.restrictsUserns()
 	note(profile != "" && profile != usernsProfile, "apparmor", profile)
 	note(restricts || profile == usernsProfile, "restricted", "")
-	_, err := m.read("/etc/apparmor.d/sbxrun-bwrap")
-	note(err == nil, "profiled", "")
+	note(strings.Contains(m.text("/etc/apparmor.d/sbxrun-bwrap"), " "+m.bwrap+" "), "profiled", "")
 	note(restricts, "host", "and on the host: sudo "+unrestrict)
 	note(m.text("/sys/fs/selinux/enforce") == "1", "selinux", "")
 	limit := m.sysctl("user.max_user_namespaces")
@@ -91,6 +91,9 @@ func (m machine) facts() map[string]string {
 	// The kernel wants both ids of a process that makes a user namespace to be mapped.
 	note(m.unmapped("gid_map", m.gid), "unmapped", "gid "+known["gid"])
 	note(m.unmapped("uid_map", m.uid), "unmapped", "uid "+known["uid"])
+
+	full := m.full()
+	note(full != "", "full", full)
 
 	// What the kernel has of namespaces.
 	note(m.sysctl("kernel.unprivileged_userns_clone") == "0", "clone-off", "")

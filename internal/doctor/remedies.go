@@ -129,10 +129,14 @@ func printed(bwrap string) string {
 	return strings.ReplaceAll(strings.Join(lines, `\n`)+`\n`, "/usr/bin/bwrap", bwrap)
 }
 
-const unfilteredUnit = "in the systemd unit: no RestrictNamespaces=, and no SystemCallFilter= without @mount and @process"
+const moreTasks = "in a container: --pids-limit=-1; in a systemd unit: TasksMax=infinity\nor end what else runs there, or have commands wait for it: --on-pressure wait"
+
+const unfilteredUnit = "in the systemd unit: no RestrictNamespaces=, no SystemCallFilter= without @mount and @process, no RestrictSUIDSGID= and no DynamicUser="
 
 // remedies is the table. The first row whose words hold is the one.
 var remedies = []remedy{
+	{seen: "EAGAIN full", cause: "no more processes: {full}", fix: moreTasks},
+	{seen: "tasks", cause: "{text}", fix: moreTasks},
 	{seen: "EAGAIN", cause: "no more processes: the limit of uid {uid} (ulimit -u), or pids.max of the cgroup, is reached",
 		fix: "ulimit -u unlimited\nin a container: --pids-limit=-1; in a systemd unit: TasksMax=infinity"},
 
@@ -143,12 +147,13 @@ var remedies = []remedy{
 	{seen: "children", cause: "/proc cannot be read"},
 	{seen: "proc-sys", cause: "/proc has no /proc/sys: it is mounted with subset=pid, or something hides it",
 		fix: "in the systemd unit: ProcSubset=all\nelse: {sudo}mount -t proc proc /proc"},
-	{seen: "call ENOSYS !seccomp", cause: "{name} is not in this kernel", fix: "boot Linux 5.11 or later"},
+	{seen: "call ENOSYS !seccomp", cause: "not in this kernel: {name}", fix: "boot Linux 5.11 or later"},
 	{seen: "cgroups", cause: "{text}", fix: limits.WritableCgroups, in: engines{ // safe with cgroup v2 alone, in a cgroup namespace
 		docker:     "docker run --security-opt writable-cgroups=true … (cgroup v2), Docker 28.0 or later",
 		podman:     "podman run --security-opt unmask=/sys/fs/cgroup … (cgroup v2)",
 		kubernetes: "in the runtime's configuration on the node: cgroup_writable = true (cgroup v2), containerd 2.1 or later",
 	}},
+	{seen: "state-dir", cause: "sbxrun start and --max-parallel do not work: {text}", fix: "set SBXRUN_STATE_DIR to a directory of your own\nor, if only sbxrun uses this one: chmod 700 {name}"},
 	{seen: "server ENOENT", cause: "sbxrun serve and sbxrun mcp do not work: {text}", fix: "install sbxrund beside sbxrun: packages and archives contain both\nin a checkout: ./setup.sh build"},
 	{seen: "server", cause: "sbxrun serve and sbxrun mcp do not work: {text}"},
 	{seen: "server-dir", cause: "{text}", fix: "name another one as state_dir in the configuration of sbxrun serve"},
@@ -157,6 +162,9 @@ var remedies = []remedy{
 	{seen: "staged EPERM container", cause: "{text}",
 		fix: asUser + "\nor give the container CAP_SYS_ADMIN: --cap-add SYS_ADMIN\nor make such paths reachable: chmod o+x on their directories"},
 	{seen: "staged EPERM", cause: "{text}", fix: asUser + "\nor make such paths reachable: chmod o+x on their directories"},
+	{seen: "mapped ENOSYS !seccomp", cause: "{text}", fix: asUser + "\nor boot Linux 5.12 or later"},
+	{seen: "mapped EPERM container", cause: "{text}", fix: asUser + "\nor give the container CAP_SYS_ADMIN: --cap-add SYS_ADMIN"},
+	{seen: "mapped EPERM", cause: "{text}", fix: asUser},
 
 	// bwrap does not come to make anything.
 	{seen: "start EACCES", cause: "uid {uid} may not execute {bwrap}, or it lies on a file system mounted noexec",

@@ -33,6 +33,7 @@ func other(files map[string]string) machine {
 			}
 			return "", os.ErrNotExist
 		},
+		full:     func() string { return files["full"] },
 		sameRoot: func() (same, known bool) { return files["elsewhere"] == "", files["asked by root"] != "" },
 	}
 }
@@ -340,7 +341,7 @@ func TestExplainStart(t *testing.T) {
 		{"lists of children forbidden", failure{step: stepChildren, errno: unix.EACCES}, nil, "/proc cannot be read", ""},
 		{"no /proc/sys", failure{step: stepProcSys, errno: unix.ENOENT}, nil, "subset=pid", "ProcSubset=all\nelse: sudo mount"},
 		{"old", failure{step: stepKernel, text: "Linux 4.18"}, nil, "older than 5.11", "newer kernel"},
-		{"pidfd_open unknown", failure{step: stepCall, errno: unix.ENOSYS, text: "pidfd_open: function not implemented"}, nil, "pidfd_open is not in this kernel", "Linux 5.11"},
+		{"pidfd_open unknown", failure{step: stepCall, errno: unix.ENOSYS, text: "pidfd_open: function not implemented"}, nil, "not in this kernel: pidfd_open", "Linux 5.11"},
 		{"pidfd_open filtered", failure{step: stepCall, errno: unix.ENOSYS, text: "pidfd_open: function not implemented"}, map[string]string{"/proc/self/status": filtered}, "system call filter", "SystemCallFilter="},
 		{"no open_tree", failure{step: stepStaged, errno: unix.EPERM, text: "x: not permitted"}, nil, "x: not permitted", "ordinary user\nor make such"},
 		{"no open_tree in a container", failure{step: stepStaged, errno: unix.EPERM}, map[string]string{"/.dockerenv": ""}, "", "SYS_ADMIN\nor make such"},
@@ -499,14 +500,14 @@ func TestProfile(t *testing.T) {
 func TestTable(t *testing.T) {
 	full := other(map[string]string{
 		"/proc/self/status": filtered, "/proc/self/attr/current": "docker-default (enforce)", "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1",
-		"/sys/fs/selinux/enforce": "1", "/run/systemd/container": "lxc", "/etc/apparmor.d/sbxrun-bwrap": "", "/proc/self/mountinfo": strings.Replace(maskedTable, "ext4", "rootfs", 1), "elsewhere": "y", "asked by root": "y",
+		"/sys/fs/selinux/enforce": "1", "/run/systemd/container": "lxc", "/etc/apparmor.d/sbxrun-bwrap": "profile sbxrun-bwrap /usr/bin/bwrap flags=(unconfined) {", "/proc/self/mountinfo": strings.Replace(maskedTable, "ext4", "rootfs", 1), "elsewhere": "y", "full": "y", "asked by root": "y",
 		"/proc/self/uid_map": "", "/proc/sys/kernel/unprivileged_userns_clone": "0", "/proc/sys/user/max_user_namespaces": "0", "/sys/module/user_namespace/parameters/enable": "N",
 	}).facts()
 	known := map[string]bool{"text": true, "name": true}
 	for name := range full {
 		known[name] = true
 	}
-	steps := []step{stepOther, stepStart, stepIdentity, stepCaps, stepCreate, stepSetup, stepPivot, stepProc, stepNetlink, stepSysctl, stepPayload, stepKernel, stepChildren, stepProcSys, stepCall, stepStaged, stepCgroups, stepServer, stepServerDir, stepServerTasks, stepServerFiles}
+	steps := []step{stepOther, stepStart, stepIdentity, stepCaps, stepCreate, stepSetup, stepPivot, stepProc, stepNetlink, stepSysctl, stepPayload, stepKernel, stepChildren, stepProcSys, stepCall, stepStaged, stepMapped, stepCgroups, stepTasks, stepStateDir, stepServer, stepServerDir, stepServerTasks, stepServerFiles}
 	for _, s := range steps {
 		if known[string(s)] {
 			t.Errorf("%q is a step, and known of every machine", s)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -156,23 +157,40 @@ func (e *exam) checkExec() (string, error) {
 }
 
 // checkStaged binds something that only root can reach: by descriptor, with
-// open_tree(2) and move_mount(2), in a mount namespace of bwrap's own.
+// open_tree(2) and move_mount(2), in a mount namespace of bwrap's own; and as a writable
+// one, which is root's, as the sandbox's own (mount_setattr(2)).
 func (e *exam) checkStaged() (string, error) {
 	dir, err := os.MkdirTemp("", "sbxrun-doctor-")
 	if err != nil {
 		return "", warning{error: fmt.Errorf("not tried, for lack of a directory: %w", err)}
 	}
-	defer os.Remove(dir) // on a failure it is an empty directory that stays
-	plan, err := e.plan(room.Policy{Command: []string{"true"}, Mounts: []room.Mount{{Kind: room.ReadOnly, Source: dir, Dest: "/mnt/bound"}}})
-	if err != nil {
-		return "", err
+	defer os.RemoveAll(dir) // on a failure it is a directory that stays
+	// Within that one, which nobody else may search.
+	inner := filepath.Join(dir, "inner")
+	if err := os.Mkdir(inner, 0o700); err != nil {
+		return "", warning{error: fmt.Errorf("not tried, for lack of a directory: %w", err)}
 	}
-	defer plan.Close()
-	_, err = e.carryOut(plan, supervise.Terms{Timeout: probeBound, Begin: time.Now()}, result.Exited)
-	if err != nil {
-		err = warning{failed(stepStaged, "", err), "--bind of what only root can reach does not work, nor does a current directory of that kind"}
+	bind := func(kind room.MountKind) error {
+		plan, err := e.plan(room.Policy{Command: []string{"true"}, Mounts: []room.Mount{{Kind: kind, Source: inner, Dest: "/mnt/bound"}}})
+		if err != nil {
+			return err
+		}
+		defer plan.Close()
+		_, err = e.carryOut(plan, supervise.Terms{Timeout: probeBound, Begin: time.Now()}, result.Exited)
+		return err
 	}
-	return "bound by descriptor (open_tree, move_mount)", err
+	const seen = "bound by descriptor (open_tree, move_mount)"
+	mapped := bind(room.ReadWrite)
+	if mapped == nil {
+		return seen + ", and writable as the sandbox's own (mount_setattr)", nil
+	}
+	if err := bind(room.ReadOnly); err != nil {
+		return "", warning{failed(stepStaged, "", err), "--bind of what only root can reach does not work, nor does a current directory of that kind"}
+	}
+	if errors.Is(mapped, unix.EINVAL) { // of this one file system, as the run would say
+		return seen + "; " + mapped.Error(), nil
+	}
+	return "", warning{failed(stepMapped, "", mapped), "-w and --bind of what is root's do not work"}
 }
 
 // limit checks a run under one limit, which is refused where it cannot be enforced: then

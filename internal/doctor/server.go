@@ -1,11 +1,7 @@
 package doctor
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
@@ -29,7 +25,7 @@ func (e *exam) server() {
 		check func() (string, error)
 	}{
 		{"server program", checkServerProgram},
-		{"server directory", func() (string, error) { return checkServerDir(state.ServerDir()) }},
+		{"server directory", func() (string, error) { return checkDir(stepServerDir, state.ServerDir()) }},
 		{"server tasks", checkServerTasks},
 		{"server descriptors", checkServerDescriptors},
 	} {
@@ -53,37 +49,15 @@ func checkServerProgram() (string, error) {
 	return program, failed(stepServer, program+": ", err)
 }
 
-// checkServerDir checks without making anything: the directory is this user's own and closed to
-// others, or can be made.
-func checkServerDir(dir string) (string, error) {
-	var st unix.Stat_t
-	switch err := unix.Lstat(dir, &st); {
-	case err == nil && (st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != os.Geteuid() || st.Mode&0o077 != 0):
-		return "", failed(stepServerDir, dir, errors.New(" is no directory of this user's own with mode 0700"))
-	case err == nil:
-		return dir, nil
-	case !errors.Is(err, fs.ErrNotExist):
-		return "", failed(stepServerDir, dir+": ", err)
-	}
-	above := filepath.Dir(dir)
-	for ; unix.Access(above, unix.F_OK) == unix.ENOENT; above = filepath.Dir(above) {
-	}
-	err := unix.Faccessat(unix.AT_FDCWD, above, unix.W_OK|unix.X_OK, unix.AT_EACCESS)
-	return dir + ", which can be created", failed(stepServerDir, dir+" cannot be created: "+above+": ", err)
-}
-
 func checkServerTasks() (string, error) {
 	r, err := pressure.Look()
 	if err != nil {
 		return "", failed(stepServerTasks, "", err)
 	}
-	words := func(b pressure.Bound) string {
-		return fmt.Sprintf("%d of %d tasks in use, by %s", b.Current, b.Max, b.Path)
-	}
 	if b, lacks := r.Lacking(serverTasks); lacks {
-		return "", failure{step: stepServerTasks, text: words(b) + fmt.Sprintf(": a server needs about %d", serverTasks)}
+		return "", failure{step: stepServerTasks, text: inUse(b) + fmt.Sprintf(": a server needs about %d", serverTasks)}
 	}
-	return words(r.Tightest()), nil
+	return inUse(r.Tightest()), nil
 }
 
 // checkServerDescriptors looks at the hard limit, to which Go raises the soft one (package os).

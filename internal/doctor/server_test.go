@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/pressure"
 )
 
 func TestServerDir(t *testing.T) {
@@ -31,7 +33,7 @@ func TestServerDir(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]string{own: "", filepath.Join(own, "a", "b"): "", open: "mode 0700", link: "mode 0700", filepath.Join(file, "x"): "not a directory"} {
-		_, err := checkServerDir(name)
+		_, err := checkDir(stepServerDir, name)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -41,6 +43,24 @@ func TestServerDir(t *testing.T) {
 	}
 	if _, err := os.Lstat(filepath.Join(own, "a")); err == nil {
 		t.Error("something was made")
+	}
+}
+
+// A run is refused where its tasks do not fit, or most are in use.
+func TestRoomForRun(t *testing.T) {
+	machine := pressure.Bound{Path: "/proc/sys/kernel/pid_max", Current: 100, Max: 32768}
+	for _, tt := range []struct {
+		cgroup pressure.Bound
+		want   string // of the error, "" for none
+	}{
+		{pressure.Bound{Path: "/c/pids.max", Current: 8, Max: 100}, ""},
+		{pressure.Bound{Path: "/c/pids.max", Current: 8, Max: 15}, "8 of 15 tasks in use, by /c/pids.max: a run needs about 18"},
+		{pressure.Bound{Path: "/c/pids.max", Current: 900, Max: 1000}, "900 of 1000 tasks in use, by /c/pids.max: from 80 % on nothing is started"},
+	} {
+		detail, err := roomForRun(pressure.Reading{Bounds: []pressure.Bound{tt.cgroup, machine}})
+		if tt.want == "" && (err != nil || !strings.HasPrefix(detail, "8 of 100 tasks")) || tt.want != "" && (err == nil || err.Error() != tt.want) {
+			t.Errorf("%+v: %q, %v", tt.cgroup, detail, err)
+		}
 	}
 }
 

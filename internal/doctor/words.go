@@ -28,7 +28,11 @@ const (
 	stepProcSys  step = "proc-sys" // /proc/sys
 	stepCall     step = "call"     // a system call of our own
 	stepStaged   step = "staged"   // a path that only root can reach
+	stepMapped   step = "mapped"   // what is root's, as the sandbox's own
 	stepCgroups  step = "cgroups"  // cgroups are mounted read-only
+
+	stepTasks    step = "tasks"     // the room for a run
+	stepStateDir step = "state-dir" // where sandboxes are recorded
 
 	stepServer      step = "server"       // its program
 	stepServerDir   step = "server-dir"   // where it keeps what it stores
@@ -44,6 +48,14 @@ type failure struct {
 }
 
 func (f failure) Error() string { return f.text }
+
+// Unwrap returns the kernel's error, nil if it is not known.
+func (f failure) Unwrap() error {
+	if f.errno == 0 {
+		return nil
+	}
+	return f.errno
+}
 
 // phrases are parts of bwrap's messages. The first that occurs decides.
 var phrases = []struct {

@@ -1,6 +1,7 @@
 package room
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -56,7 +57,7 @@ func (p *Plan) detach() (mounts []*os.File, err error) {
 		fd, err := unix.OpenTree(proc.Descriptor(s.File), "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 		if err != nil {
 			e := &result.Error{Code: "stage", Message: fmt.Sprintf("cannot bind %q: open_tree: %v", s.Name(), err), Err: err}
-			if err == unix.EPERM {
+			if e.Hint = proc.DescriptorsHint(err); err == unix.EPERM {
 				e.Hint = fmt.Sprintf("root needs CAP_SYS_ADMIN to bind %q, which only root can reach; make it reachable for everybody, or run sbxrun as its owner", s.Name())
 				if s.owner != nil {
 					e.Hint = p.withoutMap(s)
@@ -70,7 +71,7 @@ func (p *Plan) detach() (mounts []*os.File, err error) {
 		}
 		if err := p.mapOwner(fd, s.owner); err != nil {
 			return mounts, &result.Error{Code: "idmap", Message: fmt.Sprintf("cannot let the sandbox, which runs as uid %d, write to %q as its owner: %v", p.cred.UID, s.Name(), idmapReason(fd, err)),
-				Hint: p.withoutMap(s), Err: err}
+				Hint: cmp.Or(proc.DescriptorsHint(err), p.withoutMap(s)), Err: err}
 		}
 	}
 	return mounts, nil

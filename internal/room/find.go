@@ -28,8 +28,8 @@ type Program struct {
 
 // Find looks for bwrap in the absolute directories of PATH and tells its version. It
 // starts nothing: the version is a string inside the program, and reading those 70 kB is
-// twenty times quicker than asking it, which happens only where it is not found.
-func Find(searchPath string) (Program, error) {
+// twenty times quicker than asking it, which happens only where it is not found, until ctx is done.
+func Find(ctx context.Context, searchPath string) (Program, error) {
 	name := lookup(searchPath)
 	if name == "" && searchPath == "" {
 		return Program{}, &result.Error{Code: "bwrap-missing", Message: "cannot look for bubblewrap: PATH is empty or not set", Hint: "set it: PATH=/usr/bin:/bin"}
@@ -61,7 +61,7 @@ func Find(searchPath string) (Program, error) {
 			Hint:    "take its directory out of PATH, or chown root and chmod go-w it",
 		}
 	}
-	p, err := inspect(name)
+	p, err := inspect(ctx, name)
 	if err != nil {
 		return Program{}, &result.Error{Code: "bwrap-unusable", Message: fmt.Sprintf("cannot use %s: %v", name, err), Err: err}
 	}
@@ -108,13 +108,13 @@ func othersKeepOut(dir string) bool {
 const askBound = 10 * time.Second
 
 // inspect reads the version out of the program's text, or asks the program.
-func inspect(name string) (p Program, err error) {
+func inspect(ctx context.Context, name string) (p Program, err error) {
 	p.Path = name
 	if p.Version = readVersion(name); p.Version != "" {
 		return p, nil
 	}
 	// A wrapper script, or a build we do not know.
-	out, err := ask(name, "--version")
+	out, err := ask(ctx, name, "--version")
 	if err != nil {
 		return p, err
 	}
@@ -156,8 +156,8 @@ func readVersion(name string) (version string) {
 
 // ask runs bwrap with one option and returns what it prints, up to a bound, in
 // bounded time. It is a process group of its own, and ended as such.
-func ask(name, option string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), askBound)
+func ask(ctx context.Context, name, option string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, askBound)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, option)
 	cmd.Env = []string{}
@@ -171,7 +171,7 @@ func ask(name, option string) ([]byte, error) {
 	defer runtime.UnlockOSThread()
 	err := cmd.Run()
 	if ctx.Err() != nil {
-		err = fmt.Errorf("no answer within %v", askBound)
+		err = errors.New("no answer in time")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", name, option, err)

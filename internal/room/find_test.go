@@ -120,7 +120,7 @@ func TestFind(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := fake(t, tt.text, tt.mode)
-			got, err := Find(dir)
+			got, err := Find(t.Context(), dir)
 			var failed *result.Error
 			if err != nil && !errors.As(err, &failed) {
 				t.Fatalf("untyped error %v", err)
@@ -169,7 +169,7 @@ func TestFindBwrapOfAnotherUser(t *testing.T) {
 		}
 		// By a link of root's, too.
 		for _, dir := range []string{dir, laidOut(t, "bwrap -> "+name)} {
-			p, err := Find(dir)
+			p, err := Find(t.Context(), dir)
 			if tt.ok || !root {
 				if err != nil || p.Version != "0.8.0" {
 					t.Errorf("mode %o, owner %d: got %+v, %v", tt.mode, tt.owner, p, err)
@@ -235,7 +235,7 @@ func TestLookup(t *testing.T) {
 
 // The version read out of the file is the one that the program prints.
 func TestFindInstalled(t *testing.T) {
-	p, err := Find(os.Getenv("PATH"))
+	p, err := Find(t.Context(), os.Getenv("PATH"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package room
 
 import (
+	"context"
 	"fmt"
 	"io/fs"
 	"os"
@@ -117,7 +118,7 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	if plan.Workdir, err = currentDirectory(&p, c.Home); err != nil {
 		return nil, err
 	}
-	if plan.Program, err = Find(c.Path); err != nil {
+	if plan.Program, err = Find(context.Background(), c.Path); err != nil {
 		return nil, err
 	}
 	if c.Begin != nil {

@@ -95,8 +95,8 @@ func Mine() Caller {
 	return Caller{StateDir: os.Getenv("SBXRUN_STATE_DIR"), RuntimeDir: os.Getenv("XDG_RUNTIME_DIR"), UID: os.Geteuid()}
 }
 
-// path is where the caller's state directory is, or is to be.
-func (c Caller) path() (string, error) {
+// Path is where the caller's state directory is, or is to be.
+func (c Caller) Path() (string, error) {
 	if c.StateDir != "" {
 		if !filepath.IsAbs(c.StateDir) {
 			return "", &result.Error{Code: "state", Message: fmt.Sprintf("SBXRUN_STATE_DIR is %q, which is not an absolute path", c.StateDir), Hint: ownDirHint}
@@ -165,7 +165,7 @@ func open(c Caller, create bool) (*Dir, error) {
 	if err := CheckProc(); err != nil {
 		return nil, err
 	}
-	path, err := c.path()
+	path, err := c.Path()
 	if err != nil {
 		return nil, err
 	}

@@ -331,7 +331,7 @@ func TestPath(t *testing.T) {
 		{"runtime directory is a file", Caller{"", file, me}, fallback},
 	}
 	for _, tt := range tests {
-		got, err := tt.caller.path()
+		got, err := tt.caller.Path()
 		if got != tt.want {
 			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
 		}

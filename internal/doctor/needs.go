@@ -1,0 +1,87 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/admission"
+	"github.com/sbxrun/sbxrun/internal/pressure"
+	"github.com/sbxrun/sbxrun/internal/state"
+)
+
+// refusedFrom is the part of a bound on tasks from which nothing is started, as --alert has it by default.
+const refusedFrom = 0.8
+
+func inUse(b pressure.Bound) string {
+	return fmt.Sprintf("%d of %d tasks in use, by %s", b.Current, b.Max, b.Path)
+}
+
+// checkTasks: a run would be let in. None of the other checks asks for that.
+func checkTasks() (string, error) {
+	r, err := pressure.Look()
+	if err != nil {
+		return "", err
+	}
+	return roomForRun(r)
+}
+
+func roomForRun(r pressure.Reading) (string, error) {
+	if b, lacks := r.Lacking(admission.Needs); lacks {
+		return "", failure{step: stepTasks, text: inUse(b) + fmt.Sprintf(": a run needs about %d", admission.Needs)}
+	}
+	tightest := r.Tightest()
+	if tightest.Ratio() >= refusedFrom {
+		return "", failure{step: stepTasks, text: inUse(tightest) + fmt.Sprintf(": from %.0f %% on nothing is started", 100*refusedFrom)}
+	}
+	return inUse(tightest), nil
+}
+
+// fullCgroup is the bound of a cgroup without room for a run, "" for none.
+func fullCgroup() string {
+	r, err := pressure.Look()
+	if err != nil {
+		return ""
+	}
+	if b, lacks := r.Lacking(admission.Needs); lacks && strings.HasSuffix(b.Path, "/pids.max") {
+		return inUse(b)
+	}
+	return ""
+}
+
+// checkStateDir: sandboxes that are started, and places of --max-parallel, can be recorded. A run needs
+// none of it.
+func checkStateDir() (string, error) {
+	dir, err := state.Mine().Path()
+	if err == nil {
+		dir, err = checkDir(stepStateDir, dir)
+	}
+	if err != nil {
+		err = warning{error: err}
+	}
+	return dir, err
+}
+
+// checkDir checks without making anything: the directory is this user's own and closed to
+// others, or can be made.
+func checkDir(s step, dir string) (string, error) {
+	var st unix.Stat_t
+	switch err := unix.Lstat(dir, &st); {
+	case err == nil && (st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != os.Geteuid() || st.Mode&0o077 != 0):
+		return "", failed(s, dir+": ", errors.New("no directory of this user's own with mode 0700"))
+	case err == nil:
+		return dir, nil
+	case !errors.Is(err, fs.ErrNotExist):
+		return "", failed(s, dir+": ", err)
+	}
+	above := filepath.Dir(dir)
+	for ; unix.Access(above, unix.F_OK) == unix.ENOENT; above = filepath.Dir(above) {
+	}
+	err := unix.Faccessat(unix.AT_FDCWD, above, unix.W_OK|unix.X_OK, unix.AT_EACCESS)
+	return dir + ", which can be created", failed(s, dir+" cannot be created: "+above+": ", err)
+}
