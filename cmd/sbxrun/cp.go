@@ -232,6 +232,9 @@ func (c *copying) tell() int {
 	if left.Denied.Count > 0 {
 		err = &result.Error{Code: leftOut, Message: "cp: " + unread(left.Denied).Error(), Err: left.Denied.First}
 		code = result.ExitNotStarted
+	} else if left.Special.Count > 0 && entries == int64(left.Count()) { // there was nothing else
+		err = &result.Error{Code: leftOut, Message: "cp: " + special(left.Special).Error(), Err: left.Special.First}
+		code = result.ExitNotStarted
 	}
 	if c.flags.JSON {
 		told := copied{ExitCode: code, Entries: entries - int64(left.Count()), Bytes: bytes, LeftOut: left.Count()}

@@ -40,8 +40,28 @@ func TestHostileCells(t *testing.T) {
 			}
 		}
 	}
+	// Whoever closes the socket last would wait for ten minutes: whoever reads what it is sent with.
+	const lingering = `import os, socket, struct
+l = socket.create_server(("127.0.0.1", 0))
+c = socket.create_connection(l.getsockname())
+peer, _ = l.accept()
+c.setblocking(False)
+try:
+    while c.send(b"x" * 65536): pass
+except BlockingIOError: pass
+c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 600))
+print(*struct.unpack("ii", c.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8)))
+u = socket.socket(fileno=os.dup(3))
+try: socket.send_fds(u, [b"\n"], [c.fileno()])
+except PermissionError: pass # the server takes none (Linux 6.16)
+c.close()`
 	tests := map[string][]test{
 		"python": {
+			kept_("sends a socket whose close would wait", lingering, func(t *testing.T, a *Answer) {
+				if a.Stdout.Text != "0 0\n" || a.Error != nil {
+					t.Errorf("%+v", a)
+				}
+			}),
 			lost("closes all descriptors", "import os; os.closerange(0, 256)", result.Exited),
 			lost("closes all descriptors, and goes on", "import os; os.closerange(0, 256)"+loop, result.Lost),
 			lost("forks and exits", "import os\nif os.fork(): os._exit(0)"+loop, result.Exited),

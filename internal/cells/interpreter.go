@@ -341,5 +341,7 @@ func socketPair() (ours, theirs *os.File, err error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("make a socket: %w", err)
 	}
+	// Descriptors that come with answers are closed by whoever reads, and some take their time over that.
+	_ = unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_PASSRIGHTS, 0) // ENOPROTOOPT before Linux 6.16
 	return os.NewFile(uintptr(fds[0]), "socket"), os.NewFile(uintptr(fds[1]), "socket"), nil
 }

@@ -101,6 +101,7 @@ func (e *entry) make() {
 	for i := len(dirs) - 1; i >= 0; i-- {
 		syscall.RawSyscall(unix.SYS_UMOUNT2, uintptr(unsafe.Pointer(dirs[i].target)), unix.MNT_DETACH, 0)
 	}
+	syscall.RawSyscall(unix.SYS_UMOUNT2, uintptr(unsafe.Pointer(&ptsDir)), unix.MNT_DETACH, 0)
 	e.gainNothing()
 	if m.filter != nil {
 		e.must(stepFilter, unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(m.filter)), 0, 0)

@@ -228,10 +228,14 @@ var (
 	procDir   = [...]byte{'/', 'p', 'r', 'o', 'c', 0}
 	procType  = [...]byte{'p', 'r', 'o', 'c', 0}
 	tmpfsType = [...]byte{'t', 'm', 'p', 'f', 's', 0}
-	ownPIDNS  = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 's', 'e', 'l', 'f', '/', 'n', 's', '/', 'p', 'i', 'd', 0}
-	meminfo   = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 'm', 'e', 'm', 'i', 'n', 'f', 'o', 0}
-	shellPath = [...]byte{'/', 'b', 'i', 'n', '/', 's', 'h', 0}
-	initName  = [16]byte{'s', 'b', 'x', 'r', 'u', 'n', '-', 'i', 'n', 'i', 't'}
+	ptsDir    = [...]byte{'/', 'd', 'e', 'v', '/', 'p', 't', 's', 0}
+	ptsType   = [...]byte{'d', 'e', 'v', 'p', 't', 's', 0}
+	// As bwrap mounts it.
+	ptsOptions = [...]byte{'n', 'e', 'w', 'i', 'n', 's', 't', 'a', 'n', 'c', 'e', ',', 'p', 't', 'm', 'x', 'm', 'o', 'd', 'e', '=', '0', '6', '6', '6', ',', 'm', 'o', 'd', 'e', '=', '6', '2', '0', 0}
+	ownPIDNS   = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 's', 'e', 'l', 'f', '/', 'n', 's', '/', 'p', 'i', 'd', 0}
+	meminfo    = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 'm', 'e', 'm', 'i', 'n', 'f', 'o', 0}
+	shellPath  = [...]byte{'/', 'b', 'i', 'n', '/', 's', 'h', 0}
+	initName   = [16]byte{'s', 'b', 'x', 'r', 'u', 'n', '-', 'i', 'n', 'i', 't'}
 
 	// meminfoCopy is MeminfoCopy.
 	meminfoCopy = [...]byte{'/', 'r', 'u', 'n', '/', 'm', 'e', 'm', 'i', 'n', 'f', 'o', 0}
@@ -444,6 +448,10 @@ func (e *entry) setUp() {
 	for i := range dirs {
 		e.must(stepFresh, unix.SYS_MOUNT, uintptr(unsafe.Pointer(&tmpfsType)), uintptr(unsafe.Pointer(dirs[i].target)), uintptr(unsafe.Pointer(&tmpfsType)),
 			unix.MS_NOSUID|unix.MS_NODEV, uintptr(unsafe.Pointer(dirs[i].options)))
+	}
+	if e.ahead != nil { // the next command would have the room's terminals, and their modes and times
+		e.must(stepFresh, unix.SYS_MOUNT, uintptr(unsafe.Pointer(&ptsType)), uintptr(unsafe.Pointer(&ptsDir)), uintptr(unsafe.Pointer(&ptsType)),
+			unix.MS_NOSUID|unix.MS_NOEXEC, uintptr(unsafe.Pointer(&ptsOptions)))
 	}
 	if e.ahead == nil { // it has done so
 		e.must(stepFiles, unix.SYS_CLOSE_RANGE, entryReady, maxFD, 0, 0, 0)

@@ -83,6 +83,7 @@ const (
 	minCPUs    = 0.001
 	maxCPUs    = 1 << 16
 	minPids    = 4
+	maxPids    = 1<<22 - Spare // the kernel has no more (PID_MAX_LIMIT)
 	minMemory  = 1 << 20
 )
 
@@ -101,8 +102,8 @@ type rlimit struct {
 	value           int64
 }
 
-// check finds what no machine can enforce.
-func (r Request) check() *result.Error {
+// Check finds what no machine can enforce.
+func (r Request) Check() *result.Error {
 	wrong := func(name, text, hint string) *result.Error {
 		return &result.Error{Code: "limit", Message: "limit " + name + ": " + text, Hint: hint}
 	}
@@ -116,6 +117,8 @@ func (r Request) check() *result.Error {
 		return wrong("cpus", fmt.Sprintf("%v is out of range", r.CPUs), fmt.Sprintf("give %v to %v", minCPUs, maxCPUs))
 	case r.Pids != 0 && r.Pids < minPids:
 		return wrong("pids", fmt.Sprintf("%d is too few", r.Pids), fmt.Sprintf("give at least %d: two for init and the command, and two more to enter the sandbox", minPids))
+	case r.Pids > maxPids:
+		return wrong("pids", fmt.Sprintf("%d are more than a kernel has", r.Pids), fmt.Sprintf("give at most %d", maxPids))
 	case r.Memory != 0 && r.Memory < minMemory:
 		return wrong("memory", fmt.Sprintf("%d bytes are too few", r.Memory), "give at least 1M: a sandbox itself takes that")
 	case r.MemorySwap < -1:
@@ -152,7 +155,7 @@ func For(r Request, required bool, within []string) (*Plan, error) {
 // Plan says how the request will be enforced. If it is required, what cannot be
 // is an error, a [*result.Error] with the code "limit"; what no machine can enforce always is.
 func (m *Machine) Plan(r Request, required bool) (*Plan, error) {
-	if err := r.check(); err != nil {
+	if err := r.Check(); err != nil {
 		return nil, err
 	}
 	p := &Plan{request: r, required: required, machine: m}

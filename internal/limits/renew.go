@@ -19,7 +19,7 @@ import (
 
 // widest are the limits of a lasting group between two commands.
 func widest() Request {
-	return Request{Memory: 1 << 50, Pids: 1 << 22, CPUs: float64(runtime.NumCPU()), CPUTime: math.MaxInt64}
+	return Request{Memory: 1 << 50, Pids: maxPids, CPUs: float64(runtime.NumCPU()), CPUTime: math.MaxInt64}
 }
 
 // Lasting makes a lasting group. What cannot be enforced here is refused by Renew. It is nil
@@ -142,11 +142,18 @@ const Spare = 3
 // be tried.
 var ErrRenew = &result.Error{Code: "limit", Message: "a warm room cannot have these limits"}
 
-// Takes reports whether a lasting group can have limits like these. A nil group, where limits
-// cannot be had, takes only a request without any.
+// afterwards is how much memory of a command before does not matter.
+const afterwards = 4 << 20
+
+// Takes reports whether a lasting group can have limits like these now: what the command before had in
+// files is given back some time after its end, and no limit can be set below what is there (memory.rst;
+// v2 would have processes killed). A nil group, where limits cannot be had, takes only a request without any.
 func (g *Group) Takes(r Request) bool {
 	if g == nil {
 		return r == (Request{})
+	}
+	if r.Memory > 0 && g.number("memory", "memory.current", "", "memory.usage_in_bytes", "") > max(r.Memory/2, afterwards) {
+		return false
 	}
 	_, err := g.lasting.renewed(r)
 	return err == nil
@@ -160,7 +167,7 @@ func (g *Group) Renew(r Request) error {
 		}
 		return nil
 	}
-	if err := r.check(); err != nil {
+	if err := r.Check(); err != nil {
 		return err
 	}
 	p, err := g.lasting.renewed(r)

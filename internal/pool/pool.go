@@ -1,9 +1,9 @@
 // Package pool keeps rooms warm: built ahead of the calls that run in them. A call in a warm
 // room costs little more than fork and exec, and is proven empty as any other.
 //
-// Of each call anew are the PID, mount, IPC and cgroup namespace, /proc, and all that it
+// Of each call anew are the PID, mount, IPC and cgroup namespace, /proc, terminals, and all that it
 // can write to: /tmp, the home, /dev/shm and the policy's other directories in memory. The
-// user and network namespace, devpts, cgroups and the filter for system calls are the room's. So a room is
+// user and network namespace, cgroups and the filter for system calls are the room's. So a room is
 // one tenant's, from the first call on, until it is ended; and one call runs in it at a time.
 //
 //	Take    a room for a tenant, or none: then the call builds one of its own

@@ -302,6 +302,11 @@ s = socket.socket(family); s.bind((address, 5555)); s.listen()
 c = socket.create_connection((address, 5555)); a, _ = s.accept()
 %s
 `
+	// What was spoken to stays in tables that everybody may read, and in the interface's counters.
+	const datagram = `import socket
+print(sum(int(n) for n in open("/proc/net/dev").readlines()[-1].split()[1:]) + 2)
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(("127.1.2.3", 0)); s.sendto(b"x", s.getsockname())
+`
 	of := func(script string) (room one) {
 		r := take(t, p, "a")
 		room = theRoom(t)
@@ -311,7 +316,7 @@ c = socket.create_connection((address, 5555)); a, _ = s.accept()
 		return room
 	}
 	var last one
-	for _, script := range []string{fmt.Sprintf(talk, "socket.AF_INET, '127.0.0.1'", "a.close()"), fmt.Sprintf(talk, "socket.AF_INET6, '::1'", ""), fmt.Sprintf(talk, "socket.AF_INET, '127.0.0.1'", "c.close()")} {
+	for _, script := range []string{fmt.Sprintf(talk, "socket.AF_INET, '127.0.0.1'", "a.close()"), fmt.Sprintf(talk, "socket.AF_INET6, '::1'", ""), fmt.Sprintf(talk, "socket.AF_INET, '127.0.0.1'", "c.close()"), datagram, datagram} {
 		room := of(script)
 		if room == last {
 			t.Error("the room is used again")
@@ -321,6 +326,20 @@ c = socket.create_connection((address, 5555)); a, _ = s.accept()
 	const quiet = "import asyncio, socket\nsocket.getaddrinfo('localhost', 80)\nasyncio.run(asyncio.sleep(0))\nsocket.socketpair()\nprint(2)"
 	if a, b := of(quiet), of(quiet); a == last || a != b {
 		t.Errorf("%v, %v, then %v", last, a, b)
+	}
+}
+
+// The terminals of a call are its own, and what it has done with where they come from.
+func TestTerminals(t *testing.T) {
+	p := warm(t, bare, pool.Sizes{Min: 1, Max: 1})
+	for range 2 {
+		r := take(t, p, "a")
+		if _, text := in(t, r, job.Spec{}, "python3", "-c", `import os
+a, b = os.openpty()
+print(os.ttyname(b), os.stat("/dev/pts").st_mode & 0o777)
+os.chmod("/dev/pts/ptmx", 0)`); text != "/dev/pts/0 493\n" {
+			t.Errorf("%q", text)
+		}
 	}
 }
 

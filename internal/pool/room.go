@@ -2,6 +2,7 @@ package pool
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -32,7 +33,10 @@ type Room struct {
 	dir   string
 	run   *job.Run // the call
 
-	sockets *os.File // /proc/PID/net/sockstat of the room; nil if its network is the host's
+	// sockstat and dev of /proc/PID/net, and what dev said before the first call; nil if the
+	// network is the host's.
+	sockets, devices *os.File
+	untouched        string
 }
 
 // Command is what a call runs.
@@ -73,6 +77,12 @@ func build(ctx context.Context, policy room.Policy) (_ *Room, err error) {
 		if r.sockets, err = os.Open(fmt.Sprintf("/proc/%d/net/sockstat", r.init.PID)); err != nil {
 			return nil, err
 		}
+		if r.devices, err = os.Open(fmt.Sprintf("/proc/%d/net/dev", r.init.PID)); err != nil {
+			return nil, err
+		}
+		if r.untouched = text(r.devices); r.untouched == "" {
+			return nil, errors.New("/proc/PID/net/dev of the room cannot be read")
+		}
 	}
 	if r.group, err = limits.Lasting(random.Name()); err != nil {
 		return nil, err
@@ -93,8 +103,10 @@ func (r *Room) end() error {
 	if r.init != nil {
 		r.init.Close()
 	}
-	if r.sockets != nil {
-		r.sockets.Close()
+	for _, f := range []*os.File{r.sockets, r.devices} {
+		if f != nil {
+			f.Close()
+		}
 	}
 	if r.group != nil { // what the keeper has not removed already
 		if err := r.group.Remove(time.Now().Add(time.Second)); err != nil {
@@ -110,18 +122,24 @@ func (r *Room) end() error {
 // usable reports whether a call can run in the room, as far as is known.
 func (r *Room) usable() bool { return r.maker.Usable() && !r.init.Exited() }
 
-// quiet reports whether no connection is left in the room's network. One that was closed in order
-// stays for a minute (TIME_WAIT of tcp(7)): the next call would see it in /proc/net/tcp, and could not
-// listen at its port.
+// quiet reports whether the room's network is as it was before any call. A connection that was closed in
+// order stays for a minute (TIME_WAIT of tcp(7)), a socket that was on its way in a message until the kernel
+// looks for such (unix(7)), and addresses that were spoken to for as long as the network (tcp_metrics): the
+// next call could read what they say, or find its port taken.
 func (r *Room) quiet() bool {
 	if r.sockets == nil {
 		return true
 	}
-	text := make([]byte, 256) // of which the beginning counts
-	n, _ := r.sockets.ReadAt(text, 0)
 	var sockets, inuse, orphans, waiting int
-	_, err := fmt.Sscanf(string(text[:n]), "sockets: used %d\nTCP: inuse %d orphan %d tw %d", &sockets, &inuse, &orphans, &waiting)
-	return err == nil && inuse == 0 && waiting == 0
+	_, err := fmt.Sscanf(text(r.sockets), "sockets: used %d\nTCP: inuse %d orphan %d tw %d", &sockets, &inuse, &orphans, &waiting)
+	return err == nil && sockets == 0 && inuse == 0 && waiting == 0 && text(r.devices) == r.untouched
+}
+
+// text is the beginning of a file of /proc's, read anew; empty if it cannot be.
+func text(f *os.File) string {
+	b := make([]byte, 1024) // more than one device
+	n, _ := f.ReadAt(b, 0)
+	return string(b[:n])
 }
 
 // Start runs the call's command. It does not wait until the command was executed: that it

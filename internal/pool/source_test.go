@@ -2,6 +2,7 @@ package pool_test
 
 import (
 	"bytes"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -107,6 +108,49 @@ func TestCold(t *testing.T) {
 		}
 		if _, err := at.Give(); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// What a command has written to memory is given back some time after its end: one with a smaller limit
+// gets another place, and does not fail because the limit cannot be set.
+func TestMemoryLeft(t *testing.T) {
+	s := source(t)
+	large, small := limits.Request{Memory: 230 << 20}, limits.Request{Memory: 60 << 20}
+	roomy := policy(t)
+	roomy.TmpSize = 256 << 20
+	run := func(at place.Place, l limits.Request, script string) error {
+		defer func() { _, _ = at.Give() }()
+		dir, err := at.Files()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := dir.Put("in", strings.NewReader("text"), 100, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		run, err := at.Start(t.Context(), place.Command{Args: []string{"sh", "-c", script}, Limits: l, Timeout: bound})
+		if err != nil {
+			return err
+		}
+		if res, err := run.Wait(); err != nil || res.ExitCode() != 0 {
+			t.Errorf("%+v, %v", res, err)
+		}
+		return nil
+	}
+	if err := run(placeOf(t, s, place.Policy{Policy: roomy}), large, "true"); errors.Is(err, limits.ErrRenew) {
+		t.Logf("nobody here can set limits: %v", err)
+		return
+	}
+	for range 5 {
+		if err := run(placeOf(t, s, place.Policy{Policy: roomy, Commands: large}), large, "head -c 140M /dev/zero >/tmp/x"); err != nil {
+			t.Fatal(err)
+		}
+		at, err := s.Take(t.Context(), "a", place.Policy{Policy: roomy, Commands: small})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := run(at, small, "true"); err != nil {
+			t.Errorf("%s: %v", at.Kind(), err)
 		}
 	}
 }

@@ -6,6 +6,7 @@ const (
 	refused = unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)
 	missing = unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)
 	foreign = unix.SECCOMP_RET_ERRNO | uint32(unix.EAFNOSUPPORT)
+	ignored = unix.SECCOMP_RET_ERRNO // nothing is done, and that succeeds
 )
 
 // Columns of the table.
@@ -35,7 +36,8 @@ const (
 	flags1mode2
 	flags2mode3
 	family      // of sockets, argument 0: EAFNOSUPPORT, but for those in families
-	multiplexed // socketcall(2): ENOSYS for socket and socketpair
+	multiplexed // socketcall(2): ENOSYS for socketcalls
+	option      // setsockopt(2), arguments 1 and 2: as options says
 	terminal    // ioctl(2), argument 1: EPERM for those in ioctls
 	lease       // fcntl(2), argument 1: EPERM for F_SETLEASE
 	ofInit      // argument 0 is a pid: EPERM for that of init
@@ -61,6 +63,7 @@ var table = [...]row{
 	{"socketpair", family, [columns]uint32{53, 360, 199, 288}},
 	// Its arguments are in memory, which a filter cannot read.
 	{"socketcall", multiplexed, [columns]uint32{none, 102, none, none}},
+	{"setsockopt", option, [columns]uint32{54, 366, 208, 294}},
 	{"ioctl", terminal, [columns]uint32{16, 54, 29, 54}},
 	// Whoever opens a file of the caller's that is shown, read-only or not, would wait
 	// for the holder of a lease, 45 s each time (proc_sys_fs(5), lease-break-time).
@@ -137,6 +140,23 @@ var table = [...]row{
 // namespace, or to the file system, or, AF_NETLINK, are what libraries ask the kernel by.
 var families = [...]uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK}
 
+// options are those of sockets, by level and name, that are not for a payload, and the answer.
+//
+// With SO_LINGER the close of a TCP socket waits for as long as it says, and that is whoever closes it last:
+// a process outside that was sent the socket and reads by read(2) has it closed in there, and of a
+// unix socket's that is in a cycle with itself the kernel's own worker does it, which closes files for
+// all of the machine, one after the other (delayed_fput). Without it a close does not wait, and what was
+// written is sent all the same, so programs are not told.
+//
+// A flow label stays when its socket is closed, for as long as it says; with 16 bytes of the payload's it can be
+// read by all in the network namespace (/proc/net/ip6_flowlabel), which of a warm room is the next call.
+var options = [...]struct{ level, name, answer uint32 }{
+	{unix.SOL_SOCKET, unix.SO_LINGER, ignored},
+	{unix.IPPROTO_IPV6, flowLabel, refused},
+}
+
+const flowLabel = 32 // IPV6_FLOWLABEL_MGR: package unix has it not
+
 // ioctls are those that outlast the command on a terminal that it shares with the caller
 // (ioctl_tty(2)): nobody else can open that any more, it has another line discipline, its output
 // is stopped, or what was put into its input is typed into the caller's shell. The kernel refuses
@@ -147,5 +167,5 @@ var ioctls = [...]uint32{unix.TIOCEXCL, unix.TIOCSETD, unix.TIOCSTI, tiocLinux, 
 
 const tiocLinux = 0x541c // TIOCLINUX: package unix has it not
 
-// socketcalls are the calls of socketcall(2) that make sockets: SYS_SOCKET, SYS_SOCKETPAIR.
-var socketcalls = [...]uint32{1, 8}
+// socketcalls are the calls of socketcall(2) that are judged: SYS_SOCKET, SYS_SOCKETPAIR, SYS_SETSOCKOPT.
+var socketcalls = [...]uint32{1, 8, 14}

@@ -2,7 +2,7 @@
 //
 // It is a list of what is refused: what reaches beyond the sandbox, which is the
 // kernel's keyrings, sockets of families that have no network namespaces, leases on the
-// caller's files, and programs with S_ISUID or S_ISGID on a writable bind; the limits and
+// caller's files, sockets whose close waits, and programs with S_ISUID or S_ISGID on a writable bind; the limits and
 // the scheduling of the sandbox's init; and parts of the kernel that are large, that no ordinary program needs, and
 // that have had more than their share of holes. Most of them want a capability that a payload
 // does not have: then the filter is the second lock.
@@ -91,7 +91,7 @@ func (f *Filter) Program() []unix.SockFilter {
 	if f == nil {
 		return nil
 	}
-	p := make(program, 0, 288) // made for every payload, and so at once
+	p := make(program, 0, 320) // made for every payload, and so at once
 	p.load(archAt)
 	for _, a := range architectures() {
 		p.jump(unix.BPF_JEQ, a.audit, 1, 0)
@@ -238,6 +238,15 @@ func (p *program) verdict(r rule) {
 		argument(0)
 		answerIf(families[:], unix.SECCOMP_RET_ALLOW)
 		p.answer(foreign)
+	case option:
+		for _, o := range options {
+			argument(1)
+			level := p.among([]uint32{o.level})
+			argument(2)
+			answerIf([]uint32{o.name}, o.answer)
+			p.otherwise(level)
+		}
+		p.answer(unix.SECCOMP_RET_ALLOW)
 	case terminal:
 		argument(1)
 		answerIf(ioctls[:], refused)

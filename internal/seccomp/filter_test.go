@@ -74,8 +74,10 @@ func TestJudge(t *testing.T) {
 		flags2mode3: opened(dir, 0),
 		family: {{[]uint32{unix.AF_UNIX}, allow}, {[]uint32{unix.AF_INET}, allow}, {[]uint32{unix.AF_INET6}, allow}, {[]uint32{unix.AF_NETLINK}, allow},
 			{[]uint32{unix.AF_UNSPEC}, foreign}, {[]uint32{unix.AF_PACKET}, foreign}, {[]uint32{unix.AF_KEY}, foreign}, {[]uint32{unix.AF_ALG}, foreign}, {[]uint32{unix.AF_VSOCK}, foreign}, {[]uint32{unix.AF_TIPC}, foreign}, {[]uint32{0xffffffff}, foreign}},
-		terminal:    {{[]uint32{0, unix.TCGETS}, allow}, {[]uint32{0, unix.TIOCSWINSZ}, allow}, {[]uint32{unix.TIOCSTI, unix.TCSETS}, allow}, {[]uint32{0, unix.TIOCSTI}, refused}, {[]uint32{0, unix.TIOCEXCL}, refused}, {[]uint32{0, unix.TIOCSETD}, refused}, {[]uint32{0, tiocLinux}, refused}, {[]uint32{0, unix.TCXONC}, refused}},
-		multiplexed: {{[]uint32{1}, missing}, {[]uint32{8}, missing}, {[]uint32{2}, allow}, {[]uint32{18}, allow}, {[]uint32{0}, allow}},
+		terminal: {{[]uint32{0, unix.TCGETS}, allow}, {[]uint32{0, unix.TIOCSWINSZ}, allow}, {[]uint32{unix.TIOCSTI, unix.TCSETS}, allow}, {[]uint32{0, unix.TIOCSTI}, refused}, {[]uint32{0, unix.TIOCEXCL}, refused}, {[]uint32{0, unix.TIOCSETD}, refused}, {[]uint32{0, tiocLinux}, refused}, {[]uint32{0, unix.TCXONC}, refused}},
+		option: {{[]uint32{0, unix.SOL_SOCKET, unix.SO_LINGER}, ignored}, {[]uint32{unix.SOL_SOCKET, unix.SO_LINGER, 0}, allow}, {[]uint32{0, unix.SOL_SOCKET, unix.SO_REUSEADDR}, allow}, {[]uint32{0, unix.IPPROTO_TCP, unix.SO_LINGER}, allow},
+			{[]uint32{0, unix.IPPROTO_IPV6, flowLabel}, refused}, {[]uint32{0, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY}, allow}, {[]uint32{0, unix.SOL_SOCKET, flowLabel}, allow}},
+		multiplexed: {{[]uint32{1}, missing}, {[]uint32{8}, missing}, {[]uint32{14}, missing}, {[]uint32{2}, allow}, {[]uint32{18}, allow}, {[]uint32{0}, allow}},
 		lease:       {{[]uint32{0, unix.F_GETFD}, allow}, {[]uint32{unix.F_SETLEASE, unix.F_GETLEASE}, allow}, {[]uint32{0, unix.F_SETLEASE}, refused}, {[]uint32{0, unix.F_SETDELEG}, refused}},
 		ofInit:      {{[]uint32{0}, allow}, {[]uint32{2, 1}, allow}, {[]uint32{1}, refused}},
 		priority: {{[]uint32{unix.PRIO_PROCESS, 0, 19}, allow}, {[]uint32{unix.PRIO_PROCESS, 2, 1}, allow}, {[]uint32{unix.PRIO_PGRP, 0, 1}, allow},
@@ -126,7 +128,7 @@ func TestJudge(t *testing.T) {
 // TestSize bounds the filter: the kernel compiles it for every payload.
 func TestSize(t *testing.T) {
 	for _, f := range []Filter{{}, {Namespaces: true}} {
-		if n := len(f.Program()); n > 288 {
+		if n := len(f.Program()); n > 320 {
 			t.Errorf("%+v: %d instructions", f, n)
 		} else {
 			t.Logf("%+v: %d instructions", f, n)

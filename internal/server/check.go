@@ -253,6 +253,9 @@ func boundLimits(set *settings, t config.Tenant, l api.Limits) (limits.Request, 
 			return out, api.NewError(api.Policy, fmt.Sprintf("limits.%s is above the tenant's ceiling of %s", limit.name, strconv.FormatFloat(limit.bound, 'f', -1, 64)), "ask for less")
 		}
 	}
+	if e := out.Check(); e != nil {
+		return out, api.NewError(api.Usage, e.Message, e.Hint)
+	}
 	return out, nil
 }
 
