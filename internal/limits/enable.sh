@@ -70,7 +70,7 @@ top=${found% *}
 own=${found#* }
 if [ -n "$found" ] && grep -qw memory "$top/cgroup.controllers"; then
     if [ -d /run/systemd/system ]; then
-        drop=/etc/systemd/system/user@.service.d
+        drop=/etc/systemd/system/user@$uid.service.d
         mkdir -p "$drop"
         printf '[Service]\nDelegate=cpu memory pids\n' >"$drop/sbxrun.conf"
         systemctl daemon-reload

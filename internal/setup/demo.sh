@@ -8,11 +8,16 @@ cd "$(dirname "$0")/../.."
 write=
 [ "$(id -u)" != 0 ] || [ -n "$(find . -maxdepth 0 -perm -005)" ] || write='-w '
 
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
 failed=0
 for tree in tree-sleep tree-python tree-node; do
     echo
     echo "\$ sbxrun --timeout 1 $write--report report.json fixtures/$tree"
-    report=$(mktemp)
+    report=$work/$tree.json
     code=0
     bin/sbxrun --timeout 1 $write--report "$report" "fixtures/$tree" || code=$?
     sed -n '/^# Does:/,/^# Beats:/{/^# Beats:/d;s/^# Does://;s/^# *//;s/^ */  /;p;}' "fixtures/$tree"
@@ -25,8 +30,8 @@ for tree in tree-sleep tree-python tree-node; do
         cat "$report"
         failed=1
     fi
-    rm -f "$report"
 done
 [ "$failed" = 0 ] || exit 1
 echo
 echo "It works here. Next:  export PATH=\"$PWD/bin:\$PATH\"; sbxrun --timeout 5 COMMAND"
+echo "The server, sbxrun serve, is built by  ./setup.sh build"

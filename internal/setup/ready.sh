@@ -14,6 +14,8 @@ case $(go version 2>&1) in
 *" go1."[0-9][" ".]* | *" go1.1"[0-9][" ".]* | *" go1.20"[" ".]*) # they cannot fetch a later one
     die "$(go version) is too old" "install Go 1.26 or later, https://go.dev/doc/install" ;;
 esac
+# What go.mod asks for, which it may not fetch (GOTOOLCHAIN=local).
+go list -m >/dev/null || die "$(go version) cannot build this" "install Go 1.26 or later, https://go.dev/doc/install, or let it fetch one: GOTOOLCHAIN=auto"
 tmp=${TMPDIR:-/tmp}
 [ -d "$tmp" ] && [ -w "$tmp" ] || die "cannot write to the directory for temporary files, $tmp" "set TMPDIR to a directory that you can write to"
 cache=$(go env GOCACHE)

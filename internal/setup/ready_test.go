@@ -1,6 +1,7 @@
 package setup
 
 import (
+	"cmp"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -9,12 +10,13 @@ import (
 // TestReady runs ready.sh with a go that says what it is told.
 func TestReady(t *testing.T) {
 	f := newFakes(t, "")
-	for name, tt := range map[string]struct{ version, cache, tmp, want string }{
+	for name, tt := range map[string]struct{ version, list, cache, tmp, want string }{
 		"all is there":   {version: "go1.26.1", cache: filepath.Join(f.dir, "new/cache")},
 		"TMPDIR":         {tmp: "/no/such", want: "setup: error: cannot write to the directory for temporary files, /no/such\nsetup: hint: set TMPDIR"},
 		"no HOME":        {cache: "off", want: "HOME is not set\nsetup: hint: export HOME="},
 		"HOME read-only": {cache: "/proc/no/such", want: "cannot write to the directory for go's cache, /proc/no/such\nsetup: hint: set GOCACHE"},
 		"old":            {version: "go1.19.8", want: "go version go1.19.8 linux/amd64 is too old\nsetup: hint: install Go 1.26"},
+		"may fetch none": {list: "false", want: "go version go1.26.1 linux/amd64 cannot build this\nsetup: hint: install Go 1.26 or later, https://go.dev/doc/install, or let it fetch one"},
 		"just new":       {version: "go1.21", cache: f.dir},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -24,7 +26,7 @@ func TestReady(t *testing.T) {
 			if tt.tmp == "" {
 				tt.tmp = f.dir
 			}
-			f.program("go", `case $1 in version) echo go version `+tt.version+` linux/amd64 ;; *) echo "`+tt.cache+`" ;; esac`)
+			f.program("go", `case $1 in version) echo go version `+tt.version+` linux/amd64 ;; list) `+cmp.Or(tt.list, "true")+` ;; *) echo "`+tt.cache+`" ;; esac`)
 			f.env = []string{"TMPDIR=" + tt.tmp}
 			code, out := f.run("ready.sh")
 			if (code != 0) != (tt.want != "") || !strings.Contains(out, tt.want) || strings.Count(out, "\n") > 2 {

@@ -22,11 +22,15 @@ export SBXRUN_SOAK=2
 
 status=0
 built=$("$here/make.sh" "$cache") || status=1
-if [ "${1-}" = --some ] && [ -n "$built" ]; then
+if [ "${1-}" = --some ]; then
     shift
     status=0
-    built=$(grep -vxF "$(bwrap --version | cut -d ' ' -f 2)" <<<"$built")
+    built=$(grep -vxF "$(bwrap --version | cut -d ' ' -f 2)" <<<"$built" || :)
 fi
+[ -n "${*:-$built}" ] || {
+    echo 'bwraps: error: no other version of bubblewrap could be built' >&2
+    exit 1
+}
 work=$(mktemp -d /var/tmp/sbxrun-bwraps.XXXXXX) # a bwrap below /tmp is refused
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT

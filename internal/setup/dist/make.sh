@@ -86,6 +86,7 @@ for arch in amd64 arm64; do
     mkdir -p "$work/archive/$name/bin" "$work/archive/$name/share/doc/sbxrun/examples"
     cp "$here/serve.toml" "$work/archive/$name/share/doc/sbxrun/examples"
     cp "$work/$arch"/* "$work/archive/$name/bin"
+    sed -i 's|=/usr/bin/|=/usr/local/bin/|' "$work/archive/$name/lib/systemd/system/sbxrund.service" # where it is unpacked
     settle "$work/archive"
     tar -c -C "$work/archive" --sort=name --format=ustar --owner=0 --group=0 --numeric-owner "$name" | gzip -9n >"$out/$name.tar.gz"
     rm -r "$work/archive"

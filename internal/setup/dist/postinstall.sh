@@ -9,7 +9,8 @@ fi
 # Ubuntu 24.04 allows user namespaces to programs with a profile alone. AppArmor before 4
 # would fail to read it as a whole, and two profiles of one program are worse than none.
 profiles=/etc/apparmor.d
-if [ -e $profiles/abi/4.0 ] && [ ! -e $profiles/bwrap-userns-restrict ] && [ ! -e $profiles/sbxrun-bwrap ]; then
+if [ -e $profiles/abi/4.0 ] && [ ! -e $profiles/bwrap-userns-restrict ] &&
+    ! grep -Eqs '^([^#]*[[:space:]])?"?/(usr/)?bin/bwrap"?[[:space:]]([^#]*[[:space:]])?\{' $profiles/*; then
     cp /usr/share/sbxrun/sbxrun-bwrap $profiles
     ! aa-enabled --quiet 2>/dev/null || apparmor_parser --replace --write-cache $profiles/sbxrun-bwrap || :
 fi

@@ -249,6 +249,10 @@ installed() {
     mv /tmp/deb/usr/share/zsh/{vendor-completions,site-functions}
     list() { (cd "$1" && find . -type f -printf '%M %U:%G %P %T@\n' | sort); }
     rm -r /tmp/archive/share/doc/sbxrun/examples # elsewhere in /etc
+    unit=/tmp/archive/lib/systemd/system/sbxrund.service
+    grep -q '^ExecStart=/usr/local/bin/sbxrun ' $unit || die 'the unit of the archive starts another program'
+    sed -i 's|=/usr/local/bin/|=/usr/bin/|' $unit
+    touch -r /tmp/archive/bin/sbxrun $unit
     for other in apk/usr deb/usr archive; do
         diff --recursive --no-dereference $root/usr /tmp/$other || die "rpm and $other differ"
         diff <(list $root/usr) <(list /tmp/$other) || die "rpm and $other differ in modes, owners or times"

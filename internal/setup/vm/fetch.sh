@@ -63,7 +63,8 @@ unpack() {
         place=$cache/debs/${into##*/}/$package
         mkdir -p "$place"
         (cd "$place" && apt-get "${apt[@]}" --quiet download "$package" >&2) || return 1
-        dpkg-deb --extract "$place"/*.deb "$into"
+        # In what is a condition of new's, set -e is off.
+        dpkg-deb --extract "$place"/*.deb "$into" || return 1
         rm -r "$place"
     done
 }
@@ -108,7 +109,7 @@ root() {
     # shellcheck disable=SC2086 # words
     unpack "$into" $packages || return 1
     for dir in bin lib sbin; do
-        cp -a "$into/$dir" "$into/usr"
+        cp -a "$into/$dir" "$into/usr" || return 1
         rm -r "${into:?}/$dir"
         ln -s "usr/$dir" "$into/$dir"
     done
@@ -134,9 +135,9 @@ linux() {
         tail -c "+$((offset + 1))" "$into"/boot/vmlinuz-* | "$xz" -dc >"$into/vmlinux" 2>/dev/null || : # more follows
         [ "$(head -c 4 "$into/vmlinux" | tail -c 3)" != ELF ] || break
     done
-    [ "$(head -c 4 "$into/vmlinux" | tail -c 3)" = ELF ] || mv "$into"/boot/vmlinuz-* "$into/vmlinux"
+    [ "$(head -c 4 "$into/vmlinux" | tail -c 3)" = ELF ] || mv "$into"/boot/vmlinuz-* "$into/vmlinux" || return 1
     mkdir "$into/modules"
-    for module in $modules; do load "$module"; done
+    for module in $modules; do load "$module" || return 1; done
     rm -r "${into:?}"/{boot,lib,usr}
 }
 
@@ -148,11 +149,11 @@ load() {
     file=$(find "$into/lib/modules" -name "${name//_/[_-]}.ko*")
     case $file in
     '') return ;;
-    *.xz) "$xz" -dc <"$file" >"$into/modules/$name.ko" ;;
-    *) cp "$file" "$into/modules/$name.ko" ;;
+    *.xz) "$xz" -dc <"$file" >"$into/modules/$name.ko" || return 1 ;;
+    *) cp "$file" "$into/modules/$name.ko" || return 1 ;;
     esac
     needed=$(tr '\0' '\n' <"$into/modules/$name.ko" | sed -n 's/^depends=//p' | tr , ' ')
-    for needed in $needed; do load "$needed"; done
+    for needed in $needed; do load "$needed" || return 1; done
     echo "$name" >>"$into/modules/order"
 }
 
