@@ -2,6 +2,7 @@ package room
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/enter"
+	"github.com/sbxrun/sbxrun/internal/links"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/seccomp"
 	"github.com/sbxrun/sbxrun/internal/values"
@@ -512,45 +514,23 @@ func (p *Plan) stage(filtered bool) error {
 	return nil
 }
 
-// trusted follows the symbolic links of a source that root is asked to open for
-// others, and refuses one that root did not make: an earlier payload may have
-// left it, in a directory that it could write to.
+// trusted returns where a source leads that root is asked to open for others. No link is followed
+// that others could have made (package links): an earlier payload may have left it, in a directory that
+// it could write to.
 func trusted(name string) (real string, err error) {
-	done, todo := "/", strings.Split(name, "/")
-	for links := 0; len(todo) > 0; {
-		next := path.Join(done, todo[0])
-		todo = todo[1:]
-		var st unix.Stat_t
-		if err := unix.Lstat(next, &st); err != nil {
-			return "", &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %v", name, err), Err: err}
-		}
-		if st.Mode&unix.S_IFMT != unix.S_IFLNK {
-			done = next
-			continue
-		}
-		// Root's own link in a directory of somebody else's can be renamed.
-		if links++; st.Uid != 0 || links > 40 || !rootsDir(done) {
-			return "", &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %q is a symbolic link that others than root could have put there", name, next),
-				Hint: "name the path that is meant"}
-		}
-		target, err := os.Readlink(next)
-		if err != nil {
-			return "", &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %v", name, err), Err: err}
-		}
-		if path.IsAbs(target) {
-			done = "/"
-		}
-		todo = append(strings.Split(target, "/"), todo...)
+	fd, err := links.Open(name)
+	if err == nil {
+		defer unix.Close(fd)
+		real, err = os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
 	}
-	return done, nil
-}
-
-// rootsDir says whether only root can change the names in a directory; in a
-// sticky one others can change only their own.
-func rootsDir(dir string) bool {
-	var st unix.Stat_t
-	err := unix.Stat(dir, &st)
-	return err == nil && st.Uid == 0 && (st.Mode&0o022 == 0 || st.Mode&unix.S_ISVTX != 0)
+	if err != nil {
+		e := &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %v", name, err), Err: err}
+		if errors.As(err, new(*links.Error)) {
+			e.Hint = links.Hint
+		}
+		return "", e
+	}
+	return real, nil
 }
 
 // reachable says whether everybody may search all directories on the way to a
