@@ -187,21 +187,11 @@ func (t *layer) link(name, first string) error {
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return refused("%.80q is another name of %.80q, which is no file", name, first)
 	}
-	from, old := path.Split(first)
-	var source int
-	if from == "" {
-		source = t.root
-	} else {
-		if source, err = tree.Open(t.root, strings.TrimSuffix(from, "/"), unix.O_PATH|unix.O_DIRECTORY); err != nil {
-			return misplaced(first, err)
-		}
-		defer unix.Close(source)
-	}
 	dir, base, err := t.enter(name)
 	if err != nil {
 		return err
 	}
-	if err := unix.Linkat(source, old, dir, base, 0); err != nil { // a symbolic link is not followed
+	if err := tree.Link(fd, dir, base); err != nil {
 		return misplaced(name, err)
 	}
 	return nil
