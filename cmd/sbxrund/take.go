@@ -10,6 +10,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/capture"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/layers"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 	"github.com/sbxrun/sbxrun/internal/state"
@@ -77,9 +78,9 @@ func noOverlays(e *state.Entry) error {
 // unpackCommand unpacks the layers of a snapshot for the sandbox that start makes: for the user
 // whose ids follow, if they do.
 func unpackCommand(args []string) int {
-	var owner *layers.Owner
+	var owner *proc.Cred
 	if len(args) == 3 {
-		owner = &layers.Owner{}
+		owner = &proc.Cred{}
 		if _, err := fmt.Sscan(strings.Join(args[1:], " "), &owner.UID, &owner.GID); err != nil {
 			return fail(err)
 		}
@@ -95,11 +96,9 @@ func unpackCommand(args []string) int {
 	}
 	for _, t := range m.Trees {
 		for _, l := range t.Layers {
-			u, err := layers.Ensure(store, l, owner)
-			if err != nil {
+			if err := layers.Ensure(store, l, owner); err != nil {
 				return fail(err)
 			}
-			u.Close()
 		}
 	}
 	return 0

@@ -3,7 +3,6 @@ package layers
 import (
 	"archive/tar"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -14,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
@@ -264,27 +264,19 @@ func compare(l snapshots.Layer, got Count, sum string) error {
 	return nil
 }
 
-// Ensure holds a layer, unpacked for its owner; nil for this process's user. It unpacks it if nobody
-// has in this boot. The caller closes it.
-func Ensure(s *snapshots.Store, l snapshots.Layer, owner *Owner) (*snapshots.Unpacked, error) {
-	o := Owner{uint32(os.Getuid()), uint32(os.Getgid())}
+// Ensure unpacks a layer for its owner, nil for this process's user, if nobody has in this boot. Whoever
+// needs it holds it then ([snapshots.Store.Unpacked]).
+func Ensure(s *snapshots.Store, l snapshots.Layer, owner *proc.Cred) error {
+	o := proc.Cred{UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
 	if owner != nil {
 		o = *owner
 	}
 	key := snapshots.Key(l, o.UID, o.GID)
-	for range 3 { // cleanup may take it away before it is held
-		u, err := s.Unpacked(key)
-		if !errors.Is(err, fs.ErrNotExist) {
-			return u, err
-		}
-		if err := unpackTo(s, l, key, owner); err != nil {
-			return nil, err
-		}
+	if u, err := s.Unpacked(key); err == nil {
+		return u.Close()
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
-	return nil, fmt.Errorf("layer %.12s is removed as often as it is unpacked", l.SHA256)
-}
-
-func unpackTo(s *snapshots.Store, l snapshots.Layer, key string, owner *Owner) error {
 	from, err := s.Layer(l)
 	if err != nil {
 		return err

@@ -89,15 +89,13 @@ func TestStore(t *testing.T) {
 	}
 	m, err := s.Find("one")
 	must(t, err)
-	u, err := Ensure(s, m.Trees[0].Layers[0], nil)
-	must(t, err)
+	u := ensured(t, s, m.Trees[0].Layers[0])
 	t.Cleanup(func() { _ = os.Chmod(filepath.Join(u.Path, "closed"), 0o755) })
 	must(t, os.Remove(filepath.Join(from, "more")))
 	if a, b := listing(t, from), listing(t, u.Path); a != b && !sameBut(a, b) {
 		t.Errorf("packed:\n%s\nunpacked:\n%s", a, b)
 	}
-	again, err := Ensure(s, m.Trees[0].Layers[0], nil)
-	must(t, err, again.Close())
+	must(t, ensured(t, s, m.Trees[0].Layers[0]).Close())
 	must(t, s.Remove(one))
 	if n := entries(t, dir, "layers"); len(n) != 1 {
 		t.Errorf("the layer of another snapshot went: %q", n)
@@ -244,8 +242,7 @@ func TestExportImport(t *testing.T) {
 	if again.ExpiresAt == "" || len(entries(t, dir, "layers")) != 1 {
 		t.Errorf("%+v", again)
 	}
-	u, err := Ensure(other, got.Trees[0].Layers[0], nil)
-	must(t, err)
+	u := ensured(t, other, got.Trees[0].Layers[0])
 	defer u.Close()
 	t.Cleanup(func() { _ = os.Chmod(filepath.Join(u.Path, "closed"), 0o755) })
 	if a, b := listing(t, from), listing(t, u.Path); a != b {
@@ -383,6 +380,15 @@ func TestImportHostileLayers(t *testing.T) {
 	}
 }
 
+// ensured holds a layer that was unpacked, if need be, for this user.
+func ensured(t *testing.T, s *snapshots.Store, l snapshots.Layer) *snapshots.Unpacked {
+	t.Helper()
+	must(t, Ensure(s, l, nil))
+	u, err := s.Unpacked(snapshots.Key(l, uint32(os.Getuid()), uint32(os.Getgid())))
+	must(t, err)
+	return u
+}
+
 // A layer in the store that has changed on the disk is not used.
 func TestDamagedLayer(t *testing.T) {
 	s, dir := newStore(t)
@@ -393,14 +399,14 @@ func TestDamagedLayer(t *testing.T) {
 	must(t, err)
 	clear(text[len(text)/2 : len(text)/2+64])
 	must(t, os.WriteFile(at, text, 0o600))
-	if _, err := Ensure(s, l, nil); code(err) != "damaged" {
+	if err := Ensure(s, l, nil); code(err) != "damaged" {
 		t.Errorf("%v", err)
 	}
 	if n := append(entries(t, dir, "tmp"), entries(t, dir, "trees")...); len(n) != 0 {
 		t.Errorf("left: %q", n)
 	}
 	must(t, os.Remove(at))
-	if _, err := Ensure(s, l, nil); code(err) != "damaged" {
+	if err := Ensure(s, l, nil); code(err) != "damaged" {
 		t.Errorf("%v", err)
 	}
 }

@@ -13,15 +13,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-// Owner is whose files an unpacked layer has; nil leaves them this process's.
-type Owner struct{ UID, GID uint32 }
-
 // Unpack makes of a tar the lower layer of an overlay, in an empty directory that nobody else gets
-// at. After an error what is in it is to be removed.
-func Unpack(from io.Reader, root *os.File, owner *Owner, most Limits) (Count, error) {
+// at. owner is whose files they are to be; nil leaves them this process's. After an error what is in the
+// directory is to be removed.
+func Unpack(from io.Reader, root *os.File, owner *proc.Cred, most Limits) (Count, error) {
 	t := &layer{root: int(root.Fd()), owner: owner, parent: -1}
 	defer t.leave()
 	c, err := read(from, t, most)
@@ -34,7 +33,7 @@ func Unpack(from io.Reader, root *os.File, owner *Owner, most Limits) (Count, er
 // layer makes one in a directory.
 type layer struct {
 	root  int
-	owner *Owner
+	owner *proc.Cred
 	buf   []byte
 
 	// The directory that the last name was in: names come sorted, mostly.
