@@ -91,12 +91,12 @@ func (e *entry) make() {
 	m := e.maker
 	e.must(stepName, unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&makerName)), 0, 0, 0)
 	// The keeper's socket among them.
-	e.must(stepFiles, unix.SYS_CLOSE_RANGE, entryReady, maxFD, 0, 0, 0)
+	e.must(stepFiles, unix.SYS_CLOSE_RANGE, entryReady, proc.MaxFD, 0, 0, 0)
 	// Each init has a copy of these mounts. What it mounts anew need not be in it, where it can
 	// be taken away: mounts that came from a more privileged namespace cannot
 	// (mount_namespaces(7)).
 	e.must(stepMounts, unix.SYS_UNSHARE, unix.CLONE_NEWNS, 0, 0, 0, 0)
-	e.must(stepMounts, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&slash)), 0, unix.MS_REC|unix.MS_PRIVATE, 0)
+	e.must(stepMounts, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&proc.Root)), 0, unix.MS_REC|unix.MS_PRIVATE, 0)
 	dirs := m.places[0].fresh
 	for i := len(dirs) - 1; i >= 0; i-- {
 		syscall.RawSyscall(unix.SYS_UMOUNT2, uintptr(unsafe.Pointer(dirs[i].target)), unix.MNT_DETACH, 0)
@@ -127,7 +127,7 @@ func (e *entry) make() {
 		if errno != 0 {
 			e.fail(stepInit, errno)
 		}
-		e.must(stepFiles, unix.SYS_CLOSE_RANGE, entryReady, maxFD, 0, 0, 0)
+		e.must(stepFiles, unix.SYS_CLOSE_RANGE, entryReady, proc.MaxFD, 0, 0, 0)
 	}
 }
 
@@ -147,7 +147,7 @@ func (e *entry) takeAhead() {
 			syscall.RawSyscall(unix.SYS_DUP3, uintptr(files[i]), to, unix.O_CLOEXEC)
 		}
 	}
-	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, entryFiles, maxFD, 0)
+	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, entryFiles, proc.MaxFD, 0)
 	to := &e.payload.letter.iov // the one before has moved it on
 	to.place, to.left = e.ahead.place, e.ahead.size
 }
@@ -161,9 +161,9 @@ func (e *entry) introduce() {
 	h := &e.ahead.hello
 	fds := &h.control.fds
 	fds[helloPidfd] = int32(e.must(stepIntroduce, unix.SYS_PIDFD_OPEN, 1, 0, 0, 0, 0))
-	fds[helloMounts] = int32(e.must(stepIntroduce, unix.SYS_OPENAT, uintptr(at), uintptr(unsafe.Pointer(&ownMounts)), unix.O_RDONLY|unix.O_CLOEXEC, 0, 0))
+	fds[helloMounts] = int32(e.must(stepIntroduce, unix.SYS_OPENAT, uintptr(proc.AtCWD), uintptr(unsafe.Pointer(&ownMounts)), unix.O_RDONLY|unix.O_CLOEXEC, 0, 0))
 	// A policy's may not be there, which the command will find.
-	dir, _, errno := syscall.RawSyscall6(unix.SYS_OPENAT, uintptr(at), uintptr(unsafe.Pointer(e.ahead.workdir)), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0, 0, 0)
+	dir, _, errno := syscall.RawSyscall6(unix.SYS_OPENAT, uintptr(proc.AtCWD), uintptr(unsafe.Pointer(e.ahead.workdir)), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0, 0, 0)
 	fds[helloWorkdir] = int32(dir)
 	if errno != 0 {
 		fds[helloWorkdir] = fds[helloPidfd]
@@ -175,7 +175,7 @@ func (e *entry) introduce() {
 	h.arm()
 	e.must(stepIntroduce, unix.SYS_SENDMSG, entrySocket, uintptr(unsafe.Pointer(&h.msg)), 0, 0, 0)
 	// They were opened last, after what init itself goes on with.
-	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, uintptr(fds[helloPidfd]), maxFD, 0)
+	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, uintptr(fds[helloPidfd]), proc.MaxFD, 0)
 }
 
 // receive waits for the command, and takes its 0, 1 and 2.

@@ -224,12 +224,10 @@ type command struct {
 }
 
 var (
-	slash     = [...]byte{'/', 0}
-	procDir   = [...]byte{'/', 'p', 'r', 'o', 'c', 0}
-	procType  = [...]byte{'p', 'r', 'o', 'c', 0}
-	tmpfsType = [...]byte{'t', 'm', 'p', 'f', 's', 0}
-	ptsDir    = [...]byte{'/', 'd', 'e', 'v', '/', 'p', 't', 's', 0}
-	ptsType   = [...]byte{'d', 'e', 'v', 'p', 't', 's', 0}
+	procDir  = [...]byte{'/', 'p', 'r', 'o', 'c', 0}
+	procType = [...]byte{'p', 'r', 'o', 'c', 0}
+	ptsDir   = [...]byte{'/', 'd', 'e', 'v', '/', 'p', 't', 's', 0}
+	ptsType  = [...]byte{'d', 'e', 'v', 'p', 't', 's', 0}
 	// As bwrap mounts it.
 	ptsOptions = [...]byte{'n', 'e', 'w', 'i', 'n', 's', 't', 'a', 'n', 'c', 'e', ',', 'p', 't', 'm', 'x', 'm', 'o', 'd', 'e', '=', '0', '6', '6', '6', ',', 'm', 'o', 'd', 'e', '=', '6', '2', '0', 0}
 	ownPIDNS   = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 's', 'e', 'l', 'f', '/', 'n', 's', '/', 'p', 'i', 'd', 0}
@@ -417,7 +415,7 @@ func (e *entry) present() {
 	e.must(stepParent, unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
 	e.must(stepName, unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&initName)), 0, 0, 0)
 	// The /proc that is here is the sandbox's, in which we are as well; or our own.
-	e.must(stepIdentity, unix.SYS_NEWFSTATAT, uintptr(at), uintptr(unsafe.Pointer(&ownPIDNS)), uintptr(unsafe.Pointer(&e.stat)), 0, 0)
+	e.must(stepIdentity, unix.SYS_NEWFSTATAT, uintptr(proc.AtCWD), uintptr(unsafe.Pointer(&ownPIDNS)), uintptr(unsafe.Pointer(&e.stat)), 0, 0)
 	pid, _, _ := syscall.RawSyscall(unix.SYS_GETPID, 0, 0, 0)
 	e.msg = message{kind: messageReady, pidNS: e.stat.Ino, inside: int64(pid)}
 	if e.ahead != nil {
@@ -434,7 +432,7 @@ func (e *entry) present() {
 //go:nocheckptr
 func (e *entry) setUp() {
 	if e.ahead == nil { // the maker's are
-		e.must(stepMounts, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&slash)), 0, unix.MS_REC|unix.MS_PRIVATE, 0)
+		e.must(stepMounts, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&proc.Root)), 0, unix.MS_REC|unix.MS_PRIVATE, 0)
 	}
 	e.must(stepProc, unix.SYS_MOUNT, uintptr(unsafe.Pointer(&procType)), uintptr(unsafe.Pointer(&procDir)), uintptr(unsafe.Pointer(&procType)),
 		unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, 0)
@@ -446,7 +444,7 @@ func (e *entry) setUp() {
 	}
 	dirs := e.fresh
 	for i := range dirs {
-		e.must(stepFresh, unix.SYS_MOUNT, uintptr(unsafe.Pointer(&tmpfsType)), uintptr(unsafe.Pointer(dirs[i].target)), uintptr(unsafe.Pointer(&tmpfsType)),
+		e.must(stepFresh, unix.SYS_MOUNT, uintptr(unsafe.Pointer(&proc.Tmpfs)), uintptr(unsafe.Pointer(dirs[i].target)), uintptr(unsafe.Pointer(&proc.Tmpfs)),
 			unix.MS_NOSUID|unix.MS_NODEV, uintptr(unsafe.Pointer(dirs[i].options)))
 	}
 	if e.ahead != nil { // the next command would have the room's terminals, and their modes and times
@@ -454,11 +452,11 @@ func (e *entry) setUp() {
 			unix.MS_NOSUID|unix.MS_NOEXEC, uintptr(unsafe.Pointer(&ptsOptions)))
 	}
 	if e.ahead == nil { // it has done so
-		e.must(stepFiles, unix.SYS_CLOSE_RANGE, entryReady, maxFD, 0, 0, 0)
+		e.must(stepFiles, unix.SYS_CLOSE_RANGE, entryReady, proc.MaxFD, 0, 0, 0)
 	}
 	// All blocked, for good: what init must know comes by descriptors.
 	e.sigs = ^uint64(0)
-	e.must(stepSignals, unix.SYS_RT_SIGPROCMASK, sigSetmask, uintptr(unsafe.Pointer(&e.sigs)), 0, 8, 0)
+	e.must(stepSignals, unix.SYS_RT_SIGPROCMASK, proc.SigSetmask, uintptr(unsafe.Pointer(&e.sigs)), 0, 8, 0)
 	if e.ahead == nil { // the maker has
 		e.gainNothing()
 	}
@@ -506,7 +504,7 @@ func startPayload(p unsafe.Pointer) {
 	e.must(stepWorkdir, unix.SYS_CHDIR, uintptr(unsafe.Pointer(e.workdir)), 0, 0, 0, 0)
 	// Last, so that until here nothing but SIGKILL could end us.
 	e.sigs = 0
-	e.must(stepSignals, unix.SYS_RT_SIGPROCMASK, sigSetmask, uintptr(unsafe.Pointer(&e.sigs)), 0, 8, 0)
+	e.must(stepSignals, unix.SYS_RT_SIGPROCMASK, proc.SigSetmask, uintptr(unsafe.Pointer(&e.sigs)), 0, 8, 0)
 	e.execute()
 }
 
@@ -709,14 +707,5 @@ func (t *teller) say() {
 	syscall.RawSyscall(unix.SYS_WRITE, entrySocket, uintptr(unsafe.Pointer(&t.msg)), unsafe.Sizeof(t.msg))
 }
 
-// sigSetmask is SIG_SETMASK of sigprocmask(2).
-const sigSetmask = 2
-
-// at is AT_FDCWD, as a variable: a constant could not become a uintptr.
-var at = unix.AT_FDCWD
-
 // reapedAtOnce is how many children init reaps before it looks whether there is an order.
 const reapedAtOnce = 256
-
-// maxFD is the greatest descriptor close_range(2) accepts.
-const maxFD = 1<<32 - 1

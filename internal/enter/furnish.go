@@ -132,7 +132,7 @@ func (e *entry) enterNew(room, outer uintptr) {
 		// The numbers are those of the user namespace that we are in, and hold for all below
 		// it (user_namespaces(7)); the file is opened while the host's /proc is there, because
 		// that in the room is read-only. The room's own namespaces exist by now.
-		fd := e.must(stepUserns, unix.SYS_OPENAT, uintptr(at), uintptr(unsafe.Pointer(&maxUserns)), unix.O_WRONLY|unix.O_CLOEXEC, 0, 0)
+		fd := e.must(stepUserns, unix.SYS_OPENAT, uintptr(proc.AtCWD), uintptr(unsafe.Pointer(&maxUserns)), unix.O_WRONLY|unix.O_CLOEXEC, 0, 0)
 		e.must(stepUserns, unix.SYS_WRITE, fd, uintptr(unsafe.Pointer(&zero)), unsafe.Sizeof(zero), 0, 0)
 		e.must(stepUserns, unix.SYS_CLOSE, fd, 0, 0, 0, 0)
 	}
@@ -170,15 +170,15 @@ func (e *entry) furnish() {
 	for i := range list {
 		// That this is the root of a mount in the room the kernel checks (mount(2), MS_REMOUNT:
 		// EINVAL).
-		fd := e.must(stepTmpfs, unix.SYS_OPENAT2, uintptr(at), uintptr(unsafe.Pointer(list[i].target)), uintptr(unsafe.Pointer(f.dir)), unsafe.Sizeof(*f.dir), 0)
+		fd := e.must(stepTmpfs, unix.SYS_OPENAT2, uintptr(proc.AtCWD), uintptr(unsafe.Pointer(list[i].target)), uintptr(unsafe.Pointer(f.dir)), unsafe.Sizeof(*f.dir), 0)
 		e.must(stepTmpfs, unix.SYS_FCHDIR, fd, 0, 0, 0, 0)
 		e.must(stepTmpfs, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&dot)), 0, unix.MS_REMOUNT|unix.MS_NOSUID|unix.MS_NODEV, uintptr(unsafe.Pointer(list[i].options)))
-		e.must(stepTmpfs, unix.SYS_FCHMODAT, uintptr(at), uintptr(unsafe.Pointer(&dot)), list[i].mode, 0, 0)
+		e.must(stepTmpfs, unix.SYS_FCHMODAT, uintptr(proc.AtCWD), uintptr(unsafe.Pointer(&dot)), list[i].mode, 0, 0)
 		e.must(stepTmpfs, unix.SYS_CLOSE, fd, 0, 0, 0, 0)
 	}
 	files := f.files
 	for i := range files {
-		fd := e.must(stepCopy, unix.SYS_OPENAT2, uintptr(at), uintptr(unsafe.Pointer(files[i])), uintptr(unsafe.Pointer(&f.create)), unsafe.Sizeof(f.create), 0)
+		fd := e.must(stepCopy, unix.SYS_OPENAT2, uintptr(proc.AtCWD), uintptr(unsafe.Pointer(files[i])), uintptr(unsafe.Pointer(&f.create)), unsafe.Sizeof(f.create), 0)
 		const most = 1 << 30
 		for e.must(stepCopy, unix.SYS_SENDFILE, fd, uintptr(entryFiles+i), 0, most, 0) != 0 {
 		}
@@ -187,12 +187,12 @@ func (e *entry) furnish() {
 	}
 	mounts := f.readOnly
 	for i := range mounts {
-		fd := e.must(stepReadOnly, unix.SYS_OPENAT2, uintptr(at), uintptr(unsafe.Pointer(mounts[i])), uintptr(unsafe.Pointer(f.dir)), unsafe.Sizeof(*f.dir), 0)
+		fd := e.must(stepReadOnly, unix.SYS_OPENAT2, uintptr(proc.AtCWD), uintptr(unsafe.Pointer(mounts[i])), uintptr(unsafe.Pointer(f.dir)), unsafe.Sizeof(*f.dir), 0)
 		e.must(stepReadOnly, unix.SYS_FCHDIR, fd, 0, 0, 0, 0)
 		e.must(stepReadOnly, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&dot)), 0, unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, 0)
 		e.must(stepReadOnly, unix.SYS_CLOSE, fd, 0, 0, 0, 0)
 	}
-	e.must(stepSetns, unix.SYS_CHDIR, uintptr(unsafe.Pointer(&slash)), 0, 0, 0, 0)
+	e.must(stepSetns, unix.SYS_CHDIR, uintptr(unsafe.Pointer(&proc.Root)), 0, 0, 0, 0)
 }
 
 // furnished says that the room is, and ends the process: there is no command.

@@ -11,7 +11,7 @@ import (
 
 // CloseOnExec has all descriptors from first on closed by an exec, whoever opened them.
 func CloseOnExec(first int) error {
-	err := unix.CloseRange(uint(first), 1<<32-1, unix.CLOSE_RANGE_CLOEXEC)
+	err := unix.CloseRange(uint(first), MaxFD, unix.CLOSE_RANGE_CLOEXEC)
 	if err != unix.EINVAL {
 		return err
 	}

@@ -93,9 +93,7 @@ type cloneArgs struct {
 
 var (
 	empty     [1]byte
-	slash     = [...]byte{'/', 0}
 	stageDir  = [...]byte{'/', 't', 'm', 'p', 0}
-	stageType = [...]byte{'t', 'm', 'p', 'f', 's', 0}
 	stageMode = [...]byte{'m', 'o', 'd', 'e', '=', '0', '7', '5', '5', ',', 's', 'i', 'z', 'e', '=', '1', 'm', 0}
 	oomFile   = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 's', 'e', 'l', 'f', '/', 'o', 'o', 'm', '_', 's', 'c', 'o', 'r', 'e', '_', 'a', 'd', 'j', 0}
 
@@ -167,11 +165,11 @@ func (c *child) bindStage() {
 		return
 	}
 	stage := c.stage
-	here, none := uintptr(at), uintptr(unsafe.Pointer(&empty))
+	here, none := uintptr(AtCWD), uintptr(unsafe.Pointer(&empty))
 	c.must(stepStage, unix.SYS_UNSHARE, unix.CLONE_NEWNS, 0, 0, 0, 0)
 	// Slave: nothing mounted here shows on the host (mount_namespaces(7)).
-	c.must(stepStage, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&slash)), 0, unix.MS_SLAVE|unix.MS_REC, 0)
-	c.must(stepStage, unix.SYS_MOUNT, uintptr(unsafe.Pointer(&stageType)), uintptr(unsafe.Pointer(&stageDir)), uintptr(unsafe.Pointer(&stageType)),
+	c.must(stepStage, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&Root)), 0, unix.MS_SLAVE|unix.MS_REC, 0)
+	c.must(stepStage, unix.SYS_MOUNT, uintptr(unsafe.Pointer(&Tmpfs)), uintptr(unsafe.Pointer(&stageDir)), uintptr(unsafe.Pointer(&Tmpfs)),
 		unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, uintptr(unsafe.Pointer(&stageMode)))
 	for i := range stage {
 		target := uintptr(unsafe.Pointer(stage[i].target))
@@ -203,7 +201,7 @@ func (c *child) takeBounds() {
 		c.must(stepNice, unix.SYS_SETPRIORITY, unix.PRIO_PROCESS, 0, uintptr(b.nice), 0, 0)
 	}
 	if b.oom != nil {
-		fd := c.must(stepOOM, unix.SYS_OPENAT, uintptr(at), uintptr(unsafe.Pointer(&oomFile)), unix.O_WRONLY|unix.O_CLOEXEC, 0, 0)
+		fd := c.must(stepOOM, unix.SYS_OPENAT, uintptr(AtCWD), uintptr(unsafe.Pointer(&oomFile)), unix.O_WRONLY|unix.O_CLOEXEC, 0, 0)
 		c.must(stepOOM, unix.SYS_WRITE, fd, uintptr(b.oom), uintptr(b.oomSize), 0, 0)
 	}
 	if b.setCPUs {
@@ -241,7 +239,7 @@ func (c *child) takeFiles() {
 	}
 	c.must(stepFiles, unix.SYS_DUP3, uintptr(c.socket), n, unix.O_CLOEXEC, 0, 0)
 	c.socket = int(n)
-	c.must(stepFiles, unix.SYS_CLOSE_RANGE, free, maxFD, 0, 0, 0)
+	c.must(stepFiles, unix.SYS_CLOSE_RANGE, free, MaxFD, 0, 0, 0)
 }
 
 // takeIdentity becomes who the sandbox runs as, dies with the keeper from here on,
@@ -266,7 +264,7 @@ func (c *child) takeIdentity() {
 		c.fail(stepParent, unix.ESRCH)
 	}
 	if c.enter == nil {
-		c.must(stepSignals, unix.SYS_RT_SIGPROCMASK, sigSetmask, uintptr(unsafe.Pointer(&c.sigs)), 0, 8, 0)
+		c.must(stepSignals, unix.SYS_RT_SIGPROCMASK, SigSetmask, uintptr(unsafe.Pointer(&c.sigs)), 0, 8, 0)
 	}
 }
 

@@ -177,7 +177,7 @@ func (k *keeperState) setUp() {
 	// Every signal is blocked for good: nobody but SIGKILL can end the keeper
 	// before its work is done.
 	k.sigs = ^uint64(0)
-	k.must(stepSignals, unix.SYS_RT_SIGPROCMASK, sigSetmask, uintptr(unsafe.Pointer(&k.sigs)), 0, 8, 0)
+	k.must(stepSignals, unix.SYS_RT_SIGPROCMASK, SigSetmask, uintptr(unsafe.Pointer(&k.sigs)), 0, 8, 0)
 	// For the children: exec resets handlers to the default but lets SIG_IGN through,
 	// and a bwrap that ignores SIGCHLD hangs for ever (bubblewrap before 0.11.1).
 	for sig := uintptr(1); sig <= 64; sig++ {
@@ -204,7 +204,7 @@ func (k *keeperState) setUp() {
 //go:nocheckptr
 func (k *keeperState) openFiles() {
 	// The thread's own list of children.
-	k.list = int(k.must(stepChildren, unix.SYS_OPENAT, uintptr(at), uintptr(unsafe.Pointer(&k.children)), unix.O_RDONLY, 0, 0))
+	k.list = int(k.must(stepChildren, unix.SYS_OPENAT, uintptr(AtCWD), uintptr(unsafe.Pointer(&k.children)), unix.O_RDONLY, 0, 0))
 	k.sigs = 1 << (unix.SIGCHLD - 1)
 	k.signals = int(k.must(stepSignals, unix.SYS_SIGNALFD4, ^uintptr(0), uintptr(unsafe.Pointer(&k.sigs)), 8, unix.SFD_NONBLOCK, 0))
 }
@@ -217,8 +217,8 @@ func (k *keeperState) openFiles() {
 //go:nocheckptr
 func (k *keeperState) dropFiles() {
 	k.must(stepName, unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&k.name)), 0, 0, 0) // for ps(1)
-	for from := 0; from <= maxFD; {
-		own := maxFD + 1 // the first one from there
+	for from := 0; from <= MaxFD; {
+		own := MaxFD + 1 // the first one from there
 		own = nextFile(own, k.socket, from)
 		own = nextFile(own, k.list, from)
 		own = nextFile(own, k.signals, from)
@@ -421,7 +421,7 @@ func (k *keeperState) removeCgroups() {
 	dirs := k.remove
 	for i := range dirs {
 		for range removeTries {
-			_, _, errno := syscall.RawSyscall(unix.SYS_UNLINKAT, uintptr(at), uintptr(unsafe.Pointer(dirs[i])), unix.AT_REMOVEDIR)
+			_, _, errno := syscall.RawSyscall(unix.SYS_UNLINKAT, uintptr(AtCWD), uintptr(unsafe.Pointer(dirs[i])), unix.AT_REMOVEDIR)
 			if errno != unix.EBUSY {
 				break
 			}
@@ -430,11 +430,15 @@ func (k *keeperState) removeCgroups() {
 	}
 }
 
-// sigSetmask is SIG_SETMASK of sigprocmask(2).
-const sigSetmask = 2
+// What unix does not have, for package enter as well.
+const (
+	SigSetmask = 2         // SIG_SETMASK of sigprocmask(2)
+	MaxFD      = 1<<32 - 1 // the greatest descriptor close_range(2) accepts
+)
 
-// at is AT_FDCWD, as a variable: a constant could not become a uintptr.
-var at = unix.AT_FDCWD
-
-// maxFD is the greatest descriptor close_range(2) accepts.
-const maxFD = 1<<32 - 1
+// What a bare fork takes from here: nothing can be made there.
+var (
+	AtCWD = unix.AT_FDCWD // as a variable: a constant could not become a uintptr
+	Root  = [...]byte{'/', 0}
+	Tmpfs = [...]byte{'t', 'm', 'p', 'f', 's', 0}
+)
