@@ -33,16 +33,11 @@ func LockFreezer(dirs []string, patience time.Duration) (*os.File, error) {
 			if err != nil {
 				return nil, err
 			}
-			for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-				err = proc.TryLock(proc.Descriptor(file), unix.F_WRLCK)
-				if err == nil {
-					return file, nil
-				}
-				if !errors.Is(err, unix.EAGAIN) || !time.Now().Before(end) {
-					file.Close()
-					return nil, err
-				}
+			if err := proc.Lock(proc.Descriptor(file), unix.F_WRLCK, patience); err != nil {
+				file.Close()
+				return nil, err
 			}
+			return file, nil
 		}
 	}
 	return nil, nil

@@ -493,15 +493,9 @@ func (k *Keeper) Reap(deadline time.Time) error {
 	if err := k.Wait(deadline); err != nil {
 		return err
 	}
-	for {
-		_, err := unix.Wait4(k.PID, nil, 0, nil)
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("wait for the keeper: %w", err)
-		}
-		k.Close()
-		return nil
+	if err := reap(k.PID); err != nil {
+		return fmt.Errorf("wait for the keeper: %w", err)
 	}
+	k.Close()
+	return nil
 }

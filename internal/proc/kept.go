@@ -208,16 +208,16 @@ func (k *Kept) Collect(deadline time.Time) error {
 		err = k.Keeper.Reap(time.Now().Add(instead))
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		go reap(k.Keeper.PID) // should we live that long
+		go func() { _ = reap(k.Keeper.PID) }() // should we live that long
 	}
 	return err
 }
 
 // reap waits for the end of a child of ours, whose number is its own until then.
-func reap(pid int) {
+func reap(pid int) error {
 	for {
 		if _, err := unix.Wait4(pid, nil, 0, nil); err != unix.EINTR {
-			return
+			return err
 		}
 	}
 }

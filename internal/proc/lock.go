@@ -2,6 +2,7 @@ package proc
 
 import (
 	"io"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -11,4 +12,14 @@ import (
 // descriptor (F_OFD_SETLK, fcntl_locking(2)). EAGAIN: somebody else has it.
 func TryLock(fd int, kind int16) error {
 	return unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: kind, Whence: io.SeekStart})
+}
+
+// Lock is [TryLock] that tries again for so long. It does not wait in the kernel, where a holder that was
+// stopped (SIGSTOP) would keep us for ever.
+func Lock(fd int, kind int16, patience time.Duration) error {
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		if err := TryLock(fd, kind); err != unix.EAGAIN || !time.Now().Before(end) {
+			return err
+		}
+	}
 }

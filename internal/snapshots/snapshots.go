@@ -132,15 +132,10 @@ func (s *Store) alone(f func() error) error {
 		return Failed(err)
 	}
 	defer lock.Close()
-	// Not in the kernel, where a holder that was stopped (SIGSTOP) would keep us for ever.
-	for end := time.Now().Add(stoppedAfter); ; time.Sleep(time.Millisecond) {
-		if err = proc.TryLock(proc.Descriptor(lock), unix.F_WRLCK); err == nil {
-			return f()
-		}
-		if !errors.Is(err, unix.EAGAIN) || !time.Now().Before(end) {
-			return Failed(err)
-		}
+	if err := proc.Lock(proc.Descriptor(lock), unix.F_WRLCK, stoppedAfter); err != nil {
+		return Failed(err)
 	}
+	return f()
 }
 
 // Draft is a file, or a directory, that has no name yet. Nobody else removes it until it is closed,

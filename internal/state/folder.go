@@ -288,21 +288,16 @@ func (f folder) rename(from, to string) error {
 	return nil
 }
 
-// lock opens a file and takes its lock. It tries again, for so long, instead of
-// waiting in the kernel, where a holder that was stopped (SIGSTOP) would keep us for ever.
+// lock opens a file and takes its lock ([proc.Lock]).
 func (f folder) lock(name string, flags int, kind int16, patience time.Duration) (fd int, err error) {
 	if fd, err = f.open(name, flags); err != nil {
 		return -1, err
 	}
-	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-		if err = proc.TryLock(fd, kind); err == nil {
-			return fd, nil
-		}
-		if !errors.Is(err, unix.EAGAIN) || !time.Now().Before(end) {
-			_ = unix.Close(fd) // nothing was written
-			return -1, f.fail("lock", name, err)
-		}
+	if err := proc.Lock(fd, kind, patience); err != nil {
+		_ = unix.Close(fd) // nothing was written
+		return -1, f.fail("lock", name, err)
 	}
+	return fd, nil
 }
 
 // locked asks whether somebody has a file's lock, and takes none. Nobody has that of a file
