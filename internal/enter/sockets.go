@@ -40,7 +40,8 @@ type socket struct{ addr unix.RawSockaddrInet4 }
 // to be connected. It blocks for as long as a fork takes, bounded by two seconds, and by
 // [SetupBound] if what was forked does not go. [proc.ErrGone]: the room has ended.
 func Sockets(room *proc.Process, cred *proc.Cred, ports []uint16, others int) (list []*os.File, err error) {
-	owner, err := netOwner(room)
+	// In it a socket can have a port below 1024; in that of the room's processes, which is below it, not.
+	owner, err := room.NamespaceOwner("net")
 	if err != nil {
 		return nil, err
 	}
@@ -62,24 +63,6 @@ func Sockets(room *proc.Process, cred *proc.Cred, ports []uint16, others int) (l
 		return nil, fmt.Errorf("make sockets in the room of process %d: %w", room.PID, err)
 	}
 	return list, nil
-}
-
-// netOwner returns the user namespace that a room's network belongs to. In it a socket can have a
-// port below 1024; in that of the room's processes, which is below it, not.
-func netOwner(room *proc.Process) (*os.File, error) {
-	fd, err := proc.OpenNamespace(room.PID, "net")
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(fd)
-	if room.Exited() {
-		return nil, proc.ErrGone // so it may be another's
-	}
-	owner, err := unix.IoctlRetInt(fd, unix.NS_GET_USERNS) // ioctl_ns(2), Linux 4.9
-	if err != nil {
-		return nil, fmt.Errorf("ask for the user namespace of the room's network: %w", err)
-	}
-	return os.NewFile(uintptr(owner), "user namespace"), nil
 }
 
 // receiveSockets returns what has come also after an error.

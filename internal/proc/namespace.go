@@ -2,6 +2,7 @@ package proc
 
 import (
 	"fmt"
+	"os"
 	"runtime"
 	"strconv"
 	"syscall"
@@ -29,6 +30,24 @@ func OpenNamespace(pid int, kind string) (fd int, err error) {
 		return -1, fmt.Errorf("open %s: %w", namespacePath(pid, kind), err)
 	}
 	return fd, nil
+}
+
+// NamespaceOwner returns the user namespace that one of the process's namespaces belongs to. The caller
+// closes it.
+func (p *Process) NamespaceOwner(kind string) (*os.File, error) {
+	fd, err := OpenNamespace(p.PID, kind)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	if p.Exited() {
+		return nil, ErrGone // so it may be another's
+	}
+	owner, err := unix.IoctlRetInt(fd, unix.NS_GET_USERNS) // ioctl_ns(2), Linux 4.9
+	if err != nil {
+		return nil, fmt.Errorf("ask for the user namespace of %s: %w", namespacePath(p.PID, kind), err)
+	}
+	return os.NewFile(uintptr(owner), "user namespace"), nil
 }
 
 func namespacePath(pid int, kind string) string {

@@ -99,7 +99,7 @@ func (p *Plan) start(ctx context.Context, r *Room, b *builder, stdio [3]*os.File
 	if err := r.identify(ctx, b.info, deadline); err != nil {
 		return err
 	}
-	outer, err := r.mountsOwner()
+	outer, err := r.Room.NamespaceOwner("mnt")
 	if err != nil {
 		return err
 	}
@@ -183,23 +183,6 @@ func verify(room *proc.Process, keeper int) (monitor *proc.Process, err error) {
 		return monitor, proc.ErrGone // so all of the above may have been about another
 	}
 	return monitor, nil
-}
-
-// mountsOwner returns the user namespace that the room's mounts belong to.
-func (r *Room) mountsOwner() (*os.File, error) {
-	mounts, err := proc.OpenNamespace(r.Room.PID, "mnt")
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(mounts)
-	if r.Room.Exited() {
-		return nil, proc.ErrGone // so it may be another's
-	}
-	fd, err := unix.IoctlRetInt(mounts, unix.NS_GET_USERNS) // ioctl_ns(2), Linux 4.9
-	if err != nil {
-		return nil, fmt.Errorf("ask for the user namespace of the room's mounts: %w", err)
-	}
-	return os.NewFile(uintptr(fd), "user namespace"), nil
 }
 
 // abandon ends a room that did not come to be. Its PID 1 may be unknown, so it is
