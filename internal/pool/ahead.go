@@ -181,7 +181,7 @@ func (s *Source) closeAhead() {
 
 // start starts an interpreter, and returns when it reads its program; nil if there is no room.
 func (s *Source) start(tenant string, p place.Policy) (_ *ahead, err error) {
-	r := s.pool(p.Policy).Take(tenant, p.Program.Limits)
+	r := s.takeWarm(tenant, p.Policy, p.Program.Limits)
 	if r == nil {
 		return nil, nil
 	}

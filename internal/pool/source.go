@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"reflect"
-	"slices"
 	"sync"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
@@ -17,15 +16,16 @@ import (
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
-// Source has warm places, of a pool for each policy that calls come with, and where none fits
-// cold ones. A place with a lifetime is for more commands than one, and so cold.
+// Source has warm places for the policy of the first call, which is that of all calls of a server but
+// those with parts of their own, and where none fits cold ones. A place with a lifetime is for more
+// commands than one, and so cold.
 type Source struct {
 	Cold   place.Source
 	Sizes  Sizes
 	Failed func(error) // is told what [New] tells
 
 	mutex sync.Mutex
-	pools []*Pool // the one that was used last comes last
+	pool  *Pool // nil before the first call
 
 	aheadMutex sync.Mutex
 	ahead      []*ahead
@@ -33,10 +33,6 @@ type Source struct {
 	closed     bool
 	starting   sync.WaitGroup
 }
-
-// mostPolicies is of how many policies rooms are kept: there are as many as a server has had
-// configurations, and calls run under the last one or the one before.
-const mostPolicies = 4
 
 // Take is that of [place.Source].
 func (s *Source) Take(ctx context.Context, tenant string, p place.Policy) (place.Place, error) {
@@ -55,42 +51,38 @@ func (s *Source) Take(ctx context.Context, tenant string, p place.Policy) (place
 
 func (s *Source) take(ctx context.Context, tenant string, p place.Policy) (place.Place, error) {
 	if p.Parts == nil && p.Lifetime == 0 && p.Limits == (limits.Request{}) {
-		if r := s.pool(p.Policy).Take(tenant, p.Commands); r != nil {
+		if r := s.takeWarm(tenant, p.Policy, p.Commands); r != nil {
 			return &warm{room: r, again: func(ctx context.Context) (place.Place, error) { return s.Cold.Take(ctx, tenant, p) }}, nil
 		}
 	}
 	return s.Cold.Take(ctx, tenant, p)
 }
 
-// pool is the one for a policy.
-func (s *Source) pool(policy room.Policy) *Pool {
+// takeWarm takes a room; nil if there is none.
+func (s *Source) takeWarm(tenant string, policy room.Policy, l limits.Request) *Room {
 	s.mutex.Lock()
-	defer s.mutex.Unlock()
-	i := slices.IndexFunc(s.pools, func(p *Pool) bool { return reflect.DeepEqual(p.policy, policy) })
-	if i < 0 {
-		s.pools = append(s.pools, New(policy, s.Sizes, s.Failed))
-		if len(s.pools) > mostPolicies {
-			go s.pools[0].Close()
-			s.pools = slices.Delete(s.pools, 0, 1)
-		}
-		return s.pools[len(s.pools)-1]
+	if s.pool == nil {
+		s.pool = New(policy, s.Sizes, s.Failed)
 	}
-	p := s.pools[i]
-	s.pools = append(slices.Delete(s.pools, i, i+1), p)
-	return p
+	p := s.pool
+	s.mutex.Unlock()
+	if !reflect.DeepEqual(p.policy, policy) {
+		return nil
+	}
+	return p.Take(tenant, l)
 }
 
 // Rooms is that of [place.Source].
 func (s *Source) Rooms() (idle, all int) {
 	s.mutex.Lock()
-	defer s.mutex.Unlock()
-	for _, p := range s.pools {
-		p.mutex.Lock()
-		idle += len(p.idle)
-		all += p.rooms
-		p.mutex.Unlock()
+	p := s.pool
+	s.mutex.Unlock()
+	if p == nil {
+		return 0, 0
 	}
-	return idle, all
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	return len(p.idle), p.rooms
 }
 
 // Close ends the rooms, and returns when nothing is left of those that nobody has taken.
@@ -98,10 +90,9 @@ func (s *Source) Close() {
 	s.closeAhead()
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
-	for _, p := range s.pools {
-		p.Close()
+	if s.pool != nil {
+		s.pool.Close()
 	}
-	s.pools = nil
 }
 
 // warm is a place for one command.
