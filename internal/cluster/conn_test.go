@@ -103,9 +103,9 @@ func pair(t *testing.T, bus *fakeBus) (dials, accepts *Link, alive *sync.Map) {
 		_, gone := alive.Load(peer)
 		return !gone
 	}
-	dials, err := NewLink(t.Context(), bus, "gateway.g.1", false, there)
+	dials, err := NewLink(t.Context(), bus, "gateway.g.1", there)
 	if err == nil {
-		accepts, err = NewLink(t.Context(), bus, "node.n.1", true, there)
+		accepts, err = NewLink(t.Context(), bus, "node.n.1", there)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -264,7 +264,7 @@ func TestRefused(t *testing.T) {
 		if _, err := c.Write([]byte("x")); err != nil {
 			t.Fatal(err)
 		}
-		for end := time.Now().Add(time.Minute); len(accepts.accepted) == 0 && !accepts.isClosed() && time.Now().Before(end); {
+		for end := time.Now().Add(time.Minute); len(accepts.accepted) == 0 && accepts.open.Err() == nil && time.Now().Before(end); {
 			time.Sleep(time.Millisecond)
 		}
 		if err := accepts.Close(); err != nil {
@@ -429,7 +429,7 @@ func FuzzParse(f *testing.F) {
 		if again := x.append(nil); !bytes.Equal(again, b) {
 			t.Errorf("%x, then %x", b, again)
 		}
-		l := &Link{bus: &fakeBus{}, self: "a", all: map[string]*Conn{}, over: map[string]time.Time{}, closed: make(chan struct{})}
+		l := &Link{bus: &fakeBus{}, self: "a", all: map[string]*Conn{}, over: map[string]time.Time{}, open: t.Context()}
 		c := newConn(l, "c", "b", true)
 		c.receive(&x)
 		if len(c.in) > window {

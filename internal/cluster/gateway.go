@@ -51,7 +51,7 @@ func NewGateway(bus *NATS, name, version string, door *server.Door, log *slog.Lo
 		stop()
 		return nil, err
 	}
-	link, err := NewLink(ctx, bus, subject(GatewayKind, name, instance), true, g.members.Alive)
+	link, err := NewLink(ctx, bus, subject(GatewayKind, name, instance), g.members.Alive)
 	if err != nil {
 		stop()
 		return nil, err

@@ -3,8 +3,9 @@ package cluster
 import (
 	"context"
 	"crypto/rand"
-	"encoding/hex"
+	"maps"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -36,19 +37,18 @@ type Link struct {
 	mu       sync.Mutex
 	all      map[string]*Conn
 	over     map[string]time.Time // connections of others that have ended, and when
-	accepted chan *Conn           // nil if this side only dials
-	closed   chan struct{}
+	accepted chan *Conn
+	open     context.Context // done when nothing more is accepted
+	shut     context.CancelFunc
 	buffer   []byte
 }
 
-// NewLink has connections until ctx is done. One that accepts is also a [net.Listener]. Connections
-// end with the other side, which alive reports on.
-func NewLink(ctx context.Context, bus Bus, self string, accepts bool, alive func(peer string) bool) (*Link, error) {
-	l := &Link{bus: bus, self: self, name: nameIn(self), base: ctx, alive: alive, all: map[string]*Conn{}, over: map[string]time.Time{}, closed: make(chan struct{})}
-	if accepts {
-		const backlog = 1024
-		l.accepted = make(chan *Conn, backlog)
-	}
+// NewLink has connections until ctx is done. It is also a [net.Listener]. Connections end with the
+// other side, which alive reports on.
+func NewLink(ctx context.Context, bus Bus, self string, alive func(peer string) bool) (*Link, error) {
+	const backlog = 1024
+	l := &Link{bus: bus, self: self, name: nameIn(self), base: ctx, alive: alive, all: map[string]*Conn{}, over: map[string]time.Time{}, accepted: make(chan *Conn, backlog)}
+	l.open, l.shut = context.WithCancel(ctx)
 	if err := bus.Subscribe(self+".*.*", l.dispatch); err != nil {
 		return nil, err
 	}
@@ -58,9 +58,7 @@ func NewLink(ctx context.Context, bus Bus, self string, accepts bool, alive func
 
 // Dial begins a connection. Nothing is sent until something is written.
 func (l *Link) Dial(peer string) *Conn {
-	var b [12]byte
-	_, _ = rand.Read(b[:]) // it never fails
-	c := newConn(l, hex.EncodeToString(b[:]), peer, true)
+	c := newConn(l, rand.Text(), peer, true)
 	l.mu.Lock()
 	l.all[c.id] = c
 	l.mu.Unlock()
@@ -72,10 +70,9 @@ func (l *Link) Accept() (net.Conn, error) {
 	select {
 	case c := <-l.accepted:
 		return c, nil
-	case <-l.closed:
-	case <-l.base.Done():
+	case <-l.open.Done():
+		return nil, net.ErrClosed
 	}
-	return nil, net.ErrClosed
 }
 
 // Close is [net.Listener]'s: nothing more is accepted. What is under way goes on until the context of
@@ -83,10 +80,7 @@ func (l *Link) Accept() (net.Conn, error) {
 func (l *Link) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.isClosed() {
-		return nil
-	}
-	close(l.closed)
+	l.shut()
 	for {
 		select {
 		case c := <-l.accepted: // nobody takes it any more
@@ -95,15 +89,6 @@ func (l *Link) Close() error {
 		default:
 			return nil
 		}
-	}
-}
-
-func (l *Link) isClosed() bool {
-	select {
-	case <-l.closed:
-		return true
-	default:
-		return false
 	}
 }
 
@@ -182,10 +167,10 @@ func (l *Link) accept(from, id, reply string, f *frame) *Conn {
 	defer l.mu.Unlock()
 	_, was := l.over[id]
 	switch {
-	case was || f.bits&opens == 0 || l.accepted == nil:
+	case was || f.bits&opens == 0:
 		l.reset(peer, id, resets)
 		return nil
-	case l.isClosed() || l.base.Err() != nil:
+	case l.open.Err() != nil:
 		l.reset(peer, id, resets|refuses)
 		return nil
 	case f.at != 0:
@@ -226,19 +211,11 @@ func (l *Link) ticks() {
 func (l *Link) expire(now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for id, at := range l.over {
-		if now.Sub(at) > overFor {
-			delete(l.over, id)
-		}
-	}
+	maps.DeleteFunc(l.over, func(_ string, at time.Time) bool { return now.Sub(at) > overFor })
 }
 
 func (l *Link) conns() []*Conn {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	all := make([]*Conn, 0, len(l.all))
-	for _, c := range l.all {
-		all = append(all, c)
-	}
-	return all
+	return slices.Collect(maps.Values(l.all))
 }

@@ -36,7 +36,7 @@ func NewNode(bus *NATS, name, version string, s *server.Server, handler http.Han
 		stop()
 		return nil, err
 	}
-	link, err := NewLink(ctx, bus, subject(NodeKind, name, instance), true, n.members.Alive)
+	link, err := NewLink(ctx, bus, subject(NodeKind, name, instance), n.members.Alive)
 	if err != nil {
 		stop()
 		return nil, err

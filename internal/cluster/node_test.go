@@ -20,7 +20,7 @@ func TestNodeEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	accepts, err := NewLink(ctx, bus, at, true, func(string) bool { return true })
+	accepts, err := NewLink(ctx, bus, at, func(string) bool { return true })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func TestNodeEnds(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 	})
-	dials, err := NewLink(t.Context(), bus, "gateway.g.1", false, others.Has)
+	dials, err := NewLink(t.Context(), bus, "gateway.g.1", others.Has)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -295,10 +296,7 @@ func (x *shares) run(ctx context.Context) {
 		case <-t.C:
 		}
 		x.mu.Lock()
-		names := make([]string, 0, len(x.all))
-		for tenant := range x.all {
-			names = append(names, tenant)
-		}
+		names := slices.Collect(maps.Keys(x.all))
 		x.mu.Unlock()
 		for _, tenant := range names {
 			x.settle(ctx, tenant)
