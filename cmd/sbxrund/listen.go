@@ -53,19 +53,12 @@ func listen(c *config.Config) ([]net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	most := server.NewConnections(c.Connections)
-	for i, l := range all {
+	for _, l := range all {
 		if l == nil {
 			return nil, errors.New("systemd has passed a socket that does not listen")
 		}
-		if l.Addr().Network() != "unix" {
-			if c.TokenFile == "" {
-				return nil, errors.New("systemd has passed a TCP socket, which is refused without token_file")
-			}
-		}
-		all[i] = most.Of(l)
-		if l.Addr().Network() != "unix" && secure != nil {
-			all[i] = tls.NewListener(all[i], secure)
+		if l.Addr().Network() != "unix" && c.TokenFile == "" {
+			return nil, errors.New("systemd has passed a TCP socket, which is refused without token_file")
 		}
 	}
 	for _, where := range c.Listen {
@@ -81,11 +74,13 @@ func listen(c *config.Config) ([]net.Listener, error) {
 		if err != nil {
 			return nil, fmt.Errorf("listen %q: %w; %s", where, err, remedy)
 		}
-		l = most.Of(l)
-		if network != "unix" && secure != nil {
-			l = tls.NewListener(l, secure)
-		}
 		all = append(all, l)
+	}
+	most := server.NewConnections(c.Connections)
+	for i, l := range all {
+		if all[i] = most.Of(l); l.Addr().Network() != "unix" && secure != nil {
+			all[i] = tls.NewListener(all[i], secure)
+		}
 	}
 	return all, nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"text/tabwriter"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -194,30 +195,16 @@ func printTable(list []*snapshots.Manifest) error {
 	if len(list) == 0 {
 		return nil
 	}
-	lines := [][6]string{{"NAME", "ID", "CREATED", "LAYERS", "SIZE", "EXPIRES"}}
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "NAME\tID\tCREATED\tLAYERS\tSIZE\tEXPIRES")
 	for _, m := range list {
 		n := 0
 		for _, t := range m.Trees {
 			n += len(t.Layers)
 		}
-		lines = append(lines, [6]string{cmp.Or(m.Name, "-"), m.ID, moment(m.CreatedAt), fmt.Sprint(n), sized(m.Size()), cmp.Or(moment(m.ExpiresAt), "never")})
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\n", cmp.Or(m.Name, "-"), m.ID, moment(m.CreatedAt), n, sized(m.Size()), cmp.Or(moment(m.ExpiresAt), "never"))
 	}
-	var width [6]int
-	for _, line := range lines {
-		for i, word := range line {
-			width[i] = max(width[i], len(word))
-		}
-	}
-	for _, line := range lines {
-		text := ""
-		for i, word := range line[:5] {
-			text += fmt.Sprintf("%-*s  ", width[i], word)
-		}
-		if _, err := fmt.Println(text + line[5]); err != nil {
-			return err
-		}
-	}
-	return nil
+	return w.Flush()
 }
 
 // moment is a time of a manifest, in seconds.
