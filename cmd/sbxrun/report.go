@@ -14,6 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/links"
 	"github.com/sbxrun/sbxrun/internal/random"
 	"github.com/sbxrun/sbxrun/internal/stream"
+	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
 // reportFile is where --report goes. That it can be written to is seen to before
@@ -166,18 +167,16 @@ func descriptorIn(place string) (number string, ok bool) {
 // tryOut makes sure that a report can be made in dir under this name, before
 // there is one.
 func tryOut(dir int, name string) error {
-	// Without a name, where the file system can do that: nothing is ever left.
-	fd, err := unix.Openat(dir, ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, 0o666)
-	if err == unix.EOPNOTSUPP || err == unix.EISDIR {
-		tmp := ".sbxrun." + random.Name()
-		if fd, err = unix.Openat(dir, tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o666); err == nil {
-			err = unix.Unlinkat(dir, tmp, 0)
-		}
-	}
+	fd, temporary, err := tree.Begin(dir, 0o666)
 	if err != nil {
 		return err
 	}
 	unix.Close(fd)
+	if temporary != "" {
+		if err := unix.Unlinkat(dir, temporary, 0); err != nil {
+			return err
+		}
+	}
 	if len(name) > unix.NAME_MAX {
 		return unix.ENAMETOOLONG
 	}
