@@ -121,10 +121,7 @@ func helpCommand(names []string, begin time.Time) int {
 // caller of a detached command, and returns the exit code.
 func fail(err error) int {
 	e := asError(err)
-	code := result.ExitNotStarted
-	if e.ExitCode != 0 {
-		code = e.ExitCode
-	}
+	code := cmp.Or(e.ExitCode, result.ExitNotStarted)
 	if caller != nil {
 		caller.Fail(e, code)
 	} else {

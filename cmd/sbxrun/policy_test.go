@@ -1,6 +1,7 @@
 package main
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -75,9 +76,7 @@ func TestEnvironment(t *testing.T) {
 	inherited := map[string]string{"LANG": "C.UTF-8", "LC_ALL": "de", "LANGUAGE": "de", "TERM": "xterm", "TZ": "UTC"}
 	with := func(pairs ...string) map[string]string {
 		m := map[string]string{}
-		for name, value := range inherited {
-			m[name] = value
-		}
+		maps.Copy(m, inherited)
 		for _, pair := range pairs {
 			name, value, _ := strings.Cut(pair, "=")
 			m[name] = value

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -38,15 +39,13 @@ func psCommand(args []string) int {
 		return !flags.All && !e.Lives()
 	})
 	switch {
-	case flags.Names:
-		for _, e := range entries {
-			if _, err = fmt.Println(e.Title()); err != nil {
-				break
-			}
+	case flags.Names, flags.Quiet:
+		word := (*state.Entry).Handle
+		if flags.Names {
+			word = (*state.Entry).Title
 		}
-	case flags.Quiet:
 		for _, e := range entries {
-			if _, err = fmt.Println(e.Handle()); err != nil {
+			if _, err = fmt.Println(word(e)); err != nil {
 				break
 			}
 		}
@@ -90,10 +89,6 @@ func printTable(w io.Writer, entries []*state.Entry, execs bool, now time.Time) 
 	}
 	fmt.Fprintln(t, header+"\tSTATUS\tAGE\tCOMMAND")
 	for _, e := range entries {
-		name := e.Record.Name
-		if name == "" {
-			name = "-"
-		}
 		status := e.Status()
 		if r := e.Record.Ready; r != nil && r.ReadyAt != "" && status == string(state.Running) {
 			status = "ready"
@@ -101,7 +96,7 @@ func printTable(w io.Writer, entries []*state.Entry, execs bool, now time.Time) 
 		if r := e.Record.Report; r != nil && r.ExitCode != 0 {
 			status = fmt.Sprintf("%s (%d)", status, r.ExitCode)
 		}
-		which := e.ID + "\t" + name
+		which := e.ID + "\t" + cmp.Or(e.Record.Name, "-")
 		if execs {
 			which = e.Title()
 		}

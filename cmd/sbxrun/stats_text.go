@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -27,12 +28,8 @@ func statisticsLines(s statistics) []string {
 	t = tabwriter.NewWriter(&text, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, "ID\tNAME\tSTATUS\tTASKS\tZOMBIES\tMEMORY\tUPTIME")
 	for _, b := range s.Sandboxes {
-		name := b.Name
-		if name == "" {
-			name = "-"
-		}
 		uptime := time.Duration(b.Uptime * float64(time.Millisecond))
-		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%s\t%s\n", b.ID, name, b.Status, b.Tasks, b.Zombies, mebibytes(b.Memory), inOneUnit(uptime))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%s\t%s\n", b.ID, cmp.Or(b.Name, "-"), b.Status, b.Tasks, b.Zombies, mebibytes(b.Memory), inOneUnit(uptime))
 	}
 	_ = t.Flush()
 	fmt.Fprintf(&text, "\n%s, %s, %s", count(len(s.Sandboxes), "sandbox", "es"), count(s.Zombies, "zombie", "s"), count(s.Orphans, "orphan", "s"))

@@ -2,6 +2,7 @@ package api
 
 import (
 	"errors"
+	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -104,9 +105,7 @@ func (e *Error) GetHeaders() http.Header {
 
 // Write answers with the error.
 func (e *Error) Write(w http.ResponseWriter) {
-	for name, values := range e.GetHeaders() {
-		w.Header()[name] = values
-	}
+	maps.Copy(w.Header(), e.GetHeaders())
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(e.GetStatus())
 	text, _ := result.JSON(e) // there is nothing in it that JSON has not

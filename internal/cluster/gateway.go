@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -306,9 +307,7 @@ var hops = []string{"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authe
 
 // copyHeader copies all that is not about one connection.
 func copyHeader(to, from http.Header) {
-	for name, values := range from {
-		to[name] = values
-	}
+	maps.Copy(to, from)
 	for _, named := range from["Connection"] {
 		for name := range strings.SplitSeq(named, ",") {
 			to.Del(strings.TrimSpace(name))

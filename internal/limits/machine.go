@@ -2,6 +2,7 @@ package limits
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -269,9 +270,7 @@ func remedy(err error) string {
 func (m *Machine) Within(dirs []string) *Machine {
 	in := *m
 	in.base, in.v1 = dirs, map[string]string{}
-	for c, dir := range m.v1 {
-		in.v1[c] = dir
-	}
+	maps.Copy(in.v1, m.v1)
 	for _, dir := range dirs {
 		for _, mt := range m.mount {
 			if !strings.HasPrefix(dir, mt.Point+"/") {

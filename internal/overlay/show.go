@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -38,20 +39,11 @@ func Select(list []Change, paths []string) (out []Change) {
 		}
 	}
 	for _, c := range list {
-		if needed[c.Path] && (c.Kind != Mode || matches(c.Path, paths, within)) {
+		if needed[c.Path] && (c.Kind != Mode || slices.ContainsFunc(paths, func(p string) bool { return within(c.Path, p) })) {
 			out = append(out, c)
 		}
 	}
 	return out
-}
-
-func matches(name string, paths []string, within func(string, string) bool) bool {
-	for _, p := range paths {
-		if within(name, p) {
-			return true
-		}
-	}
-	return false
 }
 
 // Count is how much was changed, as the report has it.

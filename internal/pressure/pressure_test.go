@@ -1,6 +1,7 @@
 package pressure
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -34,9 +35,7 @@ func machine(tasks, threads, pids string, more map[string]string) map[string]str
 		"/proc/sys/kernel/threads-max": threads + "\n",
 		"/proc/sys/kernel/pid_max":     pids + "\n",
 	}
-	for path, text := range more {
-		files[path] = text
-	}
+	maps.Copy(files, more)
 	return files
 }
 

@@ -9,6 +9,7 @@ import (
 	"mime"
 	"net/http"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -344,7 +345,10 @@ func (s *Server) collect(at place.Place, o *order) (files []api.FileOut) {
 		if e.Type == "directory" && strings.Count(e.Path, "/") >= deepest {
 			return fs.SkipDir // no pattern goes further down
 		}
-		if e.Type != "file" || !matches(o.collect, e.Path) {
+		if e.Type != "file" || !slices.ContainsFunc(o.collect, func(pattern string) bool {
+			ok, _ := path.Match(pattern, e.Path) // they were checked
+			return ok
+		}) {
 			return nil
 		}
 		if len(files) == mostCollected {
@@ -370,15 +374,6 @@ func (s *Server) collect(at place.Place, o *order) (files []api.FileOut) {
 		files = append(files, api.FileOut{Path: ".", Error: err.Error()})
 	}
 	return files
-}
-
-func matches(patterns []string, name string) bool {
-	for _, p := range patterns {
-		if ok, _ := path.Match(p, name); ok { // they were checked
-			return true
-		}
-	}
-	return false
 }
 
 // keep puts a file of the workspace into the content store.

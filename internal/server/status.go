@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"slices"
@@ -115,15 +116,7 @@ func (s *Server) Machine() *api.Machine {
 	}
 	m.Rooms.Idle, m.Rooms.All = s.source.Rooms()
 	if r, err := pressure.Look(); err == nil { // else nothing is known
-		slices.SortFunc(r.Bounds, func(a, b pressure.Bound) int {
-			switch d := b.Ratio() - a.Ratio(); {
-			case d > 0:
-				return 1
-			case d < 0:
-				return -1
-			}
-			return 0
-		})
+		slices.SortFunc(r.Bounds, func(a, b pressure.Bound) int { return cmp.Compare(b.Ratio(), a.Ratio()) })
 		for _, b := range r.Bounds {
 			m.Tasks = append(m.Tasks, api.TaskBound{Name: b.Path, Current: b.Current, Max: b.Max})
 		}

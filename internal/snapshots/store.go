@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -280,9 +281,7 @@ func (s *Store) orphans(then time.Time) (hashes []string) {
 		if !then.IsZero() && m.Expired(then) {
 			continue
 		}
-		for hash, l := range m.layers() {
-			needed[hash] = l
-		}
+		maps.Copy(needed, m.layers())
 	}
 	for _, key := range s.names(treesDir) {
 		if hash, _, ok := strings.Cut(key, "-"); ok && !s.idle(filepath.Join(treesDir, key)) {
