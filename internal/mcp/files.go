@@ -164,8 +164,7 @@ func (f *Front) addFiles(ctx context.Context, res *sdk.CallToolResult, in common
 		if in.Session != "" {
 			uri = sessionURI(in.Session, out.Path)
 		}
-		size := out.Size
-		res.Content = append(res.Content, &sdk.ResourceLink{URI: uri, Name: out.Path, MIMEType: out.MediaType, Size: &size})
+		res.Content = append(res.Content, &sdk.ResourceLink{URI: uri, Name: out.Path, MIMEType: out.MediaType, Size: new(out.Size)})
 	}
 	return written
 }

@@ -131,8 +131,7 @@ func add[In, Out any](f *Front, p *sdk.Server, tool *sdk.Tool, fit func(*jsonsch
 			of.Minimum = new(float64)
 		}
 		if name == "session" {
-			of.MinLength = new(int)
-			*of.MinLength = 1
+			of.MinLength = new(1)
 		}
 	}
 	if fit != nil {
@@ -201,15 +200,13 @@ func open(out *jsonschema.Schema) {
 	walk(out)
 }
 
-func hint(b bool) *bool { return &b }
-
 // addTools adds all tools, or replaces them.
 func (f *Front) addTools(p *sdk.Server) {
 	languages := f.server.Languages()
 	running := func(title string) *sdk.ToolAnnotations {
-		return &sdk.ToolAnnotations{Title: title, DestructiveHint: hint(false), OpenWorldHint: hint(f.settings.Network)}
+		return &sdk.ToolAnnotations{Title: title, DestructiveHint: new(false), OpenWorldHint: new(f.settings.Network)}
 	}
-	closed := hint(false)
+	closed := new(false)
 
 	if len(languages) > 0 {
 		names := make([]string, len(languages))
@@ -253,7 +250,7 @@ func (f *Front) addTools(p *sdk.Server) {
 		return text("session %s", x.ID), x, nil
 	})
 	add(f, p, &sdk.Tool{
-		Name: "end_session", Annotations: &sdk.ToolAnnotations{Title: "End a session", DestructiveHint: hint(true), OpenWorldHint: closed},
+		Name: "end_session", Annotations: &sdk.ToolAnnotations{Title: "End a session", DestructiveHint: new(true), OpenWorldHint: closed},
 		Description: "End a session, with everything that runs in it and all its files.",
 	}, nil, func(ctx context.Context, req *sdk.CallToolRequest, in inSession) (*sdk.CallToolResult, *api.SessionEnd, error) {
 		end, err := f.server.EndSession(ctx, in.Session)
@@ -263,7 +260,7 @@ func (f *Front) addTools(p *sdk.Server) {
 		return text("session %s has ended; everything in it is gone (%s)", end.ID, end.Verdict), end, nil
 	})
 	add(f, p, &sdk.Tool{
-		Name: "write_file", Annotations: &sdk.ToolAnnotations{Title: "Write a file", DestructiveHint: hint(true), IdempotentHint: true, OpenWorldHint: closed},
+		Name: "write_file", Annotations: &sdk.ToolAnnotations{Title: "Write a file", DestructiveHint: new(true), IdempotentHint: true, OpenWorldHint: closed},
 		Description: "Write a file in a session, replacing an existing one. Missing directories are created.",
 	}, nil, func(ctx context.Context, req *sdk.CallToolRequest, in writeFile) (*sdk.CallToolResult, *api.Written, error) {
 		var r io.Reader
@@ -376,11 +373,9 @@ func (f *Front) readFile(ctx context.Context, in readFile) (*sdk.CallToolResult,
 	if utf8.Valid(whole) {
 		b = whole
 		said = string(b)
-		kept := said
-		out.Text = &kept
+		out.Text = new(said)
 	} else {
-		encoded := base64.StdEncoding.EncodeToString(b)
-		out.Base64 = &encoded
+		out.Base64 = new(base64.StdEncoding.EncodeToString(b))
 		said = fmt.Sprintf("%d bytes that are no text; base64 has them", len(b))
 	}
 	if next := in.Offset + int64(len(b)); next < size && len(b) > 0 {
