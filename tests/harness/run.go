@@ -534,16 +534,7 @@ func (p *Process) gone() {
 	if p.killed {
 		deadline = time.Now().Add(settle)
 	}
-	var left []Proc
-	if !holdsBy(deadline, func() bool {
-		left = find(p.Marker, p.ns)
-		return len(left) == 0
-	}) {
-		p.t.Errorf("%d processes of the run are left %v after sbxrun has ended:\n%s", len(left), time.Since(p.exit).Round(time.Millisecond), list(left))
-		for _, proc := range left {
-			end(proc)
-		}
-	}
+	goneBy(p.t, p.Marker, p.ns, deadline)
 }
 
 // drain waits for the end of one output.

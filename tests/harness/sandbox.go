@@ -257,6 +257,7 @@ func (b *Sandbox) gone(deadline time.Time) {
 	goneBy(b.State.T, b.Marker, b.NS, deadline)
 }
 
+// goneBy asserts that of a run, or of a sandbox, no process is left, and ends those that are.
 func goneBy(t T, marker string, ns uint64, deadline time.Time) {
 	t.Helper()
 	var left []Proc
@@ -264,7 +265,7 @@ func goneBy(t T, marker string, ns uint64, deadline time.Time) {
 		left = find(marker, ns)
 		return len(left) == 0
 	}) {
-		t.Errorf("%d processes are left of a sandbox that has ended:\n%s", len(left), list(left))
+		t.Errorf("%d processes are left of what has ended:\n%s", len(left), list(left))
 		for _, p := range left {
 			end(p)
 		}
