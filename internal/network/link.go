@@ -34,10 +34,10 @@ type Listener struct {
 
 // Message is what sbxrun and the proxy say to each other. sbxrun begins with Rules, which are
 // answered by Checked or an Error, and goes on with Listeners, one for each descriptor that comes
-// with them, which are answered by Ready. Then the proxy asks, for Sockets of the sandbox or for a
-// connection to unix socket Dial, and gets them, or an error number, by a message that has the same
-// ID. Of each host that it has Refused it says so at the first time. When sbxrun shuts its end down
-// the proxy answers with Report, and exits.
+// with them, which are answered by Ready. Then the proxy asks, one thing at a time, for Sockets of
+// the sandbox or for a connection to unix socket Dial, and gets them, or an error number, by the next
+// message. Of each host that it has Refused it says so at the first time. When sbxrun shuts its end
+// down the proxy answers with Report, and exits.
 type Message struct {
 	Rules     []Rule     `json:"rules,omitempty"`
 	Checked   bool       `json:"checked,omitempty"`
@@ -45,10 +45,9 @@ type Message struct {
 	Listeners []Listener `json:"listeners,omitempty"`
 	Ready     bool       `json:"ready,omitempty"`
 
-	ID      int64 `json:"id,omitempty"`
-	Sockets int   `json:"sockets,omitempty"`
-	Dial    *int  `json:"dial,omitempty"`
-	Errno   int   `json:"errno,omitempty"`
+	Sockets int  `json:"sockets,omitempty"`
+	Dial    *int `json:"dial,omitempty"`
+	Errno   int  `json:"errno,omitempty"`
 
 	Refused *result.ReportHost    `json:"refused,omitempty"`
 	Report  *result.ReportNetwork `json:"report,omitempty"`
@@ -87,7 +86,8 @@ func Send(conn *os.File, m Message, fds ...int) error {
 // ErrClosed says that the other end is closed.
 var ErrClosed = errors.New("the other end is closed")
 
-// Receive waits for a message. Its descriptors are the caller's.
+// Receive waits for a message. Its descriptors are the caller's: all that were sent, or none if the table of
+// descriptors had no room for all (MSG_CTRUNC, recvmsg(2)). The message itself is whole then.
 func Receive(conn *os.File) (m Message, fds []int, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -114,10 +114,14 @@ func Receive(conn *os.File) (m Message, fds []int, err error) {
 			}
 		}
 	}
+	if flags&unix.MSG_CTRUNC != 0 {
+		CloseAll(fds)
+		fds = nil
+	}
 	switch {
 	case n == 0:
 		err = ErrClosed
-	case flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0:
+	case flags&unix.MSG_TRUNC != 0:
 		err = errors.New("a message was cut")
 	default:
 		err = json.Unmarshal(buf[:n], &m)

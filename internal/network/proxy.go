@@ -200,7 +200,7 @@ func (p *Proxy) answer() {
 }
 
 func (p *Proxy) sendSockets(m Message) {
-	reply := Message{ID: m.ID}
+	var reply Message
 	list, err := enter.Sockets(p.room, p.cred, nil, min(m.Sockets, enter.MaxSockets))
 	var fds []int
 	for _, f := range list {
@@ -214,7 +214,7 @@ func (p *Proxy) sendSockets(m Message) {
 }
 
 func (p *Proxy) sendUnix(m Message) {
-	reply := Message{ID: m.ID}
+	var reply Message
 	fd, err := -1, error(unix.EINVAL)
 	if i := *m.Dial; i >= 0 && i < len(p.unix) {
 		fd, err = dialUnix(p.unix[i])

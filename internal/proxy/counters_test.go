@@ -3,12 +3,8 @@ package proxy
 import (
 	"fmt"
 	"math"
-	"os"
 	"strings"
 	"testing"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/network"
 )
@@ -16,14 +12,7 @@ import (
 // TestLongReport: whatever a sandbox asks for, the report of it fits into a message.
 func TestLongReport(t *testing.T) {
 	t.Parallel()
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	theirs, ours := os.NewFile(uintptr(pair[0]), "control"), os.NewFile(uintptr(pair[1]), "ours")
-	defer theirs.Close()
-	defer ours.Close()
-	_ = ours.SetReadDeadline(time.Now().Add(time.Minute)) // it takes deadlines
+	theirs, ours := controls(t)
 	for _, odd := range []string{"<", `"`, `\`, "\x00", "\xff", "\u2028", "x"} {
 		var c counters
 		for i := range network.MaxHosts + 10 {

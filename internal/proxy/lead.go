@@ -20,7 +20,6 @@ import (
 type asking struct {
 	mu      sync.Mutex
 	control *os.File
-	id      int64
 	replies chan reply
 	pool    []int // sockets of the sandbox that are not connected
 }
@@ -34,8 +33,6 @@ var errGone = errors.New("sbxrun is gone")
 
 // ask waits for the answer. Its descriptors are the caller's.
 func (a *asking) ask(m network.Message) (fds []int, err error) {
-	a.id++
-	m.ID = a.id
 	if err := network.Send(a.control, m); err != nil {
 		return nil, err
 	}
@@ -43,9 +40,11 @@ func (a *asking) ask(m network.Message) (fds []int, err error) {
 	switch {
 	case !ok:
 		return nil, errGone
-	case r.Errno != 0 || len(r.fds) == 0:
+	case r.Errno != 0:
 		network.CloseAll(r.fds)
 		return nil, unix.Errno(r.Errno)
+	case len(r.fds) == 0: // they came while the table of descriptors was full
+		return nil, unix.EMFILE
 	}
 	return r.fds, nil
 }

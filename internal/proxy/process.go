@@ -30,7 +30,6 @@ type process struct {
 	ask       asking
 	listeners []net.Listener
 	conns     []*conns
-	serving   sync.WaitGroup
 }
 
 // Main is the life of sbxrund as a proxy. It returns the exit code when sbxrun has shut the socket,
@@ -111,7 +110,7 @@ func (p *process) begin() error {
 		return err
 	}
 	for _, run := range serve {
-		p.serving.Go(run)
+		go run()
 	}
 	return nil
 }

@@ -9,18 +9,88 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/network"
+	"github.com/sbxrun/sbxrun/internal/proc"
 )
+
+// controls are the two ends of a proxy's socket to sbxrun.
+func controls(t *testing.T) (theirs, ours *os.File) {
+	t.Helper()
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs, ours = os.NewFile(uintptr(pair[0]), "control"), os.NewFile(uintptr(pair[1]), "ours")
+	t.Cleanup(func() { theirs.Close(); ours.Close() })
+	_ = ours.SetReadDeadline(time.Now().Add(time.Minute)) // it takes deadlines
+	return theirs, ours
+}
+
+// noFiles leaves the process no descriptor to open, until it is called back. Tests that use it are not parallel.
+func noFiles(t *testing.T) (restore func()) {
+	t.Helper()
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	set := func(r unix.Rlimit) {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(unix.Rlimit{Cur: 0, Max: before.Max})
+	return func() { set(before) }
+}
+
+// TestFullTable: a socket that comes while the table of descriptors is full is lost, and the proxy goes on.
+func TestFullTable(t *testing.T) {
+	theirs, ours := controls(t)
+	p := &process{control: theirs, server: newServer(listing(t, "example.org", nil))}
+	p.ask.control, p.ask.replies = theirs, make(chan reply)
+	over := make(chan int, 1)
+	go func() { over <- p.work() }()
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer network.CloseAll(pair[:])
+	for _, want := range []error{unix.EMFILE, nil} {
+		asked := make(chan error, 1)
+		go func() {
+			conn, err := p.ask.dialUnix(0)
+			if err == nil {
+				conn.Close()
+			}
+			asked <- err
+		}()
+		if m, _, err := network.Receive(ours); err != nil || m.Dial == nil {
+			t.Fatalf("%+v, %v", m, err)
+		}
+		restore := func() {}
+		if want != nil {
+			restore = noFiles(t)
+		}
+		sendErr := network.Send(ours, network.Message{}, pair[0])
+		got := <-asked
+		restore()
+		if sendErr != nil || got != want {
+			t.Errorf("%v, %v, want %v", sendErr, got, want)
+		}
+	}
+	_ = unix.Shutdown(proc.Descriptor(ours), unix.SHUT_WR) // its end is seen below
+	if m, _, err := network.Receive(ours); err != nil || m.Report == nil {
+		t.Errorf("%+v, %v", m, err)
+	}
+	if code := <-over; code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
 
 // Clients that are at published ports before there is a proxy have it ask for nothing until it has
 // said that it is ready: sbxrun took their question for its answer, and failed.
 func TestEarlyClients(t *testing.T) {
 	t.Parallel()
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &process{control: os.NewFile(uintptr(pair[0]), "control")}
-	ours := os.NewFile(uintptr(pair[1]), "ours")
+	theirs, ours := controls(t)
+	p := &process{control: theirs}
 	p.ask.control, p.ask.replies = p.control, make(chan reply)
 	var ports []network.Listener
 	var fds []int
@@ -44,7 +114,6 @@ func TestEarlyClients(t *testing.T) {
 	}
 	begun := make(chan error, 1)
 	go func() { begun <- p.begin() }()
-	_ = ours.SetReadDeadline(time.Now().Add(time.Minute)) // it takes deadlines
 	receive := func() network.Message {
 		m, fds, err := network.Receive(ours)
 		network.CloseAll(fds)
@@ -76,7 +145,4 @@ func TestEarlyClients(t *testing.T) {
 		l.Close()
 	}
 	close(p.ask.replies)
-	p.serving.Wait()
-	ours.Close()
-	p.control.Close()
 }

@@ -1,0 +1,45 @@
+package network
+
+import (
+	"errors"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestNoRoom: of a message whose descriptors do not all fit into the table none is kept, and the message is read.
+func TestNoRoom(t *testing.T) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs, ours := os.NewFile(uintptr(pair[0]), "theirs"), os.NewFile(uintptr(pair[1]), "ours")
+	defer theirs.Close()
+	defer ours.Close()
+	free, err := unix.FcntlInt(uintptr(pair[0]), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(free)
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	if err := Send(ours, Message{Sockets: 7}, pair[0], pair[1]); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(free) + 1, Max: before.Max}); err != nil { // for one more
+		t.Fatal(err)
+	}
+	m, fds, err := Receive(theirs)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	if err != nil || m.Sockets != 7 || len(fds) > 0 {
+		t.Errorf("%+v, %v, %v", m, fds, err)
+	}
+	if _, err := unix.FcntlInt(uintptr(free), unix.F_GETFD, 0); !errors.Is(err, unix.EBADF) {
+		t.Errorf("the one that came is open: %v", err)
+	}
+}
