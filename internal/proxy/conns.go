@@ -10,13 +10,12 @@ import (
 
 // Bounds. Peers on both sides can be hostile, so nothing is waited for without one.
 const (
-	maxConns      = 512              // at once, of each listener
-	beginBound    = 10 * time.Second // for what says where a connection is to go
-	dialBound     = 10 * time.Second // for a name and a connection
-	idleBound     = 10 * time.Minute // without a byte either way
-	idleLook      = 30 * time.Second // between two looks
-	maxBegin      = 64 << 10         // bytes of a header, a request line or a ClientHello
-	maxHTTPHeader = maxBegin
+	maxConns   = 512              // at once, of each listener
+	beginBound = 10 * time.Second // for what says where a connection is to go
+	dialBound  = 10 * time.Second // for a name and a connection
+	idleBound  = 10 * time.Minute // without a byte either way
+	idleLook   = 30 * time.Second // between two looks
+	maxBegin   = 64 << 10         // bytes of a header, a request line or a ClientHello
 )
 
 // conns are the connections that were accepted at one listener.

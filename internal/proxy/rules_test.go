@@ -40,17 +40,9 @@ func listing(t *testing.T, list string, names map[string]string) *rules {
 func TestOwnUnknown(t *testing.T) {
 	r := listing(t, "own.example.org", map[string]string{"own.example.org": "8.7.6.5"})
 	r.own = addresses
-	var before unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: before.Max}); err != nil {
-		t.Fatal(err)
-	}
+	restore := noFiles(t)
 	got, err := r.permits(t.Context(), target{host: "own.example.org", port: 443})
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
-		t.Fatal(err)
-	}
+	restore()
 	if len(got) > 0 || !errors.Is(err, unix.EMFILE) {
 		t.Errorf("%v, %v", got, err)
 	}
@@ -81,7 +73,8 @@ func TestResolvedOnce(t *testing.T) {
 	if to := c.RemoteAddr().String(); asked != 1 || to != l.Addr().String() {
 		t.Errorf("asked %d times, connected to %s", asked, to)
 	}
-	if c, _, err := s.connect(t.Context(), target{host: "moves.example.org", port: port}); !is[refusal](err) {
+	c, _, err = s.connect(t.Context(), target{host: "moves.example.org", port: port})
+	if _, refused := errors.AsType[refusal](err); !refused {
 		t.Errorf("the second answer: %v, %v", c, err)
 	}
 }

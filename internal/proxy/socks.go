@@ -107,8 +107,9 @@ func socksTarget(conn *net.TCPConn) (t target, code byte) {
 }
 
 func socksCode(err error) byte {
+	_, refused := errors.AsType[refusal](err)
 	switch {
-	case is[refusal](err):
+	case refused:
 		return socksNotAllowed
 	case errors.Is(err, unix.ECONNREFUSED):
 		return socksRefused

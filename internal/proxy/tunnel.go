@@ -336,8 +336,3 @@ func asksAgain(record []byte) bool {
 }
 
 var retryRandom = sha256.Sum256([]byte("HelloRetryRequest"))
-
-func is[T error](err error) bool {
-	_, ok := errors.AsType[T](err)
-	return ok
-}

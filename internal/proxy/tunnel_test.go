@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -60,7 +61,8 @@ func TestHello(t *testing.T) {
 		go func() { over <- tls.Client(client, config).Handshake() }()
 		to, _ := parseTarget(tt.to, 0)
 		read, err := checkHello(server, to)
-		if err == nil && tt.want != "" || err != nil && (tt.want == "" || !is[refusal](err) || !strings.Contains(err.Error(), tt.want)) {
+		_, refused := errors.AsType[refusal](err)
+		if err == nil && tt.want != "" || err != nil && (tt.want == "" || !refused || !strings.Contains(err.Error(), tt.want)) {
 			t.Errorf("%+v: %v", tt, err)
 		}
 		if kind, sure := classify(read); err == nil && (kind != kindTLS || !sure) {

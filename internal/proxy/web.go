@@ -62,7 +62,7 @@ func newWeb(s *server) *web {
 	w := &web{server: s, handed: make(chan net.Conn), ended: make(chan struct{})}
 	w.forward = newForward(&http.Transport{DialContext: w.dial})
 	w.http = http.Server{
-		Handler: w, ReadHeaderTimeout: beginBound, IdleTimeout: idleBound, MaxHeaderBytes: maxHTTPHeader,
+		Handler: w, ReadHeaderTimeout: beginBound, IdleTimeout: idleBound, MaxHeaderBytes: maxBegin,
 		ErrorLog:    log.New(io.Discard, "", 0), // what the sandbox does wrong is no news
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
 		Protocols:   new(http.Protocols),
@@ -75,7 +75,7 @@ func newWeb(s *server) *web {
 // newForward passes requests on as they are, but for a change to another protocol: after that both
 // ends talk unheard, and in HTTP/2 (h2c) or TLS (RFC 2817) for any host.
 func newForward(t *http.Transport) *httputil.ReverseProxy {
-	t.DisableCompression, t.MaxResponseHeaderBytes, t.MaxIdleConns, t.IdleConnTimeout = true, maxHTTPHeader, 32, time.Minute
+	t.DisableCompression, t.MaxResponseHeaderBytes, t.MaxIdleConns, t.IdleConnTimeout = true, maxBegin, 32, time.Minute
 	return &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.Host = r.In.Host
@@ -242,7 +242,7 @@ func (e *hostError) Unwrap() error { return e.err }
 // refuseHTTP answers with what is wrong.
 func refuseHTTP(rw http.ResponseWriter, err error) {
 	status := http.StatusBadGateway
-	if is[refusal](err) {
+	if _, refused := errors.AsType[refusal](err); refused {
 		status = http.StatusForbidden
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
