@@ -79,6 +79,7 @@ func newForward(t *http.Transport) *httputil.ReverseProxy {
 	return &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.Host = r.In.Host
+			r.Out.URL.RawQuery = r.In.URL.RawQuery // ReverseProxy has dropped what it cannot parse, such as b=1;c=2
 			if !strings.EqualFold(r.Out.Header.Get("Upgrade"), "websocket") {
 				r.Out.Header.Del("Upgrade")
 				r.Out.Header.Del("Connection")
@@ -154,6 +155,7 @@ func (w *web) dial(ctx context.Context, _, address string) (net.Conn, error) {
 // ServeHTTP takes one request.
 func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	conn := r.Context().Value(connKey{}).(*handedConn)
+	rw.Header()["Content-Type"] = nil // net/http guesses none for an answer without one
 	switch {
 	case conn.tunnel != nil:
 		w.within(rw, r, conn.tunnel)

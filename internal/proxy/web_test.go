@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -56,6 +57,39 @@ func get(t *testing.T, proxy, requests string, status ...int) (net.Conn, *bufio.
 		}
 	}
 	return c, b
+}
+
+// TestUnchanged: a query that ReverseProxy cannot parse reaches the host, and an answer without a type gains none.
+func TestUnchanged(t *testing.T) {
+	t.Parallel()
+	host := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/typed" {
+			rw.Header()["Content-Type"] = nil
+		}
+		fmt.Fprint(rw, "<html>", r.URL.RawQuery)
+	}))
+	defer host.Close()
+	address := host.Listener.Addr().String()
+	proxy := serving(t, listing(t, address, nil))
+	for path, want := range map[string][]string{"/": nil, "/typed": {"text/html; charset=utf-8"}} {
+		const query = "b=1;c=2&a=%zz"
+		rest := path + "?" + query + " HTTP/1.1\r\nHost: " + address + "\r\n\r\n"
+		_, plain := get(t, proxy, "GET http://"+address+rest)
+		_, within := get(t, proxy, "CONNECT "+address+" HTTP/1.1\r\n\r\nGET "+rest, http.StatusOK)
+		for what, b := range map[string]*bufio.Reader{"plain": plain, "within a tunnel": within} {
+			answer, err := http.ReadResponse(b, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, err := io.ReadAll(answer.Body)
+			if err != nil || string(body) != "<html>"+query {
+				t.Errorf("%s: %s, %v", what, body, err)
+			}
+			if got := answer.Header["Content-Type"]; !slices.Equal(got, want) {
+				t.Errorf("%s: the type of %s is %q", what, path, got)
+			}
+		}
+	}
 }
 
 // TestUpgrade: of the protocols that both ends can change to, a WebSocket alone is passed on: in
