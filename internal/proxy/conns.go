@@ -15,7 +15,9 @@ const (
 	dialBound  = 10 * time.Second // for a name and a connection
 	idleBound  = 10 * time.Minute // without a byte either way
 	idleLook   = 30 * time.Second // between two looks
-	maxBegin   = 64 << 10         // bytes of a header, a request line or a ClientHello
+	maxBegin   = 64 << 10         // bytes of a request line, a ClientHello or an answer's header
+	maxHeader  = 32 << 10         // bytes of a request's header, of which net/http makes ten times as many if its fields are short
+	maxFields  = 200              // of a header that is passed on, which is kept three times meanwhile
 )
 
 // conns are the connections that were accepted at one listener.

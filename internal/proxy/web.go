@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log"
 	"net"
@@ -62,7 +63,7 @@ func newWeb(s *server) *web {
 	w := &web{server: s, handed: make(chan net.Conn), ended: make(chan struct{})}
 	w.forward = newForward(&http.Transport{DialContext: w.dial})
 	w.http = http.Server{
-		Handler: w, ReadHeaderTimeout: beginBound, IdleTimeout: idleBound, MaxHeaderBytes: maxBegin,
+		Handler: w, ReadHeaderTimeout: beginBound, IdleTimeout: idleBound, MaxHeaderBytes: maxHeader,
 		ErrorLog:    log.New(io.Discard, "", 0), // what the sandbox does wrong is no news
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
 		Protocols:   new(http.Protocols),
@@ -84,6 +85,12 @@ func newForward(t *http.Transport) *httputil.ReverseProxy {
 				r.Out.Header.Del("Upgrade")
 				r.Out.Header.Del("Connection")
 			}
+		},
+		ModifyResponse: func(r *http.Response) error {
+			if fields(r.Header) > maxFields {
+				return errFields
+			}
+			return nil
 		},
 		Transport:    t,
 		ErrorLog:     log.New(io.Discard, "", 0),
@@ -155,6 +162,11 @@ func (w *web) dial(ctx context.Context, _, address string) (net.Conn, error) {
 // ServeHTTP takes one request.
 func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	conn := r.Context().Value(connKey{}).(*handedConn)
+	if fields(r.Header) > maxFields {
+		rw.Header().Set("Connection", "close")
+		http.Error(rw, "sbxrun: "+errFields.Error(), http.StatusRequestHeaderFieldsTooLarge)
+		return
+	}
 	rw.Header()["Content-Type"] = nil // net/http guesses none for an answer without one
 	switch {
 	case conn.tunnel != nil:
@@ -166,6 +178,16 @@ func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	default:
 		http.Error(rw, "sbxrun: this is a proxy for HTTP, HTTPS by CONNECT, and SOCKS5", http.StatusBadRequest)
 	}
+}
+
+var errFields = fmt.Errorf("a header has more than %d fields", maxFields)
+
+// fields counts the fields of a header, each repeated one as well.
+func fields(h http.Header) (n int) {
+	for _, values := range h {
+		n += len(values)
+	}
+	return n
 }
 
 // connect makes a tunnel.

@@ -92,6 +92,32 @@ func TestUnchanged(t *testing.T) {
 	}
 }
 
+// TestFields: a header has a bounded number of fields, repeated ones counted, in a request as in an answer.
+func TestFields(t *testing.T) {
+	t.Parallel()
+	host := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/many" {
+			rw.Header()["X"] = make([]string, maxFields+1)
+		}
+	}))
+	defer host.Close()
+	address := host.Listener.Addr().String()
+	proxy := serving(t, listing(t, address, nil))
+	request := func(method, target string, n int) string {
+		return method + " " + target + " HTTP/1.1\r\nHost: " + address + "\r\n" + strings.Repeat("X: \r\n", n) + "\r\n"
+	}
+	for n, want := range map[int]int{maxFields: http.StatusOK, maxFields + 1: http.StatusRequestHeaderFieldsTooLarge} {
+		get(t, proxy, request("GET", "http://"+address+"/", n), want)
+		get(t, proxy, request("CONNECT", address, n), want)
+		get(t, proxy, request("CONNECT", address, 0)+request("GET", "/", n), http.StatusOK, want)
+	}
+	_, b := get(t, proxy, request("GET", "http://"+address+"/", maxFields+1), http.StatusRequestHeaderFieldsTooLarge)
+	if n, err := b.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+		t.Errorf("the connection is open: %d, %v", n, err)
+	}
+	get(t, proxy, request("GET", "http://"+address+"/many", 0), http.StatusBadGateway)
+}
+
 // TestUpgrade: of the protocols that both ends can change to, a WebSocket alone is passed on: in
 // others a request could be for another host.
 func TestUpgrade(t *testing.T) {
