@@ -121,6 +121,30 @@ func TestIdle(t *testing.T) {
 	})
 }
 
+// TestGone: a connection whose peer is gone counts as one that has long been idle.
+func TestGone(t *testing.T) {
+	t.Parallel()
+	var c conns
+	gone, conn := tcpPair(t)
+	_, there := tcpPair(t)
+	half, waiting := tcpPair(t)
+	for _, conn := range []*net.TCPConn{conn, there, waiting} {
+		c.add(conn)
+	}
+	_ = half.CloseWrite()
+	_ = gone.SetLinger(0)
+	gone.Close()
+	until(t, "it is closed", func() bool {
+		c.endIdle(idleBound)
+		return conn.SetDeadline(time.Time{}) != nil
+	})
+	for _, conn := range []*net.TCPConn{there, waiting} {
+		if err := conn.SetDeadline(time.Time{}); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestDialBound: neither a name server nor a host that does not answer is waited for.
 func TestDialBound(t *testing.T) {
 	t.Parallel()

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"math"
 	"net"
 	"sync"
 	"time"
@@ -10,14 +11,15 @@ import (
 
 // Bounds. Peers on both sides can be hostile, so nothing is waited for without one.
 const (
-	maxConns   = 512              // at once, of each listener
-	beginBound = 10 * time.Second // for what says where a connection is to go
-	dialBound  = 10 * time.Second // for a name and a connection
-	idleBound  = 10 * time.Minute // without a byte either way
-	idleLook   = 30 * time.Second // between two looks
-	maxBegin   = 64 << 10         // bytes of a request line, a ClientHello or an answer's header
-	maxHeader  = 32 << 10         // bytes of a request's header, of which net/http makes ten times as many if its fields are short
-	maxFields  = 200              // of a header that is passed on, which is kept three times meanwhile
+	maxConns    = 512              // at once, of each listener
+	beginBound  = 10 * time.Second // for what says where a connection is to go
+	dialBound   = 10 * time.Second // for a name and a connection
+	answerBound = time.Minute      // for what a server answers to a ClientHello
+	idleBound   = 10 * time.Minute // without a byte either way
+	idleLook    = 30 * time.Second // between two looks
+	maxBegin    = 64 << 10         // bytes of a request line, a ClientHello or an answer's header
+	maxHeader   = 32 << 10         // bytes of a request's header, of which net/http makes ten times as many if its fields are short
+	maxFields   = 200              // of a header that is passed on, which is kept three times meanwhile
 )
 
 // conns are the connections that were accepted at one listener.
@@ -102,7 +104,9 @@ func closeBoth(conn *net.TCPConn, to net.Conn) {
 	}
 }
 
-// quiet is for how long nothing has come or gone.
+// quiet is for how long nothing has come or gone: for ever if the peer is gone. That is a reset, or the
+// keep-alive probes have found a socket that was closed a minute ago (tcp(7), tcp_fin_timeout). A peer that
+// has only ended its own way may wait for the other one.
 func quiet(conn *net.TCPConn) time.Duration {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -111,6 +115,9 @@ func quiet(conn *net.TCPConn) time.Duration {
 	var info *unix.TCPInfo
 	if raw.Control(func(fd uintptr) { info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) }) != nil || err != nil {
 		return 0
+	}
+	if info.State == unix.BPF_TCP_CLOSE {
+		return math.MaxInt64
 	}
 	return time.Duration(min(info.Last_data_recv, info.Last_data_sent)) * time.Millisecond
 }

@@ -205,6 +205,7 @@ func beginTLS(inner net.Conn, begin []byte, up net.Conn, t target) (rest []byte,
 	if err := passHello(); err != nil {
 		return nil, err
 	}
+	_ = up.SetReadDeadline(time.Now().Add(answerBound)) // it takes deadlines
 	again, err := passAnswer(inner, up)
 	if err == nil && again { // no server asks for a third
 		err = passHello()
@@ -212,8 +213,8 @@ func beginTLS(inner net.Conn, begin []byte, up net.Conn, t target) (rest []byte,
 	if err != nil {
 		return nil, err
 	}
-	_ = up.SetWriteDeadline(time.Time{}) // it takes deadlines
-	rest, _ = io.ReadAll(left)           // of memory
+	_ = up.SetDeadline(time.Time{}) // it takes deadlines
+	rest, _ = io.ReadAll(left)      // of memory
 	return rest, nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -186,6 +187,32 @@ func TestSecondHello(t *testing.T) {
 	if got, _ := io.ReadAll(up); len(got) > 0 {
 		t.Errorf("two in the first record: the host got %x", got)
 	}
+}
+
+// TestAnswerBound: a host that does not answer to a ClientHello is not waited for.
+func TestAnswerBound(t *testing.T) {
+	t.Parallel()
+	_, inner := tcpPair(t)
+	up, _ := tcpPair(t)
+	to, _ := parseTarget("www.example.org:443", 0)
+	begin := time.Now()
+	_, err := beginTLS(inner, helloFor("www.example.org"), hurried{up, begin.Add(2 * answerBound)}, to)
+	if !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(begin) > answerBound/2 {
+		t.Errorf("after %v: %v", time.Since(begin), err)
+	}
+}
+
+// hurried is a connection whose reads are over at once if they have a bound, of at most so much.
+type hurried struct {
+	*net.TCPConn
+	most time.Time
+}
+
+func (h hurried) SetReadDeadline(until time.Time) error {
+	if until.Before(h.most) {
+		until = past
+	}
+	return h.TCPConn.SetReadDeadline(until)
 }
 
 // TestTLS: programs with TLS reach a host that asks for a second ClientHello, and one that does not.
