@@ -67,6 +67,8 @@ func newWeb(s *server) *web {
 		ErrorLog:    log.New(io.Discard, "", 0), // what the sandbox does wrong is no news
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
 		Protocols:   new(http.Protocols),
+		// OPTIONS * is for the host as well.
+		DisableGeneralOptionsHandler: true,
 	}
 	w.http.Protocols.SetHTTP1(true)
 	go func() { _ = w.http.Serve(w) }() // until Close

@@ -92,6 +92,25 @@ func TestUnchanged(t *testing.T) {
 	}
 }
 
+// TestOptions: a request for a whole server is checked as any other, and the server answers it.
+func TestOptions(t *testing.T) {
+	t.Parallel()
+	host := httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodOptions || r.RequestURI != "*" {
+			t.Errorf("%s %s", r.Method, r.RequestURI)
+		}
+		rw.WriteHeader(http.StatusNoContent)
+	}))
+	host.Config.DisableGeneralOptionsHandler = true
+	host.Start()
+	defer host.Close()
+	name := fmt.Sprintf("www.example.org:%d", host.Listener.Addr().(*net.TCPAddr).Port)
+	proxy := serving(t, listing(t, name+","+host.Listener.Addr().String(), map[string]string{"www.example.org": "127.0.0.1"}))
+	tunnel := "CONNECT " + name + " HTTP/1.1\r\n\r\n"
+	get(t, proxy, tunnel+"OPTIONS * HTTP/1.1\r\nHost: "+name+"\r\n\r\n", http.StatusOK, http.StatusNoContent)
+	get(t, proxy, tunnel+"OPTIONS * HTTP/1.1\r\nHost: other.example.org\r\n\r\n", http.StatusOK, http.StatusForbidden)
+}
+
 // TestFields: a header has a bounded number of fields, repeated ones counted, in a request as in an answer.
 func TestFields(t *testing.T) {
 	t.Parallel()
