@@ -147,7 +147,7 @@ func TestPermits(t *testing.T) {
 }
 
 func TestTargets(t *testing.T) {
-	for _, bad := range []string{"", "host", ":443", "host:0", "host:65536", "a b:80", "h\x00:80", "host\n:80", "[fe80::1%eth0]:80", "hö.example:80", "a/b:80", "a@b:80", strings.Repeat("a", 254) + ":80"} {
+	for _, bad := range []string{"", "host", ":443", "host:0", "host:65536", "a b:80", "h\x00:80", "host\n:80", "[fe80::1%eth0]:80", "hö.example:80", "\u212a.example:80", "a/b:80", "a@b:80", strings.Repeat("a", 254) + ":80"} {
 		if got, ok := parseTarget(bad, 0); ok {
 			t.Errorf("%q is %v", bad, got)
 		}

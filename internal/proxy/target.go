@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"unicode"
 )
 
 // target is a host and a port as the sandbox asks for them.
@@ -33,6 +34,10 @@ func parseTarget(s string, fallback uint16) (t target, ok bool) {
 // newTarget refuses what no name and no address is: with it the proxy would ask for one thing and
 // somebody else understand another.
 func newTarget(host string, port uint16) (t target, ok bool) {
+	// Unicode has other letters that become ASCII, or fold to it: U+212A becomes k.
+	if strings.ContainsFunc(host, func(r rune) bool { return r > unicode.MaxASCII }) {
+		return t, false
+	}
 	t = target{host: strings.ToLower(strings.TrimSuffix(host, ".")), port: port}
 	if a, err := netip.ParseAddr(t.host); err == nil {
 		if a.Zone() != "" {

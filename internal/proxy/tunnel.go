@@ -222,18 +222,21 @@ func beginTLS(inner net.Conn, begin []byte, up net.Conn, t target) (rest []byte,
 // address every name may be sent: it was listed as an address.
 func checkHello(client io.Reader, t target) (read []byte, err error) {
 	hello, read, err := readHello(client)
-	switch {
-	case err == io.EOF: // it has given up
+	if err == io.EOF { // it has given up
 		return nil, err
-	case err != nil:
+	}
+	if err != nil {
 		return nil, refusal("what it begins with is no ClientHello")
+	}
+	named, ok := newTarget(hello.ServerName, t.port)
+	switch {
 	case t.addr.IsValid():
 		return read, nil
 	case slices.Contains(hello.Extensions, extensionECH):
 		return nil, refusal("the server name of TLS is encrypted")
 	case hello.ServerName == "":
 		return nil, refusal("TLS without a server name")
-	case !strings.EqualFold(strings.TrimSuffix(hello.ServerName, "."), t.host):
+	case !ok || named.host != t.host:
 		return nil, refusal("the server name of TLS is another: " + hello.ServerName)
 	}
 	return read, nil
