@@ -121,6 +121,25 @@ func TestIdle(t *testing.T) {
 	})
 }
 
+// TestGivenUp: nothing is resolved or connected to for a request whose client is gone.
+func TestGivenUp(t *testing.T) {
+	t.Parallel()
+	r := listing(t, "slow.example.org", nil)
+	asked, over := make(chan bool), make(chan bool)
+	r.resolve = func(ctx context.Context, _ string) ([]netip.Addr, error) {
+		asked <- true
+		<-ctx.Done()
+		over <- errors.Is(ctx.Err(), context.Canceled)
+		return nil, ctx.Err()
+	}
+	c, _ := get(t, serving(t, r), "GET http://slow.example.org/ HTTP/1.1\r\nHost: slow.example.org\r\n\r\n")
+	<-asked
+	c.Close()
+	if !<-over {
+		t.Error("it went on until its bound")
+	}
+}
+
 // TestGone: a connection whose peer is gone counts as one that has long been idle.
 func TestGone(t *testing.T) {
 	t.Parallel()

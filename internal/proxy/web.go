@@ -57,7 +57,10 @@ func (c *handedConn) Close() error {
 	return err
 }
 
-type connKey struct{}
+type (
+	connKey    struct{} // of the connection of a request
+	requestKey struct{} // of the request's context, in one that outlives it
+)
 
 func newWeb(s *server) *web {
 	w := &web{server: s, handed: make(chan net.Conn), ended: make(chan struct{})}
@@ -77,10 +80,19 @@ func newWeb(s *server) *web {
 
 // newForward passes requests on as they are, but for a change to another protocol: after that both
 // ends talk unheard, and in HTTP/2 (h2c) or TLS (RFC 2817) for any host.
+//
+// A connection to a host is made for as long as its request is there. Transport would go on with one
+// whose request is over, for another to have it: then connections being made are as many as a sandbox
+// can make requests, which it gives up, in the time of one.
 func newForward(t *http.Transport) *httputil.ReverseProxy {
+	dial := t.DialContext
+	t.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		return dial(ctx.Value(requestKey{}).(context.Context), network, address)
+	}
 	t.DisableCompression, t.MaxResponseHeaderBytes, t.MaxIdleConns, t.IdleConnTimeout = true, maxBegin, 32, time.Minute
 	return &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
+			r.Out = r.Out.WithContext(context.WithValue(r.Out.Context(), requestKey{}, r.In.Context()))
 			r.Out.Host = r.In.Host
 			r.Out.URL.RawQuery = r.In.URL.RawQuery // ReverseProxy has dropped what it cannot parse, such as b=1;c=2
 			if !strings.EqualFold(r.Out.Header.Get("Upgrade"), "websocket") {
