@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/network"
+	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
 // tcpPair is a connection's two ends.
@@ -55,7 +56,7 @@ func TestIdle(t *testing.T) {
 	hosts, proxy, port := listen(), listen(), listen()
 	address := hosts.Addr().String()
 	p := &process{server: newServer(listing(t, address, nil))}
-	defer p.server.web.end()
+	defer p.server.end()
 	go p.taking(network.Listener{Kind: network.KindProxy}, proxy)()
 	led := new(conns)
 	p.conns = append(p.conns, led)
@@ -175,13 +176,17 @@ func TestDialBound(t *testing.T) {
 		return nil, context.DeadlineExceeded
 	}
 	get(t, serving(t, r), "GET http://slow.example.org/ HTTP/1.1\r\nHost: slow.example.org\r\n\r\n", http.StatusGatewayTimeout)
+	fullPort(t)
+}
 
-	// One that takes no connections, with as many as it has not taken.
+// fullPort is a port of the loopback interface that takes no connection, so that each waits until its bound.
+func fullPort(t *testing.T) uint16 {
+	t.Helper()
 	l, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Close(l)
+	t.Cleanup(func() { unix.Close(l) })
 	if err = unix.Bind(l, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err == nil {
 		err = unix.Listen(l, 0)
 	}
@@ -192,21 +197,82 @@ func TestDialBound(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	port := at.(*unix.SockaddrInet4).Port
-	for i := range 5 {
-		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	port := uint16(at.(*unix.SockaddrInet4).Port)
+	for range 5 { // there is room for some
+		socket := os.NewFile(uintptr(freeSocket(t)), "socket")
+		t.Cleanup(func() { socket.Close() })
+		err := connect(t.Context(), socket, loopbacks[0], port, 100*time.Millisecond)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return port
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		socket := os.NewFile(uintptr(fd), "socket")
-		defer socket.Close()
-		err = connect(socket, loopbacks[0], uint16(port), time.Now().Add(100*time.Millisecond))
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			return
-		}
+	}
+	t.Fatal("it has connected more often than there is room")
+	return 0
+}
+
+// freeSocket is a socket as sbxrun makes them.
+func freeSocket(t *testing.T) int {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fd
+}
+
+// TestEnd: the end waits for no connection that is being made, and is no refusal of one.
+func TestEnd(t *testing.T) {
+	t.Parallel()
+	r := listing(t, "slow.example.org", nil)
+	resolving := make(chan bool)
+	r.resolve = func(ctx context.Context, _ string) ([]netip.Addr, error) {
+		resolving <- true
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	theirs, ours := controls(t)
+	p := &process{control: theirs, server: newServer(r)}
+	p.ask.control, p.ask.replies, p.ask.pool = theirs, make(chan reply), []int{freeSocket(t)}
+	listen := func(want network.Listener) (address string) {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
-			t.Fatalf("%d: %v", i, err)
+			t.Fatal(err)
+		}
+		p.listeners = append(p.listeners, l)
+		go p.taking(want, l)()
+		return l.Addr().String()
+	}
+	port := fullPort(t)
+	proxy, published := listen(network.Listener{Kind: network.KindProxy}), listen(network.Listener{Kind: network.KindPublish, Port: port})
+	get(t, proxy, "\x05\x01\x00\x05\x01\x00\x03\x10slow.example.org\x01\xbb")
+	<-resolving
+	get(t, published, "") // it has the socket, and is connecting
+	until(t, "the socket is taken", func() bool {
+		p.ask.mu.Lock()
+		defer p.ask.mu.Unlock()
+		return len(p.ask.pool) == 0
+	})
+	get(t, published, "") // and this one waits for a socket
+	if m, _, err := network.Receive(ours); err != nil || m.Sockets == 0 {
+		t.Fatalf("%+v, %v", m, err)
+	}
+	over := make(chan int, 1)
+	go func() { over <- p.work() }()
+	_ = unix.Shutdown(proc.Descriptor(ours), unix.SHUT_WR) // or the test waits in vain
+	begin := time.Now()
+	m, _, err := network.Receive(ours)
+	if took := time.Since(begin); err != nil || m.Report == nil || took > endBound*3/4 {
+		t.Fatalf("after %v: %+v, %v", took, m, err)
+	}
+	for _, h := range m.Report.Hosts {
+		if h.Refused > 0 {
+			t.Errorf("%+v", h)
 		}
 	}
-	t.Error("it has connected more often than there is room")
+	if code := <-over; code != 0 {
+		t.Errorf("exit code %d", code)
+	}
 }

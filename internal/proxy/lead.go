@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"errors"
 	"net"
 	"os"
@@ -82,34 +83,36 @@ func (a *asking) dialUnix(index int) (net.Conn, error) {
 var loopbacks = []([16]byte){{10: 0xff, 11: 0xff, 12: 127, 15: 1}, {15: 1}}
 
 // dialInside connects to a port of the sandbox's.
-func (a *asking) dialInside(port uint16) (conn net.Conn, err error) {
+func (a *asking) dialInside(ctx context.Context, port uint16) (conn net.Conn, err error) {
 	for _, addr := range loopbacks {
 		fd, sockErr := a.socket()
 		if sockErr != nil {
 			return nil, sockErr
 		}
 		socket := os.NewFile(uintptr(fd), "socket") // it does not block, so the poller waits for it
-		if err = connect(socket, addr, port, time.Now().Add(dialBound)); err == nil {
+		if err = connect(ctx, socket, addr, port, dialBound); err == nil {
 			conn, err = net.FileConn(socket) // a copy
 		}
 		socket.Close()
-		if err == nil {
-			return conn, nil
+		if err == nil || ctx.Err() != nil {
+			break
 		}
 	}
-	return nil, err
+	return conn, err
 }
 
 // connect connects a socket. To the loopback interface that takes no time, unless the server takes
 // no connections: then it is given up.
-func connect(socket *os.File, addr [16]byte, port uint16, until time.Time) error {
+func connect(ctx context.Context, socket *os.File, addr [16]byte, port uint16, within time.Duration) error {
 	raw, err := socket.SyscallConn()
 	if err != nil {
 		return err
 	}
-	if err := socket.SetWriteDeadline(until); err != nil {
+	if err := socket.SetWriteDeadline(time.Now().Add(within)); err != nil {
 		return err
 	}
+	stop := context.AfterFunc(ctx, func() { _ = socket.SetWriteDeadline(past) }) // it takes deadlines
+	defer stop()
 	begun := false
 	var failed error
 	err = raw.Write(func(s uintptr) bool {
@@ -135,7 +138,7 @@ func connect(socket *os.File, addr [16]byte, port uint16, until time.Time) error
 		return err == nil
 	})
 	if err != nil {
-		return err // of them, that it took too long
+		return err // of them, that it took too long, or is to end
 	}
 	return failed
 }
@@ -154,9 +157,11 @@ func (p *process) lead(l net.Listener, to *conns, name string, inward bool, dial
 		n := p.server.counts.of(name)
 		other, err := dial()
 		if err != nil {
-			n.refused.Add(1)
-			why := err.Error()
-			n.reason.Store(&why)
+			if p.server.ctx.Err() == nil { // or it is the proxy that ends
+				n.refused.Add(1)
+				why := err.Error()
+				n.reason.Store(&why)
+			}
 			_ = conn.SetLinger(0) // the peer sees a reset, as from a port without a listener
 			return
 		}

@@ -123,7 +123,7 @@ func (p *process) taking(want network.Listener, l net.Listener) (run func()) {
 	case network.KindPublish:
 		to = new(conns)
 		run = func() {
-			p.lead(l, to, "published port "+strconv.Itoa(int(want.Port)), true, func() (net.Conn, error) { return p.ask.dialInside(want.Port) })
+			p.lead(l, to, "published port "+strconv.Itoa(int(want.Port)), true, func() (net.Conn, error) { return p.ask.dialInside(p.server.ctx, want.Port) })
 		}
 	case network.KindConnect:
 		to = new(conns)
@@ -145,11 +145,11 @@ func (p *process) work() int {
 		}
 		p.ask.replies <- reply{m, fds}
 	}
+	p.server.end() // first: what gets no reply because of it is no refusal
 	close(p.ask.replies)
 	for _, l := range p.listeners {
 		l.Close()
 	}
-	p.server.web.end()
 	var ending sync.WaitGroup
 	for _, c := range p.conns {
 		ending.Go(func() { c.end(endBound) })

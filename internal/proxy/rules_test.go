@@ -64,7 +64,7 @@ func TestResolvedOnce(t *testing.T) {
 		return []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, byte(3 - min(asked, 2))})}, nil
 	}
 	s := newServer(r)
-	defer s.web.end()
+	defer s.end()
 	c, _, err := s.connect(t.Context(), target{host: "moves.example.org", port: port})
 	if err != nil {
 		t.Fatal(err)

@@ -27,10 +27,13 @@ type server struct {
 	conns  conns // of the sandbox
 	dialer net.Dialer
 	web    *web
+	ctx    context.Context // over when the proxy ends, and with it connections that are being made
+	cancel context.CancelFunc
 }
 
 func newServer(r *rules) *server {
 	s := &server{rules: r, dialer: net.Dialer{Timeout: dialBound}}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.web = newWeb(s)
 	return s
 }
@@ -38,6 +41,12 @@ func newServer(r *rules) *server {
 // serve takes connections until the listener closes.
 func (s *server) serve(l net.Listener) {
 	accept(l, &s.conns, s.take)
+}
+
+// end ends connections that are being made, and those that speak HTTP.
+func (s *server) end() {
+	s.cancel()
+	_ = s.web.http.Close() // it closes connections, and their errors are nobody's
 }
 
 // accept hands each connection to take in a goroutine of its own; take does not close it.

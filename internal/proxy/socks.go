@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -39,7 +38,7 @@ func (s *server) socks(conn *net.TCPConn) {
 		socksReply(conn, code)
 		return
 	}
-	up, n, err := s.connect(context.Background(), t)
+	up, n, err := s.connect(s.ctx, t)
 	if err != nil {
 		socksReply(conn, socksCode(err))
 		return

@@ -113,7 +113,7 @@ func TestSecondHello(t *testing.T) {
 	port := host.Addr().(*net.TCPAddr).Port
 	name := fmt.Sprintf("www.example.org:%d", port)
 	s := newServer(listing(t, fmt.Sprintf("%s,127.0.0.1:%d", name, port), map[string]string{"www.example.org": "127.0.0.1"}))
-	defer s.web.end()
+	defer s.end()
 	proxy, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -21,7 +21,6 @@ type web struct {
 	server  *server
 	http    http.Server
 	handed  chan net.Conn
-	ended   chan struct{}
 	forward *httputil.ReverseProxy
 }
 
@@ -63,7 +62,7 @@ type (
 )
 
 func newWeb(s *server) *web {
-	w := &web{server: s, handed: make(chan net.Conn), ended: make(chan struct{})}
+	w := &web{server: s, handed: make(chan net.Conn)}
 	w.forward = newForward(&http.Transport{DialContext: w.dial})
 	w.http = http.Server{
 		Handler: w, ReadHeaderTimeout: beginBound, IdleTimeout: idleBound, MaxHeaderBytes: maxHeader,
@@ -117,18 +116,12 @@ func (w *web) Accept() (net.Conn, error) {
 	select {
 	case c := <-w.handed:
 		return c, nil
-	case <-w.ended:
+	case <-w.server.ctx.Done():
 		return nil, net.ErrClosed
 	}
 }
 func (w *web) Close() error   { return nil }
 func (w *web) Addr() net.Addr { return &net.TCPAddr{} }
-
-// end ends what is there.
-func (w *web) end() {
-	close(w.ended)
-	_ = w.http.Close() // it closes connections, and their errors are nobody's
-}
 
 // serve speaks HTTP on a connection until that is closed; begin was read of it already.
 func (w *web) serve(conn *net.TCPConn, begin []byte, tunnel *tunneled) {
@@ -142,7 +135,7 @@ func (w *web) serve(conn *net.TCPConn, begin []byte, tunnel *tunneled) {
 	select {
 	case w.handed <- c:
 		<-c.closed
-	case <-w.ended:
+	case <-w.server.ctx.Done():
 	}
 }
 

@@ -24,7 +24,7 @@ func serving(t *testing.T, r *rules) string {
 	go s.serve(l)
 	t.Cleanup(func() {
 		l.Close()
-		s.web.end()
+		s.end()
 	})
 	return l.Addr().String()
 }
