@@ -71,7 +71,10 @@ func (c *conns) end(within time.Duration) {
 	c.mu.Lock()
 	c.closed = true
 	for conn, to := range c.open {
-		closeBoth(conn, to)
+		conn.Close()
+		if to != nil {
+			to.Close()
+		}
 	}
 	c.mu.Unlock()
 	over := make(chan struct{})
@@ -92,15 +95,11 @@ func (c *conns) endIdle(idle time.Duration) {
 	defer c.mu.Unlock()
 	for conn, to := range c.open {
 		if quiet(conn) > idle {
-			closeBoth(conn, to)
+			reset(conn)
+			if to != nil {
+				reset(to)
+			}
 		}
-	}
-}
-
-func closeBoth(conn *net.TCPConn, to net.Conn) {
-	conn.Close()
-	if to != nil {
-		to.Close()
 	}
 }
 

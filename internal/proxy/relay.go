@@ -22,22 +22,32 @@ func relay(inner, outer net.Conn, begin []byte, n *counter) {
 		written, err := outer.Write(begin)
 		n.sent.Add(int64(written))
 		if err != nil {
-			inner.Close()
+			reset(inner)
 		}
 	}
 	pass(outer, inner, &n.sent)
 	<-back
 }
 
-// pass copies until the end, which it passes on; after an error it ends both ways.
+// pass copies until the end, which it passes on; an error it passes on both ways as a reset.
 func pass(to, from net.Conn, moved *atomic.Int64) {
 	err := move(to, from, moved)
 	if half, ok := to.(interface{ CloseWrite() error }); ok && err == nil {
 		_ = half.CloseWrite() // it is closed already, then
 		return
 	}
-	to.Close()
-	from.Close()
+	reset(to, from)
+}
+
+// reset closes connections so that whoever is at the other end does not take that for the end of what is
+// sent (tcp(7), SO_LINGER). Unix sockets have no such thing.
+func reset(conns ...net.Conn) {
+	for _, c := range conns {
+		if c, ok := c.(*net.TCPConn); ok {
+			_ = c.SetLinger(0) // it is closed already, then
+		}
+		c.Close()
+	}
 }
 
 // innerBuffer is how many bytes may wait for a reader in the sandbox. The way there is short, so more of them

@@ -3,11 +3,14 @@ package proxy
 import (
 	"bytes"
 	"crypto/rand"
+	"errors"
 	"io"
 	"net"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // More connections than there are large pieces of memory get all their bytes, in order, both ways, also
@@ -64,6 +67,38 @@ func TestRelayPieces(t *testing.T) {
 	ends.Wait()
 	relays.Wait()
 	until(t, "all are there", func() bool { return len(large) == mostLarge })
+}
+
+// TestReset: a reset on one side, or the end of one that has moved nothing for long, is a reset on the other, so
+// that what has come does not look whole.
+func TestReset(t *testing.T) {
+	t.Parallel()
+	abort := func(c *net.TCPConn) {
+		_ = c.SetLinger(0)
+		c.Close()
+	}
+	for what, end := range map[string]func(inside, host *net.TCPConn, c *conns) (other *net.TCPConn){
+		"of the host":    func(inside, host *net.TCPConn, _ *conns) *net.TCPConn { abort(host); return inside },
+		"of the sandbox": func(inside, host *net.TCPConn, _ *conns) *net.TCPConn { abort(inside); return host },
+		"idle, inside":   func(inside, host *net.TCPConn, c *conns) *net.TCPConn { c.endIdle(-1); return inside },
+		"idle, host":     func(inside, host *net.TCPConn, c *conns) *net.TCPConn { c.endIdle(-1); return host },
+	} {
+		inside, inner := tcpPair(t)
+		outer, host := tcpPair(t)
+		var c conns
+		c.add(inner)
+		c.leads(inner, outer)
+		go relay(inner, outer, nil, new(counter))
+		for _, way := range [][2]*net.TCPConn{{inside, host}, {host, inside}} {
+			_, writeErr := way[0].Write([]byte("part"))
+			if _, err := io.ReadFull(way[1], make([]byte, 4)); err != nil || writeErr != nil {
+				t.Fatal(err, writeErr)
+			}
+		}
+		if _, err := end(inside, host, &c).Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
 }
 
 // TestWriteBound: a host that reads nothing of a request is not waited for.
