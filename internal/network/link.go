@@ -14,9 +14,9 @@ import (
 // ControlFD is the proxy's socket to sbxrun: SOCK_SEQPACKET, a [Message] in each packet.
 const ControlFD = 3
 
-// maxMessage bounds a message. A report takes less, whatever is in it: [MaxHosts] and one, with two texts
-// as [Clean] leaves them, and numbers.
-const maxMessage = 128 << 10
+// maxMessage bounds a message. A report takes less, whatever is in it: [MaxLines], those of hosts with two
+// texts as [Clean] leaves them, and numbers.
+const maxMessage = 160 << 10
 
 // What listens, of a [Listener].
 const (

@@ -45,7 +45,7 @@ type Proxy struct {
 // Start opens what the spec names on the host, and starts the proxy; cred is who the sandbox runs
 // as. After an error, a *[result.Error], nothing is left.
 func Start(spec Spec, cred *proc.Cred) (p *Proxy, err error) {
-	p = &Proxy{spec: spec, cred: cred, refused: make(chan result.ReportHost, MaxHosts)}
+	p = &Proxy{spec: spec, cred: cred, refused: make(chan result.ReportHost, MaxLines)}
 	defer func() {
 		if err != nil {
 			p.End()

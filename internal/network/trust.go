@@ -6,8 +6,12 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
-// MaxHosts is how many hosts a report names; all others are counted as [OtherHosts].
-const MaxHosts = 100
+// Bounds of a report: it names so many hosts that were permitted, and so many that were refused, so that neither
+// keep the others out; and each port. All others are counted as [OtherHosts].
+const (
+	MaxHosts = 50
+	MaxLines = 2*MaxHosts + 2*maxPorts + 1
+)
 
 // OtherHosts is what a report calls those that it does not name.
 const OtherHosts = "(others)"
@@ -18,7 +22,7 @@ func trusted(r *result.ReportNetwork) *result.ReportNetwork {
 		return &result.ReportNetwork{Hosts: []result.ReportHost{}, Incomplete: true}
 	}
 	out := &result.ReportNetwork{Hosts: []result.ReportHost{}}
-	for _, h := range r.Hosts[:min(len(r.Hosts), MaxHosts+1)] {
+	for _, h := range r.Hosts[:min(len(r.Hosts), MaxLines)] {
 		out.Hosts = append(out.Hosts, trustedHost(h))
 	}
 	return out

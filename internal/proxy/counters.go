@@ -16,7 +16,16 @@ type counters struct {
 	control *os.File // to sbxrun, which hears of each host that is refused once; nil for nobody
 	mu      sync.Mutex
 	hosts   map[string]*counter
+	named   [ofPort + 1]int // how many of them have a line of their own, by kind
 }
+
+// What has a line in the report. The sandbox chooses names of the first two kinds, and could fill all lines with
+// those of one.
+const (
+	ofHost = iota // that was permitted
+	ofRefused
+	ofPort // published, or a unix socket's
+)
 
 // counter is what was done with one host.
 type counter struct {
@@ -24,8 +33,8 @@ type counter struct {
 	reason                               atomic.Pointer[string]
 }
 
-// of returns a host's counter: for those beyond a number the one of all others.
-func (c *counters) of(host string) *counter {
+// of returns a counter by its name: for those beyond the number of their kind the one of all others.
+func (c *counters) of(kind int, host string) *counter {
 	host = network.Clean(host)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -35,12 +44,13 @@ func (c *counters) of(host string) *counter {
 	if n := c.hosts[host]; n != nil {
 		return n
 	}
-	if len(c.hosts) >= network.MaxHosts {
+	if c.named[kind] >= network.MaxHosts && kind != ofPort {
 		host = network.OtherHosts
 		if n := c.hosts[host]; n != nil {
 			return n
 		}
 	}
+	c.named[kind]++
 	n := new(counter)
 	c.hosts[host] = n
 	return n
@@ -48,7 +58,7 @@ func (c *counters) of(host string) *counter {
 
 func (c *counters) refuse(t target, why string) {
 	host, why := network.Clean(t.String()), network.Clean(why)
-	n := c.of(host)
+	n := c.of(ofRefused, host)
 	n.reason.Store(&why)
 	if n.refused.Add(1) > 1 || c.control == nil {
 		return

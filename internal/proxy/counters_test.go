@@ -3,8 +3,12 @@ package proxy
 import (
 	"fmt"
 	"math"
+	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/network"
 )
@@ -16,12 +20,21 @@ func TestLongReport(t *testing.T) {
 	for _, odd := range []string{"<", `"`, `\`, "\x00", "\xff", "\u2028", "x"} {
 		var c counters
 		for i := range network.MaxHosts + 10 {
-			to := target{host: fmt.Sprintf("a%0252d", i), port: math.MaxUint16}
-			c.refuse(to, "the server name of TLS is another: "+strings.Repeat(odd, maxBegin))
-			for _, n := range c.hosts {
-				for _, v := range []interface{ Store(int64) }{&n.connections, &n.refused, &n.sent, &n.received} {
-					v.Store(math.MaxInt64)
+			for _, permitted := range []bool{false, true} {
+				to := target{host: fmt.Sprintf("%t%0*d", permitted, 248, i), port: math.MaxUint16}
+				if permitted {
+					c.of(ofHost, to.String())
 				}
+				c.refuse(to, "the server name of TLS is another: "+strings.Repeat(odd, maxBegin))
+			}
+		}
+		for i := range network.MaxLines - 2*network.MaxHosts - 1 {
+			why := unix.ENOBUFS.Error()
+			c.of(ofPort, "published port "+strconv.Itoa(math.MaxUint16-i)).reason.Store(&why)
+		}
+		for _, n := range c.hosts {
+			for _, v := range []interface{ Store(int64) }{&n.connections, &n.refused, &n.sent, &n.received} {
+				v.Store(math.MaxInt64)
 			}
 		}
 		if err := network.Send(theirs, network.Message{Report: c.report()}); err != nil {
@@ -29,12 +42,43 @@ func TestLongReport(t *testing.T) {
 			continue
 		}
 		m, _, err := network.Receive(ours)
-		if err != nil || len(m.Report.Hosts) != network.MaxHosts+1 {
+		if err != nil || len(m.Report.Hosts) != network.MaxLines {
 			t.Errorf("%q: %v, %+v", odd, err, m.Report)
 			continue
 		}
 		if why := m.Report.Hosts[1].Reason; !strings.HasSuffix(why, "...") || len(why) > 300 {
 			t.Errorf("%q: that it goes on is not said: %s", odd, why)
+		}
+	}
+}
+
+// TestNamed: neither hosts that were refused nor those that were permitted keep others out of the report, and
+// ports are in it anyway.
+func TestNamed(t *testing.T) {
+	t.Parallel()
+	for _, refusedFirst := range []bool{true, false} {
+		var c counters
+		fill := func(refused bool) {
+			for i := range 10 * network.MaxHosts {
+				to := target{host: fmt.Sprintf("h%d-%t.example.org", i, refused), port: 443}
+				if refused {
+					c.refuse(to, "not listed")
+				} else {
+					c.of(ofHost, to.String()).connections.Add(1)
+				}
+			}
+		}
+		fill(refusedFirst)
+		fill(!refusedFirst)
+		c.of(ofPort, "unix socket 1").connections.Add(1)
+		got := map[string]int{}
+		for _, h := range c.report().Hosts {
+			_, kind, _ := strings.Cut(h.Host, "-")
+			got[kind]++
+		}
+		want := map[string]int{"true.example.org:443": network.MaxHosts, "false.example.org:443": network.MaxHosts, "": 2}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("refused first: %v: %s", refusedFirst, diff)
 		}
 	}
 }

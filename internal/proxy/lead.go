@@ -154,7 +154,7 @@ func connOf(fd int) (net.Conn, error) {
 // inward, into the sandbox, or out of it.
 func (p *process) lead(l net.Listener, to *conns, name string, inward bool, dial func() (net.Conn, error)) {
 	accept(l, to, func(conn *net.TCPConn) {
-		n := p.server.counts.of(name)
+		n := p.server.counts.of(ofPort, name)
 		other, err := dial()
 		if err != nil {
 			if p.server.ctx.Err() == nil { // or it is the proxy that ends

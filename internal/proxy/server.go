@@ -97,7 +97,7 @@ func (s *server) connect(ctx context.Context, t target) (net.Conn, *counter, err
 	if err != nil {
 		return nil, nil, &hostError{t, err}
 	}
-	n := s.counts.of(t.String())
+	n := s.counts.of(ofHost, t.String())
 	conn, err := s.dial(ctx, addrs, t.port)
 	if err != nil {
 		return nil, nil, &hostError{t, err}

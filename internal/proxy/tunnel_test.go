@@ -149,7 +149,7 @@ func TestSecondHello(t *testing.T) {
 		{"no second is asked for", good, plain, bad, bad, false}, // which the host refuses
 		{"no TLS", good, []byte("220 ready"), []byte("x"), []byte("x"), false},
 	} {
-		before := s.counts.of(name).refused.Load()
+		before := s.counts.of(ofHost, name).refused.Load()
 		c, b := get(t, proxy.Addr().String(), "CONNECT "+name+" HTTP/1.1\r\n\r\n"+string(tt.first), http.StatusOK)
 		up, err := host.Accept()
 		if err != nil {
@@ -175,7 +175,7 @@ func TestSecondHello(t *testing.T) {
 			t.Errorf("%s: the host got %x", tt.what, got)
 		}
 		up.Close()
-		if refused := s.counts.of(name).refused.Load() > before; refused != tt.refused {
+		if refused := s.counts.of(ofHost, name).refused.Load() > before; refused != tt.refused {
 			t.Errorf("%s: refused: %v", tt.what, refused)
 		}
 	}
