@@ -19,12 +19,17 @@ import (
 
 // tunnel relays between the sandbox and a host; begin is what was read of inner already. What the
 // sandbox begins with is looked at, unless the host speaks first, which none does that takes TLS or
-// HTTP.
+// HTTP/1. A server of HTTP/2 may, and a request of that can be for any host: so it is refused.
 func (s *server) tunnel(inner *net.TCPConn, begin []byte, up net.Conn, t target, n *counter) {
 	s.conns.leads(inner, up)
 	host := listen(inner, up)
 	begin, kind, err := sniff(host, begin)
-	if host.stop() && (err != nil || len(begin) == 0) {
+	spoke := host.stop()
+	if spoke && host.http2 && !t.addr.IsValid() {
+		s.counts.refuse(t, "HTTP/2 without TLS")
+		return
+	}
+	if spoke && (err != nil || len(begin) == 0) {
 		_ = inner.SetReadDeadline(time.Time{}) // it takes deadlines
 		relay(inner, up, begin, n)
 		return
@@ -51,6 +56,7 @@ type listening struct {
 	inner *net.TCPConn
 	up    net.Conn
 	spoke atomic.Bool // before inner's read is ended
+	http2 bool        // and that was HTTP/2; once over is closed
 	over  chan struct{}
 }
 
@@ -61,8 +67,9 @@ func listen(inner *net.TCPConn, up net.Conn) *listening {
 		raw, err := up.(*net.TCPConn).SyscallConn()
 		if err == nil {
 			err = raw.Read(func(fd uintptr) bool {
-				var b [1]byte
-				_, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+				var b [http2Header]byte
+				n, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+				l.http2 = isSettings(b[:max(n, 0)])
 				return err != unix.EAGAIN && err != unix.EINTR
 			})
 		}
@@ -72,6 +79,15 @@ func listen(inner *net.TCPConn, up net.Conn) *listening {
 		}
 	}()
 	return l
+}
+
+// http2Header is how many bytes a frame of HTTP/2 begins with (RFC 9113, 4.1).
+const http2Header = 9
+
+// isSettings reports whether b is the header of a SETTINGS frame, with which a server of HTTP/2 begins (RFC 9113,
+// 3.4), and which it sends in one piece. Less than a header is none: other servers may say less, and wait.
+func isSettings(b []byte) bool {
+	return len(b) == http2Header && b[3] == 4 && b[5]&0x7f == 0 && b[6] == 0 && b[7] == 0 && b[8] == 0
 }
 
 // read is a read of inner, until a time; zero for no bound.

@@ -191,6 +191,59 @@ func TestSecondHello(t *testing.T) {
 	}
 }
 
+// TestSpeaksFirst: what a host says first reaches the client, however little it is; but HTTP/2, in which a request
+// can be for another host, does not.
+func TestSpeaksFirst(t *testing.T) {
+	t.Parallel()
+	host, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	address := host.Addr().String()
+	port := host.Addr().(*net.TCPAddr).Port
+	name := fmt.Sprintf("www.example.org:%d", port)
+	s := newServer(listing(t, name+","+address, map[string]string{"www.example.org": "127.0.0.1"}))
+	defer s.end()
+	proxy, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer proxy.Close()
+	go s.serve(proxy)
+	for _, tt := range []struct {
+		says, to, begin string
+		refused         bool
+	}{
+		{"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x03\x00\x00\x00\x64", name, "", true},
+		{"\x00\x00\x00\x04\x00\x00\x00\x00\x00", name, "PRI *", true},
+		{"\x00\x00\x00\x04\x00\x00\x00\x00\x00", address, "", false},
+		{"\x00\x00\x00\x04\x00\x00\x00\x00\x01", name, "", false},
+		{"\x00\x00\x00\x04", name, "", false},
+		{"220 it speaks first\r\n", name, "", false},
+	} {
+		before := s.counts.of(ofHost, tt.to).refused.Load()
+		c, b := get(t, proxy.Addr().String(), "CONNECT "+tt.to+" HTTP/1.1\r\n\r\n"+tt.begin, http.StatusOK)
+		up, err := host.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(up, tt.says); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, len(tt.says))
+		n, _ := io.ReadFull(b, got) // or it is closed
+		if refused := n == 0; refused != tt.refused || !refused && string(got) != tt.says {
+			t.Errorf("%q to %s: the client got %q", tt.says, tt.to, got[:n])
+		}
+		if refused := s.counts.of(ofHost, tt.to).refused.Load() > before; refused != tt.refused {
+			t.Errorf("%q to %s: refused: %v", tt.says, tt.to, refused)
+		}
+		c.Close()
+		up.Close()
+	}
+}
+
 // TestAnswerBound: a host that does not answer to a ClientHello is not waited for.
 func TestAnswerBound(t *testing.T) {
 	t.Parallel()
