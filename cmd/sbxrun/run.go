@@ -93,6 +93,9 @@ func (r *runner) run() int {
 	if r.used, lost = r.Parts.End(); lost != nil {
 		spoil(&res, lost)
 	}
+	if r.used != nil && r.used.Incomplete {
+		warn(errProxyEnded)
+	}
 	f, failed := r.failure(res, counted)
 	if what, remedy := refusedHosts(r.used); what != "" && r.advises() {
 		advise(what, remedy)
@@ -103,6 +106,8 @@ func (r *runner) run() int {
 	r.diagnose(&res)
 	return r.end(res, delivered)
 }
+
+var errProxyEnded = errors.New("the proxy of the sandbox's network ended before the command, or could not report: what was used of the network is not known")
 
 // begin asks for the leave to start the command, and opens the streams. It returns bwrap's stderr, or
 // nil if bwrap must not be started ahead.

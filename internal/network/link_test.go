@@ -6,7 +6,40 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
 )
+
+// TestEndedEarly: what a proxy reports that has ended before it was to is incomplete.
+func TestEndedEarly(t *testing.T) {
+	for _, early := range []bool{true, false} {
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		theirs := os.NewFile(uintptr(pair[0]), "theirs")
+		p := &Proxy{spec: Spec{Proxied: true}, socket: os.NewFile(uintptr(pair[1]), "ours"), served: make(chan struct{}), refused: make(chan result.ReportHost)}
+		go p.answer()
+		report := func() {
+			if err := Send(theirs, Message{Report: &result.ReportNetwork{Hosts: []result.ReportHost{{Host: "a:80"}}}}); err != nil {
+				t.Error(err)
+			}
+			theirs.Close()
+		}
+		if early {
+			report()
+			<-p.served
+		} else {
+			go func() {
+				_, _, _ = Receive(theirs) // until it is to end
+				report()
+			}()
+		}
+		if got := p.End(); len(got.Hosts) != 1 || got.Incomplete != early {
+			t.Errorf("early: %v: %+v", early, got)
+		}
+	}
+}
 
 // TestNoRoom: of a message whose descriptors do not all fit into the table none is kept, and the message is read.
 func TestNoRoom(t *testing.T) {

@@ -269,7 +269,13 @@ func (p *Proxy) End() *result.ReportNetwork {
 }
 
 func (p *Proxy) end() {
+	early := false // it has ended by itself, and what came then is in no report
 	if p.served != nil {
+		select {
+		case <-p.served:
+			early = true
+		default:
+		}
 		_ = unix.Shutdown(proc.Descriptor(p.socket), unix.SHUT_WR) // an error means that it is dead
 		select {
 		case <-p.served:
@@ -283,6 +289,7 @@ func (p *Proxy) end() {
 	}
 	if p.spec.Wanted() && p.served != nil {
 		p.report = trusted(p.report)
+		p.report.Incomplete = p.report.Incomplete || early
 		p.report.Published = p.publish
 	}
 	closeFiles(p.host)

@@ -262,6 +262,9 @@ func TestProxyKilled(t *testing.T) {
 	if n := r.Report.Network; n == nil || !n.Incomplete {
 		t.Errorf("report: %+v", n)
 	}
+	if !strings.Contains(string(r.Stderr), "sbxrun: warning: the proxy of the sandbox's network ended before the command") {
+		t.Errorf("it is not said: %s", r.Stderr)
+	}
 }
 
 // proxyOf is the pid of a run's proxy.
