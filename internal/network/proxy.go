@@ -48,6 +48,9 @@ func Start(spec Spec, cred *proc.Cred) (p *Proxy, err error) {
 	p = &Proxy{spec: spec, cred: cred, refused: make(chan result.ReportHost, MaxLines)}
 	defer func() {
 		if err != nil {
+			if _, known := errors.AsType[*result.Error](err); !known { // "setup": that no process can be forked is to be busy
+				err = &result.Error{Code: "setup", Message: "cannot start the proxy of the network: " + err.Error(), Err: err}
+			}
 			p.End()
 			p = nil
 		}
@@ -104,7 +107,7 @@ func openServer() (*os.File, error) {
 // connections at them. It returns when it does.
 func (p *Proxy) Serve(ctx context.Context, room *proc.Process) (err error) {
 	defer func() {
-		if known := (*result.Error)(nil); err != nil && !errors.As(err, &known) {
+		if _, known := errors.AsType[*result.Error](err); err != nil && !known {
 			err = &result.Error{Code: "network", Message: "cannot set up the network of the sandbox: " + p.because(err).Error(), Err: err}
 		}
 	}()

@@ -27,9 +27,10 @@ import (
 // ProxyPort is the port of 127.0.0.1 in the sandbox at which the proxy listens, for HTTP and SOCKS5.
 const ProxyPort = 3128
 
-// Bounds of what may be asked for.
+// Bounds of what may be asked for. A list within them fits into a message.
 const (
 	maxRules = 1000
+	maxList  = 128 << 10 // bytes of all its hosts
 	maxPorts = 64
 )
 
@@ -72,9 +73,6 @@ func ParseAllow(list string) (rules []Rule, err error) {
 			return nil, fmt.Errorf("--net allow=%s: %w", short(list), err)
 		}
 		rules = append(rules, r)
-	}
-	if len(rules) > maxRules {
-		return nil, fmt.Errorf("--net allow=: %d hosts are more than %d", len(rules), maxRules)
 	}
 	return rules, nil
 }
@@ -182,8 +180,15 @@ func ParseConnect(arg, dir string) (c Connect, err error) {
 	return c, nil
 }
 
-// Check finds what does not go together.
+// Check finds what is too much, and what does not go together.
 func (s *Spec) Check() error {
+	size := 0
+	for _, r := range s.Allow {
+		size += len(r.Host)
+	}
+	if len(s.Allow) > maxRules || size > maxList {
+		return fmt.Errorf("--net allow=: the list is too long: %d hosts of %d bytes are more than %d, or than %d bytes", len(s.Allow), size, maxRules, maxList)
+	}
 	if len(s.Publish) > maxPorts || len(s.Connect) > maxPorts {
 		return fmt.Errorf("--publish and --connect can each be given %d times", maxPorts)
 	}

@@ -1,10 +1,13 @@
 package network
 
 import (
+	"os"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 func TestParseAllow(t *testing.T) {
@@ -23,6 +26,38 @@ func TestParseAllow(t *testing.T) {
 		got, err := ParseAllow(tt.text)
 		if diff := cmp.Diff(tt.want, got); diff != "" && (tt.want != nil || err == nil) || (err == nil) != (tt.want != nil) {
 			t.Errorf("%q: %v, %v", tt.text, got, err)
+		}
+	}
+}
+
+// TestLongList: a list that Check takes fits into a message, whatever is in it.
+func TestLongList(t *testing.T) {
+	host := strings.Repeat("a", 60) + "." + strings.Repeat("b", 60) + "." + strings.Repeat("c", 9)
+	list := func(n int) Spec {
+		return Spec{Proxied: true, Allow: slices.Repeat([]Rule{{host, 65535}}, n)}
+	}
+	most := maxList / len(host)
+	longest := list(most)
+	if err := longest.Check(); err != nil || most > maxRules {
+		t.Fatal(most, err)
+	}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs, ours := os.NewFile(uintptr(pair[0]), "theirs"), os.NewFile(uintptr(pair[1]), "ours")
+	defer theirs.Close()
+	defer ours.Close()
+	if err := Send(ours, Message{Rules: longest.Allow}); err != nil {
+		t.Fatal(err)
+	}
+	if m, _, err := Receive(theirs); err != nil || len(m.Rules) != most {
+		t.Errorf("%d of %d, %v", len(m.Rules), most, err)
+	}
+	long, many := list(most+1), Spec{Proxied: true, Allow: make([]Rule, maxRules+1)}
+	for _, s := range []Spec{long, many} {
+		if err := s.Check(); err == nil || !strings.HasPrefix(err.Error(), "--net allow=: ") {
+			t.Errorf("%d hosts: %v", len(s.Allow), err)
 		}
 	}
 }

@@ -245,6 +245,7 @@ func TestPartsRefused(t *testing.T) {
 		{s, "", `{"network":{"allow":["10.0.0.0/7:5432"]}}`, 403, api.Policy},
 		{s, "", `{"network":{"allow":["[::ffff:10.0.0.1]:80"]}}`, 403, api.Policy},
 		{s, "", `{"network":{"allow":["*"]}}`, 400, api.Usage},
+		{s, "", `{"network":{"allow":["a.example.org"` + strings.Repeat(`,"a.example.org"`, 1000) + `]}}`, 400, api.Usage},
 		{s, "", `{"network":{"allow":["a.example.org,example.com"]}}`, 400, api.Usage},
 		{s, session, `{"argv":["true"],"overlay":{"name":"app"}}`, 400, api.Usage},
 		{s, session, `{"argv":["true"],"network":{"allow":[]}}`, 400, api.Usage},
