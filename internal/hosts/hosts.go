@@ -3,6 +3,7 @@
 package hosts
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -71,9 +72,15 @@ func Covers(most, r network.Rule) bool {
 	return err1 == nil && err2 == nil && big.Bits() <= small.Bits() && big.Contains(small.Addr())
 }
 
+// errMapped: addresses of IPv4 are compared as such, and none would be in a network of IPv6.
+var errMapped = errors.New("it is a network of IPv4, in the form of IPv6")
+
 func parsePrefix(s string) (netip.Prefix, error) {
 	if strings.Contains(s, "/") {
 		p, err := netip.ParsePrefix(s)
+		if err == nil && p.Addr().Is4In6() {
+			err = errMapped
+		}
 		return p.Masked(), err
 	}
 	a, err := netip.ParseAddr(s)

@@ -120,7 +120,7 @@ func addresses() (list []netip.Addr, err error) {
 }
 
 // reserved are networks that are not for hosts of the internet at large, or that have an address of
-// IPv4 within one of IPv6, which could be any (RFC 6890, RFC 4291, RFC 6052, RFC 3056, RFC 4380).
+// IPv4 within one of IPv6, which could be any (RFC 6890, RFC 4291, RFC 6052, RFC 7915, RFC 3056, RFC 4380).
 var reserved = []struct {
 	prefix netip.Prefix
 	kind   string
@@ -133,6 +133,7 @@ var reserved = []struct {
 	{netip.MustParsePrefix("198.18.0.0/15"), "an address for benchmarks"},
 	{netip.MustParsePrefix("240.0.0.0/4"), "a reserved address"},
 	{netip.MustParsePrefix("::/96"), "a reserved address"},
+	{netip.MustParsePrefix("::ffff:0:0:0/96"), "a translated address"},
 	{netip.MustParsePrefix("64:ff9b::/96"), "a translated address"},
 	{netip.MustParsePrefix("64:ff9b:1::/48"), "a translated address"},
 	{netip.MustParsePrefix("100::/64"), "a reserved address"},

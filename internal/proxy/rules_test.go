@@ -84,7 +84,7 @@ func TestPermits(t *testing.T) {
 		"github.com": "151.101.0.223 2a04:4e42::223", "a.example.org": "93.184.215.14", "example.org": "93.184.215.14", "inside.corp": "10.1.2.3",
 		"rebind.example.org": "127.0.0.1", "half.example.org": "127.0.0.1 93.184.215.14", "localhost": "127.0.0.1 ::1", "own.example.org": "8.7.6.5",
 		"metadata.example.org": "169.254.169.254", "azure.example.org": "168.63.129.16", "mapped.example.org": "::ffff:127.0.0.1", "nat64.example.org": "64:ff9b::7f00:1",
-		"six.example.org": "fd00:ec2::254", "zero.example.org": "0.0.0.0", "shared.example.org": "100.100.100.200", "teredo.example.org": "2001:0:1::1", "sixtofour.example.org": "2002:7f00:1::", "compat.example.org": "::7f00:1",
+		"siit.example.org": "::ffff:0:7f00:1", "six.example.org": "fd00:ec2::254", "zero.example.org": "0.0.0.0", "shared.example.org": "100.100.100.200", "teredo.example.org": "2001:0:1::1", "sixtofour.example.org": "2002:7f00:1::", "compat.example.org": "::7f00:1",
 		"site.example.org": "fec0::1", "all.example.org": "255.255.255.255", "group.example.org": "224.0.0.1",
 	}
 	const list = "github.com,*.example.org,inside.corp:5432,10.1.2.3:5432,192.0.2.0/24:8443,[2001:db8::1]:443,localhost:8000"
@@ -118,6 +118,7 @@ func TestPermits(t *testing.T) {
 		{"azure.example.org:80", "metadata"},
 		{"mapped.example.org:80", "loopback"},
 		{"nat64.example.org:80", "translated"},
+		{"siit.example.org:80", "translated"},
 		{"six.example.org:80", "private"},
 		{"zero.example.org:80", "this"},
 		{"shared.example.org:80", "shared"},
@@ -193,6 +194,11 @@ func TestClassify(t *testing.T) {
 		{"get key\r\n", kindOther, true}, // memcached
 		{"/file\r\n", kindOther, true},   // Gopher
 		{"GETATTR\r\n", kindOther, true},
+		{"PROXY TCP4 192.0.2.1 192.0.2.2 1 80\r\nGET /", kindHTTP, true},
+		{"PROXY UNKNOWN\r\n", kindHTTP, true},
+		{"PROXY TCP4 192.0.2.1", kindHTTP, false},
+		{"\r\n\r\n\x00", kindHTTP, true},
+		{"\r\n\r\n\x00\r\nQUIT\n!\x11\x00\x0c", kindHTTP, true},
 		{"OPTIONS rtsp://www.example.org/ RTSP/1.0\r\n", kindOther, true},
 	} {
 		if kind, sure := classify([]byte(tt.text)); sure != tt.sure || sure && kind != tt.kind {
@@ -203,7 +209,7 @@ func TestClassify(t *testing.T) {
 
 // TestCompile: what looks like an address is one.
 func TestCompile(t *testing.T) {
-	for _, bad := range []string{"1.2.3", "1.2.3.4.5", "a.b:80:81", "a/b", "10.0.0.0/33", "1.2.3.4/x", "::1::", "256.1.1.1"} {
+	for _, bad := range []string{"1.2.3", "1.2.3.4.5", "a.b:80:81", "a/b", "10.0.0.0/33", "::ffff:10.1.2.0/120", "::ffff:a01:200/120", "1.2.3.4/x", "::1::", "256.1.1.1"} {
 		if _, err := compile([]network.Rule{{Host: bad}}); err == nil {
 			t.Errorf("%q is taken", bad)
 		}

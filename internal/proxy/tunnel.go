@@ -159,6 +159,9 @@ func classify(begin []byte) (kind int, sure bool) {
 	if isRecord(begin) {
 		return kindTLS, true
 	}
+	if bytes.HasPrefix(begin, proxyHeader) {
+		return kindHTTP, true
+	}
 	if mayBeOldHello(begin) {
 		return kindTLS, len(begin) >= oldHeader
 	}
@@ -178,6 +181,11 @@ func classify(begin []byte) (kind int, sure bool) {
 	return kindOther, true
 }
 
+// proxyHeader is what version 2 of the PROXY protocol begins with, and nothing else that is known. A server that
+// takes it reads on behind it, as behind the line of version 1: there TLS or a request could be for any host. Both
+// are for web, which refuses them as no request.
+var proxyHeader = []byte("\r\n\r\n\x00")
+
 // oldHeader is what a ClientHello in the form of SSL 2.0 is known by.
 const oldHeader = 4
 
@@ -192,7 +200,7 @@ func mayBeOldHello(begin []byte) bool {
 // and what is no version many take for one: the target, or a Host below it, can name another host there.
 // web refuses what is not HTTP/1.x.
 func mayRequest(line []byte) bool {
-	if bytes.Contains(bytes.ToUpper(line), []byte("HTTP/")) {
+	if bytes.Contains(bytes.ToUpper(line), []byte("HTTP/")) || bytes.HasPrefix(line, []byte("PROXY ")) {
 		return true
 	}
 	words := strings.FieldsFunc(string(line), func(r rune) bool { return r < '!' || r > '~' })

@@ -172,11 +172,12 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
-// TestNoVersion: a request without a version has no Host either, but its target can name one. Nothing of it
-// reaches the host of a tunnel.
+// TestNoVersion: a request without a version has no Host either, but its target can name one; and behind a header
+// of the PROXY protocol there can be one for any host. Nothing of it reaches the host of a tunnel.
 func TestNoVersion(t *testing.T) {
 	t.Parallel()
-	for _, line := range []string{"GET http://other.example.org/\r\n", "GET http://other.example.org/ \r\n", "GET /\r\nHost: other.example.org\r\n\r\n", "get / x\n"} {
+	for _, line := range []string{"GET http://other.example.org/\r\n", "GET http://other.example.org/ \r\n", "GET /\r\nHost: other.example.org\r\n\r\n", "get / x\n",
+		"PROXY TCP4 192.0.2.1 192.0.2.2 1 80\r\nGET / HTTP/1.1\r\nHost: other.example.org\r\n\r\n", "\r\n\r\n\x00\r\nQUIT\n!\x11\x00\x00GET / HTTP/1.1\r\nHost: other.example.org\r\n\r\n"} {
 		host, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
