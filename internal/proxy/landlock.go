@@ -17,8 +17,14 @@ func shut() error {
 	if file, err := filepath.EvalSymlinks("/etc/resolv.conf"); err == nil {
 		names = append(names, filepath.Dir(file))
 	}
+	var files []string // links of /etc to what may be in any directory, even the user's
+	for _, name := range []string{"/etc/hosts", "/etc/nsswitch.conf"} {
+		if file, err := filepath.EvalSymlinks(name); err == nil {
+			files = append(files, file)
+		}
+	}
 	kernel := landlock.V6.BestEffort()
-	if err := kernel.RestrictPaths(landlock.RODirs(names...).IgnoreIfMissing()); err != nil {
+	if err := kernel.RestrictPaths(landlock.RODirs(names...).IgnoreIfMissing(), landlock.ROFiles(files...).IgnoreIfMissing()); err != nil {
 		return err
 	}
 	return kernel.RestrictScoped()

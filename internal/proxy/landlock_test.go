@@ -9,15 +9,55 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 )
 
-// TestMain is also the process that [TestShut] shuts in.
+// TestShutLinks: that /etc/hosts is a link to elsewhere does not take it from a proxy that is shut in.
+func TestShutLinks(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(dir+"/file", []byte("192.0.2.1 linked.example.org\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	etc := t.TempDir()
+	if err := os.Symlink(dir+"/file", etc+"/hosts"); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe", "links", etc)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
+	if os.Geteuid() != 0 {
+		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+func tryLinks(etc string) error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return err
+	}
+	if err := unix.Mount(etc, "/etc", "", unix.MS_BIND, ""); err != nil {
+		return err
+	}
+	if err := shut(); err != nil {
+		return err
+	}
+	list, err := lookup(context.Background(), "linked.example.org")
+	if err == nil && len(list) != 1 {
+		err = fmt.Errorf("%v", list)
+	}
+	return err
+}
+
+// TestMain is also the process that [TestShut] and [TestShutLinks] shut in.
 func TestMain(m *testing.M) {
-	if len(os.Args) == 3 && os.Args[1] == "shut" {
-		if err := tryShut(os.Args[2]); err != nil {
+	try := map[string]func(string) error{"shut": tryShut, "links": tryLinks}
+	if len(os.Args) == 3 && try[os.Args[1]] != nil {
+		if err := try[os.Args[1]](os.Args[2]); err != nil {
 			fmt.Println(err)
 			os.Exit(1)
 		}
