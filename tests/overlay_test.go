@@ -87,6 +87,7 @@ func TestOverlayUpper(t *testing.T) {
 		{dir, filepath.Join(dir, "sub"), "must lie elsewhere"},
 		{dir, filepath.Dir(dir), "must lie elsewhere"},
 		{dir, "/usr", "--upper"},
+		{dir, filepath.Join(upper, "none", "own"), fmt.Sprintf("no such file or directory; make %q first", filepath.Join(upper, "none"))},
 	} {
 		r := harness.Run(t, harness.Options{Dir: tt.dir}, "--cwd", "overlay", "--upper", tt.upper, "true")
 		if r.Expect(t, 125, "start-failed"); !strings.Contains(string(r.Stderr), tt.want) {

@@ -82,6 +82,7 @@ func TestTimeoutHint(t *testing.T) {
 		{[]string{"ls -l"}, 127, "; a command line in one word is for a shell: write sh -c before it\n"},
 		{[]string{"--env", "PATH=" + dir, "stop", "x"}, 0, ""},
 		{[]string{"-t", "nosuch"}, 127, "PATH /usr/bin:/bin\n"},
+		{[]string{"--env", "PATH=/x", "true"}, 127, `command "true" not found in the sandbox's PATH /x, which --env or --env-file sets; /usr/bin/true names it by its path` + "\n"},
 		{[]string{"--env", "PATH=" + dir, "1", "x"}, 0, ""},
 		{[]string{"./1"}, 0, ""},
 		{[]string{"sh", "-c", "exit 127"}, 127, ""},

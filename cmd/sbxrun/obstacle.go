@@ -78,7 +78,13 @@ func (c *command) failure(res result.Result, n *counters) (f room.Failure, ok bo
 	if res.Cause != result.Exited || res.Payload.Code() == 0 || !c.advises() {
 		return f, false
 	}
-	return room.Failure{Code: res.Payload.Code(), Network: tried, Listed: tried && n.listed}, true
+	f = room.Failure{Code: res.Payload.Code(), Network: tried, Listed: tried && n.listed}
+	for _, l := range res.Limits {
+		if l.Name == "pids" && l.Hit {
+			f.Tasks = int(l.Requested)
+		}
+	}
+	return f, true
 }
 
 // advise tells in a line what may have been in the way of a command, "" for nothing, and what

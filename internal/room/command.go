@@ -61,10 +61,19 @@ func checkCommand(v view, name, workdir, sandboxPath string, c Caller) (found st
 	if denied != nil {
 		return "", denied
 	}
-	if host := lookHost(name, c.Path); host != "" {
+	e := notFound(fmt.Sprintf("command %q not found in the sandbox's PATH %s", name, sandboxPath), "")
+	host := lookHost(name, c.Path)
+	if host == "" {
+		return "", e
+	}
+	if checkFile(v, name, host, c.Home) != nil {
 		return "", notFound(fmt.Sprintf("command %q is at %s, which is not visible in the sandbox", name, host), "--tools")
 	}
-	return "", notFound(fmt.Sprintf("command %q not found in the sandbox's PATH %s", name, sandboxPath), "")
+	if sandboxPath != sandboxPathOf(v, c.Path) {
+		e.Message += ", which --env or --env-file sets"
+	}
+	e.Hint = shellQuote(host) + " names it by its path"
+	return "", e
 }
 
 // insteadOf returns the program that the caller's PATH means by a command that was found

@@ -19,6 +19,7 @@ type Failure struct {
 	Code    int  // its exit code
 	Network bool // it has tried to reach one, and has none
 	Listed  bool // but by a proxy, for a list of hosts
+	Tasks   int  // the limit on tasks, if that was reached
 }
 
 // answers are programs whose exit code 1 is an answer.
@@ -102,6 +103,9 @@ func (e entered) readOnly(dir string) bool {
 // obstacle returns what stood in the way, and which flag takes it away; "" for what is not
 // known.
 func (s scene) obstacle(f Failure, c Caller) (what, remedy string) {
+	if f.Tasks > 0 { // that is known, and all else a guess
+		return fmt.Sprintf("the limit on tasks was reached (--pids %d)", f.Tasks), "a larger one lets it start more"
+	}
 	name := ""
 	if len(s.command) > 0 {
 		name = path.Base(s.command[0])

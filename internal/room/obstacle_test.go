@@ -30,6 +30,7 @@ func TestObstacle(t *testing.T) {
 		{name: "the system", dir: "/usr/share", command: "make", failure: Failure{Code: 2}},
 		{name: "no network", dir: "plain", command: "make", failure: Failure{Code: 2, Network: true}, want: "--net allow=HOST"},
 		{name: "no network but by a proxy", dir: "plain", command: "make", failure: Failure{Code: 2, Network: true, Listed: true}, want: "without the proxy"},
+		{name: "tasks", dir: "plain", command: "sh", failure: Failure{Code: 2, Tasks: 4}, want: "the limit on tasks was reached (--pids 4); a larger one lets it start more"},
 		{name: "nothing shown", dir: "plain", policy: Policy{Cwd: CwdNone}, command: "make", failure: Failure{Code: 2}, want: none},
 		{name: "started elsewhere", dir: "plain", policy: Policy{Workdir: "/tmp"}, command: "make", failure: Failure{Code: 2}},
 		{name: "PATH", dir: "plain", command: "sh", failure: Failure{Code: 127}, path: "TOP/repo/lib", want: "--tools"},

@@ -28,8 +28,11 @@ func (p *Plan) openUpper(name string, list []*Overlay) (err error) {
 	defer func() {
 		if e := (*result.Error)(nil); err != nil && !errors.As(err, &e) {
 			e = &result.Error{Code: "upper", Message: fmt.Sprintf("--upper %q: %v", name, err), Err: err, Hint: "name a directory of your own, empty or used for the same, that the sandbox does not show"}
-			if errors.As(err, new(*links.Error)) {
+			switch {
+			case errors.As(err, new(*links.Error)):
 				e.Hint = links.Hint
+			case errors.Is(err, unix.ENOENT): // of a directory above: this one is made
+				e.Hint = fmt.Sprintf("make %q first", path.Dir(name))
 			}
 			err = e
 		}
