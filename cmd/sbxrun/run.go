@@ -266,7 +266,7 @@ func (r *runner) plan(caller room.Caller) error {
 	}
 	r.Place.Plan, err = room.Prepare(policy, caller)
 	if err == nil && !r.flags.Quiet {
-		warnOfOther(r.Place.Plan, r.argv)
+		warnOf(r.Place.Plan, r.argv)
 	}
 	if e := (*result.Error)(nil); errors.As(err, &e) && e.Code == "not-found" && e.Hint == "" {
 		e.Hint = meant(r.argv[0], r.flags.Tty)
@@ -274,9 +274,13 @@ func (r *runner) plan(caller room.Caller) error {
 	return err
 }
 
-// warnOfOther warns if the command is a different program from the one that the caller's PATH
-// names on the host. A command given by its path is what the caller meant, and gets no warning.
-func warnOfOther(plan *room.Plan, argv []string) {
+// warnOf warns of binds that the command cannot read, and if it is a different program from the one
+// that the caller's PATH names on the host. A command given by its path is what the caller meant, and
+// gets no warning.
+func warnOf(plan *room.Plan, argv []string) {
+	for _, name := range plan.Closed {
+		tellWarning(fmt.Sprintf("only its owner can read %q, which is shown read-only, and the sandbox runs as uid %d; copy it in with --put, or show it with --bind, which also lets the command write", name, plan.Cred().UID))
+	}
 	if plan.Instead != "" {
 		tellWarning(fmt.Sprintf("%s is %s in the sandbox, but %s outside; use that one with --tools, or name this one by its full path", argv[0], plan.Found, plan.Instead))
 	}

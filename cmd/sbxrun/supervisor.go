@@ -70,7 +70,7 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 	if spec.Plan, err = room.Prepare(policy, room.ThisCaller()); err != nil {
 		return nil, "", err
 	}
-	warnOfOther(spec.Plan, argv)
+	warnOf(spec.Plan, argv)
 	if parts.Files, err = files.Open(flags.Put, nil, spec.Plan.Workdir, room.SplitColon); err != nil {
 		return nil, "", err
 	}

@@ -31,6 +31,9 @@ type Plan struct {
 	// Found is the program in the sandbox that PATH means by the command's name, and
 	// Instead the one that it means on the host, if that is another, which is not shown.
 	Found, Instead string
+	// Closed are read-only binds of root's that the sandbox can do nothing with: only an owner who
+	// it is not may read them.
+	Closed []string
 	// Bounds hold for the command. The caller's to set.
 	Bounds proc.Bounds
 
@@ -489,6 +492,9 @@ func (p *Plan) stage(filtered bool) error {
 				return err
 			}
 			need = need || o.owner != nil || !reachable(real)
+			if o.kind == opBind && !o.layer && !o.owned && closed(real, p.cred) {
+				p.Closed = append(p.Closed, real)
+			}
 		}
 	}
 	if !need {
@@ -512,6 +518,13 @@ func (p *Plan) stage(filtered bool) error {
 		p.staged = append(p.staged, source{o.from, o.owner})
 	}
 	return nil
+}
+
+// closed reports whether a file or directory is certainly of no use to an identity: its mode is for
+// another owner alone. Then an ACL gives nobody else anything, because the group's bits bound it (acl(5)).
+func closed(name string, cred *proc.Cred) bool {
+	var st unix.Stat_t
+	return unix.Stat(name, &st) == nil && st.Uid != cred.UID && st.Mode&0o077 == 0
 }
 
 // trusted returns where a source leads that root is asked to open for others. No link is followed

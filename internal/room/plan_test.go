@@ -568,6 +568,13 @@ func TestPrepareStages(t *testing.T) {
 	if staged == 0 || staged != len(plan.staged) {
 		t.Errorf("%d of %d staged files are bound", staged, len(plan.staged))
 	}
+	if plan.Closed != nil {
+		t.Errorf("closed: %q", plan.Closed)
+	}
+	policy.Mounts = []Mount{{Source: top + "/private", Dest: "/a"}, {Source: top + "/public", Dest: "/b"}}
+	if plan := prepare(t, policy, 0); !slices.Equal(plan.Closed, []string{top + "/private"}) {
+		t.Errorf("closed: %q", plan.Closed)
+	}
 }
 
 // Root opens no source for its payload that lies behind a link which root did
