@@ -116,6 +116,9 @@ func serve(args []string) int {
 		return code
 	}
 	c, tokens, err := settings(&flags.Listening, nil)
+	if err == nil {
+		err = c.CheckPaths()
+	}
 	if err != nil {
 		return fail(err)
 	}

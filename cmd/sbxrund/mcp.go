@@ -29,6 +29,9 @@ func mcpCommand(args []string) int {
 		c.Listen = nil // which are a server's for others
 		err = c.Check()
 	}
+	if err == nil {
+		err = c.CheckPaths()
+	}
 	if err != nil {
 		return fail(err)
 	}

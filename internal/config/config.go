@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/url"
 	"os"
@@ -222,26 +223,11 @@ func Load(name string) (Config, error) {
 	if err != nil {
 		return c, fmt.Errorf("--config: %w; name a file in TOML that this user can read", err)
 	}
-	dec := toml.NewDecoder(bytes.NewReader(text))
-	dec.DisallowUnknownFields()
-	err = dec.Decode(&c)
-	var unknown *toml.StrictMissingError
-	var wrong *toml.DecodeError
-	switch {
-	case errors.As(err, &unknown):
-		e := unknown.Errors[0]
-		row, _ := e.Position()
-		return c, fmt.Errorf("%s:%d: there is no key %s", name, row, strings.Join(e.Key(), "."))
-	case errors.As(err, &wrong):
-		row, column := wrong.Position()
-		message := strings.TrimPrefix(wrong.Error(), "toml: ")
-		if is, field, ok := strings.Cut(strings.TrimPrefix(message, "cannot decode TOML "), " into struct field "); ok { // of which the names are Go's
-			_, want, _ := strings.Cut(field, " of type ")
-			message = fmt.Sprintf("%s: want %s, not a TOML %s", strings.Join(wrong.Key(), "."), cmp.Or(tomlTypes[want], want), is)
-		}
-		return c, fmt.Errorf("%s:%d:%d: %s", name, row, column, message)
-	case err != nil:
-		return c, fmt.Errorf("%s: %w", name, err)
+	if err := decode(name, text, reflect.New(withQuoted(reflect.TypeOf(c))).Interface()); err != nil {
+		return c, err
+	}
+	if err := decode(name, text, &c); err != nil {
+		return c, err
 	}
 	// A tenant of the file that leaves a ceiling out has that of all; 0 is not left out. So it is read
 	// once more, over what holds for all.
@@ -253,8 +239,57 @@ func Load(name string) (Config, error) {
 	}{c.Tenants})
 }
 
+// decode reads a file into a struct, and says what is wrong in it.
+func decode(name string, text []byte, to any) error {
+	dec := toml.NewDecoder(bytes.NewReader(text))
+	dec.DisallowUnknownFields()
+	err := dec.Decode(to)
+	var unknown *toml.StrictMissingError
+	var wrong *toml.DecodeError
+	switch {
+	case errors.As(err, &unknown):
+		e := unknown.Errors[0]
+		row, _ := e.Position()
+		return fmt.Errorf("%s:%d: there is no key %s", name, row, strings.Join(e.Key(), "."))
+	case errors.As(err, &wrong):
+		row, column := wrong.Position()
+		message := strings.TrimPrefix(wrong.Error(), "toml: ")
+		if is, field, ok := strings.Cut(strings.TrimPrefix(message, "cannot decode TOML "), " into struct field "); ok { // of which the names are Go's
+			want := field[strings.LastIndex(field, " of type ")+len(" of type "):]
+			message = fmt.Sprintf("%s: want %s, not a TOML %s", strings.Join(wrong.Key(), "."), cmp.Or(tomlTypes[want], want), is)
+		}
+		return fmt.Errorf("%s:%d:%d: %s", name, row, column, message)
+	case err != nil:
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+// quoted stands for [values.Duration] where only the TOML is looked at: go-toml sets that to an integer
+// without asking it, as so many nanoseconds.
+type quoted string
+
+// withQuoted returns a type that is like t, but for quoted.
+func withQuoted(t reflect.Type) reflect.Type {
+	switch {
+	case t == reflect.TypeFor[values.Duration]():
+		return reflect.TypeFor[quoted]()
+	case t.Kind() == reflect.Map:
+		return reflect.MapOf(t.Key(), withQuoted(t.Elem()))
+	case t.Kind() == reflect.Struct:
+		fields := reflect.VisibleFields(t)
+		for i := range fields {
+			fields[i].Type = withQuoted(fields[i].Type)
+		}
+		return reflect.StructOf(fields)
+	}
+	return t
+}
+
 // tomlTypes names types of Go as TOML does.
 var tomlTypes = map[string]string{
+	"config.quoted": `a string: "5", "0.5", "1500ms" or "5m"`,
+
 	"int": "an integer", "int64": "an integer", "float64": "a float", "string": `a string, in "quotes"`, "bool": "true or false", "[]string": `a list of strings: ["a", "b"]`,
 }
 
@@ -322,8 +357,6 @@ func (c *Config) Check() error {
 func notNegative(name string, v reflect.Value) error {
 	negative := false
 	switch {
-	case v.Type() == reflect.TypeFor[values.Duration]() && v.Int() > 0 && v.Int() < int64(time.Millisecond):
-		return fmt.Errorf("%s: want a time with its unit, such as \"30s\"", name)
 	case v.CanInt():
 		negative = v.Int() < 0
 	case v.CanFloat():
@@ -345,6 +378,24 @@ func notNegative(name string, v reflect.Value) error {
 		return fmt.Errorf("%s: want 0 or more", name)
 	}
 	return nil
+}
+
+// CheckPaths finds what the machine does not have of the directories that sandboxes are shown.
+func (c *Config) CheckPaths() error {
+	missing := func(key, name string) error {
+		if _, err := os.Stat(name); errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("%s: there is no %q; create it, or leave it out", key, name)
+		}
+		return nil // that it cannot be used for another reason is found when it is
+	}
+	p, err := c.Policy()
+	for _, m := range p.Mounts {
+		err = cmp.Or(err, missing("sandbox.mounts", m.Source))
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Overlays)) {
+		err = cmp.Or(err, missing("overlays."+name, c.Overlays[name]))
+	}
+	return err
 }
 
 // Policy is what the sandbox of a call shows.

@@ -882,6 +882,8 @@ func TestConfig(t *testing.T) {
 		{"listen = [\"unix:/a\"]\n[call]\ntimeout = \"10m\"", "max_timeout"},
 		{"listen = [\"unix:/a\"]\n[sandbox]\nnetwork = \"all\"", "network"},
 		{"listen = [\"unix:/a\"]\n[sandbox]\nmounts = [\"models\"]", "absolute paths"},
+		{"listen = [\"unix:/a\"]\n[sandbox]\nmounts = [\"/usr\", \"/nosuch:/x\"]", `sandbox.mounts: there is no "/nosuch"; create it, or leave it out`},
+		{"listen = [\"unix:/a\"]\n[overlays]\napp = \"/nosuch\"", `overlays.app: there is no "/nosuch"; create it, or leave it out`},
 		{"listen = [\"unix:/a\"]\n[languages.x]\nfile = \"a/b\"", "languages.x"},
 		{"listen = [\"unix:/a\"]\ntls_cert = \"x\"", "go together"},
 		{"listen = [\"unix:/a\"]\ntls_cert = \"/no/such\"\ntls_key = \"/no/key\"", "tls_cert /no/such, tls_key /no/key: open /no/such"},
