@@ -28,6 +28,9 @@ func init() {
 	// huma's own errors, of requests that are not as the document says, are ours.
 	huma.NewError = func(status int, message string, errs ...error) huma.StatusError {
 		e := api.NewError(api.Usage, message, "")
+		if message == "request body is required" {
+			e.Failure.Hint = "send {} if there is nothing to say"
+		}
 		switch status {
 		case http.StatusRequestEntityTooLarge:
 			e = api.NewError(api.TooLarge, "the request is too large", "")

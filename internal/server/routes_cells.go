@@ -3,6 +3,7 @@ package server
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"net/http"
 	"reflect"
 	"time"
@@ -107,7 +108,7 @@ func (s *Server) checkCell(w who, c *api.Cell) (*order, cells.Language, error) {
 		return nil, language, err
 	}
 	if len(language.Kept) == 0 {
-		return nil, language, usage("language %q has no interpreter that can be kept", c.Language)
+		return nil, language, api.NewError(api.Usage, fmt.Sprintf("language %q has no interpreter that can be kept", c.Language), `GET /v1/languages lists those with "cells": true`)
 	}
 	return o, language, o.settle(set, &api.Call{TimeoutMS: c.TimeoutMS, Limits: api.Limits{MaxOutput: c.Limits.MaxOutput}, Files: c.Files, Collect: c.Collect})
 }

@@ -107,6 +107,9 @@ func TestCode(t *testing.T) {
 	if a := s.cell(path, python("x")); shown(a) != "42" {
 		t.Errorf("beside node: %+v", a)
 	}
+	if _, e := s.refused(http.MethodPost, path+"/code", api.Cell{Language: "bash", Code: "x"}); e.Failure.Code != api.Usage || !strings.Contains(e.Failure.Hint, "GET /v1/languages") {
+		t.Errorf("%+v", e)
+	}
 	c = python("import matplotlib.pyplot as plt\nplt.figure(1)\nNone")
 	pyplot := harness.Pyplot
 	c.Files = []api.FileIn{{Path: "matplotlib/__init__.py", Text: new(string)}, {Path: "matplotlib/pyplot.py", Text: &pyplot}}

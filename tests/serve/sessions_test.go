@@ -41,6 +41,14 @@ func TestSession(t *testing.T) {
 	if a := s.call(path+"/exec", sh("cat a; sleep 1000 & echo")); text(a.Stdout) != "kept\n\n" {
 		t.Errorf("%q", text(a.Stdout))
 	}
+	for _, p := range []string{"/v1/sessions", path + "/snapshot"} {
+		if _, e := s.refused(http.MethodPost, p, nil); e.Failure.Code != api.Usage || e.Failure.Hint != "send {} if there is nothing to say" {
+			t.Errorf("%s without a body: %+v", p, e)
+		}
+	}
+	if status, b := s.ask(http.MethodPut, path+"/files/empty", nil, "Content-Type", "application/octet-stream"); status >= 300 {
+		t.Errorf("an empty file: %d %s", status, b)
+	}
 	other := s.session(`{}`)
 	if a := s.call(other+"/exec", sh("ls")); text(a.Stdout) != "" {
 		t.Errorf("another session sees %q", text(a.Stdout))
