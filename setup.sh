@@ -22,11 +22,18 @@
 #   bench-cluster measure what NATS and a gateway cost (ARG: tests/README.md)
 #   bench-vm      measure what limits cost in a machine with cgroup v2 alone
 set -eu
+command=${1-}
+[ $# = 0 ] || shift
+case $command:${1-} in
+dist:[!/]* | man:[!/]* | completions:[!/]*) # from here on, and not from there
+    dir=$PWD/$1
+    shift
+    set -- "$dir" "$@"
+    ;;
+esac
 cd "$(dirname "$0")"
 setup=internal/setup
 
-command=${1-}
-[ $# = 0 ] || shift
 case $command in
 demo)
     "$setup/ready.sh"

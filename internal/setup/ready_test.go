@@ -35,3 +35,15 @@ func TestReady(t *testing.T) {
 		})
 	}
 }
+
+// A directory that setup.sh is given is one from where it is called.
+func TestRelativeDirectory(t *testing.T) {
+	f := newFakes(t, "")
+	f.program("go", `echo "$@"`)
+	t.Chdir(f.dir)
+	for _, tt := range []struct{ dir, want string }{{"out/man", f.dir + "/out/man"}, {"/out", "/out"}, {"", "bin/share/man/man1"}} {
+		if code, out := f.run("../../setup.sh", "man", tt.dir); code != 0 || out != "run ./internal/clidoc man "+tt.want+"\n" {
+			t.Errorf("%q: exit code %d, printed %q", tt.dir, code, out)
+		}
+	}
+}
