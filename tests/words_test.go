@@ -25,7 +25,7 @@ func TestWords(t *testing.T) {
 		{[]string{"exec", "--workdir", "x", "box", "true"}, `working directory "x": must be an absolute path in the sandbox; write --workdir "$PWD"/x`},
 		{[]string{"--tmieout", "5", "true"}, "unknown flag --tmieout, did you mean --timeout?; see sbxrun --help"},
 		{[]string{"--network", "host", "true"}, "unknown flag --network, did you mean --net?; see sbxrun --help"},
-		{[]string{"-it", "bash"}, "unknown flag -it, did you mean --tty?; see sbxrun --help"},
+		{[]string{"-it", "bash"}, "unknown flag -it: stdin is the command's already; -t for a terminal; see sbxrun --help"},
 		{[]string{"--volume", "/x:/y", "true"}, `"/x" is a path, and a volume has a name; --bind shows a directory of the host`},
 		{[]string{"-C", "/tmp", "true"}, "unknown flag -C, did you mean --workdir?; see sbxrun --help"},
 		{[]string{"exec", "--net", "host", "box", "true"}, "unknown flag --net, which is a flag of run, start; see sbxrun exec --help"},

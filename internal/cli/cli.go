@@ -322,7 +322,7 @@ type Logs struct {
 // Kill is the flags of sbxrun kill.
 type Kill struct {
 	Signal       values.Signal   `help:"Signal that every process gets first, by name or number." default:"TERM" placeholder:"SIGNAL" short:"s"`
-	Grace        values.Duration `help:"Time between that signal and SIGKILL. 0 sends SIGKILL at once." default:"5s" placeholder:"DUR"`
+	Grace        values.Duration `help:"Time between that signal and SIGKILL. 0 sends SIGKILL at once. Also --kill-after." default:"5s" placeholder:"DUR" short:"k" alias:"kill-after"`
 	ProofTimeout values.Duration `help:"How long to wait for proof that nothing is left." default:"5s" placeholder:"DUR"`
 	All          bool            `help:"All running sandboxes." short:"a"`
 	Tag          []string        `help:"All running sandboxes with this tag." placeholder:"KEY=VALUE"`

@@ -6,6 +6,11 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // ErrHelp is what [Parse] returns for --help.
@@ -148,25 +153,54 @@ func (c Command) checkExclusive() error {
 	return nil
 }
 
-// foreign returns the flag that does what a flag of timeout, docker, env or the like does, or a field of serve's.
-func foreign(flag string) string {
+// foreign returns the flags that do what a flag of timeout, docker, env or the like does, or a field of serve's.
+func foreign(flag string) []string {
 	switch flag {
-	case "-i", "--interactive":
-		return "tty"
 	case "-V":
-		return "version"
+		return []string{"version"}
 	case "-C", "--chdir":
-		return "workdir"
+		return []string{"workdir"}
 	case "--volume", "--mount":
-		return "bind"
+		return []string{"bind"}
 	case "--network":
-		return "net"
+		return []string{"net"}
 	case "--rw":
-		return "write"
-	case "--lifetime", "--ttl":
-		return "timeout"
+		return []string{"write"}
+	case "--lifetime", "--ttl", "--time_limit", "--time-limit":
+		return []string{"timeout"}
+	case "--ulimit":
+		return []string{"nofile", "fsize", "stack"}
+	case "--pids-limit":
+		return []string{"pids"}
+	case "-n", "--lines":
+		return []string{"tail"}
+	case "-a", "--archive":
+		return []string{"recursive"}
+	}
+	return nil
+}
+
+// needless returns what to do in place of a flag of docker's that stands for what the command does
+// anyway; "" if it is none.
+func (c Command) needless(flag string) string {
+	switch c.Name + " " + flag {
+	case "run -i", "run --interactive", "exec -i", "exec --interactive":
+		return "stdin is the command's already; -t for a terminal"
+	case "start -d", "start --detach":
+		return "leave it out: start always returns"
+	case "run --rm":
+		return "leave it out: run leaves nothing behind"
 	}
 	return ""
+}
+
+// signalOf returns the signal that kill(1) takes a flag for, as -9 or -SIGKILL; "" if it is none.
+func signalOf(word string) string {
+	var signal values.Signal
+	if signal.UnmarshalText([]byte(word[1:])) != nil {
+		return ""
+	}
+	return cmp.Or(strings.TrimPrefix(unix.SignalName(syscall.Signal(signal)), "SIG"), word[1:]) // real-time signals have no name
 }
 
 // unknown returns the error for a flag that the command does not have. It names what may be
@@ -175,8 +209,14 @@ func foreign(flag string) string {
 func (c Command) unknown(word, flag string) error {
 	typed := strings.TrimLeft(word, "-")
 	var meant []string
-	if strings.HasPrefix(flag, "--") || len(word) <= len("-it") { // -timeout is no -i
-		meant = c.spelt(func(name string) bool { return name == foreign(flag) })
+	known := strings.HasPrefix(flag, "--") || len(word) <= len("-it") // -interval is no -i
+	switch {
+	case c.Name == "kill" && signalOf(word) != "":
+		return fmt.Errorf("unknown flag %s: to send a signal write -s %s; --grace 0 kills at once", word, signalOf(word))
+	case known && c.needless(flag) != "":
+		return fmt.Errorf("unknown flag %s: %s", word, c.needless(flag))
+	case known:
+		meant = c.spelt(func(name string) bool { return slices.Contains(foreign(flag), name) })
 	}
 	if meant == nil {
 		meant = c.spelt(func(name string) bool { return strings.HasPrefix(name, typed) })
