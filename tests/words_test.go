@@ -76,6 +76,8 @@ func TestTimeoutHint(t *testing.T) {
 		{[]string{"kil", "web"}, 127, "; did you mean sbxrun kill?\n"},
 		{[]string{"strat", "--name", "web"}, 127, "; did you mean sbxrun start?\n"},
 		{[]string{"FOO=1", "true"}, 127, "; to set a variable write --env FOO=VALUE before the command\n"},
+		{[]string{"prune"}, 127, "; to remove what has ended write sbxrun cleanup\n"},
+		{[]string{"-v", "cache:/cache", "true"}, 127, `command "cache:/cache": no such file; to show a volume write --volume NAME:DST, a directory --bind SRC:DST` + "\n"},
 		{[]string{"-v", "/usr:/data", "ls", "/data"}, 127, "; to show a directory write --ro-bind SRC:DST, or --bind SRC:DST to let it write\n"},
 		{[]string{"cd", "/tmp"}, 127, "; to start in another directory write --workdir DIR, or change to it first\n"},
 		{[]string{"export", "A=1"}, 127, "; it is built into shells: write sh -c 'COMMAND' for a command line\n"},

@@ -75,6 +75,8 @@ func meant(word string, tty bool) string {
 		return "to end a sandbox write sbxrun kill"
 	case "list", "status":
 		return "to list sandboxes write sbxrun ps"
+	case "prune":
+		return "to remove what has ended write sbxrun cleanup"
 	case "create":
 		return "to start a sandbox that lives on write sbxrun start"
 	case "attach", "shell":
@@ -98,6 +100,9 @@ func meant(word string, tty bool) string {
 	}
 	if path.IsAbs(word) && strings.Contains(word, ":") {
 		return "to show a directory write --ro-bind SRC:DST, or --bind SRC:DST to let it write"
+	}
+	if _, dst, found := strings.Cut(word, ":"); found && path.IsAbs(dst) && !strings.HasPrefix(dst, "//") { // that is a URL
+		return "to show a volume write --volume NAME:DST, a directory --bind SRC:DST"
 	}
 	if new(values.Duration).UnmarshalText([]byte(word)) == nil {
 		hint := "for a deadline write --timeout " + word
