@@ -103,7 +103,11 @@ func (s *sweep) named(dir *state.Dir, name string) {
 	e, err := dir.Find(name)
 	switch {
 	case err != nil:
-		s.note(Finding{Kind: "record", Name: name, What: "no record", Err: err.Error()})
+		reason := err.Error()
+		if e := (*result.Error)(nil); errors.As(err, &e) && e.Hint != "" {
+			reason += "; " + e.Hint
+		}
+		s.note(Finding{Kind: "record", Name: name, What: "no record", Err: reason})
 	case e.Alive:
 		s.note(Finding{Kind: "record", ID: e.ID, Name: e.Record.Name, What: e.What(), Err: "it has not ended; sbxrun kill ends it"})
 	default:

@@ -100,8 +100,12 @@ func TestL12NotReady(t *testing.T) {
 		t.Fatalf("--wait-ready: exit code %d: %s", r.ExitCode, r.Stderr)
 	}
 	late.Alive()
+	told := "sbxrun: error: the sandbox " + late.ID + " was not ready within 500ms, and lives on; sbxrun logs " + late.ID + " shows its output, sbxrun kill " + late.ID + " ends it\n"
+	if string(r.Stderr) != told {
+		t.Errorf("--wait-ready: %s, want %s", r.Stderr, told)
+	}
 	r = s.Run("wait", "--ready", "--json", late.ID)
-	if r.ExitCode != 124 || !strings.Contains(string(r.Stdout), `"not-ready"`) {
+	if r.ExitCode != 124 || !strings.Contains(string(r.Stdout), `"not-ready"`) || string(r.Stderr) != told {
 		t.Errorf("asked after: exit code %d: %s", r.ExitCode, r.Stdout)
 	}
 

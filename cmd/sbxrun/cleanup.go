@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -25,9 +26,15 @@ func cleanupCommand(args []string) int {
 		found = append(found, sweepVolumes(flags.DryRun)...)
 	}
 	code := 0
+	shown := []cleanup.Finding{}
 	for _, f := range found {
 		if f.Err != "" {
 			code = result.ExitNotStarted
+		}
+		if f.Kind == "record" && f.ID == "" { // there is none of that name
+			fail(errors.New(f.Err))
+		} else {
+			shown = append(shown, f)
 		}
 	}
 	if flags.JSON {
@@ -36,7 +43,7 @@ func cleanupCommand(args []string) int {
 		}
 		err = printJSON(found)
 	} else {
-		err = printFound(os.Stdout, found, flags.DryRun)
+		err = printFound(os.Stdout, shown, flags.DryRun)
 	}
 	if err != nil {
 		return max(code, fail(printError(err)))

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
@@ -114,6 +115,10 @@ func (c *copying) run() error {
 	finish()
 	if err != nil && use.Room.Exited() {
 		return sandbox.ErrEnded
+	}
+	if !c.out && errors.Is(err, unix.EROFS) {
+		return &result.Error{Code: "usage", Message: fmt.Sprintf("cannot write %q in the sandbox %s: %v", inside(c.dest), c.sandbox, unix.EROFS), Err: err,
+			Hint: fmt.Sprintf("name a place that it can write to, such as %s:/tmp", c.sandbox)}
 	}
 	if e := (*result.Error)(nil); errors.As(err, &e) && e.Code == "too-large" && e.Hint == "" {
 		e.Hint = "--max-size sets how much may be copied"

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"strings"
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
@@ -159,11 +160,21 @@ func (w *waiter) untilReady(ctx context.Context) error {
 		case !w.sandbox.Alive || w.sandbox.Record.Report != nil:
 			return false, endedError(w.sandbox, "before it was ready")
 		case r.Error != "":
-			return false, &result.Error{Code: "not-ready", ExitCode: result.ExitTimeout, Message: w.sandbox.What() + " is not ready: " + r.Error}
+			return false, notReady(w.sandbox, r.Error)
 		}
 		return false, nil
 	})
 	return w.late(err)
+}
+
+// notReady is that a sandbox's probe was given up, for a reason that the record has.
+func notReady(e *state.Entry, reason string) error {
+	was := " is not ready: "
+	if strings.HasPrefix(reason, "not ready within ") {
+		was = " was "
+	}
+	return &result.Error{Code: "not-ready", ExitCode: result.ExitTimeout, Message: e.What() + was + reason + ", and lives on",
+		Hint: fmt.Sprintf("sbxrun logs %s shows its output, sbxrun kill %[1]s ends it", e.Title())}
 }
 
 // endedError says how a sandbox has ended that should not have.
