@@ -104,8 +104,9 @@ func (f *Front) callerOf(ctx context.Context, extra *sdk.RequestExtra) (context.
 }
 
 // progress tells a client that has asked for it every few seconds that a call goes on, so that
-// it does not give up, until the context ends.
-func progress(ctx context.Context, req *sdk.CallToolRequest) {
+// it does not give up, until ctx ends. Over HTTP the SDK finds the request's own stream by asked,
+// the context that it has given to the tool.
+func progress(ctx, asked context.Context, req *sdk.CallToolRequest) {
 	token := req.Params.GetProgressToken()
 	if token == nil {
 		return
@@ -118,7 +119,7 @@ func progress(ctx context.Context, req *sdk.CallToolRequest) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			err := req.Session.NotifyProgress(ctx, &sdk.ProgressNotificationParams{
+			err := req.Session.NotifyProgress(asked, &sdk.ProgressNotificationParams{
 				ProgressToken: token, Progress: (time.Duration(n) * pause).Seconds(), Message: "running",
 			})
 			if err != nil {

@@ -140,13 +140,14 @@ func add[In, Out any](f *Front, p *sdk.Server, tool *sdk.Tool, fit func(*jsonsch
 	tool.InputSchema, tool.OutputSchema = in, out
 	sdk.AddTool(p, tool, func(ctx context.Context, req *sdk.CallToolRequest, in In) (*sdk.CallToolResult, Out, error) {
 		var none Out
+		asked := ctx
 		ctx, cancel, err := f.callerOf(ctx, req.Extra)
 		if err != nil {
 			return nil, none, failure(err)
 		}
 		defer cancel()
 		go f.server.Guard(ctx, func() error {
-			progress(ctx, req)
+			progress(ctx, asked, req)
 			return nil
 		})
 		var res *sdk.CallToolResult

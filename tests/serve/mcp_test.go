@@ -75,6 +75,7 @@ func (s *server) over() {
 type agent struct {
 	*server
 	*mcp.ClientSession
+	progress chan *mcp.ProgressNotificationParams // what is not read is dropped
 }
 
 const (
@@ -84,11 +85,17 @@ const (
 
 func (s *server) agent(transport mcp.Transport, version string) *agent {
 	s.t.Helper()
-	x, err := mcp.NewClient(&mcp.Implementation{Name: "test"}, nil).Connect(s.t.Context(), transport, &mcp.ClientSessionOptions{ProtocolVersion: version})
+	progress := make(chan *mcp.ProgressNotificationParams, 1)
+	x, err := mcp.NewClient(&mcp.Implementation{Name: "test"}, &mcp.ClientOptions{ProgressNotificationHandler: func(_ context.Context, r *mcp.ProgressNotificationClientRequest) {
+		select {
+		case progress <- r.Params:
+		default:
+		}
+	}}).Connect(s.t.Context(), transport, &mcp.ClientSessionOptions{ProtocolVersion: version})
 	if err != nil {
 		s.t.Fatalf("%v\n%s", err, s.log)
 	}
-	return &agent{s, x}
+	return &agent{s, x, progress}
 }
 
 // agents runs a test by each transport, and with the protocol before and after it lost its state.
@@ -440,6 +447,31 @@ func TestMCPCanceled(t *testing.T) {
 		if r := a.use("run_command", map[string]any{"command": "echo next"}); !strings.Contains(said(r), "next") {
 			t.Errorf("%s", said(r))
 		}
+	})
+}
+
+// Who asks for progress hears that a call goes on.
+func TestMCPProgress(t *testing.T) {
+	t.Parallel()
+	agents(t, cold, func(t *testing.T, a *agent) {
+		ctx, cancel := context.WithCancel(t.Context())
+		gone := make(chan struct{})
+		go func() {
+			defer close(gone)
+			p := &mcp.CallToolParams{Name: "run_command", Arguments: map[string]any{"command": "sleep 4327", "timeout_ms": 200_000}}
+			p.SetProgressToken("token")
+			_, _ = a.CallTool(ctx, p)
+		}()
+		select {
+		case p := <-a.progress:
+			if p.ProgressToken != "token" || p.Progress <= 0 {
+				t.Errorf("%+v", p)
+			}
+		case <-time.After(harness.Bound):
+			t.Error("no progress is told")
+		}
+		cancel()
+		<-gone
 	})
 }
 
