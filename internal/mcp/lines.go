@@ -82,7 +82,9 @@ func refusal(line []byte) (code int, what string) {
 	case len(line) == 0:
 	case !json.Valid(line):
 		return parseError, "the line is not JSON; a message has one line"
-	case line[0] != '[': // several at once
+	case line[0] == '[':
+		return invalidRequest, "several messages in a line are not supported"
+	default:
 		if _, err := jsonrpc.DecodeMessage(line); err != nil {
 			return invalidRequest, "the line is not a JSON-RPC 2.0 message: " + err.Error()
 		}

@@ -14,7 +14,7 @@ func TestLines(t *testing.T) {
 	for _, tt := range []struct{ name, in, want string }{
 		{"messages", message + message, message + message},
 		{"no line break at the end", strings.TrimSpace(message), strings.TrimSpace(message)},
-		{"several at once", "[" + strings.TrimSpace(message) + "]\n", "[" + strings.TrimSpace(message) + "]\n"},
+		{"several at once", "[" + strings.TrimSpace(message) + "]\n[1]\n[]\n" + message, message},
 		{"an empty line", "\n" + message, "\n" + message},
 		{"no JSON", "garbage\n" + message, message},
 		{"no message", `{"foo":1}` + "\n" + message, message},

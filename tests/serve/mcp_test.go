@@ -745,12 +745,12 @@ func TestMCPStdout(t *testing.T) {
 			t.Fatalf("%v %+v", err, m)
 		}
 	}
-	if _, err := io.WriteString(in, "no protocol\n{\"foo\":1}\n[1\n\n"+`{"jsonrpc":"2.0","id":3,"method":"ping"}`+"\n"); err != nil {
+	if _, err := io.WriteString(in, "no protocol\n{\"foo\":1}\n[1\n[]\n[1]\n"+`[{"jsonrpc":"2.0","id":4,"method":"ping"}]`+"\n\n"+`{"jsonrpc":"2.0","id":3,"method":"ping"}`+"\n"); err != nil {
 		t.Fatal(err)
 	}
 	// The errors come beside the answers.
 	codes := map[int]int{}
-	for range 4 {
+	for range 7 {
 		var m struct {
 			ID    *int
 			Error *struct{ Code int }
@@ -764,7 +764,7 @@ func TestMCPStdout(t *testing.T) {
 			t.Errorf("an answer to %d", *m.ID)
 		}
 	}
-	if codes[-32700] != 2 || codes[-32600] != 1 || codes[0] != 1 {
+	if codes[-32700] != 2 || codes[-32600] != 4 || codes[0] != 1 {
 		t.Errorf("%v", codes)
 	}
 }
