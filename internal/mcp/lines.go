@@ -6,7 +6,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"regexp"
+	"slices"
 	"sync"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
@@ -18,13 +21,12 @@ const (
 	invalidRequest = -32600
 )
 
-// lines passes on messages, one per line. A line that is not a message is answered with an error, as
-// JSON-RPC demands. The SDK would end the connection, and all calls with it.
+// lines passes on messages, one per line. A line that is not a message, or too long, is answered with an
+// error, as JSON-RPC demands. The SDK would end the connection, and all calls with it.
 type lines struct {
 	in     *bufio.Reader
-	most   int // bytes in a line; a longer one is passed on as it comes, for the SDK to refuse
+	most   int // bytes in a line; a longer one is dropped
 	rest   []byte
-	long   bool        // the line goes on
 	errors chan []byte // dropped if the client reads none
 }
 
@@ -46,33 +48,59 @@ func newLines(ctx context.Context, in io.Reader, out io.Writer, most int) *lines
 
 func (l *lines) Read(b []byte) (int, error) {
 	for len(l.rest) == 0 {
-		line, whole, err := l.next()
+		line, long, err := l.next()
 		if len(line) == 0 && err != nil {
 			return 0, err
 		}
-		if whole {
-			if code, what := refusal(line); code != 0 {
-				l.refuse(code, what)
-				continue
-			}
+		if long {
+			l.refuse(idOf(line), invalidRequest, fmt.Sprintf("the line is longer than %d bytes", l.most))
+		} else if code, what := refusal(line); code != 0 {
+			l.refuse(unknown, code, what)
+		} else {
+			l.rest = line
 		}
-		l.rest = line
 	}
 	n := copy(b, l.rest)
 	l.rest = l.rest[n:]
 	return n, nil
 }
 
-// next reads a line; or what there is of one that is too long, and then the rest of it.
-func (l *lines) next() (line []byte, whole bool, err error) {
-	for going := l.long; ; {
+// end is how many of the first and of the last bytes are kept of a line that is too long.
+const end = 1 << 10
+
+// next reads a line, or the first and the last bytes of one that is too long.
+func (l *lines) next() (line []byte, long bool, err error) {
+	for {
 		part, err := l.in.ReadSlice('\n')
 		line = append(line, part...)
-		more := errors.Is(err, bufio.ErrBufferFull)
-		if l.long = more && (going || len(line) > l.most); l.long || !more {
-			return line, !going && !more, err
+		if long = long || len(line) > l.most; long && len(line) > 2*end {
+			line = slices.Delete(line, end, len(line)-end)
+		}
+		if !errors.Is(err, bufio.ErrBufferFull) {
+			return line, long, err
 		}
 	}
+}
+
+// Where an id is the message's own and not, for example, an argument's: behind no value but the
+// strings that a message has, or directly before the brace at the line's end.
+var (
+	atHead = regexp.MustCompile(`^\s*\{\s*(?:"(?:jsonrpc|method)"\s*:\s*"[^"\\]*"\s*,\s*)*"id"\s*:\s*(-?\d+|"[^"\\]*")\s*[,}]`)
+	atEnd  = regexp.MustCompile(`,\s*"id"\s*:\s*(-?\d+|"[^"\\]*")\s*\}\s*$`)
+)
+
+var unknown = json.RawMessage("null")
+
+// idOf returns the id of a message that is too long, or null where it is elsewhere.
+func idOf(line []byte) json.RawMessage {
+	m := atHead.FindSubmatch(line[:min(end, len(line))])
+	if m == nil {
+		m = atEnd.FindSubmatch(line[max(0, len(line)-end):])
+	}
+	if m != nil && json.Valid(m[1]) {
+		return m[1]
+	}
+	return unknown
 }
 
 // refusal says why a line is not a message; code 0 means that it is one.
@@ -92,8 +120,8 @@ func refusal(line []byte) (code int, what string) {
 	return 0, ""
 }
 
-func (l *lines) refuse(code int, what string) {
-	text, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": nil, "error": map[string]any{"code": code, "message": what}})
+func (l *lines) refuse(id json.RawMessage, code int, what string) {
+	text, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": id, "error": map[string]any{"code": code, "message": what}})
 	if err != nil {
 		return // it cannot fail
 	}
