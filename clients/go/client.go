@@ -17,6 +17,7 @@ import (
 	"iter"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/url"
 	"strings"
 	"syscall"
@@ -346,9 +347,11 @@ func (c *Client) send(ctx context.Context, r request) (io.ReadCloser, error) {
 }
 
 func (c *Client) once(ctx context.Context, r request) (io.ReadCloser, error) {
-	inner, cancel := context.WithCancel(ctx)
-	b := &body{outer: ctx, cancel: cancel, bound: r.wait + c.Margin}
-	b.timer = time.AfterFunc(b.bound, cancel)
+	inner, cancel := context.WithCancelCause(ctx)
+	b := &body{outer: ctx, inner: inner, cancel: cancel, bound: r.wait + c.Margin}
+	b.timer = time.AfterFunc(b.bound, func() { cancel(errLate) })
+	connected := false
+	inner = httptrace.WithClientTrace(inner, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { connected = true }})
 	var in io.Reader = bytes.NewReader(r.body)
 	if r.stream != nil {
 		in = sending{b, r.stream}
@@ -378,8 +381,8 @@ func (c *Client) once(ctx context.Context, r request) (io.ReadCloser, error) {
 		if errors.As(err, &refused) {
 			return nil, refused
 		}
-		if other := (*tls.CertificateVerificationError)(nil); errors.As(err, &other) {
-			return nil, unreachable(err) // nothing was sent
+		if !connected && ctx.Err() == nil {
+			return nil, unreachable(b.late(err)) // nothing was sent
 		}
 		return nil, b.lost(err)
 	}
@@ -411,7 +414,8 @@ func (s sending) Read(p []byte) (int, error) {
 // the caller may take its time.
 type body struct {
 	outer  context.Context
-	cancel context.CancelFunc
+	inner  context.Context // with the bound
+	cancel context.CancelCauseFunc
 	timer  *time.Timer
 	bound  time.Duration
 	body   io.ReadCloser
@@ -429,7 +433,7 @@ func (b *body) Read(p []byte) (int, error) {
 
 func (b *body) Close() error {
 	b.timer.Stop()
-	b.cancel()
+	b.cancel(nil)
 	if b.body == nil {
 		return nil
 	}
@@ -441,5 +445,15 @@ func (b *body) lost(err error) error {
 	if b.outer.Err() != nil {
 		return context.Cause(b.outer)
 	}
-	return &Lost{err}
+	return &Lost{b.late(err)}
+}
+
+var errLate = errors.New("no answer in time")
+
+// late returns errLate if the bound is the reason: else it would look as if the caller had cancelled.
+func (b *body) late(err error) error {
+	if context.Cause(b.inner) == errLate {
+		return errLate
+	}
+	return err
 }

@@ -1,8 +1,11 @@
 package sbxrun
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -57,5 +60,49 @@ func TestBusyCaller(t *testing.T) {
 	busy()
 	if all, err := io.ReadAll(body); err != nil || string(all) != text {
 		t.Errorf("%d bytes, %v", len(all), err)
+	}
+}
+
+// Only what may have been sent is Lost; and the client's own bound is not the caller's cancellation.
+func TestBound(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // it accepts nobody, and the kernel connects
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	half := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body) // only then is it noticed that the client leaves
+		_, _ = io.WriteString(w, "{")
+		_ = http.NewResponseController(w).Flush() // so that the head is there
+		<-r.Context().Done()
+	}))
+	defer half.Close()
+	for _, tt := range []struct {
+		name, address, token string
+		refused, late        bool
+	}{
+		{"no answer", "http://" + silent.Addr().String(), "", false, true},
+		{"half an answer", half.URL, "", false, true},
+		{"no TLS in time", "https://" + silent.Addr().String(), "", true, true},
+		{"no TLS", "https://" + half.Listener.Addr().String(), "", true, false},
+		{"a header that cannot be sent", half.URL, "a\nb", true, false},
+	} {
+		c, err := New(tt.address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Token = tt.token
+		if tt.late {
+			c.Margin = 100 * time.Millisecond
+		}
+		_, err = c.Run(t.Context(), Call{Argv: []string{"x"}, Timeout: time.Nanosecond})
+		var refused *Refused
+		var lost *Lost
+		if errors.As(err, &refused) != tt.refused || errors.As(err, &lost) == tt.refused {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+		if errors.Is(err, context.Canceled) || strings.Contains(err.Error(), errLate.Error()) != tt.late {
+			t.Errorf("%s: %v", tt.name, err)
+		}
 	}
 }
