@@ -7,7 +7,7 @@ import io
 import json
 import urllib.parse
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, Dict, List, Mapping, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, BinaryIO, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 if TYPE_CHECKING:
     from typing_extensions import TypedDict
@@ -29,6 +29,9 @@ class Refused(Error):
         super().__init__(message + ("; " + hint if hint else ""))
         self.code, self.message, self.hint, self.status, self.again = code, message, hint, status, again
 
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return type(self), (self.code, self.message, self.hint, self.status, self.again)
+
 
 class Unproven(Error):
     """The command has run, and something of it may be left. ``report`` is None where there is none."""
@@ -36,6 +39,9 @@ class Unproven(Error):
     def __init__(self, code: str, message: str, report: Optional[Report]) -> None:
         super().__init__(message)
         self.code, self.report = code, report
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return type(self), (self.code, str(self), self.report)
 
 
 class Lost(Error):

@@ -5,6 +5,7 @@ import asyncio
 import inspect
 import io
 import json
+import pickle
 import signal
 import sys
 import tempfile
@@ -275,13 +276,18 @@ ops = {"new": new, "run": run, "stream": stream, "cell": cell, "leave": leave, "
        "pour": pour, "pour-badly": pour_badly, "send": send, "diff": diff, "snapshot": snapshot, "snapshots": snapshots, "remove-snapshot": remove_snapshot, "store": store, "fetch": fetch, "languages": languages, "sessions": sessions}
 
 
+def failed(e):
+    e = pickle.loads(pickle.dumps(e))  # as between processes
+    if isinstance(e, sbxrun.Refused):
+        return {"error": "refused", "code": e.code, "status": e.status}
+    return {"error": "unproven", "code": e.code, "verdict": e.report and e.report.data["teardown"]["verdict"]}
+
+
 async def answer(step):
     try:
         return await ops[step["op"]](step) or {}
-    except sbxrun.Refused as e:
-        return {"error": "refused", "code": e.code, "status": e.status}
-    except sbxrun.Unproven as e:
-        return {"error": "unproven", "code": e.code, "verdict": e.report and e.report.data["teardown"]["verdict"]}
+    except (sbxrun.Refused, sbxrun.Unproven) as e:
+        return failed(e)
     except sbxrun.Lost:
         return {"error": "lost", "trace": traceback.format_exc()}
     except (TypeError, ValueError):
