@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -107,7 +108,7 @@ type goDriver struct {
 	roots  *x509.CertPool
 }
 
-func failed(err error) any {
+func failed(err error) map[string]any {
 	var refused *sbxrun.Refused
 	var unproven *sbxrun.Unproven
 	var lost *sbxrun.Lost
@@ -169,16 +170,20 @@ func (d *goDriver) do(ctx context.Context, s *goStep) (any, error) {
 			"hex": hex.EncodeToString([]byte(r.Stdout)), "files": r.Files}, nil
 	case "stream":
 		seen, code := map[string][]byte{}, 0
+		var failure object
 		for e, err := range at.Stream(ctx, s.call()) {
 			if err != nil {
-				return nil, err
+				failure = failed(err)
+				continue
 			}
 			if e.Report != nil {
 				code = e.Report.ExitCode
 			}
 			seen[e.Name] = append(seen[e.Name], e.Data...)
 		}
-		return object{"stdout": hex.EncodeToString(seen["stdout"]), "stderr": hex.EncodeToString(seen["stderr"]), "exit_code": code}, nil
+		got := object{"stdout": hex.EncodeToString(seen["stdout"]), "stderr": hex.EncodeToString(seen["stderr"]), "exit_code": code}
+		maps.Copy(got, failure)
+		return got, nil
 	case "cell":
 		a, err := session.Cell(ctx, s.cell())
 		if err != nil {

@@ -228,9 +228,9 @@ var behaviours = []behaviour{
 	{name: "a stream that breaks off", answers: []string{streaming(`{"event":"stdout","text":"a"}` + "\n"), streaming(`{"event":"stdout",`), streaming("nonsense\n")},
 		asked: []string{"POST /v1/run?stream=1", "POST /v1/run?stream=1", "POST /v1/run?stream=1"},
 		steps: []step{{op: "stream", args: runTrue, want: `{"error":"lost"}`}, {op: "stream", args: runTrue, want: `{"error":"lost"}`}, {op: "stream", args: runTrue, want: `{"error":"lost"}`}}},
-	{name: "a stream that ends with an error", answers: []string{streaming(`{"event":"error","error":` + unproven + "}\n"), streaming(`{"event":"error","error":` + refusal + "}\n")},
+	{name: "a stream that ends with an error", answers: []string{streaming(`{"event":"stdout","text":"a"}` + "\n" + `{"event":"error","error":` + unproven + "}\n"), streaming(`{"event":"error","error":` + refusal + "}\n")},
 		asked: []string{"POST /v1/run?stream=1", "POST /v1/run?stream=1"},
-		steps: []step{{op: "stream", args: runTrue, want: `{"error":"unproven","verdict":"unproven"}`}, {op: "stream", args: runTrue, want: `{"error":"refused","code":"busy"}`}}},
+		steps: []step{{op: "stream", args: runTrue, want: `{"stdout":"61","error":"unproven","verdict":"unproven"}`}, {op: "stream", args: runTrue, want: `{"error":"refused","code":"busy"}`}}},
 	{name: "output goes on where a connection broke", client: `"margin_ms":1000`, answers: []string{
 		"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc", "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n" + held, answer(200, `{"id":"7","state":"running"}`), "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\ndef"},
 		asked: []string{"GET /v1/calls/7/output?follow=1&stream=stdout&from=0", "GET /v1/calls/7/output?follow=1&stream=stdout&from=3", "GET /v1/calls/7?wait_ms=1000", "GET /v1/calls/7/output?follow=1&stream=stdout&from=3"},

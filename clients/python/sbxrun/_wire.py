@@ -7,7 +7,7 @@ import io
 import json
 import urllib.parse
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, BinaryIO, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 if TYPE_CHECKING:
     from typing_extensions import TypedDict
@@ -394,9 +394,10 @@ class Events:
     def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, chunk: bytes) -> List[Event]:
+    def feed(self, chunk: bytes) -> Iterator[Event]:
         *lines, self._rest = (self._rest + chunk).split(b"\n")
-        return [event for line in lines for event in self._event(document(line))]
+        for line in lines:
+            yield from self._event(document(line))
 
     @staticmethod
     def _event(event: Dict[str, Any]) -> List[Event]:

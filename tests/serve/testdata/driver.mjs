@@ -22,9 +22,13 @@ const ops = {
   run: async (s) => ended(await (s.session ? session(s).exec(s.call, s) : client.run(s.call, s))),
   async stream(s) {
     const seen = { stdout: "", stderr: "" };
-    for await (const event of s.session ? session(s).stream(s.call) : client.stream(s.call)) {
-      if (event.name === "report") seen.exit_code = event.report.exit_code;
-      else seen[event.name] += Buffer.from(event.data).toString("hex");
+    try {
+      for await (const event of s.session ? session(s).stream(s.call) : client.stream(s.call)) {
+        if (event.name === "report") seen.exit_code = event.report.exit_code;
+        else seen[event.name] += Buffer.from(event.data).toString("hex");
+      }
+    } catch (e) {
+      Object.assign(seen, failed(e));
     }
     return seen;
   },

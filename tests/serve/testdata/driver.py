@@ -84,11 +84,14 @@ async def run(s):
 
 async def stream(s):
     seen = {"stdout": "", "stderr": ""}
-    async for event in each(place(s).stream(**options(s["call"]))):
-        if event.name == "report":
-            seen["exit_code"] = event.report.exit_code
-        else:
-            seen[event.name] += event.data.hex()
+    try:
+        async for event in each(place(s).stream(**options(s["call"]))):
+            if event.name == "report":
+                seen["exit_code"] = event.report.exit_code
+            else:
+                seen[event.name] += event.data.hex()
+    except (sbxrun.Refused, sbxrun.Unproven) as e:
+        seen.update(failed(e))
     return seen
 
 
