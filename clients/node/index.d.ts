@@ -297,7 +297,7 @@ export class Session {
   /** Run a cell in the session's interpreter, which keeps definitions for the next cell. */
   cell(cell: Cell, options?: Options & Once): Promise<CellAnswer>;
   /** Start a command in the background. Unless it has a timeout, it runs until its own end, or the session's. */
-  start(call: NewProcess): Promise<Process>;
+  start(call: NewProcess, options?: Once): Promise<Process>;
   /** Return the handle of a started command by its id. */
   process(id: string): Process;
   write(path: string, content: Data, options?: { mode?: string }): Promise<void>;

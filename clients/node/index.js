@@ -326,8 +326,8 @@ export class Session {
   }
 
   /** Start a command in the background. Unless it has a timeout, it runs until its own end, or the session's. */
-  start(call) {
-    return this.#client._start(`${this.#path}/processes`, call, {}, 0);
+  start(call, options) {
+    return this.#client._start(`${this.#path}/processes`, call, options, 0);
   }
 
   /** Return the handle of a started command by its id. */

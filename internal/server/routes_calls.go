@@ -129,8 +129,8 @@ func (s *Server) defineCalls(a huma.API) {
 		if passed(ctx) && q.r.Header.Get(CheckHeader) != "" {
 			return &begun{Status: http.StatusOK}, nil // by which a gateway tells it from a call
 		}
-		none := &order{who: o.who} // the call has its memory itself
-		c, err := once(s, q.Request, q.Key, q.RawBody, none, func() (*calls.Call, bool, error) {
+		noBuffers := &order{who: o.who} // the call has its memory itself
+		c, err := once(s, q.Request, q.Key, q.RawBody, noBuffers, func() (*calls.Call, bool, error) {
 			c, err := s.launch(context.Background(), s.book, o, s.fresh, func() {})
 			return c, c != nil, err
 		})

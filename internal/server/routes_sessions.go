@@ -188,8 +188,12 @@ func (s *Server) defineSessions(a huma.API) {
 		OperationID: "createSession", Method: http.MethodPost, Path: "/v1/sessions", Summary: "Make a room that stays", DefaultStatus: http.StatusCreated,
 	}, starting...), func(ctx context.Context, q *struct {
 		Request
+		Key  string `header:"Idempotency-Key" doc:"Refused: a session has none"`
 		Body api.NewSession
 	}) (*answer[*api.Session], error) {
+		if q.Key != "" {
+			return nil, api.NewError(api.Usage, "a session has no idempotency key", "one that is not used ends by itself")
+		}
 		return with(s.CreateSession(ctx, &q.Body))
 	})
 
@@ -273,10 +277,12 @@ func (s *Server) defineProcesses(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "startProcess", Method: http.MethodPost, Path: base, Summary: "Begin to run a command in the background of a session", DefaultStatus: http.StatusAccepted,
 		Description: "It runs until its own end, its deadline, or the session's end; meanwhile the session is not idle. Without a timeout it has until the session's end.",
-	}, append(starting, none...)...), func(ctx context.Context, q *struct {
+	}, append(append(starting, api.Idempotency), none...)...), func(ctx context.Context, q *struct {
 		Request
 		SessionPath
-		Body api.NewProcess
+		Key     string `header:"Idempotency-Key" maxLength:"256" doc:"A second request with the same key and body gets the same process, for ten minutes."`
+		RawBody []byte
+		Body    api.NewProcess
 	}) (*answer[api.CallStatus], error) {
 		x, err := s.rooms.Get(whose(ctx).tenant, q.ID)
 		if err != nil {
@@ -295,11 +301,15 @@ func (s *Server) defineProcesses(a huma.API) {
 		if q.Body.TimeoutMS == 0 {
 			o.timeout = time.Until(x.Expires)
 		}
-		its, release, err := x.Use()
-		if err != nil {
-			return nil, err
-		}
-		c, err := s.launch(its, x.Processes, o, s.inSession(x), release)
+		noBuffers := &order{who: o.who} // the process has its memory itself
+		c, err := once(s, q.Request, q.Key, q.RawBody, noBuffers, func() (*calls.Call, bool, error) {
+			its, release, err := x.Use()
+			if err != nil {
+				return nil, false, err
+			}
+			c, err := s.launch(its, x.Processes, o, s.inSession(x), release)
+			return c, c != nil, err
+		})
 		if err != nil {
 			return nil, err
 		}

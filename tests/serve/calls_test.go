@@ -124,6 +124,9 @@ func TestIdempotency(t *testing.T) {
 	if _, e := s.refused(http.MethodPost, "/v1/run?stream=1", call, "Idempotency-Key", "k4"); e.Failure.Code != api.Usage {
 		t.Errorf("%+v", e)
 	}
+	if _, e := s.refused(http.MethodPost, "/v1/sessions", api.NewSession{}, "Idempotency-Key", "k5"); e.Failure.Code != api.Usage {
+		t.Errorf("%+v", e)
+	}
 }
 
 // What has run in a session is answered by its key also when the session has ended: it must not be taken

@@ -92,6 +92,9 @@ var behaviours = []behaviour{
 		{op: "session", args: `{}`},
 		{op: "cell", args: `{"key":"c","session":"$session","call":{"code":"x = globals().get('x', 0) + 1\nx"}}`, want: `{"value":"1"}`},
 		{op: "cell", args: `{"key":"c","session":"$session","call":{"code":"x = globals().get('x', 0) + 1\nx"}}`, want: `{"value":"1"}`},
+		{op: "start", args: `{"key":"p","session":"$session","call":{"argv":["true"]}}`},
+		{op: "start", args: `{"key":"p","session":"$session","call":{"argv":["true"]}}`, want: `{"id":"$start"}`},
+		{op: "start", args: `{"key":"p","session":"$session","call":{"argv":["false"]}}`, want: `{"error":"refused","code":"idempotency","status":409}`},
 		{op: "end", args: `{"session":"$session"}`}}},
 	{name: "limits", steps: []step{{op: "run", args: `{"call":{"argv":["sh","-c","head -c 5000 /dev/zero; sleep 1000"],"limits":{"max_output":1000,"output":"kill"}}}`, want: `{"cause":"output-limit"}`}}},
 	{name: "files", steps: []step{
