@@ -69,7 +69,7 @@ func (s *Session) write(ctx context.Context, path string, r request, mode string
 	if mode == "" {
 		mode = "644"
 	}
-	r.method, r.path, r.kind = http.MethodPut, s.file(path)+"?mode="+mode, octets
+	r.method, r.path, r.kind = http.MethodPut, s.file(path)+"?mode="+url.QueryEscape(mode), octets
 	_, err := s.client.ask(ctx, r)
 	return err
 }
@@ -226,7 +226,7 @@ func (p *Process) Output(ctx context.Context, stream string, from int64) iter.Se
 // follow yields pieces until the end, or until yield returns false; more reports that the connection
 // broke instead.
 func (p *Process) follow(ctx context.Context, stream string, from *int64, yield func([]byte, error) bool) (more bool, err error) {
-	body, err := p.client.send(ctx, request{method: http.MethodGet, path: fmt.Sprintf("%s/output?follow=1&stream=%s&from=%d", p.path, stream, *from)})
+	body, err := p.client.send(ctx, request{method: http.MethodGet, path: fmt.Sprintf("%s/output?follow=1&stream=%s&from=%d", p.path, url.QueryEscape(stream), *from)})
 	var lost *Lost
 	if err != nil {
 		if errors.As(err, &lost) {

@@ -336,7 +336,7 @@ export class Session {
   }
 
   async write(path, content, { mode } = {}) {
-    const query = mode ? `?mode=${mode}` : "";
+    const query = mode ? `?mode=${encodeURIComponent(mode)}` : "";
     await this.#client._ask("PUT", this.#file(path) + query, { body: content, type: "application/octet-stream" });
   }
 
@@ -425,7 +425,7 @@ export class Process {
     for (;;) {
       const begin = from;
       try {
-        const response = await this.#client._send("GET", `${this.#path}/output?follow=1&stream=${stream}&from=${from}`, { signal });
+        const response = await this.#client._send("GET", `${this.#path}/output?follow=1&stream=${encodeURIComponent(stream)}&from=${from}`, { signal });
         for await (const chunk of received(response, signal)) {
           from += chunk.length;
           yield chunk;

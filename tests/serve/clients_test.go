@@ -250,6 +250,8 @@ var behaviours = []behaviour{
 			{op: "start", args: `{"session":"7","call":{"argv":["true"],"timeout_ms":5000}}`}, {op: "start", args: `{"session":"7","call":{"argv":["true"],"timeout_ms":-1}}`, want: `{"error":"wrong"}`}}},
 	{name: "an answer from elsewhere", answers: []string{answer(307, "", "Location: /v1/sessions/7"), answer(200, "{}")}, asked: []string{"DELETE /v1/sessions/7/files/.."},
 		steps: []step{{op: "remove", args: `{"session":"7","path":".."}`, want: `{"error":"lost"}`}}},
+	{name: "text in a query", answers: []string{answer(200, "{}"), answer(400, refusal)}, asked: []string{"PUT /v1/sessions/7/files/a?mode=6%264", "GET /v1/calls/7/output?follow=1&stream=a%26b%3Dc&from=0"},
+		steps: []step{{op: "write", args: `{"session":"7","path":"a","text":"","mode":"6&4"}`}, {op: "output", args: `{"process":"7","options":{"stream":"a&b=c"}}`, want: `{"error":"refused"}`}}},
 	{name: "a token and a node", client: `"token":"secret","node":"n1"`, answers: []string{answer(200, report)}, asked: []string{"POST /v1/run Bearer secret n1"}, steps: []step{{op: "run", args: runTrue, want: `{"exit_code":0}`}}},
 }
 
@@ -649,6 +651,11 @@ func TestPythonClients(t *testing.T) {
 func TestAsyncioCancelled(t *testing.T) {
 	t.Parallel()
 	made(t, "testdata", "env", "PYTHONPATH="+clients(t, "python"), "/usr/bin/python3", "-B", "cancelled.py")
+}
+
+func TestPythonMistakes(t *testing.T) {
+	t.Parallel()
+	made(t, "testdata", "env", "PYTHONPATH="+clients(t, "python"), "/usr/bin/python3", "-B", "-W", "error", "mistakes.py")
 }
 
 // A client in Node does not wait for a connection longer than for an answer: here nobody accepts any.

@@ -116,6 +116,7 @@ class AsyncClient:
 
     async def _once(self, request: Request, timeout: float) -> _Connection:
         address, loop = self._address, asyncio.get_running_loop()
+        headers = request.headers(self._token, self._node)
 
         def made() -> _Connection:
             return _Connection(timeout)
@@ -130,7 +131,7 @@ class AsyncClient:
         try:
             body = request.body or b""
             length = {"Content-Length": str(len(body))} if isinstance(body, bytes) else {"Transfer-Encoding": "chunked"}
-            headers = {"Host": address.netloc, **request.headers(self._token, self._node), **length}
+            headers = {"Host": address.netloc, **headers, **length}
             head = f"{request.method} {request.path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + "\r\n"
             await connection.exchange(head.encode("latin-1"), body)
             if connection.status < 300:
@@ -339,7 +340,7 @@ class AsyncSession:
         return AsyncProcess(self._client, self._path + "/processes", id)
 
     async def write(self, path: str, content: Data, *, mode: str = "644") -> None:
-        await self._client._ask(_wire.send_bytes("PUT", self._file(path) + "?mode=" + mode, content))
+        await self._client._ask(_wire.send_bytes("PUT", self._file(path) + "?mode=" + _wire.quoted(mode), content))
 
     async def read(self, path: str) -> bytes:
         return await self._client._ask(Request("GET", self._file(path)))

@@ -127,6 +127,7 @@ class Client:
             connection.close()
 
     def _once(self, request: Request, timeout: float) -> Tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        headers = request.headers(self._token, self._node)
         connection: http.client.HTTPConnection
         if self._address.path:
             connection = _Unix(self._address.path, timeout)
@@ -141,7 +142,7 @@ class Client:
                 raise Refused("unreachable", f"the server cannot be reached: {e}") from e
             try:
                 try:
-                    connection.request(request.method, request.path, request.body, request.headers(self._token, self._node))
+                    connection.request(request.method, request.path, request.body, headers)
                 except (BrokenPipeError, ConnectionResetError):
                     pass  # it may have answered before it has read all, and then it says why
                 response = connection.getresponse()
@@ -199,7 +200,7 @@ class Session:
         return Process(self._client, self._path + "/processes", id)
 
     def write(self, path: str, content: Data, *, mode: str = "644") -> None:
-        self._client._ask(_wire.send_bytes("PUT", self._file(path) + "?mode=" + mode, content))
+        self._client._ask(_wire.send_bytes("PUT", self._file(path) + "?mode=" + _wire.quoted(mode), content))
 
     def read(self, path: str) -> bytes:
         return self._client._ask(Request("GET", self._file(path)))

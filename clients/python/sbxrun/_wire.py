@@ -242,6 +242,9 @@ class Request:
             headers["Authorization"] = "Bearer " + token.strip()  # a file ends with a line break
         if node:
             headers["Sbxrun-Node"] = node
+        for name, value in headers.items():
+            if not value.isprintable():  # a line break would begin another header
+                raise ValueError(f"the header {name} cannot have this value")  # which may be the token
         return headers
 
 
@@ -307,7 +310,7 @@ def snapshot_request(path: str, name: str, ttl: float) -> Request:
 
 
 def output_request(path: str, stream: str, offset: int) -> Request:
-    return Request("GET", f"{path}/output?follow=1&stream={stream}&from={offset}")
+    return Request("GET", f"{path}/output?follow=1&stream={quoted(stream)}&from={offset}")
 
 
 def stdin_request(path: str, data: Union[str, bytes], end: bool) -> Request:

@@ -1,0 +1,32 @@
+"""What both clients for Python say of wrong arguments, before they send anything."""
+
+import asyncio
+
+import sbxrun
+
+ADDRESS = "unix:/no/such/socket"
+
+
+def raised(call):
+    """What a call with each of the clients raises."""
+    errors = []
+    for client in (sbxrun.Client, sbxrun.AsyncClient):
+        try:
+            result = call(client)
+            if asyncio.iscoroutine(result):
+                asyncio.run(result)
+            errors.append(None)
+        except Exception as e:
+            errors.append(e)
+    return errors
+
+
+# A header that would be two. A token is not shown.
+for value in ("secret\r\nX: y", "secret\nX: y", "secret\x7f", "secret\u2028x"):
+    for name, call in (
+        ("Authorization", lambda client: client(ADDRESS, value).run(["true"])),
+        ("Sbxrun-Node", lambda client: client(ADDRESS, node=value).run(["true"])),
+        ("Idempotency-Key", lambda client: client(ADDRESS).run(["true"], key=value)),
+    ):
+        for e in raised(call):
+            assert type(e) is ValueError and name in str(e) and "secret" not in str(e), (name, value, e)
