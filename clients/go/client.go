@@ -197,6 +197,9 @@ func (c *Client) run(ctx context.Context, path string, call Call) (*Report, erro
 
 const standard = 30 * time.Second
 
+// keepalive is how long a stream may be quiet: then the server sends an event.
+const keepalive = 5 * time.Second
+
 // prepare checks a call and sets its defaults. A timeout of 0 is left to the server.
 func prepare(call *Call, timeout time.Duration) error {
 	if (call.Argv == nil) == (call.Code == "") {
@@ -242,7 +245,7 @@ func (c *Client) events(ctx context.Context, path string, call Call, yield func(
 	if err != nil {
 		return err
 	}
-	body, err := c.send(ctx, request{method: http.MethodPost, path: path + "?stream=1", body: b, kind: "application/json"})
+	body, err := c.send(ctx, request{method: http.MethodPost, path: path + "?stream=1", body: b, kind: "application/json", wait: keepalive})
 	if err != nil {
 		return err
 	}

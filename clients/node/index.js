@@ -78,6 +78,9 @@ function fileList(files) {
 // Whether a body is a stream, which is sent piece by piece, and once.
 const flows = (body) => body !== undefined && typeof body !== "string" && !(body instanceof Uint8Array);
 
+// For how many milliseconds a stream may be quiet: then the server sends a keepalive.
+const KEEPALIVE = 5_000;
+
 const escaped = (path) => path.split("/").map(encodeURIComponent).join("/");
 
 // The body of a call, and for how long its answer may take beside the margin.
@@ -172,7 +175,7 @@ export class Client {
   }
 
   async *_stream(path, call, { signal } = {}) {
-    const response = await this._send("POST", `${path}?stream=1`, { ...prepared(call), wait: 0, signal });
+    const response = await this._send("POST", `${path}?stream=1`, { ...prepared(call), wait: KEEPALIVE, signal });
     let rest = [];
     for await (const chunk of received(response, signal)) {
       let begin = 0;

@@ -105,6 +105,7 @@ var behaviours = []behaviour{
 	{name: "a stream", steps: []step{
 		{op: "stream", args: `{"call":{"argv":["sh","-c","printf ü; printf '\\377' >&2; exit 4"]}}`, want: `{"stdout":"c3bc","stderr":"ff","exit_code":4}`},
 		{op: "stream", args: `{"call":{"argv":["sh","-c","head -c 1000000 /dev/zero | tr '\\0' '\\n' | wc -c"]}}`, want: `{"stdout":"313030303030300a"}`}}},
+	{name: "a stream that is quiet for longer than the margin", client: `"margin_ms":200`, steps: []step{{op: "stream", args: `{"call":{"argv":["sh","-c","sleep 1; echo x"]}}`, want: `{"stdout":"780a","exit_code":0}`}}},
 	{name: "a stream of what is refused", steps: []step{{op: "stream", args: `{"call":{"argv":["true"],"files":{"/a":""}}}`, want: `{"error":"refused","code":"usage","status":400}`}}},
 	{name: "who leaves ends the call", steps: []step{
 		{op: "session", args: `{}`},
@@ -225,9 +226,9 @@ var behaviours = []behaviour{
 		steps: []step{{op: "run", args: runTrue, want: `{"error":"lost"}`}, {op: "run", args: runTrue, want: `{"error":"lost"}`}, {op: "run", args: runTrue, want: `{"error":"lost"}`},
 			{op: "run", args: runTrue, want: `{"error":"lost"}`}, {op: "run", args: runTrue, want: `{"error":"lost"}`}}},
 	// E2B 1128: a client without a bound of its own.
-	{name: "no answer", client: `"margin_ms":200`, answers: []string{held, streaming(held), streaming(`{"event":"start","id":"1"}` + "\n" + held)}, asked: []string{"POST /v1/run", "POST /v1/run?stream=1", "POST /v1/run?stream=1"},
+	{name: "no answer", client: `"margin_ms":200`, answers: []string{held, streaming(`{"event":"start","id":"1"}` + "\n" + held)}, asked: []string{"POST /v1/run", "POST /v1/run?stream=1"},
 		steps: []step{{op: "run", args: `{"call":{"argv":["true"],"timeout_ms":100}}`, want: `{"error":"lost"}`, least: 300 * time.Millisecond},
-			{op: "stream", args: runTrue, want: `{"error":"lost"}`, least: 200 * time.Millisecond}, {op: "stream", args: runTrue, want: `{"error":"lost"}`}}},
+			{op: "stream", args: runTrue, want: `{"error":"lost"}`, least: 5200 * time.Millisecond}}},
 	{name: "a stream that breaks off", answers: []string{streaming(`{"event":"stdout","text":"a"}` + "\n"), streaming(`{"event":"stdout",`), streaming("nonsense\n")},
 		asked: []string{"POST /v1/run?stream=1", "POST /v1/run?stream=1", "POST /v1/run?stream=1"},
 		steps: []step{{op: "stream", args: runTrue, want: `{"error":"lost"}`}, {op: "stream", args: runTrue, want: `{"error":"lost"}`}, {op: "stream", args: runTrue, want: `{"error":"lost"}`}}},

@@ -75,7 +75,7 @@ class AsyncClient:
 
     async def _events(self, request: Request) -> AsyncIterator[Event]:
         events = _wire.Events()
-        connection = await self._send(request, 0)
+        connection = await self._send(request, _wire.KEEPALIVE)
         try:
             async for chunk in connection.body():
                 for event in events.feed(chunk):

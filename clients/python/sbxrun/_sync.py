@@ -99,7 +99,7 @@ class Client:
 
     def _events(self, request: Request) -> Iterator[Event]:
         events = _wire.Events()
-        for chunk in self._body(request, 0):
+        for chunk in self._body(request, _wire.KEEPALIVE):
             for event in events.feed(chunk):
                 yield event
                 if event.report:

@@ -15,6 +15,10 @@ else:
     from typing import TypedDict
 
 
+# For how many seconds a stream may be quiet: then the server sends a keepalive.
+KEEPALIVE = 5
+
+
 class Error(Exception):
     """Base class of all errors of this package."""
 
