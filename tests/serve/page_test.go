@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/chromedp/cdproto/accessibility"
@@ -27,6 +28,7 @@ import (
 	"github.com/chromedp/chromedp/remote"
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -305,7 +307,64 @@ func TestPage(t *testing.T) {
 	b.shows("#state", "ready")
 	b.focus("#forget")
 	b.press(kb.Enter)
-	b.until(`document.activeElement.id === "token" && sessionStorage.length === 0`)
+	b.until(`document.activeElement.id === "token" && sessionStorage.length === 0 && !document.querySelector("#output *, tbody *")`)
+	b.right()
+}
+
+// The page when requests fail, with a server in which they do.
+func TestPageFailures(t *testing.T) {
+	t.Parallel()
+	var revoked atomic.Bool
+	var begun, statuses atomic.Int32
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		what := r.Method + " " + r.URL.Path
+		switch {
+		case what == "GET /":
+			http.ServeFile(w, r, "../../internal/page/page.html")
+		case what == "GET /v1/languages" && begun.Add(1) <= 2: // one may be the browser's own second try
+			panic(http.ErrAbortHandler) // as of a server that starts again
+		case r.Header.Get("Authorization") == "" || revoked.Load():
+			w.WriteHeader(http.StatusUnauthorized)
+		case what == "GET /v1/languages":
+			_, _ = io.WriteString(w, `{"languages":[{"name":"python"}]}`)
+		case what == "GET /v1/status":
+			statuses.Add(1)
+			_, _ = io.WriteString(w, `{"version":"0","tenant":"me","recent":[]}`)
+		case what == "GET /v1/sessions":
+			_, _ = io.WriteString(w, `{"sessions":[]}`)
+		case what == "POST /v1/run":
+			_, _ = io.WriteString(w, `{"event":"report","report":{"cause":"exited","exit_code":0,"duration_ms":1,"teardown":{"verdict":"proven"},`+
+				`"files":[{"path":"a.png","id":"1","size":1,"media_type":"image/png"},{"path":"b.csv","id":"2","size":1,"media_type":"text/csv"}]}}`+"\n")
+		default:
+			api.NewError(api.Quota, "there are too many "+r.URL.Path, "").Write(w)
+		}
+	}))
+	t.Cleanup(s.Close)
+	b := newTab(t, browser(t), s.URL)
+	b.until(`document.activeElement.id === "token"`)
+	b.press("secret" + kb.Enter)
+	b.shows("#state", "ready")
+
+	// What the user has done in vain is still told after the status has come.
+	b.focus("#new")
+	b.press(kb.Enter)
+	b.shows("#state", "too many /v1/sessions")
+	n := statuses.Load()
+	harness.Until(t, harness.Bound, "the status", func() bool { return statuses.Load() >= n+2 })
+	b.shows("#state", "too many /v1/sessions")
+
+	// A file that cannot be shown takes nothing of the others, nor of the verdict.
+	b.focus("#code")
+	b.program("x")
+	b.shows("#files p", "a.png: there are too many /v1/files/1")
+	b.shows("#verdict", "exited, exit code 0")
+	if n := is[int](b, `document.querySelectorAll("#files figure").length`); n != 2 {
+		t.Errorf("%d files", n)
+	}
+
+	revoked.Store(true)
+	b.shows("#state", "not known")
+	b.until(`document.activeElement.id === "token"`)
 	b.right()
 }
 
