@@ -337,6 +337,8 @@ def _members(options: Mapping[str, Any]) -> Dict[str, Any]:
         elif isinstance(value, Mapping):
             value = dict(value)
         elif name in ("collect", "volumes"):
+            if isinstance(value, str):
+                raise TypeError(f"{name} is a list")  # of its letters * would be one
             value = list(value)
         document[name] = value
     return document

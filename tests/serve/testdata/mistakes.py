@@ -30,3 +30,6 @@ for value in ("secret\r\nX: y", "secret\nX: y", "secret\x7f", "secret\u2028x"):
     ):
         for e in raised(call):
             assert type(e) is ValueError and name in str(e) and "secret" not in str(e), (name, value, e)
+
+for e in raised(lambda client: client(ADDRESS).run(["true"], collect="*.png")):
+    assert type(e) is TypeError, e
