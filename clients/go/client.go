@@ -371,8 +371,8 @@ func (c *Client) once(ctx context.Context, r request) (io.ReadCloser, error) {
 	if r.key != "" {
 		q.Header.Set("Idempotency-Key", r.key)
 	}
-	if c.Token != "" {
-		q.Header.Set("Authorization", "Bearer "+c.Token)
+	if token := strings.TrimSpace(c.Token); token != "" { // a file ends with a line break
+		q.Header.Set("Authorization", "Bearer "+token)
 	}
 	if c.Node != "" {
 		q.Header.Set("Sbxrun-Node", c.Node)

@@ -108,7 +108,7 @@ export class Client {
     else if (url.protocol === "http:" || url.protocol === "https:")
       this.#address = { protocol: url.protocol, host: url.hostname.replace(/^\[|\]$/g, ""), port: url.port };
     else throw new TypeError("want unix:PATH, http://HOST:PORT or https://HOST:PORT");
-    this.#token = token;
+    this.#token = token.trim(); // a file ends with a line break
     this.#margin = margin;
     this.#patience = patience;
     this.#node = node;

@@ -253,7 +253,7 @@ var behaviours = []behaviour{
 		steps: []step{{op: "remove", args: `{"session":"7","path":".."}`, want: `{"error":"lost"}`}}},
 	{name: "text in a query", answers: []string{answer(200, "{}"), answer(400, refusal)}, asked: []string{"PUT /v1/sessions/7/files/a?mode=6%264", "GET /v1/calls/7/output?follow=1&stream=a%26b%3Dc&from=0"},
 		steps: []step{{op: "write", args: `{"session":"7","path":"a","text":"","mode":"6&4"}`}, {op: "output", args: `{"process":"7","options":{"stream":"a&b=c"}}`, want: `{"error":"refused"}`}}},
-	{name: "a token and a node", client: `"token":"secret","node":"n1"`, answers: []string{answer(200, report)}, asked: []string{"POST /v1/run Bearer secret n1"}, steps: []step{{op: "run", args: runTrue, want: `{"exit_code":0}`}}},
+	{name: "a token and a node", client: `"token":"secret\n","node":"n1"`, answers: []string{answer(200, report)}, asked: []string{"POST /v1/run Bearer secret n1"}, steps: []step{{op: "run", args: runTrue, want: `{"exit_code":0}`}}},
 }
 
 // driver carries steps out: one of a program that reads and writes lines of JSON.
