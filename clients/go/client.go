@@ -46,9 +46,10 @@ type Client struct {
 func New(address string) (*Client, error) {
 	c := &Client{Margin: time.Minute, Patience: 10 * time.Second, TLS: &tls.Config{}, base: strings.TrimSuffix(address, "/")}
 	path, unix := strings.CutPrefix(address, "unix:")
-	if unix {
+	u, err := url.Parse(c.base)
+	if unix && path != "" {
 		c.base = "http://sbxrun"
-	} else if !strings.HasPrefix(address, "http://") && !strings.HasPrefix(address, "https://") {
+	} else if err != nil || u.Hostname() == "" || *u != (url.URL{Scheme: u.Scheme, Host: u.Host}) || u.Scheme != "http" && u.Scheme != "https" {
 		return nil, errors.New("want unix:PATH, http://HOST:PORT or https://HOST:PORT")
 	}
 	c.http = &http.Client{CheckRedirect: stay, Transport: &http.Transport{

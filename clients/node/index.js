@@ -104,8 +104,9 @@ export class Client {
 
   constructor(address, { token = "", margin = 60_000, patience = 10_000, node = "" } = {}) {
     const url = new URL(address);
-    if (url.protocol === "unix:") this.#address = { socketPath: address.slice("unix:".length), host: "sbxrun" };
-    else if (url.protocol === "http:" || url.protocol === "https:")
+    const web = !(url.username || url.password || url.search || url.hash) && url.pathname === "/";
+    if (url.protocol === "unix:" && address.length > "unix:".length) this.#address = { socketPath: address.slice("unix:".length), host: "sbxrun" };
+    else if (web && (url.protocol === "http:" || url.protocol === "https:"))
       this.#address = { protocol: url.protocol, host: url.hostname.replace(/^\[|\]$/g, ""), port: url.port };
     else throw new TypeError("want unix:PATH, http://HOST:PORT or https://HOST:PORT");
     this.#token = token.trim(); // a file ends with a line break

@@ -203,6 +203,11 @@ var behaviours = []behaviour{
 		{op: "store", args: `{"size":40000000}`, want: `{"error":"refused"}`}, {op: "store", args: `{"size":30000000}`, want: `{"error":"refused"}`},
 		{op: "store", args: `{"size":10000000}`}}},
 	{name: "nobody is there", client: `"address":"unix:/no/such/socket"`, steps: []step{{op: "run", args: runTrue, want: `{"error":"refused","code":"unreachable"}`}}},
+	{name: "what is no address", steps: []step{
+		{op: "new", args: `{"address":"unix:"}`, want: `{"error":"wrong"}`}, {op: "new", args: `{"address":"ftp://127.0.0.1"}`, want: `{"error":"wrong"}`},
+		{op: "new", args: `{"address":"http://"}`, want: `{"error":"wrong"}`}, {op: "new", args: `{"address":"http://me:word@127.0.0.1"}`, want: `{"error":"wrong"}`},
+		{op: "new", args: `{"address":"https://127.0.0.1/below"}`, want: `{"error":"wrong"}`}, {op: "new", args: `{"address":"http://127.0.0.1/?a=b"}`, want: `{"error":"wrong"}`},
+		{op: "new", args: `{"address":"http://127.0.0.1:80:80"}`, want: `{"error":"wrong"}`}, {op: "new", args: `{"address":"http://[::1]:80/"}`, want: `{"error":null}`}}},
 	{name: "TLS", host: "127.0.0.1", client: `"token":"me-token"`, steps: []step{{op: "run", args: `{"call":{"argv":["echo","secure"]}}`, want: `{"stdout":"secure\n"}`},
 		{op: "stream", args: `{"call":{"argv":["echo","secure"]}}`, want: `{"stdout":"7365637572650a"}`},
 		{op: "store", args: `{"size":3000000}`}}},

@@ -425,7 +425,10 @@ class Address:
 
     def __init__(self, text: str) -> None:
         parts = urllib.parse.urlsplit(text)
-        if parts.scheme not in ("unix", "http", "https"):
+        unix = parts.scheme == "unix" and text != "unix:"
+        # What is left of an address with more in it would be another server's.
+        web = parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc and parts.path in ("", "/") and not parts.query + parts.fragment
+        if not (unix or web):
             raise ValueError("want unix:PATH, http://HOST:PORT or https://HOST:PORT")
         self.path = text[len("unix:"):] if parts.scheme == "unix" else ""
         self.tls = parts.scheme == "https"
