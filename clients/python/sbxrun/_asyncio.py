@@ -123,7 +123,7 @@ class AsyncClient:
 
         try:
             if address.path:
-                connection = await _made(loop.create_unix_connection(made, address.path), timeout)
+                connection = await _made(loop.create_unix_connection(made, sock=_wire.unix_socket(address.path)), timeout)
             else:
                 connection = await _made(loop.create_connection(made, address.host, address.port, ssl=address.tls or None), timeout)
         except (OSError, asyncio.TimeoutError) as e:

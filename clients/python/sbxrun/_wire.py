@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import socket
 import urllib.parse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
@@ -435,3 +436,15 @@ class Address:
         self.host = parts.hostname or "sbxrun"
         self.port = parts.port or (443 if self.tls else 80)
         self.netloc = parts.netloc or "sbxrun"
+
+
+def unix_socket(path: str) -> socket.socket:
+    """A connected one. For asyncio one whose queue is full (EAGAIN) is one that will be connected."""
+    s = socket.socket(socket.AF_UNIX)
+    try:
+        s.setblocking(False)  # this does not wait in any case
+        s.connect(path)
+    except BaseException:
+        s.close()
+        raise
+    return s

@@ -1,6 +1,10 @@
-"""What both clients for Python say of wrong arguments, before they send anything."""
+"""What both clients for Python raise for what they have not sent."""
 
 import asyncio
+import contextlib
+import os
+import socket
+import tempfile
 
 import sbxrun
 
@@ -33,3 +37,17 @@ for value in ("secret\r\nX: y", "secret\nX: y", "secret\x7f", "secret\u2028x"):
 
 for e in raised(lambda client: client(ADDRESS).run(["true"], collect="*.png")):
     assert type(e) is TypeError, e
+
+# A server that accepts nobody, until its queue is full.
+with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as queue:
+    path = os.path.join(directory, "socket")
+    listener = queue.enter_context(socket.socket(socket.AF_UNIX))
+    listener.bind(path)
+    listener.listen(0)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            waiting = queue.enter_context(socket.socket(socket.AF_UNIX))
+            waiting.setblocking(False)
+            waiting.connect(path)
+    for e in raised(lambda client: client("unix:" + path, margin=0.1).run(["true"], timeout=0.1)):
+        assert isinstance(e, sbxrun.Refused) and e.code == "unreachable", e
