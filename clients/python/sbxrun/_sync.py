@@ -36,6 +36,21 @@ class _Unix(http.client.HTTPConnection):
         self.sock = s
 
 
+class _Unreadable(Exception):
+    """What the file that is sent has raised: an OSError must not look like one of the connection."""
+
+
+class _Reading:
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            return self._file.read(size)
+        except OSError as e:
+            raise _Unreadable from e
+
+
 class Client:
     """A server, at unix:PATH, http://HOST:PORT or https://HOST:PORT. Several threads may use one.
 
@@ -128,6 +143,7 @@ class Client:
 
     def _once(self, request: Request, timeout: float) -> Tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         headers = request.headers(self._token, self._node)
+        body = request.body if isinstance(request.body, (bytes, type(None))) else _Reading(request.body)
         connection: http.client.HTTPConnection
         if self._address.path:
             connection = _Unix(self._address.path, timeout)
@@ -142,7 +158,7 @@ class Client:
                 raise Refused("unreachable", f"the server cannot be reached: {e}") from e
             try:
                 try:
-                    connection.request(request.method, request.path, request.body, headers)
+                    connection.request(request.method, request.path, body, headers)
                 except (BrokenPipeError, ConnectionResetError):
                     pass  # it may have answered before it has read all, and then it says why
                 response = connection.getresponse()
@@ -151,6 +167,10 @@ class Client:
             if response.status < 300:
                 return connection, response
             raise _wire.answered(response.status, response.headers.get("Retry-After"), b"".join(_received(response)))
+        except _Unreadable as e:
+            connection.close()
+            assert e.__cause__
+            raise e.__cause__ from None
         except BaseException:
             connection.close()
             raise

@@ -257,7 +257,7 @@ async def pour_badly(s):
             return True
 
         def read(self, size=-1):
-            raise ValueError
+            raise ConnectionResetError  # of the file, not of the connection
 
     await got(session(s).write("bad", Broken()))
 
@@ -293,7 +293,7 @@ async def answer(step):
         return failed(e)
     except sbxrun.Lost:
         return {"error": "lost", "trace": traceback.format_exc()}
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, ConnectionResetError):
         return {"error": "wrong", "trace": traceback.format_exc()}
 
 
