@@ -254,7 +254,8 @@ func (p *Process) follow(ctx context.Context, stream string, from *int64, yield 
 }
 
 // Send writes to the stdin of a process of a session that was started with [Call.KeepStdin], and closes
-// it if end says so. It returns when the process has read everything except what fits into a pipe.
+// it if end says so. It returns when the process has read everything except what fits into a pipe. If that
+// does not read for as long as the margin, the error is a [*Lost], and a part may have been written.
 func (p *Process) Send(ctx context.Context, data []byte, end bool) error {
 	query := ""
 	if end {

@@ -329,7 +329,7 @@ export class Process {
   wait(options?: Options): Promise<NonNullable<CallStatus["report"]>>;
   /** Yield the output from a byte offset on, as it arrives. Reconnects where a connection broke. */
   output(options?: Options & { stream?: "stdout" | "stderr"; from?: number }): AsyncGenerator<Uint8Array, void, void>;
-  /** Write to the stdin of a process of a session that was started with keep_stdin; end closes it. Resolves when it has read all but what fits into a pipe. */
+  /** Write to the stdin of a process of a session that was started with keep_stdin; end closes it. Resolves when it has read all but what fits into a pipe; if it does not read for as long as the margin, it is Lost, and a part may have been written. */
   send(data: string | Uint8Array, options?: Options & { end?: boolean }): Promise<void>;
   /** Signal all its processes. For processes of a session only. */
   signal(name: string): Promise<void>;

@@ -584,6 +584,7 @@ func TestClientTypesChecked(t *testing.T) {
 	harness.Must(t, os.WriteFile(filepath.Join(node, "package.json"), []byte(`{"type":"module"}`), 0o644))
 	harness.Must(t, os.WriteFile(filepath.Join(node, "readme.ts"), []byte("declare const process: any;\n"+readmeCode(t, "node", "js")), 0o644))
 	harness.Must(t, os.WriteFile(filepath.Join(python, "readme.py"), []byte("import asyncio\n"+readmeCode(t, "python", "python")), 0o644))
+	copied(t, python, "cancelled.py") // as of who leaves a stream by contextlib.aclosing
 	for _, tt := range []struct {
 		dir  string
 		args []string
@@ -591,6 +592,7 @@ func TestClientTypesChecked(t *testing.T) {
 		{node, []string{"tsc", "--noEmit", "--strict", "--module", "nodenext", "--target", "es2022", "--lib", "es2022,dom", "readme.ts"}},
 		{python, []string{"mypy", "--strict", "--enable-incomplete-feature=Unpack", "--cache-dir", filepath.Join(python, "cache"), "sbxrun"}},
 		{python, []string{"mypy", "--enable-incomplete-feature=Unpack", "--cache-dir", filepath.Join(python, "cache"), "readme.py"}},
+		{python, []string{"mypy", "--check-untyped-defs", "--enable-incomplete-feature=Unpack", "--cache-dir", filepath.Join(python, "cache"), "cancelled.py"}},
 	} {
 		if _, err := exec.LookPath(tt.args[0]); err != nil {
 			t.Logf("%v", err)

@@ -6,7 +6,7 @@ import asyncio
 import http.client
 import io
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, AsyncIterator, BinaryIO, Coroutine, Dict, List, Optional, Sequence, Tuple, Type, Union
+from typing import TYPE_CHECKING, Any, AsyncGenerator, BinaryIO, Coroutine, Dict, List, Optional, Sequence, Tuple, Type, Union
 
 from . import _wire
 from ._wire import Cell, Data, Entry, Event, File, Language, Lost, Refused, Report, Request, Status
@@ -28,7 +28,7 @@ class AsyncClient:
         """Run a command or program in a fresh sandbox. When this returns, nothing of it is left."""
         return Report(_wire.document(await self._ask(_wire.run_request("/v1/run", argv, options))))
 
-    def stream(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> AsyncIterator[Event]:
+    def stream(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> AsyncGenerator[Event, None]:
         """Like run, but yields output as it arrives. The last event is the report; leaving the loop before it ends the call."""
         return self._events(_wire.run_request("/v1/run?stream=1", argv, options))
 
@@ -66,14 +66,14 @@ class AsyncClient:
         """Read a file from the content store: a collected file, or an id."""
         return await self._ask(_wire.fetch_request(file))
 
-    def fetch_stream(self, file: Union[File, str]) -> AsyncIterator[bytes]:
+    def fetch_stream(self, file: Union[File, str]) -> AsyncGenerator[bytes, None]:
         """Like fetch, but yields pieces as they arrive: the whole is never in memory."""
         return self._pieces(_wire.fetch_request(file))
 
     async def _start(self, path: str, request: Request) -> AsyncProcess:
         return AsyncProcess(self, path, _wire.document(await self._ask(request))["id"])
 
-    async def _events(self, request: Request) -> AsyncIterator[Event]:
+    async def _events(self, request: Request) -> AsyncGenerator[Event, None]:
         events = _wire.Events()
         connection = await self._send(request, _wire.KEEPALIVE)
         try:
@@ -93,7 +93,7 @@ class AsyncClient:
         finally:
             connection.close()
 
-    async def _pieces(self, request: Request) -> AsyncIterator[bytes]:
+    async def _pieces(self, request: Request) -> AsyncGenerator[bytes, None]:
         connection = await self._send(request, 0)
         try:
             async for chunk in connection.body():
@@ -215,7 +215,7 @@ class _Connection(asyncio.Protocol):
     async def all(self) -> bytes:
         return b"".join([chunk async for chunk in self.body()])
 
-    async def body(self) -> AsyncIterator[bytes]:
+    async def body(self) -> AsyncGenerator[bytes, None]:
         length = self.headers.get("Content-Length")
         try:
             if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
@@ -245,7 +245,7 @@ class _Connection(asyncio.Protocol):
             self._sent += 1
             head = b""
 
-    async def _part(self, left: int) -> AsyncIterator[bytes]:
+    async def _part(self, left: int) -> AsyncGenerator[bytes, None]:
         while left:
             if not self._received and not await self._more():
                 raise Lost("the answer broke off")
@@ -299,12 +299,12 @@ def _abort(task: asyncio.Task[Tuple[Any, _Connection]]) -> None:
         task.result()[0].abort()
 
 
-async def _slices(body: bytes) -> AsyncIterator[bytes]:
+async def _slices(body: bytes) -> AsyncGenerator[bytes, None]:
     for at in range(0, len(body) or 1, 1 << 16):
         yield body[at : at + (1 << 16)]
 
 
-async def _chunks(file: BinaryIO) -> AsyncIterator[bytes]:
+async def _chunks(file: BinaryIO) -> AsyncGenerator[bytes, None]:
     """What a file holds, as HTTP has what it knows no length of. Another thread reads it: that may take time."""
     piece = b"more"
     while piece:
@@ -323,7 +323,7 @@ class AsyncSession:
         """Run a command or program. Its processes end with it; its files stay."""
         return Report(_wire.document(await self._client._ask(_wire.run_request(self._path + "/exec", argv, options))))
 
-    def stream(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> AsyncIterator[Event]:
+    def stream(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> AsyncGenerator[Event, None]:
         return self._client._events(_wire.run_request(self._path + "/exec?stream=1", argv, options))
 
     async def cell(self, code: str, **options: Unpack[CellOptions]) -> Cell:
@@ -345,7 +345,7 @@ class AsyncSession:
     async def read(self, path: str) -> bytes:
         return await self._client._ask(Request("GET", self._file(path)))
 
-    def read_stream(self, path: str) -> AsyncIterator[bytes]:
+    def read_stream(self, path: str) -> AsyncGenerator[bytes, None]:
         """Like read, but yields pieces as they arrive: the whole is never in memory."""
         return self._client._pieces(Request("GET", self._file(path)))
 
@@ -359,7 +359,7 @@ class AsyncSession:
         """Read all files as a tar archive."""
         return await self._client._ask(Request("GET", self._path + "/archive"))
 
-    def pack_stream(self) -> AsyncIterator[bytes]:
+    def pack_stream(self) -> AsyncGenerator[bytes, None]:
         """Like pack, but yields pieces as they arrive: the whole is never in memory."""
         return self._client._pieces(Request("GET", self._path + "/archive"))
 
@@ -412,7 +412,7 @@ class AsyncProcess:
             if status.report:
                 return status.report
 
-    async def output(self, stream: str = "stdout", offset: int = 0) -> AsyncIterator[bytes]:
+    async def output(self, stream: str = "stdout", offset: int = 0) -> AsyncGenerator[bytes, None]:
         """Yield the output from a byte offset on, as it arrives. Reconnects where a connection broke."""
         while True:
             begin = offset
@@ -434,6 +434,7 @@ class AsyncProcess:
         """Write to the stdin of a process of a session that was started with keep_stdin; end closes it.
 
         Returns when the process has read everything except what fits into a pipe.
+        If it does not read for as long as the margin, this raises Lost, and a part may have been written.
         """
         await self._client._ask(_wire.stdin_request(self._path, data, end))
 

@@ -6,7 +6,7 @@ import http.client
 import socket
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Dict, Iterator, List, Optional, Sequence, Tuple, Type, Union
+from typing import TYPE_CHECKING, Any, BinaryIO, Dict, Generator, List, Optional, Sequence, Tuple, Type, Union
 
 from . import _wire
 from ._wire import Cell, Data, Entry, Event, File, Language, Lost, Refused, Report, Request, Status
@@ -67,7 +67,7 @@ class Client:
         """Run a command or program in a fresh sandbox. When this returns, nothing of it is left."""
         return Report(_wire.document(self._ask(_wire.run_request("/v1/run", argv, options))))
 
-    def stream(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Iterator[Event]:
+    def stream(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Generator[Event, None, None]:
         """Like run, but yields output as it arrives. The last event is the report; leaving the loop before it ends the call."""
         return self._events(_wire.run_request("/v1/run?stream=1", argv, options))
 
@@ -105,14 +105,14 @@ class Client:
         """Read a file from the content store: a collected file, or an id."""
         return self._ask(_wire.fetch_request(file))
 
-    def fetch_stream(self, file: Union[File, str]) -> Iterator[bytes]:
+    def fetch_stream(self, file: Union[File, str]) -> Generator[bytes, None, None]:
         """Like fetch, but yields pieces as they arrive: the whole is never in memory."""
         return self._body(_wire.fetch_request(file), 0)
 
     def _start(self, path: str, request: Request) -> Process:
         return Process(self, path, _wire.document(self._ask(request))["id"])
 
-    def _events(self, request: Request) -> Iterator[Event]:
+    def _events(self, request: Request) -> Generator[Event, None, None]:
         events = _wire.Events()
         for chunk in self._body(request, _wire.KEEPALIVE):
             for event in events.feed(chunk):
@@ -124,7 +124,7 @@ class Client:
     def _ask(self, request: Request) -> bytes:
         return b"".join(self._body(request, request.wait))
 
-    def _body(self, request: Request, wait: float) -> Iterator[bytes]:
+    def _body(self, request: Request, wait: float) -> Generator[bytes, None, None]:
         """Send a request, retrying while it is refused for the moment. Closing the generator closes the connection."""
         until = time.monotonic() + self._patience
         while True:
@@ -176,7 +176,7 @@ class Client:
             raise
 
 
-def _received(response: http.client.HTTPResponse) -> Iterator[bytes]:
+def _received(response: http.client.HTTPResponse) -> Generator[bytes, None, None]:
     left = response.length  # read1 says nothing when a body is shorter than this
     while left != 0:
         try:
@@ -203,7 +203,7 @@ class Session:
         """Run a command or program. Its processes end with it; its files stay."""
         return Report(_wire.document(self._client._ask(_wire.run_request(self._path + "/exec", argv, options))))
 
-    def stream(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Iterator[Event]:
+    def stream(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Generator[Event, None, None]:
         return self._client._events(_wire.run_request(self._path + "/exec?stream=1", argv, options))
 
     def cell(self, code: str, **options: Unpack[CellOptions]) -> Cell:
@@ -225,7 +225,7 @@ class Session:
     def read(self, path: str) -> bytes:
         return self._client._ask(Request("GET", self._file(path)))
 
-    def read_stream(self, path: str) -> Iterator[bytes]:
+    def read_stream(self, path: str) -> Generator[bytes, None, None]:
         """Like read, but yields pieces as they arrive: the whole is never in memory."""
         return self._client._body(Request("GET", self._file(path)), 0)
 
@@ -239,7 +239,7 @@ class Session:
         """Read all files as a tar archive."""
         return self._client._ask(Request("GET", self._path + "/archive"))
 
-    def pack_stream(self) -> Iterator[bytes]:
+    def pack_stream(self) -> Generator[bytes, None, None]:
         """Like pack, but yields pieces as they arrive: the whole is never in memory."""
         return self._client._body(Request("GET", self._path + "/archive"), 0)
 
@@ -292,7 +292,7 @@ class Process:
             if status.report:
                 return status.report
 
-    def output(self, stream: str = "stdout", offset: int = 0) -> Iterator[bytes]:
+    def output(self, stream: str = "stdout", offset: int = 0) -> Generator[bytes, None, None]:
         """Yield the output from a byte offset on, as it arrives. Reconnects where a connection broke."""
         while True:
             begin = offset
@@ -310,6 +310,7 @@ class Process:
         """Write to the stdin of a process of a session that was started with keep_stdin; end closes it.
 
         Returns when the process has read everything except what fits into a pipe.
+        If it does not read for as long as the margin, this raises Lost, and a part may have been written.
         """
         self._client._ask(_wire.stdin_request(self._path, data, end))
 
