@@ -55,6 +55,8 @@ class Examples(unittest.TestCase):
             run("1/0")
         final = run("try:\n    final_answer({'sum': y})\nexcept Exception:\n    pass")
         self.assertEqual((final.output, final.is_final_answer), ({"sum": 42}, True))
+        long = run("final_answer('\u00e4' * 100_000)")
+        self.assertEqual((long.output, long.is_final_answer), ("\u00e4" * 100_000, True))
 
     def test_service(self):
         server = ThreadingHTTPServer(("127.0.0.1", 0), service.Handler)
