@@ -2,9 +2,16 @@
 // JSON while the program runs. A caller who leaves ends it.
 import { createServer } from "node:http";
 import { pathToFileURL } from "node:url";
-import { Client, Refused } from "sbxrun";
+import { Client, Refused, SbxrunError } from "sbxrun";
 
 const client = new Client(process.env.SBXRUN_ADDRESS ?? "unix:/run/sbxrund.sock");
+
+function status(e) {
+  if (!(e instanceof SbxrunError)) return 400; // what is asked for is wrong
+  if (!(e instanceof Refused)) return 502;
+  if (e.again !== null) return 503;
+  return e.status >= 400 && e.status < 500 ? 400 : 502;
+}
 
 export const server = createServer(async (request, response) => {
   const leaving = new AbortController();
@@ -19,7 +26,7 @@ export const server = createServer(async (request, response) => {
       else say({ cause: event.report.cause, exit_code: event.report.exit_code });
     }
   } catch (e) {
-    if (!response.headersSent) response.statusCode = e instanceof Refused && e.again !== null ? 503 : 400;
+    if (!response.headersSent) response.statusCode = status(e);
     say({ error: e.message });
   }
   response.end();

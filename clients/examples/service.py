@@ -17,7 +17,8 @@ class Handler(BaseHTTPRequestHandler):
         except (ValueError, KeyError, TypeError) as e:
             return self.answer(400, {"error": f"what is asked for is wrong: {e}"})
         except sbxrun.Refused as e:  # nothing has run
-            return self.answer(503 if e.again is not None else 400, {"error": str(e)})
+            wrong = 400 <= e.status < 500
+            return self.answer(503 if e.again is not None else 400 if wrong else 502, {"error": str(e)})
         except sbxrun.Error as e:
             return self.answer(502, {"error": str(e)})
         self.answer(200, {"cause": report.cause, "exit_code": report.exit_code, "stdout": report.stdout, "stderr": report.stderr})

@@ -33,6 +33,7 @@ func TestExamples(t *testing.T) {
 			t.Fatal(err)
 		}
 		made(t, dir, "env", "SBXRUN_ADDRESS=unix:"+s.socket(), "node", "examples.mjs")
+		made(t, dir, "env", "SBXRUN_ADDRESS=unix:/no/such/socket", "node", "examples.mjs", "unreachable")
 		readme(t, s, "node", "js", filepath.Join(dir, "readme.mjs"), "")
 		made(t, dir, "node", "readme.mjs")
 	})

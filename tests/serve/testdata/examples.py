@@ -5,6 +5,7 @@ import json
 import os
 import threading
 import unittest
+import unittest.mock
 from http.server import ThreadingHTTPServer
 
 import anthropic_tools
@@ -75,6 +76,8 @@ class Examples(unittest.TestCase):
         self.assertEqual(post({"code": "print(6*7)"}), (200, {"cause": "exited", "exit_code": 0, "stdout": "42\n", "stderr": ""}))
         self.assertEqual(post({"code": "while True: pass", "timeout": 0.3})[1]["cause"], "timeout")
         self.assertEqual(post({})[0], 400)
+        with unittest.mock.patch.object(service, "client", sbxrun.Client("unix:/no/such/socket")):
+            self.assertEqual(post({"code": "1"})[0], 502)
 
     def test_agent(self):
         with mcp_agent.Tools((os.environ["SBXRUN_BIN"], "mcp")) as tools:
