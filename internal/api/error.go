@@ -119,8 +119,9 @@ func AsError(err error) *Error {
 	}
 	var e *result.Error
 	if !errors.As(err, &e) {
-		if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-			return NewError(QuotaDisk, "the server's disk is full: "+err.Error(), "")
+		// Without the path that the error may have, which is no client's business.
+		if no := syscall.Errno(0); errors.As(err, &no) && (no == syscall.ENOSPC || no == syscall.EDQUOT) {
+			return NewError(QuotaDisk, "the server's disk is full: "+no.Error(), "")
 		}
 		return NewError(Setup, err.Error(), "")
 	}

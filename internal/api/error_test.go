@@ -1,10 +1,23 @@
 package api
 
 import (
+	"fmt"
+	"io/fs"
 	"net/http/httptest"
 	"strings"
+	"syscall"
 	"testing"
 )
+
+// A full disk is told without where it is.
+func TestDiskFull(t *testing.T) {
+	for _, no := range []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT} {
+		e := AsError(fmt.Errorf("store: %w", &fs.PathError{Op: "write", Path: "/srv/files/1", Err: no}))
+		if e.Failure.Code != QuotaDisk || e.Failure.Message != "the server's disk is full: "+no.Error() {
+			t.Errorf("%+v", e.Failure)
+		}
+	}
+}
 
 // People read errors too, and no browser takes them for HTML.
 func TestWrite(t *testing.T) {
