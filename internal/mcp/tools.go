@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/google/jsonschema-go/jsonschema"
@@ -426,11 +427,36 @@ func writeStreams(b *strings.Builder, stdout, stdoutBase64, stderr, stderrBase64
 		case s.text != nil && *s.text != "":
 			fmt.Fprintf(b, "\n%s:\n%s", s.name, *s.text)
 		case s.other != nil && *s.other != "":
-			fmt.Fprintf(b, "\n%s: no text; stdout_base64 and stderr_base64 have it", s.name)
+			if text := mostlyText(*s.other); text != "" {
+				fmt.Fprintf(b, "\n%s, not all of which is text:\n%s", s.name, text)
+			} else {
+				fmt.Fprintf(b, "\n%s: no text; stdout_base64 and stderr_base64 have it", s.name)
+			}
 		default:
 			continue
 		}
 		silent = false
 	}
 	return silent
+}
+
+// mostlyText returns output that is not UTF-8, with marks in place of what is wrong; or "" if a tenth or more
+// of its bytes are wrong, or control characters, by which a model sees nothing.
+func mostlyText(encoded string) string {
+	b, err := base64.StdEncoding.DecodeString(encoded)
+	if err != nil {
+		return "" // the server has encoded it
+	}
+	wrong := 0
+	for rest := b; len(rest) > 0; {
+		r, size := utf8.DecodeRune(rest)
+		if r == utf8.RuneError && size == 1 || unicode.IsControl(r) && !unicode.IsSpace(r) {
+			wrong++
+		}
+		rest = rest[size:]
+	}
+	if 10*wrong >= len(b) {
+		return ""
+	}
+	return strings.ToValidUTF8(string(b), "\uFFFD")
 }
