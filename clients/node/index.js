@@ -201,8 +201,8 @@ export class Client {
     return new Process(this, path, started.id);
   }
 
-  async _json(method, path, body, wait) {
-    return parsed(await this._ask(method, path, body && { body: JSON.stringify(body), type: "application/json", wait }));
+  async _json(method, path, body) {
+    return parsed(await this._ask(method, path, body && { body: JSON.stringify(body), type: "application/json" }));
   }
 
   async _ask(method, path, request = {}) {
@@ -224,7 +224,7 @@ export class Client {
         return await this.#once(method, path, request);
       } catch (e) {
         if (!(e instanceof Refused) || e.again === null || flows(request.body) || performance.now() + e.again > until) throw e;
-        await sleep(e.again, undefined, { signal: request.signal });
+        await sleep(e.again, undefined, { signal: request.signal }).catch(() => request.signal.throwIfAborted()); // or it would be an AbortError
       }
     }
   }

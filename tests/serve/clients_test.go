@@ -666,6 +666,19 @@ func TestPythonMistakes(t *testing.T) {
 	made(t, "testdata", "env", "PYTHONPATH="+clients(t, "python"), "/usr/bin/python3", "-B", "-W", "error", "mistakes.py")
 }
 
+// Aborting is told by the signal's reason, also while a request waits for its next try.
+func TestNodeAborted(t *testing.T) {
+	t.Parallel()
+	f := newFake(t, []string{answer(503, refusal, "Retry-After: 5")})
+	made(t, clients(t, "node"), "node", "--input-type=module", "-e", fmt.Sprintf(`
+import { Client } from "./index.js";
+const leaving = new AbortController();
+const reason = new Error("left");
+const call = new Client("http://%s").run({ argv: ["true"] }, leaving);
+setTimeout(() => leaving.abort(reason), 500);
+process.exit((await call.catch((e) => e)) === reason ? 0 : 1);`, f.listener.Addr()))
+}
+
 // A client in Node does not wait for a connection longer than for an answer: here nobody accepts any.
 func TestNodeConnects(t *testing.T) {
 	t.Parallel()
