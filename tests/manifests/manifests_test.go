@@ -399,4 +399,10 @@ func checkPod(t *testing.T, p *core.PodSpec) {
 	if c.Resources.Limits.Memory().IsZero() || c.Resources.Limits.Cpu().IsZero() || c.ReadinessProbe == nil || c.LivenessProbe == nil {
 		t.Errorf("resources %v, probes %v and %v", c.Resources, c.ReadinessProbe, c.LivenessProbe)
 	}
+	for _, v := range p.Volumes {
+		const kept = 3 << 30 // bytes, by the defaults of files.quota and calls.output
+		if d := v.EmptyDir; d != nil && (d.SizeLimit.Value() <= kept || d.SizeLimit.Cmp(*c.Resources.Limits.Memory()) >= 0) {
+			t.Errorf("volume %s has %v of the memory", v.Name, d.SizeLimit)
+		}
+	}
 }
