@@ -56,6 +56,8 @@ func New(address string) (*Client, error) {
 		// On a connection that the server has just closed, an answer would seem lost.
 		DisableKeepAlives: true,
 		TLSClientConfig:   c.TLS,
+		// What makes a connection goes on when its request has been given up.
+		TLSHandshakeTimeout: 10 * time.Second,
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			if unix {
 				network, address = "unix", path
