@@ -157,6 +157,7 @@ func readVersion(name string) (version string) {
 // ask runs bwrap with one option and returns what it prints, up to a bound, in
 // bounded time. It is a process group of its own, and ended as such.
 func ask(ctx context.Context, name, option string) ([]byte, error) {
+	begin := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, askBound)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, option)
@@ -171,7 +172,7 @@ func ask(ctx context.Context, name, option string) ([]byte, error) {
 	defer runtime.UnlockOSThread()
 	err := cmd.Run()
 	if ctx.Err() != nil {
-		err = errors.New("no answer in time")
+		err = fmt.Errorf("no answer within %v", time.Since(begin).Round(time.Second))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", name, option, err)
