@@ -122,17 +122,30 @@ func (r *Room) end() error {
 // usable reports whether a call can run in the room, as far as is known.
 func (r *Room) usable() bool { return r.maker.Usable() && !r.init.Exited() }
 
-// quiet reports whether the room's network is as it was before any call. A connection that was closed in
-// order stays for a minute (TIME_WAIT of tcp(7)), a socket that was on its way in a message until the kernel
-// looks for such (unix(7)), and addresses that were spoken to for as long as the network (tcp_metrics): the
-// next call could read what they say, or find its port taken.
-func (r *Room) quiet() bool {
+// quiet reports whether the room's network is as it was before any call, and if not, whether it may come to
+// be. A connection that was closed in order stays for a minute (TIME_WAIT of tcp(7)), a socket that was on its
+// way in a message until the kernel looks for such (unix(7)), and addresses that were spoken to for as long as
+// the network (tcp_metrics): the next call could read what they say, or find its port taken.
+func (r *Room) quiet() (is, later bool) {
 	if r.sockets == nil {
-		return true
+		return true, true
 	}
 	var sockets, inuse, orphans, waiting int
 	_, err := fmt.Sscanf(text(r.sockets), "sockets: used %d\nTCP: inuse %d orphan %d tw %d", &sockets, &inuse, &orphans, &waiting)
-	return err == nil && sockets == 0 && inuse == 0 && waiting == 0 && text(r.devices) == r.untouched
+	later = err == nil && inuse == 0 && waiting == 0 && text(r.devices) == r.untouched
+	return later && sockets == 0, later
+}
+
+// awaitQuiet waits for a moment until it is. The sockets of netlink(7), by which C libraries ask for addresses,
+// are gone when no processor looks at them any more (RCU), some hundredths of a second after their close.
+func (r *Room) awaitQuiet() bool {
+	const moment = time.Second
+	for end := time.Now().Add(moment); ; time.Sleep(moment / 200) {
+		is, later := r.quiet()
+		if is || !later || time.Now().After(end) || r.pool.ctx.Err() != nil {
+			return is
+		}
+	}
 }
 
 // text is the beginning of a file of /proc's, read anew; empty if it cannot be.
@@ -178,5 +191,10 @@ func (r *Room) Give() {
 		again = res != nil && res.Verdict == result.Proven && res.Cause != result.Lost && res.Cause != result.OOM
 	}
 	r.run = nil
-	r.pool.give(r, again && r.usable() && r.quiet() && r.group.Idle() == nil)
+	again = again && r.usable() && r.group.Idle() == nil
+	if is, later := r.quiet(); again && !is && later {
+		r.pool.work.Go(func() { r.pool.give(r, r.awaitQuiet()) })
+	} else {
+		r.pool.give(r, again && is)
+	}
 }
