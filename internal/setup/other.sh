@@ -3,7 +3,7 @@
 # sourced, in the source tree $root, with a directory $work that everybody can enter.
 # SBXRUN_TEST_AS stays empty if there is none.
 export SBXRUN_TEST_AS=
-# shellcheck disable=SC2154 # root and work are the caller's
+: "${root:?}" "${work:?}" # the caller's: without, it would be /tmp and /home that are given away below
 if [ "$(id -u)" = 0 ]; then
     # With a copy that it can read: a checkout may be below /root.
     SBXRUN_TEST_AS=61000
