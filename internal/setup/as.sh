@@ -11,7 +11,8 @@ if [ "$SBXRUN_TEST_AS" = 0 ]; then
         SBXRUN_SOAK="${SBXRUN_SOAK-}" SBXRUN_TESTS_SLOW="${SBXRUN_TESTS_SLOW-}" SBXRUN_TESTS_BWRAP="${SBXRUN_TESTS_BWRAP-}" "$program" "$@"
 fi
 # go test keeps the binary where only root can read it, and what it has compiled.
-place=${SBXRUN_TEST_COPY%/*}
+place=${SBXRUN_TEST_COPY%/tree}
+: "${place:?}" # or the tests would stay in /tests
 mkdir -p "$place/tests"
 own=$place/tests/${program##*/}.$$
 cp "$program" "$own"

@@ -89,7 +89,7 @@ overlay() {
     cat /etc/resolv.conf >/mnt/run/resolv.conf
     rm -f /mnt/root/etc/resolv.conf
     cp /mnt/run/resolv.conf /mnt/root/etc/resolv.conf
-    mkdir /mnt/root/tests
+    mkdir -p /mnt/root/tests # a machine may have one
     mount --bind "$1" /mnt/root/tests
     cd /mnt/root
     pivot_root . mnt
