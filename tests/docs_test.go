@@ -93,7 +93,8 @@ func newConsole(t *testing.T) *console {
 	cmd.Dir = top
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "FIXTURE_SECONDS=") }),
 		"HOME="+t.TempDir(), "SBXRUN_STATE_DIR="+filepath.Join(t.TempDir(), "state"), "SBXRUN_DATA_DIR="+filepath.Join(t.TempDir(), "data"),
-		"XDG_RUNTIME_DIR="+t.TempDir(), "PATH="+filepath.Dir(harness.Binary(t))+":"+harness.Path) // not a python3 of the caller's
+		"XDG_RUNTIME_DIR="+t.TempDir(), "TMPDIR="+t.TempDir(), // for its mktemp
+		"PATH="+filepath.Dir(harness.Binary(t))+":"+harness.Path) // not a python3 of the caller's
 	stdin, err := cmd.StdinPipe()
 	harness.Must(t, err)
 	out, in, err := os.Pipe()
