@@ -32,7 +32,12 @@ done
 pattern=${1:-.}
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+machine=
+clean() {
+    [ -z "$machine" ] || kill "$machine" 2>/dev/null || :
+    rm -rf "$work"
+}
+trap clean EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 chmod 755 "$work"
@@ -62,9 +67,13 @@ printf '%s\n' "$pattern" >"$work/pattern"
 printf '%s\n' "${as_user:-$pattern}" >"$work/pattern-as-user"
 tar -c --exclude=./.git --exclude=./bin --exclude=./.task . >"$work/tree.tar"
 
+# In the background, as a signal to this script waits for what runs in the foreground.
 status=0
-"$here/run.sh" --memory 3072 --timeout 1800 "${options[@]}" --user root --cgroup root --share "$work" -- \
-    'exec bash /share/suite.sh' || status=$?
+"$here/run.sh" --memory 3072 --timeout 3600 "${options[@]}" --user root --cgroup root --share "$work" -- \
+    'exec bash /share/suite.sh' &
+machine=$!
+wait "$machine" || status=$?
+machine=
 
 grep '^#' "$here/without.txt" | sed 's/^#/vm:/'
 grep -v '^#' "$here/without.txt" | sed 's/^/vm: left out: /'
