@@ -136,7 +136,10 @@ func serve(args []string) int {
 		return fail(err)
 	}
 	defer lock.Close() // nil if the directory cannot be locked, which is said next
-	source, free := places(&c, log)
+	source, free, err := places(&c, log)
+	if err != nil {
+		return fail(err)
+	}
 	defer free()
 	s, err := server.New(c, tokens, source, log, version.String())
 	if err != nil {
@@ -241,16 +244,15 @@ func until(end, again <-chan os.Signal, failed <-chan error, flags *cli.Listenin
 	}
 }
 
-// places is where calls run, until it is freed.
-func places(c *config.Config, log *slog.Logger) (source place.Source, free func()) {
-	if c.Rooms.Max == 0 {
-		return place.Rooms{}, func() {}
+// places is where calls run, until it is freed. The first rooms are built while the server starts.
+func places(c *config.Config, log *slog.Logger) (source place.Source, free func(), err error) {
+	policy, err := c.Policy()
+	if err != nil || c.Rooms.Max == 0 {
+		return place.Rooms{}, func() {}, err
 	}
-	warm := &pool.Source{
-		Cold: place.Rooms{}, Sizes: pool.Sizes{Min: c.Rooms.Min, Max: c.Rooms.Max, Calls: c.Rooms.Calls},
-		Failed: func(err error) { log.Warn("warm room", "error", err) },
-	}
-	return warm, warm.Close
+	sizes := pool.Sizes{Min: c.Rooms.Min, Max: c.Rooms.Max, Calls: c.Rooms.Calls}
+	warm := pool.NewSource(place.Rooms{}, policy, sizes, func(err error) { log.Warn("warm room", "error", err) })
+	return warm, warm.Close, nil
 }
 
 // front is the server's for agents.

@@ -60,7 +60,10 @@ func serveStdio(c *config.Config) error {
 	defer lock.Close()
 	// One agent has one call at a time, mostly.
 	c.Rooms.Min = min(c.Rooms.Min, 1)
-	source, free := places(c, log)
+	source, free, err := places(c, log)
+	if err != nil {
+		return err
+	}
 	defer free()
 	s, err := server.New(*c, nil, source, log, version.String())
 	if err != nil {

@@ -24,7 +24,7 @@ func (nowhere) Take(context.Context, string, place.Policy) (place.Place, error) 
 	return nil, &result.Error{Code: "setup", Message: "there is no place"}
 }
 
-func (nowhere) Rooms() (idle, all int) { return 0, 0 }
+func (nowhere) Rooms() (idle, all, left int) { return 0, 0, 0 }
 
 // FuzzBody: whatever is sent to /mcp, there is an answer, which is no error of the server's own,
 // and of tools none says that it has done something.

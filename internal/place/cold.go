@@ -38,7 +38,7 @@ func (Rooms) Take(ctx context.Context, _ string, p Policy) (_ Place, err error) 
 }
 
 // Rooms returns 0: none is made ahead.
-func (Rooms) Rooms() (idle, all int) { return 0, 0 }
+func (Rooms) Rooms() (idle, all, left int) { return 0, 0, 0 }
 
 // cold is a room of its own.
 type cold struct {

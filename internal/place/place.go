@@ -55,9 +55,9 @@ type Source interface {
 	// error that is a *[result.Error]. It blocks until there is one, or ctx is done; the place
 	// does not end with ctx.
 	Take(ctx context.Context, tenant string, p Policy) (Place, error)
-	// Rooms is how many rooms made ahead wait for a call, and how many there are with those that
-	// are in use, or are being made or ended.
-	Rooms() (idle, all int)
+	// Rooms is how many rooms made ahead wait for a call, how many there are with those that are in
+	// use, or are being made or ended, and of how many something may have been left when they ended.
+	Rooms() (idle, all, left int)
 }
 
 // Place is a room, or what stands for one.

@@ -111,7 +111,7 @@ func (a *ahead) is(tenant string, p place.Policy) bool {
 func (s *Source) prepare(tenant string, p place.Policy) {
 	s.aheadMutex.Lock()
 	defer s.aheadMutex.Unlock()
-	for n := s.count(tenant, p); n < p.Program.Ahead && len(s.ahead)+len(s.pending) < s.Sizes.Max/2 && !s.closed; n++ {
+	for n := s.count(tenant, p); n < p.Program.Ahead && len(s.ahead)+len(s.pending) < s.pool.sizes.Max/2 && !s.closed; n++ {
 		next := &ahead{tenant: tenant, policy: p}
 		s.pending = append(s.pending, next)
 		s.starting.Go(func() {
@@ -122,7 +122,7 @@ func (s *Source) prepare(tenant string, p place.Policy) {
 			s.pending = slices.DeleteFunc(s.pending, func(a *ahead) bool { return a == next })
 			switch {
 			case err != nil:
-				s.Failed(fmt.Errorf("start %s ahead: %w", p.Program.Args[0], err))
+				s.pool.failed(fmt.Errorf("start %s ahead: %w", p.Program.Args[0], err))
 			case a == nil: // there is no room
 			case s.closed:
 				s.starting.Go(func() { _, _ = a.Give() })

@@ -47,7 +47,9 @@ type Pool struct {
 	idle     []*Room // the one that was used last comes last
 	rooms    int     // idle, taken, and those that are built or ended
 	building int
-	pausing  bool // after a failure
+	left     int           // rooms that were ended, and of which something may be left
+	pausing  bool          // after a failure
+	pause    time.Duration // how long, the last time
 }
 
 // New begins to build rooms, and does not wait for them. failed is told why a room could not
@@ -112,18 +114,25 @@ func (p *Pool) give(r *Room, again bool) {
 // retire ends a room in the background. The mutex is held.
 func (p *Pool) retire(r *Room) {
 	p.work.Go(func() {
-		if err := r.end(); err != nil {
+		err := r.end()
+		if err != nil {
 			p.failed(err)
 		}
 		p.mutex.Lock()
 		defer p.mutex.Unlock()
 		p.rooms--
+		if err != nil {
+			p.left++
+		}
 		p.refill()
 	})
 }
 
-// pause is how long nothing is built after a failure.
-const pause = time.Second
+// For so long nothing is built after a failure; after the next one for twice as long.
+const (
+	firstPause = time.Second
+	mostPause  = time.Minute
+)
 
 // refill builds rooms in the background, until there are enough. The mutex is held.
 func (p *Pool) refill() {
@@ -147,7 +156,7 @@ func (p *Pool) build() {
 	p.building--
 	switch {
 	case err == nil && p.ctx.Err() == nil:
-		r.pool = p
+		r.pool, p.pause = p, 0
 		p.idle = slices.Insert(p.idle, 0, r)
 		return
 	case err == nil:
@@ -159,8 +168,11 @@ func (p *Pool) build() {
 		return
 	}
 	p.failed(err)
-	p.pausing = true
-	time.AfterFunc(pause, func() {
+	if p.pausing {
+		return
+	}
+	p.pausing, p.pause = true, min(max(2*p.pause, firstPause), mostPause)
+	time.AfterFunc(p.pause, func() {
 		p.mutex.Lock()
 		defer p.mutex.Unlock()
 		p.pausing = false

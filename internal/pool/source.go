@@ -16,22 +16,23 @@ import (
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
-// Source has warm places for the policy of the first call, which is that of all calls of a server but
-// those with parts of their own, and where none fits cold ones. A place with a lifetime is for more
-// commands than one, and so cold.
+// Source has warm places for one policy, which is that of all calls of a server but those with parts of
+// their own, and where none fits cold ones. A place with a lifetime is for more commands than one, and
+// so cold.
 type Source struct {
-	Cold   place.Source
-	Sizes  Sizes
-	Failed func(error) // is told what [New] tells
-
-	mutex sync.Mutex
-	pool  *Pool // nil before the first call
+	cold place.Source
+	pool *Pool
 
 	aheadMutex sync.Mutex
 	ahead      []*ahead
 	pending    []*ahead // being started: only tenant and policy are set
 	closed     bool
 	starting   sync.WaitGroup
+}
+
+// NewSource begins to build rooms, as [New]. The caller closes the Source.
+func NewSource(cold place.Source, policy room.Policy, sizes Sizes, failed func(error)) *Source {
+	return &Source{cold: cold, pool: New(policy, sizes, failed)}
 }
 
 // Take is that of [place.Source].
@@ -52,47 +53,31 @@ func (s *Source) Take(ctx context.Context, tenant string, p place.Policy) (place
 func (s *Source) take(ctx context.Context, tenant string, p place.Policy) (place.Place, error) {
 	if p.Parts == nil && p.Lifetime == 0 && p.Limits == (limits.Request{}) {
 		if r := s.takeWarm(tenant, p.Policy, p.Commands); r != nil {
-			return &warm{room: r, again: func(ctx context.Context) (place.Place, error) { return s.Cold.Take(ctx, tenant, p) }}, nil
+			return &warm{room: r, again: func(ctx context.Context) (place.Place, error) { return s.cold.Take(ctx, tenant, p) }}, nil
 		}
 	}
-	return s.Cold.Take(ctx, tenant, p)
+	return s.cold.Take(ctx, tenant, p)
 }
 
 // takeWarm takes a room; nil if there is none.
 func (s *Source) takeWarm(tenant string, policy room.Policy, l limits.Request) *Room {
-	s.mutex.Lock()
-	if s.pool == nil {
-		s.pool = New(policy, s.Sizes, s.Failed)
-	}
-	p := s.pool
-	s.mutex.Unlock()
-	if !reflect.DeepEqual(p.policy, policy) {
+	if !reflect.DeepEqual(s.pool.policy, policy) {
 		return nil
 	}
-	return p.Take(tenant, l)
+	return s.pool.Take(tenant, l)
 }
 
 // Rooms is that of [place.Source].
-func (s *Source) Rooms() (idle, all int) {
-	s.mutex.Lock()
-	p := s.pool
-	s.mutex.Unlock()
-	if p == nil {
-		return 0, 0
-	}
-	p.mutex.Lock()
-	defer p.mutex.Unlock()
-	return len(p.idle), p.rooms
+func (s *Source) Rooms() (idle, all, left int) {
+	s.pool.mutex.Lock()
+	defer s.pool.mutex.Unlock()
+	return len(s.pool.idle), s.pool.rooms, s.pool.left
 }
 
 // Close ends the rooms, and returns when nothing is left of those that nobody has taken.
 func (s *Source) Close() {
 	s.closeAhead()
-	s.mutex.Lock()
-	defer s.mutex.Unlock()
-	if s.pool != nil {
-		s.pool.Close()
-	}
+	s.pool.Close()
 }
 
 // warm is a place for one command.

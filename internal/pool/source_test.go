@@ -11,12 +11,13 @@ import (
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/pool"
+	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-func source(t *testing.T) *pool.Source {
+func source(t *testing.T, policy room.Policy) *pool.Source {
 	t.Helper()
-	s := &pool.Source{Cold: place.Rooms{}, Sizes: pool.Sizes{Min: 1, Max: 2}, Failed: func(err error) { t.Error(err) }}
+	s := pool.NewSource(place.Rooms{}, policy, pool.Sizes{Min: 1, Max: 2}, func(err error) { t.Error(err) })
 	t.Cleanup(s.Close)
 	return s
 }
@@ -44,7 +45,7 @@ func placeOf(t *testing.T, s *pool.Source, p place.Policy) place.Place {
 // Files are put before a command begins, and read when it has ended, and the next one sees
 // none of them.
 func TestFiles(t *testing.T) {
-	s := source(t)
+	s := source(t, policy(t))
 	for range 3 {
 		at := placeOf(t, s, place.Policy{Policy: policy(t)})
 		dir, err := at.Files()
@@ -80,7 +81,7 @@ func TestFiles(t *testing.T) {
 
 // What a warm room cannot give has a cold one; so has a session.
 func TestCold(t *testing.T) {
-	s := source(t)
+	s := source(t, policy(t))
 	at := placeOf(t, s, place.Policy{Policy: policy(t)})
 	var out bytes.Buffer
 	run, err := at.Start(t.Context(), place.Command{Args: []string{"sh", "-c", "echo $0 | wc -c"}, Env: func() (env []string) {
@@ -115,10 +116,10 @@ func TestCold(t *testing.T) {
 // What a command has written to memory is given back some time after its end: one with a smaller limit
 // gets another place, and does not fail because the limit cannot be set.
 func TestMemoryLeft(t *testing.T) {
-	s := source(t)
 	large, small := limits.Request{Memory: 230 << 20}, limits.Request{Memory: 60 << 20}
 	roomy := policy(t)
 	roomy.TmpSize = 256 << 20
+	s := source(t, roomy)
 	run := func(at place.Place, l limits.Request, script string) error {
 		defer func() { _, _ = at.Give() }()
 		dir, err := at.Files()
@@ -157,7 +158,7 @@ func TestMemoryLeft(t *testing.T) {
 
 // A place that is given back while its command runs ends that.
 func TestGivenBack(t *testing.T) {
-	s := source(t)
+	s := source(t, policy(t))
 	at := placeOf(t, s, place.Policy{Policy: policy(t)})
 	if _, err := at.Start(t.Context(), place.Command{Args: []string{"sleep", "1000"}}); err != nil {
 		t.Fatal(err)
@@ -172,7 +173,7 @@ func TestGivenBack(t *testing.T) {
 // A program whose interpreter was started ahead is a program like any other, and its place one
 // call's alone.
 func TestAhead(t *testing.T) {
-	s := &pool.Source{Cold: place.Rooms{}, Sizes: pool.Sizes{Min: 2, Max: 8}, Failed: func(err error) { t.Error(err) }}
+	s := pool.NewSource(place.Rooms{}, bare, pool.Sizes{Min: 2, Max: 8}, func(err error) { t.Error(err) })
 	defer func() {
 		s.Close()
 		if left := below(t); len(left) > 0 {

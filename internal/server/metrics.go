@@ -4,6 +4,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -21,7 +22,7 @@ type metrics struct {
 	calls    *prometheus.CounterVec
 	cells    *prometheus.CounterVec
 	refused  *prometheus.CounterVec
-	unproven prometheus.Counter
+	unproven atomic.Int64 // commands, interpreters and sessions
 	duration *prometheus.HistogramVec
 	queue    prometheus.Histogram
 	setup    *prometheus.HistogramVec
@@ -44,13 +45,12 @@ func newMetrics(s *Server) *metrics {
 		calls:    prometheus.NewCounterVec(prometheus.CounterOpts{Name: "sbxrun_calls_total", Help: "Commands that have ended, by what ended them."}, []string{"tenant", "cause", "room"}),
 		cells:    prometheus.NewCounterVec(prometheus.CounterOpts{Name: "sbxrun_cells_total", Help: "Cells that have ended, by what ended them, and by what has become of the interpreter's state."}, []string{"tenant", "cause", "state"}),
 		refused:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "sbxrun_refused_total", Help: "Calls of which nothing was started, by error.code."}, []string{"tenant", "code"}),
-		unproven: prometheus.NewCounter(prometheus.CounterOpts{Name: "sbxrun_unproven_total", Help: "Commands, interpreters and sessions of which something may be left."}),
 		duration: prometheus.NewHistogramVec(histogram("sbxrun_call_duration_seconds", "From the beginning of a command to its proven end.", longTimes), []string{"room"}),
 		queue:    prometheus.NewHistogram(histogram("sbxrun_call_queue_seconds", "How long calls have waited for their turns.", longTimes)),
 		setup:    prometheus.NewHistogramVec(histogram("sbxrun_call_setup_seconds", "Until a command runs.", shortTimes), []string{"room"}),
 		teardown: prometheus.NewHistogram(histogram("sbxrun_call_teardown_seconds", "From the decision to end a command to the proof.", shortTimes)),
 	}
-	m.registry.MustRegister(m.calls, m.cells, m.refused, m.unproven, m.duration, m.queue, m.setup, m.teardown,
+	m.registry.MustRegister(m.calls, m.cells, m.refused, m.duration, m.queue, m.setup, m.teardown,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), present{s})
 	return m
 }
@@ -61,7 +61,7 @@ func (m *metrics) ended(tenant string, a *api.Answer) {
 	m.calls.WithLabelValues(tenant, string(a.Cause), a.Room).Inc()
 	m.queue.Observe(a.QueueMS / perSecond)
 	if a.Teardown.Verdict == result.Unproven {
-		m.unproven.Inc()
+		m.unproven.Add(1)
 	}
 	m.duration.WithLabelValues(a.Room).Observe(a.Duration / perSecond)
 	if a.Setup != nil {
@@ -78,7 +78,7 @@ func (m *metrics) cell(tenant string, a *api.CellAnswer) {
 	m.cells.WithLabelValues(tenant, string(a.Cause), a.State).Inc()
 	m.queue.Observe(a.QueueMS / perSecond)
 	if a.Interpreter != nil && a.Interpreter.Teardown.Verdict == result.Unproven {
-		m.unproven.Inc()
+		m.unproven.Add(1)
 	}
 }
 
@@ -97,6 +97,7 @@ var (
 	descPressure = prometheus.NewDesc("sbxrun_pressure_ratio", "How much of the tightest bound on tasks is used, 1 for all.", nil, nil)
 	descTasks    = prometheus.NewDesc("sbxrun_tasks", "Tasks in use against a bound.", []string{"bound"}, nil)
 	descTasksMax = prometheus.NewDesc("sbxrun_tasks_max", "How many tasks a bound allows.", []string{"bound"}, nil)
+	descUnproven = prometheus.NewDesc("sbxrun_unproven_total", "Commands, interpreters, sessions and warm rooms of which something may be left.", nil, nil)
 	descReady    = prometheus.NewDesc("sbxrun_ready", "1, or 0 when the server is ending.", nil, nil)
 )
 
@@ -122,9 +123,10 @@ func (s present) Collect(out chan<- prometheus.Metric) {
 	gauge(descPlaces, float64(l.Places))
 	gauge(descBusy, l.Busy())
 	gauge(descOldest, oldest.Seconds())
-	idle, all := s.source.Rooms()
+	idle, all, left := s.source.Rooms()
 	gauge(descRooms, float64(idle), "idle")
 	gauge(descRooms, float64(all-idle), "busy")
+	out <- prometheus.MustNewConstMetric(descUnproven, prometheus.CounterValue, float64(s.metrics.unproven.Load()+int64(left)))
 	sessions := map[string]int{}
 	for _, x := range s.rooms.All() {
 		sessions[x.Tenant]++

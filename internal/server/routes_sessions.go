@@ -24,7 +24,7 @@ func (s *Server) tellEnd(x *sessions.Session, res *result.Result) {
 		verdict = res.Verdict
 	}
 	if verdict == result.Unproven {
-		s.metrics.unproven.Inc()
+		s.metrics.unproven.Add(1)
 	}
 	s.log.Info("session ended", "tenant", x.Tenant, "session", x.ID, "verdict", verdict)
 }

@@ -32,7 +32,7 @@ func (nowhere) Take(context.Context, string, place.Policy) (place.Place, error) 
 	return nil, &result.Error{Code: "setup", Message: "there is no place"}
 }
 
-func (nowhere) Rooms() (idle, all int) { return 0, 0 }
+func (nowhere) Rooms() (idle, all, left int) { return 0, 0, 0 }
 
 // handler is a server on a machine without places, called by the user of a unix socket.
 func handler(t testing.TB, change ...func(*Server)) http.Handler {

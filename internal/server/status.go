@@ -114,7 +114,7 @@ func (s *Server) Machine() *api.Machine {
 		m.Waiting += use.Waiting
 		m.Oldest = max(m.Oldest, result.Milliseconds(use.Oldest))
 	}
-	m.Rooms.Idle, m.Rooms.All = s.source.Rooms()
+	m.Rooms.Idle, m.Rooms.All, _ = s.source.Rooms()
 	if r, err := pressure.Look(); err == nil { // else nothing is known
 		slices.SortFunc(r.Bounds, func(a, b pressure.Bound) int { return cmp.Compare(b.Ratio(), a.Ratio()) })
 		for _, b := range r.Bounds {

@@ -264,3 +264,13 @@ func text(s *string) string {
 	}
 	return *s
 }
+
+// warm waits until so many rooms are.
+func (s *server) warm(n int) {
+	s.t.Helper()
+	harness.Until(s.t, harness.Bound, "warm rooms", func() bool {
+		var st api.Status
+		_, b := s.ask(http.MethodGet, "/v1/status", nil)
+		return json.Unmarshal(b, &st) == nil && st.Machine.Rooms.Idle == n
+	})
+}

@@ -249,7 +249,7 @@ mounts = ["%s:/fixtures"]
 concurrency = %[1]d
 queue = 8
 `, rooms, harness.FixturesDir(t)), "many", "few", "some")
-	s.rooms(rooms)
+	s.warm(rooms)
 	processes, tasks := s.below()
 	// In rooms that are ready the init of the next call may still be made, which takes some. Rooms that
 	// have been called have fewer.
@@ -313,17 +313,4 @@ queue = 8
 	}
 	s.end()
 	s.logged()
-}
-
-// rooms waits until so many are warm.
-func (s *soak) rooms(n int) {
-	s.t.Helper()
-	if a := s.run(sh("true")); a.ExitCode != 0 {
-		s.t.Fatalf("%+v", a)
-	}
-	harness.Until(s.t, harness.Bound, "warm rooms", func() bool {
-		var st api.Status
-		_, b := s.ask(http.MethodGet, "/v1/status", nil)
-		return json.Unmarshal(b, &st) == nil && st.Machine.Rooms.Idle == n
-	})
 }

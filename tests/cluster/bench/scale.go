@@ -31,7 +31,7 @@ import (
 type sleeper struct{ *time.Duration }
 
 func (s sleeper) Take(context.Context, string, place.Policy) (place.Place, error) { return s, nil }
-func (sleeper) Rooms() (idle, all int)                                            { return 0, 0 }
+func (sleeper) Rooms() (idle, all, left int)                                      { return 0, 0, 0 }
 func (sleeper) Kind() place.Kind                                                  { return place.Warm }
 func (sleeper) Ended() <-chan struct{}                                            { return nil }
 func (sleeper) Files() (*workspace.Dir, error)                                    { return nil, errors.New("it has no files") }
