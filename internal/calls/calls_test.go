@@ -10,6 +10,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/tenants"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 func code(err error) api.Code {
@@ -122,6 +123,40 @@ func TestBook(t *testing.T) {
 	}
 }
 
+// A request with a key goes on for as long as the client of one that asked for it is there, whichever.
+func TestKeysClients(t *testing.T) {
+	k := NewKeys(time.Minute, 2)
+	gone := errors.New("gone")
+	var leave []context.CancelCauseFunc
+	var key *Key
+	for range 3 {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		leave = append(leave, cancel)
+		var err error
+		if key, _, err = k.Begin(ctx, "t", "a", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, _, err := k.Begin(t.Context(), "t", "a", []byte("other")); code(err) != api.Idempotency { // waits for nothing
+		t.Error(err)
+	}
+	for i, cancel := range leave {
+		if err := key.Context().Err(); err != nil {
+			t.Fatalf("%v after %d of %d have left", err, i, len(leave))
+		}
+		cancel(gone)
+		harness.Until(t, time.Minute, "its leave to be seen", func() bool {
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			return key.asking == len(leave)-i-1
+		})
+	}
+	<-key.Context().Done()
+	if err := context.Cause(key.Context()); err != gone {
+		t.Error(err)
+	}
+}
+
 // What was done under a key is not done again, and no tenant uses up the keys of another one.
 func TestKeys(t *testing.T) {
 	k := NewKeys(time.Minute, 2)
@@ -130,32 +165,32 @@ func TestKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	key, first, err := k.Begin("t", "a", []byte("1"))
+	key, first, err := k.Begin(t.Context(), "t", "a", []byte("1"))
 	if !first || err != nil {
 		t.Fatal(first, err)
 	}
-	if again, first, err := k.Begin("t", "a", []byte("1")); again != key || first || err != nil {
+	if again, first, err := k.Begin(t.Context(), "t", "a", []byte("1")); again != key || first || err != nil {
 		t.Error(first, err)
 	}
-	if _, _, err := k.Begin("t", "a", []byte("2")); code(err) != api.Idempotency {
+	if _, _, err := k.Begin(t.Context(), "t", "a", []byte("2")); code(err) != api.Idempotency {
 		t.Error(err)
 	}
 	key.since = key.since.Add(-time.Hour) // it took that long
 	k.Settle("t", "a", key, "answer", true, lease)
 	<-key.Done()
-	if again, first, _ := k.Begin("t", "a", []byte("1")); first || again.Value != "answer" {
+	if again, first, _ := k.Begin(t.Context(), "t", "a", []byte("1")); first || again.Value != "answer" {
 		t.Error(first, again)
 	}
 	// What is not kept can be tried again.
-	b, _, _ := k.Begin("t", "b", nil)
+	b, _, _ := k.Begin(t.Context(), "t", "b", nil)
 	k.Settle("t", "b", b, nil, false, nil)
-	if _, first, err = k.Begin("t", "b", nil); !first || err != nil {
+	if _, first, err = k.Begin(t.Context(), "t", "b", nil); !first || err != nil {
 		t.Error(first, err)
 	}
-	if _, _, err := k.Begin("t", "c", nil); code(err) != api.Quota {
+	if _, _, err := k.Begin(t.Context(), "t", "c", nil); code(err) != api.Quota {
 		t.Errorf("a third one: %v", err)
 	}
-	if _, first, err := k.Begin("other", "a", []byte("2")); !first || err != nil {
+	if _, first, err := k.Begin(t.Context(), "other", "a", []byte("2")); !first || err != nil {
 		t.Errorf("another tenant: %v %v", first, err)
 	}
 	// What is old makes room, and what is under way stays.
@@ -166,10 +201,10 @@ func TestKeys(t *testing.T) {
 	if used := memory.Used("t"); used != 0 {
 		t.Errorf("%d bytes", used)
 	}
-	if _, first, err := k.Begin("t", "c", nil); !first || err != nil {
+	if _, first, err := k.Begin(t.Context(), "t", "c", nil); !first || err != nil {
 		t.Errorf("%v %v", first, err)
 	}
-	if _, first, err := k.Begin("t", "b", nil); first || err != nil {
+	if _, first, err := k.Begin(t.Context(), "t", "b", nil); first || err != nil {
 		t.Errorf("%v %v", first, err)
 	}
 }

@@ -1,6 +1,7 @@
 package calls
 
 import (
+	"context"
 	"crypto/sha256"
 	"sync"
 	"time"
@@ -26,6 +27,10 @@ type Key struct {
 	since time.Time      // when it came, and then when it was settled
 	lease *tenants.Lease // what its answer takes
 	Value any            // after Done
+
+	ctx    context.Context // of the first one's values
+	cancel context.CancelCauseFunc
+	asking int // requests whose clients are there
 }
 
 // NewKeys keeps answers for a time from when they are there, and of each tenant no more than so many.
@@ -34,11 +39,17 @@ func NewKeys(keep time.Duration, most int) *Keys {
 }
 
 // Begin returns a tenant's request of this name, and whether it is the first one: then Settle has
-// to be called. Another body for the same name is an error.
-func (k *Keys) Begin(tenant, name string, body []byte) (key *Key, first bool, err error) {
+// to be called. Another body for the same name is an error. ctx is this request's.
+func (k *Keys) Begin(ctx context.Context, tenant, name string, body []byte) (key *Key, first bool, err error) {
 	hash := sha256.Sum256(body) // of megabytes: no other tenant waits for it
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	defer func() {
+		if err == nil {
+			key.asking++
+			context.AfterFunc(ctx, func() { k.leave(key, context.Cause(ctx)) })
+		}
+	}()
 	now := time.Now()
 	own := k.all[tenant]
 	if key = own[name]; key != nil && (now.Sub(key.since) <= k.keep || !key.settled()) {
@@ -60,8 +71,18 @@ func (k *Keys) Begin(tenant, name string, body []byte) (key *Key, first bool, er
 		k.all[tenant] = map[string]*Key{}
 	}
 	key = &Key{hash: hash, done: make(chan struct{}), since: now}
+	key.ctx, key.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	k.all[tenant][name] = key
 	return key, true, nil
+}
+
+// leave is called when the context of a request that asks for a key is done.
+func (k *Keys) leave(key *Key, cause error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if key.asking--; key.asking == 0 {
+		key.cancel(cause)
+	}
 }
 
 func (k *Keys) drop(tenant, name string) {
@@ -99,6 +120,9 @@ func (k *Keys) expire(tenant string, now time.Time) {
 		}
 	}
 }
+
+// Context has the values of the first request's, and is done when all that have asked for the key are.
+func (key *Key) Context() context.Context { return key.ctx }
 
 // Done is closed when the first request is settled.
 func (key *Key) Done() <-chan struct{} { return key.done }

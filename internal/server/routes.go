@@ -331,8 +331,8 @@ func (s *Server) answered(q Request, stream, key string, body []byte, c *api.Cal
 			return
 		}
 		defer func() { o.buffers.Free() }()
-		a, err := once(s, q, key, body, o, func() (*api.Answer, bool, error) {
-			a, err := s.carry(q.r.Context(), o, newBuffered(o), by)
+		a, err := once(s, q, key, body, o, func(ctx context.Context) (*api.Answer, bool, error) {
+			a, err := s.carry(ctx, o, newBuffered(o), by)
 			return a, a != nil && a.Started, err
 		})
 		if err != nil {
@@ -383,15 +383,15 @@ type kept[T any] struct {
 	err    error
 }
 
-// once carries a request out, unless there was one with this key: then it has that one's
-// answer.
-func once[T any](s *Server, q Request, key string, body []byte, o *order, carry func() (a *T, started bool, err error)) (*T, error) {
+// once carries a request out, unless there was one with this key: then it has that one's answer. The
+// context of what is carried out ends when all clients that asked for it have left.
+func once[T any](s *Server, q Request, key string, body []byte, o *order, carry func(context.Context) (a *T, started bool, err error)) (*T, error) {
 	if key == "" {
-		a, _, err := carry()
+		a, _, err := carry(q.r.Context())
 		return a, err
 	}
 	name := q.r.URL.Path + "\n" + key
-	k, first, err := s.keys.Begin(o.who.tenant, name, body)
+	k, first, err := s.keys.Begin(q.r.Context(), o.who.tenant, name, body)
 	if err != nil {
 		return nil, err
 	}
@@ -416,7 +416,7 @@ func once[T any](s *Server, q Request, key string, body []byte, o *order, carry 
 	}()
 	v.err = draining() // should carry not come back
 	var e *api.Error
-	if v.answer, keep, v.err = carry(); v.answer == nil {
+	if v.answer, keep, v.err = carry(k.Context()); v.answer == nil {
 		o.buffers.Shrink(answerRest)
 		keep = errors.As(v.err, &e) && e.Started
 	}

@@ -130,7 +130,7 @@ func (s *Server) defineCalls(a huma.API) {
 			return &begun{Status: http.StatusOK}, nil // by which a gateway tells it from a call
 		}
 		noBuffers := &order{who: o.who} // the call has its memory itself
-		c, err := once(s, q.Request, q.Key, q.RawBody, noBuffers, func() (*calls.Call, bool, error) {
+		c, err := once(s, q.Request, q.Key, q.RawBody, noBuffers, func(context.Context) (*calls.Call, bool, error) {
 			c, err := s.launch(context.Background(), s.book, o, s.fresh, func() {})
 			return c, c != nil, err
 		})

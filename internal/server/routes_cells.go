@@ -181,7 +181,7 @@ func (s *Server) defineCells(a huma.API) {
 		}
 		return &streamed{func(huma.Context) {
 			defer func() { o.buffers.Free() }()
-			out, err := once(s, q.Request, q.Key, q.RawBody, o, func() (a *api.CellAnswer, started bool, err error) {
+			out, err := once(s, q.Request, q.Key, q.RawBody, o, func(ctx context.Context) (a *api.CellAnswer, started bool, err error) {
 				err = s.Guard(ctx, func() (err error) {
 					a, err = s.cell(ctx, q.ID, o, language, &q.Body)
 					return err

@@ -302,7 +302,7 @@ func (s *Server) defineProcesses(a huma.API) {
 			o.timeout = time.Until(x.Expires)
 		}
 		noBuffers := &order{who: o.who} // the process has its memory itself
-		c, err := once(s, q.Request, q.Key, q.RawBody, noBuffers, func() (*calls.Call, bool, error) {
+		c, err := once(s, q.Request, q.Key, q.RawBody, noBuffers, func(context.Context) (*calls.Call, bool, error) {
 			its, release, err := x.Use()
 			if err != nil {
 				return nil, false, err
