@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -277,6 +278,33 @@ func TestEverydayStartWarns(t *testing.T) {
 	_, r := s.TrySandbox(harness.Options{Env: []string{"PATH=" + dir + ":" + harness.Path}}, "sleep", "60")
 	if want := "sleep is /usr/bin/sleep in the sandbox, but " + dir + "/sleep outside"; r.ExitCode != 0 || !strings.Contains(string(r.Stderr), want) {
 		t.Errorf("exit code %d, stderr %q, want %s", r.ExitCode, r.Stderr, want)
+	}
+}
+
+// A limit that was reached is told of, where there can be one.
+func TestEverydayTasks(t *testing.T) {
+	t.Parallel()
+	if !enforced(t, limits.Request{Pids: 6}, "--pids", "6") {
+		return
+	}
+	r, text := harness.Said(t, func(o harness.Options) *harness.Process {
+		o.Bare = true
+		return harness.Start(t, o, "--env", harness.MarkerName, "--pids", "6", "sh", "-c", "for i in 1 2 3 4 5 6 7 8; do sleep 0.1 & done; wait")
+	})
+	if want := "hint: the limit on tasks was reached (--pids 6); a larger one lets it start more"; r.ExitCode != 2 || !strings.Contains(text, want) {
+		t.Errorf("exit code %d, %q, want %s", r.ExitCode, text, want)
+	}
+}
+
+// Root is told of a bind that its command, who is another user, cannot read.
+func TestEverydayClosed(t *testing.T) {
+	t.Parallel()
+	name := filepath.Join(harness.Dir(t), "key")
+	harness.Must(t, os.WriteFile(name, []byte("text\n"), 0o600))
+	r := harness.Run(t, harness.Options{Bare: true}, "--env", harness.MarkerName, "--cwd", "none", "--ro-bind", name, "cat", name)
+	told := strings.Contains(string(r.Stderr), "warning: only its owner can read \""+name+"\", which is shown read-only, and the sandbox runs as uid ")
+	if root := os.Getuid() == 0; told != root || (r.ExitCode == 0) == root {
+		t.Errorf("exit code %d, stderr %q", r.ExitCode, r.Stderr)
 	}
 }
 
