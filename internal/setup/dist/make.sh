@@ -62,6 +62,11 @@ place() {
     cp "$work"/completions/_* "$1/share/$2"
     cp ./*.md "$1/share/doc/sbxrun"
     cp docs/*.md docs/*.svg docs/*.png docs/*.json "$1/share/doc/sbxrun/docs"
+    # What the documents link to: no more than the sources, of a checkout that may have been built in.
+    for part in examples examples/cluster python python/sbxrun node go; do
+        mkdir -p "$1/share/doc/sbxrun/clients/$part"
+        find "clients/$part" -maxdepth 1 -type f ! -name '*_test.go' -exec cp -t "$1/share/doc/sbxrun/clients/$part" {} +
+    done
     cp LICENSE "$1/share/doc/sbxrun/copyright" # as Debian calls it
     cp internal/doctor/sbxrun-bwrap "$1/share/sbxrun"
     cp "$here"/sbxrund.service "$here"/sbxrund.socket "$1/lib/systemd/system"
