@@ -42,6 +42,7 @@ const (
 	lease       // fcntl(2), argument 1: EPERM for F_SETLEASE
 	ofInit      // argument 0 is a pid: EPERM for that of init
 	priority    // setpriority(2), arguments 0 and 1: EPERM for init, and for all of a user
+	tracing     // ptrace(2), arguments 0 and 3: EPERM for those of traceOptions with PTRACE_O_TRACEEXIT
 	// Only with Filter.Namespaces:
 	refuseSpace // EPERM
 	lackSpace   // ENOSYS
@@ -79,6 +80,11 @@ var table = [...]row{
 	{"sched_setscheduler", ofInit, [columns]uint32{144, 156, 119, 156}},
 	{"sched_setaffinity", ofInit, [columns]uint32{203, 241, 122, 241}},
 	{"sched_setattr", ofInit, [columns]uint32{314, 351, 274, 380}},
+	// With PTRACE_O_TRACEEXIT a process that was killed stops once more, until its tracer lets it go on or
+	// ends. Two that trace each other so wait for each other, and since Linux 6.1 nothing ends them, with all
+	// that they have in memory, before the machine does. So there is no way to do without the option, which
+	// strace(1) always asks for.
+	{"ptrace", tracing, [columns]uint32{101, 26, 117, 26}},
 	// A program with S_ISUID in a writable bind gives others on the host the caller's uid.
 	// mkdir is not among them: it ignores these bits (mkdir(2)).
 	{"openat", flags2mode3, [columns]uint32{257, 295, 56, 322}},
@@ -135,6 +141,10 @@ var table = [...]row{
 	{"clone3", lackSpace, [columns]uint32{435, 435, 435, 435}},
 	{"clone", flags0, [columns]uint32{56, 120, 220, 120}},
 }
+
+// traceOptions are the requests of ptrace(2) that bring options: PTRACE_SETOPTIONS, by its old number as
+// well, and PTRACE_SEIZE.
+var traceOptions = [...]uint32{unix.PTRACE_SETOPTIONS, 21, unix.PTRACE_SEIZE}
 
 // families are those of sockets that a payload can have: they belong to a network
 // namespace, or to the file system, or, AF_NETLINK, are what libraries ask the kernel by.

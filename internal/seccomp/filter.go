@@ -3,9 +3,9 @@
 // It is a list of what is refused: what reaches beyond the sandbox, which is the
 // kernel's keyrings, sockets of families that have no network namespaces, leases on the
 // caller's files, sockets whose close waits, and programs with S_ISUID or S_ISGID on a writable bind; the limits and
-// the scheduling of the sandbox's init; and parts of the kernel that are large, that no ordinary program needs, and
-// that have had more than their share of holes. Most of them want a capability that a payload
-// does not have: then the filter is the second lock.
+// the scheduling of the sandbox's init; what can keep a process from ending that was killed; and parts of the kernel
+// that are large, that no ordinary program needs, and that have had more than their share of holes. Most of these
+// want a capability that a payload does not have: then the filter is the second lock.
 // Everything else is allowed, debuggers and sanitizers included. It is no list of what is
 // allowed, because that breaks programs with every new C library.
 //
@@ -264,6 +264,14 @@ func (p *program) verdict(r rule) {
 		answerIf([]uint32{unix.PRIO_USER}, refused)
 		argument(1)
 		answerIf([]uint32{1}, refused)
+		p.answer(unix.SECCOMP_RET_ALLOW)
+	case tracing:
+		argument(0)
+		request := p.among(traceOptions[:])
+		argument(3)
+		p.jump(unix.BPF_JSET, unix.PTRACE_O_TRACEEXIT, 0, 1)
+		p.answer(refused)
+		p.otherwise(request)
 		p.answer(unix.SECCOMP_RET_ALLOW)
 	case multiplexed:
 		argument(0)

@@ -3,9 +3,9 @@ package harness
 import "strings"
 
 // SystemCalls is a program in Python that makes some system calls and prints what they say, for
-// [Filtered]: keyctl, io_uring_setup, a user namespace, sync and syncfs, a lease and init's limits,
-// and that others are there, as debuggers and sanitizers need.
-const SystemCalls = `import ctypes, errno, fcntl, os, platform, resource
+// [Filtered]: keyctl, io_uring_setup, a user namespace, PTRACE_O_TRACEEXIT, sync and syncfs, a lease and init's
+// limits, and that others are there, as debuggers and sanitizers need.
+const SystemCalls = `import ctypes, errno, fcntl, os, platform, resource, signal
 numbers = {"x86_64": (250, 425, 101, 162, 306, 314), "aarch64": (219, 425, 117, 81, 267, 274)}[platform.machine()]
 libc = ctypes.CDLL(None, use_errno=True)
 def say(name, result):
@@ -13,6 +13,17 @@ def say(name, result):
 say("keyctl", libc.syscall(numbers[0], 0, -3, 0, 0, 0))
 say("io_uring_setup", libc.syscall(numbers[1], 1, None))
 say("unshare", libc.unshare(0x10000000))
+child = os.fork()
+if child == 0:
+    signal.pause()
+say("seize-exit", libc.syscall(numbers[2], 0x4206, child, 0, 0x40))
+say("seize", libc.syscall(numbers[2], 0x4206, child, 0, 0x10))
+say("interrupt", libc.syscall(numbers[2], 0x4207, child, 0, 0))
+os.waitpid(child, 0)
+say("options-exit", libc.syscall(numbers[2], 0x4200, child, 0, 0x50))
+say("options", libc.syscall(numbers[2], 0x4200, child, 0, 0x10))
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
 say("ptrace", libc.syscall(numbers[2], 0, 0, 0, 0))
 say("sync", libc.syscall(numbers[3]))
 say("syncfs", libc.syscall(numbers[4], os.open("/usr", os.O_RDONLY)))
@@ -33,7 +44,7 @@ say("its-own", libc.setpriority(os.PRIO_PROCESS, 0, 19))
 // refused by it, or has no room.
 func Filtered(t T, what, out string) {
 	t.Helper()
-	const want = "keyctl EPERM io_uring_setup ENOSYS unshare EPERM ptrace ok sync EPERM syncfs ENOSYS fsync ok lease EPERM prlimit64 EPERM " +
+	const want = "keyctl EPERM io_uring_setup ENOSYS unshare EPERM seize-exit EPERM seize ok interrupt ok options-exit EPERM options ok ptrace ok sync EPERM syncfs ENOSYS fsync ok lease EPERM prlimit64 EPERM " +
 		"setpriority EPERM of-a-user EPERM sched_setparam EPERM sched_setscheduler EPERM sched_setaffinity EPERM sched_setattr EPERM its-own ok"
 	if got := strings.Replace(strings.Join(strings.Fields(out), " "), "unshare ENOSPC", "unshare EPERM", 1); got != want {
 		t.Errorf("%s: %q", what, out)
