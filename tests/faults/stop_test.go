@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -260,5 +261,32 @@ func TestUnprovenGoes(t *testing.T) {
 		if o := r.wait(); o.code != 123 && o.code != 128+15 {
 			t.Errorf("want unproven, or in time: %v", o)
 		}
+	}
+}
+
+// What is left at the end of the proof timeout is waited for once, and not once more for the keeper,
+// which has it. A tracer from outside keeps a killed process from ending (ptrace(2), PTRACE_O_TRACEEXIT).
+func TestUnprovenReturns(t *testing.T) {
+	const patience = 4 * time.Second
+	r, pids := begun(t, []string{"--proof-timeout", patience.String()}, busy)
+	runtime.LockOSThread() // a tracer is a thread
+	defer runtime.UnlockOSThread()
+	if _, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(pids[rolePayload]), 0, unix.PTRACE_O_TRACEEXIT, 0, 0); errno != 0 {
+		r.abort()
+		t.Skipf("trace the command: %v", errno)
+	}
+	r.signal(unix.SIGTERM)
+	begin := time.Now()
+	r.until("the end", r.over)
+	took := time.Since(begin)
+	if err := unix.PtraceDetach(pids[rolePayload]); err != nil {
+		t.Errorf("let the command end: %v", err)
+	}
+	r.killed = true // so what is left has a moment to go
+	if o := r.wait(); o.code != 123 || strings.Contains(o.stderr, "keeper") && strings.Contains(o.stderr, "warning") {
+		t.Errorf("want unproven, said once: %v", o)
+	}
+	if took < patience || took > patience*3/2 {
+		t.Errorf("sbxrun ended %v after it was told, with a proof timeout of %v", took, patience)
 	}
 }
