@@ -254,7 +254,7 @@ func (s *sweep) do(f Finding, what func() error) bool {
 func (s *sweep) entry(e *state.Entry) {
 	ended := true
 	if id := e.Record.Init; id != nil {
-		init, err := id.Open()
+		init, err := id.OpenInit()
 		switch {
 		case err == nil:
 			f := Finding{Kind: "init", ID: e.ID, Name: e.Record.Name, PID: id.PID, What: "init of " + e.What() + ", which has lost its supervisor"}

@@ -476,7 +476,11 @@ func TestSweepRecords(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bystander := cast(t, "parent")
+	bystander, other := cast(t, "plain init"), cast(t, "parent")
+	stranger, err := proc.Identify(other.PID)
+	if err != nil {
+		t.Fatal(err)
+	}
 	exact, err := proc.Identify(bystander.PID)
 	if err != nil {
 		t.Fatal(err)
@@ -514,6 +518,7 @@ func TestSweepRecords(t *testing.T) {
 		{"another start time", record{init: changed(func(id *proc.Identity) { id.Start++ }), created: now}, Options{}, true},
 		{"another boot", record{init: changed(func(id *proc.Identity) { id.BootID = "x" }), created: now}, Options{}, true},
 		{"another namespace", record{init: changed(func(id *proc.Identity) { id.PIDNS++ }), created: now}, Options{}, true},
+		{"no init", record{init: stranger, created: now}, Options{}, true},
 		{"exact, but alive", record{init: exact, created: now, alive: true}, Options{}, false},
 		{"exact, dry run", record{init: exact, created: now}, Options{DryRun: true}, false},
 	} {
@@ -529,7 +534,7 @@ func TestSweepRecords(t *testing.T) {
 					t.Errorf("%+v", f)
 				}
 			}
-			if bystander.Exited() {
+			if bystander.Exited() || other.Exited() {
 				t.Fatalf("a stranger was ended: %+v", found)
 			}
 		})

@@ -101,8 +101,8 @@ func rewrite(t *testing.T, dir string, change func(map[string]any)) {
 	harness.Must(t, os.WriteFile(file, data, 0o600))
 }
 
-// L15: a record of a crash whose pids are now others', or of another boot: nobody
-// is signalled.
+// L15: a record of a crash whose pids are now others', or of another boot, or that somebody has written
+// to have a process killed that is no sandbox's: nobody is signalled.
 func TestL15Strangers(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -114,6 +114,9 @@ func TestL15Strangers(t *testing.T) {
 		{"another boot", func(id map[string]any, pid int, start uint64, ns float64) {
 			id["pid"], id["start_time"], id["pid_namespace"] = pid, start, ns
 			id["boot_id"] = "00000000-0000-0000-0000-000000000000"
+		}},
+		{"all of it somebody else's", func(id map[string]any, pid int, start uint64, ns float64) {
+			id["pid"], id["start_time"], id["pid_namespace"] = pid, start, ns
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

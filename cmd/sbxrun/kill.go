@@ -187,7 +187,7 @@ func (k *kill) init() (*proc.Process, error) {
 	if k.sandbox.Record.Init == nil {
 		return nil, proc.ErrGone
 	}
-	return k.sandbox.Record.Init.Open()
+	return k.sandbox.Record.Init.OpenInit()
 }
 
 // killInit ends the sandbox without its supervisor.

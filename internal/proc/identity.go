@@ -79,6 +79,17 @@ func (id Identity) Open() (*Process, error) {
 	return p, nil
 }
 
+// OpenInit is Open for who can only be PID 1 of a PID namespace below ours, as all inits on record are:
+// anybody else is not taken for it, whatever a record says.
+func (id Identity) OpenInit() (*Process, error) {
+	p, err := id.Open()
+	if err == nil && !isInit(id.PID) {
+		p.Close()
+		return nil, ErrGone
+	}
+	return p, err
+}
+
 // errHidden means that a process is alive, but /proc does not show it.
 var errHidden = errors.New("/proc does not show it (hidepid of proc(5))")
 

@@ -109,7 +109,7 @@ func (s *Sandbox) tryExec(ctx context.Context) (bool, error) {
 	defer null.Close()
 	// A pidfd of its own: the other one is for the end of the sandbox, and takes one
 	// wait at a time.
-	room, err := s.record.Init.Open()
+	room, err := s.record.Init.OpenInit()
 	if err != nil {
 		return false, nil // likewise; or it is about to end
 	}

@@ -63,7 +63,7 @@ func Find(name string) (_ *Use, err error) {
 			return nil, cannotEnter(e)
 		}
 	}
-	if u.Room, err = u.Access.Init.Open(); errors.Is(err, proc.ErrGone) {
+	if u.Room, err = u.Access.Init.OpenInit(); errors.Is(err, proc.ErrGone) {
 		err = &result.Error{Code: "ended", Message: "the sandbox " + name + " has just ended"}
 	}
 	if err != nil {
