@@ -398,6 +398,26 @@ func TestLimitSandbox(t *testing.T) {
 	b.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
 }
 
+// An exec that has ended by itself was not killed for want of memory, though another in its sandbox
+// was meanwhile.
+func TestLimitSandboxOthersMemory(t *testing.T) {
+	t.Parallel()
+	if !enforced(t, limits.Request{Memory: 64 << 20}, "--memory", "64M") {
+		return
+	}
+	b := harness.NewState(t).Sandbox(harness.Options{}, "--memory", "64M")
+	for _, code := range []int{0, 3} {
+		stdin, end, err := os.Pipe()
+		harness.Must(t, err)
+		p := b.StartExec(harness.Options{Stdin: stdin}, []string{"--timeout", "60"}, "sh", "-c", fmt.Sprint("echo up; read end; exit ", code))
+		p.WaitOutput("up")
+		b.Exec(harness.Options{}, nil, "python3", "-c", hog).Expect(t, 137, "oom")
+		end.Close()
+		p.Wait().Expect(t, code, "exited")
+		stdin.Close()
+	}
+}
+
 // If the command itself is killed for want of memory, the sandbox has that cause.
 func TestLimitSandboxCommand(t *testing.T) {
 	t.Parallel()

@@ -67,14 +67,20 @@ func (g *Group) cpu() (used time.Duration) {
 }
 
 // OOMKilled tells whether the kernel has killed a process of the group for want of
-// memory; of an exec without a group of its own, since it began, whether one of the
-// sandbox it is in. It counts before it kills: of a payload that has died it is certain.
+// memory. It counts before it kills: of a payload that has died it is certain.
 func (g *Group) OOMKilled() bool {
 	if g.lasting != nil && !g.plan.enforced("memory") {
 		return false // what is above was not asked for
 	}
+	return g.count(killed) > 0
+}
+
+// OOMKilledAround tells of an exec without a memory cgroup of its own whether the kernel has killed a
+// process of the sandbox it is in, since it began. That may have been another's: only of a payload that
+// was killed does it say why.
+func (g *Group) OOMKilledAround() bool {
 	if g.read["memory"] != "" {
-		return g.count(killed) > 0
+		return false
 	}
 	n, _ := oomKills(g.above)
 	return n > g.before

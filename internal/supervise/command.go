@@ -88,6 +88,8 @@ type Command struct {
 	startErr error        // why it never ran
 	oom      bool         // the kernel has killed something for want of memory
 	asked    bool         // Soon was
+
+	oomAround bool // likewise, of the sandbox that it is in
 }
 
 // A Place is where a command runs: in a room that is built for it, or in one that is there.

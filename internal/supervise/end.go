@@ -239,7 +239,7 @@ func (c *Command) readLimits() {
 	c.result.Limits = append(c.result.Limits, g.Limits(died)...)
 	used := g.Usage()
 	c.result.MemoryPeak, c.result.PidsPeak = used.MemoryPeak, used.PidsPeak
-	c.oom = g.OOMKilled()
+	c.oom, c.oomAround = g.OOMKilled(), g.OOMKilledAround()
 }
 
 // settle names the cause where the payload has ended without us.
@@ -260,7 +260,7 @@ func (c *Command) settle(out Outcome) {
 	killed := res.Cause == result.Lost || res.Payload != nil && res.Payload.Signal == unix.SIGKILL
 	switch {
 	case res.Err != nil:
-	case c.oom && (killed || !c.SpareOOM):
+	case c.oom && !c.SpareOOM, killed && (c.oom || c.oomAround):
 		res.Cause = result.OOM
 	case res.Cause == result.Signaled && res.Payload.Signal == unix.SIGXFSZ && hit(res.Limits, "fsize"):
 		res.Cause = result.FileSize
