@@ -95,6 +95,33 @@ func TestP01Memory(t *testing.T) {
 	}
 }
 
+// What waits in connections is memory as well.
+func TestMemoryOfConnections(t *testing.T) {
+	t.Parallel()
+	if !enforced(t, limits.Request{Memory: 64 << 20}, "--memory", "64M") {
+		return
+	}
+	const fill = `
+import socket
+listener = socket.create_server(("127.0.0.1", 0), backlog=100)
+pairs, sent = [(socket.create_connection(listener.getsockname()), listener.accept()[0]) for i in range(60)], 0
+for a, b in pairs:
+    a.setblocking(False)
+    try:
+        while True: sent += a.send(bytes(65536))
+    except BlockingIOError: pass
+print(sent >> 20)
+`
+	r := harness.Run(t, harness.Options{}, "--memory", "64M", "--timeout", "60", "python3", "-c", fill)
+	if r.Report.Cause == "oom" {
+		return
+	}
+	r.Expect(t, 0, "exited")
+	if sent, err := strconv.Atoi(strings.TrimSpace(string(r.Stdout))); err != nil || sent > 70 {
+		t.Errorf("MiB on their way: %s", r.Stdout)
+	}
+}
+
 // P2: a fork bomb gets EAGAIN, and is gone at the deadline.
 func TestP02ForkBomb(t *testing.T) {
 	t.Parallel()

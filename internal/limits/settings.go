@@ -38,6 +38,10 @@ func (g *Group) settings() (list []setting) {
 				value = "-1"
 			}
 			list = append(list, setting{"memory", dir + "/memory.limit_in_bytes", memory, false}, setting{swap, dir + "/memory.memsw.limit_in_bytes", value, swap == "memory"})
+			// What waits in connections counts apart (memory.rst, "TCP memory"), and not at all without a limit.
+			if tcp := dir + "/memory.kmem.tcp.limit_in_bytes"; exists(tcp) {
+				list = append(list, setting{"memory", tcp, memory, false})
+			}
 		}
 	}
 	if dir := g.read["pids"]; dir != "" && r.Pids > 0 {
