@@ -2,7 +2,6 @@ package values
 
 import (
 	"fmt"
-	"math"
 	"strconv"
 	"strings"
 )
@@ -23,12 +22,18 @@ func (n *Number) UnmarshalText(text []byte) error {
 type Decimal float64
 
 func (d *Decimal) UnmarshalText(text []byte) error {
-	v, err := strconv.ParseFloat(string(text), 64)
-	if err != nil || !(v >= 0) || math.IsInf(v, 0) {
+	v, ok := decimal(string(text))
+	if !ok {
 		return fmt.Errorf("invalid number %q: want a number such as 0.5 or 2", text)
 	}
 	*d = Decimal(v)
 	return nil
+}
+
+// decimal reads digits with or without a point; ok is false if they are none, or not 0 and too small to be told from it.
+func decimal(s string) (v float64, ok bool) {
+	v, err := strconv.ParseFloat(s, 64) // which also takes signs, exponents, inf and hexadecimal
+	return v, err == nil && strings.Trim(s, numeric) == "" && (v > 0 || strings.Trim(s, "0.") == "")
 }
 
 // Percent is a part of something, 100 for all of it: a decimal number from 0 to 100, with or without
@@ -36,10 +41,8 @@ func (d *Decimal) UnmarshalText(text []byte) error {
 type Percent float64
 
 func (p *Percent) UnmarshalText(text []byte) error {
-	number := strings.TrimSuffix(string(text), "%")
-	v, err := strconv.ParseFloat(number, 64)
-	// ParseFloat also takes signs, exponents, inf and hexadecimal.
-	if err != nil || strings.Trim(number, numeric) != "" || v > 100 {
+	v, ok := decimal(strings.TrimSuffix(string(text), "%"))
+	if !ok || v > 100 {
 		return fmt.Errorf("invalid percentage %q: want a number from 0 to 100", text)
 	}
 	*p = Percent(v)

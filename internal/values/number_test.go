@@ -2,6 +2,7 @@ package values
 
 import (
 	"math"
+	"strings"
 	"testing"
 )
 
@@ -16,6 +17,21 @@ func TestNumber(t *testing.T) {
 		n := Number(42)
 		if err := n.UnmarshalText([]byte(in)); err == nil || n != 42 {
 			t.Errorf("%q: %v, %v", in, n, err)
+		}
+	}
+}
+
+func TestDecimal(t *testing.T) {
+	for in, want := range map[string]Decimal{"0": 0, "0.00": 0, "2": 2, "0.5": 0.5, ".5": 0.5, "1.": 1} {
+		var d Decimal
+		if err := d.UnmarshalText([]byte(in)); err != nil || d != want {
+			t.Errorf("%q: %v, %v", in, d, err)
+		}
+	}
+	for _, in := range []string{"", ".", "-0", "-1", "+1", "1e1", "1e-400", "0." + strings.Repeat("0", 400) + "1", strings.Repeat("9", 400), "inf", "NaN", "0x1p3", "1_0", " 1"} {
+		d := Decimal(42)
+		if err := d.UnmarshalText([]byte(in)); err == nil || d != 42 {
+			t.Errorf("%q: %v, %v", in, d, err)
 		}
 	}
 }
