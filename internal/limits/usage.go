@@ -175,6 +175,7 @@ func (g *Group) Watch(ctx context.Context) <-chan Event {
 // used beyond the limit is at most what they do in shortest.
 func (g *Group) watchCPU(ctx context.Context, events chan<- Event) {
 	const shortest, longest = 5 * time.Millisecond, 250 * time.Millisecond
+	cpus := onlineCPUs()
 	for {
 		left := g.plan.request.CPUTime - g.cpu()
 		if left <= 0 {
@@ -184,9 +185,31 @@ func (g *Group) watchCPU(ctx context.Context, events chan<- Event) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(min(max(left/time.Duration(runtime.NumCPU()), shortest), longest)):
+		case <-time.After(min(max(left/time.Duration(cpus), shortest), longest)):
 		}
 	}
+}
+
+// onlineCPUs is how many there are for a program that has undone its affinity, which is the caller's at first.
+func onlineCPUs() int {
+	list, _ := proc.ReadFile("/sys/devices/system/cpu/online") // none, if it cannot be read
+	return max(countCPUs(strings.TrimSpace(string(list))), runtime.NumCPU())
+}
+
+// countCPUs counts a list like 0-3,6 (cputopology.rst).
+func countCPUs(list string) (n int) {
+	for part := range strings.SplitSeq(list, ",") {
+		from, to, many := strings.Cut(part, "-")
+		first, err := strconv.Atoi(from)
+		last := first
+		if err == nil && many {
+			last, err = strconv.Atoi(to)
+		}
+		if err == nil {
+			n += max(0, last-first+1)
+		}
+	}
+	return n
 }
 
 func (g *Group) watchOOM(ctx context.Context, events chan<- Event) {

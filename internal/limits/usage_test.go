@@ -2,8 +2,12 @@ package limits
 
 import (
 	"context"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -75,5 +79,30 @@ func TestWatchOOMUnifiedDoesNotPoll(t *testing.T) {
 	case <-events:
 	case <-time.After(20 * time.Second):
 		t.Fatal("the kill was not seen")
+	}
+}
+
+// What watches CPU time counts on the CPUs that a program can reach, and not on those that the caller
+// was given (taskset(1)).
+func TestCountCPUs(t *testing.T) {
+	for list, want := range map[string]int{"0": 1, "0-1": 2, "0-3,6,8-9": 7, "": 0, "x": 0, "3-1": 0, "0-x": 0, "2-": 0} {
+		if got := countCPUs(list); got != want {
+			t.Errorf("%q: %d, want %d", list, got, want)
+		}
+	}
+	if os.Getenv("LIMITS_TEST_PINNED") != "" {
+		fmt.Println("online:", onlineCPUs())
+		return
+	}
+	runtime.LockOSThread() // and not unlocked: it ends with the test
+	var one unix.CPUSet
+	one.Set(ownCPUs()[0])
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command(os.Args[0], "-test.run=^TestCountCPUs$")
+	c.Env = append(os.Environ(), "LIMITS_TEST_PINNED=1")
+	if out, err := c.CombinedOutput(); err != nil || !strings.Contains(string(out), fmt.Sprintf("online: %d\n", onlineCPUs())) {
+		t.Errorf("pinned to one: %s, %v", out, err)
 	}
 }
