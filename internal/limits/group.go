@@ -134,6 +134,9 @@ func (g *Group) make(id string, nest bool) error {
 			continue
 		}
 		dir, err := g.mkdir(parent, id, parent)
+		if err == nil && controller == "memory" {
+			err = killing(dir)
+		}
 		if err != nil {
 			if err := g.failAll("cgroup v1 "+controller+".", err); err != nil {
 				return err
@@ -158,6 +161,17 @@ func (g *Group) make(id string, nest bool) error {
 	}
 	g.Unthrottle(false) // that it can be set is known now
 	return nil
+}
+
+// killing has the kernel kill what a v1 cgroup has no memory for, and not let it wait for ever, which
+// is inherited from the cgroup above (memory.rst, "OOM Control").
+func killing(dir string) error {
+	control := dir + "/memory.oom_control"
+	data, _ := proc.ReadFile(control) // none, if it cannot be read
+	if disabled, _ := row(data, "oom_kill_disable"); disabled == 0 {
+		return nil
+	}
+	return write(control, "0")
 }
 
 // probe is a file that only a v1 cgroup with the controller has.

@@ -250,6 +250,41 @@ func TestMemoryHog(t *testing.T) {
 	t.Logf("usage %+v", g.Usage())
 }
 
+// TestMemoryKillsBelowWhatWaits: who is below a v1 cgroup in which the kernel kills nobody is killed all
+// the same.
+func TestMemoryKillsBelowWhatWaits(t *testing.T) {
+	m := here(t)
+	if m.v1["memory"] == "" {
+		return // v2 has no such thing
+	}
+	above := m.v1["memory"] + "/" + Prefix + id(t)
+	if err := os.Mkdir(above, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = RemoveDirs([]string{above}, time.Now().Add(5*time.Second)) })
+	if err := write(above+"/memory.oom_control", "1"); err != nil {
+		t.Fatal(err)
+	}
+	m.v1["memory"] = above
+	p, err := m.Plan(Request{Memory: 64 << 20}, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := p.Make(id(t), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := hold(t, "exec tail -n 1 /dev/zero")
+	add(t, g, h)
+	h.release(t)
+	if ws := h.end(5 * time.Second); !g.OOMKilled() {
+		t.Errorf("ended with %v, none was killed for want of memory", ws)
+	}
+	if err := g.Remove(time.Now().Add(5 * time.Second)); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestMemoryKillIsCounted: of a payload that dies of it, no event is needed.
 func TestMemoryKillIsCounted(t *testing.T) {
 	g := made(t, false, Request{Memory: 64 << 20, MemorySwap: 64 << 20}, "memory")
