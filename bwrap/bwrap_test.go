@@ -325,6 +325,7 @@ func TestRefused(t *testing.T) {
 		"usage    ":      {Args: []string{"true"}, Policy: bwrap.Policy{Mounts: []bwrap.Mount{{Source: "relative"}}}},
 		"usage     ":     {Args: []string{"true"}, Policy: bwrap.Policy{Mounts: []bwrap.Mount{{Dest: "/x", Writable: true}}}},
 		"usage      ":    {Args: []string{"true"}, Policy: bwrap.Policy{Mounts: []bwrap.Mount{{Dest: "/proc"}}}},
+		"usage       ":   {Args: []string{"true"}, Policy: bwrap.Policy{User: &bwrap.User{UID: 1<<32 - 1, GID: 1<<32 - 1}}},
 		"limit":          {Args: []string{"true"}, Limits: bwrap.Limits{Pids: 1}},
 		"not-found":      {Args: []string{"no-such-program"}},
 		"not-executable": {Args: []string{"/etc/passwd"}},
@@ -389,6 +390,14 @@ func TestRoom(t *testing.T) {
 		})
 	}
 	all.Wait()
+	for _, id := range []int{-1, 1<<32 - 1, 1 << 32} { // to system calls the first two leave an id as it is, and the third is root
+		way := room.Way()
+		way.User, way.Group = id, id
+		c := &nsenter.Command{Room: &way, Args: []string{"true"}}
+		if _, err := c.Run(t.Context()); err == nil || code(t, err) != "usage" {
+			t.Errorf("as %d: %v", id, err)
+		}
+	}
 	if _, err := room.Close(); err != nil {
 		t.Error(err)
 	}

@@ -45,8 +45,8 @@ type Mount struct {
 	Size     int64  // bytes, of a directory in memory; 0 for the policy's TmpSize
 }
 
-// User is an identity inside a sandbox. Outside it is the caller's, or nobody's if that is
-// root.
+// User is an identity inside a sandbox. Outside it is the caller's. If that is root, it is this
+// user outside as well, whose files it may then read and write; and nobody (65534) in place of root.
 type User struct{ UID, GID uint32 }
 
 // plan decides in every detail how bubblewrap will be called. The caller closes it.

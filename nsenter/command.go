@@ -3,7 +3,9 @@ package nsenter
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"math"
 	"os"
 	"syscall"
 	"time"
@@ -138,6 +140,9 @@ func (c *Command) Start(ctx context.Context) error {
 // use is the room as package sandbox knows it.
 func (r *Room) use() (*sandbox.Use, error) {
 	ended := &Error{Code: "ended", Message: "the room has ended, or is none"}
+	if uint64(r.User) >= math.MaxUint32 || uint64(r.Group) >= math.MaxUint32 { // that one leaves an id as it is (setresuid(2))
+		return nil, &Error{Code: "usage", Message: fmt.Sprintf("nsenter: User %d and Group %d of the Room are no ids", r.User, r.Group)}
+	}
 	init, err := proc.FromPidfd(r.Init)
 	if errors.Is(err, proc.ErrGone) || errors.Is(err, os.ErrClosed) {
 		return nil, ended

@@ -63,6 +63,9 @@ type Mount struct {
 // User is an identity inside the sandbox.
 type User struct{ UID, GID uint32 }
 
+// noID is what no user and no group has as its id.
+const noID = 1<<32 - 1
+
 // Policy is what the payload may see and be. The zero value of a member is the
 // default, which is the strictest.
 type Policy struct {
@@ -252,6 +255,10 @@ func (p *Policy) validate() error {
 		if strings.IndexByte(m.Source+m.Dest, 0) >= 0 {
 			return usage("path %q holds a NUL byte", m.Source+m.Dest)
 		}
+	}
+	// To system calls it means: leave the id as it is, which is root's (setresuid(2)).
+	if u := p.User; u != nil && (u.UID == noID || u.GID == noID) {
+		return usage("user %d:%d: %d is no id", u.UID, u.GID, uint32(noID))
 	}
 	if h := p.Hostname; len(h) > 64 || strings.ContainsAny(h, "\x00\n/ ") {
 		return usage("host name %q: at most 64 bytes, without blanks", h)
