@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -231,6 +232,17 @@ func TestContextDeadline(t *testing.T) {
 		}
 		if res := overdue(work+"sleep 1000", 0); res.CPUUser+res.CPUSystem < 5*time.Millisecond {
 			t.Errorf("timeout %v: the time it has used: %+v", timeout, res)
+		}
+	}
+}
+
+// The longest times there are mean that nothing ends the command, not that all is over at once.
+func TestLongestTimes(t *testing.T) {
+	for _, timeout := range []time.Duration{bound, math.MaxInt64} {
+		c := sh("sleep 1; exit 3")
+		c.Timeout, c.Grace, c.ProofTimeout = timeout, math.MaxInt64, math.MaxInt64
+		if res := run(t, t.Context(), c); res.Cause != result.Exited || res.ExitCode() != 3 {
+			t.Errorf("timeout %v: %+v", timeout, res)
 		}
 	}
 }

@@ -152,7 +152,7 @@ func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
 func (r *Run) Bind(ctx context.Context, timeout time.Duration) {
 	stops := []func() bool{context.AfterFunc(ctx, func() { r.cancel(supervise.Request{Cause: result.Canceled, Signal: unix.SIGTERM}) })}
 	if timeout > 0 {
-		r.job.Kept().EndAt(time.Now().Add(timeout + supervise.Lateness))
+		r.job.Kept().EndAt(time.Now().Add(timeout).Add(supervise.Lateness))
 		t := time.AfterFunc(timeout, func() { r.cancel(supervise.Request{Cause: result.Timeout, Signal: unix.SIGTERM}) })
 		stops = append(stops, t.Stop)
 	}

@@ -214,7 +214,7 @@ func (c *Command) Release(ctx context.Context) bool {
 	if t := c.Timeout; t > 0 {
 		c.deadline = time.Now().Add(t)
 		// Only for when we are stopped, so never before us.
-		c.kept.EndAt(c.deadline.Add(c.Grace + Lateness))
+		c.kept.EndAt(c.deadline.Add(c.Grace).Add(Lateness)) // the sum of two durations can overflow
 	}
 	if c.exec != nil {
 		c.exec.Release()
