@@ -347,6 +347,21 @@ func TestRefused(t *testing.T) {
 			t.Errorf("%+v: %s: %v", c.Args, got, err)
 		}
 	}
+	// What is below zero, as the time until something that was, is not what is zero: no bound.
+	for _, c := range []*bwrap.Command{
+		{Timeout: -1}, {Grace: -1}, {ProofTimeout: -1}, {MaxOutput: -1}, {Policy: bwrap.Policy{TmpSize: -1}}, {Policy: bwrap.Policy{Mounts: []bwrap.Mount{{Dest: "/x", Size: -1}}}},
+	} {
+		c.Args = []string{"true"}
+		if res, err := c.Run(t.Context()); err == nil || code(t, err) != "usage" {
+			t.Errorf("%+v: %+v, %v", c, res, err)
+		}
+	}
+	for _, r := range []*bwrap.Room{{Timeout: -1}, {ProofTimeout: -1}} {
+		if err := r.Start(t.Context()); err == nil || code(t, err) != "usage" {
+			t.Errorf("%+v: %v", r, err)
+			_, _ = r.Close()
+		}
+	}
 	c, room := sh("true"), &bwrap.Room{}
 	_, before := c.Wait()
 	_, closed := room.Close()

@@ -63,12 +63,16 @@ type Run struct {
 var (
 	errStarted    = &result.Error{Code: "usage", Message: "it was started before"}
 	errNotStarted = &result.Error{Code: "usage", Message: "it was not started"}
+	errNegative   = &result.Error{Code: "usage", Message: "a timeout, a grace period or a bound is negative; 0 is for none"}
 )
 
 // NewRun starts a command at a place. After an error, which is a *[result.Error], there is
 // nothing to wait for, and nothing left; the Use is still the caller's. When ctx is done the
 // command ends, as a timeout if it is ctx's deadline.
 func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
+	if s.Timeout < 0 || s.Grace < 0 || s.ProofTimeout < 0 || s.MaxOutput < 0 {
+		return nil, errNegative
+	}
 	if ctx.Err() != nil {
 		return nil, endedBefore(ctx)
 	}

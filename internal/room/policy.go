@@ -246,8 +246,9 @@ func (p *Policy) validate() error {
 	if err := CheckWorkdir(p.Workdir); err != nil {
 		return err
 	}
-	seen := map[string]bool{}
+	seen, sizes := map[string]bool{}, p.TmpSize
 	for _, m := range p.Mounts {
+		sizes = min(sizes, m.Size)
 		if seen[m.Dest] {
 			return usage("%q is given twice as a destination in the sandbox", m.Dest)
 		}
@@ -255,6 +256,9 @@ func (p *Policy) validate() error {
 		if strings.IndexByte(m.Source+m.Dest, 0) >= 0 {
 			return usage("path %q holds a NUL byte", m.Source+m.Dest)
 		}
+	}
+	if sizes < 0 {
+		return usage("size %d of a directory in memory is negative", sizes)
 	}
 	// To system calls it means: leave the id as it is, which is root's (setresuid(2)).
 	if u := p.User; u != nil && (u.UID == noID || u.GID == noID) {
