@@ -1,6 +1,7 @@
 package bwrap_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -14,6 +15,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -124,6 +126,33 @@ func TestStdinFails(t *testing.T) {
 	}
 }
 
+// What its reader fails with is not mistaken for what the pipe to a command that does not read fails with.
+func TestStdinClosed(t *testing.T) {
+	f, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	for _, want := range []error{os.ErrClosed, unix.EPIPE} {
+		in := io.MultiReader(strings.NewReader("part"), bufio.NewReader(f))
+		if want != os.ErrClosed {
+			in = io.MultiReader(strings.NewReader("part"), iotest.ErrReader(want))
+		}
+		c := sh("cat; sleep 1000")
+		c.Stdin, c.Timeout = in, bound/6
+		if res, err := c.Run(t.Context()); err == nil || code(t, err) != "input" || !errors.Is(err, want) {
+			t.Errorf("%v: %+v, %v", want, res, err)
+		}
+	}
+	// A file that was closed is given to nobody, and the error names it.
+	for i, c := range []*bwrap.Command{{Stdin: f}, {Stdout: f}, {Stderr: f}, {Stdout: f, MaxOutput: 1}} {
+		c.Args = []string{"sh", "-c", "echo x"}
+		if _, err := c.Run(t.Context()); !errors.Is(err, os.ErrClosed) || !strings.Contains(err.Error(), os.DevNull) {
+			t.Errorf("%d: %v", i, err)
+		}
+	}
+}
+
 func TestOutput(t *testing.T) {
 	var out bytes.Buffer
 	c := sh("yes")
@@ -145,14 +174,20 @@ func TestOutput(t *testing.T) {
 	if res := run(t, t.Context(), c); res.Cause != result.OutputLimit || out.String() != "12345678" {
 		t.Errorf("%s, %q", res.Cause, &out)
 	}
-	// A writer that fails ends the command.
-	c = sh("yes")
-	c.Stdout = failing{}
-	res, err := c.Run(t.Context())
-	if code(t, err) != "output" || !errors.Is(err, io.ErrShortWrite) || res == nil || res.Verdict != result.Proven {
-		t.Errorf("%+v, %v", res, err)
+	// A writer that fails ends the command, and so does one that does not take all and does not say so.
+	for _, w := range []io.Writer{failing{}, takesLess{}} {
+		c = sh("yes")
+		c.Stdout, c.Timeout = w, bound/6
+		res, err := c.Run(t.Context())
+		if code(t, err) != "output" || !errors.Is(err, io.ErrShortWrite) || res == nil || res.Verdict != result.Proven {
+			t.Errorf("%T: %+v, %v", w, res, err)
+		}
 	}
 }
+
+type takesLess struct{}
+
+func (takesLess) Write(b []byte) (int, error) { return len(b) - 1, nil }
 
 type notEmpty struct {
 	t *testing.T

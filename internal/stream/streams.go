@@ -1,7 +1,6 @@
 package stream
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -104,7 +103,11 @@ func (s *Streams) give(i int, f *os.File, flag int) (err error) {
 		}
 		f = os.NewFile(uintptr(fd), os.DevNull)
 		s.own = append(s.own, f)
-	} else if flags, err := getFlags(f); err == nil {
+	} else {
+		flags, err := getFlags(f)
+		if err != nil {
+			return &os.PathError{Op: "use", Path: f.Name(), Err: os.ErrClosed}
+		}
 		s.lent = append(s.lent, lent{f, flags})
 	}
 	s.Payload[i] = f
@@ -155,10 +158,10 @@ func (s *Streams) feed(src io.Reader) error {
 	s.own = append(s.own, r)
 	go func() {
 		// Not by w's own ReadFrom, which keeps it open while src has nothing.
-		_, err := io.Copy(struct{ io.Writer }{w}, src)
+		in := &output{dst: w}
+		_, err := io.Copy(in, src)
 		w.Close()
-		// Else the command has closed its stdin, or has ended.
-		if err != nil && !errors.Is(err, unix.EPIPE) && !errors.Is(err, os.ErrClosed) {
+		if err != nil && in.err == nil { // else the command has closed its stdin, or has ended
 			s.broken(lost("input", "cannot read the command's input", err))
 		}
 	}()
@@ -270,6 +273,9 @@ func (o *output) Write(b []byte) (n int, err error) {
 		n, o.err = WriteBlocking(f, pass)
 	} else {
 		n, o.err = o.dst.Write(pass)
+	}
+	if o.err == nil && n < len(pass) {
+		o.err = io.ErrShortWrite
 	}
 	if o.err != nil {
 		return n, o.err
