@@ -52,6 +52,12 @@ func TestUsageErrorsAsJSON(t *testing.T) {
 		{"kill --json", "nothing to kill"},
 		{"cleanup --json --older-than x", `--older-than: invalid duration "x"`},
 		{"stats --interval 0 --json", "--interval: must be greater than 0"},
+		{"snapshot --json", "snapshot takes a sandbox"},
+		{"snapshot x y --json", "snapshot takes one sandbox"},
+		{"snapshot --json nosuch", `there is no sandbox "nosuch" in `},
+		{"snapshot import /nosuch --json", "open /nosuch: "},
+		{"snapshots --json --badflag", "unknown flag --badflag"},
+		{"nodes --json", "nats: it is not said where"},
 		{"doctor --badflag --json", "unknown flag --badflag"},
 		{"doctor --json --state-dir x", "unknown flag --state-dir"},
 		// It is the command's, or not asked for.

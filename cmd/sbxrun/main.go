@@ -185,18 +185,12 @@ func parse(flags any, args []string) (words []string, err error) {
 	return words, err
 }
 
-// refusal is what --json prints where a command has come to nothing.
-type refusal struct {
-	ExitCode int                 `json:"exit_code"`
-	Error    *result.ReportError `json:"error"`
-}
-
 // refuse tells of an error, on stdout too if that is for JSON, and returns the exit code.
 // flags is the struct of the command.
 func refuse(flags any, err error) int {
 	code := fail(err)
 	if cli.WantsJSON(flags) {
-		if err := printJSON(refusal{code, asError(err).Report()}); err != nil {
+		if err := printJSON(cli.Refusal{ExitCode: code, Error: asError(err).Report()}); err != nil {
 			return fail(printError(err))
 		}
 	}

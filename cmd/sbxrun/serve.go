@@ -17,7 +17,7 @@ func serverCommand(args []string, flags any) int {
 	}
 	server, err := beside.Server()
 	if err != nil {
-		return fail(err)
+		return refuse(flags, err)
 	}
-	return fail(beside.Unusable(server, unix.Exec(server, append([]string{server}, args...), os.Environ())))
+	return refuse(flags, beside.Unusable(server, unix.Exec(server, append([]string{server}, args...), os.Environ())))
 }

@@ -71,18 +71,27 @@ func main() {
 }
 
 // fail prints an error and returns the exit code.
-func fail(err error) int {
+func fail(err error) int { return refuse(nil, err) }
+
+// refuse is fail, on stdout too if that is for JSON. flags is the struct of the command.
+func refuse(flags any, err error) int {
 	line := "sbxrun: error: " + err.Error()
-	code := result.ExitNotStarted
-	if e := (*result.Error)(nil); errors.As(err, &e) {
-		code = cmp.Or(e.ExitCode, code)
-		if e.Hint != "" {
-			line += "; " + e.Hint
+	var e *result.Error
+	if !errors.As(err, &e) {
+		e = &result.Error{Code: "failed", Message: err.Error()}
+		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) { // of stdout
+			e.ExitCode = result.ExitOutput
 		}
-	} else if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) { // of stdout
-		code = result.ExitOutput
+	} else if e.Hint != "" {
+		line += "; " + e.Hint
 	}
 	fmt.Fprintln(os.Stderr, line)
+	code := cmp.Or(e.ExitCode, result.ExitNotStarted)
+	if flags != nil && cli.WantsJSON(flags) && code != result.ExitOutput {
+		if err := printJSON(cli.Refusal{ExitCode: code, Error: e.Report()}); err != nil {
+			return fail(err)
+		}
+	}
 	return code
 }
 
@@ -105,7 +114,7 @@ func parse(flags any, args []string) (code int, done bool) {
 		err = cli.Help(os.Stdout, flags)
 	}
 	if err != nil {
-		return fail(err), true
+		return refuse(flags, err), true
 	}
 	return 0, true
 }

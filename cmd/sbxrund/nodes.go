@@ -24,7 +24,7 @@ func nodes(args []string) int {
 	}
 	c, err := config.Load(flags.Config)
 	if err != nil {
-		return fail(err)
+		return refuse(&flags, err)
 	}
 	if flags.NATS != "" {
 		c.NATS.URL = flags.NATS
@@ -33,13 +33,13 @@ func nodes(args []string) int {
 		c.NATS.Creds = flags.NATSCreds
 	}
 	if c.NATS.URL == "" {
-		return fail(errors.New("nats: it is not said where; give --nats URL, or --config FILE"))
+		return refuse(&flags, errors.New("nats: it is not said where; give --nats URL, or --config FILE"))
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), cluster.LookFor)
 	defer cancel()
 	bus, err := cluster.Connect(&c, "nodes", slog.New(slog.DiscardHandler))
 	if err != nil {
-		return fail(err)
+		return refuse(&flags, err)
 	}
 	defer bus.Close()
 	found, err := cluster.Look(ctx, bus)
@@ -47,7 +47,7 @@ func nodes(args []string) int {
 		err = printNodes(found, flags.JSON)
 	}
 	if err != nil {
-		return fail(err)
+		return refuse(&flags, err)
 	}
 	return 0
 }

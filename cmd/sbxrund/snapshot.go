@@ -28,11 +28,11 @@ func snapshotCommand(args []string) int {
 		return code
 	}
 	if len(words) == 0 {
-		return fail(usage("snapshot takes a sandbox, or rm, export or import"))
+		return refuse(&flags, usage("snapshot takes a sandbox, or rm, export or import"))
 	}
 	store, err := openStore(snapshots.Open)
 	if err != nil {
-		return fail(err)
+		return refuse(&flags, err)
 	}
 	defer store.Close()
 	switch words[0] {
@@ -44,12 +44,12 @@ func snapshotCommand(args []string) int {
 		err = importFrom(store, &flags, words[1:])
 	default:
 		if len(words) > 1 {
-			return fail(usage("snapshot takes one sandbox, got %d", len(words)))
+			return refuse(&flags, usage("snapshot takes one sandbox, got %d", len(words)))
 		}
 		err = takeSnapshot(store, &flags, words[0])
 	}
 	if err != nil {
-		return fail(err)
+		return refuse(&flags, err)
 	}
 	return 0
 }
@@ -62,7 +62,7 @@ func parseData(flags any, args []string) (words []string, code int, done bool) {
 		return nil, code, done
 	}
 	if err != nil {
-		return nil, fail(&result.Error{Code: "usage", Message: err.Error(), Hint: "see " + cli.HelpLine(flags)}), true
+		return nil, refuse(flags, &result.Error{Code: "usage", Message: err.Error(), Hint: "see " + cli.HelpLine(flags)}), true
 	}
 	for name, dir := range map[string]string{"SBXRUN_STATE_DIR": cli.StateDir(flags), "SBXRUN_DATA_DIR": cli.DataDir(flags)} {
 		if dir != "" {
@@ -70,7 +70,7 @@ func parseData(flags any, args []string) (words []string, code int, done bool) {
 		}
 	}
 	if err != nil {
-		return nil, fail(err), true
+		return nil, refuse(flags, err), true
 	}
 	return words, 0, false
 }
@@ -163,7 +163,7 @@ func snapshotsCommand(args []string) int {
 	}
 	store, err := openStore(snapshots.Look)
 	if err != nil {
-		return fail(err)
+		return refuse(&flags, err)
 	}
 	defer store.Close()
 	list, wrong := store.List()
@@ -186,7 +186,7 @@ func snapshotsCommand(args []string) int {
 		err = printTable(list)
 	}
 	if err != nil {
-		return fail(err)
+		return refuse(&flags, err)
 	}
 	return code
 }

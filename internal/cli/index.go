@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
 // Description is what sbxrun is for.
@@ -51,6 +53,12 @@ func commandOf(flags any) Command {
 		}
 	}
 	panic(fmt.Sprintf("cli: %T belongs to no command", flags))
+}
+
+// Refusal is what --json prints where a command has come to nothing.
+type Refusal struct {
+	ExitCode int                 `json:"exit_code"`
+	Error    *result.ReportError `json:"error"`
 }
 
 // WantsJSON reports whether flags, a pointer to the struct of a command, have --json set:
