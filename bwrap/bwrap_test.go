@@ -353,12 +353,20 @@ func TestSignal(t *testing.T) {
 	if err := c.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	for _, sig := range []syscall.Signal{-1, 65} {
+		if err := c.Signal(sig); !errors.Is(err, unix.EINVAL) {
+			t.Errorf("a signal that there is not, %d: %v", sig, err)
+		}
+	}
 	if err := c.Signal(unix.SIGUSR1); err != nil {
 		t.Error(err)
 	}
 	res, err := c.Wait()
 	if err != nil || res.Cause != result.Signaled || res.Payload.Signal != unix.SIGUSR1 {
 		t.Errorf("%+v, %v", res, err)
+	}
+	if err := c.Signal(unix.SIGUSR1); err == nil || err.Error() != "no such process" {
+		t.Errorf("it has ended: %v", err)
 	}
 }
 
@@ -402,6 +410,9 @@ func TestRefused(t *testing.T) {
 	_, closed := room.Close()
 	_, entered := room.Command("true").Run(t.Context())
 	run(t, t.Context(), c)
+	if !strings.Contains(entered.Error(), "not started") {
+		t.Errorf("in a room that was not started: %v", entered)
+	}
 	for i, err := range []error{before, closed, entered, room.Signal(unix.SIGTERM), c.Start(t.Context())} {
 		if got := code(t, err); got != "usage" && got != "enter" {
 			t.Errorf("%d: %s: %v", i, got, err)

@@ -94,5 +94,5 @@ func (c *Command) Start(ctx context.Context) error {
 func (c *Command) Wait() (*Result, error) { return c.run.Wait() }
 
 // Signal sends a signal to all processes of the command, in one step of the kernel's. An
-// error means that it has ended.
+// error means that it has ended, or that there is no such signal.
 func (c *Command) Signal(sig syscall.Signal) error { return c.run.Signal(sig) }

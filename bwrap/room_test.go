@@ -1,6 +1,7 @@
 package bwrap_test
 
 import (
+	"errors"
 	"io"
 	"testing"
 
@@ -41,5 +42,11 @@ func TestSignalAlone(t *testing.T) {
 	}
 	if c.SignalAlone(0) == nil {
 		t.Error("it has ended, and can be signalled")
+	}
+	if err := room.Signal(65); !errors.Is(err, unix.EINVAL) {
+		t.Errorf("a signal that there is not: %v", err)
+	}
+	if err := room.Signal(unix.SIGTERM); err != nil {
+		t.Errorf("a room in which nothing runs: %v", err)
 	}
 }

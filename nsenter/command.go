@@ -144,7 +144,10 @@ func (r *Room) use() (*sandbox.Use, error) {
 		return nil, &Error{Code: "usage", Message: fmt.Sprintf("nsenter: User %d and Group %d of the Room are no ids", r.User, r.Group)}
 	}
 	init, err := proc.FromPidfd(r.Init)
-	if errors.Is(err, proc.ErrGone) || errors.Is(err, os.ErrClosed) {
+	switch {
+	case r.Init == nil:
+		return nil, &Error{Code: "usage", Message: "nsenter: the room was not started"}
+	case errors.Is(err, proc.ErrGone), errors.Is(err, os.ErrClosed):
 		return nil, ended
 	}
 	if err != nil {
@@ -183,7 +186,7 @@ func asError(err error) error {
 func (c *Command) Wait() (*Result, error) { return c.run.Wait() }
 
 // Signal sends a signal to all processes of the command, in one step of the kernel's. An
-// error means that it has ended.
+// error means that it has ended, or that there is no such signal.
 func (c *Command) Signal(sig syscall.Signal) error { return c.run.Signal(sig) }
 
 // SignalAlone sends a signal to the command's own process, and not to those that it has

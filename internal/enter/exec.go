@@ -405,10 +405,7 @@ func (x *Exec) order(o order) error {
 		_, err = unix.Write(int(fd), (*[unsafe.Sizeof(o)]byte)(unsafe.Pointer(&o))[:])
 		return true
 	})
-	if closed != nil {
-		return closed
-	}
-	if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
+	if closed != nil || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
 		return proc.ErrGone
 	}
 	return err

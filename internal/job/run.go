@@ -244,8 +244,14 @@ func (r *Run) Signal(sig unix.Signal) error {
 	if r == nil {
 		return errNotStarted
 	}
+	if sig < 0 || sig > lastSignal { // init tells nobody that it could not send it
+		return unix.EINVAL
+	}
 	return r.job.Signal(sig)
 }
+
+// lastSignal is the last real-time one (signal(7)).
+const lastSignal = 64
 
 // SignalAlone sends a signal to the command's own process alone. It has been generated when
 // this returns (pidfd_send_signal(2)).
