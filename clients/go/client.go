@@ -22,6 +22,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode/utf8"
 )
 
 // Client calls one server. It is safe for concurrent use.
@@ -210,6 +211,18 @@ func prepare(call *Call, timeout time.Duration) error {
 	}
 	if call.Timeout < 0 {
 		return errors.New("a timeout must be more than 0")
+	}
+	texts := append([]string{call.Code, call.Stdin, call.Workdir}, call.Argv...)
+	for name, value := range call.Env {
+		texts = append(texts, name, value)
+	}
+	for _, f := range call.Files {
+		texts = append(texts, f.Path)
+	}
+	for _, text := range texts {
+		if !utf8.ValidString(text) { // package json would change it
+			return fmt.Errorf("%.40q is not UTF-8; only the content of a file may be anything", text)
+		}
 	}
 	if call.Timeout == 0 {
 		call.Timeout = timeout

@@ -106,3 +106,28 @@ func TestBound(t *testing.T) {
 		}
 	}
 }
+
+// What JSON cannot carry is refused, and not changed on the way.
+func TestNotUTF8(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		got, _ := io.ReadAll(r.Body)
+		t.Errorf("sent: %s", got)
+	}))
+	defer server.Close()
+	c, err := New(server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const bytes = "\xff"
+	for i, call := range []Call{
+		{Argv: []string{"cat"}, Stdin: bytes}, {Argv: []string{"cat", bytes}}, {Code: bytes}, {Argv: []string{"env"}, Env: map[string]string{"A": bytes}},
+		{Argv: []string{"env"}, Env: map[string]string{bytes: "a"}}, {Argv: []string{"pwd"}, Workdir: bytes}, {Argv: []string{"ls"}, Files: []File{{Path: bytes}}},
+	} {
+		if _, err := c.Run(t.Context(), call); err == nil || !strings.Contains(err.Error(), "UTF-8") {
+			t.Errorf("%d: %v", i, err)
+		}
+	}
+	if _, err := c.Session("x").Cell(t.Context(), Cell{Code: bytes}); err == nil || !strings.Contains(err.Error(), "UTF-8") {
+		t.Errorf("a cell: %v", err)
+	}
+}

@@ -32,7 +32,7 @@ func (s *Session) Stream(ctx context.Context, call Call) iter.Seq2[Event, error]
 
 // Cell runs code in the session's interpreter, which keeps definitions for the next cell.
 func (s *Session) Cell(ctx context.Context, cell Cell) (*CellAnswer, error) {
-	call := Call{Code: cell.Code, Language: cell.Language, Timeout: cell.Timeout}
+	call := Call{Code: cell.Code, Language: cell.Language, Timeout: cell.Timeout, Files: cell.Files}
 	if err := prepare(&call, standard); err != nil {
 		return nil, err
 	}

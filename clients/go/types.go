@@ -10,7 +10,7 @@ type Call struct {
 	Argv     []string          `json:"argv,omitempty"`
 	Language string            `json:"language,omitempty"` // of Code; python unless given
 	Code     string            `json:"code,omitempty"`
-	Stdin    string            `json:"stdin,omitempty"`
+	Stdin    string            `json:"stdin,omitempty"` // UTF-8, as all text here
 	Env      map[string]string `json:"env,omitempty"`
 	Workdir  string            `json:"workdir,omitempty"`
 	Timeout  time.Duration     `json:"-"` // 30 seconds unless given; of [Session.Start] the session's lifetime
