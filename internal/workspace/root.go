@@ -119,7 +119,33 @@ func (r *Root) Target(name string, source *Source, several bool) (*Dir, string, 
 		dir.Close()
 		return nil, "", usage("%q is not a directory", name)
 	}
+	if r.special(name, dir, base) {
+		dir.Close()
+		return nil, "", taken(name)
+	}
 	return dir, base, nil
+}
+
+// special reports whether a path leads to a device, a FIFO or a socket; or, on the host, to an open file,
+// as the link /dev/stdout does. A copy does not take the place of such a link.
+func (r *Root) special(name string, dir *Dir, base string) bool {
+	var st unix.Stat_t
+	err := r.thread.Do(func() error {
+		fd, err := r.open(name, unix.O_PATH|unix.O_CLOEXEC)
+		if err != nil {
+			return err // of a link that leads nowhere, for one
+		}
+		defer unix.Close(fd)
+		return unix.Fstat(fd, &st)
+	})
+	if err != nil || special(&st) || r.fd >= 0 {
+		return err == nil && special(&st)
+	}
+	fd, err := unix.Openat2(dir.fd(), base, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_MAGICLINKS})
+	if err == nil {
+		unix.Close(fd)
+	}
+	return err == unix.ELOOP
 }
 
 // Base is the last part of a source's name, and "." where that is no name.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -49,16 +50,7 @@ func write(t testing.TB, name, text string) {
 	}
 }
 
-func outside() *Root {
-	return Outside(func(name string, flags int) (int, error) {
-		fd, err := links.Open(name)
-		if err != nil || flags&unix.O_PATH != 0 {
-			return fd, err
-		}
-		defer unix.Close(fd)
-		return links.Reopen(fd, flags)
-	})
-}
+func outside() *Root { return Outside(links.For) }
 
 // carry copies one path.
 func carry(t *Transfer, from *Root, name string, to *Root, dest string) error {
@@ -168,6 +160,41 @@ func TestTransferFiles(t *testing.T) {
 		if len(names) != 3 {
 			t.Errorf("left behind: %v", names)
 		}
+	}
+}
+
+// A copy takes the place of files and links, and of nothing that leads out: for root that would be
+// /dev/null and /dev/stdout.
+func TestTransferReplaces(t *testing.T) {
+	inside, dir := places(t)
+	write(t, dir+"/box/f", "new")
+	write(t, dir+"/box/d/fifo", "new")
+	write(t, dir+"/host/file", "old")
+	opened, err := os.Open(dir + "/host/file")
+	must(t, err)
+	defer opened.Close()
+	must(t, errors.Join(os.Mkdir(dir+"/host/d", 0o755), unix.Mkfifo(dir+"/host/fifo", 0o600), unix.Mkfifo(dir+"/host/d/fifo", 0o600),
+		os.Symlink("fifo", dir+"/host/to-fifo"), os.Symlink("/dev/null", dir+"/host/to-null"), os.Symlink("file", dir+"/host/to-file"), os.Symlink("none", dir+"/host/to-none"),
+		os.Symlink(fmt.Sprintf("/proc/self/fd/%d", opened.Fd()), dir+"/host/to-open")))
+	for _, name := range []string{"fifo", "to-fifo", "to-null", "to-open"} {
+		if err := carry(new(Transfer), inside, "/f", outside(), dir+"/host/"+name); code(err) != "usage" {
+			t.Errorf("%s: %v", name, err)
+		}
+		if st, err := os.Lstat(dir + "/host/" + name); err != nil || st.Mode().IsRegular() {
+			t.Errorf("%s was replaced: %v", name, err)
+		}
+	}
+	if err := carry(new(Transfer), inside, "/d", outside(), dir+"/host"); code(err) != "usage" {
+		t.Errorf("in a tree: %v", err)
+	}
+	for _, name := range []string{"to-file", "to-none", "file"} {
+		must(t, carry(new(Transfer), inside, "/f", outside(), dir+"/host/"+name))
+		if st, err := os.Lstat(dir + "/host/" + name); err != nil || !st.Mode().IsRegular() {
+			t.Errorf("%s: %v %v", name, st, err)
+		}
+	}
+	if names, err := filepath.Glob(dir + "/host/.sbxrun-*"); err != nil || len(names) > 0 {
+		t.Errorf("left behind: %v %v", names, err)
 	}
 }
 

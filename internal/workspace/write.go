@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
@@ -66,8 +67,12 @@ func (t *directory) regular(name string) (*unix.Stat_t, error) {
 }
 
 // rename gives what is complete its name, in place of a file or link that has it; after an error
-// it removes it.
+// it removes it. Devices, FIFOs and sockets are not replaced: for root that would be /dev/null.
 func (t *directory) rename(temporary, name string, err error) error {
+	var st unix.Stat_t
+	if err == nil && unix.Fstatat(t.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && special(&st) {
+		err = taken(name)
+	}
 	if err == nil {
 		err = unix.Renameat(t.fd, temporary, t.fd, name)
 	}
@@ -75,6 +80,21 @@ func (t *directory) rename(temporary, name string, err error) error {
 		_ = unix.Unlinkat(t.fd, temporary, 0) // it may not be there
 	}
 	return err
+}
+
+// special reports whether something is a device, a FIFO or a socket.
+func special(st *unix.Stat_t) bool {
+	switch tree.Type(st) {
+	case unix.S_IFREG, unix.S_IFDIR, unix.S_IFLNK:
+		return false
+	}
+	return true
+}
+
+func taken(name string) error {
+	e := usage("%q is there, and is neither a file nor a link to one, so it is not replaced", name).(*result.Error)
+	e.Hint = "name another path"
+	return e
 }
 
 func (t *directory) link(target string, _ *unix.Stat_t, name string) error {
