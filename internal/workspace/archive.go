@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"math"
 	"path"
 	"sync/atomic"
 
@@ -49,7 +50,7 @@ func (d *Dir) unpack(r io.Reader, q Quota, t *Transfer) error {
 		t.entries.Add(1)
 		name, err := d.clean(h.Name)
 		if left--; err == nil && left >= 0 {
-			err = d.mkdir(nonEmpty(path.Dir(name)), &left)
+			err = d.mkdir(nonEmpty(path.Dir(name)), 0o755, &left)
 		}
 		if left < 0 {
 			return tree.TooLarge("the archive has more than %d entries, with the directories above them", q.Entries)
@@ -63,8 +64,8 @@ func (d *Dir) unpack(r io.Reader, q Quota, t *Transfer) error {
 		case q.Links && h.Typeflag == tar.TypeLink:
 			err = d.Link(name, h.Linkname, true)
 		case h.Typeflag == tar.TypeDir:
-			err = d.Mkdir(name)
-		case h.Typeflag == tar.TypeReg, h.Typeflag == 0: // the zero byte is what archives before POSIX have of a file
+			err = d.mkdir(name, uint32(h.Mode)&0o777|0o700, new(math.MaxInt))
+		case h.Typeflag == tar.TypeReg, h.Typeflag == tar.TypeGNUSparse, h.Typeflag == 0: // the second is of tar -S; the zero byte is what archives before POSIX have of a file
 			if h.Size > q.Bytes {
 				return tree.TooLarge("%q and what came before are more than may be brought", name)
 			}

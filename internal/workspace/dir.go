@@ -102,13 +102,10 @@ func (d *Dir) parent(name string) (*os.File, string, error) {
 }
 
 // Mkdir makes a directory, and those above it, unless it is there.
-func (d *Dir) Mkdir(name string) error {
-	left := math.MaxInt
-	return d.mkdir(name, &left)
-}
+func (d *Dir) Mkdir(name string) error { return d.mkdir(name, 0o755, new(math.MaxInt)) }
 
-// mkdir is Mkdir that counts down what it makes, and stops below 0.
-func (d *Dir) mkdir(name string, left *int) error {
+// mkdir is Mkdir with permissions, which counts down what it makes, and stops below 0.
+func (d *Dir) mkdir(name string, mode uint32, left *int) error {
 	if name == "." {
 		return nil
 	}
@@ -120,7 +117,7 @@ func (d *Dir) mkdir(name string, left *int) error {
 		return err
 	}
 	dir, base := path.Split(name)
-	if err := d.mkdir(nonEmpty(dir), left); err != nil {
+	if err := d.mkdir(nonEmpty(dir), 0o755, left); err != nil {
 		return err
 	}
 	if *left--; *left < 0 {
@@ -131,7 +128,7 @@ func (d *Dir) mkdir(name string, left *int) error {
 		return err
 	}
 	defer parent.Close()
-	err = d.as(func() error { return unix.Mkdirat(proc.Descriptor(parent), base, 0o755) })
+	err = d.as(func() error { return unix.Mkdirat(proc.Descriptor(parent), base, mode) })
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return explain(name, err)
 	}
@@ -158,7 +155,7 @@ func (d *Dir) Reserve(name string, left int) error {
 	if left--; left < 0 {
 		return ErrFull
 	}
-	return d.mkdir(nonEmpty(path.Dir(name)), &left)
+	return d.mkdir(nonEmpty(path.Dir(name)), 0o755, &left)
 }
 
 // Link makes a symbolic link, or with hard another name for a file beneath the directory, in

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -165,6 +166,27 @@ func TestPackUnpack(t *testing.T) {
 		t.Errorf("%q %v", text, err)
 	}
 	if st, err := os.Stat(filepath.Join(root, "inside/a")); err != nil || st.Mode().Perm()&0o100 == 0 {
+		t.Errorf("%v %v", st, err)
+	}
+}
+
+// An archive as tar(1) makes one of the same files twice, of holes (-S), and of a closed directory.
+func TestUnpackTar(t *testing.T) {
+	d, root := open(t)
+	dir := filepath.Join(t.TempDir(), "from")
+	must(t, errors.Join(os.MkdirAll(dir+"/closed", 0o700), os.WriteFile(dir+"/a", []byte("text"), 0o600), os.Link(dir+"/a", dir+"/b"),
+		os.WriteFile(dir+"/holes", nil, 0o600), os.Truncate(dir+"/holes", 1<<20)))
+	stream, err := exec.Command("tar", "-C", dir, "--format=gnu", "-cS", "a", "b", "a", "b", "holes", "closed").Output()
+	must(t, err)
+	must(t, d.unpack(bytes.NewReader(stream), Quota{Bytes: 2 << 20, Entries: 10, Links: true}, new(Transfer)))
+	names, err := os.ReadDir(root + "/inside")
+	if err != nil || len(names) != 4 {
+		t.Errorf("%v %v", names, err)
+	}
+	if st, err := os.Stat(root + "/inside/holes"); err != nil || st.Size() != 1<<20 {
+		t.Errorf("%v %v", st, err)
+	}
+	if st, err := os.Stat(root + "/inside/closed"); err != nil || st.Mode().Perm() != 0o700 {
 		t.Errorf("%v %v", st, err)
 	}
 }

@@ -66,8 +66,8 @@ func (t *directory) regular(name string) (*unix.Stat_t, error) {
 	return &st, nil
 }
 
-// rename gives what is complete its name, in place of a file or link that has it; after an error
-// it removes it. Devices, FIFOs and sockets are not replaced: for root that would be /dev/null.
+// rename gives what is complete its name, in place of a file or link that has it, and takes away the
+// temporary one. Devices, FIFOs and sockets are not replaced: for root that would be /dev/null.
 func (t *directory) rename(temporary, name string, err error) error {
 	var st unix.Stat_t
 	if err == nil && unix.Fstatat(t.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && special(&st) {
@@ -76,9 +76,8 @@ func (t *directory) rename(temporary, name string, err error) error {
 	if err == nil {
 		err = unix.Renameat(t.fd, temporary, t.fd, name)
 	}
-	if err != nil {
-		_ = unix.Unlinkat(t.fd, temporary, 0) // it may not be there
-	}
+	// It may not be there; and rename(2) leaves one that is another name of the same file.
+	_ = unix.Unlinkat(t.fd, temporary, 0)
 	return err
 }
 
