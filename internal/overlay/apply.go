@@ -95,8 +95,11 @@ func (t *Tree) Apply(ctx context.Context, list []Change, o Options) (a Applied, 
 	if err := unix.Fstat(x.source, &x.owner); err != nil {
 		return a, err
 	}
-	if x.staging, err = stage(x.source, true); err != nil {
-		return a, err
+	if err = x.writable(".", x.source); err == nil {
+		x.staging, err = stage(x.source, true)
+	}
+	if err != nil {
+		return a, cmp.Or(err, x.close())
 	}
 	if t.ours == nil {
 		t.ours = map[tree.Inode]unix.Stat_t{}
@@ -114,6 +117,22 @@ func (t *Tree) Apply(ctx context.Context, list []Change, o Options) (a Applied, 
 	sweepErr := unstage(x.source, x.staging)
 	a.Litter = sweepErr != nil
 	return a, cmp.Or(err, x.close(), sweepErr)
+}
+
+// writable lets this process write to a directory of the original's that is closed to its own owner, as
+// the sandbox could, until the end. Root may write to all.
+func (x *applier) writable(name string, dir int) error {
+	var st unix.Stat_t
+	err := unix.Fstat(dir, &st)
+	if err != nil || x.chown || int(st.Uid) != unix.Geteuid() || st.Mode&0o300 == 0o300 {
+		return err
+	}
+	mode := st.Mode &^ unix.S_IFMT
+	if err := tree.Chmod(dir, mode|0o700); err != nil {
+		return err
+	}
+	x.closed = append(x.closed, closedDir{name, st, mode})
+	return nil
 }
 
 // close gives directories their modes. Until then their owner can write to them, or an ordinary user could
@@ -165,12 +184,16 @@ func (x *applier) make(c *Change) error {
 	x.n++
 	temporary := strconv.Itoa(x.n)
 	switch {
-	case c.Kind == Deleted:
-		return x.remove(c, was, temporary, parent, name)
 	case c.Kind == Mode && c.Type == Directory:
 		return x.chmodDir(c, parent, name, was)
 	case c.Kind == Mode:
 		return x.chmod(parent, name, was, c.mode)
+	}
+	if err := x.writable(path.Dir(c.Path), parent); err != nil {
+		return err
+	}
+	if c.Kind == Deleted {
+		return x.remove(c, was, temporary, parent, name)
 	}
 	if err := x.prepare(c, was, temporary); err != nil {
 		return err
@@ -286,11 +309,21 @@ func (x *applier) exchange(c *Change, was *unix.Stat_t, temporary string, parent
 		return unix.ENOENT
 	}
 	for n := range maxExchanges {
-		if err := unix.Renameat2(staging, temporary, parent, name, unix.RENAME_EXCHANGE); err != nil {
+		err := x.move(was, temporary, parent, name, unix.RENAME_EXCHANGE)
+		if err == unix.EXDEV && n == 0 {
+			if err := x.clear(c, was, parent, name); err != nil {
+				return err
+			}
+			if err = unix.Renameat2(staging, temporary, parent, name, unix.RENAME_NOREPLACE); err == unix.EEXIST {
+				return Conflict(c.Path)
+			}
+			return incapable(err)
+		}
+		if err != nil {
 			return incapable(err)
 		}
 		if n == 0 {
-			if done, err := x.discard(was, temporary); done || err != nil {
+			if done, err := x.discard(was, staging, temporary); done || err != nil {
 				return err
 			}
 		}
@@ -303,20 +336,53 @@ func (x *applier) exchange(c *Change, was *unix.Stat_t, temporary string, parent
 	return x.save(c, temporary, parent)
 }
 
-// discard removes what was taken away, if it is what was there at the look before, and reports
-// whether it was.
-func (x *applier) discard(was *unix.Stat_t, temporary string) (bool, error) {
+// move moves what is at a path to the staging directory, or exchanges it with what is there. A directory
+// that is closed to its own owner is opened, as rename(2) writes to it.
+func (x *applier) move(was *unix.Stat_t, temporary string, parent int, name string, flags uint) error {
 	staging := int(x.staging.Fd())
-	got := look(staging, temporary)
+	err := unix.Renameat2(parent, name, staging, temporary, flags)
+	if err != unix.EACCES || typeOf(was) != Directory {
+		return err
+	}
+	fd, err := tree.OpenOwn(parent, name)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	was.Mode = st.Mode
+	return unix.Renameat2(parent, name, staging, temporary, flags)
+}
+
+// clear removes a directory where it is: if the original is itself on overlayfs, as in a container, what
+// lies in its lower layers cannot be moved (EXDEV, without the option redirect_dir).
+func (x *applier) clear(c *Change, was *unix.Stat_t, parent int, name string) error {
+	if typeOf(was) != Directory {
+		return unix.EXDEV
+	}
+	done, err := x.discard(was, parent, name)
+	if err == nil && !done {
+		err = Conflict(c.Path)
+	}
+	return err
+}
+
+// discard removes something, which was taken away, if it is what was there at the look before, and
+// reports whether it was.
+func (x *applier) discard(was *unix.Stat_t, dir int, name string) (bool, error) {
+	got := look(dir, name)
 	switch {
 	case x.Force:
-		return true, tree.Remove(staging, temporary)
+		return true, tree.Remove(dir, name)
 	case !unchanged(was, got):
 		return false, nil
 	case typeOf(got) != Directory:
-		return removed(x.tree.unlink(staging, temporary, got))
+		return removed(x.tree.unlink(dir, name, got))
 	}
-	return x.discardDir(staging, temporary)
+	return x.discardDir(was, dir, name)
 }
 
 // unchanged compares what was taken away with what was there. Its st_ctime tells nothing any more,
@@ -328,12 +394,15 @@ func unchanged(was, got *unix.Stat_t) bool {
 // discardDir removes a directory with all that was in it when the sandbox began, and nothing else.
 // Whoever has it open, or looked up a path through it before it was taken away, may put something
 // there until the end: then it is not removed, and goes back with what is left.
-func (x *applier) discardDir(dir int, name string) (bool, error) {
+func (x *applier) discardDir(was *unix.Stat_t, dir int, name string) (bool, error) {
 	top, err := tree.OpenOwn(dir, name)
 	if err != nil {
 		return false, err
 	}
 	defer unix.Close(top)
+	if st := look(top, "."); st == nil || tree.InodeOf(st) != tree.InodeOf(was) {
+		return false, nil
+	}
 	list, complete := x.tree.comparison(context.Background()).earlierBelow(top) // what is taken away is gone or back before we end
 	if !complete {
 		return false, nil
@@ -408,17 +477,20 @@ func removed(err error) (bool, error) {
 // remove takes a path away, with all below it.
 func (x *applier) remove(c *Change, was *unix.Stat_t, temporary string, parent int, name string) error {
 	staging := int(x.staging.Fd())
-	err := unix.ENOENT // it is gone already
+	var err error = unix.ENOENT // it is gone already
 	if was != nil {
-		err, _ = unix.Renameat(parent, name, staging, temporary).(unix.Errno)
+		err = x.move(was, temporary, parent, name, 0)
 	}
-	switch {
-	case err == unix.ENOENT:
+	switch err {
+	case nil:
+	case unix.ENOENT:
 		return nil
-	case err != 0:
+	case unix.EXDEV:
+		return x.clear(c, was, parent, name)
+	default:
 		return err
 	}
-	if done, err := x.discard(was, temporary); done || err != nil {
+	if done, err := x.discard(was, staging, temporary); done || err != nil {
 		return err
 	}
 	if unix.Renameat2(staging, temporary, parent, name, unix.RENAME_NOREPLACE) == nil {
@@ -448,6 +520,7 @@ func incapable(err error) error {
 
 // chmodDir sets a directory's permissions so that its owner can use it, and notes what they are to be.
 func (x *applier) chmodDir(c *Change, dir int, name string, was *unix.Stat_t) error {
+	x.closed = slices.DeleteFunc(x.closed, func(d closedDir) bool { return d.path == c.Path })
 	if err := x.chmod(dir, name, was, c.mode|0o700); err != nil || c.mode&0o700 == 0o700 {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -607,6 +608,119 @@ func merge(t testing.TB, shown map[string]string, dir, at string) {
 		must(t, err)
 		for _, e := range entries {
 			merge(t, shown, dir, filepath.Join(at, e.Name()))
+		}
+	}
+}
+
+// An ordinary user's directories that are closed to their owner go, and what is in them changes, as in
+// the sandbox; their modes stay.
+func TestApplyReadOnly(t *testing.T) {
+	t.Parallel()
+	layer, source, tree := laid(t)
+	put(t, source, "gone/sub/f", "old")
+	put(t, source, "replaced/f", "old")
+	put(t, source, "kept/f", "old")
+	put(t, source, "kept/g", "old")
+	put(t, layer, "replaced", "new")
+	put(t, layer, "kept/f", "new")
+	put(t, layer, "kept/new", "new")
+	wipe(t, layer, "gone")
+	wipe(t, layer, "kept/g")
+	if os.Geteuid() == 0 {
+		must(t, filepath.WalkDir(filepath.Dir(source), func(name string, _ os.DirEntry, err error) error {
+			return errors.Join(err, os.Lchown(name, 65534, 65534))
+		}))
+	}
+	for _, name := range []string{"gone/sub", "gone", "replaced", "kept", "."} {
+		must(t, os.Chmod(filepath.Join(source, name), 0o555))
+	}
+	t.Cleanup(func() { // an ordinary user could not remove it
+		must(t, os.Chmod(source, 0o755), os.Chmod(source+"/kept", 0o755), os.Chmod(layer, 0o755), os.Chmod(layer+"/kept", 0o755))
+	})
+	must(t, os.Chmod(layer, 0o555), os.Chmod(layer+"/kept", 0o555))
+	list, _ := lines(t, tree)
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // it ends with the goroutine
+		var errno unix.Errno
+		if os.Geteuid() == 0 {
+			_, _, errno = unix.RawSyscall(unix.SYS_SETRESUID, 65534, 65534, 65534) // of this thread alone
+		}
+		if errno != 0 {
+			done <- errno
+			return
+		}
+		_, err := tree.Apply(context.Background(), list, Options{Delete: true})
+		done <- err
+	}()
+	must(t, <-done)
+	want := map[string]string{"replaced": "new", "kept/f": "new", "kept/new": "new"}
+	if got := held(t, source); !maps.Equal(got, want) {
+		t.Errorf("%v", got)
+	}
+	for _, name := range []string{".", "kept"} {
+		if st, err := os.Stat(filepath.Join(source, name)); err != nil || st.Mode().Perm() != 0o555 {
+			t.Errorf("%s: %v %v", name, st.Mode(), err)
+		}
+	}
+	nothingOutside(t, source)
+}
+
+// held is what the files in a directory hold.
+func held(t testing.TB, dir string) map[string]string {
+	t.Helper()
+	files := map[string]string{}
+	must(t, filepath.WalkDir(dir, func(name string, e os.DirEntry, err error) error {
+		if err == nil && e.Type().IsRegular() {
+			var b []byte
+			b, err = os.ReadFile(name)
+			files[strings.TrimPrefix(name, dir+"/")] = string(b)
+		}
+		return err
+	}))
+	return files
+}
+
+// The original may be on overlayfs itself, as in a container: directories of its lower layers go, but
+// cannot be moved.
+func TestApplyOnOverlay(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to mount")
+	}
+	runtime.LockOSThread() // it ends with the test, and its namespace with it
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		t.Skip(err)
+	}
+	must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+	for _, force := range []bool{false, true} {
+		dir := t.TempDir()
+		for _, name := range []string{"layer", "lower", "upper", "work", "source"} {
+			must(t, os.Mkdir(filepath.Join(dir, name), 0o755))
+		}
+		for _, name := range []string{"gone/f", "gone/a/b/c/f", "replaced/a/f", "kept"} {
+			put(t, dir+"/lower", name, "old")
+		}
+		source := dir + "/source"
+		options := fmt.Sprintf("lowerdir=%[1]s/lower,upperdir=%[1]s/upper,workdir=%[1]s/work,redirect_dir=off", dir)
+		if err := unix.Mount("overlay", source, "overlay", 0, options); err != nil {
+			t.Skip(err)
+		}
+		t.Cleanup(func() { must(t, unix.Unmount(source, unix.MNT_DETACH)) })
+		put(t, source, "gone/a/here/f", "of the upper layer")
+		put(t, dir+"/layer", "replaced", "new")
+		wipe(t, dir+"/layer", "gone")
+		upper, err := os.Open(dir + "/layer")
+		must(t, err)
+		defer upper.Close()
+		tree, err := Open(upper, source, time.Now().Add(time.Minute))
+		must(t, err)
+		defer tree.Close()
+		list, _ := lines(t, tree)
+		if _, err = tree.Apply(context.Background(), list, Options{Delete: true, Force: force}); err != nil {
+			t.Errorf("force %v: %v", force, err)
+		}
+		if got := held(t, source); !maps.Equal(got, map[string]string{"replaced": "new", "kept": "old"}) {
+			t.Errorf("force %v: %v", force, got)
 		}
 	}
 }

@@ -87,6 +87,9 @@ func empty(dir, top int) (dirs []string, err error) {
 				if top >= 0 {
 					err = moveUp(dir, name, top)
 				}
+				if err == unix.EXDEV { // overlayfs moves none of a lower layer: these take descriptors by level
+					err = dissolve(dir, name)
+				}
 			}
 			if unlessGone(err) != nil {
 				return nil, err
