@@ -27,7 +27,9 @@ func Remove(dir int, name string) error {
 			return err
 		}
 		if len(left) == 0 {
-			break
+			if err := unix.Unlinkat(dir, name, unix.AT_REMOVEDIR); err != unix.ENOTEMPTY { // another Remove has moved some up
+				return unlessGone(err)
+			}
 		}
 		for _, sub := range left {
 			if err := dissolve(top, sub); err != nil {
@@ -35,7 +37,6 @@ func Remove(dir int, name string) error {
 			}
 		}
 	}
-	return unlessGone(unix.Unlinkat(dir, name, unix.AT_REMOVEDIR))
 }
 
 func unlessGone(err error) error {
@@ -58,7 +59,9 @@ func dissolve(top int, name string) error {
 			return err
 		}
 		if len(left) == 0 {
-			return unlessGone(unix.Unlinkat(top, name, unix.AT_REMOVEDIR))
+			if err := unix.Unlinkat(top, name, unix.AT_REMOVEDIR); err != unix.ENOTEMPTY {
+				return unlessGone(err)
+			}
 		}
 	}
 }
@@ -76,7 +79,7 @@ func empty(dir, top int) (dirs []string, err error) {
 			continue
 		}
 		if err != nil || n == 0 {
-			return dirs, err
+			return dirs, unlessGone(err) // the directory itself may be
 		}
 		_, _, names := unix.ParseDirent(buf[:n], -1, nil)
 		for _, name := range names {

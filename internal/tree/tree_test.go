@@ -308,3 +308,24 @@ func TestSpan(t *testing.T) {
 		}
 	}
 }
+
+// Several at once remove the same, as volume rm and cleanup may: none of them fails.
+func TestRemoveTogether(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	fd, _ := opened(t, dir)
+	for range 20 {
+		for i := range 4 {
+			must(t, os.MkdirAll(fmt.Sprintf("%s/tree/%d/a/b/c/d", dir, i), 0o755))
+		}
+		failed := make(chan error)
+		for range 4 {
+			go func() { failed <- Remove(fd, "tree") }()
+		}
+		for range 4 {
+			if err := <-failed; err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
