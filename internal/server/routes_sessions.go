@@ -284,9 +284,9 @@ func (s *Server) defineProcesses(a huma.API) {
 		RawBody []byte
 		Body    api.NewProcess
 	}) (*answer[api.CallStatus], error) {
-		x, err := s.rooms.Get(whose(ctx).tenant, q.ID)
-		if err != nil {
-			return nil, err
+		x, ended := s.rooms.Get(whose(ctx).tenant, q.ID)
+		if ended != nil && q.Key == "" {
+			return nil, ended
 		}
 		o, err := s.check(whose(ctx), &q.Body.Call)
 		if err == nil {
@@ -298,11 +298,14 @@ func (s *Server) defineProcesses(a huma.API) {
 		if q.Body.KeepStdin {
 			o.input = calls.NewInput()
 		}
-		if q.Body.TimeoutMS == 0 {
-			o.timeout = time.Until(x.Expires)
-		}
 		noBuffers := &order{who: o.who} // the process has its memory itself
 		c, err := once(s, q.Request, q.Key, q.RawBody, noBuffers, func(context.Context) (*calls.Call, bool, error) {
+			if ended != nil { // else what has run is answered by its key, as of exec
+				return nil, false, ended
+			}
+			if q.Body.TimeoutMS == 0 {
+				o.timeout = time.Until(x.Expires)
+			}
 			its, release, err := x.Use()
 			if err != nil {
 				return nil, false, err

@@ -140,14 +140,28 @@ func TestIdempotencySessionEnded(t *testing.T) {
 	if status != http.StatusOK {
 		t.Fatalf("%d %s", status, first)
 	}
+	status, begun := s.ask(http.MethodPost, path+"/processes", sh("sleep 60"), key...)
+	var process api.CallStatus
+	if err := json.Unmarshal(begun, &process); status != http.StatusAccepted || err != nil {
+		t.Fatalf("%d %s", status, begun)
+	}
+	harness.Until(t, harness.Bound, "the process to run", func() bool {
+		return s.status(http.MethodGet, path+"/processes/"+process.ID, nil, 200).Started
+	})
 	if status, b := s.ask(http.MethodDelete, path, nil); status != http.StatusOK {
 		t.Fatalf("%d %s", status, b)
+	}
+	if status, b := s.ask(http.MethodPost, path+"/processes", sh("sleep 60"), key...); status != http.StatusAccepted ||
+		!strings.Contains(string(b), process.ID) || !strings.Contains(string(b), `"started":true`) {
+		t.Errorf("a process: %d %s", status, b)
 	}
 	if status, again := s.ask(http.MethodPost, path+"/exec", sh("echo once"), key...); status != http.StatusOK || string(again) != string(first) {
 		t.Errorf("%d %s, and it was %s", status, again, first)
 	}
-	if _, e := s.refused(http.MethodPost, path+"/exec", sh("echo once"), "Idempotency-Key", "another"); e.Failure.Code != api.Ended || e.Started {
-		t.Errorf("%+v", e)
+	for _, way := range []string{"/exec", "/processes"} {
+		if _, e := s.refused(http.MethodPost, path+way, sh("echo once"), "Idempotency-Key", "another"); e.Failure.Code != api.Ended || e.Started {
+			t.Errorf("%s: %+v", way, e)
+		}
 	}
 }
 
