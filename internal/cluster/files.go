@@ -158,7 +158,7 @@ func (g *Gateway) file(w http.ResponseWriter, r *http.Request) {
 func (c *client) file(ctx context.Context, id string, all []Beat) (io.ReadCloser, error) {
 	none := error(api.NewError(api.NoSuchFile, "the content store has no "+strconv.Quote(id[:min(len(id), 80)]), "store it by POST /v1/files; files go when their time to live is over"))
 	for _, one := range all {
-		r := (&http.Request{Method: http.MethodGet, URL: &url.URL{Path: "/v1/files/" + id}, Header: http.Header{}}).WithContext(ctx)
+		r := (&http.Request{Method: http.MethodGet, URL: &url.URL{Path: "/v1/files/" + id, RawPath: "/v1/files/" + url.PathEscape(id)}, Header: http.Header{}}).WithContext(ctx)
 		res, err := c.do(passOn(r, nil), one.subject())
 		switch {
 		case err != nil:

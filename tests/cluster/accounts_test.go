@@ -377,6 +377,13 @@ func TestFiles(t *testing.T) {
 	if status, text := g.ask(t, http.MethodGet, "/v1/files/"+sum(large), nil); status != http.StatusOK || text != large {
 		t.Error(status, len(text))
 	}
+	// What is no id is no file's, here as on a node.
+	if status, text := g.ask(t, http.MethodGet, "/v1/files/sha256:..%2f..%2fsecret", nil); status != http.StatusNotFound {
+		t.Error(status, text)
+	}
+	if _, e := run("../secret"); e == nil || e.Failure.Code != api.NoSuchFile {
+		t.Errorf("%+v", e)
+	}
 	// What a call has made is on its node.
 	var a api.Answer
 	if _, e, err := g.call(t.Context(), "/v1/run", api.Call{Argv: []string{"sh", "-c", "echo made >out"}, Collect: []string{"out"}}, &a); e != nil || err != nil {
