@@ -101,8 +101,9 @@ func (g *Gateway) Handler() http.Handler {
 	mux.HandleFunc("/v1/sessions/{id}", g.pinned)
 	mux.HandleFunc("/v1/sessions/{id}/", g.pinned)
 	mux.HandleFunc("POST /v1/calls", g.enqueue)
-	mux.HandleFunc("/v1/calls/{id}", g.call)
-	mux.HandleFunc("/v1/calls/{id}/", g.call)
+	mux.HandleFunc("GET /v1/calls/{id}", g.call) // what else is asked of one a node says that there is not
+	mux.HandleFunc("DELETE /v1/calls/{id}", g.call)
+	mux.HandleFunc("GET /v1/calls/{id}/output", g.call)
 	mux.HandleFunc("/mcp", g.mcp)
 	mux.HandleFunc("POST /v1/files", g.store)
 	mux.HandleFunc("GET /v1/files/{id}", g.file)

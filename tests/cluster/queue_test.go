@@ -120,6 +120,11 @@ func TestQueue(t *testing.T) {
 	if status, _ := other.ask(t, http.MethodGet, "/v1/calls/"+all[0], nil); status != http.StatusNotFound {
 		t.Error(status)
 	}
+	for _, at := range []string{"/v1/calls/" + all[1], "/v1/calls/" + all[1] + "/output"} {
+		if status, text := g.ask(t, http.MethodPut, at, nil); status != http.StatusMethodNotAllowed {
+			t.Errorf("PUT %s: %d %s", at, status, text)
+		}
+	}
 	// What runs ends when it is deleted.
 	long := g.begin(t, "sh", "-c", "echo begun; sleep 1000")
 	if _, text := other.ask(t, http.MethodGet, "/v1/calls/"+long.ID+"/output?follow=0", nil); text != "" && text != "begun\n" {
