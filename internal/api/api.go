@@ -138,6 +138,18 @@ type CallStatus struct {
 	Failure     *Failure  `json:"error,omitempty" doc:"Why there is no report, or that something may be left"`
 }
 
+// MostListed is how large a report may be to be in a list as it is: there may be a thousand.
+const MostListed = 8 << 10
+
+// Shorten leaves out what may be long of a report.
+func (s *CallStatus) Shorten() {
+	if s.Report != nil {
+		short := *s.Report // shared with who asks for it alone
+		short.Argv, short.Files = nil, nil
+		s.Report = &short
+	}
+}
+
 // NewSession is a room that stays.
 type NewSession struct {
 	Limits        Limits   `json:"limits,omitempty" doc:"For everything that runs in it together"`

@@ -126,13 +126,21 @@ func (q *queue) waiting() (n int, oldest time.Duration, err error) {
 	return int(state.Msgs), oldest, nil
 }
 
-// ended is a status that fits into a record.
+// ended is a status that fits into a record: without a long command line, which whoever has sent it knows. Of the
+// files that were collected nothing else tells; their names have a bound of their own, which fits.
 func ended(s api.CallStatus) *api.CallStatus {
-	const most = 64 << 10
-	if text, err := json.Marshal(s); s.Report != nil && (err != nil || len(text) > most) {
-		short := *s.Report // as in a list
-		short.Argv, short.Files = nil, nil
+	const long, most = 64 << 10, mostQueued - 16<<10
+	larger := func(than int) bool {
+		text, err := json.Marshal(s)
+		return err != nil || len(text) > than
+	}
+	if s.Report != nil && larger(long) {
+		short := *s.Report
+		short.Argv = nil
 		s.Report = &short
+	}
+	if larger(most) {
+		s.Shorten()
 	}
 	return &s
 }

@@ -358,7 +358,11 @@ func (g *Gateway) queuedCalls(ctx context.Context, tenant string, listed map[str
 			if json.Unmarshal(e.Value(), &r) != nil || r.Gone || listed[r.ID] {
 				continue
 			}
-			all = append(all, r.status())
+			status := r.status()
+			if len(e.Value()) > api.MostListed {
+				status.Shorten()
+			}
+			all = append(all, status)
 		}
 	}
 }

@@ -196,9 +196,6 @@ func (s *Server) remove(book *calls.Book, c *calls.Call) api.CallStatus {
 	return status
 }
 
-// mostListed is how large a report may be to be in a list as it is: there may be a thousand.
-const mostListed = 2 * answerRest
-
 // listed is an answer with calls, for which memory is taken: huma makes all of the text before it sends
 // any, and a client may take its time to read that.
 func (s *Server) listed(ctx context.Context, all []*calls.Call) (*answer[api.Calls], error) {
@@ -208,12 +205,10 @@ func (s *Server) listed(ctx context.Context, all []*calls.Call) (*answer[api.Cal
 		status := c.Status()
 		size += answerRest
 		if r := status.Report; r != nil {
-			if n := answerSize(r); n <= mostListed {
+			if n := answerSize(r); n <= api.MostListed {
 				size += escaped * (n - answerRest)
 			} else {
-				short := *r // shared with who asks for it alone
-				short.Argv, short.Files = nil, nil
-				status.Report = &short
+				status.Shorten()
 			}
 		}
 		out.Calls = append(out.Calls, status)

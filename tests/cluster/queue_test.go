@@ -139,6 +139,38 @@ func TestQueue(t *testing.T) {
 	}
 }
 
+// What a call has collected is told of, however long its command line and the names are; a list leaves both out.
+func TestQueueCollected(t *testing.T) {
+	t.Parallel()
+	o := options(t)
+	s := startNATS(t, o)
+	defer s.Shutdown()
+	c := newCluster(t, url(o), 1, 1, "[rooms]\nmin = 0\nmax = 0\n")
+	g := c.gateways[0]
+	call := api.Call{Argv: []string{"sh", "-c", `touch $(seq -f "%0200g" 256)`, "sh", strings.Repeat("x", 100_000)}, Collect: []string{"*"}}
+	var x api.CallStatus
+	if status, e, err := g.call(t.Context(), "/v1/calls", call, &x); status != http.StatusAccepted || err != nil {
+		t.Fatalf("%d %+v %v", status, e, err)
+	}
+	if x = g.end(t, x.ID); x.Report == nil || len(x.Report.Files) != 256 || x.Report.Files[255].ID == "" {
+		t.Errorf("%+v", x)
+	}
+	listed := func() {
+		t.Helper()
+		if _, text := g.ask(t, http.MethodGet, "/v1/calls", nil); len(text) > api.MostListed || !strings.Contains(text, x.ID) {
+			t.Errorf("%d bytes: %.1000s", len(text), text)
+		}
+	}
+	listed()
+	c.nodes[0].kill() // the next one lists nothing of it
+	c.nodes[0].start()
+	harness.Until(t, harness.Bound, "the node", func() bool {
+		status, _ := g.ask(t, http.MethodGet, "/v1/calls", nil)
+		return status == http.StatusOK
+	})
+	listed()
+}
+
 // The same key is one call, by whichever gateway, also if the first is killed.
 func TestQueueKeys(t *testing.T) {
 	o := options(t)
