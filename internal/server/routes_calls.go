@@ -157,7 +157,7 @@ func (s *Server) defineCalls(a huma.API) {
 		if c == nil {
 			return nil, noSuchCall()
 		}
-		s.awaitCall(ctx, c, milliseconds(q.WaitMS))
+		awaitCall(ctx, c, milliseconds(q.WaitMS))
 		return with(c.Status(), nil)
 	})
 
@@ -216,9 +216,9 @@ func (s *Server) listed(ctx context.Context, all []*calls.Call) (*answer[api.Cal
 	return with(out, s.Hold(ctx, size))
 }
 
-// awaitCall waits for a call's end, but no longer than this, and not when the client has left or
-// the server is to end.
-func (s *Server) awaitCall(ctx context.Context, c *calls.Call, most time.Duration) {
+// awaitCall waits for a call's end, but no longer than this, and not when the client has left. When the
+// server ends the call does, too, and nobody can ask again.
+func awaitCall(ctx context.Context, c *calls.Call, most time.Duration) {
 	if most == 0 {
 		return
 	}
@@ -227,7 +227,6 @@ func (s *Server) awaitCall(ctx context.Context, c *calls.Call, most time.Duratio
 	select {
 	case <-c.Ended():
 	case <-ctx.Done():
-	case <-s.base.Done():
 	case <-timer.C:
 	}
 }

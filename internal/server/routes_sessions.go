@@ -339,7 +339,7 @@ func (s *Server) defineProcesses(a huma.API) {
 		if err != nil {
 			return nil, err
 		}
-		s.awaitCall(ctx, c, milliseconds(q.WaitMS))
+		awaitCall(ctx, c, milliseconds(q.WaitMS))
 		return with(c.Status(), nil)
 	})
 

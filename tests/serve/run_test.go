@@ -647,8 +647,15 @@ func TestDrain(t *testing.T) {
 			answers <- fmt.Sprintln(status, err, a.Cause, a.ExitCode)
 		}()
 	}
+	detached := s.status(http.MethodPost, "/v1/calls", sh("sleep 6788"), http.StatusAccepted)
+	told := make(chan string, 1)
+	go func() {
+		_, b, _, err := s.try(context.Background(), http.MethodGet, "/v1/calls/"+detached.ID+"?wait_ms=60000", nil)
+		told <- fmt.Sprintf("%s %v", b, err)
+	}()
 	s.busy(1, "sleep 1")
 	s.busy(1, "sleep 6789")
+	s.busy(1, "sleep 6788")
 	_ = s.cmd.Process.Signal(unix.SIGTERM)
 	harness.Until(t, harness.Bound, "readyz to say so", func() bool {
 		r, err := s.client.Get("http://sbxrun/readyz")
@@ -664,6 +671,9 @@ func TestDrain(t *testing.T) {
 	first, second := <-answers, <-answers
 	if first != "200 <nil> exited 7\n" || !strings.HasPrefix(second, "200 <nil> canceled 143") {
 		t.Errorf("%s, %s", first, second)
+	}
+	if end := <-told; !strings.Contains(end, `"cause":"canceled"`) {
+		t.Errorf("who waits for a detached call: %s", end)
 	}
 	<-s.ended
 	if s.cmd.ProcessState.ExitCode() != 0 {
