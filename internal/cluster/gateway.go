@@ -74,7 +74,7 @@ func (g *Gateway) taking() bool {
 	return !g.draining
 }
 
-// Drain has /readyz say that this gateway is ending.
+// Drain has others hear that this gateway is ending.
 func (g *Gateway) Drain() {
 	g.mu.Lock()
 	g.draining = true
