@@ -141,7 +141,7 @@ func (s *Store) Put(tenant string, r io.Reader, max, quota int64) (id string, si
 			reserved += int64(n)
 			hash.Write(buf[:n])
 			if _, err := f.Write(buf[:n]); err != nil {
-				return "", 0, &result.Error{Code: "quota-disk", Message: "cannot store the file: " + err.Error(), Err: err}
+				return "", 0, fmt.Errorf("store the file: %w", err)
 			}
 		}
 		if err == io.EOF {

@@ -364,7 +364,7 @@ func (s *Server) collect(at place.Place, o *order) (files []api.FileOut) {
 		} else {
 			left -= e.Size
 			if err := s.keep(dir, o, &out); err != nil {
-				out.Error = err.Error()
+				out.Error = api.AsError(err).Error()
 			}
 		}
 		files = append(files, out)

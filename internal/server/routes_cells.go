@@ -155,7 +155,7 @@ func (s *Server) medium(o *order, in cells.Medium) api.Medium {
 	quota := int64(o.ceilings.Files)
 	id, _, err := s.files.Put(o.who.tenant, bytes.NewReader(held), quota, quota)
 	if err != nil {
-		m.Error = err.Error()
+		m.Error = api.AsError(err).Error()
 	}
 	m.ID = id
 	return m

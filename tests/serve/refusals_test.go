@@ -104,7 +104,7 @@ func TestDiskGetsFull(t *testing.T) {
 		status, _, _, err := s.try(t.Context(), http.MethodGet, "/readyz", nil)
 		return err == nil && status == 200
 	})
-	if status, e := s.refused(http.MethodPost, "/v1/files", strings.Repeat("x", 2<<20)); status != 507 || e.Failure.Code != api.QuotaDisk {
+	if status, e := s.refused(http.MethodPost, "/v1/files", strings.Repeat("x", 2<<20)); status != 507 || e.Failure.Code != api.QuotaDisk || strings.Contains(e.Failure.Message, dir) {
 		t.Errorf("%d %+v", status, e)
 	}
 	for n := 0; ; n++ { // files without a byte, until there is no inode
@@ -113,6 +113,11 @@ func TestDiskGetsFull(t *testing.T) {
 		} else if status != 201 || n > 8 {
 			t.Fatalf("file %d: %d %s", n, status, b)
 		}
+	}
+	collected := sh("echo x >f")
+	collected.Collect = []string{"f"}
+	if a := s.run(collected); len(a.Files) != 1 || !strings.Contains(a.Files[0].Error, "full") || strings.Contains(a.Files[0].Error, dir) {
+		t.Errorf("%+v", a.Files)
 	}
 	if status, e := s.refused(http.MethodPost, "/v1/calls", sh("true")); status != 507 || e.Failure.Code != api.QuotaDisk {
 		t.Errorf("%d %+v", status, e)
