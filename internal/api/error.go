@@ -117,13 +117,15 @@ func AsError(err error) *Error {
 	if e := (*Error)(nil); errors.As(err, &e) {
 		return e
 	}
+	// Without the path that an error may have, which is no client's business.
+	no := syscall.Errno(0)
+	_ = errors.As(err, &no) // 0 is none of these
 	var e *result.Error
 	if !errors.As(err, &e) {
-		// Without the path that the error may have, which is no client's business.
-		if no := syscall.Errno(0); errors.As(err, &no) && (no == syscall.ENOSPC || no == syscall.EDQUOT) {
+		if no == syscall.ENOSPC || no == syscall.EDQUOT {
 			return NewError(QuotaDisk, "the server's disk is full: "+no.Error(), "")
 		}
-		return NewError(Setup, err.Error(), "")
+		e = &result.Error{Code: string(Setup), Message: err.Error()}
 	}
 	code := Code(e.Code)
 	switch {
@@ -131,6 +133,9 @@ func AsError(err error) *Error {
 		code = Usage
 	case status[code] == 0:
 		code = Setup // of which the message says more
+	}
+	if code == Setup && (no == syscall.EMFILE || no == syscall.ENFILE) {
+		return NewError(Busy, "the server can open no more files: "+no.Error(), "try again later")
 	}
 	// Flags are the command line's.
 	hint := e.Hint

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
 // A full disk is told without where it is.
@@ -16,6 +18,21 @@ func TestDiskFull(t *testing.T) {
 		if e.Failure.Code != QuotaDisk || e.Failure.Message != "the server's disk is full: "+no.Error() {
 			t.Errorf("%+v", e.Failure)
 		}
+	}
+}
+
+// A server that has no descriptor left is busy, wherever it is in want of one. What may be left of a command is told
+// all the same.
+func TestFilesUsedUp(t *testing.T) {
+	full := &fs.PathError{Op: "open", Path: "/srv/files/1", Err: syscall.EMFILE}
+	for _, err := range []error{full, &result.Error{Code: "bwrap-unusable", Message: "cannot use bwrap: " + full.Error(), Err: full}} {
+		e := AsError(err)
+		if e.Failure.Code != Busy || e.GetHeaders().Get("Retry-After") == "" || strings.Contains(e.Failure.Message, "/srv") || e.Started {
+			t.Errorf("%+v", e)
+		}
+	}
+	if e := AsError(&result.Error{Code: "unproven", Err: full}); e.Failure.Code != Unproven || !e.Started {
+		t.Errorf("%+v", e)
 	}
 }
 
