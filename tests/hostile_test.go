@@ -112,7 +112,7 @@ func TestR06BigTeardown(t *testing.T) {
 		{"leave-zombies", "ready 201\n", "FIXTURE_COUNT=200"},
 	} {
 		t.Run(c.fixture, func(t *testing.T) {
-			p := harness.Start(t, harness.Options{}, "--timeout", "50", "--env", c.env, "/fixtures/"+c.fixture)
+			p := harness.Start(t, harness.Options{}, "--timeout", "250", "--env", c.env, "/fixtures/"+c.fixture) // far away also where it is slow
 			p.WaitOutput(c.ready)
 			sent := time.Now()
 			p.Signal(syscall.SIGTERM)
