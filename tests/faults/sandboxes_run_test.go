@@ -514,15 +514,29 @@ type bystander struct {
 
 func newBystander(t testing.TB) *bystander {
 	t.Helper()
-	path, err := exec.LookPath("sleep")
-	harness.Must(t, err)
-	return newBystanderOf(t, path, "sleep", "600")
+	return newBystanderBy(t, exec.Command("sleep", "600"))
+}
+
+// newInit is one that is PID 1 of a namespace, as all are that a record can name as inits.
+func newInit(t testing.TB) *bystander {
+	t.Helper()
+	cmd := exec.Command("sleep", "600")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
+	if os.Geteuid() != 0 {
+		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
+	}
+	return newBystanderBy(t, cmd)
 }
 
 // newBystanderOf is one that executes a certain program.
 func newBystanderOf(t testing.TB, path string, args ...string) *bystander {
 	t.Helper()
-	b := &bystander{t: t, cmd: &exec.Cmd{Path: path, Args: args}}
+	return newBystanderBy(t, &exec.Cmd{Path: path, Args: args})
+}
+
+func newBystanderBy(t testing.TB, cmd *exec.Cmd) *bystander {
+	t.Helper()
+	b := &bystander{t: t, cmd: cmd}
 	done, err := harness.Register(func() (int, error) {
 		registering.Lock()
 		defer registering.Unlock()

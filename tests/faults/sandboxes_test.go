@@ -246,7 +246,7 @@ func TestL15Recycled(t *testing.T) {
 	// The other way round, or nobody knew that the test means something.
 	t.Run("exact", func(t *testing.T) {
 		e := newEstate(t)
-		mortal := newBystander(t)
+		mortal := newInit(t)
 		defer e.forge(forgedID, "forged", "running", change(func(id *identity) { id.Start++ }), mortal.id, false)()
 		e.ok("cleanup")
 		if !zombie(mortal.id.PID) {
@@ -522,12 +522,12 @@ func TestCleanupDryRun(t *testing.T) {
 	}
 	// A supervisor sweeps once, a moment after its start. That is over for records made after
 	// it has ended the init of this one.
-	first := newBystander(t)
+	first := newInit(t)
 	e.forge("11112233aabbccdd", "first", "running", identity{PID: first.id.PID, Start: 1, BootID: "x", PIDNS: 1}, first.id, false)()
 	living := e.start([]string{"--name", "living"})
 	e.until(settle, "the sweep of the living one", func() bool { return zombie(first.id.PID) })
 	e.gone(settle, living)
-	mortal := newBystander(t)
+	mortal := newInit(t)
 	e.forge(forgedID, "forged", "running", identity{PID: mortal.id.PID, Start: 1, BootID: "x", PIDNS: 1}, mortal.id, false)()
 	damaged := filepath.Join(e.state, "fedcba9876543210")
 	harness.Must(t, os.Mkdir(damaged, 0o700))
