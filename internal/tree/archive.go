@@ -130,11 +130,14 @@ func (a *Archive) File(name string, fd int, st *unix.Stat_t) error {
 		if strings.HasPrefix(path.Base(name), Whiteout) {
 			h.PAXRecords = map[string]string{Kind: KindFile}
 		}
-		if first, seen := a.files[InodeOf(st)]; seen {
+		// A file with one name may have the inode of one that was removed meanwhile.
+		first, seen := a.files[InodeOf(st)]
+		switch {
+		case st.Nlink < 2:
+		case seen:
 			h.Typeflag, h.Linkname = tar.TypeLink, first
 			return a.write(h)
-		}
-		if st.Nlink > 1 && a.text+len(name) <= maxLinks {
+		case a.text+len(name) <= maxLinks:
 			a.files[InodeOf(st)], a.text = name, a.text+len(name)
 		}
 	}

@@ -250,6 +250,15 @@ func TestArchive(t *testing.T) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
+	// Both names were removed, and a new file has the inode, as on ext4 the next one has.
+	var b bytes.Buffer
+	a := NewLayer(&b, 1<<20)
+	other := st
+	other.Nlink = 1
+	must(t, a.File("a", f, &st), a.File("other", f, &other), a.Close())
+	if got, want := read(t, b.Bytes()), "0 \"a\" \"\" longer\x00\x00\n0 \"other\" \"\" longer\x00\x00\n"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
 	if err := NewLayer(io.Discard, 1000).File("a", f, &unix.Stat_t{Size: 1001, Blocks: 2}); code(err) != "too-large" {
 		t.Errorf("large: %v", err)
 	}
