@@ -67,7 +67,7 @@ const (
 // Export writes a snapshot as one tar: its manifest, and its layers as the store has them.
 func Export(s *snapshots.Store, m *snapshots.Manifest, to io.Writer) error {
 	out := *m
-	out.ExpiresAt = "" // that is up to whoever takes it
+	out.ExpiresAt, out.Imported = "", false // that is up to whoever takes it
 	text, err := result.JSON(out)
 	if err != nil {
 		return err
@@ -133,7 +133,7 @@ func Import(s *snapshots.Store, from io.Reader, name string, ttl time.Duration, 
 	}
 	id, expires := m.ID, m.ExpiresAt
 	*m = *theirs
-	m.ID, m.Name, m.ExpiresAt = id, name, expires
+	m.ID, m.Name, m.ExpiresAt, m.Imported = id, name, expires, true
 	drafts := map[string]*snapshots.Draft{}
 	defer func() {
 		for _, d := range drafts {

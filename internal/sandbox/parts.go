@@ -102,11 +102,21 @@ func (p *Parts) Use(store *volumes.Store, list []Volume, pol *room.Policy) error
 }
 
 // From adds to a policy the overlays of a snapshot, over the directories that it has there already
-// or else over those that they were over, with the snapshot's layers below what will be written.
+// or else over those that they were over, with the snapshot's layers below what will be written. Of
+// one that was imported it has to have them: an archive does not decide what of the host is shown.
 // Those that are not unpacked yet are; upper is where what is written to added ones is kept on disk.
 func (p *Parts) From(ctx context.Context, store *snapshots.Store, m *snapshots.Manifest, pol *room.Policy, c room.Caller, upper string) (err error) {
 	if pol.Workdir == "" && pol.Cwd == "" {
 		pol.Workdir = m.Workdir
+	}
+	index := func(t snapshots.Tree) int {
+		return slices.IndexFunc(pol.Mounts, func(m room.Mount) bool { return m.Dest == t.Dest && m.Kind == room.Overlaid })
+	}
+	for _, t := range m.Trees {
+		if m.Imported && index(t) < 0 {
+			return &result.Error{Code: "usage", Message: fmt.Sprintf("the snapshot %s was imported, and its archive would decide that the sandbox sees %q", m.Title(), t.Source),
+				Hint: fmt.Sprintf("name the directory: --overlay %q, or another one in its place", t.Source+":"+t.Dest)}
+		}
 	}
 	user := pol.Outside(c)
 	if p.held, err = store.Hold(ctx, m, user.UID, user.GID); err != nil {
@@ -114,7 +124,7 @@ func (p *Parts) From(ctx context.Context, store *snapshots.Store, m *snapshots.M
 	}
 	p.Layers = map[string][]state.Layer{}
 	for _, t := range m.Trees {
-		i := slices.IndexFunc(pol.Mounts, func(m room.Mount) bool { return m.Dest == t.Dest && m.Kind == room.Overlaid })
+		i := index(t)
 		if i < 0 {
 			i = len(pol.Mounts)
 			pol.Mounts = append(pol.Mounts, room.Mount{Kind: room.Overlaid, Source: t.Source, Dest: t.Dest, Upper: upper})

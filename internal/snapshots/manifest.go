@@ -27,6 +27,7 @@ type Manifest struct {
 	Sandbox     string `json:"sandbox"`                // id of the one that it was taken of
 	SandboxName string `json:"sandbox_name,omitempty"` // likewise
 	Frozen      bool   `json:"frozen"`                 // nothing ran in it meanwhile
+	Imported    bool   `json:"imported,omitempty"`     // whoever exported it chose the sources of its trees
 	Workdir     string `json:"workdir"`
 	Trees       []Tree `json:"trees"`
 
