@@ -383,7 +383,7 @@ func unmapped(pid int) bool {
 // dead reports whether a process has ended, even if its parent has not collected it yet.
 func dead(pid int) bool {
 	st, err := proc.ReadStat(pid)
-	return err == proc.ErrGone || err == nil && (st.State == "Z" || st.State == "X")
+	return err == proc.ErrGone || err == nil && st.Ended()
 }
 
 // supervised reports whether sbxrun is above a room whose keeper is dead, or may be.

@@ -26,6 +26,24 @@ func TestR01LeavesStdoutHeld(t *testing.T) {
 	harness.Within(t, "from the command's exit to the end of its output", teardown+r.EOF, 0, 50*time.Millisecond)
 }
 
+// A process whose first thread has ended looks like a zombie, and is alive.
+func TestStrayWithoutFirstThread(t *testing.T) {
+	t.Parallel()
+	r := harness.Run(t, harness.Options{}, "python3", "-c", `
+import ctypes, os, platform, threading, time
+if os.fork() == 0:
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0) # exit(2), of one thread
+child = next(pid for pid in os.listdir("/proc") if pid.isdigit() and pid not in ("1", str(os.getpid())))
+while open("/proc/" + child + "/stat").read().split()[2] != "Z":
+    time.sleep(0.01)
+`)
+	r.Expect(t, 0, "exited")
+	if r.Report.Teardown.Strays != 1 {
+		t.Errorf("%d strays, want 1", r.Report.Teardown.Strays)
+	}
+}
+
 // R2: not one byte is written after sbxrun has returned.
 func TestR02WriterIsStopped(t *testing.T) {
 	t.Parallel()

@@ -84,7 +84,7 @@ func (c *Census) Sandbox(init proc.Identity) (n Count) {
 		st := c.stats[queue[0]]
 		n.Tasks += st.Threads
 		n.RSS += st.Pages * int64(os.Getpagesize())
-		if st.State == "Z" {
+		if st.Ended() {
 			n.Zombies++
 		}
 		queue = append(queue, c.children[st.PID]...)

@@ -49,7 +49,7 @@ const maxUsage = 100
 func (k *Kept) Strays() (n int, used Usage) {
 	var alive []Stat
 	for _, st := range Descendants(k.Init.PID, maxLook) {
-		if st.State != "Z" && st.State != "X" {
+		if !st.Ended() {
 			alive = append(alive, st)
 		}
 	}

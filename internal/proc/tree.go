@@ -29,6 +29,10 @@ type Stat struct {
 	Pages   int64 // in memory, shared ones included; a little behind (proc_pid_stat(5))
 }
 
+// Ended reports whether nothing of the process runs any more. Its first thread may have ended, which shows
+// as a zombie, before others that go on.
+func (s Stat) Ended() bool { return s.State == "X" || s.State == "Z" && s.Threads <= 1 }
+
 // Times is CPU time.
 type Times struct{ User, System time.Duration }
 
