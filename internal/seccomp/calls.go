@@ -42,6 +42,8 @@ const (
 	lease       // fcntl(2), argument 1: EPERM for F_SETLEASE
 	ofInit      // argument 0 is a pid: EPERM for that of init
 	priority    // setpriority(2), arguments 0 and 1: EPERM for init, and for all of a user
+	limit       // setrlimit(2), argument 0: nothing is done for RLIMIT_CORE
+	limitOf     // prlimit64(2), arguments 0 to 2: EPERM for init, and nothing is done for a new RLIMIT_CORE
 	tracing     // ptrace(2), arguments 0 and 3: EPERM for those of traceOptions with PTRACE_O_TRACEEXIT
 	// Only with Filter.Namespaces:
 	refuseSpace // EPERM
@@ -71,7 +73,12 @@ var table = [...]row{
 	{"fcntl", lease, [columns]uint32{72, 55, 25, 55}},
 	{"fcntl64", lease, [columns]uint32{none, 221, none, 221}},
 	// The uid is all that it asks for, and RLIMIT_CPU kills.
-	{"prlimit64", ofInit, [columns]uint32{302, 340, 261, 369}},
+	//
+	// The command's own RLIMIT_CORE is 1: at 0, to which everybody may lower it, a core_pattern that is a
+	// pipe gives the host's program of root's a core to read (core(5)). Programs that switch their cores off
+	// are told that they have.
+	{"prlimit64", limitOf, [columns]uint32{302, 340, 261, 369}},
+	{"setrlimit", limit, [columns]uint32{160, 75, 164, 75}},
 	// Nor do these ask for more. The kernel has init reap all that was in its PID namespace
 	// (pid_namespaces(7)): on a busy processor one with SCHED_IDLE takes longer for that than
 	// the proof waits. An exiting process has no autogroup (sched(7)) that would help it.

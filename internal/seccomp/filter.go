@@ -91,7 +91,7 @@ func (f *Filter) Program() []unix.SockFilter {
 	if f == nil {
 		return nil
 	}
-	p := make(program, 0, 320) // made for every payload, and so at once
+	p := make(program, 0, 360) // made for every payload, and so at once
 	p.load(archAt)
 	for _, a := range architectures() {
 		p.jump(unix.BPF_JEQ, a.audit, 1, 0)
@@ -258,6 +258,22 @@ func (p *program) verdict(r rule) {
 	case ofInit:
 		argument(0)
 		answerIf([]uint32{1}, refused)
+		p.answer(unix.SECCOMP_RET_ALLOW)
+	case limit:
+		argument(0)
+		answerIf([]uint32{unix.RLIMIT_CORE}, ignored)
+		p.answer(unix.SECCOMP_RET_ALLOW)
+	case limitOf:
+		argument(0)
+		answerIf([]uint32{1}, refused)
+		argument(1)
+		core := p.among([]uint32{unix.RLIMIT_CORE})
+		argument(2) // a pointer: both halves count
+		p.jump(unix.BPF_JEQ, 0, 0, 2)
+		p.load(argsAt + 8*2 + 4)
+		p.jump(unix.BPF_JEQ, 0, 1, 0)
+		p.answer(ignored)
+		p.otherwise(core)
 		p.answer(unix.SECCOMP_RET_ALLOW)
 	case priority:
 		argument(0)

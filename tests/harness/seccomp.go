@@ -3,10 +3,10 @@ package harness
 import "strings"
 
 // SystemCalls is a program in Python that makes some system calls and prints what they say, for
-// [Filtered]: keyctl, io_uring_setup, a user namespace, PTRACE_O_TRACEEXIT, sync and syncfs, a lease and init's
-// limits, and that others are there, as debuggers and sanitizers need.
+// [Filtered]: keyctl, io_uring_setup, a user namespace, PTRACE_O_TRACEEXIT, sync and syncfs, a lease, init's
+// limits and its own of cores, and that others are there, as debuggers and sanitizers need.
 const SystemCalls = `import ctypes, errno, fcntl, os, platform, resource, signal
-numbers = {"x86_64": (250, 425, 101, 162, 306, 314), "aarch64": (219, 425, 117, 81, 267, 274)}[platform.machine()]
+numbers = {"x86_64": (250, 425, 101, 162, 306, 314, 160), "aarch64": (219, 425, 117, 81, 267, 274, 164)}[platform.machine()]
 libc = ctypes.CDLL(None, use_errno=True)
 def say(name, result):
     print(name, "ok" if result >= 0 else errno.errorcode[ctypes.get_errno()])
@@ -30,6 +30,9 @@ say("syncfs", libc.syscall(numbers[4], os.open("/usr", os.O_RDONLY)))
 say("fsync", libc.fsync(os.open("/usr", os.O_RDONLY)))
 say("lease", libc.fcntl(os.open("/tmp/leased", os.O_CREAT), fcntl.F_SETLEASE, fcntl.F_RDLCK))
 say("prlimit64", libc.prlimit(1, resource.RLIMIT_NOFILE, None, None))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+libc.syscall(numbers[6], resource.RLIMIT_CORE, ctypes.byref((ctypes.c_ulong * 2)()))
+print("core", *resource.getrlimit(resource.RLIMIT_CORE))
 say("setpriority", libc.setpriority(os.PRIO_PROCESS, 1, 19))
 say("of-a-user", libc.setpriority(os.PRIO_USER, os.getuid(), 19))
 zero = ctypes.byref(ctypes.c_int(0))
@@ -44,7 +47,7 @@ say("its-own", libc.setpriority(os.PRIO_PROCESS, 0, 19))
 // refused by it, or has no room.
 func Filtered(t T, what, out string) {
 	t.Helper()
-	const want = "keyctl EPERM io_uring_setup ENOSYS unshare EPERM seize-exit EPERM seize ok interrupt ok options-exit EPERM options ok ptrace ok sync EPERM syncfs ENOSYS fsync ok lease EPERM prlimit64 EPERM " +
+	const want = "keyctl EPERM io_uring_setup ENOSYS unshare EPERM seize-exit EPERM seize ok interrupt ok options-exit EPERM options ok ptrace ok sync EPERM syncfs ENOSYS fsync ok lease EPERM prlimit64 EPERM core 1 1 " +
 		"setpriority EPERM of-a-user EPERM sched_setparam EPERM sched_setscheduler EPERM sched_setaffinity EPERM sched_setattr EPERM its-own ok"
 	if got := strings.Replace(strings.Join(strings.Fields(out), " "), "unshare ENOSPC", "unshare EPERM", 1); got != want {
 		t.Errorf("%s: %q", what, out)
