@@ -50,15 +50,14 @@ func openReport(flags any, place string) (*reportFile, error) {
 		return nil, writeError("report", place, err)
 	}
 	dir := os.NewFile(uintptr(fd), filepath.Dir(place))
-	file, err := openSpecial(fd, place)
-	if err == nil && file == nil {
+	var file *os.File
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) == nil && st.Nlink == 0 { // in a tmpfs, a file without a name can still be made there
+		err = errors.New("its directory was removed")
+	} else if file, err = openSpecial(fd, place); err == nil && file == nil {
 		if err = tryOut(fd, filepath.Base(place)); err == nil {
 			return &reportFile{place: place, dir: dir}, nil
 		}
-	}
-	var st unix.Stat_t
-	if err != nil && unix.Fstat(fd, &st) == nil && st.Nlink == 0 {
-		err = errors.New("its directory was removed")
 	}
 	dir.Close()
 	if err != nil {
