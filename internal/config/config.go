@@ -20,6 +20,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 
 	"github.com/sbxrun/sbxrun/internal/cells"
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/tenants"
@@ -332,6 +333,18 @@ func (c *Config) Check() error {
 			return fmt.Errorf("%s: want more than 0", bound.name)
 		}
 	}
+	if err := checkLimits("call", c.Call.Memory, c.Call.Pids, c.Call.CPUs); err != nil {
+		return err
+	}
+	if err := checkLimits("tenant", c.Tenant.Memory, c.Tenant.Pids, c.Tenant.CPUs); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Tenants)) {
+		t := c.Tenants[name]
+		if err := checkLimits("tenants."+name, t.Memory, t.Pids, t.CPUs); err != nil {
+			return err
+		}
+	}
 	if c.Rooms.Max != 0 && c.Rooms.Max < c.Rooms.Min {
 		return errors.New("rooms: want min from 0 to max")
 	}
@@ -348,6 +361,14 @@ func (c *Config) Check() error {
 		if err := c.Languages[name].Check(); err != nil {
 			return fmt.Errorf("languages.%s: %w", name, err)
 		}
+	}
+	return nil
+}
+
+// checkLimits finds limits under which no call could run: one that asks for none has them.
+func checkLimits(name string, memory values.Size, pids int64, cpus float64) error {
+	if e := (limits.Request{Memory: int64(memory), Pids: pids, CPUs: cpus}).Check(); e != nil {
+		return fmt.Errorf("%s: %w", name, e)
 	}
 	return nil
 }
