@@ -36,20 +36,34 @@ func (d *Dir) TakeSlot(n int) (release func(), err error) {
 		}
 		if full, err := d.full(n); err != nil {
 			return nil, failed(err)
-		} else if full || time.Now().After(end) {
+		} else if full {
 			return nil, ErrFull
+		}
+		if time.Now().After(end) {
+			return d.freeSlot(n)
 		}
 	}
 }
 
 // queueMoment is how long the queue may be held although a slot is free: its holder
-// takes it within that time, or is stopped. On a busy machine it may be without a CPU for
-// seconds.
+// takes it within that time, or is stopped, and passed by. On a busy machine it may be without a CPU
+// for seconds.
 const queueMoment = 4 * time.Second
+
+// standing reports whether a slot stays free for all of queueMoment.
+func (d *Dir) standing(n int) bool {
+	for end := time.Now().Add(queueMoment); time.Now().Before(end); time.Sleep(slotPause) {
+		if full, err := d.full(n); full || err != nil {
+			return false
+		}
+	}
+	return true
+}
 
 // WaitSlot is TakeSlot for who waits, in the order in which they came: all block
 // on the queue (flock(2); since Linux 5.0 waiters get a lock in their order), and its
-// head alone looks for a free slot. It ends with ctx, whose error it returns.
+// head alone looks for a free slot. One that is stopped is passed by. It ends with ctx, whose error it
+// returns.
 //
 // The process should end after such an error: a thread of it may wait for the queue
 // still, and a place in the queue with it.
@@ -59,18 +73,29 @@ func (d *Dir) WaitSlot(ctx context.Context, n int) (release func(), err error) {
 		return nil, failed(err)
 	}
 	locked := make(chan error)
+	waiting, stop := context.WithCancel(ctx)
+	defer stop()
 	go func() {
 		err := flock(queue)
 		select {
 		case locked <- err: // and the descriptor with it
-		case <-ctx.Done():
+		case <-waiting.Done():
 			_ = unix.Close(queue) // and so the place in the queue
 		}
 	}()
-	select {
-	case err = <-locked:
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+	for behind := true; behind; {
+		select {
+		case err = <-locked:
+			behind = false
+		case <-time.After(queueMoment):
+			if d.standing(n) {
+				if release, err := d.freeSlot(n); err != ErrFull {
+					return release, err
+				}
+			}
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
 	}
 	defer unix.Close(queue)
 	if err != nil {

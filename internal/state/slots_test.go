@@ -77,6 +77,35 @@ func TestTakeSlotBehindQueue(t *testing.T) {
 	}
 }
 
+// TestSlotBehindStopped: who has come first and is stopped keeps nobody from a slot that is free.
+func TestSlotBehindStopped(t *testing.T) {
+	t.Parallel()
+	d := opened(t)
+	queue, err := d.root.open(queueName, unix.O_RDWR|unix.O_CREAT)
+	must(t, err)
+	defer unix.Close(queue)
+	must(t, unix.Flock(queue, unix.LOCK_EX))
+	taken := make(chan error, 2)
+	go func() {
+		_, err := d.TakeSlot(2)
+		taken <- err
+	}()
+	go func() {
+		_, err := d.WaitSlot(t.Context(), 2)
+		taken <- err
+	}()
+	for range 2 {
+		select {
+		case err := <-taken:
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(20 * queueMoment):
+			t.Fatal("one waits for ever")
+		}
+	}
+}
+
 // TestWaitSlotOrder: who came first is first. Each is known to wait when the next comes.
 func TestWaitSlotOrder(t *testing.T) {
 	d := opened(t)
