@@ -36,7 +36,8 @@ type Command struct {
 
 	// The command's streams, as in os/exec: nil is /dev/null, an *os.File is given to the
 	// command as it is, of others a goroutine reads or writes through a pipe. An error of
-	// theirs ends the command. When it has ended nobody waits for a Read of Stdin.
+	// theirs ends the command. When it has ended nobody waits for a Read of Stdin, and for a Write
+	// ten seconds at most: then the rest is lost, and the Write may still be going on.
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
 	// MaxOutput is how many bytes the command may write to Stdout, and to Stderr, or to both
