@@ -75,8 +75,6 @@ func parseProbe(f *cli.Start) (p sandbox.Probe, err error) {
 		return p, errors.New("--wait-ready: needs a probe: --ready-tcp, --ready-exec or --ready-log")
 	case f.ReadyTCP != "" && f.Net == "host":
 		return p, errors.New("--ready-tcp: with --net host a port of the sandbox cannot be told from one of the host; use --ready-exec or --ready-log")
-	case f.ReadyInterval == 0:
-		return p, errors.New("--ready-interval: must be greater than 0")
 	}
 	if f.ReadyTCP != "" {
 		port, err := strconv.ParseUint(f.ReadyTCP, 10, 16)

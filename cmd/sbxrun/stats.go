@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -20,11 +19,7 @@ import (
 
 func statsCommand(args []string) int {
 	var flags cli.Stats
-	_, err := parse(&flags, args)
-	if err == nil && flags.Interval == 0 {
-		err = errors.New("--interval: must be greater than 0")
-	}
-	if err != nil {
+	if _, err := parse(&flags, args); err != nil {
 		return failUsage(&flags, err)
 	}
 	print := printStatistics

@@ -98,9 +98,9 @@ type Vars struct {
 type DeadlineFlags struct {
 	Timeout values.Duration `help:"Kill everything after this time: 5, 0.5, 1500ms, 5m. 0 is never." default:"0" placeholder:"DUR" group:"end"`
 	First
-	ProofTimeout   values.Duration `help:"How long to wait for proof that nothing is left." default:"5s" placeholder:"DUR" group:"end"`
-	PreserveStatus bool            `help:"After a deadline, exit with the command's own code, or 128+n, instead of 124." group:"end"`
-	Foreground     bool            `help:"No effect; accepted for compatibility with timeout(1)." group:"end"`
+	ProofTimeout   values.Span `help:"How long to wait for proof that nothing is left." default:"5s" placeholder:"DUR" group:"end"`
+	PreserveStatus bool        `help:"After a deadline, exit with the command's own code, or 128+n, instead of 124." group:"end"`
+	Foreground     bool        `help:"No effect; accepted for compatibility with timeout(1)." group:"end"`
 }
 
 // First is the flags that say what comes before SIGKILL at a deadline, of run, start and
@@ -183,8 +183,8 @@ type Start struct {
 	Timeout     values.Duration `help:"Lifetime: kill everything after this time. 0 is never." default:"0" placeholder:"DUR" group:"end"`
 	IdleTimeout values.Duration `help:"Kill everything when no exec has run in it for this time. 0 is never." default:"0" placeholder:"DUR" group:"end"`
 	First
-	ProofTimeout values.Duration `help:"How long to wait for proof that nothing is left." default:"5s" placeholder:"DUR" group:"end"`
-	Rm           bool            `help:"Remove its record and logs once it is proven to have ended." group:"end"`
+	ProofTimeout values.Span `help:"How long to wait for proof that nothing is left." default:"5s" placeholder:"DUR" group:"end"`
+	Rm           bool        `help:"Remove its record and logs once it is proven to have ended." group:"end"`
 
 	View
 	Limits
@@ -194,7 +194,7 @@ type Start struct {
 	ReadyTCP      string          `help:"Ready when something listens on this TCP port of the sandbox." placeholder:"PORT" xor:"probe" group:"ready"`
 	ReadyExec     string          `help:"Ready when this shell command succeeds in the sandbox." placeholder:"COMMAND" xor:"probe" group:"ready"`
 	ReadyLog      string          `help:"Ready when a line of the output matches this regular expression." placeholder:"RE" xor:"probe" group:"ready"`
-	ReadyInterval values.Duration `help:"Time between two checks." default:"100ms" placeholder:"DUR" group:"ready"`
+	ReadyInterval values.Span     `help:"Time between two checks." default:"100ms" placeholder:"DUR" group:"ready"`
 	ReadyTimeout  values.Duration `help:"Stop checking after this time. The sandbox lives on." default:"5m" placeholder:"DUR" group:"ready"`
 	WaitReady     bool            `help:"Return when it is ready." group:"ready"`
 
@@ -323,7 +323,7 @@ type Logs struct {
 type Kill struct {
 	Signal       values.Signal   `help:"Signal that every process gets first, by name or number." default:"TERM" placeholder:"SIGNAL" short:"s"`
 	Grace        values.Duration `help:"Time between that signal and SIGKILL. 0 sends SIGKILL at once. Also --kill-after." default:"5s" placeholder:"DUR" short:"k" alias:"kill-after"`
-	ProofTimeout values.Duration `help:"How long to wait for proof that nothing is left." default:"5s" placeholder:"DUR"`
+	ProofTimeout values.Span     `help:"How long to wait for proof that nothing is left." default:"5s" placeholder:"DUR"`
 	All          bool            `help:"All running sandboxes." short:"a"`
 	Tag          []string        `help:"All running sandboxes with this tag." placeholder:"KEY=VALUE"`
 	JSON         bool            `help:"Print a JSON array of the outcomes."`
@@ -366,12 +366,12 @@ type Volume struct {
 
 // Stats is the flags of sbxrun stats.
 type Stats struct {
-	JSON       bool            `help:"Print a JSON object." xor:"as"`
-	Prometheus bool            `help:"Print Prometheus's text format." xor:"as"`
-	Watch      bool            `help:"Keep printing; on a terminal, show a live screen." short:"w"`
-	Interval   values.Duration `help:"With --watch: time between two updates." default:"2s" placeholder:"DUR"`
-	Warn       values.Percent  `help:"Percentage of a limit from which the level is warn." default:"60" placeholder:"PERCENT"`
-	Alert      values.Percent  `help:"Percentage of a limit from which the level is alert." default:"80" placeholder:"PERCENT"`
+	JSON       bool           `help:"Print a JSON object." xor:"as"`
+	Prometheus bool           `help:"Print Prometheus's text format." xor:"as"`
+	Watch      bool           `help:"Keep printing; on a terminal, show a live screen." short:"w"`
+	Interval   values.Span    `help:"With --watch: time between two updates." default:"2s" placeholder:"DUR"`
+	Warn       values.Percent `help:"Percentage of a limit from which the level is warn." default:"60" placeholder:"PERCENT"`
+	Alert      values.Percent `help:"Percentage of a limit from which the level is alert." default:"80" placeholder:"PERCENT"`
 	Recorded
 }
 

@@ -45,7 +45,7 @@ func TestDefaults(t *testing.T) {
 	if _, err := Parse(&r, nil); err != nil {
 		t.Fatal(err)
 	}
-	if r.ProofTimeout != values.Duration(5*time.Second) || r.TmpSize != 256<<20 || r.Net != "none" || r.Hostname != "sandbox" || r.Warn == 0 || r.Nice.Given {
+	if r.ProofTimeout != values.Span(5*time.Second) || r.TmpSize != 256<<20 || r.Net != "none" || r.Hostname != "sandbox" || r.Warn == 0 || r.Nice.Given {
 		t.Errorf("%+v", r)
 	}
 	for _, c := range Commands() {
@@ -106,7 +106,7 @@ func TestParse(t *testing.T) {
 		{"kill --tag a=b web --tag c=d -a", want(t, func(k *Kill) { k.Tag, k.All = []string{"a=b", "c=d"}, true }), "web"},
 		{"kill -k 7 web", want(t, func(k *Kill) { k.Grace = 7 * second }), "web"},
 		{"kill web --kill-after=7", want(t, func(k *Kill) { k.Grace = 7 * second }), "web"},
-		{"kill --grace 0 web --proof-timeout 1s --json", want(t, func(k *Kill) { k.Grace, k.ProofTimeout, k.JSON = 0, second, true }), "web"},
+		{"kill --grace 0 web --proof-timeout 1s --json", want(t, func(k *Kill) { k.Grace, k.ProofTimeout, k.JSON = 0, values.Span(second), true }), "web"},
 		{"kill web -- --signal HUP --", want[Kill](t, nil), "web --signal HUP --"},
 		{"kill - web", want[Kill](t, nil), "- web"},
 		{"ps --status lost --status failed", want(t, func(p *Ps) { p.Status = []string{"lost", "failed"} }), ""},

@@ -107,6 +107,19 @@ func (d *Duration) UnmarshalText(text []byte) error {
 // String returns d in Go's form, such as "1m30s", which is read back as the same value.
 func (d Duration) String() string { return time.Duration(d).String() }
 
+// Span is a [Duration] that cannot be 0.
+type Span Duration
+
+func (s *Span) UnmarshalText(text []byte) error {
+	err := (*Duration)(s).UnmarshalText(text)
+	if err == nil && *s == 0 {
+		err = errors.New("must be greater than 0")
+	}
+	return err
+}
+
+func (s Span) String() string { return Duration(s).String() }
+
 // scaleDuration returns one term in nanoseconds. The error is errSyntax or errRange.
 func scaleDuration(number, unit string) (int64, error) {
 	var d time.Duration
