@@ -45,7 +45,9 @@ func NewNode(bus *NATS, name, version string, s *server.Server, handler http.Han
 	s.Elsewhere(func(ctx context.Context, tenant, id string) (io.ReadCloser, error) {
 		return client.file(server.As(ctx, tenant, ""), id, n.members.Of(GatewayKind))
 	})
-	shares := &shares{client: client, members: n.members, all: map[string]*share{}}
+	shares := &shares{client: client, members: n.members, all: map[string]*share{}, ceilings: func(tenant string) tenants.Ceilings {
+		return s.Settings().Of(tenant).Ceilings()
+	}}
 	s.Shared(func(gate *tenants.Gate) func(context.Context, string, tenants.Ceilings) (*tenants.Turn, error) {
 		shares.gate = gate
 		return shares.join

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"maps"
+	"math"
 	"net/http"
 	"net/url"
 	"slices"
@@ -72,6 +73,9 @@ func (h *held) grant(at string, a asked, c tenants.Ceilings, now time.Time, lost
 			left -= has.Calls
 		}
 	}
+	if c.Concurrency == 0 { // no bound: the node has not heard of it yet
+		left = a.Calls
+	}
 	given := asked{Turn: a.Turn, Calls: max(0, min(a.Calls, left))}
 	if delete(h.Held, at); given.Calls > 0 {
 		h.Held[at] = hold{given.Calls, a.Turn}
@@ -93,7 +97,9 @@ func (h *held) grant(at string, a asked, c tenants.Ceilings, now time.Time, lost
 	if now.After(since) { // by the clock of this gateway
 		tokens, since = min(max(1, c.Rate), tokens+now.Sub(since).Seconds()*c.Rate), now
 	}
-	if given.Tokens = min(a.Tokens, int(tokens)); given.Tokens > 0 {
+	if c.Rate == 0 { // as above
+		given.Tokens = a.Tokens
+	} else if given.Tokens = min(a.Tokens, int(tokens)); given.Tokens > 0 {
 		h.Tokens, h.At = tokens-float64(given.Tokens), since
 	}
 	return given
@@ -144,9 +150,10 @@ func (g *Gateway) grant(ctx context.Context, tenant, at string, a asked) (given 
 
 // shares are what a node may run of each tenant.
 type shares struct {
-	gate    *tenants.Gate
-	client  client
-	members *Members
+	gate     *tenants.Gate
+	client   client
+	members  *Members
+	ceilings func(tenant string) tenants.Ceilings // those that hold at the moment
 
 	mu  sync.Mutex
 	all map[string]*share
@@ -310,7 +317,12 @@ func (x *shares) settle(ctx context.Context, tenant string) {
 	x.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.ceilings = x.ceilings(tenant)
 	if s.ceilings.Concurrency == 0 {
+		if s.have > 0 || s.asked > 0 { // before a reload: what waits by that share would wait for ever
+			x.gate.SetConcurrency(tenant, math.MaxInt)
+			_ = x.ask(ctx, tenant, s, 0, 0) // as below
+		}
 		return
 	}
 	use := x.gate.Use(tenant)

@@ -47,6 +47,9 @@ func TestGrant(t *testing.T) {
 	if most := c.Rate + c.Rate*(now.Sub(began).Seconds()+1); float64(tokens) > most {
 		t.Errorf("%d calls are granted, at most %.0f may be", tokens, most)
 	}
+	if given := h.grant("node.a.1", asked{Turn: 20_000, Calls: 9, Tokens: 50}, tenants.Ceilings{}, now, func(string) bool { return false }); given.Calls != 9 || given.Tokens != 50 {
+		t.Errorf("%+v without a bound", given)
+	}
 	now = now.Add(2 * wantedFor)
 	if given := h.grant("node.e.1", asked{Calls: 7}, c, now, func(string) bool { return true }); given.Calls != 7 {
 		t.Errorf("%+v when all others are lost", given)

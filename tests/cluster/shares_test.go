@@ -2,10 +2,12 @@ package cluster
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/tests/harness"
@@ -133,6 +136,46 @@ func TestConcurrency(t *testing.T) {
 	t.Logf("%d calls, %d at once at most: %v", n, most, tally)
 	if most != bound {
 		t.Errorf("%d ran at once", most)
+	}
+}
+
+// A tenant whose ceiling is taken away by a reload has none: no call waits for a share that nobody asks for any
+// more, and a gateway that is told first gives what nodes ask for.
+func TestNoMoreCeiling(t *testing.T) {
+	t.Parallel()
+	o := options(t)
+	s := startNATS(t, o)
+	defer s.Shutdown()
+	c := newCluster(t, url(o), 1, 1, "places = 2\n[rooms]\nmin = 0\nmax = 0\n[tenant]\nconcurrency = 2\nqueue = 100\n")
+	g, n := c.gateways[0], c.nodes[0]
+	run := func(argv ...string) (int, *api.Error) {
+		status, e, err := g.call(t.Context(), "/v1/run", api.Call{Argv: argv}, nil)
+		if err != nil {
+			t.Error(err)
+		}
+		return status, e
+	}
+	harness.Until(t, harness.Bound, "a call", func() bool { status, _ := run("true"); return status == http.StatusOK })
+	for _, p := range []*process{g.process, n} {
+		file := p.args[len(p.args)-1]
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, bytes.Replace(text, []byte("concurrency = 2"), []byte("concurrency = 0"), 1), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_ = p.cmd.Process.Signal(unix.SIGHUP) // it runs
+		harness.Until(t, harness.Bound, "the reload", func() bool { return strings.Contains(p.log.String(), "reloaded") })
+		var all sync.WaitGroup
+		for range 6 {
+			all.Go(func() {
+				if status, e := run("sleep", "1.5"); status != http.StatusOK {
+					t.Errorf("%s: %d %+v", file, status, e)
+				}
+			})
+		}
+		all.Wait()
 	}
 }
 
