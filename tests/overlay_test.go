@@ -464,3 +464,36 @@ func TestApplyClosedDirectories(t *testing.T) {
 		t.Error("its own directory is left")
 	}
 }
+
+// What a command has closed to its own user is not lost in silence: the rest is applied, and the exit
+// code says that it is not all. Root reads all of it.
+func TestApplyUnread(t *testing.T) {
+	t.Parallel()
+	dir := original(t)
+	const closes = `mkdir closed; echo x >closed/file; echo y >unread; chmod 0 closed unread file; echo z >z`
+	r := harness.Run(t, harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--apply", "sh", "-c", closes)...)
+	holds(t, filepath.Join(dir, "z"), "z\n")
+	if os.Geteuid() == 0 {
+		r.Expect(t, 0, "exited")
+		holds(t, filepath.Join(dir, "closed/file"), "x\n")
+		holds(t, filepath.Join(dir, "unread"), "y\n")
+		return
+	}
+	r.Expect(t, 74, "exited")
+	if r.Report.Error == nil || r.Report.Error.Code != "left-out" || !strings.Contains(string(r.Stderr), `"closed" cannot be read`) {
+		t.Errorf("%v; %s", r.Report.Error, r.Stderr)
+	}
+	holds(t, filepath.Join(dir, "file"), "old\n")
+	s := harness.NewState(t)
+	box := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--name", "box", "--cwd", "overlay")...)
+	execOut(t, box, "echo new >other; mkdir closed; chmod 0 closed")
+	for _, c := range []struct {
+		want int
+		args []string
+	}{{125, []string{"diff", "box"}}, {125, []string{"diff", "box", "--json"}}, {0, []string{"diff", "box", "other"}}, {0, []string{"apply", "box", "other"}}, {125, []string{"apply", "box", "closed/file"}}} {
+		if r := s.Run(c.args...); r.ExitCode != c.want || len(r.Stdout) == 0 && c.args[0] == "diff" {
+			t.Errorf("%v: %d, want %d; %q, %s", c.args, r.ExitCode, c.want, r.Stdout, r.Stderr)
+		}
+	}
+	holds(t, filepath.Join(dir, "other"), "new\n")
+}

@@ -23,13 +23,16 @@ func applyCommand(args []string) int {
 		return refuse(&flags, err)
 	}
 	done, err := applyAll(context.Background(), list, words[1:], &flags, "--delete")
-	if err != nil {
+	if err != nil && !isLeftOut(err) {
 		return refuse(&flags, err)
 	}
 	if flags.JSON {
 		if err := printJSON(done); err != nil {
 			return fail(printError(err))
 		}
+	}
+	if err != nil {
+		return fail(err) // the rest is applied
 	}
 	return 0
 }
@@ -64,7 +67,7 @@ func applyAll(ctx context.Context, list []*room.Overlay, paths []string, flags *
 		}
 	}
 	if done.Checked = flags.Check; flags.Check {
-		return done, nil
+		return done, unreadable(trees)
 	}
 	for _, o := range trees {
 		finish, err := noteApply(o.Source)
@@ -77,6 +80,9 @@ func applyAll(ctx context.Context, list []*room.Overlay, paths []string, flags *
 		}
 		done.Changes += a.Changes
 		done.Left += len(a.Left)
+		for _, u := range a.Unread {
+			o.unread = append(o.unread, u.Path)
+		}
 		if err != nil {
 			return done, err
 		}
@@ -88,7 +94,7 @@ func applyAll(ctx context.Context, list []*room.Overlay, paths []string, flags *
 		}
 		say(fmt.Sprintf("sbxrun: left out: %d; %s", done.Left, why))
 	}
-	return done, nil
+	return done, unreadable(trees)
 }
 
 // noteApply leaves a note of where changes are about to be applied, by which cleanup finds what is
@@ -138,7 +144,9 @@ func (r *runner) bringHome(ctx context.Context, list []*room.Overlay, res *resul
 	}
 	var err error
 	if r.flags.Diff {
-		err = showDiffs(ctx, os.Stderr, list, nil, &cli.Diff{})
+		if err = showDiffs(ctx, os.Stderr, list, nil, &cli.Diff{}); isLeftOut(err) {
+			err = nil // a warning has said so
+		}
 	}
 	if err == nil && r.flags.Apply && res.ExitCode() == 0 {
 		_, err = applyAll(ctx, list, nil, &cli.Apply{Delete: r.flags.ApplyDelete, Quiet: r.flags.Quiet}, "--apply-delete")

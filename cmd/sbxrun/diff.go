@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,6 +38,8 @@ func diffCommand(args []string) int {
 	switch {
 	case errors.Is(err, syscall.EPIPE):
 		return 128 + int(syscall.SIGPIPE)
+	case isLeftOut(err): // the rest is printed
+		return fail(err)
 	case err != nil:
 		return refuse(&flags, err)
 	}
@@ -81,6 +84,18 @@ type opened struct {
 	tree    *overlay.Tree
 	changes []overlay.Change // that were selected
 	prefix  string           // before the paths, for people: of several overlays the place
+	unread  []string         // paths that could not be read, likewise selected
+}
+
+// unreadable is an error if something could not be read of these overlays.
+func unreadable(trees []*opened) error {
+	for _, o := range trees {
+		if len(o.unread) > 0 {
+			return &result.Error{Code: leftOut, Message: fmt.Sprintf("what cannot be read is left out, %.200q for one", o.unread[0]),
+				Hint: "chmod u+rwX it in the sandbox"}
+		}
+	}
+	return nil
 }
 
 // openChanges compares the overlays with their originals, and looks at most files of each; 0 is the usual
@@ -103,6 +118,9 @@ func openChanges(ctx context.Context, list []*room.Overlay, paths []string, most
 		}
 		for _, w := range warnings {
 			warn(w)
+			if u, ok := errors.AsType[*overlay.Unread](w); ok {
+				n.unread = append(n.unread, u.Path)
+			}
 		}
 		n.changes = changes
 		if len(paths) > 0 {
@@ -120,7 +138,7 @@ func openChanges(ctx context.Context, list []*room.Overlay, paths []string, most
 
 // choose leaves the changes at and below these paths.
 func (o *opened) choose(paths []string, found map[string]bool) {
-	var within []string
+	var within, unread []string
 	for _, p := range paths {
 		name := path.Clean(p)
 		if path.IsAbs(name) {
@@ -134,7 +152,14 @@ func (o *opened) choose(paths []string, found map[string]bool) {
 			found[p] = true
 			within = append(within, name)
 		}
+		for _, u := range o.unread {
+			if name == "." || strings.HasPrefix(u+"/", name+"/") || strings.HasPrefix(name+"/", u+"/") {
+				found[p] = true
+				unread = append(unread, u)
+			}
+		}
 	}
+	o.unread = unread
 	if len(within) == 0 {
 		o.changes = nil
 		return
@@ -161,7 +186,7 @@ func showDiffs(ctx context.Context, out *os.File, list []*room.Overlay, paths []
 		if err := writeJSON(to, d); err != nil {
 			return err
 		}
-		return to.Flush()
+		return cmp.Or(to.Flush(), unreadable(trees))
 	}
 	if flags.Tar {
 		if len(trees) > 1 {
@@ -173,7 +198,7 @@ func showDiffs(ctx context.Context, out *os.File, list []*room.Overlay, paths []
 		if err := trees[0].tree.Tar(to, trees[0].changes); err != nil {
 			return err
 		}
-		return to.Flush()
+		return cmp.Or(to.Flush(), unreadable(trees))
 	}
 	for _, o := range trees {
 		switch {
@@ -190,7 +215,7 @@ func showDiffs(ctx context.Context, out *os.File, list []*room.Overlay, paths []
 			return err
 		}
 	}
-	return to.Flush()
+	return cmp.Or(to.Flush(), unreadable(trees))
 }
 
 // letters stand for the kinds of changes, in the manner of git(1).

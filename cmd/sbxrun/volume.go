@@ -177,7 +177,7 @@ func exportVolume(store *volumes.Store, names []string) error {
 	err = tree.WriteNew(names[1], func(f *os.File) error {
 		packed = pack(v, f)
 		// What could not be read is told, and the rest is there.
-		if e := (*result.Error)(nil); errors.As(packed, &e) && e.Code == leftOut {
+		if isLeftOut(packed) {
 			return nil
 		}
 		return packed
@@ -190,6 +190,11 @@ func exportVolume(store *volumes.Store, names []string) error {
 
 // leftOut is the code of an error that says that the rest was copied.
 const leftOut = "left-out"
+
+func isLeftOut(err error) bool {
+	e, ok := errors.AsType[*result.Error](err)
+	return ok && e.Code == leftOut
+}
 
 func pack(v *volumes.Volume, w io.Writer) error {
 	fd, err := v.Data()

@@ -44,7 +44,8 @@ type Applied struct {
 	Changes int // made
 	// Left are deletions that were not asked for, and what is never made: devices, FIFOs,
 	// sockets.
-	Left []Change
+	Left   []Change
+	Unread []*Unread // files of the layer
 	// Litter says that the staging directory could not be removed.
 	Litter bool
 }
@@ -107,6 +108,10 @@ func (t *Tree) Apply(ctx context.Context, list []Change, o Options) (a Applied, 
 	for _, c := range todo {
 		if err = context.Cause(ctx); err == nil {
 			err = x.make(&c)
+		}
+		if u, ok := errors.AsType[*Unread](err); ok {
+			a.Unread, err = append(a.Unread, u), nil
+			continue
 		}
 		if err != nil {
 			err = notApplied(c.Path, err)
@@ -238,6 +243,9 @@ func (x *applier) link(first, temporary string) error {
 // file copies a file of the layer.
 func (x *applier) file(c *Change, was *unix.Stat_t, temporary string) error {
 	in, st, err := tree.OpenFile(proc.Descriptor(x.tree.Layers[c.layer]), c.Path)
+	if err == unix.EACCES {
+		return &Unread{c.Path, err}
+	}
 	if err != nil {
 		return err
 	}

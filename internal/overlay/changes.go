@@ -43,7 +43,7 @@ func (t *Tree) comparison(ctx context.Context) *comparison {
 }
 
 // Changes returns how the layers differ from the original, parents first. warnings are about what
-// could not be read. It ends with the cause of ctx when that is done.
+// is left out, above all an [Unread]. It ends with the cause of ctx when that is done.
 func (t *Tree) Changes(ctx context.Context) (list []Change, warnings []error, err error) {
 	w := t.comparison(ctx)
 	low := proc.Descriptor(t.Source)
@@ -181,10 +181,19 @@ func (w *comparison) laterBelow(low int, name string) bool {
 	return !complete
 }
 
+// Unread is what cannot be read, and so is among no changes: its modes close it to its owner.
+type Unread struct {
+	Path string
+	err  error
+}
+
+func (u *Unread) Error() string { return fmt.Sprintf("%.200q cannot be read: %v", u.Path, u.err) }
+func (u *Unread) Unwrap() error { return u.err }
+
 func (w *comparison) warn(name string, err error) {
 	const most = 20
 	if len(w.warnings) < most && !errors.Is(err, unix.ENOENT) { // which is gone meanwhile
-		w.warnings = append(w.warnings, fmt.Errorf("%.200q cannot be read: %w", name, err))
+		w.warnings = append(w.warnings, &Unread{name, err})
 	}
 }
 
