@@ -2,7 +2,6 @@ package tree
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"sync/atomic"
 
@@ -37,6 +36,9 @@ func Fill(ctx context.Context, out, in int, st *unix.Stat_t, moved *atomic.Int64
 	}
 	// It has holes, which are kept.
 	for at := int64(0); at < size; {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		data, err := unix.Seek(in, at, unix.SEEK_DATA)
 		if err == unix.ENXIO {
 			data = size
@@ -51,7 +53,8 @@ func Fill(ctx context.Context, out, in int, st *unix.Stat_t, moved *atomic.Int64
 			end = size
 		}
 		if end <= data && data < size {
-			return fmt.Errorf("a hole at %d ends before it begins", data)
+			at = data // what was there has just become a hole (fallocate(2))
+			continue
 		}
 		if _, err := span(ctx, out, in, data, end, moved); err != nil {
 			return err

@@ -3,6 +3,7 @@ package tree
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -336,5 +337,51 @@ func TestRemoveTogether(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+	}
+}
+
+// A file in which holes come and go is copied all the same.
+func TestFillHoles(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if shm, err := os.MkdirTemp("/dev/shm", "sbxrun-test"); err == nil { // as the files of most sandboxes
+		dir = shm
+		defer os.RemoveAll(shm)
+	}
+	const size, piece = 16 << 20, 64 << 10
+	in, err := os.Create(dir + "/in")
+	must(t, err)
+	defer in.Close()
+	must(t, in.Truncate(size))
+	var over atomic.Bool
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for !over.Load() {
+			for at := int64(0); at < size; at += piece {
+				_, _ = in.WriteAt([]byte("x"), at)
+			}
+			for at := int64(0); at < size; at += piece {
+				_ = unix.Fallocate(int(in.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at, piece)
+			}
+		}
+	}()
+	defer func() {
+		over.Store(true)
+		<-stopped
+	}()
+	for range 100 {
+		from, err := os.Open(dir + "/in") // with a position of its own
+		must(t, err)
+		out, err := os.Create(dir + "/out")
+		must(t, err)
+		var st, copied unix.Stat_t
+		must(t, unix.Fstat(int(from.Fd()), &st))
+		must(t, Fill(context.Background(), int(out.Fd()), int(from.Fd()), &st, new(atomic.Int64)), unix.Fstat(int(out.Fd()), &copied))
+		if copied.Size != size {
+			t.Errorf("%d bytes", copied.Size)
+		}
+		from.Close()
+		out.Close()
 	}
 }
