@@ -113,6 +113,10 @@ func (t *Tree) Apply(ctx context.Context, list []Change, o Options) (a Applied, 
 			a.Unread, err = append(a.Unread, u), nil
 			continue
 		}
+		if err == errGone {
+			err = nil
+			continue
+		}
 		if err != nil {
 			err = notApplied(c.Path, err)
 			break
@@ -240,13 +244,18 @@ func (x *applier) link(first, temporary string) error {
 	return tree.Link(fd, int(x.staging.Fd()), temporary)
 }
 
+// errGone says that the sandbox, which may run on, has just removed a file, or put something else in its place.
+var errGone = errors.New("it is gone from the layer")
+
 // file copies a file of the layer.
 func (x *applier) file(c *Change, was *unix.Stat_t, temporary string) error {
 	in, st, err := tree.OpenFile(proc.Descriptor(x.tree.Layers[c.layer]), c.Path)
-	if err == unix.EACCES {
+	switch {
+	case err == unix.EACCES:
 		return &Unread{c.Path, err}
-	}
-	if err != nil {
+	case tree.Gone(err):
+		return errGone
+	case err != nil:
 		return err
 	}
 	defer unix.Close(in)

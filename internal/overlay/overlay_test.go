@@ -666,6 +666,30 @@ func TestApplyReadOnly(t *testing.T) {
 	nothingOutside(t, source)
 }
 
+// The sandbox may run on, and remove what has just been listed: that is left out, and ends nothing.
+func TestGoneMeanwhile(t *testing.T) {
+	t.Parallel()
+	layer, source, tree := laid(t)
+	for _, name := range []string{"a", "b", "c", "d/e", "f"} {
+		put(t, layer, name, "new")
+	}
+	list, _ := lines(t, tree)
+	must(t, os.Remove(layer+"/a"), os.Remove(layer+"/b"), os.Symlink("c", layer+"/b"), os.RemoveAll(layer+"/d"), os.Remove(layer+"/f"), os.Mkdir(layer+"/f", 0o755))
+	var b bytes.Buffer
+	must(t, tree.Tar(&b, list))
+	r := tar.NewReader(&b)
+	for _, want := range []string{"c", "d/"} {
+		if h, err := r.Next(); err != nil || h.Name != want {
+			t.Fatalf("%v, %v, want %s", h, err, want)
+		}
+	}
+	a, err := tree.Apply(context.Background(), list, Options{})
+	if got := held(t, source); err != nil || a.Changes != 2 || !maps.Equal(got, map[string]string{"c": "new"}) {
+		t.Errorf("%v, %v, %v", got, a, err)
+	}
+	nothingOutside(t, source)
+}
+
 // held is what the files in a directory hold.
 func held(t testing.TB, dir string) map[string]string {
 	t.Helper()

@@ -247,6 +247,9 @@ func (t *Tree) tar(a *tree.Archive, c *Change) error {
 		return nil
 	}
 	fd, st, err := tree.OpenFile(proc.Descriptor(t.Layers[c.layer]), c.Path)
+	if tree.Gone(err) {
+		return nil // the sandbox may run on
+	}
 	if err != nil {
 		return fmt.Errorf("%.200q: %w", c.Path, err)
 	}
