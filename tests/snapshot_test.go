@@ -74,7 +74,7 @@ func TestSnapshot(t *testing.T) {
 	if got := execOut(t, two, "cat file sub/other; ls; test ! -e sub/deep; readlink link"); got != changed+"file\n" {
 		t.Errorf("%q", got)
 	}
-	execOut(t, two, "rm file; echo third >third; echo y >sub/other; rmdir made; touch made")
+	execOut(t, two, "rm file; echo third >third; echo y >sub/other; rmdir made; touch made; chmod 700 .")
 	snapshot(t, s, "two", "--name", "second", "--ttl", "1h")
 	if got := execOut(t, one, "cat file sub/other; ls"); got != changed {
 		t.Errorf("the first has changed: %q", got)
@@ -100,7 +100,7 @@ func TestSnapshot(t *testing.T) {
 	}
 	other := original(t)
 	three := s.Sandbox(harness.Options{Dir: s.Work}, layer(t, "--name", "three", "--from", "second", "--overlay", other+":"+dir, "--workdir", dir)...)
-	if got, want := execOut(t, three, "cat third sub/other; ls"), "third\ny\nlink\nmade\nsub\nthird\n"; got != want {
+	if got, want := execOut(t, three, "cat third sub/other; ls; stat -c %a ."), "third\ny\nlink\nmade\nsub\nthird\n700\n"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	var list []struct {

@@ -19,6 +19,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/layers"
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 )
@@ -74,6 +75,10 @@ func (p *packing) pack(from Source, left int64) error {
 		left -= l.Bytes
 		p.m.LeftOut += leftOut
 		t := snapshots.Tree{Dest: o.Dest, Source: o.Source, Since: o.Since.Format(time.RFC3339Nano), Layers: append([]snapshots.Layer(nil), from.Layers[o.Dest]...)}
+		var layer, source unix.Stat_t
+		if unix.Fstat(proc.Descriptor(o.Layer), &layer) == nil && unix.Stat(o.Source, &source) == nil && layer.Mode&0o777 != source.Mode&0o777 {
+			t.Mode = fmt.Sprintf("%04o", layer.Mode&0o777)
+		}
 		if l.Entries == 0 && len(t.Layers) > 0 || p.drafts[l.SHA256] != nil {
 			d.Close()
 		} else {

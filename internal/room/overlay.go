@@ -102,6 +102,9 @@ func (p *Plan) newOverlay(o *op) (*Overlay, error) {
 		return refuse("it is not a directory")
 	}
 	o.mode = st.Mode & 0o1777
+	if mode, err := strconv.ParseUint(o.mount.Mode, 8, 32); err == nil {
+		o.mode = o.mode&^0o777 | uint32(mode)&0o777
+	}
 	since := time.Now()
 	if first := o.mount.Since; !first.IsZero() && first.Before(since) {
 		since = first

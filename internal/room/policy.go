@@ -57,6 +57,7 @@ type Mount struct {
 	// the uppermost first: layers of others, which nothing writes to.
 	Lower []string
 	Since time.Time // Overlaid: when Source was looked at first, for [Overlay]; now if it is zero
+	Mode  string    // Overlaid: permissions of Dest in octal; those of Source if it is ""
 	Owned bool      // ReadOnly: what belongs to the source's owner is the sandbox's own, as with ReadWrite
 }
 

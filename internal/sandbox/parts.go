@@ -129,7 +129,7 @@ func (p *Parts) From(ctx context.Context, store *snapshots.Store, m *snapshots.M
 			i = len(pol.Mounts)
 			pol.Mounts = append(pol.Mounts, room.Mount{Kind: room.Overlaid, Source: t.Source, Dest: t.Dest, Upper: upper})
 		}
-		p.Layers[t.Dest] = t.Layers
+		p.Layers[t.Dest], pol.Mounts[i].Mode = t.Layers, t.Mode
 		if at := &pol.Mounts[i]; at.Source == t.Source {
 			at.Since = t.First()
 		}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path"
+	"strconv"
 	"strings"
 	"time"
 
@@ -39,8 +40,9 @@ type Manifest struct {
 // Tree is what is shown at one place of a sandbox.
 type Tree struct {
 	Dest   string  `json:"dest"`
-	Source string  `json:"source"` // the host's directory below the layers
-	Layers []Layer `json:"layers"` // the lowest first
+	Source string  `json:"source"`         // the host's directory below the layers
+	Layers []Layer `json:"layers"`         // the lowest first
+	Mode   string  `json:"mode,omitempty"` // of the directory itself, in octal, if that is not the source's
 	// Since is when the source was looked at first, before anything was written to the lowest
 	// layer: what has changed there since is in conflict with what the layers have.
 	Since string `json:"since"`
@@ -143,6 +145,9 @@ func (m *Manifest) check() error {
 			return damaged("a tree is of %.80q at %.80q", t.Source, t.Dest)
 		}
 		seen[t.Dest] = true
+		if mode, err := strconv.ParseUint(t.Mode, 8, 32); t.Mode != "" && (err != nil || mode > 0o777) {
+			return damaged("the mode of %q is %.40q", t.Dest, t.Mode)
+		}
 		if t.First().IsZero() {
 			return damaged("the time of %q is %.40q", t.Dest, t.Since)
 		}
