@@ -63,7 +63,16 @@ func TestPutGet(t *testing.T) {
 		t.Errorf("%d %s", r.ExitCode, r.Stderr)
 	}
 
+	// What is no file is left out, and told.
+	harness.Must(t, unix.Mkfifo(dir+"/src/pipe", 0o600))
+	const told = `--put: 1 entry is left out: "src/pipe"`
+	if r := harness.Run(t, o, "--cwd", "none", "--put", "src", "true"); r.ExitCode != 0 || strings.Count(string(r.Stderr), told) != 1 {
+		t.Errorf("%d %s", r.ExitCode, r.Stderr)
+	}
 	s := harness.NewState(t)
+	if _, r := s.TrySandbox(harness.Options{Dir: dir}, "--cwd", "none", "--put", "src"); r.ExitCode != 0 || strings.Count(string(r.Stderr), told) != 1 {
+		t.Errorf("start: %d %s", r.ExitCode, r.Stderr)
+	}
 	b := s.Sandbox(harness.Options{Dir: dir}, "--cwd", "none", "--put", "job:/tmp")
 	if r := b.Exec(harness.Options{}, nil, "cat", "/tmp/job"); string(r.Stdout) != "put" {
 		t.Errorf("%s%s", r.Stdout, r.Stderr)

@@ -81,6 +81,9 @@ func (r *runner) run() int {
 	if r.start() {
 		time.AfterFunc(soonSwept, func() { sweepQuickly("") })
 		counted = r.openCounters(r.flags.Net, r.Kept().Init)
+		if !r.flags.Quiet {
+			tellPut(r.Parts.Files)
+		}
 	}
 	res, delivered := r.wait()
 	if overlays := r.Parts.Overlays; len(overlays)+len(r.flags.Get) > 0 {
@@ -123,6 +126,13 @@ func (r *runner) begin() (*os.File, error) {
 		return nil, nil
 	}
 	return r.Streams.Payload[2], nil
+}
+
+// tellPut says what was not put into a sandbox that has begun.
+func tellPut(f *files.Files) {
+	if f != nil && f.Put.LeftOut.Special.Count > 0 {
+		tellWarning(fmt.Sprintf("--put: %v", special(f.Put.LeftOut.Special)))
+	}
 }
 
 // collect gets what the command has left.

@@ -27,6 +27,7 @@ func superviseSandbox(args []string, begin time.Time) int {
 	if err := box.Start(); err != nil {
 		return fail(err)
 	}
+	tellPut(box.Parts().Files)
 	if caller.Tell(detach.Handover{ID: box.ID(), Name: box.Name(), Status: string(state.Running)}) != nil {
 		requests.abandon()
 	}

@@ -79,6 +79,9 @@ func New(ctx context.Context, claim *state.Claim, spec Spec) *Sandbox {
 	return s
 }
 
+// Parts are those of its [Spec].
+func (s *Sandbox) Parts() *Parts { return s.spec.Parts }
+
 // Name is "" if it was given none.
 func (s *Sandbox) Name() string { return s.claim.Name }
 
