@@ -105,3 +105,16 @@ func maxWatches(t *testing.T) int {
 	harness.Must(t, err)
 	return n
 }
+
+// What is written on the way is within the caller's limit of file sizes, or that is what the error says,
+// and not that the machine cannot have sandboxes.
+func TestFewBytes(t *testing.T) {
+	t.Parallel()
+	for _, blocks := range []int{0, 1, 8, 64} { // of 512 bytes
+		wrap := []string{"sh", "-c", fmt.Sprintf(`ulimit -f %d && exec "$@"`, blocks), "sh"}
+		r := harness.Start(t, harness.Options{Bare: true, Wrap: wrap}, "--cwd", "none", "true").Wait()
+		if r.ExitCode != 0 && (r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 1 || !strings.Contains(string(r.Stderr), "ulimit -f")) {
+			t.Errorf("%d blocks: exit code %d: %q", blocks, r.ExitCode, r.Stderr)
+		}
+	}
+}

@@ -29,13 +29,15 @@ func CloseOnExec(first int) error {
 }
 
 // DescriptorsHint is the remedy for an error that comes from no file being left that could
-// be opened, or sent; "" for any other.
+// be opened, or sent, or from how large those may be that the caller writes; "" for any other.
 func DescriptorsHint(err error) string {
 	switch {
 	case errors.Is(err, unix.EMFILE):
 		return "raise the limit of open files (ulimit -n)"
 	case errors.Is(err, unix.ENFILE):
 		return "the machine has no more open files (sysctl fs.file-max)"
+	case errors.Is(err, unix.EFBIG):
+		return "raise the limit of file sizes (ulimit -f)"
 	case errors.Is(err, unix.ETOOMANYREFS): // unix(7)
 		return "processes of this user have sent more descriptors that nobody has received than we may have open; end them, or raise the limit of open files (ulimit -n)"
 	}
