@@ -11,6 +11,7 @@ import (
 
 	"github.com/creack/pty"
 
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/tests/budget"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -30,6 +31,7 @@ type stats struct {
 		Tasks   int     `json:"tasks"`
 		Zombies int     `json:"zombies"`
 		Memory  int64   `json:"memory_bytes"`
+		Source  string  `json:"memory_source"`
 		Uptime  float64 `json:"uptime_ms"`
 	} `json:"sandboxes"`
 	Orphans int `json:"orphans"`
@@ -109,6 +111,24 @@ func TestStats(t *testing.T) {
 			t.Errorf("in a cgroup of 50: %+v", got)
 		}
 	}
+}
+
+// The memory of a sandbox that has a cgroup is what that counts, files in memory included.
+func TestStatsMemory(t *testing.T) {
+	t.Parallel()
+	if !enforced(t, limits.Request{Memory: 128 << 20}, "--memory", "128M") {
+		return
+	}
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{}, "--memory", "128M")
+	x := b.StartExec(harness.Options{}, []string{"--timeout", "60"}, "sh", "-c", "head -c 40M /dev/zero >/tmp/x; echo up; sleep 60")
+	x.WaitOutput("up")
+	got := statsOf(t, s, harness.Options{})
+	if len(got.Sandboxes) != 1 || got.Sandboxes[0].Source != "cgroup" || got.Sandboxes[0].Memory < 40<<20 || got.Sandboxes[0].Memory > 128<<20 {
+		t.Errorf("%+v", got.Sandboxes)
+	}
+	x.Signal(syscall.SIGTERM)
+	x.Wait()
 }
 
 // A sandbox that has died with its supervisor is not listed, and is no orphan.

@@ -131,7 +131,7 @@ func gather(at pressure.Thresholds) (statistics, error) {
 			return s, err
 		}
 		for _, e := range entries {
-			s.Sandboxes = append(s.Sandboxes, useOf(e, all, now))
+			s.Sandboxes = append(s.Sandboxes, useOf(dir, e, all, now))
 		}
 	}
 	left, err := cleanup.Sweep(cleanup.Options{DryRun: true, KeepRecords: true})
@@ -149,7 +149,7 @@ func gather(at pressure.Thresholds) (statistics, error) {
 	return s, nil
 }
 
-func useOf(e *state.Entry, all *pressure.Census, now time.Time) sandboxUse {
+func useOf(dir *state.Dir, e *state.Entry, all *pressure.Census, now time.Time) sandboxUse {
 	u := sandboxUse{ID: e.ID, Name: e.Record.Name, Status: e.Status(), MemorySource: "rss"}
 	if at, err := time.Parse(result.TimeFormat, e.Record.CreatedAt); err == nil {
 		u.Uptime = result.Milliseconds(max(0, now.Sub(at)))
@@ -159,7 +159,9 @@ func useOf(e *state.Entry, all *pressure.Census, now time.Time) sandboxUse {
 	}
 	n := all.Sandbox(*e.Record.Init)
 	u.Tasks, u.Zombies, u.Memory = n.Tasks, n.Zombies, n.RSS
-	if bytes, ok := limits.MemoryOf("", e.ID, e.Record.Init.PID); ok && n.Tasks > 0 {
+	// The room's PID 1 is in none of its cgroups.
+	_, access, _ := dir.Access(e.ID)
+	if bytes, ok := limits.MemoryOf(access.Cgroups); ok && n.Tasks > 0 {
 		u.Memory, u.MemorySource = bytes, "cgroup"
 	}
 	return u

@@ -180,37 +180,28 @@ func TestRemoveDirs(t *testing.T) {
 	}
 }
 
-// TestMemoryOf: of a sandbox's own cgroup, also if its init is below that, and of no other.
+// TestMemoryOf: whichever of a sandbox's cgroups counts memory, if one does.
 func TestMemoryOf(t *testing.T) {
-	for _, tt := range []struct {
-		id, membership string
-		want           int64
-	}{
-		{"aa", "0::/sbxrun-aa\n", 4096},
-		{"aa", "0::/sbxrun-aa/main\n", 4096},
-		{"aa", "5:memory:/sbxrun-aa\n0::/\n", 8192},
-		{"aa", "5:memory:/\n0::/\n", 0},
-		{"aa", "0::/sbxrun-aab\n", 0},
-		{"aa", "0::/\n", 0},
-		{"bb", "0::/sbxrun-aa\n", 0},
-		{"bb", "0::/sbxrun-bb\n", 0},
-	} {
-		root := t.TempDir()
-		for path, text := range map[string]string{
-			"/proc/self/mountinfo":                "30 23 0:26 / /cg rw - cgroup2 cgroup2 rw\n31 23 0:27 / /v1/cpu rw - cgroup cgroup rw,cpu\n32 23 0:28 / /v1 rw - cgroup cgroup rw,memory\n",
-			"/proc/7/cgroup":                      tt.membership,
-			"/cg/sbxrun-aa/memory.current":        "4096\n",
-			"/v1/sbxrun-aa/memory.usage_in_bytes": "8192\n",
-		} {
-			if err := os.MkdirAll(filepath.Dir(root+path), 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(root+path, []byte(text), 0o644); err != nil {
-				t.Fatal(err)
-			}
+	dir := t.TempDir()
+	for path, text := range map[string]string{"/v2/memory.current": "4096\n", "/memory/memory.usage_in_bytes": "8192\n", "/pids/pids.current": "3\n"} {
+		if err := os.MkdirAll(filepath.Dir(dir+path), 0o755); err != nil {
+			t.Fatal(err)
 		}
-		if got, ok := MemoryOf(root, tt.id, 7); got != tt.want || ok != (tt.want != 0) {
-			t.Errorf("%s in %q: %d, %v", tt.id, tt.membership, got, ok)
+		if err := os.WriteFile(dir+path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		dirs []string
+		want int64
+	}{
+		{[]string{dir + "/v2"}, 4096},
+		{[]string{dir + "/pids", dir + "/memory"}, 8192},
+		{[]string{dir + "/pids", dir + "/gone"}, 0},
+		{nil, 0},
+	} {
+		if got, ok := MemoryOf(tt.dirs); got != tt.want || ok != (tt.want != 0) {
+			t.Errorf("%q: %d, %v", tt.dirs, got, ok)
 		}
 	}
 }

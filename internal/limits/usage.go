@@ -285,33 +285,14 @@ func (g *Group) oomNotice() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "eventfd"), nil
 }
 
-// MemoryOf is how many bytes the cgroup sbxrun-ID counts that a process, the sandbox's init, is in
-// or below; ok is false if it is in none. root is as for [Mounts].
-func MemoryOf(root, id string, pid int) (bytes int64, ok bool) {
-	mounts, err := Mounts(root)
-	if err != nil {
-		return 0, false
-	}
-	paths, err := Membership(root, pid)
-	if err != nil {
-		return 0, false
-	}
-	for _, mt := range mounts {
-		path, file := paths[""], "/memory.current"
-		if !mt.V2 {
-			path, file = paths["memory"], "/memory.usage_in_bytes"
-		}
-		above, _, within := strings.Cut(path+"/", "/"+Prefix+id+"/")
-		dir, seen := mt.Own(above + "/" + Prefix + id)
-		if !within || !seen {
-			continue
-		}
-		data, err := proc.ReadFile(root + dir + file)
-		if err != nil {
-			continue // a hierarchy without the controller
-		}
-		if n, ok := row(data, ""); ok {
-			return n, true
+// MemoryOf is how many bytes the cgroups of a sandbox, by their [Group.Dirs], count; ok is false if
+// none counts memory.
+func MemoryOf(dirs []string) (bytes int64, ok bool) {
+	for _, dir := range dirs {
+		for _, file := range []string{"/memory.current", "/memory.usage_in_bytes"} {
+			if data, err := proc.ReadFile(dir + file); err == nil {
+				return row(data, "")
+			}
 		}
 	}
 	return 0, false
