@@ -216,7 +216,7 @@ func (m *Machine) Leftovers() (found []Leftover) {
 			if !ok || strings.HasSuffix(id, ".scope") { // systemd's, which collects it
 				return nil
 			}
-			if mine(dir) && !owned(dir) && unpopulated(dir) {
+			if mine(dir) && !Owned(dir) && unpopulated(dir) {
 				found = append(found, Leftover{id, dir})
 			}
 			return filepath.SkipDir
@@ -234,8 +234,8 @@ func mine(dir string) bool {
 
 const young = 2 * time.Second
 
-// owned: the one who has made it lives, and has not given it up.
-func owned(dir string) bool {
+// Owned reports whether the one who has made a cgroup lives, and has not given it up.
+func Owned(dir string) bool {
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return true // we cannot know

@@ -761,7 +761,7 @@ func TestRemoveInVain(t *testing.T) {
 	h := hold(t, "sleep 60")
 	add(t, g, h)
 	for _, n := range g.nodes {
-		if !owned(n.dir) {
+		if !Owned(n.dir) {
 			t.Errorf("nobody owns %s", n.dir)
 		}
 	}
@@ -770,7 +770,7 @@ func TestRemoveInVain(t *testing.T) {
 		t.Fatalf("want EBUSY, got %v", err)
 	}
 	for _, n := range g.nodes {
-		if owned(n.dir) {
+		if Owned(n.dir) {
 			t.Errorf("somebody owns %s", n.dir)
 		}
 	}

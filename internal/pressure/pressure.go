@@ -134,7 +134,9 @@ func (r *Reading) AddPromises() {
 		entries, _ := os.ReadDir(dir) // none, if it is not for us to see
 		for _, e := range entries {
 			if e.IsDir() && strings.HasPrefix(e.Name(), limits.Prefix) {
-				if b, ok := bound(dir + "/" + e.Name()); ok {
+				one := dir + "/" + e.Name()
+				// What a crash has left empty is there until cleanup removes it, and nobody's.
+				if b, ok := bound(one); ok && (b.Current > 0 || limits.Owned(one)) {
 					below = append(below, b)
 				}
 			}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/limits"
 )
@@ -204,9 +205,19 @@ func TestPromises(t *testing.T) {
 		"/cg/a/b/sbxrun-4/pids.max": "100\n", "/cg/a/b/sbxrun-4/pids.current": "1\n",
 		"/cg/a/b/sbxrun-5/cgroup.procs": "",
 		"/cg/a/b/other/pids.max":        "30\n", "/cg/a/b/other/pids.current": "1\n",
+		"/cg/a/b/sbxrun-7/pids.max": "20\n", "/cg/a/b/sbxrun-7/pids.current": "0\n", // a crash has left it
+		"/cg/a/b/sbxrun-8/pids.max": "10\n", "/cg/a/b/sbxrun-8/pids.current": "0\n", // nothing is in it yet
 		"/cg/a/pids.max": "200\n", "/cg/a/pids.current": "40\n",
 		"/cg/a/sbxrun-6/pids.max": "8\n", "/cg/a/sbxrun-6/pids.current": "3\n",
 	}))
+	owner, err := os.Open(root + "/cg/a/b/sbxrun-8")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer owner.Close()
+	if err := unix.Flock(int(owner.Fd()), unix.LOCK_SH); err != nil {
+		t.Fatal(err)
+	}
 	r, err := look(root)
 	if err != nil {
 		t.Fatal(err)
@@ -217,8 +228,8 @@ func TestPromises(t *testing.T) {
 	}
 	r.AddPromises()
 	want := []Bound{
-		{Path: "/cg/a/b/pids.max", Current: 20, Max: 100, Promised: 26},
-		{Path: "/cg/a/pids.max", Current: 40, Max: 200, Promised: 26 + 99 + 5},
+		{Path: "/cg/a/b/pids.max", Current: 20, Max: 100, Promised: 26 + 10},
+		{Path: "/cg/a/pids.max", Current: 40, Max: 200, Promised: 26 + 99 + 5 + 10},
 		{Path: "/proc/sys/kernel/threads-max", Current: 10, Max: 1000}, {Path: "/proc/sys/kernel/pid_max", Current: 10, Max: 2000},
 	}
 	for i := range r.Bounds {
@@ -227,7 +238,7 @@ func TestPromises(t *testing.T) {
 	if diff := cmp.Diff(want, r.Bounds); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if room := r.Bounds[1].Room(); room != 200-40-130 {
+	if room := r.Bounds[1].Room(); room != 200-40-140 {
 		t.Errorf("room %d", room)
 	}
 }
