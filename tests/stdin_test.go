@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/creack/pty"
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -79,6 +81,30 @@ func TestR13StdinClosed(t *testing.T) {
 
 // R13: a terminal as stdin, without --tty: it can be read from, and is no
 // controlling terminal.
+// In the background of a shell the command does not take what is typed to that: no SIGTTIN stops it, as
+// it is in a session of its own.
+func TestR13StdinBackground(t *testing.T) {
+	t.Parallel()
+	for _, flags := range [][]string{nil, {"--json"}} {
+		ptmx, tty, err := pty.Open()
+		harness.Must(t, err)
+		defer ptmx.Close()
+		defer tty.Close()
+		p := harness.Start(t, harness.Options{
+			Stdin: tty, Attr: &syscall.SysProcAttr{Setsid: true, Setctty: true}, Wrap: []string{"bash", "-c", `set -m; "$@" & wait $!`, "bash"},
+		}, append(flags, "--timeout", "20", "sh", "-c", "read line || exit 7")...)
+		_, err = io.WriteString(ptmx, "typed\n")
+		harness.Must(t, err)
+		if p.Wait().Expect(t, 7, "exited"); t.Failed() {
+			return
+		}
+		got := make([]byte, 100)
+		if n, err := unix.Read(int(tty.Fd()), got); err != nil || string(got[:n]) != "typed\n" {
+			t.Errorf("%q: the shell has got %q, %v", flags, got[:max(0, n)], err)
+		}
+	}
+}
+
 func TestR13StdinTerminal(t *testing.T) {
 	t.Parallel()
 	ptmx, tty, err := pty.Open()

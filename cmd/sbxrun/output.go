@@ -53,11 +53,20 @@ func (c *command) openStreams() (*stream.Streams, error) {
 		return stream.Open(nil, c.record.Output(0), c.record.Output(1), stream.Bound{}, c.broken)
 	case c.printing.JSON:
 		c.buffers = [2]*stream.Buffer{stream.NewBuffer(b.Size), stream.NewBuffer(b.Size)}
-		return stream.Open(os.Stdin, c.buffers[0], c.buffers[1], b, c.broken)
+		return stream.Open(stdin(), c.buffers[0], c.buffers[1], b, c.broken)
 	case c.tty:
 		return stream.OpenTerminal(b, c.broken)
 	}
-	return stream.Open(os.Stdin, os.Stdout, os.Stderr, b, c.broken)
+	return stream.Open(stdin(), os.Stdout, os.Stderr, b, c.broken)
+}
+
+// stdin is what the command reads: nothing of a terminal in whose background we are. The command is in a
+// session of its own, where no SIGTTIN stops it (tty_ioctl(4)), and would take what is typed to the shell.
+func stdin() *os.File {
+	if group, err := unix.IoctlGetInt(unix.Stdin, unix.TIOCGPGRP); err == nil && group != unix.Getpgrp() {
+		return nil // which is /dev/null
+	}
+	return os.Stdin
 }
 
 // checkOutput finds what is wrong with the flags for the output.
