@@ -50,6 +50,25 @@ func (b *bucket) open(ctx context.Context) (jetstream.KeyValue, error) {
 	return kv, err
 }
 
+// stay has a bucket be made anew that was opened and is gone: NATS may have been started without its store.
+func (b *bucket) stay(ctx context.Context) error {
+	b.mu.Lock()
+	opened := b.kv != nil
+	b.mu.Unlock()
+	if !opened {
+		return nil
+	}
+	_, err := b.js.Stream(ctx, "KV_"+b.name)
+	if !errors.Is(err, jetstream.ErrStreamNotFound) {
+		return err
+	}
+	b.mu.Lock()
+	b.kv = nil
+	b.mu.Unlock()
+	_, err = b.open(ctx)
+	return err
+}
+
 // get reads a value. Its revision is 0 if there is none.
 func (b *bucket) get(ctx context.Context, key string, into any) (revision uint64, err error) {
 	kv, err := b.open(ctx)

@@ -23,11 +23,14 @@ import (
 // checkKey is in the context of a request that a node is to check only.
 type checkKey struct{}
 
-// keepQueue makes the queue before the first call comes, and has it stay, until ctx is done.
+// keepQueue makes the queue before the first call comes, and has it and all buckets stay, until ctx is done.
 func (g *Gateway) keepQueue(ctx context.Context) {
 	for ctx.Err() == nil {
 		asking, cancel := context.WithTimeout(ctx, askWithin)
-		_ = g.queue.keepConsumer(asking) // there may be no JetStream, and no need of it
+		for _, b := range []*bucket{&g.queue.records, &g.claims.bucket, g.bus.shares} {
+			_ = b.stay(asking) // there may be no JetStream, and no need of it
+		}
+		_ = g.queue.keepConsumer(asking) // as above
 		cancel()
 		select {
 		case <-ctx.Done():

@@ -688,6 +688,34 @@ func TestNATSAway(t *testing.T) {
 	})
 }
 
+// NATS that comes back without what it had stored is taken as it is: what was queued is gone, and all else goes on.
+func TestNATSEmpty(t *testing.T) {
+	t.Parallel()
+	o := options(t)
+	s := startNATS(t, o)
+	defer func() { s.Shutdown() }()
+	c := newCluster(t, url(o), 1, 1, "places = 4\n[rooms]\nmin = 0\nmax = 0\n")
+	g := c.gateways[0]
+	works := func(key string) {
+		t.Helper()
+		harness.Until(t, harness.Bound, "calls "+key, func() bool {
+			status, _, err := g.keyed(t.Context(), key, api.Call{Argv: []string{"true"}})
+			if err != nil || status != http.StatusOK && status != http.StatusServiceUnavailable {
+				t.Fatal(status, err)
+			}
+			return status == http.StatusOK
+		})
+		if x := g.end(t, g.begin(t, "true").ID); x.Report == nil || x.Report.ExitCode != 0 {
+			t.Errorf("%s: %+v", key, x)
+		}
+	}
+	works("before")
+	s.Shutdown()
+	o.StoreDir = t.TempDir()
+	s = startNATS(t, o)
+	works("after")
+}
+
 // A server of NATS that says nothing any more, with its connections open, takes nothing with it: whoever
 // was connected to it is heard by another one before it would be lost.
 func TestNATSSilent(t *testing.T) {
