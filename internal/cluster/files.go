@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/base64"
 	"encoding/hex"
 	"errors"
@@ -73,7 +74,7 @@ func (g *Gateway) store(w http.ResponseWriter, r *http.Request) {
 }
 
 func (g *Gateway) put(r *http.Request) (*api.Stored, error) {
-	tenant, id, _ := server.Whose(r.Context())
+	tenant, _, _ := server.Whose(r.Context())
 	failed := func(err error) error {
 		var e *jetstream.APIError
 		const storeFailed = 10077 // of which the description says why
@@ -94,7 +95,7 @@ func (g *Gateway) put(r *http.Request) (*api.Stored, error) {
 		return nil, failed(err)
 	}
 	// What it is called is only known when all of it was read.
-	info, err := store.Put(ctx, jetstream.ObjectMeta{Name: "part-" + id}, whole{r.Body})
+	info, err := store.Put(ctx, jetstream.ObjectMeta{Name: "part-" + rand.Text()}, whole{r.Body})
 	if err != nil {
 		return nil, failed(err)
 	}

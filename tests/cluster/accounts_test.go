@@ -302,10 +302,17 @@ func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, 
 	answered.Wait()
 }
 
-// store puts a file into the content store.
+// store puts a file into the content store, one request as another: all of them have the id that a client may give
+// to what belongs together.
 func (g *gateway) store(t *testing.T, text string) (status int, x api.Stored) {
 	t.Helper()
-	res, err := g.client.Post("http://sbxrun/v1/files", "application/octet-stream", strings.NewReader(text))
+	q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://sbxrun/v1/files", strings.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.Header.Set("Content-Type", "application/octet-stream")
+	q.Header.Set("X-Request-Id", "one-of-several")
+	res, err := g.client.Do(q)
 	if err != nil {
 		t.Fatal(err)
 	}
