@@ -20,11 +20,11 @@ import (
 type Quota struct {
 	Bytes   int64
 	Entries int  // with the directories that are made for those in them
-	Links   bool // symbolic and hard links are taken, too
+	Links   bool // symbolic and hard links are taken, too, and devices and FIFOs left out
 }
 
 // Unpack writes what a tar stream has. Only files and directories are taken, and links if the
-// quota says so, which are not followed: a device, a name that is absolute or leads out, and
+// quota says so, which are not followed: anything else, a name that is absolute or leads out, and
 // more than the quota are errors, and what came before them stays.
 func (d *Dir) Unpack(r io.Reader, q Quota) error { return d.unpack(r, q, new(Transfer)) }
 
@@ -73,6 +73,8 @@ func (d *Dir) unpack(r io.Reader, q Quota, t *Transfer) error {
 			n, err = d.Put(name, sound{archive}, q.Bytes, fs.FileMode(h.Mode).Perm())
 			q.Bytes -= n
 			t.bytes.Add(n)
+		case q.Links && (h.Typeflag == tar.TypeChar || h.Typeflag == tar.TypeBlock || h.Typeflag == tar.TypeFifo):
+			t.LeftOut.Special.Add(usage("%q is neither a file nor a directory to copy", name))
 		default:
 			err = usage("%q is neither a file nor a directory: links and devices are not taken", h.Name)
 		}

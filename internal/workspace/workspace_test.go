@@ -170,15 +170,19 @@ func TestPackUnpack(t *testing.T) {
 	}
 }
 
-// An archive as tar(1) makes one of the same files twice, of holes (-S), and of a closed directory.
+// An archive as tar(1) makes one of the same files twice, of a FIFO, of holes (-S), and of a closed directory.
 func TestUnpackTar(t *testing.T) {
 	d, root := open(t)
 	dir := filepath.Join(t.TempDir(), "from")
 	must(t, errors.Join(os.MkdirAll(dir+"/closed", 0o700), os.WriteFile(dir+"/a", []byte("text"), 0o600), os.Link(dir+"/a", dir+"/b"),
-		os.WriteFile(dir+"/holes", nil, 0o600), os.Truncate(dir+"/holes", 1<<20)))
-	stream, err := exec.Command("tar", "-C", dir, "--format=gnu", "-cS", "a", "b", "a", "b", "holes", "closed").Output()
+		os.WriteFile(dir+"/holes", nil, 0o600), os.Truncate(dir+"/holes", 1<<20), unix.Mkfifo(dir+"/fifo", 0o600)))
+	stream, err := exec.Command("tar", "-C", dir, "--format=gnu", "-cS", "a", "b", "fifo", "a", "b", "holes", "closed").Output()
 	must(t, err)
-	must(t, d.unpack(bytes.NewReader(stream), Quota{Bytes: 2 << 20, Entries: 10, Links: true}, new(Transfer)))
+	var all Transfer
+	must(t, d.unpack(bytes.NewReader(stream), Quota{Bytes: 2 << 20, Entries: 10, Links: true}, &all))
+	if all.LeftOut.Special.Count != 1 || all.LeftOut.Count() != 1 {
+		t.Errorf("left out: %v", all.LeftOut)
+	}
 	names, err := os.ReadDir(root + "/inside")
 	if err != nil || len(names) != 4 {
 		t.Errorf("%v %v", names, err)
