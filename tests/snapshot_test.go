@@ -150,6 +150,29 @@ func TestSnapshotFrozen(t *testing.T) {
 	}
 }
 
+// The layer of a sandbox that has ended stands still, unless another one goes on with it.
+func TestSnapshotUpper(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	dir := original(t)
+	upper := filepath.Join(filepath.Dir(dir), "upper")
+	for i, want := range []bool{true, false} {
+		b := s.Sandbox(harness.Options{Dir: dir}, "--name", fmt.Sprint("box", i), "--cwd", "overlay", "--upper", upper)
+		if i == 0 {
+			execOut(t, b, "echo new >file")
+			if r := s.Run("kill", "--grace", "0", b.ID); r.ExitCode != 0 {
+				t.Fatalf("%s", r.Stderr)
+			}
+			b.AwaitEnd()
+		}
+		r := s.Run("snapshot", "box0", "--json")
+		var m struct{ Frozen bool }
+		if err := stdjson.Unmarshal(r.Stdout, &m); err != nil || m.Frozen != want {
+			t.Errorf("%d: %v, want %v; %v, %s", i, m.Frozen, want, err, r.Stderr)
+		}
+	}
+}
+
 // thawed kills a snapshot and its guard while the sandbox stands still: cleanup thaws it then, and
 // not before.
 func thawed(t *testing.T, s *harness.State, b *harness.Sandbox) {

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/layers"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 	"github.com/sbxrun/sbxrun/internal/state"
@@ -46,7 +48,7 @@ func takeSnapshot(store *snapshots.Store, flags *cli.Snapshot, name string) erro
 		return noOverlays(e)
 	}
 	m.Sandbox, m.SandboxName, m.Workdir = e.ID, e.Record.Name, e.Record.Workdir
-	from := capture.Source{Overlays: overlays, Layers: map[string][]snapshots.Layer{}, Ended: !e.Lives()}
+	from := capture.Source{Overlays: overlays, Layers: map[string][]snapshots.Layer{}}
 	for _, o := range e.Record.Overlays {
 		from.Layers[o.Dest] = o.Layers
 	}
@@ -57,6 +59,8 @@ func takeSnapshot(store *snapshots.Store, flags *cli.Snapshot, name string) erro
 		}
 		defer use.Close()
 		from.Cgroups = use.Access.Cgroups
+	} else { // another sandbox may go on with its layers
+		from.Ended = !slices.ContainsFunc(overlays, func(o *room.Overlay) bool { return !o.Still() })
 	}
 	if err := capture.Take(store, m, from, int64(flags.MaxSize)); err != nil {
 		return err

@@ -194,6 +194,22 @@ func UpperDir(upper string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), upper), nil
 }
 
+// Still reports whether no sandbox writes to a layer on disk. If so, none begins to until the overlay is
+// closed.
+func (o *Overlay) Still() bool {
+	dir, err := links.Dir(path.Dir(o.Upper))
+	if err != nil {
+		return false
+	}
+	defer unix.Close(dir)
+	fd, err := unix.Openat(dir, upperFile, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	o.lock = os.NewFile(uintptr(fd), upperFile)
+	return proc.TryLock(fd, unix.F_RDLCK) == nil
+}
+
 // makeUpper makes what the kernel wants of a layer on disk. It belongs to whom the sandbox runs
 // as, who may be at work in it from an earlier time: as root nothing is named twice. What is made
 // below top is opened without following a link, and given away by its descriptor.
