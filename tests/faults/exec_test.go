@@ -395,6 +395,49 @@ func TestL16StoppedExec(t *testing.T) {
 	}
 }
 
+// What ends an exec when nobody does, and its room, which is another keeper's, lives on. The keeper's death
+// ends an init that is stopped (PR_SET_PDEATHSIG); that of sbxrun, whose socket closes, is seen by an init
+// whose keeper is stopped.
+func TestExecEndsAlone(t *testing.T) {
+	for _, c := range []struct {
+		stopped int
+		killed  []int
+	}{
+		{execInit, []int{execKeeper, execSbxrun}},
+		{execKeeper, []int{execSbxrun}},
+	} {
+		t.Run(execNames[c.stopped]+" stopped", func(t *testing.T) {
+			e := newEstate(t)
+			b := e.start(nil)
+			x := b.exec(nil, execBusy...)
+			var pids [execRoles]int
+			e.until(settle, "the payload", func() bool { pids = x.processes(); return pids[execPayload] > 0 && e.wrote("ran") })
+			target, hit := strike(pids[c.stopped], parentOf(pids, c.stopped), unix.SIGSTOP)
+			if !hit {
+				t.Fatalf("there is no %s", execNames[c.stopped])
+			}
+			defer target.Close()
+			e.until(settle, "a stop", func() bool { p, ok := harness.ReadProc(pids[c.stopped]); return ok && p.State == "T" })
+			for _, victim := range c.killed {
+				if !x.hit(pids, victim) {
+					t.Fatalf("there is no %s", execNames[victim])
+				}
+			}
+			e.until(settle, "the end of the payload", func() bool {
+				p, ok := harness.ReadProc(pids[execPayload])
+				return !ok || p.State == "Z" || p.State == "X"
+			})
+			_ = target.Signal(unix.SIGCONT) // an init has ended
+			x.finish(b)
+			b.alive()
+			e.ok("kill", "--grace", "0", b.ID)
+			b.ended(3 * time.Second)
+			e.ok("cleanup")
+			e.cleared()
+		})
+	}
+}
+
 // exec --detach: its own supervisor, or the client, is killed at any moment. What
 // lives on belongs to the sandbox, and ends with it.
 func TestExecDetachedRandom(t *testing.T) {
