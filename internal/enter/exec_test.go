@@ -224,6 +224,50 @@ func TestExecHeld(t *testing.T) {
 	unharmed(t, sb)
 }
 
+// One that is given up before its release does not begin, though nobody is there to end it: its keeper
+// and its init are stopped.
+func TestExecGivenUp(t *testing.T) {
+	sb := idle(t)
+	s := open(t)
+	x, err := shell(sb, "echo ran").Start(t.Context(), sb.Room, s.stdio, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.w.Close()
+	init, err := x.Init.Dup()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer init.Close()
+	signal := func(sig unix.Signal) {
+		for _, p := range []*proc.Process{init, &x.Keeper.Process} { // which reaps it
+			if err := p.Signal(sig); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	var payload *proc.Process
+	for end := soon(); payload == nil; time.Sleep(time.Millisecond) { // init says that it is there before it forks
+		if payload, err = x.Payload(); err != nil && time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+	defer payload.Close()
+	signal(unix.SIGSTOP)
+	x.Close()
+	if err := payload.Wait(soon()); err != nil {
+		t.Errorf("it has not ended: %v", err)
+	}
+	signal(unix.SIGCONT)
+	if err := x.Kept.Collect(soon()); err != nil {
+		t.Error(err)
+	}
+	if text := <-s.text; text != "" {
+		t.Errorf("it ran: %q", text)
+	}
+	unharmed(t, sb)
+}
+
 func TestExecDeadline(t *testing.T) {
 	sb := idle(t)
 	timeout := harness.Deadline(time.Second) // all have to be up before
