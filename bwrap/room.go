@@ -45,7 +45,7 @@ func (r *Room) Start(ctx context.Context) error {
 	}
 	a := built.Access
 	r.way = nsenter.Room{
-		Init: built.Init, User: os.Geteuid(), Group: os.Getegid(), HostNetwork: a.Net == string(room.NetHost), Filter: a.Filter, Cgroups: a.Cgroups, Env: a.Env, Dir: a.Workdir,
+		Init: built.Init, User: os.Geteuid(), Group: os.Getegid(), HostNetwork: a.Net == string(room.NetHost), Filter: a.Filter, Cgroups: a.Cgroups, Env: a.Env, Dir: a.Workdir, Limits: nsenter.Limits(a.Limits),
 	}
 	if c := a.Cred; c != nil {
 		r.way.User, r.way.Group = int(c.UID), int(c.GID)

@@ -83,6 +83,7 @@ type Room struct {
 	HostNetwork bool     // it has the network of who has built it
 	Filter      string   // for system calls: "default", "namespaces" or "off"
 	Cgroups     []string // directories of its own, if it has limits
+	Limits      Limits   // of each process: FSize, NoFile, Stack, Nice and OOMScoreAdj
 	Env         []string // NAME=VALUE
 	Dir         string   // where commands begin
 }
@@ -160,7 +161,7 @@ func (r *Room) use() (*sandbox.Use, error) {
 		init.Close()
 		return nil, ended
 	}
-	a := state.Access{Net: string(room.NetNone), Workdir: r.Dir, Filter: r.Filter, Cgroups: r.Cgroups, Env: r.Env}
+	a := state.Access{Net: string(room.NetNone), Workdir: r.Dir, Filter: r.Filter, Cgroups: r.Cgroups, Env: r.Env, Limits: limits.Request(r.Limits).OfProcesses()}
 	if r.HostNetwork {
 		a.Net = string(room.NetHost)
 	}

@@ -425,6 +425,26 @@ func TestLimitSandbox(t *testing.T) {
 	b.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
 }
 
+// So do those of single processes.
+func TestLimitSandboxProcesses(t *testing.T) {
+	t.Parallel()
+	const show = "nice; cat /proc/self/oom_score_adj; ulimit -n; ulimit -s; ulimit -f"
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{}, "--nice", "7", "--oom-score-adj", "500", "--nofile", "77", "--stack", "4M", "--fsize", "10M")
+	for _, flags := range [][]string{nil, {"--nice", "3", "--oom-score-adj", "400", "--nofile", "500", "--stack", "16M", "--fsize", "1G"}} {
+		x := b.Exec(harness.Options{}, flags, "bash", "-c", show)
+		if x.Expect(t, 0, "exited"); string(x.Stdout) != "7\n500\n77\n4096\n10240\n" {
+			t.Errorf("exec with %q: %q", flags, x.Stdout)
+		}
+	}
+	x := b.Exec(harness.Options{}, []string{"--nice", "9", "--nofile", "60"}, "bash", "-c", show)
+	if x.Expect(t, 0, "exited"); string(x.Stdout) != "9\n500\n60\n4096\n10240\n" {
+		t.Errorf("an exec with less: %q", x.Stdout)
+	}
+	b.Exec(harness.Options{}, nil, "sh", "-c", "exec head -c 11M /dev/zero >/tmp/x").Expect(t, 153, "fsize")
+	s.Sandbox(harness.Options{}, "--nofile", "77", "--ready-exec", `test "$(ulimit -n)" = 77`, "--wait-ready")
+}
+
 // An exec that has ended by itself was not killed for want of memory, though another in its sandbox
 // was meanwhile.
 func TestLimitSandboxOthersMemory(t *testing.T) {

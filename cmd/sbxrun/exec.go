@@ -72,7 +72,7 @@ func (x *execution) run(name string, args []string) int {
 	if x.Place.Entry, err = x.entry(use); err != nil {
 		return x.notStarted(err)
 	}
-	if x.Limits, err = planLimits(&x.flags.Limits, use.Access.Cgroups); err != nil {
+	if x.Limits, err = planLimits(&x.flags.Limits, use.Access); err != nil {
 		return x.notStarted(err)
 	}
 	// Its limit on tasks is within the sandbox's.

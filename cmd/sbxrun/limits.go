@@ -7,6 +7,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/state"
 )
 
 // requestOf turns the flags that say how much a command may use into a request.
@@ -31,12 +32,11 @@ func requestOf(f *cli.Limits) (r limits.Request, required bool) {
 	return r, f.Limits == "required"
 }
 
-// planLimits says how what the flags ask for is enforced here, for a sandbox or, if
-// within has cgroups, for an exec in the sandbox that these are of. nil if there is
-// nothing to be done.
-func planLimits(f *cli.Limits, within []string) (*limits.Plan, error) {
+// planLimits says how what the flags ask for is enforced here, for a sandbox or, if there is
+// access, for an exec in that one. nil if there is nothing to be done.
+func planLimits(f *cli.Limits, in state.Access) (*limits.Plan, error) {
 	request, required := requestOf(f)
-	return limits.For(request, required, within)
+	return limits.For(request.Within(in.Limits), required, in.Cgroups)
 }
 
 // fakeMeminfo is the text that a sandbox is shown as /proc/meminfo; nil for the

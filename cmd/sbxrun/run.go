@@ -19,6 +19,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/random"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/version"
 )
 
@@ -259,7 +260,7 @@ func (r *runner) plan(caller room.Caller) error {
 		return err
 	}
 	policy.Terminal, policy.Alone = r.flags.Tty, !parts.Network()
-	if r.Limits, err = planLimits(&r.flags.Limits, nil); err != nil {
+	if r.Limits, err = planLimits(&r.flags.Limits, state.Access{}); err != nil {
 		return err
 	}
 	if r.flags.From != "" && caller.Begin != nil { // unpacking a layer needs admission, too

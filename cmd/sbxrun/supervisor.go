@@ -65,7 +65,7 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 		Timeout: time.Duration(flags.Timeout), Signal: syscall.Signal(flags.Signal), Grace: flags.Period(), ProofTimeout: time.Duration(flags.ProofTimeout),
 		IdleTimeout: time.Duration(flags.IdleTimeout), Remove: flags.Rm, LogMax: int64(flags.LogMax), KillAtLogMax: flags.OutputLimit == outputKill, Probe: flags.probe,
 	}
-	if spec.Limits, err = planLimits(&flags.Limits, nil); err != nil {
+	if spec.Limits, err = planLimits(&flags.Limits, state.Access{}); err != nil {
 		return nil, "", err
 	}
 	if spec.Plan, err = room.Prepare(policy, room.ThisCaller()); err != nil {

@@ -40,7 +40,7 @@ func NewRoom(ctx context.Context, plan *room.Plan, s Spec) (*Room, error) {
 	}
 	entry := plan.Entry()
 	r := &Room{Run: run, Access: state.Access{
-		Cred: entry.Cred, Net: string(room.NetNone), Workdir: entry.Workdir, Filter: entry.Filter.Name(), Cgroups: run.Cgroups, Env: entry.Env,
+		Cred: entry.Cred, Net: string(room.NetNone), Workdir: entry.Workdir, Filter: entry.Filter.Name(), Cgroups: run.Cgroups, Env: entry.Env, Limits: s.Limits.OfProcesses(),
 	}}
 	if entry.HostNet {
 		r.Access.Net = string(room.NetHost)

@@ -87,7 +87,7 @@ func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
 	r.ctx, r.cancel = context.WithCancelCause(context.Background())
 	var within []string
 	if s.Use != nil {
-		within = s.Use.Access.Cgroups
+		within, s.Limits = s.Use.Access.Cgroups, s.Limits.Within(s.Use.Access.Limits)
 	}
 	if s.Parts != nil {
 		if err := s.Parts.Begin(place.Plan.Cred()); err != nil {

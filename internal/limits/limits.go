@@ -63,6 +63,43 @@ type Request struct {
 	OOMScoreAdj *int
 }
 
+// OfProcesses is what is not of cgroups, but of each process.
+func (r Request) OfProcesses() Request {
+	return Request{FSize: r.FSize, NoFile: r.NoFile, Stack: r.Stack, Nice: r.Nice, OOMScoreAdj: r.OOMScoreAdj}
+}
+
+// Within is the request of an exec in a sandbox whose processes have these limits: its own are no wider.
+// What the caller itself is kept to more narrowly needs no limit, and could not have it.
+func (r Request) Within(sandbox Request) Request {
+	narrower := func(own *int64, other int64, resource int) {
+		var caller unix.Rlimit
+		if unix.Getrlimit(resource, &caller) == nil && uint64(other) > caller.Max && !capable(unix.CAP_SYS_RESOURCE) {
+			return
+		}
+		if other > 0 && (*own == 0 || *own > other) {
+			*own = other
+		}
+	}
+	narrower(&r.FSize, sandbox.FSize, unix.RLIMIT_FSIZE)
+	narrower(&r.NoFile, sandbox.NoFile, unix.RLIMIT_NOFILE)
+	narrower(&r.Stack, sandbox.Stack, unix.RLIMIT_STACK)
+	if n := sandbox.Nice; n != nil && (r.Nice == nil || *r.Nice < *n) && (*n >= niceness() || capable(unix.CAP_SYS_NICE)) {
+		r.Nice = n
+	}
+	if n := sandbox.OOMScoreAdj; n != nil && (r.OOMScoreAdj == nil || *r.OOMScoreAdj < *n) && (*n >= oomScoreAdj() || capable(unix.CAP_SYS_RESOURCE)) {
+		r.OOMScoreAdj = n
+	}
+	return r
+}
+
+// OfProcesses are those of the plan's request; none of a nil plan.
+func (p *Plan) OfProcesses() Request {
+	if p == nil {
+		return Request{}
+	}
+	return p.request.OfProcesses()
+}
+
 // Plan is a request and how it will be enforced.
 type Plan struct {
 	Limits   []result.Limit // in a fixed order

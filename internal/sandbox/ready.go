@@ -140,12 +140,12 @@ func (s *Sandbox) reading(i int) func([]byte) {
 	}
 }
 
-// within is what has a command of ours be in the sandbox's cgroups, if it has some.
+// within is what has a command of ours be in the sandbox's cgroups and have its limits, if there are any.
 func (s *Sandbox) within() (*limits.Group, error) {
 	if s.group == nil {
 		return nil, nil
 	}
-	plan, err := limits.For(limits.Request{}, true, s.group.Dirs())
+	plan, err := limits.For(limits.Request{}.Within(s.spec.Limits.OfProcesses()), true, s.group.Dirs())
 	if err != nil {
 		return nil, err
 	}

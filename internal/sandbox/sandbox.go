@@ -282,7 +282,7 @@ func (s *Sandbox) hold(kept *proc.Kept) error {
 	if err != nil {
 		return err
 	}
-	access := state.Access{Init: init, Cred: s.spec.Plan.Cred(), Net: s.net(), Workdir: s.spec.Plan.Workdir, Filter: s.spec.Plan.Filter().Name(), Env: values.Pairs(s.spec.Plan.Env())}
+	access := state.Access{Init: init, Cred: s.spec.Plan.Cred(), Net: s.net(), Workdir: s.spec.Plan.Workdir, Filter: s.spec.Plan.Filter().Name(), Env: values.Pairs(s.spec.Plan.Env()), Limits: s.spec.Limits.OfProcesses()}
 	if s.group != nil {
 		access.Cgroups = s.group.Dirs()
 	}

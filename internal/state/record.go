@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
@@ -160,9 +161,10 @@ type Access struct {
 	Cred    *proc.Cred // who the sandbox runs as, if not as sbxrun
 	Net     string
 	Workdir string
-	Filter  string   // for system calls, by its name
-	Cgroups []string // the sandbox's own, by their directories
-	Env     []string // NAME=VALUE
+	Filter  string         // for system calls, by its name
+	Cgroups []string       // the sandbox's own, by their directories
+	Limits  limits.Request // of each process
+	Env     []string       // NAME=VALUE
 }
 
 // heldAccessName is the file while the payload is held.
@@ -170,19 +172,27 @@ const heldAccessName = ".access"
 
 // accessVersion changes with the fields: nobody may enter by what he does not
 // understand, a sandbox that an other version has started.
-const accessVersion = "2"
+const accessVersion = "3"
 
 // accessFields are the words before the cgroups, the last being their number. The
 // variables follow.
-const accessFields = 11
+const accessFields = 16
 
 func (a *Access) text() string {
 	uid, gid := "", ""
 	if a.Cred != nil {
 		uid, gid = strconv.FormatUint(uint64(a.Cred.UID), 10), strconv.FormatUint(uint64(a.Cred.GID), 10)
 	}
+	adjustment := func(n *int) string {
+		if n == nil {
+			return ""
+		}
+		return strconv.Itoa(*n)
+	}
+	size := func(n int64) string { return strconv.FormatInt(n, 10) }
 	words := []string{accessVersion, strconv.Itoa(a.Init.PID), strconv.FormatUint(a.Init.Start, 10), a.Init.BootID, strconv.FormatUint(a.Init.PIDNS, 10),
-		uid, gid, a.Net, a.Workdir, a.Filter, strconv.Itoa(len(a.Cgroups))}
+		uid, gid, a.Net, a.Workdir, a.Filter,
+		size(a.Limits.FSize), size(a.Limits.NoFile), size(a.Limits.Stack), adjustment(a.Limits.Nice), adjustment(a.Limits.OOMScoreAdj), strconv.Itoa(len(a.Cgroups))}
 	words = append(words, a.Cgroups...)
 	// Each word ends with a NUL, which none can hold; so a file that was cut is known.
 	return strings.Join(append(words, a.Env...), "\x00") + "\x00\n"
@@ -206,8 +216,20 @@ func parseAccess(text string) (a Access, err error) {
 		a.Cred = &proc.Cred{UID: uint32(number(words[5], 32)), GID: uint32(number(words[6], 32))}
 	}
 	a.Net, a.Workdir, a.Filter = words[7], words[8], words[9]
+	adjustment := func(word string) *int {
+		n, numberErr := strconv.Atoi(word)
+		if word == "" {
+			return nil
+		}
+		if numberErr != nil {
+			err = damaged("number %.80q", word)
+		}
+		return &n
+	}
+	a.Limits = limits.Request{FSize: int64(number(words[10], 63)), NoFile: int64(number(words[11], 63)), Stack: int64(number(words[12], 63)),
+		Nice: adjustment(words[13]), OOMScoreAdj: adjustment(words[14])}
 	rest := words[accessFields:]
-	cgroups := int(number(words[10], 8))
+	cgroups := int(number(words[accessFields-1], 8))
 	if cgroups > len(rest) {
 		return Access{}, damaged("%d cgroups", cgroups)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -370,7 +371,9 @@ func TestAccess(t *testing.T) {
 	if _, _, ok := d.Access("box"); ok {
 		t.Error("access before it was given")
 	}
+	nice := -5
 	want := Access{
+		Limits:  limits.Request{FSize: 1 << 62, NoFile: 3, Nice: &nice},
 		Init:    proc.Identity{PID: 4711, Start: 1 << 60, BootID: "boot", PIDNS: 4026531836},
 		Cred:    &proc.Cred{UID: 65534, GID: 7},
 		Net:     "none",
