@@ -83,7 +83,7 @@ type Room struct {
 	HostNetwork bool     // it has the network of who has built it
 	Filter      string   // for system calls: "default", "namespaces" or "off"
 	Cgroups     []string // directories of its own, if it has limits
-	Limits      Limits   // of each process: FSize, NoFile, Stack, Nice and OOMScoreAdj
+	Limits      Limits   // of each process: FSize, NoFile, Stack, Nice and OOMScoreAdj; and CPUs, which they see
 	Env         []string // NAME=VALUE
 	Dir         string   // where commands begin
 }

@@ -441,6 +441,13 @@ func TestLimitSandboxProcesses(t *testing.T) {
 		t.Errorf("an exec with less: %q", x.Stdout)
 	}
 	b.Exec(harness.Options{}, nil, "sh", "-c", "exec head -c 11M /dev/zero >/tmp/x").Expect(t, 153, "fsize")
+	if enforced(t, limits.Request{CPUs: 1}, "--cpus", "1") {
+		b := s.Sandbox(harness.Options{}, "--cpus", "1")
+		x := b.Exec(harness.Options{}, nil, "env", "-u", "OMP_NUM_THREADS", "nproc")
+		if x.Expect(t, 0, "exited"); string(x.Stdout) != "1\n" {
+			t.Errorf("an exec sees %s CPUs", x.Stdout)
+		}
+	}
 	s.Sandbox(harness.Options{}, "--nofile", "77", "--ready-exec", `test "$(ulimit -n)" = 77`, "--wait-ready")
 }
 

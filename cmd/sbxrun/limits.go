@@ -36,7 +36,7 @@ func requestOf(f *cli.Limits) (r limits.Request, required bool) {
 // access, for an exec in that one. nil if there is nothing to be done.
 func planLimits(f *cli.Limits, in state.Access) (*limits.Plan, error) {
 	request, required := requestOf(f)
-	return limits.For(request.Within(in.Limits), required, in.Cgroups)
+	return limits.For(request, required, in.Cgroups, in.Limits)
 }
 
 // fakeMeminfo is the text that a sandbox is shown as /proc/meminfo; nil for the

@@ -85,9 +85,9 @@ func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
 		r.job.Terms.ProofTimeout = proofTimeout
 	}
 	r.ctx, r.cancel = context.WithCancelCause(context.Background())
-	var within []string
+	var in state.Access
 	if s.Use != nil {
-		within, s.Limits = s.Use.Access.Cgroups, s.Limits.Within(s.Use.Access.Limits)
+		in = s.Use.Access
 	}
 	if s.Parts != nil {
 		if err := s.Parts.Begin(place.Plan.Cred()); err != nil {
@@ -98,7 +98,7 @@ func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
 	if s.Group != nil {
 		r.job.Terms.Limits = s.Group
 	} else {
-		r.job.Limits, err = limits.For(s.Limits, true, within)
+		r.job.Limits, err = limits.For(s.Limits, true, in.Cgroups, in.Limits)
 	}
 	if err == nil {
 		bound := stream.Bound{Size: s.MaxOutput, Limited: s.MaxOutput > 0, Exceeded: r.tooMuch}

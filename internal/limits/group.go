@@ -334,7 +334,11 @@ func (g *Group) Own() (b proc.Bounds) {
 	if p.enforced("oom-score-adj") {
 		b.OOMScoreAdj = p.request.OOMScoreAdj
 	}
-	if cpus := CPUSet(p.request.CPUs, os.Getpid()+int(spread.Add(1))); len(cpus) > 0 {
+	seen := p.request.CPUs
+	if p.seen > 0 && (seen == 0 || seen > p.seen) {
+		seen = p.seen
+	}
+	if cpus := CPUSet(seen, os.Getpid()+int(spread.Add(1))); len(cpus) > 0 {
 		b.CPUs = new(unix.CPUSet)
 		for _, cpu := range cpus {
 			b.CPUs.Set(cpu)

@@ -63,14 +63,14 @@ type Request struct {
 	OOMScoreAdj *int
 }
 
-// OfProcesses is what is not of cgroups, but of each process.
+// OfProcesses is what is not of cgroups, but of each process; with CPUs, for what they see of them.
 func (r Request) OfProcesses() Request {
-	return Request{FSize: r.FSize, NoFile: r.NoFile, Stack: r.Stack, Nice: r.Nice, OOMScoreAdj: r.OOMScoreAdj}
+	return Request{CPUs: r.CPUs, FSize: r.FSize, NoFile: r.NoFile, Stack: r.Stack, Nice: r.Nice, OOMScoreAdj: r.OOMScoreAdj}
 }
 
-// Within is the request of an exec in a sandbox whose processes have these limits: its own are no wider.
+// within is the request of an exec in a sandbox whose processes have these limits: its own are no wider.
 // What the caller itself is kept to more narrowly needs no limit, and could not have it.
-func (r Request) Within(sandbox Request) Request {
+func (r Request) within(sandbox Request) Request {
 	narrower := func(own *int64, other int64, resource int) {
 		var caller unix.Rlimit
 		if unix.Getrlimit(resource, &caller) == nil && uint64(other) > caller.Max && !capable(unix.CAP_SYS_RESOURCE) {
@@ -106,6 +106,7 @@ type Plan struct {
 	request  Request
 	required bool
 	machine  *Machine
+	seen     float64   // CPUs that the processes of an exec's sandbox see; 0 for all
 	v2       candidate // where a v2 cgroup will be made, if its dir is not ""
 	v1       []string  // controllers that need a v1 cgroup
 }
@@ -173,9 +174,10 @@ func (r Request) Check() *result.Error {
 }
 
 // For says how a request is enforced on this machine; nil if there is nothing to be done.
-// within are the cgroups of the sandbox that an exec is in, none for a new sandbox. See
-// [Machine.Plan].
-func For(r Request, required bool, within []string) (*Plan, error) {
+// within are the cgroups of the sandbox that an exec is in, none for a new sandbox, and processes
+// what its processes have, by [Plan.OfProcesses]. See [Machine.Plan].
+func For(r Request, required bool, within []string, processes Request) (*Plan, error) {
+	r = r.within(processes)
 	if r == (Request{}) && len(within) == 0 {
 		return nil, nil
 	}
@@ -186,7 +188,11 @@ func For(r Request, required bool, within []string) (*Plan, error) {
 	if len(within) > 0 {
 		m = m.Within(within)
 	}
-	return m.Plan(r, required)
+	p, err := m.Plan(r, required)
+	if err == nil {
+		p.seen = processes.CPUs
+	}
+	return p, err
 }
 
 // Plan says how the request will be enforced. If it is required, what cannot be

@@ -25,7 +25,7 @@ func widest() Request {
 // Lasting makes a lasting group. What cannot be enforced here is refused by Renew. It is nil
 // where the caller itself would have to be moved for it.
 func Lasting(id string) (*Group, error) {
-	plan, err := For(widest(), false, nil)
+	plan, err := For(widest(), false, nil, Request{})
 	if err != nil {
 		return nil, err
 	}

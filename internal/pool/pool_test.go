@@ -644,7 +644,7 @@ func TestLimits(t *testing.T) {
 		}
 		return false, false
 	}
-	if _, err := limits.For(limits.Request{Memory: 1 << 20, Pids: 10, CPUs: 1}, true, nil); err != nil {
+	if _, err := limits.For(limits.Request{Memory: 1 << 20, Pids: 10, CPUs: 1}, true, nil, limits.Request{}); err != nil {
 		r := take(t, p, "a")
 		defer r.Give()
 		var e *result.Error
@@ -702,7 +702,7 @@ func TestLimits(t *testing.T) {
 
 // The CPU quota of a command that never had to wait stays for the next one like it, and for no other.
 func TestQuotaStays(t *testing.T) {
-	if _, err := limits.For(limits.Request{CPUs: 0.5}, true, nil); err != nil {
+	if _, err := limits.For(limits.Request{CPUs: 0.5}, true, nil, limits.Request{}); err != nil {
 		return // TestLimits looks at what is refused then
 	}
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
@@ -731,7 +731,7 @@ func TestQuotaStays(t *testing.T) {
 
 // Commands of one process that have a CPU each do not all have the same one.
 func TestCPUsSpread(t *testing.T) {
-	if _, err := limits.For(limits.Request{CPUs: 1}, true, nil); err != nil || runtime.NumCPU() == 1 {
+	if _, err := limits.For(limits.Request{CPUs: 1}, true, nil, limits.Request{}); err != nil || runtime.NumCPU() == 1 {
 		return // TestLimits looks at what is refused then
 	}
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})

@@ -145,7 +145,7 @@ func (s *Sandbox) within() (*limits.Group, error) {
 	if s.group == nil {
 		return nil, nil
 	}
-	plan, err := limits.For(limits.Request{}.Within(s.spec.Limits.OfProcesses()), true, s.group.Dirs())
+	plan, err := limits.For(limits.Request{}, true, s.group.Dirs(), s.spec.Limits.OfProcesses())
 	if err != nil {
 		return nil, err
 	}

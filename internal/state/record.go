@@ -176,7 +176,7 @@ const accessVersion = "3"
 
 // accessFields are the words before the cgroups, the last being their number. The
 // variables follow.
-const accessFields = 16
+const accessFields = 17
 
 func (a *Access) text() string {
 	uid, gid := "", ""
@@ -192,7 +192,8 @@ func (a *Access) text() string {
 	size := func(n int64) string { return strconv.FormatInt(n, 10) }
 	words := []string{accessVersion, strconv.Itoa(a.Init.PID), strconv.FormatUint(a.Init.Start, 10), a.Init.BootID, strconv.FormatUint(a.Init.PIDNS, 10),
 		uid, gid, a.Net, a.Workdir, a.Filter,
-		size(a.Limits.FSize), size(a.Limits.NoFile), size(a.Limits.Stack), adjustment(a.Limits.Nice), adjustment(a.Limits.OOMScoreAdj), strconv.Itoa(len(a.Cgroups))}
+		size(a.Limits.FSize), size(a.Limits.NoFile), size(a.Limits.Stack), adjustment(a.Limits.Nice), adjustment(a.Limits.OOMScoreAdj),
+		strconv.FormatFloat(a.Limits.CPUs, 'g', -1, 64), strconv.Itoa(len(a.Cgroups))}
 	words = append(words, a.Cgroups...)
 	// Each word ends with a NUL, which none can hold; so a file that was cut is known.
 	return strings.Join(append(words, a.Env...), "\x00") + "\x00\n"
@@ -228,6 +229,10 @@ func parseAccess(text string) (a Access, err error) {
 	}
 	a.Limits = limits.Request{FSize: int64(number(words[10], 63)), NoFile: int64(number(words[11], 63)), Stack: int64(number(words[12], 63)),
 		Nice: adjustment(words[13]), OOMScoreAdj: adjustment(words[14])}
+	var cpusErr error
+	if a.Limits.CPUs, cpusErr = strconv.ParseFloat(words[15], 64); cpusErr != nil {
+		err = damaged("number %.80q", words[15])
+	}
 	rest := words[accessFields:]
 	cgroups := int(number(words[accessFields-1], 8))
 	if cgroups > len(rest) {

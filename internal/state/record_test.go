@@ -373,7 +373,7 @@ func TestAccess(t *testing.T) {
 	}
 	nice := -5
 	want := Access{
-		Limits:  limits.Request{FSize: 1 << 62, NoFile: 3, Nice: &nice},
+		Limits:  limits.Request{CPUs: 0.5, FSize: 1 << 62, NoFile: 3, Nice: &nice},
 		Init:    proc.Identity{PID: 4711, Start: 1 << 60, BootID: "boot", PIDNS: 4026531836},
 		Cred:    &proc.Cred{UID: 65534, GID: 7},
 		Net:     "none",

@@ -20,7 +20,7 @@ import (
 // A CPU quota that cannot be set after all, here because its cgroup is gone, is found out before the
 // command begins (finding B7): so what the report says is true, and it is safe to try again.
 func TestQuotaFails(t *testing.T) {
-	quota, err := limits.For(limits.Request{CPUs: 0.5}, true, nil)
+	quota, err := limits.For(limits.Request{CPUs: 0.5}, true, nil, limits.Request{})
 	var refused *result.Error
 	if errors.As(err, &refused) && refused.Code == "limit" {
 		t.Logf("nobody here can set one: %v", err)
