@@ -635,3 +635,15 @@ for f in (lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))), (
 		t.Errorf("%q", r.Stdout)
 	}
 }
+
+// A hard limit of 0 on core dumps, as many machines have for security, is no obstacle to a run, though
+// nobody but root may raise it.
+func TestCoreDumpsForbidden(t *testing.T) {
+	t.Parallel()
+	none := harness.Options{Wrap: []string{"sh", "-c", `ulimit -c 0; exec "$@"`, "sh"}}
+	harness.Start(t, none, "sh", "-c", "exit 3").Wait().Expect(t, 3, "exited")
+	b := harness.NewState(t).Sandbox(none)
+	if r := b.Exec(none, nil, "sh", "-c", "exit 4"); r.ExitCode != 4 {
+		t.Errorf("exec: exit code %d, %s", r.ExitCode, r.Stderr)
+	}
+}

@@ -24,7 +24,6 @@ const (
 	stepNice
 	stepOOM
 	stepFiles
-	stepLimits
 	stepStage
 	stepGroups
 	stepGID
@@ -45,7 +44,6 @@ var stepNames = [...]string{
 	stepNice:      "set the niceness",
 	stepOOM:       "set oom_score_adj",
 	stepFiles:     "hand over descriptors",
-	stepLimits:    "switch core dumps off",
 	stepStage:     "bind root's own paths",
 	stepGroups:    "drop supplementary groups",
 	stepGID:       "change group id",
@@ -249,7 +247,8 @@ func (c *child) takeFiles() {
 //go:norace
 //go:nocheckptr
 func (c *child) takeIdentity() {
-	c.must(stepLimits, unix.SYS_PRLIMIT64, 0, unix.RLIMIT_CORE, uintptr(unsafe.Pointer(&c.core)), 0, 0)
+	// An error means that the hard limit is 0, which only CAP_SYS_RESOURCE may raise: core dumps are off.
+	syscall.RawSyscall6(unix.SYS_PRLIMIT64, 0, unix.RLIMIT_CORE, uintptr(unsafe.Pointer(&c.core)), 0, 0, 0)
 	if c.become {
 		gid, uid := uintptr(c.cred.GID), uintptr(c.cred.UID)
 		c.must(stepGroups, unix.SYS_SETGROUPS, 0, 0, 0, 0, 0)
