@@ -358,7 +358,7 @@ func (g *Gateway) failed(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
 	case errors.As(err, &ours):
 	case r.Context().Err() != nil:
-		return // nobody is there
+		panic(http.ErrAbortHandler) // nobody is there, or half of a connection: nothing must not look like an answer
 	case errors.Is(err, ErrUnreachable):
 		ours = api.NewError(api.Busy, "the node is not connected to NATS at the moment", "try again in a moment")
 	default:

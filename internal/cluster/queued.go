@@ -178,6 +178,7 @@ func (g *Gateway) call(w http.ResponseWriter, r *http.Request) {
 		waits, known := call.At == "" && call.End == nil, call.End != nil
 		if waits && r.Method == http.MethodGet && time.Now().Before(until) {
 			if g.await(r.Context(), key, revision, until); r.Context().Err() != nil {
+				g.failed(w, r, r.Context().Err())
 				return
 			}
 			continue

@@ -5,6 +5,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"testing"
 	"time"
@@ -14,6 +16,40 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
+
+// A client that has closed its half of the connection has left, as at a server; what it can still read is no answer.
+func TestHalfClosed(t *testing.T) {
+	t.Parallel()
+	o := options(t)
+	s := startNATS(t, o)
+	defer s.Shutdown()
+	c := newCluster(t, url(o), 1, 1, "places = 1\n[rooms]\nmin = 0\nmax = 0\n")
+	g := c.gateways[0]
+	g.end(t, g.begin(t, "true").ID)
+	running := g.begin(t, "sleep", "1000")
+	harness.Until(t, harness.Bound, "the command", func() bool { return len(commands(c.nodes[0])) > 0 })
+	waits := g.begin(t, "true")
+	defer g.ask(t, http.MethodDelete, "/v1/calls/"+running.ID, nil)
+	for _, request := range []string{
+		"GET /v1/calls/" + running.ID + "?wait_ms=60000 HTTP/1.1\r\nHost: sbxrun\r\n\r\n",
+		"GET /v1/calls/" + waits.ID + "?wait_ms=60000 HTTP/1.1\r\nHost: sbxrun\r\n\r\n",
+	} {
+		conn, err := net.Dial("unix", g.socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(harness.Bound))
+		if _, err := io.WriteString(conn, request); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(300 * time.Millisecond) // so that it is under way
+		_ = conn.(*net.UnixConn).CloseWrite()
+		if b, err := io.ReadAll(conn); len(b) > 0 || err != nil {
+			t.Errorf("%q is answered with %q, %v", request, b, err)
+		}
+	}
+}
 
 // A client that does not read stops the command that writes, and fills no memory. What it reads then is all of
 // it, in order, also when the server of NATS is lost that it comes by.
