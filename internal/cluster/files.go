@@ -75,12 +75,16 @@ func (g *Gateway) store(w http.ResponseWriter, r *http.Request) {
 
 func (g *Gateway) put(r *http.Request) (*api.Stored, error) {
 	tenant, _, _ := server.Whose(r.Context())
+	full := api.NewError(api.QuotaDisk, "the content store has no room for it", "files go when their time to live is over")
+	if g.door.Settings().Of(tenant).Files == 0 { // which JetStream takes for no bound
+		return nil, full
+	}
 	failed := func(err error) error {
 		var e *jetstream.APIError
 		const storeFailed = 10077 // of which the description says why
 		switch {
 		case errors.As(err, &e) && e.ErrorCode == storeFailed && strings.Contains(e.Description, "maximum bytes"):
-			return api.NewError(api.QuotaDisk, "the content store has no room for it", "files go when their time to live is over")
+			return full
 		case r.Context().Err() != nil:
 			return api.NewError(api.Usage, "the request has broken off", "")
 		}

@@ -333,6 +333,18 @@ func denied(t *testing.T, refused <-chan string, subject string) {
 	}
 }
 
+// A tenant that may have no files has none at a gateway either: for JetStream 0 bytes are no bound.
+func TestNoFiles(t *testing.T) {
+	t.Parallel()
+	o := options(t)
+	s := startNATS(t, o)
+	defer s.Shutdown()
+	g := newCluster(t, url(o), 1, 1, "[rooms]\nmin = 0\nmax = 0\n[tenant]\nfiles = \"0\"\n").gateways[0]
+	if status, x := g.store(t, "stored"); status != http.StatusInsufficientStorage {
+		t.Errorf("%d %+v", status, x)
+	}
+}
+
 // A file is found from any gateway and by any node, also if the one that it was put through is lost; so is
 // one that a call has collected, while its node is there. A tenant has its quota over all gateways.
 func TestFiles(t *testing.T) {
