@@ -61,7 +61,7 @@ func NewGateway(bus *NATS, name, version string, door *server.Door, log *slog.Lo
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/files/{id}", g.file) // these are all that nodes may ask for
 	mux.HandleFunc("POST "+sharesPath, g.share)
-	g.web = passedOn(door.Handler(mux), log)
+	g.web = passedOn(door.Parts(mux), log)
 	go func() { _ = g.web.Serve(link) }()
 	go g.keepQueue(ctx)
 	log.Info("gateway", "name", name, "instance", instance)

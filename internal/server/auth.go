@@ -144,19 +144,29 @@ func (s *Door) identify(next http.Handler, w http.ResponseWriter, r *http.Reques
 			e.Write(w)
 			return
 		}
-		// Behind a proxy all tenants have the connections of one address.
-		one, err := s.begun.Take(tenant, 1, int64(s.settings.Load().Of(tenant).Requests))
-		if err != nil {
-			w.Header().Set("Connection", "close")
-			api.AsError(err).Write(w)
-			return
-		}
-		defer one.Free()
 	}
 	held := &holding{}
 	defer held.free()
 	ctx := context.WithValue(context.WithValue(r.Context(), whoKey, who{tenant, id, local}), holdingKey, held)
 	next.ServeHTTP(w, r.WithContext(ctx))
+}
+
+// counted passes on no more requests of a tenant at once than it may have: behind a proxy all tenants have the
+// connections of one address.
+func (s *Door) counted(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !open[r.URL.Path] {
+			tenant := whose(r.Context()).tenant
+			one, err := s.begun.Take(tenant, 1, int64(s.settings.Load().Of(tenant).Requests))
+			if err != nil {
+				w.Header().Set("Connection", "close")
+				api.AsError(err).Write(w)
+				return
+			}
+			defer one.Free()
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // validID reports whether a client's request id may go to the log and back.

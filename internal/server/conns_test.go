@@ -296,7 +296,7 @@ func TestRequestsAtOnce(t *testing.T) {
 		}
 		return w.Code
 	}
-	h = s.identified(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	h = s.identified(s.counted(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/first" {
 			return
 		}
@@ -306,7 +306,7 @@ func TestRequestsAtOnce(t *testing.T) {
 				t.Errorf("%s of %s: %d, want %d", path, peer, got, want)
 			}
 		}
-	}))
+	})))
 	for range 2 {
 		if got := ask("/first", "uid-1"); got != 200 {
 			t.Errorf("%d", got)

@@ -49,6 +49,12 @@ func (s *Door) open(c config.Config, tokens config.Tokens, log *slog.Logger) err
 
 // Handler passes on requests of which is known whose they are.
 func (s *Door) Handler(next http.Handler) http.Handler {
+	return s.identified(s.counted(s.guarded(straight(next))))
+}
+
+// Parts passes on what nodes ask for: parts of requests that a gateway has let in, which may be all that their
+// tenant may have at once.
+func (s *Door) Parts(next http.Handler) http.Handler {
 	return s.identified(s.guarded(straight(next)))
 }
 

@@ -179,6 +179,23 @@ func TestNoMoreCeiling(t *testing.T) {
 	}
 }
 
+// What nodes ask gateways for is none of their tenant's requests: all of these may be calls that wait for it.
+func TestRequests(t *testing.T) {
+	t.Parallel()
+	o := options(t)
+	s := startNATS(t, o)
+	defer s.Shutdown()
+	g := newCluster(t, url(o), 1, 1, "[rooms]\nmin = 0\nmax = 0\n[tenant]\nrequests = 1\n").gateways[0]
+	if _, x := g.store(t, "stored"); x.ID != sum("stored") {
+		t.Fatalf("%+v", x)
+	}
+	var a api.Answer
+	call := api.Call{Argv: []string{"cat", "f"}, Files: []api.FileIn{{Path: "f", ID: sum("stored")}}}
+	if status, e, err := g.call(t.Context(), "/v1/run", call, &a); status != http.StatusOK || err != nil || *a.Stdout != "stored" {
+		t.Errorf("%d %+v %v", status, e, err)
+	}
+}
+
 // So does its rate.
 func TestRate(t *testing.T) {
 	t.Parallel()
