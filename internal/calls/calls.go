@@ -27,6 +27,7 @@ type Call struct {
 	out, err *Spool
 	kept     leases
 	cancel   context.CancelFunc
+	runs     chan struct{} // closed when it does
 	ended    chan struct{}
 
 	mu      sync.Mutex
@@ -46,6 +47,7 @@ func (c *Call) Started(signal func(syscall.Signal) error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.state, c.began, c.signal = api.Running, true, signal
+	close(c.runs)
 }
 
 // Output says in the report how much was written. The text itself is asked for by offset.
@@ -86,8 +88,14 @@ func (c *Call) Cancel() { c.cancel() }
 // Ended is closed when it has ended, or was forgotten before it began.
 func (c *Call) Ended() <-chan struct{} { return c.ended }
 
-// Signal sends a signal to all processes of the command.
-func (c *Call) Signal(sig syscall.Signal) error {
+// Signal sends a signal to all processes of the command, and waits until there are any: who is told that it does
+// not run would take it for ended.
+func (c *Call) Signal(ctx context.Context, sig syscall.Signal) error {
+	select {
+	case <-c.runs:
+	case <-c.ended:
+	case <-ctx.Done():
+	}
 	c.mu.Lock()
 	signal := c.signal
 	c.mu.Unlock()
@@ -157,7 +165,7 @@ func NewBook(dir string, keep time.Duration, shelf *Shelf) *Book {
 // takes over the lease on memory.
 func (b *Book) Add(ctx context.Context, id, tenant string, input *Input, maxOutput int64, share Share, memory *tenants.Lease) (_ context.Context, _ *Call, err error) {
 	b.Expire(time.Now())
-	c := &Call{ID: id, Tenant: tenant, Came: time.Now().UTC(), state: api.Queued, ended: make(chan struct{}), kept: leases{memory: memory}}
+	c := &Call{ID: id, Tenant: tenant, Came: time.Now().UTC(), state: api.Queued, runs: make(chan struct{}), ended: make(chan struct{}), kept: leases{memory: memory}}
 	defer func() {
 		if err != nil {
 			c.kept.free()

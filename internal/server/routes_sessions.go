@@ -367,7 +367,9 @@ func (s *Server) defineProcesses(a huma.API) {
 		if err := sig.UnmarshalText([]byte(q.Body.Signal)); err != nil {
 			return nil, usage("signal: %v", err)
 		}
-		return nil, c.Signal(syscall.Signal(sig))
+		both, cancel := s.Until(ctx)
+		defer cancel()
+		return nil, c.Signal(both, syscall.Signal(sig))
 	})
 
 	register(a, s.operation(a, huma.Operation{
