@@ -31,8 +31,7 @@ func execute(w http.ResponseWriter, r *http.Request) {
 		// On a machine that can enforce them (sbxrun doctor): Limits: bwrap.Limits{Memory: 256 << 20, Pids: 64},
 	}
 	result, err := cmd.Run(r.Context())
-	var failure *bwrap.Error
-	if errors.As(err, &failure) {
+	if failure, ok := errors.AsType[*bwrap.Error](err); ok {
 		// It never ran, or something was left: nothing that the code has done.
 		http.Error(w, failure.Message, http.StatusInternalServerError)
 		return

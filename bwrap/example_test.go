@@ -49,8 +49,7 @@ func ExampleCommand_timeout() {
 // What never ran is an error, with a code for programs and a remedy for people.
 func ExampleError() {
 	_, err := (&bwrap.Command{Args: []string{"no-such-program"}}).Run(context.Background())
-	var e *bwrap.Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*bwrap.Error](err); ok {
 		fmt.Println(e.Code)
 	}
 	// Output: not-found

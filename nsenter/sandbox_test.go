@@ -80,8 +80,7 @@ func TestSandbox(t *testing.T) {
 	}
 	for _, name := range []string{"box", "other"} {
 		_, err = (&nsenter.Command{Sandbox: name, Args: []string{"true"}}).Run(t.Context())
-		var e *nsenter.Error
-		if !errors.As(err, &e) || e.Code == "" || errors.Is(err, unix.EACCES) || !strings.Contains(e.Message, name) {
+		if e, ok := errors.AsType[*nsenter.Error](err); !ok || e.Code == "" || errors.Is(err, unix.EACCES) || !strings.Contains(e.Message, name) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -19,8 +19,7 @@ func All(errs ...error) error {
 		return all.Errors[0]
 	}
 	all.ErrorFormat = inOneLine
-	var e *Error
-	if errors.As(all, &e) {
+	if e, ok := errors.AsType[*Error](all); ok {
 		with := *e
 		with.Message, with.Err = all.Error(), all
 		return &with

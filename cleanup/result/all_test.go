@@ -29,8 +29,7 @@ func TestAll(t *testing.T) {
 		}
 	}
 	ours := All(unix.EIO, &Error{Code: "limit", Message: "no limit", Hint: "do it", ExitCode: 7, Err: unix.EROFS}, unix.EBUSY)
-	var e *Error
-	if !errors.As(ours, &e) || e.Code != "limit" || e.Hint != "do it" || e.ExitCode != 7 || e.Message != "input/output error; no limit; device or resource busy" {
+	if e, ok := errors.AsType[*Error](ours); !ok || e.Code != "limit" || e.Hint != "do it" || e.ExitCode != 7 || e.Message != "input/output error; no limit; device or resource busy" {
 		t.Errorf("%#v", ours)
 	}
 	for _, is := range []error{unix.EIO, unix.EROFS, unix.EBUSY} {

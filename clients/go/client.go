@@ -396,8 +396,7 @@ func (c *Client) once(ctx context.Context, r request) (io.ReadCloser, error) {
 	a, err := c.http.Do(q)
 	if err != nil {
 		b.Close()
-		var refused *Refused
-		if errors.As(err, &refused) {
+		if refused, ok := errors.AsType[*Refused](err); ok {
 			return nil, refused
 		}
 		if !connected && ctx.Err() == nil {

@@ -148,8 +148,7 @@ func (s *Session) Snapshot(ctx context.Context, name string, ttl time.Duration) 
 // End ends the session and everything in it. A session that has already ended is not an error.
 func (s *Session) End(ctx context.Context) error {
 	err := s.client.json(ctx, http.MethodDelete, s.path, 0, nil, nil)
-	var refused *Refused
-	if errors.As(err, &refused) && (refused.Code == "ended" || refused.Code == "no-such-session") {
+	if refused, ok := errors.AsType[*Refused](err); ok && (refused.Code == "ended" || refused.Code == "no-such-session") {
 		return nil
 	}
 	return err

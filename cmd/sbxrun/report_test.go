@@ -197,8 +197,7 @@ func TestReportNamedPipe(t *testing.T) {
 	}()
 	select {
 	case err := <-opened:
-		var e *result.Error
-		if !errors.As(err, &e) || e.Code != "report" || !errors.Is(err, unix.ENXIO) {
+		if e, ok := errors.AsType[*result.Error](err); !ok || e.Code != "report" || !errors.Is(err, unix.ENXIO) {
 			t.Errorf("without a reader: %v", err)
 		}
 	case <-time.After(10 * time.Second):

@@ -311,8 +311,7 @@ func TestStartFails(t *testing.T) {
 	} {
 		begin := time.Now()
 		_, err := New(Spec{Room: In(room), Language: test.language}).Run(test.ctx, Cell{})
-		var e *result.Error
-		if !errors.As(err, &e) || e.Code != test.code || !strings.Contains(e.Message, test.says) {
+		if e, ok := errors.AsType[*result.Error](err); !ok || e.Code != test.code || !strings.Contains(e.Message, test.says) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if took := time.Since(begin); took > startBound/2 { // it was noticed, and not waited for
@@ -428,8 +427,7 @@ func TestRoomEnds(t *testing.T) {
 		t.Error(err)
 	}
 	_, err := k.Run(t.Context(), Cell{Code: "1"})
-	var e *result.Error
-	if !errors.As(err, &e) || e.Code != "ended" {
+	if e, ok := errors.AsType[*result.Error](err); !ok || e.Code != "ended" {
 		t.Error(err)
 	}
 }
@@ -517,8 +515,7 @@ func TestOutOfMemory(t *testing.T) {
 	spec.Limits.Memory = 64 << 20
 	k := open(t, spec)
 	_, err := k.Run(t.Context(), Cell{})
-	var e *result.Error
-	if errors.As(err, &e) && e.Code == "limit" {
+	if e, ok := errors.AsType[*result.Error](err); ok && e.Code == "limit" {
 		return // refused, as it has to be where it cannot be enforced
 	}
 	if err != nil {

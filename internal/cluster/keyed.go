@@ -97,8 +97,7 @@ func (g *Gateway) keep(name string, c claim, revision uint64, res *http.Response
 	if err == nil && len(text) <= mostKept && json.Valid(text) {
 		c.Status, c.Answer = res.StatusCode, text
 		if _, err := g.claims.change(name, c, revision); err != nil {
-			var e *api.Error
-			if errors.As(err, &e) {
+			if e, ok := errors.AsType[*api.Error](err); ok {
 				g.log.Warn("an answer is not kept", "error", e.Failure.Message)
 			}
 		}

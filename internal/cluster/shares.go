@@ -251,8 +251,7 @@ func (x *shares) ask(ctx context.Context, tenant string, s *share, calls, tokens
 	}
 	for _, gateway := range gateways {
 		given, err := x.askOne(ctx, gateway.subject(), text)
-		var e *api.Error
-		if errors.As(err, &e) {
+		if e, ok := errors.AsType[*api.Error](err); ok {
 			why = e.Failure.Message
 		}
 		if err != nil || given.Turn != s.turn {

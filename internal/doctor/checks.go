@@ -127,8 +127,7 @@ func (e *exam) checkNested() (string, error) {
 			"the command can make user namespaces of its own with --seccomp off, which shows it more of the kernel"}
 	}
 	_, err = e.carryOut(plan, supervise.Terms{Timeout: probeBound, Begin: time.Now()}, result.Exited)
-	var step *proc.StartError
-	if errors.As(err, &step) && step.Step == enter.StepUserns {
+	if step, ok := errors.AsType[*proc.StartError](err); ok && step.Step == enter.StepUserns {
 		err = failed(stepSysctl, "", step.Err)
 	}
 	return "user namespaces are switched off for the command", err

@@ -59,8 +59,7 @@ func TestDelegated(t *testing.T) {
 				m.manager = func() (manager, error) { return f, tt.none }
 				p, err := m.Plan(tt.request, required)
 				if required && tt.want != "" {
-					var e *result.Error
-					if !errors.As(err, &e) || !strings.Contains(e.Message, tt.want) || e.Hint == "" {
+					if e, ok := errors.AsType[*result.Error](err); !ok || !strings.Contains(e.Message, tt.want) || e.Hint == "" {
 						t.Fatalf("%#v", err)
 					}
 					continue
@@ -94,8 +93,7 @@ func TestOwnRemedy(t *testing.T) {
 		return nil, &result.Error{Code: "limit", Message: "systemd is silent", Hint: "wake it"}
 	}
 	_, err := m.Plan(Request{Pids: 5}, true)
-	var e *result.Error
-	if !errors.As(err, &e) || strings.Contains(e.Message, "systemd") || !strings.HasPrefix(e.Hint, "d="+root+"/cg/c; mkdir $d/leaf") {
+	if e, ok := errors.AsType[*result.Error](err); !ok || strings.Contains(e.Message, "systemd") || !strings.HasPrefix(e.Hint, "d="+root+"/cg/c; mkdir $d/leaf") {
 		t.Errorf("%#v", err)
 	}
 }

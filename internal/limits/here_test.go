@@ -552,8 +552,7 @@ func TestMayNotBeSet(t *testing.T) {
 	nice, adj := -5, -500
 	for _, r := range []Request{{Nice: &nice}, {OOMScoreAdj: &adj}} {
 		_, err := here(t).Plan(r, true)
-		var refused *result.Error
-		if !errors.As(err, &refused) || refused.Code != "limit" {
+		if refused, ok := errors.AsType[*result.Error](err); !ok || refused.Code != "limit" {
 			t.Errorf("required: %v", err)
 		}
 		p, err := here(t).Plan(r, false)

@@ -85,8 +85,7 @@ func TestLayouts(t *testing.T) {
 			m, root := fake(t, tt.own, tt.dirs...)
 			p, err := m.Plan(asked, true)
 			if tt.want == "" {
-				var e *result.Error
-				if !errors.As(err, &e) || e.Code != "limit" || !strings.Contains(e.Message, tt.refused) || e.Hint == "" || strings.Contains(e.Message, "\n") {
+				if e, ok := errors.AsType[*result.Error](err); !ok || e.Code != "limit" || !strings.Contains(e.Message, tt.refused) || e.Hint == "" || strings.Contains(e.Message, "\n") {
 					t.Fatalf("%+v, %#v", p, err)
 				}
 				return
@@ -111,8 +110,7 @@ func TestNotWritable(t *testing.T) {
 		}
 		return
 	}
-	var e *result.Error
-	if !errors.As(err, &e) || !strings.Contains(e.Message, "permission denied") || !strings.HasPrefix(e.Hint, "to have them in this shell: sbxrun doctor --script | sudo sh; ") {
+	if e, ok := errors.AsType[*result.Error](err); !ok || !strings.Contains(e.Message, "permission denied") || !strings.HasPrefix(e.Hint, "to have them in this shell: sbxrun doctor --script | sudo sh; ") {
 		t.Errorf("%+v, %#v", p, err)
 	}
 }
@@ -147,8 +145,7 @@ func TestMakeFails(t *testing.T) {
 		g, err := p.Make("x", false)
 		dir := root + "/cg/a/sbxrun-x"
 		if required {
-			var e *result.Error
-			if !errors.As(err, &e) || !errors.Is(err, unix.ENOENT) || exists(dir) {
+			if _, ok := errors.AsType[*result.Error](err); !ok || !errors.Is(err, unix.ENOENT) || exists(dir) {
 				t.Errorf("%v, left: %v", err, exists(dir))
 			}
 			continue

@@ -235,8 +235,7 @@ func TestScopeEnter(t *testing.T) {
 // refused is an error that can be shown: one line, with a remedy.
 func refused(t *testing.T, err error, message, hint string) {
 	t.Helper()
-	var e *result.Error
-	if !errors.As(err, &e) || e.Code != "limit" || !strings.Contains(e.Message, message) || !strings.Contains(e.Hint, hint) || strings.Contains(e.Message, "\n") {
+	if e, ok := errors.AsType[*result.Error](err); !ok || e.Code != "limit" || !strings.Contains(e.Message, message) || !strings.Contains(e.Hint, hint) || strings.Contains(e.Message, "\n") {
 		t.Errorf("%#v, want %q; %q", err, message, hint)
 	}
 }

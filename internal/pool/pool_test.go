@@ -594,8 +594,7 @@ func TestLarge(t *testing.T) {
 	}
 	r := take(t, p, "a")
 	_, err := r.Start(t.Context(), pool.Command{Args: []string{"true"}, Env: env})
-	var e *result.Error
-	if !errors.As(err, &e) || e.Code != "too-large" {
+	if e, ok := errors.AsType[*result.Error](err); !ok || e.Code != "too-large" {
 		t.Errorf("%v", err)
 	}
 	r.Give()

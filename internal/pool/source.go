@@ -108,8 +108,7 @@ func (w *warm) Start(ctx context.Context, c place.Command) (place.Running, error
 		w.run = run
 		return run, nil
 	}
-	var e *result.Error
-	if errors.As(err, &e) && e.Code == "usage" || w.files != nil || ctx.Err() != nil {
+	if e, ok := errors.AsType[*result.Error](err); ok && e.Code == "usage" || w.files != nil || ctx.Err() != nil {
 		return nil, err
 	}
 	if w.instead, err = w.again(ctx); err != nil {

@@ -183,8 +183,7 @@ func (s *Server) admit(ctx context.Context, pids int64) (*admission.Leave, error
 
 // explain makes busy of an error that comes from there being no task left.
 func explain(leave *admission.Leave, err error) error {
-	var e *result.Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*result.Error](err); ok {
 		return leave.Explain(e)
 	}
 	return err
@@ -192,8 +191,7 @@ func explain(leave *admission.Leave, err error) error {
 
 // callError returns what a client is told of a call that came to nothing.
 func (s *Server) callError(ctx context.Context, err error) error {
-	var ours *api.Error
-	if errors.As(err, &ours) {
+	if _, ok := errors.AsType[*api.Error](err); ok {
 		return err
 	}
 	switch e := api.AsError(err); {
