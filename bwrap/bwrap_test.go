@@ -23,6 +23,7 @@ import (
 	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/nsenter"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // bound is how long a command may take that is to end by itself.
@@ -36,9 +37,7 @@ func sh(script string) *bwrap.Command {
 func run(t *testing.T, ctx context.Context, c *bwrap.Command) *bwrap.Result {
 	t.Helper()
 	res, err := c.Run(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if res.Verdict != result.Proven {
 		t.Errorf("verdict %s", res.Verdict)
 	}
@@ -73,9 +72,7 @@ func TestStreams(t *testing.T) {
 	}
 	// Files are given as they are, nil is /dev/null.
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer r.Close()
 	c = sh("readlink /proc/self/fd/1; wc -c; readlink /proc/self/fd/2 | grep -o null")
 	c.Stdout = w
@@ -129,9 +126,7 @@ func TestStdinFails(t *testing.T) {
 // What its reader fails with is not mistaken for what the pipe to a command that does not read fails with.
 func TestStdinClosed(t *testing.T) {
 	f, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	f.Close()
 	for _, want := range []error{os.ErrClosed, unix.EPIPE} {
 		in := io.MultiReader(strings.NewReader("part"), bufio.NewReader(f))
@@ -208,9 +203,7 @@ func (failing) Write([]byte) (int, error) { return 0, io.ErrShortWrite }
 func TestContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	c := sh("sleep 1000")
-	if err := c.Start(late{ctx}); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, c.Start(late{ctx}))
 	cancel()
 	if res, err := c.Wait(); err != nil || res.Cause != result.Timeout {
 		t.Errorf("its deadline: %+v, %v", res, err)
@@ -219,9 +212,7 @@ func TestContext(t *testing.T) {
 	r, w := io.Pipe()
 	c = sh("trap 'echo told; exit 3' TERM; echo up; while :; do sleep 0.01; done")
 	c.Stdout, c.Grace = w, bound
-	if err := c.Start(ctx); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, c.Start(ctx))
 	go func() {
 		_, _ = r.Read(make([]byte, 3)) // it is up
 		cancel()
@@ -248,9 +239,7 @@ func TestContextDeadline(t *testing.T) {
 			r, w := io.Pipe()
 			c := sh(script)
 			c.Stdout, c.Grace, c.Timeout = w, grace, timeout
-			if err := c.Start(late{ctx}); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, c.Start(late{ctx}))
 			go func() {
 				_, _ = r.Read(make([]byte, 3))
 				cancel()
@@ -285,13 +274,9 @@ func TestLongestTimes(t *testing.T) {
 // A command's time runs while its execve(2) hangs, here because somebody has a lease of the file (fcntl(2)).
 func TestDeadlineOfExecve(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "program")
-	if err := os.WriteFile(name, []byte("#!/bin/sh\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(name, []byte("#!/bin/sh\n"), 0o755))
 	f, err := os.Open(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer f.Close()
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
 		t.Fatal(err)
@@ -299,9 +284,7 @@ func TestDeadlineOfExecve(t *testing.T) {
 	c := &bwrap.Command{Args: []string{"/program"}, Timeout: 100 * time.Millisecond, Grace: bound}
 	c.Policy.Mounts = append(c.Policy.Mounts, bwrap.Mount{Source: name, Dest: "/program"})
 	begin := time.Now()
-	if err := c.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, c.Start(t.Context()))
 	if res, err := c.Wait(); err != nil || res.Cause != result.Timeout || time.Since(begin) > bound {
 		t.Errorf("%v: %+v, %v", time.Since(begin), res, err)
 	}
@@ -329,9 +312,7 @@ func TestEndsWithoutWait(t *testing.T) {
 		case result.Timeout:
 			c.Timeout = 100 * time.Millisecond
 		}
-		if err := c.Start(ctx); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, c.Start(ctx))
 		if want == result.Canceled {
 			cancel()
 		}
@@ -350,9 +331,7 @@ func TestEndsWithoutWait(t *testing.T) {
 
 func TestSignal(t *testing.T) {
 	c := sh("sleep 1000 & wait")
-	if err := c.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, c.Start(t.Context()))
 	for _, sig := range []syscall.Signal{-1, 65} {
 		if err := c.Signal(sig); !errors.Is(err, unix.EINVAL) {
 			t.Errorf("a signal that there is not, %d: %v", sig, err)
@@ -424,9 +403,7 @@ func TestRefused(t *testing.T) {
 func TestNothingOfOurs(t *testing.T) {
 	t.Setenv("SECRET", "x")
 	f, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer f.Close()
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETFD, 0); err != nil { // as a careless program has it
 		t.Fatal(err)
@@ -442,9 +419,7 @@ func TestNothingOfOurs(t *testing.T) {
 
 func TestRoom(t *testing.T) {
 	room := &bwrap.Room{Policy: bwrap.Policy{Env: []string{"OF=room"}, Dir: "/tmp"}}
-	if err := room.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, room.Start(t.Context()))
 	defer room.Close()
 	var all sync.WaitGroup
 	for i := range 8 {
@@ -484,9 +459,7 @@ func TestRoomEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	for _, room := range []*bwrap.Room{{}, {Timeout: 300 * time.Millisecond}} {
-		if err := room.Start(ctx); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, room.Start(ctx))
 		if room.Timeout == 0 {
 			cancel()
 			ctx = t.Context()
@@ -509,15 +482,11 @@ func TestRoomEnds(t *testing.T) {
 // What is no room is not entered, whatever its pidfd says.
 func TestNoRoom(t *testing.T) {
 	self, err := unix.PidfdOpen(os.Getpid(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	pidfd := os.NewFile(uintptr(self), "pidfd")
 	defer pidfd.Close()
 	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer null.Close()
 	for _, f := range []*os.File{pidfd, null, nil} {
 		c := &nsenter.Command{Room: &nsenter.Room{Init: f, Filter: "default"}, Args: []string{"true"}}
@@ -534,9 +503,7 @@ func TestNothingIsLeft(t *testing.T) {
 	use := func() {
 		run(t, t.Context(), &bwrap.Command{Args: []string{"true"}, Stdin: strings.NewReader("x"), Stdout: io.Discard})
 		room := &bwrap.Room{}
-		if err := room.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, room.Start(t.Context()))
 		if _, err := room.Command("true").Run(t.Context()); err != nil {
 			t.Error(err)
 		}

@@ -4,18 +4,16 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // TestBackendIsDocumented: the back end of docs/library.md is the one that is run here.
 func TestBackendIsDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../docs/library.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	source, err := os.ReadFile("backend_test.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	_, code, _ := strings.Cut(string(doc), "```go\n")
 	code, _, _ = strings.Cut(code, "```\n")
 	if !strings.HasPrefix(code, "// execute runs") || !strings.Contains(string(source), code) {

@@ -8,21 +8,18 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // A signal to a command's own process alone does not reach those that it has started.
 func TestSignalAlone(t *testing.T) {
 	room := &bwrap.Room{}
-	if err := room.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, room.Start(t.Context()))
 	defer room.Close()
 	r, w := io.Pipe()
 	c := room.Command("sh", "-c", `trap 'exit 3' USR1; sh -c 'trap "echo child" USR1; echo ready; while :; do sleep 0.01; done' & while :; do sleep 0.01; done`)
 	c.Stdout, c.Timeout = w, bound
-	if err := c.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, c.Start(t.Context()))
 	ready := make([]byte, len("ready\n"))
 	if _, err := io.ReadFull(r, ready); err != nil {
 		t.Fatal(err)

@@ -21,6 +21,7 @@ import (
 	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // rooms is how many are there at once: SBXRUN_SOAK (tests/README.md), up to 200.
@@ -81,9 +82,7 @@ type holdings struct {
 
 func held(t *testing.T) (h holdings) {
 	names, err := filepath.Glob("/proc/self/fd/*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	lists, err := filepath.Glob("/proc/self/task/*/children")
 	if err != nil || len(lists) == 0 {
 		t.Fatalf("%q, %v", lists, err)

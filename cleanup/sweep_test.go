@@ -187,21 +187,13 @@ func cast(t *testing.T, roles string) (inner *proc.Process) {
 func castBelow(t *testing.T, roles string) (inner *proc.Process, all []*proc.Process) {
 	t.Helper()
 	cmd, err := actor(roles)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, cmd.Start())
 	t.Cleanup(func() {
 		stdin.Close()
 		_ = cmd.Process.Kill() // it may have been
@@ -249,12 +241,8 @@ func findings(found []Finding, pid int) (mine []Finding) {
 func unkeep(t *testing.T, roles string, all []*proc.Process) {
 	t.Helper()
 	keeper := all[slices.Index(strings.Split(roles, ","), "keeper")]
-	if err := keeper.Signal(unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	if err := keeper.Wait(time.Now().Add(10 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, keeper.Signal(unix.SIGKILL))
+	harness.Must(t, keeper.Wait(time.Now().Add(10*time.Second)))
 }
 
 // A room is ended when its keeper is dead and no sbxrun is above it; and nothing that only
@@ -373,32 +361,20 @@ func TestZombie(t *testing.T) {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = []string{sweepRole + "=name:" + proc.KeeperName}
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
+	harness.Must(t, cmd.Start())
 	defer cmd.Wait()
 	defer in.Close()
 	if _, err := out.Read(make([]byte, 8)); err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, cmd.Process.Kill())
 	zombie, err := proc.Open(cmd.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer zombie.Close()
-	if err := zombie.Wait(time.Now().Add(10 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, zombie.Wait(time.Now().Add(10*time.Second)))
 	st, err := proc.ReadStat(cmd.Process.Pid)
 	if err != nil || st.State != "Z" {
 		t.Fatalf("%+v, %v", st, err)
@@ -428,15 +404,11 @@ func recorded(t *testing.T, r record) (*state.Dir, string) {
 	t.Helper()
 	root := filepath.Join(t.TempDir(), "state")
 	dir, err := state.Open(state.Caller{StateDir: root, UID: os.Geteuid()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { dir.Close() })
 	const id = "0123456789abcdef"
 	own, err := dir.Create(id, "box")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	rec := state.Record{Phase: state.Running, Supervisor: r.supervisor, Argv: []string{}, CreatedAt: r.created.UTC().Format(result.TimeFormat), Report: r.report}
 	if r.report != nil {
 		rec.Phase = state.Ended
@@ -444,9 +416,7 @@ func recorded(t *testing.T, r record) (*state.Dir, string) {
 	if r.init.PID != 0 {
 		rec.Init = &r.init
 	}
-	if err := own.Write(rec); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, own.Write(rec))
 	if r.alive {
 		t.Cleanup(func() { own.Close() })
 	} else if err := own.Close(); err != nil {
@@ -473,18 +443,12 @@ func noProc(dir *state.Dir, o Options) []Finding {
 
 func TestSweepRecords(t *testing.T) {
 	self, err := proc.Identify(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	bystander, other := cast(t, "plain init"), cast(t, "parent")
 	stranger, err := proc.Identify(other.PID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	exact, err := proc.Identify(bystander.PID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	changed := func(f func(*proc.Identity)) proc.Identity {
 		id := exact
 		f(&id)
@@ -568,34 +532,24 @@ func edit(t *testing.T, path string, change func(map[string]any)) {
 	t.Helper()
 	name := filepath.Join(path, "record.json")
 	data, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	var r map[string]any
-	if err := json.Unmarshal(data, &r); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, json.Unmarshal(data, &r))
 	change(r)
 	if data, err = json.Marshal(r); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(name, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(name, data, 0o600))
 }
 
 // TestSweepApplies: what a killed apply has left goes with its note, but not on the way of a run.
 func TestSweepApplies(t *testing.T) {
 	self, err := proc.Identify(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	dir, path := recorded(t, record{supervisor: self, created: time.Now()})
 	source := t.TempDir()
 	left, note := filepath.Join(source, ".sbxrun-apply"), filepath.Join(filepath.Dir(path), "apply-0123456789abcdef")
-	if err := errors.Join(os.Mkdir(left, 0o700), os.WriteFile(note, []byte(source), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, errors.Join(os.Mkdir(left, 0o700), os.WriteFile(note, []byte(source), 0o600)))
 	if noProc(dir, Options{KeepRecords: true}); !exists(t, left) || !exists(t, note) {
 		t.Error("a sweep for processes has removed something")
 	}
@@ -608,21 +562,15 @@ func TestSweepApplies(t *testing.T) {
 // not.
 func TestSweepKeepsRecords(t *testing.T) {
 	self, err := proc.Identify(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	known := cast(t, "plain init")
 	unknown, all := castBelow(t, "stranger,keeper,room")
 	unkeep(t, "stranger,keeper,room", all)
 	id, err := proc.Identify(known.PID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	dir, path := recorded(t, record{init: id, supervisor: self, created: time.Now()})
 	found, err := Sweep(Options{StateDir: dir.Path(), KeepRecords: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if !known.Exited() || !unknown.Exited() || !exists(t, path) {
 		t.Errorf("ended: %v, %v; the record is there: %v; found %+v", known.Exited(), unknown.Exited(), exists(t, path), found)
 	}
@@ -632,18 +580,12 @@ func TestSweepKeepsRecords(t *testing.T) {
 // or removed at the moment is nobody's to judge.
 func TestSweepDamaged(t *testing.T) {
 	self, err := proc.Identify(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for _, alive := range []bool{true, false} {
 		dir, path := recorded(t, record{supervisor: self, created: time.Now(), alive: alive})
-		if err := os.WriteFile(filepath.Join(path, "record.json"), []byte("{"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(filepath.Join(path, "record.json"), []byte("{"), 0o600))
 		hidden := filepath.Join(filepath.Dir(path), ".fedcba9876543210")
-		if err := os.Mkdir(hidden, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.Mkdir(hidden, 0o700))
 		found := noProc(dir, Options{DryRun: true})
 		if !exists(t, path) || !exists(t, hidden) {
 			t.Error("a look has removed something")
@@ -670,9 +612,7 @@ func TestSweepDamaged(t *testing.T) {
 // No state directory is no sandbox.
 func TestSweepNothing(t *testing.T) {
 	dir, err := state.Look(state.Caller{StateDir: filepath.Join(t.TempDir(), "none"), UID: os.Geteuid()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if found := noProc(dir, Options{}); len(found) > 0 {
 		t.Errorf("%+v", found)
 	}

@@ -51,9 +51,7 @@ func TestSandbox(t *testing.T) {
 	job := strings.TrimSpace(sbxrun("exec", "--detach", "box", "true")) // BOX/EXEC
 	open := func() int {
 		names, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		return len(names)
 	}
 	for _, name := range []string{job, "box/none"} {
@@ -70,9 +68,7 @@ func TestSandbox(t *testing.T) {
 
 	// What ends with its sandbox was killed, whatever it made of that.
 	cmd = &nsenter.Command{Sandbox: "box", Args: []string{"sleep", "1000"}}
-	if err := cmd.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, cmd.Start(t.Context()))
 	sbxrun("kill", "--grace", "0", "box")
 	ended = true
 	if res, err := cmd.Wait(); err != nil || res.Cause != result.Killed || res.Verdict != result.Proven {

@@ -17,9 +17,7 @@ import (
 // report, and for none that is not there.
 func TestReportIsDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/report.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	_, members, _ := strings.Cut(string(doc), "\n## Members\n")
 	members, _, _ = strings.Cut(members, "\n## ")
 	var documented []string
@@ -34,9 +32,7 @@ func TestReportIsDocumented(t *testing.T) {
 // TestReportValuesAreDocumented: so are the values that a reader compares with.
 func TestReportValuesAreDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/report.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	values := []string{
 		string(Exited), string(Signaled), string(Timeout), string(IdleTimeout), string(Killed), string(Canceled), string(StartFailed), string(Lost),
 		string(OOM), string(CPUTime), string(OutputLimit), string(FileSize),

@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // moment is 2026-03-01 12:00:00.123456789 at UTC+1.
@@ -99,9 +101,7 @@ func TestReport(t *testing.T) {
 				tt.change(&rep)
 			}
 			got, err := rep.JSON()
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			if bytes.Count(got, []byte("\n")) != 1 || got[len(got)-1] != '\n' {
 				t.Errorf("not one line: %q", got)
 			}
@@ -121,13 +121,9 @@ func TestReportMembers(t *testing.T) {
 	rep.SetOutput(Stream{UTF8: true}, Stream{})
 	rep.Bwrap = &ReportBwrap{}
 	text, err := rep.JSON()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	var members map[string]any
-	if err := json.Unmarshal(text, &members); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, json.Unmarshal(text, &members))
 	var got []string
 	for name := range members {
 		got = append(got, name)
@@ -157,9 +153,7 @@ func TestSetOutput(t *testing.T) {
 			var rep Report
 			rep.SetOutput(tt.in, Stream{UTF8: true, Text: "other", Bytes: 5})
 			text, err := rep.JSON()
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			var got struct {
 				Stdout    *string `json:"stdout"`
 				Base64    *string `json:"stdout_base64"`
@@ -167,9 +161,7 @@ func TestSetOutput(t *testing.T) {
 				Truncated bool    `json:"stdout_truncated"`
 				Stderr    string  `json:"stderr"`
 			}
-			if err := json.Unmarshal(text, &got); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, json.Unmarshal(text, &got))
 			if (got.Stdout != nil) == (got.Base64 != nil) || got.Stderr != "other" {
 				t.Fatalf("not one of stdout and stdout_base64, or not its own stderr: %s", text)
 			}

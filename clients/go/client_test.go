@@ -30,18 +30,14 @@ func TestBusyCaller(t *testing.T) {
 	}))
 	defer s.Close()
 	c, err := New(s.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	margin := harness.Deadline(500 * time.Millisecond)
 	c.Margin = margin
 	busy := func() { time.Sleep(3 * margin) }
 
 	code := 0
 	for e, err := range c.Stream(t.Context(), Call{Argv: []string{"x"}, Timeout: time.Nanosecond}) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if e.Report != nil {
 			code = e.Report.ExitCode
 		} else if string(e.Data) == "first" {
@@ -53,9 +49,7 @@ func TestBusyCaller(t *testing.T) {
 	}
 
 	body, err := c.FetchStream(t.Context(), "x")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer body.Close()
 	busy()
 	if all, err := io.ReadAll(body); err != nil || string(all) != text {
@@ -66,9 +60,7 @@ func TestBusyCaller(t *testing.T) {
 // Only what may have been sent is Lost; and the client's own bound is not the caller's cancellation.
 func TestBound(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // it accepts nobody, and the kernel connects
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer silent.Close()
 	half := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body) // only then is it noticed that the client leaves
@@ -88,9 +80,7 @@ func TestBound(t *testing.T) {
 		{"a header that cannot be sent", half.URL, "a\nb", true, false},
 	} {
 		c, err := New(tt.address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		c.Token = tt.token
 		if tt.late {
 			c.Margin = 100 * time.Millisecond
@@ -115,9 +105,7 @@ func TestNotUTF8(t *testing.T) {
 	}))
 	defer server.Close()
 	c, err := New(server.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	const bytes = "\xff"
 	for i, call := range []Call{
 		{Argv: []string{"cat"}, Stdin: bytes}, {Argv: []string{"cat", bytes}}, {Code: bytes}, {Argv: []string{"env"}, Env: map[string]string{"A": bytes}},

@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sbxrun/sbxrun/cleanup"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // A thousand zombies that only one parent can collect are one line.
@@ -22,9 +23,7 @@ left     zombie 2000 2001 2002 2003 2004 and 995 more: ` + keepers + `
 left     zombie 7 8: ` + supervisors + "\n"
 	for _, dry := range []bool{false, true} {
 		var b strings.Builder
-		if err := printFound(&b, found, dry); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, printFound(&b, found, dry))
 		if diff := cmp.Diff(want, b.String()); diff != "" {
 			t.Errorf("dry %v (-want +got):\n%s", dry, diff)
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sbxrun/sbxrun/internal/doctor"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 func TestPrintFindings(t *testing.T) {
@@ -47,9 +48,7 @@ interrupted: nothing is known
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			var got strings.Builder
-			if err := printFindings(&got, tt.rep); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, printFindings(&got, tt.rep))
 			if diff := cmp.Diff(strings.TrimPrefix(tt.want, "\n"), got.String()); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -61,9 +60,7 @@ interrupted: nothing is known
 // compares cause and fix with the real ones.
 func TestDoctorTranscript(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/doctor.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	const cause = "kernel.unprivileged_userns_clone is 0: only root may make user namespaces"
 	var printed strings.Builder
 	err = printFindings(&printed, doctor.Report{Checks: []doctor.Finding{
@@ -74,9 +71,7 @@ func TestDoctorTranscript(t *testing.T) {
 		{Name: "PID namespace", Verdict: doctor.Skipped, Cause: "needs: user namespace"},
 		{Name: "no nested sandboxes", Verdict: doctor.Skipped, Cause: "needs: user namespace"}, // the longest name
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	_, block, _ := strings.Cut(string(doc), "    $ sbxrun doctor\n")
 	block, _, found := strings.Cut(block, "\n\nIf a run")
 	rest, elided := printed.String(), false

@@ -5,15 +5,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // What runs a command loads nothing of the server: each package costs every start its
 // initialisation and its pages.
 func TestNothingOfTheServer(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", ".").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	packages := strings.Fields(string(out))
 	if !slices.Contains(packages, "github.com/sbxrun/sbxrun/internal/job") {
 		t.Fatalf("not the packages of sbxrun: %s", out)

@@ -21,9 +21,7 @@ import (
 // commands print as JSON, and for none that is not there.
 func TestJSONIsDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/state.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	_, text, _ := strings.Cut(string(doc), "\n## JSON\n")
 	text, _, _ = strings.Cut(text, "\n## ")
 	tables := regexp.MustCompile(`(?m)^\| member .*\n(\|.*\n)+`).FindAllString(text, -1)
@@ -62,9 +60,7 @@ func TestJSONIsDocumented(t *testing.T) {
 // for none that is not there; and for every metric.
 func TestStatsIsDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/stats.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	rows := func(heading string) (names []string) {
 		_, text, _ := strings.Cut(string(doc), "\n## "+heading+"\n")
 		text, _, _ = strings.Cut(text, "\n## ")

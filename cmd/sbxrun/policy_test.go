@@ -11,6 +11,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 func TestParseUser(t *testing.T) {
@@ -57,9 +58,7 @@ func alone(t *testing.T, pairs ...string) {
 	os.Clearenv()
 	for _, pair := range pairs {
 		name, value, _ := strings.Cut(pair, "=")
-		if err := os.Setenv(name, value); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.Setenv(name, value))
 	}
 }
 
@@ -68,9 +67,7 @@ func TestEnvironment(t *testing.T) {
 		"PWD=/x", "OLDPWD=/y", "A=host", "EMPTY=", "NEWLINE=a\nb=c", "BASH_FUNC_f%%=() { :; }")
 	file := func(text string) string {
 		name := filepath.Join(t.TempDir(), "env")
-		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(name, []byte(text), 0o600))
 		return name
 	}
 	inherited := map[string]string{"LANG": "C.UTF-8", "LC_ALL": "de", "LANGUAGE": "de", "TERM": "xterm", "TZ": "UTC"}
@@ -121,9 +118,7 @@ func TestEnvironment(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			got := map[string]string{}
 			for _, v := range set.Vars() {
 				got[v.Name] = v.Value
@@ -171,9 +166,7 @@ func TestMounts(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}

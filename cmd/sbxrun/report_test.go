@@ -16,6 +16,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // report is a report and its text.
@@ -23,9 +24,7 @@ func report(t *testing.T) (result.Report, string) {
 	t.Helper()
 	rep := result.Result{Cause: result.StartFailed, Verdict: result.NotApplicable}.Report("ID", []string{"x"})
 	text, err := rep.JSON()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return rep, string(text)
 }
 
@@ -33,16 +32,12 @@ func report(t *testing.T) (result.Report, string) {
 func contents(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	files := map[string]string{}
 	for _, e := range entries {
 		if files[e.Name()] = e.Type().String(); e.Type().IsRegular() {
 			text, err := os.ReadFile(filepath.Join(dir, e.Name()))
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			files[e.Name()] = string(text)
 		}
 	}
@@ -78,24 +73,18 @@ func TestReportFile(t *testing.T) {
 			dir := t.TempDir()
 			t.Chdir(dir)
 			if tt.before != nil {
-				if err := tt.before(dir); err != nil {
-					t.Fatal(err)
-				}
+				harness.Must(t, tt.before(dir))
 			}
 			before := contents(t, dir)
 			r, err := openReport(&cli.Run{}, strings.ReplaceAll(tt.place, "DIR", dir))
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			// Until it is written, whoever looks finds what was there.
 			for name, old := range before {
 				if got := contents(t, dir)[name]; got != old {
 					t.Errorf("before the report is written: %s holds %q", name, got)
 				}
 			}
-			if err := r.write(rep); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, r.write(rep))
 			if diff := cmp.Diff(tt.want, contents(t, dir)); diff != "" {
 				t.Errorf("directory afterwards (-want +got):\n%s", diff)
 			}
@@ -108,20 +97,12 @@ func TestReportDirectoryMoved(t *testing.T) {
 	rep, text := report(t)
 	top := t.TempDir()
 	for _, dir := range []string{"/a", "/b"} {
-		if err := os.Mkdir(top+dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.Mkdir(top+dir, 0o755))
 	}
 	r, err := openReport(&cli.Run{}, top+"/a/r.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(os.Rename(top+"/a", top+"/c"), os.Symlink("b", top+"/a")); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.write(rep); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
+	harness.Must(t, errors.Join(os.Rename(top+"/a", top+"/c"), os.Symlink("b", top+"/a")))
+	harness.Must(t, r.write(rep))
 	if diff := cmp.Diff(map[string]string{"r.json": text}, contents(t, top+"/c")); diff != "" {
 		t.Errorf("the directory (-want +got):\n%s", diff)
 	}
@@ -135,9 +116,7 @@ func TestReportLeavesNothingBefore(t *testing.T) {
 	dir := t.TempDir()
 	for _, old := range []map[string]string{{}, {"r.json": "old"}} {
 		for name, text := range old {
-			if err := os.WriteFile(dir+"/"+name, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, os.WriteFile(dir+"/"+name, []byte(text), 0o600))
 		}
 		if _, err := openReport(&cli.Run{}, dir+"/r.json"); err != nil {
 			t.Fatal(err)
@@ -162,19 +141,11 @@ func TestReportForged(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			if err := os.WriteFile(dir+"/target", []byte("old"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, os.WriteFile(dir+"/target", []byte("old"), 0o600))
 			r, err := openReport(&cli.Run{}, dir+"/r.json")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := forge(dir + "/r.json"); err != nil {
-				t.Fatal(err)
-			}
-			if err := r.write(rep); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
+			harness.Must(t, forge(dir+"/r.json"))
+			harness.Must(t, r.write(rep))
 			if diff := cmp.Diff(map[string]string{"r.json": text, "target": "old"}, contents(t, dir)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -187,9 +158,7 @@ func TestReportForged(t *testing.T) {
 func TestReportNamedPipe(t *testing.T) {
 	rep, text := report(t)
 	place := t.TempDir() + "/pipe"
-	if err := unix.Mkfifo(place, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, unix.Mkfifo(place, 0o600))
 	opened := make(chan error, 1)
 	go func() {
 		_, err := openReport(&cli.Run{}, place)
@@ -204,17 +173,11 @@ func TestReportNamedPipe(t *testing.T) {
 		t.Fatal("waits for a reader")
 	}
 	in, err := os.OpenFile(place, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer in.Close()
 	r, err := openReport(&cli.Run{}, place)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.write(rep); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
+	harness.Must(t, r.write(rep))
 	r.file.Close()
 	if got, err := io.ReadAll(in); err != nil || string(got) != text {
 		t.Errorf("got %q, %v; want %q", got, err, text)
@@ -238,9 +201,7 @@ func TestReportNone(t *testing.T) {
 func TestReportDevice(t *testing.T) {
 	rep, _ := report(t)
 	r, err := openReport(&cli.Run{}, "/dev/null")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if err := r.write(rep); err != nil {
 		t.Error(err)
 	}
@@ -252,21 +213,13 @@ func TestReportDevice(t *testing.T) {
 func TestReportDescriptor(t *testing.T) {
 	rep, text := report(t)
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer r.Close()
 	file, err := openReport(&cli.Run{}, "fd:"+strconv.Itoa(int(w.Fd())))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := file.write(rep); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
+	harness.Must(t, file.write(rep))
 	// Two files stand for one descriptor here; neither may close it after the other.
-	if err := file.file.Close(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, file.file.Close())
 	if err := w.Close(); err == nil {
 		t.Error("not the same descriptor")
 	}
@@ -278,9 +231,7 @@ func TestReportDescriptor(t *testing.T) {
 func TestReportErrors(t *testing.T) {
 	dir := t.TempDir()
 	readOnly, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer readOnly.Close()
 	number := strconv.Itoa(int(readOnly.Fd()))
 	tests := []struct{ place, code, message string }{
@@ -335,9 +286,7 @@ func TestReportPlaceThatCannotBe(t *testing.T) {
 // A directory that cannot be written to is an error before anything starts.
 func TestReportReadOnlyDirectory(t *testing.T) {
 	dir := shared(t)
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Chmod(dir, 0o755))
 	uid := uint32(0)
 	if os.Geteuid() == 0 {
 		uid = 65534 // root may write everywhere
@@ -357,9 +306,7 @@ func TestReportSticky(t *testing.T) {
 		return // who cannot make another user's file
 	}
 	dir := shared(t)
-	if err := errors.Join(unix.Chmod(dir, 0o1777), os.WriteFile(dir+"/file", nil, 0o666), os.Symlink("file", dir+"/link")); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, errors.Join(unix.Chmod(dir, 0o1777), os.WriteFile(dir+"/file", nil, 0o666), os.Symlink("file", dir+"/link")))
 	for _, name := range []string{"file", "link"} {
 		_, stderr, code := sbxrun(t, sbxrunCommand(t, 65534, "/", "--report", dir+"/"+name, "--workdir", "/tmp", "sh", "-c", "echo ran >&2"))
 		if want := "sbxrun: error: cannot write the report to " + strconv.Quote(dir+"/"+name) + ": it is another user's, in a directory with the sticky bit; choose another name\n"; code != 125 || stderr != want {
@@ -373,9 +320,7 @@ func TestReportWriteFails(t *testing.T) {
 	rep, _ := report(t)
 	dir := t.TempDir()
 	r, err := openReport(&cli.Run{}, dir+"/r.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if err := os.Mkdir(dir+"/r.json", 0o755); err != nil { // cannot be replaced by a file
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/common/model"
 
 	"github.com/sbxrun/sbxrun/internal/pressure"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // some is what stats may find, with all that has to be escaped.
@@ -29,9 +30,7 @@ func some() statistics {
 func exposed(t *testing.T, s statistics) map[string]*dto.MetricFamily {
 	t.Helper()
 	var text strings.Builder
-	if err := printPrometheus(&text, s); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, printPrometheus(&text, s))
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(strings.NewReader(text.String()))
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/pressure"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // TestExplain: what could not be started because there was no task left is busy; what
@@ -17,9 +18,7 @@ import (
 func TestExplain(t *testing.T) {
 	start := &proc.StartError{Step: "fork the keeper", Err: unix.EAGAIN}
 	now, err := pressure.Look()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	unpressed := &Leave{refused: now.Refused, need: 1}
 	for _, tt := range []struct {
 		name string

@@ -28,6 +28,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // The tables. Change them when the engine changes. A symbol is a regular expression
@@ -113,9 +114,7 @@ func TestEnterFunctions(t *testing.T) {
 	targets := 0
 	sources(t, ".go", func(dir string, file []byte) {
 		tree, err := parser.ParseFile(token.NewFileSet(), dir, file, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		found := func(value ast.Expr) {
 			targets++
 			id, ok := value.(*ast.Ident)
@@ -155,9 +154,7 @@ func nosplitLimit(t *testing.T) int {
 	t.Helper()
 	file := filepath.Join(goEnv(t, "GOROOT"), "src/internal/abi/stack.go")
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	m := regexp.MustCompile(`(?m)^\s*StackNosplitBase\s*=\s*(\d+)$`).FindSubmatch(text)
 	if m == nil {
 		t.Fatalf("%s does not define StackNosplitBase", file)
@@ -207,7 +204,5 @@ func sources(t *testing.T, extension string, do func(dir string, file []byte)) {
 		do(filepath.ToSlash(dir), file)
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 }

@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // TestLibrary runs the examples of the library as other programs have them: with a C library
@@ -59,9 +61,7 @@ func TestLibraryTypes(t *testing.T) {
 	list := exec.Command("go", "list", "-trimpath", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}", "./bwrap", "./nsenter", "./cleanup/...")
 	list.Dir = repository(t)
 	out, err := list.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	exports := map[string]string{}
 	for line := range strings.Lines(string(out)) {
 		name, file, _ := strings.Cut(strings.TrimSpace(line), " ")
@@ -71,9 +71,7 @@ func TestLibraryTypes(t *testing.T) {
 	const module = "github.com/sbxrun/sbxrun/"
 	for _, name := range []string{"bwrap", "nsenter", "cleanup", "cleanup/result"} {
 		pkg, err := load.Import(module + name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		seen := map[types.Type]bool{}
 		var look func(from string, typ types.Type)
 		look = func(from string, typ types.Type) {

@@ -14,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // This file builds a program and reads its object code.
@@ -58,9 +60,7 @@ func build(t *testing.T, dir, pkg, arch string, flags ...string) *object {
 	}
 	o := &object{arch: arch, file: name, functions: map[string]*function{}}
 	file, err := elf.Open(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer file.Close()
 	all, err := file.Symbols()
 	if err != nil {
@@ -436,9 +436,7 @@ func goEnv(t *testing.T, name string) string {
 func repository(t *testing.T) string {
 	t.Helper()
 	dir, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return dir
 }
 
@@ -446,9 +444,7 @@ func repository(t *testing.T) string {
 func modulePath(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(repository(t), "go.mod"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	line, _, _ := strings.Cut(string(text), "\n")
 	return strings.TrimSpace(strings.TrimPrefix(line, "module "))
 }

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // TestTeeth checks the checks: testdata/teeth breaks each rule, and must be found out.
@@ -117,9 +119,7 @@ func buildTeeth(t *testing.T, arch string, flags ...string) *object {
 	t.Helper()
 	o := build(t, repository(t), "./internal/barefork/testdata/teeth", arch, flags...)
 	// All at once, because to start objdump takes longer than what it does.
-	if err := o.disassemble(o.matching(`main\..*|syscall\.RawSyscall6?|` + systemCall)); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, o.disassemble(o.matching(`main\..*|syscall\.RawSyscall6?|`+systemCall)))
 	return o
 }
 

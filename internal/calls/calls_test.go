@@ -25,9 +25,7 @@ func code(err error) api.Code {
 // counted.
 func TestSpool(t *testing.T) {
 	s, err := NewSpool(t.TempDir(), 6)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer s.Close()
 	var all sync.WaitGroup
 	for from, want := range map[int64]string{0: "abcdef", 4: "ef", 9: ""} {
@@ -60,9 +58,7 @@ func TestSpool(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	other, err := NewSpool(t.TempDir(), 6)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer other.Close()
 	if kept, ended := other.Wait(ctx, 0); kept != 0 || ended {
 		t.Errorf("%d %v", kept, ended)
@@ -74,13 +70,9 @@ func TestBook(t *testing.T) {
 	share := Share{Calls: 2, Output: 50}
 	b := NewBook(t.TempDir(), time.Minute, shelf)
 	memory, err := tenants.NewBudget("bytes", 0).Take("a", 5, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	ctx, c, err := b.Add(t.Context(), "1", "a", nil, 10, share, memory)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	// Other books, of sessions, are on the same shelf.
 	other := NewBook(t.TempDir(), time.Minute, shelf)
 	if _, _, err := other.Add(t.Context(), "2", "a", nil, 20, share, nil); code(err) != api.Quota {
@@ -162,9 +154,7 @@ func TestKeys(t *testing.T) {
 	k := NewKeys(time.Minute, 2)
 	memory := tenants.NewBudget("bytes", 0)
 	lease, err := memory.Take("t", 10, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	key, first, err := k.Begin(t.Context(), "t", "a", []byte("1"))
 	if !first || err != nil {
 		t.Fatal(first, err)

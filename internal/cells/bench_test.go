@@ -4,6 +4,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // p50 reports the median of what a round takes, for one call in each 60 ms.
@@ -58,9 +60,7 @@ func BenchmarkFresh(b *testing.B) {
 			k := New(spec)
 			one(b, k)
 			took := time.Since(begin)
-			if err := k.Close(); err != nil {
-				b.Fatal(err)
-			}
+			harness.Must(b, k.Close())
 			return took
 		}
 	})

@@ -29,9 +29,7 @@ const bound = 30 * time.Second
 func newRoom(t testing.TB) *bwrap.Room {
 	t.Helper()
 	room := &bwrap.Room{}
-	if err := room.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, room.Start(t.Context()))
 	t.Cleanup(func() {
 		if res, err := room.Close(); err != nil || res.Verdict != result.Proven {
 			t.Errorf("the room: %+v, %v", res, err)
@@ -59,9 +57,7 @@ func has(t testing.TB, room *bwrap.Room, program string) bool {
 	c := room.Command("sh", "-c", `command -v "$0"`, program)
 	c.Timeout = bound
 	res, err := c.Run(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return res.ExitCode() == 0
 }
 
@@ -408,9 +404,7 @@ func TestCanceled(t *testing.T) {
 func TestRoomEnds(t *testing.T) {
 	t.Parallel()
 	room := &bwrap.Room{}
-	if err := room.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, room.Start(t.Context()))
 	k := open(t, Spec{Room: In(room), Language: Languages()["python"]})
 	ended := make(chan error)
 	go func() {
@@ -448,18 +442,14 @@ func (r in) Start(ctx context.Context, c place.Command) (place.Running, error) {
 func TestLanguages(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Chmod(dir, 0o755))
 	programs := map[string]string{
 		"python": "print(6*7)", "node": "console.log(6*7)", "bash": "echo $((6*7))", "sh": "echo $((6*7))", "ruby": "puts 6*7",
 		"java": "class Main { public static void main(String[] a) { System.out.println(6*7); } }",
 		"go":   "package main\n\nfunc main() { println(6 * 7) }\n",
 	}
 	room := &bwrap.Room{Policy: bwrap.Policy{Mounts: []bwrap.Mount{{Source: dir, Dest: "/code"}}}}
-	if err := room.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, room.Start(t.Context()))
 	defer room.Close()
 	for name, language := range Languages() {
 		if err := language.Check(); err != nil {
@@ -468,9 +458,7 @@ func TestLanguages(t *testing.T) {
 		if programs[name] == "" {
 			t.Errorf("%s has no program here", name)
 		}
-		if err := os.WriteFile(path.Join(dir, language.File), []byte(programs[name]), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(path.Join(dir, language.File), []byte(programs[name]), 0o644))
 		if !has(t, room, language.Command[0]) {
 			continue
 		}
@@ -499,9 +487,7 @@ func TestLanguages(t *testing.T) {
 func TestNotInSbxrun(t *testing.T) {
 	t.Parallel()
 	binary, err := os.ReadFile(harness.Binary(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if !bytes.Contains(binary, []byte("internal/job")) || bytes.Contains(binary, []byte("internal/cells")) {
 		t.Error("cmd/sbxrun imports internal/cells")
 	}
@@ -518,9 +504,7 @@ func TestOutOfMemory(t *testing.T) {
 	if e, ok := errors.AsType[*result.Error](err); ok && e.Code == "limit" {
 		return // refused, as it has to be where it cannot be enforced
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	a := do(t, k, "x = bytearray(1 << 30)")
 	if a.Cause != result.OOM || a.State != Lost {
 		t.Errorf("%+v", a)

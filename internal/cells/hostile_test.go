@@ -311,9 +311,7 @@ func TestNothingLeft(t *testing.T) {
 	spec := Spec{Room: In(room), Language: Languages()["python"]}
 	held := func() [2]int {
 		list, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		return [2]int{len(list), runtime.NumGoroutine()}
 	}
 	use := func() {

@@ -8,6 +8,8 @@ import (
 
 	"github.com/alecthomas/kong"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // judged is the struct of a command as kong takes it, with what is no flag.
@@ -21,9 +23,7 @@ func judge[T any](t *testing.T, args []string) (flags T, err error) {
 	t.Helper()
 	var j judged[T]
 	k, err := kong.New(&j, kong.Name("sbxrun"), kong.NoDefaultHelp(), kong.Exit(func(int) {}), kong.Writers(io.Discard, io.Discard))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	_, err = k.Parse(args)
 	return j.Flags, err
 }

@@ -15,24 +15,21 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // write makes all files of a kind, as a build does, and returns their directory.
 func write(t *testing.T, what string) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := run("../..", what, dir); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, run("../..", what, dir))
 	return dir
 }
 
 func read(t *testing.T, elem ...string) string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(elem...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return string(b)
 }
 
@@ -40,9 +37,7 @@ func read(t *testing.T, elem ...string) string {
 func pages(t *testing.T) map[string]string {
 	t.Helper()
 	pages, err := manPages("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return pages
 }
 

@@ -12,6 +12,8 @@ import (
 
 	"github.com/creack/pty"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // wanted are the words proposed at the end of a command line, in every shell the same: all of
@@ -198,12 +200,8 @@ func newPlace(t *testing.T) place {
 
 func put(t *testing.T, name, text string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(name, []byte(text), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.MkdirAll(filepath.Dir(name), 0o755))
+	harness.Must(t, os.WriteFile(name, []byte(text), 0o755))
 }
 
 // bash inserts all proposals into the line, and prints that.
@@ -339,9 +337,7 @@ func interactive(t *testing.T, p place, shell string, args ...string) *session {
 	cmd := exec.Command(program(t, shell), args...)
 	cmd.Dir, cmd.Env = p.home, p.env
 	ptmx, err := pty.Start(cmd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait() // it was killed

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"testing"
 	"time"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // watched are members of which one, a node, was heard at a time.
@@ -15,9 +17,7 @@ func watched(t *testing.T, bus *fakeBus) (m *Members, at time.Time) {
 	<-m.kick
 	b := Beat{Kind: NodeKind, Name: "n", Instance: NewInstance()}
 	text, err := json.Marshal(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	m.hear(beats+NodeKind+".n", "", text, false)
 	return m, at
 }

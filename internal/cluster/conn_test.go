@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // fakeBus delivers within this process, and loses what lose says.
@@ -107,9 +109,7 @@ func pair(t *testing.T, bus *fakeBus) (dials, accepts *Link, alive *sync.Map) {
 	if err == nil {
 		accepts, err = NewLink(t.Context(), bus, "node.n.1", there)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return dials, accepts, alive
 }
 
@@ -211,9 +211,7 @@ func TestSlowReader(t *testing.T) {
 		t.Errorf("%d bytes, %v", n, err)
 	}
 	other, err := accepts.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	late := other.(*Conn)
 	late.mu.Lock()
 	defer late.mu.Unlock()
@@ -267,9 +265,7 @@ func TestRefused(t *testing.T) {
 		for end := time.Now().Add(time.Minute); len(accepts.accepted) == 0 && accepts.open.Err() == nil && time.Now().Before(end); {
 			time.Sleep(time.Millisecond)
 		}
-		if err := accepts.Close(); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, accepts.Close())
 		bounded(t, func() {
 			if _, err := c.Read(make([]byte, 1)); !errors.Is(err, ErrUnreachable) {
 				t.Error(err)
@@ -288,9 +284,7 @@ func TestLeaving(t *testing.T) {
 		t.Fatal(err)
 	}
 	other, err := accepts.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if _, err := other.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
@@ -316,18 +310,14 @@ func TestName(t *testing.T) {
 		t.Fatal(err)
 	}
 	other, err := accepts.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for _, forged := range []struct{ subject, reply string }{
 		{"gateway.g.1.thief." + c.id, "node.n.1.g." + c.id},
 		{"node.n.1.thief." + c.id, "gateway.g.1.n." + c.id},
 		{"node.n.1.thief.another", "gateway.g.1.n.another"},
 	} {
 		for _, f := range []frame{{bits: resets}, {bits: opens, data: []byte("xforged")}} {
-			if err := bus.Publish(forged.subject, forged.reply, f.append(nil)); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, bus.Publish(forged.subject, forged.reply, f.append(nil)))
 		}
 	}
 	if _, err := c.Write([]byte("y")); err != nil {
@@ -356,9 +346,7 @@ func TestLeavingUnheard(t *testing.T) {
 		t.Fatal(err)
 	}
 	other, err := accepts.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	c.Abort(context.Canceled)
 	other.(*Conn).tick(time.Now().Add(2*lostAfter), true)
 	bounded(t, func() {
@@ -382,9 +370,7 @@ func TestCutOff(t *testing.T) {
 		if err == nil {
 			other, err = accepts.Accept()
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.lastIn = c.lastIn.Add(-3 * time.Minute)

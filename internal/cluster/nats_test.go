@@ -11,22 +11,19 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // TestAway: the log and the error say why NATS cannot be reached, where, and without the password.
 func TestAway(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	l.Close() // nobody answers there
 	c := config.Default()
 	c.NATS.URL = fmt.Sprintf("me:secret@%s", l.Addr())
 	from, to := io.Pipe()
 	bus, err := Connect(&c, GatewayKind, slog.New(slog.NewTextHandler(to, nil)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	said := make(chan string, 1)
 	go func() {
 		b := make([]byte, 4096)
@@ -52,9 +49,7 @@ func TestAway(t *testing.T) {
 func hung(t *testing.T, each func(net.Conn)) (url string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { l.Close() })
 	go func() {
 		for {
@@ -85,9 +80,7 @@ func TestSilent(t *testing.T) {
 		go io.Copy(io.Discard, c)
 	})
 	bus, err := Connect(&c, GatewayKind, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer bus.Conn.Close()
 	const most = lostAfter - beatEvery // since the last beat
 	first := <-came
@@ -108,9 +101,7 @@ func TestUnread(t *testing.T) {
 	c := config.Default()
 	c.NATS.URL = hung(t, func(net.Conn) { came <- time.Now() })
 	bus, err := Connect(&c, GatewayKind, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer bus.Conn.Close()
 	<-came
 	done := make(chan struct{})

@@ -8,6 +8,8 @@ import (
 	"net/url"
 	"testing"
 	"time"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // An answer that is on its way while its node ends arrives, also if nothing of it comes for a while.
@@ -17,13 +19,9 @@ func TestNodeEnds(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	at := subject(NodeKind, "n", NewInstance())
 	members, err := Join(ctx, bus, NodeKind, func() Beat { return Beat{Kind: NodeKind, Name: "n", Instance: at[len("node.n."):]} })
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	accepts, err := NewLink(ctx, bus, at, func(string) bool { return true })
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	begun := make(chan struct{})
 	n := &Node{bus: bus, members: members, stop: stop, calls: &puller{}, web: passedOn(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		close(begun)
@@ -33,18 +31,14 @@ func TestNodeEnds(t *testing.T) {
 	go func() { _ = n.web.Serve(accepts) }()
 
 	others, err := Join(t.Context(), bus, GatewayKind, func() Beat { return Beat{Kind: GatewayKind, Name: "g", Instance: NewInstance()} }, NodeKind)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	bounded(t, func() {
 		for !others.Has(at) {
 			time.Sleep(time.Millisecond)
 		}
 	})
 	dials, err := NewLink(t.Context(), bus, "gateway.g.1", others.Has)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	go func() {
 		<-begun
 		n.Close(t.Context())

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/tenants"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // Whatever nodes ask for, and whichever are lost, they have no more than the tenant may, and no call comes
@@ -71,9 +72,7 @@ func TestGrantToMany(t *testing.T) {
 	here := func(string) bool { return false }
 	size := func() int {
 		text, err := json.Marshal(h)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		return len(text)
 	}
 	node := func(i int) string { return fmt.Sprintf("node.%032d.00000000", i) } // no name is longer

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // What is wrong in a file is said by its key, with what is wanted.
@@ -36,9 +38,7 @@ func TestWrong(t *testing.T) {
 		{"[nats]\nurl = \"nats://u:secret%zz@h\"", "want nats://HOST:PORT"},
 		{nats, ""}, {"[nats]\nurl = \"a, tls://b:1\"", ""}, {"[tenant]\nrate = 0.5", ""},
 	} {
-		if err := os.WriteFile(name, []byte(test.text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(name, []byte(test.text), 0o600))
 		c, err := Load(name)
 		if c.NATS.Node = "n"; err == nil {
 			err = c.Check()
@@ -55,9 +55,7 @@ func TestTenants(t *testing.T) {
 	for _, own := range []string{"[tenants.guest]\nsessions = 0\noverlays = []\nmax_timeout = \"0\"", "[tenants]\nguest = {sessions = 0, overlays = [], max_timeout = \"0\"}", "[tenants]\nguest.sessions = 0\nguest.overlays = []\nguest.max_timeout = \"0\""} {
 		text := "[tenant]\nqueue = 7\nmax_timeout = \"5\"\noverlays = [\"app\"]\nnetwork = [\"a.example\"]\n" + own + "\n[tenants.other]\nnetwork = [\"b.example\"]\n"
 		for _, text := range []string{text, own + "\n" + text[:strings.Index(text, own)]} {
-			if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, os.WriteFile(name, []byte(text), 0o600))
 			c, err := Load(name)
 			if err != nil {
 				t.Fatalf("%s: %v", text, err)

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // What others can write to says nothing of whom the server may trust, and no token is of a tenant
@@ -28,13 +30,9 @@ func TestLoadTokens(t *testing.T) {
 		{"empty", "", 0o600, "no token"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if err := os.WriteFile(name, []byte(test.text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, os.WriteFile(name, []byte(test.text), 0o600))
 			defer os.Remove(name)
-			if err := os.Chmod(name, test.mode); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, os.Chmod(name, test.mode))
 			_, err := LoadTokens(name)
 			if test.word == "" && err != nil || test.word != "" && (err == nil || !strings.Contains(err.Error(), test.word)) {
 				t.Errorf("%v, want %q", err, test.word)
@@ -44,13 +42,9 @@ func TestLoadTokens(t *testing.T) {
 	if _, err := LoadTokens(filepath.Dir(name)); err == nil {
 		t.Error("a directory")
 	}
-	if err := os.WriteFile(name, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(name, nil, 0o600))
 	st, err := os.Stat(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if err := onlyOurs(name, others{st}); err == nil || !strings.Contains(err.Error(), "chown") {
 		t.Errorf("another user's: %v", err)
 	}

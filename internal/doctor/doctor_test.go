@@ -21,6 +21,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 func caller() room.Caller {
@@ -76,9 +77,7 @@ func works(t *testing.T) {
 func TestDiagnoseBroken(t *testing.T) {
 	works(t)
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	onlyRoot := []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
 	onlyGroup := []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
 	tests := []struct {
@@ -139,9 +138,7 @@ func TestExamine(t *testing.T) {
 func children(t *testing.T) (pids []string) {
 	t.Helper()
 	lists, err := filepath.Glob("/proc/self/task/*/children")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for _, list := range lists {
 		b, _ := os.ReadFile(list) // a thread that has ended has none
 		pids = append(pids, strings.Fields(string(b))...)
@@ -153,9 +150,7 @@ func TestReportJSON(t *testing.T) {
 	ms := 6.5
 	r := Report{Version: 1, OK: true, RoundTrip: &ms, Kernel: "6.1.0", Checks: []Finding{{Name: "kernel", Verdict: OK, Detail: "Linux 6.1.0"}, {Name: "run", Verdict: Skipped, Cause: "needs: bwrap"}}}
 	b, err := json.Marshal(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	want := `{"version":1,"ok":true,"checks":[{"name":"kernel","verdict":"ok","detail":"Linux 6.1.0"},{"name":"run","verdict":"skipped","cause":"needs: bwrap"}],"round_trip_ms":6.5,"kernel":"6.1.0"}`
 	if diff := cmp.Diff(want, string(b)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -218,9 +213,7 @@ func TestFinding(t *testing.T) {
 func TestChecksAreDocumented(t *testing.T) {
 	works(t)
 	doc, err := os.ReadFile("../../docs/doctor.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	_, table, _ := strings.Cut(string(doc), "| check | ")
 	for _, f := range Examine(context.Background(), caller()).Checks {
 		_, after, ok := strings.Cut(table, "`"+f.Name+"`")
@@ -236,12 +229,8 @@ func TestChecksAreDocumented(t *testing.T) {
 func fakeBwrap(t *testing.T, script string) *exam {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "bwrap")
-	if err := os.WriteFile(name, []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(name, []byte("#!/bin/sh\n"+script+"\n"), 0o755))
+	harness.Must(t, unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 	e := newExam(context.Background(), room.Caller{UID: 1000, GID: 1000})
 	e.program = room.Program{Path: name, Version: "0.8.0"}
 	return e
@@ -269,9 +258,7 @@ func TestExecuteLeavesNothing(t *testing.T) {
 			before := children(t)
 			e := fakeBwrap(t, script)
 			_, words, err := e.execute([]string{e.program.Path})
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			if words != "" { // the orphan may have been killed before it could speak
 				ended(t, words)
 			}
@@ -388,9 +375,7 @@ func TestInterrupted(t *testing.T) {
 
 func TestReadFrom(t *testing.T) {
 	f, err := memoryFile()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer f.Close()
 	if got := readFrom(f); got != "" {
 		t.Errorf("%q", got)

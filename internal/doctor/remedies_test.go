@@ -12,6 +12,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // other is a machine that has only these files.
@@ -313,9 +314,7 @@ func TestExplain(t *testing.T) {
 // The transcript of docs/doctor.md has this cause and this fix.
 func TestExplainedInDocs(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/doctor.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	m := other(map[string]string{"/proc/sys/kernel/unprivileged_userns_clone": "0\n", "/proc/self/uid_map": wholeMap})
 	cause, fix, _ := explain(understand(noPermissions), m)
 	for _, line := range append(strings.Split(fix, "\n"), "sbxrun does not work here: user namespace: "+cause) {
@@ -481,9 +480,7 @@ func TestProfile(t *testing.T) {
 		t.Fatalf("%s: %v", command, err)
 	}
 	file, err := os.ReadFile("sbxrun-bwrap")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	want := strings.ReplaceAll(regexp.MustCompile("(?m)^#.*\n").ReplaceAllString(string(file), ""), "/usr/bin/bwrap", "/opt/bwrap")
 	if string(out) != want || !strings.Contains(want, "profile sbxrun-bwrap /opt/bwrap flags=(unconfined) {\n  userns,\n}\n") {
 		t.Errorf("printed:\n%s\nwant:\n%s", out, want)

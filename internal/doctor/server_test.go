@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/pressure"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 func TestServerDir(t *testing.T) {
@@ -17,21 +18,15 @@ func TestServerDir(t *testing.T) {
 	own := filepath.Join(dir, "own")
 	open := filepath.Join(dir, "open")
 	for name, mode := range map[string]os.FileMode{own: 0o700, open: 0o755} {
-		if err := os.Mkdir(name, mode); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.Mkdir(name, mode))
 		if err := os.Chmod(name, mode); err != nil { // whatever the umask
 			t.Fatal(err)
 		}
 	}
 	file := filepath.Join(dir, "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(file, nil, 0o600))
 	link := filepath.Join(dir, "link")
-	if err := os.Symlink(own, link); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Symlink(own, link))
 	for name, want := range map[string]string{own: "", filepath.Join(own, "a", "b"): "", open: "mode 0700", link: "mode 0700", filepath.Join(file, "x"): "not a directory"} {
 		_, err := checkDir(stepServerDir, name)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
@@ -67,9 +62,7 @@ func TestRoomForRun(t *testing.T) {
 // A limit that is too low is a warning with a remedy, and a run works all the same.
 func TestServerWarnings(t *testing.T) {
 	var before unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
 	if _, err := checkServerDescriptors(); (err != nil) != (before.Max < serverDescriptors) {
 		t.Errorf("%d: %v", before.Max, err)
 	}

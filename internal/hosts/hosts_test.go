@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/internal/network"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // A tenant's list holds for what its sessions ask for.
@@ -28,13 +29,9 @@ func TestCovers(t *testing.T) {
 		{"10.0.0.0/8", "[::ffff:10.0.0.1]:80", true},
 	} {
 		most, err := network.ParseRule(test.most)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		rule, err := network.ParseRule(test.rule)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if got := Covers(most, rule); got != test.want {
 			t.Errorf("%s covers %s: %v", test.most, test.rule, got)
 		}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // fakeManager moves the caller by writing where it is.
@@ -64,9 +65,7 @@ func TestDelegated(t *testing.T) {
 					}
 					continue
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				harness.Must(t, err)
 				if len(f.asked) != 0 {
 					t.Error("Plan has entered")
 				}

@@ -20,6 +20,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // held is a shell that runs its script when it is released, in place of a
@@ -44,16 +45,12 @@ func hold(t *testing.T, script string) *held {
 		t.Fatal(err)
 	}
 	ready, end, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer ready.Close()
 	h.cmd.ExtraFiles = []*os.File{end}
 	err = h.cmd.Start()
 	end.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { _ = h.Signal(unix.SIGKILL); _ = h.cmd.Wait(); h.Close() })
 	if h.Process, err = proc.Open(h.cmd.Process.Pid); err != nil {
 		t.Fatal(err)
@@ -89,9 +86,7 @@ func slower() time.Duration {
 func here(t *testing.T) *Machine {
 	t.Helper()
 	m, err := Detect()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return m
 }
 
@@ -143,9 +138,7 @@ func made(t *testing.T, nest bool, r Request, controllers ...string) *Group {
 		t.Fatalf("Plan: %v; hint: %s", err, err.(*result.Error).Hint)
 	}
 	g, err := p.Make(id(t), nest)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Logf("%+v in %v", p.Limits, g.Dirs())
 	dirs := g.Dirs()
 	t.Cleanup(func() {
@@ -201,9 +194,7 @@ func limit(t *testing.T, limits []result.Limit, name string) result.Limit {
 
 func add(t *testing.T, g *Group, h *held) {
 	t.Helper()
-	if err := move(g, h); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, move(g, h))
 }
 
 // move puts a process that is there already into the group.
@@ -258,22 +249,14 @@ func TestMemoryKillsBelowWhatWaits(t *testing.T) {
 		return // v2 has no such thing
 	}
 	above := m.v1["memory"] + "/" + Prefix + id(t)
-	if err := os.Mkdir(above, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Mkdir(above, 0o755))
 	t.Cleanup(func() { _ = RemoveDirs([]string{above}, time.Now().Add(5*time.Second)) })
-	if err := write(above+"/memory.oom_control", "1"); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, write(above+"/memory.oom_control", "1"))
 	m.v1["memory"] = above
 	p, err := m.Plan(Request{Memory: 64 << 20}, true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	g, err := p.Make(id(t), false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	h := hold(t, "exec tail -n 1 /dev/zero")
 	add(t, g, h)
 	h.release(t)
@@ -309,16 +292,12 @@ func TestMemoryWithin(t *testing.T) {
 		return
 	}
 	file := t.TempDir() + "/f"
-	if err := os.WriteFile(file, make([]byte, 48<<20), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(file, make([]byte, 48<<20), 0o644))
 	h := hold(t, "cat | wc -c")
 	add(t, g, h)
 	h.release(t)
 	f, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer f.Close()
 	if _, err := io.Copy(h.gate, f); err != nil {
 		t.Fatal(err)
@@ -383,9 +362,7 @@ func TestCPUQuota(t *testing.T) {
 	used, wall := g.cpu(), time.Since(start)
 	if g.read["cpuacct"] == "" { // v1 has no need of it for a quota
 		st, err := proc.ReadStat(h.PID)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		used, wall = st.CPU.User+st.CPU.System, time.Since(start)
 	}
 	ratio := used.Seconds() / wall.Seconds()
@@ -413,9 +390,7 @@ func TestTinyQuota(t *testing.T) {
 		}
 	}
 	start := time.Now()
-	if err := g.Loosen(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, g.Loosen())
 	if ws := h.end(0); ws.Signal() != unix.SIGKILL || time.Since(start) > time.Second*slower() {
 		t.Errorf("ended with %v after %v", ws, time.Since(start))
 	}
@@ -456,9 +431,7 @@ func TestKill(t *testing.T) {
 		}
 		return
 	}
-	if err := write(g.v2+"/cgroup.freeze", "1"); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, write(g.v2+"/cgroup.freeze", "1"))
 	if err := g.Loosen(); err != nil {
 		t.Error(err)
 	}
@@ -468,9 +441,7 @@ func TestKill(t *testing.T) {
 	if err := g.Remove(time.Now().Add(20 * time.Millisecond)); !errors.Is(err, unix.EBUSY) {
 		t.Errorf("removed with processes inside: %v", err)
 	}
-	if err := g.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, g.Kill())
 	if err := h.Wait(time.Now().Add(5 * time.Second * slower())); err != nil {
 		t.Error(err)
 	}
@@ -488,9 +459,7 @@ func TestFrozenV1(t *testing.T) {
 		return
 	}
 	dir := own + "/" + Prefix + id(t)
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Mkdir(dir, 0o755))
 	h := hold(t, "sleep 60")
 	t.Cleanup(func() {
 		_ = write(dir+"/freezer.state", "THAWED")
@@ -500,12 +469,8 @@ func TestFrozenV1(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if err := write(dir+"/cgroup.procs", strconv.Itoa(h.PID)); err != nil {
-		t.Fatal(err)
-	}
-	if err := write(dir+"/freezer.state", "FROZEN"); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, write(dir+"/cgroup.procs", strconv.Itoa(h.PID)))
+	harness.Must(t, write(dir+"/freezer.state", "FROZEN"))
 	for range 1000 { // FREEZING first
 		if data, _ := proc.ReadFile(dir + "/freezer.state"); string(data) == "FROZEN\n" {
 			break
@@ -528,9 +493,7 @@ func TestFrozenV1(t *testing.T) {
 // what it starts inherits them.
 func TestProcessLimits(t *testing.T) {
 	p, err := here(t).Plan(Request{FSize: 10 << 20, NoFile: 64, Stack: 4 << 20}, true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	g, err := p.Make(id(t), false)
 	if err != nil || len(g.Dirs()) != 0 {
 		t.Fatal(err, g.Dirs())
@@ -556,17 +519,13 @@ func TestMayNotBeSet(t *testing.T) {
 			t.Errorf("required: %v", err)
 		}
 		p, err := here(t).Plan(r, false)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if l := p.Limits[0]; l.Enforced || l.Reason == "" {
 			t.Errorf("best effort: %+v", l)
 		}
 	}
 	hard := unix.Rlimit{}
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &hard); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &hard))
 	if _, err := here(t).Plan(Request{NoFile: int64(hard.Max) + 1}, true); err == nil || !strings.Contains(err.Error(), "hard limit") {
 		t.Error(err)
 	}
@@ -577,26 +536,18 @@ func TestMayNotBeSet(t *testing.T) {
 func inRoom(t *testing.T, g *Group, script string) (string, *result.Payload) {
 	t.Helper()
 	out, in, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer out.Close()
 	plan, err := room.Prepare(room.Policy{Command: []string{"sh", "-c", script}, Workdir: "/tmp"}, room.Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer plan.Close()
 	plan.Bounds = g.Bounds()
 	room, err := plan.Start(t.Context(), [3]*os.File{in, in, in}, nil, false)
 	in.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer room.Close()
 	own, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", room.Init.PID))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if n := bytes.Count(own, []byte(id(t))); n != len(g.Dirs()) {
 		t.Errorf("it is in %d of %v: %s", n, g.Dirs(), own)
 	}
@@ -619,9 +570,7 @@ func inRoom(t *testing.T, g *Group, script string) (string, *result.Payload) {
 		t.Error(err)
 	}
 	seen, err := io.ReadAll(out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return string(seen), payload
 }
 
@@ -656,13 +605,9 @@ func TestExecWithin(t *testing.T) {
 	}
 	make := func(m *Machine, r Request, id string, nest bool) *Group {
 		p, err := m.Plan(r, true)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		g, err := p.Make(id, nest)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		t.Cleanup(func() {
 			if err := g.Remove(time.Now().Add(5 * time.Second)); err != nil {
 				t.Error(err)
@@ -782,9 +727,7 @@ func TestRemoveInVain(t *testing.T) {
 func descriptors(t *testing.T) int {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return len(list)
 }
 
@@ -792,20 +735,12 @@ func descriptors(t *testing.T) int {
 func BenchmarkGroup(b *testing.B) {
 	for i := range b.N {
 		m, err := Detect()
-		if err != nil {
-			b.Fatal(err)
-		}
+		harness.Must(b, err)
 		p, err := m.Plan(Request{Memory: 1 << 30, Pids: 100, CPUs: 1}, false)
-		if err != nil {
-			b.Fatal(err)
-		}
+		harness.Must(b, err)
 		g, err := p.Make(fmt.Sprintf("bench-%d-%d", os.Getpid(), i), false)
-		if err != nil {
-			b.Fatal(err)
-		}
+		harness.Must(b, err)
 		_, _ = g.Usage(), g.Limits(0)
-		if err := g.Remove(time.Now().Add(time.Second)); err != nil {
-			b.Fatal(err)
-		}
+		harness.Must(b, g.Remove(time.Now().Add(time.Second)))
 	}
 }

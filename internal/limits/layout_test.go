@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // layout is a cgroup v2 tree of files. Each directory has the controllers it gives
@@ -25,12 +26,8 @@ func fake(t *testing.T, own string, dirs ...layout) (*Machine, string) {
 	root := t.TempDir()
 	put := func(path, text string, mode os.FileMode) {
 		path = root + path
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), mode); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		harness.Must(t, os.WriteFile(path, []byte(text), mode))
 	}
 	put("/proc/self/mountinfo", "30 23 0:26 / /cg rw - cgroup2 cgroup2 rw\n", 0o644)
 	put("/proc/self/cgroup", "0::"+own+"\n", 0o644)
@@ -46,16 +43,12 @@ func fake(t *testing.T, own string, dirs ...layout) (*Machine, string) {
 	for _, d := range dirs {
 		if d.mode != 0 {
 			dir := root + "/cg" + d.dir
-			if err := os.Chmod(dir, d.mode); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, os.Chmod(dir, d.mode))
 			t.Cleanup(func() { _ = os.Chmod(dir, 0o755) })
 		}
 	}
 	m, err := detect(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return m, root
 }
 
@@ -90,9 +83,7 @@ func TestLayouts(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			if p.v2.dir != root+tt.want {
 				t.Errorf("below %s, want %s", p.v2.dir, tt.want)
 			}
@@ -139,9 +130,7 @@ func TestMakeFails(t *testing.T) {
 	for _, required := range []bool{true, false} {
 		m, root := fake(t, "/a/leaf", layout{"/a", all, all, "", 0}, layout{"/a/leaf", all, "", "2\n", 0})
 		p, err := m.Plan(Request{Memory: 1 << 20, Pids: 10}, required)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		g, err := p.Make("x", false)
 		dir := root + "/cg/a/sbxrun-x"
 		if required {
@@ -169,9 +158,7 @@ func TestRemoveDirs(t *testing.T) {
 	if err := RemoveDirs([]string{dir + "/sbxrun-gone"}, deadline()); err != nil {
 		t.Error(err)
 	}
-	if err := os.MkdirAll(dir+"/sbxrun-a/main/x", 0o755); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.MkdirAll(dir+"/sbxrun-a/main/x", 0o755))
 	if err := RemoveDirs([]string{dir + "/sbxrun-a"}, deadline()); err != nil || exists(dir+"/sbxrun-a") {
 		t.Error(err)
 	}
@@ -181,12 +168,8 @@ func TestRemoveDirs(t *testing.T) {
 func TestMemoryOf(t *testing.T) {
 	dir := t.TempDir()
 	for path, text := range map[string]string{"/v2/memory.current": "4096\n", "/memory/memory.usage_in_bytes": "8192\n", "/pids/pids.current": "3\n"} {
-		if err := os.MkdirAll(filepath.Dir(dir+path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(dir+path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.MkdirAll(filepath.Dir(dir+path), 0o755))
+		harness.Must(t, os.WriteFile(dir+path, []byte(text), 0o644))
 	}
 	for _, tt := range []struct {
 		dirs []string

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 func TestFakeMeminfo(t *testing.T) {
@@ -21,9 +22,7 @@ func TestFakeMeminfo(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	real, err := proc.ReadFile("/proc/meminfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if got := FakeMeminfo(real, math.MaxInt64, math.MaxInt64); strings.Count(string(got), "\n") != strings.Count(string(real), "\n") || len(got) != len(real) {
 		t.Errorf("the layout differs:\n%s", got)
 	}

@@ -11,15 +11,14 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // lastingGroup is one for a test; nil if it can have none.
 func lastingGroup(t *testing.T) *Group {
 	t.Helper()
 	g, err := Lasting(id(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if g == nil {
 		t.Log("only systemd could make a cgroup here")
 		return nil
@@ -47,12 +46,8 @@ func TestRenewedQuota(t *testing.T) {
 			t.Logf("nobody here can set one: %v", err)
 			return
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := g.Throttle(); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
+		harness.Must(t, g.Throttle())
 		if got := quotaOf(t, g); got != cpus {
 			t.Errorf("asked for %v CPUs, the kernel gives %v", cpus, got)
 		}
@@ -80,9 +75,7 @@ func TestIdle(t *testing.T) {
 			t.Logf("nobody here can set one: %v", err)
 			return
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if got := limit(); got != strconv.Itoa(10+Spare) {
 			t.Errorf("pids.max is %s for a command", got)
 		}
@@ -149,14 +142,10 @@ func quotaOf(t *testing.T, g *Group) float64 {
 	var numbers []float64 // the quota and the period
 	for _, file := range files {
 		text, err := os.ReadFile(dir + file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		for _, word := range strings.Fields(string(text)) {
 			n, err := strconv.ParseFloat(word, 64)
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			numbers = append(numbers, n)
 		}
 	}
@@ -172,18 +161,14 @@ func TestOpenFiles(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "memory.oom_control")
 	o := &openFiles{named: map[string]*os.File{}}
 	for _, want := range []string{"oom_kill 0\n", "oom_kill 12\n"} {
-		if err := os.WriteFile(path, []byte(want), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(path, []byte(want), 0o600))
 		got, err := o.read(path)
 		if err != nil || string(got) != want {
 			t.Errorf("read %q, %v; want %q", got, err, want)
 		}
 	}
 	f, err := o.open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if _, err := o.read(path + "none"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a file that is not there: %v", err)
 	}

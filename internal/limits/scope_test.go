@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // fakeSystemd is a manager that records what it is asked.
@@ -33,13 +34,9 @@ type fakeSystemd struct {
 // serve has the fake listen, as the manager of this user or as a bus daemon.
 func (f *fakeSystemd) serve(t *testing.T, path string, bus bool) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.MkdirAll(filepath.Dir(path), 0o700))
 	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	done := make(chan struct{})
 	t.Cleanup(func() { l.Close(); <-done })
 	go func() {
@@ -176,18 +173,12 @@ func (a *authenticated) Write(b []byte) (int, error) {
 func callerAt(t *testing.T, membership string) caller {
 	t.Helper()
 	root, err := os.MkdirTemp("", "scope") // the names of sockets are short
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { os.RemoveAll(root) })
 	for _, dir := range []string{"/run/systemd/system", "/proc/self"} {
-		if err := os.MkdirAll(root+dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.MkdirAll(root+dir, 0o755))
 	}
-	if err := os.WriteFile(root+"/proc/self/cgroup", []byte(membership), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(root+"/proc/self/cgroup", []byte(membership), 0o644))
 	return caller{root: root, uid: os.Geteuid(), env: func(string) string { return "" }, patience: 5 * time.Second}
 }
 
@@ -211,9 +202,7 @@ func TestScopeEnter(t *testing.T) {
 			f := &fakeSystemd{job: "done"}
 			f.serve(t, path, bus)
 			m, err := findSystemd(c)
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			if m.Cgroup() != "/user.slice/user@1.service" {
 				t.Errorf("%q", m.Cgroup())
 			}
@@ -257,9 +246,7 @@ func TestScopeEnterRefused(t *testing.T) {
 			c := callerAt(t, tt.membership)
 			tt.fake.serve(t, c.endpoints()[0].path, false)
 			m, err := findSystemd(c)
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			cgroup, err := m.Enter("sbxrun-x.scope")
 			if cgroup != "" {
 				t.Errorf("%q", cgroup)
@@ -285,9 +272,7 @@ func TestScopeSilence(t *testing.T) {
 	f := &fakeSystemd{} // its job does not end
 	f.serve(t, c.endpoints()[0].path, false)
 	m, err := findSystemd(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	m.caller.patience = 50 * time.Millisecond
 	if _, err = m.Enter("sbxrun-x.scope"); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Error(err)
@@ -360,13 +345,9 @@ func TestScopeHere(t *testing.T) {
 	machine := here(t)
 	if os.Getenv("SCOPE_TEST_ENTER") != "" {
 		m, err := machine.manager()
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		cgroup, err := m.Enter(os.Getenv("SCOPE_TEST_ENTER"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if !strings.HasPrefix(cgroup, m.Cgroup()) {
 			t.Errorf("%s is not below %s", cgroup, m.Cgroup())
 		}

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // opens counts how often a file was opened since the last call.
@@ -23,9 +25,7 @@ func opens(t *testing.T, watch int) (n int) {
 		if err == unix.EAGAIN {
 			return n
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		n += got / unix.SizeofInotifyEvent // of a file itself: no names follow
 	}
 }
@@ -37,15 +37,11 @@ func TestWatchOOMUnifiedDoesNotPoll(t *testing.T) {
 	file := filepath.Join(dir, "memory.events")
 	write := func(text string) {
 		t.Helper()
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(file, []byte(text), 0o600))
 	}
 	write("max 0\noom_kill 0\n")
 	watch, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer unix.Close(watch)
 	g := &Group{v2: dir, read: map[string]string{"memory": dir}}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -97,9 +93,7 @@ func TestCountCPUs(t *testing.T) {
 	runtime.LockOSThread() // and not unlocked: it ends with the test
 	var one unix.CPUSet
 	one.Set(ownCPUs()[0])
-	if err := unix.SchedSetaffinity(0, &one); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, unix.SchedSetaffinity(0, &one))
 	c := exec.Command(os.Args[0], "-test.run=^TestCountCPUs$")
 	c.Env = append(os.Environ(), "LIMITS_TEST_PINNED=1")
 	if out, err := c.CombinedOutput(); err != nil || !strings.Contains(string(out), fmt.Sprintf("online: %d\n", onlineCPUs())) {

@@ -7,13 +7,13 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 func must(t *testing.T, errs ...error) {
 	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, errors.Join(errs...))
 }
 
 // same reports whether fd is the file at path.

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 var errTest = errors.New("test")
@@ -20,9 +22,7 @@ var errTest = errors.New("test")
 func reopen(t *testing.T, f *os.File) *os.File {
 	t.Helper()
 	r, err := os.Open(f.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { r.Close() })
 	return r
 }
@@ -107,19 +107,13 @@ func TestFollowWithoutInotify(t *testing.T) {
 	lines := make(chan string, 1)
 
 	var old unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: old.Max}); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
+	harness.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: old.Max}))
 	_, _, err := watch([]Stream{{File: r}})
 	ended := make(chan struct{})
 	result := start(t, t.Context(), ended, Stream{r, hand(lines)})
 	first := receive(t, lines, "history") // so it has given up inotify
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old))
 
 	if !errors.Is(err, unix.EMFILE) {
 		t.Errorf("watch: %v; want EMFILE", err)
@@ -150,9 +144,7 @@ func TestWatchErrors(t *testing.T) {
 func descriptors(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return len(entries)
 }
 
@@ -160,9 +152,7 @@ func descriptors(t *testing.T) int {
 func TestFollowRemoved(t *testing.T) {
 	f := create(t)
 	r := reopen(t, f)
-	if err := os.Remove(f.Name()); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Remove(f.Name()))
 	lines := make(chan string, 1)
 	start(t, t.Context(), nil, Stream{r, hand(lines)})
 	write(t, f, binary)
@@ -235,9 +225,7 @@ func TestFollowEnded(t *testing.T) {
 	close(ended)
 	var got []string
 	emit := func(p []byte) error { got = append(got, fmt.Sprintf("%d%c", len(p), p[0])); return nil }
-	if err := Follow(t.Context(), ended, Stream{reopen(t, a), emit}, Stream{reopen(t, b), emit}); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, Follow(t.Context(), ended, Stream{reopen(t, a), emit}, Stream{reopen(t, b), emit}))
 	if want := []string{"32768a", "32768b", "32768a", "1a"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
@@ -252,9 +240,7 @@ func TestFollowTail(t *testing.T) {
 	if err == nil {
 		_, err = r.Seek(offset, 0)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	lines := make(chan string, 1)
 	start(t, t.Context(), nil, Stream{r, hand(lines)})
 	if got := receive(t, lines, "the tail"); got != "2\n3\n" {

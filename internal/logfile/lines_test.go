@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // tail is what Tail says, from the whole content.
@@ -52,9 +54,7 @@ func TestTailErrors(t *testing.T) {
 	f := create(t)
 	write(t, f, "a\nb\n")
 	writeOnly, err := os.OpenFile(f.Name(), os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer writeOnly.Close()
 	f.Close()
 	for _, f := range []*os.File{f, writeOnly} {

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // binary has every byte, with zeros, line breaks and broken characters.
@@ -17,9 +19,7 @@ const binary = "\x00\xff\n\r\n\xc3\x28 \xe2\x82\xac\x00\n"
 func create(t *testing.T) *os.File {
 	t.Helper()
 	f, err := os.Create(filepath.Join(t.TempDir(), "log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { f.Close() })
 	return f
 }
@@ -28,9 +28,7 @@ func create(t *testing.T) *os.File {
 func content(t *testing.T, f *os.File) string {
 	t.Helper()
 	data, err := os.ReadFile(f.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return string(data)
 }
 
@@ -74,9 +72,7 @@ func TestWriterLimit(t *testing.T) {
 
 func TestWriterDiskFull(t *testing.T) {
 	f, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer f.Close()
 	w := NewWriter(f, 100)
 	check(t, w, 0, 0, nil)
@@ -89,18 +85,12 @@ func TestWriterDiskFull(t *testing.T) {
 // After an error that took only a part, nothing is added: no hole.
 func TestWriterErrorIsTheEnd(t *testing.T) {
 	var old unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &old); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, unix.Getrlimit(unix.RLIMIT_FSIZE, &old))
 	f := create(t)
 	w := NewWriter(f, 100)
-	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 5, Max: old.Max}); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 5, Max: old.Max}))
 	write(t, w, "12345678")
-	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &old); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &old))
 	check(t, w, 8, 5, unix.EFBIG)
 	write(t, w, "9")
 	check(t, w, 9, 5, unix.EFBIG)

@@ -15,6 +15,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/server"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // nowhere has no place for anybody.
@@ -44,9 +45,7 @@ func FuzzBody(f *testing.F) {
 	c.MaxBody = 1 << 20
 	log := slog.New(slog.NewJSONHandler(io.Discard, nil))
 	s, err := server.New(c, nil, nowhere{}, log, "test")
-	if err != nil {
-		f.Fatal(err)
-	}
+	harness.Must(f, err)
 	f.Cleanup(func() { s.Drain(context.Background()) })
 	front := New(s, Settings{Version: "test", MaxBody: int64(c.MaxBody), Log: log})
 	f.Fuzz(func(t *testing.T, body string, newest bool) {

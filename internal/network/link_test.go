@@ -8,15 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // TestEndedEarly: what a proxy reports that has ended before it was to is incomplete.
 func TestEndedEarly(t *testing.T) {
 	for _, early := range []bool{true, false} {
 		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		theirs := os.NewFile(uintptr(pair[0]), "theirs")
 		p := &Proxy{spec: Spec{Proxied: true}, socket: os.NewFile(uintptr(pair[1]), "ours"), served: make(chan struct{}), refused: make(chan result.ReportHost)}
 		go p.answer()
@@ -44,31 +43,21 @@ func TestEndedEarly(t *testing.T) {
 // TestNoRoom: of a message whose descriptors do not all fit into the table none is kept, and the message is read.
 func TestNoRoom(t *testing.T) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	theirs, ours := os.NewFile(uintptr(pair[0]), "theirs"), os.NewFile(uintptr(pair[1]), "ours")
 	defer theirs.Close()
 	defer ours.Close()
 	free, err := unix.FcntlInt(uintptr(pair[0]), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	unix.Close(free)
 	var before unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
-		t.Fatal(err)
-	}
-	if err := Send(ours, Message{Sockets: 7}, pair[0], pair[1]); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
+	harness.Must(t, Send(ours, Message{Sockets: 7}, pair[0], pair[1]))
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(free) + 1, Max: before.Max}); err != nil { // for one more
 		t.Fatal(err)
 	}
 	m, fds, err := Receive(theirs)
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before))
 	if err != nil || m.Sockets != 7 || len(fds) > 0 {
 		t.Errorf("%+v, %v, %v", m, fds, err)
 	}

@@ -8,6 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 func TestParseAllow(t *testing.T) {
@@ -42,15 +44,11 @@ func TestLongList(t *testing.T) {
 		t.Fatal(most, err)
 	}
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	theirs, ours := os.NewFile(uintptr(pair[0]), "theirs"), os.NewFile(uintptr(pair[1]), "ours")
 	defer theirs.Close()
 	defer ours.Close()
-	if err := Send(ours, Message{Rules: longest.Allow}); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, Send(ours, Message{Rules: longest.Allow}))
 	if m, _, err := Receive(theirs); err != nil || len(m.Rules) != most {
 		t.Errorf("%d of %d, %v", len(m.Rules), most, err)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/pool"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // bench calls f, b.N times, and reports what of this process's CPU time, and of that of its
@@ -23,18 +24,14 @@ func bench(b *testing.B, f func() error) {
 	used := func() (d time.Duration) {
 		for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
 			var r unix.Rusage
-			if err := unix.Getrusage(who, &r); err != nil {
-				b.Fatal(err)
-			}
+			harness.Must(b, unix.Getrusage(who, &r))
 			d += time.Duration(r.Utime.Nano() + r.Stime.Nano())
 		}
 		return d
 	}
 	before := used()
 	for b.Loop() {
-		if err := f(); err != nil {
-			b.Fatal(err)
-		}
+		harness.Must(b, f())
 	}
 	b.ReportMetric(float64(used()-before)/float64(b.N), "cpu-ns/op")
 }

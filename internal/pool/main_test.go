@@ -75,12 +75,8 @@ func server(t *testing.T, timeout time.Duration) (*exec.Cmd, *bufio.Reader) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), "SBXRUN_TEST_SERVER="+timeout.String())
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
+	harness.Must(t, cmd.Start())
 	lines := bufio.NewReader(out)
 	if line, err := lines.ReadString('\n'); line != "ready\n" {
 		t.Fatalf("%q, %v", line, err)
@@ -108,9 +104,7 @@ func TestKilled(t *testing.T) {
 		if len(list) < 3*8 {
 			t.Errorf("%+v", list)
 		}
-		if err := cmd.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, cmd.Process.Kill())
 		_ = cmd.Wait() // that it was killed is no news
 		gone(t, list)
 	}
@@ -121,9 +115,7 @@ func TestKilled(t *testing.T) {
 func TestStopped(t *testing.T) {
 	timeout := harness.Deadline(time.Second)
 	cmd, lines := server(t, timeout)
-	if err := cmd.Process.Signal(unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, cmd.Process.Signal(unix.SIGSTOP))
 	var list []proc.Stat
 	for _, st := range proc.Descendants(cmd.Process.Pid, 1000) {
 		if st.Comm == "sleep" || st.Comm == "sh" || st.Comm == "setsid" {
@@ -134,9 +126,7 @@ func TestStopped(t *testing.T) {
 		t.Errorf("%+v", list)
 	}
 	gone(t, list)
-	if err := cmd.Process.Signal(unix.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, cmd.Process.Signal(unix.SIGCONT))
 	for range 3 {
 		if line, err := lines.ReadString('\n'); line != "timeout proven\n" {
 			t.Errorf("%q, %v", line, err)

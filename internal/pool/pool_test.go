@@ -85,9 +85,7 @@ func in(t *testing.T, r *pool.Room, spec job.Spec, args ...string) (*result.Resu
 		spec.Timeout = bound
 	}
 	run, err := r.Start(t.Context(), pool.Command{Args: args, Spec: spec})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	res, err := run.Wait()
 	if res == nil || res.Verdict != result.Proven {
 		t.Fatalf("%q: %+v, %v", args, res, err)
@@ -111,13 +109,9 @@ const nothing = "/dev/shm:\n\n/home/sandbox:\n\n/tmp:\n\n/var/data:\n2\n0\n0022\
 func TestCloseWhileBuilding(t *testing.T) {
 	dir := t.TempDir()
 	text := "#!/bin/sh\ncase $1 in\n--version) echo bubblewrap 0.8.0;;\n*) exec sleep 1000;;\nesac\n"
-	if err := os.WriteFile(filepath.Join(dir, "bwrap"), []byte(text), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(filepath.Join(dir, "bwrap"), []byte(text), 0o700))
 	for _, name := range []string{filepath.Join(dir, "bwrap"), dir, filepath.Dir(dir)} { // also for whom root becomes
-		if err := os.Chmod(name, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.Chmod(name, 0o755))
 	}
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	p := warm(t, bare, pool.Sizes{Min: 1, Max: 1})
@@ -155,9 +149,7 @@ func TestInitSleeps(t *testing.T) {
 	run, err := r.Start(t.Context(), pool.Command{
 		Args: []string{"sh", "-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo done; read x"}, Spec: job.Spec{Stdin: in, Stdout: w, Timeout: bound},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "done\n" {
 		t.Fatalf("%q, %v", line, err)
 	}
@@ -351,9 +343,7 @@ func TestUnproven(t *testing.T) {
 	run, err := r.Start(t.Context(), pool.Command{
 		Args: []string{"sh", "-c", "for i in 1 2 3 4 5 6 7 8 9; do setsid sleep 1000 & done; wait"}, Spec: job.Spec{Timeout: 200 * time.Millisecond, ProofTimeout: 1},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if res, _ := run.Wait(); res == nil || res.Verdict != result.Unproven {
 		t.Fatalf("%+v", res)
 	}
@@ -388,9 +378,7 @@ func TestHostile(t *testing.T) {
 			defer cancel()
 			out, w := io.Pipe()
 			run, err := r.Start(ctx, pool.Command{Args: args, Spec: job.Spec{Stdout: w, Stderr: w, Timeout: bound}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			text := ""
 			for lines := bufio.NewReader(out); !strings.HasPrefix(text, "ready ") && !strings.HasPrefix(text, "sent "); {
 				if text, err = lines.ReadString('\n'); err != nil {
@@ -423,9 +411,7 @@ func stranger(t *testing.T, address string) {
 	if err == nil {
 		err = os.Chmod(address, 0o777)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { l.Close() })
 	go func() {
 		conn, err := l.Accept()
@@ -517,9 +503,7 @@ func TestCanceled(t *testing.T) {
 	r := take(t, p, "a")
 	ctx, cancel := context.WithCancel(t.Context())
 	run, err := r.Start(ctx, pool.Command{Args: []string{"sleep", "1000"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	cancel()
 	if res, err := run.Wait(); err != nil || res.Cause != result.Canceled || res.Verdict != result.Proven {
 		t.Errorf("%+v, %v", res, err)
@@ -602,9 +586,7 @@ func TestLarge(t *testing.T) {
 	defer r.Give()
 	var out bytes.Buffer
 	run, err := r.Start(t.Context(), pool.Command{Args: []string{"sh", "-c", "echo ${#V0} ${#V8} $PWD $X"}, Env: append(env[:9], "X=1", "X=2"), Dir: "/usr", Spec: job.Spec{Stdout: &out}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if res, err := run.Wait(); err != nil || out.String() != "100000 100000 /usr 2\n" {
 		t.Errorf("%+v, %v, %q", res, err, &out)
 	}
@@ -708,9 +690,7 @@ func TestQuotaStays(t *testing.T) {
 	for i, cpus := range []float64{0.5, 0.5, 0, 0.5, 0.25, 0} {
 		r := take(t, p, "a")
 		run, err := r.Start(t.Context(), pool.Command{Args: []string{"sleep", "0.1"}, Spec: job.Spec{Limits: limits.Request{CPUs: cpus}, Timeout: bound}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		quota := ""
 		for _, dir := range run.Cgroups {
 			for _, name := range []string{"cpu.max", "cpu.cfs_quota_us"} {

@@ -27,9 +27,7 @@ func placeOf(t *testing.T, s *pool.Source, p place.Policy) place.Place {
 	t.Helper()
 	for end := time.Now().Add(bound); ; {
 		at, err := s.Take(t.Context(), "a", p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if at.Kind() == place.Warm {
 			return at
 		}
@@ -49,24 +47,18 @@ func TestFiles(t *testing.T) {
 	for range 3 {
 		at := placeOf(t, s, place.Policy{Policy: policy(t)})
 		dir, err := at.Files()
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if _, err := dir.Put("dir/in", strings.NewReader("text"), 100, 0o644); err != nil {
 			t.Fatal(err)
 		}
 		var out bytes.Buffer
 		run, err := at.Start(t.Context(), place.Command{Args: []string{"sh", "-c", "ls; cat dir/in; stat -c %U dir/in; echo more >>dir/in; mv dir/in out"}, Stdout: &out, Stderr: &out, Timeout: bound})
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if res, err := run.Wait(); err != nil || res.ExitCode() != 0 || out.String() != "dir\ntextsandbox\n" {
 			t.Errorf("%+v, %v, %q", res, err, &out)
 		}
 		f, _, err := dir.Get("out")
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		text := new(bytes.Buffer)
 		_, _ = text.ReadFrom(f)
 		f.Close()
@@ -90,9 +82,7 @@ func TestCold(t *testing.T) {
 		}
 		return env
 	}(), Stdout: &out, Timeout: bound})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if res, err := run.Wait(); err != nil || res.ExitCode() != 0 || at.Kind() != place.Cold {
 		t.Errorf("%s, %+v, %v", at.Kind(), res, err)
 	}
@@ -101,9 +91,7 @@ func TestCold(t *testing.T) {
 	}
 	for _, p := range []place.Policy{{Policy: policy(t), Lifetime: bound}, {Policy: policy(t), Limits: limits.Request{NoFile: 100}}} {
 		at, err := s.Take(t.Context(), "a", p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if at.Kind() != place.Cold {
 			t.Errorf("%+v is %s", p, at.Kind())
 		}
@@ -123,9 +111,7 @@ func TestMemoryLeft(t *testing.T) {
 	run := func(at place.Place, l limits.Request, script string) error {
 		defer func() { _, _ = at.Give() }()
 		dir, err := at.Files()
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if _, err := dir.Put("in", strings.NewReader("text"), 100, 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -143,13 +129,9 @@ func TestMemoryLeft(t *testing.T) {
 		return
 	}
 	for range 5 {
-		if err := run(placeOf(t, s, place.Policy{Policy: roomy, Commands: large}), large, "head -c 140M /dev/zero >/tmp/x"); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, run(placeOf(t, s, place.Policy{Policy: roomy, Commands: large}), large, "head -c 140M /dev/zero >/tmp/x"))
 		at, err := s.Take(t.Context(), "a", place.Policy{Policy: roomy, Commands: small})
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if err := run(at, small, "true"); err != nil {
 			t.Errorf("%s: %v", at.Kind(), err)
 		}
@@ -182,31 +164,23 @@ func TestAhead(t *testing.T) {
 	}()
 	harness.Until(t, bound, "a warm room", func() bool {
 		at, err := s.Take(t.Context(), "a", place.Policy{Policy: bare})
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		defer at.Give()
 		return at.Kind() == place.Warm
 	})
 	policy := place.Policy{Policy: bare, Program: &place.Program{Args: []string{"python3", "/home/sandbox/main.py"}, File: "main.py", Ahead: 1}}
 	run := func(code string, timeout time.Duration) (*result.Result, string) {
 		at, err := s.Take(t.Context(), "a", policy)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		defer at.Give()
 		dir, err := at.Files()
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if _, err := dir.Put("main.py", strings.NewReader(code), int64(len(code)), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		var out bytes.Buffer
 		running, err := at.Start(t.Context(), place.Command{Args: policy.Program.Args, Program: code, Stdout: &out, Stderr: &out, Timeout: timeout, Attended: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		res, err := running.Wait()
 		if err != nil || res.Verdict != result.Proven {
 			t.Errorf("%+v, %v", res, err)

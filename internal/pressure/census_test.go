@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 func TestCensus(t *testing.T) {
@@ -62,21 +63,15 @@ func TestCensus(t *testing.T) {
 // TestCensusHere: of real processes.
 func TestCensusHere(t *testing.T) {
 	cmd := exec.Command("sleep", "60")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, cmd.Start())
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 	init, err := proc.Identify(cmd.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	init.PIDNS = 1 // it has none of its own, and what runs in ours is not its
 	// It may not have got its memory yet: proc_pid_stat(5) tells that a little later.
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		c, err := TakeCensus()
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		n := c.Sandbox(init)
 		if n.Tasks == 1 && n.Zombies == 0 && n.RSS > 0 {
 			break

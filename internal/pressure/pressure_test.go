@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // fake is a tree of kernel files.
@@ -19,12 +20,8 @@ func fake(t testing.TB, files map[string]string) string {
 	root := t.TempDir()
 	for path, text := range files {
 		path = root + path
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		harness.Must(t, os.WriteFile(path, []byte(text), 0o644))
 	}
 	return root
 }
@@ -93,9 +90,7 @@ func TestLook(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			root := fake(t, tt.files)
 			r, err := look(root)
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			for i := range r.Bounds {
 				r.Bounds[i].Path = strings.TrimPrefix(r.Bounds[i].Path, root)
 			}
@@ -130,9 +125,7 @@ func TestLookFails(t *testing.T) {
 // TestLookHere: the machine that the test runs on has at least this process.
 func TestLookHere(t *testing.T) {
 	r, err := Look()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if len(r.Bounds) < 2 {
 		t.Fatalf("%+v", r)
 	}
@@ -146,13 +139,9 @@ func TestLookHere(t *testing.T) {
 // The quick way comes to what the list of mounts says, or to nothing.
 func TestUsual(t *testing.T) {
 	paths, err := limits.Membership("", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	mounts, err := limits.Mounts("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	wantTop, wantOwn := hierarchy(mounts, paths)
 	if top, own, ok := usual(paths); ok && (top != wantTop || own != wantOwn) {
 		t.Errorf("%s %s, want %s %s", top, own, wantTop, wantOwn)
@@ -219,9 +208,7 @@ func TestPromises(t *testing.T) {
 		t.Fatal(err)
 	}
 	r, err := look(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for range 2 { // of copies, as whoever looks twice has them
 		again := r
 		again.AddPromises()

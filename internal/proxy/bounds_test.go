@@ -15,24 +15,19 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // tcpPair is a connection's two ends.
 func tcpPair(t *testing.T) (client, server *net.TCPConn) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer l.Close()
 	c, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	s, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for _, end := range []net.Conn{c, s} {
 		_ = end.SetDeadline(time.Now().Add(time.Minute))
 		t.Cleanup(func() { end.Close() })
@@ -47,9 +42,7 @@ func TestIdle(t *testing.T) {
 	const idle = 3 * time.Second // within one, a busy emulated machine may run none of the connections that move something
 	listen := func() net.Listener {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		t.Cleanup(func() { l.Close() })
 		return l
 	}
@@ -69,9 +62,7 @@ func TestIdle(t *testing.T) {
 		}
 		conn, _ := get(t, by.Addr().String(), request+"\x00", status...)
 		up, err := hosts.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		t.Cleanup(func() { up.Close() })
 		_ = up.SetDeadline(time.Now().Add(time.Minute))
 		if _, err := io.ReadFull(up, make([]byte, 1)); err != nil {
@@ -183,20 +174,14 @@ func TestDialBound(t *testing.T) {
 func fullPort(t *testing.T) uint16 {
 	t.Helper()
 	l, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { unix.Close(l) })
 	if err = unix.Bind(l, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err == nil {
 		err = unix.Listen(l, 0)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	at, err := unix.Getsockname(l)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	port := uint16(at.(*unix.SockaddrInet4).Port)
 	for range 5 { // there is room for some
 		socket := os.NewFile(uintptr(freeSocket(t)), "socket")
@@ -205,9 +190,7 @@ func fullPort(t *testing.T) uint16 {
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			return port
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 	}
 	t.Fatal("it has connected more often than there is room")
 	return 0
@@ -217,9 +200,7 @@ func fullPort(t *testing.T) uint16 {
 func freeSocket(t *testing.T) int {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return fd
 }
 
@@ -238,9 +219,7 @@ func TestEnd(t *testing.T) {
 	p.ask.control, p.ask.replies, p.ask.pool = theirs, make(chan reply), []int{freeSocket(t)}
 	listen := func(want network.Listener) (address string) {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		p.listeners = append(p.listeners, l)
 		go p.taking(want, l)()
 		return l.Addr().String()

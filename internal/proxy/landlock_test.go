@@ -13,18 +13,16 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // TestShutLinks: that /etc/hosts is a link to elsewhere does not take it from a proxy that is shut in.
 func TestShutLinks(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(dir+"/file", []byte("192.0.2.1 linked.example.org\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(dir+"/file", []byte("192.0.2.1 linked.example.org\n"), 0o644))
 	etc := t.TempDir()
-	if err := os.Symlink(dir+"/file", etc+"/hosts"); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Symlink(dir+"/file", etc+"/hosts"))
 	cmd := exec.Command("/proc/self/exe", "links", etc)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
 	if os.Geteuid() != 0 {
@@ -70,9 +68,7 @@ func TestMain(m *testing.M) {
 // still resolves names, and connects.
 func TestShut(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(dir+"/file", []byte("secret"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(dir+"/file", []byte("secret"), 0o600))
 	out, err := exec.Command("/proc/self/exe", "shut", dir).CombinedOutput()
 	if err != nil {
 		t.Errorf("%v: %s", err, out)

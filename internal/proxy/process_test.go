@@ -10,15 +10,14 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // controls are the two ends of a proxy's socket to sbxrun.
 func controls(t *testing.T) (theirs, ours *os.File) {
 	t.Helper()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	theirs, ours = os.NewFile(uintptr(pair[0]), "control"), os.NewFile(uintptr(pair[1]), "ours")
 	t.Cleanup(func() { theirs.Close(); ours.Close() })
 	_ = ours.SetReadDeadline(time.Now().Add(time.Minute)) // it takes deadlines
@@ -29,13 +28,9 @@ func controls(t *testing.T) (theirs, ours *os.File) {
 func noFiles(t *testing.T) (restore func()) {
 	t.Helper()
 	var before unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
 	set := func(r unix.Rlimit) {
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &r); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &r))
 	}
 	// A low limit alone would do, but no descriptor can be sent while its user has more than that on their
 	// way (unix(7)), and others of this user may have some.
@@ -62,9 +57,7 @@ func TestFullTable(t *testing.T) {
 	over := make(chan int, 1)
 	go func() { over <- p.work() }()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer network.CloseAll(pair[:])
 	for _, want := range []error{unix.EMFILE, nil} {
 		asked := make(chan error, 1)
@@ -113,19 +106,13 @@ func TestEarlyClients(t *testing.T) {
 	var fds []int
 	for range 20 {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		defer l.Close()
 		c, err := net.Dial("tcp", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		defer c.Close()
 		f, err := l.(*net.TCPListener).File()
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		defer f.Close()
 		ports, fds = append(ports, network.Listener{Kind: network.KindPublish, Port: 8000}), append(fds, int(f.Fd()))
 	}
@@ -134,15 +121,11 @@ func TestEarlyClients(t *testing.T) {
 	receive := func() network.Message {
 		m, fds, err := network.Receive(ours)
 		network.CloseAll(fds)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		return m
 	}
 	send := func(m network.Message, fds ...int) {
-		if err := network.Send(ours, m, fds...); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, network.Send(ours, m, fds...))
 	}
 	send(network.Message{})
 	if m := receive(); !m.Checked {

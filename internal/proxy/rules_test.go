@@ -12,19 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/network"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // listing is rules for a list as --net has it, with these names.
 func listing(t *testing.T, list string, names map[string]string) *rules {
 	t.Helper()
 	parsed, err := network.ParseAllow(list)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	r, err := compile(parsed)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	r.resolve = func(_ context.Context, name string) (list []netip.Addr, err error) {
 		for a := range strings.FieldsSeq(names[name]) {
 			list = append(list, netip.MustParseAddr(a))
@@ -52,9 +49,7 @@ func TestOwnUnknown(t *testing.T) {
 // by then.
 func TestResolvedOnce(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.2:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer l.Close()
 	port := uint16(l.Addr().(*net.TCPAddr).Port)
 	r := listing(t, fmt.Sprintf("moves.example.org:%d,127.0.0.2:%d", port, port), nil)
@@ -66,9 +61,7 @@ func TestResolvedOnce(t *testing.T) {
 	s := newServer(r)
 	defer s.end()
 	c, _, err := s.connect(t.Context(), target{host: "moves.example.org", port: port})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer c.Close()
 	if to := c.RemoteAddr().String(); asked != 1 || to != l.Addr().String() {
 		t.Errorf("asked %d times, connected to %s", asked, to)

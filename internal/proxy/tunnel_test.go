@@ -19,15 +19,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // echConfigs is an ECHConfigList (RFC 9849, 4) for servers that are called so in the clear.
 func echConfigs(t *testing.T, publicName string) []byte {
 	t.Helper()
 	key, err := ecdh.X25519().GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	u16 := binary.BigEndian.AppendUint16
 	public := key.PublicKey().Bytes()
 	c := append(u16(u16([]byte{1}, 0x20), uint16(len(public))), public...) // config_id, DHKEM(X25519, HKDF-SHA256)
@@ -106,18 +106,14 @@ func record(kind byte, body []byte) []byte {
 func TestSecondHello(t *testing.T) {
 	t.Parallel()
 	host, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer host.Close()
 	port := host.Addr().(*net.TCPAddr).Port
 	name := fmt.Sprintf("www.example.org:%d", port)
 	s := newServer(listing(t, fmt.Sprintf("%s,127.0.0.1:%d", name, port), map[string]string{"www.example.org": "127.0.0.1"}))
 	defer s.end()
 	proxy, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer proxy.Close()
 	go s.serve(proxy)
 
@@ -152,9 +148,7 @@ func TestSecondHello(t *testing.T) {
 		before := s.counts.of(ofHost, name).refused.Load()
 		c, b := get(t, proxy.Addr().String(), "CONNECT "+name+" HTTP/1.1\r\n\r\n"+string(tt.first), http.StatusOK)
 		up, err := host.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		_ = up.SetDeadline(time.Now().Add(time.Minute))
 		first := make([]byte, len(good))
 		if _, err := io.ReadFull(up, first); err != nil || !bytes.Equal(first, good) {
@@ -181,9 +175,7 @@ func TestSecondHello(t *testing.T) {
 	}
 	get(t, proxy.Addr().String(), "CONNECT "+name+" HTTP/1.1\r\n\r\n"+string(both), http.StatusOK)
 	up, err := host.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer up.Close()
 	_ = up.SetDeadline(time.Now().Add(time.Minute))
 	if got, _ := io.ReadAll(up); len(got) > 0 {
@@ -196,9 +188,7 @@ func TestSecondHello(t *testing.T) {
 func TestSpeaksFirst(t *testing.T) {
 	t.Parallel()
 	host, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer host.Close()
 	address := host.Addr().String()
 	port := host.Addr().(*net.TCPAddr).Port
@@ -206,9 +196,7 @@ func TestSpeaksFirst(t *testing.T) {
 	s := newServer(listing(t, name+","+address, map[string]string{"www.example.org": "127.0.0.1"}))
 	defer s.end()
 	proxy, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer proxy.Close()
 	go s.serve(proxy)
 	for _, tt := range []struct {
@@ -225,9 +213,7 @@ func TestSpeaksFirst(t *testing.T) {
 		before := s.counts.of(ofHost, tt.to).refused.Load()
 		c, b := get(t, proxy.Addr().String(), "CONNECT "+tt.to+" HTTP/1.1\r\n\r\n"+tt.begin, http.StatusOK)
 		up, err := host.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if _, err := io.WriteString(up, tt.says); err != nil {
 			t.Fatal(err)
 		}

@@ -11,15 +11,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // serving is the address of a proxy.
 func serving(t *testing.T, r *rules) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	s := newServer(r)
 	go s.serve(l)
 	t.Cleanup(func() {
@@ -33,9 +33,7 @@ func serving(t *testing.T, r *rules) string {
 func get(t *testing.T, proxy, requests string, status ...int) (net.Conn, *bufio.Reader) {
 	t.Helper()
 	c, err := net.Dial("tcp", proxy)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { c.Close() })
 	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	if _, err := io.WriteString(c, requests); err != nil {
@@ -46,9 +44,7 @@ func get(t *testing.T, proxy, requests string, status ...int) (net.Conn, *bufio.
 		method, rest, _ := strings.Cut(requests, " ")
 		_, requests, _ = strings.Cut(rest, "\r\n\r\n")
 		answer, err := http.ReadResponse(b, &http.Request{Method: method})
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if answer.StatusCode != want {
 			t.Errorf("%s, want %d", answer.Status, want)
 		}
@@ -78,9 +74,7 @@ func TestUnchanged(t *testing.T) {
 		_, within := get(t, proxy, "CONNECT "+address+" HTTP/1.1\r\n\r\nGET "+rest, http.StatusOK)
 		for what, b := range map[string]*bufio.Reader{"plain": plain, "within a tunnel": within} {
 			answer, err := http.ReadResponse(b, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			body, err := io.ReadAll(answer.Body)
 			if err != nil || string(body) != "<html>"+query {
 				t.Errorf("%s: %s, %v", what, body, err)
@@ -179,16 +173,12 @@ func TestNoVersion(t *testing.T) {
 	for _, line := range []string{"GET http://other.example.org/\r\n", "GET http://other.example.org/ \r\n", "GET /\r\nHost: other.example.org\r\n\r\n", "get / x\n",
 		"PROXY TCP4 192.0.2.1 192.0.2.2 1 80\r\nGET / HTTP/1.1\r\nHost: other.example.org\r\n\r\n", "\r\n\r\n\x00\r\nQUIT\n!\x11\x00\x00GET / HTTP/1.1\r\nHost: other.example.org\r\n\r\n"} {
 		host, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		defer host.Close()
 		address := host.Addr().String()
 		_, b := get(t, serving(t, listing(t, address, nil)), "CONNECT "+address+" HTTP/1.1\r\n\r\n"+line, http.StatusOK)
 		up, err := host.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		defer up.Close()
 		_ = up.SetDeadline(time.Now().Add(time.Minute))
 		reached := make(chan []byte)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/workspace"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // seen has no place, and tells what it was asked for.
@@ -37,20 +38,14 @@ func TestLimitsOfPlace(t *testing.T) {
 // The files of a call are not copied any more when nobody waits for it, however many there are.
 func TestBringEnds(t *testing.T) {
 	root, err := unix.Open(t.TempDir(), unix.O_PATH, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	dir, err := workspace.Open(root, ".", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer dir.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	s := &Server{}
 	file := fileIn{path: "a", text: strings.NewReader("x"), size: 1, mode: 0o600}
-	if err := s.bringFile(ctx, dir, &order{}, file); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, s.bringFile(ctx, dir, &order{}, file))
 	cancel()
 	file.text = strings.NewReader("x")
 	if err := s.bringFile(ctx, dir, &order{}, file); !errors.Is(err, errEnded) {

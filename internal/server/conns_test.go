@@ -21,21 +21,18 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // A connection that cannot be had, since something is used up, does not end the server.
 func TestConnectionsScarce(t *testing.T) {
 	raw, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	ended := make(chan error, 1)
 	web := &http.Server{Handler: http.NotFoundHandler(), ErrorLog: log.New(io.Discard, "", 0)}
 	go func() { ended <- web.Serve(NewConnections(4).Of(&failing{raw, 3})) }()
 	c, err := net.Dial("unix", raw.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(20 * time.Second)) // it takes deadlines
 	if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
@@ -70,9 +67,7 @@ func TestConnections(t *testing.T) {
 		t.Run(network, func(t *testing.T) {
 			address := map[string]string{"unix": filepath.Join(t.TempDir(), "s"), "tcp": "127.0.0.1:0"}[network]
 			raw, err := net.Listen(network, address)
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			l := NewConnections(4).Of(raw)
 			web := &http.Server{ConnContext: Peer, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				tenant, _ := r.Context().Value(peerKey).(string)
@@ -83,18 +78,14 @@ func TestConnections(t *testing.T) {
 			ask := func() (*http.Response, net.Conn) {
 				t.Helper()
 				c, err := net.Dial(network, raw.Addr().String())
-				if err != nil {
-					t.Fatal(err)
-				}
+				harness.Must(t, err)
 				t.Cleanup(func() { c.Close() })
 				_ = c.SetDeadline(time.Now().Add(20 * time.Second)) // it takes deadlines
 				if _, err := io.WriteString(c, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx"); err != nil {
 					t.Fatal(err)
 				}
 				r, err := http.ReadResponse(bufio.NewReader(c), nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				harness.Must(t, err)
 				return r, c
 			}
 			r, first := ask()
@@ -132,9 +123,7 @@ func TestWhileThere(t *testing.T) {
 			if network != "unix" {
 				l, err = net.Listen("tcp", "127.0.0.1:0")
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			ended := make(chan struct{})
 			web := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 				there, leave := WhileThere(r.Context())
@@ -156,9 +145,7 @@ func TestWhileThere(t *testing.T) {
 			}
 			defer web.Close()
 			c, err := net.Dial(l.Addr().Network(), l.Addr().String())
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			defer c.Close()
 			if network == "tls" {
 				c = tls.Client(c, &tls.Config{InsecureSkipVerify: true})
@@ -207,9 +194,7 @@ func TestBodiesAtOnce(t *testing.T) {
 	begin := func() net.Conn {
 		t.Helper()
 		c, err := net.Dial("tcp", web.Listener.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		t.Cleanup(func() { c.Close() })
 		_ = c.SetDeadline(time.Now().Add(20 * time.Second)) // it takes deadlines
 		if _, err := io.WriteString(c, "POST /v1/run HTTP/1.1\r\nHost: sbxrun\r\nContent-Type: application/json\r\nContent-Length: 200000\r\n\r\n{"); err != nil {
@@ -253,9 +238,7 @@ func TestHold(t *testing.T) {
 	c := config.Default()
 	c.StateDir, c.Tenant.Buffers = filepath.Join(t.TempDir(), "state"), 1000
 	s, err := New(c, nil, nowhere{}, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer s.Drain(t.Context())
 	h := s.identified(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for _, want := range []api.Code{"", api.Quota} {
@@ -282,9 +265,7 @@ func TestRequestsAtOnce(t *testing.T) {
 	c := config.Default()
 	c.StateDir, c.Tenant.Requests = filepath.Join(t.TempDir(), "state"), 1
 	s, err := New(c, nil, nowhere{}, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer s.Drain(t.Context())
 	var h http.Handler
 	ask := func(path, peer string) int {

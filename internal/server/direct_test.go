@@ -9,15 +9,14 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // Memory that is asked for when the request is over, as by a tool of MCP whose client has left, is not
 // taken: nobody would free it.
 func TestHoldAfterEnd(t *testing.T) {
 	door, err := NewDoor(config.Default(), nil, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	var ctx context.Context
 	h := door.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		ctx = r.Context()

@@ -22,6 +22,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/workspace"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // broken has places in which a mistake is met, and counts those that are taken.
@@ -115,9 +116,7 @@ func TestUnproven(t *testing.T) {
 	c := config.Default()
 	c.StateDir, c.MetricsTenants = filepath.Join(t.TempDir(), "state"), []string{"uid-1"}
 	s, err := New(c, nil, source, slog.New(slog.DiscardHandler), "test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { s.Drain(t.Context()) })
 	h := s.Handler(http.NotFoundHandler())
 	ask := func(method, path, body string, headers ...string) *httptest.ResponseRecorder {
@@ -161,9 +160,7 @@ func TestUnproven(t *testing.T) {
 		}
 		told("a stream", last.Error)
 		var status api.CallStatus
-		if err := json.Unmarshal(ask(http.MethodPost, "/v1/calls", run).Body.Bytes(), &status); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, json.Unmarshal(ask(http.MethodPost, "/v1/calls", run).Body.Bytes(), &status))
 		w = ask(http.MethodGet, "/v1/calls/"+status.ID+"?wait_ms=60000", "")
 		if err := json.Unmarshal(w.Body.Bytes(), &status); err != nil || status.State != api.Over || status.Failure == nil {
 			t.Fatalf("%d %s", w.Code, w.Body)
@@ -178,9 +175,7 @@ func TestUnproven(t *testing.T) {
 	source.command = result.Unproven
 	var session api.Session
 	for path, body := range map[string]string{"/exec": run, "/code": `{"language":"python","code":"1"}`} {
-		if err := json.Unmarshal(ask(http.MethodPost, "/v1/sessions", "{}").Body.Bytes(), &session); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, json.Unmarshal(ask(http.MethodPost, "/v1/sessions", "{}").Body.Bytes(), &session))
 		path = "/v1/sessions/" + session.ID + path
 		for begun, end := false, time.Now().Add(20*time.Second); ; time.Sleep(time.Millisecond) {
 			w := ask(http.MethodPost, path, body)
@@ -196,9 +191,7 @@ func TestUnproven(t *testing.T) {
 			}
 		}
 	}
-	if err := json.Unmarshal(ask(http.MethodPost, "/v1/sessions", "{}").Body.Bytes(), &session); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, json.Unmarshal(ask(http.MethodPost, "/v1/sessions", "{}").Body.Bytes(), &session))
 	if w := ask(http.MethodDelete, "/v1/sessions/"+session.ID, ""); w.Code != http.StatusInternalServerError || !strings.Contains(w.Body.String(), `"unproven"`) || !strings.Contains(w.Body.String(), `"started":true`) {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
@@ -225,9 +218,7 @@ func TestMistakes(t *testing.T) {
 	source := &broken{}
 	var log bytes.Buffer
 	s, err := New(c, nil, source, slog.New(slog.NewJSONHandler(&log, nil)), "test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	h := s.Handler(http.NotFoundHandler())
 	ask := func(method, path, body string, headers ...string) *httptest.ResponseRecorder {
 		t.Helper()
@@ -278,9 +269,7 @@ func TestMistakes(t *testing.T) {
 	// In what a goroutine of the engine writes to.
 	source.output = true
 	o, err := s.check(who{tenant: "uid-1"}, &api.Call{Argv: []string{"true"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	_, err = s.carry(t.Context(), o, brokenSink{}, s.fresh)
 	if e := (*api.Error)(nil); !errors.As(err, &e) || e.Failure.Code != api.Internal || source.taken.Load() != 0 {
 		t.Errorf("%v, %d rooms", err, source.taken.Load())

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // Who may use a socket sees only their own, unless that is the server's user, or root, or the
@@ -22,9 +23,7 @@ func TestSeesAll(t *testing.T) {
 	c := config.Default()
 	c.StateDir, c.MetricsTenants = filepath.Join(t.TempDir(), "state"), []string{"uid-4001"}
 	s, err := New(c, nil, nowhere{}, slog.New(slog.DiscardHandler), "test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer s.Drain(t.Context())
 	h := s.Handler(http.NotFoundHandler())
 	for peer, sees := range map[string]bool{"uid-0": true, uidTenant(os.Geteuid()): true, "uid-4001": true, "uid-4002": false} {
@@ -50,16 +49,12 @@ func TestDashboard(t *testing.T) {
 		t.Fatalf("%d %s", w.Code, w.Body)
 	}
 	source, err := os.ReadFile("metrics.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	name := regexp.MustCompile(`sbxrun_[a-z_]+`)
 	all := name.FindAllString(string(source), -1)
 	for _, file := range []string{"../../docs/grafana.json", "../../docs/serve.md"} {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		if strings.HasSuffix(file, "json") && !json.Valid(text) {
 			t.Errorf("%s is no JSON", file)
 		}

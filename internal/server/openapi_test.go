@@ -13,6 +13,7 @@ import (
 	"github.com/getkin/kin-openapi/openapi3"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // The document is one of OpenAPI, by a validator's word, and has every operation.
@@ -22,12 +23,8 @@ func TestOpenAPI(t *testing.T) {
 		t.Fatalf("%d %s", w.Code, w.Body)
 	}
 	doc, err := openapi3.NewLoader().LoadFromData(w.Body.Bytes())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := doc.Validate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
+	harness.Must(t, doc.Validate(t.Context()))
 	if !strings.HasPrefix(doc.OpenAPI, "3.1") {
 		t.Errorf("version %s", doc.OpenAPI)
 	}
@@ -55,13 +52,9 @@ func TestOpenAPI(t *testing.T) {
 // all codes of errors with their statuses.
 func TestDocument(t *testing.T) {
 	doc, err := openapi3.NewLoader().LoadFromData(ask(handler(t), http.MethodGet, "/openapi.json", "").Body.Bytes())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	file, err := os.ReadFile("../../docs/api.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	text := string(file)
 	named := func(name string) bool {
 		return regexp.MustCompile("[ `\"]" + regexp.QuoteMeta(name) + "[ `?\"]").MatchString(text)

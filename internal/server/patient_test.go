@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // one is a listener for one connection.
@@ -59,9 +60,7 @@ func TestPatience(t *testing.T) {
 				c := config.Default()
 				c.StateDir = dir
 				s, err := New(c, nil, nowhere{}, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
-				if err != nil {
-					t.Fatal(err)
-				}
+				harness.Must(t, err)
 				defer s.Drain(t.Context())
 				ended := make(chan error, 1)
 				h := s.identified(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -128,13 +127,9 @@ func TestPatience(t *testing.T) {
 // A client that still sends when it has its answer is read from, and not cut off, although the connection is closed after it.
 func TestLinger(t *testing.T) {
 	door, err := NewDoor(config.Default(), nil, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "socket"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	web := &http.Server{Handler: door.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.ReadFull(r.Body, make([]byte, 5))
 		reads := make(chan struct{})
@@ -149,9 +144,7 @@ func TestLinger(t *testing.T) {
 	defer web.Close()
 	go func() { _ = web.Serve(l) }()
 	c, err := net.Dial("unix", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 	send := func(text string) {
@@ -163,9 +156,7 @@ func TestLinger(t *testing.T) {
 	send("PUT /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
 	in := bufio.NewReader(c)
 	res, err := http.ReadResponse(in, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for range 20 {
 		send("1\r\nx\r\n")
 		time.Sleep(10 * time.Millisecond) // as fast as this client is

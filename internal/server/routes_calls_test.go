@@ -16,6 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/calls"
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/values"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // Output that is followed does not end as if it were complete when the server ends.
@@ -23,14 +24,10 @@ func TestFollowedUntilStop(t *testing.T) {
 	c := config.Default()
 	c.StateDir = filepath.Join(t.TempDir(), "state")
 	s, err := New(c, nil, nowhere{}, slog.New(slog.DiscardHandler), "test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer s.Drain(t.Context())
 	_, call, err := s.book.Add(t.Context(), "one", "uid-1", nil, 100, calls.Share{}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	stdout, _ := call.Writers()
 	_, _ = stdout.Write([]byte("part")) // it never fails
 	h := s.Handler(http.NotFoundHandler())
@@ -39,9 +36,7 @@ func TestFollowedUntilStop(t *testing.T) {
 	}))
 	defer web.Close()
 	r, err := http.Get(web.URL + "/v1/calls/one/output?follow=1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer r.Body.Close()
 	if _, err := io.ReadFull(r.Body, make([]byte, len("part"))); err != nil {
 		t.Fatal(err)
@@ -61,9 +56,7 @@ func TestListHolds(t *testing.T) {
 	for range 100 {
 		id := s.newID()
 		_, call, err := s.book.Add(t.Context(), id, "uid-1", nil, 0, calls.Share{}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		call.End(&api.Answer{Report: result.Report{ID: id, Argv: argv}}, 0, nil)
 	}
 	w := ask(h, http.MethodGet, "/v1/calls", "")

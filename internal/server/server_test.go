@@ -23,6 +23,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // nowhere has no place for anybody.
@@ -43,9 +44,7 @@ func handler(t testing.TB, change ...func(*Server)) http.Handler {
 	c.Hosts = []string{"sbx.example.com"}
 	c.MetricsTenants = []string{"uid-1"}
 	s, err := New(c, nil, nowhere{}, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { s.Drain(t.Context()) })
 	for _, each := range change {
 		each(s)
@@ -116,9 +115,7 @@ func FuzzPieces(f *testing.F) {
 		var got []byte
 		for line := range bytes.Lines(w.Body.Bytes()) {
 			var event api.Event
-			if err := json.Unmarshal(line, &event); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, json.Unmarshal(line, &event))
 			got = append(append(got, event.Text...), event.Base64...)
 		}
 		if !bytes.Equal(got, text) || *a.StdoutBytes != int64(len(text)) {
@@ -145,9 +142,7 @@ func FuzzAnswer(f *testing.F) {
 			t.Errorf("%d bytes for %d", w.Body.Len(), len(stdout)+len(stderr))
 		}
 		var got api.Answer
-		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, json.Unmarshal(w.Body.Bytes(), &got))
 		if diff := cmp.Diff(a, &got); diff != "" {
 			t.Error(diff)
 		}
@@ -184,24 +179,16 @@ func TestLeavesQueue(t *testing.T) {
 	c := config.Default()
 	c.StateDir, c.Places = filepath.Join(t.TempDir(), "state"), 1
 	s, err := New(c, nil, nowhere{}, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer s.Drain(t.Context())
 	turn, err := s.gate.Join("uid-1", c.Tenant.Ceilings())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	leave, err := turn.Wait(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	o, err := s.check(who{tenant: "uid-1"}, &api.Call{Argv: []string{"true"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if _, err := s.carry(ctx, o, newBuffered(o), s.fresh); api.AsError(err).Failure.Code != api.Ended {
 		t.Errorf("%v", err)
 	}
@@ -219,27 +206,19 @@ func TestQueuedStream(t *testing.T) {
 	c := config.Default()
 	c.StateDir, c.Places = filepath.Join(t.TempDir(), "state"), 1
 	s, err := New(c, nil, nowhere{}, slog.New(slog.DiscardHandler), "test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer s.Drain(t.Context())
 	turn, err := s.gate.Join("uid-2", c.Tenant.Ceilings())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	leave, err := turn.Wait(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	h := s.Handler(http.NotFoundHandler())
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1")))
 	}))
 	defer web.Close()
 	r, err := http.Post(web.URL+"/v1/run?stream=1", "application/json", strings.NewReader(`{"argv":["true"]}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer r.Body.Close()
 	var events []string
 	var last api.Event
@@ -277,9 +256,7 @@ func TestBodyThatDoesNotCome(t *testing.T) {
 	c.StateDir = filepath.Join(t.TempDir(), "state")
 	source := patientSource{canceled: make(chan bool, 1)}
 	s, err := New(c, nil, source, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer s.Drain(t.Context())
 	h := s.Handler(http.NotFoundHandler())
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -295,9 +272,7 @@ func TestBodyThatDoesNotCome(t *testing.T) {
 		"GET /v1/calls/none/output HTTP/1.1\r\nX-Known: 1\r\n", "PUT /v1/sessions/none/files/x HTTP/1.1\r\nX-Known: 1\r\n", "GET /none HTTP/1.1\r\nX-Known: 1\r\n",
 	} {
 		conn, err := net.Dial("tcp", web.Listener.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		defer conn.Close()
 		_ = conn.SetDeadline(time.Now().Add(10 * time.Second)) // it takes deadlines
 		all.Go(func() {
@@ -311,15 +286,11 @@ func TestBodyThatDoesNotCome(t *testing.T) {
 	}
 	defer all.Wait()
 	q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, web.URL+"/v1/run", strings.NewReader(`{"argv":["true"]}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	q.Header.Set("Content-Type", "application/json")
 	q.Header.Set("X-Known", "1")
 	answer, err := http.DefaultClient.Do(q)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	answer.Body.Close()
 	if <-source.canceled {
 		t.Error("a request that has come was canceled for the time that its body may take")

@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 const (
@@ -34,14 +36,10 @@ func newFakes(t *testing.T, goTest string) *fakes {
 	f := &fakes{t: t, dir: t.TempDir()}
 	f.path = filepath.Join(f.dir, "path")
 	scripts, err := filepath.Glob("*.sh")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for _, name := range append(scripts, "failures.awk", "../../setup.sh") {
 		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		put(t, filepath.Join(f.dir, "tree/internal/setup", name), string(text))
 	}
 	for _, name := range []string{"vm/test.sh", "dist/test.sh", "bwraps/test.sh"} {
@@ -158,9 +156,7 @@ func TestQuick(t *testing.T) {
 // it calls, how often to try (harness.Soak).
 func TestRare(t *testing.T) {
 	lists, err := os.ReadFile("later.sh")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	names := func(list string) (all []string) {
 		for _, m := range regexp.MustCompile(`(?m)^`+list+`=["'](?:\$\w+\|)?([\w|]+)["']$`).FindAllSubmatch(lists, -1) {
 			all = append(all, strings.Split(string(m[1]), "|")...)
@@ -194,9 +190,7 @@ func calls(t *testing.T, dir string) map[string][]string {
 	calls := map[string][]string{}
 	for _, name := range files {
 		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		for _, d := range file.Decls {
 			if f, ok := d.(*ast.FuncDecl); ok {
 				ast.Inspect(f, func(n ast.Node) bool {
@@ -338,13 +332,9 @@ func cutLast(s, sep string) (before, after string, found bool) {
 // The packages depend on the least bubblewrap that runs are made with.
 func TestPackages(t *testing.T) {
 	find, err := os.ReadFile("../room/find.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	packages, err := os.ReadFile("dist/nfpm.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	least := regexp.MustCompile(`leastMinor = (\d+)`).FindSubmatch(find)
 	needs := regexp.MustCompile(`"bubblewrap ?\(?>= ?0\.(\d+)\)?"`).FindAllSubmatch(packages, -1)
 	if least == nil || len(needs) != 3 {
@@ -361,9 +351,7 @@ func TestPackages(t *testing.T) {
 func TestCommands(t *testing.T) {
 	read := func(name string) []byte {
 		text, err := os.ReadFile("../../" + name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		return text
 	}
 	usage := read("setup.sh")
@@ -387,9 +375,7 @@ func TestCommands(t *testing.T) {
 // * is the beginning of one.
 func TestRows(t *testing.T) {
 	text, err := os.ReadFile("../../tests/README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	sources := sources(t)
 	for _, name := range regexp.MustCompile(`\b(Test[A-Z]\w+)(…?)`).FindAllStringSubmatch(string(text), -1) {
 		begin := "\nfunc " + name[1]

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // A tenant has no more than its own, all have no more than there is, and what is given back can
@@ -12,9 +13,7 @@ import (
 func TestBudget(t *testing.T) {
 	b := NewBudget("bytes", 10)
 	a, err := b.Take("a", 6, 6)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if _, err := b.Take("a", 1, 6); code(err) != api.Quota {
 		t.Errorf("above its own: %v", err)
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 func code(err error) api.Code {
@@ -44,9 +45,7 @@ func TestTurns(t *testing.T) {
 	g := NewGate(1)
 	ceilings := Ceilings{Queue: 10}
 	hold, err := enter(t.Context(), g, "many", ceilings)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	var mu sync.Mutex
 	var order []string
 	var calls sync.WaitGroup
@@ -82,16 +81,12 @@ func TestCeilings(t *testing.T) {
 	g := NewGate(2)
 	one := Ceilings{Concurrency: 1}
 	leave, err := enter(t.Context(), g, "a", one)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if _, err := enter(t.Context(), g, "a", one); code(err) != api.Quota {
 		t.Errorf("a second call of a: %v", err)
 	}
 	other, err := enter(t.Context(), g, "b", one)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if _, err := enter(t.Context(), g, "c", one); code(err) != api.Busy {
 		t.Errorf("a third call: %v", err)
 	}
@@ -116,9 +111,7 @@ func TestBoundKeepsNobody(t *testing.T) {
 	go func() { _, err := enter(ctx, g, "a", one); ended <- err }()
 	waits(t, g, "a", 1)
 	other, err := enter(t.Context(), g, "b", one)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	other()
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // host makes a host's files: "dir/", "program*", "name -> target", or a file with the rest
@@ -16,9 +17,7 @@ import (
 func host(t *testing.T, entries ...string) string {
 	t.Helper()
 	top, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for _, e := range entries {
 		e = strings.ReplaceAll(e, "TOP", top)
 		link, target, isLink := strings.Cut(e, " -> ")
@@ -37,9 +36,7 @@ func host(t *testing.T, entries ...string) string {
 				err = os.WriteFile(name, []byte(text), 0o755)
 			}
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 	}
 	return top
 }

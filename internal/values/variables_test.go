@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // host is the environment that sbxrun was started with.
@@ -96,9 +98,7 @@ func TestParseVars(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := ParseVars([]byte(tt.in), "f")
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, err)
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
