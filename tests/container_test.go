@@ -102,9 +102,7 @@ func TestDoctorRootsPaths(t *testing.T) {
 		return // the check is for root
 	}
 	dir := t.TempDir()
-	if err := os.Chmod(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Chmod(dir, 0o700))
 	for _, tt := range []struct {
 		wrap    []string
 		verdict string

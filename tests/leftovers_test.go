@@ -70,8 +70,6 @@ func TestR02WriterIsStopped(t *testing.T) {
 func fileSize(t *testing.T, name string) int64 {
 	t.Helper()
 	st, err := os.Stat(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return st.Size()
 }

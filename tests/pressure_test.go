@@ -403,9 +403,7 @@ func queued(t *testing.T, dir string) (n int) {
 		return 0
 	}
 	locks, err := os.ReadFile("/proc/locks")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	inode := fmt.Sprintf(":%d ", st.Sys().(*syscall.Stat_t).Ino)
 	for line := range strings.Lines(string(locks)) {
 		if strings.Contains(line, "FLOCK") && strings.Contains(line, inode) {

@@ -39,13 +39,9 @@ func example(t *testing.T) (o *server.Options, ca string) {
 	dir := harness.Dir(t)
 	certificates(t, dir)
 	text, err := os.ReadFile("../../clients/examples/cluster/nats.conf")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	file := filepath.Join(dir, "nats.conf")
-	if err := os.WriteFile(file, []byte(strings.NewReplacer("/etc/nats-server", dir, "/var/lib/nats-server", dir+"/store").Replace(string(text))), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(file, []byte(strings.NewReplacer("/etc/nats-server", dir, "/var/lib/nats-server", dir+"/store").Replace(string(text))), 0o600))
 	t.Setenv("NATS_NAME", "nats1")
 	for name, word := range passwords {
 		t.Setenv(name, word)
@@ -65,25 +61,17 @@ func example(t *testing.T) (o *server.Options, ca string) {
 func certificates(t *testing.T, dir string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	c := &x509.Certificate{
 		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		IsCA: true, BasicConstraintsValid: true, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 	}
 	text, err := x509.CreateCertificate(rand.Reader, c, c, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	private, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for name, b := range map[string]*pem.Block{"ca.pem": {Type: "CERTIFICATE", Bytes: text}, "server.pem": {Type: "CERTIFICATE", Bytes: text}, "server.key": {Type: "PRIVATE KEY", Bytes: private}} {
-		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(b), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(b), 0o600))
 	}
 }
 
@@ -110,14 +98,10 @@ func stolenNode(t *testing.T, o *server.Options, ca string) {
 	}
 	c := &cluster{t: t, dir: harness.Dir(t), nats: "ca = \"" + ca + "\"\n"}
 	old, err := nats.Connect(as("gateway", "GATEWAY"), nats.RootCAs(ca))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer old.Close()
 	js, err := jetstream.New(old)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	// A bucket as they were made once: with the right for all who write to it to delete all that is in it.
 	if _, err := js.CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: "sbxrun-calls"}); err != nil {
 		t.Fatal(err)
@@ -145,17 +129,13 @@ func stolenNode(t *testing.T, o *server.Options, ca string) {
 	}
 	refused := make(chan string, 16)
 	stolen, err := nats.Connect(as("node1", "NODE_1"), nats.RootCAs(ca), nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err.Error() }))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer stolen.Close()
 	for _, subject := range []string{"sbxrun.node.node2.00000000.g.x", "sbxrun.gateway.g.00000000.node2.x", "sbxrun.gateway.g.00000000.x", "sbxrun.beat.node.node2", "sbxrun.beat.gateway.g", "sbxrun.beats.node", "$JS.API.STREAM.NAMES", "$KV.sbxrun-keys.x", "sbxrun-queue.x",
 		"$JS.API.STREAM.MSG.GET.KV_sbxrun-calls", "$JS.API.DIRECT.GET.KV_sbxrun-calls", "$JS.API.STREAM.MSG.GET.sbxrun-queue", "$JS.API.STREAM.MSG.DELETE.sbxrun-queue",
 		"$JS.API.STREAM.PURGE.sbxrun-queue", "$JS.API.CONSUMER.INFO.sbxrun-queue.nodes", "$JS.API.CONSUMER.CREATE.sbxrun-queue", "$JS.API.CONSUMER.CREATE.KV_sbxrun-calls", "$JS.API.CONSUMER.DELETE.sbxrun-queue.nodes",
 		"$O.sbxrun-files-x.C.x", "$KV.sbxrun-shares.x", "$JS.API.STREAM.MSG.GET.KV_sbxrun-shares", "$JS.API.CONSUMER.CREATE.OBJ_sbxrun-files-x", "$JS.API.DIRECT.GET.OBJ_sbxrun-files-x"} {
-		if err := stolen.Publish(subject, []byte("x")); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, stolen.Publish(subject, []byte("x")))
 		denied(t, refused, subject)
 	}
 	for _, subject := range []string{"sbxrun.>", "sbxrun.node.>", "sbxrun.node.node2.>", "sbxrun.gateway.>", "sbxrun.beat.node.*", "$KV.>", "sbxrun-queue.>", "_INBOX.>", "sbxrun.node.node2.inbox.>", ">"} {
@@ -175,18 +155,12 @@ func stolenNode(t *testing.T, o *server.Options, ca string) {
 func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, call, file string) {
 	const instance = "node.node1.00000000"
 	inbox, err := stolen.SubscribeSync("sbxrun.node.node1.inbox.*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	get, err := stolen.SubscribeSync("sbxrun." + instance + ".*.*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	ask := func(m *nats.Msg) string {
 		m.Reply = "sbxrun.node.node1.inbox.x"
-		if err := stolen.PublishMsg(m); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, stolen.PublishMsg(m))
 		a, err := inbox.NextMsg(harness.Bound)
 		if err != nil {
 			t.Fatal(m.Subject, err)
@@ -219,9 +193,7 @@ func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, 
 		t.Errorf("%+v %v", queue, err)
 	}
 	record, err := js.KeyValue(t.Context(), "sbxrun-shares")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	if entry, err := record.Get(t.Context(), tenant); err != nil || !strings.Contains(string(entry.Value()), `"held":`) {
 		t.Errorf("%v", err)
 	}
@@ -230,15 +202,11 @@ func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, 
 	}
 	tell := func(places, running int) {
 		text := fmt.Sprintf(`{"kind":"node","name":"node1","instance":"00000000","places":%d,"running":%d}`, places, running)
-		if err := stolen.Publish("sbxrun.beat.node.node1", []byte(text)); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, stolen.Publish("sbxrun.beat.node.node1", []byte(text)))
 	}
 	// It gets a file of a tenant's whose hash it knows.
 	beats, err := stolen.SubscribeSync("sbxrun.beat.gateway.*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	tell(1, 1000)
 	beat, err := beats.NextMsg(harness.Bound)
 	var to struct{ Instance string }
@@ -259,26 +227,20 @@ func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, 
 		frame := append([]byte{1}, make([]byte, 24)...) // opens, from 0
 		frame[22] = 2                                   // and takes 128 KiB
 		frame = fmt.Appendf(frame, "GET %s HTTP/1.1\r\nHost: g\r\nSbxrun-Tenant: uid-%d\r\n\r\n", path, os.Getuid())
-		if err := stolen.PublishRequest("sbxrun.gateway.g."+to.Instance+".node1."+id, "sbxrun."+instance+".g."+id, frame); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, stolen.PublishRequest("sbxrun.gateway.g."+to.Instance+".node1."+id, "sbxrun."+instance+".g."+id, frame))
 	}
 	request("1", "/v1/files/"+file)
 	until("of a tenant")
 	request("2", "/v1/calls/"+call)
 	until("404 Not Found")
 	// It takes calls from the queue: this one it gives back.
-	if err := stolen.PublishRequest("$JS.API.CONSUMER.MSG.NEXT.sbxrun-queue.nodes", "sbxrun.node.node1.inbox.x", []byte(`{"batch":1,"expires":60000000000}`)); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, stolen.PublishRequest("$JS.API.CONSUMER.MSG.NEXT.sbxrun-queue.nodes", "sbxrun.node.node1.inbox.x", []byte(`{"batch":1,"expires":60000000000}`)))
 	taken := ""
 	for taken == "" { // the node takes some itself
 		x := g.begin(t, "true")
 		if m, err := inbox.NextMsg(100 * time.Millisecond); err == nil && strings.Contains(string(m.Data), x.ID) {
 			taken = x.ID
-			if err := m.Respond([]byte("-NAK")); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, m.Respond([]byte("-NAK")))
 		}
 	}
 	if x := g.end(t, taken); x.Report == nil {
@@ -307,15 +269,11 @@ func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, 
 func (g *gateway) store(t *testing.T, text string) (status int, x api.Stored) {
 	t.Helper()
 	q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://sbxrun/v1/files", strings.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	q.Header.Set("Content-Type", "application/octet-stream")
 	q.Header.Set("X-Request-Id", "one-of-several")
 	res, err := g.client.Do(q)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer res.Body.Close()
 	_ = json.NewDecoder(res.Body).Decode(&x) // an error has other members
 	return res.StatusCode, x
@@ -367,9 +325,7 @@ func TestFiles(t *testing.T) {
 	run := func(id string) (api.Answer, *api.Error) {
 		var a api.Answer
 		_, e, err := g.call(t.Context(), "/v1/run", api.Call{Argv: []string{"sh", "-c", "cat f | tee out"}, Files: []api.FileIn{{Path: "f", ID: id}}, Collect: []string{"out"}}, &a)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		return a, e
 	}
 	nodes := map[string]bool{}
@@ -434,9 +390,7 @@ func TestFiles(t *testing.T) {
 	}
 	// Of what is broken off nothing stays.
 	half, err := net.Dial("unix", g.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer half.Close()
 	const room = 900 << 10 // of the last MiB
 	_, _ = fmt.Fprintf(half, "POST /v1/files HTTP/1.1\r\nHost: sbxrun\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n", room, strings.Repeat("h", room))
@@ -453,9 +407,7 @@ func TestFiles(t *testing.T) {
 		t.Error(status)
 	}
 	res, err := g.client.Get("http://sbxrun/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer res.Body.Close()
 	text := make([]byte, 1<<16)
 	n, _ := res.Body.Read(text)

@@ -52,9 +52,7 @@ type marks struct {
 func newMarks(t *testing.T) *marks {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { l.Close() })
 	m := &marks{port: l.Addr().(*net.TCPAddr).Port, seen: map[string]int{}}
 	go func() {
@@ -411,9 +409,7 @@ type relay struct {
 func newRelay(t *testing.T, to int) *relay {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { l.Close() })
 	r := &relay{port: l.Addr().(*net.TCPAddr).Port, to: fmt.Sprintf("127.0.0.1:%d", to)}
 	r.mend()
@@ -647,9 +643,7 @@ func TestNATSAway(t *testing.T) {
 	// What a gateway has sent in the last moment may have been delivered, and waits for NATS.
 	harness.Until(t, harness.Bound, "the gateway to know", func() bool {
 		res, err := g.client.Get("http://sbxrun/readyz")
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		res.Body.Close()
 		return res.StatusCode == http.StatusServiceUnavailable
 	})
@@ -755,13 +749,9 @@ func TestNATSSilent(t *testing.T) {
 		}
 		return n >= 3
 	})
-	if err := silent.cmd.Process.Signal(unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, silent.cmd.Process.Signal(unix.SIGSTOP))
 	calls.Wait()
-	if err := silent.cmd.Process.Signal(unix.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, silent.cmd.Process.Signal(unix.SIGCONT))
 }
 
 // commands are the command lines below a process.

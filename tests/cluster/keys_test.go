@@ -125,14 +125,10 @@ func TestNodes(t *testing.T) {
 	defer cancel()
 	series := func() string {
 		res, err := g.client.Get("http://sbxrun/metrics")
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		defer res.Body.Close()
 		text, err := io.ReadAll(res.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		return string(text)
 	}
 	harness.Until(t, harness.Bound, "three calls that run and one that waits", func() bool {
@@ -163,9 +159,7 @@ func TestNodes(t *testing.T) {
 	})
 	var status api.Status
 	res, err := g.client.Get("http://sbxrun/v1/status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer res.Body.Close()
 	if err := json.NewDecoder(res.Body).Decode(&status); err != nil || status.Machine == nil || len(status.Machine.Nodes) != 3 || status.Machine.Places != 1 {
 		t.Errorf("%+v %v", status, err)

@@ -45,17 +45,13 @@ func TestNamedNode(t *testing.T) {
 	ask := func(method, path, node string, body any, into any) (int, *api.Error) {
 		text, _ := json.Marshal(body)
 		q, err := http.NewRequestWithContext(t.Context(), method, "http://sbxrun"+path, strings.NewReader(string(text)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		q.Header.Set("Content-Type", "application/json")
 		if node != "" {
 			q.Header.Set("Sbxrun-Node", node)
 		}
 		status, e, err := g.do(q, into)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		return status, e
 	}
 	run := func(script string) api.Call {

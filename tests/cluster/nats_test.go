@@ -56,13 +56,9 @@ func natsProcess(t *testing.T, o *server.Options) *process {
 	file := filepath.Join(o.StoreDir, "nats.conf")
 	text := fmt.Sprintf("server_name: %s\nlisten: \"127.0.0.1:%d\"\njetstream {store_dir: %q}\ncluster {name: %s, listen: \"127.0.0.1:%d\", routes: [%s]}\n",
 		o.ServerName, o.Port, o.StoreDir, o.Cluster.Name, o.Cluster.Port, strings.Join(routes, ", "))
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(file, []byte(text), 0o600))
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	p := &process{t: t, program: self, args: []string{natsRole, file}, log: &harness.Log{}}
 	p.start()
 	t.Cleanup(p.kill)
@@ -91,9 +87,7 @@ func freePort() int {
 func startNATS(t *testing.T, o *server.Options) *server.Server {
 	t.Helper()
 	s, err := server.NewServer(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	s.Start()
 	if !s.ReadyForConnections(harness.Bound) {
 		t.Fatal("NATS is not ready")
@@ -115,14 +109,10 @@ func oldestNATS(t *testing.T, o *server.Options) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	text, err := os.ReadFile(o.ConfigFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	alone := regexp.MustCompile(`(?ms)^cluster \{.*?^\}$`).ReplaceAll(text, nil)
 	file := filepath.Join(dir, "alone.conf")
-	if err := os.WriteFile(file, alone, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(file, alone, 0o600))
 	p := &process{t: t, program: filepath.Join(dir, "nats-server"), args: []string{"-c", file, "-a", o.Host, "-p", strconv.Itoa(o.Port)}, log: &harness.Log{}}
 	p.start()
 	t.Cleanup(func() {

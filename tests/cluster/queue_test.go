@@ -26,13 +26,9 @@ import (
 func (g *gateway) ask(t *testing.T, method, path string, into any) (status int, text string) {
 	t.Helper()
 	q, err := http.NewRequestWithContext(t.Context(), method, "http://sbxrun"+path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	res, err := g.client.Do(q)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer res.Body.Close()
 	b, err := io.ReadAll(res.Body)
 	if err == nil && into != nil && res.StatusCode/100 == 2 {
@@ -241,12 +237,8 @@ func TestQueueLoses(t *testing.T) {
 	lost := keyed()
 	js := jetStream(t, o)
 	queue, err := js.Stream(t.Context(), "sbxrun-queue")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := queue.Purge(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
+	harness.Must(t, queue.Purge(t.Context()))
 	if x := g.end(t, lost.ID); x.Started || x.Failure == nil || x.Failure.Code != api.Busy {
 		t.Errorf("%+v", x)
 	}
@@ -335,9 +327,7 @@ func TestQueueNodeKilledBefore(t *testing.T) {
 	words := 0
 	var ids []string
 	for try := 0; ; try++ {
-		if err := unix.Kill(doomed.cmd.Process.Pid, unix.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, unix.Kill(doomed.cmd.Process.Pid, unix.SIGSTOP))
 		for range 4 {
 			ids = append(ids, g.begin(t, m.command(fmt.Sprintf("w%d", words))...).ID)
 			words++
@@ -355,9 +345,7 @@ func TestQueueNodeKilledBefore(t *testing.T) {
 		if try == 10 {
 			t.Fatal("the stopped node gets none")
 		}
-		if err := unix.Kill(doomed.cmd.Process.Pid, unix.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, unix.Kill(doomed.cmd.Process.Pid, unix.SIGCONT))
 		time.Sleep(500 * time.Millisecond) // it asks again
 	}
 	doomed.kill()
@@ -380,31 +368,21 @@ func TestQueueClaimed(t *testing.T) {
 	g.end(t, g.begin(t, "true").ID)
 	js := jetStream(t, o)
 	records, err := js.KeyValue(t.Context(), "sbxrun-calls")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	keys, err := records.Keys(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	tenant, _, _ := strings.Cut(keys[0], ".")
 	harness.Until(t, harness.Bound, "the node to ask for a call", func() bool { return consumer(t, js).NumWaiting == 1 })
-	if err := unix.Kill(node.cmd.Process.Pid, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, unix.Kill(node.cmd.Process.Pid, unix.SIGSTOP))
 	harness.Until(t, harness.Bound, "the node to stop", func() bool { return harness.Stopped(node.cmd.Process.Pid) })
 	// As a gateway does, which would wait for the node to check these.
 	for _, word := range []string{"changed", "same"} {
 		record := fmt.Sprintf(`{"id":"q-%s","came":%q}`, word, time.Now().UTC().Format(time.RFC3339Nano))
 		key := tenant + ".q-" + word
 		revision, err := records.Create(t.Context(), key, []byte(record))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		body, err := json.Marshal(api.Call{Argv: m.command(word)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		message := fmt.Sprintf(`{"record":%s,"key":%q,"revision":%d,"tenant":"uid-%d","request_id":"r","body":%s}`, record, key, revision, os.Getuid(), body)
 		if _, err := js.Publish(t.Context(), "sbxrun-queue."+tenant, []byte(message)); err != nil {
 			t.Fatal(err)
@@ -417,9 +395,7 @@ func TestQueueClaimed(t *testing.T) {
 	if _, err := records.PutString(t.Context(), tenant+".q-changed", `{"id":"q-changed","gone":true}`); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Kill(node.cmd.Process.Pid, unix.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, unix.Kill(node.cmd.Process.Pid, unix.SIGCONT))
 	harness.Until(t, harness.Bound, "the call that is as it was", func() bool { return m.count("same") == 1 })
 	harness.Until(t, harness.Bound, "the other one once more", func() bool { return consumer(t, js).Delivered.Consumer >= 5 }) // three calls
 	if m.count("changed") != 0 || m.count("same") != 1 {
@@ -430,14 +406,10 @@ func TestQueueClaimed(t *testing.T) {
 func jetStream(t *testing.T, o *server.Options) jetstream.JetStream {
 	t.Helper()
 	nc, err := nats.Connect(url(o))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(nc.Close)
 	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return js
 }
 
@@ -447,8 +419,6 @@ func consumer(t *testing.T, js jetstream.JetStream) *jetstream.ConsumerInfo {
 	ctx, cancel := context.WithTimeout(t.Context(), harness.Bound)
 	defer cancel()
 	queue, err := js.Consumer(ctx, "sbxrun-queue", "nodes")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return queue.CachedInfo()
 }

@@ -34,9 +34,7 @@ type crowd struct {
 func newCrowd(t *testing.T) *crowd {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() { l.Close() })
 	c := &crowd{port: l.Addr().(*net.TCPAddr).Port}
 	go func() {
@@ -159,12 +157,8 @@ func TestNoMoreCeiling(t *testing.T) {
 	for _, p := range []*process{g.process, n} {
 		file := p.args[len(p.args)-1]
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, bytes.Replace(text, []byte("concurrency = 2"), []byte("concurrency = 0"), 1), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
+		harness.Must(t, os.WriteFile(file, bytes.Replace(text, []byte("concurrency = 2"), []byte("concurrency = 0"), 1), 0o600))
 		_ = p.cmd.Process.Signal(unix.SIGHUP) // it runs
 		harness.Until(t, harness.Bound, "the reload", func() bool { return strings.Contains(p.log.String(), "reloaded") })
 		var all sync.WaitGroup
@@ -238,9 +232,7 @@ func TestBusy(t *testing.T) {
 	ca := filepath.Join(dir, "ca.pem")
 	var err error
 	o.TLSConfig, err = server.GenTLSConfig(&server.TLSConfigOpts{CertFile: filepath.Join(dir, "server.pem"), KeyFile: filepath.Join(dir, "server.key"), CaFile: ca, Verify: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	s := startNATS(t, o)
 	defer s.Shutdown()
 	if _, err := nats.Connect(url(o), nats.RootCAs(ca)); err == nil {
@@ -266,9 +258,7 @@ func TestBusy(t *testing.T) {
 	}
 	run := func() (int, *api.Error) {
 		status, e, err := g.call(t.Context(), "/v1/run", api.Call{Argv: []string{"true"}}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		return status, e
 	}
 	if status, e := run(); status != http.StatusServiceUnavailable || e.Started || e.Failure.Code != api.Busy {

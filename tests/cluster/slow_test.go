@@ -71,9 +71,7 @@ func TestSlowClient(t *testing.T) {
 	}
 	rss := func(p *process) int64 {
 		target, err := harness.Open(p.cmd.Process.Pid)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		defer target.Close()
 		return target.RSS()
 	}
@@ -83,19 +81,13 @@ func TestSlowClient(t *testing.T) {
 	call := api.Call{Argv: []string{"seq", fmt.Sprint(first), fmt.Sprint(first + lines - 1)}, TimeoutMS: 200_000}
 	call.Limits.MaxOutput = lines * width
 	body, err := json.Marshal(call)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://sbxrun/v1/run?stream=1", bytes.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	q.Header.Set("Content-Type", "application/json")
 	q.Header.Set("Accept", "application/x-ndjson")
 	r, err := g.client.Do(q)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer r.Body.Close()
 	time.Sleep(time.Second) // in which all of it would have come
 	for p, was := range before {
@@ -120,9 +112,7 @@ func TestSlowClient(t *testing.T) {
 	var report *api.Answer
 	for in.Scan() {
 		var e api.Event
-		if err := json.Unmarshal(in.Bytes(), &e); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, json.Unmarshal(in.Bytes(), &e))
 		report = e.Report
 		rest = append(rest, e.Text...)
 		for len(rest) >= width {

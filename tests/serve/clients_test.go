@@ -274,17 +274,11 @@ func program(t *testing.T, ca, dir, name string, args ...string) driver {
 	log := &harness.Log{}
 	c.Stderr = log
 	in, err := c.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	done, err := harness.StartCommand(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	t.Cleanup(func() {
 		in.Close()
 		hung := time.AfterFunc(harness.Bound, func() { _ = c.Process.Kill() }) // it may have ended
@@ -315,9 +309,7 @@ type fake struct {
 func newFake(t *testing.T, answers []string) *fake {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	f := &fake{listener: l}
 	var over sync.WaitGroup
 	t.Cleanup(func() {
@@ -491,9 +483,7 @@ func made(t *testing.T, dir, name string, args ...string) {
 func clients(t *testing.T, name string) string {
 	t.Helper()
 	dir, err := filepath.Abs(filepath.Join("../../clients", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return dir
 }
 
@@ -513,17 +503,13 @@ func copied(t *testing.T, dir, name string) {
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, name), b, 0o644)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 }
 
 // The types that are written by hand, in TypeScript and in Go, have the members of the interface.
 func TestClientTypes(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(clients(t, "node"), "index.d.ts"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	node := map[string][]string{}
 	for _, x := range regexp.MustCompile(`(?s)export interface (\w+)[^{]*\{\n(.*?)\n\}`).FindAllStringSubmatch(string(text), -1) {
 		for _, m := range regexp.MustCompile(`(?m)^  (\w+)\??: `).FindAllStringSubmatch(x[2], -1) {
@@ -629,9 +615,7 @@ func pythonProject(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	source := filepath.Join(dir, "source") // the build writes beside it
-	if err := os.CopyFS(source, os.DirFS(clients(t, "python"))); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.CopyFS(source, os.DirFS(clients(t, "python"))))
 	made(t, dir, "/usr/bin/python3", "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", dir, source)
 	made(t, dir, "/usr/bin/python3", "-m", "venv", "--without-pip", "venv")
 	python := filepath.Join(dir, "venv", "bin", "python3")

@@ -16,9 +16,7 @@ func TestExamples(t *testing.T) {
 	s := serve(t, "")
 	t.Run("python", func(t *testing.T) {
 		stubs, err := filepath.Abs("testdata/stubs")
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		made(t, "testdata", "env", "PYTHONPATH="+clients(t, "python")+":"+clients(t, "examples")+":"+stubs, "SBXRUN_ADDRESS=unix:"+s.socket(), "SBXRUN_BIN="+harness.Binary(t),
 			"/usr/bin/python3", "-B", "-W", "error::ResourceWarning", "examples.py")
 	})
@@ -29,9 +27,7 @@ func TestExamples(t *testing.T) {
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, "service.mjs"), b, 0o644)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		made(t, dir, "env", "SBXRUN_ADDRESS=unix:"+s.socket(), "node", "examples.mjs")
 		made(t, dir, "env", "SBXRUN_ADDRESS=unix:/no/such/socket", "node", "examples.mjs", "unreachable")
 		readme(t, s, "node", "js", filepath.Join(dir, "readme.mjs"), "")
@@ -54,9 +50,7 @@ func TestExamples(t *testing.T) {
 func readmeCode(t *testing.T, client, language string) (text string) {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(clients(t, client), "README.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for _, block := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllStringSubmatch(string(b), -1) {
 		text += block[1]
 	}
@@ -70,7 +64,5 @@ func readmeCode(t *testing.T, client, language string) (text string) {
 func readme(t *testing.T, s *server, client, language, file, last string) {
 	t.Helper()
 	text := readmeCode(t, client, language)
-	if err := os.WriteFile(file, []byte(strings.ReplaceAll(text, "unix:/run/sbxrund.sock", "unix:"+s.socket())+last), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(file, []byte(strings.ReplaceAll(text, "unix:/run/sbxrund.sock", "unix:"+s.socket())+last), 0o644))
 }

@@ -30,9 +30,7 @@ func stdio(t *testing.T, config string) (s *server, in io.WriteCloser, out io.Re
 	dir := harness.Dir(t)
 	s = &server{t: t, dir: dir, log: &harness.Log{}, client: &http.Client{}}
 	file := filepath.Join(dir, "config.toml")
-	if err := os.WriteFile(file, []byte("state_dir = \""+filepath.Join(dir, "state")+"\"\n"+config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(file, []byte("state_dir = \""+filepath.Join(dir, "state")+"\"\n"+config), 0o600))
 	s.cmd = exec.Command(harness.Binary(t), "mcp", "--config", file)
 	s.cmd.Stderr = s.log
 	// Not cmd.StdoutPipe, which Wait closes before all is read.
@@ -147,9 +145,7 @@ func structured[T any](t *testing.T, r *mcp.CallToolResult) (v T) {
 	if err == nil {
 		err = json.Unmarshal(b, &v)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	return v
 }
 
@@ -157,9 +153,7 @@ func TestMCPTools(t *testing.T) {
 	t.Parallel()
 	agents(t, "", func(t *testing.T, a *agent) {
 		list, err := a.ListTools(t.Context(), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		var names []string
 		for _, tool := range list.Tools {
 			names = append(names, tool.Name)
@@ -211,9 +205,7 @@ const pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QD
 func TestMCPFiles(t *testing.T) {
 	t.Parallel()
 	image, err := base64.StdEncoding.DecodeString(pixel)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	agents(t, "", func(t *testing.T, a *agent) {
 		session := structured[api.Session](t, a.use("create_session", nil)).ID
 		for _, session := range []string{"", session} {
@@ -273,9 +265,7 @@ func TestMCPFiles(t *testing.T) {
 func TestMCPCells(t *testing.T) {
 	t.Parallel()
 	image, err := base64.StdEncoding.DecodeString(pixel)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	agents(t, "", func(t *testing.T, a *agent) {
 		session := structured[api.Session](t, a.use("create_session", nil)).ID
 		cell := func(code string, more ...any) (*mcp.CallToolResult, api.CellAnswer) {
@@ -596,9 +586,7 @@ func TestMCPDrain(t *testing.T) {
 	s := serve(t, cold)
 	headers := s.hello()
 	q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://sbxrun/mcp", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for i := 0; i < len(headers); i += 2 {
 		q.Header.Set(headers[i], headers[i+1])
 	}
@@ -634,9 +622,7 @@ func TestMCPUnread(t *testing.T) {
 				t.Fatal(err)
 			}
 			s.busy(2, "sleep 4326")
-			if err := end(s, in); err != nil {
-				t.Fatal(err)
-			}
+			harness.Must(t, end(s, in))
 			s.over()
 		})
 	}
@@ -686,9 +672,7 @@ func TestMCPKilled(t *testing.T) {
 			t.Fatalf("%v", left)
 		}
 		old := time.Now().Add(-time.Hour)
-		if err := os.Chtimes(left[0], old, old); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.Chtimes(left[0], old, old))
 		next := exec.Command(harness.Binary(t), "mcp", "--config", filepath.Join(s.dir, "config.toml"))
 		if out, err := combined(next); err != nil { // its stdin is empty
 			t.Fatalf("%v: %s", err, out)
@@ -776,9 +760,7 @@ func TestMCPTenants(t *testing.T) {
 	ask := func(token, body string, headers ...string) (int, string, http.Header) {
 		t.Helper()
 		q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+address+"/mcp", strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		q.Header.Set("Content-Type", "application/json")
 		q.Header.Set("Accept", "application/json, text/event-stream")
 		if token != "" {
@@ -826,9 +808,7 @@ func TestMCPTenants(t *testing.T) {
 func TestMCPDocs(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../docs/mcp.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	for _, tool := range []string{"run_code", "run_command", "run_cell", "create_session", "end_session", "write_file", "read_file", "list_files"} {
 		if !strings.Contains(string(text), "| `"+tool+"` |") {
 			t.Errorf("nothing of %s", tool)

@@ -119,9 +119,7 @@ func newTab(t *testing.T, browser context.Context, url string) *tab {
 		defer b.mu.Unlock()
 		b.wrong = append(b.wrong, text)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	b.do(chromedp.Navigate(url))
 	return b
 }
@@ -132,9 +130,7 @@ func get[T any](b *tab, action chromedp.Action[T]) T {
 	ctx, cancel := context.WithTimeout(b.ctx, harness.Bound)
 	defer cancel()
 	value, err := chromedp.Run(ctx, action)
-	if err != nil {
-		b.Fatal(err)
-	}
+	harness.Must(b, err)
 	return value
 }
 
@@ -427,9 +423,7 @@ func screenshots(b *tab) {
 	for _, scheme := range []string{"light", "dark"} {
 		b.scheme(scheme)
 		is[bool](b, `(scrollTo(0, 0), true)`)
-		if err := os.WriteFile(filepath.Join(dir, "page-"+scheme+".png"), get(b, chromedp.CaptureScreenshot()), 0o644); err != nil {
-			b.Fatal(err)
-		}
+		harness.Must(b, os.WriteFile(filepath.Join(dir, "page-"+scheme+".png"), get(b, chromedp.CaptureScreenshot()), 0o644))
 	}
 }
 
@@ -456,9 +450,7 @@ func TestPagesOfOtherSites(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	var forwards sync.WaitGroup
 	t.Cleanup(forwards.Wait)
 	t.Cleanup(func() { l.Close() })

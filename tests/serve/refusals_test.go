@@ -48,26 +48,18 @@ func TestRefusedStart(t *testing.T) {
 			t.Parallel()
 			for _, args := range [][]string{{"serve", "--listen", "unix:SOCKET"}, {"mcp"}} {
 				dir := harness.Dir(t)
-				if err := os.Mkdir(filepath.Join(dir, "disk"), 0o700); err != nil {
-					t.Fatal(err)
-				}
+				harness.Must(t, os.Mkdir(filepath.Join(dir, "disk"), 0o700))
 				config := filepath.Join(dir, "config.toml")
-				if err := os.WriteFile(config, []byte(fmt.Sprintf("state_dir = %q\n", filepath.Join(dir, "disk/sub/state"))), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				harness.Must(t, os.WriteFile(config, []byte(fmt.Sprintf("state_dir = %q\n", filepath.Join(dir, "disk/sub/state"))), 0o600))
 				argv := append([]string{harness.Binary(t)}, args...)
 				for i := range argv {
 					argv[i] = strings.ReplaceAll(argv[i], "SOCKET", filepath.Join(dir, "socket"))
 				}
 				c := test.cmd(dir, append(argv, "--config", config)...)
 				stderr, err := c.StderrPipe()
-				if err != nil {
-					t.Fatal(err)
-				}
+				harness.Must(t, err)
 				done, err := harness.StartCommand(c)
-				if err != nil {
-					t.Fatal(err)
-				}
+				harness.Must(t, err)
 				said := make([]byte, 4096)
 				n, _ := stderr.Read(said)
 				_ = c.Wait() // its exit code is looked at
@@ -88,14 +80,10 @@ func TestDiskGetsFull(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
 	disk := filepath.Join(dir, "disk")
-	if err := os.Mkdir(disk, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.Mkdir(disk, 0o700))
 	s := &server{t: t, dir: dir, log: &harness.Log{}}
 	config := filepath.Join(dir, "config.toml")
-	if err := os.WriteFile(config, []byte(fmt.Sprintf("listen = [\"unix:%s\"]\nstate_dir = %q\n[rooms]\nmin = 0\nmax = 0\n", s.socket(), filepath.Join(disk, "state"))), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(config, []byte(fmt.Sprintf("listen = [\"unix:%s\"]\nstate_dir = %q\n[rooms]\nmin = 0\nmax = 0\n", s.socket(), filepath.Join(disk, "state"))), 0o600))
 	s.cmd = inMounts("mount -t tmpfs -o size=1M,nr_inodes=8 none "+disk, harness.Binary(t), "serve", "--config", config)
 	s.cmd.Stderr = s.log
 	s.start()

@@ -447,9 +447,7 @@ func TestAnswerMemory(t *testing.T) {
 		}
 	}
 	status, err := os.ReadFile(filepath.Join("/proc", itoa(s.cmd.Process.Pid), "status"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	_, peak, _ := strings.Cut(string(status), "VmHWM:")
 	kib, err := strconv.Atoi(strings.Fields(peak)[0])
 	if err != nil || kib > 400<<10 {
@@ -786,9 +784,7 @@ func killedAnyMoment(t *testing.T, dir, config string) {
 	s.killed = true
 	below := func() []int { return harness.Descendants(s.cmd.Process.Pid) }
 	target, err := harness.Open(below()[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer target.Close()
 	over := s.amid(func(n int) api.Call {
 		switch n % 3 {
@@ -903,9 +899,7 @@ func TestConfig(t *testing.T) {
 		{"listen = [\"unix:/a\"]\ntls_cert = \"/no/such\"\ntls_key = \"/no/key\"", "tls_cert /no/such, tls_key /no/key: open /no/such"},
 		{"listen = [\"unix:/a\"]\ntoken_file = \"/no/such\"", "/no/such"},
 	} {
-		if err := os.WriteFile(file, []byte(test.config), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.WriteFile(file, []byte(test.config), 0o600))
 		if out, code := fails(t, "--check-config", "--config", file); code != 125 || !strings.Contains(out, test.word) {
 			t.Errorf("%s: %d %s", test.config, code, out)
 		}
@@ -934,17 +928,11 @@ func TestServerBeside(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
 	program, err := os.ReadFile(harness.Binary(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	alone := filepath.Join(dir, "bin", "sbxrun")
 	for name, text := range map[string][]byte{alone: program, filepath.Join(dir, "sbxrund"): []byte("#!/bin/sh\necho wrong\n")} {
-		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(name, text, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, os.MkdirAll(filepath.Dir(name), 0o755))
+		harness.Must(t, os.WriteFile(name, text, 0o755))
 	}
 	refused := func(remedy string) {
 		t.Helper()
@@ -957,8 +945,6 @@ func TestServerBeside(t *testing.T) {
 	}
 	refused("; install sbxrund beside sbxrun")
 	// In the sources, as after ./setup.sh demo.
-	if err := os.WriteFile(filepath.Join(dir, "setup.sh"), nil, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(filepath.Join(dir, "setup.sh"), nil, 0o755))
 	refused("; build it: " + filepath.Join(dir, "setup.sh") + " build")
 }

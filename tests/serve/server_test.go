@@ -59,9 +59,7 @@ func serveBy(t *testing.T, by []string, dir, config string, flags ...string) *se
 		config += "\n[nats]\nnode = \"node\"\nurl = \"" + url + "\"\ncluster = \"" + s.cluster + "\"\n"
 	}
 	config = "listen = [\"unix:" + own + "\"]\nstate_dir = \"" + filepath.Join(dir, "state") + "\"\n" + config
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(file, []byte(config), 0o600))
 	args := slices.Concat(by, []string{harness.Binary(t), "serve", "--config", file}, flags)
 	s.cmd = exec.Command(args[0], args[1:]...)
 	s.cmd.Stderr = s.log

@@ -344,18 +344,14 @@ func archive(t *testing.T, all ...tar.Header) []byte {
 			h.Size = int64(len(h.Name))
 		}
 		h.Mode = 0o644
-		if err := w.WriteHeader(&h); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, w.WriteHeader(&h))
 		if h.Typeflag == tar.TypeReg {
 			if _, err := w.Write([]byte(h.Name)); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, w.Close())
 	return b.Bytes()
 }
 
@@ -378,9 +374,7 @@ func TestArchive(t *testing.T) {
 		if err == io.EOF {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		names = append(names, h.Name)
 	}
 	if fmt.Sprint(names) != "[b d/ d/a]" {
@@ -392,9 +386,7 @@ func TestArchive(t *testing.T) {
 	}
 	bomb := bytes.NewBuffer(nil)
 	w := tar.NewWriter(bomb)
-	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "bomb", Size: 3 << 20}); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "bomb", Size: 3 << 20}))
 	_, _ = io.CopyN(w, zeros{}, 3<<20)
 	for _, bad := range []struct {
 		name   string
@@ -452,9 +444,7 @@ func TestSessionEndsDuringTransfers(t *testing.T) {
 	var all []net.Conn
 	for _, request := range []string{"PUT " + path + "/files/made/new", "PUT " + path + "/archive", "GET " + path + "/files/big", "GET " + path + "/archive"} {
 		c, err := net.Dial("unix", s.socket())
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		defer c.Close()
 		length := ""
 		if strings.HasPrefix(request, "PUT") {
@@ -514,9 +504,7 @@ func TestStandingStill(t *testing.T) {
 		"PUT " + path + "/files/made/new HTTP/1.1\r\nHost: sbxrun\r\nContent-Length: 1000\r\n\r\nx", "PUT " + path + "/archive HTTP/1.1\r\nHost: sbxrun\r\nContent-Length: 1000\r\n\r\nx",
 	} {
 		c, err := net.Dial("unix", s.socket())
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		defer c.Close()
 		if _, err := io.WriteString(c, head); err != nil {
 			t.Fatal(err)

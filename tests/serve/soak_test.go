@@ -264,9 +264,7 @@ queue = 8
 	seed := uint64(time.Now().UnixNano())
 	if text := os.Getenv("SBXRUN_SOAK_SEED"); text != "" {
 		n, err := strconv.ParseUint(text, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		seed = n
 	}
 	load, _ := os.ReadFile("/proc/loadavg") // for the log alone

@@ -37,9 +37,7 @@ func tokens(t *testing.T, name string, tenants ...string) {
 	for _, tenant := range tenants {
 		text += fmt.Sprintf("%s sha256:%x\n", tenant, sha256.Sum256([]byte(tenant+"-token")))
 	}
-	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(name, []byte(text), 0o600))
 }
 
 // overTCP starts a server that listens on TCP as well, and returns its address.
@@ -65,21 +63,15 @@ func overTCP(t *testing.T, config string, tenants ...string) (*server, string) {
 func post(t *testing.T, client *http.Client, url, token string, call api.Call) (int, []byte) {
 	t.Helper()
 	b, err := json.Marshal(call)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	q, err := http.NewRequest(http.MethodPost, url+"/v1/run", bytes.NewReader(b))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	q.Header.Set("Content-Type", "application/json")
 	if token != "" {
 		q.Header.Set("Authorization", "Bearer "+token)
 	}
 	r, err := client.Do(q)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer r.Body.Close()
 	var answer bytes.Buffer
 	if _, err := answer.ReadFrom(r.Body); err != nil {
@@ -104,9 +96,7 @@ func TestTokens(t *testing.T) {
 	}
 	for _, path := range []string{"/v1/languages", "/v1/calls", "/openapi.json", "/metrics"} {
 		r, err := client.Get("http://" + address + path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		r.Body.Close()
 		if r.StatusCode != 401 {
 			t.Errorf("%s: %d", path, r.StatusCode)
@@ -114,19 +104,13 @@ func TestTokens(t *testing.T) {
 	}
 	// What one tenant has, another cannot see.
 	b, err := json.Marshal(sh("sleep 1000"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	q, err := http.NewRequest(http.MethodPost, "http://"+address+"/v1/calls", bytes.NewReader(b))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	q.Header.Set("Content-Type", "application/json")
 	q.Header.Set("Authorization", "Bearer big-token")
 	r, err := client.Do(q)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer r.Body.Close()
 	var c api.CallStatus
 	if err := json.NewDecoder(r.Body).Decode(&c); err != nil || c.ID == "" {
@@ -146,9 +130,7 @@ func TestTokens(t *testing.T) {
 		status, _ := post(t, client, "http://"+address, "big-token", sh("true"))
 		return status == 401
 	})
-	if err := os.WriteFile(filepath.Join(s.dir, "tokens"), []byte("nonsense"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(filepath.Join(s.dir, "tokens"), []byte("nonsense"), 0o600))
 	_ = s.cmd.Process.Signal(unix.SIGHUP)
 	s.logs(`"msg":"reload"`)
 	if status, b := post(t, client, "http://"+address, "small-token", sh("true")); status != 200 {
@@ -214,9 +196,7 @@ func TestTLS(t *testing.T) {
 		t.Errorf("%d %s", status, b)
 	}
 	r, err := client.Get("https://" + address + "/healthz")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	r.Body.Close()
 	if r.ProtoMajor != 1 {
 		t.Errorf("%s, where a reset is easily lost", r.Proto)
@@ -302,33 +282,23 @@ func TestSocketActivation(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
 	l, err := net.Listen("unix", filepath.Join(dir, "socket"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer l.Close()
 	file, err := l.(*net.UnixListener).File()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer file.Close()
 	notes, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	defer notes.Close()
 	note := func() string {
 		_ = notes.SetReadDeadline(time.Now().Add(harness.Bound))
 		b := make([]byte, 4096)
 		n, err := notes.Read(b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, err)
 		return string(b[:n])
 	}
 	config := filepath.Join(dir, "config.toml")
-	if err := os.WriteFile(config, []byte(fmt.Sprintf("state_dir = %q\n[rooms]\nmax = 0\nmin = 0\n", filepath.Join(dir, "state"))), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, os.WriteFile(config, []byte(fmt.Sprintf("state_dir = %q\n[rooms]\nmax = 0\nmin = 0\n", filepath.Join(dir, "state"))), 0o600))
 	s := &server{t: t, dir: dir, log: &harness.Log{}}
 	s.cmd = exec.Command("sh", "-c", `LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"`, "sh", harness.Binary(t), "serve", "--config", config)
 	s.cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+filepath.Join(dir, "notify"))
