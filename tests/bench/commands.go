@@ -48,6 +48,16 @@ func elapsed(cmd *exec.Cmd) (time.Duration, error) {
 	return time.Since(begin), err
 }
 
+// told is what a process says that it has measured by itself.
+func told(cmd *exec.Cmd) (time.Duration, error) {
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return 0, err
+	}
+	return time.ParseDuration(strings.TrimSpace(string(out)))
+}
+
 func startup(builds []*build) error {
 	var variants []variant
 	for _, b := range builds {
@@ -77,10 +87,6 @@ func startup(builds []*build) error {
 
 // around has the smallest Go program run a command.
 func around(cmd *exec.Cmd) (*exec.Cmd, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
 	program := filepath.Join(filepath.Dir(self), "around")
 	if _, err := os.Stat(program); err != nil {
 		return nil, fmt.Errorf("./setup.sh bench builds it: %w", err)

@@ -66,10 +66,6 @@ type held struct {
 }
 
 func startHolder(command ...string) (*held, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -185,10 +181,6 @@ func serveFloor(socket, spaces string) error {
 
 // floor starts such a server.
 func floor(spaces string) (*server, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
 	s, err := newServer()
 	if err != nil {
 		return nil, err

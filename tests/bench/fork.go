@@ -25,10 +25,6 @@ const forksPerRound = 200
 func forkCost([]*build) error {
 	var variants []variant
 	for i, heap := range []string{"1024", "1"} {
-		self, err := os.Executable()
-		if err != nil {
-			return err
-		}
 		cmd := exec.CommandContext(ctx, self, forkServer, heap)
 		cmd.Stderr = os.Stderr
 		in, err := cmd.StdinPipe()
@@ -71,10 +67,10 @@ func forkCost([]*build) error {
 
 // serveForks answers every line of stdin with how long it took to fork keepers, one
 // after the other, each with nothing to keep, until its end was collected.
-func serveForks(heap string) {
+func serveForks(heap string) error {
 	mib, err := strconv.Atoi(heap)
 	if err != nil {
-		fail(err)
+		return err
 	}
 	memory := make([][]byte, mib)
 	for i := range memory {
@@ -86,12 +82,12 @@ func serveForks(heap string) {
 	runtime.GC() // or it would run when something is measured
 	for in := bufio.NewReader(os.Stdin); ; {
 		if _, err := in.ReadString('\n'); err != nil {
-			return
+			return nil
 		}
 		begin := time.Now()
 		for range forksPerRound {
 			if err := forkOne(); err != nil {
-				fail(err)
+				return err
 			}
 		}
 		fmt.Println(time.Since(begin).Nanoseconds())
@@ -109,9 +105,4 @@ func forkOne() error {
 		return err
 	}
 	return k.Reap(deadline)
-}
-
-func fail(err error) {
-	fmt.Fprintln(os.Stderr, "bench: fork:", err)
-	os.Exit(1)
 }

@@ -53,9 +53,12 @@ var programs = []program{
 // it has started: keepers and --die-with-parent see to that.
 var ctx = context.Background()
 
+// self is this program, which is started anew for some of what is measured.
+var self string
+
 // roles are what this program is in processes of its own, by the first word.
 var roles = map[string]func(words []string) error{
-	forkServer:  func(words []string) error { serveForks(words[0]); return nil },
+	forkServer:  func(words []string) error { return serveForks(words[0]) },
 	netClient:   beNetClient,
 	diskClient:  func(words []string) error { return beDiskClient(words[0], words[1]) },
 	holder:      hold,
@@ -96,7 +99,10 @@ func unsetPassed() {
 	}
 }
 
-func bench() error {
+func bench() (err error) {
+	if self, err = os.Executable(); err != nil {
+		return err
+	}
 	wanted := strings.Split(*only, ",")
 	for _, name := range wanted {
 		if name != "all" && !slices.ContainsFunc(programs, func(p program) bool { return p.name == name }) {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -36,10 +35,6 @@ func networks(builds []*build) error {
 	}
 	defer between.Close()
 	go relayBytes(between, l.Addr().String())
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
 	size := int64(*megabytes) << 20
 	const short = 1000
 	in := func(b *build, proxied bool, server net.Listener, what string, n int64) func() (time.Duration, error) {
@@ -49,12 +44,7 @@ func networks(builds []*build) error {
 		}
 		return func() (time.Duration, error) {
 			cmd := b.command("--cwd", "none", "--ro-bind", self+":/bench", "--net", flag, "--", "/bench", netClient, strconv.FormatBool(proxied), server.Addr().String(), what, strconv.FormatInt(n, 10))
-			cmd.Stderr = os.Stderr
-			out, err := cmd.Output()
-			if err != nil {
-				return 0, err
-			}
-			return time.ParseDuration(strings.TrimSpace(string(out)))
+			return told(cmd)
 		}
 	}
 	for _, m := range []struct {

@@ -46,10 +46,6 @@ func overlays(builds []*build) error {
 			}
 		}
 	}
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
 	b := builds[0]
 	if out, err := b.command("start", "--name", "disk", "--cwd", "none", "--ro-bind", self+":/bench", "--overlay", dir+"/under:/overlay", "--upper", dir+"/upper",
 		"--bind", dir+"/plain:/plain", "--timeout", "1800").CombinedOutput(); err != nil {
@@ -79,13 +75,7 @@ func overlays(builds []*build) error {
 			if err := unix.Syncfs(int(disk.Fd())); err != nil {
 				return 0, err
 			}
-			cmd := how(what, place)
-			cmd.Stderr = os.Stderr
-			out, err := cmd.Output()
-			if err != nil {
-				return 0, err
-			}
-			return time.ParseDuration(strings.TrimSpace(string(out)))
+			return told(how(what, place))
 		}
 	}
 	for _, m := range []struct{ what, title string }{

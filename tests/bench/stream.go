@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -44,7 +45,7 @@ func streams(builds []*build) error {
 		return err
 	}
 	defer s.close()
-	call := object{"argv": append([]string{"cat"}, repeat("/data/text", times)...), "limits": object{"max_output": size + 1}}
+	call := object{"argv": append([]string{"cat"}, slices.Repeat([]string{"/data/text"}, times)...), "limits": object{"max_output": size + 1}}
 	variants := []variant{
 		{"A", "NDJSON", func() (time.Duration, error) { return s.read("/v1/run?stream=1", call, size) }},
 		{"B", "encoding/json alone", func() (time.Duration, error) { return encode(text, times) }},
@@ -57,13 +58,6 @@ func streams(builds []*build) error {
 	}
 	fmt.Printf("  the server's memory at its peak: before %s, after %s\n\n", before, s.peak())
 	return nil
-}
-
-func repeat(s string, n int) (list []string) {
-	for range n {
-		list = append(list, s)
-	}
-	return list
 }
 
 // peak is the most memory that the server has had.
@@ -176,7 +170,7 @@ func pipe(name string, times int) (time.Duration, error) {
 		return 0, err
 	}
 	defer r.Close()
-	cmd := exec.CommandContext(ctx, "cat", repeat(name, times)...)
+	cmd := exec.CommandContext(ctx, "cat", slices.Repeat([]string{name}, times)...)
 	cmd.Stdout = w
 	begin := time.Now()
 	err = cmd.Start()
