@@ -403,10 +403,11 @@ func (t *Target) Close() { unix.Close(t.fd) }
 // their pids there: that of their births, as long as these do not begin again.
 func (p *Process) Members() []Proc {
 	p.t.Helper()
-	return membersOf(p.Namespace())
+	return Members(p.Namespace())
 }
 
-func membersOf(ns uint64) (found []Proc) {
+// Members are the processes in a PID namespace, by its inode.
+func Members(ns uint64) (found []Proc) {
 	inner := map[int]int{}
 	for _, pid := range allPIDs() {
 		if pidNamespace(pid) != ns {
@@ -423,13 +424,7 @@ func membersOf(ns uint64) (found []Proc) {
 
 // innerPID is a process's pid in its own PID namespace; 0 if it has ended.
 func innerPID(pid int) int {
-	data, err := os.ReadFile(procFile(pid, "status"))
-	if err != nil {
-		return 0
-	}
-	_, rest, _ := strings.Cut(string(data), "\nNSpid:")
-	line, _, _ := strings.Cut(rest, "\n")
-	numbers := strings.Fields(line)
+	numbers := status(pid, "NSpid:")
 	if len(numbers) == 0 {
 		return 0
 	}
@@ -454,6 +449,3 @@ func Identify(t T, pid int) (start, ns uint64) {
 	}
 	return start, ns
 }
-
-// Members are the processes in a PID namespace, by its inode.
-func Members(ns uint64) []Proc { return membersOf(ns) }

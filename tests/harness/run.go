@@ -103,7 +103,7 @@ func Run(t T, o Options, args ...string) *Result {
 // Start starts sbxrun. The test must Wait.
 func Start(t T, o Options, args ...string) *Process {
 	t.Helper()
-	p, err := start(t, o, args)
+	p, err := TryStart(t, o, args...)
 	if err != nil {
 		t.Fatalf("start sbxrun: %v", err)
 	}
@@ -112,11 +112,6 @@ func Start(t T, o Options, args ...string) *Process {
 
 // TryStart is Start where the system call may fail.
 func TryStart(t T, o Options, args ...string) (*Process, error) {
-	t.Helper()
-	return start(t, o, args)
-}
-
-func start(t T, o Options, args []string) (*Process, error) {
 	t.Helper()
 	p := &Process{Marker: newMarker(), t: t, o: o, dir: Dir(t), exited: make(chan struct{}), watched: make(chan struct{})}
 	tmp := filepath.Join(p.dir, "tmp")
@@ -626,17 +621,20 @@ func (p *Process) PeakRSS() int64 { return memory(p.PID, "VmHWM:") }
 
 // memory is a line of /proc/PID/status, in bytes.
 func memory(pid int, name string) int64 {
-	data, err := os.ReadFile(procFile(pid, "status"))
-	if err != nil {
+	f := status(pid, name)
+	if len(f) == 0 {
 		return 0
 	}
-	for _, line := range strings.Split(string(data), "\n") {
-		if f := strings.Fields(line); len(f) == 3 && f[0] == name {
-			kib, _ := strconv.ParseInt(f[1], 10, 64)
-			return kib << 10
-		}
-	}
-	return 0
+	kib, _ := strconv.ParseInt(f[0], 10, 64)
+	return kib << 10
+}
+
+// status are the words of a line of /proc/PID/status, behind its name; none if the process has ended.
+func status(pid int, name string) []string {
+	data, _ := os.ReadFile(procFile(pid, "status"))
+	_, rest, _ := strings.Cut(string(data), "\n"+name)
+	line, _, _ := strings.Cut(rest, "\n")
+	return strings.Fields(line)
 }
 
 // output collects a stream and lets others wait for a text in it.

@@ -129,17 +129,12 @@ func (b *Sandbox) Ended() Record {
 // AwaitEnd is Ended of a sandbox whose record goes with it.
 func (b *Sandbox) AwaitEnd() {
 	b.State.T.Helper()
-	b.reaped()
-	b.gone(b.goneAt())
-}
-
-func (b *Sandbox) reaped() {
-	b.State.T.Helper()
 	select {
 	case <-b.Supervisor.Reaped():
 	case <-time.After(Bound):
 		b.State.T.Fatalf("the supervisor of %s still runs after %v", b.ID, Bound)
 	}
+	b.gone()
 }
 
 // Exec runs a command in the sandbox to its end, and asserts as [Process.Wait]
@@ -176,9 +171,9 @@ func (b *Sandbox) Members() []Proc {
 	if b.NS == 0 {
 		return nil
 	}
-	found := membersOf(b.NS)
+	found := Members(b.NS)
 	if b.commandNS != 0 {
-		found = append(found, membersOf(b.commandNS)...)
+		found = append(found, Members(b.commandNS)...)
 	}
 	return found
 }
@@ -242,18 +237,14 @@ func (b *Sandbox) AdoptAll() {
 	}
 }
 
-// goneAt is when nothing of the sandbox may be left: at once, unless what is left of it is
-// ours to reap, which happens beside the test.
-func (b *Sandbox) goneAt() time.Time {
-	if b.orphans {
-		return time.Now().Add(reap)
-	}
-	return time.Now()
-}
-
-// gone asserts that no process of the sandbox is left, and ends those that are.
-func (b *Sandbox) gone(deadline time.Time) {
+// gone asserts that no process of the sandbox is left, and ends those that are: at once, unless what
+// is left of it is ours to reap, which happens beside the test.
+func (b *Sandbox) gone() {
 	b.State.T.Helper()
+	deadline := time.Now()
+	if b.orphans {
+		deadline = deadline.Add(reap)
+	}
 	goneBy(b.State.T, b.Marker, b.NS, deadline)
 }
 
@@ -284,7 +275,7 @@ func (b *Sandbox) finish() {
 	if ws := b.Supervisor.Status; !b.ends && (!ws.Exited() || ws.ExitStatus() != 0) {
 		t.Errorf("the supervisor of %s has ended with wait status %#x", b.ID, ws)
 	}
-	b.gone(b.goneAt())
+	b.gone()
 	b.Supervisor.Close()
 	if b.Init != nil {
 		b.Init.Close()

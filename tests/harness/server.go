@@ -2,11 +2,7 @@ package harness
 
 import (
 	"bytes"
-	"fmt"
-	"os"
 	"os/exec"
-	"path/filepath"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -68,13 +64,7 @@ func KillServer(t testing.TB, cmd *exec.Cmd, ended <-chan struct{}, by unix.Sign
 	t.Helper()
 	pid := cmd.Process.Pid
 	_ = cmd.Process.Signal(unix.SIGSTOP) // fails only if it has ended
-	Until(t, Bound, "the server to stop", func() bool {
-		states, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-		return err == nil && !slices.ContainsFunc(states, func(path string) bool {
-			data, err := os.ReadFile(path) // an error: the thread has ended
-			return err == nil && !bytes.Contains(data, []byte(") T "))
-		})
-	})
+	Until(t, Bound, "the server to stop", func() bool { return Stopped(pid) })
 	var below []Proc
 	for _, pid := range Descendants(pid) {
 		if p, ok := ReadProc(pid); ok {
