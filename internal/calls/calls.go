@@ -3,6 +3,7 @@
 package calls
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"slices"
@@ -247,10 +248,7 @@ func (b *Book) List(tenant string) []*Call {
 		}
 	}
 	slices.SortFunc(found, func(a, b *Call) int {
-		if n := a.Came.Compare(b.Came); n != 0 {
-			return n
-		}
-		return strings.Compare(a.ID, b.ID)
+		return cmp.Or(a.Came.Compare(b.Came), strings.Compare(a.ID, b.ID))
 	})
 	return found
 }

@@ -4,6 +4,7 @@
 package sessions
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -248,10 +249,7 @@ func (st *Store) All() []*Session {
 func (st *Store) List(tenant string) []*Session {
 	found := slices.DeleteFunc(st.All(), func(s *Session) bool { return s.Tenant != tenant })
 	slices.SortFunc(found, func(a, b *Session) int {
-		if n := a.Made.Compare(b.Made); n != 0 {
-			return n
-		}
-		return strings.Compare(a.ID, b.ID)
+		return cmp.Or(a.Made.Compare(b.Made), strings.Compare(a.ID, b.ID))
 	})
 	return found
 }
