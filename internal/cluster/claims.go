@@ -3,7 +3,7 @@ package cluster
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
+	"fmt"
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/api"
@@ -32,9 +32,10 @@ type claims struct{ bucket }
 
 // name is a tenant's key as one of the bucket.
 func claimName(tenant, path, key string) string {
-	sum := sha256.Sum256([]byte(tenant + "\n" + path + "\n" + key))
-	return hex.EncodeToString(sum[:])
+	return sum([]byte(tenant + "\n" + path + "\n" + key))
 }
+
+func sum(b []byte) string { return fmt.Sprintf("%x", sha256.Sum256(b)) }
 
 // take writes a claim, unless there is one: then that is returned, and first is false.
 func (c *claims) take(name string, mine claim) (is claim, revision uint64, first bool, err error) {

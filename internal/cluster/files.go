@@ -68,9 +68,7 @@ func (g *Gateway) store(w http.ResponseWriter, r *http.Request) {
 		g.failed(w, r, err)
 		return
 	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(http.StatusCreated)
-	writeJSON(w, stored)
+	writeJSON(w, http.StatusCreated, stored)
 }
 
 func (g *Gateway) put(r *http.Request) (*api.Stored, error) {
@@ -124,9 +122,8 @@ func (g *Gateway) put(r *http.Request) (*api.Stored, error) {
 
 // file answers with a file of the content store.
 func (g *Gateway) file(w http.ResponseWriter, r *http.Request) {
-	tenant, _, _ := server.Whose(r.Context())
 	id := r.PathValue("id")
-	store, err := g.queue.js.ObjectStore(r.Context(), g.filesOf(tenant))
+	store, err := g.queue.js.ObjectStore(r.Context(), g.filesOf(server.Tenant(r.Context())))
 	if err == nil && strings.HasPrefix(id, filePrefix) {
 		var f jetstream.ObjectResult
 		if f, err = store.Get(r.Context(), id); err == nil {

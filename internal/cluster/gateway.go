@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/page"
@@ -32,10 +33,10 @@ type Gateway struct {
 	log      *slog.Logger
 	stop     context.CancelFunc
 	web      *http.Server
+	draining atomic.Bool
 
-	mu       sync.Mutex
-	draining bool
-	under    map[string]*use // way at each node
+	mu    sync.Mutex
+	under map[string]*use // way at each node
 }
 
 // NewGateway takes part in a cluster.
@@ -46,7 +47,7 @@ func NewGateway(bus *NATS, name, version string, door *server.Door, log *slog.Lo
 	instance := NewInstance()
 	var err error
 	g.members, err = Join(ctx, bus, GatewayKind, func() Beat {
-		return Beat{Kind: GatewayKind, Name: name, Instance: instance, Version: version, Draining: !g.taking()}
+		return Beat{Kind: GatewayKind, Name: name, Instance: instance, Version: version, Draining: g.draining.Load()}
 	}, NodeKind, GatewayKind)
 	if err != nil {
 		stop()
@@ -68,18 +69,8 @@ func NewGateway(bus *NATS, name, version string, door *server.Door, log *slog.Lo
 	return g, nil
 }
 
-func (g *Gateway) taking() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return !g.draining
-}
-
 // Drain has others hear that this gateway is ending.
-func (g *Gateway) Drain() {
-	g.mu.Lock()
-	g.draining = true
-	g.mu.Unlock()
-}
+func (g *Gateway) Drain() { g.draining.Store(true) }
 
 // Close ends what is under way.
 func (g *Gateway) Close() {
@@ -92,9 +83,9 @@ func (g *Gateway) Close() {
 func (g *Gateway) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { page.Write(w, http.StatusOK) })
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, map[string]bool{"ok": true}) })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, map[string]bool{"ok": true}) })
 	mux.HandleFunc("GET /readyz", g.ready)
-	mux.HandleFunc("GET /metrics", g.metrics)
+	mux.Handle("GET /metrics", g.door.Metrics(g.counters.registry))
 	mux.HandleFunc("GET /v1/status", g.status)
 	mux.HandleFunc("GET /v1/sessions", func(w http.ResponseWriter, r *http.Request) { g.merge(w, r, "sessions", "created_at") })
 	mux.HandleFunc("GET /v1/calls", func(w http.ResponseWriter, r *http.Request) { g.merge(w, r, "calls", "came_at") })
@@ -111,19 +102,20 @@ func (g *Gateway) Handler() http.Handler {
 	return g.door.Handler(mux)
 }
 
-func writeJSON(w http.ResponseWriter, v any) {
+func writeJSON(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(v) // who has gone away reads nothing
 }
 
 func (g *Gateway) ready(w http.ResponseWriter, _ *http.Request) {
 	switch {
-	case !g.taking():
+	case g.draining.Load():
 		api.NewError(api.Draining, "the gateway is ending", "try another one").Write(w)
 	case len(g.members.Of(NodeKind)) == 0 || !g.bus.Connected():
 		g.none().Write(w)
 	default:
-		writeJSON(w, map[string]bool{"ready": true})
+		writeJSON(w, http.StatusOK, map[string]bool{"ready": true})
 	}
 }
 

@@ -2,8 +2,6 @@ package cluster
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"io"
@@ -21,9 +19,7 @@ const mostKept = 256 << 10
 
 // keyed sends a request with an idempotency key to the node that the key belongs to.
 func (g *Gateway) keyed(w http.ResponseWriter, r *http.Request, body []byte) (*http.Response, error) {
-	tenant, _, _ := server.Whose(r.Context())
-	name := claimName(tenant, r.URL.Path, r.Header.Get(keyHeader))
-	sum := sha256.Sum256(body)
+	name := claimName(server.Tenant(r.Context()), r.URL.Path, r.Header.Get(keyHeader))
 	tried := map[string]bool{}
 	ours := false // the claim was written here, last
 	for range attempts {
@@ -32,7 +28,7 @@ func (g *Gateway) keyed(w http.ResponseWriter, r *http.Request, body []byte) (*h
 			return nil, g.noneOf(r)
 		}
 		defer leave()
-		is, revision, first, err := g.claims.take(name, claim{At: at, Hash: hex.EncodeToString(sum[:])})
+		is, revision, first, err := g.claims.take(name, claim{At: at, Hash: sum(body)})
 		switch {
 		case err != nil:
 			return nil, err

@@ -63,8 +63,7 @@ func (g *Gateway) everywhere(r *http.Request) (texts [][]byte, err error) {
 
 // status adds up what all nodes tell.
 func (g *Gateway) status(w http.ResponseWriter, r *http.Request) {
-	tenant, _, _ := server.Whose(r.Context())
-	out := &api.Status{Version: g.version, Tenant: tenant, Draining: !g.taking(), Recent: []api.Recent{}}
+	out := &api.Status{Version: g.version, Tenant: server.Tenant(r.Context()), Draining: g.draining.Load(), Recent: []api.Recent{}}
 	if len(g.members.Of(NodeKind)) > 0 {
 		texts, err := g.everywhere(r)
 		if err != nil {
@@ -87,7 +86,7 @@ func (g *Gateway) status(w http.ResponseWriter, r *http.Request) {
 	if g.door.SeesAll(r) {
 		out.Machine = machine(g.members.Found().Nodes)
 	}
-	writeJSON(w, out)
+	writeJSON(w, http.StatusOK, out)
 }
 
 // machine is all nodes as one.
@@ -134,8 +133,7 @@ func (g *Gateway) merge(w http.ResponseWriter, r *http.Request, name, by string)
 		}
 	}
 	if name == "calls" {
-		tenant, _, _ := server.Whose(r.Context())
-		more, err := g.queuedCalls(r.Context(), tenant, listed)
+		more, err := g.queuedCalls(r.Context(), server.Tenant(r.Context()), listed)
 		if err != nil {
 			g.failed(w, r, noJetStream("calls that wait cannot be listed", err))
 			return
@@ -153,5 +151,5 @@ func (g *Gateway) merge(w http.ResponseWriter, r *http.Request, name, by string)
 	for _, e := range all {
 		out = append(out, e.text)
 	}
-	writeJSON(w, map[string]any{name: out})
+	writeJSON(w, http.StatusOK, map[string]any{name: out})
 }

@@ -1,10 +1,7 @@
 package cluster
 
 import (
-	"net/http"
-
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/sbxrun/sbxrun/internal/api"
 )
@@ -101,13 +98,4 @@ func (g present) Collect(out chan<- prometheus.Metric) {
 	if all.Places > 0 {
 		gauge(descBusy, all.Busy())
 	}
-}
-
-// metrics answers for those who may see what all tenants do.
-func (g *Gateway) metrics(w http.ResponseWriter, r *http.Request) {
-	if !g.door.SeesAll(r) {
-		api.NewError(api.Policy, "this tenant may not see the metrics", "name it in metrics_tenants").Write(w)
-		return
-	}
-	promhttp.HandlerFor(g.counters.registry, promhttp.HandlerOpts{}).ServeHTTP(w, r)
 }

@@ -2,8 +2,6 @@ package cluster
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"time"
@@ -70,10 +68,7 @@ func newQueue(js jetstream.JetStream, c *config.Config) *queue {
 }
 
 // tenantKey is a tenant as a part of subjects and keys.
-func tenantKey(tenant string) string {
-	sum := sha256.Sum256([]byte(tenant))
-	return hex.EncodeToString(sum[:16])
-}
+func tenantKey(tenant string) string { return sum([]byte(tenant))[:32] }
 
 // open makes what there is not yet. Gateways call it; nodes may not make anything.
 func (q *queue) open(ctx context.Context) (jetstream.Stream, error) {

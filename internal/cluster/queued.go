@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"io"
@@ -70,8 +68,7 @@ func (g *Gateway) queueCall(w http.ResponseWriter, r *http.Request) (*http.Respo
 	res.Body.Close()
 
 	tenant, requestID, _ := server.Whose(r.Context())
-	sum := sha256.Sum256(body)
-	call := &record{ID: queuedPrefix + rand.Text(), Came: time.Now().UTC(), Hash: hex.EncodeToString(sum[:])}
+	call := &record{ID: queuedPrefix + rand.Text(), Came: time.Now().UTC(), Hash: sum(body)}
 	clients := r.Header.Get(keyHeader)
 	if clients != "" {
 		call.ID = queuedPrefix + claimName(tenant, r.URL.Path, clients)[:32]
@@ -97,9 +94,7 @@ func (g *Gateway) queueCall(w http.ResponseWriter, r *http.Request) (*http.Respo
 	if replayed {
 		w.Header().Set("Idempotency-Replayed", "true")
 	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(http.StatusAccepted)
-	_ = json.NewEncoder(w).Encode(call.status()) // who has gone away reads nothing
+	writeJSON(w, http.StatusAccepted, call.status())
 	return nil, nil
 }
 
@@ -161,8 +156,7 @@ func (g *Gateway) call(w http.ResponseWriter, r *http.Request) {
 		g.pinned(w, r)
 		return
 	}
-	tenant, _, _ := server.Whose(r.Context())
-	key := tenantKey(tenant) + "." + id
+	key := tenantKey(server.Tenant(r.Context())) + "." + id
 	wait, _ := strconv.ParseFloat(r.URL.Query().Get("wait_ms"), 64) // a node says what is wrong with it
 	const most = time.Minute
 	until := time.Now().Add(min(most, time.Duration(wait)*time.Millisecond))
@@ -213,7 +207,7 @@ func (g *Gateway) call(w http.ResponseWriter, r *http.Request) {
 				return
 			}
 		}
-		writeJSON(w, call.status())
+		writeJSON(w, http.StatusOK, call.status())
 		return
 	}
 }

@@ -107,7 +107,6 @@ func (h *held) grant(at string, a asked, c tenants.Ceilings, now time.Time, lost
 
 // share answers a node that asks.
 func (g *Gateway) share(w http.ResponseWriter, r *http.Request) {
-	tenant, _, _ := server.Whose(r.Context())
 	const most = 4096
 	text, err := io.ReadAll(io.LimitReader(r.Body, most))
 	var a asked
@@ -116,12 +115,12 @@ func (g *Gateway) share(w http.ResponseWriter, r *http.Request) {
 		api.NewError(api.Usage, "that is nothing to ask for", "").Write(w)
 		return
 	}
-	given, err := g.grant(r.Context(), tenant, at, a)
+	given, err := g.grant(r.Context(), server.Tenant(r.Context()), at, a)
 	if err != nil {
 		g.failed(w, r, noJetStream("the record of the tenant cannot be changed", err))
 		return
 	}
-	writeJSON(w, given)
+	writeJSON(w, http.StatusOK, given)
 }
 
 func (g *Gateway) grant(ctx context.Context, tenant, at string, a asked) (given asked, err error) {

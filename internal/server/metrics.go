@@ -151,11 +151,11 @@ func (s present) Collect(out chan<- prometheus.Metric) {
 	gauge(descReady, ready)
 }
 
-// metricsHandler answers for those who may see what all tenants do.
-func (s *Server) metricsHandler() http.Handler {
-	all := promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{})
+// Metrics answers for those who may see what all tenants do.
+func (s *Door) Metrics(registry *prometheus.Registry) http.Handler {
+	all := promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !s.seesAll(whose(r.Context())) {
+		if !s.SeesAll(r) {
 			api.NewError(api.Policy, "this tenant may not see the metrics", "name it in metrics_tenants").Write(w)
 			return
 		}

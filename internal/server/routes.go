@@ -163,7 +163,7 @@ func (s *Server) Handler(mcp http.Handler) http.Handler {
 		}
 		writeJSON(w, http.StatusOK, map[string]bool{"ready": true})
 	})
-	mux.Handle("GET /metrics", s.metricsHandler())
+	mux.Handle("GET /metrics", s.Metrics(s.metrics.registry))
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { // all that the others are not for
 		if methods := methodsOf(mux, r); len(methods) > 0 {
 			w.Header().Set("Allow", strings.Join(methods, ", "))
