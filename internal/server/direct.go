@@ -143,8 +143,7 @@ func (s *Server) OpenFile(ctx context.Context, session, name string) (f *os.File
 
 // OpenStored opens a file of the content store.
 func (s *Server) OpenStored(ctx context.Context, id string) (*os.File, int64, error) {
-	f, size, err := s.files.Get(whose(ctx).tenant, id)
-	return f, size, err
+	return s.files.Get(whose(ctx).tenant, id)
 }
 
 // ListFiles lists a session's workspace, with all that is below.
