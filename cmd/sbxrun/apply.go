@@ -27,9 +27,7 @@ func applyCommand(args []string) int {
 		return refuse(&flags, err)
 	}
 	if flags.JSON {
-		if err := printJSON(done); err != nil {
-			return fail(printError(err))
-		}
+		return printed(printJSON(done))
 	}
 	if err != nil {
 		return fail(err) // the rest is applied

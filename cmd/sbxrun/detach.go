@@ -43,10 +43,7 @@ func inBackground(command string, args []string, asJSON bool, print func(detach.
 		}
 		return fail(&result.Error{Code: e.Code, Message: e.Message, Hint: e.Hint, ExitCode: said.Code})
 	}
-	if err := print(said); err != nil {
-		return fail(printError(err))
-	}
-	return 0
+	return printed(print(said))
 }
 
 // requests are what a process in the background is asked for: by signals, and by the end of

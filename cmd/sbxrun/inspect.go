@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"os"
@@ -30,8 +31,5 @@ func inspectCommand(args []string) int {
 	enc := json.NewEncoder(os.Stdout)
 	enc.SetIndent("", "  ")
 	enc.SetEscapeHTML(false) // as result.JSON
-	if err := enc.Encode(all); err != nil {
-		return fail(printError(err))
-	}
-	return code
+	return cmp.Or(printed(enc.Encode(all)), code)
 }

@@ -278,10 +278,7 @@ func (k *killer) tell() int {
 	} else {
 		err = k.printLines(all)
 	}
-	if err != nil {
-		return max(code, fail(printError(err)))
-	}
-	return code
+	return max(code, printed(err))
 }
 
 func (k *killer) printLines(all []killed) error {

@@ -190,9 +190,7 @@ func parse(flags any, args []string) (words []string, err error) {
 func refuse(flags any, err error) int {
 	code := fail(err)
 	if cli.WantsJSON(flags) {
-		if err := printJSON(cli.Refusal{ExitCode: code, Error: asError(err).Report()}); err != nil {
-			return fail(printError(err))
-		}
+		return cmp.Or(printed(printJSON(cli.Refusal{ExitCode: code, Error: asError(err).Report()})), code)
 	}
 	return code
 }
@@ -203,10 +201,7 @@ func failUsage(flags any, err error) int {
 	if !errors.Is(err, cli.ErrHelp) {
 		return refuse(flags, usageError(flags, err))
 	}
-	if err := cli.Help(os.Stdout, flags); err != nil {
-		return fail(printError(err))
-	}
-	return 0
+	return printed(cli.Help(os.Stdout, flags))
 }
 
 // usageError makes an error of the command line of err, and names the help of the command with these
@@ -224,6 +219,14 @@ func printError(err error) error {
 	return &result.Error{Code: "output", ExitCode: result.ExitOutput, Message: "cannot print: " + err.Error(), Err: err}
 }
 
+// printed returns the exit code of what had nothing left to do but to print.
+func printed(err error) int {
+	if err != nil {
+		return fail(printError(err))
+	}
+	return 0
+}
+
 // printJSON prints a value as one line of JSON.
 func printJSON(v any) error { return writeJSON(os.Stdout, v) }
 
@@ -237,10 +240,8 @@ func writeJSON(w io.Writer, v any) error {
 
 // printLine prints a line that is all there is to say, and returns the exit code.
 func printLine(line string) int {
-	if _, err := fmt.Println(line); err != nil {
-		return fail(printError(err))
-	}
-	return 0
+	_, err := fmt.Println(line)
+	return printed(err)
 }
 
 // printable makes one line of a text, without what a terminal would obey: names

@@ -58,10 +58,7 @@ func psCommand(args []string) int {
 	default:
 		err = printTable(os.Stdout, entries, len(names) > 0, time.Now())
 	}
-	if err != nil {
-		return fail(printError(err))
-	}
-	return 0
+	return printed(err)
 }
 
 // described is a sandbox in the JSON of ps and inspect.

@@ -56,10 +56,7 @@ func printOnce(look func() (statistics, error), print func(io.Writer, statistics
 	if err != nil {
 		return fail(err)
 	}
-	if err := print(os.Stdout, s); err != nil {
-		return fail(printError(err))
-	}
-	return 0
+	return printed(print(os.Stdout, s))
 }
 
 // statistics is what stats has found, and its JSON.

@@ -95,9 +95,7 @@ func (w *waiter) tell(err error, asJSON bool) int {
 	}
 	if asJSON {
 		said.ExitCode = code
-		if err := printJSON(said); err != nil {
-			return cmp.Or(code, fail(printError(err)))
-		}
+		return cmp.Or(code, printed(printJSON(said)))
 	}
 	return code
 }
