@@ -38,17 +38,11 @@ func cleanupCommand(args []string) int {
 		}
 	}
 	if flags.JSON {
-		if found == nil {
-			found = []cleanup.Finding{}
-		}
-		err = printJSON(found)
+		err = printJSON(append([]cleanup.Finding{}, found...))
 	} else {
 		err = printFound(os.Stdout, shown, flags.DryRun)
 	}
-	if err != nil {
-		return max(code, fail(printError(err)))
-	}
-	return code
+	return max(code, printed(err))
 }
 
 // zombiesOnALine is of how many zombies of a kind the pids are printed.

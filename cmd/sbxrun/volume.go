@@ -122,10 +122,7 @@ func listVolumes(store *volumes.Store, asJSON bool) error {
 		return err
 	}
 	if asJSON {
-		if all == nil {
-			all = []volumes.Info{}
-		}
-		if err := printJSON(all); err != nil {
+		if err := printJSON(append([]volumes.Info{}, all...)); err != nil {
 			return printError(err)
 		}
 		return nil

@@ -172,10 +172,7 @@ func snapshotsCommand(args []string) int {
 	}
 	switch {
 	case flags.JSON:
-		if list == nil {
-			list = []*snapshots.Manifest{}
-		}
-		err = printJSON(list)
+		err = printJSON(append([]*snapshots.Manifest{}, list...))
 	case flags.Quiet:
 		for _, m := range list {
 			if _, err = fmt.Println(m.ID); err != nil {
