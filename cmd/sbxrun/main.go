@@ -172,17 +172,10 @@ func asError(err error) *result.Error {
 	return e
 }
 
-// parse parses a command's words as [cli.Parse] does. What is started in the background has
-// the variable that stands for --state-dir, too.
+// parse parses a command's words as [cli.Parse] does, and exports them.
 func parse(flags any, args []string) (words []string, err error) {
 	words, err = cli.Parse(flags, args)
-	if dir := cli.StateDir(flags); dir != "" {
-		err = cmp.Or(err, os.Setenv("SBXRUN_STATE_DIR", dir))
-	}
-	if dir := cli.DataDir(flags); dir != "" {
-		err = cmp.Or(err, os.Setenv("SBXRUN_DATA_DIR", dir))
-	}
-	return words, err
+	return words, cmp.Or(err, cli.Export(flags))
 }
 
 // refuse tells of an error, on stdout too if that is for JSON, and returns the exit code.

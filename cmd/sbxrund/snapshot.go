@@ -64,12 +64,7 @@ func parseData(flags any, args []string) (words []string, code int, done bool) {
 	if err != nil {
 		return nil, refuse(flags, &result.Error{Code: "usage", Message: err.Error(), Hint: "see " + cli.HelpLine(flags)}), true
 	}
-	for name, dir := range map[string]string{"SBXRUN_STATE_DIR": cli.StateDir(flags), "SBXRUN_DATA_DIR": cli.DataDir(flags)} {
-		if dir != "" {
-			err = cmp.Or(err, os.Setenv(name, dir))
-		}
-	}
-	if err != nil {
+	if err := cli.Export(flags); err != nil {
 		return nil, refuse(flags, err), true
 	}
 	return words, 0, false

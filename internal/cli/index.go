@@ -1,9 +1,11 @@
 package cli
 
 import (
+	"cmp"
 	"encoding"
 	"errors"
 	"fmt"
+	"os"
 	"reflect"
 	"slices"
 	"strconv"
@@ -68,17 +70,15 @@ func WantsJSON(flags any) bool {
 	return f.IsValid() && f.Bool()
 }
 
-// StateDir returns the --state-dir in flags; "" if there is none.
-func StateDir(flags any) string { return directory(flags, "StateDir") }
-
-// DataDir returns the --data-dir in flags; "" if there is none.
-func DataDir(flags any) string { return directory(flags, "DataDir") }
-
-func directory(flags any, name string) string {
-	if f := field(flags, name); f.IsValid() {
-		return f.String()
+// Export sets the variables that --state-dir and --data-dir in flags stand for: what is started in the
+// background has them, too.
+func Export(flags any) (err error) {
+	for _, dir := range []struct{ field, variable string }{{"StateDir", "SBXRUN_STATE_DIR"}, {"DataDir", "SBXRUN_DATA_DIR"}} {
+		if f := field(flags, dir.field); f.IsValid() && f.String() != "" {
+			err = cmp.Or(err, os.Setenv(dir.variable, f.String()))
+		}
 	}
-	return ""
+	return err
 }
 
 // field returns what holds a flag. The index, which [Parse] has made, would take a hundred times as long.
