@@ -29,9 +29,7 @@ var budgets atomic.Int32
 func New(t *testing.T, most int) *Budget {
 	t.Helper()
 	mounts, err := limits.Mounts("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Must(t, err)
 	paths, err := limits.Membership("", 0)
 	if err != nil {
 		return nil

@@ -253,17 +253,13 @@ func FixturesDir(t T) string {
 func Dir(t T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "sbxrun-test-")
-	if err != nil {
-		t.Fatalf("%v", err)
-	}
+	Must(t, err)
 	t.Cleanup(func() {
 		if err := removeAll(dir); err != nil {
 			t.Errorf("remove what the test made: %v", err)
 		}
 	})
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatalf("%v", err)
-	}
+	Must(t, os.Chmod(dir, 0o755))
 	return dir
 }
 
@@ -272,14 +268,10 @@ func Dir(t T) string {
 func SharedDir(t T) string {
 	t.Helper()
 	dir := Dir(t)
-	if err := os.Chmod(dir, 0o777); err != nil {
-		t.Fatalf("%v", err)
-	}
+	Must(t, os.Chmod(dir, 0o777))
 	if os.Geteuid() == 0 {
 		const nobody = 65534
-		if err := os.Chown(dir, nobody, nobody); err != nil {
-			t.Fatalf("%v", err)
-		}
+		Must(t, os.Chown(dir, nobody, nobody))
 	}
 	return dir
 }

@@ -32,9 +32,7 @@ func (l *Log) String() string {
 func Serve(t testing.TB, cmd *exec.Cmd) (ended <-chan struct{}) {
 	t.Helper()
 	done, err := StartCommand(cmd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	reaped := make(chan struct{})
 	go func() {
 		_ = cmd.Wait() // its exit code is looked at
