@@ -57,15 +57,9 @@ func main() {
 	case snapshots.UnpackWord:
 		os.Exit(unpackCommand(os.Args[2:]))
 	case capture.PackWord:
-		if err := capture.Pack(os.Args[2:]); err != nil {
-			os.Exit(fail(err))
-		}
-		os.Exit(0)
+		os.Exit(outcome(nil, capture.Pack(os.Args[2:])))
 	case capture.GuardWord:
-		if err := capture.Guard(os.Args[2:]); err != nil {
-			os.Exit(fail(err))
-		}
-		os.Exit(0)
+		os.Exit(outcome(nil, capture.Guard(os.Args[2:])))
 	}
 	os.Exit(fail(errors.New("this is the server of sbxrun; write sbxrun serve, gateway, nodes or mcp")))
 }
@@ -95,12 +89,18 @@ func refuse(flags any, err error) int {
 	return code
 }
 
-// checked says that the configuration is, and returns the exit code.
-func checked() int {
-	if _, err := fmt.Println("sbxrun: the configuration is right"); err != nil {
-		return fail(err)
+// outcome is the exit code of what has nothing left to do, with or without an error. flags is as for refuse.
+func outcome(flags any, err error) int {
+	if err != nil {
+		return refuse(flags, err)
 	}
 	return 0
+}
+
+// checked says that the configuration is, and returns the exit code.
+func checked() int {
+	_, err := fmt.Println("sbxrun: the configuration is right")
+	return outcome(nil, err)
 }
 
 // parse fills the flags of a command. done: it was wrong, or asked for help, and code is what

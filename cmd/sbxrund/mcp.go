@@ -41,10 +41,7 @@ func mcpCommand(args []string) int {
 	if err := state.CheckProc(); err != nil {
 		return fail(err)
 	}
-	if err := serveStdio(&c); err != nil {
-		return fail(err)
-	}
-	return 0
+	return outcome(nil, serveStdio(&c))
 }
 
 func serveStdio(c *config.Config) error {

@@ -46,10 +46,7 @@ func nodes(args []string) int {
 	if err == nil {
 		err = printNodes(found, flags.JSON)
 	}
-	if err != nil {
-		return refuse(&flags, err)
-	}
-	return 0
+	return outcome(&flags, err)
 }
 
 func printNodes(found *cluster.Found, asJSON bool) error {

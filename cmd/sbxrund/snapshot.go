@@ -48,10 +48,7 @@ func snapshotCommand(args []string) int {
 		}
 		err = takeSnapshot(store, &flags, words[0])
 	}
-	if err != nil {
-		return refuse(&flags, err)
-	}
-	return 0
+	return outcome(&flags, err)
 }
 
 // parseData is parse, for flags that say where data is.
