@@ -38,6 +38,22 @@ func TestPayloadTakesOverNothing(t *testing.T) {
 	}
 }
 
+// Nor does that of an ordinary user, whose init has the same uid; with --oom-score-adj, as with limits, init's
+// memory is its own and not the keeper's, which is hidden in any case.
+func TestInitIsHidden(t *testing.T) {
+	t.Parallel()
+	o := harness.Options{Bare: true}
+	if harness.Root() {
+		o.Wrap = harness.As(23456)
+	}
+	for _, flags := range [][]string{nil, {"--oom-score-adj", "500"}} {
+		args := append(flags, "--cwd", "none", "sh", "-c", "ls /proc/1/fd; cat /proc/1/environ; readlink /proc/1/exe; exit 7")
+		if r := harness.Start(t, o, args...).Wait(); r.ExitCode != 7 || len(r.Stdout) > 0 {
+			t.Errorf("%q: exit code %d, it could see %q; %s", flags, r.ExitCode, r.Stdout, r.Stderr)
+		}
+	}
+}
+
 // In a sandbox that lives on, its own command and its execs see themselves and nothing
 // else, and cannot take over anything either.
 func TestCommandsOfASandboxApart(t *testing.T) {
