@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"fmt"
 	"runtime"
 	"slices"
 	"strings"
@@ -262,6 +263,30 @@ func TestUnprovenGoes(t *testing.T) {
 			t.Errorf("want unproven, or in time: %v", o)
 		}
 	}
+}
+
+// A command that ends by itself after the deadline has a timeout, though sbxrun was stopped and has done
+// nothing about it, and the grace period that the keeper leaves it is not over.
+func TestEndedLate(t *testing.T) {
+	for deadline := harness.Scaled(time.Second); deadline < bound/4; deadline *= 2 {
+		script := fmt.Sprintf(": >/out/ran; sleep %v; exit 7", 2*deadline.Seconds())
+		r, pids := begun(t, []string{"--timeout", deadline.String(), "--grace", bound.String()}, []string{"sh", "-c", script})
+		r.hit(pids, roleSbxrun, unix.SIGSTOP)
+		r.stopped(r.pid)
+		early := time.Since(r.begin) < deadline
+		r.until("the command's end", func() bool {
+			p, ok := harness.ReadProc(pids[roleInit])
+			return !ok || p.State == "Z" || p.State == "X"
+		})
+		r.signal(unix.SIGCONT)
+		if o := r.wait(); early {
+			if o.code != 124 || o.report == nil || o.report.Cause != "timeout" || o.report.Payload == nil || o.report.Payload.ExitCode == nil || *o.report.Payload.ExitCode != 7 {
+				t.Errorf("want a timeout, and what the command has returned: %v", o)
+			}
+			return
+		}
+	}
+	t.Error("sbxrun was never stopped in time")
 }
 
 // What is left at the end of the proof timeout is waited for once, and not once more for the keeper,
