@@ -13,6 +13,18 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
+// Root that may not signal another user's processes could end nothing, and so runs nothing.
+func TestRootWithoutKill(t *testing.T) {
+	t.Parallel()
+	if os.Getuid() != 0 {
+		return // whose processes are the caller's own
+	}
+	r := harness.Start(t, harness.Options{Wrap: []string{"setpriv", "--bounding-set=-kill"}}, "sh", "-c", "echo it runs").Wait()
+	if r.Expect(t, 125, "start-failed"); !strings.Contains(string(r.Stderr), "CAP_KILL") {
+		t.Errorf("%s", r.Stderr)
+	}
+}
+
 // Everything works as an engine's root as well: what is another's is looked at all
 // the same, and who looks stays one that others can look at.
 func TestEngineRoot(t *testing.T) {

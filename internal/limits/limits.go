@@ -264,13 +264,13 @@ func (m *Machine) Plan(r Request, required bool) (*Plan, error) {
 	}
 	if r.Nice != nil {
 		p.Limits = append(p.Limits, result.Limit{Name: "nice", Requested: float64(*r.Nice), Enforced: true, Mechanism: "setpriority"})
-		if least := niceness(); *r.Nice < least && !capable(unix.CAP_SYS_NICE) {
+		if least := niceness(); *r.Nice < least && !proc.Capable(unix.CAP_SYS_NICE) {
 			p.refuse(&all, "nice", fmt.Sprintf("the caller may not go below %d", least), "give at least that, or run sbxrun with CAP_SYS_NICE")
 		}
 	}
 	if r.OOMScoreAdj != nil {
 		p.Limits = append(p.Limits, result.Limit{Name: "oom-score-adj", Requested: float64(*r.OOMScoreAdj), Enforced: true, Mechanism: "oom_score_adj"})
-		if least := oomScoreAdj(); *r.OOMScoreAdj < least && !capable(unix.CAP_SYS_RESOURCE) {
+		if least := oomScoreAdj(); *r.OOMScoreAdj < least && !proc.Capable(unix.CAP_SYS_RESOURCE) {
 			p.refuse(&all, "oom-score-adj", fmt.Sprintf("the caller may not go below its own, %d", least), "give at least that, or run sbxrun with CAP_SYS_RESOURCE")
 		}
 	}
@@ -316,7 +316,7 @@ func (all refusals) err() *result.Error {
 // checkHard refuses what is above the hard limit that init will have.
 func (p *Plan) checkHard(l rlimit, all *refusals) {
 	var own unix.Rlimit
-	if err := unix.Getrlimit(l.resource, &own); err != nil || uint64(l.value) <= own.Max || capable(unix.CAP_SYS_RESOURCE) {
+	if err := unix.Getrlimit(l.resource, &own); err != nil || uint64(l.value) <= own.Max || proc.Capable(unix.CAP_SYS_RESOURCE) {
 		return // an error shows when it is set
 	}
 	p.refuse(all, l.name, fmt.Sprintf("the caller's own hard limit is %d", own.Max), fmt.Sprintf("ask for at most %d, or raise it (ulimit -H)", own.Max))
@@ -384,11 +384,4 @@ func oomScoreAdj() int {
 		return 0
 	}
 	return n
-}
-
-// capable says whether we have a capability.
-func capable(capability int) bool {
-	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	return unix.Capget(&hdr, &data[0]) == nil && data[0].Effective&(1<<capability) != 0
 }

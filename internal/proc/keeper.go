@@ -190,6 +190,9 @@ func Keep(c Command) (*Keeper, error) {
 }
 
 func newKeeper(block *Block, c Command) (*Keeper, error) {
+	if c.Cred != nil && !Capable(unix.CAP_KILL) { // nobody could end it (kill(2))
+		return nil, &StartError{Step: "kill what has another user id (CAP_KILL)", Err: unix.EPERM}
+	}
 	k := New[keeperState](block)
 	var open descriptors
 	defer open.close()

@@ -102,3 +102,10 @@ func takeOn(user *Cred) error {
 	}
 	return nil
 }
+
+// Capable reports whether we have a capability (capabilities(7)), one of the first 32.
+func Capable(capability int) bool {
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	return unix.Capget(&hdr, &data[0]) == nil && data[0].Effective&(1<<capability) != 0
+}
