@@ -97,7 +97,7 @@ func TestIdle(t *testing.T) {
 		}
 		return n
 	}
-	until(t, "all but the busy ones are ended", func() bool {
+	harness.Until(t, time.Minute, "all but the busy ones are ended", func() bool {
 		for _, way := range busy {
 			if _, err := way[0].Write([]byte("x")); err != nil {
 				t.Fatalf("a busy one has ended: %v", err)
@@ -145,7 +145,7 @@ func TestGone(t *testing.T) {
 	_ = half.CloseWrite()
 	_ = gone.SetLinger(0)
 	gone.Close()
-	until(t, "it is closed", func() bool {
+	harness.Until(t, time.Minute, "it is closed", func() bool {
 		c.endIdle(idleBound)
 		return conn.SetDeadline(time.Time{}) != nil
 	})
@@ -229,7 +229,7 @@ func TestEnd(t *testing.T) {
 	get(t, proxy, "\x05\x01\x00\x05\x01\x00\x03\x10slow.example.org\x01\xbb")
 	<-resolving
 	get(t, published, "") // it has the socket, and is connecting
-	until(t, "the socket is taken", func() bool {
+	harness.Until(t, time.Minute, "the socket is taken", func() bool {
 		p.ask.mu.Lock()
 		defer p.ask.mu.Unlock()
 		return len(p.ask.pool) == 0

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // More connections than there are large pieces of memory get all their bytes, in order, both ways, also
@@ -35,7 +37,7 @@ func TestRelayPieces(t *testing.T) {
 			}
 		})
 	}
-	until(t, "all are taken", func() bool { return len(large) == 0 })
+	harness.Until(t, time.Minute, "all are taken", func() bool { return len(large) == 0 })
 
 	data := make([]byte, 3*largePiece+smallPiece+1)
 	_, _ = rand.Read(data) // never fails
@@ -66,7 +68,7 @@ func TestRelayPieces(t *testing.T) {
 	}
 	ends.Wait()
 	relays.Wait()
-	until(t, "all are there", func() bool { return len(large) == mostLarge })
+	harness.Until(t, time.Minute, "all are there", func() bool { return len(large) == mostLarge })
 }
 
 // TestReset: a reset on one side, or the end of one that has moved nothing for long, is a reset on the other, so
@@ -130,13 +132,4 @@ type noting struct {
 func (n noting) SetWriteDeadline(until time.Time) error {
 	n.until <- until
 	return n.Conn.SetWriteDeadline(until)
-}
-
-func until(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !holds(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("waited in vain: ", what)
-		}
-	}
 }
