@@ -169,7 +169,8 @@ func (c *command) notStarted(err error) int {
 		c.Streams.Restore()
 	}
 	if c.signals == nil {
-		c.signals = watchSignals()
+		c.signals = watchWaiting()
+		close(c.signals.admitted)
 	}
 	return c.tell(result.Result{Cause: result.StartFailed, Verdict: result.NotApplicable, StartedAt: c.Terms.Begin, Duration: time.Since(c.Terms.Begin), Err: e})
 }

@@ -39,16 +39,9 @@ var signaled = make(chan struct{})
 
 var closeSignaled = sync.OnceFunc(func() { close(signaled) })
 
-// watchSignals begins to listen, in the background, because that takes package
+// watchWaiting begins to listen, in the background, because that takes package
 // signal some tenths of a millisecond. Before ready a signal ends sbxrun, which
 // must not have started anything.
-func watchSignals() *signals {
-	s := watchWaiting()
-	close(s.admitted)
-	return s
-}
-
-// watchWaiting is watchSignals for who may have to wait until it is admitted.
 func watchWaiting() *signals {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	s := &signals{ctx: ctx, cancel: cancel, hurry: make(chan struct{}), ready: make(chan struct{}), admitted: make(chan struct{}), stop: make(chan os.Signal, 1)}
