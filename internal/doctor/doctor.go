@@ -178,7 +178,7 @@ func (e *exam) runs() {
 	e.limit("limit on tasks", limits.Request{Pids: 64})
 	e.limit("limit on CPUs", limits.Request{CPUs: 0.5})
 	e.limit("limit on CPU time", limits.Request{CPUTime: time.Minute})
-	e.check("state directory", checkStateDir)
+	e.warn("state directory", checkStateDir)
 	e.server()
 }
 
@@ -197,6 +197,17 @@ func (e *exam) check(name string, do func() (detail string, err error)) {
 		return // whatever this check says is about the interruption
 	}
 	e.Checks = append(e.Checks, f)
+}
+
+// warn makes a check of something that a run can do without.
+func (e *exam) warn(name string, do func() (detail string, err error)) {
+	e.check(name, func() (string, error) {
+		detail, err := do()
+		if err != nil && !errors.As(err, new(warning)) {
+			err = warning{error: err}
+		}
+		return detail, err
+	})
 }
 
 // ground has the checks that follow build on all those before.

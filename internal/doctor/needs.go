@@ -58,13 +58,10 @@ func fullCgroup() string {
 // none of it.
 func checkStateDir() (string, error) {
 	dir, err := state.Mine().Path()
-	if err == nil {
-		dir, err = checkDir(stepStateDir, dir)
-	}
 	if err != nil {
-		err = warning{error: err}
+		return "", err
 	}
-	return dir, err
+	return checkDir(stepStateDir, dir)
 }
 
 // checkDir checks without making anything: the directory is this user's own and closed to

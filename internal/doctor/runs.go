@@ -196,13 +196,10 @@ func (e *exam) checkStaged() (string, error) {
 // limit checks a run under one limit, which is refused where it cannot be enforced: then
 // the refusal is the finding.
 func (e *exam) limit(name string, request limits.Request) {
-	e.check(name, func() (string, error) {
+	e.warn(name, func() (string, error) {
 		mechanism, err := e.tryLimit(request)
-		if own := (*result.Error)(nil); errors.As(err, &own) && strings.HasPrefix(own.Hint, limits.WritableCgroups) {
+		if own, ok := errors.AsType[*result.Error](err); ok && strings.HasPrefix(own.Hint, limits.WritableCgroups) {
 			err = failure{step: stepCgroups, text: err.Error()}
-		}
-		if err != nil && !errors.As(err, new(warning)) {
-			err = warning{error: err}
 		}
 		return mechanism, err
 	})

@@ -20,23 +20,10 @@ const (
 // server checks what `sbxrun serve` and `sbxrun mcp` need beside what a run needs. A run needs
 // nothing of it, so each is a warning.
 func (e *exam) server() {
-	for _, c := range []struct {
-		name  string
-		check func() (string, error)
-	}{
-		{"server program", checkServerProgram},
-		{"server directory", func() (string, error) { return checkDir(stepServerDir, state.ServerDir()) }},
-		{"server tasks", checkServerTasks},
-		{"server descriptors", checkServerDescriptors},
-	} {
-		e.check(c.name, func() (string, error) {
-			detail, err := c.check()
-			if err != nil {
-				err = warning{error: err}
-			}
-			return detail, err
-		})
-	}
+	e.warn("server program", checkServerProgram)
+	e.warn("server directory", func() (string, error) { return checkDir(stepServerDir, state.ServerDir()) })
+	e.warn("server tasks", checkServerTasks)
+	e.warn("server descriptors", checkServerDescriptors)
 }
 
 // checkServerProgram: the server is the program beside this one, and no other.
