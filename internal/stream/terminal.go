@@ -2,6 +2,7 @@ package stream
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"syscall"
@@ -42,27 +43,12 @@ func OpenTerminal(b Bound, broken func(*result.Error)) (*Streams, error) {
 	}
 	s.pass(os.Stdout, ptmx)
 	go func() {
-		writeAll(ptmx, os.Stdin)
+		// By read and write: neither is a file that the kernel could copy by itself.
+		_, _ = io.CopyBuffer(struct{ io.Writer }{ptmx}, struct{ io.Reader }{os.Stdin}, make([]byte, 4096)) // until one of both has an error
 		// Our stdin has ended: so does the command's, by what a person types.
 		_, _ = ptmx.Write([]byte{4})
 	}()
 	return s, nil
-}
-
-// writeAll copies until one of both has an error, or src its end.
-func writeAll(dst, src *os.File) {
-	buf := make([]byte, 4096)
-	for {
-		n, err := src.Read(buf)
-		if n > 0 {
-			if _, err := dst.Write(buf[:n]); err != nil {
-				return
-			}
-		}
-		if err != nil {
-			return
-		}
-	}
 }
 
 // makeRaw lets every key through to the payload's terminal, and its size follow
