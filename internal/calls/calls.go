@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -270,10 +271,7 @@ func (b *Book) Expire(now time.Time) {
 // Close ends all calls, waits for their ends, and forgets them.
 func (b *Book) Close() {
 	b.mu.Lock()
-	var all []*Call
-	for _, c := range b.all {
-		all = append(all, c)
-	}
+	all := slices.Collect(maps.Values(b.all))
 	b.mu.Unlock()
 	for _, c := range all {
 		c.Cancel()
