@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/config"
 )
 
 // Kinds of those that take part.
@@ -170,7 +171,7 @@ func (m *Members) send(b Beat) {
 func (m *Members) hear(subject, _ string, data []byte, _ bool) {
 	var b Beat
 	// Who may publish under a name is NATS's to say, so the name has to be that of the subject.
-	if json.Unmarshal(data, &b) != nil || subject != beats+b.Kind+"."+b.Name || !ValidName(b.Name) || !validInstance(b.Instance) {
+	if json.Unmarshal(data, &b) != nil || subject != beats+b.Kind+"."+b.Name || !config.ValidName(b.Name) || !validInstance(b.Instance) {
 		return
 	}
 	m.mu.Lock()
@@ -303,12 +304,6 @@ func (m *Members) Of(kind string) (found []Beat) {
 	return found
 }
 
-// ValidName reports whether a node or gateway can be called so: it is a part of subjects and of ids.
-func ValidName(name string) bool {
-	const most = 32
-	return name != "" && len(name) <= most && strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") == ""
-}
-
 const instanceSize = 8
 
 func validInstance(s string) bool {
@@ -326,7 +321,7 @@ func Prefix(name, instance string) string { return name + "." + instance + "." }
 // home returns the subject of the node that has given an id; ok is false for an id of no node.
 func home(id string) (at string, ok bool) {
 	parts := strings.Split(id, ".")
-	if len(parts) != 3 || !ValidName(parts[0]) || !validInstance(parts[1]) {
+	if len(parts) != 3 || !config.ValidName(parts[0]) || !validInstance(parts[1]) {
 		return "", false
 	}
 	return subject(NodeKind, parts[0], parts[1]), true

@@ -80,14 +80,19 @@ func (n *NATS) Name() string {
 	return host
 }
 
+// ValidName reports whether a node, a gateway or a cluster can be called so: it is a part of subjects and of ids.
+func ValidName(name string) bool {
+	const most = 32
+	return name != "" && len(name) <= most && strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") == ""
+}
+
 // check finds what is wrong.
 func (n *NATS) check() error {
 	if n.URL == "" {
 		return nil
 	}
-	// They are parts of subjects, and of ids.
 	for _, name := range []string{n.Name(), n.Cluster} {
-		if len(name) > 32 || name == "" || strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") != "" {
+		if !ValidName(name) {
 			return fmt.Errorf("nats: %q as the name of a node or cluster: want letters, digits, dashes and underscores, at most 32", name)
 		}
 	}
