@@ -341,15 +341,6 @@ func (c *Config) Check() error {
 	if err := checkLimits("call", c.Call.Memory, c.Call.Pids, c.Call.CPUs); err != nil {
 		return err
 	}
-	if err := checkLimits("tenant", c.Tenant.Memory, c.Tenant.Pids, c.Tenant.CPUs); err != nil {
-		return err
-	}
-	for _, name := range slices.Sorted(maps.Keys(c.Tenants)) {
-		t := c.Tenants[name]
-		if err := checkLimits("tenants."+name, t.Memory, t.Pids, t.CPUs); err != nil {
-			return err
-		}
-	}
 	if c.Rooms.Max != 0 && c.Rooms.Max < c.Rooms.Min {
 		return errors.New("rooms: want min from 0 to max")
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-// checkParts finds what is wrong with what sandboxes may have beside their workspaces.
+// checkParts finds what is wrong with what sandboxes may have beside their workspaces, and with tenants.
 func (c *Config) checkParts() error {
 	if c.DataDir != "" && !path.IsAbs(c.DataDir) {
 		return fmt.Errorf("data_dir %q: want an absolute path", c.DataDir)
@@ -25,6 +25,9 @@ func (c *Config) checkParts() error {
 		}
 	}
 	check := func(where string, t Tenant) error {
+		if err := checkLimits(where, t.Memory, t.Pids, t.CPUs); err != nil {
+			return err
+		}
 		for _, name := range t.Overlays {
 			if c.Overlays[name] == "" {
 				return fmt.Errorf("%s.overlays: there is no %q in [overlays]", where, name)
