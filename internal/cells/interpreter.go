@@ -238,7 +238,10 @@ func (i *interpreter) listen(ctx context.Context, t *turn, this *bool, deadline 
 		t.take((*piece)[:n])
 		if os.IsTimeout(err) {
 			// What is there has come in time, however late we look.
-			i.rest(t, *piece)
+			readNow(i.socket, func(piece []byte) bool {
+				t.take(piece)
+				return !t.over && t.lines.alien <= maxAlien
+			})
 		}
 		switch {
 		case t.over, *this:
@@ -256,28 +259,6 @@ func (i *interpreter) listen(ctx context.Context, t *turn, this *bool, deadline 
 		}
 	}
 	return Done
-}
-
-// rest reads what is in the socket now, without waiting: a cell may fill it as quickly as it is read.
-func (i *interpreter) rest(t *turn, piece []byte) {
-	conn, err := i.socket.SyscallConn()
-	if err != nil {
-		return // closed
-	}
-	_ = conn.Control(func(fd uintptr) { // an error means the same
-		left, _ := unix.IoctlGetInt(int(fd), unix.SIOCINQ) // unix(7); it always can
-		for left > 0 && !t.over && t.lines.alien <= maxAlien {
-			n, err := unix.Read(int(fd), piece)
-			if err == unix.EINTR {
-				continue
-			}
-			if n <= 0 {
-				return
-			}
-			t.take(piece[:n])
-			left -= n
-		}
-	})
 }
 
 // broken is the cause of an interpreter that has closed its socket: "" if it has ended.

@@ -69,33 +69,39 @@ func (o *output) put(p []byte) {
 	}
 }
 
+// readNow passes on what is in a pipe or a socket now, as long as more is wanted. It does not wait, nor
+// read until there is nothing: somebody may go on writing, as quickly as it is read.
+func readNow(file *os.File, take func(piece []byte) (more bool)) {
+	conn, err := file.SyscallConn()
+	if err != nil {
+		return // closed, and was read to its end
+	}
+	_ = conn.Control(func(fd uintptr) { // an error means the same
+		left, _ := unix.IoctlGetInt(int(fd), unix.TIOCINQ) // FIONREAD (pipe(7)), SIOCINQ (unix(7)): it always can
+		piece := pieces.Get().(*[]byte)
+		defer pieces.Put(piece)
+		for left > 0 {
+			n, err := unix.Read(int(fd), (*piece)[:min(left, len(*piece))])
+			if err == unix.EINTR {
+				continue
+			}
+			if n <= 0 || !take((*piece)[:n]) {
+				return
+			}
+			left -= n
+		}
+	})
+}
+
 // swap passes on what is in the pipe now, and then has all that comes go to sink; nil to drop
 // it. It returns what there was, and how much was dropped until now.
 func (o *output) swap(sink *stream.Buffer) (before *stream.Buffer, dropped int64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	// Not until the pipe is empty: somebody may go on writing.
-	if conn, err := o.file.SyscallConn(); err == nil {
-		// An error means that it is closed, and was read to its end.
-		_ = conn.Control(func(fd uintptr) {
-			left, err := unix.IoctlGetInt(int(fd), unix.TIOCINQ) // FIONREAD (pipe(7))
-			piece := pieces.Get().(*[]byte)
-			defer pieces.Put(piece)
-			for err == nil && left > 0 {
-				var n int
-				n, err = unix.Read(int(fd), (*piece)[:min(left, len(*piece))])
-				if err == unix.EINTR {
-					err = nil
-					continue
-				}
-				if n <= 0 {
-					break
-				}
-				o.put((*piece)[:n])
-				left -= n
-			}
-		})
-	}
+	readNow(o.file, func(piece []byte) bool {
+		o.put(piece)
+		return true
+	})
 	before, dropped = o.sink, o.dropped
 	o.sink, o.dropped = sink, 0
 	return before, dropped
