@@ -73,7 +73,7 @@ func (r Request) OfProcesses() Request {
 func (r Request) within(sandbox Request) Request {
 	narrower := func(own *int64, other int64, resource int) {
 		var caller unix.Rlimit
-		if unix.Getrlimit(resource, &caller) == nil && uint64(other) > caller.Max && !capable(unix.CAP_SYS_RESOURCE) {
+		if unix.Getrlimit(resource, &caller) == nil && uint64(other) > caller.Max && !proc.Capable(unix.CAP_SYS_RESOURCE) {
 			return
 		}
 		if other > 0 && (*own == 0 || *own > other) {
@@ -83,10 +83,10 @@ func (r Request) within(sandbox Request) Request {
 	narrower(&r.FSize, sandbox.FSize, unix.RLIMIT_FSIZE)
 	narrower(&r.NoFile, sandbox.NoFile, unix.RLIMIT_NOFILE)
 	narrower(&r.Stack, sandbox.Stack, unix.RLIMIT_STACK)
-	if n := sandbox.Nice; n != nil && (r.Nice == nil || *r.Nice < *n) && (*n >= niceness() || capable(unix.CAP_SYS_NICE)) {
+	if n := sandbox.Nice; n != nil && (r.Nice == nil || *r.Nice < *n) && (*n >= niceness() || proc.Capable(unix.CAP_SYS_NICE)) {
 		r.Nice = n
 	}
-	if n := sandbox.OOMScoreAdj; n != nil && (r.OOMScoreAdj == nil || *r.OOMScoreAdj < *n) && (*n >= oomScoreAdj() || capable(unix.CAP_SYS_RESOURCE)) {
+	if n := sandbox.OOMScoreAdj; n != nil && (r.OOMScoreAdj == nil || *r.OOMScoreAdj < *n) && (*n >= oomScoreAdj() || proc.Capable(unix.CAP_SYS_RESOURCE)) {
 		r.OOMScoreAdj = n
 	}
 	return r
