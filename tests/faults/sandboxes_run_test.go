@@ -528,12 +528,6 @@ func newInit(t testing.TB) *bystander {
 	return newBystanderBy(t, cmd)
 }
 
-// newBystanderOf is one that executes a certain program.
-func newBystanderOf(t testing.TB, path string, args ...string) *bystander {
-	t.Helper()
-	return newBystanderBy(t, &exec.Cmd{Path: path, Args: args})
-}
-
 func newBystanderBy(t testing.TB, cmd *exec.Cmd) *bystander {
 	t.Helper()
 	b := &bystander{t: t, cmd: cmd}
