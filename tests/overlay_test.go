@@ -490,8 +490,8 @@ func TestApplyUnread(t *testing.T) {
 	for _, c := range []struct {
 		want int
 		args []string
-	}{{125, []string{"diff", "box"}}, {125, []string{"diff", "box", "--json"}}, {0, []string{"diff", "box", "other"}}, {0, []string{"apply", "box", "other"}}, {125, []string{"apply", "box", "closed/file"}}} {
-		if r := s.Run(c.args...); r.ExitCode != c.want || len(r.Stdout) == 0 && c.args[0] == "diff" {
+	}{{125, []string{"diff", "box"}}, {125, []string{"diff", "box", "--json"}}, {0, []string{"diff", "box", "other"}}, {0, []string{"apply", "box", "other"}}, {125, []string{"apply", "box", "closed/file"}}, {125, []string{"apply", "--json", "box", "closed/file"}}} {
+		if r := s.Run(c.args...); r.ExitCode != c.want || len(r.Stdout) == 0 && (c.args[0] == "diff" || c.args[1] == "--json") {
 			t.Errorf("%v: %d, want %d; %q, %s", c.args, r.ExitCode, c.want, r.Stdout, r.Stderr)
 		}
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -26,13 +27,14 @@ func applyCommand(args []string) int {
 	if err != nil && !isLeftOut(err) {
 		return refuse(&flags, err)
 	}
-	if flags.JSON {
-		return printed(printJSON(done))
-	}
+	code := 0
 	if err != nil {
-		return fail(err) // the rest is applied
+		code = fail(err) // the rest is applied
 	}
-	return 0
+	if flags.JSON {
+		return cmp.Or(printed(printJSON(done)), code)
+	}
+	return code
 }
 
 // applied is what apply --json prints.
