@@ -125,8 +125,8 @@ func TestForeignProc(t *testing.T) {
 // Of a /proc that hides processes, doctor and the error of a run say so.
 func TestHiddenProc(t *testing.T) {
 	t.Parallel()
-	// PID 1 keeps its capabilities, so who has none may not trace it, and is not shown it.
-	script := `mount -t proc -o hidepid=4 proc /proc && setpriv --bounding-set=-all --ambient-caps=-all --inh-caps=-all "$@"; exit $?`
+	// PID 1 keeps its capabilities, so who has only what root needs to end a run may not trace it, and is not shown it.
+	script := `mount -t proc -o hidepid=4 proc /proc && setpriv --bounding-set=-all,+kill --ambient-caps=-all --inh-caps=-all "$@"; exit $?`
 	o := harness.Options{Bare: true, Wrap: append(otherNamespace("--mount-proc"), "sh", "-c", script, "-")}
 	const said = "process table        /proc hides the processes of others (hidepid)"
 	if r := harness.Run(t, o, "doctor"); r.ExitCode != 125 || !strings.Contains(string(r.Stdout), said) || !strings.Contains(string(r.Stdout), "mount -o remount,hidepid=0 /proc") {
