@@ -70,7 +70,7 @@ func TestSnapshotKilled(t *testing.T) {
 			t.Errorf("it says that %s is there: %v", name, s)
 		}
 	}
-	e.verify(names, sum)
+	e.verify(names, dir, sum)
 	files, err := os.ReadDir(exports)
 	harness.Must(t, err)
 	for _, f := range files {
@@ -120,8 +120,8 @@ func (e *estate) listed(name string) bool {
 	return false
 }
 
-// verify reads snapshots to their ends, and starts a sandbox from the last of them.
-func (e *estate) verify(names []string, sum string) {
+// verify reads snapshots of a directory to their ends, and starts a sandbox from the last of them.
+func (e *estate) verify(names []string, dir, sum string) {
 	e.t.Helper()
 	for _, name := range names {
 		archive := filepath.Join(e.top, "verify-"+name)
@@ -130,7 +130,7 @@ func (e *estate) verify(names []string, sum string) {
 		harness.Must(e.t, os.Remove(archive))
 	}
 	last := names[len(names)-1]
-	e.start([]string{"--name", "restored", "--from", last})
+	e.start([]string{"--name", "restored", "--from", last, "--overlay", dir + ":/data"}) // it may have been imported
 	if got := e.ok("exec", "restored", "sh", "-c", "cat /data/big /data/d/* | sha256sum").stdout; got != sum {
 		e.t.Errorf("%s has %s, want %s", last, got, sum)
 	}
