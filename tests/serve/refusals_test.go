@@ -104,8 +104,10 @@ func TestDiskGetsFull(t *testing.T) {
 	}
 	collected := sh("echo x >f")
 	collected.Collect = []string{"f"}
-	if a := s.run(collected); len(a.Files) != 1 || !strings.Contains(a.Files[0].Error, "full") || strings.Contains(a.Files[0].Error, dir) {
-		t.Errorf("%+v", a.Files)
+	if os.Geteuid() == 0 { // in an ordinary user's namespace, with the disk of it, there can be no sandbox
+		if a := s.run(collected); len(a.Files) != 1 || !strings.Contains(a.Files[0].Error, "full") || strings.Contains(a.Files[0].Error, dir) {
+			t.Errorf("%+v", a.Files)
+		}
 	}
 	if status, e := s.refused(http.MethodPost, "/v1/calls", sh("true")); status != 507 || e.Failure.Code != api.QuotaDisk {
 		t.Errorf("%d %+v", status, e)
