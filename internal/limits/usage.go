@@ -3,9 +3,9 @@ package limits
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
@@ -175,7 +175,7 @@ func (g *Group) Watch(ctx context.Context) <-chan Event {
 // used beyond the limit is at most what they do in shortest.
 func (g *Group) watchCPU(ctx context.Context, events chan<- Event) {
 	const shortest, longest = 5 * time.Millisecond, 250 * time.Millisecond
-	cpus := onlineCPUs()
+	cpus := mostCPUs()
 	for {
 		left := g.plan.request.CPUTime - g.cpu()
 		if left <= 0 {
@@ -190,26 +190,11 @@ func (g *Group) watchCPU(ctx context.Context, events chan<- Event) {
 	}
 }
 
-// onlineCPUs is how many there are for a program that has undone its affinity, which is the caller's at first.
-func onlineCPUs() int {
-	list, _ := proc.ReadFile("/sys/devices/system/cpu/online") // none, if it cannot be read
-	return max(countCPUs(strings.TrimSpace(string(list))), runtime.NumCPU())
-}
-
-// countCPUs counts a list like 0-3,6 (cputopology.rst).
-func countCPUs(list string) (n int) {
-	for part := range strings.SplitSeq(list, ",") {
-		from, to, many := strings.Cut(part, "-")
-		first, err := strconv.Atoi(from)
-		last := first
-		if err == nil && many {
-			last, err = strconv.Atoi(to)
-		}
-		if err == nil {
-			n += max(0, last-first+1)
-		}
-	}
-	return n
+// mostCPUs is how many there may be for a program that has undone its affinity, which is the caller's at first.
+// Those that are offline count, too: then it is looked at more often than need be.
+func mostCPUs() int {
+	all, _ := filepath.Glob("/sys/devices/system/cpu/cpu[0-9]*") // the pattern is none that is wrong
+	return max(len(all), runtime.NumCPU())
 }
 
 func (g *Group) watchOOM(ctx context.Context, events chan<- Event) {
