@@ -63,6 +63,7 @@ type keeperState struct {
 	lasting  bool    // each end is told at once
 	ending   bool    // sbxrun has said that it is over, or is dead
 	orphaned bool    // sbxrun has closed its end, or is dead
+	unread   bool    // list could not be read
 	deadline int64   // CLOCK_MONOTONIC, ns: when all is ended without a word; 0 for never
 	usage    unix.Rusage
 	status   int32
@@ -323,6 +324,10 @@ func (k *keeperState) wait() {
 	if k.orphaned {
 		n = 1
 	}
+	if k.unread { // nobody may end until somebody is killed
+		k.now = k.pause
+		timeout = uintptr(unsafe.Pointer(&k.now))
+	}
 	syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&k.poll)), n, timeout, 0, 0, 0)
 	syscall.RawSyscall(unix.SYS_READ, uintptr(k.signals), uintptr(unsafe.Pointer(&k.buf)), uintptr(len(k.buf)))
 	if n < 2 || k.poll[1].Revents == 0 {
@@ -390,7 +395,10 @@ func (k *keeperState) restoreTerminal() {
 //go:nocheckptr
 func (k *keeperState) killChildren() {
 	n, _, e := syscall.RawSyscall6(unix.SYS_PREAD64, uintptr(k.list), uintptr(unsafe.Pointer(&k.buf)), uintptr(len(k.buf)), 0, 0, 0)
-	if e != 0 {
+	// The kernel needs a page for the text, and memory may be what sbxrun was killed for the
+	// want of.
+	k.unread = e != 0
+	if k.unread {
 		return
 	}
 	pid := uintptr(0)
