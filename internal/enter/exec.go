@@ -225,11 +225,13 @@ func (x *Exec) Identify(ctx context.Context, deadline time.Time) error {
 	if msg.kind != messageReady {
 		return msg.err()
 	}
-	if x.Init, err = proc.Open(pid); err != nil {
-		// It is gone, and may have said why.
+	x.Init, err = proc.Open(pid)
+	if err == proc.ErrGone { // it may have said why
 		if msg, _, readErr := x.read(); readErr == nil && msg.kind == messageFailed {
 			return msg.err()
 		}
+	}
+	if err != nil {
 		return err
 	}
 	// The kernel says who has sent the message, and only what we have forked has the

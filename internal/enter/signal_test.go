@@ -209,6 +209,42 @@ func TestNothingCanBeSent(t *testing.T) {
 	}
 }
 
+// Init is there, and no descriptor to hold it by: there is nothing to wait for.
+func TestNothingCanBeHeld(t *testing.T) {
+	sb, lines := sandbox(t, "echo up; sleep 100")
+	read(t, lines, 1)
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	entry := &enter.Entry{Cred: sb.Cred, HostNet: sb.HostNet, Command: []string{"true"}, Path: os.Getenv("PATH"), Workdir: "/"}
+	x, way, err := entry.Prepare([3]*os.File{null, null, null}, nil)
+	if err == nil {
+		err = x.Enter(sb.Room)
+	}
+	if err == nil {
+		x.Keeper, err = proc.Keep(proc.Command{Way: way, Cred: sb.Cred})
+		x.Entered()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+
+	full(t)
+	begin := time.Now()
+	if err := x.Identify(t.Context(), soon()); !errors.Is(err, unix.EMFILE) {
+		t.Errorf("without a descriptor: %v", err)
+	}
+	if took := time.Since(begin); took >= enter.Dying {
+		t.Errorf("that took %v", took)
+	}
+	if _, err := x.Abandon(soon()); err != nil {
+		t.Error(err)
+	}
+}
+
 // full leaves this process no descriptor until the test ends.
 func full(t *testing.T) {
 	t.Helper()
