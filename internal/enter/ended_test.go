@@ -58,3 +58,30 @@ func TestEnded(t *testing.T) {
 		})
 	}
 }
+
+// What cannot be released is ended.
+func TestNotReleased(t *testing.T) {
+	held := exec.Command("sleep", "100")
+	if err := held.Start(); err != nil {
+		t.Fatal(err)
+	}
+	init, err := proc.Open(held.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer init.Close()
+	x := &Exec{running: make(chan struct{}), exited: make(chan struct{})}
+	if err := x.open(); err != nil {
+		t.Fatal(err)
+	}
+	x.Init = init
+	x.Entered() // nobody reads the gate
+	x.Release()
+	if err := init.Wait(time.Now().Add(20 * time.Second)); err != nil {
+		t.Error(err)
+		_ = held.Process.Kill()
+	}
+	_ = held.Wait() // of the signal
+	<-x.Exited()
+	x.way.Close()
+}

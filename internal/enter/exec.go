@@ -256,8 +256,10 @@ func (x *Exec) Identify(ctx context.Context, deadline time.Time) error {
 func (x *Exec) Release() {
 	if x.maker != nil {
 		x.maker.send(x)
-	} else {
-		_, _ = x.gate.Write([]byte{0}) // nobody is there any more: follow will see
+	} else if _, err := x.gate.Write([]byte{0}); err != nil {
+		// Nobody is there any more; or the kernel has no page for the byte, and what waits for it
+		// is not to wait for ever.
+		_ = x.Init.Signal(unix.SIGKILL)
 	}
 	if !x.confirm {
 		close(x.running)
