@@ -17,6 +17,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/tests/bench/measure"
 )
 
 // plain is the bwrap command of the policy that sbxrun has without flags, ready to be
@@ -219,18 +220,7 @@ func complete(root, n int, out *bufio.Reader, until time.Time) error {
 
 // settled waits until n processes below root execute sleep.
 func settled(root, n int, until time.Time) error {
-	for ; time.Now().Before(until) && ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
-		ready := 0
-		for _, st := range proc.Descendants(root, 2*n+50) {
-			if st.Comm == "sleep" {
-				ready++
-			}
-		}
-		if ready == n {
-			return nil
-		}
-	}
-	return fmt.Errorf("there are fewer than %d processes", n)
+	return measure.Until(ctx, fmt.Sprintf("%d processes", n), until, func() bool { return countBelow(root, "sleep") == n })
 }
 
 // endTree is from the deadline of a tree to the exit of sbxrun. Should the tree not have

@@ -3,9 +3,9 @@ package main
 import (
 	"fmt"
 	"io"
-	"slices"
-	"strings"
 	"time"
+
+	"github.com/sbxrun/sbxrun/tests/bench/measure"
 )
 
 // raw gets every measurement; nil if they are printed.
@@ -29,8 +29,8 @@ func rounds(n int) int {
 // compare runs the variants in turn, each round beginning with the next one, and
 // prints the median of each and, of each two, the median of the ratios round by round.
 // warmUp rounds come before, and are not counted. It returns what each has taken.
-func compare(program, what string, n, warmUp int, variants []variant) ([]sample, error) {
-	took := make([]sample, len(variants))
+func compare(program, what string, n, warmUp int, variants []variant) ([]measure.Sample, error) {
+	took := make([]measure.Sample, len(variants))
 	for round := -warmUp; round < n; round++ {
 		for i := range variants {
 			i = (i + round + warmUp) % len(variants)
@@ -44,21 +44,21 @@ func compare(program, what string, n, warmUp int, variants []variant) ([]sample,
 			if round < 0 {
 				continue
 			}
-			took[i] = append(took[i], ms(t))
+			took[i] = append(took[i], measure.MS(t))
 			if raw != nil {
-				fmt.Fprintf(raw, "%s\t%d\t%s\t%.3f\n", program, round, variants[i].name, ms(t))
+				fmt.Fprintf(raw, "%s\t%d\t%s\t%.3f\n", program, round, variants[i].name, measure.MS(t))
 			}
 		}
 	}
 	fmt.Printf("%s: %s; rounds: %d\n", program, what, n)
 	for i, v := range variants {
 		fmt.Printf("  %s  %-26s median %.3f ms (min %.3f, quartiles %.3f and %.3f)\n", v.letter, v.name,
-			took[i].quantile(0.5), took[i].quantile(0), took[i].quantile(0.25), took[i].quantile(0.75))
+			took[i].Quantile(0.5), took[i].Quantile(0), took[i].Quantile(0.25), took[i].Quantile(0.75))
 	}
 	for i, a := range variants {
 		for j, b := range variants[i+1:] {
-			r := took[i].over(took[i+1+j])
-			fmt.Printf("  %s/%s %.2f (quartiles %.2f and %.2f)\n", a.letter, b.letter, r.quantile(0.5), r.quantile(0.25), r.quantile(0.75))
+			r := took[i].Over(took[i+1+j])
+			fmt.Printf("  %s/%s %.2f (quartiles %.2f and %.2f)\n", a.letter, b.letter, r.Quantile(0.5), r.Quantile(0.25), r.Quantile(0.75))
 		}
 	}
 	if raw == nil {
@@ -69,35 +69,3 @@ func compare(program, what string, n, warmUp int, variants []variant) ([]sample,
 	fmt.Println()
 	return took, nil
 }
-
-// sample is a series of measurements of the same thing, in ms; or of ratios.
-type sample []float64
-
-// quantile of an even number at the middle is the mean of the two there.
-func (s sample) quantile(q float64) float64 {
-	if len(s) == 0 {
-		return 0
-	}
-	sorted := slices.Sorted(slices.Values(s))
-	at := q * float64(len(sorted)-1)
-	low := int(at)
-	high := min(low+1, len(sorted)-1)
-	return sorted[low] + (at-float64(low))*(sorted[high]-sorted[low])
-}
-
-func (s sample) over(other sample) (ratios sample) {
-	for i := range s {
-		ratios = append(ratios, s[i]/other[i])
-	}
-	return ratios
-}
-
-func (s sample) String() string {
-	var words []string
-	for _, v := range s {
-		words = append(words, fmt.Sprintf("%.3f", v))
-	}
-	return strings.Join(words, " ")
-}
-
-func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

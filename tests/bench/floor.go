@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/bench/measure"
 )
 
 // holder is how the benchmark calls itself as the smallest supervisor that there can be: a Go
@@ -192,7 +194,7 @@ func floor(spaces string) (*server, error) {
 
 // floorLoad is a load on such a server.
 func (s *server) floorLoad(letter, name string) *load {
-	return s.request(letter, name, "/", object{"argv": []string{"/bin/true"}}, func(answer []byte) error {
+	return s.request(letter, name, "/", measure.Object{"argv": []string{"/bin/true"}}, func(answer []byte) error {
 		if !bytes.Contains(answer, []byte(`"exit_code":0`)) {
 			return fmt.Errorf("the answer was %.600s", answer)
 		}

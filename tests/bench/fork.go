@@ -59,7 +59,7 @@ func forkCost([]*build) error {
 		return err
 	}
 	for i, v := range variants {
-		fmt.Printf("  %s  %.0f forks per second\n", v.letter, 1000/took[i].quantile(0.5))
+		fmt.Printf("  %s  %.0f forks per second\n", v.letter, 1000/took[i].Quantile(0.5))
 	}
 	fmt.Println()
 	return nil

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/bench/measure"
 )
 
 // build is one sbxrun that is measured, with a state directory of its own.
@@ -147,7 +148,7 @@ const idleAfter = 12 * time.Second
 func idle(builds []*build) error {
 	n := *sandboxes
 	var variants []variant
-	weights, lists := map[string]weight{}, sample{}
+	weights, lists := map[string]weight{}, measure.Sample{}
 	for _, b := range builds {
 		variants = append(variants, variant{b.letter, b.name, func() (time.Duration, error) {
 			defer b.end()
@@ -163,7 +164,7 @@ func idle(builds []*build) error {
 				if err != nil {
 					return 0, err
 				}
-				lists = append(lists, ms(took))
+				lists = append(lists, measure.MS(took))
 			}
 			time.Sleep(rest)
 			return b.killAll()
@@ -218,7 +219,7 @@ func idle(builds []*build) error {
 			fmt.Printf("  %s  one of them, its supervisor and all below it: %v\n", v.letter, w.each(n))
 		}
 	}
-	fmt.Printf("  ps of them, from start to exit: median %.3f ms\n\n", lists.quantile(0.5))
+	fmt.Printf("  ps of them, from start to exit: median %.3f ms\n\n", lists.Quantile(0.5))
 	return nil
 }
 
@@ -269,7 +270,7 @@ func weigh(roots []int, without ...string) (w weight) {
 
 // pss is the proportional set size of a process in kB (proc_pid_smaps(5)).
 func pss(pid int) (kB float64, ok bool) {
-	_, rest, found := strings.Cut(read(fmt.Sprintf("/proc/%d/smaps_rollup", pid)), "\nPss:")
+	_, rest, found := strings.Cut(measure.Read(fmt.Sprintf("/proc/%d/smaps_rollup", pid)), "\nPss:")
 	line, _, _ := strings.Cut(rest, " kB")
 	kB, err := strconv.ParseFloat(strings.TrimSpace(line), 64)
 	return kB, found && err == nil

@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+
+	"github.com/sbxrun/sbxrun/tests/bench/measure"
 )
 
 // goJudge starts a go-judge that somebody has built, with as many containers as our server has
@@ -43,13 +45,13 @@ func goJudge(path string, ready, most int) (_ *server, close func(), err error) 
 
 // judged is a load on it. It runs nothing without a limit of memory.
 func (s *server) judged(letter string) *load {
-	kept := func(name string) object { return object{"name": name, "max": 1 << 20} }
+	kept := func(name string) measure.Object { return measure.Object{"name": name, "max": 1 << 20} }
 	const timeout = 30_000_000_000 // as our server's
-	command := object{
-		"args": []string{"/bin/true"}, "env": []string{"PATH=/usr/bin:/bin"}, "files": []object{{"content": ""}, kept("stdout"), kept("stderr")},
+	command := measure.Object{
+		"args": []string{"/bin/true"}, "env": []string{"PATH=/usr/bin:/bin"}, "files": []measure.Object{{"content": ""}, kept("stdout"), kept("stderr")},
 		"clockLimit": timeout, "cpuLimit": timeout, "memoryLimit": 256 << 20, "procLimit": 64,
 	}
-	return s.request(letter, "go-judge, memory and pids limited", "/run", object{"cmd": []object{command}}, func(answer []byte) error {
+	return s.request(letter, "go-judge, memory and pids limited", "/run", measure.Object{"cmd": []measure.Object{command}}, func(answer []byte) error {
 		if !bytes.Contains(answer, []byte(`"status":"Accepted","exitStatus":0`)) {
 			return fmt.Errorf("the answer was %.600s", answer)
 		}

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/bench/measure"
 )
 
 // limitsCost compares a run with limits with the same run without.
@@ -35,13 +37,13 @@ func limitsCost(builds []*build) error {
 }
 
 // forks measures the host's own fork and exec.
-func forks(n int) (s sample, err error) {
+func forks(n int) (s measure.Sample, err error) {
 	for range n {
 		took, err := elapsed(exec.CommandContext(ctx, "/bin/true"))
 		if err != nil {
 			return nil, err
 		}
-		s = append(s, ms(took))
+		s = append(s, measure.MS(took))
 	}
 	return s, nil
 }
@@ -140,7 +142,7 @@ func hogs(builds []*build) error {
 		fmt.Printf("  %3d %s\n", count, what)
 	}
 	fmt.Printf("  fork and exec of the host, median: before %.3f ms, during %.3f ms (ratio %.2f), after %.3f ms\n\n",
-		before.quantile(0.5), during.quantile(0.5), during.quantile(0.5)/before.quantile(0.5), after.quantile(0.5))
+		before.Quantile(0.5), during.Quantile(0.5), during.Quantile(0.5)/before.Quantile(0.5), after.Quantile(0.5))
 	return nil
 }
 
@@ -162,7 +164,7 @@ func budgetOf(b *build, how string, flags ...string) error {
 		return nil
 	}
 	defer remove()
-	baseline := read(dir + "/pids.current")
+	baseline := measure.Read(dir + "/pids.current")
 	results := map[string]int{}
 	var mu sync.Mutex
 	var next atomic.Int64
@@ -196,13 +198,8 @@ func budgetOf(b *build, how string, flags ...string) error {
 	for what, count := range results {
 		fmt.Printf("  %4d %s\n", count, what)
 	}
-	fmt.Printf("  tasks before %s, after %s, at once at most %s; forks refused: %s\n\n", baseline, read(dir+"/pids.current"), read(dir+"/pids.peak"), strings.TrimPrefix(read(dir+"/pids.events"), "max "))
+	fmt.Printf("  tasks before %s, after %s, at once at most %s; forks refused: %s\n\n", baseline, measure.Read(dir+"/pids.current"), measure.Read(dir+"/pids.peak"), strings.TrimPrefix(measure.Read(dir+"/pids.events"), "max "))
 	return nil
-}
-
-func read(path string) string {
-	data, _ := os.ReadFile(path) // it is printed, and empty if it is not there
-	return strings.TrimSpace(string(data))
 }
 
 // pidsCgroup makes a cgroup with a bound on tasks, of v1 or v2, where one can be made.

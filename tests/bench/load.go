@@ -1,15 +1,11 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/bench/measure"
 )
 
 // server is a server that is measured, with an address and a directory of its own.
@@ -57,7 +54,7 @@ func (b *build) serve(config string) (*server, error) {
 	defer log.Close()
 	s.cmd.Stderr = log
 	if err := s.answers(); err != nil {
-		return nil, fmt.Errorf("%w; it said %s", err, read(log.Name()))
+		return nil, fmt.Errorf("%w; it said %s", err, measure.Read(log.Name()))
 	}
 	return s, nil
 }
@@ -67,18 +64,19 @@ func (s *server) answers() error {
 	if err := s.cmd.Start(); err != nil {
 		return err
 	}
-	for until := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		c, err := s.dial()
-		if err == nil {
+	var failed error
+	if err := measure.Until(ctx, "an answer of the server", time.Now().Add(time.Minute), func() bool {
+		var c *measure.Connection
+		if c, failed = s.dial(); failed == nil {
 			c.Close()
-			return nil
 		}
-		if time.Now().After(until) || ctx.Err() != nil {
-			_ = s.cmd.Process.Kill() // it may have ended
-			_ = s.cmd.Wait()         // likewise
-			return fmt.Errorf("the server does not answer: %w", err)
-		}
+		return failed == nil
+	}); err != nil {
+		_ = s.cmd.Process.Kill() // it may have ended
+		_ = s.cmd.Wait()         // likewise
+		return errors.Join(err, failed)
 	}
+	return nil
 }
 
 // heat returns when so many rooms are warm. The first call has them built.
@@ -88,21 +86,22 @@ func (s *server) heat(rooms int) error {
 		return err
 	}
 	defer c.Close()
-	if _, err := c.ask(post("/v1/run", object{"argv": []string{"/bin/true"}})); err != nil {
+	if _, err := c.Ask(measure.Post("/v1/run", measure.Object{"argv": []string{"/bin/true"}}, "")); err != nil {
 		return err
 	}
-	for until := time.Now().Add(time.Minute); time.Now().Before(until) && ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
-		makers := 0
-		for _, st := range proc.Descendants(s.cmd.Process.Pid, 100_000) {
-			if st.Comm == "sbxrun-maker" {
-				makers++
-			}
-		}
-		if makers >= rooms {
-			return nil
+	return measure.Until(ctx, "warm rooms", time.Now().Add(time.Minute), func() bool {
+		return countBelow(s.cmd.Process.Pid, "sbxrun-maker") >= rooms
+	})
+}
+
+// countBelow counts the processes of a name below another.
+func countBelow(root int, name string) (n int) {
+	for _, st := range proc.Descendants(root, 100_000) {
+		if st.Comm == name {
+			n++
 		}
 	}
-	return errors.New("there are no warm rooms")
+	return n
 }
 
 // close ends the server, and all that it has.
@@ -130,57 +129,9 @@ func treeCPU(root int) (total time.Duration) {
 }
 
 // ownCPU is what this process has used, and what it has waited for.
-func ownCPU() (total time.Duration) {
-	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
-		var r unix.Rusage
-		if unix.Getrusage(who, &r) == nil {
-			total += time.Duration(r.Utime.Nano() + r.Stime.Nano())
-		}
-	}
-	return total
-}
+func ownCPU() time.Duration { return measure.CPU(unix.RUSAGE_SELF) + measure.CPU(unix.RUSAGE_CHILDREN) }
 
-// connection is one that stays, with as little between the socket and us as there can be.
-type connection struct {
-	net.Conn
-	r *bufio.Reader
-}
-
-func (s *server) dial() (*connection, error) { return dial(s.network, s.address) }
-
-func dial(network, address string) (*connection, error) {
-	c, err := (&net.Dialer{}).DialContext(ctx, network, address)
-	if err != nil {
-		return nil, err
-	}
-	return &connection{c, bufio.NewReaderSize(c, 64<<10)}, nil
-}
-
-// post is a request, ready to be sent.
-func post(path string, body any) []byte {
-	text, err := json.Marshal(body)
-	if err != nil {
-		panic(err) // it is of our own making
-	}
-	return fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: sbxrun\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", path, len(text), text)
-}
-
-// ask sends a request, and returns the body of the answer.
-func (c *connection) ask(request []byte) ([]byte, error) {
-	if _, err := c.Write(request); err != nil {
-		return nil, err
-	}
-	answer, err := http.ReadResponse(c.r, nil)
-	if err != nil {
-		return nil, err
-	}
-	defer answer.Body.Close()
-	body, err := io.ReadAll(answer.Body)
-	if err == nil && answer.StatusCode/100 != 2 {
-		err = fmt.Errorf("%s: %.300s", answer.Status, body)
-	}
-	return body, err
-}
+func (s *server) dial() (*measure.Connection, error) { return measure.Dial(ctx, s.network, s.address) }
 
 // load is calls that several clients make one after the other.
 type load struct {
@@ -189,14 +140,14 @@ type load struct {
 	client func() (call func() error, close func(), err error)
 	cpu    func() time.Duration // of what is measured
 
-	rates, p50s, cpus sample // of each round
+	rates, p50s, cpus measure.Sample // of each round
 }
 
 // run has so many clients make so many calls together, and counts them in.
 func (l *load) run(clients, calls int) error {
 	var made atomic.Int64
 	var mu sync.Mutex
-	var took sample
+	var took measure.Sample
 	var all sync.WaitGroup
 	var failed error
 	begun, used := time.Now(), l.cpu()
@@ -207,12 +158,12 @@ func (l *load) run(clients, calls int) error {
 		}
 		all.Go(func() {
 			defer close()
-			var own sample
+			var own measure.Sample
 			var err error
 			for made.Add(1) <= int64(calls) && err == nil && ctx.Err() == nil {
 				at := time.Now()
 				err = call()
-				own = append(own, ms(time.Since(at)))
+				own = append(own, measure.MS(time.Since(at)))
 			}
 			mu.Lock()
 			defer mu.Unlock()
@@ -227,8 +178,8 @@ func (l *load) run(clients, calls int) error {
 		return fmt.Errorf("%s: %w", l.name, failed)
 	}
 	l.rates = append(l.rates, float64(calls)/whole.Seconds())
-	l.p50s = append(l.p50s, took.quantile(0.5))
-	l.cpus = append(l.cpus, ms(used)/float64(calls))
+	l.p50s = append(l.p50s, took.Quantile(0.5))
+	l.cpus = append(l.cpus, measure.MS(used)/float64(calls))
 	return ctx.Err()
 }
 
@@ -260,13 +211,13 @@ func weighLoads(program, what string, n, clients, calls int, loads []*load) erro
 			}
 		}
 	}
-	fmt.Printf("%s: %s; clients: %d, rounds: %d of %d calls each, load %s\n", program, what, clients, n, calls, read("/proc/loadavg"))
+	fmt.Printf("%s: %s; clients: %d, rounds: %d of %d calls each, load %s\n", program, what, clients, n, calls, measure.Read("/proc/loadavg"))
 	for _, l := range loads {
-		fmt.Printf("  %s  %-34s %7.0f calls/s   p50 %7.3f ms   CPU %6.3f ms per call\n", l.letter, l.name, l.rates.quantile(0.5), l.p50s.quantile(0.5), l.cpus.quantile(0.5))
+		fmt.Printf("  %s  %-34s %7.0f calls/s   p50 %7.3f ms   CPU %6.3f ms per call\n", l.letter, l.name, l.rates.Quantile(0.5), l.p50s.Quantile(0.5), l.cpus.Quantile(0.5))
 	}
 	for _, l := range loads[1:] {
 		a := loads[0]
-		fmt.Printf("  %s/%s calls/s %.2f   p50 %.2f   CPU %.2f\n", a.letter, l.letter, a.rates.over(l.rates).quantile(0.5), a.p50s.over(l.p50s).quantile(0.5), a.cpus.over(l.cpus).quantile(0.5))
+		fmt.Printf("  %s/%s calls/s %.2f   p50 %.2f   CPU %.2f\n", a.letter, l.letter, a.rates.Over(l.rates).Quantile(0.5), a.p50s.Over(l.p50s).Quantile(0.5), a.cpus.Over(l.cpus).Quantile(0.5))
 	}
 	if raw == nil {
 		for _, l := range loads {
@@ -280,14 +231,14 @@ func weighLoads(program, what string, n, clients, calls int, loads []*load) erro
 // request is a load that sends the same request on a connection of each client, and looks at
 // the answer.
 func (s *server) request(letter, name, path string, body any, right func([]byte) error) *load {
-	text := post(path, body)
+	text := measure.Post(path, body, "")
 	return &load{letter: letter, name: name, cpu: func() time.Duration { return s.cpu() + ownCPU() }, client: func() (func() error, func(), error) {
 		c, err := s.dial()
 		if err != nil {
 			return nil, nil, err
 		}
 		return func() error {
-			answer, err := c.ask(text)
+			answer, err := c.Ask(text)
 			if err != nil {
 				return err
 			}
@@ -309,21 +260,19 @@ func warm(answer []byte) error {
 	return fmt.Errorf("the answer was %.600s", answer)
 }
 
-type object map[string]any
-
 // forkExec is what there is to compare with: true without any sandbox.
 func forkExec(letter string) *load {
 	return alone(letter, "fork and exec, no sandbox", func() error { return exec.CommandContext(context.Background(), "/bin/true").Run() })
 }
 
 // paced makes n calls, one each 60 ms, and returns what each took.
-func paced(n int, call func() error) (took sample, err error) {
+func paced(n int, call func() error) (took measure.Sample, err error) {
 	for range n {
 		begin := time.Now()
 		if err := call(); err != nil || ctx.Err() != nil {
 			return nil, errors.Join(err, ctx.Err())
 		}
-		took = append(took, ms(time.Since(begin)))
+		took = append(took, measure.MS(time.Since(begin)))
 		time.Sleep(time.Until(begin.Add(60 * time.Millisecond))) // the pace that is measured
 	}
 	return took, nil
@@ -339,7 +288,7 @@ func interpreters(builds []*build) error {
 		}
 		return nil
 	}
-	program := object{"language": "python", "code": "print(1)"}
+	program := measure.Object{"language": "python", "code": "print(1)"}
 	for _, v := range []struct {
 		name  string
 		ahead int
@@ -361,7 +310,7 @@ func interpreters(builds []*build) error {
 			}
 			defer c.Close()
 			if v.cell {
-				text, err := c.ask(post("/v1/sessions", object{}))
+				text, err := c.Ask(measure.Post("/v1/sessions", measure.Object{}, ""))
 				if err != nil {
 					return err
 				}
@@ -371,9 +320,9 @@ func interpreters(builds []*build) error {
 				}
 				path = "/v1/sessions/" + made.ID + "/code"
 			}
-			request := post(path, body)
+			request := measure.Post(path, body, "")
 			call := func() error {
-				answer, err := c.ask(request)
+				answer, err := c.Ask(request)
 				if err != nil {
 					return err
 				}
@@ -386,7 +335,7 @@ func interpreters(builds []*build) error {
 			if err != nil {
 				return err
 			}
-			fmt.Printf("python: print(1) each 60 ms, %s: p50 %.3f ms, p90 %.3f ms, load %s\n  raw, ms: %v\n", v.name, took.quantile(0.5), took.quantile(0.9), read("/proc/loadavg"), took)
+			fmt.Printf("python: print(1) each 60 ms, %s: p50 %.3f ms, p90 %.3f ms, load %s\n  raw, ms: %v\n", v.name, took.Quantile(0.5), took.Quantile(0.9), measure.Read("/proc/loadavg"), took)
 			return nil
 		}()
 		if err != nil {
@@ -412,7 +361,7 @@ func density(builds []*build) error {
 			return err
 		}
 		defer c.Close()
-		_, err = c.ask(post("/v1/sessions", object{}))
+		_, err = c.Ask(measure.Post("/v1/sessions", measure.Object{}, ""))
 		return err
 	}); err != nil {
 		return err
@@ -421,13 +370,13 @@ func density(builds []*build) error {
 	after := weigh([]int{s.cmd.Process.Pid})
 	more := weight{after.processes - before.processes, after.tasks - before.tasks, after.pss - before.pss, after.unread}
 	fmt.Printf("density: %d idle sessions\n  the server before: %v\n  and with them:     %v\n  each of them:      %v\n", n, before, after, more.each(n))
-	fmt.Printf("  of the machine, with what else runs there: %.2f tasks and %.0f kB each, load %s\n\n", tasks/float64(n), free/float64(n), read("/proc/loadavg"))
+	fmt.Printf("  of the machine, with what else runs there: %.2f tasks and %.0f kB each, load %s\n\n", tasks/float64(n), free/float64(n), measure.Read("/proc/loadavg"))
 	return nil
 }
 
 // machineTasks is how many tasks there are (proc_loadavg(5)).
 func machineTasks() (n float64) {
-	fields := strings.FieldsFunc(read("/proc/loadavg"), func(r rune) bool { return r == ' ' || r == '/' })
+	fields := strings.FieldsFunc(measure.Read("/proc/loadavg"), func(r rune) bool { return r == ' ' || r == '/' })
 	if len(fields) > 4 {
 		n, _ = strconv.ParseFloat(fields[4], 64) // the kernel's own format
 	}
@@ -437,7 +386,7 @@ func machineTasks() (n float64) {
 // machineFree is how many kB could be had (proc_meminfo(5)): unlike PSS it knows what the kernel
 // takes for processes, namespaces and mounts.
 func machineFree() (kB float64) {
-	_, rest, _ := strings.Cut(read("/proc/meminfo"), "MemAvailable:")
+	_, rest, _ := strings.Cut(measure.Read("/proc/meminfo"), "MemAvailable:")
 	line, _, _ := strings.Cut(rest, " kB")
 	kB, _ = strconv.ParseFloat(strings.TrimSpace(line), 64) // likewise
 	return kB
@@ -469,8 +418,8 @@ func httpCalls(builds []*build) error {
 		return err
 	}
 	defer newFloor.close()
-	bare := object{"argv": []string{"/bin/true"}}
-	limited := object{"argv": []string{"/bin/true"}, "limits": object{"memory": 256 << 20, "pids": 64, "cpus": 1}}
+	bare := measure.Object{"argv": []string{"/bin/true"}}
+	limited := measure.Object{"argv": []string{"/bin/true"}, "limits": measure.Object{"memory": 256 << 20, "pids": 64, "cpus": 1}}
 	loads := []*load{
 		s.request("A", "POST /v1/run of true, warm", "/v1/run", bare, warm),
 		forkExec("B"),

@@ -9,18 +9,17 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/bench/measure"
 )
 
 var (
@@ -67,25 +66,13 @@ var roles = map[string]func(words []string) error{
 
 func main() {
 	if len(os.Args) > 2 && roles[os.Args[1]] != nil {
-		if err := roles[os.Args[1]](os.Args[2:]); err != nil {
-			fmt.Fprintln(os.Stderr, "bench:", err)
-			os.Exit(1)
-		}
-		return
+		measure.Exit(roles[os.Args[1]](os.Args[2:]))
 	}
-	flag.Parse()
-	unsetPassed()
-	var stop context.CancelFunc
-	ctx, stop = signal.NotifyContext(ctx, unix.SIGINT, unix.SIGTERM)
-	err := bench()
-	if ctx.Err() != nil {
-		err = errors.New("interrupted")
-	}
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench:", err)
-		os.Exit(1)
-	}
+	measure.Main(func(c context.Context) error {
+		ctx = c
+		unsetPassed()
+		return bench()
+	})
 }
 
 // unsetPassed takes the variables away that sbxrun passes on to a command, and a plain bwrap here
@@ -154,11 +141,9 @@ func bench() (err error) {
 	if err := os.Chdir("/usr"); err != nil {
 		return err
 	}
-	var uts unix.Utsname
-	if err := unix.Uname(&uts); err != nil {
+	if err := measure.PrintMachine(); err != nil {
 		return err
 	}
-	fmt.Printf("Linux %s, %d CPUs, uid %d, load %s\n\n", unix.ByteSliceToString(uts.Release[:]), runtime.NumCPU(), os.Getuid(), read("/proc/loadavg"))
 	for _, p := range programs {
 		if !slices.Contains(wanted, "all") && !slices.Contains(wanted, p.name) {
 			continue

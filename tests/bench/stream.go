@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/bench/measure"
 )
 
 // textFile is a text of lines, and how often a command shows it.
@@ -45,7 +47,7 @@ func streams(builds []*build) error {
 		return err
 	}
 	defer s.close()
-	call := object{"argv": append([]string{"cat"}, slices.Repeat([]string{"/data/text"}, times)...), "limits": object{"max_output": size + 1}}
+	call := measure.Object{"argv": append([]string{"cat"}, slices.Repeat([]string{"/data/text"}, times)...), "limits": measure.Object{"max_output": size + 1}}
 	variants := []variant{
 		{"A", "NDJSON", func() (time.Duration, error) { return s.read("/v1/run?stream=1", call, size) }},
 		{"B", "encoding/json alone", func() (time.Duration, error) { return encode(text, times) }},
@@ -62,7 +64,7 @@ func streams(builds []*build) error {
 
 // peak is the most memory that the server has had.
 func (s *server) peak() string {
-	_, rest, _ := strings.Cut(read(fmt.Sprintf("/proc/%d/status", s.cmd.Process.Pid)), "VmHWM:")
+	_, rest, _ := strings.Cut(measure.Read(fmt.Sprintf("/proc/%d/status", s.cmd.Process.Pid)), "VmHWM:")
 	size, _, _ := strings.Cut(rest, "\n")
 	return strings.TrimSpace(size)
 }
@@ -75,10 +77,10 @@ func (s *server) read(path string, call any, size int64) (time.Duration, error) 
 	}
 	defer c.Close()
 	begin := time.Now()
-	if _, err := c.Write(post(path, call)); err != nil {
+	if _, err := c.Write(measure.Post(path, call, "")); err != nil {
 		return 0, err
 	}
-	answer, err := http.ReadResponse(c.r, nil)
+	answer, err := http.ReadResponse(c.R, nil)
 	if err != nil {
 		return 0, err
 	}
@@ -130,7 +132,7 @@ func (s *server) byOffset(call any, size int64) (time.Duration, error) {
 	}
 	defer c.Close()
 	begin := time.Now()
-	text, err := c.ask(post("/v1/calls", call))
+	text, err := c.Ask(measure.Post("/v1/calls", call, ""))
 	if err != nil {
 		return 0, err
 	}
@@ -141,7 +143,7 @@ func (s *server) byOffset(call any, size int64) (time.Duration, error) {
 	if _, err := fmt.Fprintf(c, "GET /v1/calls/%s/output?from=0&follow=1 HTTP/1.1\r\nHost: sbxrun\r\n\r\n", made.ID); err != nil {
 		return 0, err
 	}
-	answer, err := http.ReadResponse(c.r, nil)
+	answer, err := http.ReadResponse(c.R, nil)
 	if err != nil {
 		return 0, err
 	}
@@ -156,7 +158,7 @@ func (s *server) byOffset(call any, size int64) (time.Duration, error) {
 	if _, err := fmt.Fprintf(c, "DELETE /v1/calls/%s HTTP/1.1\r\nHost: sbxrun\r\n\r\n", made.ID); err != nil {
 		return 0, err
 	}
-	answer, err = http.ReadResponse(c.r, nil)
+	answer, err = http.ReadResponse(c.R, nil)
 	if err == nil && answer.StatusCode/100 != 2 {
 		err = errors.New(answer.Status)
 	}

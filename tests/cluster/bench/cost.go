@@ -1,19 +1,17 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/sbxrun/sbxrun/tests/bench/measure"
 )
 
 // warmRooms is the configuration of what is measured with real sandboxes.
@@ -34,42 +32,27 @@ func serve(dir, command, name, url, config string) (socket string, _ *process, e
 	return socket, p, err
 }
 
-// connection is one that stays, with as little between the socket and us as there can be.
-type connection struct {
-	net.Conn
-	r *bufio.Reader
+// connection is one that stays, to a node or a gateway.
+type connection struct{ *measure.Connection }
+
+func dial(socket string) (connection, error) {
+	c, err := measure.Dial(ctx, "unix", socket)
+	return connection{c}, err
 }
 
-func dial(socket string) (*connection, error) {
-	c, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
-	if err != nil {
-		return nil, err
-	}
-	return &connection{c, bufio.NewReaderSize(c, 64<<10)}, nil
-}
+// aCall runs /bin/true.
+var aCall = measure.Object{"argv": []string{"/bin/true"}}
 
-// callOf is a request that runs /bin/true.
-var callOf = func() []byte {
-	const body = `{"argv":["/bin/true"]}`
-	return fmt.Appendf(nil, "POST /v1/run HTTP/1.1\r\nHost: sbxrun\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
-}()
+var callOf = measure.Post("/v1/run", aCall, "")
 
 // call runs /bin/true, and reports whether that was in a warm room.
-func (c *connection) call() (warm bool, err error) {
+func (c connection) call() (warm bool, err error) {
 	if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
 		return false, err
 	}
-	if _, err := c.Write(callOf); err != nil {
-		return false, err
-	}
-	answer, err := http.ReadResponse(c.r, nil)
-	if err != nil {
-		return false, err
-	}
-	defer answer.Body.Close()
-	body, err := io.ReadAll(answer.Body)
-	if err == nil && (answer.StatusCode != http.StatusOK || !bytes.Contains(body, []byte(`"exit_code":0`))) {
-		err = fmt.Errorf("%s: %.300s", answer.Status, body)
+	body, err := c.Ask(callOf)
+	if err == nil && !bytes.Contains(body, []byte(`"exit_code":0`)) {
+		err = fmt.Errorf("the answer was %.300s", body)
 	}
 	return bytes.Contains(body, []byte(`"room":"warm"`)), err
 }
@@ -104,7 +87,7 @@ func cost(dir, url string) error {
 		return err
 	}
 	defer gateway.end()
-	var conns [2]*connection
+	var conns [2]connection
 	for i, socket := range []string{own, via} {
 		if err := heated(socket); err != nil {
 			return fmt.Errorf("%w: %s", err, node.Stderr)
@@ -114,8 +97,8 @@ func cost(dir, url string) error {
 		}
 		defer conns[i].Close()
 	}
-	var took [2]sample
-	var more sample
+	var took [2]measure.Sample
+	var more measure.Sample
 	for range *calls {
 		var pair [2]float64
 		for i, c := range conns {
@@ -123,16 +106,16 @@ func cost(dir, url string) error {
 			if _, err := c.call(); err != nil {
 				return errors.Join(err, ctx.Err())
 			}
-			pair[i] = float64(time.Since(began)) / float64(time.Millisecond)
+			pair[i] = measure.MS(time.Since(began))
 			took[i] = append(took[i], pair[i])
 		}
 		more = append(more, pair[1]-pair[0])
 	}
-	fmt.Printf("cost: /bin/true in a warm room, one client, %d pairs, load %s\n", *calls, loadavg())
+	fmt.Printf("cost: /bin/true in a warm room, one client, %d pairs, load %s\n", *calls, measure.Read("/proc/loadavg"))
 	for i, name := range []string{"the node's own socket", "a gateway and NATS"} {
-		fmt.Printf("  %-22s p50 %.3f ms   p90 %.3f ms   p99 %.3f ms\n", name, took[i].quantile(.5), took[i].quantile(.9), took[i].quantile(.99))
+		fmt.Printf("  %-22s p50 %.3f ms   p90 %.3f ms   p99 %.3f ms\n", name, took[i].Quantile(.5), took[i].Quantile(.9), took[i].Quantile(.99))
 	}
-	fmt.Printf("  p50 is %.3f ms higher; of the pairs' differences the median is %.3f ms\n\n", took[1].quantile(.5)-took[0].quantile(.5), more.quantile(.5))
+	fmt.Printf("  p50 is %.3f ms higher; of the pairs' differences the median is %.3f ms\n\n", took[1].Quantile(.5)-took[0].Quantile(.5), more.Quantile(.5))
 	return nil
 }
 
@@ -189,8 +172,8 @@ func share(dir, url string) error {
 	if err := heated(via); err != nil {
 		return err
 	}
-	var rates [2]sample
-	var ratios sample
+	var rates [2]measure.Sample
+	var ratios measure.Sample
 	for round := range *rounds + 1 {
 		var pair [2]float64
 		for k := range 2 {
@@ -204,7 +187,7 @@ func share(dir, url string) error {
 		}
 		rates[0], rates[1], ratios = append(rates[0], pair[0]), append(rates[1], pair[1]), append(ratios, pair[1]/pair[0])
 	}
-	fmt.Printf("share: /bin/true in warm rooms, %d clients, %d rounds of %d calls each, load %s\n", *clients, *rounds, *calls / *rounds, loadavg())
-	fmt.Printf("  one server             %6.0f calls/s\n  four nodes, a gateway  %6.0f calls/s\n  of the rounds' ratios the median is %.2f\n\n", rates[0].quantile(.5), rates[1].quantile(.5), ratios.quantile(.5))
+	fmt.Printf("share: /bin/true in warm rooms, %d clients, %d rounds of %d calls each, load %s\n", *clients, *rounds, *calls / *rounds, measure.Read("/proc/loadavg"))
+	fmt.Printf("  one server             %6.0f calls/s\n  four nodes, a gateway  %6.0f calls/s\n  of the rounds' ratios the median is %.2f\n\n", rates[0].Quantile(.5), rates[1].Quantile(.5), ratios.Quantile(.5))
 	return nil
 }

@@ -14,14 +14,14 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"runtime"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/bench/measure"
 )
 
 var (
@@ -45,24 +45,12 @@ const natsRole = "nats"
 
 func main() {
 	if len(os.Args) == 3 && os.Args[1] == natsRole {
-		if err := serveNATS(os.Args[2]); err != nil {
-			fmt.Fprintln(os.Stderr, "bench, NATS:", err)
-			os.Exit(1)
-		}
-		return
+		measure.Exit(serveNATS(os.Args[2]))
 	}
-	flag.Parse()
-	var stop context.CancelFunc
-	ctx, stop = signal.NotifyContext(ctx, unix.SIGINT, unix.SIGTERM)
-	err := bench()
-	if ctx.Err() != nil {
-		err = errors.New("interrupted")
-	}
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench:", err)
-		os.Exit(1)
-	}
+	measure.Main(func(c context.Context) error {
+		ctx = c
+		return bench()
+	})
 }
 
 func bench() error {
@@ -92,11 +80,9 @@ func bench() error {
 	}); err != nil {
 		return err
 	}
-	var uts unix.Utsname
-	if err := unix.Uname(&uts); err != nil {
+	if err := measure.PrintMachine(); err != nil {
 		return err
 	}
-	fmt.Printf("Linux %s, %d CPUs, uid %d\n\n", unix.ByteSliceToString(uts.Release[:]), runtime.NumCPU(), os.Getuid())
 	for name := range strings.SplitSeq(*only, ",") {
 		run := programs[name]
 		if run == nil {
@@ -164,33 +150,7 @@ func (b *bounded) Write(p []byte) (int, error) {
 
 func (b *bounded) String() string { return string(b.text) }
 
-// until waits for something.
+// until waits for something, a minute.
 func until(what string, is func() bool) error {
-	for end := time.Now().Add(time.Minute); !is(); time.Sleep(10 * time.Millisecond) {
-		if ctx.Err() != nil || time.Now().After(end) {
-			return errors.New(what + " does not come")
-		}
-	}
-	return nil
-}
-
-// loadavg is the machine's load in the last minute.
-func loadavg() string {
-	text, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		return "unknown"
-	}
-	load, _, _ := strings.Cut(string(text), " ")
-	return load
-}
-
-// sample is measurements.
-type sample []float64
-
-func (s sample) quantile(q float64) float64 {
-	if len(s) == 0 {
-		return 0
-	}
-	s = slices.Sorted(slices.Values(s))
-	return s[min(len(s)-1, int(q*float64(len(s))))]
+	return measure.Until(ctx, what, time.Now().Add(time.Minute), is)
 }

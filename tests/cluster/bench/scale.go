@@ -25,6 +25,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/server"
 	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/internal/workspace"
+	"github.com/sbxrun/sbxrun/tests/bench/measure"
 )
 
 // sleeper is a source whose commands only sleep: what is left of a call is HTTP, the adapter and NATS.
@@ -176,23 +177,15 @@ func (f *fleet) throughput(clients int) (perSecond, cpu float64, err error) {
 		})
 	}
 	time.Sleep(time.Until(from))
-	used := ownCPU()
+	used := measure.CPU(unix.RUSAGE_SELF)
 	time.Sleep(time.Until(to))
-	used = ownCPU() - used
+	used = measure.CPU(unix.RUSAGE_SELF) - used
 	all.Wait()
 	n := 0
 	for _, k := range done {
 		n += k
 	}
 	return float64(n) / lasts.Seconds(), used.Seconds() * 1000 / float64(max(n, 1)), errors.Join(errs...)
-}
-
-func ownCPU() time.Duration {
-	var r unix.Rusage
-	if unix.Getrusage(unix.RUSAGE_SELF, &r) != nil {
-		return 0
-	}
-	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
 // scale has more and more nodes whose payloads sleep.
@@ -248,7 +241,7 @@ func scale(dir, url string) error {
 		best := float64(n**places) / sleep.Seconds()
 		fmt.Printf("  %3d nodes  %7.1f calls/s   %.2f of so many times the first   %.2f of what the payloads allow   CPU %.3f ms per call, load %s\n"+
 			"             messages in and out: %.0f a second of %.0f bytes when idle, %.1f for each call, of %.0f bytes together\n",
-			n, perSecond, perSecond/of/float64(n), perSecond/best, cpu, loadavg(), idle, idleSize/max(idle, 1), busy, busySize)
+			n, perSecond, perSecond/of/float64(n), perSecond/best, cpu, measure.Read("/proc/loadavg"), idle, idleSize/max(idle, 1), busy, busySize)
 	}
 	fmt.Println()
 	return nil

@@ -1,15 +1,14 @@
 package main
 
 import (
-	"bufio"
 	"fmt"
-	"io"
-	"net/http"
 	"path/filepath"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/sbxrun/sbxrun/tests/bench/measure"
 )
 
 // stored weighs what JetStream keeps: of calls with idempotency keys, and of detached ones.
@@ -39,7 +38,7 @@ func stored(dir, url string) error {
 		return err
 	}
 	const calls = 200
-	fmt.Printf("stored: %d calls with keys, %d detached ones, load %s\n", calls, calls, loadavg())
+	fmt.Printf("stored: %d calls with keys, %d detached ones, load %s\n", calls, calls, measure.Read("/proc/loadavg"))
 	for _, path := range []string{"/v1/run", "/v1/calls"} {
 		c, err := dial(f.socket)
 		if err != nil {
@@ -47,15 +46,8 @@ func stored(dir, url string) error {
 		}
 		defer c.Close()
 		for i := range calls {
-			const body = `{"argv":["/bin/true"]}`
-			fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: sbxrun\r\nIdempotency-Key: k%d\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", path, i, len(body), body)
-			answer, err := http.ReadResponse(c.r, nil)
-			if err != nil {
-				return err
-			}
-			text, err := io.ReadAll(bufio.NewReader(answer.Body))
-			if err != nil || answer.StatusCode/100 != 2 {
-				return fmt.Errorf("%s: %s %.300s %w", path, answer.Status, text, err)
+			if _, err := c.Ask(measure.Post(path, aCall, fmt.Sprintf("Idempotency-Key: k%d\r\n", i))); err != nil {
+				return fmt.Errorf("%s: %w", path, err)
 			}
 		}
 	}

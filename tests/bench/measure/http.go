@@ -1,0 +1,55 @@
+package measure
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+)
+
+// Object is one in JSON.
+type Object map[string]any
+
+// Connection is one that stays, with as little between the socket and us as there can be.
+type Connection struct {
+	net.Conn
+	R *bufio.Reader
+}
+
+// Dial makes one.
+func Dial(ctx context.Context, network, address string) (*Connection, error) {
+	c, err := (&net.Dialer{}).DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	return &Connection{c, bufio.NewReaderSize(c, 64<<10)}, nil
+}
+
+// Post is a request, ready to be sent, with more headers, each of which ends its line.
+func Post(path string, body any, headers string) []byte {
+	text, err := json.Marshal(body)
+	if err != nil {
+		panic(err) // it is of our own making
+	}
+	return fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: sbxrun\r\n%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", path, headers, len(text), text)
+}
+
+// Ask sends a request, and returns the body of the answer.
+func (c *Connection) Ask(request []byte) ([]byte, error) {
+	if _, err := c.Write(request); err != nil {
+		return nil, err
+	}
+	answer, err := http.ReadResponse(c.R, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err == nil && answer.StatusCode/100 != 2 {
+		err = fmt.Errorf("%s: %.300s", answer.Status, body)
+	}
+	return body, err
+}
