@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path"
 	"slices"
 	"strconv"
@@ -59,7 +58,7 @@ type applier struct {
 	Options
 	tree    *Tree
 	source  int
-	staging *os.File
+	staging int // the directory
 	n       int
 	chown   bool
 	owner   unix.Stat_t       // of the source: whom belongs what is new
@@ -212,21 +211,20 @@ func (x *applier) make(c *Change) error {
 
 // prepare makes, in the staging directory, what is to take the path's place.
 func (x *applier) prepare(c *Change, was *unix.Stat_t, temporary string) error {
-	staging := int(x.staging.Fd())
 	switch c.Type {
 	case Directory:
-		if err := unix.Mkdirat(staging, temporary, 0o700); err != nil {
+		if err := unix.Mkdirat(x.staging, temporary, 0o700); err != nil {
 			return err
 		}
-		if err := x.give(staging, temporary, nil); err != nil {
+		if err := x.give(x.staging, temporary, nil); err != nil {
 			return err
 		}
-		return x.chmodDir(c, staging, temporary, nil)
+		return x.chmodDir(c, x.staging, temporary, nil)
 	case Link:
-		if err := unix.Symlinkat(c.Target, staging, temporary); err != nil {
+		if err := unix.Symlinkat(c.Target, x.staging, temporary); err != nil {
 			return err
 		}
-		return x.give(staging, temporary, was)
+		return x.give(x.staging, temporary, was)
 	}
 	if first, ok := x.names[c.Same]; ok && x.link(first, temporary) == nil {
 		return nil
@@ -241,7 +239,7 @@ func (x *applier) link(first, temporary string) error {
 		return err
 	}
 	defer unix.Close(fd)
-	return tree.Link(fd, int(x.staging.Fd()), temporary)
+	return tree.Link(fd, x.staging, temporary)
 }
 
 // errGone says that the sandbox, which may run on, has just removed a file, or put something else in its place.
@@ -259,8 +257,7 @@ func (x *applier) file(c *Change, was *unix.Stat_t, temporary string) error {
 		return err
 	}
 	defer unix.Close(in)
-	staging := int(x.staging.Fd())
-	out, err := unix.Openat(staging, temporary, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	out, err := unix.Openat(x.staging, temporary, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return err
 	}
@@ -293,24 +290,28 @@ func (x *applier) give(dir int, name string, was *unix.Stat_t) error {
 
 // place puts what was prepared at its path.
 func (x *applier) place(c *Change, was *unix.Stat_t, temporary string, parent int, name string) error {
-	staging := int(x.staging.Fd())
 	isDir := was != nil && was.Mode&unix.S_IFMT == unix.S_IFDIR
 	switch {
 	case c.Type == Directory && isDir: // somebody has made it meanwhile
 		x.closed = slices.DeleteFunc(x.closed, func(d closedDir) bool { return d.path == c.Path })
-		return unix.Unlinkat(staging, temporary, unix.AT_REMOVEDIR)
+		return unix.Unlinkat(x.staging, temporary, unix.AT_REMOVEDIR)
 	case was == nil && (!x.Force || c.Type == Directory):
-		err := unix.Renameat2(staging, temporary, parent, name, unix.RENAME_NOREPLACE)
-		if err == unix.EEXIST {
-			return Conflict(c.Path)
-		}
-		return incapable(err)
+		return x.fill(c, temporary, parent, name)
 	case isDir && !x.Delete:
 		return unix.EISDIR
 	case x.Force && !isDir && c.Type != Directory:
-		return unix.Renameat(staging, temporary, parent, name)
+		return unix.Renameat(x.staging, temporary, parent, name)
 	}
 	return x.exchange(c, was, temporary, parent, name)
+}
+
+// fill puts what was prepared where there is nothing.
+func (x *applier) fill(c *Change, temporary string, parent int, name string) error {
+	err := unix.Renameat2(x.staging, temporary, parent, name, unix.RENAME_NOREPLACE)
+	if err == unix.EEXIST {
+		return Conflict(c.Path)
+	}
+	return incapable(err)
 }
 
 // maxExchanges bounds how often another process may be quicker, each time within microseconds.
@@ -320,8 +321,7 @@ const maxExchanges = 100
 // RENAME_EXCHANGE). If that takes away something else than was expected, it was put there meanwhile,
 // and so it is exchanged again, until what is taken away is what was put there the time before.
 func (x *applier) exchange(c *Change, was *unix.Stat_t, temporary string, parent int, name string) error {
-	staging := int(x.staging.Fd())
-	put := look(staging, temporary)
+	put := look(x.staging, temporary)
 	if put == nil {
 		return unix.ENOENT
 	}
@@ -331,20 +331,17 @@ func (x *applier) exchange(c *Change, was *unix.Stat_t, temporary string, parent
 			if err := x.clear(c, was, parent, name); err != nil {
 				return err
 			}
-			if err = unix.Renameat2(staging, temporary, parent, name, unix.RENAME_NOREPLACE); err == unix.EEXIST {
-				return Conflict(c.Path)
-			}
-			return incapable(err)
+			return x.fill(c, temporary, parent, name)
 		}
 		if err != nil {
 			return incapable(err)
 		}
 		if n == 0 {
-			if done, err := x.discard(was, staging, temporary); done || err != nil {
+			if done, err := x.discard(was, x.staging, temporary); done || err != nil {
 				return err
 			}
 		}
-		got := look(staging, temporary)
+		got := look(x.staging, temporary)
 		if n > 0 && got != nil && tree.InodeOf(got) == tree.InodeOf(was) {
 			return Conflict(c.Path)
 		}
@@ -356,8 +353,7 @@ func (x *applier) exchange(c *Change, was *unix.Stat_t, temporary string, parent
 // move moves what is at a path to the staging directory, or exchanges it with what is there. A directory
 // that is closed to its own owner is opened, as rename(2) writes to it.
 func (x *applier) move(was *unix.Stat_t, temporary string, parent int, name string, flags uint) error {
-	staging := int(x.staging.Fd())
-	err := unix.Renameat2(parent, name, staging, temporary, flags)
+	err := unix.Renameat2(parent, name, x.staging, temporary, flags)
 	if err != unix.EACCES || typeOf(was) != Directory {
 		return err
 	}
@@ -371,7 +367,7 @@ func (x *applier) move(was *unix.Stat_t, temporary string, parent int, name stri
 		return err
 	}
 	was.Mode = st.Mode
-	return unix.Renameat2(parent, name, staging, temporary, flags)
+	return unix.Renameat2(parent, name, x.staging, temporary, flags)
 }
 
 // clear removes a directory where it is: if the original is itself on overlayfs, as in a container, what
@@ -493,7 +489,6 @@ func removed(err error) (bool, error) {
 
 // remove takes a path away, with all below it.
 func (x *applier) remove(c *Change, was *unix.Stat_t, temporary string, parent int, name string) error {
-	staging := int(x.staging.Fd())
 	var err error = unix.ENOENT // it is gone already
 	if was != nil {
 		err = x.move(was, temporary, parent, name, 0)
@@ -507,10 +502,10 @@ func (x *applier) remove(c *Change, was *unix.Stat_t, temporary string, parent i
 	default:
 		return err
 	}
-	if done, err := x.discard(was, staging, temporary); done || err != nil {
+	if done, err := x.discard(was, x.staging, temporary); done || err != nil {
 		return err
 	}
-	if unix.Renameat2(staging, temporary, parent, name, unix.RENAME_NOREPLACE) == nil {
+	if unix.Renameat2(x.staging, temporary, parent, name, unix.RENAME_NOREPLACE) == nil {
 		return Conflict(c.Path)
 	}
 	return x.save(c, temporary, parent)
@@ -519,7 +514,7 @@ func (x *applier) remove(c *Change, was *unix.Stat_t, temporary string, parent i
 // save keeps what was taken away and cannot go back, because there is something else again.
 func (x *applier) save(c *Change, temporary string, parent int) error {
 	name := tree.Hidden()
-	if err := unix.Renameat(int(x.staging.Fd()), temporary, parent, name); err != nil {
+	if err := unix.Renameat(x.staging, temporary, parent, name); err != nil {
 		return err
 	}
 	e := Conflict(c.Path).(*result.Error)

@@ -16,34 +16,33 @@ var errBusy = &result.Error{Code: "busy", Message: "another sbxrun apply is at w
 
 // stage opens the staging directory of a source, empty, and locks it (flock(2)); it makes one if
 // that is wanted. The lock ends with the process.
-func stage(source int, create bool) (*os.File, error) {
+func stage(source int, create bool) (dir int, err error) {
 	for range maxExchanges {
 		if create {
 			if err := unix.Mkdirat(source, stagingName, 0o700); err != nil && err != unix.EEXIST {
-				return nil, fmt.Errorf("mkdir %s: %w", stagingName, err)
+				return -1, fmt.Errorf("mkdir %s: %w", stagingName, err)
 			}
 		}
-		fd, err := tree.Open(source, stagingName, unix.O_RDONLY|unix.O_DIRECTORY)
+		dir, err := tree.Open(source, stagingName, unix.O_RDONLY|unix.O_DIRECTORY)
 		if create && err == unix.ENOENT {
 			continue // the apply before us has just removed its own
 		}
 		if err != nil {
-			return nil, err
+			return -1, err
 		}
-		dir := os.NewFile(uintptr(fd), stagingName)
-		named, err := lock(source, fd)
+		named, err := lock(source, dir)
 		if err == nil && named {
-			err = empty(dir)
+			err = tree.Empty(dir)
 		}
 		if err == nil && named {
 			return dir, nil
 		}
-		dir.Close()
+		unix.Close(dir)
 		if err != nil {
-			return nil, err
+			return -1, err
 		}
 	}
-	return nil, errBusy
+	return -1, errBusy
 }
 
 // lock locks a staging directory, and reports whether it still has its name: whoever had the lock
@@ -67,9 +66,9 @@ func lock(source, dir int) (named bool, err error) {
 }
 
 // unstage removes it.
-func unstage(source int, dir *os.File) error {
-	defer dir.Close()
-	if err := empty(dir); err != nil {
+func unstage(source, dir int) error {
+	defer unix.Close(dir)
+	if err := tree.Empty(dir); err != nil {
 		return err
 	}
 	if err := unix.Unlinkat(source, stagingName, unix.AT_REMOVEDIR); err != nil && err != unix.ENOENT {
@@ -88,21 +87,4 @@ func Sweep(source *os.File) error {
 		return err
 	}
 	return unstage(int(source.Fd()), dir)
-}
-
-// empty removes all that is in a directory of ours.
-func empty(dir *os.File) error {
-	if _, err := dir.Seek(0, 0); err != nil {
-		return err
-	}
-	names, err := dir.Readdirnames(-1)
-	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		if err := tree.Remove(int(dir.Fd()), name); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -22,14 +22,21 @@ func Remove(dir int, name string) error {
 	}
 	defer unix.Close(top)
 	for {
-		left, err := empty(top, -1)
-		if err != nil {
+		if err := Empty(top); err != nil {
 			return err
 		}
-		if len(left) == 0 {
-			if err := unix.Unlinkat(dir, name, unix.AT_REMOVEDIR); err != unix.ENOTEMPTY { // another Remove has moved some up
-				return unlessGone(err)
-			}
+		if err := unix.Unlinkat(dir, name, unix.AT_REMOVEDIR); err != unix.ENOTEMPTY { // another Remove has moved some up
+			return unlessGone(err)
+		}
+	}
+}
+
+// Empty is [Remove] of all that is in a directory.
+func Empty(top int) error {
+	for {
+		left, err := empty(top, -1)
+		if err != nil || len(left) == 0 {
+			return err
 		}
 		for _, sub := range left {
 			if err := dissolve(top, sub); err != nil {
@@ -69,36 +76,26 @@ func dissolve(top int, name string) error {
 // empty removes from a directory what is no directory, moves directories to top, unless that
 // is -1, and returns those that it has found.
 func empty(dir, top int) (dirs []string, err error) {
-	if _, err := unix.Seek(dir, 0, unix.SEEK_SET); err != nil {
-		return nil, err
-	}
-	buf := make([]byte, 32<<10)
-	for {
-		n, err := unix.ReadDirent(dir, buf)
-		if err == unix.EINTR {
-			continue
+	for name, err := range readNames(dir) {
+		if err != nil {
+			return nil, err
 		}
-		if err != nil || n == 0 {
-			return dirs, unlessGone(err) // the directory itself may be
-		}
-		_, _, names := unix.ParseDirent(buf[:n], -1, nil)
-		for _, name := range names {
-			err := unix.Unlinkat(dir, name, 0)
-			if err == unix.EISDIR || err == unix.EPERM {
-				dirs = append(dirs, name)
-				err = nil
-				if top >= 0 {
-					err = moveUp(dir, name, top)
-				}
-				if err == unix.EXDEV { // overlayfs moves none of a lower layer: these take descriptors by level
-					err = dissolve(dir, name)
-				}
+		err = unix.Unlinkat(dir, name, 0)
+		if err == unix.EISDIR || err == unix.EPERM {
+			dirs = append(dirs, name)
+			err = nil
+			if top >= 0 {
+				err = moveUp(dir, name, top)
 			}
-			if unlessGone(err) != nil {
-				return nil, err
+			if err == unix.EXDEV { // overlayfs moves none of a lower layer: these take descriptors by level
+				err = dissolve(dir, name)
 			}
 		}
+		if unlessGone(err) != nil {
+			return nil, err
+		}
 	}
+	return dirs, nil
 }
 
 // moveUp moves a directory to top. To write its "..", it takes write permission on it

@@ -14,6 +14,7 @@ package tree
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"time"
 
@@ -114,32 +115,47 @@ func ModTime(st *unix.Stat_t) time.Time {
 // Hidden returns a name that nothing else has.
 func Hidden() string { return ".sbxrun-" + random.Name() }
 
-// names returns the names in a directory, sorted; nil if there are more than most.
-func names(dir, most int) (list []string, err error) {
-	if _, err := unix.Seek(dir, 0, unix.SEEK_SET); err != nil {
-		return nil, err
+// readNames goes through a directory. That it was itself removed counts as its end.
+func readNames(dir int) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		if _, err := unix.Seek(dir, 0, unix.SEEK_SET); err != nil {
+			yield("", err)
+			return
+		}
+		for buf := make([]byte, 32<<10); ; {
+			n, err := unix.ReadDirent(dir, buf)
+			switch {
+			case err == unix.EINTR:
+				continue
+			case err == unix.ENOENT, err == nil && n == 0:
+				return
+			case err != nil:
+				yield("", err)
+				return
+			}
+			_, _, found := unix.ParseDirent(buf[:n], -1, nil)
+			for _, name := range found {
+				if !yield(name, nil) {
+					return
+				}
+			}
+		}
 	}
-	list = []string{}
-	buf := make([]byte, 32<<10)
-	for {
-		n, err := unix.ReadDirent(dir, buf)
-		if err == unix.EINTR {
-			continue
-		}
-		if err == unix.ENOENT { // the directory itself was removed, as whose end it counts
-			err = nil
-		}
+}
+
+// names returns the names in a directory, sorted; nil if there are more than most.
+func names(dir, most int) ([]string, error) {
+	list := []string{}
+	for name, err := range readNames(dir) {
 		if err != nil {
 			return nil, err
 		}
-		if n <= 0 {
-			slices.Sort(list)
-			return list, nil
-		}
-		if _, _, list = unix.ParseDirent(buf[:n], -1, list); len(list) > most {
+		if list = append(list, name); len(list) > most {
 			return nil, nil
 		}
 	}
+	slices.Sort(list)
+	return list, nil
 }
 
 // TooLarge is an error about a bound.
