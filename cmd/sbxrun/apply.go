@@ -13,19 +13,14 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-func applyCommand(args []string) int {
-	var flags cli.Apply
-	words, err := parse(&flags, args)
-	if err != nil {
-		return failUsage(&flags, err)
-	}
+func applyCommand(flags *cli.Apply, words []string) int {
 	list, err := layersOf(words[0])
 	if err != nil {
-		return refuse(&flags, err)
+		return refuse(flags, err)
 	}
-	done, err := applyAll(context.Background(), list, words[1:], &flags, "--delete")
+	done, err := applyAll(context.Background(), list, words[1:], flags, "--delete")
 	if err != nil && !isLeftOut(err) {
-		return refuse(&flags, err)
+		return refuse(flags, err)
 	}
 	code := 0
 	if err != nil {

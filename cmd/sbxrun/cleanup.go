@@ -12,15 +12,10 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cli"
 )
 
-func cleanupCommand(args []string) int {
-	var flags cli.Cleanup
-	names, err := parse(&flags, args)
-	if err != nil {
-		return failUsage(&flags, err)
-	}
+func cleanupCommand(flags *cli.Cleanup, names []string) int {
 	found, err := cleanup.Sweep(cleanup.Options{Names: names, OlderThan: time.Duration(flags.OlderThan), DryRun: flags.DryRun})
 	if err != nil {
-		return refuse(&flags, err)
+		return refuse(flags, err)
 	}
 	if len(names) == 0 {
 		found = append(found, sweepVolumes(flags.DryRun)...)

@@ -21,24 +21,20 @@ import (
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
-func cpCommand(args []string) int {
-	var c copying
-	words, err := parse(&c.flags, args)
-	if err == nil {
-		err = c.divide(words)
-	}
-	if err != nil {
-		return failUsage(&c.flags, err)
+func cpCommand(flags *cli.Cp, words []string) int {
+	c := copying{flags: flags}
+	if err := c.divide(words); err != nil {
+		return failUsage(flags, err)
 	}
 	if err := c.run(); err != nil {
-		return refuse(&c.flags, err)
+		return refuse(flags, err)
 	}
 	return c.tell()
 }
 
 // copying is one run of the cp command.
 type copying struct {
-	flags   cli.Cp
+	flags   *cli.Cp
 	sandbox string
 	sources []string
 	dest    string

@@ -24,24 +24,19 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-func diffCommand(args []string) int {
-	var flags cli.Diff
-	words, err := parse(&flags, args)
-	if err != nil {
-		return failUsage(&flags, err)
-	}
+func diffCommand(flags *cli.Diff, words []string) int {
 	list, err := layersOf(words[0])
 	if err != nil {
-		return refuse(&flags, err)
+		return refuse(flags, err)
 	}
-	err = showDiffs(context.Background(), os.Stdout, list, words[1:], &flags)
+	err = showDiffs(context.Background(), os.Stdout, list, words[1:], flags)
 	switch {
 	case errors.Is(err, syscall.EPIPE):
 		return 128 + int(syscall.SIGPIPE)
 	case isLeftOut(err): // the rest is printed
 		return fail(err)
 	case err != nil:
-		return refuse(&flags, err)
+		return refuse(flags, err)
 	}
 	return 0
 }
@@ -72,10 +67,10 @@ type diffed struct {
 }
 
 type diffedOverlay struct {
-	Source  string           `json:"source"`
-	Dest    string           `json:"dest"`
-	Changes []overlay.Change `json:"changes"`
-	Total   overlay.Count    `json:"total"`
+	Source  string               `json:"source"`
+	Dest    string               `json:"dest"`
+	Changes []overlay.Change     `json:"changes"`
+	Total   result.ReportChanges `json:"total"`
 }
 
 // opened is an overlay that is looked at.

@@ -16,30 +16,23 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 )
 
-func doctorCommand(args []string) int {
-	var flags cli.Doctor
-	_, err := parse(&flags, args)
-	if err != nil {
-		return failUsage(&flags, err)
-	}
+func doctorCommand(flags *cli.Doctor, _ []string) int {
 	if flags.Script {
 		return printLine(strings.TrimSuffix(limits.EnableScript(os.Geteuid(), os.Getppid()), "\n"))
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	rep := doctor.Examine(ctx, room.ThisCaller())
+	var err error
 	if flags.JSON {
 		err = printJSON(rep)
 	} else {
 		err = printFindings(os.Stdout, rep)
 	}
-	switch {
-	case err != nil:
-		return fail(printError(err))
-	case !rep.OK:
+	if err == nil && !rep.OK {
 		return result.ExitNotStarted
 	}
-	return 0
+	return printed(err)
 }
 
 // printFindings prints a line a check, what to do about it below, and what

@@ -9,14 +9,9 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cli"
 )
 
-func inspectCommand(args []string) int {
-	var flags cli.Inspect
-	names, err := parse(&flags, args)
-	if err == nil && len(names) == 0 {
-		err = errors.New("inspect what? name a sandbox")
-	}
-	if err != nil {
-		return failUsage(&flags, err)
+func inspectCommand(flags *cli.Inspect, names []string) int {
+	if len(names) == 0 {
+		return failUsage(flags, errors.New("inspect what? name a sandbox"))
 	}
 	code := 0
 	all := []described{}

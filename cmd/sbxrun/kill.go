@@ -14,17 +14,13 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-func killCommand(args []string) int {
-	k := killer{}
-	names, err := parse(&k.flags, args)
-	if err == nil {
-		err = k.check(names)
-	}
-	if err != nil {
-		return failUsage(&k.flags, err)
+func killCommand(flags *cli.Kill, names []string) int {
+	k := killer{flags: flags}
+	if err := k.check(names); err != nil {
+		return failUsage(flags, err)
 	}
 	if err := k.find(names); err != nil {
-		return refuse(&k.flags, err)
+		return refuse(flags, err)
 	}
 	k.killAll()
 	return k.tell()
@@ -32,7 +28,7 @@ func killCommand(args []string) int {
 
 // killer ends sandboxes.
 type killer struct {
-	flags cli.Kill
+	flags *cli.Kill
 	tags  map[string]string
 	where string // the directory that was looked in for many
 	kills []*kill

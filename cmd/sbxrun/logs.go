@@ -19,21 +19,17 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-func logsCommand(args []string) int {
-	var flags cli.Logs
-	names, err := parse(&flags, args)
+func logsCommand(flags *cli.Logs, names []string) int {
 	tail := -1
-	if err == nil && flags.Tail != "" {
+	if flags.Tail != "" {
+		var err error
 		if tail, err = strconv.Atoi(flags.Tail); err != nil || tail < 0 {
-			err = fmt.Errorf("--tail %q: want a number of lines", flags.Tail)
+			return failUsage(flags, fmt.Errorf("--tail %q: want a number of lines", flags.Tail))
 		}
-	}
-	if err != nil {
-		return failUsage(&flags, err)
 	}
 	sandbox, err := find(names[0])
 	if err != nil {
-		return refuse(&flags, err)
+		return refuse(flags, err)
 	}
 	l := reader{sandbox: sandbox, flags: flags, tail: tail}
 	err = l.print()
@@ -52,7 +48,7 @@ func logsCommand(args []string) int {
 // reader prints a sandbox's logs.
 type reader struct {
 	sandbox *state.Entry
-	flags   cli.Logs
+	flags   *cli.Logs
 	tail    int // lines; -1 for all
 }
 
@@ -69,13 +65,7 @@ func (l *reader) print() error {
 		got := make(chan os.Signal, 1)
 		signal.Notify(got, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 		go func() { cancel(stoppedError{(<-got).(syscall.Signal)}) }()
-		go func() {
-			if err := ended(ctx, l.sandbox); err != nil {
-				cancel(err) // nobody would tell of the end
-				return
-			}
-			close(over)
-		}()
+		go closeAtEnd(ctx, l.sandbox, over, cancel)
 	} else {
 		close(over) // what is there is all
 	}
@@ -102,10 +92,8 @@ func (l *reader) print() error {
 			}
 		}
 		emit := func(p []byte) error {
-			if _, err := s.out.Write(p); err != nil {
-				return printError(err)
-			}
-			return nil
+			_, err := s.out.Write(p)
+			return printError(err)
 		}
 		if l.flags.JSON {
 			emit = func(p []byte) error { return printPiece(s.name, p) }
@@ -135,10 +123,7 @@ func printPiece(stream string, p []byte) error {
 		text = base64.StdEncoding.EncodeToString(p)
 		it.Base64 = &text
 	}
-	if err := printJSON(it); err != nil {
-		return printError(err)
-	}
-	return nil
+	return printError(printJSON(it))
 }
 
 // noteCut says, on stderr, that a log is only the head of what was written.

@@ -55,27 +55,27 @@ func dispatch(args []string, begin time.Time) int {
 		case "exec":
 			return execCommand(args[1:], begin)
 		case "wait":
-			return waitCommand(args[1:])
+			return with(args[1:], waitCommand)
 		case "logs":
-			return logsCommand(args[1:])
+			return with(args[1:], logsCommand)
 		case "cp":
-			return cpCommand(args[1:])
+			return with(args[1:], cpCommand)
 		case "diff":
-			return diffCommand(args[1:])
+			return with(args[1:], diffCommand)
 		case "apply":
-			return applyCommand(args[1:])
+			return with(args[1:], applyCommand)
 		case "ps":
-			return psCommand(args[1:])
+			return with(args[1:], psCommand)
 		case "inspect":
-			return inspectCommand(args[1:])
+			return with(args[1:], inspectCommand)
 		case "kill":
-			return killCommand(args[1:])
+			return with(args[1:], killCommand)
 		case "cleanup":
-			return cleanupCommand(args[1:])
+			return with(args[1:], cleanupCommand)
 		case "volume":
-			return volumeCommand(args[1:])
+			return with(args[1:], volumeCommand)
 		case "stats":
-			return statsCommand(args[1:])
+			return with(args[1:], statsCommand)
 		case "serve":
 			return serverCommand(args, &cli.Serve{})
 		case "gateway":
@@ -89,7 +89,7 @@ func dispatch(args []string, begin time.Time) int {
 		case "snapshots":
 			return serverCommand(args, &cli.Snapshots{})
 		case "doctor":
-			return doctorCommand(args[1:])
+			return with(args[1:], doctorCommand)
 		// As other tools have them; the flags are the same.
 		case "version":
 			return runCommand(append([]string{"--version"}, args[1:]...), begin)
@@ -102,6 +102,16 @@ func dispatch(args []string, begin time.Time) int {
 		}
 	}
 	return runCommand(args, begin)
+}
+
+// with carries a command out with its flags and words, unless these are wrong.
+func with[F any](args []string, command func(flags *F, words []string) int) int {
+	flags := new(F)
+	words, err := parse(flags, args)
+	if err != nil {
+		return failUsage(flags, err)
+	}
+	return command(flags, words)
 }
 
 // helpCommand prints the help of a command, or of all.
@@ -207,8 +217,11 @@ func usageError(flags any, err error) error {
 }
 
 // printError is that something could not be written to stdout: a full disk, above all. It
-// has an exit code of its own, because what was to be told has happened all the same.
+// has an exit code of its own, because what was to be told has happened all the same. nil of nil.
 func printError(err error) error {
+	if err == nil {
+		return nil
+	}
 	return &result.Error{Code: "output", ExitCode: result.ExitOutput, Message: "cannot print: " + err.Error(), Err: err}
 }
 

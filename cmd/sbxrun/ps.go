@@ -15,19 +15,14 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-func psCommand(args []string) int {
-	var flags cli.Ps
-	names, err := parse(&flags, args)
-	if err != nil {
-		return failUsage(&flags, err)
-	}
+func psCommand(flags *cli.Ps, names []string) int {
 	tags, err := parseTags(flags.Tag)
 	if err != nil {
-		return failUsage(&flags, err)
+		return failUsage(flags, err)
 	}
 	entries, _, err := list(names...)
 	if err != nil {
-		return refuse(&flags, err)
+		return refuse(flags, err)
 	}
 	entries = slices.DeleteFunc(entries, func(e *state.Entry) bool {
 		switch {

@@ -91,6 +91,16 @@ func ended(ctx context.Context, e *state.Entry) error {
 	return supervisor.WaitContext(ctx, time.Time{})
 }
 
+// closeAtEnd closes over when a sandbox has ended. If that cannot be told, nobody else would, and stop
+// is called.
+func closeAtEnd(ctx context.Context, e *state.Entry, over chan<- struct{}, stop context.CancelCauseFunc) {
+	if err := ended(ctx, e); err != nil {
+		stop(err)
+		return
+	}
+	close(over)
+}
+
 // released waits until a supervisor gives up the lock on the record, which can be seen from other
 // PID namespaces, where its pid means nothing.
 func released(ctx context.Context, e state.Entry) error {

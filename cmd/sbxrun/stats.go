@@ -17,11 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-func statsCommand(args []string) int {
-	var flags cli.Stats
-	if _, err := parse(&flags, args); err != nil {
-		return failUsage(&flags, err)
-	}
+func statsCommand(flags *cli.Stats, _ []string) int {
 	print := printStatistics
 	switch {
 	case flags.JSON:

@@ -85,18 +85,13 @@ func users(pids []int, entries []*state.Entry) string {
 	return strings.Join(names, " and ")
 }
 
-func volumeCommand(args []string) int {
-	var flags cli.Volume
-	words, err := parse(&flags, args)
-	if err == nil && len(words) == 0 {
-		err = errors.New("volume takes ls, rm or export")
-	}
-	if err != nil {
-		return failUsage(&flags, err)
+func volumeCommand(flags *cli.Volume, words []string) int {
+	if len(words) == 0 {
+		return failUsage(flags, errors.New("volume takes ls, rm or export"))
 	}
 	store, err := volumes.Open(false)
 	if err != nil {
-		return refuse(&flags, err)
+		return refuse(flags, err)
 	}
 	defer store.Close()
 	verb, names := words[0], words[1:]
@@ -108,10 +103,10 @@ func volumeCommand(args []string) int {
 	case verb == "export" && (len(names) == 1 || len(names) == 2):
 		err = exportVolume(store, names)
 	default:
-		return failUsage(&flags, fmt.Errorf("volume %s: want ls, rm NAME..., or export NAME [FILE|-]", strings.Join(words, " ")))
+		return failUsage(flags, fmt.Errorf("volume %s: want ls, rm NAME..., or export NAME [FILE|-]", strings.Join(words, " ")))
 	}
 	if err != nil {
-		return refuse(&flags, err)
+		return refuse(flags, err)
 	}
 	return 0
 }
@@ -122,10 +117,7 @@ func listVolumes(store *volumes.Store, asJSON bool) error {
 		return err
 	}
 	if asJSON {
-		if err := printJSON(append([]volumes.Info{}, all...)); err != nil {
-			return printError(err)
-		}
-		return nil
+		return printError(printJSON(append([]volumes.Info{}, all...)))
 	}
 	var pids []int
 	for _, v := range all {
@@ -141,10 +133,7 @@ func listVolumes(store *volumes.Store, asJSON bool) error {
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", v.Name, status, v.ModTime.Format(time.DateTime), printable(v.Path))
 	}
-	if err := w.Flush(); err != nil {
-		return printError(err)
-	}
-	return nil
+	return printError(w.Flush())
 }
 
 // removeVolumes removes volumes. A failure with one does not keep the others.

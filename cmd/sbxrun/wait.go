@@ -17,16 +17,12 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-func waitCommand(args []string) int {
-	var flags cli.Wait
-	names, err := parse(&flags, args)
-	if err != nil {
-		return failUsage(&flags, err)
-	}
+func waitCommand(flags *cli.Wait, names []string) int {
 	w := waiter{name: names[0]}
+	var err error
 	if flags.Log != "" {
 		if w.log, err = regexp.Compile(flags.Log); err != nil {
-			return failUsage(&flags, fmt.Errorf("--log: %w", err))
+			return failUsage(flags, fmt.Errorf("--log: %w", err))
 		}
 	}
 	ctx := context.Background()
@@ -35,7 +31,8 @@ func waitCommand(args []string) int {
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(flags.Timeout))
 		defer cancel()
 	}
-	switch {
+	switch err = w.find(); {
+	case err != nil:
 	case flags.Ready:
 		err = w.untilReady(ctx)
 	case w.log != nil:
@@ -53,7 +50,10 @@ func waitReady(id string, timeout time.Duration) (code int, failure *result.Repo
 	ctx, cancel := context.WithTimeout(context.Background(), timeout+margin)
 	defer cancel()
 	w := waiter{name: id}
-	err := w.untilReady(ctx)
+	err := w.find()
+	if err == nil {
+		err = w.untilReady(ctx)
+	}
 	if err == nil {
 		return 0, nil
 	}
@@ -109,9 +109,6 @@ func (w *waiter) find() (err error) {
 
 // untilEnded waits for the supervisor's end: then the record is final.
 func (w *waiter) untilEnded(ctx context.Context) error {
-	if err := w.find(); err != nil {
-		return err
-	}
 	if err := ended(ctx, w.sandbox); err != nil {
 		return w.late(err)
 	}
@@ -142,9 +139,6 @@ func lostError(e *state.Entry) error {
 const lookInterval = 20 * time.Millisecond
 
 func (w *waiter) untilReady(ctx context.Context) error {
-	if err := w.find(); err != nil {
-		return err
-	}
 	if w.sandbox.Record.Ready == nil {
 		return &result.Error{Code: "no-probe", Message: w.sandbox.What() + " was started without a probe", Hint: "start it with --ready-tcp, --ready-exec or --ready-log"}
 	}
@@ -187,19 +181,10 @@ func endedError(e *state.Entry, before string) error {
 var errMatched = errors.New("the line is there")
 
 func (w *waiter) untilLogged(ctx context.Context) error {
-	if err := w.find(); err != nil {
-		return err
-	}
 	over := make(chan struct{})
 	follow, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	go func() {
-		if err := ended(follow, w.sandbox); err != nil {
-			stop(err) // nobody would tell of the end
-			return
-		}
-		close(over)
-	}()
+	go closeAtEnd(follow, w.sandbox, over, stop)
 	var streams []logfile.Stream
 	var matchers []*logfile.Matcher
 	for _, name := range sandbox.Logs {

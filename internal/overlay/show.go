@@ -14,6 +14,7 @@ import (
 	"github.com/rogpeppe/go-internal/diff"
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
@@ -46,14 +47,8 @@ func Select(list []Change, paths []string) (out []Change) {
 	return out
 }
 
-// Count is how much was changed, as the report has it.
-type Count struct {
-	Count int   `json:"count"`
-	Bytes int64 `json:"bytes"` // of the files that were added and changed
-}
-
-// Sum counts changes.
-func Sum(list []Change) (n Count) {
+// Sum counts changes, and the bytes of the files that were added and changed.
+func Sum(list []Change) (n result.ReportChanges) {
 	for _, c := range list {
 		n.Count++
 		if c.Type == File && c.Kind != Deleted && c.Same == "" {
