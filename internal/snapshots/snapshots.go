@@ -127,6 +127,9 @@ const stoppedAfter = 20 * time.Second
 
 // alone runs f while nobody else gives names or takes them.
 func (s *Store) alone(f func() error) error {
+	if s.root == nil {
+		return Failed(fs.ErrNotExist)
+	}
 	lock, err := s.root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return Failed(err)
@@ -149,34 +152,29 @@ type Draft struct {
 
 // NewFile makes a file that is to be filled.
 func (s *Store) NewFile() (*Draft, error) {
-	if s.root == nil {
-		return nil, Failed(fs.ErrNotExist)
-	}
-	d := &Draft{store: s, name: random.Name()}
-	err := s.draft(func() (err error) {
+	return s.draft(func(d *Draft) (err error) {
 		if d.File, err = s.root.OpenFile(d.path(), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err == nil {
 			err = proc.TryLock(proc.Descriptor(d.File), unix.F_WRLCK)
 		}
 		return err
 	})
-	if err != nil {
-		d.Close()
-		return nil, Failed(err)
-	}
-	return d, nil
 }
 
 // draft makes one while nobody sweeps, and removes those of processes that were killed.
-func (s *Store) draft(create func() error) error {
+func (s *Store) draft(create func(*Draft) error) (*Draft, error) {
+	d := &Draft{store: s}
 	var left []string
 	err := s.alone(func() error {
-		left = s.abandoned()
-		return create()
+		left, d.name = s.abandoned(), random.Name()
+		return create(d)
 	})
 	for _, name := range left {
 		_ = s.scrap(filepath.Join(tmpDir, name)) // Sweep tells
 	}
-	return err
+	if err != nil {
+		return nil, result.All(Failed(err), d.Close())
+	}
+	return d, nil
 }
 
 // retire takes a directory's name away, so that it can be removed when others may use the store again:

@@ -252,9 +252,6 @@ func (s *Store) Discard(name string) error {
 
 // Remove removes a snapshot, and the layers that no other one has.
 func (s *Store) Remove(m *Manifest) error {
-	if s.root == nil {
-		return nil
-	}
 	return s.alone(func() error {
 		if err := s.root.Remove(filepath.Join(manifestsDir, m.ID+manifestSuffix)); err != nil {
 			return Failed(err)
@@ -299,9 +296,6 @@ func (s *Store) orphans(then time.Time) (hashes []string) {
 
 // Layer opens a layer. It can be read to its end whatever becomes of its name.
 func (s *Store) Layer(l Layer) (io.ReadCloser, error) {
-	if s.root == nil {
-		return nil, damaged("layer %.12s is not there", l.SHA256)
-	}
 	f, err := s.root.Open(layerPath(l.SHA256))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, damaged("layer %.12s is not there", l.SHA256)

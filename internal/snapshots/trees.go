@@ -11,9 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
-	"github.com/sbxrun/sbxrun/internal/random"
 )
 
 // UnpackWord is the first argument by which sbxrund unpacks a snapshot; the snapshot's id follows,
@@ -33,25 +31,13 @@ func (u *Unpacked) Close() error { return u.lock.Close() }
 // Key is the name of a layer that was unpacked for a user.
 func Key(l Layer, uid, gid uint32) string { return fmt.Sprintf("%s-%d-%d", l.SHA256, uid, gid) }
 
-// Unpacked holds what was unpacked. [fs.ErrNotExist]: it was not, or not in this boot.
-func (s *Store) Unpacked(key string) (*Unpacked, error) {
-	if s.root == nil {
-		return nil, fs.ErrNotExist
-	}
-	var u *Unpacked
-	err := s.alone(func() (err error) {
+// Unpacked holds what was unpacked. The error is [fs.ErrNotExist] if it was not, or not in this boot.
+func (s *Store) Unpacked(key string) (u *Unpacked, err error) {
+	err = s.alone(func() error {
 		u, err = s.hold(key)
 		return err
 	})
-	return u, unlessGone(err)
-}
-
-// unlessGone is [failed], but for what is not there, which is no failure.
-func unlessGone(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return fs.ErrNotExist
-	}
-	return Failed(err)
+	return u, Failed(err)
 }
 
 // hold takes a tree's lock, with others. The caller is alone.
@@ -78,11 +64,7 @@ func (s *Store) hold(key string) (*Unpacked, error) {
 
 // NewTree makes a directory into which a layer is to be unpacked.
 func (s *Store) NewTree() (*Draft, error) {
-	if s.root == nil {
-		return nil, Failed(fs.ErrNotExist)
-	}
-	d := &Draft{store: s, name: random.Name()}
-	err := s.draft(func() (err error) {
+	return s.draft(func(d *Draft) (err error) {
 		if err = s.root.Mkdir(d.path(), 0o700); err != nil {
 			return err
 		}
@@ -106,10 +88,6 @@ func (s *Store) NewTree() (*Draft, error) {
 		d.File, err = s.root.Open(root)
 		return err
 	})
-	if err != nil {
-		return nil, result.All(Failed(err), d.Close())
-	}
-	return d, nil
 }
 
 // Keep gives the directory its name, unless another process was quicker with the same, or takes
