@@ -2,9 +2,9 @@ package main
 
 import (
 	"bufio"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -39,6 +39,16 @@ func plain(command ...string) (*exec.Cmd, *room.Plan, error) {
 	return bound, plan, nil
 }
 
+// inPlain measures such a command.
+func inPlain(measure func(*exec.Cmd) (time.Duration, error), command ...string) (time.Duration, error) {
+	cmd, plan, err := plain(command...)
+	if err != nil {
+		return 0, err
+	}
+	defer plan.Close()
+	return measure(cmd)
+}
+
 // elapsed is from the start of a process to its exit.
 func elapsed(cmd *exec.Cmd) (time.Duration, error) {
 	if cmd.Stderr == nil {
@@ -64,37 +74,22 @@ func startup(builds []*build) error {
 	for _, b := range builds {
 		variants = append(variants, variant{b.letter, b.name, func() (time.Duration, error) { return elapsed(b.command("true")) }})
 	}
-	variants = append(variants, variant{"C", "bwrap alone", func() (time.Duration, error) {
-		cmd, plan, err := plain("true")
-		if err != nil {
-			return 0, err
-		}
-		defer plan.Close()
-		return elapsed(cmd)
-	}}, variant{"D", "a Go program around it", func() (time.Duration, error) {
-		cmd, plan, err := plain("true")
-		if err != nil {
-			return 0, err
-		}
-		defer plan.Close()
-		if cmd, err = around(cmd); err != nil {
-			return 0, err
-		}
-		return elapsed(cmd)
-	}})
+	variants = append(variants,
+		variant{"C", "bwrap alone", func() (time.Duration, error) { return inPlain(elapsed, "true") }},
+		variant{"D", "a Go program around it", func() (time.Duration, error) { return inPlain(elapsedAround, "true") }})
 	_, err := compare("startup", "sbxrun true, from start to exit; C is the same sandbox, D the smallest Go program that starts it and waits", rounds(100), 5, variants)
 	return err
 }
 
-// around has the smallest Go program run a command.
-func around(cmd *exec.Cmd) (*exec.Cmd, error) {
+// elapsedAround is elapsed of the smallest Go program that runs a command.
+func elapsedAround(cmd *exec.Cmd) (time.Duration, error) {
 	program := filepath.Join(filepath.Dir(self), "around")
 	if _, err := os.Stat(program); err != nil {
-		return nil, fmt.Errorf("./setup.sh bench builds it: %w", err)
+		return 0, fmt.Errorf("./setup.sh bench builds it: %w", err)
 	}
 	a := exec.CommandContext(ctx, program, slices.Concat([]string{strconv.Itoa(3 + len(cmd.ExtraFiles)), cmd.Path}, cmd.Args)...)
 	a.Env, a.ExtraFiles, a.SysProcAttr, a.Stderr = cmd.Env, cmd.ExtraFiles, cmd.SysProcAttr, cmd.Stderr
-	return a, nil
+	return elapsed(a)
 }
 
 func execs(builds []*build) error {
@@ -119,11 +114,7 @@ func execs(builds []*build) error {
 		if err != nil {
 			return 0, err
 		}
-		cmd, err := around(exec.CommandContext(ctx, enter, "--target", strconv.Itoa(room), "--user", "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--preserve-credentials", "true"))
-		if err != nil {
-			return 0, err
-		}
-		return elapsed(cmd)
+		return elapsedAround(exec.CommandContext(ctx, enter, "--target", strconv.Itoa(room), "--user", "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--preserve-credentials", "true"))
 	}})
 	what := "sbxrun exec SANDBOX true, from start to exit; C is bwrap --unshare-all --ro-bind / / true, D the smallest Go program that has nsenter run true in the sandbox: no init and no proof, but one program more to load"
 	if _, err := compare("exec", what, rounds(100), 5, variants); err != nil {
@@ -157,22 +148,25 @@ func roomBelow(supervisor int) (int, error) {
 func (b *build) weighRunning(args ...string) (weight, error) {
 	cmd := b.command(append(args, "sh", "-c", "echo ready; read x; exit 0")...)
 	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
+	in, out, err := piped(cmd)
 	if err != nil {
 		return weight{}, err
 	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return weight{}, err
-	}
-	if err := cmd.Start(); err != nil {
-		return weight{}, err
-	}
-	_, err = bufio.NewReader(out).ReadString('\n')
+	_, err = out.ReadString('\n')
 	time.Sleep(rest) // what sbxrun needs for the start alone is gone then
 	w := weigh([]int{cmd.Process.Pid}, "sh")
 	in.Close()
 	return w, errors.Join(err, cmd.Wait())
+}
+
+// piped starts a command with its stdin and stdout in our hands.
+func piped(cmd *exec.Cmd) (in io.WriteCloser, out *bufio.Reader, err error) {
+	in, inErr := cmd.StdinPipe()
+	from, outErr := cmd.StdoutPipe()
+	if err := errors.Join(inErr, outErr); err != nil {
+		return nil, nil, err
+	}
+	return in, bufio.NewReader(from), cmd.Start()
 }
 
 // rest is how long at least a tree is left alone before it is ended: what has just been
@@ -248,28 +242,14 @@ func (b *build) endTree(n int, timeout *time.Duration) (time.Duration, error) {
 // runTree also returns for how long the tree was complete at the deadline; less than 0
 // if it was not.
 func (b *build) runTree(n int, timeout time.Duration) (took, left time.Duration, err error) {
-	r, w, err := os.Pipe()
-	if err != nil {
-		return 0, 0, err
-	}
-	defer r.Close()
 	cmd := b.command(append([]string{"--quiet", "--timeout", timeout.String(), "--proof-timeout", "60", "--report", "fd:3"}, tree(n)...)...)
-	cmd.ExtraFiles, cmd.Stderr = []*os.File{w}, os.Stderr
+	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
-		w.Close()
 		return 0, 0, err
 	}
-	err = cmd.Start()
-	w.Close()
-	begin := time.Now()
-	if err != nil {
-		return 0, 0, err
-	}
-	treeErr := complete(cmd.Process.Pid, n, bufio.NewReader(out), begin.Add(timeout))
-	there := time.Now()
-	waitErr := cmd.Wait()
-	end := time.Now()
+	var begin, there, end time.Time
+	var treeErr, waitErr error
 	var rep struct {
 		Cause     string    `json:"cause"`
 		StartedAt time.Time `json:"started_at"`
@@ -278,8 +258,14 @@ func (b *build) runTree(n int, timeout time.Duration) (took, left time.Duration,
 			Verdict string `json:"verdict"`
 		} `json:"teardown"`
 	}
-	if err := json.NewDecoder(r).Decode(&rep); err != nil {
-		return 0, 0, fmt.Errorf("no report, %v: %w", waitErr, err)
+	if err := withReport(cmd, &rep, func() {
+		begin = time.Now()
+		treeErr = complete(cmd.Process.Pid, n, bufio.NewReader(out), begin.Add(timeout))
+		there = time.Now()
+		waitErr = cmd.Wait()
+		end = time.Now()
+	}); err != nil {
+		return 0, 0, err
 	}
 	if rep.Cause != "timeout" || rep.Verdict.Verdict != "proven" || cmd.ProcessState.ExitCode() != 124 {
 		return 0, 0, fmt.Errorf("cause %s, verdict %s, %v", rep.Cause, rep.Verdict.Verdict, waitErr)
@@ -297,29 +283,23 @@ func (b *build) runTree(n int, timeout time.Duration) (took, left time.Duration,
 // killTree is from a kill of the PID 1 of the same tree in plain bwrap, by a pidfd,
 // until that is readable: by then the kernel has ended and reaped all the others.
 func killTree(n int) (time.Duration, error) {
-	cmd, plan, err := plain(tree(n)...)
-	if err != nil {
-		return 0, err
-	}
-	defer plan.Close()
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return 0, err
-	}
-	if err := cmd.Start(); err != nil {
-		return 0, err
-	}
-	defer reap(cmd)
-	if err := complete(cmd.Process.Pid, n, bufio.NewReader(out), time.Now().Add(time.Minute)); err != nil {
-		return 0, err
-	}
-	init, err := initOf(cmd)
-	if err != nil {
-		return 0, err
-	}
-	defer init.Close()
-	time.Sleep(rest)
-	return kill([]*proc.Process{init})
+	return inPlain(func(cmd *exec.Cmd) (time.Duration, error) {
+		_, out, err := piped(cmd)
+		if err != nil {
+			return 0, err
+		}
+		defer reap(cmd)
+		if err := complete(cmd.Process.Pid, n, out, time.Now().Add(time.Minute)); err != nil {
+			return 0, err
+		}
+		init, err := initOf(cmd)
+		if err != nil {
+			return 0, err
+		}
+		defer init.Close()
+		time.Sleep(rest)
+		return kill([]*proc.Process{init})
+	}, tree(n)...)
 }
 
 // initOf opens the PID 1 of a plain bwrap's sandbox: its only child.

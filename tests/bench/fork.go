@@ -27,20 +27,12 @@ func forkCost([]*build) error {
 	for i, heap := range []string{"1024", "1"} {
 		cmd := exec.CommandContext(ctx, self, forkServer, heap)
 		cmd.Stderr = os.Stderr
-		in, err := cmd.StdinPipe()
+		in, answers, err := piped(cmd)
 		if err != nil {
-			return err
-		}
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			return err
-		}
-		if err := cmd.Start(); err != nil {
 			return err
 		}
 		defer cmd.Wait() // it ends with its stdin
 		defer in.Close()
-		answers := bufio.NewReader(out)
 		variants = append(variants, variant{string('A' + rune(i)), "a heap of " + heap + " MiB", func() (time.Duration, error) {
 			if _, err := io.WriteString(in, "\n"); err != nil {
 				return 0, err

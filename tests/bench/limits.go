@@ -57,28 +57,38 @@ func (b *build) reported(attr func(*exec.Cmd), args ...string) (rep struct {
 		Message string `json:"message"`
 	} `json:"error"`
 }, stderr string, err error) {
-	r, w, err := os.Pipe()
-	if err != nil {
-		return rep, "", err
-	}
-	defer r.Close()
 	cmd := b.command(append([]string{"--report", "fd:3"}, args...)...)
 	var said bytes.Buffer
-	cmd.ExtraFiles, cmd.Stderr = []*os.File{w}, &said
+	cmd.Stderr = &said
 	if attr != nil {
 		attr(cmd)
 	}
+	err = withReport(cmd, &rep, func() { _ = cmd.Wait() }) // the report has the code
+	if err != nil {
+		err = fmt.Errorf("%w: %s", err, said.String())
+	}
+	return rep, said.String(), err
+}
+
+// withReport runs a command that writes its report to descriptor 3, and reads that. wait is called when the
+// command has begun, and waits for it.
+func withReport(cmd *exec.Cmd, rep any, wait func()) error {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	cmd.ExtraFiles = []*os.File{w}
 	err = cmd.Start()
 	w.Close()
 	if err != nil {
-		return rep, "", err
+		return err
 	}
-	decodeErr := json.NewDecoder(r).Decode(&rep)
-	_ = cmd.Wait() // the report has the code
-	if decodeErr != nil {
-		return rep, said.String(), fmt.Errorf("no report, %v: %s", cmd.ProcessState, said.String())
+	wait()
+	if err := json.NewDecoder(r).Decode(rep); err != nil {
+		return fmt.Errorf("no report, %v: %w", cmd.ProcessState, err)
 	}
-	return rep, said.String(), nil
+	return nil
 }
 
 const (

@@ -424,12 +424,8 @@ func httpCalls(builds []*build) error {
 		s.request("A", "POST /v1/run of true, warm", "/v1/run", bare, warm),
 		forkExec("B"),
 		alone("C", "bwrap, the same sandbox", func() error {
-			cmd, plan, err := plain("true")
-			if err != nil {
-				return err
-			}
-			defer plan.Close()
-			return cmd.Run()
+			_, err := inPlain(elapsed, "true")
+			return err
 		}),
 		s.request("D", "POST /v1/run with limits, warm", "/v1/run", limited, warm),
 		plainFloor.floorLoad("E", "net/http, fork and exec"),

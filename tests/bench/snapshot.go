@@ -93,13 +93,10 @@ func (s *snapshotBench) measure(mib int) (err error) {
 
 // restore measures the way back.
 func (s *snapshotBench) restore(mib, n int, packed string) error {
-	start := func(first func() error) (time.Duration, error) {
-		if err := first(); err != nil {
-			return 0, err
-		}
+	start := func(flags ...string) (time.Duration, error) {
 		s.n++
 		name := fmt.Sprintf("again%d", s.n)
-		took, err := elapsed(quiet(s.command("start", "--name", name, "--cwd", "none", "--from", "s")))
+		took, err := elapsed(quiet(s.command(append([]string{"start", "--name", name, "--cwd", "none"}, flags...)...)))
 		if err == nil {
 			err = s.do("kill", "--grace", "0", name)
 		}
@@ -108,9 +105,12 @@ func (s *snapshotBench) restore(mib, n int, packed string) error {
 	to := filepath.Join(s.dir, "unpacked")
 	_, err := compare("snapshot", fmt.Sprintf("%d MiB of random data are restored", mib), n, 1, []variant{
 		{"A", "start --from, not unpacked yet", func() (time.Duration, error) {
-			return start(func() error { return s.do("cleanup") })
+			if err := s.do("cleanup"); err != nil {
+				return 0, err
+			}
+			return start("--from", "s")
 		}},
-		{"B", "start --from", func() (time.Duration, error) { return start(func() error { return nil }) }},
+		{"B", "start --from", func() (time.Duration, error) { return start("--from", "s") }},
 		{"C", "zstd -d | tar", func() (time.Duration, error) {
 			if err := os.RemoveAll(to); err != nil {
 				return 0, err
@@ -118,15 +118,7 @@ func (s *snapshotBench) restore(mib, n int, packed string) error {
 			script := strings.Join([]string{"mkdir " + to, "zstd -q -dc " + packed + " | tar -x -C " + to}, "; ")
 			return elapsed(exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", script))
 		}},
-		{"D", "start, without a snapshot", func() (time.Duration, error) {
-			s.n++
-			name := fmt.Sprintf("again%d", s.n)
-			took, err := elapsed(quiet(s.command("start", "--name", name, "--cwd", "none")))
-			if err == nil {
-				err = s.do("kill", "--grace", "0", name)
-			}
-			return took, err
-		}},
+		{"D", "start, without a snapshot", func() (time.Duration, error) { return start() }},
 	})
 	return err
 }
