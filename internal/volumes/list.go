@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/random"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
@@ -25,14 +26,11 @@ type Info struct {
 
 // List returns all volumes by name.
 func (s *Store) List() (list []Info, err error) {
-	names, err := s.names()
+	names, err := s.Names()
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range names {
-		if CheckName(name) != nil {
-			continue
-		}
 		var st unix.Stat_t
 		if unix.Fstatat(s.fd, name+"/"+dataName, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
 			continue // removed meanwhile, or none
@@ -51,7 +49,7 @@ func (s *Store) List() (list []Info, err error) {
 // look reports who keeps others from a volume. It has the lock for an instant, which those who want
 // it wait for.
 func (s *Store) look(name string, write bool) (pids []int, busy bool) {
-	if dir, err := s.marked(name, unix.LOCK_SH); err == nil {
+	if dir, err := s.marked(name, unix.LOCK_SH, 0); err == nil {
 		defer dir.Close()
 	}
 	v, err := s.lock(name, write, glance)
@@ -65,23 +63,33 @@ func (s *Store) look(name string, write bool) (pids []int, busy bool) {
 	return pids, busy
 }
 
-// marked locks the directory of a volume, which those do who have the lock itself only to look.
-func (s *Store) marked(name string, how int) (*os.File, error) {
+// marked locks a directory: that of a volume, which those do who have the lock itself only to look; or
+// the store's own, ".", for those who make a volume together, or for one who looks for what those who
+// were killed have left.
+func (s *Store) marked(name string, how int, patience time.Duration) (*os.File, error) {
+	dir, err := s.open(name)
+	if err == nil {
+		err = flock(proc.Descriptor(dir), how, patience)
+	}
+	if err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return dir, nil
+}
+
+// open opens a directory of the store's; nil with an error.
+func (s *Store) open(name string) (*os.File, error) {
 	fd, err := unix.Openat2(s.fd, name, beneath(unix.O_RDONLY|unix.O_DIRECTORY))
 	if err != nil {
 		return nil, err
 	}
-	f := os.NewFile(uintptr(fd), name)
-	if err := unix.Flock(fd, how|unix.LOCK_NB); err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
+	return os.NewFile(uintptr(fd), name), nil
 }
 
 // listed reports whether somebody looks at a volume, and so may have its lock for no longer than that.
 func (s *Store) listed(name string) bool {
-	dir, err := s.marked(name, unix.LOCK_EX)
+	dir, err := s.marked(name, unix.LOCK_EX, 0)
 	if err == nil {
 		dir.Close()
 	}
@@ -98,11 +106,10 @@ func (s *Store) names() ([]string, error) {
 	if s.fd < 0 {
 		return nil, nil
 	}
-	fd, err := unix.Openat(s.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	dir, err := s.open(".") // with a position of its own
 	if err != nil {
 		return nil, err
 	}
-	dir := os.NewFile(uintptr(fd), s.path)
 	defer dir.Close()
 	names, err := dir.Readdirnames(-1)
 	slices.Sort(names)
@@ -110,11 +117,14 @@ func (s *Store) names() ([]string, error) {
 }
 
 // Lock locks a volume that there is, to look at it: see [Store.Use].
-func (s *Store) Lock(name string) (*Volume, error) {
+func (s *Store) Lock(name string) (*Volume, error) { return s.hold(name, false) }
+
+// hold locks a volume, and words why it cannot.
+func (s *Store) hold(name string, write bool) (*Volume, error) {
 	if err := CheckName(name); err != nil {
 		return nil, err
 	}
-	v, err := s.lock(name, false, patience)
+	v, err := s.lock(name, write, patience)
 	if err != nil {
 		return nil, explain(name, err)
 	}
@@ -124,12 +134,9 @@ func (s *Store) Lock(name string) (*Volume, error) {
 // Remove removes a volume that nobody uses. It is gone at once; what a crash leaves of it
 // [Store.Leftovers] finds.
 func (s *Store) Remove(name string) error {
-	if err := CheckName(name); err != nil {
-		return err
-	}
-	v, err := s.lock(name, true, patience)
+	v, err := s.hold(name, true)
 	if err != nil {
-		return explain(name, err)
+		return err
 	}
 	defer v.Close()
 	hidden := removePrefix + random.Name()
@@ -148,7 +155,7 @@ func (s *Store) Leftovers() (list []string, err error) {
 	if s.fd < 0 {
 		return nil, nil
 	}
-	lock, busy := s.own(unix.LOCK_EX, glance)
+	lock, busy := s.marked(".", unix.LOCK_EX, glance)
 	if busy == nil {
 		defer lock.Close()
 	}
@@ -159,21 +166,6 @@ func (s *Store) Leftovers() (list []string, err error) {
 		}
 	}
 	return list, err
-}
-
-// own locks the store, for those who make a volume together, or for one who looks for what those who
-// were killed have left.
-func (s *Store) own(how int, patience time.Duration) (*os.File, error) {
-	fd, err := unix.Openat(s.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	f := os.NewFile(uintptr(fd), s.path)
-	if err := flock(fd, how, patience); err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
 }
 
 // Discard removes a leftover.

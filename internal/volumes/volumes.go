@@ -98,18 +98,15 @@ type Volume struct {
 // Use locks a volume, to be read or written, and makes it if there is none. owner is whom a
 // new one belongs to; nil is the caller. The caller closes the volume.
 func (s *Store) Use(name string, write bool, owner *proc.Cred) (*Volume, error) {
-	if err := CheckName(name); err != nil {
-		return nil, err
-	}
-	v, err := s.lock(name, write, patience)
+	v, err := s.hold(name, write)
 	if errors.Is(err, unix.ENOENT) {
 		if err := s.create(name, owner); err != nil {
 			return nil, wrong("cannot make the volume %q: %v", name, err)
 		}
-		v, err = s.lock(name, write, patience)
+		v, err = s.hold(name, write)
 	}
 	if err != nil {
-		return nil, explain(name, err)
+		return nil, err
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(v.data, &st); err == nil && owner != nil && st.Uid != owner.UID {
@@ -200,7 +197,7 @@ func beneath(flags uint64) *unix.OpenHow {
 
 // create makes a volume, complete or not at all. That somebody else does so as well is no error.
 func (s *Store) create(name string, owner *proc.Cred) error {
-	lock, err := s.own(unix.LOCK_SH, time.Second)
+	lock, err := s.marked(".", unix.LOCK_SH, time.Second)
 	if err != nil {
 		return err
 	}
@@ -213,12 +210,11 @@ func (s *Store) create(name string, owner *proc.Cred) error {
 	if err == nil && owner != nil {
 		err = unix.Fchownat(s.fd, hidden+"/"+dataName, int(owner.UID), int(owner.GID), unix.AT_SYMLINK_NOFOLLOW)
 	}
-	var fd int
 	if err == nil {
-		if fd, err = unix.Openat2(s.fd, hidden+"/"+lockName, &unix.OpenHow{Flags: unix.O_RDONLY | unix.O_CREAT | unix.O_EXCL | unix.O_CLOEXEC, Mode: 0o600, Resolve: unix.RESOLVE_BENEATH}); err == nil {
-			unix.Close(fd)
-			err = unix.Renameat2(s.fd, hidden, s.fd, name, unix.RENAME_NOREPLACE)
-		}
+		err = unix.Mknodat(s.fd, hidden+"/"+lockName, unix.S_IFREG|0o600, 0)
+	}
+	if err == nil {
+		err = unix.Renameat2(s.fd, hidden, s.fd, name, unix.RENAME_NOREPLACE)
 	}
 	if err != nil {
 		err = errors.Join(err, tree.Remove(s.fd, hidden))
@@ -242,7 +238,7 @@ func explain(name string, err error) error {
 		return busy
 	}
 	if errors.Is(err, unix.ENOENT) {
-		return &result.Error{Code: "volume", Message: fmt.Sprintf("there is no volume %q", name), Hint: "sbxrun volume ls lists those there are"}
+		return &result.Error{Code: "volume", Message: fmt.Sprintf("there is no volume %q", name), Hint: "sbxrun volume ls lists those there are", Err: err}
 	}
 	return &result.Error{Code: "volume", Message: fmt.Sprintf("cannot use the volume %q: %v", name, err), Err: err}
 }

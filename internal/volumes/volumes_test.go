@@ -169,7 +169,7 @@ func TestListedSlowly(t *testing.T) {
 		}
 		var all sync.WaitGroup
 		if looks {
-			dir, err := s.marked("v", unix.LOCK_SH) // as [Store.look] has both
+			dir, err := s.marked("v", unix.LOCK_SH, 0) // as [Store.look] has both
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -200,7 +200,7 @@ func TestListedSlowly(t *testing.T) {
 	}
 	defer held.Close()
 	// Who looks does not wait for another one that does.
-	dir, err := s.marked("v", unix.LOCK_SH)
+	dir, err := s.marked("v", unix.LOCK_SH, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +218,7 @@ func TestLeftovers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	making, err := s.own(unix.LOCK_SH, 0)
+	making, err := s.marked(".", unix.LOCK_SH, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
