@@ -169,46 +169,41 @@ func showDiffs(ctx context.Context, out *os.File, list []*room.Overlay, paths []
 		return err
 	}
 	to := bufio.NewWriter(out)
-	if flags.JSON {
+	switch {
+	case flags.JSON:
 		d := diffed{Overlays: []diffedOverlay{}}
 		for _, o := range trees {
-			changes := o.changes
-			if changes == nil {
-				changes = []overlay.Change{}
+			if o.changes == nil {
+				o.changes = []overlay.Change{} // which is no null
 			}
-			d.Overlays = append(d.Overlays, diffedOverlay{o.Source, o.Dest, changes, overlay.Sum(changes)})
+			d.Overlays = append(d.Overlays, diffedOverlay{o.Source, o.Dest, o.changes, overlay.Sum(o.changes)})
 		}
-		if err := writeJSON(to, d); err != nil {
-			return err
+		err = writeJSON(to, d)
+	case flags.Tar && len(trees) > 1:
+		err = usageError(flags, errors.New("--tar: the sandbox has several overlays, and a tar has one"))
+	case flags.Tar && term.IsTerminal(int(out.Fd())):
+		err = usageError(flags, errors.New("--tar: stdout is a terminal"))
+	case flags.Tar:
+		err = trees[0].tree.Tar(to, trees[0].changes)
+	default:
+		for _, o := range trees {
+			switch {
+			case flags.Patch && term.IsTerminal(int(out.Fd())):
+				err = o.tree.Patch(harmless{to}, o.changes)
+			case flags.Patch:
+				err = o.tree.Patch(to, o.changes)
+			case flags.Stat:
+				o.stat(to)
+			default:
+				o.print(to)
+			}
+			if err != nil {
+				return err
+			}
 		}
-		return cmp.Or(to.Flush(), unreadable(trees))
 	}
-	if flags.Tar {
-		if len(trees) > 1 {
-			return usageError(flags, errors.New("--tar: the sandbox has several overlays, and a tar has one"))
-		}
-		if term.IsTerminal(int(out.Fd())) {
-			return usageError(flags, errors.New("--tar: stdout is a terminal"))
-		}
-		if err := trees[0].tree.Tar(to, trees[0].changes); err != nil {
-			return err
-		}
-		return cmp.Or(to.Flush(), unreadable(trees))
-	}
-	for _, o := range trees {
-		switch {
-		case flags.Patch && term.IsTerminal(int(out.Fd())):
-			err = o.tree.Patch(harmless{to}, o.changes)
-		case flags.Patch:
-			err = o.tree.Patch(to, o.changes)
-		case flags.Stat:
-			o.stat(to)
-		default:
-			o.print(to)
-		}
-		if err != nil {
-			return err
-		}
+	if err != nil {
+		return err
 	}
 	return cmp.Or(to.Flush(), unreadable(trees))
 }

@@ -12,6 +12,8 @@ type Leftover struct {
 	Name string // likewise
 	What string // for people
 	Err  error  // why it is still there
+
+	path string // below the store, of what is removed when others may use that again
 }
 
 // Sweep removes the snapshots that have expired, layers that no snapshot has, unpacked layers that
@@ -26,11 +28,6 @@ func (s *Store) Sweep(dryRun bool) (found []Leftover) {
 		}
 		found = append(found, l)
 	}
-	type late struct {
-		n    int // of what was found
-		path string
-	}
-	var later []late
 	err := s.alone(func() error {
 		list, wrong := s.List()
 		now := time.Now()
@@ -48,18 +45,16 @@ func (s *Store) Sweep(dryRun bool) (found []Leftover) {
 			}
 		}
 		for _, name := range s.abandoned() { // before more are
-			if !dryRun {
-				later = append(later, late{len(found), filepath.Join(tmpDir, name)})
-			}
-			found = append(found, Leftover{Kind: "draft", What: "half-made file or directory " + name})
+			found = append(found, Leftover{Kind: "draft", What: "half-made file or directory " + name, path: filepath.Join(tmpDir, name)})
 		}
 		for _, key := range s.names(treesDir) {
 			if at := filepath.Join(treesDir, key); s.idle(at) {
 				l := Leftover{Kind: "tree", What: "unpacked layer that no sandbox shows " + key}
 				if !dryRun {
-					as, err := s.retire(at)
-					if l.Err = Failed(err); err == nil {
-						later = append(later, late{len(found), as})
+					if as, err := s.retire(at); err != nil {
+						l.Err = Failed(err)
+					} else {
+						l.path = as
 					}
 				}
 				found = append(found, l)
@@ -67,8 +62,10 @@ func (s *Store) Sweep(dryRun bool) (found []Leftover) {
 		}
 		return nil
 	})
-	for _, l := range later {
-		found[l.n].Err = Failed(s.scrap(l.path))
+	for i, l := range found {
+		if l.path != "" && !dryRun {
+			found[i].Err = Failed(s.scrap(l.path))
+		}
 	}
 	if err != nil {
 		found = append(found, Leftover{Kind: "damaged", What: "directory of snapshots " + s.path, Err: err})
