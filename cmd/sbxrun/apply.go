@@ -99,15 +99,7 @@ func noteApply(source string) (finish func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	remove, err := dir.NoteApply(source)
-	if err != nil {
-		dir.Close()
-		return nil, err
-	}
-	return func() {
-		remove()
-		dir.Close()
-	}, nil
+	return dir.NoteApply(source) // which needs it until we exit
 }
 
 // countable bounds how many files are counted for the report. A command can make a million, each takes

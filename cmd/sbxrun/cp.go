@@ -227,23 +227,21 @@ func roundSize(n int64) string {
 
 // tell says what was left out, and returns the exit code.
 func (c *copying) tell() int {
-	left, code := c.done.LeftOut, 0
+	left := c.done.LeftOut
 	bytes, entries := c.done.Done()
-	var err error
+	told := copied{Entries: entries - int64(left.Count()), Bytes: bytes, LeftOut: left.Count()}
+	var err *result.Error
 	if left.Denied.Count > 0 {
 		err = &result.Error{Code: leftOut, Message: "cp: " + unread(left.Denied).Error(), Err: left.Denied.First}
-		code = result.ExitNotStarted
-	} else if left.Special.Count > 0 && entries == int64(left.Count()) { // there was nothing else
+	} else if left.Special.Count > 0 && told.Entries == 0 { // there was nothing else
 		err = &result.Error{Code: leftOut, Message: "cp: " + special(left.Special).Error(), Err: left.Special.First}
-		code = result.ExitNotStarted
+	}
+	if err != nil {
+		told.ExitCode, told.Error = result.ExitNotStarted, err.Report()
 	}
 	if c.flags.JSON {
-		told := copied{ExitCode: code, Entries: entries - int64(left.Count()), Bytes: bytes, LeftOut: left.Count()}
-		if err != nil {
-			told.Error = asError(err).Report()
-		}
-		if err := printJSON(told); err != nil {
-			return fail(printError(err))
+		if code := printed(printJSON(told)); code != 0 {
+			return code
 		}
 	}
 	if err != nil {
@@ -251,7 +249,7 @@ func (c *copying) tell() int {
 	} else if left.Special.Count > 0 && !c.flags.Quiet {
 		warn(fmt.Errorf("cp: %w", special(left.Special)))
 	}
-	return code
+	return told.ExitCode
 }
 
 // unread says that entries could not be copied.

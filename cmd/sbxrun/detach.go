@@ -20,8 +20,6 @@ import (
 // caller is who waits for our word; nil if we are not in the background.
 var caller *detach.Caller
 
-var errDetachedOnTerminal = errors.New("--detach cannot be combined with --tty: nobody would read the terminal")
-
 // inBackground has a command carried out in the background, and prints what comes of it.
 func inBackground(command string, args []string, asJSON bool, print func(detach.Handover) error) int {
 	var said detach.Handover

@@ -139,7 +139,7 @@ func (x *execution) hint(use *sandbox.Use, before int, res result.Result, networ
 func (x *execution) checkFlags() error {
 	switch {
 	case x.flags.Detach && x.flags.Tty:
-		return errDetachedOnTerminal
+		return errors.New("--detach cannot be combined with --tty: nobody would read the terminal")
 	case x.flags.Detach && (strings.HasPrefix(x.flags.Report, "fd:") || descriptor(x.flags.Report) != ""):
 		return errors.New("--detach: the report cannot go to a descriptor of the caller; name a file")
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/logfile"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
 func logsCommand(flags *cli.Logs, names []string) int {
@@ -33,10 +34,10 @@ func logsCommand(flags *cli.Logs, names []string) int {
 	}
 	l := reader{sandbox: sandbox, flags: flags, tail: tail}
 	err = l.print()
-	var stopped stoppedError
+	var stopped supervise.Request
 	switch {
 	case errors.As(err, &stopped):
-		return 128 + int(stopped.signal)
+		return 128 + int(stopped.Signal)
 	case errors.Is(err, syscall.EPIPE):
 		return 128 + int(syscall.SIGPIPE)
 	case err != nil:
@@ -52,11 +53,6 @@ type reader struct {
 	tail    int // lines; -1 for all
 }
 
-// stoppedError: we were told to.
-type stoppedError struct{ signal syscall.Signal }
-
-func (e stoppedError) Error() string { return "stopped by " + result.SignalName(e.signal) }
-
 func (l *reader) print() error {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
@@ -64,7 +60,7 @@ func (l *reader) print() error {
 	if l.flags.Follow {
 		got := make(chan os.Signal, 1)
 		signal.Notify(got, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-		go func() { cancel(stoppedError{(<-got).(syscall.Signal)}) }()
+		go func() { cancel(supervise.Request{Cause: result.Canceled, Signal: (<-got).(syscall.Signal)}) }()
 		go closeAtEnd(ctx, l.sandbox, over, cancel)
 	} else {
 		close(over) // what is there is all

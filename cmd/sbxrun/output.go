@@ -72,12 +72,10 @@ func stdin() *os.File {
 // checkOutput finds what is wrong with the flags for the output.
 func (c *command) checkOutput() error {
 	if c.printing.JSON && c.tty {
-		return errJSONOnTerminal
+		return errors.New("--json cannot be combined with --tty: on a terminal stdout and stderr are one stream")
 	}
 	return nil
 }
-
-var errJSONOnTerminal = errors.New("--json cannot be combined with --tty: on a terminal stdout and stderr are one stream")
 
 // limits is the limit as the report has it, if it was asked for.
 func (o *outputLimit) limits() []result.Limit {

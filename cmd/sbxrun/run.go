@@ -98,7 +98,7 @@ func (r *runner) run() int {
 		spoil(&res, lost)
 	}
 	if r.used != nil && r.used.Incomplete {
-		warn(errProxyEnded)
+		warn(errors.New("the proxy of the sandbox's network ended before the command, or could not report: what was used of the network is not known"))
 	}
 	f, failed := r.failure(res, counted)
 	if what, remedy := refusedHosts(r.used); what != "" && r.advises() {
@@ -110,8 +110,6 @@ func (r *runner) run() int {
 	r.diagnose(&res)
 	return r.end(res, delivered)
 }
-
-var errProxyEnded = errors.New("the proxy of the sandbox's network ended before the command, or could not report: what was used of the network is not known")
 
 // begin asks for the leave to start the command, and opens the streams. It returns bwrap's stderr, or
 // nil if bwrap must not be started ahead.
