@@ -39,11 +39,11 @@ type put struct {
 
 type get struct {
 	arg     string
-	pattern string           // absolute, in the sandbox
-	to      *workspace.Dir   // on the host
-	mount   *workspace.Mount // what it begins in
-	rest    string           // of the pattern, below that
-	other   string           // a mount that is not got, although it is among what is; "" for none
+	pattern string         // absolute, in the sandbox
+	to      *workspace.Dir // on the host
+	mount   *workspace.Dir // what it begins in
+	rest    string         // of the pattern, below that
+	other   string         // a mount that is not got, although it is among what is; "" for none
 }
 
 // maxBytes is how much is put, and how much got.
@@ -153,7 +153,7 @@ func (f *Files) Held(ctx context.Context, room *proc.Process, user *proc.Cred) e
 		if g.mount, g.rest, err = f.box.Mount(g.pattern); err != nil {
 			return of("--get "+g.arg, err)
 		}
-		g.other = other(string(mounts), g.pattern, g.mount.Name)
+		g.other = other(string(mounts), g.pattern, g.mount.Name())
 	}
 	if len(f.gets) == 0 {
 		f.Close() // or the sandbox's memory would be held

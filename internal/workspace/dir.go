@@ -45,6 +45,9 @@ func (d *Dir) as(f func() error) error {
 
 func (d *Dir) fd() int { return proc.Descriptor(d.file) }
 
+// Name is the path by which it was opened.
+func (d *Dir) Name() string { return d.file.Name() }
+
 // Open opens the directory name, absolute, below root, which is a descriptor of the sandbox's
 // root directory and is taken over.
 func Open(root int, name string, user *proc.Cred) (*Dir, error) {
@@ -310,15 +313,11 @@ func (d *Dir) Remove(name string) error {
 		return err
 	}
 	defer parent.Close()
-	err = d.as(func() error {
+	return about(name, d.as(func() error {
 		err := unix.Unlinkat(proc.Descriptor(parent), base, 0)
 		if err == unix.EISDIR {
 			err = unix.Unlinkat(proc.Descriptor(parent), base, unix.AT_REMOVEDIR)
 		}
 		return err
-	})
-	if err != nil {
-		return explain(name, err)
-	}
-	return nil
+	}))
 }

@@ -7,25 +7,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mount is the root of a mount of a sandbox, or the directory nearest to that. It can be used
-// when the sandbox is gone.
-type Mount struct {
-	dir  *Dir
-	Name string // its path in the sandbox
-}
-
-// Close gives it up.
-func (m *Mount) Close() { m.dir.Close() }
-
-// Mount opens the mount that what a pattern can match lies in, as far as it is there, and
-// returns the rest of the pattern; "" if all of it is the path of a mount.
-func (r *Root) Mount(pattern string) (*Mount, string, error) {
+// Mount opens the root of the mount that what a pattern can match lies in, or the directory nearest to that
+// as far as it is there, and returns the rest of the pattern; "" if all of it is the path of a mount. The
+// directory can be used when the sandbox is gone.
+func (r *Root) Mount(pattern string) (*Dir, string, error) {
 	parts := strings.Split(strings.Trim(pattern, "/"), "/")
 	n := 0 // parts that are names
 	for n < len(parts) && parts[n] != "" && !strings.ContainsAny(parts[n], `*?[\`) {
 		n++
 	}
-	var found *Mount
+	var found *Dir
 	var on uint64
 	at := 0
 	for ; n >= 0; n-- {
@@ -43,7 +34,7 @@ func (r *Root) Mount(pattern string) (*Mount, string, error) {
 			if found != nil {
 				found.Close()
 			}
-			found, on, at = &Mount{dir, name}, st.Mnt_id, n
+			found, on, at = dir, st.Mnt_id, n
 			continue
 		}
 		dir.Close()
@@ -60,15 +51,15 @@ func (r *Root) Mount(pattern string) (*Mount, string, error) {
 
 // Matches copies what a pattern matches below a mount to a directory, each under its own name.
 // A name that begins with a dot is matched by a pattern that does. No link is followed.
-func (t *Transfer) Matches(ctx context.Context, m *Mount, pattern string, to *Dir) error {
-	if pattern == "" && m.Name != "/" {
-		source := &Source{Name: m.Name, dir: m.dir, fd: m.dir.fd()}
+func (t *Transfer) Matches(ctx context.Context, m *Dir, pattern string, to *Dir) error {
+	if pattern == "" && m.Name() != "/" {
+		source := &Source{Name: m.Name(), dir: m, fd: m.fd()}
 		if err := unix.Fstat(source.fd, &source.st); err != nil {
-			return about(m.Name, err)
+			return about(m.Name(), err)
 		}
 		return t.into(ctx, source, &directory{side: to, fd: to.fd()}, source.Base())
 	}
-	w := t.walk(m.dir)
+	w := t.walk(m)
 	w.Pattern = strings.Split(pattern, "/")
-	return about(m.Name, t.below(ctx, w.Below(ctx, m.dir.fd(), m.Name), &directory{side: to, fd: to.fd()}, len(w.Pattern)-1))
+	return about(m.Name(), t.below(ctx, w.Below(ctx, m.fd(), m.Name()), &directory{side: to, fd: to.fd()}, len(w.Pattern)-1))
 }

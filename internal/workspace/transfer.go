@@ -141,32 +141,25 @@ func (t *Transfer) entry(ctx context.Context, e *tree.Entry, to sink) (below sin
 	case e.Err != nil:
 		return nil, explain(e.Path, e.Err)
 	}
-	switch tree.Type(&e.Stat) {
-	case unix.S_IFREG:
-		var fs unix.Statfs_t
-		if err := unix.Fstatfs(e.FD, &fs); err != nil {
+	var on unix.Statfs_t
+	if e.FD >= 0 {
+		if err := unix.Fstatfs(e.FD, &on); err != nil {
 			return nil, explain(e.Path, err)
 		}
-		if virtual(int64(fs.Type)) {
-			break // its size is not known before it is read
-		}
+	}
+	switch kind := tree.Type(&e.Stat); {
+	case kind == unix.S_IFREG && !virtual(int64(on.Type)): // or its size is not known before it is read
 		if t.Max.Bytes > 0 && e.Stat.Size > t.Max.Bytes-t.bytes.Load() {
 			return nil, tree.TooLarge("%q and what came before are more than %d bytes", e.Path, t.Max.Bytes)
 		}
 		return nil, unwritten(e.Path, to.file(ctx, e.FD, &e.Stat, e.Name, &t.bytes))
-	case unix.S_IFLNK:
+	case kind == unix.S_IFLNK:
 		return nil, unwritten(e.Path, to.link(e.Target, &e.Stat, e.Name))
-	case unix.S_IFDIR:
-		var fs unix.Statfs_t
-		if err := unix.Fstatfs(e.FD, &fs); err != nil {
-			return nil, explain(e.Path, err)
-		}
-		if !virtual(int64(fs.Type)) && !t.except[tree.InodeOf(&e.Stat)] {
-			below, err = to.dir(&e.Stat, e.Name)
-			return below, unwritten(e.Path, err)
-		}
-		e.Skip = true
+	case kind == unix.S_IFDIR && !virtual(int64(on.Type)) && !t.except[tree.InodeOf(&e.Stat)]:
+		below, err = to.dir(&e.Stat, e.Name)
+		return below, unwritten(e.Path, err)
 	}
+	e.Skip = true // of a directory
 	t.LeftOut.Special.Add(usage("%q is neither a file nor a directory to copy", e.Path))
 	return nil, nil
 }
