@@ -163,11 +163,6 @@ func (c Command) find(matches func(*Flag) bool) *Flag {
 	return nil
 }
 
-// named returns the flag of this name, or nil.
-func (c Command) named(name string) *Flag {
-	return c.find(func(f *Flag) bool { return f.Name == name })
-}
-
 func (f Flag) Help() string        { return f.tag.Get("help") }
 func (f Flag) Short() string       { return f.tag.Get("short") }
 func (f Flag) Alias() string       { return f.tag.Get("alias") }

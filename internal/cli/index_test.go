@@ -87,8 +87,8 @@ func TestField(t *testing.T) {
 	v := reflect.ValueOf(new(CLI)).Elem()
 	for i := range v.NumField() {
 		flags := v.Field(i).Addr().Interface()
-		for name, fieldName := range map[string]string{"json": "JSON", "state-dir": "StateDir", "data-dir": "DataDir"} {
-			f := commandOf(flags).named(name)
+		for name, fieldName := range map[string]string{"help": "Help", "json": "JSON", "state-dir": "StateDir", "data-dir": "DataDir"} {
+			f := commandOf(flags).find(func(f *Flag) bool { return f.Name == name })
 			if got := field(flags, fieldName); got.IsValid() != (f != nil) || f != nil && got.Addr().Pointer() != f.value.Addr().Pointer() {
 				t.Errorf("%T: --%s is not its field %s", flags, name, fieldName)
 			}

@@ -26,7 +26,7 @@ func Parse(flags any, args []string) (words []string, err error) {
 	if words, err = c.parse(args); err != nil {
 		return nil, err
 	}
-	if c.named("help").value.Bool() {
+	if field(flags, "Help").Bool() {
 		return nil, ErrHelp
 	}
 	switch {
