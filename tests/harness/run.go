@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -394,7 +393,7 @@ func (p *Process) WaitStderr(text string) {
 func (p *Process) waitOutput(i int, text string) {
 	p.t.Helper()
 	if !p.outputs[i].waitFor(text, time.Now().Add(p.bound())) {
-		p.t.Errorf("no %q in the output %.2000q", text, p.outputs[i].text())
+		p.t.Errorf("no %q in the output %.2000q", text, p.outputs[i].String())
 		p.Wait()
 		p.t.Fatalf("gave up")
 	}
@@ -423,10 +422,10 @@ func InTime(t T, d time.Duration, text string, start func(timeout string) *Proce
 }
 
 // Output is what stdout holds by now.
-func (p *Process) Output() string { return p.outputs[0].text() }
+func (p *Process) Output() string { return p.outputs[0].String() }
 
 // ErrorOutput is what it has written to stderr.
-func (p *Process) ErrorOutput() string { return p.outputs[1].text() }
+func (p *Process) ErrorOutput() string { return p.outputs[1].String() }
 
 func (p *Process) bound() time.Duration {
 	if p.o.Bound > 0 {
@@ -459,7 +458,7 @@ func Command(t T, cmd *exec.Cmd, bound time.Duration) (string, error) {
 		t.Errorf("%s was killed after %v", cmd.Args[0], bound)
 	}
 	<-out.ended
-	return out.text(), err
+	return out.String(), err
 }
 
 // Wait waits for sbxrun's end and asserts all that holds for every run:
@@ -545,7 +544,7 @@ func (p *Process) drain(i int, r *Result) []byte {
 	case <-time.After(settle):
 		p.t.Errorf("output %d is still open %v after sbxrun has ended", i+1, settle)
 	}
-	return []byte(out.text())
+	return []byte(out.String())
 }
 
 func (p *Process) checkFiles() {
@@ -639,61 +638,34 @@ func status(pid int, name string) []string {
 
 // output collects a stream and lets others wait for a text in it.
 type output struct {
-	mu     sync.Mutex
-	data   []byte
-	more   chan struct{} // closed and replaced when data has grown
-	ended  chan struct{} // closed at end-of-file, after eof is set
-	eof    time.Time
-	closed bool
+	Log
+	ended chan struct{} // closed at end-of-file, after eof is set
+	eof   time.Time
 }
 
 func newOutput(r *os.File) *output {
-	o := &output{more: make(chan struct{}), ended: make(chan struct{})}
+	o := &output{ended: make(chan struct{})}
 	go func() {
 		defer r.Close()
-		buf := make([]byte, 64<<10)
-		for {
-			n, err := r.Read(buf)
-			o.add(buf[:n], err != nil)
-			if err != nil {
-				o.eof = time.Now()
-				close(o.ended)
-				return
-			}
-		}
+		_, _ = io.Copy(&o.Log, r) // whatever ends it
+		o.eof = time.Now()
+		close(o.ended)
 	}()
 	return o
 }
 
-func (o *output) add(data []byte, last bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.data = append(o.data, data...)
-	o.closed = o.closed || last
-	close(o.more)
-	o.more = make(chan struct{})
-}
-
-func (o *output) text() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return string(o.data)
-}
-
-func (o *output) waitFor(text string, deadline time.Time) bool {
-	for {
-		o.mu.Lock()
-		found, closed, more := strings.Contains(string(o.data), text), o.closed, o.more
-		o.mu.Unlock()
-		if found || closed {
-			return found
-		}
+func (o *output) waitFor(text string, deadline time.Time) (found bool) {
+	holdsBy(deadline, func() bool {
+		over := false
 		select {
-		case <-more:
-		case <-time.After(time.Until(deadline)):
-			return false
+		case <-o.ended: // then all of it is there
+			over = true
+		default:
 		}
-	}
+		found = strings.Contains(o.String(), text)
+		return found || over
+	})
+	return found
 }
 
 // HostFork makes and reaps one process on the host, and says how long it took.
