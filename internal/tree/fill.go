@@ -105,7 +105,7 @@ func span(ctx context.Context, out, in int, at, end int64, moved *atomic.Int64) 
 				return way, nil // it has become shorter
 			}
 			if err == nil {
-				err = writeAll(out, buf[:n], at)
+				n, err = unix.Pwrite(out, buf[:n], at)
 			}
 		}
 		switch {
@@ -121,16 +121,4 @@ func span(ctx context.Context, out, in int, at, end int64, moved *atomic.Int64) 
 		moved.Add(int64(n))
 	}
 	return way, nil
-}
-
-func writeAll(out int, b []byte, at int64) error {
-	for len(b) > 0 {
-		n, err := unix.Pwrite(out, b, at)
-		if err != nil && err != unix.EINTR {
-			return err
-		}
-		n = max(n, 0)
-		b, at = b[n:], at+int64(n)
-	}
-	return nil
 }
