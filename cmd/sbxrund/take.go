@@ -98,11 +98,9 @@ func unpackCommand(args []string) int {
 	if err != nil {
 		return fail(err)
 	}
-	for _, t := range m.Trees {
-		for _, l := range t.Layers {
-			if err := layers.Ensure(store, l, owner); err != nil {
-				return fail(err)
-			}
+	for _, l := range m.Layers() {
+		if err := layers.Ensure(store, l, owner); err != nil {
+			return fail(err)
 		}
 	}
 	return 0

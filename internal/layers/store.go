@@ -80,16 +80,9 @@ func Export(s *snapshots.Store, m *snapshots.Manifest, to io.Writer) error {
 	if _, err := w.Write(text); err != nil {
 		return err
 	}
-	done := map[string]bool{}
-	for _, t := range m.Trees {
-		for _, l := range t.Layers {
-			if done[l.SHA256] {
-				continue
-			}
-			done[l.SHA256] = true
-			if err := exportLayer(s, l, w, at); err != nil {
-				return err
-			}
+	for _, l := range m.Layers() {
+		if err := exportLayer(s, l, w, at); err != nil {
+			return err
 		}
 	}
 	return w.Close()
@@ -148,15 +141,15 @@ func Import(s *snapshots.Store, from io.Reader, name string, ttl time.Duration, 
 		if err != nil {
 			return nil, broken(err)
 		}
-		hash, err := wanted(m, h, drafts)
+		said, err := wanted(m, h, drafts)
 		if err != nil {
 			return nil, err
 		}
-		d, err := importLayer(s, archive, m, hash, h.Size, most)
+		d, err := importLayer(s, archive, said, h.Size, most)
 		if err != nil {
 			return nil, err
 		}
-		drafts[hash] = d
+		drafts[said[0].SHA256] = d
 	}
 	return m, s.Add(m, drafts, most)
 }
@@ -179,63 +172,57 @@ func importManifest(archive *tar.Reader) (*snapshots.Manifest, error) {
 	return snapshots.Parse(text)
 }
 
-// wanted returns the hash of the layer that comes next, if it is one of the snapshot's, and new.
-func wanted(m *snapshots.Manifest, h *tar.Header, drafts map[string]*snapshots.Draft) (string, error) {
+// wanted returns what is said of the layer that comes next, if it is one of the snapshot's, and new: in all
+// places of the manifest that have it, which must say the same.
+func wanted(m *snapshots.Manifest, h *tar.Header, drafts map[string]*snapshots.Draft) (said []snapshots.Layer, err error) {
 	hash, ok := strings.CutSuffix(strings.TrimPrefix(h.Name, layersDir), layerSuffix)
 	if !ok || h.Typeflag != tar.TypeReg || h.Name != layersDir+hash+layerSuffix {
-		return "", refused("the archive has %.80q in it", h.Name)
+		return nil, refused("the archive has %.80q in it", h.Name)
 	}
 	if drafts[hash] != nil {
-		return "", refused("layer %.12s comes twice", hash)
+		return nil, refused("layer %.12s comes twice", hash)
 	}
-	if slices.ContainsFunc(layersOf(m, hash), func(l snapshots.Layer) bool { return l.Size == h.Size }) {
-		return hash, nil
-	}
-	return "", refused("the manifest has no layer %.12s of %d bytes", hash, h.Size)
-}
-
-// importLayer keeps a layer, if it is what its name and the manifest say.
-func importLayer(s *snapshots.Store, from io.Reader, m *snapshots.Manifest, hash string, size, most int64) (*snapshots.Draft, error) {
-	if size > most {
-		return nil, snapshots.Full(most)
-	}
-	d, err := s.NewFile()
-	if err != nil {
-		return nil, err
-	}
-	err = func() error {
-		// To the disk and then back: what is read for the check is what is kept.
-		if _, err := io.Copy(d.File, from); errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-			return snapshots.Failed(err)
-		} else if err != nil {
-			return broken(err)
-		}
-		if _, err := d.File.Seek(0, io.SeekStart); err != nil {
-			return err
-		}
-		for _, l := range layersOf(m, hash) {
-			if l.Bytes > most {
-				return tree.TooLarge("layer %.12s has %d bytes unpacked, more than --max-size", hash, l.Bytes)
-			}
-		}
-		return verify(d.File, layersOf(m, hash))
-	}()
-	if err != nil {
-		return nil, result.All(err, d.Close())
-	}
-	return d, nil
-}
-
-// layersOf are the places in a manifest that have a layer; all say the same, or it is refused.
-func layersOf(m *snapshots.Manifest, hash string) (list []snapshots.Layer) {
 	for _, t := range m.Trees {
 		for _, l := range t.Layers {
 			if l.SHA256 == hash {
-				list = append(list, l)
+				said = append(said, l)
 			}
 		}
 	}
-	return list
+	if slices.ContainsFunc(said, func(l snapshots.Layer) bool { return l.Size == h.Size }) {
+		return said, nil
+	}
+	return nil, refused("the manifest has no layer %.12s of %d bytes", hash, h.Size)
+}
+
+// importLayer keeps a layer, if it is what is said of it.
+func importLayer(s *snapshots.Store, from io.Reader, said []snapshots.Layer, size, most int64) (d *snapshots.Draft, err error) {
+	if size > most {
+		return nil, snapshots.Full(most)
+	}
+	if d, err = s.NewFile(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = result.All(err, d.Close())
+		}
+	}()
+	// To the disk and then back: what is read for the check is what is kept.
+	if _, err := io.Copy(d.File, from); errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return d, snapshots.Failed(err)
+	} else if err != nil {
+		return d, broken(err)
+	}
+	if _, err := d.File.Seek(0, io.SeekStart); err != nil {
+		return d, err
+	}
+	for _, l := range said {
+		if l.Bytes > most {
+			return d, tree.TooLarge("layer %.12s has %d bytes unpacked, more than --max-size", l.SHA256, l.Bytes)
+		}
+	}
+	return d, verify(d.File, said)
 }
 
 // verify reads a packed layer, and compares it with what is said of it.

@@ -41,16 +41,12 @@ func (s *Store) holdAll(m *Manifest, uid, gid uint32) (_ map[string]*Unpacked, e
 			}
 		}
 	}()
-	for _, t := range m.Trees {
-		for _, l := range t.Layers {
-			if held[l.SHA256] == nil {
-				u, err := s.Unpacked(Key(l, uid, gid))
-				if err != nil {
-					return nil, err
-				}
-				held[l.SHA256] = u
-			}
+	for _, l := range m.Layers() {
+		u, err := s.Unpacked(Key(l, uid, gid))
+		if err != nil {
+			return nil, err
 		}
+		held[l.SHA256] = u
 	}
 	return held, nil
 }

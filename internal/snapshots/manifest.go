@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -76,18 +77,19 @@ func (m *Manifest) Title() string {
 
 // Size is what the layers have in the store; equal ones count once.
 func (m *Manifest) Size() (n int64) {
-	for _, l := range m.layers() {
+	for _, l := range m.Layers() {
 		n += l.Size
 	}
 	return n
 }
 
-// layers are all of the snapshot, by hash.
-func (m *Manifest) layers() map[string]Layer {
-	all := map[string]Layer{}
+// Layers are all that the snapshot has, each once.
+func (m *Manifest) Layers() (all []Layer) {
 	for _, t := range m.Trees {
 		for _, l := range t.Layers {
-			all[l.SHA256] = l
+			if !slices.ContainsFunc(all, func(other Layer) bool { return other.SHA256 == l.SHA256 }) {
+				all = append(all, l)
+			}
 		}
 	}
 	return all

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -273,21 +272,19 @@ func (s *Store) orphans(then time.Time) (hashes []string) {
 	if len(wrong) > 0 {
 		return nil
 	}
-	needed := map[string]Layer{}
+	needed := map[string]bool{}
 	for _, m := range list {
-		if !then.IsZero() && m.Expired(then) {
-			continue
+		for _, l := range m.Layers() {
+			needed[l.SHA256] = needed[l.SHA256] || then.IsZero() || !m.Expired(then)
 		}
-		maps.Copy(needed, m.layers())
 	}
 	for _, key := range s.names(treesDir) {
 		if hash, _, ok := strings.Cut(key, "-"); ok && !s.idle(filepath.Join(treesDir, key)) {
-			needed[hash] = Layer{}
+			needed[hash] = true
 		}
 	}
 	for _, name := range s.names(layersDir) {
-		hash, ok := strings.CutSuffix(name, layerSuffix)
-		if _, used := needed[hash]; ok && !used {
+		if hash, ok := strings.CutSuffix(name, layerSuffix); ok && !needed[hash] {
 			hashes = append(hashes, hash)
 		}
 	}
