@@ -32,7 +32,6 @@ func cpCommand(flags *cli.Cp, words []string) int {
 	return c.tell()
 }
 
-// copying is one run of the cp command.
 type copying struct {
 	flags   *cli.Cp
 	sandbox string
@@ -42,7 +41,6 @@ type copying struct {
 	done    workspace.Transfer
 }
 
-// stream is the word for a tar stream.
 const streamWord = "-"
 
 // divide finds out which of the words are paths in a sandbox.
@@ -122,7 +120,6 @@ func (c *copying) run() error {
 	return err
 }
 
-// copy copies from one place to the other.
 func (c *copying) copy(from *workspace.Root, fromPath func(string) string, to *workspace.Root, toPath func(string) string) error {
 	if !c.out && c.sources[0] == streamWord {
 		return c.unpack(to, toPath(c.dest))

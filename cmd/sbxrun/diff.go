@@ -211,7 +211,6 @@ func showDiffs(ctx context.Context, out *os.File, list []*room.Overlay, paths []
 // letters stand for the kinds of changes, in the manner of git(1).
 var letters = map[overlay.Kind]string{overlay.Added: "A", overlay.Changed: "M", overlay.Deleted: "D", overlay.Mode: "P"}
 
-// print prints a line for each change.
 func (o *opened) print(to io.Writer) {
 	for _, c := range o.changes {
 		fmt.Fprintln(to, o.line(&c))

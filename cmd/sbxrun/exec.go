@@ -35,7 +35,6 @@ func execCommand(args []string, begin time.Time) int {
 	return x.run(name, args)
 }
 
-// execution is one run of the exec command.
 type execution struct {
 	command
 	flags cli.Exec

@@ -26,7 +26,6 @@ func killCommand(flags *cli.Kill, names []string) int {
 	return k.tell()
 }
 
-// killer ends sandboxes.
 type killer struct {
 	flags *cli.Kill
 	tags  map[string]string

@@ -46,7 +46,6 @@ func logsCommand(flags *cli.Logs, names []string) int {
 	return 0
 }
 
-// reader prints a sandbox's logs.
 type reader struct {
 	sandbox *state.Entry
 	flags   *cli.Logs

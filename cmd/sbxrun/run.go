@@ -37,7 +37,6 @@ func runCommand(args []string, begin time.Time) int {
 	return r.run()
 }
 
-// runner is one run of the run command.
 type runner struct {
 	command
 	flags cli.Run

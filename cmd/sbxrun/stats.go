@@ -75,7 +75,6 @@ type boundUse struct {
 	Level   pressure.Level `json:"level"`
 }
 
-// sandboxUse is what one sandbox uses.
 type sandboxUse struct {
 	ID           string  `json:"id"`
 	Name         string  `json:"name,omitempty"`

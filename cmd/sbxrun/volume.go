@@ -146,7 +146,6 @@ func removeVolumes(store *volumes.Store, names []string) (code int) {
 	return code
 }
 
-// exportVolume writes a volume as a tar stream.
 func exportVolume(store *volumes.Store, names []string) error {
 	v, err := store.Lock(names[0])
 	if err != nil {

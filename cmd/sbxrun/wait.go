@@ -60,7 +60,6 @@ func waitReady(id string, timeout time.Duration) (code int, failure *result.Repo
 	return fail(err), asError(err).Report()
 }
 
-// waiter is one who waits for a sandbox.
 type waiter struct {
 	name    string
 	log     *regexp.Regexp

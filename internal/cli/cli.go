@@ -175,7 +175,6 @@ type Run struct {
 	Help         bool      `help:"Print this." short:"h" group:"tell"`
 }
 
-// Start is the flags of sbxrun start.
 type Start struct {
 	Name Name     `help:"A name that no other running sandbox has." placeholder:"NAME" group:"be"`
 	Tag  []string `help:"A tag to select sandboxes by." placeholder:"KEY=VALUE" group:"be"`
@@ -239,7 +238,6 @@ type Recorded struct {
 	Help     bool      `help:"Print this." short:"h"`
 }
 
-// Exec is the flags of sbxrun exec.
 type Exec struct {
 	DeadlineFlags
 
@@ -256,7 +254,6 @@ type Exec struct {
 	Help     bool        `help:"Print this." short:"h" group:"tell"`
 }
 
-// Cp is the flags of sbxrun cp.
 type Cp struct {
 	Recursive bool        `help:"Copy directories, with all that is in them." short:"r"`
 	MaxSize   values.Size `help:"Copy no more than this, all files together. 0 is no limit." default:"1G" placeholder:"SIZE"`
@@ -265,7 +262,6 @@ type Cp struct {
 	Recorded
 }
 
-// Diff is the flags of sbxrun diff.
 type Diff struct {
 	Patch bool `help:"Print a patch, as git diff does." short:"p" xor:"as"`
 	Stat  bool `help:"Print only how much it is." xor:"as"`
@@ -274,7 +270,6 @@ type Diff struct {
 	Recorded
 }
 
-// Apply is the flags of sbxrun apply.
 type Apply struct {
 	Check  bool `help:"Change nothing, and say what would be done."`
 	Delete bool `help:"Also delete what was deleted in the sandbox."`
@@ -284,7 +279,6 @@ type Apply struct {
 	Recorded
 }
 
-// Ps is the flags of sbxrun ps.
 type Ps struct {
 	All    bool     `help:"Include those that have ended." short:"a"`
 	Status []string `help:"Only those with this status, ended or not." placeholder:"starting|running|completed|failed|killed|error|lost"`
@@ -295,13 +289,11 @@ type Ps struct {
 	Recorded
 }
 
-// Inspect is the flags of sbxrun inspect.
 type Inspect struct {
 	JSON bool `help:"Print JSON, which is the only format."`
 	Recorded
 }
 
-// Wait is the flags of sbxrun wait.
 type Wait struct {
 	Ready   bool            `help:"Wait until it is ready, as decided by the probe given to start." xor:"for"`
 	Log     string          `help:"Wait until a line of its output matches this regular expression." placeholder:"RE" xor:"for"`
@@ -310,7 +302,6 @@ type Wait struct {
 	Recorded
 }
 
-// Logs is the flags of sbxrun logs.
 type Logs struct {
 	Follow bool   `help:"Keep printing until the sandbox has ended." short:"f"`
 	Stream string `help:"Only this stream." placeholder:"stdout|stderr"`
@@ -319,7 +310,6 @@ type Logs struct {
 	Recorded
 }
 
-// Kill is the flags of sbxrun kill.
 type Kill struct {
 	Signal       values.Signal   `help:"Signal that every process gets first, by name or number." default:"TERM" placeholder:"SIGNAL" short:"s"`
 	Grace        values.Duration `help:"Time between that signal and SIGKILL. 0 sends SIGKILL at once. Also --kill-after." default:"5s" placeholder:"DUR" short:"k" alias:"kill-after"`
@@ -330,7 +320,6 @@ type Kill struct {
 	Recorded
 }
 
-// Snapshot is the flags of sbxrun snapshot.
 type Snapshot struct {
 	Name    Name            `help:"A name that no other snapshot has." placeholder:"NAME"`
 	TTL     values.Duration `help:"Time to live: cleanup removes it after this time. 0 is never." default:"0" placeholder:"DUR"`
@@ -340,7 +329,6 @@ type Snapshot struct {
 	Recorded
 }
 
-// Snapshots is the flags of sbxrun snapshots.
 type Snapshots struct {
 	Quiet   bool      `help:"Print only ids, one per line." short:"q" xor:"as"`
 	JSON    bool      `help:"Print a JSON array." xor:"as"`
@@ -348,7 +336,6 @@ type Snapshots struct {
 	Help    bool      `help:"Print this." short:"h"`
 }
 
-// Cleanup is the flags of sbxrun cleanup.
 type Cleanup struct {
 	OlderThan values.Duration `help:"Keep records of what ended less than this long ago." default:"0" placeholder:"DUR"`
 	DryRun    bool            `help:"Only say what would be done." short:"n"`
@@ -357,14 +344,12 @@ type Cleanup struct {
 	Recorded
 }
 
-// Volume is the flags of sbxrun volume.
 type Volume struct {
 	JSON    bool      `help:"With ls: print a JSON array."`
 	DataDir Directory `help:"Directory for snapshots and volumes. Default: $SBXRUN_DATA_DIR, or one of the user's own." placeholder:"DIR"`
 	Recorded
 }
 
-// Stats is the flags of sbxrun stats.
 type Stats struct {
 	JSON       bool           `help:"Print a JSON object." xor:"as"`
 	Prometheus bool           `help:"Print Prometheus's text format." xor:"as"`
@@ -375,10 +360,8 @@ type Stats struct {
 	Recorded
 }
 
-// Serve is the flags of sbxrun serve.
 type Serve struct{ Listening }
 
-// Gateway is the flags of sbxrun gateway.
 type Gateway struct{ Listening }
 
 // Listening is the flags of servers. What is given counts in place of what the configuration
@@ -397,7 +380,6 @@ type Listening struct {
 	Help         bool            `help:"Print this." short:"h"`
 }
 
-// Nodes is the flags of sbxrun nodes.
 type Nodes struct {
 	Config    string `help:"Configuration in TOML, of which the part about NATS counts." placeholder:"FILE"`
 	NATS      string `help:"Servers of NATS: nats://HOST:PORT, or several with commas." placeholder:"URL"`
@@ -406,14 +388,12 @@ type Nodes struct {
 	Help      bool   `help:"Print this." short:"h"`
 }
 
-// MCP is the flags of sbxrun mcp.
 type MCP struct {
 	Config      string `help:"Configuration in TOML, as for sbxrun serve: limits, languages, what sandboxes see." placeholder:"FILE"`
 	CheckConfig bool   `help:"Check the configuration, and exit."`
 	Help        bool   `help:"Print this." short:"h"`
 }
 
-// Doctor is the flags of sbxrun doctor.
 type Doctor struct {
 	JSON   bool `help:"Print the findings as JSON." xor:"as"`
 	Script bool `help:"Print a script that, run by root, lets you set limits from this shell: sbxrun doctor --script | sudo sh." xor:"as"`

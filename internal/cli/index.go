@@ -17,7 +17,6 @@ import (
 // Description is what sbxrun is for.
 const Description = "Run a command in a sandbox, and leave nothing behind."
 
-// Command is a command and its flags.
 type Command struct {
 	Name  string
 	Flags []Flag
@@ -33,7 +32,6 @@ type Flag struct {
 	given bool
 }
 
-// Commands returns all commands.
 func Commands() (all []Command) {
 	t := reflect.TypeFor[CLI]()
 	for i := range t.NumField() {

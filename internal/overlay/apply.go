@@ -52,7 +52,6 @@ type Applied struct {
 // Removes reports whether a change takes something away that has no copy.
 func (c *Change) Removes() bool { return c.Kind == Deleted || c.Was == Directory }
 
-// applier is one apply.
 type applier struct {
 	ctx context.Context
 	Options
@@ -172,7 +171,6 @@ func Conflict(name string) error {
 		Hint: "see sbxrun diff; name the paths to apply, or give --force to have the sandbox's version"}
 }
 
-// make makes one change.
 func (x *applier) make(c *Change) error {
 	if c.Path == "." {
 		return x.chmodDir(c, x.source, ".", nil)
@@ -245,7 +243,6 @@ func (x *applier) link(first, temporary string) error {
 // errGone says that the sandbox, which may run on, has just removed a file, or put something else in its place.
 var errGone = errors.New("it is gone from the layer")
 
-// file copies a file of the layer.
 func (x *applier) file(c *Change, was *unix.Stat_t, temporary string) error {
 	in, st, err := tree.OpenFile(proc.Descriptor(x.tree.Layers[c.layer]), c.Path)
 	switch {

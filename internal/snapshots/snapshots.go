@@ -114,7 +114,6 @@ func (s *Store) private() error {
 // Path is where the store is, for people.
 func (s *Store) Path() string { return s.path }
 
-// Close gives the store up.
 func (s *Store) Close() error {
 	if s.root == nil {
 		return nil

@@ -95,12 +95,10 @@ func (a *Archive) write(h *tar.Header) error {
 	return a.w.WriteHeader(h)
 }
 
-// Dir writes a directory.
 func (a *Archive) Dir(name string, st *unix.Stat_t) error {
 	return a.write(a.header(tar.TypeDir, name+"/", st))
 }
 
-// Link writes a symbolic link.
 func (a *Archive) Link(name, target string, st *unix.Stat_t) error {
 	h := a.header(tar.TypeSymlink, name, st)
 	h.Linkname, h.Mode = target, 0o777

@@ -168,5 +168,4 @@ func (s *Store) Leftovers() (list []string, err error) {
 	return list, err
 }
 
-// Discard removes a leftover.
 func (s *Store) Discard(leftover string) error { return tree.Remove(s.fd, leftover) }

@@ -79,7 +79,6 @@ func OpenAt(path string, create bool) (*Store, error) {
 	return &Store{fd, path}, nil
 }
 
-// Close gives the store up.
 func (s *Store) Close() {
 	if s.fd >= 0 {
 		unix.Close(s.fd)
@@ -117,7 +116,6 @@ func (s *Store) Use(name string, write bool, owner *proc.Cred) (*Volume, error) 
 	return v, nil
 }
 
-// CheckName checks the name of a volume.
 func CheckName(name string) error {
 	if strings.Contains(name, "/") { // as docker takes one
 		return &result.Error{Code: "usage", Message: fmt.Sprintf("%.80q is a path, and a volume has a name", name), Hint: "--bind shows a directory of the host"}

@@ -76,7 +76,6 @@ func (d *Dir) Keep() (err error) {
 	return err
 }
 
-// Close gives the directory up.
 func (d *Dir) Close() error {
 	d.kept.Close()
 	return d.file.Close()

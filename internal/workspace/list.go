@@ -76,7 +76,6 @@ func (d *Dir) below(name string, w tree.Walk) iter.Seq2[*tree.Entry, error] {
 	}
 }
 
-// Listing is a list of entries.
 type Listing struct {
 	Files []Entry `json:"files"`
 }

@@ -216,7 +216,6 @@ type Source struct {
 // IsDir reports whether it is a directory.
 func (s *Source) IsDir() bool { return s.st.Mode&unix.S_IFMT == unix.S_IFDIR }
 
-// Close gives it up.
 func (s *Source) Close() { unix.Close(s.fd) }
 
 // look finds out what it is, and closes what cannot be copied.

@@ -181,7 +181,6 @@ func serveFloor(socket, spaces string) error {
 	}))
 }
 
-// floor starts such a server.
 func floor(spaces string) (*server, error) {
 	s, err := newServer()
 	if err != nil {

@@ -10,7 +10,6 @@ import (
 	"time"
 )
 
-// Detached is an exec --detach.
 type Detached struct {
 	ID, Handle string
 	Marker     string

@@ -389,7 +389,6 @@ func (t *Target) Signal(sig unix.Signal) error {
 	return nil
 }
 
-// Ended says whether the process has ended.
 func (t *Target) Ended() bool {
 	fds := []unix.PollFd{{Fd: int32(t.fd), Events: unix.POLLIN}}
 	n, err := unix.Poll(fds, 0)

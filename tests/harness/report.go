@@ -8,7 +8,6 @@ import (
 	"strings"
 )
 
-// Limit is one limit of a report.
 type Limit struct {
 	Name      string  `json:"name"`
 	Requested float64 `json:"requested"`
@@ -111,7 +110,6 @@ func ParseReport(data []byte) (*Report, error) {
 	return r, nil
 }
 
-// Raw is the report's text.
 func (r *Report) Raw() []byte { return r.raw }
 
 // Value looks a member up by a path such as payload.signal or argv.0, and

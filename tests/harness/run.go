@@ -305,7 +305,6 @@ func (p *Process) Kill() {
 	p.keepers = append(p.keepers, keepers...)
 }
 
-// Exited is closed when sbxrun has ended.
 func (p *Process) Exited() <-chan struct{} { return p.exited }
 
 // The processes of a run, from the outside in.
@@ -421,10 +420,8 @@ func InTime(t T, d time.Duration, text string, start func(timeout string) *Proce
 	}
 }
 
-// Output is what stdout holds by now.
 func (p *Process) Output() string { return p.outputs[0].String() }
 
-// ErrorOutput is what it has written to stderr.
 func (p *Process) ErrorOutput() string { return p.outputs[1].String() }
 
 func (p *Process) bound() time.Duration {

@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sandbox is a sandbox that was started.
 type Sandbox struct {
 	ID, Name   string
 	Marker     string // of its command, and not of its execs
@@ -99,7 +98,6 @@ func commandNS(supervisor int) uint64 {
 	return 0
 }
 
-// Inspect is the sandbox's record.
 func (b *Sandbox) Inspect() Record {
 	b.State.T.Helper()
 	r := b.State.Run("inspect", b.ID)

@@ -30,7 +30,6 @@ type State struct {
 	detached  []*Detached
 }
 
-// NewState makes one.
 func NewState(t T) *State {
 	t.Helper()
 	Binary(t) // made now, and not in the time that a test measures

@@ -19,7 +19,6 @@ type Connection struct {
 	R *bufio.Reader
 }
 
-// Dial makes one.
 func Dial(ctx context.Context, network, address string) (*Connection, error) {
 	c, err := (&net.Dialer{}).DialContext(ctx, network, address)
 	if err != nil {
