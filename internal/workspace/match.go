@@ -21,7 +21,7 @@ func (r *Root) Mount(pattern string) (*Dir, string, error) {
 	at := 0
 	for ; n >= 0; n-- {
 		name := "/" + strings.Join(parts[:n], "/")
-		dir, err := r.straight(name)
+		dir, err := r.dir(name, unix.RESOLVE_NO_SYMLINKS)
 		if err != nil && found == nil {
 			continue // not there yet, or a link, which is what is to be copied, or leads nowhere
 		}

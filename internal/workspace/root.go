@@ -8,13 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
 // Root is where paths are resolved that a user names, to be copied from or to.
 type Root struct {
-	fd     int
+	fd     int // of a sandbox's; -1 of the host's
 	thread *proc.UserThread
-	open   func(name string, flags int) (int, error)
+	host   func(name string, flags int) (int, error)
 }
 
 // Inside is a sandbox's root, a descriptor that it takes over. Paths in it are resolved as in
@@ -26,27 +27,32 @@ func Inside(root int, user *proc.Cred) (*Root, error) {
 		unix.Close(root)
 		return nil, err
 	}
-	r := &Root{fd: root, thread: thread}
-	r.open = func(name string, flags int) (int, error) { return openInside(root, name, flags, 0) }
-	return r, nil
+	return &Root{fd: root, thread: thread}, nil
 }
 
-// openInside tries a path again that has ".." in it, or behind a link: while anything is renamed or
-// mounted, wherever on the machine, such a path is EAGAIN (openat2(2)). So is a file with a lease,
-// whose holder must not keep us for ever.
-func openInside(root int, name string, flags int, resolve uint64) (fd int, err error) {
-	const tries = 1000 // of a microsecond
-	for range tries {
-		fd, err = unix.Openat2(root, name, &unix.OpenHow{Flags: uint64(flags), Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS | resolve})
-		if err != unix.EAGAIN && err != unix.EINTR {
-			break
+// open opens a path as the user, in a sandbox by these rules as well. There it tries a path again that
+// has ".." in it, or behind a link: while anything is renamed or mounted, wherever on the machine, such a
+// path is EAGAIN (openat2(2)). So is a file with a lease, whose holder must not keep us for ever.
+func (r *Root) open(name string, flags int, resolve uint64) (fd int, err error) {
+	err = r.thread.Do(func() (err error) {
+		if r.fd < 0 {
+			fd, err = r.host(name, flags)
+			return err
 		}
-	}
+		const tries = 1000 // of a microsecond
+		for range tries {
+			fd, err = unix.Openat2(r.fd, name, &unix.OpenHow{Flags: uint64(flags), Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS | resolve})
+			if err != unix.EAGAIN && err != unix.EINTR {
+				break
+			}
+		}
+		return err
+	})
 	return fd, err
 }
 
 // Outside is the host's, whose paths open resolves.
-func Outside(open func(name string, flags int) (int, error)) *Root { return &Root{fd: -1, open: open} }
+func Outside(open func(name string, flags int) (int, error)) *Root { return &Root{fd: -1, host: open} }
 
 // Close ends what a Root was used for. Sources and directories of it are of no use any more.
 func (r *Root) Close() {
@@ -58,43 +64,31 @@ func (r *Root) Close() {
 
 // Source opens a file or directory to be copied.
 func (r *Root) Source(name string) (*Source, error) {
-	s := &Source{Name: name, dir: &Dir{thread: r.thread}}
-	err := r.thread.Do(func() (err error) {
-		s.fd, err = r.open(name, reading)
-		return err
-	})
+	fd, err := r.open(name, reading, 0)
 	if err != nil {
 		return nil, about(name, err)
 	}
-	if err := s.look(); err != nil {
-		return nil, err
+	s := &Source{Name: name, dir: &Dir{thread: r.thread}, fd: fd}
+	err = unix.Fstat(fd, &s.st)
+	if kind := tree.Type(&s.st); err == nil && kind != unix.S_IFREG && kind != unix.S_IFDIR {
+		err = usage("%q is neither a file nor a directory", name)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, about(name, err)
 	}
 	return s, nil
 }
 
 // Dir opens a directory to be copied to.
-func (r *Root) Dir(name string) (*Dir, error) { return r.directory(name, r.open) }
+func (r *Root) Dir(name string) (*Dir, error) { return r.dir(name, 0) }
 
-// straight is Dir in a sandbox, and follows no link.
-func (r *Root) straight(name string) (*Dir, error) {
-	return r.directory(name, func(name string, flags int) (int, error) {
-		return openInside(r.fd, name, flags, unix.RESOLVE_NO_SYMLINKS)
-	})
-}
-
-func (r *Root) directory(name string, open func(name string, flags int) (int, error)) (*Dir, error) {
-	d := &Dir{thread: r.thread, far: true}
-	err := r.thread.Do(func() error {
-		fd, err := open(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC)
-		if err == nil {
-			d.file = os.NewFile(uintptr(fd), name)
-		}
-		return err
-	})
+func (r *Root) dir(name string, resolve uint64) (*Dir, error) {
+	fd, err := r.open(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, resolve)
 	if err != nil {
 		return nil, about(name, err)
 	}
-	return d, nil
+	return &Dir{thread: r.thread, far: true, file: os.NewFile(uintptr(fd), name)}, nil
 }
 
 // Target opens the directory that a source is copied into, and returns it with the name that
@@ -129,19 +123,17 @@ func (r *Root) Target(name string, source *Source, several bool) (*Dir, string, 
 // special reports whether a path leads to a device, a FIFO or a socket; or, on the host, to an open file,
 // as the link /dev/stdout does. A copy does not take the place of such a link.
 func (r *Root) special(name string, dir *Dir, base string) bool {
+	fd, err := r.open(name, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false // a link that leads nowhere, for one
+	}
 	var st unix.Stat_t
-	err := r.thread.Do(func() error {
-		fd, err := r.open(name, unix.O_PATH|unix.O_CLOEXEC)
-		if err != nil {
-			return err // of a link that leads nowhere, for one
-		}
-		defer unix.Close(fd)
-		return unix.Fstat(fd, &st)
-	})
+	err = unix.Fstat(fd, &st)
+	unix.Close(fd)
 	if err != nil || special(&st) || r.fd >= 0 {
 		return err == nil && special(&st)
 	}
-	fd, err := unix.Openat2(dir.fd(), base, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_MAGICLINKS})
+	fd, err = unix.Openat2(dir.fd(), base, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_MAGICLINKS})
 	if err == nil {
 		unix.Close(fd)
 	}

@@ -217,17 +217,3 @@ type Source struct {
 func (s *Source) IsDir() bool { return s.st.Mode&unix.S_IFMT == unix.S_IFDIR }
 
 func (s *Source) Close() { unix.Close(s.fd) }
-
-// look finds out what it is, and closes what cannot be copied.
-func (s *Source) look() error {
-	err := unix.Fstat(s.fd, &s.st)
-	if err != nil {
-		err = explain(s.Name, err)
-	} else if kind := s.st.Mode & unix.S_IFMT; kind != unix.S_IFREG && kind != unix.S_IFDIR {
-		err = usage("%q is neither a file nor a directory", s.Name)
-	}
-	if err != nil {
-		unix.Close(s.fd)
-	}
-	return err
-}
