@@ -54,9 +54,7 @@ func killAdopting(victim *Target) (children []*Adopted, err error) {
 func awaitReaped(t T, whose string, all []*Adopted) {
 	t.Helper()
 	for _, a := range all {
-		select {
-		case <-a.Reaped():
-		case <-time.After(settle):
+		if !a.endsIn(settle) {
 			t.Errorf("process %d of %s still runs %v after it was killed", a.PID, whose, settle)
 		}
 		a.Close()
@@ -65,6 +63,16 @@ func awaitReaped(t T, whose string, all []*Adopted) {
 
 // Reaped is closed when the process has ended and is no zombie any more.
 func (a *Adopted) Reaped() <-chan struct{} { return a.reaped }
+
+// endsIn waits for that.
+func (a *Adopted) endsIn(bound time.Duration) bool {
+	select {
+	case <-a.reaped:
+		return true
+	case <-time.After(bound):
+		return false
+	}
+}
 
 func (a *Adopted) reap() {
 	defer close(a.reaped)

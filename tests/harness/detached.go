@@ -89,9 +89,7 @@ func (d *Detached) Kill() {
 
 func (d *Detached) gone() {
 	d.t.Helper()
-	select {
-	case <-d.Supervisor.Reaped():
-	case <-time.After(Bound):
+	if !d.Supervisor.endsIn(Bound) {
 		d.t.Fatalf("the detached command still runs after %v", Bound)
 	}
 	goneBy(d.t, d.Marker, 0, time.Now())

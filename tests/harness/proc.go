@@ -221,6 +221,16 @@ func Descendants(pid int) (pids []int) {
 	return pids
 }
 
+// below is [Descendants] with what is known of each.
+func below(pid int) (found []Proc) {
+	for _, pid := range Descendants(pid) {
+		if p, ok := ReadProc(pid); ok {
+			found = append(found, p)
+		}
+	}
+	return found
+}
+
 // isBelow says whether a process is, or was just now, a descendant of another.
 func isBelow(pid, ancestor int) bool {
 	for pid > 1 {

@@ -472,7 +472,7 @@ func (p *Process) Wait() *Result {
 	select {
 	case <-p.exited:
 	case <-time.After(p.bound()):
-		p.t.Errorf("sbxrun still runs after %v and is killed now; below it:\n%s", p.bound(), p.tree())
+		p.t.Errorf("sbxrun still runs after %v and is killed now; below it:\n%s", p.bound(), list(below(p.PID)))
 		p.Kill()
 		<-p.exited
 	}
@@ -502,16 +502,6 @@ func (p *Process) Wait() *Result {
 		}
 	}
 	return r
-}
-
-func (p *Process) tree() string {
-	var procs []Proc
-	for _, pid := range Descendants(p.PID) {
-		if proc, ok := ReadProc(pid); ok {
-			procs = append(procs, proc)
-		}
-	}
-	return list(procs)
 }
 
 // gone asserts that no process of the run is left, and ends those that are.

@@ -127,9 +127,7 @@ func (b *Sandbox) Ended() Record {
 // AwaitEnd is Ended of a sandbox whose record goes with it.
 func (b *Sandbox) AwaitEnd() {
 	b.State.T.Helper()
-	select {
-	case <-b.Supervisor.Reaped():
-	case <-time.After(Bound):
+	if !b.Supervisor.endsIn(Bound) {
 		b.State.T.Fatalf("the supervisor of %s still runs after %v", b.ID, Bound)
 	}
 	b.gone()
@@ -212,9 +210,7 @@ func killSupervisor(t T, of string, supervisor *Adopted) {
 		t.Errorf("the supervisor of %s had no keeper", of)
 	}
 	awaitReaped(t, of, keepers)
-	select {
-	case <-supervisor.Reaped():
-	case <-time.After(settle):
+	if !supervisor.endsIn(settle) {
 		t.Fatalf("the supervisor of %s still runs %v after it was killed", of, settle)
 	}
 }
@@ -263,9 +259,7 @@ func goneBy(t T, marker string, ns uint64, deadline time.Time) {
 
 func (b *Sandbox) finish() {
 	t := b.State.T
-	select {
-	case <-b.Supervisor.Reaped():
-	case <-time.After(settle):
+	if !b.Supervisor.endsIn(settle) {
 		t.Errorf("the supervisor of %s still runs %v after it was killed", b.ID, settle)
 		_ = b.Supervisor.Signal(unix.SIGKILL) // a failure already
 		return

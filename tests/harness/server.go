@@ -63,20 +63,15 @@ func KillServer(t testing.TB, cmd *exec.Cmd, ended <-chan struct{}, by unix.Sign
 	pid := cmd.Process.Pid
 	_ = cmd.Process.Signal(unix.SIGSTOP) // fails only if it has ended
 	Until(t, Bound, "the server to stop", func() bool { return Stopped(pid) })
-	var below []Proc
-	for _, pid := range Descendants(pid) {
-		if p, ok := ReadProc(pid); ok {
-			below = append(below, p)
-		}
-	}
+	ran := below(pid)
 	_ = cmd.Process.Signal(by)
 	_ = cmd.Process.Signal(unix.SIGCONT) // SIGKILL does not wait for it
 	select {
 	case <-ended:
 	case <-time.After(Bound): // its stderr ends when nobody has it any more
-		t.Fatalf("a killed server has not ended, or what it has started:\n%s", list(below))
+		t.Fatalf("a killed server has not ended, or what it has started:\n%s", list(ran))
 	}
-	for _, p := range below {
+	for _, p := range ran {
 		Until(t, Bound, "the end of all that a killed server ran", func() bool {
 			_, _ = unix.Wait4(p.PID, nil, unix.WNOHANG, nil) // ECHILD: it is another's
 			now, there := ReadProc(p.PID)
