@@ -87,19 +87,16 @@ func readDescriptor(name, number string) ([]byte, error) {
 		file.Close()
 		return nil, fmt.Errorf("%q is neither a regular file nor a pipe", name)
 	}
-	type read struct {
-		text []byte
-		err  error
-	}
-	got := make(chan read, 1)
+	var text []byte
+	read := make(chan struct{})
 	go func() {
+		defer close(read)
 		defer file.Close()
-		text, err := io.ReadAll(io.LimitReader(file, values.MaxVarsSize+1))
-		got <- read{text, err}
+		text, err = io.ReadAll(io.LimitReader(file, values.MaxVarsSize+1))
 	}()
 	select {
-	case r := <-got:
-		return r.text, r.err
+	case <-read:
+		return text, err
 	case <-signaled:
 		return nil, fmt.Errorf("%q: interrupted by a signal", name)
 	case <-time.After(pipeBound):

@@ -176,10 +176,7 @@ func text(root *os.File, name string, nothing bool) []byte {
 	if err != nil || len(b) > maxPatch || bytes.IndexByte(b, 0) >= 0 {
 		return nil
 	}
-	if b == nil {
-		b = []byte{}
-	}
-	return b
+	return b // of nothing not nil either (io.ReadAll)
 }
 
 // named is a name above the lines of a patch. One with spaces ends with a tab, as git(1) has it, so

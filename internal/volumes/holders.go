@@ -1,7 +1,6 @@
 package volumes
 
 import (
-	"bufio"
 	"fmt"
 	"os"
 	"slices"
@@ -18,15 +17,14 @@ func holders(fd int) []int {
 	if unix.Fstat(fd, &st) != nil {
 		return nil
 	}
-	f, err := os.Open("/proc/locks")
+	locks, err := os.ReadFile("/proc/locks")
 	if err != nil {
 		return nil
 	}
-	defer f.Close()
 	device := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
 	var pids []int
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		pids = appendHolder(pids, lines.Text(), device)
+	for line := range strings.Lines(string(locks)) {
+		pids = appendHolder(pids, line, device)
 	}
 	return pids
 }
