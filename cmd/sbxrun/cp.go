@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strings"
 	"time"
@@ -179,7 +178,7 @@ func (c *copying) unpack(to *workspace.Root, dest string) error {
 		return c.missing(err, true)
 	}
 	defer dir.Close()
-	return c.done.Unpack(io.Reader(os.Stdin), dir)
+	return c.done.Unpack(os.Stdin, dir)
 }
 
 // showProgress shows on a terminal what was copied so far, and returns what ends that.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"sync"
@@ -261,10 +262,7 @@ func (k *killer) tell() int {
 			code = result.ExitUnproven
 		}
 		if one.err != nil {
-			other := fail(fmt.Errorf("%s: %w", one.sandbox.Title(), one.err))
-			if code == 0 {
-				code = other
-			}
+			code = cmp.Or(code, fail(fmt.Errorf("%s: %w", one.sandbox.Title(), one.err)))
 		}
 	}
 	var err error

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -288,9 +289,7 @@ func replace(dir int, name string, data []byte) error {
 	}
 	f := os.NewFile(uintptr(fd), tmp)
 	_, err = f.Write(data)
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
+	err = cmp.Or(err, f.Close())
 	if err == nil {
 		err = unix.Renameat(dir, tmp, dir, name)
 	}

@@ -186,8 +186,7 @@ func pack(v *volumes.Volume, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	var source *workspace.Source
-	source, err = workspace.Outside(func(string, int) (int, error) { return fd, nil }).Source(".")
+	source, err := workspace.Outside(func(string, int) (int, error) { return fd, nil }).Source(".")
 	if err != nil {
 		return err
 	}

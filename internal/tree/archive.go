@@ -23,8 +23,7 @@ type Archive struct {
 
 	w     *tar.Writer
 	to    bounded
-	layer bool
-	files map[Inode]string // the first name of files that have several
+	files map[Inode]string // of a layer: the first name of files that have several
 	text  int              // bytes of those names
 	holes int64
 	buf   []byte
@@ -57,7 +56,7 @@ func NewArchive(to io.Writer, most int64) *Archive {
 // NewLayer makes the archive of a layer.
 func NewLayer(to io.Writer, most int64) *Archive {
 	a := NewArchive(to, most)
-	a.layer, a.files = true, map[Inode]string{}
+	a.files = map[Inode]string{}
 	return a
 }
 
@@ -124,7 +123,7 @@ func (a *Archive) Opaque(dir string) error {
 // off meanwhile.
 func (a *Archive) File(name string, fd int, st *unix.Stat_t) error {
 	h := a.header(tar.TypeReg, name, st)
-	if a.layer {
+	if a.files != nil {
 		if strings.HasPrefix(path.Base(name), Whiteout) {
 			h.PAXRecords = map[string]string{Kind: KindFile}
 		}
