@@ -3,10 +3,8 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -77,10 +75,7 @@ func (s *server) read(path string, call any, size int64) (time.Duration, error) 
 	}
 	defer c.Close()
 	begin := time.Now()
-	if _, err := c.Write(measure.Post(path, call, "")); err != nil {
-		return 0, err
-	}
-	answer, err := http.ReadResponse(c.R, nil)
+	answer, err := c.Begin(measure.Post(path, call, ""))
 	if err != nil {
 		return 0, err
 	}
@@ -140,10 +135,7 @@ func (s *server) byOffset(call any, size int64) (time.Duration, error) {
 	if err := json.Unmarshal(text, &made); err != nil {
 		return 0, err
 	}
-	if _, err := fmt.Fprintf(c, "GET /v1/calls/%s/output?from=0&follow=1 HTTP/1.1\r\nHost: sbxrun\r\n\r\n", made.ID); err != nil {
-		return 0, err
-	}
-	answer, err := http.ReadResponse(c.R, nil)
+	answer, err := c.Begin(fmt.Appendf(nil, "GET /v1/calls/%s/output?from=0&follow=1 HTTP/1.1\r\nHost: sbxrun\r\n\r\n", made.ID))
 	if err != nil {
 		return 0, err
 	}
@@ -155,13 +147,7 @@ func (s *server) byOffset(call any, size int64) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	if _, err := fmt.Fprintf(c, "DELETE /v1/calls/%s HTTP/1.1\r\nHost: sbxrun\r\n\r\n", made.ID); err != nil {
-		return 0, err
-	}
-	answer, err = http.ReadResponse(c.R, nil)
-	if err == nil && answer.StatusCode/100 != 2 {
-		err = errors.New(answer.Status)
-	}
+	_, err = c.Ask(fmt.Appendf(nil, "DELETE /v1/calls/%s HTTP/1.1\r\nHost: sbxrun\r\n\r\n", made.ID))
 	return took, err
 }
 

@@ -16,7 +16,7 @@ type Object map[string]any
 // Connection is one that stays, with as little between the socket and us as there can be.
 type Connection struct {
 	net.Conn
-	R *bufio.Reader
+	r *bufio.Reader
 }
 
 func Dial(ctx context.Context, network, address string) (*Connection, error) {
@@ -36,12 +36,17 @@ func Post(path string, body any, headers string) []byte {
 	return fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: sbxrun\r\n%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", path, headers, len(text), text)
 }
 
-// Ask sends a request, and returns the body of the answer.
-func (c *Connection) Ask(request []byte) ([]byte, error) {
+// Begin sends a request, and returns the answer, whose body is still to come.
+func (c *Connection) Begin(request []byte) (*http.Response, error) {
 	if _, err := c.Write(request); err != nil {
 		return nil, err
 	}
-	answer, err := http.ReadResponse(c.R, nil)
+	return http.ReadResponse(c.r, nil)
+}
+
+// Ask sends a request, and returns the body of the answer.
+func (c *Connection) Ask(request []byte) ([]byte, error) {
+	answer, err := c.Begin(request)
 	if err != nil {
 		return nil, err
 	}
