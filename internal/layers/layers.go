@@ -20,15 +20,9 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
-// Limits bound what is packed or unpacked.
-type Limits struct {
-	Bytes   int64 // of the tar
-	Entries int
-}
-
-// Count is what a tar has.
+// Count is what a tar has, or may have at most.
 type Count struct {
-	Bytes   int64
+	Bytes   int64 // of the tar
 	Entries int
 	LeftOut int // sockets, named pipes and devices; of what is packed
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-var plenty = Limits{Bytes: 1 << 30, Entries: 100000}
+var plenty = Count{Bytes: 1 << 30, Entries: 100000}
 
 func code(err error) string {
 	var e *result.Error
@@ -136,7 +136,7 @@ func TestPackUnpack(t *testing.T) {
 		t.Error("the same layer packs to other bytes")
 	}
 	to := t.TempDir()
-	got, err := Unpack(bytes.NewReader(text), open(t, to), nil, Limits{int64(len(text)), c.Entries})
+	got, err := Unpack(bytes.NewReader(text), open(t, to), nil, Count{Bytes: int64(len(text)), Entries: c.Entries})
 	must(t, err)
 	t.Cleanup(func() { _ = os.Chmod(filepath.Join(to, "closed"), 0o755) })
 	if got.Entries != c.Entries || got.Bytes != c.Bytes {
@@ -151,10 +151,10 @@ func TestPackUnpack(t *testing.T) {
 	if got, err := Check(bytes.NewReader(text), plenty); err != nil || got.Entries != c.Entries {
 		t.Errorf("%+v %v", got, err)
 	}
-	if _, err := Unpack(bytes.NewReader(text), open(t, t.TempDir()), nil, Limits{int64(len(text)) - 1, c.Entries}); code(err) != "damaged" {
+	if _, err := Unpack(bytes.NewReader(text), open(t, t.TempDir()), nil, Count{Bytes: int64(len(text)) - 1, Entries: c.Entries}); code(err) != "damaged" {
 		t.Errorf("too many bytes: %v", err)
 	}
-	if _, err := Check(bytes.NewReader(text), Limits{int64(len(text)), c.Entries - 1}); code(err) != "damaged" {
+	if _, err := Check(bytes.NewReader(text), Count{Bytes: int64(len(text)), Entries: c.Entries - 1}); code(err) != "damaged" {
 		t.Errorf("too many entries: %v", err)
 	}
 }
@@ -180,7 +180,7 @@ func TestPackDrops(t *testing.T) {
 	if n, err := unix.Lgetxattr(filepath.Join(to, "setuid"), "user.other", nil); err == nil {
 		t.Errorf("%d bytes of an attribute", n)
 	}
-	for _, most := range []Limits{{100, 10}, {1 << 20, 0}} {
+	for _, most := range []Count{{Bytes: 100, Entries: 10}, {Bytes: 1 << 20}} {
 		if _, err := Pack(open(t, dir), io.Discard, most); code(err) != "too-large" {
 			t.Errorf("%+v: %v", most, err)
 		}
@@ -210,7 +210,7 @@ func TestPackBounds(t *testing.T) {
 				}
 				continue
 			}
-			if _, err := Unpack(&b, open(t, t.TempDir()), nil, Limits{c.Bytes, c.Entries}); err != nil {
+			if _, err := Unpack(&b, open(t, t.TempDir()), nil, Count{Bytes: c.Bytes, Entries: c.Entries}); err != nil {
 				t.Fatalf("%s: %d: packed, and not unpacked: %v", name, n, err)
 			}
 		}
@@ -390,7 +390,7 @@ func FuzzUnpack(f *testing.F) {
 	f.Add(text)
 	f.Fuzz(func(t *testing.T, stream []byte) {
 		inside, root := within(t)
-		c, err := Unpack(bytes.NewReader(stream), open(t, inside), nil, Limits{1 << 16, 64})
+		c, err := Unpack(bytes.NewReader(stream), open(t, inside), nil, Count{Bytes: 1 << 16, Entries: 64})
 		if c.Entries > 65 {
 			t.Errorf("%+v %v", c, err)
 		}

@@ -15,7 +15,7 @@ import (
 )
 
 // Pack writes the tar of an upper layer, whose directory is upper, which stays the caller's.
-func Pack(upper *os.File, to io.Writer, most Limits) (c Count, err error) {
+func Pack(upper *os.File, to io.Writer, most Count) (c Count, err error) {
 	a := tree.NewLayer(to, most.Bytes)
 	defer func() { c.Bytes, c.Entries = a.Bytes(), a.Entries }()
 	// No deeper, and no longer, than what is unpacked.

@@ -14,7 +14,7 @@ import (
 
 // Check reads a tar as Unpack does, and makes nothing of it. That names exist only once, or are
 // there at all, the file system alone tells.
-func Check(from io.Reader, most Limits) (Count, error) { return read(from, nothing{}, most) }
+func Check(from io.Reader, most Count) (Count, error) { return read(from, nothing{}, most) }
 
 // maker makes of each entry what it is. Names are clean; content is read to its end by the caller.
 type maker interface {
@@ -27,7 +27,7 @@ type maker interface {
 }
 
 // read goes through a tar to its end.
-func read(from io.Reader, to maker, most Limits) (c Count, err error) {
+func read(from io.Reader, to maker, most Count) (c Count, err error) {
 	in := &limited{r: from, left: most.Bytes}
 	archive := tar.NewReader(in)
 	var content int64 // sparse files have more than the tar

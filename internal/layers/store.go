@@ -25,7 +25,7 @@ func Write(file, upper *os.File, most int64) (l snapshots.Layer, leftOut int, er
 	if err != nil {
 		return l, 0, err
 	}
-	count, err := Pack(upper, w, Limits{Bytes: most, Entries: snapshots.MaxEntries})
+	count, err := Pack(upper, w, Count{Bytes: most, Entries: snapshots.MaxEntries})
 	sum, size, failed := w.Close()
 	if failed != nil {
 		err = failed // the packing has failed for nothing else
@@ -237,7 +237,7 @@ func verify(from io.Reader, said []snapshots.Layer) error {
 			return refused("the manifest contradicts itself about %.12s", l.SHA256)
 		}
 	}
-	got, err := Check(r, Limits{Bytes: said[0].Bytes, Entries: said[0].Entries})
+	got, err := Check(r, Count{Bytes: said[0].Bytes, Entries: said[0].Entries})
 	if err != nil {
 		return err
 	}
@@ -279,7 +279,7 @@ func Ensure(s *snapshots.Store, l snapshots.Layer, owner *proc.Cred) error {
 		return err
 	}
 	defer d.Close()
-	got, err := Unpack(r, d.File, owner, Limits{Bytes: l.Bytes, Entries: l.Entries})
+	got, err := Unpack(r, d.File, owner, Count{Bytes: l.Bytes, Entries: l.Entries})
 	if err == nil {
 		err = compare(l, got, r.Sum())
 	}

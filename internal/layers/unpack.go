@@ -20,7 +20,7 @@ import (
 // Unpack makes of a tar the lower layer of an overlay, in an empty directory that nobody else gets
 // at. owner is whose files they are to be; nil leaves them this process's. After an error what is in the
 // directory is to be removed.
-func Unpack(from io.Reader, root *os.File, owner *proc.Cred, most Limits) (Count, error) {
+func Unpack(from io.Reader, root *os.File, owner *proc.Cred, most Count) (Count, error) {
 	t := &layer{root: int(root.Fd()), owner: owner, parent: -1}
 	defer t.leave()
 	c, err := read(from, t, most)
