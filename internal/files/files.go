@@ -72,10 +72,7 @@ func Open(puts, gets []string, workdir string, split func(string) []string) (_ *
 		if err != nil {
 			return nil, of("--put", err)
 		}
-		dest := "."
-		if len(parts) == 2 && parts[1] != "" {
-			dest = parts[1]
-		}
+		dest := cmp.Or(strings.Join(parts[1:], ""), ".")
 		f.puts = append(f.puts, put{source, Within(workdir, dest)})
 	}
 	for _, arg := range gets {
@@ -86,10 +83,7 @@ func Open(puts, gets []string, workdir string, split func(string) []string) (_ *
 		if _, err := path.Match(parts[0], ""); err != nil {
 			return nil, usage("--get %q: %v", arg, err)
 		}
-		dir := "."
-		if len(parts) == 2 && parts[1] != "" {
-			dir = parts[1]
-		}
+		dir := cmp.Or(strings.Join(parts[1:], ""), ".")
 		if err := makeDir(dir); errors.As(err, new(*links.Error)) {
 			return nil, of("--get", err)
 		} else if err != nil && !errors.Is(err, os.ErrExist) {

@@ -75,15 +75,12 @@ func startHolder(command ...string) (*held, error) {
 	defer r.Close()
 	cmd := exec.CommandContext(ctx, self, append([]string{holder}, command...)...)
 	cmd.ExtraFiles, cmd.Stderr = []*os.File{r}, os.Stderr
-	out, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
+	_, out, err := piped(cmd)
 	if err != nil {
 		w.Close()
 		return nil, err
 	}
-	return &held{cmd, w, bufio.NewReader(out)}, nil
+	return &held{cmd, w, out}, nil
 }
 
 // end tells the holder its deadline, as monotonic has it. It exits some time after that.

@@ -122,10 +122,21 @@ func cost(dir, url string) error {
 // rate makes so many calls at a socket, by several clients, and returns how many there were a second.
 func rate(socket string, n int) (float64, error) {
 	var made atomic.Int64
-	var all sync.WaitGroup
-	errs := make([]error, *clients)
 	began := time.Now()
-	for i := range *clients {
+	err := eachClient(*clients, socket, func(_ int, c connection) (err error) {
+		for made.Add(1) <= int64(n) && err == nil {
+			_, err = c.call()
+		}
+		return err
+	})
+	return float64(n) / time.Since(began).Seconds(), err
+}
+
+// eachClient has so many clients do something at once, on a connection each.
+func eachClient(n int, socket string, do func(i int, c connection) error) error {
+	var all sync.WaitGroup
+	errs := make([]error, n)
+	for i := range n {
 		all.Go(func() {
 			c, err := dial(socket)
 			if err != nil {
@@ -134,13 +145,11 @@ func rate(socket string, n int) (float64, error) {
 			}
 			defer c.Close()
 			defer context.AfterFunc(ctx, func() { c.Close() })()
-			for made.Add(1) <= int64(n) && errs[i] == nil {
-				_, errs[i] = c.call()
-			}
+			errs[i] = do(i, c)
 		})
 	}
 	all.Wait()
-	return float64(n) / time.Since(began).Seconds(), errors.Join(errs...)
+	return errors.Join(errs...)
 }
 
 // share compares one server with four nodes behind a gateway, all on this machine.

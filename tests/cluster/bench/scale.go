@@ -12,7 +12,6 @@ import (
 	"runtime/pprof"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -150,42 +149,34 @@ func (f *fleet) messages() (n, size float64) {
 // throughput has as many clients as there are places call one after the other for a time, and returns
 // how many calls have ended in a second of it, and how much CPU time each took of this process.
 func (f *fleet) throughput(clients int) (perSecond, cpu float64, err error) {
-	var all sync.WaitGroup
-	errs := make([]error, clients)
 	done := make([]int, clients)
 	warmUp := 3 * *sleep // until the calls are spread, in which nothing is counted
 	from := time.Now().Add(warmUp)
 	to := from.Add(*lasts)
-	for i := range clients {
-		all.Go(func() {
-			c, err := dial(f.socket)
-			if err != nil {
-				errs[i] = err
-				return
-			}
-			defer c.Close()
-			defer context.AfterFunc(ctx, func() { c.Close() })()
-			for errs[i] == nil {
-				_, errs[i] = c.call()
+	ended := make(chan error)
+	go func() {
+		ended <- eachClient(clients, f.socket, func(i int, c connection) error {
+			for {
+				_, err := c.call()
 				switch now := time.Now(); {
-				case now.After(to):
-					return
+				case err != nil || now.After(to):
+					return err
 				case now.After(from):
 					done[i]++
 				}
 			}
 		})
-	}
+	}()
 	time.Sleep(time.Until(from))
 	used := measure.CPU(unix.RUSAGE_SELF)
 	time.Sleep(time.Until(to))
 	used = measure.CPU(unix.RUSAGE_SELF) - used
-	all.Wait()
+	err = <-ended
 	n := 0
 	for _, k := range done {
 		n += k
 	}
-	return float64(n) / lasts.Seconds(), used.Seconds() * 1000 / float64(max(n, 1)), errors.Join(errs...)
+	return float64(n) / lasts.Seconds(), used.Seconds() * 1000 / float64(max(n, 1)), err
 }
 
 // scale has more and more nodes whose payloads sleep.
