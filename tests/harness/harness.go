@@ -175,19 +175,17 @@ func Skip(t testing.TB, why string) {
 }
 
 var (
-	buildOnce sync.Once
-	buildDir  string
-	binary    string
-	buildErr  error
+	buildDir string
+	built    = sync.OnceValues(build)
 )
 
 // Binary is the sbxrun under test: $SBXRUN_BIN, or one that is built once in a
 // test run, static and in a place that every user can read.
 func Binary(t T) string {
 	t.Helper()
-	buildOnce.Do(func() { binary, buildErr = build() })
-	if buildErr != nil {
-		t.Fatalf("no sbxrun to test: %v", buildErr)
+	binary, err := built()
+	if err != nil {
+		t.Fatalf("no sbxrun to test: %v", err)
 	}
 	return binary
 }
