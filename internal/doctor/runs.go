@@ -72,9 +72,9 @@ func judge(res result.Result, words string, want result.Cause) error {
 }
 
 // run makes a run that has to end for a reason.
-func (e *exam) run(want result.Cause, terms supervise.Terms, command ...string) (res result.Result, err error) {
+func (e *exam) run(want result.Cause, terms supervise.Terms, policy room.Policy) (res result.Result, err error) {
 	terms.Begin = time.Now()
-	plan, err := e.plan(room.Policy{Command: command})
+	plan, err := e.plan(policy)
 	if err != nil {
 		return res, err
 	}
@@ -84,7 +84,7 @@ func (e *exam) run(want result.Cause, terms supervise.Terms, command ...string) 
 
 // checkRun is the round trip.
 func (e *exam) checkRun() (string, error) {
-	res, err := e.run(result.Exited, supervise.Terms{Timeout: probeBound}, "true")
+	res, err := e.run(result.Exited, supervise.Terms{Timeout: probeBound}, room.Policy{Command: []string{"true"}})
 	if err != nil {
 		return "", err
 	}
@@ -100,13 +100,13 @@ func (e *exam) checkRun() (string, error) {
 const trialTimeout = 20 * time.Millisecond
 
 func (e *exam) checkDeadline() (string, error) {
-	res, err := e.run(result.Timeout, supervise.Terms{Timeout: trialTimeout}, "sleep", "60")
+	res, err := e.run(result.Timeout, supervise.Terms{Timeout: trialTimeout}, room.Policy{Command: []string{"sleep", "60"}})
 	return fmt.Sprintf("killed after %v; %.1f ms later all was gone, %s", trialTimeout, result.Milliseconds(res.Teardown), res.Verdict), err
 }
 
 // checkGrace has init signal all of a command.
 func (e *exam) checkGrace() (string, error) {
-	res, err := e.run(result.Timeout, supervise.Terms{Timeout: trialTimeout, Grace: probeBound}, "sleep", "60")
+	res, err := e.run(result.Timeout, supervise.Terms{Timeout: trialTimeout, Grace: probeBound}, room.Policy{Command: []string{"sleep", "60"}})
 	if err == nil && res.Err != nil {
 		err = warning{failure{step: stepCall, text: res.Err.Message}, "--grace does not work"}
 	}
@@ -171,12 +171,8 @@ func (e *exam) checkStaged() (string, error) {
 		return "", warning{error: fmt.Errorf("not tried, for lack of a directory: %w", err)}
 	}
 	bind := func(kind room.MountKind) error {
-		plan, err := e.plan(room.Policy{Command: []string{"true"}, Mounts: []room.Mount{{Kind: kind, Source: inner, Dest: "/mnt/bound"}}})
-		if err != nil {
-			return err
-		}
-		defer plan.Close()
-		_, err = e.carryOut(plan, supervise.Terms{Timeout: probeBound, Begin: time.Now()}, result.Exited)
+		_, err := e.run(result.Exited, supervise.Terms{Timeout: probeBound},
+			room.Policy{Command: []string{"true"}, Mounts: []room.Mount{{Kind: kind, Source: inner, Dest: "/mnt/bound"}}})
 		return err
 	}
 	const seen = "bound by descriptor (open_tree, move_mount)"
@@ -219,7 +215,7 @@ func (e *exam) tryLimit(request limits.Request) (mechanism string, err error) {
 		return "", err
 	}
 	defer func() { _ = group.Remove(time.Now().Add(probeBound)) }() // the keeper has done it, or nothing can be done
-	if _, err = e.run(result.Exited, supervise.Terms{Timeout: probeBound, Limits: group}, "true"); err != nil {
+	if _, err = e.run(result.Exited, supervise.Terms{Timeout: probeBound, Limits: group}, room.Policy{Command: []string{"true"}}); err != nil {
 		err = warning{err, "a run with it does not work"}
 	}
 	return plan.Limits[0].Mechanism, err
