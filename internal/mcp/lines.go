@@ -13,6 +13,8 @@ import (
 	"sync"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+
+	"github.com/sbxrun/sbxrun/internal/server"
 )
 
 // Codes of JSON-RPC 2.0, section 5.1.
@@ -54,8 +56,8 @@ func (l *lines) Read(b []byte) (int, error) {
 		}
 		if long {
 			l.refuse(idOf(line), invalidRequest, fmt.Sprintf("the line is longer than %d bytes", l.most))
-		} else if code, what := refusal(line); code != 0 {
-			l.refuse(unknown, code, what)
+		} else if id, code, what := refusal(line); code != 0 {
+			l.refuse(id, code, what)
 		} else {
 			l.rest = line
 		}
@@ -103,21 +105,28 @@ func idOf(line []byte) json.RawMessage {
 	return unknown
 }
 
-// refusal says why a line is not a message; code 0 means that it is one.
-func refusal(line []byte) (code int, what string) {
+// refusal says why a line is not a message, and which one it is meant to be; code 0 means that it is one.
+func refusal(line []byte) (id json.RawMessage, code int, what string) {
 	line = bytes.TrimSpace(line)
 	switch {
 	case len(line) == 0:
 	case !json.Valid(line):
-		return parseError, "the line is not JSON; a message has one line"
+		return unknown, parseError, "the line is not JSON; a message has one line"
 	case line[0] == '[':
-		return invalidRequest, "several messages in a line are not supported"
+		return unknown, invalidRequest, "several messages in a line are not supported"
 	default:
 		if _, err := jsonrpc.DecodeMessage(line); err != nil {
-			return invalidRequest, "the line is not a JSON-RPC 2.0 message: " + err.Error()
+			return unknown, invalidRequest, "the line is not a JSON-RPC 2.0 message: " + err.Error()
+		}
+		if err := server.Strict(line); err != nil {
+			var message struct {
+				ID json.RawMessage `json:"id"`
+			}
+			_ = json.Unmarshal(line, &message) // it is a message
+			return message.ID, invalidRequest, err.Error()
 		}
 	}
-	return 0, ""
+	return nil, 0, ""
 }
 
 func (l *lines) refuse(id json.RawMessage, code int, what string) {

@@ -18,6 +18,7 @@ func TestLines(t *testing.T) {
 		{"an empty line", "\n" + message, "\n" + message},
 		{"no JSON", "garbage\n" + message, message},
 		{"no message", `{"foo":1}` + "\n" + message, message},
+		{"what is no Unicode", `{"jsonrpc":"2.0","id":1,"method":"` + "\xff" + `"}` + "\n" + message, message},
 		{"no message at the end", message + `"x"`, message},
 		{"more than fits into the buffer", message + long + message, message + long + message},
 		{"the same at the end", message + strings.TrimSpace(long), message + strings.TrimSpace(long)},

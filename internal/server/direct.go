@@ -172,8 +172,8 @@ func (s *Server) ListFiles(ctx context.Context, session string) (*workspace.List
 // Tenant is whose a request is.
 func Tenant(ctx context.Context) string { return whose(ctx).tenant }
 
-// Body reads the body of a request as all handlers do: when there is memory for it, and of at most
-// so many bytes and values.
+// Body reads the body of a request as all handlers do: when there is memory for it, of at most
+// so many bytes and values, and none that can be read in two ways.
 func (s *Door) Body(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	if err := s.holdBody(w, r); err != nil {
 		return nil, err
@@ -187,6 +187,11 @@ func (s *Door) Body(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	}
 	if err := modest(text); err != nil {
 		return nil, api.NewError(api.TooLarge, err.Error(), "")
+	}
+	if len(text) > 0 { // or it is a GET
+		if err := Strict(text); err != nil {
+			return nil, usage("%v", err)
+		}
 	}
 	return text, nil
 }

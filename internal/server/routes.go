@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,6 +17,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 	"github.com/danielgtaylor/huma/v2/validation"
+	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/page"
@@ -23,6 +25,7 @@ import (
 )
 
 func init() {
+	huma.ValidateStrictCasing = true // or Argv would be taken for a member that was checked as argv
 	// Numbers in full: 1048576, and not 1.048576e+06.
 	validation.MsgExpectedMinimumNumber, validation.MsgExpectedMaximumNumber = "expected number >= %.16g", "expected number <= %.16g"
 	// huma's own errors, of requests that are not as the document says, are ours.
@@ -147,6 +150,21 @@ func modest(text []byte) error {
 	return nil
 }
 
+// Strict refuses JSON that others may read in another way (RFC 7493): package json puts U+FFFD in the place of
+// what is not Unicode, takes the last of several members of one name, and merges objects of one name, of
+// which only the last was checked.
+func Strict(text []byte) error {
+	err := jsontext.NewDecoder(bytes.NewBuffer(text)).SkipValue()
+	if at := (*jsontext.SyntacticError)(nil); errors.As(err, &at) { // whose own words may be code, or a secret
+		what := "invalid Unicode"
+		if errors.Is(err, jsontext.ErrDuplicateName) {
+			what = "a second member of one name"
+		}
+		return fmt.Errorf("%s, at byte %d, %.100q", what, at.ByteOffset, at.JSONPointer)
+	}
+	return err
+}
+
 // Handler is the whole interface; of it, what is not HTTP's own is mcp.
 func (s *Server) Handler(mcp http.Handler) http.Handler {
 	mux := http.NewServeMux()
@@ -198,7 +216,10 @@ func (s *Server) define(mux *http.ServeMux) huma.API {
 		if err := modest(text); err != nil {
 			return err
 		}
-		return json.Unmarshal(text, v)
+		if err := json.Unmarshal(text, v); err != nil {
+			return err
+		}
+		return Strict(text)
 	}
 	c.Formats = map[string]huma.Format{"application/json": read, "json": read}
 	c.Components.SecuritySchemes = map[string]*huma.SecurityScheme{"token": {Type: "http", Scheme: "bearer", Description: "Not needed on a Unix socket"}}

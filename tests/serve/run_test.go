@@ -163,6 +163,10 @@ func TestUsage(t *testing.T) {
 		{`nonsense`, 400, "body"},
 		{``, 400, "body"},
 		{`[]`, 400, "object"},
+		{`{"argv":["true"],"limits":{"max_output":-1},"limits":{}}`, 400, "second member"},
+		{`{"argv":["true"],"limits":{"max_output":1},"Limits":{"max_output":-1}}`, 400, "Limits"},
+		{`{"argv":["echo","` + "\xff" + `"]}`, 400, "Unicode"},
+		{`{"argv":["echo","\udc80"]}`, 400, "/argv/1"},
 	} {
 		status, e := s.refused(http.MethodPost, "/v1/run", test.body)
 		if status != test.status || !strings.Contains(e.Failure.Message, test.word) {
