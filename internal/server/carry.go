@@ -249,7 +249,7 @@ func (s *Server) in(ctx context.Context, at place.Place, admitted *admission.Lea
 	}
 	a := s.answer(at, o, out, res)
 	if ctx.Err() == nil && res.Verdict == result.Proven {
-		a.Files = s.collect(at, o)
+		a.Files = s.collect(ctx, at, o)
 	}
 	return a, nil
 }
@@ -327,7 +327,7 @@ func (o *order) collects() int64 {
 }
 
 // collect keeps the files that the call asks for.
-func (s *Server) collect(at place.Place, o *order) (files []api.FileOut) {
+func (s *Server) collect(ctx context.Context, at place.Place, o *order) (files []api.FileOut) {
 	if len(o.collect) == 0 {
 		return nil
 	}
@@ -340,6 +340,9 @@ func (s *Server) collect(at place.Place, o *order) (files []api.FileOut) {
 		deepest = max(deepest, strings.Count(p, "/"))
 	}
 	err = dir.List(".", mostEntries, func(e workspace.Entry) error {
+		if ctx.Err() != nil {
+			return errEnded // nobody waits for the files
+		}
 		if e.Type == "directory" && strings.Count(e.Path, "/") >= deepest {
 			return fs.SkipDir // no pattern goes further down
 		}

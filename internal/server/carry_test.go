@@ -52,3 +52,26 @@ func TestBringEnds(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+type filesPlace struct {
+	brokenPlace
+	dir *workspace.Dir
+}
+
+func (p filesPlace) Files() (*workspace.Dir, error) { return p.dir, nil }
+
+// Nor are they looked at: there may be thousands, each of which is compared with all patterns.
+func TestCollectEnds(t *testing.T) {
+	root, err := unix.Open(t.TempDir(), unix.O_PATH, 0)
+	harness.Must(t, err)
+	dir, err := workspace.Open(root, ".", nil)
+	harness.Must(t, err)
+	defer dir.Close()
+	harness.Must(t, (&Server{}).bringFile(t.Context(), dir, &order{}, fileIn{path: "a", text: strings.NewReader("x"), size: 1, mode: 0o600}))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	files := (&Server{}).collect(ctx, filesPlace{dir: dir}, &order{collect: []string{"*"}})
+	if len(files) != 1 || files[0].Path != "." || files[0].Error != errEnded.Error() {
+		t.Errorf("%+v", files)
+	}
+}

@@ -154,9 +154,14 @@ func (o *order) settle(set *settings, c *api.Call) error {
 		}
 		o.files = append(o.files, in)
 	}
+	const most = 4 << 10 // each file is compared with all of them, from each of its name's bytes on
+	patterns := 0
 	for _, pattern := range c.Collect {
 		if _, err := path.Match(pattern, ""); err != nil || pattern == "" {
 			return usage("collect %.64q is no pattern", pattern)
+		}
+		if patterns += len(pattern); patterns > most {
+			return usage("the patterns of collect have more than %d bytes", most)
 		}
 	}
 	o.collect = c.Collect

@@ -65,7 +65,7 @@ func (s *Server) cell(ctx context.Context, session string, o *order, language ce
 	a = s.cellAnswer(o, language, answer)
 	a.StartedAt, a.QueueMS = began.UTC().Format(result.TimeFormat), result.Milliseconds(e.queued)
 	if either.Err() == nil {
-		a.Files = s.collect(x.Place, o)
+		a.Files = s.collect(either, x.Place, o)
 	}
 	o.buffers.Shrink(cellSize(a))
 	s.metrics.cell(o.who.tenant, a)

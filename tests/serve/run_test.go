@@ -159,6 +159,7 @@ func TestUsage(t *testing.T) {
 		{`{"argv":["true"],"files":[{"path":"a","text":"","mode":"9"}]}`, 400, "mode"},
 		{`{"argv":["true"],"files":[{"path":"a","id":"sha256:00"}]}`, 404, "content store"},
 		{`{"argv":["true"],"collect":["["]}`, 400, "pattern"},
+		{`{"argv":["true"],"collect":["*.png","[` + strings.Repeat("a-b", 2000) + `]"]}`, 400, "4096"},
 		{`{"argv":["` + strings.Repeat("x", 110_000) + `"]}`, 413, "large"},
 		{`nonsense`, 400, "body"},
 		{``, 400, "body"},
