@@ -66,6 +66,21 @@ func entries(t testing.TB, dir, sub string) []string {
 	return names
 }
 
+// Snapshots that share their layers take room all the same: each is a file.
+func TestEqualSnapshots(t *testing.T) {
+	s, _ := newStore(t)
+	from := t.TempDir()
+	room := int64(16 << 10)
+	var err error
+	n := 0
+	for ; err == nil && n < 10; n++ {
+		_, err = taken(s, open(t, from), "", 0, room)
+	}
+	if code(err) != "quota-disk" || s.Used() > room {
+		t.Errorf("%d: %v, %d bytes", n, err, s.Used())
+	}
+}
+
 func TestStore(t *testing.T) {
 	s, dir := newStore(t)
 	from := upper(t)

@@ -83,8 +83,13 @@ func find(list []*Manifest, name string) (found *Manifest) {
 	return found
 }
 
-// Used is how many bytes all layers have together.
+// perSnapshot is what one counts for beside its layers: its manifest is a block of the disk, and an inode.
+// A quota of layers alone, which equal snapshots share, would let them use all of both.
+const perSnapshot = 4096
+
+// Used is how many bytes all snapshots have together.
 func (s *Store) Used() (n int64) {
+	n = perSnapshot * int64(len(s.names(manifestsDir)))
 	for _, name := range s.names(layersDir) {
 		if info, err := s.root.Lstat(filepath.Join(layersDir, name)); err == nil {
 			n += info.Size()
@@ -114,7 +119,7 @@ func NewManifest(name string, ttl time.Duration) (*Manifest, error) {
 func layerPath(hash string) string { return filepath.Join(layersDir, hash+layerSuffix) }
 
 // Add gives a snapshot its name. drafts are those of its layers that may not be in the store yet,
-// by hash, and are written to their ends; the caller closes them. All layers together may then
+// by hash, and are written to their ends; the caller closes them. All snapshots together may then
 // have so many bytes. After an error the store is as it was, but for one of this name that had expired.
 func (s *Store) Add(m *Manifest, drafts map[string]*Draft, most int64) error {
 	for _, d := range drafts {
@@ -166,7 +171,10 @@ func (s *Store) free(m *Manifest) error {
 
 // lacking returns those layers that the store does not have, by hash, if there is room for them.
 func (s *Store) lacking(m *Manifest, drafts map[string]*Draft, most int64) (hashes []string, err error) {
-	used := s.Used()
+	used := s.Used() + perSnapshot
+	if used > most {
+		return nil, Full(most)
+	}
 	for i := range m.Trees {
 		for j := range m.Trees[i].Layers {
 			l := &m.Trees[i].Layers[j]
