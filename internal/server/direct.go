@@ -153,16 +153,22 @@ func (s *Server) ListFiles(ctx context.Context, session string) (*workspace.List
 		return nil, err
 	}
 	defer release()
-	const each = 1 << 10 // bytes of an entry, and its JSON
-	most := s.settings.Load().Sessions.MaxEntries
-	if err := s.Hold(ctx, int64(most)*each); err != nil {
-		return nil, err
-	}
+	const (
+		entry, copies = 512, 16 // bytes, and of its path: huma makes all of the text, with escapes of six bytes
+		piece         = 1 << 20
+	)
+	size := int64(0)
 	out := &workspace.Listing{Files: []workspace.Entry{}}
-	err = dir.List(".", most, func(e workspace.Entry) error {
+	err = dir.List(".", s.settings.Load().Sessions.MaxEntries, func(e workspace.Entry) (err error) {
 		out.Files = append(out.Files, e)
-		return nil
+		if size += entry + copies*int64(len(e.Path)); size > piece {
+			err, size = s.Hold(ctx, size), 0
+		}
+		return err
 	})
+	if err == nil {
+		err = s.Hold(ctx, size)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -398,6 +398,9 @@ func (s *Server) count(o *order, a *api.Answer, err error) {
 	}
 }
 
+// replayed is the header of an answer that was another request's.
+const replayed = "Idempotency-Replayed"
+
 // kept is the answer of a request that had an idempotency key.
 type kept[T any] struct {
 	answer *T
@@ -422,7 +425,7 @@ func once[T any](s *Server, q Request, key string, body []byte, o *order, carry 
 		case <-q.r.Context().Done():
 			return nil, api.NewError(api.Ended, "the client has left", "")
 		}
-		q.w.Header().Set("Idempotency-Replayed", "true")
+		q.w.Header().Set(replayed, "true")
 		v := k.Value.(kept[T])
 		return v.answer, v.err
 	}

@@ -158,7 +158,7 @@ func (s *Server) defineCalls(a huma.API) {
 			return nil, noSuchCall()
 		}
 		awaitCall(ctx, c, milliseconds(q.WaitMS))
-		return with(c.Status(), nil)
+		return s.told(ctx, c)
 	})
 
 	register(a, s.operation(a, huma.Operation{
@@ -168,7 +168,7 @@ func (s *Server) defineCalls(a huma.API) {
 		if c == nil {
 			return nil, noSuchCall()
 		}
-		return with(s.remove(s.book, c), nil)
+		return with(s.remove(ctx, s.book, c), nil)
 	})
 
 	type output struct {
@@ -187,19 +187,34 @@ func (s *Server) defineCalls(a huma.API) {
 	})
 }
 
-// remove ends a call, waits for that, and forgets it.
-func (s *Server) remove(book *calls.Book, c *calls.Call) api.CallStatus {
+// remove ends a call, waits for that, and forgets it, whether or not there is memory to tell of it.
+func (s *Server) remove(ctx context.Context, book *calls.Book, c *calls.Call) api.CallStatus {
 	c.Cancel()
 	<-c.Ended()
-	status := c.Status()
+	a, err := s.told(ctx, c)
 	book.Drop(c)
-	return status
+	if err != nil {
+		status := c.Status()
+		status.Shorten()
+		return status
+	}
+	return a.Body
 }
 
-// listed is an answer with calls, for which memory is taken: huma makes all of the text before it sends
-// any, and a client may take its time to read that.
+// huma makes all of an answer's text before it sends any, and a client may take its time to read that.
+const escaped = 6 // bytes in JSON of one that is a control character
+
+// told is an answer with a call, for which memory is taken.
+func (s *Server) told(ctx context.Context, c *calls.Call) (*answer[api.CallStatus], error) {
+	status, size := c.Status(), int64(answerRest)
+	if status.Report != nil {
+		size = escaped * answerSize(status.Report)
+	}
+	return with(status, s.Hold(ctx, size))
+}
+
+// listed is an answer with calls, for which memory is taken.
 func (s *Server) listed(ctx context.Context, all []*calls.Call) (*answer[api.Calls], error) {
-	const escaped = 6 // bytes in JSON of one that is a control character
 	out, size := api.Calls{Calls: []api.CallStatus{}}, int64(0)
 	for _, c := range all {
 		status := c.Status()

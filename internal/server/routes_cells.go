@@ -188,6 +188,9 @@ func (s *Server) defineCells(a huma.API) {
 				})
 				return a, a != nil, err
 			})
+			if err == nil && q.w.Header().Get(replayed) != "" { // with a copy of its own, but for the output
+				err = s.Hold(q.r.Context(), cellSize(out))
+			}
 			if err != nil {
 				api.AsError(err).Write(q.w)
 				return

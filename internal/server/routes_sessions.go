@@ -200,11 +200,16 @@ func (s *Server) defineSessions(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "listSessions", Method: http.MethodGet, Path: "/v1/sessions", Summary: "List the sessions",
 	}), func(ctx context.Context, _ *struct{}) (*answer[api.Sessions], error) {
-		out := api.Sessions{Sessions: []api.Session{}}
+		out, size := api.Sessions{Sessions: []api.Session{}}, int64(0)
 		for _, x := range s.rooms.List(whose(ctx).tenant) {
 			out.Sessions = append(out.Sessions, describe(x))
+			if size += answerRest; x.Asked.Network != nil {
+				for _, host := range x.Asked.Network.Allow {
+					size += wordRest + int64(len(host))
+				}
+			}
 		}
-		return with(out, nil)
+		return with(out, s.Hold(ctx, size))
 	})
 
 	register(a, s.operation(a, huma.Operation{
@@ -340,7 +345,7 @@ func (s *Server) defineProcesses(a huma.API) {
 			return nil, err
 		}
 		awaitCall(ctx, c, milliseconds(q.WaitMS))
-		return with(c.Status(), nil)
+		return s.told(ctx, c)
 	})
 
 	register(a, s.operation(a, huma.Operation{
@@ -350,7 +355,7 @@ func (s *Server) defineProcesses(a huma.API) {
 		if err != nil {
 			return nil, err
 		}
-		return with(s.remove(x.Processes, c), nil)
+		return with(s.remove(ctx, x.Processes, c), nil)
 	})
 
 	register(a, s.operation(a, huma.Operation{

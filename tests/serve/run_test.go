@@ -505,6 +505,32 @@ func TestBuffers(t *testing.T) {
 	}
 }
 
+// So is that of what is told later, of which each that asks has a copy. A call can be removed all the same.
+func TestBuffersOfWhatIsTold(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "[tenant]\nbuffers = \"5M\"\n")
+	long := api.Call{Argv: append([]string{"true"}, slices.Repeat([]string{strings.Repeat("x", 100_000)}, 10)...)}
+	c := s.status(http.MethodPost, "/v1/calls", long, http.StatusAccepted)
+	harness.Until(t, harness.Bound, "the end of the call, of which nothing can be told", func() bool {
+		status, b := s.ask(http.MethodGet, "/v1/calls/"+c.ID, nil)
+		return status == http.StatusTooManyRequests && strings.Contains(string(b), `"quota"`)
+	})
+	if c := s.status(http.MethodDelete, "/v1/calls/"+c.ID, nil, http.StatusOK); c.Report == nil || c.Report.Cause != result.Exited || c.Report.Argv != nil {
+		t.Errorf("%.1000v", c)
+	}
+	path := s.session(`{}`)
+	if a := s.call(path+"/exec", sh("d=$(printf 'x%.0s' $(seq 250)); for i in $(seq 31); do mkdir $d; cd $d; done; touch $(seq 200)")); a.ExitCode != 0 {
+		t.Fatal(text(a.Stderr))
+	}
+	if status, e := s.refused(http.MethodGet, path+"/files", nil); status != 429 || e.Failure.Code != api.Quota {
+		t.Errorf("%d %+v", status, e)
+	}
+	s.call(path+"/exec", sh("rm -r x*; touch a"))
+	if status, b := s.ask(http.MethodGet, path+"/files", nil); status != http.StatusOK || !strings.Contains(string(b), `"path":"a"`) {
+		t.Errorf("%d %s", status, b)
+	}
+}
+
 // Many at once, each with its own answer.
 func testManyAtOnce(t *testing.T) {
 	t.Parallel()
