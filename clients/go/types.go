@@ -23,7 +23,8 @@ type Call struct {
 	KeepStdin bool `json:"keep_stdin,omitempty"`
 
 	// Key, if not "": a second request with the same key and body gets the first one's answer, while
-	// that runs and for ten minutes after its end, and runs nothing. Not for streams.
+	// that runs and for ten minutes after its end (of Start: after it was accepted), and runs nothing. Not for
+	// streams.
 	Key string `json:"-"`
 }
 

@@ -222,7 +222,7 @@ export interface Options {
   signal?: AbortSignal;
 }
 
-/** A second request with the same key and body gets the first one's answer, while that runs and for ten minutes after its end, and runs nothing. */
+/** A second request with the same key and body gets the first one's answer, while that runs and for ten minutes after its end (of start: after it was accepted), and runs nothing. */
 export interface Once {
   key?: string;
 }

@@ -112,7 +112,7 @@ class CallOptions(Parts, total=False):
     limits: Mapping[str, Any]
     files: Mapping[str, Content]
     collect: Sequence[str]
-    key: str  # a second request with the same key, until ten minutes after the end of the first, gets that one's answer, and runs nothing
+    key: str  # a second request with the same key, until ten minutes after the end of the first (of start: after it was accepted), gets that one's answer, and runs nothing
 
 
 class ProcessOptions(CallOptions, total=False):
