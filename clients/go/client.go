@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"math"
 	"net"
 	"net/http"
 	"net/http/httptrace"
@@ -368,6 +369,9 @@ func (c *Client) send(ctx context.Context, r request) (io.ReadCloser, error) {
 func (c *Client) once(ctx context.Context, r request) (io.ReadCloser, error) {
 	inner, cancel := context.WithCancelCause(ctx)
 	b := &body{outer: ctx, inner: inner, cancel: cancel, bound: r.wait + c.Margin}
+	if b.bound < 0 { // the longest timeout there is, for example, and more
+		b.bound = math.MaxInt64
+	}
 	b.timer = time.AfterFunc(b.bound, func() { cancel(errLate) })
 	connected := false
 	inner = httptrace.WithClientTrace(inner, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { connected = true }})

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -54,6 +55,21 @@ func TestBusyCaller(t *testing.T) {
 	busy()
 	if all, err := io.ReadAll(body); err != nil || string(all) != text {
 		t.Errorf("%d bytes, %v", len(all), err)
+	}
+}
+
+// The longest timeout there is, which some take for none, is not over at once.
+func TestLongest(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, `{"exit_code":7}`)
+	}))
+	defer s.Close()
+	c, err := New(s.URL)
+	harness.Must(t, err)
+	for _, grace := range []time.Duration{0, time.Hour} {
+		if r, err := c.Run(t.Context(), Call{Argv: []string{"x"}, Timeout: math.MaxInt64, Grace: grace}); err != nil || r.ExitCode != 7 {
+			t.Errorf("%v %v", r, err)
+		}
 	}
 }
 
