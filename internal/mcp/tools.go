@@ -370,7 +370,10 @@ func (f *Front) readFile(ctx context.Context, in readFile) (*sdk.CallToolResult,
 	if err != nil {
 		return nil, nil, err
 	}
-	whole := b[:len(b)-stream.Partial(b)]
+	whole := b
+	if in.Offset+int64(len(b)) < size { // the rest of a character may come
+		whole = b[:len(b)-stream.Partial(b)]
+	}
 	said := ""
 	if utf8.Valid(whole) {
 		b = whole

@@ -365,6 +365,10 @@ func TestMCPSession(t *testing.T) {
 		if got := structured[content](t, a.use("read_file", in(map[string]any{"path": "c"}))); got.Base64 != "/wA=" {
 			t.Errorf("%+v", got)
 		}
+		a.use("write_file", in(map[string]any{"path": "f", "base64": "YcM="})) // an a, and half an é
+		if got := structured[content](t, a.use("read_file", in(map[string]any{"path": "f"}))); got.Base64 != "YcM=" || got.Next != nil {
+			t.Errorf("%+v", got)
+		}
 		if r := a.use("end_session", in(map[string]any{})); !strings.Contains(said(r), "proven") {
 			t.Errorf("%s", said(r))
 		}
