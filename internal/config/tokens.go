@@ -58,6 +58,9 @@ func LoadTokens(name string) (Tokens, error) {
 		if err != nil || len(sum) != sha256.Size {
 			return nil, fmt.Errorf("%s:%d: the hash is not one of sha256sum", name, i+1)
 		}
+		if [sha256.Size]byte(sum) == sha256.Sum256(nil) { // as of a variable that was not set
+			return nil, fmt.Errorf("%s:%d: the hash is that of an empty token, which everybody could send; make one by openssl rand -hex 32", name, i+1)
+		}
 		all = append(all, token{fields[0], [sha256.Size]byte(sum)})
 	}
 	if len(all) == 0 {

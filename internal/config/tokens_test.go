@@ -28,6 +28,7 @@ func TestLoadTokens(t *testing.T) {
 		{"path", "../a" + sum, 0o600, "tenant"},
 		{"no hash", "a b\n", 0o600, "sha256:HEX"},
 		{"empty", "", 0o600, "no token"},
+		{"of nothing", "a sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855\n", 0o600, "empty token"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			harness.Must(t, os.WriteFile(name, []byte(test.text), 0o600))
