@@ -204,13 +204,21 @@ func (s *Server) remove(ctx context.Context, book *calls.Book, c *calls.Call) ap
 // huma makes all of an answer's text before it sends any, and a client may take its time to read that.
 const escaped = 6 // bytes in JSON of one that is a control character
 
-// told is an answer with a call, for which memory is taken.
-func (s *Server) told(ctx context.Context, c *calls.Call) (*answer[api.CallStatus], error) {
-	status, size := c.Status(), int64(answerRest)
-	if status.Report != nil {
-		size = escaped * answerSize(status.Report)
+// holdLong takes memory for an answer, unless that is short: how a call has ended is told also when none is left.
+func (s *Server) holdLong(ctx context.Context, size int64) error {
+	if size <= api.MostListed {
+		return nil
 	}
-	return with(status, s.Hold(ctx, size))
+	return s.Hold(ctx, escaped*size)
+}
+
+// told is an answer with a call.
+func (s *Server) told(ctx context.Context, c *calls.Call) (*answer[api.CallStatus], error) {
+	status, size := c.Status(), int64(0)
+	if status.Report != nil {
+		size = answerSize(status.Report)
+	}
+	return with(status, s.holdLong(ctx, size))
 }
 
 // listed is an answer with calls, for which memory is taken.

@@ -288,8 +288,8 @@ func (s *Server) defineParts(a huma.API) {
 				out.Snapshots = append(out.Snapshots, shown(m))
 			}
 		}
-		const each = 1 << 10 // bytes of one, and its JSON
-		return with(out, s.Hold(ctx, each*int64(len(out.Snapshots))))
+		const each = 256
+		return with(out, s.holdLong(ctx, each*int64(len(out.Snapshots))))
 	})
 
 	register(a, s.operation(a, huma.Operation{

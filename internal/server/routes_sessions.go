@@ -203,13 +203,13 @@ func (s *Server) defineSessions(a huma.API) {
 		out, size := api.Sessions{Sessions: []api.Session{}}, int64(0)
 		for _, x := range s.rooms.List(whose(ctx).tenant) {
 			out.Sessions = append(out.Sessions, describe(x))
-			if size += answerRest; x.Asked.Network != nil {
+			if x.Asked.Network != nil {
 				for _, host := range x.Asked.Network.Allow {
 					size += wordRest + int64(len(host))
 				}
 			}
 		}
-		return with(out, s.Hold(ctx, size))
+		return with(out, s.holdLong(ctx, size))
 	})
 
 	register(a, s.operation(a, huma.Operation{
