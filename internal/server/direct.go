@@ -12,6 +12,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/sessions"
 	"github.com/sbxrun/sbxrun/internal/tenants"
+	"github.com/sbxrun/sbxrun/internal/tree"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
@@ -130,6 +131,11 @@ func (s *Server) OpenFile(ctx context.Context, session, name string) (f *os.File
 		return nil, 0, nil, nil, err
 	}
 	f, st, err := dir.Get(name)
+	// Who reads a file of 8 EiB of holes, which cost a command nothing, into memory never comes to its end.
+	if most := int64(s.settings.Load().Sandbox.TmpSize); err == nil && st.Size() > most {
+		f.Close()
+		err = tree.TooLarge("%q has %d bytes, mostly holes: more than the %d of the workspace", name, st.Size(), most)
+	}
 	if err != nil {
 		free()
 		return nil, 0, nil, nil, err

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/tree"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
@@ -119,7 +120,7 @@ func (s *Server) defineWorkspace(a huma.API) {
 
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "getFile", Method: http.MethodGet, Path: base + "/{path...}", Summary: "Read a file of the workspace", Responses: octets("The file"),
-	}, none...), func(ctx context.Context, q *FilePath) (*streamed, error) {
+	}, append(none, api.TooLarge)...), func(ctx context.Context, q *FilePath) (*streamed, error) {
 		f, size, both, release, err := s.OpenFile(ctx, q.ID, q.Path)
 		if err != nil {
 			return nil, err
@@ -184,8 +185,17 @@ func (s *Server) defineWorkspace(a huma.API) {
 		if err != nil {
 			return nil, err
 		}
-		most := s.settings.Load().Sessions.MaxEntries
-		if err := dir.List(".", most, func(workspace.Entry) error { return nil }); err != nil { // as long as there can be an answer that says so
+		set, size := s.settings.Load(), int64(0)
+		const names = 2 // that each file may have
+		most := workspace.Quota{Bytes: names * int64(set.Sandbox.TmpSize), Entries: set.Sessions.MaxEntries}
+		err = dir.List(".", most.Entries, func(e workspace.Entry) error { // as long as there can be an answer that says so
+			if e.Size > most.Bytes-size {
+				return tree.TooLarge("the files have more than %d bytes together, with holes and under all their names", most.Bytes)
+			}
+			size += e.Size
+			return nil
+		})
+		if err != nil {
 			release()
 			return nil, err
 		}

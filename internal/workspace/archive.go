@@ -103,10 +103,11 @@ func broken(err error) error {
 }
 
 // Pack writes the files and directories below one as a tar stream. What is neither, and what cannot
-// be read, is left out.
-func (d *Dir) Pack(w io.Writer, name string, entries int) error {
-	a := tree.NewArchive(w, 0)
-	for e, err := range d.below(name, tree.Walk{Entries: entries, Files: true}) {
+// be read, is left out. More than the quota is an error: files may be holes, or have many names.
+func (d *Dir) Pack(w io.Writer, name string, q Quota) error {
+	const header = 10 << 10 // with a path as long as it can be
+	a := tree.NewArchive(w, q.Bytes+int64(q.Entries)*header)
+	for e, err := range d.below(name, tree.Walk{Entries: q.Entries, Files: true}) {
 		switch {
 		case err != nil:
 		case tree.Type(&e.Stat) == unix.S_IFDIR:

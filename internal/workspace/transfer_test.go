@@ -292,5 +292,5 @@ func TestTransferLease(t *testing.T) {
 	if n != 3 {
 		t.Errorf("%d are listed", n)
 	}
-	must(t, d.Pack(io.Discard, ".", 10))
+	must(t, d.Pack(io.Discard, ".", Quota{Bytes: 1 << 20, Entries: 10}))
 }

@@ -145,17 +145,17 @@ func TestPut(t *testing.T) {
 
 // What is packed can be unpacked again.
 func TestPackUnpack(t *testing.T) {
-	d, _ := open(t)
+	d, from := open(t)
 	for _, name := range []string{"a", "d/b", "d/e/c"} {
 		if _, err := d.Put(name, strings.NewReader(name), 10, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
 	var b bytes.Buffer
-	if err := d.Pack(&b, ".", 100); err != nil {
+	if err := d.Pack(&b, ".", Quota{Bytes: 1 << 20, Entries: 100}); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Pack(&bytes.Buffer{}, ".", 4); code(err) != "too-large" {
+	if err := d.Pack(&bytes.Buffer{}, ".", Quota{Bytes: 1 << 20, Entries: 4}); code(err) != "too-large" {
 		t.Errorf("%v", err)
 	}
 	other, root := open(t)
@@ -167,6 +167,10 @@ func TestPackUnpack(t *testing.T) {
 	}
 	if st, err := os.Stat(filepath.Join(root, "inside/a")); err != nil || st.Mode().Perm()&0o100 == 0 {
 		t.Errorf("%v %v", st, err)
+	}
+	must(t, os.Truncate(filepath.Join(from, "inside/a"), 1<<40))
+	if err := d.Pack(io.Discard, ".", Quota{Bytes: 1 << 20, Entries: 100}); code(err) != "too-large" {
+		t.Errorf("a file of holes: %v", err)
 	}
 }
 

@@ -332,6 +332,19 @@ func TestSessionFiles(t *testing.T) {
 			t.Errorf("%s: %+v", all, e)
 		}
 	}
+	// Holes, and second names, cost a command nothing, and whoever reads them into memory dear.
+	for _, script := range []string{"rm -rf * && truncate -s 7E huge", "rm -rf * && head -c 200000 /dev/zero >a && for i in $(seq 12); do ln a a$i; done"} {
+		s.call(path+"/exec", sh(script))
+		if _, e := s.refused(http.MethodGet, path+"/archive", nil); e.Failure.Code != api.TooLarge {
+			t.Errorf("%s: %+v", script, e)
+		}
+		if status, _ := s.ask(http.MethodHead, path+"/files/huge", nil); status == http.StatusOK {
+			t.Error("a file of holes is sent")
+		}
+	}
+	if status, b := s.ask(http.MethodGet, path+"/files/a", nil); status != http.StatusOK || len(b) != 200_000 {
+		t.Errorf("%d, %d bytes", status, len(b))
+	}
 }
 
 // archive makes a tar stream of headers; files have their names as text.
