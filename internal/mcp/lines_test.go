@@ -66,3 +66,17 @@ func TestLinesTooLong(t *testing.T) {
 		}
 	}
 }
+
+// A message that can be read in two ways is answered by its id, or its client would wait.
+func TestLinesStrict(t *testing.T) {
+	r, w := io.Pipe()
+	go func() {
+		line := `{"jsonrpc":"2.0","id":7,"method":"m","params":{"code":"` + "\xff" + `"}}` + "\n"
+		_, _ = io.Copy(io.Discard, newLines(t.Context(), strings.NewReader(line), w, 1<<10)) // neither fails
+	}()
+	got := make([]byte, 1<<10)
+	n, err := r.Read(got)
+	if text := string(got[:n]); err != nil || !strings.Contains(text, `"id":7,`) || !strings.Contains(text, "Unicode") {
+		t.Errorf("%v %s", err, text)
+	}
+}
