@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
-	"time"
 
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/cluster"
@@ -57,15 +56,10 @@ func gateway(args []string) int {
 	if err != nil {
 		return fail(err)
 	}
-	web, failed, err := listenAll(&c, g.Handler(), log)
+	web, ctx, err := attend(&c, &flags.Listening, g.Handler(), door.Reload, end, again, log)
 	if err != nil {
 		return fail(err)
 	}
-	if err := until(end, again, failed, &flags.Listening, door.Reload, log); err != nil {
-		return fail(err)
-	}
-	ctx, cancel := draining(end, time.Duration(c.DrainTimeout), log)
-	defer cancel()
 	g.Drain()
 	if web.Shutdown(ctx) != nil {
 		web.Close()

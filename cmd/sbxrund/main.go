@@ -160,10 +160,6 @@ func serve(args []string) int {
 	if err != nil {
 		return fail(err)
 	}
-	web, failed, err := listenAll(&c, handler, log)
-	if err != nil {
-		return fail(err)
-	}
 	reload := func(c config.Config, tokens config.Tokens) error {
 		err := s.Reload(c, tokens)
 		if err == nil {
@@ -171,11 +167,10 @@ func serve(args []string) int {
 		}
 		return err
 	}
-	if err := until(end, again, failed, &flags.Listening, reload, log); err != nil {
+	web, ctx, err := attend(&c, &flags.Listening, handler, reload, end, again, log)
+	if err != nil {
 		return fail(err)
 	}
-	ctx, cancel := draining(end, time.Duration(c.DrainTimeout), log)
-	defer cancel()
 	s.Stop()
 	if node != nil {
 		node.Tell()
@@ -213,36 +208,35 @@ func signals() (end, reload <-chan os.Signal) {
 	return ends, reloads
 }
 
-// listenAll opens all sockets, and answers what comes there.
-func listenAll(c *config.Config, handler http.Handler, log *slog.Logger) (*http.Server, <-chan error, error) {
+// attend opens all sockets, answers what comes there until the signal to end, and has a changed
+// configuration taken over when told to. Then calls that run may come to their ends until ctx is done,
+// which a second signal cuts short.
+func attend(c *config.Config, flags *cli.Listening, handler http.Handler, reload func(config.Config, config.Tokens) error, end, again <-chan os.Signal, log *slog.Logger) (web *http.Server, ctx context.Context, err error) {
 	listeners, err := listen(c)
 	if err != nil {
 		return nil, nil, err
 	}
-	web := &http.Server{
-		Handler: handler, ConnContext: server.Peer, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
-		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: server.MaxHeader,
-		Protocols: new(http.Protocols), // an HTTP/2 stream that is reset is easily lost
-	}
-	web.Protocols.SetHTTP1(true)
+	web = server.Web(handler, server.Peer, log)
+	web.IdleTimeout = 2 * time.Minute
 	failed := make(chan error, len(listeners))
 	for _, l := range listeners {
 		log.Info("listening", "address", l.Addr().String())
 		go func() { failed <- web.Serve(l) }()
 	}
-	return web, failed, nil
-}
-
-// until waits for the signal to end, and has a changed configuration taken over when told to.
-func until(end, again <-chan os.Signal, failed <-chan error, flags *cli.Listening, reload func(config.Config, config.Tokens) error, log *slog.Logger) error {
 	_, _ = daemon.SdNotify(false, daemon.SdNotifyReady) // without systemd nobody is told
 	for {
 		select {
 		case err := <-failed:
-			return err
+			return nil, nil, err
 		case <-end:
 			_, _ = daemon.SdNotify(false, daemon.SdNotifyStopping)
-			return nil
+			log.Info("draining")
+			ctx, cancel := context.WithTimeout(context.Background(), time.Duration(c.DrainTimeout))
+			go func() {
+				<-end
+				cancel()
+			}()
+			return web, ctx, nil
 		case <-again:
 			if _, _, err := settings(flags, reload); err != nil {
 				log.Error("reload", "error", err)
@@ -267,18 +261,6 @@ func places(c *config.Config, log *slog.Logger) (source place.Source, free func(
 // front is the server's for agents.
 func front(s *server.Server, c *config.Config, log *slog.Logger) *mcp.Front {
 	return mcp.New(s, mcp.Settings{Version: version.String(), Network: c.Sandbox.Network == "host" || len(c.Tenant.Network) > 0, MaxBody: int64(c.MaxBody), Log: log})
-}
-
-// draining is the time in which calls that run may come to their ends. A second signal cuts it
-// short.
-func draining(end <-chan os.Signal, within time.Duration, log *slog.Logger) (context.Context, context.CancelFunc) {
-	log.Info("draining")
-	ctx, cancel := context.WithTimeout(context.Background(), within)
-	go func() {
-		<-end
-		cancel()
-	}()
-	return ctx, cancel
 }
 
 // ended closes connections when their answers are sent.

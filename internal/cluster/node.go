@@ -5,7 +5,6 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
-	"time"
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/server"
@@ -63,11 +62,8 @@ func NewNode(bus *NATS, name, version string, s *server.Server, handler http.Han
 
 // passedOn is a server for requests that come by NATS.
 func passedOn(handler http.Handler, log *slog.Logger) *http.Server {
-	web := &http.Server{
-		Handler: handler, ConnContext: server.Passed, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
-		ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 2 * server.MaxHeader, Protocols: new(http.Protocols),
-	}
-	web.Protocols.SetHTTP1(true)
+	web := server.Web(handler, server.Passed, log)
+	web.MaxHeaderBytes *= 2         // with what the gateway adds
 	web.SetKeepAlivesEnabled(false) // a request has a connection of its own
 	return web
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"strconv"
@@ -98,7 +99,7 @@ func refuse(c net.Conn, e *api.Error) {
 	const within = 2 * time.Second
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(within)) // of sockets
-	r, err := http.ReadRequest(bufio.NewReader(io.LimitReader(c, MaxHeader)))
+	r, err := http.ReadRequest(bufio.NewReader(io.LimitReader(c, maxHeader)))
 	if err != nil {
 		return
 	}
@@ -206,5 +207,16 @@ func WhileThere(ctx context.Context) (context.Context, context.CancelFunc) {
 	return ctx, cancel
 }
 
-// MaxHeader is how long the head of a request may be.
-const MaxHeader = 64 << 10
+// maxHeader is how long the head of a request may be.
+const maxHeader = 64 << 10
+
+// Web answers requests by a handler. conn is [Peer] or [Passed].
+func Web(handler http.Handler, conn func(context.Context, net.Conn) context.Context, log *slog.Logger) *http.Server {
+	web := &http.Server{
+		Handler: handler, ConnContext: conn, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: maxHeader,
+		Protocols: new(http.Protocols), // an HTTP/2 stream that is reset is easily lost
+	}
+	web.Protocols.SetHTTP1(true)
+	return web
+}
