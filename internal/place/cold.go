@@ -52,10 +52,8 @@ type cold struct {
 func (c *cold) Kind() Kind { return Cold }
 
 func (c *cold) Start(ctx context.Context, command Command) (Running, error) {
-	run, err := c.room.Start(ctx, command.Args, command.Env, command.Dir, job.Spec{
-		Stdin: command.Stdin, Stdout: command.Stdout, Stderr: command.Stderr, MaxOutput: command.MaxOutput,
-		Limits: command.Limits, Timeout: command.Timeout, Grace: command.Grace,
-	})
+	command.Attended = false // its deadline is kept, however late Wait is called
+	run, err := c.room.Start(ctx, command.Args, command.Env, command.Dir, command.Spec)
 	if err != nil {
 		return nil, err
 	}

@@ -5,11 +5,11 @@ package place
 
 import (
 	"context"
-	"io"
 	"syscall"
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
@@ -82,16 +82,11 @@ type Running interface {
 	SignalAlone(sig syscall.Signal) error // to the command's own process
 }
 
-// Command is a command, its members as those of [bwrap.Command].
+// Command is a command.
 type Command struct {
-	Args           []string
-	Env            []string
-	Dir            string
-	Stdin          io.Reader
-	Stdout, Stderr io.Writer
-	MaxOutput      int64
-	Limits         limits.Request
-	Timeout, Grace time.Duration
-	Program        string // of a place with one: the file's content
-	Attended       bool   // Wait is called at once, and may be what watches the command
+	Args    []string
+	Env     []string // NAME=VALUE for each variable beside the place's own
+	Dir     string   // "" for the place's own
+	Program string   // of a place with one: the file's content
+	job.Spec
 }

@@ -206,7 +206,7 @@ func (s *Source) start(tenant string, p place.Policy) (_ *ahead, err error) {
 		return nil, err
 	}
 	defer fifo.Close()
-	a.run, err = r.Start(context.Background(), Command{Args: p.Program.Args, Spec: job.Spec{
+	a.run, err = r.Start(context.Background(), place.Command{Args: p.Program.Args, Spec: job.Spec{
 		Stdout: &a.out[0], Stderr: &a.out[1], Limits: p.Program.Limits,
 	}})
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/random"
 	"github.com/sbxrun/sbxrun/internal/room"
@@ -37,14 +38,6 @@ type Room struct {
 	// network is the host's.
 	sockets, devices *os.File
 	untouched        string
-}
-
-// Command is what a call runs.
-type Command struct {
-	Args []string
-	Env  []string // NAME=VALUE for each variable beside the room's own
-	Dir  string   // "" for the room's own
-	job.Spec
 }
 
 // build builds a room with what makes inits in it.
@@ -157,7 +150,7 @@ func text(f *os.File) string {
 
 // Start runs the call's command. It does not wait until the command was executed: that it
 // could not be is an error of the Run's Wait. It is called once for each Take.
-func (r *Room) Start(ctx context.Context, c Command) (*job.Run, error) {
+func (r *Room) Start(ctx context.Context, c place.Command) (*job.Run, error) {
 	if r.run != nil {
 		return nil, &result.Error{Code: "usage", Message: "a warm room runs one command for each time that it is taken"}
 	}

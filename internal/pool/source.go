@@ -100,10 +100,7 @@ func (w *warm) Kind() place.Kind {
 // Start starts the command; in a cold place if the room turns out to be of no use, and
 // nothing was put into it.
 func (w *warm) Start(ctx context.Context, c place.Command) (place.Running, error) {
-	run, err := w.room.Start(ctx, Command{Args: c.Args, Env: c.Env, Dir: c.Dir, Spec: job.Spec{
-		Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, MaxOutput: c.MaxOutput,
-		Limits: c.Limits, Timeout: c.Timeout, Grace: c.Grace, Attended: c.Attended,
-	}})
+	run, err := w.room.Start(ctx, c)
 	if err == nil {
 		w.run = run
 		return run, nil

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/pool"
@@ -52,7 +53,7 @@ func TestFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out bytes.Buffer
-		run, err := at.Start(t.Context(), place.Command{Args: []string{"sh", "-c", "ls; cat dir/in; stat -c %U dir/in; echo more >>dir/in; mv dir/in out"}, Stdout: &out, Stderr: &out, Timeout: bound})
+		run, err := at.Start(t.Context(), place.Command{Args: []string{"sh", "-c", "ls; cat dir/in; stat -c %U dir/in; echo more >>dir/in; mv dir/in out"}, Spec: job.Spec{Stdout: &out, Stderr: &out, Timeout: bound}})
 		harness.Must(t, err)
 		if res, err := run.Wait(); err != nil || res.ExitCode() != 0 || out.String() != "dir\ntextsandbox\n" {
 			t.Errorf("%+v, %v, %q", res, err, &out)
@@ -81,7 +82,7 @@ func TestCold(t *testing.T) {
 			env = append(env, name+"="+strings.Repeat("x", 100_000))
 		}
 		return env
-	}(), Stdout: &out, Timeout: bound})
+	}(), Spec: job.Spec{Stdout: &out, Timeout: bound}})
 	harness.Must(t, err)
 	if res, err := run.Wait(); err != nil || res.ExitCode() != 0 || at.Kind() != place.Cold {
 		t.Errorf("%s, %+v, %v", at.Kind(), res, err)
@@ -115,7 +116,7 @@ func TestMemoryLeft(t *testing.T) {
 		if _, err := dir.Put("in", strings.NewReader("text"), 100, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		run, err := at.Start(t.Context(), place.Command{Args: []string{"sh", "-c", script}, Limits: l, Timeout: bound})
+		run, err := at.Start(t.Context(), place.Command{Args: []string{"sh", "-c", script}, Spec: job.Spec{Limits: l, Timeout: bound}})
 		if err != nil {
 			return err
 		}
@@ -179,7 +180,7 @@ func TestAhead(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out bytes.Buffer
-		running, err := at.Start(t.Context(), place.Command{Args: policy.Program.Args, Program: code, Stdout: &out, Stderr: &out, Timeout: timeout, Attended: true})
+		running, err := at.Start(t.Context(), place.Command{Args: policy.Program.Args, Program: code, Spec: job.Spec{Stdout: &out, Stderr: &out, Timeout: timeout, Attended: true}})
 		harness.Must(t, err)
 		res, err := running.Wait()
 		if err != nil || res.Verdict != result.Proven {

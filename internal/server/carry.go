@@ -16,6 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/internal/workspace"
@@ -215,10 +216,9 @@ func (s *Server) in(ctx context.Context, at place.Place, admitted *admission.Lea
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stdout, stderr, failed := s.writersOf(out, o, cancel)
-	command := place.Command{
-		Args: o.argv, Env: o.env, Dir: o.dir, Stdout: stdout, Stderr: stderr, Limits: o.limits, Timeout: o.timeout, Grace: o.grace,
-		Program: o.code, Attended: true,
-	}
+	command := place.Command{Args: o.argv, Env: o.env, Dir: o.dir, Program: o.code, Spec: job.Spec{
+		Stdout: stdout, Stderr: stderr, Limits: o.limits, Timeout: o.timeout, Grace: o.grace, Attended: true,
+	}}
 	switch {
 	case o.input != nil:
 		command.Stdin = io.MultiReader(strings.NewReader(o.stdin), o.input)
