@@ -63,18 +63,33 @@ func (e *entry) end() {
 	e.leave()
 }
 
-// fresh carries a call out in a place of its own. When it returns nothing of the call is left.
-func (s *Server) fresh(ctx context.Context, turn *tenants.Turn, o *order, out sink) (*api.Answer, error) {
-	e, err := s.enter(ctx, turn, o)
-	if err != nil {
-		return nil, s.callError(ctx, err)
+// carryOut carries a call out that has joined, in its session or in a place of its own. When it returns
+// nothing of the call is left.
+func (s *Server) carryOut(ctx context.Context, turn *tenants.Turn, o *order, out sink) (a *api.Answer, err error) {
+	how := s.fresh
+	if o.session != nil {
+		how = s.inSession
+		if err := o.withoutParts(); err != nil {
+			return nil, err
+		}
 	}
-	return s.entered(ctx, e, o, out)
+	if o.entry == nil {
+		if o.entry, err = s.enter(ctx, turn, o); err != nil {
+			return nil, s.callError(ctx, err)
+		}
+	}
+	defer o.entry.end()
+	if a, err = how(ctx, o, out); a == nil {
+		return nil, err
+	}
+	a.QueueMS = result.Milliseconds(o.entry.queued)
+	o.buffers.Shrink(answerSize(a))
+	s.tell(o, a)
+	return a, proven(a)
 }
 
-// entered is [Server.fresh] for a call that was let in.
-func (s *Server) entered(ctx context.Context, e *entry, o *order, out sink) (*api.Answer, error) {
-	defer e.end()
+// fresh carries a call out in a place of its own. The answer is nil if it came to nothing.
+func (s *Server) fresh(ctx context.Context, o *order, out sink) (*api.Answer, error) {
 	set := s.settings.Load()
 	policy := set.policy
 	policy.Commands, policy.Program = o.limits, o.ahead()
@@ -85,13 +100,13 @@ func (s *Server) entered(ctx context.Context, e *entry, o *order, out sink) (*ap
 	}
 	at, err := s.source.Take(ctx, o.who.tenant, policy)
 	if err != nil {
-		return nil, s.callError(ctx, explain(e.admitted, err))
+		return nil, s.callError(ctx, explain(o.entry.admitted, err))
 	}
 	var res *result.Result
 	a, err := func() (*api.Answer, error) {
 		// Also after a panic, which ends this request alone.
 		defer func() { res, _ = at.Give() }() // the result's verdict says more
-		return s.in(ctx, at, e.admitted, o, out)
+		return s.in(ctx, at, o, out)
 	}()
 	if a == nil {
 		return nil, s.callError(ctx, err)
@@ -107,15 +122,19 @@ func (s *Server) entered(ctx context.Context, e *entry, o *order, out sink) (*ap
 		a.Teardown.Verdict, a.Teardown.Survivors = result.Unproven, res.Survivors
 		a.ExitCode = result.ExitUnproven
 	}
-	return s.done(o, e, a)
+	return a, nil
 }
 
-// done is the last of a call that has an answer.
-func (s *Server) done(o *order, e *entry, a *api.Answer) (*api.Answer, error) {
-	a.QueueMS = result.Milliseconds(e.queued)
-	o.buffers.Shrink(answerSize(a))
-	s.tell(o, a)
-	return a, proven(a)
+// inSession carries a call out in its session. The answer is nil if it came to nothing.
+func (s *Server) inSession(ctx context.Context, o *order, out sink) (*api.Answer, error) {
+	a, err := s.in(ctx, o.session.Place, o, out)
+	if a == nil {
+		return nil, s.cameToNothing(ctx, o.session, err)
+	}
+	if a.Teardown.Verdict == result.Unproven {
+		s.lost(o.session)
+	}
+	return a, nil
 }
 
 // About how much memory an answer takes beside output and command line, and a word beside its text: an
@@ -208,7 +227,7 @@ func (s *Server) callError(ctx context.Context, err error) error {
 }
 
 // in carries a call out at a place. The answer is nil if it came to nothing.
-func (s *Server) in(ctx context.Context, at place.Place, admitted *admission.Leave, o *order, out sink) (*api.Answer, error) {
+func (s *Server) in(ctx context.Context, at place.Place, o *order, out sink) (*api.Answer, error) {
 	began := time.Now()
 	if err := s.bring(ctx, at, o); err != nil {
 		return nil, err
@@ -230,7 +249,7 @@ func (s *Server) in(ctx context.Context, at place.Place, admitted *admission.Lea
 	}
 	run, err := at.Start(ctx, command)
 	if err != nil {
-		err = explain(admitted, err)
+		err = explain(o.entry.admitted, err)
 		if e := (*result.Error)(nil); errors.As(err, &e) && (e.Code == "not-found" || e.Code == "not-executable") {
 			// As on the command line, that is how the command has ended.
 			res := result.Result{Cause: result.StartFailed, Verdict: result.NotApplicable, StartedAt: began, Duration: time.Since(began), Err: e}
@@ -238,7 +257,7 @@ func (s *Server) in(ctx context.Context, at place.Place, admitted *admission.Lea
 		}
 		return nil, err
 	}
-	admitted.Running()
+	o.entry.admitted.Running()
 	out.started(run)
 	res, err := run.Wait()
 	if mistake := failed.Load(); mistake != nil {

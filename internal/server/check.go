@@ -21,6 +21,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/sessions"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/internal/workspace"
@@ -49,6 +50,10 @@ type order struct {
 	code           string
 	kill           bool  // all, if more than maxOutput is written
 	maxAnswer      int64 // of maxOutput, what an answer may have
+
+	session *sessions.Session // that it runs in; nil for a place of its own
+	ended   error             // the session has, and only what has run already is answered, by its key
+	entry   *entry            // once it was let in
 
 	memory  int64          // that its answer may take
 	buffers *tenants.Lease // that memory, from its turn until the answer is sent

@@ -25,7 +25,7 @@ func TestEndlessOutput(t *testing.T) {
 		if o.maxOutput != mostOutput || len(o.clamped) != 1 {
 			t.Errorf("%d bytes, %v", o.maxOutput, o.clamped)
 		}
-		if _, err := s.launch(t.Context(), s.book, o, s.fresh, func() {}); err == nil || api.AsError(err).Failure.Code != api.Busy {
+		if _, err := s.launch(t.Context(), s.book, o, func() {}); err == nil || api.AsError(err).Failure.Code != api.Busy {
 			t.Errorf("%v", err)
 		}
 	}

@@ -11,7 +11,6 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/sessions"
-	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/internal/tree"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
@@ -27,34 +26,20 @@ func As(ctx context.Context, tenant, requestID string) context.Context {
 // Run carries a call out, in a place of its own or in a session. When it returns nothing of the
 // call is left, but for an error that says so.
 func (s *Server) Run(ctx context.Context, session string, c *api.Call) (*api.Answer, error) {
-	by := way(s.fresh)
+	var x *sessions.Session
+	var err error
 	if session != "" {
-		x, err := s.rooms.Get(whose(ctx).tenant, session)
-		if err != nil {
+		if x, err = s.rooms.Get(whose(ctx).tenant, session); err != nil {
 			return nil, err
 		}
-		by = s.whileOpen(x)
 	}
 	o, err := s.check(whose(ctx), c)
 	if err != nil {
 		return nil, err
 	}
+	o.session = x
 	defer func() { o.buffers.Free() }()
-	return s.carry(ctx, o, newBuffered(o), by)
-}
-
-// whileOpen carries a call out in a session, and ends it with that.
-func (s *Server) whileOpen(x *sessions.Session) way {
-	return func(ctx context.Context, turn *tenants.Turn, o *order, out sink) (*api.Answer, error) {
-		its, release, err := x.Use()
-		if err != nil {
-			return nil, err // who carries the call out gives up the turn
-		}
-		defer release()
-		ctx, cancel := Both(ctx, its)
-		defer cancel()
-		return s.inSession(x)(ctx, turn, o, out)
-	}
+	return s.carry(ctx, o, newBuffered(o))
 }
 
 // Cell runs a cell in a session's interpreter. When it returns nothing of the cell runs any more

@@ -270,7 +270,7 @@ func TestMistakes(t *testing.T) {
 	source.output = true
 	o, err := s.check(who{tenant: "uid-1"}, &api.Call{Argv: []string{"true"}})
 	harness.Must(t, err)
-	_, err = s.carry(t.Context(), o, brokenSink{}, s.fresh)
+	_, err = s.carry(t.Context(), o, brokenSink{})
 	if e := (*api.Error)(nil); !errors.As(err, &e) || e.Failure.Code != api.Internal || source.taken.Load() != 0 {
 		t.Errorf("%v, %d rooms", err, source.taken.Load())
 	}

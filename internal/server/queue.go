@@ -7,15 +7,11 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/calls"
-	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
 // Admitted is a call that has a place and a turn here, and has not begun. It has to be started or
 // given up.
-type Admitted struct {
-	call  *detached
-	entry *entry
-}
+type Admitted struct{ call *detached }
 
 // ErrHere says that a call with this id has begun.
 var ErrHere = errors.New("the call has begun here")
@@ -47,26 +43,23 @@ func (s *Server) Admit(ctx context.Context, id string, body []byte) (*Admitted, 
 	if err != nil {
 		return nil, err
 	}
-	e, err := s.enter(d.ctx, d.turn, o)
-	if err != nil {
+	if o.entry, err = s.enter(d.ctx, d.turn, o); err != nil {
 		err = s.callError(d.ctx, err)
 		d.drop()
 		return nil, err
 	}
-	return &Admitted{d, e}, nil
+	return &Admitted{d}, nil
 }
 
 // Start begins the call.
 func (a *Admitted) Start() *calls.Call {
-	go a.call.run(func(ctx context.Context, _ *tenants.Turn, o *order, out sink) (*api.Answer, error) {
-		return a.call.s.entered(ctx, a.entry, o, out)
-	})
+	go a.call.run()
 	return a.call.Call
 }
 
 // GiveUp forgets the call.
 func (a *Admitted) GiveUp() {
-	a.entry.end()
+	a.call.o.entry.end()
 	a.call.drop()
 }
 

@@ -21,6 +21,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/page"
+	"github.com/sbxrun/sbxrun/internal/sessions"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
@@ -325,19 +326,17 @@ func (s *Server) defineRun(a huma.API) {
 		OperationID: "run", Method: http.MethodPost, Path: "/v1/run", Summary: "Run one command or program in a fresh sandbox",
 		Description: "Answers when nothing of it is left. A client that disconnects ends the call.", Responses: answers(a),
 	}, append(starting, api.Idempotency)...), func(ctx context.Context, q *request) (*streamed, error) {
-		return s.answered(q.Request, q.Stream, q.Key, q.RawBody, &q.Body, s.fresh)
+		return s.answered(q.Request, q.Stream, q.Key, q.RawBody, &q.Body, nil, nil)
 	})
 }
 
-// way is how a call is carried out, see [Server.fresh].
-type way func(ctx context.Context, turn *tenants.Turn, o *order, out sink) (*api.Answer, error)
-
-// answered answers a call that its client waits for.
-func (s *Server) answered(q Request, stream, key string, body []byte, c *api.Call, by way) (*streamed, error) {
+// answered answers a call that its client waits for, in a session unless that is nil: see order.
+func (s *Server) answered(q Request, stream, key string, body []byte, c *api.Call, x *sessions.Session, ended error) (*streamed, error) {
 	o, err := s.check(whose(q.r.Context()), c)
 	if err != nil {
 		return nil, err
 	}
+	o.session, o.ended = x, ended
 	accept := q.r.Header.Get("Accept")
 	sse := strings.Contains(accept, "text/event-stream")
 	streams := sse || stream == "1" || strings.Contains(accept, "application/x-ndjson")
@@ -348,12 +347,12 @@ func (s *Server) answered(q Request, stream, key string, body []byte, c *api.Cal
 		if streams {
 			out := newEvents(q.w, sse, o, s.spawn)
 			out.alive()
-			out.finish(s.carry(q.r.Context(), o, out, by))
+			out.finish(s.carry(q.r.Context(), o, out))
 			return
 		}
 		defer func() { o.buffers.Free() }()
 		a, err := once(s, q, key, body, o, func(ctx context.Context) (*api.Answer, bool, error) {
-			a, err := s.carry(ctx, o, newBuffered(o), by)
+			a, err := s.carry(ctx, o, newBuffered(o))
 			return a, a != nil && a.Started, err
 		})
 		if err != nil {
@@ -365,7 +364,7 @@ func (s *Server) answered(q Request, stream, key string, body []byte, c *api.Cal
 }
 
 // carry carries a call out for as long as its client is there.
-func (s *Server) carry(ctx context.Context, o *order, out sink, by way) (a *api.Answer, err error) {
+func (s *Server) carry(ctx context.Context, o *order, out sink) (a *api.Answer, err error) {
 	defer func() { s.count(o, a, err) }()
 	if err := s.begin(); err != nil {
 		return nil, err
@@ -373,18 +372,30 @@ func (s *Server) carry(ctx context.Context, o *order, out sink, by way) (a *api.
 	defer s.running.Done()
 	ctx, cancel := s.Until(ctx)
 	defer cancel()
+	if o.ended != nil {
+		return nil, o.ended
+	}
+	if o.session != nil { // which ends it
+		its, release, err := o.session.Use()
+		if err != nil {
+			return nil, err
+		}
+		defer release()
+		ctx, cancel = Both(ctx, its)
+		defer cancel()
+	}
 	turn, err := s.join(ctx, o.who.tenant, o.ceilings.Ceilings())
 	if err != nil {
 		return nil, err
 	}
-	return s.guardCall(ctx, turn, o, out, by)
+	return s.guardCall(ctx, turn, o, out)
 }
 
 // guardCall carries a call out that has joined.
-func (s *Server) guardCall(ctx context.Context, turn *tenants.Turn, o *order, out sink, by way) (a *api.Answer, err error) {
+func (s *Server) guardCall(ctx context.Context, turn *tenants.Turn, o *order, out sink) (a *api.Answer, err error) {
 	err = s.Guard(context.WithValue(ctx, whoKey, o.who), func() (err error) {
 		defer turn.GiveUp()
-		a, err = by(ctx, turn, o, out)
+		a, err = s.carryOut(ctx, turn, o, out)
 		return err
 	})
 	return a, err

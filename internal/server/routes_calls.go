@@ -25,12 +25,12 @@ func (b background) output(r *result.Report)             { b.Output(r) }
 
 // launch carries a call out in the background. The base of its context ends it, and so does the
 // server's end. release is called at its end.
-func (s *Server) launch(base context.Context, book *calls.Book, o *order, by way, release func()) (*calls.Call, error) {
+func (s *Server) launch(base context.Context, book *calls.Book, o *order, release func()) (*calls.Call, error) {
 	d, err := s.detach(base, book, o, o.ceilings.Ceilings(), release)
 	if err != nil {
 		return nil, err
 	}
-	go d.run(by)
+	go d.run()
 	return d.Call, nil
 }
 
@@ -79,9 +79,9 @@ func (s *Server) detach(base context.Context, book *calls.Book, o *order, c tena
 }
 
 // run carries the call out.
-func (d *detached) run(by way) {
+func (d *detached) run() {
 	defer d.cancel()
-	a, err := d.s.guardCall(d.ctx, d.turn, d.o, background{d.Call}, by)
+	a, err := d.s.guardCall(d.ctx, d.turn, d.o, background{d.Call})
 	d.s.count(d.o, a, err)
 	size := int64(answerRest)
 	if a != nil {
@@ -131,7 +131,7 @@ func (s *Server) defineCalls(a huma.API) {
 		}
 		noBuffers := &order{who: o.who} // the call has its memory itself
 		c, err := once(s, q.Request, q.Key, q.RawBody, noBuffers, func(context.Context) (*calls.Call, bool, error) {
-			c, err := s.launch(context.Background(), s.book, o, s.fresh, func() {})
+			c, err := s.launch(context.Background(), s.book, o, func() {})
 			return c, c != nil, err
 		})
 		if err != nil {

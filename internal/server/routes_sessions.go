@@ -13,7 +13,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/calls"
 	"github.com/sbxrun/sbxrun/internal/sessions"
-	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
@@ -118,28 +117,6 @@ func (o *order) withoutParts() error {
 	return nil
 }
 
-// inSession carries a call out in a session.
-func (s *Server) inSession(x *sessions.Session) way {
-	return func(ctx context.Context, turn *tenants.Turn, o *order, out sink) (*api.Answer, error) {
-		if err := o.withoutParts(); err != nil {
-			return nil, err
-		}
-		e, err := s.enter(ctx, turn, o)
-		if err != nil {
-			return nil, s.callError(ctx, err)
-		}
-		defer e.end()
-		a, err := s.in(ctx, x.Place, e.admitted, o, out)
-		if a == nil {
-			return nil, s.cameToNothing(ctx, x, err)
-		}
-		if a.Teardown.Verdict == result.Unproven {
-			s.lost(x)
-		}
-		return s.done(o, e, a)
-	}
-}
-
 // lost ends a session in which something is left: it must not be used again.
 func (s *Server) lost(x *sessions.Session) { s.spawn(func() { s.rooms.End(x, result.Lost) }) }
 
@@ -240,17 +217,11 @@ func (s *Server) defineSessions(a huma.API) {
 		OperationID: "exec", Method: http.MethodPost, Path: "/v1/sessions/{id}/exec", Summary: "Run one command or program in a session",
 		Description: "When it ends, only what it started ends: files stay, and other commands in the session keep running.", Responses: answers(a),
 	}, append(starting, api.Idempotency, api.NoSuchSession, api.Ended)...), func(ctx context.Context, q *exec) (*streamed, error) {
-		var by way
-		x, err := s.rooms.Get(whose(ctx).tenant, q.ID)
-		switch {
-		case err == nil:
-			by = s.whileOpen(x)
-		case q.Key == "":
-			return nil, err
-		default: // what has run is answered by its key, though the session has ended since
-			by = func(context.Context, *tenants.Turn, *order, sink) (*api.Answer, error) { return nil, err }
+		x, ended := s.rooms.Get(whose(ctx).tenant, q.ID)
+		if ended != nil && q.Key == "" {
+			return nil, ended
 		}
-		return s.answered(q.Request, q.Stream, q.Key, q.RawBody, &q.Body, by)
+		return s.answered(q.Request, q.Stream, q.Key, q.RawBody, &q.Body, x, ended)
 	})
 }
 
@@ -315,7 +286,8 @@ func (s *Server) defineProcesses(a huma.API) {
 			if err != nil {
 				return nil, false, err
 			}
-			c, err := s.launch(its, x.Processes, o, s.inSession(x), release)
+			o.session = x
+			c, err := s.launch(its, x.Processes, o, release)
 			return c, c != nil, err
 		})
 		if err != nil {

@@ -189,7 +189,7 @@ func TestLeavesQueue(t *testing.T) {
 	defer cancel()
 	o, err := s.check(who{tenant: "uid-1"}, &api.Call{Argv: []string{"true"}})
 	harness.Must(t, err)
-	if _, err := s.carry(ctx, o, newBuffered(o), s.fresh); api.AsError(err).Failure.Code != api.Ended {
+	if _, err := s.carry(ctx, o, newBuffered(o)); api.AsError(err).Failure.Code != api.Ended {
 		t.Errorf("%v", err)
 	}
 	leave()
