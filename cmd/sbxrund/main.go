@@ -154,7 +154,7 @@ func serve(args []string) int {
 	if err != nil {
 		return fail(err)
 	}
-	agents := front(s, &c, log)
+	agents := mcp.New(s, version.String(), log)
 	handler := s.Handler(agents)
 	node, err := join(&c, s, handler, log)
 	if err != nil {
@@ -256,11 +256,6 @@ func places(c *config.Config, log *slog.Logger) (source place.Source, free func(
 	sizes := pool.Sizes{Min: c.Rooms.Min, Max: c.Rooms.Max, Calls: c.Rooms.Calls}
 	warm := pool.NewSource(place.Rooms{}, policy, sizes, func(err error) { log.Warn("warm room", "error", err) })
 	return warm, warm.Close, nil
-}
-
-// front is the server's for agents.
-func front(s *server.Server, c *config.Config, log *slog.Logger) *mcp.Front {
-	return mcp.New(s, mcp.Settings{Version: version.String(), Network: c.Sandbox.Network == "host" || len(c.Tenant.Network) > 0, MaxBody: int64(c.MaxBody), Log: log})
 }
 
 // ended closes connections when their answers are sent.

@@ -39,7 +39,7 @@ func (f *Front) addCells(p *sdk.Server, languages []api.Language, about *sdk.Too
 		Description: "Run code in an interpreter that a session keeps, as in a notebook: what one cell defines, the next can use. Languages: " + strings.Join(names, ", ") + ".",
 	}, func(in *jsonschema.Schema) {
 		choose(in, names, usual)
-	}, func(ctx context.Context, req *sdk.CallToolRequest, in runCell) (*sdk.CallToolResult, *api.CellAnswer, error) {
+	}, func(ctx context.Context, in runCell) (*sdk.CallToolResult, *api.CellAnswer, error) {
 		if in.Language == "" {
 			in.Language = usual
 		}

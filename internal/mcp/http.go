@@ -38,7 +38,7 @@ type connections struct {
 // handler is the SDK's.
 func (f *Front) handler(p *sdk.Server, stateless bool) http.Handler {
 	return sdk.NewStreamableHTTPHandler(func(*http.Request) *sdk.Server { return p }, &sdk.StreamableHTTPOptions{
-		Stateless: stateless, SessionTimeout: forgotten, MaxRequestBodyBytes: f.settings.MaxBody,
+		Stateless: stateless, SessionTimeout: forgotten, MaxRequestBodyBytes: int64(f.server.Settings().MaxBody),
 		// Over TCP there is a token, which no web page has.
 		DisableLocalhostProtection: true,
 	})

@@ -47,7 +47,7 @@ func FuzzBody(f *testing.F) {
 	s, err := server.New(c, nil, nowhere{}, log, "test")
 	harness.Must(f, err)
 	f.Cleanup(func() { s.Drain(context.Background()) })
-	front := New(s, Settings{Version: "test", MaxBody: int64(c.MaxBody), Log: log})
+	front := New(s, "test", log)
 	f.Fuzz(func(t *testing.T, body string, newest bool) {
 		const within = time.Minute // after which a request counts as hung
 		ctx, cancel := context.WithTimeout(server.As(t.Context(), "uid-1", "request"), within)

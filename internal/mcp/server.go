@@ -25,7 +25,9 @@ import (
 // Front serves the protocol.
 type Front struct {
 	server   *server.Server
-	settings Settings
+	version  string
+	log      *slog.Logger
+	network  bool // sandboxes have one
 	protocol *sdk.Server
 
 	// The HTTP side: requests that are being answered, by the word that their header has; and
@@ -37,14 +39,6 @@ type Front struct {
 	stateful  map[string]*connections
 }
 
-// Settings is what the front must know beside the server.
-type Settings struct {
-	Version string
-	Network bool  // sandboxes have one
-	MaxBody int64 // of one request
-	Log     *slog.Logger
-}
-
 // instructions is what an agent reads first.
 const instructions = `Runs programs in a sandbox of their own on this machine. When a call returns, everything that it has started is gone.
 A call without a session begins in an empty working directory, and nothing of it stays; images that it writes there come back, other files if collect names them.
@@ -53,8 +47,10 @@ run_cell keeps variables from cell to cell, in an interpreter of a session.
 A non-zero exit code and a timeout are results like others: read them. An error means that nothing was run, unless it says otherwise.`
 
 // New makes the front of a server.
-func New(s *server.Server, settings Settings) *Front {
-	f := &Front{server: s, settings: settings, stateful: map[string]*connections{}}
+func New(s *server.Server, version string, log *slog.Logger) *Front {
+	f := &Front{server: s, version: version, log: log, stateful: map[string]*connections{}}
+	c := s.Settings()
+	f.network = c.Sandbox.Network == "host" || len(c.Tenant.Network) > 0
 	f.protocol = f.speak()
 	f.stateless = f.handler(f.protocol, true)
 	return f
@@ -72,8 +68,8 @@ func (f *Front) Renew() {
 
 // speak is the SDK's server, with all that there is to be used.
 func (f *Front) speak() *sdk.Server {
-	p := sdk.NewServer(&sdk.Implementation{Name: "sbxrun", Title: "sbxrun", Version: f.settings.Version}, &sdk.ServerOptions{
-		Instructions: instructions, Logger: slog.New(quiet{f.settings.Log.Handler()}),
+	p := sdk.NewServer(&sdk.Implementation{Name: "sbxrun", Title: "sbxrun", Version: f.version}, &sdk.ServerOptions{
+		Instructions: instructions, Logger: slog.New(quiet{f.log.Handler()}),
 		Capabilities: &sdk.ServerCapabilities{Tools: &sdk.ToolCapabilities{}, Resources: &sdk.ResourceCapabilities{}},
 	})
 	f.addTools(p)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"sync"
 	"time"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
@@ -17,31 +16,29 @@ import (
 func (f *Front) Serve(ctx context.Context, tenant string, in io.ReadCloser, out io.WriteCloser) error {
 	run, stop := context.WithCancel(server.As(context.WithoutCancel(ctx), tenant, ""))
 	defer stop()
-	most, answers := int(f.settings.MaxBody), &together{WriteCloser: out}
-	watched := &watched{Reader: newLines(run, in, answers, most), Closer: in, over: make(chan struct{})}
-	ended := make(chan error, 1)
-	go func() {
-		ended <- f.protocol.Run(run, &sdk.IOTransport{Reader: watched, Writer: answers, MaxLineLength: most})
-	}()
+	most, answers := int(f.server.Settings().MaxBody), &together{WriteCloser: out}
+	reading, over := context.WithCancel(ctx)
+	defer over()
+	lines := watched{Reader: newLines(run, in, answers, most), Closer: in, over: over}
+	ended := make(chan struct{})
 	var err error
-	done := false
+	go func() {
+		defer close(ended)
+		err = f.protocol.Run(run, &sdk.IOTransport{Reader: lines, Writer: answers, MaxLineLength: most})
+	}()
 	select {
-	case <-ctx.Done():
-	case <-watched.over:
-	case err = <-ended:
-		done = true
+	case <-reading.Done():
+	case <-ended:
 	}
 	// The SDK waits until each answer is written, and an agent may read none and keep its end open.
-	now, cancel := context.WithCancel(ctx)
-	cancel()
-	f.server.Drain(now)
+	over()
+	f.server.Drain(reading)
 	stop()
-	if !done {
-		const moment = 5 * time.Second // for answers on their way, which nobody may read
-		select {
-		case err = <-ended:
-		case <-time.After(moment):
-		}
+	const moment = 5 * time.Second // for answers on their way, which nobody may read
+	select {
+	case <-ended:
+	case <-time.After(moment):
+		return nil
 	}
 	if errors.Is(err, io.EOF) || errors.Is(err, context.Canceled) {
 		return nil
@@ -53,14 +50,13 @@ func (f *Front) Serve(ctx context.Context, tenant string, in io.ReadCloser, out 
 type watched struct {
 	io.Reader
 	io.Closer
-	once sync.Once
-	over chan struct{}
+	over context.CancelFunc
 }
 
-func (w *watched) Read(b []byte) (int, error) {
+func (w watched) Read(b []byte) (int, error) {
 	n, err := w.Reader.Read(b)
 	if err != nil {
-		w.once.Do(func() { close(w.over) })
+		w.over()
 	}
 	return n, err
 }

@@ -116,7 +116,7 @@ const (
 var images = []string{"*.png", "*.jpg", "*.jpeg", "*.gif", "*.webp"}
 
 // add adds a tool, whose errors are words for an agent. fit completes what its types do not say.
-func add[In, Out any](f *Front, p *sdk.Server, tool *sdk.Tool, fit func(*jsonschema.Schema), do func(context.Context, *sdk.CallToolRequest, In) (*sdk.CallToolResult, Out, error)) {
+func add[In, Out any](f *Front, p *sdk.Server, tool *sdk.Tool, fit func(*jsonschema.Schema), do func(context.Context, In) (*sdk.CallToolResult, Out, error)) {
 	in, err := jsonschema.For[In](nil)
 	if err != nil {
 		panic(err) // of a type in this file
@@ -125,8 +125,9 @@ func add[In, Out any](f *Front, p *sdk.Server, tool *sdk.Tool, fit func(*jsonsch
 	if err != nil {
 		panic(err)
 	}
-	plain(in)
-	open(out)
+	walk(in, plain)
+	walk(out, open)
+	out.Type, out.Types = "object", nil // the whole is there
 	for name, of := range in.Properties {
 		if of.Type == "number" || of.Type == "integer" {
 			of.Minimum = new(float64)
@@ -154,7 +155,7 @@ func add[In, Out any](f *Front, p *sdk.Server, tool *sdk.Tool, fit func(*jsonsch
 		var res *sdk.CallToolResult
 		var out Out
 		err = f.server.Guard(ctx, func() (err error) {
-			res, out, err = do(ctx, req, in)
+			res, out, err = do(ctx, in)
 			return err
 		})
 		if err != nil {
@@ -164,12 +165,21 @@ func add[In, Out any](f *Front, p *sdk.Server, tool *sdk.Tool, fit func(*jsonsch
 	})
 }
 
-// plain says of what may be left out only what it is when it is given: not all clients know
-// lists of types.
-func plain(s *jsonschema.Schema) {
+// walk calls each with a schema and all that it is made of.
+func walk(s *jsonschema.Schema, each func(*jsonschema.Schema)) {
 	if s == nil {
 		return
 	}
+	each(s)
+	walk(s.Items, each)
+	for _, p := range s.Properties {
+		walk(p, each)
+	}
+}
+
+// plain says of what may be left out only what it is when it is given: not all clients know
+// lists of types.
+func plain(s *jsonschema.Schema) {
 	if len(s.Types) == 2 && slices.Contains(s.Types, "null") {
 		s.Type = s.Types[0]
 		if s.Type == "null" {
@@ -177,36 +187,20 @@ func plain(s *jsonschema.Schema) {
 		}
 		s.Types = nil
 	}
-	plain(s.Items)
-	for _, p := range s.Properties {
-		plain(p)
-	}
 }
 
-// open lets new members come, and says that the whole is there.
-func open(out *jsonschema.Schema) {
-	out.Type, out.Types = "object", nil
-	var walk func(*jsonschema.Schema)
-	walk = func(s *jsonschema.Schema) {
-		if s == nil {
-			return
-		}
-		if len(s.Properties) > 0 {
-			s.AdditionalProperties = nil
-		}
-		walk(s.Items)
-		for _, p := range s.Properties {
-			walk(p)
-		}
+// open lets new members come.
+func open(s *jsonschema.Schema) {
+	if len(s.Properties) > 0 {
+		s.AdditionalProperties = nil
 	}
-	walk(out)
 }
 
 // addTools adds all tools, or replaces them.
 func (f *Front) addTools(p *sdk.Server) {
 	languages := f.server.Languages()
 	running := func(title string) *sdk.ToolAnnotations {
-		return &sdk.ToolAnnotations{Title: title, DestructiveHint: new(false), OpenWorldHint: new(f.settings.Network)}
+		return &sdk.ToolAnnotations{Title: title, DestructiveHint: new(false), OpenWorldHint: new(f.network)}
 	}
 	closed := new(false)
 
@@ -221,7 +215,7 @@ func (f *Front) addTools(p *sdk.Server) {
 			Description: "Run a program in a sandbox, and return its output and how it ended. Languages: " + strings.Join(names, ", ") + ".",
 		}, func(in *jsonschema.Schema) {
 			choose(in, names, usual)
-		}, func(ctx context.Context, req *sdk.CallToolRequest, in runCode) (*sdk.CallToolResult, *api.Answer, error) {
+		}, func(ctx context.Context, in runCode) (*sdk.CallToolResult, *api.Answer, error) {
 			if in.Language == "" {
 				in.Language = usual
 			}
@@ -238,13 +232,13 @@ func (f *Front) addTools(p *sdk.Server) {
 	add(f, p, &sdk.Tool{
 		Name: "run_command", Annotations: running("Run a command"),
 		Description: "Run a command line in " + shell + " in a sandbox, and return its output and how it ended. Whatever it leaves in the background is killed.",
-	}, nil, func(ctx context.Context, req *sdk.CallToolRequest, in runCommand) (*sdk.CallToolResult, *api.Answer, error) {
+	}, nil, func(ctx context.Context, in runCommand) (*sdk.CallToolResult, *api.Answer, error) {
 		return f.run(ctx, in.common, &api.Call{Argv: []string{shell, "-c", in.Command}})
 	})
 	add(f, p, &sdk.Tool{
 		Name: "create_session", Annotations: &sdk.ToolAnnotations{Title: "Create a session", DestructiveHint: closed, OpenWorldHint: closed},
 		Description: "Create a sandbox that keeps its files from call to call, and return its id. It ends by itself when it is not used.",
-	}, nil, func(ctx context.Context, req *sdk.CallToolRequest, in newSession) (*sdk.CallToolResult, *api.Session, error) {
+	}, nil, func(ctx context.Context, in newSession) (*sdk.CallToolResult, *api.Session, error) {
 		x, err := f.server.CreateSession(ctx, &api.NewSession{IdleTimeoutMS: in.IdleTimeoutMS, LifetimeMS: in.LifetimeMS, Files: filesIn(in.Files), Parts: in.parts()})
 		if err != nil {
 			return nil, nil, err
@@ -254,7 +248,7 @@ func (f *Front) addTools(p *sdk.Server) {
 	add(f, p, &sdk.Tool{
 		Name: "end_session", Annotations: &sdk.ToolAnnotations{Title: "End a session", DestructiveHint: new(true), OpenWorldHint: closed},
 		Description: "End a session, with everything that runs in it and all its files.",
-	}, nil, func(ctx context.Context, req *sdk.CallToolRequest, in inSession) (*sdk.CallToolResult, *api.SessionEnd, error) {
+	}, nil, func(ctx context.Context, in inSession) (*sdk.CallToolResult, *api.SessionEnd, error) {
 		end, err := f.server.EndSession(ctx, in.Session)
 		if err != nil {
 			return nil, nil, err
@@ -264,7 +258,7 @@ func (f *Front) addTools(p *sdk.Server) {
 	add(f, p, &sdk.Tool{
 		Name: "write_file", Annotations: &sdk.ToolAnnotations{Title: "Write a file", DestructiveHint: new(true), IdempotentHint: true, OpenWorldHint: closed},
 		Description: "Write a file in a session, replacing an existing one. Missing directories are created.",
-	}, nil, func(ctx context.Context, req *sdk.CallToolRequest, in writeFile) (*sdk.CallToolResult, *api.Written, error) {
+	}, nil, func(ctx context.Context, in writeFile) (*sdk.CallToolResult, *api.Written, error) {
 		var r io.Reader
 		switch {
 		case (in.Text == nil) == (in.Base64 == nil):
@@ -288,13 +282,11 @@ func (f *Front) addTools(p *sdk.Server) {
 	add(f, p, &sdk.Tool{
 		Name: "read_file", Annotations: &sdk.ToolAnnotations{Title: "Read a file", ReadOnlyHint: true, OpenWorldHint: closed},
 		Description: fmt.Sprintf("Read a file of a session: an image as an image, of others %d bytes at most, from any byte on.", readBytes),
-	}, nil, func(ctx context.Context, req *sdk.CallToolRequest, in readFile) (*sdk.CallToolResult, *content, error) {
-		return f.readFile(ctx, in)
-	})
+	}, nil, f.readFile)
 	add(f, p, &sdk.Tool{
 		Name: "list_files", Annotations: &sdk.ToolAnnotations{Title: "List files", ReadOnlyHint: true, OpenWorldHint: closed},
 		Description: "List the files of a session.",
-	}, nil, func(ctx context.Context, req *sdk.CallToolRequest, in inSession) (*sdk.CallToolResult, *workspace.Listing, error) {
+	}, nil, func(ctx context.Context, in inSession) (*sdk.CallToolResult, *workspace.Listing, error) {
 		all, err := f.server.ListFiles(ctx, in.Session)
 		if err != nil {
 			return nil, nil, err
