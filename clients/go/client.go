@@ -193,11 +193,7 @@ func (c *Client) run(ctx context.Context, path string, call Call) (*Report, erro
 	if err := prepare(&call, standard); err != nil {
 		return nil, err
 	}
-	r := &Report{}
-	if err := c.json(ctx, http.MethodPost, path, call.Timeout+call.Grace, call, r); err != nil {
-		return nil, err
-	}
-	return r, nil
+	return answer[Report](ctx, c, http.MethodPost, path, call.Timeout+call.Grace, call)
 }
 
 const standard = 30 * time.Second
@@ -299,6 +295,15 @@ func (c *Client) events(ctx context.Context, path string, call Call, yield func(
 			}
 		}
 	}
+}
+
+// answer sends a document, or nil, and returns the answer.
+func answer[T any](ctx context.Context, c *Client, method, path string, wait time.Duration, in any) (*T, error) {
+	out := new(T)
+	if err := c.json(ctx, method, path, wait, in, out); err != nil {
+		return nil, err
+	}
+	return out, nil
 }
 
 // json sends a document, or nil, and decodes the answer.

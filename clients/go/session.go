@@ -37,11 +37,7 @@ func (s *Session) Cell(ctx context.Context, cell Cell) (*CellAnswer, error) {
 		return nil, err
 	}
 	cell.Language, cell.Timeout = call.Language, call.Timeout
-	a := &CellAnswer{}
-	if err := s.client.json(ctx, http.MethodPost, s.path+"/code", cell.Timeout, cell, a); err != nil {
-		return nil, err
-	}
-	return a, nil
+	return answer[CellAnswer](ctx, s.client, http.MethodPost, s.path+"/code", cell.Timeout, cell)
 }
 
 // Start starts a command in the background. Unless it has a timeout, it runs until its own end, or
@@ -124,11 +120,7 @@ func (s *Session) unpack(ctx context.Context, r request) error {
 
 // Diff returns what the session has changed in its overlay.
 func (s *Session) Diff(ctx context.Context) (*Diff, error) {
-	d := &Diff{}
-	if err := s.client.json(ctx, http.MethodGet, s.path+"/diff", 0, nil, d); err != nil {
-		return nil, err
-	}
-	return d, nil
+	return answer[Diff](ctx, s.client, http.MethodGet, s.path+"/diff", 0, nil)
 }
 
 // Snapshot keeps what the session has written to its overlay, under a name if that is not "", and
@@ -138,11 +130,7 @@ func (s *Session) Snapshot(ctx context.Context, name string, ttl time.Duration) 
 		Name  string  `json:"name,omitempty"`
 		TTLMS float64 `json:"ttl_ms,omitempty"`
 	}{name, ms(ttl)}
-	x := &Snapshot{}
-	if err := s.client.json(ctx, http.MethodPost, s.path+"/snapshot", 0, n, x); err != nil {
-		return nil, err
-	}
-	return x, nil
+	return answer[Snapshot](ctx, s.client, http.MethodPost, s.path+"/snapshot", 0, n)
 }
 
 // End ends the session and everything in it. A session that has already ended is not an error.
@@ -176,11 +164,7 @@ func process(c *Client, path, id string) *Process {
 
 // Status returns the current state; with wait, when the command ends or after that time (at most a minute).
 func (p *Process) Status(ctx context.Context, wait time.Duration) (*Status, error) {
-	s := &Status{}
-	if err := p.client.json(ctx, http.MethodGet, fmt.Sprintf("%s?wait_ms=%d", p.path, wait.Milliseconds()), wait, nil, s); err != nil {
-		return nil, err
-	}
-	return s, nil
+	return answer[Status](ctx, p.client, http.MethodGet, fmt.Sprintf("%s?wait_ms=%d", p.path, wait.Milliseconds()), wait, nil)
 }
 
 // Wait waits for the end and returns the report, which has no output: that is in Output.
@@ -271,9 +255,5 @@ func (p *Process) Signal(ctx context.Context, name string) error {
 
 // End ends the command and discards its record.
 func (p *Process) End(ctx context.Context) (*Status, error) {
-	s := &Status{}
-	if err := p.client.json(ctx, http.MethodDelete, p.path, 0, nil, s); err != nil {
-		return nil, err
-	}
-	return s, nil
+	return answer[Status](ctx, p.client, http.MethodDelete, p.path, 0, nil)
 }
