@@ -27,7 +27,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// Config is the whole file. docs/serve.md has every key.
+// Config is the whole file. docs/serve.md has every key. A number with the tag zero:"no" is more than 0.
 type Config struct {
 	Listen       []string        `toml:"listen"`
 	TokenFile    string          `toml:"token_file"`
@@ -36,10 +36,10 @@ type Config struct {
 	StateDir     string          `toml:"state_dir"`
 	DataDir      string          `toml:"data_dir"`
 	DrainTimeout values.Duration `toml:"drain_timeout"`
-	Places       int             `toml:"places"`
-	MaxBody      values.Size     `toml:"max_body"`
-	Buffers      values.Size     `toml:"buffers"`
-	Connections  int             `toml:"connections"`
+	Places       int             `toml:"places" zero:"no"`
+	MaxBody      values.Size     `toml:"max_body" zero:"no"`
+	Buffers      values.Size     `toml:"buffers" zero:"no"`
+	Connections  int             `toml:"connections" zero:"no"`
 
 	MetricsTenants []string `toml:"metrics_tenants"`
 	Hosts          []string `toml:"hosts"`
@@ -123,11 +123,11 @@ func (n *NATS) check() error {
 
 // Call is what holds for each call.
 type Call struct {
-	Timeout    values.Duration `toml:"timeout"`
-	MaxTimeout values.Duration `toml:"max_timeout"`
+	Timeout    values.Duration `toml:"timeout" zero:"no"`
+	MaxTimeout values.Duration `toml:"max_timeout" zero:"no"`
 	MaxGrace   values.Duration `toml:"max_grace"`
-	MaxOutput  values.Size     `toml:"max_output"`
-	MaxAnswer  values.Size     `toml:"max_answer"`
+	MaxOutput  values.Size     `toml:"max_output" zero:"no"`
+	MaxAnswer  values.Size     `toml:"max_answer" zero:"no"`
 	Memory     values.Size     `toml:"memory"`
 	Pids       int64           `toml:"pids"`
 	CPUs       float64         `toml:"cpus"`
@@ -135,9 +135,9 @@ type Call struct {
 
 // Calls is what holds for calls that nobody waits for.
 type Calls struct {
-	Keep   values.Duration `toml:"keep"`
-	Most   int             `toml:"most"`
-	Output values.Size     `toml:"output"`
+	Keep   values.Duration `toml:"keep" zero:"no"`
+	Most   int             `toml:"most" zero:"no"`
+	Output values.Size     `toml:"output" zero:"no"`
 }
 
 // Rooms is how many rooms are made ahead.
@@ -150,21 +150,21 @@ type Rooms struct {
 // Sandbox is what calls see.
 type Sandbox struct {
 	Network     string      `toml:"network"`
-	TmpSize     values.Size `toml:"tmp_size"`
+	TmpSize     values.Size `toml:"tmp_size" zero:"no"`
 	Mounts      []string    `toml:"mounts"`
 	AllSyscalls bool        `toml:"all_syscalls"`
 }
 
 // Sessions is what holds for each session.
 type Sessions struct {
-	IdleTimeout values.Duration `toml:"idle_timeout"`
-	Lifetime    values.Duration `toml:"lifetime"`
-	MaxEntries  int             `toml:"max_entries"`
+	IdleTimeout values.Duration `toml:"idle_timeout" zero:"no"`
+	Lifetime    values.Duration `toml:"lifetime" zero:"no"`
+	MaxEntries  int             `toml:"max_entries" zero:"no"`
 }
 
 // Files is the content store.
 type Files struct {
-	TTL   values.Duration `toml:"ttl"`
+	TTL   values.Duration `toml:"ttl" zero:"no"`
 	Quota values.Size     `toml:"quota"`
 }
 
@@ -322,21 +322,8 @@ func (c *Config) Check() error {
 	if err := c.NATS.check(); err != nil {
 		return err
 	}
-	if err := notNegative("", reflect.ValueOf(*c)); err != nil {
+	if err := checkNumbers("", reflect.ValueOf(*c)); err != nil {
 		return err
-	}
-	for _, bound := range []struct {
-		name  string
-		value float64
-	}{
-		{"places", float64(c.Places)}, {"max_body", float64(c.MaxBody)}, {"call.timeout", float64(c.Call.Timeout)}, {"call.max_timeout", float64(c.Call.MaxTimeout)},
-		{"call.max_output", float64(c.Call.MaxOutput)}, {"call.max_answer", float64(c.Call.MaxAnswer)}, {"buffers", float64(c.Buffers)}, {"connections", float64(c.Connections)}, {"sandbox.tmp_size", float64(c.Sandbox.TmpSize)}, {"sessions.lifetime", float64(c.Sessions.Lifetime)},
-		{"sessions.idle_timeout", float64(c.Sessions.IdleTimeout)}, {"sessions.max_entries", float64(c.Sessions.MaxEntries)}, {"files.ttl", float64(c.Files.TTL)},
-		{"calls.keep", float64(c.Calls.Keep)}, {"calls.most", float64(c.Calls.Most)}, {"calls.output", float64(c.Calls.Output)},
-	} {
-		if bound.value == 0 {
-			return fmt.Errorf("%s: want more than 0", bound.name)
-		}
 	}
 	if err := checkLimits("call", c.Call.Memory, c.Call.Pids, c.Call.CPUs); err != nil {
 		return err
@@ -369,9 +356,9 @@ func checkLimits(name string, memory values.Size, pids int64, cpus float64) erro
 	return nil
 }
 
-// notNegative finds numbers below 0, of which no key has a use. TOML's own numbers do not pass the
-// checks of package values.
-func notNegative(name string, v reflect.Value) error {
+// checkNumbers finds numbers below 0, of which no key has a use, and those that are not to be 0. TOML's own
+// numbers do not pass the checks of package values.
+func checkNumbers(name string, v reflect.Value) error {
 	negative := false
 	switch {
 	case v.CanInt():
@@ -380,13 +367,18 @@ func notNegative(name string, v reflect.Value) error {
 		negative = !(v.Float() >= 0) // nan
 	case v.Kind() == reflect.Struct:
 		for i := range v.NumField() {
-			if err := notNegative(strings.TrimPrefix(name+"."+v.Type().Field(i).Tag.Get("toml"), "."), v.Field(i)); err != nil {
+			tag := v.Type().Field(i).Tag
+			key := strings.TrimPrefix(name+"."+tag.Get("toml"), ".")
+			if err := checkNumbers(key, v.Field(i)); err != nil {
 				return err
+			}
+			if tag.Get("zero") == "no" && v.Field(i).IsZero() {
+				return fmt.Errorf("%s: want more than 0", key)
 			}
 		}
 	case v.Kind() == reflect.Map:
 		for _, key := range slices.SortedFunc(slices.Values(v.MapKeys()), func(a, b reflect.Value) int { return strings.Compare(a.String(), b.String()) }) {
-			if err := notNegative(name+"."+key.String(), v.MapIndex(key)); err != nil {
+			if err := checkNumbers(name+"."+key.String(), v.MapIndex(key)); err != nil {
 				return err
 			}
 		}

@@ -32,6 +32,7 @@ func TestWrong(t *testing.T) {
 		{"[call]\nmemory = '100K'", "call: limit memory: 102400 bytes are too few"},
 		{"[tenant]\npids = 2", "tenant: limit pids: 2 is too few"},
 		{"[tenants.a]\ncpus = 0.0001", "tenants.a: limit cpus: 0.0001 is out of range"},
+		{"places = 0", "places: want more than 0"}, {"[call]\nmax_answer = 0", "call.max_answer: want more than 0"}, {"[files]\nttl = '0'", "files.ttl: want more than 0"},
 		{"state_dir = \"x\"", "state_dir \"x\": want an absolute path"},
 		{nats + "creds = \"/no/such\"", "nats.creds: open /no/such"},
 		{"[nats]\nurl = \"http://127.0.0.1\"", "want nats://HOST:PORT"},
