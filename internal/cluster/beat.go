@@ -268,10 +268,10 @@ func (m *Members) Connected() bool { return m.bus.Connected() }
 func (m *Members) Settled() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return !m.since.IsZero() && time.Since(m.since) > beatEvery+beatEvery/4
+	return m.bus.Connected() && !m.since.IsZero() && time.Since(m.since) > beatEvery+beatEvery/4
 }
 
-// Alive reports whether an instance is there, as far as is known: who has just been connected itself
+// Alive reports whether an instance is there, as far as is known: who is not connected, or has just been,
 // knows of none that is gone.
 func (m *Members) Alive(at string) bool { return !m.Settled() || m.Has(at) }
 

@@ -8,9 +8,6 @@ import (
 	"sync"
 )
 
-// client sends one request over a connection of its own.
-type client struct{ link *Link }
-
 // answer is one that begins to come.
 type answered struct {
 	io.ReadCloser // of the body
@@ -26,10 +23,10 @@ func (a answered) Close() error {
 	return err
 }
 
-// do sends a request to an instance. If the error is [ErrUnreachable] nothing of it was delivered.
+// do sends a request to an instance, over a connection of its own. If the error is [ErrUnreachable] nothing of it was delivered.
 // The body is read until the answer's body is closed, or the whole request is sent.
-func (c *client) do(r *http.Request, at string) (*http.Response, error) {
-	conn := c.link.Dial(at)
+func (l *Link) do(r *http.Request, at string) (*http.Response, error) {
+	conn := l.Dial(at)
 	stop := context.AfterFunc(r.Context(), func() { conn.Abort(context.Cause(r.Context())) })
 	r.Close = true
 	write := func() error {

@@ -143,7 +143,7 @@ func (g *Gateway) file(w http.ResponseWriter, r *http.Request) {
 		g.failed(w, r, noJetStream("the file cannot be read", err))
 		return
 	}
-	f, err := g.client.file(r.Context(), id, g.members.Of(NodeKind))
+	f, err := g.link.file(r.Context(), id, g.members.Of(NodeKind))
 	if err != nil {
 		g.failed(w, r, err)
 		return
@@ -157,11 +157,11 @@ func (g *Gateway) file(w http.ResponseWriter, r *http.Request) {
 }
 
 // file asks one after the other for a file.
-func (c *client) file(ctx context.Context, id string, all []Beat) (io.ReadCloser, error) {
+func (l *Link) file(ctx context.Context, id string, all []Beat) (io.ReadCloser, error) {
 	none := error(api.NewError(api.NoSuchFile, "the content store has no "+strconv.Quote(id[:min(len(id), 80)]), "store it by POST /v1/files; files go when their time to live is over"))
 	for _, one := range all {
 		r := (&http.Request{Method: http.MethodGet, URL: &url.URL{Path: "/v1/files/" + id, RawPath: "/v1/files/" + url.PathEscape(id)}, Header: http.Header{}}).WithContext(ctx)
-		res, err := c.do(passOn(r, nil), one.subject())
+		res, err := l.do(passOn(r, nil), one.subject())
 		switch {
 		case err != nil:
 			continue // it was lost, and what only it had with it

@@ -24,7 +24,7 @@ import (
 type Gateway struct {
 	door     *server.Door
 	members  *Members
-	client   client
+	link     *Link
 	bus      *NATS
 	claims   *claims
 	queue    *queue
@@ -53,17 +53,15 @@ func NewGateway(bus *NATS, name, version string, door *server.Door, log *slog.Lo
 		stop()
 		return nil, err
 	}
-	link, err := NewLink(ctx, bus, subject(GatewayKind, name, instance), g.members.Alive)
-	if err != nil {
+	if g.link, err = NewLink(ctx, bus, subject(GatewayKind, name, instance), g.members.Alive); err != nil {
 		stop()
 		return nil, err
 	}
-	g.client.link = link
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/files/{id}", g.file) // these are all that nodes may ask for
 	mux.HandleFunc("POST "+sharesPath, g.share)
 	g.web = passedOn(door.Parts(mux), log)
-	go func() { _ = g.web.Serve(link) }()
+	go func() { _ = g.web.Serve(g.link) }()
 	go g.keepQueue(ctx)
 	log.Info("gateway", "name", name, "instance", instance)
 	return g, nil
@@ -177,7 +175,7 @@ func (g *Gateway) somewhere(r *http.Request, body []byte) (res *http.Response, a
 		if refused != nil {
 			refused.Body.Close()
 		}
-		res, err := g.client.do(passOn(r, body), at)
+		res, err := g.link.do(passOn(r, body), at)
 		switch {
 		case errors.Is(err, ErrUnreachable):
 			leave()
@@ -244,7 +242,7 @@ func (g *Gateway) pinned(w http.ResponseWriter, r *http.Request) {
 		// Not to be closed when the node has answered: what is left of it is still read.
 		out.Body, out.ContentLength = io.NopCloser(r.Body), r.ContentLength
 	}
-	g.answer(w, r)(g.client.do(out, at))
+	g.answer(w, r)(g.link.do(out, at))
 }
 
 // home returns the node that has a session, or a call.
@@ -255,10 +253,10 @@ func (g *Gateway) home(id string, session bool) (at string, err error) {
 		return "", api.NewError(api.NoSuchSession, "there is no such session", "GET /v1/sessions lists them")
 	case !ok:
 		return "", api.NewError(api.NoSuchCall, "there is no such call", "GET /v1/calls lists them")
-	case !g.members.Has(at) && (!g.bus.Connected() || !g.members.Settled()):
-		return "", g.none()
-	case !g.members.Has(at):
+	case !g.members.Alive(at):
 		return "", api.NewError(api.Ended, "the node that had "+id+" is lost, and all that was on it has ended", "make a new one")
+	case !g.members.Has(at):
+		return "", g.none()
 	}
 	return at, nil
 }

@@ -35,17 +35,17 @@ func (g *Gateway) keyed(w http.ResponseWriter, r *http.Request, body []byte) (*h
 		case is.Status != 0:
 			w.Header().Set("Idempotency-Replayed", "true")
 			return kept(is), nil
-		case !first && !g.members.Has(is.At) && (!g.bus.Connected() || !g.members.Settled()):
-			return nil, g.none()
-		case !first && !g.members.Has(is.At):
+		case !first && !g.members.Alive(is.At):
 			return nil, ErrLost // it may have run there
+		case !first && !g.members.Has(is.At):
+			return nil, g.none()
 		}
 		ours = ours || first
 		stop := func() uint64 { return revision }
 		if ours {
 			stop = g.claims.renew(name, is, revision, renewClaims)
 		}
-		res, err := g.client.do(passOn(r, body), is.At)
+		res, err := g.link.do(passOn(r, body), is.At)
 		revision = stop()
 		if err != nil {
 			return nil, err

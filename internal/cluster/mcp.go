@@ -36,13 +36,13 @@ func (g *Gateway) mcp(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		r.Header.Set(connectionHeader, own)
-		g.answer(w, r)(named(node)(g.client.do(passOn(r, body), at)))
+		g.answer(w, r)(named(node)(g.link.do(passOn(r, body), at)))
 		return
 	}
 	if session := sessionOf(body); session != "" {
 		at, err := g.home(session, true)
 		if err == nil {
-			g.answer(w, r)(g.client.do(passOn(r, body), at))
+			g.answer(w, r)(g.link.do(passOn(r, body), at))
 			return
 		}
 		if e := api.AsError(err); e.Failure.Code != api.Ended && e.Failure.Code != api.NoSuchSession {

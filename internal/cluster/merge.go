@@ -26,7 +26,7 @@ func (g *Gateway) everywhere(r *http.Request) (texts [][]byte, err error) {
 	var all sync.WaitGroup
 	for i, n := range nodes {
 		all.Go(func() {
-			res, err := g.client.do(passOn(r, nil), n.subject())
+			res, err := g.link.do(passOn(r, nil), n.subject())
 			if err != nil {
 				errs[i] = err
 				return

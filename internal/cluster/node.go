@@ -8,7 +8,6 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/server"
-	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
 // Node offers a server to gateways.
@@ -40,17 +39,11 @@ func NewNode(bus *NATS, name, version string, s *server.Server, handler http.Han
 		stop()
 		return nil, err
 	}
-	client := client{link}
 	s.Elsewhere(func(ctx context.Context, tenant, id string) (io.ReadCloser, error) {
-		return client.file(server.As(ctx, tenant, ""), id, n.members.Of(GatewayKind))
+		return link.file(server.As(ctx, tenant, ""), id, n.members.Of(GatewayKind))
 	})
-	shares := &shares{client: client, members: n.members, all: map[string]*share{}, ceilings: func(tenant string) tenants.Ceilings {
-		return s.Settings().Of(tenant).Ceilings()
-	}}
-	s.Shared(func(gate *tenants.Gate) func(context.Context, string, tenants.Ceilings) (*tenants.Turn, error) {
-		shares.gate = gate
-		return shares.join
-	})
+	shares := &shares{s: s, gate: s.Gate(), link: link, members: n.members, all: map[string]*share{}}
+	s.Shared(shares.join)
 	go shares.run(ctx)
 	n.web = passedOn(handler, log)
 	go func() { _ = n.web.Serve(link) }()

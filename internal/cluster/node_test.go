@@ -45,7 +45,7 @@ func TestNodeEnds(t *testing.T) {
 	}()
 	bounded(t, func() {
 		r := &http.Request{Method: http.MethodGet, Host: "node", URL: &url.URL{Scheme: "http", Host: "node", Path: "/"}, Header: http.Header{}}
-		res, err := (&client{dials}).do(r.WithContext(t.Context()), at)
+		res, err := dials.do(r.WithContext(t.Context()), at)
 		if err != nil {
 			t.Error(err)
 			return

@@ -188,7 +188,7 @@ func (g *Gateway) call(w http.ResponseWriter, r *http.Request) {
 			}
 		case call.At != "" && r.Method == http.MethodDelete:
 			// The node forgets it too; if it does not hear of that, later.
-			if res, err := g.client.do(passOn(r, nil), call.At); err == nil {
+			if res, err := g.link.do(passOn(r, nil), call.At); err == nil {
 				res.Body.Close()
 			}
 		case waits && r.Method == http.MethodDelete:
@@ -215,7 +215,7 @@ func (g *Gateway) call(w http.ResponseWriter, r *http.Request) {
 // ask passes a request about a call on to the node that has it. If that says that the call has ended,
 // the end is returned; all else is the answer.
 func (g *Gateway) ask(w http.ResponseWriter, r *http.Request, call *record) (end *api.CallStatus, answered bool) {
-	res, err := g.client.do(passOn(r, nil), call.At)
+	res, err := g.link.do(passOn(r, nil), call.At)
 	if err != nil {
 		g.failed(w, r, err)
 		return nil, true
@@ -249,7 +249,7 @@ func (g *Gateway) output(w http.ResponseWriter, r *http.Request, call *record) {
 	case !g.members.Has(call.At):
 		api.NewError(api.Ended, "the node that had the call's output is lost", "").Write(w)
 	default:
-		g.answer(w, r)(g.client.do(passOn(r, nil), call.At))
+		g.answer(w, r)(g.link.do(passOn(r, nil), call.At))
 	}
 }
 
@@ -270,7 +270,7 @@ func (g *Gateway) record(ctx context.Context, key string) (*record, uint64, erro
 		call.End = call.failed(false, api.NewError(api.Busy, "no node had a place for the call", "try again"))
 	case call.At == "" && g.forgotten(ctx, call):
 		call.End = call.failed(false, api.NewError(api.Busy, "the queue has lost the call", "try again"))
-	case call.At != "" && !g.members.Has(call.At) && g.bus.Connected() && g.members.Settled():
+	case call.At != "" && !g.members.Alive(call.At):
 		call.End = call.failed(true, api.NewError(api.Lost, "the node that had the call was lost; what ran there has ended with it", "it may have run: try again only what may run twice"))
 	default:
 		return call, revision, nil

@@ -149,10 +149,10 @@ func (g *Gateway) grant(ctx context.Context, tenant, at string, a asked) (given 
 
 // shares are what a node may run of each tenant.
 type shares struct {
-	gate     *tenants.Gate
-	client   client
-	members  *Members
-	ceilings func(tenant string) tenants.Ceilings // those that hold at the moment
+	s       *server.Server
+	gate    *tenants.Gate // of it
+	link    *Link
+	members *Members
 
 	mu  sync.Mutex
 	all map[string]*share
@@ -278,7 +278,7 @@ func (x *shares) askOne(ctx context.Context, at string, text []byte) (given aske
 	ctx, cancel := context.WithTimeout(ctx, askWithin/3)
 	defer cancel()
 	r := (&http.Request{Method: http.MethodPost, URL: &url.URL{Path: sharesPath}, Header: http.Header{}}).WithContext(ctx)
-	res, err := x.client.do(passOn(r, text), at)
+	res, err := x.link.do(passOn(r, text), at)
 	if err != nil {
 		return given, err
 	}
@@ -315,7 +315,7 @@ func (x *shares) settle(ctx context.Context, tenant string) {
 	x.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ceilings = x.ceilings(tenant)
+	s.ceilings = x.s.Settings().Of(tenant).Ceilings()
 	if s.ceilings.Concurrency == 0 {
 		if s.have > 0 || s.asked > 0 { // before a reload: what waits by that share would wait for ever
 			x.gate.SetConcurrency(tenant, math.MaxInt)

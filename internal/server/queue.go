@@ -62,6 +62,3 @@ func (a *Admitted) GiveUp() {
 	a.call.o.entry.end()
 	a.call.drop()
 }
-
-// Free returns how many more calls may begin, and a channel that is closed when there are more.
-func (s *Server) Free() (int, <-chan struct{}) { return s.gate.Free() }

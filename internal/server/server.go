@@ -100,9 +100,12 @@ func (s *Server) Elsewhere(find func(ctx context.Context, tenant, id string) (io
 
 // Shared has calls be let in by somebody who shares the ceilings of tenants with other servers, and
 // calls the gate of this one. It is called before the first request.
-func (s *Server) Shared(by func(gate *tenants.Gate) func(context.Context, string, tenants.Ceilings) (*tenants.Turn, error)) {
-	s.join = by(s.gate)
+func (s *Server) Shared(join func(context.Context, string, tenants.Ceilings) (*tenants.Turn, error)) {
+	s.join = join
 }
+
+// Gate lets calls in here.
+func (s *Server) Gate() *tenants.Gate { return s.gate }
 
 func (s *Server) newID() string { return s.prefix + random.Name() }
 
