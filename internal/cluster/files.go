@@ -72,7 +72,7 @@ func (g *Gateway) store(w http.ResponseWriter, r *http.Request) {
 }
 
 func (g *Gateway) put(r *http.Request) (*api.Stored, error) {
-	tenant, _, _ := server.Whose(r.Context())
+	tenant := server.Whose(r.Context()).Tenant
 	full := api.NewError(api.QuotaDisk, "the content store has no room for it", "files go when their time to live is over")
 	if g.door.Settings().Of(tenant).Files == 0 { // which JetStream takes for no bound
 		return nil, full
@@ -123,7 +123,7 @@ func (g *Gateway) put(r *http.Request) (*api.Stored, error) {
 // file answers with a file of the content store.
 func (g *Gateway) file(w http.ResponseWriter, r *http.Request) {
 	id := r.PathValue("id")
-	store, err := g.queue.js.ObjectStore(r.Context(), g.filesOf(server.Tenant(r.Context())))
+	store, err := g.queue.js.ObjectStore(r.Context(), g.filesOf(server.Whose(r.Context()).Tenant))
 	if err == nil && strings.HasPrefix(id, filePrefix) {
 		var f jetstream.ObjectResult
 		if f, err = store.Get(r.Context(), id); err == nil {

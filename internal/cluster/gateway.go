@@ -16,7 +16,6 @@ import (
 	"sync/atomic"
 
 	"github.com/sbxrun/sbxrun/internal/api"
-	"github.com/sbxrun/sbxrun/internal/page"
 	"github.com/sbxrun/sbxrun/internal/server"
 )
 
@@ -79,11 +78,7 @@ func (g *Gateway) Close() {
 
 // Handler is the whole interface.
 func (g *Gateway) Handler() http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { page.Write(w, http.StatusOK) })
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, map[string]bool{"ok": true}) })
-	mux.HandleFunc("GET /readyz", g.ready)
-	mux.Handle("GET /metrics", g.door.Metrics(g.counters.registry))
+	mux := g.door.Mux(g.counters.registry, g.unready)
 	mux.HandleFunc("GET /v1/status", g.status)
 	mux.HandleFunc("GET /v1/sessions", func(w http.ResponseWriter, r *http.Request) { g.merge(w, r, "sessions", "created_at") })
 	mux.HandleFunc("GET /v1/calls", func(w http.ResponseWriter, r *http.Request) { g.merge(w, r, "calls", "came_at") })
@@ -106,15 +101,15 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	_ = json.NewEncoder(w).Encode(v) // who has gone away reads nothing
 }
 
-func (g *Gateway) ready(w http.ResponseWriter, _ *http.Request) {
+// unready returns why the gateway takes no calls, or nil.
+func (g *Gateway) unready() *api.Error {
 	switch {
 	case g.draining.Load():
-		api.NewError(api.Draining, "the gateway is ending", "try another one").Write(w)
+		return api.NewError(api.Draining, "the gateway is ending", "try another one")
 	case len(g.members.Of(NodeKind)) == 0 || !g.bus.Connected():
-		g.none().Write(w)
-	default:
-		writeJSON(w, http.StatusOK, map[string]bool{"ready": true})
+		return g.none()
 	}
+	return nil
 }
 
 // none is the error when there is no node.
@@ -263,7 +258,7 @@ func (g *Gateway) home(id string, session bool) (at string, err error) {
 
 // passOn is a request as a node gets it, with a body that is in memory.
 func passOn(r *http.Request, body []byte) *http.Request {
-	tenant, id, local := server.Whose(r.Context())
+	who := server.Whose(r.Context())
 	out := &http.Request{
 		Method: r.Method, URL: &url.URL{Scheme: "http", Host: "node", Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery},
 		Host: "node", Header: http.Header{}, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, ContentLength: int64(len(body)),
@@ -272,17 +267,17 @@ func passOn(r *http.Request, body []byte) *http.Request {
 	for _, name := range []string{"Authorization", "Cookie", "Expect", "Origin"} {
 		out.Header.Del(name)
 	}
-	out.Header.Set(server.TenantHeader, tenant)
+	out.Header.Set(server.TenantHeader, who.Tenant)
 	out.Header.Del(server.LocalHeader)
 	if r.Context().Value(checkKey{}) == nil {
 		out.Header.Del(server.CheckHeader)
 	} else {
 		out.Header.Set(server.CheckHeader, "1")
 	}
-	if local {
+	if who.Local {
 		out.Header.Set(server.LocalHeader, "1")
 	}
-	out.Header.Set("X-Request-Id", id)
+	out.Header.Set("X-Request-Id", who.RequestID)
 	if out.Header.Get("User-Agent") == "" {
 		out.Header.Set("User-Agent", "") // or net/http says its own
 	}
@@ -343,7 +338,7 @@ func (g *Gateway) answer(w http.ResponseWriter, r *http.Request) func(*http.Resp
 
 // failed answers a request that no node has answered.
 func (g *Gateway) failed(w http.ResponseWriter, r *http.Request, err error) {
-	_, id, _ := server.Whose(r.Context())
+	id := server.Whose(r.Context()).RequestID
 	var ours *api.Error
 	switch {
 	case errors.As(err, &ours):

@@ -67,7 +67,8 @@ func (g *Gateway) queueCall(w http.ResponseWriter, r *http.Request) (*http.Respo
 	}
 	res.Body.Close()
 
-	tenant, requestID, _ := server.Whose(r.Context())
+	who := server.Whose(r.Context())
+	tenant := who.Tenant
 	call := &record{ID: queuedPrefix + rand.Text(), Came: time.Now().UTC(), Hash: sum(body)}
 	clients := r.Header.Get(keyHeader)
 	if clients != "" {
@@ -81,7 +82,7 @@ func (g *Gateway) queueCall(w http.ResponseWriter, r *http.Request) (*http.Respo
 		return nil, err
 	}
 	if call.At == "" && call.End == nil { // also once more: it may be that nothing was queued for it
-		err = g.send(ctx, &message{Record: *call, Key: key, Revision: revision, Tenant: tenant, RequestID: requestID, Body: body})
+		err = g.send(ctx, &message{Record: *call, Key: key, Revision: revision, Tenant: tenant, RequestID: who.RequestID, Body: body})
 		if err != nil && !replayed {
 			// It may be in the queue all the same.
 			call.Gone, call.End = true, call.failed(false, api.NewError(api.Busy, "the queue did not take it", ""))
@@ -156,7 +157,7 @@ func (g *Gateway) call(w http.ResponseWriter, r *http.Request) {
 		g.pinned(w, r)
 		return
 	}
-	key := tenantKey(server.Tenant(r.Context())) + "." + id
+	key := tenantKey(server.Whose(r.Context()).Tenant) + "." + id
 	wait, _ := strconv.ParseFloat(r.URL.Query().Get("wait_ms"), 64) // a node says what is wrong with it
 	const most = time.Minute
 	until := time.Now().Add(min(most, time.Duration(wait)*time.Millisecond))

@@ -14,11 +14,11 @@ import (
 	"github.com/sbxrun/sbxrun/internal/page"
 )
 
-// who is whose request it is.
-type who struct {
-	tenant    string
-	requestID string
-	local     bool // the server's own user, or root, by a unix socket and without a token
+// Who is whose request it is.
+type Who struct {
+	Tenant    string
+	RequestID string
+	Local     bool // the server's own user, or root, by a unix socket and without a token
 }
 
 type key int
@@ -49,14 +49,9 @@ func passed(ctx context.Context) bool {
 	return is
 }
 
-// Whose returns whose request it is, its id, and whether the client is the server's own user, or root.
-func Whose(ctx context.Context) (tenant, requestID string, local bool) {
-	w := whose(ctx)
-	return w.tenant, w.requestID, w.local
-}
-
-func whose(ctx context.Context) who {
-	w, _ := ctx.Value(whoKey).(who)
+// Whose returns whose request it is.
+func Whose(ctx context.Context) Who {
+	w, _ := ctx.Value(whoKey).(Who)
 	return w
 }
 
@@ -147,7 +142,7 @@ func (s *Door) identify(next http.Handler, w http.ResponseWriter, r *http.Reques
 	}
 	held := &holding{}
 	defer held.free()
-	ctx := context.WithValue(context.WithValue(r.Context(), whoKey, who{tenant, id, local}), holdingKey, held)
+	ctx := context.WithValue(context.WithValue(r.Context(), whoKey, Who{tenant, id, local}), holdingKey, held)
 	next.ServeHTTP(w, r.WithContext(ctx))
 }
 
@@ -156,7 +151,7 @@ func (s *Door) identify(next http.Handler, w http.ResponseWriter, r *http.Reques
 func (s *Door) counted(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !open[r.URL.Path] {
-			tenant := whose(r.Context()).tenant
+			tenant := Whose(r.Context()).Tenant
 			one, err := s.begun.Take(tenant, 1, int64(s.settings.Load().Of(tenant).Requests))
 			if err != nil {
 				w.Header().Set("Connection", "close")

@@ -47,7 +47,7 @@ func (s *Server) enter(ctx context.Context, turn *tenants.Turn, o *order) (*entr
 		return nil, err
 	}
 	e := &entry{leave: leave, queued: time.Since(came)}
-	if o.buffers, err = s.memory.Take(o.who.tenant, o.memory, int64(o.ceilings.Buffers)); err != nil {
+	if o.buffers, err = s.memory.Take(o.who.Tenant, o.memory, int64(o.ceilings.Buffers)); err != nil {
 		leave()
 		return nil, err
 	}
@@ -98,7 +98,7 @@ func (s *Server) fresh(ctx context.Context, o *order, out sink) (*api.Answer, er
 			return nil, s.callError(ctx, err)
 		}
 	}
-	at, err := s.source.Take(ctx, o.who.tenant, policy)
+	at, err := s.source.Take(ctx, o.who.Tenant, policy)
 	if err != nil {
 		return nil, s.callError(ctx, explain(o.entry.admitted, err))
 	}
@@ -180,9 +180,9 @@ func proven(a *api.Answer) error {
 
 // tell counts a call, and logs how a call ended: never what it was.
 func (s *Server) tell(o *order, a *api.Answer) {
-	s.metrics.ended(o.who.tenant, a)
+	s.metrics.ended(o.who.Tenant, a)
 	s.recentCall(o, a)
-	s.log.Info("call", "request", o.who.requestID, "tenant", o.who.tenant, "id", a.ID, "cause", string(a.Cause), "exit_code", a.ExitCode,
+	s.log.Info("call", "request", o.who.RequestID, "tenant", o.who.Tenant, "id", a.ID, "cause", string(a.Cause), "exit_code", a.ExitCode,
 		"verdict", string(a.Teardown.Verdict), "room", a.Room, "queue_ms", a.QueueMS, "duration_ms", a.Duration)
 }
 
@@ -274,7 +274,7 @@ func (s *Server) in(ctx context.Context, at place.Place, o *order, out sink) (*a
 }
 
 func (s *Server) answer(at place.Place, o *order, out sink, res *result.Result) *api.Answer {
-	a := &api.Answer{Report: res.Report(o.id, o.argv), Room: string(at.Kind()), TimeoutMS: result.Milliseconds(o.timeout), Clamped: o.clamped, RequestID: o.who.requestID}
+	a := &api.Answer{Report: res.Report(o.id, o.argv), Room: string(at.Kind()), TimeoutMS: result.Milliseconds(o.timeout), Clamped: o.clamped, RequestID: o.who.RequestID}
 	out.output(&a.Report)
 	return a
 }
@@ -299,12 +299,12 @@ func (s *Server) bring(ctx context.Context, at place.Place, o *order) error {
 
 func (s *Server) bringFile(ctx context.Context, dir *workspace.Dir, o *order, f fileIn) error {
 	if f.id != "" {
-		blob, size, err := s.files.Get(o.who.tenant, f.id)
+		blob, size, err := s.files.Get(o.who.Tenant, f.id)
 		if e := (*result.Error)(nil); s.elsewhere != nil && errors.As(err, &e) && e.Code == string(api.NoSuchFile) {
 			if err := s.fetch(ctx, o, f.id); err != nil {
 				return err
 			}
-			blob, size, err = s.files.Get(o.who.tenant, f.id)
+			blob, size, err = s.files.Get(o.who.Tenant, f.id)
 		}
 		if err != nil {
 			return err
@@ -320,13 +320,13 @@ func (s *Server) bringFile(ctx context.Context, dir *workspace.Dir, o *order, f 
 func (s *Server) fetch(ctx context.Context, o *order, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	from, err := s.elsewhere(ctx, o.who.tenant, id)
+	from, err := s.elsewhere(ctx, o.who.Tenant, id)
 	if err != nil {
 		return err
 	}
 	defer from.Close()
 	quota := int64(o.ceilings.Files)
-	_, _, err = s.files.Put(o.who.tenant, from, quota, quota)
+	_, _, err = s.files.Put(o.who.Tenant, from, quota, quota)
 	return err
 }
 
@@ -413,6 +413,6 @@ func (s *Server) keep(dir *workspace.Dir, o *order, out *api.FileOut) error {
 		return err
 	}
 	quota := int64(o.ceilings.Files)
-	out.ID, out.Size, err = s.files.Put(o.who.tenant, io.LimitReader(f, st.Size()), quota, quota)
+	out.ID, out.Size, err = s.files.Put(o.who.Tenant, io.LimitReader(f, st.Size()), quota, quota)
 	return err
 }

@@ -30,7 +30,7 @@ import (
 // order is a call that was checked: what is left to go wrong is the machine's.
 type order struct {
 	id       string
-	who      who
+	who      Who
 	ceilings config.Tenant
 
 	argv, env []string
@@ -73,9 +73,9 @@ func usage(format string, args ...any) error {
 }
 
 // check finds what is wrong with a call, and settles what holds for it.
-func (s *Server) check(w who, c *api.Call) (*order, error) {
+func (s *Server) check(w Who, c *api.Call) (*order, error) {
 	set := s.settings.Load()
-	o := &order{id: s.newID(), who: w, ceilings: set.Of(w.tenant), argv: c.Argv, dir: c.Workdir, stdin: c.Stdin, shown: set.shown(c.Argv, c.Code)}
+	o := &order{id: s.newID(), who: w, ceilings: set.Of(w.Tenant), argv: c.Argv, dir: c.Workdir, stdin: c.Stdin, shown: set.shown(c.Argv, c.Code)}
 	switch {
 	case (len(c.Argv) == 0) == (c.Language == ""):
 		return nil, usage("give either argv, or language and code")
@@ -112,7 +112,7 @@ func (s *Server) check(w who, c *api.Call) (*order, error) {
 	}
 	sort.Strings(o.env)
 	var err error
-	if o.parts, err = checkParts(set, w.tenant, o.ceilings, c.Parts); err != nil {
+	if o.parts, err = checkParts(set, w.Tenant, o.ceilings, c.Parts); err != nil {
 		return nil, err
 	}
 	return o, o.settle(set, c)

@@ -20,7 +20,7 @@ func TestEndlessOutput(t *testing.T) {
 	harness.Must(t, err)
 	defer s.Drain(t.Context())
 	for _, size := range []int64{math.MaxInt64/2 + 1, math.MaxInt64} {
-		o, err := s.check(who{tenant: "uid-1"}, &api.Call{Argv: []string{"true"}, Limits: api.Limits{MaxOutput: size}})
+		o, err := s.check(Who{Tenant: "uid-1"}, &api.Call{Argv: []string{"true"}, Limits: api.Limits{MaxOutput: size}})
 		harness.Must(t, err)
 		if o.maxOutput != mostOutput || len(o.clamped) != 1 {
 			t.Errorf("%d bytes, %v", o.maxOutput, o.clamped)

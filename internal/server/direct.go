@@ -20,7 +20,7 @@ import (
 
 // As returns a context of a request of a tenant who is on this machine.
 func As(ctx context.Context, tenant, requestID string) context.Context {
-	return context.WithValue(ctx, whoKey, who{tenant: tenant, requestID: requestID, local: true})
+	return context.WithValue(ctx, whoKey, Who{Tenant: tenant, RequestID: requestID, Local: true})
 }
 
 // Run carries a call out, in a place of its own or in a session. When it returns nothing of the
@@ -29,11 +29,11 @@ func (s *Server) Run(ctx context.Context, session string, c *api.Call) (*api.Ans
 	var x *sessions.Session
 	var err error
 	if session != "" {
-		if x, err = s.rooms.Get(whose(ctx).tenant, session); err != nil {
+		if x, err = s.rooms.Get(Whose(ctx).Tenant, session); err != nil {
 			return nil, err
 		}
 	}
-	o, err := s.check(whose(ctx), c)
+	o, err := s.check(Whose(ctx), c)
 	if err != nil {
 		return nil, err
 	}
@@ -45,7 +45,7 @@ func (s *Server) Run(ctx context.Context, session string, c *api.Call) (*api.Ans
 // Cell runs a cell in a session's interpreter. When it returns nothing of the cell runs any more
 // but what that has left in the background, which is the interpreter's.
 func (s *Server) Cell(ctx context.Context, session string, c *api.Cell) (*api.CellAnswer, error) {
-	o, language, err := s.checkCell(whose(ctx), c)
+	o, language, err := s.checkCell(Whose(ctx), c)
 	if err != nil {
 		return nil, err
 	}
@@ -53,20 +53,9 @@ func (s *Server) Cell(ctx context.Context, session string, c *api.Cell) (*api.Ce
 	return s.cell(ctx, session, o, language, c)
 }
 
-// CreateSession makes a session.
-func (s *Server) CreateSession(ctx context.Context, n *api.NewSession) (*api.Session, error) {
-	x, clamped, err := s.createSession(ctx, whose(ctx), n)
-	if err != nil {
-		return nil, err
-	}
-	out := describe(x)
-	out.Clamped = clamped
-	return &out, nil
-}
-
 // EndSession ends a session and all that is in it.
 func (s *Server) EndSession(ctx context.Context, id string) (*api.SessionEnd, error) {
-	x, err := s.rooms.Get(whose(ctx).tenant, id)
+	x, err := s.rooms.Get(Whose(ctx).Tenant, id)
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +123,7 @@ func (s *Server) OpenFile(ctx context.Context, session, name string) (f *os.File
 
 // OpenStored opens a file of the content store.
 func (s *Server) OpenStored(ctx context.Context, id string) (*os.File, int64, error) {
-	return s.files.Get(whose(ctx).tenant, id)
+	return s.files.Get(Whose(ctx).Tenant, id)
 }
 
 // ListFiles lists a session's workspace, with all that is below.
@@ -165,9 +154,6 @@ func (s *Server) ListFiles(ctx context.Context, session string) (*workspace.List
 	}
 	return out, nil
 }
-
-// Tenant is whose a request is.
-func Tenant(ctx context.Context) string { return whose(ctx).tenant }
 
 // Body reads the body of a request as all handlers do: when there is memory for it, of at most
 // so many bytes and values, and none that can be read in two ways.

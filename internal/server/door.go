@@ -9,9 +9,13 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/cells"
 	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/internal/page"
 	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 )
@@ -58,6 +62,30 @@ func (s *Door) Parts(next http.Handler) http.Handler {
 	return s.identified(s.guarded(straight(next)))
 }
 
+// Mux has the paths that are about the server and nothing of a tenant's. unready returns why it takes no
+// calls, or nil.
+func (s *Door) Mux(metrics *prometheus.Registry, unready func() *api.Error) *http.ServeMux {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { page.Write(w, http.StatusOK) })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, map[string]bool{"ok": true}) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := unready(); err != nil {
+			err.Write(w)
+			return
+		}
+		writeJSON(w, map[string]bool{"ready": true})
+	})
+	all := promhttp.HandlerFor(metrics, promhttp.HandlerOpts{})
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
+		if !s.SeesAll(Whose(r.Context())) {
+			api.NewError(api.Policy, "this tenant may not see the metrics", "name it in metrics_tenants").Write(w)
+			return
+		}
+		all.ServeHTTP(w, r)
+	})
+	return mux
+}
+
 // straight refuses paths with idle parts, from which [http.ServeMux] sends clients elsewhere: who
 // removes the file ".." of a session and follows would end the session.
 func straight(next http.Handler) http.Handler {
@@ -70,9 +98,6 @@ func straight(next http.Handler) http.Handler {
 		next.ServeHTTP(w, r)
 	})
 }
-
-// SeesAll reports whether the client of a request may see what all tenants do.
-func (s *Door) SeesAll(r *http.Request) bool { return s.seesAll(whose(r.Context())) }
 
 // Settings are those that hold at the moment.
 func (s *Door) Settings() *config.Config { return &s.settings.Load().Config }

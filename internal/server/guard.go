@@ -27,7 +27,7 @@ import (
 func (s *Door) Guard(ctx context.Context, do func() error) (err error) {
 	defer func() {
 		if mistake := recover(); mistake != nil {
-			err = s.mistake(whose(ctx).requestID, mistake)
+			err = s.mistake(Whose(ctx).RequestID, mistake)
 		}
 	}()
 	return do()
@@ -88,7 +88,7 @@ type sinkWriter struct {
 func (w sinkWriter) Write(b []byte) (n int, err error) {
 	defer func() {
 		if mistake := recover(); mistake != nil {
-			e := w.s.mistake(w.o.who.requestID, mistake)
+			e := w.s.mistake(w.o.who.RequestID, mistake)
 			w.failed.Store(e)
 			w.cancel()
 			n, err = 0, e

@@ -268,7 +268,7 @@ func TestMistakes(t *testing.T) {
 
 	// In what a goroutine of the engine writes to.
 	source.output = true
-	o, err := s.check(who{tenant: "uid-1"}, &api.Call{Argv: []string{"true"}})
+	o, err := s.check(Who{Tenant: "uid-1"}, &api.Call{Argv: []string{"true"}})
 	harness.Must(t, err)
 	_, err = s.carry(t.Context(), o, brokenSink{})
 	if e := (*api.Error)(nil); !errors.As(err, &e) || e.Failure.Code != api.Internal || source.taken.Load() != 0 {

@@ -2,14 +2,12 @@ package server
 
 import (
 	"maps"
-	"net/http"
 	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
@@ -149,16 +147,4 @@ func (s present) Collect(out chan<- prometheus.Metric) {
 		ready = 1
 	}
 	gauge(descReady, ready)
-}
-
-// Metrics answers for those who may see what all tenants do.
-func (s *Door) Metrics(registry *prometheus.Registry) http.Handler {
-	all := promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !s.SeesAll(r) {
-			api.NewError(api.Policy, "this tenant may not see the metrics", "name it in metrics_tenants").Write(w)
-			return
-		}
-		all.ServeHTTP(w, r)
-	})
 }

@@ -271,14 +271,14 @@ func (e *events) finish(a *api.Answer, err error) {
 func writeAnswer(w http.ResponseWriter, a *api.Answer) {
 	rest := *a // shared with who asks once more
 	rest.Stdout, rest.StdoutBase64, rest.Stderr, rest.StderrBase64 = nil, nil, nil, nil
-	writeJSON(w, http.StatusOK, rest, output(a.Stdout, a.StdoutBase64, a.Stderr, a.StderrBase64)...)
+	writeJSON(w, rest, output(a.Stdout, a.StdoutBase64, a.Stderr, a.StderrBase64)...)
 }
 
 // writeCell answers with what has become of a cell.
 func writeCell(w http.ResponseWriter, a *api.CellAnswer) {
 	rest := *a
 	rest.Stdout, rest.StdoutBase64, rest.Stderr, rest.StderrBase64 = nil, nil, nil, nil
-	writeJSON(w, http.StatusOK, rest, output(a.Stdout, a.StdoutBase64, a.Stderr, a.StderrBase64)...)
+	writeJSON(w, rest, output(a.Stdout, a.StdoutBase64, a.Stderr, a.StderrBase64)...)
 }
 
 // member is one of a document whose value is a long text; nil for none.
@@ -294,13 +294,13 @@ func output(stdout, stdoutBase64, stderr, stderrBase64 *string) []member {
 
 // writeJSON answers with a document, which is an object if there are long members. These come
 // last, piece by piece: all of them as JSON at once would be many times what was kept of the output.
-func writeJSON(w http.ResponseWriter, status int, v any, long ...member) {
+func writeJSON(w http.ResponseWriter, v any, long ...member) {
 	doc, err := result.JSON(v)
 	if err != nil {
 		panic(err) // of a type of package api
 	}
 	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
+	w.WriteHeader(http.StatusOK)
 	out := errWriter{w: w}
 	const size = 32 << 10 // of a piece
 	var piece []byte

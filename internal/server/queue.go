@@ -23,12 +23,12 @@ func (s *Server) Admit(ctx context.Context, id string, body []byte) (*Admitted, 
 	if err := json.Unmarshal(body, &c); err != nil {
 		return nil, usage("the call is no JSON: %v", err)
 	}
-	o, err := s.check(whose(ctx), &c)
+	o, err := s.check(Whose(ctx), &c)
 	if err != nil {
 		return nil, err
 	}
 	o.id = id
-	if c := s.book.Get(o.who.tenant, id); c != nil {
+	if c := s.book.Get(o.who.Tenant, id); c != nil {
 		switch status := c.Status(); {
 		case status.State == api.Queued:
 			return nil, api.NewError(api.Busy, "the call is about to begin here, or to be given up", "")

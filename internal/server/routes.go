@@ -20,7 +20,6 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/sbxrun/sbxrun/internal/api"
-	"github.com/sbxrun/sbxrun/internal/page"
 	"github.com/sbxrun/sbxrun/internal/sessions"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 )
@@ -101,7 +100,7 @@ func (s *Door) Hold(ctx context.Context, n int64) error {
 	if !ok {
 		return nil
 	}
-	tenant := whose(ctx).tenant
+	tenant := Whose(ctx).Tenant
 	lease, err := s.memory.Take(tenant, n, int64(s.settings.Load().Of(tenant).Buffers))
 	if err != nil {
 		return err
@@ -168,21 +167,14 @@ func Strict(text []byte) error {
 
 // Handler is the whole interface; of it, what is not HTTP's own is mcp.
 func (s *Server) Handler(mcp http.Handler) http.Handler {
-	mux := http.NewServeMux()
+	mux := s.Mux(s.metrics.registry, func() *api.Error {
+		if s.Ready() {
+			return nil
+		}
+		return draining()
+	})
 	s.define(mux)
 	mux.Handle("/mcp", mcp)
-	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
-		page.Write(w, http.StatusOK)
-	})
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, map[string]bool{"ok": true}) })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if !s.Ready() {
-			draining().Write(w)
-			return
-		}
-		writeJSON(w, http.StatusOK, map[string]bool{"ready": true})
-	})
-	mux.Handle("GET /metrics", s.Metrics(s.metrics.registry))
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { // all that the others are not for
 		if methods := methodsOf(mux, r); len(methods) > 0 {
 			w.Header().Set("Allow", strings.Join(methods, ", "))
@@ -332,7 +324,7 @@ func (s *Server) defineRun(a huma.API) {
 
 // answered answers a call that its client waits for, in a session unless that is nil: see order.
 func (s *Server) answered(q Request, stream, key string, body []byte, c *api.Call, x *sessions.Session, ended error) (*streamed, error) {
-	o, err := s.check(whose(q.r.Context()), c)
+	o, err := s.check(Whose(q.r.Context()), c)
 	if err != nil {
 		return nil, err
 	}
@@ -384,7 +376,7 @@ func (s *Server) carry(ctx context.Context, o *order, out sink) (a *api.Answer, 
 		ctx, cancel = Both(ctx, its)
 		defer cancel()
 	}
-	turn, err := s.join(ctx, o.who.tenant, o.ceilings.Ceilings())
+	turn, err := s.join(ctx, o.who.Tenant, o.ceilings.Ceilings())
 	if err != nil {
 		return nil, err
 	}
@@ -405,7 +397,7 @@ func (s *Server) guardCall(ctx context.Context, turn *tenants.Turn, o *order, ou
 func (s *Server) count(o *order, a *api.Answer, err error) {
 	var e *api.Error
 	if a == nil && errors.As(err, &e) && !e.Started {
-		s.metrics.refused.WithLabelValues(o.who.tenant, string(e.Failure.Code)).Inc()
+		s.metrics.refused.WithLabelValues(o.who.Tenant, string(e.Failure.Code)).Inc()
 	}
 }
 
@@ -426,7 +418,7 @@ func once[T any](s *Server, q Request, key string, body []byte, o *order, carry 
 		return a, err
 	}
 	name := q.r.URL.Path + "\n" + key
-	k, first, err := s.keys.Begin(q.r.Context(), o.who.tenant, name, body)
+	k, first, err := s.keys.Begin(q.r.Context(), o.who.Tenant, name, body)
 	if err != nil {
 		return nil, err
 	}
@@ -447,7 +439,7 @@ func once[T any](s *Server, q Request, key string, body []byte, o *order, carry 
 		if keep { // and with it its memory
 			lease, o.buffers = o.buffers, nil
 		}
-		s.keys.Settle(o.who.tenant, name, k, v, keep, lease)
+		s.keys.Settle(o.who.Tenant, name, k, v, keep, lease)
 	}()
 	v.err = draining() // should carry not come back
 	var e *api.Error

@@ -64,14 +64,14 @@ func (s *Server) detach(base context.Context, book *calls.Book, o *order, c tena
 		}
 	}()
 	share := calls.Share{Calls: int64(s.settings.Load().Calls.Most), Output: int64(o.ceilings.Output)}
-	memory, err := s.memory.Take(o.who.tenant, o.size(), int64(o.ceilings.Buffers))
+	memory, err := s.memory.Take(o.who.Tenant, o.size(), int64(o.ceilings.Buffers))
 	if err != nil {
 		return nil, err
 	}
-	if d.ctx, d.Call, err = book.Add(ctx, o.id, o.who.tenant, o.input, o.maxOutput, share, memory); err != nil {
+	if d.ctx, d.Call, err = book.Add(ctx, o.id, o.who.Tenant, o.input, o.maxOutput, share, memory); err != nil {
 		return nil, err
 	}
-	if d.turn, err = s.join(ctx, o.who.tenant, c); err != nil {
+	if d.turn, err = s.join(ctx, o.who.Tenant, c); err != nil {
 		book.Drop(d.Call)
 		return nil, err
 	}
@@ -122,7 +122,7 @@ func (s *Server) defineCalls(a huma.API) {
 		OperationID: "call", Method: http.MethodPost, Path: "/v1/calls", Summary: "Begin to run one command or program in a fresh sandbox", DefaultStatus: http.StatusAccepted,
 		Description: "It continues whether or not anybody waits for it.",
 	}, append(starting, api.Idempotency)...), func(ctx context.Context, q *newCall) (*begun, error) {
-		o, err := s.check(whose(ctx), &q.Body)
+		o, err := s.check(Whose(ctx), &q.Body)
 		if err != nil {
 			return nil, err
 		}
@@ -143,7 +143,7 @@ func (s *Server) defineCalls(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "listCalls", Method: http.MethodGet, Path: "/v1/calls", Summary: "List the calls that run, or ended a while ago",
 	}), func(ctx context.Context, _ *struct{}) (*answer[api.Calls], error) {
-		return s.listed(ctx, s.book.List(whose(ctx).tenant))
+		return s.listed(ctx, s.book.List(Whose(ctx).Tenant))
 	})
 
 	type getCall struct {
@@ -153,7 +153,7 @@ func (s *Server) defineCalls(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "getCall", Method: http.MethodGet, Path: "/v1/calls/{id}", Summary: "Tell how far a call has come, or how it has ended",
 	}, api.NoSuchCall), func(ctx context.Context, q *getCall) (*answer[api.CallStatus], error) {
-		c := s.book.Get(whose(ctx).tenant, q.ID)
+		c := s.book.Get(Whose(ctx).Tenant, q.ID)
 		if c == nil {
 			return nil, noSuchCall()
 		}
@@ -164,7 +164,7 @@ func (s *Server) defineCalls(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "deleteCall", Method: http.MethodDelete, Path: "/v1/calls/{id}", Summary: "End a call, and tell how; or forget one that has ended",
 	}, api.NoSuchCall), func(ctx context.Context, q *struct{ CallPath }) (*answer[api.CallStatus], error) {
-		c := s.book.Get(whose(ctx).tenant, q.ID)
+		c := s.book.Get(Whose(ctx).Tenant, q.ID)
 		if c == nil {
 			return nil, noSuchCall()
 		}
@@ -179,7 +179,7 @@ func (s *Server) defineCalls(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "callOutput", Method: http.MethodGet, Path: "/v1/calls/{id}/output", Summary: "Read what a call has written, from any byte on", Responses: octets("The bytes from that offset on"),
 	}, api.NoSuchCall), func(ctx context.Context, q *output) (*streamed, error) {
-		c := s.book.Get(whose(ctx).tenant, q.ID)
+		c := s.book.Get(Whose(ctx).Tenant, q.ID)
 		if c == nil {
 			return nil, noSuchCall()
 		}

@@ -40,7 +40,7 @@ func (s *Server) cell(ctx context.Context, session string, o *order, language ce
 		return nil, err
 	}
 	defer free()
-	turn, err := s.join(ctx, o.who.tenant, o.ceilings.Ceilings())
+	turn, err := s.join(ctx, o.who.Tenant, o.ceilings.Ceilings())
 	if err != nil {
 		return nil, err
 	}
@@ -68,9 +68,9 @@ func (s *Server) cell(ctx context.Context, session string, o *order, language ce
 		a.Files = s.collect(either, x.Place, o)
 	}
 	o.buffers.Shrink(cellSize(a))
-	s.metrics.cell(o.who.tenant, a)
+	s.metrics.cell(o.who.Tenant, a)
 	s.recentCell(o, a)
-	s.log.Info("cell", "request", o.who.requestID, "tenant", o.who.tenant, "session", x.ID, "id", a.ID, "language", c.Language, "cause", a.Cause,
+	s.log.Info("cell", "request", o.who.RequestID, "tenant", o.who.Tenant, "session", x.ID, "id", a.ID, "language", c.Language, "cause", a.Cause,
 		"state", a.State, "number", a.Number, "queue_ms", a.QueueMS, "duration_ms", a.Duration)
 	if a.Interpreter == nil {
 		return a, nil
@@ -100,9 +100,9 @@ func cellSize(a *api.CellAnswer) int64 {
 }
 
 // checkCell finds what is wrong with a cell, and settles what holds for it.
-func (s *Server) checkCell(w who, c *api.Cell) (*order, cells.Language, error) {
+func (s *Server) checkCell(w Who, c *api.Cell) (*order, cells.Language, error) {
 	set := s.settings.Load()
-	o := &order{id: s.newID(), who: w, ceilings: set.Of(w.tenant), shown: set.shown(nil, c.Code)}
+	o := &order{id: s.newID(), who: w, ceilings: set.Of(w.Tenant), shown: set.shown(nil, c.Code)}
 	language, err := set.language(c.Language)
 	if err != nil {
 		return nil, language, err
@@ -117,7 +117,7 @@ func (s *Server) cellAnswer(o *order, language cells.Language, in *cells.Answer)
 	a := &api.CellAnswer{
 		ID: o.id, Cause: in.Cause, State: string(in.State), Number: in.Number, TimedOut: in.Cause == result.Timeout, Duration: result.Milliseconds(in.Duration),
 		Results: []api.CellResult{}, ResultsTruncated: in.Truncated, Exception: (*api.Exception)(in.Error), DroppedBytes: in.Dropped,
-		TimeoutMS: result.Milliseconds(o.timeout), Clamped: o.clamped, RequestID: o.who.requestID,
+		TimeoutMS: result.Milliseconds(o.timeout), Clamped: o.clamped, RequestID: o.who.RequestID,
 	}
 	var r result.Report
 	setOutput(&r, in.Stdout, in.Stderr)
@@ -153,7 +153,7 @@ func (s *Server) medium(o *order, in cells.Medium) api.Medium {
 	}
 	m := api.Medium{MediaType: in.Type, Size: int64(len(held))}
 	quota := int64(o.ceilings.Files)
-	id, _, err := s.files.Put(o.who.tenant, bytes.NewReader(held), quota, quota)
+	id, _, err := s.files.Put(o.who.Tenant, bytes.NewReader(held), quota, quota)
 	if err != nil {
 		m.Error = api.AsError(err).Error()
 	}
@@ -175,7 +175,7 @@ func (s *Server) defineCells(a huma.API) {
 		RawBody []byte
 		Body    api.Cell
 	}) (*streamed, error) {
-		o, language, err := s.checkCell(whose(ctx), &q.Body)
+		o, language, err := s.checkCell(Whose(ctx), &q.Body)
 		if err != nil {
 			return nil, err
 		}

@@ -222,7 +222,7 @@ func (s *Server) defineFiles(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "storeFile", Method: http.MethodPost, Path: "/v1/files", Summary: "Put a file into the content store", RequestBody: takes("application/octet-stream"), DefaultStatus: http.StatusCreated,
 	}, api.TooLarge, api.QuotaDisk), func(ctx context.Context, q *struct{ Request }) (*answer[api.Stored], error) {
-		tenant := whose(ctx).tenant
+		tenant := Whose(ctx).Tenant
 		quota := int64(s.settings.Load().Of(tenant).Files)
 		id, size, err := s.files.Put(tenant, body{q.Request}, quota, quota)
 		return with(api.Stored{ID: id, Size: size}, err)

@@ -104,14 +104,14 @@ func (s *Server) diff(ctx context.Context, q Request, id string) (*streamed, err
 		for _, w := range warnings {
 			out.Warnings = append(out.Warnings, w.Error())
 		}
-		writeJSON(q.w, http.StatusOK, out)
+		writeJSON(q.w, out)
 	}}, nil
 }
 
 // Snapshot keeps what was written to a session's overlay.
 func (s *Server) Snapshot(ctx context.Context, id string, n api.NewSnapshot) (*api.Snapshot, error) {
 	set := s.settings.Load()
-	tenant := whose(ctx).tenant
+	tenant := Whose(ctx).Tenant
 	quota := int64(set.Of(tenant).Snapshots)
 	if quota == 0 {
 		return nil, mayNot("snapshots", "have snapshots")
@@ -160,7 +160,7 @@ func (s *Server) Snapshot(ctx context.Context, id string, n api.NewSnapshot) (*a
 	if err := capture.Take(store, m, from, quota); err != nil {
 		return nil, err
 	}
-	s.log.Info("snapshot", "request", whose(ctx).requestID, "tenant", tenant, "session", x.ID, "snapshot", m.ID, "size", m.Size())
+	s.log.Info("snapshot", "request", Whose(ctx).RequestID, "tenant", tenant, "session", x.ID, "snapshot", m.ID, "size", m.Size())
 	out := shown(m)
 	out.Session = x.ID
 	return &out, nil
@@ -173,7 +173,7 @@ func shown(m *snapshots.Manifest) api.Snapshot {
 
 // snapshotsOf opens the snapshots of the tenant of a request.
 func (s *Server) snapshotsOf(ctx context.Context) (*snapshots.Store, error) {
-	data, err := s.settings.Load().Data(whose(ctx).tenant)
+	data, err := s.settings.Load().Data(Whose(ctx).Tenant)
 	if err != nil {
 		return nil, err
 	}
@@ -182,7 +182,7 @@ func (s *Server) snapshotsOf(ctx context.Context) (*snapshots.Store, error) {
 
 // volumesOf opens the volumes of the tenant of a request.
 func (s *Server) volumesOf(ctx context.Context) (*volumes.Store, error) {
-	data, err := s.settings.Load().Data(whose(ctx).tenant)
+	data, err := s.settings.Load().Data(Whose(ctx).Tenant)
 	if err != nil {
 		return nil, err
 	}

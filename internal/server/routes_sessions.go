@@ -28,48 +28,49 @@ func (s *Server) tellEnd(x *sessions.Session, res *result.Result) {
 	s.log.Info("session ended", "tenant", x.Tenant, "session", x.ID, "verdict", verdict)
 }
 
-// createSession makes a session.
-func (s *Server) createSession(ctx context.Context, w who, n *api.NewSession) (*sessions.Session, []string, error) {
+// CreateSession makes a session.
+func (s *Server) CreateSession(ctx context.Context, n *api.NewSession) (*api.Session, error) {
+	w := Whose(ctx)
 	set := s.settings.Load()
-	o := &order{id: s.newID(), who: w, ceilings: set.Of(w.tenant)}
+	o := &order{id: s.newID(), who: w, ceilings: set.Of(w.Tenant)}
 	for _, f := range n.Files {
 		in, err := checkFile(f)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		o.files = append(o.files, in)
 	}
 	idle := o.clamp("idle_timeout_ms", n.IdleTimeoutMS, time.Duration(set.Sessions.IdleTimeout), time.Duration(set.Sessions.IdleTimeout))
 	life := o.clamp("lifetime_ms", n.LifetimeMS, time.Duration(set.Sessions.Lifetime), time.Duration(set.Sessions.Lifetime))
 	if n.Limits.MaxOutput != 0 || n.Limits.Output != "" {
-		return nil, nil, usage("limits of output are those of a command")
+		return nil, usage("limits of output are those of a command")
 	}
 	var err error
 	if o.limits, err = boundLimits(set, o.ceilings, n.Limits); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	if o.parts, err = checkParts(set, w.tenant, o.ceilings, n.Parts); err != nil {
-		return nil, nil, err
+	if o.parts, err = checkParts(set, w.Tenant, o.ceilings, n.Parts); err != nil {
+		return nil, err
 	}
-	release, err := s.rooms.Reserve(w.tenant, o.ceilings.Sessions)
+	release, err := s.rooms.Reserve(w.Tenant, o.ceilings.Sessions)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	defer release()
 	if err := s.begin(); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	defer s.running.Done()
 	ctx, cancel := s.Until(ctx)
 	defer cancel()
-	turn, err := s.join(ctx, w.tenant, o.ceilings.Ceilings())
+	turn, err := s.join(ctx, w.Tenant, o.ceilings.Ceilings())
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	defer turn.GiveUp()
 	e, err := s.enter(ctx, turn, o)
 	if err != nil {
-		return nil, nil, s.callError(ctx, err)
+		return nil, s.callError(ctx, err)
 	}
 	defer e.end()
 	// The room has its own end too, for when this process is stopped.
@@ -78,12 +79,12 @@ func (s *Server) createSession(ctx context.Context, w who, n *api.NewSession) (*
 	policy.Limits, policy.Lifetime = o.limits, life+later
 	if o.parts != nil {
 		if err := s.part(ctx, set, o.ceilings, o.parts, &policy); err != nil {
-			return nil, nil, s.callError(ctx, err)
+			return nil, s.callError(ctx, err)
 		}
 	}
-	at, err := s.source.Take(ctx, w.tenant, policy)
+	at, err := s.source.Take(ctx, w.Tenant, policy)
 	if err != nil {
-		return nil, nil, s.callError(ctx, explain(e.admitted, err))
+		return nil, s.callError(ctx, explain(e.admitted, err))
 	}
 	kept := false
 	defer func() {
@@ -92,12 +93,12 @@ func (s *Server) createSession(ctx context.Context, w who, n *api.NewSession) (*
 		}
 	}()
 	if err := s.bring(ctx, at, o); err != nil {
-		return nil, nil, s.callError(ctx, err)
+		return nil, s.callError(ctx, err)
 	}
 	e.admitted.Running()
 	now := time.Now()
 	x := &sessions.Session{
-		ID: o.id, Tenant: w.tenant, Place: at, Made: now.UTC(), Expires: now.Add(life).UTC(), Idle: idle, Limits: n.Limits,
+		ID: o.id, Tenant: w.Tenant, Place: at, Made: now.UTC(), Expires: now.Add(life).UTC(), Idle: idle, Limits: n.Limits,
 		Processes: calls.NewBook(filepath.Join(set.StateDir, "output"), time.Duration(set.Calls.Keep), s.shelf),
 	}
 	if o.parts != nil {
@@ -105,8 +106,10 @@ func (s *Server) createSession(ctx context.Context, w who, n *api.NewSession) (*
 	}
 	s.rooms.Add(x)
 	kept = true
-	s.log.Info("session", "request", w.requestID, "tenant", w.tenant, "session", x.ID, "room", at.Kind())
-	return x, o.clamped, nil
+	s.log.Info("session", "request", w.RequestID, "tenant", w.Tenant, "session", x.ID, "room", at.Kind())
+	out := describe(x)
+	out.Clamped = o.clamped
+	return &out, nil
 }
 
 // withoutParts refuses what a command in a session has of the session alone.
@@ -131,7 +134,7 @@ func (s *Server) cameToNothing(ctx context.Context, x *sessions.Session, err err
 
 // used gets a session for a request, and its context ends with either.
 func (s *Server) used(ctx context.Context, id string) (x *sessions.Session, both context.Context, release func(), err error) {
-	if x, err = s.rooms.Get(whose(ctx).tenant, id); err != nil {
+	if x, err = s.rooms.Get(Whose(ctx).Tenant, id); err != nil {
 		return nil, nil, nil, err
 	}
 	its, free, err := x.Use()
@@ -178,7 +181,7 @@ func (s *Server) defineSessions(a huma.API) {
 		OperationID: "listSessions", Method: http.MethodGet, Path: "/v1/sessions", Summary: "List the sessions",
 	}), func(ctx context.Context, _ *struct{}) (*answer[api.Sessions], error) {
 		out, size := api.Sessions{Sessions: []api.Session{}}, int64(0)
-		for _, x := range s.rooms.List(whose(ctx).tenant) {
+		for _, x := range s.rooms.List(Whose(ctx).Tenant) {
 			out.Sessions = append(out.Sessions, describe(x))
 			if x.Asked.Network != nil {
 				for _, host := range x.Asked.Network.Allow {
@@ -192,7 +195,7 @@ func (s *Server) defineSessions(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "getSession", Method: http.MethodGet, Path: "/v1/sessions/{id}", Summary: "Tell of a session",
 	}, api.NoSuchSession, api.Ended), func(ctx context.Context, q *struct{ SessionPath }) (*answer[api.Session], error) {
-		x, err := s.rooms.Get(whose(ctx).tenant, q.ID)
+		x, err := s.rooms.Get(Whose(ctx).Tenant, q.ID)
 		if err != nil {
 			return nil, err
 		}
@@ -217,7 +220,7 @@ func (s *Server) defineSessions(a huma.API) {
 		OperationID: "exec", Method: http.MethodPost, Path: "/v1/sessions/{id}/exec", Summary: "Run one command or program in a session",
 		Description: "When it ends, only what it started ends: files stay, and other commands in the session keep running.", Responses: answers(a),
 	}, append(starting, api.Idempotency, api.NoSuchSession, api.Ended)...), func(ctx context.Context, q *exec) (*streamed, error) {
-		x, ended := s.rooms.Get(whose(ctx).tenant, q.ID)
+		x, ended := s.rooms.Get(Whose(ctx).Tenant, q.ID)
 		if ended != nil && q.Key == "" {
 			return nil, ended
 		}
@@ -237,7 +240,7 @@ func noSuchProcess() error {
 
 // process gets one of a session.
 func (s *Server) process(ctx context.Context, q ProcessPath) (*sessions.Session, *calls.Call, error) {
-	x, err := s.rooms.Get(whose(ctx).tenant, q.ID)
+	x, err := s.rooms.Get(Whose(ctx).Tenant, q.ID)
 	if err != nil {
 		return nil, nil, api.AsError(err)
 	}
@@ -260,11 +263,11 @@ func (s *Server) defineProcesses(a huma.API) {
 		RawBody []byte
 		Body    api.NewProcess
 	}) (*answer[api.CallStatus], error) {
-		x, ended := s.rooms.Get(whose(ctx).tenant, q.ID)
+		x, ended := s.rooms.Get(Whose(ctx).Tenant, q.ID)
 		if ended != nil && q.Key == "" {
 			return nil, ended
 		}
-		o, err := s.check(whose(ctx), &q.Body.Call)
+		o, err := s.check(Whose(ctx), &q.Body.Call)
 		if err == nil {
 			err = o.withoutParts()
 		}
@@ -299,7 +302,7 @@ func (s *Server) defineProcesses(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "listProcesses", Method: http.MethodGet, Path: base, Summary: "List what runs in the background, or did",
 	}, none...), func(ctx context.Context, q *struct{ SessionPath }) (*answer[api.Calls], error) {
-		x, err := s.rooms.Get(whose(ctx).tenant, q.ID)
+		x, err := s.rooms.Get(Whose(ctx).Tenant, q.ID)
 		if err != nil {
 			return nil, err
 		}

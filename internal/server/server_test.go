@@ -187,7 +187,7 @@ func TestLeavesQueue(t *testing.T) {
 	harness.Must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	o, err := s.check(who{tenant: "uid-1"}, &api.Call{Argv: []string{"true"}})
+	o, err := s.check(Who{Tenant: "uid-1"}, &api.Call{Argv: []string{"true"}})
 	harness.Must(t, err)
 	if _, err := s.carry(ctx, o, newBuffered(o)); api.AsError(err).Failure.Code != api.Ended {
 		t.Errorf("%v", err)

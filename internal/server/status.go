@@ -71,7 +71,7 @@ func (set *settings) shown(argv []string, code string) string {
 }
 
 func (s *Server) recentCall(o *order, a *api.Answer) {
-	s.recents.add(o.who.tenant, api.Recent{
+	s.recents.add(o.who.Tenant, api.Recent{
 		ID: a.ID, Cause: a.Cause, ExitCode: &a.ExitCode, Verdict: a.Teardown.Verdict, Room: a.Room, Duration: a.Duration, Code: o.shown,
 	})
 }
@@ -82,24 +82,24 @@ func (s *Server) recentCell(o *order, a *api.CellAnswer) {
 	if a.Interpreter != nil {
 		verdict = a.Interpreter.Teardown.Verdict
 	}
-	s.recents.add(o.who.tenant, api.Recent{ID: a.ID, Cause: a.Cause, Verdict: verdict, Duration: a.Duration, Code: o.shown})
+	s.recents.add(o.who.Tenant, api.Recent{ID: a.ID, Cause: a.Cause, Verdict: verdict, Duration: a.Duration, Code: o.shown})
 }
 
-// seesAll reports whether a client may see what all tenants do: the server's user may, and root, who
+// SeesAll reports whether a client may see what all tenants do: the server's user may, and root, who
 // can look for themselves, and the tenants that the configuration names. Of a socket with mode 0660
 // others are users, too.
-func (s *Door) seesAll(by who) bool {
-	return by.local || slices.Contains(s.settings.Load().MetricsTenants, by.tenant)
+func (s *Door) SeesAll(by Who) bool {
+	return by.Local || slices.Contains(s.settings.Load().MetricsTenants, by.Tenant)
 }
 
 // status is what a client may see.
-func (s *Server) status(by who) *api.Status {
+func (s *Server) status(by Who) *api.Status {
 	uses := s.gate.Uses()
 	out := &api.Status{
-		Version: s.version, Tenant: by.tenant, Draining: !s.Ready(), Running: uses[by.tenant].Running, Waiting: uses[by.tenant].Waiting,
-		Sessions: len(s.rooms.List(by.tenant)), Recent: s.recents.list(by.tenant),
+		Version: s.version, Tenant: by.Tenant, Draining: !s.Ready(), Running: uses[by.Tenant].Running, Waiting: uses[by.Tenant].Waiting,
+		Sessions: len(s.rooms.List(by.Tenant)), Recent: s.recents.list(by.Tenant),
 	}
-	if s.seesAll(by) {
+	if s.SeesAll(by) {
 		out.Machine = s.Machine()
 	}
 	return out
@@ -127,6 +127,6 @@ func (s *Server) defineStatus(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "status", Method: http.MethodGet, Path: "/v1/status", Summary: "Tell what goes on, and how the last calls have ended",
 	}), func(ctx context.Context, _ *struct{}) (*answer[*api.Status], error) {
-		return with(s.status(whose(ctx)), nil)
+		return with(s.status(Whose(ctx)), nil)
 	})
 }
