@@ -2,10 +2,10 @@ package server
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/tenants"
@@ -103,30 +104,17 @@ func refuse(c net.Conn, e *api.Error) {
 	if err != nil {
 		return
 	}
-	w := &refusal{header: http.Header{}, c: c}
-	e.Write(w)
+	text, _ := result.JSON(e) // there is nothing in it that JSON has not
+	answer := &http.Response{
+		StatusCode: e.GetStatus(), ProtoMajor: 1, ProtoMinor: 1, Header: e.GetHeaders(), ContentLength: int64(len(text)), Body: io.NopCloser(bytes.NewReader(text)), Close: true,
+	}
+	answer.Header.Set("Content-Type", "application/json")
+	out := bufio.NewWriter(c)
+	_ = answer.Write(out) // who has gone away reads nothing
+	_ = out.Flush()
 	if half, ok := c.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
 		_, _ = io.Copy(io.Discard, r.Body) // until the client closes, or the deadline
 	}
-}
-
-// refusal is an [http.ResponseWriter] of one answer, without a server.
-type refusal struct {
-	header http.Header
-	status int
-	c      net.Conn
-}
-
-func (w *refusal) Header() http.Header    { return w.header }
-func (w *refusal) WriteHeader(status int) { w.status = status }
-func (w *refusal) Write(b []byte) (int, error) {
-	if _, err := fmt.Fprintf(w.c, "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Length: %d\r\n", w.status, http.StatusText(w.status), len(b)); err != nil {
-		return 0, err
-	}
-	if err := w.header.Write(w.c); err != nil {
-		return 0, err
-	}
-	return w.c.Write(append([]byte("\r\n"), b...))
 }
 
 // user is who is at the other end of a unix socket, as the kernel says (SO_PEERCRED, unix(7)); ""

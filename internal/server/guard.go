@@ -23,10 +23,14 @@ import (
 // and the next server begins with nothing.
 
 // Guard carries out what a request asks for. A panic is an error: whether anything has begun is
-// not known then.
+// not known then. [http.ErrAbortHandler] is returned: it is no mistake.
 func (s *Door) Guard(ctx context.Context, do func() error) (err error) {
 	defer func() {
-		if mistake := recover(); mistake != nil {
+		switch mistake := recover(); mistake {
+		case nil:
+		case http.ErrAbortHandler:
+			err = http.ErrAbortHandler
+		default:
 			err = s.mistake(Whose(ctx).RequestID, mistake)
 		}
 	}()
@@ -55,14 +59,7 @@ func (s *Server) spawn(do func()) {
 // client as much.
 func (s *Door) guarded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		err := s.Guard(r.Context(), func() (err error) {
-			defer func() {
-				if p := recover(); p == http.ErrAbortHandler {
-					err = http.ErrAbortHandler
-				} else if p != nil {
-					panic(p)
-				}
-			}()
+		err := s.Guard(r.Context(), func() error {
 			next.ServeHTTP(w, r)
 			return nil
 		})

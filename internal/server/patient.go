@@ -93,12 +93,7 @@ func (s *side) last(at time.Time) {
 
 // until breaks off with a context, also when the client does not move.
 func (s *side) until(ctx context.Context) (stop func() bool) {
-	return context.AfterFunc(ctx, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.cut = true
-		_ = s.set(time.Unix(1, 0)) // as above
-	})
+	return context.AfterFunc(ctx, func() { s.last(time.Unix(1, 0)) })
 }
 
 func (p *patient) WriteHeader(status int) {

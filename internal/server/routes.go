@@ -299,6 +299,15 @@ func content(a huma.API, description string, types map[string]reflect.Type) *hum
 // streamed is an answer that the handler writes.
 type streamed struct{ Body func(huma.Context) }
 
+// writes is an answer that the handler writes, or the error in its place.
+func (q Request) writes(answer func() error) (*streamed, error) {
+	return &streamed{func(huma.Context) {
+		if err := answer(); err != nil {
+			api.AsError(err).Write(q.w)
+		}
+	}}, nil
+}
+
 // answers are those of a call that its client waits for.
 func answers(a huma.API) map[string]*huma.Response {
 	return map[string]*huma.Response{"200": content(a, "It has ended, however: the report says how. Or a stream of events, the last of which is the report.", map[string]reflect.Type{
@@ -335,24 +344,23 @@ func (s *Server) answered(q Request, stream, key string, body []byte, c *api.Cal
 	if streams && key != "" {
 		return nil, api.NewError(api.Usage, "an idempotency key does not go with a stream", "POST /v1/calls has output by offset")
 	}
-	return &streamed{func(huma.Context) {
+	return q.writes(func() error {
 		if streams {
 			out := newEvents(q.w, sse, o, s.spawn)
 			out.alive()
 			out.finish(s.carry(q.r.Context(), o, out))
-			return
+			return nil
 		}
 		defer func() { o.buffers.Free() }()
 		a, err := once(s, q, key, body, o, func(ctx context.Context) (*api.Answer, bool, error) {
 			a, err := s.carry(ctx, o, newBuffered(o))
 			return a, a != nil && a.Started, err
 		})
-		if err != nil {
-			api.AsError(err).Write(q.w)
-			return
+		if err == nil {
+			writeAnswer(q.w, a)
 		}
-		writeAnswer(q.w, a)
-	}}, nil
+		return err
+	})
 }
 
 // carry carries a call out for as long as its client is there.

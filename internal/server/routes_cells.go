@@ -179,7 +179,7 @@ func (s *Server) defineCells(a huma.API) {
 		if err != nil {
 			return nil, err
 		}
-		return &streamed{func(huma.Context) {
+		return q.writes(func() error {
 			defer func() { o.buffers.Free() }()
 			out, err := once(s, q.Request, q.Key, q.RawBody, o, func(ctx context.Context) (a *api.CellAnswer, started bool, err error) {
 				err = s.Guard(ctx, func() (err error) {
@@ -191,11 +191,10 @@ func (s *Server) defineCells(a huma.API) {
 			if err == nil && q.w.Header().Get(replayed) != "" { // with a copy of its own, but for the output
 				err = s.Hold(q.r.Context(), cellSize(out))
 			}
-			if err != nil {
-				api.AsError(err).Write(q.w)
-				return
+			if err == nil {
+				writeCell(q.w, out)
 			}
-			writeCell(q.w, out)
-		}}, nil
+			return err
+		})
 	})
 }

@@ -121,16 +121,17 @@ func (s *Server) defineWorkspace(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "getFile", Method: http.MethodGet, Path: base + "/{path...}", Summary: "Read a file of the workspace", Responses: octets("The file"),
 	}, append(none, api.TooLarge)...), func(ctx context.Context, q *FilePath) (*streamed, error) {
-		f, size, both, release, err := s.OpenFile(ctx, q.ID, q.Path)
-		if err != nil {
-			return nil, err
-		}
-		return &streamed{func(huma.Context) {
+		return q.writes(func() error {
+			f, size, both, release, err := s.OpenFile(ctx, q.ID, q.Path)
+			if err != nil {
+				return err
+			}
 			defer release()
 			defer f.Close()
 			defer q.w.(*patient).out.until(both)()
 			send(q.w, f, size)
-		}}, nil
+			return nil
+		})
 	})
 
 	register(a, s.operation(a, huma.Operation{
@@ -181,32 +182,32 @@ func (s *Server) defineWorkspace(a huma.API) {
 		Description: "Only files and directories. An incomplete stream has no end-of-archive marker.",
 		Responses:   map[string]*huma.Response{"200": {Description: "The archive", Content: map[string]*huma.MediaType{"application/x-tar": {Schema: &huma.Schema{Type: "string", Format: "binary"}}}}},
 	}, append(none, api.TooLarge)...), func(ctx context.Context, q *whole) (*streamed, error) {
-		dir, both, release, err := s.dirOf(ctx, q.ID)
-		if err != nil {
-			return nil, err
-		}
-		set, size := s.settings.Load(), int64(0)
-		const names = 2 // that each file may have
-		most := workspace.Quota{Bytes: names * int64(set.Sandbox.TmpSize), Entries: set.Sessions.MaxEntries}
-		err = dir.List(".", most.Entries, func(e workspace.Entry) error { // as long as there can be an answer that says so
-			if e.Size > most.Bytes-size {
-				return tree.TooLarge("the files have more than %d bytes together, with holes and under all their names", most.Bytes)
+		return q.writes(func() error {
+			dir, both, release, err := s.dirOf(ctx, q.ID)
+			if err != nil {
+				return err
 			}
-			size += e.Size
-			return nil
-		})
-		if err != nil {
-			release()
-			return nil, err
-		}
-		return &streamed{func(huma.Context) {
 			defer release()
+			set, size := s.settings.Load(), int64(0)
+			const names = 2 // that each file may have
+			most := workspace.Quota{Bytes: names * int64(set.Sandbox.TmpSize), Entries: set.Sessions.MaxEntries}
+			err = dir.List(".", most.Entries, func(e workspace.Entry) error { // as long as there can be an answer that says so
+				if e.Size > most.Bytes-size {
+					return tree.TooLarge("the files have more than %d bytes together, with holes and under all their names", most.Bytes)
+				}
+				size += e.Size
+				return nil
+			})
+			if err != nil {
+				return err
+			}
 			q.w.Header().Set("Content-Type", "application/x-tar")
 			defer q.w.(*patient).out.until(both)()
 			if err := dir.Pack(writing{both, q.w}, ".", most); err != nil {
 				panic(http.ErrAbortHandler) // a part must not look like all of it
 			}
-		}}, nil
+			return nil
+		})
 	})
 }
 
@@ -233,13 +234,14 @@ func (s *Server) defineFiles(a huma.API) {
 		Request
 		ID string `path:"id" maxLength:"128" doc:"sha256:…"`
 	}) (*streamed, error) {
-		f, size, err := s.OpenStored(ctx, q.ID)
-		if err != nil {
-			return nil, err
-		}
-		return &streamed{func(huma.Context) {
+		return q.writes(func() error {
+			f, size, err := s.OpenStored(ctx, q.ID)
+			if err != nil {
+				return err
+			}
 			defer f.Close()
 			send(q.w, f, size)
-		}}, nil
+			return nil
+		})
 	})
 }

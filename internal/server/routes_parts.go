@@ -61,51 +61,44 @@ const (
 	diffMemory  = 8 * mostChanges
 )
 
-func (s *Server) diff(ctx context.Context, q Request, id string) (*streamed, error) {
+// diff answers with what a session has changed.
+func (s *Server) diff(ctx context.Context, q Request, id string) error {
 	if err := s.Hold(ctx, diffMemory); err != nil {
-		return nil, err
+		return err
 	}
 	x, o, both, release, err := s.look(ctx, id)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	end := release
-	defer func() { end() }()
+	defer release()
 	tree, err := overlay.Open(o.Layer, o.Source, o.Since, o.Lower...)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	end = func() {
-		tree.Close()
-		release()
-	}
+	defer tree.Close()
 	tree.Entries, tree.Text = mostChanges/perChange, mostChanges/2
 	changes, warnings, err := tree.Changes(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if changes == nil {
 		changes = []overlay.Change{}
 	}
-	later := end
-	end = func() {} // the answer's
-	return &streamed{func(huma.Context) {
-		defer later()
-		defer q.w.(*patient).out.until(both)()
-		if strings.Contains(q.r.Header.Get("Accept"), "application/x-tar") {
-			q.w.Header().Set("Content-Type", "application/x-tar")
-			if err := tree.Tar(writing{both, q.w}, changes); err != nil {
-				panic(http.ErrAbortHandler) // a part must not look like all of it
-			}
-			return
+	defer q.w.(*patient).out.until(both)()
+	if strings.Contains(q.r.Header.Get("Accept"), "application/x-tar") {
+		q.w.Header().Set("Content-Type", "application/x-tar")
+		if err := tree.Tar(writing{both, q.w}, changes); err != nil {
+			panic(http.ErrAbortHandler) // a part must not look like all of it
 		}
-		sum := overlay.Sum(changes)
-		out := api.Diff{Path: x.Asked.Overlay.Path, Changes: changes, Count: sum.Count, Bytes: sum.Bytes}
-		for _, w := range warnings {
-			out.Warnings = append(out.Warnings, w.Error())
-		}
-		writeJSON(q.w, out)
-	}}, nil
+		return nil
+	}
+	sum := overlay.Sum(changes)
+	out := api.Diff{Path: x.Asked.Overlay.Path, Changes: changes, Count: sum.Count, Bytes: sum.Bytes}
+	for _, w := range warnings {
+		out.Warnings = append(out.Warnings, w.Error())
+	}
+	writeJSON(q.w, out)
+	return nil
 }
 
 // Snapshot keeps what was written to a session's overlay.
@@ -202,15 +195,10 @@ func (s *Server) sweep() {
 	if err != nil {
 		return // nobody has any, then
 	}
-	for _, kind := range []string{snapshotsDir, volumesDir} {
+	for kind, sweep := range map[string]func(dir string) error{snapshotsDir: sweepSnapshots, volumesDir: sweepVolumes} {
 		dirs, _ := filepath.Glob(filepath.Join(data, "*", kind)) // the pattern is one
 		for _, dir := range dirs {
-			if kind == snapshotsDir {
-				err = sweepSnapshots(dir)
-			} else {
-				err = sweepVolumes(dir)
-			}
-			if err != nil {
+			if err := sweep(dir); err != nil {
 				s.log.Warn("what was left behind", "directory", dir, "error", err)
 			}
 		}
@@ -256,7 +244,7 @@ func (s *Server) defineParts(a huma.API) {
 		Request
 		SessionPath
 	}) (*streamed, error) {
-		return s.diff(ctx, q.Request, q.ID)
+		return q.writes(func() error { return s.diff(ctx, q.Request, q.ID) })
 	})
 
 	register(a, s.operation(a, huma.Operation{
