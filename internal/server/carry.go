@@ -32,35 +32,19 @@ type sink interface {
 	output(r *result.Report)
 }
 
-// entry is a call that was let in.
-type entry struct {
-	leave    func()
-	admitted *admission.Leave
-	queued   time.Duration
-}
-
-// enter waits for a call's turn, and asks whether the machine has tasks left for it.
-func (s *Server) enter(ctx context.Context, turn *tenants.Turn, o *order) (*entry, error) {
+// enter waits for a call's turn, and asks whether the machine has tasks left for it. The caller ends
+// what was admitted.
+func (s *Server) enter(ctx context.Context, turn *tenants.Turn, o *order) (err error) {
 	came := time.Now()
-	leave, err := turn.Wait(ctx)
-	if err != nil {
-		return nil, err
+	if err := turn.Wait(ctx); err != nil {
+		return err
 	}
-	e := &entry{leave: leave, queued: time.Since(came)}
+	o.queued = time.Since(came)
 	if o.buffers, err = s.memory.Take(o.who.Tenant, o.memory, int64(o.ceilings.Buffers)); err != nil {
-		leave()
-		return nil, err
+		return err
 	}
-	if e.admitted, err = s.admit(ctx, o.limits.Pids); err != nil {
-		leave()
-		return nil, err
-	}
-	return e, nil
-}
-
-func (e *entry) end() {
-	e.admitted.End()
-	e.leave()
+	o.admitted, err = s.admit(ctx, o.limits.Pids)
+	return err
 }
 
 // carryOut carries a call out that has joined, in its session or in a place of its own. When it returns
@@ -73,16 +57,16 @@ func (s *Server) carryOut(ctx context.Context, turn *tenants.Turn, o *order, out
 			return nil, err
 		}
 	}
-	if o.entry == nil {
-		if o.entry, err = s.enter(ctx, turn, o); err != nil {
+	if o.admitted == nil {
+		if err := s.enter(ctx, turn, o); err != nil {
 			return nil, s.callError(ctx, err)
 		}
 	}
-	defer o.entry.end()
+	defer o.admitted.End()
 	if a, err = how(ctx, o, out); a == nil {
 		return nil, err
 	}
-	a.QueueMS = result.Milliseconds(o.entry.queued)
+	a.QueueMS = result.Milliseconds(o.queued)
 	o.buffers.Shrink(answerSize(a))
 	s.tell(o, a)
 	return a, proven(a)
@@ -100,7 +84,7 @@ func (s *Server) fresh(ctx context.Context, o *order, out sink) (*api.Answer, er
 	}
 	at, err := s.source.Take(ctx, o.who.Tenant, policy)
 	if err != nil {
-		return nil, s.callError(ctx, explain(o.entry.admitted, err))
+		return nil, s.callError(ctx, explain(o.admitted, err))
 	}
 	var res *result.Result
 	a, err := func() (*api.Answer, error) {
@@ -249,7 +233,7 @@ func (s *Server) in(ctx context.Context, at place.Place, o *order, out sink) (*a
 	}
 	run, err := at.Start(ctx, command)
 	if err != nil {
-		err = explain(o.entry.admitted, err)
+		err = explain(o.admitted, err)
 		if e := (*result.Error)(nil); errors.As(err, &e) && (e.Code == "not-found" || e.Code == "not-executable") {
 			// As on the command line, that is how the command has ended.
 			res := result.Result{Cause: result.StartFailed, Verdict: result.NotApplicable, StartedAt: began, Duration: time.Since(began), Err: e}
@@ -257,7 +241,7 @@ func (s *Server) in(ctx context.Context, at place.Place, o *order, out sink) (*a
 		}
 		return nil, err
 	}
-	o.entry.admitted.Running()
+	o.admitted.Running()
 	out.started(run)
 	res, err := run.Wait()
 	if mistake := failed.Load(); mistake != nil {

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/calls"
 	"github.com/sbxrun/sbxrun/internal/cells"
@@ -53,10 +54,11 @@ type order struct {
 
 	session *sessions.Session // that it runs in; nil for a place of its own
 	ended   error             // the session has, and only what has run already is answered, by its key
-	entry   *entry            // once it was let in
 
-	memory  int64          // that its answer may take
-	buffers *tenants.Lease // that memory, from its turn until the answer is sent
+	memory   int64            // that its answer may take
+	buffers  *tenants.Lease   // that memory, from its turn until the answer is sent
+	admitted *admission.Leave // from its turn on
+	queued   time.Duration    // until its turn
 }
 
 // fileIn is a file for the workspace.

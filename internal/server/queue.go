@@ -43,7 +43,7 @@ func (s *Server) Admit(ctx context.Context, id string, body []byte) (*Admitted, 
 	if err != nil {
 		return nil, err
 	}
-	if o.entry, err = s.enter(d.ctx, d.turn, o); err != nil {
+	if err := s.enter(d.ctx, d.turn, o); err != nil {
 		err = s.callError(d.ctx, err)
 		d.drop()
 		return nil, err
@@ -59,6 +59,6 @@ func (a *Admitted) Start() *calls.Call {
 
 // GiveUp forgets the call.
 func (a *Admitted) GiveUp() {
-	a.call.o.entry.end()
+	a.call.o.admitted.End()
 	a.call.drop()
 }

@@ -92,7 +92,7 @@ func (d *detached) run() {
 
 // drop forgets the call, which has not begun.
 func (d *detached) drop() {
-	d.turn.GiveUp()
+	d.turn.Leave()
 	d.book.Drop(d.Call)
 	d.cancel()
 }

@@ -44,12 +44,11 @@ func (s *Server) cell(ctx context.Context, session string, o *order, language ce
 	if err != nil {
 		return nil, err
 	}
-	defer turn.GiveUp()
-	e, err := s.enter(either, turn, o)
-	if err != nil {
+	defer turn.Leave()
+	if err := s.enter(either, turn, o); err != nil {
 		return nil, s.callError(either, err)
 	}
-	defer e.end()
+	defer o.admitted.End()
 	if err := s.bring(either, x.Place, o); err != nil {
 		return nil, s.callError(either, err)
 	}
@@ -57,13 +56,13 @@ func (s *Server) cell(ctx context.Context, session string, o *order, language ce
 	// The session's end closes the interpreter, and so needs no context here: SIGINT would only
 	// keep it waiting.
 	answer, err := i.Run(ctx, cells.Spec{Language: language, Limits: o.limits}, cells.Cell{
-		Code: c.Code, Timeout: o.timeout, MaxOutput: o.maxAnswer, MaxResults: cellResults, Begun: e.admitted.Running,
+		Code: c.Code, Timeout: o.timeout, MaxOutput: o.maxAnswer, MaxResults: cellResults, Begun: o.admitted.Running,
 	})
 	if answer == nil {
-		return nil, s.cameToNothing(either, x, explain(e.admitted, err))
+		return nil, s.cameToNothing(either, x, explain(o.admitted, err))
 	}
 	a = s.cellAnswer(o, language, answer)
-	a.StartedAt, a.QueueMS = began.UTC().Format(result.TimeFormat), result.Milliseconds(e.queued)
+	a.StartedAt, a.QueueMS = began.UTC().Format(result.TimeFormat), result.Milliseconds(o.queued)
 	if either.Err() == nil {
 		a.Files = s.collect(either, x.Place, o)
 	}

@@ -67,12 +67,11 @@ func (s *Server) CreateSession(ctx context.Context, n *api.NewSession) (*api.Ses
 	if err != nil {
 		return nil, err
 	}
-	defer turn.GiveUp()
-	e, err := s.enter(ctx, turn, o)
-	if err != nil {
+	defer turn.Leave()
+	if err := s.enter(ctx, turn, o); err != nil {
 		return nil, s.callError(ctx, err)
 	}
-	defer e.end()
+	defer o.admitted.End()
 	// The room has its own end too, for when this process is stopped.
 	const later = 10 * time.Second
 	policy := set.policy
@@ -84,7 +83,7 @@ func (s *Server) CreateSession(ctx context.Context, n *api.NewSession) (*api.Ses
 	}
 	at, err := s.source.Take(ctx, w.Tenant, policy)
 	if err != nil {
-		return nil, s.callError(ctx, explain(e.admitted, err))
+		return nil, s.callError(ctx, explain(o.admitted, err))
 	}
 	kept := false
 	defer func() {
@@ -95,7 +94,7 @@ func (s *Server) CreateSession(ctx context.Context, n *api.NewSession) (*api.Ses
 	if err := s.bring(ctx, at, o); err != nil {
 		return nil, s.callError(ctx, err)
 	}
-	e.admitted.Running()
+	o.admitted.Running()
 	now := time.Now()
 	x := &sessions.Session{
 		ID: o.id, Tenant: w.Tenant, Place: at, Made: now.UTC(), Expires: now.Add(life).UTC(), Idle: idle, Limits: n.Limits,

@@ -183,8 +183,7 @@ func TestLeavesQueue(t *testing.T) {
 	defer s.Drain(t.Context())
 	turn, err := s.gate.Join("uid-1", c.Tenant.Ceilings())
 	harness.Must(t, err)
-	leave, err := turn.Wait(t.Context())
-	harness.Must(t, err)
+	harness.Must(t, turn.Wait(t.Context()))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	o, err := s.check(Who{Tenant: "uid-1"}, &api.Call{Argv: []string{"true"}})
@@ -192,7 +191,7 @@ func TestLeavesQueue(t *testing.T) {
 	if _, err := s.carry(ctx, o, newBuffered(o)); api.AsError(err).Failure.Code != api.Ended {
 		t.Errorf("%v", err)
 	}
-	leave()
+	turn.Leave()
 	if u := s.gate.Uses()["uid-1"]; u.Running != 0 || u.Waiting != 0 {
 		t.Errorf("%+v", u)
 	}
@@ -210,8 +209,7 @@ func TestQueuedStream(t *testing.T) {
 	defer s.Drain(t.Context())
 	turn, err := s.gate.Join("uid-2", c.Tenant.Ceilings())
 	harness.Must(t, err)
-	leave, err := turn.Wait(t.Context())
-	harness.Must(t, err)
+	harness.Must(t, turn.Wait(t.Context()))
 	h := s.Handler(http.NotFoundHandler())
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1")))
@@ -224,7 +222,7 @@ func TestQueuedStream(t *testing.T) {
 	var last api.Event
 	for d := json.NewDecoder(r.Body); d.Decode(&last) == nil; {
 		if events = append(events, last.Event); len(events) == 3 {
-			leave()
+			turn.Leave()
 		}
 	}
 	if r.StatusCode != http.StatusOK || len(events) < 4 || slices.Contains(events, "start") || last.Event != "error" || last.Error.Failure.Code != api.Setup || last.Error.Started {

@@ -44,13 +44,13 @@ func NewGate(places int) *Gate { return &Gate{places: places, tenants: map[strin
 // most is how many tenants are remembered that do nothing; what is remembered is their rate.
 const most = 10_000
 
-// Turn is a call that is in, or waits to be let in. It must be waited for.
+// Turn is a call that is in, or waits to be let in. It must leave in the end.
 type Turn struct {
 	gate   *Gate
 	tenant *tenant
 	in     chan struct{} // closed when it is let in
 	came   time.Time
-	waited bool // or about to
+	left   bool
 }
 
 // Join lets a call in, or has it wait for its turn, without waiting. An error is an
@@ -88,45 +88,31 @@ func (g *Gate) Join(name string, c Ceilings) (*Turn, error) {
 	return nil, api.NewError(api.Quota, "all of the tenant's places are taken", "wait for a call's end")
 }
 
-// Wait waits for the turn, and returns how the call leaves. An error is the cause of ctx.
-func (u *Turn) Wait(ctx context.Context) (leave func(), err error) {
-	u.waited = true
+// Wait waits for the turn. An error is the cause of ctx.
+func (u *Turn) Wait(ctx context.Context) error {
 	select {
 	case <-u.in:
-		return sync.OnceFunc(u.leave), nil
+		return nil
 	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
+}
+
+// Leave gives up the place, or the turn if the call was not let in. Only the first one does anything.
+func (u *Turn) Leave() {
 	g, t := u.gate, u.tenant
 	g.mu.Lock()
-	i := slices.Index(t.waiting, u)
-	if i >= 0 {
-		t.waiting = slices.Delete(t.waiting, i, i+1)
-		g.settle(t)
-	}
-	g.mu.Unlock()
-	if i < 0 { // let in, a moment ago
-		u.leave()
-	}
-	return nil, context.Cause(ctx)
-}
-
-// GiveUp gives up the turn, unless it was waited for.
-func (u *Turn) GiveUp() {
-	if u.waited {
+	defer g.mu.Unlock()
+	if u.left {
 		return
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	if leave, err := u.Wait(ctx); err == nil {
-		leave()
+	u.left = true
+	if i := slices.Index(t.waiting, u); i >= 0 {
+		t.waiting = slices.Delete(t.waiting, i, i+1)
+		g.settle(t)
+		return
 	}
-}
-
-func (u *Turn) leave() {
-	g := u.gate
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	u.tenant.running--
+	t.running--
 	g.places++
 	if g.next(); g.places > 0 && g.freed != nil {
 		close(g.freed)

@@ -37,7 +37,11 @@ func enter(ctx context.Context, g *Gate, name string, c Ceilings) (leave func(),
 	if err != nil {
 		return nil, err
 	}
-	return turn.Wait(ctx)
+	if err := turn.Wait(ctx); err != nil {
+		turn.Leave()
+		return nil, err
+	}
+	return turn.Leave, nil
 }
 
 // One tenant has many waiting, another comes late: they take turns.
