@@ -54,17 +54,15 @@ type Cell struct {
 	// MaxOutput is how many bytes are kept of stdout, and of stderr: the beginning and the
 	// end. 0 for 1 MiB. More does not end the cell.
 	MaxOutput int64
-	// MaxResults is how many bytes the results may have, as the driver sends them. 0 for 8
-	// MiB. What is beyond is left out.
-	MaxResults int64
 	// Begun, if not nil, is called when the interpreter runs that gets the code.
 	Begun func()
 }
 
-const (
-	maxOutput  = 1 << 20
-	maxResults = 8 << 20
-)
+const maxOutput = 1 << 20
+
+// MaxResults is how many bytes the results of a cell may have, as the driver sends them. What is beyond is
+// left out.
+const MaxResults = 8 << 20
 
 // State is what has become of all that the cells have defined.
 type State string

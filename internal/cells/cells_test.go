@@ -297,8 +297,6 @@ func TestStartFails(t *testing.T) {
 		language   Language
 		code, says string
 	}{
-		"not kept":        {t.Context(), Languages()["bash"], "usage", ""},
-		"no driver":       {t.Context(), Language{Kept: []string{"perl"}, Driver: "perl"}, "usage", ""},
 		"not there":       {t.Context(), kept("no-such-python"), "not-found", "no-such-python"},
 		"another program": {t.Context(), kept("sh", "-c", "echo none >&2; exit 3"), "setup", "exit code 3): none"},
 		"a flood":         {t.Context(), kept("sh", "-c", "yes >&3; sleep 1000"), "setup", ""},

@@ -128,7 +128,7 @@ c.close()`
 			kept("no modules", "import sys; sys.modules.clear()"),
 			kept("another __main__", "import sys; sys.modules['__main__'] = None; del sys.path[:]"),
 			kept_("a huge value", "'x' * 50_000_000", func(t *testing.T, a *Answer) {
-				if len(a.Results) != 1 || !a.Results[0].Truncated || a.Truncated || len(a.Results[0].Media[0].Text) != maxResults/8 {
+				if len(a.Results) != 1 || !a.Results[0].Truncated || a.Truncated || len(a.Results[0].Media[0].Text) != MaxResults/8 {
 					t.Errorf("%d results, %v", len(a.Results), a.Truncated)
 				}
 			}),
@@ -188,7 +188,7 @@ c.close()`
 			lost("no such process", "process = null; require('process').exit(0)", result.Exited),
 			kept("a timer that goes on", "setInterval(() => console.log('late'), 1); setInterval(() => display(1), 1)"),
 			kept_("a huge value", "display('x'.repeat(50_000_000))", func(t *testing.T, a *Answer) {
-				if n := len(a.Results); n == 0 || !a.Results[n-1].Truncated || len(a.Results[n-1].Media[0].Text) != maxResults/8 {
+				if n := len(a.Results); n == 0 || !a.Results[n-1].Truncated || len(a.Results[n-1].Media[0].Text) != MaxResults/8 {
 					t.Errorf("%d results", n)
 				}
 			}),

@@ -52,10 +52,7 @@ type interpreter struct {
 // launch starts an interpreter that ends with life, and returns when it reads cells, or is late: at
 // the deadline, if there is one. ctx bounds the start alone.
 func (s *Spec) launch(life, ctx context.Context, deadline time.Time) (_ *interpreter, err error) {
-	argv, driver, err := s.Language.keep()
-	if err != nil {
-		return nil, err
-	}
+	argv, driver := s.Language.keep()
 	i := &interpreter{}
 	var files []*os.File // the command's
 	defer func() {
@@ -189,11 +186,8 @@ type turn struct {
 }
 
 func newTurn(c Cell) *turn {
-	if c.MaxResults <= 0 {
-		c.MaxResults = maxResults
-	}
-	t := &turn{Cell: c, token: rand.Text(), left: c.MaxResults}
-	t.lines = newAnswers(t.token, int(c.MaxResults)+endSize)
+	t := &turn{Cell: c, token: rand.Text(), left: MaxResults}
+	t.lines = newAnswers(t.token, MaxResults+endSize)
 	return t
 }
 
@@ -209,7 +203,7 @@ type request struct {
 // or Canceled, after which the driver may still be at it; [result.Lost] if it does not answer as
 // a driver; or "", if the interpreter has ended. The zero deadline is none.
 func (i *interpreter) converse(ctx context.Context, t *turn, number int, deadline time.Time) result.Cause {
-	line, err := json.Marshal(request{Token: t.token, Code: t.Code, Number: number, Max: t.MaxResults})
+	line, err := json.Marshal(request{Token: t.token, Code: t.Code, Number: number, Max: MaxResults})
 	if err != nil {
 		return result.Lost // it cannot be: there is nothing in it that JSON has not
 	}

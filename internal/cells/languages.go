@@ -66,19 +66,14 @@ func (l Language) Argv(dir string) []string {
 	return argv
 }
 
-// keep is the command of the kept interpreter, and the driver that it reads first.
-func (l Language) keep() (argv []string, driver string, err error) {
-	if len(l.Kept) == 0 || l.Driver == "" {
-		return nil, "", usage("the language has no interpreter that can be kept")
-	}
-	d, known := drivers[l.Driver]
-	if !known {
-		return nil, "", l.Check()
-	}
+// keep is the command of the interpreter that can be kept, which the language must have, and the driver
+// that it reads first.
+func (l Language) keep() (argv []string, driver string) {
+	d := drivers[l.Driver]
 	// The socket comes as 0 and becomes 3. sh executes the interpreter in its place, so a
 	// signal to the command is one to the interpreter.
 	argv = append([]string{"sh", "-c", `exec "$@" 3<&0 </dev/null`, "sh"}, l.Kept...)
-	return append(argv, d.flag, fmt.Sprintf(d.boot, len(d.source))), d.source, nil
+	return append(argv, d.flag, fmt.Sprintf(d.boot, len(d.source))), d.source
 }
 
 // driver is what runs the cells of an interpreter.

@@ -13,7 +13,6 @@ import (
 // stop who writes there in the background.
 type output struct {
 	file *os.File // our end; the one who relays closes it
-	gone chan struct{}
 
 	mu      sync.Mutex
 	sink    *stream.Buffer // nil between cells
@@ -22,9 +21,8 @@ type output struct {
 
 // relay reads until the end of file, or until the file's read deadline.
 func relay(file *os.File) *output {
-	o := &output{file: file, gone: make(chan struct{})}
+	o := &output{file: file}
 	go func() {
-		defer close(o.gone)
 		defer file.Close()
 		conn, err := file.SyscallConn()
 		if err != nil {

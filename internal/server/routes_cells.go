@@ -15,9 +15,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cells"
 )
 
-// cellResults is how many bytes the results of a cell may have.
-const cellResults = 8 << 20
-
 // cell is [Server.Cell] of what was checked. The caller frees its buffers.
 func (s *Server) cell(ctx context.Context, session string, o *order, language cells.Language, c *api.Cell) (a *api.CellAnswer, err error) {
 	x, either, release, err := s.used(ctx, session)
@@ -26,7 +23,7 @@ func (s *Server) cell(ctx context.Context, session string, o *order, language ce
 	}
 	defer release()
 	defer func() { s.count(o, nil, err) }()
-	o.buffer(cellResults)
+	o.buffer(cells.MaxResults)
 	if err := s.begin(); err != nil {
 		return nil, err
 	}
@@ -35,7 +32,7 @@ func (s *Server) cell(ctx context.Context, session string, o *order, language ce
 	defer cancel()
 	either, cancel = s.Until(either)
 	defer cancel()
-	i, free, err := x.Interpreter(c.Language)
+	i, free, err := x.Interpreter(c.Language, cells.Spec{Language: language, Limits: o.limits})
 	if err != nil {
 		return nil, err
 	}
@@ -55,8 +52,8 @@ func (s *Server) cell(ctx context.Context, session string, o *order, language ce
 	began := time.Now()
 	// The session's end closes the interpreter, and so needs no context here: SIGINT would only
 	// keep it waiting.
-	answer, err := i.Run(ctx, cells.Spec{Language: language, Limits: o.limits}, cells.Cell{
-		Code: c.Code, Timeout: o.timeout, MaxOutput: o.maxAnswer, MaxResults: cellResults, Begun: o.admitted.Running,
+	answer, err := i.Run(ctx, cells.Cell{
+		Code: c.Code, Timeout: o.timeout, MaxOutput: o.maxAnswer, Begun: o.admitted.Running,
 	})
 	if answer == nil {
 		return nil, s.cameToNothing(either, x, explain(o.admitted, err))

@@ -15,6 +15,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/calls"
+	"github.com/sbxrun/sbxrun/internal/cells"
 	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 )
@@ -42,7 +43,7 @@ type Session struct {
 	last   time.Time // when there was the last one
 	cause  result.Cause
 	ending bool
-	kept   map[string]*Interpreter // by language
+	kept   map[string]*interpreter // by language
 	gone   chan struct{}
 	report *result.Result
 }
@@ -63,6 +64,45 @@ func (s *Session) Use() (ctx context.Context, release func(), err error) {
 		s.last = time.Now()
 		s.free.Broadcast()
 	}), nil
+}
+
+// interpreter is the one of a session for a language. It is started with its first cell, and ends with the
+// session.
+type interpreter struct {
+	running sync.Mutex // a cell, from before it waits for its turn
+	kernel  *cells.Kernel
+}
+
+// Interpreter takes the one for a language, for one cell. The release is called when that is over. Of spec
+// that of the first cell holds, and its room is the session's.
+func (s *Session) Interpreter(language string, spec cells.Spec) (k *cells.Kernel, release func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ending { // whoever ends it may have looked already
+		return nil, nil, ended(s.ID, s.cause)
+	}
+	i := s.kept[language]
+	if i == nil {
+		spec.Room = s.Place
+		i = &interpreter{kernel: cells.New(spec)}
+		s.kept[language] = i
+	}
+	if !i.running.TryLock() {
+		return nil, nil, api.NewError(api.BusySession, "a cell is running in this session's interpreter", "wait for its answer, or use another session")
+	}
+	return i.kernel, i.running.Unlock, nil
+}
+
+// closeInterpreters ends those there are, with the cells that run in them. No more come: the
+// session is ending.
+func (s *Session) closeInterpreters() {
+	var all sync.WaitGroup
+	s.mu.Lock()
+	for _, i := range s.kept {
+		all.Go(func() { _ = i.kernel.Close() }) // the session's end says more
+	}
+	s.mu.Unlock()
+	all.Wait()
 }
 
 func ended(id string, cause result.Cause) error {
@@ -153,7 +193,7 @@ func (st *Store) Reserve(tenant string, most int) (release func(), err error) {
 // Add takes over a session whose exported members are filled in.
 func (st *Store) Add(s *Session) {
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	s.free.L = &s.mu
+	s.free.L, s.kept = &s.mu, map[string]*interpreter{}
 	s.gone, s.last = make(chan struct{}), time.Now()
 	st.mu.Lock()
 	st.all[s.ID] = s
