@@ -98,6 +98,16 @@ type Answer struct {
 	RequestID string    `json:"request_id,omitempty"`
 }
 
+// Short returns the report without what may be long. It may be nil.
+func (a *Answer) Short() *Answer {
+	if a == nil {
+		return nil
+	}
+	short := *a // shared with who has asked for it
+	short.Argv, short.Files = nil, nil
+	return &short
+}
+
 // Event is one line of a stream, or one event of SSE.
 type Event struct {
 	Event  string  `json:"event" enum:"start,stdout,stderr,keepalive,report,error" doc:"The last one is report or error, which says whether anything was started. A stream without either has failed."`
@@ -142,13 +152,7 @@ type CallStatus struct {
 const MostListed = 8 << 10
 
 // Shorten leaves out what may be long of a report.
-func (s *CallStatus) Shorten() {
-	if s.Report != nil {
-		short := *s.Report // shared with who asks for it alone
-		short.Argv, short.Files = nil, nil
-		s.Report = &short
-	}
-}
+func (s *CallStatus) Shorten() { s.Report = s.Report.Short() }
 
 // NewSession is a room that stays.
 type NewSession struct {

@@ -194,17 +194,6 @@ func (b *Book) Add(ctx context.Context, id, tenant string, input *Input, maxOutp
 	return ctx, c, nil
 }
 
-// shorten drops what may be long of the answer of a call that is forgotten: a key may keep it still.
-func (c *Call) shorten() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.answer != nil {
-		short := *c.answer // shared with who has asked for it
-		short.Argv, short.Files = nil, nil
-		c.answer = &short
-	}
-}
-
 // Drop forgets a call that has ended, or never began.
 func (b *Book) Drop(c *Call) {
 	b.mu.Lock()
@@ -219,7 +208,9 @@ func (b *Book) drop(c *Call) {
 		c.out.Close()
 		c.err.Close()
 		c.kept.free()
-		c.shorten()
+		c.mu.Lock()
+		c.answer = c.answer.Short() // a key may keep it still
+		c.mu.Unlock()
 		select {
 		case <-c.ended:
 		default: // it never began, and somebody may wait for its end

@@ -146,13 +146,6 @@ func (s *Source) count(tenant string, p place.Policy) (n int) {
 	return n
 }
 
-// Ahead is how many interpreters wait for their programs.
-func (s *Source) Ahead() int {
-	s.aheadMutex.Lock()
-	defer s.aheadMutex.Unlock()
-	return len(s.ahead)
-}
-
 // drop ends one that nobody has taken.
 func (s *Source) drop(a *ahead) {
 	s.aheadMutex.Lock()

@@ -11,6 +11,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
@@ -24,12 +25,12 @@ import (
 
 // sink is where a call's output goes.
 type sink interface {
-	// writers are what the command writes to. Both take more than maxOutput.
-	writers() (stdout, stderr io.Writer)
-	// started says that the command runs.
-	started(place.Running)
-	// output adds to the report what was kept of the streams.
-	output(r *result.Report)
+	// Writers are what the command writes to. Both take more than maxOutput.
+	Writers() (stdout, stderr io.Writer)
+	// Started says that the command runs, and how it is signalled.
+	Started(signal func(syscall.Signal) error)
+	// Output adds to the report what was kept of the streams.
+	Output(r *result.Report)
 }
 
 // enter waits for a call's turn, and asks whether the machine has tasks left for it. The caller ends
@@ -242,7 +243,7 @@ func (s *Server) in(ctx context.Context, at place.Place, o *order, out sink) (*a
 		return nil, err
 	}
 	o.admitted.Running()
-	out.started(run)
+	out.Started(run.Signal)
 	res, err := run.Wait()
 	if mistake := failed.Load(); mistake != nil {
 		return nil, mistake
@@ -259,7 +260,7 @@ func (s *Server) in(ctx context.Context, at place.Place, o *order, out sink) (*a
 
 func (s *Server) answer(at place.Place, o *order, out sink, res *result.Result) *api.Answer {
 	a := &api.Answer{Report: res.Report(o.id, o.argv), Room: string(at.Kind()), TimeoutMS: result.Milliseconds(o.timeout), Clamped: o.clamped, RequestID: o.who.RequestID}
-	out.output(&a.Report)
+	out.Output(&a.Report)
 	return a
 }
 

@@ -97,7 +97,7 @@ func (w sinkWriter) Write(b []byte) (n int, err error) {
 // writersOf are those of a sink; a mistake in one ends the call, and is in failed then.
 func (s *Server) writersOf(out sink, o *order, cancel context.CancelFunc) (stdout, stderr io.Writer, failed *atomic.Pointer[api.Error]) {
 	failed = &atomic.Pointer[api.Error]{}
-	stdout, stderr = out.writers()
+	stdout, stderr = out.Writers()
 	for _, w := range []*io.Writer{&stdout, &stderr} {
 		if _, memory := (*w).(*stream.Buffer); !memory { // which the engine knows
 			*w = sinkWriter{*w, s, o, cancel, failed}

@@ -291,7 +291,7 @@ func TestMistakes(t *testing.T) {
 // brokenSink makes a mistake with what it is given.
 type brokenSink struct{}
 
-func (b brokenSink) writers() (stdout, stderr io.Writer) { return b, b }
-func (brokenSink) started(place.Running)                 {}
-func (brokenSink) output(*result.Report)                 {}
+func (b brokenSink) Writers() (stdout, stderr io.Writer) { return b, b }
+func (brokenSink) Started(func(syscall.Signal) error)    {}
+func (brokenSink) Output(*result.Report)                 {}
 func (brokenSink) Write([]byte) (int, error)             { panic("a mistake with output") }

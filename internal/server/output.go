@@ -8,12 +8,12 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 	"unicode/utf8"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
-	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/stream"
 )
 
@@ -36,9 +36,9 @@ func newBuffered(o *order) *buffered {
 	return &buffered{stream.NewBuffer(o.maxAnswer), stream.NewBuffer(o.maxAnswer)}
 }
 
-func (b *buffered) writers() (stdout, stderr io.Writer) { return b.out, b.err }
-func (b *buffered) started(place.Running)               {}
-func (b *buffered) output(r *result.Report) {
+func (b *buffered) Writers() (stdout, stderr io.Writer) { return b.out, b.err }
+func (b *buffered) Started(func(syscall.Signal) error)  {}
+func (b *buffered) Output(r *result.Report) {
 	setOutput(r, b.out.Stream(), b.err.Stream())
 	b.out, b.err = nil, nil // the answer has it
 }
@@ -107,7 +107,7 @@ func newEvents(w http.ResponseWriter, sse bool, o *order, spawn func(func())) *e
 // keepalive is how long a client hears nothing at most; tests shorten it.
 var keepalive = 5 * time.Second
 
-func (e *events) writers() (stdout, stderr io.Writer) { return &e.pieces[0], &e.pieces[1] }
+func (e *events) Writers() (stdout, stderr io.Writer) { return &e.pieces[0], &e.pieces[1] }
 
 // begin sends the status, with which it is settled that this is a stream, and the first event, if
 // the command is started. Its first output may be quicker than the word of that.
@@ -128,7 +128,7 @@ func (e *events) begin(started bool) error {
 	return e.write("start", appendJSON(&api.Event{Event: "start", ID: e.id}))
 }
 
-func (e *events) started(place.Running) {
+func (e *events) Started(func(syscall.Signal) error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	_ = e.begin(true) // the next one fails as well
@@ -235,8 +235,8 @@ func (p *pieces) send(b []byte) error {
 	})
 }
 
-// output sends what is left of both streams, and counts them in the report.
-func (e *events) output(r *result.Report) {
+// Output sends what is left of both streams, and counts them in the report.
+func (e *events) Output(r *result.Report) {
 	count := func(p *pieces) (*int64, *bool) {
 		p.mu.Lock()
 		defer p.mu.Unlock()

@@ -9,19 +9,10 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
-	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/calls"
-	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 )
-
-// background is a call that nobody waits for, as a sink.
-type background struct{ *calls.Call }
-
-func (b background) writers() (stdout, stderr io.Writer) { return b.Writers() }
-func (b background) started(run place.Running)           { b.Started(run.Signal) }
-func (b background) output(r *result.Report)             { b.Output(r) }
 
 // launch carries a call out in the background. The base of its context ends it, and so does the
 // server's end. release is called at its end.
@@ -81,7 +72,7 @@ func (s *Server) detach(base context.Context, book *calls.Book, o *order, c tena
 // run carries the call out.
 func (d *detached) run() {
 	defer d.cancel()
-	a, err := d.s.guardCall(d.ctx, d.turn, d.o, background{d.Call})
+	a, err := d.s.guardCall(d.ctx, d.turn, d.o, d.Call)
 	d.s.count(d.o, a, err)
 	size := int64(answerRest)
 	if a != nil {

@@ -101,7 +101,7 @@ func FuzzPieces(f *testing.F) {
 		}
 		w := httptest.NewRecorder()
 		e := newEvents(w, false, &order{id: "x", maxOutput: 1 << 20}, nil)
-		stdout, _ := e.writers()
+		stdout, _ := e.Writers()
 		for rest := text; len(rest) > 0; {
 			n := min(size, len(rest))
 			if k, err := stdout.Write(rest[:n]); k != n || err != nil {
@@ -110,7 +110,7 @@ func FuzzPieces(f *testing.F) {
 			rest = rest[n:]
 		}
 		var a api.Answer
-		e.output(&a.Report)
+		e.Output(&a.Report)
 		e.finish(&a, nil)
 		var got []byte
 		for line := range bytes.Lines(w.Body.Bytes()) {
