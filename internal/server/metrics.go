@@ -80,71 +80,65 @@ func (m *metrics) cell(tenant string, a *api.CellAnswer) {
 	}
 }
 
+// Gauges returns what sends one, with its name, help, value, and labels and their values in turns.
+func Gauges(out chan<- prometheus.Metric) func(name, help string, value float64, labels ...string) {
+	return func(name, help string, value float64, labels ...string) {
+		var names, values []string
+		for pair := range slices.Chunk(labels, 2) {
+			names, values = append(names, pair[0]), append(values, pair[1])
+		}
+		out <- prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, names, nil), prometheus.GaugeValue, value, values...)
+	}
+}
+
 // present is what is the case at the moment.
 type present struct{ *Server }
-
-var (
-	descRunning  = prometheus.NewDesc("sbxrun_running", "Calls that run.", []string{"tenant"}, nil)
-	descWaiting  = prometheus.NewDesc("sbxrun_waiting", "Calls that wait for their turns.", []string{"tenant"}, nil)
-	descBusy     = prometheus.NewDesc("sbxrun_busy_ratio", "Calls that run or wait, as a share of the places; what an autoscaler needs.", nil, nil)
-	descOldest   = prometheus.NewDesc("sbxrun_oldest_waiting_seconds", "How long the call has waited that has waited longest; 0 if none waits.", nil, nil)
-	descPlaces   = prometheus.NewDesc("sbxrun_places", "Calls that may run at once.", nil, nil)
-	descRooms    = prometheus.NewDesc("sbxrun_rooms", "Warm rooms that wait for a call (idle), and those that are in use, or are being made or ended (busy).", []string{"state"}, nil)
-	descSessions = prometheus.NewDesc("sbxrun_sessions", "Sessions that live.", []string{"tenant"}, nil)
-	descStored   = prometheus.NewDesc("sbxrun_stored_bytes", "Bytes in the content store.", []string{"tenant"}, nil)
-	descPressure = prometheus.NewDesc("sbxrun_pressure_ratio", "How much of the tightest bound on tasks is used, 1 for all.", nil, nil)
-	descTasks    = prometheus.NewDesc("sbxrun_tasks", "Tasks in use against a bound.", []string{"bound"}, nil)
-	descTasksMax = prometheus.NewDesc("sbxrun_tasks_max", "How many tasks a bound allows.", []string{"bound"}, nil)
-	descUnproven = prometheus.NewDesc("sbxrun_unproven_total", "Commands, interpreters, sessions and warm rooms of which something may be left.", nil, nil)
-	descReady    = prometheus.NewDesc("sbxrun_ready", "1, or 0 when the server is ending.", nil, nil)
-)
 
 // Describe sends nothing: what there is depends on the tenants.
 func (present) Describe(chan<- *prometheus.Desc) {}
 
 // Collect looks.
 func (s present) Collect(out chan<- prometheus.Metric) {
-	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
-		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
-	}
+	gauge := Gauges(out)
 	uses := s.gate.Uses()
 	var l api.Load
 	var oldest time.Duration
 	for _, tenant := range slices.Sorted(maps.Keys(uses)) {
-		gauge(descRunning, float64(uses[tenant].Running), tenant)
-		gauge(descWaiting, float64(uses[tenant].Waiting), tenant)
+		gauge("sbxrun_running", "Calls that run.", float64(uses[tenant].Running), "tenant", tenant)
+		gauge("sbxrun_waiting", "Calls that wait for their turns.", float64(uses[tenant].Waiting), "tenant", tenant)
 		l.Running += uses[tenant].Running
 		l.Waiting += uses[tenant].Waiting
 		oldest = max(oldest, uses[tenant].Oldest)
 	}
 	l.Places = s.settings.Load().Places
-	gauge(descPlaces, float64(l.Places))
-	gauge(descBusy, l.Busy())
-	gauge(descOldest, oldest.Seconds())
+	gauge("sbxrun_places", "Calls that may run at once.", float64(l.Places))
+	gauge("sbxrun_busy_ratio", "Calls that run or wait, as a share of the places; what an autoscaler needs.", l.Busy())
+	gauge("sbxrun_oldest_waiting_seconds", "How long the call has waited that has waited longest; 0 if none waits.", oldest.Seconds())
 	idle, all, left := s.source.Rooms()
-	gauge(descRooms, float64(idle), "idle")
-	gauge(descRooms, float64(all-idle), "busy")
-	out <- prometheus.MustNewConstMetric(descUnproven, prometheus.CounterValue, float64(s.metrics.unproven.Load()+int64(left)))
+	for state, n := range map[string]int{"idle": idle, "busy": all - idle} {
+		gauge("sbxrun_rooms", "Warm rooms that wait for a call (idle), and those that are in use, or are being made or ended (busy).", float64(n), "state", state)
+	}
+	out <- prometheus.MustNewConstMetric(prometheus.NewDesc("sbxrun_unproven_total", "Commands, interpreters, sessions and warm rooms of which something may be left.", nil, nil), prometheus.CounterValue, float64(s.metrics.unproven.Load()+int64(left)))
 	sessions := map[string]int{}
 	for _, x := range s.rooms.All() {
 		sessions[x.Tenant]++
 	}
 	for tenant, n := range sessions {
-		gauge(descSessions, float64(n), tenant)
+		gauge("sbxrun_sessions", "Sessions that live.", float64(n), "tenant", tenant)
 	}
 	for tenant, n := range s.files.Used() {
-		gauge(descStored, float64(n), tenant)
+		gauge("sbxrun_stored_bytes", "Bytes in the content store.", float64(n), "tenant", tenant)
 	}
 	if r, err := pressure.Look(); err == nil {
-		gauge(descPressure, r.Tightest().Ratio())
+		gauge("sbxrun_pressure_ratio", "How much of the tightest bound on tasks is used, 1 for all.", r.Tightest().Ratio())
 		for _, b := range r.Bounds {
-			gauge(descTasks, float64(b.Current), b.Path)
-			gauge(descTasksMax, float64(b.Max), b.Path)
+			gauge("sbxrun_tasks", "Tasks in use against a bound.", float64(b.Current), "bound", b.Path)
+			gauge("sbxrun_tasks_max", "How many tasks a bound allows.", float64(b.Max), "bound", b.Path)
 		}
 	}
 	ready := 0.0
 	if s.Ready() {
 		ready = 1
 	}
-	gauge(descReady, ready)
+	gauge("sbxrun_ready", "1, or 0 when the server is ending.", ready)
 }
