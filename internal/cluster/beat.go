@@ -120,27 +120,23 @@ func (m *Members) Tell() {
 }
 
 func (m *Members) run(ctx context.Context) {
+	look := time.NewTicker(tick)
+	defer look.Stop()
 	m.look(time.Now())
 	for {
 		m.send(m.self())
-		every := beatEvery - time.Duration(rand.Int64N(int64(beatEvery/8))) // not all at once
-		timer := time.NewTimer(every)
-	wait:
-		for {
-			step := time.NewTimer(tick)
+		next := time.After(beatEvery - time.Duration(rand.Int64N(int64(beatEvery/8)))) // not all at once
+		for waits := true; waits; m.look(time.Now()) {
 			select {
 			case <-ctx.Done():
 				return
 			case <-m.kick:
-				break wait
-			case <-timer.C:
-				break wait
-			case now := <-step.C:
-				m.look(now)
+				waits = false
+			case <-next:
+				waits = false
+			case <-look.C:
 			}
 		}
-		timer.Stop()
-		m.look(time.Now())
 	}
 }
 

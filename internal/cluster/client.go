@@ -13,7 +13,6 @@ type answered struct {
 	io.ReadCloser // of the body
 	conn          *Conn
 	stop          func() bool
-	size          int64 // -1 if it is not known
 }
 
 func (a answered) Close() error {
@@ -69,7 +68,7 @@ func (l *Link) do(r *http.Request, at string) (*http.Response, error) {
 		if a.StatusCode >= http.StatusContinue && a.StatusCode < http.StatusOK {
 			continue
 		}
-		a.Body = answered{a.Body, conn, stop, a.ContentLength}
+		a.Body = answered{a.Body, conn, stop}
 		return a, nil
 	}
 }

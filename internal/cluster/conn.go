@@ -24,7 +24,7 @@ var (
 	ErrLost = errors.New("the connection over NATS was lost")
 )
 
-// Conn is a connection over messages. Its methods may be called at the same time.
+// Conn is a connection over messages, a [net.Conn]. Its methods may be called at the same time.
 type Conn struct {
 	link   *Link
 	id     string
@@ -67,7 +67,6 @@ func newConn(l *Link, id, peer string, dialed bool) *Conn {
 	return c
 }
 
-// Read is [net.Conn]'s.
 func (c *Conn) Read(b []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -106,7 +105,7 @@ func (c *Conn) end() uint64 { return c.acked + uint64(len(c.out)) }
 
 func late(by time.Time) bool { return !by.IsZero() && !time.Now().Before(by) }
 
-// Write is [net.Conn]'s. It waits while the other side's reader is slow.
+// Write waits while the other side's reader is slow.
 func (c *Conn) Write(b []byte) (n int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -356,10 +355,7 @@ func (c *Conn) unheard() {
 	}
 }
 
-// LocalAddr is [net.Conn]'s.
-func (c *Conn) LocalAddr() net.Addr { return address(c.link.self) }
-
-// RemoteAddr is [net.Conn]'s.
+func (c *Conn) LocalAddr() net.Addr  { return address(c.link.self) }
 func (c *Conn) RemoteAddr() net.Addr { return address(c.peer) }
 
 // address is the subject of a link.
@@ -368,15 +364,11 @@ type address string
 func (address) Network() string  { return "nats" }
 func (a address) String() string { return string(a) }
 
-// SetDeadline is [net.Conn]'s.
 func (c *Conn) SetDeadline(t time.Time) error {
 	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
 }
 
-// SetReadDeadline is [net.Conn]'s.
-func (c *Conn) SetReadDeadline(t time.Time) error { return c.deadline(&c.readBy, &c.readWake, t) }
-
-// SetWriteDeadline is [net.Conn]'s.
+func (c *Conn) SetReadDeadline(t time.Time) error  { return c.deadline(&c.readBy, &c.readWake, t) }
 func (c *Conn) SetWriteDeadline(t time.Time) error { return c.deadline(&c.writeBy, &c.writeWake, t) }
 
 func (c *Conn) deadline(by *time.Time, wake **time.Timer, t time.Time) error {

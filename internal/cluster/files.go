@@ -37,14 +37,14 @@ func (g *Gateway) makeFiles(ctx context.Context, tenant string) (jetstream.Objec
 	name := g.filesOf(tenant)
 	c := g.door.Settings()
 	// As jetstream makes object stores, but for AllowDirect, see [bucket.open].
-	_, err := g.queue.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
+	_, err := g.bus.queue.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
 		Name: "OBJ_" + name, Subjects: []string{"$O." + name + ".C.>", "$O." + name + ".M.>"}, MaxAge: time.Duration(c.Files.TTL),
 		MaxBytes: int64(c.Of(tenant).Files), Replicas: c.NATS.Replicas, Discard: jetstream.DiscardNew, AllowRollup: true,
 	})
 	if err != nil {
 		return nil, err
 	}
-	return g.queue.js.ObjectStore(ctx, name)
+	return g.bus.queue.js.ObjectStore(ctx, name)
 }
 
 // whole reads until what it is given is full: each read becomes a message. Only [io.EOF] is an end: a body that is
@@ -122,42 +122,41 @@ func (g *Gateway) put(r *http.Request) (*api.Stored, error) {
 
 // file answers with a file of the content store.
 func (g *Gateway) file(w http.ResponseWriter, r *http.Request) {
-	id := r.PathValue("id")
-	store, err := g.queue.js.ObjectStore(r.Context(), g.filesOf(server.Whose(r.Context()).Tenant))
-	if err == nil && strings.HasPrefix(id, filePrefix) {
-		var f jetstream.ObjectResult
-		if f, err = store.Get(r.Context(), id); err == nil {
-			defer f.Close()
-			info, err := f.Info()
-			if err != nil {
-				g.failed(w, r, noJetStream("the file cannot be read", err))
-				return
-			}
-			w.Header().Set("Content-Type", "application/octet-stream")
-			w.Header().Set("Content-Length", strconv.FormatUint(info.Size, 10))
-			_, _ = io.Copy(w, f) // a length that is not met tells the client
-			return
-		}
-	}
-	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) && !errors.Is(err, jetstream.ErrBucketNotFound) {
-		g.failed(w, r, noJetStream("the file cannot be read", err))
-		return
-	}
-	f, err := g.link.file(r.Context(), id, g.members.Of(NodeKind))
+	f, size, err := g.stored(r.Context(), r.PathValue("id"))
 	if err != nil {
 		g.failed(w, r, err)
 		return
 	}
 	defer f.Close()
 	w.Header().Set("Content-Type", "application/octet-stream")
-	if size := f.(answered).size; size >= 0 {
+	if size >= 0 {
 		w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
 	}
-	_, _ = io.Copy(w, f)
+	_, _ = io.Copy(w, f) // a length that is not met tells the client
+}
+
+// stored opens a file of the store, or of a node. The size is -1 if it is not known.
+func (g *Gateway) stored(ctx context.Context, id string) (io.ReadCloser, int64, error) {
+	store, err := g.bus.queue.js.ObjectStore(ctx, g.filesOf(server.Whose(ctx).Tenant))
+	if err == nil && strings.HasPrefix(id, filePrefix) {
+		var f jetstream.ObjectResult
+		if f, err = store.Get(ctx, id); err == nil {
+			info, err := f.Info()
+			if err != nil {
+				f.Close()
+				return nil, 0, noJetStream("the file cannot be read", err)
+			}
+			return f, int64(info.Size), nil
+		}
+	}
+	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) && !errors.Is(err, jetstream.ErrBucketNotFound) {
+		return nil, 0, noJetStream("the file cannot be read", err)
+	}
+	return g.link.file(ctx, id, g.members.Of(NodeKind))
 }
 
 // file asks one after the other for a file.
-func (l *Link) file(ctx context.Context, id string, all []Beat) (io.ReadCloser, error) {
+func (l *Link) file(ctx context.Context, id string, all []Beat) (f io.ReadCloser, size int64, err error) {
 	none := error(api.NewError(api.NoSuchFile, "the content store has no "+strconv.Quote(id[:min(len(id), 80)]), "store it by POST /v1/files; files go when their time to live is over"))
 	for _, one := range all {
 		r := (&http.Request{Method: http.MethodGet, URL: &url.URL{Path: "/v1/files/" + id, RawPath: "/v1/files/" + url.PathEscape(id)}, Header: http.Header{}}).WithContext(ctx)
@@ -166,11 +165,11 @@ func (l *Link) file(ctx context.Context, id string, all []Beat) (io.ReadCloser, 
 		case err != nil:
 			continue // it was lost, and what only it had with it
 		case res.StatusCode == http.StatusOK:
-			return res.Body, nil
+			return res.Body, res.ContentLength, nil
 		case res.StatusCode != http.StatusNotFound:
 			none = api.NewError(api.Busy, "somebody who may have the file does not answer", "try again in a moment")
 		}
 		res.Body.Close()
 	}
-	return nil, none
+	return nil, 0, none
 }

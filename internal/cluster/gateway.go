@@ -25,8 +25,6 @@ type Gateway struct {
 	members  *Members
 	link     *Link
 	bus      *NATS
-	claims   *claims
-	queue    *queue
 	counters *counters
 	version  string
 	log      *slog.Logger
@@ -41,7 +39,7 @@ type Gateway struct {
 // NewGateway takes part in a cluster.
 func NewGateway(bus *NATS, name, version string, door *server.Door, log *slog.Logger) (*Gateway, error) {
 	ctx, stop := context.WithCancel(context.Background())
-	g := &Gateway{door: door, bus: bus, claims: bus.claims, queue: bus.queue, version: version, log: log, stop: stop, under: map[string]*use{}}
+	g := &Gateway{door: door, bus: bus, version: version, log: log, stop: stop, under: map[string]*use{}}
 	g.counters = newCounters(g)
 	instance := NewInstance()
 	var err error

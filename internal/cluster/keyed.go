@@ -28,7 +28,7 @@ func (g *Gateway) keyed(w http.ResponseWriter, r *http.Request, body []byte) (*h
 			return nil, g.noneOf(r)
 		}
 		defer leave()
-		is, revision, first, err := g.claims.take(name, claim{At: at, Hash: sum(body)})
+		is, revision, first, err := g.bus.claims.take(name, claim{At: at, Hash: sum(body)})
 		switch {
 		case err != nil:
 			return nil, err
@@ -43,7 +43,7 @@ func (g *Gateway) keyed(w http.ResponseWriter, r *http.Request, body []byte) (*h
 		ours = ours || first
 		stop := func() uint64 { return revision }
 		if ours {
-			stop = g.claims.renew(name, is, revision, renewClaims)
+			stop = g.bus.claims.renew(name, is, revision, renewClaims)
 		}
 		res, err := g.link.do(passOn(r, body), is.At)
 		revision = stop()
@@ -62,7 +62,7 @@ func (g *Gateway) keyed(w http.ResponseWriter, r *http.Request, body []byte) (*h
 		}
 		leaveNext()
 		is.At = next
-		if _, err := g.claims.change(name, is, revision); err != nil {
+		if _, err := g.bus.claims.change(name, is, revision); err != nil {
 			return nil, err // somebody else has the key in hand
 		}
 		ours = true
@@ -92,7 +92,7 @@ func (g *Gateway) keep(name string, c claim, revision uint64, res *http.Response
 	res.Body = rest{io.MultiReader(bytes.NewReader(text), res.Body), res.Body}
 	if err == nil && len(text) <= mostKept && json.Valid(text) {
 		c.Status, c.Answer = res.StatusCode, text
-		if _, err := g.claims.change(name, c, revision); err != nil {
+		if _, err := g.bus.claims.change(name, c, revision); err != nil {
 			if e, ok := errors.AsType[*api.Error](err); ok {
 				g.log.Warn("an answer is not kept", "error", e.Failure.Message)
 			}

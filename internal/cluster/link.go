@@ -65,7 +65,6 @@ func (l *Link) Dial(peer string) *Conn {
 	return c
 }
 
-// Accept is [net.Listener]'s.
 func (l *Link) Accept() (net.Conn, error) {
 	select {
 	case c := <-l.accepted:
@@ -75,7 +74,7 @@ func (l *Link) Accept() (net.Conn, error) {
 	}
 }
 
-// Close is [net.Listener]'s: nothing more is accepted. What is under way goes on until the context of
+// Close has nothing more accepted. What is under way goes on until the context of
 // the link is done.
 func (l *Link) Close() error {
 	l.mu.Lock()
@@ -98,7 +97,6 @@ func (l *Link) reset(peer, id string, bits byte) {
 	_ = l.bus.Publish(peer+"."+l.name+"."+id, "", (&frame{bits: bits}).append(nil)) // the other side asks again
 }
 
-// Addr is [net.Listener]'s.
 func (l *Link) Addr() net.Addr { return address(l.self) }
 
 // publish sends a frame. The last words of its subject are the name of the sender, which NATS lets nobody

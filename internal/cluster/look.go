@@ -15,11 +15,11 @@ type Found struct {
 	Gateways []api.Node `json:"gateways"`
 }
 
-// found is what some beats say, with the nodes that a gateway misses.
-func found(all []member) *Found {
+// Found is who takes part, as far as was heard, with the nodes that a gateway misses.
+func (m *Members) Found() *Found {
 	out := &Found{Nodes: []api.Node{}, Gateways: []api.Node{}}
 	there, gone := map[string]bool{}, map[string]api.Node{}
-	for _, x := range all {
+	for _, x := range m.of(NodeKind, GatewayKind) {
 		if x.Kind == NodeKind {
 			there[x.Name] = true
 			out.Nodes = append(out.Nodes, x.node())
@@ -42,9 +42,6 @@ func found(all []member) *Found {
 	}
 	return out
 }
-
-// Found is who takes part, as far as was heard.
-func (m *Members) Found() *Found { return found(m.of(NodeKind, GatewayKind)) }
 
 // LookFor is how long [Look] takes at most.
 const LookFor = 5 * time.Second

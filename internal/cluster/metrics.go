@@ -69,7 +69,7 @@ func (g present) Collect(out chan<- prometheus.Metric) {
 		oldest = max(oldest, n.Oldest/perSecond)
 	}
 	gauge("sbxrun_cluster_nodes", "Nodes that take calls.", float64(nodes))
-	queued, since, err := g.queue.waiting()
+	queued, since, err := g.bus.queue.waiting()
 	if err != nil {
 		return // none is better than one without the queue
 	}

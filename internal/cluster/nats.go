@@ -15,7 +15,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/config"
 )
 
-// NATS is NATS, with subjects that begin with the name of the cluster.
+// NATS is a [Bus], with subjects that begin with the name of the cluster.
 type NATS struct {
 	*nats.Conn
 	prefix string
@@ -129,7 +129,6 @@ func redacted(list string) string {
 // Why says why nobody answers.
 func (b *NATS) Why() error { return b.away.why() }
 
-// Publish is [Bus]'s.
 func (b *NATS) Publish(subject, reply string, data []byte) error {
 	if !b.IsConnected() {
 		return errors.New("NATS is away")
@@ -140,7 +139,6 @@ func (b *NATS) Publish(subject, reply string, data []byte) error {
 	return b.PublishRequest(b.prefix+subject, b.prefix+reply, data)
 }
 
-// Close is [Bus]'s.
 func (b *NATS) Close() {
 	const most = 2 * time.Second
 	if b.Drain() == nil { // an error: it is not connected
@@ -151,13 +149,9 @@ func (b *NATS) Close() {
 	b.Conn.Close()
 }
 
-// Connected is [Bus]'s.
-func (b *NATS) Connected() bool { return b.IsConnected() }
-
-// Reconnects is [Bus]'s.
+func (b *NATS) Connected() bool    { return b.IsConnected() }
 func (b *NATS) Reconnects() uint64 { return b.Stats().Reconnects }
 
-// Subscribe is [Bus]'s.
 func (b *NATS) Subscribe(subject string, each func(subject, reply string, data []byte, nobody bool)) error {
 	s, err := b.Conn.Subscribe(b.prefix+subject, func(m *nats.Msg) {
 		const noResponders = "503"

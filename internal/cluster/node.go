@@ -24,7 +24,6 @@ type Node struct {
 func NewNode(bus *NATS, name, version string, s *server.Server, handler http.Handler, log *slog.Logger) (*Node, error) {
 	ctx, stop := context.WithCancel(context.Background())
 	instance := NewInstance()
-	s.Named(Prefix(name, instance))
 	beat := func() Beat {
 		return Beat{Kind: NodeKind, Name: name, Instance: instance, Version: version, Draining: !s.Ready(), Load: load(s)}
 	}
@@ -39,11 +38,11 @@ func NewNode(bus *NATS, name, version string, s *server.Server, handler http.Han
 		stop()
 		return nil, err
 	}
-	s.Elsewhere(func(ctx context.Context, tenant, id string) (io.ReadCloser, error) {
-		return link.file(server.As(ctx, tenant, ""), id, n.members.Of(GatewayKind))
-	})
 	shares := &shares{s: s, gate: s.Gate(), link: link, members: n.members, all: map[string]*share{}}
-	s.Shared(shares.join)
+	s.Cluster(Prefix(name, instance), func(ctx context.Context, tenant, id string) (io.ReadCloser, error) {
+		f, _, err := link.file(server.As(ctx, tenant, ""), id, n.members.Of(GatewayKind))
+		return f, err
+	}, shares.join)
 	go shares.run(ctx)
 	n.web = passedOn(handler, log)
 	go func() { _ = n.web.Serve(link) }()

@@ -25,10 +25,10 @@ type checkKey struct{}
 func (g *Gateway) keepQueue(ctx context.Context) {
 	for ctx.Err() == nil {
 		asking, cancel := context.WithTimeout(ctx, askWithin)
-		for _, b := range []*bucket{&g.queue.records, &g.claims.bucket, g.bus.shares} {
+		for _, b := range []*bucket{&g.bus.queue.records, &g.bus.claims.bucket, g.bus.shares} {
 			_ = b.stay(asking) // there may be no JetStream, and no need of it
 		}
-		_ = g.queue.keepConsumer(asking) // as above
+		_ = g.bus.queue.keepConsumer(asking) // as above
 		cancel()
 		select {
 		case <-ctx.Done():
@@ -86,7 +86,7 @@ func (g *Gateway) queueCall(w http.ResponseWriter, r *http.Request) (*http.Respo
 		if err != nil && !replayed {
 			// It may be in the queue all the same.
 			call.Gone, call.End = true, call.failed(false, api.NewError(api.Busy, "the queue did not take it", ""))
-			if _, undone := g.queue.records.put(context.WithoutCancel(ctx), key, call, revision); undone == nil {
+			if _, undone := g.bus.queue.records.put(context.WithoutCancel(ctx), key, call, revision); undone == nil {
 				return nil, noJetStream("the call cannot be queued", err)
 			}
 			return nil, ErrLost
@@ -103,14 +103,14 @@ func (g *Gateway) queueCall(w http.ResponseWriter, r *http.Request) (*http.Respo
 // before it began, for want of a place or of NATS, is made anew: its client was told to try again.
 func (g *Gateway) newRecord(ctx context.Context, tenant, key string, call *record, keyed bool) (revision uint64, replayed bool, err error) {
 	failed := func(err error) (uint64, bool, error) { return 0, false, noJetStream("the call cannot be queued", err) }
-	stream, err := g.queue.open(ctx)
+	stream, err := g.bus.queue.open(ctx)
 	if err != nil {
 		return failed(err)
 	}
 	for {
 		if keyed {
 			var old record
-			if revision, err = g.queue.records.get(ctx, key, &old); err != nil {
+			if revision, err = g.bus.queue.records.get(ctx, key, &old); err != nil {
 				return failed(err)
 			}
 			again := old.End != nil && !old.End.Started && old.End.Failure != nil && old.End.Failure.Code == api.Busy
@@ -123,7 +123,7 @@ func (g *Gateway) newRecord(ctx context.Context, tenant, key string, call *recor
 				return revision, true, nil
 			}
 		}
-		subject := g.queue.name + "." + tenantKey(tenant)
+		subject := g.bus.queue.name + "." + tenantKey(tenant)
 		info, err := stream.Info(ctx, jetstream.WithSubjectFilter(subject))
 		if err != nil {
 			return failed(err)
@@ -131,7 +131,7 @@ func (g *Gateway) newRecord(ctx context.Context, tenant, key string, call *recor
 		if info.State.Subjects[subject] >= uint64(max(1, g.door.Settings().Of(tenant).Queue)) {
 			return 0, false, api.NewError(api.Quota, "as many calls of the tenant wait as may", "wait for a call's end")
 		}
-		if revision, err = g.queue.records.put(ctx, key, call, revision); err == nil {
+		if revision, err = g.bus.queue.records.put(ctx, key, call, revision); err == nil {
 			return revision, false, nil
 		}
 		if !changed(err) { // else another request with the same key was first
@@ -146,7 +146,7 @@ func (g *Gateway) send(ctx context.Context, m *message) error {
 	if err != nil {
 		return err
 	}
-	_, err = publish(ctx, g.queue.js, g.queue.name+"."+tenantKey(m.Tenant), text)
+	_, err = publish(ctx, g.bus.queue.js, g.bus.queue.name+"."+tenantKey(m.Tenant), text)
 	return err
 }
 
@@ -198,7 +198,7 @@ func (g *Gateway) call(w http.ResponseWriter, r *http.Request) {
 		call.Gone = r.Method == http.MethodDelete
 		if call.Gone || call.End != nil && !known { // what a client was told stays so
 			ctx, cancel := context.WithTimeout(r.Context(), askWithin)
-			_, err := g.queue.records.put(ctx, key, call, revision)
+			_, err := g.bus.queue.records.put(ctx, key, call, revision)
 			cancel()
 			if changed(err) {
 				continue
@@ -259,7 +259,7 @@ func (g *Gateway) record(ctx context.Context, key string) (*record, uint64, erro
 	ctx, cancel := context.WithTimeout(ctx, askWithin)
 	defer cancel()
 	call := &record{}
-	revision, err := g.queue.records.get(ctx, key, call)
+	revision, err := g.bus.queue.records.get(ctx, key, call)
 	switch {
 	case err != nil:
 		return nil, 0, noJetStream("nothing is known of the call", err)
@@ -276,7 +276,7 @@ func (g *Gateway) record(ctx context.Context, key string) (*record, uint64, erro
 	default:
 		return call, revision, nil
 	}
-	next, err := g.queue.records.put(ctx, key, call, revision)
+	next, err := g.bus.queue.records.put(ctx, key, call, revision)
 	switch {
 	case changed(err):
 		return g.record(ctx, key)
@@ -294,7 +294,7 @@ func (g *Gateway) forgotten(ctx context.Context, call *record) bool {
 	if time.Since(call.Came) < margin {
 		return false
 	}
-	s, err := g.queue.js.Stream(ctx, g.queue.name)
+	s, err := g.bus.queue.js.Stream(ctx, g.bus.queue.name)
 	if err != nil {
 		return false
 	}
@@ -308,7 +308,7 @@ func (g *Gateway) await(ctx context.Context, key string, revision uint64, until 
 	defer cancel()
 	pause := tick
 	var changes <-chan jetstream.KeyValueEntry
-	if kv, err := g.queue.records.open(ctx); err == nil {
+	if kv, err := g.bus.queue.records.open(ctx); err == nil {
 		if w, err := kv.Watch(ctx, key); err == nil {
 			defer func() { _ = w.Stop() }() // at worst it is stopped with the connection
 			changes, pause = w.Updates(), 2*askWithin
@@ -336,7 +336,7 @@ func (g *Gateway) await(ctx context.Context, key string, revision uint64, until 
 func (g *Gateway) queuedCalls(ctx context.Context, tenant string, listed map[string]bool) (all []api.CallStatus, err error) {
 	ctx, cancel := context.WithTimeout(ctx, askWithin)
 	defer cancel()
-	kv, err := g.queue.records.open(ctx)
+	kv, err := g.bus.queue.records.open(ctx)
 	if err != nil {
 		return nil, err
 	}

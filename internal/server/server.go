@@ -89,19 +89,11 @@ func New(c config.Config, tokens config.Tokens, source place.Source, log *slog.L
 	return s, nil
 }
 
-// Named has all ids that the server gives begin so. It is called before the first request.
-func (s *Server) Named(prefix string) { s.prefix = prefix }
-
-// Elsewhere has files that the content store has not be looked for. It is called before the first
-// request.
-func (s *Server) Elsewhere(find func(ctx context.Context, tenant, id string) (io.ReadCloser, error)) {
-	s.elsewhere = find
-}
-
-// Shared has calls be let in by somebody who shares the ceilings of tenants with other servers, and
-// calls the gate of this one. It is called before the first request.
-func (s *Server) Shared(join func(context.Context, string, tenants.Ceilings) (*tenants.Turn, error)) {
-	s.join = join
+// Cluster makes the server one of several: all ids that it gives begin with prefix; files that the content
+// store has not are looked for elsewhere; and calls are let in by join, which shares the ceilings of tenants
+// with other servers and calls the gate of this one. It is called before the first request.
+func (s *Server) Cluster(prefix string, elsewhere func(ctx context.Context, tenant, id string) (io.ReadCloser, error), join func(context.Context, string, tenants.Ceilings) (*tenants.Turn, error)) {
+	s.prefix, s.elsewhere, s.join = prefix, elsewhere, join
 }
 
 // Gate lets calls in here.
