@@ -3,10 +3,8 @@ package mcp
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
-	"github.com/google/jsonschema-go/jsonschema"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/sbxrun/sbxrun/internal/api"
@@ -19,49 +17,6 @@ type runCell struct {
 	TimeoutMS float64  `json:"timeout_ms,omitempty" jsonschema:"milliseconds until it is interrupted; one second later its interpreter is killed"`
 	Files     []file   `json:"files,omitempty" jsonschema:"files in the working directory when it begins"`
 	Collect   []string `json:"collect,omitempty" jsonschema:"patterns of files to return, such as *.csv or out/*.json; by default, images in the working directory"`
-}
-
-// addCells adds the tool for cells, where a language has them.
-func (f *Front) addCells(p *sdk.Server, languages []api.Language, about *sdk.ToolAnnotations) {
-	var names []string
-	for _, l := range languages {
-		if l.Cells {
-			names = append(names, l.Name)
-		}
-	}
-	if len(names) == 0 {
-		p.RemoveTools("run_cell")
-		return
-	}
-	usual := usualOf(names)
-	add(f, p, &sdk.Tool{
-		Name: "run_cell", Annotations: about,
-		Description: "Run code in an interpreter that a session keeps, as in a notebook: what one cell defines, the next can use. Languages: " + strings.Join(names, ", ") + ".",
-	}, func(in *jsonschema.Schema) {
-		choose(in, names, usual)
-	}, func(ctx context.Context, in runCell) (*sdk.CallToolResult, *api.CellAnswer, error) {
-		if in.Language == "" {
-			in.Language = usual
-		}
-		return f.cell(ctx, in)
-	})
-}
-
-// usualOf is the language where none is given.
-func usualOf(names []string) string {
-	if slices.Contains(names, "python") {
-		return "python"
-	}
-	return names[0]
-}
-
-// choose says in a schema which languages there are.
-func choose(in *jsonschema.Schema, names []string, usual string) {
-	l := in.Properties["language"]
-	for _, name := range names {
-		l.Enum = append(l.Enum, name)
-	}
-	l.Description += "; " + usual + " unless given"
 }
 
 // cell carries a cell out.
@@ -107,13 +62,7 @@ func cut(a *api.CellAnswer) {
 func (f *Front) addResults(ctx context.Context, res *sdk.CallToolResult, a *api.CellAnswer) (shown int) {
 	for _, one := range a.Results {
 		for _, m := range one.Media {
-			if !isImage(m.MediaType) || m.ID == "" || m.Size > imageBytes || shown == mostImages {
-				continue
-			}
-			if b, err := f.stored(ctx, m.ID); err == nil {
-				res.Content = append(res.Content, &sdk.ImageContent{Data: b, MIMEType: m.MediaType})
-				shown++
-			}
+			shown += f.addImage(ctx, res, m.MediaType, m.ID, m.Size, shown)
 		}
 	}
 	return shown

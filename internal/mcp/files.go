@@ -129,6 +129,20 @@ func isImage(mediaType string) bool {
 	return slices.Contains([]string{"image/png", "image/jpeg", "image/gif", "image/webp"}, mediaType)
 }
 
+// addImage adds an image of the content store to a result, if models are shown such a file, it is not too
+// large, and there are not too many already. It returns how many it has added.
+func (f *Front) addImage(ctx context.Context, res *sdk.CallToolResult, mediaType, id string, size int64, shown int) int {
+	if !isImage(mediaType) || id == "" || size > imageBytes || shown == mostImages {
+		return 0
+	}
+	b, err := f.stored(ctx, id)
+	if err != nil {
+		return 0
+	}
+	res.Content = append(res.Content, &sdk.ImageContent{Data: b, MIMEType: mediaType})
+	return 1
+}
+
 // tick is how much older than its moment a file's time may be: the kernel takes that from its
 // last tick (current_time, 100 a second at least).
 const tick = 10 * time.Millisecond
@@ -154,12 +168,7 @@ func (f *Front) addFiles(ctx context.Context, res *sdk.CallToolResult, in common
 			continue // it was there before
 		}
 		written = append(written, out)
-		if isImage(out.MediaType) && out.Size <= imageBytes && shown < mostImages {
-			if b, err := f.stored(ctx, out.ID); err == nil {
-				res.Content = append(res.Content, &sdk.ImageContent{Data: b, MIMEType: out.MediaType})
-				shown++
-			}
-		}
+		shown += f.addImage(ctx, res, out.MediaType, out.ID, out.Size, shown)
 		uri := storedFiles + strings.TrimPrefix(out.ID, hash)
 		if in.Session != "" {
 			uri = sessionURI(in.Session, out.Path)

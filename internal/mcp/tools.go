@@ -2,6 +2,7 @@ package mcp
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"fmt"
@@ -165,6 +166,27 @@ func add[In, Out any](f *Front, p *sdk.Server, tool *sdk.Tool, fit func(*jsonsch
 	})
 }
 
+// addIn adds a tool for code in one of these languages, or removes it if there are none. usual is the
+// language where none is given.
+func addIn[In, Out any](f *Front, p *sdk.Server, languages []string, tool *sdk.Tool, do func(ctx context.Context, in In, usual string) (*sdk.CallToolResult, Out, error)) {
+	if len(languages) == 0 {
+		p.RemoveTools(tool.Name)
+		return
+	}
+	usual := languages[0]
+	if slices.Contains(languages, "python") {
+		usual = "python"
+	}
+	tool.Description += " Languages: " + strings.Join(languages, ", ") + "."
+	add(f, p, tool, func(in *jsonschema.Schema) {
+		l := in.Properties["language"]
+		for _, name := range languages {
+			l.Enum = append(l.Enum, name)
+		}
+		l.Description += "; " + usual + " unless given"
+	}, func(ctx context.Context, in In) (*sdk.CallToolResult, Out, error) { return do(ctx, in, usual) })
+}
+
 // walk calls each with a schema and all that it is made of.
 func walk(s *jsonschema.Schema, each func(*jsonschema.Schema)) {
 	if s == nil {
@@ -198,35 +220,32 @@ func open(s *jsonschema.Schema) {
 
 // addTools adds all tools, or replaces them.
 func (f *Front) addTools(p *sdk.Server) {
-	languages := f.server.Languages()
+	var all, kept []string
+	for _, l := range f.server.Languages() {
+		if all = append(all, l.Name); l.Cells {
+			kept = append(kept, l.Name)
+		}
+	}
 	running := func(title string) *sdk.ToolAnnotations {
 		return &sdk.ToolAnnotations{Title: title, DestructiveHint: new(false), OpenWorldHint: new(f.network)}
 	}
 	closed := new(false)
 
-	if len(languages) > 0 {
-		names := make([]string, len(languages))
-		for i, l := range languages {
-			names[i] = l.Name
-		}
-		usual := usualOf(names)
-		add(f, p, &sdk.Tool{
-			Name: "run_code", Annotations: running("Run code"),
-			Description: "Run a program in a sandbox, and return its output and how it ended. Languages: " + strings.Join(names, ", ") + ".",
-		}, func(in *jsonschema.Schema) {
-			choose(in, names, usual)
-		}, func(ctx context.Context, in runCode) (*sdk.CallToolResult, *api.Answer, error) {
-			if in.Language == "" {
-				in.Language = usual
-			}
-			return f.run(ctx, in.common, &api.Call{Language: in.Language, Code: in.Code})
-		})
-	} else {
-		p.RemoveTools("run_code")
-	}
-	f.addCells(p, languages, running("Run a cell"))
+	addIn(f, p, all, &sdk.Tool{
+		Name: "run_code", Annotations: running("Run code"),
+		Description: "Run a program in a sandbox, and return its output and how it ended.",
+	}, func(ctx context.Context, in runCode, usual string) (*sdk.CallToolResult, *api.Answer, error) {
+		return f.run(ctx, in.common, &api.Call{Language: cmp.Or(in.Language, usual), Code: in.Code})
+	})
+	addIn(f, p, kept, &sdk.Tool{
+		Name: "run_cell", Annotations: running("Run a cell"),
+		Description: "Run code in an interpreter that a session keeps, as in a notebook: what one cell defines, the next can use.",
+	}, func(ctx context.Context, in runCell, usual string) (*sdk.CallToolResult, *api.CellAnswer, error) {
+		in.Language = cmp.Or(in.Language, usual)
+		return f.cell(ctx, in)
+	})
 	shell := "sh"
-	if slices.ContainsFunc(languages, func(l api.Language) bool { return l.Name == "bash" }) {
+	if slices.Contains(all, "bash") {
 		shell = "bash"
 	}
 	add(f, p, &sdk.Tool{
