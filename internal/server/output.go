@@ -81,7 +81,7 @@ type events struct {
 
 	mu     sync.Mutex // of w, and of
 	begun  bool       // the status is sent
-	first  bool       // and the first event
+	first  bool       // and the start
 	over   bool       // and the handler is about to return
 	closed chan struct{}
 	pieces [2]pieces
@@ -109,30 +109,7 @@ var keepalive = 5 * time.Second
 
 func (e *events) Writers() (stdout, stderr io.Writer) { return &e.pieces[0], &e.pieces[1] }
 
-// begin sends the status, with which it is settled that this is a stream, and the first event, if
-// the command is started. Its first output may be quicker than the word of that.
-func (e *events) begin(started bool) error {
-	if !e.begun {
-		e.begun = true
-		kind := "application/x-ndjson"
-		if e.sse {
-			kind = "text/event-stream"
-		}
-		e.w.Header().Set("Content-Type", kind)
-		e.w.WriteHeader(http.StatusOK)
-	}
-	if !started || e.first {
-		return nil
-	}
-	e.first = true
-	return e.write("start", appendJSON(&api.Event{Event: "start", ID: e.id}))
-}
-
-func (e *events) Started(func(syscall.Signal) error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	_ = e.begin(true) // the next one fails as well
-}
+func (e *events) Started(func(syscall.Signal) error) { _ = e.send("start", nil) } // the next one fails as well
 
 // alive has a client hear something that waits for the call's turn, or for output. What is refused
 // at once, as most is, has its own status still.
@@ -145,7 +122,7 @@ func (e *events) alive() {
 			case <-e.closed:
 				return
 			case <-tick.C:
-				if e.send(&api.Event{Event: "keepalive"}) != nil {
+				if e.send("keepalive", appendJSON(&api.Event{Event: "keepalive"})) != nil {
 					return // the request's context ends the call
 				}
 			}
@@ -153,23 +130,37 @@ func (e *events) alive() {
 	})
 }
 
-// send sends one event.
-func (e *events) send(event *api.Event) error { return e.sendAs(event.Event, appendJSON(event)) }
-
-// sendAs sends one event, which is appended to a line as JSON.
-func (e *events) sendAs(name string, document func([]byte) []byte) error {
+// send sends one event, which is appended to a line as JSON.
+func (e *events) send(name string, document func([]byte) []byte) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.sendLocked(name, document)
 }
 
-// sendLocked is sendAs with the mutex held.
+// sendLocked is send with the mutex held. Before the first event goes the status, with which it is settled
+// that this is a stream; and before the first one of a command that runs goes its start, since output may be
+// quicker than the word of that.
 func (e *events) sendLocked(name string, document func([]byte) []byte) error {
 	if e.over {
 		return os.ErrClosed
 	}
-	if err := e.begin(name != "keepalive" && name != "error"); err != nil {
-		return err
+	if !e.begun {
+		e.begun = true
+		kind := "application/x-ndjson"
+		if e.sse {
+			kind = "text/event-stream"
+		}
+		e.w.Header().Set("Content-Type", kind)
+		e.w.WriteHeader(http.StatusOK)
+	}
+	if !e.first && name != "keepalive" && name != "error" {
+		e.first = true
+		if err := e.write("start", appendJSON(&api.Event{Event: "start", ID: e.id})); err != nil {
+			return err
+		}
+	}
+	if name == "start" {
+		return nil
 	}
 	return e.write(name, document)
 }
@@ -221,7 +212,7 @@ func (p *pieces) Write(b []byte) (int, error) {
 
 // send sends a piece, as [api.Event] has it.
 func (p *pieces) send(b []byte) error {
-	return p.events.sendAs(p.name, func(line []byte) []byte {
+	return p.events.send(p.name, func(line []byte) []byte {
 		head := len(line)
 		line = append(line, `{"event":"`+p.name+`","`...)
 		if utf8.Valid(b) {
