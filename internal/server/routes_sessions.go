@@ -52,11 +52,16 @@ func (s *Server) CreateSession(ctx context.Context, n *api.NewSession) (*api.Ses
 	if o.parts, err = checkParts(set, w.Tenant, o.ceilings, n.Parts); err != nil {
 		return nil, err
 	}
-	release, err := s.rooms.Reserve(w.Tenant, o.ceilings.Sessions)
+	lease, err := s.rooms.Reserve(w.Tenant, o.ceilings.Sessions)
 	if err != nil {
 		return nil, err
 	}
-	defer release()
+	kept := false
+	defer func() {
+		if !kept {
+			lease.Free()
+		}
+	}()
 	if err := s.begin(); err != nil {
 		return nil, err
 	}
@@ -85,7 +90,6 @@ func (s *Server) CreateSession(ctx context.Context, n *api.NewSession) (*api.Ses
 	if err != nil {
 		return nil, s.callError(ctx, explain(o.admitted, err))
 	}
-	kept := false
 	defer func() {
 		if !kept {
 			_, _ = at.Give() // nothing has run in it
@@ -97,7 +101,7 @@ func (s *Server) CreateSession(ctx context.Context, n *api.NewSession) (*api.Ses
 	o.admitted.Running()
 	now := time.Now()
 	x := &sessions.Session{
-		ID: o.id, Tenant: w.Tenant, Place: at, Made: now.UTC(), Expires: now.Add(life).UTC(), Idle: idle, Limits: n.Limits,
+		ID: o.id, Tenant: w.Tenant, Place: at, Made: now.UTC(), Expires: now.Add(life).UTC(), Idle: idle, Limits: n.Limits, Lease: lease,
 		Processes: calls.NewBook(filepath.Join(set.StateDir, "output"), time.Duration(set.Calls.Keep), s.shelf),
 	}
 	if o.parts != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cells"
 	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
+	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
 // Session is one of them.
@@ -31,6 +32,7 @@ type Session struct {
 	Limits     api.Limits
 	Parts      *sandbox.Parts // of its sandbox, which end with the place; nil for none
 	Asked      api.Parts      // the same, as clients are told
+	Lease      *tenants.Lease // see [Store.Reserve]; freed at its end
 
 	ctx    context.Context // of all that runs in it
 	cancel context.CancelFunc
@@ -147,11 +149,12 @@ type Store struct {
 	tell  func(*Session, *result.Result) // of each end
 	spawn func(func())                   // begins what goes on in the background
 
-	mu      sync.Mutex
-	all     map[string]*Session
-	over    map[string]past     // those that have ended
-	order   map[string][]string // their ids by tenant, the oldest first
-	pending map[string]int      // of each tenant, those that are being made
+	taken *tenants.Budget
+
+	mu    sync.Mutex
+	all   map[string]*Session
+	over  map[string]past     // those that have ended
+	order map[string][]string // their ids by tenant, the oldest first
 }
 
 type past struct {
@@ -163,31 +166,17 @@ type past struct {
 // NewStore has no session. tell is called when one has ended, and spawn for what goes on in the
 // background.
 func NewStore(tell func(*Session, *result.Result), spawn func(func())) *Store {
-	return &Store{tell: tell, spawn: spawn, all: map[string]*Session{}, over: map[string]past{}, order: map[string][]string{}, pending: map[string]int{}}
+	return &Store{tell: tell, spawn: spawn, all: map[string]*Session{}, over: map[string]past{}, order: map[string][]string{}, taken: tenants.NewBudget("sessions", 0)}
 }
 
-// Reserve makes sure that a tenant may have one more session; the release is called when that
-// is made, or is not to be.
-func (st *Store) Reserve(tenant string, most int) (release func(), err error) {
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	n := st.pending[tenant]
-	for _, s := range st.all {
-		if s.Tenant == tenant {
-			n++
+// Reserve takes one of the sessions that a tenant may have. The lease is for the session that is to be made.
+func (st *Store) Reserve(tenant string, most int) (*tenants.Lease, error) {
+	if most > 0 { // to the budget 0 is no bound
+		if lease, err := st.taken.Take(tenant, 1, int64(most)); err == nil {
+			return lease, nil
 		}
 	}
-	if n >= most {
-		return nil, api.NewError(api.Quota, "the tenant has as many sessions as it may", "end one")
-	}
-	st.pending[tenant]++
-	return sync.OnceFunc(func() {
-		st.mu.Lock()
-		defer st.mu.Unlock()
-		if st.pending[tenant]--; st.pending[tenant] == 0 {
-			delete(st.pending, tenant)
-		}
-	}), nil
+	return nil, api.NewError(api.Quota, "the tenant has as many sessions as it may", "end one")
 }
 
 // Add takes over a session whose exported members are filled in.
@@ -234,6 +223,7 @@ func (st *Store) End(s *Session, cause result.Cause) *result.Result {
 	delete(st.all, s.ID)
 	if there {
 		st.remember(s)
+		s.Lease.Free()
 	}
 	st.mu.Unlock()
 	if there {
