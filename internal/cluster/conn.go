@@ -141,16 +141,12 @@ func (c *Conn) Write(b []byte) (n int, err error) {
 func (c *Conn) CloseWrite() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.endOut()
-	return nil
-}
-
-func (c *Conn) endOut() {
 	if !c.outEnded && c.err == nil {
 		c.outEnded = true
 		c.lastOut = time.Now()
 		c.send(frame{at: c.end()})
 	}
+	return nil
 }
 
 // Close ends both directions. What was written is still delivered.

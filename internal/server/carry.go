@@ -166,7 +166,9 @@ func proven(a *api.Answer) error {
 // tell counts a call, and logs how a call ended: never what it was.
 func (s *Server) tell(o *order, a *api.Answer) {
 	s.metrics.ended(o.who.Tenant, a)
-	s.recentCall(o, a)
+	s.recents.add(o.who.Tenant, api.Recent{
+		ID: a.ID, Cause: a.Cause, ExitCode: &a.ExitCode, Verdict: a.Teardown.Verdict, Room: a.Room, Duration: a.Duration, Code: o.shown,
+	})
 	s.log.Info("call", "request", o.who.RequestID, "tenant", o.who.Tenant, "id", a.ID, "cause", string(a.Cause), "exit_code", a.ExitCode,
 		"verdict", string(a.Teardown.Verdict), "room", a.Room, "queue_ms", a.QueueMS, "duration_ms", a.Duration)
 }

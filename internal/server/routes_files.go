@@ -49,19 +49,13 @@ func (s *Server) dirOf(ctx context.Context, id string) (*workspace.Dir, context.
 	return dir, both, release, nil
 }
 
-// reading and writing go on until the context ends. A client who sends or takes a byte from
-// time to time would otherwise keep a session from its end; and so would one who does nothing,
-// see [side.until].
-type (
-	reading struct {
-		ctx context.Context
-		r   io.Reader
-	}
-	writing struct {
-		ctx context.Context
-		w   io.Writer
-	}
-)
+// reading goes on until the context ends. A client who sends a byte from time to time would otherwise keep a
+// session from its end; and so would one who does nothing, or takes a byte from time to time, see
+// [side.until].
+type reading struct {
+	ctx context.Context
+	r   io.Reader
+}
 
 func (r reading) Read(b []byte) (int, error) {
 	if r.ctx.Err() != nil {
@@ -72,13 +66,6 @@ func (r reading) Read(b []byte) (int, error) {
 		err = errEnded
 	}
 	return n, err
-}
-
-func (w writing) Write(b []byte) (int, error) {
-	if w.ctx.Err() != nil {
-		return 0, errEnded
-	}
-	return w.w.Write(b)
 }
 
 var errEnded = &result.Error{Code: string(api.Ended), Message: "the session has ended meanwhile"}
@@ -203,7 +190,7 @@ func (s *Server) defineWorkspace(a huma.API) {
 			}
 			q.w.Header().Set("Content-Type", "application/x-tar")
 			defer q.w.(*patient).out.until(both)()
-			if err := dir.Pack(writing{both, q.w}, ".", most); err != nil {
+			if err := dir.Pack(q.w, ".", most); err != nil {
 				panic(http.ErrAbortHandler) // a part must not look like all of it
 			}
 			return nil

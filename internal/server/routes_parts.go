@@ -87,7 +87,7 @@ func (s *Server) diff(ctx context.Context, q Request, id string) error {
 	defer q.w.(*patient).out.until(both)()
 	if strings.Contains(q.r.Header.Get("Accept"), "application/x-tar") {
 		q.w.Header().Set("Content-Type", "application/x-tar")
-		if err := tree.Tar(writing{both, q.w}, changes); err != nil {
+		if err := tree.Tar(q.w, changes); err != nil {
 			panic(http.ErrAbortHandler) // a part must not look like all of it
 		}
 		return nil

@@ -237,20 +237,16 @@ type ProcessPath struct {
 	PID string `path:"pid" maxLength:"64" doc:"As given for the process"`
 }
 
-func noSuchProcess() error {
-	return api.NewError(api.NoSuchProcess, "there is no such process", "GET …/processes lists them")
-}
-
 // process gets one of a session.
 func (s *Server) process(ctx context.Context, q ProcessPath) (*sessions.Session, *calls.Call, error) {
 	x, err := s.rooms.Get(Whose(ctx).Tenant, q.ID)
 	if err != nil {
-		return nil, nil, api.AsError(err)
+		return nil, nil, err
 	}
 	if c := x.Processes.Get(x.Tenant, q.PID); c != nil {
 		return x, c, nil
 	}
-	return nil, nil, noSuchProcess()
+	return nil, nil, api.NewError(api.NoSuchProcess, "there is no such process", "GET …/processes lists them")
 }
 
 func (s *Server) defineProcesses(a huma.API) {

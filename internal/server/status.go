@@ -70,12 +70,6 @@ func (set *settings) shown(argv []string, code string) string {
 	return strings.Clone(strings.ToValidUTF8(code[:min(len(code), mostShown)], ""))
 }
 
-func (s *Server) recentCall(o *order, a *api.Answer) {
-	s.recents.add(o.who.Tenant, api.Recent{
-		ID: a.ID, Cause: a.Cause, ExitCode: &a.ExitCode, Verdict: a.Teardown.Verdict, Room: a.Room, Duration: a.Duration, Code: o.shown,
-	})
-}
-
 // recentCell: what ends with a cell is its interpreter, if anything.
 func (s *Server) recentCell(o *order, a *api.CellAnswer) {
 	verdict := result.NotApplicable
@@ -94,9 +88,9 @@ func (s *Door) SeesAll(by Who) bool {
 
 // status is what a client may see.
 func (s *Server) status(by Who) *api.Status {
-	uses := s.gate.Uses()
+	use := s.gate.Use(by.Tenant)
 	out := &api.Status{
-		Version: s.version, Tenant: by.Tenant, Draining: !s.Ready(), Running: uses[by.Tenant].Running, Waiting: uses[by.Tenant].Waiting,
+		Version: s.version, Tenant: by.Tenant, Draining: !s.Ready(), Running: use.Running, Waiting: use.Waiting,
 		Sessions: len(s.rooms.List(by.Tenant)), Recent: s.recents.list(by.Tenant),
 	}
 	if s.SeesAll(by) {
