@@ -8,18 +8,15 @@ import (
 	"sync"
 )
 
-// answer is one that begins to come.
-type answered struct {
-	io.ReadCloser // of the body
-	conn          *Conn
-	stop          func() bool
+// closing is the body of an answer, with something that is done after its end.
+type closing struct {
+	io.ReadCloser
+	after func()
 }
 
-func (a answered) Close() error {
-	a.stop()
-	err := a.ReadCloser.Close()
-	a.conn.Close()
-	return err
+func (c closing) Close() error {
+	defer c.after()
+	return c.ReadCloser.Close()
 }
 
 // do sends a request to an instance, over a connection of its own. If the error is [ErrUnreachable] nothing of it was delivered.
@@ -68,7 +65,10 @@ func (l *Link) do(r *http.Request, at string) (*http.Response, error) {
 		if a.StatusCode >= http.StatusContinue && a.StatusCode < http.StatusOK {
 			continue
 		}
-		a.Body = answered{a.Body, conn, stop}
+		a.Body = closing{a.Body, func() {
+			stop()
+			conn.Close()
+		}}
 		return a, nil
 	}
 }

@@ -178,7 +178,7 @@ func (g *Gateway) somewhere(r *http.Request, body []byte) (res *http.Response, a
 			leave()
 			return nil, at, err
 		}
-		res.Body = leaving{res.Body, leave}
+		res.Body = closing{res.Body, leave} // then it is no longer under way
 		if !notBegun(res, api.Busy, api.Draining, api.Quota) {
 			return res, at, nil
 		}
@@ -188,17 +188,6 @@ func (g *Gateway) somewhere(r *http.Request, body []byte) (res *http.Response, a
 		return refused, "", nil
 	}
 	return nil, "", g.noneOf(r)
-}
-
-// leaving is the body of an answer, with whose end its request is no longer under way.
-type leaving struct {
-	io.ReadCloser
-	leave func()
-}
-
-func (l leaving) Close() error {
-	l.leave()
-	return l.ReadCloser.Close()
 }
 
 // notBegun reports whether a node has refused a request, with one of these codes.
