@@ -112,7 +112,7 @@ func later(m *nats.Msg) time.Duration {
 }
 
 // start claims a call and starts it, unless it was refused for good, and records how it has ended.
-func (p *puller) start(ctx context.Context, m *nats.Msg, c *message, a *server.Admitted, refused *api.Error) {
+func (p *puller) start(ctx context.Context, m *nats.Msg, c *message, a *server.Detached, refused *api.Error) {
 	r := c.Record
 	if r.At = p.at; refused != nil {
 		r.End = r.failed(false, refused)

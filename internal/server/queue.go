@@ -6,19 +6,14 @@ import (
 	"errors"
 
 	"github.com/sbxrun/sbxrun/internal/api"
-	"github.com/sbxrun/sbxrun/internal/calls"
 )
-
-// Admitted is a call that has a place and a turn here, and has not begun. It has to be started or
-// given up.
-type Admitted struct{ call *detached }
 
 // ErrHere says that a call with this id has begun.
 var ErrHere = errors.New("the call has begun here")
 
 // Admit lets a call in that has waited elsewhere, if it may begin at once. The context says whose it
 // is (see [As]). One call after the other is let in.
-func (s *Server) Admit(ctx context.Context, id string, body []byte) (*Admitted, error) {
+func (s *Server) Admit(ctx context.Context, id string, body []byte) (*Detached, error) {
 	var c api.Call
 	if err := json.Unmarshal(body, &c); err != nil {
 		return nil, usage("the call is no JSON: %v", err)
@@ -45,20 +40,8 @@ func (s *Server) Admit(ctx context.Context, id string, body []byte) (*Admitted, 
 	}
 	if err := s.enter(d.ctx, d.turn, o); err != nil {
 		err = s.callError(d.ctx, err)
-		d.drop()
+		d.GiveUp()
 		return nil, err
 	}
-	return &Admitted{d}, nil
-}
-
-// Start begins the call.
-func (a *Admitted) Start() *calls.Call {
-	go a.call.run()
-	return a.call.Call
-}
-
-// GiveUp forgets the call.
-func (a *Admitted) GiveUp() {
-	a.call.o.admitted.End()
-	a.call.drop()
+	return d, nil
 }

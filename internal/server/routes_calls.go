@@ -21,12 +21,11 @@ func (s *Server) launch(base context.Context, book *calls.Book, o *order, releas
 	if err != nil {
 		return nil, err
 	}
-	go d.run()
-	return d.Call, nil
+	return d.Start(), nil
 }
 
-// detached is a call that nobody waits for, before it begins. It has to be run, or dropped.
-type detached struct {
+// Detached is a call that nobody waits for, before it begins. It has to be started, or given up.
+type Detached struct {
 	*calls.Call
 	s      *Server
 	o      *order
@@ -37,13 +36,13 @@ type detached struct {
 }
 
 // detach takes what a call needs that nobody waits for, with its turn. It takes over release.
-func (s *Server) detach(base context.Context, book *calls.Book, o *order, c tenants.Ceilings, release func()) (_ *detached, err error) {
+func (s *Server) detach(base context.Context, book *calls.Book, o *order, c tenants.Ceilings, release func()) (_ *Detached, err error) {
 	if err := s.begin(); err != nil {
 		release()
 		return nil, err
 	}
 	ctx, end := s.Until(base)
-	d := &detached{s: s, o: o, book: book, cancel: func() {
+	d := &Detached{s: s, o: o, book: book, cancel: func() {
 		end()
 		release()
 		s.running.Done()
@@ -69,8 +68,13 @@ func (s *Server) detach(base context.Context, book *calls.Book, o *order, c tena
 	return d, nil
 }
 
-// run carries the call out.
-func (d *detached) run() {
+// Start begins the call.
+func (d *Detached) Start() *calls.Call {
+	go d.run()
+	return d.Call
+}
+
+func (d *Detached) run() {
 	defer d.cancel()
 	a, err := d.s.guardCall(d.ctx, d.turn, d.o, d.Call)
 	d.s.count(d.o, a, err)
@@ -81,8 +85,9 @@ func (d *detached) run() {
 	d.End(a, size, err)
 }
 
-// drop forgets the call, which has not begun.
-func (d *detached) drop() {
+// GiveUp forgets the call.
+func (d *Detached) GiveUp() {
+	d.o.admitted.End() // nil unless its turn has come
 	d.turn.Leave()
 	d.book.Drop(d.Call)
 	d.cancel()
