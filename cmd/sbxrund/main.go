@@ -253,8 +253,7 @@ func places(c *config.Config, log *slog.Logger) (source place.Source, free func(
 	if err != nil || c.Rooms.Max == 0 {
 		return place.Rooms{}, func() {}, err
 	}
-	sizes := pool.Sizes{Min: c.Rooms.Min, Max: c.Rooms.Max, Calls: c.Rooms.Calls}
-	warm := pool.NewSource(place.Rooms{}, policy, sizes, func(err error) { log.Warn("warm room", "error", err) })
+	warm := pool.NewSource(place.Rooms{}, policy, pool.Sizes(c.Rooms), func(err error) { log.Warn("warm room", "error", err) })
 	return warm, warm.Close, nil
 }
 

@@ -30,8 +30,8 @@ type Store struct {
 	sum  int64
 }
 
-// prefix of an id names the hash.
-const prefix = "sha256:"
+// Prefix begins ids, and names the hash.
+const Prefix = "sha256:"
 
 // perFile is what a file counts for beside what it holds: a block of the disk, and an
 // inode. A quota of bytes alone would let files of one byte use all of both.
@@ -157,14 +157,13 @@ func (s *Store) Put(tenant string, r io.Reader, max, quota int64) (id string, si
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if st, err := os.Stat(at); err == nil {
-		s.used[tenant] -= perFile + st.Size()
-		s.sum -= perFile + st.Size()
+		s.count(at, -perFile-st.Size())
 	}
 	if err := os.Rename(f.Name(), at); err != nil {
 		return "", 0, err
 	}
 	kept = true
-	return prefix + name, size, nil
+	return Prefix + name, size, nil
 }
 
 // reserve counts bytes, unless that were more than may be.
@@ -190,7 +189,7 @@ func (s *Store) Used() map[string]int64 {
 // it.
 func (s *Store) Get(tenant, id string) (*os.File, int64, error) {
 	none := &result.Error{Code: "no-such-file", Message: fmt.Sprintf("the content store has no %.80q", id), Hint: "store it by POST /v1/files; files go when their time to live is over"}
-	name, ok := strings.CutPrefix(id, prefix)
+	name, ok := strings.CutPrefix(id, Prefix)
 	if b, err := hex.DecodeString(name); !ok || err != nil || len(b) != sha256.Size || name != strings.ToLower(name) {
 		return nil, 0, none
 	}

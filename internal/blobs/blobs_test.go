@@ -148,7 +148,7 @@ func TestExpireAside(t *testing.T) {
 		t.Error("it waits for who uses the store")
 	}
 	s.mu.Unlock()
-	s.expire(filepath.Join(s.dir, "a", strings.TrimPrefix(id, prefix)), time.Now())
+	s.expire(filepath.Join(s.dir, "a", strings.TrimPrefix(id, Prefix)), time.Now())
 	f, _, err := s.Get("a", id)
 	if err != nil || s.used["a"] != perFile+5 {
 		t.Fatalf("%v, %d bytes", err, s.used["a"])

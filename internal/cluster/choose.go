@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"maps"
 	"math/rand/v2"
 	"sync"
 )
@@ -20,7 +21,9 @@ func (g *Gateway) choose(name string, tried map[string]bool) (at string, leave f
 	nodes := g.members.of(NodeKind)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.forget(nodes)
+	if len(g.under) > 2*len(nodes)+8 { // most are gone
+		maps.DeleteFunc(g.under, func(id string, _ *use) bool { return !g.members.Has(id) })
+	}
 	best, same := 0.0, 0
 	for _, n := range nodes {
 		id := n.subject()
@@ -55,20 +58,4 @@ func (g *Gateway) choose(name string, tried map[string]bool) (at string, leave f
 		defer g.mu.Unlock()
 		u.now--
 	}), true
-}
-
-// forget drops what is known of nodes that are gone.
-func (g *Gateway) forget(nodes []member) {
-	if len(g.under) <= 2*len(nodes)+8 {
-		return
-	}
-	there := map[string]bool{}
-	for _, n := range nodes {
-		there[n.subject()] = true
-	}
-	for id := range g.under {
-		if !there[id] {
-			delete(g.under, id)
-		}
-	}
 }

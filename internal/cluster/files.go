@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/blobs"
 	"github.com/sbxrun/sbxrun/internal/server"
 )
 
@@ -23,9 +24,6 @@ import (
 // the tenant's quota and the time to live of the content store. Only gateways have the right to it:
 // a node that is to bring a file into a workspace, and has it not, asks a gateway for it, as a client
 // does, and keeps a copy. What a call collects is on its node, and found there.
-
-// filePrefix begins the ids of files.
-const filePrefix = "sha256:"
 
 // filesOf is what the store of a tenant is called.
 func (g *Gateway) filesOf(tenant string) string {
@@ -105,7 +103,7 @@ func (g *Gateway) put(r *http.Request) (*api.Stored, error) {
 	if err != nil {
 		return nil, failed(err)
 	}
-	name := filePrefix + hex.EncodeToString(sum)
+	name := blobs.Prefix + hex.EncodeToString(sum)
 	// The name is a link: one that is put once more lives anew, and is never away.
 	old, err := store.GetInfo(ctx, name)
 	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
@@ -138,7 +136,7 @@ func (g *Gateway) file(w http.ResponseWriter, r *http.Request) {
 // stored opens a file of the store, or of a node. The size is -1 if it is not known.
 func (g *Gateway) stored(ctx context.Context, id string) (io.ReadCloser, int64, error) {
 	store, err := g.bus.queue.js.ObjectStore(ctx, g.filesOf(server.Whose(ctx).Tenant))
-	if err == nil && strings.HasPrefix(id, filePrefix) {
+	if err == nil && strings.HasPrefix(id, blobs.Prefix) {
 		var f jetstream.ObjectResult
 		if f, err = store.Get(ctx, id); err == nil {
 			info, err := f.Info()

@@ -18,6 +18,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/blobs"
 )
 
 // Files are resources: those of a session, while it lasts, and those that came back from a call
@@ -25,7 +26,6 @@ import (
 const (
 	sessionFiles = "sbxrun://sessions/"
 	storedFiles  = "sbxrun://files/"
-	hash         = "sha256:" // which an id of the content store begins with
 
 	resourceBytes = 4 << 20 // of one that is read
 )
@@ -79,7 +79,7 @@ func (f *Front) read(ctx context.Context, req *sdk.ReadResourceRequest) (*sdk.Re
 
 func (f *Front) resource(ctx context.Context, uri string) (b []byte, name string, err error) {
 	if id, ok := strings.CutPrefix(uri, storedFiles); ok {
-		b, err = f.stored(ctx, hash+id)
+		b, err = f.stored(ctx, blobs.Prefix+id)
 		return b, "", err
 	}
 	rest, _ := strings.CutPrefix(uri, sessionFiles)
@@ -169,7 +169,7 @@ func (f *Front) addFiles(ctx context.Context, res *sdk.CallToolResult, in common
 		}
 		written = append(written, out)
 		shown += f.addImage(ctx, res, out.MediaType, out.ID, out.Size, shown)
-		uri := storedFiles + strings.TrimPrefix(out.ID, hash)
+		uri := storedFiles + strings.TrimPrefix(out.ID, blobs.Prefix)
 		if in.Session != "" {
 			uri = sessionURI(in.Session, out.Path)
 		}
