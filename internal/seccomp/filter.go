@@ -198,16 +198,17 @@ func (p *program) search(calls []judged) {
 func (p *program) verdict(r rule) {
 	// Of an argument only the lower half counts: the kernel takes these as int or less.
 	argument := func(n uint32) { p.load(argsAt + 8*n) }
-	// The answer is this if the number that is loaded is one of these.
-	answerIf := func(numbers []uint32, action uint32) {
+	// The answer is this if the argument is one of these.
+	answerIf := func(n uint32, numbers []uint32, action uint32) {
+		argument(n)
 		last := p.among(numbers)
 		p.answer(action)
 		p.otherwise(last)
 	}
-	refuseIfSet := func(bits uint32) {
+	refuseIfSet := func(n, bits uint32) {
+		argument(n)
 		p.jump(unix.BPF_JSET, bits, 0, 1)
 		p.answer(refused)
-		p.answer(unix.SECCOMP_RET_ALLOW)
 	}
 	opening := func(flags uint32) {
 		// O_TMPFILE is O_DIRECTORY and a bit of its own, which nothing else has.
@@ -215,57 +216,42 @@ func (p *program) verdict(r rule) {
 		argument(flags)
 		p.jump(unix.BPF_JSET, makes, 1, 0)
 		p.answer(unix.SECCOMP_RET_ALLOW)
-		argument(flags + 1)
-		refuseIfSet(setID)
+		refuseIfSet(flags+1, setID)
 	}
+	otherwise := uint32(unix.SECCOMP_RET_ALLOW)
 	switch r {
 	case lack, lackSpace:
-		p.answer(missing)
+		otherwise = missing
 	case mode1:
-		argument(1)
-		refuseIfSet(setID)
+		refuseIfSet(1, setID)
 	case mode2:
-		argument(2)
-		refuseIfSet(setID)
+		refuseIfSet(2, setID)
 	case flags1mode2:
 		opening(1)
 	case flags2mode3:
 		opening(2)
 	case flags0:
-		argument(0)
-		refuseIfSet(unix.CLONE_NEWUSER)
+		refuseIfSet(0, unix.CLONE_NEWUSER)
 	case family:
-		argument(0)
-		answerIf(families[:], unix.SECCOMP_RET_ALLOW)
-		p.answer(foreign)
+		answerIf(0, families[:], unix.SECCOMP_RET_ALLOW)
+		otherwise = foreign
 	case option:
 		for _, o := range options {
 			argument(1)
 			level := p.among([]uint32{o.level})
-			argument(2)
-			answerIf([]uint32{o.name}, o.answer)
+			answerIf(2, []uint32{o.name}, o.answer)
 			p.otherwise(level)
 		}
-		p.answer(unix.SECCOMP_RET_ALLOW)
 	case terminal:
-		argument(1)
-		answerIf(ioctls[:], refused)
-		p.answer(unix.SECCOMP_RET_ALLOW)
+		answerIf(1, ioctls[:], refused)
 	case lease:
-		argument(1)
-		answerIf([]uint32{unix.F_SETLEASE, unix.F_SETDELEG}, refused) // Linux 6.19 has the second
-		p.answer(unix.SECCOMP_RET_ALLOW)
+		answerIf(1, []uint32{unix.F_SETLEASE, unix.F_SETDELEG}, refused) // Linux 6.19 has the second
 	case ofInit:
-		argument(0)
-		answerIf([]uint32{1}, refused)
-		p.answer(unix.SECCOMP_RET_ALLOW)
+		answerIf(0, []uint32{1}, refused)
 	case limit:
-		argument(0)
-		answerIf([]uint32{unix.RLIMIT_CORE}, ignored)
-		p.answer(unix.SECCOMP_RET_ALLOW)
+		answerIf(0, []uint32{unix.RLIMIT_CORE}, ignored)
 	case limitOf:
-		argument(0)
-		answerIf([]uint32{1}, refused)
+		answerIf(0, []uint32{1}, refused)
 		argument(1)
 		core := p.among([]uint32{unix.RLIMIT_CORE})
 		argument(2) // a pointer: both halves count
@@ -274,28 +260,20 @@ func (p *program) verdict(r rule) {
 		p.jump(unix.BPF_JEQ, 0, 1, 0)
 		p.answer(ignored)
 		p.otherwise(core)
-		p.answer(unix.SECCOMP_RET_ALLOW)
 	case priority:
-		argument(0)
-		answerIf([]uint32{unix.PRIO_USER}, refused)
-		argument(1)
-		answerIf([]uint32{1}, refused)
-		p.answer(unix.SECCOMP_RET_ALLOW)
+		answerIf(0, []uint32{unix.PRIO_USER}, refused)
+		answerIf(1, []uint32{1}, refused)
 	case tracing:
 		argument(0)
 		request := p.among(traceOptions[:])
-		argument(3)
-		p.jump(unix.BPF_JSET, unix.PTRACE_O_TRACEEXIT, 0, 1)
-		p.answer(refused)
+		refuseIfSet(3, unix.PTRACE_O_TRACEEXIT)
 		p.otherwise(request)
-		p.answer(unix.SECCOMP_RET_ALLOW)
 	case multiplexed:
-		argument(0)
-		answerIf(socketcalls[:], missing)
-		p.answer(unix.SECCOMP_RET_ALLOW)
+		answerIf(0, socketcalls[:], missing)
 	default:
-		p.answer(refused)
+		otherwise = refused
 	}
+	p.answer(otherwise)
 }
 
 // setID is what a file's mode must not be given.
