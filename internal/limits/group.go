@@ -350,22 +350,7 @@ func (g *Group) Own() (b proc.Bounds) {
 // Throttle sets the CPU quota. Last, when the payload runs: what sets a sandbox up would
 // take minutes under a small one. That it can be set was tried by [Plan.Make]; a
 // [*result.Error] if it is required and does not hold all the same.
-func (g *Group) Throttle() error {
-	list := g.throttle()
-	l := g.lasting
-	if l != nil {
-		list = slices.DeleteFunc(list, func(s setting) bool { return l.written[s.path] == s.value })
-	}
-	if err := g.apply(list); err != nil {
-		return err
-	}
-	for _, s := range list {
-		if l != nil {
-			l.written[s.path] = s.value
-		}
-	}
-	return nil
-}
+func (g *Group) Throttle() error { return g.apply(g.throttle()) }
 
 // controllerOf is what a limit by cgroups needs.
 func controllerOf(limit string) string {

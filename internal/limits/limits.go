@@ -256,12 +256,7 @@ func (m *Machine) Plan(r Request, required bool) (*Plan, error) {
 		// cpu.stat of v2 is there without a controller (cgroup-v2.rst).
 		cgroup("cpu-time", result.Milliseconds(r.CPUTime), "cpuacct", "cpu.stat, watched", "cpuacct.usage, watched")
 	}
-	for _, l := range r.rlimits() {
-		if l.value > 0 {
-			p.Limits = append(p.Limits, result.Limit{Name: l.name, Requested: float64(l.value), Enforced: true, Mechanism: l.mechanism})
-			p.checkHard(l, &all)
-		}
-	}
+	p.addRlimits(&all)
 	if r.Nice != nil {
 		p.Limits = append(p.Limits, result.Limit{Name: "nice", Requested: float64(*r.Nice), Enforced: true, Mechanism: "setpriority"})
 		if least := niceness(); *r.Nice < least && !proc.Capable(unix.CAP_SYS_NICE) {
@@ -313,13 +308,19 @@ func (all refusals) err() *result.Error {
 	return &result.Error{Code: "limit", Message: message, Hint: strings.Join(append(hints, OrWithout), "; ")}
 }
 
-// checkHard refuses what is above the hard limit that init will have.
-func (p *Plan) checkHard(l rlimit, all *refusals) {
-	var own unix.Rlimit
-	if err := unix.Getrlimit(l.resource, &own); err != nil || uint64(l.value) <= own.Max || proc.Capable(unix.CAP_SYS_RESOURCE) {
-		return // an error shows when it is set
+// addRlimits adds the resource limits, and refuses what is above the hard limit that init will have.
+func (p *Plan) addRlimits(all *refusals) {
+	for _, l := range p.request.rlimits() {
+		if l.value <= 0 {
+			continue
+		}
+		p.Limits = append(p.Limits, result.Limit{Name: l.name, Requested: float64(l.value), Enforced: true, Mechanism: l.mechanism})
+		var own unix.Rlimit
+		if err := unix.Getrlimit(l.resource, &own); err != nil || uint64(l.value) <= own.Max || proc.Capable(unix.CAP_SYS_RESOURCE) {
+			continue // an error shows when it is set
+		}
+		p.refuse(all, l.name, fmt.Sprintf("the caller's own hard limit is %d", own.Max), fmt.Sprintf("ask for at most %d, or raise it (ulimit -H)", own.Max))
 	}
-	p.refuse(all, l.name, fmt.Sprintf("the caller's own hard limit is %d", own.Max), fmt.Sprintf("ask for at most %d, or raise it (ulimit -H)", own.Max))
 }
 
 // refuse marks a limit as not enforced.

@@ -175,12 +175,7 @@ func (g *Group) Renew(r Request) error {
 		return err
 	}
 	var refused refusals
-	for _, l := range r.rlimits() {
-		if l.value > 0 {
-			p.Limits = append(p.Limits, result.Limit{Name: l.name, Requested: float64(l.value), Enforced: true, Mechanism: l.mechanism})
-			p.checkHard(l, &refused)
-		}
-	}
+	p.addRlimits(&refused)
 	if len(refused) > 0 {
 		return refused.err()
 	}
@@ -225,7 +220,7 @@ func (l *lasting) renewed(r Request) (*Plan, error) {
 	return &p, nil
 }
 
-// write writes what is not so already.
+// write sets the limits of memory and tasks.
 func (g *Group) write(r Request) error {
 	wide := g.lasting.plan.request
 	next := *g
@@ -241,7 +236,7 @@ func (g *Group) write(r Request) error {
 		p.request.Pids += Spare
 	}
 	next.plan = &p
-	list := slices.DeleteFunc(next.settings(), func(s setting) bool { return g.lasting.written[s.path] == s.value })
+	list := next.settings()
 	if p.request.Memory > g.lasting.memory {
 		slices.Reverse(list) // of v1 the limit with swap is never the smaller one
 	}
@@ -249,9 +244,6 @@ func (g *Group) write(r Request) error {
 		return err
 	}
 	g.lasting.memory = p.request.Memory
-	for _, s := range list {
-		g.lasting.written[s.path] = s.value
-	}
 	return nil
 }
 

@@ -67,23 +67,24 @@ func (g *Group) throttle() (list []setting) {
 	return list
 }
 
+// apply writes what is enforced; of a lasting group what is not so already.
 func (g *Group) apply(settings []setting) error {
-	p := g.plan
+	p, l := g.plan, g.lasting
 	write := write
-	if g.lasting != nil {
-		write = g.lasting.files.write
+	if l != nil {
+		write = l.files.write
 	}
 	for _, s := range settings {
-		if !p.enforced(s.limit) {
+		if !p.enforced(s.limit) || l != nil && l.written[s.path] == s.value {
 			continue
 		}
-		if err := write(s.path, s.value); err != nil {
-			if s.optional && err == unix.ENOENT && noSwap(p.machine.root) {
-				continue
-			}
+		if err := write(s.path, s.value); err != nil && !(s.optional && err == unix.ENOENT && noSwap(p.machine.root)) {
 			if err := p.fail(s.limit, fmt.Errorf("write %s to %s: %w", s.value, s.path, err), hintFor(err)); err != nil {
 				return err
 			}
+		}
+		if l != nil {
+			l.written[s.path] = s.value
 		}
 	}
 	return nil
