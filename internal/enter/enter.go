@@ -265,7 +265,7 @@ func enter(p unsafe.Pointer) {
 		e.must(stepSetns, unix.SYS_SETNS, room, e.namespaces, 0, 0, 0)
 	}
 	if e.idle {
-		e.furnished()
+		e.done(messageFurnished)
 	}
 	_, errno := proc.Clone(unix.CLONE_PARENT, e.insideStack, insideCode, unsafe.Pointer(e))
 	if errno != 0 {
@@ -398,7 +398,16 @@ func (e *entry) signalAll() {
 	if _, _, errno := syscall.RawSyscall(unix.SYS_KILL, ^uintptr(0), e.signal, 0); errno != 0 && errno != unix.ESRCH {
 		e.fail(stepSignal, errno)
 	}
-	e.msg.kind = messageSignaled
+	e.done(messageSignaled)
+}
+
+// done says that the one thing that was to be done is, and ends the process.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) done(kind int64) {
+	e.msg.kind = kind
 	e.say()
 	proc.Exit(0)
 }

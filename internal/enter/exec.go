@@ -109,33 +109,37 @@ func (e *Entry) Start(ctx context.Context, room *proc.Process, stdio [3]*os.File
 
 // Prepare makes an Exec that has not begun, and what a keeper has to fork for it. f is for
 // a room that is still being built, and nil for one that is there; f.Ready stays the
-// caller's. After the fork the caller calls [Exec.Entered].
+// caller's. Without a command the room is furnished, and that is all. After the fork the caller
+// calls [Exec.Entered].
 func (e *Entry) Prepare(stdio [3]*os.File, f *Furnishing) (*Exec, *proc.Way, error) {
-	x := &Exec{name: e.Command[0], workdir: e.Workdir, running: make(chan struct{}), confirm: e.Confirm, exited: make(chan struct{})}
+	x := &Exec{workdir: e.Workdir, running: make(chan struct{}), confirm: e.Confirm, exited: make(chan struct{})}
 	if err := x.open(); err != nil {
 		return x, nil, err
 	}
-	lay := func(b *proc.Block) unsafe.Pointer {
-		n := e.lay(b)
+	end, gate := x.inner[0], x.inner[1]
+	way, idle := &proc.Way{Enter: enter, Bounds: e.Bounds}, len(e.Command) == 0
+	if idle { // it has no use for 0, 1 and 2, and something has to be there; and what is limited is the commands
+		stdio, way.Bounds = [3]*os.File{gate, gate, gate}, proc.Bounds{}
+	} else {
+		x.name = e.Command[0]
+	}
+	way.Lay = func(b *proc.Block) unsafe.Pointer {
+		n := newEntry(b, e.HostNet)
 		n.furnishing = layFurnishing(b, f)
+		if n.idle = idle; !idle {
+			n.payload.command = e.layCommand(b)
+			n.payload.filter = layFilter(b, e.Filter)
+		}
 		return unsafe.Pointer(n)
 	}
-	files := []*os.File{stdio[0], stdio[1], stdio[2], x.inner[0], x.inner[1]}
+	way.Files = []*os.File{stdio[0], stdio[1], stdio[2], end, gate}
 	if f != nil {
 		x.expected = len(f.Overlays)
-		files = append(append(files, f.Ready), f.from()...)
+		way.Files = append(append(way.Files, f.Ready), f.from()...)
 	} else {
-		files = append(files, x.inner[1]) // something has to be there
+		way.Files = append(way.Files, gate) // something has to be there
 	}
-	return x, &proc.Way{Lay: lay, Enter: enter, Files: files, Bounds: e.Bounds}, nil
-}
-
-// lay puts everything into the form that system calls take.
-func (e *Entry) lay(b *proc.Block) *entry {
-	n := newEntry(b, e.HostNet)
-	n.payload.command = e.layCommand(b)
-	n.payload.filter = layFilter(b, e.Filter)
-	return n
+	return x, way, nil
 }
 
 func layFresh(b *proc.Block, list []Tmpfs) []fresh {
@@ -211,7 +215,7 @@ func keptBack(asked []proc.Rlimit) []proc.Rlimit {
 func (x *Exec) Enter(room *proc.Process, outer ...*os.File) error { return x.hand(room, outer...) }
 
 // Identify waits, at most until the deadline or until ctx is done, for init's first word
-// and makes sure of who said it.
+// and makes sure of who said it; or, without a command, for the word that the room is furnished.
 func (x *Exec) Identify(ctx context.Context, deadline time.Time) error {
 	if x.maker != nil {
 		return x.meet(ctx, deadline)
@@ -219,10 +223,12 @@ func (x *Exec) Identify(ctx context.Context, deadline time.Time) error {
 	stop := proc.ReadUntil(ctx, x.socket, deadline)
 	msg, pid, err := x.readNext()
 	stop()
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
-	}
-	if msg.kind != messageReady {
+	case msg.kind == messageFurnished:
+		return nil
+	case msg.kind != messageReady:
 		return msg.err()
 	}
 	x.Init, err = proc.Open(pid)

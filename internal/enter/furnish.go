@@ -1,10 +1,8 @@
 package enter
 
 import (
-	"context"
 	"os"
 	"syscall"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -193,53 +191,4 @@ func (e *entry) furnish() {
 		e.must(stepReadOnly, unix.SYS_CLOSE, fd, 0, 0, 0, 0)
 	}
 	e.must(stepSetns, unix.SYS_CHDIR, uintptr(unsafe.Pointer(&proc.Root)), 0, 0, 0, 0)
-}
-
-// furnished says that the room is, and ends the process: there is no command.
-//
-//go:nosplit
-//go:norace
-//go:nocheckptr
-func (e *entry) furnished() {
-	e.msg.kind = messageFurnished
-	e.say()
-	proc.Exit(0)
-}
-
-// Furnisher is what furnishes a room that no command enters yet.
-type Furnisher struct{ way }
-
-// PrepareIdle makes a Furnisher that has not begun, and what a keeper has to fork for it.
-// f.Ready stays the caller's. The caller calls Entered after the fork, [Furnisher.Furnish],
-// and in the end Close.
-func (e *Entry) PrepareIdle(f *Furnishing) (*Furnisher, *proc.Way, error) {
-	x := new(Furnisher)
-	if err := x.open(); err != nil {
-		x.Close()
-		return nil, nil, err
-	}
-	x.expected = len(f.Overlays)
-	lay := func(b *proc.Block) unsafe.Pointer {
-		n := newEntry(b, e.HostNet)
-		n.idle, n.furnishing = true, layFurnishing(b, f)
-		return unsafe.Pointer(n)
-	}
-	end, gate := x.inner[0], x.inner[1]
-	// It has no use for 0, 1 and 2, and something has to be there.
-	files := append([]*os.File{gate, gate, gate, end, gate, f.Ready}, f.from()...)
-	return x, &proc.Way{Lay: lay, Enter: enter, Files: files}, nil
-}
-
-// Furnish lets in what waits outside, as [Exec.Enter] does, and returns when the room
-// is furnished, at the deadline, or when ctx is done.
-func (x *Furnisher) Furnish(ctx context.Context, room *proc.Process, outer *os.File, deadline time.Time) error {
-	if err := x.hand(room, outer); err != nil {
-		return err
-	}
-	defer proc.ReadUntil(ctx, x.socket, deadline)()
-	msg, _, err := x.readNext()
-	if err == nil && msg.kind != messageFurnished {
-		err = msg.err()
-	}
-	return err
 }

@@ -44,14 +44,6 @@ func (o *Overlay) Close() {
 	}
 }
 
-// takeOverlays returns those of the plan, in the order of the policy. They are the caller's to close,
-// with what the room has added, and the plan has none any more.
-func (p *Plan) takeOverlays() []*Overlay {
-	list := p.overlays
-	p.overlays = nil
-	return list
-}
-
 // layer is the place below [enter.LayersDir] of one of a plan's layers.
 func layer(n int) string { return path.Join(enter.LayersDir, strconv.Itoa(n)) }
 

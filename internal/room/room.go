@@ -72,27 +72,23 @@ func (p *Plan) Entry() *enter.Entry {
 }
 
 // start does the rest of Start. After an error the caller ends the unfinished room.
-func (p *Plan) start(ctx context.Context, r *Room, b *builder, stdio [3]*os.File, tty *proc.Terminal, confirm bool) (err error) {
+func (p *Plan) start(ctx context.Context, r *Room, b *builder, stdio [3]*os.File, tty *proc.Terminal, confirm bool) error {
 	deadline := time.Now().Add(SetupBound)
 	if err := b.order(ctx, p.words, deadline); err != nil {
 		return err
 	}
-	cmd := proc.Command{Cred: p.cred, Terminal: tty, Remove: p.Bounds.Remove}
 	entry, furnishing := p.Entry(), p.furnishing()
 	entry.Confirm, furnishing.Ready = confirm, b.ready
-	var idle *enter.Furnisher
+	x, way, err := entry.Prepare(stdio, furnishing)
 	if len(p.command) > 0 {
-		r.Exec, cmd.Way, err = entry.Prepare(stdio, furnishing)
+		r.Exec = x
 	} else {
-		idle, cmd.Way, err = entry.PrepareIdle(furnishing)
+		defer x.Close()
 	}
 	if err != nil {
 		return err
 	}
-	if idle != nil {
-		defer idle.Close()
-	}
-	if err := r.Keeper.Enter(cmd); err != nil {
+	if err := r.Keeper.Enter(proc.Command{Way: way, Cred: p.cred, Terminal: tty, Remove: p.Bounds.Remove}); err != nil {
 		return err
 	}
 	p.closeCopies() // while bwrap builds the room
@@ -104,30 +100,20 @@ func (p *Plan) start(ctx context.Context, r *Room, b *builder, stdio [3]*os.File
 		return err
 	}
 	defer outer.Close()
-	r.Overlays = p.takeOverlays()
-	if idle != nil {
-		idle.Entered()
-		if err := idle.Furnish(ctx, r.Room, outer, deadline); err != nil {
-			return err
-		}
-		return r.adopt(&idle.Layers)
+	r.Overlays, p.overlays = p.overlays, nil
+	x.Entered()
+	if r.Exec != nil {
+		x.Keeper = r.Keeper
 	}
-	r.Exec.Entered()
-	r.Exec.Keeper = r.Keeper
-	if err := r.Exec.Enter(r.Room, outer); err != nil {
+	if err := x.Enter(r.Room, outer); err != nil {
 		return err
 	}
-	if err := r.Exec.Identify(ctx, deadline); err != nil {
+	if err := x.Identify(ctx, deadline); err != nil {
 		return err
 	}
-	r.Init, r.InitNS = r.Exec.Init, r.Exec.InitNS
-	return r.adopt(&r.Exec.Layers)
-}
-
-// adopt takes the layers of the room's overlays over.
-func (r *Room) adopt(layers *[]*os.File) error {
-	err := adopt(r.Overlays, *layers)
-	*layers = nil
+	r.Init, r.InitNS = x.Init, x.InitNS
+	err = adopt(r.Overlays, x.Layers)
+	x.Layers = nil
 	return err
 }
 
