@@ -3,7 +3,6 @@ package enter
 import (
 	"errors"
 	"fmt"
-	"os"
 	"syscall"
 	"unsafe"
 
@@ -38,8 +37,9 @@ type socket struct{ addr unix.RawSockaddrInet4 }
 // Sockets makes TCP sockets in the network namespace of a room whose PID 1 is room, verified. The
 // first ones listen on these ports of 127.0.0.1; the others, of IPv6 where the kernel has it, are
 // to be connected. It blocks for as long as a fork takes, bounded by two seconds, and by
-// [SetupBound] if what was forked does not go. [proc.ErrGone]: the room has ended.
-func Sockets(room *proc.Process, cred *proc.Cred, ports []uint16, others int) (list []*os.File, err error) {
+// [SetupBound] if what was forked does not go. The descriptors are the caller's. [proc.ErrGone]: the room
+// has ended.
+func Sockets(room *proc.Process, cred *proc.Cred, ports []uint16, others int) (fds []int, err error) {
 	// In it a socket can have a port below 1024; in that of the room's processes, which is below it, not.
 	owner, err := room.NamespaceOwner("net")
 	if err != nil {
@@ -54,30 +54,27 @@ func Sockets(room *proc.Process, cred *proc.Cred, ports []uint16, others int) (l
 		return n
 	}, owner)
 	if err == nil {
-		list, err = w.receiveSockets(len(ports) + others)
+		fds, err = w.receiveSockets(len(ports) + others)
 	}
 	if err = w.over(room, err); err != nil {
-		for _, f := range list {
-			f.Close()
+		for _, fd := range fds {
+			unix.Close(fd)
 		}
 		return nil, fmt.Errorf("make sockets in the room of process %d: %w", room.PID, err)
 	}
-	return list, nil
+	return fds, nil
 }
 
 // receiveSockets returns what has come also after an error.
-func (w *way) receiveSockets(want int) (list []*os.File, err error) {
+func (w *way) receiveSockets(want int) (fds []int, err error) {
 	msg, _, fds, err := w.readFiles()
-	for _, fd := range fds {
-		list = append(list, os.NewFile(uintptr(fd), "socket"))
-	}
 	switch {
 	case err == nil && msg.kind == messageFailed:
 		err = msg.err()
-	case err == nil && len(list) != want:
+	case err == nil && len(fds) != want:
 		err = errors.New("too few descriptors are left")
 	}
-	return list, err
+	return fds, err
 }
 
 func (e *entry) laySockets(b *proc.Block, ports []uint16, others int) *sockets {

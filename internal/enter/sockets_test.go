@@ -3,6 +3,7 @@ package enter_test
 import (
 	"io"
 	"net"
+	"os"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -15,14 +16,16 @@ import (
 // connects there, for a process that is outside (network_namespaces(7)).
 func TestSockets(t *testing.T) {
 	sb := idle(t)
-	list, err := enter.Sockets(sb.Room, sb.Cred, []uint16{80, 3128}, 20)
+	fds, err := enter.Sockets(sb.Room, sb.Cred, []uint16{80, 3128}, 20)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(list) != 22 {
-		t.Fatalf("%d sockets", len(list))
+	if len(fds) != 22 {
+		t.Fatalf("%d sockets", len(fds))
 	}
-	l, err := net.FileListener(list[0])
+	first := os.NewFile(uintptr(fds[0]), "socket")
+	l, err := net.FileListener(first)
+	first.Close()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,17 +47,16 @@ func TestSockets(t *testing.T) {
 		t.Error("the room's port is the host's")
 	}
 	// To the one that listens there.
-	fd := int(list[2].Fd())
 	addr := &unix.SockaddrInet6{Port: 3128}
 	addr.Addr = [16]byte{10: 0xff, 11: 0xff, 12: 127, 15: 1}
-	if err := unix.Connect(fd, addr); err != nil && err != unix.EINPROGRESS {
+	if err := unix.Connect(fds[2], addr); err != nil && err != unix.EINPROGRESS {
 		t.Errorf("connect in the room: %v", err)
 	}
 	if _, err := enter.Sockets(sb.Room, sb.Cred, []uint16{3128}, 0); err == nil {
 		t.Error("a port is there twice")
 	}
-	for _, f := range list {
-		f.Close()
+	for _, fd := range fds[1:] {
+		unix.Close(fd)
 	}
 	unharmed(t, sb)
 }

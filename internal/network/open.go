@@ -3,7 +3,6 @@ package network
 import (
 	"errors"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 
@@ -11,24 +10,23 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/links"
-	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
 // open opens what the spec names on the host.
 func (p *Proxy) open() error {
 	for _, c := range p.spec.Connect {
-		f, err := openUnix(c.Path)
+		fd, err := openUnix(c.Path)
 		if err != nil {
 			return err
 		}
-		p.unix = append(p.unix, f)
+		p.unix = append(p.unix, fd)
 	}
 	for _, want := range p.spec.Publish {
-		f, port, err := listen(want)
+		fd, port, err := listen(want)
 		if err != nil {
 			return err
 		}
-		p.host = append(p.host, f)
+		p.host = append(p.host, fd)
 		p.publish = append(p.publish, result.ReportPublished{Address: join(want.Addr, port), Port: want.Port})
 	}
 	return nil
@@ -45,50 +43,50 @@ func join(addr string, port int) string {
 
 // openUnix opens a unix socket without connecting: what is there now is what each connection
 // leads to, whatever its path comes to mean.
-func openUnix(path string) (*os.File, error) {
+func openUnix(path string) (fd int, err error) {
 	fail := func(why string, err error) error {
 		return &result.Error{Code: "usage", Message: fmt.Sprintf("--connect unix:%s: %s", path, why), Err: err, Hint: "want the path of a unix socket that somebody listens on"}
 	}
-	fd, err := links.Open(path)
-	if e := (*links.Error)(nil); errors.As(err, &e) {
-		return nil, &result.Error{Code: "usage", Message: fmt.Sprintf("--connect unix:%s: %v", path, err), Err: err, Hint: links.Hint}
+	fd, err = links.Open(path)
+	if errors.As(err, new(*links.Error)) {
+		return -1, &result.Error{Code: "usage", Message: fmt.Sprintf("--connect unix:%s: %v", path, err), Err: err, Hint: links.Hint}
 	}
 	if err != nil {
-		return nil, fail(err.Error(), err)
+		return -1, fail(err.Error(), err)
 	}
-	f := os.NewFile(uintptr(fd), path)
 	var st unix.Stat_t
 	if err = unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT != unix.S_IFSOCK {
 		err = unix.ENOTSOCK
 	}
+	if err == nil { // not connected: who listens would take that for a client
+		err = unix.Faccessat(unix.AT_FDCWD, "/proc/self/fd/"+strconv.Itoa(fd), unix.W_OK, unix.AT_EACCESS)
+	}
 	if err != nil {
-		f.Close()
-		return nil, fail(err.Error(), err)
-	}
-	// Not connected: who listens would take that for a client.
-	if err = unix.Faccessat(unix.AT_FDCWD, "/proc/self/fd/"+strconv.Itoa(fd), unix.W_OK, unix.AT_EACCESS); err != nil {
-		f.Close()
-		return nil, fail(err.Error(), err)
-	}
-	return f, nil
-}
-
-// dialUnix connects to a socket by a descriptor of it. It does not block: a full backlog is
-// EAGAIN (connect(2)).
-func dialUnix(f *os.File) (fd int, err error) {
-	fd, err = unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		return -1, err
-	}
-	if err = unix.Connect(fd, &unix.SockaddrUnix{Name: "/proc/self/fd/" + strconv.Itoa(proc.Descriptor(f))}); err != nil {
 		unix.Close(fd)
-		return -1, err
+		return -1, fail(err.Error(), err)
 	}
 	return fd, nil
 }
 
+// dial connects to a unix socket of the spec. It does not block: a full backlog is EAGAIN
+// (connect(2)).
+func (p *Proxy) dial(index int) (fds []int, err error) {
+	if index < 0 || index >= len(p.unix) {
+		return nil, unix.EINVAL
+	}
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err = unix.Connect(fd, &unix.SockaddrUnix{Name: "/proc/self/fd/" + strconv.Itoa(p.unix[index])}); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	return []int{fd}, nil
+}
+
 // listen listens on the host.
-func listen(want Publish) (f *os.File, port int, err error) {
+func listen(want Publish) (fd, port int, err error) {
 	defer func() {
 		if err != nil {
 			e := &result.Error{Code: "network", Message: fmt.Sprintf("--publish: cannot listen on %s: %v", join(want.Addr, int(want.HostPort)), err), Err: err}
@@ -103,15 +101,15 @@ func listen(want Publish) (f *os.File, port int, err error) {
 	}()
 	addr, err := sockaddr(want.Addr, want.HostPort)
 	if err != nil {
-		return nil, 0, err
+		return -1, 0, err
 	}
 	family := unix.AF_INET
 	if _, six := addr.(*unix.SockaddrInet6); six {
 		family = unix.AF_INET6
 	}
-	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	fd, err = unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
-		return nil, 0, err
+		return -1, 0, err
 	}
 	if err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err == nil {
 		err = unix.Bind(fd, addr)
@@ -125,7 +123,7 @@ func listen(want Publish) (f *os.File, port int, err error) {
 	}
 	if err != nil {
 		unix.Close(fd)
-		return nil, 0, err
+		return -1, 0, err
 	}
 	switch at := at.(type) {
 	case *unix.SockaddrInet4:
@@ -133,7 +131,7 @@ func listen(want Publish) (f *os.File, port int, err error) {
 	case *unix.SockaddrInet6:
 		port = at.Port
 	}
-	return os.NewFile(uintptr(fd), "published"), port, nil
+	return fd, port, nil
 }
 
 // sockaddr is an IPv4 address, [::1] or [::] as bind(2) takes it. (What reads all of IPv6 would be

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -33,8 +34,8 @@ type Proxy struct {
 	socket  *os.File
 	cred    *proc.Cred
 	room    *proc.Process // a hold of our own
-	host    []*os.File    // what listens on the host, until the proxy has it
-	unix    []*os.File    // the unix sockets, O_PATH
+	host    []int         // descriptors of what listens on the host, until the proxy has it
+	unix    []int         // of the unix sockets, O_PATH
 	served  chan struct{} // closed when the proxy has said its last; nil before Serve
 	refused chan result.ReportHost
 	report  *result.ReportNetwork
@@ -141,18 +142,14 @@ func (p *Proxy) Serve(ctx context.Context, room *proc.Process) (err error) {
 	if err != nil {
 		return err
 	}
-	defer closeFiles(inside)
+	defer CloseAll(inside)
 	for i := range p.host {
 		listeners = append(listeners, Listener{Kind: KindPublish, Port: p.spec.Publish[i].Port})
 	}
-	var fds []int
-	for _, f := range append(inside, p.host...) {
-		fds = append(fds, proc.Descriptor(f))
-	}
-	if err := Send(p.socket, Message{Listeners: listeners}, fds...); err != nil {
+	if err := Send(p.socket, Message{Listeners: listeners}, slices.Concat(inside, p.host)...); err != nil {
 		return err
 	}
-	closeFiles(p.host)
+	CloseAll(p.host)
 	p.host = nil
 	if m, _, err = Receive(p.socket); err != nil {
 		return err
@@ -195,48 +192,28 @@ func (p *Proxy) answer() {
 			default: // nobody reads them, or there are more than a report names
 			}
 		case m.Sockets > 0:
-			p.sendSockets(m)
+			p.reply(enter.Sockets(p.room, p.cred, nil, min(m.Sockets, enter.MaxSockets)))
 		case m.Dial != nil:
-			p.sendUnix(m)
+			p.reply(p.dial(*m.Dial))
 		}
 	}
 }
 
-func (p *Proxy) sendSockets(m Message) {
-	var reply Message
-	list, err := enter.Sockets(p.room, p.cred, nil, min(m.Sockets, enter.MaxSockets))
-	var fds []int
-	for _, f := range list {
-		fds = append(fds, proc.Descriptor(f))
-	}
+// reply sends descriptors, or an error, and closes them.
+func (p *Proxy) reply(fds []int, err error) {
+	var m Message
 	if err != nil {
-		reply.Errno = int(errnoOf(err))
+		m.Errno = int(errnoOf(err))
 	}
-	_ = Send(p.socket, reply, fds...) // an error means that the proxy is dead
-	closeFiles(list)
-}
-
-func (p *Proxy) sendUnix(m Message) {
-	var reply Message
-	fd, err := -1, error(unix.EINVAL)
-	if i := *m.Dial; i >= 0 && i < len(p.unix) {
-		fd, err = dialUnix(p.unix[i])
-	}
-	if err != nil {
-		reply.Errno = int(errnoOf(err))
-		_ = Send(p.socket, reply)
-		return
-	}
-	_ = Send(p.socket, reply, fd)
-	unix.Close(fd)
+	_ = Send(p.socket, m, fds...) // an error means that the proxy is dead
+	CloseAll(fds)
 }
 
 func errnoOf(err error) unix.Errno {
-	var errno unix.Errno
-	if !errors.As(err, &errno) {
-		errno = unix.ECONNREFUSED
+	if errno, ok := errors.AsType[unix.Errno](err); ok {
+		return errno
 	}
-	return errno
+	return unix.ECONNREFUSED
 }
 
 // Picked are the published ports that nobody has named.
@@ -295,18 +272,12 @@ func (p *Proxy) end() {
 		p.report.Incomplete = p.report.Incomplete || early
 		p.report.Published = p.publish
 	}
-	closeFiles(p.host)
-	closeFiles(p.unix)
+	CloseAll(p.host)
+	CloseAll(p.unix)
 	if p.socket != nil {
 		p.socket.Close()
 	}
 	if p.room != nil {
 		p.room.Close()
-	}
-}
-
-func closeFiles(list []*os.File) {
-	for _, f := range list {
-		f.Close()
 	}
 }
