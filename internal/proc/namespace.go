@@ -13,23 +13,13 @@ import (
 // Namespace is the inode of a namespace of the process: type "pid", "user" ….
 func Namespace(pid int, kind string) (inode uint64, err error) {
 	var st unix.Stat_t
-	err = look(pid, kind, func(path string) error { return unix.Stat(path, &st) })
-	if err != nil {
-		return 0, fmt.Errorf("stat %s: %w", namespacePath(pid, kind), err)
-	}
-	return st.Ino, nil
+	err = look("stat", pid, "ns/"+kind, func(path string) error { return unix.Stat(path, &st) })
+	return st.Ino, err
 }
 
 // OpenNamespace opens one, and with it holds it. The caller closes it.
 func OpenNamespace(pid int, kind string) (fd int, err error) {
-	err = look(pid, kind, func(path string) (err error) {
-		fd, err = unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		return err
-	})
-	if err != nil {
-		return -1, fmt.Errorf("open %s: %w", namespacePath(pid, kind), err)
-	}
-	return fd, nil
+	return openFile(pid, "ns/"+kind, unix.O_RDONLY)
 }
 
 // NamespaceOwner returns the user namespace that one of the process's namespaces belongs to. The caller
@@ -45,22 +35,32 @@ func (p *Process) NamespaceOwner(kind string) (*os.File, error) {
 	}
 	owner, err := unix.IoctlRetInt(fd, unix.NS_GET_USERNS) // ioctl_ns(2), Linux 4.9
 	if err != nil {
-		return nil, fmt.Errorf("ask for the user namespace of %s: %w", namespacePath(p.PID, kind), err)
+		return nil, fmt.Errorf("ask for the user namespace of /proc/%d/ns/%s: %w", p.PID, kind, err)
 	}
 	return os.NewFile(uintptr(owner), "user namespace"), nil
 }
 
-func namespacePath(pid int, kind string) string {
-	return "/proc/" + strconv.Itoa(pid) + "/ns/" + kind
+// openFile opens a file in /proc/PID; -1 with an error.
+func openFile(pid int, name string, flags int) (fd int, err error) {
+	fd = -1
+	err = look("open", pid, name, func(path string) (err error) {
+		fd, err = unix.Open(path, flags|unix.O_CLOEXEC, 0)
+		return err
+	})
+	return fd, err
 }
 
-func look(pid int, kind string, at func(path string) error) error {
-	path := namespacePath(pid, kind)
+// look does something with a file in /proc/PID, in the place of that process's owner if need be.
+func look(what string, pid int, name string, at func(path string) error) error {
+	path := "/proc/" + strconv.Itoa(pid) + "/" + name
 	err := at(path)
 	if err == unix.EACCES {
 		err = asOwner(pid, func() error { return at(path) })
 	}
-	return err
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", what, path, err)
+	}
+	return nil
 }
 
 // asOwner calls f with the effective user and group id of a process, if we are
@@ -129,20 +129,7 @@ func restore(call uintptr, id int) {
 // OpenFile opens a file in /proc/PID that stands for another one, "exe" or "fd/3", without
 // opening that one (O_PATH): a device, a FIFO or a file system in user space could do
 // something about it, or keep us waiting. The caller closes it.
-func OpenFile(pid int, name string) (fd int, err error) {
-	path := "/proc/" + strconv.Itoa(pid) + "/" + name
-	open := func() (err error) {
-		fd, err = unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
-		return err
-	}
-	if err = open(); err == unix.EACCES {
-		err = asOwner(pid, open)
-	}
-	if err != nil {
-		return -1, fmt.Errorf("open %s: %w", path, err)
-	}
-	return fd, nil
-}
+func OpenFile(pid int, name string) (fd int, err error) { return openFile(pid, name, unix.O_PATH) }
 
 // OpenRoot opens the root directory that a process has (proc_pid_root(5)). [ErrGone]: it has ended,
 // and so its number may have been another's already. The caller closes the descriptor.

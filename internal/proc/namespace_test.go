@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"sync"
@@ -45,7 +46,7 @@ func TestAsOwnerAtOnce(t *testing.T) {
 					if uid, gid := unix.Geteuid(), unix.Getegid(); uid != 65534 || gid != 65534 {
 						t.Errorf("ids are %d and %d", uid, gid)
 					}
-					return unix.Stat(namespacePath(other.Process.Pid, "pid"), new(unix.Stat_t))
+					return unix.Stat(fmt.Sprintf("/proc/%d/ns/pid", other.Process.Pid), new(unix.Stat_t))
 				})
 				if err != nil {
 					t.Error(err)
