@@ -429,29 +429,7 @@ var errNotEmpty = errors.New("the keeper was killed before it had reaped the san
 // Empty waits, at most until deadline, for the keeper's word that all it ever had
 // is dead and reaped. [errNotEmpty]; os.ErrDeadlineExceeded: it still has
 // children.
-func (k *Keeper) Empty(deadline time.Time) (End, error) {
-	for {
-		rec, err := k.read(deadline)
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			return End{}, err
-		}
-		if err != nil {
-			return End{}, errNotEmpty // nobody is left to say it
-		}
-		switch rec.kind {
-		case recordReaped:
-			continue // of a lasting one
-		case recordFailed:
-			k.failure = rec.startError()
-			continue
-		}
-		end := End{Late: rec.late != 0, reaped: rec.ended[:min(rec.count, maxEnded)]}
-		if rec.program != 0 {
-			end.Program = new(unix.WaitStatus(rec.status))
-		}
-		return end, nil
-	}
-}
+func (k *Keeper) Empty(deadline time.Time) (End, error) { return k.Reaped(0, deadline) }
 
 // LateStatus is what an init exits with at the time of [Kept.EndAt].
 const LateStatus = 124
@@ -469,7 +447,7 @@ func (k *Keeper) Forget() {
 }
 
 // Reaped waits, at most until deadline, for a lasting keeper's word that it has reaped the
-// process, which was alive when [Keeper.Forget] was called last. Errors are those of Empty.
+// process, which was alive when [Keeper.Forget] was called last; or, as Empty, that it has no more.
 func (k *Keeper) Reaped(pid int, deadline time.Time) (End, error) {
 	for {
 		rec, err := k.read(deadline)
@@ -477,11 +455,15 @@ func (k *Keeper) Reaped(pid int, deadline time.Time) (End, error) {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return End{}, err
 		case err != nil:
-			return End{}, errNotEmpty
+			return End{}, errNotEmpty // nobody is left to say it
 		case rec.kind == recordFailed:
 			k.failure = rec.startError()
 		case rec.kind == recordEmpty:
-			return End{}, nil
+			end := End{Late: rec.late != 0, reaped: rec.ended[:min(rec.count, maxEnded)]}
+			if rec.program != 0 {
+				end.Program = new(unix.WaitStatus(rec.status))
+			}
+			return end, nil
 		case rec.ended[0].pid == int64(pid):
 			ws := unix.WaitStatus(rec.ended[0].status)
 			return End{Late: ws.Exited() && ws.ExitStatus() == LateStatus, reaped: rec.ended[:1]}, nil
