@@ -299,15 +299,12 @@ func end(init *proc.Process) error {
 // monitor and keeper were killed in the same instant, before it could ask to die with them
 // (bubblewrap #633), waits for ever; and zombies.
 func (s *sweep) processes() {
-	dir, err := os.Open("/proc")
-	if err != nil {
+	pids, err := proc.All()
+	if len(pids) == 0 && err != nil { // else what could be read is all there is to see
 		s.note(Finding{Kind: "held-init", What: "rooms that no record knows of", Err: err.Error()})
-		return
 	}
-	defer dir.Close()
-	names, _ := dir.Readdirnames(-1) // what could be read is all there is to see
-	for _, name := range names {
-		if pid, err := strconv.Atoi(name); err == nil && pid > 1 {
+	for _, pid := range pids {
+		if pid > 1 {
 			s.process(pid)
 		}
 	}

@@ -3,7 +3,6 @@ package pressure
 import (
 	"fmt"
 	"os"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -36,21 +35,12 @@ type Census struct {
 
 // TakeCensus looks at all processes.
 func TakeCensus() (*Census, error) {
-	dir, err := os.Open("/proc")
-	if err != nil {
-		return nil, fmt.Errorf("count processes: %w", err)
-	}
-	defer dir.Close()
-	names, err := dir.Readdirnames(-1)
+	pids, err := proc.All()
 	if err != nil {
 		return nil, fmt.Errorf("count processes: %w", err)
 	}
 	var stats []proc.Stat
-	for _, name := range names {
-		pid, err := strconv.Atoi(name)
-		if err != nil {
-			continue
-		}
+	for _, pid := range pids {
 		if st, err := proc.ReadStat(pid); err == nil {
 			stats = append(stats, st)
 		}

@@ -294,21 +294,28 @@ func descendants(root, limit int) (found []Stat, asked int) {
 	return found, asked
 }
 
+// All lists the processes that /proc shows. An error says that some may be missing.
+func All() (pids []int, err error) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	for _, name := range names {
+		if pid, notNumber := strconv.Atoi(name); notNumber == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, err
+}
+
 // Members lists every process of some PID namespaces, those nested in them apart, by
 // looking through all of /proc; at most limit. For the survivors of a teardown
 // that could not be proven: exact, and too slow for anything else.
 func Members(limit int, namespaces ...uint64) (found []Stat) {
-	dir, err := os.Open("/proc")
-	if err != nil {
-		return nil
-	}
-	defer dir.Close()
-	names, _ := dir.Readdirnames(-1)
-	for _, name := range names {
-		pid, err := strconv.Atoi(name)
-		if err != nil {
-			continue
-		}
+	pids, _ := All() // what could be read is all there is to see
+	for _, pid := range pids {
 		if in, err := Namespace(pid, "pid"); err != nil || !slices.Contains(namespaces, in) {
 			continue
 		}
