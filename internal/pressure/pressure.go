@@ -136,7 +136,7 @@ func (r *Reading) AddPromises() {
 			if e.IsDir() && strings.HasPrefix(e.Name(), limits.Prefix) {
 				one := dir + "/" + e.Name()
 				// What a crash has left empty is there until cleanup removes it, and nobody's.
-				if b, ok := bound(one); ok && (b.Current > 0 || limits.Owned(one)) {
+				if b, limited, _ := bound(one); limited && (b.Current > 0 || limits.Owned(one)) {
 					below = append(below, b)
 				}
 			}
@@ -154,22 +154,14 @@ func (r *Reading) AddPromises() {
 	}
 }
 
-// bound is a sandbox's own; ok is false if it has none, or is gone.
-func bound(dir string) (b Bound, ok bool) {
-	most, err := proc.ReadFile(dir + "/pids.max")
-	if err != nil {
-		return b, false
+// bound is that of one cgroup; limited is false with an error, and if it has none: the topmost has
+// no pids.max, and others have "max".
+func bound(dir string) (b Bound, limited bool, err error) {
+	b.Path = dir + "/pids.max"
+	if b.Max, limited, err = readMax(b.Path); limited {
+		b.Current, err = readCount(dir + "/pids.current")
 	}
-	current, err := proc.ReadFile(dir + "/pids.current")
-	if err != nil {
-		return b, false
-	}
-	b.Current, err = parseCount(current)
-	if err != nil {
-		return b, false
-	}
-	b.Max, ok, err = parseMax(most)
-	return b, ok && err == nil
+	return b, limited && err == nil, err
 }
 
 // machine adds what bounds all tasks of it.
@@ -184,13 +176,9 @@ func (r *Reading) machine(root string) error {
 	}
 	for _, name := range []string{"threads-max", "pid_max"} {
 		path := root + "/proc/sys/kernel/" + name
-		data, err := proc.ReadFile(path)
+		most, err := readCount(path)
 		if err != nil {
 			return err
-		}
-		most, limited, err := parseMax(data)
-		if err != nil || !limited {
-			return fmt.Errorf("%s: not a number: %.40q", path, data)
 		}
 		r.Bounds = append(r.Bounds, Bound{Path: path, Current: tasks, Max: most})
 	}
@@ -278,37 +266,21 @@ func hierarchy(mounts []limits.Mount, paths map[string]string) (top, own string)
 	return top, own
 }
 
-// cgroup adds one cgroup, if it bounds anything: the topmost has no pids.max, and
-// others have "max".
+// cgroup adds one cgroup, if it bounds anything.
 func (r *Reading) cgroup(dir string, own bool) error {
-	data, err := proc.ReadFile(dir + "/pids.max")
+	b, limited, err := bound(dir)
 	if gone(err) {
 		return nil // no such controller here, or the cgroup is not for us to see
 	}
 	if err != nil {
 		return err
 	}
-	most, limited, err := parseMax(data)
-	if err != nil {
-		return fmt.Errorf("%s/pids.max: %w", dir, err)
-	}
 	if limited || own {
 		r.Refused += refused(dir)
 	}
-	if !limited {
-		return nil
+	if limited {
+		r.Bounds = append(r.Bounds, b)
 	}
-	if data, err = proc.ReadFile(dir + "/pids.current"); gone(err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	current, err := parseCount(data)
-	if err != nil {
-		return fmt.Errorf("%s/pids.current: %w", dir, err)
-	}
-	r.Bounds = append(r.Bounds, Bound{Path: dir + "/pids.max", Current: current, Max: most})
 	return nil
 }
 
@@ -344,13 +316,25 @@ func parseTasks(data []byte) (int64, error) {
 	return 0, fmt.Errorf("loadavg: no number of tasks in %.80q", data)
 }
 
-// parseMax reads a number, or "max" for none.
-func parseMax(data []byte) (n int64, limited bool, err error) {
-	if string(bytes.TrimSpace(data)) == "max" {
-		return 0, false, nil
+// readMax reads a file with a number, or "max" for none.
+func readMax(path string) (n int64, limited bool, err error) {
+	data, err := proc.ReadFile(path)
+	if err != nil || string(bytes.TrimSpace(data)) == "max" {
+		return 0, false, err
 	}
-	n, err = parseCount(data)
-	return n, err == nil, err
+	if n, err = parseCount(data); err != nil {
+		return 0, false, fmt.Errorf("%s: %w", path, err)
+	}
+	return n, true, nil
+}
+
+// readCount reads a file with a number.
+func readCount(path string) (int64, error) {
+	n, limited, err := readMax(path)
+	if err == nil && !limited {
+		err = fmt.Errorf("%s: not a number: max", path)
+	}
+	return n, err
 }
 
 func parseCount(data []byte) (int64, error) {
