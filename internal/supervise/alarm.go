@@ -1,9 +1,9 @@
 package supervise
 
 import (
+	"context"
 	"errors"
 	"os"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,33 +16,24 @@ import (
 // It costs eight system calls, so a late alarm is a timer of Go's at first.
 func alarm(d time.Duration) (rung <-chan struct{}, stop func()) {
 	ring := make(chan struct{})
+	ctx, cancel := context.WithCancel(context.Background())
 	if d <= 2*near {
-		return ring, ringAfter(d, ring)
+		ringAfter(ctx, d, ring)
+		return ring, cancel
 	}
 	at := time.Now().Add(d)
-	var lock sync.Mutex
-	stopped, stopLast := false, func() {}
-	t := time.AfterFunc(d-near, func() {
-		lock.Lock()
-		defer lock.Unlock()
-		if !stopped {
-			stopLast = ringAfter(time.Until(at), ring)
-		}
-	})
+	t := time.AfterFunc(d-near, func() { ringAfter(ctx, time.Until(at), ring) })
 	return ring, func() {
 		t.Stop()
-		lock.Lock()
-		defer lock.Unlock()
-		stopped = true
-		stopLast()
+		cancel()
 	}
 }
 
 // near is how long before its time an alarm has a timerfd.
 const near = 20 * time.Millisecond
 
-// ringAfter closes ring after d, on time, unless it is stopped.
-func ringAfter(d time.Duration, ring chan<- struct{}) (stop func()) {
+// ringAfter closes ring after d, on time, unless ctx is done before.
+func ringAfter(ctx context.Context, d time.Duration, ring chan<- struct{}) {
 	spec := unix.ItimerSpec{Value: unix.NsecToTimespec(max(1, int64(d)))}
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK)
 	if err == nil {
@@ -50,9 +41,11 @@ func ringAfter(d time.Duration, ring chan<- struct{}) (stop func()) {
 	}
 	if err != nil {
 		t := time.AfterFunc(d, func() { close(ring) }) // there is no descriptor left
-		return func() { t.Stop() }
+		context.AfterFunc(ctx, func() { t.Stop() })
+		return
 	}
 	timer, at := os.NewFile(uintptr(fd), "timer"), time.Now().Add(d)
+	context.AfterFunc(ctx, func() { _ = timer.Close() })
 	go func() {
 		var times [8]byte
 		_, err := timer.Read(times[:])
@@ -64,5 +57,4 @@ func ringAfter(d time.Duration, ring chan<- struct{}) (stop func()) {
 		}
 		close(ring)
 	}()
-	return func() { _ = timer.Close() }
 }
