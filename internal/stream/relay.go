@@ -69,7 +69,7 @@ func (r *Relays) Add(src *os.File, take func([]byte)) {
 				continue
 			}
 			if os.IsTimeout(err) {
-				r.rest(src, buf, take)
+				r.rest(proc.Descriptor(src), terminalHolds, buf, take)
 				return
 			}
 			if err != nil {
@@ -112,19 +112,7 @@ func (r *Relays) takeLate() {
 	piece := pieces.Get().(*[PieceSize]byte)
 	defer pieces.Put(piece)
 	for _, l := range r.late {
-		// Another name of FIONREAD (pipe(7)), which can always be had of a pipe.
-		left, _ := unix.IoctlGetInt(l.fd, unix.TIOCINQ)
-		for left > 0 {
-			n, err := unix.Read(l.fd, piece[:min(left, len(piece))])
-			if err == unix.EINTR {
-				continue
-			}
-			if n <= 0 || err != nil {
-				break
-			}
-			l.take(piece[:n])
-			left -= n
-		}
+		r.rest(l.fd, 0, piece[:], l.take) // whose size can always be had of a pipe
 		unix.Close(l.fd)
 	}
 	r.late = nil
@@ -135,16 +123,11 @@ func (r *Relays) takeLate() {
 // pty.c of the kernel.)
 const terminalHolds = 64 << 10
 
-// rest passes on what is in src now. Somebody may go on writing: what is added
-// meanwhile is passed on only as far as it takes the place of something else.
-func (r *Relays) rest(src *os.File, buf []byte, take func([]byte)) {
-	fd := proc.Descriptor(src)
-	left := terminalHolds
-	// Another name of FIONREAD (pipe(7)).
-	if n, err := unix.IoctlGetInt(fd, unix.TIOCINQ); err == nil {
-		left = max(left, n)
-	}
-	for left > 0 {
+// rest passes on what is in a source now, of which least may not be counted. Somebody may go on
+// writing: what is added meanwhile is passed on only as far as it takes the place of something else.
+func (r *Relays) rest(fd, least int, buf []byte, take func([]byte)) {
+	n, _ := unix.IoctlGetInt(fd, unix.TIOCINQ) // another name of FIONREAD (pipe(7)); 0 with an error
+	for left := max(least, n); left > 0; {
 		n, err := unix.Read(fd, buf[:min(left, len(buf))])
 		if err == unix.EINTR {
 			continue
