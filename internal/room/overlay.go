@@ -33,6 +33,8 @@ type Overlay struct {
 	// Layer is the layer's directory, once the room is built.
 	Layer *os.File `json:"-"`
 	lock  *os.File // of the directory on disk, held
+	mode  uint32   // of Dest
+	size  int64    // in memory
 }
 
 // Close gives up the layer; one in memory is gone then.
@@ -43,9 +45,6 @@ func (o *Overlay) Close() {
 		}
 	}
 }
-
-// layer is the place below [enter.LayersDir] of one of a plan's layers.
-func layer(n int) string { return path.Join(enter.LayersDir, strconv.Itoa(n)) }
 
 // layOverlays settles what the overlays are made of.
 func (p *Plan) layOverlays() error {
@@ -93,15 +92,15 @@ func (p *Plan) newOverlay(o *op) (*Overlay, error) {
 	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
 		return refuse("it is not a directory")
 	}
-	o.mode = st.Mode & 0o1777
-	if mode, err := strconv.ParseUint(o.mount.Mode, 8, 32); err == nil {
-		o.mode = o.mode&^0o777 | uint32(mode)&0o777
+	mode := st.Mode & 0o1777
+	if given, err := strconv.ParseUint(o.mount.Mode, 8, 32); err == nil {
+		mode = mode&^0o777 | uint32(given)&0o777
 	}
 	since := time.Now()
 	if first := o.mount.Since; !first.IsZero() && first.Before(since) {
 		since = first
 	}
-	return &Overlay{Source: real, Dest: o.dst, Since: since.UTC().Round(0), Lower: o.mount.Lower}, nil
+	return &Overlay{Source: real, Dest: o.dst, Since: since.UTC().Round(0), Lower: o.mount.Lower, mode: mode, size: o.size}, nil
 }
 
 // addLayers adds to the plan what bwrap has to bind for the overlays, and the overlays to the
@@ -109,18 +108,14 @@ func (p *Plan) newOverlay(o *op) (*Overlay, error) {
 func (p *Plan) addLayers() {
 	n := 0
 	bind := func(kind opKind, src string) string {
-		dst := layer(n)
+		dst := path.Join(enter.LayersDir, strconv.Itoa(n))
 		n++
 		p.ops = append(p.ops, op{kind: kind, src: src, dst: dst, users: true, layer: true})
 		return dst
 	}
-	for i, count := 0, len(p.ops); i < count; i++ {
-		if p.ops[i].kind != opOverlay {
-			continue
-		}
-		m, o := p.ops[i].mount, p.overlays[len(p.mounted)]
-		f := enter.Overlay{Dest: o.Dest, Size: p.ops[i].size, Mode: p.ops[i].mode}
-		for _, lower := range m.Lower {
+	for _, o := range p.overlays {
+		f := enter.Overlay{Dest: o.Dest, Size: o.size, Mode: o.mode}
+		for _, lower := range o.Lower {
 			f.Lower = append(f.Lower, bind(opBind, lower))
 		}
 		if o.Upper != "" {

@@ -32,7 +32,6 @@ type op struct {
 	// layer: it is bound for an overlay alone, and for a moment.
 	layer bool
 	mount *Mount // overlays: what was asked for
-	mode  uint32 // overlays: of the source
 	// owned: of a bind that cannot be written to, what is the owner's is shown as the sandbox's.
 	owned bool
 	// owner, if not nil, is who owns the source on disk. In the sandbox what is

@@ -55,20 +55,11 @@ func (p *Plan) openUpper(name string, list []*Overlay) (err error) {
 	p.hold = append(p.hold, lock) // and the keeper's copy with all that can write
 	for i, o := range list {
 		o.Since, o.Upper = known[i].Since, path.Join(real, strconv.Itoa(i))
-		if err := p.makeUpper(dir, i, p.modeOf(o.Dest)); err != nil {
+		if err := p.makeUpper(dir, i, o.mode); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func (p *Plan) modeOf(dest string) uint32 {
-	for _, o := range p.ops {
-		if o.kind == opOverlay && o.dst == dest {
-			return o.mode
-		}
-	}
-	return 0o755
 }
 
 // ownDirectory opens a directory that nobody but the caller can write to, and makes it if
