@@ -127,14 +127,14 @@ func (c *Command) Start(ctx context.Context) error {
 		use, err = c.Room.use()
 	}
 	if err != nil {
-		return asError(err)
+		return result.AsError(err, "enter", cannotEnter)
 	}
 	c.run, err = job.Enter(ctx, use, c.Args, c.Env, c.Dir, job.Spec{
 		Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, MaxOutput: c.MaxOutput,
 		Limits: limits.Request(c.Limits), Timeout: c.Timeout, Grace: c.Grace, ProofTimeout: c.ProofTimeout,
 	})
 	if err != nil {
-		return asError(err)
+		return result.AsError(err, "enter", cannotEnter)
 	}
 	return nil
 }
@@ -171,14 +171,7 @@ func (r *Room) use() (*sandbox.Use, error) {
 	return &sandbox.Use{Access: a, Room: init}, nil
 }
 
-// asError is an error as all errors of this package are.
-func asError(err error) error {
-	var e *Error
-	if !errors.As(err, &e) {
-		e = &Error{Code: "enter", Message: "cannot enter the sandbox: " + err.Error(), Err: err}
-	}
-	return e
-}
+const cannotEnter = "cannot enter the sandbox"
 
 // Wait waits for the command's end, and returns when nothing of it is left, which the
 // result's Verdict says, and its output is passed on. Later calls return the same. The error

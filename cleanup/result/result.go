@@ -216,6 +216,15 @@ func (e *Error) Report() *ReportError {
 	return &ReportError{Code: e.Code, Message: e.Message, Hint: e.Hint}
 }
 
+// AsError is the [*Error] that err is or wraps; or else one with this code, and what was being done
+// before its words.
+func AsError(err error, code, doing string) *Error {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e
+	}
+	return &Error{Code: code, Message: doing + ": " + err.Error(), Err: err}
+}
+
 // ErrUnknown says that init was killed, and the payload with it, so that nobody can
 // tell how the payload ended.
 var ErrUnknown = errors.New("the command's end is unknown")

@@ -30,8 +30,8 @@ func NewRoom(ctx context.Context, plan *room.Plan, s Spec) (*Room, error) {
 	s.Stderr, s.Shared = words, true
 	run, err := NewRun(ctx, supervise.Place{Plan: plan}, s)
 	if err != nil {
-		var e *result.Error
-		if text, _ := words.Text(); errors.As(err, &e) && strings.TrimSpace(text) != "" {
+		e, known := errors.AsType[*result.Error](err)
+		if text, _ := words.Text(); known && strings.TrimSpace(text) != "" {
 			told := *e
 			told.Message += " (" + strings.TrimSpace(text) + ")"
 			return nil, &told

@@ -49,9 +49,7 @@ func Start(spec Spec, cred *proc.Cred) (p *Proxy, err error) {
 	p = &Proxy{spec: spec, cred: cred, refused: make(chan result.ReportHost, MaxLines)}
 	defer func() {
 		if err != nil {
-			if _, known := errors.AsType[*result.Error](err); !known { // "setup": that no process can be forked is to be busy
-				err = &result.Error{Code: "setup", Message: "cannot start the proxy of the network: " + err.Error(), Err: err}
-			}
+			err = result.AsError(err, "setup", "cannot start the proxy of the network") // "setup": that no process can be forked is to be busy
 			p.End()
 			p = nil
 		}

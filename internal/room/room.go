@@ -184,11 +184,11 @@ func (r *Room) abandon(cause error) error {
 	}
 	r.Close()
 	e := &result.Error{Code: "setup", Message: "bubblewrap could not set up the sandbox", Err: cause}
-	var step *proc.StartError
+	step, isStep := errors.AsType[*proc.StartError](cause)
 	switch {
-	case errors.As(cause, &step) && overlayError(step) != nil:
+	case isStep && overlayError(step) != nil:
 		e = overlayError(step)
-	case errors.As(cause, &step): // which says of what it is
+	case isStep: // which says of what it is
 		e.Message = "cannot set up the sandbox: " + step.Error()
 	case errors.Is(cause, os.ErrDeadlineExceeded):
 		e.Message = fmt.Sprintf("bubblewrap did not set up the sandbox within %v", SetupBound)

@@ -43,12 +43,10 @@ func readStatus(r io.Reader) (statusChild, error) {
 
 // streamError takes an object that was cut for the end: bwrap died writing it.
 func streamError(err error) error {
-	var syntax *json.SyntaxError
-	var kind *json.UnmarshalTypeError
 	switch {
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return io.EOF
-	case errors.As(err, &syntax), errors.As(err, &kind):
+	case errors.As(err, new(*json.SyntaxError)), errors.As(err, new(*json.UnmarshalTypeError)):
 		return errors.New("bwrap's status is not what bubblewrap writes")
 	}
 	return err

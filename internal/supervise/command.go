@@ -454,9 +454,5 @@ func (c *Command) Close() {
 
 // AsError is an error as a *[result.Error].
 func AsError(err error) *result.Error {
-	var e *result.Error
-	if !errors.As(err, &e) {
-		e = &result.Error{Code: "setup", Message: "cannot set up the sandbox: " + err.Error(), Err: err}
-	}
-	return e
+	return result.AsError(err, "setup", "cannot set up the sandbox")
 }
