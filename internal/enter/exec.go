@@ -209,11 +209,6 @@ func keptBack(asked []proc.Rlimit) []proc.Rlimit {
 	return kept
 }
 
-// Enter lets in what waits outside: room is a pidfd of the room's PID 1, verified. Of a room that
-// is still being built it takes outer, the user namespace that its mounts belong to. Both stay the
-// caller's.
-func (x *Exec) Enter(room *proc.Process, outer ...*os.File) error { return x.hand(room, outer...) }
-
 // Identify waits, at most until the deadline or until ctx is done, for init's first word
 // and makes sure of who said it; or, without a command, for the word that the room is furnished.
 func (x *Exec) Identify(ctx context.Context, deadline time.Time) error {

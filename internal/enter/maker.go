@@ -21,11 +21,10 @@ import (
 type Maker struct {
 	way
 	entry  Entry
-	places [places]*proc.Block // where a command is laid out
-	block  *proc.Block
-	made   int   // how many were asked for
-	next   *Exec // the last one, which has no command yet
-	err    error // why there is none
+	places [places]*proc.Block // where a command is laid out; the keeper's
+	made   int                 // how many were asked for
+	next   *Exec               // the last one, which has no command yet
+	err    error               // why there is none
 }
 
 // commandSize bounds a command with its arguments and its environment.
@@ -46,10 +45,7 @@ func (e Entry) Make(ctx context.Context, room *proc.Process) (*Maker, error) {
 	m := &Maker{entry: e}
 	err := m.open()
 	if err == nil {
-		m.block, err = proc.NewBlock()
-	}
-	if err == nil {
-		err = m.hand(room)
+		err = m.Enter(room)
 	}
 	if err != nil {
 		return m, err
@@ -62,7 +58,7 @@ func (e Entry) Make(ctx context.Context, room *proc.Process) (*Maker, error) {
 	end, gate := m.inner[0], m.inner[1]
 	m.Keeper, err = proc.Keep(proc.Command{
 		Way:  &proc.Way{Lay: m.lay, Enter: enter, Files: []*os.File{null, null, null, end, gate, gate}, Bounds: e.Bounds},
-		Cred: e.Cred, Remove: e.Bounds.Remove, Lasting: true, Block: m.block,
+		Cred: e.Cred, Remove: e.Bounds.Remove, Lasting: true,
 	})
 	m.Entered()
 	if err != nil {
@@ -283,8 +279,5 @@ func (m *Maker) Close() error {
 		m.next.Close()
 	}
 	m.way.Close()
-	if m.block != nil {
-		m.block.Free()
-	}
 	return err
 }

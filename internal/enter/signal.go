@@ -45,7 +45,7 @@ func (w *way) send(room *proc.Process, cred *proc.Cred, lay func(*proc.Block) *e
 	if err := w.open(); err != nil {
 		return err
 	}
-	if err := w.hand(room, outer...); err != nil {
+	if err := w.Enter(room, outer...); err != nil {
 		return err
 	}
 	end, gate := w.inner[0], w.inner[1]

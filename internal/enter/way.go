@@ -84,9 +84,10 @@ func (w *way) Entered() {
 	}
 }
 
-// hand sends the pidfd of the room's PID 1 in; and if the room is new, the user namespace
-// that its mounts belong to.
-func (w *way) hand(room *proc.Process, outer ...*os.File) error {
+// Enter lets in what waits outside: room is a pidfd of the room's PID 1, verified. Of a room that
+// is still being built it takes outer, the user namespace that its mounts belong to. Both stay the
+// caller's.
+func (w *way) Enter(room *proc.Process, outer ...*os.File) error {
 	fds := []int{room.FD()}
 	for _, f := range outer {
 		fds = append(fds, proc.Descriptor(f))

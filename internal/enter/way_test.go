@@ -24,7 +24,7 @@ func TestHandClosed(t *testing.T) {
 	}
 	defer self.Close()
 	w.Entered()
-	if err := w.hand(self); !errors.Is(err, ErrClosed) {
+	if err := w.Enter(self); !errors.Is(err, ErrClosed) {
 		t.Errorf("got %v", err)
 	}
 }

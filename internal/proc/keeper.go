@@ -32,8 +32,6 @@ type Command struct {
 	// Lasting says that the way makes one init after the other: the end of each is told at
 	// once, see [Keeper.Reaped].
 	Lasting bool
-	// Block is where all is laid out; it stays the caller's. Nil for one of the keeper's own.
-	Block *Block
 }
 
 // Program is a program to be executed.
@@ -162,34 +160,25 @@ type Keeper struct {
 	// are dead, the keeper kills all.
 	socket  *os.File
 	failure error // a StartError that was read on the way
-	// Where Enter lays out the Way, for a keeper that has a program; nil afterwards.
+	// Where all is laid out; nil when nothing more is to be.
 	block *Block
 	state *keeperState
 }
 
 // Keep forks the keeper, which starts c below itself, and returns at once: that
 // a program was really executed shows in what it does; [Keeper.StartError]
-// tells why it was not. The caller owns the Keeper and must [Keeper.Reap] it.
-func Keep(c Command) (*Keeper, error) {
-	block := c.Block
-	if block == nil {
-		var err error
-		if block, err = NewBlock(); err != nil {
-			return nil, err
+// tells why it was not. The caller owns the Keeper and must [Keeper.Reap] it; what the Way has laid
+// out stays mapped until then, or until [Keeper.Enter].
+func Keep(c Command) (_ *Keeper, err error) {
+	block, err := NewBlock()
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			block.Free()
 		}
-	}
-	k, err := newKeeper(block, c)
-	switch {
-	case c.Block != nil:
-	case err == nil && c.Program != nil:
-		k.block = block
-	default:
-		block.Free() // the keeper still has it
-	}
-	return k, err
-}
-
-func newKeeper(block *Block, c Command) (*Keeper, error) {
+	}()
 	if c.Cred != nil && !Capable(unix.CAP_KILL) { // nobody could end it (kill(2))
 		return nil, &StartError{Step: "kill what has another user id (CAP_KILL)", Err: unix.EPERM}
 	}
@@ -224,7 +213,7 @@ func newKeeper(block *Block, c Command) (*Keeper, error) {
 		return nil, &StartError{Step: "fork the keeper", Err: errno}
 	}
 	_ = unix.SetNonblock(pair[0], true) // for the poller
-	return &Keeper{Process: polled(int(pid), int(k.pidfd)), socket: os.NewFile(uintptr(pair[0]), "keeper"), state: k}, nil
+	return &Keeper{Process: polled(int(pid), int(k.pidfd)), socket: os.NewFile(uintptr(pair[0]), "keeper"), block: block, state: k}, nil
 }
 
 // Enter has a keeper that was started with a program fork the Way of c as well, and take over
