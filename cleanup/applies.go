@@ -12,18 +12,13 @@ import (
 
 // applies removes what an apply that was killed has left beside the files that it was to replace.
 func (s *sweep) applies(dir *state.Dir) {
-	err := dir.Applies(s.DryRun, func(path string) error {
+	err := dir.Applies(s.DryRun, func(path string) (err error) {
 		f := Finding{Kind: "apply", What: "note of an apply that was killed, and its temporary files in " + path}
-		if !s.DryRun {
-			err := sweepApply(path)
-			if f.Done = err == nil; err != nil {
-				f.Err = err.Error()
-			}
-			s.note(f)
+		s.do(f, func() error {
+			err = sweepApply(path)
 			return err
-		}
-		s.note(f)
-		return nil
+		})
+		return err
 	})
 	if err != nil {
 		s.note(Finding{Kind: "damaged", What: "notes of applies", Err: err.Error()})
