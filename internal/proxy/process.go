@@ -36,11 +36,11 @@ type process struct {
 // or is dead.
 func Main() int {
 	p := new(process)
-	if err := p.confine(); err != nil {
-		_ = network.Send(p.control, network.Message{Error: err.Error()})
-		return 1
+	err := p.confine()
+	if err == nil {
+		err = p.begin()
 	}
-	if err := p.begin(); err != nil {
+	if err != nil {
 		_ = network.Send(p.control, network.Message{Error: err.Error()}) // if there is nobody, that is all
 		return 1
 	}

@@ -16,8 +16,7 @@ import (
 const (
 	socksVersion = 5
 
-	socksNone         = 0    // the method without authentication
-	socksNoMethod     = 0xff // none of those offered
+	socksNone         = 0 // the method without authentication
 	socksConnect      = 1
 	socksIPv4         = 1
 	socksName         = 3
@@ -68,29 +67,27 @@ func socksTarget(conn *net.TCPConn) (t target, code byte) {
 	if !read(4) || buf[0] != socksVersion {
 		return t, socksFailed
 	}
-	command, kind, host := buf[1], buf[3], ""
+	command, kind, size := buf[1], buf[3], 0
 	switch kind {
 	case socksIPv4:
-		if !read(4) {
-			return t, socksFailed
-		}
-		host = netip.AddrFrom4([4]byte(buf[:4])).String()
+		size = 4
 	case socksIPv6:
-		if !read(16) {
-			return t, socksFailed
-		}
-		host = netip.AddrFrom16([16]byte(buf[:16])).String()
+		size = 16
 	case socksName:
 		if !read(1) {
 			return t, socksFailed
 		}
-		n := int(buf[0])
-		if !read(n) {
-			return t, socksFailed
-		}
-		host = string(buf[:n])
+		size = int(buf[0])
 	default:
 		return t, socksNoAddrFormat
+	}
+	if !read(size) {
+		return t, socksFailed
+	}
+	host := string(buf[:size])
+	if kind != socksName {
+		addr, _ := netip.AddrFromSlice(buf[:size]) // it has the size of one
+		host = addr.String()
 	}
 	if !read(2) {
 		return t, socksFailed
