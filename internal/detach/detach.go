@@ -64,18 +64,11 @@ type Caller struct {
 	told   atomic.Bool
 }
 
-func toBytes(list []string) [][]byte {
-	out := make([][]byte, 0, len(list))
-	for _, s := range list {
-		out = append(out, []byte(s))
-	}
-	return out
-}
-
-func toStrings(list [][]byte) []string {
-	out := make([]string, 0, len(list))
-	for _, b := range list {
-		out = append(out, string(b))
+// words are the same words in another form.
+func words[To, From string | []byte](list []From) []To {
+	out := make([]To, 0, len(list))
+	for _, w := range list {
+		out = append(out, To(w))
 	}
 	return out
 }
@@ -119,7 +112,7 @@ func Spawn(command string, args []string) (said Handover, err error) {
 	defer close(told)
 	go endStopped(cmd.Process, told)
 	// A long assignment has to be read before it is all written.
-	if err := json.NewEncoder(ours).Encode(assignment{command, toBytes(args), toBytes(os.Environ())}); err != nil {
+	if err := json.NewEncoder(ours).Encode(assignment{command, words[[]byte](args), words[[]byte](os.Environ())}); err != nil {
 		return said, fmt.Errorf("it ended without a word: %w", err)
 	}
 	if err := json.NewDecoder(io.LimitReader(ours, 1<<20)).Decode(&said); err != nil {
@@ -162,12 +155,12 @@ func Receive() (c *Caller, command string, args []string, err error) {
 	}
 	// Ours is for the time until the caller's is known.
 	os.Clearenv()
-	for _, pair := range toStrings(a.Env) {
+	for _, pair := range words[string](a.Env) {
 		if name, value, ok := strings.Cut(pair, "="); ok {
 			_ = os.Setenv(name, value) // it was one
 		}
 	}
-	return c, a.Command, toStrings(a.Args), nil
+	return c, a.Command, words[string](a.Args), nil
 }
 
 // OrElse calls giveUp if the caller dies before it is told.
