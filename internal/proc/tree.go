@@ -159,24 +159,27 @@ func Nested(pid int) bool {
 }
 
 func parseNSPIDs(status []byte) (numbers []int, err error) {
-	// The Name line comes first and escapes newlines, so a process cannot
-	// fake this line by its name (proc_pid_status(5)).
-	i := bytes.Index(status, []byte("\nNSpid:"))
-	if i < 0 {
-		return nil, errors.New("parse status: no NSpid line")
-	}
-	line, _, _ := strings.Cut(string(status[i+1:]), "\n")
-	for _, f := range strings.Fields(line)[1:] {
+	line := field(status, "NSpid")
+	for f := range strings.FieldsSeq(line) {
 		n, err := strconv.Atoi(f)
 		if err != nil || n < 1 {
-			return nil, fmt.Errorf("parse status: bad line %q", line)
+			return nil, fmt.Errorf("parse status: bad NSpid %q", line)
 		}
 		numbers = append(numbers, n)
 	}
 	if len(numbers) == 0 {
-		return nil, fmt.Errorf("parse status: bad line %q", line)
+		return nil, errors.New("parse status: no NSpid")
 	}
 	return numbers, nil
+}
+
+// field is what stands in a line behind "key:", in a file such as /proc/PID/status; "" if there is
+// none. It is never the first line. In status that is the name, which comes with its newlines
+// escaped, so a process cannot fake a line by its name (proc_pid_status(5)).
+func field(data []byte, key string) string {
+	_, rest, _ := bytes.Cut(data, []byte("\n"+key+":"))
+	line, _, _ := bytes.Cut(rest, []byte("\n"))
+	return strings.TrimSpace(string(line))
 }
 
 // PeakRSS is the most memory the process has had, in bytes: VmHWM of
@@ -190,12 +193,7 @@ func PeakRSS(pid int) int64 {
 }
 
 func parsePeakRSS(status []byte) int64 {
-	_, rest, found := bytes.Cut(status, []byte("\nVmHWM:"))
-	if !found {
-		return 0
-	}
-	line, _, _ := bytes.Cut(rest, []byte("\n"))
-	kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(string(line)), " kB"), 10, 43)
+	kib, err := strconv.ParseInt(strings.TrimSuffix(field(status, "VmHWM"), " kB"), 10, 43)
 	if err != nil || kib < 0 {
 		return 0
 	}
