@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -79,9 +78,7 @@ func FromPidfd(pidfd *os.File) (*Process, error) {
 	// proc_pid_fdinfo(5): "Pid:" is there for pidfds alone, and -1 once it was reaped.
 	info, err := ReadFile("/proc/self/fdinfo/" + strconv.Itoa(fd))
 	if err == nil {
-		_, line, _ := strings.Cut(string(info), "\nPid:")
-		line, _, _ = strings.Cut(line, "\n")
-		p.PID, err = strconv.Atoi(strings.TrimSpace(line))
+		p.PID, err = strconv.Atoi(field(info, "Pid"))
 	}
 	switch {
 	case err != nil:
@@ -214,11 +211,14 @@ func ReadUntil(ctx context.Context, f *os.File, deadline time.Time) (stop func()
 func readable(fd int) bool { return Poll(fd, unix.POLLIN)&(unix.POLLIN|unix.POLLNVAL) != 0 }
 
 // Poll returns which of these events, and errors, a descriptor has (poll(2)), without blocking.
-func Poll(fd int, events int16) int16 {
+func Poll(fd int, events int16) int16 { return Await(fd, events, 0) }
+
+// Await is Poll that waits for one of them, with its thread, at most so long.
+func Await(fd int, events int16, within time.Duration) int16 {
 	fds := []unix.PollFd{{Fd: int32(fd), Events: events}}
-	for {
+	for end := time.Now().Add(within); ; {
 		// Go stops its threads by signals, which interrupt also a call that does not wait.
-		if _, err := unix.Poll(fds, 0); err != unix.EINTR {
+		if _, err := unix.Poll(fds, int(max(0, time.Until(end)).Milliseconds())); err != unix.EINTR {
 			return fds[0].Revents
 		}
 	}

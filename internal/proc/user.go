@@ -13,9 +13,6 @@ import (
 // user's: a file system of a user namespace takes no file of an id that the namespace has no
 // name for (EOVERFLOW). f must not start processes, and must stay on its goroutine.
 func AsUser(user *Cred, f func() error) error {
-	if user == nil {
-		return f()
-	}
 	t, err := NewUserThread(user)
 	if err != nil {
 		return err

@@ -65,7 +65,8 @@ func (r *Relays) Add(src *os.File, take func([]byte)) {
 				Progress(r.passed)
 			}
 			if errors.Is(err, unix.EAGAIN) && !r.over.Load() {
-				await(src) // epoll(7) has refused it: fs.epoll.max_user_watches is reached
+				// epoll(7) has refused it: fs.epoll.max_user_watches is reached. Finish does not wait long for this.
+				_ = proc.Await(proc.Descriptor(src), unix.POLLIN, 20*time.Millisecond)
 				continue
 			}
 			if os.IsTimeout(err) {
@@ -77,13 +78,6 @@ func (r *Relays) Add(src *os.File, take func([]byte)) {
 			}
 		}
 	})
-}
-
-// await waits until there is something to read, but never for long.
-func await(src *os.File) {
-	const most = 20 // ms
-	fds := []unix.PollFd{{Fd: int32(proc.Descriptor(src)), Events: unix.POLLIN}}
-	_, _ = unix.Poll(fds, most)
 }
 
 // late is a pipe that nobody reads at first: what a short command writes is in it at the end.
@@ -195,13 +189,7 @@ func Await(done, passed, told <-chan struct{}) bool {
 // TakesOutput waits until a file can be written to without waiting, or has an error to
 // tell, and reports whether it can within the time.
 func TakesOutput(f *os.File, within time.Duration) bool {
-	for end := time.Now().Add(within); ; {
-		fds := []unix.PollFd{{Fd: int32(proc.Descriptor(f)), Events: unix.POLLOUT}}
-		n, err := unix.Poll(fds, int(max(0, time.Until(end)).Milliseconds()))
-		if err != unix.EINTR {
-			return n > 0 || err != nil
-		}
-	}
+	return proc.Await(proc.Descriptor(f), unix.POLLOUT, within) != 0
 }
 
 // WriteBlocking writes b to a file, and waits for as long as that takes. A command that shares
