@@ -80,21 +80,14 @@ type keeperState struct {
 	pause    unix.Timespec
 }
 
-// startKeeper is where the keeper begins; k is a *keeperState.
+// startKeeper is the life of the keeper; p is a *keeperState.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
-func startKeeper(k unsafe.Pointer) { (*keeperState)(k).run() }
-
-// run is the life of the keeper.
-//
-//go:nosplit
-//go:norace
-//go:nocheckptr
-func (k *keeperState) run() {
+func startKeeper(p unsafe.Pointer) {
+	k := (*keeperState)(p)
 	k.setUp()
-	k.openFiles()
 	if k.exec != nil {
 		k.monitor = k.spawn(k.exec, execCode)
 	}
@@ -195,16 +188,8 @@ func (k *keeperState) setUp() {
 	for i := uintptr(0); i < k.size; i++ {
 		*(*byte)(unsafe.Add(k.words, i)) = 0
 	}
-}
-
-// openFiles opens what the keeper needs. Before it has children: a keeper that failed later,
-// for want of descriptors, would take a command with it that has begun.
-//
-//go:nosplit
-//go:norace
-//go:nocheckptr
-func (k *keeperState) openFiles() {
-	// The thread's own list of children.
+	// What it needs open. Before it has children: a keeper that failed later, for want of descriptors,
+	// would take a command with it that has begun. First the thread's own list of children.
 	k.list = int(k.must(stepChildren, unix.SYS_OPENAT, uintptr(AtCWD), uintptr(unsafe.Pointer(&k.children)), unix.O_RDONLY, 0, 0))
 	k.sigs = 1 << (unix.SIGCHLD - 1)
 	k.signals = int(k.must(stepSignals, unix.SYS_SIGNALFD4, ^uintptr(0), uintptr(unsafe.Pointer(&k.sigs)), 8, unix.SFD_NONBLOCK, 0))
