@@ -199,22 +199,14 @@ func (e *payload) receive() {
 			e.fail(stepFiles, unix.EMFILE)
 		}
 		if got == 0 {
-			e.takeFiles(&l.control.fds)
+			fds := &l.control.fds // to be 0, 1 and 2
+			for i := range fds {
+				e.must(stepFiles, unix.SYS_DUP3, uintptr(fds[i]), uintptr(i), 0, 0, 0)
+				syscall.RawSyscall(unix.SYS_CLOSE, uintptr(fds[i]), 0, 0)
+			}
 		}
 		got += n
 		l.iov.place += n
 		l.iov.left -= n
-	}
-}
-
-// takeFiles makes these 0, 1 and 2.
-//
-//go:nosplit
-//go:norace
-//go:nocheckptr
-func (e *payload) takeFiles(fds *[3]int32) {
-	for i := range fds {
-		e.must(stepFiles, unix.SYS_DUP3, uintptr(fds[i]), uintptr(i), 0, 0, 0)
-		syscall.RawSyscall(unix.SYS_CLOSE, uintptr(fds[i]), 0, 0)
 	}
 }

@@ -165,8 +165,8 @@ type order struct {
 
 // entry is all that the way in needs, laid out before the fork.
 type entry struct {
-	teller     // of enters, inside and init, which follow one another
-	namespaces uintptr
+	teller             // of enters, inside and init, which follow one another
+	namespaces uintptr // the room's own
 	spaces     uintptr // namespaces of the command's own, made with its init
 	fresh      []fresh
 	signal     uintptr    // if not 0, to be sent to all of the room; and that is all

@@ -118,7 +118,11 @@ func (e *entry) makeSockets(room, owner uintptr) {
 			e.must(stepListen, unix.SYS_BIND, fd, uintptr(unsafe.Pointer(&list[i].addr)), unsafe.Sizeof(list[i].addr), 0, 0)
 			e.must(stepListen, unix.SYS_LISTEN, fd, backlog, 0, 0, 0)
 		} else {
-			fd = e.makeConnectable(stream)
+			// To be connected, in both families where the kernel has IPv6.
+			var errno syscall.Errno
+			if fd, _, errno = syscall.RawSyscall(unix.SYS_SOCKET, unix.AF_INET6, stream, 0); errno != 0 {
+				fd = e.must(stepSocket, unix.SYS_SOCKET, unix.AF_INET, stream, 0, 0, 0)
+			}
 		}
 		*(*int32)(fds) = int32(fd)
 		fds = unsafe.Add(fds, 4)
@@ -126,19 +130,6 @@ func (e *entry) makeSockets(room, owner uintptr) {
 	e.msg.kind = messageSockets
 	e.must(stepSocket, unix.SYS_SENDMSG, entrySocket, uintptr(unsafe.Pointer(&s.msg)), 0, 0, 0)
 	proc.Exit(0)
-}
-
-// makeConnectable makes a socket that reaches both families, where the kernel has IPv6.
-//
-//go:nosplit
-//go:norace
-//go:nocheckptr
-func (e *entry) makeConnectable(kind uintptr) uintptr {
-	fd, _, errno := syscall.RawSyscall(unix.SYS_SOCKET, unix.AF_INET6, kind, 0)
-	if errno != 0 {
-		return e.must(stepSocket, unix.SYS_SOCKET, unix.AF_INET, kind, 0, 0, 0)
-	}
-	return fd
 }
 
 // backlog is of a socket that listens.

@@ -13,19 +13,13 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// namespaces are a room's own.
-func namespaces(hostNet bool) uintptr {
-	const all = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
-	if hostNet {
-		return all &^ unix.CLONE_NEWNET // the host's, which only its owner may join
-	}
-	return all
-}
-
 // newEntry lays out what every way in needs.
 func newEntry(b *proc.Block, hostNet bool) *entry {
 	n := proc.New[entry](b)
-	n.namespaces = namespaces(hostNet)
+	n.namespaces = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
+	if hostNet {
+		n.namespaces &^= unix.CLONE_NEWNET // the host's, which only its owner may join
+	}
 	// A cgroup namespace as well: the command's own cgroup is its root.
 	n.spaces = unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP
 	n.insideStack, n.initStack, n.payloadStack = b.Stack(), b.Stack(), b.Stack()
@@ -173,7 +167,8 @@ func (w *way) readFiles() (msg message, pid int, files []int, err error) {
 	case n != len(buf):
 		return msg, 0, nil, errors.New("short message from the sandbox")
 	}
-	for _, c := range controls(oob[:oobn]) {
+	list, _ := unix.ParseSocketControlMessage(oob[:oobn]) // none with an error, and so no sender, which is one
+	for _, c := range list {
 		if cred, err := unix.ParseUnixCredentials(&c); err == nil {
 			pid = int(cred.Pid)
 		} else if rights, err := unix.ParseUnixRights(&c); err == nil {
@@ -184,14 +179,6 @@ func (w *way) readFiles() (msg message, pid int, files []int, err error) {
 		err = errors.New("message without its sender's pid (SO_PASSCRED)")
 	}
 	return msg, pid, files, err
-}
-
-func controls(oob []byte) []unix.SocketControlMessage {
-	list, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil // and so no sender, which is an error
-	}
-	return list
 }
 
 // ErrClosed says that nobody is left inside who could say something.
