@@ -206,7 +206,8 @@ func (a *Leave) findRoom() error {
 		}
 		if r, err = pressure.Look(); err == nil && a.tooMuch(r) != "" && !swept {
 			swept = true
-			sweepStale()
+			// What crashes have left running; records are not what is scarce. Whether it has helped the look tells.
+			_, _ = cleanup.Sweep(cleanup.Options{KeepRecords: true})
 			r, err = pressure.Look()
 		}
 		if err != nil {
@@ -247,12 +248,6 @@ func (a *Leave) spareThreads() {
 	if !a.Lasting {
 		proc.SpareThreads()
 	}
-}
-
-// sweepStale ends what crashes have left running. Records stay: they are not
-// what is scarce, and somebody may want to read them.
-func sweepStale() {
-	_, _ = cleanup.Sweep(cleanup.Options{KeepRecords: true}) // the next look tells whether it has helped
 }
 
 func (a *Leave) level(r pressure.Reading) pressure.Level {

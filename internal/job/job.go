@@ -34,11 +34,6 @@ type Job struct {
 	err     error // why there is none
 }
 
-// Start is Hold and Release.
-func (j *Job) Start(ctx context.Context) (running bool) {
-	return j.Hold(ctx) && j.Release(ctx)
-}
-
 // Hold makes the cgroups and a command that has not begun, and reports whether there is one.
 // Wait is called in either case, and tells why. The cause that ctx is cancelled with may be a
 // [supervise.Request].
@@ -58,8 +53,9 @@ func (j *Job) Hold(ctx context.Context) (held bool) {
 	}
 	if j.err == nil && j.Parts != nil {
 		j.Parts.Overlays = j.command.TakeOverlays()
-		if err := j.Parts.Held(ctx, j.command.Kept().Room, j.Place.Plan.Cred()); err != nil {
-			j.refuse(ctx, err)
+		err := j.Parts.Held(ctx, j.command.Kept().Room, j.Place.Plan.Cred())
+		if err != nil && ctx.Err() == nil { // or Release says who ended it
+			j.Refuse(err)
 		}
 	}
 	return j.err == nil
@@ -67,13 +63,6 @@ func (j *Job) Hold(ctx context.Context) (held bool) {
 
 // Refuse decides that the command that is held is not to begin.
 func (j *Job) Refuse(err error) { j.command.Refuse(err) }
-
-// refuse is Refuse, unless it is ctx that has made this fail: then Release says who ended it.
-func (j *Job) refuse(ctx context.Context, err error) {
-	if ctx.Err() == nil {
-		j.Refuse(err)
-	}
-}
 
 // Release lets it begin, and reports whether it did.
 func (j *Job) Release(ctx context.Context) (running bool) {

@@ -115,7 +115,7 @@ func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
 		r.cancel(request)
 	})
 	r.ended = make(chan struct{})
-	running := r.job.Start(r.ctx)
+	running := r.job.Hold(r.ctx) && r.job.Release(r.ctx)
 	if g := r.job.Terms.Limits; g != nil && running {
 		r.Cgroups = g.Dirs()
 		if s.Parts != nil {

@@ -223,9 +223,6 @@ func pipe(end int) (fds [2]int, err error) {
 	return fds, nil
 }
 
-// pass passes on src to dst in the background.
-func (s *Streams) pass(dst io.Writer, src *os.File) { s.relays.Add(src, s.taker(dst)) }
-
 // taker is what passes on pieces to dst.
 func (s *Streams) taker(dst io.Writer) func([]byte) {
 	_, kept := dst.(*Buffer)

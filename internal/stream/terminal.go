@@ -41,7 +41,7 @@ func OpenTerminal(b Bound, broken func(*result.Error)) (*Streams, error) {
 			return nil, err
 		}
 	}
-	s.pass(os.Stdout, ptmx)
+	s.relays.Add(ptmx, s.taker(os.Stdout))
 	go func() {
 		// By read and write: neither is a file that the kernel could copy by itself.
 		_, _ = io.CopyBuffer(struct{ io.Writer }{ptmx}, struct{ io.Reader }{os.Stdin}, make([]byte, 4096)) // until one of both has an error

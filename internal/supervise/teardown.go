@@ -51,13 +51,9 @@ func Teardown(k *proc.Kept, deadline time.Time) Outcome {
 	if err == nil {
 		return Outcome{Verdict: result.Proven, At: at, End: end}
 	}
-	return Outcome{Verdict: result.Unproven, At: at, Survivors: survivors(k), Err: err}
-}
-
-// survivors names what is left.
-func survivors(k *proc.Kept) (left []result.Survivor) {
+	out := Outcome{Verdict: result.Unproven, At: at, Err: err}
 	for _, st := range k.Survivors(maxSurvivors) {
-		left = append(left, result.Survivor{PID: st.PID, Comm: st.Comm, State: st.State})
+		out.Survivors = append(out.Survivors, result.Survivor{PID: st.PID, Comm: st.Comm, State: st.State})
 	}
-	return left
+	return out
 }
