@@ -311,7 +311,10 @@ func (p *Plan) build(pol *Policy) error {
 	if n := len(p.words); n > maxWords {
 		return &result.Error{Code: "too-many-words", Message: fmt.Sprintf("%d words for binds are more than bubblewrap takes", n), Hint: "bind the directory above"}
 	}
-	return p.chooseFilter(pol)
+	if !pol.NoFilter {
+		p.filter = &seccomp.Filter{Namespaces: !p.noUserns}
+	}
+	return nil
 }
 
 // ownMounts are two tmpfs of bwrap's own, without a bound: not to be written to.
@@ -415,18 +418,6 @@ func (p *Plan) independent(pol *Policy) bool {
 	return !slices.ContainsFunc(pol.Mounts, func(m Mount) bool {
 		return m.Kind == Empty || m.Upper != "" || p.cred != nil && (m.Kind == ReadWrite || m.Kind == Overlaid || m.Owned || m.Kind == ReadOnly && !reachable(m.Source))
 	})
-}
-
-// chooseFilter settles the payload's filter for system calls.
-func (p *Plan) chooseFilter(pol *Policy) error {
-	if pol.NoFilter {
-		return nil
-	}
-	if !seccomp.Known() {
-		return &result.Error{Code: "seccomp", Message: "there is no filter for the system calls of this machine's processor", Hint: "--seccomp off runs without"}
-	}
-	p.filter = &seccomp.Filter{Namespaces: !p.noUserns}
-	return nil
 }
 
 // maxWords: bubblewrap's own limit is 9,000, for all of its words.

@@ -72,18 +72,12 @@ const (
 // x32 marks the numbers of an ABI of x86-64 that hardly anybody has in his kernel.
 const x32 = 0x40000000
 
-// Known says whether there is a filter for this machine.
-func Known() bool { return len(architectures()) > 0 }
-
-// architectures are those of this machine, its own first.
+// architectures are those of this machine, its own first. There are no others (package arch).
 func architectures() []architecture {
-	switch runtime.GOARCH {
-	case "amd64":
-		return []architecture{{x86_64, unix.AUDIT_ARCH_X86_64}, {i386, unix.AUDIT_ARCH_I386}}
-	case "arm64":
+	if runtime.GOARCH == "arm64" {
 		return []architecture{{arm64, unix.AUDIT_ARCH_AARCH64}, {arm, unix.AUDIT_ARCH_ARM}}
 	}
-	return nil
+	return []architecture{{x86_64, unix.AUDIT_ARCH_X86_64}, {i386, unix.AUDIT_ARCH_I386}}
 }
 
 // Program is the filter as the kernel takes it; nil for none.
