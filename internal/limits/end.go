@@ -45,21 +45,16 @@ func (g *Group) Unthrottle(idle bool) {
 	}
 }
 
-// Loosen is [loosenDirs] for the group, and what is within.
+// Loosen thaws the cgroups, and what is within, and takes the CPU quotas away, so that what is killed
+// gets to die: a thread that is throttled does not. What is gone is no error.
 func (g *Group) Loosen() error {
 	if l := g.lasting; l != nil {
 		for _, s := range g.throttle() {
 			delete(l.written, s.path)
 		}
 	}
-	return loosenDirs(g.Dirs())
-}
-
-// loosenDirs thaws cgroups and takes the CPU quotas away, so that what is killed gets
-// to die: a thread that is throttled does not. What is gone is no error.
-func loosenDirs(dirs []string) error {
 	var errs []error
-	for _, top := range dirs {
+	for _, top := range g.Dirs() {
 		_ = filepath.WalkDir(top, func(dir string, e os.DirEntry, err error) error {
 			if err == nil && e.IsDir() {
 				errs = append(errs, thaw(dir), change(dir+"/cpu.max", "max"), change(dir+"/cpu.cfs_quota_us", "-1"))

@@ -168,7 +168,7 @@ func (g *Group) make(id string, nest bool) error {
 func killing(dir string) error {
 	control := dir + "/memory.oom_control"
 	data, _ := proc.ReadFile(control) // none, if it cannot be read
-	if disabled, _ := row(data, "oom_kill_disable"); disabled == 0 {
+	if disabled, _ := Row(data, "oom_kill_disable"); disabled == 0 {
 		return nil
 	}
 	return write(control, "0")

@@ -121,9 +121,9 @@ func (mt Mount) Own(path string) (dir string, ok bool) {
 	return strings.TrimSuffix(mt.Point+below, "/"), true
 }
 
-// row is the number that stands after key, as in memory.events; of a file of one
+// Row is the number that stands after key, as in memory.events; of a file of one
 // number the key is "".
-func row(data []byte, key string) (n int64, ok bool) {
+func Row(data []byte, key string) (n int64, ok bool) {
 	for line := range bytes.Lines(data) {
 		f := strings.Fields(string(line))
 		if key == "" {

@@ -88,8 +88,8 @@ func TestRow(t *testing.T) {
 		{"1 2\n", "", 0, false},
 	}
 	for _, tt := range tests {
-		if got, ok := row([]byte(tt.in), tt.key); got != tt.want || ok != tt.ok {
-			t.Errorf("row(%q, %q) = %d, %v; want %d, %v", tt.in, tt.key, got, ok, tt.want, tt.ok)
+		if got, ok := Row([]byte(tt.in), tt.key); got != tt.want || ok != tt.ok {
+			t.Errorf("Row(%q, %q) = %d, %v; want %d, %v", tt.in, tt.key, got, ok, tt.want, tt.ok)
 		}
 	}
 }
@@ -110,7 +110,7 @@ func FuzzParsers(f *testing.F) {
 			}
 		}
 		for _, key := range []string{"", "oom_kill", "max"} {
-			if n, ok := row(data, key); n < 0 || !ok && n != 0 {
+			if n, ok := Row(data, key); n < 0 || !ok && n != 0 {
 				t.Fatalf("row %q of %q is %d, %v", key, data, n, ok)
 			}
 		}

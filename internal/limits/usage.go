@@ -37,7 +37,7 @@ func (g *Group) number(controller, v2file, v2key, v1file, v1key string) int64 {
 	if err != nil {
 		return 0
 	}
-	n, _ := row(data, key)
+	n, _ := Row(data, key)
 	return n
 }
 
@@ -99,7 +99,7 @@ func oomKills(dir string) (n int64, ok bool) {
 	if err != nil {
 		return 0, false
 	}
-	return row(data, "oom_kill")
+	return Row(data, "oom_kill")
 }
 
 // Limits are the plan's limits with Hit as it is now, before Remove. A memory limit is
@@ -276,7 +276,7 @@ func MemoryOf(dirs []string) (bytes int64, ok bool) {
 	for _, dir := range dirs {
 		for _, file := range []string{"/memory.current", "/memory.usage_in_bytes"} {
 			if data, err := proc.ReadFile(dir + file); err == nil {
-				return row(data, "")
+				return Row(data, "")
 			}
 		}
 	}

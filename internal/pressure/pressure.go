@@ -291,17 +291,9 @@ func gone(err error) bool {
 
 // refused is the row max of pids.events (Linux 4.6), 0 where there is none.
 func refused(dir string) int64 {
-	data, err := proc.ReadFile(dir + "/pids.events")
-	if err != nil {
-		return 0
-	}
-	for line := range bytes.Lines(data) {
-		if number, ok := bytes.CutPrefix(line, []byte("max ")); ok {
-			n, _ := parseCount(number) // 0 if it is none
-			return n
-		}
-	}
-	return 0
+	data, _ := proc.ReadFile(dir + "/pids.events") // none, if it cannot be read
+	n, _ := limits.Row(data, "max")
+	return n
 }
 
 // parseTasks takes the number of tasks from /proc/loadavg: what stands after the
