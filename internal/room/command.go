@@ -119,6 +119,8 @@ func bindFor(host, home string) string {
 	return dir
 }
 
+// lookHost is the program that a PATH means on the host, "" for none; never one out of the current
+// directory.
 func lookHost(name, callers string) string {
 	for _, dir := range strings.Split(callers, ":") {
 		if p := path.Join(dir, name); path.IsAbs(p) && unix.Access(p, unix.X_OK) == nil && isFile(p) {

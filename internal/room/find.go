@@ -30,7 +30,7 @@ type Program struct {
 // starts nothing: the version is a string inside the program, and reading those 70 kB is
 // twenty times quicker than asking it, which happens only where it is not found, until ctx is done.
 func Find(ctx context.Context, searchPath string) (Program, error) {
-	name := lookup(searchPath)
+	name := lookHost("bwrap", searchPath)
 	if name == "" && searchPath == "" {
 		return Program{}, &result.Error{Code: "bwrap-missing", Message: "cannot look for bubblewrap: PATH is empty or not set", Hint: "set it: PATH=/usr/bin:/bin"}
 	}
@@ -73,19 +73,6 @@ func Find(ctx context.Context, searchPath string) (Program, error) {
 		}
 	}
 	return p, nil
-}
-
-func lookup(searchPath string) string {
-	for _, dir := range filepath.SplitList(searchPath) {
-		if !filepath.IsAbs(dir) {
-			continue // never a bwrap out of the current directory
-		}
-		name := filepath.Join(dir, "bwrap")
-		if unix.Access(name, unix.X_OK) == nil && isFile(name) {
-			return name
-		}
-	}
-	return ""
 }
 
 // maxProgram bounds what is read of a bwrap: the real one has 70 to 100 kB.

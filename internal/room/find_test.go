@@ -193,7 +193,7 @@ func TestFindNamedPipe(t *testing.T) {
 	if err := unix.Mkfifo(filepath.Join(dir, "bwrap"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if got := lookup(dir); got != "" {
+	if got := lookHost("bwrap", dir); got != "" {
 		t.Errorf("found %q", got)
 	}
 }
@@ -227,7 +227,7 @@ func TestLookup(t *testing.T) {
 		if want != "" {
 			want = filepath.Join(want, "bwrap")
 		}
-		if got := lookup(strings.Join(tt.path, ":")); got != want {
+		if got := lookHost("bwrap", strings.Join(tt.path, ":")); got != want {
 			t.Errorf("%s: lookup = %q, want %q", tt.name, got, want)
 		}
 	}
