@@ -177,12 +177,6 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	return plan, nil
 }
 
-// Env is the payload's environment.
-func (p *Plan) Env() []values.Var { return p.env }
-
-// Filter is the payload's for system calls; nil for none.
-func (p *Plan) Filter() *seccomp.Filter { return p.filter }
-
 // NoUserns reports whether nothing in the room can make user namespaces, whatever the
 // filter allows.
 func (p *Plan) NoUserns() bool { return p.noUserns }
@@ -223,9 +217,7 @@ func (p *Plan) Close() {
 		s.Close()
 	}
 	for _, o := range p.ops {
-		if o.from != nil {
-			o.from.Close()
-		}
+		o.from.Close() // nil is an error, and no more
 	}
 	for _, o := range p.overlays {
 		o.Close()

@@ -307,8 +307,8 @@ func TestPlanNoUserns(t *testing.T) {
 	if err := plan.build(&Policy{}); err != nil {
 		t.Fatal(err)
 	}
-	if plan.NoUserns() == readOnlySysctl() || plan.Filter().Namespaces == plan.NoUserns() {
-		t.Errorf("/proc/sys is read-only: %v; user namespaces are switched off: %v; the filter refuses them: %v", readOnlySysctl(), plan.NoUserns(), plan.Filter().Namespaces)
+	if plan.NoUserns() == readOnlySysctl() || plan.filter.Namespaces == plan.NoUserns() {
+		t.Errorf("/proc/sys is read-only: %v; user namespaces are switched off: %v; the filter refuses them: %v", readOnlySysctl(), plan.NoUserns(), plan.filter.Namespaces)
 	}
 }
 

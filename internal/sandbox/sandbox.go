@@ -23,7 +23,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/stream"
 	"github.com/sbxrun/sbxrun/internal/supervise"
-	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // Spec is a sandbox that is to be started.
@@ -282,7 +281,8 @@ func (s *Sandbox) hold(kept *proc.Kept) error {
 	if err != nil {
 		return err
 	}
-	access := state.Access{Init: init, Cred: s.spec.Plan.Cred(), Net: s.net(), Workdir: s.spec.Plan.Workdir, Filter: s.spec.Plan.Filter().Name(), Env: values.Pairs(s.spec.Plan.Env()), Limits: s.spec.Limits.OfProcesses()}
+	entry := s.spec.Plan.Entry()
+	access := state.Access{Init: init, Cred: entry.Cred, Net: s.net(), Workdir: entry.Workdir, Filter: entry.Filter.Name(), Env: entry.Env, Limits: s.spec.Limits.OfProcesses()}
 	if s.group != nil {
 		access.Cgroups = s.group.Dirs()
 	}
