@@ -419,9 +419,7 @@ func (x *Exec) order(o order) error {
 // Close gives up all descriptors. Should the keeper have nobody else's, it goes on killing what
 // it has.
 func (x *Exec) Close() {
-	if x.Workdir != nil {
-		x.Workdir.Close()
-	}
+	x.Workdir.Close() // nil is an error, and no more
 	x.Unmount(time.Now())
 	x.way.Close()
 }

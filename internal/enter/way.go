@@ -71,10 +71,8 @@ func (w *way) open() error {
 // to have them, so that its death ends the stream.
 func (w *way) Entered() {
 	for i, f := range w.inner {
-		if f != nil {
-			f.Close()
-			w.inner[i] = nil
-		}
+		f.Close() // nil is an error, and no more
+		w.inner[i] = nil
 	}
 }
 
@@ -201,11 +199,7 @@ func (w *way) Close() {
 	}
 	w.Entered()
 	for _, f := range append([]*os.File{w.socket, w.gate, w.Timer}, w.Layers...) {
-		if f != nil {
-			f.Close()
-		}
+		f.Close() // nil is an error, and no more
 	}
-	if w.Init != nil {
-		w.Init.Close()
-	}
+	w.Init.Close()
 }

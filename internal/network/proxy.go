@@ -272,10 +272,6 @@ func (p *Proxy) end() {
 	}
 	CloseAll(p.host)
 	CloseAll(p.unix)
-	if p.socket != nil {
-		p.socket.Close()
-	}
-	if p.room != nil {
-		p.room.Close()
-	}
+	p.socket.Close() // nil is an error, and no more
+	p.room.Close()
 }

@@ -109,8 +109,13 @@ func Duplicate(f *os.File) (fd int, err error) {
 	return fd, err
 }
 
-// Close gives up the pidfd, not the process.
-func (p *Process) Close() error { return p.file.Close() }
+// Close gives up the pidfd, not the process. As of a file, nil is an error, and no more.
+func (p *Process) Close() error {
+	if p == nil {
+		return os.ErrInvalid
+	}
+	return p.file.Close()
+}
 
 // FD is the pidfd, still owned by p and valid until its Close.
 func (p *Process) FD() int { return Descriptor(p.file) }

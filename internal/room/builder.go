@@ -98,8 +98,6 @@ func (b *builder) abandon() error {
 // close gives up our ends.
 func (b *builder) close() {
 	for _, f := range []*os.File{b.args, b.info, b.ready} {
-		if f != nil {
-			f.Close() // args may be closed already
-		}
+		f.Close() // args may be closed already; and nil is an error, and no more
 	}
 }

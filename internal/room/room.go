@@ -234,9 +234,6 @@ func (r *Room) Close() {
 	for _, o := range r.Overlays {
 		o.Close()
 	}
-	for _, p := range []*proc.Process{r.Room, r.Monitor} {
-		if p != nil {
-			p.Close()
-		}
-	}
+	r.Room.Close()
+	r.Monitor.Close()
 }

@@ -141,8 +141,8 @@ func layout(p *Policy, user User, hostname string) ([]op, error) {
 	// What the user mounts replaces the default at and below that place.
 	ops = slices.DeleteFunc(ops, func(o op) bool {
 		replaced := slices.ContainsFunc(mounts, func(m op) bool { return Within(o.dst, m.dst) })
-		if replaced && o.from != nil {
-			o.from.Close()
+		if replaced {
+			o.from.Close() // nil is an error, and no more
 		}
 		return replaced
 	})
