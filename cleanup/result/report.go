@@ -164,19 +164,16 @@ func (r Result) Report(id string, argv []string) Report {
 	if p := r.Payload; p != nil {
 		rep.Payload = &ReportPayload{}
 		if p.Signal != 0 {
-			name := SignalName(p.Signal)
-			rep.Payload.Signal = &name
+			rep.Payload.Signal = new(SignalName(p.Signal))
 		} else {
 			rep.Payload.ExitCode = &p.ExitCode
 		}
 	}
 	if r.Started {
-		setup := Milliseconds(r.Setup)
-		rep.Setup = &setup
+		rep.Setup = new(Milliseconds(r.Setup))
 	}
 	if r.Verdict != NotApplicable {
-		teardown := Milliseconds(r.Teardown)
-		rep.TeardownT = &teardown
+		rep.TeardownT = new(Milliseconds(r.Teardown))
 		rep.Usage = &ReportUsage{CPUUser: Milliseconds(r.CPUUser), CPUSystem: Milliseconds(r.CPUSystem), MaxRSS: r.MaxRSS, MemoryPeak: r.MemoryPeak, PidsPeak: r.PidsPeak}
 	}
 	if r.Err != nil {
@@ -203,8 +200,7 @@ func (s Stream) members() (text, encoded *string) {
 	enc := base64.NewEncoder(base64.StdEncoding, &b)
 	_, _ = io.Copy(enc, struct{ io.Reader }{strings.NewReader(s.Text)}) // a Builder takes all
 	enc.Close()
-	whole := b.String()
-	return nil, &whole
+	return nil, new(b.String())
 }
 
 // JSON is the report as one line, ended by a newline.

@@ -60,8 +60,7 @@ func (p *Process) Dup() (*Process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("duplicate a pidfd of %d: %w", p.PID, err)
 	}
-	d := polled(p.PID, fd)
-	return &d, nil
+	return new(polled(p.PID, fd)), nil
 }
 
 // FromPidfd is the process of a pidfd, which stays the caller's: the Process has a
