@@ -130,45 +130,38 @@ func (r *Room) identify(ctx context.Context, info *os.File, deadline time.Time) 
 		return fmt.Errorf("bwrap's child %d: %w", child.pid, err)
 	}
 	r.RoomNS = child.pidNS
-	r.Monitor, err = verify(r.Room, r.Keeper.PID)
-	return err
+	return r.verify()
 }
 
-// verify makes sure that a process is a child of our keeper's child, which it returns, and
+// verify makes sure that the room's PID 1 is a child of our keeper's child, the monitor, and
 // the first of a PID namespace. There is one such: nobody but bwrap has run below the
 // keeper yet.
-func verify(room *proc.Process, keeper int) (monitor *proc.Process, err error) {
-	st, err := proc.ReadStat(room.PID)
+func (r *Room) verify() error {
+	st, err := proc.ReadStat(r.Room.PID)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if monitor, err = proc.Open(st.Parent); err != nil {
-		return nil, err
+	if r.Monitor, err = proc.Open(st.Parent); err != nil {
+		return err
 	}
-	defer func() {
-		if err != nil {
-			monitor.Close()
-			monitor = nil
-		}
-	}()
 	above, err := proc.ReadStat(st.Parent)
 	if err != nil {
-		return monitor, err
+		return err
 	}
-	if above.Parent != keeper {
-		return monitor, fmt.Errorf("process %d is not below our bwrap", room.PID)
+	if above.Parent != r.Keeper.PID {
+		return fmt.Errorf("process %d is not below our bwrap", r.Room.PID)
 	}
-	n, err := proc.NSPID(room.PID)
+	n, err := proc.NSPID(r.Room.PID)
 	if err != nil {
-		return monitor, err
+		return err
 	}
 	if n != 1 {
-		return monitor, fmt.Errorf("process %d is number %d of its PID namespace, not the first", room.PID, n)
+		return fmt.Errorf("process %d is number %d of its PID namespace, not the first", r.Room.PID, n)
 	}
-	if room.Exited() || monitor.Exited() {
-		return monitor, proc.ErrGone // so all of the above may have been about another
+	if r.Room.Exited() || r.Monitor.Exited() {
+		return proc.ErrGone // so all of the above may have been about another
 	}
-	return monitor, nil
+	return nil
 }
 
 // abandon ends a room that did not come to be. Its PID 1 may be unknown, so it is
