@@ -285,7 +285,9 @@ func (x *Exec) Follow(within time.Duration) (ended bool) {
 // follow waits for the payload's end, or for init's, until a time; zero for no bound.
 func (x *Exec) follow(until time.Time) (ended bool) {
 	running := !x.confirm
-	if x.confirm && x.executed() {
+	// The payload that executes its command, and the one that could not, close the gate, which nobody
+	// else has open for reading any more; but who could not has said so before.
+	if x.confirm && proc.WaitHangup(x.gate, time.Now().Add(SetupBound)) == nil && !x.Ending() {
 		running = true
 		close(x.running)
 	}
@@ -310,21 +312,10 @@ func (x *Exec) follow(until time.Time) (ended bool) {
 				// said so.
 				close(x.running)
 			}
-			p := result.FromWaitStatus(unix.WaitStatus(msg.value))
-			x.payload, x.alone, x.at = &p, msg.alone == 1, msg.at
+			x.payload, x.alone, x.at = new(result.FromWaitStatus(unix.WaitStatus(msg.value))), msg.alone == 1, msg.at
 		}
 		return true
 	}
-}
-
-// executed waits until the payload has executed its command, or could not. Both
-// close the gate, which nobody else has open for reading any more; but who could not
-// has said so before.
-func (x *Exec) executed() bool {
-	if proc.WaitHangup(x.gate, time.Now().Add(SetupBound)) != nil {
-		return false
-	}
-	return !x.Ending()
 }
 
 // notExecuted words why there was no payload.

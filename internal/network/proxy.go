@@ -57,9 +57,13 @@ func Start(spec Spec, cred *proc.Cred) (p *Proxy, err error) {
 	if err = p.open(); err != nil {
 		return p, err
 	}
-	program, err := openServer()
+	name, err := beside.Server()
 	if err != nil {
 		return p, err
+	}
+	program, err := os.Open(name)
+	if err != nil {
+		return p, beside.Unusable(name, err)
 	}
 	defer program.Close()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -88,19 +92,6 @@ func Start(spec Spec, cred *proc.Cred) (p *Proxy, err error) {
 
 // Role is the first argument of sbxrund that makes it a proxy.
 const Role = "net-proxy"
-
-// openServer opens sbxrund.
-func openServer() (*os.File, error) {
-	name, err := beside.Server()
-	if err != nil {
-		return nil, err
-	}
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, beside.Unusable(name, err)
-	}
-	return f, nil
-}
 
 // Serve makes the sockets in a room, whose PID 1 stays the caller's, and has the proxy take
 // connections at them. It returns when it does.
