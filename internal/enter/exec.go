@@ -142,14 +142,6 @@ func (e *Entry) Prepare(stdio [3]*os.File, f *Furnishing) (*Exec, *proc.Way, err
 	return x, way, nil
 }
 
-func layFresh(b *proc.Block, list []Tmpfs) []fresh {
-	var dirs []fresh
-	for _, t := range list {
-		dirs = append(dirs, fresh{b.Text(t.Dest), b.Text(t.Options)})
-	}
-	return proc.Copy(b, dirs)
-}
-
 // layFilter is the filter as seccomp(2) takes it; nil for none.
 func layFilter(b *proc.Block, f *seccomp.Filter) *unix.SockFprog {
 	program := proc.Copy(b, f.Program())

@@ -84,7 +84,11 @@ func (m *Maker) lay(b *proc.Block) unsafe.Pointer {
 		m.places[i] = b.Part(commandSize)
 		at := newEntry(b, m.entry.HostNet)
 		at.spaces |= unix.CLONE_NEWIPC
-		at.fresh = layFresh(b, m.entry.Fresh)
+		dirs := make([]fresh, len(m.entry.Fresh))
+		for i, t := range m.entry.Fresh {
+			dirs[i] = fresh{b.Text(t.Dest), b.Text(t.Options)}
+		}
+		at.fresh = proc.Copy(b, dirs)
 		at.ahead = proc.New[ahead](b)
 		at.payload.command = proc.New[command](m.places[i])
 		at.ahead.place, at.ahead.size = uintptr(unsafe.Pointer(at.payload.command)), commandSize

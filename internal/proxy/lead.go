@@ -76,7 +76,9 @@ func (a *asking) dialUnix(index int) (net.Conn, error) {
 		return nil, err
 	}
 	network.CloseAll(fds[1:])
-	return connOf(fds[0])
+	f := os.NewFile(uintptr(fds[0]), "connection")
+	defer f.Close() // net has a copy
+	return net.FileConn(f)
 }
 
 // loopbacks are where a server in the sandbox may listen, in this order.
@@ -141,13 +143,6 @@ func connect(ctx context.Context, socket *os.File, addr [16]byte, port uint16, w
 		return err // of them, that it took too long, or is to end
 	}
 	return failed
-}
-
-// connOf is a connection by its descriptor, which is taken over.
-func connOf(fd int) (net.Conn, error) {
-	f := os.NewFile(uintptr(fd), "connection")
-	defer f.Close() // net has a copy
-	return net.FileConn(f)
 }
 
 // lead takes connections at a listener until that closes, and leads each to where dial connects:
