@@ -18,12 +18,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// source is a bind of root's, held open until bwrap is started.
-type source struct {
-	*os.File            // O_PATH
-	owner    *proc.Cred // as in [op]
-}
-
 // ownerToMap returns the owner of a writable bind's source if the sandbox runs under an
 // identity that is not the owner's and that nobody has asked for; else nil.
 func (p *Plan) ownerToMap(o *op, filtered bool) (*proc.Cred, error) {
@@ -53,40 +47,40 @@ func (p *Plan) detach() (mounts []*os.File, err error) {
 			closeAll(mounts)
 		}
 	}()
-	for _, s := range p.staged {
-		fd, err := unix.OpenTree(proc.Descriptor(s.File), "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	for _, o := range p.staged() {
+		fd, err := unix.OpenTree(proc.Descriptor(o.from), "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 		if err != nil {
-			e := &result.Error{Code: "stage", Message: fmt.Sprintf("cannot bind %q: open_tree: %v", s.Name(), err), Err: err}
+			e := &result.Error{Code: "stage", Message: fmt.Sprintf("cannot bind %q: open_tree: %v", o.src, err), Err: err}
 			if e.Hint = proc.DescriptorsHint(err); err == unix.EPERM {
-				e.Hint = fmt.Sprintf("root needs CAP_SYS_ADMIN to bind %q, which only root can reach; make it reachable for everybody, or run sbxrun as its owner", s.Name())
-				if s.owner != nil {
-					e.Hint = p.withoutMap(s)
+				e.Hint = fmt.Sprintf("root needs CAP_SYS_ADMIN to bind %q, which only root can reach; make it reachable for everybody, or run sbxrun as its owner", o.src)
+				if o.owner != nil {
+					e.Hint = p.withoutMap(o)
 				}
 			}
 			return mounts, e
 		}
-		mounts = append(mounts, os.NewFile(uintptr(fd), s.Name()))
-		if s.owner == nil {
+		mounts = append(mounts, os.NewFile(uintptr(fd), o.src))
+		if o.owner == nil {
 			continue
 		}
-		if err := p.mapOwner(fd, s.owner); err != nil {
-			return mounts, &result.Error{Code: "idmap", Message: fmt.Sprintf("cannot let the sandbox, which runs as uid %d, write to %q as its owner: %v", p.cred.UID, s.Name(), idmapReason(fd, err)),
-				Hint: cmp.Or(proc.DescriptorsHint(err), p.withoutMap(s)), Err: err}
+		if err := p.mapOwner(fd, o.owner); err != nil {
+			return mounts, &result.Error{Code: "idmap", Message: fmt.Sprintf("cannot let the sandbox, which runs as uid %d, write to %q as its owner: %v", p.cred.UID, o.src, idmapReason(fd, err)),
+				Hint: cmp.Or(proc.DescriptorsHint(err), p.withoutMap(o)), Err: err}
 		}
 	}
 	return mounts, nil
 }
 
 // withoutMap is what to do where a source cannot be idmapped.
-func (p *Plan) withoutMap(s source) string {
-	if s.owner.UID != 0 {
-		return fmt.Sprintf("--user %d:%d runs the sandbox as the owner", s.owner.UID, s.owner.GID)
+func (p *Plan) withoutMap(o *op) string {
+	if o.owner.UID != 0 {
+		return fmt.Sprintf("--user %d:%d runs the sandbox as the owner", o.owner.UID, o.owner.GID)
 	}
 	// The machine's own directories are nobody's to give away.
-	if name := s.Name(); path.Dir(name) == "/" || slices.ContainsFunc([]string{"/proc", "/sys", "/dev"}, func(kernel string) bool { return Within(name, kernel) }) {
+	if name := o.src; path.Dir(name) == "/" || slices.ContainsFunc([]string{"/proc", "/sys", "/dev"}, func(kernel string) bool { return Within(name, kernel) }) {
 		return "name a directory below it that the sandbox is to write to; or show it read-only: --ro-bind"
 	}
-	return fmt.Sprintf("give it to the sandbox: chown %d:%d %s; or use a directory on another file system", p.cred.UID, p.cred.GID, shellQuote(s.Name()))
+	return fmt.Sprintf("give it to the sandbox: chown %d:%d %s; or use a directory on another file system", p.cred.UID, p.cred.GID, shellQuote(o.src))
 }
 
 // idmapReason words the errors of mount_setattr(2) and of making a user namespace.

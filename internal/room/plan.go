@@ -43,8 +43,6 @@ type Plan struct {
 	env     []values.Var
 	words   []string // bwrap's options, for the room
 	ops     []op
-	staged  []source // the user's binds, if root has to open them
-	copies  []copied
 	// overlays of the policy, and the same as they are mounted
 	overlays []*Overlay
 	mounted  []enter.Overlay
@@ -61,14 +59,6 @@ type Plan struct {
 	ownNet    bool // the command has a network namespace of its own, and the room the caller's
 	terminal  bool
 	filter    *seccomp.Filter // nil for none
-}
-
-// copied is a file that is copied in.
-type copied struct {
-	*os.File
-	dest string
-	over bool   // mounted over what is there, which bwrap does
-	text string // what it holds if it was made here, for print
 }
 
 // Caller is who asks: what Prepare must know about the world outside.
@@ -212,24 +202,28 @@ func (p *Plan) Close() {
 		_ = p.builder.abandon()
 		p.builder = nil
 	}
-	p.closeCopies()
-	for _, s := range p.staged {
-		s.Close()
-	}
 	for _, o := range p.ops {
 		o.from.Close() // nil is an error, and no more
 	}
 	for _, o := range p.overlays {
 		o.Close()
 	}
-	p.staged, p.ops, p.overlays = nil, nil, nil
+	p.ops, p.overlays = nil, nil
 }
 
-func (p *Plan) closeCopies() {
-	for _, c := range p.copies {
-		c.Close() // only ever read from: nothing can be lost
+// copies are the files that are copied in, which are open once the plan is built.
+func (p *Plan) copies() []*op { return p.those(func(o *op) bool { return o.kind == opCopy }) }
+
+// staged are the user's binds, if root has to open them.
+func (p *Plan) staged() []*op { return p.those((*op).staged) }
+
+func (p *Plan) those(which func(*op) bool) (list []*op) {
+	for i := range p.ops {
+		if which(&p.ops[i]) {
+			list = append(list, &p.ops[i])
+		}
 	}
-	p.copies = nil
+	return list
 }
 
 // Outside is whose processes the sandbox's are outside of it, and whose files it makes.
@@ -283,21 +277,14 @@ func (p *Plan) environment(pol *Policy, sandboxPath string) {
 // build makes the files that are copied in, and bwrap's options, out of what is settled.
 func (p *Plan) build(pol *Policy) error {
 	p.hostname, p.noUserns = pol.Hostname, !readOnlySysctl()
-	for i := range p.ops {
-		o := &p.ops[i]
-		if o.kind != opCopy {
+	for _, o := range p.copies() {
+		if o.from != nil {
 			continue
 		}
-		f, text := o.from, ""
-		if f == nil {
-			var err error
-			if f, err = memory(path.Base(o.dst), o.data); err != nil {
-				return err
-			}
-			text = string(o.data)
+		var err error
+		if o.from, err = memory(path.Base(o.dst), o.data); err != nil {
+			return err
 		}
-		o.from = nil // the plan's now
-		p.copies = append(p.copies, copied{f, o.dst, o.over, text})
 	}
 	p.words = p.options(false)
 	if n := len(p.words); n > maxWords {
@@ -335,7 +322,7 @@ func (p *Plan) options(whole bool) (words []string) {
 	for i := range p.ops {
 		o := &p.ops[i]
 		src := o.src
-		if o.from != nil {
+		if o.staged() {
 			src = path.Join(proc.StageDir, strconv.Itoa(staged))
 			staged++
 		}
@@ -386,9 +373,9 @@ func (p *Plan) furnishing() *enter.Furnishing {
 			f.Tmpfs = append(f.Tmpfs, enter.Mounted{Tmpfs: o.tmpfs(), Mode: tmpfsMode(o.dst)})
 		}
 	}
-	for _, c := range p.copies {
-		if !c.over {
-			f.Files = append(f.Files, enter.File{Dest: c.dest, From: c.File})
+	for _, o := range p.copies() {
+		if !o.over {
+			f.Files = append(f.Files, enter.File{Dest: o.dst, From: o.from})
 		}
 	}
 	return f
@@ -396,9 +383,9 @@ func (p *Plan) furnishing() *enter.Furnishing {
 
 // over are the files that bwrap mounts over others.
 func (p *Plan) over() (list []*os.File) {
-	for _, c := range p.copies {
-		if c.over {
-			list = append(list, c.File)
+	for _, o := range p.copies() {
+		if o.over {
+			list = append(list, o.from)
 		}
 	}
 	return list
@@ -498,7 +485,6 @@ func (p *Plan) stage(filtered bool) error {
 			return &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %v", o.src, err), Err: err}
 		}
 		o.from = os.NewFile(uintptr(fd), o.src)
-		p.staged = append(p.staged, source{o.from, o.owner})
 	}
 	return nil
 }

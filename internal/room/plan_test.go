@@ -200,12 +200,12 @@ func checkSources(t *testing.T, plan *Plan, list []option) {
 			}
 		}
 	}
-	for _, c := range plan.copies {
-		if !Within(c.dest, "/etc") {
-			t.Errorf("copied: %q", c.dest)
+	for _, c := range plan.copies() {
+		if !Within(c.dst, "/etc") {
+			t.Errorf("copied: %q", c.dst)
 		}
-		if strings.Contains(c.Name(), "passwd") {
-			t.Errorf("%s, which the user has replaced, is copied to %s", c.Name(), c.dest)
+		if strings.Contains(c.from.Name(), "passwd") {
+			t.Errorf("%s, which the user has replaced, is copied to %s", c.from.Name(), c.dst)
 		}
 	}
 }
@@ -228,7 +228,7 @@ func TestPlanBuild(t *testing.T) {
 			{kind: opSymlink, dst: "/bin", src: "usr/bin"},
 			{kind: opBind, dst: "/usr", src: "/usr"},
 			{kind: opBindRW, dst: "/w", src: "/a b"},
-			{kind: opBind, dst: "/s", src: "/root/s", from: staged},
+			{kind: opBind, dst: "/s", src: "/root/s", from: staged, users: true},
 			{kind: opProc, dst: "/proc"},
 			{kind: opDev, dst: "/dev"},
 			{kind: opTmpfs, dst: "/dev/shm", size: 1},
@@ -291,12 +291,12 @@ func TestPlanBuild(t *testing.T) {
 			{Tmpfs: enter.Tmpfs{Dest: "/dev/shm", Options: "mode=1777,size=1"}, Mode: 0o1777}, {Tmpfs: enter.Tmpfs{Dest: "/tmp", Options: "mode=1777,size=2"}, Mode: 0o1777},
 			{Tmpfs: enter.Tmpfs{Dest: Home, Options: "mode=0700,size=3"}, Mode: 0o700}, {Tmpfs: enter.Tmpfs{Dest: "/x", Options: "mode=0755,size=4"}, Mode: 0o755},
 		},
-		Files: []enter.File{{Dest: "/etc/hosts", From: plan.copies[0].File}, {Dest: "/etc/localtime", From: file}}, ReadOnly: []string{"/dev", "/"}, NoUserns: plan.NoUserns(),
+		Files: []enter.File{{Dest: "/etc/hosts", From: plan.copies()[0].from}, {Dest: "/etc/localtime", From: file}}, ReadOnly: []string{"/dev", "/"}, NoUserns: plan.NoUserns(),
 	}
 	if diff := cmp.Diff(wantFurnishing, plan.furnishing(), cmp.Comparer(func(a, b *os.File) bool { return a == b })); diff != "" {
 		t.Errorf("furnishing (-want +got):\n%s", diff)
 	}
-	if text, err := io.ReadAll(plan.copies[0]); err != nil || string(text) != "127.0.0.1 h\n" {
+	if text, err := io.ReadAll(plan.copies()[0].from); err != nil || string(text) != "127.0.0.1 h\n" {
 		t.Errorf("copy of /etc/hosts: %q, %v", text, err)
 	}
 }
@@ -549,8 +549,8 @@ func TestPrepareStages(t *testing.T) {
 	}
 	mounts := []Mount{{Source: top + "/private/data", Dest: "/a"}, {Source: top + "/public", Dest: "/b", Kind: ReadWrite}}
 	policy := Policy{Command: []string{"sh"}, Workdir: "/tmp", Mounts: mounts}
-	if plan := prepare(t, policy, 1000); plan.staged != nil {
-		t.Errorf("not root, but staged %v", plan.staged)
+	if plan := prepare(t, policy, 1000); plan.staged() != nil {
+		t.Errorf("not root, but staged %v", plan.staged())
 	}
 	plan := prepare(t, policy, 0)
 	staged := 0
@@ -559,14 +559,14 @@ func TestPrepareStages(t *testing.T) {
 			if n, err := strconv.Atoi(path.Base(o.Args[0])); err != nil || n != staged {
 				t.Errorf("staged at %s, want number %d", o.Args[0], staged)
 			}
-			if want := map[string]string{"/a": top + "/private/data", "/b": top + "/public"}[o.Args[1]]; plan.staged[staged].Name() != want {
-				t.Errorf("at %s: %s, want %s", o.Args[1], plan.staged[staged].Name(), want)
+			if want := map[string]string{"/a": top + "/private/data", "/b": top + "/public"}[o.Args[1]]; plan.staged()[staged].from.Name() != want {
+				t.Errorf("at %s: %s, want %s", o.Args[1], plan.staged()[staged].from.Name(), want)
 			}
 			staged++
 		}
 	}
-	if staged == 0 || staged != len(plan.staged) {
-		t.Errorf("%d of %d staged files are bound", staged, len(plan.staged))
+	if staged == 0 || staged != len(plan.staged()) {
+		t.Errorf("%d of %d staged files are bound", staged, len(plan.staged()))
 	}
 	if plan.Closed != nil {
 		t.Errorf("closed: %q", plan.Closed)

@@ -91,7 +91,9 @@ func (p *Plan) start(ctx context.Context, r *Room, b *builder, stdio [3]*os.File
 	if err := r.Keeper.Enter(proc.Command{Way: way, Cred: p.cred, Terminal: tty, Remove: p.Bounds.Remove}); err != nil {
 		return err
 	}
-	p.closeCopies() // while bwrap builds the room
+	for _, o := range p.copies() { // while bwrap builds the room
+		o.from.Close() // only ever read from: nothing can be lost
+	}
 	if err := r.identify(ctx, b.info, deadline); err != nil {
 		return err
 	}

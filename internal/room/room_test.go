@@ -242,10 +242,9 @@ func TestStartUnfurnished(t *testing.T) {
 			}
 			// When bwrap's options are made.
 			if tt.op.kind == opCopy {
-				plan.copies = append(plan.copies, copied{File: null, dest: tt.op.dst})
-			} else {
-				plan.ops = append(plan.ops, tt.op)
+				tt.op.from = null
 			}
+			plan.ops = append(plan.ops, tt.op)
 			sb, err := plan.Start(t.Context(), [3]*os.File{null, null, null}, nil, false)
 			null.Close()
 			var e *result.Error

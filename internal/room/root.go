@@ -26,7 +26,7 @@ type op struct {
 	size int64    // tmpfs
 	data []byte   // copies of text made here
 	over bool     // a copy that is mounted over what is there
-	from *os.File // binds that are staged: the source, held open
+	from *os.File // binds that are staged: the source, held open (O_PATH); copies: what is read
 	// users: a bind whose source was named by the user, not by us.
 	users bool
 	// layer: it is bound for an overlay alone, and for a moment.
@@ -39,6 +39,9 @@ type op struct {
 	// owner's on disk: the mount is idmapped (mount_setattr(2), Linux 5.12).
 	owner *proc.Cred
 }
+
+// staged reports whether it is a bind whose source root has to open.
+func (o *op) staged() bool { return o.users && o.from != nil }
 
 type opKind int
 

@@ -39,7 +39,7 @@ func (p *Plan) ShellCommand(filter string) string {
 		if !strings.HasPrefix(filter, "&") {
 			filter = shellQuote(filter)
 		}
-		filter = fmt.Sprintf(" %d<%s", firstCopy+len(p.copies), filter)
+		filter = fmt.Sprintf(" %d<%s", firstCopy+len(p.copies()), filter)
 	}
 	words = append(words, options...)
 	words = append(words, "--")
@@ -50,28 +50,29 @@ func (p *Plan) ShellCommand(filter string) string {
 	line := strings.Join(words, " ")
 	// bwrap's copies come from descriptors.
 	heredocs := ""
-	for i, c := range p.copies {
+	for i, o := range p.copies() {
 		fd := firstCopy + i
-		if c.text == "" {
-			line += fmt.Sprintf(" %d<%s", fd, shellQuote(c.Name()))
+		if o.src != "" {
+			line += fmt.Sprintf(" %d<%s", fd, shellQuote(o.src))
 			continue
 		}
 		end := fmt.Sprintf("END%d", fd)
 		line += fmt.Sprintf(" %d<<'%s'", fd, end)
-		heredocs += "\n" + c.text + end
+		heredocs += "\n" + string(o.data) + end
 	}
 	line += filter + heredocs
-	if len(p.staged) == 0 {
+	staged := p.staged()
+	if len(staged) == 0 {
 		return comment + line
 	}
 	// What the keeper does as root before it takes on the unprivileged uid.
 	script := "set -e\nstage=$(mktemp -d)\nmount -t tmpfs -o nosuid,nodev,noexec,mode=0755 sbxrun \"$stage\"\n"
-	for i, s := range p.staged {
+	for i, o := range staged {
 		how := "--rbind"
-		if s.owner != nil {
-			how += " -o " + shellQuote(p.idmapOption(s.owner))
+		if o.owner != nil {
+			how += " -o " + shellQuote(p.idmapOption(o.owner))
 		}
-		script += fmt.Sprintf("if [ -d %[1]s ]; then mkdir \"$stage/%[2]d\"; else : >\"$stage/%[2]d\"; fi\nmount %[3]s %[1]s \"$stage/%[2]d\"\n", shellQuote(s.Name()), i, how)
+		script += fmt.Sprintf("if [ -d %[1]s ]; then mkdir \"$stage/%[2]d\"; else : >\"$stage/%[2]d\"; fi\nmount %[3]s %[1]s \"$stage/%[2]d\"\n", shellQuote(o.src), i, how)
 	}
 	script += "mount --move \"$stage\" " + path.Clean(proc.StageDir) + "\nexec " + line + "\n"
 	return comment + "unshare --mount --propagation slave bash -c " + shellQuote(script)
@@ -88,7 +89,7 @@ func (p *Plan) plain() []string {
 
 // seccomp is the option for the filter, whose descriptor comes behind those of the copies.
 func (p *Plan) seccomp() []string {
-	return []string{"--seccomp", strconv.Itoa(firstCopy + len(p.copies))}
+	return []string{"--seccomp", strconv.Itoa(firstCopy + len(p.copies()))}
 }
 
 // FilterBytes returns the seccomp filter as bwrap takes it, nil if there is none.
@@ -104,14 +105,14 @@ func (p *Plan) FilterBytes() []byte {
 // compared with. Its files are the plan's and can be read once. It cannot stand
 // for a plan that stages sources.
 func (p *Plan) Cmd() (*exec.Cmd, error) {
-	if len(p.staged) > 0 {
+	if len(p.staged()) > 0 {
 		return nil, errors.New("a plan with sources that only root can reach has no plain command")
 	}
 	options := p.plain()
 	// The numbers below firstCopy are Start's.
 	files := make([]*os.File, firstCopy-argsFD)
-	for _, c := range p.copies {
-		files = append(files, c.File)
+	for _, o := range p.copies() {
+		files = append(files, o.from)
 	}
 	if filter := p.FilterBytes(); filter != nil {
 		f, err := memory("seccomp", filter)
