@@ -11,6 +11,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 )
@@ -166,6 +167,45 @@ func TestSize(t *testing.T) {
 		} else {
 			t.Logf("%+v: %d instructions", f, n)
 		}
+	}
+}
+
+// TestTable says for each call which rule it has. The other tests take the calls from the table, so one that
+// is lost from it, or has another's rule, would pass them.
+func TestTable(t *testing.T) {
+	want := map[string]rule{}
+	for r, names := range map[rule]string{
+		refuse: "add_key request_key keyctl bpf perf_event_open fanotify_init lookup_dcookie open_by_handle_at sync syslog acct quotactl quotactl_fd " +
+			"swapon swapoff reboot kexec_load kexec_file_load init_module finit_module delete_module nfsservctl vhangup iopl ioperm",
+		lack:        "openat2 syncfs userfaultfd io_uring_setup io_uring_enter io_uring_register",
+		mode1:       "creat chmod fchmod mknod",
+		mode2:       "fchmodat fchmodat2 mknodat",
+		flags1mode2: "open",
+		flags2mode3: "openat",
+		family:      "socket socketpair",
+		multiplexed: "socketcall",
+		option:      "setsockopt",
+		terminal:    "ioctl",
+		lease:       "fcntl fcntl64",
+		ofInit:      "sched_setparam sched_setscheduler sched_setaffinity sched_setattr",
+		priority:    "setpriority",
+		limit:       "setrlimit",
+		limitOf:     "prlimit64",
+		tracing:     "ptrace",
+		refuseSpace: "unshare setns",
+		lackSpace:   "clone3",
+		flags0:      "clone",
+	} {
+		for name := range strings.FieldsSeq(names) {
+			want[name] = r
+		}
+	}
+	got := map[string]rule{}
+	for _, r := range table {
+		got[r.name] = r.rule
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
 	}
 }
 
