@@ -72,8 +72,17 @@ func TestSharedAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer plan.Close()
-	if _, err := supervise.Hold(t.Context(), supervise.Place{Plan: plan}, [3]*os.File{}, nil, supervise.Terms{Shared: true}); err == nil {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	c, err := supervise.Hold(t.Context(), supervise.Place{Plan: plan}, [3]*os.File{null, null, null}, nil, supervise.Terms{Shared: true, ProofTimeout: 20 * time.Second})
+	if err == nil {
 		t.Error("others may enter it")
+		c.End(t.Context())
+		_ = c.Collect()
+		c.Close()
 	}
 }
 
