@@ -2,7 +2,9 @@ package links
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -54,6 +56,60 @@ func TestOpen(t *testing.T) {
 	if _, err := Dir("relative/last"); !errors.Is(err, unix.ENOTDIR) {
 		t.Errorf("a file as a directory: %v", err)
 	}
+	if fd, err := Dir("relative"); err != nil || !same(t, fd, "a/b") {
+		t.Errorf("a directory: %v", err)
+	} else {
+		unix.Close(fd)
+	}
+	if _, err := For("a/b/file/x", unix.O_RDONLY); !errors.Is(err, unix.ENOTDIR) {
+		t.Errorf("what cannot be copied: %v", err)
+	}
+}
+
+// As many links as the kernel follows (path_resolution(7)), and no more.
+func TestOpenMany(t *testing.T) {
+	t.Chdir(t.TempDir())
+	must(t, os.WriteFile("0", nil, 0o600))
+	for i := range maxLinks + 1 {
+		must(t, os.Symlink(strconv.Itoa(i), strconv.Itoa(i+1)))
+	}
+	fd, err := Open(strconv.Itoa(maxLinks))
+	if err != nil || !same(t, fd, "0") {
+		t.Errorf("%d links: %v", maxLinks, err)
+	}
+	unix.Close(fd)
+	if fd, err := Open(strconv.Itoa(maxLinks + 1)); !errors.Is(err, unix.ELOOP) {
+		t.Errorf("%d links: %d, %v", maxLinks+1, fd, err)
+	}
+}
+
+// The text of a link in /proc only describes what it leads to.
+func TestOpenDescriptor(t *testing.T) {
+	name := t.TempDir() + "/file"
+	f, err := os.Create(name)
+	must(t, err)
+	defer f.Close()
+	must(t, os.Remove(name), os.WriteFile(name+" (deleted)", nil, 0o600))
+	path := fmt.Sprintf("/proc/self/fd/%d", f.Fd())
+	fd, err := Open(path)
+	if err != nil || !same(t, fd, path) {
+		t.Fatalf("%s: %v", path, err)
+	}
+	unix.Close(fd)
+}
+
+// The directory of an ordinary user may be writable for a group, as umask 002 makes it.
+func TestOpenGroup(t *testing.T) {
+	if os.Geteuid() == 0 {
+		return // see TestOpenOthers
+	}
+	top := t.TempDir()
+	must(t, os.Chmod(top, 0o775), os.Mkdir(top+"/dir", 0o755), os.Symlink("dir", top+"/link"))
+	fd, err := Open(top + "/link")
+	if err != nil {
+		t.Error(err)
+	}
+	unix.Close(fd)
 }
 
 // What somebody else made, or, for root, could have put there, is an error that names
