@@ -17,6 +17,7 @@ func TestCovers(t *testing.T) {
 		{"example.org", "example.org:443", true},
 		{"example.org", "example.org:8080", false},
 		{"example.org:443", "example.org", false},
+		{"example.org:443", "example.org:80", false},
 		{"example.org", "a.example.org", false},
 		{"*.example.org", "a.example.org", true},
 		{"*.example.org", "*.a.example.org", true},
@@ -25,6 +26,8 @@ func TestCovers(t *testing.T) {
 		{"10.0.0.0/8", "10.1.0.0/16", true},
 		{"10.0.0.0/8", "10.1.2.3", true},
 		{"10.1.0.0/16", "10.0.0.0/8", false},
+		{"10.0.0.0/16", "10.0.0.0/8", false},
+		{"10.0.0.0/8", "10.1.2.3/8", true},
 		{"10.0.0.0/8", "11.1.2.3", false},
 		{"10.0.0.0/8", "[::ffff:10.0.0.1]:80", true},
 	} {
