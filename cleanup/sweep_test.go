@@ -511,6 +511,23 @@ func TestSweepRecords(t *testing.T) {
 			t.Error("a record without a time is kept for ever")
 		}
 	})
+	// Its sandbox may still be there, and without the record nobody would find it.
+	t.Run("cannot be verified", func(t *testing.T) {
+		tasks, err := os.ReadDir("/proc/self/task")
+		harness.Must(t, err)
+		tid, err := strconv.Atoi(tasks[len(tasks)-1].Name())
+		harness.Must(t, err)
+		thread, err := proc.Identify(tid) // no pidfd can be had of it (pidfd_open(2))
+		harness.Must(t, err)
+		dir, path := recorded(t, record{init: thread, supervisor: self, created: now})
+		found := noProc(dir, Options{})
+		if len(found) != 1 || found[0].Kind != "init" || found[0].PID != tid || found[0].Err == "" || found[0].Done {
+			t.Errorf("%+v", found)
+		}
+		if !exists(t, path) {
+			t.Error("the record was removed")
+		}
+	})
 	// Last: it is what all the others must not do.
 	t.Run("exact", func(t *testing.T) {
 		dir, path := recorded(t, record{init: exact, supervisor: self, created: now})
