@@ -141,6 +141,28 @@ func TestRate(t *testing.T) {
 	}
 }
 
+// Of many tenants those are forgotten that do nothing, and their rate: none that runs or waits.
+func TestForget(t *testing.T) {
+	g := NewGate(1)
+	leave, err := enter(t.Context(), g, "runs", Ceilings{})
+	harness.Must(t, err)
+	turn, err := g.Join("waits", Ceilings{Queue: 1})
+	harness.Must(t, err)
+	for i := range most {
+		if _, err := g.Join(fmt.Sprint(i), Ceilings{}); code(err) != api.Busy || len(g.tenants) > most {
+			t.Fatalf("%d, with %d tenants: %v", i, len(g.tenants), err)
+		}
+	}
+	if runs, waits := g.Use("runs"), g.Use("waits"); runs.Running != 1 || waits.Waiting != 1 {
+		t.Errorf("%+v, %+v", runs, waits)
+	}
+	leave()
+	if leave, err = turn.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	leave()
+}
+
 // Many come, leave and give up at once: the books agree in the end.
 func TestManyAtOnce(t *testing.T) {
 	g := NewGate(3)
