@@ -215,6 +215,9 @@ func TestRemove(t *testing.T) {
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
 		t.Errorf("%v, %v", entries, err)
 	}
+	if err := Remove(fd, "kept/name"); err != unix.ENOTDIR {
+		t.Errorf("what could not be looked for: %v", err)
+	}
 }
 
 // read returns the entries of an archive.
