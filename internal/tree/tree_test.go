@@ -156,6 +156,37 @@ func TestRemovedMeanwhile(t *testing.T) {
 	}
 }
 
+// An entry that is removed before the walk comes to it is none, and the walk goes on. A walk that is
+// given up says so once, and nothing that it has opened stays open.
+func TestWalkGoesOn(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.Mkdir(dir+"/a", 0o755), os.Mkdir(dir+"/b", 0o755), os.WriteFile(dir+"/c", nil, 0o600))
+	fd, w := opened(t, dir)
+	before, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	got := ""
+	for e, err := range w.Below(t.Context(), fd, "") {
+		must(t, err)
+		if got += e.Name; e.Name == "a" {
+			must(t, os.Remove(dir+"/b"))
+		}
+	}
+	if got != "ac" {
+		t.Errorf("%q", got)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for e, err := range w.Below(ctx, fd, "") {
+		if e != nil || !errors.Is(err, context.Canceled) {
+			t.Errorf("%+v, %v", e, err)
+		}
+		break
+	}
+	if after, err := os.ReadDir("/proc/self/fd"); err != nil || len(after) != len(before) {
+		t.Errorf("%d descriptors, and %d after: %v", len(before), len(after), err)
+	}
+}
+
 // A file with a lease on it is an error of that file, and keeps nobody waiting.
 func TestLease(t *testing.T) {
 	dir := t.TempDir()
