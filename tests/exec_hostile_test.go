@@ -36,7 +36,8 @@ while not os.path.exists("/tmp/stop"):
         print("looking", flush=True)
 print("saw", len(seen), flush=True)
 `
-	key, token := "k3y"+secret, "t0ken"+secret
+	// The token is in command lines, where TestR21SecretNotInCommandLines looks for secret.
+	key, token := "k3y"+secret, "t0ken"+reversed(secret)
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{Env: []string{"API_KEY=" + key}}, "--log-max", "64K", "python3", "-c", scanner, reversed(key), reversed(token))
 	s.Run("wait", "--log", "looking", b.ID)
