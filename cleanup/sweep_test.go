@@ -133,13 +133,18 @@ func actor(roles string) (*exec.Cmd, error) {
 		}
 	}
 	switch role {
-	case "room", "about to", "waits", "mapped", "other", "copy", "second", "apart":
+	case "room", "about to", "waits", "mapped", "other", "twin", "copy", "second", "apart":
 		hold, err := room.HoldFile()
 		if err != nil {
 			return nil, err
 		}
 		if role == "other" {
 			if _, err := hold.Write([]byte{0}); err != nil {
+				return nil, err
+			}
+		}
+		if role == "twin" { // a byte that means nothing (elf(5), EI_PAD)
+			if _, err := hold.WriteAt([]byte{1}, 15); err != nil {
 				return nil, err
 			}
 		}
@@ -273,6 +278,7 @@ func TestAbandoned(t *testing.T) {
 		{"stranger,keeper,mapped", false},     // bwrap's child that goes on, and ends
 		{"stranger,keeper,nest,waits", false}, // in a namespace below
 		{"stranger,keeper,other", false},      // another program in a memfd of that name
+		{"stranger,keeper,twin", false},       // likewise, and of the same size
 		{"stranger,keeper,copy", false},       // the program in a file
 		{"stranger,keeper,apart", false},      // in a session of its own
 		{"stranger,keeper,plain init", false}, // somebody else's
