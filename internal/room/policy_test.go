@@ -187,3 +187,18 @@ func TestPolicyValidate(t *testing.T) {
 		})
 	}
 }
+
+// What must be the sandbox's own is replaced by nothing.
+func TestCleanDest(t *testing.T) {
+	for dest, want := range map[string]string{"/a/./b/": "/a/b", "/dev/shm": "/dev/shm", "/dev/fdx": "/dev/fdx", "/procx": "/procx", "/.layersx": "/.layersx"} {
+		if got, err := CleanDest(dest); got != want || err != nil {
+			t.Errorf("%s: %q, %v", dest, got, err)
+		}
+	}
+	for _, dest := range []string{"", "a", "./a", "/", "/x/..", "/dev", "/dev/", "/proc", "/proc/sys", "/.layers", "/.layers/0",
+		"/dev/fd", "/dev/fd/0", "/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/core", "/dev/ptmx", "/dev/./ptmx"} {
+		if got, err := CleanDest(dest); err == nil {
+			t.Errorf("%s: %q", dest, got)
+		}
+	}
+}

@@ -391,3 +391,41 @@ func TestAhead(t *testing.T) {
 		}
 	}
 }
+
+// Whatever process bwrap names: PID 1 of a room is a child of a child of the room's own keeper, and the
+// first of a PID namespace.
+func TestVerify(t *testing.T) {
+	plan := prepare(t, Policy{Workdir: "/tmp"}, os.Getuid())
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	sb, err := plan.Start(t.Context(), [3]*os.File{null, null, os.Stderr}, nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Close()
+	monitor, err := verify(sb.Room, sb.Keeper.PID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer monitor.Close()
+	if _, err := verify(sb.Room, os.Getpid()); err == nil {
+		t.Error("it is taken for another keeper's")
+	}
+	if _, err := verify(monitor, os.Getpid()); err == nil {
+		t.Error("the monitor is taken for it")
+	}
+	deadline := time.Now().Add(20 * time.Second)
+	sb.Keeper.Kill()
+	if _, err := sb.Keeper.Empty(deadline); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := verify(sb.Room, sb.Keeper.PID); err == nil {
+		t.Error("it has ended, and is taken for alive")
+	}
+	if err := sb.Keeper.Reap(deadline); err != nil {
+		t.Fatal(err)
+	}
+}
