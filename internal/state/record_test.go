@@ -401,6 +401,12 @@ func TestAccess(t *testing.T) {
 			t.Errorf("taken, although cut after %d bytes", n)
 		}
 	}
+	words := strings.Split(string(text), "\x00")
+	for n := range accessFields {
+		if _, err := parseAccess(strings.Join(words[:n], "\x00") + "\x00\n"); err == nil {
+			t.Errorf("taken, with %d words", n)
+		}
+	}
 	for _, word := range []string{"", "nobody", o.ID[:6], "../" + o.ID, testID(2)} {
 		if _, _, ok := d.Access(word); ok {
 			t.Errorf("access to %q", word)

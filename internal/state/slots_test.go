@@ -258,6 +258,21 @@ func TestAdmission(t *testing.T) {
 	release()
 }
 
+// What cannot be locked is neither had nor somebody else's: nothing begins then.
+func TestSlotsFail(t *testing.T) {
+	d := opened(t)
+	must(t, d.Close())
+	if release, err := d.TakeSlot(1); err == nil || err == ErrFull {
+		t.Errorf("a slot: %v, %v", release != nil, err)
+	}
+	if release, err := d.WaitSlot(t.Context(), 1); err == nil || err == ErrFull {
+		t.Errorf("a slot, waited for: %v, %v", release != nil, err)
+	}
+	if release, ok, err := d.TryAdmission(); ok || err == nil {
+		t.Errorf("admission: %v, %v, %v", release != nil, ok, err)
+	}
+}
+
 // TestLocksCloseOnExec: what is executed does not hold them.
 func TestLocksCloseOnExec(t *testing.T) {
 	d := opened(t)
