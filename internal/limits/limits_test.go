@@ -1,6 +1,7 @@
 package limits
 
 import (
+	"errors"
 	"math"
 	"slices"
 	"strconv"
@@ -9,6 +10,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -92,5 +96,36 @@ func TestRequestRefused(t *testing.T) {
 	}
 	if p, err := (&Machine{}).Plan(Request{}, true); err != nil || len(p.Limits) != 0 {
 		t.Errorf("%+v, %v", p, err)
+	}
+}
+
+// A mechanism that fails after all takes its limits with it, and where they are required all of it.
+func TestFailAll(t *testing.T) {
+	for _, required := range []bool{true, false} {
+		g := &Group{plan: &Plan{required: required, Limits: []result.Limit{
+			{Name: "memory", Enforced: true, Mechanism: "cgroup v2 memory.max"},
+			{Name: "cpus", Enforced: false, Mechanism: "cgroup v2 cpu.max"},
+			{Name: "pids", Enforced: true, Mechanism: "cgroup v1 pids.max"},
+		}}}
+		if err := g.failAll("none", unix.EAGAIN); err != nil {
+			t.Errorf("required: %v, nothing fails: %v", required, err)
+		}
+		err := g.failAll("cgroup v2", unix.EAGAIN)
+		if (err != nil) != required || required && !errors.Is(err, unix.EAGAIN) {
+			t.Errorf("required: %v, %v", required, err)
+		}
+		if p := g.plan; p.enforced("memory") || p.enforced("cpus") || !p.enforced("pids") {
+			t.Errorf("required: %v, %+v", required, p.Limits)
+		}
+	}
+}
+
+// A cgroup that stays has only the limits that it was made with: another has to have one of its own.
+func TestRenewWithout(t *testing.T) {
+	l := &lasting{plan: &Plan{Limits: []result.Limit{{Name: "memory", Enforced: true}, {Name: "pids"}}}}
+	for r, want := range map[Request]error{{Memory: 1 << 20}: nil, {Pids: 5}: ErrRenew, {Memory: 1 << 20, MemorySwap: 1}: ErrRenew} {
+		if p, err := l.renewed(r); err != want || err == nil && (len(p.Limits) != 1 || !p.enforced("memory") || !p.required) {
+			t.Errorf("%+v: %+v, %v", r, p, err)
+		}
 	}
 }
