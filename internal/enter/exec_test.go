@@ -268,6 +268,37 @@ func TestExecGivenUp(t *testing.T) {
 	unharmed(t, sb)
 }
 
+// What a payload leaves behind becomes a child of init as well, and is not taken for it.
+func TestPayloadEnded(t *testing.T) {
+	sb := idle(t)
+	s := open(t)
+	x, err := shell(sb, "sleep 100 >/dev/null & exit 0").Start(t.Context(), sb.Room, s.stdio, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	s.w.Close()
+	x.Release()
+	select {
+	case <-x.Exited():
+	case <-time.After(time.Until(soon())):
+		t.Error("it does not end")
+	}
+	if list, err := proc.Children(x.Init.PID); len(list) != 1 {
+		t.Errorf("below init: %v, %v", list, err)
+	}
+	if p, err := x.Payload(); err != proc.ErrGone {
+		t.Errorf("taken for the payload: %+v, %v", p, err)
+	}
+	if out := supervise.Teardown(&x.Kept, soon()); out.Verdict != result.Proven {
+		t.Errorf("%+v", out)
+	}
+	if err := x.Kept.Collect(soon()); err != nil {
+		t.Error(err)
+	}
+	unharmed(t, sb)
+}
+
 func TestExecDeadline(t *testing.T) {
 	sb := idle(t)
 	timeout := harness.Deadline(time.Second) // all have to be up before
