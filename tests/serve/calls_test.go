@@ -176,6 +176,11 @@ func TestCollectedNames(t *testing.T) {
 	if r == nil || len(r.Files) < 80 || len(r.Files) > 90 || !strings.Contains(r.Files[len(r.Files)-1].Error, "names") {
 		t.Fatalf("%+v", c)
 	}
+	many := sh("touch $(seq 257)")
+	many.Collect = []string{"*"}
+	if r := s.statusOf(many).Report; r == nil || len(r.Files) != 257 || r.Files[255].Error != "" || !strings.Contains(r.Files[256].Error, "more than 256 files") {
+		t.Errorf("%+v", r)
+	}
 	_, b := s.ask(http.MethodGet, "/v1/calls", nil)
 	if len(b) > 8<<10 || !strings.Contains(string(b), c.ID) {
 		t.Errorf("%d bytes: %.1000s", len(b), b)
