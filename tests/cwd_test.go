@@ -88,6 +88,18 @@ func TestR23CurrentDirectoryPrivate(t *testing.T) {
 		t.Errorf("%.100q", r.Stdout)
 	}
 
+	// What root's sbxrun mounts for that shows nowhere else, also where mounts are shared between
+	// namespaces, as systemd has them.
+	if harness.Root() {
+		const shared = `mount --make-rshared / && before=$(wc -l </proc/self/mountinfo) && "$@"; code=$?
+			[ "$(wc -l </proc/self/mountinfo)" = "$before" ] || cat /proc/self/mountinfo; exit $code`
+		o := harness.Options{Dir: dir, Wrap: []string{"unshare", "--mount", "--propagation", "private", "sh", "-c", shared, "sh"}}
+		r = harness.Run(t, o, "cat", "file")
+		if r.Expect(t, 0, "exited"); string(r.Stdout) != "content" {
+			t.Errorf("%.2000q", r.Stdout)
+		}
+	}
+
 	// The directory itself is closed: the command starts in it, or there is
 	// an error that names it; nothing is opened up.
 	harness.Must(t, os.Chmod(dir, 0o700))
