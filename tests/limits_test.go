@@ -253,6 +253,16 @@ func TestUsageOnce(t *testing.T) {
 	}
 }
 
+// Init waits without using the processor, also when it has reaped something.
+func TestInitWaits(t *testing.T) {
+	t.Parallel()
+	r := harness.Run(t, harness.Options{}, "--timeout", "2", "sh", "-c", "(sleep 0.1 &); sleep 60")
+	r.Expect(t, 124, "timeout")
+	if used := r.Report.Usage.CPUUserMS + r.Report.Usage.CPUSystemMS; used > 0.25*r.Report.DurationMS {
+		t.Errorf("%.0f ms of CPU in %.0f ms", used, r.Report.DurationMS)
+	}
+}
+
 // Whoever the kernel is to choose first for want of memory, it is not the keeper, which
 // brings all to an end.
 func TestOOMScoreOfTheCommand(t *testing.T) {
