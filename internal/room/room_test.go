@@ -406,15 +406,21 @@ func TestVerify(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer sb.Close()
-	monitor, err := verify(sb.Room, sb.Keeper.PID)
-	if err != nil {
+	verify := func(init, keeper *proc.Process) error {
+		r := &Room{Kept: proc.Kept{Room: init, Keeper: &proc.Keeper{Process: proc.Process{PID: keeper.PID}}}}
+		err := r.verify()
+		if r.Monitor != nil {
+			r.Monitor.Close()
+		}
+		return err
+	}
+	if err := verify(sb.Room, &sb.Keeper.Process); err != nil {
 		t.Fatal(err)
 	}
-	defer monitor.Close()
-	if _, err := verify(sb.Room, os.Getpid()); err == nil {
+	if verify(sb.Room, &proc.Process{PID: os.Getpid()}) == nil {
 		t.Error("it is taken for another keeper's")
 	}
-	if _, err := verify(monitor, os.Getpid()); err == nil {
+	if verify(sb.Monitor, &proc.Process{PID: os.Getpid()}) == nil {
 		t.Error("the monitor is taken for it")
 	}
 	deadline := time.Now().Add(20 * time.Second)
@@ -422,7 +428,7 @@ func TestVerify(t *testing.T) {
 	if _, err := sb.Keeper.Empty(deadline); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := verify(sb.Room, sb.Keeper.PID); err == nil {
+	if verify(sb.Room, &sb.Keeper.Process) == nil {
 		t.Error("it has ended, and is taken for alive")
 	}
 	if err := sb.Keeper.Reap(deadline); err != nil {

@@ -157,10 +157,10 @@ func TestForget(t *testing.T) {
 		t.Errorf("%+v, %+v", runs, waits)
 	}
 	leave()
-	if leave, err = turn.Wait(t.Context()); err != nil {
+	if err := turn.Wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	leave()
+	turn.Leave()
 }
 
 // Many come, leave and give up at once: the books agree in the end.
