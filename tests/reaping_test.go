@@ -51,7 +51,7 @@ print("tasks", len(before))
 func TestR25NeverReaped(t *testing.T) {
 	// Not in parallel: it takes all of a processor.
 	runs := harness.Soak(t)
-	bound := time.Minute + time.Duration(runs)*time.Second
+	bound := harness.Deadline(time.Minute) + time.Duration(runs)*time.Second
 	out := asPID1(t, bound, nil, pid1, harness.Binary(t), strconv.Itoa(runs))
 	if !strings.HasPrefix(out, "tasks ") {
 		t.Fatal(out)

@@ -244,7 +244,7 @@ func TestProxyKilled(t *testing.T) {
 	t.Parallel()
 	in, out := io.Pipe()
 	p := harness.Start(t, harness.Options{Stdin: in}, "--cwd", "none", "--net", "allow=www.example.org", "sh", "-c",
-		`curl -sS -m 5 http://www.example.org/; echo begun; read x; curl -s -m 5 http://www.example.org/; echo $?`)
+		`curl -sS -m 60 http://www.example.org/; echo begun; read x; curl -s -m 60 http://www.example.org/; echo $?`)
 	p.WaitOutput("begun")
 	proxy, err := harness.Open(proxyOf(t, p.PID))
 	harness.Must(t, err)

@@ -35,7 +35,7 @@ func hostOf(r *harness.Result, host string) *harness.ReportHost {
 func inLab(t *testing.T, list, program string) *harness.Result {
 	t.Helper()
 	ca := shared("ca.pem")
-	return harness.Run(t, harness.Options{}, "--cwd", "none", "--timeout", "60", "--ro-bind", ca, "--env", "CA="+ca, "--net", "allow="+list, "/usr/bin/python3", "-c", prelude+program)
+	return harness.Run(t, harness.Options{}, "--cwd", "none", "--timeout", harness.Deadline(time.Minute).String(), "--ro-bind", ca, "--env", "CA="+ca, "--net", "allow="+list, "/usr/bin/python3", "-c", prelude+program)
 }
 
 // prelude is what the programs have. ask prints what a tunnel and a request by it come to.
