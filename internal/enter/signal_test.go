@@ -179,18 +179,23 @@ func TestSignalErrors(t *testing.T) {
 	}
 }
 
+// command is true(1) in a room, and what its 0, 1 and 2 are to be.
+func command(t *testing.T, sb *room.Room) (*enter.Entry, [3]*os.File) {
+	t.Helper()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { null.Close() })
+	return &enter.Entry{Cred: sb.Cred, HostNet: sb.HostNet, Command: []string{"true"}, Path: os.Getenv("PATH"), Workdir: "/"}, [3]*os.File{null, null, null}
+}
+
 // What cannot be sent at all says nothing of the room, whose end is not waited for then: SIGKILL
 // comes after a signal, and would be late.
 func TestNothingCanBeSent(t *testing.T) {
 	sb, lines := sandbox(t, "echo up; sleep 100")
 	read(t, lines, 1)
-	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer null.Close()
-	entry := &enter.Entry{Cred: sb.Cred, HostNet: sb.HostNet, Command: []string{"true"}, Path: os.Getenv("PATH"), Workdir: "/"}
-	stdio := [3]*os.File{null, null, null}
+	entry, stdio := command(t, sb)
 
 	full(t)
 	begin := time.Now()
@@ -213,13 +218,8 @@ func TestNothingCanBeSent(t *testing.T) {
 func TestNothingCanBeHeld(t *testing.T) {
 	sb, lines := sandbox(t, "echo up; sleep 100")
 	read(t, lines, 1)
-	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer null.Close()
-	entry := &enter.Entry{Cred: sb.Cred, HostNet: sb.HostNet, Command: []string{"true"}, Path: os.Getenv("PATH"), Workdir: "/"}
-	x, way, err := entry.Prepare([3]*os.File{null, null, null}, nil)
+	entry, stdio := command(t, sb)
+	x, way, err := entry.Prepare(stdio, nil)
 	if err == nil {
 		err = x.Enter(sb.Room)
 	}
