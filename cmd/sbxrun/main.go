@@ -192,7 +192,7 @@ func parse(flags any, args []string) (words []string, err error) {
 // flags is the struct of the command.
 func refuse(flags any, err error) int {
 	code := fail(err)
-	if cli.WantsJSON(flags) {
+	if cli.WantsJSON(flags) && asError(err).Code != "output" { // which says that nothing can be printed there
 		return cmp.Or(printed(printJSON(cli.Refusal{ExitCode: code, Error: asError(err).Report()})), code)
 	}
 	return code
