@@ -5,8 +5,10 @@
 #
 #   demo          install what is missing, build, and run the main job on the fixtures
 #   test          install what is missing, build, and run the tests, as the user you are
-#   check         everything that must be right before a commit: lint, man, completions,
-#                 and the tests that take long; tests/README.md lists them
+#   check         run what CI runs in addition to test: lint, man pages, completions, the other
+#                 user, and longer tests (tests/README.md)
+#   nightly       run what takes too long for CI: other versions of bubblewrap, packages, a
+#                 virtual machine, 10,000 random signals, long fuzzing
 #
 #   install       install what is missing, by the distribution's package manager
 #   build         build bin/sbxrun and bin/sbxrund
@@ -41,9 +43,12 @@ demo)
     "$setup/build.sh" bin sbxrun # the server has many modules, and takes twice as long
     exec "$setup/demo.sh"
     ;;
-test | check)
+test | check | nightly)
     "$setup/ready.sh"
-    "$setup/install.sh" "--$command"
+    case $command in
+    test) "$setup/install.sh" --test ;;
+    *) "$setup/install.sh" --check ;;
+    esac
     "$setup/build.sh"
     exec "$setup/$command.sh"
     ;;

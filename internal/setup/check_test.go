@@ -213,21 +213,33 @@ func reaches(calls map[string][]string, from, to string, seen map[string]bool) b
 	return from == to || slices.ContainsFunc(calls[from], func(name string) bool { return reaches(calls, name, to, seen) })
 }
 
-// TestCheck runs check.sh with a go that prints what it is told.
+// TestCheck runs check.sh and nightly.sh with a go that prints fixed output.
 func TestCheck(t *testing.T) {
 	const (
+		first  = "ok: lint\nok: other architectures\nok: man pages\nok: completions\nok: manifests of the examples\nok: a cluster\n"
 		root   = "ok: unit tests as uid 0\nok: tests of the command as uid 0\n"
 		nobody = "ok: unit tests as uid 61002\nok: tests of the command as uid 61002\n"
 		user   = "ok: unit tests as uid 1000\nok: tests of the command as uid 1000\n"
-		bwraps = "ok: other versions of bubblewrap\n"
-		vm     = "ok: fuzzing\n" + bwraps + "ok: packages\nok: the virtual machine\n"
-		noApt  = "NOT RUN: other versions of bubblewrap, which a C compiler and Debian's apt are needed for\n"
-		noRoot = "NOT RUN: packages, which root installs: sudo is not here, or asks for a password"
+		fuzz   = "ok: fuzzing\n"
 		noSudo = "NOT RUN: the tests as root: sudo is not here, or asks for a password\n"
 		noCC   = "NOT RUN: the race detector, there is no C compiler\n"
+
+		bwraps  = "ok: other versions of bubblewrap\n"
+		noApt   = "NOT RUN: other versions of bubblewrap, which a C compiler and Debian's apt are needed for\n"
+		noRoot  = "NOT RUN: packages, which root installs: sudo is not here, or asks for a password\n"
+		signals = "ok: 10,000 signals\n"
+		vm      = "ok: the virtual machine\n"
+		nightly = bwraps + "ok: packages\n" + signals + fuzz + vm
 	)
-	const first = "ok: lint\nok: other architectures\nok: man pages\nok: completions\nok: manifests of the examples\nok: a cluster\n"
+	failed := func(summary string) string { return strings.ReplaceAll(summary, "ok: ", "FAILED: ") }
+	passed := func(summary string, names ...string) string { // these steps run no go test
+		for _, name := range names {
+			summary = strings.ReplaceAll(summary, "FAILED: "+name, "ok: "+name)
+		}
+		return summary
+	}
 	for _, tt := range []struct {
+		script   string
 		name     string
 		uid      string
 		output   string // of every go test
@@ -238,21 +250,30 @@ func TestCheck(t *testing.T) {
 		code     int
 		want     string // the last lines
 	}{
-		{name: "root", uid: "0", output: passes, want: first + root + nobody + vm},
-		{name: "root in CI", uid: "0", output: passes, strict: true, want: first + root + nobody + vm},
-		{name: "failure", uid: "0", output: fails, code: 1,
-			want: strings.NewReplacer("ok: other arch", "FAILED: other arch", "ok: manifests", "FAILED: manifests", "ok: a cluster", "FAILED: a cluster", "ok: unit", "FAILED: unit", "ok: tests", "FAILED: tests", "ok: fuzz", "FAILED: fuzz").Replace(first + root + nobody + vm)},
-		{name: "skip in CI", uid: "0", output: skips, strict: true, code: 1,
-			want: strings.NewReplacer("ok: unit", "FAILED: unit", "ok: tests", "FAILED: tests").Replace(first + root + nobody + vm)},
-		{name: "user with sudo", uid: "1000", output: passes, sudo: true, want: first + user + root + vm},
-		{name: "user without sudo", uid: "1000", output: passes, want: first + user + noSudo + strings.Replace(vm, "ok: packages", noRoot, 1)},
-		{name: "user without sudo in CI", uid: "1000", output: passes, strict: true, code: 1, want: first + user + noSudo + strings.Replace(vm, "ok: packages", noRoot, 1)},
-		{name: "no compiler", uid: "0", output: passes, compiler: "no-such-compiler", want: noCC + first + root + nobody + strings.Replace(vm, bwraps, noApt, 1)},
-		{name: "no compiler in CI", uid: "0", output: passes, compiler: "no-such-compiler", strict: true, code: 1, want: noCC + first + root + nobody + strings.Replace(vm, bwraps, noApt, 1)},
-		{name: "elsewhere", uid: "0", output: passes, foreign: true,
-			want: first + root + nobody + "ok: fuzzing\n" + noApt + "NOT RUN: packages, which Debian's own programs install\nNOT RUN: the virtual machine, which comes from Debian for amd64\n"},
+		{script: "check.sh", name: "root", uid: "0", output: passes, want: first + root + nobody + fuzz},
+		{script: "check.sh", name: "root in CI", uid: "0", output: passes, strict: true, want: first + root + nobody + fuzz},
+		{script: "check.sh", name: "failure", uid: "0", output: fails, code: 1,
+			want: passed(failed(first+root+nobody+fuzz), "lint", "man pages", "completions")},
+		{script: "check.sh", name: "skip in CI", uid: "0", output: skips, strict: true, code: 1,
+			want: first + failed(root+nobody) + fuzz},
+		{script: "check.sh", name: "user with sudo", uid: "1000", output: passes, sudo: true, want: first + user + root + fuzz},
+		{script: "check.sh", name: "user without sudo", uid: "1000", output: passes, want: first + user + noSudo + fuzz},
+		{script: "check.sh", name: "user without sudo in CI", uid: "1000", output: passes, strict: true, code: 1, want: first + user + noSudo + fuzz},
+		{script: "check.sh", name: "no compiler", uid: "0", output: passes, compiler: "no-such-compiler", want: noCC + first + root + nobody + fuzz},
+		{script: "check.sh", name: "no compiler in CI", uid: "0", output: passes, compiler: "no-such-compiler", strict: true, code: 1, want: noCC + first + root + nobody + fuzz},
+
+		{script: "nightly.sh", name: "root", uid: "0", output: passes, want: nightly},
+		{script: "nightly.sh", name: "failure", uid: "0", output: fails, code: 1,
+			want: passed(failed(nightly), "other versions", "packages", "the virtual machine")},
+		{script: "nightly.sh", name: "skip in CI", uid: "0", output: skips, strict: true, code: 1,
+			want: strings.Replace(nightly, signals, failed(signals), 1)},
+		{script: "nightly.sh", name: "user without sudo", uid: "1000", output: passes, want: bwraps + noRoot + signals + fuzz + vm},
+		{script: "nightly.sh", name: "user without sudo in CI", uid: "1000", output: passes, strict: true, code: 1, want: bwraps + noRoot + signals + fuzz + vm},
+		{script: "nightly.sh", name: "no compiler", uid: "0", output: passes, compiler: "no-such-compiler", want: noApt + "ok: packages\n" + signals + fuzz + vm},
+		{script: "nightly.sh", name: "elsewhere", uid: "0", output: passes, foreign: true,
+			want: noApt + "NOT RUN: packages, which Debian's own programs install\n" + signals + fuzz + "NOT RUN: the virtual machine, which comes from Debian for amd64\n"},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
+		t.Run(tt.script+" "+tt.name, func(t *testing.T) {
 			t.Parallel()
 			f := newFakes(t, tt.output)
 			compiler := tt.compiler
@@ -271,7 +292,7 @@ func TestCheck(t *testing.T) {
 			f.program("sudo", map[bool]string{true: "exit 0", false: "exit 1"}[tt.sudo])
 			f.program("dpkg", map[bool]string{true: "exit 1", false: "echo amd64"}[tt.foreign])
 
-			code, out := f.run("check.sh")
+			code, out := f.run(tt.script)
 			if code != tt.code {
 				t.Errorf("exit code %d, want %d", code, tt.code)
 			}
@@ -285,6 +306,9 @@ func TestCheck(t *testing.T) {
 			}
 			if again := strings.Contains(before, "\ncheck: fuzzing printed last:\n"); again != (tt.output == fails) {
 				t.Errorf("shown again is %q", before)
+			}
+			if tt.script != "check.sh" {
+				return
 			}
 			log := f.log()
 			if got, race := strings.Count(log, " -race "), tt.compiler == ""; got > 0 != race {

@@ -1,0 +1,34 @@
+#!/bin/sh
+# Runs the checks that take too long for every commit: other versions of bubblewrap, packages, a virtual
+# machine with another kernel, 10,000 random signals, and long fuzzing.
+set -eu
+cd "$(dirname "$0")/../.."
+. internal/setup/steps.sh
+
+# On a slow machine the virtual machine runs only the tests of limits and of the first rows.
+rows='L0|P0|Limit' machine_rows=.
+if [ "$slow" != 1 ]; then
+    machine_rows=$rows
+    note "NOT ALL: this machine is $slow times slower than usual"
+fi
+if [ -n "$machine" ] && [ -n "$race" ]; then
+    step "other versions of bubblewrap" $wide internal/setup/bwraps/test.sh --some
+else
+    left_out "other versions of bubblewrap, which a C compiler and Debian's apt are needed for"
+fi
+if [ -z "$machine" ]; then
+    left_out "packages, which Debian's own programs install"
+elif [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; then
+    step packages internal/setup/dist/test.sh
+else
+    left_out "packages, which root installs: sudo is not here, or asks for a password"
+fi
+# shellcheck disable=SC2086 # lists of words
+step "10,000 signals" $bounds SBXRUN_SOAK=2000 "$suite" "10,000 signals" $quick -run '^TestSoak$' ./tests/faults
+step fuzzing internal/setup/fuzz.sh 50000x
+if [ "$machine" = amd64 ]; then
+    step "the virtual machine" internal/setup/vm/test.sh --as-user "$rows" "$machine_rows"
+else
+    left_out "the virtual machine, which comes from Debian for amd64"
+fi
+finish

@@ -1,0 +1,69 @@
+# shellcheck shell=sh
+# Sourced by check.sh and nightly.sh: runs steps, collects what failed, and prints a summary.
+# With SBXRUN_TESTS_NO_SKIP=1, which CI sets, a step that cannot run here is a failure.
+root=$PWD
+export PATH="$PATH:/usr/sbin:/sbin:/usr/bin:/bin"
+export SBXRUN_BIN="$root/bin/sbxrun"
+
+work=$(mktemp -d "${TMPDIR:-/tmp}/sbxrun-check.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+chmod 755 "$work"
+: >"$work/last"
+status=0
+summary=
+
+note() { summary="$summary
+check: $*"; }
+
+# left_out WHAT: a step that cannot run here.
+left_out() {
+    note "NOT RUN: $*"
+    [ "${SBXRUN_TESTS_NO_SKIP-}" != 1 ] || status=1
+}
+
+# step NAME COMMAND...
+step() {
+    name=$1
+    shift
+    echo
+    echo "check: $name"
+    begin=$(date +%s)
+    verdict=ok
+    rm -f "$work/failed"
+    { "$@" </dev/null || : >"$work/failed"; } 2>&1 | tee "$work/output"
+    if [ -e "$work/failed" ]; then
+        verdict=FAILED
+        status=1
+        { echo && echo "check: $name printed last:" && grep -v '^ok' "$work/output" | tail -n 30 | cut -c 1-300; } >>"$work/last" || :
+    fi
+    note "$verdict: $name, $(($(date +%s) - begin)) s"
+}
+
+# finish: repeats the end of each failed step, because a reader of a long log may have only its end, then prints the
+# summary and exits.
+finish() {
+    cat "$work/last"
+    echo "$summary"
+    exit "$status"
+}
+
+suite=internal/setup/suite.sh
+machine=$(dpkg --print-architecture 2>/dev/null || :) # empty if this is not Debian
+compiler=$(go env CC)
+race=
+if [ "$(go env CGO_ENABLED)" = 1 ] && command -v "${compiler%% *}" >/dev/null; then
+    race=-race
+fi
+# The flags of build.sh and test.sh, so that no library is compiled twice.
+export CGO_ENABLED=0 GOFLAGS=-trimpath
+quick="-ldflags=-s -vet=off -tags=check" # lint.sh runs go vet
+
+. internal/setup/speed.sh
+# Upper bounds of times are multiplied by these. Whole commands get more: three packages run at once, with
+# four tests each.
+near=2
+[ "$slow" = 1 ] || near=6
+bounds="env SBXRUN_TESTS_SLOW=${SBXRUN_TESTS_SLOW:-$((near * slow))}"
+wide="env SBXRUN_TESTS_SLOW=${SBXRUN_TESTS_SLOW:-$((6 * slow))}"
