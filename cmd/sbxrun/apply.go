@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 
@@ -50,7 +51,7 @@ func applyAll(ctx context.Context, list []*room.Overlay, paths []string, flags *
 	for _, o := range trees {
 		for _, c := range o.changes {
 			if c.Conflict && !flags.Force && (!c.Removes() || flags.Delete) {
-				return done, overlay.Conflict(c.Path)
+				return done, c.Refusal()
 			}
 		}
 	}
@@ -65,14 +66,7 @@ func applyAll(ctx context.Context, list []*room.Overlay, paths []string, flags *
 		return done, unreadable(trees)
 	}
 	for _, o := range trees {
-		finish, err := noteApply(o.Source)
-		if err != nil {
-			return done, err
-		}
-		a, err := o.tree.Apply(ctx, o.changes, overlay.Options{Delete: flags.Delete, Force: flags.Force})
-		if !a.Litter {
-			finish()
-		}
+		a, err := o.apply(ctx, flags)
 		done.Changes += a.Changes
 		done.Left += len(a.Left)
 		for _, u := range a.Unread {
@@ -92,14 +86,39 @@ func applyAll(ctx context.Context, list []*room.Overlay, paths []string, flags *
 	return done, unreadable(trees)
 }
 
-// noteApply leaves a note of where changes are about to be applied, by which cleanup finds what is
-// left if this process is killed. finish removes the note.
-func noteApply(source string) (finish func(), err error) {
+// apply applies the changes of one overlay. Until it is done a note tells cleanup, and the next apply in
+// the same directory, where temporary files are left if this process is killed.
+func (o *opened) apply(ctx context.Context, flags *cli.Apply) (a overlay.Applied, err error) {
 	dir, err := state.Open(state.Mine())
 	if err != nil {
-		return nil, err
+		return a, err
 	}
-	return dir.NoteApply(source) // which needs it until we exit
+	defer dir.Close()
+	err = dir.Applies(false, func(text []byte) error {
+		left, err := overlay.ReadStaging(text)
+		if err != nil || string(left.Source) != o.tree.Source.Name() {
+			return errors.New("left to cleanup")
+		}
+		return left.Sweep()
+	})
+	if err != nil {
+		return a, err
+	}
+	note, err := dir.NoteApply()
+	if err != nil {
+		return a, err
+	}
+	a, err = o.tree.Apply(ctx, o.changes, overlay.Options{Delete: flags.Delete, Force: flags.Force, Note: func(s overlay.Staging) error {
+		text, err := result.JSON(s)
+		if err != nil {
+			return err
+		}
+		return note.Write(text)
+	}})
+	if !a.Litter {
+		note.Remove()
+	}
+	return a, err
 }
 
 // countable bounds how many files are counted for the report. A command can make a million, each takes

@@ -103,6 +103,7 @@ func openChanges(ctx context.Context, list []*room.Overlay, paths []string, most
 			return nil, err
 		}
 		t.Entries = most
+		t.Expect(o.Base)
 		n := &opened{Overlay: o, tree: t}
 		if len(list) > 1 {
 			n.prefix = o.Dest

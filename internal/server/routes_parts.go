@@ -76,6 +76,7 @@ func (s *Server) diff(ctx context.Context, q Request, id string) error {
 		return err
 	}
 	defer tree.Close()
+	tree.Expect(o.Base)
 	tree.Entries, tree.Text = mostChanges/perChange, mostChanges/2
 	changes, warnings, err := tree.Changes(ctx)
 	if err != nil {
