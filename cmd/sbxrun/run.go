@@ -225,7 +225,7 @@ func (r *runner) checkFlags() error {
 		return err
 	}
 	overlays := r.flags.From != "" || len(r.flags.Overlay) > 0 || room.Cwd(r.flags.Cwd) == room.CwdOverlay
-	r.flags.Apply = r.flags.Apply || r.flags.ApplyDelete
+	r.flags.Apply = r.flags.Apply || r.flags.ApplyDelete || r.flags.ApplyAll
 	switch {
 	case (r.flags.Diff || r.flags.Apply) && !overlays:
 		return errors.New("--diff and --apply: go with --overlay, --cwd overlay or --from")

@@ -167,6 +167,7 @@ type Run struct {
 	Diff        bool `help:"With --overlay: say on stderr at the end what was changed." group:"tell"`
 	Apply       bool `help:"With --overlay: if the exit code is 0, make the changes on the host." group:"see"`
 	ApplyDelete bool `help:"Like --apply, and also delete what was deleted." group:"see"`
+	ApplyAll    bool `help:"Like --apply, and also apply files that programs on the host execute or trust, such as .git/hooks." group:"see"`
 	OutputFlags
 	PrintCommand bool      `help:"Print the bwrap command, and run nothing." group:"tell"`
 	PrintFilter  string    `help:"With --print-command: write the seccomp filter here, and use it in the command." placeholder:"PATH|fd:N" group:"tell"`
@@ -273,6 +274,7 @@ type Diff struct {
 type Apply struct {
 	Check  bool `help:"Change nothing, and say what would be done."`
 	Delete bool `help:"Also delete what was deleted in the sandbox."`
+	All    bool `help:"Also apply files that programs on the host execute or trust, such as .git/hooks."`
 	Force  bool `help:"Replace what has changed on the host since the sandbox began."`
 	Quiet  bool `help:"Do not name what is deleted or left." short:"q"`
 	JSON   bool `help:"Print what was done, as JSON."`

@@ -32,6 +32,7 @@ import (
 // Options of [Tree.Apply].
 type Options struct {
 	Delete bool // make deletions as well, and let a file take the place of a directory
+	All    bool // make changes that are held back as well
 	Force  bool // whatever has become of the original since the sandbox began
 	// Note notes where temporary files are about to be written, for [Sweep] should this process be
 	// killed: first without an identity, before the directory is made.
@@ -44,6 +45,7 @@ type Applied struct {
 	// Left are deletions that were not asked for, and what is never made: devices, FIFOs,
 	// sockets.
 	Left   []Change
+	Held   []Change  // held back
 	Unread []*Unread // files of the layer
 	// Litter says that the staging directory could not be removed.
 	Litter bool
@@ -81,6 +83,8 @@ func (t *Tree) Apply(ctx context.Context, list []Change, o Options) (a Applied, 
 		switch {
 		case c.Type == Other && c.Kind != Deleted || c.Removes() && !o.Delete:
 			a.Left = append(a.Left, c)
+		case c.Held && !o.All:
+			a.Held = append(a.Held, c)
 		case c.Conflict && !o.Force:
 			return a, c.Refusal()
 		default:

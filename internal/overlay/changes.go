@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/hostfiles"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
@@ -327,8 +329,15 @@ func (w *comparison) deleted(low original, at, name string) {
 		if c.Type == Directory && !c.Conflict {
 			c.Conflict = w.laterBelow(low.dir, name)
 		}
-		w.changes = append(w.changes, c)
+		w.changes = append(w.changes, judged(c))
 	}
+}
+
+// judged completes a change by its path and target.
+func judged(c Change) Change {
+	c.Held = hostfiles.Trusted(c.Path, c.Type == Directory)
+	c.Outside = c.Type == Link && c.Kind != Deleted && tree.LeadsOut(strings.Count(c.Path, "/"), c.Target)
+	return c
 }
 
 // entry compares an entry of the layer with that of the same name in a directory of the original.
@@ -485,7 +494,7 @@ func (w *comparison) add(c Change, st *unix.Stat_t) {
 	if c.Type != Link && c.Type != Other {
 		c.Mode = octal(c.mode)
 	}
-	w.changes = append(w.changes, c)
+	w.changes = append(w.changes, judged(c))
 }
 
 // equal compares a file with the original's of the same name, which had so many bytes.

@@ -57,6 +57,11 @@ type Change struct {
 	Same    string `json:"same,omitempty"`   // of a file: the first path of the same (hard link)
 	// Conflict says that the original has changed, or come into being, since the sandbox began.
 	Conflict bool `json:"conflict,omitempty"`
+	// Held is true if programs on the host execute or trust the file (package hostfiles). An apply makes the
+	// change only with Options.All, or after [Release].
+	Held       bool `json:"held_back,omitempty"`
+	Executable bool `json:"executable,omitempty"` // now, by its mode or its first line, and not before ([Tree.Mark])
+	Outside    bool `json:"outside,omitempty"`    // a link that may lead out of the original
 
 	mode  uint32
 	layer int           // which has it, of Tree.Layers

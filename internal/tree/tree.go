@@ -15,7 +15,9 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"path"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -130,6 +132,27 @@ func ModTime(st *unix.Stat_t) time.Time {
 		sec, nsec = min(max(sec, first), last), 0
 	}
 	return time.Unix(sec, nsec).UTC()
+}
+
+// LeadsOut reports whether a link may lead out of a tree in which its path has depth directories above it.
+// A ".." behind a name counts as out, because that name may be a link itself.
+func LeadsOut(depth int, target string) bool {
+	if path.IsAbs(target) {
+		return true
+	}
+	named := false
+	for part := range strings.SplitSeq(target, "/") {
+		switch {
+		case part == "" || part == ".":
+		case part != "..":
+			named = true
+		case named || depth == 0:
+			return true
+		default:
+			depth--
+		}
+	}
+	return false
 }
 
 // Hidden returns a name that nothing else has.
