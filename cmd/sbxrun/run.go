@@ -73,7 +73,7 @@ func (r *runner) run() int {
 	if err = r.Parts.Begin(plan.Cred()); err != nil {
 		return r.notStarted(err)
 	}
-	if r.Parts.Files, err = files.Open(r.flags.Put, r.flags.Get, plan.Workdir, room.SplitColon); err != nil {
+	if r.Parts.Files, err = files.Open(r.flags.Put, r.flags.Get, r.flags.FollowLinks, plan.Workdir, room.SplitColon); err != nil {
 		return r.notStarted(err)
 	}
 	r.bwrap = &result.ReportBwrap{Path: plan.Program.Path, Version: plan.Program.Version}
@@ -159,6 +159,9 @@ func (r *runner) collect(ctx context.Context, res *result.Result) {
 	}
 	if left := r.Parts.Files.Got.LeftOut.Special; left.Count > 0 {
 		warn(fmt.Errorf("--get: %w", special(left)))
+	}
+	if out := r.Parts.Files.Got.Outside; out.Count > 0 {
+		warn(fmt.Errorf("--get: %w", outside(out)))
 	}
 }
 

@@ -85,6 +85,8 @@ type View struct {
 	Seccomp  string `help:"Refuse system calls that ordinary programs do not need (default), or refuse none (off)." default:"default" placeholder:"default|off" group:"be"`
 	User     string `help:"User and group id in the sandbox." placeholder:"UID[:GID]" group:"be"`
 	Hostname string `help:"Host name in the sandbox." default:"sandbox" placeholder:"NAME" group:"be"`
+
+	FollowLinks bool `help:"With --put: follow symbolic links in SRC. Links in a directory are copied as links." group:"see"`
 }
 
 // Vars is the flags for the command's environment.
@@ -260,6 +262,8 @@ type Cp struct {
 	MaxSize   values.Size `help:"Copy no more than this, all files together. 0 is no limit." default:"1G" placeholder:"SIZE"`
 	Quiet     bool        `help:"Show no progress, and do not name what was left out." short:"q"`
 	JSON      bool        `help:"Print what was copied, as JSON."`
+
+	FollowLinks bool `help:"Follow symbolic links in SRC on the host, as cp -H does. Links in a directory are copied as links." short:"H"`
 	Recorded
 }
 
