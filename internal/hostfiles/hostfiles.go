@@ -8,6 +8,7 @@ package hostfiles
 import (
 	"path"
 	"strings"
+	"sync"
 	"unicode"
 )
 
@@ -29,12 +30,17 @@ var gitData = set(`objects refs logs reftable packed-refs index shallow descript
 	HEAD FETCH_HEAD ORIG_HEAD MERGE_HEAD CHERRY_PICK_HEAD REVERT_HEAD AUTO_MERGE COMMIT_EDITMSG MERGE_MSG MERGE_MODE MERGE_RR SQUASH_MSG TAG_EDITMSG
 	info/exclude info/refs info/sparse-checkout`)
 
-func set(words string) map[string]bool {
-	m := map[string]bool{}
-	for word := range strings.FieldsSeq(words) {
-		m[fold(word)] = true
-	}
-	return m
+// set returns a function that reports whether a folded name is among the words. It builds its table when
+// it is called first.
+func set(words string) func(name string) bool {
+	table := sync.OnceValue(func() map[string]bool {
+		m := map[string]bool{}
+		for word := range strings.FieldsSeq(words) {
+			m[fold(word)] = true
+		}
+		return m
+	})
+	return func(name string) bool { return table()[name] }
 }
 
 // Trusted reports whether a program on the host executes or trusts the file or directory at a path. isDir
@@ -55,7 +61,7 @@ func Trusted(name string, isDir bool) bool {
 			continue
 		}
 		part = fold(part)
-		if names[part] || names["*"+path.Ext(part)] || i > 0 && names[fold(parts[i-1])+"/"+part] {
+		if names(part) || names("*"+path.Ext(part)) || i > 0 && names(fold(parts[i-1])+"/"+part) {
 			return true
 		}
 		// git(1) takes a directory with HEAD, objects and refs for a repository, and reads its config.
@@ -77,14 +83,14 @@ func inGitDir(parts []string, isDir bool) bool {
 	}
 	first := fold(parts[0])
 	switch {
-	case gitData[first]:
+	case gitData(first):
 		return false
 	case len(parts) == 1:
 		return first != "info" && first != "worktrees" || !isDir
 	case first == "worktrees": // of each linked working tree
 		return len(parts) > 2 && inGitDir(parts[2:], isDir) || len(parts) == 2 && !isDir
 	}
-	return !gitData[first+"/"+fold(parts[1])]
+	return !gitData(first + "/" + fold(parts[1]))
 }
 
 // fold maps names that a file system may take for the same to one: those that differ in case, in

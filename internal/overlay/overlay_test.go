@@ -605,6 +605,75 @@ func TestReplacedMeanwhile(t *testing.T) {
 	nothingOutside(t, source)
 }
 
+// Another process exchanges a directory with one that the apply has not compared: nothing is written
+// there.
+func TestApplyExchange(t *testing.T) {
+	t.Parallel()
+	layer, source, tree := laid(t)
+	for i := range 40 {
+		put(t, layer, fmt.Sprintf("d/sub/f%d", i), "new")
+	}
+	for _, dir := range []string{"d/sub", "keep/sub"} {
+		must(t, os.MkdirAll(filepath.Join(source, dir), 0o755))
+	}
+	keep, err := os.Open(source + "/keep/sub")
+	must(t, err)
+	defer keep.Close()
+	list, _ := lines(t, tree)
+	var over atomic.Bool
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for !over.Load() {
+			_ = unix.Renameat2(unix.AT_FDCWD, source+"/d", unix.AT_FDCWD, source+"/keep", unix.RENAME_EXCHANGE)
+		}
+	}()
+	for range 100 {
+		if _, err := tree.Apply(context.Background(), list, Options{}); err != nil && !strings.Contains(err.Error(), "was replaced") {
+			t.Error(err)
+		}
+	}
+	over.Store(true)
+	<-stopped
+	if names, err := keep.Readdirnames(-1); err != nil || len(names) > 0 {
+		t.Errorf("written to another directory: %q, %v", names, err)
+	}
+	nothingOutside(t, source)
+}
+
+// Mark tells scripts and programs that are new from those that were there.
+func TestMark(t *testing.T) {
+	t.Parallel()
+	layer, source, tree := laid(t)
+	for name, f := range map[string]struct {
+		was, now         string // "" for no file
+		wasMode, nowMode os.FileMode
+	}{
+		"new": {"", "x", 0, 0o755}, "group": {"", "x", 0, 0o654}, "script": {"", "#!/bin/sh", 0, 0o644}, "data": {"", "#", 0, 0o644}, "empty": {"", " ", 0, 0o600},
+		"chmod": {"x", "x", 0o644, 0o755}, "became": {"x", "#!/bin/sh", 0o644, 0o644}, "edited": {"#!/bin/sh", "#!/bin/sh -e", 0o644, 0o755}, "closed": {"", "#!", 0, 0o111},
+	} {
+		put(t, layer, name, f.now)
+		must(t, os.Chmod(filepath.Join(layer, name), f.nowMode))
+		if f.was != "" {
+			put(t, source, name, f.was)
+			must(t, os.Chmod(filepath.Join(source, name), f.wasMode))
+		}
+	}
+	wipe(t, layer, "gone")
+	put(t, source, "gone", "#!")
+	list, _ := lines(t, tree)
+	tree.Mark(context.Background(), list)
+	var got []string
+	for _, c := range list {
+		if c.Executable {
+			got = append(got, c.Path)
+		}
+	}
+	if diff := cmp.Diff([]string{"became", "chmod", "closed", "group", "new", "script"}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
 // The original's own directory is compared with the one that the sandbox saw.
 func TestReplacedBase(t *testing.T) {
 	t.Parallel()

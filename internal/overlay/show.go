@@ -73,22 +73,27 @@ func Top(list []Change) (top []Change) {
 func (t *Tree) Mark(ctx context.Context, list []Change) {
 	for i := range list {
 		c := &list[i]
-		if ctx.Err() == nil && c.Type == File && c.Kind != Deleted && executable(t.Layers[c.layer], c.Path) {
-			c.Executable = c.Kind == Added || c.Was != "" || !executable(t.Source, c.Path)
+		if ctx.Err() != nil || c.Type != File || c.Kind == Deleted {
+			continue
+		}
+		if c.mode&0o111 != 0 || script(t.Layers[c.layer], c.Path) {
+			var was unix.Stat_t
+			before := unix.Fstatat(proc.Descriptor(t.Source), c.Path, &was, unix.AT_SYMLINK_NOFOLLOW) == nil && was.Mode&0o111 != 0 || script(t.Source, c.Path)
+			c.Executable = c.Kind == Added || c.Was != "" || !before
 		}
 	}
 }
 
-// executable reports whether a file has permissions to be executed, or begins as a script.
-func executable(root *os.File, name string) bool {
-	fd, st, err := tree.OpenFile(proc.Descriptor(root), name)
+// script reports whether a file begins as a script does.
+func script(root *os.File, name string) bool {
+	fd, _, err := tree.OpenFile(proc.Descriptor(root), name)
 	if err != nil {
 		return false
 	}
 	defer unix.Close(fd)
 	var begin [2]byte
 	n, _ := unix.Pread(fd, begin[:], 0)
-	return st.Mode&0o111 != 0 || string(begin[:n]) == "#!"
+	return string(begin[:n]) == "#!"
 }
 
 // Sum counts changes, and the bytes of the files that were added and changed.
