@@ -78,7 +78,7 @@ A up2 -> sub/../../y (leads outside)
 			t.Errorf("%s was applied", name)
 		}
 	}
-	// What is named is asked for; a directory of other files is not a name of those that are held back.
+	// Naming a directory with other files does not release those that are held back in it.
 	text(t, s, 1, "apply", "agent", "sub")
 	stdout, _ := text(t, s, 1, "apply", "agent", "sub", "--json")
 	if want := "{\"changes\":0,\"left\":0,\"held_back\":[\"sub/package.json\"]}\n"; strings.Join(strings.Fields(stdout), "") != strings.TrimSpace(want) {

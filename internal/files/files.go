@@ -50,8 +50,8 @@ type get struct {
 const maxBytes = 1 << 30
 
 // Open opens what is to be put, SRC[:DST], and where gets go, GLOB[:DIR]; nil if that is
-// nothing. What is not absolute in the sandbox begins at workdir. Symbolic links in SRC are errors unless
-// follow is set.
+// nothing. Relative paths in the sandbox begin at workdir. Symbolic links in SRC are errors unless follow
+// is set.
 func Open(puts, gets []string, follow bool, workdir string, split func(string) []string) (_ *Files, err error) {
 	if follow && len(puts) == 0 {
 		return nil, usage("--follow-links: goes with --put")

@@ -1,6 +1,6 @@
 // Package hostfiles recognises files that other programs on the host execute or trust: hooks and
 // configuration of git(1), of editors, coding agents, package managers and shells. A sandboxed command
-// that can write such a file runs a program on the host as soon as somebody enters the directory.
+// with write access to such a file can run a program on the host.
 //
 // Source code is not among them: a build or a test runs it, and a review covers it.
 package hostfiles
@@ -12,8 +12,8 @@ import (
 	"unicode"
 )
 
-// Names are files and directories that are trusted wherever they are, with all that is in them. A name
-// with a slash is the end of a path, and * is an extension.
+// names are files and directories that are trusted in every directory, with their content. A name with a
+// slash is the end of a path, and * is an extension.
 var names = set(`
 	.gitconfig .gitmodules .githooks .husky .lefthook lefthook.yml .lefthook.yml .pre-commit-config.yaml .config/git
 	.vscode .idea .zed .devcontainer .devcontainer.json *.code-workspace .exrc .vimrc .nvimrc .nvim.lua .dir-locals.el .dir-locals-2.el
@@ -72,7 +72,7 @@ func Trusted(name string, isDir bool) bool {
 	return false
 }
 
-// isGit reports whether a name is that of a repository: .git, its short name on FAT, or a bare NAME.git.
+// isGit reports whether a name belongs to a repository: .git, its short name on FAT, or a bare NAME.git.
 func isGit(name string) bool { return strings.HasSuffix(name, ".git") || name == "git~1" }
 
 // inGitDir reports whether a path in a repository is trusted. The repository itself is not, unless it is a

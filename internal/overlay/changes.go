@@ -254,8 +254,8 @@ func (w *comparison) below(o original, name, at string, copied bool) (original, 
 	return below, nil
 }
 
-// foreign reports whether root may not enter a directory, because its owner is another user than the
-// owner of the original, who can move root's directories there.
+// foreign reports whether root must not enter a directory, because the original has another owner, and
+// that owner can move root's directories there.
 func (t *Tree) foreign(st *unix.Stat_t) bool { return t.root && st.Uid != t.owner }
 
 // exchanged reports whether a directory has taken the place of another since the sandbox began.
