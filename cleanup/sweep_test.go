@@ -17,9 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/overlay"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/internal/tree"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -571,13 +573,26 @@ func TestSweepApplies(t *testing.T) {
 	harness.Must(t, err)
 	dir, path := recorded(t, record{supervisor: self, created: time.Now()})
 	source := t.TempDir()
-	left, note := filepath.Join(source, ".sbxrun-apply"), filepath.Join(filepath.Dir(path), "apply-0123456789abcdef")
-	harness.Must(t, errors.Join(os.Mkdir(left, 0o700), os.WriteFile(note, []byte(source), 0o600)))
+	left, note := filepath.Join(source, ".sbxrun-left"), filepath.Join(filepath.Dir(path), "apply-0123456789abcdef")
+	kept, old := filepath.Join(source, ".sbxrun-apply"), filepath.Join(filepath.Dir(path), "apply-0123456789abcdee")
+	for _, dir := range []string{left, kept} {
+		harness.Must(t, errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, "1"), nil, 0o600)))
+	}
+	top, err := os.Open(left)
+	harness.Must(t, err)
+	defer top.Close()
+	id, err := tree.Identity(int(top.Fd()))
+	harness.Must(t, err)
+	text, err := result.JSON(overlay.Staging{Source: []byte(source), Name: filepath.Base(left), Identity: id})
+	harness.Must(t, errors.Join(err, os.WriteFile(note, text, 0o600), os.WriteFile(old, []byte(source), 0o600)))
 	if noProc(dir, Options{KeepRecords: true}); !exists(t, left) || !exists(t, note) {
 		t.Error("a sweep for processes has removed something")
 	}
-	if found := noProc(dir, Options{}); exists(t, left) || exists(t, note) {
+	if found := noProc(dir, Options{}); exists(t, left) || exists(t, note) || exists(t, old) {
 		t.Errorf("something is left: %+v", found)
+	}
+	if !exists(t, filepath.Join(kept, "1")) {
+		t.Error("a directory that no note has the identity of was emptied")
 	}
 }
 

@@ -104,8 +104,59 @@ func TestSignalAfterEnd(t *testing.T) {
 		if r.Report.Cause != "exited" || r.Report.Error == nil {
 			t.Errorf("%q: %s", flags, r.Report.Raw())
 		}
-		if _, err := os.Lstat(dir + "/.sbxrun-apply"); !os.IsNotExist(err) {
-			t.Errorf("%q: the staging directory is there: %v", flags, err)
+		if left, _ := filepath.Glob(dir + "/.sbxrun-*"); len(left) > 0 {
+			t.Errorf("%q: left: %q", flags, left)
+		}
+	}
+}
+
+// A link that a get has brought to the host leads nothing into the next sandbox, unless the caller follows
+// links.
+func TestPutFollowsNoLinks(t *testing.T) {
+	t.Parallel()
+	dir, o := carrier(t)
+	harness.Must(t, os.WriteFile(dir+"/secret", []byte("secret"), 0o600))
+	harness.Must(t, os.Mkdir(dir+"/private", 0o700))
+	harness.Must(t, os.WriteFile(dir+"/private/key", []byte("key"), 0o600))
+	r := harness.Run(t, o, "--cwd", "none", "--get", "*:out", "sh", "-c", "ln -s "+dir+"/secret s; ln -s ../private p; mkdir d; ln -s ../../secret d/up; ln -s x d/in; touch d/x")
+	if want := "--get: 3 symbolic links were copied that lead elsewhere; the first: "; r.ExitCode != 0 || !strings.Contains(string(r.Stderr), want) {
+		t.Errorf("%d %s, want %s", r.ExitCode, r.Stderr, want)
+	}
+	if links := r.Report.Value("copied.got.links"); links != "4" {
+		t.Errorf("%s links", links)
+	}
+	if r := harness.Run(t, o, "--quiet", "--cwd", "none", "--get", "s:quiet", "ln", "-s", "/etc", "s"); len(r.Stderr) > 0 {
+		t.Errorf("--quiet: %s", r.Stderr)
+	}
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{Dir: dir}, "--name", "box", "--cwd", "none")
+	for _, source := range []string{"out/s", "out/p/key", "out/p", "out/p/", dir + "/out/p/key"} {
+		want := "is a symbolic link; name the file that it leads to, or follow it with --follow-links\n"
+		if r := harness.Run(t, o, "--cwd", "none", "--put", source, "true"); r.ExitCode != 125 || !strings.HasSuffix(string(r.Stderr), want) {
+			t.Errorf("--put %s: %d %s", source, r.ExitCode, r.Stderr)
+		}
+		if _, r := s.TrySandbox(harness.Options{Dir: dir}, "--cwd", "none", "--put", source); r.ExitCode != 125 || !strings.HasSuffix(string(r.Stderr), want) {
+			t.Errorf("start --put %s: %d %s", source, r.ExitCode, r.Stderr)
+		}
+		if r := s.Start(harness.Options{Dir: dir}, "cp", "-r", source, "box:/tmp").Wait(); r.ExitCode != 125 || !strings.HasSuffix(string(r.Stderr), want) {
+			t.Errorf("cp %s: %d %s", source, r.ExitCode, r.Stderr)
+		}
+	}
+	if r := harness.Run(t, o, "--cwd", "none", "--put", "out", "sh", "-c", "readlink out/s out/p; cat out/s"); string(r.Stdout) != dir+"/secret\n../private\n" {
+		t.Errorf("a tree: %s", r.Stdout)
+	}
+	if r := harness.Run(t, o, "--cwd", "none", "--follow-links", "--put", "out/s", "--put", "out/p/key", "cat", "s", "key"); string(r.Stdout) != "secretkey" {
+		t.Errorf("--follow-links: %s%s", r.Stdout, r.Stderr)
+	}
+	if r := s.Start(harness.Options{Dir: dir}, "cp", "-H", "out/s", "box:/tmp/s").Wait(); r.ExitCode != 0 {
+		t.Errorf("cp -H: %s", r.Stderr)
+	}
+	if r := b.Exec(harness.Options{}, nil, "sh", "-c", "cat /tmp/*"); string(r.Stdout) != "secret" {
+		t.Errorf("in the sandbox: %s", r.Stdout)
+	}
+	for _, args := range [][]string{{"run", "--follow-links", "true"}, {"cp", "-H", "box:/tmp/s", "."}} {
+		if r := s.Start(harness.Options{Dir: dir}, args...).Wait(); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "--follow-links: ") {
+			t.Errorf("%q: %d %s", args, r.ExitCode, r.Stderr)
 		}
 	}
 }

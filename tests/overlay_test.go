@@ -233,6 +233,70 @@ func TestOverlayConflict(t *testing.T) {
 	}
 }
 
+// apply reports a conflict if a directory was replaced on the host, even if the files in it are old. As
+// root, it does not write to root's directories that the owner of the tree has moved there.
+func TestOverlayReplaced(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name, replace, want string
+		root                bool
+	}{
+		{"update", "mv cur v1 && mv v2 cur", `the directory "cur" was replaced`, false},
+		{"another", "mv cur x && mv keep cur", `the directory "cur" was replaced`, false},
+		{"root's", "mv cur x && mv keep cur && touch cur", `the directory "cur" belongs to uid 0`, true},
+		{"base", "cp -a . ../copy && mv ../original ../old && mv ../copy ../original", `the directory "." was replaced`, false},
+	} {
+		if tt.root && !harness.Root() {
+			continue // an ordinary user has no such directories
+		}
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			dir, s := original(t), harness.NewState(t)
+			for _, name := range []string{"cur/f", "v2/f", "keep/f"} {
+				harness.Must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
+				harness.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(name), 0o644))
+			}
+			if tt.root {
+				harness.Must(t, exec.Command("chown", "-R", "61000:61000", dir).Run())
+				harness.Must(t, exec.Command("chown", "-R", "0:0", dir+"/keep").Run())
+				harness.Must(t, os.Chmod(dir+"/keep", 0o700))
+			}
+			b := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--name", "agent", "--cwd", "overlay")...)
+			execOut(t, b, "echo new >cur/f; echo new >cur/made; sleep 0.1")
+			replace := exec.Command("sh", "-ec", tt.replace)
+			replace.Dir = dir
+			harness.Must(t, replace.Run())
+			before := treeText(t, dir)
+			if got, _ := text(t, s, 0, "diff", "agent"); strings.TrimPrefix(got, "P cur/ (mode 0700 to 0755) (changed on the host, too)\n") != "M cur/f (changed on the host, too)\nA cur/made (changed on the host, too)\n" {
+				t.Errorf("diff: %q", got)
+			}
+			if _, stderr := text(t, s, 1, "apply", "agent"); !strings.Contains(stderr, tt.want) {
+				t.Errorf("apply: %s", stderr)
+			}
+			if after := treeText(t, dir); after != before {
+				t.Errorf("%s\nwant\n%s", after, before)
+			}
+			text(t, s, 0, "apply", "agent", "--force")
+			holds(t, dir+"/cur/f", "new\n")
+		})
+	}
+}
+
+// apply keeps directories that look like those of a killed apply.
+func TestApplyKeepsDirectories(t *testing.T) {
+	t.Parallel()
+	dir, s := original(t), harness.NewState(t)
+	for _, name := range []string{".sbxrun-apply", ".sbxrun-0123456789abcdef"} {
+		harness.Must(t, os.Mkdir(filepath.Join(dir, name), 0o700))
+		harness.Must(t, os.WriteFile(filepath.Join(dir, name, "kept"), []byte("kept"), 0o600))
+	}
+	overlaid(t, s, dir, "agent")
+	text(t, s, 0, "apply", "agent", "--delete")
+	for _, name := range []string{".sbxrun-apply", ".sbxrun-0123456789abcdef"} {
+		holds(t, filepath.Join(dir, name, "kept"), "kept")
+	}
+}
+
 // run --apply makes the changes if the command has succeeded, and the report counts them.
 func TestOverlayRun(t *testing.T) {
 	t.Parallel()
@@ -286,7 +350,7 @@ func TestHostileLayer(t *testing.T) {
 	set := func(name, attr, value string) {
 		harness.Must(t, unix.Setxattr(filepath.Join(layer, name), "user.overlay."+attr, []byte(value), 0))
 	}
-	for _, name := range []string{"opaque/new", "opaque/kept", "part/new", "later/gone", "to-dir/in", "file", "one", "redirect/f", "meta", "-rf", "new\nline", "\xff\xfe", strings.Repeat("n", 255), "setuid", ".sbxrun-apply/1", "closed/f"} {
+	for _, name := range []string{"opaque/new", "opaque/kept", "part/new", "later/gone", "to-dir/in", "file", "one", "redirect/f", "meta", "-rf", "new\nline", "\xff\xfe", strings.Repeat("n", 255), "setuid", "closed/f"} {
 		write(layer, name, "")
 	}
 	for _, name := range []string{"opaque/new", "opaque/kept", "part/new", "one", "file"} {
@@ -303,7 +367,7 @@ func TestHostileLayer(t *testing.T) {
 	set("meta", "redirect", "/../outside/secret")
 	harness.Must(t, os.Link(layer+"/one", layer+"/two"))
 	harness.Must(t, os.Link(outside+"/secret", layer+"/linked"))
-	for name, target := range map[string]string{"out": outside, "to-link": outside + "/dir", "up": "../outside/secret", "self": "self", ".sbxrun-apply/out": outside} {
+	for name, target := range map[string]string{"out": outside, "to-link": outside + "/dir", "up": "../outside/secret", "self": "self"} {
 		harness.Must(t, os.Symlink(target, filepath.Join(layer, name)))
 	}
 	harness.Must(t, unix.Mkfifo(layer+"/fifo", 0o644))
@@ -460,8 +524,8 @@ func TestApplyClosedDirectories(t *testing.T) {
 			t.Errorf("%s: %v %v", name, st.Mode(), err)
 		}
 	}
-	if _, err := os.Lstat(filepath.Join(dir, ".sbxrun-apply")); err == nil {
-		t.Error("its own directory is left")
+	if left, _ := filepath.Glob(dir + "/.sbxrun-*"); len(left) > 0 {
+		t.Errorf("left: %q", left)
 	}
 }
 

@@ -128,6 +128,7 @@ type ReportCopied struct {
 type ReportCarried struct {
 	Entries int64 `json:"entries"`
 	Bytes   int64 `json:"bytes"`
+	Links   int   `json:"links"` // symbolic links among the entries
 	LeftOut int   `json:"left_out"`
 }
 

@@ -159,6 +159,10 @@ type Change struct {
 	Target   string `json:"target"`   // of a link
 	Same     string `json:"same"`     // the first path of the same file
 	Conflict bool   `json:"conflict"` // the server's directory has changed there, too
+	// HeldBack is true if programs on the host execute or trust such a file: review it before you copy it there.
+	HeldBack   bool `json:"held_back"`
+	Executable bool `json:"executable"` // now, and not before
+	Outside    bool `json:"outside"`    // a link that may lead out of the overlay
 }
 
 // Snapshot is what was written to an overlay until a moment.

@@ -62,6 +62,9 @@ export interface Change {
   target?: string;
   same?: string;
   conflict?: boolean;
+  held_back?: boolean;
+  executable?: boolean;
+  outside?: boolean;
 }
 
 export interface Diff {

@@ -3,8 +3,10 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"path"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
@@ -18,8 +20,8 @@ func applyCommand(flags *cli.Apply, words []string) int {
 	if err != nil {
 		return refuse(flags, err)
 	}
-	done, err := applyAll(context.Background(), list, words[1:], flags, "--delete")
-	if err != nil && !isLeftOut(err) {
+	done, err := applyAll(context.Background(), list, words[1:], flags, "--")
+	if err != nil && !isLeftOut(err) && !isHeldBack(err) {
 		return refuse(flags, err)
 	}
 	code := 0
@@ -37,11 +39,13 @@ type applied struct {
 	Changes int  `json:"changes"`
 	Left    int  `json:"left"`
 	Checked bool `json:"checked,omitempty"`
+	// HeldBack are the paths that were held back, but none below another of them.
+	HeldBack []string `json:"held_back,omitempty"`
 }
 
 // applyAll makes the changes of some overlays in their originals. What is to be deleted is told
-// before anything is done; deletion is the flag that has it done.
-func applyAll(ctx context.Context, list []*room.Overlay, paths []string, flags *cli.Apply, deletion string) (done applied, err error) {
+// before anything is done. prefix begins the flags for that, and for all files, in messages.
+func applyAll(ctx context.Context, list []*room.Overlay, paths []string, flags *cli.Apply, prefix string) (done applied, err error) {
 	trees, err := openChanges(ctx, list, paths, 0)
 	if err != nil {
 		return done, err
@@ -49,30 +53,24 @@ func applyAll(ctx context.Context, list []*room.Overlay, paths []string, flags *
 	// All of them before anything is done.
 	for _, o := range trees {
 		for _, c := range o.changes {
-			if c.Conflict && !flags.Force && (!c.Removes() || flags.Delete) {
-				return done, overlay.Conflict(c.Path)
+			if c.Conflict && !flags.Force && (!c.Removes() || flags.Delete) && !holdsBack(&c, flags) {
+				return done, c.Refusal()
 			}
 		}
 	}
 	for _, o := range trees {
 		for _, c := range o.changes {
-			if (c.Removes() || flags.Check) && !flags.Quiet {
+			if (c.Removes() || flags.Check) && !holdsBack(&c, flags) && !flags.Quiet {
 				say(o.line(&c))
 			}
 		}
 	}
+	held := func() error { return done.holdBack(trees, flags, prefix) }
 	if done.Checked = flags.Check; flags.Check {
-		return done, unreadable(trees)
+		return done, cmp.Or(unreadable(trees), held())
 	}
 	for _, o := range trees {
-		finish, err := noteApply(o.Source)
-		if err != nil {
-			return done, err
-		}
-		a, err := o.tree.Apply(ctx, o.changes, overlay.Options{Delete: flags.Delete, Force: flags.Force})
-		if !a.Litter {
-			finish()
-		}
+		a, err := o.apply(ctx, flags)
 		done.Changes += a.Changes
 		done.Left += len(a.Left)
 		for _, u := range a.Unread {
@@ -83,23 +81,92 @@ func applyAll(ctx context.Context, list []*room.Overlay, paths []string, flags *
 		}
 	}
 	if done.Left > 0 && !flags.Quiet {
-		why := "deletions need " + deletion + "; devices, FIFOs and sockets are never applied"
+		why := "deletions need " + prefix + "delete; devices, FIFOs and sockets are never applied"
 		if flags.Delete {
 			why = "devices, FIFOs and sockets are never applied"
 		}
 		say(fmt.Sprintf("sbxrun: left out: %d; %s", done.Left, why))
 	}
-	return done, unreadable(trees)
+	return done, cmp.Or(unreadable(trees), held())
 }
 
-// noteApply leaves a note of where changes are about to be applied, by which cleanup finds what is
-// left if this process is killed. finish removes the note.
-func noteApply(source string) (finish func(), err error) {
+// heldBack is the code of the error after an apply that held files back, and applied the others.
+const heldBack = "held-back"
+
+func isHeldBack(err error) bool {
+	e, ok := errors.AsType[*result.Error](err)
+	return ok && e.Code == heldBack
+}
+
+// holdsBack reports whether a change is not made only because it is held back.
+func holdsBack(c *overlay.Change, flags *cli.Apply) bool {
+	return c.Held && !flags.All && (!c.Removes() || flags.Delete)
+}
+
+// holdBack lists the changes that are held back, and returns an error about them.
+func (done *applied) holdBack(trees []*opened, flags *cli.Apply, prefix string) error {
+	for _, o := range trees {
+		var held []overlay.Change
+		for _, c := range o.changes {
+			if holdsBack(&c, flags) {
+				held = append(held, c)
+			}
+		}
+		for _, c := range overlay.Top(held) {
+			done.HeldBack = append(done.HeldBack, path.Join(o.prefix, c.Path))
+			if !flags.Quiet {
+				say(o.line(&c))
+			}
+		}
+	}
+	if len(done.HeldBack) == 0 {
+		return nil
+	}
+	e := &result.Error{Code: heldBack, ExitCode: 1, Message: fmt.Sprintf("%q is held back, because programs on the host execute or trust it", done.HeldBack[0]),
+		Hint: "see sbxrun diff -p; " + prefix + "all applies it"}
+	if n := len(done.HeldBack); n > 1 {
+		e.Message = fmt.Sprintf("%d paths are held back, because programs on the host execute or trust them, %q for one", n, done.HeldBack[0])
+		e.Hint = "see sbxrun diff -p; " + prefix + "all applies them"
+	}
+	if prefix == "--" {
+		e.Hint += ", and naming a path applies that one"
+	}
+	return e
+}
+
+// apply applies the changes of one overlay. Until it is done a note tells cleanup, and the next apply in
+// the same directory, where temporary files are left if this process is killed.
+func (o *opened) apply(ctx context.Context, flags *cli.Apply) (a overlay.Applied, err error) {
 	dir, err := state.Open(state.Mine())
 	if err != nil {
-		return nil, err
+		return a, err
 	}
-	return dir.NoteApply(source) // which needs it until we exit
+	defer dir.Close()
+	err = dir.Applies(false, func(text []byte) error {
+		left, err := overlay.ReadStaging(text)
+		if err != nil || string(left.Source) != o.tree.Source.Name() {
+			return errors.New("left to cleanup")
+		}
+		return left.Sweep()
+	})
+	if err != nil {
+		return a, err
+	}
+	note, err := dir.NoteApply()
+	if err != nil {
+		return a, err
+	}
+	a, err = o.tree.Apply(ctx, o.changes, overlay.Options{Delete: flags.Delete, All: flags.All, Force: flags.Force, Note: func(s overlay.Staging) error {
+		text, err := result.JSON(s)
+		if err != nil {
+			return err
+		}
+		return note.Write(text)
+	}})
+	if !a.Litter {
+		note.Remove()
+	}
+	return a, err
 }
 
 // countable bounds how many files are counted for the report. A command can make a million, each takes
@@ -136,7 +203,7 @@ func (r *runner) bringHome(ctx context.Context, list []*room.Overlay, res *resul
 		}
 	}
 	if err == nil && r.flags.Apply && res.ExitCode() == 0 {
-		_, err = applyAll(ctx, list, nil, &cli.Apply{Delete: r.flags.ApplyDelete, Quiet: r.flags.Quiet}, "--apply-delete")
+		_, err = applyAll(ctx, list, nil, &cli.Apply{Delete: r.flags.ApplyDelete, All: r.flags.ApplyAll, Quiet: r.flags.Quiet}, "--apply-")
 	}
 	if err != nil {
 		spoil(res, err)

@@ -70,6 +70,8 @@ func (c *copying) divide(words []string) error {
 	case c.sandbox == "":
 		return &result.Error{Code: "usage", Message: "cp: none of the paths is in a sandbox (NAME:PATH)",
 			Hint: "sbxrun -- cp " + strings.Join(words, " ") + " runs cp(1) in a sandbox"}
+	case c.out && c.flags.FollowLinks:
+		return errors.New("cp --follow-links: is for sources on the host; those in a sandbox are resolved there")
 	case len(c.sources) > 1 && (c.out && c.dest == streamWord || !c.out && c.sources[0] == streamWord):
 		return errors.New("cp: a tar stream (-) has one source")
 	}
@@ -103,7 +105,7 @@ func (c *copying) run() error {
 	if c.out {
 		err = c.copy(box, inside, workspace.Outside(links.For), func(name string) string { return name })
 	} else {
-		err = c.copy(workspace.Outside(links.For), func(name string) string { return name }, box, inside)
+		err = c.copy(workspace.Outside(links.Source(c.flags.FollowLinks)), func(name string) string { return name }, box, inside)
 	}
 	finish()
 	if err != nil && use.Room.Exited() {
@@ -225,7 +227,7 @@ func roundSize(n int64) string {
 func (c *copying) tell() int {
 	left := c.done.LeftOut
 	bytes, entries := c.done.Done()
-	told := copied{Entries: entries - int64(left.Count()), Bytes: bytes, LeftOut: left.Count()}
+	told := copied{Entries: entries - int64(left.Count()), Bytes: bytes, Links: c.done.Links, LeftOut: left.Count()}
 	var err *result.Error
 	if left.Denied.Count > 0 {
 		err = &result.Error{Code: leftOut, Message: "cp: " + unread(left.Denied).Error(), Err: left.Denied.First}
@@ -244,6 +246,9 @@ func (c *copying) tell() int {
 		fail(err)
 	} else if left.Special.Count > 0 && !c.flags.Quiet {
 		warn(fmt.Errorf("cp: %w", special(left.Special)))
+	}
+	if out := c.done.Outside; c.out && out.Count > 0 && !c.flags.Quiet {
+		warn(fmt.Errorf("cp: %w", outside(out)))
 	}
 	return told.ExitCode
 }
@@ -264,11 +269,20 @@ func special(left workspace.Left) error {
 	return fmt.Errorf("%d entries are left out; the first: %v", left.Count, left.First)
 }
 
+// outside warns about symbolic links that were copied.
+func outside(left workspace.Left) error {
+	if left.Count == 1 {
+		return fmt.Errorf("a symbolic link was copied that leads elsewhere: %v", left.First)
+	}
+	return fmt.Errorf("%d symbolic links were copied that lead elsewhere; the first: %v", left.Count, left.First)
+}
+
 // copied is what cp --json prints.
 type copied struct {
 	ExitCode int                 `json:"exit_code"`
 	Entries  int64               `json:"entries"`
 	Bytes    int64               `json:"bytes"`
+	Links    int                 `json:"links"`
 	LeftOut  int                 `json:"left_out"`
 	Error    *result.ReportError `json:"error,omitempty"`
 }

@@ -103,6 +103,7 @@ func openChanges(ctx context.Context, list []*room.Overlay, paths []string, most
 			return nil, err
 		}
 		t.Entries = most
+		t.Expect(o.Base)
 		n := &opened{Overlay: o, tree: t}
 		if len(list) > 1 {
 			n.prefix = o.Dest
@@ -160,6 +161,9 @@ func (o *opened) choose(paths []string, found map[string]bool) {
 		return
 	}
 	o.changes = overlay.Select(o.changes, within)
+	for _, name := range within {
+		overlay.Release(o.changes, name)
+	}
 }
 
 // showDiffs prints what was changed in some overlays.
@@ -167,6 +171,11 @@ func showDiffs(ctx context.Context, out *os.File, list []*room.Overlay, paths []
 	trees, err := openChanges(ctx, list, paths, 0)
 	if err != nil {
 		return err
+	}
+	if !flags.Patch && !flags.Stat && !flags.Tar {
+		for _, o := range trees {
+			o.tree.Mark(ctx, o.changes)
+		}
 	}
 	to := bufio.NewWriter(out)
 	switch {
@@ -236,8 +245,13 @@ func (o *opened) line(c *overlay.Change) string {
 	} else if c.WasMode != "" && c.Mode != "" && c.WasMode != c.Mode {
 		line += " (mode " + c.WasMode + " to " + c.Mode + ")"
 	}
-	if c.Conflict {
-		line += " (changed on the host, too)"
+	for _, mark := range []struct {
+		set  bool
+		text string
+	}{{c.Executable, "executable"}, {c.Outside, "leads outside"}, {c.Held, "held back"}, {c.Conflict, "changed on the host, too"}} {
+		if mark.set {
+			line += " (" + mark.text + ")"
+		}
 	}
 	return line
 }

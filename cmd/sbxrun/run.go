@@ -73,7 +73,7 @@ func (r *runner) run() int {
 	if err = r.Parts.Begin(plan.Cred()); err != nil {
 		return r.notStarted(err)
 	}
-	if r.Parts.Files, err = files.Open(r.flags.Put, r.flags.Get, plan.Workdir, room.SplitColon); err != nil {
+	if r.Parts.Files, err = files.Open(r.flags.Put, r.flags.Get, r.flags.FollowLinks, plan.Workdir, room.SplitColon); err != nil {
 		return r.notStarted(err)
 	}
 	r.bwrap = &result.ReportBwrap{Path: plan.Program.Path, Version: plan.Program.Version}
@@ -160,6 +160,9 @@ func (r *runner) collect(ctx context.Context, res *result.Result) {
 	if left := r.Parts.Files.Got.LeftOut.Special; left.Count > 0 {
 		warn(fmt.Errorf("--get: %w", special(left)))
 	}
+	if out := r.Parts.Files.Got.Outside; out.Count > 0 {
+		warn(fmt.Errorf("--get: %w", outside(out)))
+	}
 }
 
 // spoil makes an end no success, because of what had to come after it. The report has room for one
@@ -225,7 +228,7 @@ func (r *runner) checkFlags() error {
 		return err
 	}
 	overlays := r.flags.From != "" || len(r.flags.Overlay) > 0 || room.Cwd(r.flags.Cwd) == room.CwdOverlay
-	r.flags.Apply = r.flags.Apply || r.flags.ApplyDelete
+	r.flags.Apply = r.flags.Apply || r.flags.ApplyDelete || r.flags.ApplyAll
 	switch {
 	case (r.flags.Diff || r.flags.Apply) && !overlays:
 		return errors.New("--diff and --apply: go with --overlay, --cwd overlay or --from")

@@ -72,7 +72,7 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 		return nil, "", err
 	}
 	warnOf(spec.Plan, argv)
-	if parts.Files, err = files.Open(flags.Put, nil, spec.Plan.Workdir, room.SplitColon); err != nil {
+	if parts.Files, err = files.Open(flags.Put, nil, flags.FollowLinks, spec.Plan.Workdir, room.SplitColon); err != nil {
 		return nil, "", err
 	}
 	dir, err := state.Open(state.Mine())

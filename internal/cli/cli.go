@@ -85,6 +85,8 @@ type View struct {
 	Seccomp  string `help:"Refuse system calls that ordinary programs do not need (default), or refuse none (off)." default:"default" placeholder:"default|off" group:"be"`
 	User     string `help:"User and group id in the sandbox." placeholder:"UID[:GID]" group:"be"`
 	Hostname string `help:"Host name in the sandbox." default:"sandbox" placeholder:"NAME" group:"be"`
+
+	FollowLinks bool `help:"With --put: follow symbolic links in SRC. Links in a directory are copied as links." group:"see"`
 }
 
 // Vars is the flags for the command's environment.
@@ -167,6 +169,7 @@ type Run struct {
 	Diff        bool `help:"With --overlay: say on stderr at the end what was changed." group:"tell"`
 	Apply       bool `help:"With --overlay: if the exit code is 0, make the changes on the host." group:"see"`
 	ApplyDelete bool `help:"Like --apply, and also delete what was deleted." group:"see"`
+	ApplyAll    bool `help:"Like --apply, and also apply files that programs on the host execute or trust, such as .git/hooks." group:"see"`
 	OutputFlags
 	PrintCommand bool      `help:"Print the bwrap command, and run nothing." group:"tell"`
 	PrintFilter  string    `help:"With --print-command: write the seccomp filter here, and use it in the command." placeholder:"PATH|fd:N" group:"tell"`
@@ -259,6 +262,8 @@ type Cp struct {
 	MaxSize   values.Size `help:"Copy no more than this, all files together. 0 is no limit." default:"1G" placeholder:"SIZE"`
 	Quiet     bool        `help:"Show no progress, and do not name what was left out." short:"q"`
 	JSON      bool        `help:"Print what was copied, as JSON."`
+
+	FollowLinks bool `help:"Follow symbolic links in SRC on the host, as cp -H does. Links in a directory are copied as links." short:"H"`
 	Recorded
 }
 
@@ -273,6 +278,7 @@ type Diff struct {
 type Apply struct {
 	Check  bool `help:"Change nothing, and say what would be done."`
 	Delete bool `help:"Also delete what was deleted in the sandbox."`
+	All    bool `help:"Also apply files that programs on the host execute or trust, such as .git/hooks."`
 	Force  bool `help:"Replace what has changed on the host since the sandbox began."`
 	Quiet  bool `help:"Do not name what is deleted or left." short:"q"`
 	JSON   bool `help:"Print what was done, as JSON."`

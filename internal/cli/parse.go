@@ -244,7 +244,7 @@ func (c Command) unknown(word, flag string) error {
 }
 
 // atEnd are flags for what run does at its end, with the commands that do it while a sandbox lives.
-var atEnd = map[string]string{"--get": "cp SANDBOX:SRC DST", "--diff": "diff SANDBOX", "--apply": "apply SANDBOX", "--apply-delete": "apply SANDBOX --delete"}
+var atEnd = map[string]string{"--get": "cp SANDBOX:SRC DST", "--diff": "diff SANDBOX", "--apply": "apply SANDBOX", "--apply-delete": "apply SANDBOX --delete", "--apply-all": "apply SANDBOX --all"}
 
 // spelt returns the flags with such names, as they are typed.
 func (c Command) spelt(matches func(name string) bool) (flags []string) {

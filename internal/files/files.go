@@ -50,8 +50,12 @@ type get struct {
 const maxBytes = 1 << 30
 
 // Open opens what is to be put, SRC[:DST], and where gets go, GLOB[:DIR]; nil if that is
-// nothing. What is not absolute in the sandbox begins at workdir.
-func Open(puts, gets []string, workdir string, split func(string) []string) (_ *Files, err error) {
+// nothing. Relative paths in the sandbox begin at workdir. Symbolic links in SRC are errors unless follow
+// is set.
+func Open(puts, gets []string, follow bool, workdir string, split func(string) []string) (_ *Files, err error) {
+	if follow && len(puts) == 0 {
+		return nil, usage("--follow-links: goes with --put")
+	}
 	if len(puts)+len(gets) == 0 {
 		return nil, nil
 	}
@@ -62,13 +66,13 @@ func Open(puts, gets []string, workdir string, split func(string) []string) (_ *
 			f.Close()
 		}
 	}()
-	host := workspace.Outside(links.For)
+	from, host := workspace.Outside(links.Source(follow)), workspace.Outside(links.For)
 	for _, arg := range puts {
 		parts := split(arg)
 		if len(parts) > 2 || parts[0] == "" {
 			return nil, usage("--put %q: want SRC or SRC:DST, with \\: for a colon in a path", arg)
 		}
-		source, err := host.Source(parts[0])
+		source, err := from.Source(parts[0])
 		if err != nil {
 			return nil, of("--put", err)
 		}
@@ -215,7 +219,7 @@ func (f *Files) Report() *result.ReportCopied {
 	carried := func(t *workspace.Transfer) result.ReportCarried {
 		bytes, entries := t.Done()
 		left := t.LeftOut.Count()
-		return result.ReportCarried{Entries: entries - int64(left), Bytes: bytes, LeftOut: left}
+		return result.ReportCarried{Entries: entries - int64(left), Bytes: bytes, Links: t.Links, LeftOut: left}
 	}
 	return &result.ReportCopied{Put: carried(&f.Put), Got: carried(&f.Got)}
 }

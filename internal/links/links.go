@@ -17,6 +17,7 @@
 package links
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -24,12 +25,20 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
 // Error is a link that was not followed.
-type Error struct{ Link string }
+type Error struct {
+	Link  string
+	plain bool // no link is followed there, whoever made it
+}
 
 func (e *Error) Error() string {
+	if e.plain {
+		return fmt.Sprintf("%q is a symbolic link", e.Link)
+	}
 	return fmt.Sprintf("%q is a symbolic link that others could have put there", e.Link)
 }
 
@@ -50,7 +59,12 @@ func Open(path string) (int, error) {
 	if err == nil {
 		return fd, nil
 	}
-	return walk(path)
+	return walk(path, func(dir int, _ string, st *unix.Stat_t) error {
+		if trusted(dir, st) {
+			return nil
+		}
+		return new(Error)
+	})
 }
 
 // Dir is [Open] for a directory.
@@ -77,7 +91,9 @@ func Reopen(fd, flags int) (int, error) {
 	return unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), flags|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 }
 
-func walk(path string) (fd int, err error) {
+// walk opens path, and follows a link if follow returns nil for its directory, the path of that, and its
+// state. It completes an [Error] of follow.
+func walk(path string, follow func(dir int, where string, st *unix.Stat_t) error) (fd int, err error) {
 	at, where, todo := ".", "", strings.Split(path, "/")
 	if todo[0] == "" {
 		at, where = "/", "/"
@@ -114,9 +130,12 @@ func walk(path string) (fd int, err error) {
 				_ = unix.Close(next)
 				return fail(unix.ELOOP)
 			}
-			if !trusted(dir, &st) {
+			if err := follow(dir, where, &st); err != nil {
 				_ = unix.Close(next)
-				return -1, &Error{Link: gopath.Join(where, name)}
+				if e := (*Error)(nil); errors.As(err, &e) {
+					e.Link = gopath.Join(where, name)
+				}
+				return -1, err
 			}
 			target, magic, err := read(next, dir, name)
 			_ = unix.Close(next)
@@ -182,6 +201,34 @@ func Placed(dir int, st *unix.Stat_t) bool {
 }
 
 func ours(st *unix.Stat_t) bool { return st.Uid == 0 || st.Uid == uint32(os.Geteuid()) }
+
+// Source returns a function that opens a file to be copied from the host. If follow is false, it returns an
+// error for a symbolic link, because a command may have left it there for a later one. Exceptions are links
+// that only the system can have made, such as /home to /var/home, and those in /proc. Whoever runs as root
+// may have copied links of a command to other directories of root's.
+func Source(follow bool) func(name string, flags int) (int, error) {
+	if follow {
+		return For
+	}
+	return func(name string, flags int) (int, error) {
+		fd, err := walk(name, func(dir int, where string, st *unix.Stat_t) error {
+			var fs unix.Statfs_t
+			system := st.Uid == 0 && Placed(dir, st) && (os.Geteuid() != 0 || where == "/" || where == "/dev")
+			if system || unix.Fstatfs(dir, &fs) == nil && fs.Type == unix.PROC_SUPER_MAGIC {
+				return nil
+			}
+			return &Error{plain: true}
+		})
+		if e := (*Error)(nil); errors.As(err, &e) {
+			return -1, &result.Error{Code: "usage", Message: e.Error(), Err: e, Hint: "name the file that it leads to, or follow it with --follow-links"}
+		}
+		if err != nil {
+			return -1, err
+		}
+		defer unix.Close(fd)
+		return Reopen(fd, flags)
+	}
+}
 
 // For opens what is to be copied from the host, or with O_DIRECTORY a directory to copy to, by
 // the rules of [Open].

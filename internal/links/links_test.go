@@ -26,6 +26,35 @@ func same(t *testing.T, fd int, path string) bool {
 	return a.Dev == b.Dev && a.Ino == b.Ino
 }
 
+// Source follows links of the system, and others only if it is told to.
+func TestSource(t *testing.T) {
+	top := t.TempDir()
+	t.Chdir(top)
+	must(t, os.MkdirAll("a/b", 0o755), os.WriteFile("a/b/file", nil, 0o600), os.WriteFile("secret", nil, 0o600),
+		os.Symlink("../../secret", "a/b/out"), os.Symlink("a", "dir"), os.Symlink("/proc/self/cwd", "proc"))
+	opened, err := os.Open("a/b/file")
+	must(t, err)
+	defer opened.Close()
+	for path, link := range map[string]string{
+		"a/b/file": "", top + "/a/b/file": "", "a/b/../b/file": "", "/proc/self/cwd/a/b/file": "", fmt.Sprintf("/dev/fd/%d", opened.Fd()): "",
+		"a/b/out": "a/b/out", "dir/b/file": "dir", "dir/": "dir", top + "/dir/b/file": top + "/dir", "/proc/self/cwd/dir/b": "/proc/self/cwd/dir", "proc/a/b/file": "proc",
+	} {
+		for _, follow := range []bool{false, true} {
+			fd, err := Source(follow)(path, unix.O_RDONLY)
+			if err == nil {
+				unix.Close(fd)
+			}
+			var e *Error
+			if want := link != "" && !follow; (err != nil) != want || want && (!errors.As(err, &e) || e.Link != link) {
+				t.Errorf("%q, follow %v: %v", path, follow, err)
+			}
+		}
+	}
+	if _, err := Source(false)("none", unix.O_RDONLY); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("%v", err)
+	}
+}
+
 // Whose link is followed: the caller's own, through any number of directories, and no
 // other user's.
 func TestOpen(t *testing.T) {

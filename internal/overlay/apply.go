@@ -8,6 +8,7 @@ import (
 	"path"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -28,14 +29,14 @@ import (
 // overwritten: it is taken away, into our directory, and looked at there once more; and if it is
 // not what we saw, it goes back.
 
-// stagingName is the directory of our own. It is there during an apply, and after one that was
-// killed until the next, or until [Sweep].
-const stagingName = ".sbxrun-apply"
-
 // Options of [Tree.Apply].
 type Options struct {
 	Delete bool // make deletions as well, and let a file take the place of a directory
+	All    bool // make changes that are held back as well
 	Force  bool // whatever has become of the original since the sandbox began
+	// Note notes where temporary files are about to be written, for [Sweep] should this process be
+	// killed: first without an identity, before the directory is made.
+	Note func(Staging) error
 }
 
 // Applied is what an apply has done.
@@ -44,6 +45,7 @@ type Applied struct {
 	// Left are deletions that were not asked for, and what is never made: devices, FIFOs,
 	// sockets.
 	Left   []Change
+	Held   []Change  // held back
 	Unread []*Unread // files of the layer
 	// Litter says that the staging directory could not be removed.
 	Litter bool
@@ -60,8 +62,8 @@ type applier struct {
 	staging int // the directory
 	n       int
 	chown   bool
-	owner   unix.Stat_t       // of the source: whom belongs what is new
-	names   map[string]string // of files that have several, in the source
+	owner   unix.Stat_t           // of the source: whom belongs what is new
+	names   map[string]tree.Inode // of files that have several, in the source
 	closed  []closedDir
 }
 
@@ -81,8 +83,10 @@ func (t *Tree) Apply(ctx context.Context, list []Change, o Options) (a Applied, 
 		switch {
 		case c.Type == Other && c.Kind != Deleted || c.Removes() && !o.Delete:
 			a.Left = append(a.Left, c)
+		case c.Held && !o.All:
+			a.Held = append(a.Held, c)
 		case c.Conflict && !o.Force:
-			return a, Conflict(c.Path)
+			return a, c.Refusal()
 		default:
 			todo = append(todo, c)
 		}
@@ -90,12 +94,13 @@ func (t *Tree) Apply(ctx context.Context, list []Change, o Options) (a Applied, 
 	if len(todo) == 0 {
 		return a, nil
 	}
-	x := &applier{ctx: ctx, Options: o, tree: t, source: int(t.Source.Fd()), chown: unix.Geteuid() == 0, names: map[string]string{}}
+	x := &applier{ctx: ctx, Options: o, tree: t, source: int(t.Source.Fd()), chown: unix.Geteuid() == 0, names: map[string]tree.Inode{}}
 	if err := unix.Fstat(x.source, &x.owner); err != nil {
 		return a, err
 	}
+	var staging Staging
 	if err = x.writable(".", x.source); err == nil {
-		x.staging, err = stage(x.source, true)
+		x.staging, staging, err = stage(x.source, t.Source.Name(), o.Note)
 	}
 	if err != nil {
 		return a, cmp.Or(err, x.close())
@@ -121,7 +126,7 @@ func (t *Tree) Apply(ctx context.Context, list []Change, o Options) (a Applied, 
 		}
 		a.Changes++
 	}
-	sweepErr := unstage(x.source, x.staging)
+	sweepErr := unstage(x.source, x.staging, staging)
 	a.Litter = sweepErr != nil
 	return a, cmp.Or(err, x.close(), sweepErr)
 }
@@ -165,17 +170,65 @@ func notApplied(name string, err error) error {
 	return &result.Error{Code: "apply", Message: fmt.Sprintf("%.200q cannot be applied: %v", name, err), Err: err}
 }
 
-// Conflict is that a path has changed on the host.
-func Conflict(name string) error {
-	return &result.Error{Code: "conflict", ExitCode: 1, Message: fmt.Sprintf("%.200q has changed on the host since the sandbox began", name),
+// conflict is an error about a path for which only Options.Force makes a change.
+func conflict(format string, args ...any) *result.Error {
+	return &result.Error{Code: "conflict", ExitCode: 1, Message: fmt.Sprintf(format, args...),
 		Hint: "see sbxrun diff; name the paths to apply, or give --force to have the sandbox's version"}
+}
+
+func changed(name string) *result.Error {
+	return conflict("%.200q has changed on the host since the sandbox began", name)
+}
+
+func replaced(dir string) *result.Error {
+	return conflict("the directory %.200q was replaced on the host since the sandbox began", dir)
+}
+
+func foreign(dir string, uid uint32) *result.Error {
+	return conflict("the directory %.200q belongs to uid %d, and the overlay's to another user", dir, uid)
+}
+
+// Refusal is the error of an apply about a change in conflict.
+func (c *Change) Refusal() error {
+	if c.why != nil {
+		return c.why
+	}
+	return changed(c.Path)
+}
+
+// parent opens the directory of a path, level by level. It returns a conflict if a level is neither the
+// directory that was compared nor one made by this process: others may write to the original.
+func (x *applier) parent(name string) (int, error) {
+	fd, err := tree.Open(x.source, ".", unix.O_PATH|unix.O_DIRECTORY)
+	if err != nil || path.Dir(name) == "." {
+		return fd, err
+	}
+	at := "."
+	for level := range strings.SplitSeq(path.Dir(name), "/") {
+		at = path.Join(at, level)
+		next, err := tree.Open(fd, level, unix.O_PATH|unix.O_DIRECTORY)
+		unix.Close(fd)
+		if err != nil {
+			return -1, err
+		}
+		fd = next
+		var st unix.Stat_t
+		if err = unix.Fstat(fd, &st); err == nil && !x.Force && x.tree.seen[at] != tree.InodeOf(&st) {
+			err = replaced(at)
+		}
+		if err != nil {
+			unix.Close(fd)
+			return -1, err
+		}
+	}
+	return fd, nil
 }
 
 func (x *applier) make(c *Change) error {
 	if c.Path == "." {
 		return x.chmodDir(c, x.source, ".", nil)
 	}
-	parent, err := tree.Open(x.source, path.Dir(c.Path), unix.O_PATH|unix.O_DIRECTORY)
+	parent, err := x.parent(c.Path)
 	if err != nil {
 		return err
 	}
@@ -185,11 +238,13 @@ func (x *applier) make(c *Change) error {
 	was := look(parent, name)
 	gone := was == nil && (c.Kind == Changed || c.Kind == Mode)
 	if !x.Force && (gone || x.tree.later(was) && (c.Kind != Mode || c.Type != Directory)) {
-		return Conflict(c.Path)
+		return changed(c.Path)
 	}
 	x.n++
 	temporary := strconv.Itoa(x.n)
 	switch {
+	case c.Kind == Mode && c.Type == Directory && !x.Force && x.tree.seen[c.Path] != tree.InodeOf(was):
+		return replaced(c.Path)
 	case c.Kind == Mode && c.Type == Directory:
 		return x.chmodDir(c, parent, name, was)
 	case c.Kind == Mode:
@@ -217,6 +272,9 @@ func (x *applier) prepare(c *Change, was *unix.Stat_t, temporary string) error {
 		if err := x.give(x.staging, temporary, nil); err != nil {
 			return err
 		}
+		if made := look(x.staging, temporary); made != nil {
+			x.tree.seen[c.Path] = tree.InodeOf(made)
+		}
 		return x.chmodDir(c, x.staging, temporary, nil)
 	case Link:
 		if err := unix.Symlinkat(c.Target, x.staging, temporary); err != nil {
@@ -224,19 +282,23 @@ func (x *applier) prepare(c *Change, was *unix.Stat_t, temporary string) error {
 		}
 		return x.give(x.staging, temporary, was)
 	}
-	if first, ok := x.names[c.Same]; ok && x.link(first, temporary) == nil {
+	if first, ok := x.names[c.Same]; ok && x.link(c.Same, first, temporary) == nil {
 		return nil
 	}
 	return x.file(c, was, temporary)
 }
 
 // link makes another name of a file that was applied before.
-func (x *applier) link(first, temporary string) error {
+func (x *applier) link(first string, is tree.Inode, temporary string) error {
 	fd, err := tree.Open(x.source, first, unix.O_PATH)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || tree.InodeOf(&st) != is {
+		return cmp.Or(err, error(unix.ESTALE))
+	}
 	return tree.Link(fd, x.staging, temporary)
 }
 
@@ -269,7 +331,11 @@ func (x *applier) file(c *Change, was *unix.Stat_t, temporary string) error {
 		return err
 	}
 	if st.Nlink > 1 && c.Same == "" {
-		x.names[c.Path] = c.Path
+		var made unix.Stat_t
+		if err := unix.Fstat(out, &made); err != nil {
+			return err
+		}
+		x.names[c.Path] = tree.InodeOf(&made)
 	}
 	return unix.Fsync(out)
 }
@@ -290,6 +356,10 @@ func (x *applier) place(c *Change, was *unix.Stat_t, temporary string, parent in
 	isDir := was != nil && was.Mode&unix.S_IFMT == unix.S_IFDIR
 	switch {
 	case c.Type == Directory && isDir: // somebody has made it meanwhile
+		if !x.Force && x.tree.foreign(was) {
+			return foreign(c.Path, was.Uid)
+		}
+		x.tree.seen[c.Path] = tree.InodeOf(was)
 		x.closed = slices.DeleteFunc(x.closed, func(d closedDir) bool { return d.path == c.Path })
 		return unix.Unlinkat(x.staging, temporary, unix.AT_REMOVEDIR)
 	case was == nil && (!x.Force || c.Type == Directory):
@@ -306,7 +376,7 @@ func (x *applier) place(c *Change, was *unix.Stat_t, temporary string, parent in
 func (x *applier) fill(c *Change, temporary string, parent int, name string) error {
 	err := unix.Renameat2(x.staging, temporary, parent, name, unix.RENAME_NOREPLACE)
 	if err == unix.EEXIST {
-		return Conflict(c.Path)
+		return changed(c.Path)
 	}
 	return incapable(err)
 }
@@ -340,7 +410,7 @@ func (x *applier) exchange(c *Change, was *unix.Stat_t, temporary string, parent
 		}
 		got := look(x.staging, temporary)
 		if n > 0 && got != nil && tree.InodeOf(got) == tree.InodeOf(was) {
-			return Conflict(c.Path)
+			return changed(c.Path)
 		}
 		was, put = put, got
 	}
@@ -375,7 +445,7 @@ func (x *applier) clear(c *Change, was *unix.Stat_t, parent int, name string) er
 	}
 	done, err := x.discard(was, parent, name)
 	if err == nil && !done {
-		err = Conflict(c.Path)
+		err = changed(c.Path)
 	}
 	return err
 }
@@ -503,7 +573,7 @@ func (x *applier) remove(c *Change, was *unix.Stat_t, temporary string, parent i
 		return err
 	}
 	if unix.Renameat2(x.staging, temporary, parent, name, unix.RENAME_NOREPLACE) == nil {
-		return Conflict(c.Path)
+		return changed(c.Path)
 	}
 	return x.save(c, temporary, parent)
 }
@@ -514,7 +584,7 @@ func (x *applier) save(c *Change, temporary string, parent int) error {
 	if err := unix.Renameat(x.staging, temporary, parent, name); err != nil {
 		return err
 	}
-	e := Conflict(c.Path).(*result.Error)
+	e := changed(c.Path)
 	e.Message += fmt.Sprintf(", and changes on and on: what was there for a moment is %s beside it", name)
 	return e
 }
@@ -560,6 +630,10 @@ func (x *applier) chmod(dir int, name string, was *unix.Stat_t, mode uint32) err
 	same := was != nil && unchanged(was, &st)
 	if err := tree.Chmod(fd, mode); err != nil {
 		return err
+	}
+	if typeOf(&st) == Directory {
+		// Or the next comparison would take it for one that was moved there ([comparison.exchanged]).
+		_ = unix.UtimesNanoAt(dir, name, []unix.Timespec{{Nsec: unix.UTIME_OMIT}, {Nsec: unix.UTIME_NOW}}, unix.AT_SYMLINK_NOFOLLOW)
 	}
 	if same && st.Nlink > 1 && typeOf(&st) == File {
 		st.Mode = st.Mode&unix.S_IFMT | mode

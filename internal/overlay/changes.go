@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/hostfiles"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
@@ -33,13 +35,14 @@ type comparison struct {
 	layer int // that is compared
 	// settled are paths that this layer and those above it have; true where they hide what layers
 	// below have there.
-	settled  map[string]bool
-	changes  []Change
-	warnings []error
+	settled   map[string]bool
+	conflicts map[string]bool // directories that were replaced, as a layer above has told
+	changes   []Change
+	warnings  []error
 }
 
 func (t *Tree) comparison(ctx context.Context) *comparison {
-	return &comparison{ctx: ctx, Tree: t, walk: tree.Walk{Entries: cmp.Or(t.Entries, maxEntries), Text: cmp.Or(t.Text, maxText), Depth: maxDepth, Path: maxName}, first: map[tree.Inode]string{}, settled: map[string]bool{}}
+	return &comparison{ctx: ctx, Tree: t, walk: tree.Walk{Entries: cmp.Or(t.Entries, maxEntries), Text: cmp.Or(t.Text, maxText), Depth: maxDepth, Path: maxName}, first: map[tree.Inode]string{}, settled: map[string]bool{}, conflicts: map[string]bool{}}
 }
 
 // Changes returns how the layers differ from the original, parents first. warnings are about what
@@ -48,8 +51,12 @@ func (t *Tree) Changes(ctx context.Context) (list []Change, warnings []error, er
 	w := t.comparison(ctx)
 	low := proc.Descriptor(t.Source)
 	var ust, lst unix.Stat_t
-	if unix.Fstat(proc.Descriptor(t.Layers[0]), &ust) == nil && unix.Fstat(low, &lst) == nil && permissions(&ust) != permissions(&lst)&0o777 {
-		w.add(Change{Path: ".", Kind: Mode, Type: Directory, WasMode: octal(permissions(&lst)), Conflict: w.later(&lst)}, &ust)
+	if err := unix.Fstat(low, &lst); err != nil {
+		return nil, nil, err
+	}
+	t.owner = lst.Uid
+	if unix.Fstat(proc.Descriptor(t.Layers[0]), &ust) == nil && permissions(&ust) != permissions(&lst)&0o777 {
+		w.add(Change{Path: ".", Kind: Mode, Type: Directory, WasMode: octal(permissions(&lst)), Conflict: w.later(&lst) || w.replaced}, &ust)
 	}
 	for i, layer := range t.Layers {
 		w.layer = i
@@ -99,6 +106,9 @@ func (w *comparison) compare(up, low int) error {
 	}
 	// Down to that of the entry. The kernel takes no layer's own directory for opaque.
 	lows := []original{{dir: low}}
+	if w.replaced {
+		lows[0].why = replaced(".")
+	}
 	leave := func(depth int) {
 		for ; len(lows) > depth; lows = lows[:len(lows)-1] {
 			lows[len(lows)-1].close()
@@ -110,11 +120,6 @@ func (w *comparison) compare(up, low int) error {
 			return err
 		}
 		leave(e.Depth + 1)
-		if e.Path == stagingName {
-			w.warnings = append(w.warnings, fmt.Errorf("%s is left out: the name is sbxrun's own", stagingName))
-			e.Skip = true
-			continue
-		}
 		below, err := w.entry(e, lows[e.Depth])
 		if err != nil {
 			return err
@@ -162,7 +167,7 @@ type earlier struct {
 // first, and whether that is all. What is later is not earlier, and what cannot be read may be later.
 func (w *comparison) earlierBelow(dir int) (list []earlier, complete bool) {
 	for e, err := range w.walk.Below(w.ctx, dir, ".") {
-		if err != nil || e.Err != nil || w.later(&e.Stat) {
+		if err != nil || e.Err != nil || w.later(&e.Stat) || typeOf(&e.Stat) == Directory && w.foreign(&e.Stat) {
 			return nil, false
 		}
 		list = append(list, earlier{e.Path, tree.InodeOf(&e.Stat)})
@@ -201,6 +206,8 @@ func (w *comparison) warn(name string, err error) {
 type original struct {
 	dir    int  // -1 for none
 	hidden bool // by the layer: nothing of it is shown but what the layer has itself
+	// why is the conflict of all changes in it, if it or a parent was replaced or is foreign.
+	why *result.Error
 }
 
 func (o original) close() {
@@ -220,13 +227,54 @@ func look(dir int, name string) *unix.Stat_t {
 	return &st
 }
 
-// below opens a directory in it. After an error it is as if there were none.
-func (o original) below(name string) (original, error) {
+// below opens a subdirectory of o, with the path at; copied is true if the layer has a copy of it.
+// After an error the result is an empty original.
+func (w *comparison) below(o original, name, at string, copied bool) (original, error) {
 	if o.dir < 0 {
 		return o, nil
 	}
 	fd, err := tree.Open(o.dir, name, unix.O_RDONLY|unix.O_DIRECTORY)
-	return original{fd, o.hidden}, err
+	below := original{fd, o.hidden, o.why}
+	if err != nil {
+		return below, err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		unix.Close(fd)
+		return original{-1, o.hidden, o.why}, err
+	}
+	w.seen[at] = tree.InodeOf(&st)
+	switch {
+	case below.why != nil:
+	case w.foreign(&st):
+		below.why = foreign(at, st.Uid)
+	case w.conflicts[at] || w.exchanged(o.dir, fd, &st, copied):
+		w.conflicts[at], below.why = true, replaced(at)
+	}
+	return below, nil
+}
+
+// foreign reports whether root must not enter a directory, because the original has another owner, and
+// that owner can move root's directories there.
+func (t *Tree) foreign(st *unix.Stat_t) bool { return t.root && st.Uid != t.owner }
+
+// exchanged reports whether a directory has taken the place of another since the sandbox began.
+// Nothing keeps the number of the inode that the sandbox saw, so the times tell:
+//   - a change in a directory sets its st_mtime and st_ctime, its own move only st_ctime, as chmod(2) does;
+//   - a move changes the parent as well;
+//   - a directory that was made since is not the one that the layer's is a copy of.
+//
+// A move with a change in the directory after it is not noticed. On overlayfs a first change copies
+// the directory, which is as good as a move.
+func (w *comparison) exchanged(parent, dir int, st *unix.Stat_t, copied bool) bool {
+	if w.layered || !w.later(st) {
+		return false
+	}
+	if born, ok := tree.Born(dir); ok && born.After(w.Since) {
+		return copied
+	}
+	var above unix.Stat_t
+	return st.Ctim != st.Mtim && (unix.Fstat(parent, &above) != nil || w.later(&above))
 }
 
 // enter adds what a directory of the layer, or one that it is in, hides of the original. Those in
@@ -261,7 +309,7 @@ func (w *comparison) hide(low original, up int, at string) error {
 		case !above:
 			w.deleted(low, at, name)
 		case !hides:
-			below, _ := low.below(name)
+			below, _ := w.below(low, name, at, false)
 			err := w.hide(below, -1, at)
 			below.close()
 			if err != nil {
@@ -274,15 +322,22 @@ func (w *comparison) hide(low original, up int, at string) error {
 
 func (w *comparison) deleted(low original, at, name string) {
 	if was := low.look(name); was != nil {
-		c := Change{Path: at, Kind: Deleted, Type: typeOf(was), Conflict: w.later(was)}
+		c := Change{Path: at, Kind: Deleted, Type: typeOf(was), Conflict: w.later(was) || low.why != nil, why: low.why}
 		if c.Type != Link {
 			c.WasMode = octal(permissions(was))
 		}
 		if c.Type == Directory && !c.Conflict {
 			c.Conflict = w.laterBelow(low.dir, name)
 		}
-		w.changes = append(w.changes, c)
+		w.changes = append(w.changes, judged(c))
 	}
+}
+
+// judged completes a change by its path and target.
+func judged(c Change) Change {
+	c.Held = hostfiles.Trusted(c.Path, c.Type == Directory)
+	c.Outside = c.Type == Link && c.Kind != Deleted && tree.LeadsOut(strings.Count(c.Path, "/"), c.Target)
+	return c
 }
 
 // entry compares an entry of the layer with that of the same name in a directory of the original.
@@ -310,9 +365,9 @@ func (w *comparison) entry(e *tree.Entry, low original) (below original, err err
 		return none, nil
 	}
 	was := low.look(e.Name)
-	c := Change{Path: e.Path, Kind: Added, Type: typeOf(&e.Stat), Target: e.Target, Conflict: w.later(was)}
+	c := Change{Path: e.Path, Kind: Added, Type: typeOf(&e.Stat), Target: e.Target, Conflict: w.later(was) || low.why != nil, why: low.why}
 	if was == nil {
-		c.Conflict = w.removed(e, low)
+		c.Conflict = c.Conflict || w.removed(e, low)
 	} else {
 		c.Kind = Changed
 		if t := typeOf(was); t != c.Type {
@@ -351,7 +406,12 @@ func (w *comparison) entry(e *tree.Entry, low original) (below original, err err
 // it. The sandbox may also have moved it there, which the copy does not tell.
 func (w *comparison) removed(e *tree.Entry, low original) bool {
 	var st unix.Stat_t
-	if w.layer > 0 || low.dir < 0 || low.hidden || unix.Fstat(low.dir, &st) != nil || !w.later(&st) || !e.Copied() {
+	return low.dir >= 0 && !low.hidden && unix.Fstat(low.dir, &st) == nil && w.later(&st) && w.copied(e)
+}
+
+// copied reports whether the layer's entry is a copy from the original, and not from a snapshot.
+func (w *comparison) copied(e *tree.Entry) bool {
+	if w.layer > 0 || !e.Copied() {
 		return false
 	}
 	for _, layer := range w.Layers[1:] {
@@ -369,7 +429,7 @@ func (w *comparison) merged(e *tree.Entry, low original) (below original, err er
 	if e.Skip {
 		return original{dir: -1}, nil
 	}
-	below, _ = low.below(e.Name)
+	below, _ = w.below(low, e.Name, e.Path, false)
 	if tree.Type(&e.Stat) == unix.S_IFDIR {
 		return below, w.enter(&below, e.FD, e.Path)
 	}
@@ -407,9 +467,9 @@ func (w *comparison) file(c *Change, e *tree.Entry, was *unix.Stat_t, low int) {
 
 // directory compares a directory. What is in it comes next, unless the original's is not to be read.
 func (w *comparison) directory(c Change, e *tree.Entry, was *unix.Stat_t, low original) (below original, err error) {
-	below = original{-1, low.hidden}
+	below = original{-1, low.hidden, low.why}
 	if was != nil {
-		if below, err = low.below(e.Name); err != nil {
+		if below, err = w.below(low, e.Name, e.Path, w.copied(e)); err != nil {
 			w.warn(c.Path, err)
 			e.Skip = true
 			return below, nil
@@ -418,6 +478,9 @@ func (w *comparison) directory(c Change, e *tree.Entry, was *unix.Stat_t, low or
 		c.WasMode = octal(permissions(was))
 	}
 	if was == nil || permissions(was) != permissions(&e.Stat) {
+		if c.why = below.why; c.why != nil {
+			c.Conflict = true
+		}
 		w.add(c, &e.Stat)
 	}
 	return below, w.enter(&below, e.FD, c.Path)
@@ -431,7 +494,7 @@ func (w *comparison) add(c Change, st *unix.Stat_t) {
 	if c.Type != Link && c.Type != Other {
 		c.Mode = octal(c.mode)
 	}
-	w.changes = append(w.changes, c)
+	w.changes = append(w.changes, judged(c))
 }
 
 // equal compares a file with the original's of the same name, which had so many bytes.

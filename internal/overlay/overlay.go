@@ -16,6 +16,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/links"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
@@ -56,9 +57,15 @@ type Change struct {
 	Same    string `json:"same,omitempty"`   // of a file: the first path of the same (hard link)
 	// Conflict says that the original has changed, or come into being, since the sandbox began.
 	Conflict bool `json:"conflict,omitempty"`
+	// Held is true if programs on the host execute or trust the file (package hostfiles). An apply makes the
+	// change only with Options.All, or after [Release].
+	Held       bool `json:"held_back,omitempty"`
+	Executable bool `json:"executable,omitempty"` // now, by its mode or its first line, and not before ([Tree.Mark])
+	Outside    bool `json:"outside,omitempty"`    // a link that may lead out of the original
 
 	mode  uint32
-	layer int // which has it, of Tree.Layers
+	layer int           // which has it, of Tree.Layers
+	why   *result.Error // the conflict, if it is about a directory above
 }
 
 // Tree is an overlay that is looked at.
@@ -70,13 +77,20 @@ type Tree struct {
 	Entries, Text int // bounds of what is looked at, as of a [tree.Walk]; 0 for a million, and 256 MiB
 
 	ours map[tree.Inode]unix.Stat_t // what an apply has made of files with several names
+	// seen are the directories of the original that were compared, and those that an apply has made.
+	seen map[string]tree.Inode
+
+	owner    uint32 // of the original's directory
+	root     bool   // this process is root's
+	layered  bool   // the original is on overlayfs
+	replaced bool   // the original's directory is not the one that the sandbox saw
 }
 
 // Open opens an overlay: its layer, which stays the caller's; the directories between that and the
 // original, the uppermost first; and the original at source. Links are followed if others could not
 // have made them (package links).
 func Open(layer *os.File, source string, since time.Time, lower ...string) (t *Tree, err error) {
-	t = &Tree{Layers: []*os.File{layer}, Since: since}
+	t = &Tree{Layers: []*os.File{layer}, Since: since, seen: map[string]tree.Inode{}, root: os.Geteuid() == 0}
 	defer func() {
 		if err != nil {
 			t.Close()
@@ -93,7 +107,16 @@ func Open(layer *os.File, source string, since time.Time, lower ...string) (t *T
 	if t.Source, err = openDir(source); err != nil {
 		return t, &result.Error{Code: "original", Message: "the original cannot be opened: " + err.Error(), Err: err}
 	}
-	return t, nil
+	var fs unix.Statfs_t
+	err = unix.Fstatfs(proc.Descriptor(t.Source), &fs)
+	t.layered = fs.Type == unix.OVERLAYFS_SUPER_MAGIC
+	return t, err
+}
+
+// Expect compares the original with its identity when the sandbox began; "" is unknown.
+func (t *Tree) Expect(base string) {
+	now, err := tree.Identity(proc.Descriptor(t.Source))
+	t.replaced = base != "" && (err != nil || now != base)
 }
 
 func openDir(name string) (*os.File, error) {

@@ -99,7 +99,7 @@ func nothingOutside(t testing.TB, source string) {
 	if len(entries) != 1 || string(text) != "secret" || info.Mode().Perm() != 0o755 {
 		t.Fatalf("outside: %v, %q, %v", entries, text, info.Mode())
 	}
-	if left, _ := filepath.Glob(source + "/" + stagingName); len(left) > 0 {
+	if left, _ := filepath.Glob(source + "/.sbxrun-*"); len(left) > 0 {
 		t.Fatalf("left: %q", left)
 	}
 }
@@ -130,7 +130,6 @@ func TestChanges(t *testing.T) {
 	must(t, os.Symlink("../outside", filepath.Join(layer, "link")))
 	must(t, os.Link(filepath.Join(layer, "text"), filepath.Join(layer, "twin")))
 	must(t, unix.Mkfifo(filepath.Join(layer, "zfifo"), 0o644))
-	put(t, layer, stagingName+"/1", "y")
 	list, got := lines(t, tree)
 	want := `added file "bad\xff\nname"
 changed file "dir-to-file" was directory
@@ -144,7 +143,6 @@ added file "replaced/new"
 changed file "text"
 added file "twin" same as text
 added other "zfifo"
-warning .sbxrun-apply is left out: the name is sbxrun's own
 `
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Fatalf("-want +got:\n%s", diff)
@@ -158,7 +156,7 @@ warning .sbxrun-apply is left out: the name is sbxrun's own
 	list, _ = lines(t, tree)
 	_, err = tree.Apply(context.Background(), list, Options{Delete: true, Force: true})
 	must(t, err)
-	if _, got := lines(t, tree); got != "added other \"zfifo\"\nwarning .sbxrun-apply is left out: the name is sbxrun's own\n" {
+	if _, got := lines(t, tree); got != "added other \"zfifo\"\n" {
 		t.Errorf("after the apply:\n%s", got)
 	}
 	var one, two unix.Stat_t
@@ -285,7 +283,6 @@ func TestApplyRace(t *testing.T) {
 	}
 	over.Store(true)
 	<-stopped
-	must(t, func() error { dir, err := os.Open(source); must(t, err); defer dir.Close(); return Sweep(dir) }())
 	nothingOutside(t, source)
 }
 
@@ -327,7 +324,7 @@ func TestApplyTheirs(t *testing.T) {
 				defer close(done)
 				<-begun
 				for range n * 20 {
-					_, _ = os.Lstat(source + "/" + stagingName + "/1")
+					_, _ = os.Lstat(source + "/none/1")
 				}
 				_ = os.Rename(theirs, at+below) // there may be a directory by now, or none
 			}()
@@ -407,26 +404,338 @@ func TestApplyHardLinks(t *testing.T) {
 	}
 }
 
-// A staging directory that the apply before has removed, after it was opened and before it was
-// locked, is not worked in.
-func TestStagingRemoved(t *testing.T) {
+// noted returns the notes that an apply makes, and calls each with the last one.
+func noted(notes *[]Staging, each func(Staging)) func(Staging) error {
+	return func(s Staging) error {
+		*notes = append(*notes, s)
+		if each != nil {
+			each(s)
+		}
+		return nil
+	}
+}
+
+// Sweep removes the directory of a killed apply, and keeps any other directory with that name.
+func TestSweep(t *testing.T) {
 	t.Parallel()
-	_, source, tr := laid(t)
-	top := proc.Descriptor(tr.Source)
-	must(t, os.Mkdir(filepath.Join(source, stagingName), 0o700))
-	old, err := os.Open(filepath.Join(source, stagingName))
+	layer, source, tree := laid(t)
+	put(t, layer, "file", "new")
+	list, _ := lines(t, tree)
+	victim := filepath.Join(source, "victim")
+	var notes []Staging
+	_, err := tree.Apply(context.Background(), list, Options{Note: noted(&notes, func(s Staging) {
+		// The process could be killed here.
+		if s.Identity != "" {
+			put(t, source, s.Name+"/1", "temporary")
+			must(t, s.Sweep())
+		}
+	})})
+	if err == nil || len(notes) != 2 || notes[0].Identity != "" || notes[0].Name != notes[1].Name {
+		t.Fatalf("%v: %+v", err, notes)
+	}
+	nothingOutside(t, source)
+	for _, s := range append(notes, Staging{Source: []byte(source), Name: ".sbxrun-apply"}) {
+		put(t, victim, "kept", "kept")
+		must(t, os.Chmod(victim, 0o700), os.Rename(victim, filepath.Join(source, s.Name)), s.Sweep())
+		if got := held(t, source); got[s.Name+"/kept"] != "kept" {
+			t.Errorf("%+v: %v", s, got)
+		}
+		must(t, os.RemoveAll(filepath.Join(source, s.Name)))
+	}
+	for _, note := range []string{"", "/some/path", "{}", `{"name": "../x"}`} {
+		if s, err := ReadStaging([]byte(note)); err == nil {
+			t.Errorf("%q: %+v", note, s)
+		}
+	}
+}
+
+// An apply keeps another directory that was moved to the name of its staging directory.
+func TestStagingExchanged(t *testing.T) {
+	t.Parallel()
+	layer, source, tree := laid(t)
+	put(t, layer, "file", "new")
+	list, _ := lines(t, tree)
+	put(t, source, "victim/kept", "kept")
+	var notes []Staging
+	_, err := tree.Apply(context.Background(), list, Options{Note: noted(&notes, func(s Staging) {
+		if s.Identity != "" {
+			must(t, os.Rename(filepath.Join(source, s.Name), source+"/moved"), os.Rename(source+"/victim", filepath.Join(source, s.Name)))
+		}
+	})})
 	must(t, err)
-	defer old.Close()
-	must(t, os.Remove(filepath.Join(source, stagingName)))
-	if named, err := lock(top, int(old.Fd())); named || err != nil {
-		t.Errorf("removed: %v, %v", named, err)
+	if got := held(t, source); !maps.Equal(got, map[string]string{"file": "new", notes[0].Name + "/kept": "kept"}) {
+		t.Errorf("%v", got)
 	}
-	must(t, os.Mkdir(filepath.Join(source, stagingName), 0o700))
-	if named, err := lock(top, int(old.Fd())); named || err != nil {
-		t.Errorf("made again: %v, %v", named, err)
+}
+
+// replaceDir makes a tree with a directory that the layer has a copy of, replaces it, and returns the
+// changes.
+func replaceDir(t *testing.T, replace func(source string)) (layer, source string, tree *Tree, list []Change, text string) {
+	layer, source, tree = laid(t)
+	for _, name := range []string{"cur/f", "cur/deep/g", "v2/f", "v2/deep/g", "other/h"} {
+		put(t, source, name, "old")
 	}
-	dir, err := stage(top, true)
-	must(t, err, unstage(top, dir))
+	put(t, layer, "cur/f", "new")
+	put(t, layer, "cur/deep/g", "new")
+	put(t, layer, "other/h", "new")
+	wipe(t, layer, "cur/gone")
+	put(t, source, "v2/gone", "old")
+	for _, name := range []string{"cur", "cur/deep", "other"} {
+		must(t, unix.Setxattr(filepath.Join(layer, name), tr.CopiedXattr, nil, 0))
+	}
+	tick(t)
+	var st unix.Stat_t
+	name := filepath.Join(layer, "last")
+	put(t, layer, "last", "")
+	must(t, unix.Stat(name, &st), os.Remove(name))
+	tree.Since = time.Unix(st.Ctim.Unix())
+	tick(t)
+	replace(source)
+	list, text = lines(t, tree)
+	return layer, source, tree, list, text
+}
+
+// All changes in a directory that was replaced since the sandbox began are conflicts, even if the files
+// in it are old.
+func TestReplacedDirectory(t *testing.T) {
+	t.Parallel()
+	exchange := func(source string) {
+		must(t, os.Rename(source+"/cur", source+"/v1"), os.Rename(source+"/v2", source+"/cur"))
+	}
+	for name, replace := range map[string]func(source string){
+		"moved": exchange,
+		"copied": func(source string) {
+			must(t, os.Rename(source+"/cur", source+"/v1"))
+			put(t, source, "cur/other", "theirs")
+		},
+		"exchanged": func(source string) {
+			must(t, unix.Renameat2(unix.AT_FDCWD, source+"/cur", unix.AT_FDCWD, source+"/v2", unix.RENAME_EXCHANGE))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, source, tree, list, text := replaceDir(t, replace)
+			if !strings.Contains(text, "file \"cur/f\" conflict\n") || !strings.Contains(text, "\"cur/deep/g\" conflict\n") || !strings.Contains(text, "changed file \"other/h\"\n") {
+				t.Errorf("%s", text)
+			}
+			before := held(t, source)
+			if _, err := tree.Apply(context.Background(), list, Options{Delete: true}); err == nil || !strings.Contains(err.Error(), `directory "cur" was replaced`) {
+				t.Errorf("%v", err)
+			}
+			if got := held(t, source); !maps.Equal(got, before) {
+				t.Errorf("%v, want %v", got, before)
+			}
+			if _, err := tree.Apply(context.Background(), list, Options{Delete: true, Force: true}); err != nil {
+				t.Error(err)
+			}
+			if got := held(t, source); got["cur/f"] != "new" || got["cur/deep/g"] != "new" {
+				t.Errorf("with Force: %v", got)
+			}
+		})
+	}
+	// Files that others add, and the changes of an apply, are no conflicts.
+	_, source, tree, list, text := replaceDir(t, func(source string) {
+		put(t, source, "top", "theirs")
+		put(t, source, "cur/theirs", "theirs")
+		put(t, source, "other/theirs", "theirs")
+	})
+	if strings.Contains(text, "conflict") {
+		t.Errorf("%s", text)
+	}
+	list = slices.DeleteFunc(list, func(c Change) bool { return c.Path == "other/h" })
+	_, err := tree.Apply(context.Background(), list, Options{Delete: true})
+	must(t, err)
+	if list, text = lines(t, tree); strings.Contains(text, "conflict") || len(list) == 0 {
+		t.Errorf("after an apply: %s", text)
+	}
+	_, err = tree.Apply(context.Background(), list, Options{Delete: true})
+	must(t, err)
+	nothingOutside(t, source)
+}
+
+// A second apply may add to directories that the first one has made, and whose modes it has set.
+func TestApplyTwice(t *testing.T) {
+	t.Parallel()
+	layer, source, tree := laid(t)
+	put(t, source, "old/f", "old")
+	put(t, layer, "old/f", "new")
+	put(t, layer, "made/sub/f", "new")
+	put(t, layer, "empty/x", "new")
+	put(t, source, "mode/f", "old")
+	put(t, layer, "mode/f", "old")
+	must(t, os.Chmod(layer+"/mode", 0o700), unix.Setxattr(layer+"/mode", tr.CopiedXattr, nil, 0))
+	must(t, os.Remove(layer+"/empty/x"), os.Chmod(layer+"/old", 0o700), unix.Setxattr(layer+"/old", tr.CopiedXattr, nil, 0))
+	tree.Since = time.Now()
+	tick(t)
+	for _, name := range []string{"", "old/g", "made/sub/g", "empty/g", "mode/g"} {
+		if name != "" {
+			put(t, layer, name, "new")
+		}
+		list, text := lines(t, tree)
+		if _, err := tree.Apply(context.Background(), list, Options{}); err != nil {
+			t.Errorf("%s: %v\n%s", name, err, text)
+		}
+		tick(t)
+	}
+	if got := held(t, source); len(got) != 7 {
+		t.Errorf("%v", got)
+	}
+}
+
+// A directory that is replaced after the comparison is a conflict, too.
+func TestReplacedMeanwhile(t *testing.T) {
+	t.Parallel()
+	layer, source, tree := laid(t)
+	for _, name := range []string{"cur/deep/g", "v2/deep/g"} {
+		put(t, source, name, "old")
+	}
+	put(t, layer, "cur/deep/g", "new")
+	put(t, layer, "made/x/f", "new")
+	list, _ := lines(t, tree)
+	must(t, os.Rename(source+"/cur", source+"/v1"), os.Rename(source+"/v2", source+"/cur"))
+	if _, err := tree.Apply(context.Background(), Select(list, []string{"cur"}), Options{}); err == nil || !strings.Contains(err.Error(), "was replaced") {
+		t.Errorf("%v", err)
+	}
+	put(t, source, "made/x/theirs", "theirs")
+	if _, err := tree.Apply(context.Background(), Select(list, []string{"made/x/f"})[2:], Options{}); err == nil || !strings.Contains(err.Error(), "was replaced") {
+		t.Errorf("a directory that another process has made: %v", err)
+	}
+	if got := held(t, source); !maps.Equal(got, map[string]string{"cur/deep/g": "old", "v1/deep/g": "old", "made/x/theirs": "theirs"}) {
+		t.Errorf("%v", got)
+	}
+	nothingOutside(t, source)
+}
+
+// Another process exchanges a directory with one that the apply has not compared: nothing is written
+// there.
+func TestApplyExchange(t *testing.T) {
+	t.Parallel()
+	layer, source, tree := laid(t)
+	for i := range 40 {
+		put(t, layer, fmt.Sprintf("d/sub/f%d", i), "new")
+	}
+	for _, dir := range []string{"d/sub", "keep/sub"} {
+		must(t, os.MkdirAll(filepath.Join(source, dir), 0o755))
+	}
+	keep, err := os.Open(source + "/keep/sub")
+	must(t, err)
+	defer keep.Close()
+	list, _ := lines(t, tree)
+	var over atomic.Bool
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for !over.Load() {
+			_ = unix.Renameat2(unix.AT_FDCWD, source+"/d", unix.AT_FDCWD, source+"/keep", unix.RENAME_EXCHANGE)
+		}
+	}()
+	for range 100 {
+		if _, err := tree.Apply(context.Background(), list, Options{}); err != nil && !strings.Contains(err.Error(), "was replaced") {
+			t.Error(err)
+		}
+	}
+	over.Store(true)
+	<-stopped
+	if names, err := keep.Readdirnames(-1); err != nil || len(names) > 0 {
+		t.Errorf("written to another directory: %q, %v", names, err)
+	}
+	nothingOutside(t, source)
+}
+
+// Mark tells scripts and programs that are new from those that were there.
+func TestMark(t *testing.T) {
+	t.Parallel()
+	layer, source, tree := laid(t)
+	for name, f := range map[string]struct {
+		was, now         string // "" for no file
+		wasMode, nowMode os.FileMode
+	}{
+		"new": {"", "x", 0, 0o755}, "group": {"", "x", 0, 0o654}, "script": {"", "#!/bin/sh", 0, 0o644}, "data": {"", "#", 0, 0o644}, "empty": {"", " ", 0, 0o600},
+		"chmod": {"x", "x", 0o644, 0o755}, "became": {"x", "#!/bin/sh", 0o644, 0o644}, "edited": {"#!/bin/sh", "#!/bin/sh -e", 0o644, 0o755}, "closed": {"", "#!", 0, 0o111},
+	} {
+		put(t, layer, name, f.now)
+		must(t, os.Chmod(filepath.Join(layer, name), f.nowMode))
+		if f.was != "" {
+			put(t, source, name, f.was)
+			must(t, os.Chmod(filepath.Join(source, name), f.wasMode))
+		}
+	}
+	wipe(t, layer, "gone")
+	put(t, source, "gone", "#!")
+	list, _ := lines(t, tree)
+	tree.Mark(context.Background(), list)
+	var got []string
+	for _, c := range list {
+		if c.Executable {
+			got = append(got, c.Path)
+		}
+	}
+	if diff := cmp.Diff([]string{"became", "chmod", "closed", "group", "new", "script"}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// The original's own directory is compared with the one that the sandbox saw.
+func TestReplacedBase(t *testing.T) {
+	t.Parallel()
+	layer, source, tree := laid(t)
+	put(t, layer, "f", "new")
+	base, err := tr.Identity(proc.Descriptor(tree.Source))
+	must(t, err)
+	tree.Expect("")
+	if _, text := lines(t, tree); strings.Contains(text, "conflict") {
+		t.Error(text)
+	}
+	must(t, os.Rename(source, source+".old"), os.Mkdir(source, 0o755))
+	upper, err := os.Open(layer)
+	must(t, err)
+	defer upper.Close()
+	other, err := Open(upper, source, time.Now().Add(time.Minute))
+	must(t, err)
+	defer other.Close()
+	for tree, want := range map[*Tree]bool{tree: false, other: true} {
+		tree.Expect(base)
+		if _, text := lines(t, tree); strings.Contains(text, "conflict") != want {
+			t.Errorf("conflict %v, want %v", !want, want)
+		}
+	}
+}
+
+// Root does not enter directories with another owner than the original, who can move them there.
+func TestForeignDirectory(t *testing.T) {
+	if os.Geteuid() != 0 {
+		return // root alone writes to directories of others
+	}
+	t.Parallel()
+	for _, owner := range []int{0, 61001} {
+		layer, source, _ := laid(t)
+		put(t, source, "d/f", "old")
+		put(t, source, "x/y/f", "old")
+		put(t, layer, "d/f", "new")
+		put(t, layer, "d/g", "new")
+		wipe(t, layer, "x")
+		must(t, filepath.WalkDir(source, func(name string, _ os.DirEntry, err error) error {
+			return errors.Join(err, os.Lchown(name, 61000, 61000))
+		}))
+		must(t, os.Chown(source+"/d", owner, owner), os.Chown(source+"/x/y", owner, owner))
+		upper, err := os.Open(layer)
+		must(t, err)
+		defer upper.Close()
+		tree, err := Open(upper, source, time.Now().Add(time.Minute))
+		must(t, err)
+		defer tree.Close()
+		list, text := lines(t, tree)
+		if want := "changed file \"d/f\" conflict\nadded file \"d/g\" conflict\ndeleted directory \"x\" conflict\n"; text != want {
+			t.Errorf("%s, want %s", text, want)
+		}
+		if _, err := tree.Apply(context.Background(), list, Options{Delete: true}); err == nil || !strings.Contains(err.Error(), "belongs to uid") {
+			t.Errorf("%v", err)
+		}
+		if got := held(t, source); !maps.Equal(got, map[string]string{"d/f": "old", "x/y/f": "old"}) {
+			t.Errorf("%v", got)
+		}
+		_, err = tree.Apply(context.Background(), list, Options{Delete: true, Force: true})
+		must(t, err)
+	}
 }
 
 // A tar of a selection has no link to what is not in it, and no file in it deletes another.

@@ -15,18 +15,20 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/hostfiles"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
+
+func within(name, dir string) bool {
+	return dir == "." || name == dir || strings.HasPrefix(name, dir+"/")
+}
 
 // Select returns the changes at and below these paths, with the directories that they need; all
 // for no path.
 func Select(list []Change, paths []string) (out []Change) {
 	if len(paths) == 0 {
 		return list
-	}
-	within := func(name, dir string) bool {
-		return dir == "." || name == dir || strings.HasPrefix(name, dir+"/")
 	}
 	needed := map[string]bool{}
 	for _, c := range list {
@@ -45,6 +47,53 @@ func Select(list []Change, paths []string) (out []Change) {
 		}
 	}
 	return out
+}
+
+// Release clears Change.Held at and below a path, if the path is itself held back: then the caller has
+// named it.
+func Release(list []Change, name string) {
+	for i := range list {
+		if c := &list[i]; c.Held && within(c.Path, name) && (c.Path == name || hostfiles.Trusted(name, true)) {
+			c.Held = false
+		}
+	}
+}
+
+// Top leaves out changes below directories that are in the list.
+func Top(list []Change) (top []Change) {
+	for _, c := range list {
+		if n := len(top); n == 0 || !within(c.Path, top[n-1].Path) {
+			top = append(top, c)
+		}
+	}
+	return top
+}
+
+// Mark sets Change.Executable, for which it looks at the first bytes of the files.
+func (t *Tree) Mark(ctx context.Context, list []Change) {
+	for i := range list {
+		c := &list[i]
+		if ctx.Err() != nil || c.Type != File || c.Kind == Deleted {
+			continue
+		}
+		if c.mode&0o111 != 0 || script(t.Layers[c.layer], c.Path) {
+			var was unix.Stat_t
+			before := unix.Fstatat(proc.Descriptor(t.Source), c.Path, &was, unix.AT_SYMLINK_NOFOLLOW) == nil && was.Mode&0o111 != 0 || script(t.Source, c.Path)
+			c.Executable = c.Kind == Added || c.Was != "" || !before
+		}
+	}
+}
+
+// script reports whether a file begins as a script does.
+func script(root *os.File, name string) bool {
+	fd, _, err := tree.OpenFile(proc.Descriptor(root), name)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	var begin [2]byte
+	n, _ := unix.Pread(fd, begin[:], 0)
+	return string(begin[:n]) == "#!"
 }
 
 // Sum counts changes, and the bytes of the files that were added and changed.

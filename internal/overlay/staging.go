@@ -1,90 +1,125 @@
 package overlay
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-// errBusy says that another apply is at work.
-var errBusy = &result.Error{Code: "busy", Message: "another sbxrun apply is at work on the same directory", Hint: "try again when it has ended"}
+// Staging is a directory for temporary files in an original. Its name is random. Its identity
+// ([tree.Identity]) is noted as well, because other users may rename directories in the original.
+type Staging struct {
+	Source   []byte `json:"source"` // path of the original
+	Name     string `json:"name"`
+	Identity string `json:"identity,omitempty"` // "" before it is made
+}
 
-// stage opens the staging directory of a source, empty, and locks it (flock(2)); it makes one if
-// that is wanted. The lock ends with the process.
-func stage(source int, create bool) (dir int, err error) {
-	for range maxExchanges {
-		if create {
-			if err := unix.Mkdirat(source, stagingName, 0o700); err != nil && err != unix.EEXIST {
-				return -1, fmt.Errorf("mkdir %s: %w", stagingName, err)
-			}
+// stage makes a staging directory. It calls note, unless that is nil, before and after.
+func stage(source int, name string, note func(Staging) error) (dir int, s Staging, err error) {
+	s.Source, s.Name = []byte(name), tree.Hidden()
+	if note != nil {
+		if err := note(s); err != nil {
+			return -1, s, err
 		}
-		dir, err := tree.Open(source, stagingName, unix.O_RDONLY|unix.O_DIRECTORY)
-		if create && err == unix.ENOENT {
-			continue // the apply before us has just removed its own
-		}
-		if err != nil {
-			return -1, err
-		}
-		named, err := lock(source, dir)
-		if err == nil && named {
-			err = tree.Empty(dir)
-		}
-		if err == nil && named {
-			return dir, nil
-		}
+	}
+	if err := unix.Mkdirat(source, s.Name, 0o700); err != nil {
+		return -1, s, fmt.Errorf("mkdir %s: %w", s.Name, err)
+	}
+	dir, err = tree.Open(source, s.Name, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return -1, s, err
+	}
+	if err = own(dir); err == nil {
+		s.Identity, err = tree.Identity(dir)
+	}
+	if err == nil && note != nil {
+		err = note(s)
+	}
+	if err != nil {
 		unix.Close(dir)
-		if err != nil {
-			return -1, err
-		}
+		_ = unix.Unlinkat(source, s.Name, unix.AT_REMOVEDIR) // the error before says why
+		return -1, s, err
 	}
-	return -1, errBusy
+	return dir, s, nil
 }
 
-// lock locks a staging directory, and reports whether it still has its name: whoever had the lock
-// may have removed it meanwhile, and another may have made one.
-func lock(source, dir int) (named bool, err error) {
-	var st, now unix.Stat_t
+// own returns an error unless a directory is private and empty, as this process has made it: another
+// process may have replaced it.
+func own(dir int) error {
+	var st unix.Stat_t
 	if err := unix.Fstat(dir, &st); err != nil {
-		return false, err
-	}
-	if int(st.Uid) != unix.Geteuid() || st.Mode&0o077 != 0 {
-		return false, &result.Error{Code: "apply", Message: fmt.Sprintf("%s in the directory is not sbxrun's own", stagingName), Hint: "remove it"}
-	}
-	if unix.Flock(dir, unix.LOCK_EX|unix.LOCK_NB) != nil {
-		return false, errBusy
-	}
-	err = unix.Fstatat(source, stagingName, &now, unix.AT_SYMLINK_NOFOLLOW)
-	if err != nil && err != unix.ENOENT {
-		return false, err
-	}
-	return err == nil && tree.InodeOf(&now) == tree.InodeOf(&st), nil
-}
-
-// unstage removes it.
-func unstage(source, dir int) error {
-	defer unix.Close(dir)
-	if err := tree.Empty(dir); err != nil {
 		return err
 	}
-	if err := unix.Unlinkat(source, stagingName, unix.AT_REMOVEDIR); err != nil && err != unix.ENOENT {
-		return fmt.Errorf("rmdir %s: %w", stagingName, err)
+	walk := tree.Walk{Entries: 1, Text: unix.PathMax}
+	names, err := walk.Names(dir, ".")
+	if err != nil || len(names) > 0 || int(st.Uid) != unix.Geteuid() || st.Mode&0o077 != 0 {
+		return errors.New("another process has replaced its temporary directory")
 	}
 	return nil
 }
 
-// Sweep removes what an apply that was killed has left in a source.
-func Sweep(source *os.File) error {
-	dir, err := stage(int(source.Fd()), false)
-	if errors.Is(err, unix.ENOENT) {
+// unstage empties the directory, and removes it if it still has its name.
+func unstage(source, dir int, s Staging) error {
+	defer unix.Close(dir)
+	if err := tree.Empty(dir); err != nil {
+		return err
+	}
+	at, err := tree.Open(source, s.Name, unix.O_PATH|unix.O_DIRECTORY)
+	if tree.Gone(err) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	return unstage(int(source.Fd()), dir)
+	defer unix.Close(at)
+	if is, err := tree.Identity(at); err != nil || is != s.Identity {
+		return err
+	}
+	if err := unix.Unlinkat(source, s.Name, unix.AT_REMOVEDIR); err != nil && err != unix.ENOENT {
+		return fmt.Errorf("rmdir %s: %w", s.Name, err)
+	}
+	return nil
+}
+
+// ReadStaging reads a note, the JSON of a Staging.
+func ReadStaging(note []byte) (s Staging, err error) {
+	if err = json.Unmarshal(note, &s); err == nil && (s.Name == "" || strings.Contains(s.Name, "/")) {
+		err = errors.New("invalid name of a temporary directory")
+	}
+	return s, err
+}
+
+// Sweep removes the directory of a killed apply, and no other directory with that name. Without an
+// identity, it removes only an empty directory.
+func (s Staging) Sweep() error {
+	source, err := openDir(string(s.Source))
+	if err != nil {
+		return nil // it is gone, or the caller may not open it any more
+	}
+	defer source.Close()
+	top := proc.Descriptor(source)
+	if s.Identity == "" {
+		if err := unix.Unlinkat(top, s.Name, unix.AT_REMOVEDIR); !tree.Gone(err) && err != unix.ENOTEMPTY {
+			return err
+		}
+		return nil
+	}
+	dir, err := tree.Open(top, s.Name, unix.O_RDONLY|unix.O_DIRECTORY)
+	if tree.Gone(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if is, err := tree.Identity(dir); err != nil || is != s.Identity {
+		unix.Close(dir)
+		return err
+	}
+	return unstage(top, dir, s)
 }

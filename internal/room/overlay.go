@@ -14,6 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
 // Overlay is a directory of the host that a room shows as writable and that stays as it is:
@@ -24,6 +25,8 @@ type Overlay struct {
 	// Since is when the source was looked at first, before anything was written to the layer. What
 	// file systems note of a change may be a tick earlier, up to 10 ms, and never later.
 	Since time.Time `json:"since"`
+	// Base is the source's identity then ([tree.Identity]); "" if unknown.
+	Base string `json:"base,omitempty"`
 	// Upper is the directory on disk that has the layer, as [enter.UpperName]; "" if it is in
 	// memory, and goes with the last descriptor of it.
 	Upper string `json:"upper,omitempty"`
@@ -94,11 +97,25 @@ func (p *Plan) newOverlay(o *op) (*Overlay, error) {
 	if given, err := strconv.ParseUint(o.mount.Mode, 8, 32); err == nil {
 		mode = mode&^0o777 | uint32(given)&0o777
 	}
+	base, err := identity(real)
+	if err != nil {
+		return refuse("%v", err)
+	}
 	since := time.Now()
 	if first := o.mount.Since; !first.IsZero() && first.Before(since) {
 		since = first
 	}
-	return &Overlay{Source: real, Dest: o.dst, Since: since.UTC().Round(0), Lower: o.mount.Lower, mode: mode, size: o.size}, nil
+	return &Overlay{Source: real, Dest: o.dst, Since: since.UTC().Round(0), Base: base, Lower: o.mount.Lower, mode: mode, size: o.size}, nil
+}
+
+// identity returns the [tree.Identity] of a directory.
+func identity(name string) (string, error) {
+	fd, err := unix.Open(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", err
+	}
+	defer unix.Close(fd)
+	return tree.Identity(fd)
 }
 
 // addLayers adds to the plan what bwrap has to bind for the overlays, and the overlays to the

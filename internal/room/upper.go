@@ -54,7 +54,7 @@ func (p *Plan) openUpper(name string, list []*Overlay) (err error) {
 	list[0].lock = lock           // the others end with it
 	p.hold = append(p.hold, lock) // and the keeper's copy with all that can write
 	for i, o := range list {
-		o.Since, o.Upper = known[i].Since, path.Join(real, strconv.Itoa(i))
+		o.Since, o.Base, o.Upper = known[i].Since, known[i].Base, path.Join(real, strconv.Itoa(i))
 		if err := p.makeUpper(dir, i, o.mode); err != nil {
 			return err
 		}

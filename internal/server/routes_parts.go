@@ -76,6 +76,7 @@ func (s *Server) diff(ctx context.Context, q Request, id string) error {
 		return err
 	}
 	defer tree.Close()
+	tree.Expect(o.Base)
 	tree.Entries, tree.Text = mostChanges/perChange, mostChanges/2
 	changes, warnings, err := tree.Changes(ctx)
 	if err != nil {
@@ -92,6 +93,7 @@ func (s *Server) diff(ctx context.Context, q Request, id string) error {
 		}
 		return nil
 	}
+	tree.Mark(ctx, changes)
 	sum := overlay.Sum(changes)
 	out := api.Diff{Path: x.Asked.Overlay.Path, Changes: changes, Count: sum.Count, Bytes: sum.Bytes}
 	for _, w := range warnings {

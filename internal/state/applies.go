@@ -10,39 +10,51 @@ import (
 )
 
 // applyPrefix begins the name of a note about changes that are being made in a directory of the
-// host: its path is the text. The note is locked for as long as somebody is at work there, so
+// host; the caller chooses the text. The note is locked while its process is alive, so
 // what is unlocked tells where a killed one may have left something.
 const applyPrefix = "apply-"
 
-// NoteApply leaves a note for a directory. remove takes it away; and should the process die
-// before, [Dir.Applies] has it.
-func (d *Dir) NoteApply(path string) (remove func(), err error) {
+// ApplyNote is a note that is left until Remove. Should the process die before, [Dir.Applies] has it.
+type ApplyNote struct {
+	dir  *Dir
+	file *os.File
+}
+
+// NoteApply leaves a note, which has no text yet.
+func (d *Dir) NoteApply() (*ApplyNote, error) {
 	name := applyPrefix + random.Name()
 	var file *os.File
-	err = d.alone(func() error { // or a sweep could find it before it is locked, and remove it
+	err := d.alone(func() error { // or a sweep could find it before it is locked, and remove it
 		fd, err := d.root.lock(name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL, unix.F_WRLCK, 0)
 		if err != nil {
 			return err
 		}
 		file = os.NewFile(uintptr(fd), name)
-		if _, err = file.WriteString(path); err != nil {
-			file.Close()
-			return d.root.fail("write", name, err)
-		}
 		return nil
 	})
 	if err != nil {
 		return nil, failed(err)
 	}
-	return func() {
-		_ = d.root.unlink(name) // or the next cleanup does
-		file.Close()
-	}, nil
+	return &ApplyNote{d, file}, nil
 }
 
-// Applies calls each with the directories that a killed process was at work in, and removes the
-// note where that returns nil, unless all are to be kept.
-func (d *Dir) Applies(keep bool, each func(path string) error) error {
+// Write sets the text, which must not be shorter than the one before.
+func (n *ApplyNote) Write(text []byte) error {
+	if _, err := n.file.WriteAt(text, 0); err != nil {
+		return failed(n.dir.root.fail("write", n.file.Name(), err))
+	}
+	return nil
+}
+
+// Remove removes the note.
+func (n *ApplyNote) Remove() {
+	_ = n.dir.root.unlink(n.file.Name()) // or the next cleanup does
+	n.file.Close()
+}
+
+// Applies calls each with the notes of processes that were killed, and removes a note where that
+// returns nil, unless all are to be kept.
+func (d *Dir) Applies(keep bool, each func(text []byte) error) error {
 	if d.root.fd < 0 {
 		return nil
 	}
@@ -63,8 +75,8 @@ func (d *Dir) Applies(keep bool, each func(path string) error) error {
 			continue // somebody is at work, or it is gone
 		}
 		file := os.NewFile(uintptr(fd), name)
-		path, err := readAll(file)
-		if err == nil && (len(path) == 0 || each(string(path)) == nil) && !keep {
+		text, err := readAll(file)
+		if err == nil && (len(text) == 0 || each(text) == nil) && !keep {
 			err = d.root.unlink(name)
 		}
 		file.Close()

@@ -70,6 +70,7 @@ type Overlay struct {
 	Source string   `json:"source"`
 	Dest   string   `json:"dest"`
 	Since  string   `json:"since"`                // as package room says it
+	Base   string   `json:"base,omitempty"`       // the source's identity
 	Upper  string   `json:"upper,omitempty"`      // on disk
 	Lower  []string `json:"lower,omitempty"`      // directories of the host between source and layer, the uppermost first
 	Layer  int      `json:"descriptor,omitempty"` // the supervisor's, of the layer's directory

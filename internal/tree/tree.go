@@ -15,7 +15,9 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"path"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -98,6 +100,26 @@ type Inode struct{ Dev, Ino uint64 }
 // InodeOf is that of what stat(2) has told.
 func InodeOf(st *unix.Stat_t) Inode { return Inode{uint64(st.Dev), st.Ino} }
 
+// Identity returns the inode number and the birth time of a file, because the number of a removed file
+// is used again. Some file systems have no birth times; there it is the number alone.
+func Identity(fd int) (string, error) {
+	var st unix.Statx_t
+	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_INO|unix.STATX_BTIME, &st); err != nil {
+		return "", err
+	}
+	if st.Mask&unix.STATX_BTIME == 0 {
+		return fmt.Sprint(st.Ino), nil
+	}
+	return fmt.Sprintf("%d %d.%09d", st.Ino, st.Btime.Sec, st.Btime.Nsec), nil
+}
+
+// Born returns the birth time of a file, or false if the file system has none.
+func Born(fd int) (time.Time, bool) {
+	var st unix.Statx_t
+	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_BTIME, &st)
+	return time.Unix(st.Btime.Sec, int64(st.Btime.Nsec)), err == nil && st.Mask&unix.STATX_BTIME != 0
+}
+
 // Type is the part of the mode that says what it is: S_IFREG, S_IFDIR and so on.
 func Type(st *unix.Stat_t) uint32 { return st.Mode & unix.S_IFMT }
 
@@ -110,6 +132,27 @@ func ModTime(st *unix.Stat_t) time.Time {
 		sec, nsec = min(max(sec, first), last), 0
 	}
 	return time.Unix(sec, nsec).UTC()
+}
+
+// LeadsOut reports whether a link may lead out of a tree in which its path has depth directories above it.
+// A ".." behind a name counts as out, because that name may be a link itself.
+func LeadsOut(depth int, target string) bool {
+	if path.IsAbs(target) {
+		return true
+	}
+	named := false
+	for part := range strings.SplitSeq(target, "/") {
+		switch {
+		case part == "" || part == ".":
+		case part != "..":
+			named = true
+		case named || depth == 0:
+			return true
+		default:
+			depth--
+		}
+	}
+	return false
 }
 
 // Hidden returns a name that nothing else has.

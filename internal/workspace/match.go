@@ -61,5 +61,5 @@ func (t *Transfer) Matches(ctx context.Context, m *Dir, pattern string, to *Dir)
 	}
 	w := t.walk(m)
 	w.Pattern = strings.Split(pattern, "/")
-	return about(m.Name(), t.below(ctx, w.Below(ctx, m.fd(), m.Name()), &directory{side: to, fd: to.fd()}, len(w.Pattern)-1))
+	return about(m.Name(), t.below(ctx, w.Below(ctx, m.fd(), m.Name()), &directory{side: to, fd: to.fd()}, len(w.Pattern)-1, 0))
 }

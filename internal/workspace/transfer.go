@@ -31,6 +31,9 @@ type Transfer struct {
 
 	bytes, entries atomic.Int64
 	LeftOut        LeftOut
+
+	Links   int  // symbolic links that were copied
+	Outside Left // links that may lead out of the copied tree
 }
 
 // LeftOut is what was not copied, although it is there.
@@ -83,7 +86,7 @@ func (t *Transfer) Copy(ctx context.Context, source *Source, to *Dir, name strin
 
 func (t *Transfer) into(ctx context.Context, source *Source, to sink, name string) error {
 	e := tree.Entry{Name: name, Path: path.Clean(source.Name), FD: source.fd, Stat: source.st}
-	below, err := t.entry(ctx, &e, to)
+	below, err := t.entry(ctx, &e, to, 0)
 	if below == nil {
 		return err
 	}
@@ -91,7 +94,7 @@ func (t *Transfer) into(ctx context.Context, source *Source, to sink, name strin
 	if d, ok := below.(*directory); ok {
 		t.exclude(d.fd)
 	}
-	return about(e.Path, t.below(ctx, t.walk(source.dir).Below(ctx, source.fd, e.Path), below, 0))
+	return about(e.Path, t.below(ctx, t.walk(source.dir).Below(ctx, source.fd, e.Path), below, 0, 1))
 }
 
 // walk is one through what a Transfer copies, on whatever mounts that is.
@@ -101,8 +104,9 @@ func (t *Transfer) walk(from *Dir) *tree.Walk {
 
 func (t *Transfer) maxEntries() int { return cmp.Or(t.Max.Entries, maxEntries) }
 
-// below copies what a walk finds, from the level first on.
-func (t *Transfer) below(ctx context.Context, entries iter.Seq2[*tree.Entry, error], to sink, first int) error {
+// below copies the entries of a walk, from the level first on. above is the number of copied directories
+// above that level.
+func (t *Transfer) below(ctx context.Context, entries iter.Seq2[*tree.Entry, error], to sink, first, above int) error {
 	sinks := []sink{to} // down to that of the entry
 	leave := func(depth int) {
 		for ; len(sinks) > depth; sinks = sinks[:len(sinks)-1] {
@@ -115,7 +119,7 @@ func (t *Transfer) below(ctx context.Context, entries iter.Seq2[*tree.Entry, err
 			return err
 		}
 		leave(e.Depth - first + 1)
-		below, err := t.entry(ctx, e, sinks[e.Depth-first])
+		below, err := t.entry(ctx, e, sinks[e.Depth-first], e.Depth-first+above)
 		if err != nil {
 			return err
 		}
@@ -126,8 +130,9 @@ func (t *Transfer) below(ctx context.Context, entries iter.Seq2[*tree.Entry, err
 	return nil
 }
 
-// entry copies an entry, and returns where to copy what is in it.
-func (t *Transfer) entry(ctx context.Context, e *tree.Entry, to sink) (below sink, err error) {
+// entry copies an entry, and returns the sink for its content. above is the number of copied directories
+// above it.
+func (t *Transfer) entry(ctx context.Context, e *tree.Entry, to sink, above int) (below sink, err error) {
 	if t.entries.Add(1) > int64(t.maxEntries()) {
 		return nil, tree.TooLarge("more than %d files and directories", t.maxEntries())
 	}
@@ -154,7 +159,13 @@ func (t *Transfer) entry(ctx context.Context, e *tree.Entry, to sink) (below sin
 		}
 		return nil, unwritten(e.Path, to.file(ctx, e.FD, &e.Stat, e.Name, &t.bytes))
 	case kind == unix.S_IFLNK:
-		return nil, unwritten(e.Path, to.link(e.Target, &e.Stat, e.Name))
+		if err := to.link(e.Target, &e.Stat, e.Name); err != nil {
+			return nil, unwritten(e.Path, err)
+		}
+		if t.Links++; above == 0 || tree.LeadsOut(above-1, e.Target) {
+			t.Outside.Add(fmt.Errorf("%q leads to %q", e.Path, e.Target))
+		}
+		return nil, nil
 	case kind == unix.S_IFDIR && !virtual(int64(on.Type)) && !t.except[tree.InodeOf(&e.Stat)]:
 		below, err = to.dir(&e.Stat, e.Name)
 		return below, unwritten(e.Path, err)

@@ -147,7 +147,7 @@ cd ..; for d in *; do [ $d = 0 ] || { rm -r $d/gone $d/swap1 $d/swap2; cp -dR --
 				c, err := e.begin(apply(name)...)
 				harness.Must(t, err)
 				for !c.over() {
-					if _, err := os.Lstat(filepath.Join(top, ".sbxrun-apply")); err == nil {
+					if staged, _ := filepath.Glob(top + "/.sbxrun-*"); len(staged) > 0 {
 						break
 					}
 				}

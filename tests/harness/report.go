@@ -168,7 +168,7 @@ func (r *Report) check() (wrong []string) {
 	status, known := statusOf[r.Cause]
 	if r.Cause == "exited" {
 		status, known = "failed", true
-		if r.ExitCode == 0 || r.ExitCode == 74 && r.Error != nil && slices.Contains([]string{"get", "diff", "apply", "conflict", "left-out", "volume"}, r.Error.Code) {
+		if r.ExitCode == 0 || r.ExitCode == 74 && r.Error != nil && slices.Contains([]string{"get", "diff", "apply", "conflict", "left-out", "held-back", "volume"}, r.Error.Code) {
 			status = "completed"
 		}
 	}

@@ -1,0 +1,106 @@
+// Package hostfiles recognises files that other programs on the host execute or trust: hooks and
+// configuration of git(1), of editors, coding agents, package managers and shells. A sandboxed command
+// with write access to such a file can run a program on the host.
+//
+// Source code is not among them: a build or a test runs it, and a review covers it.
+package hostfiles
+
+import (
+	"path"
+	"strings"
+	"sync"
+	"unicode"
+)
+
+// names are files and directories that are trusted in every directory, with their content. A name with a
+// slash is the end of a path, and * is an extension.
+var names = set(`
+	.gitconfig .gitmodules .githooks .husky .lefthook lefthook.yml .lefthook.yml .pre-commit-config.yaml .config/git
+	.vscode .idea .zed .devcontainer .devcontainer.json *.code-workspace .exrc .vimrc .nvimrc .nvim.lua .dir-locals.el .dir-locals-2.el
+	.claude .claude.json .mcp.json .cursor .codex .gemini .opencode opencode.json .continue .windsurf .aider.conf.yml
+	.envrc .env .mise .mise.toml mise.toml .gdbinit .lldbinit .pylintrc .ripgreprc .tmux.conf
+	package.json .npmrc .yarn .yarnrc .yarnrc.yml .pnpmfile.cjs .pnp.cjs .cargo
+	conftest.py sitecustomize.py usercustomize.py *.pth
+	.profile .bashrc .bash_profile .bash_login .bash_logout .bash_aliases .zshrc .zshenv .zprofile .zlogin .zlogout
+	.ssh .netrc .local/bin .config/fish .config/autostart .config/systemd .config/environment.d`)
+
+// gitData are the names in a repository that hold data alone. All others are trusted, because git(1) reads
+// configuration, hooks, and commands of an unfinished rebase from them.
+var gitData = set(`objects refs logs reftable packed-refs index shallow description lfs gc.log
+	HEAD FETCH_HEAD ORIG_HEAD MERGE_HEAD CHERRY_PICK_HEAD REVERT_HEAD AUTO_MERGE COMMIT_EDITMSG MERGE_MSG MERGE_MODE MERGE_RR SQUASH_MSG TAG_EDITMSG
+	info/exclude info/refs info/sparse-checkout`)
+
+// set returns a function that reports whether a folded name is among the words. It builds its table when
+// it is called first.
+func set(words string) func(name string) bool {
+	table := sync.OnceValue(func() map[string]bool {
+		m := map[string]bool{}
+		for word := range strings.FieldsSeq(words) {
+			m[fold(word)] = true
+		}
+		return m
+	})
+	return func(name string) bool { return table()[name] }
+}
+
+// Trusted reports whether a program on the host executes or trusts the file or directory at a path. isDir
+// is true for a directory.
+func Trusted(name string, isDir bool) bool {
+	parts := strings.Split(name, "/")
+	inGit := false
+	for i, part := range parts {
+		last := i == len(parts)-1
+		if isGit(fold(part)) {
+			inGit = true
+			if last && fold(part) != ".git" && fold(part) != "git~1" {
+				return false // a bare repository
+			}
+			if inGitDir(parts[i+1:], isDir) {
+				return true
+			}
+			continue
+		}
+		part = fold(part)
+		if names(part) || names("*"+path.Ext(part)) || i > 0 && names(fold(parts[i-1])+"/"+part) {
+			return true
+		}
+		// git(1) takes a directory with HEAD, objects and refs for a repository, and reads its config.
+		if last && !inGit && parts[i] == "HEAD" {
+			return true
+		}
+	}
+	return false
+}
+
+// isGit reports whether a name belongs to a repository: .git, its short name on FAT, or a bare NAME.git.
+func isGit(name string) bool { return strings.HasSuffix(name, ".git") || name == "git~1" }
+
+// inGitDir reports whether a path in a repository is trusted. The repository itself is not, unless it is a
+// file or a link, which names another one.
+func inGitDir(parts []string, isDir bool) bool {
+	if len(parts) == 0 {
+		return !isDir
+	}
+	first := fold(parts[0])
+	switch {
+	case gitData(first):
+		return false
+	case len(parts) == 1:
+		return first != "info" && first != "worktrees" || !isDir
+	case first == "worktrees": // of each linked working tree
+		return len(parts) > 2 && inGitDir(parts[2:], isDir) || len(parts) == 2 && !isDir
+	}
+	return !gitData(first + "/" + fold(parts[1]))
+}
+
+// fold maps names that a file system may take for the same to one: those that differ in case, in
+// characters that Unicode ignores, or in dots and spaces at the end.
+func fold(name string) string {
+	name = strings.Map(func(r rune) rune {
+		if unicode.In(r, unicode.Cf, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector) {
+			return -1
+		}
+		return unicode.ToLower(unicode.ToUpper(r))
+	}, name)
+	return strings.TrimRight(name, ". ")
+}

@@ -1,0 +1,31 @@
+package hostfiles
+
+import "testing"
+
+func TestTrusted(t *testing.T) {
+	for _, name := range []string{
+		".git/hooks", ".git/hooks/pre-commit", ".git/config", ".git/config.worktree", ".git/commondir", ".git/info/attributes", ".git/modules/a/config",
+		".git/rebase-merge/git-rebase-todo", ".git/worktrees/w/commondir", ".git/worktrees/w/config.worktree", "sub/.git", "sub/deep/.git/hooks/x", "bare.git/config",
+		"HEAD", "evil/HEAD", ".vscode", ".vscode/tasks.json", ".claude/settings.json", ".mcp.json", ".envrc", "package.json", "a/b/package.json", "conftest.py",
+		"tests/conftest.py", "x.code-workspace", "site-packages/x.pth", ".config/git/config", ".husky/_/husky.sh",
+		// as other file systems have them
+		".GIT/config", ".Git/hooks/x", ".g\u200cit/config", ".git./config", ".git /config", "git~1/config", ".vſcode/tasks.json", "PACKAGE.JSON", ".\u00admcp.json",
+	} {
+		if !Trusted(name, false) {
+			t.Errorf("%q is not trusted", name)
+		}
+	}
+	for _, name := range []string{
+		"main.go", "Makefile", "src/config", "hooks/x", ".gitignore", ".gitattributes", ".github/workflows/ci.yml", "git/config", "package-lock.json", "x.git",
+		".git/HEAD", ".git/index", ".git/objects/ab/cdef", ".git/refs/heads/HEAD", ".git/logs/HEAD", ".git/info/exclude", ".git/worktrees/w/HEAD", ".git/worktrees/w/index", ".config/other", "",
+	} {
+		if Trusted(name, false) {
+			t.Errorf("%q is trusted", name)
+		}
+	}
+	for name, want := range map[string]bool{".git": false, "sub/.git": false, ".git/hooks": true, ".git/info": false, ".git/worktrees": false, ".git/worktrees/w": false, ".vscode": true, "src": false} {
+		if Trusted(name, true) != want {
+			t.Errorf("directory %q: want %v", name, want)
+		}
+	}
+}

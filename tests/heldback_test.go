@@ -1,0 +1,115 @@
+package tests
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// apply holds back files that programs on the host execute, unless they are named, and diff marks them.
+func TestApplyHeldBack(t *testing.T) {
+	t.Parallel()
+	dir, s := original(t), harness.NewState(t)
+	harness.Must(t, os.MkdirAll(filepath.Join(dir, ".git/hooks"), 0o755))
+	harness.Must(t, os.WriteFile(filepath.Join(dir, ".git/config"), []byte("[core]\n"), 0o644))
+	harness.Must(t, os.WriteFile(filepath.Join(dir, "script"), []byte("#!/bin/sh\n"), 0o755))
+	b := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--name", "agent", "--cwd", "overlay")...)
+	execOut(t, b, `mkdir -p .vscode .claude .GIT/hooks nested evil/objects evil/refs
+for f in .git/hooks/pre-commit .GIT/hooks/x .vscode/tasks.json .claude/settings.json .mcp.json .envrc package.json sub/package.json conftest.py; do echo x >$f; done
+printf '[core]\nfsmonitor = /tmp/evil\n' >.git/config; cp .git/config evil/config; echo 'gitdir: ../evil' >nested/.git; echo 'ref: refs/heads/x' >evil/HEAD
+chmod +x .git/hooks/pre-commit; echo '#!/bin/sh' >tool; echo data >.git/index; echo new >file; echo '#!/bin/sh -e' >script; echo >plain; chmod 755 plain
+ln -s /etc/passwd out; ln -s ../../x up; ln -s sub/../../y up2; ln -s ../file sub/in`)
+	marked := `A .GIT/
+A .GIT/hooks/ (held back)
+A .GIT/hooks/x (held back)
+A .claude/ (held back)
+A .claude/settings.json (held back)
+A .envrc (held back)
+M .git/config (held back)
+A .git/hooks/pre-commit (executable) (held back)
+A .git/index
+A .mcp.json (held back)
+A .vscode/ (held back)
+A .vscode/tasks.json (held back)
+A conftest.py (held back)
+A evil/
+A evil/HEAD (held back)
+A evil/config
+A evil/objects/
+A evil/refs/
+M file
+A nested/
+A nested/.git (held back)
+A out -> /etc/passwd (leads outside)
+A package.json (held back)
+A plain (executable)
+M script
+A sub/in -> ../file
+A sub/package.json (held back)
+A tool (executable)
+A up -> ../../x (leads outside)
+A up2 -> sub/../../y (leads outside)
+`
+	if got, _ := text(t, s, 0, "diff", "agent"); got != marked {
+		t.Errorf("diff: %s", cmp.Diff(marked, got))
+	}
+	if got, _ := text(t, s, 0, "diff", "--json", "agent", ".git/hooks", "tool", "out"); strings.Count(got, `"executable":true`) != 2 || strings.Count(got, `"outside":true`) != 1 || strings.Contains(got, "held_back") {
+		t.Errorf("diff --json: %s", got)
+	}
+	const held = "A .GIT/hooks/ (held back)\nA .claude/ (held back)\nA .envrc (held back)\nM .git/config (held back)\nA .git/hooks/pre-commit (held back)\nA .mcp.json (held back)\nA .vscode/ (held back)\n" +
+		"A conftest.py (held back)\nA evil/HEAD (held back)\nA nested/.git (held back)\nA package.json (held back)\nA sub/package.json (held back)\n" +
+		"sbxrun: error: 12 paths are held back, because programs on the host execute or trust them, \".GIT/hooks\" for one; see sbxrun diff -p; --all applies them, and naming a path applies that one\n"
+	if _, stderr := text(t, s, 1, "apply", "agent", "--check"); !strings.HasSuffix(stderr, held) {
+		t.Errorf("apply --check: %s", stderr)
+	}
+	if _, stderr := text(t, s, 1, "apply", "agent"); stderr != held {
+		t.Errorf("apply: %s", cmp.Diff(held, stderr))
+	}
+	holds(t, dir+"/file", "new\n")
+	holds(t, dir+"/.git/index", "data\n")
+	holds(t, dir+"/.git/config", "[core]\n")
+	for _, name := range []string{".vscode", "package.json", ".git/hooks/pre-commit", "sub/package.json", ".GIT/hooks", "nested/.git", "evil/HEAD"} {
+		if _, err := os.Lstat(filepath.Join(dir, name)); err == nil {
+			t.Errorf("%s was applied", name)
+		}
+	}
+	// Naming a directory with other files does not release those that are held back in it.
+	text(t, s, 1, "apply", "agent", "sub")
+	stdout, _ := text(t, s, 1, "apply", "agent", "sub", "--json")
+	if want := "{\"changes\":0,\"left\":0,\"held_back\":[\"sub/package.json\"]}\n"; strings.Join(strings.Fields(stdout), "") != strings.TrimSpace(want) {
+		t.Errorf("apply --json: %s", stdout)
+	}
+	text(t, s, 0, "apply", "agent", "package.json", ".vscode", filepath.Join(dir, ".git/hooks"))
+	holds(t, dir+"/.vscode/tasks.json", "x\n")
+	holds(t, dir+"/package.json", "x\n")
+	holds(t, dir+"/.git/hooks/pre-commit", "x\n")
+	text(t, s, 0, "apply", "agent", "--all")
+	holds(t, dir+"/.envrc", "x\n")
+	if got, _ := text(t, s, 0, "diff", "agent"); got != "" {
+		t.Errorf("after --all: %s", got)
+	}
+}
+
+// run --apply holds back the same files, which changes an exit code of 0, and --apply-all does not.
+func TestRunApplyHeldBack(t *testing.T) {
+	t.Parallel()
+	dir := original(t)
+	const plants = "mkdir -p .git/hooks; echo x >.git/hooks/pre-commit; echo new >file; rm sub/deep"
+	r := harness.Run(t, harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--apply", "sh", "-c", plants)...)
+	r.Expect(t, 74, "exited")
+	if r.Report.Value("error.code") != "held-back" || !strings.Contains(string(r.Stderr), `".git/hooks" is held back`) || !strings.Contains(string(r.Stderr), "--apply-all applies it\n") {
+		t.Errorf("%s %s", r.Report.Value("error.code"), r.Stderr)
+	}
+	holds(t, dir+"/file", "new\n")
+	if _, err := os.Lstat(dir + "/.git/hooks"); err == nil {
+		t.Error("the hook was applied")
+	}
+	harness.Run(t, harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--apply-all", "sh", "-c", plants)...).Expect(t, 0, "exited")
+	holds(t, dir+"/.git/hooks/pre-commit", "x\n")
+	holds(t, dir+"/sub/deep", "deep\n")
+}
