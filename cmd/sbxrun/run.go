@@ -16,6 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/files"
 	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/random"
 	"github.com/sbxrun/sbxrun/internal/room"
@@ -274,7 +275,7 @@ func (r *runner) plan(caller room.Caller) error {
 	}
 	r.Place.Plan, err = room.Prepare(policy, caller)
 	if err == nil && !r.flags.Quiet {
-		warnOf(r.Place.Plan, r.argv)
+		warnOf(r.Place.Plan, r.argv, parts.Allowed())
 	}
 	if e := (*result.Error)(nil); errors.As(err, &e) && e.Code == "not-found" && e.Hint == "" {
 		e.Hint = meant(r.argv[0], r.flags.Tty)
@@ -282,10 +283,15 @@ func (r *runner) plan(caller room.Caller) error {
 	return err
 }
 
-// warnOf warns of binds that the command cannot read, and if it is a different program from the one
+// warnOf warns of network rules for a whole top-level domain, of binds that the command cannot read, and if it is a different program from the one
 // that the caller's PATH names on the host. A command given by its path is what the caller meant, and
 // gets no warning.
-func warnOf(plan *room.Plan, argv []string) {
+func warnOf(plan *room.Plan, argv []string, rules []network.Rule) {
+	for _, r := range rules {
+		if text := r.TopLevel(); text != "" {
+			tellWarning(text)
+		}
+	}
 	for _, name := range plan.Closed {
 		tellWarning(fmt.Sprintf("only its owner can read %q, which is shown read-only, and the sandbox runs as uid %d; copy it in with --put, or show it with --bind, which also lets the command write", name, plan.Cred().UID))
 	}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/hosts"
 	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -36,7 +37,7 @@ func listing(t *testing.T, list string, names map[string]string) *rules {
 // leads to one is not permitted.
 func TestOwnUnknown(t *testing.T) {
 	r := listing(t, "own.example.org", map[string]string{"own.example.org": "8.7.6.5"})
-	r.own = addresses
+	r.own = hosts.Own
 	restore := noFiles(t)
 	got, err := r.permits(t.Context(), target{host: "own.example.org", port: 443})
 	restore()
@@ -136,6 +137,45 @@ func TestPermits(t *testing.T) {
 		}
 		if err != nil && !strings.Contains(err.Error(), tt.want) || err == nil && strings.Join(got, ",") != tt.want {
 			t.Errorf("%s: %v, %v, want %s", tt.ask, got, err, tt.want)
+		}
+	}
+}
+
+// A network that extends beyond a special range allows nothing in it, neither as an address nor for a
+// name that resolves to one.
+func TestSpecialRanges(t *testing.T) {
+	special := []string{
+		"127.0.0.1", "127.255.0.9", "0.0.0.0", "0.1.2.3", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.100.100.200", "168.63.129.16",
+		"192.0.0.192", "224.0.0.1", "255.255.255.255", "::ffff:127.0.0.1", "::ffff:169.254.169.254", "8.7.6.5", // the last one is this host's
+		"::1", "::", "::127.0.0.1", "::ffff:0:127.0.0.1", "64:ff9b::127.0.0.1", "64:ff9b:1::1", "2002:7f00:1::1", "2001::1", "fd00:ec2::254", "fe80::1", "fec0::1", "ff02::1",
+	}
+	for _, a := range special {
+		addr := netip.MustParseAddr(a).Unmap()
+		name := map[string]string{"a.example.org": a}
+		alone := strings.TrimSuffix(netip.AddrPortFrom(addr, 443).String(), ":443")
+		ask := target{host: addr.String(), addr: addr, port: 443}
+		for _, tt := range []struct {
+			list string
+			ask  target
+			want bool
+		}{
+			{"0.0.0.0/0,[::/0]", ask, false},
+			{"0.0.0.0/1,128.0.0.0/1,[::/1],[8000::/1]", ask, false},
+			{"*.example.org,0.0.0.0/0,[::/0]", target{host: "a.example.org", port: 443}, false},
+			{alone, ask, true},
+			{"*.example.org," + alone, target{host: "a.example.org", port: 443}, true},
+		} {
+			r := listing(t, tt.list, name)
+			if got, err := r.permits(t.Context(), tt.ask); (err == nil) != tt.want {
+				t.Errorf("allow=%s, %s: %v, %v", tt.list, tt.ask, got, err)
+			}
+		}
+	}
+	r := listing(t, "0.0.0.0/0,[::/0],127.0.0.0/8:8000", nil)
+	for ask, want := range map[string]bool{"93.184.215.14:443": true, "[2606:4700::1]:80": true, "127.0.0.1:80": false, "127.9.9.9:8000": true} {
+		target, _ := parseTarget(ask, 0)
+		if got, err := r.permits(t.Context(), target); (err == nil) != want {
+			t.Errorf("%s: %v, %v", ask, got, err)
 		}
 	}
 }

@@ -145,6 +145,68 @@ half-closed: b'\x00\x01ping\n'
 	}
 }
 
+// A network of all addresses does not include the host's own: neither its loopback interface, in any
+// form of the address, nor another address of it.
+func TestEverywhereIsNotTheHost(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "[::]:0") // IPv4 as well
+	harness.Must(t, err)
+	server := httptest.NewUnstartedServer(http.HandlerFunc(serveWWW))
+	server.Listener.Close()
+	server.Listener = l
+	server.Start()
+	defer server.Close()
+	port := fmt.Sprint(l.Addr().(*net.TCPAddr).Port)
+	code := `
+port = ` + port + `
+def get(a):
+    s = proxy(); s.sendall(("GET http://%s:%d/ HTTP/1.1\r\nHost: x\r\n\r\n" % (a, port)).encode())
+    return line(s).split()[1].decode()
+for a in ("127.0.0.1", "[::ffff:127.0.0.1]", "[::1]", "0.0.0.0", "[::]", "127.1", "2130706433", "0x7f000001", "0177.0.0.1", "[::1%lo]", "93.184.0.1"):
+    attempt("tunnel " + a, lambda: tunnel("%s:%d" % (a, port))[1])
+    attempt("http " + a, lambda: get(a))
+for kind, a in ((1, "127.0.0.1"), (1, "0.0.0.0"), (1, "93.184.0.1"), (4, "::ffff:127.0.0.1"), (4, "::1"), (4, "::"), (3, "127.0.0.1"), (3, "2130706433"), (3, "::1")):
+    attempt("socks %d %s" % (kind, a), lambda: socks(a, port, kind)[1])
+`
+	r := inLab(t, "0.0.0.0/0:"+port+",[::/0]:"+port+",www.example.org", code+`
+attempt("other", lambda: tunnel("www.example.org:80")[1])
+`)
+	r.Expect(t, 0, "exited")
+	lines := strings.Split(strings.TrimSpace(string(r.Stdout)), "\n")
+	for i, line := range lines {
+		switch {
+		case i == len(lines)-1:
+			if line != "other: 200" {
+				t.Errorf("what is listed: %s", line)
+			}
+		case !strings.HasSuffix(line, " 403") && !strings.HasSuffix(line, " 400") && !strings.HasSuffix(line, ": 2"):
+			t.Errorf("reached: %s", line)
+		}
+	}
+	if len(lines) != 32 {
+		t.Errorf("%d lines: %s\n%s", len(lines), r.Stdout, r.Stderr)
+	}
+	// Each of them can be listed.
+	r = inLab(t, "127.0.0.0/8:"+port+",[::1]:"+port+",93.184.0.1:"+port, code)
+	for _, want := range []string{"tunnel 127.0.0.1: 200", "tunnel [::ffff:127.0.0.1]: 200", "tunnel [::1]: 200", "tunnel 93.184.0.1: 200", "socks 1 127.0.0.1: 0"} {
+		if !strings.Contains(string(r.Stdout), want) {
+			t.Errorf("no %q in:\n%s", want, r.Stdout)
+		}
+	}
+}
+
+// A rule for a top-level domain is accepted with a warning.
+func TestTopLevelDomain(t *testing.T) {
+	t.Parallel()
+	const want = `the network rule "*.com" allows every host below the top-level domain com`
+	for list, warns := range map[string]bool{"*.com": true, "*.example.com": false, "com": false} {
+		r := harness.Run(t, harness.Options{}, "--cwd", "none", "--net", "allow="+list, "true")
+		if r.Expect(t, 0, "exited"); strings.Contains(string(r.Stderr), want) != warns {
+			t.Errorf("%s: %s", list, r.Stderr)
+		}
+	}
+}
+
 // TestLocalhost: a server on the host's own loopback interface, if it is listed, is what programs
 // reach by that name, through the proxy. Otherwise it is the sandbox's own.
 func TestLocalhost(t *testing.T) {
