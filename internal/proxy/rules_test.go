@@ -231,6 +231,19 @@ func TestClassify(t *testing.T) {
 		{"PROXY UNKNOWN\r\n", kindHTTP, true},
 		{"PROXY TCP4 192.0.2.1", kindHTTP, false},
 		{"\r\n\r\n\x00", kindHTTP, true},
+		{"\x00GET / HTTP/1.1\r\n", kindHTTP, true}, // skipped by some servers
+		{"\x00\x00 \x1f\r\nget\t/", kindHTTP, true},
+		{"\xef\xbb\xbfPOST /", kindHTTP, true},
+		{"\xff\xfeGET /", kindHTTP, true},
+		{"\x85\xa0\x1cGET /", kindHTTP, true},
+		{"\x00", kindHTTP, false},
+		{"\xef\xbb", kindHTTP, false},
+		{"\x00GE", kindHTTP, false},
+		{"\x00\x00\x00\x50\x00\x03\x00\x00user\x00", kindOther, true}, // PostgreSQL
+		{"\x00A \x01", kindOther, true},                               // DNS
+		{"\x00\x00\x00\x2d\x00\x00\x00\x01", kindOther, true},
+		{"\x05\x01\x00", kindOther, true}, // SOCKS
+		{"\xffSMBr\x00", kindOther, true},
 		{"\r\n\r\n\x00\r\nQUIT\n!\x11\x00\x0c", kindHTTP, true},
 		{"OPTIONS rtsp://www.example.org/ RTSP/1.0\r\n", kindOther, true},
 	} {

@@ -165,6 +165,9 @@ func classify(begin []byte) (kind int, sure bool) {
 	if mayBeOldHello(begin) {
 		return kindTLS, len(begin) >= oldHeader
 	}
+	if odd := oddSpace(begin); odd > 0 {
+		return classifyOdd(begin[odd:])
+	}
 	line, _, whole := bytes.Cut(text, []byte("\n"))
 	rest := bytes.TrimLeft(line, "ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 	method := len(rest) < len(line) && bytes.IndexAny(rest, " \t") == 0
@@ -176,6 +179,43 @@ func classify(begin []byte) (kind int, sure bool) {
 		return kindHTTP, false
 	}
 	if mayRequest(line) {
+		return kindHTTP, true
+	}
+	return kindOther, true
+}
+
+// oddSpace returns the length of a prefix with a byte that a lenient HTTP server may skip, though it is no
+// white space of HTTP: NUL and control characters, which Java's trim and Python's split remove, or a byte
+// order mark. Without one, the length is 0.
+func oddSpace(begin []byte) int {
+	i, odd := 0, false
+	for ; i < len(begin); i++ {
+		switch begin[i] {
+		case '\r', '\n', ' ', '\t', '\v', '\f':
+		case 0, 0x1c, 0x1d, 0x1e, 0x1f, 0x85, 0xa0, 0xef, 0xbb, 0xbf, 0xfe, 0xff: // the last five: parts of a mark
+			odd = true
+		default:
+			if !odd {
+				return 0
+			}
+			return i
+		}
+	}
+	if !odd {
+		return 0
+	}
+	return i
+}
+
+// classifyOdd is classify for the text after an odd prefix. Binary protocols begin with such bytes, too, and
+// then need not have a line: so the text counts as a request, which web refuses, if it begins with a method.
+func classifyOdd(text []byte) (kind int, sure bool) {
+	const shortest = 3 // GET, PUT
+	rest := bytes.TrimLeft(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+	switch letters := len(text) - len(rest); {
+	case len(rest) == 0:
+		return kindHTTP, false
+	case letters >= shortest && (rest[0] == ' ' || rest[0] == '\t'):
 		return kindHTTP, true
 	}
 	return kindOther, true
