@@ -261,6 +261,11 @@ func (r *runner) plan(caller room.Caller) error {
 	if r.Limits, err = planLimits(&r.flags.Limits, state.Access{}); err != nil {
 		return err
 	}
+	if r.flags.Apply { // which leaves a note there
+		if err = state.CheckUsable(state.Mine()); err != nil {
+			return err
+		}
+	}
 	if r.flags.From != "" && caller.Begin != nil { // unpacking a layer needs admission, too
 		if _, err = caller.Begin(); err != nil {
 			return err
