@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"sync"
 	"time"
@@ -76,6 +77,9 @@ func (r *runner) run() int {
 	}
 	if r.Parts.Files, err = files.Open(r.flags.Put, r.flags.Get, plan.Workdir, room.SplitColon); err != nil {
 		return r.notStarted(err)
+	}
+	if f := r.Parts.Files; f != nil {
+		f.Got.Max.Bytes, f.Got.Max.Entries = int64(r.flags.GetMaxSize), int(min(r.flags.GetMaxEntries, math.MaxInt32))
 	}
 	r.bwrap = &result.ReportBwrap{Path: plan.Program.Path, Version: plan.Program.Version}
 	var counted *counters
@@ -150,7 +154,14 @@ func (r *runner) collect(ctx context.Context, res *result.Result) {
 		err = errors.New("--get: nothing is collected, because something may still write to it")
 	}
 	if err != nil {
-		spoil(res, &result.Error{Code: "get", Message: err.Error(), Err: err})
+		e := &result.Error{Code: "get", Message: err.Error(), Err: err}
+		var bound *result.Error
+		if errors.As(err, &bound) && bound.Code == "too-large" {
+			e.Hint = "raise --get-max-size or --get-max-entries"
+		}
+		if res.Err == nil || !r.flags.Quiet { // the report has room for one error
+			spoil(res, e)
+		}
 	}
 	if r.flags.Quiet {
 		return
