@@ -232,11 +232,15 @@ func TestClassify(t *testing.T) {
 		{"PROXY TCP4 192.0.2.1", kindHTTP, false},
 		{"\r\n\r\n\x00", kindHTTP, true},
 		{"\x00GET / HTTP/1.1\r\n", kindHTTP, true}, // skipped by some servers
-		{"\x00\x00 \x1f\r\nget\t/", kindHTTP, true},
-		{"\xef\xbb\xbfPOST /", kindHTTP, true},
-		{"\xff\xfeGET /", kindHTTP, true},
-		{"\x85\xa0\x1cGET /", kindHTTP, true},
+		{"\x00\x00 \x1f\r\nget\t/\n", kindHTTP, true},
+		{"\xef\xbb\xbfPOST /\n", kindHTTP, true},
+		{"\xff\xfeGET /\n", kindHTTP, true},
+		{"\x85\xa0\x1cGET /\n", kindHTTP, true},
 		{"\x00", kindHTTP, false},
+		{"\x00GET /", kindHTTP, false},
+		{"\x1cGET\x1c/\x1cHTTP/1.1\r\n", kindHTTP, true},
+		{"\x00AbC\x01", kindOther, true},              // DNS
+		{"\x00AUTH EXTERNAL 30\r\n", kindOther, true}, // D-Bus
 		{"\xef\xbb", kindHTTP, false},
 		{"\x00GE", kindHTTP, false},
 		{"\x00\x00\x00\x50\x00\x03\x00\x00user\x00", kindOther, true}, // PostgreSQL

@@ -208,17 +208,21 @@ func oddSpace(begin []byte) int {
 }
 
 // classifyOdd is classify for the text after an odd prefix. Binary protocols begin with such bytes, too, and
-// then need not have a line: so the text counts as a request, which web refuses, if it begins with a method.
+// then need not have a line: so only text that begins with a method has to come to the end of its line.
 func classifyOdd(text []byte) (kind int, sure bool) {
 	const shortest = 3 // GET, PUT
 	rest := bytes.TrimLeft(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 	switch letters := len(text) - len(rest); {
 	case len(rest) == 0:
 		return kindHTTP, false
-	case letters >= shortest && (rest[0] == ' ' || rest[0] == '\t'):
-		return kindHTTP, true
+	case letters < shortest || !strings.Contains(" \t\v\f\x1c\x1d\x1e\x1f\x85\xa0", string(rest[:1])): // all that split takes
+		return kindOther, true
 	}
-	return kindOther, true
+	line, _, whole := bytes.Cut(text, []byte("\n"))
+	if whole && !mayRequest(line) {
+		return kindOther, true
+	}
+	return kindHTTP, whole
 }
 
 // proxyHeader is what version 2 of the PROXY protocol begins with, and nothing else that is known. A server that
