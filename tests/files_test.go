@@ -79,13 +79,49 @@ func TestPutGet(t *testing.T) {
 	}
 }
 
+// Flags raise the bounds of --get. With --quiet, its errors are only in the exit code and the report.
+func TestGetBounds(t *testing.T) {
+	t.Parallel()
+	const links, large = `python3 -c 'import os; os.mkdir("d"); [os.symlink("/nowhere", "d/%d" % i) for i in range(20000)]'`, "truncate -s 300M d"
+	const hint = "; raise --get-max-size or --get-max-entries"
+	for _, tt := range []struct {
+		flags  []string
+		script string
+		code   int
+		says   string
+	}{
+		{nil, links, 74, hint},
+		{[]string{"--get-max-entries", "20001"}, links, 0, ""},
+		{[]string{"--get-max-entries", "20000"}, links, 74, hint},
+		{nil, large, 74, hint},
+		{[]string{"--get-max-size", "300M"}, large, 0, ""},
+		{[]string{"--get-max-size", "0"}, large, 0, ""},
+		{[]string{"--get-max-size", "1", "--quiet"}, large, 74, ""},
+		{[]string{"--quiet", "--timeout", "1h"}, "mkdir -p d/e; chmod 0 d/e", 74, ""}, // cannot be read
+	} {
+		dir, o := carrier(t)
+		args := append(append([]string{"--cwd", "none", "--tmp-size", "512M", "--get", "d"}, tt.flags...), "sh", "-c", tt.script)
+		r := harness.Run(t, o, args...)
+		got := string(r.Stderr)
+		if r.ExitCode != tt.code || tt.says != "" && !strings.Contains(got, tt.says) || tt.says == "" && got != "" {
+			t.Errorf("%q: exit code %d, %s", tt.flags, r.ExitCode, got)
+		}
+		if tt.code != 0 && (r.Report.Error == nil || r.Report.Error.Code != "get") {
+			t.Errorf("%q: %s", tt.flags, r.Report.Raw())
+		}
+		if entries, err := os.ReadDir(dir + "/d"); err == nil && tt.flags == nil && len(entries) > 10_000 {
+			t.Errorf("%q: %d entries", tt.flags, len(entries))
+		}
+	}
+}
+
 // What comes after the command's end goes on for as long as the command has left files, so a signal
 // ends it: what is whole stays, and the rest is told to be missing.
 func TestSignalAfterEnd(t *testing.T) {
 	t.Parallel()
 	const many = 20_000
 	make := fmt.Sprintf("mkdir d && cd d && seq %d | xargs touch", many)
-	for _, flags := range [][]string{{"--cwd", "none", "--get", "d"}, layer(t, "--cwd", "overlay", "--apply")} {
+	for _, flags := range [][]string{{"--cwd", "none", "--get-max-entries", "0", "--get", "d"}, layer(t, "--cwd", "overlay", "--apply")} {
 		dir, o := carrier(t)
 		p := harness.Start(t, o, append(flags, "sh", "-c", make)...)
 		made := func() int {

@@ -86,6 +86,7 @@ func listenSomewhere(t *testing.T) (port string) {
 func TestL12NotReady(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
+	s.Sandbox(harness.Options{}, "--ready-exec=-x 2>/dev/null; true", "--ready-timeout", "20", "--wait-ready") // no option of sh
 	never := s.Sandbox(harness.Options{}, "--name", "never", "--ready-exec", "false", "--ready-interval", "0.2")
 	never.Busy = true
 	r := s.Run("wait", "--ready", "--timeout", "1", "--json", "never")

@@ -215,7 +215,9 @@ func (c *command) tell(res result.Result) int {
 	// Before what is said on stderr, which may have to wait for a reader.
 	unwritten := c.report.write(rep)
 	if res.Err != nil {
-		fail(res.Err)
+		if !c.printing.Quiet || res.Err.Code != "get" { // the exit code and the report have that
+			fail(res.Err)
+		}
 	} else if !c.printing.Quiet {
 		c.note(res)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"sync"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/files"
 	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/random"
 	"github.com/sbxrun/sbxrun/internal/room"
@@ -75,6 +77,9 @@ func (r *runner) run() int {
 	}
 	if r.Parts.Files, err = files.Open(r.flags.Put, r.flags.Get, r.flags.FollowLinks, plan.Workdir, room.SplitColon); err != nil {
 		return r.notStarted(err)
+	}
+	if f := r.Parts.Files; f != nil {
+		f.Got.Max.Bytes, f.Got.Max.Entries = int64(r.flags.GetMaxSize), int(min(r.flags.GetMaxEntries, math.MaxInt32))
 	}
 	r.bwrap = &result.ReportBwrap{Path: plan.Program.Path, Version: plan.Program.Version}
 	var counted *counters
@@ -149,7 +154,14 @@ func (r *runner) collect(ctx context.Context, res *result.Result) {
 		err = errors.New("--get: nothing is collected, because something may still write to it")
 	}
 	if err != nil {
-		spoil(res, &result.Error{Code: "get", Message: err.Error(), Err: err})
+		e := &result.Error{Code: "get", Message: err.Error(), Err: err}
+		var bound *result.Error
+		if errors.As(err, &bound) && bound.Code == "too-large" {
+			e.Hint = "raise --get-max-size or --get-max-entries"
+		}
+		if res.Err == nil || !r.flags.Quiet { // the report has room for one error
+			spoil(res, e)
+		}
 	}
 	if r.flags.Quiet {
 		return
@@ -263,6 +275,11 @@ func (r *runner) plan(caller room.Caller) error {
 	if r.Limits, err = planLimits(&r.flags.Limits, state.Access{}); err != nil {
 		return err
 	}
+	if r.flags.Apply { // which leaves a note there
+		if err = state.CheckUsable(state.Mine()); err != nil {
+			return err
+		}
+	}
 	if r.flags.From != "" && caller.Begin != nil { // unpacking a layer needs admission, too
 		if _, err = caller.Begin(); err != nil {
 			return err
@@ -277,7 +294,7 @@ func (r *runner) plan(caller room.Caller) error {
 	}
 	r.Place.Plan, err = room.Prepare(policy, caller)
 	if err == nil && !r.flags.Quiet {
-		warnOf(r.Place.Plan, r.argv)
+		warnOf(r.Place.Plan, r.argv, parts.Allowed())
 	}
 	if e := (*result.Error)(nil); errors.As(err, &e) && e.Code == "not-found" && e.Hint == "" {
 		e.Hint = meant(r.argv[0], r.flags.Tty)
@@ -285,10 +302,15 @@ func (r *runner) plan(caller room.Caller) error {
 	return err
 }
 
-// warnOf warns of binds that the command cannot read, and if it is a different program from the one
+// warnOf warns of network rules for a whole top-level domain, of binds that the command cannot read, and if it is a different program from the one
 // that the caller's PATH names on the host. A command given by its path is what the caller meant, and
 // gets no warning.
-func warnOf(plan *room.Plan, argv []string) {
+func warnOf(plan *room.Plan, argv []string, rules []network.Rule) {
+	for _, r := range rules {
+		if text := r.TopLevel(); text != "" {
+			tellWarning(text)
+		}
+	}
 	for _, name := range plan.Closed {
 		tellWarning(fmt.Sprintf("only its owner can read %q, which is shown read-only, and the sandbox runs as uid %d; copy it in with --put, or show it with --bind, which also lets the command write", name, plan.Cred().UID))
 	}

@@ -71,7 +71,7 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 	if spec.Plan, err = room.Prepare(policy, room.ThisCaller()); err != nil {
 		return nil, "", err
 	}
-	warnOf(spec.Plan, argv)
+	warnOf(spec.Plan, argv, parts.Allowed())
 	if parts.Files, err = files.Open(flags.Put, nil, flags.FollowLinks, spec.Plan.Workdir, room.SplitColon); err != nil {
 		return nil, "", err
 	}

@@ -132,6 +132,9 @@ func serve(args []string) int {
 		return fail(err)
 	}
 	if flags.CheckConfig {
+		for _, text := range c.Warnings() {
+			fmt.Fprintln(os.Stderr, "sbxrun: warning: "+text)
+		}
 		return checked()
 	}
 	// Rooms could not be built, one by one; and what would be signalled would be strangers.
@@ -139,6 +142,9 @@ func serve(args []string) int {
 		return fail(err)
 	}
 	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
+	for _, text := range c.Warnings() {
+		log.Warn("configuration", "note", text)
+	}
 	end, again := signals()
 	lock, err := lockState(c.StateDir)
 	if err != nil {

@@ -161,9 +161,11 @@ type Run struct {
 
 	View
 	Limits
-	Get         []string `help:"Copy what the command has left to a directory, when it is proven to be gone. Default: the current one." placeholder:"GLOB[:DIR]" group:"see"`
-	FakeMeminfo bool     `help:"Show --memory in /proc/meminfo, for programs that size themselves by it." group:"use"`
-	Tty         bool     `help:"Give the command a terminal of its own." short:"t" group:"be"`
+	Get           []string      `help:"Copy what the command has left to a directory, when it is proven to be gone. Default: the current one." placeholder:"GLOB[:DIR]" group:"see"`
+	GetMaxSize    values.Size   `help:"Copy no more than this with --get, all files together. 0 is no limit." default:"256M" placeholder:"SIZE" group:"see"`
+	GetMaxEntries values.Number `help:"Copy no more files, directories and links than this with --get. 0 is a million." default:"10000" placeholder:"N" group:"see"`
+	FakeMeminfo   bool          `help:"Show --memory in /proc/meminfo, for programs that size themselves by it." group:"use"`
+	Tty           bool          `help:"Give the command a terminal of its own." short:"t" group:"be"`
 
 	AdmissionFlags
 	Diff        bool `help:"With --overlay: say on stderr at the end what was changed." group:"tell"`

@@ -72,3 +72,15 @@ func TestTenants(t *testing.T) {
 		}
 	}
 }
+
+// A list with a whole top-level domain is a warning, once for all tenants that inherit it.
+func TestTopLevelDomains(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "c.toml")
+	harness.Must(t, os.WriteFile(name, []byte("[tenant]\nnetwork = [\"*.com\", \"*.example.org\"]\n[tenants.a]\npids = 5\n[tenants.b]\nnetwork = [\"*.dev:443\"]\n"), 0o600))
+	c, err := Load(name)
+	harness.Must(t, err)
+	got := strings.Join(c.Warnings(), "\n")
+	if strings.Count(got, "\n") != 1 || !strings.Contains(got, `tenant.network: the network rule "*.com"`) || !strings.Contains(got, "tenants.b.network") {
+		t.Errorf("warnings: %s", got)
+	}
+}

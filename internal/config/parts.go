@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"path"
 	"path/filepath"
 	"slices"
@@ -59,6 +60,24 @@ func (c *Config) checkParts() error {
 	return nil
 }
 
+// Warnings returns permitted settings that are probably mistakes.
+func (c *Config) Warnings() (list []string) {
+	seen := map[string]bool{} // tenants inherit the list of [tenant]
+	add := func(where string, t Tenant) {
+		for _, word := range t.Network {
+			if r, err := network.ParseRule(word); err == nil && r.TopLevel() != "" && !seen[word] {
+				seen[word] = true
+				list = append(list, where+".network: "+r.TopLevel())
+			}
+		}
+	}
+	add("tenant", c.Tenant)
+	for _, name := range slices.Sorted(maps.Keys(c.Tenants)) {
+		add("tenants."+name, c.Tenants[name])
+	}
+	return list
+}
+
 // Data is the directory of a tenant's volumes and snapshots. The names of tenants are checked, and
 // are those of directories.
 func (c *Config) Data(tenant string) (string, error) {
@@ -73,10 +92,10 @@ func (c *Config) Data(tenant string) (string, error) {
 	return filepath.Join(dir, tenant), nil
 }
 
-// Within reports whether a tenant may have a host on a list.
-func (t Tenant) Within(r network.Rule) bool {
+// Within reports whether a tenant may have a host on a list; own are the addresses of this host.
+func (t Tenant) Within(r network.Rule, own []netip.Addr) bool {
 	return slices.ContainsFunc(t.Network, func(word string) bool {
 		most, err := network.ParseRule(word) // they were checked
-		return err == nil && hosts.Covers(most, r)
+		return err == nil && hosts.Covers(most, r, own)
 	})
 }

@@ -46,7 +46,7 @@ type get struct {
 	other   string         // a mount that is not got, although it is among what is; "" for none
 }
 
-// maxBytes is how much is put, and how much got.
+// maxBytes bounds all puts together; the caller sets the bounds of Got.
 const maxBytes = 1 << 30
 
 // Open opens what is to be put, SRC[:DST], and where gets go, GLOB[:DIR]; nil if that is
@@ -60,7 +60,7 @@ func Open(puts, gets []string, follow bool, workdir string, split func(string) [
 		return nil, nil
 	}
 	f := new(Files)
-	f.Put.Max.Bytes, f.Got.Max.Bytes = maxBytes, maxBytes
+	f.Put.Max.Bytes = maxBytes
 	defer func() {
 		if err != nil {
 			f.Close()

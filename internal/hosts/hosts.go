@@ -39,9 +39,10 @@ func Read(r network.Rule) (Rule, error) {
 	return out, nil
 }
 
-// Contains reports whether an address is one of the rule's.
-func (r Rule) Contains(a netip.Addr, port uint16) bool {
-	return r.Prefix.Contains(a) && slices.Contains(r.ports, port)
+// Contains reports whether the rule allows an address. A network that extends beyond a special range
+// allows nothing in it; own are the addresses of this host.
+func (r Rule) Contains(a netip.Addr, port uint16, own []netip.Addr) bool {
+	return r.Prefix.Contains(a) && slices.Contains(r.ports, port) && confined(r.Prefix, single(a), own)
 }
 
 // Has reports whether a name is one of the rule's.
@@ -56,8 +57,8 @@ func (r Rule) Has(name string, port uint16) bool {
 }
 
 // Covers reports whether all that a rule allows is allowed by another one. Both were read without
-// an error.
-func Covers(most, r network.Rule) bool {
+// an error; own are the addresses of this host.
+func Covers(most, r network.Rule, own []netip.Addr) bool {
 	if most.Port != r.Port && (most.Port != 0 || !slices.Contains(usual, r.Port)) {
 		return false
 	}
@@ -69,7 +70,7 @@ func Covers(most, r network.Rule) bool {
 	}
 	big, err1 := parsePrefix(most.Host)
 	small, err2 := parsePrefix(r.Host)
-	return err1 == nil && err2 == nil && big.Bits() <= small.Bits() && big.Contains(small.Addr())
+	return err1 == nil && err2 == nil && within(small, big) && confined(big, small, own)
 }
 
 // errMapped: addresses of IPv4 are compared as such, and none would be in a network of IPv6.
@@ -87,6 +88,7 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	if err != nil {
 		return netip.Prefix{}, err
 	}
-	a = a.Unmap()
-	return netip.PrefixFrom(a, a.BitLen()), nil
+	return single(a.Unmap()), nil
 }
+
+func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

@@ -1,6 +1,7 @@
 package hosts
 
 import (
+	"net/netip"
 	"testing"
 
 	"github.com/sbxrun/sbxrun/internal/network"
@@ -30,12 +31,31 @@ func TestCovers(t *testing.T) {
 		{"10.0.0.0/8", "10.1.2.3/8", true},
 		{"10.0.0.0/8", "11.1.2.3", false},
 		{"10.0.0.0/8", "[::ffff:10.0.0.1]:80", true},
+		// Special ranges, and the addresses of this host, are covered only by rules within them.
+		{"0.0.0.0/0", "93.184.215.14", true},
+		{"0.0.0.0/0", "126.0.0.0/7", true},
+		{"0.0.0.0/0", "127.0.0.1", false},
+		{"0.0.0.0/0", "[::ffff:127.0.0.1]:80", false},
+		{"127.0.0.0/8", "127.0.0.1", true},
+		{"126.0.0.0/7", "127.0.0.1", false},
+		{"0.0.0.0/0", "0.0.0.0", false},
+		{"0.0.0.0/0", "169.254.169.254", false},
+		{"0.0.0.0/0", "10.0.0.0/8", false},
+		{"0.0.0.0/0", "8.7.6.5", false},
+		{"8.7.6.4/31", "8.7.6.5", false},
+		{"8.7.6.5", "8.7.6.5", true},
+		{"[::/0]", "[2606:4700::1]", true},
+		{"[::/0]", "[::1]", false},
+		{"[::/96]", "[::1]", false},
+		{"[::/0]", "[64:ff9b::7f00:1]", false},
+		{"[64:ff9b::/96]", "[64:ff9b::7f00:1]", true},
+		{"[::/0]", "[fd00::1]", false},
 	} {
 		most, err := network.ParseRule(test.most)
 		harness.Must(t, err)
 		rule, err := network.ParseRule(test.rule)
 		harness.Must(t, err)
-		if got := Covers(most, rule); got != test.want {
+		if got := Covers(most, rule, []netip.Addr{netip.MustParseAddr("8.7.6.5")}); got != test.want {
 			t.Errorf("%s covers %s: %v", test.most, test.rule, got)
 		}
 	}

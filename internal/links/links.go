@@ -8,7 +8,8 @@
 // made it, and who can put another one in its place, decides:
 //
 //   - for root, a link counts only if it is root's and its directory is one in which
-//     nobody else can change it. What sandboxes of root leave behind is never root's;
+//     nobody else can change it. Files that sandboxes of root leave in a writable bind
+//     belong to the bind's owner, so in root's own directories their links count as root's;
 //   - for an ordinary user, a link counts if it is the user's or root's. Sandboxes of that
 //     user have the same uid: what they leave cannot be told from what the user made.
 //

@@ -252,7 +252,7 @@ func (f *Front) addTools(p *sdk.Server) {
 		Name: "run_command", Annotations: running("Run a command"),
 		Description: "Run a command line in " + shell + " in a sandbox, and return its output and how it ended. Whatever it leaves in the background is killed.",
 	}, nil, func(ctx context.Context, in runCommand) (*sdk.CallToolResult, *api.Answer, error) {
-		return f.run(ctx, in.common, &api.Call{Argv: []string{shell, "-c", in.Command}})
+		return f.run(ctx, in.common, &api.Call{Argv: []string{shell, "-c", "--", in.Command}})
 	})
 	add(f, p, &sdk.Tool{
 		Name: "create_session", Annotations: &sdk.ToolAnnotations{Title: "Create a session", DestructiveHint: closed, OpenWorldHint: closed},

@@ -51,6 +51,15 @@ type Rule struct {
 	Port uint16 `json:"port,omitempty"` // 0 for 80 and 443
 }
 
+// TopLevel returns the warning about a rule for every name below a top-level domain, or "".
+func (r Rule) TopLevel() string {
+	tld, any := strings.CutPrefix(r.Host, "*.")
+	if !any || strings.Contains(tld, ".") {
+		return ""
+	}
+	return fmt.Sprintf("the network rule %q allows every host below the top-level domain %s; list a domain below it, such as *.example.%s", r.Host, tld, tld)
+}
+
 // Publish is a port of the host that leads into the sandbox.
 type Publish struct {
 	Addr     string // "" for 127.0.0.1

@@ -60,7 +60,7 @@ func TestIdle(t *testing.T) {
 		if by == proxy {
 			request, status = "CONNECT "+address+" HTTP/1.1\r\n\r\n", []int{http.StatusOK}
 		}
-		conn, _ := get(t, by.Addr().String(), request+"\x00", status...)
+		conn, _ := get(t, by.Addr().String(), request+"\x01", status...)
 		up, err := hosts.Accept()
 		harness.Must(t, err)
 		t.Cleanup(func() { up.Close() })

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/hosts"
 	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -36,7 +37,7 @@ func listing(t *testing.T, list string, names map[string]string) *rules {
 // leads to one is not permitted.
 func TestOwnUnknown(t *testing.T) {
 	r := listing(t, "own.example.org", map[string]string{"own.example.org": "8.7.6.5"})
-	r.own = addresses
+	r.own = hosts.Own
 	restore := noFiles(t)
 	got, err := r.permits(t.Context(), target{host: "own.example.org", port: 443})
 	restore()
@@ -140,6 +141,45 @@ func TestPermits(t *testing.T) {
 	}
 }
 
+// A network that extends beyond a special range allows nothing in it, neither as an address nor for a
+// name that resolves to one.
+func TestSpecialRanges(t *testing.T) {
+	special := []string{
+		"127.0.0.1", "127.255.0.9", "0.0.0.0", "0.1.2.3", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.100.100.200", "168.63.129.16",
+		"192.0.0.192", "224.0.0.1", "255.255.255.255", "::ffff:127.0.0.1", "::ffff:169.254.169.254", "8.7.6.5", // the last one is this host's
+		"::1", "::", "::127.0.0.1", "::ffff:0:127.0.0.1", "64:ff9b::127.0.0.1", "64:ff9b:1::1", "2002:7f00:1::1", "2001::1", "fd00:ec2::254", "fe80::1", "fec0::1", "ff02::1",
+	}
+	for _, a := range special {
+		addr := netip.MustParseAddr(a).Unmap()
+		name := map[string]string{"a.example.org": a}
+		alone := strings.TrimSuffix(netip.AddrPortFrom(addr, 443).String(), ":443")
+		ask := target{host: addr.String(), addr: addr, port: 443}
+		for _, tt := range []struct {
+			list string
+			ask  target
+			want bool
+		}{
+			{"0.0.0.0/0,[::/0]", ask, false},
+			{"0.0.0.0/1,128.0.0.0/1,[::/1],[8000::/1]", ask, false},
+			{"*.example.org,0.0.0.0/0,[::/0]", target{host: "a.example.org", port: 443}, false},
+			{alone, ask, true},
+			{"*.example.org," + alone, target{host: "a.example.org", port: 443}, true},
+		} {
+			r := listing(t, tt.list, name)
+			if got, err := r.permits(t.Context(), tt.ask); (err == nil) != tt.want {
+				t.Errorf("allow=%s, %s: %v, %v", tt.list, tt.ask, got, err)
+			}
+		}
+	}
+	r := listing(t, "0.0.0.0/0,[::/0],127.0.0.0/8:8000", nil)
+	for ask, want := range map[string]bool{"93.184.215.14:443": true, "[2606:4700::1]:80": true, "127.0.0.1:80": false, "127.9.9.9:8000": true} {
+		target, _ := parseTarget(ask, 0)
+		if got, err := r.permits(t.Context(), target); (err == nil) != want {
+			t.Errorf("%s: %v, %v", ask, got, err)
+		}
+	}
+}
+
 func TestTargets(t *testing.T) {
 	for _, bad := range []string{"", "host", ":443", "host:0", "host:65536", "a b:80", "h\x00:80", "host\n:80", "[fe80::1%eth0]:80", "hö.example:80", "\u212a.example:80", "a/b:80", "a@b:80", strings.Repeat("a", 254) + ":80"} {
 		if got, ok := parseTarget(bad, 0); ok {
@@ -191,6 +231,23 @@ func TestClassify(t *testing.T) {
 		{"PROXY UNKNOWN\r\n", kindHTTP, true},
 		{"PROXY TCP4 192.0.2.1", kindHTTP, false},
 		{"\r\n\r\n\x00", kindHTTP, true},
+		{"\x00GET / HTTP/1.1\r\n", kindHTTP, true}, // skipped by some servers
+		{"\x00\x00 \x1f\r\nget\t/\n", kindHTTP, true},
+		{"\xef\xbb\xbfPOST /\n", kindHTTP, true},
+		{"\xff\xfeGET /\n", kindHTTP, true},
+		{"\x85\xa0\x1cGET /\n", kindHTTP, true},
+		{"\x00", kindHTTP, false},
+		{"\x00GET /", kindHTTP, false},
+		{"\x1cGET\x1c/\x1cHTTP/1.1\r\n", kindHTTP, true},
+		{"\x00AbC\x01", kindOther, true},              // DNS
+		{"\x00AUTH EXTERNAL 30\r\n", kindOther, true}, // D-Bus
+		{"\xef\xbb", kindHTTP, false},
+		{"\x00GE", kindHTTP, false},
+		{"\x00\x00\x00\x50\x00\x03\x00\x00user\x00", kindOther, true}, // PostgreSQL
+		{"\x00A \x01", kindOther, true},                               // DNS
+		{"\x00\x00\x00\x2d\x00\x00\x00\x01", kindOther, true},
+		{"\x05\x01\x00", kindOther, true}, // SOCKS
+		{"\xffSMBr\x00", kindOther, true},
 		{"\r\n\r\n\x00\r\nQUIT\n!\x11\x00\x0c", kindHTTP, true},
 		{"OPTIONS rtsp://www.example.org/ RTSP/1.0\r\n", kindOther, true},
 	} {

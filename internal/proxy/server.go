@@ -91,11 +91,8 @@ func (s *server) connect(ctx context.Context, t target) (net.Conn, *counter, err
 	ctx, cancel := context.WithTimeout(ctx, dialBound)
 	defer cancel()
 	addrs, err := s.rules.permits(ctx, t)
-	if why, ok := errors.AsType[refusal](err); ok {
-		s.counts.refuse(t, string(why))
-	}
 	if err != nil {
-		return nil, nil, &hostError{t, err}
+		return nil, nil, s.refused(t, err)
 	}
 	n := s.counts.of(ofHost, t.String())
 	conn, err := s.dial(ctx, addrs, t.port)
@@ -104,6 +101,14 @@ func (s *server) connect(ctx context.Context, t target) (net.Conn, *counter, err
 	}
 	n.connections.Add(1)
 	return conn, n, nil
+}
+
+// refused counts a refusal, and adds the host to the error.
+func (s *server) refused(t target, err error) error {
+	if why, ok := errors.AsType[refusal](err); ok {
+		s.counts.refuse(t, string(why))
+	}
+	return &hostError{t, err}
 }
 
 // dial tries the addresses one after the other.

@@ -165,6 +165,9 @@ func classify(begin []byte) (kind int, sure bool) {
 	if mayBeOldHello(begin) {
 		return kindTLS, len(begin) >= oldHeader
 	}
+	if odd := oddSpace(begin); odd > 0 {
+		return classifyOdd(begin[odd:])
+	}
 	line, _, whole := bytes.Cut(text, []byte("\n"))
 	rest := bytes.TrimLeft(line, "ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 	method := len(rest) < len(line) && bytes.IndexAny(rest, " \t") == 0
@@ -179,6 +182,47 @@ func classify(begin []byte) (kind int, sure bool) {
 		return kindHTTP, true
 	}
 	return kindOther, true
+}
+
+// oddSpace returns the length of a prefix with a byte that a lenient HTTP server may skip, though it is no
+// white space of HTTP: NUL and control characters, which Java's trim and Python's split remove, or a byte
+// order mark. Without one, the length is 0.
+func oddSpace(begin []byte) int {
+	i, odd := 0, false
+	for ; i < len(begin); i++ {
+		switch begin[i] {
+		case '\r', '\n', ' ', '\t', '\v', '\f':
+		case 0, 0x1c, 0x1d, 0x1e, 0x1f, 0x85, 0xa0, 0xef, 0xbb, 0xbf, 0xfe, 0xff: // the last five: parts of a mark
+			odd = true
+		default:
+			if !odd {
+				return 0
+			}
+			return i
+		}
+	}
+	if !odd {
+		return 0
+	}
+	return i
+}
+
+// classifyOdd is classify for the text after an odd prefix. Binary protocols begin with such bytes, too, and
+// then need not have a line: so only text that begins with a method has to come to the end of its line.
+func classifyOdd(text []byte) (kind int, sure bool) {
+	const shortest = 3 // GET, PUT
+	rest := bytes.TrimLeft(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+	switch letters := len(text) - len(rest); {
+	case len(rest) == 0:
+		return kindHTTP, false
+	case letters < shortest || !strings.Contains(" \t\v\f\x1c\x1d\x1e\x1f\x85\xa0", string(rest[:1])): // all that split takes
+		return kindOther, true
+	}
+	line, _, whole := bytes.Cut(text, []byte("\n"))
+	if whole && !mayRequest(line) {
+		return kindOther, true
+	}
+	return kindHTTP, whole
 }
 
 // proxyHeader is what version 2 of the PROXY protocol begins with, and nothing else that is known. A server that

@@ -237,9 +237,8 @@ func (w *web) pass(rw http.ResponseWriter, r *http.Request) {
 	}
 	// A connection that is kept is to the same host, which is not resolved again; but that it is
 	// listed holds for each request, and the port too.
-	if !w.server.rules.lists(t) {
-		w.server.counts.refuse(t, string(notListed))
-		refuseHTTP(rw, &hostError{t, notListed})
+	if err := w.server.rules.check(t); err != nil {
+		refuseHTTP(rw, w.server.refused(t, err))
 		return
 	}
 	r.URL.Host, r.Host = t.String(), r.URL.Host

@@ -64,6 +64,9 @@ func (p *Parts) List(spec network.Spec, pol *room.Policy) error {
 	return spec.Check()
 }
 
+// Allowed returns the hosts that the sandbox may reach.
+func (p *Parts) Allowed() []network.Rule { return p.spec.Allow }
+
 // Variables are those that tell programs of the proxy.
 func (p *Parts) Variables() (vars []values.Var) {
 	for _, pair := range p.spec.Variables() {

@@ -119,7 +119,7 @@ func (s *Sandbox) tryExec(ctx context.Context) (bool, error) {
 		return false, nil // likewise
 	}
 	entry := s.spec.Plan.Entry()
-	entry.Command = []string{"/bin/sh", "-c", s.spec.Probe.Exec}
+	entry.Command = []string{"/bin/sh", "-c", "--", s.spec.Probe.Exec}
 	res := supervise.Run(ctx, supervise.Place{Entry: entry, Room: room}, [3]*os.File{null, null, null}, terms)
 	return res.Cause == result.Exited && res.ExitCode() == 0, nil
 }

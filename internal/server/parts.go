@@ -79,6 +79,10 @@ func checkParts(set *settings, tenant string, t config.Tenant, asked api.Parts) 
 			return nil, usage("network: the sandboxes of this server have its own network, and no list")
 		}
 		p.spec.Proxied = true
+		own, err := hosts.Own()
+		if err != nil {
+			return nil, err
+		}
 		for _, word := range asked.Network.Allow {
 			r, err := network.ParseRule(word)
 			if err == nil {
@@ -87,7 +91,7 @@ func checkParts(set *settings, tenant string, t config.Tenant, asked api.Parts) 
 			if err != nil {
 				return nil, usage("network.allow: %v", err)
 			}
-			if !t.Within(r) {
+			if !t.Within(r, own) {
 				return nil, mayNot("network", fmt.Sprintf("reach %.100q", word))
 			}
 			p.spec.Allow = append(p.spec.Allow, r)

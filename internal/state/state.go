@@ -87,12 +87,13 @@ const ownDirHint = "set SBXRUN_STATE_DIR, or --state-dir, to a directory of your
 type Caller struct {
 	StateDir   string // $SBXRUN_STATE_DIR
 	RuntimeDir string // $XDG_RUNTIME_DIR
+	Home       string // $HOME
 	UID        int    // effective user id
 }
 
 // Mine is the caller that this process is, by its environment.
 func Mine() Caller {
-	return Caller{StateDir: os.Getenv("SBXRUN_STATE_DIR"), RuntimeDir: os.Getenv("XDG_RUNTIME_DIR"), UID: os.Geteuid()}
+	return Caller{StateDir: os.Getenv("SBXRUN_STATE_DIR"), RuntimeDir: os.Getenv("XDG_RUNTIME_DIR"), Home: os.Getenv("HOME"), UID: os.Geteuid()}
 }
 
 // Path is where the caller's state directory is, or is to be.
@@ -103,27 +104,55 @@ func (c Caller) Path() (string, error) {
 		}
 		return filepath.Clean(c.StateDir), nil
 	}
-	// After sudo and su the variable may still name somebody else's. A relative
-	// one is to be ignored (XDG Base Directory Specification).
-	var st unix.Stat_t
-	if filepath.IsAbs(c.RuntimeDir) && unix.Stat(c.RuntimeDir, &st) == nil && int(st.Uid) == c.UID && st.Mode&unix.S_IFMT == unix.S_IFDIR {
-		return filepath.Join(c.RuntimeDir, "sbxrun"), nil
+	return c.volatile("sbxrun", sharedDir), nil
+}
+
+// sharedDir is writable by everybody; tests use another.
+var sharedDir = "/tmp"
+
+// volatile returns the default path of a directory for files that a reboot may remove. Without a
+// runtime directory of the user's own it is in a shared one, where others may have taken the name:
+// then it is in the home directory, and stays there as long as that directory exists, so that later
+// commands find what earlier ones have left.
+func (c Caller) volatile(name, shared string) string {
+	// After sudo and su the variable may still name another user's directory. Relative paths
+	// are to be ignored (XDG Base Directory Specification).
+	if filepath.IsAbs(c.RuntimeDir) && c.owns(c.RuntimeDir) {
+		return filepath.Join(c.RuntimeDir, name)
 	}
 	if c.UID == 0 {
-		return "/run/sbxrun", nil
+		return filepath.Join("/run", name)
 	}
-	return "/tmp/sbxrun-" + strconv.Itoa(c.UID), nil
+	usual := filepath.Join(shared, name+"-"+strconv.Itoa(c.UID))
+	fd, err := unix.Open(usual, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	free := err == unix.ENOENT
+	if err == nil {
+		err = private(fd, usual, c.UID)
+		_ = unix.Close(fd)
+	}
+	if err == nil || !filepath.IsAbs(c.Home) || !c.owns(c.Home) {
+		return usual
+	}
+	home := filepath.Join(c.Home, ".local/state", name)
+	if free && unix.Access(home, unix.F_OK) != nil {
+		return usual
+	}
+	return home
+}
+
+// owns reports whether a directory belongs to the caller, and others cannot write to it.
+func (c Caller) owns(dir string) bool {
+	var st unix.Stat_t
+	return unix.Stat(dir, &st) == nil && int(st.Uid) == c.UID && st.Mode&unix.S_IFMT == unix.S_IFDIR && st.Mode&0o022 == 0
 }
 
 // ServerDir is where a server keeps what it stores, unless its configuration names a directory.
 func ServerDir() string {
-	switch dir := os.Getenv("XDG_RUNTIME_DIR"); {
-	case os.Geteuid() == 0:
-		return "/run/sbxrund"
-	case dir != "":
-		return filepath.Join(dir, "sbxrund")
+	c := Mine()
+	if c.UID == 0 {
+		c.RuntimeDir = ""
 	}
-	return filepath.Join(os.TempDir(), "sbxrund-"+strconv.Itoa(os.Geteuid()))
+	return c.volatile("sbxrund", os.TempDir())
 }
 
 // Dir is a state directory, or that of the detached execs in a sandbox, which is kept in
@@ -161,6 +190,25 @@ func CheckProc() error {
 	return err
 }
 
+// CheckUsable returns the error that Open would probably return, and makes nothing.
+func CheckUsable(c Caller) error {
+	d, err := Look(c)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	dir := d.root.path
+	if d.root.fd < 0 {
+		for dir = filepath.Dir(dir); c.StateDir == "" && dir != "/" && unix.Access(dir, unix.F_OK) == unix.ENOENT; {
+			dir = filepath.Dir(dir) // Open makes the parents
+		}
+	}
+	if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
+		return failed(&fs.PathError{Op: "write to", Path: dir, Err: err})
+	}
+	return nil
+}
+
 func open(c Caller, create bool) (*Dir, error) {
 	if err := CheckProc(); err != nil {
 		return nil, err
@@ -169,11 +217,25 @@ func open(c Caller, create bool) (*Dir, error) {
 	if err != nil {
 		return nil, err
 	}
+	d, err := openAt(path, c, create)
+	if err != nil && c.StateDir == "" {
+		// Another user may have taken the name after Path found it free.
+		if again, _ := c.Path(); again != path {
+			return openAt(again, c, create)
+		}
+	}
+	return d, err
+}
+
+func openAt(path string, c Caller, create bool) (*Dir, error) {
 	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err := unix.Open(path, flags, 0)
 	if err == unix.ENOENT {
 		if !create {
 			return &Dir{root: folder{-1, path}, clock: monotonic}, nil
+		}
+		if c.StateDir == "" {
+			_ = os.MkdirAll(filepath.Dir(path), 0o700) // Mkdir returns the error
 		}
 		// Somebody else may make it at the same time; whether that was us is checked below.
 		if err = unix.Mkdir(path, 0o700); err == nil || err == unix.EEXIST {

@@ -51,10 +51,10 @@ func opened(t *testing.T) *Dir {
 	t.Helper()
 	// Below /tmp itself: an unprivileged user may have no other, and what
 	// t.TempDir makes is open to others.
-	return openAt(t, filepath.Join(t.TempDir(), "state"))
+	return openedAt(t, filepath.Join(t.TempDir(), "state"))
 }
 
-func openAt(t *testing.T, path string) *Dir {
+func openedAt(t *testing.T, path string) *Dir {
 	t.Helper()
 	d, err := Open(Caller{StateDir: path, UID: os.Geteuid()})
 	must(t, err)
@@ -319,16 +319,16 @@ func TestPath(t *testing.T) {
 		{"nothing set", Caller{UID: me}, fallback},
 		{"root", Caller{UID: 0}, "/run/sbxrun"},
 		{"somebody", Caller{UID: 4711}, "/tmp/sbxrun-4711"},
-		{"state directory", Caller{"/x/y", own, me}, "/x/y"},
-		{"with a slash, which would follow a link", Caller{"/x//y/", own, me}, "/x/y"},
-		{"relative", Caller{"x", own, me}, ""},
-		{"relative to here", Caller{"./x", own, me}, ""},
-		{"runtime directory", Caller{"", own, me}, own + "/sbxrun"},
-		{"runtime directory by a link", Caller{"", link, me}, link + "/sbxrun"},
-		{"runtime directory of another", Caller{"", own, other}, "/tmp/sbxrun-" + strconv.Itoa(other)},
-		{"relative runtime directory", Caller{"", ".", me}, fallback},
-		{"no runtime directory", Caller{"", own + "/none", me}, fallback},
-		{"runtime directory is a file", Caller{"", file, me}, fallback},
+		{"state directory", Caller{StateDir: "/x/y", RuntimeDir: own, UID: me}, "/x/y"},
+		{"with a slash, which would follow a link", Caller{StateDir: "/x//y/", RuntimeDir: own, UID: me}, "/x/y"},
+		{"relative", Caller{StateDir: "x", RuntimeDir: own, UID: me}, ""},
+		{"relative to here", Caller{StateDir: "./x", RuntimeDir: own, UID: me}, ""},
+		{"runtime directory", Caller{RuntimeDir: own, UID: me}, own + "/sbxrun"},
+		{"runtime directory by a link", Caller{RuntimeDir: link, UID: me}, link + "/sbxrun"},
+		{"runtime directory of another", Caller{RuntimeDir: own, UID: other}, "/tmp/sbxrun-" + strconv.Itoa(other)},
+		{"relative runtime directory", Caller{RuntimeDir: ".", UID: me}, fallback},
+		{"no runtime directory", Caller{RuntimeDir: own + "/none", UID: me}, fallback},
+		{"runtime directory is a file", Caller{RuntimeDir: file, UID: me}, fallback},
 	}
 	for _, tt := range tests {
 		got, err := tt.caller.Path()
@@ -452,5 +452,90 @@ func TestRenamedStateDirectory(t *testing.T) {
 	left, err := os.ReadDir(d.Path())
 	if err != nil || len(left) != 0 {
 		t.Errorf("%v, %v", left, err)
+	}
+}
+
+// A name in a shared directory is not used if another user owns it, or others can enter it:
+// the home directory is, and stays in use when the name is free again.
+func TestTakenName(t *testing.T) {
+	shared := sharedDir
+	sharedDir = t.TempDir()
+	defer func() { sharedDir = shared }()
+	me := os.Geteuid()
+	uid := me
+	if me == 0 {
+		uid = 4711 // root has /run
+	}
+	mine := func(dir string) string {
+		if me == 0 {
+			must(t, os.Chown(dir, uid, uid))
+		}
+		return dir
+	}
+	home := func() string {
+		dir := filepath.Join(t.TempDir(), "home")
+		must(t, os.Mkdir(dir, 0o755))
+		return mine(dir)
+	}
+	name := filepath.Join(sharedDir, "sbxrun-"+strconv.Itoa(uid))
+	taken := map[string]func() error{
+		"a file":      func() error { return os.WriteFile(name, nil, 0o600) },
+		"a link":      func() error { return os.Symlink(mine(t.TempDir()), name) },
+		"a dead link": func() error { return os.Symlink("nowhere", name) },
+		"mode 0777": func() error {
+			must(t, os.Mkdir(name, 0o777))
+			return os.Chmod(mine(name), 0o777)
+		},
+	}
+	if me == 0 {
+		taken["another's"] = func() error { return os.Mkdir(name, 0o700) }
+	}
+	path := func(c Caller) string {
+		got, err := c.Path()
+		must(t, err)
+		return got
+	}
+	for what, take := range taken {
+		c := Caller{Home: home(), UID: uid}
+		if got := path(c); got != name {
+			t.Errorf("%s, before: %s", what, got)
+		}
+		must(t, take())
+		below := filepath.Join(c.Home, ".local/state/sbxrun")
+		if got := path(c); got != below {
+			t.Errorf("%s: %s", what, got)
+		}
+		for _, unsafe := range []string{"", "relative", sharedDir} {
+			if got := path(Caller{Home: unsafe, UID: uid}); unsafe != sharedDir && got != name || unsafe == sharedDir && me == 0 && got != name {
+				t.Errorf("%s, HOME=%q: %s", what, unsafe, got)
+			}
+		}
+		if me == 0 { // or the directory would be root's
+			must(t, os.MkdirAll(below, 0o700))
+			mine(below)
+		} else {
+			must(t, CheckUsable(c))
+			if _, err := os.Lstat(filepath.Dir(below)); err == nil {
+				t.Errorf("%s: CheckUsable makes directories", what)
+			}
+			d, err := Open(c)
+			must(t, err)
+			d.Close()
+		}
+		must(t, os.Remove(name))
+		if got := path(c); got != below {
+			t.Errorf("%s, gone: %s", what, got)
+		}
+		must(t, os.Mkdir(name, 0o700))
+		mine(name)
+		if got := path(c); got != name {
+			t.Errorf("%s, and then the caller's own: %s", what, got)
+		}
+		must(t, os.Remove(name))
+	}
+	runtime := t.TempDir()
+	must(t, os.Chmod(runtime, 0o777)) // others could take the name in it
+	if got := path(Caller{RuntimeDir: runtime, UID: me}); strings.HasPrefix(got, runtime) {
+		t.Errorf("a runtime directory that others can write to: %s", got)
 	}
 }

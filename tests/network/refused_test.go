@@ -145,6 +145,68 @@ half-closed: b'\x00\x01ping\n'
 	}
 }
 
+// A network of all addresses does not include the host's own: neither its loopback interface, in any
+// form of the address, nor another address of it.
+func TestEverywhereIsNotTheHost(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "[::]:0") // IPv4 as well
+	harness.Must(t, err)
+	server := httptest.NewUnstartedServer(http.HandlerFunc(serveWWW))
+	server.Listener.Close()
+	server.Listener = l
+	server.Start()
+	defer server.Close()
+	port := fmt.Sprint(l.Addr().(*net.TCPAddr).Port)
+	code := `
+port = ` + port + `
+def get(a):
+    s = proxy(); s.sendall(("GET http://%s:%d/ HTTP/1.1\r\nHost: x\r\n\r\n" % (a, port)).encode())
+    return line(s).split()[1].decode()
+for a in ("127.0.0.1", "[::ffff:127.0.0.1]", "[::1]", "0.0.0.0", "[::]", "127.1", "2130706433", "0x7f000001", "0177.0.0.1", "[::1%lo]", "93.184.0.1"):
+    attempt("tunnel " + a, lambda: tunnel("%s:%d" % (a, port))[1])
+    attempt("http " + a, lambda: get(a))
+for kind, a in ((1, "127.0.0.1"), (1, "0.0.0.0"), (1, "93.184.0.1"), (4, "::ffff:127.0.0.1"), (4, "::1"), (4, "::"), (3, "127.0.0.1"), (3, "2130706433"), (3, "::1")):
+    attempt("socks %d %s" % (kind, a), lambda: socks(a, port, kind)[1])
+`
+	r := inLab(t, "0.0.0.0/0:"+port+",[::/0]:"+port+",www.example.org", code+`
+attempt("other", lambda: tunnel("www.example.org:80")[1])
+`)
+	r.Expect(t, 0, "exited")
+	lines := strings.Split(strings.TrimSpace(string(r.Stdout)), "\n")
+	for i, line := range lines {
+		switch {
+		case i == len(lines)-1:
+			if line != "other: 200" {
+				t.Errorf("what is listed: %s", line)
+			}
+		case !strings.HasSuffix(line, " 403") && !strings.HasSuffix(line, " 400") && !strings.HasSuffix(line, ": 2"):
+			t.Errorf("reached: %s", line)
+		}
+	}
+	if len(lines) != 32 {
+		t.Errorf("%d lines: %s\n%s", len(lines), r.Stdout, r.Stderr)
+	}
+	// Each of them can be listed.
+	r = inLab(t, "127.0.0.0/8:"+port+",[::1]:"+port+",93.184.0.1:"+port, code)
+	for _, want := range []string{"tunnel 127.0.0.1: 200", "tunnel [::ffff:127.0.0.1]: 200", "tunnel [::1]: 200", "tunnel 93.184.0.1: 200", "socks 1 127.0.0.1: 0"} {
+		if !strings.Contains(string(r.Stdout), want) {
+			t.Errorf("no %q in:\n%s", want, r.Stdout)
+		}
+	}
+}
+
+// A rule for a top-level domain is accepted with a warning.
+func TestTopLevelDomain(t *testing.T) {
+	t.Parallel()
+	const want = `the network rule "*.com" allows every host below the top-level domain com`
+	for list, warns := range map[string]bool{"*.com": true, "*.example.com": false, "com": false} {
+		r := harness.Run(t, harness.Options{}, "--cwd", "none", "--net", "allow="+list, "true")
+		if r.Expect(t, 0, "exited"); strings.Contains(string(r.Stderr), want) != warns {
+			t.Errorf("%s: %s", list, r.Stderr)
+		}
+	}
+}
+
 // TestLocalhost: a server on the host's own loopback interface, if it is listed, is what programs
 // reach by that name, through the proxy. Otherwise it is the sandbox's own.
 func TestLocalhost(t *testing.T) {
@@ -254,6 +316,37 @@ no proxy request: HTTP/1.1 400 Bad Request
 			t.Errorf("%s in the report: %+v", host, h)
 		}
 	}
+}
+
+// A request behind bytes that some servers skip does not reach the server, however it is sent. The echo server
+// would return it.
+func TestRequestBehindOddBytes(t *testing.T) {
+	t.Parallel()
+	r := inLab(t, "www.example.org:7", `
+def send(pieces):
+    s, _ = tunnel("www.example.org:7"); s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for p in pieces: s.sendall(p)
+    try: s.shutdown(socket.SHUT_WR)
+    except OSError: pass # it was refused already
+    return rest(s).split(b"\r\n")[0]
+request = b"GET / HTTP/1.1\r\nHost: other.example.org\r\n\r\n"
+for what, odd in (("nul", b"\0"), ("nuls", b"\0" * 100), ("bom", b"\xef\xbb\xbf"), ("separator", b"\x1c")):
+    attempt(what, lambda: send([odd + request]))
+    attempt(what + " in pieces", lambda: send([bytes([c]) for c in odd + request[:2]] + [request[2:]]))
+attempt("other", lambda: send([b"\0\0\0\x41\0\x03\0\0user\0"]))
+`)
+	const refused = "b'HTTP/1.1 400 Bad Request'"
+	expectLines(t, r, `
+nul: `+refused+`
+nul in pieces: `+refused+`
+nuls: `+refused+`
+nuls in pieces: `+refused+`
+bom: `+refused+`
+bom in pieces: `+refused+`
+separator: `+refused+`
+separator in pieces: `+refused+`
+other: b'\x00\x00\x00A\x00\x03\x00\x00user\x00'
+`)
 }
 
 // TestNothingElse: beside the proxy there is no way out, as with --net none.

@@ -181,6 +181,7 @@ func TestMCPTools(t *testing.T) {
 			{"run_code", map[string]any{"code": "print(6*7)"}, "exited", 0, "42\n", []string{"exit code 0", "stdout:\n42\n"}},
 			{"run_code", map[string]any{"code": "cat; echo err >&2; exit 3", "language": "sh", "stdin": "in"}, "exited", 3, "in", []string{"exit code 3", "stdout:\nin", "stderr:\nerr"}},
 			{"run_command", map[string]any{"command": "cat d/a; kill -9 $$", "files": []any{map[string]any{"path": "d/a", "text": "x"}}}, "signaled", 137, "x", []string{"signal KILL"}},
+			{"run_command", map[string]any{"command": "-x 2>/dev/null; echo ran"}, "exited", 0, "ran\n", nil}, // a command, not an option of the shell
 			{"run_command", map[string]any{"command": "sleep 1000 & sleep 1000", "timeout_ms": 200}, "timeout", 124, "", []string{"timed out after 200 ms", "no output"}},
 		} {
 			r := a.use(test.tool, test.arguments)
