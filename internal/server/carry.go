@@ -223,7 +223,7 @@ func (s *Server) in(ctx context.Context, at place.Place, o *order, out sink) (*a
 	defer cancel()
 	stdout, stderr, failed := s.writersOf(out, o, cancel)
 	command := place.Command{Args: o.argv, Env: o.env, Dir: o.dir, Program: o.code, Spec: job.Spec{
-		Stdout: stdout, Stderr: stderr, Limits: o.limits, Timeout: o.timeout, Grace: o.grace, Attended: true,
+		Stdout: stdout, Stderr: stderr, Limits: o.limits, Timeout: o.timeout, Grace: o.grace, Attended: true, Hurry: s.base.Done(),
 	}}
 	switch {
 	case o.input != nil:
