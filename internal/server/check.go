@@ -54,6 +54,7 @@ type order struct {
 
 	session *sessions.Session // that it runs in; nil for a place of its own
 	ended   error             // the session has, and only what has run already is answered, by its key
+	process bool              // of the session, in the background
 
 	memory   int64            // that its answer may take
 	buffers  *tenants.Lease   // that memory, from its turn until the answer is sent
@@ -75,9 +76,12 @@ func usage(format string, args ...any) error {
 }
 
 // check finds what is wrong with a call, and settles what holds for it.
-func (s *Server) check(w Who, c *api.Call) (*order, error) {
+func (s *Server) check(w Who, c *api.Call) (*order, error) { return s.checkIn(w, nil, c) }
+
+// checkIn is check for a background process of a session, unless that is nil.
+func (s *Server) checkIn(w Who, x *sessions.Session, c *api.Call) (*order, error) {
 	set := s.settings.Load()
-	o := &order{id: s.newID(), who: w, ceilings: set.Of(w.Tenant), argv: c.Argv, dir: c.Workdir, stdin: c.Stdin, shown: set.shown(c.Argv, c.Code)}
+	o := &order{session: x, process: x != nil, id: s.newID(), who: w, ceilings: set.Of(w.Tenant), argv: c.Argv, dir: c.Workdir, stdin: c.Stdin, shown: set.shown(c.Argv, c.Code)}
 	switch {
 	case (len(c.Argv) == 0) == (c.Language == ""):
 		return nil, usage("give either argv, or language and code")
@@ -226,11 +230,8 @@ const mostOutput = 1 << 40
 // bound settles times, limits and output: the server's default where nothing is asked, and
 // never more than may be.
 func (o *order) bound(set *settings, c *api.Call) error {
-	longest := time.Duration(set.Call.MaxTimeout)
-	if own := time.Duration(o.ceilings.MaxTimeout); own > 0 {
-		longest = min(longest, own)
-	}
-	o.timeout = o.clamp("timeout_ms", c.TimeoutMS, min(longest, time.Duration(set.Call.Timeout)), longest)
+	usual, longest := o.timeouts(set)
+	o.timeout = o.clamp("timeout_ms", c.TimeoutMS, usual, longest)
 	o.grace = o.clamp("grace_ms", c.GraceMS, 0, time.Duration(set.Call.MaxGrace))
 	asked, most := c.Limits.MaxOutput, int64(mostOutput)
 	if own := int64(o.ceilings.MaxOutput); own > 0 {
@@ -252,6 +253,21 @@ func (o *order) bound(set *settings, c *api.Call) error {
 
 // boundLimits are the limits that hold. More than the tenant's ceiling is refused, and not cut
 // down: a program that was made for more would fail in its own way.
+// timeouts returns the default and the maximum timeout of an execution: a call, a cell, or a background
+// process. A background process may run until its session ends, everything else for call.max_timeout. The
+// tenant's max_timeout holds for all of them.
+func (o *order) timeouts(set *settings) (usual, longest time.Duration) {
+	usual, longest = time.Duration(set.Call.Timeout), time.Duration(set.Call.MaxTimeout)
+	if o.process {
+		longest = max(1, time.Until(o.session.Expires))
+		usual = longest
+	}
+	if own := time.Duration(o.ceilings.MaxTimeout); own > 0 {
+		longest = min(longest, own)
+	}
+	return min(usual, longest), longest
+}
+
 func boundLimits(set *settings, t config.Tenant, l api.Limits) (limits.Request, error) {
 	out := limits.Request{Memory: l.Memory, Pids: l.Pids, CPUs: l.CPUs, CPUTime: milliseconds(l.CPUTimeMS), FSize: l.FSize}
 	orElse(&out.Memory, int64(set.Call.Memory), int64(t.Memory))
