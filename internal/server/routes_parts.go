@@ -78,8 +78,8 @@ func (s *Server) diff(ctx context.Context, q Request, id string) error {
 	defer tree.Close()
 	tree.Expect(o.Base)
 	tree.Entries, tree.Text = mostChanges/perChange, mostChanges/2
-	changes, warnings, err := tree.Changes(ctx)
-	if err != nil {
+	changes, warnings, err := tree.Changes(both)
+	if err = unlessEnded(both, err); err != nil {
 		return err
 	}
 	if changes == nil {
@@ -131,11 +131,8 @@ func (s *Server) Snapshot(ctx context.Context, id string, n api.NewSnapshot) (*a
 		defer func() { <-s.packing }()
 	case <-both.Done():
 	}
-	if errors.Is(context.Cause(both), errDraining) {
-		return nil, draining()
-	}
-	if both.Err() != nil {
-		return nil, errEnded
+	if err := unlessEnded(both, nil); err != nil {
+		return nil, err
 	}
 	m, err := snapshots.NewManifest(n.Name, milliseconds(n.TTLMS))
 	if err != nil {
@@ -152,13 +149,24 @@ func (s *Server) Snapshot(ctx context.Context, id string, n api.NewSnapshot) (*a
 	defer store.Close()
 	m.Workdir = room.Home
 	from := capture.Source{Overlays: []*room.Overlay{o}, Layers: x.Parts.Layers, Cgroups: x.Parts.Cgroups}
-	if err := capture.Take(store, m, from, quota); err != nil {
-		return nil, err
+	if err := capture.Take(both, store, m, from, quota); err != nil {
+		return nil, unlessEnded(both, err)
 	}
 	s.log.Info("snapshot", "request", Whose(ctx).RequestID, "tenant", tenant, "session", x.ID, "snapshot", m.ID, "size", m.Size())
 	out := shown(m)
 	out.Session = x.ID
 	return &out, nil
+}
+
+// unlessEnded returns an error, or in its place that the session or the server has ended.
+func unlessEnded(both context.Context, err error) error {
+	switch {
+	case errors.Is(context.Cause(both), errDraining):
+		return draining()
+	case both.Err() != nil:
+		return errEnded
+	}
+	return err
 }
 
 func shown(m *snapshots.Manifest) api.Snapshot {
