@@ -21,6 +21,10 @@ type Walk struct {
 	Files  bool // open regular files as well
 	Mounts bool // go into other mounts
 
+	// Count, unless nil, is called for each directory with the number of names and the bytes of their paths. Its
+	// error ends the walk.
+	Count func(entries, text int) error
+
 	// As calls a function with the rights of somebody else, to open something; nil is as we are.
 	As func(func() error) error
 	// Pattern are the names at each of the first levels, as path.Match takes them: only what matches
@@ -204,12 +208,16 @@ func (w *Walk) Names(dir int, at string) ([]string, error) {
 	if list == nil {
 		return nil, TooLarge("there are too many files and directories, up to those in %.200q", at)
 	}
-	w.Entries -= len(list)
+	text := 0
 	for _, name := range list {
-		w.Text -= len(at) + len(name) + 1
+		text += len(at) + len(name) + 1
 	}
-	if w.Text < 0 {
+	w.Entries -= len(list)
+	if w.Text -= text; w.Text < 0 {
 		return nil, TooLarge("the paths of all files are too long together, up to those in %.200q", at)
 	}
-	return list, nil
+	if w.Count != nil {
+		err = w.Count(len(list), text)
+	}
+	return list, err
 }
