@@ -53,7 +53,8 @@ func (d *Dir) List(name string, max int, each func(Entry) error) error {
 }
 
 // Entries returns the number of files and directories on the directory's file system, a separate tmpfs. The kernel
-// keeps that count, which includes removed files that are still open.
+// keeps that count. It includes removed files that are still open and, from Linux 6.6 on, each KiB of extended
+// attributes.
 func (d *Dir) Entries() (int, error) {
 	var on unix.Statfs_t
 	if err := unix.Fstatfs(d.fd(), &on); err != nil {
