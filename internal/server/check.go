@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/calls"
@@ -53,13 +54,14 @@ type order struct {
 	maxAnswer      int64 // of maxOutput, what an answer may have
 
 	session *sessions.Session // that it runs in; nil for a place of its own
-	ended   error             // the session has, and only what has run already is answered, by its key
 	process bool              // of the session, in the background
+	ended   error             // the session has, and only what has run already is answered, by its key
 
 	memory   int64            // that its answer may take
 	buffers  *tenants.Lease   // that memory, from its turn until the answer is sent
 	admitted *admission.Leave // from its turn on
 	queued   time.Duration    // until its turn
+	left     []*result.Result // unproven ends, whose survivors keep the place
 }
 
 // fileIn is a file for the workspace.
@@ -251,8 +253,6 @@ func (o *order) bound(set *settings, c *api.Call) error {
 	return err
 }
 
-// boundLimits are the limits that hold. More than the tenant's ceiling is refused, and not cut
-// down: a program that was made for more would fail in its own way.
 // timeouts returns the default and the maximum timeout of an execution: a call, a cell, or a background
 // process. A background process may run until its session ends, everything else for call.max_timeout. The
 // tenant's max_timeout holds for all of them.
@@ -268,6 +268,8 @@ func (o *order) timeouts(set *settings) (usual, longest time.Duration) {
 	return min(usual, longest), longest
 }
 
+// boundLimits are the limits that hold. More than the tenant's ceiling is refused, and not cut
+// down: a program that was made for more would fail in its own way.
 func boundLimits(set *settings, t config.Tenant, l api.Limits) (limits.Request, error) {
 	out := limits.Request{Memory: l.Memory, Pids: l.Pids, CPUs: l.CPUs, CPUTime: milliseconds(l.CPUTimeMS), FSize: l.FSize}
 	orElse(&out.Memory, int64(set.Call.Memory), int64(t.Memory))

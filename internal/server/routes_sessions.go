@@ -25,6 +25,11 @@ func (s *Server) tellEnd(x *sessions.Session, res *result.Result) {
 	if verdict == result.Unproven {
 		s.metrics.unproven.Add(1)
 	}
+	if verdict == result.Unproven {
+		s.release(x.Lease.Free, res)
+	} else {
+		x.Lease.Free()
+	}
 	s.log.Info("session ended", "tenant", x.Tenant, "session", x.ID, "verdict", verdict)
 }
 
