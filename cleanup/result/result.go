@@ -131,6 +131,7 @@ type Result struct {
 	Verdict   Verdict
 	Strays    int
 	Survivors []Survivor
+	Gone      <-chan struct{} // Unproven: closed when all survivors have exited; nil if unknown
 
 	CPUUser, CPUSystem time.Duration
 	MaxRSS             int64 // bytes

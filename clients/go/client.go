@@ -172,6 +172,9 @@ func (c *Client) store(ctx context.Context, r request) (id string, err error) {
 	if err == nil {
 		err = decode(b, &stored)
 	}
+	if err == nil && stored.ID == "" {
+		err = errIncomplete
+	}
 	return stored.ID, err
 }
 
@@ -263,24 +266,21 @@ func (c *Client) events(ctx context.Context, path string, call Call, yield func(
 		return err
 	}
 	defer body.Close()
-	for lines := bufio.NewReader(body); ; {
-		line, err := lines.ReadBytes('\n')
-		if err == io.EOF {
-			err = &Lost{errors.New("the stream ended without a report")}
-		}
-		if err != nil {
-			return err
-		}
+	lines := bufio.NewScanner(body)
+	lines.Buffer(nil, longestEvent)
+	for lines.Scan() {
 		var e struct {
 			Event, Text string
 			Base64      []byte
 			Report      *Report
 			Error       *failure
 		}
-		if err := decode(line, &e); err != nil {
+		if err := decode(lines.Bytes(), &e); err != nil {
 			return err
 		}
 		switch {
+		case e.Report != nil && !e.Report.whole():
+			return errIncomplete
 		case e.Error != nil:
 			return e.Error.err(0)
 		case e.Report != nil:
@@ -295,7 +295,16 @@ func (c *Client) events(ctx context.Context, path string, call Call, yield func(
 			}
 		}
 	}
+	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
+		return &Lost{fmt.Errorf("an event has more than %d bytes", longestEvent)}
+	} else if err != nil {
+		return err
+	}
+	return &Lost{errors.New("the stream ended without a report")}
 }
+
+// longestEvent is the maximum length of one event of a stream: servers send less.
+const longestEvent = 128 << 20
 
 // answer sends a document, or nil, and returns the answer.
 func answer[T any](ctx context.Context, c *Client, method, path string, wait time.Duration, in any) (*T, error) {
@@ -333,8 +342,20 @@ func decode(b []byte, out any) error {
 	if err := json.Unmarshal(b, out); err != nil {
 		return &Lost{err}
 	}
+	if out, ok := out.(interface{ whole() bool }); ok && !out.whole() {
+		return errIncomplete
+	}
 	return nil
 }
+
+// errIncomplete is the error of a document without its most important members.
+var errIncomplete = &Lost{errors.New("no valid answer")}
+
+func (o *Outcome) whole() bool { return o.ID != "" && o.Cause != "" }
+func (s *Status) whole() bool {
+	return s.ID != "" && s.State != "" && (s.Report == nil || s.Report.whole())
+}
+func (s *SessionStatus) whole() bool { return s.ID != "" }
 
 // request is one request. wait is how long its answer may take in addition to the margin.
 type request struct {
@@ -356,18 +377,35 @@ func (c *Client) ask(ctx context.Context, r request) ([]byte, error) {
 // send sends a request, retrying while it is refused for the moment, and returns the body of the
 // answer, which the caller closes.
 func (c *Client) send(ctx context.Context, r request) (io.ReadCloser, error) {
+	const most = 5 * time.Second
 	until := time.Now().Add(c.Patience)
-	for {
+	// Doubles with each try, even if the server says 0.
+	for least := leastPause; ; least = min(2*least, most) {
 		body, err := c.once(ctx, r)
 		var refused *Refused
-		if !errors.As(err, &refused) || refused.Again < 0 || r.stream != nil || time.Now().Add(refused.Again).After(until) {
+		if !errors.As(err, &refused) || refused.Again < 0 || r.stream != nil {
 			return body, err
 		}
-		select {
-		case <-time.After(refused.Again):
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+		pause := max(refused.Again, least)
+		if pause > time.Until(until) {
+			return body, err
 		}
+		if err := rest(ctx, pause); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// leastPause is the minimum time between two requests about a command.
+const leastPause = 100 * time.Millisecond
+
+// rest waits. An error is the context's.
+func rest(ctx context.Context, pause time.Duration) error {
+	select {
+	case <-time.After(pause):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 

@@ -25,7 +25,7 @@ func TestBusyCaller(t *testing.T) {
 			return
 		}
 		all := json.NewEncoder(w)
-		for _, event := range []any{map[string]any{"event": "stdout", "text": "first"}, map[string]any{"event": "stdout", "text": text}, map[string]any{"event": "report", "report": &Report{ExitCode: 7}}} {
+		for _, event := range []any{map[string]any{"event": "stdout", "text": "first"}, map[string]any{"event": "stdout", "text": text}, map[string]any{"event": "report", "report": &Report{Outcome: Outcome{ID: "1", Cause: "exited"}, ExitCode: 7}}} {
 			_ = all.Encode(event)
 		}
 	}))
@@ -61,7 +61,7 @@ func TestBusyCaller(t *testing.T) {
 // The longest timeout there is, which some take for none, is not over at once.
 func TestLongest(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.WriteString(w, `{"exit_code":7}`)
+		_, _ = io.WriteString(w, `{"id":"1","cause":"exited","exit_code":7}`)
 	}))
 	defer s.Close()
 	c, err := New(s.URL)

@@ -3,6 +3,7 @@ package sbxrun
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"net/http"
 	"strconv"
 	"time"
@@ -47,7 +48,7 @@ type failure struct {
 }
 
 func (f *failure) err(status int) error {
-	if f.Error == nil || f.Started == nil {
+	if f.Error == nil || f.Error.Code == "" || f.Started == nil {
 		return &Lost{fmt.Errorf("no valid answer: status %d", status)}
 	}
 	if *f.Started {
@@ -63,7 +64,7 @@ func answered(r *http.Response, text []byte) error {
 	err := f.err(r.StatusCode)
 	if e, ok := err.(*Refused); ok && (r.StatusCode == http.StatusTooManyRequests || r.StatusCode == http.StatusServiceUnavailable) {
 		e.Again = time.Second
-		if seconds, err := strconv.ParseFloat(r.Header.Get("Retry-After"), 64); err == nil && seconds >= 0 {
+		if seconds, err := strconv.ParseFloat(r.Header.Get("Retry-After"), 64); err == nil && seconds >= 0 && seconds < math.MaxInt64/float64(time.Second) {
 			e.Again = time.Duration(seconds * float64(time.Second))
 		}
 	}

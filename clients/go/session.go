@@ -181,6 +181,12 @@ func (p *Process) Wait(ctx context.Context) (*Report, error) {
 		if s.Report != nil {
 			return s.Report, nil
 		}
+		if s.State == "ended" {
+			return nil, errIncomplete
+		}
+		if err := rest(ctx, leastPause); err != nil { // the server has usually waited 30 s
+			return nil, err
+		}
 	}
 }
 
@@ -197,6 +203,9 @@ func (p *Process) Output(ctx context.Context, stream string, from int64) iter.Se
 			// No byte arrived: either there is no output yet, or the server is gone, and then this fails.
 			if err == nil && from == begin {
 				_, err = p.Status(ctx, time.Second)
+			}
+			if err == nil {
+				err = rest(ctx, leastPause)
 			}
 			if err != nil {
 				yield(nil, err)

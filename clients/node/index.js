@@ -43,11 +43,13 @@ export function bytes(report, stream) {
 
 // A report, or a cell's answer, with stdout and stderr as text in any case.
 function withText(report) {
+  for (const name of ["id", "cause"]) text(report[name]);
   for (const stream of ["stdout", "stderr"]) report[stream] = bytes(report, stream).toString();
   return report;
 }
 
 function failure({ error, started, report }, status) {
+  text(error.code);
   if (started !== false) return new Unproven(error.code, error.message, report ? withText(report) : null);
   return new Refused(error.code, error.message, { hint: error.hint, status });
 }
@@ -55,7 +57,7 @@ function failure({ error, started, report }, status) {
 // The error that an answer is.
 function answered(response, text) {
   try {
-    const e = failure(JSON.parse(text), response.statusCode);
+    const e = parsed(text, (document) => failure(document, response.statusCode));
     if (e instanceof Refused && [429, 503].includes(response.statusCode)) {
       const seconds = Number(response.headers["retry-after"] ?? 1);
       e.again = (seconds >= 0 ? seconds : 1) * 1000;
@@ -81,6 +83,15 @@ const flows = (body) => body !== undefined && typeof body !== "string" && !(body
 // For how many milliseconds a stream may be quiet: then the server sends a keepalive.
 const KEEPALIVE = 5_000;
 
+// Maximum length of one event of a stream, in bytes: servers send less.
+const LONGEST_EVENT = 128 << 20;
+
+// Minimum time between two requests about a command, in milliseconds.
+const LEAST_PAUSE = 100;
+
+// Maximum of every wait, in milliseconds: timers of Node take at most a few weeks.
+const LONGEST_WAIT = 1e9;
+
 const escaped = (path) => path.split("/").map(encodeURIComponent).join("/");
 
 // The body of a call, and for how long its answer may take beside the margin.
@@ -88,7 +99,7 @@ function prepared(call, timeout_ms = 30_000) {
   if ((call.argv === undefined) === (call.code === undefined)) throw new TypeError("give either argv or code");
   if (call.argv !== undefined && !Array.isArray(call.argv)) throw new TypeError("argv is a list of words");
   const body = { ...call, files: fileList(call.files) };
-  if (!((body.timeout_ms ?? 1) > 0)) throw new RangeError("timeout_ms must be more than 0");
+  if (!((body.timeout_ms ?? 1) > 0 && (body.timeout_ms ?? 1) < Infinity)) throw new RangeError("timeout_ms must be a number above 0");
   body.timeout_ms ??= timeout_ms; // 0 leaves it to the server
   if (body.code !== undefined) body.language ??= "python";
   return { body: JSON.stringify(body), type: "application/json", wait: body.timeout_ms + (body.grace_ms ?? 0) };
@@ -137,15 +148,15 @@ export class Client {
 
   /** Create a sandbox that keeps its files between calls. */
   async session({ files, ...rest } = {}) {
-    return new Session(this, (await this._json("POST", "/v1/sessions", { ...rest, files: fileList(files) })).id);
+    return new Session(this, await this._json("POST", "/v1/sessions", { ...rest, files: fileList(files) }, identity));
   }
 
   async sessions() {
-    return (await this._json("GET", "/v1/sessions")).sessions;
+    return this._json("GET", "/v1/sessions", undefined, ({ sessions }) => list(sessions));
   }
 
   async snapshots() {
-    return (await this._json("GET", "/v1/snapshots")).snapshots;
+    return this._json("GET", "/v1/snapshots", undefined, ({ snapshots }) => list(snapshots));
   }
 
   async removeSnapshot(id) {
@@ -153,12 +164,12 @@ export class Client {
   }
 
   async languages() {
-    return (await this._json("GET", "/v1/languages")).languages;
+    return this._json("GET", "/v1/languages", undefined, ({ languages }) => list(languages));
   }
 
   /** Store a file in the content store and return its id. */
   async store(data) {
-    return JSON.parse(await this._ask("POST", "/v1/files", { body: data, type: "application/octet-stream" })).id;
+    return parsed(await this._ask("POST", "/v1/files", { body: data, type: "application/octet-stream" }), identity);
   }
 
   /** Read a file from the content store: a collected file, or an id. */
@@ -172,37 +183,36 @@ export class Client {
   }
 
   async _run(path, call, { signal, key } = {}) {
-    return withText(parsed(await this._ask("POST", path, { ...prepared(call), signal, key })));
+    return parsed(await this._ask("POST", path, { ...prepared(call), signal, key }), withText);
   }
 
   async *_stream(path, call, { signal } = {}) {
     const response = await this._send("POST", `${path}?stream=1`, { ...prepared(call), wait: KEEPALIVE, signal });
     let rest = [];
+    let length = 0;
     for await (const chunk of received(response, signal)) {
       let begin = 0;
       for (let end; (end = chunk.indexOf(10, begin)) >= 0; begin = end + 1) {
-        const event = parsed(Buffer.concat([...rest, chunk.subarray(begin, end)]));
+        const event = parsed(Buffer.concat([...rest, chunk.subarray(begin, end)]), eventOf);
         rest = [];
-        if (event.event === "report") {
-          yield { name: "report", report: withText(event.report) };
-          return;
-        }
-        if (event.event === "error") throw failure(event.error, 0);
-        if (event.event === "stdout" || event.event === "stderr")
-          yield { name: event.event, data: "base64" in event ? Buffer.from(event.base64, "base64") : Buffer.from(event.text ?? "") };
+        length = 0;
+        if (event instanceof SbxrunError) throw event;
+        if (event) yield event;
+        if (event?.name === "report") return;
       }
       rest.push(chunk.subarray(begin));
+      length += chunk.length - begin;
+      if (length > LONGEST_EVENT) throw new Lost(`no valid answer: an event has more than ${LONGEST_EVENT} bytes`);
     }
     throw new Lost("the stream ended without a report");
   }
 
   async _start(path, call, { key } = {}, timeout_ms) {
-    const started = parsed(await this._ask("POST", path, { ...prepared(call, timeout_ms), wait: 0, key }));
-    return new Process(this, path, started.id);
+    return new Process(this, path, parsed(await this._ask("POST", path, { ...prepared(call, timeout_ms), wait: 0, key }), identity));
   }
 
-  async _json(method, path, body) {
-    return parsed(await this._ask(method, path, body && { body: JSON.stringify(body), type: "application/json" }));
+  async _json(method, path, body, make) {
+    return parsed(await this._ask(method, path, body && { body: JSON.stringify(body), type: "application/json" }), make);
   }
 
   async _ask(method, path, request = {}) {
@@ -219,12 +229,15 @@ export class Client {
   // Sends a request until it is not refused for a moment only, and returns the answer, which has status 200 or the like.
   async _send(method, path, request) {
     const until = performance.now() + this.#patience;
-    for (;;) {
+    // Doubles with each try, even if the server says 0.
+    for (let least = LEAST_PAUSE; ; least = Math.min(2 * least, 5_000)) {
       try {
         return await this.#once(method, path, request);
       } catch (e) {
-        if (!(e instanceof Refused) || e.again === null || flows(request.body) || performance.now() + e.again > until) throw e;
-        await sleep(e.again, undefined, { signal: request.signal }).catch(() => request.signal.throwIfAborted()); // or it would be an AbortError
+        if (!(e instanceof Refused) || e.again === null || flows(request.body)) throw e;
+        const pause = Math.min(Math.max(e.again, least), LONGEST_WAIT);
+        if (performance.now() + pause > until) throw e;
+        await rest(pause, request.signal);
       }
     }
   }
@@ -238,7 +251,7 @@ export class Client {
     if (this.#token) headers.Authorization = `Bearer ${this.#token}`;
     if (this.#node) headers["Sbxrun-Node"] = this.#node;
     const secure = this.#address.protocol === "https:";
-    const timeout = wait + this.#margin; // also of connecting, as an option
+    const timeout = Math.min(wait + this.#margin, LONGEST_WAIT); // also of connecting, as an option
     const request = (secure ? https : http).request({ ...this.#address, method, path, headers, timeout, agent: false });
     request.on("timeout", () => request.destroy(new Lost("no answer in time")));
     const leave = () => request.destroy(signal.reason);
@@ -284,12 +297,46 @@ async function pour(body, request) {
   request.end();
 }
 
-function parsed(text) {
+// Sleeps, or throws the signal's reason, which of sleep itself would be an AbortError.
+const rest = (pause, signal) => sleep(pause, undefined, { signal }).catch(() => signal.throwIfAborted());
+
+// Returns make of a document. Throws Lost if the answer is malformed.
+function parsed(text, make = object) {
   try {
-    return JSON.parse(text);
+    return make(JSON.parse(text));
   } catch (e) {
     throw new Lost("no valid answer", { cause: e });
   }
+}
+
+function object(value) {
+  if (value === null || typeof value !== "object" || Array.isArray(value)) throw new TypeError("not an object");
+  return value;
+}
+
+function list(value) {
+  if (!Array.isArray(value)) throw new TypeError("not a list");
+  return value;
+}
+
+function text(value) {
+  if (typeof value !== "string") throw new TypeError("not a text");
+  return value;
+}
+
+function statusOf(status) {
+  text(status.state);
+  return status;
+}
+
+const identity = (document) => text(document.id);
+
+// An event for the caller, the error that ends the stream, or null.
+function eventOf(event) {
+  if (event.event === "report") return { name: "report", report: withText(event.report) };
+  if (event.event === "error") return failure(event.error, 0);
+  if (event.event !== "stdout" && event.event !== "stderr") return null;
+  return { name: event.event, data: "base64" in event ? Buffer.from(event.base64, "base64") : Buffer.from(event.text ?? "") };
 }
 
 // The body of an answer. Closing the generator closes the connection.
@@ -358,7 +405,7 @@ export class Session {
   }
 
   async list() {
-    return (await this.#client._json("GET", `${this.#path}/files`)).files;
+    return this.#client._json("GET", `${this.#path}/files`, undefined, ({ files }) => list(files));
   }
 
   /** Read all files as a tar archive. */
@@ -412,7 +459,7 @@ export class Process {
 
   /** The current state; with wait, returned when the command ends or after that many milliseconds. */
   async status({ wait = 0, signal } = {}) {
-    return parsed(await this.#client._ask("GET", `${this.#path}?wait_ms=${wait}`, { wait, signal }));
+    return parsed(await this.#client._ask("GET", `${this.#path}?wait_ms=${wait}`, { wait, signal }), statusOf);
   }
 
   /** Wait for the end and return the report. */
@@ -420,7 +467,11 @@ export class Process {
     for (;;) {
       const { state, started, report, error } = await this.status({ wait: 30_000, signal });
       if (error) throw failure({ error, started: started || error.code === "unproven" || report !== undefined, report }, 0);
-      if (state === "ended") return report;
+      if (state === "ended") {
+        if (!report) throw new Lost("no valid answer: no report");
+        return report;
+      }
+      await rest(LEAST_PAUSE, signal); // the server has usually waited 30 s
     }
   }
 
@@ -439,6 +490,7 @@ export class Process {
         // No byte arrived: either there is no output yet, or the server is gone, and then this raises.
         if (!(e instanceof Lost)) throw e;
         if (from === begin) await this.status({ wait: 1_000, signal });
+        await rest(LEAST_PAUSE, signal);
       }
     }
   }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"slices"
@@ -62,7 +63,7 @@ func takeSnapshot(store *snapshots.Store, flags *cli.Snapshot, name string) erro
 	} else { // another sandbox may go on with its layers
 		from.Ended = !slices.ContainsFunc(overlays, func(o *room.Overlay) bool { return !o.Still() })
 	}
-	if err := capture.Take(store, m, from, int64(flags.MaxSize)); err != nil {
+	if err := capture.Take(context.Background(), store, m, from, int64(flags.MaxSize)); err != nil {
 		return err
 	}
 	if m.LeftOut > 0 {

@@ -296,6 +296,7 @@ type Recent struct {
 type Machine struct {
 	Places   int         `json:"places" doc:"Calls that may run at once"`
 	Running  int         `json:"running"`
+	Kept     int         `json:"kept" doc:"Places, and shares of sessions, that are kept because processes have survived an unproven end"`
 	Waiting  int         `json:"waiting"`
 	Oldest   float64     `json:"oldest_waiting_ms" doc:"How long the call has waited that has waited longest"`
 	Sessions int         `json:"sessions"`
@@ -329,6 +330,7 @@ type Node struct {
 type Load struct {
 	Places    int     `json:"places"`
 	Running   int     `json:"running"`
+	Kept      int     `json:"kept"`
 	Waiting   int     `json:"waiting"`
 	Oldest    float64 `json:"oldest_waiting_ms"`
 	RoomsIdle int     `json:"rooms_idle"`

@@ -3,6 +3,7 @@
 package capture
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -33,11 +34,15 @@ type Source struct {
 }
 
 // Take packs what was written to the overlays, and gives the snapshot its name. All snapshots of the
-// store may then have most bytes together. After an error the store is as it was.
-func Take(store *snapshots.Store, m *snapshots.Manifest, from Source, most int64) error {
+// store may then have most bytes together. After an error, which is the cause of ctx when that is done, the
+// store is as it was.
+func Take(ctx context.Context, store *snapshots.Store, m *snapshots.Manifest, from Source, most int64) error {
 	p := packing{store: store, m: m, drafts: map[string]*snapshots.Draft{}}
 	defer p.close()
-	err := from.still(m, func() error { return p.pack(from, most) })
+	err := from.still(m, func() error { return p.pack(ctx, from, most) })
+	if err == nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
 	if err != nil {
 		return err
 	}
@@ -58,15 +63,15 @@ func (p *packing) close() {
 }
 
 // pack packs what was written to each overlay.
-func (p *packing) pack(from Source, left int64) error {
+func (p *packing) pack(ctx context.Context, from Source, left int64) error {
 	for _, o := range from.Overlays {
 		d, err := p.store.NewFile()
 		if err != nil {
 			return err
 		}
-		l, leftOut, err := layers.Write(d.File, o.Layer, left)
+		l, leftOut, err := layers.Write(ctx, d.File, o.Layer, left)
 		if errors.Is(err, unix.EACCES) && os.Geteuid() != 0 {
-			l, leftOut, err = writeAsRoot(d.File, o.Layer, left, err)
+			l, leftOut, err = writeAsRoot(ctx, d.File, o.Layer, left, err)
 		}
 		if err != nil {
 			d.Close()
@@ -109,14 +114,14 @@ type packed struct {
 // writeAsRoot is layers.Write for a layer that has files which their modes close even to their
 // owner: root of a user namespace in which the owner has an id may read them (capabilities(7),
 // CAP_DAC_OVERRIDE; user_namespaces(7)). denied is returned where there are no such namespaces.
-func writeAsRoot(file, upper *os.File, most int64, denied error) (l snapshots.Layer, leftOut int, err error) {
+func writeAsRoot(ctx context.Context, file, upper *os.File, most int64, denied error) (l snapshots.Layer, leftOut int, err error) {
 	if err := file.Truncate(0); err != nil {
 		return l, 0, err
 	}
 	if _, err := file.Seek(0, io.SeekStart); err != nil {
 		return l, 0, err
 	}
-	c := exec.Command("/proc/self/exe", PackWord, strconv.FormatInt(most, 10))
+	c := exec.CommandContext(ctx, "/proc/self/exe", PackWord, strconv.FormatInt(most, 10))
 	c.ExtraFiles, c.Stderr = []*os.File{file, upper}, os.Stderr // 3 and 4
 	mapped := func(id int) []syscall.SysProcIDMap { return []syscall.SysProcIDMap{{HostID: id, Size: 1}} }
 	c.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER, UidMappings: mapped(os.Geteuid()), GidMappings: mapped(os.Getegid()), Pdeathsig: unix.SIGKILL}
@@ -124,6 +129,9 @@ func writeAsRoot(file, upper *os.File, most int64, denied error) (l snapshots.La
 	defer runtime.UnlockOSThread()
 	out, err := c.Output()
 	var p packed
+	if ctx.Err() != nil {
+		return l, 0, context.Cause(ctx)
+	}
 	if err != nil || json.Unmarshal(out, &p) != nil {
 		return l, 0, denied
 	}
@@ -144,7 +152,7 @@ func Pack(args []string) error {
 		return err
 	}
 	var p packed
-	if p.Layer, p.LeftOut, err = layers.Write(os.NewFile(3, "snapshot"), os.NewFile(4, "layer"), most); err != nil {
+	if p.Layer, p.LeftOut, err = layers.Write(context.Background(), os.NewFile(3, "snapshot"), os.NewFile(4, "layer"), most); err != nil {
 		p.Err = &result.Error{Code: "failed", Message: err.Error()}
 		if e := (*result.Error)(nil); errors.As(err, &e) {
 			p.Err.Code, p.Err.Hint = e.Code, e.Hint

@@ -95,6 +95,7 @@ func machine(nodes []api.Node) *api.Machine {
 	for _, n := range nodes {
 		m.Places += n.Places
 		m.Running += n.Running
+		m.Kept += n.Kept
 		m.Waiting += n.Waiting
 		m.Oldest = max(m.Oldest, n.Oldest)
 		m.Sessions += n.Sessions

@@ -62,7 +62,7 @@ func passedOn(handler http.Handler, log *slog.Logger) *http.Server {
 
 func load(s *server.Server) api.Load {
 	m := s.Machine()
-	l := api.Load{Places: m.Places, Running: m.Running, Waiting: m.Waiting, Oldest: m.Oldest, RoomsIdle: m.Rooms.Idle, RoomsAll: m.Rooms.All, Sessions: m.Sessions}
+	l := api.Load{Places: m.Places, Running: m.Running, Kept: m.Kept, Waiting: m.Waiting, Oldest: m.Oldest, RoomsIdle: m.Rooms.Idle, RoomsAll: m.Rooms.All, Sessions: m.Sessions}
 	if len(m.Tasks) > 0 && m.Tasks[0].Max > 0 {
 		l.Pressure = float64(m.Tasks[0].Current) / float64(m.Tasks[0].Max)
 	}

@@ -37,6 +37,7 @@ type Config struct {
 	DataDir      string          `toml:"data_dir"`
 	DrainTimeout values.Duration `toml:"drain_timeout"`
 	Places       int             `toml:"places" zero:"no"`
+	Processes    int             `toml:"processes"`
 	MaxBody      values.Size     `toml:"max_body" zero:"no"`
 	Buffers      values.Size     `toml:"buffers" zero:"no"`
 	Connections  int             `toml:"connections" zero:"no"`
@@ -174,6 +175,7 @@ type Tenant struct {
 	Queue       int             `toml:"queue"`
 	Rate        float64         `toml:"rate"`
 	Sessions    int             `toml:"sessions"`
+	Processes   int             `toml:"processes"`
 	Requests    int             `toml:"requests"`
 	MaxTimeout  values.Duration `toml:"max_timeout"`
 	Memory      values.Size     `toml:"memory"`
@@ -201,6 +203,7 @@ func Default() Config {
 	return Config{
 		DrainTimeout: values.Duration(30 * time.Second),
 		Places:       64,
+		Processes:    256,
 		MaxBody:      16 << 20,
 		Buffers:      512 << 20,
 		Connections:  4096,
@@ -214,7 +217,7 @@ func Default() Config {
 		Sandbox:   Sandbox{Network: "none", TmpSize: 256 << 20},
 		Sessions:  Sessions{IdleTimeout: values.Duration(15 * time.Minute), Lifetime: values.Duration(24 * time.Hour), MaxEntries: 10_000},
 		Files:     Files{TTL: values.Duration(24 * time.Hour), Quota: 1 << 30},
-		Tenant:    Tenant{Concurrency: 32, Queue: 128, Sessions: 64, Requests: 1024, MaxOutput: 64 << 20, Buffers: 256 << 20, Output: 512 << 20, Files: 256 << 20},
+		Tenant:    Tenant{Concurrency: 32, Queue: 128, Sessions: 64, Processes: 32, Requests: 1024, MaxOutput: 64 << 20, Buffers: 256 << 20, Output: 512 << 20, Files: 256 << 20},
 		Languages: cells.Languages(),
 	}
 }

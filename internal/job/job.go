@@ -107,6 +107,9 @@ func (j *Job) Wait(ctx context.Context, told <-chan struct{}) (res result.Result
 	delivered = j.Streams.Drain(told)
 	j.Streams.Restore()
 	if j.command != nil {
+		if res.Verdict == result.Unproven {
+			res.Gone = j.command.Kept().Gone()
+		}
 		if err := j.command.Collect(); err != nil {
 			left = append(left, err)
 		}

@@ -36,6 +36,8 @@ type Spec struct {
 	Attended bool
 
 	Timeout, Grace, ProofTimeout time.Duration
+
+	Hurry <-chan struct{} // cuts a grace period short when it is closed; nil for never
 }
 
 // proofTimeout is that of the zero Spec, and of the flag.
@@ -80,7 +82,7 @@ func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
 		return nil, err
 	}
 	r := &Run{job: Job{ID: random.Name(), Place: place, Nest: s.Shared, Parts: s.Parts}}
-	r.job.Terms = supervise.Terms{Timeout: s.Timeout, Grace: s.Grace, ProofTimeout: s.ProofTimeout, Begin: time.Now(), Confirm: place.Maker == nil, Shared: s.Shared, SpareOOM: s.Shared}
+	r.job.Terms = supervise.Terms{Timeout: s.Timeout, Grace: s.Grace, ProofTimeout: s.ProofTimeout, Begin: time.Now(), Hurry: s.Hurry, Confirm: place.Maker == nil, Shared: s.Shared, SpareOOM: s.Shared}
 	if s.ProofTimeout == 0 {
 		r.job.Terms.ProofTimeout = proofTimeout
 	}

@@ -3,6 +3,7 @@ package layers
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -50,7 +51,7 @@ func open(t testing.TB, dir string) *os.File {
 func pack(t testing.TB, dir string) ([]byte, Count) {
 	t.Helper()
 	var b bytes.Buffer
-	c, err := Pack(open(t, dir), &b, plenty)
+	c, err := Pack(t.Context(), open(t, dir), &b, plenty)
 	must(t, err)
 	return b.Bytes(), c
 }
@@ -181,7 +182,7 @@ func TestPackDrops(t *testing.T) {
 		t.Errorf("%d bytes of an attribute", n)
 	}
 	for _, most := range []Count{{Bytes: 100, Entries: 10}, {Bytes: 1 << 20}} {
-		if _, err := Pack(open(t, dir), io.Discard, most); code(err) != "too-large" {
+		if _, err := Pack(t.Context(), open(t, dir), io.Discard, most); code(err) != "too-large" {
 			t.Errorf("%+v: %v", most, err)
 		}
 	}
@@ -203,7 +204,7 @@ func TestPackBounds(t *testing.T) {
 				continue
 			}
 			var b bytes.Buffer
-			c, err := Pack(open(t, dir), &b, plenty)
+			c, err := Pack(t.Context(), open(t, dir), &b, plenty)
 			if refused = err != nil; refused {
 				if code(err) != "too-large" {
 					t.Errorf("%s: %d: %v", name, n, err)
@@ -232,7 +233,7 @@ func TestPackDeep(t *testing.T) {
 		fd = next
 	}
 	must(t, unix.Close(fd))
-	if _, err := Pack(open(t, dir), io.Discard, plenty); code(err) != "too-large" {
+	if _, err := Pack(t.Context(), open(t, dir), io.Discard, plenty); code(err) != "too-large" {
 		t.Error(err)
 	}
 }
@@ -406,4 +407,29 @@ func FuzzUnpack(f *testing.F) {
 			return nil
 		})
 	})
+}
+
+// Packing ends with its context, also within one file.
+func TestPackEnds(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "file"), make([]byte, 8<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	out := &canceling{cancel: cancel}
+	if _, err := Pack(ctx, open(t, dir), out, plenty); !errors.Is(err, context.Canceled) || out.n > 1<<20 {
+		t.Errorf("%v, after %d bytes", err, out.n)
+	}
+}
+
+// canceling cancels a context at the first write.
+type canceling struct {
+	cancel func()
+	n      int
+}
+
+func (c *canceling) Write(b []byte) (int, error) {
+	c.n += len(b)
+	c.cancel()
+	return len(b), nil
 }

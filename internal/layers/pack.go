@@ -15,8 +15,9 @@ import (
 )
 
 // Pack writes the tar of an upper layer, whose directory is upper, which stays the caller's.
-func Pack(upper *os.File, to io.Writer, most Count) (c Count, err error) {
-	a := tree.NewLayer(to, most.Bytes)
+// It ends with the cause of ctx when that is done.
+func Pack(ctx context.Context, upper *os.File, to io.Writer, most Count) (c Count, err error) {
+	a := tree.NewLayer(until{ctx, to}, most.Bytes)
 	defer func() { c.Bytes, c.Entries = a.Bytes(), a.Entries }()
 	// No deeper, and no longer, than what is unpacked.
 	walk := tree.Walk{Entries: most.Entries, Text: maxText, Depth: maxDepth - 1, Path: maxName - unix.NAME_MAX - 1 - len(tree.Whiteout), Files: true}
@@ -26,7 +27,7 @@ func Pack(upper *os.File, to io.Writer, most Count) (c Count, err error) {
 			return c, err
 		}
 	}
-	for e, err := range walk.Below(context.Background(), root, "") {
+	for e, err := range walk.Below(ctx, root, "") {
 		if err == nil {
 			err = packEntry(a, e, &c.LeftOut)
 		}
@@ -38,6 +39,19 @@ func Pack(upper *os.File, to io.Writer, most Count) (c Count, err error) {
 		}
 	}
 	return c, a.Close()
+}
+
+// until writes until its context is done.
+type until struct {
+	ctx context.Context
+	to  io.Writer
+}
+
+func (u until) Write(b []byte) (int, error) {
+	if u.ctx.Err() != nil {
+		return 0, context.Cause(u.ctx)
+	}
+	return u.to.Write(b)
 }
 
 func packEntry(a *tree.Archive, e *tree.Entry, leftOut *int) error {

@@ -2,6 +2,7 @@ package layers
 
 import (
 	"archive/tar"
+	"context"
 	"errors"
 	"io"
 	"io/fs"
@@ -19,13 +20,13 @@ import (
 )
 
 // Write packs the upper layer of an overlay into a file, which stays the caller's. Of what was left
-// out the layer says nothing.
-func Write(file, upper *os.File, most int64) (l snapshots.Layer, leftOut int, err error) {
+// out the layer says nothing. It ends with the cause of ctx when that is done.
+func Write(ctx context.Context, file, upper *os.File, most int64) (l snapshots.Layer, leftOut int, err error) {
 	w, err := NewWriter(&bounded{to: file, left: most, full: snapshots.Full(most)})
 	if err != nil {
 		return l, 0, err
 	}
-	count, err := Pack(upper, w, Count{Bytes: most, Entries: snapshots.MaxEntries})
+	count, err := Pack(ctx, upper, w, Count{Bytes: most, Entries: snapshots.MaxEntries})
 	sum, size, failed := w.Close()
 	if failed != nil {
 		err = failed // the packing has failed for nothing else

@@ -3,6 +3,7 @@ package layers
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
@@ -43,7 +44,7 @@ func taken(s *snapshots.Store, dir *os.File, name string, ttl time.Duration, mos
 		return nil, err
 	}
 	defer d.Close()
-	l, _, err := Write(d.File, dir, most)
+	l, _, err := Write(context.Background(), d.File, dir, most)
 	if err != nil {
 		return nil, err
 	}
@@ -147,7 +148,7 @@ func TestStoreUndo(t *testing.T) {
 			d, err := s.NewFile()
 			must(t, err)
 			defer d.Close()
-			l, _, err := Write(d.File, open(t, from), most)
+			l, _, err := Write(context.Background(), d.File, open(t, from), most)
 			must(t, err)
 			drafts[l.SHA256] = d
 			m.Trees = append(m.Trees, snapshots.Tree{Dest: "/" + name, Source: "/home/u", Since: "2026-01-02T03:04:05.6Z", Layers: []snapshots.Layer{l}})

@@ -401,6 +401,34 @@ func (k *Kept) Wait(deadline time.Time) error {
 	return failed.ErrorOrNil()
 }
 
+// Gone returns a channel that is closed when everything has exited. It works on after k is closed.
+func (k *Kept) Gone() <-chan struct{} {
+	gone := make(chan struct{})
+	list := k.inits()
+	if !k.Lasting { // it stays until it has no children
+		list = append(list, &k.Keeper.Process)
+	}
+	var own []*Process
+	for _, p := range list {
+		d, err := p.Dup()
+		if err != nil { // the channel stays open: fail closed
+			for _, d := range own {
+				d.Close()
+			}
+			return gone
+		}
+		own = append(own, d)
+	}
+	go func() {
+		defer close(gone)
+		for _, d := range own {
+			_ = d.Wait(time.Time{}) // without a deadline it fails only when d is closed
+			d.Close()
+		}
+	}()
+	return gone
+}
+
 // Survivors lists what is left: members of the namespaces, and what the keeper still
 // has, or has left to sbxrun; at most limit.
 func (k *Kept) Survivors(limit int) (left []Stat) {

@@ -127,9 +127,13 @@ func (s *Door) identified(next http.Handler) http.Handler {
 func (s *Door) identify(next http.Handler, w http.ResponseWriter, r *http.Request, id string) {
 	var tenant string
 	var local bool
-	if !open[r.URL.Path] {
+	if open[r.URL.Path] {
+		w.Header().Set("Connection", "close") // idle connections are for authenticated clients
+	} else {
 		var err error
 		if tenant, local, err = s.tenant(r); err != nil {
+			known(r.Context(), false)
+			w.Header().Set("Connection", "close")
 			e := api.AsError(err)
 			s.log.Warn("refused", "request", id, "remote", r.RemoteAddr, "code", e.Failure.Code)
 			if r.URL.Path == "/" && r.Method == http.MethodGet && e.Failure.Code == api.Auth {
@@ -153,6 +157,7 @@ func (s *Door) counted(next http.Handler) http.Handler {
 		if !open[r.URL.Path] {
 			tenant := Whose(r.Context()).Tenant
 			one, err := s.begun.Take(tenant, 1, int64(s.settings.Load().Of(tenant).Requests))
+			known(r.Context(), err == nil)
 			if err != nil {
 				w.Header().Set("Connection", "close")
 				api.AsError(err).Write(w)

@@ -101,6 +101,7 @@ func (s *Server) fresh(ctx context.Context, o *order, out sink) (*api.Answer, er
 			a.Error, a.ExitCode = lost.Report(), cmp.Or(a.ExitCode, lost.ExitCode)
 		}
 	}
+	o.keep(res)
 	if res != nil && res.Verdict == result.Unproven && a.Teardown.Verdict == result.Proven {
 		// Nothing of the command is seen to be left, and all the same its room is.
 		a.Teardown.Verdict, a.Teardown.Survivors = result.Unproven, res.Survivors
@@ -172,6 +173,33 @@ func (s *Server) tell(o *order, a *api.Answer) {
 		"verdict", string(a.Teardown.Verdict), "room", a.Room, "queue_ms", a.QueueMS, "duration_ms", a.Duration)
 }
 
+// keep keeps the place of a call if the end of its command or room is unproven.
+func (o *order) keep(res *result.Result) {
+	if res != nil && res.Verdict == result.Unproven {
+		o.left = append(o.left, res)
+	}
+}
+
+// release frees the place of a call, or the share of a session. After unproven ends it waits until all survivors
+// have exited, because they use the machine as the call did.
+func (s *Server) release(free func(), ends ...*result.Result) {
+	if len(ends) == 0 {
+		free()
+		return
+	}
+	s.kept.Add(1)
+	s.spawn(func() {
+		for _, end := range ends {
+			select {
+			case <-end.Gone:
+			case <-s.base.Done():
+			}
+		}
+		s.kept.Add(-1)
+		free()
+	})
+}
+
 // Levels of tasks, in percent of a bound: as the command line has them.
 const (
 	warn  = 60
@@ -222,7 +250,7 @@ func (s *Server) in(ctx context.Context, at place.Place, o *order, out sink) (*a
 	defer cancel()
 	stdout, stderr, failed := s.writersOf(out, o, cancel)
 	command := place.Command{Args: o.argv, Env: o.env, Dir: o.dir, Program: o.code, Spec: job.Spec{
-		Stdout: stdout, Stderr: stderr, Limits: o.limits, Timeout: o.timeout, Grace: o.grace, Attended: true,
+		Stdout: stdout, Stderr: stderr, Limits: o.limits, Timeout: o.timeout, Grace: o.grace, Attended: true, Hurry: s.base.Done(),
 	}}
 	switch {
 	case o.input != nil:
@@ -252,6 +280,7 @@ func (s *Server) in(ctx context.Context, at place.Place, o *order, out sink) (*a
 	if res == nil {
 		return nil, err
 	}
+	o.keep(res)
 	a := s.answer(at, o, out, res)
 	if ctx.Err() == nil && res.Verdict == result.Proven {
 		a.Files = s.collect(ctx, at, o)

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/calls"
@@ -53,12 +54,14 @@ type order struct {
 	maxAnswer      int64 // of maxOutput, what an answer may have
 
 	session *sessions.Session // that it runs in; nil for a place of its own
+	process bool              // of the session, in the background
 	ended   error             // the session has, and only what has run already is answered, by its key
 
 	memory   int64            // that its answer may take
 	buffers  *tenants.Lease   // that memory, from its turn until the answer is sent
 	admitted *admission.Leave // from its turn on
 	queued   time.Duration    // until its turn
+	left     []*result.Result // unproven ends, whose survivors keep the place
 }
 
 // fileIn is a file for the workspace.
@@ -75,9 +78,12 @@ func usage(format string, args ...any) error {
 }
 
 // check finds what is wrong with a call, and settles what holds for it.
-func (s *Server) check(w Who, c *api.Call) (*order, error) {
+func (s *Server) check(w Who, c *api.Call) (*order, error) { return s.checkIn(w, nil, c) }
+
+// checkIn is check for a background process of a session, unless that is nil.
+func (s *Server) checkIn(w Who, x *sessions.Session, c *api.Call) (*order, error) {
 	set := s.settings.Load()
-	o := &order{id: s.newID(), who: w, ceilings: set.Of(w.Tenant), argv: c.Argv, dir: c.Workdir, stdin: c.Stdin, shown: set.shown(c.Argv, c.Code)}
+	o := &order{session: x, process: x != nil, id: s.newID(), who: w, ceilings: set.Of(w.Tenant), argv: c.Argv, dir: c.Workdir, stdin: c.Stdin, shown: set.shown(c.Argv, c.Code)}
 	switch {
 	case (len(c.Argv) == 0) == (c.Language == ""):
 		return nil, usage("give either argv, or language and code")
@@ -226,11 +232,8 @@ const mostOutput = 1 << 40
 // bound settles times, limits and output: the server's default where nothing is asked, and
 // never more than may be.
 func (o *order) bound(set *settings, c *api.Call) error {
-	longest := time.Duration(set.Call.MaxTimeout)
-	if own := time.Duration(o.ceilings.MaxTimeout); own > 0 {
-		longest = min(longest, own)
-	}
-	o.timeout = o.clamp("timeout_ms", c.TimeoutMS, min(longest, time.Duration(set.Call.Timeout)), longest)
+	usual, longest := o.timeouts(set)
+	o.timeout = o.clamp("timeout_ms", c.TimeoutMS, usual, longest)
 	o.grace = o.clamp("grace_ms", c.GraceMS, 0, time.Duration(set.Call.MaxGrace))
 	asked, most := c.Limits.MaxOutput, int64(mostOutput)
 	if own := int64(o.ceilings.MaxOutput); own > 0 {
@@ -248,6 +251,21 @@ func (o *order) bound(set *settings, c *api.Call) error {
 	var err error
 	o.limits, err = boundLimits(set, o.ceilings, c.Limits)
 	return err
+}
+
+// timeouts returns the default and the maximum timeout of an execution: a call, a cell, or a background
+// process. A background process may run until its session ends, everything else for call.max_timeout. The
+// tenant's max_timeout holds for all of them.
+func (o *order) timeouts(set *settings) (usual, longest time.Duration) {
+	usual, longest = time.Duration(set.Call.Timeout), time.Duration(set.Call.MaxTimeout)
+	if o.process {
+		longest = max(1, time.Until(o.session.Expires))
+		usual = longest
+	}
+	if own := time.Duration(o.ceilings.MaxTimeout); own > 0 {
+		longest = min(longest, own)
+	}
+	return min(usual, longest), longest
 }
 
 // boundLimits are the limits that hold. More than the tenant's ceiling is refused, and not cut

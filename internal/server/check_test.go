@@ -4,10 +4,14 @@ import (
 	"log/slog"
 	"math"
 	"path/filepath"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/internal/sessions"
+	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -31,5 +35,58 @@ func TestEndlessOutput(t *testing.T) {
 	}
 	if used := s.shelf.Output.Used("uid-1"); used != 0 {
 		t.Errorf("%d bytes are taken", used)
+	}
+}
+
+// The tenant's max_timeout limits all executions. In addition call.max_timeout limits calls and cells, and the
+// end of the session limits its background processes.
+func TestTimeouts(t *testing.T) {
+	c := config.Default()
+	c.StateDir = filepath.Join(t.TempDir(), "state")
+	own := c.Tenant
+	own.MaxTimeout = values.Duration(2 * time.Minute)
+	c.Tenants = map[string]config.Tenant{"bound": own}
+	s, err := New(c, nil, nowhere{}, slog.New(slog.DiscardHandler), "test")
+	harness.Must(t, err)
+	defer s.Drain(t.Context())
+	session := &sessions.Session{Expires: time.Now().Add(3 * time.Hour)}
+	call := func(w Who, ms float64) (*order, error) {
+		return s.check(w, &api.Call{Argv: []string{"true"}, TimeoutMS: ms})
+	}
+	cell := func(w Who, ms float64) (*order, error) {
+		o, _, err := s.checkCell(w, &api.Cell{Language: "python", TimeoutMS: ms})
+		return o, err
+	}
+	process := func(w Who, ms float64) (*order, error) {
+		return s.checkIn(w, session, &api.Call{Argv: []string{"true"}, TimeoutMS: ms})
+	}
+	const second, hour = 1000, 3600 * 1000
+	for _, test := range []struct {
+		what, tenant string
+		check        func(Who, float64) (*order, error)
+		asked        float64
+		want         time.Duration
+		clamped      bool
+	}{
+		{"a call", "a", call, 0, 30 * time.Second, false},
+		{"a call", "a", call, hour, 5 * time.Minute, true},
+		{"a call", "bound", call, hour, 2 * time.Minute, true},
+		{"a cell", "a", cell, hour, 5 * time.Minute, true},
+		{"a cell", "bound", cell, 0, 30 * time.Second, false},
+		{"a cell", "bound", cell, hour, 2 * time.Minute, true},
+		{"a process", "a", process, 0, 3 * time.Hour, false},
+		{"a process", "a", process, second, time.Second, false},
+		{"a process", "a", process, hour, time.Hour, false},
+		{"a process", "a", process, 4 * hour, 3 * time.Hour, true},
+		{"a process", "bound", process, 0, 2 * time.Minute, false},
+		{"a process", "bound", process, hour, 2 * time.Minute, true},
+	} {
+		o, err := test.check(Who{Tenant: test.tenant}, test.asked)
+		if err != nil {
+			t.Fatalf("%s: %v", test.what, err)
+		}
+		if late := test.want - o.timeout; late < 0 || late > time.Minute || late > 0 && test.want < 3*time.Hour || slices.Contains(o.clamped, "timeout_ms") != test.clamped {
+			t.Errorf("%s of %s that asks for %v ms: %v, clamped %v; want %v", test.what, test.tenant, test.asked, o.timeout, o.clamped, test.want)
+		}
 	}
 }

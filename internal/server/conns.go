@@ -3,14 +3,17 @@ package server
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
@@ -19,24 +22,34 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/config"
-	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
-// Connections bounds how many there are, in all and of each peer: the user at the other end of a
-// unix socket, or an address.
+// Connections limits how many connections are open: in total, for each peer, and for clients that
+// have not been authenticated yet. A peer is the user at the other end of a unix socket, an IPv4
+// address, or a /64 network of IPv6 addresses. At a limit a new connection replaces an older one, and is
+// refused only if authenticated requests are being answered on all of them.
 type Connections struct {
-	budget   *tenants.Budget
-	each     int64
-	refusing chan struct{}
+	most, each, strangers int
+	refusing              chan struct{}
+
+	mu      sync.Mutex
+	all     map[*conn]struct{}
+	peers   map[string]int // connections by peer
+	unknown int            // connections without an authenticated request
 }
 
-// NewConnections allows so many, and each peer half of them: so none keeps all others out.
+// NewConnections allows most connections in total. Half of them are for clients that have been
+// authenticated, and one peer gets at most half.
 func NewConnections(most int) *Connections {
 	const refusedAtOnce = 64
-	return &Connections{tenants.NewBudget("connections", int64(most)), max(1, int64(most)/2), make(chan struct{}, refusedAtOnce)}
+	half := max(1, most/2)
+	return &Connections{
+		most: most, each: half, strangers: half, refusing: make(chan struct{}, refusedAtOnce),
+		all: map[*conn]struct{}{}, peers: map[string]int{},
+	}
 }
 
-// Of is a listener that has no more.
+// Of returns a listener whose connections count.
 func (c *Connections) Of(l net.Listener) net.Listener { return &bounds{l, c} }
 
 type bounds struct {
@@ -44,15 +57,21 @@ type bounds struct {
 	*Connections
 }
 
-// conn is one that counts until it is closed.
+// conn is a connection that counts until it is closed.
 type conn struct {
 	net.Conn
-	user  string // at the other end of a unix socket
-	lease *tenants.Lease
+	user string // at the other end of a unix socket
+	peer string
+	of   *Connections
+
+	// guarded by the mutex of Connections
+	known  bool      // its last request was authenticated
+	active bool      // a request is being answered
+	since  time.Time // when it was accepted, or became idle
 }
 
 func (c *conn) Close() error {
-	c.lease.Free()
+	c.of.remove(c)
 	return c.Conn.Close()
 }
 
@@ -65,24 +84,148 @@ func (b *bounds) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		c := &conn{Conn: raw, user: user(raw)}
-		peer := c.user
-		if peer == "" {
-			peer, _, _ = net.SplitHostPort(raw.RemoteAddr().String()) // "" for all that have none
+		c := &conn{Conn: raw, user: user(raw), of: b.Connections, since: time.Now()}
+		c.peer = cmp.Or(c.user, peerOf(raw.RemoteAddr()))
+		replaced, refused := b.add(c)
+		if replaced != nil {
+			replaced.Close()
 		}
-		if c.lease, err = b.budget.Take(peer, 1, b.each); err == nil {
+		if refused == nil {
 			return c, nil
 		}
 		select {
 		case b.refusing <- struct{}{}:
 			go func() {
 				defer func() { <-b.refusing }()
-				refuse(raw, api.AsError(err))
+				refuse(raw, refused)
 			}()
 		default:
-			raw.Close() // so many at once mean no good
+			raw.Close() // probably a flood
 		}
 	}
+}
+
+// peerOf returns the IPv4 address, or the IPv6 /64 network, of a client: one client usually has all
+// addresses of a /64. It returns "" for addresses of other kinds.
+func peerOf(a net.Addr) string {
+	tcp, ok := a.(*net.TCPAddr)
+	if !ok {
+		return ""
+	}
+	ip := tcp.AddrPort().Addr().Unmap().WithZone("")
+	if ip.Is4() {
+		return ip.String()
+	}
+	const bits = 64
+	prefix, err := ip.Prefix(bits)
+	if err != nil {
+		return ""
+	}
+	return prefix.String()
+}
+
+// add counts a connection. At a limit it returns the one that the caller closes for it, or an error.
+func (s *Connections) add(c *conn) (replaced *conn, refused *api.Error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	full := true
+	switch {
+	case s.peers[c.peer] >= s.each:
+		replaced = s.dispensable(func(o *conn) bool { return o.peer == c.peer })
+		refused = api.NewError(api.Quota, fmt.Sprintf("%d connections of this address or user are open, and all are in use", s.each), "close some, or wait until requests are over")
+	case s.unknown >= s.strangers:
+		replaced = s.dispensable(func(o *conn) bool { return !o.known })
+	case len(s.all) >= s.most:
+		replaced = s.dispensable(func(*conn) bool { return true })
+		refused = api.NewError(api.Busy, "all connections are in use", "try again later")
+	default:
+		full = false
+	}
+	if full && replaced == nil {
+		return nil, refused
+	}
+	if replaced != nil {
+		s.drop(replaced)
+	}
+	s.all[c] = struct{}{}
+	s.peers[c.peer]++
+	s.unknown++
+	return replaced, nil
+}
+
+// dispensable returns the connection to close for a new one, or nil: one of the peer that has most of
+// them, and of these the one that has been idle longest. A connection is dispensable unless a
+// request of an authenticated client is being answered. The mutex is held.
+func (s *Connections) dispensable(among func(*conn) bool) (found *conn) {
+	for c := range s.all {
+		if c.known && c.active || !among(c) {
+			continue
+		}
+		if found == nil || cmp.Or(cmp.Compare(s.peers[found.peer], s.peers[c.peer]), c.since.Compare(found.since)) < 0 {
+			found = c
+		}
+	}
+	return found
+}
+
+func (s *Connections) remove(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.drop(c)
+}
+
+// drop stops counting a connection. The mutex is held.
+func (s *Connections) drop(c *conn) {
+	if _, counts := s.all[c]; !counts {
+		return
+	}
+	delete(s.all, c)
+	if s.peers[c.peer]--; s.peers[c.peer] == 0 {
+		delete(s.peers, c.peer)
+	}
+	if !c.known {
+		s.unknown--
+	}
+}
+
+// setKnown records whether the request on a connection is authenticated.
+func (c *conn) setKnown(known bool) {
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
+	if _, counts := c.of.all[c]; !counts || c.known == known {
+		return
+	}
+	if c.known = known; known {
+		c.of.unknown--
+	} else {
+		c.of.unknown++
+	}
+}
+
+// known records for the connection of a request whether that is authenticated.
+func known(ctx context.Context, is bool) {
+	if c, ok := ctx.Value(connKey).(*conn); ok {
+		c.setKnown(is)
+	}
+}
+
+// connState is for http.Server.ConnState. A connection becomes active when the head of a request is
+// complete.
+func connState(c net.Conn, state http.ConnState) {
+	if c, ok := underTLS(c).(*conn); ok {
+		c.of.mu.Lock()
+		defer c.of.mu.Unlock()
+		if c.active = state == http.StateActive; state == http.StateIdle {
+			c.since = time.Now()
+		}
+	}
+}
+
+func underTLS(c net.Conn) net.Conn {
+	if secure, ok := c.(*tls.Conn); ok {
+		return secure.NetConn()
+	}
+	return c
 }
 
 // scarce is what the kernel had too few of for one more connection. The command of an ordinary
@@ -141,11 +284,7 @@ func uidTenant(uid int) string { return config.Local + strconv.Itoa(uid) }
 // Peer is for http.Server.ConnContext: it keeps who is at the other end of a unix socket, and the connection
 // for [WhileThere].
 func Peer(ctx context.Context, c net.Conn) context.Context {
-	under := c
-	if secure, ok := c.(*tls.Conn); ok {
-		under = secure.NetConn()
-	}
-	ctx = context.WithValue(ctx, connKey, under)
+	ctx = context.WithValue(ctx, connKey, underTLS(c))
 	if c, ok := c.(*conn); ok && c.user != "" {
 		return context.WithValue(ctx, peerKey, c.user)
 	}
@@ -201,7 +340,7 @@ const maxHeader = 64 << 10
 // Web answers requests by a handler. conn is [Peer] or [Passed].
 func Web(handler http.Handler, conn func(context.Context, net.Conn) context.Context, log *slog.Logger) *http.Server {
 	web := &http.Server{
-		Handler: handler, ConnContext: conn, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		Handler: handler, ConnContext: conn, ConnState: connState, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 		ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: maxHeader,
 		Protocols: new(http.Protocols), // an HTTP/2 stream that is reset is easily lost
 	}

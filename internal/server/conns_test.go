@@ -2,6 +2,7 @@ package server
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -11,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -60,56 +62,150 @@ func (l *failing) Accept() (net.Conn, error) {
 	return l.Listener.Accept()
 }
 
-// One peer has half of the connections at most; whoever has more is told before anything begins,
-// and one that is closed makes room.
-func TestConnections(t *testing.T) {
+// A new connection replaces the longest idle one of the same peer when that has half of all. It is
+// refused, before anything begins, only while requests of authenticated clients are being answered on
+// all of them.
+func TestConnectionsOfPeer(t *testing.T) {
 	for _, network := range []string{"unix", "tcp"} {
 		t.Run(network, func(t *testing.T) {
 			address := map[string]string{"unix": filepath.Join(t.TempDir(), "s"), "tcp": "127.0.0.1:0"}[network]
 			raw, err := net.Listen(network, address)
 			harness.Must(t, err)
 			l := NewConnections(4).Of(raw)
-			web := &http.Server{ConnContext: Peer, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			answer := make(chan struct{})
+			web := Web(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				known(r.Context(), true)
+				if r.URL.Path == "/wait" {
+					<-answer
+				}
 				tenant, _ := r.Context().Value(peerKey).(string)
 				_, _ = io.WriteString(w, tenant)
-			})}
+			}), Peer, slog.New(slog.DiscardHandler))
 			go func() { _ = web.Serve(l) }()
 			defer web.Close()
-			ask := func() (*http.Response, net.Conn) {
+			ask := func(path string) (*bufio.Reader, net.Conn) {
 				t.Helper()
 				c, err := net.Dial(network, raw.Addr().String())
 				harness.Must(t, err)
 				t.Cleanup(func() { c.Close() })
 				_ = c.SetDeadline(time.Now().Add(20 * time.Second)) // it takes deadlines
-				if _, err := io.WriteString(c, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx"); err != nil {
+				if _, err := io.WriteString(c, "POST "+path+" HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx"); err != nil {
 					t.Fatal(err)
 				}
-				r, err := http.ReadResponse(bufio.NewReader(c), nil)
+				return bufio.NewReader(c), c
+			}
+			answered := func(in *bufio.Reader) *http.Response {
+				t.Helper()
+				r, err := http.ReadResponse(in, nil)
 				harness.Must(t, err)
-				return r, c
+				b, err := io.ReadAll(r.Body)
+				if r.StatusCode == 200 && (err != nil || strings.HasPrefix(string(b), "uid-") != (network == "unix")) {
+					t.Errorf("%d %q %v", r.StatusCode, b, err)
+				}
+				r.Body = io.NopCloser(bytes.NewReader(b))
+				return r
 			}
-			r, first := ask()
-			b, err := io.ReadAll(r.Body)
-			if r.StatusCode != 200 || err != nil || strings.HasPrefix(string(b), "uid-") != (network == "unix") {
-				t.Errorf("%d %q %v", r.StatusCode, b, err)
-			}
-			if r, _ := ask(); r.StatusCode != 200 {
+			idle, _ := ask("/")
+			if r := answered(idle); r.StatusCode != 200 {
 				t.Error(r.StatusCode)
 			}
-			r, _ = ask()
-			var e api.Error
-			if err := json.NewDecoder(r.Body).Decode(&e); err != nil || r.StatusCode != 429 || e.Failure.Code != api.Quota || e.Started || r.Header.Get("Retry-After") == "" {
-				t.Errorf("a third one: %d %+v %v", r.StatusCode, e, err)
+			first, _ := ask("/wait")
+			second, _ := ask("/wait")
+			if _, err := idle.ReadByte(); err != io.EOF {
+				t.Errorf("the idle connection: %v", err)
 			}
-			first.Close()
-			for end := time.Now().Add(20 * time.Second); ; {
-				if r, c := ask(); r.StatusCode == 200 {
-					break
-				} else if c.Close(); time.Now().After(end) {
-					t.Fatal("a connection that was closed counts")
+			// Their requests may not have been read yet: then the third one replaces one of them.
+			for !busy(l.(*bounds).Connections, 2) {
+				time.Sleep(time.Millisecond)
+			}
+			third, _ := ask("/")
+			var e api.Error
+			if r := answered(third); json.NewDecoder(r.Body).Decode(&e) != nil || r.StatusCode != 429 || e.Failure.Code != api.Quota || e.Started || r.Header.Get("Retry-After") == "" {
+				t.Errorf("a third one: %d %+v", r.StatusCode, e)
+			}
+			close(answer)
+			for _, in := range []*bufio.Reader{first, second} {
+				if r := answered(in); r.StatusCode != 200 {
+					t.Error(r.StatusCode)
 				}
 			}
+			fourth, _ := ask("/")
+			if r := answered(fourth); r.StatusCode != 200 {
+				t.Error(r.StatusCode)
+			}
 		})
+	}
+}
+
+// busy reports whether requests of authenticated clients are being answered on n connections.
+func busy(s *Connections, n int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.all {
+		if c.known && c.active {
+			n--
+		}
+	}
+	return n == 0
+}
+
+// Of the connections of clients that were not authenticated the longest idle one gives way, first of the
+// peer that has most; half of all connections stay free for others.
+func TestConnectionsReplaced(t *testing.T) {
+	s := NewConnections(8)
+	now := time.Now()
+	at := func(peer string, n int) *conn {
+		return &conn{peer: peer, of: s, since: now.Add(time.Duration(n) * time.Second)}
+	}
+	add := func(c, want *conn) {
+		t.Helper()
+		if replaced, err := s.add(c); err != nil || replaced != want {
+			t.Fatalf("%+v, %v; want %+v", replaced, err, want)
+		}
+	}
+	a1, a2, a3, b1 := at("a", 1), at("a", 2), at("a", 3), at("b", 0)
+	for _, c := range []*conn{a1, a2, a3, b1} {
+		add(c, nil)
+	}
+	b2 := at("b", 4)
+	add(b2, a1)
+	b2.setKnown(true)
+	a4 := at("a", 5)
+	add(a4, nil) // there are four in all that are not known, as b2 does not count
+	b3 := at("b", 6)
+	add(b3, a2)
+	for _, c := range []*conn{a3, a4, b1, b3} {
+		c.setKnown(true)
+		c.active = true
+	}
+	b2.active = true
+	c1, c2, c3 := at("c", 7), at("c", 8), at("c", 9)
+	for _, c := range []*conn{c1, c2, c3} {
+		add(c, nil)
+		c.setKnown(true)
+		c.active = true
+	}
+	if replaced, err := s.add(at("d", 10)); replaced != nil || err == nil || err.Failure.Code != api.Busy {
+		t.Errorf("with all in use: %+v, %v", replaced, err)
+	}
+	c2.active = false
+	add(at("d", 11), c2)
+	s.remove(c2) // when its server closes it, too
+	if len(s.all) != 8 || s.peers["c"] != 2 || s.unknown != 1 {
+		t.Errorf("%d in all, %d of c, %d not authenticated", len(s.all), s.peers["c"], s.unknown)
+	}
+}
+
+// Addresses of one IPv6 /64 are one peer.
+func TestPeerOf(t *testing.T) {
+	for address, want := range map[string]string{
+		"192.0.2.7:1": "192.0.2.7", "[::ffff:192.0.2.7]:2": "192.0.2.7", "[2001:db8:1:2:3::4]:5": "2001:db8:1:2::/64", "[2001:db8:1:2:ffff::9]:1": "2001:db8:1:2::/64", "[fe80::1%lo]:1": "fe80::/64",
+	} {
+		a, err := netip.ParseAddrPort(address)
+		harness.Must(t, err)
+		if got := peerOf(net.TCPAddrFromAddrPort(a)); got != want {
+			t.Errorf("%s: %q, want %q", address, got, want)
+		}
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -72,6 +73,7 @@ func (brokenRun) SignalAlone(syscall.Signal) error { return nil }
 type doubtful struct {
 	broken
 	command, place result.Verdict
+	gone           chan struct{} // closed when what survives has exited
 }
 
 func (*doubtful) Rooms() (idle, all, left int) { return 0, 0, doubtfulRooms }
@@ -91,7 +93,7 @@ type doubtfulPlace struct {
 func (p doubtfulPlace) result(v result.Verdict) *result.Result {
 	res := &result.Result{Cause: result.Timeout, Verdict: v, Started: true}
 	if v == result.Unproven {
-		res.Survivors = []result.Survivor{{PID: 4711, Comm: "left", State: "D"}}
+		res.Survivors, res.Gone = []result.Survivor{{PID: 4711, Comm: "left", State: "D"}}, p.of.gone
 	}
 	return res
 }
@@ -108,6 +110,74 @@ func (p doubtfulPlace) Wait() (*result.Result, error) {
 func (doubtfulPlace) Signal(syscall.Signal) error      { return nil }
 func (doubtfulPlace) SignalAlone(syscall.Signal) error { return nil }
 func (p doubtfulPlace) Give() (*result.Result, error)  { return p.result(p.of.place), nil }
+
+// The place of a call, and the share of a session, are kept until the survivors of an unproven end have exited.
+func TestSurvivorsKeepPlace(t *testing.T) {
+	place := func(join func(string, tenants.Ceilings) (*tenants.Turn, error)) error {
+		turn, err := join("uid-2", tenants.Ceilings{})
+		if err == nil {
+			turn.Leave()
+		}
+		return err
+	}
+	call := func(s *Server) error { return place(s.gate.Join) }
+	for _, test := range []struct {
+		what, path string // of the session where it has no version
+		free       func(*Server) error
+	}{
+		{"call", "/v1/run", call},
+		{"detached call", "/v1/calls", call},
+		{"exec", "/exec", call},
+		{"process", "/processes", func(s *Server) error { return place(s.processes.Join) }},
+		{"session", "", func(s *Server) error {
+			lease, err := s.rooms.Reserve("uid-1", 1)
+			lease.Free()
+			return err
+		}},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			source := &doubtful{command: result.Unproven, place: result.Proven, gone: make(chan struct{})}
+			c := config.Default()
+			c.StateDir, c.Places, c.Processes = filepath.Join(t.TempDir(), "state"), 1, 1
+			s, err := New(c, nil, source, slog.New(slog.DiscardHandler), "test")
+			harness.Must(t, err)
+			t.Cleanup(func() { s.Drain(t.Context()) })
+			h := s.Handler(http.NotFoundHandler())
+			ask := func(method, path, body string) *httptest.ResponseRecorder {
+				w, r := httptest.NewRecorder(), httptest.NewRequest(method, "http://sbxrun"+path, strings.NewReader(body))
+				r.Header.Set("Content-Type", "application/json")
+				h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1")))
+				return w
+			}
+			path := test.path
+			if !strings.HasPrefix(path, "/v1/") {
+				var session api.Session
+				harness.Must(t, json.Unmarshal(ask(http.MethodPost, "/v1/sessions", "{}").Body.Bytes(), &session))
+				path = "/v1/sessions/" + session.ID + path
+			}
+			if test.what == "session" {
+				source.place = result.Unproven
+				ask(http.MethodDelete, path, "")
+			} else {
+				ask(http.MethodPost, path, `{"argv":["true"]}`)
+			}
+			until := func(what string, holds func() bool) {
+				t.Helper()
+				for end := time.Now().Add(20 * time.Second); !holds(); time.Sleep(time.Millisecond) {
+					if time.Now().After(end) {
+						t.Fatalf("%s: %d kept, %v", what, s.kept.Load(), test.free(s))
+					}
+				}
+			}
+			until("the unproven end", func() bool { return s.kept.Load() > 0 })
+			if test.free(s) == nil {
+				t.Error("it is free while something survives")
+			}
+			close(source.gone)
+			until("the end of what has survived", func() bool { return s.kept.Load() == 0 && test.free(s) == nil })
+		})
+	}
+}
 
 // Something may be left of a command: everybody who waits for it is told so, with what it is, and a
 // session in which it was is used no more.

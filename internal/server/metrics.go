@@ -114,6 +114,10 @@ func (s present) Collect(out chan<- prometheus.Metric) {
 	gauge("sbxrun_places", "Calls that may run at once.", float64(l.Places))
 	gauge("sbxrun_busy_ratio", "Calls that run or wait, as a share of the places; what an autoscaler needs.", l.Busy())
 	gauge("sbxrun_oldest_waiting_seconds", "How long the call has waited that has waited longest; 0 if none waits.", oldest.Seconds())
+	for tenant, use := range s.processes.Uses() {
+		gauge("sbxrun_processes", "Background processes that run.", float64(use.Running), "tenant", tenant)
+	}
+	gauge("sbxrun_kept_places", "Places, and shares of sessions, that are kept because processes have survived an unproven end.", float64(s.kept.Load()))
 	idle, all, left := s.source.Rooms()
 	for state, n := range map[string]int{"idle": idle, "busy": all - idle} {
 		gauge("sbxrun_rooms", "Warm rooms that wait for a call (idle), and those that are in use, or are being made or ended (busy).", float64(n), "state", state)

@@ -65,7 +65,7 @@ func (p *patient) expect() {
 func (p *patient) linger(r *http.Request) {
 	const most, moment = 256 << 10, 2 * time.Second
 	a, ok := r.Body.(*arriving)
-	if !ok || !r.Close || !p.coming.Load() || p.FlushError() != nil {
+	if !ok || !r.Close && p.Header().Get("Connection") != "close" || !p.coming.Load() || p.FlushError() != nil {
 		return
 	}
 	// Who reads beside sets no deadline any more: net/http breaks off its own next read by one, and would wait.

@@ -61,11 +61,25 @@ func (s *Server) detach(base context.Context, book *calls.Book, o *order, c tena
 	if d.ctx, d.Call, err = book.Add(ctx, o.id, o.who.Tenant, o.input, o.maxOutput, share, memory); err != nil {
 		return nil, err
 	}
-	if d.turn, err = s.join(ctx, o.who.Tenant, c); err != nil {
+	join := s.join
+	if o.process {
+		join = s.joinProcess
+	}
+	if d.turn, err = join(ctx, o.who.Tenant, c); err != nil {
 		book.Drop(d.Call)
 		return nil, err
 	}
 	return d, nil
+}
+
+// joinProcess lets a background process in.
+func (s *Server) joinProcess(_ context.Context, tenant string, c tenants.Ceilings) (*tenants.Turn, error) {
+	turn, err := s.processes.Join(tenant, tenants.Ceilings{Concurrency: s.settings.Load().Of(tenant).Processes, Rate: c.Rate})
+	if err != nil {
+		e := api.AsError(err)
+		return nil, api.NewError(e.Failure.Code, "no background process can be started: "+e.Failure.Message, e.Failure.Hint)
+	}
+	return turn, nil
 }
 
 // Start begins the call.

@@ -41,7 +41,7 @@ func (s *Server) cell(ctx context.Context, session string, o *order, language ce
 	if err != nil {
 		return nil, err
 	}
-	defer turn.Leave()
+	defer func() { s.release(turn.Leave, o.left...) }()
 	if err := s.enter(either, turn, o); err != nil {
 		return nil, s.callError(either, err)
 	}
@@ -58,6 +58,7 @@ func (s *Server) cell(ctx context.Context, session string, o *order, language ce
 	if answer == nil {
 		return nil, s.cameToNothing(either, x, explain(o.admitted, err))
 	}
+	o.keep(answer.Ended)
 	a = s.cellAnswer(o, language, answer)
 	a.StartedAt, a.QueueMS = began.UTC().Format(result.TimeFormat), result.Milliseconds(o.queued)
 	if either.Err() == nil {

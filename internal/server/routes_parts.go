@@ -82,9 +82,9 @@ func (s *Server) diff(ctx context.Context, q Request, id string) error {
 	defer tree.Close()
 	tree.Entries, tree.Text = mostChanges/perChange, mostChanges/2
 	tree.Count = func(entries, text int) error { return s.Hold(ctx, int64(perEntry*entries+perByte*text)) }
-	changes, warnings, err := tree.Changes(ctx)
+	changes, warnings, err := tree.Changes(both)
 	leave() // a client that reads the answer slowly does not delay other requests
-	if err != nil {
+	if err = unlessEnded(both, err); err != nil {
 		return err
 	}
 	if changes == nil {
@@ -139,10 +139,7 @@ func (s *Server) Snapshot(ctx context.Context, id string, n api.NewSnapshot) (*a
 	if err == nil {
 		defer leave()
 	}
-	if errors.Is(context.Cause(both), errDraining) {
-		return nil, draining()
-	}
-	if err != nil {
+	if err := unlessEnded(both, err); err != nil {
 		return nil, err
 	}
 	m, err := snapshots.NewManifest(n.Name, milliseconds(n.TTLMS))
@@ -160,13 +157,24 @@ func (s *Server) Snapshot(ctx context.Context, id string, n api.NewSnapshot) (*a
 	defer store.Close()
 	m.Workdir = room.Home
 	from := capture.Source{Overlays: []*room.Overlay{o}, Layers: x.Parts.Layers, Cgroups: x.Parts.Cgroups}
-	if err := capture.Take(store, m, from, quota); err != nil {
-		return nil, err
+	if err := capture.Take(both, store, m, from, quota); err != nil {
+		return nil, unlessEnded(both, err)
 	}
 	s.log.Info("snapshot", "request", Whose(ctx).RequestID, "tenant", tenant, "session", x.ID, "snapshot", m.ID, "size", m.Size())
 	out := shown(m)
 	out.Session = x.ID
 	return &out, nil
+}
+
+// unlessEnded returns an error, or in its place that the session or the server has ended.
+func unlessEnded(both context.Context, err error) error {
+	switch {
+	case errors.Is(context.Cause(both), errDraining):
+		return draining()
+	case both.Err() != nil:
+		return errEnded
+	}
+	return err
 }
 
 func shown(m *snapshots.Manifest) api.Snapshot {

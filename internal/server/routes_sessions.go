@@ -25,6 +25,11 @@ func (s *Server) tellEnd(x *sessions.Session, res *result.Result) {
 	if verdict == result.Unproven {
 		s.metrics.unproven.Add(1)
 	}
+	if verdict == result.Unproven {
+		s.release(x.Lease.Free, res)
+	} else {
+		x.Lease.Free()
+	}
 	s.log.Info("session ended", "tenant", x.Tenant, "session", x.ID, "verdict", verdict)
 }
 
@@ -254,7 +259,7 @@ func (s *Server) defineProcesses(a huma.API) {
 	none := []api.Code{api.NoSuchSession, api.Ended, api.NoSuchProcess}
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "startProcess", Method: http.MethodPost, Path: base, Summary: "Begin to run a command in the background of a session", DefaultStatus: http.StatusAccepted,
-		Description: "It runs until its own end, its deadline, or the session's end; meanwhile the session is not idle. Without a timeout it has until the session's end.",
+		Description: "It runs until its own end, its deadline, or the session's end; meanwhile the session is not idle. Without a timeout it runs until the session's end, or for the tenant's max_timeout.",
 	}, append(append(starting, api.Idempotency), none...)...), func(ctx context.Context, q *struct {
 		Request
 		SessionPath
@@ -266,7 +271,7 @@ func (s *Server) defineProcesses(a huma.API) {
 		if ended != nil && q.Key == "" {
 			return nil, ended
 		}
-		o, err := s.check(Whose(ctx), &q.Body.Call)
+		o, err := s.checkIn(Whose(ctx), x, &q.Body.Call)
 		if err == nil {
 			err = o.withoutParts()
 		}
@@ -281,14 +286,10 @@ func (s *Server) defineProcesses(a huma.API) {
 			if ended != nil { // else what has run is answered by its key, as of exec
 				return nil, false, ended
 			}
-			if q.Body.TimeoutMS == 0 {
-				o.timeout = time.Until(x.Expires)
-			}
 			its, release, err := x.Use()
 			if err != nil {
 				return nil, false, err
 			}
-			o.session = x
 			c, err := s.launch(its, x.Processes, o, release)
 			return c, c != nil, err
 		})

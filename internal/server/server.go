@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -41,6 +42,10 @@ type Server struct {
 	rooms   *sessions.Store
 	version string
 	prefix  string // of ids
+	// processes lets in background processes, of which none waits: they may hold places for hours.
+	processes *tenants.Gate
+	// kept counts the places that survivors of unproven ends hold.
+	kept atomic.Int64
 	// elsewhere finds a tenant's file that the content store has not; nil if there is no other place.
 	elsewhere func(ctx context.Context, tenant, id string) (io.ReadCloser, error)
 	// join lets a call in by the gate, or has it wait there for its turn.
@@ -62,7 +67,7 @@ type Server struct {
 
 // New makes a server with a checked configuration, whose places come from source.
 func New(c config.Config, tokens config.Tokens, source place.Source, log *slog.Logger, version string) (*Server, error) {
-	s := &Server{source: source, gate: tenants.NewGate(c.Places), version: version}
+	s := &Server{source: source, gate: tenants.NewGate(c.Places), processes: tenants.NewGate(c.Processes), version: version}
 	err := s.Door.open(c, tokens, log)
 	if err != nil {
 		return nil, err

@@ -107,6 +107,7 @@ func (s *Server) Machine() *api.Machine {
 		m.Waiting += use.Waiting
 		m.Oldest = max(m.Oldest, result.Milliseconds(use.Oldest))
 	}
+	m.Kept = int(s.kept.Load())
 	m.Rooms.Idle, m.Rooms.All, _ = s.source.Rooms()
 	if r, err := pressure.Look(); err == nil { // else nothing is known
 		slices.SortFunc(r.Bounds, func(a, b pressure.Bound) int { return cmp.Compare(b.Ratio(), a.Ratio()) })

@@ -33,7 +33,7 @@ type Session struct {
 	Limits     api.Limits
 	Parts      *sandbox.Parts // of its sandbox, which end with the place; nil for none
 	Asked      api.Parts      // the same, as clients are told
-	Lease      *tenants.Lease // see [Store.Reserve]; freed at its end
+	Lease      *tenants.Lease // from [Store.Reserve]; freed by tell of [NewStore]
 
 	ctx    context.Context // of all that runs in it
 	cancel context.CancelFunc
@@ -147,7 +147,7 @@ func (s *Session) left(now time.Time) time.Duration {
 
 // Store has the sessions of all tenants.
 type Store struct {
-	tell  func(*Session, *result.Result) // of each end
+	tell  func(*Session, *result.Result) // of each end; frees its lease
 	spawn func(func())                   // begins what goes on in the background
 
 	taken *tenants.Budget
@@ -164,8 +164,8 @@ type past struct {
 	at     time.Time
 }
 
-// NewStore has no session. tell is called when one has ended, and spawn for what goes on in the
-// background.
+// NewStore returns an empty store. It calls tell after each end, to report it and to free the session's lease, and
+// spawn for background work.
 func NewStore(tell func(*Session, *result.Result), spawn func(func())) *Store {
 	return &Store{tell: tell, spawn: spawn, all: map[string]*Session{}, over: map[string]past{}, order: map[string][]string{}, taken: tenants.NewBudget("sessions", 0)}
 }
@@ -226,7 +226,6 @@ func (st *Store) End(s *Session, cause result.Cause) *result.Result {
 	delete(st.all, s.ID)
 	if there {
 		st.remember(s)
-		s.Lease.Free()
 	}
 	st.mu.Unlock()
 	if there {

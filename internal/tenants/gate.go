@@ -1,6 +1,7 @@
 // Package tenants divides the server among those who call it: how much each may do at once,
 // how many of its calls may wait, how often it may come; and whose turn it is when a place
-// becomes free. Tenants take turns, one call each, however many one of them has waiting.
+// becomes free. That is the tenant that holds the fewest places, so long calls count for as long as they
+// run; among equals tenants take turns. The last places are for tenants that hold none.
 package tenants
 
 import (
@@ -24,6 +25,7 @@ type Ceilings struct {
 type Gate struct {
 	mu      sync.Mutex
 	places  int // that are free
+	reserve int // of the places, for tenants that hold none
 	turns   []*tenant
 	tenants map[string]*tenant
 	freed   chan struct{} // nil if nobody waits for a place
@@ -38,8 +40,11 @@ type tenant struct {
 	at      time.Time
 }
 
-// NewGate has so many places.
-func NewGate(places int) *Gate { return &Gate{places: places, tenants: map[string]*tenant{}} }
+// NewGate returns a gate with so many places. One in 16 is reserved for tenants that hold none.
+func NewGate(places int) *Gate {
+	const reserved = 16
+	return &Gate{places: places, reserve: places / reserved, tenants: map[string]*tenant{}}
+}
 
 // most is how many tenants are remembered that do nothing; what is remembered is their rate.
 const most = 10_000
@@ -72,7 +77,7 @@ func (g *Gate) Join(name string, c Ceilings) (*Turn, error) {
 	}
 	turn := &Turn{gate: g, tenant: t, in: make(chan struct{}), came: time.Now()}
 	switch {
-	case len(t.waiting) == 0 && g.places > 0 && t.below():
+	case len(t.waiting) == 0 && g.fits(t):
 		g.admit(t)
 		close(turn.in)
 		return turn, nil
@@ -133,6 +138,11 @@ func (g *Gate) Free() (int, <-chan struct{}) {
 // below reports whether one more call of the tenant may run.
 func (t *tenant) below() bool { return t.max == 0 || t.running < t.max }
 
+// fits reports whether one more call of a tenant may run now. The mutex is held.
+func (g *Gate) fits(t *tenant) bool {
+	return t.below() && (g.places > g.reserve || g.places > 0 && t.running == 0)
+}
+
 // spend takes one call from the rate.
 func (t *tenant) spend(rate float64) bool {
 	if rate <= 0 {
@@ -153,10 +163,16 @@ func (g *Gate) admit(t *tenant) {
 	g.places--
 }
 
-// next lets in who is to come next: the first tenant in turn that may have one more.
+// next lets calls in: of the tenants that may have one more, that with the fewest running; of these the first
+// in turn.
 func (g *Gate) next() {
 	for g.places > 0 {
-		i := slices.IndexFunc(g.turns, (*tenant).below)
+		i := -1
+		for k, t := range g.turns {
+			if g.fits(t) && (i < 0 || t.running < g.turns[i].running) {
+				i = k
+			}
+		}
 		if i < 0 {
 			return
 		}

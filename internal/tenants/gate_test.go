@@ -105,6 +105,74 @@ func TestCeilings(t *testing.T) {
 	other()
 }
 
+// Whoever holds the fewest places is next: calls that take long count for as long as they run.
+func TestLongCalls(t *testing.T) {
+	g := NewGate(4)
+	c := Ceilings{Queue: 10}
+	var long []func()
+	for range 4 {
+		leave, err := enter(t.Context(), g, "long", c)
+		harness.Must(t, err)
+		long = append(long, leave)
+	}
+	var waiting []*Turn
+	for _, name := range []string{"long", "long", "short", "short"} {
+		turn, err := g.Join(name, c)
+		harness.Must(t, err)
+		waiting = append(waiting, turn)
+	}
+	long[0]()
+	long[1]()
+	for i, want := range []bool{false, false, true, true} {
+		if got := isIn(waiting[i]); got != want {
+			t.Errorf("call %d: %v", i, got)
+		}
+	}
+}
+
+// isIn reports whether a call was let in.
+func isIn(u *Turn) bool {
+	select {
+	case <-u.in:
+		return true
+	default:
+		return false
+	}
+}
+
+// The reserved places are for tenants that hold none, whether their call comes or waits.
+func TestReserve(t *testing.T) {
+	g := NewGate(32)
+	c := Ceilings{Queue: 1}
+	var many []*Turn
+	for range 30 {
+		turn, err := g.Join("many", c)
+		harness.Must(t, err)
+		many = append(many, turn)
+	}
+	waits, err := g.Join("many", c)
+	harness.Must(t, err)
+	var others []*Turn
+	for _, name := range []string{"a", "b", "c"} {
+		turn, err := g.Join(name, c)
+		harness.Must(t, err)
+		others = append(others, turn)
+	}
+	if isIn(waits) || !isIn(others[0]) || !isIn(others[1]) || isIn(others[2]) {
+		t.Errorf("%v %v %v %v", isIn(waits), isIn(others[0]), isIn(others[1]), isIn(others[2]))
+	}
+	others[0].Leave()
+	if isIn(waits) || !isIn(others[2]) {
+		t.Errorf("a reserved place became free: %v %v", isIn(waits), isIn(others[2]))
+	}
+	for _, u := range []*Turn{many[0], many[1], many[2]} {
+		u.Leave()
+	}
+	if !isIn(waits) {
+		t.Error("places that are not reserved are free")
+	}
+}
+
 // A tenant at its own bound does not keep others from free places.
 func TestBoundKeepsNobody(t *testing.T) {
 	g := NewGate(2)

@@ -52,6 +52,17 @@ type behaviour struct {
 	steps   []step
 }
 
+// nested is too deep for recursive parsers.
+var nested = strings.Repeat("[", 200_000) + strings.Repeat("]", 200_000)
+
+// malformed returns answers that are not valid.
+func malformed() (all []string) {
+	for _, text := range []string{nested, "null", "[]", "{}", `{"id":{}}`, `"text"`, "\xff"} {
+		all = append(all, answer(200, text))
+	}
+	return append(all, answer(503, nested), answer(503, `{"error":{},"started":false}`), answer(503, `{"error":null,"started":true}`))
+}
+
 // held at the end of an answer of a fake keeps the connection open.
 const held = "\x00"
 
@@ -215,6 +226,10 @@ var behaviours = []behaviour{
 
 	{name: "what has not started is tried again", answers: []string{answer(503, refusal, "Retry-After: 0.01"), answer(429, refusal, "Retry-After: 0.01"), answer(200, report)},
 		asked: []string{"POST /v1/run", "POST /v1/run", "POST /v1/run"}, steps: []step{{op: "run", args: runTrue, want: `{"exit_code":0}`}}},
+	{name: "but not in a loop", answers: []string{answer(503, refusal, "Retry-After: 0"), answer(429, refusal, "Retry-After: 0"), answer(503, refusal, "Retry-After: 0"), answer(200, report)},
+		asked: slices.Repeat([]string{"POST /v1/run"}, 4), steps: []step{{op: "run", args: runTrue, want: `{"exit_code":0}`, least: 700 * time.Millisecond}}},
+	{name: "a command that runs is not asked about in a loop", answers: append(slices.Repeat([]string{answer(200, `{"id":"7","state":"running"}`)}, 5), answer(200, `{"id":"7","state":"ended","report":`+report+`}`)),
+		asked: slices.Repeat([]string{"GET /v1/calls/7?wait_ms=30000"}, 6), steps: []step{{op: "wait", args: `{"process":"7"}`, want: `{"cause":"exited"}`, least: 500 * time.Millisecond}}},
 	{name: "but no stream, of which nothing is left", answers: []string{answer(200, `{"id":"7"}`), answer(429, refusal, "Retry-After: 0.01")},
 		asked: []string{"POST /v1/sessions", "PUT /v1/sessions/7/files/big?mode=644"},
 		steps: []step{{op: "session", args: `{}`}, {op: "pour", args: `{"session":"$session","size":3000}`, want: `{"error":"refused","code":"busy"}`}}},
@@ -230,6 +245,13 @@ var behaviours = []behaviour{
 		asked: []string{"POST /v1/run", "POST /v1/run", "POST /v1/run", "POST /v1/run", "POST /v1/run"},
 		steps: []step{{op: "run", args: runTrue, want: `{"error":"lost"}`}, {op: "run", args: runTrue, want: `{"error":"lost"}`}, {op: "run", args: runTrue, want: `{"error":"lost"}`},
 			{op: "run", args: runTrue, want: `{"error":"lost"}`}, {op: "run", args: runTrue, want: `{"error":"lost"}`}}},
+	{name: "answers that are none", answers: malformed(), asked: slices.Repeat([]string{"POST /v1/run"}, len(malformed())), steps: slices.Repeat([]step{{op: "run", args: runTrue, want: `{"error":"lost"}`}}, len(malformed()))},
+	{name: "ids that are none", answers: malformed(), asked: slices.Repeat([]string{"POST /v1/sessions"}, len(malformed())), steps: slices.Repeat([]step{{op: "session", args: `{}`, want: `{"error":"lost"}`}}, len(malformed()))},
+	{name: "states that are none", answers: append(malformed(), answer(200, `{"id":"7","state":"ended"}`)), asked: slices.Repeat([]string{"GET /v1/calls/7?wait_ms=30000"}, 1+len(malformed())),
+		steps: slices.Repeat([]step{{op: "wait", args: `{"process":"7"}`, want: `{"error":"lost"}`}}, 1+len(malformed()))},
+	{name: "events that are none", answers: []string{streaming(nested + "\n"), streaming("null\n"), streaming("[]\n"), streaming(`{"event":"report"}` + "\n"), streaming(`{"event":"report","report":{}}` + "\n"),
+		streaming(`{"event":"error","error":{}}` + "\n"), streaming(strings.Repeat(" ", 40<<20))}, asked: slices.Repeat([]string{"POST /v1/run?stream=1"}, 7),
+		steps: slices.Repeat([]step{{op: "stream", args: runTrue, want: `{"error":"lost"}`}}, 7)},
 	// E2B 1128: a client without a bound of its own.
 	{name: "no answer", client: `"margin_ms":200`, answers: []string{held, streaming(`{"event":"start","id":"1"}` + "\n" + held)}, asked: []string{"POST /v1/run", "POST /v1/run?stream=1"},
 		steps: []step{{op: "run", args: `{"call":{"argv":["true"],"timeout_ms":100}}`, want: `{"error":"lost"}`, least: 300 * time.Millisecond},

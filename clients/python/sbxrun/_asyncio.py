@@ -26,7 +26,7 @@ class AsyncClient:
 
     async def run(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Report:
         """Run a command or program in a fresh sandbox. When this returns, nothing of it is left."""
-        return Report(_wire.document(await self._ask(_wire.run_request("/v1/run", argv, options))))
+        return _wire.read(await self._ask(_wire.run_request("/v1/run", argv, options)), Report)
 
     def stream(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> AsyncGenerator[Event, None]:
         """Like run, but yields output as it arrives. The last event is the report; leaving the loop before it ends the call."""
@@ -42,13 +42,13 @@ class AsyncClient:
 
     async def session(self, **options: Unpack[SessionOptions]) -> AsyncSession:
         """Create a sandbox that keeps its files between calls. Use ``async with await client.session()``, or call end."""
-        return AsyncSession(self, _wire.document(await self._ask(_wire.session_request(options)))["id"])
+        return AsyncSession(self, _wire.identity(await self._ask(_wire.session_request(options))))
 
     async def sessions(self) -> List[AsyncSession]:
-        return [AsyncSession(self, s["id"]) for s in _wire.document(await self._ask(Request("GET", "/v1/sessions")))["sessions"]]
+        return [AsyncSession(self, id) for id in _wire.identities(await self._ask(Request("GET", "/v1/sessions")))]
 
     async def snapshots(self) -> List[Dict[str, Any]]:
-        return _wire.document(await self._ask(Request("GET", "/v1/snapshots")))["snapshots"]  # type: ignore[no-any-return]
+        return _wire.snapshots(await self._ask(Request("GET", "/v1/snapshots")))
 
     async def remove_snapshot(self, id: str) -> None:
         """Remove a snapshot by its id or name."""
@@ -59,7 +59,7 @@ class AsyncClient:
 
     async def store(self, data: Data) -> str:
         """Store a file in the content store and return its id."""
-        id: str = _wire.document(await self._ask(_wire.send_bytes("POST", "/v1/files", data)))["id"]
+        id: str = _wire.identity(await self._ask(_wire.send_bytes("POST", "/v1/files", data)))
         return id
 
     async def fetch(self, file: Union[File, str]) -> bytes:
@@ -71,7 +71,7 @@ class AsyncClient:
         return self._pieces(_wire.fetch_request(file))
 
     async def _start(self, path: str, request: Request) -> AsyncProcess:
-        return AsyncProcess(self, path, _wire.document(await self._ask(request))["id"])
+        return AsyncProcess(self, path, _wire.identity(await self._ask(request)))
 
     async def _events(self, request: Request) -> AsyncGenerator[Event, None]:
         events = _wire.Events()
@@ -104,14 +104,12 @@ class AsyncClient:
     async def _send(self, request: Request, wait: float) -> _Connection:
         """Send a request, retrying while it is refused for the moment."""
         clock = asyncio.get_running_loop().time
-        until = clock() + self._patience
+        retries = _wire.Retries(self._patience, clock())
         while True:
             try:
-                return await self._once(request, wait + self._margin)
+                return await self._once(request, min(wait + self._margin, _wire.LONGEST_WAIT))
             except Refused as e:
-                if e.again is None or _wire.once(request) or clock() + e.again > until:
-                    raise
-                pause = e.again
+                pause = retries.pause(e, request, clock())
             await asyncio.sleep(pause)
 
     async def _once(self, request: Request, timeout: float) -> _Connection:
@@ -208,9 +206,9 @@ class _Connection(asyncio.Protocol):
             sending.cancel()
         try:
             self.status = int(lines.readline().split()[1])
-        except (ValueError, IndexError) as e:
+            self.headers = http.client.parse_headers(lines)
+        except (ValueError, IndexError, http.client.HTTPException) as e:
             raise Lost("no valid answer") from e
-        self.headers = http.client.parse_headers(lines)
 
     async def all(self) -> bytes:
         return b"".join([chunk async for chunk in self.body()])
@@ -246,6 +244,8 @@ class _Connection(asyncio.Protocol):
             head = b""
 
     async def _part(self, left: int) -> AsyncGenerator[bytes, None]:
+        if left < 0:
+            raise Lost("no valid answer: a negative length")
         while left:
             if not self._received and not await self._more():
                 raise Lost("the answer broke off")
@@ -254,7 +254,10 @@ class _Connection(asyncio.Protocol):
             yield chunk
 
     async def _until(self, end: bytes) -> bytes:
+        """Read a head, or a line, of which no server has a long one."""
         while end not in self._received:
+            if len(self._received) > 1 << 16:
+                raise Lost("no valid answer: a line is too long")
             if not await self._more():
                 raise Lost("the answer did not come, or broke off")
         return self._take(self._received.index(end) + len(end))
@@ -321,14 +324,14 @@ class AsyncSession:
 
     async def exec(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Report:
         """Run a command or program. Its processes end with it; its files stay."""
-        return Report(_wire.document(await self._client._ask(_wire.run_request(self._path + "/exec", argv, options))))
+        return _wire.read(await self._client._ask(_wire.run_request(self._path + "/exec", argv, options)), Report)
 
     def stream(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> AsyncGenerator[Event, None]:
         return self._client._events(_wire.run_request(self._path + "/exec?stream=1", argv, options))
 
     async def cell(self, code: str, **options: Unpack[CellOptions]) -> Cell:
         """Run a cell in the session's interpreter, which keeps definitions for the next cell."""
-        return Cell(_wire.document(await self._client._ask(_wire.run_request(self._path + "/code", None, {**options, "code": code}))))
+        return _wire.read(await self._client._ask(_wire.run_request(self._path + "/code", None, {**options, "code": code})), Cell)
 
     async def start(self, argv: Optional[Sequence[str]] = None, **options: Unpack[ProcessOptions]) -> AsyncProcess:
         """Start a command in the background. Unless it has a timeout, it runs until its own end, or the session's."""
@@ -368,11 +371,11 @@ class AsyncSession:
 
     async def diff(self) -> Dict[str, Any]:
         """Return what the session has changed in its overlay."""
-        return _wire.document(await self._client._ask(Request("GET", self._path + "/diff")))  # type: ignore[no-any-return]
+        return _wire.document(await self._client._ask(Request("GET", self._path + "/diff")))
 
     async def snapshot(self, name: str = "", ttl: float = 0) -> Dict[str, Any]:
         """Keep what the session has written to its overlay; ttl is in seconds."""
-        return _wire.document(await self._client._ask(_wire.snapshot_request(self._path, name, ttl)))  # type: ignore[no-any-return]
+        return _wire.document(await self._client._ask(_wire.snapshot_request(self._path, name, ttl)))
 
     async def end(self) -> None:
         """End the session and everything in it. A session that has already ended is not an error."""
@@ -411,6 +414,7 @@ class AsyncProcess:
                 raise status.error
             if status.report:
                 return status.report
+            await asyncio.sleep(_wire.LEAST_PAUSE)  # the server has usually waited 30 s
 
     async def output(self, stream: str = "stdout", offset: int = 0) -> AsyncGenerator[bytes, None]:
         """Yield the output from a byte offset on, as it arrives. Reconnects where a connection broke."""
@@ -429,6 +433,7 @@ class AsyncProcess:
                 # No byte arrived: either there is no output yet, or the server is gone, and then this raises.
                 if offset == begin:
                     await self.status(1)
+                await asyncio.sleep(_wire.LEAST_PAUSE)
 
     async def send(self, data: Union[str, bytes], *, end: bool = False) -> None:
         """Write to the stdin of a process of a session that was started with keep_stdin; end closes it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import time
@@ -65,7 +66,7 @@ class Client:
 
     def run(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Report:
         """Run a command or program in a fresh sandbox. When this returns, nothing of it is left."""
-        return Report(_wire.document(self._ask(_wire.run_request("/v1/run", argv, options))))
+        return _wire.read(self._ask(_wire.run_request("/v1/run", argv, options)), Report)
 
     def stream(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Generator[Event, None, None]:
         """Like run, but yields output as it arrives. The last event is the report; leaving the loop before it ends the call."""
@@ -81,13 +82,13 @@ class Client:
 
     def session(self, **options: Unpack[SessionOptions]) -> Session:
         """Create a sandbox that keeps its files between calls. Use it in a with statement, or call end."""
-        return Session(self, _wire.document(self._ask(_wire.session_request(options)))["id"])
+        return Session(self, _wire.identity(self._ask(_wire.session_request(options))))
 
     def sessions(self) -> List[Session]:
-        return [Session(self, s["id"]) for s in _wire.document(self._ask(Request("GET", "/v1/sessions")))["sessions"]]
+        return [Session(self, id) for id in _wire.identities(self._ask(Request("GET", "/v1/sessions")))]
 
     def snapshots(self) -> List[Dict[str, Any]]:
-        return _wire.document(self._ask(Request("GET", "/v1/snapshots")))["snapshots"]  # type: ignore[no-any-return]
+        return _wire.snapshots(self._ask(Request("GET", "/v1/snapshots")))
 
     def remove_snapshot(self, id: str) -> None:
         """Remove a snapshot by its id or name."""
@@ -98,7 +99,7 @@ class Client:
 
     def store(self, data: Data) -> str:
         """Store a file in the content store and return its id."""
-        id: str = _wire.document(self._ask(_wire.send_bytes("POST", "/v1/files", data)))["id"]
+        id: str = _wire.identity(self._ask(_wire.send_bytes("POST", "/v1/files", data)))
         return id
 
     def fetch(self, file: Union[File, str]) -> bytes:
@@ -110,15 +111,16 @@ class Client:
         return self._body(_wire.fetch_request(file), 0)
 
     def _start(self, path: str, request: Request) -> Process:
-        return Process(self, path, _wire.document(self._ask(request))["id"])
+        return Process(self, path, _wire.identity(self._ask(request)))
 
     def _events(self, request: Request) -> Generator[Event, None, None]:
         events = _wire.Events()
-        for chunk in self._body(request, _wire.KEEPALIVE):
-            for event in events.feed(chunk):
-                yield event
-                if event.report:
-                    return
+        with contextlib.closing(self._body(request, _wire.KEEPALIVE)) as body:
+            for chunk in body:
+                for event in events.feed(chunk):
+                    yield event
+                    if event.report:
+                        return
         raise Lost("the stream ended without a report")
 
     def _ask(self, request: Request) -> bytes:
@@ -126,19 +128,18 @@ class Client:
 
     def _body(self, request: Request, wait: float) -> Generator[bytes, None, None]:
         """Send a request, retrying while it is refused for the moment. Closing the generator closes the connection."""
-        until = time.monotonic() + self._patience
+        retries = _wire.Retries(self._patience, time.monotonic())
         while True:
             try:
-                connection, response = self._once(request, wait + self._margin)
+                connection, response = self._once(request, min(wait + self._margin, _wire.LONGEST_WAIT))
                 break
             except Refused as e:
-                if e.again is None or _wire.once(request) or time.monotonic() + e.again > until:
-                    raise
-                pause = e.again
+                pause = retries.pause(e, request, time.monotonic())
             time.sleep(pause)
         try:
             yield from _received(response)
         finally:
+            response.close()
             connection.close()
 
     def _once(self, request: Request, timeout: float) -> Tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
@@ -166,7 +167,8 @@ class Client:
                 raise Lost(f"the answer did not come: {e!r}") from e
             if response.status < 300:
                 return connection, response
-            raise _wire.answered(response.status, response.headers.get("Retry-After"), b"".join(_received(response)))
+            with response:
+                raise _wire.answered(response.status, response.headers.get("Retry-After"), b"".join(_received(response)))
         except _Unreadable as e:
             connection.close()
             assert e.__cause__
@@ -201,14 +203,14 @@ class Session:
 
     def exec(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Report:
         """Run a command or program. Its processes end with it; its files stay."""
-        return Report(_wire.document(self._client._ask(_wire.run_request(self._path + "/exec", argv, options))))
+        return _wire.read(self._client._ask(_wire.run_request(self._path + "/exec", argv, options)), Report)
 
     def stream(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Generator[Event, None, None]:
         return self._client._events(_wire.run_request(self._path + "/exec?stream=1", argv, options))
 
     def cell(self, code: str, **options: Unpack[CellOptions]) -> Cell:
         """Run a cell in the session's interpreter, which keeps definitions for the next cell."""
-        return Cell(_wire.document(self._client._ask(_wire.run_request(self._path + "/code", None, {**options, "code": code}))))
+        return _wire.read(self._client._ask(_wire.run_request(self._path + "/code", None, {**options, "code": code})), Cell)
 
     def start(self, argv: Optional[Sequence[str]] = None, **options: Unpack[ProcessOptions]) -> Process:
         """Start a command in the background. Unless it has a timeout, it runs until its own end, or the session's."""
@@ -248,11 +250,11 @@ class Session:
 
     def diff(self) -> Dict[str, Any]:
         """Return what the session has changed in its overlay."""
-        return _wire.document(self._client._ask(Request("GET", self._path + "/diff")))  # type: ignore[no-any-return]
+        return _wire.document(self._client._ask(Request("GET", self._path + "/diff")))
 
     def snapshot(self, name: str = "", ttl: float = 0) -> Dict[str, Any]:
         """Keep what the session has written to its overlay; ttl is in seconds."""
-        return _wire.document(self._client._ask(_wire.snapshot_request(self._path, name, ttl)))  # type: ignore[no-any-return]
+        return _wire.document(self._client._ask(_wire.snapshot_request(self._path, name, ttl)))
 
     def end(self) -> None:
         """End the session and everything in it. A session that has already ended is not an error."""
@@ -291,6 +293,7 @@ class Process:
                 raise status.error
             if status.report:
                 return status.report
+            time.sleep(_wire.LEAST_PAUSE)  # the server has usually waited 30 s
 
     def output(self, stream: str = "stdout", offset: int = 0) -> Generator[bytes, None, None]:
         """Yield the output from a byte offset on, as it arrives. Reconnects where a connection broke."""
@@ -305,6 +308,7 @@ class Process:
                 # No byte arrived: either there is no output yet, or the server is gone, and then this raises.
                 if offset == begin:
                     self.status(1)
+                time.sleep(_wire.LEAST_PAUSE)
 
     def send(self, data: Union[str, bytes], *, end: bool = False) -> None:
         """Write to the stdin of a process of a session that was started with keep_stdin; end closes it.

@@ -8,7 +8,7 @@ import json
 import socket
 import urllib.parse
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union
 
 if TYPE_CHECKING:
     from typing_extensions import TypedDict
@@ -18,6 +18,17 @@ else:
 
 # For how many seconds a stream may be quiet: then the server sends a keepalive.
 KEEPALIVE = 5
+
+# Maximum length of one event of a stream, in bytes: servers send less.
+LONGEST_EVENT = 128 << 20
+
+# Maximum of every wait, in seconds: sockets and time.sleep reject more than a few weeks.
+LONGEST_WAIT = 1_000_000.0
+
+# Minimum time between two requests about a command, in seconds.
+LEAST_PAUSE = 0.1
+
+_T = TypeVar("_T")
 
 
 class Error(Exception):
@@ -146,6 +157,7 @@ class _Outcome:
 
     def __init__(self, data: Dict[str, Any]) -> None:
         self.data = data
+        self._raw = {stream: _kept(data, stream) for stream in ("stdout", "stderr")}
         self.id: str = data["id"]
         self.cause: str = data["cause"]
         self.timed_out: bool = data["timed_out"]
@@ -163,13 +175,18 @@ class _Outcome:
 
     def raw(self, stream: str) -> bytes:
         """The kept bytes of stdout or stderr, as written."""
-        encoded = self.data.get(stream + "_base64")
-        if encoded is not None:
-            return base64.b64decode(encoded)
-        return (self.data.get(stream) or "").encode("utf-8")
+        return self._raw[stream]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(id={self.id!r}, cause={self.cause!r})"
+
+
+def _kept(data: Dict[str, Any], stream: str) -> bytes:
+    encoded: Optional[str] = data.get(stream + "_base64")
+    if encoded is not None:
+        return base64.b64decode(encoded)
+    text: str = data.get(stream) or ""
+    return text.encode("utf-8")
 
 
 class Report(_Outcome):
@@ -195,14 +212,8 @@ class Cell(_Outcome):
         self.number: int = data["number"]
         self.results: List[Dict[str, Any]] = data["results"]
         self.exception: Optional[Dict[str, str]] = data.get("exception")
-
-    @property
-    def value(self) -> Optional[str]:
-        for result in reversed(self.results):
-            if result["kind"] == "value":
-                text: Optional[str] = result["media"][0].get("text")
-                return text
-        return None
+        values = [result["media"][0].get("text") for result in self.results if result["kind"] == "value"]
+        self.value: Optional[str] = values[-1] if values else None
 
 
 @dataclass(frozen=True)
@@ -258,7 +269,7 @@ def quoted(text: str) -> str:
 
 
 def send_json(path: str, document: Dict[str, Any], wait: float = 0, key: str = "") -> Request:
-    return Request("POST", path, json.dumps(document).encode(), "application/json", wait, key)
+    return Request("POST", path, json.dumps(document, allow_nan=False).encode(), "application/json", wait, key)
 
 
 def send_bytes(method: str, path: str, content: Data, kind: str = "application/octet-stream") -> Request:
@@ -298,7 +309,7 @@ def run_request(path: str, argv: Optional[Sequence[str]], options: Mapping[str, 
     if grace:
         document["grace_ms"] = grace * 1000
     document.update(_members(members))
-    return send_json(path, document, timeout + grace, key)
+    return send_json(path, document, min(timeout + grace, LONGEST_WAIT), key)
 
 
 def session_request(options: Mapping[str, Any]) -> Request:
@@ -323,6 +334,7 @@ def stdin_request(path: str, data: Union[str, bytes], end: bool) -> Request:
 
 
 def status_request(path: str, wait: float) -> Request:
+    wait = min(wait, LONGEST_WAIT)
     return Request("GET", f"{path}?wait_ms={wait * 1000:.0f}", wait=wait)
 
 
@@ -353,34 +365,70 @@ def _file(path: str, content: Content) -> Dict[str, str]:
     return {"path": path, "base64": base64.b64encode(content).decode()}
 
 
-def document(text: bytes) -> Any:
+def read(text: bytes, make: Callable[[Any], _T]) -> _T:
+    """Return make of a document. Raises Lost if the answer is malformed."""
     try:
-        return json.loads(text)
-    except ValueError as e:
-        raise Lost(f"no valid answer: {e}") from e
+        return make(json.loads(text))
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, MemoryError) as e:
+        raise Lost(f"no valid answer: {type(e).__name__}: {e}") from e
+
+
+def document(text: bytes) -> Dict[str, Any]:
+    """The document itself."""
+    return read(text, _object)
+
+
+def identity(text: bytes) -> str:
+    """The id of what was made."""
+    return read(text, lambda data: _text(data["id"]))
+
+
+def _object(value: Any) -> Dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError("not an object")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("not a text")
+    return value
 
 
 def status(text: bytes) -> Status:
-    data = document(text)
+    return read(text, _status)
+
+
+def _status(data: Dict[str, Any]) -> Status:
     report, failed = data.get("report"), data.get("error")
     started = data.get("started", bool(report))
     error = failure({"error": failed, "started": started or failed["code"] == "unproven", "report": report}) if failed else None
+    if not (report or error) and data["state"] == "ended":
+        raise ValueError("an end without a report")
     return Status(data["state"], data.get("stdout_bytes", 0), data.get("stderr_bytes", 0), Report(report) if report else None, error, started)
 
 
 def languages(text: bytes) -> List[Language]:
-    return [Language(a["name"], a["command"], a["file"], a["cells"]) for a in document(text)["languages"]]
+    return read(text, lambda data: [Language(a["name"], a["command"], a["file"], a["cells"]) for a in data["languages"]])
 
 
 def entries(text: bytes) -> List[Entry]:
-    return [Entry(e["path"], e["type"], e["size"]) for e in document(text)["files"]]
+    return read(text, lambda data: [Entry(e["path"], e["type"], e["size"]) for e in data["files"]])
+
+
+def identities(text: bytes) -> List[str]:
+    return read(text, lambda data: [_text(s["id"]) for s in data["sessions"]])
+
+
+def snapshots(text: bytes) -> List[Dict[str, Any]]:
+    return read(text, lambda data: [_object(s) for s in data["snapshots"]])
 
 
 def answered(status: int, again: Optional[str], text: bytes) -> Error:
     """The error that an answer is. again is its Retry-After."""
     try:
-        e = failure(json.loads(text), status)
-    except (ValueError, KeyError, TypeError):
+        e = read(text, lambda data: failure(data, status))
+    except Lost:
         return Lost(f"no valid answer: status {status}")
     if isinstance(e, Refused) and status in (429, 503):
         try:
@@ -398,24 +446,52 @@ def failure(document: Dict[str, Any], status: int = 0) -> Error:
     return Refused(failed["code"], failed["message"], failed.get("hint", ""), status)
 
 
+class Retries:
+    """When to send a request again that was refused for the moment."""
+
+    def __init__(self, patience: float, now: float) -> None:
+        self._until = now + patience
+        self._least = LEAST_PAUSE  # doubles with each try, even if the server says 0
+
+    def pause(self, refused: Refused, request: Request, now: float) -> float:
+        """Return how long to wait before the next try, or raise the error if there is none."""
+        if refused.again is None or once(request):
+            raise refused
+        pause = min(max(refused.again, self._least), LONGEST_WAIT)
+        self._least = min(2 * self._least, 5)
+        if now + pause > self._until:
+            raise refused
+        return pause
+
+
 class Events:
     """The events of a stream, of pieces as they come."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest: List[bytes] = []  # of a line
+        self._length = 0
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        *lines, rest = chunk.split(b"\n")
         for line in lines:
-            yield from self._event(document(line))
+            whole = b"".join([*self._rest, line])
+            self._rest, self._length = [], 0
+            for event in read(whole, self._event):
+                if isinstance(event, Error):
+                    raise event
+                yield event
+        self._rest.append(rest)
+        self._length += len(rest)
+        if self._length > LONGEST_EVENT:
+            raise Lost(f"no valid answer: an event has more than {LONGEST_EVENT} bytes")
 
     @staticmethod
-    def _event(event: Dict[str, Any]) -> List[Event]:
+    def _event(event: Dict[str, Any]) -> List[Union[Event, Error]]:
         name = event["event"]
         if name == "report":
             return [Event(name, report=Report(event["report"]))]
         if name == "error":
-            raise failure(event["error"])
+            return [failure(event["error"])]
         if name in ("stdout", "stderr"):
             return [Event(name, base64.b64decode(event["base64"]) if "base64" in event else event.get("text", "").encode("utf-8"))]
         return []

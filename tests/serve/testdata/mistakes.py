@@ -7,6 +7,7 @@ import socket
 import tempfile
 
 import sbxrun
+from sbxrun import _wire
 
 ADDRESS = "unix:/no/such/socket"
 
@@ -51,3 +52,36 @@ with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as queue
             waiting.connect(path)
     for e in raised(lambda client: client("unix:" + path, margin=0.1).run(["true"], timeout=0.1)):
         assert isinstance(e, sbxrun.Refused) and e.code == "unreachable", e
+
+# Times of which sockets and timers know no number.
+for seconds in (1e10, 1e300):
+    for e in raised(lambda client: client(ADDRESS, margin=seconds, patience=seconds).run(["true"], timeout=seconds, grace=seconds)):
+        assert isinstance(e, sbxrun.Refused) and e.code == "unreachable", e
+    for e in raised(lambda client: client(ADDRESS).call("7").status(seconds)):
+        assert isinstance(e, sbxrun.Refused) and e.code == "unreachable", e
+for seconds in (float("inf"), float("nan")):
+    for e in raised(lambda client: client(ADDRESS).run(["true"], timeout=seconds)):
+        assert type(e) is ValueError, e
+
+# A line that comes in many pieces is looked at once, and one without an end is given up. Quadratic work would be
+# 800 GB here.
+events = _wire.Events()
+for _ in range(40 << 10):
+    assert not list(events.feed(b" " * 1024))
+assert [e.data for e in events.feed(b'{"event": "stdout", "text": "a"}\n{"event": "stdout",')] == [b"a"]
+assert [e.data for e in events.feed(b'"text": "b"}\n')] == [b"b"]
+try:
+    for _ in range(_wire.LONGEST_EVENT // len(ADDRESS) + 1):
+        list(events.feed(ADDRESS.encode() * 1024))
+    raise AssertionError("no end")
+except sbxrun.Lost:
+    pass
+
+# What a server says of the next try is not all that counts.
+retries, now, tries = _wire.Retries(10, 0), 0.0, 0
+try:
+    while True:
+        now += retries.pause(sbxrun.Refused("busy", "m", again=0.0), _wire.Request("GET", "/"), now)
+        tries += 1
+except sbxrun.Refused:
+    assert tries < 10, tries

@@ -1,0 +1,42 @@
+package capture
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/snapshots"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// A snapshot ends with the cause of its context, and leaves nothing in the store.
+func TestTakeEnds(t *testing.T) {
+	dir := t.TempDir()
+	harness.Must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("text"), 0o600))
+	layer, err := os.Open(dir)
+	harness.Must(t, err)
+	defer layer.Close()
+	store, err := snapshots.Open(filepath.Join(t.TempDir(), "snapshots"))
+	harness.Must(t, err)
+	defer store.Close()
+	from := Source{Overlays: []*room.Overlay{{Dest: "/work", Source: dir, Since: time.Now(), Layer: layer}}}
+	ended := errors.New("ended")
+	for _, cause := range []error{ended, nil} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		if cause != nil {
+			cancel(cause)
+		}
+		m, err := snapshots.NewManifest("", 0)
+		harness.Must(t, err)
+		m.Workdir = "/work"
+		err = Take(ctx, store, m, from, 1<<20)
+		cancel(nil)
+		if all, wrong := store.List(); err != cause || len(wrong) > 0 || len(all) != map[bool]int{false: 1}[cause != nil] {
+			t.Errorf("%v, %d snapshots, %v; want %v", err, len(all), wrong, cause)
+		}
+	}
+}

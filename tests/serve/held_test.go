@@ -1,0 +1,177 @@
+package serve
+
+import (
+	"bytes"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// hold is how two tenants hold what all share. The server must go on serving a third one.
+type hold struct {
+	name   string
+	config string
+	// begin returns when one tenant holds as much as it gets; it continues until the test ends. Each tenant has its own
+	// loopback address, from.
+	begin func(t *testing.T, url, token string, from net.IP)
+}
+
+// The server of TestHeld allows this many connections. One attacker opens more than half of them, two more than all.
+const heldConnections = 64
+
+// heldTLS, instead of a configuration, makes the server use TLS.
+const heldTLS = "TLS"
+
+var holds = []hold{
+	{"connections that send nothing", "", flood("")},
+	{"connections that are idle after an answer", "", flood("GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")},
+	{"connections that were refused", "", flood("GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n")},
+	{"half a head", "", flood("GET /healthz HTTP/1.1\r\nHost:")},
+	{"half a body without a token", "", flood("POST /v1/run HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")},
+	{"half a body with a token", "requests = 4\n", flood("POST /v1/run HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer TOKEN\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")},
+	{"idle connections of a tenant", "", flood("GET /v1/languages HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer TOKEN\r\n\r\n")},
+	{"half a TLS handshake", heldTLS, flood("\x16\x03\x01\x02\x00\x01")},
+	{"background processes", "concurrency = 8\nprocesses = 8\n", processes},
+	{"long calls", "concurrency = 8\nqueue = 8\n", longCalls},
+}
+
+// A tenant is served while others hold as many connections and places as they get.
+func TestHeld(t *testing.T) {
+	for _, a := range holds {
+		t.Run(a.name, func(t *testing.T) {
+			t.Parallel()
+			config, scheme := fmt.Sprintf("places = 16\ndrain_timeout = \"1s\"\nconnections = %d\n", heldConnections), "http://"
+			if a.config == heldTLS {
+				dir := certificates(t)
+				config += fmt.Sprintf("tls_cert = %q\ntls_key = %q\n", filepath.Join(dir, "cert"), filepath.Join(dir, "key"))
+				a.config, scheme = "", "https://"
+			}
+			s, address := overTCP(t, config+"[call]\nmax_timeout = \"10m\"\n[tenant]\n"+a.config, "one", "two", "victim")
+			url := scheme + address
+			var both sync.WaitGroup
+			for i, tenant := range []string{"one", "two"} {
+				both.Go(func() { a.begin(t, url, tenant+"-token", net.IPv4(127, 0, 0, byte(2+i))) })
+			}
+			both.Wait()
+			if t.Failed() {
+				return
+			}
+			for range 5 {
+				status, answer := askOnce(t, http.MethodPost, url+"/v1/run", "victim-token", sh("echo served"))
+				if status != http.StatusOK || !strings.Contains(answer, "served") {
+					t.Fatalf("%d %s\n%s", status, answer, s.log)
+				}
+			}
+		})
+	}
+}
+
+// askOnce sends a request on a new connection.
+func askOnce(t *testing.T, method, url, token string, body any) (int, string) {
+	t.Helper()
+	text, err := json.Marshal(body)
+	harness.Must(t, err)
+	q, err := http.NewRequest(method, url, bytes.NewReader(text))
+	harness.Must(t, err)
+	q.Close = true
+	q.Header.Set("Content-Type", "application/json")
+	q.Header.Set("Authorization", "Bearer "+token)
+	const within = 2 * time.Minute
+	client := &http.Client{Timeout: within, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	r, err := client.Do(q)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer r.Body.Close()
+	answer, err := io.ReadAll(r.Body)
+	if err != nil {
+		return 0, err.Error()
+	}
+	return r.StatusCode, string(answer)
+}
+
+// flood opens connections, more than the server has for one address, and opens each again when it is closed.
+func flood(text string) func(t *testing.T, url, token string, from net.IP) {
+	return func(t *testing.T, url, token string, from net.IP) {
+		const each, pause = heldConnections * 3 / 4, 50 * time.Millisecond
+		text := strings.ReplaceAll(text, "TOKEN", token)
+		_, address, _ := strings.Cut(url, "://")
+		dial := net.Dialer{LocalAddr: &net.TCPAddr{IP: from}, Timeout: harness.Bound}
+		var opened, all sync.WaitGroup
+		opened.Add(each)
+		for range each {
+			all.Go(func() {
+				first := sync.OnceFunc(opened.Done)
+				defer first()
+				for t.Context().Err() == nil {
+					c, err := dial.DialContext(t.Context(), "tcp", address)
+					if err == nil {
+						_, _ = io.WriteString(c, text) // it may have been closed
+						time.AfterFunc(pause, first)   // by then the server has accepted it
+						_ = c.SetReadDeadline(time.Now().Add(harness.Bound))
+						stop := closeAfter(t, c)
+						_, _ = io.Copy(io.Discard, c) // until the server closes it
+						stop()
+						c.Close()
+					}
+					time.Sleep(pause)
+				}
+			})
+		}
+		t.Cleanup(all.Wait)
+		opened.Wait()
+	}
+}
+
+// closeAfter closes a connection when the test ends.
+func closeAfter(t *testing.T, c net.Conn) (stop func()) {
+	over := make(chan struct{})
+	go func() {
+		select {
+		case <-t.Context().Done():
+			c.Close()
+		case <-over:
+		}
+	}()
+	return func() { close(over) }
+}
+
+// processes starts as many background processes as the server takes.
+func processes(t *testing.T, url, token string, _ net.IP) {
+	status, answer := askOnce(t, http.MethodPost, url+"/v1/sessions", token, struct{}{})
+	var x api.Session
+	if err := json.Unmarshal([]byte(answer), &x); status != http.StatusCreated || err != nil {
+		t.Errorf("%d %s", status, answer)
+		return
+	}
+	for range 10 {
+		if status, answer := askOnce(t, http.MethodPost, url+"/v1/sessions/"+x.ID+"/processes", token, sh("sleep 1000")); status != http.StatusAccepted && status != http.StatusTooManyRequests {
+			t.Errorf("%d %s", status, answer)
+		}
+	}
+}
+
+// longCalls starts more calls than the tenant may run at once, which take long.
+func longCalls(t *testing.T, url, token string, _ net.IP) {
+	for range 16 {
+		if status, answer := askOnce(t, http.MethodPost, url+"/v1/calls", token, api.Call{Argv: []string{"sleep", "1000"}, TimeoutMS: 600_000}); status != http.StatusAccepted && status != http.StatusTooManyRequests && status != http.StatusServiceUnavailable {
+			t.Errorf("%d %s", status, answer)
+		}
+	}
+	running := func() bool {
+		_, answer := askOnce(t, http.MethodGet, url+"/v1/calls", token, struct{}{})
+		return strings.Count(answer, `"running"`) >= 7 // of the 16 places one is reserved
+	}
+	harness.Until(t, harness.Bound, "long calls", running)
+}
