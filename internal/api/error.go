@@ -35,6 +35,7 @@ const (
 	BusySession   Code = "busy-session"
 	Idempotency   Code = "idempotency"
 	Quota         Code = "quota"
+	QuotaKept     Code = "quota-kept"
 	Busy          Code = "busy"
 	Draining      Code = "draining"
 	Setup         Code = "setup"
@@ -52,7 +53,7 @@ var status = map[Code]int{
 	NoSuchSession: http.StatusNotFound, NoSuchCall: http.StatusNotFound, NoSuchProcess: http.StatusNotFound, NoSuchFile: http.StatusNotFound, NoSuchPath: http.StatusNotFound, NoSuchMethod: http.StatusMethodNotAllowed,
 	NoSuchSnap: http.StatusNotFound, NoSuchVolume: http.StatusNotFound, BusyVolume: http.StatusConflict, NameInUse: http.StatusConflict,
 	Ended: http.StatusGone, BusySession: http.StatusConflict, Idempotency: http.StatusConflict,
-	Quota: http.StatusTooManyRequests, Busy: http.StatusServiceUnavailable, Draining: http.StatusServiceUnavailable,
+	Quota: http.StatusTooManyRequests, QuotaKept: http.StatusConflict, Busy: http.StatusServiceUnavailable, Draining: http.StatusServiceUnavailable,
 	Limit: http.StatusNotImplemented, Setup: http.StatusInternalServerError, Unproven: http.StatusInternalServerError, QuotaDisk: http.StatusInsufficientStorage,
 	Internal: http.StatusInternalServerError, Lost: http.StatusBadGateway,
 }

@@ -3,6 +3,7 @@ package api
 import (
 	"fmt"
 	"io/fs"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"syscall"
@@ -45,5 +46,15 @@ func TestWrite(t *testing.T) {
 	}
 	if w.Code != 400 || !strings.Contains(w.Body.String(), "language <b> & so on") || w.Header().Get("Content-Type") != "application/json" {
 		t.Errorf("%d %v %s", w.Code, w.Header(), w.Body)
+	}
+}
+
+// Only temporary errors have Retry-After.
+func TestRetryAfter(t *testing.T) {
+	for code, status := range Codes() {
+		again := NewError(code, "", "").GetHeaders().Get("Retry-After") != ""
+		if again != (status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable) {
+			t.Errorf("%s, status %d: %v", code, status, again)
+		}
 	}
 }

@@ -177,7 +177,7 @@ func TestKeys(t *testing.T) {
 	if _, first, err = k.Begin(t.Context(), "t", "b", nil); !first || err != nil {
 		t.Error(first, err)
 	}
-	if _, _, err := k.Begin(t.Context(), "t", "c", nil); code(err) != api.Quota {
+	if _, _, err := k.Begin(t.Context(), "t", "c", nil); code(err) != api.QuotaKept {
 		t.Errorf("a third one: %v", err)
 	}
 	if _, first, err := k.Begin(t.Context(), "other", "a", []byte("2")); !first || err != nil {

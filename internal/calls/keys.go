@@ -64,7 +64,7 @@ func (k *Keys) Begin(ctx context.Context, tenant, name string, body []byte) (key
 	if len(own) >= k.most {
 		k.expire(tenant, now)
 		if len(own) >= k.most {
-			return nil, false, api.NewError(api.Quota, "the tenant has too many idempotency keys", "they are kept for "+k.keep.String())
+			return nil, false, api.NewError(api.QuotaKept, "the tenant has too many idempotency keys", "they are kept for "+k.keep.String())
 		}
 	}
 	if k.all[tenant] == nil {

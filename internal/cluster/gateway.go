@@ -179,7 +179,7 @@ func (g *Gateway) somewhere(r *http.Request, body []byte) (res *http.Response, a
 			return nil, at, err
 		}
 		res.Body = closing{res.Body, leave} // then it is no longer under way
-		if !notBegun(res, api.Busy, api.Draining, api.Quota) {
+		if !notBegun(res, api.Busy, api.Draining, api.Quota, api.QuotaKept) {
 			return res, at, nil
 		}
 		refused = res
@@ -192,7 +192,7 @@ func (g *Gateway) somewhere(r *http.Request, body []byte) (res *http.Response, a
 
 // notBegun reports whether a node has refused a request, with one of these codes.
 func notBegun(res *http.Response, codes ...api.Code) bool {
-	if res.StatusCode != http.StatusServiceUnavailable && res.StatusCode != http.StatusTooManyRequests {
+	if !slices.Contains([]int{http.StatusServiceUnavailable, http.StatusTooManyRequests, http.StatusConflict}, res.StatusCode) {
 		return false
 	}
 	const most = 64 << 10

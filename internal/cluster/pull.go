@@ -94,7 +94,7 @@ func (p *puller) take(ctx context.Context, m *nats.Msg) {
 		return
 	case err != nil:
 		e = api.AsError(err)
-		if code := e.Failure.Code; code == api.Busy || code == api.Quota || code == api.Draining {
+		if code := e.Failure.Code; code == api.Busy || code == api.Quota || code == api.QuotaKept || code == api.Draining {
 			_ = m.NakWithDelay(later(m)) // without it, it comes after ackWait
 			return
 		}

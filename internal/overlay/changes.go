@@ -42,7 +42,7 @@ type comparison struct {
 }
 
 func (t *Tree) comparison(ctx context.Context) *comparison {
-	return &comparison{ctx: ctx, Tree: t, walk: tree.Walk{Entries: cmp.Or(t.Entries, maxEntries), Text: cmp.Or(t.Text, maxText), Depth: maxDepth, Path: maxName}, first: map[tree.Inode]string{}, settled: map[string]bool{}, conflicts: map[string]bool{}}
+	return &comparison{ctx: ctx, Tree: t, walk: tree.Walk{Entries: cmp.Or(t.Entries, maxEntries), Text: cmp.Or(t.Text, maxText), Depth: maxDepth, Path: maxName, Count: t.Count}, first: map[tree.Inode]string{}, settled: map[string]bool{}, conflicts: map[string]bool{}}
 }
 
 // Changes returns how the layers differ from the original, parents first. warnings are about what
@@ -386,6 +386,11 @@ func (w *comparison) entry(e *tree.Entry, low original) (below original, err err
 	case Link:
 		if w.walk.Text -= len(e.Target); w.walk.Text < 0 {
 			return none, tree.TooLarge("where links lead is too long together, up to %.200q", e.Path)
+		}
+		if w.Count != nil {
+			if err := w.Count(0, len(e.Target)); err != nil {
+				return none, err
+			}
 		}
 		if was != nil {
 			if target, err := tree.Readlink(low.dir, e.Name); err == nil && target == e.Target {

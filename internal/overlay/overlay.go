@@ -76,6 +76,8 @@ type Tree struct {
 
 	Entries, Text int // bounds of what is looked at, as of a [tree.Walk]; 0 for a million, and 256 MiB
 
+	Count func(entries, text int) error // see [tree.Walk]
+
 	ours map[tree.Inode]unix.Stat_t // what an apply has made of files with several names
 	// seen are the directories of the original that were compared, and those that an apply has made.
 	seen map[string]tree.Inode

@@ -191,9 +191,6 @@ func (s *Source) start(tenant string, p place.Policy) (_ *ahead, err error) {
 	if a.files, err = workspace.Open(dir, ".", user); err != nil {
 		return nil, err
 	}
-	if err := a.files.Keep(); err != nil { // for the program's own file, and whatever else it brings
-		return nil, err
-	}
 	fifo, err := a.files.Fifo(p.Program.File)
 	if err != nil {
 		return nil, err

@@ -8,67 +8,92 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AsUser calls f with the file system ids of a user, on a thread of its own that ends with
-// it; nil is as this process. What f opens and makes is then what that user could, and is that
-// user's: a file system of a user namespace takes no file of an id that the namespace has no
-// name for (EOVERFLOW). f must not start processes, and must stay on its goroutine.
+// AsUser calls f with the file system IDs of a user; nil means this process's own. f can open and create
+// only what that user can, and new files belong to the user: a file system of a user namespace rejects
+// files of an ID that the namespace does not map (EOVERFLOW). f must not start processes, and must stay
+// on its goroutine.
+//
+// f runs on one of at most userThreads threads that are kept for the user. Further calls wait in order, so
+// f must only make system calls that return soon.
 func AsUser(user *Cred, f func() error) error {
-	t, err := NewUserThread(user)
-	if err != nil {
-		return err
-	}
-	defer t.Close()
-	return t.Do(f)
-}
-
-// UserThread is a thread with the file system ids of a user, for many calls: see [AsUser].
-// The nil one is whatever thread asks.
-type UserThread struct {
-	turn sync.Mutex
-	work chan func() error
-	done chan error
-}
-
-// NewUserThread starts one, which the caller closes; of no user it is nil.
-func NewUserThread(user *Cred) (*UserThread, error) {
 	if user == nil {
-		return nil, nil
+		return f()
 	}
-	t := &UserThread{work: make(chan func() error), done: make(chan error)}
+	one, _ := users.LoadOrStore(*user, &userPool{calls: make(chan *userCall)})
+	return one.(*userPool).do(user, f)
+}
+
+// userThreads is the maximum number of threads for one user. They run until the process exits, because a
+// process acts as one or two users.
+const userThreads = 8
+
+var users sync.Map // *userPool by Cred
+
+// userPool is the threads of one user.
+type userPool struct {
+	calls   chan *userCall
+	mutex   sync.Mutex
+	threads int
+}
+
+// userCall is one call of a function on a thread.
+type userCall struct {
+	f        func() error
+	err      error
+	panicked any
+	done     chan struct{}
+}
+
+func (c *userCall) run() {
+	defer func() {
+		c.panicked = recover()
+		close(c.done)
+	}()
+	c.err = c.f()
+}
+
+func (p *userPool) do(user *Cred, f func() error) error {
+	c := &userCall{f: f, done: make(chan struct{})}
+	select {
+	case p.calls <- c:
+	default: // no thread is idle
+		if err := p.grow(user); err != nil {
+			return err
+		}
+		p.calls <- c
+	}
+	<-c.done
+	if c.panicked != nil {
+		panic(c.panicked) // it ends the caller's request, and not the process
+	}
+	return c.err
+}
+
+// grow starts one more thread, unless there are enough.
+func (p *userPool) grow(user *Cred) error {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if p.threads == userThreads {
+		return nil
+	}
+	started := make(chan error)
 	go func() {
-		// Never unlocked: Go ends the thread with the goroutine, and makes no other from it.
+		// Never unlocked: Go makes no other thread from it, and would end it with the goroutine.
 		runtime.LockOSThread()
 		err := takeOn(user)
-		t.done <- err
+		started <- err
 		if err != nil {
 			return
 		}
-		for f := range t.work {
-			t.done <- f()
+		for c := range p.calls {
+			c.run()
 		}
 	}()
-	if err := <-t.done; err != nil {
-		return nil, err
+	err := <-started
+	if err == nil {
+		p.threads++
 	}
-	return t, nil
-}
-
-// Do calls f on the thread.
-func (t *UserThread) Do(f func() error) error {
-	if t == nil {
-		return f()
-	}
-	t.turn.Lock()
-	defer t.turn.Unlock()
-	t.work <- f
-	return <-t.done
-}
-
-// Close ends the thread.
-func (t *UserThread) Close() {
-	if t != nil {
-		close(t.work)
-	}
+	return err
 }
 
 // takeOn gives this thread the file system ids of a user, and with them none of root's rights

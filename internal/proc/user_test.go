@@ -3,6 +3,9 @@ package proc
 import (
 	"os"
 	"path/filepath"
+	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -57,5 +60,50 @@ func TestAsUser(t *testing.T) {
 		t.Error("afterwards:", err)
 	} else {
 		f.Close()
+	}
+}
+
+// The number of threads is bounded, however many goroutines act as a user. A panic reaches the caller, and the
+// thread stays usable.
+func TestAsUserThreads(t *testing.T) {
+	var user *Cred // an ordinary user has no other
+	if os.Geteuid() == 0 {
+		user = &Cred{UID: 65534, GID: 65534}
+	}
+	var all sync.WaitGroup
+	var most atomic.Int64
+	before := tasks(t)
+	for range 300 {
+		all.Go(func() {
+			for range 20 {
+				err := AsUser(user, func() error {
+					if n := int64(tasks(t)); n > most.Load() {
+						most.Store(n)
+					}
+					return nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	// The runtime has some for system calls, too.
+	if limit := int64(before + userThreads + 2*runtime.GOMAXPROCS(0) + 8); most.Load() > limit {
+		t.Errorf("%d threads, want at most %d", most.Load(), limit)
+	}
+	for range 2 * userThreads {
+		func() {
+			defer func() {
+				if recover() != "mistake" {
+					t.Error("no panic")
+				}
+			}()
+			_ = AsUser(user, func() error { panic("mistake") })
+		}()
+	}
+	if err := AsUser(user, func() error { return os.ErrExist }); err != os.ErrExist {
+		t.Error(err)
 	}
 }

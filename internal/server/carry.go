@@ -9,7 +9,6 @@ import (
 	"mime"
 	"net/http"
 	"path"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -350,7 +349,8 @@ func (s *Server) fetch(ctx context.Context, o *order, id string) error {
 const (
 	mostEntries   = 10_000 // that are looked at
 	mostCollected = 256
-	mostNames     = 64 << 10 // bytes of all their names
+	mostNames     = 64 << 10  // bytes of all their names
+	mostMatching  = 128 << 20 // steps of matching: about a second of CPU time at most
 )
 
 // collects is how much memory what is told of collected files may take.
@@ -370,7 +370,12 @@ func (s *Server) collect(ctx context.Context, at place.Place, o *order) (files [
 	if err != nil {
 		return []api.FileOut{{Path: ".", Error: err.Error()}}
 	}
-	deepest, left, names := 0, int64(o.ceilings.Files), 0
+	leave, err := wait(ctx, s.walking, eachTenant)
+	if err != nil {
+		return []api.FileOut{{Path: ".", Error: err.Error()}}
+	}
+	defer leave()
+	deepest, left, names, match := 0, int64(o.ceilings.Files), 0, matcher{o.collect, mostMatching}
 	for _, p := range o.collect {
 		deepest = max(deepest, strings.Count(p, "/"))
 	}
@@ -381,11 +386,11 @@ func (s *Server) collect(ctx context.Context, at place.Place, o *order) (files [
 		if e.Type == "directory" && strings.Count(e.Path, "/") >= deepest {
 			return fs.SkipDir // no pattern goes further down
 		}
-		if e.Type != "file" || !slices.ContainsFunc(o.collect, func(pattern string) bool {
-			ok, _ := path.Match(pattern, e.Path) // they were checked
-			return ok
-		}) {
+		if e.Type != "file" {
 			return nil
+		}
+		if ok, err := match.any(e.Path); !ok {
+			return err
 		}
 		if len(files) == mostCollected {
 			return usage("more than %d files match", mostCollected)
@@ -410,6 +415,35 @@ func (s *Server) collect(ctx context.Context, at place.Place, o *order) (files [
 		files = append(files, api.FileOut{Path: ".", Error: err.Error()})
 	}
 	return files
+}
+
+// matcher matches names against patterns, with a bounded number of steps. path.Match takes as many steps as
+// the product of both lengths.
+type matcher struct {
+	patterns []string // valid ones
+	left     int      // steps
+}
+
+// any reports whether a pattern matches. It fails when no steps are left.
+func (m *matcher) any(name string) (bool, error) {
+	for _, pattern := range m.patterns {
+		rest := strings.IndexAny(pattern, `*?[\`)
+		if rest < 0 {
+			rest = len(pattern)
+		}
+		m.left -= 1 + rest
+		if !strings.HasPrefix(name, pattern[:rest]) {
+			continue
+		}
+		m.left -= (len(pattern) - rest) * (len(name) - rest)
+		if m.left < 0 {
+			return false, usage("the patterns of collect are too long for so many files, up to %.80q: give fewer, or such as out/*.png", name)
+		}
+		if ok, _ := path.Match(pattern, name); ok {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // keep puts a file of the workspace into the content store.

@@ -3,13 +3,16 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -70,8 +73,35 @@ func TestCollectEnds(t *testing.T) {
 	harness.Must(t, (&Server{}).bringFile(t.Context(), dir, &order{}, fileIn{path: "a", text: strings.NewReader("x"), size: 1, mode: 0o600}))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	files := (&Server{}).collect(ctx, filesPlace{dir: dir}, &order{collect: []string{"*"}})
+	s := &Server{walking: tenants.NewGate(1)}
+	files := s.collect(ctx, filesPlace{dir: dir}, &order{collect: []string{"*"}})
 	if len(files) != 1 || files[0].Path != "." || files[0].Error != errEnded.Error() {
 		t.Errorf("%+v", files)
 	}
+}
+
+// Matching that would take minutes ends with an error; usual patterns and names need few steps.
+func TestMatcher(t *testing.T) {
+	const (
+		deepest = "out/0123456789/0123456789/" // of usual names
+		bad     = "*aaaaaaaaaaaaaaaaaaaaaaaaaaaaaab"
+	)
+	usual := matcher{[]string{"*.png", "*.csv", "out/*.png", "out/*/*.csv", "report.html", "out/[a-f]*/*", deepest + "*"}, mostMatching}
+	for i := range mostEntries {
+		name := fmt.Sprintf("%s%06d.log", deepest, i)
+		if ok, err := usual.any(name); !ok || err != nil {
+			t.Fatalf("%s: %v %v", name, ok, err)
+		}
+	}
+	hostile := matcher{slices.Repeat([]string{strings.Repeat(bad, 2)}, 64), mostMatching}
+	name := strings.Repeat("a", 250)
+	for i := range mostEntries {
+		if ok, err := hostile.any(name); err != nil {
+			t.Logf("after %d names", i)
+			return
+		} else if ok {
+			t.Fatal("a name matches")
+		}
+	}
+	t.Error("all names were compared with all patterns")
 }

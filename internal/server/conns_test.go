@@ -293,7 +293,7 @@ func TestBodiesAtOnce(t *testing.T) {
 		harness.Must(t, err)
 		t.Cleanup(func() { c.Close() })
 		_ = c.SetDeadline(time.Now().Add(20 * time.Second)) // it takes deadlines
-		if _, err := io.WriteString(c, "POST /v1/run HTTP/1.1\r\nHost: sbxrun\r\nContent-Type: application/json\r\nContent-Length: 200000\r\n\r\n{"); err != nil {
+		if _, err := io.WriteString(c, "POST /v1/run HTTP/1.1\r\nHost: sbxrun\r\nContent-Type: application/json\r\nContent-Length: 200000\r\n\r\n"+strings.Repeat(" ", 190_000)); err != nil {
 			t.Fatal(err)
 		}
 		return c
@@ -329,6 +329,30 @@ func TestBodiesAtOnce(t *testing.T) {
 	}
 }
 
+// Memory for a body is reserved as it is read, with or without Content-Length.
+func TestBodyHolds(t *testing.T) {
+	var s *Server
+	h := handler(t, func(its *Server) { s = its })
+	web := httptest.NewServer(h)
+	t.Cleanup(web.Close)
+	for _, length := range []string{"Transfer-Encoding: chunked\r\n\r\n64\r\n", "Content-Length: 10000000\r\n\r\n"} {
+		c, err := net.Dial("tcp", web.Listener.Addr().String())
+		harness.Must(t, err)
+		_, err = io.WriteString(c, "POST /v1/run HTTP/1.1\r\nHost: sbxrun\r\nContent-Type: application/json\r\n"+length+strings.Repeat(" ", 100))
+		harness.Must(t, err)
+		var used int64
+		harness.Until(t, harness.Bound, "the memory of a body", func() bool {
+			used = s.memory.Used("uid-1")
+			return used > 0
+		})
+		if used > 10_000 {
+			t.Errorf("%d bytes for a body of 100: %q", used, length)
+		}
+		c.Close()
+		harness.Until(t, harness.Bound, "the end of the request", func() bool { return s.memory.Used("uid-1") == 0 })
+	}
+}
+
 // What a request has taken of the memory it gives back with its end.
 func TestHold(t *testing.T) {
 	c := config.Default()
@@ -337,7 +361,7 @@ func TestHold(t *testing.T) {
 	harness.Must(t, err)
 	defer s.Drain(t.Context())
 	h := s.identified(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		for _, want := range []api.Code{"", api.Quota} {
+		for _, want := range []api.Code{"", api.Policy} {
 			if err := s.Hold(r.Context(), 600); want == "" && err != nil || want != "" && api.AsError(err).Failure.Code != want {
 				t.Errorf("%v, want %q", err, want)
 			}

@@ -128,7 +128,7 @@ func (s *Server) OpenStored(ctx context.Context, id string) (*os.File, int64, er
 
 // ListFiles lists a session's workspace, with all that is below.
 func (s *Server) ListFiles(ctx context.Context, session string) (*workspace.Listing, error) {
-	dir, _, release, err := s.dirOf(ctx, session)
+	dir, _, release, err := s.treeOf(ctx, session, s.walking)
 	if err != nil {
 		return nil, err
 	}
@@ -158,9 +158,7 @@ func (s *Server) ListFiles(ctx context.Context, session string) (*workspace.List
 // Body reads the body of a request as all handlers do: when there is memory for it, of at most
 // so many bytes and values, and none that can be read in two ways.
 func (s *Door) Body(w http.ResponseWriter, r *http.Request) ([]byte, error) {
-	if err := s.holdBody(w, r); err != nil {
-		return nil, err
-	}
+	s.holdBody(w, r)
 	text, err := io.ReadAll(http.MaxBytesReader(w, io.NopCloser(body{Request{w, r}}), int64(s.settings.Load().MaxBody)))
 	if big := (*http.MaxBytesError)(nil); errors.As(err, &big) {
 		return nil, api.NewError(api.TooLarge, "the request is too large", "")

@@ -48,6 +48,7 @@ func (s *Door) open(c config.Config, tokens config.Tokens, log *slog.Logger) err
 	s.log = log
 	s.begun = tenants.NewBudget("requests at once", 0)
 	s.memory = tenants.NewBudget("bytes of requests and answers", int64(c.Buffers))
+	s.memory.Shared = true
 	return s.take(c, tokens)
 }
 

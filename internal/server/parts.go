@@ -201,7 +201,7 @@ func (s *Server) use(t config.Tenant, p *parts, out *place.Policy) error {
 		}
 	}
 	if len(names) > t.Volumes {
-		return api.NewError(api.Quota, fmt.Sprintf("the tenant may have %d volumes", t.Volumes), "DELETE /v1/volumes/{name} removes one")
+		return api.NewError(api.QuotaKept, fmt.Sprintf("the tenant may have %d volumes", t.Volumes), "DELETE /v1/volumes/{name} removes one")
 	}
 	return busyVolume(out.Parts.Use(store, p.volumes, &out.Policy))
 }

@@ -33,7 +33,7 @@ func TestVolumesAtOnce(t *testing.T) {
 				switch {
 				case err == nil:
 					made[tenant].Add(1)
-				case !errors.As(err, &e) || e.Failure.Code != api.Quota:
+				case !errors.As(err, &e) || e.Failure.Code != api.QuotaKept:
 					t.Error(err)
 				}
 			})

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"reflect"
@@ -30,6 +31,9 @@ func init() {
 	validation.MsgExpectedMinimumNumber, validation.MsgExpectedMaximumNumber = "expected number >= %.16g", "expected number <= %.16g"
 	// huma's own errors, of requests that are not as the document says, are ours.
 	huma.NewError = func(status int, message string, errs ...error) huma.StatusError {
+		if e, ok := errors.AsType[*api.Error](errors.Join(errs...)); ok { // from heldBody
+			return e
+		}
 		e := api.NewError(api.Usage, message, "")
 		if message == "request body is required" {
 			e.Failure.Hint = "send {} if there is nothing to say"
@@ -66,30 +70,25 @@ func (q *Request) Resolve(ctx huma.Context) []error {
 	return nil
 }
 
-// held has the body of a request be read when there is memory for it.
+// held reserves memory for the request body as it is read.
 func (s *Server) held(ctx huma.Context, next func(huma.Context)) {
 	r, w := humago.Unwrap(ctx)
-	if err := s.holdBody(w, r); err != nil {
-		api.AsError(err).Write(w)
-		return
-	}
+	s.holdBody(w, r)
 	next(ctx)
 }
 
 // holding is the memory that a request has taken, until it is over.
 type holding struct {
-	mu     sync.Mutex
-	leases []*tenants.Lease
-	over   bool // what is taken now, nobody would free
+	mu    sync.Mutex
+	lease *tenants.Lease // nil for none
+	over  bool           // the request has ended
 }
 
 func (h *holding) free() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.over = true
-	for _, l := range h.leases {
-		l.Free()
-	}
+	h.lease.Free()
 }
 
 // Hold takes memory for a request, until it is over: a tool of MCP may still run then, as the SDK does not
@@ -100,33 +99,57 @@ func (s *Door) Hold(ctx context.Context, n int64) error {
 	if !ok {
 		return nil
 	}
-	tenant := Whose(ctx).Tenant
-	lease, err := s.memory.Take(tenant, n, int64(s.settings.Load().Of(tenant).Buffers))
-	if err != nil {
-		return err
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.over {
-		lease.Free()
 		return api.NewError(api.Ended, "the client has left", "")
 	}
-	h.leases = append(h.leases, lease)
-	return nil
+	tenant := Whose(ctx).Tenant
+	own := int64(s.settings.Load().Of(tenant).Buffers)
+	if h.lease != nil {
+		return h.lease.Grow(n, own)
+	}
+	var err error
+	h.lease, err = s.memory.Take(tenant, n, own)
+	return err
 }
 
-// holdBody takes the memory for the body of a request, and what is made of it.
-func (s *Door) holdBody(w http.ResponseWriter, r *http.Request) error {
-	const copies = 3 // as text, as values, and in the types of the interface
-	n := r.ContentLength
-	if most := int64(s.settings.Load().MaxBody); n < 0 || n > most { // not known, or read until it is too much
-		n = most
+// holdBody reserves memory for the request body, and for the values decoded from it, as it is read.
+func (s *Door) holdBody(w http.ResponseWriter, r *http.Request) {
+	if r.Body != nil {
+		r.Body = &heldBody{r.Body, s, w, r.Context(), nil}
 	}
-	err := s.Hold(r.Context(), copies*n)
-	if err != nil {
-		w.Header().Set("Connection", "close") // or net/http would first read the body
+}
+
+type heldBody struct {
+	io.ReadCloser
+	s   *Door
+	w   http.ResponseWriter
+	ctx context.Context
+	err error // of the reservation
+}
+
+func (b *heldBody) Read(p []byte) (int, error) {
+	const copies = 3 // text, values, and the types of package api
+	if b.err != nil {
+		return 0, b.err
 	}
-	return err
+	n, err := b.ReadCloser.Read(p)
+	if n == 0 {
+		return n, err
+	}
+	if b.err = b.s.Hold(b.ctx, copies*int64(n)); b.err != nil {
+		b.w.Header().Set("Connection", "close") // or net/http would read the rest before it answers
+		return 0, b.err
+	}
+	return n, err
+}
+
+func (b *heldBody) Close() error {
+	if b.err != nil {
+		return nil // as above
+	}
+	return b.ReadCloser.Close()
 }
 
 // modest refuses JSON of so many values that they would take many times the memory of the text: an
@@ -285,7 +308,7 @@ func (s *Server) operation(a huma.API, o huma.Operation, codes ...api.Code) huma
 }
 
 // starting are the codes of all that starts something.
-var starting = []api.Code{api.TooLarge, api.MediaType, api.Policy, api.NoSuchFile, api.Quota, api.Busy, api.Draining, api.Limit, api.Unproven, api.QuotaDisk}
+var starting = []api.Code{api.TooLarge, api.MediaType, api.Policy, api.NoSuchFile, api.Quota, api.QuotaKept, api.Busy, api.Draining, api.Limit, api.Unproven, api.QuotaDisk}
 
 // content is an answer of several media types.
 func content(a huma.API, description string, types map[string]reflect.Type) *huma.Response {

@@ -66,7 +66,7 @@ func TestListHolds(t *testing.T) {
 	set := *s.settings.Load()
 	set.Tenant.Buffers = values.Size(100*answerRest - 1)
 	s.settings.Store(&set)
-	if w = ask(h, http.MethodGet, "/v1/calls", ""); w.Code != http.StatusTooManyRequests || w.Body.Len() > 1000 {
+	if w = ask(h, http.MethodGet, "/v1/calls", ""); w.Code != http.StatusForbidden || w.Body.Len() > 1000 {
 		t.Errorf("%d, %d bytes", w.Code, w.Body.Len())
 	}
 }

@@ -2,8 +2,10 @@ package server
 
 import (
 	"context"
+	"errors"
 	"io"
 	"io/fs"
+	"math"
 	"net/http"
 	"strconv"
 
@@ -11,6 +13,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/internal/tree"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
@@ -20,7 +23,7 @@ type body struct{ q Request }
 
 func (b body) Read(p []byte) (int, error) {
 	n, err := b.q.r.Body.Read(p)
-	if err != nil && err != io.EOF {
+	if _, ours := errors.AsType[*api.Error](err); err != nil && err != io.EOF && !ours {
 		err = api.NewError(api.Usage, "the request has broken off", "")
 	}
 	return n, err
@@ -49,6 +52,40 @@ func (s *Server) dirOf(ctx context.Context, id string) (*workspace.Dir, context.
 	return dir, both, release, nil
 }
 
+// eachTenant is how many requests of a tenant pass a gate for whole trees at once; the others wait. The tenant
+// determines the size of its trees, so without a bound its requests could use all processors.
+var eachTenant = tenants.Ceilings{Concurrency: 8, Queue: math.MaxInt} // the number of requests is bounded
+
+// wait waits for a request's turn.
+func wait(ctx context.Context, g *tenants.Gate, c tenants.Ceilings) (leave func(), err error) {
+	turn, err := g.Join(Whose(ctx).Tenant, c)
+	if err != nil {
+		return nil, err
+	}
+	if turn.Wait(ctx) != nil {
+		turn.Leave()
+		return nil, errEnded
+	}
+	return turn.Leave, nil
+}
+
+// treeOf is dirOf for requests that walk through the whole workspace, after waiting at a gate.
+func (s *Server) treeOf(ctx context.Context, id string, g *tenants.Gate) (*workspace.Dir, context.Context, func(), error) {
+	dir, both, release, err := s.dirOf(ctx, id)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	leave, err := wait(both, g, eachTenant)
+	if err != nil {
+		release()
+		return nil, nil, nil, err
+	}
+	return dir, both, func() {
+		leave()
+		release()
+	}, nil
+}
+
 // reading goes on until the context ends. A client who sends a byte from time to time would otherwise keep a
 // session from its end; and so would one who does nothing, or takes a byte from time to time, see
 // [side.until].
@@ -72,15 +109,8 @@ var errEnded = &result.Error{Code: string(api.Ended), Message: "the session has 
 
 // entriesLeft is how many entries a workspace may still get.
 func (s *Server) entriesLeft(dir *workspace.Dir) (int, error) {
-	left := s.settings.Load().Sessions.MaxEntries
-	err := dir.List(".", left, func(workspace.Entry) error {
-		left--
-		return nil
-	})
-	if err != nil && api.AsError(err).Failure.Code == api.TooLarge { // commands may have made more
-		return 0, nil
-	}
-	return left, err
+	n, err := dir.Entries()
+	return max(0, s.settings.Load().Sessions.MaxEntries-n), err // commands may have made more
 }
 
 func (s *Server) defineWorkspace(a huma.API) {
@@ -134,7 +164,7 @@ func (s *Server) defineWorkspace(a huma.API) {
 
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "listFiles", Method: http.MethodGet, Path: base, Summary: "List the workspace, with all that is below",
-	}, append(none, api.TooLarge, api.Quota)...), func(ctx context.Context, q *struct{ SessionPath }) (*answer[*workspace.Listing], error) {
+	}, append(none, api.TooLarge, api.Policy, api.Quota, api.Busy)...), func(ctx context.Context, q *struct{ SessionPath }) (*answer[*workspace.Listing], error) {
 		return with(s.ListFiles(ctx, q.ID))
 	})
 
@@ -147,7 +177,7 @@ func (s *Server) defineWorkspace(a huma.API) {
 		OperationID: "putArchive", Method: http.MethodPut, Path: archive, Summary: "Unpack a tar stream into the workspace", RequestBody: takes("application/x-tar"), DefaultStatus: http.StatusNoContent,
 		Description: "Only files and directories: links, devices, names that are absolute or lead outside, and too many entries or bytes are errors; entries before that stay.",
 	}, append(none, api.TooLarge, api.QuotaDisk)...), func(ctx context.Context, q *whole) (*struct{}, error) {
-		dir, both, release, err := s.dirOf(ctx, q.ID)
+		dir, both, release, err := s.treeOf(ctx, q.ID, s.archives)
 		if err != nil {
 			return nil, err
 		}
@@ -170,7 +200,7 @@ func (s *Server) defineWorkspace(a huma.API) {
 		Responses:   map[string]*huma.Response{"200": {Description: "The archive", Content: map[string]*huma.MediaType{"application/x-tar": {Schema: &huma.Schema{Type: "string", Format: "binary"}}}}},
 	}, append(none, api.TooLarge)...), func(ctx context.Context, q *whole) (*streamed, error) {
 		return q.writes(func() error {
-			dir, both, release, err := s.dirOf(ctx, q.ID)
+			dir, both, release, err := s.treeOf(ctx, q.ID, s.archives)
 			if err != nil {
 				return err
 			}

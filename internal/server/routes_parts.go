@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"math"
 	"net/http"
 	"path/filepath"
 	"reflect"
@@ -19,6 +20,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sessions"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
+	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/internal/volumes"
 )
 
@@ -53,24 +55,26 @@ func (s *Server) look(ctx context.Context, id string) (x *sessions.Session, o *r
 	}, nil
 }
 
-// Bounds of a comparison: of the memory for the changes, and what their JSON takes in addition,
-// which has up to six bytes for each of a name.
+// Bounds of a comparison, and the memory for each entry: the change, and its JSON.
 const (
 	mostChanges = 16 << 20
-	perChange   = 512 // beside its path
-	diffMemory  = 8 * mostChanges
+	perChange   = 512 // without its path
+	perEntry    = 2 * perChange
+	perByte     = 2 + escaped // of a path
 )
 
 // diff answers with what a session has changed.
 func (s *Server) diff(ctx context.Context, q Request, id string) error {
-	if err := s.Hold(ctx, diffMemory); err != nil {
-		return err
-	}
 	x, o, both, release, err := s.look(ctx, id)
 	if err != nil {
 		return err
 	}
 	defer release()
+	leave, err := wait(both, s.walking, eachTenant)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	tree, err := overlay.Open(o.Layer, o.Source, o.Since, o.Lower...)
 	if err != nil {
 		return err
@@ -78,7 +82,9 @@ func (s *Server) diff(ctx context.Context, q Request, id string) error {
 	defer tree.Close()
 	tree.Expect(o.Base)
 	tree.Entries, tree.Text = mostChanges/perChange, mostChanges/2
+	tree.Count = func(entries, text int) error { return s.Hold(ctx, int64(perEntry*entries+perByte*text)) }
 	changes, warnings, err := tree.Changes(both)
+	leave() // a client that reads the answer slowly does not delay other requests
 	if err = unlessEnded(both, err); err != nil {
 		return err
 	}
@@ -87,6 +93,11 @@ func (s *Server) diff(ctx context.Context, q Request, id string) error {
 	}
 	defer q.w.(*patient).out.until(both)()
 	if strings.Contains(q.r.Header.Get("Accept"), "application/x-tar") {
+		leave, err := wait(both, s.archives, eachTenant)
+		if err != nil {
+			return err
+		}
+		defer leave()
 		q.w.Header().Set("Content-Type", "application/x-tar")
 		if err := tree.Tar(q.w, changes); err != nil {
 			panic(http.ErrAbortHandler) // a part must not look like all of it
@@ -126,12 +137,11 @@ func (s *Server) Snapshot(ctx context.Context, id string, n api.NewSnapshot) (*a
 	defer x.Capture.Unlock()
 	both, cancel := s.Until(both)
 	defer cancel()
-	select {
-	case s.packing <- struct{}{}:
-		defer func() { <-s.packing }()
-	case <-both.Done():
+	leave, err := wait(both, s.packing, tenants.Ceilings{Concurrency: 1, Queue: math.MaxInt})
+	if err == nil {
+		defer leave()
 	}
-	if err := unlessEnded(both, nil); err != nil {
+	if err := unlessEnded(both, err); err != nil {
 		return nil, err
 	}
 	m, err := snapshots.NewManifest(n.Name, milliseconds(n.TTLMS))
@@ -250,7 +260,7 @@ func (s *Server) defineParts(a huma.API) {
 		OperationID: "diff", Method: http.MethodGet, Path: "/v1/sessions/{id}/diff", Summary: "Tell what a session has changed in its overlay",
 		Description: "Compared with the server's directory as it is now. With Accept: application/x-tar, what was added and changed with its content.",
 		Responses:   map[string]*huma.Response{"200": diff},
-	}, append(none, api.TooLarge, api.Quota)...), func(ctx context.Context, q *struct {
+	}, append(none, api.TooLarge, api.Policy, api.Quota, api.Busy)...), func(ctx context.Context, q *struct {
 		Request
 		SessionPath
 	}) (*streamed, error) {
@@ -337,6 +347,11 @@ func (s *Server) defineParts(a huma.API) {
 			return nil, err
 		}
 		defer store.Close()
+		leave, err := wait(ctx, s.walking, eachTenant)
+		if err != nil {
+			return nil, err
+		}
+		defer leave()
 		return nil, s.removeVolume(store, q.Name)
 	})
 }

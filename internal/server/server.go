@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"sync"
@@ -53,8 +54,12 @@ type Server struct {
 	base context.Context // of all that runs; ends with the server
 	end  context.CancelCauseFunc
 
-	stores   sync.Map      // of a tenant's directory a mutex, while its volumes are counted and made
-	packing  chan struct{} // has room for those snapshots that are taken at once
+	stores sync.Map // of a tenant's directory a mutex, while its volumes are counted and made
+	// Gates of requests whose work depends on what a tenant has stored.
+	packing  *tenants.Gate // snapshots
+	walking  *tenants.Gate // reading whole trees
+	archives *tenants.Gate // reading and writing them as fast as the client does
+
 	mu       sync.Mutex
 	draining bool
 	running  sync.WaitGroup // calls that were let begin
@@ -79,6 +84,7 @@ func New(c config.Config, tokens config.Tokens, source place.Source, log *slog.L
 		return nil, err
 	}
 	s.shelf = &calls.Shelf{Calls: tenants.NewBudget("calls that are kept", 0), Output: tenants.NewBudget("bytes of output that is kept", int64(c.Calls.Output))}
+	s.shelf.Calls.Kept, s.shelf.Output.Kept, s.shelf.Output.Shared = true, true, true
 	s.book = calls.NewBook(spools, time.Duration(c.Calls.Keep), s.shelf)
 	s.keys = calls.NewKeys(keepKeys, mostKeys)
 	s.rooms = sessions.NewStore(s.tellEnd, s.spawn)
@@ -87,7 +93,7 @@ func New(c config.Config, tokens config.Tokens, source place.Source, log *slog.L
 		return s.gate.Join(tenant, c)
 	}
 	const packing = 2 // each takes a processor, and memory for the compression
-	s.packing = make(chan struct{}, packing)
+	s.packing, s.walking, s.archives = tenants.NewGate(packing), tenants.NewGate(math.MaxInt), tenants.NewGate(math.MaxInt)
 	s.sweep()
 	s.base, s.end = context.WithCancelCause(context.Background())
 	s.spawn(s.expire)

@@ -6,6 +6,7 @@ package sessions
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -171,12 +172,14 @@ func NewStore(tell func(*Session, *result.Result), spawn func(func())) *Store {
 
 // Reserve takes one of the sessions that a tenant may have. The lease is for the session that is to be made.
 func (st *Store) Reserve(tenant string, most int) (*tenants.Lease, error) {
-	if most > 0 { // to the budget 0 is no bound
-		if lease, err := st.taken.Take(tenant, 1, int64(most)); err == nil {
-			return lease, nil
-		}
+	if most == 0 { // to the budget that is no bound
+		return nil, api.NewError(api.Policy, "sessions are disabled for this tenant", "the operator can enable them: sessions of [tenant] in the server's configuration")
 	}
-	return nil, api.NewError(api.Quota, "the tenant has as many sessions as it may", "end one")
+	lease, err := st.taken.Take(tenant, 1, int64(most))
+	if err != nil {
+		return nil, api.NewError(api.QuotaKept, fmt.Sprintf("the tenant has as many sessions as it may, %d", most), "end one")
+	}
+	return lease, nil
 }
 
 // Add takes over a session whose exported members are filled in.

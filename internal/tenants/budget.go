@@ -8,8 +8,13 @@ import (
 )
 
 // Budget is so much of something that tenants share: bytes in memory or on disk, connections.
-// What is to be used is taken before, so that nothing begins for which there may be no room.
 type Budget struct {
+	// Shared limits each tenant to the amount that it leaves free: one tenant alone gets half of the total. Even if
+	// several tenants take all they can get, another one still finds some.
+	Shared bool
+	// Kept marks leases that last until the tenant removes something, so retrying does not help.
+	Kept bool
+
 	what  string // as errors name it
 	total int64  // of all tenants; 0 is no bound
 
@@ -33,16 +38,40 @@ type Lease struct {
 // Take takes n, which is not negative, for a tenant, who may have own in all; 0 is no bound. An error is an
 // [*api.Error], and says whose bound it is.
 func (b *Budget) Take(tenant string, n, own int64) (*Lease, error) {
+	l := &Lease{budget: b, tenant: tenant}
+	if err := l.Grow(n, own); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// Grow takes n more, with the bounds and errors of [Budget.Take].
+func (l *Lease) Grow(n, own int64) error {
+	b := l.budget
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if used := b.used[tenant]; n < 0 || own > 0 && n > own-used {
-		return nil, api.NewError(api.Quota, fmt.Sprintf("the tenant has %d of its %d %s, and this takes %d more", used, own, b.what, n), "ask for less, or wait until others are over")
+	if err := b.check(l.n, b.used[l.tenant], n, own); err != nil {
+		return err
 	}
-	if b.total > 0 && n > b.total-b.sum {
-		return nil, api.NewError(api.Busy, "all "+b.what+" are taken", "try again later")
+	b.add(l.tenant, n)
+	l.n += n
+	return nil
+}
+
+// check returns the error of growing a lease by n. The lease has held, of the amount that its tenant has used.
+func (b *Budget) check(held, used, n, own int64) error {
+	free := b.total - b.sum
+	switch {
+	case n < 0 || own > 0 && n > own-held:
+		return api.NewError(api.Policy, fmt.Sprintf("this takes more than the tenant's %d %s", own, b.what), "ask for less")
+	case own > 0 && n > own-used && b.Kept:
+		return api.NewError(api.QuotaKept, fmt.Sprintf("the tenant has %d of its %d %s, and this takes %d more", used, own, b.what, n), "remove some")
+	case own > 0 && n > own-used:
+		return api.NewError(api.Quota, fmt.Sprintf("the tenant has %d of its %d %s, and this takes %d more", used, own, b.what, n), "ask for less, or wait until others are over")
+	case b.total > 0 && (n > free || b.Shared && used+n > free-n):
+		return api.NewError(api.Busy, "too many "+b.what+" are taken", "try again later")
 	}
-	b.add(tenant, n)
-	return &Lease{b, tenant, n}, nil
+	return nil
 }
 
 func (b *Budget) add(tenant string, n int64) {

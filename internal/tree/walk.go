@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"iter"
 	"path"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -19,6 +20,10 @@ type Walk struct {
 
 	Files  bool // open regular files as well
 	Mounts bool // go into other mounts
+
+	// Count, unless nil, is called for each directory with the number of names and the bytes of their paths. Its
+	// error ends the walk.
+	Count func(entries, text int) error
 
 	// As calls a function with the rights of somebody else, to open something; nil is as we are.
 	As func(func() error) error
@@ -74,21 +79,46 @@ func (w *Walk) below(ctx context.Context, dir int, at string, depth int, yield f
 		yield(nil, err)
 		return false
 	}
-	for _, name := range names {
-		if !w.entry(ctx, dir, at, name, depth, yield) {
+	together := 1
+	if w.As != nil {
+		together = lookTogether
+	}
+	for part := range slices.Chunk(names, together) {
+		entries := make([]Entry, len(part))
+		for i, name := range part {
+			entries[i] = Entry{Dir: dir, Name: name, Path: path.Join(at, name), Depth: depth, FD: -1}
+		}
+		err := w.as(func() error {
+			for i := range entries {
+				entries[i].Err = entries[i].look()
+			}
+			return nil
+		})
+		if err != nil {
+			yield(nil, err)
 			return false
+		}
+		for i := range entries {
+			if !w.entry(ctx, &entries[i], yield) {
+				return false
+			}
 		}
 	}
 	return true
 }
 
-func (w *Walk) entry(ctx context.Context, dir int, at, name string, depth int, yield func(*Entry, error) bool) bool {
+// lookTogether is the number of entries that one call of Walk.As looks at. Entries are opened one by one, because
+// descriptors are scarce.
+const lookTogether = 64
+
+func (w *Walk) entry(ctx context.Context, e *Entry, yield func(*Entry, error) bool) bool {
 	if ctx.Err() != nil {
 		yield(nil, context.Cause(ctx))
 		return false
 	}
-	e := &Entry{Dir: dir, Name: name, Path: path.Join(at, name), Depth: depth, FD: -1}
-	e.Err = w.as(func() error { return w.look(e) })
+	if w.opens(e) {
+		e.Err = w.as(func() error { return w.openEntry(e) })
+	}
 	if e.FD >= 0 {
 		defer unix.Close(e.FD)
 	}
@@ -96,6 +126,7 @@ func (w *Walk) entry(ctx context.Context, dir int, at, name string, depth int, y
 		return true
 	}
 	isDir := e.FD >= 0 && Type(&e.Stat) == unix.S_IFDIR
+	depth := e.Depth
 	if isDir && (depth >= w.Depth || len(e.Path) > w.Path) {
 		e.Err = ErrDeep
 	}
@@ -108,24 +139,25 @@ func (w *Walk) entry(ctx context.Context, dir int, at, name string, depth int, y
 	return !isDir || e.Skip || e.Err != nil || w.below(ctx, e.FD, e.Path, depth+1, yield)
 }
 
-// look opens what is there.
-func (w *Walk) look(e *Entry) (err error) {
-	if err = unix.Fstatat(e.Dir, e.Name, &e.Stat, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return err
-	}
-	flags := unix.O_RDONLY
-	switch Type(&e.Stat) {
-	case unix.S_IFLNK:
+// look reads what stat(2) and readlink(2) say.
+func (e *Entry) look() (err error) {
+	err = unix.Fstatat(e.Dir, e.Name, &e.Stat, unix.AT_SYMLINK_NOFOLLOW)
+	if err == nil && Type(&e.Stat) == unix.S_IFLNK {
 		e.Target, err = readlink(e.Dir, e.Name)
-		return err
-	case unix.S_IFDIR:
+	}
+	return err
+}
+
+// opens reports whether the walk opens an entry.
+func (w *Walk) opens(e *Entry) bool {
+	kind := Type(&e.Stat)
+	return e.Err == nil && (kind == unix.S_IFDIR || kind == unix.S_IFREG && w.Files)
+}
+
+func (w *Walk) openEntry(e *Entry) (err error) {
+	flags := unix.O_RDONLY
+	if Type(&e.Stat) == unix.S_IFDIR {
 		flags |= unix.O_DIRECTORY
-	case unix.S_IFREG:
-		if !w.Files {
-			return nil
-		}
-	default:
-		return nil
 	}
 	if e.FD, err = w.open(e.Dir, e.Name, flags); err != nil {
 		e.FD = -1
@@ -176,12 +208,16 @@ func (w *Walk) Names(dir int, at string) ([]string, error) {
 	if list == nil {
 		return nil, TooLarge("there are too many files and directories, up to those in %.200q", at)
 	}
-	w.Entries -= len(list)
+	text := 0
 	for _, name := range list {
-		w.Text -= len(at) + len(name) + 1
+		text += len(at) + len(name) + 1
 	}
-	if w.Text < 0 {
+	w.Entries -= len(list)
+	if w.Text -= text; w.Text < 0 {
 		return nil, TooLarge("the paths of all files are too long together, up to those in %.200q", at)
 	}
-	return list, nil
+	if w.Count != nil {
+		err = w.Count(len(list), text)
+	}
+	return list, err
 }

@@ -28,20 +28,13 @@ import (
 
 // Dir is a directory of a sandbox. Its methods may be called by several goroutines.
 type Dir struct {
-	file   *os.File
-	user   *proc.Cred       // nil if as this process
-	thread *proc.UserThread // the user's, if one is kept
-	kept   *proc.UserThread // the same, if it ends with this directory
-	far    bool             // names may be as deep as the trees of a Transfer
+	file *os.File
+	user *proc.Cred // nil if as this process
+	far  bool       // names may be as deep as the trees of a Transfer
 }
 
 // as calls f as the sandbox's user.
-func (d *Dir) as(f func() error) error {
-	if d.thread != nil {
-		return d.thread.Do(f)
-	}
-	return proc.AsUser(d.user, f)
-}
+func (d *Dir) as(f func() error) error { return proc.AsUser(d.user, f) }
 
 func (d *Dir) fd() int { return proc.Descriptor(d.file) }
 
@@ -68,18 +61,7 @@ func Open(root int, name string, user *proc.Cred) (*Dir, error) {
 	return d, nil
 }
 
-// Keep keeps the thread that is the sandbox's user until Close, where each method makes one otherwise.
-// It is called before the others.
-func (d *Dir) Keep() (err error) {
-	d.kept, err = proc.NewUserThread(d.user)
-	d.thread = d.kept
-	return err
-}
-
-func (d *Dir) Close() error {
-	d.kept.Close()
-	return d.file.Close()
-}
+func (d *Dir) Close() error { return d.file.Close() }
 
 // open opens what is beneath the directory, as the sandbox's user.
 func (d *Dir) open(name string, flags int) (f *os.File, err error) {

@@ -13,28 +13,27 @@ import (
 
 // Root is where paths are resolved that a user names, to be copied from or to.
 type Root struct {
-	fd     int // of a sandbox's; -1 of the host's
-	thread *proc.UserThread
-	host   func(name string, flags int) (int, error)
+	fd   int        // of a sandbox's; -1 of the host's
+	user *proc.Cred // nil if as this process
+	host func(name string, flags int) (int, error)
 }
 
 // Inside is a sandbox's root, a descriptor that it takes over. Paths in it are resolved as in
 // the sandbox: symbolic links are followed, and never lead out of it (openat2(2),
 // RESOLVE_IN_ROOT). A link of /proc, which could, is not followed. The caller closes it.
 func Inside(root int, user *proc.Cred) (*Root, error) {
-	thread, err := proc.NewUserThread(user)
-	if err != nil {
+	if err := proc.AsUser(user, func() error { return nil }); err != nil {
 		unix.Close(root)
 		return nil, err
 	}
-	return &Root{fd: root, thread: thread}, nil
+	return &Root{fd: root, user: user}, nil
 }
 
 // open opens a path as the user, in a sandbox by these rules as well. There it tries a path again that
 // has ".." in it, or behind a link: while anything is renamed or mounted, wherever on the machine, such a
 // path is EAGAIN (openat2(2)). So is a file with a lease, whose holder must not keep us for ever.
 func (r *Root) open(name string, flags int, resolve uint64) (fd int, err error) {
-	err = r.thread.Do(func() (err error) {
+	err = proc.AsUser(r.user, func() (err error) {
 		if r.fd < 0 {
 			fd, err = r.host(name, flags)
 			return err
@@ -56,7 +55,6 @@ func Outside(open func(name string, flags int) (int, error)) *Root { return &Roo
 
 // Close ends what a Root was used for. Sources and directories of it are of no use any more.
 func (r *Root) Close() {
-	r.thread.Close()
 	if r.fd >= 0 {
 		unix.Close(r.fd)
 	}
@@ -68,7 +66,7 @@ func (r *Root) Source(name string) (*Source, error) {
 	if err != nil {
 		return nil, about(name, err)
 	}
-	s := &Source{Name: name, dir: &Dir{thread: r.thread}, fd: fd}
+	s := &Source{Name: name, dir: &Dir{user: r.user}, fd: fd}
 	err = unix.Fstat(fd, &s.st)
 	if kind := tree.Type(&s.st); err == nil && kind != unix.S_IFREG && kind != unix.S_IFDIR {
 		err = usage("%q is neither a file nor a directory", name)
@@ -88,7 +86,7 @@ func (r *Root) dir(name string, resolve uint64) (*Dir, error) {
 	if err != nil {
 		return nil, about(name, err)
 	}
-	return &Dir{thread: r.thread, far: true, file: os.NewFile(uintptr(fd), name)}, nil
+	return &Dir{user: r.user, far: true, file: os.NewFile(uintptr(fd), name)}, nil
 }
 
 // Target opens the directory that a source is copied into, and returns it with the name that

@@ -285,7 +285,7 @@ func TestKeptOutput(t *testing.T) {
 	if status != http.StatusAccepted {
 		t.Fatal(status)
 	}
-	if status, _ := begin(processes, "sleep 1234", 1<<20); status != http.StatusTooManyRequests {
+	if status, _ := begin(processes, "sleep 1234", 1<<20); status != http.StatusConflict {
 		t.Errorf("more output than may be kept: %d", status)
 	}
 	if status, _ := begin(processes, "sleep 1234", 1000); status != http.StatusAccepted {
@@ -304,7 +304,7 @@ func TestKeptOutput(t *testing.T) {
 	if status, _ := begin(processes, "sleep 1234", 1<<20); status != http.StatusAccepted {
 		t.Error(status)
 	}
-	if status, _ := begin("/v1/calls", "true", 1000); status != http.StatusTooManyRequests {
+	if status, _ := begin("/v1/calls", "true", 1000); status != http.StatusConflict {
 		t.Errorf("more calls than may be kept: %d", status)
 	}
 	// The session's end forgets its processes.
@@ -362,7 +362,7 @@ func TestProcessesKept(t *testing.T) {
 		// The one before is found to be old enough when the next one comes.
 		harness.Until(t, harness.Bound, "a place", func() bool {
 			status, b := s.ask(http.MethodPost, processes, sh("true"))
-			if status != http.StatusAccepted && status != http.StatusTooManyRequests {
+			if status != http.StatusAccepted && status != http.StatusConflict {
 				t.Fatalf("%d %s", status, b)
 			}
 			return status == http.StatusAccepted

@@ -236,7 +236,7 @@ func TestPartsRefused(t *testing.T) {
 		{s, "", `{"volumes":[{"name":"../x","path":"/v"}]}`, 400, api.Usage},
 		{s, "", `{"volumes":[{"name":".x","path":"/v"}]}`, 400, api.Usage},
 		{s, "", `{"volumes":[{"name":"a","path":"/v"},{"name":"a","path":"/w"}]}`, 400, api.Usage},
-		{s, "", `{"volumes":[{"name":"a","path":"/v"},{"name":"b","path":"/w"},{"name":"c","path":"/x"}]}`, 429, api.Quota},
+		{s, "", `{"volumes":[{"name":"a","path":"/v"},{"name":"b","path":"/w"},{"name":"c","path":"/x"}]}`, 409, api.QuotaKept},
 		{s, "", `{"snapshot":"nothing"}`, 404, api.NoSuchSnap},
 		{s, "", `{"network":{"allow":["example.com"]}}`, 403, api.Policy},
 		{s, "", `{"network":{"allow":["example.org"]}}`, 403, api.Policy},

@@ -513,7 +513,7 @@ func TestBuffersOfWhatIsTold(t *testing.T) {
 	c := s.status(http.MethodPost, "/v1/calls", long, http.StatusAccepted)
 	harness.Until(t, harness.Bound, "the end of the call, of which nothing can be told", func() bool {
 		status, b := s.ask(http.MethodGet, "/v1/calls/"+c.ID, nil)
-		return status == http.StatusTooManyRequests && strings.Contains(string(b), `"quota"`)
+		return status == http.StatusForbidden && strings.Contains(string(b), `"policy"`)
 	})
 	if c := s.status(http.MethodDelete, "/v1/calls/"+c.ID, nil, http.StatusOK); c.Report == nil || c.Report.Cause != result.Exited || c.Report.Argv != nil {
 		t.Errorf("%.1000v", c)
@@ -522,7 +522,7 @@ func TestBuffersOfWhatIsTold(t *testing.T) {
 	if a := s.call(path+"/exec", sh("d=$(printf 'x%.0s' $(seq 250)); for i in $(seq 31); do mkdir $d; cd $d; done; touch $(seq 200)")); a.ExitCode != 0 {
 		t.Fatal(text(a.Stderr))
 	}
-	if status, e := s.refused(http.MethodGet, path+"/files", nil); status != 429 || e.Failure.Code != api.Quota {
+	if status, e := s.refused(http.MethodGet, path+"/files", nil); status != 403 || e.Failure.Code != api.Policy {
 		t.Errorf("%d %+v", status, e)
 	}
 	s.call(path+"/exec", sh("rm -r x*; touch a"))

@@ -258,7 +258,7 @@ func TestReload(t *testing.T) {
 		}
 		harness.Must(t, a.Close())
 	}
-	if _, e := s.refused(http.MethodPost, "/v1/sessions", `{}`); e.Failure.Code != api.Quota {
+	if _, e := s.refused(http.MethodPost, "/v1/sessions", `{}`); e.Failure.Code != api.QuotaKept {
 		t.Errorf("%+v", e)
 	}
 	c := s.status(http.MethodPost, path+"/processes", sh("echo out"), http.StatusAccepted)

@@ -1,0 +1,287 @@
+package serve
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// attacker is a tenant that attacks a server in one way, until its context ends.
+type attacker struct {
+	*server
+	ctx     context.Context
+	token   []string // headers
+	begun   func()   // called when the attack is at its height
+	tenant  string
+	address string // of the server over TCP
+}
+
+// attacks are attempts of one or several tenants to exhaust the server's resources. Each one prepares itself, calls
+// begun, and continues until its context ends.
+var attacks = []struct {
+	name    string
+	tenants int
+	config  string // of the server
+	attack  func(*attacker)
+}{
+	{"lists", 1, "", func(a *attacker) { // H1
+		path := a.filled(9_900)
+		a.repeat(48, func() { a.do(http.MethodGet, path+"/files", nil) })
+	}},
+	{"archives", 1, "", func(a *attacker) { // H1
+		path := a.filled(9_900)
+		a.repeat(48, func() { a.do(http.MethodGet, path+"/archive", nil) })
+	}},
+	{"small files", 1, "", func(a *attacker) { // D6
+		path := a.filled(9_000)
+		a.repeat(48, func() { a.do(http.MethodPut, path+"/files/small", "12345") })
+	}},
+	{"patterns", 1, "", func(a *attacker) { // H9
+		call := hostileCollect()
+		a.repeat(8, func() { a.do(http.MethodPost, "/v1/run", call) })
+	}},
+	{"comparisons", 2, "", func(a *attacker) { // D1
+		path := a.open(`{"overlay":{"name":"app"}}`)
+		a.exec(path, "cd /work && seq -f "+strings.Repeat("x", 200)+"%g 8000 | xargs touch")
+		for range 2 {
+			a.stall("GET " + path + "/diff HTTP/1.1\r\n\r\n")
+		}
+		a.hold()
+	}},
+	{"bodies", 3, "", func(a *attacker) { // D5
+		for range 5 {
+			a.stall("POST /v1/run HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n")
+		}
+		a.hold()
+	}},
+	{"memory", 3, "buffers = \"128M\"\n", func(a *attacker) { // D1, with memory that is in use
+		for range 5 {
+			a.stall("POST /v1/run HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 8000000\r\n\r\n" + strings.Repeat(" ", 5_000_000))
+		}
+		a.hold()
+	}},
+}
+
+// The server serves another tenant throughout while tenants attack it.
+func TestAttacks(t *testing.T) {
+	for _, tt := range attacks {
+		t.Run(tt.name, func(t *testing.T) {
+			_, config := app(t)
+			names := []string{"victim"}
+			for i := range tt.tenants {
+				names = append(names, fmt.Sprint("attacker", i))
+			}
+			s, address := overTCP(t, tt.config+config, names...)
+			ctx, stop := context.WithCancel(t.Context())
+			var over, begun sync.WaitGroup
+			defer over.Wait()
+			defer stop()
+			for _, name := range names[1:] {
+				begun.Add(1)
+				over.Go(func() {
+					once := sync.OnceFunc(begun.Done)
+					defer once()
+					tt.attack(&attacker{s, ctx, bearer(name), once, name, address})
+				})
+			}
+			begun.Wait()
+			threads := 0
+			for range 3 {
+				s.served(bearer("victim"))
+				threads = max(threads, s.threads())
+			}
+			t.Logf("%d threads", threads)
+			if most := 60 + 4*runtime.NumCPU(); threads > most {
+				t.Errorf("the server has %d threads, want at most %d", threads, most)
+			}
+		})
+	}
+}
+
+func bearer(tenant string) []string { return []string{"Authorization", "Bearer " + tenant + "-token"} }
+
+// served makes one request of each kind as a tenant. All must succeed.
+func (s *server) served(token []string) {
+	s.t.Helper()
+	var x api.Session
+	for _, q := range []struct {
+		method, path string
+		body         any
+		want         int
+	}{
+		{http.MethodGet, "/v1/languages", nil, 200},
+		{http.MethodPost, "/v1/run", sh("echo ok"), 200},
+		{http.MethodPost, "/v1/run", io.MultiReader(strings.NewReader(`{"argv":["true"]}`)), 200}, // chunked
+		{http.MethodPost, "/v1/sessions", `{"overlay":{"name":"app"}}`, 201},
+		{http.MethodPut, "/files/a", "text", 201},
+		{http.MethodPost, "/exec", sh("cat a >b; echo c >/work/c"), 200},
+		{http.MethodGet, "/files", nil, 200},
+		{http.MethodGet, "/files/b", nil, 200},
+		{http.MethodGet, "/archive", nil, 200},
+		{http.MethodGet, "/diff", nil, 200},
+		{http.MethodDelete, "", nil, 200},
+	} {
+		if !strings.HasPrefix(q.path, "/v1/") {
+			q.path = "/v1/sessions/" + x.ID + q.path
+		}
+		status, b, _, err := s.try(s.t.Context(), q.method, q.path, q.body, token...)
+		if err != nil || status != q.want {
+			s.t.Fatalf("%s %s: %d %.300s %v", q.method, q.path, status, b, err)
+		}
+		if status == 201 && x.ID == "" {
+			harness.Must(s.t, json.Unmarshal(b, &x))
+		}
+	}
+}
+
+// threads returns the number of the server's threads.
+func (s *server) threads() int {
+	s.t.Helper()
+	list, err := os.ReadDir(filepath.Join("/proc", itoa(s.cmd.Process.Pid), "task"))
+	harness.Must(s.t, err)
+	return len(list)
+}
+
+// do makes a request, which the server must answer, with whatever status.
+func (a *attacker) do(method, path string, body any) (int, []byte) {
+	status, b, _, err := a.try(a.ctx, method, path, body, a.token...)
+	if err != nil && a.ctx.Err() == nil {
+		a.t.Errorf("%s: %s %s: %v", a.tenant, method, path, err)
+	}
+	return status, b
+}
+
+// open makes a session.
+func (a *attacker) open(body string) (path string) {
+	var x api.Session
+	if status, b := a.do(http.MethodPost, "/v1/sessions", body); status != 201 || json.Unmarshal(b, &x) != nil {
+		a.t.Errorf("%s: %d %s", a.tenant, status, b)
+	}
+	return "/v1/sessions/" + x.ID
+}
+
+func (a *attacker) exec(path, line string) {
+	var out api.Answer
+	if status, b := a.do(http.MethodPost, path+"/exec", sh(line)); status != 200 || json.Unmarshal(b, &out) != nil || out.ExitCode != 0 {
+		a.t.Errorf("%s: %d %.1000s", a.tenant, status, b)
+	}
+}
+
+// filled makes a session with so many files.
+func (a *attacker) filled(files int) (path string) {
+	path = a.open(`{}`)
+	a.exec(path, fmt.Sprintf("seq %d | xargs touch", files))
+	return path
+}
+
+// repeat calls do in atOnce goroutines until the attack ends.
+func (a *attacker) repeat(atOnce int, do func()) {
+	var all sync.WaitGroup
+	for range atOnce {
+		all.Go(func() {
+			for a.ctx.Err() == nil {
+				a.begun()
+				do()
+			}
+		})
+	}
+	all.Wait()
+}
+
+// stall sends the beginning of a request on a connection of its own, and reads nothing. The server may close the
+// connection.
+func (a *attacker) stall(request string) {
+	line, rest, _ := strings.Cut(request, "\r\n")
+	c, err := net.Dial("unix", a.socket())
+	if err != nil {
+		a.t.Errorf("%s: %v", a.tenant, err)
+		return
+	}
+	a.t.Cleanup(func() { c.Close() })
+	_ = c.SetDeadline(time.Now().Add(harness.Bound))
+	_, _ = io.WriteString(c, line+"\r\nHost: sbxrun\r\n"+strings.Join(a.token, ": ")+"\r\n"+rest)
+}
+
+// hold gives stalled requests some time, calls begun, and waits for the end of the attack.
+func (a *attacker) hold() {
+	// Nothing shows from outside whether the server has read a stalled request.
+	for range 20 {
+		a.do(http.MethodGet, "/v1/status", nil)
+	}
+	a.begun()
+	<-a.ctx.Done()
+}
+
+// hostileCollect returns a call whose file names and patterns take long to match.
+func hostileCollect() api.Call {
+	name := strings.Repeat("a", 240)
+	call := sh("seq -f " + name + "%g 9000 | xargs touch")
+	for range 32 {
+		call.Collect = append(call.Collect, strings.Repeat("*"+strings.Repeat("a", 30)+"b", 3))
+	}
+	return call
+}
+
+// Matching a call's patterns takes little CPU time.
+func TestCollectTime(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	before := s.cpuTime()
+	a := s.run(hostileCollect())
+	if n := len(a.Files); n != 1 || a.Files[0].Path != "." || !strings.Contains(a.Files[0].Error, "patterns") {
+		t.Errorf("%d files: %+v", n, a.Files)
+	}
+	if took := s.cpuTime() - before; took > harness.Scaled(4*time.Second) {
+		t.Errorf("the server took %v", took)
+	}
+}
+
+// The cost of writing a small file does not depend on the number of files.
+func TestPutTime(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "")
+	var took [2]time.Duration
+	for i, files := range []int{1, 9_900} {
+		path := s.session(`{}`)
+		if a := s.call(path+"/exec", sh(fmt.Sprintf("seq %d | xargs touch", files))); a.ExitCode != 0 {
+			t.Fatal(text(a.Stderr))
+		}
+		before := s.cpuTime()
+		for range 100 {
+			if status, b := s.ask(http.MethodPut, path+"/files/small", "12345"); status != 201 {
+				t.Fatalf("%d %s", status, b)
+			}
+		}
+		took[i] = s.cpuTime() - before
+	}
+	if took[1] > 3*took[0]+300*time.Millisecond {
+		t.Errorf("%v", took)
+	}
+}
+
+// cpuTime returns the CPU time of the server process alone.
+func (s *server) cpuTime() time.Duration {
+	s.t.Helper()
+	b, err := os.ReadFile(filepath.Join("/proc", itoa(s.cmd.Process.Pid), "stat"))
+	harness.Must(s.t, err)
+	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
+	user, err1 := strconv.Atoi(fields[11])
+	system, err2 := strconv.Atoi(fields[12])
+	harness.Must(s.t, errors.Join(err1, err2))
+	return time.Duration(user+system) * (time.Second / 100)
+}
