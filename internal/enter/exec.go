@@ -117,7 +117,14 @@ func (e *Entry) Prepare(stdio [3]*os.File, f *Furnishing) (*Exec, *proc.Way, err
 		return x, nil, err
 	}
 	end, gate := x.inner[0], x.inner[1]
+	launcher := gate // something has to be there
 	way, idle := &proc.Way{Enter: enter, Bounds: e.Bounds}, len(e.Command) == 0
+	if !idle {
+		if err := x.openLauncher(); err != nil {
+			return x, nil, err
+		}
+		launcher = x.inner[2]
+	}
 	if idle { // it has no use for 0, 1 and 2, and something has to be there; and what is limited is the commands
 		stdio, way.Bounds = [3]*os.File{gate, gate, gate}, proc.Bounds{}
 	} else {
@@ -127,12 +134,12 @@ func (e *Entry) Prepare(stdio [3]*os.File, f *Furnishing) (*Exec, *proc.Way, err
 		n := newEntry(b, e.HostNet)
 		n.furnishing = layFurnishing(b, f)
 		if n.idle = idle; !idle {
-			n.payload.command = e.layCommand(b)
+			n.payload.command = e.layCommand(b, true)
 			n.payload.filter = layFilter(b, e.Filter)
 		}
 		return unsafe.Pointer(n)
 	}
-	way.Files = []*os.File{stdio[0], stdio[1], stdio[2], end, gate}
+	way.Files = []*os.File{stdio[0], stdio[1], stdio[2], end, gate, launcher}
 	if f != nil {
 		x.expected = len(f.Overlays)
 		way.Files = append(append(way.Files, f.Ready), f.from()...)
@@ -153,33 +160,33 @@ func layFilter(b *proc.Block, f *seccomp.Filter) *unix.SockFprog {
 	return p
 }
 
-// layCommand lays out what is executed, but for the filter.
-func (e *Entry) layCommand(b *proc.Block) *command {
+// layCommand lays out the command without the filter. With wait, the launcher waits at the gate.
+func (e *Entry) layCommand(b *proc.Block, wait bool) *command {
 	p := proc.New[command](b)
 	p.terminal = e.Terminal
 	p.rlimits = proc.Copy(b, append(keptBack(e.Bounds.Rlimits), e.Bounds.Rlimits...))
-	argv := b.Texts(e.Command)
-	p.argv = unsafe.Pointer(&argv[0])
-	shell := proc.Copy(b, make([]uintptr, len(argv)+1))
-	p.shell, p.script = unsafe.Pointer(&shell[0]), &shell[1]
-	shell[0] = uintptr(unsafe.Pointer(&shellPath))
-	for i, word := range argv[1:] { // with the nil at the end
-		shell[2+i] = uintptr(unsafe.Pointer(word))
-	}
+	p.argv = unsafe.Pointer(&b.Texts(e.launchArgs(wait))[0])
 	p.envv = unsafe.Pointer(&b.Texts(e.Env)[0])
 	p.workdir = b.Text(e.Workdir)
-	paths := []string{e.Command[0]}
-	if e.Command[0] != "" && !strings.Contains(e.Command[0], "/") {
-		paths = nil
-		for dir := range strings.SplitSeq(e.Path, ":") {
-			if dir == "" {
-				dir = "." // as in the shells
-			}
-			paths = append(paths, dir+"/"+e.Command[0])
-		}
-	}
-	p.candidates = b.Texts(paths)[:len(paths)]
 	return p
+}
+
+// candidates are the paths where the command may be.
+func (e *Entry) candidates() (paths []string) {
+	name := e.Command[0]
+	if name == "" {
+		return nil
+	}
+	if strings.Contains(name, "/") {
+		return []string{name}
+	}
+	for dir := range strings.SplitSeq(e.Path, ":") {
+		if dir == "" {
+			dir = "." // as in the shells
+		}
+		paths = append(paths, dir+"/"+name)
+	}
+	return paths
 }
 
 // keptBack is what of the caller's own limits (getrlimit(2)) no command may use up, beside those
