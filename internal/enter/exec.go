@@ -370,17 +370,13 @@ func clocks() (now time.Time, clock int64) {
 	return now, clock
 }
 
-// Strays looks at what the payload has left behind: how many processes are
-// alive, at most 1,000, and what they have used. After Exited. When init has ended there is
-// nothing to be seen any more: then it is one, for at least one.
-func (x *Exec) Strays() (n int, used proc.Usage) {
+// Strays returns how many processes the payload has left behind, if that is known without a look at
+// them: none, or at least one when init has ended, too. After Exited.
+func (x *Exec) Strays() (n int, known bool) {
 	if x.alone {
-		return 0, used
+		return 0, true
 	}
-	if x.Init.Exited() {
-		return 1, used
-	}
-	return x.Kept.Strays()
+	return 1, x.Init.Exited()
 }
 
 // Signal sends a signal to the payload alone. An init that has ended is no error.

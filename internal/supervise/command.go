@@ -85,9 +85,10 @@ type Command struct {
 	deadline time.Time    // zero for none
 	request  Request      // if there was one
 	used     proc.Usage   // before the kill, see proc.Kept.Used
-	startErr error        // why it never ran
-	oom      bool         // the kernel has killed something for want of memory
-	asked    bool         // Soon was
+	looks    []*look
+	startErr error // why it never ran
+	oom      bool  // the kernel has killed something for want of memory
+	asked    bool  // Soon was
 
 	oomAround bool // likewise, of the sandbox that it is in
 }
@@ -253,7 +254,7 @@ func (c *Command) confirmed(ctx context.Context) bool {
 			}
 			c.requested(ctx)
 		case <-deadline:
-			c.cause, c.used = result.Timeout, c.kept.Used()
+			c.cause = result.Timeout
 		case <-late:
 			c.cause = result.StartFailed
 			c.startErr = &result.Error{Code: "setup", Message: "the command could not be executed in time"}
@@ -302,13 +303,12 @@ func (c *Command) Watch(ctx context.Context) {
 	c.kept.HoldMounts()
 	// Monotonic timers: a clock that is set does not matter.
 	var deadline <-chan struct{}
-	var before <-chan time.Time
 	if !c.deadline.IsZero() {
 		left := time.Until(c.deadline)
 		var stop func()
 		deadline, stop = alarm(left)
 		defer stop()
-		before = time.After(max(0, left-lookAhead))
+		c.look(max(0, left-lookAhead), c.sum)
 	}
 	unkept, stop := c.watchKept()
 	defer stop()
@@ -337,8 +337,6 @@ func (c *Command) Watch(ctx context.Context) {
 			} else if !c.SpareOOM {
 				c.cause = result.OOM
 			}
-		case <-before:
-			c.used = c.kept.Used()
 		case <-deadline:
 			c.cause = result.Timeout
 			if c.exec != nil && c.exec.Ending() {
@@ -399,10 +397,6 @@ const moment = 50 * time.Millisecond
 // patience is how long it may take to hear of what the end of the keeper means: a
 // machine may be slow, and nothing depends on it.
 const patience = 2 * time.Second
-
-// lookAhead is how long before the deadline is asked what the sandbox has used:
-// at the deadline it would delay the kill.
-const lookAhead = 10 * time.Millisecond
 
 // Cause is what ended the command; "" until that is decided.
 func (c *Command) Cause() result.Cause { return c.cause }
