@@ -40,7 +40,7 @@ type Entry struct {
 	Workdir string   // in the room
 	// Terminal makes stdin the controlling terminal.
 	Terminal bool
-	// Confirm makes [Exec.Running] wait until the command was really executed.
+	// Confirm makes [Exec.Running] wait until the command was executed.
 	Confirm bool
 	Bounds  proc.Bounds
 	Filter  *seccomp.Filter // for system calls
@@ -286,7 +286,7 @@ func (x *Exec) follow(until time.Time) (ended bool) {
 	running := !x.confirm
 	// The payload that executes its command, and the one that could not, close the gate, which nobody
 	// else has open for reading any more; but who could not has said so before.
-	if x.confirm && proc.WaitHangup(x.gate, time.Now().Add(SetupBound)) == nil && !x.Ending() {
+	if x.confirm && proc.WaitHangup(x.gate, time.Time{}) == nil && !x.Ending() {
 		running = true
 		close(x.running)
 	}
