@@ -76,13 +76,13 @@ type Exec struct {
 // held by a pidfd. The payload waits for [Exec.Release]. stdio stays the
 // caller's, who may close it. An error is a *[result.Error], and nothing is left. It
 // blocks for at most [SetupBound], or until ctx is done, and then until nothing is left.
-func (e *Entry) Start(ctx context.Context, room *proc.Process, stdio [3]*os.File, tty *proc.Terminal) (*Exec, error) {
+func (e *Entry) Start(ctx context.Context, room *proc.Process, stdio [3]*os.File, ttys []proc.Terminal) (*Exec, error) {
 	x, way, err := e.Prepare(stdio, nil)
 	if err == nil {
 		err = x.Enter(room)
 	}
 	if err == nil {
-		x.Keeper, err = proc.Keep(proc.Command{Way: way, Cred: e.Cred, Terminal: tty, Remove: e.Bounds.Remove})
+		x.Keeper, err = proc.Keep(proc.Command{Way: way, Cred: e.Cred, Terminals: ttys, Remove: e.Bounds.Remove})
 		x.Entered()
 	}
 	if err == nil {

@@ -107,7 +107,7 @@ type Place struct {
 // Hold makes a command that has not begun, within the limits of its terms. An error is a
 // *[result.Error], and nothing is left. stdio stays the caller's, who may close it; what a Maker
 // runs gets it with its release.
-func Hold(ctx context.Context, p Place, stdio [3]*os.File, tty *proc.Terminal, t Terms) (*Command, error) {
+func Hold(ctx context.Context, p Place, stdio [3]*os.File, ttys []proc.Terminal, t Terms) (*Command, error) {
 	var bounds proc.Bounds
 	switch {
 	case t.Limits == nil:
@@ -123,7 +123,7 @@ func Hold(ctx context.Context, p Place, stdio [3]*os.File, tty *proc.Terminal, t
 		if p.Maker != nil {
 			x, err = p.Maker.Take(ctx, p.Entry, stdio)
 		} else {
-			x, err = p.Entry.Start(ctx, p.Room, stdio, tty)
+			x, err = p.Entry.Start(ctx, p.Room, stdio, ttys)
 		}
 		if err != nil {
 			return nil, err
@@ -134,7 +134,7 @@ func Hold(ctx context.Context, p Place, stdio [3]*os.File, tty *proc.Terminal, t
 		return nil, &result.Error{Code: "setup", Message: "others may not enter a room that was planned for one command"}
 	}
 	p.Plan.Bounds = bounds
-	room, err := p.Plan.Start(ctx, stdio, tty, t.Confirm)
+	room, err := p.Plan.Start(ctx, stdio, ttys, t.Confirm)
 	if err != nil {
 		return nil, err
 	}
