@@ -57,6 +57,10 @@ func TestSelfExe(t *testing.T) {
 				}
 			}
 			launchRefused(t, b.Exec(harness.Options{}, nil, "./link"))
+			// init, the only other process, is a fork of sbxrun.
+			if r := b.Exec(harness.Options{}, nil, "cat", "/proc/1/exe"); r.ExitCode != 1 || len(r.Stdout) > 0 {
+				t.Errorf("/proc/1/exe can be read: exit code %d", r.ExitCode)
+			}
 			launchRefused(t, b.Exec(harness.Options{}, nil, "/proc/self/exe", "wait", "--version"))
 			started := s.Sandbox(harness.Options{}, append(flags, "--bind", dir+":"+dir, "--workdir", dir, "./nested")...)
 			started.Ended()
